@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: MIT */
+/* Arguments: keywords for fast calls, and conversions that name the argument,
+ * the value and the limit when they refuse. */
+
+#include "core.h"
+#include <math.h>
+
+static Py_ssize_t index_of(PyObject *keyword, const char *const *names)
+{
+    for (Py_ssize_t i = 0; names[i] != NULL; i++) {
+        if (PyUnicode_CompareWithASCIIString(keyword, names[i]) == 0) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+/* Sorts the arguments of a METH_FASTCALL | METH_KEYWORDS call into `out`, in
+ * the order of `names` (NULL at its end); what was not given stays NULL. The
+ * first `positional` may come by position, the first `required` must come. */
+int cqn_args(const char *function, const char *const *names, int positional, int required,
+             PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **out)
+{
+    if (nargs > positional) {
+        PyErr_Format(PyExc_TypeError, "%s() takes at most %d positional argument%s (%zd given)",
+                     function, positional, positional == 1 ? "" : "s", nargs);
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < nargs; i++) {
+        out[i] = args[i];
+    }
+    Py_ssize_t nkw = kwnames == NULL ? 0 : PyTuple_GET_SIZE(kwnames);
+    for (Py_ssize_t k = 0; k < nkw; k++) {
+        PyObject *keyword = PyTuple_GET_ITEM(kwnames, k);
+        Py_ssize_t i = index_of(keyword, names);
+        if (i < 0) {
+            PyErr_Format(PyExc_TypeError, "%s() got an unexpected keyword argument '%U'",
+                         function, keyword);
+            return -1;
+        }
+        if (out[i] != NULL) {
+            PyErr_Format(PyExc_TypeError, "%s() got multiple values for argument '%s'", function,
+                         names[i]);
+            return -1;
+        }
+        out[i] = args[nargs + k];
+    }
+    for (int i = 0; i < required; i++) {
+        if (out[i] == NULL) {
+            PyErr_Format(PyExc_TypeError, "%s() missing required argument '%s'", function,
+                         names[i]);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static int refuse_range(PyObject *value, const char *name, uint64_t max)
+{
+    PyErr_Format(PyExc_ValueError, "%s is %R: it must be 0 to %llu", name, value,
+                 (unsigned long long)max);
+    return -1;
+}
+
+/* An integer of 0 to max. */
+int cqn_uint(PyObject *value, const char *name, uint64_t max, uint64_t *out)
+{
+    PyObject *number = PyNumber_Index(value);
+    if (number == NULL) {
+        if (PyErr_ExceptionMatches(PyExc_TypeError)) {
+            PyErr_Format(PyExc_TypeError, "%s must be an integer, not %s", name,
+                         Py_TYPE(value)->tp_name);
+        }
+        return -1;
+    }
+    uint64_t n = PyLong_AsUnsignedLongLong(number);
+    Py_DECREF(number);
+    if (n == UINT64_MAX && PyErr_Occurred()) {
+        if (!PyErr_ExceptionMatches(PyExc_OverflowError)) {
+            return -1;
+        }
+        PyErr_Clear();
+        return refuse_range(value, name, max);
+    }
+    if (n > max) {
+        return refuse_range(value, name, max);
+    }
+    *out = n;
+    return 0;
+}
+
+int cqn_u32(PyObject *value, const char *name, uint32_t max, uint32_t *out)
+{
+    uint64_t n;
+    if (cqn_uint(value, name, max, &n) < 0) {
+        return -1;
+    }
+    *out = (uint32_t)n;
+    return 0;
+}
+
+/* A GID: 16 bytes, or what ipaddress.IPv6Address is or can be made from. */
+int cqn_gid(PyObject *value, const char *name, union ibv_gid *out)
+{
+    PyObject *packed = NULL;
+    if (PyBytes_Check(value)) {
+        packed = Py_NewRef(value);
+    }
+    else if (PyUnicode_Check(value)) {
+        PyObject *module = PyImport_ImportModule("ipaddress");
+        PyObject *address =
+            module == NULL ? NULL : PyObject_CallMethod(module, "IPv6Address", "O", value);
+        packed = address == NULL ? NULL : PyObject_GetAttrString(address, "packed");
+        Py_XDECREF(address);
+        Py_XDECREF(module);
+        if (packed == NULL) {
+            return -1;
+        }
+    }
+    else {
+        packed = PyObject_GetAttrString(value, "packed");
+        PyErr_Clear();
+    }
+    if (packed == NULL || !PyBytes_Check(packed) || PyBytes_GET_SIZE(packed) != sizeof(*out)) {
+        PyErr_Format(PyExc_TypeError, "%s must be an IPv6Address, its text, or its 16 bytes, not %R",
+                     name, value);
+        Py_XDECREF(packed);
+        return -1;
+    }
+    memcpy(out, PyBytes_AS_STRING(packed), sizeof(*out));
+    Py_DECREF(packed);
+    return 0;
+}
+
+/* Seconds, or None for ever (-1). Rounded up: a wait must not end early. */
+int cqn_timeout(PyObject *value, int64_t *out_ns)
+{
+    if (value == NULL || value == Py_None) {
+        *out_ns = -1;
+        return 0;
+    }
+    double seconds = PyFloat_AsDouble(value);
+    if (seconds == -1.0 && PyErr_Occurred()) {
+        if (PyErr_ExceptionMatches(PyExc_TypeError)) {
+            PyErr_Format(PyExc_TypeError, "timeout must be a number of seconds or None, not %s",
+                         Py_TYPE(value)->tp_name);
+        }
+        return -1;
+    }
+    if (!(seconds >= 0)) {
+        PyErr_Format(PyExc_ValueError, "timeout is %R: it must be 0 or more seconds, or None",
+                     value);
+        return -1;
+    }
+    /* Thirty years and more are for ever. */
+    *out_ns = seconds > 1e9 ? -1 : (int64_t)ceil(seconds * 1e9);
+    return 0;
+}

@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: MIT */
+/* The enumerators of <infiniband/verbs.h>. They are no macros, so what an
+ * older header lacks can't be asked for by #ifdef: later additions belong to
+ * the Python enums as numbers. */
+
+#include "core.h"
+
+#define X(name) {#name, name}
+static const struct {
+    const char *name;
+    long value;
+} constants[] = {
+    X(IBV_WC_SUCCESS), X(IBV_WC_LOC_LEN_ERR), X(IBV_WC_LOC_QP_OP_ERR),
+    X(IBV_WC_LOC_EEC_OP_ERR), X(IBV_WC_LOC_PROT_ERR), X(IBV_WC_WR_FLUSH_ERR),
+    X(IBV_WC_MW_BIND_ERR), X(IBV_WC_BAD_RESP_ERR), X(IBV_WC_LOC_ACCESS_ERR),
+    X(IBV_WC_REM_INV_REQ_ERR), X(IBV_WC_REM_ACCESS_ERR), X(IBV_WC_REM_OP_ERR),
+    X(IBV_WC_RETRY_EXC_ERR), X(IBV_WC_RNR_RETRY_EXC_ERR), X(IBV_WC_LOC_RDD_VIOL_ERR),
+    X(IBV_WC_REM_INV_RD_REQ_ERR), X(IBV_WC_REM_ABORT_ERR), X(IBV_WC_INV_EECN_ERR),
+    X(IBV_WC_INV_EEC_STATE_ERR), X(IBV_WC_FATAL_ERR), X(IBV_WC_RESP_TIMEOUT_ERR),
+    X(IBV_WC_GENERAL_ERR), X(IBV_WC_TM_ERR), X(IBV_WC_TM_RNDV_INCOMPLETE),
+
+    X(IBV_WC_SEND), X(IBV_WC_RDMA_WRITE), X(IBV_WC_RDMA_READ), X(IBV_WC_COMP_SWAP),
+    X(IBV_WC_FETCH_ADD), X(IBV_WC_BIND_MW), X(IBV_WC_LOCAL_INV), X(IBV_WC_TSO),
+    X(IBV_WC_RECV), X(IBV_WC_RECV_RDMA_WITH_IMM), X(IBV_WC_TM_ADD), X(IBV_WC_TM_DEL),
+    X(IBV_WC_TM_SYNC), X(IBV_WC_TM_RECV), X(IBV_WC_TM_NO_TAG), X(IBV_WC_DRIVER1),
+    X(IBV_WC_DRIVER2), X(IBV_WC_DRIVER3),
+
+    X(IBV_WC_GRH), X(IBV_WC_WITH_IMM), X(IBV_WC_IP_CSUM_OK), X(IBV_WC_WITH_INV),
+    X(IBV_WC_TM_SYNC_REQ), X(IBV_WC_TM_MATCH), X(IBV_WC_TM_DATA_VALID),
+
+    X(IBV_WR_RDMA_WRITE), X(IBV_WR_RDMA_WRITE_WITH_IMM), X(IBV_WR_SEND),
+    X(IBV_WR_SEND_WITH_IMM), X(IBV_WR_RDMA_READ), X(IBV_WR_ATOMIC_CMP_AND_SWP),
+    X(IBV_WR_ATOMIC_FETCH_AND_ADD), X(IBV_WR_LOCAL_INV), X(IBV_WR_BIND_MW),
+    X(IBV_WR_SEND_WITH_INV), X(IBV_WR_TSO), X(IBV_WR_DRIVER1),
+
+    X(IBV_SEND_FENCE), X(IBV_SEND_SIGNALED), X(IBV_SEND_SOLICITED), X(IBV_SEND_INLINE),
+    X(IBV_SEND_IP_CSUM),
+
+    X(IBV_ACCESS_LOCAL_WRITE), X(IBV_ACCESS_REMOTE_WRITE), X(IBV_ACCESS_REMOTE_READ),
+    X(IBV_ACCESS_REMOTE_ATOMIC), X(IBV_ACCESS_MW_BIND), X(IBV_ACCESS_ZERO_BASED),
+    X(IBV_ACCESS_ON_DEMAND), X(IBV_ACCESS_HUGETLB), X(IBV_ACCESS_RELAXED_ORDERING),
+
+    X(IBV_QPT_RC), X(IBV_QPT_UC), X(IBV_QPT_UD), X(IBV_QPT_RAW_PACKET), X(IBV_QPT_XRC_SEND),
+    X(IBV_QPT_XRC_RECV), X(IBV_QPT_DRIVER),
+
+    X(IBV_QPS_RESET), X(IBV_QPS_INIT), X(IBV_QPS_RTR), X(IBV_QPS_RTS), X(IBV_QPS_SQD),
+    X(IBV_QPS_SQE), X(IBV_QPS_ERR), X(IBV_QPS_UNKNOWN),
+
+    X(IBV_MTU_256), X(IBV_MTU_512), X(IBV_MTU_1024), X(IBV_MTU_2048), X(IBV_MTU_4096),
+
+    X(IBV_MIG_MIGRATED), X(IBV_MIG_REARM), X(IBV_MIG_ARMED),
+
+    X(IBV_PORT_NOP), X(IBV_PORT_DOWN), X(IBV_PORT_INIT), X(IBV_PORT_ARMED),
+    X(IBV_PORT_ACTIVE), X(IBV_PORT_ACTIVE_DEFER),
+
+    X(IBV_LINK_LAYER_UNSPECIFIED), X(IBV_LINK_LAYER_INFINIBAND), X(IBV_LINK_LAYER_ETHERNET),
+
+    X(IBV_GID_TYPE_IB), X(IBV_GID_TYPE_ROCE_V1), X(IBV_GID_TYPE_ROCE_V2),
+
+    X(IBV_NODE_UNKNOWN), X(IBV_NODE_CA), X(IBV_NODE_SWITCH), X(IBV_NODE_ROUTER),
+    X(IBV_NODE_RNIC), X(IBV_NODE_USNIC), X(IBV_NODE_USNIC_UDP), X(IBV_NODE_UNSPECIFIED),
+
+    X(IBV_TRANSPORT_UNKNOWN), X(IBV_TRANSPORT_IB), X(IBV_TRANSPORT_IWARP),
+    X(IBV_TRANSPORT_USNIC), X(IBV_TRANSPORT_USNIC_UDP), X(IBV_TRANSPORT_UNSPECIFIED),
+
+    X(IBV_ATOMIC_NONE), X(IBV_ATOMIC_HCA), X(IBV_ATOMIC_GLOB),
+};
+#undef X
+
+PyObject *cqn_constants(void)
+{
+    PyObject *dict = PyDict_New();
+    for (size_t i = 0; dict != NULL && i < Py_ARRAY_LENGTH(constants); i++) {
+        PyObject *value = PyLong_FromLong(constants[i].value);
+        if (value == NULL || PyDict_SetItemString(dict, constants[i].name, value) < 0) {
+            Py_CLEAR(dict);
+        }
+        Py_XDECREF(value);
+    }
+    return dict;
+}
+
+const char *cqn_qp_state_name(enum ibv_qp_state state)
+{
+    static const char *const names[] = {"RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"};
+    return (size_t)state < Py_ARRAY_LENGTH(names) ? names[state] : "an unknown state";
+}
+
+const char *cqn_wr_opcode_name(enum ibv_wr_opcode opcode)
+{
+    switch (opcode) {
+    case IBV_WR_RDMA_WRITE:
+        return "RDMA_WRITE";
+    case IBV_WR_RDMA_WRITE_WITH_IMM:
+        return "RDMA_WRITE_WITH_IMM";
+    case IBV_WR_SEND:
+        return "SEND";
+    case IBV_WR_SEND_WITH_IMM:
+        return "SEND_WITH_IMM";
+    case IBV_WR_RDMA_READ:
+        return "RDMA_READ";
+    default:
+        return "this opcode";
+    }
+}

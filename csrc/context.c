@@ -1,0 +1,293 @@
+/* SPDX-License-Identifier: MIT */
+/* Context: an open device, and the root of everything made on it. */
+
+#include "core.h"
+
+static int close_device(void *handle)
+{
+    return ibv_close_device(handle) == 0 ? 0 : errno;
+}
+
+static int context_clear(PyObject *op)
+{
+    cqn_context *self = (cqn_context *)op;
+    if (self->base.handle == NULL) {
+        PyMem_Free(self->qps);
+        self->qps = NULL;
+        self->qps_mask = self->qps_used = 0;
+    }
+    return 0;
+}
+
+static const cqn_kind context_kind = {
+    .name = "Context",
+    .destroy_verb = "ibv_close_device",
+    .rank = CQN_RANK_PD,
+    .destroy = close_device,
+    .clear = context_clear,
+};
+
+static PyObject *names_of(struct ibv_device **list)
+{
+    PyObject *names = PyUnicode_FromString("");
+    for (int i = 0; names != NULL && list[i] != NULL; i++) {
+        Py_SETREF(names, PyUnicode_FromFormat("%U%s%s", names, i ? ", " : "",
+                                              ibv_get_device_name(list[i])));
+    }
+    return names;
+}
+
+static void *refuse_name(cqn_state *st, struct ibv_device **list, const char *name)
+{
+    if (list == NULL || list[0] == NULL) {
+        return cqn_verbs_error(st, ENODEV, "ibv_open_device",
+                               "this machine has no RDMA device; a software one is made by "
+                               "\"modprobe rdma_rxe\" and \"rdma link add rxe0 type rxe netdev "
+                               "eth0\", and needs the package ibverbs-providers");
+    }
+    PyObject *names = names_of(list);
+    if (names != NULL) {
+        cqn_verbs_error(st, ENODEV, "ibv_open_device",
+                        "no RDMA device is called '%s'; this machine has %U", name, names);
+        Py_DECREF(names);
+    }
+    return NULL;
+}
+
+/* The device of that name, or the first. */
+static struct ibv_context *open_device(cqn_state *st, const char *name)
+{
+    int n = 0;
+    struct ibv_device **list = ibv_get_device_list(&n);
+    struct ibv_device *device = NULL;
+    for (int i = 0; i < n && device == NULL; i++) {
+        if (name == NULL || strcmp(name, ibv_get_device_name(list[i])) == 0) {
+            device = list[i];
+        }
+    }
+    struct ibv_context *handle = NULL;
+    if (device == NULL) {
+        refuse_name(st, list, name);
+    }
+    else {
+        int err;
+        Py_BEGIN_ALLOW_THREADS
+        errno = 0;
+        handle = ibv_open_device(device);
+        err = errno ? errno : ENODEV;
+        Py_END_ALLOW_THREADS
+        if (handle == NULL) {
+            cqn_verbs_error(st, err, "ibv_open_device", "%s: %s", ibv_get_device_name(device),
+                            err == EACCES || err == EPERM
+                                ? "you need read and write permission on /dev/infiniband/uverbs*"
+                                : "see ibv_devinfo(1) for what the device says of itself");
+        }
+    }
+    if (list != NULL) {
+        ibv_free_device_list(list);
+    }
+    return handle;
+}
+
+static PyObject *context_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"name", NULL};
+    const char *name = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|z:Context", names, &name)) {
+        return NULL;
+    }
+    cqn_context *self = cqn_new(type, &context_kind, NULL, 0);
+    if (self == NULL) {
+        return NULL;
+    }
+    self->base.context = self;
+    struct ibv_context *handle = open_device(self->base.state, name);
+    if (handle == NULL) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    cqn_adopt(CQN_OBJ(self), handle);
+    int err = ibv_query_device(handle, &self->attr);
+    if (err != 0) {
+        cqn_verbs_error(self->base.state, err, "ibv_query_device", "%s",
+                        ibv_get_device_name(handle->device));
+        cqn_close(CQN_OBJ(self), false);
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static PyObject *context_query_device(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    struct ibv_context *handle = cqn_open(CQN_OBJ(op));
+    if (handle == NULL) {
+        return NULL;
+    }
+    struct ibv_device_attr attr = {.phys_port_cnt = 0};
+    int err = ibv_query_device(handle, &attr);
+    return err ? cqn_verbs_error(CQN_OBJ(op)->state, err, "ibv_query_device", "")
+               : cqn_struct_to_dict(&attr, cqn_device_fields);
+}
+
+/* A port number of this device. */
+static int port_of(cqn_context *self, PyObject *value, uint8_t *out)
+{
+    uint32_t n = 1;
+    if (value != NULL && cqn_u32(value, "port_num", UINT8_MAX, &n) < 0) {
+        return -1;
+    }
+    if (n < 1 || n > self->attr.phys_port_cnt) {
+        PyErr_Format(PyExc_ValueError, "port_num is %u: this device has port 1 to %d", n,
+                     self->attr.phys_port_cnt);
+        return -1;
+    }
+    *out = (uint8_t)n;
+    return 0;
+}
+
+static PyObject *context_query_port(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                                    PyObject *kwnames)
+{
+    static const char *const names[] = {"port_num", NULL};
+    PyObject *value = NULL;
+    uint8_t port;
+    struct ibv_context *handle = cqn_open(CQN_OBJ(op));
+    if (handle == NULL || cqn_args("query_port", names, 1, 0, args, nargs, kwnames, &value) < 0 ||
+        port_of((cqn_context *)op, value, &port) < 0) {
+        return NULL;
+    }
+    struct ibv_port_attr attr = {.flags = 0};
+    int err = ibv_query_port(handle, port, &attr);
+    return err ? cqn_verbs_error(CQN_OBJ(op)->state, err, "ibv_query_port", "port %d", port)
+               : cqn_struct_to_dict(&attr, cqn_port_fields);
+}
+
+/* How many entries the GID tables of all ports can have; negative: an error
+ * is set. */
+static Py_ssize_t gid_entries(cqn_context *self, struct ibv_context *handle)
+{
+    Py_ssize_t total = 0;
+    for (int port = 1; port <= self->attr.phys_port_cnt; port++) {
+        struct ibv_port_attr attr = {.flags = 0};
+        int err = ibv_query_port(handle, (uint8_t)port, &attr);
+        if (err != 0) {
+            cqn_verbs_error(self->base.state, err, "ibv_query_port", "port %d", port);
+            return -1;
+        }
+        total += attr.gid_tbl_len;
+    }
+    return total;
+}
+
+static PyObject *gid_list(const struct ibv_gid_entry *entries, ssize_t n)
+{
+    PyObject *list = PyList_New(n);
+    for (ssize_t i = 0; list != NULL && i < n; i++) {
+        PyObject *entry = cqn_struct_to_dict(&entries[i], cqn_gid_fields);
+        if (entry == NULL) {
+            Py_CLEAR(list);
+        }
+        else {
+            PyList_SET_ITEM(list, i, entry);
+        }
+    }
+    return list;
+}
+
+static PyObject *context_query_gid_table(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    cqn_context *self = (cqn_context *)op;
+    struct ibv_context *handle = cqn_open(CQN_OBJ(op));
+    Py_ssize_t room = handle == NULL ? -1 : gid_entries(self, handle);
+    if (room < 0) {
+        return NULL;
+    }
+    struct ibv_gid_entry *entries = PyMem_New(struct ibv_gid_entry, (size_t)room);
+    if (entries == NULL) {
+        return PyErr_NoMemory();
+    }
+    ssize_t n = ibv_query_gid_table(handle, entries, (size_t)room, 0);
+    PyObject *list = n < 0 ? cqn_verbs_error(self->base.state, (int)-n, "ibv_query_gid_table",
+                                             "")
+                           : gid_list(entries, n);
+    PyMem_Free(entries);
+    return list;
+}
+
+static PyObject *context_get_name(PyObject *op, void *Py_UNUSED(unused))
+{
+    struct ibv_context *handle = cqn_open(CQN_OBJ(op));
+    return handle == NULL ? NULL : PyUnicode_FromString(ibv_get_device_name(handle->device));
+}
+
+static PyObject *context_get_async_fd(PyObject *op, void *Py_UNUSED(unused))
+{
+    struct ibv_context *handle = cqn_open(CQN_OBJ(op));
+    return handle == NULL ? NULL : PyLong_FromLong(handle->async_fd);
+}
+
+static PyObject *context_get_num_comp_vectors(PyObject *op, void *Py_UNUSED(unused))
+{
+    struct ibv_context *handle = cqn_open(CQN_OBJ(op));
+    return handle == NULL ? NULL : PyLong_FromLong(handle->num_comp_vectors);
+}
+
+static PyObject *context_repr(PyObject *op)
+{
+    struct ibv_context *handle = CQN_OBJ(op)->handle;
+    return PyUnicode_FromFormat("<Context %s>",
+                                handle ? ibv_get_device_name(handle->device) : "closed");
+}
+
+static PyMethodDef context_methods[] = {
+    {"query_device", context_query_device, METH_NOARGS,
+     "query_device($self, /)\n--\n\n"
+     "The attributes of the device.\n\nWraps ibv_query_device(3)."},
+    {"query_port", (PyCFunction)(void (*)(void))context_query_port,
+     METH_FASTCALL | METH_KEYWORDS,
+     "query_port($self, /, port_num=1)\n--\n\n"
+     "The attributes of a port; ports count from 1.\n\nWraps ibv_query_port(3)."},
+    {"query_gid_table", context_query_gid_table, METH_NOARGS,
+     "query_gid_table($self, /)\n--\n\n"
+     "The valid entries of the GID tables of all ports.\n\nWraps ibv_query_gid_table(3)."},
+    CQN_OBJECT_METHODS,
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef context_getset[] = {
+    {"name", context_get_name, NULL, "Name of the device, such as rxe0.", NULL},
+    {"async_fd", context_get_async_fd, NULL,
+     "File descriptor that is readable when an asynchronous event waits.", NULL},
+    {"num_comp_vectors", context_get_num_comp_vectors, NULL,
+     "How many completion vectors a CQ can choose from.", NULL},
+    CQN_OBJECT_GETSET,
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMemberDef context_members[] = {CQN_OBJECT_MEMBERS, {NULL, 0, 0, 0, NULL}};
+
+static PyType_Slot context_slots[] = {
+    {Py_tp_doc, "Context(name=None)\n--\n\n"
+                "An open RDMA device: the one called `name`, or the first.\n\n"
+                "VerbsError (ENODEV) where there is none. Closing it closes all that was made on "
+                "it.\n\nWraps ibv_open_device(3)."},
+    {Py_tp_new, context_new},
+    {Py_tp_repr, context_repr},
+    {Py_tp_traverse, cqn_traverse},
+    {Py_tp_clear, context_clear},
+    {Py_tp_finalize, cqn_finalize},
+    {Py_tp_dealloc, cqn_dealloc},
+    {Py_tp_methods, context_methods},
+    {Py_tp_getset, context_getset},
+    {Py_tp_members, context_members},
+    {0, NULL},
+};
+
+PyType_Spec cqn_context_spec = {
+    .name = "cqnotify.Context",
+    .basicsize = sizeof(cqn_context),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC |
+             Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = context_slots,
+};

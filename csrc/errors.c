@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: MIT */
+/* The exceptions, and the one place where an errno becomes one. */
+
+#include "core.h"
+
+static PyObject *new_exception(PyObject *module, const char *name, const char *doc,
+                               PyObject *base, PyObject *dict)
+{
+    PyObject *type = PyErr_NewExceptionWithDoc(name, doc, base, dict);
+    if (type != NULL && PyModule_AddType(module, (PyTypeObject *)type) < 0) {
+        Py_CLEAR(type);
+    }
+    return type;
+}
+
+int cqn_errors_init(PyObject *module, cqn_state *st)
+{
+    PyObject *dict = Py_BuildValue("{s:s}", "verb", "");
+    if (dict == NULL) {
+        return -1;
+    }
+    st->VerbsError = new_exception(
+        module, "cqnotify.VerbsError",
+        "A verb failed. `errno` is its error, `verb` its name; the text says what to do.",
+        PyExc_OSError, dict);
+    Py_DECREF(dict);
+    if (st->VerbsError == NULL) {
+        return -1;
+    }
+    st->BusyError = new_exception(
+        module, "cqnotify.BusyError",
+        "The object can't be closed yet: others, which the text names, still need it.",
+        st->VerbsError, NULL);
+    st->DeviceRemovedError = new_exception(
+        module, "cqnotify.DeviceRemovedError",
+        "The device has gone. Nothing will complete any more; close what is open.",
+        st->VerbsError, NULL);
+    st->ClosedError = new_exception(
+        module, "cqnotify.ClosedError",
+        "The object was closed, or it was opened before a fork, by the parent.",
+        PyExc_ValueError, NULL);
+    st->CompletionError = new_exception(
+        module, "cqnotify.CompletionError",
+        "A work request failed: `status`, `wr_id`, `qp_num`, `vendor_err`, and `wc`, its completion.",
+        PyExc_Exception, NULL);
+    return st->BusyError && st->DeviceRemovedError && st->ClosedError && st->CompletionError
+               ? 0
+               : -1;
+}
+
+/* Sets type(err, message), with the verb's name as an attribute. */
+static void set_verbs_error(PyObject *type, int err, const char *verb, PyObject *message)
+{
+    PyObject *exc = PyObject_CallFunction(type, "iO", err, message);
+    PyObject *name = PyUnicode_FromString(verb);
+    if (exc != NULL && name != NULL && PyObject_SetAttrString(exc, "verb", name) == 0) {
+        PyErr_SetObject(type, exc);
+    }
+    Py_XDECREF(name);
+    Py_XDECREF(exc);
+}
+
+/* Raises VerbsError, "verb: strerror(err): what was asked and what to do".
+ * Returns NULL, so that a caller can return it. */
+void *cqn_verbs_error(cqn_state *st, int err, const char *verb, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    PyObject *detail = PyUnicode_FromFormatV(format, args);
+    va_end(args);
+    if (detail == NULL) {
+        return NULL;
+    }
+    PyObject *message = PyUnicode_FromFormat("%s: %s%s%U", verb, strerror(err),
+                                             PyUnicode_GET_LENGTH(detail) ? ": " : "", detail);
+    Py_DECREF(detail);
+    if (message != NULL) {
+        /* The kernel answers every verb with EIO once a device was removed. */
+        set_verbs_error(err == EIO ? st->DeviceRemovedError : st->VerbsError, err, verb, message);
+        Py_DECREF(message);
+    }
+    return NULL;
+}
+
+/* Raises BusyError with `message`, which it takes over (NULL: an exception is
+ * already set). */
+void *cqn_busy_error(cqn_state *st, const char *verb, PyObject *message)
+{
+    if (message != NULL) {
+        set_verbs_error(st->BusyError, EBUSY, verb, message);
+        Py_DECREF(message);
+    }
+    return NULL;
+}
+
+int cqn_completion_error(cqn_state *st, PyObject *wc, const struct ibv_wc *raw)
+{
+    PyObject *exc = PyObject_CallFunction(
+        st->CompletionError, "N",
+        PyUnicode_FromFormat("work request %llu on QP %u failed: %s (status %d, vendor_err 0x%x)",
+                             (unsigned long long)raw->wr_id, (unsigned)raw->qp_num,
+                             ibv_wc_status_str(raw->status), (int)raw->status,
+                             (unsigned)raw->vendor_err));
+    if (exc == NULL) {
+        return -1;
+    }
+    static const char *const names[] = {"status", "wr_id", "qp_num", "vendor_err"};
+    int rc = PyObject_SetAttrString(exc, "wc", wc);
+    for (size_t i = 0; rc == 0 && i < Py_ARRAY_LENGTH(names); i++) {
+        PyObject *value = PyObject_GetAttrString(wc, names[i]);
+        rc = value == NULL ? -1 : PyObject_SetAttrString(exc, names[i], value);
+        Py_XDECREF(value);
+    }
+    if (rc == 0) {
+        PyErr_SetObject(st->CompletionError, exc);
+    }
+    Py_DECREF(exc);
+    return -1;
+}

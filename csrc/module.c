@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: MIT */
+/* The module: its state, its types, and nothing else. */
+
+#include "core.h"
+#include <sys/mman.h>
+#include <unistd.h>
+
+/* The state of the module that made `type` or the base it derives from. */
+cqn_state *cqn_state_of(PyTypeObject *type)
+{
+    for (PyTypeObject *t = type; t != NULL; t = t->tp_base) {
+        if (!PyType_HasFeature(t, Py_TPFLAGS_HEAPTYPE)) {
+            continue;
+        }
+        PyObject *module = ((PyHeapTypeObject *)t)->ht_module;
+        if (module != NULL && PyModule_GetDef(module) == &cqn_module) {
+            return PyModule_GetState(module);
+        }
+    }
+    Py_UNREACHABLE();
+}
+
+/* A page that a forked child sees as zeros: the cheapest way to notice, in
+ * every call, that this is not the process which opened the device. */
+static int watch_for_fork(cqn_state *st)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    void *p = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED || madvise(p, page, MADV_WIPEONFORK) != 0) {
+        PyErr_SetFromErrno(PyExc_OSError);
+        if (p != MAP_FAILED) {
+            munmap(p, page);
+        }
+        return -1;
+    }
+    st->alive = p;
+    *st->alive = 1;
+    return 0;
+}
+
+static int add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **slot)
+{
+    *slot = (PyTypeObject *)PyType_FromModuleAndSpec(module, spec, NULL);
+    return *slot == NULL ? -1 : PyModule_AddType(module, *slot);
+}
+
+static int module_exec(PyObject *module)
+{
+    cqn_state *st = PyModule_GetState(module);
+    pthread_mutex_init(&st->idle_lock, NULL);
+    pthread_cond_init(&st->idle, NULL);
+    if (watch_for_fork(st) < 0 || cqn_errors_init(module, st) < 0) {
+        return -1;
+    }
+    if (add_type(module, &cqn_context_spec, &st->Context) < 0 ||
+        add_type(module, &cqn_pd_spec, &st->PD) < 0 ||
+        add_type(module, &cqn_mr_spec, &st->MR) < 0 ||
+        add_type(module, &cqn_sge_spec, &st->SGE) < 0 ||
+        add_type(module, &cqn_channel_spec, &st->CompletionChannel) < 0 ||
+        add_type(module, &cqn_cq_spec, &st->CQ) < 0 ||
+        add_type(module, &cqn_qp_spec, &st->QP) < 0 ||
+        add_type(module, &cqn_ah_spec, &st->AH) < 0 ||
+        add_type(module, &cqn_wc_spec, &st->WorkCompletion) < 0) {
+        return -1;
+    }
+    st->CQStats = PyStructSequence_NewType(&cqn_cq_stats_desc);
+    if (st->CQStats == NULL || PyModule_AddType(module, st->CQStats) < 0) {
+        return -1;
+    }
+    PyObject *constants = cqn_constants();
+    if (constants == NULL || PyModule_AddObjectRef(module, "constants", constants) < 0) {
+        Py_XDECREF(constants);
+        return -1;
+    }
+    Py_DECREF(constants);
+    return 0;
+}
+
+#define VISIT_OBJECTS(st, DO)                                                              \
+    DO((st)->VerbsError);                                                                  \
+    DO((st)->BusyError);                                                                   \
+    DO((st)->DeviceRemovedError);                                                          \
+    DO((st)->ClosedError);                                                                 \
+    DO((st)->CompletionError);                                                             \
+    DO((st)->Context);                                                                     \
+    DO((st)->PD);                                                                          \
+    DO((st)->MR);                                                                          \
+    DO((st)->SGE);                                                                         \
+    DO((st)->CompletionChannel);                                                           \
+    DO((st)->CQ);                                                                          \
+    DO((st)->QP);                                                                          \
+    DO((st)->AH);                                                                          \
+    DO((st)->WorkCompletion);                                                              \
+    DO((st)->CQStats);                                                                     \
+    for (int i = 0; i < CQN_WC_STATUSES; i++) {                                            \
+        DO((st)->wc_status[i]);                                                            \
+    }                                                                                      \
+    for (int i = 0; i < CQN_WC_OPCODES; i++) {                                             \
+        DO((st)->wc_opcode[i]);                                                            \
+    }                                                                                      \
+    DO((st)->wc_flags)
+
+static int module_traverse(PyObject *module, visitproc visit, void *arg)
+{
+    cqn_state *st = PyModule_GetState(module);
+    VISIT_OBJECTS(st, Py_VISIT);
+    return 0;
+}
+
+static int module_clear(PyObject *module)
+{
+    cqn_state *st = PyModule_GetState(module);
+    VISIT_OBJECTS(st, Py_CLEAR);
+    return 0;
+}
+
+static void module_free(void *module)
+{
+    cqn_state *st = PyModule_GetState(module);
+    module_clear(module);
+    if (st->alive != NULL) {
+        munmap((void *)st->alive, (size_t)sysconf(_SC_PAGESIZE));
+        st->alive = NULL;
+    }
+}
+
+static PyMethodDef module_methods[] = {
+    {"list_devices", cqn_list_devices, METH_NOARGS,
+     "list_devices($module, /)\n--\n\n"
+     "The RDMA devices of this machine, a dict each; an empty list where there is none.\n\n"
+     "Wraps ibv_get_device_list(3)."},
+    {"register_enums", cqn_register_enums, METH_VARARGS,
+     "register_enums($module, wc_status, wc_opcode, wc_flags, /)\n--\n\n"
+     "Name the enums whose members a WorkCompletion carries."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyModuleDef_Slot module_slots[] = {
+    {Py_mod_exec, module_exec},
+    {0, NULL},
+};
+
+struct PyModuleDef cqn_module = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "cqnotify._core",
+    .m_doc = "The C core of cqnotify. Import its names from cqnotify.",
+    .m_size = sizeof(cqn_state),
+    .m_methods = module_methods,
+    .m_slots = module_slots,
+    .m_traverse = module_traverse,
+    .m_clear = module_clear,
+    .m_free = module_free,
+};
+
+PyMODINIT_FUNC PyInit__core(void)
+{
+    return PyModuleDef_Init(&cqn_module);
+}

@@ -1,0 +1,400 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The lifetime of everything that owns a handle; core.h states the rules.
+ *
+ * close() in the order of its steps:
+ *   1. in a forked child, forget the handle and touch nothing;
+ *   2. while open objects use this one: BusyError, or close them first;
+ *   3. while another thread is inside a call on it, or is just destroying one
+ *      of its users: wait (every such call is bounded, nothing sleeps in one);
+ *   4. take the handle out, release the GIL, destroy, take the GIL;
+ *   5. unlink from the context, release what the object kept, and last the
+ *      objects that it used.
+ * Since step 3 lets others run, the loop starts anew after it.
+ */
+
+#include "core.h"
+
+const char cqn_close_doc[] =
+    "close($self, /)\n--\n\n"
+    "Destroy it. Closing twice is fine; BusyError says what still needs it.";
+
+void *cqn_new(PyTypeObject *type, const cqn_kind *kind, cqn_object *const *uses, size_t n)
+{
+    cqn_object *self = (cqn_object *)type->tp_alloc(type, 0);
+    if (self == NULL) {
+        return NULL;
+    }
+    self->state = cqn_state_of(type);
+    self->kind = kind;
+    for (size_t i = 0; i < n; i++) {
+        self->uses[i] = (cqn_object *)Py_NewRef((PyObject *)uses[i]);
+        self->context = uses[i]->context;
+    }
+    return self;
+}
+
+/* Gives a new object its handle: from here on it must be closed. */
+void cqn_adopt(cqn_object *self, void *handle)
+{
+    self->handle = handle;
+    cqn_context *ctx = self->context;
+    if (CQN_OBJ(ctx) == self) {
+        return;
+    }
+    self->listed = true;
+    self->prev = ctx->last;
+    *(ctx->last ? &ctx->last->next : &ctx->first) = self;
+    ctx->last = self;
+    for (int i = 0; i < CQN_MAX_USES && self->uses[i]; i++) {
+        self->uses[i]->users++;
+    }
+}
+
+/* The handle, or NULL with ClosedError. */
+void *cqn_open(cqn_object *self)
+{
+    if (self->handle != NULL && *self->state->alive) {
+        return self->handle;
+    }
+    const char *why = *self->state->alive
+                          ? "is closed"
+                          : "was opened before a fork, by the parent process: "
+                            "open the device anew in the child";
+    PyErr_Format(self->state->ClosedError, "this %s %s", self->kind->name, why);
+    return NULL;
+}
+
+/* `value` must be an open object of `type`. */
+int cqn_expect(PyObject *value, PyTypeObject *type, const char *name)
+{
+    if (!PyObject_TypeCheck(value, type)) {
+        PyErr_Format(PyExc_TypeError, "%s must be a %s, not %s", name, type->tp_name,
+                     Py_TYPE(value)->tp_name);
+        return -1;
+    }
+    return cqn_open(CQN_OBJ(value)) == NULL ? -1 : 0;
+}
+
+/* Around work on the handle without the GIL: close() waits until it is over. */
+void cqn_enter(cqn_object *self)
+{
+    self->in_use++;
+}
+
+void cqn_leave(cqn_object *self)
+{
+    self->in_use--;
+    pthread_mutex_lock(&self->state->idle_lock);
+    pthread_cond_broadcast(&self->state->idle);
+    pthread_mutex_unlock(&self->state->idle_lock);
+}
+
+static bool interpreter_is_ending(void)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    return Py_IsFinalizing();
+#else
+    return _Py_IsFinalizing();
+#endif
+}
+
+/* Sleeps until some call has left some object. The lock is taken before the
+ * GIL is released, and cqn_leave() holds both: no wake-up can be missed. */
+static void wait_until_left(cqn_state *st)
+{
+    pthread_mutex_lock(&st->idle_lock);
+    PyThreadState *ts = PyEval_SaveThread();
+    pthread_cond_wait(&st->idle, &st->idle_lock);
+    pthread_mutex_unlock(&st->idle_lock);
+    PyEval_RestoreThread(ts);
+}
+
+static bool uses(const cqn_object *user, const cqn_object *used)
+{
+    if (CQN_OBJ(used->context) == used) {
+        return true;
+    }
+    for (int i = 0; i < CQN_MAX_USES && user->uses[i]; i++) {
+        if (user->uses[i] == used) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The open object to close first if `self` is to go: the latest of the
+ * lowest rank. NULL: no open object uses it. */
+static cqn_object *next_user(const cqn_object *self)
+{
+    if (self->users == 0) {
+        return NULL;
+    }
+    for (int rank = 0; rank < CQN_RANKS; rank++) {
+        for (cqn_object *o = self->context->last; o != NULL; o = o->prev) {
+            if (o->kind->rank == rank && o->handle != NULL && uses(o, self)) {
+                return o;
+            }
+        }
+    }
+    return NULL;
+}
+
+/* "this CQ is still used by 2 QPs and 1 AH: close them first". */
+static int refuse_users(cqn_object *self)
+{
+    PyObject *names = PyUnicode_FromString("");
+    const cqn_kind *done[8] = {NULL};
+    size_t n_done = 0;
+    for (cqn_object *o = self->context->first; names != NULL && o != NULL; o = o->next) {
+        bool seen = o->handle == NULL || !uses(o, self);
+        for (size_t i = 0; i < n_done; i++) {
+            seen = seen || done[i] == o->kind;
+        }
+        if (seen || n_done == Py_ARRAY_LENGTH(done)) {
+            continue;
+        }
+        done[n_done++] = o->kind;
+        size_t count = 0;
+        for (cqn_object *p = o; p != NULL; p = p->next) {
+            count += p->kind == o->kind && p->handle != NULL && uses(p, self);
+        }
+        Py_SETREF(names, PyUnicode_FromFormat("%U%s%zu %s%s", names, n_done > 1 ? ", " : "",
+                                              count, o->kind->name, count > 1 ? "s" : ""));
+    }
+    PyObject *message =
+        names == NULL ? NULL
+                      : PyUnicode_FromFormat("this %s is still used by %U: close that first",
+                                             self->kind->name, names);
+    Py_XDECREF(names);
+    cqn_busy_error(self->state, self->kind->destroy_verb, message);
+    return -1;
+}
+
+static int refuse_pins(cqn_object *self)
+{
+    cqn_busy_error(
+        self->state, self->kind->destroy_verb,
+        PyUnicode_FromFormat("this %s is still needed by %zu work request%s in flight: poll the "
+                             "completion, or close the QP",
+                             self->kind->name, self->pins, self->pins == 1 ? "" : "s"));
+    return -1;
+}
+
+static void unlist(cqn_object *self)
+{
+    if (self->listed) {
+        cqn_context *ctx = self->context;
+        *(self->prev ? &self->prev->next : &ctx->first) = self->next;
+        *(self->next ? &self->next->prev : &ctx->last) = self->prev;
+        self->prev = self->next = NULL;
+        self->listed = false;
+        self->context = NULL;
+    }
+}
+
+/* Takes a closed object out of the books. What it used is released last: that
+ * can be the last reference to the context. */
+static void retire(cqn_object *self)
+{
+    cqn_object *used[CQN_MAX_USES];
+    memcpy(used, self->uses, sizeof(used));
+    unlist(self);
+    for (int i = 0; i < CQN_MAX_USES && used[i]; i++) {
+        used[i]->users--;
+    }
+    if (self->kind->after_destroy != NULL) {
+        self->kind->after_destroy(self);
+    }
+    memset(self->uses, 0, sizeof(self->uses));
+    for (int i = 0; i < CQN_MAX_USES && used[i]; i++) {
+        Py_DECREF(used[i]);
+    }
+}
+
+static int destroy(cqn_object *self)
+{
+    void *handle = self->handle;
+    if (self->kind->before_destroy != NULL) {
+        self->kind->before_destroy(self);
+    }
+    self->handle = NULL;
+    for (int i = 0; i < CQN_MAX_USES && self->uses[i]; i++) {
+        cqn_enter(self->uses[i]);
+    }
+    int err;
+    Py_BEGIN_ALLOW_THREADS
+    err = self->kind->destroy(handle);
+    Py_END_ALLOW_THREADS
+    for (int i = 0; i < CQN_MAX_USES && self->uses[i]; i++) {
+        cqn_leave(self->uses[i]);
+    }
+    if (err != 0) {
+        self->handle = handle;
+        cqn_verbs_error(self->state, err, self->kind->destroy_verb, "this %s stays open",
+                        self->kind->name);
+        return -1;
+    }
+    retire(self);
+    return 0;
+}
+
+/* Closes; with `cascade` everything that uses it, too. */
+int cqn_close(cqn_object *self, bool cascade)
+{
+    while (self->handle != NULL) {
+        cqn_object *user;
+        if (!*self->state->alive) {
+            self->handle = NULL;
+            retire(self);
+        }
+        else if ((user = next_user(self)) != NULL) {
+            if (!cascade) {
+                return refuse_users(self);
+            }
+            Py_INCREF(user);
+            int rc = cqn_close(user, true);
+            Py_DECREF(user);
+            if (rc < 0) {
+                return -1;
+            }
+        }
+        else if (self->pins > 0 && !cascade) {
+            return refuse_pins(self);
+        }
+        else if (self->users > 0 || self->in_use > 0) {
+            if (interpreter_is_ending()) {
+                /* That thread will never come back. The kernel cleans up, and
+                 * what this object uses, which still counts it, stays open. */
+                self->handle = NULL;
+                unlist(self);
+                return 0;
+            }
+            wait_until_left(self->state);
+        }
+        else {
+            return destroy(self);
+        }
+    }
+    return 0;
+}
+
+PyObject *cqn_method_close(PyObject *self, PyObject *Py_UNUSED(unused))
+{
+    bool is_context = CQN_OBJ(CQN_OBJ(self)->context) == CQN_OBJ(self);
+    if (cqn_close(CQN_OBJ(self), is_context) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+PyObject *cqn_method_enter(PyObject *self, PyObject *Py_UNUSED(unused))
+{
+    return cqn_open(CQN_OBJ(self)) == NULL ? NULL : Py_NewRef(self);
+}
+
+PyObject *cqn_method_exit(PyObject *self, PyObject *Py_UNUSED(args))
+{
+    return cqn_method_close(self, NULL);
+}
+
+PyObject *cqn_get_closed(PyObject *self, void *Py_UNUSED(unused))
+{
+    cqn_object *o = CQN_OBJ(self);
+    return PyBool_FromLong(o->handle == NULL || !*o->state->alive);
+}
+
+int cqn_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    cqn_object *self = CQN_OBJ(op);
+    Py_VISIT(Py_TYPE(op));
+    for (int i = 0; i < CQN_MAX_USES; i++) {
+        Py_VISIT(self->uses[i]);
+    }
+    return 0;
+}
+
+/* An object that is still open (its close failed) keeps what it uses: the
+ * device would otherwise be closed under it. */
+int cqn_clear(PyObject *op)
+{
+    cqn_object *self = CQN_OBJ(op);
+    if (self->handle == NULL) {
+        for (int i = 0; i < CQN_MAX_USES; i++) {
+            Py_CLEAR(self->uses[i]);
+        }
+    }
+    return 0;
+}
+
+#if PY_VERSION_HEX >= 0x030C0000
+typedef PyObject *cqn_pending;
+
+static cqn_pending save_exception(void)
+{
+    return PyErr_GetRaisedException();
+}
+
+static void restore_exception(cqn_pending p)
+{
+    PyErr_SetRaisedException(p);
+}
+#else
+typedef struct {
+    PyObject *type, *value, *traceback;
+} cqn_pending;
+
+static cqn_pending save_exception(void)
+{
+    cqn_pending p;
+    PyErr_Fetch(&p.type, &p.value, &p.traceback);
+    return p;
+}
+
+static void restore_exception(cqn_pending p)
+{
+    PyErr_Restore(p.type, p.value, p.traceback);
+}
+#endif
+
+/* Still open when nobody refers to it any more: warn, then close, never raise.
+ * What uses it is unreachable as well, and closed with it. */
+void cqn_finalize(PyObject *op)
+{
+    cqn_object *self = CQN_OBJ(op);
+    if (self->handle == NULL) {
+        return;
+    }
+    cqn_pending pending = save_exception();
+    if (*self->state->alive &&
+        PyErr_ResourceWarning(op, 1, "unclosed %s %R", self->kind->name, op) < 0) {
+        PyErr_WriteUnraisable(op);
+    }
+    if (cqn_close(self, true) < 0) {
+        PyErr_WriteUnraisable(op);
+    }
+    restore_exception(pending);
+}
+
+void cqn_dealloc(PyObject *op)
+{
+    if (PyObject_CallFinalizerFromDealloc(op) < 0) {
+        return; /* resurrected */
+    }
+    cqn_object *self = CQN_OBJ(op);
+    PyTypeObject *type = Py_TYPE(op);
+    PyObject_GC_UnTrack(op);
+    if (self->weakrefs != NULL) {
+        PyObject_ClearWeakRefs(op);
+    }
+    if (self->handle != NULL) {
+        /* Its close failed and was reported. The memory goes, the handle is
+         * the kernel's to clean up; what it uses must stay open with it. */
+        unlist(self);
+        memset(self->uses, 0, sizeof(self->uses));
+        self->handle = NULL;
+    }
+    self->kind->clear(op);
+    type->tp_free(op);
+    Py_DECREF(type);
+}

@@ -1,0 +1,480 @@
+/* SPDX-License-Identifier: MIT */
+/* QP: a queue pair, its states and attributes. Posting is in wr.c. */
+
+#include "core.h"
+#include <sys/random.h>
+
+static int destroy_qp(void *handle)
+{
+    return ibv_destroy_qp(handle);
+}
+
+static void forget_in_cache(cqn_cq *cq, const cqn_qp *qp)
+{
+    if (cq->last_qp == qp) {
+        cq->last_qp = NULL;
+    }
+}
+
+static void qp_after_destroy(cqn_object *op)
+{
+    cqn_qp *self = (cqn_qp *)op;
+    cqn_qp_table_remove(self->pd->context, self);
+    forget_in_cache(self->send_cq, self);
+    forget_in_cache(self->recv_cq, self);
+    cqn_wr_queue_drop(&self->sq);
+    cqn_wr_queue_drop(&self->rq);
+}
+
+static int qp_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    cqn_qp *self = (cqn_qp *)op;
+    Py_VISIT(self->user_data);
+    int rc = cqn_wr_queue_traverse(&self->sq, visit, arg);
+    rc = rc ? rc : cqn_wr_queue_traverse(&self->rq, visit, arg);
+    return rc ? rc : cqn_traverse(op, visit, arg);
+}
+
+static int qp_clear(PyObject *op)
+{
+    cqn_qp *self = (cqn_qp *)op;
+    if (self->base.handle == NULL) {
+        cqn_wr_queue_drop(&self->sq);
+        cqn_wr_queue_drop(&self->rq);
+    }
+    Py_CLEAR(self->user_data);
+    return cqn_clear(op);
+}
+
+static const cqn_kind qp_kind = {
+    .name = "QP",
+    .destroy_verb = "ibv_destroy_qp",
+    .rank = CQN_RANK_QP,
+    .destroy = destroy_qp,
+    .after_destroy = qp_after_destroy,
+    .clear = qp_clear,
+};
+
+typedef struct {
+    PyObject *pd, *send_cq, *recv_cq, *user_data;
+    struct ibv_qp_init_attr attr;
+} qp_args;
+
+static int check_cq(cqn_state *st, PyObject *value, const char *name, PyObject *pd)
+{
+    if (cqn_expect(value, st->CQ, name) < 0) {
+        return -1;
+    }
+    if (CQN_OBJ(value)->context != CQN_OBJ(pd)->context) {
+        PyErr_Format(PyExc_ValueError, "%s belongs to another Context than pd", name);
+        return -1;
+    }
+    return 0;
+}
+
+/* One of the five capacities, NULL for its default; device limit `max`. */
+static int capacity(PyObject *value, const char *name, uint32_t fallback, int max, uint32_t *out)
+{
+    *out = fallback;
+    return value == NULL ? 0 : cqn_u32(value, name, (uint32_t)max, out);
+}
+
+static int parse_capacities(const struct ibv_device_attr *limits, PyObject *const *v,
+                            struct ibv_qp_cap *cap)
+{
+    int sge = limits->max_sge < CQN_MAX_SGE ? limits->max_sge : CQN_MAX_SGE;
+    return capacity(v[0], "max_send_wr", 16, limits->max_qp_wr, &cap->max_send_wr) < 0 ||
+                   capacity(v[1], "max_recv_wr", 16, limits->max_qp_wr, &cap->max_recv_wr) < 0 ||
+                   capacity(v[2], "max_send_sge", 1, sge, &cap->max_send_sge) < 0 ||
+                   capacity(v[3], "max_recv_sge", 1, sge, &cap->max_recv_sge) < 0 ||
+                   capacity(v[4], "max_inline_data", 0, INT32_MAX, &cap->max_inline_data) < 0
+               ? -1
+               : 0;
+}
+
+static int parse_type(PyObject *value, enum ibv_qp_type *out)
+{
+    uint32_t type;
+    if (cqn_u32(value, "qp_type", UINT8_MAX, &type) < 0) {
+        return -1;
+    }
+    if (type != IBV_QPT_RC && type != IBV_QPT_UC && type != IBV_QPT_UD) {
+        PyErr_Format(PyExc_ValueError, "qp_type is %R: it must be QPType.RC, UC or UD", value);
+        return -1;
+    }
+    *out = type;
+    return 0;
+}
+
+static int parse_new(cqn_state *st, PyObject *args, PyObject *kwargs, qp_args *a)
+{
+    static char *names[] = {"pd",           "qp_type",      "send_cq",         "recv_cq",
+                            "max_send_wr",  "max_recv_wr",  "max_send_sge",    "max_recv_sge",
+                            "max_inline_data", "sq_sig_all", "user_data", NULL};
+    PyObject *type, *cap[5] = {NULL};
+    int sig_all = 0;
+    *a = (qp_args){.user_data = Py_None, .recv_cq = Py_None};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$OOOOOOOpO:QP", names, &a->pd, &type,
+                                     &a->send_cq, &a->recv_cq, &cap[0], &cap[1], &cap[2], &cap[3],
+                                     &cap[4], &sig_all, &a->user_data)) {
+        return -1;
+    }
+    if (a->send_cq == NULL) {
+        PyErr_SetString(PyExc_TypeError, "QP() missing required argument 'send_cq'");
+        return -1;
+    }
+    if (a->recv_cq == Py_None) {
+        a->recv_cq = a->send_cq;
+    }
+    a->attr.sq_sig_all = sig_all;
+    if (cqn_expect(a->pd, st->PD, "pd") < 0 || parse_type(type, &a->attr.qp_type) < 0 ||
+        parse_capacities(&CQN_OBJ(a->pd)->context->attr, cap, &a->attr.cap) < 0 ||
+        check_cq(st, a->send_cq, "send_cq", a->pd) < 0 ||
+        check_cq(st, a->recv_cq, "recv_cq", a->pd) < 0 || cqn_open(CQN_OBJ(a->pd)) == NULL) {
+        return -1;
+    }
+    a->attr.send_cq = CQN_OBJ(a->send_cq)->handle;
+    a->attr.recv_cq = CQN_OBJ(a->recv_cq)->handle;
+    return 0;
+}
+
+static uint32_t random_psn(void)
+{
+    uint32_t n = 0;
+    ssize_t got = getrandom(&n, sizeof(n), GRND_NONBLOCK);
+    (void)got; /* 0 is a PSN, too */
+    return n & 0xffffff;
+}
+
+/* What is still in the CQs belongs to queue pairs of before; it must not be
+ * taken for completions of the one that gets the same number now. */
+static int enter_books(cqn_qp *self)
+{
+    return cqn_cq_settle(self->send_cq) < 0 || cqn_cq_settle(self->recv_cq) < 0 ||
+                   cqn_qp_table_add(self->base.context, self) < 0
+               ? -1
+               : 0;
+}
+
+static PyObject *qp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    cqn_state *st = cqn_state_of(type);
+    qp_args a;
+    if (parse_new(st, args, kwargs, &a) < 0) {
+        return NULL;
+    }
+    cqn_object *used[3] = {CQN_OBJ(a.pd), CQN_OBJ(a.send_cq), CQN_OBJ(a.recv_cq)};
+    cqn_qp *self = cqn_new(type, &qp_kind, used, 3);
+    if (self == NULL) {
+        return NULL;
+    }
+    self->pd = used[0];
+    self->send_cq = (cqn_cq *)used[1];
+    self->recv_cq = (cqn_cq *)used[2];
+    self->user_data = Py_NewRef(a.user_data);
+    self->sq_psn = random_psn();
+    struct ibv_qp *qp = ibv_create_qp(used[0]->handle, &a.attr);
+    if (qp == NULL) {
+        const struct ibv_qp_cap *c = &a.attr.cap;
+        cqn_verbs_error(st, errno, "ibv_create_qp",
+                        "max_send_wr=%u, max_recv_wr=%u, max_send_sge=%u, max_recv_sge=%u, "
+                        "max_inline_data=%u: ask for less, see Context.query_device()",
+                        c->max_send_wr, c->max_recv_wr, c->max_send_sge, c->max_recv_sge,
+                        c->max_inline_data);
+        Py_DECREF(self);
+        return NULL;
+    }
+    self->qp_num = qp->qp_num;
+    self->type = a.attr.qp_type;
+    self->state = IBV_QPS_RESET;
+    self->sq_sig_all = a.attr.sq_sig_all;
+    self->cap = a.attr.cap;
+    cqn_adopt(CQN_OBJ(self), qp);
+    if (enter_books(self) < 0) {
+        cqn_close(CQN_OBJ(self), true);
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static const cqn_field *qp_field(PyObject *name)
+{
+    const cqn_field *f = cqn_qp_fields;
+    while (f->name != NULL && PyUnicode_CompareWithASCIIString(name, f->name) != 0) {
+        f++;
+    }
+    return f->name != NULL && f->mask != 0 ? f : NULL;
+}
+
+static int cap_from(PyObject *mapping, struct ibv_qp_cap *cap)
+{
+    if (!PyDict_Check(mapping)) {
+        PyErr_Format(PyExc_TypeError, "cap must be a dict or a QPCap, not %s",
+                     Py_TYPE(mapping)->tp_name);
+        return -1;
+    }
+    for (const cqn_field *f = cqn_cap_fields; f->name != NULL; f++) {
+        PyObject *value = PyDict_GetItemString(mapping, f->name);
+        if (value != NULL && cqn_field_from(value, cap, f) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* One attribute of modify(). Returns its bit of the mask, or -1. */
+static int set_attribute(cqn_qp *self, PyObject *name, PyObject *value, struct ibv_qp_attr *attr)
+{
+    if (PyUnicode_CompareWithASCIIString(name, "ah_attr") == 0) {
+        return cqn_ah_attr_from(value, "ah_attr", self->base.context, &attr->ah_attr) < 0
+                   ? -1
+                   : IBV_QP_AV;
+    }
+    if (PyUnicode_CompareWithASCIIString(name, "alt_ah_attr") == 0) {
+        return cqn_ah_attr_from(value, "alt_ah_attr", self->base.context, &attr->alt_ah_attr) < 0
+                   ? -1
+                   : IBV_QP_ALT_PATH;
+    }
+    if (PyUnicode_CompareWithASCIIString(name, "cap") == 0) {
+        attr->cap = self->cap;
+        return cap_from(value, &attr->cap) < 0 ? -1 : IBV_QP_CAP;
+    }
+    const cqn_field *field = qp_field(name);
+    if (field == NULL) {
+        PyErr_Format(PyExc_TypeError, "modify() got an unexpected keyword argument '%U'", name);
+        return -1;
+    }
+    return cqn_field_from(value, attr, field) < 0 ? -1 : field->mask;
+}
+
+static int collect_attributes(cqn_qp *self, PyObject *kwargs, struct ibv_qp_attr *attr)
+{
+    int mask = 0;
+    PyObject *name, *value;
+    Py_ssize_t pos = 0;
+    while (kwargs != NULL && PyDict_Next(kwargs, &pos, &name, &value)) {
+        int bit = set_attribute(self, name, value, attr);
+        if (bit < 0) {
+            return -1;
+        }
+        mask |= bit;
+    }
+    if (mask == 0) {
+        PyErr_SetString(PyExc_TypeError, "modify() needs at least one attribute");
+        return -1;
+    }
+    uint8_t ports = self->base.context->attr.phys_port_cnt;
+    if ((mask & IBV_QP_PORT) && (attr->port_num < 1 || attr->port_num > ports)) {
+        PyErr_Format(PyExc_ValueError, "port_num is %d: this device has port 1 to %d",
+                     attr->port_num, ports);
+        return -1;
+    }
+    return mask;
+}
+
+static const char *modify_hint(int err)
+{
+    switch (err) {
+    case EINVAL:
+        return "the transition is not allowed, or an attribute that it needs is missing or "
+               "wrong: see the table in ibv_modify_qp(3)";
+    case ETIMEDOUT:
+    case EHOSTUNREACH:
+    case ENETUNREACH:
+        return "the peer's GID could not be reached: check that both GIDs are of one subnet and "
+               "that its link is up";
+    case EOPNOTSUPP:
+        return "this device does not support it";
+    default:
+        return "see ibv_modify_qp(3)";
+    }
+}
+
+/* A reset forgets the work requests without completing them. Nothing may be
+ * posted from the moment in which the device may be in RESET. */
+static int modify(cqn_qp *self, struct ibv_qp_attr *attr, int mask)
+{
+    struct ibv_qp *qp = self->base.handle;
+    enum ibv_qp_state before = self->state;
+    enum ibv_qp_state after = mask & IBV_QP_STATE ? attr->qp_state : before;
+    if (after == IBV_QPS_RESET) {
+        self->state = after;
+    }
+    int err;
+    cqn_enter(CQN_OBJ(self));
+    Py_BEGIN_ALLOW_THREADS
+    err = ibv_modify_qp(qp, attr, mask);
+    Py_END_ALLOW_THREADS
+    cqn_leave(CQN_OBJ(self));
+    if (err != 0) {
+        self->state = before;
+        cqn_verbs_error(self->base.state, err, "ibv_modify_qp", "QP %u from %s to %s: %s",
+                        self->qp_num, cqn_qp_state_name(before), cqn_qp_state_name(after),
+                        modify_hint(err));
+        return -1;
+    }
+    self->state = after;
+    if (mask & IBV_QP_CAP) {
+        self->cap = attr->cap;
+    }
+    if (after == IBV_QPS_RESET) {
+        if (cqn_cq_settle(self->send_cq) < 0 || cqn_cq_settle(self->recv_cq) < 0) {
+            return -1;
+        }
+        cqn_wr_queue_drop(&self->sq);
+        cqn_wr_queue_drop(&self->rq);
+    }
+    return 0;
+}
+
+static PyObject *qp_modify(PyObject *op, PyObject *args, PyObject *kwargs)
+{
+    cqn_qp *self = (cqn_qp *)op;
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
+    if (!PyArg_ParseTuple(args, ";modify() takes attributes by name only") ||
+        cqn_open(&self->base) == NULL) {
+        return NULL;
+    }
+    int mask = collect_attributes(self, kwargs, &attr);
+    /* Converting the values can run Python code. */
+    if (mask < 0 || cqn_open(&self->base) == NULL || modify(self, &attr, mask) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static int add(PyObject *dict, const char *name, PyObject *value)
+{
+    int rc = value == NULL ? -1 : PyDict_SetItemString(dict, name, value);
+    Py_XDECREF(value);
+    return rc;
+}
+
+static PyObject *qp_query(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    struct ibv_qp *qp = cqn_open(CQN_OBJ(op));
+    if (qp == NULL) {
+        return NULL;
+    }
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
+    struct ibv_qp_init_attr init;
+    const int all = (IBV_QP_DEST_QPN << 1) - 1; /* the library refuses unknown bits */
+    int err = ibv_query_qp(qp, &attr, all, &init);
+    if (err != 0) {
+        return cqn_verbs_error(CQN_OBJ(op)->state, err, "ibv_query_qp", "QP %u", qp->qp_num);
+    }
+    PyObject *dict = cqn_struct_to_dict(&attr, cqn_qp_fields);
+    if (dict != NULL &&
+        (add(dict, "ah_attr", cqn_ah_attr_to_dict(&attr.ah_attr)) < 0 ||
+         add(dict, "alt_ah_attr", cqn_ah_attr_to_dict(&attr.alt_ah_attr)) < 0 ||
+         add(dict, "cap", cqn_struct_to_dict(&attr.cap, cqn_cap_fields)) < 0)) {
+        Py_CLEAR(dict);
+    }
+    return dict;
+}
+
+/* The closure is the index in `uses`. */
+static PyObject *qp_get_used(PyObject *op, void *index)
+{
+    return cqn_open(CQN_OBJ(op))
+               ? Py_NewRef((PyObject *)CQN_OBJ(op)->uses[(uintptr_t)index])
+               : NULL;
+}
+
+static PyObject *qp_get_context(PyObject *op, void *Py_UNUSED(unused))
+{
+    return cqn_open(CQN_OBJ(op)) ? Py_NewRef((PyObject *)CQN_OBJ(op)->context) : NULL;
+}
+
+/* The closure is the offset of a field of 32 bits. */
+static PyObject *qp_get_u32(PyObject *op, void *offset)
+{
+    return cqn_open(CQN_OBJ(op))
+               ? PyLong_FromUnsignedLong(*(uint32_t *)((char *)op + (uintptr_t)offset))
+               : NULL;
+}
+
+static PyObject *qp_get_outstanding(PyObject *op, void *Py_UNUSED(unused))
+{
+    cqn_qp *self = (cqn_qp *)op;
+    return cqn_open(&self->base) ? Py_BuildValue("(nn)", cqn_wr_queue_requests(&self->sq),
+                                                 cqn_wr_queue_requests(&self->rq))
+                                 : NULL;
+}
+
+static PyMethodDef qp_methods[] = {
+    {"modify", (PyCFunction)(void (*)(void))qp_modify, METH_VARARGS | METH_KEYWORDS,
+     "modify($self, /, **attrs)\n--\n\n"
+     "Set attributes, named as in struct ibv_qp_attr; the mask follows from what is given.\n\n"
+     "qp_state moves it to another state. A reset drops its work requests without completing "
+     "them.\n\nWraps ibv_modify_qp(3)."},
+    {"query", qp_query, METH_NOARGS,
+     "query($self, /)\n--\n\n"
+     "All attributes, as the device has them now.\n\nWraps ibv_query_qp(3)."},
+    {"post_send", (PyCFunction)(void (*)(void))cqn_qp_post_send, METH_FASTCALL | METH_KEYWORDS,
+     cqn_qp_post_send_doc},
+    {"post_recv", (PyCFunction)(void (*)(void))cqn_qp_post_recv, METH_FASTCALL | METH_KEYWORDS,
+     cqn_qp_post_recv_doc},
+    CQN_OBJECT_METHODS,
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef qp_getset[] = {
+    {"pd", qp_get_used, NULL, "The PD that it belongs to.", (void *)0},
+    {"send_cq", qp_get_used, NULL, "CQ of its sends.", (void *)1},
+    {"recv_cq", qp_get_used, NULL, "CQ of its receives.", (void *)2},
+    {"context", qp_get_context, NULL, "The Context that it belongs to.", NULL},
+    {"qp_num", qp_get_u32, NULL, "Its number, by which peers and completions name it.",
+     (void *)offsetof(cqn_qp, qp_num)},
+    {"qp_type", qp_get_u32, NULL, "QPType.", (void *)offsetof(cqn_qp, type)},
+    {"sq_psn", qp_get_u32, NULL,
+     "A packet sequence number to start sending with, drawn at random when it was made.",
+     (void *)offsetof(cqn_qp, sq_psn)},
+    {"max_send_wr", qp_get_u32, NULL, "Work requests that the send queue was granted.",
+     (void *)offsetof(cqn_qp, cap.max_send_wr)},
+    {"max_recv_wr", qp_get_u32, NULL, "Work requests that the receive queue was granted.",
+     (void *)offsetof(cqn_qp, cap.max_recv_wr)},
+    {"max_send_sge", qp_get_u32, NULL, "Scatter/gather elements that a send can have.",
+     (void *)offsetof(cqn_qp, cap.max_send_sge)},
+    {"max_recv_sge", qp_get_u32, NULL, "Scatter/gather elements that a receive can have.",
+     (void *)offsetof(cqn_qp, cap.max_recv_sge)},
+    {"max_inline_data", qp_get_u32, NULL, "Bytes that an INLINE send can have.",
+     (void *)offsetof(cqn_qp, cap.max_inline_data)},
+    {"outstanding", qp_get_outstanding, NULL,
+     "(sends, receives): work requests whose completion was not polled yet.", NULL},
+    CQN_OBJECT_GETSET,
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMemberDef qp_members[] = {
+    {"user_data", T_OBJECT, offsetof(cqn_qp, user_data), 0, "Any object of the user's."},
+    CQN_OBJECT_MEMBERS,
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot qp_slots[] = {
+    {Py_tp_doc,
+     "QP(pd, qp_type, *, send_cq, recv_cq=None, max_send_wr=16, max_recv_wr=16, max_send_sge=1, "
+     "max_recv_sge=1, max_inline_data=0, sq_sig_all=False, user_data=None)\n--\n\n"
+     "A queue pair of type RC, UC or UD, in state RESET.\n\n"
+     "Without `recv_cq` both its sides complete on `send_cq`. The device may grant more than was "
+     "asked for: see its attributes of the same names.\n\nWraps ibv_create_qp(3)."},
+    {Py_tp_new, qp_new},
+    {Py_tp_traverse, qp_traverse},
+    {Py_tp_clear, qp_clear},
+    {Py_tp_finalize, cqn_finalize},
+    {Py_tp_dealloc, cqn_dealloc},
+    {Py_tp_methods, qp_methods},
+    {Py_tp_getset, qp_getset},
+    {Py_tp_members, qp_members},
+    {0, NULL},
+};
+
+PyType_Spec cqn_qp_spec = {
+    .name = "cqnotify.QP",
+    .basicsize = sizeof(cqn_qp),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC |
+             Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = qp_slots,
+};

@@ -1,0 +1,253 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * WorkCompletion: a small object without GC around a copy of the ibv_wc. The
+ * four fields that programs look at are boxed once, in slots that the
+ * interpreter reads without a call; the others are made when asked for.
+ */
+
+#include "core.h"
+#include <endian.h>
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *wr_id, *status, *opcode, *byte_len;
+    struct ibv_wc raw;
+} work_completion;
+
+/* The member of the enum for it; what it does not know stays an int. */
+static PyObject *member(PyObject *const *table, size_t n, uint32_t value)
+{
+    return value < n && table[value] != NULL ? Py_NewRef(table[value])
+                                             : PyLong_FromUnsignedLong(value);
+}
+
+PyObject *cqn_wc_new(cqn_state *st, const struct ibv_wc *raw)
+{
+    work_completion *self = PyObject_New(work_completion, st->WorkCompletion);
+    if (self == NULL) {
+        return NULL;
+    }
+    bool ok = raw->status == IBV_WC_SUCCESS;
+    self->raw = *raw;
+    self->wr_id = PyLong_FromUnsignedLongLong(raw->wr_id);
+    self->status = member(st->wc_status, CQN_WC_STATUSES, raw->status);
+    self->opcode = ok ? member(st->wc_opcode, CQN_WC_OPCODES, raw->opcode) : Py_NewRef(Py_None);
+    self->byte_len = ok ? PyLong_FromUnsignedLong(raw->byte_len) : Py_NewRef(Py_None);
+    if (!self->wr_id || !self->status || !self->opcode || !self->byte_len) {
+        Py_CLEAR(self);
+    }
+    return (PyObject *)self;
+}
+
+static void wc_dealloc(PyObject *op)
+{
+    work_completion *self = (work_completion *)op;
+    PyTypeObject *type = Py_TYPE(op);
+    Py_XDECREF(self->wr_id);
+    Py_XDECREF(self->status);
+    Py_XDECREF(self->opcode);
+    Py_XDECREF(self->byte_len);
+    type->tp_free(op);
+    Py_DECREF(type);
+}
+
+static const struct ibv_wc *raw_of(PyObject *op)
+{
+    return &((work_completion *)op)->raw;
+}
+
+static bool is_ok(const struct ibv_wc *raw)
+{
+    return raw->status == IBV_WC_SUCCESS;
+}
+
+/* Fields that tell of the sender are there for a received datagram. */
+static bool is_datagram(const struct ibv_wc *raw)
+{
+    return is_ok(raw) && (raw->opcode & IBV_WC_RECV) && (raw->wc_flags & CQN_WC_DATAGRAM);
+}
+
+static PyObject *number_or_none(bool valid, uint32_t value)
+{
+    return valid ? PyLong_FromUnsignedLong(value) : Py_NewRef(Py_None);
+}
+
+static PyObject *wc_get_qp_num(PyObject *op, void *Py_UNUSED(unused))
+{
+    return PyLong_FromUnsignedLong(raw_of(op)->qp_num);
+}
+
+static PyObject *wc_get_vendor_err(PyObject *op, void *Py_UNUSED(unused))
+{
+    return PyLong_FromUnsignedLong(raw_of(op)->vendor_err);
+}
+
+static PyObject *wc_get_wc_flags(PyObject *op, void *Py_UNUSED(unused))
+{
+    const struct ibv_wc *raw = raw_of(op);
+    if (!is_ok(raw)) {
+        Py_RETURN_NONE;
+    }
+    cqn_state *st = cqn_state_of(Py_TYPE(op));
+    uint32_t flags = raw->wc_flags & ~CQN_WC_DATAGRAM;
+    return st->wc_flags == NULL ? PyLong_FromUnsignedLong(flags)
+                                : PyObject_CallFunction(st->wc_flags, "I", flags);
+}
+
+static PyObject *wc_get_imm_data(PyObject *op, void *Py_UNUSED(unused))
+{
+    const struct ibv_wc *raw = raw_of(op);
+    return number_or_none(is_ok(raw) && (raw->wc_flags & IBV_WC_WITH_IMM),
+                          be32toh(raw->imm_data));
+}
+
+static PyObject *wc_get_invalidated_rkey(PyObject *op, void *Py_UNUSED(unused))
+{
+    const struct ibv_wc *raw = raw_of(op);
+    return number_or_none(is_ok(raw) && (raw->wc_flags & IBV_WC_WITH_INV),
+                          raw->invalidated_rkey);
+}
+
+static PyObject *wc_get_src_qp(PyObject *op, void *Py_UNUSED(unused))
+{
+    return number_or_none(is_datagram(raw_of(op)), raw_of(op)->src_qp);
+}
+
+static PyObject *wc_get_pkey_index(PyObject *op, void *Py_UNUSED(unused))
+{
+    return number_or_none(is_datagram(raw_of(op)), raw_of(op)->pkey_index);
+}
+
+static PyObject *wc_get_slid(PyObject *op, void *Py_UNUSED(unused))
+{
+    return number_or_none(is_datagram(raw_of(op)), raw_of(op)->slid);
+}
+
+static PyObject *wc_get_sl(PyObject *op, void *Py_UNUSED(unused))
+{
+    return number_or_none(is_datagram(raw_of(op)), raw_of(op)->sl);
+}
+
+static PyObject *wc_get_dlid_path_bits(PyObject *op, void *Py_UNUSED(unused))
+{
+    return number_or_none(is_datagram(raw_of(op)), raw_of(op)->dlid_path_bits);
+}
+
+static PyObject *wc_get_ok(PyObject *op, void *Py_UNUSED(unused))
+{
+    return PyBool_FromLong(is_ok(raw_of(op)));
+}
+
+static PyObject *wc_raise_for_status(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    if (!is_ok(raw_of(op))) {
+        cqn_completion_error(cqn_state_of(Py_TYPE(op)), op, raw_of(op));
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *wc_repr(PyObject *op)
+{
+    work_completion *self = (work_completion *)op;
+    const struct ibv_wc *raw = &self->raw;
+    if (!is_ok(raw)) {
+        return PyUnicode_FromFormat("<WorkCompletion wr_id=%S qp_num=%u status=%R>", self->wr_id,
+                                    (unsigned)raw->qp_num, self->status);
+    }
+    return PyUnicode_FromFormat("<WorkCompletion wr_id=%S qp_num=%u opcode=%R byte_len=%S>",
+                                self->wr_id, (unsigned)raw->qp_num, self->opcode,
+                                self->byte_len);
+}
+
+/* Fills a table with the members of an enum, by value. */
+static int fill_table(PyObject *enum_type, PyObject **table, size_t n)
+{
+    PyObject *members = PySequence_List(enum_type);
+    if (members == NULL) {
+        return -1;
+    }
+    int rc = 0;
+    for (Py_ssize_t i = 0; rc == 0 && i < PyList_GET_SIZE(members); i++) {
+        PyObject *one = PyList_GET_ITEM(members, i);
+        size_t value = PyLong_AsSize_t(one);
+        if (value == (size_t)-1 && PyErr_Occurred()) {
+            rc = -1;
+        }
+        else if (value < n) {
+            Py_XSETREF(table[value], Py_NewRef(one));
+        }
+    }
+    Py_DECREF(members);
+    return rc;
+}
+
+PyObject *cqn_register_enums(PyObject *module, PyObject *args)
+{
+    cqn_state *st = PyModule_GetState(module);
+    PyObject *status, *opcode, *flags;
+    if (!PyArg_ParseTuple(args, "OOO:register_enums", &status, &opcode, &flags) ||
+        fill_table(status, st->wc_status, CQN_WC_STATUSES) < 0 ||
+        fill_table(opcode, st->wc_opcode, CQN_WC_OPCODES) < 0) {
+        return NULL;
+    }
+    Py_XSETREF(st->wc_flags, Py_NewRef(flags));
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef wc_methods[] = {
+    {"raise_for_status", wc_raise_for_status, METH_NOARGS,
+     "raise_for_status($self, /)\n--\n\n"
+     "CompletionError if the work request failed; nothing otherwise."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef wc_getset[] = {
+    {"qp_num", wc_get_qp_num, NULL, "Number of the QP that it belongs to.", NULL},
+    {"vendor_err", wc_get_vendor_err, NULL, "The device's own code for an error.", NULL},
+    {"wc_flags", wc_get_wc_flags, NULL, "WCFlags; None if it failed.", NULL},
+    {"imm_data", wc_get_imm_data, NULL,
+     "The sender's immediate data, in host order; None if there is none.", NULL},
+    {"invalidated_rkey", wc_get_invalidated_rkey, NULL,
+     "The rkey that a SEND_WITH_INV invalidated, or None.", NULL},
+    {"src_qp", wc_get_src_qp, NULL, "The sender's QP number; UD receives only, else None.", NULL},
+    {"pkey_index", wc_get_pkey_index, NULL, "P_Key index; UD receives only, else None.", NULL},
+    {"slid", wc_get_slid, NULL, "The sender's LID; UD receives only, else None.", NULL},
+    {"sl", wc_get_sl, NULL, "Service level; UD receives only, else None.", NULL},
+    {"dlid_path_bits", wc_get_dlid_path_bits, NULL, "Path bits; UD receives only, else None.",
+     NULL},
+    {"ok", wc_get_ok, NULL, "True if the work request succeeded.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMemberDef wc_members[] = {
+    {"wr_id", T_OBJECT_EX, offsetof(work_completion, wr_id), READONLY,
+     "The wr_id that was given when it was posted."},
+    {"status", T_OBJECT_EX, offsetof(work_completion, status), READONLY,
+     "WCStatus; a plain int if it is unknown."},
+    {"opcode", T_OBJECT_EX, offsetof(work_completion, opcode), READONLY,
+     "WCOpcode, a plain int if it is unknown; None if it failed."},
+    {"byte_len", T_OBJECT_EX, offsetof(work_completion, byte_len), READONLY,
+     "Bytes that were transferred; None if it failed. A UD receive counts the 40 bytes of its "
+     "GRH."},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot wc_slots[] = {
+    {Py_tp_doc, "A completed work request, as CQ.poll() returns it.\n\n"
+                "Fields that its status, opcode or QP does not define are None.\n\n"
+                "Wraps struct ibv_wc, see ibv_poll_cq(3)."},
+    {Py_tp_repr, wc_repr},
+    {Py_tp_dealloc, wc_dealloc},
+    {Py_tp_methods, wc_methods},
+    {Py_tp_getset, wc_getset},
+    {Py_tp_members, wc_members},
+    {0, NULL},
+};
+
+PyType_Spec cqn_wc_spec = {
+    .name = "cqnotify.WorkCompletion",
+    .basicsize = sizeof(work_completion),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = wc_slots,
+};

@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The work requests of a queue that have not completed, in the order in which
+ * they were posted, and what each keeps alive.
+ *
+ * A send queue completes in order, so the completion of a request says that
+ * all before it, signaled or not, are done as well. Requests are told apart by
+ * their wr_id, which the user chooses: where several have the same, the oldest
+ * is taken, so a buffer may be kept too long but is never let go too early.
+ */
+
+#include "core.h"
+
+static cqn_wr *entry(const cqn_wr_queue *q, size_t i)
+{
+    return &q->ring[(q->head + i) & (q->room - 1)];
+}
+
+/* Room for n more entries, so that the push after a post can't fail. */
+int cqn_wr_queue_reserve(cqn_wr_queue *q, size_t n)
+{
+    if (q->len + n <= q->room) {
+        return 0;
+    }
+    size_t room = q->room ? q->room : 16;
+    while (room < q->len + n) {
+        room *= 2;
+    }
+    cqn_wr *ring = PyMem_New(cqn_wr, room);
+    if (ring == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (size_t i = 0; i < q->len; i++) {
+        ring[i] = *entry(q, i);
+    }
+    PyMem_Free(q->ring);
+    *q = (cqn_wr_queue){.ring = ring, .head = 0, .len = q->len, .room = room};
+    return 0;
+}
+
+void cqn_wr_queue_push(cqn_wr_queue *q, uint64_t wr_id, bool signaled, cqn_object *const *pinned,
+                       size_t n)
+{
+    size_t i = 0;
+    do {
+        cqn_object *object = i < n ? pinned[i] : NULL;
+        if (object != NULL) {
+            Py_INCREF(object);
+            object->pins++;
+        }
+        *entry(q, q->len++) = (cqn_wr){wr_id, object, signaled, i + 1 >= n};
+    } while (++i < n);
+}
+
+/* Releases the first entry. What would die of that is moved to the trash. */
+static void pop(cqn_wr_queue *q, PyObject **trash)
+{
+    cqn_object *object = entry(q, 0)->pinned;
+    q->head = (q->head + 1) & (q->room - 1);
+    q->len--;
+    if (object == NULL) {
+        return;
+    }
+    object->pins--;
+    if (Py_REFCNT(object) > 1) {
+        Py_DECREF(object);
+        return;
+    }
+    if (*trash == NULL) {
+        *trash = PyList_New(0);
+    }
+    if (*trash == NULL || PyList_Append(*trash, (PyObject *)object) < 0) {
+        PyErr_Clear(); /* no memory: it lives on until its context closes */
+        return;
+    }
+    Py_DECREF(object);
+}
+
+/* How many entries are done if the oldest request of that wr_id is; 0: there
+ * is no such request. */
+static size_t find(const cqn_wr_queue *q, uint64_t wr_id, bool only_signaled)
+{
+    for (size_t i = 0; i < q->len; i++) {
+        const cqn_wr *wr = entry(q, i);
+        if (wr->last && wr->wr_id == wr_id && (wr->signaled || !only_signaled)) {
+            return i + 1;
+        }
+    }
+    return 0;
+}
+
+static void pop_many(cqn_wr_queue *q, size_t n, PyObject **trash)
+{
+    while (n-- > 0) {
+        pop(q, trash);
+    }
+}
+
+/* A request of `qp` completed on `cq`: releases it and all before it. */
+void cqn_qp_completed(cqn_qp *qp, const cqn_cq *cq, const struct ibv_wc *wc, PyObject **trash)
+{
+    bool ok = wc->status == IBV_WC_SUCCESS;
+    bool may_send = cq == qp->send_cq && !(ok && (wc->opcode & IBV_WC_RECV));
+    bool may_recv = cq == qp->recv_cq && !(ok && !(wc->opcode & IBV_WC_RECV));
+    /* Of a failed request even an unsignaled one tells. Its completion does
+     * not say on which side it was, if both share the CQ. */
+    size_t sends = may_send ? find(&qp->sq, wc->wr_id, ok) : 0;
+    size_t recvs = may_recv ? find(&qp->rq, wc->wr_id, false) : 0;
+    if (sends > 0 && recvs > 0) {
+        return;
+    }
+    pop_many(&qp->sq, sends, trash);
+    pop_many(&qp->rq, recvs, trash);
+}
+
+/* Releases everything: the queue pair was destroyed or reset. */
+void cqn_wr_queue_drop(cqn_wr_queue *q)
+{
+    cqn_wr_queue old = *q;
+    *q = (cqn_wr_queue){NULL, 0, 0, 0};
+    for (size_t i = 0; i < old.len; i++) {
+        cqn_object *object = entry(&old, i)->pinned;
+        if (object != NULL) {
+            object->pins--;
+        }
+    }
+    for (size_t i = 0; i < old.len; i++) {
+        Py_XDECREF(entry(&old, i)->pinned);
+    }
+    PyMem_Free(old.ring);
+}
+
+Py_ssize_t cqn_wr_queue_requests(const cqn_wr_queue *q)
+{
+    Py_ssize_t n = 0;
+    for (size_t i = 0; i < q->len; i++) {
+        n += entry(q, i)->last;
+    }
+    return n;
+}
+
+int cqn_wr_queue_traverse(const cqn_wr_queue *q, visitproc visit, void *arg)
+{
+    for (size_t i = 0; i < q->len; i++) {
+        Py_VISIT(entry(q, i)->pinned);
+    }
+    return 0;
+}
