@@ -16,7 +16,7 @@ To use it, the library and a provider for your device must be there as well
 (libibverbs1 and ibverbs-providers; on Fedora and RHEL: rdma-core).
 """
 
-# Includes what the core includes, so that a header that is missing is told apart from a fault of ours.
+# What the core includes, so that a missing header is told apart from a fault of ours.
 PROBE = "#include <Python.h>\n#include <infiniband/verbs.h>\nint main(void) { return 0; }\n"
 
 

@@ -1,11 +1,11 @@
 """Types of the C core. Import the names from `cqnotify`; this module is its inside."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable
 from ipaddress import IPv6Address
 from types import TracebackType
 from typing import Any, Final, TypeAlias, TypedDict, final
 
-from typing_extensions import Buffer, Self
+from typing_extensions import Buffer, Self, disjoint_base
 
 from .enums import (
     AccessFlags,
@@ -58,6 +58,8 @@ class _Object:
     @property
     def closed(self) -> bool: ...
     def close(self) -> None: ...
+    def add_close_callback(self, callback: Callable[[], object], /) -> None: ...
+    def remove_close_callback(self, callback: Callable[[], object], /) -> int: ...
     def __enter__(self) -> Self: ...
     def __exit__(
         self,
@@ -67,6 +69,7 @@ class _Object:
         /,
     ) -> None: ...
 
+@disjoint_base
 class Context(_Object):
     def __new__(cls, name: str | None = None) -> Self: ...
     @property
@@ -79,11 +82,13 @@ class Context(_Object):
     def query_port(self, port_num: int = 1) -> Any: ...
     def query_gid_table(self) -> Any: ...
 
+@disjoint_base
 class PD(_Object):
     def __new__(cls, context: Context) -> Self: ...
     @property
     def context(self) -> Context: ...
 
+@disjoint_base
 class MR(_Object):
     def __new__(
         cls,
@@ -122,6 +127,7 @@ class SGE:
     def lkey(self) -> int: ...
     def __len__(self) -> int: ...
 
+@disjoint_base
 class CompletionChannel(_Object):
     def __new__(cls, context: Context) -> Self: ...
     @property
@@ -133,6 +139,10 @@ class CompletionChannel(_Object):
 
 @final
 class CQStats(tuple[int, int, int, int, int, int]):
+    __match_args__: Final = ("events", "acked", "arms", "polls", "completions", "spurious")
+    n_fields: Final = 6
+    n_sequence_fields: Final = 6
+    n_unnamed_fields: Final = 0
     @property
     def events(self) -> int: ...
     @property
@@ -146,6 +156,7 @@ class CQStats(tuple[int, int, int, int, int, int]):
     @property
     def spurious(self) -> int: ...
 
+@disjoint_base
 class CQ(_Object):
     user_data: Any
     def __new__(
@@ -208,9 +219,10 @@ class WorkCompletion:
     def raise_for_status(self) -> None: ...
 
 _SG: TypeAlias = SGE | MR
-_RecvSG: TypeAlias = _SG | Iterable[_SG] | None
-_SendSG: TypeAlias = _SG | Iterable[_SG] | Buffer | None
+_RecvSG: TypeAlias = _SG | list[_SG] | tuple[_SG, ...] | None
+_SendSG: TypeAlias = _SG | list[_SG] | tuple[_SG, ...] | Buffer | None
 
+@disjoint_base
 class QP(_Object):
     user_data: Any
     def __new__(
@@ -241,6 +253,18 @@ class QP(_Object):
     @property
     def qp_type(self) -> QPType: ...
     @property
+    def sq_psn(self) -> int: ...
+    @property
+    def max_send_wr(self) -> int: ...
+    @property
+    def max_recv_wr(self) -> int: ...
+    @property
+    def max_send_sge(self) -> int: ...
+    @property
+    def max_recv_sge(self) -> int: ...
+    @property
+    def max_inline_data(self) -> int: ...
+    @property
     def outstanding(self) -> tuple[int, int]: ...
     def modify(self, **attrs: Any) -> None: ...
     def query(self) -> Any: ...
@@ -260,6 +284,7 @@ class QP(_Object):
     ) -> None: ...
     def post_recv(self, sg: _RecvSG, *, wr_id: int = 0) -> None: ...
 
+@disjoint_base
 class AH(_Object):
     def __new__(
         cls,

@@ -37,11 +37,9 @@ static PyObject *ah_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     struct ibv_ah *ah;
     int err;
     cqn_enter(used);
-    Py_BEGIN_ALLOW_THREADS
-    ah = ibv_create_ah(used->handle, &attr);
+    Py_BEGIN_ALLOW_THREADS ah = ibv_create_ah(used->handle, &attr);
     err = errno;
-    Py_END_ALLOW_THREADS
-    cqn_leave(used);
+    Py_END_ALLOW_THREADS cqn_leave(used);
     if (ah == NULL) {
         cqn_verbs_error(st, err, "ibv_create_ah",
                         "port %d, sgid_index %d: check that both GIDs are of one subnet and "
@@ -91,7 +89,7 @@ static PyType_Slot ah_slots[] = {
 PyType_Spec cqn_ah_spec = {
     .name = "cqnotify.AH",
     .basicsize = sizeof(cqn_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC |
-             Py_TPFLAGS_IMMUTABLETYPE,
+    .flags =
+        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = ah_slots,
 };

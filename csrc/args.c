@@ -34,8 +34,8 @@ int cqn_args(const char *function, const char *const *names, int positional, int
         PyObject *keyword = PyTuple_GET_ITEM(kwnames, k);
         Py_ssize_t i = index_of(keyword, names);
         if (i < 0) {
-            PyErr_Format(PyExc_TypeError, "%s() got an unexpected keyword argument '%U'",
-                         function, keyword);
+            PyErr_Format(PyExc_TypeError, "%s() got an unexpected keyword argument '%U'", function,
+                         keyword);
             return -1;
         }
         if (out[i] != NULL) {
@@ -122,8 +122,8 @@ int cqn_gid(PyObject *value, const char *name, union ibv_gid *out)
         PyErr_Clear();
     }
     if (packed == NULL || !PyBytes_Check(packed) || PyBytes_GET_SIZE(packed) != sizeof(*out)) {
-        PyErr_Format(PyExc_TypeError, "%s must be an IPv6Address, its text, or its 16 bytes, not %R",
-                     name, value);
+        PyErr_Format(PyExc_TypeError,
+                     "%s must be an IPv6Address, its text, or its 16 bytes, not %R", name, value);
         Py_XDECREF(packed);
         return -1;
     }

@@ -4,6 +4,8 @@
 #include "core.h"
 #include <endian.h>
 
+/* Tables read better in rows. */
+/* clang-format off */
 #define FIELD(st, f, type, max, mask) {#f, offsetof(st, f), sizeof(((st *)0)->f), type, max, mask}
 #define U(st, f) FIELD(st, f, CQN_UINT, UINT64_MAX, 0)
 #define END {NULL, 0, 0, CQN_UINT, 0, 0}
@@ -79,6 +81,7 @@ static const cqn_field ah_fields[] = {
     GRH(traffic_class, CQN_UINT, UINT8_MAX),
     A(dlid, UINT16_MAX), A(sl, 15), A(src_path_bits, 127), A(static_rate, UINT8_MAX),
     A(is_global, 1), A(port_num, UINT8_MAX), END};
+/* clang-format on */
 
 static uint64_t load(const void *at, size_t size)
 {

@@ -164,8 +164,7 @@ static int64_t now_ns(void)
 static int sleep_until(struct pollfd *fds, int64_t deadline)
 {
     int n, err;
-    Py_BEGIN_ALLOW_THREADS
-    struct timespec left, *limit = NULL;
+    Py_BEGIN_ALLOW_THREADS struct timespec left, *limit = NULL;
     if (deadline >= 0) {
         int64_t ns = deadline - now_ns();
         ns = ns < 0 ? 0 : ns;
@@ -175,8 +174,7 @@ static int sleep_until(struct pollfd *fds, int64_t deadline)
     }
     n = ppoll(fds, 2, limit, NULL);
     err = errno;
-    Py_END_ALLOW_THREADS
-    errno = err;
+    Py_END_ALLOW_THREADS errno = err;
     return n;
 }
 
@@ -357,7 +355,7 @@ static PyType_Slot channel_slots[] = {
 PyType_Spec cqn_channel_spec = {
     .name = "cqnotify.CompletionChannel",
     .basicsize = sizeof(cqn_channel),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC |
-             Py_TPFLAGS_IMMUTABLETYPE,
+    .flags =
+        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = channel_slots,
 };

@@ -5,6 +5,7 @@
 
 #include "core.h"
 
+/* clang-format off */
 #define X(name) {#name, name}
 static const struct {
     const char *name;
@@ -66,6 +67,7 @@ static const struct {
     X(IBV_ATOMIC_NONE), X(IBV_ATOMIC_HCA), X(IBV_ATOMIC_GLOB),
 };
 #undef X
+/* clang-format on */
 
 PyObject *cqn_constants(void)
 {

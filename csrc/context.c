@@ -2,6 +2,7 @@
 /* Context: an open device, and the root of everything made on it. */
 
 #include "core.h"
+#include <unistd.h>
 
 static int close_device(void *handle)
 {
@@ -16,7 +17,7 @@ static int context_clear(PyObject *op)
         self->qps = NULL;
         self->qps_mask = self->qps_used = 0;
     }
-    return 0;
+    return cqn_clear(op);
 }
 
 static const cqn_kind context_kind = {
@@ -54,6 +55,21 @@ static void *refuse_name(cqn_state *st, struct ibv_device **list, const char *na
     return NULL;
 }
 
+/* Why it could not be opened. The library tries several ways, and tells the
+ * errno of the last, so the device's file is asked once more. */
+static void *refuse_open(cqn_state *st, const struct ibv_device *device, int err)
+{
+    char path[sizeof("/dev/infiniband/") + IBV_SYSFS_NAME_MAX];
+    snprintf(path, sizeof(path), "/dev/infiniband/%s", device->dev_name);
+    const char *hint = "see what ibv_devinfo(1) says of it";
+    if (access(path, R_OK | W_OK) != 0) {
+        err = errno;
+        hint = err == ENOENT ? "the file is missing: load the module ib_uverbs"
+                             : "you need permission to read and write that file";
+    }
+    return cqn_verbs_error(st, err, "ibv_open_device", "%s (%s): %s", device->name, path, hint);
+}
+
 /* The device of that name, or the first. */
 static struct ibv_context *open_device(cqn_state *st, const char *name)
 {
@@ -71,16 +87,12 @@ static struct ibv_context *open_device(cqn_state *st, const char *name)
     }
     else {
         int err;
-        Py_BEGIN_ALLOW_THREADS
-        errno = 0;
+        Py_BEGIN_ALLOW_THREADS errno = 0;
         handle = ibv_open_device(device);
         err = errno ? errno : ENODEV;
-        Py_END_ALLOW_THREADS
-        if (handle == NULL) {
-            cqn_verbs_error(st, err, "ibv_open_device", "%s: %s", ibv_get_device_name(device),
-                            err == EACCES || err == EPERM
-                                ? "you need read and write permission on /dev/infiniband/uverbs*"
-                                : "see ibv_devinfo(1) for what the device says of itself");
+        Py_END_ALLOW_THREADS if (handle == NULL)
+        {
+            refuse_open(st, device, err);
         }
     }
     if (list != NULL) {
@@ -208,8 +220,7 @@ static PyObject *context_query_gid_table(PyObject *op, PyObject *Py_UNUSED(unuse
         return PyErr_NoMemory();
     }
     ssize_t n = ibv_query_gid_table(handle, entries, (size_t)room, 0);
-    PyObject *list = n < 0 ? cqn_verbs_error(self->base.state, (int)-n, "ibv_query_gid_table",
-                                             "")
+    PyObject *list = n < 0 ? cqn_verbs_error(self->base.state, (int)-n, "ibv_query_gid_table", "")
                            : gid_list(entries, n);
     PyMem_Free(entries);
     return list;
@@ -244,8 +255,7 @@ static PyMethodDef context_methods[] = {
     {"query_device", context_query_device, METH_NOARGS,
      "query_device($self, /)\n--\n\n"
      "The attributes of the device.\n\nWraps ibv_query_device(3)."},
-    {"query_port", (PyCFunction)(void (*)(void))context_query_port,
-     METH_FASTCALL | METH_KEYWORDS,
+    {"query_port", (PyCFunction)(void (*)(void))context_query_port, METH_FASTCALL | METH_KEYWORDS,
      "query_port($self, /, port_num=1)\n--\n\n"
      "The attributes of a port; ports count from 1.\n\nWraps ibv_query_port(3)."},
     {"query_gid_table", context_query_gid_table, METH_NOARGS,
@@ -287,7 +297,7 @@ static PyType_Slot context_slots[] = {
 PyType_Spec cqn_context_spec = {
     .name = "cqnotify.Context",
     .basicsize = sizeof(cqn_context),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC |
-             Py_TPFLAGS_IMMUTABLETYPE,
+    .flags =
+        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = context_slots,
 };

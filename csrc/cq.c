@@ -78,8 +78,7 @@ static int check_cqe(const cqn_context *ctx, PyObject *value, uint32_t *out)
 
 static int parse_new(cqn_state *st, PyObject *args, PyObject *kwargs, cq_args *a)
 {
-    static char *names[] = {"context",     "cqe",       "channel",
-                            "comp_vector", "user_data", NULL};
+    static char *names[] = {"context", "cqe", "channel", "comp_vector", "user_data", NULL};
     PyObject *cqe, *vector = NULL;
     *a = (cq_args){.channel = Py_None, .user_data = Py_None};
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$OOO:CQ", names, &a->context, &cqe,
@@ -89,8 +88,8 @@ static int parse_new(cqn_state *st, PyObject *args, PyObject *kwargs, cq_args *a
         return -1;
     }
     struct ibv_context *ctx = CQN_OBJ(a->context)->handle;
-    if (vector != NULL && cqn_u32(vector, "comp_vector", (uint32_t)ctx->num_comp_vectors - 1,
-                                  &a->comp_vector) < 0) {
+    if (vector != NULL &&
+        cqn_u32(vector, "comp_vector", (uint32_t)ctx->num_comp_vectors - 1, &a->comp_vector) < 0) {
         return -1;
     }
     if (a->channel == Py_None) {
@@ -252,8 +251,7 @@ static PyObject *hand_out(cqn_cq *self, size_t n)
     return list;
 }
 
-static PyObject *cq_poll(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
-                         PyObject *kwnames)
+static PyObject *cq_poll(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"max_entries", NULL};
     cqn_cq *self = (cqn_cq *)op;
@@ -435,8 +433,7 @@ static PyGetSetDef cq_getset[] = {
     {"comp_vector", cq_get_comp_vector, NULL, "The completion vector that signals its events.",
      NULL},
     {"unacked", cq_get_unacked, NULL, "Events that were got and not yet acked.", NULL},
-    {"stats", cq_get_stats, NULL, "What it counted since it was made; also after close().",
-     NULL},
+    {"stats", cq_get_stats, NULL, "What it counted since it was made; also after close().", NULL},
     CQN_OBJECT_GETSET,
     {NULL, NULL, NULL, NULL, NULL},
 };
@@ -467,7 +464,7 @@ static PyType_Slot cq_slots[] = {
 PyType_Spec cqn_cq_spec = {
     .name = "cqnotify.CQ",
     .basicsize = sizeof(cqn_cq),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC |
-             Py_TPFLAGS_IMMUTABLETYPE,
+    .flags =
+        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = cq_slots,
 };

@@ -3,8 +3,8 @@
 
 #include "core.h"
 
-static PyObject *new_exception(PyObject *module, const char *name, const char *doc,
-                               PyObject *base, PyObject *dict)
+static PyObject *new_exception(PyObject *module, const char *name, const char *doc, PyObject *base,
+                               PyObject *dict)
 {
     PyObject *type = PyErr_NewExceptionWithDoc(name, doc, base, dict);
     if (type != NULL && PyModule_AddType(module, (PyTypeObject *)type) < 0) {
@@ -31,21 +31,20 @@ int cqn_errors_init(PyObject *module, cqn_state *st)
         module, "cqnotify.BusyError",
         "The object can't be closed yet: others, which the text names, still need it.",
         st->VerbsError, NULL);
-    st->DeviceRemovedError = new_exception(
-        module, "cqnotify.DeviceRemovedError",
-        "The device has gone. Nothing will complete any more; close what is open.",
-        st->VerbsError, NULL);
-    st->ClosedError = new_exception(
-        module, "cqnotify.ClosedError",
-        "The object was closed, or it was opened before a fork, by the parent.",
-        PyExc_ValueError, NULL);
-    st->CompletionError = new_exception(
-        module, "cqnotify.CompletionError",
-        "A work request failed: `status`, `wr_id`, `qp_num`, `vendor_err`, and `wc`, its completion.",
-        PyExc_Exception, NULL);
-    return st->BusyError && st->DeviceRemovedError && st->ClosedError && st->CompletionError
-               ? 0
-               : -1;
+    st->DeviceRemovedError =
+        new_exception(module, "cqnotify.DeviceRemovedError",
+                      "The device has gone. Nothing will complete any more; close what is open.",
+                      st->VerbsError, NULL);
+    st->ClosedError =
+        new_exception(module, "cqnotify.ClosedError",
+                      "The object was closed, or it was opened before a fork, by the parent.",
+                      PyExc_ValueError, NULL);
+    st->CompletionError = new_exception(module, "cqnotify.CompletionError",
+                                        "A work request failed: `status`, `wr_id`, `qp_num`, "
+                                        "`vendor_err`, and `wc`, its completion.",
+                                        PyExc_Exception, NULL);
+    return st->BusyError && st->DeviceRemovedError && st->ClosedError && st->CompletionError ? 0
+                                                                                             : -1;
 }
 
 /* Sets type(err, message), with the verb's name as an attribute. */

@@ -76,28 +76,28 @@ static int module_exec(PyObject *module)
     return 0;
 }
 
-#define VISIT_OBJECTS(st, DO)                                                              \
-    DO((st)->VerbsError);                                                                  \
-    DO((st)->BusyError);                                                                   \
-    DO((st)->DeviceRemovedError);                                                          \
-    DO((st)->ClosedError);                                                                 \
-    DO((st)->CompletionError);                                                             \
-    DO((st)->Context);                                                                     \
-    DO((st)->PD);                                                                          \
-    DO((st)->MR);                                                                          \
-    DO((st)->SGE);                                                                         \
-    DO((st)->CompletionChannel);                                                           \
-    DO((st)->CQ);                                                                          \
-    DO((st)->QP);                                                                          \
-    DO((st)->AH);                                                                          \
-    DO((st)->WorkCompletion);                                                              \
-    DO((st)->CQStats);                                                                     \
-    for (int i = 0; i < CQN_WC_STATUSES; i++) {                                            \
-        DO((st)->wc_status[i]);                                                            \
-    }                                                                                      \
-    for (int i = 0; i < CQN_WC_OPCODES; i++) {                                             \
-        DO((st)->wc_opcode[i]);                                                            \
-    }                                                                                      \
+#define VISIT_OBJECTS(st, DO)                   \
+    DO((st)->VerbsError);                       \
+    DO((st)->BusyError);                        \
+    DO((st)->DeviceRemovedError);               \
+    DO((st)->ClosedError);                      \
+    DO((st)->CompletionError);                  \
+    DO((st)->Context);                          \
+    DO((st)->PD);                               \
+    DO((st)->MR);                               \
+    DO((st)->SGE);                              \
+    DO((st)->CompletionChannel);                \
+    DO((st)->CQ);                               \
+    DO((st)->QP);                               \
+    DO((st)->AH);                               \
+    DO((st)->WorkCompletion);                   \
+    DO((st)->CQStats);                          \
+    for (int i = 0; i < CQN_WC_STATUSES; i++) { \
+        DO((st)->wc_status[i]);                 \
+    }                                           \
+    for (int i = 0; i < CQN_WC_OPCODES; i++) {  \
+        DO((st)->wc_opcode[i]);                 \
+    }                                           \
     DO((st)->wc_flags)
 
 static int module_traverse(PyObject *module, visitproc visit, void *arg)

@@ -140,11 +140,9 @@ static PyObject *mr_register(cqn_mr *self, cqn_object *pd)
     struct ibv_mr *mr;
     int err;
     cqn_enter(pd);
-    Py_BEGIN_ALLOW_THREADS
-    mr = ibv_reg_mr(handle, self->addr, self->length, self->access);
+    Py_BEGIN_ALLOW_THREADS mr = ibv_reg_mr(handle, self->addr, self->length, self->access);
     err = errno;
-    Py_END_ALLOW_THREADS
-    cqn_leave(pd);
+    Py_END_ALLOW_THREADS cqn_leave(pd);
     if (mr == NULL) {
         return refuse_registration(self, err);
     }
@@ -230,8 +228,7 @@ static int check_range(const cqn_mr *self, uint64_t offset, uint64_t length)
     return 0;
 }
 
-static PyObject *mr_read(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
-                         PyObject *kwnames)
+static PyObject *mr_read(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"length", "offset", NULL};
     cqn_mr *self = (cqn_mr *)op;
@@ -257,8 +254,7 @@ static PyObject *mr_read(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
     return PyBytes_FromStringAndSize((char *)self->addr + offset, (Py_ssize_t)length);
 }
 
-static PyObject *mr_write(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
-                          PyObject *kwnames)
+static PyObject *mr_write(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"data", "offset", NULL};
     cqn_mr *self = (cqn_mr *)op;
@@ -335,13 +331,13 @@ static PyObject *mr_subscript(PyObject *op, PyObject *key)
     }
     if (step != 1 || stop < start) {
         PyErr_Format(PyExc_ValueError,
-                     "mr[%zd:%zd:%zd]: the step must be 1, and the end not before the start",
-                     start, stop, step);
+                     "mr[%zd:%zd:%zd]: the step must be 1, and the end not before the start", start,
+                     stop, step);
         return NULL;
     }
     if (stop - start > UINT32_MAX) {
-        PyErr_Format(PyExc_ValueError, "an SGE of %zd bytes: it can have at most %u",
-                     stop - start, UINT32_MAX);
+        PyErr_Format(PyExc_ValueError, "an SGE of %zd bytes: it can have at most %u", stop - start,
+                     UINT32_MAX);
         return NULL;
     }
     if (cqn_open(&self->base) == NULL) {
@@ -389,8 +385,7 @@ static PyGetSetDef mr_getset[] = {
     {"addr", mr_get_addr, NULL, "Address of its first byte, as a peer names it.", NULL},
     {"length", mr_get_length, NULL, "Its size in bytes.", NULL},
     {"lkey", mr_get_u32, NULL, "Key for local use.", (void *)offsetof(cqn_mr, lkey)},
-    {"rkey", mr_get_u32, NULL, "Key for a peer's RDMA operations.",
-     (void *)offsetof(cqn_mr, rkey)},
+    {"rkey", mr_get_u32, NULL, "Key for a peer's RDMA operations.", (void *)offsetof(cqn_mr, rkey)},
     {"access", mr_get_u32, NULL, "What may be done with it, as AccessFlags' bits.",
      (void *)offsetof(cqn_mr, access)},
     CQN_OBJECT_GETSET,
@@ -426,7 +421,7 @@ static PyType_Slot mr_slots[] = {
 PyType_Spec cqn_mr_spec = {
     .name = "cqnotify.MR",
     .basicsize = sizeof(cqn_mr),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC |
-             Py_TPFLAGS_IMMUTABLETYPE,
+    .flags =
+        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = mr_slots,
 };

@@ -6,7 +6,8 @@
  *   1. in a forked child, forget the handle and touch nothing;
  *   2. while open objects use this one: BusyError, or close them first;
  *   3. while another thread is inside a call on it, or is just destroying one
- *      of its users: wait (every such call is bounded, nothing sleeps in one);
+ *      of its users: wait (every such call is bounded, nothing sleeps in one),
+ *      and let no new call begin, or there might always be another;
  *   4. take the handle out, release the GIL, destroy, take the GIL;
  *   5. unlink from the context, release what the object kept, and last the
  *      objects that it used.
@@ -18,6 +19,16 @@
 const char cqn_close_doc[] =
     "close($self, /)\n--\n\n"
     "Destroy it. Closing twice is fine; BusyError says what still needs it.";
+
+const char cqn_add_close_callback_doc[] =
+    "add_close_callback($self, callback, /)\n--\n\n"
+    "Call `callback()` once this is closed, by whoever closes it and in his thread.\n\n"
+    "For event loops that watch it: they get to know at once. An exception in it is reported as "
+    "unraisable.";
+
+const char cqn_remove_close_callback_doc[] =
+    "remove_close_callback($self, callback, /)\n--\n\n"
+    "Take back an add_close_callback(); returns how many were taken back.";
 
 void *cqn_new(PyTypeObject *type, const cqn_kind *kind, cqn_object *const *uses, size_t n)
 {
@@ -51,16 +62,21 @@ void cqn_adopt(cqn_object *self, void *handle)
     }
 }
 
+static bool is_open(const cqn_object *self)
+{
+    return self->handle != NULL && self->closing == 0 && *self->state->alive &&
+           self->context->base.closing == 0;
+}
+
 /* The handle, or NULL with ClosedError. */
 void *cqn_open(cqn_object *self)
 {
-    if (self->handle != NULL && *self->state->alive) {
+    if (is_open(self)) {
         return self->handle;
     }
-    const char *why = *self->state->alive
-                          ? "is closed"
-                          : "was opened before a fork, by the parent process: "
-                            "open the device anew in the child";
+    const char *why = *self->state->alive ? "is closed"
+                                          : "was opened before a fork, by the parent process: "
+                                            "open the device anew in the child";
     PyErr_Format(self->state->ClosedError, "this %s %s", self->kind->name, why);
     return NULL;
 }
@@ -159,13 +175,13 @@ static int refuse_users(cqn_object *self)
         for (cqn_object *p = o; p != NULL; p = p->next) {
             count += p->kind == o->kind && p->handle != NULL && uses(p, self);
         }
-        Py_SETREF(names, PyUnicode_FromFormat("%U%s%zu %s%s", names, n_done > 1 ? ", " : "",
-                                              count, o->kind->name, count > 1 ? "s" : ""));
+        Py_SETREF(names, PyUnicode_FromFormat("%U%s%zu %s%s", names, n_done > 1 ? ", " : "", count,
+                                              o->kind->name, count > 1 ? "s" : ""));
     }
-    PyObject *message =
-        names == NULL ? NULL
-                      : PyUnicode_FromFormat("this %s is still used by %U: close that first",
-                                             self->kind->name, names);
+    PyObject *message = names == NULL
+                            ? NULL
+                            : PyUnicode_FromFormat("this %s is still used by %U: close that first",
+                                                   self->kind->name, names);
     Py_XDECREF(names);
     cqn_busy_error(self->state, self->kind->destroy_verb, message);
     return -1;
@@ -193,6 +209,22 @@ static void unlist(cqn_object *self)
     }
 }
 
+static void run_close_callbacks(cqn_object *self)
+{
+    PyObject *callbacks = self->on_close;
+    self->on_close = NULL;
+    for (Py_ssize_t i = 0; callbacks != NULL && i < PyList_GET_SIZE(callbacks); i++) {
+        PyObject *callback = Py_NewRef(PyList_GET_ITEM(callbacks, i));
+        PyObject *result = *self->state->alive ? PyObject_CallNoArgs(callback) : NULL;
+        if (result == NULL && PyErr_Occurred()) {
+            PyErr_WriteUnraisable(callback);
+        }
+        Py_XDECREF(result);
+        Py_DECREF(callback);
+    }
+    Py_XDECREF(callbacks);
+}
+
 /* Takes a closed object out of the books. What it used is released last: that
  * can be the last reference to the context. */
 static void retire(cqn_object *self)
@@ -206,6 +238,7 @@ static void retire(cqn_object *self)
     if (self->kind->after_destroy != NULL) {
         self->kind->after_destroy(self);
     }
+    run_close_callbacks(self);
     memset(self->uses, 0, sizeof(self->uses));
     for (int i = 0; i < CQN_MAX_USES && used[i]; i++) {
         Py_DECREF(used[i]);
@@ -223,10 +256,9 @@ static int destroy(cqn_object *self)
         cqn_enter(self->uses[i]);
     }
     int err;
-    Py_BEGIN_ALLOW_THREADS
-    err = self->kind->destroy(handle);
-    Py_END_ALLOW_THREADS
-    for (int i = 0; i < CQN_MAX_USES && self->uses[i]; i++) {
+    Py_BEGIN_ALLOW_THREADS err = self->kind->destroy(handle);
+    Py_END_ALLOW_THREADS for (int i = 0; i < CQN_MAX_USES && self->uses[i]; i++)
+    {
         cqn_leave(self->uses[i]);
     }
     if (err != 0) {
@@ -239,44 +271,51 @@ static int destroy(cqn_object *self)
     return 0;
 }
 
+/* One step of closing: 1 it is closed, 0 look again, -1 an exception is set. */
+static int close_step(cqn_object *self, bool cascade)
+{
+    if (!*self->state->alive) {
+        self->handle = NULL;
+        retire(self);
+        return 1;
+    }
+    cqn_object *user = next_user(self);
+    if (user != NULL) {
+        if (!cascade) {
+            return refuse_users(self);
+        }
+        Py_INCREF(user);
+        int rc = cqn_close(user, true);
+        Py_DECREF(user);
+        return rc;
+    }
+    if (self->pins > 0 && !cascade) {
+        return refuse_pins(self);
+    }
+    if (self->users == 0 && self->in_use == 0) {
+        return destroy(self) < 0 ? -1 : 1;
+    }
+    if (interpreter_is_ending()) {
+        /* That thread will never come back. The kernel cleans up, and what
+         * this object uses, which still counts it, stays open. */
+        self->handle = NULL;
+        unlist(self);
+        return 1;
+    }
+    wait_until_left(self->state);
+    return 0;
+}
+
 /* Closes; with `cascade` everything that uses it, too. */
 int cqn_close(cqn_object *self, bool cascade)
 {
-    while (self->handle != NULL) {
-        cqn_object *user;
-        if (!*self->state->alive) {
-            self->handle = NULL;
-            retire(self);
-        }
-        else if ((user = next_user(self)) != NULL) {
-            if (!cascade) {
-                return refuse_users(self);
-            }
-            Py_INCREF(user);
-            int rc = cqn_close(user, true);
-            Py_DECREF(user);
-            if (rc < 0) {
-                return -1;
-            }
-        }
-        else if (self->pins > 0 && !cascade) {
-            return refuse_pins(self);
-        }
-        else if (self->users > 0 || self->in_use > 0) {
-            if (interpreter_is_ending()) {
-                /* That thread will never come back. The kernel cleans up, and
-                 * what this object uses, which still counts it, stays open. */
-                self->handle = NULL;
-                unlist(self);
-                return 0;
-            }
-            wait_until_left(self->state);
-        }
-        else {
-            return destroy(self);
-        }
+    int done = 0;
+    self->closing++;
+    while (done == 0 && self->handle != NULL) {
+        done = close_step(self, cascade);
     }
-    return 0;
+    self->closing--;
+    return done < 0 ? -1 : 0;
 }
 
 PyObject *cqn_method_close(PyObject *self, PyObject *Py_UNUSED(unused))
@@ -298,16 +337,56 @@ PyObject *cqn_method_exit(PyObject *self, PyObject *Py_UNUSED(args))
     return cqn_method_close(self, NULL);
 }
 
+PyObject *cqn_method_add_close_callback(PyObject *op, PyObject *callback)
+{
+    cqn_object *self = CQN_OBJ(op);
+    if (!PyCallable_Check(callback)) {
+        PyErr_Format(PyExc_TypeError, "callback must be callable, not %s",
+                     Py_TYPE(callback)->tp_name);
+        return NULL;
+    }
+    if (cqn_open(self) == NULL || (self->on_close == NULL && !(self->on_close = PyList_New(0))) ||
+        PyList_Append(self->on_close, callback) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+PyObject *cqn_method_remove_close_callback(PyObject *op, PyObject *callback)
+{
+    cqn_object *self = CQN_OBJ(op);
+    PyObject *kept = PyList_New(0);
+    PyObject *old = self->on_close ? Py_NewRef(self->on_close) : NULL;
+    int rc = kept == NULL ? -1 : 0;
+    for (Py_ssize_t i = 0; rc == 0 && old != NULL && i < PyList_GET_SIZE(old); i++) {
+        PyObject *one = Py_NewRef(PyList_GET_ITEM(old, i));
+        int same = PyObject_RichCompareBool(one, callback, Py_EQ);
+        rc = same < 0 ? -1 : same ? 0 : PyList_Append(kept, one);
+        Py_DECREF(one);
+    }
+    PyObject *removed = NULL;
+    if (rc == 0 && old != NULL && self->on_close == old) {
+        removed = PyLong_FromSsize_t(PyList_GET_SIZE(old) - PyList_GET_SIZE(kept));
+        Py_SETREF(self->on_close, Py_NewRef(kept));
+    }
+    else if (rc == 0) {
+        removed = PyLong_FromLong(0); /* it was closed meanwhile, or never had one */
+    }
+    Py_XDECREF(old);
+    Py_XDECREF(kept);
+    return removed;
+}
+
 PyObject *cqn_get_closed(PyObject *self, void *Py_UNUSED(unused))
 {
-    cqn_object *o = CQN_OBJ(self);
-    return PyBool_FromLong(o->handle == NULL || !*o->state->alive);
+    return PyBool_FromLong(!is_open(CQN_OBJ(self)));
 }
 
 int cqn_traverse(PyObject *op, visitproc visit, void *arg)
 {
     cqn_object *self = CQN_OBJ(op);
     Py_VISIT(Py_TYPE(op));
+    Py_VISIT(self->on_close);
     for (int i = 0; i < CQN_MAX_USES; i++) {
         Py_VISIT(self->uses[i]);
     }
@@ -319,6 +398,7 @@ int cqn_traverse(PyObject *op, visitproc visit, void *arg)
 int cqn_clear(PyObject *op)
 {
     cqn_object *self = CQN_OBJ(op);
+    Py_CLEAR(self->on_close);
     if (self->handle == NULL) {
         for (int i = 0; i < CQN_MAX_USES; i++) {
             Py_CLEAR(self->uses[i]);

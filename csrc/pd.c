@@ -73,7 +73,7 @@ static PyType_Slot pd_slots[] = {
 PyType_Spec cqn_pd_spec = {
     .name = "cqnotify.PD",
     .basicsize = sizeof(cqn_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC |
-             Py_TPFLAGS_IMMUTABLETYPE,
+    .flags =
+        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = pd_slots,
 };

@@ -108,9 +108,10 @@ static int parse_type(PyObject *value, enum ibv_qp_type *out)
 
 static int parse_new(cqn_state *st, PyObject *args, PyObject *kwargs, qp_args *a)
 {
-    static char *names[] = {"pd",           "qp_type",      "send_cq",         "recv_cq",
-                            "max_send_wr",  "max_recv_wr",  "max_send_sge",    "max_recv_sge",
-                            "max_inline_data", "sq_sig_all", "user_data", NULL};
+    static char *names[] = {"pd",           "qp_type",      "send_cq",
+                            "recv_cq",      "max_send_wr",  "max_recv_wr",
+                            "max_send_sge", "max_recv_sge", "max_inline_data",
+                            "sq_sig_all",   "user_data",    NULL};
     PyObject *type, *cap[5] = {NULL};
     int sig_all = 0;
     *a = (qp_args){.user_data = Py_None, .recv_cq = Py_None};
@@ -303,10 +304,8 @@ static int modify(cqn_qp *self, struct ibv_qp_attr *attr, int mask)
     }
     int err;
     cqn_enter(CQN_OBJ(self));
-    Py_BEGIN_ALLOW_THREADS
-    err = ibv_modify_qp(qp, attr, mask);
-    Py_END_ALLOW_THREADS
-    cqn_leave(CQN_OBJ(self));
+    Py_BEGIN_ALLOW_THREADS err = ibv_modify_qp(qp, attr, mask);
+    Py_END_ALLOW_THREADS cqn_leave(CQN_OBJ(self));
     if (err != 0) {
         self->state = before;
         cqn_verbs_error(self->base.state, err, "ibv_modify_qp", "QP %u from %s to %s: %s",
@@ -365,10 +364,9 @@ static PyObject *qp_query(PyObject *op, PyObject *Py_UNUSED(unused))
         return cqn_verbs_error(CQN_OBJ(op)->state, err, "ibv_query_qp", "QP %u", qp->qp_num);
     }
     PyObject *dict = cqn_struct_to_dict(&attr, cqn_qp_fields);
-    if (dict != NULL &&
-        (add(dict, "ah_attr", cqn_ah_attr_to_dict(&attr.ah_attr)) < 0 ||
-         add(dict, "alt_ah_attr", cqn_ah_attr_to_dict(&attr.alt_ah_attr)) < 0 ||
-         add(dict, "cap", cqn_struct_to_dict(&attr.cap, cqn_cap_fields)) < 0)) {
+    if (dict != NULL && (add(dict, "ah_attr", cqn_ah_attr_to_dict(&attr.ah_attr)) < 0 ||
+                         add(dict, "alt_ah_attr", cqn_ah_attr_to_dict(&attr.alt_ah_attr)) < 0 ||
+                         add(dict, "cap", cqn_struct_to_dict(&attr.cap, cqn_cap_fields)) < 0)) {
         Py_CLEAR(dict);
     }
     return dict;
@@ -377,9 +375,8 @@ static PyObject *qp_query(PyObject *op, PyObject *Py_UNUSED(unused))
 /* The closure is the index in `uses`. */
 static PyObject *qp_get_used(PyObject *op, void *index)
 {
-    return cqn_open(CQN_OBJ(op))
-               ? Py_NewRef((PyObject *)CQN_OBJ(op)->uses[(uintptr_t)index])
-               : NULL;
+    return cqn_open(CQN_OBJ(op)) ? Py_NewRef((PyObject *)CQN_OBJ(op)->uses[(uintptr_t)index])
+                                 : NULL;
 }
 
 static PyObject *qp_get_context(PyObject *op, void *Py_UNUSED(unused))
@@ -474,7 +471,7 @@ static PyType_Slot qp_slots[] = {
 PyType_Spec cqn_qp_spec = {
     .name = "cqnotify.QP",
     .basicsize = sizeof(cqn_qp),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC |
-             Py_TPFLAGS_IMMUTABLETYPE,
+    .flags =
+        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = qp_slots,
 };

@@ -9,8 +9,7 @@
 #include <endian.h>
 
 typedef struct {
-    PyObject_HEAD
-    PyObject *wr_id, *status, *opcode, *byte_len;
+    PyObject_HEAD PyObject *wr_id, *status, *opcode, *byte_len;
     struct ibv_wc raw;
 } work_completion;
 
@@ -97,15 +96,13 @@ static PyObject *wc_get_wc_flags(PyObject *op, void *Py_UNUSED(unused))
 static PyObject *wc_get_imm_data(PyObject *op, void *Py_UNUSED(unused))
 {
     const struct ibv_wc *raw = raw_of(op);
-    return number_or_none(is_ok(raw) && (raw->wc_flags & IBV_WC_WITH_IMM),
-                          be32toh(raw->imm_data));
+    return number_or_none(is_ok(raw) && (raw->wc_flags & IBV_WC_WITH_IMM), be32toh(raw->imm_data));
 }
 
 static PyObject *wc_get_invalidated_rkey(PyObject *op, void *Py_UNUSED(unused))
 {
     const struct ibv_wc *raw = raw_of(op);
-    return number_or_none(is_ok(raw) && (raw->wc_flags & IBV_WC_WITH_INV),
-                          raw->invalidated_rkey);
+    return number_or_none(is_ok(raw) && (raw->wc_flags & IBV_WC_WITH_INV), raw->invalidated_rkey);
 }
 
 static PyObject *wc_get_src_qp(PyObject *op, void *Py_UNUSED(unused))
@@ -156,8 +153,7 @@ static PyObject *wc_repr(PyObject *op)
                                     (unsigned)raw->qp_num, self->status);
     }
     return PyUnicode_FromFormat("<WorkCompletion wr_id=%S qp_num=%u opcode=%R byte_len=%S>",
-                                self->wr_id, (unsigned)raw->qp_num, self->opcode,
-                                self->byte_len);
+                                self->wr_id, (unsigned)raw->qp_num, self->opcode, self->byte_len);
 }
 
 /* Fills a table with the members of an enum, by value. */

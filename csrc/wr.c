@@ -123,8 +123,7 @@ static int require_state(const cqn_qp *qp, enum ibv_qp_state least, const char *
         return 0;
     }
     cqn_verbs_error(qp->base.state, EINVAL, verb, "QP %u is in %s, and needs %s: %s", qp->qp_num,
-                    cqn_qp_state_name(qp->state), cqn_qp_state_name(least),
-                    "see QP.connect()");
+                    cqn_qp_state_name(qp->state), cqn_qp_state_name(least), "see QP.connect()");
     return -1;
 }
 
@@ -147,8 +146,7 @@ const char cqn_qp_post_recv_doc[] =
     "begins with 40 bytes of GRH. VerbsError (ENOMEM) when the queue is full.\n\n"
     "Wraps ibv_post_recv(3).";
 
-PyObject *cqn_qp_post_recv(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
-                           PyObject *kwnames)
+PyObject *cqn_qp_post_recv(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"sg", "wr_id", NULL};
     cqn_qp *qp = (cqn_qp *)op;
@@ -198,15 +196,15 @@ static const opcode_rule rules[] = {
 
 enum { SG, WR_ID, OPCODE, SEND_FLAGS, IMM_DATA, REMOTE_ADDR, RKEY, AH, REMOTE_QPN, REMOTE_QKEY };
 
-static const char *const send_names[] = {"sg",          "wr_id",      "opcode", "send_flags",
-                                         "imm_data",    "remote_addr", "rkey",  "ah",
+static const char *const send_names[] = {"sg",         "wr_id",       "opcode", "send_flags",
+                                         "imm_data",   "remote_addr", "rkey",   "ah",
                                          "remote_qpn", "remote_qkey", NULL};
 #define N_SEND (Py_ARRAY_LENGTH(send_names) - 1)
 
 static const opcode_rule *rule_of(const cqn_qp *qp, uint32_t opcode)
 {
-    static const char *const type_names[] = {[IBV_QPT_RC] = "RC", [IBV_QPT_UC] = "UC",
-                                             [IBV_QPT_UD] = "UD"};
+    static const char *const type_names[] = {
+        [IBV_QPT_RC] = "RC", [IBV_QPT_UC] = "UC", [IBV_QPT_UD] = "UD"};
     const int type = qp->type == IBV_QPT_RC ? RC : qp->type == IBV_QPT_UC ? UC : UD;
     for (size_t i = 0; i < Py_ARRAY_LENGTH(rules); i++) {
         if (rules[i].opcode == (int)opcode) {
@@ -218,8 +216,10 @@ static const opcode_rule *rule_of(const cqn_qp *qp, uint32_t opcode)
             return NULL;
         }
     }
-    PyErr_Format(PyExc_ValueError, "opcode is %u: post_send() takes SEND, SEND_WITH_IMM, "
-                                   "RDMA_WRITE, RDMA_WRITE_WITH_IMM and RDMA_READ", opcode);
+    PyErr_Format(PyExc_ValueError,
+                 "opcode is %u: post_send() takes SEND, SEND_WITH_IMM, "
+                 "RDMA_WRITE, RDMA_WRITE_WITH_IMM and RDMA_READ",
+                 opcode);
     return NULL;
 }
 
@@ -230,8 +230,8 @@ static int presence(PyObject *const *in, int index, bool wanted, const char *wha
     if (given == wanted) {
         return 0;
     }
-    PyErr_Format(PyExc_ValueError, wanted ? "%s is missing: %s needs it"
-                                          : "%s was given, but %s does not take it",
+    PyErr_Format(PyExc_ValueError,
+                 wanted ? "%s is missing: %s needs it" : "%s was given, but %s does not take it",
                  send_names[index], what);
     return -1;
 }
@@ -247,8 +247,10 @@ static int check_flags(const cqn_qp *qp, const opcode_rule *rule, uint32_t flags
         return -1;
     }
     if ((flags & IBV_SEND_SOLICITED) && !rule->solicited) {
-        PyErr_Format(PyExc_ValueError, "send_flags: SOLICITED is not possible with %s: it "
-                                       "completes nothing at the receiver", name);
+        PyErr_Format(PyExc_ValueError,
+                     "send_flags: SOLICITED is not possible with %s: it "
+                     "completes nothing at the receiver",
+                     name);
         return -1;
     }
     if ((flags & IBV_SEND_INLINE) && !rule->inlined) {
@@ -309,14 +311,12 @@ static int set_ah(const cqn_qp *qp, PyObject *ah, struct ibv_send_wr *wr, gather
 }
 
 /* Everything of the request but its memory and its address handle. */
-static const opcode_rule *set_request(const cqn_qp *qp, PyObject *const *in,
-                                      struct ibv_send_wr *wr)
+static const opcode_rule *set_request(const cqn_qp *qp, PyObject *const *in, struct ibv_send_wr *wr)
 {
     uint32_t opcode = IBV_WR_SEND, flags = IBV_SEND_SIGNALED, imm = 0;
     if ((in[WR_ID] != NULL && cqn_uint(in[WR_ID], "wr_id", UINT64_MAX, &wr->wr_id) < 0) ||
         (in[OPCODE] != NULL && cqn_u32(in[OPCODE], "opcode", UINT8_MAX, &opcode) < 0) ||
-        (in[SEND_FLAGS] != NULL &&
-         cqn_u32(in[SEND_FLAGS], "send_flags", UINT32_MAX, &flags) < 0)) {
+        (in[SEND_FLAGS] != NULL && cqn_u32(in[SEND_FLAGS], "send_flags", UINT32_MAX, &flags) < 0)) {
         return NULL;
     }
     const opcode_rule *rule = rule_of(qp, opcode);
@@ -380,14 +380,12 @@ static int post(cqn_qp *qp, struct ibv_send_wr *wr, gathered *g)
         refuse_post(qp, err, "ibv_post_send", &qp->sq, qp->cap.max_send_wr);
         return -1;
     }
-    cqn_wr_queue_push(&qp->sq, wr->wr_id,
-                      qp->sq_sig_all || (wr->send_flags & IBV_SEND_SIGNALED), g->pinned,
-                      g->num_pinned);
+    cqn_wr_queue_push(&qp->sq, wr->wr_id, qp->sq_sig_all || (wr->send_flags & IBV_SEND_SIGNALED),
+                      g->pinned, g->num_pinned);
     return 0;
 }
 
-PyObject *cqn_qp_post_send(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
-                           PyObject *kwnames)
+PyObject *cqn_qp_post_send(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     cqn_qp *qp = (cqn_qp *)op;
     PyObject *in[N_SEND] = {NULL};

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: MIT
+"""Fixtures over a real RDMA device: the first one, and a second one for traffic over a wire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from support import Endpoint, connect
+
+from cqnotify import CQ, PD, CompletionChannel, Context, QPType, devices
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--rdma-required",
+        action="store_true",
+        help="a test that finds no RDMA device fails instead of being skipped",
+    )
+
+
+def missing(request: pytest.FixtureRequest, what: str) -> None:
+    if request.config.getoption("--rdma-required"):
+        pytest.fail(f"--rdma-required, but there is {what}")
+    pytest.skip(what)
+
+
+@pytest.fixture
+def ctx(request: pytest.FixtureRequest) -> Iterator[Context]:
+    if not devices():
+        missing(request, "no RDMA device")
+    with Context() as context:
+        yield context
+
+
+@pytest.fixture
+def ctx2(request: pytest.FixtureRequest) -> Iterator[Context]:
+    """The second device: between it and the first, packets cross a wire."""
+    if len(devices()) < 2:
+        missing(request, "no second RDMA device")
+    with Context(devices()[1].name) as context:
+        yield context
+
+
+@pytest.fixture
+def pd(ctx: Context) -> PD:
+    return PD(ctx)
+
+
+@pytest.fixture
+def channel(ctx: Context) -> CompletionChannel:
+    return CompletionChannel(ctx)
+
+
+@pytest.fixture
+def cq(ctx: Context, channel: CompletionChannel) -> CQ:
+    return CQ(ctx, 64, channel=channel)
+
+
+@pytest.fixture
+def pair(ctx: Context) -> tuple[Endpoint, Endpoint]:
+    """Two connected RC endpoints on one device."""
+    return connect(Endpoint(ctx, QPType.RC), Endpoint(ctx, QPType.RC))
+
+
+@pytest.fixture
+def uc_pair(ctx: Context) -> tuple[Endpoint, Endpoint]:
+    return connect(Endpoint(ctx, QPType.UC), Endpoint(ctx, QPType.UC))
+
+
+@pytest.fixture
+def ud_pair(ctx: Context) -> tuple[Endpoint, Endpoint]:
+    return connect(Endpoint(ctx, QPType.UD), Endpoint(ctx, QPType.UD))
+
+
+@pytest.fixture
+def wire_pair(ctx: Context, ctx2: Context) -> tuple[Endpoint, Endpoint]:
+    """Two connected RC endpoints on two devices."""
+    return connect(Endpoint(ctx, QPType.RC), Endpoint(ctx2, QPType.RC))

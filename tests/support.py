@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: MIT
+"""What several test files need: endpoints, waiting for completions, waiting for a sleeper."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cqnotify import (
+    CQ,
+    MR,
+    PD,
+    QP,
+    AccessFlags,
+    CompletionChannel,
+    Context,
+    QPType,
+    WCStatus,
+    WorkCompletion,
+)
+
+DEADLINE = 30.0  # seconds: the lab's guest is emulated, and can stall for a while
+ALL_REMOTE = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_READ
+GRH = 40
+PPOLL = "271"  # number of the system call on x86-64
+
+
+class Endpoint:
+    """One side of a connection: a QP with a CQ for each direction, on one channel, and memory."""
+
+    def __init__(
+        self,
+        ctx: Context,
+        qp_type: QPType,
+        *,
+        size: int = 65536,
+        access: AccessFlags = ALL_REMOTE,
+        one_cq: bool = False,
+        cqe: int = 256,
+        **qp: Any,
+    ) -> None:
+        self.ctx = ctx
+        self.pd = PD(ctx)
+        self.channel = CompletionChannel(ctx)
+        self.scq = CQ(ctx, cqe, channel=self.channel)
+        self.rcq = self.scq if one_cq else CQ(ctx, cqe, channel=self.channel)
+        self.mr = MR(self.pd, size, access=access)
+        options: dict[str, Any] = {"max_send_wr": 64, "max_recv_wr": 64, **qp}
+        self.qp = QP(self.pd, qp_type, send_cq=self.scq, recv_cq=self.rcq, **options)
+
+
+def connect(a: Endpoint, b: Endpoint, **options: Any) -> tuple[Endpoint, Endpoint]:
+    """Both QPs to RTS, towards each other; UD has no peer."""
+    access = AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_READ
+    if a.qp.qp_type == QPType.UD:
+        a.qp.connect(**options)
+        b.qp.connect(**options)
+    else:
+        options.setdefault("access", access)
+        a.qp.connect(b.qp.address(), **options)
+        b.qp.connect(a.qp.address(), **options)
+    return a, b
+
+
+def wait_completions(cq: CQ, n: int) -> list[WorkCompletion]:
+    """n completions, asleep in between as a program should be: arm, poll again, sleep."""
+    end = time.monotonic() + DEADLINE
+    got = cq.poll(n)
+    while len(got) < n:
+        cq.req_notify()
+        more = cq.poll(n - len(got))
+        got += more
+        if not more:
+            assert cq.channel is not None
+            fired = cq.channel.get_event(timeout=max(0.0, end - time.monotonic()))
+            fired.ack()
+    return got
+
+
+def wait_one(cq: CQ, status: WCStatus = WCStatus.SUCCESS) -> WorkCompletion:
+    (wc,) = wait_completions(cq, 1)
+    assert wc.status == status, wc
+    return wc
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < end, f"{what}: not within {DEADLINE} s"
+        time.sleep(0.001)
+
+
+def is_asleep(thread: threading.Thread) -> bool:
+    """Whether the kernel says that the thread sits in ppoll(2), as a waiter does."""
+    try:
+        text = Path(f"/proc/self/task/{thread.native_id}/syscall").read_text()
+    except OSError:
+        return False
+    return text.split()[0] == PPOLL
+
+
+class Waiter:
+    """A thread that runs one call, and what came of it."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.seconds = 0.0
+        self.call = call
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+
+    def run(self) -> None:
+        try:
+            self.result = self.call()
+        except BaseException as e:
+            self.error = e
+
+    def asleep(self) -> Waiter:
+        """Returns when it sleeps: what happens from now on must wake it."""
+        until(lambda: is_asleep(self.thread), "the waiter sleeps")
+        return self
+
+    def join(self) -> Any:
+        self.thread.join(DEADLINE)
+        assert not self.thread.is_alive(), "the waiter did not wake"
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+@contextmanager
+def waiting(call: Callable[[], Any]) -> Iterator[Waiter]:
+    """A call that is asleep inside the block, and has ended after it."""
+    waiter = Waiter(call).asleep()
+    yield waiter
+    waiter.thread.join(DEADLINE)
+    assert not waiter.thread.is_alive(), "the waiter did not wake"

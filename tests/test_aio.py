@@ -1,0 +1,812 @@
+# SPDX-License-Identifier: MIT
+"""AsyncCQ, step by step: nothing is hidden by the next completion, and no test sleeps to wait.
+
+A message that `Lane.send` has sent is received, as a completion and as an event, when it returns.
+A task that was created has run up to where it sleeps after `await tick()`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import gc
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import DEADLINE, Endpoint, connect, wait_completions
+
+from cqnotify import (
+    CQ,
+    AsyncCQ,
+    ClosedError,
+    CompletionChannel,
+    Context,
+    QPType,
+    SendFlags,
+    WorkCompletion,
+)
+
+SOLICITED = SendFlags.SIGNALED | SendFlags.SOLICITED
+
+Scenario = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def new_loop(request: pytest.FixtureRequest) -> Callable[[], asyncio.AbstractEventLoop]:
+    if request.param == "asyncio":
+        return asyncio.new_event_loop
+    return pytest.importorskip("uvloop").new_event_loop
+
+
+@pytest.fixture
+def run(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> Scenario:
+    """asyncio.run with either kind of loop, and a deadline."""
+
+    async def bounded(scenario: Coroutine[Any, Any, Any]) -> Any:
+        try:
+            return await asyncio.wait_for(scenario, DEADLINE)
+        finally:
+            left = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+
+    def run(scenario: Coroutine[Any, Any, Any]) -> Any:
+        with contextlib.closing(new_loop()) as loop:
+            return loop.run_until_complete(bounded(scenario))
+
+    return run
+
+
+class Lane:
+    """A one-way connection on one device, into a CQ of the test's choice."""
+
+    def __init__(self, ctx: Context, channel: CompletionChannel, cq_type: type[CQ] = CQ) -> None:
+        self.cq = cq_type(ctx, 255, channel=channel)
+        self.sent = 0
+        self._in = Endpoint(ctx, QPType.RC)
+        self._out = Endpoint(ctx, QPType.RC, max_recv_wr=1)
+        self._in.qp.close()
+        self._in.qp = type(self._in.qp)(
+            self._in.pd, QPType.RC, send_cq=self._in.scq, recv_cq=self.cq, max_recv_wr=255
+        )
+        connect(self._out, self._in)
+
+    def send(self, n: int = 1, flags: SendFlags = SendFlags.SIGNALED) -> None:
+        for _ in range(n):
+            self._in.qp.post_recv(self._in.mr[0:64], wr_id=self.sent)
+            self._out.qp.post_send(self._out.mr[0:8], wr_id=self.sent, send_flags=flags)
+            self.sent += 1
+            # The receive completes before the send is acknowledged.
+            wait_completions(self._out.scq, 1)
+
+    def close(self) -> None:
+        self._in.qp.close()
+
+
+MakeLane = Callable[..., Lane]
+
+
+@pytest.fixture
+def new_lane(ctx: Context, channel: CompletionChannel) -> Iterator[MakeLane]:
+    """Makes lanes, and keeps them until the context closes."""
+    lanes = []
+
+    def make(cq_type: type[CQ] = CQ, on: CompletionChannel = channel) -> Lane:
+        lanes.append(Lane(ctx, on, cq_type))
+        return lanes[-1]
+
+    yield make
+    ctx.close()
+
+
+@pytest.fixture
+def lane(new_lane: MakeLane) -> Lane:
+    return new_lane()
+
+
+async def tick() -> None:
+    """Let every task that can run do so, up to where it waits."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def sleeper(acq: AsyncCQ, *args: Any, **kwargs: Any) -> asyncio.Task[list[WorkCompletion]]:
+    """A task that waits, and is asleep by now."""
+    task = asyncio.ensure_future(acq.wait(*args, **kwargs))
+    await tick()
+    assert not task.done()
+    return task
+
+
+def ids(wcs: list[WorkCompletion]) -> list[int]:
+    return [wc.wr_id for wc in wcs]
+
+
+def open_fds() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+# ---- the nine lock-step tests: each of them found a bug in a prototype ----------------------
+
+
+def test_a_completion_between_the_last_poll_and_the_arm_is_not_missed(
+    new_lane: MakeLane, run: Scenario
+) -> None:
+    class Racing(CQ):
+        def req_notify(self, solicited_only: bool = False) -> None:
+            if lane.sent == 0:
+                lane.send()
+            super().req_notify(solicited_only)
+
+    lane = new_lane(Racing)
+
+    async def scenario() -> None:
+        async with AsyncCQ(lane.cq) as acq:
+            assert ids(await acq.wait()) == [0]
+            assert acq.stats.events == 0
+            assert acq.stats.wakeups == 0
+
+    run(scenario())
+
+
+def test_every_completion_wakes_when_the_producer_waits_for_the_consumer(
+    lane: Lane, run: Scenario
+) -> None:
+    async def scenario() -> None:
+        async with AsyncCQ(lane.cq) as acq:
+            for i in range(50):
+                task = await sleeper(acq)
+                lane.send()
+                assert ids(await task) == [i]
+            assert acq.stats.events == 50
+            assert acq.stats.wakeups == 50
+            assert acq.stats.arms == 50
+            assert acq.stats.max_per_wake == 1
+
+    run(scenario())
+
+
+def test_of_two_waiters_each_gets_one_completion_in_the_order_of_coming(
+    lane: Lane, run: Scenario
+) -> None:
+    async def scenario() -> None:
+        async with AsyncCQ(lane.cq) as acq:
+            first, second = await sleeper(acq), await sleeper(acq)
+            assert acq.stats.arms == 1
+            lane.send()
+            assert ids(await first) == [0]
+            assert not second.done()
+            lane.send()
+            assert ids(await second) == [1]
+            assert acq.stats.events == 2
+
+    run(scenario())
+
+
+class Canceller(CQ):
+    """Cancels a task after its waiter was woken, and before it has run."""
+
+    victim: asyncio.Task[Any] | None = None
+
+    def poll(self, max_entries: int = 16) -> list[WorkCompletion]:
+        wcs = super().poll(max_entries)
+        if wcs and self.victim is not None:
+            # Queued ahead of the wake-up that follows this poll.
+            self.victim.get_loop().call_soon(self.victim.cancel)
+            self.victim = None
+        return wcs
+
+
+def test_a_waiter_that_is_woken_and_then_cancelled_passes_the_wake_up_on(
+    new_lane: MakeLane, run: Scenario
+) -> None:
+    lane = new_lane(Canceller)
+
+    async def scenario() -> None:
+        async with AsyncCQ(lane.cq) as acq:
+            first, second = await sleeper(acq), await sleeper(acq)
+            lane.cq.victim = first
+            lane.send()
+            assert ids(await second) == [0]
+            assert first.cancelled()
+            assert acq.stats.events == 1
+
+    run(scenario())
+
+
+def test_a_waiter_that_is_woken_and_then_cancelled_leaves_the_completion(
+    new_lane: MakeLane, run: Scenario
+) -> None:
+    lane = new_lane(Canceller)
+
+    async def scenario() -> None:
+        async with AsyncCQ(lane.cq) as acq:
+            task = await sleeper(acq)
+            lane.cq.victim = task
+            lane.send()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            lane.send()
+            assert ids(await acq.wait()) == [0]
+            assert ids(await acq.wait()) == [1]
+            assert acq.stats.events == 1
+
+    run(scenario())
+
+
+def test_a_timeout_loses_nothing(lane: Lane, run: Scenario) -> None:
+    async def scenario() -> None:
+        async with AsyncCQ(lane.cq) as acq:
+            for i in range(5):
+                with pytest.raises(asyncio.TimeoutError):
+                    await asyncio.wait_for(acq.wait(), 0.01)
+                lane.send()
+                assert ids(await acq.wait()) == [i]
+
+    run(scenario())
+
+
+def test_a_cancelled_waiter_does_not_deafen_another_cq_of_the_channel(
+    new_lane: MakeLane, lane: Lane, run: Scenario
+) -> None:
+    other = new_lane()
+
+    async def scenario() -> None:
+        async with AsyncCQ(lane.cq) as acq, AsyncCQ(other.cq) as other_acq:
+            task, other_task = await sleeper(acq), await sleeper(other_acq)
+            task.cancel()
+            await tick()
+            other.send()
+            assert ids(await other_task) == [0]
+            assert other_acq.stats.events == 1
+            acq.close()
+            task = await sleeper(other_acq)
+            other.send()
+            assert ids(await task) == [1]
+
+    run(scenario())
+
+
+def test_a_cancelled_waiter_leaves_the_one_behind_it_armed(lane: Lane, run: Scenario) -> None:
+    async def scenario() -> None:
+        async with AsyncCQ(lane.cq) as acq:
+            first, second = await sleeper(acq), await sleeper(acq)
+            first.cancel()
+            await tick()
+            lane.send()
+            assert ids(await second) == [0]
+            assert acq.stats.events == 1
+
+    run(scenario())
+
+
+def test_events_are_acknowledged_when_two_cqs_of_one_channel_close(
+    new_lane: MakeLane, lane: Lane, run: Scenario
+) -> None:
+    lanes = [lane, new_lane()]
+
+    async def scenario() -> None:
+        async with AsyncCQ(lanes[0].cq) as acq, AsyncCQ(lanes[1].cq) as acq2:
+            for i in range(40):
+                tasks = [await sleeper(a) for a in (acq, acq2)]
+                for each in lanes:
+                    each.send()
+                assert [ids(await task) for task in tasks] == [[i], [i]]
+            assert acq.stats.acked == 32, "many at once, the rest at close"
+            await sleeper(acq)
+            lane.send()  # its event is not read any more
+        for each in lanes:
+            assert each.cq.unacked == 0
+            assert each.cq.stats.acked == 40
+
+    run(scenario())
+    for each in lanes:
+        each.close()
+        closing = threading.Thread(target=each.cq.close, daemon=True)
+        closing.start()
+        closing.join(DEADLINE)
+        assert not closing.is_alive(), "the destruction of the CQ hangs"
+
+
+def test_an_idle_waiter_burns_no_cpu_after_an_event(lane: Lane, run: Scenario) -> None:
+    async def scenario() -> None:
+        async with AsyncCQ(lane.cq) as acq:
+            task = await sleeper(acq)
+            lane.send()
+            await task
+            await sleeper(acq)
+            cpu = time.process_time()
+            await asyncio.sleep(3)
+            assert time.process_time() - cpu < 0.15
+            assert acq.stats.events == 1
+
+    run(scenario())
+
+
+# ---- what wait() returns --------------------------------------------------------------------
+
+
+def test_completions_that_are_there_cost_no_arm(lane: Lane, run: Scenario) -> None:
+    async def scenario() -> None:
+        async with AsyncCQ(lane.cq) as acq:
+            lane.send(5)
+            assert ids(await acq.wait()) == [0, 1, 2, 3, 4]
+            assert acq.stats.arms == acq.stats.events == acq.stats.wakeups == 0
+
+    run(scenario())
+
+
+def test_one_event_may_bring_many_completions(new_lane: MakeLane, run: Scenario) -> None:
+    lane = new_lane()
+
+    async def scenario() -> None:
+        async with AsyncCQ(lane.cq) as acq:
+            task = await sleeper(acq, 200)
+            lane.send(200)
+            got = ids(await task)
+            assert got == list(range(200))
+            assert acq.stats.events == 1
+            assert acq.stats.max_per_wake == 200
+
+    run(scenario())
+
+
+def test_no_more_than_max_entries_and_the_rest_stays_in_order(lane: Lane, run: Scenario) -> None:
+    async def scenario() -> None:
+        async with AsyncCQ(lane.cq) as acq:
+            task = await sleeper(acq, 2)
+            lane.send(60)
+            got = [ids(await task)]
+            while sum(map(len, got)) < 60:
+                got.append(ids(await acq.wait(7)))
+            assert [len(g) for g in got][:2] == [2, 7]
+            assert [i for g in got for i in g] == list(range(60))
+
+    run(scenario())
+
+
+def test_many_waiters_share_one_event(lane: Lane, run: Scenario) -> None:
+    async def scenario() -> None:
+        async with AsyncCQ(lane.cq) as acq:
+            tasks = [await sleeper(acq, 1) for _ in range(50)]
+            lane.send(50)
+            assert [ids(wcs) for wcs in await asyncio.gather(*tasks)] == [[i] for i in range(50)]
+            assert acq.stats.events == 1
+
+    run(scenario())
+
+
+def test_a_late_comer_does_not_overtake_a_waiter(new_lane: MakeLane, run: Scenario) -> None:
+    async def scenario() -> None:
+        async with AsyncCQ(lane.cq) as acq:
+            first = await sleeper(acq)
+            lane.send()
+            second = asyncio.ensure_future(acq.wait())  # runs before the event is read
+            assert acq.poll() == []
+            assert ids(await first) == [0]
+            assert not second.done()
+            lane.send()
+            assert ids(await second) == [1]
+
+    lane = new_lane()
+    run(scenario())
+
+
+@pytest.mark.parametrize("max_entries", [0, -1])
+def test_max_entries_must_be_positive(lane: Lane, run: Scenario, max_entries: int) -> None:
+    async def scenario() -> None:
+        async with AsyncCQ(lane.cq) as acq:
+            with pytest.raises(ValueError, match="max_entries"):
+                await acq.wait(max_entries)
+
+    run(scenario())
+
+
+def test_poll_takes_from_the_same_queue(lane: Lane, run: Scenario) -> None:
+    async def scenario() -> None:
+        async with AsyncCQ(lane.cq) as acq:
+            assert acq.poll() == []
+            lane.send(3)
+            assert ids(acq.poll(1)) == [0]
+            assert ids(await acq.wait()) == [1, 2]
+
+    run(scenario())
+
+
+def test_only_a_solicited_message_wakes_who_waits_for_one(lane: Lane, run: Scenario) -> None:
+    async def scenario() -> None:
+        async with AsyncCQ(lane.cq) as acq:
+            for _ in range(3):
+                task = await sleeper(acq, solicited_only=True)
+                lane.send(7)
+                await tick()
+                assert not task.done()
+                lane.send(flags=SOLICITED)
+                assert len(await task) == 8
+            assert acq.stats.events == 3
+            assert acq.stats.wakeups == 3
+
+    run(scenario())
+
+
+def test_a_waiter_for_any_completion_upgrades_the_arm(lane: Lane, run: Scenario) -> None:
+    async def scenario() -> None:
+        async with AsyncCQ(lane.cq) as acq:
+            solicited = await sleeper(acq, solicited_only=True)
+            second = await sleeper(acq)
+            lane.send()
+            assert ids(await solicited) == [0]
+            lane.send()
+            assert ids(await second) == [1]
+            assert acq.stats.events == 2
+
+    run(scenario())
+
+
+def test_iteration_ends_when_it_is_closed(lane: Lane, run: Scenario) -> None:
+    async def scenario() -> None:
+        acq = AsyncCQ(lane.cq)
+        got = []
+
+        async def consume() -> None:
+            async for wc in acq:
+                got.append(wc.wr_id)
+
+        task = asyncio.ensure_future(consume())
+        await tick()
+        lane.send(20)
+        while len(got) < 20:
+            await asyncio.sleep(0)
+        await tick()
+        acq.close()
+        await task
+        assert got == list(range(20))
+
+    run(scenario())
+
+
+# ---- closing --------------------------------------------------------------------------------
+
+
+def test_close_wakes_every_waiter_with_closed_error(lane: Lane, run: Scenario) -> None:
+    async def scenario() -> None:
+        acq = AsyncCQ(lane.cq)
+        tasks = [await sleeper(acq) for _ in range(3)]
+        acq.close()
+        acq.close()
+        for task in tasks:
+            with pytest.raises(ClosedError, match="AsyncCQ is closed"):
+                await task
+        with pytest.raises(ClosedError):
+            await acq.wait()
+        with pytest.raises(ClosedError):
+            acq.poll()
+        assert acq.closed
+        assert not lane.cq.closed
+
+    run(scenario())
+
+
+def test_what_was_not_handed_out_can_be_taken_after_close(lane: Lane, run: Scenario) -> None:
+    async def scenario() -> None:
+        async with AsyncCQ(lane.cq) as acq:
+            lane.send(3)
+            assert ids(await acq.wait(1)) == [0]
+        assert ids(acq.poll()) == [1, 2]
+
+    run(scenario())
+
+
+def test_a_new_one_can_follow_on_the_same_cq(lane: Lane, run: Scenario) -> None:
+    async def scenario() -> None:
+        for i in range(3):
+            async with AsyncCQ(lane.cq) as acq:
+                with pytest.raises(ValueError, match="already"):
+                    AsyncCQ(lane.cq)
+                task = await sleeper(acq)
+                lane.send()
+                assert ids(await task) == [i]
+                await sleeper(acq)  # it is armed when it closes
+        assert lane.cq.unacked == 0
+
+    run(scenario())
+
+
+def test_closing_the_context_wakes_the_waiters(ctx: Context, lane: Lane, run: Scenario) -> None:
+    async def scenario() -> None:
+        acq = AsyncCQ(lane.cq)
+        task = await sleeper(acq)
+        lane.send()
+        await task
+        task = await sleeper(acq)
+        ctx.close()
+        with pytest.raises(ClosedError):
+            await task
+        with pytest.raises(ClosedError):
+            await acq.wait()
+        acq.close()
+
+    run(scenario())
+
+
+def test_closing_the_cq_or_the_channel_under_a_waiter_is_noticed(
+    channel: CompletionChannel, lane: Lane, run: Scenario
+) -> None:
+    async def scenario() -> None:
+        acq = AsyncCQ(lane.cq)
+        task = await sleeper(acq)
+        lane.close()
+        lane.cq.close()
+        with pytest.raises(ClosedError, match="CQ was closed"):
+            await task
+        channel.close()
+        acq.close()
+
+    run(scenario())
+
+
+def test_a_cq_without_channel_or_a_closed_one_is_refused(ctx: Context, lane: Lane) -> None:
+    with CQ(ctx, 4) as deaf, pytest.raises(ValueError, match="no completion channel"):
+        AsyncCQ(deaf)
+    lane.close()
+    lane.cq.close()
+    with pytest.raises(ClosedError):
+        AsyncCQ(lane.cq)
+
+
+def test_another_file_that_gets_the_descriptors_number_is_heard(
+    ctx: Context, lane: Lane, run: Scenario
+) -> None:
+    """asyncio never calls the reader of a number that was closed while it was being watched."""
+
+    async def scenario() -> None:
+        acq = AsyncCQ(lane.cq)
+        task = await sleeper(acq)
+        before = set(os.listdir("/proc/self/fd"))
+        ctx.close()
+        readable, writable = os.pipe()
+        assert str(readable) in before, "the number is used again"
+        called = asyncio.Event()
+        asyncio.get_running_loop().add_reader(readable, called.set)
+        os.write(writable, b"x")
+        await called.wait()
+        asyncio.get_running_loop().remove_reader(readable)
+        os.close(readable)
+        os.close(writable)
+        with pytest.raises(ClosedError):
+            await task
+
+    run(scenario())
+
+
+# ---- the reader -----------------------------------------------------------------------------
+
+
+def test_more_events_than_one_callback_reads_all_arrive(new_lane: MakeLane, run: Scenario) -> None:
+    lanes = [new_lane() for _ in range(40)]
+
+    async def scenario() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            acqs = [await stack.enter_async_context(AsyncCQ(lane.cq)) for lane in lanes]
+            for i in range(2):
+                tasks = [await sleeper(acq) for acq in acqs]
+                for lane in lanes:
+                    lane.send()
+                assert [ids(await task) for task in tasks] == [[i]] * len(lanes)
+            assert [acq.stats.events for acq in acqs] == [2] * len(lanes)
+
+    run(scenario())
+
+
+def test_events_of_a_cq_that_nobody_awaits_are_left_to_it(
+    new_lane: MakeLane, lane: Lane, run: Scenario
+) -> None:
+    other = new_lane()
+    other.cq.req_notify()
+
+    async def scenario() -> None:
+        async with AsyncCQ(lane.cq) as acq:
+            task = await sleeper(acq)
+            other.send()
+            lane.send()
+            assert ids(await task) == [0]
+        assert other.cq.unacked == 1
+        assert other.cq.stats.events == 1
+
+    run(scenario())
+
+
+def test_an_event_without_completion_wakes_nobody(lane: Lane, run: Scenario) -> None:
+    async def scenario() -> None:
+        lane.cq.req_notify()
+        lane.send()
+        assert len(lane.cq.poll()) == 1
+        async with AsyncCQ(lane.cq) as acq:
+            task = await sleeper(acq)
+            while acq.stats.events == 0:
+                await asyncio.sleep(0)
+            await tick()
+            assert not task.done()
+            lane.send()
+            assert ids(await task) == [1]
+            assert acq.stats.spurious == 1
+
+    run(scenario())
+
+
+class Broken(CompletionChannel):
+    error: Exception | None = None
+    calls = 0
+
+    def try_get_event(self) -> CQ | None:
+        self.calls += 1
+        if self.error is not None:
+            raise self.error
+        return super().try_get_event()
+
+
+def test_an_error_of_the_reader_fails_every_waiter_and_it_is_not_called_again(
+    ctx: Context, new_lane: MakeLane, run: Scenario
+) -> None:
+    channel = Broken(ctx)
+    lanes = [new_lane(on=channel), new_lane(on=channel)]
+
+    async def scenario() -> None:
+        acqs = [AsyncCQ(lane.cq) for lane in lanes]
+        tasks = [await sleeper(acq) for acq in acqs for _ in range(2)]
+        channel.error = OSError(errno.EIO, "the device is gone")
+        lanes[0].send()
+        for task in tasks:
+            with pytest.raises(OSError, match="gone"):
+                await task
+        calls = channel.calls
+        await asyncio.sleep(0.1)
+        assert channel.calls == calls == 1
+        with pytest.raises(OSError, match="gone"):
+            await acqs[1].wait()
+        for acq in acqs:
+            acq.close()
+
+    run(scenario())
+
+
+class Refusing(CQ):
+    refuse = False
+
+    def req_notify(self, solicited_only: bool = False) -> None:
+        if self.refuse:
+            raise OSError(errno.EIO, "refused")
+        super().req_notify(solicited_only)
+
+
+def test_an_error_of_one_cq_leaves_the_others_of_its_channel_alone(
+    new_lane: MakeLane, lane: Lane, run: Scenario
+) -> None:
+    bad = new_lane(Refusing)
+
+    async def scenario() -> None:
+        async with AsyncCQ(lane.cq) as acq, AsyncCQ(bad.cq) as bad_acq:
+            task = await sleeper(acq)
+            bad.cq.refuse = True
+            with pytest.raises(OSError, match="refused"):
+                await bad_acq.wait()
+            lane.send()
+            assert ids(await task) == [0]
+
+    run(scenario())
+
+
+def test_a_second_run_works_with_the_same_asynccq(lane: Lane, run: Scenario) -> None:
+    acq = AsyncCQ(lane.cq)
+
+    async def scenario(i: int) -> None:
+        task = await sleeper(acq)
+        lane.send()
+        assert ids(await task) == [i]
+        await sleeper(acq)  # cancelled when the loop ends
+
+    before = open_fds()
+    for i in range(3):
+        run(scenario(i))
+    acq.close()
+    gc.collect()
+    assert open_fds() == before
+    assert acq.stats.events == 3
+
+
+def test_waiters_of_a_loop_that_was_closed_are_forgotten(
+    lane: Lane, run: Scenario, new_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    acq = AsyncCQ(lane.cq)
+    loop = new_loop()
+    lost = loop.create_task(acq.wait())
+    loop.run_until_complete(tick())
+    loop.close()
+    lost._log_destroy_pending = False  # type: ignore[attr-defined]  # on purpose
+
+    async def scenario() -> None:
+        task = await sleeper(acq)
+        lane.send()
+        assert ids(await task) == [0]
+        acq.close()
+
+    run(scenario())
+
+
+def test_two_living_loops_on_one_channel_are_refused(
+    lane: Lane, run: Scenario, new_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    acq = AsyncCQ(lane.cq)
+    loop = new_loop()
+    task = loop.create_task(acq.wait())
+    loop.run_until_complete(tick())
+
+    async def scenario() -> None:
+        with pytest.raises(RuntimeError, match="another event loop"):
+            await acq.wait()
+
+    run(scenario())
+    lane.send()
+    assert ids(loop.run_until_complete(task)) == [0]
+    acq.close()
+    loop.close()
+
+
+def test_one_that_is_dropped_unclosed_goes_away_with_its_reader(lane: Lane, run: Scenario) -> None:
+    async def scenario() -> None:
+        before = open_fds()
+        acq = AsyncCQ(lane.cq)
+        task = await sleeper(acq)
+        assert open_fds() == before + 1
+        task.cancel()
+        await tick()
+        gone = weakref.ref(acq)
+        del acq, task
+        gc.collect()
+        assert gone() is None
+        await tick()
+        assert open_fds() == before
+
+    run(scenario())
+
+
+def test_one_that_is_dropped_unclosed_after_its_loop_leaks_nothing(
+    lane: Lane, run: Scenario
+) -> None:
+    before = open_fds()
+    acqs = [AsyncCQ(lane.cq)]
+
+    async def scenario() -> None:
+        await sleeper(acqs[0])
+
+    run(scenario())
+    assert open_fds() == before + 1
+    acqs.clear()
+    gc.collect()
+    assert open_fds() == before
+
+
+def test_the_last_one_that_closes_takes_the_reader_along(
+    new_lane: MakeLane, lane: Lane, run: Scenario
+) -> None:
+    other = new_lane()
+
+    async def scenario() -> None:
+        before = open_fds()
+        async with AsyncCQ(lane.cq) as acq:
+            async with AsyncCQ(other.cq) as other_acq:
+                tasks = [await sleeper(acq), await sleeper(other_acq)]
+                assert open_fds() == before + 1
+            assert open_fds() == before + 1
+        assert open_fds() == before
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    run(scenario())

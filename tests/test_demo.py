@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: MIT
+"""The command line and the demo, as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import until
+
+from cqnotify import Context, __version__
+
+MESSAGES = 160
+LIMIT = 300.0  # seconds for six short runs on an emulated machine
+
+in_lab = pytest.mark.skipif(
+    os.environ.get("CQNOTIFY_LAB") not in ("vm", "native"), reason="needs the lab's two devices"
+)
+
+
+def cqnotify(*args: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "cqnotify", *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, **options)
+
+
+def queue_disciplines() -> str:
+    path = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
+    return subprocess.run(
+        ["tc", "qdisc"], capture_output=True, text=True, check=True, env={"PATH": path}
+    ).stdout
+
+
+def children_of(pid: int) -> list[int]:
+    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in listed.split()]
+
+
+def test_version_and_help() -> None:
+    assert cqnotify("--version").stdout == f"cqnotify {__version__}\n"
+    assert "exit codes" in cqnotify("--help").stdout
+    assert "--messages" in cqnotify("demo", "--help").stdout
+
+
+@pytest.mark.parametrize(
+    "args", [[], ["nonsense"], ["demo", "--messages", "0"], ["demo", "--interval", "-1"]]
+)
+def test_wrong_usage_is_exit_code_2(args: list[str]) -> None:
+    assert cqnotify(*args).returncode == 2
+
+
+def test_no_such_device_is_exit_code_3_with_one_line() -> None:
+    done = cqnotify("demo", "--device", "nonsense")
+    assert done.returncode == 3
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_devices_lists_what_there_is(ctx: Context) -> None:
+    listed = json.loads(cqnotify("devices", "--json").stdout)
+    (device,) = [d for d in listed if d["name"] == ctx.name]
+    (port,) = device["ports"]
+    assert port["state"] == ctx.query_port().state.name
+    assert port["active_mtu"] == ctx.query_port().active_mtu.bytes
+    assert [gid["gid"] for gid in port["gids"]] == [str(e.gid) for e in ctx.gid_table()]
+    text = cqnotify("devices").stdout
+    assert text.startswith(f"{ctx.name}: ")
+    assert all(str(entry.gid) in text for entry in ctx.gid_table())
+
+
+@pytest.fixture(scope="module")
+def figures() -> dict[str, Any]:
+    """The demo's own figures, from one run for all tests of this file."""
+    done = cqnotify("demo", "--json", "--messages", str(MESSAGES))
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def result(figures: dict[str, Any], traffic: str, receiver: str) -> dict[str, Any]:
+    (found,) = [
+        r for r in figures["results"] if (r["traffic"], r["receiver"]) == (traffic, receiver)
+    ]
+    return found
+
+
+@in_lab
+def test_all_messages_arrive_in_every_way(figures: dict[str, Any]) -> None:
+    assert figures["ok"]
+    assert len(figures["results"]) == 6
+    assert {r["messages"] for r in figures["results"]} == {MESSAGES}
+    assert figures["device"] != figures["peer_device"]
+
+
+@in_lab
+@pytest.mark.parametrize(
+    ("traffic", "receiver"),
+    [
+        ("ibv_rc_pingpong", "asyncio"),
+        ("ibv_rc_pingpong", "blocking"),
+        ("paced stream", "asyncio"),
+    ],
+)
+def test_a_receiver_sleeps_for_every_message(
+    figures: dict[str, Any], traffic: str, receiver: str
+) -> None:
+    sleeping = result(figures, traffic, receiver)
+    assert 0.9 <= sleeping["events_per_message"] <= 1
+    assert 0.9 * MESSAGES <= sleeping["wakeups"] <= MESSAGES
+    assert sleeping["cpu"] < 0.7 * result(figures, traffic, "busy polling")["cpu"]
+
+
+@in_lab
+def test_solicited_messages_alone_wake(figures: dict[str, Any]) -> None:
+    solicited = result(figures, "paced stream", "asyncio, solicited only")
+    assert solicited["wakeups"] == solicited["events"] == MESSAGES // 16
+    busy = result(figures, "paced stream", "busy polling")
+    assert solicited["cpu"] < 0.2 * busy["cpu"]
+
+
+@in_lab
+@pytest.mark.parametrize("traffic", ["ibv_rc_pingpong", "paced stream"])
+def test_busy_polling_never_sleeps(figures: dict[str, Any], traffic: str) -> None:
+    busy = result(figures, traffic, "busy polling")
+    assert busy["events"] == busy["wakeups"] == busy["arms"] == 0
+    assert busy["polls"] > 10 * MESSAGES
+    assert busy["cpu"] > 0.7 * busy["wall"]
+
+
+@in_lab
+def test_the_wire_is_as_before(figures: dict[str, Any]) -> None:
+    assert figures["wire_delay"]
+    assert "netem" not in queue_disciplines()
+
+
+@in_lab
+def test_the_table_is_aligned_and_says_what_it_means() -> None:
+    done = cqnotify("demo", "--messages", "16")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "", "progress is for terminals"
+    blocks = [block.splitlines() for block in done.stdout.split("\n\n")]
+    title, table, conclusions = blocks
+    assert len(title) == 1
+    assert len(table) == 2 + 6
+    assert len({len(line) for line in table}) == 1
+    assert len(conclusions) == 4
+    assert all("busy polling took" in sentence for sentence in conclusions)
+
+
+@in_lab
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"]
+)
+def test_a_signal_ends_it_cleanly(number: signal.Signals, code: int) -> None:
+    demo = subprocess.Popen(
+        [sys.executable, "-m", "cqnotify", "demo", "--messages", "100000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with demo:
+        try:
+            until(lambda: peers(demo.pid) != [], "the peer runs")
+            (peer,) = peers(demo.pid)
+            time.sleep(1)  # into the traffic, or into the exchange: both must end
+            demo.send_signal(number)
+            out, err = demo.communicate(timeout=60)
+        finally:
+            demo.kill()
+    assert (demo.returncode, out, err) == (code, "", "")
+    assert not Path(f"/proc/{peer}").exists()
+    assert "netem" not in queue_disciplines()
+
+
+def peers(pid: int) -> list[int]:
+    """The demo's children that are a peer, not a short-lived helper."""
+    found = []
+    for child in children_of(pid):
+        try:
+            name = Path(f"/proc/{child}/comm").read_text().strip()
+        except OSError:
+            continue
+        if name == "ibv_rc_pingpong":
+            found.append(child)
+    return found

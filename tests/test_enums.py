@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: MIT
+"""Enums: every enumerator of the header has its name and value, unknown values stay ints."""
+
+import ast
+import enum
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import cqnotify
+from cqnotify import _core, enums
+from cqnotify.enums import MTU, WCFlags, WCOpcode, WCStatus, enum_or_int
+
+PREFIXES = {
+    enums.WROpcode: "IBV_WR_",
+    enums.SendFlags: "IBV_SEND_",
+    enums.AccessFlags: "IBV_ACCESS_",
+    enums.QPType: "IBV_QPT_",
+    enums.QPState: "IBV_QPS_",
+    enums.MTU: "IBV_",
+    enums.MigState: "IBV_MIG_",
+    enums.PortState: "IBV_PORT_",
+    enums.LinkLayer: "IBV_LINK_LAYER_",
+    enums.GIDType: "IBV_GID_TYPE_",
+    enums.NodeType: "IBV_NODE_",
+    enums.TransportType: "IBV_TRANSPORT_",
+    enums.AtomicCap: "IBV_ATOMIC_",
+    WCStatus: "IBV_WC_",
+    WCOpcode: "IBV_WC_",
+    WCFlags: "IBV_WC_",
+}
+
+# From the header, by hand: these numbers are the ABI and will not change.
+KNOWN = {
+    WCStatus.SUCCESS: 0,
+    WCStatus.WR_FLUSH_ERR: 5,
+    WCStatus.RETRY_EXC_ERR: 12,
+    WCStatus.RNR_RETRY_EXC_ERR: 13,
+    WCStatus.GENERAL_ERR: 21,
+    WCOpcode.SEND: 0,
+    WCOpcode.RECV: 128,
+    WCOpcode.RECV_RDMA_WITH_IMM: 129,
+    WCFlags.WITH_IMM: 2,
+    WCFlags.WITH_INV: 8,
+    enums.WROpcode.SEND: 2,
+    enums.WROpcode.RDMA_READ: 4,
+    enums.SendFlags.SIGNALED: 2,
+    enums.SendFlags.SOLICITED: 4,
+    enums.AccessFlags.REMOTE_ATOMIC: 8,
+    enums.QPType.RC: 2,
+    enums.QPType.UD: 4,
+    enums.QPType.DRIVER: 255,
+    enums.QPState.RTS: 3,
+    enums.QPState.ERR: 6,
+    enums.PortState.ACTIVE: 4,
+    enums.LinkLayer.ETHERNET: 2,
+    enums.GIDType.ROCE_V2: 2,
+    enums.NodeType.UNKNOWN: -1,
+    enums.NodeType.RNIC: 4,
+    enums.AtomicCap.GLOB: 2,
+}
+
+
+@pytest.mark.parametrize("cls", PREFIXES, ids=lambda cls: cls.__name__)
+def test_every_member_has_the_value_of_its_enumerator(cls):
+    assert len(cls) > 2
+    for name, member in cls.__members__.items():
+        assert member == _core.constants[PREFIXES[cls] + name]
+
+
+@pytest.mark.parametrize(("member", "value"), KNOWN.items(), ids=str)
+def test_known_values(member, value):
+    assert int(member) == value
+
+
+@pytest.mark.parametrize(
+    "prefix", sorted({prefix for prefix in PREFIXES.values() if prefix != "IBV_"})
+)
+def test_no_enumerator_of_the_header_is_missing(prefix):
+    classes = [cls for cls, its in PREFIXES.items() if its == prefix]
+    named = {prefix + name for cls in classes for name in cls.__members__}
+    known = {name for name in _core.constants if name.startswith(prefix)}
+    assert {name for name in known - named if not name.endswith("_SHIFT")} == set()
+
+
+def test_members_of_one_enum_are_all_different():
+    for cls in PREFIXES:
+        assert len(cls.__members__) == len({int(member) for member in cls.__members__.values()})
+
+
+def test_mtu_in_bytes():
+    assert {mtu.name: mtu.bytes for mtu in MTU} == {
+        f"MTU_{n}": n for n in (256, 512, 1024, 2048, 4096)
+    }
+
+
+def test_a_known_value_becomes_its_member():
+    assert enum_or_int(WCStatus, 5) is WCStatus.WR_FLUSH_ERR
+
+
+@pytest.mark.parametrize("value", [99, -7, 2**31])
+def test_an_unknown_value_stays_a_plain_int(value):
+    assert enum_or_int(WCStatus, value) == value
+    assert type(enum_or_int(WCStatus, value)) is int
+
+
+def test_unknown_flags_are_kept():
+    flags = enum_or_int(WCFlags, WCFlags.WITH_IMM | 1 << 20)
+    assert flags & WCFlags.WITH_IMM
+    assert flags & 1 << 20
+
+
+def test_every_enum_is_exported():
+    classes = {
+        name
+        for name, cls in inspect.getmembers(enums, inspect.isclass)
+        if issubclass(cls, enum.Enum) and cls.__module__ == enums.__name__
+    }
+    assert classes <= set(cqnotify.__all__)
+    assert classes | {"enum_or_int"} == set(enums.__all__)
+
+
+def test_all_names_exist():
+    assert [name for name in cqnotify.__all__ if not hasattr(cqnotify, name)] == []
+
+
+def test_enums_import_nothing_but_enum_and_the_core():
+    tree = ast.parse(inspect.getsource(enums))
+    modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    modules |= {
+        a.name for node in ast.walk(tree) if isinstance(node, ast.Import) for a in node.names
+    }
+    assert modules <= {"enum", "typing", "_core"}
+
+
+def test_importing_has_no_side_effects():
+    code = """
+import logging, signal, sys, threading, warnings
+before = (
+    logging.root.handlers[:], logging.root.level, warnings.filters[:],
+    signal.getsignal(signal.SIGINT), sys.excepthook, threading.active_count(),
+)
+import cqnotify
+after = (
+    logging.root.handlers[:], logging.root.level, warnings.filters[:],
+    signal.getsignal(signal.SIGINT), sys.excepthook, threading.active_count(),
+)
+assert before == after, (before, after)
+assert isinstance(cqnotify.devices(), list)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

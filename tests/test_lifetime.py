@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: MIT
+"""Closing in every order, from threads, by the garbage collector, and at the end of a program."""
+
+import contextlib
+import gc
+import itertools
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+
+import pytest
+from support import DEADLINE, Endpoint, Waiter, connect, until, wait_one
+
+from cqnotify import (
+    AH,
+    CQ,
+    MR,
+    PD,
+    QP,
+    BusyError,
+    ClosedError,
+    CompletionChannel,
+    Context,
+    QPType,
+    WCStatus,
+)
+
+Pair = tuple[Endpoint, Endpoint]
+
+
+class World:
+    """One of everything, by name."""
+
+    def __init__(self) -> None:
+        self.ctx = Context()
+        self.pd = PD(self.ctx)
+        self.channel = CompletionChannel(self.ctx)
+        self.cq = CQ(self.ctx, 16, channel=self.channel)
+        self.mr = MR(self.pd, 4096)
+        self.qp = QP(self.pd, QPType.RC, send_cq=self.cq)
+        self.ah = AH(self.pd, dgid=self.ctx.find_gid().gid, sgid_index=self.ctx.find_gid().index)
+        self.qp.connect(self.qp.address())
+
+
+NAMES = ("pd", "channel", "cq", "mr", "qp", "ah")
+NEEDED_BY = {
+    "pd": {"mr", "qp", "ah"},
+    "channel": {"cq"},
+    "cq": {"qp"},
+    "mr": set[str](),
+    "qp": set[str](),
+    "ah": set[str](),
+}
+
+
+def idle(_: World) -> None:
+    pass
+
+
+def armed(w: World) -> None:
+    w.cq.req_notify()
+
+
+def event_pending(w: World) -> None:
+    armed(w)
+    w.qp.post_recv(w.mr[0:64])
+    w.qp.post_send(w.mr[64:72])
+    wait_two(w)
+
+
+def event_read(w: World) -> None:
+    event_pending(w)
+    assert w.channel.get_event(timeout=DEADLINE) is w.cq
+
+
+def wait_two(w: World) -> None:
+    got: list[object] = []
+    until(lambda: got.extend(w.cq.poll()) or len(got) == 2, "both completions")
+
+
+@pytest.mark.parametrize("phase", [idle, armed, event_pending, event_read])
+def test_any_order_of_closing_works_or_is_busy(phase: Callable[[World], None]) -> None:
+    """Each order of six objects: what is still needed is BusyError, and the rest closes."""
+    orders = list(itertools.permutations(NAMES))
+    for order in orders[:: 60 if phase is idle else 180]:
+        w = World()
+        phase(w)
+        left = set(NAMES)
+        for name in order:
+            busy = NEEDED_BY[name] & left
+            if busy:
+                with pytest.raises(BusyError):
+                    getattr(w, name).close()
+                assert not getattr(w, name).closed
+            else:
+                getattr(w, name).close()
+                assert getattr(w, name).closed
+                left.discard(name)
+        w.ctx.close()
+        assert all(getattr(w, name).closed for name in NAMES)
+
+
+def test_work_in_flight_is_dropped_with_the_context() -> None:
+    w = World()
+    w.qp.post_recv(w.mr[0:64])
+    with pytest.raises(BusyError, match="1 work request in flight"):
+        w.mr.close()
+    w.ctx.close()
+    assert w.mr.closed
+
+
+@pytest.mark.parametrize("waiting", [False, True])
+def test_a_forgotten_world_is_collected(waiting: bool) -> None:
+    w = World()
+    w.cq.user_data = w  # a cycle through everything
+    w.qp.user_data = w
+    w.qp.post_recv(w.mr[0:64])
+    gone = weakref.ref(w.ctx)
+    waiter = Waiter(w.channel.get_event).asleep() if waiting else None
+    with pytest.warns(ResourceWarning, match="unclosed"):
+        del w
+        gc.collect()
+        if waiter is not None:
+            # The waiter's frame holds the channel, so this much is still open.
+            context = gone()
+            assert context is not None
+            context.close()
+            del context
+            with pytest.raises(ClosedError):
+                waiter.join()
+            del waiter
+    gc.collect()  # the recorded warnings held what they warned of
+    assert gone() is None
+
+
+def test_a_resource_warning_that_is_an_error_still_closes(pd: PD) -> None:
+    import warnings
+
+    mr = MR(pd, 64)
+    unraisable: list[object] = []
+    hook, sys.unraisablehook = sys.unraisablehook, lambda u: unraisable.append(u.exc_type)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            del mr
+    finally:
+        sys.unraisablehook = hook
+    assert unraisable == [ResourceWarning]
+    pd.close()
+
+
+def test_constructors_that_fail_leave_nothing(pd: PD, cq: CQ) -> None:
+    for _ in range(3):
+        with pytest.raises(ValueError, match="qp_type"):
+            QP(pd, 99, send_cq=cq)
+        with pytest.raises(ValueError, match="cqe"):
+            CQ(pd.context, 0)
+        with pytest.raises(ValueError, match="1 byte"):
+            MR(pd, 0)
+    pd.close()
+    cq.close()
+
+
+def test_many_threads_close_the_same_things(ctx: Context) -> None:
+    for _ in range(10):
+        w = World()
+        barrier = threading.Barrier(4)
+
+        def work(w: World = w, barrier: threading.Barrier = barrier) -> None:
+            barrier.wait()
+            for _ in range(20):
+                for name in ("qp", "ah", "mr", "cq", "channel", "pd"):
+                    with contextlib.suppress(BusyError):
+                        getattr(w, name).close()
+            w.ctx.close()
+
+        waiters = [Waiter(work) for _ in range(4)]
+        for waiter in waiters:
+            waiter.join()
+        assert all(getattr(w, name).closed for name in (*NAMES, "ctx"))
+
+
+def test_closing_while_others_register_and_close(ctx: Context) -> None:
+    """A close waits for the calls that are inside, and those after it get ClosedError."""
+    with Context(ctx.name) as other:
+        pd = PD(other)
+        seen: list[str] = []
+
+        def work() -> None:
+            while True:
+                try:
+                    MR(pd, 1 << 16).close()
+                except ClosedError:
+                    seen.append("closed")
+                    return
+
+        waiters = [Waiter(work) for _ in range(3)]
+        for _ in range(200):
+            try:
+                pd.close()
+                break
+            except BusyError:
+                pass
+        other.close()
+        for waiter in waiters:
+            waiter.join()
+        assert seen == ["closed"] * 3
+
+
+END = """
+import threading, cqnotify as c
+ctx = c.Context()
+pd = c.PD(ctx)
+channel = c.CompletionChannel(ctx)
+cq = c.CQ(ctx, 16, channel=channel)
+mr = c.MR(pd, 4096)
+qp = c.QP(pd, c.QPType.RC, send_cq=cq)
+qp.connect(qp.address())
+qp.post_recv(mr[0:64])
+cq.req_notify()
+qp.post_send(mr[64:72])
+assert channel.get_event(timeout=30) is cq
+cq.user_data = qp.user_data = [ctx, pd, channel, cq, mr, qp]
+for _ in range(3):
+    threading.Thread(target=channel.get_event, daemon=True).start()
+"""
+
+
+@pytest.mark.parametrize(
+    "end", ["", "ctx.close()", "del ctx, pd, cq, mr, qp", "import sys; sys.exit(0)"]
+)
+def test_a_program_ends_whatever_is_left_open(ctx: Context, end: str) -> None:
+    out = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "ignore::ResourceWarning", "-c", END + end],
+        capture_output=True,
+        text=True,
+        timeout=4 * DEADLINE,
+    )
+    assert (out.returncode, out.stdout) == (0, ""), out
+    assert "Fatal" not in out.stderr
+
+
+def test_everything_can_be_referenced_weakly(pair: Pair) -> None:
+    a = pair[0]
+    for thing in (a.ctx, a.pd, a.channel, a.scq, a.mr, a.qp):
+        assert weakref.ref(thing)() is thing
+
+
+def test_a_posted_buffer_lives_until_its_completion(pair: Pair) -> None:
+    class Buffer(bytearray):
+        pass
+
+    a, b = pair
+    buffer = Buffer(b"kept alive")
+    gone = weakref.ref(buffer)
+    a.qp.post_send(MR(a.pd, buffer)[:])  # no receive yet: it stays in flight
+    del buffer
+    gc.collect()
+    assert gone() is not None
+    b.qp.post_recv(b.mr[0:64])
+    wait_one(b.rcq)
+    assert b.mr.read(10) == b"kept alive"
+    with pytest.warns(ResourceWarning, match="unclosed MR"):
+        wait_one(a.scq)
+        gc.collect()
+    assert gone() is None
+
+
+def test_a_failed_request_lets_go_of_its_buffer_too(ctx: Context) -> None:
+    a, _ = connect(Endpoint(ctx, QPType.RC), Endpoint(ctx, QPType.RC), rnr_retry=0, min_rnr_timer=1)
+    mr = MR(a.pd, bytearray(8))
+    a.qp.post_send(mr[:])
+    wait_one(a.scq, WCStatus.RNR_RETRY_EXC_ERR)
+    mr.close()
+
+
+def test_subclasses_work_as_their_bases(ctx: Context) -> None:
+    class MyCQ(CQ):
+        def drain(self) -> int:
+            return len(self.poll(256))
+
+    class MyContext(Context):
+        extra = 1
+
+    with MyContext(ctx.name) as mine:
+        channel = CompletionChannel(mine)
+        with MyCQ(mine, 8, channel=channel) as cq:
+            cq.note = "attributes, too"  # type: ignore[attr-defined]
+            assert cq.drain() == 0

@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: MIT
+import array
+import gc
+import mmap
+import resource
+import subprocess
+import sys
+import weakref
+
+import pytest
+
+from cqnotify import CQ, MR, PD, SGE, AccessFlags, BusyError, ClosedError, Context, QPType
+
+
+def test_own_memory_is_page_aligned_zeroed_and_of_the_length(pd: PD) -> None:
+    mr = MR(pd, 5000)
+    assert len(mr) == mr.length == 5000
+    assert mr.addr % mmap.PAGESIZE == 0
+    assert mr.read() == bytes(5000)
+    assert mr.lkey != 0
+    assert mr.access == AccessFlags.LOCAL_WRITE
+    assert mr.pd is pd
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: bytearray(b"0123456789"),
+        lambda: array.array("B", b"0123456789"),
+        lambda: memoryview(bytearray(b"xx0123456789xx"))[2:12],
+    ],
+    ids=["bytearray", "array", "memoryview"],
+)
+def test_a_buffer_is_registered_where_it_is(pd: PD, make: object) -> None:
+    buffer = make()  # type: ignore[operator]
+    mr = MR(pd, buffer)
+    assert mr.read() == b"0123456789"
+    mr.write(b"ab", 8)
+    assert bytes(buffer) == b"01234567ab"
+
+
+def test_an_mmap_is_registered_and_closed_only_after_it(pd: PD) -> None:
+    with mmap.mmap(-1, 8192) as m:
+        mr = MR(pd, m)
+        assert mr.length == 8192
+        with pytest.raises(BufferError):
+            m.close()
+        mr.close()
+
+
+def test_a_registered_bytearray_can_not_be_resized_until_closed(pd: PD) -> None:
+    buffer = bytearray(100)
+    mr = MR(pd, buffer)
+    with pytest.raises(BufferError):
+        buffer.extend(b"more")
+    mr.close()
+    buffer.extend(b"more")
+
+
+def test_read_only_memory_needs_access_0(pd: PD) -> None:
+    with pytest.raises(TypeError, match="writable"):
+        MR(pd, b"constant")  # type: ignore[arg-type]
+    mr = MR(pd, b"constant", access=0)
+    assert mr.read() == b"constant"
+    with pytest.raises(TypeError, match="read-only"):
+        mr.write(b"x")
+    assert memoryview(mr).readonly
+
+
+@pytest.mark.parametrize("bad", ["text", None, 1.5, object(), [1, 2]])
+def test_what_is_no_buffer_is_refused(pd: PD, bad: object) -> None:
+    with pytest.raises(TypeError):
+        MR(pd, bad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bad", [0, -1, 1 << 63, 1 << 64, (1 << 63) - 1])
+def test_a_length_out_of_range_is_refused(pd: PD, bad: int) -> None:
+    with pytest.raises((ValueError, MemoryError)):
+        MR(pd, bad)
+
+
+def test_an_empty_buffer_is_refused(pd: PD) -> None:
+    with pytest.raises(ValueError, match="at least 1 byte"):
+        MR(pd, bytearray())
+
+
+def test_a_strided_buffer_is_refused(pd: PD) -> None:
+    with pytest.raises(TypeError, match="contiguous"):
+        MR(pd, memoryview(bytearray(64))[::2])
+
+
+def test_remote_write_needs_local_write(pd: PD) -> None:
+    with pytest.raises(ValueError, match="need LOCAL_WRITE"):
+        MR(pd, 64, access=AccessFlags.REMOTE_WRITE)
+    assert MR(pd, 64, access=AccessFlags.REMOTE_READ).access == AccessFlags.REMOTE_READ
+
+
+@pytest.mark.parametrize("bad", [None, object(), "pd", 7])
+def test_a_pd_of_a_wrong_type_is_refused(bad: object) -> None:
+    with pytest.raises(TypeError, match="pd must be a cqnotify.PD"):
+        MR(bad, 64)  # type: ignore[arg-type]
+
+
+def test_a_slice_is_an_sge_of_these_bytes(pd: PD) -> None:
+    mr = MR(pd, 1000)
+    for part, start, stop in [
+        (mr[:], 0, 1000),
+        (mr[10:20], 10, 20),
+        (mr[990:], 990, 1000),
+        (mr[:7], 0, 7),
+        (mr[-5:], 995, 1000),
+        (mr[-10:-4], 990, 996),
+        (mr[1000:], 1000, 1000),
+    ]:
+        assert isinstance(part, SGE)
+        assert part.mr is mr
+        assert part.addr == mr.addr + start
+        assert len(part) == part.length == stop - start
+        assert part.lkey == mr.lkey
+
+
+@pytest.mark.parametrize(
+    "bad", [slice(0, 1001), slice(-1001, 5), slice(1001, None), slice(0, 1 << 70)]
+)
+def test_a_slice_out_of_bounds_is_refused_not_clamped(pd: PD, bad: slice) -> None:
+    with pytest.raises(IndexError):
+        MR(pd, 1000)[bad]
+
+
+@pytest.mark.parametrize("bad", [slice(5, 3), slice(0, 10, 2), slice(10, 0, -1)])
+def test_a_slice_that_is_no_range_is_refused(pd: PD, bad: slice) -> None:
+    with pytest.raises(ValueError, match="step"):
+        MR(pd, 1000)[bad]
+
+
+def test_an_index_is_refused_and_memoryview_recommended(pd: PD) -> None:
+    mr = MR(pd, 10)
+    with pytest.raises(TypeError, match="memoryview"):
+        mr[3]  # type: ignore[index]
+    memoryview(mr)[3] = 7
+    assert mr.read(1, 3) == b"\7"
+
+
+@pytest.mark.parametrize(
+    ("length", "offset"), [(11, 0), (1, 10), (5, 6), (0, 11), (1 << 64 - 1, 5)]
+)
+def test_read_and_write_keep_the_bounds(pd: PD, length: int, offset: int) -> None:
+    mr = MR(pd, 10)
+    with pytest.raises(IndexError, match="this MR has 10 bytes"):
+        mr.read(length, offset)
+    if length < 100:
+        with pytest.raises(IndexError, match="this MR has 10 bytes"):
+            mr.write(bytes(length), offset)
+
+
+def test_read_and_write_copy(pd: PD) -> None:
+    mr = MR(pd, 10)
+    assert mr.write(b"abc", offset=4) == 3
+    assert mr.read(3, 4) == b"abc"
+    assert mr.read(offset=4) == b"abc\0\0\0"
+    assert mr.read(0, 10) == b""
+    with pytest.raises(ValueError, match="offset is -1"):
+        mr.read(1, -1)
+
+
+def test_every_method_of_a_closed_mr_is_a_closed_error(pd: PD) -> None:
+    mr = MR(pd, 10)
+    mr.close()
+    mr.close()
+    assert mr.closed
+    for call in (
+        mr.read,
+        lambda: mr.write(b"x"),
+        lambda: mr[0:1],
+        lambda: memoryview(mr),
+        lambda: mr.addr,
+        lambda: mr.length,
+        lambda: mr.lkey,
+        lambda: mr.rkey,
+        lambda: mr.pd,
+        lambda: len(mr),
+    ):
+        with pytest.raises(ClosedError):
+            call()
+
+
+def test_a_memoryview_outlives_the_mr(pd: PD) -> None:
+    mr = MR(pd, 10)
+    view = memoryview(mr)
+    mr.write(b"kept")
+    mr.close()
+    assert bytes(view[:4]) == b"kept"
+    view[9] = 1
+    view.release()
+
+
+def test_a_view_keeps_the_users_buffer_pinned(pd: PD) -> None:
+    buffer = bytearray(10)
+    mr = MR(pd, buffer)
+    view = memoryview(mr)
+    mr.close()
+    with pytest.raises(BufferError):
+        buffer.clear()
+    view.release()
+    buffer.clear()
+
+
+def test_a_closed_pd_or_one_in_use_is_refused(ctx: Context) -> None:
+    pd = PD(ctx)
+    mr = MR(pd, 10)
+    with pytest.raises(BusyError, match="1 MR") as e:
+        pd.close()
+    assert e.value.verb == "ibv_dealloc_pd"
+    assert not pd.closed
+    mr.close()
+    pd.close()
+    with pytest.raises(ClosedError):
+        MR(pd, 10)
+
+
+def test_an_mr_keeps_its_buffer_alive_and_no_longer(pd: PD) -> None:
+    class Buffer(bytearray):
+        pass
+
+    buffer = Buffer(64)
+    gone = weakref.ref(buffer)
+    mr = MR(pd, buffer)
+    del buffer
+    gc.collect()
+    assert gone() is not None
+    mr.close()
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_cycle_through_the_buffer_is_collected(pd: PD) -> None:
+    class Buffer(bytearray):
+        mr: MR
+
+    buffer = Buffer(64)
+    buffer.mr = MR(pd, buffer)
+    gone = weakref.ref(buffer)
+    with pytest.warns(ResourceWarning, match="unclosed MR"):
+        del buffer
+        gc.collect()
+    assert gone() is None
+
+
+def test_too_much_memory_for_the_limit_is_refused_with_the_limit(ctx: Context) -> None:
+    """In a child that is nobody: root is above the limit."""
+    code = (
+        "import os, resource, cqnotify\n"
+        "resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))\n"
+        "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "with cqnotify.Context() as ctx:\n"
+        "    pd = cqnotify.PD(ctx)\n"
+        "    try: cqnotify.MR(pd, 1 << 20)\n"
+        "    except cqnotify.VerbsError as e: print(e.errno, e.verb, e)\n"
+        "    with cqnotify.MR(pd, 4096): print('small is fine')\n"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    first, second = out.stdout.splitlines()
+    assert first.startswith("12 ibv_reg_mr"), out
+    assert "1048576 bytes" in first
+    assert "65536 bytes" in first
+    assert "ulimit -l" in first
+    assert second == "small is fine"
+    assert resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] != 65536
+
+
+def test_an_mr_in_flight_can_not_be_closed(pd: PD, cq: CQ) -> None:
+    from cqnotify import QP
+
+    qp = QP(pd, QPType.RC, send_cq=cq)
+    qp.to_init()
+    mr = MR(pd, 64)
+    qp.post_recv(mr[0:32])
+    qp.post_recv([mr[32:64]])
+    with pytest.raises(BusyError, match="2 work requests in flight"):
+        mr.close()
+    qp.close()
+    mr.close()

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: MIT
+import errno
+from ipaddress import IPv6Address
+
+import pytest
+from support import Endpoint, connect, wait_one
+
+from cqnotify import (
+    CQ,
+    MTU,
+    PD,
+    QP,
+    AccessFlags,
+    AHAttr,
+    BusyError,
+    ClosedError,
+    Context,
+    QPAddress,
+    QPState,
+    QPType,
+    VerbsError,
+)
+
+Pair = tuple[Endpoint, Endpoint]
+TYPES = [QPType.RC, QPType.UC, QPType.UD]
+
+
+@pytest.mark.parametrize("qp_type", TYPES)
+def test_a_new_qp_is_in_reset_and_knows_what_it_was_made_of(
+    pd: PD, cq: CQ, qp_type: QPType
+) -> None:
+    with CQ(pd.context, 4) as other:
+        qp = QP(pd, qp_type, send_cq=cq, recv_cq=other, user_data="mine")
+        assert qp.state is QPState.RESET
+        assert qp.qp_type == qp_type
+        assert (qp.pd, qp.send_cq, qp.recv_cq, qp.context) == (pd, cq, other, pd.context)
+        assert qp.user_data == "mine"
+        assert qp.outstanding == (0, 0)
+        assert qp.max_send_wr >= 16
+        assert 0 <= qp.sq_psn < 1 << 24
+        qp.close()
+
+
+def test_without_recv_cq_both_sides_complete_on_send_cq(ctx: Context) -> None:
+    a, b = connect(Endpoint(ctx, QPType.RC, one_cq=True), Endpoint(ctx, QPType.RC, one_cq=True))
+    assert b.qp.recv_cq is b.qp.send_cq is b.scq
+    b.qp.post_recv(b.mr[0:64], wr_id=1)
+    a.qp.post_send(a.mr[0:8], wr_id=2)
+    assert wait_one(b.scq).wr_id == 1
+    assert wait_one(a.scq).wr_id == 2
+    assert a.qp.outstanding == b.qp.outstanding == (0, 0)
+
+
+@pytest.mark.parametrize("bad", [0, 1, 8, 255])
+def test_a_type_that_is_not_there_is_refused(pd: PD, cq: CQ, bad: int) -> None:
+    with pytest.raises(ValueError, match="must be QPType.RC, UC or UD"):
+        QP(pd, bad, send_cq=cq)
+
+
+@pytest.mark.parametrize("name", ["max_send_wr", "max_recv_wr", "max_send_sge", "max_recv_sge"])
+def test_a_capacity_beyond_the_device_is_refused_with_the_limit(pd: PD, cq: CQ, name: str) -> None:
+    attr = pd.context.query_device()
+    limit = attr.max_qp_wr if name.endswith("wr") else attr.max_sge
+    for bad in (-1, limit + 1, 1 << 40):
+        with pytest.raises(ValueError, match=rf"{name} is {bad}: it must be 0 to {limit}"):
+            QP(pd, QPType.RC, send_cq=cq, **{name: bad})  # type: ignore[arg-type]
+
+
+def test_more_inline_data_than_the_device_takes_is_refused(pd: PD, cq: CQ) -> None:
+    with pytest.raises(VerbsError, match="max_inline_data=100000") as e:
+        QP(pd, QPType.RC, send_cq=cq, max_inline_data=100_000)
+    assert e.value.verb == "ibv_create_qp"
+    assert e.value.errno == errno.EINVAL
+
+
+def test_missing_and_wrong_arguments_are_refused(pd: PD, cq: CQ) -> None:
+    with pytest.raises(TypeError, match="send_cq"):
+        QP(pd, QPType.RC)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="send_cq must be a cqnotify.CQ"):
+        QP(pd, QPType.RC, send_cq=pd)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="pd must be a cqnotify.PD"):
+        QP(cq, QPType.RC, send_cq=cq)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="qp_type must be an integer"):
+        QP(pd, "RC", send_cq=cq)  # type: ignore[arg-type]
+
+
+def test_a_cq_of_another_context_is_refused(pd: PD, cq: CQ) -> None:
+    with Context(pd.context.name) as other:
+        foreign = CQ(other, 4)
+        with pytest.raises(ValueError, match="send_cq belongs to another Context"):
+            QP(pd, QPType.RC, send_cq=foreign)
+        with pytest.raises(ValueError, match="recv_cq belongs to another Context"):
+            QP(pd, QPType.RC, send_cq=cq, recv_cq=foreign)
+
+
+def test_connect_sets_what_was_asked_for(pair: Pair) -> None:
+    a, b = pair
+    attr = a.qp.query()
+    assert attr.qp_state is a.qp.state is QPState.RTS
+    assert attr.dest_qp_num == b.qp.qp_num
+    assert attr.sq_psn == a.qp.sq_psn
+    assert attr.rq_psn == b.qp.sq_psn
+    assert attr.path_mtu is a.ctx.query_port().active_mtu
+    assert attr.ah_attr.dgid == b.qp.address().gid
+    assert attr.qp_access_flags == AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_READ
+    assert attr.cap.max_send_wr >= a.qp.max_send_wr == 64
+
+
+def test_every_transition_with_its_attributes_by_hand(ctx: Context) -> None:
+    """What connect() does, in the verbs' own terms, and back to RESET."""
+    a, b = Endpoint(ctx, QPType.RC), Endpoint(ctx, QPType.RC)
+    gid = ctx.find_gid()
+    for me, peer in ((a, b), (b, a)):
+        me.qp.modify(qp_state=QPState.INIT, pkey_index=0, port_num=1, qp_access_flags=0)
+        assert me.qp.state is QPState.INIT
+        me.qp.modify(
+            qp_state=QPState.RTR,
+            path_mtu=MTU.MTU_512,
+            dest_qp_num=peer.qp.qp_num,
+            rq_psn=0x123456,
+            max_dest_rd_atomic=4,
+            min_rnr_timer=12,
+            ah_attr=AHAttr(dgid=gid.gid, sgid_index=gid.index, traffic_class=3),
+        )
+        assert me.qp.state is QPState.RTR
+        me.qp.modify(
+            qp_state=QPState.RTS,
+            timeout=10,
+            retry_cnt=3,
+            rnr_retry=2,
+            sq_psn=0x123456,
+            max_rd_atomic=4,
+        )
+    attr = a.qp.query()
+    assert (attr.path_mtu, attr.timeout, attr.retry_cnt, attr.rnr_retry) == (MTU.MTU_512, 10, 3, 2)
+    assert (attr.max_rd_atomic, attr.max_dest_rd_atomic, attr.min_rnr_timer) == (4, 4, 12)
+    assert (attr.ah_attr.dgid, attr.ah_attr.traffic_class) == (gid.gid, 3)
+    b.qp.post_recv(b.mr[0:64])
+    a.qp.post_send(a.mr[0:64])
+    wait_one(b.rcq)
+    b.qp.post_recv(b.mr[0:64])
+    for state in (QPState.ERR, QPState.RESET):
+        b.qp.modify(qp_state=state)
+        assert b.qp.state is state
+    assert b.qp.outstanding == (0, 0)
+    b.mr.close()
+
+
+def test_a_reset_drops_the_work_requests_and_keeps_the_completions(pair: Pair) -> None:
+    a, b = pair
+    for i in range(4):
+        b.qp.post_recv(b.mr[0:64], wr_id=i)
+    a.qp.post_send(a.mr[0:8])
+    wait_one(a.scq)
+    b.qp.modify(qp_state=QPState.RESET)
+    assert b.qp.outstanding == (0, 0)
+    assert [wc.wr_id for wc in b.rcq.poll()] == [0]
+    a.qp.modify(qp_state=QPState.RESET)
+    connect(a, b)
+    b.qp.post_recv(b.mr[0:64], wr_id=9)
+    a.qp.post_send(a.mr[0:8])
+    assert wait_one(b.rcq).wr_id == 9
+
+
+@pytest.mark.parametrize(
+    ("attrs", "message"),
+    [
+        ({"qp_state": 9}, "qp_state is 9: it must be 0 to 6"),
+        ({"retry_cnt": 8}, "retry_cnt is 8: it must be 0 to 7"),
+        ({"timeout": 32}, "timeout is 32: it must be 0 to 31"),
+        ({"rq_psn": 1 << 24}, "rq_psn is 16777216"),
+        ({"port_num": 0}, "port_num is 0: this device has port 1"),
+        ({"port_num": -1}, "port_num is -1"),
+        ({"path_mtu": 6}, "path_mtu is 6: it must be 0 to 5"),
+        ({"ah_attr": {"port_num": 3}}, "port_num is 3"),
+    ],
+)
+def test_an_attribute_out_of_range_is_refused_with_the_limit(
+    pair: Pair, attrs: dict[str, int], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        pair[0].qp.modify(**attrs)  # type: ignore[arg-type]
+    assert pair[0].qp.state is QPState.RTS
+
+
+def test_unknown_and_missing_attributes_are_refused(pair: Pair) -> None:
+    qp = pair[0].qp
+    with pytest.raises(TypeError, match="unexpected keyword argument 'nonsense'"):
+        qp.modify(nonsense=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="at least one attribute"):
+        qp.modify()
+    with pytest.raises(TypeError, match="has no field 'nonsense'"):
+        qp.modify(ah_attr={"nonsense": 1})
+    with pytest.raises(TypeError, match="retry_cnt must be an integer, not str"):
+        qp.modify(retry_cnt="7")  # type: ignore[arg-type]
+
+
+def test_a_transition_that_is_not_possible_names_both_states(pd: PD, cq: CQ) -> None:
+    qp = QP(pd, QPType.RC, send_cq=cq)
+    with pytest.raises(VerbsError, match="from RESET to RTS") as e:
+        qp.modify(qp_state=QPState.RTS)
+    assert (e.value.verb, e.value.errno) == ("ibv_modify_qp", errno.EINVAL)
+    assert qp.state is QPState.RESET
+
+
+def test_connect_wants_a_peer_where_there_is_one(pd: PD, cq: CQ) -> None:
+    rc, ud = QP(pd, QPType.RC, send_cq=cq), QP(pd, QPType.UD, send_cq=cq)
+    with pytest.raises(ValueError, match="remote"):
+        rc.connect()
+    with pytest.raises(ValueError, match="remote"):
+        ud.connect(rc.address())
+    ud.connect()
+    assert ud.state is QPState.RTS
+    with pytest.raises(ValueError, match="RTS"):
+        ud.connect()
+
+
+def test_a_peer_that_can_not_be_reached_is_an_error_not_a_hang(pd: PD, cq: CQ) -> None:
+    qp = QP(pd, QPType.RC, send_cq=cq)
+    nobody = QPAddress(lid=0, qp_num=5, psn=0, gid=IPv6Address("2001:db8::1"))
+    with pytest.raises(VerbsError, match="could not be reached"):
+        qp.connect(nobody)
+
+
+def test_receives_can_be_posted_before_the_connection(ctx: Context) -> None:
+    a, b = Endpoint(ctx, QPType.RC), Endpoint(ctx, QPType.RC)
+    b.qp.to_init()
+    b.qp.post_recv(b.mr[0:64], wr_id=3)
+    connect(a, b)
+    a.qp.post_send(a.mr[0:8])
+    assert wait_one(b.rcq).wr_id == 3
+
+
+def test_every_method_of_a_closed_qp_is_a_closed_error(pair: Pair) -> None:
+    qp = pair[0].qp
+    address = pair[1].qp.address()
+    qp.close()
+    qp.close()
+    assert qp.closed
+    for call in (
+        qp.query,
+        qp.address,
+        qp.to_init,
+        lambda: qp.modify(qp_state=QPState.ERR),
+        lambda: qp.connect(address),
+        lambda: qp.state,
+        lambda: qp.qp_num,
+        lambda: qp.pd,
+        lambda: qp.outstanding,
+    ):
+        with pytest.raises(ClosedError):
+            call()
+
+
+def test_a_pd_with_a_qp_is_busy(pair: Pair) -> None:
+    with pytest.raises(BusyError, match="1 MR, 1 QP"):
+        pair[0].pd.close()
+
+
+def test_many_qps_share_a_cq_and_keep_their_numbers_apart(ctx: Context) -> None:
+    """More than fit the first table, closed in a mixed order."""
+    hub = Endpoint(ctx, QPType.RC, cqe=256)
+    sender = Endpoint(ctx, QPType.RC, cqe=256)
+    rows = []
+    for _ in range(40):
+        a = QP(sender.pd, QPType.RC, send_cq=sender.scq)
+        b = QP(hub.pd, QPType.RC, send_cq=hub.rcq)
+        a.connect(b.address())
+        b.connect(a.address())
+        b.post_recv(hub.mr[0:64], wr_id=b.qp_num)
+        rows.append((a, b))
+    for a, b in rows[::3]:
+        a.close()
+        b.close()
+    rest = [row for i, row in enumerate(rows) if i % 3]
+    for a, b in rest:
+        a.post_send(sender.mr[0:8])
+        wc = wait_one(hub.rcq)
+        assert wc.wr_id == wc.qp_num == b.qp_num
+        assert b.outstanding == (0, 0)
