@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 from support import DEADLINE, Endpoint, connect, wait_completions
 
 from cqnotify import (
     CQ,
-    AsyncCQ,
     ClosedError,
     CompletionChannel,
     Context,
@@ -32,6 +32,7 @@ from cqnotify import (
     SendFlags,
     WorkCompletion,
 )
+from cqnotify.aio import AsyncCQ
 
 SOLICITED = SendFlags.SIGNALED | SendFlags.SOLICITED
 
@@ -42,7 +43,7 @@ Scenario = Callable[[Coroutine[Any, Any, Any]], Any]
 def new_loop(request: pytest.FixtureRequest) -> Callable[[], asyncio.AbstractEventLoop]:
     if request.param == "asyncio":
         return asyncio.new_event_loop
-    return pytest.importorskip("uvloop").new_event_loop
+    return uvloop.new_event_loop
 
 
 @pytest.fixture
@@ -548,6 +549,21 @@ def test_closing_the_cq_or_the_channel_under_a_waiter_is_noticed(
         with pytest.raises(ClosedError, match="CQ was closed"):
             await task
         channel.close()
+        acq.close()
+
+    run(scenario())
+
+
+def test_closing_in_another_thread_wakes_the_waiters_at_once(
+    ctx: Context, lane: Lane, run: Scenario
+) -> None:
+    async def scenario() -> None:
+        acq = AsyncCQ(lane.cq)
+        tasks = [await sleeper(acq) for _ in range(3)]
+        await asyncio.get_running_loop().run_in_executor(None, ctx.close)
+        for task in tasks:
+            with pytest.raises(ClosedError):
+                await task
         acq.close()
 
     run(scenario())

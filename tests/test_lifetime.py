@@ -210,7 +210,10 @@ def test_closing_while_others_register_and_close(ctx: Context) -> None:
 
 
 END = """
-import threading, cqnotify as c
+import contextlib, threading, cqnotify as c
+def wait(channel):
+    with contextlib.suppress(c.ClosedError):
+        channel.get_event()
 ctx = c.Context()
 pd = c.PD(ctx)
 channel = c.CompletionChannel(ctx)
@@ -224,7 +227,7 @@ qp.post_send(mr[64:72])
 assert channel.get_event(timeout=30) is cq
 cq.user_data = qp.user_data = [ctx, pd, channel, cq, mr, qp]
 for _ in range(3):
-    threading.Thread(target=channel.get_event, daemon=True).start()
+    threading.Thread(target=wait, args=[channel], daemon=True).start()
 """
 
 
@@ -289,3 +292,41 @@ def test_subclasses_work_as_their_bases(ctx: Context) -> None:
         with MyCQ(mine, 8, channel=channel) as cq:
             cq.note = "attributes, too"  # type: ignore[attr-defined]
             assert cq.drain() == 0
+
+
+@pytest.mark.parametrize("make", [PD, CompletionChannel, lambda ctx: CQ(ctx, 4)])
+def test_close_callbacks_run_once_when_it_is_closed(
+    ctx: Context, make: Callable[[Context], PD]
+) -> None:
+    thing = make(ctx)
+    seen: list[str] = []
+
+    def first() -> None:
+        seen.append(f"closed: {thing.closed}")
+
+    def taken_back() -> None:
+        seen.append("taken back")
+
+    thing.add_close_callback(first)
+    thing.add_close_callback(taken_back)
+    assert thing.remove_close_callback(taken_back) == 1
+    assert thing.remove_close_callback(taken_back) == 0
+    thing.close()
+    thing.close()
+    assert seen == ["closed: True"]
+    with pytest.raises(ClosedError):
+        thing.add_close_callback(first)
+    with pytest.raises(TypeError, match="must be callable"):
+        ctx.add_close_callback(3)  # type: ignore[arg-type]
+
+
+def test_a_close_callback_that_raises_is_reported_and_the_rest_run(ctx: Context) -> None:
+    seen: list[object] = []
+    hook, sys.unraisablehook = sys.unraisablehook, lambda u: seen.append(u.exc_type)
+    try:
+        with PD(ctx) as pd:
+            pd.add_close_callback(lambda: 1 / 0)
+            pd.add_close_callback(lambda: seen.append("second"))
+    finally:
+        sys.unraisablehook = hook
+    assert seen == [ZeroDivisionError, "second"]

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: MIT
+"""RDMA completion notification: sleep until a completion arrives, with asyncio or without.
+
+The classes are those of libibverbs, their methods the verbs without prefix: see the manual page
+that each names. `cqnotify.aio` awaits completions, `cqnotify.exchange` swaps addresses with a peer;
+import these two where you need them: asyncio takes longer to load than all the rest.
+"""
+
+from ._core import (
+    AH,
+    CQ,
+    MR,
+    PD,
+    SGE,
+    BusyError,
+    ClosedError,
+    CompletionChannel,
+    CompletionError,
+    CQStats,
+    DeviceRemovedError,
+    VerbsError,
+    WorkCompletion,
+    register_enums,
+)
+from .attrs import AHAttr, Device, DeviceAttr, GIDEntry, PortAttr, QPAttr, QPCap
+from .context import Context, devices
+from .enums import (
+    MTU,
+    AccessFlags,
+    AtomicCap,
+    GIDType,
+    LinkLayer,
+    MigState,
+    NodeType,
+    PortState,
+    QPState,
+    QPType,
+    SendFlags,
+    TransportType,
+    WCFlags,
+    WCOpcode,
+    WCStatus,
+    WROpcode,
+)
+from .qp import QP, QPAddress
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AH",
+    "CQ",
+    "MR",
+    "MTU",
+    "PD",
+    "QP",
+    "SGE",
+    "AHAttr",
+    "AccessFlags",
+    "AtomicCap",
+    "BusyError",
+    "CQStats",
+    "ClosedError",
+    "CompletionChannel",
+    "CompletionError",
+    "Context",
+    "Device",
+    "DeviceAttr",
+    "DeviceRemovedError",
+    "GIDEntry",
+    "GIDType",
+    "LinkLayer",
+    "MigState",
+    "NodeType",
+    "PortAttr",
+    "PortState",
+    "QPAddress",
+    "QPAttr",
+    "QPCap",
+    "QPState",
+    "QPType",
+    "SendFlags",
+    "TransportType",
+    "VerbsError",
+    "WCFlags",
+    "WCOpcode",
+    "WCStatus",
+    "WROpcode",
+    "WorkCompletion",
+    "devices",
+]
+
+# So that completions come with the enums' members.
+register_enums(WCStatus, WCOpcode, WCFlags)

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: MIT
+"""The demo's receivers: three ways to learn of a message, and what each of them costs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Final
+
+from ._core import CompletionError
+from ._demo_traffic import DemoError, Endpoint, Peer, Plan, Traffic, open_endpoint
+from .aio import AsyncCQ
+
+ASYNCIO: Final = "asyncio"
+SOLICITED: Final = "asyncio, solicited only"
+BLOCKING: Final = "blocking"
+BUSY: Final = "busy polling"
+BATCH: Final = 64
+CHECK_INTERVAL: Final = 0.5  # seconds between looks whether the peer is still alive
+
+
+@dataclass(frozen=True)
+class Result:
+    """One receiver's figures. Times are in seconds; the CPU time is this process's own."""
+
+    traffic: str
+    receiver: str
+    messages: int
+    events: int
+    events_per_message: float
+    wakeups: int
+    spurious: int
+    arms: int
+    polls: int
+    cpu: float
+    wall: float
+
+
+class Receiver(ABC):
+    """Receives a traffic's messages, and counts how often it was woken for them."""
+
+    name: str
+
+    def __init__(self) -> None:
+        self.wakeups = 0
+        self._start = (0.0, 0.0)
+        self._used = (0.0, 0.0)
+
+    @abstractmethod
+    def receive(self, endpoint: Endpoint, traffic: Traffic, peer: Peer) -> None:
+        """Connect to the peer and take all messages."""
+
+    def begin(self) -> None:
+        """Set-up is over: what is used from here on counts."""
+        self._start = (time.process_time(), time.perf_counter())
+
+    def end(self) -> None:
+        """The last message is there."""
+        cpu, wall = self._start
+        self._used = (time.process_time() - cpu, time.perf_counter() - wall)
+
+    def result(self, endpoint: Endpoint, traffic: Traffic) -> Result:
+        """Return the figures."""
+        stats = endpoint.cq.stats
+        return Result(
+            traffic=traffic.name,
+            receiver=self.name,
+            messages=traffic.received,
+            events=stats.events,
+            events_per_message=round(stats.events / traffic.received, 4),
+            wakeups=self.wakeups,
+            spurious=stats.spurious,
+            arms=stats.arms,
+            polls=stats.polls,
+            cpu=round(self._used[0], 4),
+            wall=round(self._used[1], 4),
+        )
+
+
+class Asyncio(Receiver):
+    """Awaits completions; the event loop sleeps meanwhile."""
+
+    def __init__(self, solicited_only: bool = False) -> None:
+        super().__init__()
+        self._solicited_only = solicited_only
+        self.name = SOLICITED if solicited_only else ASYNCIO
+
+    def receive(self, endpoint: Endpoint, traffic: Traffic, peer: Peer) -> None:
+        asyncio.run(self._receive(endpoint, traffic, peer))
+
+    async def _receive(self, endpoint: Endpoint, traffic: Traffic, peer: Peer) -> None:
+        async with AsyncCQ(endpoint.cq) as acq:
+            await traffic.meet_async(endpoint)
+            self.begin()
+            work = asyncio.ensure_future(self._take_all(acq, endpoint, traffic))
+            try:
+                while not work.done():
+                    await asyncio.wait({work}, timeout=CHECK_INTERVAL)
+                    peer.check()
+            finally:
+                work.cancel()
+            work.result()
+            self.wakeups = acq.stats.wakeups
+
+    async def _take_all(self, acq: AsyncCQ, endpoint: Endpoint, traffic: Traffic) -> None:
+        traffic.start(endpoint)
+        while not traffic.done:
+            wcs = await acq.wait(BATCH, solicited_only=self._solicited_only)
+            traffic.handle(endpoint, wcs)
+        self.end()
+
+
+class Blocking(Receiver):
+    """Sleeps in get_event."""
+
+    name = BLOCKING
+
+    def receive(self, endpoint: Endpoint, traffic: Traffic, peer: Peer) -> None:
+        traffic.meet(endpoint)
+        self.begin()
+        self._take_all(endpoint, traffic, peer)
+        self.end()
+
+    def _take_all(self, endpoint: Endpoint, traffic: Traffic, peer: Peer) -> None:
+        cq = endpoint.cq
+        cq.req_notify()
+        traffic.start(endpoint)
+        while not traffic.done:
+            wcs = cq.poll(BATCH)
+            if wcs:
+                traffic.handle(endpoint, wcs)
+                continue
+            # Nothing since it was armed: it is safe to sleep.
+            self._sleep(endpoint, peer)
+            cq.req_notify()
+        cq.ack(cq.unacked)
+
+    def _sleep(self, endpoint: Endpoint, peer: Peer) -> None:
+        while True:
+            try:
+                endpoint.channel.get_event(CHECK_INTERVAL)
+            except TimeoutError:
+                peer.check()
+            else:
+                self.wakeups += 1
+                return
+
+
+class BusyPolling(Receiver):
+    """Never sleeps: asks again and again."""
+
+    name = BUSY
+
+    def receive(self, endpoint: Endpoint, traffic: Traffic, peer: Peer) -> None:
+        traffic.meet(endpoint)
+        self.begin()
+        self._take_all(endpoint, traffic, peer)
+        self.end()
+
+    def _take_all(self, endpoint: Endpoint, traffic: Traffic, peer: Peer) -> None:
+        traffic.start(endpoint)
+        check = 0.0
+        while not traffic.done:
+            wcs = endpoint.cq.poll(BATCH)
+            if wcs:
+                traffic.handle(endpoint, wcs)
+            elif time.monotonic() > check:
+                peer.check()
+                check = time.monotonic() + CHECK_INTERVAL
+
+
+def measure(plan: Plan, traffic: Traffic, receiver: Receiver) -> Result:
+    """Run one traffic with one receiver; DemoError if it fails, with what the peer said."""
+    with (
+        open_endpoint(plan.device, plan.link_local, traffic.size) as endpoint,
+        closing(traffic),
+        closing(traffic.launch(endpoint)) as peer,
+    ):
+        try:
+            receiver.receive(endpoint, traffic, peer)
+            endpoint.finish()
+            peer.finish()
+        except (DemoError, OSError, ValueError, CompletionError) as e:
+            said = peer.complaint()
+            about = f"{traffic.name}, {receiver.name}: {e}"
+            raise DemoError(f"{about}\n{peer.name} said: {said}" if said else about) from e
+        return receiver.result(endpoint, traffic)

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: MIT
+"""The demo's sender: `python -m cqnotify._demo_sender`, started by the demo.
+
+Sends messages at intervals; every 16th and the last are solicited.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from ._demo_traffic import LOOPBACK, SOLICITED_EVERY, START_LIMIT, Stream, open_endpoint, payload
+from .exchange import exchange_as_client_blocking
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--messages", type=int, required=True)
+    parser.add_argument("--interval", type=float, required=True)
+    parser.add_argument("--link-local", action="store_true")
+    args = parser.parse_args()
+    with open_endpoint(args.device, args.link_local, Stream.size) as endpoint:
+        remote = exchange_as_client_blocking(
+            LOOPBACK, args.port, endpoint.address, timeout=START_LIMIT
+        )
+        endpoint.connect(remote)
+        for number in range(args.messages):
+            # No catching up: two messages in one go would save the receiver a wake-up.
+            time.sleep(args.interval)
+            last_of_group = number % SOLICITED_EVERY == SOLICITED_EVERY - 1
+            solicited = last_of_group or number == args.messages - 1
+            endpoint.send(payload(number, Stream.size), number, solicited)
+        endpoint.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: MIT
+"""The demo's traffic: our end of it, the peers in their own processes, and what must arrive."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO, Final
+
+from . import exchange
+from ._core import CQ, MR, PD, CompletionChannel, WorkCompletion
+from .attrs import GIDEntry
+from .context import Context
+from .enums import MTU, QPType, SendFlags, WCOpcode
+from .qp import QP, QPAddress
+
+LOOPBACK: Final = "127.0.0.1"
+START_LIMIT: Final = 60.0  # seconds for a peer to start; an emulated machine is slow
+SEND_SLOTS: Final = 16
+RECV_SLOTS: Final = 256
+SOLICITED_EVERY: Final = 16
+
+
+class DemoError(Exception):
+    """The traffic failed, in words for the terminal."""
+
+
+class CannotRunError(DemoError):
+    """There is nothing here to run it with: no device, or no peer program."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run: `messages` each way or one way, the one-way ones `interval` seconds apart."""
+
+    device: str
+    peer_device: str
+    messages: int
+    interval: float
+    link_local: bool
+
+    @property
+    def time_limit(self) -> float:
+        """Seconds until a run counts as stuck: generous, a guest may be emulated."""
+        return 60.0 + self.messages * (0.1 + self.interval)
+
+
+def find_gid(context: Context, link_local: bool) -> GIDEntry:
+    """Return the GID to use, waiting for a new link's address while it is being checked.
+
+    Between two devices of one machine only link-local addresses go over the wire: with any
+    other, the kernel takes a short cut.
+    """
+    if not link_local:
+        return context.find_gid()
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        for entry in context.gid_table(1):
+            if entry.gid.is_link_local:
+                return entry
+        time.sleep(0.1)
+    raise CannotRunError(f"{context.name} has no link-local GID")
+
+
+class Endpoint:
+    """Our end: a connected QP whose receives raise events.
+
+    Its sends complete on a CQ of their own that has no channel, so an event always is about
+    receiving. Each of the send slots is used again only after its completion.
+    """
+
+    def __init__(self, context: Context, link_local: bool, size: int) -> None:
+        self.size = size
+        self.gid = find_gid(context, link_local)
+        pd = PD(context)
+        self.channel = CompletionChannel(context)
+        self.cq = CQ(context, RECV_SLOTS, channel=self.channel)
+        self._send_cq = CQ(context, SEND_SLOTS)
+        self._qp = QP(
+            pd,
+            QPType.RC,
+            send_cq=self._send_cq,
+            recv_cq=self.cq,
+            max_send_wr=SEND_SLOTS,
+            max_recv_wr=RECV_SLOTS,
+        )
+        self._send_mr = MR(pd, SEND_SLOTS * size)
+        self._recv_mr = MR(pd, RECV_SLOTS * size)
+        self._sending: set[int] = set()
+        self._qp.to_init()
+        for slot in range(RECV_SLOTS):
+            self.post_recv(slot)
+
+    @property
+    def address(self) -> QPAddress:
+        return self._qp.address(gid_index=self.gid.index)
+
+    def connect(self, remote: QPAddress) -> None:
+        # The ping-pong programs use this MTU; the timeout is 268 ms for the sake of slow guests.
+        self._qp.connect(remote, gid_index=self.gid.index, path_mtu=MTU.MTU_1024, timeout=16)
+
+    def post_recv(self, slot: int) -> None:
+        start = slot * self.size
+        self._qp.post_recv(self._recv_mr[start : start + self.size], wr_id=slot)
+
+    def received(self, slot: int) -> bytes:
+        return self._recv_mr.read(self.size, slot * self.size)
+
+    def send(self, data: bytes, number: int, solicited: bool = False) -> None:
+        slot = number % SEND_SLOTS
+        self._reap_until(lambda: slot not in self._sending)
+        start = slot * self.size
+        self._send_mr.write(data, start)
+        flags = SendFlags.SIGNALED | (SendFlags.SOLICITED if solicited else SendFlags(0))
+        self._qp.post_send(self._send_mr[start : start + self.size], wr_id=slot, send_flags=flags)
+        self._sending.add(slot)
+
+    def finish(self) -> None:
+        """Wait until everything that was sent has arrived."""
+        self._reap_until(lambda: not self._sending)
+
+    def _reap_until(self, done: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + START_LIMIT
+        while True:
+            for wc in self._send_cq.poll(SEND_SLOTS):
+                wc.raise_for_status()
+                self._sending.remove(wc.wr_id)
+            if done():
+                return
+            if time.monotonic() > deadline:
+                raise DemoError("a message that we sent was never acknowledged")
+            time.sleep(0.001)  # rare: the slot's turn comes again after 15 others
+
+
+@contextmanager
+def open_endpoint(device: str, link_local: bool, size: int) -> Iterator[Endpoint]:
+    """Open our end on a device; everything is closed at the end."""
+    with Context(device) as context:
+        yield Endpoint(context, link_local, size)
+
+
+def payload(number: int, size: int) -> bytes:
+    """What message `number` consists of: its number, and bytes that differ from the last one's."""
+    start = number % 256
+    return (number.to_bytes(8, "big") + _BYTES[start : start + size])[:size]
+
+
+_BYTES: Final = bytes(range(256)) * 17
+
+
+class Peer:
+    """Another process, killed at the end; what it says on stderr goes into our errors."""
+
+    def __init__(self, command: list[str], time_limit: float) -> None:
+        self.name = os.path.basename(command[0])
+        self._deadline = time.monotonic() + START_LIMIT + time_limit
+        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed in close()
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._stderr
+        )
+
+    def check(self) -> None:
+        """Raise DemoError if it has failed, or if all this takes too long."""
+        if self._process.poll():
+            raise DemoError(f"{self.name} failed with exit code {self._process.returncode}")
+        if time.monotonic() > self._deadline:
+            raise DemoError("the messages stopped coming")
+
+    def finish(self) -> None:
+        """Wait for its end; DemoError if it was not content."""
+        try:
+            self._process.wait(START_LIMIT)
+        except subprocess.TimeoutExpired:
+            raise DemoError(f"{self.name} does not end") from None
+        self.check()
+
+    def complaint(self) -> str:
+        """What it has said on stderr."""
+        self._stderr.seek(0)
+        return self._stderr.read().decode(errors="replace").strip()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._stderr.close()
+
+
+class Traffic(ABC):
+    """Messages that arrive, one after the other, and are checked byte by byte."""
+
+    name: str
+    size: int
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.received = 0
+
+    @property
+    def done(self) -> bool:
+        return self.received == self.plan.messages
+
+    def start(self, endpoint: Endpoint) -> None:  # noqa: B027
+        """Both ends are connected."""
+
+    def handle(self, endpoint: Endpoint, wcs: list[WorkCompletion]) -> None:
+        """Take the messages that these completions announce."""
+        for wc in wcs:
+            wc.raise_for_status()
+            self._check(endpoint, wc)
+            endpoint.post_recv(wc.wr_id)
+            self.received += 1
+            self.answer(endpoint)
+
+    def answer(self, endpoint: Endpoint) -> None:  # noqa: B027
+        """A message has been received."""
+
+    def _check(self, endpoint: Endpoint, wc: WorkCompletion) -> None:
+        if wc.opcode != WCOpcode.RECV or wc.byte_len != self.size:
+            raise DemoError(f"message {self.received}: unexpected completion {wc!r}")
+        if endpoint.received(wc.wr_id) != payload(self.received, self.size):
+            raise DemoError(f"message {self.received} arrived with wrong bytes")
+
+    @abstractmethod
+    def launch(self, endpoint: Endpoint) -> Peer:
+        """Start the peer's process."""
+
+    @abstractmethod
+    def meet(self, endpoint: Endpoint) -> None:
+        """Exchange addresses with the peer, and connect."""
+
+    @abstractmethod
+    async def meet_async(self, endpoint: Endpoint) -> None:
+        """The same with asyncio."""
+
+    def close(self) -> None:  # noqa: B027  nothing, unless it took something
+        """Release what `launch` took."""
+
+
+class PingPong(Traffic):
+    """Ping-pong with rdma-core's own program; we begin.
+
+    It receives into and sends from one buffer, so each answer has the bytes of our message.
+    """
+
+    name = "ibv_rc_pingpong"
+    size = 4096
+
+    def launch(self, endpoint: Endpoint) -> Peer:
+        program = shutil.which("ibv_rc_pingpong")
+        if program is None:
+            raise CannotRunError("ibv_rc_pingpong is not installed (package ibverbs-utils)")
+        with Context(self.plan.peer_device) as context:
+            gid = find_gid(context, self.plan.link_local)
+        self._port = _free_port()
+        options = {
+            "-d": self.plan.peer_device,
+            "-g": gid.index,
+            "-p": self._port,
+            "-n": self.plan.messages,
+            "-s": self.size,
+        }
+        arguments = [str(word) for option in options.items() for word in option]
+        return Peer([program, "-e", *arguments], self.plan.time_limit)
+
+    def meet(self, endpoint: Endpoint) -> None:
+        endpoint.connect(
+            exchange.exchange_as_client_blocking(
+                LOOPBACK, self._port, endpoint.address, timeout=START_LIMIT
+            )
+        )
+
+    async def meet_async(self, endpoint: Endpoint) -> None:
+        endpoint.connect(
+            await exchange.exchange_as_client(
+                LOOPBACK, self._port, endpoint.address, timeout=START_LIMIT
+            )
+        )
+
+    def start(self, endpoint: Endpoint) -> None:
+        endpoint.send(payload(0, self.size), 0)
+
+    def answer(self, endpoint: Endpoint) -> None:
+        if not self.done:
+            endpoint.send(payload(self.received, self.size), self.received)
+
+
+class Stream(Traffic):
+    """Messages one way, from a sender of ours in another process that takes its time."""
+
+    name = "paced stream"
+    size = 1024
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        self._listener = exchange.listen(port=0)
+
+    def launch(self, endpoint: Endpoint) -> Peer:
+        options = {
+            "--device": self.plan.peer_device,
+            "--port": self._listener.getsockname()[1],
+            "--messages": self.plan.messages,
+            "--interval": self.plan.interval,
+        }
+        arguments = [str(word) for option in options.items() for word in option]
+        arguments += ["--link-local"] if self.plan.link_local else []
+        module = f"{__package__}._demo_sender"
+        return Peer([sys.executable, "-m", module, *arguments], self.plan.time_limit)
+
+    def meet(self, endpoint: Endpoint) -> None:
+        exchange.exchange_as_server_blocking(
+            self._listener, endpoint.address, endpoint.connect, timeout=START_LIMIT
+        )
+
+    async def meet_async(self, endpoint: Endpoint) -> None:
+        await exchange.exchange_as_server(
+            self._listener, endpoint.address, endpoint.connect, timeout=START_LIMIT
+        )
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+def _free_port() -> int:
+    with socket.create_server((LOOPBACK, 0)) as sock:
+        return int(sock.getsockname()[1])

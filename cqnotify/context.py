@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: MIT
+"""The device: the core's Context with its answers typed, and the GID table to search in."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import TYPE_CHECKING
+
+from . import _core
+from .attrs import Device, DeviceAttr, GIDEntry, PortAttr
+from .enums import GIDType
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Context", "devices"]
+
+
+def devices() -> list[Device]:
+    """List the RDMA devices of this machine; none is an empty list, not an error.
+
+    Wraps ibv_get_device_list(3).
+    """
+    return [Device._of(raw) for raw in _core.list_devices()]
+
+
+class Context(_core.Context):
+    """An open device, by its name or as `devices()` gave it; by default the first one.
+
+    Leaving `with Context(...)` closes it and everything that was made from it. Raises VerbsError
+    where there is no such device or it cannot be opened. Wraps ibv_open_device(3).
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, name: str | Device | None = None) -> Self:
+        return super().__new__(cls, name.name if isinstance(name, Device) else name)
+
+    def query_device(self) -> DeviceAttr:
+        """Return the limits and abilities of the device. Wraps ibv_query_device(3)."""
+        return DeviceAttr._of(super().query_device())
+
+    def query_port(self, port_num: int = 1) -> PortAttr:
+        """Return the state of a port; ports count from 1. Wraps ibv_query_port(3)."""
+        return query_port(self, port_num)
+
+    def gid_table(self, port_num: int | None = None) -> list[GIDEntry]:
+        """Return the valid GIDs of one port, or of all of them, by port and index.
+
+        Wraps ibv_query_gid_table(3).
+        """
+        return gid_table(self, port_num)
+
+    def query_gid(self, index: int, port_num: int = 1) -> GIDEntry:
+        """Return one entry of a port's GID table.
+
+        Raises LookupError where the table has no valid entry at `index`. Indices move when
+        addresses come and go: `find_gid` is the safer way. Wraps ibv_query_gid_table(3).
+        """
+        return query_gid(self, index, port_num)
+
+    def find_gid(
+        self,
+        address: str | IPv4Address | IPv6Address | None = None,
+        *,
+        gid_type: GIDType | int | None = None,
+        netdev: str | None = None,
+        port_num: int = 1,
+    ) -> GIDEntry:
+        """Return the GID that is the given address, of the given type, on the given netdev.
+
+        An IPv4 address finds the GID it is mapped to. Of several matches, and without any
+        condition, a RoCE v2 entry goes before others, then a low index before a high one.
+        Raises LookupError, which names the GIDs there are, where none matches.
+        """
+        return find_gid(self, address, gid_type=gid_type, netdev=netdev, port_num=port_num)
+
+
+# Functions besides the methods: a QP may have been made from a Context of the bare core.
+
+
+def query_port(context: _core.Context, port_num: int) -> PortAttr:
+    """See `Context.query_port`."""
+    return PortAttr._of(_core.Context.query_port(context, port_num))
+
+
+def gid_table(context: _core.Context, port_num: int | None = None) -> list[GIDEntry]:
+    """See `Context.gid_table`."""
+    table = [GIDEntry._of(raw) for raw in _core.Context.query_gid_table(context)]
+    wanted = [entry for entry in table if port_num in (None, entry.port_num)]
+    return sorted(wanted, key=lambda entry: (entry.port_num, entry.index))
+
+
+def query_gid(context: _core.Context, index: int, port_num: int = 1) -> GIDEntry:
+    """See `Context.query_gid`."""
+    table = gid_table(context, port_num)
+    for entry in table:
+        if entry.index == index:
+            return entry
+    raise LookupError(f"no GID at index {index}; {_listing(context, table, port_num)}")
+
+
+def find_gid(
+    context: _core.Context,
+    address: str | IPv4Address | IPv6Address | None = None,
+    *,
+    gid_type: GIDType | int | None = None,
+    netdev: str | None = None,
+    port_num: int = 1,
+) -> GIDEntry:
+    """See `Context.find_gid`."""
+    gid = None if address is None else _as_gid(address)
+    table = gid_table(context, port_num)
+    matches = [
+        entry
+        for entry in table
+        if gid in (None, entry.gid)
+        and gid_type in (None, entry.gid_type)
+        and netdev in (None, entry.netdev)
+    ]
+    if not matches:
+        conditions = {"address": address, "gid_type": gid_type, "netdev": netdev}
+        asked = ", ".join(f"{k}={v}" for k, v in conditions.items() if v is not None)
+        raise LookupError(f"no GID {asked or 'at all'}; {_listing(context, table, port_num)}")
+    return min(matches, key=lambda entry: (entry.gid_type != GIDType.ROCE_V2, entry.index))
+
+
+def _as_gid(address: str | IPv4Address | IPv6Address) -> IPv6Address:
+    parsed = ip_address(address) if isinstance(address, str) else address
+    if isinstance(parsed, IPv4Address):
+        return IPv6Address(b"\0" * 10 + b"\xff\xff" + parsed.packed)
+    return IPv6Address(parsed.packed)  # without a scope, which a GID does not have
+
+
+def _listing(context: _core.Context, table: list[GIDEntry], port_num: int) -> str:
+    """What a port does have, for the message of an error."""
+    where = f"{context.name} port {port_num}"
+    if not table:
+        return f"{where} has none"
+    entries = ", ".join(f"[{e.index}] {e.gid} {_type_name(e)} {e.netdev or ''}" for e in table)
+    return f"{where} has {entries}".rstrip()
+
+
+def _type_name(entry: GIDEntry) -> str:
+    kind = entry.gid_type
+    return kind.name if isinstance(kind, GIDType) else str(kind)

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: MIT
+"""The enumerations of <infiniband/verbs.h>, as Python enums.
+
+The values come from the header that the C core was built with. A device or a newer library
+may know more: what has no name here stays a plain int, see `enum_or_int`.
+"""
+
+import enum
+from enum import IntEnum, IntFlag
+from typing import TypeVar
+
+from ._core import constants as _c
+
+__all__ = [
+    "MTU",
+    "AccessFlags",
+    "AtomicCap",
+    "GIDType",
+    "LinkLayer",
+    "MigState",
+    "NodeType",
+    "PortState",
+    "QPState",
+    "QPType",
+    "SendFlags",
+    "TransportType",
+    "WCFlags",
+    "WCOpcode",
+    "WCStatus",
+    "WROpcode",
+    "enum_or_int",
+]
+
+_E = TypeVar("_E", bound=enum.Enum)
+
+
+def enum_or_int(cls: type[_E], value: int) -> _E | int:
+    """Return the member of `cls` with this value, or the value itself where there is none."""
+    try:
+        return cls(value)
+    except ValueError:
+        return value
+
+
+class WCStatus(IntEnum):
+    """How a work request ended: `enum ibv_wc_status`."""
+
+    SUCCESS = _c["IBV_WC_SUCCESS"]
+    LOC_LEN_ERR = _c["IBV_WC_LOC_LEN_ERR"]
+    LOC_QP_OP_ERR = _c["IBV_WC_LOC_QP_OP_ERR"]
+    LOC_EEC_OP_ERR = _c["IBV_WC_LOC_EEC_OP_ERR"]
+    LOC_PROT_ERR = _c["IBV_WC_LOC_PROT_ERR"]
+    WR_FLUSH_ERR = _c["IBV_WC_WR_FLUSH_ERR"]
+    MW_BIND_ERR = _c["IBV_WC_MW_BIND_ERR"]
+    BAD_RESP_ERR = _c["IBV_WC_BAD_RESP_ERR"]
+    LOC_ACCESS_ERR = _c["IBV_WC_LOC_ACCESS_ERR"]
+    REM_INV_REQ_ERR = _c["IBV_WC_REM_INV_REQ_ERR"]
+    REM_ACCESS_ERR = _c["IBV_WC_REM_ACCESS_ERR"]
+    REM_OP_ERR = _c["IBV_WC_REM_OP_ERR"]
+    RETRY_EXC_ERR = _c["IBV_WC_RETRY_EXC_ERR"]
+    RNR_RETRY_EXC_ERR = _c["IBV_WC_RNR_RETRY_EXC_ERR"]
+    LOC_RDD_VIOL_ERR = _c["IBV_WC_LOC_RDD_VIOL_ERR"]
+    REM_INV_RD_REQ_ERR = _c["IBV_WC_REM_INV_RD_REQ_ERR"]
+    REM_ABORT_ERR = _c["IBV_WC_REM_ABORT_ERR"]
+    INV_EECN_ERR = _c["IBV_WC_INV_EECN_ERR"]
+    INV_EEC_STATE_ERR = _c["IBV_WC_INV_EEC_STATE_ERR"]
+    FATAL_ERR = _c["IBV_WC_FATAL_ERR"]
+    RESP_TIMEOUT_ERR = _c["IBV_WC_RESP_TIMEOUT_ERR"]
+    GENERAL_ERR = _c["IBV_WC_GENERAL_ERR"]
+    TM_ERR = _c["IBV_WC_TM_ERR"]
+    TM_RNDV_INCOMPLETE = _c["IBV_WC_TM_RNDV_INCOMPLETE"]
+
+
+class WCOpcode(IntEnum):
+    """What a completion is of: `enum ibv_wc_opcode`.
+
+    Receives have the bit of RECV set, nothing else has.
+    """
+
+    SEND = _c["IBV_WC_SEND"]
+    RDMA_WRITE = _c["IBV_WC_RDMA_WRITE"]
+    RDMA_READ = _c["IBV_WC_RDMA_READ"]
+    COMP_SWAP = _c["IBV_WC_COMP_SWAP"]
+    FETCH_ADD = _c["IBV_WC_FETCH_ADD"]
+    BIND_MW = _c["IBV_WC_BIND_MW"]
+    LOCAL_INV = _c["IBV_WC_LOCAL_INV"]
+    TSO = _c["IBV_WC_TSO"]
+    RECV = _c["IBV_WC_RECV"]
+    RECV_RDMA_WITH_IMM = _c["IBV_WC_RECV_RDMA_WITH_IMM"]
+    TM_ADD = _c["IBV_WC_TM_ADD"]
+    TM_DEL = _c["IBV_WC_TM_DEL"]
+    TM_SYNC = _c["IBV_WC_TM_SYNC"]
+    TM_RECV = _c["IBV_WC_TM_RECV"]
+    TM_NO_TAG = _c["IBV_WC_TM_NO_TAG"]
+    DRIVER1 = _c["IBV_WC_DRIVER1"]
+    DRIVER2 = _c["IBV_WC_DRIVER2"]
+    DRIVER3 = _c["IBV_WC_DRIVER3"]
+    # Newer than the oldest header that the core builds with.
+    if "IBV_WC_FLUSH" in _c:
+        FLUSH = _c["IBV_WC_FLUSH"]
+    if "IBV_WC_ATOMIC_WRITE" in _c:
+        ATOMIC_WRITE = _c["IBV_WC_ATOMIC_WRITE"]
+
+
+class WCFlags(IntFlag):
+    """Which fields of a completion are valid: `enum ibv_wc_flags`."""
+
+    GRH = _c["IBV_WC_GRH"]
+    WITH_IMM = _c["IBV_WC_WITH_IMM"]
+    IP_CSUM_OK = _c["IBV_WC_IP_CSUM_OK"]
+    WITH_INV = _c["IBV_WC_WITH_INV"]
+    TM_SYNC_REQ = _c["IBV_WC_TM_SYNC_REQ"]
+    TM_MATCH = _c["IBV_WC_TM_MATCH"]
+    TM_DATA_VALID = _c["IBV_WC_TM_DATA_VALID"]
+
+
+class WROpcode(IntEnum):
+    """What a send work request does: `enum ibv_wr_opcode`."""
+
+    RDMA_WRITE = _c["IBV_WR_RDMA_WRITE"]
+    RDMA_WRITE_WITH_IMM = _c["IBV_WR_RDMA_WRITE_WITH_IMM"]
+    SEND = _c["IBV_WR_SEND"]
+    SEND_WITH_IMM = _c["IBV_WR_SEND_WITH_IMM"]
+    RDMA_READ = _c["IBV_WR_RDMA_READ"]
+    ATOMIC_CMP_AND_SWP = _c["IBV_WR_ATOMIC_CMP_AND_SWP"]
+    ATOMIC_FETCH_AND_ADD = _c["IBV_WR_ATOMIC_FETCH_AND_ADD"]
+    LOCAL_INV = _c["IBV_WR_LOCAL_INV"]
+    BIND_MW = _c["IBV_WR_BIND_MW"]
+    SEND_WITH_INV = _c["IBV_WR_SEND_WITH_INV"]
+    TSO = _c["IBV_WR_TSO"]
+    DRIVER1 = _c["IBV_WR_DRIVER1"]
+    # Newer than the oldest header that the core builds with.
+    if "IBV_WR_FLUSH" in _c:
+        FLUSH = _c["IBV_WR_FLUSH"]
+    if "IBV_WR_ATOMIC_WRITE" in _c:
+        ATOMIC_WRITE = _c["IBV_WR_ATOMIC_WRITE"]
+
+
+class SendFlags(IntFlag):
+    """How a send work request is carried out: `enum ibv_send_flags`."""
+
+    FENCE = _c["IBV_SEND_FENCE"]
+    SIGNALED = _c["IBV_SEND_SIGNALED"]
+    SOLICITED = _c["IBV_SEND_SOLICITED"]
+    INLINE = _c["IBV_SEND_INLINE"]
+    IP_CSUM = _c["IBV_SEND_IP_CSUM"]
+
+
+class AccessFlags(IntFlag):
+    """Who may do what to an MR, or through a QP: `enum ibv_access_flags`."""
+
+    LOCAL_WRITE = _c["IBV_ACCESS_LOCAL_WRITE"]
+    REMOTE_WRITE = _c["IBV_ACCESS_REMOTE_WRITE"]
+    REMOTE_READ = _c["IBV_ACCESS_REMOTE_READ"]
+    REMOTE_ATOMIC = _c["IBV_ACCESS_REMOTE_ATOMIC"]
+    MW_BIND = _c["IBV_ACCESS_MW_BIND"]
+    ZERO_BASED = _c["IBV_ACCESS_ZERO_BASED"]
+    ON_DEMAND = _c["IBV_ACCESS_ON_DEMAND"]
+    HUGETLB = _c["IBV_ACCESS_HUGETLB"]
+    RELAXED_ORDERING = _c["IBV_ACCESS_RELAXED_ORDERING"]
+    # Newer than the oldest header that the core builds with.
+    if "IBV_ACCESS_FLUSH_GLOBAL" in _c:
+        FLUSH_GLOBAL = _c["IBV_ACCESS_FLUSH_GLOBAL"]
+    if "IBV_ACCESS_FLUSH_PERSISTENT" in _c:
+        FLUSH_PERSISTENT = _c["IBV_ACCESS_FLUSH_PERSISTENT"]
+
+
+class QPType(IntEnum):
+    """The transport service of a QP: `enum ibv_qp_type`."""
+
+    RC = _c["IBV_QPT_RC"]
+    UC = _c["IBV_QPT_UC"]
+    UD = _c["IBV_QPT_UD"]
+    RAW_PACKET = _c["IBV_QPT_RAW_PACKET"]
+    XRC_SEND = _c["IBV_QPT_XRC_SEND"]
+    XRC_RECV = _c["IBV_QPT_XRC_RECV"]
+    DRIVER = _c["IBV_QPT_DRIVER"]
+
+
+class QPState(IntEnum):
+    """The state of a QP: `enum ibv_qp_state`."""
+
+    RESET = _c["IBV_QPS_RESET"]
+    INIT = _c["IBV_QPS_INIT"]
+    RTR = _c["IBV_QPS_RTR"]
+    RTS = _c["IBV_QPS_RTS"]
+    SQD = _c["IBV_QPS_SQD"]
+    SQE = _c["IBV_QPS_SQE"]
+    ERR = _c["IBV_QPS_ERR"]
+    UNKNOWN = _c["IBV_QPS_UNKNOWN"]
+
+
+class MTU(IntEnum):
+    """A path's largest packet payload, encoded: `enum ibv_mtu`."""
+
+    MTU_256 = _c["IBV_MTU_256"]
+    MTU_512 = _c["IBV_MTU_512"]
+    MTU_1024 = _c["IBV_MTU_1024"]
+    MTU_2048 = _c["IBV_MTU_2048"]
+    MTU_4096 = _c["IBV_MTU_4096"]
+
+    @property
+    def bytes(self) -> int:
+        """The number of bytes that the code stands for."""
+        return 128 << self.value
+
+
+class MigState(IntEnum):
+    """The state of path migration: `enum ibv_mig_state`."""
+
+    MIGRATED = _c["IBV_MIG_MIGRATED"]
+    REARM = _c["IBV_MIG_REARM"]
+    ARMED = _c["IBV_MIG_ARMED"]
+
+
+class PortState(IntEnum):
+    """The logical state of a port: `enum ibv_port_state`."""
+
+    NOP = _c["IBV_PORT_NOP"]
+    DOWN = _c["IBV_PORT_DOWN"]
+    INIT = _c["IBV_PORT_INIT"]
+    ARMED = _c["IBV_PORT_ARMED"]
+    ACTIVE = _c["IBV_PORT_ACTIVE"]
+    ACTIVE_DEFER = _c["IBV_PORT_ACTIVE_DEFER"]
+
+
+class LinkLayer(IntEnum):
+    """What a port speaks below the transport: `IBV_LINK_LAYER_*`.
+
+    Older drivers say UNSPECIFIED for InfiniBand.
+    """
+
+    UNSPECIFIED = _c["IBV_LINK_LAYER_UNSPECIFIED"]
+    INFINIBAND = _c["IBV_LINK_LAYER_INFINIBAND"]
+    ETHERNET = _c["IBV_LINK_LAYER_ETHERNET"]
+
+
+class GIDType(IntEnum):
+    """What a GID table entry is for: `enum ibv_gid_type`."""
+
+    IB = _c["IBV_GID_TYPE_IB"]
+    ROCE_V1 = _c["IBV_GID_TYPE_ROCE_V1"]
+    ROCE_V2 = _c["IBV_GID_TYPE_ROCE_V2"]
+
+
+class NodeType(IntEnum):
+    """What kind of node a device is: `enum ibv_node_type`."""
+
+    UNKNOWN = _c["IBV_NODE_UNKNOWN"]
+    CA = _c["IBV_NODE_CA"]
+    SWITCH = _c["IBV_NODE_SWITCH"]
+    ROUTER = _c["IBV_NODE_ROUTER"]
+    RNIC = _c["IBV_NODE_RNIC"]
+    USNIC = _c["IBV_NODE_USNIC"]
+    USNIC_UDP = _c["IBV_NODE_USNIC_UDP"]
+    UNSPECIFIED = _c["IBV_NODE_UNSPECIFIED"]
+
+
+class TransportType(IntEnum):
+    """The transport of a device: `enum ibv_transport_type`."""
+
+    UNKNOWN = _c["IBV_TRANSPORT_UNKNOWN"]
+    IB = _c["IBV_TRANSPORT_IB"]
+    IWARP = _c["IBV_TRANSPORT_IWARP"]
+    USNIC = _c["IBV_TRANSPORT_USNIC"]
+    USNIC_UDP = _c["IBV_TRANSPORT_USNIC_UDP"]
+    UNSPECIFIED = _c["IBV_TRANSPORT_UNSPECIFIED"]
+
+
+class AtomicCap(IntEnum):
+    """With whom a device's atomics are atomic: `enum ibv_atomic_cap`."""
+
+    NONE = _c["IBV_ATOMIC_NONE"]
+    HCA = _c["IBV_ATOMIC_HCA"]
+    GLOB = _c["IBV_ATOMIC_GLOB"]

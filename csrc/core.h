@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What the files of the core share.
+ *
+ * Every object that owns a handle of the device begins with a cqn_object.
+ * That common head carries the rules of lifetime, which object.c implements
+ * once for all types:
+ *
+ *   - an object holds what it needs (`uses`) strongly; nothing holds the
+ *     users of an object but the context's list, and that weakly;
+ *   - a handle has one owner at any instant: to destroy it is to take it out
+ *     of the object first, then to release the GIL, then to call the verb;
+ *   - an object that others use, or that work requests in flight need, can't
+ *     be closed; only a context closes everything below it;
+ *   - in a forked child every handle is dead.
+ *
+ * All fields are guarded by the GIL. A call that releases it while it works
+ * with a handle holds the object by cqn_enter() and cqn_leave().
+ */
+#ifndef CQN_CORE_H
+#define CQN_CORE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <infiniband/verbs.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <structmember.h>
+
+#define CQN_MAX_SGE 64 /* of one work request; no known device takes more */
+#define CQN_WC_STATUSES 32
+#define CQN_WC_OPCODES 160
+
+typedef struct {
+    PyObject *VerbsError, *BusyError, *DeviceRemovedError;
+    PyObject *ClosedError, *CompletionError;
+
+    PyTypeObject *Context, *PD, *MR, *SGE, *CompletionChannel, *CQ, *QP, *AH;
+    PyTypeObject *WorkCompletion, *CQStats;
+
+    /* Members of the Python enums, by value; NULL where there is none. */
+    PyObject *wc_status[CQN_WC_STATUSES];
+    PyObject *wc_opcode[CQN_WC_OPCODES];
+    PyObject *wc_flags;
+
+    /* One page that the kernel wipes in a forked child: *alive is 0 there. */
+    volatile char *alive;
+
+    /* Signalled whenever a call that held an object has left it. */
+    pthread_mutex_t idle_lock;
+    pthread_cond_t idle;
+} cqn_state;
+
+typedef struct cqn_object cqn_object;
+typedef struct cqn_context cqn_context;
+
+/* What distinguishes the types in a close. The order of the ranks is the
+ * order in which a context closes what is left open: queue pairs first, since
+ * the work requests on them pin memory regions and address handles. */
+typedef struct {
+    const char *name;         /* for messages */
+    const char *destroy_verb; /* for messages */
+    int rank;
+    int (*destroy)(void *handle);         /* without the GIL; 0 or an errno */
+    void (*before_destroy)(cqn_object *); /* handle still set; may be undone */
+    void (*after_destroy)(cqn_object *);  /* with the GIL, for good */
+    int (*clear)(PyObject *);             /* the type's own tp_clear */
+} cqn_kind;
+
+enum { CQN_RANK_QP, CQN_RANK_OTHER, CQN_RANK_CQ, CQN_RANK_PD, CQN_RANKS };
+
+#define CQN_MAX_USES 3
+
+struct cqn_object {
+    PyObject_HEAD cqn_state *state;
+    const cqn_kind *kind;
+    void *handle;                   /* NULL: closed, or being closed */
+    cqn_context *context;           /* borrowed: `uses` keeps it alive; or NULL */
+    cqn_object *uses[CQN_MAX_USES]; /* strong; the first NULL ends it */
+    cqn_object *prev, *next;        /* the context's list, weak */
+    bool listed;                    /* in that list */
+    size_t users;                   /* objects that use this one */
+    size_t pins;                    /* work requests in flight that need it */
+    size_t in_use;                  /* calls that work on it without the GIL */
+    unsigned closing;               /* threads in close(): no new call may begin */
+    PyObject *on_close;             /* list of callables, or NULL */
+    PyObject *weakrefs;
+};
+
+struct cqn_context {
+    cqn_object base;
+    cqn_object *first, *last; /* every open object below, in order of creation */
+    struct ibv_device_attr attr;
+    struct cqn_qp **qps; /* by number: open addressing, see qp_table.c */
+    size_t qps_mask, qps_used;
+};
+
+typedef struct {
+    cqn_object base;
+    void *addr;
+    size_t length;
+    unsigned int access;
+    uint32_t lkey, rkey;
+    Py_buffer view;    /* the user's buffer, or obj == NULL: own memory */
+    size_t own_length; /* of the own mapping, in whole pages */
+    Py_ssize_t exports;
+} cqn_mr;
+
+typedef struct {
+    PyObject_HEAD cqn_mr *mr;
+    uint64_t addr;
+    uint32_t length;
+} cqn_sge;
+
+typedef struct {
+    cqn_object base;
+    int wake_fd;            /* eventfd: readable after interrupt() and when gone */
+    bool gone;              /* destroyed, for good */
+    unsigned waiters;       /* threads in get_event */
+    unsigned interrupts;    /* those of them that interrupt() has yet to reach */
+    uint64_t interrupt_seq; /* how often it was called with waiters */
+    bool interrupt_next;    /* it was called without */
+} cqn_channel;
+
+typedef struct {
+    cqn_object base;
+    cqn_channel *channel; /* borrowed from `uses`, or NULL */
+    PyObject *user_data;
+    int comp_vector;
+    unsigned int unacked; /* events that were got and not yet acked */
+    bool event_unpolled;  /* an event came and nobody polled since */
+    struct {
+        uint64_t events, acked, arms, polls, completions, spurious;
+    } stats;
+    struct cqn_qp *last_qp; /* cache of the latest look-up */
+    /* Completions that were taken from the device and not yet handed out. */
+    struct ibv_wc *stash;
+    size_t stash_head, stash_len, stash_room;
+} cqn_cq;
+
+/* One object that a work request in flight keeps alive. A request that needs
+ * several takes as many entries in a row, one that needs none takes one. */
+typedef struct {
+    uint64_t wr_id;
+    cqn_object *pinned; /* strong, or NULL */
+    bool signaled;
+    bool last; /* of its work request */
+} cqn_wr;
+
+typedef struct {
+    cqn_wr *ring;
+    size_t head, len, room; /* room is a power of two, or 0 */
+} cqn_wr_queue;
+
+typedef struct cqn_qp {
+    cqn_object base;
+    cqn_object *pd; /* borrowed from `uses` */
+    cqn_cq *send_cq, *recv_cq;
+    PyObject *user_data;
+    uint32_t qp_num, sq_psn;
+    enum ibv_qp_type type;
+    enum ibv_qp_state state; /* as last set by us; the device may be in ERR */
+    bool sq_sig_all;
+    struct ibv_qp_cap cap;
+    cqn_wr_queue sq, rq;
+} cqn_qp;
+
+/* module.c */
+extern struct PyModuleDef cqn_module;
+cqn_state *cqn_state_of(PyTypeObject *type);
+
+/* constants.c */
+PyObject *cqn_constants(void);
+const char *cqn_qp_state_name(enum ibv_qp_state state);
+const char *cqn_wr_opcode_name(enum ibv_wr_opcode opcode);
+
+/* errors.c */
+int cqn_errors_init(PyObject *module, cqn_state *st);
+void *cqn_verbs_error(cqn_state *st, int err, const char *verb, const char *format, ...);
+void *cqn_busy_error(cqn_state *st, const char *verb, PyObject *message);
+int cqn_completion_error(cqn_state *st, PyObject *wc, const struct ibv_wc *raw);
+
+/* args.c */
+int cqn_args(const char *function, const char *const *names, int positional, int required,
+             PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **out);
+int cqn_uint(PyObject *value, const char *name, uint64_t max, uint64_t *out);
+int cqn_u32(PyObject *value, const char *name, uint32_t max, uint32_t *out);
+int cqn_gid(PyObject *value, const char *name, union ibv_gid *out);
+int cqn_timeout(PyObject *value, int64_t *out_ns);
+
+/* object.c */
+void *cqn_new(PyTypeObject *type, const cqn_kind *kind, cqn_object *const *uses, size_t n);
+void cqn_adopt(cqn_object *self, void *handle);
+void *cqn_open(cqn_object *self);
+int cqn_expect(PyObject *value, PyTypeObject *type, const char *name);
+void cqn_enter(cqn_object *self);
+void cqn_leave(cqn_object *self);
+int cqn_close(cqn_object *self, bool cascade);
+PyObject *cqn_method_close(PyObject *self, PyObject *unused);
+PyObject *cqn_method_enter(PyObject *self, PyObject *unused);
+PyObject *cqn_method_exit(PyObject *self, PyObject *args);
+PyObject *cqn_method_add_close_callback(PyObject *self, PyObject *callback);
+PyObject *cqn_method_remove_close_callback(PyObject *self, PyObject *callback);
+PyObject *cqn_get_closed(PyObject *self, void *unused);
+int cqn_traverse(PyObject *self, visitproc visit, void *arg);
+int cqn_clear(PyObject *self);
+void cqn_finalize(PyObject *self);
+void cqn_dealloc(PyObject *self);
+
+#define CQN_OBJECT_METHODS                                                                         \
+    {"close", cqn_method_close, METH_NOARGS, cqn_close_doc},                                       \
+        {"add_close_callback", cqn_method_add_close_callback, METH_O, cqn_add_close_callback_doc}, \
+        {"remove_close_callback", cqn_method_remove_close_callback, METH_O,                        \
+         cqn_remove_close_callback_doc},                                                           \
+        {"__enter__", cqn_method_enter, METH_NOARGS, NULL},                                        \
+    {                                                                                              \
+        "__exit__", cqn_method_exit, METH_VARARGS, NULL                                            \
+    }
+#define CQN_OBJECT_GETSET                                                                       \
+    {                                                                                           \
+        "closed", cqn_get_closed, NULL, "True once close() was called, and in a forked child.", \
+            NULL                                                                                \
+    }
+#define CQN_OBJECT_MEMBERS                                                               \
+    {                                                                                    \
+        "__weaklistoffset__", T_PYSSIZET, offsetof(cqn_object, weakrefs), READONLY, NULL \
+    }
+extern const char cqn_close_doc[], cqn_add_close_callback_doc[], cqn_remove_close_callback_doc[];
+
+/* attr.c: structs of the verbs as dicts of their fields */
+typedef enum { CQN_UINT, CQN_BE64, CQN_TEXT, CQN_GID } cqn_field_type;
+typedef struct {
+    const char *name;
+    size_t offset, size;
+    cqn_field_type type;
+    uint64_t max; /* for setting */
+    int mask;     /* bit that goes with it in a modify */
+} cqn_field;
+PyObject *cqn_struct_to_dict(const void *from, const cqn_field *fields);
+int cqn_field_from(PyObject *value, void *to, const cqn_field *field);
+PyObject *cqn_ah_attr_to_dict(const struct ibv_ah_attr *attr);
+int cqn_ah_attr_from(PyObject *mapping, const char *name, const cqn_context *ctx,
+                     struct ibv_ah_attr *out);
+extern const cqn_field cqn_device_fields[], cqn_port_fields[], cqn_gid_fields[];
+extern const cqn_field cqn_qp_fields[], cqn_cap_fields[];
+
+/* device.c, context.c, … : one type each */
+PyObject *cqn_list_devices(PyObject *module, PyObject *unused);
+extern PyType_Spec cqn_context_spec, cqn_pd_spec, cqn_mr_spec, cqn_sge_spec, cqn_channel_spec;
+extern PyType_Spec cqn_cq_spec, cqn_qp_spec, cqn_ah_spec, cqn_wc_spec;
+extern PyStructSequence_Desc cqn_cq_stats_desc;
+
+/* mr.c */
+PyObject *cqn_sge_new(cqn_mr *mr, uint64_t addr, uint32_t length);
+
+/* cq.c */
+void cqn_cq_event(cqn_cq *cq);
+int cqn_cq_settle(cqn_cq *cq);
+
+/* wc.c */
+#define CQN_WC_DATAGRAM (1u << 31) /* ours, in wc_flags: came in on a UD queue pair */
+PyObject *cqn_wc_new(cqn_state *st, const struct ibv_wc *raw);
+PyObject *cqn_register_enums(PyObject *module, PyObject *args);
+
+/* qp_table.c */
+int cqn_qp_table_add(cqn_context *ctx, cqn_qp *qp);
+void cqn_qp_table_remove(cqn_context *ctx, cqn_qp *qp);
+cqn_qp *cqn_qp_table_find(const cqn_context *ctx, uint32_t qp_num);
+
+/* wr.c: posting, and what a posted work request keeps alive */
+PyObject *cqn_qp_post_send(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                           PyObject *kwnames);
+PyObject *cqn_qp_post_recv(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                           PyObject *kwnames);
+extern const char cqn_qp_post_send_doc[], cqn_qp_post_recv_doc[];
+
+/* wr_queue.c */
+int cqn_wr_queue_reserve(cqn_wr_queue *queue, size_t n);
+void cqn_wr_queue_push(cqn_wr_queue *queue, uint64_t wr_id, bool signaled,
+                       cqn_object *const *pinned, size_t n);
+void cqn_qp_completed(cqn_qp *qp, const cqn_cq *cq, const struct ibv_wc *wc, PyObject **trash);
+void cqn_wr_queue_drop(cqn_wr_queue *queue);
+Py_ssize_t cqn_wr_queue_requests(const cqn_wr_queue *queue);
+int cqn_wr_queue_traverse(const cqn_wr_queue *queue, visitproc visit, void *arg);
+
+#define CQN_OBJ(x) ((cqn_object *)(x))
+
+#endif

@@ -1,0 +1,397 @@
+# SPDX-License-Identifier: MIT
+"""The lab, from outside: run it on the host with `python3 -m pytest tests/lab`.
+
+Each test boots a microVM or two, a few seconds each under emulation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[2]
+LAB = str(PROJECT / "lab")
+PATIENCE = 60
+
+
+@pytest.fixture(scope="session", autouse=True)
+def all_is_set_up() -> None:
+    subprocess.run([LAB, "build"], check=True, cwd=PROJECT)
+    assert lab("run", "true").returncode == 0  # KVM has been tried after this
+
+
+def lab(*words: str, **options: object) -> subprocess.CompletedProcess[bytes]:
+    settings: dict[str, object] = {"stdin": subprocess.DEVNULL, "timeout": PATIENCE * 2}
+    settings |= options
+    if "input" in settings:
+        del settings["stdin"]
+    return subprocess.run([LAB, *words], capture_output=True, **settings)  # type: ignore[call-overload, no-any-return]
+
+
+def shell(script: str, **options: object) -> subprocess.CompletedProcess[bytes]:
+    return lab("run", "sh", "-c", script, **options)
+
+
+def own_words(result: subprocess.CompletedProcess[bytes]) -> list[str]:
+    """What the lab said on stderr, without the line that is always there."""
+    lines = result.stderr.decode().splitlines()
+    return [line for line in lines if line.startswith("lab: ") and ", emulated" not in line]
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"never came true: {what}"
+        time.sleep(0.05)
+
+
+# ---- exit status -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("script", "status"),
+    [("exit 0", 0), ("exit 37", 37), ("kill -KILL $$", 137), ("kill -SEGV $$", 139)],
+)
+def test_exit_status_is_the_commands(script: str, status: int) -> None:
+    assert shell(f"ulimit -c 0; {script}").returncode == status
+
+
+def test_command_that_is_not_there_is_127_and_not_executable_is_126() -> None:
+    assert lab("run", "no-such-command").returncode == 127
+    assert lab("run", "/etc/passwd").returncode == 126
+
+
+# ---- streams -----------------------------------------------------------------------------
+
+
+def test_ten_megabytes_pass_unchanged_both_ways() -> None:
+    data = os.urandom(10_000_000)
+    result = lab("run", "cat", input=data)
+    assert hashlib.sha256(result.stdout).digest() == hashlib.sha256(data).digest()
+
+
+def test_stdout_and_stderr_are_not_mixed() -> None:
+    result = shell("for i in 1 2 3; do echo out; echo err >&2; done; test -t 1 || test -t 2")
+    assert result.stdout == b"out\n" * 3
+    assert result.stderr.endswith(b"err\n" * 3)
+    assert result.returncode == 1
+
+
+def test_empty_stdin_is_an_end_of_file() -> None:
+    assert shell("cat; echo done").stdout == b"done\n"
+
+
+def test_output_is_there_before_the_command_ends() -> None:
+    command = [LAB, "run", "sh", "-c", "echo first; cat"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stdout.readline() == b"first\n"
+        process.stdin.write(b"second\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"second\n"
+        process.stdin.close()
+        assert process.wait(PATIENCE) == 0
+
+
+def test_reader_that_goes_away_ends_the_writer() -> None:
+    script = f"set -o pipefail; {LAB} run yes | head -n 1"
+    result = subprocess.run(
+        ["bash", "-c", script], capture_output=True, timeout=PATIENCE, stdin=subprocess.DEVNULL
+    )
+    assert result.stdout == b"y\n"
+    assert result.returncode == 128 + signal.SIGPIPE
+
+
+def test_background_process_does_not_hold_the_lab() -> None:
+    assert shell("sleep 1000 & echo gone").stdout == b"gone\n"
+
+
+# ---- the environment ---------------------------------------------------------------------
+
+
+def test_two_rdma_devices_carry_traffic_over_the_cable() -> None:
+    script = """
+        cat /sys/class/infiniband/rxe?/ports/1/state
+        tc qdisc add dev v0 root netem delay 3ms || exit 1
+        for server in 0 1; do
+            ibv_rc_pingpong -d rxe$server -g 0 -n 50 >/dev/null & pid=$!
+            for try in $(seq 100); do   # until it listens
+                grep -q ':4853 .* 0A ' /proc/net/tcp /proc/net/tcp6 && break; sleep 0.1
+            done
+            ibv_rc_pingpong -d rxe$((1 - server)) -g 0 -n 50 localhost >/dev/null || exit 1
+            wait $pid || exit 1
+        done
+        echo traffic"""
+    result = shell(script)
+    assert result.stdout == b"4: ACTIVE\n4: ACTIVE\ntraffic\n", result.stderr
+
+
+def test_unprivileged_user_of_the_guest_may_use_the_device() -> None:
+    assert shell("setpriv --reuid 65534 --clear-groups ibv_devinfo -d rxe0").returncode == 0
+
+
+def test_environment_is_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAB_GIVEN", "from the host")
+    monkeypatch.setenv("LAB_NOT_GIVEN", "secret")
+    script = 'echo "$LAB_SET|$LAB_GIVEN|$LAB_NOT_GIVEN|$CQNOTIFY_LAB|$CQNOTIFY_LAB_NETDEVS"'
+    result = lab("run", "-e", "LAB_SET=a=b c", "-e", "LAB_GIVEN", "--", "sh", "-c", script)
+    assert result.stdout == b"a=b c|from the host||vm|v0 v1\n"
+
+
+def test_arguments_and_folder_are_kept(tmp_path: Path) -> None:
+    words = ["a  b", "", "$HOME", "\N{SNOWMAN}\n", "--vm"]
+    result = lab("run", "printf", r"<%s>", *words, cwd=PROJECT / "tests")
+    assert result.stdout.decode() == "".join(f"<{word}>" for word in words)
+    assert lab("run", "pwd", cwd=PROJECT / "tests").stdout.decode() == f"{PROJECT}/tests\n"
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    path = PROJECT / f".lab-selftest-{os.getpid()}"
+    path.mkdir()
+    try:
+        yield path
+    finally:
+        for file in path.iterdir():
+            file.unlink()
+        path.rmdir()
+
+
+def test_files_and_core_dumps_in_the_project_come_back(folder: Path) -> None:
+    script = "echo text >file; echo lost >/opt/lab-selftest; sh -c 'kill -SEGV $$'"
+    assert shell(script, cwd=folder).returncode == 139
+    assert (folder / "file").read_text() == "text\n"
+    assert not Path("/opt/lab-selftest").exists()
+    cores = list(folder.glob("core.sh.*"))
+    assert len(cores) == 1
+    assert cores[0].read_bytes()[:4] == b"\x7fELF"
+
+
+def test_two_labs_run_beside_each_other() -> None:
+    command = [LAB, "run", "sh", "-c", "sleep 2; ibv_devices | grep -c rxe"]
+    pair = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        for _ in range(2)
+    ]
+    assert [process.communicate(timeout=PATIENCE * 2)[0] for process in pair] == [b"2\n"] * 2
+
+
+# ---- signals and terminals ---------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def started(script: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A run that has said "ready"."""
+    with subprocess.Popen(
+        [LAB, "run", "bash", "-c", script],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        assert process.stdout
+        assert process.stdout.readline() == b"ready\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signal_reaches_the_command(number: signal.Signals) -> None:
+    with started(f"trap 'exit 42' {number.value}; echo ready; while :; do sleep 0.1; done") as run:
+        run.send_signal(number)
+        assert run.wait(PATIENCE) == 42
+
+
+def test_signal_that_is_not_handled_ends_the_command() -> None:
+    with started("echo ready; sleep 1000") as run:
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(PATIENCE) == 128 + signal.SIGTERM
+
+
+def test_second_interrupt_ends_everything_at_once() -> None:
+    with started("trap 'echo caught' INT; echo ready; while :; do sleep 0.1; done") as run:
+        assert run.stdout
+        run.send_signal(signal.SIGINT)
+        assert run.stdout.readline() == b"caught\n"
+        begin = time.monotonic()
+        run.send_signal(signal.SIGINT)
+        assert run.wait(PATIENCE) == 130
+        assert time.monotonic() - begin < 2
+
+
+def descendants(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid for child in children for pid in (int(child), *descendants(int(child)))]
+
+
+def running(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def test_killed_lab_leaves_no_process_and_no_file() -> None:
+    before = set(os.listdir("/tmp")) | set(os.listdir("/dev/shm"))
+    with started("echo ready; sleep 1000") as run:
+        pids = descendants(run.pid)
+        assert pids
+        run.kill()
+        until(lambda: not any(map(running, pids)), "QEMU has ended")
+    assert (set(os.listdir("/tmp")) | set(os.listdir("/dev/shm"))) <= before
+
+
+def test_lab_ends_with_the_process_that_started_it() -> None:
+    script = f"{LAB} run sh -c 'echo ready; sleep 1000' & wait"
+    with subprocess.Popen(
+        ["bash", "-c", script],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as parent:
+        assert parent.stdout
+        assert parent.stdout.readline() == b"ready\n"
+        pids = descendants(parent.pid)
+        assert len(pids) >= 2
+        parent.kill()
+        until(lambda: not any(map(running, pids)), "the lab has ended")
+
+
+@contextlib.contextmanager
+def on_a_terminal(*words: str) -> Iterator[tuple[int, Callable[[bytes], None]]]:
+    """A lab on a pseudo-terminal; yields that and a function that awaits a text on it."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(LAB, [LAB, *words])
+    seen = b""
+
+    def await_text(text: bytes) -> None:
+        nonlocal seen
+        while text not in seen:
+            assert select.select([terminal], [], [], PATIENCE)[0], seen
+            seen += os.read(terminal, 4096)
+        seen = seen.partition(text)[2]
+
+    try:
+        yield terminal, await_text
+        with contextlib.suppress(OSError):  # EIO: the lab has ended
+            while select.select([terminal], [], [], PATIENCE)[0]:
+                os.read(terminal, 4096)
+    finally:
+        os.close(terminal)  # that hangs it up
+        os.waitpid(pid, 0)
+
+
+def test_terminal_is_one_in_the_guest_with_its_size_and_keys() -> None:
+    script = "tty; read x; stty size; cat; echo status $?"
+    with on_a_terminal("run", "bash", "-c", script) as (terminal, await_text):
+        await_text(b"/dev/pts/0")
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 123, 0, 0))
+        time.sleep(0.5)  # the guest says nothing when it has taken the new size
+        os.write(terminal, b"\r")
+        await_text(b"33 123")
+        os.write(terminal, b"key\r")
+        await_text(b"key\r\nkey\r\n")  # the terminal's echo, and cat's: it runs
+        os.write(terminal, b"\x04")
+        await_text(b"status 0")
+
+
+def test_interrupt_key_on_the_terminal_ends_the_command() -> None:
+    with on_a_terminal("run", "cat") as (terminal, await_text):
+        await_text(b"emulated")
+        os.write(terminal, b"key\r")
+        await_text(b"key\r\nkey\r\n")
+        os.write(terminal, b"\x03")
+        await_text(b"^C")
+
+
+def test_shell_is_interactive_and_has_the_package() -> None:
+    with on_a_terminal("shell") as (terminal, await_text):
+        await_text(b"(lab)")
+        os.write(terminal, b"command -v python; exit\r")
+        await_text(b"/venv-")
+        await_text(b"exit")
+
+
+def test_interrupt_from_the_terminal_reaches_a_command_without_one() -> None:
+    script = f"{LAB} run sh -c 'echo ready; exec sleep 1000' </dev/null | cat"
+    script += "; echo ${PIPESTATUS[0]}"
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execvp("bash", ["bash", "-c", f"trap : INT; {script}"])
+    seen = b""
+    with contextlib.suppress(OSError):
+        while chunk := os.read(terminal, 4096):
+            seen += chunk
+            if chunk.startswith(b"ready"):
+                os.write(terminal, b"\x03")
+    os.waitpid(pid, 0)
+    os.close(terminal)
+    assert seen.endswith(b"130\r\n")
+
+
+# ---- errors: one clear line --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["run"], "COMMAND is missing"),
+        ([], "a command is missing"),
+        (["frobnicate"], "no command or option 'frobnicate'"),
+        (["--mem", "lots", "run", "true"], "--mem wants a number"),
+        (["--kernel", "5.3", "run", "true"], "no kernel 5.3 here; there are: 6.1"),
+        (["--mem", "99999999", "run", "true"], "too little memory"),
+        (["--boot-timeout", "1", "--accel", "tcg", "run", "true"], "did not come up within 1 s"),
+        (["--python", "/bin/false", "run", "true"], "/bin/false is not a Python"),
+        (["kernels", "fetch", "/no/such.deb"], "no such file: /no/such.deb"),
+    ],
+)
+def test_failure_of_the_lab_is_125_and_says_why(words: list[str], text: str) -> None:
+    result = lab(*words)
+    assert result.returncode == 125
+    assert text in result.stderr.decode()
+    assert len(own_words(result)) == 1, result.stderr.decode()
+
+
+def test_command_that_takes_too_long_is_124() -> None:
+    result = lab("--timeout", "6", "run", "sleep", "1000")
+    assert result.returncode == 124
+    assert own_words(result) == ["lab: the command took longer than 6 s"]
+
+
+def test_guest_that_panics_is_reported_with_its_last_words() -> None:
+    result = shell("echo c >/proc/sysrq-trigger; sleep 1000")
+    assert result.returncode == 125
+    panic = "Kernel panic - not syncing: sysrq triggered crash"
+    assert own_words(result) == [f"lab: the microVM ended unexpectedly ({panic}). Its last words:"]
+
+
+def test_help_names_every_command() -> None:
+    text = lab("--help").stdout.decode()
+    for word in ("demo", "test", "run", "shell", "build", "lint", "kernels", "clean"):
+        assert f"./lab {word}" in text
+
+
+def test_warm_start_takes_less_than_three_seconds_to_qemu() -> None:
+    begin = time.monotonic()
+    with subprocess.Popen([LAB, "run", "true"], stderr=subprocess.PIPE) as run:
+        assert run.stderr
+        assert b"microVM" in run.stderr.readline()
+        assert time.monotonic() - begin < 3
