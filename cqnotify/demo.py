@@ -41,7 +41,7 @@ from .context import Context, devices
 
 __all__ = ["CannotRunError", "DemoError", "Report", "format_report", "run"]
 
-WIRE_DELAY: Final = "3ms"
+WIRE_DELAY: Final = "6ms"
 MIN_EVENTS_PER_MESSAGE: Final = 0.9  # below that a receiver did not really sleep
 
 

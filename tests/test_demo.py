@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +117,9 @@ def test_a_receiver_sleeps_for_every_message(
 @in_lab
 def test_solicited_messages_alone_wake(figures: dict[str, Any]) -> None:
     solicited = result(figures, "paced stream", "asyncio, solicited only")
-    assert solicited["wakeups"] == solicited["events"] == MESSAGES // 16
+    assert solicited["wakeups"] == solicited["events"]
+    # A guest that stalls for longer than a group takes can sleep through one, never wake more.
+    assert MESSAGES // 16 - 1 <= solicited["wakeups"] <= MESSAGES // 16
     busy = result(figures, "paced stream", "busy polling")
     assert solicited["cpu"] < 0.2 * busy["cpu"]
 
@@ -167,7 +168,8 @@ def test_a_signal_ends_it_cleanly(number: signal.Signals, code: int) -> None:
         try:
             until(lambda: peers(demo.pid) != [], "the peer runs")
             (peer,) = peers(demo.pid)
-            time.sleep(1)  # into the traffic, or into the exchange: both must end
+            before = sent_packets()
+            until(lambda: sent_packets() > before + 20, "messages flow")
             demo.send_signal(number)
             out, err = demo.communicate(timeout=60)
         finally:
@@ -175,6 +177,11 @@ def test_a_signal_ends_it_cleanly(number: signal.Signals, code: int) -> None:
     assert (demo.returncode, out, err) == (code, "", "")
     assert not Path(f"/proc/{peer}").exists()
     assert "netem" not in queue_disciplines()
+
+
+def sent_packets() -> int:
+    counters = Path("/sys/class/infiniband").glob("rxe*/ports/1/hw_counters/sent_pkts")
+    return sum(int(counter.read_text()) for counter in counters)
 
 
 def peers(pid: int) -> list[int]:

@@ -385,13 +385,17 @@ def test_guest_that_panics_is_reported_with_its_last_words() -> None:
 
 def test_help_names_every_command() -> None:
     text = lab("--help").stdout.decode()
-    for word in ("demo", "test", "run", "shell", "build", "lint", "kernels", "clean"):
+    for word in ("demo", "test", "run", "shell", "build", "lint", "selftest", "kernels", "clean"):
         assert f"./lab {word}" in text
 
 
 def test_warm_start_takes_less_than_three_seconds_to_qemu() -> None:
-    begin = time.monotonic()
-    with subprocess.Popen([LAB, "run", "true"], stderr=subprocess.PIPE) as run:
-        assert run.stderr
-        assert b"microVM" in run.stderr.readline()
-        assert time.monotonic() - begin < 3
+    """The best of three: other work on the machine must not fail it."""
+    took = []
+    for _ in range(3):
+        begin = time.monotonic()
+        with subprocess.Popen([LAB, "run", "true"], stderr=subprocess.PIPE) as run:
+            assert run.stderr
+            assert b"microVM" in run.stderr.readline()
+            took.append(time.monotonic() - begin)
+    assert min(took) < 3

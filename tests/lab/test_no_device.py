@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: MIT
+"""On a machine without RDMA: the package imports, and says what is missing."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cqnotify
+
+pytestmark = pytest.mark.skipif(
+    Path("/sys/class/infiniband").exists(), reason="this machine has RDMA devices"
+)
+
+
+def test_it_imports_and_there_is_no_device() -> None:
+    assert cqnotify.devices() == []
+
+
+@pytest.mark.parametrize("name", [None, "rxe0"])
+def test_opening_one_says_how_to_get_one(name: str | None) -> None:
+    with pytest.raises(cqnotify.VerbsError, match="no RDMA device.*rdma_rxe") as e:
+        cqnotify.Context(name)
+    assert e.value.errno == errno.ENODEV
+
+
+def test_the_command_line_says_so_too() -> None:
+    for command in ("devices", "demo"):
+        done = subprocess.run(
+            [sys.executable, "-m", "cqnotify", command], capture_output=True, text=True
+        )
+        assert (done.returncode, done.stdout) == (3, "")
+        assert "no RDMA device" in done.stderr
