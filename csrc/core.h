@@ -163,6 +163,8 @@ typedef struct cqn_qp {
     enum ibv_qp_type type;
     enum ibv_qp_state state; /* as last set by us; the device may be in ERR */
     bool sq_sig_all;
+    uint8_t port_num;     /* set in INIT; 0 before */
+    uint32_t max_message; /* bytes that its port sends in one message */
     struct ibv_qp_cap cap;
     cqn_wr_queue sq, rq;
 } cqn_qp;
@@ -251,6 +253,9 @@ PyObject *cqn_list_devices(PyObject *module, PyObject *unused);
 extern PyType_Spec cqn_context_spec, cqn_pd_spec, cqn_mr_spec, cqn_sge_spec, cqn_channel_spec;
 extern PyType_Spec cqn_cq_spec, cqn_qp_spec, cqn_ah_spec, cqn_wc_spec;
 extern PyStructSequence_Desc cqn_cq_stats_desc;
+
+/* qp.c */
+uint32_t cqn_qp_learn_limit(cqn_qp *qp);
 
 /* mr.c */
 PyObject *cqn_sge_new(cqn_mr *mr, uint64_t addr, uint32_t length);

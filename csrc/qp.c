@@ -292,6 +292,19 @@ static const char *modify_hint(int err)
     }
 }
 
+/* Asks the port how long a message may be: a datagram must fit one packet. */
+uint32_t cqn_qp_learn_limit(cqn_qp *self)
+{
+    struct ibv_qp *qp = self->base.handle;
+    struct ibv_port_attr port = {.flags = 0};
+    self->max_message = UINT32_MAX;
+    if (ibv_query_port(qp->context, self->port_num, &port) == 0) {
+        self->max_message =
+            self->type == IBV_QPT_UD ? UINT32_C(128) << port.active_mtu : port.max_msg_sz;
+    }
+    return self->max_message;
+}
+
 /* A reset forgets the work requests without completing them. Nothing may be
  * posted from the moment in which the device may be in RESET. */
 static int modify(cqn_qp *self, struct ibv_qp_attr *attr, int mask)
@@ -316,6 +329,10 @@ static int modify(cqn_qp *self, struct ibv_qp_attr *attr, int mask)
     self->state = after;
     if (mask & IBV_QP_CAP) {
         self->cap = attr->cap;
+    }
+    if ((mask & IBV_QP_PORT) && self->base.handle != NULL) {
+        self->port_num = attr->port_num;
+        cqn_qp_learn_limit(self);
     }
     if (after == IBV_QPS_RESET) {
         if (cqn_cq_settle(self->send_cq) < 0 || cqn_cq_settle(self->recv_cq) < 0) {

@@ -334,7 +334,20 @@ static const opcode_rule *set_request(const cqn_qp *qp, PyObject *const *in, str
     return rule;
 }
 
-static int check_memory(const cqn_qp *qp, const opcode_rule *rule, const struct ibv_send_wr *wr,
+/* Some devices take a message that is too long, and lose it. */
+static int check_length(cqn_qp *qp, const gathered *g)
+{
+    /* The limit can have grown with the link's MTU. */
+    if (g->length <= qp->max_message || g->length <= cqn_qp_learn_limit(qp)) {
+        return 0;
+    }
+    PyErr_Format(PyExc_ValueError, "sg has %llu bytes: port %d sends at most %u in one %s",
+                 (unsigned long long)g->length, qp->port_num, qp->max_message,
+                 qp->type == IBV_QPT_UD ? "datagram (its MTU)" : "message (max_msg_sz)");
+    return -1;
+}
+
+static int check_memory(cqn_qp *qp, const opcode_rule *rule, const struct ibv_send_wr *wr,
                         const gathered *g)
 {
     if (rule->fills && !g->writable) {
@@ -347,7 +360,7 @@ static int check_memory(const cqn_qp *qp, const opcode_rule *rule, const struct 
                      (unsigned long long)g->length, qp->cap.max_inline_data);
         return -1;
     }
-    return 0;
+    return check_length(qp, g);
 }
 
 const char cqn_qp_post_send_doc[] =
@@ -405,8 +418,8 @@ PyObject *cqn_qp_post_send(PyObject *op, PyObject *const *args, Py_ssize_t nargs
     int rc = gather_send(qp, in[SG], &wr, &g);
     if (rc == 0) {
         rc = cqn_open(&qp->base) == NULL || set_ah(qp, in[AH], &wr, &g) < 0 ||
-                     check_memory(qp, rule, &wr, &g) < 0 ||
                      require_state(qp, IBV_QPS_RTS, "ibv_post_send") < 0 ||
+                     check_memory(qp, rule, &wr, &g) < 0 ||
                      cqn_wr_queue_reserve(&qp->sq, g.num_pinned + 1) < 0 || post(qp, &wr, &g) < 0
                  ? -1
                  : 0;

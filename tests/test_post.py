@@ -500,6 +500,35 @@ def test_a_datagram_that_is_not_complete_is_refused(
             a.qp.post_send(a.mr[0:8], **{k: v for k, v in call.items() if v is not ...})
 
 
+def test_a_datagram_longer_than_the_mtu_is_refused(ud_pair: Pair) -> None:
+    """rxe would report success, and lose it."""
+    a, b = ud_pair
+    mtu = a.ctx.query_port().active_mtu.bytes  # type: ignore[union-attr]
+    with ah_to(a, b) as ah:
+        for size, fits in ((mtu, True), (mtu + 1, False)):
+            call = {"ah": ah, "remote_qpn": b.qp.qp_num, "remote_qkey": QKEY}
+            b.qp.post_recv(b.mr)
+            if fits:
+                a.qp.post_send(a.mr[0:size], **call)
+                assert wait_one(b.rcq).byte_len == size + GRH
+                wait_one(a.scq)
+            else:
+                with pytest.raises(ValueError, match=f"at most {mtu} in one datagram"):
+                    a.qp.post_send(a.mr[0:size], **call)
+
+
+def test_a_message_longer_than_the_port_takes_is_refused(ctx: Context) -> None:
+    limit = ctx.query_port().max_msg_sz
+    a, b = connect(
+        Endpoint(ctx, QPType.RC, size=limit + 1), Endpoint(ctx, QPType.RC, size=limit + 1)
+    )
+    with pytest.raises(ValueError, match=f"at most {limit} in one message"):
+        a.qp.post_send(a.mr)
+    b.qp.post_recv(b.mr)
+    a.qp.post_send(a.mr[:limit])
+    assert wait_one(b.rcq).byte_len == limit
+
+
 def test_address_handles_check_their_arguments(pd: PD, ud_pair: Pair) -> None:
     a, b = ud_pair
     with pytest.raises(ValueError, match="port_num is 9: this device has port 1"):
