@@ -208,7 +208,7 @@ class QP(_core.QP):
         self.modify(**attrs)
 
     def to_rts(
-        self, *, timeout: int = 14, retry_cnt: int = 6, rnr_retry: int = 6, max_rd_atomic: int = 1
+        self, *, timeout: int = 14, retry_cnt: int = 6, rnr_retry: int = 7, max_rd_atomic: int = 1
     ) -> None:
         """Move from RTR to RTS: sends are carried out.
 
@@ -240,7 +240,7 @@ class QP(_core.QP):
         flow_label: int = 0,
         timeout: int = 14,
         retry_cnt: int = 6,
-        rnr_retry: int = 6,
+        rnr_retry: int = 7,
         max_rd_atomic: int = 1,
     ) -> None:
         """Make the transitions that are still missing, up to RTS.
@@ -254,7 +254,8 @@ class QP(_core.QP):
         min_rnr_timer: how long a sender that meets no receive shall wait, as a code: 12 is 0.64 ms.
         timeout: how long we wait for an acknowledgement, 4.096 us * 2**timeout; 0 is for ever.
         retry_cnt: how often we send again after that, 0 to 7. On rxe 7 is for ever.
-        rnr_retry: how often we send again when the peer had no receive, 0 to 6; 7 is for ever.
+        rnr_retry: how often we send again when the peer had no receive posted; 7 is for ever, so a
+            peer that is slow to post delays us and breaks nothing.
         max_rd_atomic, max_dest_rd_atomic: RDMA reads and atomics in flight from us, and to us.
 
         UC has no retries, no timers, no reads; UD has no path either: these are ignored there.
