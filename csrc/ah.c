@@ -25,8 +25,9 @@ static PyObject *ah_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     struct ibv_ah_attr attr;
+    int ports = CQN_OBJ(pd)->context->attr.phys_port_cnt;
     PyObject *fields = kwargs == NULL ? PyDict_New() : Py_NewRef(kwargs);
-    int rc = fields == NULL ? -1 : cqn_ah_attr_from(fields, "AH()", CQN_OBJ(pd)->context, &attr);
+    int rc = fields == NULL ? -1 : cqn_ah_attr_from(fields, "AH()", ports, &attr);
     Py_XDECREF(fields);
     cqn_object *used = CQN_OBJ(pd);
     cqn_object *self = rc < 0 ? NULL : cqn_new(type, &ah_kind, &used, 1);
@@ -34,10 +35,11 @@ static PyObject *ah_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     /* It can wait for the neighbour's address to be resolved. */
+    struct ibv_pd *pd_handle = used->handle;
     struct ibv_ah *ah;
     int err;
     cqn_enter(used);
-    Py_BEGIN_ALLOW_THREADS ah = ibv_create_ah(used->handle, &attr);
+    Py_BEGIN_ALLOW_THREADS ah = ibv_create_ah(pd_handle, &attr);
     err = errno;
     Py_END_ALLOW_THREADS cqn_leave(used);
     if (ah == NULL) {
@@ -52,15 +54,10 @@ static PyObject *ah_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
-static PyObject *ah_get_pd(PyObject *op, void *Py_UNUSED(unused))
-{
-    return cqn_open(CQN_OBJ(op)) == NULL ? NULL : Py_NewRef((PyObject *)CQN_OBJ(op)->uses[0]);
-}
-
 static PyMethodDef ah_methods[] = {CQN_OBJECT_METHODS, {NULL, NULL, 0, NULL}};
 
 static PyGetSetDef ah_getset[] = {
-    {"pd", ah_get_pd, NULL, "The PD that it belongs to.", NULL},
+    {"pd", cqn_get_used, NULL, "The PD that it belongs to.", (void *)0},
     CQN_OBJECT_GETSET,
     {NULL, NULL, NULL, NULL, NULL},
 };

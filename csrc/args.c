@@ -65,12 +65,13 @@ static int refuse_range(PyObject *value, const char *name, uint64_t max)
 /* An integer of 0 to max. */
 int cqn_uint(PyObject *value, const char *name, uint64_t max, uint64_t *out)
 {
+    if (!PyIndex_Check(value)) {
+        PyErr_Format(PyExc_TypeError, "%s must be an integer, not %s", name,
+                     Py_TYPE(value)->tp_name);
+        return -1;
+    }
     PyObject *number = PyNumber_Index(value);
     if (number == NULL) {
-        if (PyErr_ExceptionMatches(PyExc_TypeError)) {
-            PyErr_Format(PyExc_TypeError, "%s must be an integer, not %s", name,
-                         Py_TYPE(value)->tp_name);
-        }
         return -1;
     }
     uint64_t n = PyLong_AsUnsignedLongLong(number);
@@ -119,6 +120,9 @@ int cqn_gid(PyObject *value, const char *name, union ibv_gid *out)
     }
     else {
         packed = PyObject_GetAttrString(value, "packed");
+        if (packed == NULL && !PyErr_ExceptionMatches(PyExc_AttributeError)) {
+            return -1;
+        }
         PyErr_Clear();
     }
     if (packed == NULL || !PyBytes_Check(packed) || PyBytes_GET_SIZE(packed) != sizeof(*out)) {

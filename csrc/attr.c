@@ -163,8 +163,7 @@ static const cqn_field *ah_field(PyObject *name)
 
 /* From a mapping of the field's names. A destination GID makes it global;
  * what is not given is 0, but for port_num 1 and hop_limit 64. */
-int cqn_ah_attr_from(PyObject *mapping, const char *name, const cqn_context *ctx,
-                     struct ibv_ah_attr *out)
+int cqn_ah_attr_from(PyObject *mapping, const char *name, int ports, struct ibv_ah_attr *out)
 {
     *out = (struct ibv_ah_attr){.port_num = 1, .grh.hop_limit = 64};
     if (!PyDict_Check(mapping)) {
@@ -193,9 +192,9 @@ int cqn_ah_attr_from(PyObject *mapping, const char *name, const cqn_context *ctx
         given_global |= field->type == CQN_GID;
     }
     out->is_global |= given_global;
-    if (out->port_num < 1 || out->port_num > ctx->attr.phys_port_cnt) {
+    if (out->port_num < 1 || out->port_num > ports) {
         PyErr_Format(PyExc_ValueError, "port_num is %d: this device has port 1 to %d",
-                     out->port_num, ctx->attr.phys_port_cnt);
+                     out->port_num, ports);
         return -1;
     }
     return 0;

@@ -44,9 +44,9 @@ static void wake(const cqn_channel *self)
 
 static void close_wake_fd(cqn_channel *self)
 {
-    if (self->wake_fd >= 0) {
+    if (self->has_wake_fd) {
+        self->has_wake_fd = false;
         close(self->wake_fd);
-        self->wake_fd = -1;
     }
 }
 
@@ -55,7 +55,7 @@ static void channel_after_destroy(cqn_object *op)
 {
     cqn_channel *self = (cqn_channel *)op;
     self->gone = true;
-    if (self->waiters == 0 || !*op->state->alive) {
+    if (self->waiters == 0 || cqn_forked(op)) {
         close_wake_fd(self);
     }
     else {
@@ -106,6 +106,7 @@ static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
         Py_DECREF(self);
         return NULL;
     }
+    self->has_wake_fd = true;
     struct ibv_comp_channel *channel = ibv_create_comp_channel(used->handle);
     if (channel == NULL) {
         cqn_verbs_error(st, errno, "ibv_create_comp_channel", "");
@@ -251,7 +252,8 @@ static PyObject *channel_get_event(PyObject *op, PyObject *const *args, Py_ssize
     cqn_channel *self = (cqn_channel *)op;
     PyObject *value = NULL;
     int64_t timeout;
-    if (cqn_args("get_event", names, 1, 0, args, nargs, kwnames, &value) < 0 ||
+    if (cqn_open(&self->base) == NULL ||
+        cqn_args("get_event", names, 1, 0, args, nargs, kwnames, &value) < 0 ||
         cqn_timeout(value, &timeout) < 0 || cqn_open(&self->base) == NULL) {
         return NULL;
     }
@@ -300,11 +302,6 @@ static PyObject *channel_fileno(PyObject *op, PyObject *Py_UNUSED(unused))
     return channel == NULL ? NULL : PyLong_FromLong(channel->fd);
 }
 
-static PyObject *channel_get_context(PyObject *op, void *Py_UNUSED(unused))
-{
-    return cqn_open(CQN_OBJ(op)) == NULL ? NULL : Py_NewRef((PyObject *)CQN_OBJ(op)->context);
-}
-
 static PyMethodDef channel_methods[] = {
     {"get_event", (PyCFunction)(void (*)(void))channel_get_event, METH_FASTCALL | METH_KEYWORDS,
      "get_event($self, /, timeout=None)\n--\n\n"
@@ -330,7 +327,7 @@ static PyMethodDef channel_methods[] = {
 };
 
 static PyGetSetDef channel_getset[] = {
-    {"context", channel_get_context, NULL, "The Context that it belongs to.", NULL},
+    {"context", cqn_get_context, NULL, "The Context that it belongs to.", NULL},
     CQN_OBJECT_GETSET,
     {NULL, NULL, NULL, NULL, NULL},
 };

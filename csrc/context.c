@@ -108,6 +108,7 @@ static PyObject *context_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|z:Context", names, &name)) {
         return NULL;
     }
+    cqn_new_epoch(cqn_state_of(type));
     cqn_context *self = cqn_new(type, &context_kind, NULL, 0);
     if (self == NULL) {
         return NULL;
@@ -164,9 +165,13 @@ static PyObject *context_query_port(PyObject *op, PyObject *const *args, Py_ssiz
     static const char *const names[] = {"port_num", NULL};
     PyObject *value = NULL;
     uint8_t port;
-    struct ibv_context *handle = cqn_open(CQN_OBJ(op));
-    if (handle == NULL || cqn_args("query_port", names, 1, 0, args, nargs, kwnames, &value) < 0 ||
+    if (cqn_open(CQN_OBJ(op)) == NULL ||
+        cqn_args("query_port", names, 1, 0, args, nargs, kwnames, &value) < 0 ||
         port_of((cqn_context *)op, value, &port) < 0) {
+        return NULL;
+    }
+    struct ibv_context *handle = cqn_open(CQN_OBJ(op));
+    if (handle == NULL) {
         return NULL;
     }
     struct ibv_port_attr attr = {.flags = 0};

@@ -12,7 +12,7 @@
  *     of the object first, then to release the GIL, then to call the verb;
  *   - an object that others use, or that work requests in flight need, can't
  *     be closed; only a context closes everything below it;
- *   - in a forked child every handle is dead.
+ *   - in a forked child every handle of the parent is dead.
  *
  * All fields are guarded by the GIL. A call that releases it while it works
  * with a handle holds the object by cqn_enter() and cqn_leave().
@@ -45,8 +45,11 @@ typedef struct {
     PyObject *wc_opcode[CQN_WC_OPCODES];
     PyObject *wc_flags;
 
-    /* One page that the kernel wipes in a forked child: *alive is 0 there. */
-    volatile char *alive;
+    /* A page that the kernel wipes in a forked child: *epoch is 0 there, until
+     * the child opens a device of its own. Objects are dead in any other epoch
+     * than the one in which they were born. */
+    volatile uint32_t *epoch;
+    uint32_t last_epoch;
 
     /* Signalled whenever a call that held an object has left it. */
     pthread_mutex_t idle_lock;
@@ -76,6 +79,7 @@ enum { CQN_RANK_QP, CQN_RANK_OTHER, CQN_RANK_CQ, CQN_RANK_PD, CQN_RANKS };
 struct cqn_object {
     PyObject_HEAD cqn_state *state;
     const cqn_kind *kind;
+    uint32_t born;                  /* in which epoch */
     void *handle;                   /* NULL: closed, or being closed */
     cqn_context *context;           /* borrowed: `uses` keeps it alive; or NULL */
     cqn_object *uses[CQN_MAX_USES]; /* strong; the first NULL ends it */
@@ -85,6 +89,7 @@ struct cqn_object {
     size_t pins;                    /* work requests in flight that need it */
     size_t in_use;                  /* calls that work on it without the GIL */
     unsigned closing;               /* threads in close(): no new call may begin */
+    cqn_object *trash_next;         /* see cqn_trash_add() */
     PyObject *on_close;             /* list of callables, or NULL */
     PyObject *weakrefs;
 };
@@ -103,6 +108,7 @@ typedef struct {
     size_t length;
     unsigned int access;
     uint32_t lkey, rkey;
+    bool registered;   /* the device may use the memory */
     Py_buffer view;    /* the user's buffer, or obj == NULL: own memory */
     size_t own_length; /* of the own mapping, in whole pages */
     Py_ssize_t exports;
@@ -116,7 +122,8 @@ typedef struct {
 
 typedef struct {
     cqn_object base;
-    int wake_fd;            /* eventfd: readable after interrupt() and when gone */
+    int wake_fd; /* eventfd: readable after interrupt() and when gone */
+    bool has_wake_fd;
     bool gone;              /* destroyed, for good */
     unsigned waiters;       /* threads in get_event */
     unsigned interrupts;    /* those of them that interrupt() has yet to reach */
@@ -151,7 +158,8 @@ typedef struct {
 
 typedef struct {
     cqn_wr *ring;
-    size_t head, len, room; /* room is a power of two, or 0 */
+    size_t head, len, room; /* in entries; room is a power of two, or 0 */
+    size_t requests;
 } cqn_wr_queue;
 
 typedef struct cqn_qp {
@@ -167,6 +175,7 @@ typedef struct cqn_qp {
     uint32_t max_message; /* bytes that its port sends in one message */
     struct ibv_qp_cap cap;
     cqn_wr_queue sq, rq;
+    size_t ambiguous; /* failed completions that may be of either queue */
 } cqn_qp;
 
 /* module.c */
@@ -197,6 +206,8 @@ void *cqn_new(PyTypeObject *type, const cqn_kind *kind, cqn_object *const *uses,
 void cqn_adopt(cqn_object *self, void *handle);
 void *cqn_open(cqn_object *self);
 int cqn_expect(PyObject *value, PyTypeObject *type, const char *name);
+void cqn_new_epoch(cqn_state *st);
+bool cqn_forked(const cqn_object *self);
 void cqn_enter(cqn_object *self);
 void cqn_leave(cqn_object *self);
 int cqn_close(cqn_object *self, bool cascade);
@@ -206,6 +217,11 @@ PyObject *cqn_method_exit(PyObject *self, PyObject *args);
 PyObject *cqn_method_add_close_callback(PyObject *self, PyObject *callback);
 PyObject *cqn_method_remove_close_callback(PyObject *self, PyObject *callback);
 PyObject *cqn_get_closed(PyObject *self, void *unused);
+PyObject *cqn_get_context(PyObject *self, void *unused);
+PyObject *cqn_get_used(PyObject *self, void *index);
+PyObject *cqn_get_u32(PyObject *self, void *offset);
+void cqn_trash_add(cqn_object **trash, cqn_object *object);
+void cqn_trash_empty(cqn_object *trash);
 int cqn_traverse(PyObject *self, visitproc visit, void *arg);
 int cqn_clear(PyObject *self);
 void cqn_finalize(PyObject *self);
@@ -243,8 +259,7 @@ typedef struct {
 PyObject *cqn_struct_to_dict(const void *from, const cqn_field *fields);
 int cqn_field_from(PyObject *value, void *to, const cqn_field *field);
 PyObject *cqn_ah_attr_to_dict(const struct ibv_ah_attr *attr);
-int cqn_ah_attr_from(PyObject *mapping, const char *name, const cqn_context *ctx,
-                     struct ibv_ah_attr *out);
+int cqn_ah_attr_from(PyObject *mapping, const char *name, int ports, struct ibv_ah_attr *out);
 extern const cqn_field cqn_device_fields[], cqn_port_fields[], cqn_gid_fields[];
 extern const cqn_field cqn_qp_fields[], cqn_cap_fields[];
 
@@ -262,7 +277,7 @@ PyObject *cqn_sge_new(cqn_mr *mr, uint64_t addr, uint32_t length);
 
 /* cq.c */
 void cqn_cq_event(cqn_cq *cq);
-int cqn_cq_settle(cqn_cq *cq);
+int cqn_cq_settle(cqn_cq *cq, cqn_object **trash);
 
 /* wc.c */
 #define CQN_WC_DATAGRAM (1u << 31) /* ours, in wc_flags: came in on a UD queue pair */
@@ -285,9 +300,9 @@ extern const char cqn_qp_post_send_doc[], cqn_qp_post_recv_doc[];
 int cqn_wr_queue_reserve(cqn_wr_queue *queue, size_t n);
 void cqn_wr_queue_push(cqn_wr_queue *queue, uint64_t wr_id, bool signaled,
                        cqn_object *const *pinned, size_t n);
-void cqn_qp_completed(cqn_qp *qp, const cqn_cq *cq, const struct ibv_wc *wc, PyObject **trash);
+void cqn_qp_completed(cqn_qp *qp, const cqn_cq *cq, const struct ibv_wc *wc, cqn_object **trash);
 void cqn_wr_queue_drop(cqn_wr_queue *queue);
-Py_ssize_t cqn_wr_queue_requests(const cqn_wr_queue *queue);
+
 int cqn_wr_queue_traverse(const cqn_wr_queue *queue, visitproc visit, void *arg);
 
 #define CQN_OBJ(x) ((cqn_object *)(x))

@@ -83,13 +83,13 @@ static int parse_new(cqn_state *st, PyObject *args, PyObject *kwargs, cq_args *a
     *a = (cq_args){.channel = Py_None, .user_data = Py_None};
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$OOO:CQ", names, &a->context, &cqe,
                                      &a->channel, &vector, &a->user_data) ||
-        cqn_expect(a->context, st->Context, "context") < 0 ||
-        check_cqe((cqn_context *)a->context, cqe, &a->cqe) < 0) {
+        cqn_expect(a->context, st->Context, "context") < 0) {
         return -1;
     }
     struct ibv_context *ctx = CQN_OBJ(a->context)->handle;
-    if (vector != NULL &&
-        cqn_u32(vector, "comp_vector", (uint32_t)ctx->num_comp_vectors - 1, &a->comp_vector) < 0) {
+    uint32_t last_vector = (uint32_t)ctx->num_comp_vectors - 1;
+    if (check_cqe((cqn_context *)a->context, cqe, &a->cqe) < 0 ||
+        (vector != NULL && cqn_u32(vector, "comp_vector", last_vector, &a->comp_vector) < 0)) {
         return -1;
     }
     if (a->channel == Py_None) {
@@ -102,7 +102,7 @@ static int parse_new(cqn_state *st, PyObject *args, PyObject *kwargs, cq_args *a
         PyErr_SetString(PyExc_ValueError, "channel belongs to another Context");
         return -1;
     }
-    return cqn_open(CQN_OBJ(a->context)) == NULL ? -1 : 0;
+    return 0;
 }
 
 static PyObject *cq_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -169,10 +169,14 @@ static int stash_reserve(cqn_cq *self, size_t n)
     return 0;
 }
 
+/* The QP of a completion. One of that number which does not use this CQ is a
+ * newer one: the completion's own is gone. */
 static cqn_qp *find_qp(cqn_cq *self, uint32_t qp_num)
 {
     if (self->last_qp == NULL || self->last_qp->qp_num != qp_num) {
-        self->last_qp = cqn_qp_table_find(self->base.context, qp_num);
+        cqn_qp *qp = cqn_qp_table_find(self->base.context, qp_num);
+        bool ours = qp != NULL && (qp->send_cq == self || qp->recv_cq == self);
+        self->last_qp = ours ? qp : NULL;
     }
     return self->last_qp;
 }
@@ -181,7 +185,7 @@ static cqn_qp *find_qp(cqn_cq *self, uint32_t qp_num)
  * and lets go of what their work requests kept alive. What goes with that is
  * collected in `trash`: dropping it here could run code that comes back to
  * this CQ. Returns how many came, or -1. */
-static int fetch_batch(cqn_cq *self, size_t n, PyObject **trash)
+static int fetch_batch(cqn_cq *self, size_t n, cqn_object **trash)
 {
     n = n < BATCH ? n : BATCH;
     if (stash_reserve(self, n) < 0) {
@@ -206,7 +210,7 @@ static int fetch_batch(cqn_cq *self, size_t n, PyObject **trash)
 }
 
 /* Until the stash holds `want`, or the device has no more. */
-static int fetch(cqn_cq *self, size_t want, PyObject **trash)
+static int fetch(cqn_cq *self, size_t want, cqn_object **trash)
 {
     while (self->stash_len < want) {
         size_t n = want - self->stash_len;
@@ -223,18 +227,30 @@ static int fetch(cqn_cq *self, size_t want, PyObject **trash)
 }
 
 /* Takes everything that the device has for this CQ into the stash. */
-int cqn_cq_settle(cqn_cq *self)
+int cqn_cq_settle(cqn_cq *self, cqn_object **trash)
 {
-    PyObject *trash = NULL;
-    int rc = fetch(self, SIZE_MAX, &trash);
-    Py_XDECREF(trash);
-    return rc;
+    return fetch(self, SIZE_MAX, trash);
 }
 
-/* Hands out the first n completions of the stash. */
-static PyObject *hand_out(cqn_cq *self, size_t n)
+/* A list for what the stash holds, at most `max`. Making it can run the garbage
+ * collector, and so code that polls this CQ: then there is less. */
+static PyObject *new_list(const cqn_cq *self, size_t max)
 {
-    PyObject *list = PyList_New((Py_ssize_t)n);
+    for (;;) {
+        size_t n = self->stash_len < max ? self->stash_len : max;
+        PyObject *list = PyList_New((Py_ssize_t)n);
+        if (list == NULL || n <= self->stash_len) {
+            return list;
+        }
+        Py_DECREF(list);
+    }
+}
+
+/* Hands out up to `max` completions of the stash. */
+static PyObject *hand_out(cqn_cq *self, size_t max)
+{
+    PyObject *list = new_list(self, max);
+    size_t n = list == NULL ? 0 : (size_t)PyList_GET_SIZE(list);
     for (size_t i = 0; list != NULL && i < n; i++) {
         PyObject *wc = cqn_wc_new(self->base.state, &self->stash[self->stash_head + i]);
         if (wc == NULL) {
@@ -257,7 +273,8 @@ static PyObject *cq_poll(PyObject *op, PyObject *const *args, Py_ssize_t nargs, 
     cqn_cq *self = (cqn_cq *)op;
     PyObject *value = NULL;
     uint32_t max = 16;
-    if (cqn_args("poll", names, 1, 0, args, nargs, kwnames, &value) < 0 ||
+    if (cqn_open(&self->base) == NULL ||
+        cqn_args("poll", names, 1, 0, args, nargs, kwnames, &value) < 0 ||
         (value != NULL && cqn_u32(value, "max_entries", INT32_MAX, &max) < 0)) {
         return NULL;
     }
@@ -268,7 +285,7 @@ static PyObject *cq_poll(PyObject *op, PyObject *const *args, Py_ssize_t nargs, 
     if (cqn_open(&self->base) == NULL) {
         return NULL;
     }
-    PyObject *trash = NULL;
+    cqn_object *trash = NULL;
     PyObject *list = NULL;
     self->stats.polls++;
     int rc = fetch(self, max, &trash);
@@ -277,13 +294,13 @@ static PyObject *cq_poll(PyObject *op, PyObject *const *args, Py_ssize_t nargs, 
         rc = 0;
     }
     if (rc == 0) {
-        list = hand_out(self, self->stash_len < max ? self->stash_len : max);
+        list = hand_out(self, max);
     }
     if (list != NULL && self->event_unpolled) {
         self->event_unpolled = false;
         self->stats.spurious += PyList_GET_SIZE(list) == 0;
     }
-    Py_XDECREF(trash);
+    cqn_trash_empty(trash);
     return list;
 }
 
@@ -293,7 +310,8 @@ static PyObject *cq_req_notify(PyObject *op, PyObject *const *args, Py_ssize_t n
     static const char *const names[] = {"solicited_only", NULL};
     cqn_cq *self = (cqn_cq *)op;
     PyObject *value = NULL;
-    if (cqn_args("req_notify", names, 1, 0, args, nargs, kwnames, &value) < 0) {
+    if (cqn_open(&self->base) == NULL ||
+        cqn_args("req_notify", names, 1, 0, args, nargs, kwnames, &value) < 0) {
         return NULL;
     }
     int solicited_only = value == NULL ? 0 : PyObject_IsTrue(value);
@@ -319,7 +337,8 @@ static PyObject *cq_ack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, P
     cqn_cq *self = (cqn_cq *)op;
     PyObject *value = NULL;
     uint32_t n = 1;
-    if (cqn_args("ack", names, 1, 0, args, nargs, kwnames, &value) < 0 ||
+    if (cqn_open(&self->base) == NULL ||
+        cqn_args("ack", names, 1, 0, args, nargs, kwnames, &value) < 0 ||
         (value != NULL && cqn_u32(value, "n", UINT32_MAX, &n) < 0) ||
         cqn_open(&self->base) == NULL) {
         return NULL;
@@ -337,11 +356,6 @@ static PyObject *cq_ack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, P
         self->stats.acked += n;
     }
     Py_RETURN_NONE;
-}
-
-static PyObject *cq_get_context(PyObject *op, void *Py_UNUSED(unused))
-{
-    return cqn_open(CQN_OBJ(op)) == NULL ? NULL : Py_NewRef((PyObject *)CQN_OBJ(op)->context);
 }
 
 static PyObject *cq_get_channel(PyObject *op, void *Py_UNUSED(unused))
@@ -427,7 +441,7 @@ static PyMethodDef cq_methods[] = {
 };
 
 static PyGetSetDef cq_getset[] = {
-    {"context", cq_get_context, NULL, "The Context that it belongs to.", NULL},
+    {"context", cqn_get_context, NULL, "The Context that it belongs to.", NULL},
     {"channel", cq_get_channel, NULL, "Its CompletionChannel, or None.", NULL},
     {"cqe", cq_get_cqe, NULL, "How many entries it has: at least what was asked for.", NULL},
     {"comp_vector", cq_get_comp_vector, NULL, "The completion vector that signals its events.",

@@ -20,8 +20,8 @@ cqn_state *cqn_state_of(PyTypeObject *type)
     Py_UNREACHABLE();
 }
 
-/* A page that a forked child sees as zeros: the cheapest way to notice, in
- * every call, that this is not the process which opened the device. */
+/* The cheapest way to notice, in every call, that this is not the process which
+ * opened the device. */
 static int watch_for_fork(cqn_state *st)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -33,8 +33,8 @@ static int watch_for_fork(cqn_state *st)
         }
         return -1;
     }
-    st->alive = p;
-    *st->alive = 1;
+    st->epoch = p;
+    *st->epoch = st->last_epoch = 1;
     return 0;
 }
 
@@ -118,9 +118,9 @@ static void module_free(void *module)
 {
     cqn_state *st = PyModule_GetState(module);
     module_clear(module);
-    if (st->alive != NULL) {
-        munmap((void *)st->alive, (size_t)sysconf(_SC_PAGESIZE));
-        st->alive = NULL;
+    if (st->epoch != NULL) {
+        munmap((void *)st->epoch, (size_t)sysconf(_SC_PAGESIZE));
+        st->epoch = NULL;
     }
 }
 

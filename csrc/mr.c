@@ -7,10 +7,11 @@
 #include <unistd.h>
 
 /* The buffer is released when both the registration and the last memoryview
- * of this object are gone. */
+ * of this object are gone. `registered` says more than `handle`: while another
+ * thread is inside ibv_dereg_mr() the device may still use the memory. */
 static void release_memory(cqn_mr *self)
 {
-    if (self->exports > 0) {
+    if (self->exports > 0 || self->registered) {
         return;
     }
     if (self->own_length != 0) {
@@ -31,6 +32,7 @@ static int dereg_mr(void *handle)
 
 static void mr_after_destroy(cqn_object *self)
 {
+    ((cqn_mr *)self)->registered = false;
     release_memory((cqn_mr *)self);
 }
 
@@ -43,9 +45,7 @@ static int mr_traverse(PyObject *op, visitproc visit, void *arg)
 static int mr_clear(PyObject *op)
 {
     cqn_mr *self = (cqn_mr *)op;
-    if (self->base.handle == NULL) {
-        release_memory(self);
-    }
+    release_memory(self);
     return cqn_clear(op);
 }
 
@@ -86,6 +86,10 @@ static int pin_buffer(cqn_mr *self, PyObject *buffer)
 {
     bool writable = self->access & WRITING;
     if (PyObject_GetBuffer(buffer, &self->view, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0) {
+        if (!PyErr_ExceptionMatches(PyExc_BufferError) &&
+            !PyErr_ExceptionMatches(PyExc_TypeError)) {
+            return -1; /* it is about something else */
+        }
         if (writable && PyObject_CheckBuffer(buffer)) {
             PyErr_Format(PyExc_TypeError,
                          "buffer must be writable and contiguous (this %s is not): pass a "
@@ -148,6 +152,7 @@ static PyObject *mr_register(cqn_mr *self, cqn_object *pd)
     }
     self->lkey = mr->lkey;
     self->rkey = mr->rkey;
+    self->registered = true;
     cqn_adopt(CQN_OBJ(self), mr);
     return (PyObject *)self;
 }
@@ -212,9 +217,8 @@ static int mr_getbuffer(PyObject *op, Py_buffer *view, int flags)
 static void mr_releasebuffer(PyObject *op, Py_buffer *Py_UNUSED(view))
 {
     cqn_mr *self = (cqn_mr *)op;
-    if (--self->exports == 0 && self->base.handle == NULL) {
-        release_memory(self);
-    }
+    self->exports--;
+    release_memory(self);
 }
 
 /* offset and length within the region; IndexError otherwise. */
@@ -234,7 +238,8 @@ static PyObject *mr_read(PyObject *op, PyObject *const *args, Py_ssize_t nargs, 
     cqn_mr *self = (cqn_mr *)op;
     PyObject *in[2] = {NULL, NULL};
     uint64_t length = 0, offset = 0;
-    if (cqn_args("read", names, 2, 0, args, nargs, kwnames, in) < 0 ||
+    if (cqn_open(&self->base) == NULL ||
+        cqn_args("read", names, 2, 0, args, nargs, kwnames, in) < 0 ||
         (in[1] && cqn_uint(in[1], "offset", UINT64_MAX, &offset) < 0)) {
         return NULL;
     }
@@ -261,7 +266,8 @@ static PyObject *mr_write(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
     PyObject *in[2] = {NULL, NULL};
     uint64_t offset = 0;
     Py_buffer data;
-    if (cqn_args("write", names, 2, 1, args, nargs, kwnames, in) < 0 ||
+    if (cqn_open(&self->base) == NULL ||
+        cqn_args("write", names, 2, 1, args, nargs, kwnames, in) < 0 ||
         (in[1] && cqn_uint(in[1], "offset", UINT64_MAX, &offset) < 0) ||
         PyObject_GetBuffer(in[0], &data, PyBUF_SIMPLE) < 0) {
         return NULL;
@@ -310,6 +316,9 @@ static int slice_end(PyObject *value, Py_ssize_t fallback, Py_ssize_t length, Py
 static PyObject *mr_subscript(PyObject *op, PyObject *key)
 {
     cqn_mr *self = (cqn_mr *)op;
+    if (cqn_open(&self->base) == NULL) {
+        return NULL;
+    }
     if (!PySlice_Check(key)) {
         PyErr_Format(PyExc_TypeError,
                      "an MR is sliced, mr[a:b], for a scatter/gather element, not indexed by %s; "
@@ -346,11 +355,6 @@ static PyObject *mr_subscript(PyObject *op, PyObject *key)
     return cqn_sge_new(self, (uintptr_t)self->addr + (uint64_t)start, (uint32_t)(stop - start));
 }
 
-static PyObject *mr_get_pd(PyObject *op, void *Py_UNUSED(unused))
-{
-    return cqn_open(CQN_OBJ(op)) == NULL ? NULL : Py_NewRef((PyObject *)CQN_OBJ(op)->uses[0]);
-}
-
 static PyObject *mr_get_addr(PyObject *op, void *Py_UNUSED(unused))
 {
     return cqn_open(CQN_OBJ(op)) ? PyLong_FromVoidPtr(((cqn_mr *)op)->addr) : NULL;
@@ -359,14 +363,6 @@ static PyObject *mr_get_addr(PyObject *op, void *Py_UNUSED(unused))
 static PyObject *mr_get_length(PyObject *op, void *Py_UNUSED(unused))
 {
     return cqn_open(CQN_OBJ(op)) ? PyLong_FromSize_t(((cqn_mr *)op)->length) : NULL;
-}
-
-/* The closure is the offset of a field of 32 bits. */
-static PyObject *mr_get_u32(PyObject *op, void *offset)
-{
-    return cqn_open(CQN_OBJ(op))
-               ? PyLong_FromUnsignedLong(*(uint32_t *)((char *)op + (uintptr_t)offset))
-               : NULL;
 }
 
 static PyMethodDef mr_methods[] = {
@@ -381,12 +377,13 @@ static PyMethodDef mr_methods[] = {
 };
 
 static PyGetSetDef mr_getset[] = {
-    {"pd", mr_get_pd, NULL, "The PD that it belongs to.", NULL},
+    {"pd", cqn_get_used, NULL, "The PD that it belongs to.", (void *)0},
     {"addr", mr_get_addr, NULL, "Address of its first byte, as a peer names it.", NULL},
     {"length", mr_get_length, NULL, "Its size in bytes.", NULL},
-    {"lkey", mr_get_u32, NULL, "Key for local use.", (void *)offsetof(cqn_mr, lkey)},
-    {"rkey", mr_get_u32, NULL, "Key for a peer's RDMA operations.", (void *)offsetof(cqn_mr, rkey)},
-    {"access", mr_get_u32, NULL, "What may be done with it, as AccessFlags' bits.",
+    {"lkey", cqn_get_u32, NULL, "Key for local use.", (void *)offsetof(cqn_mr, lkey)},
+    {"rkey", cqn_get_u32, NULL, "Key for a peer's RDMA operations.",
+     (void *)offsetof(cqn_mr, rkey)},
+    {"access", cqn_get_u32, NULL, "What may be done with it, as AccessFlags' bits.",
      (void *)offsetof(cqn_mr, access)},
     CQN_OBJECT_GETSET,
     {NULL, NULL, NULL, NULL, NULL},

@@ -30,6 +30,8 @@ const char cqn_remove_close_callback_doc[] =
     "remove_close_callback($self, callback, /)\n--\n\n"
     "Take back an add_close_callback(); returns how many were taken back.";
 
+/* Makes an object without a handle yet, which uses the given open ones. What
+ * was learned of them before this call can be out of date after it. */
 void *cqn_new(PyTypeObject *type, const cqn_kind *kind, cqn_object *const *uses, size_t n)
 {
     cqn_object *self = (cqn_object *)type->tp_alloc(type, 0);
@@ -38,7 +40,13 @@ void *cqn_new(PyTypeObject *type, const cqn_kind *kind, cqn_object *const *uses,
     }
     self->state = cqn_state_of(type);
     self->kind = kind;
+    self->born = *self->state->epoch;
     for (size_t i = 0; i < n; i++) {
+        /* The allocation can have run the garbage collector, and so any code. */
+        if (cqn_open(uses[i]) == NULL) {
+            Py_DECREF(self);
+            return NULL;
+        }
         self->uses[i] = (cqn_object *)Py_NewRef((PyObject *)uses[i]);
         self->context = uses[i]->context;
     }
@@ -62,9 +70,25 @@ void cqn_adopt(cqn_object *self, void *handle)
     }
 }
 
+bool cqn_forked(const cqn_object *self)
+{
+    return *self->state->epoch != self->born;
+}
+
+/* A child that opens a device begins a time of its own. */
+void cqn_new_epoch(cqn_state *st)
+{
+    if (*st->epoch == 0) {
+        *st->epoch = ++st->last_epoch;
+        /* Another thread of the parent may have held it. */
+        pthread_mutex_init(&st->idle_lock, NULL);
+        pthread_cond_init(&st->idle, NULL);
+    }
+}
+
 static bool is_open(const cqn_object *self)
 {
-    return self->handle != NULL && self->closing == 0 && *self->state->alive &&
+    return self->handle != NULL && self->closing == 0 && !cqn_forked(self) &&
            self->context->base.closing == 0;
 }
 
@@ -74,9 +98,9 @@ void *cqn_open(cqn_object *self)
     if (is_open(self)) {
         return self->handle;
     }
-    const char *why = *self->state->alive ? "is closed"
-                                          : "was opened before a fork, by the parent process: "
-                                            "open the device anew in the child";
+    const char *why = cqn_forked(self) ? "was opened before a fork, by the parent process: open "
+                                         "the device anew in the child"
+                                       : "is closed";
     PyErr_Format(self->state->ClosedError, "this %s %s", self->kind->name, why);
     return NULL;
 }
@@ -215,7 +239,7 @@ static void run_close_callbacks(cqn_object *self)
     self->on_close = NULL;
     for (Py_ssize_t i = 0; callbacks != NULL && i < PyList_GET_SIZE(callbacks); i++) {
         PyObject *callback = Py_NewRef(PyList_GET_ITEM(callbacks, i));
-        PyObject *result = *self->state->alive ? PyObject_CallNoArgs(callback) : NULL;
+        PyObject *result = cqn_forked(self) ? NULL : PyObject_CallNoArgs(callback);
         if (result == NULL && PyErr_Occurred()) {
             PyErr_WriteUnraisable(callback);
         }
@@ -274,20 +298,21 @@ static int destroy(cqn_object *self)
 /* One step of closing: 1 it is closed, 0 look again, -1 an exception is set. */
 static int close_step(cqn_object *self, bool cascade)
 {
-    if (!*self->state->alive) {
-        self->handle = NULL;
-        retire(self);
-        return 1;
-    }
+    bool forked = cqn_forked(self);
     cqn_object *user = next_user(self);
     if (user != NULL) {
-        if (!cascade) {
+        if (!cascade && !forked) {
             return refuse_users(self);
         }
         Py_INCREF(user);
         int rc = cqn_close(user, true);
         Py_DECREF(user);
         return rc;
+    }
+    if (forked) {
+        self->handle = NULL;
+        retire(self);
+        return 1;
     }
     if (self->pins > 0 && !cascade) {
         return refuse_pins(self);
@@ -400,6 +425,7 @@ int cqn_clear(PyObject *op)
     cqn_object *self = CQN_OBJ(op);
     Py_CLEAR(self->on_close);
     if (self->handle == NULL) {
+        unlist(self);
         for (int i = 0; i < CQN_MAX_USES; i++) {
             Py_CLEAR(self->uses[i]);
         }
@@ -446,7 +472,7 @@ void cqn_finalize(PyObject *op)
         return;
     }
     cqn_pending pending = save_exception();
-    if (*self->state->alive &&
+    if (!cqn_forked(self) &&
         PyErr_ResourceWarning(op, 1, "unclosed %s %R", self->kind->name, op) < 0) {
         PyErr_WriteUnraisable(op);
     }
@@ -454,6 +480,28 @@ void cqn_finalize(PyObject *op)
         PyErr_WriteUnraisable(op);
     }
     restore_exception(pending);
+}
+
+/* Open even after it was finalized: a subclass has a __del__ that did not call
+ * ours, or the close failed. Nobody can use it any more, since users hold it;
+ * so this is the last chance, and what can't be closed now is leaked: tables
+ * and the device still point to it. */
+static bool close_at_last(cqn_object *self)
+{
+    cqn_pending pending = save_exception();
+    if (cqn_close(self, true) < 0) {
+        PyErr_WriteUnraisable(NULL);
+    }
+    restore_exception(pending);
+    if (self->handle == NULL) {
+        return true;
+    }
+    self->handle = NULL;
+    unlist(self);
+    for (int i = 0; i < CQN_MAX_USES && self->uses[i]; i++) {
+        self->uses[i]->users--;
+    }
+    return false;
 }
 
 void cqn_dealloc(PyObject *op)
@@ -464,17 +512,55 @@ void cqn_dealloc(PyObject *op)
     cqn_object *self = CQN_OBJ(op);
     PyTypeObject *type = Py_TYPE(op);
     PyObject_GC_UnTrack(op);
+    if (self->handle != NULL && !close_at_last(self)) {
+        return;
+    }
     if (self->weakrefs != NULL) {
         PyObject_ClearWeakRefs(op);
-    }
-    if (self->handle != NULL) {
-        /* Its close failed and was reported. The memory goes, the handle is
-         * the kernel's to clean up; what it uses must stay open with it. */
-        unlist(self);
-        memset(self->uses, 0, sizeof(self->uses));
-        self->handle = NULL;
     }
     self->kind->clear(op);
     type->tp_free(op);
     Py_DECREF(type);
+}
+
+PyObject *cqn_get_context(PyObject *op, void *Py_UNUSED(unused))
+{
+    return cqn_open(CQN_OBJ(op)) ? Py_NewRef((PyObject *)CQN_OBJ(op)->context) : NULL;
+}
+
+/* The closure is the index in `uses`. */
+PyObject *cqn_get_used(PyObject *op, void *index)
+{
+    cqn_object *self = CQN_OBJ(op);
+    return cqn_open(self) ? Py_NewRef((PyObject *)self->uses[(uintptr_t)index]) : NULL;
+}
+
+/* The closure is the offset of a field of 32 bits. */
+PyObject *cqn_get_u32(PyObject *op, void *offset)
+{
+    return cqn_open(CQN_OBJ(op))
+               ? PyLong_FromUnsignedLong(*(uint32_t *)((char *)op + (uintptr_t)offset))
+               : NULL;
+}
+
+/* To drop the last reference to an object can run any code. Where that must
+ * wait, the reference goes to a chain, which is emptied when all is in order. */
+void cqn_trash_add(cqn_object **trash, cqn_object *object)
+{
+    if (Py_REFCNT(object) > 1) {
+        Py_DECREF(object);
+        return;
+    }
+    object->trash_next = *trash;
+    *trash = object;
+}
+
+void cqn_trash_empty(cqn_object *trash)
+{
+    while (trash != NULL) {
+        cqn_object *object = trash;
+        trash = object->trash_next;
+        object->trash_next = NULL;
+        Py_DECREF(object);
+    }
 }

@@ -40,15 +40,10 @@ static PyObject *pd_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
-static PyObject *pd_get_context(PyObject *op, void *Py_UNUSED(unused))
-{
-    return cqn_open(CQN_OBJ(op)) == NULL ? NULL : Py_NewRef((PyObject *)CQN_OBJ(op)->context);
-}
-
 static PyMethodDef pd_methods[] = {CQN_OBJECT_METHODS, {NULL, NULL, 0, NULL}};
 
 static PyGetSetDef pd_getset[] = {
-    {"context", pd_get_context, NULL, "The Context that it belongs to.", NULL},
+    {"context", cqn_get_context, NULL, "The Context that it belongs to.", NULL},
     CQN_OBJECT_GETSET,
     {NULL, NULL, NULL, NULL, NULL},
 };

@@ -16,14 +16,23 @@ static void forget_in_cache(cqn_cq *cq, const cqn_qp *qp)
     }
 }
 
+/* Dropping can run code that posts again: what is dropped is moved out first. */
+static void drop_requests(cqn_qp *self)
+{
+    cqn_wr_queue sq = self->sq, rq = self->rq;
+    self->sq = self->rq = (cqn_wr_queue){.ring = NULL};
+    self->ambiguous = 0;
+    cqn_wr_queue_drop(&sq);
+    cqn_wr_queue_drop(&rq);
+}
+
 static void qp_after_destroy(cqn_object *op)
 {
     cqn_qp *self = (cqn_qp *)op;
     cqn_qp_table_remove(self->pd->context, self);
     forget_in_cache(self->send_cq, self);
     forget_in_cache(self->recv_cq, self);
-    cqn_wr_queue_drop(&self->sq);
-    cqn_wr_queue_drop(&self->rq);
+    drop_requests(self);
 }
 
 static int qp_traverse(PyObject *op, visitproc visit, void *arg)
@@ -39,8 +48,7 @@ static int qp_clear(PyObject *op)
 {
     cqn_qp *self = (cqn_qp *)op;
     if (self->base.handle == NULL) {
-        cqn_wr_queue_drop(&self->sq);
-        cqn_wr_queue_drop(&self->rq);
+        drop_requests(self);
     }
     Py_CLEAR(self->user_data);
     return cqn_clear(op);
@@ -128,15 +136,18 @@ static int parse_new(cqn_state *st, PyObject *args, PyObject *kwargs, qp_args *a
         a->recv_cq = a->send_cq;
     }
     a->attr.sq_sig_all = sig_all;
-    if (cqn_expect(a->pd, st->PD, "pd") < 0 || parse_type(type, &a->attr.qp_type) < 0 ||
-        parse_capacities(&CQN_OBJ(a->pd)->context->attr, cap, &a->attr.cap) < 0 ||
-        check_cq(st, a->send_cq, "send_cq", a->pd) < 0 ||
-        check_cq(st, a->recv_cq, "recv_cq", a->pd) < 0 || cqn_open(CQN_OBJ(a->pd)) == NULL) {
+    if (cqn_expect(a->pd, st->PD, "pd") < 0) {
         return -1;
     }
-    a->attr.send_cq = CQN_OBJ(a->send_cq)->handle;
-    a->attr.recv_cq = CQN_OBJ(a->recv_cq)->handle;
-    return 0;
+    /* A copy: the conversions can run code that closes the PD. */
+    const struct ibv_device_attr limits = CQN_OBJ(a->pd)->context->attr;
+    return parse_type(type, &a->attr.qp_type) < 0 ||
+                   parse_capacities(&limits, cap, &a->attr.cap) < 0 ||
+                   cqn_open(CQN_OBJ(a->pd)) == NULL ||
+                   check_cq(st, a->send_cq, "send_cq", a->pd) < 0 ||
+                   check_cq(st, a->recv_cq, "recv_cq", a->pd) < 0
+               ? -1
+               : 0;
 }
 
 static uint32_t random_psn(void)
@@ -151,10 +162,13 @@ static uint32_t random_psn(void)
  * taken for completions of the one that gets the same number now. */
 static int enter_books(cqn_qp *self)
 {
-    return cqn_cq_settle(self->send_cq) < 0 || cqn_cq_settle(self->recv_cq) < 0 ||
-                   cqn_qp_table_add(self->base.context, self) < 0
-               ? -1
-               : 0;
+    cqn_object *trash = NULL;
+    int rc = cqn_cq_settle(self->send_cq, &trash) < 0 || cqn_cq_settle(self->recv_cq, &trash) < 0 ||
+                     cqn_qp_table_add(self->base.context, self) < 0
+                 ? -1
+                 : 0;
+    cqn_trash_empty(trash);
+    return rc < 0 || cqn_open(&self->base) == NULL ? -1 : 0;
 }
 
 static PyObject *qp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -174,6 +188,8 @@ static PyObject *qp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->recv_cq = (cqn_cq *)used[2];
     self->user_data = Py_NewRef(a.user_data);
     self->sq_psn = random_psn();
+    a.attr.send_cq = used[1]->handle;
+    a.attr.recv_cq = used[2]->handle;
     struct ibv_qp *qp = ibv_create_qp(used[0]->handle, &a.attr);
     if (qp == NULL) {
         const struct ibv_qp_cap *c = &a.attr.cap;
@@ -217,7 +233,13 @@ static int cap_from(PyObject *mapping, struct ibv_qp_cap *cap)
     }
     for (const cqn_field *f = cqn_cap_fields; f->name != NULL; f++) {
         PyObject *value = PyDict_GetItemString(mapping, f->name);
-        if (value != NULL && cqn_field_from(value, cap, f) < 0) {
+        if (value == NULL) {
+            continue;
+        }
+        Py_INCREF(value);
+        int rc = cqn_field_from(value, cap, f);
+        Py_DECREF(value);
+        if (rc < 0) {
             return -1;
         }
     }
@@ -225,15 +247,14 @@ static int cap_from(PyObject *mapping, struct ibv_qp_cap *cap)
 }
 
 /* One attribute of modify(). Returns its bit of the mask, or -1. */
-static int set_attribute(cqn_qp *self, PyObject *name, PyObject *value, struct ibv_qp_attr *attr)
+static int set_attribute(const cqn_qp *self, PyObject *name, PyObject *value, int ports,
+                         struct ibv_qp_attr *attr)
 {
     if (PyUnicode_CompareWithASCIIString(name, "ah_attr") == 0) {
-        return cqn_ah_attr_from(value, "ah_attr", self->base.context, &attr->ah_attr) < 0
-                   ? -1
-                   : IBV_QP_AV;
+        return cqn_ah_attr_from(value, "ah_attr", ports, &attr->ah_attr) < 0 ? -1 : IBV_QP_AV;
     }
     if (PyUnicode_CompareWithASCIIString(name, "alt_ah_attr") == 0) {
-        return cqn_ah_attr_from(value, "alt_ah_attr", self->base.context, &attr->alt_ah_attr) < 0
+        return cqn_ah_attr_from(value, "alt_ah_attr", ports, &attr->alt_ah_attr) < 0
                    ? -1
                    : IBV_QP_ALT_PATH;
     }
@@ -249,13 +270,15 @@ static int set_attribute(cqn_qp *self, PyObject *name, PyObject *value, struct i
     return cqn_field_from(value, attr, field) < 0 ? -1 : field->mask;
 }
 
-static int collect_attributes(cqn_qp *self, PyObject *kwargs, struct ibv_qp_attr *attr)
+/* Converting the values can run Python code, which can close the QP. */
+static int collect_attributes(const cqn_qp *self, PyObject *kwargs, struct ibv_qp_attr *attr)
 {
+    const int ports = self->base.context->attr.phys_port_cnt;
     int mask = 0;
     PyObject *name, *value;
     Py_ssize_t pos = 0;
     while (kwargs != NULL && PyDict_Next(kwargs, &pos, &name, &value)) {
-        int bit = set_attribute(self, name, value, attr);
+        int bit = set_attribute(self, name, value, ports, attr);
         if (bit < 0) {
             return -1;
         }
@@ -265,7 +288,7 @@ static int collect_attributes(cqn_qp *self, PyObject *kwargs, struct ibv_qp_attr
         PyErr_SetString(PyExc_TypeError, "modify() needs at least one attribute");
         return -1;
     }
-    uint8_t ports = self->base.context->attr.phys_port_cnt;
+
     if ((mask & IBV_QP_PORT) && (attr->port_num < 1 || attr->port_num > ports)) {
         PyErr_Format(PyExc_ValueError, "port_num is %d: this device has port 1 to %d",
                      attr->port_num, ports);
@@ -305,6 +328,21 @@ uint32_t cqn_qp_learn_limit(cqn_qp *self)
     return self->max_message;
 }
 
+/* After a reset: what the CQs still hold is kept, and no longer taken for
+ * completions of what is posted from now on. */
+static int forget_requests(cqn_qp *self)
+{
+    cqn_object *trash = NULL;
+    int rc = cqn_cq_settle(self->send_cq, &trash) < 0 || cqn_cq_settle(self->recv_cq, &trash) < 0
+                 ? -1
+                 : 0;
+    if (rc == 0) {
+        drop_requests(self);
+    }
+    cqn_trash_empty(trash);
+    return rc;
+}
+
 /* A reset forgets the work requests without completing them. Nothing may be
  * posted from the moment in which the device may be in RESET. */
 static int modify(cqn_qp *self, struct ibv_qp_attr *attr, int mask)
@@ -330,18 +368,11 @@ static int modify(cqn_qp *self, struct ibv_qp_attr *attr, int mask)
     if (mask & IBV_QP_CAP) {
         self->cap = attr->cap;
     }
-    if ((mask & IBV_QP_PORT) && self->base.handle != NULL) {
+    if (mask & IBV_QP_PORT) {
         self->port_num = attr->port_num;
         cqn_qp_learn_limit(self);
     }
-    if (after == IBV_QPS_RESET) {
-        if (cqn_cq_settle(self->send_cq) < 0 || cqn_cq_settle(self->recv_cq) < 0) {
-            return -1;
-        }
-        cqn_wr_queue_drop(&self->sq);
-        cqn_wr_queue_drop(&self->rq);
-    }
-    return 0;
+    return after == IBV_QPS_RESET ? forget_requests(self) : 0;
 }
 
 static PyObject *qp_modify(PyObject *op, PyObject *args, PyObject *kwargs)
@@ -353,7 +384,6 @@ static PyObject *qp_modify(PyObject *op, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     int mask = collect_attributes(self, kwargs, &attr);
-    /* Converting the values can run Python code. */
     if (mask < 0 || cqn_open(&self->base) == NULL || modify(self, &attr, mask) < 0) {
         return NULL;
     }
@@ -389,32 +419,12 @@ static PyObject *qp_query(PyObject *op, PyObject *Py_UNUSED(unused))
     return dict;
 }
 
-/* The closure is the index in `uses`. */
-static PyObject *qp_get_used(PyObject *op, void *index)
-{
-    return cqn_open(CQN_OBJ(op)) ? Py_NewRef((PyObject *)CQN_OBJ(op)->uses[(uintptr_t)index])
-                                 : NULL;
-}
-
-static PyObject *qp_get_context(PyObject *op, void *Py_UNUSED(unused))
-{
-    return cqn_open(CQN_OBJ(op)) ? Py_NewRef((PyObject *)CQN_OBJ(op)->context) : NULL;
-}
-
-/* The closure is the offset of a field of 32 bits. */
-static PyObject *qp_get_u32(PyObject *op, void *offset)
-{
-    return cqn_open(CQN_OBJ(op))
-               ? PyLong_FromUnsignedLong(*(uint32_t *)((char *)op + (uintptr_t)offset))
-               : NULL;
-}
-
 static PyObject *qp_get_outstanding(PyObject *op, void *Py_UNUSED(unused))
 {
     cqn_qp *self = (cqn_qp *)op;
-    return cqn_open(&self->base) ? Py_BuildValue("(nn)", cqn_wr_queue_requests(&self->sq),
-                                                 cqn_wr_queue_requests(&self->rq))
-                                 : NULL;
+    return cqn_open(&self->base)
+               ? Py_BuildValue("(nn)", (Py_ssize_t)self->sq.requests, (Py_ssize_t)self->rq.requests)
+               : NULL;
 }
 
 static PyMethodDef qp_methods[] = {
@@ -435,25 +445,25 @@ static PyMethodDef qp_methods[] = {
 };
 
 static PyGetSetDef qp_getset[] = {
-    {"pd", qp_get_used, NULL, "The PD that it belongs to.", (void *)0},
-    {"send_cq", qp_get_used, NULL, "CQ of its sends.", (void *)1},
-    {"recv_cq", qp_get_used, NULL, "CQ of its receives.", (void *)2},
-    {"context", qp_get_context, NULL, "The Context that it belongs to.", NULL},
-    {"qp_num", qp_get_u32, NULL, "Its number, by which peers and completions name it.",
+    {"pd", cqn_get_used, NULL, "The PD that it belongs to.", (void *)0},
+    {"send_cq", cqn_get_used, NULL, "CQ of its sends.", (void *)1},
+    {"recv_cq", cqn_get_used, NULL, "CQ of its receives.", (void *)2},
+    {"context", cqn_get_context, NULL, "The Context that it belongs to.", NULL},
+    {"qp_num", cqn_get_u32, NULL, "Its number, by which peers and completions name it.",
      (void *)offsetof(cqn_qp, qp_num)},
-    {"qp_type", qp_get_u32, NULL, "QPType.", (void *)offsetof(cqn_qp, type)},
-    {"sq_psn", qp_get_u32, NULL,
+    {"qp_type", cqn_get_u32, NULL, "QPType.", (void *)offsetof(cqn_qp, type)},
+    {"sq_psn", cqn_get_u32, NULL,
      "A packet sequence number to start sending with, drawn at random when it was made.",
      (void *)offsetof(cqn_qp, sq_psn)},
-    {"max_send_wr", qp_get_u32, NULL, "Work requests that the send queue was granted.",
+    {"max_send_wr", cqn_get_u32, NULL, "Work requests that the send queue was granted.",
      (void *)offsetof(cqn_qp, cap.max_send_wr)},
-    {"max_recv_wr", qp_get_u32, NULL, "Work requests that the receive queue was granted.",
+    {"max_recv_wr", cqn_get_u32, NULL, "Work requests that the receive queue was granted.",
      (void *)offsetof(cqn_qp, cap.max_recv_wr)},
-    {"max_send_sge", qp_get_u32, NULL, "Scatter/gather elements that a send can have.",
+    {"max_send_sge", cqn_get_u32, NULL, "Scatter/gather elements that a send can have.",
      (void *)offsetof(cqn_qp, cap.max_send_sge)},
-    {"max_recv_sge", qp_get_u32, NULL, "Scatter/gather elements that a receive can have.",
+    {"max_recv_sge", cqn_get_u32, NULL, "Scatter/gather elements that a receive can have.",
      (void *)offsetof(cqn_qp, cap.max_recv_sge)},
-    {"max_inline_data", qp_get_u32, NULL, "Bytes that an INLINE send can have.",
+    {"max_inline_data", cqn_get_u32, NULL, "Bytes that an INLINE send can have.",
      (void *)offsetof(cqn_qp, cap.max_inline_data)},
     {"outstanding", qp_get_outstanding, NULL,
      "(sends, receives): work requests whose completion was not polled yet.", NULL},

@@ -15,6 +15,8 @@ PyObject *cqn_sge_new(cqn_mr *mr, uint64_t addr, uint32_t length)
     return (PyObject *)self;
 }
 
+/* No tp_clear: a cycle through here goes through the MR as well, which has one,
+ * so that `mr` is always there. */
 static int sge_traverse(PyObject *op, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(op));
@@ -22,17 +24,11 @@ static int sge_traverse(PyObject *op, visitproc visit, void *arg)
     return 0;
 }
 
-static int sge_clear(PyObject *op)
-{
-    Py_CLEAR(((cqn_sge *)op)->mr);
-    return 0;
-}
-
 static void sge_dealloc(PyObject *op)
 {
     PyTypeObject *type = Py_TYPE(op);
     PyObject_GC_UnTrack(op);
-    sge_clear(op);
+    Py_DECREF(((cqn_sge *)op)->mr);
     type->tp_free(op);
     Py_DECREF(type);
 }
@@ -70,7 +66,6 @@ static PyType_Slot sge_slots[] = {
     {Py_tp_doc, "A scatter/gather element: mr[a:b]. It keeps its MR alive."},
     {Py_tp_repr, sge_repr},
     {Py_tp_traverse, sge_traverse},
-    {Py_tp_clear, sge_clear},
     {Py_tp_dealloc, sge_dealloc},
     {Py_tp_getset, sge_getset},
     {Py_tp_members, sge_members},

@@ -78,7 +78,9 @@ static PyObject *wc_get_qp_num(PyObject *op, void *Py_UNUSED(unused))
 
 static PyObject *wc_get_vendor_err(PyObject *op, void *Py_UNUSED(unused))
 {
-    return PyLong_FromUnsignedLong(raw_of(op)->vendor_err);
+    /* Devices set it for errors only. */
+    const struct ibv_wc *raw = raw_of(op);
+    return PyLong_FromUnsignedLong(is_ok(raw) ? 0 : raw->vendor_err);
 }
 
 static PyObject *wc_get_wc_flags(PyObject *op, void *Py_UNUSED(unused))

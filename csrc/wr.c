@@ -64,6 +64,7 @@ static int gather_one(cqn_qp *qp, PyObject *item, uint32_t max_sge, gathered *g)
                      mr->length, UINT32_MAX);
         return -1;
     }
+    max_sge = max_sge < CQN_MAX_SGE ? max_sge : CQN_MAX_SGE; /* a device may grant more */
     if ((uint32_t)g->num_sge >= max_sge) {
         PyErr_Format(PyExc_ValueError, "sg has more elements than the %u that this QP takes",
                      max_sge);
@@ -106,6 +107,7 @@ static bool is_plain_buffer(cqn_state *st, PyObject *sg)
 /* An INLINE send takes its bytes while it is posted, so any buffer will do. */
 static int gather_bytes(PyObject *sg, gathered *g)
 {
+    g->bytes.obj = NULL; /* an exporter that fails may leave it alone */
     if (PyObject_GetBuffer(sg, &g->bytes, PyBUF_SIMPLE) < 0) {
         return -1;
     }
@@ -134,7 +136,7 @@ static void *refuse_post(const cqn_qp *qp, int err, const char *verb, const cqn_
         return cqn_verbs_error(qp->base.state, err, verb,
                                "the queue of QP %u is full: it was granted %u work requests and "
                                "%zd have not completed; poll its CQ, or ask for more",
-                               qp->qp_num, room, cqn_wr_queue_requests(queue));
+                               qp->qp_num, room, (Py_ssize_t)queue->requests);
     }
     return cqn_verbs_error(qp->base.state, err, verb, "QP %u", qp->qp_num);
 }
@@ -153,7 +155,8 @@ PyObject *cqn_qp_post_recv(PyObject *op, PyObject *const *args, Py_ssize_t nargs
     PyObject *in[2] = {NULL, NULL};
     struct ibv_recv_wr wr = {.wr_id = 0}, *bad = NULL;
     gathered g;
-    if (cqn_args("post_recv", names, 1, 1, args, nargs, kwnames, in) < 0 ||
+    if (cqn_open(&qp->base) == NULL ||
+        cqn_args("post_recv", names, 1, 1, args, nargs, kwnames, in) < 0 ||
         (in[1] != NULL && cqn_uint(in[1], "wr_id", UINT64_MAX, &wr.wr_id) < 0) ||
         cqn_open(&qp->base) == NULL || gather(qp, in[0], qp->cap.max_recv_sge, &g) < 0 ||
         require_state(qp, IBV_QPS_INIT, "ibv_post_recv") < 0) {
@@ -404,10 +407,8 @@ PyObject *cqn_qp_post_send(PyObject *op, PyObject *const *args, Py_ssize_t nargs
     PyObject *in[N_SEND] = {NULL};
     struct ibv_send_wr wr = {.wr_id = 0};
     gathered g;
-    if (cqn_args("post_send", send_names, 1, 1, args, nargs, kwnames, in) < 0) {
-        return NULL;
-    }
-    if (cqn_open(&qp->base) == NULL) {
+    if (cqn_open(&qp->base) == NULL ||
+        cqn_args("post_send", send_names, 1, 1, args, nargs, kwnames, in) < 0) {
         return NULL;
     }
     const opcode_rule *rule = set_request(qp, in, &wr);

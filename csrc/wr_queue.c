@@ -35,7 +35,9 @@ int cqn_wr_queue_reserve(cqn_wr_queue *q, size_t n)
         ring[i] = *entry(q, i);
     }
     PyMem_Free(q->ring);
-    *q = (cqn_wr_queue){.ring = ring, .head = 0, .len = q->len, .room = room};
+    q->ring = ring;
+    q->head = 0;
+    q->room = room;
     return 0;
 }
 
@@ -51,30 +53,21 @@ void cqn_wr_queue_push(cqn_wr_queue *q, uint64_t wr_id, bool signaled, cqn_objec
         }
         *entry(q, q->len++) = (cqn_wr){wr_id, object, signaled, i + 1 >= n};
     } while (++i < n);
+    q->requests++;
 }
 
-/* Releases the first entry. What would die of that is moved to the trash. */
-static void pop(cqn_wr_queue *q, PyObject **trash)
+/* Releases the first entry. What would die of that goes to the trash. */
+static void pop(cqn_wr_queue *q, cqn_object **trash)
 {
-    cqn_object *object = entry(q, 0)->pinned;
+    const cqn_wr *wr = entry(q, 0);
+    cqn_object *object = wr->pinned;
+    q->requests -= wr->last;
     q->head = (q->head + 1) & (q->room - 1);
     q->len--;
-    if (object == NULL) {
-        return;
+    if (object != NULL) {
+        object->pins--;
+        cqn_trash_add(trash, object);
     }
-    object->pins--;
-    if (Py_REFCNT(object) > 1) {
-        Py_DECREF(object);
-        return;
-    }
-    if (*trash == NULL) {
-        *trash = PyList_New(0);
-    }
-    if (*trash == NULL || PyList_Append(*trash, (PyObject *)object) < 0) {
-        PyErr_Clear(); /* no memory: it lives on until its context closes */
-        return;
-    }
-    Py_DECREF(object);
 }
 
 /* How many entries are done if the oldest request of that wr_id is; 0: there
@@ -90,15 +83,30 @@ static size_t find(const cqn_wr_queue *q, uint64_t wr_id, bool only_signaled)
     return 0;
 }
 
-static void pop_many(cqn_wr_queue *q, size_t n, PyObject **trash)
+/* Returns how many requests that were. */
+static size_t pop_many(cqn_wr_queue *q, size_t n, cqn_object **trash)
 {
+    size_t before = q->requests;
     while (n-- > 0) {
         pop(q, trash);
+    }
+    return before - q->requests;
+}
+
+/* A failed request whose completion fits both queues, since they share the CQ
+ * and the user gave both the same wr_id. Each of them is told of once; when
+ * there were as many as there are requests, all of them are done. */
+static void complete_ambiguous(cqn_qp *qp, cqn_object **trash)
+{
+    if (++qp->ambiguous >= qp->sq.requests + qp->rq.requests) {
+        pop_many(&qp->sq, qp->sq.len, trash);
+        pop_many(&qp->rq, qp->rq.len, trash);
+        qp->ambiguous = 0;
     }
 }
 
 /* A request of `qp` completed on `cq`: releases it and all before it. */
-void cqn_qp_completed(cqn_qp *qp, const cqn_cq *cq, const struct ibv_wc *wc, PyObject **trash)
+void cqn_qp_completed(cqn_qp *qp, const cqn_cq *cq, const struct ibv_wc *wc, cqn_object **trash)
 {
     bool ok = wc->status == IBV_WC_SUCCESS;
     bool may_send = cq == qp->send_cq && !(ok && (wc->opcode & IBV_WC_RECV));
@@ -108,17 +116,20 @@ void cqn_qp_completed(cqn_qp *qp, const cqn_cq *cq, const struct ibv_wc *wc, PyO
     size_t sends = may_send ? find(&qp->sq, wc->wr_id, ok) : 0;
     size_t recvs = may_recv ? find(&qp->rq, wc->wr_id, false) : 0;
     if (sends > 0 && recvs > 0) {
+        complete_ambiguous(qp, trash);
         return;
     }
-    pop_many(&qp->sq, sends, trash);
-    pop_many(&qp->rq, recvs, trash);
+    size_t done = pop_many(&qp->sq, sends, trash) + pop_many(&qp->rq, recvs, trash);
+    /* Of those before it, ambiguous completions may have told already. */
+    size_t told = done > 0 ? done - 1 : 0;
+    qp->ambiguous -= told < qp->ambiguous ? told : qp->ambiguous;
 }
 
 /* Releases everything: the queue pair was destroyed or reset. */
 void cqn_wr_queue_drop(cqn_wr_queue *q)
 {
     cqn_wr_queue old = *q;
-    *q = (cqn_wr_queue){NULL, 0, 0, 0};
+    *q = (cqn_wr_queue){.ring = NULL};
     for (size_t i = 0; i < old.len; i++) {
         cqn_object *object = entry(&old, i)->pinned;
         if (object != NULL) {
@@ -129,15 +140,6 @@ void cqn_wr_queue_drop(cqn_wr_queue *q)
         Py_XDECREF(entry(&old, i)->pinned);
     }
     PyMem_Free(old.ring);
-}
-
-Py_ssize_t cqn_wr_queue_requests(const cqn_wr_queue *q)
-{
-    Py_ssize_t n = 0;
-    for (size_t i = 0; i < q->len; i++) {
-        n += entry(q, i)->last;
-    }
-    return n;
 }
 
 int cqn_wr_queue_traverse(const cqn_wr_queue *q, visitproc visit, void *arg)

@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: MIT
+"""Code that runs where nobody expects it: in conversions, finalizers, forked children."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from support import DEADLINE, Endpoint, connect, until, wait_completions, wait_one
+
+from cqnotify import (
+    AH,
+    CQ,
+    MR,
+    PD,
+    QP,
+    ClosedError,
+    CompletionChannel,
+    Context,
+    QPState,
+    QPType,
+    SendFlags,
+    WCStatus,
+    _core,
+)
+
+Pair = tuple[Endpoint, Endpoint]
+
+
+class Closing:
+    """An integer that closes something while it is converted."""
+
+    def __init__(self, victim: Any, value: int) -> None:
+        self.victim = victim
+        self.value = int(value)
+
+    def __index__(self) -> int:
+        with contextlib.suppress(Exception):
+            self.victim.close()
+        return self.value
+
+
+def world(ctx: Context) -> dict[str, Any]:
+    pd, channel = PD(ctx), CompletionChannel(ctx)
+    cq = CQ(ctx, 8, channel=channel)
+    mr = MR(pd, 64)
+    qp = _core.QP(pd, QPType.RC, send_cq=cq)
+    return {"ctx": ctx, "pd": pd, "channel": channel, "cq": cq, "mr": mr, "qp": qp}
+
+
+CONVERSIONS: list[Callable[[dict[str, Any], Callable[[int], Any]], object]] = [
+    lambda w, n: w["ctx"].query_port(n(1)),
+    lambda w, n: CQ(w["ctx"], n(4), channel=w["channel"], comp_vector=0),
+    lambda w, n: CQ(w["ctx"], 4, comp_vector=n(0)),
+    lambda w, n: _core.QP(w["pd"], n(QPType.RC), send_cq=w["cq"]),
+    lambda w, n: _core.QP(w["pd"], QPType.RC, send_cq=w["cq"], max_send_wr=n(1)),
+    lambda w, n: _core.AH(w["pd"], dgid=bytes(16), port_num=n(1)),
+    lambda w, n: MR(w["pd"], 64, access=n(1)),
+    lambda w, n: w["mr"][n(0) : n(8)],
+    lambda w, n: w["mr"].read(n(4), n(0)),
+    lambda w, n: w["mr"].write(b"x", n(0)),
+    lambda w, n: w["cq"].poll(n(1)),
+    lambda w, n: w["cq"].ack(n(0)),
+    lambda w, n: w["qp"].modify(qp_state=n(QPState.INIT), pkey_index=0, port_num=1),
+    lambda w, n: w["qp"].modify(ah_attr={"sl": n(0)}),
+    lambda w, n: w["qp"].modify(cap={"max_send_wr": n(4)}),
+    lambda w, n: w["qp"].post_recv(w["mr"], wr_id=n(1)),
+    lambda w, n: w["qp"].post_send(w["mr"], wr_id=n(1)),
+    lambda w, n: w["qp"].post_send(w["mr"], opcode=n(2), send_flags=n(2)),
+]
+
+
+@pytest.mark.parametrize("victim", ["ctx", "pd", "channel", "cq", "mr", "qp"])
+def test_an_argument_may_close_anything_while_it_is_converted(ctx: Context, victim: str) -> None:
+    for call in CONVERSIONS:
+        with Context(ctx.name) as other:
+            w = world(other)
+            # Right or refused, but alive: most of them find something closed.
+            with contextlib.suppress(ClosedError, ValueError, OSError):
+                call(w, lambda value, w=w: Closing(w[victim], value))  # type: ignore[misc]
+
+
+class Bomb:
+    """A cycle whose collection runs `action`, whenever the collector comes."""
+
+    def __init__(self, action: Callable[[], object]) -> None:
+        self.action = action
+        self.me = self
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.action()
+
+
+@contextlib.contextmanager
+def collecting_after(allocations: int) -> Iterator[None]:
+    old = gc.get_threshold()
+    gc.collect()
+    gc.set_threshold(allocations)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*old)
+
+
+MAKERS: list[Callable[[dict[str, Any]], object]] = [
+    lambda w: PD(w["ctx"]),
+    lambda w: CompletionChannel(w["ctx"]),
+    lambda w: CQ(w["ctx"], 4, channel=w["channel"]),
+    lambda w: MR(w["pd"], 64),
+    lambda w: _core.QP(w["pd"], QPType.RC, send_cq=w["cq"]),
+    lambda w: _core.AH(w["pd"], dgid=bytes(16)),
+    lambda w: w["mr"][0:8],
+    lambda w: w["cq"].poll(),
+]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_the_collector_may_close_the_context_while_something_is_made(
+    ctx: Context, make: Callable[[dict[str, Any]], object]
+) -> None:
+    for allocations in range(1, 8):
+        with Context(ctx.name) as other:
+            w = world(other)
+            with collecting_after(allocations):
+                Bomb(other.close)
+                with contextlib.suppress(ClosedError, OSError):
+                    make(w)
+
+
+def test_the_collector_may_poll_while_poll_makes_its_list(pair: Pair) -> None:
+    a, b = pair
+    seen: list[int] = []
+    for round_ in range(1, 8):
+        for i in range(16):
+            b.qp.post_recv(b.mr[0:64], wr_id=100 * round_ + i)
+            a.qp.post_send(a.mr[0:8])
+        assert len(wait_completions(a.scq, 16)) == 16
+        with collecting_after(round_):
+            Bomb(lambda: seen.extend(wc.wr_id for wc in b.rcq.poll(16)))
+            seen.extend(wc.wr_id for wc in b.rcq.poll(16))
+        gc.collect()
+        until(lambda: seen.extend(wc.wr_id for wc in b.rcq.poll(16)) or True, "the rest")
+    assert sorted(seen) == [100 * r + i for r in range(1, 8) for i in range(16)]
+
+
+class Buffer(bytearray):
+    """Memory that runs something when it goes."""
+
+    action: Callable[[], object] | None = None
+
+    def __del__(self) -> None:
+        if self.action is not None:
+            self.action()
+
+
+def in_flight(a: Endpoint, action: Callable[[], object], flags: SendFlags) -> None:
+    """A send whose memory only the work request holds."""
+    buffer = Buffer(8)
+    buffer.action = action
+    a.qp.post_send(MR(a.pd, buffer)[:], send_flags=flags)
+
+
+def test_memory_that_goes_with_a_completion_may_close_everything(ctx: Context) -> None:
+    for use in (
+        lambda a: a.scq.poll(),
+        lambda a: QP(a.pd, QPType.RC, send_cq=a.scq),
+        lambda a: a.qp.modify(qp_state=QPState.RESET),
+        lambda a: a.qp.close(),
+    ):
+        with Context(ctx.name) as other:
+            a, b = connect(Endpoint(other, QPType.RC), Endpoint(other, QPType.RC))
+            for i in range(4):
+                b.qp.post_recv(b.mr[0:64])
+                in_flight(a, other.close, SendFlags(0) if i < 3 else SendFlags.SIGNALED)
+            assert len(wait_completions(b.rcq, 4)) == 4
+            with contextlib.suppress(ClosedError):
+                use(a)
+            if other.closed:
+                with pytest.raises(ClosedError):
+                    a.scq.poll()
+
+
+def test_memory_that_goes_with_a_reset_may_post_again(pair: Pair) -> None:
+    a = pair[0]
+    keep = MR(a.pd, 64)
+
+    def again() -> None:
+        a.qp.to_init()
+        a.qp.post_recv(keep[:])
+
+    in_flight(a, again, SendFlags.SIGNALED)
+    a.qp.modify(qp_state=QPState.RESET)
+    assert a.qp.outstanding == (0, 1)
+    with pytest.raises(OSError, match="1 work request in flight"):
+        keep.close()
+
+
+def test_a_buffer_that_fails_is_an_error_and_nothing_else(ctx: Context) -> None:
+    a, _ = connect(Endpoint(ctx, QPType.RC, max_inline_data=64), Endpoint(ctx, QPType.RC))
+    for i in range(200):
+        view = memoryview(bytearray(8))
+        view.release()
+        with pytest.raises(ValueError, match="released"):
+            a.qp.post_send(view, send_flags=SendFlags.INLINE, wr_id=i)
+        with pytest.raises(ValueError, match="released"):
+            MR(a.pd, view)
+
+
+def test_a_subclass_whose_del_does_not_call_ours_is_closed_all_the_same(ctx: Context) -> None:
+    def mute(base: Any) -> Any:
+        return type(f"Mute{base.__name__}", (base,), {"__del__": lambda self: None})
+
+    with Context(ctx.name) as other:
+        pd, channel = PD(other), CompletionChannel(other)
+        cq = mute(CQ)(other, 16, channel=channel)
+        peer = CQ(other, 16)
+        mr = mute(MR)(pd, 4096)
+        a = mute(QP)(pd, QPType.RC, send_cq=peer, recv_cq=cq)
+        a.connect(a.address())
+        cq.req_notify()
+        a.post_recv(mr[0:64])
+        a.post_send(mr[64:72])
+        until(lambda: len(peer.poll()) == 1, "it is sent")
+        del a  # its completion and its event are still there
+        assert [wc.ok for wc in cq.poll()] == [True]
+        del cq, mr
+        gc.collect()
+        assert channel.try_get_event() is None
+        channel.close()
+        peer.close()
+        pd.close()
+
+
+def test_a_failed_receive_and_send_of_one_wr_id_let_go_of_their_memory(ctx: Context) -> None:
+    """With one CQ for both nobody can say which is which; but all of them is all of them."""
+    a, b = connect(Endpoint(ctx, QPType.RC, one_cq=True), Endpoint(ctx, QPType.RC))
+    mr = MR(a.pd, 64)
+    for _ in range(3):
+        a.qp.post_recv(mr[0:8])
+    b.qp.close()
+    for _ in range(2):
+        a.qp.post_send(mr[8:16])
+    a.qp.modify(qp_state=QPState.ERR)
+    flushed = wait_completions(a.scq, 5)
+    assert {wc.status for wc in flushed} == {WCStatus.WR_FLUSH_ERR}
+    assert a.qp.outstanding == (0, 0)
+    mr.close()
+
+
+def test_what_is_closed_says_so_before_it_looks_at_the_arguments(pair: Pair) -> None:
+    a = pair[0]
+    a.ctx.close()
+    for call in (
+        lambda: a.mr[0 : 10**9],
+        lambda: a.mr[5],
+        lambda: a.mr.read("x"),
+        lambda: a.rcq.poll(0),
+        lambda: a.rcq.ack(-1),
+        lambda: a.channel.get_event(-1),
+        lambda: a.qp.post_recv(3),
+        lambda: a.qp.post_send(),
+        lambda: a.ctx.query_port(99),
+    ):
+        with pytest.raises(ClosedError):
+            call()
+
+
+# Forked children ---------------------------------------------------------------
+
+
+def in_child(action: Callable[[], None]) -> int:
+    """The exit status of a forked child that runs it."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            action()
+            status = 0
+        except BaseException as e:
+            os.write(2, repr(e).encode())
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_a_child_may_close_and_drop_in_any_order(pair: Pair) -> None:
+    a, b = pair
+
+    def child() -> None:
+        for thing in (a.pd, a.channel, a.scq, a.mr, a.qp, a.ctx):
+            thing.close()
+            assert thing.closed
+            with pytest.raises(ClosedError, match="fork"):
+                thing.__enter__()
+
+    assert in_child(child) == 0
+    b.qp.post_recv(b.mr[0:64])
+    a.qp.post_send(a.mr[0:8])
+    wait_one(b.rcq)
+
+
+def test_a_child_opens_the_device_anew(ctx: Context, pair: Pair) -> None:
+    name = ctx.name
+
+    def child() -> None:
+        with Context(name) as mine:
+            x, y = connect(Endpoint(mine, QPType.RC), Endpoint(mine, QPType.RC))
+            y.rcq.req_notify()
+            y.qp.post_recv(y.mr[0:64])
+            x.qp.post_send(x.mr[0:8])
+            assert y.channel.get_event(timeout=DEADLINE) is y.rcq
+            assert in_child(lambda: Context(name).close()) == 0
+            assert ctx.closed
+        assert mine.closed
+
+    assert in_child(child) == 0
+    assert not ctx.closed
+
+
+def test_a_child_that_just_ends_does_so_cleanly(ctx: Context) -> None:
+    code = (
+        "import os, sys, cqnotify as c\n"
+        "with c.Context() as ctx, c.PD(ctx) as pd, c.CompletionChannel(ctx) as ch, \\\n"
+        "     c.CQ(ctx, 8, channel=ch) as cq, c.MR(pd, 64) as mr, \\\n"
+        "     c.QP(pd, c.QPType.RC, send_cq=cq) as qp:\n"
+        "    qp.to_init(); qp.post_recv(mr)\n"
+        "    pid = os.fork()\n"
+        "    if pid == 0:\n"
+        "        sys.exit(0)\n"
+        "    sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
+    )
+    out = subprocess.run(
+        [sys.executable, "-X", "dev", "-c", code], capture_output=True, text=True, timeout=120
+    )
+    assert (out.returncode, out.stdout, out.stderr) == (0, "", "")
+
+
+def test_address_handles_die_with_the_rest(ctx: Context) -> None:
+    gid = ctx.find_gid()
+    ah = AH(PD(ctx), dgid=gid.gid, sgid_index=gid.index)
+    assert in_child(ah.close) == 0
+    ah.close()
