@@ -37,8 +37,8 @@ class BuildCore(build_ext):
             objects = self.compiler.compile(
                 [str(source)], output_dir=str(folder), include_dirs=self.include_dirs
             )
-            self.compiler.link_executable(
-                objects, "probe", output_dir=str(folder), libraries=["ibverbs"]
+            self.compiler.link_shared_object(
+                objects, str(folder / "probe.so"), libraries=["ibverbs"]
             )
         except Exception:  # what the compiler said of it stands above
             raise SetupError(MISSING) from None
