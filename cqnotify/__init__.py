@@ -1,9 +1,19 @@
 # SPDX-License-Identifier: MIT
 """RDMA completion notification: sleep until a completion arrives, with asyncio or without.
 
+In the order of their use:
+
+    devices, Context              what there is, and an open device
+    PD, MR, SGE                   memory: mr[a:b] is what a work request names
+    CompletionChannel, CQ         get_event, req_notify, poll, ack
+    WorkCompletion                what poll returns
+    QP, QPAddress, AH             connect, post_send, post_recv
+    cqnotify.aio.AsyncCQ          await completions
+    cqnotify.exchange             swap addresses with a peer over TCP
+
 The classes are those of libibverbs, their methods the verbs without prefix: see the manual page
-that each names. `cqnotify.aio` awaits completions, `cqnotify.exchange` swaps addresses with a peer;
-import these two where you need them: asyncio takes longer to load than all the rest.
+that each names. Import the last two where you need them: asyncio takes longer to load than all
+the rest.
 """
 
 from ._core import (

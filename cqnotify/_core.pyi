@@ -267,14 +267,15 @@ class QP(_Object):
     @property
     def outstanding(self) -> tuple[int, int]: ...
     def modify(self, **attrs: Any) -> None: ...
+    def check(self, **attrs: Any) -> None: ...
     def query(self) -> Any: ...
     def post_send(
         self,
         sg: _SendSG,
         *,
         wr_id: int = 0,
-        opcode: WROpcode | int = WROpcode.SEND,
-        send_flags: SendFlags | int = SendFlags.SIGNALED,
+        opcode: WROpcode | int = 2,
+        send_flags: SendFlags | int = 2,
         imm_data: int | None = None,
         remote_addr: int | None = None,
         rkey: int | None = None,

@@ -111,6 +111,8 @@ class AsyncCQ:
     )
 
     def __init__(self, cq: CQ) -> None:
+        if not isinstance(cq, CQ):
+            raise TypeError(f"cq must be a CQ, not {type(cq).__name__}")
         if cq.closed:
             raise ClosedError("this CQ is closed")
         channel = cq.channel
@@ -273,7 +275,7 @@ class AsyncCQ:
         try:
             ready = self._look_and_arm()
         except Exception as e:
-            self.fail(e)
+            self._fail(e)
         else:
             if ready:
                 # He may be woken already, or cancelled without having run since: either way he
@@ -291,7 +293,7 @@ class AsyncCQ:
             return self._look(wanted)  # what came before the arm raises no event
         return False
 
-    def on_event(self) -> None:
+    def _on_event(self) -> None:
         """The reader has read an event of this CQ: the arm is used up."""
         self._armed = None
         self._unacked += 1
@@ -300,7 +302,7 @@ class AsyncCQ:
             try:
                 self._ack()
             except Exception as e:
-                self.fail(e)
+                self._fail(e)
 
     def _ack(self) -> None:
         # Somebody else may have acknowledged ours; beyond the CQ's own count it is an error.
@@ -309,7 +311,7 @@ class AsyncCQ:
         if n:
             self._cq.ack(n)
 
-    def fail(self, error: Exception) -> None:
+    def _fail(self, error: Exception) -> None:
         """For good: every waiter, and every later wait, raises `error`."""
         if self._error is None:
             self._error = error
@@ -318,9 +320,9 @@ class AsyncCQ:
 
     def _cq_closed(self) -> None:
         """Called by whoever closed the CQ, in his thread."""
-        self._reader.in_loop(lambda: self.fail(ClosedError("the CQ was closed")))
+        self._reader.in_loop(lambda: self._fail(ClosedError("the CQ was closed")))
 
-    def forget_waiters(self) -> None:
+    def _forget_waiters(self) -> None:
         """Their event loop was closed: they will never run again."""
         self._waiters.clear()
 
@@ -372,7 +374,7 @@ class _Reader:
                 )
             self._detach()
             for acq in self._living():
-                acq.forget_waiters()
+                acq._forget_waiters()
         fd = os.dup(self._channel.fileno())
         try:
             loop.add_reader(fd, self._on_readable)
@@ -402,7 +404,7 @@ class _Reader:
                     return
                 acq = self._user(id(cq))
                 if acq is not None:  # others' events are counted by the CQ
-                    acq.on_event()
+                    acq._on_event()
         except Exception as e:
             self._fail(e)
 
@@ -422,7 +424,7 @@ class _Reader:
     def _fail(self, error: Exception) -> None:
         self._detach()
         for acq in self._living():
-            acq.fail(error)
+            acq._fail(error)
 
     def _user(self, key: int) -> AsyncCQ | None:
         ref = self._users.get(key)

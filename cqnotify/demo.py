@@ -100,7 +100,10 @@ def format_report(report: Report) -> str:
     wire = f", {report.wire_delay} of delay on the wire" if report.wire_delay else ""
     title = f"{report.device} with {report.peer_device}{wire}"
     problems = [f"PROBLEM: {problem}" for problem in report.problems]
-    return "\n".join([title, "", *_align(rows), "", *report.conclusions, *problems])
+    legend = (
+        "wake-ups: how often a sleeping receiver woke; spurious: events with nothing behind them"
+    )
+    return "\n".join([title, "", *_align(rows), legend, "", *report.conclusions, *problems])
 
 
 def _align(rows: list[list[str]]) -> list[str]:

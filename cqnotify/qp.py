@@ -125,7 +125,7 @@ class QP(_core.QP):
         What is given is what is changed. Raises ValueError for what does not fit its field,
         VerbsError for what the device refuses. Wraps ibv_modify_qp(3).
         """
-        super().modify(**{name: _raw(value) for name, value in attrs.items()})
+        super().modify(**_raw_all(attrs))
 
     def address(self, port_num: int = 1, gid_index: int | None = None) -> QPAddress:
         """Return what a peer needs to connect to this QP.
@@ -152,16 +152,7 @@ class QP(_core.QP):
         `access` is what the peer may do to our memory through this QP, nothing by default;
         `qkey` is for UD alone, 0x11111111 by default. Wraps ibv_modify_qp(3).
         """
-        attrs: QPChanges = {"qp_state": QPState.INIT}
-        attrs["pkey_index"] = pkey_index
-        attrs["port_num"] = port_num
-        if self.qp_type == QPType.UD:
-            _refuse(self.qp_type, access=access or None)
-            attrs["qkey"] = DEFAULT_QKEY if qkey is None else qkey
-        else:
-            _refuse(self.qp_type, qkey=qkey)
-            attrs["qp_access_flags"] = access
-        self.modify(**attrs)
+        self.modify(**self._init_attrs(port_num, pkey_index, access, qkey))
 
     def to_rtr(
         self,
@@ -183,28 +174,17 @@ class QP(_core.QP):
         The parameters are those of `connect`; `access`, if given, replaces that of `to_init`.
         Wraps ibv_modify_qp(3).
         """
-        attrs: QPChanges = {"qp_state": QPState.RTR}
-        self._check_remote(remote)
-        if remote is not None:
-            port = query_port(self.context, port_num)
-            attrs["ah_attr"] = AHAttr(
-                dgid=self._dgid(remote, port.link_layer),
-                sgid_index=self._sgid_index(remote, port_num, gid_index),
-                port_num=port_num,
-                dlid=remote.lid,
-                sl=sl,
-                hop_limit=hop_limit,
-                traffic_class=traffic_class,
-                flow_label=flow_label,
-            )
-            attrs["path_mtu"] = port.active_mtu if path_mtu is None else path_mtu
-            attrs["dest_qp_num"] = remote.qp_num
-            attrs["rq_psn"] = remote.psn
-        if access is not None:
-            attrs["qp_access_flags"] = access
-        if self.qp_type == QPType.RC:
-            attrs["max_dest_rd_atomic"] = max_dest_rd_atomic
-            attrs["min_rnr_timer"] = min_rnr_timer
+        path = AHAttr(
+            dgid=None,
+            port_num=port_num,
+            hop_limit=hop_limit,
+            sl=sl,
+            traffic_class=traffic_class,
+            flow_label=flow_label,
+        )
+        attrs = self._rtr_attrs(
+            remote, path, gid_index, path_mtu, max_dest_rd_atomic, min_rnr_timer, access
+        )
         self.modify(**attrs)
 
     def to_rts(
@@ -214,13 +194,7 @@ class QP(_core.QP):
 
         The parameters are those of `connect`, and count for RC alone. Wraps ibv_modify_qp(3).
         """
-        attrs: QPChanges = {"qp_state": QPState.RTS, "sq_psn": self.sq_psn}
-        if self.qp_type == QPType.RC:
-            attrs["timeout"] = timeout
-            attrs["retry_cnt"] = retry_cnt
-            attrs["rnr_retry"] = rnr_retry
-            attrs["max_rd_atomic"] = max_rd_atomic
-        self.modify(**attrs)
+        self.modify(**self._rts_attrs(timeout, retry_cnt, rnr_retry, max_rd_atomic))
 
     def connect(
         self,
@@ -243,14 +217,14 @@ class QP(_core.QP):
         rnr_retry: int = 7,
         max_rd_atomic: int = 1,
     ) -> None:
-        """Make the transitions that are still missing, up to RTS.
+        """Make the transitions that are still missing, from RESET or INIT up to RTS.
 
         RC and UC need `remote`, the peer's `address()`; UD takes none.
 
         gid_index: our GID's index, the one that was given to `address`.
         access: what the peer may do to our memory through this QP; nothing by default.
         qkey: UD alone; 0x11111111 by default.
-        path_mtu: no more than both ports have; by default what our port has.
+        path_mtu: an MTU, or its bytes, no more than both ports have; by default what ours has.
         min_rnr_timer: how long a sender that meets no receive shall wait, as a code: 12 is 0.64 ms.
         timeout: how long we wait for an acknowledgement, 4.096 us * 2**timeout; 0 is for ever.
         retry_cnt: how often we send again after that, 0 to 7. On rxe 7 is for ever.
@@ -260,40 +234,94 @@ class QP(_core.QP):
 
         UC has no retries, no timers, no reads; UD has no path either: these are ignored there.
 
-        Raises ValueError where `remote` and the QP's type or the port do not go together, and for a
-        QP that is past RTR; LookupError where the port has no GID; VerbsError for what the device
-        refuses (ETIMEDOUT at RTR: nobody has that GID). Wraps ibv_modify_qp(3).
+        Every argument is checked before the first transition. Raises ValueError where `remote` and
+        the QP's type or the port do not go together, and for a QP that is past INIT; LookupError
+        where the port has no GID; VerbsError for what the device refuses (at RTR: nobody has that
+        GID). Wraps ibv_modify_qp(3).
         """
-        self._check_remote(remote)
-        state = self.state
-        if state not in (QPState.RESET, QPState.INIT, QPState.RTR):
-            name = state.name if isinstance(state, QPState) else state
-            raise ValueError(f"this QP is in state {name}: connect() starts in RESET, INIT or RTR")
-        if state == QPState.RESET:
-            self.to_init(port_num=port_num, pkey_index=pkey_index, access=access, qkey=qkey)
-        if state != QPState.RTR:
-            self.to_rtr(
-                remote,
-                port_num=port_num,
-                gid_index=gid_index,
-                path_mtu=path_mtu,
-                max_dest_rd_atomic=max_dest_rd_atomic,
-                min_rnr_timer=min_rnr_timer,
-                hop_limit=hop_limit,
-                sl=sl,
-                traffic_class=traffic_class,
-                flow_label=flow_label,
-                # Somebody else made it INIT, and may have given it rights of his own.
-                access=access if access and state == QPState.INIT else None,
-            )
-        self.to_rts(
-            timeout=timeout,
-            retry_cnt=retry_cnt,
-            rnr_retry=rnr_retry,
-            max_rd_atomic=max_rd_atomic,
+        path = AHAttr(
+            dgid=None,
+            port_num=port_num,
+            hop_limit=hop_limit,
+            sl=sl,
+            traffic_class=traffic_class,
+            flow_label=flow_label,
         )
+        state = self.state
+        if state not in (QPState.RESET, QPState.INIT):
+            name = state.name if isinstance(state, QPState) else state
+            raise ValueError(f"this QP is in state {name}: connect() starts in RESET or INIT")
+        # Somebody else made it INIT, and may have given it rights of his own.
+        new_access = access if access and state == QPState.INIT else None
+        steps = [
+            self._init_attrs(port_num, pkey_index, access, qkey),
+            self._rtr_attrs(
+                remote, path, gid_index, path_mtu, max_dest_rd_atomic, min_rnr_timer, new_access
+            ),
+            self._rts_attrs(timeout, retry_cnt, rnr_retry, max_rd_atomic),
+        ]
+        for attrs in steps:
+            self.check(**_raw_all(attrs))
+        for attrs in steps[state == QPState.INIT :]:
+            self.modify(**attrs)
+
+    def _init_attrs(
+        self, port_num: int, pkey_index: int, access: AccessFlags | int, qkey: int | None
+    ) -> QPChanges:
+        attrs: QPChanges = {"qp_state": QPState.INIT}
+        attrs["pkey_index"] = pkey_index
+        attrs["port_num"] = port_num
+        if self.qp_type == QPType.UD:
+            _refuse(self.qp_type, access=access or None)
+            attrs["qkey"] = DEFAULT_QKEY if qkey is None else qkey
+        else:
+            _refuse(self.qp_type, qkey=qkey)
+            attrs["qp_access_flags"] = access
+        return attrs
+
+    def _rtr_attrs(
+        self,
+        remote: QPAddress | None,
+        path: AHAttr,
+        gid_index: int | None,
+        path_mtu: MTU | int | None,
+        max_dest_rd_atomic: int,
+        min_rnr_timer: int,
+        access: AccessFlags | int | None,
+    ) -> QPChanges:
+        attrs: QPChanges = {"qp_state": QPState.RTR}
+        self._check_remote(remote)
+        if remote is not None:
+            port = query_port(self.context, path.port_num)
+            attrs["ah_attr"] = path._replace(
+                dgid=self._dgid(remote, port.link_layer),
+                sgid_index=self._sgid_index(remote, path.port_num, gid_index),
+                dlid=remote.lid,
+            )
+            attrs["path_mtu"] = _path_mtu(path_mtu, port.active_mtu)
+            attrs["dest_qp_num"] = remote.qp_num
+            attrs["rq_psn"] = remote.psn
+        if access is not None:
+            attrs["qp_access_flags"] = access
+        if self.qp_type == QPType.RC:
+            attrs["max_dest_rd_atomic"] = max_dest_rd_atomic
+            attrs["min_rnr_timer"] = min_rnr_timer
+        return attrs
+
+    def _rts_attrs(
+        self, timeout: int, retry_cnt: int, rnr_retry: int, max_rd_atomic: int
+    ) -> QPChanges:
+        attrs: QPChanges = {"qp_state": QPState.RTS, "sq_psn": self.sq_psn}
+        if self.qp_type == QPType.RC:
+            attrs["timeout"] = timeout
+            attrs["retry_cnt"] = retry_cnt
+            attrs["rnr_retry"] = rnr_retry
+            attrs["max_rd_atomic"] = max_rd_atomic
+        return attrs
 
     def _check_remote(self, remote: QPAddress | None) -> None:
+        if remote is not None and not isinstance(remote, QPAddress):
+            raise TypeError(f"remote must be a QPAddress, not {type(remote).__name__}")
         connected = self.qp_type in (QPType.RC, QPType.UC)
         if connected and remote is None:
             raise ValueError(f"{_type_name(self.qp_type)} is connected to one peer: give `remote`")
@@ -323,6 +351,25 @@ def _raw(value: Any) -> Any:
     if isinstance(value, QPCap):
         return value._asdict()
     return value
+
+
+def _raw_all(attrs: QPChanges) -> dict[str, Any]:
+    return {name: _raw(value) for name, value in attrs.items()}
+
+
+def _path_mtu(wanted: MTU | int | None, active: MTU | int) -> MTU | int:
+    """The code of a path MTU, which may be given in bytes, too."""
+    if wanted is None:
+        return active
+    by_bytes = {mtu.bytes: mtu for mtu in MTU}
+    mtu = enum_or_int(MTU, by_bytes.get(wanted, wanted))
+    if not isinstance(mtu, MTU):
+        sizes = ", ".join(map(str, by_bytes))
+        raise ValueError(f"path_mtu is {wanted}: it must be an MTU, or its bytes: {sizes}")
+    if mtu > active:
+        limit = active.bytes if isinstance(active, MTU) else active
+        raise ValueError(f"path_mtu is {mtu.bytes} bytes: the port's active MTU is {limit}")
+    return mtu
 
 
 def _refuse(qp_type: QPType | int, **given: object) -> None:

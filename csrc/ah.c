@@ -44,8 +44,8 @@ static PyObject *ah_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     Py_END_ALLOW_THREADS cqn_leave(used);
     if (ah == NULL) {
         cqn_verbs_error(st, err, "ibv_create_ah",
-                        "port %d, sgid_index %d: check that both GIDs are of one subnet and "
-                        "that the index is valid",
+                        "port %d, sgid_index %d: RoCE needs dgid, both GIDs must be of one subnet, "
+                        "and the index valid",
                         attr.port_num, attr.grh.sgid_index);
         Py_DECREF(self);
         return NULL;
@@ -54,7 +54,7 @@ static PyObject *ah_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
-static PyMethodDef ah_methods[] = {CQN_OBJECT_METHODS, {NULL, NULL, 0, NULL}};
+static PyMethodDef ah_methods[] = {CQN_OBJECT_METHODS(cqn_close_doc), {NULL, NULL, 0, NULL}};
 
 static PyGetSetDef ah_getset[] = {
     {"pd", cqn_get_used, NULL, "The PD that it belongs to.", (void *)0},
@@ -73,6 +73,7 @@ static PyType_Slot ah_slots[] = {
      "peer, and `sgid_index`, the index of an own GID that can reach it.\n\n"
      "Wraps ibv_create_ah(3)."},
     {Py_tp_new, ah_new},
+    {Py_tp_repr, cqn_repr},
     {Py_tp_traverse, cqn_traverse},
     {Py_tp_clear, cqn_clear},
     {Py_tp_finalize, cqn_finalize},

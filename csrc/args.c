@@ -55,15 +55,8 @@ int cqn_args(const char *function, const char *const *names, int positional, int
     return 0;
 }
 
-static int refuse_range(PyObject *value, const char *name, uint64_t max)
-{
-    PyErr_Format(PyExc_ValueError, "%s is %R: it must be 0 to %llu", name, value,
-                 (unsigned long long)max);
-    return -1;
-}
-
-/* An integer of 0 to max. */
-int cqn_uint(PyObject *value, const char *name, uint64_t max, uint64_t *out)
+/* An integer of min to max. */
+int cqn_range(PyObject *value, const char *name, uint64_t min, uint64_t max, uint64_t *out)
 {
     if (!PyIndex_Check(value)) {
         PyErr_Format(PyExc_TypeError, "%s must be an integer, not %s", name,
@@ -76,18 +69,23 @@ int cqn_uint(PyObject *value, const char *name, uint64_t max, uint64_t *out)
     }
     uint64_t n = PyLong_AsUnsignedLongLong(number);
     Py_DECREF(number);
-    if (n == UINT64_MAX && PyErr_Occurred()) {
-        if (!PyErr_ExceptionMatches(PyExc_OverflowError)) {
-            return -1;
-        }
-        PyErr_Clear();
-        return refuse_range(value, name, max);
+    bool beyond = n == UINT64_MAX && PyErr_Occurred();
+    if (beyond && !PyErr_ExceptionMatches(PyExc_OverflowError)) {
+        return -1;
     }
-    if (n > max) {
-        return refuse_range(value, name, max);
+    if (beyond || n < min || n > max) {
+        PyErr_Clear();
+        PyErr_Format(PyExc_ValueError, "%s is %R: it must be %llu to %llu", name, value,
+                     (unsigned long long)min, (unsigned long long)max);
+        return -1;
     }
     *out = n;
     return 0;
+}
+
+int cqn_uint(PyObject *value, const char *name, uint64_t max, uint64_t *out)
+{
+    return cqn_range(value, name, 0, max, out);
 }
 
 int cqn_u32(PyObject *value, const char *name, uint32_t max, uint32_t *out)
@@ -115,6 +113,9 @@ int cqn_gid(PyObject *value, const char *name, union ibv_gid *out)
         Py_XDECREF(address);
         Py_XDECREF(module);
         if (packed == NULL) {
+            if (PyErr_ExceptionMatches(PyExc_ValueError)) {
+                PyErr_Format(PyExc_ValueError, "%s is %R: that is no IPv6 address", name, value);
+            }
             return -1;
         }
     }

@@ -322,7 +322,7 @@ static PyMethodDef channel_methods[] = {
      "fileno($self, /)\n--\n\n"
      "The file descriptor, readable while events wait, for select, poll and event loops.\n\n"
      "It never blocks: after it was readable, call try_get_event() until it returns None."},
-    CQN_OBJECT_METHODS,
+    CQN_OBJECT_METHODS(cqn_close_doc),
     {NULL, NULL, 0, NULL},
 };
 
@@ -339,6 +339,7 @@ static PyType_Slot channel_slots[] = {
                 "Where the completion events of any number of CQs arrive.\n\n"
                 "Wraps ibv_create_comp_channel(3)."},
     {Py_tp_new, channel_new},
+    {Py_tp_repr, cqn_repr},
     {Py_tp_traverse, cqn_traverse},
     {Py_tp_clear, channel_clear},
     {Py_tp_finalize, cqn_finalize},

@@ -143,16 +143,11 @@ static PyObject *context_query_device(PyObject *op, PyObject *Py_UNUSED(unused))
                : cqn_struct_to_dict(&attr, cqn_device_fields);
 }
 
-/* A port number of this device. */
-static int port_of(cqn_context *self, PyObject *value, uint8_t *out)
+/* A port number of this device; NULL is the first. */
+static int port_of(const cqn_context *self, PyObject *value, uint8_t *out)
 {
-    uint32_t n = 1;
-    if (value != NULL && cqn_u32(value, "port_num", UINT8_MAX, &n) < 0) {
-        return -1;
-    }
-    if (n < 1 || n > self->attr.phys_port_cnt) {
-        PyErr_Format(PyExc_ValueError, "port_num is %u: this device has port 1 to %d", n,
-                     self->attr.phys_port_cnt);
+    uint64_t n = 1;
+    if (value != NULL && cqn_range(value, "port_num", 1, self->attr.phys_port_cnt, &n) < 0) {
         return -1;
     }
     *out = (uint8_t)n;
@@ -256,6 +251,12 @@ static PyObject *context_repr(PyObject *op)
                                 handle ? ibv_get_device_name(handle->device) : "closed");
 }
 
+static const char context_close_doc[] =
+    "close($self, /)\n--\n\n"
+    "Close the device and everything that was made on it. Closing twice is fine.\n\n"
+    "Who waits on one of its channels gets ClosedError; work in flight is dropped.\n\n"
+    "Wraps ibv_close_device(3).";
+
 static PyMethodDef context_methods[] = {
     {"query_device", context_query_device, METH_NOARGS,
      "query_device($self, /)\n--\n\n"
@@ -266,7 +267,7 @@ static PyMethodDef context_methods[] = {
     {"query_gid_table", context_query_gid_table, METH_NOARGS,
      "query_gid_table($self, /)\n--\n\n"
      "The valid entries of the GID tables of all ports.\n\nWraps ibv_query_gid_table(3)."},
-    CQN_OBJECT_METHODS,
+    CQN_OBJECT_METHODS(context_close_doc),
     {NULL, NULL, 0, NULL},
 };
 

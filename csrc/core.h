@@ -196,6 +196,7 @@ int cqn_completion_error(cqn_state *st, PyObject *wc, const struct ibv_wc *raw);
 /* args.c */
 int cqn_args(const char *function, const char *const *names, int positional, int required,
              PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **out);
+int cqn_range(PyObject *value, const char *name, uint64_t min, uint64_t max, uint64_t *out);
 int cqn_uint(PyObject *value, const char *name, uint64_t max, uint64_t *out);
 int cqn_u32(PyObject *value, const char *name, uint32_t max, uint32_t *out);
 int cqn_gid(PyObject *value, const char *name, union ibv_gid *out);
@@ -216,6 +217,8 @@ PyObject *cqn_method_enter(PyObject *self, PyObject *unused);
 PyObject *cqn_method_exit(PyObject *self, PyObject *args);
 PyObject *cqn_method_add_close_callback(PyObject *self, PyObject *callback);
 PyObject *cqn_method_remove_close_callback(PyObject *self, PyObject *callback);
+PyObject *cqn_repr(PyObject *self);
+const char *cqn_device_name(const cqn_object *self);
 PyObject *cqn_get_closed(PyObject *self, void *unused);
 PyObject *cqn_get_context(PyObject *self, void *unused);
 PyObject *cqn_get_used(PyObject *self, void *index);
@@ -227,8 +230,8 @@ int cqn_clear(PyObject *self);
 void cqn_finalize(PyObject *self);
 void cqn_dealloc(PyObject *self);
 
-#define CQN_OBJECT_METHODS                                                                         \
-    {"close", cqn_method_close, METH_NOARGS, cqn_close_doc},                                       \
+#define CQN_OBJECT_METHODS(close_doc)                                                              \
+    {"close", cqn_method_close, METH_NOARGS, close_doc},                                           \
         {"add_close_callback", cqn_method_add_close_callback, METH_O, cqn_add_close_callback_doc}, \
         {"remove_close_callback", cqn_method_remove_close_callback, METH_O,                        \
          cqn_remove_close_callback_doc},                                                           \

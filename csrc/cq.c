@@ -64,12 +64,7 @@ typedef struct {
 static int check_cqe(const cqn_context *ctx, PyObject *value, uint32_t *out)
 {
     uint64_t n;
-    if (cqn_uint(value, "cqe", UINT64_MAX, &n) < 0) {
-        return -1;
-    }
-    if (n < 1 || n > (uint64_t)ctx->attr.max_cqe) {
-        PyErr_Format(PyExc_ValueError, "cqe is %llu: this device takes 1 to %d entries",
-                     (unsigned long long)n, ctx->attr.max_cqe);
+    if (cqn_range(value, "cqe", 1, (uint64_t)ctx->attr.max_cqe, &n) < 0) {
         return -1;
     }
     *out = (uint32_t)n;
@@ -272,16 +267,13 @@ static PyObject *cq_poll(PyObject *op, PyObject *const *args, Py_ssize_t nargs, 
     static const char *const names[] = {"max_entries", NULL};
     cqn_cq *self = (cqn_cq *)op;
     PyObject *value = NULL;
-    uint32_t max = 16;
+    uint64_t max = 16;
     if (cqn_open(&self->base) == NULL ||
         cqn_args("poll", names, 1, 0, args, nargs, kwnames, &value) < 0 ||
-        (value != NULL && cqn_u32(value, "max_entries", INT32_MAX, &max) < 0)) {
+        (value != NULL && cqn_range(value, "max_entries", 1, INT32_MAX, &max) < 0)) {
         return NULL;
     }
-    if (max == 0) {
-        PyErr_SetString(PyExc_ValueError, "max_entries is 0: it must be at least 1");
-        return NULL;
-    }
+
     if (cqn_open(&self->base) == NULL) {
         return NULL;
     }
@@ -418,6 +410,15 @@ static PyObject *cq_get_stats(PyObject *op, void *Py_UNUSED(unused))
     return stats;
 }
 
+static PyObject *cq_repr(PyObject *op)
+{
+    struct ibv_cq *cq = CQN_OBJ(op)->handle;
+    return cq == NULL ? cqn_repr(op)
+                      : PyUnicode_FromFormat("<CQ on %s, %d entries, %u unacked>",
+                                             cqn_device_name(CQN_OBJ(op)), cq->cqe,
+                                             ((cqn_cq *)op)->unacked);
+}
+
 static PyMethodDef cq_methods[] = {
     {"req_notify", (PyCFunction)(void (*)(void))cq_req_notify, METH_FASTCALL | METH_KEYWORDS,
      "req_notify($self, /, solicited_only=False)\n--\n\n"
@@ -436,7 +437,7 @@ static PyMethodDef cq_methods[] = {
      "Acknowledge `n` events that get_event() returned for this CQ.\n\n"
      "It takes a lock, so many at once are cheaper. ValueError beyond `unacked`; close() acks "
      "the rest.\n\nWraps ibv_ack_cq_events(3)."},
-    CQN_OBJECT_METHODS,
+    CQN_OBJECT_METHODS(cqn_close_doc),
     {NULL, NULL, 0, NULL},
 };
 
@@ -465,6 +466,7 @@ static PyType_Slot cq_slots[] = {
      "With a `channel` it can raise events there: see req_notify(). BusyError at close() while "
      "queue pairs use it.\n\nWraps ibv_create_cq(3)."},
     {Py_tp_new, cq_new},
+    {Py_tp_repr, cq_repr},
     {Py_tp_traverse, cq_traverse},
     {Py_tp_clear, cq_clear},
     {Py_tp_finalize, cqn_finalize},

@@ -110,11 +110,9 @@ static int pin_buffer(cqn_mr *self, PyObject *buffer)
 static int take_memory(cqn_mr *self, PyObject *buffer)
 {
     uint64_t length;
-    int rc = PyLong_Check(buffer) ? cqn_uint(buffer, "length", SSIZE_MAX, &length) : 0;
+    int rc = PyLong_Check(buffer) ? cqn_range(buffer, "length", 1, SSIZE_MAX, &length) : 0;
     if (rc == 0) {
-        rc = !PyLong_Check(buffer) ? pin_buffer(self, buffer)
-             : length != 0         ? map_own(self, length)
-                                   : 0;
+        rc = PyLong_Check(buffer) ? map_own(self, length) : pin_buffer(self, buffer);
     }
     if (rc == 0 && self->length == 0) {
         PyErr_SetString(PyExc_ValueError, "an MR needs at least 1 byte, this has 0");
@@ -221,12 +219,25 @@ static void mr_releasebuffer(PyObject *op, Py_buffer *Py_UNUSED(view))
     release_memory(self);
 }
 
-/* offset and length within the region; IndexError otherwise. */
-static int check_range(const cqn_mr *self, uint64_t offset, uint64_t length)
+/* A number of bytes; what is wrong with its range check_range() says. */
+static int size_from(PyObject *value, const char *name, Py_ssize_t *out)
 {
-    if (offset > self->length || length > self->length - offset) {
-        PyErr_Format(PyExc_IndexError, "%llu bytes at offset %llu: this MR has %zu bytes",
-                     (unsigned long long)length, (unsigned long long)offset, self->length);
+    if (!PyIndex_Check(value)) {
+        PyErr_Format(PyExc_TypeError, "%s must be an integer, not %s", name,
+                     Py_TYPE(value)->tp_name);
+        return -1;
+    }
+    *out = PyNumber_AsSsize_t(value, NULL); /* clamped: far out is out, too */
+    return *out == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
+/* offset and length within the region; IndexError otherwise. */
+static int check_range(const cqn_mr *self, Py_ssize_t offset, Py_ssize_t length)
+{
+    Py_ssize_t size = (Py_ssize_t)self->length;
+    if (offset < 0 || length < 0 || offset > size || length > size - offset) {
+        PyErr_Format(PyExc_IndexError, "%zd bytes at offset %zd: this MR has %zd bytes", length,
+                     offset, size);
         return -1;
     }
     return 0;
@@ -237,26 +248,26 @@ static PyObject *mr_read(PyObject *op, PyObject *const *args, Py_ssize_t nargs, 
     static const char *const names[] = {"length", "offset", NULL};
     cqn_mr *self = (cqn_mr *)op;
     PyObject *in[2] = {NULL, NULL};
-    uint64_t length = 0, offset = 0;
+    Py_ssize_t length = 0, offset = 0;
     if (cqn_open(&self->base) == NULL ||
         cqn_args("read", names, 2, 0, args, nargs, kwnames, in) < 0 ||
-        (in[1] && cqn_uint(in[1], "offset", UINT64_MAX, &offset) < 0)) {
+        (in[1] && size_from(in[1], "offset", &offset) < 0)) {
         return NULL;
     }
     bool rest = in[0] == NULL || in[0] == Py_None;
-    if (!rest && cqn_uint(in[0], "length", UINT64_MAX, &length) < 0) {
+    if (!rest && size_from(in[0], "length", &length) < 0) {
         return NULL;
     }
     if (cqn_open(&self->base) == NULL) {
         return NULL;
     }
-    if (rest && offset <= self->length) {
-        length = self->length - offset;
+    if (rest && offset >= 0 && offset <= (Py_ssize_t)self->length) {
+        length = (Py_ssize_t)self->length - offset;
     }
     if (check_range(self, offset, length) < 0) {
         return NULL;
     }
-    return PyBytes_FromStringAndSize((char *)self->addr + offset, (Py_ssize_t)length);
+    return PyBytes_FromStringAndSize((char *)self->addr + offset, length);
 }
 
 static PyObject *mr_write(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
@@ -264,11 +275,11 @@ static PyObject *mr_write(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
     static const char *const names[] = {"data", "offset", NULL};
     cqn_mr *self = (cqn_mr *)op;
     PyObject *in[2] = {NULL, NULL};
-    uint64_t offset = 0;
+    Py_ssize_t offset = 0;
     Py_buffer data;
     if (cqn_open(&self->base) == NULL ||
         cqn_args("write", names, 2, 1, args, nargs, kwnames, in) < 0 ||
-        (in[1] && cqn_uint(in[1], "offset", UINT64_MAX, &offset) < 0) ||
+        (in[1] && size_from(in[1], "offset", &offset) < 0) ||
         PyObject_GetBuffer(in[0], &data, PyBUF_SIMPLE) < 0) {
         return NULL;
     }
@@ -278,7 +289,7 @@ static PyObject *mr_write(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
     else if (self->view.obj != NULL && self->view.readonly) {
         PyErr_SetString(PyExc_TypeError, "this MR is over a read-only buffer");
     }
-    else if (check_range(self, offset, (uint64_t)data.len) == 0) {
+    else if (check_range(self, offset, data.len) == 0) {
         memmove((char *)self->addr + offset, data.buf, (size_t)data.len);
         result = PyLong_FromSsize_t(data.len);
     }
@@ -365,6 +376,16 @@ static PyObject *mr_get_length(PyObject *op, void *Py_UNUSED(unused))
     return cqn_open(CQN_OBJ(op)) ? PyLong_FromSize_t(((cqn_mr *)op)->length) : NULL;
 }
 
+static PyObject *mr_repr(PyObject *op)
+{
+    cqn_mr *self = (cqn_mr *)op;
+    return self->base.handle == NULL
+               ? cqn_repr(op)
+               : PyUnicode_FromFormat("<MR on %s, %zu bytes at %p, lkey=0x%x>",
+                                      cqn_device_name(&self->base), self->length, self->addr,
+                                      (unsigned)self->lkey);
+}
+
 static PyMethodDef mr_methods[] = {
     {"read", (PyCFunction)(void (*)(void))mr_read, METH_FASTCALL | METH_KEYWORDS,
      "read($self, /, length=None, offset=0)\n--\n\n"
@@ -372,7 +393,7 @@ static PyMethodDef mr_methods[] = {
     {"write", (PyCFunction)(void (*)(void))mr_write, METH_FASTCALL | METH_KEYWORDS,
      "write($self, /, data, offset=0)\n--\n\n"
      "Copy the bytes of the buffer `data` to `offset`; returns how many."},
-    CQN_OBJECT_METHODS,
+    CQN_OBJECT_METHODS(cqn_close_doc),
     {NULL, NULL, 0, NULL},
 };
 
@@ -397,10 +418,12 @@ static PyType_Slot mr_slots[] = {
      "Memory that the device may work with.\n\n"
      "`buffer` is any writable buffer (bytearray, mmap, array, numpy), which stays pinned, or a "
      "length in bytes for page-aligned memory of its own, zeroed. With access=0 the buffer may "
-     "be read-only: it can then only be sent from. `mr[a:b]` is a scatter/gather element, "
-     "memoryview(mr) the bytes. BusyError at close() while a work request in flight needs it.\n\n"
+     "be read-only: it can then only be sent from. `mr[a:b]` is a scatter/gather element; its ends "
+     "are never clamped, IndexError refuses them. memoryview(mr) is the bytes. BusyError at "
+     "close() while a work request in flight needs it.\n\n"
      "Wraps ibv_reg_mr(3)."},
     {Py_tp_new, mr_new},
+    {Py_tp_repr, mr_repr},
     {Py_tp_traverse, mr_traverse},
     {Py_tp_clear, mr_clear},
     {Py_tp_finalize, cqn_finalize},

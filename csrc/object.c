@@ -22,7 +22,7 @@ const char cqn_close_doc[] =
 
 const char cqn_add_close_callback_doc[] =
     "add_close_callback($self, callback, /)\n--\n\n"
-    "Call `callback()` once this is closed, by whoever closes it and in his thread.\n\n"
+    "Call `callback()` as soon as this is closed, in the thread that closes it.\n\n"
     "For event loops that watch it: they get to know at once. An exception in it is reported as "
     "unraisable.";
 
@@ -357,9 +357,16 @@ PyObject *cqn_method_enter(PyObject *self, PyObject *Py_UNUSED(unused))
     return cqn_open(CQN_OBJ(self)) == NULL ? NULL : Py_NewRef(self);
 }
 
-PyObject *cqn_method_exit(PyObject *self, PyObject *Py_UNUSED(args))
+/* An exception that leaves the block is worth more than that it left something
+ * open, which is what a failing close would say. */
+PyObject *cqn_method_exit(PyObject *self, PyObject *args)
 {
-    return cqn_method_close(self, NULL);
+    PyObject *result = cqn_method_close(self, NULL);
+    if (result == NULL && PyTuple_GET_SIZE(args) > 0 && PyTuple_GET_ITEM(args, 0) != Py_None) {
+        PyErr_Clear();
+        Py_RETURN_NONE;
+    }
+    return result;
 }
 
 PyObject *cqn_method_add_close_callback(PyObject *op, PyObject *callback)
@@ -472,8 +479,9 @@ void cqn_finalize(PyObject *op)
         return;
     }
     cqn_pending pending = save_exception();
-    if (!cqn_forked(self) &&
-        PyErr_ResourceWarning(op, 1, "unclosed %s %R", self->kind->name, op) < 0) {
+    /* What goes because its context is being closed was not forgotten. */
+    bool expected = cqn_forked(self) || self->context->base.closing > 0;
+    if (!expected && PyErr_ResourceWarning(op, 1, "unclosed %s %R", self->kind->name, op) < 0) {
         PyErr_WriteUnraisable(op);
     }
     if (cqn_close(self, true) < 0) {
@@ -521,6 +529,20 @@ void cqn_dealloc(PyObject *op)
     self->kind->clear(op);
     type->tp_free(op);
     Py_DECREF(type);
+}
+
+const char *cqn_device_name(const cqn_object *self)
+{
+    const struct ibv_context *device = self->context->base.handle;
+    return device != NULL ? ibv_get_device_name(device->device) : "a closing device";
+}
+
+PyObject *cqn_repr(PyObject *op)
+{
+    cqn_object *self = CQN_OBJ(op);
+    return self->handle == NULL
+               ? PyUnicode_FromFormat("<%s closed>", self->kind->name)
+               : PyUnicode_FromFormat("<%s on %s>", self->kind->name, cqn_device_name(self));
 }
 
 PyObject *cqn_get_context(PyObject *op, void *Py_UNUSED(unused))

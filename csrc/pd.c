@@ -40,7 +40,7 @@ static PyObject *pd_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
-static PyMethodDef pd_methods[] = {CQN_OBJECT_METHODS, {NULL, NULL, 0, NULL}};
+static PyMethodDef pd_methods[] = {CQN_OBJECT_METHODS(cqn_close_doc), {NULL, NULL, 0, NULL}};
 
 static PyGetSetDef pd_getset[] = {
     {"context", cqn_get_context, NULL, "The Context that it belongs to.", NULL},
@@ -55,6 +55,7 @@ static PyType_Slot pd_slots[] = {
                 "A protection domain: memory regions and queue pairs work together only within "
                 "one.\n\nWraps ibv_alloc_pd(3)."},
     {Py_tp_new, pd_new},
+    {Py_tp_repr, cqn_repr},
     {Py_tp_traverse, cqn_traverse},
     {Py_tp_clear, cqn_clear},
     {Py_tp_finalize, cqn_finalize},

@@ -195,7 +195,7 @@ static PyObject *qp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         const struct ibv_qp_cap *c = &a.attr.cap;
         cqn_verbs_error(st, errno, "ibv_create_qp",
                         "max_send_wr=%u, max_recv_wr=%u, max_send_sge=%u, max_recv_sge=%u, "
-                        "max_inline_data=%u: ask for less, see Context.query_device()",
+                        "max_inline_data=%u: ask for less of one of these",
                         c->max_send_wr, c->max_recv_wr, c->max_send_sge, c->max_recv_sge,
                         c->max_inline_data);
         Py_DECREF(self);
@@ -301,8 +301,8 @@ static const char *modify_hint(int err)
 {
     switch (err) {
     case EINVAL:
-        return "the transition is not allowed, or an attribute that it needs is missing or "
-               "wrong: see the table in ibv_modify_qp(3)";
+        return "the transition is not allowed, an attribute that it needs is missing or wrong (see "
+               "the table in ibv_modify_qp(3)), or the peer's GID can't be reached from ours";
     case ETIMEDOUT:
     case EHOSTUNREACH:
     case ENETUNREACH:
@@ -427,12 +427,35 @@ static PyObject *qp_get_outstanding(PyObject *op, void *Py_UNUSED(unused))
                : NULL;
 }
 
+static PyObject *qp_check(PyObject *op, PyObject *args, PyObject *kwargs)
+{
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
+    if (!PyArg_ParseTuple(args, ";check() takes attributes by name only") ||
+        cqn_open(CQN_OBJ(op)) == NULL || collect_attributes((cqn_qp *)op, kwargs, &attr) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *qp_repr(PyObject *op)
+{
+    cqn_qp *self = (cqn_qp *)op;
+    const char *type = self->type == IBV_QPT_RC ? "RC" : self->type == IBV_QPT_UC ? "UC" : "UD";
+    return self->base.handle == NULL
+               ? cqn_repr(op)
+               : PyUnicode_FromFormat("<QP %u on %s, %s>", (unsigned)self->qp_num,
+                                      cqn_device_name(&self->base), type);
+}
+
 static PyMethodDef qp_methods[] = {
     {"modify", (PyCFunction)(void (*)(void))qp_modify, METH_VARARGS | METH_KEYWORDS,
      "modify($self, /, **attrs)\n--\n\n"
      "Set attributes, named as in struct ibv_qp_attr; the mask follows from what is given.\n\n"
      "qp_state moves it to another state. A reset drops its work requests without completing "
      "them.\n\nWraps ibv_modify_qp(3)."},
+    {"check", (PyCFunction)(void (*)(void))qp_check, METH_VARARGS | METH_KEYWORDS,
+     "check($self, /, **attrs)\n--\n\n"
+     "Refuse the attributes that modify() would refuse by itself; change nothing."},
     {"query", qp_query, METH_NOARGS,
      "query($self, /)\n--\n\n"
      "All attributes, as the device has them now.\n\nWraps ibv_query_qp(3)."},
@@ -440,7 +463,7 @@ static PyMethodDef qp_methods[] = {
      cqn_qp_post_send_doc},
     {"post_recv", (PyCFunction)(void (*)(void))cqn_qp_post_recv, METH_FASTCALL | METH_KEYWORDS,
      cqn_qp_post_recv_doc},
-    CQN_OBJECT_METHODS,
+    CQN_OBJECT_METHODS(cqn_close_doc),
     {NULL, NULL, 0, NULL},
 };
 
@@ -485,6 +508,7 @@ static PyType_Slot qp_slots[] = {
      "Without `recv_cq` both its sides complete on `send_cq`. The device may grant more than was "
      "asked for: see its attributes of the same names.\n\nWraps ibv_create_qp(3)."},
     {Py_tp_new, qp_new},
+    {Py_tp_repr, qp_repr},
     {Py_tp_traverse, qp_traverse},
     {Py_tp_clear, qp_clear},
     {Py_tp_finalize, cqn_finalize},

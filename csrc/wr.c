@@ -367,10 +367,12 @@ static int check_memory(cqn_qp *qp, const opcode_rule *rule, const struct ibv_se
 }
 
 const char cqn_qp_post_send_doc[] =
-    "post_send($self, /, sg, *, wr_id=0, opcode=WROpcode.SEND, "
-    "send_flags=SendFlags.SIGNALED, imm_data=None, remote_addr=None, rkey=None, ah=None, "
+    "post_send($self, /, sg, *, wr_id=0, opcode=2, send_flags=2, imm_data=None, remote_addr=None, "
+    "rkey=None, ah=None, "
     "remote_qpn=None, remote_qkey=None)\n--\n\n"
     "Post one work request: send, write or read the memory `sg`.\n\n"
+    "`opcode` is a WROpcode, SEND by default, `send_flags` are SendFlags, SIGNALED by default, and "
+    "`wr_id` (64 bits) comes back in the completion. "
     "`sg` is mr[a:b], an MR, a list of these, or None for an empty message; with "
     "SendFlags.INLINE also any buffer, whose bytes are taken at once. Without SIGNALED a success "
     "gives no completion. `imm_data` (32 bits) goes with the *_WITH_IMM opcodes, `remote_addr` "

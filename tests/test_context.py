@@ -101,7 +101,7 @@ def test_query_port_tells_state_and_mtu(ctx: Context) -> None:
 
 @pytest.mark.parametrize("bad", [0, 2, 255, 256, -1, 1 << 70])
 def test_a_port_that_does_not_exist_is_refused_with_the_limit(ctx: Context, bad: int) -> None:
-    with pytest.raises(ValueError, match=r"port_num is .*1|port_num is .*255"):
+    with pytest.raises(ValueError, match=rf"port_num is {bad}: it must be 1 to 1"):
         ctx.query_port(bad)
 
 

@@ -7,6 +7,7 @@ import itertools
 import subprocess
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Callable
 
@@ -136,8 +137,6 @@ def test_a_forgotten_world_is_collected(waiting: bool) -> None:
 
 
 def test_a_resource_warning_that_is_an_error_still_closes(pd: PD) -> None:
-    import warnings
-
     mr = MR(pd, 64)
     unraisable: list[object] = []
     hook, sys.unraisablehook = sys.unraisablehook, lambda u: unraisable.append(u.exc_type)
@@ -157,7 +156,7 @@ def test_constructors_that_fail_leave_nothing(pd: PD, cq: CQ) -> None:
             QP(pd, 99, send_cq=cq)
         with pytest.raises(ValueError, match="cqe"):
             CQ(pd.context, 0)
-        with pytest.raises(ValueError, match="1 byte"):
+        with pytest.raises(ValueError, match="length is 0: it must be 1"):
             MR(pd, 0)
     pd.close()
     cq.close()
@@ -330,3 +329,40 @@ def test_a_close_callback_that_raises_is_reported_and_the_rest_run(ctx: Context)
     finally:
         sys.unraisablehook = hook
     assert seen == [ZeroDivisionError, "second"]
+
+
+def test_a_context_that_closes_warns_of_nothing_and_hides_no_exception(ctx: Context) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with Context(ctx.name) as other:
+            cq = CQ(other, 4, channel=CompletionChannel(other))
+            qp = QP(PD(other), QPType.RC, send_cq=cq)
+            del cq  # only the QP knows it, as an inner expression would be
+        assert qp.closed
+    with pytest.raises(KeyError, match="mine"), PD(ctx) as pd:
+        mr = MR(pd, 64)
+        raise KeyError("mine")
+    assert not pd.closed
+    mr.close()
+    with pytest.raises(BusyError), pd:
+        mr = MR(pd, 64)
+
+
+def test_everything_says_what_it_is(pair: Pair) -> None:
+    a = pair[0]
+    name = a.ctx.name
+    assert repr(a.ctx) == f"<Context {name}>"
+    assert repr(a.pd) == f"<PD on {name}>"
+    assert repr(a.channel) == f"<CompletionChannel on {name}>"
+    assert repr(a.qp) == f"<QP {a.qp.qp_num} on {name}, RC>"
+    assert repr(a.scq) == f"<CQ on {name}, {a.scq.cqe} entries, 0 unacked>"
+    assert repr(a.mr).startswith(f"<MR on {name}, 65536 bytes at 0x")
+    assert "length=4" in repr(a.mr[0:4])
+    a.ctx.close()
+    assert [repr(x) for x in (a.ctx, a.pd, a.qp, a.scq, a.mr)] == [
+        "<Context closed>",
+        "<PD closed>",
+        "<QP closed>",
+        "<CQ closed>",
+        "<MR closed>",
+    ]

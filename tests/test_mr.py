@@ -159,8 +159,10 @@ def test_read_and_write_copy(pd: PD) -> None:
     assert mr.read(3, 4) == b"abc"
     assert mr.read(offset=4) == b"abc\0\0\0"
     assert mr.read(0, 10) == b""
-    with pytest.raises(ValueError, match="offset is -1"):
+    with pytest.raises(IndexError, match="1 bytes at offset -1: this MR has 10 bytes"):
         mr.read(1, -1)
+    with pytest.raises(TypeError, match="offset must be an integer, not str"):
+        mr.read(1, "0")  # type: ignore[arg-type]
 
 
 def test_every_method_of_a_closed_mr_is_a_closed_error(pd: PD) -> None:

@@ -535,6 +535,8 @@ def test_address_handles_check_their_arguments(pd: PD, ud_pair: Pair) -> None:
         AH(pd, dgid=b.ctx.find_gid().gid, port_num=9)
     with pytest.raises(TypeError, match="dgid must be an IPv6Address"):
         AH(pd, dgid=b"short")
+    with pytest.raises(ValueError, match="dgid is 'bogus': that is no IPv6 address"):
+        AH(pd, dgid="bogus")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="sl is 16"):
         AH(pd, sl=16)
     with pytest.raises(TypeError, match="no field 'nonsense'"):

@@ -213,12 +213,37 @@ def test_connect_wants_a_peer_where_there_is_one(pd: PD, cq: CQ) -> None:
     assert ud.state is QPState.RTS
     with pytest.raises(ValueError, match="RTS"):
         ud.connect()
+    with pytest.raises(TypeError, match="remote must be a QPAddress, not str"):
+        rc.connect("peer")  # type: ignore[arg-type]
+
+
+def test_a_connect_that_is_refused_changes_nothing(ctx: Context) -> None:
+    a, b = Endpoint(ctx, QPType.RC), Endpoint(ctx, QPType.RC)
+    peer = b.qp.address()
+    wrong: list[dict[str, int]] = [
+        {"retry_cnt": 9},
+        {"timeout": 32},
+        {"path_mtu": 1000},
+        {"path_mtu": 0},
+        {"path_mtu": 4096},
+        {"port_num": 2},
+        {"hop_limit": 256},
+    ]
+    for arguments in wrong:
+        with pytest.raises(ValueError, match="|".join(arguments)):
+            a.qp.connect(peer._replace(qp_num=99), **arguments)  # type: ignore[arg-type]
+        assert a.qp.state is QPState.RESET
+    connect(a, b, path_mtu=512)
+    assert a.qp.query().path_mtu is MTU.MTU_512
+    assert a.qp.query().dest_qp_num == b.qp.qp_num
+    with pytest.raises(ValueError, match="connect"):
+        a.qp.connect(peer)
 
 
 def test_a_peer_that_can_not_be_reached_is_an_error_not_a_hang(pd: PD, cq: CQ) -> None:
     qp = QP(pd, QPType.RC, send_cq=cq)
     nobody = QPAddress(lid=0, qp_num=5, psn=0, gid=IPv6Address("2001:db8::1"))
-    with pytest.raises(VerbsError, match="could not be reached"):
+    with pytest.raises(VerbsError, match="reached"):
         qp.connect(nobody)
 
 

@@ -3,6 +3,8 @@
 
 import asyncio
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,11 @@ README = Path(__file__).parent.parent / "README.md"
 FIRST, SECOND = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
 
 
-def test_the_first_example_prints_hello(ctx: Context, capsys: pytest.CaptureFixture[str]) -> None:
-    exec(FIRST, {})
-    assert capsys.readouterr().out == "b'hello'\n"
+def test_the_first_example_prints_hello_and_nothing_is_warned_of(ctx: Context) -> None:
+    out = subprocess.run(
+        [sys.executable, "-X", "dev", "-c", FIRST], capture_output=True, text=True, timeout=120
+    )
+    assert (out.returncode, out.stdout, out.stderr) == (0, "b'hello'\n", "")
 
 
 def test_the_second_example_receives_until_a_failure(pair: tuple[Endpoint, Endpoint]) -> None:
