@@ -360,7 +360,8 @@ def test_interrupt_from_the_terminal_reaches_a_command_without_one() -> None:
         (["--mem", "99999999", "run", "true"], "too little memory"),
         (["--boot-timeout", "1", "--accel", "tcg", "run", "true"], "did not come up within 1 s"),
         (["--python", "/bin/false", "run", "true"], "/bin/false is not a Python"),
-        (["kernels", "fetch", "/no/such.deb"], "no such file: /no/such.deb"),
+        (["kernels", "fetch", "/no/such.deb"], "no such suite or file: /no/such.deb"),
+        (["kernels", "fetch", "nonsense"], "no such suite or file: nonsense"),
     ],
 )
 def test_failure_of_the_lab_is_125_and_says_why(words: list[str], text: str) -> None:
