@@ -113,16 +113,23 @@ class Asyncio(Receiver):
         self.end()
 
 
-class Blocking(Receiver):
-    """Sleeps in get_event."""
-
-    name = BLOCKING
+class _Synchronous(Receiver):
+    """Without an event loop."""
 
     def receive(self, endpoint: Endpoint, traffic: Traffic, peer: Peer) -> None:
         traffic.meet(endpoint)
         self.begin()
         self._take_all(endpoint, traffic, peer)
         self.end()
+
+    @abstractmethod
+    def _take_all(self, endpoint: Endpoint, traffic: Traffic, peer: Peer) -> None: ...
+
+
+class Blocking(_Synchronous):
+    """Sleeps in get_event."""
+
+    name = BLOCKING
 
     def _take_all(self, endpoint: Endpoint, traffic: Traffic, peer: Peer) -> None:
         cq = endpoint.cq
@@ -149,16 +156,10 @@ class Blocking(Receiver):
                 return
 
 
-class BusyPolling(Receiver):
+class BusyPolling(_Synchronous):
     """Never sleeps: asks again and again."""
 
     name = BUSY
-
-    def receive(self, endpoint: Endpoint, traffic: Traffic, peer: Peer) -> None:
-        traffic.meet(endpoint)
-        self.begin()
-        self._take_all(endpoint, traffic, peer)
-        self.end()
 
     def _take_all(self, endpoint: Endpoint, traffic: Traffic, peer: Peer) -> None:
         traffic.start(endpoint)

@@ -39,9 +39,11 @@ static PyObject *ah_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     struct ibv_ah *ah;
     int err;
     cqn_enter(used);
-    Py_BEGIN_ALLOW_THREADS ah = ibv_create_ah(pd_handle, &attr);
-    err = errno;
-    Py_END_ALLOW_THREADS cqn_leave(used);
+    Py_BEGIN_ALLOW_THREADS
+        ah = ibv_create_ah(pd_handle, &attr);
+        err = errno;
+    Py_END_ALLOW_THREADS
+    cqn_leave(used);
     if (ah == NULL) {
         cqn_verbs_error(st, err, "ibv_create_ah",
                         "port %d, sgid_index %d: RoCE needs dgid, both GIDs must be of one subnet, "

@@ -165,17 +165,19 @@ static int64_t now_ns(void)
 static int sleep_until(struct pollfd *fds, int64_t deadline)
 {
     int n, err;
-    Py_BEGIN_ALLOW_THREADS struct timespec left, *limit = NULL;
-    if (deadline >= 0) {
-        int64_t ns = deadline - now_ns();
-        ns = ns < 0 ? 0 : ns;
-        left.tv_sec = ns / 1000000000;
-        left.tv_nsec = ns % 1000000000;
-        limit = &left;
-    }
-    n = ppoll(fds, 2, limit, NULL);
-    err = errno;
-    Py_END_ALLOW_THREADS errno = err;
+    Py_BEGIN_ALLOW_THREADS
+        struct timespec left, *limit = NULL;
+        if (deadline >= 0) {
+            int64_t ns = deadline - now_ns();
+            ns = ns < 0 ? 0 : ns;
+            left.tv_sec = ns / 1000000000;
+            left.tv_nsec = ns % 1000000000;
+            limit = &left;
+        }
+        n = ppoll(fds, 2, limit, NULL);
+        err = errno;
+    Py_END_ALLOW_THREADS
+    errno = err;
     return n;
 }
 

@@ -87,11 +87,12 @@ static struct ibv_context *open_device(cqn_state *st, const char *name)
     }
     else {
         int err;
-        Py_BEGIN_ALLOW_THREADS errno = 0;
-        handle = ibv_open_device(device);
-        err = errno ? errno : ENODEV;
-        Py_END_ALLOW_THREADS if (handle == NULL)
-        {
+        Py_BEGIN_ALLOW_THREADS
+            errno = 0;
+            handle = ibv_open_device(device);
+            err = errno ? errno : ENODEV;
+        Py_END_ALLOW_THREADS
+        if (handle == NULL) {
             refuse_open(st, device, err);
         }
     }

@@ -77,7 +77,8 @@ enum { CQN_RANK_QP, CQN_RANK_OTHER, CQN_RANK_CQ, CQN_RANK_PD, CQN_RANKS };
 #define CQN_MAX_USES 3
 
 struct cqn_object {
-    PyObject_HEAD cqn_state *state;
+    PyObject_HEAD
+    cqn_state *state;
     const cqn_kind *kind;
     uint32_t born;                  /* in which epoch */
     void *handle;                   /* NULL: closed, or being closed */
@@ -115,7 +116,8 @@ typedef struct {
 } cqn_mr;
 
 typedef struct {
-    PyObject_HEAD cqn_mr *mr;
+    PyObject_HEAD
+    cqn_mr *mr;
     uint64_t addr;
     uint32_t length;
 } cqn_sge;

@@ -176,13 +176,12 @@ static cqn_qp *find_qp(cqn_cq *self, uint32_t qp_num)
     return self->last_qp;
 }
 
-/* Takes up to n completions, at most a batch, from the device into the stash,
- * and lets go of what their work requests kept alive. What goes with that is
- * collected in `trash`: dropping it here could run code that comes back to
- * this CQ. Returns how many came, or -1. */
+/* Takes up to n completions from the device into the stash, and lets go of what
+ * their work requests kept alive. What goes with that is collected in `trash`:
+ * dropping it here could run code that comes back to this CQ. Returns how many
+ * came, or -1. */
 static int fetch_batch(cqn_cq *self, size_t n, cqn_object **trash)
 {
-    n = n < BATCH ? n : BATCH;
     if (stash_reserve(self, n) < 0) {
         return -1;
     }

@@ -142,9 +142,11 @@ static PyObject *mr_register(cqn_mr *self, cqn_object *pd)
     struct ibv_mr *mr;
     int err;
     cqn_enter(pd);
-    Py_BEGIN_ALLOW_THREADS mr = ibv_reg_mr(handle, self->addr, self->length, self->access);
-    err = errno;
-    Py_END_ALLOW_THREADS cqn_leave(pd);
+    Py_BEGIN_ALLOW_THREADS
+        mr = ibv_reg_mr(handle, self->addr, self->length, self->access);
+        err = errno;
+    Py_END_ALLOW_THREADS
+    cqn_leave(pd);
     if (mr == NULL) {
         return refuse_registration(self, err);
     }

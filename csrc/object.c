@@ -280,9 +280,10 @@ static int destroy(cqn_object *self)
         cqn_enter(self->uses[i]);
     }
     int err;
-    Py_BEGIN_ALLOW_THREADS err = self->kind->destroy(handle);
-    Py_END_ALLOW_THREADS for (int i = 0; i < CQN_MAX_USES && self->uses[i]; i++)
-    {
+    Py_BEGIN_ALLOW_THREADS
+        err = self->kind->destroy(handle);
+    Py_END_ALLOW_THREADS
+    for (int i = 0; i < CQN_MAX_USES && self->uses[i]; i++) {
         cqn_leave(self->uses[i]);
     }
     if (err != 0) {

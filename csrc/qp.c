@@ -355,8 +355,10 @@ static int modify(cqn_qp *self, struct ibv_qp_attr *attr, int mask)
     }
     int err;
     cqn_enter(CQN_OBJ(self));
-    Py_BEGIN_ALLOW_THREADS err = ibv_modify_qp(qp, attr, mask);
-    Py_END_ALLOW_THREADS cqn_leave(CQN_OBJ(self));
+    Py_BEGIN_ALLOW_THREADS
+        err = ibv_modify_qp(qp, attr, mask);
+    Py_END_ALLOW_THREADS
+    cqn_leave(CQN_OBJ(self));
     if (err != 0) {
         self->state = before;
         cqn_verbs_error(self->base.state, err, "ibv_modify_qp", "QP %u from %s to %s: %s",

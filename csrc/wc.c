@@ -9,7 +9,8 @@
 #include <endian.h>
 
 typedef struct {
-    PyObject_HEAD PyObject *wr_id, *status, *opcode, *byte_len;
+    PyObject_HEAD
+    PyObject *wr_id, *status, *opcode, *byte_len;
     struct ibv_wc raw;
 } work_completion;
 
