@@ -6,7 +6,8 @@ In the order of their use:
     devices, Context              what there is, and an open device
     PD, MR, SGE                   memory: mr[a:b] is what a work request names
     CompletionChannel, CQ         get_event, req_notify, poll, ack
-    WorkCompletion                what poll returns
+    WorkCompletion, WCArray       what poll returns, what poll_into fills
+    AsyncEvent                    what Context.get_async_event returns
     QP, QPAddress, AH             connect, post_send, post_recv
     cqnotify.aio.AsyncCQ          await completions
     cqnotify.exchange             swap addresses with a peer over TCP
@@ -22,6 +23,8 @@ from ._core import (
     MR,
     PD,
     SGE,
+    AsyncEvent,
+    AsyncEventError,
     BusyError,
     ClosedError,
     CompletionChannel,
@@ -29,6 +32,7 @@ from ._core import (
     CQStats,
     DeviceRemovedError,
     VerbsError,
+    WCArray,
     WorkCompletion,
     register_enums,
 )
@@ -37,6 +41,7 @@ from .context import Context, devices
 from .enums import (
     MTU,
     AccessFlags,
+    AsyncEventType,
     AtomicCap,
     GIDType,
     LinkLayer,
@@ -47,6 +52,7 @@ from .enums import (
     QPType,
     SendFlags,
     TransportType,
+    WCExFlags,
     WCFlags,
     WCOpcode,
     WCStatus,
@@ -66,6 +72,9 @@ __all__ = [
     "SGE",
     "AHAttr",
     "AccessFlags",
+    "AsyncEvent",
+    "AsyncEventError",
+    "AsyncEventType",
     "AtomicCap",
     "BusyError",
     "CQStats",
@@ -91,6 +100,8 @@ __all__ = [
     "SendFlags",
     "TransportType",
     "VerbsError",
+    "WCArray",
+    "WCExFlags",
     "WCFlags",
     "WCOpcode",
     "WCStatus",
@@ -99,5 +110,5 @@ __all__ = [
     "devices",
 ]
 
-# So that completions come with the enums' members.
-register_enums(WCStatus, WCOpcode, WCFlags)
+# So that completions and events come with the enums' members.
+register_enums(WCStatus, WCOpcode, WCFlags, WCExFlags, AsyncEventType)

@@ -14,6 +14,7 @@ from ._core import constants as _c
 __all__ = [
     "MTU",
     "AccessFlags",
+    "AsyncEventType",
     "AtomicCap",
     "GIDType",
     "LinkLayer",
@@ -24,6 +25,7 @@ __all__ = [
     "QPType",
     "SendFlags",
     "TransportType",
+    "WCExFlags",
     "WCFlags",
     "WCOpcode",
     "WCStatus",
@@ -112,6 +114,47 @@ class WCFlags(IntFlag):
     TM_SYNC_REQ = _c["IBV_WC_TM_SYNC_REQ"]
     TM_MATCH = _c["IBV_WC_TM_MATCH"]
     TM_DATA_VALID = _c["IBV_WC_TM_DATA_VALID"]
+
+
+class WCExFlags(IntFlag):
+    """Which fields the completions of a CQ have: `enum ibv_create_cq_wc_flags`."""
+
+    BYTE_LEN = _c["IBV_WC_EX_WITH_BYTE_LEN"]
+    IMM = _c["IBV_WC_EX_WITH_IMM"]
+    QP_NUM = _c["IBV_WC_EX_WITH_QP_NUM"]
+    SRC_QP = _c["IBV_WC_EX_WITH_SRC_QP"]
+    SLID = _c["IBV_WC_EX_WITH_SLID"]
+    SL = _c["IBV_WC_EX_WITH_SL"]
+    DLID_PATH_BITS = _c["IBV_WC_EX_WITH_DLID_PATH_BITS"]
+    COMPLETION_TIMESTAMP = _c["IBV_WC_EX_WITH_COMPLETION_TIMESTAMP"]
+    CVLAN = _c["IBV_WC_EX_WITH_CVLAN"]
+    FLOW_TAG = _c["IBV_WC_EX_WITH_FLOW_TAG"]
+    COMPLETION_TIMESTAMP_WALLCLOCK = _c["IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK"]
+
+
+class AsyncEventType(IntEnum):
+    """What a device reports besides completions: `enum ibv_event_type`."""
+
+    CQ_ERR = _c["IBV_EVENT_CQ_ERR"]
+    QP_FATAL = _c["IBV_EVENT_QP_FATAL"]
+    QP_REQ_ERR = _c["IBV_EVENT_QP_REQ_ERR"]
+    QP_ACCESS_ERR = _c["IBV_EVENT_QP_ACCESS_ERR"]
+    COMM_EST = _c["IBV_EVENT_COMM_EST"]
+    SQ_DRAINED = _c["IBV_EVENT_SQ_DRAINED"]
+    PATH_MIG = _c["IBV_EVENT_PATH_MIG"]
+    PATH_MIG_ERR = _c["IBV_EVENT_PATH_MIG_ERR"]
+    DEVICE_FATAL = _c["IBV_EVENT_DEVICE_FATAL"]
+    PORT_ACTIVE = _c["IBV_EVENT_PORT_ACTIVE"]
+    PORT_ERR = _c["IBV_EVENT_PORT_ERR"]
+    LID_CHANGE = _c["IBV_EVENT_LID_CHANGE"]
+    PKEY_CHANGE = _c["IBV_EVENT_PKEY_CHANGE"]
+    SM_CHANGE = _c["IBV_EVENT_SM_CHANGE"]
+    SRQ_ERR = _c["IBV_EVENT_SRQ_ERR"]
+    SRQ_LIMIT_REACHED = _c["IBV_EVENT_SRQ_LIMIT_REACHED"]
+    QP_LAST_WQE_REACHED = _c["IBV_EVENT_QP_LAST_WQE_REACHED"]
+    CLIENT_REREGISTER = _c["IBV_EVENT_CLIENT_REREGISTER"]
+    GID_CHANGE = _c["IBV_EVENT_GID_CHANGE"]
+    WQ_FATAL = _c["IBV_EVENT_WQ_FATAL"]
 
 
 class WROpcode(IntEnum):

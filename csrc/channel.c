@@ -12,61 +12,39 @@
  *     and must be acked, once, or its CQ can never be destroyed.
  *   - Reading and counting happen under one hold of the GIL. An event is thus
  *     either unread or counted on its CQ, in `unacked`; cq.ack() and the
- *     closing of the CQ pay the debt. An event whose CQ is just being
- *     destroyed by another thread is acked at once, since that thread waits
- *     for it.
+ *     closing of the CQ pay the debt.
  *
- * Waiting is ppoll(2) on the channel's fd and on an eventfd of ours, without
- * the GIL; the channel's fd never blocks in read(2). What happens to others is
- * seen after the GIL is back: events are looked for first, then close(),
- * interrupt(), signals and the deadline. close() makes the eventfd readable
- * for good, so no waiter can miss it, even one that has yet to enter ppoll.
+ * An event that is read while another thread destroys its CQ is acked at once,
+ * since that thread waits for it. Should destroying fail after all, the event
+ * is late: it goes to a list of the channel, and is handed out from there, its
+ * ack paid in advance.
+ *
+ * The channel's fd never blocks in read(2); waiting is in wait.c.
  */
 
 #include "core.h"
 #include <fcntl.h>
-#include <poll.h>
-#include <sys/eventfd.h>
-#include <time.h>
-#include <unistd.h>
 
 static int destroy_channel(void *handle)
 {
     return ibv_destroy_comp_channel(handle);
 }
 
-static void wake(const cqn_channel *self)
-{
-    uint64_t one = 1;
-    ssize_t n = write(self->wake_fd, &one, sizeof(one));
-    (void)n; /* it is readable already if the counter is full */
-}
-
-static void close_wake_fd(cqn_channel *self)
-{
-    if (self->has_wake_fd) {
-        self->has_wake_fd = false;
-        close(self->wake_fd);
-    }
-}
-
-/* The last waiter that leaves closes the eventfd. */
 static void channel_after_destroy(cqn_object *op)
 {
-    cqn_channel *self = (cqn_channel *)op;
-    self->gone = true;
-    if (self->waiters == 0 || cqn_forked(op)) {
-        close_wake_fd(self);
-    }
-    else {
-        wake(self);
-    }
+    cqn_gate_shut(&((cqn_channel *)op)->gate, cqn_forked(op));
+}
+
+static int channel_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    Py_VISIT(((cqn_channel *)op)->gate.failure);
+    return cqn_traverse(op, visit, arg);
 }
 
 static int channel_clear(PyObject *op)
 {
     if (CQN_OBJ(op)->handle == NULL) {
-        close_wake_fd((cqn_channel *)op);
+        cqn_gate_clear(&((cqn_channel *)op)->gate);
     }
     return cqn_clear(op);
 }
@@ -80,7 +58,7 @@ static const cqn_kind channel_kind = {
     .clear = channel_clear,
 };
 
-static int set_nonblocking(int fd)
+int cqn_set_nonblocking(int fd)
 {
     int flags = fcntl(fd, F_GETFL);
     return flags < 0 ? -1 : fcntl(fd, F_SETFL, flags | O_NONBLOCK);
@@ -100,13 +78,10 @@ static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     if (self == NULL) {
         return NULL;
     }
-    self->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (self->wake_fd < 0) {
-        PyErr_SetFromErrno(PyExc_OSError);
+    if (cqn_gate_open(&self->gate) < 0) {
         Py_DECREF(self);
         return NULL;
     }
-    self->has_wake_fd = true;
     struct ibv_comp_channel *channel = ibv_create_comp_channel(used->handle);
     if (channel == NULL) {
         cqn_verbs_error(st, errno, "ibv_create_comp_channel", "");
@@ -114,7 +89,7 @@ static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
         return NULL;
     }
     cqn_adopt(CQN_OBJ(self), channel);
-    if (set_nonblocking(channel->fd) < 0) {
+    if (cqn_set_nonblocking(channel->fd) < 0) {
         PyErr_SetFromErrno(PyExc_OSError);
         cqn_close(CQN_OBJ(self), false);
         Py_DECREF(self);
@@ -123,152 +98,105 @@ static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     return (PyObject *)self;
 }
 
+/* Of the late events (see above), the CQ of the first. */
+static cqn_cq *take_late(cqn_channel *self)
+{
+    cqn_cq *cq = self->late;
+    if (cq != NULL) {
+        cqn_cq_event(cq);
+        cq->prepaid++;
+        if (--cq->late == 0) {
+            self->late = cq->late_next;
+        }
+    }
+    return cq;
+}
+
 /* The CQ of the next event, which is now counted on it. NULL without an
  * exception: there is none. */
 static PyObject *take_event(cqn_channel *self, struct ibv_comp_channel *channel)
 {
-    for (;;) {
+    cqn_cq *cq = take_late(self);
+    while (cq == NULL) {
         struct ibv_cq *handle;
         void *cookie;
         errno = 0;
-        if (ibv_get_cq_event(channel, &handle, &cookie) != 0) {
-            int err = errno;
-            if (err == EINTR) {
+        if (ibv_get_cq_event(channel, &handle, &cookie) == 0) {
+            cq = cookie;
+            if (cq->base.handle == NULL) {
+                ibv_ack_cq_events(handle, 1);
+                cq->late++;
+                cq = NULL;
                 continue;
             }
-            if (err != EAGAIN) {
+            cqn_cq_event(cq);
+        }
+        else if (errno != EINTR) {
+            if (errno != EAGAIN) {
                 /* A read of nothing at all means the same: the device left. */
-                cqn_verbs_error(self->base.state, err ? err : EIO, "ibv_get_cq_event",
+                cqn_verbs_error(self->base.state, errno ? errno : EIO, "ibv_get_cq_event",
                                 "no more events will come from this channel");
             }
             return NULL;
         }
-        cqn_cq *cq = cookie;
-        if (cq->base.handle == NULL) {
-            ibv_ack_cq_events(handle, 1);
-            continue;
-        }
-        cqn_cq_event(cq);
-        return Py_NewRef((PyObject *)cq);
+    }
+    return Py_NewRef((PyObject *)cq);
+}
+
+/* The destroying of `cq` failed, and events of it came meanwhile. */
+void cqn_channel_add_late(cqn_channel *self, cqn_cq *cq)
+{
+    cq->late_next = self->late;
+    self->late = cq;
+    cqn_gate_nudge(&self->gate);
+}
+
+void cqn_channel_drop_late(cqn_channel *self, const cqn_cq *cq)
+{
+    cqn_cq **link = &self->late;
+    while (*link != NULL && *link != cq) {
+        link = &(*link)->late_next;
+    }
+    if (*link != NULL) {
+        *link = cq->late_next;
     }
 }
 
-static int64_t now_ns(void)
+static PyObject *take(cqn_object *op)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
-}
-
-/* Sleeps until the channel or the eventfd is readable, the deadline (negative:
- * none) has come, or a signal. As ppoll(2): > 0, 0, or -1 with errno. */
-static int sleep_until(struct pollfd *fds, int64_t deadline)
-{
-    int n, err;
-    Py_BEGIN_ALLOW_THREADS
-        struct timespec left, *limit = NULL;
-        if (deadline >= 0) {
-            int64_t ns = deadline - now_ns();
-            ns = ns < 0 ? 0 : ns;
-            left.tv_sec = ns / 1000000000;
-            left.tv_nsec = ns % 1000000000;
-            limit = &left;
-        }
-        n = ppoll(fds, 2, limit, NULL);
-        err = errno;
-    Py_END_ALLOW_THREADS
-    errno = err;
-    return n;
-}
-
-static PyObject *timed_out(void)
-{
-    PyErr_SetString(PyExc_TimeoutError, "no completion event within the timeout");
-    return NULL;
-}
-
-static PyObject *interrupted(void)
-{
-    PyErr_SetString(PyExc_InterruptedError, "the wait was ended by interrupt()");
-    return NULL;
-}
-
-/* The device tells of its end by POLLERR or POLLHUP on the channel's fd. */
-static bool is_dead(const struct pollfd *fd)
-{
-    return (fd->revents & (POLLERR | POLLHUP)) && !(fd->revents & POLLIN);
-}
-
-static PyObject *wait_event(cqn_channel *self, int64_t deadline)
-{
-    uint64_t seq = self->interrupt_seq;
-    bool woken_late = false;
-    for (;;) {
-        struct ibv_comp_channel *channel = cqn_open(&self->base);
-        PyObject *cq = channel == NULL ? NULL : take_event(self, channel);
-        if (cq != NULL || PyErr_Occurred()) {
-            return cq;
-        }
-        if (seq != self->interrupt_seq) {
-            return interrupted();
-        }
-        if (woken_late) {
-            return timed_out();
-        }
-        struct pollfd fds[2] = {{channel->fd, POLLIN, 0}, {self->wake_fd, POLLIN, 0}};
-        int n = sleep_until(fds, deadline);
-        if (n < 0 && errno != EINTR) {
-            return PyErr_SetFromErrno(PyExc_OSError);
-        }
-        if (n < 0 && PyErr_CheckSignals() < 0) {
-            return NULL;
-        }
-        if (n > 0 && self->base.handle != NULL && is_dead(&fds[0])) {
-            return cqn_verbs_error(self->base.state, EIO, "ibv_get_cq_event",
-                                   "no more events will come from this channel");
-        }
-        woken_late = n == 0;
-    }
-}
-
-/* An interrupted waiter leaves: the last one makes the eventfd unreadable. */
-static void leave(cqn_channel *self, uint64_t seq)
-{
-    self->waiters--;
-    if (self->gone) {
-        if (self->waiters == 0) {
-            close_wake_fd(self);
+    cqn_channel *self = (cqn_channel *)op;
+    PyObject *cq = take_event(self, op->handle);
+    if (cq == NULL && !PyErr_Occurred()) {
+        PyObject *event = cqn_async_untold(self);
+        if (event != NULL) {
+            cqn_async_error(op->state, &self->gate, event);
         }
     }
-    else if (seq != self->interrupt_seq && --self->interrupts == 0) {
-        uint64_t count;
-        ssize_t n = read(self->wake_fd, &count, sizeof(count));
-        (void)n;
-    }
+    return cq;
 }
+
+static int channel_fd(const cqn_object *op)
+{
+    return ((struct ibv_comp_channel *)op->handle)->fd;
+}
+
+static const cqn_wait_kind event_wait = {
+    .take = take,
+    .fd = channel_fd,
+    .verb = "ibv_get_cq_event",
+    .timed_out = "no completion event within the timeout",
+};
 
 static PyObject *channel_get_event(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                                    PyObject *kwnames)
 {
     static const char *const names[] = {"timeout", NULL};
-    cqn_channel *self = (cqn_channel *)op;
-    PyObject *value = NULL;
-    int64_t timeout;
-    if (cqn_open(&self->base) == NULL ||
-        cqn_args("get_event", names, 1, 0, args, nargs, kwnames, &value) < 0 ||
-        cqn_timeout(value, &timeout) < 0 || cqn_open(&self->base) == NULL) {
+    PyObject *timeout = NULL;
+    if (cqn_open(CQN_OBJ(op)) == NULL ||
+        cqn_args("get_event", names, 1, 0, args, nargs, kwnames, &timeout) < 0) {
         return NULL;
     }
-    if (self->interrupt_next) {
-        self->interrupt_next = false;
-        return interrupted();
-    }
-    int64_t deadline = timeout < 0 ? -1 : now_ns() + timeout;
-    uint64_t seq = self->interrupt_seq;
-    self->waiters++;
-    PyObject *cq = wait_event(self, deadline);
-    leave(self, seq);
-    return cq;
+    return cqn_gate_wait(CQN_OBJ(op), &((cqn_channel *)op)->gate, &event_wait, timeout);
 }
 
 static PyObject *channel_try_get_event(PyObject *op, PyObject *Py_UNUSED(unused))
@@ -281,19 +209,35 @@ static PyObject *channel_try_get_event(PyObject *op, PyObject *Py_UNUSED(unused)
     return cq != NULL || PyErr_Occurred() ? cq : Py_NewRef(Py_None);
 }
 
+static PyObject *channel_iter(PyObject *op)
+{
+    return cqn_open(CQN_OBJ(op)) == NULL ? NULL : Py_NewRef(op);
+}
+
+/* A channel that is closed has no more events: that ends a loop over them. */
+static PyObject *channel_next(PyObject *op)
+{
+    PyObject *cq = NULL;
+    if (cqn_open(CQN_OBJ(op)) != NULL) {
+        cq = cqn_gate_wait(CQN_OBJ(op), &((cqn_channel *)op)->gate, &event_wait, NULL);
+    }
+    if (cq == NULL && PyErr_ExceptionMatches(CQN_OBJ(op)->state->ClosedError)) {
+        PyErr_Clear();
+    }
+    return cq;
+}
+
 static PyObject *channel_interrupt(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    cqn_channel *self = (cqn_channel *)op;
-    if (cqn_open(&self->base) == NULL) {
+    cqn_gate *gate = &((cqn_channel *)op)->gate;
+    if (cqn_open(CQN_OBJ(op)) == NULL) {
         return NULL;
     }
-    if (self->waiters == 0) {
-        self->interrupt_next = true;
+    if (gate->waiters == 0) {
+        gate->interrupt_next = true;
     }
     else {
-        self->interrupt_seq++;
-        self->interrupts = self->waiters;
-        wake(self);
+        cqn_gate_interrupt(gate, NULL);
     }
     Py_RETURN_NONE;
 }
@@ -310,9 +254,12 @@ static PyMethodDef channel_methods[] = {
      "Sleep until a CQ of this channel has an event, and return that CQ.\n\n"
      "The event is counted on the CQ, which owes an ack() for it. An event can come with no "
      "completion behind it. `timeout` is in seconds, None waits for ever; TimeoutError at its "
-     "end, ClosedError if the channel is closed meanwhile, InterruptedError after "
-     "interrupt(), DeviceRemovedError when the device has gone. Signals run their handlers, and "
-     "the wait goes on.\n\nWraps ibv_get_cq_event(3)."},
+     "end, ClosedError if the channel is closed meanwhile, InterruptedError after interrupt(), "
+     "AsyncEventError when the device reports that a CQ of this channel, a QP of such a CQ, or "
+     "its port failed (once for each report), DeviceRemovedError when the device has gone. "
+     "Signals run their handlers, and the wait goes on.\n\n"
+     "A loop over the channel does the same, and ends when the channel is closed.\n\n"
+     "Wraps ibv_get_cq_event(3)."},
     {"try_get_event", channel_try_get_event, METH_NOARGS,
      "try_get_event($self, /)\n--\n\n"
      "The CQ of an event that has arrived, or None; never sleeps.\n\n"
@@ -342,7 +289,9 @@ static PyType_Slot channel_slots[] = {
                 "Wraps ibv_create_comp_channel(3)."},
     {Py_tp_new, channel_new},
     {Py_tp_repr, cqn_repr},
-    {Py_tp_traverse, cqn_traverse},
+    {Py_tp_iter, channel_iter},
+    {Py_tp_iternext, channel_next},
+    {Py_tp_traverse, channel_traverse},
     {Py_tp_clear, channel_clear},
     {Py_tp_finalize, cqn_finalize},
     {Py_tp_dealloc, cqn_dealloc},

@@ -9,10 +9,25 @@ static int close_device(void *handle)
     return ibv_close_device(handle) == 0 ? 0 : errno;
 }
 
+static void context_after_destroy(cqn_object *op)
+{
+    cqn_context *self = (cqn_context *)op;
+    cqn_gate_shut(&self->gate, cqn_forked(op));
+    cqn_async_clear(self);
+}
+
+static int context_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    int rc = cqn_async_traverse((cqn_context *)op, visit, arg);
+    return rc ? rc : cqn_traverse(op, visit, arg);
+}
+
 static int context_clear(PyObject *op)
 {
     cqn_context *self = (cqn_context *)op;
     if (self->base.handle == NULL) {
+        cqn_gate_clear(&self->gate);
+        cqn_async_clear(self);
         PyMem_Free(self->qps);
         self->qps = NULL;
         self->qps_mask = self->qps_used = 0;
@@ -25,6 +40,7 @@ static const cqn_kind context_kind = {
     .destroy_verb = "ibv_close_device",
     .rank = CQN_RANK_PD,
     .destroy = close_device,
+    .after_destroy = context_after_destroy,
     .clear = context_clear,
 };
 
@@ -125,6 +141,8 @@ static PyObject *context_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     if (err != 0) {
         cqn_verbs_error(self->base.state, err, "ibv_query_device", "%s",
                         ibv_get_device_name(handle->device));
+    }
+    if (err != 0 || cqn_async_open(self) < 0) {
         cqn_close(CQN_OBJ(self), false);
         Py_DECREF(self);
         return NULL;
@@ -236,7 +254,7 @@ static PyObject *context_get_name(PyObject *op, void *Py_UNUSED(unused))
 static PyObject *context_get_async_fd(PyObject *op, void *Py_UNUSED(unused))
 {
     struct ibv_context *handle = cqn_open(CQN_OBJ(op));
-    return handle == NULL ? NULL : PyLong_FromLong(handle->async_fd);
+    return handle == NULL ? NULL : PyLong_FromLong(((cqn_context *)op)->async_fd);
 }
 
 static PyObject *context_get_num_comp_vectors(PyObject *op, void *Py_UNUSED(unused))
@@ -268,6 +286,9 @@ static PyMethodDef context_methods[] = {
     {"query_gid_table", context_query_gid_table, METH_NOARGS,
      "query_gid_table($self, /)\n--\n\n"
      "The valid entries of the GID tables of all ports.\n\nWraps ibv_query_gid_table(3)."},
+    {"get_async_event", (PyCFunction)(void (*)(void))cqn_get_async_event,
+     METH_FASTCALL | METH_KEYWORDS, cqn_get_async_event_doc},
+    {"try_get_async_event", cqn_try_get_async_event, METH_NOARGS, cqn_try_get_async_event_doc},
     CQN_OBJECT_METHODS(context_close_doc),
     {NULL, NULL, 0, NULL},
 };
@@ -291,7 +312,7 @@ static PyType_Slot context_slots[] = {
                 "it.\n\nWraps ibv_open_device(3)."},
     {Py_tp_new, context_new},
     {Py_tp_repr, context_repr},
-    {Py_tp_traverse, cqn_traverse},
+    {Py_tp_traverse, context_traverse},
     {Py_tp_clear, context_clear},
     {Py_tp_finalize, cqn_finalize},
     {Py_tp_dealloc, cqn_dealloc},

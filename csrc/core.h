@@ -32,18 +32,20 @@
 #define CQN_MAX_SGE 64 /* of one work request; no known device takes more */
 #define CQN_WC_STATUSES 32
 #define CQN_WC_OPCODES 160
+#define CQN_EVENT_TYPES 32
 
 typedef struct {
     PyObject *VerbsError, *BusyError, *DeviceRemovedError;
-    PyObject *ClosedError, *CompletionError;
+    PyObject *ClosedError, *CompletionError, *AsyncEventError;
 
     PyTypeObject *Context, *PD, *MR, *SGE, *CompletionChannel, *CQ, *QP, *AH;
-    PyTypeObject *WorkCompletion, *CQStats;
+    PyTypeObject *WorkCompletion, *WCArray, *CQStats, *AsyncEvent;
 
     /* Members of the Python enums, by value; NULL where there is none. */
     PyObject *wc_status[CQN_WC_STATUSES];
     PyObject *wc_opcode[CQN_WC_OPCODES];
-    PyObject *wc_flags;
+    PyObject *wc_flags, *wc_ex_flags;
+    PyObject *event_type[CQN_EVENT_TYPES];
 
     /* A page that the kernel wipes in a forked child: *epoch is 0 there, until
      * the child opens a device of its own. Objects are dead in any other epoch
@@ -68,6 +70,7 @@ typedef struct {
     int rank;
     int (*destroy)(void *handle);         /* without the GIL; 0 or an errno */
     void (*before_destroy)(cqn_object *); /* handle still set; may be undone */
+    void (*destroy_failed)(cqn_object *); /* it stays open */
     void (*after_destroy)(cqn_object *);  /* with the GIL, for good */
     int (*clear)(PyObject *);             /* the type's own tp_clear */
 } cqn_kind;
@@ -95,12 +98,45 @@ struct cqn_object {
     PyObject *weakrefs;
 };
 
+/* Where threads sleep, see wait.c. */
+typedef struct {
+    int wake_fd; /* eventfd: readable when waiters shall look, and when gone */
+    bool is_open;
+    bool gone;           /* what they wait on was destroyed, for good */
+    unsigned waiters;    /* threads inside */
+    unsigned interrupts; /* those of them that an interrupt has yet to reach */
+    uint64_t seq;        /* of interrupts that found waiters */
+    bool interrupt_next; /* one found none */
+    PyObject *failure;   /* AsyncEvent of the interrupt, or NULL */
+    uint64_t failure_seq;
+    bool failure_next; /* for the next waiter, too */
+    uint64_t told;     /* serial of the latest event that was told here */
+} cqn_gate;
+
+/* What one waits for at a gate. */
+typedef struct {
+    PyObject *(*take)(cqn_object *); /* NULL without an exception: nothing yet */
+    int (*fd)(const cqn_object *);   /* readable when take() may find something */
+    const char *verb, *timed_out;    /* for messages */
+} cqn_wait_kind;
+
+typedef struct cqn_async_event cqn_async_event;
+
 struct cqn_context {
     cqn_object base;
     cqn_object *first, *last; /* every open object below, in order of creation */
     struct ibv_device_attr attr;
     struct cqn_qp **qps; /* by number: open addressing, see qp_table.c */
     size_t qps_mask, qps_used;
+
+    /* Asynchronous events that were read and not yet handed out. */
+    cqn_async_event *async_first, *async_last;
+    size_t async_len;
+    uint64_t async_serial;
+    int queued_fd; /* eventfd: readable while there are such */
+    int async_fd;  /* epoll: readable while there are any, read or not */
+    bool has_async;
+    cqn_gate gate;
 };
 
 typedef struct {
@@ -124,28 +160,45 @@ typedef struct {
 
 typedef struct {
     cqn_object base;
-    int wake_fd; /* eventfd: readable after interrupt() and when gone */
-    bool has_wake_fd;
-    bool gone;              /* destroyed, for good */
-    unsigned waiters;       /* threads in get_event */
-    unsigned interrupts;    /* those of them that interrupt() has yet to reach */
-    uint64_t interrupt_seq; /* how often it was called with waiters */
-    bool interrupt_next;    /* it was called without */
+    cqn_gate gate;
+    struct cqn_cq *late; /* CQs with events that could not be handed out, weak */
 } cqn_channel;
 
+/* Fields of extended completions that ibv_wc lacks. */
 typedef struct {
+    uint64_t timestamp, wallclock_ns;
+    uint32_t flow_tag;
+    uint16_t cvlan;
+} cqn_wc_extra;
+
+#define CQN_WC_EX_EXTRA                                                                     \
+    (IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_CVLAN | IBV_WC_EX_WITH_FLOW_TAG | \
+     IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK)
+#define CQN_WC_EX_KNOWN (IBV_WC_STANDARD_FLAGS | CQN_WC_EX_EXTRA)
+
+/* For what a CQ raises an event; each includes those before it. */
+typedef enum { CQN_UNARMED, CQN_ARMED_SOLICITED, CQN_ARMED } cqn_armed;
+
+typedef struct cqn_cq {
     cqn_object base;
     cqn_channel *channel; /* borrowed from `uses`, or NULL */
     PyObject *user_data;
     int comp_vector;
     unsigned int unacked; /* events that were got and not yet acked */
-    bool event_unpolled;  /* an event came and nobody polled since */
+    unsigned int prepaid; /* those of them that the library need not hear of */
+    unsigned int late;    /* events that came while it was being destroyed */
+    struct cqn_cq *late_next;
+    bool event_unpolled; /* an event came and nobody polled since */
+    cqn_armed armed;     /* until its event is read */
     struct {
         uint64_t events, acked, arms, polls, completions, spurious;
     } stats;
     struct cqn_qp *last_qp; /* cache of the latest look-up */
+    struct ibv_cq_ex *ex;   /* the handle of an extended one, or NULL */
+    uint32_t wc_flags;      /* what its completions have, see WCExFlags */
     /* Completions that were taken from the device and not yet handed out. */
     struct ibv_wc *stash;
+    cqn_wc_extra *extra; /* of the stash, element by element, or NULL */
     size_t stash_head, stash_len, stash_room;
 } cqn_cq;
 
@@ -203,6 +256,15 @@ int cqn_uint(PyObject *value, const char *name, uint64_t max, uint64_t *out);
 int cqn_u32(PyObject *value, const char *name, uint32_t max, uint32_t *out);
 int cqn_gid(PyObject *value, const char *name, union ibv_gid *out);
 int cqn_timeout(PyObject *value, int64_t *out_ns);
+
+/* wait.c */
+int cqn_gate_open(cqn_gate *gate);
+void cqn_gate_shut(cqn_gate *gate, bool nobody_left);
+void cqn_gate_clear(cqn_gate *gate);
+void cqn_gate_nudge(const cqn_gate *gate);
+void cqn_gate_interrupt(cqn_gate *gate, PyObject *failure);
+PyObject *cqn_gate_wait(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *kind,
+                        PyObject *timeout);
 
 /* object.c */
 void *cqn_new(PyTypeObject *type, const cqn_kind *kind, cqn_object *const *uses, size_t n);
@@ -271,7 +333,8 @@ extern const cqn_field cqn_qp_fields[], cqn_cap_fields[];
 /* device.c, context.c, … : one type each */
 PyObject *cqn_list_devices(PyObject *module, PyObject *unused);
 extern PyType_Spec cqn_context_spec, cqn_pd_spec, cqn_mr_spec, cqn_sge_spec, cqn_channel_spec;
-extern PyType_Spec cqn_cq_spec, cqn_qp_spec, cqn_ah_spec, cqn_wc_spec;
+extern PyType_Spec cqn_cq_spec, cqn_qp_spec, cqn_ah_spec, cqn_wc_spec, cqn_wc_array_spec;
+extern PyType_Spec cqn_async_event_spec;
 extern PyStructSequence_Desc cqn_cq_stats_desc;
 
 /* qp.c */
@@ -280,13 +343,49 @@ uint32_t cqn_qp_learn_limit(cqn_qp *qp);
 /* mr.c */
 PyObject *cqn_sge_new(cqn_mr *mr, uint64_t addr, uint32_t length);
 
+/* async_event.c */
+int cqn_async_open(cqn_context *ctx);
+void cqn_async_clear(cqn_context *ctx);
+int cqn_async_traverse(const cqn_context *ctx, visitproc visit, void *arg);
+int cqn_async_drain(cqn_context *ctx);
+PyObject *cqn_async_untold(const cqn_channel *channel);
+void *cqn_async_error(cqn_state *st, cqn_gate *gate, PyObject *event);
+PyObject *cqn_get_async_event(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                              PyObject *kwnames);
+PyObject *cqn_try_get_async_event(PyObject *self, PyObject *unused);
+extern const char cqn_get_async_event_doc[], cqn_try_get_async_event_doc[];
+
+/* channel.c */
+int cqn_set_nonblocking(int fd);
+void cqn_channel_add_late(cqn_channel *channel, cqn_cq *cq);
+void cqn_channel_drop_late(cqn_channel *channel, const cqn_cq *cq);
+
 /* cq.c */
 void cqn_cq_event(cqn_cq *cq);
-int cqn_cq_settle(cqn_cq *cq, cqn_object **trash);
 
-/* wc.c */
-#define CQN_WC_DATAGRAM (1u << 31) /* ours, in wc_flags: came in on a UD queue pair */
-PyObject *cqn_wc_new(cqn_state *st, const struct ibv_wc *raw);
+/* poll.c */
+int cqn_cq_settle(cqn_cq *cq, cqn_object **trash);
+int cqn_cq_look(cqn_cq *cq, cqn_object **trash);
+void cqn_stash_free(cqn_cq *cq);
+PyObject *cqn_cq_poll(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+PyObject *cqn_cq_poll_into(PyObject *self, PyObject *array);
+PyObject *cqn_cq_poll_ids(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                          PyObject *kwnames);
+
+/* wc_array.c */
+size_t cqn_wc_array_room(PyObject *array);
+void cqn_wc_array_set(PyObject *array, const struct ibv_wc *wcs, size_t n);
+
+/* wc.c. Of wc_flags, the highest byte is ours: which fields are not there, and
+ * whether it came in on a UD queue pair. Where the flags say so, imm_data is in
+ * host order from poll.c on. */
+#define CQN_WC_DATAGRAM (1u << 31)
+#define CQN_WC_LACKS(wc_ex_flags) ((uint32_t)(wc_ex_flags) << 24)
+#define CQN_WC_OURS 0xff000000u
+uint32_t cqn_wc_fields(const struct ibv_wc *raw);
+PyObject *cqn_wc_new(cqn_state *st, const struct ibv_wc *raw, const cqn_wc_extra *extra,
+                     uint32_t extra_fields);
+PyObject *cqn_flags(PyObject *enum_type, uint32_t flags);
 PyObject *cqn_register_enums(PyObject *module, PyObject *args);
 
 /* qp_table.c */

@@ -1,31 +1,39 @@
 /* SPDX-License-Identifier: MIT */
-/*
- * CQ: a completion queue, its events and its completions.
- *
- * A completion goes from the device into the stash, and from there to Python.
- * The stash is what makes poll() safe: a batch leaves it only when all its
- * objects have been made. When a queue pair is made or reset, all that the
- * device still has goes to the stash, so that old completions are never taken
- * for those of new work requests, whatever their numbers.
- */
+/* CQ: a completion queue and its events. Its completions are in poll.c. */
 
 #include "core.h"
-
-#define BATCH 64
 
 static int destroy_cq(void *handle)
 {
     return ibv_destroy_cq(handle);
 }
 
+static void ack(cqn_cq *self, unsigned int n)
+{
+    unsigned int paid = n < self->prepaid ? n : self->prepaid;
+    if (n > paid) {
+        ibv_ack_cq_events(self->base.handle, n - paid);
+    }
+    self->prepaid -= paid;
+    self->unacked -= n;
+    self->stats.acked += n;
+}
+
 /* Destroying waits until every event that was got is acked. */
 static void cq_before_destroy(cqn_object *op)
 {
     cqn_cq *self = (cqn_cq *)op;
-    if (self->unacked > 0) {
-        ibv_ack_cq_events(op->handle, self->unacked);
-        self->stats.acked += self->unacked;
-        self->unacked = 0;
+    ack(self, self->unacked);
+    if (self->channel != NULL) {
+        cqn_channel_drop_late(self->channel, self);
+    }
+}
+
+static void cq_destroy_failed(cqn_object *op)
+{
+    cqn_cq *self = (cqn_cq *)op;
+    if (self->late > 0) {
+        cqn_channel_add_late(self->channel, self);
     }
 }
 
@@ -39,9 +47,7 @@ static int cq_clear(PyObject *op)
 {
     cqn_cq *self = (cqn_cq *)op;
     if (self->base.handle == NULL) {
-        PyMem_Free(self->stash);
-        self->stash = NULL;
-        self->stash_head = self->stash_len = self->stash_room = 0;
+        cqn_stash_free(self);
     }
     Py_CLEAR(self->user_data);
     return cqn_clear(op);
@@ -53,12 +59,14 @@ static const cqn_kind cq_kind = {
     .rank = CQN_RANK_CQ,
     .destroy = destroy_cq,
     .before_destroy = cq_before_destroy,
+    .destroy_failed = cq_destroy_failed,
     .clear = cq_clear,
 };
 
 typedef struct {
     PyObject *context, *channel, *user_data;
-    uint32_t cqe, comp_vector;
+    uint32_t cqe, comp_vector, wc_flags;
+    bool extended;
 } cq_args;
 
 static int check_cqe(const cqn_context *ctx, PyObject *value, uint32_t *out)
@@ -71,20 +79,39 @@ static int check_cqe(const cqn_context *ctx, PyObject *value, uint32_t *out)
     return 0;
 }
 
+static int parse_wc_flags(PyObject *value, cq_args *a)
+{
+    a->extended = value != Py_None;
+    if (!a->extended) {
+        return 0;
+    }
+    if (cqn_u32(value, "wc_flags", UINT32_MAX, &a->wc_flags) < 0) {
+        return -1;
+    }
+    if (a->wc_flags & ~(uint32_t)CQN_WC_EX_KNOWN) {
+        PyErr_Format(PyExc_ValueError, "wc_flags is 0x%x: 0x%x is no flag of WCExFlags",
+                     a->wc_flags, a->wc_flags & ~(uint32_t)CQN_WC_EX_KNOWN);
+        return -1;
+    }
+    return 0;
+}
+
 static int parse_new(cqn_state *st, PyObject *args, PyObject *kwargs, cq_args *a)
 {
-    static char *names[] = {"context", "cqe", "channel", "comp_vector", "user_data", NULL};
-    PyObject *cqe, *vector = NULL;
+    static char *names[] = {"context",   "cqe",      "channel", "comp_vector",
+                            "user_data", "wc_flags", NULL};
+    PyObject *cqe, *vector = NULL, *wc_flags = Py_None;
     *a = (cq_args){.channel = Py_None, .user_data = Py_None};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$OOO:CQ", names, &a->context, &cqe,
-                                     &a->channel, &vector, &a->user_data) ||
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$OOOO:CQ", names, &a->context, &cqe,
+                                     &a->channel, &vector, &a->user_data, &wc_flags) ||
         cqn_expect(a->context, st->Context, "context") < 0) {
         return -1;
     }
     struct ibv_context *ctx = CQN_OBJ(a->context)->handle;
     uint32_t last_vector = (uint32_t)ctx->num_comp_vectors - 1;
     if (check_cqe((cqn_context *)a->context, cqe, &a->cqe) < 0 ||
-        (vector != NULL && cqn_u32(vector, "comp_vector", last_vector, &a->comp_vector) < 0)) {
+        (vector != NULL && cqn_u32(vector, "comp_vector", last_vector, &a->comp_vector) < 0) ||
+        parse_wc_flags(wc_flags, a) < 0) {
         return -1;
     }
     if (a->channel == Py_None) {
@@ -98,6 +125,43 @@ static int parse_new(cqn_state *st, PyObject *args, PyObject *kwargs, cq_args *a
         return -1;
     }
     return 0;
+}
+
+static struct ibv_cq *create_plain(cqn_cq *self, const cq_args *a)
+{
+    struct ibv_cq *cq =
+        ibv_create_cq(CQN_OBJ(a->context)->handle, (int)a->cqe, self,
+                      a->channel ? CQN_OBJ(a->channel)->handle : NULL, (int)a->comp_vector);
+    if (cq == NULL) {
+        cqn_verbs_error(self->base.state, errno, "ibv_create_cq", "%u entries, comp_vector %u",
+                        a->cqe, a->comp_vector);
+    }
+    return cq;
+}
+
+/* The number of the QP is always asked for: it says whose work request it was
+ * that completed, and so what may be let go. */
+static struct ibv_cq *create_extended(cqn_cq *self, const cq_args *a)
+{
+    struct ibv_cq_init_attr_ex attr = {
+        .cqe = a->cqe,
+        .cq_context = self,
+        .channel = a->channel ? CQN_OBJ(a->channel)->handle : NULL,
+        .comp_vector = a->comp_vector,
+        .wc_flags = a->wc_flags | IBV_WC_EX_WITH_QP_NUM,
+    };
+    struct ibv_cq_ex *cq = ibv_create_cq_ex(CQN_OBJ(a->context)->handle, &attr);
+    if (cq == NULL) {
+        bool unsupported = errno == EOPNOTSUPP || errno == EINVAL || errno == ENOSYS;
+        cqn_verbs_error(self->base.state, errno, "ibv_create_cq_ex",
+                        "%u entries, comp_vector %u, wc_flags 0x%x%s", a->cqe, a->comp_vector,
+                        a->wc_flags,
+                        unsupported ? ": this device does not report all of these fields" : "");
+        return NULL;
+    }
+    self->ex = cq;
+    self->wc_flags = (uint32_t)attr.wc_flags;
+    return ibv_cq_ex_to_cq(cq);
 }
 
 static PyObject *cq_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -115,11 +179,8 @@ static PyObject *cq_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->user_data = Py_NewRef(a.user_data);
     self->channel = (cqn_channel *)a.channel;
     self->comp_vector = (int)a.comp_vector;
-    struct ibv_cq *cq = ibv_create_cq(used[0]->handle, (int)a.cqe, self,
-                                      a.channel ? used[1]->handle : NULL, self->comp_vector);
+    struct ibv_cq *cq = a.extended ? create_extended(self, &a) : create_plain(self, &a);
     if (cq == NULL) {
-        cqn_verbs_error(st, errno, "ibv_create_cq", "%u entries, comp_vector %u", a.cqe,
-                        a.comp_vector);
         Py_DECREF(self);
         return NULL;
     }
@@ -133,193 +194,74 @@ void cqn_cq_event(cqn_cq *self)
     self->unacked++;
     self->stats.events++;
     self->event_unpolled = true;
+    self->armed = CQN_UNARMED;
 }
 
-static int stash_reserve(cqn_cq *self, size_t n)
+static int arm(cqn_cq *self, bool solicited_only)
 {
-    if (self->stash_len == 0) {
-        self->stash_head = 0;
-    }
-    size_t end = self->stash_head + self->stash_len;
-    if (end + n <= self->stash_room) {
-        return 0;
-    }
-    if (self->stash_len + n <= self->stash_room) {
-        memmove(self->stash, self->stash + self->stash_head,
-                self->stash_len * sizeof(*self->stash));
-        self->stash_head = 0;
-        return 0;
-    }
-    size_t room = self->stash_room ? self->stash_room : BATCH;
-    while (room < end + n) {
-        room *= 2;
-    }
-    struct ibv_wc *stash = PyMem_Realloc(self->stash, room * sizeof(*stash));
-    if (stash == NULL) {
-        PyErr_NoMemory();
+    int err = ibv_req_notify_cq(self->base.handle, solicited_only);
+    if (err != 0) {
+        cqn_verbs_error(self->base.state, err, "ibv_req_notify_cq", "");
         return -1;
     }
-    self->stash = stash;
-    self->stash_room = room;
+    const cqn_armed armed = solicited_only ? CQN_ARMED_SOLICITED : CQN_ARMED;
+    self->armed = self->armed > armed ? self->armed : armed;
+    self->stats.arms++;
     return 0;
 }
 
-/* The QP of a completion. One of that number which does not use this CQ is a
- * newer one: the completion's own is gone. */
-static cqn_qp *find_qp(cqn_cq *self, uint32_t qp_num)
+/* The argument of those who arm: 1, 0, or -1 with an exception. */
+static int parse_solicited_only(cqn_cq *self, const char *function, PyObject *const *args,
+                                Py_ssize_t nargs, PyObject *kwnames)
 {
-    if (self->last_qp == NULL || self->last_qp->qp_num != qp_num) {
-        cqn_qp *qp = cqn_qp_table_find(self->base.context, qp_num);
-        bool ours = qp != NULL && (qp->send_cq == self || qp->recv_cq == self);
-        self->last_qp = ours ? qp : NULL;
-    }
-    return self->last_qp;
-}
-
-/* Takes up to n completions from the device into the stash, and lets go of what
- * their work requests kept alive. What goes with that is collected in `trash`:
- * dropping it here could run code that comes back to this CQ. Returns how many
- * came, or -1. */
-static int fetch_batch(cqn_cq *self, size_t n, cqn_object **trash)
-{
-    if (stash_reserve(self, n) < 0) {
-        return -1;
-    }
-    struct ibv_wc *wc = self->stash + self->stash_head + self->stash_len;
-    int got = ibv_poll_cq(self->base.handle, (int)n, wc);
-    if (got < 0) {
-        cqn_verbs_error(self->base.state, EIO, "ibv_poll_cq", "it returned %d", got);
-        return -1;
-    }
-    self->stash_len += (size_t)got;
-    for (int i = 0; i < got; i++) {
-        wc[i].wc_flags &= ~CQN_WC_DATAGRAM;
-        cqn_qp *qp = find_qp(self, wc[i].qp_num);
-        if (qp != NULL) {
-            wc[i].wc_flags |= qp->type == IBV_QPT_UD ? CQN_WC_DATAGRAM : 0;
-            cqn_qp_completed(qp, self, &wc[i], trash);
-        }
-    }
-    return got;
-}
-
-/* Until the stash holds `want`, or the device has no more. */
-static int fetch(cqn_cq *self, size_t want, cqn_object **trash)
-{
-    while (self->stash_len < want) {
-        size_t n = want - self->stash_len;
-        n = n < BATCH ? n : BATCH;
-        int got = fetch_batch(self, n, trash);
-        if (got < 0) {
-            return -1;
-        }
-        if ((size_t)got < n) {
-            break;
-        }
-    }
-    return 0;
-}
-
-/* Takes everything that the device has for this CQ into the stash. */
-int cqn_cq_settle(cqn_cq *self, cqn_object **trash)
-{
-    return fetch(self, SIZE_MAX, trash);
-}
-
-/* A list for what the stash holds, at most `max`. Making it can run the garbage
- * collector, and so code that polls this CQ: then there is less. */
-static PyObject *new_list(const cqn_cq *self, size_t max)
-{
-    for (;;) {
-        size_t n = self->stash_len < max ? self->stash_len : max;
-        PyObject *list = PyList_New((Py_ssize_t)n);
-        if (list == NULL || n <= self->stash_len) {
-            return list;
-        }
-        Py_DECREF(list);
-    }
-}
-
-/* Hands out up to `max` completions of the stash. */
-static PyObject *hand_out(cqn_cq *self, size_t max)
-{
-    PyObject *list = new_list(self, max);
-    size_t n = list == NULL ? 0 : (size_t)PyList_GET_SIZE(list);
-    for (size_t i = 0; list != NULL && i < n; i++) {
-        PyObject *wc = cqn_wc_new(self->base.state, &self->stash[self->stash_head + i]);
-        if (wc == NULL) {
-            Py_CLEAR(list);
-            break;
-        }
-        PyList_SET_ITEM(list, (Py_ssize_t)i, wc);
-    }
-    if (list != NULL) {
-        self->stash_head += n;
-        self->stash_len -= n;
-        self->stats.completions += n;
-    }
-    return list;
-}
-
-static PyObject *cq_poll(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-{
-    static const char *const names[] = {"max_entries", NULL};
-    cqn_cq *self = (cqn_cq *)op;
+    static const char *const names[] = {"solicited_only", NULL};
     PyObject *value = NULL;
-    uint64_t max = 16;
     if (cqn_open(&self->base) == NULL ||
-        cqn_args("poll", names, 1, 0, args, nargs, kwnames, &value) < 0 ||
-        (value != NULL && cqn_range(value, "max_entries", 1, INT32_MAX, &max) < 0)) {
-        return NULL;
+        cqn_args(function, names, 1, 0, args, nargs, kwnames, &value) < 0) {
+        return -1;
     }
-
-    if (cqn_open(&self->base) == NULL) {
-        return NULL;
+    int solicited_only = value == NULL ? 0 : PyObject_IsTrue(value);
+    if (solicited_only < 0 || cqn_open(&self->base) == NULL) {
+        return -1;
     }
-    cqn_object *trash = NULL;
-    PyObject *list = NULL;
-    self->stats.polls++;
-    int rc = fetch(self, max, &trash);
-    if (rc < 0 && self->stash_len > 0) {
-        PyErr_Clear(); /* first what there is; the next call says what is wrong */
-        rc = 0;
+    if (self->channel == NULL) {
+        PyErr_SetString(PyExc_ValueError, "this CQ was made without a channel, so no event can "
+                                          "reach you: CQ(context, cqe, channel=...)");
+        return -1;
     }
-    if (rc == 0) {
-        list = hand_out(self, max);
-    }
-    if (list != NULL && self->event_unpolled) {
-        self->event_unpolled = false;
-        self->stats.spurious += PyList_GET_SIZE(list) == 0;
-    }
-    cqn_trash_empty(trash);
-    return list;
+    return solicited_only;
 }
 
 static PyObject *cq_req_notify(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                                PyObject *kwnames)
 {
-    static const char *const names[] = {"solicited_only", NULL};
     cqn_cq *self = (cqn_cq *)op;
-    PyObject *value = NULL;
-    if (cqn_open(&self->base) == NULL ||
-        cqn_args("req_notify", names, 1, 0, args, nargs, kwnames, &value) < 0) {
+    int solicited_only = parse_solicited_only(self, "req_notify", args, nargs, kwnames);
+    if (solicited_only < 0 || arm(self, solicited_only) < 0) {
         return NULL;
     }
-    int solicited_only = value == NULL ? 0 : PyObject_IsTrue(value);
-    if (solicited_only < 0 || cqn_open(&self->base) == NULL) {
-        return NULL;
-    }
-    if (self->channel == NULL) {
-        PyErr_SetString(PyExc_ValueError, "this CQ was made without a channel, so no event can "
-                                          "reach you: CQ(context, cqe, channel=...)");
-        return NULL;
-    }
-    int err = ibv_req_notify_cq(self->base.handle, solicited_only);
-    if (err != 0) {
-        return cqn_verbs_error(self->base.state, err, "ibv_req_notify_cq", "");
-    }
-    self->stats.arms++;
     Py_RETURN_NONE;
+}
+
+/* A CQ that is armed stays so until its event was read, so there is no need to
+ * arm it again; but after arming, and before sleeping, one must look. */
+static PyObject *cq_safe_to_sleep(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                                  PyObject *kwnames)
+{
+    cqn_cq *self = (cqn_cq *)op;
+    int solicited_only = parse_solicited_only(self, "safe_to_sleep", args, nargs, kwnames);
+    if (solicited_only < 0) {
+        return NULL;
+    }
+    const cqn_armed wanted = solicited_only ? CQN_ARMED_SOLICITED : CQN_ARMED;
+    cqn_object *trash = NULL;
+    int rc = cqn_cq_look(self, &trash);
+    if (rc == 0 && self->stash_len == 0 && self->armed < wanted) {
+        rc = arm(self, solicited_only) < 0 ? -1 : cqn_cq_look(self, &trash);
+    }
+    PyObject *safe = rc < 0 ? NULL : PyBool_FromLong(self->stash_len == 0);
+    cqn_trash_empty(trash);
+    return safe;
 }
 
 static PyObject *cq_ack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
@@ -341,10 +283,67 @@ static PyObject *cq_ack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, P
                      n, self->unacked, self->unacked == 1 ? "" : "s");
         return NULL;
     }
-    if (n > 0) {
-        ibv_ack_cq_events(self->base.handle, n);
-        self->unacked -= n;
-        self->stats.acked += n;
+    ack(self, n);
+    Py_RETURN_NONE;
+}
+
+static PyObject *cq_resize(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"cqe", NULL};
+    cqn_cq *self = (cqn_cq *)op;
+    PyObject *value = NULL;
+    uint32_t cqe;
+    if (cqn_open(&self->base) == NULL ||
+        cqn_args("resize", names, 1, 1, args, nargs, kwnames, &value) < 0 ||
+        check_cqe(self->base.context, value, &cqe) < 0 || cqn_open(&self->base) == NULL) {
+        return NULL;
+    }
+    struct ibv_cq *cq = self->base.handle;
+    int err;
+    cqn_enter(&self->base);
+    Py_BEGIN_ALLOW_THREADS
+        err = ibv_resize_cq(cq, (int)cqe);
+    Py_END_ALLOW_THREADS
+    cqn_leave(&self->base);
+    if (err != 0) {
+        return cqn_verbs_error(self->base.state, err, "ibv_resize_cq",
+                               err == EINVAL ? "from %d to %u entries: does it hold more "
+                                               "completions than that? poll them first"
+                                             : "from %d to %u entries",
+                               cq->cqe, cqe);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *cq_modify(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"cq_count", "cq_period", NULL};
+    cqn_cq *self = (cqn_cq *)op;
+    PyObject *in[2] = {NULL, NULL};
+    uint32_t count, period;
+    if (cqn_open(&self->base) == NULL ||
+        cqn_args("modify", names, 2, 2, args, nargs, kwnames, in) < 0 ||
+        cqn_u32(in[0], "cq_count", UINT16_MAX, &count) < 0 ||
+        cqn_u32(in[1], "cq_period", UINT16_MAX, &period) < 0 || cqn_open(&self->base) == NULL) {
+        return NULL;
+    }
+    struct ibv_modify_cq_attr attr = {
+        .attr_mask = IBV_CQ_ATTR_MODERATE,
+        .moderate = {.cq_count = (uint16_t)count, .cq_period = (uint16_t)period},
+    };
+    struct ibv_cq *cq = self->base.handle;
+    int err;
+    cqn_enter(&self->base);
+    Py_BEGIN_ALLOW_THREADS
+        err = ibv_modify_cq(cq, &attr);
+    Py_END_ALLOW_THREADS
+    cqn_leave(&self->base);
+    if (err != 0) {
+        return cqn_verbs_error(self->base.state, err, "ibv_modify_cq",
+                               err == EOPNOTSUPP || err == ENOSYS
+                                   ? "this device does not moderate its completion events"
+                                   : "cq_count %u, cq_period %u",
+                               count, period);
     }
     Py_RETURN_NONE;
 }
@@ -369,6 +368,16 @@ static PyObject *cq_get_comp_vector(PyObject *op, void *Py_UNUSED(unused))
     return cqn_open(CQN_OBJ(op)) ? PyLong_FromLong(((cqn_cq *)op)->comp_vector) : NULL;
 }
 
+/* What was asked for, and the number of the QP. */
+static PyObject *cq_get_wc_flags(PyObject *op, void *Py_UNUSED(unused))
+{
+    const cqn_cq *self = (cqn_cq *)op;
+    if (cqn_open(CQN_OBJ(op)) == NULL) {
+        return NULL;
+    }
+    return self->ex ? cqn_flags(self->base.state->wc_ex_flags, self->wc_flags) : Py_NewRef(Py_None);
+}
+
 static PyObject *cq_get_unacked(PyObject *op, void *Py_UNUSED(unused))
 {
     return cqn_open(CQN_OBJ(op)) ? PyLong_FromUnsignedLong(((cqn_cq *)op)->unacked) : NULL;
@@ -378,9 +387,9 @@ static PyStructSequence_Field stats_fields[] = {
     {"events", "completion events that were got"},
     {"acked", "events that were acked"},
     {"arms", "calls of req_notify()"},
-    {"polls", "calls of poll()"},
-    {"completions", "completions that poll() returned"},
-    {"spurious", "events after which the first poll() found nothing"},
+    {"polls", "how often somebody looked for completions"},
+    {"completions", "completions that were handed out"},
+    {"spurious", "events after which the first look found nothing"},
     {NULL, NULL},
 };
 
@@ -424,18 +433,44 @@ static PyMethodDef cq_methods[] = {
      "Arm the CQ: the next completion that is added raises one event on its channel.\n\n"
      "With `solicited_only`, only a receive whose sender set SOLICITED does, and by the man page "
      "an unsuccessful completion (not every device does that). Completions that are already "
-     "queued raise none: arm, then poll again, and sleep only if that found nothing.\n\n"
-     "Wraps ibv_req_notify_cq(3)."},
-    {"poll", (PyCFunction)(void (*)(void))cq_poll, METH_FASTCALL | METH_KEYWORDS,
+     "queued raise none: arm, then poll again, and sleep only if that found nothing: "
+     "safe_to_sleep() does all of it.\n\nWraps ibv_req_notify_cq(3)."},
+    {"safe_to_sleep", (PyCFunction)(void (*)(void))cq_safe_to_sleep, METH_FASTCALL | METH_KEYWORDS,
+     "safe_to_sleep($self, /, solicited_only=False)\n--\n\n"
+     "Prepare to sleep until the next completion; False if there is one already.\n\n"
+     "True: the CQ is armed, and was empty after that, so the next completion (the next solicited "
+     "one) raises an event on the channel. Now sleep, in get_event() or on the channel's fd. "
+     "False: poll() returns what is there; do not sleep. A CQ that is armed still is not armed "
+     "again. Of an event that came for an earlier completion you may wake with nothing to poll: "
+     "call this again.\n\nWraps ibv_poll_cq(3) and ibv_req_notify_cq(3)."},
+    {"poll", (PyCFunction)(void (*)(void))cqn_cq_poll, METH_FASTCALL | METH_KEYWORDS,
      "poll($self, /, max_entries=16)\n--\n\n"
      "Up to `max_entries` completions, oldest first; fewer mean that the CQ was emptied.\n\n"
      "Never sleeps. A failed work request is a WorkCompletion too: see its status.\n\n"
+     "Wraps ibv_poll_cq(3), or ibv_start_poll(3) where wc_flags were given."},
+    {"poll_into", cqn_cq_poll_into, METH_O,
+     "poll_into($self, wcs, /)\n--\n\n"
+     "Fill the WCArray `wcs` with completions, oldest first, and return how many came.\n\n"
+     "For high rates: no objects are made. Never sleeps.\n\nWraps ibv_poll_cq(3)."},
+    {"poll_ids", (PyCFunction)(void (*)(void))cqn_cq_poll_ids, METH_FASTCALL | METH_KEYWORDS,
+     "poll_ids($self, /, max_entries=16)\n--\n\n"
+     "The wr_ids of up to `max_entries` successful completions, oldest first.\n\n"
+     "For high rates. A failed one ends the list; when it is the first, it is raised as "
+     "CompletionError, and the next call goes on behind it. Never sleeps.\n\n"
      "Wraps ibv_poll_cq(3)."},
     {"ack", (PyCFunction)(void (*)(void))cq_ack, METH_FASTCALL | METH_KEYWORDS,
      "ack($self, /, n=1)\n--\n\n"
      "Acknowledge `n` events that get_event() returned for this CQ.\n\n"
      "It takes a lock, so many at once are cheaper. ValueError beyond `unacked`; close() acks "
      "the rest.\n\nWraps ibv_ack_cq_events(3)."},
+    {"resize", (PyCFunction)(void (*)(void))cq_resize, METH_FASTCALL | METH_KEYWORDS,
+     "resize($self, /, cqe)\n--\n\n"
+     "Make room for at least `cqe` completions; those that wait in it stay.\n\n"
+     "VerbsError if it holds more than that, or the device can't.\n\nWraps ibv_resize_cq(3)."},
+    {"modify", (PyCFunction)(void (*)(void))cq_modify, METH_FASTCALL | METH_KEYWORDS,
+     "modify($self, /, cq_count, cq_period)\n--\n\n"
+     "Moderate: an event only after `cq_count` completions or `cq_period` microseconds.\n\n"
+     "VerbsError (EOPNOTSUPP) where the device does not know this.\n\nWraps ibv_modify_cq(3)."},
     CQN_OBJECT_METHODS(cqn_close_doc),
     {NULL, NULL, 0, NULL},
 };
@@ -446,6 +481,8 @@ static PyGetSetDef cq_getset[] = {
     {"cqe", cq_get_cqe, NULL, "How many entries it has: at least what was asked for.", NULL},
     {"comp_vector", cq_get_comp_vector, NULL, "The completion vector that signals its events.",
      NULL},
+    {"wc_flags", cq_get_wc_flags, NULL,
+     "The fields that its completions have, WCExFlags; None: those of ibv_wc.", NULL},
     {"unacked", cq_get_unacked, NULL, "Events that were got and not yet acked.", NULL},
     {"stats", cq_get_stats, NULL, "What it counted since it was made; also after close().", NULL},
     CQN_OBJECT_GETSET,
@@ -460,10 +497,12 @@ static PyMemberDef cq_members[] = {
 
 static PyType_Slot cq_slots[] = {
     {Py_tp_doc,
-     "CQ(context, cqe, *, channel=None, comp_vector=0, user_data=None)\n--\n\n"
+     "CQ(context, cqe, *, channel=None, comp_vector=0, user_data=None, wc_flags=None)\n--\n\n"
      "A completion queue with room for at least `cqe` completions.\n\n"
-     "With a `channel` it can raise events there: see req_notify(). BusyError at close() while "
-     "queue pairs use it.\n\nWraps ibv_create_cq(3)."},
+     "With a `channel` it can raise events there: see req_notify(). With `wc_flags`, WCExFlags, "
+     "its completions have these fields, and qp_num, instead of the usual ones; VerbsError where "
+     "the device does not report them. BusyError at close() while queue pairs use it.\n\n"
+     "Wraps ibv_create_cq(3), or ibv_create_cq_ex(3) where wc_flags are given."},
     {Py_tp_new, cq_new},
     {Py_tp_repr, cq_repr},
     {Py_tp_traverse, cq_traverse},

@@ -43,8 +43,15 @@ int cqn_errors_init(PyObject *module, cqn_state *st)
                                         "A work request failed: `status`, `wr_id`, `qp_num`, "
                                         "`vendor_err`, and `wc`, its completion.",
                                         PyExc_Exception, NULL);
-    return st->BusyError && st->DeviceRemovedError && st->ClosedError && st->CompletionError ? 0
-                                                                                             : -1;
+    st->AsyncEventError = new_exception(
+        module, "cqnotify.AsyncEventError",
+        "The device reports a failure of what completions were awaited from: `event` is the "
+        "AsyncEvent.",
+        PyExc_Exception, NULL);
+    return st->BusyError && st->DeviceRemovedError && st->ClosedError && st->CompletionError &&
+                   st->AsyncEventError
+               ? 0
+               : -1;
 }
 
 /* Sets type(err, message), with the verb's name as an attribute. */

@@ -60,7 +60,9 @@ static int module_exec(PyObject *module)
         add_type(module, &cqn_cq_spec, &st->CQ) < 0 ||
         add_type(module, &cqn_qp_spec, &st->QP) < 0 ||
         add_type(module, &cqn_ah_spec, &st->AH) < 0 ||
-        add_type(module, &cqn_wc_spec, &st->WorkCompletion) < 0) {
+        add_type(module, &cqn_wc_spec, &st->WorkCompletion) < 0 ||
+        add_type(module, &cqn_wc_array_spec, &st->WCArray) < 0 ||
+        add_type(module, &cqn_async_event_spec, &st->AsyncEvent) < 0) {
         return -1;
     }
     st->CQStats = PyStructSequence_NewType(&cqn_cq_stats_desc);
@@ -82,6 +84,7 @@ static int module_exec(PyObject *module)
     DO((st)->DeviceRemovedError);               \
     DO((st)->ClosedError);                      \
     DO((st)->CompletionError);                  \
+    DO((st)->AsyncEventError);                  \
     DO((st)->Context);                          \
     DO((st)->PD);                               \
     DO((st)->MR);                               \
@@ -91,6 +94,8 @@ static int module_exec(PyObject *module)
     DO((st)->QP);                               \
     DO((st)->AH);                               \
     DO((st)->WorkCompletion);                   \
+    DO((st)->WCArray);                          \
+    DO((st)->AsyncEvent);                       \
     DO((st)->CQStats);                          \
     for (int i = 0; i < CQN_WC_STATUSES; i++) { \
         DO((st)->wc_status[i]);                 \
@@ -98,7 +103,11 @@ static int module_exec(PyObject *module)
     for (int i = 0; i < CQN_WC_OPCODES; i++) {  \
         DO((st)->wc_opcode[i]);                 \
     }                                           \
-    DO((st)->wc_flags)
+    for (int i = 0; i < CQN_EVENT_TYPES; i++) { \
+        DO((st)->event_type[i]);                \
+    }                                           \
+    DO((st)->wc_flags);                         \
+    DO((st)->wc_ex_flags)
 
 static int module_traverse(PyObject *module, visitproc visit, void *arg)
 {
@@ -130,8 +139,9 @@ static PyMethodDef module_methods[] = {
      "The RDMA devices of this machine, a dict each; an empty list where there is none.\n\n"
      "Wraps ibv_get_device_list(3)."},
     {"register_enums", cqn_register_enums, METH_VARARGS,
-     "register_enums($module, wc_status, wc_opcode, wc_flags, /)\n--\n\n"
-     "Name the enums whose members a WorkCompletion carries."},
+     "register_enums($module, wc_status, wc_opcode, wc_flags, wc_ex_flags, "
+     "event_type, /)\n--\n\n"
+     "Name the enums whose members WorkCompletion and AsyncEvent carry."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -288,6 +288,9 @@ static int destroy(cqn_object *self)
     }
     if (err != 0) {
         self->handle = handle;
+        if (self->kind->destroy_failed != NULL) {
+            self->kind->destroy_failed(self);
+        }
         cqn_verbs_error(self->state, err, self->kind->destroy_verb, "this %s stays open",
                         self->kind->name);
         return -1;

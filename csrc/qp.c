@@ -188,6 +188,7 @@ static PyObject *qp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->recv_cq = (cqn_cq *)used[2];
     self->user_data = Py_NewRef(a.user_data);
     self->sq_psn = random_psn();
+    a.attr.qp_context = self; /* for the asynchronous events that name it */
     a.attr.send_cq = used[1]->handle;
     a.attr.recv_cq = used[2]->handle;
     struct ibv_qp *qp = ibv_create_qp(used[0]->handle, &a.attr);

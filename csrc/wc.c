@@ -6,12 +6,13 @@
  */
 
 #include "core.h"
-#include <endian.h>
 
 typedef struct {
     PyObject_HEAD
     PyObject *wr_id, *status, *opcode, *byte_len;
     struct ibv_wc raw;
+    cqn_wc_extra *extra;   /* own, or NULL */
+    uint32_t extra_fields; /* which of it are valid */
 } work_completion;
 
 /* The member of the enum for it; what it does not know stays an int. */
@@ -21,19 +22,67 @@ static PyObject *member(PyObject *const *table, size_t n, uint32_t value)
                                              : PyLong_FromUnsignedLong(value);
 }
 
-PyObject *cqn_wc_new(cqn_state *st, const struct ibv_wc *raw)
+static bool is_ok(const struct ibv_wc *raw)
+{
+    return raw->status == IBV_WC_SUCCESS;
+}
+
+/* Which fields are valid, as WCExFlags. Those that tell of the sender are there
+ * for a received datagram. */
+uint32_t cqn_wc_fields(const struct ibv_wc *raw)
+{
+    uint32_t fields = IBV_WC_EX_WITH_QP_NUM;
+    if (!is_ok(raw)) {
+        return fields;
+    }
+    fields |= IBV_WC_EX_WITH_BYTE_LEN;
+    if (raw->wc_flags & (IBV_WC_WITH_IMM | IBV_WC_WITH_INV)) {
+        fields |= IBV_WC_EX_WITH_IMM;
+    }
+    if ((raw->opcode & IBV_WC_RECV) && (raw->wc_flags & CQN_WC_DATAGRAM)) {
+        fields |= IBV_WC_EX_WITH_SRC_QP | IBV_WC_EX_WITH_SLID | IBV_WC_EX_WITH_SL |
+                  IBV_WC_EX_WITH_DLID_PATH_BITS;
+    }
+    return fields & ~(raw->wc_flags >> 24);
+}
+
+static PyObject *number_or_none(bool valid, uint32_t value)
+{
+    return valid ? PyLong_FromUnsignedLong(value) : Py_NewRef(Py_None);
+}
+
+static int set_extra(work_completion *self, const cqn_wc_extra *extra, uint32_t fields)
+{
+    self->extra = NULL;
+    self->extra_fields = 0;
+    if (extra != NULL && is_ok(&self->raw)) {
+        self->extra = PyMem_Malloc(sizeof(*extra));
+        if (self->extra == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        *self->extra = *extra;
+        self->extra_fields = fields & CQN_WC_EX_EXTRA;
+    }
+    return 0;
+}
+
+PyObject *cqn_wc_new(cqn_state *st, const struct ibv_wc *raw, const cqn_wc_extra *extra,
+                     uint32_t extra_fields)
 {
     work_completion *self = PyObject_New(work_completion, st->WorkCompletion);
     if (self == NULL) {
         return NULL;
     }
-    bool ok = raw->status == IBV_WC_SUCCESS;
+    bool ok = is_ok(raw);
+    bool sized = ok && !(raw->wc_flags & CQN_WC_LACKS(IBV_WC_EX_WITH_BYTE_LEN));
     self->raw = *raw;
     self->wr_id = PyLong_FromUnsignedLongLong(raw->wr_id);
     self->status = member(st->wc_status, CQN_WC_STATUSES, raw->status);
     self->opcode = ok ? member(st->wc_opcode, CQN_WC_OPCODES, raw->opcode) : Py_NewRef(Py_None);
-    self->byte_len = ok ? PyLong_FromUnsignedLong(raw->byte_len) : Py_NewRef(Py_None);
-    if (!self->wr_id || !self->status || !self->opcode || !self->byte_len) {
+    self->byte_len = number_or_none(sized, raw->byte_len);
+    if (set_extra(self, extra, extra_fields) < 0 || !self->wr_id || !self->status ||
+        !self->opcode || !self->byte_len) {
         Py_CLEAR(self);
     }
     return (PyObject *)self;
@@ -47,6 +96,7 @@ static void wc_dealloc(PyObject *op)
     Py_XDECREF(self->status);
     Py_XDECREF(self->opcode);
     Py_XDECREF(self->byte_len);
+    PyMem_Free(self->extra);
     type->tp_free(op);
     Py_DECREF(type);
 }
@@ -56,20 +106,9 @@ static const struct ibv_wc *raw_of(PyObject *op)
     return &((work_completion *)op)->raw;
 }
 
-static bool is_ok(const struct ibv_wc *raw)
+static bool has(PyObject *op, uint32_t field)
 {
-    return raw->status == IBV_WC_SUCCESS;
-}
-
-/* Fields that tell of the sender are there for a received datagram. */
-static bool is_datagram(const struct ibv_wc *raw)
-{
-    return is_ok(raw) && (raw->opcode & IBV_WC_RECV) && (raw->wc_flags & CQN_WC_DATAGRAM);
-}
-
-static PyObject *number_or_none(bool valid, uint32_t value)
-{
-    return valid ? PyLong_FromUnsignedLong(value) : Py_NewRef(Py_None);
+    return cqn_wc_fields(raw_of(op)) & field;
 }
 
 static PyObject *wc_get_qp_num(PyObject *op, void *Py_UNUSED(unused))
@@ -91,46 +130,81 @@ static PyObject *wc_get_wc_flags(PyObject *op, void *Py_UNUSED(unused))
         Py_RETURN_NONE;
     }
     cqn_state *st = cqn_state_of(Py_TYPE(op));
-    uint32_t flags = raw->wc_flags & ~CQN_WC_DATAGRAM;
-    return st->wc_flags == NULL ? PyLong_FromUnsignedLong(flags)
-                                : PyObject_CallFunction(st->wc_flags, "I", flags);
+    uint32_t flags = raw->wc_flags & ~CQN_WC_OURS;
+    return cqn_flags(st->wc_flags, flags);
 }
 
 static PyObject *wc_get_imm_data(PyObject *op, void *Py_UNUSED(unused))
 {
     const struct ibv_wc *raw = raw_of(op);
-    return number_or_none(is_ok(raw) && (raw->wc_flags & IBV_WC_WITH_IMM), be32toh(raw->imm_data));
+    return number_or_none(has(op, IBV_WC_EX_WITH_IMM) && (raw->wc_flags & IBV_WC_WITH_IMM),
+                          raw->imm_data);
 }
 
 static PyObject *wc_get_invalidated_rkey(PyObject *op, void *Py_UNUSED(unused))
 {
     const struct ibv_wc *raw = raw_of(op);
-    return number_or_none(is_ok(raw) && (raw->wc_flags & IBV_WC_WITH_INV), raw->invalidated_rkey);
+    return number_or_none(has(op, IBV_WC_EX_WITH_IMM) && (raw->wc_flags & IBV_WC_WITH_INV),
+                          raw->invalidated_rkey);
 }
 
 static PyObject *wc_get_src_qp(PyObject *op, void *Py_UNUSED(unused))
 {
-    return number_or_none(is_datagram(raw_of(op)), raw_of(op)->src_qp);
+    return number_or_none(has(op, IBV_WC_EX_WITH_SRC_QP), raw_of(op)->src_qp);
 }
 
+/* Extended completions don't have it. */
 static PyObject *wc_get_pkey_index(PyObject *op, void *Py_UNUSED(unused))
 {
-    return number_or_none(is_datagram(raw_of(op)), raw_of(op)->pkey_index);
+    const uint32_t datagram = IBV_WC_EX_WITH_SRC_QP | IBV_WC_EX_WITH_SLID;
+    bool valid = (cqn_wc_fields(raw_of(op)) & datagram) == datagram;
+    return number_or_none(valid, raw_of(op)->pkey_index);
 }
 
 static PyObject *wc_get_slid(PyObject *op, void *Py_UNUSED(unused))
 {
-    return number_or_none(is_datagram(raw_of(op)), raw_of(op)->slid);
+    return number_or_none(has(op, IBV_WC_EX_WITH_SLID), raw_of(op)->slid);
 }
 
 static PyObject *wc_get_sl(PyObject *op, void *Py_UNUSED(unused))
 {
-    return number_or_none(is_datagram(raw_of(op)), raw_of(op)->sl);
+    return number_or_none(has(op, IBV_WC_EX_WITH_SL), raw_of(op)->sl);
 }
 
 static PyObject *wc_get_dlid_path_bits(PyObject *op, void *Py_UNUSED(unused))
 {
-    return number_or_none(is_datagram(raw_of(op)), raw_of(op)->dlid_path_bits);
+    return number_or_none(has(op, IBV_WC_EX_WITH_DLID_PATH_BITS), raw_of(op)->dlid_path_bits);
+}
+
+/* The field of cqn_wc_extra that `flag` stands for, or NULL. */
+static const cqn_wc_extra *extra_of(PyObject *op, uint32_t flag)
+{
+    const work_completion *self = (work_completion *)op;
+    return self->extra_fields & flag ? self->extra : NULL;
+}
+
+static PyObject *wc_get_completion_ts(PyObject *op, void *Py_UNUSED(unused))
+{
+    const cqn_wc_extra *extra = extra_of(op, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP);
+    return extra ? PyLong_FromUnsignedLongLong(extra->timestamp) : Py_NewRef(Py_None);
+}
+
+static PyObject *wc_get_completion_wallclock_ns(PyObject *op, void *Py_UNUSED(unused))
+{
+    const cqn_wc_extra *extra = extra_of(op, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK);
+    return extra ? PyLong_FromUnsignedLongLong(extra->wallclock_ns) : Py_NewRef(Py_None);
+}
+
+static PyObject *wc_get_cvlan(PyObject *op, void *Py_UNUSED(unused))
+{
+    const cqn_wc_extra *extra = extra_of(op, IBV_WC_EX_WITH_CVLAN);
+    return extra ? PyLong_FromUnsignedLong(extra->cvlan) : Py_NewRef(Py_None);
+}
+
+static PyObject *wc_get_flow_tag(PyObject *op, void *Py_UNUSED(unused))
+{
+    const cqn_wc_extra *extra = extra_of(op, IBV_WC_EX_WITH_FLOW_TAG);
+    return extra ? PyLong_FromUnsignedLong(extra->flow_tag) : Py_NewRef(Py_None);
 }
 
 static PyObject *wc_get_ok(PyObject *op, void *Py_UNUSED(unused))
@@ -181,16 +255,26 @@ static int fill_table(PyObject *enum_type, PyObject **table, size_t n)
     return rc;
 }
 
+/* As a member of a registered enum of flags. */
+PyObject *cqn_flags(PyObject *enum_type, uint32_t flags)
+{
+    return enum_type == NULL ? PyLong_FromUnsignedLong(flags)
+                             : PyObject_CallFunction(enum_type, "I", flags);
+}
+
 PyObject *cqn_register_enums(PyObject *module, PyObject *args)
 {
     cqn_state *st = PyModule_GetState(module);
-    PyObject *status, *opcode, *flags;
-    if (!PyArg_ParseTuple(args, "OOO:register_enums", &status, &opcode, &flags) ||
+    PyObject *status, *opcode, *flags, *ex_flags, *event_type;
+    if (!PyArg_ParseTuple(args, "OOOOO:register_enums", &status, &opcode, &flags, &ex_flags,
+                          &event_type) ||
         fill_table(status, st->wc_status, CQN_WC_STATUSES) < 0 ||
-        fill_table(opcode, st->wc_opcode, CQN_WC_OPCODES) < 0) {
+        fill_table(opcode, st->wc_opcode, CQN_WC_OPCODES) < 0 ||
+        fill_table(event_type, st->event_type, CQN_EVENT_TYPES) < 0) {
         return NULL;
     }
     Py_XSETREF(st->wc_flags, Py_NewRef(flags));
+    Py_XSETREF(st->wc_ex_flags, Py_NewRef(ex_flags));
     Py_RETURN_NONE;
 }
 
@@ -215,6 +299,15 @@ static PyGetSetDef wc_getset[] = {
     {"sl", wc_get_sl, NULL, "Service level; UD receives only, else None.", NULL},
     {"dlid_path_bits", wc_get_dlid_path_bits, NULL, "Path bits; UD receives only, else None.",
      NULL},
+    {"completion_ts", wc_get_completion_ts, NULL,
+     "The device's clock when it completed, in ticks; None unless the CQ's wc_flags ask for it.",
+     NULL},
+    {"completion_wallclock_ns", wc_get_completion_wallclock_ns, NULL,
+     "When it completed, in nanoseconds since 1970; None unless the CQ's wc_flags ask for it.",
+     NULL},
+    {"cvlan", wc_get_cvlan, NULL, "Its VLAN; None unless the CQ's wc_flags ask for it.", NULL},
+    {"flow_tag", wc_get_flow_tag, NULL, "Its flow tag; None unless the CQ's wc_flags ask for it.",
+     NULL},
     {"ok", wc_get_ok, NULL, "True if the work request succeeded.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
@@ -234,7 +327,7 @@ static PyMemberDef wc_members[] = {
 
 static PyType_Slot wc_slots[] = {
     {Py_tp_doc, "A completed work request, as CQ.poll() returns it.\n\n"
-                "Fields that its status, opcode or QP does not define are None.\n\n"
+                "Fields that its status, opcode, QP or CQ does not define are None.\n\n"
                 "Wraps struct ibv_wc, see ibv_poll_cq(3)."},
     {Py_tp_repr, wc_repr},
     {Py_tp_dealloc, wc_dealloc},

@@ -1,0 +1,392 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The completions of a CQ. They go from the device into the stash, and from
+ * there to Python.
+ *
+ * The stash is what makes polling safe: completions leave it only when all
+ * that is made of them has been made. When a queue pair is made or reset, all
+ * that the device still has goes to the stash, so that old completions are
+ * never taken for those of new work requests, whatever their numbers.
+ */
+
+#include "core.h"
+#include <endian.h>
+
+#define BATCH 64 /* of one ibv_poll_cq() */
+#define LOOK 16  /* when only asked whether there are any */
+
+void cqn_stash_free(cqn_cq *self)
+{
+    PyMem_Free(self->stash);
+    PyMem_Free(self->extra);
+    self->stash = NULL;
+    self->extra = NULL;
+    self->stash_head = self->stash_len = self->stash_room = 0;
+}
+
+/* To the front of the arrays, where there is room behind. */
+static void stash_pack(cqn_cq *self)
+{
+    memmove(self->stash, self->stash + self->stash_head, self->stash_len * sizeof(*self->stash));
+    if (self->extra != NULL) {
+        memmove(self->extra, self->extra + self->stash_head,
+                self->stash_len * sizeof(*self->extra));
+    }
+    self->stash_head = 0;
+}
+
+static int stash_grow(cqn_cq *self, size_t least)
+{
+    size_t room = self->stash_room ? self->stash_room : BATCH;
+    while (room < least) {
+        room *= 2;
+    }
+    struct ibv_wc *stash = PyMem_Realloc(self->stash, room * sizeof(*stash));
+    if (stash == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    self->stash = stash;
+    if (self->wc_flags & CQN_WC_EX_EXTRA) {
+        cqn_wc_extra *extra = PyMem_Realloc(self->extra, room * sizeof(*extra));
+        if (extra == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        self->extra = extra;
+    }
+    self->stash_room = room;
+    return 0;
+}
+
+/* Room for n more behind what it holds. */
+static int stash_reserve(cqn_cq *self, size_t n)
+{
+    if (self->stash_len == 0) {
+        self->stash_head = 0;
+    }
+    size_t end = self->stash_head + self->stash_len;
+    if (end + n <= self->stash_room) {
+        return 0;
+    }
+    if (self->stash_len + n <= self->stash_room) {
+        stash_pack(self);
+        return 0;
+    }
+    return stash_grow(self, end + n);
+}
+
+/* The QP of a completion. One of that number which does not use this CQ is a
+ * newer one: the completion's own is gone. */
+static cqn_qp *find_qp(cqn_cq *self, uint32_t qp_num)
+{
+    if (self->last_qp == NULL || self->last_qp->qp_num != qp_num) {
+        cqn_qp *qp = cqn_qp_table_find(self->base.context, qp_num);
+        bool ours = qp != NULL && (qp->send_cq == self || qp->recv_cq == self);
+        self->last_qp = ours ? qp : NULL;
+    }
+    return self->last_qp;
+}
+
+static uint16_t small(uint32_t value)
+{
+    return (uint16_t)value;
+}
+
+/* The current completion of an extended CQ: what was asked for, nothing else. */
+static void read_extended(cqn_cq *self, struct ibv_wc *wc, cqn_wc_extra *extra)
+{
+    struct ibv_cq_ex *ex = self->ex;
+    const uint32_t flags = self->wc_flags;
+    *wc = (struct ibv_wc){.wr_id = ex->wr_id, .status = ex->status};
+    wc->qp_num = ibv_wc_read_qp_num(ex);
+    if (wc->status != IBV_WC_SUCCESS) {
+        wc->vendor_err = ibv_wc_read_vendor_err(ex);
+        return;
+    }
+    wc->opcode = ibv_wc_read_opcode(ex);
+    wc->wc_flags = ibv_wc_read_wc_flags(ex);
+    wc->byte_len = flags & IBV_WC_EX_WITH_BYTE_LEN ? ibv_wc_read_byte_len(ex) : 0;
+    wc->imm_data = flags & IBV_WC_EX_WITH_IMM ? ibv_wc_read_imm_data(ex) : 0;
+    wc->src_qp = flags & IBV_WC_EX_WITH_SRC_QP ? ibv_wc_read_src_qp(ex) : 0;
+    wc->slid = flags & IBV_WC_EX_WITH_SLID ? small(ibv_wc_read_slid(ex)) : 0;
+    wc->sl = flags & IBV_WC_EX_WITH_SL ? ibv_wc_read_sl(ex) : 0;
+    wc->dlid_path_bits = flags & IBV_WC_EX_WITH_DLID_PATH_BITS ? ibv_wc_read_dlid_path_bits(ex) : 0;
+    if (extra == NULL) {
+        return;
+    }
+    *extra = (cqn_wc_extra){
+        .timestamp =
+            flags & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP ? ibv_wc_read_completion_ts(ex) : 0,
+        .wallclock_ns = flags & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK
+                            ? ibv_wc_read_completion_wallclock_ns(ex)
+                            : 0,
+        .flow_tag = flags & IBV_WC_EX_WITH_FLOW_TAG ? ibv_wc_read_flow_tag(ex) : 0,
+        .cvlan = flags & IBV_WC_EX_WITH_CVLAN ? ibv_wc_read_cvlan(ex) : small(0),
+    };
+}
+
+/* As ibv_poll_cq(). Never asks for a next completion: at the end of the queue,
+ * rxe's provider counted one too many then (until rdma-core 55), and released
+ * its lock twice (until 61). One start and end for each works everywhere. */
+static int poll_extended(cqn_cq *self, int n, struct ibv_wc *wc, cqn_wc_extra *extra)
+{
+    struct ibv_poll_cq_attr attr = {.comp_mask = 0};
+    for (int got = 0; got < n; got++) {
+        int err = ibv_start_poll(self->ex, &attr);
+        if (err != 0) {
+            return err == ENOENT || got > 0 ? got : -1;
+        }
+        read_extended(self, &wc[got], extra ? &extra[got] : NULL);
+        ibv_end_poll(self->ex);
+    }
+    return n;
+}
+
+/* Leaves no field undefined, and does what is done once: the byte order. */
+static void settle_fields(cqn_cq *self, struct ibv_wc *wc, const cqn_qp *qp)
+{
+    if (wc->status != IBV_WC_SUCCESS) {
+        *wc = (struct ibv_wc){.wr_id = wc->wr_id,
+                              .status = wc->status,
+                              .qp_num = wc->qp_num,
+                              .vendor_err = wc->vendor_err};
+        return;
+    }
+    wc->wc_flags &= ~CQN_WC_OURS;
+    if (wc->wc_flags & IBV_WC_WITH_IMM) {
+        wc->imm_data = be32toh(wc->imm_data);
+    }
+    if (qp != NULL && qp->type == IBV_QPT_UD) {
+        wc->wc_flags |= CQN_WC_DATAGRAM;
+    }
+    if (self->ex != NULL) {
+        wc->wc_flags |= CQN_WC_LACKS(IBV_WC_STANDARD_FLAGS & ~self->wc_flags);
+    }
+}
+
+/* Takes up to n completions from the device into the stash, and lets go of what
+ * their work requests kept alive. What goes with that is collected in `trash`:
+ * dropping it here could run code that comes back to this CQ. Returns how many
+ * came, or -1. */
+static int fetch_batch(cqn_cq *self, size_t n, cqn_object **trash)
+{
+    if (stash_reserve(self, n) < 0) {
+        return -1;
+    }
+    const size_t end = self->stash_head + self->stash_len;
+    struct ibv_wc *wc = self->stash + end;
+    int got = self->ex == NULL
+                  ? ibv_poll_cq(self->base.handle, (int)n, wc)
+                  : poll_extended(self, (int)n, wc, self->extra ? self->extra + end : NULL);
+    if (got < 0) {
+        cqn_verbs_error(self->base.state, EIO, self->ex ? "ibv_start_poll" : "ibv_poll_cq",
+                        "the device can't be polled any more");
+        return -1;
+    }
+    self->stash_len += (size_t)got;
+    for (int i = 0; i < got; i++) {
+        cqn_qp *qp = find_qp(self, wc[i].qp_num);
+        settle_fields(self, &wc[i], qp);
+        if (qp != NULL) {
+            cqn_qp_completed(qp, self, &wc[i], trash);
+        }
+    }
+    return got;
+}
+
+/* Until the stash holds `want`, or the device has no more. */
+static int fetch(cqn_cq *self, size_t want, cqn_object **trash)
+{
+    while (self->stash_len < want) {
+        size_t n = want - self->stash_len;
+        n = n < BATCH ? n : BATCH;
+        int got = fetch_batch(self, n, trash);
+        if (got < 0) {
+            return -1;
+        }
+        if ((size_t)got < n) {
+            break;
+        }
+    }
+    return 0;
+}
+
+/* Takes everything that the device has for this CQ into the stash. */
+int cqn_cq_settle(cqn_cq *self, cqn_object **trash)
+{
+    return fetch(self, SIZE_MAX, trash);
+}
+
+/* Looks for completions, as those do who want to hand some out. -1: there are
+ * none, and the device is to blame. */
+static int look(cqn_cq *self, size_t want, cqn_object **trash)
+{
+    self->stats.polls++;
+    if (fetch(self, want, trash) < 0) {
+        if (self->stash_len == 0) {
+            return -1;
+        }
+        PyErr_Clear(); /* first what there is; the next call says what is wrong */
+    }
+    if (self->event_unpolled) {
+        self->event_unpolled = false;
+        self->stats.spurious += self->stash_len == 0;
+    }
+    return 0;
+}
+
+int cqn_cq_look(cqn_cq *self, cqn_object **trash)
+{
+    return look(self, LOOK, trash);
+}
+
+static const struct ibv_wc *stashed(const cqn_cq *self, size_t i)
+{
+    return &self->stash[self->stash_head + i];
+}
+
+static void consume(cqn_cq *self, size_t n)
+{
+    self->stash_head += n;
+    self->stash_len -= n;
+    self->stats.completions += n;
+}
+
+/* How many can be handed out; with only_ok, up to the first failed one. */
+static size_t count_ready(const cqn_cq *self, size_t max, bool only_ok)
+{
+    size_t n = self->stash_len < max ? self->stash_len : max;
+    for (size_t i = 0; only_ok && i < n; i++) {
+        if (stashed(self, i)->status != IBV_WC_SUCCESS) {
+            return i;
+        }
+    }
+    return n;
+}
+
+/* A list for that many. Making it can run the garbage collector, and so code
+ * that polls this CQ: then there is less. */
+static PyObject *new_list(const cqn_cq *self, size_t max, bool only_ok)
+{
+    for (;;) {
+        size_t n = count_ready(self, max, only_ok);
+        PyObject *list = PyList_New((Py_ssize_t)n);
+        if (list == NULL || n <= count_ready(self, max, only_ok)) {
+            return list;
+        }
+        Py_DECREF(list);
+    }
+}
+
+static PyObject *new_wc(const cqn_cq *self, size_t i)
+{
+    const cqn_wc_extra *extra = self->extra ? &self->extra[self->stash_head + i] : NULL;
+    return cqn_wc_new(self->base.state, stashed(self, i), extra, self->wc_flags);
+}
+
+static PyObject *new_id(const cqn_cq *self, size_t i)
+{
+    return PyLong_FromUnsignedLongLong(stashed(self, i)->wr_id);
+}
+
+/* Hands out up to `max` completions of the stash, as what `make` makes. */
+static PyObject *hand_out(cqn_cq *self, size_t max, bool only_ok,
+                          PyObject *(*make)(const cqn_cq *, size_t))
+{
+    PyObject *list = new_list(self, max, only_ok);
+    size_t n = list == NULL ? 0 : (size_t)PyList_GET_SIZE(list);
+    for (size_t i = 0; i < n; i++) {
+        PyObject *item = make(self, i);
+        if (item == NULL) {
+            Py_DECREF(list);
+            return NULL;
+        }
+        PyList_SET_ITEM(list, (Py_ssize_t)i, item);
+    }
+    consume(self, n);
+    return list;
+}
+
+static PyObject *raise_first(cqn_cq *self)
+{
+    const struct ibv_wc failed = *stashed(self, 0);
+    PyObject *wc = new_wc(self, 0);
+    if (wc != NULL) {
+        consume(self, 1);
+        cqn_completion_error(self->base.state, wc, &failed);
+        Py_DECREF(wc);
+    }
+    return NULL;
+}
+
+/* The argument max_entries, of an open CQ. */
+static int parse_max(cqn_cq *self, const char *function, PyObject *const *args, Py_ssize_t nargs,
+                     PyObject *kwnames, uint64_t *max)
+{
+    static const char *const names[] = {"max_entries", NULL};
+    PyObject *value = NULL;
+    *max = 16;
+    return cqn_open(&self->base) == NULL ||
+                   cqn_args(function, names, 1, 0, args, nargs, kwnames, &value) < 0 ||
+                   (value != NULL && cqn_range(value, "max_entries", 1, INT32_MAX, max) < 0) ||
+                   cqn_open(&self->base) == NULL
+               ? -1
+               : 0;
+}
+
+PyObject *cqn_cq_poll(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    cqn_cq *self = (cqn_cq *)op;
+    uint64_t max;
+    if (parse_max(self, "poll", args, nargs, kwnames, &max) < 0) {
+        return NULL;
+    }
+    cqn_object *trash = NULL;
+    PyObject *list = look(self, max, &trash) < 0 ? NULL : hand_out(self, max, false, new_wc);
+    cqn_trash_empty(trash);
+    return list;
+}
+
+PyObject *cqn_cq_poll_ids(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    cqn_cq *self = (cqn_cq *)op;
+    uint64_t max;
+    if (parse_max(self, "poll_ids", args, nargs, kwnames, &max) < 0) {
+        return NULL;
+    }
+    cqn_object *trash = NULL;
+    PyObject *list = NULL;
+    if (look(self, max, &trash) == 0) {
+        list = self->stash_len > 0 && stashed(self, 0)->status != IBV_WC_SUCCESS
+                   ? raise_first(self)
+                   : hand_out(self, max, true, new_id);
+    }
+    cqn_trash_empty(trash);
+    return list;
+}
+
+PyObject *cqn_cq_poll_into(PyObject *op, PyObject *array)
+{
+    cqn_cq *self = (cqn_cq *)op;
+    if (cqn_open(&self->base) == NULL) {
+        return NULL;
+    }
+    if (!Py_IS_TYPE(array, self->base.state->WCArray)) {
+        return PyErr_Format(PyExc_TypeError, "wcs must be a cqnotify.WCArray, not %s",
+                            Py_TYPE(array)->tp_name);
+    }
+    const size_t room = cqn_wc_array_room(array);
+    cqn_object *trash = NULL;
+    PyObject *count = NULL;
+    if (look(self, room, &trash) == 0) {
+        size_t n = count_ready(self, room, false);
+        count = PyLong_FromSize_t(n);
+        if (count != NULL) {
+            cqn_wc_array_set(array, stashed(self, 0), n);
+            consume(self, n);
+        }
+    }
+    cqn_trash_empty(trash);
+    return count;
+}
