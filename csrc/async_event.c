@@ -127,7 +127,6 @@ int cqn_async_open(cqn_context *ctx)
 
 static void enqueue(cqn_context *ctx, cqn_async_event *event)
 {
-    event->serial = ++ctx->async_serial;
     *(ctx->async_last ? &ctx->async_last->next : &ctx->async_first) = event;
     ctx->async_last = event;
     if (ctx->async_len++ == 0) {
@@ -174,11 +173,15 @@ int cqn_async_traverse(const cqn_context *ctx, visitproc visit, void *arg)
     return 0;
 }
 
+static bool same(const cqn_async_event *a, const cqn_async_event *b)
+{
+    return a->type == b->type && a->element == b->element && a->port_num == b->port_num;
+}
+
 static bool queued_already(const cqn_context *ctx, const cqn_async_event *event)
 {
     const cqn_async_event *e = ctx->async_first;
-    while (e != NULL && (e->type != event->type || e->element != event->element ||
-                         e->port_num != event->port_num)) {
+    while (e != NULL && !same(e, event)) {
         e = e->next;
     }
     return e != NULL;
@@ -196,15 +199,20 @@ static void tell_waiters(const cqn_context *ctx, cqn_async_event *event)
     }
 }
 
-/* An event that the queue has while this channel has not been told of it. */
+/* An event that the queue has while this channel has not been told of it; of
+ * several in a row that say the same, the last. */
 PyObject *cqn_async_untold(const cqn_channel *channel)
 {
+    cqn_async_event *found = NULL;
     for (cqn_async_event *e = channel->base.context->async_first; e != NULL; e = e->next) {
         if (e->serial > channel->gate.told && concerns(e, channel)) {
-            return (PyObject *)e;
+            if (found != NULL && !same(found, e)) {
+                break;
+            }
+            found = e;
         }
     }
-    return NULL;
+    return (PyObject *)found;
 }
 
 /* Its element is alive, since destroying waits for our ack, but may be past
@@ -255,12 +263,14 @@ static int read_event(cqn_context *ctx)
     }
     fill(event, &raw);
     ibv_ack_async_event(&raw);
+    event->serial = ++ctx->async_serial;
+    tell_waiters(ctx, event);
     if (ctx->async_len >= QUEUE_ROOM && queued_already(ctx, event)) {
         Py_DECREF(event);
-        return 1;
     }
-    enqueue(ctx, event);
-    tell_waiters(ctx, event);
+    else {
+        enqueue(ctx, event);
+    }
     return 1;
 }
 

@@ -1,0 +1,488 @@
+# SPDX-License-Identifier: MIT
+"""Taking completions in bulk, with extended fields, and preparing to sleep."""
+
+import errno
+import struct
+
+import numpy
+import pytest
+from support import (
+    DEADLINE,
+    GRH,
+    Endpoint,
+    connect,
+    until,
+    wait_completions,
+    wait_one,
+    waiting,
+)
+
+from cqnotify import (
+    AH,
+    CQ,
+    MR,
+    QP,
+    ClosedError,
+    CompletionChannel,
+    CompletionError,
+    Context,
+    QPState,
+    QPType,
+    SendFlags,
+    VerbsError,
+    WCArray,
+    WCExFlags,
+    WCOpcode,
+    WCStatus,
+    WROpcode,
+)
+
+Pair = tuple[Endpoint, Endpoint]
+STANDARD = WCExFlags(0x7F)
+ROW = struct.Struct("=Q8I2H2BH")
+
+
+def send(pair: Pair, ids: list[int], flags: SendFlags = SendFlags.SIGNALED) -> None:
+    """All have arrived, and are in both CQs, when it returns; nothing was polled."""
+    a, b = pair
+    for i in ids:
+        b.qp.post_recv(b.mr[0:64], wr_id=i)
+        a.qp.post_send(a.mr[0:8], wr_id=i, send_flags=flags)
+
+
+def settled(pair: Pair, ids: list[int]) -> None:
+    """As send(): what was acknowledged to the sender is in the receiver's CQ."""
+    send(pair, ids)
+    wait_completions(pair[0].scq, len(ids))
+
+
+# ---- ids ---------------------------------------------------------------------------------
+
+
+def test_ids_come_in_order_up_to_max_entries(pair: Pair) -> None:
+    settled(pair, [5, 2**64 - 1, 0, 7])
+    cq = pair[1].rcq
+    assert cq.poll_ids(2) == [5, 2**64 - 1]
+    assert cq.poll_ids() == [0, 7]
+    assert cq.poll_ids() == []
+    assert cq.stats.completions == 4
+
+
+def test_a_failed_one_ends_the_ids_and_is_raised_next(pair: Pair) -> None:
+    settled(pair, [1, 2])
+    b = pair[1]
+    for i in (10, 11):
+        b.qp.post_recv(b.mr[0:8], wr_id=i)
+    b.qp.modify(qp_state=QPState.ERR)
+    assert b.rcq.poll_ids() == [1, 2]
+    failed = []
+
+    def another() -> bool:
+        try:
+            assert b.rcq.poll_ids() == []
+        except CompletionError as e:
+            failed.append((e.wr_id, e.status, e.wc.wr_id))
+        return len(failed) == 2
+
+    until(another, "both are flushed")
+    assert failed == [(i, WCStatus.WR_FLUSH_ERR, i) for i in (10, 11)]
+    assert b.rcq.stats.completions == 4
+
+
+@pytest.mark.parametrize("bad", [0, -1, 1 << 31])
+def test_ids_refuse_a_number_out_of_range(cq: CQ, bad: int) -> None:
+    with pytest.raises(ValueError, match="max_entries is"):
+        cq.poll_ids(bad)
+
+
+# ---- arrays ------------------------------------------------------------------------------
+
+
+def test_an_array_is_filled_again_and_again(pair: Pair) -> None:
+    settled(pair, [3, 1, 4, 1, 5])
+    cq = pair[1].rcq
+    wcs = WCArray(3)
+    assert len(wcs) == 0
+    assert wcs.capacity == 3
+    assert (cq.poll_into(wcs), len(wcs)) == (3, 3)
+    assert [wc.wr_id for wc in wcs] == [3, 1, 4]
+    assert repr(wcs) == "<WCArray with 3 of 3 completions>"
+    assert (cq.poll_into(wcs), len(wcs)) == (2, 2)
+    assert [wc.wr_id for wc in wcs] == [1, 5]
+    assert wcs[-1].byte_len == 8
+    assert wcs[0].opcode is WCOpcode.RECV
+    with pytest.raises(IndexError, match="brought 2 completions"):
+        wcs[2]
+    assert (cq.poll_into(wcs), len(wcs)) == (0, 0)
+
+
+def test_an_array_is_a_buffer_of_rows(pair: Pair) -> None:
+    a, b = pair
+    b.qp.post_recv(b.mr[0:64], wr_id=9)
+    a.qp.post_send(a.mr[0:5], opcode=WROpcode.SEND_WITH_IMM, imm_data=0x01020304)
+    wait_one(a.scq)
+    wcs = WCArray(4)
+    view = memoryview(wcs)
+    assert (view.itemsize, view.shape, view.readonly, view.ndim) == (48, (4,), True, 1)
+    assert b.rcq.poll_into(wcs) == 1
+    row = ROW.unpack_from(view.tobytes())
+    assert row[:3] == (9, 0, WCOpcode.RECV)
+    assert row[4:7] == (5, 0x01020304, b.qp.qp_num)
+    assert row[8] & 2  # WITH_IMM; rxe sets GRH, too
+    assert row[-1] == WCExFlags.BYTE_LEN | WCExFlags.IMM | WCExFlags.QP_NUM
+
+
+def test_numpy_sees_the_rows_without_copying(pair: Pair) -> None:
+    b = pair[1]
+    wcs = WCArray(8)
+    rows = numpy.asarray(wcs)
+    assert rows.shape == (8,)
+    assert rows.dtype.itemsize == 48
+    settled(pair, [7, 8, 9])
+    n = b.rcq.poll_into(wcs)
+    assert rows["wr_id"][:n].tolist() == [7, 8, 9]
+    assert set(rows["qp_num"][:n].tolist()) == {b.qp.qp_num}
+    assert (rows["status"][:n] == WCStatus.SUCCESS).all()
+    del wcs  # the view keeps the memory
+    assert rows["wr_id"][0] == 7
+
+
+def test_failures_in_an_array_have_no_other_fields(pair: Pair) -> None:
+    b = pair[1]
+    b.qp.post_recv(b.mr[0:8], wr_id=77)
+    b.qp.modify(qp_state=QPState.ERR)
+    wcs = WCArray(2)
+    until(lambda: b.rcq.poll_into(wcs) == 1, "it is flushed")
+    (wc,) = wcs
+    assert (wc.wr_id, wc.status, wc.opcode, wc.byte_len) == (77, WCStatus.WR_FLUSH_ERR, None, None)
+    row = ROW.unpack_from(memoryview(wcs).tobytes())
+    assert (row[2], *row[4:6], *row[7:12]) == (0,) * 8
+    assert row[-1] == WCExFlags.QP_NUM
+
+
+def test_an_array_tells_who_sent_a_datagram(ud_pair: Pair) -> None:
+    a, b = ud_pair
+    entry = b.ctx.find_gid()
+    with AH(a.pd, dgid=entry.gid, sgid_index=entry.index) as ah:
+        b.qp.post_recv(b.mr[0:128])
+        to = b.qp.address()
+        a.qp.post_send(a.mr[0:8], ah=ah, remote_qpn=to.qp_num, remote_qkey=b.qp.query().qkey)
+        wait_one(a.scq)
+        wcs = WCArray(1)
+        until(lambda: b.rcq.poll_into(wcs) == 1, "it arrives")
+    assert wcs[0].src_qp == a.qp.qp_num
+    assert wcs[0].byte_len == GRH + 8
+    assert wcs[0].pkey_index == 0
+    assert wcs[0].slid is not None
+
+
+@pytest.mark.parametrize("bad", [0, -1, 1 << 31])
+def test_a_capacity_out_of_range_is_refused(bad: int) -> None:
+    with pytest.raises(ValueError, match="capacity is"):
+        WCArray(bad)
+
+
+def test_poll_into_takes_nothing_else(cq: CQ) -> None:
+    for bad in (None, [], bytearray(48)):
+        with pytest.raises(TypeError, match="wcs must be a cqnotify.WCArray"):
+            cq.poll_into(bad)  # type: ignore[arg-type]
+
+
+# ---- extended ----------------------------------------------------------------------------
+
+
+def extended_pair(ctx: Context, wc_flags: WCExFlags, qp_type: QPType = QPType.RC) -> Pair:
+    a, b = Endpoint(ctx, qp_type), Endpoint(ctx, qp_type)
+    b.qp.close()
+    b.rcq = CQ(ctx, 64, channel=b.channel, wc_flags=wc_flags)
+    b.qp = QP(b.pd, qp_type, send_cq=b.scq, recv_cq=b.rcq, max_recv_wr=64)
+    return connect(a, b)
+
+
+def test_extended_completions_come_by_the_same_poll(ctx: Context) -> None:
+    pair = extended_pair(ctx, STANDARD)
+    b = pair[1]
+    assert b.rcq.wc_flags == STANDARD
+    for _ in range(3):  # no stale ones follow, however often the end of the queue is met
+        settled(pair, [1, 2, 3])
+        got = b.rcq.poll(64)
+        assert [(wc.wr_id, wc.ok, wc.opcode, wc.byte_len, wc.qp_num) for wc in got] == [
+            (i, True, WCOpcode.RECV, 8, b.qp.qp_num) for i in (1, 2, 3)
+        ]
+        assert b.rcq.poll() == []
+    assert b.qp.outstanding == (0, 0)
+
+
+def test_of_extended_completions_only_what_was_asked_for_is_there(ctx: Context) -> None:
+    pair = extended_pair(ctx, WCExFlags(0))
+    a, b = pair
+    assert b.rcq.wc_flags == WCExFlags.QP_NUM  # always: it says which memory may be let go
+    b.qp.post_recv(b.mr[0:64], wr_id=4)
+    a.qp.post_send(a.mr[0:5], opcode=WROpcode.SEND_WITH_IMM, imm_data=99)
+    wait_one(a.scq)
+    (wc,) = b.rcq.poll()
+    assert (wc.wr_id, wc.status, wc.opcode) == (4, WCStatus.SUCCESS, WCOpcode.RECV)
+    assert wc.qp_num == b.qp.qp_num
+    assert (wc.byte_len, wc.imm_data, wc.src_qp, wc.sl) == (None,) * 4
+    assert (wc.completion_ts, wc.completion_wallclock_ns, wc.cvlan, wc.flow_tag) == (None,) * 4
+
+
+def test_immediate_data_comes_extended_too(ctx: Context) -> None:
+    a, b = extended_pair(ctx, WCExFlags.IMM)
+    b.qp.post_recv(b.mr[0:64])
+    a.qp.post_send(a.mr[0:5], opcode=WROpcode.SEND_WITH_IMM, imm_data=0xDEADBEEF)
+    wait_one(a.scq)
+    wcs = WCArray(1)
+    assert b.rcq.poll_into(wcs) == 1
+    assert (wcs[0].imm_data, wcs[0].byte_len) == (0xDEADBEEF, None)
+
+
+def test_the_sender_of_a_datagram_comes_extended_too(ctx: Context) -> None:
+    a, b = extended_pair(ctx, STANDARD, QPType.UD)
+    entry = b.ctx.find_gid()
+    with AH(a.pd, dgid=entry.gid, sgid_index=entry.index) as ah:
+        b.qp.post_recv(b.mr[0:128])
+        to = b.qp.address()
+        a.qp.post_send(a.mr[0:8], ah=ah, remote_qpn=to.qp_num, remote_qkey=b.qp.query().qkey)
+        wait_one(a.scq)
+    wc = wait_one(b.rcq)
+    assert (wc.src_qp, wc.byte_len, wc.sl) == (a.qp.qp_num, GRH + 8, 0)
+    assert wc.pkey_index == 0
+
+
+def test_failures_come_extended_too(ctx: Context) -> None:
+    b = extended_pair(ctx, STANDARD)[1]
+    mr = MR(b.pd, 64)
+    b.qp.post_recv(mr, wr_id=6)
+    b.qp.modify(qp_state=QPState.ERR)
+    wc = wait_one(b.rcq, WCStatus.WR_FLUSH_ERR)
+    assert (wc.wr_id, wc.opcode, wc.byte_len, wc.qp_num) == (6, None, None, b.qp.qp_num)
+    mr.close()  # no longer pinned
+
+
+def test_extended_completions_wake_a_sleeper(ctx: Context) -> None:
+    pair = extended_pair(ctx, STANDARD)
+    b = pair[1]
+    b.rcq.req_notify()
+    with waiting(lambda: b.channel.get_event(DEADLINE)) as waiter:
+        send(pair, [1])
+    assert waiter.join() is b.rcq
+    b.rcq.ack()
+    assert len(wait_completions(b.rcq, 1)) == 1
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        WCExFlags.COMPLETION_TIMESTAMP,
+        WCExFlags.CVLAN,
+        WCExFlags.FLOW_TAG,
+        WCExFlags.COMPLETION_TIMESTAMP_WALLCLOCK,
+    ],
+)
+def test_fields_that_the_device_lacks_are_refused_clearly(ctx: Context, flag: WCExFlags) -> None:
+    with pytest.raises(VerbsError, match="this device does not report all of these fields") as e:
+        CQ(ctx, 4, wc_flags=STANDARD | flag)
+    assert e.value.verb == "ibv_create_cq_ex"
+
+
+def test_unknown_fields_are_refused_before_the_device(ctx: Context) -> None:
+    with pytest.raises(ValueError, match="0x80000000 is no flag of WCExFlags"):
+        CQ(ctx, 4, wc_flags=0x80000001)
+    with pytest.raises(TypeError, match="wc_flags must be an integer"):
+        CQ(ctx, 4, wc_flags="all")  # type: ignore[arg-type]
+    assert CQ(ctx, 4).wc_flags is None
+
+
+# ---- safe to sleep -----------------------------------------------------------------------
+
+
+def test_an_empty_cq_is_armed_and_safe(pair: Pair) -> None:
+    b = pair[1]
+    assert b.rcq.safe_to_sleep()
+    assert b.rcq.stats.arms == 1
+    with waiting(lambda: b.channel.get_event(DEADLINE)) as waiter:
+        send(pair, [1])
+    assert waiter.join() is b.rcq
+
+
+def test_with_completions_it_is_not_safe_and_nothing_is_armed(pair: Pair) -> None:
+    settled(pair, [1, 2])
+    b = pair[1]
+    assert not b.rcq.safe_to_sleep()
+    assert b.rcq.stats.arms == 0
+    assert [wc.wr_id for wc in b.rcq.poll()] == [1, 2]  # it took none away
+    assert b.rcq.safe_to_sleep()
+
+
+def test_an_armed_cq_is_not_armed_again_until_its_event_was_read(pair: Pair) -> None:
+    b = pair[1]
+    assert b.rcq.safe_to_sleep()
+    assert b.rcq.safe_to_sleep()
+    assert b.rcq.stats.arms == 1
+    settled(pair, [1])
+    assert not b.rcq.safe_to_sleep()
+    assert len(b.rcq.poll()) == 1
+    # Its event waits unread: it will wake us at once, so there is no need to arm.
+    assert b.rcq.safe_to_sleep()
+    assert b.rcq.stats.arms == 1
+    assert b.channel.get_event(timeout=DEADLINE) is b.rcq
+    b.rcq.ack()
+    assert b.rcq.safe_to_sleep()
+    assert b.rcq.stats.arms == 2
+
+
+def test_solicited_only_is_widened_but_not_narrowed(pair: Pair) -> None:
+    b = pair[1]
+    assert b.rcq.safe_to_sleep(solicited_only=True)
+    assert b.rcq.safe_to_sleep(solicited_only=True)
+    assert b.rcq.stats.arms == 1
+    assert b.rcq.safe_to_sleep()
+    assert b.rcq.stats.arms == 2
+    assert b.rcq.safe_to_sleep(solicited_only=True)
+    assert b.rcq.stats.arms == 2
+    send(pair, [1])
+    assert b.channel.get_event(timeout=DEADLINE) is b.rcq
+
+
+def test_a_loop_around_it_loses_nothing_and_sleeps_for_each_message(wire_pair: Pair) -> None:
+    """Lock-step: each message is sent when the receiver sleeps."""
+    a, b = wire_pair
+    got: list[int] = []
+
+    def receive() -> None:
+        while len(got) < 20:
+            if b.rcq.safe_to_sleep():
+                b.channel.get_event(DEADLINE).ack()
+            got.extend(b.rcq.poll_ids())
+
+    for i in range(20):
+        b.qp.post_recv(b.mr[0:64], wr_id=i)
+    with waiting(receive) as waiter:
+        for i in range(20):
+            until(lambda i=i: len(got) == i, "the one before has arrived")  # type: ignore[misc]
+            waiter.asleep()
+            a.qp.post_send(a.mr[0:8])
+    waiter.join()
+    assert got == list(range(20))
+    assert b.rcq.stats.events == b.rcq.stats.acked >= 20
+
+
+def test_without_a_channel_there_is_no_sleep(ctx: Context) -> None:
+    with CQ(ctx, 4) as cq, pytest.raises(ValueError, match="without a channel"):
+        cq.safe_to_sleep()
+
+
+# ---- resize, modify ----------------------------------------------------------------------
+
+
+def test_a_resized_cq_keeps_its_completions_and_its_arm(pair: Pair) -> None:
+    b = pair[1]
+    settled(pair, [1, 2, 3])
+    b.rcq.req_notify()
+    b.rcq.resize(1000)
+    assert b.rcq.cqe >= 1000
+    send(pair, [4])
+    assert b.channel.get_event(timeout=DEADLINE) is b.rcq
+    assert [wc.wr_id for wc in wait_completions(b.rcq, 4)] == [1, 2, 3, 4]
+    b.rcq.resize(2)
+    assert 2 <= b.rcq.cqe < 1000
+
+
+def test_resizing_under_traffic_loses_nothing(wire_pair: Pair) -> None:
+    a, b = wire_pair
+    n, got = 400, []
+    sizes = [64, 1000, 100, 2000, 300]
+
+    def receive() -> None:
+        while len(got) < n:
+            if b.rcq.safe_to_sleep():
+                b.channel.get_event(DEADLINE).ack()
+            got.extend(b.rcq.poll_ids(64))
+
+    with waiting(receive) as waiter:
+        for start in range(0, n, 16):
+            for i in range(start, start + 16):
+                b.qp.post_recv(b.mr[0:64], wr_id=i)
+            for _ in range(16):
+                a.qp.post_send(a.mr[0:8])
+            b.rcq.resize(sizes[start // 16 % len(sizes)])
+            wait_completions(a.scq, 16)
+    waiter.join()
+    assert got == list(range(n))
+
+
+def test_a_size_that_does_not_fit_is_refused_and_harms_nothing(pair: Pair) -> None:
+    b = pair[1]
+    settled(pair, list(range(10)))
+    before = b.rcq.cqe
+    with pytest.raises(VerbsError, match="does it hold more completions than that") as e:
+        b.rcq.resize(2)
+    assert e.value.verb == "ibv_resize_cq"
+    assert b.rcq.cqe == before
+    assert b.rcq.poll_ids() == list(range(10))
+
+
+@pytest.mark.parametrize("bad", [0, -1, 1 << 31])
+def test_a_size_out_of_range_is_refused_with_the_limit(cq: CQ, bad: int) -> None:
+    limit = cq.context.query_device().max_cqe
+    with pytest.raises(ValueError, match=f"cqe is {bad}: it must be 1 to {limit}"):
+        cq.resize(bad)
+
+
+def test_moderation_is_refused_clearly_where_the_device_has_none(cq: CQ) -> None:
+    with pytest.raises(VerbsError, match="does not moderate its completion events") as e:
+        cq.modify(8, 100)
+    assert (e.value.errno, e.value.verb) == (errno.EOPNOTSUPP, "ibv_modify_cq")
+    with pytest.raises(ValueError, match="cq_count is 65536: it must be 0 to 65535"):
+        cq.modify(65536, 0)
+    with pytest.raises(ValueError, match="cq_period is -1"):
+        cq.modify(1, -1)
+
+
+def test_all_of_it_is_a_closed_error_when_closed(ctx: Context) -> None:
+    cq = CQ(ctx, 4, channel=CompletionChannel(ctx), wc_flags=STANDARD)
+    cq.close()
+    for call in (
+        cq.poll_ids,
+        cq.safe_to_sleep,
+        lambda: cq.poll_into(WCArray(1)),
+        lambda: cq.resize(8),
+        lambda: cq.modify(1, 1),
+        lambda: cq.wc_flags,
+    ):
+        with pytest.raises(ClosedError):
+            call()
+
+
+# ---- a loop over a channel ---------------------------------------------------------------
+
+
+def test_a_loop_over_a_channel_gets_its_events_and_ends_when_it_is_closed(ctx: Context) -> None:
+    with Context(ctx.name) as other:
+        a, b = connect(Endpoint(other, QPType.RC), Endpoint(other, QPType.RC))
+        seen: list[CQ] = []
+
+        def loop() -> str:
+            for cq in b.channel:
+                cq.ack()
+                seen.append(cq)
+                cq.req_notify()
+                cq.poll()
+            return "ended"
+
+        b.rcq.req_notify()
+        with waiting(loop) as waiter:
+            for n in (1, 2):
+                send((a, b), [n])
+                until(lambda n=n: len(seen) >= n, "the event")  # type: ignore[misc]
+            waiter.asleep()
+            b.channel.interrupt()
+        with pytest.raises(InterruptedError):
+            waiter.join()
+        with waiting(loop) as waiter:
+            other.close()
+        assert waiter.join() == "ended"
+        with pytest.raises(ClosedError):
+            iter(b.channel)
+        assert list(seen[:2]) == [b.rcq, b.rcq]
