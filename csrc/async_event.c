@@ -18,14 +18,14 @@
 #include <unistd.h>
 
 #define DRAIN_AT_MOST 64 /* then look what else there is to do */
-#define QUEUE_ROOM 1024  /* beyond, an event that is queued already is dropped */
+#define QUEUE_ROOM 1024  /* beyond, no more of a kind are added */
 
 typedef enum { NOTHING, OF_CQ, OF_QP, OF_PORT, OF_DEVICE } scope;
 
 struct cqn_async_event {
     PyObject_HEAD
     cqn_async_event *next; /* in the queue, which holds it strongly */
-    uint64_t serial;
+    uint64_t serial; /* rises with time */
     PyObject *element; /* the CQ or QP, or NULL */
     enum ibv_event_type type;
     int port_num; /* or 0 */
@@ -178,11 +178,15 @@ static bool same(const cqn_async_event *a, const cqn_async_event *b)
     return a->type == b->type && a->element == b->element && a->port_num == b->port_num;
 }
 
-static bool queued_already(const cqn_context *ctx, const cqn_async_event *event)
+/* Instead of one more of a kind, the queue has that one anew. */
+static bool refresh(const cqn_context *ctx, const cqn_async_event *event)
 {
-    const cqn_async_event *e = ctx->async_first;
+    cqn_async_event *e = ctx->async_first;
     while (e != NULL && !same(e, event)) {
         e = e->next;
+    }
+    if (e != NULL) {
+        e->serial = event->serial;
     }
     return e != NULL;
 }
@@ -200,7 +204,7 @@ static void tell_waiters(const cqn_context *ctx, cqn_async_event *event)
 }
 
 /* An event that the queue has while this channel has not been told of it; of
- * several in a row that say the same, the last. */
+ * several in a row that say the same, the latest. */
 PyObject *cqn_async_untold(const cqn_channel *channel)
 {
     cqn_async_event *found = NULL;
@@ -209,7 +213,7 @@ PyObject *cqn_async_untold(const cqn_channel *channel)
             if (found != NULL && !same(found, e)) {
                 break;
             }
-            found = e;
+            found = found != NULL && found->serial > e->serial ? found : e;
         }
     }
     return (PyObject *)found;
@@ -265,7 +269,7 @@ static int read_event(cqn_context *ctx)
     ibv_ack_async_event(&raw);
     event->serial = ++ctx->async_serial;
     tell_waiters(ctx, event);
-    if (ctx->async_len >= QUEUE_ROOM && queued_already(ctx, event)) {
+    if (ctx->async_len >= QUEUE_ROOM && refresh(ctx, event)) {
         Py_DECREF(event);
     }
     else {
