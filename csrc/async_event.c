@@ -25,8 +25,8 @@ typedef enum { NOTHING, OF_CQ, OF_QP, OF_PORT, OF_DEVICE } scope;
 struct cqn_async_event {
     PyObject_HEAD
     cqn_async_event *next; /* in the queue, which holds it strongly */
-    uint64_t serial; /* rises with time */
-    PyObject *element; /* the CQ or QP, or NULL */
+    uint64_t serial;       /* rises with time */
+    PyObject *element;     /* the CQ or QP, or NULL */
     enum ibv_event_type type;
     int port_num; /* or 0 */
 };

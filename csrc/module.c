@@ -142,6 +142,15 @@ static PyMethodDef module_methods[] = {
      "register_enums($module, wc_status, wc_opcode, wc_flags, wc_ex_flags, "
      "event_type, /)\n--\n\n"
      "Name the enums whose members WorkCompletion and AsyncEvent carry."},
+#ifdef CQN_FAULTS
+    {"fail_call", cqn_fail_call, METH_VARARGS,
+     "fail_call(n, errno=ENOMEM): the n-th call from now fails; 0: none."},
+    {"fail_alloc", cqn_fail_alloc, METH_VARARGS,
+     "fail_alloc(n): the n-th allocation of this thread from now fails; 0: none."},
+    {"failed", cqn_failed, METH_NOARGS, "failed(): what failed since; None: nothing."},
+    {"live_handles", cqn_live_handles, METH_NOARGS,
+     "live_handles(): how many handles of the device there are."},
+#endif
     {NULL, NULL, 0, NULL},
 };
 

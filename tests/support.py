@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +28,16 @@ DEADLINE = 30.0  # seconds: the lab's guest is emulated, and can stall for a whi
 ALL_REMOTE = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_READ
 GRH = 40
 PPOLL = "271"  # number of the system call on x86-64
+
+
+def is_rxe(ctx: Context) -> bool:
+    """Whether the device is Soft-RoCE, which departs from the manual in places."""
+    return bool(ctx.query_device().vendor_id == 0xFFFFFF)
+
+
+def kernel() -> tuple[int, int]:
+    major, minor = os.uname().release.split(".")[:2]
+    return int(major), int(minor)
 
 
 class Endpoint:
@@ -87,10 +98,10 @@ def wait_one(cq: CQ, status: WCStatus = WCStatus.SUCCESS) -> WorkCompletion:
     return wc
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + DEADLINE
+def until(condition: Callable[[], bool], what: str, deadline: float = DEADLINE) -> None:
+    end = time.monotonic() + deadline
     while not condition():
-        assert time.monotonic() < end, f"{what}: not within {DEADLINE} s"
+        assert time.monotonic() < end, f"{what}: not within {deadline} s"
         time.sleep(0.001)
 
 

@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: MIT */
+/* Making the n-th call or the n-th allocation fail, for tests: see faults.h.
+ * The only C file with globals; it is empty in an ordinary build. */
+
+#include "core.h"
+
+#ifdef CQN_FAULTS
+
+#include <stdatomic.h>
+
+typedef struct {
+    atomic_long left;             /* until it is the turn; 0: off */
+    const char *_Atomic happened; /* what failed */
+} countdown;
+
+static countdown calls, allocations;
+static atomic_int error;
+static atomic_long live;
+static pthread_t armed_by;
+static PyMemAllocatorEx original[2];
+
+static bool is_its_turn(countdown *c, const char *what)
+{
+    if (atomic_load(&c->left) == 0 || atomic_fetch_sub(&c->left, 1) != 1) {
+        return false;
+    }
+    atomic_store(&c->happened, what);
+    return true;
+}
+
+int cqn_fault_errno(void)
+{
+    return atomic_load(&error);
+}
+
+bool cqn_fault(const char *call)
+{
+    if (!is_its_turn(&calls, call)) {
+        return false;
+    }
+    errno = cqn_fault_errno();
+    return true;
+}
+
+void *cqn_born(void *handle)
+{
+    live += handle != NULL;
+    return handle;
+}
+
+int cqn_died(int rc)
+{
+    live -= rc == 0;
+    return rc;
+}
+
+/* ---- allocations of the thread that asked for it ---- */
+
+static bool starve(void)
+{
+    return atomic_load(&allocations.left) > 0 && pthread_equal(pthread_self(), armed_by) &&
+           is_its_turn(&allocations, "allocation");
+}
+
+static void *faulty_malloc(void *ctx, size_t size)
+{
+    const PyMemAllocatorEx *a = ctx;
+    return starve() ? NULL : a->malloc(a->ctx, size);
+}
+
+static void *faulty_calloc(void *ctx, size_t n, size_t size)
+{
+    const PyMemAllocatorEx *a = ctx;
+    return starve() ? NULL : a->calloc(a->ctx, n, size);
+}
+
+static void *faulty_realloc(void *ctx, void *p, size_t size)
+{
+    const PyMemAllocatorEx *a = ctx;
+    return starve() ? NULL : a->realloc(a->ctx, p, size);
+}
+
+static void faulty_free(void *ctx, void *p)
+{
+    const PyMemAllocatorEx *a = ctx;
+    a->free(a->ctx, p);
+}
+
+/* Once, and for good. */
+static void hook_allocators(void)
+{
+    static const PyMemAllocatorDomain domains[] = {PYMEM_DOMAIN_MEM, PYMEM_DOMAIN_OBJ};
+    for (size_t i = 0; i < Py_ARRAY_LENGTH(domains) && original[i].malloc == NULL; i++) {
+        PyMem_GetAllocator(domains[i], &original[i]);
+        PyMemAllocatorEx faulty = {&original[i], faulty_malloc, faulty_calloc, faulty_realloc,
+                                   faulty_free};
+        PyMem_SetAllocator(domains[i], &faulty);
+    }
+}
+
+PyObject *cqn_fail_call(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    long n;
+    int err = ENOMEM;
+    if (!PyArg_ParseTuple(args, "l|i:fail_call", &n, &err)) {
+        return NULL;
+    }
+    atomic_store(&error, err);
+    atomic_store(&calls.happened, NULL);
+    atomic_store(&calls.left, n);
+    Py_RETURN_NONE;
+}
+
+PyObject *cqn_fail_alloc(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    long n;
+    if (!PyArg_ParseTuple(args, "l:fail_alloc", &n)) {
+        return NULL;
+    }
+    hook_allocators();
+    armed_by = pthread_self();
+    atomic_store(&allocations.happened, NULL);
+    atomic_store(&allocations.left, n);
+    Py_RETURN_NONE;
+}
+
+PyObject *cqn_failed(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+{
+    const char *call = atomic_load(&calls.happened);
+    const char *what = call ? call : atomic_load(&allocations.happened);
+    return what ? PyUnicode_FromString(what) : Py_NewRef(Py_None);
+}
+
+PyObject *cqn_live_handles(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+{
+    return PyLong_FromLong(atomic_load(&live));
+}
+
+#endif

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A debug build in which any call can be made to fail: CQNOTIFY_DEBUG=faults.
+ *
+ * Each call into libibverbs, and those into the system that can fail, asks
+ * cqn_fault() first. When it is the one whose turn it is, it is not made, and
+ * fails in its own style: NULL or -1 with errno, or the error as the result.
+ * What creates and destroys handles counts them.
+ */
+#ifndef CQN_FAULTS_H
+#define CQN_FAULTS_H
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+
+bool cqn_fault(const char *call);
+int cqn_fault_errno(void);
+void *cqn_born(void *handle);
+int cqn_died(int rc);
+
+#define NULL_OR(call, ...) (cqn_fault(#call) ? NULL : call(__VA_ARGS__))
+#define MINUS_1_OR(call, ...) (cqn_fault(#call) ? -1 : call(__VA_ARGS__))
+#define ERROR_OR(call, ...) (cqn_fault(#call) ? cqn_fault_errno() : call(__VA_ARGS__))
+
+/* In the header these are macros around something else. */
+#undef ibv_get_device_list
+#undef ibv_query_port
+#undef ibv_reg_mr
+
+/* clang-format off */
+#define ibv_get_device_list(...) NULL_OR(ibv_get_device_list, __VA_ARGS__)
+#define ibv_query_port(...) \
+    (cqn_fault("ibv_query_port") ? cqn_fault_errno() : ___ibv_query_port(__VA_ARGS__))
+#define ibv_query_device(...) ERROR_OR(ibv_query_device, __VA_ARGS__)
+#define ibv_query_gid_table(...) \
+    (cqn_fault("ibv_query_gid_table") ? -cqn_fault_errno() : ibv_query_gid_table(__VA_ARGS__))
+
+#define ibv_open_device(...) cqn_born(NULL_OR(ibv_open_device, __VA_ARGS__))
+#define ibv_alloc_pd(...) cqn_born(NULL_OR(ibv_alloc_pd, __VA_ARGS__))
+#define ibv_reg_mr(...) \
+    cqn_born(cqn_fault("ibv_reg_mr") ? NULL : __ibv_reg_mr(__VA_ARGS__, 0))
+#define ibv_create_comp_channel(...) cqn_born(NULL_OR(ibv_create_comp_channel, __VA_ARGS__))
+#define ibv_create_cq(...) cqn_born(NULL_OR(ibv_create_cq, __VA_ARGS__))
+#define ibv_create_cq_ex(...) cqn_born(NULL_OR(ibv_create_cq_ex, __VA_ARGS__))
+#define ibv_create_qp(...) cqn_born(NULL_OR(ibv_create_qp, __VA_ARGS__))
+#define ibv_create_ah(...) cqn_born(NULL_OR(ibv_create_ah, __VA_ARGS__))
+
+#define ibv_close_device(...) cqn_died(MINUS_1_OR(ibv_close_device, __VA_ARGS__))
+#define ibv_dealloc_pd(...) cqn_died(ERROR_OR(ibv_dealloc_pd, __VA_ARGS__))
+#define ibv_dereg_mr(...) cqn_died(ERROR_OR(ibv_dereg_mr, __VA_ARGS__))
+#define ibv_destroy_comp_channel(...) cqn_died(ERROR_OR(ibv_destroy_comp_channel, __VA_ARGS__))
+#define ibv_destroy_cq(...) cqn_died(ERROR_OR(ibv_destroy_cq, __VA_ARGS__))
+#define ibv_destroy_qp(...) cqn_died(ERROR_OR(ibv_destroy_qp, __VA_ARGS__))
+#define ibv_destroy_ah(...) cqn_died(ERROR_OR(ibv_destroy_ah, __VA_ARGS__))
+
+#define ibv_req_notify_cq(...) ERROR_OR(ibv_req_notify_cq, __VA_ARGS__)
+#define ibv_resize_cq(...) ERROR_OR(ibv_resize_cq, __VA_ARGS__)
+#define ibv_modify_cq(...) ERROR_OR(ibv_modify_cq, __VA_ARGS__)
+#define ibv_poll_cq(...) MINUS_1_OR(ibv_poll_cq, __VA_ARGS__)
+#define ibv_start_poll(...) ERROR_OR(ibv_start_poll, __VA_ARGS__)
+#define ibv_get_cq_event(...) MINUS_1_OR(ibv_get_cq_event, __VA_ARGS__)
+#define ibv_get_async_event(...) MINUS_1_OR(ibv_get_async_event, __VA_ARGS__)
+#define ibv_modify_qp(...) ERROR_OR(ibv_modify_qp, __VA_ARGS__)
+#define ibv_query_qp(...) ERROR_OR(ibv_query_qp, __VA_ARGS__)
+#define ibv_post_send(...) ERROR_OR(ibv_post_send, __VA_ARGS__)
+#define ibv_post_recv(...) ERROR_OR(ibv_post_recv, __VA_ARGS__)
+
+#define eventfd(...) MINUS_1_OR(eventfd, __VA_ARGS__)
+#define epoll_create1(...) MINUS_1_OR(epoll_create1, __VA_ARGS__)
+#define epoll_ctl(...) MINUS_1_OR(epoll_ctl, __VA_ARGS__)
+#define fcntl(...) MINUS_1_OR(fcntl, __VA_ARGS__)
+#define ppoll(...) MINUS_1_OR(ppoll, __VA_ARGS__)
+#define madvise(...) MINUS_1_OR(madvise, __VA_ARGS__)
+#define mmap(...) (cqn_fault("mmap") ? MAP_FAILED : mmap(__VA_ARGS__))
+/* clang-format on */
+
+#endif
