@@ -54,8 +54,11 @@ static PyObject *names_of(struct ibv_device **list)
     return names;
 }
 
-static void *refuse_name(cqn_state *st, struct ibv_device **list, const char *name)
+static void *refuse_name(cqn_state *st, struct ibv_device **list, int err, const char *name)
 {
+    if (list == NULL && err != ENOSYS) { /* which is a kernel that knows no RDMA */
+        return cqn_verbs_error(st, err, "ibv_get_device_list", "");
+    }
     if (list == NULL || list[0] == NULL) {
         return cqn_verbs_error(st, ENODEV, "ibv_open_device",
                                "this machine has no RDMA device; a software one is made by "
@@ -91,6 +94,7 @@ static struct ibv_context *open_device(cqn_state *st, const char *name)
 {
     int n = 0;
     struct ibv_device **list = ibv_get_device_list(&n);
+    int err = errno;
     struct ibv_device *device = NULL;
     for (int i = 0; i < n && device == NULL; i++) {
         if (name == NULL || strcmp(name, ibv_get_device_name(list[i])) == 0) {
@@ -99,10 +103,9 @@ static struct ibv_context *open_device(cqn_state *st, const char *name)
     }
     struct ibv_context *handle = NULL;
     if (device == NULL) {
-        refuse_name(st, list, name);
+        refuse_name(st, list, err, name);
     }
     else {
-        int err;
         Py_BEGIN_ALLOW_THREADS
             errno = 0;
             handle = ibv_open_device(device);

@@ -7,6 +7,7 @@
 #ifdef CQN_FAULTS
 
 #include <stdatomic.h>
+#include <unistd.h>
 
 typedef struct {
     atomic_long left;             /* until it is the turn; 0: off */
@@ -15,9 +16,20 @@ typedef struct {
 
 static countdown calls, allocations;
 static atomic_int error;
+static atomic_bool hold; /* the failing call, until this is false */
 static atomic_long live;
 static pthread_t armed_by;
 static PyMemAllocatorEx original[2];
+
+/* n == 0 stops it, and leaves what happened to be asked for. */
+static void arm(countdown *c, long n)
+{
+    if (n > 0) {
+        atomic_store(&calls.happened, NULL);
+        atomic_store(&allocations.happened, NULL);
+    }
+    atomic_store(&c->left, n);
+}
 
 static bool is_its_turn(countdown *c, const char *what)
 {
@@ -37,6 +49,9 @@ bool cqn_fault(const char *call)
 {
     if (!is_its_turn(&calls, call)) {
         return false;
+    }
+    while (atomic_load(&hold)) {
+        usleep(1000);
     }
     errno = cqn_fault_errno();
     return true;
@@ -101,13 +116,13 @@ static void hook_allocators(void)
 PyObject *cqn_fail_call(PyObject *Py_UNUSED(module), PyObject *args)
 {
     long n;
-    int err = ENOMEM;
-    if (!PyArg_ParseTuple(args, "l|i:fail_call", &n, &err)) {
+    int err = ENOMEM, held = 0;
+    if (!PyArg_ParseTuple(args, "l|ip:fail_call", &n, &err, &held)) {
         return NULL;
     }
+    atomic_store(&hold, held);
     atomic_store(&error, err);
-    atomic_store(&calls.happened, NULL);
-    atomic_store(&calls.left, n);
+    arm(&calls, n);
     Py_RETURN_NONE;
 }
 
@@ -119,8 +134,7 @@ PyObject *cqn_fail_alloc(PyObject *Py_UNUSED(module), PyObject *args)
     }
     hook_allocators();
     armed_by = pthread_self();
-    atomic_store(&allocations.happened, NULL);
-    atomic_store(&allocations.left, n);
+    arm(&allocations, n);
     Py_RETURN_NONE;
 }
 

@@ -144,7 +144,8 @@ static PyMethodDef module_methods[] = {
      "Name the enums whose members WorkCompletion and AsyncEvent carry."},
 #ifdef CQN_FAULTS
     {"fail_call", cqn_fail_call, METH_VARARGS,
-     "fail_call(n, errno=ENOMEM): the n-th call from now fails; 0: none."},
+     "fail_call(n, errno=ENOMEM, hold=False): the n-th call from now fails; 0: none. With hold it "
+     "does not return before the next fail_call(); only where that call releases the GIL."},
     {"fail_alloc", cqn_fail_alloc, METH_VARARGS,
      "fail_alloc(n): the n-th allocation of this thread from now fails; 0: none."},
     {"failed", cqn_failed, METH_NOARGS, "failed(): what failed since; None: nothing."},

@@ -126,16 +126,16 @@ static void read_extended(cqn_cq *self, struct ibv_wc *wc, cqn_wc_extra *extra)
     };
 }
 
-/* As ibv_poll_cq(). Never asks for a next completion: at the end of the queue,
- * rxe's provider counted one too many then (until rdma-core 55), and released
- * its lock twice (until 61). One start and end for each works everywhere. */
+/* As ibv_poll_cq(), but it returns the error negated. Never asks for a next completion: at the end
+ * of the queue, rxe's provider counted one too many then (until rdma-core 55), and released its
+ * lock twice (until 61). One start and end for each works everywhere. */
 static int poll_extended(cqn_cq *self, int n, struct ibv_wc *wc, cqn_wc_extra *extra)
 {
     struct ibv_poll_cq_attr attr = {.comp_mask = 0};
     for (int got = 0; got < n; got++) {
         int err = ibv_start_poll(self->ex, &attr);
         if (err != 0) {
-            return err == ENOENT || got > 0 ? got : -1;
+            return err == ENOENT || got > 0 ? got : -err;
         }
         read_extended(self, &wc[got], extra ? &extra[got] : NULL);
         ibv_end_poll(self->ex);
@@ -180,8 +180,8 @@ static int fetch_batch(cqn_cq *self, size_t n, cqn_object **trash)
                   ? ibv_poll_cq(self->base.handle, (int)n, wc)
                   : poll_extended(self, (int)n, wc, self->extra ? self->extra + end : NULL);
     if (got < 0) {
-        cqn_verbs_error(self->base.state, EIO, self->ex ? "ibv_start_poll" : "ibv_poll_cq",
-                        "the device can't be polled any more");
+        cqn_verbs_error(self->base.state, self->ex ? -got : EIO,
+                        self->ex ? "ibv_start_poll" : "ibv_poll_cq", "the CQ can't be polled");
         return -1;
     }
     self->stash_len += (size_t)got;

@@ -176,7 +176,8 @@ static PyObject *wait_in(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *
 }
 
 /* Of the interrupted, the last one makes the eventfd unreadable. Who found what
- * he waited for at the same moment leaves a failure to the next. */
+ * he waited for at the same moment leaves the interrupt, or the failure, to the
+ * next. */
 static void leave(cqn_gate *gate, uint64_t seq, bool successful)
 {
     gate->waiters--;
@@ -186,7 +187,9 @@ static void leave(cqn_gate *gate, uint64_t seq, bool successful)
         }
     }
     else if (seq != gate->seq) {
-        gate->failure_next |= successful && gate->failure != NULL && gate->failure_seq > seq;
+        bool failed = gate->failure != NULL && gate->failure_seq > seq;
+        gate->failure_next |= successful && failed;
+        gate->interrupt_next |= successful && !failed;
         if (--gate->interrupts == 0) {
             calm(gate);
             if (!gate->failure_next) {

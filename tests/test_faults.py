@@ -1,0 +1,495 @@
+# SPDX-License-Identifier: MIT
+"""Every call into libibverbs and the system, and every allocation, fails once.
+
+After each failure: the exception is the documented one, no handle of the device and no file is
+leaked, nothing that was there is lost, and everything still works and closes. Needs the debug build
+(CQNOTIFY_DEBUG=faults), which ./lab test --asan and ./lab test --coverage make.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from support import DEADLINE, Waiter, until
+
+from cqnotify import (
+    AH,
+    CQ,
+    MR,
+    PD,
+    QP,
+    AsyncEventType,
+    ClosedError,
+    CompletionChannel,
+    CompletionError,
+    Context,
+    DeviceRemovedError,
+    QPState,
+    QPType,
+    SendFlags,
+    VerbsError,
+    WCArray,
+    WCExFlags,
+    _core,
+    devices,
+)
+
+core: Any = _core  # the stub does not have what only the debug build has
+
+
+@pytest.fixture(autouse=True)
+def unarmed() -> Iterator[None]:
+    yield
+    core.fail_call(0)
+    core.fail_alloc(0)
+
+
+@pytest.fixture
+def w(ctx: Context) -> Iterator[World]:
+    world = World(ctx.name)
+    yield world
+    world.close()
+
+
+class World:
+    """One of everything, on a context of its own; a QP that sends to itself."""
+
+    def __init__(self, name: str | None = None) -> None:
+        self.ctx = Context(name)
+        self.made: list[Any] = []
+        try:
+            self.make()
+        except BaseException:
+            self.close()
+            raise
+
+    def make(self) -> None:
+        self.pd = PD(self.ctx)
+        self.channel = CompletionChannel(self.ctx)
+        self.cq = CQ(self.ctx, 16, channel=self.channel)
+        self.ex = CQ(self.ctx, 16, channel=self.channel, wc_flags=WCExFlags(0x7F))
+        self.mr = MR(self.pd, 4096)
+        self.foreign = MR(self.pd, bytearray(64))
+        entry = self.ctx.find_gid()
+        self.ah = AH(self.pd, dgid=entry.gid, sgid_index=entry.index)
+        self.qp = QP(self.pd, QPType.RC, send_cq=self.cq, recv_cq=self.ex)
+        self.qp.connect(self.qp.address())
+
+    def close(self) -> None:
+        """Even where a call of the closing is the one that fails: the second try must do."""
+        core.fail_call(0)
+        self.ctx.close()
+        assert self.ctx.closed
+
+
+def receive(w: World) -> None:
+    w.qp.post_recv(w.mr[0:64], wr_id=1)
+    w.ex.req_notify()
+    w.qp.post_send(w.mr[64:72], wr_id=2, send_flags=SendFlags.SIGNALED | SendFlags.SOLICITED)
+    assert w.channel.get_event(timeout=DEADLINE) is w.ex
+    w.ex.ack()
+    until(lambda: bool(w.ex.poll()), "received")
+    until(lambda: bool(w.cq.poll_ids()), "sent")
+
+
+def script(w: World) -> None:
+    """A bit of everything."""
+    w.ctx.query_device()
+    w.ctx.query_port()
+    w.ctx.gid_table()
+    w.ctx.try_get_async_event()
+    with suppress(TimeoutError):
+        w.ctx.get_async_event(timeout=0)
+    receive(w)
+    assert w.cq.safe_to_sleep()
+    assert w.channel.try_get_event() is None
+    with suppress(TimeoutError):
+        w.channel.get_event(timeout=0)
+    assert w.cq.poll_into(WCArray(4)) == 0
+    w.cq.resize(64)
+    with suppress(VerbsError):
+        w.cq.modify(1, 1)
+    w.qp.query()
+    w.qp.modify(qp_state=QPState.ERR)
+    w.qp.modify(qp_state=QPState.RESET)
+    for thing in (w.qp, w.ah, w.foreign, w.mr, w.ex, w.cq, w.channel, w.pd, w.ctx):
+        thing.close()
+
+
+def run(armed: Callable[[], None]) -> BaseException | None:
+    """The script with a fault somewhere; what came of it. Everything is closed afterwards."""
+    w = None
+    try:
+        armed()
+        devices()
+        w = World()
+        script(w)
+    except Exception as e:
+        return e
+    finally:
+        core.fail_call(0)
+        core.fail_alloc(0)
+        if w is not None:
+            w.close()
+    return None
+
+
+def open_files() -> list[str]:
+    return sorted(os.listdir("/proc/self/fd"))
+
+
+TOLERATED = {
+    "ibv_query_port": "the limit of a message is not learned, then",
+    "ibv_modify_cq": "the script expects that it fails",
+}
+
+
+@pytest.mark.parametrize("error", [errno.ENOMEM, errno.EIO])
+def test_each_call_fails_once(ctx: Context, error: int) -> None:
+    run(lambda: None)
+    handles, files = core.live_handles(), open_files()
+    seen: list[str] = []
+    for n in range(1, 1000):
+        exception = run(lambda n=n: core.fail_call(n, error))  # type: ignore[misc]
+        call = core.failed()
+        if exception is None and call is None:
+            break
+        seen.append(call)
+        where = f"call {n}, {call}: {exception!r}"
+        if exception is None:
+            assert call in TOLERATED, where
+        elif call == "mmap":
+            assert isinstance(exception, MemoryError), where
+        elif call.startswith("ibv_"):
+            assert isinstance(exception, VerbsError), where
+            assert call.startswith(exception.verb), where
+            assert exception.errno == (errno.EIO if call == "ibv_poll_cq" else error), where
+            assert isinstance(exception, DeviceRemovedError) == (exception.errno == errno.EIO)
+        else:
+            assert isinstance(exception, OSError), where
+            assert exception.errno == error, where
+        del exception
+        gc.collect()
+        assert core.live_handles() == handles, where
+        assert open_files() == files, where
+    assert run(lambda: None) is None
+    assert {
+        *("ibv_get_device_list", "ibv_open_device", "ibv_query_device", "ibv_query_port"),
+        *("ibv_query_gid_table", "ibv_alloc_pd", "ibv_create_comp_channel", "ibv_create_cq"),
+        *("ibv_create_cq_ex", "ibv_reg_mr", "ibv_create_ah", "ibv_create_qp", "ibv_modify_qp"),
+        *("ibv_query_qp", "ibv_post_recv", "ibv_post_send", "ibv_req_notify_cq", "ibv_poll_cq"),
+        *("ibv_start_poll", "ibv_get_cq_event", "ibv_get_async_event", "ibv_resize_cq"),
+        *("ibv_modify_cq", "ibv_destroy_qp", "ibv_destroy_ah", "ibv_dereg_mr", "ibv_destroy_cq"),
+        *("ibv_destroy_comp_channel", "ibv_dealloc_pd", "ibv_close_device"),
+        *("eventfd", "epoll_create1", "epoll_ctl", "fcntl", "mmap", "ppoll"),
+    } <= set(seen)
+
+
+# ---- allocations -------------------------------------------------------------------------
+
+Setup = Callable[[World], Any]
+Call = Callable[[World, Any], Any]
+
+
+def arrived(w: World) -> None:
+    """A message is in both CQs, its events are read; nothing was polled since."""
+    drain(w)
+    w.ex.req_notify()
+    w.qp.post_recv(w.mr[0:64], wr_id=1)
+    w.qp.post_send(w.mr[64:72], wr_id=2)
+    wcs = WCArray(1)
+    until(lambda: w.cq.poll_into(wcs) == 1, "sent")
+    assert w.channel.get_event(timeout=DEADLINE) is w.ex
+    w.ex.ack(w.ex.unacked)
+
+
+def drain(w: World) -> None:
+    for cq in (w.cq, w.ex):
+        while True:
+            with suppress(CompletionError):
+                if not cq.poll(64):
+                    break
+    while (cq := w.channel.try_get_event()) is not None:  # type: ignore[assignment]
+        cq.ack(cq.unacked)
+
+
+def event_pending(w: World) -> None:
+    arrived(w)
+    w.ex.poll(16)
+    w.ex.req_notify()
+    w.qp.post_recv(w.mr[0:64], wr_id=1)
+    w.qp.post_send(w.mr[64:72], wr_id=2)
+    wcs = WCArray(1)
+    until(lambda: w.cq.poll_into(wcs) == 1, "sent")
+
+
+def report_pending(w: World) -> None:
+    w.qp.modify(qp_state=QPState.RESET)
+    w.qp.connect(w.qp.address())
+    w.qp.modify(qp_state=QPState.SQD)
+
+
+def flushed(w: World) -> None:
+    w.qp.modify(qp_state=QPState.RESET)
+    drain(w)
+    w.qp.connect(w.qp.address())
+    w.qp.post_recv(w.mr[0:64], wr_id=1)
+    w.qp.modify(qp_state=QPState.ERR)
+
+
+def expect(error: type[Exception], call: Callable[[], Any]) -> None:
+    """A refusal is made of objects, too."""
+    try:
+        call()
+    except error:
+        return
+    raise AssertionError(f"{error.__name__} did not come")
+
+
+def nothing(_: World) -> None:
+    pass
+
+
+def new_qp(w: World) -> QP:
+    return QP(w.pd, QPType.RC, send_cq=w.cq, recv_cq=w.ex)
+
+
+def closes(call: Callable[[World], Any]) -> Call:
+    return lambda w, _: call(w).close()
+
+
+def one(got: list[Any]) -> list[Any]:
+    """It is there, since the sender was told so. Allocates nothing that could fail."""
+    if len(got) != 1:
+        raise AssertionError(f"not one completion: {got}")
+    return got
+
+
+def raised(w: World) -> CompletionError:
+    while True:
+        try:
+            w.ex.poll_ids()
+        except CompletionError as e:
+            return e
+
+
+def refuse_everything(w: World) -> None:
+    expect(ValueError, lambda: CQ(w.ctx, 0))
+    expect(TypeError, lambda: w.cq.poll(n=1))  # type: ignore[call-arg]
+    expect(ValueError, lambda: w.cq.ack(1000))
+    expect(OSError, w.pd.close)
+    expect(LookupError, lambda: w.ctx.find_gid("9.9.9.9"))
+    expect(OSError, lambda: Context("nonsense"))
+    expect(TypeError, lambda: w.qp.modify(nonsense=1))
+    expect(ValueError, lambda: w.qp.post_send(w.mr[0:8], opcode=99))
+
+
+ROOM = WCArray(2)
+CASES: dict[str, tuple[Setup, Call]] = {
+    "devices": (nothing, lambda w, _: devices()),
+    "Context": (nothing, closes(lambda w: Context())),
+    "PD": (nothing, closes(lambda w: PD(w.ctx))),
+    "CompletionChannel": (nothing, closes(lambda w: CompletionChannel(w.ctx))),
+    "CQ": (nothing, closes(lambda w: CQ(w.ctx, 4, channel=w.channel))),
+    "extended CQ": (nothing, closes(lambda w: CQ(w.ctx, 4, wc_flags=WCExFlags(3)))),
+    "MR": (nothing, closes(lambda w: MR(w.pd, 64))),
+    "MR of a buffer": (nothing, closes(lambda w: MR(w.pd, bytearray(64)))),
+    "AH": (nothing, closes(lambda w: AH(w.pd, dgid=w.ctx.find_gid().gid))),  # type: ignore[arg-type]
+    "QP": (nothing, closes(new_qp)),
+    "WCArray": (nothing, lambda w, _: WCArray(4)),
+    "query": (nothing, lambda w, _: [w.ctx.query_device(), w.ctx.query_port(), w.qp.query()]),
+    "gid_table": (nothing, lambda w, _: w.ctx.gid_table()),
+    "memory": (nothing, lambda w, _: [w.mr[0:8], w.mr.read(4), memoryview(w.mr)]),
+    "repr": (nothing, lambda w, _: [repr(x) for x in (w.ctx, w.cq, w.qp, w.mr, w.mr[0:8])]),
+    "stats": (nothing, lambda w, _: w.cq.stats),
+    "refusals": (nothing, lambda w, _: refuse_everything(w)),
+    "poll": (arrived, lambda w, _: one(w.ex.poll())),
+    "poll_ids": (arrived, lambda w, _: one(w.ex.poll_ids())),
+    "poll_into": (arrived, lambda w, _: one([0] * w.ex.poll_into(ROOM))),
+    "poll_ids of a failure": (flushed, lambda w, _: raised(w)),
+    "safe_to_sleep": (drain, lambda w, _: w.cq.safe_to_sleep()),
+    "get_event": (event_pending, lambda w, _: w.channel.get_event(DEADLINE)),
+    "try_get_event": (event_pending, lambda w, _: w.channel.try_get_event()),  # type: ignore[union-attr]
+    "get_async_event": (report_pending, lambda w, _: w.ctx.get_async_event(timeout=DEADLINE)),
+}
+
+
+def close_callbacks(w: World, _: Any) -> None:
+    pd = PD(w.ctx)
+    try:
+        for _ in range(3):
+            pd.add_close_callback(close_callbacks_seen.clear)
+        pd.remove_close_callback(close_callbacks_seen.clear)
+    finally:
+        core.fail_alloc(0) if core.failed() else None
+        pd.close()
+
+
+close_callbacks_seen: list[int] = []
+CASES["close callbacks"] = (nothing, close_callbacks)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_allocation_fails_once(w: World, name: str) -> None:
+    setup, call = CASES[name]
+    setup(w)
+    call(w, None)  # what is made once only is made now
+    gc.collect()
+    handles, files = core.live_handles(), open_files()
+    failures = []
+    for n in range(1, 3000):
+        setup(w)
+        try:
+            core.fail_alloc(n)
+            call(w, None)
+        except MemoryError:
+            core.fail_alloc(0)
+            failures.append(n)
+        else:
+            failed = core.failed()
+            core.fail_alloc(0)
+            if failed is None:
+                break
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # a constructor that failed late
+            gc.collect()
+        assert core.live_handles() == handles, n
+        assert open_files() == files, n
+        call(w, None)  # the next one finds everything: nothing was lost
+    else:
+        pytest.fail("it never came to an end")
+    assert failures
+
+
+# ---- particular failures -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["pd", "channel", "cq", "ex", "mr", "foreign", "qp", "ah", "ctx"])
+def test_what_cannot_be_destroyed_stays_open_and_usable(w: World, kind: str) -> None:
+    drain(w)
+    thing = getattr(w, kind)
+    for name in ("qp", "ah", "foreign", "mr", "ex", "cq", "channel", "pd", "ctx"):
+        if name == kind:
+            break
+        getattr(w, name).close()
+    core.fail_call(1, errno.EINVAL)
+    with pytest.raises(VerbsError, match=f"this {type(thing).__name__} stays open") as e:
+        thing.close()
+    assert e.value.errno == errno.EINVAL
+    assert core.failed() == e.value.verb
+    assert not thing.closed
+    if kind == "qp":
+        receive(w)
+    thing.close()
+    assert thing.closed
+
+
+def test_a_failure_while_a_context_closes_leaves_it_open_and_can_be_repeated(ctx: Context) -> None:
+    for n in range(1, 10):
+        w = World(ctx.name)
+        core.fail_call(n, errno.EINVAL)
+        with pytest.raises(VerbsError, match="stays open"):
+            w.ctx.close()
+        assert not w.ctx.closed
+        w.ctx.close()
+        assert w.ctx.closed
+
+
+def test_what_cannot_be_destroyed_when_forgotten_is_reported(ctx: Context) -> None:
+    """It is tried twice, by the finalizer and at last; then it is leaked, but nothing crashes."""
+    pd = PD(ctx)
+    reports: list[type[BaseException]] = []
+    hook, sys.unraisablehook = sys.unraisablehook, lambda u: reports.append(u.exc_type)
+    try:
+        mr = MR(pd, 64)
+        core.fail_call(1)
+        with pytest.warns(ResourceWarning, match="unclosed MR"):
+            del mr
+    finally:
+        sys.unraisablehook = hook
+    assert reports == [VerbsError]
+    pd.close()  # the second try did it
+
+
+def test_an_event_that_is_read_while_its_cq_is_destroyed_in_vain_is_not_lost(w: World) -> None:
+    event_pending(w)
+    w.ex.poll()
+    w.qp.close()
+    core.fail_call(1, errno.EINVAL, True)
+    closer = Waiter(w.ex.close)
+    until(lambda: core.failed() == "ibv_destroy_cq", "the destroying has begun")
+    assert w.channel.try_get_event() is None  # acked at once: the destroying would wait for it
+    waiter = Waiter(lambda: w.channel.get_event(DEADLINE)).asleep()
+    core.fail_call(0)
+    with pytest.raises(VerbsError, match="this CQ stays open"):
+        closer.join()
+    assert waiter.join() is w.ex
+    assert w.ex.unacked == 1
+    w.ex.ack()
+    with pytest.raises(ValueError, match="0 unacked"):
+        w.ex.ack()
+    # The same once more, and now it is closed with the late event not yet handed out.
+    w.qp = new_qp(w)
+    w.qp.connect(w.qp.address())
+    event_pending(w)
+    w.qp.close()
+    core.fail_call(1, errno.EINVAL, True)
+    closer = Waiter(w.ex.close)
+    until(lambda: core.failed() == "ibv_destroy_cq", "the destroying has begun")
+    assert w.channel.try_get_event() is None
+    core.fail_call(0)
+    with pytest.raises(VerbsError):
+        closer.join()
+    w.ex.close()
+    assert w.channel.try_get_event() is None
+    stats = w.ex.stats
+    assert stats.events == stats.acked
+
+
+def test_a_wait_goes_on_after_a_signal_that_the_kernel_reports(w: World) -> None:
+    for call in ("ibv_get_cq_event", "ppoll", "ibv_get_async_event"):
+        n = ["ibv_get_cq_event", "ppoll", "ibv_get_async_event"].index(call) + 1
+        if n < 3:
+            core.fail_call(n, errno.EINTR)
+            with pytest.raises(TimeoutError):
+                w.channel.get_event(timeout=0.01)
+        else:
+            core.fail_call(1, errno.EINTR)
+            assert w.ctx.try_get_async_event() is None
+        assert core.failed() == call
+
+
+def test_a_device_that_breaks_is_reported_to_who_polls_after_what_came(w: World) -> None:
+    arrived(w)
+    w.ex.resize(64)
+    core.fail_call(2, errno.EIO)
+    assert len(w.ex.poll()) == 1  # first what there is
+    core.fail_call(1, errno.EIO)
+    with pytest.raises(DeviceRemovedError, match="can't be polled"):
+        w.ex.poll()
+    assert w.ex.poll() == []
+
+
+def test_the_report_of_a_queue_pair_is_not_lost_to_a_lack_of_memory(w: World) -> None:
+    report_pending(w)
+    core.fail_alloc(1)
+    with pytest.raises(MemoryError):
+        w.ctx.try_get_async_event()
+    core.fail_alloc(0)
+    assert w.ctx.get_async_event(timeout=DEADLINE).event_type is AsyncEventType.SQ_DRAINED
+
+
+def test_closed_is_closed_even_if_there_is_no_memory_to_say_so(w: World) -> None:
+    w.close()
+    core.fail_alloc(1)
+    with pytest.raises((ClosedError, MemoryError)):
+        w.cq.poll()
