@@ -308,16 +308,30 @@ static PyObject *hand_out(cqn_cq *self, size_t max, bool only_ok,
     return list;
 }
 
-static PyObject *raise_first(cqn_cq *self)
+/* Raises the first one, which failed, and takes it out of the stash. Making the
+ * exception can fail, and can run code that takes it out first: then nothing is
+ * raised. */
+static void raise_first(cqn_cq *self)
 {
     const struct ibv_wc failed = *stashed(self, 0);
+    const uint64_t before = self->stats.completions;
     PyObject *wc = new_wc(self, 0);
-    if (wc != NULL) {
-        consume(self, 1);
-        cqn_completion_error(self->base.state, wc, &failed);
-        Py_DECREF(wc);
+    if (wc == NULL) {
+        return;
     }
-    return NULL;
+    cqn_completion_error(self->base.state, wc, &failed);
+    Py_DECREF(wc);
+    if (self->stats.completions != before) {
+        PyErr_Clear();
+    }
+    else if (PyErr_ExceptionMatches(self->base.state->CompletionError)) {
+        consume(self, 1);
+    }
+}
+
+static bool first_failed(const cqn_cq *self)
+{
+    return self->stash_len > 0 && stashed(self, 0)->status != IBV_WC_SUCCESS;
 }
 
 /* The argument max_entries, of an open CQ. */
@@ -358,9 +372,10 @@ PyObject *cqn_cq_poll_ids(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
     cqn_object *trash = NULL;
     PyObject *list = NULL;
     if (look(self, max, &trash) == 0) {
-        list = self->stash_len > 0 && stashed(self, 0)->status != IBV_WC_SUCCESS
-                   ? raise_first(self)
-                   : hand_out(self, max, true, new_id);
+        while (first_failed(self) && !PyErr_Occurred()) {
+            raise_first(self);
+        }
+        list = PyErr_Occurred() ? NULL : hand_out(self, max, true, new_id);
     }
     cqn_trash_empty(trash);
     return list;

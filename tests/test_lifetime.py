@@ -3,7 +3,6 @@
 
 import contextlib
 import gc
-import itertools
 import subprocess
 import sys
 import threading
@@ -12,7 +11,7 @@ import weakref
 from collections.abc import Callable
 
 import pytest
-from support import DEADLINE, Endpoint, Waiter, connect, until, wait_one
+from support import DEADLINE, Endpoint, Waiter, connect, wait_one
 
 from cqnotify import (
     AH,
@@ -46,61 +45,6 @@ class World:
 
 
 NAMES = ("pd", "channel", "cq", "mr", "qp", "ah")
-NEEDED_BY = {
-    "pd": {"mr", "qp", "ah"},
-    "channel": {"cq"},
-    "cq": {"qp"},
-    "mr": set[str](),
-    "qp": set[str](),
-    "ah": set[str](),
-}
-
-
-def idle(_: World) -> None:
-    pass
-
-
-def armed(w: World) -> None:
-    w.cq.req_notify()
-
-
-def event_pending(w: World) -> None:
-    armed(w)
-    w.qp.post_recv(w.mr[0:64])
-    w.qp.post_send(w.mr[64:72])
-    wait_two(w)
-
-
-def event_read(w: World) -> None:
-    event_pending(w)
-    assert w.channel.get_event(timeout=DEADLINE) is w.cq
-
-
-def wait_two(w: World) -> None:
-    got: list[object] = []
-    until(lambda: got.extend(w.cq.poll()) or len(got) == 2, "both completions")
-
-
-@pytest.mark.parametrize("phase", [idle, armed, event_pending, event_read])
-def test_any_order_of_closing_works_or_is_busy(phase: Callable[[World], None]) -> None:
-    """Each order of six objects: what is still needed is BusyError, and the rest closes."""
-    orders = list(itertools.permutations(NAMES))
-    for order in orders[:: 60 if phase is idle else 180]:
-        w = World()
-        phase(w)
-        left = set(NAMES)
-        for name in order:
-            busy = NEEDED_BY[name] & left
-            if busy:
-                with pytest.raises(BusyError):
-                    getattr(w, name).close()
-                assert not getattr(w, name).closed
-            else:
-                getattr(w, name).close()
-                assert getattr(w, name).closed
-                left.discard(name)
-        w.ctx.close()
-        assert all(getattr(w, name).closed for name in NAMES)
 
 
 def test_work_in_flight_is_dropped_with_the_context() -> None:

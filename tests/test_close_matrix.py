@@ -1,0 +1,549 @@
+# SPDX-License-Identifier: MIT
+"""Closing in every order, in every phase of an event's life, in every way to close.
+
+A World has one object of each type. The model of what must happen is USERS, what needs what, and
+Phase.pins, which objects work requests in flight need. Everything else follows from that.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import re
+import select
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import count
+from typing import Any
+
+import pytest
+from support import ALL_REMOTE, DEADLINE, Endpoint, Waiter, until, wait_one
+
+from cqnotify import (
+    AH,
+    CQ,
+    MR,
+    PD,
+    QP,
+    BusyError,
+    ClosedError,
+    CompletionChannel,
+    Context,
+    QPState,
+    QPType,
+    WROpcode,
+)
+from cqnotify.qp import DEFAULT_QKEY
+
+NAMES = ("pd", "channel", "cq", "mr", "qp", "ah")  # in the order in which they are made
+EVERYTHING = (*NAMES, "ctx")
+TYPE = {"pd": "PD", "channel": "CompletionChannel", "cq": "CQ", "mr": "MR", "qp": "QP", "ah": "AH"}
+USERS = {"pd": {"mr", "qp", "ah"}, "channel": {"cq"}, "cq": {"qp"}}
+
+
+class World:
+    """One of everything, by name, and a peer on a Context of its own that outlives it."""
+
+    waiter: Waiter | None = None
+    heard = 0  # events that the waiter got
+    resting = 0  # receives that are posted and stay so
+
+    def __init__(self, peer_ctx: Context, qp_type: QPType) -> None:
+        self.qp_type = qp_type
+        self.wr_ids = count(1)
+        self.ctx = Context(peer_ctx.name)
+        self.pd = PD(self.ctx)
+        self.channel = CompletionChannel(self.ctx)
+        self.cq = CQ(self.ctx, 64, channel=self.channel)
+        self.mr = MR(self.pd, 4096)
+        self.qp = QP(self.pd, qp_type, send_cq=self.cq, max_send_wr=32, max_recv_wr=32)
+        gid = self.ctx.find_gid()
+        self.ah = AH(self.pd, dgid=gid.gid, sgid_index=gid.index)
+        self.peer = Endpoint(peer_ctx, qp_type, size=4096)
+        if qp_type == QPType.RC:
+            self.qp.connect(self.peer.qp.address())
+            self.peer.qp.connect(self.qp.address())
+            self.to_us: dict[str, Any] = {}
+        else:
+            self.qp.connect()
+            self.peer.qp.connect()
+            peer_ah = AH(self.peer.pd, dgid=gid.gid, sgid_index=gid.index)
+            self.to_us = self.datagram(peer_ah, self.qp.qp_num)
+
+    def datagram(self, ah: AH, qp_num: int) -> dict[str, Any]:
+        return {"ah": ah, "remote_qpn": qp_num, "remote_qkey": DEFAULT_QKEY}
+
+    def open(self, name: str) -> bool:
+        return not getattr(self, name).closed
+
+    # Traffic -------------------------------------------------------------------
+
+    def receive(self, mr: MR) -> None:
+        """A message comes in from the peer, or is under way."""
+        self.qp.post_recv(mr[0:64], wr_id=next(self.wr_ids))
+        self.peer.qp.post_send(self.peer.mr[0:8], **self.to_us)
+        wait_one(self.peer.scq)
+
+    def send(self, mr: MR) -> None:
+        """A message for the peer, which has no receive posted."""
+        path = self.datagram(self.ah, self.peer.qp.qp_num) if self.qp_type == QPType.UD else {}
+        self.qp.post_send(mr[64:72], wr_id=next(self.wr_ids), **path)
+
+    def hold_sends(self) -> None:
+        """An RC send waits until the peer posts a receive; a UD send only in state SQD."""
+        if self.qp_type == QPType.UD and self.qp.state == QPState.RTS:
+            self.qp.modify(qp_state=QPState.SQD)
+
+    def exchange(self, mr: MR) -> None:
+        """A message comes in; sleeps until it is there, through whatever events there are."""
+        heard = self.heard
+        self.receive(mr)
+        if self.waiter is not None:
+            until(lambda: self.heard > heard, "the waiter gets the event")
+        self.settle(lambda: self.qp.outstanding[1] == self.resting)
+
+    def settle(self, done: Callable[[], bool]) -> None:
+        while True:
+            self.cq.req_notify()
+            for wc in self.cq.poll(64):
+                wc.raise_for_status()
+            if done():
+                return
+            if self.waiter is not None:
+                continue
+            assert self.channel.get_event(timeout=DEADLINE) is self.cq
+            self.cq.ack()
+
+    # Phases --------------------------------------------------------------------
+
+    def idle(self) -> None:
+        pass
+
+    def armed(self) -> None:
+        self.cq.req_notify()
+
+    def event_unread(self) -> None:
+        self.armed()
+        self.receive(self.mr)
+        assert select.select([self.channel], [], [], DEADLINE)[0]
+
+    def event_unacked(self) -> None:
+        self.event_unread()
+        assert self.channel.get_event(timeout=DEADLINE) is self.cq
+        assert self.cq.unacked > 0
+
+    def in_flight(self) -> None:
+        self.armed()
+        self.hold_sends()
+        for _ in range(2):
+            self.qp.post_recv(self.mr[0:64], wr_id=next(self.wr_ids))
+            self.resting += 1
+        if self.open("ah"):
+            self.send(self.mr)
+
+    def waiting(self) -> None:
+        self.armed()
+        if self.waiter is None:
+            self.waiter = Waiter(partial(self.hear, weakref.ref(self), self.channel))
+        self.waiter.asleep()
+
+    @staticmethod
+    def hear(world: weakref.ref[World], channel: CompletionChannel) -> None:
+        """What the waiter does, until the channel is closed; it holds nothing else."""
+        while True:
+            channel.get_event().ack()
+            w = world()
+            if w is not None:
+                w.heard += 1
+            del w
+
+    # The model -----------------------------------------------------------------
+
+    def why_busy(self, name: str, phase: str) -> str:
+        """What BusyError must say when it is closed now; empty: it closes."""
+        if not self.open(name):
+            return ""
+        users = [n for n in NAMES if n in USERS.get(name, ()) and self.open(n)]
+        if users:
+            return f"this {TYPE[name]} is still used by " + ", ".join(f"1 {TYPE[n]}" for n in users)
+        pinned = PINS[phase] if self.open("qp") else ()
+        if name in pinned and (name == "mr" or self.qp_type == QPType.UD):
+            return f"this {TYPE[name]} is still needed by "
+        return ""
+
+    def prove(self, name: str, phase: str) -> None:
+        """It is BusyError's promise that all stays usable: use it, and what uses it."""
+        assert self.open(name)
+        if self.open("qp"):
+            # From one end to the other through pd, channel, cq, qp, and mr if it is open.
+            mr = self.mr if self.open("mr") else MR(self.pd, 4096)
+            self.exchange(mr)
+            if self.qp_type == QPType.UD and phase != "in_flight" and self.open("ah"):
+                self.send(mr)
+                self.settle(lambda: self.qp.outstanding[0] == 0)
+            if mr is not self.mr:
+                mr.close()
+            else:
+                getattr(self, phase)()
+        elif name == "pd":
+            MR(self.pd, 64).close()
+        else:
+            assert name == "channel"
+            self.cq.req_notify()
+            assert self.channel.try_get_event() in (None, self.cq)
+
+    def close(self, name: str, phase: str, close: Callable[[Any], None]) -> None:
+        """One step of an order."""
+        thing = getattr(self, name)
+        why = self.why_busy(name, phase)
+        if why:
+            with pytest.raises(BusyError, match=re.escape(why)):
+                close(thing)
+            self.prove(name, phase)
+        else:
+            close(thing)
+            assert thing.closed
+            if name == "ctx":
+                assert not any(self.open(n) for n in NAMES)
+
+    def finish(self) -> None:
+        """Closes the rest, in an order that nothing hinders, and looks at what is left."""
+        for name in ("qp", "ah", "mr", "cq", "channel", "pd", "ctx"):
+            getattr(self, name).close()
+        assert not any(self.open(name) for name in EVERYTHING)
+        stats = self.cq.stats
+        assert stats.events == stats.acked
+        if self.waiter is not None:
+            with pytest.raises(ClosedError):
+                self.waiter.join()
+
+
+PHASES = ("idle", "armed", "event_unread", "event_unacked", "in_flight", "waiting")
+PINS: dict[str, tuple[str, ...]] = {
+    "idle": (),
+    "armed": (),
+    "event_unread": ("mr",),  # the completion was not polled
+    "event_unacked": ("mr",),
+    "in_flight": ("mr", "ah"),
+    "waiting": (),
+}
+
+
+Make = Callable[[QPType], World]
+
+
+@pytest.fixture
+def make(ctx: Context) -> Iterator[Make]:
+    """Makes a World; one that a failing test leaves open does not disturb the next."""
+    contexts: list[weakref.ref[Context]] = []
+
+    def make_world(qp_type: QPType) -> World:
+        world = World(ctx, qp_type)
+        contexts.append(weakref.ref(world.ctx))
+        return world
+
+    yield make_world
+    for ref in contexts:
+        if (context := ref()) is not None:
+            context.close()
+
+
+def directly(thing: Any) -> None:
+    thing.close()
+
+
+def in_another_thread(thing: Any) -> None:
+    Waiter(thing.close).join()
+
+
+def by_a_with_block(thing: Any) -> None:
+    if thing.closed:  # no block can be entered any more
+        thing.close()
+    else:
+        with thing:
+            pass
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize(
+    ("close", "qp_type"),
+    [
+        (directly, QPType.RC),
+        (directly, QPType.UD),
+        (in_another_thread, QPType.RC),
+        (by_a_with_block, QPType.UD),
+    ],
+    ids=["rc", "ud", "thread-rc", "with-ud"],
+)
+@pytest.mark.parametrize("first", EVERYTHING)
+def test_what_is_needed_is_busy_and_stays_usable_and_the_rest_closes(
+    make: Make, first: str, close: Callable[[Any], None], phase: str, qp_type: QPType
+) -> None:
+    """Every ordered pair: `first`, then each of the others, then the rest."""
+    for second in EVERYTHING:
+        if second != first:
+            w = make(qp_type)
+            getattr(w, phase)()
+            w.close(first, phase, close)
+            w.close(second, phase, close)
+            w.finish()
+            close_peer(w)
+
+
+@pytest.mark.parametrize("part", range(len(PHASES)), ids=PHASES)
+def test_all_orders_of_six_objects_close_at_last(make: Make, part: int) -> None:
+    """Each order once, shared out to the phases; what was busy is tried again at the end."""
+    phase = PHASES[part]
+    orders = list(itertools.permutations(NAMES))[part :: len(PHASES)]
+    for order in orders:
+        w = make(QPType.RC)
+        getattr(w, phase)()
+        for name in order:
+            why = w.why_busy(name, phase)
+            if why:
+                with pytest.raises(BusyError, match=re.escape(why)):
+                    getattr(w, name).close()
+                assert w.open(name)
+            else:
+                getattr(w, name).close()
+                assert not w.open(name)
+        w.finish()
+        close_peer(w)
+
+
+def close_peer(w: World) -> None:
+    """It belongs to the context of the test, which would else collect them all."""
+    peer = w.peer
+    for thing in (w.to_us.get("ah"), peer.qp, peer.mr, peer.rcq, peer.scq, peer.channel, peer.pd):
+        if thing is not None:
+            thing.close()
+
+
+class Unwind(Exception):
+    pass
+
+
+@pytest.mark.parametrize("raises", [False, True])
+@pytest.mark.parametrize("phase", PHASES)
+def test_with_blocks_close_from_the_inside_out_and_hide_no_exception(
+    make: Make, phase: str, raises: bool
+) -> None:
+    """Every pair as two blocks: what the inner one meets first is what comes out."""
+    for outer, inner in itertools.permutations(NAMES, 2):
+        w = make(QPType.RC)
+        getattr(w, phase)()
+        inner_busy = w.why_busy(inner, phase)
+        caught: Exception | None = None
+        try:
+            with getattr(w, outer), getattr(w, inner):
+                if raises:
+                    raise Unwind
+        except (Unwind, BusyError) as e:
+            caught = e
+        assert w.open(inner) == bool(inner_busy)
+        # The outer one is closed second, with the inner one closed if that could be.
+        outer_busy = w.why_busy(outer, phase)
+        assert w.open(outer) == bool(outer_busy)
+        if raises:
+            assert type(caught) is Unwind
+        else:
+            assert (inner_busy or outer_busy) in str(caught or "")
+            assert bool(caught) == bool(inner_busy or outer_busy)
+        w.finish()
+        close_peer(w)
+
+
+def forget(w: World, names: Iterable[str]) -> None:
+    for name in names:
+        delattr(w, name)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("first", EVERYTHING)
+def test_references_that_go_in_any_order_close_everything_with_a_warning(
+    make: Make, first: str, phase: str
+) -> None:
+    for second in EVERYTHING:
+        if second == first:
+            continue
+        w = make(QPType.RC)
+        getattr(w, phase)()
+        gone = {name: weakref.ref(getattr(w, name)) for name in EVERYTHING}
+        waiter, w.waiter = w.waiter, None
+        warned: list[str] = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", ResourceWarning)
+            # The usual record would hold what is warned of.
+            warnings.showwarning = lambda message, *_, seen=warned, **__: seen.append(str(message))  # type: ignore[misc]
+            forget(w, (first, second))
+            gc.collect()
+            forget(w, [n for n in EVERYTHING if n not in (first, second)])
+            gc.collect()
+            if waiter is not None:
+                # The waiter's frame holds the channel, and that its context: only they are left.
+                assert {n for n in EVERYTHING if gone[n]() is not None} == {"channel", "ctx"}
+                context = gone["ctx"]()
+                context.close()
+                del context
+                with pytest.raises(ClosedError):
+                    waiter.join()
+                del waiter
+                gc.collect()
+        assert [n for n in EVERYTHING if gone[n]() is not None] == []
+        kinds = sorted(re.match(r"unclosed (\w+) ", text)[1] for text in warned)  # type: ignore[index]
+        closed_in_time = {"Context", "CompletionChannel"} if phase == "waiting" else set()
+        assert kinds == sorted({*TYPE.values(), "Context"} - closed_in_time)
+        close_peer(w)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_world_in_a_cycle_is_collected_in_one_go(make: Make, phase: str) -> None:
+    """The collector finalizes in an order of its own."""
+    for name in ("cq", "qp"):
+        w = make(QPType.RC)
+        getattr(w, phase)()
+        peer = World.__new__(World)
+        peer.__dict__ = {"peer": w.peer, "to_us": w.to_us}
+        waiter, w.waiter = w.waiter, None
+        getattr(w, name).user_data = w
+        gone = {n: weakref.ref(getattr(w, n)) for n in EVERYTHING}
+        context = w.ctx if waiter is not None else None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            del w
+            gc.collect()
+            if waiter is not None:
+                assert context is not None
+                context.close()
+                with pytest.raises(ClosedError):
+                    waiter.join()
+            del waiter, context
+            gc.collect()
+        assert [n for n in EVERYTHING if gone[n]() is not None] == []
+        close_peer(peer)
+
+
+# Events at close -----------------------------------------------------------------
+
+
+class Source:
+    """A CQ that gets completions when it is told to: its QP writes nothing to itself."""
+
+    def __init__(self, ctx: Context, pd: PD, channel: CompletionChannel) -> None:
+        self.mr = MR(pd, 64, access=ALL_REMOTE)
+        self.cq = CQ(ctx, 16, channel=channel)
+        self.qp = QP(pd, QPType.UC, send_cq=self.cq)
+        self.qp.connect(self.qp.address())
+        self.channel = channel
+        self.raised = 0
+
+    def raise_event(self) -> None:
+        """One more event is on the channel when it returns, behind those that are."""
+        before = self.cq.stats.completions
+        self.cq.req_notify()
+        self.qp.post_send(
+            [], opcode=WROpcode.RDMA_WRITE, remote_addr=self.mr.addr, rkey=self.mr.rkey
+        )
+        # The device raises the event before the completion can be polled, or at once after.
+        until(lambda: bool(self.cq.poll()), "the completion")
+        assert self.cq.stats.completions == before + 1
+        self.raised += 1
+        assert select.select([self.channel], [], [], DEADLINE)[0]
+
+    def read(self) -> None:
+        assert self.channel.get_event(timeout=DEADLINE) is self.cq
+
+    def close(self) -> None:
+        self.qp.close()
+        self.cq.close()
+        stats = self.cq.stats
+        assert stats.events == stats.acked
+
+
+STATES = ("unread", "read", "acked")
+
+
+@pytest.fixture
+def sources(ctx: Context, pd: PD, channel: CompletionChannel) -> tuple[Source, Source]:
+    return Source(ctx, pd, channel), Source(ctx, pd, channel)
+
+
+@pytest.mark.parametrize("states", list(itertools.product(STATES, STATES)), ids="-".join)
+@pytest.mark.parametrize("closed_first", [0, 1])
+def test_two_cqs_close_whatever_became_of_their_events(
+    channel: CompletionChannel,
+    sources: tuple[Source, Source],
+    states: tuple[str, str],
+    closed_first: int,
+) -> None:
+    # What is to be read is raised first: the channel is a queue.
+    for source, state in sorted(zip(sources, states, strict=True), key=lambda s: s[1] == "unread"):
+        source.raise_event()
+        if state != "unread":
+            source.read()
+        if state == "acked":
+            source.cq.ack()
+    one, other = sources[closed_first], sources[1 - closed_first]
+    one.close()
+    assert one.cq.stats.events == (states[closed_first] != "unread")
+    if states[1 - closed_first] == "unread":
+        other.read()
+        other.cq.ack()
+    assert channel.try_get_event() is None
+    other.raise_event()  # it is as usable as before
+    other.read()
+    other.close()
+    channel.close()
+
+
+@pytest.mark.parametrize(
+    ("read", "acked"), [(read, acked) for read in range(4) for acked in range(read + 1)]
+)
+def test_a_cq_with_three_events_closes_however_many_were_read_and_acked(
+    channel: CompletionChannel, sources: tuple[Source, Source], read: int, acked: int
+) -> None:
+    source, other = sources
+    for _ in range(3):
+        source.raise_event()
+    for _ in range(read):
+        source.read()
+    source.cq.ack(acked)
+    assert source.cq.unacked == read - acked
+    source.close()
+    assert source.cq.stats.events == read
+    assert channel.try_get_event() is None
+    other.raise_event()
+    other.read()
+    other.close()
+    channel.close()
+
+
+@pytest.mark.parametrize("pattern", ["bab", "abab", "baab", "aba", "bbabaabb"])
+def test_the_events_of_others_stay_when_a_cq_is_closed_with_unread_ones(
+    channel: CompletionChannel, sources: tuple[Source, Source], pattern: str
+) -> None:
+    a, b = sources
+    for which in pattern:
+        (a if which == "a" else b).raise_event()
+    a.close()
+    assert a.cq.stats.events == 0
+    for _ in range(pattern.count("b")):
+        b.read()
+    assert channel.try_get_event() is None
+    assert b.cq.unacked == pattern.count("b")
+    b.close()
+    channel.close()
+
+
+def test_an_unread_event_of_a_closed_cq_wakes_nobody(
+    channel: CompletionChannel, sources: tuple[Source, Source]
+) -> None:
+    a, b = sources
+    a.raise_event()
+    a.close()
+    waiter = Waiter(channel.get_event).asleep()
+    b.cq.req_notify()
+    b.qp.post_send([], opcode=WROpcode.RDMA_WRITE, remote_addr=b.mr.addr, rkey=b.mr.rkey)
+    assert waiter.join() is b.cq
