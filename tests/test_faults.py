@@ -147,6 +147,7 @@ def open_files() -> list[str]:
 
 
 TOLERATED = {
+    "ibv_start_poll": "the completions that came before it are handed out",
     "ibv_query_port": "the limit of a message is not learned, then",
     "ibv_modify_cq": "the script expects that it fails",
 }
@@ -274,11 +275,12 @@ def one(got: list[Any]) -> list[Any]:
 
 
 def raised(w: World) -> CompletionError:
-    while True:
+    for _ in range(100_000):  # it is flushed soon
         try:
             w.ex.poll_ids()
         except CompletionError as e:
             return e
+    raise AssertionError("the failed one does not come")
 
 
 def refuse_everything(w: World) -> None:
@@ -292,6 +294,7 @@ def refuse_everything(w: World) -> None:
     expect(ValueError, lambda: w.qp.post_send(w.mr[0:8], opcode=99))
 
 
+NEED_NO_MEMORY = {"safe_to_sleep", "poll_into", "get_event", "try_get_event"}
 ROOM = WCArray(2)
 CASES: dict[str, tuple[Setup, Call]] = {
     "devices": (nothing, lambda w, _: devices()),
@@ -313,7 +316,7 @@ CASES: dict[str, tuple[Setup, Call]] = {
     "refusals": (nothing, lambda w, _: refuse_everything(w)),
     "poll": (arrived, lambda w, _: one(w.ex.poll())),
     "poll_ids": (arrived, lambda w, _: one(w.ex.poll_ids())),
-    "poll_into": (arrived, lambda w, _: one([0] * w.ex.poll_into(ROOM))),
+    "poll_into": (arrived, lambda w, _: w.ex.poll_into(ROOM) == 1 or one([])),
     "poll_ids of a failure": (flushed, lambda w, _: raised(w)),
     "safe_to_sleep": (drain, lambda w, _: w.cq.safe_to_sleep()),
     "get_event": (event_pending, lambda w, _: w.channel.get_event(DEADLINE)),
@@ -340,6 +343,9 @@ CASES["close callbacks"] = (nothing, close_callbacks)
 @pytest.mark.parametrize("name", CASES)
 def test_each_allocation_fails_once(w: World, name: str) -> None:
     setup, call = CASES[name]
+    # Python itself may have no memory for the instance, or the frame, of an exception that we
+    # raised; then its own comes in the place of ours.
+    starved = (MemoryError, SystemError) if name == "refusals" else MemoryError
     setup(w)
     call(w, None)  # what is made once only is made now
     gc.collect()
@@ -347,12 +353,14 @@ def test_each_allocation_fails_once(w: World, name: str) -> None:
     failures = []
     for n in range(1, 3000):
         setup(w)
+        completions = w.ex.stats.completions
         try:
             core.fail_alloc(n)
             call(w, None)
-        except MemoryError:
+        except starved:
             core.fail_alloc(0)
             failures.append(n)
+            delivered = w.ex.stats.completions > completions
         else:
             failed = core.failed()
             core.fail_alloc(0)
@@ -364,10 +372,11 @@ def test_each_allocation_fails_once(w: World, name: str) -> None:
             gc.collect()
         assert core.live_handles() == handles, n
         assert open_files() == files, n
-        call(w, None)  # the next one finds everything: nothing was lost
+        if not (delivered and name == "poll_ids of a failure"):
+            call(w, None)  # the next one finds everything: nothing was lost
     else:
         pytest.fail("it never came to an end")
-    assert failures
+    assert bool(failures) == (name not in NEED_NO_MEMORY)
 
 
 # ---- particular failures -----------------------------------------------------------------
@@ -481,8 +490,8 @@ def test_a_device_that_breaks_is_reported_to_who_polls_after_what_came(w: World)
 
 def test_the_report_of_a_queue_pair_is_not_lost_to_a_lack_of_memory(w: World) -> None:
     report_pending(w)
-    core.fail_alloc(1)
     with pytest.raises(MemoryError):
+        core.fail_alloc(1)
         w.ctx.try_get_async_event()
     core.fail_alloc(0)
     assert w.ctx.get_async_event(timeout=DEADLINE).event_type is AsyncEventType.SQ_DRAINED
@@ -490,6 +499,6 @@ def test_the_report_of_a_queue_pair_is_not_lost_to_a_lack_of_memory(w: World) ->
 
 def test_closed_is_closed_even_if_there_is_no_memory_to_say_so(w: World) -> None:
     w.close()
-    core.fail_alloc(1)
     with pytest.raises((ClosedError, MemoryError)):
+        core.fail_alloc(1)
         w.cq.poll()
