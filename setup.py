@@ -1,5 +1,6 @@
 """Builds the C core. Everything else about the package is in pyproject.toml."""
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -19,8 +20,31 @@ To use it, the library and a provider for your device must be there as well
 # What the core includes, so that a missing header is told apart from a fault of ours.
 PROBE = "#include <Python.h>\n#include <infiniband/verbs.h>\nint main(void) { return 0; }\n"
 
+# For our own tests: CQNOTIFY_DEBUG=asan,faults and the like. What each word adds for the compiler
+# and for the linker. Python's own flags have -fwrapv, which UBSan takes for a permission. A UBSan
+# of the extension's own does not get mixed up with ASan's library, and heeds its own options.
+SANITIZE = "-fsanitize=address,undefined"
+DEBUG = {
+    "asan": (
+        ["-O1", SANITIZE, "-fno-sanitize-recover=undefined", "-fno-wrapv"],
+        [SANITIZE, "-static-libubsan", "-Wl,-Bsymbolic"],
+    ),
+    "coverage": (["-O0", "--coverage", "-fprofile-update=atomic"], ["--coverage"]),
+    "faults": (["-DCQN_FAULTS"], []),
+}
+debug = os.environ.get("CQNOTIFY_DEBUG", "").replace(",", " ").split()
+for word in debug:
+    if word not in DEBUG:
+        raise SetupError(f"CQNOTIFY_DEBUG knows {', '.join(DEBUG)}; not '{word}'.")
+
 
 class BuildCore(build_ext):
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        if debug:
+            self.force = True  # what is there may be of another kind
+            self.build_temp = "build/debug"  # kept, even by pip: gcov finds its notes there
+
     def build_extensions(self) -> None:
         if not sys.platform.startswith("linux"):
             raise SetupError("cqnotify is for Linux: it wraps rdma-core's libibverbs.")
@@ -53,7 +77,12 @@ setup(
             sources=sorted(str(p) for p in Path("csrc").glob("*.c")),
             depends=sorted(str(p) for p in Path("csrc").glob("*.h")),
             libraries=["ibverbs"],
-            extra_compile_args=["-std=c11", "-fvisibility=hidden"],
+            extra_compile_args=[
+                *["-std=c11", "-fvisibility=hidden"],
+                *(["-g", "-UNDEBUG"] if debug else []),
+                *(flag for word in debug for flag in DEBUG[word][0]),
+            ],
+            extra_link_args=[flag for word in debug for flag in DEBUG[word][1]],
         )
     ],
     cmdclass={"build_ext": BuildCore},

@@ -133,11 +133,8 @@ def test_a_computing_thread_keeps_its_speed_beside_one_that_is_woken_often(ctx: 
 
     def listen() -> None:
         nonlocal wakes
-        while not stop:
-            try:
-                cq = b.channel.get_event(timeout=DEADLINE)
-            except InterruptedError:
-                return
+        while not stop:  # the peer goes on, so there is always one more event to see that
+            cq = b.channel.get_event(timeout=DEADLINE)
             cq.ack()
             cq.req_notify()
             for _ in cq.poll(64):
@@ -158,7 +155,6 @@ def test_a_computing_thread_keeps_its_speed_beside_one_that_is_woken_often(ctx: 
             with waiting(listen):
                 result = speed(0.4)
                 stop = True
-                b.channel.interrupt()
             # One that was not woken proves nothing; stalls delay the sender.
             return result if wakes - before >= 3 else 0.0
 

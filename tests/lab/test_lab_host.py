@@ -12,9 +12,11 @@ import hashlib
 import os
 import pty
 import select
+import shutil
 import signal
 import struct
 import subprocess
+import sys
 import termios
 import time
 from collections.abc import Callable, Iterator
@@ -362,6 +364,12 @@ def test_interrupt_from_the_terminal_reaches_a_command_without_one() -> None:
         (["--python", "/bin/false", "run", "true"], "/bin/false is not a Python"),
         (["kernels", "fetch", "/no/such.deb"], "no such suite or file: /no/such.deb"),
         (["kernels", "fetch", "nonsense"], "no such suite or file: nonsense"),
+        (["test", "--asan", "--coverage"], "--asan and --coverage exclude each other"),
+        (["--refleak", "run", "true"], "--refleak goes with test only"),
+        (["test", "--coverage", "--fail-under"], "--fail-under wants a value"),
+        (["test", "--coverage", "--fail-under", "most"], "--fail-under wants a number"),
+        (["test", "--asan", "--fail-under", "95"], "--fail-under goes with --coverage only"),
+        (["test", "--refleak", "--python", "/usr/bin/python3"], "is not a debug build of Python"),
     ],
 )
 def test_failure_of_the_lab_is_125_and_says_why(words: list[str], text: str) -> None:
@@ -388,6 +396,65 @@ def test_help_names_every_command() -> None:
     text = lab("--help").stdout.decode()
     for word in ("demo", "test", "run", "shell", "build", "lint", "selftest", "kernels", "clean"):
         assert f"./lab {word}" in text
+    for variant in ("asan", "refleak", "coverage"):
+        assert f"\n  --{variant} " in text
+
+
+# ---- variants of the suite ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "text"),
+    [
+        (["--asan"], 0, ""),
+        (["--refleak"], 0, " runs of "),
+        (["--coverage"], 0, "csrc/module.c"),
+        (["--coverage", "--fail-under", "100"], 1, "csrc/module.c"),
+    ],
+)
+def test_variant_runs_the_tests_on_a_build_of_its_own(
+    words: list[str], status: int, text: str
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in (PROJECT / "cqnotify").glob("*.so")}
+    result = lab("test", *words, "-q", "tests/test_enums.py", timeout=10 * PATIENCE)
+    assert result.returncode == status, result.stderr.decode()
+    output = result.stdout.decode()
+    assert text in output
+    assert " passed in " in output
+    after = {path: path.stat().st_mtime_ns for path in (PROJECT / "cqnotify").glob("*.so")}
+    assert before == after
+
+
+def test_two_runs_of_a_variant_do_not_share_its_files() -> None:
+    command = [LAB, "test", "--asan", "-q", "-k", "no_such_test"]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as first:
+        assert first.stderr
+        while b"microVM" not in first.stderr.readline():
+            assert first.poll() is None
+        second = lab(*command[1:])
+        assert second.returncode == 125
+        assert own_words(second) == ["lab: another ./lab test --asan of this project is running"]
+        assert first.wait(PATIENCE) == pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+def test_debug_build_of_an_unknown_kind_is_refused() -> None:
+    command = [sys.executable, "setup.py", "--name"]
+    env = {**os.environ, "CQNOTIFY_DEBUG": "faults nonsense"}
+    result = subprocess.run(command, capture_output=True, cwd=PROJECT, env=env, timeout=PATIENCE)
+    assert result.returncode != 0
+    assert b"CQNOTIFY_DEBUG knows asan, coverage, faults; not 'nonsense'." in result.stderr
+
+
+def test_clean_removes_what_the_lab_made_and_nothing_else(tmp_path: Path) -> None:
+    project, cache = tmp_path / "project", tmp_path / "cache"
+    project.mkdir()
+    shutil.copy(LAB, project)
+    for name in ("asan-1", "refleak-1", "coverage-1", "venv-3.11-1", "kernels", "mine"):
+        (cache / name).mkdir(parents=True)
+    (cache / "asan-1.lock").touch()
+    env = {**os.environ, "CQNOTIFY_LAB_CACHE": str(cache)}
+    subprocess.run([project / "lab", "clean"], check=True, env=env, timeout=PATIENCE)
+    assert [path.name for path in cache.iterdir()] == ["mine"]
 
 
 def test_warm_start_takes_less_than_three_seconds_to_qemu() -> None:

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: MIT
+"""A pytest plugin for a debug build of Python: a test that leaks references or memory fails.
+
+Each test is run again, with set-up and teardown, and after each run the interpreter's counts of all
+references and of all blocks of memory are taken. A run that leaves a count as it was clears the
+test of it, so most tests run twice. If none does, the first runs may have filled caches; a test
+leaks if each of those after them left more.
+
+A long test runs less often, and only once if its time went into other processes.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import sys
+import time
+from array import array
+from dataclasses import dataclass
+
+import pytest
+from _pytest.runner import runtestprotocol
+
+WARM_UPS = 3  # runs that may fill caches, the first one included
+MEASURED = 4
+LONG = 5.0  # seconds; a test that takes longer has
+WARM_UPS_IF_LONG = 2
+MEASURED_IF_LONG = 2
+SETTLE = 2.0  # seconds for a thread to end after its join()
+
+# An extension that was built for the ordinary Python does not count its references.
+UNCOUNTED = "uvloop"
+
+
+def cpu_times() -> tuple[float, float]:
+    """Of this process, and of its children that have ended."""
+    times = os.times()
+    return times.user + times.system, times.children_user + times.children_system
+
+
+def threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def settle(threads_before: int) -> None:
+    """Returns when all that ends by itself has ended."""
+    end = time.monotonic() + SETTLE
+    while threads() > threads_before and time.monotonic() < end:
+        time.sleep(0.001)
+    # Names of methods are kept there, at places that depend on how many types were made.
+    getattr(sys, "_clear_internal_caches", sys._clear_type_cache)()
+    for _ in range(3):
+        gc.collect()
+
+
+@dataclass
+class Record:
+    """How often a test ran, and the counts after each run; in arrays, which hold no objects."""
+
+    counts: dict[str, array[int]]
+    warm_ups: int
+    runs: int = 0
+
+    def take(self) -> None:
+        if "references" in self.counts:
+            self.counts["references"][self.runs] = sys.gettotalrefcount()
+        self.counts["memory blocks"][self.runs] = sys.getallocatedblocks()
+        self.runs += 1
+
+    def growth(self, what: str) -> list[int]:
+        counts = self.counts[what][: self.runs]
+        return [b - a for a, b in itertools.pairwise(counts)]
+
+    def cleared(self) -> bool:
+        return all(0 in self.growth(what) for what in self.counts)
+
+    def verdict(self) -> str:
+        """After the last run: what leaks, if anything."""
+        for what in self.counts:
+            growth = self.growth(what)
+            measured = growth[self.warm_ups - 1 :]
+            if 0 not in growth and min(measured) > 0:
+                mean = sum(measured) / len(measured)
+                return f"leaks {mean:g} {what} per run; the growth from run to run was {growth}"
+        return ""
+
+
+records: dict[str, Record] = {}
+run_once: list[str] = []
+
+
+def run_again(item: pytest.Item, nextitem: pytest.Item | None, limit: int) -> str:
+    """Runs a test that has passed, until it is cleared; says what is wrong with it, if anything."""
+    record = records[item.nodeid]
+    before = threads()
+    # Nothing here may hold more, or less, in one turn than in another.
+    for run in range(limit):
+        if run > 0:
+            reports = runtestprotocol(item, log=False, nextitem=nextitem)
+            failed = next((report for report in reports if not report.passed), None)
+            if failed is not None:
+                return f"passes, but not when it is run again:\n\n{failed.longreprtext}"
+            del reports, failed
+            item._report_sections.clear()
+        settle(before)
+        record.take()
+        if record.cleared():
+            return ""
+    return record.verdict()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    own, children = cpu_times()
+    reports = runtestprotocol(item, log=False, nextitem=nextitem)
+    item._report_sections.clear()
+    long = sum(report.duration for report in reports) > LONG
+    own, children = cpu_times()[0] - own, cpu_times()[1] - children
+    if long and children > own:
+        run_once.append(item.nodeid)
+    elif all(report.passed for report in reports):
+        warm_ups, measured = (WARM_UPS_IF_LONG, MEASURED_IF_LONG) if long else (WARM_UPS, MEASURED)
+        limit = warm_ups + measured
+        kinds = ["memory blocks"] if UNCOUNTED in item.name else ["references", "memory blocks"]
+        records[item.nodeid] = Record({kind: array("q", [0] * limit) for kind in kinds}, warm_ups)
+        problem = run_again(item, nextitem, limit)
+        if problem:
+            (call,) = (report for report in reports if report.when == "call")
+            call.outcome = "failed"
+            call.longrepr = problem
+    for report in reports:
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(sys, "gettotalrefcount"):
+        raise pytest.UsageError("leaks: this is not a debug build of Python")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if not records:
+        return
+    write = terminalreporter.write_line
+    terminalreporter.section("references and memory")
+    total = sum(record.runs for record in records.values())
+    write(f"{total} runs of {len(records)} tests; more than three runs of:")
+    for name, record in records.items():
+        if record.runs > 3:
+            growth = "; ".join(f"{what} {record.growth(what)}" for what in record.counts)
+            write(f"  {name}: {growth}")
+    if run_once:
+        write(f"run only once, since they take over {LONG:g} s, and that in other processes:")
+    for name in run_once:
+        write(f"  {name}")
