@@ -12,7 +12,7 @@ Nothing here runs in a thread, and nothing wakes the loop while no completion co
 How it works, for whoever changes it. Two rules make lost wake-ups impossible:
 
 *Before anybody sleeps*, the CQ is armed, and polled after that; only if that poll finds nothing,
-and nothing is queued, may he sleep. A CQ stays armed until its event was read.
+and nothing is queued, may he sleep. That is CQ.safe_to_sleep().
 
 *Completions go into the queue before any waiter is woken.* A waiter's future carries no completion,
 it only says "look". So a waiter that is cancelled at the very moment it is woken loses nothing: on
@@ -97,7 +97,6 @@ class AsyncCQ:
 
     __slots__ = (
         "__weakref__",
-        "_armed",
         "_closed",
         "_cq",
         "_error",
@@ -121,7 +120,6 @@ class AsyncCQ:
         self._cq = cq
         self._ready: deque[WorkCompletion] = deque()
         self._waiters: deque[_Waiter] = deque()
-        self._armed: bool | None = None  # for solicited ones only? None: not armed
         self._unacked = 0
         self._closed = False
         self._error: Exception | None = None
@@ -283,19 +281,14 @@ class AsyncCQ:
                 self._waiters[0].wake()
 
     def _look_and_arm(self) -> bool:
-        wanted = self._waiters[0].max_entries
-        if self._look(wanted):
+        if self._ready:
             return True
-        solicited_only = all(w.solicited_only for w in self._waiters)
-        if self._armed is None or (self._armed and not solicited_only):
-            self._cq.req_notify(solicited_only)
-            self._armed = solicited_only
-            return self._look(wanted)  # what came before the arm raises no event
-        return False
+        if self._cq.safe_to_sleep(all(w.solicited_only for w in self._waiters)):
+            return False
+        return self._look(self._waiters[0].max_entries)
 
     def _on_event(self) -> None:
-        """The reader has read an event of this CQ: the arm is used up."""
-        self._armed = None
+        """The reader has read an event of this CQ."""
         self._unacked += 1
         self._serve()
         if self._unacked >= _ACK_BATCH:

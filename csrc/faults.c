@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Making the n-th call or the n-th allocation fail, for tests: see faults.h.
+/* Making the n-th call or allocation fail, or code run before a call: see faults.h.
  * The only C file with globals; it is empty in an ordinary build. */
 
 #include "core.h"
@@ -19,6 +19,8 @@ static atomic_int error;
 static atomic_bool hold; /* the failing call, until this is false */
 static atomic_long live;
 static pthread_t armed_by;
+static PyObject *before; /* is called once, just before that call is made */
+static char before_name[32];
 static PyMemAllocatorEx original[2];
 
 /* n == 0 stops it, and leaves what happened to be asked for. */
@@ -45,8 +47,23 @@ int cqn_fault_errno(void)
     return atomic_load(&error);
 }
 
+static void run_before(void)
+{
+    PyObject *callback = before;
+    before = NULL;
+    PyObject *result = PyObject_CallNoArgs(callback);
+    if (result == NULL) {
+        PyErr_WriteUnraisable(callback);
+    }
+    Py_XDECREF(result);
+    Py_DECREF(callback);
+}
+
 bool cqn_fault(const char *call)
 {
+    if (before != NULL && strcmp(call, before_name) == 0) {
+        run_before();
+    }
     if (!is_its_turn(&calls, call)) {
         return false;
     }
@@ -135,6 +152,18 @@ PyObject *cqn_fail_alloc(PyObject *Py_UNUSED(module), PyObject *args)
     hook_allocators();
     armed_by = pthread_self();
     arm(&allocations, n);
+    Py_RETURN_NONE;
+}
+
+PyObject *cqn_before_call(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    const char *name;
+    PyObject *callback;
+    if (!PyArg_ParseTuple(args, "sO:before_call", &name, &callback)) {
+        return NULL;
+    }
+    snprintf(before_name, sizeof(before_name), "%s", name);
+    Py_XSETREF(before, Py_NewRef(callback));
     Py_RETURN_NONE;
 }
 

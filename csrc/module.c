@@ -148,6 +148,9 @@ static PyMethodDef module_methods[] = {
      "does not return before the next fail_call(); only where that call releases the GIL."},
     {"fail_alloc", cqn_fail_alloc, METH_VARARGS,
      "fail_alloc(n): the n-th allocation of this thread from now fails; 0: none."},
+    {"before_call", cqn_before_call, METH_VARARGS,
+     "before_call(name, callback): once, before the next call of that name, which must be one that "
+     "is made with the GIL."},
     {"failed", cqn_failed, METH_NOARGS, "failed(): what failed since; None: nothing."},
     {"live_handles", cqn_live_handles, METH_NOARGS,
      "live_handles(): how many handles of the device there are."},

@@ -502,3 +502,29 @@ def test_closed_is_closed_even_if_there_is_no_memory_to_say_so(w: World) -> None
     with pytest.raises((ClosedError, MemoryError)):
         core.fail_alloc(1)
         w.cq.poll()
+
+
+@pytest.mark.parametrize("call", ["ibv_poll_cq", "ibv_req_notify_cq"])
+@pytest.mark.parametrize("use", ["arm and poll", "safe_to_sleep"])
+def test_a_completion_that_comes_between_the_poll_and_the_arm_is_not_missed(
+    w: World, call: str, use: str
+) -> None:
+    cq = w.cq
+    w.qp.post_recv(w.mr[0:64])
+    drain(w)
+
+    def race() -> None:
+        w.qp.post_send(w.mr[64:72], wr_id=5)
+        until(lambda: bool(w.ex.poll()), "received")  # so it is in the sender's CQ as well
+
+    core.before_call(call, race)
+    if use == "safe_to_sleep":
+        assert not cq.safe_to_sleep()
+        got = cq.poll_ids()
+    else:
+        got = cq.poll_ids()
+        cq.req_notify()
+        got += cq.poll_ids()
+    assert got == [5]
+    assert cq.safe_to_sleep()
+    assert cq.stats.arms == 1
