@@ -416,6 +416,7 @@ int cqn_wr_queue_traverse(const cqn_wr_queue *queue, visitproc visit, void *arg)
 PyObject *cqn_fail_call(PyObject *module, PyObject *args);
 PyObject *cqn_fail_alloc(PyObject *module, PyObject *args);
 PyObject *cqn_before_call(PyObject *module, PyObject *args);
+PyObject *cqn_inject_event(PyObject *module, PyObject *args);
 PyObject *cqn_failed(PyObject *module, PyObject *unused);
 PyObject *cqn_live_handles(PyObject *module, PyObject *unused);
 #include "faults.h" /* last: it gives the verbs a new meaning */

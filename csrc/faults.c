@@ -86,6 +86,29 @@ int cqn_died(int rc)
     return rc;
 }
 
+/* ---- events that no device gives ---- */
+
+static struct ibv_async_event injected;
+static enum { NO_EVENT, READY, READ } injection;
+
+int cqn_get_async_event_or_injected(struct ibv_context *device, struct ibv_async_event *event)
+{
+    if (injection != READY) {
+        return (ibv_get_async_event)(device, event);
+    }
+    *event = injected;
+    injection = READ;
+    return 0;
+}
+
+void cqn_ack_async_event_unless_injected(struct ibv_async_event *event)
+{
+    if (injection != READ) {
+        (ibv_ack_async_event)(event);
+    }
+    injection = NO_EVENT;
+}
+
 /* ---- allocations of the thread that asked for it ---- */
 
 static bool starve(void)
@@ -164,6 +187,28 @@ PyObject *cqn_before_call(PyObject *Py_UNUSED(module), PyObject *args)
     }
     snprintf(before_name, sizeof(before_name), "%s", name);
     Py_XSETREF(before, Py_NewRef(callback));
+    Py_RETURN_NONE;
+}
+
+PyObject *cqn_inject_event(PyObject *module, PyObject *args)
+{
+    cqn_state *st = PyModule_GetState(module);
+    int type;
+    PyObject *element;
+    if (!PyArg_ParseTuple(args, "iO:inject_event", &type, &element)) {
+        return NULL;
+    }
+    injected = (struct ibv_async_event){.event_type = (enum ibv_event_type)type};
+    if (PyObject_TypeCheck(element, st->CQ)) {
+        injected.element.cq = CQN_OBJ(element)->handle;
+    }
+    else if (PyObject_TypeCheck(element, st->QP)) {
+        injected.element.qp = CQN_OBJ(element)->handle;
+    }
+    else if (element != Py_None) {
+        injected.element.port_num = (int)PyLong_AsLong(element);
+    }
+    injection = READY;
     Py_RETURN_NONE;
 }
 

@@ -5,7 +5,8 @@
  * Each call into libibverbs, and those into the system that can fail, asks
  * cqn_fault() first. When it is the one whose turn it is, it is not made, and
  * fails in its own style: NULL or -1 with errno, or the error as the result.
- * What creates and destroys handles counts them.
+ * What creates and destroys handles counts them. A device's failure that none
+ * can be made to report can be put in the place of its next asynchronous event.
  */
 #ifndef CQN_FAULTS_H
 #define CQN_FAULTS_H
@@ -20,6 +21,8 @@ bool cqn_fault(const char *call);
 int cqn_fault_errno(void);
 void *cqn_born(void *handle);
 int cqn_died(int rc);
+int cqn_get_async_event_or_injected(struct ibv_context *device, struct ibv_async_event *event);
+void cqn_ack_async_event_unless_injected(struct ibv_async_event *event);
 
 #define NULL_OR(call, ...) (cqn_fault(#call) ? NULL : call(__VA_ARGS__))
 #define MINUS_1_OR(call, ...) (cqn_fault(#call) ? -1 : call(__VA_ARGS__))
@@ -62,7 +65,9 @@ int cqn_died(int rc);
 #define ibv_poll_cq(...) MINUS_1_OR(ibv_poll_cq, __VA_ARGS__)
 #define ibv_start_poll(...) ERROR_OR(ibv_start_poll, __VA_ARGS__)
 #define ibv_get_cq_event(...) MINUS_1_OR(ibv_get_cq_event, __VA_ARGS__)
-#define ibv_get_async_event(...) MINUS_1_OR(ibv_get_async_event, __VA_ARGS__)
+#define ibv_get_async_event(...) \
+    (cqn_fault("ibv_get_async_event") ? -1 : cqn_get_async_event_or_injected(__VA_ARGS__))
+#define ibv_ack_async_event(...) cqn_ack_async_event_unless_injected(__VA_ARGS__)
 #define ibv_modify_qp(...) ERROR_OR(ibv_modify_qp, __VA_ARGS__)
 #define ibv_query_qp(...) ERROR_OR(ibv_query_qp, __VA_ARGS__)
 #define ibv_post_send(...) ERROR_OR(ibv_post_send, __VA_ARGS__)

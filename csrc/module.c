@@ -151,6 +151,10 @@ static PyMethodDef module_methods[] = {
     {"before_call", cqn_before_call, METH_VARARGS,
      "before_call(name, callback): once, before the next call of that name, which must be one that "
      "is made with the GIL."},
+    {"inject_event", cqn_inject_event, METH_VARARGS,
+     "inject_event(event_type, element): what is read next instead of the device's own "
+     "asynchronous "
+     "event; element is a CQ, a QP, the number of a port, or None."},
     {"failed", cqn_failed, METH_NOARGS, "failed(): what failed since; None: nothing."},
     {"live_handles", cqn_live_handles, METH_NOARGS,
      "live_handles(): how many handles of the device there are."},

@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from support import DEADLINE, Waiter, until
+from support import DEADLINE, Waiter, until, waiting
 
 from cqnotify import (
     AH,
@@ -26,6 +26,7 @@ from cqnotify import (
     MR,
     PD,
     QP,
+    AsyncEventError,
     AsyncEventType,
     ClosedError,
     CompletionChannel,
@@ -283,6 +284,12 @@ def raised(w: World) -> CompletionError:
     raise AssertionError("the failed one does not come")
 
 
+def first_poll(w: World) -> None:
+    """It makes the room for completions."""
+    with CQ(w.ctx, 4) as cq:
+        cq.poll()
+
+
 def refuse_everything(w: World) -> None:
     expect(ValueError, lambda: CQ(w.ctx, 0))
     expect(TypeError, lambda: w.cq.poll(n=1))  # type: ignore[call-arg]
@@ -312,6 +319,7 @@ CASES: dict[str, tuple[Setup, Call]] = {
     "gid_table": (nothing, lambda w, _: w.ctx.gid_table()),
     "memory": (nothing, lambda w, _: [w.mr[0:8], w.mr.read(4), memoryview(w.mr)]),
     "repr": (nothing, lambda w, _: [repr(x) for x in (w.ctx, w.cq, w.qp, w.mr, w.mr[0:8])]),
+    "first poll of a CQ": (nothing, lambda w, _: first_poll(w)),
     "stats": (nothing, lambda w, _: w.cq.stats),
     "refusals": (nothing, lambda w, _: refuse_everything(w)),
     "poll": (arrived, lambda w, _: one(w.ex.poll())),
@@ -528,3 +536,116 @@ def test_a_completion_that_comes_between_the_poll_and_the_arm_is_not_missed(
     assert got == [5]
     assert cq.safe_to_sleep()
     assert cq.stats.arms == 1
+
+
+# ---- reports that rxe never makes --------------------------------------------------------
+
+FAILURES = {
+    AsyncEventType.CQ_ERR: "cq",
+    AsyncEventType.QP_FATAL: "qp",
+    AsyncEventType.QP_REQ_ERR: "qp",
+    AsyncEventType.QP_ACCESS_ERR: "qp",
+    AsyncEventType.PATH_MIG_ERR: "qp",
+    AsyncEventType.PORT_ERR: "port",
+    AsyncEventType.DEVICE_FATAL: "device",
+}
+UNSUPPORTED = {
+    AsyncEventType.SRQ_ERR,
+    AsyncEventType.SRQ_LIMIT_REACHED,
+    AsyncEventType.WQ_FATAL,
+}
+NEWS = {
+    AsyncEventType.COMM_EST: "qp",
+    AsyncEventType.SQ_DRAINED: "qp",
+    AsyncEventType.PATH_MIG: "qp",
+    AsyncEventType.QP_LAST_WQE_REACHED: "qp",
+    AsyncEventType.PORT_ACTIVE: "port",
+    AsyncEventType.LID_CHANGE: "port",
+    AsyncEventType.PKEY_CHANGE: "port",
+    AsyncEventType.SM_CHANGE: "port",
+    AsyncEventType.CLIENT_REREGISTER: "port",
+    AsyncEventType.GID_CHANGE: "port",
+}
+
+
+def element_of(w: World, kind: str) -> Any:
+    return {"cq": w.cq, "qp": w.qp, "port": 1, "device": None}[kind]
+
+
+def inject(w: World, event_type: int, element: Any) -> None:
+    """Comes in as if the device had reported it, and is read by this thread."""
+    core.inject_event(event_type, element)
+    event = w.ctx.try_get_async_event()
+    assert event is not None
+    assert event.event_type == event_type
+    assert event.cq is (element if isinstance(element, CQ) else None)
+    assert event.qp is (element if isinstance(element, QP) else None)
+    assert event.port_num == (element if isinstance(element, int) else None)
+    assert repr(event)
+
+
+@pytest.mark.parametrize("event_type", FAILURES, ids=lambda t: t.name)
+def test_each_failure_ends_the_waits_that_it_concerns_and_no_others(
+    w: World, event_type: AsyncEventType
+) -> None:
+    idle = CompletionChannel(w.ctx)
+    CQ(w.ctx, 4, channel=idle)
+    with waiting(w.channel.get_event) as concerned, waiting(idle.get_event) as other:
+        inject(w, event_type, element_of(w, FAILURES[event_type]))
+        if event_type != AsyncEventType.DEVICE_FATAL:
+            idle.interrupt()
+    with pytest.raises(AsyncEventError) as e:
+        concerned.join()
+    assert e.value.event.event_type is event_type
+    with pytest.raises(
+        AsyncEventError if event_type == AsyncEventType.DEVICE_FATAL else InterruptedError
+    ):
+        other.join()
+    with pytest.raises(TimeoutError):  # who was told once goes on
+        w.channel.get_event(timeout=0)
+
+
+@pytest.mark.parametrize("event_type", NEWS, ids=lambda t: t.name)
+def test_news_that_are_no_failure_leave_waiters_alone(w: World, event_type: AsyncEventType) -> None:
+    with waiting(w.channel.get_event) as waiter:
+        inject(w, event_type, element_of(w, NEWS[event_type]))
+        w.channel.interrupt()
+    with pytest.raises(InterruptedError):
+        waiter.join()
+
+
+def test_every_type_of_event_is_known() -> None:
+    assert set(AsyncEventType) == {*FAILURES, *NEWS, *UNSUPPORTED}
+
+
+def test_an_unknown_type_of_event_is_handed_out_as_a_number(w: World) -> None:
+    core.inject_event(77, None)
+    event = w.ctx.try_get_async_event()
+    assert event is not None
+    assert event.event_type == 77
+    assert repr(event) == "<AsyncEvent 77>"
+
+
+def test_a_failure_is_told_even_to_who_found_an_event_at_the_same_moment(w: World) -> None:
+    w.ex.req_notify()
+    w.qp.post_recv(w.mr[0:64], wr_id=1)
+    seen: list[object] = []
+
+    def loop() -> None:
+        for cq in w.channel:
+            seen.append(cq)
+            cq.ack()
+
+    old = sys.getswitchinterval()
+    with waiting(loop) as waiter:
+        sys.setswitchinterval(DEADLINE)  # the waiter runs only after both have happened
+        try:
+            w.qp.post_send(w.mr[64:72])
+            wcs = WCArray(1)
+            until(lambda: w.ex.poll_into(wcs) == 1, "received")
+            inject(w, AsyncEventType.QP_FATAL, w.qp)
+        finally:
+            sys.setswitchinterval(old)
+    with pytest.raises(AsyncEventError):
+        waiter.join()
+    assert seen in ([w.ex], [])

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import Endpoint
@@ -13,7 +14,7 @@ from support import Endpoint
 from cqnotify import CompletionError, Context, WCStatus
 
 README = Path(__file__).parent.parent / "README.md"
-FIRST, SECOND = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+FIRST, SECOND, THIRD = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
 
 
 def test_the_first_example_prints_hello_and_nothing_is_warned_of(ctx: Context) -> None:
@@ -23,9 +24,12 @@ def test_the_first_example_prints_hello_and_nothing_is_warned_of(ctx: Context) -
     assert (out.returncode, out.stdout, out.stderr) == (0, "b'hello'\n", "")
 
 
-def test_the_second_example_receives_until_a_failure(pair: tuple[Endpoint, Endpoint]) -> None:
-    names: dict[str, object] = {}
-    exec(SECOND, names)
+@pytest.mark.parametrize("example", [SECOND, THIRD], ids=["blocking", "asyncio"])
+def test_the_other_examples_receive_until_a_failure(
+    pair: tuple[Endpoint, Endpoint], example: str
+) -> None:
+    names: dict[str, Any] = {}
+    exec(example, names)
     a, b = pair
     for i in range(3):
         b.qp.post_recv(b.mr[0:64], wr_id=i)
@@ -33,5 +37,6 @@ def test_the_second_example_receives_until_a_failure(pair: tuple[Endpoint, Endpo
     a.qp.post_send(a.mr[0:8])
     b.qp.modify(qp_state=6)
     with pytest.raises(CompletionError) as e:
-        asyncio.run(names["receive"](b.rcq))  # type: ignore[operator]
+        result = names["receive"](b.rcq)
+        asyncio.run(result)
     assert e.value.status is WCStatus.WR_FLUSH_ERR
