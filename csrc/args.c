@@ -145,6 +145,13 @@ int cqn_timeout(PyObject *value, int64_t *out_ns)
         return 0;
     }
     double seconds = PyFloat_AsDouble(value);
+    if (seconds == -1.0 && PyErr_ExceptionMatches(PyExc_OverflowError)) {
+        PyErr_Clear(); /* an int beyond all floats */
+        PyObject *zero = PyLong_FromLong(0);
+        int positive = zero == NULL ? -1 : PyObject_RichCompareBool(value, zero, Py_GT);
+        Py_XDECREF(zero);
+        seconds = positive > 0 ? INFINITY : -1.0;
+    }
     if (seconds == -1.0 && PyErr_Occurred()) {
         if (PyErr_ExceptionMatches(PyExc_TypeError)) {
             PyErr_Format(PyExc_TypeError, "timeout must be a number of seconds or None, not %s",

@@ -2,14 +2,20 @@
 /*
  * AsyncEvent: what a device reports besides completions, and who gets to know.
  *
- * An event is read, acknowledged and queued on its context under one hold of
+ * A report is read, acknowledged and queued on its context under one hold of
  * the GIL, so no destroy ever waits for it. Anybody who sleeps, in
  * get_async_event() or for completions in get_event(), does the reading. From
- * the queue get_async_event() hands events out, once each. Those that tell of a
- * failure also end every get_event() on a channel to which completions of the
- * failed object would come: they may never come. Each channel is told once,
- * whether it is asleep when the event is read or goes to sleep while the event
- * still waits in the queue.
+ * the queue get_async_event() hands reports out, once each.
+ *
+ * Those that tell of a failure also end the waits for completions that may now
+ * never come: of each channel that the failure concerns when it is read, all
+ * waits that are going on, or else the next one, once. For that the latest
+ * report of each failure is kept as long as the failed object lives, with a
+ * serial number that channels and waiters compare to what they were told. Only
+ * the thread that got a report from get_async_event() is not told of it again.
+ *
+ * Queued reports hold no reference to the object that they are about: when it
+ * is closed they go, as they do in the kernel.
  */
 
 #include "core.h"
@@ -22,14 +28,21 @@
 
 typedef enum { NOTHING, OF_CQ, OF_QP, OF_PORT, OF_DEVICE } scope;
 
-struct cqn_async_event {
-    PyObject_HEAD
-    cqn_async_event *next; /* in the queue, which holds it strongly */
-    uint64_t serial;       /* rises with time */
-    PyObject *element;     /* the CQ or QP, or NULL */
+struct cqn_report {
+    cqn_report *next;
+    uint64_t serial;        /* rises with time */
+    unsigned long taken_by; /* which thread was handed a failure, or 0 */
     enum ibv_event_type type;
-    int port_num; /* or 0 */
+    cqn_object *element; /* the CQ or QP, borrowed, or NULL */
+    int port_num;        /* or 0 */
 };
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *element; /* the CQ or QP, or NULL */
+    enum ibv_event_type type;
+    int port_num;
+} async_event;
 
 /* What an event is about, and whether completions may be missing after it. */
 static scope scope_of(enum ibv_event_type type, bool *failure)
@@ -86,13 +99,13 @@ static bool port_serves(const cqn_channel *channel, int port_num)
 }
 
 /* Whether a failure that would keep completions off this channel. */
-static bool concerns(const cqn_async_event *event, const cqn_channel *channel)
+static bool concerns(const cqn_report *report, const cqn_channel *channel)
 {
     bool failure;
-    scope what = scope_of(event->type, &failure);
-    const cqn_object *element = CQN_OBJ(event->element);
-    if (!failure || (element != NULL && element->handle == NULL)) {
-        return false; /* a closed object has no completions to come */
+    scope what = scope_of(report->type, &failure);
+    const cqn_object *element = report->element;
+    if (!failure) {
+        return false;
     }
     switch (what) {
     case OF_CQ:
@@ -100,13 +113,13 @@ static bool concerns(const cqn_async_event *event, const cqn_channel *channel)
     case OF_QP:
         return element != NULL && qp_uses((const cqn_qp *)element, channel);
     case OF_PORT:
-        return port_serves(channel, event->port_num);
+        return port_serves(channel, report->port_num);
     default:
         return what == OF_DEVICE;
     }
 }
 
-/* ---- the queue of a context ---- */
+/* ---- the reports of a context ---- */
 
 int cqn_async_open(cqn_context *ctx)
 {
@@ -125,39 +138,70 @@ int cqn_async_open(cqn_context *ctx)
     return cqn_gate_open(&ctx->gate);
 }
 
-static void enqueue(cqn_context *ctx, cqn_async_event *event)
+/* queued_fd is readable while reports are queued. A forked child shares it with
+ * its parent, and leaves it alone. */
+static void tell_by_fd(cqn_context *ctx)
 {
-    *(ctx->async_last ? &ctx->async_last->next : &ctx->async_first) = event;
-    ctx->async_last = event;
-    if (ctx->async_len++ == 0) {
-        uint64_t one = 1;
-        ssize_t n = write(ctx->queued_fd, &one, sizeof(one));
-        (void)n; /* an eventfd takes it */
+    uint64_t count = 1;
+    bool readable = ctx->queued != NULL;
+    if (readable != ctx->queued_readable && ctx->has_async && !cqn_forked(CQN_OBJ(ctx))) {
+        ssize_t n = readable ? write(ctx->queued_fd, &count, sizeof(count))
+                             : read(ctx->queued_fd, &count, sizeof(count));
+        (void)n;
+        ctx->queued_readable = readable;
     }
 }
 
-static PyObject *dequeue(cqn_context *ctx)
+static void append(cqn_report **list, cqn_report *report)
 {
-    cqn_async_event *event = ctx->async_first;
-    if (event == NULL) {
-        return NULL;
+    while (*list != NULL) {
+        list = &(*list)->next;
     }
-    ctx->async_first = event->next;
-    event->next = NULL;
-    if (--ctx->async_len == 0) {
-        uint64_t count;
-        ctx->async_last = NULL;
-        ssize_t n = read(ctx->queued_fd, &count, sizeof(count));
-        (void)n;
+    *list = report;
+}
+
+static bool same(const cqn_report *a, const cqn_report *b)
+{
+    return a->type == b->type && a->element == b->element && a->port_num == b->port_num;
+}
+
+static cqn_report *find_same(cqn_report *list, const cqn_report *report)
+{
+    while (list != NULL && !same(list, report)) {
+        list = list->next;
     }
-    return (PyObject *)event;
+    return list;
+}
+
+/* Frees the reports about `element`, or all. */
+static size_t drop(cqn_report **list, const cqn_object *element)
+{
+    size_t dropped = 0;
+    while (*list != NULL) {
+        cqn_report *report = *list;
+        if (element == NULL || report->element == element) {
+            *list = report->next;
+            PyMem_Free(report);
+            dropped++;
+        }
+        else {
+            list = &report->next;
+        }
+    }
+    return dropped;
+}
+
+/* The object is closed: nobody needs to know any more. */
+void cqn_async_forget(cqn_context *ctx, const cqn_object *element)
+{
+    ctx->queued_len -= drop(&ctx->queued, element);
+    drop(&ctx->failures, element);
+    tell_by_fd(ctx);
 }
 
 void cqn_async_clear(cqn_context *ctx)
 {
-    while (ctx->async_first != NULL) {
-        Py_DECREF(dequeue(ctx));
-    }
+    cqn_async_forget(ctx, NULL);
     if (ctx->has_async) {
         ctx->has_async = false;
         close(ctx->async_fd);
@@ -165,133 +209,231 @@ void cqn_async_clear(cqn_context *ctx)
     }
 }
 
-int cqn_async_traverse(const cqn_context *ctx, visitproc visit, void *arg)
-{
-    for (cqn_async_event *event = ctx->async_first; event != NULL; event = event->next) {
-        Py_VISIT(event);
-    }
-    return 0;
-}
-
-static bool same(const cqn_async_event *a, const cqn_async_event *b)
-{
-    return a->type == b->type && a->element == b->element && a->port_num == b->port_num;
-}
-
-/* Instead of one more of a kind, the queue has that one anew. */
-static bool refresh(const cqn_context *ctx, const cqn_async_event *event)
-{
-    cqn_async_event *e = ctx->async_first;
-    while (e != NULL && !same(e, event)) {
-        e = e->next;
-    }
-    if (e != NULL) {
-        e->serial = event->serial;
-    }
-    return e != NULL;
-}
-
-/* Wakes those who wait on channels that it concerns. Runs no Python code. */
-static void tell_waiters(const cqn_context *ctx, cqn_async_event *event)
+/* Notes for each channel that a failure concerns it, and wakes who waits. */
+static void tell_channels(const cqn_context *ctx, const cqn_report *report)
 {
     for (cqn_object *o = ctx->first; o != NULL; o = o->next) {
         cqn_channel *channel = (cqn_channel *)o;
         if (PyObject_TypeCheck(o, ctx->base.state->CompletionChannel) &&
-            channel->gate.waiters > 0 && concerns(event, channel)) {
-            cqn_gate_interrupt(&channel->gate, (PyObject *)event);
+            concerns(report, channel)) {
+            channel->concerned = report->serial;
+            cqn_gate_wake(&channel->gate);
         }
     }
 }
 
-/* An event that the queue has while this channel has not been told of it; of
- * several in a row that say the same, the latest. */
-PyObject *cqn_async_untold(const cqn_channel *channel)
+/* Both copies of the report are ours. */
+static void enter(cqn_context *ctx, cqn_report *report, cqn_report *copy)
 {
-    cqn_async_event *found = NULL;
-    for (cqn_async_event *e = channel->base.context->async_first; e != NULL; e = e->next) {
-        if (e->serial > channel->gate.told && concerns(e, channel)) {
-            if (found != NULL && !same(found, e)) {
-                break;
-            }
-            found = found != NULL && found->serial > e->serial ? found : e;
-        }
+    report->serial = ++ctx->async_serial;
+    bool failure;
+    scope_of(report->type, &failure);
+    cqn_report *known = failure ? find_same(ctx->failures, report) : NULL;
+    if (known != NULL) {
+        known->serial = report->serial;
+        known->taken_by = 0;
     }
-    return (PyObject *)found;
+    else if (failure) {
+        *copy = *report;
+        append(&ctx->failures, copy);
+        copy = NULL;
+    }
+    PyMem_Free(copy);
+    tell_channels(ctx, report);
+    if (ctx->queued_len >= QUEUE_ROOM && find_same(ctx->queued, report) != NULL) {
+        PyMem_Free(report);
+        return;
+    }
+    append(&ctx->queued, report);
+    ctx->queued_len++;
+    tell_by_fd(ctx);
 }
 
-/* Its element is alive, since destroying waits for our ack, but may be past
- * saving: in the midst of being deallocated. */
-static void fill(cqn_async_event *event, const struct ibv_async_event *raw)
+/* Its element is alive, since destroying waits for our ack. */
+static void fill(cqn_report *report, const struct ibv_async_event *raw)
 {
     bool failure;
-    void *element = NULL;
-    event->type = raw->event_type;
+    report->type = raw->event_type;
     switch (scope_of(raw->event_type, &failure)) {
     case OF_CQ:
-        element = raw->element.cq->cq_context;
+        report->element = raw->element.cq->cq_context;
         break;
     case OF_QP:
-        element = raw->element.qp->qp_context;
+        report->element = raw->element.qp->qp_context;
         break;
     case OF_PORT:
-        event->port_num = raw->element.port_num;
+        report->port_num = raw->element.port_num;
         break;
     default:
         break;
     }
-    event->element = element != NULL && Py_REFCNT(element) > 0 ? Py_NewRef(element) : NULL;
 }
 
-/* 1: one event was read and queued, 0: there is none, -1: an exception. What
- * an event needs is there before it is read, so none is lost. */
-static int read_event(cqn_context *ctx)
+/* 1: one was read, 0: there is none, -1: an exception. What a report needs is
+ * there before it is read, so none is lost; and no Python code runs in here. */
+static int read_report(cqn_context *ctx)
 {
-    PyTypeObject *type = ctx->base.state->AsyncEvent;
-    cqn_async_event *event = (cqn_async_event *)type->tp_alloc(type, 0);
-    if (event == NULL) {
-        return -1;
-    }
+    cqn_report *report = PyMem_Calloc(1, sizeof(*report));
+    cqn_report *copy = PyMem_Calloc(1, sizeof(*copy));
     struct ibv_async_event raw;
-    struct ibv_context *device = ctx->base.handle; /* the allocation can run code */
+    int err = 0;
     errno = 0;
-    if (device == NULL || ibv_get_async_event(device, &raw) != 0) {
-        int err = device == NULL || errno == EINTR ? EAGAIN : errno;
-        Py_DECREF(event);
-        if (err == EAGAIN) {
-            return 0;
-        }
+    if (report == NULL || copy == NULL) {
+        err = ENOMEM;
+        PyErr_NoMemory();
+    }
+    else if (ibv_get_async_event(ctx->base.handle, &raw) != 0) {
         /* A read of nothing at all means the same as EIO: the device left. */
-        cqn_verbs_error(ctx->base.state, err ? err : EIO, "ibv_get_async_event",
-                        "no more events will come");
-        return -1;
+        err = errno == 0 ? EIO : errno == EINTR ? EAGAIN : errno;
+        if (err != EAGAIN) {
+            cqn_verbs_error(ctx->base.state, err, "ibv_get_async_event",
+                            "no more events will come");
+        }
     }
-    fill(event, &raw);
+    if (err != 0) {
+        PyMem_Free(report);
+        PyMem_Free(copy);
+        return err == EAGAIN ? 0 : -1;
+    }
+    fill(report, &raw);
     ibv_ack_async_event(&raw);
-    event->serial = ++ctx->async_serial;
-    tell_waiters(ctx, event);
-    if (ctx->async_len >= QUEUE_ROOM && refresh(ctx, event)) {
-        Py_DECREF(event);
-    }
-    else {
-        enqueue(ctx, event);
-    }
+    enter(ctx, report, copy);
     return 1;
 }
 
-/* Takes the events that the device has into the context's queue. */
+/* Takes the reports that the device has into the context's queue. */
 int cqn_async_drain(cqn_context *ctx)
 {
     int rc = 1;
     for (int i = 0; rc > 0 && i < DRAIN_AT_MOST; i++) {
-        rc = read_event(ctx);
+        rc = read_report(ctx);
     }
     return rc < 0 ? -1 : 0;
+}
+
+/* ---- handing out ---- */
+
+/* Steals the reference to the element. */
+static PyObject *new_event(cqn_state *st, const cqn_report *report, PyObject *element)
+{
+    async_event *self = (async_event *)st->AsyncEvent->tp_alloc(st->AsyncEvent, 0);
+    if (self == NULL) {
+        Py_XDECREF(element);
+        return NULL;
+    }
+    self->type = report->type;
+    self->port_num = report->port_num;
+    self->element = element;
+    return (PyObject *)self;
+}
+
+/* One that is in the midst of being deallocated is past saving. */
+static PyObject *own_element(const cqn_report *report)
+{
+    PyObject *element = (PyObject *)report->element;
+    return element != NULL && Py_REFCNT(element) > 0 ? Py_NewRef(element) : NULL;
 }
 
 static PyObject *take(cqn_object *self)
 {
     cqn_context *ctx = (cqn_context *)self;
-    return ctx->async_first == NULL && cqn_async_drain(ctx) < 0 ? NULL : dequeue(ctx);
+    if (ctx->queued == NULL && cqn_async_drain(ctx) < 0) {
+        return NULL;
+    }
+    cqn_report *report = ctx->queued;
+    if (report == NULL) {
+        return NULL;
+    }
+    /* The object first: to make it can run code that takes, or drops, this one. */
+    const cqn_report copy = *report;
+    PyObject *event = new_event(self->state, report, own_element(report));
+    if (event == NULL) {
+        return NULL;
+    }
+    report = ctx->queued;
+    if (report == NULL || report->serial != copy.serial) {
+        Py_DECREF(event);
+        return cqn_open(self) == NULL ? NULL : take(self);
+    }
+    cqn_report *failure = find_same(ctx->failures, report);
+    if (failure != NULL && failure->serial == report->serial) {
+        failure->taken_by = PyThread_get_thread_ident();
+    }
+    ctx->queued = report->next;
+    ctx->queued_len--;
+    PyMem_Free(report);
+    tell_by_fd(ctx);
+    return event;
+}
+
+/* Raises AsyncEventError; -1, as whoever raises. */
+static int raise_failure(cqn_state *st, const cqn_report *report)
+{
+    const char *name = ibv_event_type_str(report->type);
+    PyObject *event = new_event(st, report, own_element(report));
+    PyObject *exc = event == NULL
+                        ? NULL
+                        : PyObject_CallFunction(
+                              st->AsyncEventError, "N",
+                              PyUnicode_FromFormat("the device reports \"%s\": completions that "
+                                                   "are awaited here may never come; see the "
+                                                   "attribute event",
+                                                   name));
+    if (exc != NULL && PyObject_SetAttrString(exc, "event", event) == 0) {
+        PyErr_SetObject(st->AsyncEventError, exc);
+    }
+    Py_XDECREF(exc);
+    Py_XDECREF(event);
+    return -1;
+}
+
+/* The oldest failure after `told` that concerns the channel. */
+static const cqn_report *next_failure(const cqn_channel *channel, uint64_t told)
+{
+    const cqn_report *found = NULL;
+    for (const cqn_report *r = channel->base.context->failures; r != NULL; r = r->next) {
+        if (r->serial > told && (found == NULL || r->serial < found->serial) &&
+            concerns(r, channel)) {
+            found = r;
+        }
+    }
+    return found;
+}
+
+static void advance(cqn_channel *channel, uint64_t *told, uint64_t serial)
+{
+    *told = serial;
+    channel->told = channel->told > serial ? channel->told : serial;
+}
+
+/* -1 with AsyncEventError if a failure concerns this channel of which a waiter,
+ * who was `told` of all up to there, does not know. */
+int cqn_async_check(cqn_channel *channel, uint64_t *told)
+{
+    const uint64_t all = channel->concerned;
+    const cqn_report *failure;
+    while (*told < all && (failure = next_failure(channel, *told)) != NULL) {
+        const cqn_report copy = *failure;
+        if (copy.taken_by != PyThread_get_thread_ident()) {
+            cqn_state *st = channel->base.state;
+            raise_failure(st, &copy);
+            if (PyErr_ExceptionMatches(st->AsyncEventError)) {
+                advance(channel, told, copy.serial);
+            }
+            return -1;
+        }
+        advance(channel, told, copy.serial);
+    }
+    if (*told < all) {
+        advance(channel, told, all);
+    }
+    return 0;
+}
+
+/* Who waits for reports gets the failures as such. */
+static int check_nothing(cqn_object *Py_UNUSED(self), uint64_t *Py_UNUSED(told))
+{
+    return 0;
 }
 
 static int queued_fd(const cqn_object *self)
@@ -301,6 +443,7 @@ static int queued_fd(const cqn_object *self)
 
 static const cqn_wait_kind async_wait = {
     .take = take,
+    .check = check_nothing,
     .fd = queued_fd,
     .verb = "ibv_get_async_event",
     .timed_out = "no asynchronous event within the timeout",
@@ -323,7 +466,7 @@ PyObject *cqn_get_async_event(PyObject *op, PyObject *const *args, Py_ssize_t na
         cqn_args("get_async_event", names, 1, 0, args, nargs, kwnames, &timeout) < 0) {
         return NULL;
     }
-    return cqn_gate_wait(CQN_OBJ(op), &((cqn_context *)op)->gate, &async_wait, timeout);
+    return cqn_gate_wait(CQN_OBJ(op), &((cqn_context *)op)->gate, &async_wait, timeout, 0);
 }
 
 const char cqn_try_get_async_event_doc[] =
@@ -337,29 +480,11 @@ PyObject *cqn_try_get_async_event(PyObject *op, PyObject *Py_UNUSED(unused))
     return event != NULL || PyErr_Occurred() ? event : Py_NewRef(Py_None);
 }
 
-/* Raises AsyncEventError; who waits at this gate has been told of the event. */
-void *cqn_async_error(cqn_state *st, cqn_gate *gate, PyObject *op)
-{
-    const cqn_async_event *event = (cqn_async_event *)op;
-    if (gate->told < event->serial) {
-        gate->told = event->serial;
-    }
-    PyObject *exc = PyObject_CallFunction(
-        st->AsyncEventError, "N",
-        PyUnicode_FromFormat("the device reports: %s (%R); completions may never come",
-                             ibv_event_type_str(event->type), op));
-    if (exc != NULL && PyObject_SetAttrString(exc, "event", op) == 0) {
-        PyErr_SetObject(st->AsyncEventError, exc);
-    }
-    Py_XDECREF(exc);
-    return NULL;
-}
-
 /* ---- the type ---- */
 
 static PyObject *event_get_event_type(PyObject *op, void *Py_UNUSED(unused))
 {
-    uint32_t type = ((cqn_async_event *)op)->type;
+    uint32_t type = ((async_event *)op)->type;
     PyObject *const *members = cqn_state_of(Py_TYPE(op))->event_type;
     return type < CQN_EVENT_TYPES && members[type] != NULL ? Py_NewRef(members[type])
                                                            : PyLong_FromUnsignedLong(type);
@@ -368,7 +493,7 @@ static PyObject *event_get_event_type(PyObject *op, void *Py_UNUSED(unused))
 /* The closure tells which attribute asks. */
 static PyObject *event_get_element(PyObject *op, void *wanted)
 {
-    const cqn_async_event *self = (cqn_async_event *)op;
+    const async_event *self = (async_event *)op;
     bool failure;
     bool it_is = self->element != NULL && (uintptr_t)wanted == scope_of(self->type, &failure);
     return Py_NewRef(it_is ? self->element : Py_None);
@@ -376,13 +501,13 @@ static PyObject *event_get_element(PyObject *op, void *wanted)
 
 static PyObject *event_get_port_num(PyObject *op, void *Py_UNUSED(unused))
 {
-    int port_num = ((cqn_async_event *)op)->port_num;
+    int port_num = ((async_event *)op)->port_num;
     return port_num > 0 ? PyLong_FromLong(port_num) : Py_NewRef(Py_None);
 }
 
 static PyObject *event_repr(PyObject *op)
 {
-    const cqn_async_event *self = (cqn_async_event *)op;
+    const async_event *self = (async_event *)op;
     PyObject *type = event_get_event_type(op, NULL);
     PyObject *name = type == NULL ? NULL : PyObject_GetAttrString(type, "name");
     if (type != NULL && name == NULL && PyErr_ExceptionMatches(PyExc_AttributeError)) {
@@ -404,13 +529,13 @@ static PyObject *event_repr(PyObject *op)
 static int event_traverse(PyObject *op, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(op));
-    Py_VISIT(((cqn_async_event *)op)->element);
+    Py_VISIT(((async_event *)op)->element);
     return 0;
 }
 
 static int event_clear(PyObject *op)
 {
-    Py_CLEAR(((cqn_async_event *)op)->element);
+    Py_CLEAR(((async_event *)op)->element);
     return 0;
 }
 
@@ -446,7 +571,7 @@ static PyType_Slot event_slots[] = {
 
 PyType_Spec cqn_async_event_spec = {
     .name = "cqnotify.AsyncEvent",
-    .basicsize = sizeof(cqn_async_event),
+    .basicsize = sizeof(async_event),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE |
              Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .slots = event_slots,

@@ -35,12 +35,6 @@ static void channel_after_destroy(cqn_object *op)
     cqn_gate_shut(&((cqn_channel *)op)->gate, cqn_forked(op));
 }
 
-static int channel_traverse(PyObject *op, visitproc visit, void *arg)
-{
-    Py_VISIT(((cqn_channel *)op)->gate.failure);
-    return cqn_traverse(op, visit, arg);
-}
-
 static int channel_clear(PyObject *op)
 {
     if (CQN_OBJ(op)->handle == NULL) {
@@ -88,6 +82,7 @@ static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
         Py_DECREF(self);
         return NULL;
     }
+    self->told = ((cqn_context *)used)->async_serial;
     cqn_adopt(CQN_OBJ(self), channel);
     if (cqn_set_nonblocking(channel->fd) < 0) {
         PyErr_SetFromErrno(PyExc_OSError);
@@ -123,7 +118,8 @@ static PyObject *take_event(cqn_channel *self, struct ibv_comp_channel *channel)
         errno = 0;
         if (ibv_get_cq_event(channel, &handle, &cookie) == 0) {
             cq = cookie;
-            if (cq->base.handle == NULL) {
+            if (cq->base.handle == NULL || Py_REFCNT(cq) == 0) {
+                /* The latter is being deallocated, and soon destroyed, too. */
                 ibv_ack_cq_events(handle, 1);
                 cq->late++;
                 cq = NULL;
@@ -148,7 +144,7 @@ void cqn_channel_add_late(cqn_channel *self, cqn_cq *cq)
 {
     cq->late_next = self->late;
     self->late = cq;
-    cqn_gate_nudge(&self->gate);
+    cqn_gate_wake(&self->gate);
 }
 
 void cqn_channel_drop_late(cqn_channel *self, const cqn_cq *cq)
@@ -164,15 +160,12 @@ void cqn_channel_drop_late(cqn_channel *self, const cqn_cq *cq)
 
 static PyObject *take(cqn_object *op)
 {
-    cqn_channel *self = (cqn_channel *)op;
-    PyObject *cq = take_event(self, op->handle);
-    if (cq == NULL && !PyErr_Occurred()) {
-        PyObject *event = cqn_async_untold(self);
-        if (event != NULL) {
-            cqn_async_error(op->state, &self->gate, event);
-        }
-    }
-    return cq;
+    return take_event((cqn_channel *)op, op->handle);
+}
+
+static int check(cqn_object *op, uint64_t *told)
+{
+    return cqn_async_check((cqn_channel *)op, told);
 }
 
 static int channel_fd(const cqn_object *op)
@@ -182,10 +175,16 @@ static int channel_fd(const cqn_object *op)
 
 static const cqn_wait_kind event_wait = {
     .take = take,
+    .check = check,
     .fd = channel_fd,
     .verb = "ibv_get_cq_event",
     .timed_out = "no completion event within the timeout",
 };
+
+static PyObject *wait_event(cqn_channel *self, PyObject *timeout)
+{
+    return cqn_gate_wait(&self->base, &self->gate, &event_wait, timeout, self->told);
+}
 
 static PyObject *channel_get_event(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                                    PyObject *kwnames)
@@ -196,7 +195,7 @@ static PyObject *channel_get_event(PyObject *op, PyObject *const *args, Py_ssize
         cqn_args("get_event", names, 1, 0, args, nargs, kwnames, &timeout) < 0) {
         return NULL;
     }
-    return cqn_gate_wait(CQN_OBJ(op), &((cqn_channel *)op)->gate, &event_wait, timeout);
+    return wait_event((cqn_channel *)op, timeout);
 }
 
 static PyObject *channel_try_get_event(PyObject *op, PyObject *Py_UNUSED(unused))
@@ -217,11 +216,9 @@ static PyObject *channel_iter(PyObject *op)
 /* A channel that is closed has no more events: that ends a loop over them. */
 static PyObject *channel_next(PyObject *op)
 {
-    PyObject *cq = NULL;
-    if (cqn_open(CQN_OBJ(op)) != NULL) {
-        cq = cqn_gate_wait(CQN_OBJ(op), &((cqn_channel *)op)->gate, &event_wait, NULL);
-    }
-    if (cq == NULL && PyErr_ExceptionMatches(CQN_OBJ(op)->state->ClosedError)) {
+    cqn_object *self = CQN_OBJ(op);
+    PyObject *cq = cqn_open(self) == NULL ? NULL : wait_event((cqn_channel *)op, NULL);
+    if (cq == NULL && !cqn_is_open(self) && PyErr_ExceptionMatches(self->state->ClosedError)) {
         PyErr_Clear();
     }
     return cq;
@@ -229,16 +226,10 @@ static PyObject *channel_next(PyObject *op)
 
 static PyObject *channel_interrupt(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    cqn_gate *gate = &((cqn_channel *)op)->gate;
     if (cqn_open(CQN_OBJ(op)) == NULL) {
         return NULL;
     }
-    if (gate->waiters == 0) {
-        gate->interrupt_next = true;
-    }
-    else {
-        cqn_gate_interrupt(gate, NULL);
-    }
+    cqn_gate_interrupt(&((cqn_channel *)op)->gate);
     Py_RETURN_NONE;
 }
 
@@ -255,8 +246,9 @@ static PyMethodDef channel_methods[] = {
      "The event is counted on the CQ, which owes an ack() for it. An event can come with no "
      "completion behind it. `timeout` is in seconds, None waits for ever; TimeoutError at its "
      "end, ClosedError if the channel is closed meanwhile, InterruptedError after interrupt(), "
-     "AsyncEventError when the device reports that a CQ of this channel, a QP of such a CQ, or "
-     "its port failed (once for each report), DeviceRemovedError when the device has gone. "
+     "AsyncEventError when the device reports that a CQ of this channel, a QP of such a CQ, its "
+     "port or the device failed (once, also if that was before the call, and not to a thread that "
+     "has it from get_async_event() already), DeviceRemovedError when the device has gone. "
      "Signals run their handlers, and the wait goes on.\n\n"
      "A loop over the channel does the same, and ends when the channel is closed.\n\n"
      "Wraps ibv_get_cq_event(3)."},
@@ -291,7 +283,7 @@ static PyType_Slot channel_slots[] = {
     {Py_tp_repr, cqn_repr},
     {Py_tp_iter, channel_iter},
     {Py_tp_iternext, channel_next},
-    {Py_tp_traverse, channel_traverse},
+    {Py_tp_traverse, cqn_traverse},
     {Py_tp_clear, channel_clear},
     {Py_tp_finalize, cqn_finalize},
     {Py_tp_dealloc, cqn_dealloc},

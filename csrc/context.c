@@ -16,12 +16,6 @@ static void context_after_destroy(cqn_object *op)
     cqn_async_clear(self);
 }
 
-static int context_traverse(PyObject *op, visitproc visit, void *arg)
-{
-    int rc = cqn_async_traverse((cqn_context *)op, visit, arg);
-    return rc ? rc : cqn_traverse(op, visit, arg);
-}
-
 static int context_clear(PyObject *op)
 {
     cqn_context *self = (cqn_context *)op;
@@ -299,7 +293,10 @@ static PyMethodDef context_methods[] = {
 static PyGetSetDef context_getset[] = {
     {"name", context_get_name, NULL, "Name of the device, such as rxe0.", NULL},
     {"async_fd", context_get_async_fd, NULL,
-     "File descriptor that is readable when an asynchronous event waits.", NULL},
+     "A file descriptor, readable while asynchronous events wait, for select and event loops.\n\n"
+     "Then call try_get_async_event() until it returns None. It is not the device's own (it stands "
+     "for that one and for what was read from it already): do not read it.",
+     NULL},
     {"num_comp_vectors", context_get_num_comp_vectors, NULL,
      "How many completion vectors a CQ can choose from.", NULL},
     CQN_OBJECT_GETSET,
@@ -315,7 +312,7 @@ static PyType_Slot context_slots[] = {
                 "it.\n\nWraps ibv_open_device(3)."},
     {Py_tp_new, context_new},
     {Py_tp_repr, context_repr},
-    {Py_tp_traverse, context_traverse},
+    {Py_tp_traverse, cqn_traverse},
     {Py_tp_clear, context_clear},
     {Py_tp_finalize, cqn_finalize},
     {Py_tp_dealloc, cqn_dealloc},

@@ -98,29 +98,26 @@ struct cqn_object {
     PyObject *weakrefs;
 };
 
+typedef struct cqn_waiter cqn_waiter;
+typedef struct cqn_report cqn_report;
+
 /* Where threads sleep, see wait.c. */
 typedef struct {
-    int wake_fd; /* eventfd: readable when waiters shall look, and when gone */
+    int wake_fd; /* eventfd: readable while sleepers shall look, and when gone */
     bool is_open;
     bool gone;           /* what they wait on was destroyed, for good */
-    unsigned waiters;    /* threads inside */
-    unsigned interrupts; /* those of them that an interrupt has yet to reach */
-    uint64_t seq;        /* of interrupts that found waiters */
-    bool interrupt_next; /* one found none */
-    PyObject *failure;   /* AsyncEvent of the interrupt, or NULL */
-    uint64_t failure_seq;
-    bool failure_next; /* for the next waiter, too */
-    uint64_t told;     /* serial of the latest event that was told here */
+    cqn_waiter *waiters; /* on the stacks of those inside */
+    unsigned signalled;  /* sleepers that shall look and have not yet */
+    bool interrupt_next; /* the next who comes, since nobody was there */
 } cqn_gate;
 
 /* What one waits for at a gate. */
 typedef struct {
-    PyObject *(*take)(cqn_object *); /* NULL without an exception: nothing yet */
-    int (*fd)(const cqn_object *);   /* readable when take() may find something */
-    const char *verb, *timed_out;    /* for messages */
+    PyObject *(*take)(cqn_object *);        /* NULL without an exception: nothing yet */
+    int (*check)(cqn_object *, uint64_t *); /* -1: a failure that ends the wait */
+    int (*fd)(const cqn_object *);          /* readable when take() may find something */
+    const char *verb, *timed_out;           /* for messages */
 } cqn_wait_kind;
-
-typedef struct cqn_async_event cqn_async_event;
 
 struct cqn_context {
     cqn_object base;
@@ -129,12 +126,14 @@ struct cqn_context {
     struct cqn_qp **qps; /* by number: open addressing, see qp_table.c */
     size_t qps_mask, qps_used;
 
-    /* Asynchronous events that were read and not yet handed out. */
-    cqn_async_event *async_first, *async_last;
-    size_t async_len;
+    /* Asynchronous events, see async_event.c. */
+    cqn_report *queued;   /* read and not yet handed out */
+    cqn_report *failures; /* the latest of each kind */
+    size_t queued_len;
     uint64_t async_serial;
-    int queued_fd; /* eventfd: readable while there are such */
-    int async_fd;  /* epoll: readable while there are any, read or not */
+    bool queued_readable; /* so is queued_fd */
+    int queued_fd;        /* eventfd: readable while there are such */
+    int async_fd;         /* epoll: readable while there are any, read or not */
     bool has_async;
     cqn_gate gate;
 };
@@ -162,6 +161,8 @@ typedef struct {
     cqn_object base;
     cqn_gate gate;
     struct cqn_cq *late; /* CQs with events that could not be handed out, weak */
+    uint64_t concerned;  /* serial of the latest failure that concerns it */
+    uint64_t told;       /* and of the latest that somebody here was told of */
 } cqn_channel;
 
 /* Fields of extended completions that ibv_wc lacks. */
@@ -261,20 +262,22 @@ int cqn_timeout(PyObject *value, int64_t *out_ns);
 int cqn_gate_open(cqn_gate *gate);
 void cqn_gate_shut(cqn_gate *gate, bool nobody_left);
 void cqn_gate_clear(cqn_gate *gate);
-void cqn_gate_nudge(const cqn_gate *gate);
-void cqn_gate_interrupt(cqn_gate *gate, PyObject *failure);
+void cqn_gate_wake(cqn_gate *gate);
+void cqn_gate_interrupt(cqn_gate *gate);
 PyObject *cqn_gate_wait(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *kind,
-                        PyObject *timeout);
+                        PyObject *timeout, uint64_t told);
 
 /* object.c */
 void *cqn_new(PyTypeObject *type, const cqn_kind *kind, cqn_object *const *uses, size_t n);
 void cqn_adopt(cqn_object *self, void *handle);
+bool cqn_is_open(const cqn_object *self);
 void *cqn_open(cqn_object *self);
 int cqn_expect(PyObject *value, PyTypeObject *type, const char *name);
 void cqn_new_epoch(cqn_state *st);
 bool cqn_forked(const cqn_object *self);
 void cqn_enter(cqn_object *self);
 void cqn_leave(cqn_object *self);
+void cqn_wait_until_left(cqn_state *st);
 int cqn_close(cqn_object *self, bool cascade);
 PyObject *cqn_method_close(PyObject *self, PyObject *unused);
 PyObject *cqn_method_enter(PyObject *self, PyObject *unused);
@@ -346,10 +349,9 @@ PyObject *cqn_sge_new(cqn_mr *mr, uint64_t addr, uint32_t length);
 /* async_event.c */
 int cqn_async_open(cqn_context *ctx);
 void cqn_async_clear(cqn_context *ctx);
-int cqn_async_traverse(const cqn_context *ctx, visitproc visit, void *arg);
+void cqn_async_forget(cqn_context *ctx, const cqn_object *element);
 int cqn_async_drain(cqn_context *ctx);
-PyObject *cqn_async_untold(const cqn_channel *channel);
-void *cqn_async_error(cqn_state *st, cqn_gate *gate, PyObject *event);
+int cqn_async_check(cqn_channel *channel, uint64_t *told);
 PyObject *cqn_get_async_event(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                               PyObject *kwnames);
 PyObject *cqn_try_get_async_event(PyObject *self, PyObject *unused);

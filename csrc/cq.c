@@ -33,8 +33,14 @@ static void cq_destroy_failed(cqn_object *op)
 {
     cqn_cq *self = (cqn_cq *)op;
     if (self->late > 0) {
+        self->armed = CQN_UNARMED;
         cqn_channel_add_late(self->channel, self);
     }
+}
+
+static void cq_after_destroy(cqn_object *op)
+{
+    cqn_async_forget((cqn_context *)op->uses[0], op);
 }
 
 static int cq_traverse(PyObject *op, visitproc visit, void *arg)
@@ -60,6 +66,7 @@ static const cqn_kind cq_kind = {
     .destroy = destroy_cq,
     .before_destroy = cq_before_destroy,
     .destroy_failed = cq_destroy_failed,
+    .after_destroy = cq_after_destroy,
     .clear = cq_clear,
 };
 
@@ -152,7 +159,8 @@ static struct ibv_cq *create_extended(cqn_cq *self, const cq_args *a)
     };
     struct ibv_cq_ex *cq = ibv_create_cq_ex(CQN_OBJ(a->context)->handle, &attr);
     if (cq == NULL) {
-        bool unsupported = errno == EOPNOTSUPP || errno == EINVAL || errno == ENOSYS;
+        bool unsupported = errno == EOPNOTSUPP || errno == ENOSYS ||
+                           (errno == EINVAL && (a->wc_flags & CQN_WC_EX_EXTRA));
         cqn_verbs_error(self->base.state, errno, "ibv_create_cq_ex",
                         "%u entries, comp_vector %u, wc_flags 0x%x%s", a->cqe, a->comp_vector,
                         a->wc_flags,
@@ -312,6 +320,7 @@ static PyObject *cq_resize(PyObject *op, PyObject *const *args, Py_ssize_t nargs
                                              : "from %d to %u entries",
                                cq->cqe, cqe);
     }
+    self->armed = CQN_UNARMED; /* not every device keeps it */
     Py_RETURN_NONE;
 }
 
@@ -386,7 +395,7 @@ static PyObject *cq_get_unacked(PyObject *op, void *Py_UNUSED(unused))
 static PyStructSequence_Field stats_fields[] = {
     {"events", "completion events that were got"},
     {"acked", "events that were acked"},
-    {"arms", "calls of req_notify()"},
+    {"arms", "how often it was armed"},
     {"polls", "how often somebody looked for completions"},
     {"completions", "completions that were handed out"},
     {"spurious", "events after which the first look found nothing"},

@@ -161,7 +161,9 @@ PyObject *cqn_fail_call(PyObject *Py_UNUSED(module), PyObject *args)
         return NULL;
     }
     atomic_store(&hold, held);
-    atomic_store(&error, err);
+    if (n > 0) {
+        atomic_store(&error, err);
+    }
     arm(&calls, n);
     Py_RETURN_NONE;
 }

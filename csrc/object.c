@@ -86,7 +86,7 @@ void cqn_new_epoch(cqn_state *st)
     }
 }
 
-static bool is_open(const cqn_object *self)
+bool cqn_is_open(const cqn_object *self)
 {
     return self->handle != NULL && self->closing == 0 && !cqn_forked(self) &&
            self->context->base.closing == 0;
@@ -95,7 +95,7 @@ static bool is_open(const cqn_object *self)
 /* The handle, or NULL with ClosedError. */
 void *cqn_open(cqn_object *self)
 {
-    if (is_open(self)) {
+    if (cqn_is_open(self)) {
         return self->handle;
     }
     const char *why = cqn_forked(self) ? "was opened before a fork, by the parent process: open "
@@ -122,12 +122,17 @@ void cqn_enter(cqn_object *self)
     self->in_use++;
 }
 
+static void tell_idle(cqn_state *st)
+{
+    pthread_mutex_lock(&st->idle_lock);
+    pthread_cond_broadcast(&st->idle);
+    pthread_mutex_unlock(&st->idle_lock);
+}
+
 void cqn_leave(cqn_object *self)
 {
     self->in_use--;
-    pthread_mutex_lock(&self->state->idle_lock);
-    pthread_cond_broadcast(&self->state->idle);
-    pthread_mutex_unlock(&self->state->idle_lock);
+    tell_idle(self->state);
 }
 
 static bool interpreter_is_ending(void)
@@ -140,8 +145,8 @@ static bool interpreter_is_ending(void)
 }
 
 /* Sleeps until some call has left some object. The lock is taken before the
- * GIL is released, and cqn_leave() holds both: no wake-up can be missed. */
-static void wait_until_left(cqn_state *st)
+ * GIL is released, and tell_idle() holds both: no wake-up can be missed. */
+void cqn_wait_until_left(cqn_state *st)
 {
     pthread_mutex_lock(&st->idle_lock);
     PyThreadState *ts = PyEval_SaveThread();
@@ -308,9 +313,15 @@ static int close_step(cqn_object *self, bool cascade)
         if (!cascade && !forked) {
             return refuse_users(self);
         }
-        Py_INCREF(user);
+        /* One without references is being deallocated, and waits for us there. */
+        bool alive = Py_REFCNT(user) > 0;
+        if (alive) {
+            Py_INCREF(user);
+        }
         int rc = cqn_close(user, true);
-        Py_DECREF(user);
+        if (alive) {
+            Py_DECREF(user);
+        }
         return rc;
     }
     if (forked) {
@@ -331,7 +342,7 @@ static int close_step(cqn_object *self, bool cascade)
         unlist(self);
         return 1;
     }
-    wait_until_left(self->state);
+    cqn_wait_until_left(self->state);
     return 0;
 }
 
@@ -343,7 +354,9 @@ int cqn_close(cqn_object *self, bool cascade)
     while (done == 0 && self->handle != NULL) {
         done = close_step(self, cascade);
     }
-    self->closing--;
+    if (--self->closing == 0) {
+        tell_idle(self->state);
+    }
     return done < 0 ? -1 : 0;
 }
 
@@ -381,11 +394,16 @@ PyObject *cqn_method_add_close_callback(PyObject *op, PyObject *callback)
                      Py_TYPE(callback)->tp_name);
         return NULL;
     }
-    if (cqn_open(self) == NULL || (self->on_close == NULL && !(self->on_close = PyList_New(0))) ||
-        PyList_Append(self->on_close, callback) < 0) {
+    PyObject *list = self->on_close ? Py_NewRef(self->on_close) : PyList_New(0);
+    if (list == NULL || cqn_open(self) == NULL) { /* a new list can run code that closes */
+        Py_XDECREF(list);
         return NULL;
     }
-    Py_RETURN_NONE;
+    if (self->on_close == NULL) {
+        self->on_close = Py_NewRef(list);
+    }
+    Py_DECREF(list);
+    return PyList_Append(self->on_close, callback) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 PyObject *cqn_method_remove_close_callback(PyObject *op, PyObject *callback)
@@ -415,7 +433,7 @@ PyObject *cqn_method_remove_close_callback(PyObject *op, PyObject *callback)
 
 PyObject *cqn_get_closed(PyObject *self, void *Py_UNUSED(unused))
 {
-    return PyBool_FromLong(!is_open(CQN_OBJ(self)));
+    return PyBool_FromLong(!cqn_is_open(CQN_OBJ(self)));
 }
 
 int cqn_traverse(PyObject *op, visitproc visit, void *arg)
@@ -524,6 +542,9 @@ void cqn_dealloc(PyObject *op)
     cqn_object *self = CQN_OBJ(op);
     PyTypeObject *type = Py_TYPE(op);
     PyObject_GC_UnTrack(op);
+    while (self->closing > 0 && !interpreter_is_ending()) {
+        cqn_wait_until_left(self->state); /* its context is closing it in another thread */
+    }
     if (self->handle != NULL && !close_at_last(self)) {
         return;
     }

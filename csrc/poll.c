@@ -176,12 +176,14 @@ static int fetch_batch(cqn_cq *self, size_t n, cqn_object **trash)
     }
     const size_t end = self->stash_head + self->stash_len;
     struct ibv_wc *wc = self->stash + end;
+    memset(wc, 0, n * sizeof(*wc)); /* a provider need not write what is not valid */
     int got = self->ex == NULL
                   ? ibv_poll_cq(self->base.handle, (int)n, wc)
                   : poll_extended(self, (int)n, wc, self->extra ? self->extra + end : NULL);
     if (got < 0) {
-        cqn_verbs_error(self->base.state, self->ex ? -got : EIO,
-                        self->ex ? "ibv_start_poll" : "ibv_poll_cq", "the CQ can't be polled");
+        cqn_verbs_error(self->base.state, self->ex ? -got : EPROTO,
+                        self->ex ? "ibv_start_poll" : "ibv_poll_cq", "the CQ can't be polled (%d)",
+                        got);
         return -1;
     }
     self->stash_len += (size_t)got;

@@ -29,6 +29,7 @@ static void drop_requests(cqn_qp *self)
 static void qp_after_destroy(cqn_object *op)
 {
     cqn_qp *self = (cqn_qp *)op;
+    cqn_async_forget(self->pd->context, op);
     cqn_qp_table_remove(self->pd->context, self);
     forget_in_cache(self->send_cq, self);
     forget_in_cache(self->recv_cq, self);
@@ -348,6 +349,13 @@ static int forget_requests(cqn_qp *self)
  * posted from the moment in which the device may be in RESET. */
 static int modify(cqn_qp *self, struct ibv_qp_attr *attr, int mask)
 {
+    /* One at a time: what follows a reset belongs to it. */
+    while (self->base.in_use > 0) {
+        cqn_wait_until_left(self->base.state);
+        if (cqn_open(&self->base) == NULL) {
+            return -1;
+        }
+    }
     struct ibv_qp *qp = self->base.handle;
     enum ibv_qp_state before = self->state;
     enum ibv_qp_state after = mask & IBV_QP_STATE ? attr->qp_state : before;

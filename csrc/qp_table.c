@@ -79,7 +79,9 @@ cqn_qp *cqn_qp_table_find(const cqn_context *ctx, uint32_t qp_num)
         return NULL;
     }
     size_t i = slot_of(ctx, qp_num);
-    while (ctx->qps[i] != NULL && ctx->qps[i]->qp_num != qp_num) {
+    /* One that is being destroyed may have left its number to another already. */
+    while (ctx->qps[i] != NULL &&
+           (ctx->qps[i]->qp_num != qp_num || ctx->qps[i]->base.handle == NULL)) {
         i = (i + 1) & ctx->qps_mask;
     }
     return ctx->qps[i];

@@ -5,10 +5,14 @@
  *
  * A gate is where threads sleep: in ppoll(2), on the file that brings what they
  * wait for, on the gate's eventfd, and on the context's asynchronous events.
- * What happens to others is seen after the GIL is back, in this order: what
- * they wait for, close(), interrupt() and failures, signals, the deadline.
- * Closing makes the eventfd readable for good, so no waiter can miss it, even
- * one that has yet to enter ppoll.
+ * Each has a record on its stack. What others do to him is written there, and
+ * seen when the GIL is back, in this order: what he waits for, close(),
+ * failures, interrupt(), signals, the deadline.
+ *
+ * The eventfd is readable as long as there are threads that are to wake and have
+ * not yet: only who is asleep is signalled, and he takes it back first of all.
+ * Closing makes it readable for good, so no waiter can miss it, even one that
+ * has yet to enter ppoll.
  */
 
 #include "core.h"
@@ -16,6 +20,12 @@
 #include <sys/eventfd.h>
 #include <time.h>
 #include <unistd.h>
+
+struct cqn_waiter {
+    cqn_waiter *next;
+    bool asleep, signalled, interrupted;
+    uint64_t told; /* serial of the latest failure that he knows of */
+};
 
 int cqn_gate_open(cqn_gate *gate)
 {
@@ -28,15 +38,14 @@ int cqn_gate_open(cqn_gate *gate)
     return 0;
 }
 
-/* Makes the waiters look again. */
-void cqn_gate_nudge(const cqn_gate *gate)
+static void make_readable(const cqn_gate *gate)
 {
     uint64_t one = 1;
     ssize_t n = write(gate->wake_fd, &one, sizeof(one));
     (void)n; /* it is readable already if the counter is full */
 }
 
-static void calm(const cqn_gate *gate)
+static void make_unreadable(const cqn_gate *gate)
 {
     uint64_t count;
     ssize_t n = read(gate->wake_fd, &count, sizeof(count));
@@ -49,7 +58,6 @@ void cqn_gate_clear(cqn_gate *gate)
         gate->is_open = false;
         close(gate->wake_fd);
     }
-    Py_CLEAR(gate->failure);
 }
 
 /* What the waiters wait on was destroyed, for good. The last of them that
@@ -57,28 +65,34 @@ void cqn_gate_clear(cqn_gate *gate)
 void cqn_gate_shut(cqn_gate *gate, bool nobody_left)
 {
     gate->gone = true;
-    if (gate->waiters == 0 || nobody_left) {
+    if (gate->waiters == NULL || nobody_left) {
         cqn_gate_clear(gate);
     }
     else {
-        cqn_gate_nudge(gate);
+        make_readable(gate);
     }
 }
 
-/* Ends the wait of all who are in it: with AsyncEventError if there is an
- * event, else with InterruptedError. A failure that has not reached everybody
- * yet is not replaced: one is enough to tell. */
-void cqn_gate_interrupt(cqn_gate *gate, PyObject *failure)
+/* Makes all who sleep look again. */
+void cqn_gate_wake(cqn_gate *gate)
 {
-    gate->seq++;
-    gate->interrupts = gate->waiters;
-    if (failure != NULL) {
-        gate->failure_seq = gate->seq;
-        if (gate->failure == NULL) {
-            gate->failure = Py_NewRef(failure);
+    for (cqn_waiter *w = gate->waiters; w != NULL; w = w->next) {
+        if (w->asleep && !w->signalled) {
+            w->signalled = true;
+            gate->signalled++;
+            make_readable(gate);
         }
     }
-    cqn_gate_nudge(gate);
+}
+
+/* Ends the wait of all who are in it; if nobody is, the next one. */
+void cqn_gate_interrupt(cqn_gate *gate)
+{
+    for (cqn_waiter *w = gate->waiters; w != NULL; w = w->next) {
+        w->interrupted = true;
+    }
+    gate->interrupt_next |= gate->waiters == NULL;
+    cqn_gate_wake(gate);
 }
 
 static int64_t now_ns(void)
@@ -115,120 +129,105 @@ static bool is_dead(const struct pollfd *fd)
     return (fd->revents & (POLLERR | POLLHUP)) && !(fd->revents & POLLIN);
 }
 
-static PyObject *interrupted(cqn_state *st, cqn_gate *gate, uint64_t seq)
+static PyObject *interrupted(bool *by)
 {
-    if (gate->failure != NULL && gate->failure_seq > seq) {
-        return cqn_async_error(st, gate, gate->failure);
-    }
+    *by = false;
     PyErr_SetString(PyExc_InterruptedError, "the wait was ended by interrupt()");
     return NULL;
 }
 
-/* What a wake-up means for those who will look again. -1: an exception. */
-static int woken(cqn_object *self, const cqn_gate *gate, const cqn_wait_kind *kind, int n,
-                 const struct pollfd fds[3])
+/* Sleeps once, and handles what woke him but what all look for next. Returns
+ * whether the deadline has come, or -1 with an exception. */
+static int sleep_once(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *kind,
+                      cqn_waiter *waiter, int64_t deadline)
 {
+    const struct ibv_context *device = self->context->base.handle;
+    struct pollfd fds[3] = {
+        {kind->fd(self), POLLIN, 0},
+        {gate->wake_fd, POLLIN, 0},
+        {device->async_fd, POLLIN, 0},
+    };
+    waiter->asleep = true;
+    int n = sleep_until(fds, deadline);
+    int err = errno;
+    waiter->asleep = false;
+    if (waiter->signalled) {
+        waiter->signalled = false;
+        if (--gate->signalled == 0 && !gate->gone) {
+            make_unreadable(gate);
+        }
+    }
     if (n < 0) {
-        return errno != EINTR ? (PyErr_SetFromErrno(PyExc_OSError), -1) : PyErr_CheckSignals();
+        errno = err;
+        return err != EINTR ? (PyErr_SetFromErrno(PyExc_OSError), -1) : PyErr_CheckSignals();
     }
-    if (self->handle == NULL) {
-        return 0;
-    }
-    if (is_dead(&fds[0]) || is_dead(&fds[2])) {
+    if (self->handle != NULL && (is_dead(&fds[0]) || is_dead(&fds[2]))) {
         cqn_verbs_error(self->state, EIO, kind->verb, "no more events will come");
         return -1;
     }
-    if (fds[1].revents != 0 && gate->interrupts == 0 && !gate->gone) {
-        calm(gate); /* it was a nudge */
+    if (self->handle != NULL && fds[2].revents != 0 && cqn_async_drain(self->context) < 0) {
+        return -1;
     }
-    return fds[2].revents != 0 ? cqn_async_drain(self->context) : 0;
+    return n == 0 || (deadline >= 0 && now_ns() >= deadline);
 }
 
 static PyObject *wait_in(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *kind,
-                         int64_t deadline)
+                         cqn_waiter *waiter, int64_t deadline)
 {
-    const uint64_t seq = gate->seq;
-    bool late = false;
+    int late = 0;
     for (;;) {
         PyObject *found = cqn_open(self) == NULL ? NULL : kind->take(self);
         if (found != NULL || PyErr_Occurred()) {
             return found;
         }
-        if (seq != gate->seq) {
-            return interrupted(self->state, gate, seq);
+        /* To look can run any code. */
+        if (cqn_open(self) == NULL || kind->check(self, &waiter->told) < 0 ||
+            cqn_open(self) == NULL) {
+            return NULL;
+        }
+        if (waiter->interrupted) {
+            return interrupted(&waiter->interrupted);
         }
         if (late) {
             PyErr_SetString(PyExc_TimeoutError, kind->timed_out);
             return NULL;
         }
-        const struct ibv_context *device = self->context->base.handle;
-        struct pollfd fds[3] = {
-            {kind->fd(self), POLLIN, 0},
-            {gate->wake_fd, POLLIN, 0},
-            {device->async_fd, POLLIN, 0},
-        };
-        int n = sleep_until(fds, deadline);
-        if (woken(self, gate, kind, n, fds) < 0) {
+        late = sleep_once(self, gate, kind, waiter, deadline);
+        if (late < 0) {
             return NULL;
         }
-        late = n == 0;
     }
 }
 
-/* Of the interrupted, the last one makes the eventfd unreadable. Who found what
- * he waited for at the same moment leaves the interrupt, or the failure, to the
- * next. */
-static void leave(cqn_gate *gate, uint64_t seq, bool successful)
+/* Who leaves for another reason passes an interrupt on. */
+static void leave(cqn_gate *gate, const cqn_waiter *waiter)
 {
-    gate->waiters--;
-    if (gate->gone) {
-        if (gate->waiters == 0) {
-            cqn_gate_clear(gate);
-        }
+    cqn_waiter **link = &gate->waiters;
+    while (*link != waiter) {
+        link = &(*link)->next;
     }
-    else if (seq != gate->seq) {
-        bool failed = gate->failure != NULL && gate->failure_seq > seq;
-        gate->failure_next |= successful && failed;
-        gate->interrupt_next |= successful && !failed;
-        if (--gate->interrupts == 0) {
-            calm(gate);
-            if (!gate->failure_next) {
-                Py_CLEAR(gate->failure);
-            }
-        }
+    *link = waiter->next;
+    gate->interrupt_next |= waiter->interrupted;
+    if (gate->gone && gate->waiters == NULL) {
+        cqn_gate_clear(gate);
     }
 }
 
-static PyObject *left_over(cqn_state *st, cqn_gate *gate)
-{
-    if (gate->failure_next) {
-        gate->failure_next = false;
-        PyObject *failure = Py_NewRef(gate->failure);
-        if (gate->interrupts == 0) {
-            Py_CLEAR(gate->failure);
-        }
-        cqn_async_error(st, gate, failure);
-        Py_DECREF(failure);
-        return NULL;
-    }
-    gate->interrupt_next = false;
-    return interrupted(st, gate, gate->seq);
-}
-
-/* Sleeps until kind->take() finds something. `timeout` is the argument. */
+/* Sleeps until kind->take() finds something. `timeout` is the argument, `told`
+ * the serial of the latest failure that is known already. */
 PyObject *cqn_gate_wait(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *kind,
-                        PyObject *timeout)
+                        PyObject *timeout, uint64_t told)
 {
     int64_t ns;
     if (cqn_timeout(timeout, &ns) < 0 || cqn_open(self) == NULL) {
         return NULL;
     }
-    if (gate->failure_next || gate->interrupt_next) {
-        return left_over(self->state, gate);
+    if (gate->interrupt_next) {
+        return interrupted(&gate->interrupt_next);
     }
-    const uint64_t seq = gate->seq;
-    gate->waiters++;
-    PyObject *found = wait_in(self, gate, kind, ns < 0 ? -1 : now_ns() + ns);
-    leave(gate, seq, found != NULL);
+    cqn_waiter waiter = {.next = gate->waiters, .told = told};
+    gate->waiters = &waiter;
+    PyObject *found = wait_in(self, gate, kind, &waiter, ns < 0 ? -1 : now_ns() + ns);
+    leave(gate, &waiter);
     return found;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* WCArray: memory for many completions that CQ.poll_into() fills again and
- * again, readable by numpy and memoryview without copying. */
+ * again, readable as a buffer, by numpy for one, without copying. */
 
 #include "core.h"
 
@@ -30,27 +30,38 @@ size_t cqn_wc_array_room(PyObject *op)
     return (size_t)((wc_array *)op)->capacity;
 }
 
+/* What is not valid is 0. */
+static row row_of(const struct ibv_wc *wc)
+{
+    const uint32_t fields = cqn_wc_fields(wc);
+    row r = {
+        .wr_id = wc->wr_id,
+        .status = wc->status,
+        .vendor_err = wc->vendor_err,
+        .qp_num = wc->qp_num,
+        .fields = (uint16_t)fields,
+    };
+    if (wc->status == IBV_WC_SUCCESS) {
+        r.opcode = wc->opcode;
+        r.wc_flags = wc->wc_flags & ~CQN_WC_OURS;
+    }
+    r.byte_len = fields & IBV_WC_EX_WITH_BYTE_LEN ? wc->byte_len : 0;
+    r.imm_data = fields & IBV_WC_EX_WITH_IMM ? wc->imm_data : 0;
+    if (fields & IBV_WC_EX_WITH_SRC_QP) {
+        r.src_qp = wc->src_qp;
+        r.pkey_index = wc->pkey_index;
+    }
+    r.slid = fields & IBV_WC_EX_WITH_SLID ? wc->slid : (uint16_t)0;
+    r.sl = fields & IBV_WC_EX_WITH_SL ? wc->sl : (uint8_t)0;
+    r.dlid_path_bits = fields & IBV_WC_EX_WITH_DLID_PATH_BITS ? wc->dlid_path_bits : (uint8_t)0;
+    return r;
+}
+
 void cqn_wc_array_set(PyObject *op, const struct ibv_wc *wcs, size_t n)
 {
     wc_array *self = (wc_array *)op;
     for (size_t i = 0; i < n; i++) {
-        const struct ibv_wc *wc = &wcs[i];
-        self->rows[i] = (row){
-            .wr_id = wc->wr_id,
-            .status = wc->status,
-            .opcode = wc->opcode,
-            .vendor_err = wc->vendor_err,
-            .byte_len = wc->byte_len,
-            .imm_data = wc->imm_data,
-            .qp_num = wc->qp_num,
-            .src_qp = wc->src_qp,
-            .wc_flags = wc->wc_flags & ~CQN_WC_OURS,
-            .pkey_index = wc->pkey_index,
-            .slid = wc->slid,
-            .sl = wc->sl,
-            .dlid_path_bits = wc->dlid_path_bits,
-            .fields = (uint16_t)cqn_wc_fields(wc),
-        };
+        self->rows[i] = row_of(&wcs[i]);
     }
     self->len = (Py_ssize_t)n;
 }

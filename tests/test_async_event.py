@@ -139,7 +139,7 @@ def test_who_sleeps_for_completions_is_told_that_their_cq_failed(overflow: Overf
         with waiting(lambda: a.channel.get_event(DEADLINE)) as waiter:
             b.qp.post_recv(b.mr[0:64])
             a.qp.post_send(a.mr[0:8])
-        with pytest.raises(AsyncEventError, match="CQ error.*completions may never come") as e:
+        with pytest.raises(AsyncEventError, match="CQ error.*may never come") as e:
             waiter.join()
         assert e.value.event.cq is a.scq
         idle.interrupt()
@@ -229,12 +229,8 @@ def test_closing_never_hangs_with_events_unread_queued_or_taken(ctx: Context) ->
             taken = cq_errors(other, 2) if state == "taken" else []
             overflow.a.qp.close()
             overflow.a.scq.close()
-            if state == "unread":
-                assert not [e for e in drain(other) if e.event_type == AsyncEventType.CQ_ERR]
-            elif state == "queued":
-                first = drain(other)[0]
-                assert first.cq is not None
-                assert first.cq.closed
+            # What nobody has asked for goes with its object, in the kernel and here.
+            assert not [e for e in drain(other) if e.event_type == AsyncEventType.CQ_ERR]
             assert all(event.cq is overflow.a.scq for event in taken)
             # Of a closed CQ nobody is told any more.
             with pytest.raises(TimeoutError):
