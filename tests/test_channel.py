@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -164,6 +165,55 @@ def test_interrupt_ends_a_loop_even_if_an_event_comes_at_the_same_time(pair: Pai
             sys.setswitchinterval(old)
     with pytest.raises(InterruptedError):
         waiter.join()
+
+
+def test_a_signal_handler_may_interrupt_and_wait_itself(channel: CompletionChannel) -> None:
+    """The one who runs it is interrupted, and awake; neither he nor others may spin meanwhile."""
+    seen: list[tuple[float, float]] = []
+
+    def wait() -> None:
+        start, cpu = time.monotonic(), time.thread_time()
+        with pytest.raises(TimeoutError):
+            channel.get_event(timeout=0.5)
+        seen.append((time.monotonic() - start, time.thread_time() - cpu))
+
+    def handler(*_: object) -> None:
+        channel.interrupt()
+        other = Waiter(wait)
+        wait()
+        other.join()
+
+    old = signal.signal(signal.SIGALRM, handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(InterruptedError):
+            channel.get_event(timeout=DEADLINE)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+    assert len(seen) == 2
+    assert all(0.5 <= took < DEADLINE / 2 and cpu < 0.25 for took, cpu in seen), seen
+
+
+def test_an_interrupt_that_a_waiter_did_not_deliver_reaches_the_next(
+    channel: CompletionChannel,
+) -> None:
+    def handler(*_: object) -> None:
+        channel.interrupt()
+        raise KeyError("mine")
+
+    old = signal.signal(signal.SIGALRM, handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyError, match="mine"):
+            channel.get_event(timeout=DEADLINE)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+    with pytest.raises(InterruptedError):
+        channel.get_event(timeout=DEADLINE)
+    with pytest.raises(TimeoutError):
+        channel.get_event(timeout=0)
 
 
 def test_one_event_wakes_one_of_two_waiters(pair: Pair) -> None:

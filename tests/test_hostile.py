@@ -4,15 +4,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
+import select
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from support import DEADLINE, Endpoint, connect, until, wait_completions, wait_one
+from support import DEADLINE, Endpoint, Waiter, connect, until, wait_completions, wait_one
 
 from cqnotify import (
     AH,
@@ -20,12 +23,16 @@ from cqnotify import (
     MR,
     PD,
     QP,
+    AsyncEventError,
     ClosedError,
     CompletionChannel,
+    CompletionError,
     Context,
     QPState,
     QPType,
     SendFlags,
+    VerbsError,
+    WCExFlags,
     WCStatus,
     _core,
 )
@@ -107,6 +114,30 @@ def collecting_after(allocations: int) -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*old)
+
+
+@contextlib.contextmanager
+def at_next_collection(action: Callable[[], object]) -> Iterator[None]:
+    """Something is allocated inside that makes the collector run, and `action` with it."""
+
+    def callback(phase: str, _: dict[str, int]) -> None:
+        if phase == "start" and armed:
+            armed.clear()
+            action()
+
+    old = gc.get_threshold()
+    gc.disable()
+    garbage = [[] for _ in range(5000)]  # type: ignore[var-annotated]
+    gc.set_threshold(10)
+    armed = [True]
+    gc.callbacks.append(callback)
+    gc.enable()
+    try:
+        yield
+    finally:
+        gc.set_threshold(*old)
+        gc.callbacks.remove(callback)
+        del garbage
 
 
 MAKERS: list[Callable[[dict[str, Any]], object]] = [
@@ -214,9 +245,6 @@ def test_a_buffer_that_fails_is_an_error_and_nothing_else(ctx: Context) -> None:
 
 
 def test_a_subclass_whose_del_does_not_call_ours_is_closed_all_the_same(ctx: Context) -> None:
-    def mute(base: Any) -> Any:
-        return type(f"Mute{base.__name__}", (base,), {"__del__": lambda self: None})
-
     with Context(ctx.name) as other:
         pd, channel = PD(other), CompletionChannel(other)
         cq = mute(CQ)(other, 16, channel=channel)
@@ -347,3 +375,189 @@ def test_address_handles_die_with_the_rest(ctx: Context) -> None:
     ah = AH(PD(ctx), dgid=gid.gid, sgid_index=gid.index)
     assert in_child(ah.close) == 0
     ah.close()
+
+
+# ---- while somebody waits ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["get_async_event", "try_get_async_event"])
+def test_the_collector_may_close_the_context_of_which_a_report_is_asked(
+    ctx: Context, method: str
+) -> None:
+    with Context(ctx.name) as other:
+        world(other)["qp"].modify(
+            qp_state=QPState.INIT, pkey_index=0, port_num=1, qp_access_flags=0
+        )
+        call = getattr(other, method)
+        arguments = [0.05] if method == "get_async_event" else []
+        with (
+            at_next_collection(other.close),
+            contextlib.suppress(ClosedError, TimeoutError),
+        ):
+            call(*arguments)
+
+
+def test_the_collector_may_free_the_context_of_a_channel_that_waits(ctx: Context) -> None:
+    other = Context(ctx.name)
+    channel = CompletionChannel(other)
+    qp = _core.QP(PD(other), QPType.RC, send_cq=CQ(other, 4, channel=channel))
+    del other, qp
+    with (
+        at_next_collection(lambda: channel.context.close()),
+        contextlib.suppress(ClosedError, TimeoutError),
+    ):
+        channel.get_event(0.05)
+    with contextlib.suppress(ClosedError):
+        channel.context.close()
+
+
+def overflow(ctx: Context, kind: Callable[..., CQ], channel: CompletionChannel) -> list[Any]:
+    """A CQ of one entry that has lost completions."""
+    pd = PD(ctx)
+    small, big, mr = kind(ctx, 1, channel=channel), CQ(ctx, 64), MR(pd, 4096)
+    qp = QP(pd, QPType.RC, send_cq=small, recv_cq=big)
+    qp.connect(qp.address())
+    for _ in range(8):
+        qp.post_recv(mr[0:64])
+        qp.post_send(mr[64:72])
+    got: list[Any] = []
+    until(lambda: got.extend(big.poll()) or len(got) == 8, "all have arrived")  # type: ignore[func-returns-value]
+    return [small, big, mr, qp]
+
+
+def test_a_report_whose_object_has_a_hostile_repr_is_told_all_the_same(ctx: Context) -> None:
+    class Taking(CQ):
+        def __repr__(self) -> str:
+            ctx.try_get_async_event()
+            raise KeyError("mine")
+
+    channel = CompletionChannel(ctx)
+    kept = overflow(ctx, Taking, channel)
+    with pytest.raises(AsyncEventError) as e:
+        channel.get_event(timeout=DEADLINE)
+    assert e.value.event.cq is kept[0]
+    with pytest.raises(KeyError, match="mine"):
+        repr(e.value.event)
+
+
+def mute(base: Any) -> Any:
+    """A subclass whose __del__ does not call ours."""
+    return type(f"Mute{base.__name__}", (base,), {"__del__": lambda self: None})
+
+
+class Late:
+    """Runs code while the attributes of its owner are dropped: in the midst of deallocation."""
+
+    def __init__(self, action: Callable[[], object]) -> None:
+        self.action = action
+
+    def __del__(self) -> None:
+        self.action()
+
+
+def test_an_object_in_the_midst_of_deallocation_is_not_handed_out(ctx: Context) -> None:
+    with Context(ctx.name) as other:
+        channel, pd, seen = CompletionChannel(other), PD(other), []
+        cq, mr = mute(CQ)(other, 16, channel=channel), MR(pd, 4096)
+        qp = QP(pd, QPType.RC, send_cq=CQ(other, 16), recv_cq=cq)
+        qp.connect(qp.address())
+        cq.req_notify()
+        qp.post_recv(mr[0:64])
+        qp.post_send(mr[64:72])
+        wait_one(cq)
+        until(lambda: bool(select.select([channel], [], [], 0)[0]), "the event")
+        qp.close()
+        del qp
+        cq.late = Late(lambda: seen.append(channel.try_get_event()))
+        del cq
+        assert seen == [None]
+        mr.close()
+
+
+def test_a_context_may_close_what_is_in_the_midst_of_deallocation(ctx: Context) -> None:
+    for base in (CQ, CompletionChannel, PD):
+        other = Context(ctx.name)
+        thing = mute(base)(*([other, 16] if base is CQ else [other]))
+        thing.late = Late(other.close)
+        del thing
+        assert other.closed
+
+
+def test_a_loop_does_not_swallow_the_closed_error_of_something_else(ctx: Context) -> None:
+    channel, closed = CompletionChannel(ctx), PD(ctx)
+    closed.close()
+    old = signal.signal(signal.SIGALRM, lambda *_: closed.context)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(ClosedError, match="this PD is closed"):
+            next(channel)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+
+
+def test_the_collector_may_close_what_a_callback_is_added_to(ctx: Context) -> None:
+    pd = PD(ctx)
+    called: list[int] = []
+    added = False
+    with at_next_collection(pd.close), contextlib.suppress(ClosedError):
+        pd.add_close_callback(lambda: called.append(1))
+        added = True
+    pd.close()
+    assert bool(called) == added
+
+
+def test_threads_may_do_everything_at_once_until_the_context_is_closed(ctx: Context) -> None:
+    """Each gets ClosedError in the end, or what its own call may raise; nobody hangs or crashes."""
+    may_raise = (
+        AsyncEventError,
+        CompletionError,
+        InterruptedError,
+        TimeoutError,
+        ValueError,
+        VerbsError,
+    )
+
+    def torture() -> None:
+        other = Context(ctx.name)
+        pd, channel = PD(other), CompletionChannel(other)
+        small = CQ(other, 3, channel=channel)
+        large = CQ(other, 64, channel=channel, wc_flags=WCExFlags(0x7F))
+        mr = MR(pd, 4096)
+        qp = QP(pd, QPType.RC, send_cq=small, recv_cq=large, max_send_wr=64, max_recv_wr=64)
+        qp.connect(qp.address())
+        calls: list[Callable[[], object]] = [
+            lambda: (qp.post_recv(mr[0:64]), qp.post_send(mr[64:72])),
+            lambda: channel.get_event(timeout=0.2).ack(),
+            lambda: channel.get_event(timeout=0.2).ack(),
+            lambda: [(cq.safe_to_sleep(), cq.poll_ids(3), cq.poll(2)) for cq in (small, large)],
+            lambda: small.resize(7 if small.cqe == 3 else 3),
+            channel.interrupt,
+            lambda: other.get_async_event(timeout=0.1),
+            lambda: QP(pd, QPType.RC, send_cq=large).close(),
+        ]
+        rounds = [0] * len(calls)
+
+        def work(i: int) -> None:
+            while True:
+                try:
+                    calls[i]()
+                except ClosedError:
+                    return
+                except may_raise:
+                    pass
+                rounds[i] += 1
+
+        workers = [Waiter(functools.partial(work, i)) for i in range(len(calls))]
+        until(lambda: all(n >= 3 for n in rounds), "each has done it a few times")
+        other.close()
+        for worker in workers:
+            worker.join()
+
+    old = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for _ in range(5):
+            torture()
+    finally:
+        sys.setswitchinterval(old)
