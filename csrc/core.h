@@ -240,6 +240,8 @@ cqn_state *cqn_state_of(PyTypeObject *type);
 
 /* constants.c */
 PyObject *cqn_constants(void);
+PyObject *cqn_flags(PyObject *enum_type, uint32_t flags);
+PyObject *cqn_register_enums(PyObject *module, PyObject *args);
 const char *cqn_qp_state_name(enum ibv_qp_state state);
 const char *cqn_wr_opcode_name(enum ibv_wr_opcode opcode);
 
@@ -387,8 +389,6 @@ void cqn_wc_array_set(PyObject *array, const struct ibv_wc *wcs, size_t n);
 uint32_t cqn_wc_fields(const struct ibv_wc *raw);
 PyObject *cqn_wc_new(cqn_state *st, const struct ibv_wc *raw, const cqn_wc_extra *extra,
                      uint32_t extra_fields);
-PyObject *cqn_flags(PyObject *enum_type, uint32_t flags);
-PyObject *cqn_register_enums(PyObject *module, PyObject *args);
 
 /* qp_table.c */
 int cqn_qp_table_add(cqn_context *ctx, cqn_qp *qp);

@@ -233,51 +233,6 @@ static PyObject *wc_repr(PyObject *op)
                                 self->wr_id, (unsigned)raw->qp_num, self->opcode, self->byte_len);
 }
 
-/* Fills a table with the members of an enum, by value. */
-static int fill_table(PyObject *enum_type, PyObject **table, size_t n)
-{
-    PyObject *members = PySequence_List(enum_type);
-    if (members == NULL) {
-        return -1;
-    }
-    int rc = 0;
-    for (Py_ssize_t i = 0; rc == 0 && i < PyList_GET_SIZE(members); i++) {
-        PyObject *one = PyList_GET_ITEM(members, i);
-        size_t value = PyLong_AsSize_t(one);
-        if (value == (size_t)-1 && PyErr_Occurred()) {
-            rc = -1;
-        }
-        else if (value < n) {
-            Py_XSETREF(table[value], Py_NewRef(one));
-        }
-    }
-    Py_DECREF(members);
-    return rc;
-}
-
-/* As a member of a registered enum of flags. */
-PyObject *cqn_flags(PyObject *enum_type, uint32_t flags)
-{
-    return enum_type == NULL ? PyLong_FromUnsignedLong(flags)
-                             : PyObject_CallFunction(enum_type, "I", flags);
-}
-
-PyObject *cqn_register_enums(PyObject *module, PyObject *args)
-{
-    cqn_state *st = PyModule_GetState(module);
-    PyObject *status, *opcode, *flags, *ex_flags, *event_type;
-    if (!PyArg_ParseTuple(args, "OOOOO:register_enums", &status, &opcode, &flags, &ex_flags,
-                          &event_type) ||
-        fill_table(status, st->wc_status, CQN_WC_STATUSES) < 0 ||
-        fill_table(opcode, st->wc_opcode, CQN_WC_OPCODES) < 0 ||
-        fill_table(event_type, st->event_type, CQN_EVENT_TYPES) < 0) {
-        return NULL;
-    }
-    Py_XSETREF(st->wc_flags, Py_NewRef(flags));
-    Py_XSETREF(st->wc_ex_flags, Py_NewRef(ex_flags));
-    Py_RETURN_NONE;
-}
-
 static PyMethodDef wc_methods[] = {
     {"raise_for_status", wc_raise_for_status, METH_NOARGS,
      "raise_for_status($self, /)\n--\n\n"
