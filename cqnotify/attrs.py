@@ -184,8 +184,8 @@ class AHAttr(NamedTuple):
 
     def _raw(self) -> dict[str, Any]:
         """The fields as the core takes them."""
-        dgid = None if self.dgid is None else self.dgid.packed
-        return {**self._asdict(), "dgid": dgid, "is_global": int(dgid is not None)}
+        # The core takes an address in any form, and refuses what is none.
+        return {**self._asdict(), "is_global": int(self.dgid is not None)}
 
 
 class QPCap(NamedTuple):

@@ -127,6 +127,8 @@ def find_gid(
 
 def _as_gid(address: str | IPv4Address | IPv6Address) -> IPv6Address:
     parsed = ip_address(address) if isinstance(address, str) else address
+    if not isinstance(parsed, IPv4Address | IPv6Address):
+        raise TypeError(f"address must be an IP address or its text, not {type(parsed).__name__}")
     if isinstance(parsed, IPv4Address):
         return IPv6Address(b"\0" * 10 + b"\xff\xff" + parsed.packed)
     return IPv6Address(parsed.packed)  # without a scope, which a GID does not have

@@ -48,6 +48,8 @@ class QPAddress(NamedTuple):
         for name, limit in (("lid", 0xFFFF), ("qp_num", 0xFFFFFF), ("psn", 0xFFFFFF)):
             if not 0 <= (value := getattr(self, name)) <= limit:
                 raise ValueError(f"{name} is {value}: it must be 0 to {limit:#x}")
+        if not isinstance(self.gid, IPv6Address):
+            raise TypeError(f"gid must be an IPv6Address, not {type(self.gid).__name__}")
         text = f"{self.lid:04x}:{self.qp_num:06x}:{self.psn:06x}:{self.gid.packed.hex()}"
         return text.encode("ascii") + b"\0"
 
@@ -329,6 +331,8 @@ class QP(_core.QP):
             raise ValueError(f"{_type_name(self.qp_type)} is not connected: it takes no `remote`")
 
     def _dgid(self, remote: QPAddress, link_layer: LinkLayer | int) -> IPv6Address | None:
+        if not isinstance(remote.gid, IPv6Address):
+            raise TypeError(f"remote.gid must be an IPv6Address, not {type(remote.gid).__name__}")
         if remote.gid != _NO_GID:
             return remote.gid
         if link_layer == LinkLayer.ETHERNET:

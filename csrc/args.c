@@ -55,6 +55,20 @@ int cqn_args(const char *function, const char *const *names, int positional, int
     return 0;
 }
 
+static void refuse(PyObject *value, const char *name, uint64_t min, uint64_t max)
+{
+    PyObject *text = PyObject_Repr(value);
+    if (text == NULL && PyErr_ExceptionMatches(PyExc_ValueError)) {
+        PyErr_Clear(); /* Python does not write out a number of so many digits */
+        text = PyUnicode_FromString("far too large");
+    }
+    if (text != NULL) {
+        PyErr_Format(PyExc_ValueError, "%s is %U: it must be %llu to %llu", name, text,
+                     (unsigned long long)min, (unsigned long long)max);
+        Py_DECREF(text);
+    }
+}
+
 /* An integer of min to max. */
 int cqn_range(PyObject *value, const char *name, uint64_t min, uint64_t max, uint64_t *out)
 {
@@ -75,8 +89,7 @@ int cqn_range(PyObject *value, const char *name, uint64_t min, uint64_t max, uin
     }
     if (beyond || n < min || n > max) {
         PyErr_Clear();
-        PyErr_Format(PyExc_ValueError, "%s is %R: it must be %llu to %llu", name, value,
-                     (unsigned long long)min, (unsigned long long)max);
+        refuse(value, name, min, max);
         return -1;
     }
     *out = n;

@@ -233,6 +233,14 @@ static int cap_from(PyObject *mapping, struct ibv_qp_cap *cap)
                      Py_TYPE(mapping)->tp_name);
         return -1;
     }
+    Py_ssize_t known = 0;
+    for (const cqn_field *f = cqn_cap_fields; f->name != NULL; f++) {
+        known += PyDict_GetItemString(mapping, f->name) != NULL;
+    }
+    if (known != PyDict_GET_SIZE(mapping)) {
+        PyErr_SetString(PyExc_TypeError, "cap has a key that is no field of QPCap");
+        return -1;
+    }
     for (const cqn_field *f = cqn_cap_fields; f->name != NULL; f++) {
         PyObject *value = PyDict_GetItemString(mapping, f->name);
         if (value == NULL) {

@@ -82,7 +82,8 @@ static PyObject *array_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->rows = PyMem_Calloc(capacity, sizeof(row));
     if (self->rows == NULL) {
         Py_DECREF(self);
-        return PyErr_NoMemory();
+        return PyErr_Format(PyExc_MemoryError, "no memory for %llu completions",
+                            (unsigned long long)capacity);
     }
     self->capacity = (Py_ssize_t)capacity;
     return (PyObject *)self;
@@ -131,6 +132,16 @@ static PyObject *array_item(PyObject *op, Py_ssize_t i)
     return cqn_wc_new(cqn_state_of(Py_TYPE(op)), &wc, NULL, 0);
 }
 
+/* Any integer: what is beyond all indices is an IndexError, too. */
+static PyObject *array_subscript(PyObject *op, PyObject *key)
+{
+    Py_ssize_t i = PyNumber_AsSsize_t(key, PyExc_IndexError);
+    if (i == -1 && PyErr_Occurred()) {
+        return NULL;
+    }
+    return array_item(op, i < 0 ? i + ((wc_array *)op)->len : i);
+}
+
 static int array_getbuffer(PyObject *op, Py_buffer *view, int flags)
 {
     wc_array *self = (wc_array *)op;
@@ -174,6 +185,7 @@ static PyType_Slot array_slots[] = {
     {Py_tp_members, array_members},
     {Py_sq_length, array_length},
     {Py_sq_item, array_item},
+    {Py_mp_subscript, array_subscript},
     {Py_bf_getbuffer, array_getbuffer},
     {0, NULL},
 };

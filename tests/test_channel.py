@@ -167,6 +167,15 @@ def test_interrupt_ends_a_loop_even_if_an_event_comes_at_the_same_time(pair: Pai
         waiter.join()
 
 
+def test_a_timeout_beyond_all_floats_is_for_ever_and_below_all_is_refused(
+    channel: CompletionChannel,
+) -> None:
+    with waiting(lambda: channel.get_event(10**400)):
+        channel.interrupt()
+    with pytest.raises(ValueError, match="timeout is"):
+        channel.get_event(-(10**400))
+
+
 def test_a_signal_handler_may_interrupt_and_wait_itself(channel: CompletionChannel) -> None:
     """The one who runs it is interrupted, and awake; neither he nor others may spin meanwhile."""
     seen: list[tuple[float, float]] = []

@@ -193,3 +193,9 @@ def test_file_descriptors_are_given_back(ctx: Context) -> None:
                 CompletionChannel(other)
             assert count() > before
     assert count() == before
+
+
+def test_what_is_no_address_is_refused(ctx: Context) -> None:
+    for bad in (5, bytes(16), []):
+        with pytest.raises(TypeError, match="address must be an IP address"):
+            ctx.find_gid(bad)  # type: ignore[arg-type]

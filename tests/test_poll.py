@@ -182,6 +182,17 @@ def test_a_capacity_out_of_range_is_refused(bad: int) -> None:
         WCArray(bad)
 
 
+def test_an_index_beyond_all_is_an_index_error() -> None:
+    for i in (2**63, 2**64, -(2**63) - 1, 0, -1):
+        with pytest.raises(IndexError):
+            WCArray(8)[i]
+
+
+def test_a_number_of_too_many_digits_is_refused_by_name(cq: CQ) -> None:
+    with pytest.raises(ValueError, match="max_entries is .*: it must be 1 to 2147483647"):
+        cq.poll(10**5000)
+
+
 def test_poll_into_takes_nothing_else(cq: CQ) -> None:
     for bad in (None, [], bytearray(48)):
         with pytest.raises(TypeError, match="wcs must be a cqnotify.WCArray"):

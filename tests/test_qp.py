@@ -303,3 +303,20 @@ def test_many_qps_share_a_cq_and_keep_their_numbers_apart(ctx: Context) -> None:
         wc = wait_one(hub.rcq)
         assert wc.wr_id == wc.qp_num == b.qp_num
         assert b.outstanding == (0, 0)
+
+
+@pytest.mark.parametrize("gid", [None, "fe80::1", bytes(16)])
+def test_an_address_whose_gid_is_none_changes_nothing(pd: PD, cq: CQ, gid: object) -> None:
+    qp = QP(pd, QPType.RC, send_cq=cq)
+    remote = qp.address()._replace(gid=gid)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="gid must be an IPv6Address"):
+        qp.connect(remote)
+    with pytest.raises(TypeError, match="gid must be an IPv6Address"):
+        remote.to_wire()
+    assert qp.state == QPState.RESET
+
+
+def test_unknown_fields_of_cap_are_refused(pd: PD, cq: CQ) -> None:
+    qp = QP(pd, QPType.RC, send_cq=cq)
+    with pytest.raises(TypeError, match="no field of QPCap"):
+        qp.check(cap={"nonsense": 1})  # type: ignore[typeddict-item]
