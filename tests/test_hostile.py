@@ -464,7 +464,7 @@ def test_an_object_in_the_midst_of_deallocation_is_not_handed_out(ctx: Context) 
         cq.req_notify()
         qp.post_recv(mr[0:64])
         qp.post_send(mr[64:72])
-        wait_one(cq)
+        until(cq.poll, "it arrives")
         until(lambda: bool(select.select([channel], [], [], 0)[0]), "the event")
         qp.close()
         del qp

@@ -29,8 +29,8 @@ WARM_UPS_IF_LONG = 2
 MEASURED_IF_LONG = 2
 SETTLE = 2.0  # seconds for a thread to end after its join()
 
-# An extension that was built for the ordinary Python does not count its references.
-UNCOUNTED = "uvloop"
+# Extensions that were built for the ordinary Python do not count their references.
+UNCOUNTED = ("numpy", "uvloop")
 
 
 def cpu_times() -> tuple[float, float]:
@@ -123,7 +123,8 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     elif all(report.passed for report in reports):
         warm_ups, measured = (WARM_UPS_IF_LONG, MEASURED_IF_LONG) if long else (WARM_UPS, MEASURED)
         limit = warm_ups + measured
-        kinds = ["memory blocks"] if UNCOUNTED in item.name else ["references", "memory blocks"]
+        uncounted = any(name in item.name for name in UNCOUNTED)
+        kinds = ["memory blocks"] if uncounted else ["references", "memory blocks"]
         records[item.nodeid] = Record({kind: array("q", [0] * limit) for kind in kinds}, warm_ups)
         problem = run_again(item, nextitem, limit)
         if problem:
