@@ -157,6 +157,7 @@ def test_a_lost_completion_raises_no_event_and_leaves_the_arm(few_sends: Pair) -
     send_many(few_sends, 2, base=100)
     barrier(few_sends, b"once more")
     poll_until(b.rcq, 2)
+    take_reports(a.ctx, 2)
     assert a.channel.try_get_event() is None
     assert summary(a.scq.poll(64)) == [(i, SUCCESS) for i in range(fit)]
     send_many(few_sends, 1, base=200)
