@@ -115,6 +115,10 @@ const char *cqn_wr_opcode_name(enum ibv_wr_opcode opcode)
         return "SEND_WITH_IMM";
     case IBV_WR_RDMA_READ:
         return "RDMA_READ";
+    case IBV_WR_ATOMIC_CMP_AND_SWP:
+        return "ATOMIC_CMP_AND_SWP";
+    case IBV_WR_ATOMIC_FETCH_AND_ADD:
+        return "ATOMIC_FETCH_AND_ADD";
     default:
         return "this opcode";
     }

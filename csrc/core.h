@@ -216,6 +216,7 @@ typedef struct {
     cqn_wr *ring;
     size_t head, len, room; /* in entries; room is a power of two, or 0 */
     size_t requests;
+    size_t signaled; /* of these, give a completion if they succeed */
 } cqn_wr_queue;
 
 typedef struct cqn_qp {
@@ -419,6 +420,7 @@ PyObject *cqn_fail_call(PyObject *module, PyObject *args);
 PyObject *cqn_fail_alloc(PyObject *module, PyObject *args);
 PyObject *cqn_before_call(PyObject *module, PyObject *args);
 PyObject *cqn_inject_event(PyObject *module, PyObject *args);
+PyObject *cqn_hide_atomics(PyObject *module, PyObject *hide);
 PyObject *cqn_failed(PyObject *module, PyObject *unused);
 PyObject *cqn_live_handles(PyObject *module, PyObject *unused);
 #include "faults.h" /* last: it gives the verbs a new meaning */

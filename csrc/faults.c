@@ -109,6 +109,19 @@ void cqn_ack_async_event_unless_injected(struct ibv_async_event *event)
     injection = NO_EVENT;
 }
 
+/* ---- a device that can do less ---- */
+
+static atomic_bool atomics_hidden;
+
+int cqn_query_device(struct ibv_context *device, struct ibv_device_attr *attr)
+{
+    int err = (ibv_query_device)(device, attr);
+    if (err == 0 && atomic_load(&atomics_hidden)) {
+        attr->atomic_cap = IBV_ATOMIC_NONE;
+    }
+    return err;
+}
+
 /* ---- allocations of the thread that asked for it ---- */
 
 static bool starve(void)
@@ -211,6 +224,16 @@ PyObject *cqn_inject_event(PyObject *module, PyObject *args)
         injected.element.port_num = (int)PyLong_AsLong(element);
     }
     injection = READY;
+    Py_RETURN_NONE;
+}
+
+PyObject *cqn_hide_atomics(PyObject *Py_UNUSED(module), PyObject *hide)
+{
+    int hidden = PyObject_IsTrue(hide);
+    if (hidden < 0) {
+        return NULL;
+    }
+    atomic_store(&atomics_hidden, hidden);
     Py_RETURN_NONE;
 }
 

@@ -6,7 +6,8 @@
  * cqn_fault() first. When it is the one whose turn it is, it is not made, and
  * fails in its own style: NULL or -1 with errno, or the error as the result.
  * What creates and destroys handles counts them. A device's failure that none
- * can be made to report can be put in the place of its next asynchronous event.
+ * can be made to report can be put in the place of its next asynchronous event,
+ * and a device can be made to say that it has no atomics.
  */
 #ifndef CQN_FAULTS_H
 #define CQN_FAULTS_H
@@ -21,6 +22,7 @@ bool cqn_fault(const char *call);
 int cqn_fault_errno(void);
 void *cqn_born(void *handle);
 int cqn_died(int rc);
+int cqn_query_device(struct ibv_context *device, struct ibv_device_attr *attr);
 int cqn_get_async_event_or_injected(struct ibv_context *device, struct ibv_async_event *event);
 void cqn_ack_async_event_unless_injected(struct ibv_async_event *event);
 
@@ -37,7 +39,8 @@ void cqn_ack_async_event_unless_injected(struct ibv_async_event *event);
 #define ibv_get_device_list(...) NULL_OR(ibv_get_device_list, __VA_ARGS__)
 #define ibv_query_port(...) \
     (cqn_fault("ibv_query_port") ? cqn_fault_errno() : ___ibv_query_port(__VA_ARGS__))
-#define ibv_query_device(...) ERROR_OR(ibv_query_device, __VA_ARGS__)
+#define ibv_query_device(...) \
+    (cqn_fault("ibv_query_device") ? cqn_fault_errno() : cqn_query_device(__VA_ARGS__))
 #define ibv_query_gid_table(...) \
     (cqn_fault("ibv_query_gid_table") ? -cqn_fault_errno() : ibv_query_gid_table(__VA_ARGS__))
 

@@ -155,6 +155,8 @@ static PyMethodDef module_methods[] = {
      "inject_event(event_type, element): what is read next instead of the device's own "
      "asynchronous "
      "event; element is a CQ, a QP, the number of a port, or None."},
+    {"hide_atomics", cqn_hide_atomics, METH_O,
+     "hide_atomics(hide): whether devices that are asked from now on say that they have none."},
     {"failed", cqn_failed, METH_NOARGS, "failed(): what failed since; None: nothing."},
     {"live_handles", cqn_live_handles, METH_NOARGS,
      "live_handles(): how many handles of the device there are."},

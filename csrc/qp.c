@@ -446,6 +446,12 @@ static PyObject *qp_get_outstanding(PyObject *op, void *Py_UNUSED(unused))
                : NULL;
 }
 
+static PyObject *qp_get_outstanding_signaled(PyObject *op, void *Py_UNUSED(unused))
+{
+    cqn_qp *self = (cqn_qp *)op;
+    return cqn_open(&self->base) ? PyLong_FromSize_t(self->sq.signaled) : NULL;
+}
+
 static PyObject *qp_check(PyObject *op, PyObject *args, PyObject *kwargs)
 {
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
@@ -509,6 +515,10 @@ static PyGetSetDef qp_getset[] = {
      (void *)offsetof(cqn_qp, cap.max_inline_data)},
     {"outstanding", qp_get_outstanding, NULL,
      "(sends, receives): work requests whose completion was not polled yet.", NULL},
+    {"outstanding_signaled", qp_get_outstanding_signaled, NULL,
+     "How many of the outstanding sends give a completion if they succeed. With 0, a send queue "
+     "that is full may stay full for ever.",
+     NULL},
     CQN_OBJECT_GETSET,
     {NULL, NULL, NULL, NULL, NULL},
 };

@@ -180,12 +180,13 @@ PyObject *cqn_qp_post_recv(PyObject *op, PyObject *const *args, Py_ssize_t nargs
 }
 
 enum { RC = 1, UC = 2, UD = 4 };
+enum { ATOMIC_SIZE = 8 }; /* bytes that an atomic operation works on */
 
 /* What each opcode allows and asks for. */
 typedef struct {
     int opcode;
     int types;
-    bool imm, remote, solicited, inlined, fills;
+    bool imm, remote, solicited, inlined, fills, atomic, swaps;
 } opcode_rule;
 
 static const opcode_rule rules[] = {
@@ -195,13 +196,28 @@ static const opcode_rule rules[] = {
     {IBV_WR_RDMA_WRITE_WITH_IMM, RC | UC, .imm = true, .remote = true, .solicited = true,
      .inlined = true},
     {IBV_WR_RDMA_READ, RC, .remote = true, .fills = true},
+    {IBV_WR_ATOMIC_CMP_AND_SWP, RC, .remote = true, .fills = true, .atomic = true, .swaps = true},
+    {IBV_WR_ATOMIC_FETCH_AND_ADD, RC, .remote = true, .fills = true, .atomic = true},
 };
 
-enum { SG, WR_ID, OPCODE, SEND_FLAGS, IMM_DATA, REMOTE_ADDR, RKEY, AH, REMOTE_QPN, REMOTE_QKEY };
+enum {
+    SG,
+    WR_ID,
+    OPCODE,
+    SEND_FLAGS,
+    IMM_DATA,
+    REMOTE_ADDR,
+    RKEY,
+    COMPARE_ADD,
+    SWAP,
+    AH,
+    REMOTE_QPN,
+    REMOTE_QKEY
+};
 
-static const char *const send_names[] = {"sg",         "wr_id",       "opcode", "send_flags",
-                                         "imm_data",   "remote_addr", "rkey",   "ah",
-                                         "remote_qpn", "remote_qkey", NULL};
+static const char *const send_names[] = {
+    "sg",          "wr_id", "opcode", "send_flags", "imm_data",    "remote_addr", "rkey",
+    "compare_add", "swap",  "ah",     "remote_qpn", "remote_qkey", NULL};
 #define N_SEND (Py_ARRAY_LENGTH(send_names) - 1)
 
 static const opcode_rule *rule_of(const cqn_qp *qp, uint32_t opcode)
@@ -221,7 +237,8 @@ static const opcode_rule *rule_of(const cqn_qp *qp, uint32_t opcode)
     }
     PyErr_Format(PyExc_ValueError,
                  "opcode is %u: post_send() takes SEND, SEND_WITH_IMM, "
-                 "RDMA_WRITE, RDMA_WRITE_WITH_IMM and RDMA_READ",
+                 "RDMA_WRITE, RDMA_WRITE_WITH_IMM, RDMA_READ, ATOMIC_CMP_AND_SWP and "
+                 "ATOMIC_FETCH_AND_ADD",
                  opcode);
     return NULL;
 }
@@ -267,12 +284,40 @@ static int check_flags(const cqn_qp *qp, const opcode_rule *rule, uint32_t flags
     return 0;
 }
 
+/* The atomics' part of the request has other places for the same fields. */
+static int set_atomic(PyObject *const *in, const opcode_rule *rule, struct ibv_send_wr *wr)
+{
+    uint64_t addr, compare_add, swap = 0;
+    uint32_t rkey;
+    if (cqn_uint(in[REMOTE_ADDR], "remote_addr", UINT64_MAX, &addr) < 0 ||
+        cqn_u32(in[RKEY], "rkey", UINT32_MAX, &rkey) < 0 ||
+        cqn_uint(in[COMPARE_ADD], "compare_add", UINT64_MAX, &compare_add) < 0 ||
+        (rule->swaps && cqn_uint(in[SWAP], "swap", UINT64_MAX, &swap) < 0)) {
+        return -1;
+    }
+    if (addr % ATOMIC_SIZE != 0) {
+        PyErr_Format(PyExc_ValueError, "remote_addr is %llu: %s needs a multiple of %d",
+                     (unsigned long long)addr, cqn_wr_opcode_name(rule->opcode), ATOMIC_SIZE);
+        return -1;
+    }
+    wr->wr.atomic.remote_addr = addr;
+    wr->wr.atomic.rkey = rkey;
+    wr->wr.atomic.compare_add = compare_add;
+    wr->wr.atomic.swap = swap;
+    return 0;
+}
+
 static int set_remote(PyObject *const *in, const opcode_rule *rule, struct ibv_send_wr *wr)
 {
     const char *name = cqn_wr_opcode_name(rule->opcode);
     if (presence(in, REMOTE_ADDR, rule->remote, name) < 0 ||
-        presence(in, RKEY, rule->remote, name) < 0) {
+        presence(in, RKEY, rule->remote, name) < 0 ||
+        presence(in, COMPARE_ADD, rule->atomic, name) < 0 ||
+        presence(in, SWAP, rule->swaps, name) < 0) {
         return -1;
+    }
+    if (rule->atomic) {
+        return set_atomic(in, rule, wr);
     }
     return rule->remote && (cqn_uint(in[REMOTE_ADDR], "remote_addr", UINT64_MAX,
                                      &wr->wr.rdma.remote_addr) < 0 ||
@@ -350,9 +395,33 @@ static int check_length(cqn_qp *qp, const gathered *g)
     return -1;
 }
 
+/* A device without atomics may take one all the same, and fail it later or not at all. */
+static int check_atomic(const cqn_qp *qp, const opcode_rule *rule, const gathered *g)
+{
+    const char *name = cqn_wr_opcode_name(rule->opcode);
+    if (qp->base.context->attr.atomic_cap == IBV_ATOMIC_NONE) {
+        cqn_verbs_error(qp->base.state, EOPNOTSUPP, "ibv_post_send",
+                        "%s: %s has no atomic operations (its atomic_cap is NONE)", name,
+                        cqn_device_name(&qp->base));
+        return -1;
+    }
+    if (g->num_sge != 1 || g->length != ATOMIC_SIZE) {
+        PyErr_Format(PyExc_ValueError,
+                     "sg has %llu bytes in %d element%s: %s needs %d bytes in one element, for "
+                     "the number that was there",
+                     (unsigned long long)g->length, g->num_sge, g->num_sge == 1 ? "" : "s", name,
+                     ATOMIC_SIZE);
+        return -1;
+    }
+    return 0;
+}
+
 static int check_memory(cqn_qp *qp, const opcode_rule *rule, const struct ibv_send_wr *wr,
                         const gathered *g)
 {
+    if (rule->atomic && check_atomic(qp, rule, g) < 0) {
+        return -1;
+    }
     if (rule->fills && !g->writable) {
         PyErr_SetString(PyExc_ValueError, "sg: to read into, an MR needs access LOCAL_WRITE");
         return -1;
@@ -368,17 +437,23 @@ static int check_memory(cqn_qp *qp, const opcode_rule *rule, const struct ibv_se
 
 const char cqn_qp_post_send_doc[] =
     "post_send($self, /, sg, *, wr_id=0, opcode=2, send_flags=2, imm_data=None, remote_addr=None, "
-    "rkey=None, ah=None, "
+    "rkey=None, compare_add=None, swap=None, ah=None, "
     "remote_qpn=None, remote_qkey=None)\n--\n\n"
-    "Post one work request: send, write or read the memory `sg`.\n\n"
+    "Post one work request: send, write or read the memory `sg`, or change a number of the peer's "
+    "in one step.\n\n"
     "`opcode` is a WROpcode, SEND by default, `send_flags` are SendFlags, SIGNALED by default, and "
     "`wr_id` (64 bits) comes back in the completion. "
     "`sg` is mr[a:b], an MR, a list of these, or None for an empty message; with "
     "SendFlags.INLINE also any buffer, whose bytes are taken at once. Without SIGNALED a success "
     "gives no completion. `imm_data` (32 bits) goes with the *_WITH_IMM opcodes, `remote_addr` "
-    "and `rkey` with RDMA_*, `ah`, `remote_qpn` and `remote_qkey` with a UD QP. The memory is "
-    "kept alive until the completion, its own or a later one's, was polled or the QP closed. "
+    "and `rkey` with RDMA_* and ATOMIC_*, `ah`, `remote_qpn` and `remote_qkey` with a UD QP. The "
+    "memory is kept alive until the completion, its own or a later one's, was polled or the QP "
+    "closed. "
     "ValueError for what does not go together, VerbsError (ENOMEM) when the queue is full.\n\n"
+    "ATOMIC_* work on a number of 64 bits in the peer's byte order, at a multiple of 8: "
+    "ATOMIC_FETCH_AND_ADD adds `compare_add` modulo 2**64, ATOMIC_CMP_AND_SWP puts `swap` there if "
+    "`compare_add` was there. The number from before comes to `sg`, which must be 8 bytes in one "
+    "element, in our byte order. VerbsError (EOPNOTSUPP) on a device that has no atomics.\n\n"
     "Wraps ibv_post_send(3).";
 
 static int gather_send(cqn_qp *qp, PyObject *sg, const struct ibv_send_wr *wr, gathered *g)

@@ -54,6 +54,7 @@ void cqn_wr_queue_push(cqn_wr_queue *q, uint64_t wr_id, bool signaled, cqn_objec
         *entry(q, q->len++) = (cqn_wr){wr_id, object, signaled, i + 1 >= n};
     } while (++i < n);
     q->requests++;
+    q->signaled += signaled;
 }
 
 /* Releases the first entry. What would die of that goes to the trash. */
@@ -61,7 +62,10 @@ static void pop(cqn_wr_queue *q, cqn_object **trash)
 {
     const cqn_wr *wr = entry(q, 0);
     cqn_object *object = wr->pinned;
-    q->requests -= wr->last;
+    if (wr->last) {
+        q->requests--;
+        q->signaled -= wr->signaled;
+    }
     q->head = (q->head + 1) & (q->room - 1);
     q->len--;
     if (object != NULL) {

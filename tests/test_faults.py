@@ -28,6 +28,7 @@ from cqnotify import (
     QP,
     AsyncEventError,
     AsyncEventType,
+    AtomicCap,
     ClosedError,
     CompletionChannel,
     CompletionError,
@@ -39,6 +40,7 @@ from cqnotify import (
     VerbsError,
     WCArray,
     WCExFlags,
+    WROpcode,
     _core,
     devices,
 )
@@ -51,6 +53,7 @@ def unarmed() -> Iterator[None]:
     yield
     core.fail_call(0)
     core.fail_alloc(0)
+    core.hide_atomics(False)
 
 
 @pytest.fixture
@@ -649,3 +652,27 @@ def test_a_failure_is_told_even_to_who_found_an_event_at_the_same_moment(w: Worl
     with pytest.raises(AsyncEventError):
         waiter.join()
     assert seen in ([w.ex], [])
+
+
+# ---- a device that can do less ---------------------------------------------------------------
+
+
+def test_a_device_without_atomics_refuses_them_in_words(ctx: Context) -> None:
+    core.hide_atomics(True)
+    w = World(ctx.name)
+    try:
+        assert w.ctx.query_device().atomic_cap is AtomicCap.NONE
+        far: dict[str, Any] = {"remote_addr": w.mr.addr, "rkey": w.mr.rkey, "compare_add": 1}
+        for more in (
+            {"opcode": WROpcode.ATOMIC_FETCH_AND_ADD},
+            {"opcode": WROpcode.ATOMIC_CMP_AND_SWP, "swap": 2},
+        ):
+            with pytest.raises(VerbsError, match=f"{w.ctx.name} has no atomic operations") as e:
+                w.qp.post_send(w.mr[0:8], **far, **more)
+            assert e.value.errno == errno.EOPNOTSUPP
+            assert e.value.verb == "ibv_post_send"
+            assert more["opcode"].name in str(e.value)
+        assert w.qp.outstanding == (0, 0)
+        receive(w)  # everything else goes on
+    finally:
+        w.close()

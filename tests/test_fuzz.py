@@ -943,6 +943,7 @@ class Machine(RuleBasedStateMachine):
             if qp.obj is not None:
                 sends, receives = qp.obj.outstanding
                 assert sends <= len(qp.sq), qp
+                assert qp.obj.outstanding_signaled <= sends, qp
                 assert receives <= len(qp.rq), qp
         return True
 
@@ -1011,6 +1012,7 @@ class Machine(RuleBasedStateMachine):
             if qp.healthy and qp.obj is not None:
                 unsignaled = sum(not w.signaled for w in qp.sq)
                 assert qp.obj.outstanding == (unsignaled, len(qp.rq)), qp
+                assert qp.obj.outstanding_signaled == 0, qp
 
     def reap(self) -> None:
         """What had been forgotten while a work request needed it can have gone meanwhile."""
@@ -1097,6 +1099,7 @@ CLOSED_CALLS: dict[str, dict[str, Callable[[Any], Any]]] = {
             "max_recv_sge",
             "max_inline_data",
             "outstanding",
+            "outstanding_signaled",
             "state",
         ]
     }

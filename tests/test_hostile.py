@@ -80,6 +80,9 @@ CONVERSIONS: list[Callable[[dict[str, Any], Callable[[int], Any]], object]] = [
     lambda w, n: w["qp"].post_recv(w["mr"], wr_id=n(1)),
     lambda w, n: w["qp"].post_send(w["mr"], wr_id=n(1)),
     lambda w, n: w["qp"].post_send(w["mr"], opcode=n(2), send_flags=n(2)),
+    lambda w, n: w["qp"].post_send(
+        w["mr"][0:8], opcode=5, remote_addr=n(0), rkey=n(0), compare_add=n(0), swap=n(0)
+    ),
 ]
 
 

@@ -17,6 +17,7 @@ from cqnotify import (
     ClosedError,
     CompletionError,
     Context,
+    QPState,
     QPType,
     SendFlags,
     VerbsError,
@@ -174,6 +175,76 @@ def test_sq_sig_all_completes_everything(ctx: Context) -> None:
     b.qp.post_recv(b.mr[0:64])
     a.qp.post_send(a.mr[0:8], wr_id=9, send_flags=0)
     assert wait_one(a.scq).wr_id == 9
+
+
+def test_outstanding_signaled_counts_what_will_complete_and_each_request_once(ctx: Context) -> None:
+    a, b = connect(Endpoint(ctx, QPType.RC, max_send_sge=2), Endpoint(ctx, QPType.RC))
+    extra = MR(a.pd, 8)
+    assert a.qp.outstanding_signaled == 0
+    signaled = 0
+    for i, flags in enumerate([0, SendFlags.SIGNALED, 0, SendFlags.SIGNALED, 0]):
+        b.qp.post_recv(b.mr[0:64])
+        a.qp.post_send([a.mr[0:8], extra], wr_id=i, send_flags=flags)
+        signaled += flags != 0
+        assert (a.qp.outstanding, a.qp.outstanding_signaled) == ((i + 1, 0), signaled)
+    assert b.qp.outstanding_signaled == 0, "receives do not count"
+    assert wait_one(a.scq).wr_id == 1
+    assert (a.qp.outstanding, a.qp.outstanding_signaled) == ((3, 0), 1)
+    assert wait_one(a.scq).wr_id == 3
+    assert (a.qp.outstanding, a.qp.outstanding_signaled) == ((1, 0), 0)
+
+
+def test_outstanding_signaled_counts_all_sends_with_sq_sig_all(ctx: Context) -> None:
+    a, b = connect(Endpoint(ctx, QPType.RC, sq_sig_all=True), Endpoint(ctx, QPType.RC))
+    for i in range(3):
+        b.qp.post_recv(b.mr[0:64])
+        a.qp.post_send(a.mr[0:8], send_flags=0)
+        assert a.qp.outstanding_signaled == i + 1
+    for left in (2, 1, 0):
+        wait_one(a.scq)
+        assert a.qp.outstanding_signaled == left
+
+
+def stuck(ctx: Context, flags: list[int], **qp: Any) -> Endpoint:
+    """An endpoint with these sends, which the peer, without a receive, does not take."""
+    a, _ = connect(Endpoint(ctx, QPType.RC, **qp), Endpoint(ctx, QPType.RC), rnr_retry=7)
+    for i, flag in enumerate(flags):
+        a.qp.post_send(a.mr[0:8], wr_id=i, send_flags=flag)
+    return a
+
+
+def test_outstanding_signaled_goes_down_with_the_sends_that_fail(ctx: Context) -> None:
+    """An unsignaled one that fails completes as well, and is not among them."""
+    a = stuck(ctx, [0, SendFlags.SIGNALED, 0, SendFlags.SIGNALED])
+    assert a.qp.outstanding_signaled == 2
+    a.qp.modify(qp_state=QPState.ERR)
+    for wr_id, left in enumerate([2, 1, 1, 0]):
+        (wc,) = wait_completions(a.scq, 1)
+        assert (wc.wr_id, wc.ok) == (wr_id, False)
+        assert (a.qp.outstanding, a.qp.outstanding_signaled) == ((3 - wr_id, 0), left)
+
+
+def test_outstanding_signaled_is_0_after_a_reset_and_gone_after_close(ctx: Context) -> None:
+    a = stuck(ctx, [SendFlags.SIGNALED, 0])
+    assert a.qp.outstanding_signaled == 1
+    a.qp.modify(qp_state=QPState.RESET)
+    assert (a.qp.outstanding, a.qp.outstanding_signaled) == ((0, 0), 0)
+    with stuck(ctx, [SendFlags.SIGNALED]).qp as qp:
+        assert qp.outstanding_signaled == 1
+    with pytest.raises(ClosedError):
+        qp.outstanding_signaled  # noqa: B018
+
+
+def test_a_full_send_queue_of_unsignaled_requests_shows_that_nothing_will_complete(
+    ctx: Context,
+) -> None:
+    a = stuck(ctx, [], max_send_wr=4)
+    with pytest.raises(VerbsError, match="is full"):
+        for _ in range(10_000):
+            a.qp.post_send(a.mr[0:8], send_flags=0)
+    assert a.qp.outstanding[0] >= 4
+    assert a.qp.outstanding_signaled == 0
+    assert a.scq.poll() == []
 
 
 def test_fence_lets_a_send_wait_for_a_read(pair: Pair) -> None:

@@ -272,6 +272,7 @@ def test_every_method_of_a_closed_qp_is_a_closed_error(pair: Pair) -> None:
         lambda: qp.qp_num,
         lambda: qp.pd,
         lambda: qp.outstanding,
+        lambda: qp.outstanding_signaled,
     ):
         with pytest.raises(ClosedError):
             call()
