@@ -5,6 +5,8 @@
 #include "core.h"
 #include <math.h>
 
+#define MAX_SPIN 60 /* seconds */
+
 static Py_ssize_t index_of(PyObject *keyword, const char *const *names)
 {
     for (Py_ssize_t i = 0; names[i] != NULL; i++) {
@@ -55,13 +57,20 @@ int cqn_args(const char *function, const char *const *names, int positional, int
     return 0;
 }
 
-static void refuse(PyObject *value, const char *name, uint64_t min, uint64_t max)
+/* A value for a message that refuses it. */
+static PyObject *text_of(PyObject *value)
 {
     PyObject *text = PyObject_Repr(value);
     if (text == NULL && PyErr_ExceptionMatches(PyExc_ValueError)) {
         PyErr_Clear(); /* Python does not write out a number of so many digits */
         text = PyUnicode_FromString("far too large");
     }
+    return text;
+}
+
+static void refuse(PyObject *value, const char *name, uint64_t min, uint64_t max)
+{
+    PyObject *text = text_of(value);
     if (text != NULL) {
         PyErr_Format(PyExc_ValueError, "%s is %U: it must be %llu to %llu", name, text,
                      (unsigned long long)min, (unsigned long long)max);
@@ -147,6 +156,35 @@ int cqn_gid(PyObject *value, const char *name, union ibv_gid *out)
     }
     memcpy(out, PyBytes_AS_STRING(packed), sizeof(*out));
     Py_DECREF(packed);
+    return 0;
+}
+
+/* How long to poll instead of sleeping, in seconds. */
+int cqn_spin(PyObject *value, double *out)
+{
+    double seconds = PyFloat_AsDouble(value);
+    if (seconds == -1.0 && PyErr_Occurred()) {
+        if (PyErr_ExceptionMatches(PyExc_TypeError)) {
+            PyErr_Format(PyExc_TypeError, "spin must be a number of seconds, not %s",
+                         Py_TYPE(value)->tp_name);
+        }
+        if (!PyErr_ExceptionMatches(PyExc_OverflowError)) {
+            return -1;
+        }
+        PyErr_Clear(); /* an int beyond all floats */
+    }
+    if (!(seconds >= 0 && seconds <= MAX_SPIN)) {
+        PyObject *text = text_of(value);
+        if (text != NULL) {
+            PyErr_Format(PyExc_ValueError,
+                         "spin is %U: it must be 0 to %d seconds; to wait longer, sleep: see "
+                         "safe_to_sleep()",
+                         text, MAX_SPIN);
+            Py_DECREF(text);
+        }
+        return -1;
+    }
+    *out = seconds;
     return 0;
 }
 

@@ -14,8 +14,9 @@
  *     be closed; only a context closes everything below it;
  *   - in a forked child every handle of the parent is dead.
  *
- * All fields are guarded by the GIL. A call that releases it while it works
- * with a handle holds the object by cqn_enter() and cqn_leave().
+ * All fields are guarded by the GIL; who works without it may look at `closing`.
+ * A call that releases it while it works with a handle holds the object by
+ * cqn_enter() and cqn_leave().
  */
 #ifndef CQN_CORE_H
 #define CQN_CORE_H
@@ -24,6 +25,7 @@
 #include <Python.h>
 #include <infiniband/verbs.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -92,7 +94,7 @@ struct cqn_object {
     size_t users;                   /* objects that use this one */
     size_t pins;                    /* work requests in flight that need it */
     size_t in_use;                  /* calls that work on it without the GIL */
-    unsigned closing;               /* threads in close(): no new call may begin */
+    atomic_uint closing;            /* threads in close(): no new call may begin */
     cqn_object *trash_next;         /* see cqn_trash_add() */
     PyObject *on_close;             /* list of callables, or NULL */
     PyObject *weakrefs;
@@ -177,6 +179,9 @@ typedef struct {
      IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK)
 #define CQN_WC_EX_KNOWN (IBV_WC_STANDARD_FLAGS | CQN_WC_EX_EXTRA)
 
+/* What threads take that poll without the GIL, see poll.c. */
+typedef struct cqn_landing cqn_landing;
+
 /* For what a CQ raises an event; each includes those before it. */
 typedef enum { CQN_UNARMED, CQN_ARMED_SOLICITED, CQN_ARMED } cqn_armed;
 
@@ -184,6 +189,7 @@ typedef struct cqn_cq {
     cqn_object base;
     cqn_channel *channel; /* borrowed from `uses`, or NULL */
     PyObject *user_data;
+    PyObject *consumer; /* weak reference to whom its completions go, or NULL */
     int comp_vector;
     unsigned int unacked; /* events that were got and not yet acked */
     unsigned int prepaid; /* those of them that the library need not hear of */
@@ -201,6 +207,7 @@ typedef struct cqn_cq {
     struct ibv_wc *stash;
     cqn_wc_extra *extra; /* of the stash, element by element, or NULL */
     size_t stash_head, stash_len, stash_room;
+    cqn_landing *landing; /* NULL until somebody spins */
 } cqn_cq;
 
 /* One object that a work request in flight keeps alive. A request that needs
@@ -260,8 +267,10 @@ int cqn_uint(PyObject *value, const char *name, uint64_t max, uint64_t *out);
 int cqn_u32(PyObject *value, const char *name, uint32_t max, uint32_t *out);
 int cqn_gid(PyObject *value, const char *name, union ibv_gid *out);
 int cqn_timeout(PyObject *value, int64_t *out_ns);
+int cqn_spin(PyObject *value, double *out);
 
 /* wait.c */
+int64_t cqn_now_ns(void);
 int cqn_gate_open(cqn_gate *gate);
 void cqn_gate_shut(cqn_gate *gate, bool nobody_left);
 void cqn_gate_clear(cqn_gate *gate);
@@ -373,9 +382,22 @@ int cqn_cq_settle(cqn_cq *cq, cqn_object **trash);
 int cqn_cq_look(cqn_cq *cq, cqn_object **trash);
 void cqn_stash_free(cqn_cq *cq);
 PyObject *cqn_cq_poll(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+PyObject *cqn_cq_take(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 PyObject *cqn_cq_poll_into(PyObject *self, PyObject *array);
 PyObject *cqn_cq_poll_ids(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                           PyObject *kwnames);
+
+/* consumer.c */
+PyObject *cqn_consumer_if_alive(cqn_cq *cq);
+PyObject *cqn_consumer_poll(PyObject *consumer, uint64_t max, double spin);
+void cqn_consumers_tell(cqn_qp *qp);
+PyObject *cqn_cq_set_consumer(PyObject *self, PyObject *consumer);
+/* A new reference, or NULL without an exception; runs no Python code. Most CQs have none. */
+static inline PyObject *cqn_consumer_of(cqn_cq *cq)
+{
+    return cq->consumer == NULL ? NULL : cqn_consumer_if_alive(cq);
+}
+extern const char cqn_cq_set_consumer_doc[];
 
 /* wc_array.c */
 size_t cqn_wc_array_room(PyObject *array);

@@ -46,6 +46,7 @@ static void cq_after_destroy(cqn_object *op)
 static int cq_traverse(PyObject *op, visitproc visit, void *arg)
 {
     Py_VISIT(((cqn_cq *)op)->user_data);
+    Py_VISIT(((cqn_cq *)op)->consumer);
     return cqn_traverse(op, visit, arg);
 }
 
@@ -56,6 +57,7 @@ static int cq_clear(PyObject *op)
         cqn_stash_free(self);
     }
     Py_CLEAR(self->user_data);
+    Py_CLEAR(self->consumer);
     return cqn_clear(op);
 }
 
@@ -453,19 +455,28 @@ static PyMethodDef cq_methods[] = {
      "again. Of an event that came for an earlier completion you may wake with nothing to poll: "
      "call this again.\n\nWraps ibv_poll_cq(3) and ibv_req_notify_cq(3)."},
     {"poll", (PyCFunction)(void (*)(void))cqn_cq_poll, METH_FASTCALL | METH_KEYWORDS,
-     "poll($self, /, max_entries=16)\n--\n\n"
+     "poll($self, /, max_entries=16, *, spin=0.0)\n--\n\n"
      "Up to `max_entries` completions, oldest first; fewer mean that the CQ was emptied.\n\n"
-     "Never sleeps. A failed work request is a WorkCompletion too: see its status.\n\n"
+     "Never sleeps. While there is none it looks again for up to `spin` seconds, at most 60, at "
+     "the cost of a CPU but not of the GIL. A failed work request is a WorkCompletion too: see its "
+     "status. While the CQ has a consumer, such as an AsyncCQ, it answers in its place.\n\n"
      "Wraps ibv_poll_cq(3), or ibv_start_poll(3) where wc_flags were given."},
+    {"take", (PyCFunction)(void (*)(void))cqn_cq_take, METH_FASTCALL | METH_KEYWORDS,
+     "take($self, /, max_entries=16, *, spin=0.0)\n--\n\n"
+     "What poll() returns if there is no consumer: for the consumer.\n\n"
+     "Wraps ibv_poll_cq(3), or ibv_start_poll(3) where wc_flags were given."},
+    {"set_consumer", cqn_cq_set_consumer, METH_O, cqn_cq_set_consumer_doc},
     {"poll_into", cqn_cq_poll_into, METH_O,
      "poll_into($self, wcs, /)\n--\n\n"
      "Fill the WCArray `wcs` with completions, oldest first, and return how many came.\n\n"
-     "For high rates: no objects are made. Never sleeps.\n\nWraps ibv_poll_cq(3)."},
+     "For high rates: no objects are made. Never sleeps. ValueError while the CQ has a "
+     "consumer.\n\nWraps ibv_poll_cq(3)."},
     {"poll_ids", (PyCFunction)(void (*)(void))cqn_cq_poll_ids, METH_FASTCALL | METH_KEYWORDS,
      "poll_ids($self, /, max_entries=16)\n--\n\n"
      "The wr_ids of up to `max_entries` successful completions, oldest first.\n\n"
      "For high rates. A failed one ends the list; when it is the first, it is raised as "
-     "CompletionError, and the next call goes on behind it. Never sleeps.\n\n"
+     "CompletionError, and the next call goes on behind it. Never sleeps. ValueError while the CQ "
+     "has a consumer.\n\n"
      "Wraps ibv_poll_cq(3)."},
     {"ack", (PyCFunction)(void (*)(void))cq_ack, METH_FASTCALL | METH_KEYWORDS,
      "ack($self, /, n=1)\n--\n\n"

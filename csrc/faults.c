@@ -61,7 +61,8 @@ static void run_before(void)
 
 bool cqn_fault(const char *call)
 {
-    if (before != NULL && strcmp(call, before_name) == 0) {
+    /* A thread that spins makes its calls without the GIL. */
+    if (PyGILState_Check() && before != NULL && strcmp(call, before_name) == 0) {
         run_before();
     }
     if (!is_its_turn(&calls, call)) {

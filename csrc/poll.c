@@ -7,16 +7,40 @@
  * that is made of them has been made. When a queue pair is made or reset, all
  * that the device still has goes to the stash, so that old completions are
  * never taken for those of new work requests, whatever their numbers.
+ *
+ * A thread that spins polls without the GIL, so it can't touch the stash. What
+ * it takes lands in a small array beside it, from where whoever has the GIL and
+ * wants completions takes it, before he asks the device for more. One lock is
+ * around both, so completions keep their order, whoever took them: of those of
+ * a send queue, each says that all before it are done. And nobody ever waits for
+ * the end of a spin, nor needs memory for what has landed.
  */
 
 #include "core.h"
 #include <endian.h>
+#include <math.h>
 
-#define BATCH 64 /* of one ibv_poll_cq() */
-#define LOOK 16  /* when only asked whether there are any */
+#define BATCH 64                /* of one ibv_poll_cq() */
+#define LOOK 16                 /* when only asked whether there are any */
+#define SLICE INT64_C(10000000) /* ns without the GIL: then signals get their turn */
+
+struct cqn_landing {
+    pthread_mutex_t lock; /* of what has landed, and of polling the device meanwhile */
+    atomic_bool wanted;   /* with the GIL; who spins keeps off, or would lock him out */
+    atomic_bool stashed;  /* there are completions in the stash: the spin is over */
+    unsigned spinning;    /* threads that may be without the GIL; guarded by it */
+    size_t head, len;
+    struct ibv_wc wc[LOOK];
+    cqn_wc_extra extra[LOOK];
+};
 
 void cqn_stash_free(cqn_cq *self)
 {
+    if (self->landing != NULL) {
+        pthread_mutex_destroy(&self->landing->lock);
+        PyMem_Free(self->landing);
+        self->landing = NULL;
+    }
     PyMem_Free(self->stash);
     PyMem_Free(self->extra);
     self->stash = NULL;
@@ -143,6 +167,62 @@ static int poll_extended(cqn_cq *self, int n, struct ibv_wc *wc, cqn_wc_extra *e
     return n;
 }
 
+/* What the device has, up to n, into memory that is zeroed: a provider need not
+ * write what is not valid. The handle is not read from the CQ: without the GIL
+ * that could be too late. */
+static inline int poll_device(cqn_cq *self, struct ibv_cq *handle, size_t n, struct ibv_wc *wc,
+                              cqn_wc_extra *extra)
+{
+    return self->ex == NULL ? ibv_poll_cq(handle, (int)n, wc)
+                            : poll_extended(self, (int)n, wc, extra);
+}
+
+static void refuse_poll(cqn_cq *self, int got)
+{
+    cqn_verbs_error(self->base.state, self->ex ? -got : EPROTO,
+                    self->ex ? "ibv_start_poll" : "ibv_poll_cq", "the CQ can't be polled (%d)",
+                    got);
+}
+
+/* Takes off n of those that have landed. */
+static void unload(cqn_landing *landing, size_t n, struct ibv_wc *wc, cqn_wc_extra *extra)
+{
+    memcpy(wc, landing->wc + landing->head, n * sizeof(*wc));
+    if (extra != NULL) {
+        memcpy(extra, landing->extra + landing->head, n * sizeof(*extra));
+    }
+    landing->head += n;
+    landing->len -= n;
+}
+
+/* Up to *n completions, in the order in which the device had them: what landed,
+ * and then *n is how many that were, or what the device has. The lock is never
+ * held for longer than one poll of the device. */
+static int obtain(cqn_cq *self, size_t *n, struct ibv_wc *wc, cqn_wc_extra *extra)
+{
+    cqn_landing *landing = self->landing;
+    if (landing == NULL || (landing->spinning == 0 && landing->len == 0)) {
+        return poll_device(self, self->base.handle, *n, wc, extra);
+    }
+    int got;
+    atomic_store(&landing->wanted, true);
+    pthread_mutex_lock(&landing->lock);
+    atomic_store(&landing->wanted, false);
+    if (landing->len > 0) {
+        *n = *n < landing->len ? *n : landing->len;
+        unload(landing, *n, wc, extra);
+        got = (int)*n;
+    }
+    else {
+        got = poll_device(self, self->base.handle, *n, wc, extra);
+    }
+    pthread_mutex_unlock(&landing->lock);
+    if (got > 0) {
+        atomic_store(&landing->stashed, true);
+    }
+    return got;
+}
+
 /* Leaves no field undefined, and does what is done once: the byte order. */
 static void settle_fields(cqn_cq *self, struct ibv_wc *wc, const cqn_qp *qp)
 {
@@ -165,25 +245,21 @@ static void settle_fields(cqn_cq *self, struct ibv_wc *wc, const cqn_qp *qp)
     }
 }
 
-/* Takes up to n completions from the device into the stash, and lets go of what
+/* Takes up to *n completions into the stash, see obtain(), and lets go of what
  * their work requests kept alive. What goes with that is collected in `trash`:
  * dropping it here could run code that comes back to this CQ. Returns how many
  * came, or -1. */
-static int fetch_batch(cqn_cq *self, size_t n, cqn_object **trash)
+static int fetch_batch(cqn_cq *self, size_t *n, cqn_object **trash)
 {
-    if (stash_reserve(self, n) < 0) {
+    if (stash_reserve(self, *n) < 0) {
         return -1;
     }
     const size_t end = self->stash_head + self->stash_len;
     struct ibv_wc *wc = self->stash + end;
-    memset(wc, 0, n * sizeof(*wc)); /* a provider need not write what is not valid */
-    int got = self->ex == NULL
-                  ? ibv_poll_cq(self->base.handle, (int)n, wc)
-                  : poll_extended(self, (int)n, wc, self->extra ? self->extra + end : NULL);
+    memset(wc, 0, *n * sizeof(*wc));
+    int got = obtain(self, n, wc, self->extra ? self->extra + end : NULL);
     if (got < 0) {
-        cqn_verbs_error(self->base.state, self->ex ? -got : EPROTO,
-                        self->ex ? "ibv_start_poll" : "ibv_poll_cq", "the CQ can't be polled (%d)",
-                        got);
+        refuse_poll(self, got);
         return -1;
     }
     self->stash_len += (size_t)got;
@@ -203,7 +279,7 @@ static int fetch(cqn_cq *self, size_t want, cqn_object **trash)
     while (self->stash_len < want) {
         size_t n = want - self->stash_len;
         n = n < BATCH ? n : BATCH;
-        int got = fetch_batch(self, n, trash);
+        int got = fetch_batch(self, &n, trash);
         if (got < 0) {
             return -1;
         }
@@ -220,16 +296,24 @@ int cqn_cq_settle(cqn_cq *self, cqn_object **trash)
     return fetch(self, SIZE_MAX, trash);
 }
 
-/* Looks for completions, as those do who want to hand some out. -1: there are
- * none, and the device is to blame. */
-static int look(cqn_cq *self, size_t want, cqn_object **trash)
+/* As fetch(). -1: there are none, and the device is to blame. */
+static int fetch_some(cqn_cq *self, size_t want, cqn_object **trash)
 {
-    self->stats.polls++;
     if (fetch(self, want, trash) < 0) {
         if (self->stash_len == 0) {
             return -1;
         }
         PyErr_Clear(); /* first what there is; the next call says what is wrong */
+    }
+    return 0;
+}
+
+/* Looks for completions, as those do who want to hand some out. */
+static int look(cqn_cq *self, size_t want, cqn_object **trash)
+{
+    self->stats.polls++;
+    if (fetch_some(self, want, trash) < 0) {
+        return -1;
     }
     if (self->event_unpolled) {
         self->event_unpolled = false;
@@ -242,6 +326,102 @@ int cqn_cq_look(cqn_cq *self, cqn_object **trash)
 {
     return look(self, LOOK, trash);
 }
+
+/* ---- spinning ---- */
+
+static int make_landing(cqn_cq *self)
+{
+    if (self->landing != NULL) {
+        return 0;
+    }
+    cqn_landing *landing = PyMem_Calloc(1, sizeof(*landing));
+    if (landing == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    pthread_mutex_init(&landing->lock, NULL);
+    self->landing = landing;
+    return 0;
+}
+
+/* Without the GIL: looks once. Returns how many completions have landed, also
+ * those that another thread took, or the device's error. */
+static int land(cqn_cq *self, struct ibv_cq *handle)
+{
+    cqn_landing *landing = self->landing;
+    if (atomic_load(&landing->wanted) || pthread_mutex_trylock(&landing->lock) != 0) {
+        return 0; /* who has it looks as well */
+    }
+    int got = (int)landing->len;
+    if (got == 0) {
+        memset(landing->wc, 0, sizeof(landing->wc));
+        got = poll_device(self, handle, LOOK, landing->wc, landing->extra);
+        landing->head = 0;
+        landing->len = got > 0 ? (size_t)got : 0;
+    }
+    pthread_mutex_unlock(&landing->lock);
+    return got;
+}
+
+/* Tells the CPU that this is a loop that waits. */
+static void relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__) || defined(__arm__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* Until one has landed or is in the stash, somebody closes the CQ or its
+ * context, or the time has come. As land(). */
+static int spin_slice(cqn_cq *self, int64_t until)
+{
+    struct ibv_cq *handle = self->base.handle;
+    cqn_context *ctx = self->base.context;
+    cqn_landing *landing = self->landing;
+    int got;
+    atomic_store(&landing->stashed, false);
+    landing->spinning++;
+    cqn_enter(&self->base);
+    Py_BEGIN_ALLOW_THREADS
+        while ((got = land(self, handle)) == 0 && !atomic_load(&landing->stashed) &&
+               atomic_load(&self->base.closing) == 0 && atomic_load(&ctx->base.closing) == 0 &&
+               cqn_now_ns() < until) {
+            relax();
+        }
+    Py_END_ALLOW_THREADS
+    cqn_leave(&self->base);
+    landing->spinning--;
+    return got;
+}
+
+/* Looks again and again until the stash holds something or the time is over. */
+static int spin_for(cqn_cq *self, size_t want, double seconds, cqn_object **trash)
+{
+    if (make_landing(self) < 0) {
+        return -1;
+    }
+    int64_t now = cqn_now_ns();
+    const int64_t end = now + (int64_t)ceil(seconds * 1e9);
+    for (; self->stash_len == 0 && now < end; now = cqn_now_ns()) {
+        int got = spin_slice(self, end - now > SLICE ? now + SLICE : end);
+        /* A handler can do anything, so what has landed stays there until it is over. */
+        if (PyErr_CheckSignals() < 0 || cqn_open(&self->base) == NULL) {
+            return -1;
+        }
+        if (got < 0 && self->stash_len == 0) {
+            refuse_poll(self, got);
+            return -1;
+        }
+        if (got > 0 && fetch_some(self, want, trash) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* ---- handing out ---- */
 
 static const struct ibv_wc *stashed(const cqn_cq *self, size_t i)
 {
@@ -336,31 +516,69 @@ static bool first_failed(const cqn_cq *self)
     return self->stash_len > 0 && stashed(self, 0)->status != IBV_WC_SUCCESS;
 }
 
-/* The argument max_entries, of an open CQ. */
-static int parse_max(cqn_cq *self, const char *function, PyObject *const *args, Py_ssize_t nargs,
-                     PyObject *kwnames, uint64_t *max)
+/* The arguments max_entries and, unless `spin` is NULL, spin, of an open CQ. */
+static int parse(cqn_cq *self, const char *function, PyObject *const *args, Py_ssize_t nargs,
+                 PyObject *kwnames, uint64_t *max, double *spin)
 {
-    static const char *const names[] = {"max_entries", NULL};
-    PyObject *value = NULL;
+    static const char *const both[] = {"max_entries", "spin", NULL};
+    static const char *const only_max[] = {"max_entries", NULL};
+    PyObject *in[2] = {NULL, NULL};
     *max = 16;
     return cqn_open(&self->base) == NULL ||
-                   cqn_args(function, names, 1, 0, args, nargs, kwnames, &value) < 0 ||
-                   (value != NULL && cqn_range(value, "max_entries", 1, INT32_MAX, max) < 0) ||
-                   cqn_open(&self->base) == NULL
+                   cqn_args(function, spin ? both : only_max, 1, 0, args, nargs, kwnames, in) < 0 ||
+                   (in[0] != NULL && cqn_range(in[0], "max_entries", 1, INT32_MAX, max) < 0) ||
+                   (in[1] != NULL && cqn_spin(in[1], spin) < 0) || cqn_open(&self->base) == NULL
                ? -1
                : 0;
+}
+
+/* With a consumer there is one form of polling. */
+static int refuse_consumer(cqn_cq *self)
+{
+    PyObject *consumer = cqn_consumer_of(self);
+    if (consumer == NULL) {
+        return 0;
+    }
+    Py_DECREF(consumer);
+    PyErr_SetString(PyExc_ValueError, "the completions of this CQ go to its AsyncCQ: use poll()");
+    return -1;
+}
+
+static PyObject *take(cqn_cq *self, uint64_t max, double spin)
+{
+    cqn_object *trash = NULL;
+    int rc = look(self, max, &trash);
+    if (rc == 0 && self->stash_len == 0 && spin > 0) {
+        rc = spin_for(self, max, spin, &trash);
+    }
+    PyObject *list = rc < 0 ? NULL : hand_out(self, max, false, new_wc);
+    cqn_trash_empty(trash);
+    return list;
+}
+
+PyObject *cqn_cq_take(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    cqn_cq *self = (cqn_cq *)op;
+    uint64_t max;
+    double spin = 0;
+    return parse(self, "take", args, nargs, kwnames, &max, &spin) < 0 ? NULL
+                                                                      : take(self, max, spin);
 }
 
 PyObject *cqn_cq_poll(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     cqn_cq *self = (cqn_cq *)op;
     uint64_t max;
-    if (parse_max(self, "poll", args, nargs, kwnames, &max) < 0) {
+    double spin = 0;
+    if (parse(self, "poll", args, nargs, kwnames, &max, &spin) < 0) {
         return NULL;
     }
-    cqn_object *trash = NULL;
-    PyObject *list = look(self, max, &trash) < 0 ? NULL : hand_out(self, max, false, new_wc);
-    cqn_trash_empty(trash);
+    PyObject *consumer = cqn_consumer_of(self);
+    if (consumer == NULL) {
+        return take(self, max, spin);
+    }
+    PyObject *list = cqn_consumer_poll(consumer, max, spin);
+    Py_DECREF(consumer);
     return list;
 }
 
@@ -368,7 +586,8 @@ PyObject *cqn_cq_poll_ids(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
 {
     cqn_cq *self = (cqn_cq *)op;
     uint64_t max;
-    if (parse_max(self, "poll_ids", args, nargs, kwnames, &max) < 0) {
+    if (parse(self, "poll_ids", args, nargs, kwnames, &max, NULL) < 0 ||
+        refuse_consumer(self) < 0) {
         return NULL;
     }
     cqn_object *trash = NULL;
@@ -392,6 +611,9 @@ PyObject *cqn_cq_poll_into(PyObject *op, PyObject *array)
     if (!Py_IS_TYPE(array, self->base.state->WCArray)) {
         return PyErr_Format(PyExc_TypeError, "wcs must be a cqnotify.WCArray, not %s",
                             Py_TYPE(array)->tp_name);
+    }
+    if (refuse_consumer(self) < 0) {
+        return NULL;
     }
     const size_t room = cqn_wc_array_room(array);
     cqn_object *trash = NULL;

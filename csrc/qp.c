@@ -34,6 +34,7 @@ static void qp_after_destroy(cqn_object *op)
     forget_in_cache(self->send_cq, self);
     forget_in_cache(self->recv_cq, self);
     drop_requests(self);
+    cqn_consumers_tell(self);
 }
 
 static int qp_traverse(PyObject *op, visitproc visit, void *arg)
@@ -394,6 +395,12 @@ static int modify(cqn_qp *self, struct ibv_qp_attr *attr, int mask)
     return after == IBV_QPS_RESET ? forget_requests(self) : 0;
 }
 
+/* Whether requests that were posted before will not succeed any more. */
+static bool gives_up(enum ibv_qp_state state)
+{
+    return state == IBV_QPS_RESET || state == IBV_QPS_SQE || state == IBV_QPS_ERR;
+}
+
 static PyObject *qp_modify(PyObject *op, PyObject *args, PyObject *kwargs)
 {
     cqn_qp *self = (cqn_qp *)op;
@@ -405,6 +412,9 @@ static PyObject *qp_modify(PyObject *op, PyObject *args, PyObject *kwargs)
     int mask = collect_attributes(self, kwargs, &attr);
     if (mask < 0 || cqn_open(&self->base) == NULL || modify(self, &attr, mask) < 0) {
         return NULL;
+    }
+    if ((mask & IBV_QP_STATE) && gives_up(attr.qp_state) && cqn_is_open(&self->base)) {
+        cqn_consumers_tell(self);
     }
     Py_RETURN_NONE;
 }

@@ -95,7 +95,7 @@ void cqn_gate_interrupt(cqn_gate *gate)
     cqn_gate_wake(gate);
 }
 
-static int64_t now_ns(void)
+int64_t cqn_now_ns(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -110,7 +110,7 @@ static int sleep_until(struct pollfd fds[3], int64_t deadline)
     Py_BEGIN_ALLOW_THREADS
         struct timespec left, *limit = NULL;
         if (deadline >= 0) {
-            int64_t ns = deadline - now_ns();
+            int64_t ns = deadline - cqn_now_ns();
             ns = ns < 0 ? 0 : ns;
             left.tv_sec = ns / 1000000000;
             left.tv_nsec = ns % 1000000000;
@@ -168,7 +168,7 @@ static int sleep_once(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *kin
     if (self->handle != NULL && fds[2].revents != 0 && cqn_async_drain(self->context) < 0) {
         return -1;
     }
-    return n == 0 || (deadline >= 0 && now_ns() >= deadline);
+    return n == 0 || (deadline >= 0 && cqn_now_ns() >= deadline);
 }
 
 static PyObject *wait_in(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *kind,
@@ -227,7 +227,7 @@ PyObject *cqn_gate_wait(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *k
     }
     cqn_waiter waiter = {.next = gate->waiters, .told = told};
     gate->waiters = &waiter; /* cppcheck-suppress autoVariables ; leave() takes it out */
-    PyObject *found = wait_in(self, gate, kind, &waiter, ns < 0 ? -1 : now_ns() + ns);
+    PyObject *found = wait_in(self, gate, kind, &waiter, ns < 0 ? -1 : cqn_now_ns() + ns);
     leave(gate, &waiter);
     return found;
 }

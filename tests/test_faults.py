@@ -287,10 +287,27 @@ def raised(w: World) -> CompletionError:
     raise AssertionError("the failed one does not come")
 
 
-def first_poll(w: World) -> None:
+class Consumer:
+    def __init__(self, cq: CQ) -> None:
+        self.cq = cq
+
+    def poll(self, max_entries: int, /, *, spin: float) -> list[Any]:
+        return self.cq.take(max_entries, spin=spin)
+
+    def qp_changed(self, qp: QP) -> None:
+        pass
+
+
+def polled_by_consumer(w: World) -> None:
+    consumer = Consumer(w.ex)
+    w.ex.set_consumer(consumer)
+    one(w.ex.poll())
+
+
+def first_poll(w: World, spin: float = 0.0) -> None:
     """It makes the room for completions."""
     with CQ(w.ctx, 4) as cq:
-        cq.poll()
+        cq.poll(spin=spin)
 
 
 def refuse_everything(w: World) -> None:
@@ -323,9 +340,12 @@ CASES: dict[str, tuple[Setup, Call]] = {
     "memory": (nothing, lambda w, _: [w.mr[0:8], w.mr.read(4), memoryview(w.mr)]),
     "repr": (nothing, lambda w, _: [repr(x) for x in (w.ctx, w.cq, w.qp, w.mr, w.mr[0:8])]),
     "first poll of a CQ": (nothing, lambda w, _: first_poll(w)),
+    "first spin of a CQ": (nothing, lambda w, _: first_poll(w, spin=1e-6)),
     "stats": (nothing, lambda w, _: w.cq.stats),
     "refusals": (nothing, lambda w, _: refuse_everything(w)),
     "poll": (arrived, lambda w, _: one(w.ex.poll())),
+    "poll, ready to spin": (arrived, lambda w, _: one(w.ex.poll(spin=DEADLINE))),
+    "poll of a consumer": (arrived, lambda w, _: polled_by_consumer(w)),
     "poll_ids": (arrived, lambda w, _: one(w.ex.poll_ids())),
     "poll_into": (arrived, lambda w, _: w.ex.poll_into(ROOM) == 1 or one([])),
     "poll_ids of a failure": (flushed, lambda w, _: raised(w)),
@@ -497,6 +517,56 @@ def test_a_device_that_breaks_is_reported_to_who_polls_after_what_came(w: World)
     with pytest.raises(DeviceRemovedError, match="can't be polled"):
         w.ex.poll()
     assert w.ex.poll() == []
+
+
+@pytest.mark.parametrize("extended", [False, True])
+def test_what_comes_while_one_spins_is_not_lost_to_a_lack_of_memory(
+    w: World, extended: bool
+) -> None:
+    failures = 0
+    for n in range(1, 100):
+        cq = CQ(w.ctx, 16, wc_flags=WCExFlags(0x7F) if extended else None)
+        qp = QP(w.pd, QPType.RC, send_cq=w.cq, recv_cq=cq)
+        qp.connect(qp.address())
+        qp.post_recv(w.mr[0:64], wr_id=n)
+        seen: list[Any] = []
+
+        def starving(n: int = n, cq: CQ = cq, seen: list[Any] = seen) -> list[Any]:
+            core.fail_alloc(n)
+            try:
+                return cq.poll(spin=DEADLINE)
+            finally:
+                core.fail_alloc(0)
+                seen.append(core.failed())
+
+        waiter = Waiter(starving)
+        until(lambda cq=cq, seen=seen: cq.stats.polls > 0 or bool(seen), "it spins")  # type: ignore[misc]
+        qp.post_send(w.mr[64:72])
+        try:
+            got = waiter.join()
+        except MemoryError:
+            failures += 1
+            assert seen[0] is not None
+            got = cq.poll(spin=DEADLINE)
+        assert [wc.wr_id for wc in got] == [n]
+        assert qp.outstanding[1] == 0
+        qp.close()
+        cq.close()
+        drain(w)
+        if seen == [None]:
+            break
+    assert failures > 0
+    assert seen == [None]
+
+
+def test_a_device_that_breaks_ends_the_spin(w: World) -> None:
+    drain(w)
+    for cq, error in ((w.cq, errno.EPROTO), (w.ex, errno.EIO)):
+        core.fail_call(20, errno.EIO)  # the first look finds nothing, and nothing is wrong
+        with pytest.raises(VerbsError, match="can't be polled") as e:
+            cq.poll(spin=DEADLINE)
+        assert e.value.errno == error
+        assert cq.poll(spin=1e-6) == []
 
 
 def test_the_report_of_a_queue_pair_is_not_lost_to_a_lack_of_memory(w: World) -> None:

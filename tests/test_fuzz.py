@@ -1076,6 +1076,8 @@ CLOSED_CALLS: dict[str, dict[str, Callable[[Any], Any]]] = {
         "req_notify": lambda o: o.req_notify(),
         "safe_to_sleep": lambda o: o.safe_to_sleep(),
         "poll": lambda o: o.poll(),
+        "take": lambda o: o.take(),
+        "set_consumer": lambda o: o.set_consumer(None),
         "poll_into": lambda o: o.poll_into(WCArray(1)),
         "poll_ids": lambda o: o.poll_ids(),
         "ack": lambda o: o.ack(0),
