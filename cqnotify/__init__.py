@@ -8,6 +8,7 @@ In the order of their use:
     CompletionChannel, CQ         get_event, req_notify, poll, ack
     WorkCompletion, WCArray       what poll returns, what poll_into fills
     AsyncEvent                    what Context.get_async_event returns
+    FailureWatch                  the device's failures, for event loops
     QP, QPAddress, AH             connect, post_send, post_recv
     cqnotify.aio.AsyncCQ          await completions
     cqnotify.exchange             swap addresses with a peer over TCP
@@ -31,6 +32,7 @@ from ._core import (
     CompletionError,
     CQStats,
     DeviceRemovedError,
+    FailureWatch,
     VerbsError,
     WCArray,
     WorkCompletion,
@@ -85,6 +87,7 @@ __all__ = [
     "Device",
     "DeviceAttr",
     "DeviceRemovedError",
+    "FailureWatch",
     "GIDEntry",
     "GIDType",
     "LinkLayer",

@@ -13,6 +13,7 @@
  * report of each failure is kept as long as the failed object lives, with a
  * serial number that channels and waiters compare to what they were told. Only
  * the thread that got a report from get_async_event() is not told of it again.
+ * Event loops, which do not sleep in any of these, have a FailureWatch.
  *
  * Queued reports hold no reference to the object that they are about: when it
  * is closed they go, as they do in the kernel.
@@ -173,6 +174,18 @@ static cqn_report *find_same(cqn_report *list, const cqn_report *report)
     return list;
 }
 
+static void drop_same(cqn_report **list, const cqn_report *report)
+{
+    while (*list != NULL && !same(*list, report)) {
+        list = &(*list)->next;
+    }
+    if (*list != NULL) {
+        cqn_report *found = *list;
+        *list = found->next;
+        PyMem_Free(found);
+    }
+}
+
 /* Frees the reports about `element`, or all. */
 static size_t drop(cqn_report **list, const cqn_object *element)
 {
@@ -228,18 +241,16 @@ static void enter(cqn_context *ctx, cqn_report *report, cqn_report *copy)
     report->serial = ++ctx->async_serial;
     bool failure;
     scope_of(report->type, &failure);
-    cqn_report *known = failure ? find_same(ctx->failures, report) : NULL;
-    if (known != NULL) {
-        known->serial = report->serial;
-        known->taken_by = 0;
-    }
-    else if (failure) {
+    if (failure) {
+        drop_same(&ctx->failures, report);
         *copy = *report;
         append(&ctx->failures, copy);
-        copy = NULL;
+        tell_channels(ctx, report);
+        cqn_failure_watch_signal(ctx);
     }
-    PyMem_Free(copy);
-    tell_channels(ctx, report);
+    else {
+        PyMem_Free(copy);
+    }
     if (ctx->queued_len >= QUEUE_ROOM && find_same(ctx->queued, report) != NULL) {
         PyMem_Free(report);
         return;
@@ -428,6 +439,143 @@ int cqn_async_check(cqn_channel *channel, uint64_t *told)
         advance(channel, told, all);
     }
     return 0;
+}
+
+/* ---- telling those that watch ---- */
+
+/* What is being closed, or deallocated, is past saving. */
+static bool is_due(const cqn_report *failure, uint64_t told)
+{
+    const cqn_object *element = failure->element;
+    return failure->serial > told &&
+           (element == NULL || (element->handle != NULL && Py_REFCNT(element) > 0));
+}
+
+static Py_ssize_t count_due(const cqn_context *ctx, uint64_t told)
+{
+    Py_ssize_t n = 0;
+    for (const cqn_report *r = ctx->failures; r != NULL; r = r->next) {
+        n += is_due(r, told);
+    }
+    return n;
+}
+
+static void mark_cqs_of(const cqn_qp *qp)
+{
+    qp->send_cq->marked = qp->recv_cq->marked = true;
+}
+
+static void mark_cqs_of_port(const cqn_context *ctx, int port_num)
+{
+    for (size_t i = 0; ctx->qps != NULL && i <= ctx->qps_mask; i++) {
+        const cqn_qp *qp = ctx->qps[i];
+        if (qp != NULL && qp->base.handle != NULL && qp->port_num == port_num) {
+            mark_cqs_of(qp);
+        }
+    }
+}
+
+/* Appends the CQs that were marked, and leaves no mark. */
+static int append_marked(const cqn_context *ctx, PyObject *cqs)
+{
+    int rc = 0;
+    for (cqn_object *o = ctx->first; o != NULL; o = o->next) {
+        if (!PyObject_TypeCheck(o, ctx->base.state->CQ) || !((cqn_cq *)o)->marked) {
+            continue;
+        }
+        ((cqn_cq *)o)->marked = false;
+        if (rc == 0 && o->handle != NULL && Py_REFCNT(o) > 0) {
+            rc = PyList_Append(cqs, (PyObject *)o);
+        }
+    }
+    return rc;
+}
+
+/* An AsyncEvent of nothing and an empty list, to be filled in. */
+static PyObject *new_pair(cqn_state *st)
+{
+    const cqn_report nothing = {.next = NULL};
+    PyObject *event = new_event(st, &nothing, NULL);
+    PyObject *cqs = event == NULL ? NULL : PyList_New(0);
+    PyObject *pair = cqs == NULL ? NULL : PyTuple_Pack(2, event, cqs);
+    Py_XDECREF(cqs);
+    Py_XDECREF(event);
+    return pair;
+}
+
+static int fill_pair(PyObject *pair, const cqn_context *ctx, const cqn_report *failure)
+{
+    async_event *event = (async_event *)PyTuple_GET_ITEM(pair, 0);
+    PyObject *cqs = PyTuple_GET_ITEM(pair, 1);
+    event->type = failure->type;
+    event->port_num = failure->port_num;
+    event->element = own_element(failure);
+    bool is_failure;
+    switch (scope_of(failure->type, &is_failure)) {
+    case OF_CQ:
+        ((cqn_cq *)failure->element)->marked = true;
+        break;
+    case OF_QP:
+        mark_cqs_of((cqn_qp *)failure->element);
+        break;
+    case OF_PORT:
+        mark_cqs_of_port(ctx, failure->port_num);
+        break;
+    default:
+        PyTuple_SET_ITEM(pair, 1, Py_NewRef(Py_None));
+        Py_DECREF(cqs);
+        return 0;
+    }
+    return append_marked(ctx, cqs);
+}
+
+/* Makes the list one pair longer, or as short as it should be. */
+static int adjust(cqn_state *st, PyObject *pairs, Py_ssize_t wanted)
+{
+    Py_ssize_t size = PyList_GET_SIZE(pairs);
+    if (size > wanted) {
+        return PyList_SetSlice(pairs, wanted, size, NULL);
+    }
+    PyObject *pair = new_pair(st);
+    int rc = pair == NULL ? -1 : PyList_Append(pairs, pair);
+    Py_XDECREF(pair);
+    return rc;
+}
+
+static int fill_pairs(PyObject *pairs, const cqn_context *ctx, uint64_t told)
+{
+    int rc = 0;
+    Py_ssize_t i = 0;
+    for (const cqn_report *r = ctx->failures; rc == 0 && r != NULL; r = r->next) {
+        if (is_due(r, told)) {
+            rc = fill_pair(PyList_GET_ITEM(pairs, i++), ctx, r);
+        }
+    }
+    return rc;
+}
+
+/* The failures after *told, which is advanced; for FailureWatch.read(), `self`
+ * is the watch. To make an object can run any code, which can close this one or
+ * enter another failure: so all are made before the first is filled in, and
+ * from there to the end nothing changes. Without memory nothing is told. */
+PyObject *cqn_async_failures(cqn_object *self, uint64_t *told)
+{
+    cqn_state *st = self->state;
+    PyObject *pairs = PyList_New(0);
+    int rc = pairs == NULL ? -1 : 0;
+    while (rc == 0 && cqn_open(self) != NULL) {
+        const cqn_context *ctx = self->context;
+        Py_ssize_t wanted = count_due(ctx, *told);
+        if (PyList_GET_SIZE(pairs) != wanted) {
+            rc = adjust(st, pairs, wanted);
+        }
+        else if ((rc = fill_pairs(pairs, ctx, *told)) == 0) {
+            *told = ctx->async_serial;
+            return pairs;
+        }
+    }
+    Py_XDECREF(pairs);
+    return NULL;
 }
 
 /* Who waits for reports gets the failures as such. */

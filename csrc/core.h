@@ -41,7 +41,7 @@ typedef struct {
     PyObject *ClosedError, *CompletionError, *AsyncEventError;
 
     PyTypeObject *Context, *PD, *MR, *SGE, *CompletionChannel, *CQ, *QP, *AH;
-    PyTypeObject *WorkCompletion, *WCArray, *CQStats, *AsyncEvent;
+    PyTypeObject *WorkCompletion, *WCArray, *CQStats, *AsyncEvent, *FailureWatch;
 
     /* Members of the Python enums, by value; NULL where there is none. */
     PyObject *wc_status[CQN_WC_STATUSES];
@@ -130,7 +130,7 @@ struct cqn_context {
 
     /* Asynchronous events, see async_event.c. */
     cqn_report *queued;   /* read and not yet handed out */
-    cqn_report *failures; /* the latest of each kind */
+    cqn_report *failures; /* the latest of each kind, oldest first */
     size_t queued_len;
     uint64_t async_serial;
     bool queued_readable; /* so is queued_fd */
@@ -196,6 +196,7 @@ typedef struct cqn_cq {
     unsigned int late;    /* events that came while it was being destroyed */
     struct cqn_cq *late_next;
     bool event_unpolled; /* an event came and nobody polled since */
+    bool marked;         /* while the CQs that a failure concerns are collected */
     cqn_armed armed;     /* until its event is read */
     struct {
         uint64_t events, acked, arms, polls, completions, spurious;
@@ -349,7 +350,7 @@ extern const cqn_field cqn_qp_fields[], cqn_cap_fields[];
 PyObject *cqn_list_devices(PyObject *module, PyObject *unused);
 extern PyType_Spec cqn_context_spec, cqn_pd_spec, cqn_mr_spec, cqn_sge_spec, cqn_channel_spec;
 extern PyType_Spec cqn_cq_spec, cqn_qp_spec, cqn_ah_spec, cqn_wc_spec, cqn_wc_array_spec;
-extern PyType_Spec cqn_async_event_spec;
+extern PyType_Spec cqn_async_event_spec, cqn_failure_watch_spec;
 extern PyStructSequence_Desc cqn_cq_stats_desc;
 
 /* qp.c */
@@ -364,10 +365,14 @@ void cqn_async_clear(cqn_context *ctx);
 void cqn_async_forget(cqn_context *ctx, const cqn_object *element);
 int cqn_async_drain(cqn_context *ctx);
 int cqn_async_check(cqn_channel *channel, uint64_t *told);
+PyObject *cqn_async_failures(cqn_object *self, uint64_t *told);
 PyObject *cqn_get_async_event(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                               PyObject *kwnames);
 PyObject *cqn_try_get_async_event(PyObject *self, PyObject *unused);
 extern const char cqn_get_async_event_doc[], cqn_try_get_async_event_doc[];
+
+/* failure_watch.c */
+void cqn_failure_watch_signal(const cqn_context *ctx);
 
 /* channel.c */
 int cqn_set_nonblocking(int fd);

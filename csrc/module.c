@@ -62,7 +62,8 @@ static int module_exec(PyObject *module)
         add_type(module, &cqn_ah_spec, &st->AH) < 0 ||
         add_type(module, &cqn_wc_spec, &st->WorkCompletion) < 0 ||
         add_type(module, &cqn_wc_array_spec, &st->WCArray) < 0 ||
-        add_type(module, &cqn_async_event_spec, &st->AsyncEvent) < 0) {
+        add_type(module, &cqn_async_event_spec, &st->AsyncEvent) < 0 ||
+        add_type(module, &cqn_failure_watch_spec, &st->FailureWatch) < 0) {
         return -1;
     }
     st->CQStats = PyStructSequence_NewType(&cqn_cq_stats_desc);
@@ -96,6 +97,7 @@ static int module_exec(PyObject *module)
     DO((st)->WorkCompletion);                   \
     DO((st)->WCArray);                          \
     DO((st)->AsyncEvent);                       \
+    DO((st)->FailureWatch);                     \
     DO((st)->CQStats);                          \
     for (int i = 0; i < CQN_WC_STATUSES; i++) { \
         DO((st)->wc_status[i]);                 \

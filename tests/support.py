@@ -151,3 +151,51 @@ def waiting(call: Callable[[], Any]) -> Iterator[Waiter]:
     yield waiter
     waiter.thread.join(DEADLINE)
     assert not waiter.thread.is_alive(), "the waiter did not wake"
+
+
+class Overflow:
+    """A sender whose CQ is too small: each completion beyond its room is lost, with a CQ_ERR."""
+
+    def __init__(self, ctx: Context) -> None:
+        self.a, self.b = connect(Endpoint(ctx, QPType.RC, cqe=1), Endpoint(ctx, QPType.RC))
+
+    def fill(self) -> None:
+        self.send(self.a.scq.cqe)
+
+    def send(self, n: int) -> None:
+        """Returns when all have arrived. Does not sleep, which would read the reports."""
+        for _ in range(n):
+            self.b.qp.post_recv(self.b.mr[0:64])
+            self.a.qp.post_send(self.a.mr[0:8])
+        got: list[int] = []
+        until(lambda: got.extend(self.b.rcq.poll_ids()) or len(got) == n, "all have arrived")
+
+
+def hang_up(fd: int) -> None:
+    """Puts a terminal whose other end is closed in the place of fd: reading it is EIO."""
+    master, slave = os.openpty()
+    os.set_blocking(slave, False)
+    os.dup2(slave, fd)
+    os.close(slave)
+    os.close(master)
+
+
+def device_fd(ctx: Context) -> int:
+    """The device's own descriptor of asynchronous events, behind Context.async_fd."""
+    info = Path(f"/proc/self/fdinfo/{ctx.async_fd}").read_text()
+    behind = [int(line.split()[1]) for line in info.splitlines() if line.startswith("tfd:")]
+    (fd,) = [fd for fd in behind if "eventfd" not in os.readlink(f"/proc/self/fd/{fd}")]
+    return fd
+
+
+@contextmanager
+def device_gone(ctx: Context) -> Iterator[None]:
+    """Inside, the device's asynchronous events end as they do when it was removed."""
+    fd = device_fd(ctx)
+    keep = os.dup(fd)
+    try:
+        hang_up(fd)
+        yield
+    finally:
+        os.dup2(keep, fd, inheritable=False)
+        os.close(keep)

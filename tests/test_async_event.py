@@ -10,7 +10,17 @@ import weakref
 from collections.abc import Iterator
 
 import pytest
-from support import DEADLINE, Endpoint, Waiter, connect, until, wait_completions, waiting
+from support import (
+    DEADLINE,
+    Endpoint,
+    Overflow,
+    Waiter,
+    connect,
+    hang_up,
+    until,
+    wait_completions,
+    waiting,
+)
 
 from cqnotify import (
     CQ,
@@ -29,24 +39,6 @@ from cqnotify import (
 )
 
 Pair = tuple[Endpoint, Endpoint]
-
-
-class Overflow:
-    """A sender whose CQ is too small: each completion beyond its room is lost, with a CQ_ERR."""
-
-    def __init__(self, ctx: Context) -> None:
-        self.a, self.b = connect(Endpoint(ctx, QPType.RC, cqe=1), Endpoint(ctx, QPType.RC))
-
-    def fill(self) -> None:
-        self.send(self.a.scq.cqe)
-
-    def send(self, n: int) -> None:
-        """Returns when all have arrived. Does not sleep, which would read the reports."""
-        for _ in range(n):
-            self.b.qp.post_recv(self.b.mr[0:64])
-            self.a.qp.post_send(self.a.mr[0:8])
-        got: list[int] = []
-        until(lambda: got.extend(self.b.rcq.poll_ids()) or len(got) == n, "all have arrived")
 
 
 @pytest.fixture
@@ -319,15 +311,6 @@ def test_too_many_reports_are_kept_to_one_of_a_kind(overflow: Overflow) -> None:
                 with contextlib.suppress(AsyncEventError):
                     a.channel.get_event(timeout=0.02)
     assert 1024 <= len(drain(a.ctx)) < 1200
-
-
-def hang_up(fd: int) -> None:
-    """Puts a terminal whose other end is closed in the place of fd: reading it is EIO."""
-    master, slave = os.openpty()
-    os.set_blocking(slave, False)
-    os.dup2(slave, fd)
-    os.close(slave)
-    os.close(master)
 
 
 @pytest.mark.parametrize("asleep", [False, True])

@@ -11,6 +11,8 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import select
+import socket
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -18,7 +20,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from support import DEADLINE, Waiter, until, waiting
+from support import DEADLINE, Waiter, device_fd, device_gone, until, waiting
 
 from cqnotify import (
     AH,
@@ -34,6 +36,7 @@ from cqnotify import (
     CompletionError,
     Context,
     DeviceRemovedError,
+    FailureWatch,
     QPState,
     QPType,
     SendFlags,
@@ -78,6 +81,7 @@ class World:
     def make(self) -> None:
         self.pd = PD(self.ctx)
         self.channel = CompletionChannel(self.ctx)
+        self.watch = FailureWatch(self.ctx)
         self.cq = CQ(self.ctx, 16, channel=self.channel)
         self.ex = CQ(self.ctx, 16, channel=self.channel, wc_flags=WCExFlags(0x7F))
         self.mr = MR(self.pd, 4096)
@@ -112,6 +116,7 @@ def script(w: World) -> None:
     w.ctx.try_get_async_event()
     with suppress(TimeoutError):
         w.ctx.get_async_event(timeout=0)
+    assert w.watch.read() == []
     receive(w)
     assert w.cq.safe_to_sleep()
     assert w.channel.try_get_event() is None
@@ -124,7 +129,7 @@ def script(w: World) -> None:
     w.qp.query()
     w.qp.modify(qp_state=QPState.ERR)
     w.qp.modify(qp_state=QPState.RESET)
-    for thing in (w.qp, w.ah, w.foreign, w.mr, w.ex, w.cq, w.channel, w.pd, w.ctx):
+    for thing in (w.qp, w.ah, w.foreign, w.mr, w.ex, w.cq, w.channel, w.pd, w.watch, w.ctx):
         thing.close()
 
 
@@ -242,6 +247,14 @@ def report_pending(w: World) -> None:
     w.qp.modify(qp_state=QPState.SQD)
 
 
+def failures_pending(w: World) -> None:
+    """One was taken by get_async_event(), and one is unread."""
+    while w.ctx.try_get_async_event() is not None:
+        pass
+    inject(w, AsyncEventType.QP_FATAL, w.qp)
+    core.inject_event(AsyncEventType.PORT_ERR, 1)
+
+
 def flushed(w: World) -> None:
     w.qp.modify(qp_state=QPState.RESET)
     drain(w)
@@ -276,6 +289,16 @@ def one(got: list[Any]) -> list[Any]:
     if len(got) != 1:
         raise AssertionError(f"not one completion: {got}")
     return got
+
+
+def told(w: World, got: list[Any]) -> None:
+    """Both failures, with their CQs. Allocates nothing that could fail, as a loop would."""
+    if len(got) != 2 or not both(w, got[0][1]) or not both(w, got[1][1]):
+        raise AssertionError(f"not two failures of both CQs: {got}")
+
+
+def both(w: World, cqs: list[CQ]) -> bool:
+    return len(cqs) == 2 and cqs[0] is w.cq and cqs[1] is w.ex
 
 
 def raised(w: World) -> CompletionError:
@@ -328,6 +351,7 @@ CASES: dict[str, tuple[Setup, Call]] = {
     "Context": (nothing, closes(lambda w: Context())),
     "PD": (nothing, closes(lambda w: PD(w.ctx))),
     "CompletionChannel": (nothing, closes(lambda w: CompletionChannel(w.ctx))),
+    "FailureWatch": (nothing, closes(lambda w: FailureWatch(w.ctx))),
     "CQ": (nothing, closes(lambda w: CQ(w.ctx, 4, channel=w.channel))),
     "extended CQ": (nothing, closes(lambda w: CQ(w.ctx, 4, wc_flags=WCExFlags(3)))),
     "MR": (nothing, closes(lambda w: MR(w.pd, 64))),
@@ -352,6 +376,7 @@ CASES: dict[str, tuple[Setup, Call]] = {
     "safe_to_sleep": (drain, lambda w, _: w.cq.safe_to_sleep()),
     "get_event": (event_pending, lambda w, _: w.channel.get_event(DEADLINE)),
     "try_get_event": (event_pending, lambda w, _: w.channel.try_get_event()),  # type: ignore[union-attr]
+    "FailureWatch.read": (failures_pending, lambda w, _: told(w, w.watch.read())),
     "get_async_event": (report_pending, lambda w, _: w.ctx.get_async_event(timeout=DEADLINE)),
 }
 
@@ -685,6 +710,93 @@ def test_news_that_are_no_failure_leave_waiters_alone(w: World, event_type: Asyn
         w.channel.interrupt()
     with pytest.raises(InterruptedError):
         waiter.join()
+
+
+@pytest.mark.parametrize("event_type", FAILURES, ids=lambda t: t.name)
+def test_a_watch_tells_each_failure_with_the_cqs_that_it_concerns(
+    w: World, event_type: AsyncEventType
+) -> None:
+    idle = CQ(w.ctx, 4)
+    QP(w.pd, QPType.RC, send_cq=idle)  # on no port yet
+    kind = FAILURES[event_type]
+    for _ in range(2):
+        core.inject_event(event_type, element_of(w, kind))
+        ((event, cqs),) = w.watch.read()
+        assert event.event_type is event_type
+        assert event.cq is (w.cq if kind == "cq" else None)
+        assert event.qp is (w.qp if kind == "qp" else None)
+        assert event.port_num == (1 if kind == "port" else None)
+        assert cqs == {"cq": [w.cq], "device": None}.get(kind, [w.cq, w.ex])
+        assert w.watch.read() == []
+        queued = w.ctx.try_get_async_event()
+        assert queued is not None
+        assert queued.event_type is event_type
+
+
+def test_a_port_without_queue_pairs_concerns_no_cq(w: World) -> None:
+    core.inject_event(AsyncEventType.PORT_ERR, 2)
+    ((event, cqs),) = w.watch.read()
+    assert (event.port_num, cqs) == (2, [])
+
+
+def test_a_cq_for_both_directions_is_named_once(w: World) -> None:
+    qp = QP(w.pd, QPType.RC, send_cq=w.ex)
+    core.inject_event(AsyncEventType.QP_FATAL, qp)
+    assert [cqs for _, cqs in w.watch.read()] == [[w.ex]]
+
+
+@pytest.mark.parametrize("event_type", NEWS, ids=lambda t: t.name)
+def test_a_watch_does_not_tell_news(w: World, event_type: AsyncEventType) -> None:
+    core.inject_event(event_type, element_of(w, NEWS[event_type]))
+    assert w.watch.read() == []
+    event = w.ctx.try_get_async_event()
+    assert event is not None
+    assert event.event_type is event_type
+
+
+def test_a_failure_is_told_to_a_watch_in_spite_of_a_lack_of_memory(w: World) -> None:
+    """Whatever it is that can't be made: the descriptor stays readable, and nothing is lost."""
+    readable = select.poll()
+    readable.register(w.watch, select.POLLIN)
+    starved = 0
+    while True:
+        failures_pending(w)
+        assert readable.poll(0)
+        try:
+            core.fail_alloc(starved + 1)
+            w.watch.read()
+        except MemoryError:
+            core.fail_alloc(0)
+        else:
+            core.fail_alloc(0)
+            break
+        assert core.failed() == "allocation"
+        assert readable.poll(0)
+        told(w, w.watch.read())
+        assert not readable.poll(0)
+        starved += 1
+    assert starved > 5
+
+
+def test_a_watch_tells_what_came_before_the_device_went(w: World) -> None:
+    core.inject_event(AsyncEventType.DEVICE_FATAL, None)
+    core.fail_call(2, errno.EIO)
+    ((event, cqs),) = w.watch.read()
+    assert (event.event_type, cqs) == (AsyncEventType.DEVICE_FATAL, None)
+    core.fail_call(1, errno.EIO)
+    with pytest.raises(DeviceRemovedError, match="no more events will come"):
+        w.watch.read()
+
+
+def test_a_device_that_has_gone_but_says_only_that_nothing_came_is_seen_to_have_gone(
+    w: World,
+) -> None:
+    with device_gone(w.ctx), socket.socket() as unconnected:
+        os.dup2(unconnected.fileno(), device_fd(w.ctx), inheritable=False)  # POLLHUP alone
+        core.fail_call(1, errno.EAGAIN)
+        with pytest.raises(DeviceRemovedError, match="no more events will come"):
+            w.watch.read()
+        assert core.failed() == "ibv_get_async_event"
 
 
 def test_every_type_of_event_is_known() -> None:

@@ -15,7 +15,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from support import DEADLINE, Endpoint, Waiter, connect, until, wait_completions, wait_one
+from support import (
+    DEADLINE,
+    Endpoint,
+    Overflow,
+    Waiter,
+    connect,
+    until,
+    wait_completions,
+    wait_one,
+)
 
 from cqnotify import (
     AH,
@@ -28,6 +37,7 @@ from cqnotify import (
     CompletionChannel,
     CompletionError,
     Context,
+    FailureWatch,
     QPState,
     QPType,
     SendFlags,
@@ -398,6 +408,58 @@ def test_the_collector_may_close_the_context_of_which_a_report_is_asked(
             contextlib.suppress(ClosedError, TimeoutError),
         ):
             call(*arguments)
+
+
+@pytest.mark.parametrize("allocations", range(1, 13))  # up to more than read() makes
+@pytest.mark.parametrize("victim", ["watch", "context", "CQ"])
+def test_the_collector_may_close_what_a_watch_is_about_to_tell(
+    ctx: Context, victim: str, allocations: int
+) -> None:
+    with Context(ctx.name) as other, FailureWatch(other) as watch:
+        worlds = failed_worlds(other)
+        closed: list[bool] = []
+
+        def close() -> None:
+            closed.append(True)
+            if victim == "CQ":
+                worlds[0].a.qp.close()
+                worlds[0].a.scq.close()
+            else:
+                {"watch": watch, "context": other}[victim].close()
+
+        spare: Any = [[] for _ in range(8)]  # lists that are made anew without being counted
+        with collecting_after(allocations), contextlib.suppress(ClosedError):
+            del spare
+            Bomb(close)
+            told = watch.read()
+            before = bool(closed) and victim == "CQ"
+            if sys.version_info < (3, 12):  # later ones collect after the call
+                assert [cqs for _, cqs in told] == [[w.a.scq] for w in worlds[before:]]
+
+
+@pytest.mark.parametrize("allocations", range(1, 13))
+def test_a_watch_that_the_collector_reads_while_it_is_read_tells_each_failure_once(
+    ctx: Context, allocations: int
+) -> None:
+    with Context(ctx.name) as other, FailureWatch(other) as watch:
+        worlds = failed_worlds(other)
+        told: list[Any] = []
+        spare: Any = [[] for _ in range(8)]
+        with collecting_after(allocations):
+            del spare
+            Bomb(lambda: told.extend(watch.read()))
+            told.extend(watch.read())
+        assert [event.cq for event, _ in told] == [world.a.scq for world in worlds]
+
+
+def failed_worlds(ctx: Context) -> list[Overflow]:
+    """Two, of whose failures nobody has read yet."""
+    worlds = [Overflow(ctx) for _ in range(2)]
+    for world in worlds:
+        world.fill()
+    for world in worlds:
+        world.send(1)
+    return worlds
 
 
 def test_the_collector_may_free_the_context_of_a_channel_that_waits(ctx: Context) -> None:
