@@ -3,10 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
 
 import pytest
-from support import Endpoint, connect
+import uvloop
+from aio_support import Lane, MakeLane, Scenario
+from support import DEADLINE, Endpoint, connect
 
 from cqnotify import CQ, PD, CompletionChannel, Context, QPType, _core, devices
 
@@ -85,3 +90,48 @@ def ud_pair(ctx: Context) -> tuple[Endpoint, Endpoint]:
 def wire_pair(ctx: Context, ctx2: Context) -> tuple[Endpoint, Endpoint]:
     """Two connected RC endpoints on two devices."""
     return connect(Endpoint(ctx, QPType.RC), Endpoint(ctx2, QPType.RC))
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def new_loop(request: pytest.FixtureRequest) -> Callable[[], asyncio.AbstractEventLoop]:
+    if request.param == "asyncio":
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop
+
+
+@pytest.fixture
+def run(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> Scenario:
+    """asyncio.run with either kind of loop, and a deadline."""
+
+    async def bounded(scenario: Coroutine[Any, Any, Any]) -> Any:
+        try:
+            return await asyncio.wait_for(scenario, DEADLINE)
+        finally:
+            left = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+
+    def run(scenario: Coroutine[Any, Any, Any]) -> Any:
+        with contextlib.closing(new_loop()) as loop:
+            return loop.run_until_complete(bounded(scenario))
+
+    return run
+
+
+@pytest.fixture
+def new_lane(ctx: Context, channel: CompletionChannel) -> Iterator[MakeLane]:
+    """Makes lanes, and keeps them until the context closes."""
+    lanes = []
+
+    def make(cq_type: type[CQ] = CQ, on: CompletionChannel = channel) -> Lane:
+        lanes.append(Lane(ctx, on, cq_type))
+        return lanes[-1]
+
+    yield make
+    ctx.close()
+
+
+@pytest.fixture
+def lane(new_lane: MakeLane) -> Lane:
+    return new_lane()

@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: MIT
+"""Awaiting completions, with asyncio (uvloop, too), trio or anyio.
+
+An `AsyncCQ` is put on a CQ that has a completion channel:
+
+    async with AsyncCQ(cq) as acq:
+        wc = await acq.send(qp, mr[0:64])  # post, and await its own completion
+        wcs = await acq.wait()  # whatever else completes on this CQ
+
+Nothing here runs in a thread, and nothing wakes the loop while no completion comes.
+"""
+
+from ._cq import AsyncCQ, AsyncCQStats, Batches
+from ._scope import Scope
+
+__all__ = ["AsyncCQ", "AsyncCQStats", "Batches", "Scope"]

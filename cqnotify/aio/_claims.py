@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: MIT
+"""Completions that somebody awaits in particular, by their wr_id.
+
+A completion that comes is put into the claim before its task is woken, and stays there should the
+task be cancelled in that moment: whoever awaited gives it back.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
+
+from .._core import QP, WorkCompletion
+from ._loops import Wakeup
+from ._scope import Scope
+
+if TYPE_CHECKING:
+    from ._flow import Flow
+
+SEND: Final = 0
+RECV: Final = 1
+
+MANAGED: Final = 1 << 63
+"""The wr_ids that we choose begin here; those of the user end here."""
+
+_ids: Final = itertools.count(MANAGED)
+
+
+class Claim:
+    """One completion that a task awaits."""
+
+    __slots__ = ("abandoned", "error", "keep", "posted", "qp_num", "wakeup", "wc", "wr_id")
+
+    def __init__(self, wr_id: int, qp_num: int | None, keep: bool = True) -> None:
+        self.wr_id = wr_id
+        self.qp_num = qp_num  # None: of any QP
+        self.keep = keep  # if its task gives up, the completion is for others
+        self.posted = True  # False: it waits for room in the queue
+        self.abandoned = False  # its task has given up
+        self.wakeup: Wakeup | None = None  # while its task sleeps
+        self.wc: WorkCompletion | None = None
+        self.error: Exception | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.wc is not None or self.error is not None
+
+    def deliver(self, wc: WorkCompletion) -> bool:
+        """Take the completion. False: nobody wants it here, let others have it."""
+        if self.abandoned or self.error is not None:
+            return not self.keep
+        self.wc = wc
+        self._wake()
+        return True
+
+    def fail(self, error: Exception) -> bool:
+        """It may never complete. Returns whether a task gets to know."""
+        if self.abandoned or self.done:
+            return False
+        self.error = error
+        self._wake()
+        return True
+
+    def _wake(self) -> None:
+        if self.wakeup is not None:
+            self.wakeup.wake()
+
+
+class Operation(Claim):
+    """A work request whose completion is awaited by who posted it.
+
+    If its task is cancelled, the device goes on with it. Then its completion is of no interest to
+    anybody, unless it tells of a message that was received, or the user can tell whose it is.
+    """
+
+    __slots__ = ("flow", "post", "qp", "queue", "scope")
+
+    def __init__(
+        self,
+        flow: Flow,
+        qp: QP,
+        queue: int,
+        post: Callable[[int], None],
+        wr_id: int | None,
+        scope: Scope | None,
+    ) -> None:
+        keep = queue == RECV or wr_id is not None
+        super().__init__(next(_ids) if wr_id is None else wr_id, qp.qp_num, keep)
+        self.flow = flow
+        self.qp = qp
+        self.queue = queue
+        self.post = post
+        self.scope = scope
+        self.posted = False
+
+    def deliver(self, wc: WorkCompletion) -> bool:
+        self.leave_scope()
+        return super().deliver(wc)
+
+    def fail(self, error: Exception) -> bool:
+        if self.scope is not None:
+            self.scope.fail(self, error)
+        return super().fail(error)
+
+    def leave_scope(self) -> None:
+        if self.scope is not None:
+            self.scope.discard(self)
+
+
+class Claims:
+    """All claims on the completions of one CQ."""
+
+    __slots__ = ("_by_id",)
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, list[Claim]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._by_id)
+
+    def __iter__(self) -> Iterator[Claim]:
+        return iter([claim for claims in self._by_id.values() for claim in claims])
+
+    def add(self, claim: Claim) -> None:
+        """Operations come first: their completion is theirs, whoever else asks for it."""
+        claims = self._by_id.setdefault(claim.wr_id, [])
+        claims.insert(0 if isinstance(claim, Operation) else len(claims), claim)
+
+    def discard(self, claim: Claim) -> None:
+        claims = self._by_id.get(claim.wr_id, [])
+        if claim in claims:
+            claims.remove(claim)
+        if not claims:
+            self._by_id.pop(claim.wr_id, None)
+
+    def has_like(self, op: Operation) -> bool:
+        """Whether an operation of its wr_id is under way on its QP already."""
+        claims = self._by_id.get(op.wr_id, ())
+        return any(isinstance(c, Operation) and c.qp_num == op.qp_num for c in claims)
+
+    def take(self, wc: WorkCompletion) -> Claim | None:
+        """The claim on this completion, which ends with it."""
+        for claim in self._by_id.get(wc.wr_id, ()):
+            if claim.qp_num in (None, wc.qp_num) and claim.posted:
+                self.discard(claim)
+                return claim
+        return None

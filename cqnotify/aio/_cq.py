@@ -1,0 +1,615 @@
+# SPDX-License-Identifier: MIT
+"""AsyncCQ: who waits for which completion, and when it is safe to sleep.
+
+Two rules make lost wake-ups impossible:
+
+*Before anybody sleeps*, the CQ is armed, and polled after that; only if that poll finds nothing,
+and nothing is queued, may he sleep. That is CQ.safe_to_sleep().
+
+*Completions are put down before any task is woken*: those that somebody claims by their wr_id into
+his claim, all others into the queue. A wake-up carries no completion, it only says "look". So a
+task that is cancelled at the very moment it is woken loses nothing: on its way out it puts back
+what it was given and wakes the next one, or sees to it that the CQ is armed for him.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from .._core import CQ, AsyncEvent, AsyncEventError, ClosedError, WorkCompletion
+from .._core import QP as CoreQP
+from ..enums import AsyncEventType, QPState
+from ..qp import QP
+from . import _loops
+from ._claims import RECV, Claim, Claims, Operation
+from ._flow import Flow
+from ._loops import Loop, Wakeup
+from ._posting import Posting, check_wr_id
+from ._reader import Reader, weak_callback
+from ._scope import Scope
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_ACK_BATCH: Final = 32  # an ack takes a mutex
+_POLL_BATCH: Final = 16  # a poll costs the same for one as for a few
+_DRAIN_BATCHES: Final = 4  # then the loop gets its turn
+_STREAK: Final = 64  # completions that come without a sleep; then the loop gets its turn, too
+
+
+class AsyncCQStats(NamedTuple):
+    """What `CQ.stats` counts, and how often a sleeping task was woken with what it waited for.
+
+    max_per_wake is the largest number of completions that one such task was handed.
+    """
+
+    events: int
+    acked: int
+    arms: int
+    polls: int
+    completions: int
+    spurious: int
+    wakeups: int
+    max_per_wake: int
+
+
+class _Waiter:
+    """A task in wait()."""
+
+    __slots__ = ("error", "max_entries", "solicited_only", "wakeup")
+
+    def __init__(self, wakeup: Wakeup, max_entries: int, solicited_only: bool) -> None:
+        self.wakeup = wakeup
+        self.max_entries = max_entries
+        self.solicited_only = solicited_only
+        self.error: Exception | None = None
+
+
+class AsyncCQ(Posting):
+    """Awaits the completions of one CQ, in asyncio (uvloop, too), trio or anyio.
+
+    The CQ must have a channel, and can have one open AsyncCQ at a time. While it has, leave arming
+    and acknowledging the CQ and reading the channel's events to it; CQ.poll() is its poll().
+    Closing the AsyncCQ leaves the CQ open. It belongs to the thread of its event loop.
+
+    Raises ValueError for a CQ without a channel or with an AsyncCQ, ClosedError for a closed one.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_claims",
+        "_closed",
+        "_cq",
+        "_error",
+        "_flows",
+        "_looks_later",
+        "_max_per_wake",
+        "_on_cq_closed",
+        "_reader",
+        "_ready",
+        "_report",
+        "_streak",
+        "_unacked",
+        "_waiters",
+        "_wakeups",
+    )
+
+    def __init__(self, cq: CQ) -> None:
+        if not isinstance(cq, CQ):
+            raise TypeError(f"cq must be a CQ, not {type(cq).__name__}")
+        if cq.closed:
+            raise ClosedError("this CQ is closed")
+        channel = cq.channel
+        if channel is None:
+            raise ValueError("this CQ has no completion channel: nothing can wake a waiter")
+        self._cq = cq
+        self._ready: deque[WorkCompletion] = deque()
+        self._waiters: deque[_Waiter] = deque()
+        self._claims = Claims()
+        self._flows: dict[int, Flow] = {}  # by QP number
+        self._unacked = 0
+        self._closed = False
+        self._error: Exception | None = None  # for good
+        self._report: AsyncEvent | None = None  # a failure of which nobody was told
+        self._looks_later = False
+        self._streak = 0
+        self._wakeups = 0
+        self._max_per_wake = 0
+        cq.set_consumer(self)
+        self._reader = Reader.of(channel)
+        self._reader.register(self)
+        self._on_cq_closed = weak_callback(self._cq_closed)
+        cq.add_close_callback(self._on_cq_closed)
+
+    @property
+    def cq(self) -> CQ:
+        """The CQ that it was made for."""
+        return self._cq
+
+    @property
+    def closed(self) -> bool:
+        """True once close() was called."""
+        return self._closed
+
+    @property
+    def stats(self) -> AsyncCQStats:
+        """The counters of the CQ, which begin with the CQ, and those of the tasks here."""
+        return AsyncCQStats(*self._cq.stats, self._wakeups, self._max_per_wake)
+
+    async def wait(
+        self, max_entries: int = 16, *, spin: float = 0.0, solicited_only: bool = False
+    ) -> list[WorkCompletion]:
+        """Return the next completions, at least one and at most `max_entries`.
+
+        Those that a task awaits by completion(), send() and so on are not among them. Completions
+        that are there already are returned at once. Otherwise it polls for up to `spin` seconds
+        without the GIL (the loop stands still meanwhile), and then sleeps until the CQ raises an
+        event. With `solicited_only` only a solicited completion wakes it, together with all that
+        came before; some devices (rxe among them) count a failed one as unsolicited, so such a
+        waiter can sleep through the death of its QP, unless the program itself moved it to ERR. It
+        is woken by others, too, while some other task waits for any completion.
+
+        Several tasks may wait: they are served in the order in which they came. It can be cancelled
+        and put under a timeout: a completion that nobody took stays queued.
+
+        Raises ClosedError when this, the CQ or the channel is closed, also while waiting and by
+        another thread; AsyncEventError when the device reports a failure after which completions
+        may be missing, once, and when it is a fatal one from then on; RuntimeError while another
+        event loop that is not closed uses the channel, VerbsError for what the device refuses.
+        Wraps ibv_req_notify_cq(3), ibv_get_cq_event(3) and ibv_poll_cq(3).
+        """
+        if max_entries < 1:
+            raise ValueError(f"max_entries is {max_entries}: it must be at least 1")
+        await self._begin()
+        if not self._waiters and self._look(max_entries, spin):
+            return self._take_in_passing(max_entries)
+        loop = self._reader.attach()
+        waiter = _Waiter(loop.wakeup(), max_entries, solicited_only)
+        self._waiters.append(waiter)
+        try:
+            return await self._sleep(waiter, loop)
+        finally:
+            with contextlib.suppress(ValueError):  # forgotten already: its loop was closed
+                self._waiters.remove(waiter)
+            # Whether served or cancelled: the baton goes on.
+            self._serve()
+
+    async def completion(self, wr_id: int, *, qp: CoreQP | None = None) -> WorkCompletion:
+        """Return the completion of this work request, whatever its status; leave all others.
+
+        For work requests that were posted with QP.post_send() and post_recv(). With `qp` only those
+        of that QP count. It may be there already, and goes before wait(). Of several tasks that
+        await the same the first one gets it.
+
+        Errors and cancellation are as for wait(). Wraps the same verbs.
+        """
+        await self._begin()
+        claim = Claim(wr_id, None if qp is None else qp.qp_num)
+        self._look_once()
+        for i, wc in enumerate(self._ready):
+            if wc.wr_id == wr_id and claim.qp_num in (None, wc.qp_num):
+                del self._ready[i]
+                self._streak += 1
+                return wc
+        self._reader.attach()
+        self._claims.add(claim)
+        return await self._outcome(claim)
+
+    def poll(self, max_entries: int = 16, *, spin: float = 0.0) -> list[WorkCompletion]:
+        """Return the completions that are there, without waiting; those that tasks wait for go to
+        them, and while one is in wait() all others do.
+
+        After close() it returns what had been taken from the CQ and not been handed out by then,
+        and raises ClosedError when nothing is left. It may be called from other threads, as
+        CQ.poll(), which comes here. Wraps ibv_poll_cq(3).
+        """
+        if self._reader.is_elsewhere() and not self._closed:
+            return self._poll_elsewhere(max_entries, spin)
+        if self._waiters:
+            self._look_once()
+            self._serve()
+            return []
+        if not self._ready:
+            self._check()
+            self._look(max_entries, spin)
+        return self._take(max_entries)
+
+    def batches(
+        self, max_entries: int = 16, *, spin: float = 0.0, solicited_only: bool = False
+    ) -> Batches:
+        """Iterate over lists of completions: `async for wcs in acq.batches()`. See wait()."""
+        return Batches(self, max_entries, spin, solicited_only)
+
+    def scope(self) -> Scope:
+        """A block that ends when everything that was posted inside has completed or failed.
+
+        `async with acq.scope(): ...` counts what send(), recv() and so on of this AsyncCQ post in
+        the block and in tasks that are started in it, also if they were cancelled; nothing of it
+        pins memory after the block. A cancellation does not shorten the wait at the end of the
+        block, it is raised after it: to end a receive that nothing comes for, close its QP or move
+        it to ERR. Raises ClosedError or AsyncEventError where completions will never come.
+        """
+        return Scope(self)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> WorkCompletion:
+        return (await self._next_batch(1, 0.0, False))[0]
+
+    def close(self) -> None:
+        """Stop waiting: who waits gets ClosedError, `async for` ends. Closing twice is fine.
+
+        The CQ stays open, its events are acknowledged. Wraps ibv_ack_cq_events(3).
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._cq.remove_close_callback(self._on_cq_closed)
+        self._reader.unregister(self)
+        for flow in self._flows.values():
+            flow.release()
+        self._tell(ClosedError("this AsyncCQ is closed"))
+        with contextlib.suppress(ClosedError):  # a CQ acknowledges the rest when it is closed
+            self._cq.set_consumer(None)
+            self._ack()
+
+    async def __aenter__(self) -> Self:
+        self._check()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # ---- what the tasks do ----
+
+    def _check(self) -> None:
+        if self._closed:
+            raise ClosedError("this AsyncCQ is closed")
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+
+    async def _begin(self) -> None:
+        """At the start of each call that may wait. Who never has to sleep lets others run here."""
+        if self._streak >= _STREAK:
+            self._streak = 0
+            await _loops.pause()
+        self._check()
+        if self._report is not None:
+            event, self._report = self._report, None
+            raise _failure(event)
+
+    async def _sleep(self, waiter: _Waiter, loop: Loop) -> list[WorkCompletion]:
+        slept = False
+        while True:
+            self._serve()
+            slept = slept or not waiter.wakeup.woken
+            await waiter.wakeup
+            if waiter.error is not None:
+                raise waiter.error.with_traceback(None)
+            if self._ready and slept:
+                wcs = self._take(waiter.max_entries)
+                self._count_wakeup(len(wcs))
+                return wcs
+            if self._ready:
+                return self._take_in_passing(waiter.max_entries)
+            self._check()
+            waiter.wakeup = loop.wakeup()
+
+    async def _outcome(self, claim: Claim) -> WorkCompletion:
+        """Sleep until the claim is served."""
+        try:
+            loop = self._prepare_to_sleep()
+            if claim.done:
+                self._streak += 1
+            else:
+                claim.wakeup = loop.wakeup()
+                await claim.wakeup
+                self._count_wakeup(1)
+        except BaseException:
+            self._give_up(claim)
+            raise
+        if claim.error is not None:
+            raise claim.error.with_traceback(None)
+        assert claim.wc is not None
+        return claim.wc
+
+    def _give_up(self, claim: Claim) -> None:
+        """Its task was cancelled."""
+        claim.abandoned = True
+        if claim.wc is not None and claim.keep:
+            self._ready.appendleft(claim.wc)
+        if not isinstance(claim, Operation):
+            self._claims.discard(claim)
+        else:
+            claim.flow.withdraw(claim)
+        self._serve()
+
+    async def _perform(
+        self, qp: QP, queue: int, post: Callable[[int], None], wr_id: int | None
+    ) -> WorkCompletion:
+        check_wr_id(wr_id)
+        await self._begin()
+        flow = self._flow(qp, queue)
+        self._reader.attach()
+        scope = Scope.current(self)
+        op = Operation(flow, qp, queue, post, wr_id, scope)
+        flow.submit(op)
+        if scope is not None:
+            scope.add(op)
+        wc = await self._outcome(op)
+        wc.raise_for_status()
+        return wc
+
+    async def _next_batch(
+        self, max_entries: int, spin: float, solicited_only: bool
+    ) -> list[WorkCompletion]:
+        """For iterators: close() ends them."""
+        try:
+            return await self.wait(max_entries, spin=spin, solicited_only=solicited_only)
+        except ClosedError:
+            if self._closed:
+                raise StopAsyncIteration from None
+            raise
+
+    def _prepare_to_sleep(self) -> Loop:
+        """For those who wait for their own: what they wait for may have come when this returns."""
+        loop = self._reader.attach()
+        self._serve()
+        return loop
+
+    def _take(self, max_entries: int) -> list[WorkCompletion]:
+        ready = self._ready
+        return [ready.popleft() for _ in range(min(max_entries, len(ready)))]
+
+    def _take_in_passing(self, max_entries: int) -> list[WorkCompletion]:
+        wcs = self._take(max_entries)
+        self._streak += len(wcs)
+        return wcs
+
+    def _count_wakeup(self, completions: int) -> None:
+        self._streak = 0
+        self._wakeups += 1
+        self._max_per_wake = max(self._max_per_wake, completions)
+
+    # ---- where completions go ----
+
+    def _look(self, max_entries: int, spin: float = 0.0) -> bool:
+        """Is one there that nobody claims? Asks the CQ only when none is queued."""
+        if not self._ready:
+            self._look_once(max(max_entries, _POLL_BATCH), spin)
+        return bool(self._ready)
+
+    def _look_once(self, max_entries: int = _POLL_BATCH, spin: float = 0.0) -> int:
+        wcs = self._cq.take(max_entries, spin=spin)
+        self._put(wcs)
+        return len(wcs)
+
+    def _put(self, wcs: list[WorkCompletion]) -> None:
+        """Each to who claims it, or else into the queue; then post what there is room for now."""
+        if not self._claims and not self._flows:
+            self._ready.extend(wcs)
+            return
+        for wc in wcs:
+            claim = self._claims.take(wc)
+            if claim is None or not claim.deliver(wc):
+                self._ready.append(wc)
+        for wc in wcs:
+            flow = self._flows.get(wc.qp_num)
+            if flow is not None:
+                flow.completed(wc)
+
+    def _serve(self) -> None:
+        """Whoever waits: give them what there is, or make it safe to sleep."""
+        try:
+            for _ in range(_DRAIN_BATCHES):
+                if self._closed or self._error is not None:
+                    return
+                if self._waiters and self._ready:
+                    # The first one may be woken already, or cancelled without having run since:
+                    # either way he passes the baton on when he does.
+                    self._waiters[0].wakeup.wake()
+                    return
+                if not self._waiters and not self._claims:
+                    return
+                if self._cq.safe_to_sleep(self._only_solicited()):
+                    return
+                first = self._waiters[0].max_entries if self._waiters else 0
+                self._look_once(max(first, _POLL_BATCH))
+            self._look_later()
+        except Exception as e:
+            self._fail(e)
+
+    def _look_later(self) -> None:
+        loop = self._reader.loop
+        if not self._looks_later and loop is not None and not loop.is_closed():
+            self._looks_later = True
+            loop.call_soon(self._look_now)
+
+    def _look_now(self) -> None:
+        self._looks_later = False
+        self._serve()
+
+    def _only_solicited(self) -> bool:
+        return not self._claims and all(w.solicited_only for w in self._waiters)
+
+    def _poll_elsewhere(self, max_entries: int, spin: float) -> list[WorkCompletion]:
+        """Another thread polls. What nobody waits for is his, everything else goes to the loop."""
+        self._check()
+        wcs = self._cq.take(max_entries, spin=spin)
+        if not wcs or not (self._waiters or self._claims):
+            return wcs
+
+        def feed() -> None:
+            self._put(wcs)
+            self._serve()
+
+        return [] if self._reader.in_loop(feed) else wcs
+
+    def _flow(self, qp: QP, queue: int) -> Flow:
+        if not isinstance(qp, CoreQP):
+            raise TypeError(f"qp must be a QP, not {type(qp).__name__}")
+        if (qp.recv_cq if queue == RECV else qp.send_cq) is not self._cq:
+            raise ValueError(
+                f"QP {qp.qp_num} {'receives' if queue == RECV else 'sends'} on another CQ than "
+                f"that of this AsyncCQ: see QP.{'recv_cq' if queue == RECV else 'send_cq'}"
+            )
+        flow = self._flows.get(qp.qp_num)
+        if flow is None or not flow.is_of(qp):
+            flow = self._flows[qp.qp_num] = Flow(qp, self._claims)
+            flow.on_close(_weakly(self, AsyncCQ._qp_closed, flow))
+        return flow
+
+    # ---- what happens meanwhile ----
+
+    def _on_event(self) -> None:
+        """The reader has read an event of this CQ."""
+        self._unacked += 1
+        self._serve()
+        if self._unacked >= _ACK_BATCH:
+            try:
+                self._ack()
+            except Exception as e:
+                self._fail(e)
+
+    def _ack(self) -> None:
+        # Somebody else may have acknowledged ours; beyond the CQ's own count it is an error.
+        n = min(self._unacked, self._cq.unacked)
+        self._unacked = 0
+        if n:
+            self._cq.ack(n)
+
+    def qp_changed(self, qp: CoreQP) -> None:
+        """Called by the CQ, when the program has moved a QP of it to ERR, SQE or RESET."""
+        with contextlib.suppress(ClosedError):
+            # Asked at once: by the time the loop knows it may be connected anew.
+            was_reset = CoreQP.query(qp)["qp_state"] == QPState.RESET
+            if self._reader.is_elsewhere():
+                self._reader.in_loop(lambda: self._qp_changed(qp, was_reset))
+            else:
+                self._qp_changed(qp, was_reset)
+
+    def _qp_changed(self, qp: CoreQP, was_reset: bool) -> None:
+        self._drain()
+        flow = self._flows.get(qp.qp_num)
+        if was_reset:
+            if flow is not None and flow.is_of(qp):
+                flow.fail(ClosedError(f"QP {qp.qp_num} was reset: its work requests were dropped"))
+            return
+        # What is flushed now raises no solicited event on some devices, and concerns everybody.
+        for waiter in self._waiters:
+            waiter.solicited_only = False
+        if flow is not None:
+            flow.suspect()
+        self._serve()
+
+    def _qp_closed(self, flow: Flow) -> None:
+        """Called by whoever closed the QP, in his thread."""
+
+        def drop() -> None:
+            self._drain()
+            flow.fail(ClosedError("the QP was closed: its work requests were dropped"))
+            if self._flows.get(flow.qp_num) is flow:
+                del self._flows[flow.qp_num]
+
+        self._reader.in_loop(drop)
+
+    def _cq_closed(self) -> None:
+        """Called by whoever closed the CQ, in his thread."""
+        self._reader.in_loop(lambda: self._fail(ClosedError("the CQ was closed")))
+
+    def _on_failure(self, event: AsyncEvent, *, for_good: bool) -> None:
+        """The device reports something after which completions may be missing."""
+        if for_good:
+            self._fail(_failure(event))
+            return
+        self._drain()
+        qp = event.qp
+        if not self._tell(_failure(event), None if qp is None else qp.qp_num):
+            self._report = event
+
+    def _drain(self) -> None:
+        """Take what the CQ has; everything that is left over after it has not completed."""
+        try:
+            while not self._closed and self._look_once(_DRAIN_BATCHES * _POLL_BATCH) > 0:
+                pass
+        except Exception as e:
+            self._fail(e)
+        self._serve()
+
+    def _fail(self, error: Exception) -> None:
+        """For good: everybody who waits, and every later wait, raises `error`."""
+        if self._error is None:
+            self._error = error
+        self._tell(error)
+
+    def _tell(self, error: Exception, qp_num: int | None = None) -> bool:
+        """Everybody who waits, as far as it may be for this QP; was there anybody?"""
+        told = bool(self._waiters)
+        for waiter in self._waiters:
+            waiter.error = error
+            waiter.wakeup.wake()
+        for claim in self._claims:
+            if qp_num is None or claim.qp_num in (None, qp_num):
+                told = claim.fail(error) or told
+        for flow in self._flows.values():
+            flow.prune()
+        return told
+
+    def _forget_waiters(self) -> None:
+        """Their event loop was closed: they will never run again."""
+        self._waiters.clear()
+        for claim in self._claims:
+            claim.abandoned = True
+        for flow in self._flows.values():
+            flow.prune()
+
+
+class Batches:
+    """What `AsyncCQ.batches()` returns."""
+
+    __slots__ = ("_acq", "_args")
+
+    def __init__(self, acq: AsyncCQ, *args: Any) -> None:
+        self._acq = acq
+        self._args = args
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[WorkCompletion]:
+        return await self._acq._next_batch(*self._args)
+
+
+def _failure(event: AsyncEvent) -> AsyncEventError:
+    kind = event.event_type
+    name = kind.name if isinstance(kind, AsyncEventType) else str(kind)
+    error = AsyncEventError(
+        f"the device reports {name}: completions that are awaited here may never come; see the "
+        "attribute event"
+    )
+    error.event = event
+    return error
+
+
+def _weakly(
+    acq: AsyncCQ, method: Callable[[AsyncCQ, Flow], None], flow: Flow
+) -> Callable[[], None]:
+    """A callback that does not keep the AsyncCQ alive."""
+    ref = weakref.ref(acq)
+
+    def call() -> None:
+        if (alive := ref()) is not None:
+            method(alive, flow)
+
+    return call

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: MIT
+"""What the rest asks of an event loop, and how asyncio does it. _trio.py does the same for trio.
+
+anyio runs on one of the two, so it needs nothing of its own; uvloop is asyncio.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable, Generator
+from typing import Any, Protocol
+
+
+class Wakeup(Protocol):
+    """One sleep of one task: `await` it, until somebody calls wake()."""
+
+    @property
+    def woken(self) -> bool: ...
+
+    def wake(self) -> None: ...
+    def __await__(self) -> Generator[Any, None, object]: ...
+
+
+class Loop(Protocol):
+    """A running event loop. But for call_soon_threadsafe(), in its thread only."""
+
+    raw: object
+    """The loop itself: two of these are the same loop if this is the same object."""
+
+    thread: int
+
+    def is_closed(self) -> bool:
+        """Whether none of its tasks will ever run again."""
+
+    def wakeup(self) -> Wakeup: ...
+
+    def watch(self, fd: int, callback: Callable[[], None]) -> None:
+        """Call `callback` whenever fd is readable. It must not raise."""
+
+    def unwatch(self, fd: int) -> None:
+        """Before fd is closed."""
+
+    def call_soon(self, callback: Callable[[], None]) -> None: ...
+
+    def call_soon_threadsafe(self, callback: Callable[[], None]) -> None:
+        """RuntimeError when the loop is closed."""
+
+    async def sleep_through(self, wakeup: Wakeup) -> BaseException | None:
+        """Sleep even if cancelled; an asyncio cancellation is returned, and to be raised later."""
+
+
+class AsyncioWakeup:
+    __slots__ = ("_future",)
+
+    def __init__(self, future: asyncio.Future[None]) -> None:
+        self._future = future
+
+    @property
+    def woken(self) -> bool:
+        return self._future.done()
+
+    def wake(self) -> None:
+        # The loop may have been closed with the task still waiting: nobody is left to be woken.
+        if not self._future.done() and not self._future.get_loop().is_closed():
+            self._future.set_result(None)
+
+    def __await__(self) -> Generator[Any, None, object]:
+        return self._future.__await__()
+
+
+class AsyncioLoop:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.raw: object = loop
+        self.thread = threading.get_ident()
+        self._loop = loop
+
+    def is_closed(self) -> bool:
+        return self._loop.is_closed()
+
+    def wakeup(self) -> Wakeup:
+        return AsyncioWakeup(self._loop.create_future())
+
+    def watch(self, fd: int, callback: Callable[[], None]) -> None:
+        self._loop.add_reader(fd, callback)
+
+    def unwatch(self, fd: int) -> None:
+        self._loop.remove_reader(fd)
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self._loop.call_soon(callback)
+
+    def call_soon_threadsafe(self, callback: Callable[[], None]) -> None:
+        self._loop.call_soon_threadsafe(callback)
+
+    async def sleep_through(self, wakeup: Wakeup) -> BaseException | None:
+        try:
+            await wakeup
+        except asyncio.CancelledError as e:
+            return e
+        return None
+
+
+def _in_trio() -> bool:
+    trio = sys.modules.get("trio")
+    if trio is None:
+        return False
+    try:
+        trio.lowlevel.current_task()
+    except RuntimeError:
+        return False
+    return True
+
+
+def running() -> object:
+    """The running loop itself. RuntimeError where there is none."""
+    if _in_trio():
+        from . import _trio
+
+        return _trio.running()
+    return asyncio.get_running_loop()
+
+
+def adapt(raw: object) -> Loop:
+    """The running loop `raw` as the rest knows it."""
+    if isinstance(raw, asyncio.AbstractEventLoop):
+        return AsyncioLoop(raw)
+    from . import _trio
+
+    return _trio.TrioLoop(raw)
+
+
+async def pause() -> None:
+    """Let the others run: one turn of the loop."""
+    if _in_trio():
+        from . import _trio
+
+        await _trio.pause()
+    else:
+        await asyncio.sleep(0)

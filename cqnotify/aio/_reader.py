@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: MIT
+"""Who listens to descriptors in the event loop: to a channel's events, to a device's failures.
+
+A channel has one reader, in one loop at a time, however many CQs share the channel and however many
+tasks wait. It stays between waits, which costs half of installing it each time, and a waiter that
+is cancelled cannot deafen the others. What is watched are duplicates of descriptors: should the
+channel be closed under it, the number cannot be given to another file while the loop still knows it
+as ours.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from .._core import CQ, AsyncEvent, ClosedError, CompletionChannel, Context, FailureWatch
+from . import _loops
+from ._loops import Loop
+
+if TYPE_CHECKING:
+    from ._cq import AsyncCQ
+
+_EVENTS_PER_CALLBACK: Final = 32  # then the loop gets its turn; what is left makes it call again
+
+
+class Watched:
+    """A duplicate of a descriptor, watched by a loop."""
+
+    __slots__ = ("_fd", "_loop")
+
+    def __init__(self, fd: int, loop: Loop, callback: Callable[[], None]) -> None:
+        self._fd = os.dup(fd)
+        self._loop = loop
+        try:
+            loop.watch(self._fd, callback)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """In the loop's thread, or when the loop is closed."""
+        fd, self._fd = self._fd, -1
+        if fd < 0:
+            return
+        try:
+            if not self._loop.is_closed():
+                self._loop.unwatch(fd)
+        finally:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        # No loop knows it any more, or whom it calls would be alive.
+        if self._fd >= 0:
+            os.close(self._fd)
+
+
+class Reader:
+    """The one reader of a channel. It is in at most one event loop, from its first waiter on."""
+
+    # By the id of the channel, which its reader holds: an id is not reused while its entry lives.
+    _readers: ClassVar[weakref.WeakValueDictionary[int, Reader]] = weakref.WeakValueDictionary()
+
+    def __init__(self, channel: CompletionChannel) -> None:
+        self._channel = channel
+        self._watched: Watched | None = None
+        self._failures: FailureReader | None = None
+        self.loop: Loop | None = None
+        # By the CQ's id; weak, so that an AsyncCQ that is forgotten unclosed goes away. It holds
+        # the CQ and this reader.
+        self._users: dict[int, weakref.ref[AsyncCQ]] = {}
+        self._on_channel_closed = weak_callback(self._channel_closed)
+        channel.add_close_callback(self._on_channel_closed)
+
+    @classmethod
+    def of(cls, channel: CompletionChannel) -> Reader:
+        reader = cls._readers.get(id(channel))
+        if reader is None:
+            reader = cls._readers[id(channel)] = cls(channel)
+        return reader
+
+    def register(self, acq: AsyncCQ) -> None:
+        key = id(acq.cq)
+        self._users[key] = weakref.ref(acq, functools.partial(self._forget, key))
+
+    def unregister(self, acq: AsyncCQ) -> None:
+        if self._user(id(acq.cq)) is acq:
+            del self._users[id(acq.cq)]
+        self._detach_unused()
+
+    def attach(self) -> Loop:
+        """Read the channel's events in the running loop from now on."""
+        raw = _loops.running()
+        if self.loop is not None:
+            if self.loop.raw is raw:
+                return self.loop
+            if not self.loop.is_closed():
+                raise RuntimeError(
+                    "another event loop, which is still open, reads the events of this channel: "
+                    "close its AsyncCQs or the loop first"
+                )
+            self._detach()
+            for acq in self._living():
+                acq._forget_waiters()
+        loop = _loops.adapt(raw)
+        self._watched = Watched(self._channel.fileno(), loop, self._on_readable)
+        try:
+            self._failures = FailureReader.of(self._channel.context, loop)
+        except BaseException:
+            self._watched.close()
+            raise
+        self._failures.users.add(self)
+        self.loop = loop
+        return loop
+
+    def _detach(self) -> None:
+        self.loop = None
+        watched, self._watched = self._watched, None
+        failures, self._failures = self._failures, None
+        if watched is not None:
+            watched.close()
+        if failures is not None:
+            failures.leave(self)
+
+    def _on_readable(self) -> None:
+        """Read a bounded number of events.
+
+        Whatever goes wrong, it must not raise: the loop would call it again at once, for ever.
+        """
+        try:
+            for _ in range(_EVENTS_PER_CALLBACK):
+                cq = self._channel.try_get_event()
+                if cq is None:
+                    return
+                acq = self._user(id(cq))
+                if acq is not None:  # others' events are counted by the CQ
+                    acq._on_event()
+        except Exception as e:
+            self.fail(e)
+
+    def in_loop(self, call: Callable[[], None]) -> bool:
+        """From any thread: call it in the loop's. Without a loop nobody waits, so call it here.
+
+        False: the loop is closed, nobody will ever wake there, and `call` was not called.
+        """
+        loop = self.loop
+        if loop is None:
+            call()
+            return True
+        try:
+            loop.call_soon_threadsafe(call)
+        except RuntimeError:
+            return False
+        return True
+
+    def is_elsewhere(self) -> bool:
+        """Whether its loop lives in another thread than the caller."""
+        loop = self.loop
+        return loop is not None and loop.thread != threading.get_ident() and not loop.is_closed()
+
+    def on_failure(self, event: AsyncEvent, cqs: list[CQ] | None) -> None:
+        """The device reports a failure that concerns these CQs; None: it is a total one."""
+        for acq in self._living():
+            if cqs is None or any(cq is acq.cq for cq in cqs):
+                acq._on_failure(event, for_good=cqs is None)
+
+    def fail(self, error: Exception) -> None:
+        self._detach()
+        for acq in self._living():
+            acq._fail(error)
+
+    def _channel_closed(self) -> None:
+        """Called by whoever closed the channel, in his thread."""
+        self.in_loop(lambda: self.fail(ClosedError("the completion channel was closed")))
+
+    def _user(self, key: int) -> AsyncCQ | None:
+        ref = self._users.get(key)
+        return None if ref is None else ref()
+
+    def _living(self) -> list[AsyncCQ]:
+        return [acq for ref in list(self._users.values()) if (acq := ref()) is not None]
+
+    def _forget(self, key: int, ref: weakref.ref[AsyncCQ]) -> None:
+        """An AsyncCQ was collected, unclosed: possibly in another thread than the loop's."""
+        if self._users.get(key) is ref:
+            del self._users[key]
+        if not self._users and self.loop is not None:
+            self.in_loop(self._detach_unused)
+
+    def _detach_unused(self) -> None:
+        if not self._users:
+            self._detach()
+
+    def __del__(self) -> None:
+        self._channel.remove_close_callback(self._on_channel_closed)
+
+
+class FailureReader:
+    """Tells the readers of one loop what fails on one device.
+
+    It takes nothing from Context.get_async_event(), which hands out every report still.
+    """
+
+    _readers: ClassVar[weakref.WeakValueDictionary[tuple[int, int], FailureReader]] = (
+        weakref.WeakValueDictionary()
+    )
+
+    def __init__(self, ctx: Context, loop: Loop) -> None:
+        self._raw = loop.raw
+        self._watch = FailureWatch(ctx)
+        self.users: weakref.WeakSet[Reader] = weakref.WeakSet()
+        try:
+            self._watched = Watched(self._watch.fileno(), loop, self._on_readable)
+        except BaseException:
+            self._watch.close()
+            raise
+
+    @classmethod
+    def of(cls, ctx: Context, loop: Loop) -> FailureReader:
+        key = (id(ctx), id(loop.raw))  # it holds both
+        reader = cls._readers.get(key)
+        if reader is None or reader._watch.closed:
+            reader = cls._readers[key] = cls(ctx, loop)
+        return reader
+
+    def leave(self, user: Reader) -> None:
+        self.users.discard(user)
+        if not self.users:
+            self.close()
+
+    def close(self) -> None:
+        self._watched.close()
+        self._watch.close()
+
+    def __del__(self) -> None:
+        if not self._watch.closed:
+            self._watch.close()
+
+    def _on_readable(self) -> None:
+        """As Reader._on_readable(): it must not raise."""
+        try:
+            for event, cqs in self._watch.read():
+                for reader in list(self.users):
+                    reader.on_failure(event, cqs)
+        except Exception as e:
+            self.close()
+            for reader in list(self.users):
+                reader.fail(e)
+
+
+def weak_callback(method: Callable[[], None]) -> Callable[[], None]:
+    """A callback that does not keep its object alive."""
+    ref = weakref.WeakMethod(method)
+
+    def call() -> None:
+        if (alive := ref()) is not None:
+            alive()
+
+    return call

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: MIT
+"""What _loops.Loop asks for, of trio. Imported only where trio runs."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Generator
+from typing import Any
+
+import trio
+
+from ._loops import Wakeup
+
+
+class TrioWakeup:
+    __slots__ = ("_event",)
+
+    def __init__(self) -> None:
+        self._event = trio.Event()
+
+    @property
+    def woken(self) -> bool:
+        return self._event.is_set()
+
+    def wake(self) -> None:
+        self._event.set()
+
+    def __await__(self) -> Generator[Any, None, object]:
+        return self._event.wait().__await__()
+
+
+class TrioLoop:
+    def __init__(self, token: Any) -> None:
+        self.raw: object = token
+        self.thread = threading.get_ident()
+        self._token = token
+        self._watches: dict[int, trio.CancelScope] = {}
+        self.call_soon = token.run_sync_soon
+        # trio.RunFinishedError is a RuntimeError
+        self.call_soon_threadsafe = token.run_sync_soon
+
+    def is_closed(self) -> bool:
+        try:
+            self._token.run_sync_soon(_nothing, idempotent=True)
+        except trio.RunFinishedError:
+            return True
+        return False
+
+    def wakeup(self) -> Wakeup:
+        return TrioWakeup()
+
+    def watch(self, fd: int, callback: Callable[[], None]) -> None:
+        scope = self._watches[fd] = trio.CancelScope()
+        trio.lowlevel.spawn_system_task(_call_when_readable, fd, callback, scope)
+
+    def unwatch(self, fd: int) -> None:
+        self._watches.pop(fd).cancel()
+        trio.lowlevel.notify_closing(fd)
+
+    async def sleep_through(self, wakeup: Wakeup) -> BaseException | None:
+        with trio.CancelScope(shield=True):
+            await wakeup
+        return None
+
+
+async def _call_when_readable(
+    fd: int, callback: Callable[[], None], scope: trio.CancelScope
+) -> None:
+    # Once cancelled it must not touch the descriptor, whose number may be another file's by now.
+    with scope, contextlib.suppress(trio.ClosedResourceError):
+        while not scope.cancel_called:
+            await trio.lowlevel.wait_readable(fd)
+            callback()
+
+
+def _nothing() -> None:
+    pass
+
+
+def running() -> object:
+    return trio.lowlevel.current_trio_token()
+
+
+async def pause() -> None:
+    await trio.lowlevel.checkpoint()

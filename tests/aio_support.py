@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: MIT
+"""What the tests of cqnotify.aio share: a lane of messages, and tasks that are asleep."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from support import Endpoint, connect, wait_completions
+
+from cqnotify import CQ, CompletionChannel, Context, QPType, SendFlags, WorkCompletion
+from cqnotify.aio import AsyncCQ
+
+SOLICITED = SendFlags.SIGNALED | SendFlags.SOLICITED
+
+Scenario = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+class Lane:
+    """A one-way connection on one device, into a CQ of the test's choice."""
+
+    def __init__(self, ctx: Context, channel: CompletionChannel, cq_type: type[CQ] = CQ) -> None:
+        self.cq = cq_type(ctx, 255, channel=channel)
+        self.sent = 0
+        self._in = Endpoint(ctx, QPType.RC)
+        self._out = Endpoint(ctx, QPType.RC, max_recv_wr=1)
+        self._in.qp.close()
+        self._in.qp = type(self._in.qp)(
+            self._in.pd, QPType.RC, send_cq=self._in.scq, recv_cq=self.cq, max_recv_wr=255
+        )
+        connect(self._out, self._in)
+
+    def send(self, n: int = 1, flags: SendFlags = SendFlags.SIGNALED) -> None:
+        for _ in range(n):
+            self._in.qp.post_recv(self._in.mr[0:64], wr_id=self.sent)
+            self._out.qp.post_send(self._out.mr[0:8], wr_id=self.sent, send_flags=flags)
+            self.sent += 1
+            # The receive completes before the send is acknowledged.
+            wait_completions(self._out.scq, 1)
+
+    def close(self) -> None:
+        self._in.qp.close()
+
+
+MakeLane = Callable[..., Lane]
+
+
+async def tick() -> None:
+    """Let every task that can run do so, up to where it waits."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def sleeper(acq: AsyncCQ, *args: Any, **kwargs: Any) -> asyncio.Task[list[WorkCompletion]]:
+    """A task that waits, and is asleep by now."""
+    task = asyncio.ensure_future(acq.wait(*args, **kwargs))
+    await tick()
+    assert not task.done()
+    return task
+
+
+def ids(wcs: list[WorkCompletion]) -> list[int]:
+    return [wc.wr_id for wc in wcs]
+
+
+def open_fds() -> int:
+    return len(os.listdir("/proc/self/fd"))
