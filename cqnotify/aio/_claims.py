@@ -11,7 +11,8 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from .._core import QP, WorkCompletion
+from .._core import WorkCompletion
+from ..qp import QP
 from ._loops import Wakeup
 from ._scope import Scope
 
