@@ -31,11 +31,12 @@ _ids: Final = itertools.count(MANAGED)
 class Claim:
     """One completion that a task awaits."""
 
-    __slots__ = ("abandoned", "error", "keep", "posted", "qp_num", "wakeup", "wc", "wr_id")
+    __slots__ = ("abandoned", "error", "flow", "keep", "posted", "qp_num", "wakeup", "wc", "wr_id")
 
-    def __init__(self, wr_id: int, qp_num: int | None, keep: bool = True) -> None:
+    def __init__(self, wr_id: int, flow: Flow | None, keep: bool = True) -> None:
         self.wr_id = wr_id
-        self.qp_num = qp_num  # None: of any QP
+        self.flow = flow  # None: of any QP
+        self.qp_num = None if flow is None else flow.qp_num
         self.keep = keep  # if its task gives up, the completion is for others
         self.posted = True  # False: it waits for room in the queue
         self.abandoned = False  # its task has given up
@@ -75,7 +76,9 @@ class Operation(Claim):
     anybody, unless it tells of a message that was received, or the user can tell whose it is.
     """
 
-    __slots__ = ("flow", "post", "qp", "queue", "scope")
+    __slots__ = ("post", "qp", "queue", "scope")
+
+    flow: Flow
 
     def __init__(
         self,
@@ -87,8 +90,7 @@ class Operation(Claim):
         scope: Scope | None,
     ) -> None:
         keep = queue == RECV or wr_id is not None
-        super().__init__(next(_ids) if wr_id is None else wr_id, qp.qp_num, keep)
-        self.flow = flow
+        super().__init__(next(_ids) if wr_id is None else wr_id, flow, keep)
         self.qp = qp
         self.queue = queue
         self.post = post
@@ -100,9 +102,14 @@ class Operation(Claim):
         return super().deliver(wc)
 
     def fail(self, error: Exception) -> bool:
-        if self.scope is not None:
+        if self.scope is not None and self.posted:
             self.scope.fail(self, error)
+        self.leave_scope()  # what was not posted pins nothing
         return super().fail(error)
+
+    def enter_scope(self) -> None:
+        if self.scope is not None:
+            self.scope.add(self)
 
     def leave_scope(self) -> None:
         if self.scope is not None:
@@ -140,8 +147,14 @@ class Claims:
         claims = self._by_id.get(op.wr_id, ())
         return any(isinstance(c, Operation) and c.qp_num == op.qp_num for c in claims)
 
-    def take(self, wc: WorkCompletion) -> Claim | None:
-        """The claim on this completion, which ends with it."""
+    def deliver(self, wc: WorkCompletion) -> bool:
+        """To the first claim on it that still wants it; those that it passes end with it, too."""
+        while (claim := self._take(wc)) is not None:
+            if claim.deliver(wc):
+                return True
+        return False
+
+    def _take(self, wc: WorkCompletion) -> Claim | None:
         for claim in self._by_id.get(wc.wr_id, ()):
             if claim.qp_num in (None, wc.qp_num) and claim.posted:
                 self.discard(claim)

@@ -15,6 +15,8 @@ what it was given and wakes the next one, or sees to it that the CQ is armed for
 from __future__ import annotations
 
 import contextlib
+import copy
+import operator
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -26,7 +28,7 @@ from .._core import QP as CoreQP
 from ..enums import AsyncEventType, QPState
 from ..qp import QP
 from . import _loops
-from ._claims import RECV, Claim, Claims, Operation
+from ._claims import Claim, Claims, Operation
 from ._flow import Flow
 from ._loops import Loop, Wakeup
 from ._posting import Posting, check_wr_id
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 _ACK_BATCH: Final = 32  # an ack takes a mutex
 _POLL_BATCH: Final = 16  # a poll costs the same for one as for a few
 _DRAIN_BATCHES: Final = 4  # then the loop gets its turn
+_MAX_ENTRIES: Final = 2**31 - 1
 _STREAK: Final = 64  # completions that come without a sleep; then the loop gets its turn, too
 
 
@@ -92,7 +95,7 @@ class AsyncCQ(Posting):
         "_on_cq_closed",
         "_reader",
         "_ready",
-        "_report",
+        "_reports",
         "_streak",
         "_unacked",
         "_waiters",
@@ -115,7 +118,7 @@ class AsyncCQ(Posting):
         self._unacked = 0
         self._closed = False
         self._error: Exception | None = None  # for good
-        self._report: AsyncEvent | None = None  # a failure of which nobody was told
+        self._reports: list[AsyncEvent] = []  # failures of which nobody was told
         self._looks_later = False
         self._streak = 0
         self._wakeups = 0
@@ -163,40 +166,44 @@ class AsyncCQ(Posting):
         event loop that is not closed uses the channel, VerbsError for what the device refuses.
         Wraps ibv_req_notify_cq(3), ibv_get_cq_event(3) and ibv_poll_cq(3).
         """
-        if max_entries < 1:
-            raise ValueError(f"max_entries is {max_entries}: it must be at least 1")
-        await self._begin()
+        max_entries = operator.index(max_entries)
+        if not 1 <= max_entries <= _MAX_ENTRIES:
+            raise ValueError(f"max_entries is {max_entries}: it must be 1 to {_MAX_ENTRIES}")
+        loop = await self._begin()
         if not self._waiters and self._look(max_entries, spin):
             return self._take_in_passing(max_entries)
-        loop = self._reader.attach()
+        self._check()  # a signal's handler can have closed it while it spun
         waiter = _Waiter(loop.wakeup(), max_entries, solicited_only)
         self._waiters.append(waiter)
         try:
             return await self._sleep(waiter, loop)
+        except BaseException:
+            self._keep_report(waiter.error)
+            raise
         finally:
             with contextlib.suppress(ValueError):  # forgotten already: its loop was closed
                 self._waiters.remove(waiter)
             # Whether served or cancelled: the baton goes on.
             self._serve()
 
-    async def completion(self, wr_id: int, *, qp: CoreQP | None = None) -> WorkCompletion:
+    async def completion(self, wr_id: int, *, qp: QP | None = None) -> WorkCompletion:
         """Return the completion of this work request, whatever its status; leave all others.
 
         For work requests that were posted with QP.post_send() and post_recv(). With `qp` only those
         of that QP count. It may be there already, and goes before wait(). Of several tasks that
         await the same the first one gets it.
 
-        Errors and cancellation are as for wait(). Wraps the same verbs.
+        Errors and cancellation are as for wait(), and with `qp` it is ClosedError, too, when that
+        QP is closed or reset. Wraps the same verbs.
         """
-        await self._begin()
-        claim = Claim(wr_id, None if qp is None else qp.qp_num)
+        await self._begin(qp)
+        claim = Claim(wr_id, None if qp is None else self._flow(qp))
         self._look_once()
         for i, wc in enumerate(self._ready):
             if wc.wr_id == wr_id and claim.qp_num in (None, wc.qp_num):
                 del self._ready[i]
                 self._streak += 1
                 return wc
-        self._reader.attach()
         self._claims.add(claim)
         return await self._outcome(claim)
 
@@ -210,6 +217,7 @@ class AsyncCQ(Posting):
         """
         if self._reader.is_elsewhere() and not self._closed:
             return self._poll_elsewhere(max_entries, spin)
+        self._reader.leave_closed_loop()
         if self._waiters:
             self._look_once()
             self._serve()
@@ -252,7 +260,7 @@ class AsyncCQ(Posting):
         self._closed = True
         self._cq.remove_close_callback(self._on_cq_closed)
         self._reader.unregister(self)
-        for flow in self._flows.values():
+        for flow in list(self._flows.values()):
             flow.release()
         self._tell(ClosedError("this AsyncCQ is closed"))
         with contextlib.suppress(ClosedError):  # a CQ acknowledges the rest when it is closed
@@ -277,17 +285,23 @@ class AsyncCQ(Posting):
         if self._closed:
             raise ClosedError("this AsyncCQ is closed")
         if self._error is not None:
-            raise self._error.with_traceback(None)
+            raise _fresh(self._error)
 
-    async def _begin(self) -> None:
-        """At the start of each call that may wait. Who never has to sleep lets others run here."""
+    async def _begin(self, qp: QP | None = None) -> Loop:
+        """At the start of each call that may wait, for a completion of `qp` or of any QP.
+
+        Who never has to sleep lets others run here.
+        """
         if self._streak >= _STREAK:
             self._streak = 0
             await _loops.pause()
         self._check()
-        if self._report is not None:
-            event, self._report = self._report, None
-            raise _failure(event)
+        loop = self._reader.attach()
+        for event in self._reports:
+            if qp is None or event.qp is None or event.qp is qp:
+                self._reports.remove(event)
+                raise _failure(event)
+        return loop
 
     async def _sleep(self, waiter: _Waiter, loop: Loop) -> list[WorkCompletion]:
         slept = False
@@ -296,7 +310,8 @@ class AsyncCQ(Posting):
             slept = slept or not waiter.wakeup.woken
             await waiter.wakeup
             if waiter.error is not None:
-                raise waiter.error.with_traceback(None)
+                error, waiter.error = waiter.error, None
+                raise _fresh(error)
             if self._ready and slept:
                 wcs = self._take(waiter.max_entries)
                 self._count_wakeup(len(wcs))
@@ -319,34 +334,31 @@ class AsyncCQ(Posting):
         except BaseException:
             self._give_up(claim)
             raise
+        self._reader.hold(self, self._is_awaited())
         if claim.error is not None:
-            raise claim.error.with_traceback(None)
+            raise _fresh(claim.error)
         assert claim.wc is not None
         return claim.wc
 
     def _give_up(self, claim: Claim) -> None:
         """Its task was cancelled."""
         claim.abandoned = True
-        if claim.wc is not None and claim.keep:
-            self._ready.appendleft(claim.wc)
         if not isinstance(claim, Operation):
             self._claims.discard(claim)
         else:
             claim.flow.withdraw(claim)
+        if claim.wc is not None and claim.keep and not self._claims.deliver(claim.wc):
+            self._ready.appendleft(claim.wc)
+        self._keep_report(claim.error)
         self._serve()
 
     async def _perform(
         self, qp: QP, queue: int, post: Callable[[int], None], wr_id: int | None
     ) -> WorkCompletion:
         check_wr_id(wr_id)
-        await self._begin()
-        flow = self._flow(qp, queue)
-        self._reader.attach()
-        scope = Scope.current(self)
-        op = Operation(flow, qp, queue, post, wr_id, scope)
-        flow.submit(op)
-        if scope is not None:
-            scope.add(op)
+        await self._begin(qp)
+        op = Operation(self._flow(qp, queue), qp, queue, post, wr_id, Scope.current(self))
+        op.flow.submit(op)
         wc = await self._outcome(op)
         wc.raise_for_status()
         return wc
@@ -369,8 +381,11 @@ class AsyncCQ(Posting):
         return loop
 
     def _take(self, max_entries: int) -> list[WorkCompletion]:
-        ready = self._ready
-        return [ready.popleft() for _ in range(min(max_entries, len(ready)))]
+        wcs: list[WorkCompletion] = []
+        with contextlib.suppress(IndexError):  # another thread can be quicker
+            while len(wcs) < max_entries:
+                wcs.append(self._ready.popleft())
+        return wcs
 
     def _take_in_passing(self, max_entries: int) -> list[WorkCompletion]:
         wcs = self._take(max_entries)
@@ -401,8 +416,7 @@ class AsyncCQ(Posting):
             self._ready.extend(wcs)
             return
         for wc in wcs:
-            claim = self._claims.take(wc)
-            if claim is None or not claim.deliver(wc):
+            if not self._claims.deliver(wc):
                 self._ready.append(wc)
         for wc in wcs:
             flow = self._flows.get(wc.qp_num)
@@ -413,14 +427,12 @@ class AsyncCQ(Posting):
         """Whoever waits: give them what there is, or make it safe to sleep."""
         try:
             for _ in range(_DRAIN_BATCHES):
-                if self._closed or self._error is not None:
+                if not self._is_awaited():
                     return
                 if self._waiters and self._ready:
                     # The first one may be woken already, or cancelled without having run since:
                     # either way he passes the baton on when he does.
                     self._waiters[0].wakeup.wake()
-                    return
-                if not self._waiters and not self._claims:
                     return
                 if self._cq.safe_to_sleep(self._only_solicited()):
                     return
@@ -429,6 +441,13 @@ class AsyncCQ(Posting):
             self._look_later()
         except Exception as e:
             self._fail(e)
+        finally:
+            self._reader.hold(self, self._is_awaited())
+
+    def _is_awaited(self) -> bool:
+        if self._closed or self._error is not None:
+            return False
+        return bool(self._waiters or self._claims)
 
     def _look_later(self) -> None:
         loop = self._reader.loop
@@ -444,25 +463,25 @@ class AsyncCQ(Posting):
         return not self._claims and all(w.solicited_only for w in self._waiters)
 
     def _poll_elsewhere(self, max_entries: int, spin: float) -> list[WorkCompletion]:
-        """Another thread polls. What nobody waits for is his, everything else goes to the loop."""
+        """Another thread polls. While somebody waits it is the loop that takes them, in order."""
         self._check()
-        wcs = self._cq.take(max_entries, spin=spin)
-        if not wcs or not (self._waiters or self._claims):
-            return wcs
+        if not self._waiters and self._ready:
+            return self._take(max_entries)
+        if not self._waiters and not self._claims:
+            return self._cq.take(max_entries, spin=spin)
+        self._reader.in_loop(self._drain)
+        return []
 
-        def feed() -> None:
-            self._put(wcs)
-            self._serve()
-
-        return [] if self._reader.in_loop(feed) else wcs
-
-    def _flow(self, qp: QP, queue: int) -> Flow:
-        if not isinstance(qp, CoreQP):
+    def _flow(self, qp: QP, queue: int | None = None) -> Flow:
+        """Of a QP that has this CQ, for this queue or for any."""
+        if not isinstance(qp, QP):
             raise TypeError(f"qp must be a QP, not {type(qp).__name__}")
-        if (qp.recv_cq if queue == RECV else qp.send_cq) is not self._cq:
+        cqs = (qp.send_cq, qp.recv_cq) if queue is None else ((qp.send_cq, qp.recv_cq)[queue],)
+        if not any(cq is self._cq for cq in cqs):
+            what = "work" if queue is None else ("sends", "receives")[queue]
             raise ValueError(
-                f"QP {qp.qp_num} {'receives' if queue == RECV else 'sends'} on another CQ than "
-                f"that of this AsyncCQ: see QP.{'recv_cq' if queue == RECV else 'send_cq'}"
+                f"QP {qp.qp_num}: its {what} complete on another CQ than that of this AsyncCQ; see "
+                "QP.send_cq and QP.recv_cq"
             )
         flow = self._flows.get(qp.qp_num)
         if flow is None or not flow.is_of(qp):
@@ -536,7 +555,13 @@ class AsyncCQ(Posting):
         self._drain()
         qp = event.qp
         if not self._tell(_failure(event), None if qp is None else qp.qp_num):
-            self._report = event
+            self._keep_report(_failure(event))
+
+    def _keep_report(self, error: Exception | None) -> None:
+        """Nobody was told of it; the next one who waits will be."""
+        if isinstance(error, AsyncEventError):
+            new = error.event
+            self._reports = [old for old in self._reports if not _same(old, new)] + [new]
 
     def _drain(self) -> None:
         """Take what the CQ has; everything that is left over after it has not completed."""
@@ -550,7 +575,7 @@ class AsyncCQ(Posting):
     def _fail(self, error: Exception) -> None:
         """For good: everybody who waits, and every later wait, raises `error`."""
         if self._error is None:
-            self._error = error
+            self._error = error.with_traceback(None)
         self._tell(error)
 
     def _tell(self, error: Exception, qp_num: int | None = None) -> bool:
@@ -562,16 +587,19 @@ class AsyncCQ(Posting):
         for claim in self._claims:
             if qp_num is None or claim.qp_num in (None, qp_num):
                 told = claim.fail(error) or told
-        for flow in self._flows.values():
+        for flow in list(self._flows.values()):
             flow.prune()
         return told
 
     def _forget_waiters(self) -> None:
         """Their event loop was closed: they will never run again."""
+        self._looks_later = False
         self._waiters.clear()
         for claim in self._claims:
             claim.abandoned = True
-        for flow in self._flows.values():
+            if not isinstance(claim, Operation):
+                self._claims.discard(claim)
+        for flow in list(self._flows.values()):
             flow.prune()
 
 
@@ -600,6 +628,17 @@ def _failure(event: AsyncEvent) -> AsyncEventError:
     )
     error.event = event
     return error
+
+
+def _same(a: AsyncEvent, b: AsyncEvent) -> bool:
+    return (
+        a.event_type == b.event_type and a.cq is b.cq and a.qp is b.qp and a.port_num == b.port_num
+    )
+
+
+def _fresh(error: Exception) -> Exception:
+    """For each task its own: an exception collects the frames through which it goes."""
+    return copy.copy(error)
 
 
 def _weakly(

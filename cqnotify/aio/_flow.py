@@ -36,6 +36,7 @@ class Flow:
         self.qp_num = qp.qp_num
         self._claims = claims
         self._waiting: tuple[deque[Operation], deque[Operation]] = (deque(), deque())
+        _suspects.add(qp)  # until its state was asked for
         self._on_close: Callable[[], None] | None = None
 
     def on_close(self, callback: Callable[[], None]) -> None:
@@ -58,11 +59,13 @@ class Flow:
                 f"wr_id is {op.wr_id}: an operation of that wr_id is under way on QP {self.qp_num}"
             )
         self._claims.add(op)
+        op.enter_scope()
         try:
             if self._waiting[op.queue] or not self._post(op):
                 self._waiting[op.queue].append(op)
         except BaseException:
             self._claims.discard(op)
+            op.leave_scope()
             raise
 
     def withdraw(self, op: Operation) -> None:
@@ -88,7 +91,7 @@ class Flow:
     def fail(self, error: Exception) -> None:
         """The QP is gone: nothing on it will complete."""
         for claim in self._claims:
-            if isinstance(claim, Operation) and claim.flow is self:
+            if claim.flow is self:
                 self._claims.discard(claim)
                 claim.fail(error)
         self.prune()
@@ -129,9 +132,9 @@ class Flow:
         op.posted = True  # it can complete while it is posted
         try:
             op.post(op.wr_id)
-        except VerbsError as e:
+        except BaseException as e:
             op.posted = False
-            if e.errno != errno.ENOMEM:
+            if not isinstance(e, VerbsError) or e.errno != errno.ENOMEM:
                 raise
             if not awaited:
                 raise _verbs_error(errno.ENOMEM, op, self._why_full(op)) from None
@@ -167,7 +170,8 @@ class Flow:
                 f"QP {op.qp.qp_num} is in {QPState(state).name}: it works no more; move it to "
                 f"RESET and connect it anew",
             )
-        _suspects.discard(op.qp)
+        if state != QPState.SQE:
+            _suspects.discard(op.qp)
 
 
 def _verbs_error(err: int, op: Operation, what: str) -> VerbsError:

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: MIT
 """What the rest asks of an event loop, and how asyncio does it. _trio.py does the same for trio.
 
-anyio runs on one of the two, so it needs nothing of its own; uvloop is asyncio.
+anyio runs on one of the two, so it needs next to nothing of its own; uvloop is asyncio.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 import sys
 import threading
 from collections.abc import Callable, Generator
@@ -83,7 +85,8 @@ class AsyncioLoop:
         return AsyncioWakeup(self._loop.create_future())
 
     def watch(self, fd: int, callback: Callable[[], None]) -> None:
-        self._loop.add_reader(fd, callback)
+        # In a context of its own: that of the first waiter would live as long as the reader.
+        contextvars.Context().run(self._loop.add_reader, fd, callback)
 
     def unwatch(self, fd: int) -> None:
         self._loop.remove_reader(fd)
@@ -96,10 +99,17 @@ class AsyncioLoop:
 
     async def sleep_through(self, wakeup: Wakeup) -> BaseException | None:
         try:
-            await wakeup
+            with _anyio_shield():
+                await wakeup
         except asyncio.CancelledError as e:
             return e
         return None
+
+
+def _anyio_shield() -> contextlib.AbstractContextManager[object]:
+    """In a scope that was cancelled anyio cancels again and again, and would spin."""
+    anyio = sys.modules.get("anyio")
+    return contextlib.nullcontext() if anyio is None else anyio.CancelScope(shield=True)
 
 
 def _in_trio() -> bool:

@@ -72,7 +72,8 @@ class Posting:
 
         `qp` must receive on this CQ. As send(), but a receive whose task was cancelled stays
         posted, and the completion of the message that comes for it goes to wait(): no message is
-        lost. Wraps ibv_post_recv(3) and ibv_poll_cq(3).
+        lost. Give a `wr_id` to know then in which memory it is; completion(wr_id) awaits it again.
+        Wraps ibv_post_recv(3) and ibv_poll_cq(3).
         """
 
         def post(wr_id: int) -> None:

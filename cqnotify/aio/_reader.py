@@ -33,8 +33,9 @@ class Watched:
     __slots__ = ("_fd", "_loop")
 
     def __init__(self, fd: int, loop: Loop, callback: Callable[[], None]) -> None:
-        self._fd = os.dup(fd)
+        self._fd = -1
         self._loop = loop
+        self._fd = os.dup(fd)
         try:
             loop.watch(self._fd, callback)
         except BaseException:
@@ -72,6 +73,8 @@ class Reader:
         # By the CQ's id; weak, so that an AsyncCQ that is forgotten unclosed goes away. It holds
         # the CQ and this reader.
         self._users: dict[int, weakref.ref[AsyncCQ]] = {}
+        # Those that somebody waits in. Of the tasks the loop knows only what they wait for: us.
+        self._busy: set[AsyncCQ] = set()
         self._on_channel_closed = weak_callback(self._channel_closed)
         channel.add_close_callback(self._on_channel_closed)
 
@@ -87,24 +90,29 @@ class Reader:
         self._users[key] = weakref.ref(acq, functools.partial(self._forget, key))
 
     def unregister(self, acq: AsyncCQ) -> None:
+        self._busy.discard(acq)
         if self._user(id(acq.cq)) is acq:
             del self._users[id(acq.cq)]
         self._detach_unused()
 
+    def hold(self, acq: AsyncCQ, busy: bool) -> None:
+        if busy:
+            self._busy.add(acq)
+        else:
+            self._busy.discard(acq)
+
     def attach(self) -> Loop:
         """Read the channel's events in the running loop from now on."""
         raw = _loops.running()
+        if self.loop is not None and self.loop.raw is raw:
+            self.loop.thread = threading.get_ident()
+            return self.loop
+        self.leave_closed_loop()
         if self.loop is not None:
-            if self.loop.raw is raw:
-                return self.loop
-            if not self.loop.is_closed():
-                raise RuntimeError(
-                    "another event loop, which is still open, reads the events of this channel: "
-                    "close its AsyncCQs or the loop first"
-                )
-            self._detach()
-            for acq in self._living():
-                acq._forget_waiters()
+            raise RuntimeError(
+                "another event loop, which is still open, reads the events of this channel: "
+                "close its AsyncCQs or the loop first"
+            )
         loop = _loops.adapt(raw)
         self._watched = Watched(self._channel.fileno(), loop, self._on_readable)
         try:
@@ -115,6 +123,13 @@ class Reader:
         self._failures.users.add(self)
         self.loop = loop
         return loop
+
+    def leave_closed_loop(self) -> None:
+        if self.loop is not None and self.loop.is_closed():
+            self._detach()
+            self._busy.clear()
+            for acq in self._living():
+                acq._forget_waiters()
 
     def _detach(self) -> None:
         self.loop = None
@@ -141,20 +156,16 @@ class Reader:
         except Exception as e:
             self.fail(e)
 
-    def in_loop(self, call: Callable[[], None]) -> bool:
-        """From any thread: call it in the loop's. Without a loop nobody waits, so call it here.
-
-        False: the loop is closed, nobody will ever wake there, and `call` was not called.
-        """
+    def in_loop(self, call: Callable[[], None]) -> None:
+        """From any thread: call it in the loop's. Where no loop runs nobody waits: call it here."""
         loop = self.loop
         if loop is None:
             call()
-            return True
+            return
         try:
             loop.call_soon_threadsafe(call)
-        except RuntimeError:
-            return False
-        return True
+        except RuntimeError:  # the loop is closed
+            call()
 
     def is_elsewhere(self) -> bool:
         """Whether its loop lives in another thread than the caller."""
@@ -208,9 +219,9 @@ class FailureReader:
         weakref.WeakValueDictionary()
     )
 
-    def __init__(self, ctx: Context, loop: Loop) -> None:
+    def __init__(self, watch: FailureWatch, loop: Loop) -> None:
         self._raw = loop.raw
-        self._watch = FailureWatch(ctx)
+        self._watch = watch
         self.users: weakref.WeakSet[Reader] = weakref.WeakSet()
         try:
             self._watched = Watched(self._watch.fileno(), loop, self._on_readable)
@@ -223,7 +234,7 @@ class FailureReader:
         key = (id(ctx), id(loop.raw))  # it holds both
         reader = cls._readers.get(key)
         if reader is None or reader._watch.closed:
-            reader = cls._readers[key] = cls(ctx, loop)
+            reader = cls._readers[key] = cls(FailureWatch(ctx), loop)
         return reader
 
     def leave(self, user: Reader) -> None:

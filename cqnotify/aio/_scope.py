@@ -84,4 +84,4 @@ class Scope:
         if cancelled is not None:
             raise cancelled
         if self._error is not None and exc is None:
-            raise self._error
+            raise self._error.with_traceback(None)
