@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from support import Endpoint, connect, wait_completions
@@ -59,6 +59,14 @@ async def sleeper(acq: AsyncCQ, *args: Any, **kwargs: Any) -> asyncio.Task[list[
     await tick()
     assert not task.done()
     return task
+
+
+async def start(*calls: Callable[[], Awaitable[Any]]) -> list[asyncio.Task[Any]]:
+    """Tasks that are asleep."""
+    tasks = [asyncio.ensure_future(call()) for call in calls]
+    await tick()
+    assert not any(task.done() for task in tasks)
+    return tasks
 
 
 def ids(wcs: list[WorkCompletion]) -> list[int]:

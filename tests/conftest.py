@@ -5,19 +5,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
 import uvloop
 from aio_support import Lane, MakeLane, Scenario
-from support import DEADLINE, Endpoint, connect
+from support import DEADLINE, Endpoint, connect, ip_link, until
 
 from cqnotify import CQ, PD, CompletionChannel, Context, QPType, _core, devices
 
 # What only a debug build can do is not part of the suite of an ordinary one.
 FAULTS = hasattr(_core, "fail_call")
-collect_ignore = [] if FAULTS else ["test_faults.py"]
+collect_ignore = [] if FAULTS else ["test_faults.py", "test_aio_faults.py"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -90,6 +91,19 @@ def ud_pair(ctx: Context) -> tuple[Endpoint, Endpoint]:
 def wire_pair(ctx: Context, ctx2: Context) -> tuple[Endpoint, Endpoint]:
     """Two connected RC endpoints on two devices."""
     return connect(Endpoint(ctx, QPType.RC), Endpoint(ctx2, QPType.RC))
+
+
+@pytest.fixture
+def link() -> Iterator[str]:
+    """The net device of the second RDMA device, which is up again afterwards."""
+    names = os.environ.get("CQNOTIFY_LAB_NETDEVS", "").split()
+    if len(names) < 2:
+        pytest.fail("CQNOTIFY_LAB_NETDEVS must name the net devices: run it by ./lab test")
+    yield names[1]
+    ip_link(names[1], "up")
+    with Context("rxe1") as ctx:
+        until(lambda: ctx.query_port().state == 4, "the link is up again")
+        until(lambda: bool(ctx.gid_table()), "its addresses are back")
 
 
 @pytest.fixture(params=["asyncio", "uvloop"])

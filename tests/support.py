@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -38,6 +39,10 @@ def is_rxe(ctx: Context) -> bool:
 def kernel() -> tuple[int, int]:
     major, minor = os.uname().release.split(".")[:2]
     return int(major), int(minor)
+
+
+def ip_link(*arguments: str) -> None:
+    subprocess.run(["ip", "link", "set", *arguments], check=True, timeout=DEADLINE)
 
 
 class Endpoint:

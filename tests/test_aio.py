@@ -618,6 +618,7 @@ def test_an_error_of_one_cq_leaves_the_others_of_its_channel_alone(
 
 
 def test_a_second_run_works_with_the_same_asynccq(lane: Lane, run: Scenario) -> None:
+    before = open_fds()
     acq = AsyncCQ(lane.cq)
 
     async def scenario(i: int) -> None:
@@ -626,7 +627,6 @@ def test_a_second_run_works_with_the_same_asynccq(lane: Lane, run: Scenario) -> 
         assert ids(await task) == [i]
         await sleeper(acq)  # cancelled when the loop ends
 
-    before = open_fds()
     for i in range(3):
         run(scenario(i))
     acq.close()

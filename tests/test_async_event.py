@@ -5,9 +5,7 @@ import contextlib
 import gc
 import os
 import select
-import subprocess
 import weakref
-from collections.abc import Iterator
 
 import pytest
 from support import (
@@ -17,6 +15,7 @@ from support import (
     Waiter,
     connect,
     hang_up,
+    ip_link,
     until,
     wait_completions,
     waiting,
@@ -240,23 +239,6 @@ def test_an_event_of_a_qp_names_it(pair: Pair) -> None:
     # It is no failure: who waits for completions is left alone.
     with pytest.raises(TimeoutError):
         a.channel.get_event(timeout=0)
-
-
-def ip_link(*arguments: str) -> None:
-    subprocess.run(["ip", "link", "set", *arguments], check=True, timeout=DEADLINE)
-
-
-@pytest.fixture
-def link() -> Iterator[str]:
-    """The net device of the second RDMA device, which is up again afterwards."""
-    names = os.environ.get("CQNOTIFY_LAB_NETDEVS", "").split()
-    if len(names) < 2:
-        pytest.fail("CQNOTIFY_LAB_NETDEVS must name the net devices: run it by ./lab test")
-    yield names[1]
-    ip_link(names[1], "up")
-    with Context("rxe1") as ctx:
-        until(lambda: ctx.query_port().state == 4, "the link is up again")
-        until(lambda: bool(ctx.gid_table()), "its addresses are back")
 
 
 def test_a_port_that_goes_down_is_told_to_those_with_a_qp_on_it(wire_pair: Pair, link: str) -> None:

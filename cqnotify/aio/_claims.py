@@ -17,6 +17,7 @@ from ._loops import Wakeup
 from ._scope import Scope
 
 if TYPE_CHECKING:
+    from ..qp import QP
     from ._flow import Flow
 
 SEND: Final = 0

@@ -90,6 +90,7 @@ class AsyncCQ(Posting):
         "_cq",
         "_error",
         "_flows",
+        "_flushing",
         "_looks_later",
         "_max_per_wake",
         "_on_cq_closed",
@@ -115,6 +116,7 @@ class AsyncCQ(Posting):
         self._waiters: deque[_Waiter] = deque()
         self._claims = Claims()
         self._flows: dict[int, Flow] = {}  # by QP number
+        self._flushing: weakref.WeakSet[CoreQP] = weakref.WeakSet()  # moved to an error state
         self._unacked = 0
         self._closed = False
         self._error: Exception | None = None  # for good
@@ -253,18 +255,27 @@ class AsyncCQ(Posting):
     def close(self) -> None:
         """Stop waiting: who waits gets ClosedError, `async for` ends. Closing twice is fine.
 
-        The CQ stays open, its events are acknowledged. Wraps ibv_ack_cq_events(3).
+        The CQ stays open, its events are acknowledged. It may be called from other threads.
+        Wraps ibv_ack_cq_events(3).
         """
         if self._closed:
             return
         self._closed = True
         self._cq.remove_close_callback(self._on_cq_closed)
+        with contextlib.suppress(ClosedError):
+            self._cq.set_consumer(None)
+        if self._reader.is_elsewhere():
+            self._reader.in_loop(self._end)
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        """The part of close() that belongs to the loop's thread."""
         self._reader.unregister(self)
         for flow in list(self._flows.values()):
             flow.release()
         self._tell(ClosedError("this AsyncCQ is closed"))
         with contextlib.suppress(ClosedError):  # a CQ acknowledges the rest when it is closed
-            self._cq.set_consumer(None)
             self._ack()
 
     async def __aenter__(self) -> Self:
@@ -460,7 +471,12 @@ class AsyncCQ(Posting):
         self._serve()
 
     def _only_solicited(self) -> bool:
-        return not self._claims and all(w.solicited_only for w in self._waiters)
+        # What is flushed raises no solicited event on some devices, and concerns everybody.
+        return (
+            not self._claims
+            and all(w.solicited_only for w in self._waiters)
+            and not any(map(_is_outstanding, self._flushing))
+        )
 
     def _poll_elsewhere(self, max_entries: int, spin: float) -> list[WorkCompletion]:
         """Another thread polls. While somebody waits it is the loop that takes them, in order."""
@@ -522,12 +538,11 @@ class AsyncCQ(Posting):
         self._drain()
         flow = self._flows.get(qp.qp_num)
         if was_reset:
+            self._flushing.discard(qp)
             if flow is not None and flow.is_of(qp):
                 flow.fail(ClosedError(f"QP {qp.qp_num} was reset: its work requests were dropped"))
             return
-        # What is flushed now raises no solicited event on some devices, and concerns everybody.
-        for waiter in self._waiters:
-            waiter.solicited_only = False
+        self._flushing.add(qp)
         if flow is not None:
             flow.suspect()
         self._serve()
@@ -639,6 +654,12 @@ def _same(a: AsyncEvent, b: AsyncEvent) -> bool:
 def _fresh(error: Exception) -> Exception:
     """For each task its own: an exception collects the frames through which it goes."""
     return copy.copy(error)
+
+
+def _is_outstanding(qp: CoreQP) -> bool:
+    with contextlib.suppress(ClosedError):
+        return any(qp.outstanding)
+    return False
 
 
 def _weakly(

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from .._core import CQ, AsyncEvent, ClosedError, CompletionChannel, Context, FailureWatch
+from .._core import ClosedError, CompletionChannel, FailureWatch
 from . import _loops
 from ._loops import Loop
 
@@ -67,8 +67,10 @@ class Reader:
 
     def __init__(self, channel: CompletionChannel) -> None:
         self._channel = channel
-        self._watched: Watched | None = None
-        self._failures: FailureReader | None = None
+        # From the first AsyncCQ to the last, in a loop or not: then no failure is missed, whoever
+        # takes its report. It takes nothing from Context.get_async_event().
+        self._failures: FailureWatch | None = None
+        self._watched: list[Watched] = []
         self.loop: Loop | None = None
         # By the CQ's id; weak, so that an AsyncCQ that is forgotten unclosed goes away. It holds
         # the CQ and this reader.
@@ -86,6 +88,7 @@ class Reader:
         return reader
 
     def register(self, acq: AsyncCQ) -> None:
+        self._open_failures()
         key = id(acq.cq)
         self._users[key] = weakref.ref(acq, functools.partial(self._forget, key))
 
@@ -114,13 +117,13 @@ class Reader:
                 "close its AsyncCQs or the loop first"
             )
         loop = _loops.adapt(raw)
-        self._watched = Watched(self._channel.fileno(), loop, self._on_readable)
+        failures = self._open_failures()
         try:
-            self._failures = FailureReader.of(self._channel.context, loop)
+            self._watched.append(Watched(self._channel.fileno(), loop, self._on_event))
+            self._watched.append(Watched(failures.fileno(), loop, self._on_failure))
         except BaseException:
-            self._watched.close()
+            self._detach()
             raise
-        self._failures.users.add(self)
         self.loop = loop
         return loop
 
@@ -133,14 +136,10 @@ class Reader:
 
     def _detach(self) -> None:
         self.loop = None
-        watched, self._watched = self._watched, None
-        failures, self._failures = self._failures, None
-        if watched is not None:
-            watched.close()
-        if failures is not None:
-            failures.leave(self)
+        while self._watched:
+            self._watched.pop().close()
 
-    def _on_readable(self) -> None:
+    def _on_event(self) -> None:
         """Read a bounded number of events.
 
         Whatever goes wrong, it must not raise: the loop would call it again at once, for ever.
@@ -172,11 +171,15 @@ class Reader:
         loop = self.loop
         return loop is not None and loop.thread != threading.get_ident() and not loop.is_closed()
 
-    def on_failure(self, event: AsyncEvent, cqs: list[CQ] | None) -> None:
-        """The device reports a failure that concerns these CQs; None: it is a total one."""
-        for acq in self._living():
-            if cqs is None or any(cq is acq.cq for cq in cqs):
-                acq._on_failure(event, for_good=cqs is None)
+    def _on_failure(self) -> None:
+        """The device has failed, for some CQs, or for all. As _on_event() it must not raise."""
+        try:
+            for event, cqs in self._open_failures().read():
+                for acq in self._living():
+                    if cqs is None or any(cq is acq.cq for cq in cqs):
+                        acq._on_failure(event, for_good=cqs is None)
+        except Exception as e:
+            self.fail(e)
 
     def fail(self, error: Exception) -> None:
         self._detach()
@@ -198,68 +201,26 @@ class Reader:
         """An AsyncCQ was collected, unclosed: possibly in another thread than the loop's."""
         if self._users.get(key) is ref:
             del self._users[key]
-        if not self._users and self.loop is not None:
+        if not self._users:
             self.in_loop(self._detach_unused)
 
     def _detach_unused(self) -> None:
         if not self._users:
             self._detach()
+            self._close_failures()
+
+    def _open_failures(self) -> FailureWatch:
+        if self._failures is None or self._failures.closed:
+            self._failures = FailureWatch(self._channel.context)
+        return self._failures
+
+    def _close_failures(self) -> None:
+        if self._failures is not None:
+            self._failures.close()
 
     def __del__(self) -> None:
         self._channel.remove_close_callback(self._on_channel_closed)
-
-
-class FailureReader:
-    """Tells the readers of one loop what fails on one device.
-
-    It takes nothing from Context.get_async_event(), which hands out every report still.
-    """
-
-    _readers: ClassVar[weakref.WeakValueDictionary[tuple[int, int], FailureReader]] = (
-        weakref.WeakValueDictionary()
-    )
-
-    def __init__(self, watch: FailureWatch, loop: Loop) -> None:
-        self._raw = loop.raw
-        self._watch = watch
-        self.users: weakref.WeakSet[Reader] = weakref.WeakSet()
-        try:
-            self._watched = Watched(self._watch.fileno(), loop, self._on_readable)
-        except BaseException:
-            self._watch.close()
-            raise
-
-    @classmethod
-    def of(cls, ctx: Context, loop: Loop) -> FailureReader:
-        key = (id(ctx), id(loop.raw))  # it holds both
-        reader = cls._readers.get(key)
-        if reader is None or reader._watch.closed:
-            reader = cls._readers[key] = cls(FailureWatch(ctx), loop)
-        return reader
-
-    def leave(self, user: Reader) -> None:
-        self.users.discard(user)
-        if not self.users:
-            self.close()
-
-    def close(self) -> None:
-        self._watched.close()
-        self._watch.close()
-
-    def __del__(self) -> None:
-        if not self._watch.closed:
-            self._watch.close()
-
-    def _on_readable(self) -> None:
-        """As Reader._on_readable(): it must not raise."""
-        try:
-            for event, cqs in self._watch.read():
-                for reader in list(self.users):
-                    reader.on_failure(event, cqs)
-        except Exception as e:
-            self.close()
-            for reader in list(self.users):
-                reader.fail(e)
+        self._close_failures()
 
 
 def weak_callback(method: Callable[[], None]) -> Callable[[], None]:

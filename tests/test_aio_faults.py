@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: MIT
+"""AsyncCQ, when the device reports what rxe never reports: needs the debug build."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from aio_support import Scenario, open_fds, start, tick
+from support import Endpoint, connect
+
+from cqnotify import (
+    QP,
+    AsyncEventError,
+    AsyncEventType,
+    Context,
+    DeviceRemovedError,
+    QPState,
+    QPType,
+    _core,
+)
+from cqnotify.aio import AsyncCQ
+
+core: Any = _core  # the stub does not have what only the debug build has
+PER_QP = [
+    AsyncEventType.QP_FATAL,
+    AsyncEventType.QP_REQ_ERR,
+    AsyncEventType.QP_ACCESS_ERR,
+    AsyncEventType.PATH_MIG_ERR,
+]
+
+
+@pytest.fixture(autouse=True)
+def unarmed() -> Iterator[None]:
+    yield
+    core.fail_call(0)
+
+
+class World:
+    """Two connections, whose receiving ends, b and d, work with the CQs of b."""
+
+    def __init__(self, ctx: Context) -> None:
+        self.ctx = ctx
+        self.a, self.b = connect(Endpoint(ctx, QPType.RC), Endpoint(ctx, QPType.RC))
+        self.c, self.d = Endpoint(ctx, QPType.RC), Endpoint(ctx, QPType.RC)
+        self.d.qp.close()
+        self.d.qp = QP(self.d.pd, QPType.RC, send_cq=self.b.scq, recv_cq=self.b.rcq)
+        connect(self.c, self.d)
+        while ctx.try_get_async_event() is not None:
+            pass
+
+    def report(self, kind: AsyncEventType, element: object) -> None:
+        """As if the device had reported it. Somebody takes it at once, and the loop is told."""
+        core.inject_event(kind, element)
+        event = self.ctx.try_get_async_event()
+        assert event is not None
+        assert event.event_type is kind
+
+
+@pytest.fixture
+def w(ctx: Context) -> World:
+    return World(ctx)
+
+
+async def is_told(task: asyncio.Task[Any], kind: AsyncEventType) -> None:
+    with pytest.raises(AsyncEventError, match=kind.name) as e:
+        await task
+    assert e.value.event.event_type is kind
+
+
+@pytest.mark.parametrize("kind", PER_QP, ids=lambda kind: kind.name)
+def test_a_failed_qp_is_told_to_those_that_it_concerns_and_no_others(
+    w: World, run: Scenario, kind: AsyncEventType
+) -> None:
+    b, c, d = w.b, w.c, w.d
+
+    async def scenario() -> None:
+        async with AsyncCQ(b.rcq) as acq, AsyncCQ(b.scq) as sent, AsyncCQ(w.a.rcq) as elsewhere:
+            concerned = await start(
+                acq.wait,
+                lambda: acq.completion(1),
+                lambda: acq.completion(1, qp=b.qp),
+                lambda: acq.recv(b.qp, b.mr[0:64]),
+                lambda: sent.send(b.qp, b.mr[0:8]),  # nothing is posted at the peer
+                sent.wait,
+            )
+            others = await start(
+                lambda: acq.completion(5, qp=d.qp),
+                lambda: acq.recv(d.qp, d.mr[0:64]),
+                lambda: sent.send(d.qp, d.mr[0:8]),
+                elsewhere.wait,
+            )
+            w.report(kind, b.qp)
+            for task in concerned:
+                await is_told(task, kind)
+            await tick()
+            assert not any(task.done() for task in others)
+            c.qp.post_send(c.mr[0:8])
+            assert (await others[1]).ok
+            c.qp.post_recv(c.mr[0:64])
+            assert (await others[2]).ok
+            d.qp.post_recv(d.mr[0:64], wr_id=5)
+            c.qp.post_send(c.mr[0:8])
+            assert (await others[0]).ok
+
+    run(scenario())
+
+
+def test_what_came_while_nobody_waited_is_raised_for_its_qp_alone(w: World, run: Scenario) -> None:
+    b, c, d = w.b, w.c, w.d
+
+    async def scenario() -> None:
+        async with AsyncCQ(b.rcq) as acq:
+            (receive,) = await start(lambda: acq.recv(d.qp, d.mr[0:64]))
+            for _ in range(2):
+                w.report(AsyncEventType.QP_FATAL, b.qp)
+                await tick()
+            w.report(AsyncEventType.QP_FATAL, d.qp)
+            await is_told(receive, AsyncEventType.QP_FATAL)
+            d.qp.modify(qp_state=QPState.RESET)
+            c.qp.modify(qp_state=QPState.RESET)
+            connect(c, d)
+            (receive,) = await start(lambda: acq.recv(d.qp, d.mr[0:64]))
+            c.qp.post_send(c.mr[0:8])
+            assert (await receive).ok
+            with pytest.raises(AsyncEventError) as e:
+                await acq.recv(b.qp, b.mr[0:64])
+            assert e.value.event.qp is b.qp
+            assert b.qp.outstanding == (0, 0)
+            await start(acq.wait)
+
+    run(scenario())
+
+
+def test_of_several_failures_that_nobody_waited_for_each_is_raised(w: World, run: Scenario) -> None:
+    async def scenario() -> None:
+        async with AsyncCQ(w.b.rcq) as acq:
+            (task,) = await start(acq.wait)
+            task.cancel()
+            for qp in (w.b.qp, w.d.qp, w.b.qp):
+                w.report(AsyncEventType.QP_FATAL, qp)
+                await tick()
+            for qp in (w.d.qp, w.b.qp):
+                with pytest.raises(AsyncEventError) as e:
+                    await acq.wait()
+                assert e.value.event.qp is qp
+            await start(acq.wait)
+
+    run(scenario())
+
+
+def test_a_failed_port_is_told_to_all_with_a_qp_on_it(w: World, run: Scenario) -> None:
+    async def scenario() -> None:
+        async with AsyncCQ(w.b.rcq) as acq, AsyncCQ(w.a.scq) as other:
+            tasks = await start(
+                acq.wait,
+                lambda: acq.completion(1, qp=w.d.qp),
+                lambda: acq.recv(w.b.qp, w.b.mr[0:64]),
+                other.wait,
+            )
+            w.report(AsyncEventType.PORT_ERR, 1)
+            for task in tasks:
+                await is_told(task, AsyncEventType.PORT_ERR)
+            await start(acq.wait, other.wait)
+
+    run(scenario())
+
+
+def test_a_fatal_failure_is_told_to_all_and_for_good(w: World, run: Scenario) -> None:
+    b = w.b
+
+    async def in_scope(acq: AsyncCQ) -> None:
+        async with acq.scope():
+            await acq.recv(b.qp, b.mr[0:64])
+
+    async def scenario() -> None:
+        async with AsyncCQ(b.rcq) as acq, AsyncCQ(w.a.scq) as other:
+            tasks = await start(
+                acq.wait, lambda: acq.completion(1), lambda: in_scope(acq), other.wait
+            )
+            w.report(AsyncEventType.DEVICE_FATAL, None)
+            for task in tasks:
+                await is_told(task, AsyncEventType.DEVICE_FATAL)
+            for call in (acq.wait, lambda: acq.recv(b.qp, b.mr[0:64]), other.wait):
+                for _ in range(2):
+                    with pytest.raises(AsyncEventError, match="DEVICE_FATAL"):
+                        await call()
+
+    run(scenario())
+
+
+def test_the_removal_of_the_device_ends_all_waits_for_good_and_nothing_spins(
+    w: World, run: Scenario
+) -> None:
+    b = w.b
+
+    async def scenario() -> None:
+        before = open_fds()
+        async with AsyncCQ(b.rcq) as acq, AsyncCQ(b.scq) as sent, AsyncCQ(w.a.scq) as elsewhere:
+            tasks = await start(
+                acq.wait,
+                lambda: acq.completion(1),
+                lambda: acq.recv(b.qp, b.mr[0:64]),
+                lambda: sent.send(b.qp, b.mr[0:8]),
+                sent.wait,
+            )
+            w.a.qp.modify(qp_state=QPState.SQD)  # the device has something to read
+            core.fail_call(1, errno.EIO)
+            for task in tasks:
+                with pytest.raises(DeviceRemovedError, match="no more events will come"):
+                    await task
+            assert core.failed() == "ibv_get_async_event"
+            for call in (acq.wait, lambda: sent.send(b.qp, b.mr[0:8])):
+                with pytest.raises(DeviceRemovedError):
+                    await call()
+            await start(elsewhere.wait)  # of another channel; it did not look, and may wait
+        assert open_fds() == before
+
+    run(scenario())
