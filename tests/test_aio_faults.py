@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from aio_support import Scenario, open_fds, start, tick
-from support import Endpoint, connect
+from support import Endpoint, connect, wait_completions
 
 from cqnotify import (
     QP,
@@ -218,5 +218,28 @@ def test_the_removal_of_the_device_ends_all_waits_for_good_and_nothing_spins(
                     await call()
             await start(elsewhere.wait)  # of another channel; it did not look, and may wait
         assert open_fds() == before
+
+    run(scenario())
+
+
+def test_a_completion_between_the_last_look_and_the_arm_is_not_missed(
+    w: World, run: Scenario
+) -> None:
+    """It raises no event: only who looks again after arming finds it."""
+    a, b = w.a, w.b
+    b.qp.post_recv(b.mr[0:64], wr_id=7)
+
+    def send() -> None:
+        a.qp.post_send(a.mr[0:8])
+        wait_completions(a.scq, 1)
+
+    async def scenario() -> None:
+        async with AsyncCQ(b.rcq) as acq:
+            core.before_call("ibv_req_notify_cq", send)
+            (wc,) = await acq.wait()
+            assert wc.wr_id == 7
+            assert acq.stats.arms == 1
+            assert acq.stats.events == 0
+            assert acq.stats.wakeups == 0
 
     run(scenario())
