@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from .._core import WorkCompletion
+from ..enums import WCOpcode
 from ..qp import QP
 from ._loops import Wakeup
 from ._scope import Scope
@@ -32,12 +33,11 @@ _ids: Final = itertools.count(MANAGED)
 class Claim:
     """One completion that a task awaits."""
 
-    __slots__ = ("abandoned", "error", "flow", "keep", "posted", "qp_num", "wakeup", "wc", "wr_id")
+    __slots__ = ("abandoned", "error", "flow", "keep", "posted", "wakeup", "wc", "wr_id")
 
     def __init__(self, wr_id: int, flow: Flow | None, keep: bool = True) -> None:
         self.wr_id = wr_id
         self.flow = flow  # None: of any QP
-        self.qp_num = None if flow is None else flow.qp_num
         self.keep = keep  # if its task gives up, the completion is for others
         self.posted = True  # False: it waits for room in the queue
         self.abandoned = False  # its task has given up
@@ -48,6 +48,13 @@ class Claim:
     @property
     def done(self) -> bool:
         return self.wc is not None or self.error is not None
+
+    def may_be_of(self, qp_num: int) -> bool:
+        return self.flow is None or self.flow.qp_num == qp_num
+
+    def fits(self, wc: WorkCompletion) -> bool:
+        """Whether this, of its wr_id, is what it awaits."""
+        return self.posted and self.may_be_of(wc.qp_num)
 
     def deliver(self, wc: WorkCompletion) -> bool:
         """Take the completion. False: nobody wants it here, let others have it."""
@@ -98,6 +105,12 @@ class Operation(Claim):
         self.scope = scope
         self.posted = False
 
+    def fits(self, wc: WorkCompletion) -> bool:
+        # What was posted by hand on the other side can have the same wr_id. Of a failed one only
+        # the wr_id tells.
+        side = RECV if wc.ok and wc.opcode is not None and wc.opcode & WCOpcode.RECV else SEND
+        return super().fits(wc) and (not wc.ok or side == self.queue)
+
     def deliver(self, wc: WorkCompletion) -> bool:
         self.leave_scope()
         return super().deliver(wc)
@@ -120,44 +133,37 @@ class Operation(Claim):
 class Claims:
     """All claims on the completions of one CQ."""
 
-    __slots__ = ("_by_id",)
+    __slots__ = ("by_id",)
 
     def __init__(self) -> None:
-        self._by_id: dict[int, list[Claim]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._by_id)
+        self.by_id: dict[int, list[Claim]] = {}
 
     def __iter__(self) -> Iterator[Claim]:
-        return iter([claim for claims in self._by_id.values() for claim in claims])
+        return iter([claim for claims in self.by_id.values() for claim in claims])
 
     def add(self, claim: Claim) -> None:
         """Operations come first: their completion is theirs, whoever else asks for it."""
-        claims = self._by_id.setdefault(claim.wr_id, [])
+        claims = self.by_id.setdefault(claim.wr_id, [])
         claims.insert(0 if isinstance(claim, Operation) else len(claims), claim)
 
     def discard(self, claim: Claim) -> None:
-        claims = self._by_id.get(claim.wr_id, [])
+        claims = self.by_id.get(claim.wr_id, [])
         if claim in claims:
             claims.remove(claim)
         if not claims:
-            self._by_id.pop(claim.wr_id, None)
+            self.by_id.pop(claim.wr_id, None)
 
     def has_like(self, op: Operation) -> bool:
         """Whether an operation of its wr_id is under way on its QP already."""
-        claims = self._by_id.get(op.wr_id, ())
-        return any(isinstance(c, Operation) and c.qp_num == op.qp_num for c in claims)
+        claims = self.by_id.get(op.wr_id, ())
+        return any(isinstance(c, Operation) and c.may_be_of(op.flow.qp_num) for c in claims)
 
-    def deliver(self, wc: WorkCompletion) -> bool:
-        """To the first claim on it that still wants it; those that it passes end with it, too."""
-        while (claim := self._take(wc)) is not None:
-            if claim.deliver(wc):
-                return True
-        return False
-
-    def _take(self, wc: WorkCompletion) -> Claim | None:
-        for claim in self._by_id.get(wc.wr_id, ()):
-            if claim.qp_num in (None, wc.qp_num) and claim.posted:
+    def give(self, wc: WorkCompletion) -> bool:
+        """To the first who claims and wants this completion. Its claim ends with it, and so do
+        those before it whose task has given up."""
+        for claim in list(self.by_id.get(wc.wr_id, ())):
+            if claim.fits(wc):
                 self.discard(claim)
-                return claim
-        return None
+                if claim.deliver(wc):
+                    return True
+        return False

@@ -28,7 +28,7 @@ from .._core import QP as CoreQP
 from ..enums import AsyncEventType, QPState
 from ..qp import QP
 from . import _loops
-from ._claims import Claim, Claims, Operation
+from ._claims import RECV, SEND, Claim, Claims, Operation
 from ._flow import Flow
 from ._loops import Loop, Wakeup
 from ._posting import Posting, check_wr_id
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 _ACK_BATCH: Final = 32  # an ack takes a mutex
 _POLL_BATCH: Final = 16  # a poll costs the same for one as for a few
 _DRAIN_BATCHES: Final = 4  # then the loop gets its turn
-_MAX_ENTRIES: Final = 2**31 - 1
 _STREAK: Final = 64  # completions that come without a sleep; then the loop gets its turn, too
 
 
@@ -91,6 +90,7 @@ class AsyncCQ(Posting):
         "_error",
         "_flows",
         "_flushing",
+        "_held",
         "_looks_later",
         "_max_per_wake",
         "_on_cq_closed",
@@ -121,6 +121,7 @@ class AsyncCQ(Posting):
         self._closed = False
         self._error: Exception | None = None  # for good
         self._reports: list[AsyncEvent] = []  # failures of which nobody was told
+        self._held = False
         self._looks_later = False
         self._streak = 0
         self._wakeups = 0
@@ -168,11 +169,10 @@ class AsyncCQ(Posting):
         event loop that is not closed uses the channel, VerbsError for what the device refuses.
         Wraps ibv_req_notify_cq(3), ibv_get_cq_event(3) and ibv_poll_cq(3).
         """
-        max_entries = operator.index(max_entries)
-        if not 1 <= max_entries <= _MAX_ENTRIES:
-            raise ValueError(f"max_entries is {max_entries}: it must be 1 to {_MAX_ENTRIES}")
-        loop = await self._begin()
-        if not self._waiters and self._look(max_entries, spin):
+        _check_max_entries(max_entries)
+        loop = self._begin()
+        found = not self._waiters and self._look(max_entries, spin)
+        if found and self._streak < _STREAK:
             return self._take_in_passing(max_entries)
         self._check()  # a signal's handler can have closed it while it spun
         waiter = _Waiter(loop.wakeup(), max_entries, solicited_only)
@@ -198,15 +198,20 @@ class AsyncCQ(Posting):
         Errors and cancellation are as for wait(), and with `qp` it is ClosedError, too, when that
         QP is closed or reset. Wraps the same verbs.
         """
-        await self._begin(qp)
-        claim = Claim(wr_id, None if qp is None else self._flow(qp))
+        if not 0 <= wr_id < 1 << 64:
+            raise ValueError(f"wr_id is {wr_id}: it must be 0 to 2**64 - 1")
+        if qp is not None:
+            self._check_qp(qp, SEND, RECV)
+        self._begin(qp)
         self._look_once()
+        claim = Claim(wr_id, None if qp is None else self._flow(qp))
         for i, wc in enumerate(self._ready):
-            if wc.wr_id == wr_id and claim.qp_num in (None, wc.qp_num):
+            if wc.wr_id == wr_id and claim.fits(wc):
                 del self._ready[i]
-                self._streak += 1
-                return wc
-        self._claims.add(claim)
+                claim.deliver(wc)
+                break
+        else:
+            self._claims.add(claim)
         return await self._outcome(claim)
 
     def poll(self, max_entries: int = 16, *, spin: float = 0.0) -> list[WorkCompletion]:
@@ -217,10 +222,11 @@ class AsyncCQ(Posting):
         and raises ClosedError when nothing is left. It may be called from other threads, as
         CQ.poll(), which comes here. Wraps ibv_poll_cq(3).
         """
+        _check_max_entries(max_entries)
         if self._reader.is_elsewhere() and not self._closed:
             return self._poll_elsewhere(max_entries, spin)
         self._reader.leave_closed_loop()
-        if self._waiters:
+        if self._waiters and not self._closed:
             self._look_once()
             self._serve()
             return []
@@ -298,14 +304,8 @@ class AsyncCQ(Posting):
         if self._error is not None:
             raise _fresh(self._error)
 
-    async def _begin(self, qp: QP | None = None) -> Loop:
-        """At the start of each call that may wait, for a completion of `qp` or of any QP.
-
-        Who never has to sleep lets others run here.
-        """
-        if self._streak >= _STREAK:
-            self._streak = 0
-            await _loops.pause()
+    def _begin(self, qp: QP | None = None) -> Loop:
+        """At the start of each call that may wait, for a completion of `qp` or of any QP."""
         self._check()
         loop = self._reader.attach()
         for event in self._reports:
@@ -314,11 +314,18 @@ class AsyncCQ(Posting):
                 raise _failure(event)
         return loop
 
+    async def _let_others_run(self) -> None:
+        """Who never has to sleep does so here, where he has his place and nobody overtakes him."""
+        if self._streak >= _STREAK:
+            self._streak = 0
+            await _loops.pause()
+
     async def _sleep(self, waiter: _Waiter, loop: Loop) -> list[WorkCompletion]:
         slept = False
         while True:
             self._serve()
             slept = slept or not waiter.wakeup.woken
+            await self._let_others_run()
             await waiter.wakeup
             if waiter.error is not None:
                 error, waiter.error = waiter.error, None
@@ -338,6 +345,7 @@ class AsyncCQ(Posting):
             loop = self._prepare_to_sleep()
             if claim.done:
                 self._streak += 1
+                await self._let_others_run()
             else:
                 claim.wakeup = loop.wakeup()
                 await claim.wakeup
@@ -345,7 +353,7 @@ class AsyncCQ(Posting):
         except BaseException:
             self._give_up(claim)
             raise
-        self._reader.hold(self, self._is_awaited())
+        self._anchor()
         if claim.error is not None:
             raise _fresh(claim.error)
         assert claim.wc is not None
@@ -354,11 +362,11 @@ class AsyncCQ(Posting):
     def _give_up(self, claim: Claim) -> None:
         """Its task was cancelled."""
         claim.abandoned = True
-        if not isinstance(claim, Operation):
-            self._claims.discard(claim)
-        else:
+        if isinstance(claim, Operation):
             claim.flow.withdraw(claim)
-        if claim.wc is not None and claim.keep and not self._claims.deliver(claim.wc):
+        else:
+            self._claims.discard(claim)
+        if claim.wc is not None and claim.keep and not self._claims.give(claim.wc):
             self._ready.appendleft(claim.wc)
         self._keep_report(claim.error)
         self._serve()
@@ -367,8 +375,9 @@ class AsyncCQ(Posting):
         self, qp: QP, queue: int, post: Callable[[int], None], wr_id: int | None
     ) -> WorkCompletion:
         check_wr_id(wr_id)
-        await self._begin(qp)
-        op = Operation(self._flow(qp, queue), qp, queue, post, wr_id, Scope.current(self))
+        self._check_qp(qp, queue)
+        self._begin(qp)
+        op = Operation(self._flow(qp), qp, queue, post, wr_id, Scope.current(self))
         op.flow.submit(op)
         wc = await self._outcome(op)
         wc.raise_for_status()
@@ -423,11 +432,11 @@ class AsyncCQ(Posting):
 
     def _put(self, wcs: list[WorkCompletion]) -> None:
         """Each to who claims it, or else into the queue; then post what there is room for now."""
-        if not self._claims and not self._flows:
+        if not self._claims.by_id and not self._flows:
             self._ready.extend(wcs)
             return
         for wc in wcs:
-            if not self._claims.deliver(wc):
+            if not self._claims.give(wc):
                 self._ready.append(wc)
         for wc in wcs:
             flow = self._flows.get(wc.qp_num)
@@ -453,12 +462,19 @@ class AsyncCQ(Posting):
         except Exception as e:
             self._fail(e)
         finally:
-            self._reader.hold(self, self._is_awaited())
+            self._anchor()
+
+    def _anchor(self) -> None:
+        """While somebody waits here the reader holds us, or nobody might."""
+        held = self._is_awaited()
+        if held != self._held:
+            self._held = held
+            self._reader.hold(self, held)
 
     def _is_awaited(self) -> bool:
         if self._closed or self._error is not None:
             return False
-        return bool(self._waiters or self._claims)
+        return bool(self._waiters or self._claims.by_id)
 
     def _look_later(self) -> None:
         loop = self._reader.loop
@@ -471,38 +487,42 @@ class AsyncCQ(Posting):
         self._serve()
 
     def _only_solicited(self) -> bool:
+        if self._claims.by_id:
+            return False
+        for waiter in self._waiters:
+            if not waiter.solicited_only:
+                return False
         # What is flushed raises no solicited event on some devices, and concerns everybody.
-        return (
-            not self._claims
-            and all(w.solicited_only for w in self._waiters)
-            and not any(map(_is_outstanding, self._flushing))
-        )
+        return not any(map(_is_outstanding, self._flushing))
 
     def _poll_elsewhere(self, max_entries: int, spin: float) -> list[WorkCompletion]:
         """Another thread polls. While somebody waits it is the loop that takes them, in order."""
         self._check()
         if not self._waiters and self._ready:
             return self._take(max_entries)
-        if not self._waiters and not self._claims:
+        if not self._waiters and not self._claims.by_id:
             return self._cq.take(max_entries, spin=spin)
         self._reader.in_loop(self._drain)
         return []
 
-    def _flow(self, qp: QP, queue: int | None = None) -> Flow:
-        """Of a QP that has this CQ, for this queue or for any."""
+    def _check_qp(self, qp: QP, *queues: int) -> None:
+        """One of these queues of it must complete here."""
         if not isinstance(qp, QP):
             raise TypeError(f"qp must be a QP, not {type(qp).__name__}")
-        cqs = (qp.send_cq, qp.recv_cq) if queue is None else ((qp.send_cq, qp.recv_cq)[queue],)
-        if not any(cq is self._cq for cq in cqs):
-            what = "work" if queue is None else ("sends", "receives")[queue]
+        cqs = {SEND: qp.send_cq, RECV: qp.recv_cq}
+        if not any(cqs[queue] is self._cq for queue in queues):
+            does = " and ".join("receives" if queue == RECV else "sends" for queue in queues)
+            names = " and ".join("recv_cq" if queue == RECV else "send_cq" for queue in queues)
             raise ValueError(
-                f"QP {qp.qp_num}: its {what} complete on another CQ than that of this AsyncCQ; see "
-                "QP.send_cq and QP.recv_cq"
+                f"QP {qp.qp_num} {does} on another CQ than that of this AsyncCQ: see QP.{names}"
             )
+
+    def _flow(self, qp: CoreQP) -> Flow:
         flow = self._flows.get(qp.qp_num)
         if flow is None or not flow.is_of(qp):
-            flow = self._flows[qp.qp_num] = Flow(qp, self._claims)
+            flow = Flow(qp, self._claims)
             flow.on_close(_weakly(self, AsyncCQ._qp_closed, flow))
+            self._flows[qp.qp_num] = flow
         return flow
 
     # ---- what happens meanwhile ----
@@ -600,7 +620,7 @@ class AsyncCQ(Posting):
             waiter.error = error
             waiter.wakeup.wake()
         for claim in self._claims:
-            if qp_num is None or claim.qp_num in (None, qp_num):
+            if qp_num is None or claim.may_be_of(qp_num):
                 told = claim.fail(error) or told
         for flow in list(self._flows.values()):
             flow.prune()
@@ -608,6 +628,7 @@ class AsyncCQ(Posting):
 
     def _forget_waiters(self) -> None:
         """Their event loop was closed: they will never run again."""
+        self._held = False
         self._looks_later = False
         self._waiters.clear()
         for claim in self._claims:
@@ -632,6 +653,11 @@ class Batches:
 
     async def __anext__(self) -> list[WorkCompletion]:
         return await self._acq._next_batch(*self._args)
+
+
+def _check_max_entries(max_entries: int) -> None:
+    if not 1 <= operator.index(max_entries) < 1 << 31:
+        raise ValueError(f"max_entries is {max_entries}: it must be 1 to 2**31 - 1")
 
 
 def _failure(event: AsyncEvent) -> AsyncEventError:

@@ -13,7 +13,6 @@ from typing import Final
 from .._core import QP as CoreQP
 from .._core import VerbsError, WorkCompletion
 from ..enums import QPState
-from ..qp import QP
 from ._claims import RECV, SEND, Claims, Operation
 
 # QPs of which something failed. Of all AsyncCQs: a send and a receive may complete on two.
@@ -31,7 +30,7 @@ class Flow:
     queue is full again before any task has run.
     """
 
-    def __init__(self, qp: QP, claims: Claims) -> None:
+    def __init__(self, qp: CoreQP, claims: Claims) -> None:
         self._qp = weakref.ref(qp)  # an operation holds it while there is one
         self.qp_num = qp.qp_num
         self._claims = claims
@@ -162,7 +161,7 @@ class Flow:
         """Some devices take a work request in state ERR and never complete it."""
         if op.qp not in _suspects:
             return
-        state = op.qp.state
+        state = CoreQP.query(op.qp)["qp_state"]
         if state == QPState.ERR or (state == QPState.SQE and op.queue == SEND):
             raise _verbs_error(
                 errno.EINVAL,

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -180,10 +179,7 @@ def _request(
 ) -> Callable[[int], None]:
     """QP.post_send() without the wr_id. Who awaits a completion needs one that tells."""
     flags = send_flags | SendFlags.SIGNALED
-    post: Callable[..., None] = functools.partial(
-        qp.post_send, sg, opcode=opcode, send_flags=flags, **more
-    )
-    return lambda wr_id: post(wr_id=wr_id)
+    return lambda wr_id: qp.post_send(sg, wr_id=wr_id, opcode=opcode, send_flags=flags, **more)
 
 
 def check_wr_id(wr_id: int | None) -> None:

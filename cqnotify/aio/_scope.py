@@ -21,7 +21,7 @@ _innermost: Final[ContextVar[Scope | None]] = ContextVar("_innermost", default=N
 class Scope:
     """What `AsyncCQ.scope()` returns, for one `async with`."""
 
-    __slots__ = ("_acq", "_error", "_outer", "_pending", "_used", "_wakeup")
+    __slots__ = ("_acq", "_ended", "_error", "_outer", "_pending", "_used", "_wakeup")
 
     def __init__(self, acq: AsyncCQ) -> None:
         self._acq = acq
@@ -30,12 +30,13 @@ class Scope:
         self._error: Exception | None = None
         self._wakeup: Wakeup | None = None
         self._used = False
+        self._ended = False
 
     @classmethod
     def current(cls, acq: AsyncCQ) -> Scope | None:
-        """The innermost one of this AsyncCQ around the running task."""
+        """The innermost one of this AsyncCQ around the running task, which can outlive some."""
         scope = _innermost.get()
-        while scope is not None and scope._acq is not acq:
+        while scope is not None and (scope._acq is not acq or scope._ended):
             scope = scope._outer
         return scope
 
@@ -75,12 +76,15 @@ class Scope:
         # Not by a token: the block may be left in another context than it was entered in.
         _innermost.set(self._outer)
         cancelled = None
-        while self._pending:
-            loop = self._acq._prepare_to_sleep()
-            if not self._pending:
-                break
-            self._wakeup = loop.wakeup()
-            cancelled = await loop.sleep_through(self._wakeup) or cancelled
+        try:
+            while self._pending:
+                loop = self._acq._prepare_to_sleep()
+                if not self._pending:
+                    break
+                self._wakeup = loop.wakeup()
+                cancelled = await loop.sleep_through(self._wakeup) or cancelled
+        finally:
+            self._ended = True
         if cancelled is not None:
             raise cancelled
         if self._error is not None and exc is None:
