@@ -13,13 +13,23 @@ import errno
 import gc
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from aio_support import SOLICITED, Lane, MakeLane, Scenario, ids, open_fds, sleeper, tick
+from aio_support import (
+    IDLE_LIMIT,
+    SOLICITED,
+    Lane,
+    MakeLane,
+    Scenario,
+    cpu_while_idle,
+    ids,
+    open_fds,
+    sleeper,
+    tick,
+)
 from support import DEADLINE
 
 from cqnotify import CQ, ClosedError, CompletionChannel, Context, WorkCompletion
@@ -221,9 +231,7 @@ def test_an_idle_waiter_burns_no_cpu_after_an_event(lane: Lane, run: Scenario) -
             lane.send()
             await task
             await sleeper(acq)
-            cpu = time.process_time()
-            await asyncio.sleep(3)
-            assert time.process_time() - cpu < 0.15
+            assert await cpu_while_idle() < IDLE_LIMIT
             assert acq.stats.events == 1
 
     run(scenario())
@@ -399,6 +407,21 @@ def test_what_was_not_handed_out_can_be_taken_after_close(lane: Lane, run: Scena
             lane.send(3)
             assert ids(await acq.wait(1)) == [0]
         assert ids(acq.poll()) == [1, 2]
+
+    run(scenario())
+
+
+def test_after_close_poll_takes_nothing_more_from_the_cq(lane: Lane, run: Scenario) -> None:
+    async def scenario() -> None:
+        acq = AsyncCQ(lane.cq)
+        task = await sleeper(acq)
+        lane.send()
+        acq.close()
+        with pytest.raises(ClosedError):  # the waiter has yet to run
+            acq.poll()
+        assert ids(lane.cq.poll()) == [0]
+        with pytest.raises(ClosedError):
+            await task
 
     run(scenario())
 

@@ -33,6 +33,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--mem", type=int, default=2048)
     parser.add_argument("--cpus", type=int, default=2)
     parser.add_argument("--accel", choices=("auto", "kvm", "tcg"), default="auto")
+    parser.add_argument("--icount", action="store_true")
     parser.add_argument("--timeout", type=float, default=0)
     parser.add_argument("--boot-timeout", type=float, default=90)
     parser.add_argument("--verbose", action="store_true")
@@ -127,8 +128,9 @@ def run_in_vm(options: argparse.Namespace) -> int:
         cache=options.cache,
         kernel=kernel.choose(options.cache, options.kernel),
         memory=options.mem,
-        cpus=options.cpus,
+        cpus=1 if options.icount else options.cpus,
         accel=options.accel,
+        icount=options.icount,
         boot_timeout=options.boot_timeout,
         timeout=options.timeout or None,
         verbose=options.verbose,

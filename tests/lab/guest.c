@@ -100,7 +100,7 @@ _Noreturn static void fail(const char *what, const char *which)
     dprintf(2, "lab guest: %s %s: %s\n", what, which, why);
     if (ports[CTL] >= 0) {
         say("fail %s %s: %s", what, which, why);
-        sleep(5); // the host ends the machine as soon as it has read the line
+        pause(); // the host ends the machine as soon as it has read the line
     }
     power_off();
 }
@@ -592,6 +592,6 @@ int main(void)
     int status = supervise(signals);
     tidy_up();
     say("exit %d %llu %llu %llu", status, from_stdout.sent, from_stderr.sent, from_tty.sent);
-    sleep(60); // the host ends the machine when it has read everything
+    pause(); // the host ends the machine when it has read everything
     power_off();
 }

@@ -185,6 +185,23 @@ def test_files_and_core_dumps_in_the_project_come_back(folder: Path) -> None:
     assert cores[0].read_bytes()[:4] == b"\x7fELF"
 
 
+def test_time_counts_instructions_where_that_is_asked_for() -> None:
+    """So the same work always takes as long, and waiting takes no time."""
+    program = """
+import os, time
+def work(start):
+    for _ in range(100000):
+        pass
+    return time.perf_counter_ns() - start
+took = [work(time.perf_counter_ns()) for _ in range(10)][5:]
+assert os.cpu_count() == 1
+assert max(took) < 1.1 * min(took), took
+time.sleep(500)
+print("done")"""
+    result = lab("--icount", "run", "python", "-c", program)
+    assert result.stdout == b"done\n", result.stderr
+
+
 def test_two_labs_run_beside_each_other() -> None:
     command = [LAB, "run", "sh", "-c", "sleep 2; ibv_devices | grep -c rxe"]
     pair = [
@@ -361,6 +378,7 @@ def test_interrupt_from_the_terminal_reaches_a_command_without_one() -> None:
         (["--kernel", "5.3", "run", "true"], "no kernel 5.3 here; there are: 6.1"),
         (["--mem", "99999999", "run", "true"], "too little memory"),
         (["--boot-timeout", "1", "--accel", "tcg", "run", "true"], "did not come up within 1 s"),
+        (["--icount", "--accel", "kvm", "run", "true"], "it goes without --accel kvm"),
         (["--python", "/bin/false", "run", "true"], "/bin/false is not a Python"),
         (["kernels", "fetch", "/no/such.deb"], "no such suite or file: /no/such.deb"),
         (["kernels", "fetch", "nonsense"], "no such suite or file: nonsense"),

@@ -46,6 +46,7 @@ class Machine:
     memory: int = 2048
     cpus: int = 2
     accel: str = "auto"
+    icount: bool = False  # time counts instructions
     boot_timeout: float = 90
     timeout: float | None = None
     verbose: bool = False
@@ -171,7 +172,7 @@ def qemu_command(
     command = ["qemu-system-x86_64", "-M", "q35", "-nodefaults", "-no-user-config", "-no-reboot"]
     command += ["-display", "none"]
     command += ["-accel", "kvm", "-cpu", "host"] if accel == "kvm" else []
-    command += ["-accel", "tcg,thread=multi", "-cpu", "max"] if accel == "tcg" else []
+    command += tcg_options(machine) if accel == "tcg" else []
     command += ["-m", str(machine.memory), "-smp", str(machine.cpus), "-kernel", str(image)]
     command += ["-initrd", f"/proc/self/fd/{initrd}", "-append", append]
     command += ["-device", "virtio-rng-pci", "-device", "virtio-serial-pci"]
@@ -187,6 +188,14 @@ def qemu_command(
         share = f"local,id={tag},path={quoted},security_model=none,multidevs=remap{mode}"
         command += ["-fsdev", share, "-device", f"virtio-9p-pci,fsdev={tag},mount_tag={tag}"]
     return command
+
+
+def tcg_options(machine: Machine) -> list[str]:
+    if not machine.icount:
+        return ["-accel", "tcg,thread=multi", "-cpu", "max"]
+    # Without the CPU's fast string moves, each byte of which would count as an instruction.
+    cpu = ["-accel", "tcg,thread=single", "-cpu", "max,-erms,-fsrm"]
+    return [*cpu, "-icount", "shift=0,sleep=off"]
 
 
 # ---- streams -----------------------------------------------------------------------------
@@ -517,8 +526,12 @@ def run(machine: Machine, job: Job) -> int:
     usable = os.access("/dev/kvm", os.R_OK | os.W_OK)
     known = verdict.read() if usable else "no"
     accel = machine.accel
+    if machine.icount and accel == "kvm":
+        raise LabError("--icount counts emulated instructions: it goes without --accel kvm")
     if accel == "kvm" and not usable:
         raise LabError("--accel kvm: /dev/kvm is not there, or not for this user")
+    if machine.icount:
+        accel = "tcg"
     if accel == "auto" and known is None:
         note(f"microVM, kernel {machine.kernel}, trying KVM")
         try:

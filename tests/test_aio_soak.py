@@ -1,0 +1,499 @@
+# SPDX-License-Identifier: MIT
+"""AsyncCQ for long: no wake-up is lost, and no completion, whatever is cancelled or closed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import faulthandler
+import gc
+import os
+import random
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+from support import ALL_REMOTE, DEADLINE, Endpoint
+
+from cqnotify import (
+    CQ,
+    MR,
+    PD,
+    QP,
+    ClosedError,
+    CompletionChannel,
+    Context,
+    QPAddress,
+    QPType,
+    VerbsError,
+    WCOpcode,
+    WorkCompletion,
+    WROpcode,
+)
+from cqnotify.aio import AsyncCQ
+
+MANY = int(os.environ.get("CQNOTIFY_SOAK_COMPLETIONS", "1000000"))  # also sizes the lock-step
+SEED = int(os.environ.get("CQNOTIFY_SOAK_SEED", "20240229"))
+NO_PROGRESS = 120.0  # seconds: then all stacks are shown, and it ends
+
+NewLoop = Callable[[], asyncio.AbstractEventLoop]
+
+
+class Progress:
+    """Ends what gets stuck, however long the whole of it takes."""
+
+    def __init__(self, wanted: int, show: bool = False) -> None:
+        self.wanted = wanted
+        self.done = 0
+        self.state: Callable[[], object] = str  # what to say when it is stuck
+        self._show = show
+        self._start = time.monotonic()
+
+    def add(self, n: int) -> None:
+        step = max(500, self.wanted // 100)
+        if self.done // step != (self.done + n) // step and self._show:
+            # In place of pytest's limit for a whole test.
+            faulthandler.dump_traceback_later(NO_PROGRESS, exit=True)
+            print(f"\r{self.done + n} of {self.wanted}", end="", flush=True)
+        self.done += n
+
+    async def watch(self) -> None:
+        """Fails when nothing moves any more: a hang is a failure with a name."""
+        before = -1
+        while self.done != before:
+            before = self.done
+            await asyncio.sleep(DEADLINE)
+        pytest.fail(f"stuck after {self.done} of {self.wanted}: {self.state()}")
+
+    def report(self) -> str:
+        seconds = time.monotonic() - self._start
+        return f"{self.done} in {seconds:.0f} s, {seconds * 1e4 / self.done:.1f} s for each 10,000"
+
+
+@contextlib.contextmanager
+def shown(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
+    """On the terminal, and without pytest's limit for a whole test, see Progress."""
+    with capfd.disabled():
+        try:
+            faulthandler.dump_traceback_later(NO_PROGRESS, exit=True)
+            print()
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+
+def run_clean(
+    new_loop: NewLoop,
+    monkeypatch: pytest.MonkeyPatch,
+    progress: Progress,
+    scenario: Coroutine[Any, Any, None],
+) -> None:
+    """Runs it; nothing may be complained of, and no task be left."""
+    complaints: list[object] = []
+
+    async def watched() -> None:
+        asyncio.get_running_loop().set_exception_handler(
+            lambda loop, context: complaints.append(context)
+        )
+        main, watch = (asyncio.ensure_future(c) for c in (scenario, progress.watch()))
+        try:
+            await asyncio.wait([main, watch], return_when=asyncio.FIRST_COMPLETED)
+            if watch.done():
+                main.cancel()
+                await watch
+            await main
+        finally:
+            watch.cancel()
+            await asyncio.wait([watch])
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    with monkeypatch.context() as patch, contextlib.closing(new_loop()) as loop:
+        patch.setattr(sys, "unraisablehook", complaints.append)
+        loop.run_until_complete(watched())
+        gc.collect()
+    assert complaints == []
+
+
+# ---- no wake-up is lost ---------------------------------------------------------------------
+
+# Sends a message, and the next one when it has the answer. Before each it waits until the other
+# process sleeps, or a random time, in which that one falls asleep.
+PEER = """
+import random, sys, time, cqnotify as c
+
+pid, messages, seed = map(int, sys.argv[1:])
+rng = random.Random(seed)
+EPOLL = ("232", "281")
+
+def until_it_sleeps():
+    end = time.monotonic() + 60
+    while True:
+        with open(f"/proc/{pid}/syscall") as f:
+            if f.read().split()[0] in EPOLL:
+                return
+        assert time.monotonic() < end, "it never sleeps"
+
+def for_some_microseconds():
+    end = time.perf_counter() + 1e-6 * 10 ** rng.uniform(0, 2.9)
+    while time.perf_counter() < end:
+        pass
+
+with c.Context() as ctx:
+    pd, cq = c.PD(ctx), c.CQ(ctx, 64)
+    qp = c.QP(pd, c.QPType.RC, send_cq=cq)
+    sys.stdout.buffer.write(qp.address().to_wire())
+    sys.stdout.flush()
+    qp.connect(c.QPAddress.from_wire(sys.stdin.buffer.read(52)))
+    for i in range(messages):
+        qp.post_recv(None)
+        until_it_sleeps() if rng.random() < 0.6 else for_some_microseconds()
+        qp.post_send([], opcode=c.WROpcode.SEND_WITH_IMM, imm_data=i)
+        got = []
+        while len(got) < 2:
+            got += cq.poll(spin=0.1)
+        assert all(wc.ok for wc in got), got
+        assert [wc.imm_data for wc in got if wc.opcode == c.WCOpcode.RECV] == [i], got
+    sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def peer(end: Endpoint, messages: int) -> Iterator[None]:
+    command = [sys.executable, "-c", PEER, *map(str, (os.getpid(), messages, SEED))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        try:
+            assert child.stdin is not None
+            assert child.stdout is not None
+            end.qp.connect(QPAddress.from_wire(child.stdout.read(52)))
+            child.stdin.write(end.qp.address().to_wire())
+            child.stdin.flush()
+            yield
+            child.stdin.close()
+            assert child.wait(DEADLINE) == 0
+        finally:
+            child.kill()
+
+
+async def answer(end: Endpoint, progress: Progress) -> None:
+    """Half of the messages are awaited as the next completion, half by their wr_id."""
+    async with AsyncCQ(end.rcq) as received, AsyncCQ(end.scq) as sent:
+        for i in range(progress.wanted):
+            if i % 2:
+                wc = await received.completion(i % 8)
+            else:
+                (wc,) = await received.wait()
+            assert wc.ok
+            assert (wc.imm_data, wc.wr_id) == (i, i % 8)
+            end.qp.post_recv(None, wr_id=i % 8)
+            await sent.send(end.qp, [], imm_data=i)
+            progress.add(1)
+        stats = received.stats
+        assert stats.events > 0.5 * progress.wanted, "it slept"
+        assert stats.wakeups > 0.5 * progress.wanted
+    for cq in (end.rcq, end.scq):
+        assert cq.stats.events == cq.stats.acked
+
+
+def lockstep(
+    ctx: Context, new_loop: NewLoop, monkeypatch: pytest.MonkeyPatch, progress: Progress
+) -> str:
+    end = Endpoint(ctx, QPType.RC)
+    end.qp.to_init()
+    for i in range(8):
+        end.qp.post_recv(None, wr_id=i)
+    with peer(end, progress.wanted):
+        run_clean(new_loop, monkeypatch, progress, answer(end, progress))
+    return f"{end.rcq.stats.events / progress.wanted:.2f} events per message; {progress.report()}"
+
+
+def test_every_message_of_another_process_wakes_though_none_follows_it(
+    ctx: Context, new_loop: NewLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    print(lockstep(ctx, new_loop, monkeypatch, Progress(1000)))
+
+
+@pytest.mark.soak
+def test_of_very_many_messages_every_one_wakes(
+    ctx: Context,
+    new_loop: NewLoop,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with shown(capfd):
+        print(f"\r{lockstep(ctx, new_loop, monkeypatch, Progress(MANY // 10, show=True))}")
+
+
+# ---- no completion is lost, nor comes twice -------------------------------------------------
+
+LANES = 16
+CHANNELS = 4
+OWN = 1 << 63  # the wr_ids that a program gives are below
+
+
+class LedgerQP(QP):
+    """Writes down what it posts."""
+
+    sends: set[int]  # by wr_id: posted, and not handed out so far
+    messages: set[int]  # by imm_data
+    wr_ids: Iterator[int]
+
+    def post_send(self, sg: Any, *, wr_id: int = 0, **more: Any) -> None:
+        imm_data = more.get("imm_data")
+        # A receive that was cancelled in time was never posted.
+        if imm_data is not None and self.outstanding[1] <= len(self.messages):
+            self.post_recv(None, wr_id=next(self.wr_ids))
+        super().post_send(sg, wr_id=wr_id, **more)
+        assert wr_id not in self.sends
+        self.sends.add(wr_id)
+        if imm_data is not None:
+            self.messages.add(imm_data)
+
+
+class Lane:
+    """A CQ with a QP that is connected to itself, and those who use it."""
+
+    def __init__(self, stress: Stress, channel: CompletionChannel) -> None:
+        self.stress = stress
+        self.rng = random.Random(stress.rng.random())
+        self.cq = CQ(stress.ctx, 1023, channel=channel)
+        self.qp = LedgerQP(stress.pd, QPType.RC, send_cq=self.cq, max_send_wr=255, max_recv_wr=255)
+        self.qp.sends = set()
+        self.qp.messages = set()
+        self.qp.wr_ids = stress.wr_ids
+        self.qp.connect(self.qp.address(), access=ALL_REMOTE)
+        self.acq = AsyncCQ(self.cq)
+        self.former: deque[AsyncCQ] = deque(maxlen=8)
+        self.dropped = 0  # at most so many sends complete unheard
+        self.closing = 0.0  # the longest that a close took
+        self.moved = asyncio.Event()
+
+    # Each of these may be cancelled, end by a timeout, or find everything closed.
+
+    async def attempt(self, call: Coroutine[Any, Any, Any]) -> Any:
+        """Its result, or None."""
+        luck = self.rng.random()
+        try:
+            if luck < 0.1:
+                return await asyncio.wait_for(call, self.rng.random() * 0.005)
+            if luck > 0.2:
+                return await call
+            task = asyncio.ensure_future(call)
+            for _ in range(self.rng.randrange(6)):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+            return None if task.cancelled() else task.result()
+        except asyncio.TimeoutError:
+            return None
+        except ClosedError:
+            assert self.stress.done or self.former, "closed by nobody"
+            return None
+
+    async def take(self) -> None:
+        while not self.acq.closed:
+            wcs = await self.attempt(self.acq.wait(self.rng.choice((1, 16, 64, 256))))
+            self.account(wcs or ())
+
+    async def receive(self) -> None:
+        while not self.acq.closed:
+            wc = await self.attempt(self.acq.recv(self.qp, None))
+            self.account([wc] if wc is not None else [])
+
+    async def send(self) -> None:
+        while not self.stress.done:
+            own = next(self.stress.wr_ids) if self.rng.random() < 0.5 else None
+            imm_data = next(self.stress.numbers)
+            wc = await self.attempt(self.acq.send(self.qp, [], imm_data=imm_data, wr_id=own))
+            self.account([wc] if wc is not None else [])
+            self.dropped += wc is None and own is None
+
+    async def claim(self) -> None:
+        while not self.stress.done:
+            wr_id = next(self.stress.wr_ids)
+            if self.write(wr_id):
+                wc = await self.attempt(self.acq.completion(wr_id, qp=self.qp))
+                self.account([wc] if wc is not None else [])
+            await self.room()
+
+    async def feed(self) -> None:
+        while not self.stress.done:
+            for _ in range(self.rng.randrange(256)):
+                self.write(next(self.stress.wr_ids))
+            await self.room()
+
+    def write(self, wr_id: int) -> bool:
+        """Directly, unless the queue is full."""
+        if self.qp.outstanding[0] >= self.qp.max_send_wr:
+            return False
+        try:
+            self.qp.post_send([], wr_id=wr_id, opcode=WROpcode.RDMA_WRITE, **self.stress.target)
+        except VerbsError as e:
+            # It may be full a little longer than its completions tell.
+            if e.errno != errno.ENOMEM:
+                raise
+            return False
+        return True
+
+    async def room(self) -> None:
+        while not self.stress.done and self.qp.outstanding[0] >= 128:
+            self.moved.clear()
+            await self.moved.wait()
+        await asyncio.sleep(0)
+
+    def account(self, wcs: Iterable[WorkCompletion]) -> None:
+        """Each completion is of something that had none yet: remove() would raise."""
+        n = 0
+        for wc in wcs:
+            assert wc.ok, wc
+            if wc.opcode is WCOpcode.RECV:
+                self.qp.messages.remove(wc.imm_data)
+            else:
+                self.qp.sends.remove(wc.wr_id)
+            n += 1
+        self.moved.set()
+        self.stress.account(n)
+
+    # What the stress as a whole does with it.
+
+    def close_acq(self) -> None:
+        start = time.monotonic()
+        self.acq.close()
+        self.closing = max(self.closing, time.monotonic() - start)
+        self.former.append(self.acq)
+        self.account_former()
+
+    def account_former(self) -> None:
+        """What was taken from the CQ for them, and not handed out.
+
+        Later than close(), too: a task that is cancelled then gives back what it was given.
+        """
+        for acq in self.former:
+            with contextlib.suppress(ClosedError):
+                while True:
+                    self.account(acq.poll(64))
+
+    def reopen(self) -> None:
+        self.close_acq()
+        self.acq = AsyncCQ(self.cq)
+
+    def is_done(self) -> bool:
+        self.account_former()
+        own = [wr_id for wr_id in self.qp.sends if wr_id < OWN]
+        return not own and not self.qp.messages and self.qp.outstanding[0] == 0
+
+    def __repr__(self) -> str:
+        flows = [(flow.qp_num, flow._waiting) for flow in self.acq._flows.values()]
+        return (
+            f"sends {self.qp.sends} messages {self.qp.messages} outstanding {self.qp.outstanding} "
+            f"{self.acq.stats} waiters {len(self.acq._waiters)} claims "
+            f"{[(c.wr_id, c.posted, c.abandoned) for c in self.acq._claims]} flows {flows}"
+        )
+
+    def check(self) -> None:
+        assert len(self.qp.sends) <= self.dropped
+        self.account_former()
+        assert self.is_done()
+        assert self.cq.take() == []
+        stats = self.cq.stats
+        assert stats.events == stats.acked
+        assert self.cq.unacked == 0
+        self.qp.close()
+        start = time.monotonic()
+        self.cq.close()
+        assert max(self.closing, time.monotonic() - start) < 1
+
+
+class Stress:
+    def __init__(self, ctx: Context, progress: Progress) -> None:
+        self.ctx = ctx
+        self.progress = progress
+        self.done = False
+        self.rng = random.Random(SEED)
+        self.pd = PD(ctx)
+        mr = MR(self.pd, 64, access=ALL_REMOTE)
+        self.target = {"remote_addr": mr.addr, "rkey": mr.rkey}
+        self.wr_ids = count(1)
+        self.numbers = count(1)
+        self.reopened = 0
+        self._next_reopening = 100
+        self._reopens = False
+
+    def account(self, n: int) -> None:
+        self.progress.add(n)
+        self.done = self.done or self.progress.done >= self.progress.wanted
+        if self.progress.done >= self._next_reopening and not self.done and not self._reopens:
+            self._reopens = True
+            asyncio.get_running_loop().call_soon(self.reopen)
+
+    def reopen(self) -> None:
+        """At most one in a turn of the loop: those who were cancelled get to run in between."""
+        self._reopens = False
+        self._next_reopening = self.progress.done + self.rng.randrange(500)
+        self.reopened += 1
+        self.rng.choice(self.lanes).reopen()
+
+    def state(self) -> object:
+        pending = [str(task.get_coro()) for task in self.tasks if not task.done()]
+        return pending, [lane for lane in self.lanes if not lane.is_done()]
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            await asyncio.sleep(0.01)
+            for task in self.tasks:
+                if task.done():
+                    task.result()  # it may have failed
+
+    async def run(self) -> None:
+        channels = [CompletionChannel(self.ctx) for _ in range(CHANNELS)]
+        self.lanes = [Lane(self, channels[i % CHANNELS]) for i in range(LANES)]
+        posting = [work for lane in self.lanes for work in (lane.send, lane.claim, lane.feed)]
+        posters = [asyncio.ensure_future(work()) for work in posting]
+        waiting = [work for lane in self.lanes for work in (lane.take, lane.take, lane.receive)]
+        self.tasks = posters + [asyncio.ensure_future(work()) for work in waiting]
+        try:
+            await self.until(lambda: all(task.done() for task in posters))
+            await self.until(lambda: all(lane.is_done() for lane in self.lanes))
+        finally:
+            self.done = True
+            for lane in self.lanes:
+                lane.close_acq()
+                lane.moved.set()
+            await asyncio.gather(*self.tasks, return_exceptions=True)
+        for lane in self.lanes:
+            lane.check()
+        assert sum(lane.cq.stats.events for lane in self.lanes) > LANES, "they slept"
+        for channel in channels:
+            channel.close()
+        assert self.reopened > 0
+
+
+def stress(
+    ctx: Context, new_loop: NewLoop, monkeypatch: pytest.MonkeyPatch, progress: Progress
+) -> str:
+    it = Stress(ctx, progress)
+    progress.state = it.state
+    run_clean(new_loop, monkeypatch, progress, it.run())
+    return f"{progress.report()}; {it.reopened} reopenings"
+
+
+def test_each_completion_comes_once_whatever_is_cancelled_or_closed(
+    ctx: Context, new_loop: NewLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    print(stress(ctx, new_loop, monkeypatch, Progress(10000)))
+
+
+@pytest.mark.soak
+def test_of_a_million_completions_each_comes_once(
+    ctx: Context,
+    new_loop: NewLoop,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with shown(capfd):
+        print(f"\r{stress(ctx, new_loop, monkeypatch, Progress(MANY, show=True))}")
