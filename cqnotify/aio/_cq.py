@@ -401,10 +401,13 @@ class AsyncCQ(Posting):
         return loop
 
     def _take(self, max_entries: int) -> list[WorkCompletion]:
+        ready = self._ready
         wcs: list[WorkCompletion] = []
-        with contextlib.suppress(IndexError):  # another thread can be quicker
-            while len(wcs) < max_entries:
-                wcs.append(self._ready.popleft())
+        try:
+            while ready and len(wcs) < max_entries:
+                wcs.append(ready.popleft())
+        except IndexError:
+            pass  # another thread was quicker
         return wcs
 
     def _take_in_passing(self, max_entries: int) -> list[WorkCompletion]:
