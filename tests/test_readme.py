@@ -40,3 +40,13 @@ def test_the_other_examples_receive_until_a_failure(
         result = names["receive"](b.rcq)
         asyncio.run(result)
     assert e.value.status is WCStatus.WR_FLUSH_ERR
+
+
+def test_the_example_that_copies_memory_copies_it(pair: tuple[Endpoint, Endpoint]) -> None:
+    names: dict[str, Any] = {}
+    exec(THIRD, names)
+    a, b = pair
+    b.mr.write(bytes(range(256)) * 16)
+    asyncio.run(names["copy"](a.qp, a.mr, b.mr.addr, b.mr.rkey))
+    assert b.mr.read(4096, 4096) == bytes(range(256)) * 16
+    assert a.qp.outstanding == (0, 0)
