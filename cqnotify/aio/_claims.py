@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 
 from .._core import WorkCompletion
 from ..enums import WCOpcode
-from ..qp import QP
 from ._loops import Wakeup
 from ._scope import Scope
 

@@ -172,8 +172,9 @@ class AsyncCQ(Posting):
         _check_max_entries(max_entries)
         loop = self._begin()
         found = not self._waiters and self._look(max_entries, spin)
-        if found and self._streak < _STREAK:
-            return self._take_in_passing(max_entries)
+        if found and self._streak < _STREAK and (wcs := self._take(max_entries)):
+            self._streak += len(wcs)
+            return wcs
         self._check()  # a signal's handler can have closed it while it spun
         waiter = _Waiter(loop.wakeup(), max_entries, solicited_only)
         self._waiters.append(waiter)
@@ -205,12 +206,7 @@ class AsyncCQ(Posting):
         self._begin(qp)
         self._look_once()
         claim = Claim(wr_id, None if qp is None else self._flow(qp))
-        for i, wc in enumerate(self._ready):
-            if wc.wr_id == wr_id and claim.fits(wc):
-                del self._ready[i]
-                claim.deliver(wc)
-                break
-        else:
+        if not self._deliver_ready(claim):
             self._claims.add(claim)
         return await self._outcome(claim)
 
@@ -330,12 +326,12 @@ class AsyncCQ(Posting):
             if waiter.error is not None:
                 error, waiter.error = waiter.error, None
                 raise _fresh(error)
-            if self._ready and slept:
-                wcs = self._take(waiter.max_entries)
-                self._count_wakeup(len(wcs))
+            if wcs := self._take(waiter.max_entries):
+                if slept:
+                    self._count_wakeup(len(wcs))
+                else:
+                    self._streak += len(wcs)
                 return wcs
-            if self._ready:
-                return self._take_in_passing(waiter.max_entries)
             self._check()
             waiter.wakeup = loop.wakeup()
 
@@ -410,10 +406,13 @@ class AsyncCQ(Posting):
             pass  # another thread was quicker
         return wcs
 
-    def _take_in_passing(self, max_entries: int) -> list[WorkCompletion]:
-        wcs = self._take(max_entries)
-        self._streak += len(wcs)
-        return wcs
+    def _deliver_ready(self, claim: Claim) -> bool:
+        for wc in list(self._ready):
+            if wc.wr_id == claim.wr_id and claim.fits(wc):
+                with contextlib.suppress(ValueError):  # another thread was quicker
+                    self._ready.remove(wc)
+                    return claim.deliver(wc)
+        return False
 
     def _count_wakeup(self, completions: int) -> None:
         self._streak = 0
@@ -500,13 +499,25 @@ class AsyncCQ(Posting):
 
     def _poll_elsewhere(self, max_entries: int, spin: float) -> list[WorkCompletion]:
         """Another thread polls. While somebody waits it is the loop that takes them, in order."""
+        if not self._waiters and (wcs := self._take(max_entries)):
+            return wcs
         self._check()
-        if not self._waiters and self._ready:
-            return self._take(max_entries)
-        if not self._waiters and not self._claims.by_id:
-            return self._cq.take(max_entries, spin=spin)
-        self._reader.in_loop(self._drain)
-        return []
+        if self._is_awaited():
+            self._reader.in_loop(self._drain)
+            return []
+        wcs = self._cq.take(max_entries, spin=spin)
+        if wcs and self._is_awaited():
+            # Somebody has begun to wait since: it may be his, or make room for him.
+            self._reader.in_loop(lambda: self._put_and_serve(wcs))
+            return []
+        for wc in wcs:
+            if not wc.ok and (flow := self._flows.get(wc.qp_num)) is not None:
+                self._reader.in_loop(flow.suspect)
+        return wcs
+
+    def _put_and_serve(self, wcs: list[WorkCompletion]) -> None:
+        self._put(wcs)
+        self._serve()
 
     def _check_qp(self, qp: QP, *queues: int) -> None:
         """One of these queues of it must complete here."""
@@ -548,7 +559,10 @@ class AsyncCQ(Posting):
             self._cq.ack(n)
 
     def qp_changed(self, qp: CoreQP) -> None:
-        """Called by the CQ, when the program has moved a QP of it to ERR, SQE or RESET."""
+        """Called by the CQ, when the program has moved a QP of it to ERR, SQE or RESET.
+
+        And when it was closed; but then _qp_closed() is called, too.
+        """
         with contextlib.suppress(ClosedError):
             # Asked at once: by the time the loop knows it may be connected anew.
             was_reset = CoreQP.query(qp)["qp_state"] == QPState.RESET
@@ -564,6 +578,7 @@ class AsyncCQ(Posting):
             self._flushing.discard(qp)
             if flow is not None and flow.is_of(qp):
                 flow.fail(ClosedError(f"QP {qp.qp_num} was reset: its work requests were dropped"))
+                self._anchor()
             return
         self._flushing.add(qp)
         if flow is not None:
@@ -576,6 +591,7 @@ class AsyncCQ(Posting):
         def drop() -> None:
             self._drain()
             flow.fail(ClosedError("the QP was closed: its work requests were dropped"))
+            self._anchor()
             if self._flows.get(flow.qp_num) is flow:
                 del self._flows[flow.qp_num]
 
@@ -604,8 +620,9 @@ class AsyncCQ(Posting):
     def _drain(self) -> None:
         """Take what the CQ has; everything that is left over after it has not completed."""
         try:
-            while not self._closed and self._look_once(_DRAIN_BATCHES * _POLL_BATCH) > 0:
-                pass
+            left = 0 if self._closed else self._cq.cqe  # more than that came only since
+            while left > 0 and (got := self._look_once(_DRAIN_BATCHES * _POLL_BATCH)) > 0:
+                left -= got
         except Exception as e:
             self._fail(e)
         self._serve()
@@ -615,18 +632,23 @@ class AsyncCQ(Posting):
         if self._error is None:
             self._error = error.with_traceback(None)
         self._tell(error)
+        self._anchor()
 
     def _tell(self, error: Exception, qp_num: int | None = None) -> bool:
-        """Everybody who waits, as far as it may be for this QP; was there anybody?"""
-        told = bool(self._waiters)
+        """Everybody who waits, as far as it may be for this QP; was there anybody?
+
+        Each is told one error: of two reports in a row the second is for whoever waits next.
+        """
+        told = False
         for waiter in self._waiters:
-            waiter.error = error
-            waiter.wakeup.wake()
+            if waiter.error is None:
+                waiter.error = error
+                waiter.wakeup.wake()
+                told = True
         for claim in self._claims:
             if qp_num is None or claim.may_be_of(qp_num):
                 told = claim.fail(error) or told
-        for flow in list(self._flows.values()):
-            flow.prune()
+        self._drop_finished()
         return told
 
     def _forget_waiters(self) -> None:
@@ -636,7 +658,12 @@ class AsyncCQ(Posting):
         self._waiters.clear()
         for claim in self._claims:
             claim.abandoned = True
-            if not isinstance(claim, Operation):
+        self._drop_finished()
+
+    def _drop_finished(self) -> None:
+        """Forget who waits no more; the device has not finished what was posted."""
+        for claim in self._claims:
+            if not isinstance(claim, Operation) and (claim.done or claim.abandoned):
                 self._claims.discard(claim)
         for flow in list(self._flows.values()):
             flow.prune()

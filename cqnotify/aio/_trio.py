@@ -71,7 +71,8 @@ async def _call_when_readable(
     with scope, contextlib.suppress(trio.ClosedResourceError):
         while not scope.cancel_called:
             await trio.lowlevel.wait_readable(fd)
-            callback()
+            if not scope.cancel_called:  # it may have been readable just before
+                callback()
 
 
 def _nothing() -> None:
