@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: MIT
+"""AsyncCQ between loops, threads and the garbage collector: none is forgotten, nothing is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import signal
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from aio_support import Lane, MakeLane, Scenario, ids, open_fds, sleeper, tick
+from support import DEADLINE, Endpoint, Waiter, until
+
+from cqnotify import ClosedError, WorkCompletion
+from cqnotify.aio import AsyncCQ
+
+NewLoop = Callable[[], asyncio.AbstractEventLoop]
+
+
+async def collected(gone: weakref.ref[Any]) -> bool:
+    for _ in range(3):
+        gc.collect()
+        await tick()
+    return gone() is None
+
+
+# ---- loops that were closed -----------------------------------------------------------------
+
+
+@pytest.fixture
+def left_behind(new_loop: NewLoop) -> Callable[[Callable[[], Any]], None]:
+    """Starts to wait in a loop, and closes the loop."""
+
+    def leave(call: Callable[[], Any]) -> None:
+        loop = new_loop()
+        lost = loop.create_task(call())
+        loop.run_until_complete(tick())
+        loop.close()
+        lost._log_destroy_pending = False  # type: ignore[attr-defined]  # on purpose
+
+    return leave
+
+
+def test_a_claim_of_a_closed_loop_takes_nothing_from_who_claims_the_same_now(
+    lane: Lane, run: Scenario, left_behind: Any
+) -> None:
+    acq = AsyncCQ(lane.cq)
+    left_behind(lambda: acq.completion(0))
+
+    async def scenario() -> None:
+        task = asyncio.ensure_future(acq.completion(0))
+        await tick()
+        lane.send()
+        assert (await task).wr_id == 0
+        acq.close()
+
+    run(scenario())
+
+
+def test_a_claim_of_a_closed_loop_takes_nothing_from_who_waits_now(
+    lane: Lane, run: Scenario, left_behind: Any
+) -> None:
+    acq = AsyncCQ(lane.cq)
+    left_behind(lambda: acq.completion(0))
+    lane.send()
+
+    async def scenario() -> None:
+        assert ids(await acq.wait()) == [0]
+        acq.close()
+
+    run(scenario())
+
+
+def test_a_waiter_of_a_closed_loop_keeps_nothing_from_who_polls(
+    lane: Lane, left_behind: Any
+) -> None:
+    acq = AsyncCQ(lane.cq)
+    left_behind(acq.wait)
+    lane.send()
+    assert ids(acq.poll()) == [0]
+    acq.close()
+
+
+# ---- threads --------------------------------------------------------------------------------
+
+
+def test_a_loop_may_move_to_another_thread(lane: Lane, new_loop: NewLoop) -> None:
+    """Who polls in its first thread is a stranger then, and hands to the loop what it waits for."""
+    loop = new_loop()
+    acq = AsyncCQ(lane.cq)
+    asleep = threading.Event()
+
+    async def set_up() -> None:
+        task = await sleeper(acq)
+        lane.send()
+        await task
+
+    async def wait() -> list[WorkCompletion]:
+        task = await sleeper(acq, solicited_only=True)
+        loop.call_soon(asleep.set)
+        return await task
+
+    loop.run_until_complete(set_up())
+    future = asyncio.run_coroutine_threadsafe(wait(), loop)
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    assert asleep.wait(DEADLINE)
+    lane.send()  # not solicited: it wakes nobody
+    assert lane.cq.poll() == []
+    assert ids(future.result(DEADLINE)) == [1]
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(DEADLINE)
+    acq.close()
+    loop.close()
+
+
+def test_a_thread_that_spins_leaves_a_send_its_completion(
+    pair: tuple[Endpoint, Endpoint], run: Scenario
+) -> None:
+    a, b = pair
+
+    async def scenario() -> None:
+        async with AsyncCQ(a.scq) as acq:
+            acq._reader.attach()  # so the thread is a stranger from the start
+            polls = acq.stats.polls
+            spinner = Waiter(lambda: a.scq.poll(spin=DEADLINE))
+            until(lambda: acq.stats.polls > polls, "it spins")
+            task = asyncio.ensure_future(acq.send(a.qp, a.mr[0:8]))
+            await tick()
+            b.qp.post_recv(b.mr[0:64])
+            assert (await task).ok
+            # Either of them took it from the device; the spinner goes on where he did not.
+            if spinner.thread.is_alive():
+                b.qp.post_recv(b.mr[0:64])
+                a.qp.post_send(a.mr[0:8], wr_id=5)
+            assert ids(spinner.join()) in ([], [5])
+
+    run(scenario())
+
+
+def test_close_by_a_signal_ends_a_spin(lane: Lane, run: Scenario) -> None:
+    async def scenario() -> None:
+        before = open_fds()
+        acq = AsyncCQ(lane.cq)
+        signal.signal(signal.SIGALRM, lambda *_: acq.close())
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(ClosedError):
+            await acq.wait(spin=1.0)
+        assert open_fds() == before
+
+    try:
+        run(scenario())
+    finally:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+
+# ---- what is kept, and what is not ----------------------------------------------------------
+
+
+def test_a_task_that_only_the_asynccq_knows_is_not_collected(lane: Lane, run: Scenario) -> None:
+    got: list[int] = []
+
+    async def work() -> None:
+        async with AsyncCQ(lane.cq) as acq:
+            got.extend(ids(await acq.wait()))
+
+    async def scenario() -> None:
+        gone = weakref.ref(asyncio.ensure_future(work()))
+        await tick()
+        gc.collect()
+        lane.send()
+        while not got:
+            await asyncio.sleep(0)
+        assert await collected(gone)
+
+    run(scenario())
+    assert got == [0]
+
+
+def test_the_context_of_the_first_waiter_is_not_kept(lane: Lane, run: Scenario) -> None:
+    async def scenario() -> None:
+        before = open_fds()
+        acq = AsyncCQ(lane.cq)
+        async with acq.scope():
+            (await sleeper(acq)).cancel()
+            await tick()
+        gone = weakref.ref(acq)
+        del acq
+        assert await collected(gone)
+        assert open_fds() == before
+
+    run(scenario())
+
+
+def test_a_receive_that_was_cancelled_keeps_nothing_once_its_qp_is_closed(
+    pair: tuple[Endpoint, Endpoint], run: Scenario
+) -> None:
+    _, b = pair
+
+    async def scenario() -> None:
+        acq = AsyncCQ(b.rcq)
+        task = asyncio.ensure_future(acq.recv(b.qp, b.mr[0:8]))
+        await tick()
+        task.cancel()
+        await asyncio.wait([task])
+        b.qp.close()
+        gone = weakref.ref(acq)
+        del acq, task
+        assert await collected(gone)
+
+    run(scenario())
+
+
+def test_a_claim_that_failed_is_forgotten(lane: Lane, run: Scenario) -> None:
+    async def scenario() -> None:
+        acq = AsyncCQ(lane.cq)
+        task = asyncio.ensure_future(acq.completion(7))
+        await tick()
+        acq.close()
+        with pytest.raises(ClosedError):
+            await task
+        assert not acq._claims.by_id
+
+    run(scenario())
+
+
+def test_each_task_has_an_error_of_its_own_that_keeps_no_other(
+    new_lane: MakeLane, run: Scenario
+) -> None:
+    lane = new_lane()
+
+    class Local:
+        pass
+
+    async def scenario() -> None:
+        acq = AsyncCQ(lane.cq)
+        locals_: list[weakref.ref[Local]] = []
+
+        async def wait() -> None:
+            local = Local()
+            locals_.append(weakref.ref(local))
+            await acq.wait()
+
+        tasks = [asyncio.ensure_future(wait()) for _ in range(2)]
+        await tick()
+        lane.close()
+        lane.cq.close()
+        await asyncio.wait(tasks)
+        kinds = [type(task.exception()) for task in tasks]
+        own = tasks[0].exception() is not tasks[1].exception()
+        assert kinds == [ClosedError] * 2
+        assert own
+        tasks.clear()
+        await tick()
+        gc.collect()
+        assert [ref() for ref in locals_] == [None, None]
+        with contextlib.suppress(ClosedError):
+            acq.close()
+
+    run(scenario())
