@@ -83,14 +83,20 @@ IDLE = 5.0  # seconds
 IDLE_LIMIT = 0.01 * IDLE
 
 
+async def cpu_of_a_sleep(seconds: float) -> float:
+    start = time.process_time()
+    await asyncio.sleep(seconds)
+    return time.process_time() - start
+
+
 async def cpu_while_idle() -> float:
-    """The best of a few times: a stall of the machine can look like work."""
+    """Beyond what it takes to fall asleep and to wake; the best of a few times, since a stall of
+    the machine can look like work."""
     await tick()
     gc.collect()
     took = IDLE_LIMIT
     for _ in range(3):
         if took >= IDLE_LIMIT:
-            start = time.process_time()
-            await asyncio.sleep(IDLE)
-            took = time.process_time() - start
+            once = await cpu_of_a_sleep(0.01)
+            took = await cpu_of_a_sleep(IDLE) - once
     return took
