@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,8 +19,11 @@ from cqnotify import (
     PD,
     QP,
     AccessFlags,
+    AsyncEvent,
+    AsyncEventType,
     CompletionChannel,
     Context,
+    QPAddress,
     QPType,
     WCStatus,
     WorkCompletion,
@@ -174,6 +178,38 @@ class Overflow:
             self.a.qp.post_send(self.a.mr[0:8])
         got: list[int] = []
         until(lambda: got.extend(self.b.rcq.poll_ids()) or len(got) == n, "all have arrived")
+
+
+def take_all(ctx: Context) -> list[AsyncEvent]:
+    """What there is; a link that came up lately may have left something."""
+    events = []
+    while (event := ctx.try_get_async_event()) is not None:
+        events.append(event)
+    return events
+
+
+def take_cq_err(ctx: Context) -> AsyncEvent:
+    """The next one, besides what a link that came up lately has left."""
+    while True:
+        event = ctx.get_async_event(timeout=DEADLINE)
+        if event.event_type == AsyncEventType.CQ_ERR:
+            return event
+
+
+@contextmanager
+def peer(end: Endpoint, program: str, *args: object) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process, whose QP is connected to ours: by its standard streams, it speaks first."""
+    command = [sys.executable, "-c", program, *map(str, args)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        try:
+            assert child.stdin is not None
+            assert child.stdout is not None
+            end.qp.connect(QPAddress.from_wire(child.stdout.read(52)))
+            child.stdin.write(end.qp.address().to_wire())
+            child.stdin.flush()
+            yield child
+        finally:
+            child.kill()
 
 
 def hang_up(fd: int) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from aio_support import IDLE_LIMIT, SOLICITED, Scenario, cpu_while_idle, ids, sleeper, start, tick
-from support import DEADLINE, Endpoint, Overflow, Waiter, connect, ip_link
+from support import DEADLINE, Endpoint, Overflow, Waiter, connect, ip_link, take_all, take_cq_err
 
 from cqnotify import (
     AsyncEvent,
@@ -48,21 +48,6 @@ def acq(world: Overflow) -> Iterator[AsyncCQ]:
     acq = AsyncCQ(world.a.scq)
     yield acq
     acq.close()
-
-
-def take_all(ctx: Context) -> list[AsyncEvent]:
-    """What there is; a link that came up lately may have left something."""
-    events = []
-    while (event := ctx.try_get_async_event()) is not None:
-        events.append(event)
-    return events
-
-
-def take_cq_err(ctx: Context) -> AsyncEvent:
-    while True:
-        event = ctx.get_async_event(timeout=DEADLINE)
-        if event.event_type == CQ_ERR:
-            return event
 
 
 def lose_one(world: Overflow) -> None:

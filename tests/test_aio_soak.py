@@ -10,7 +10,6 @@ import faulthandler
 import gc
 import os
 import random
-import subprocess
 import sys
 import time
 from collections import deque
@@ -19,7 +18,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from support import ALL_REMOTE, DEADLINE, Endpoint
+from support import ALL_REMOTE, DEADLINE, Endpoint, peer
 
 from cqnotify import (
     CQ,
@@ -29,7 +28,6 @@ from cqnotify import (
     ClosedError,
     CompletionChannel,
     Context,
-    QPAddress,
     QPType,
     VerbsError,
     WCOpcode,
@@ -163,23 +161,6 @@ with c.Context() as ctx:
 """
 
 
-@contextlib.contextmanager
-def peer(end: Endpoint, messages: int) -> Iterator[None]:
-    command = [sys.executable, "-c", PEER, *map(str, (os.getpid(), messages, SEED))]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        try:
-            assert child.stdin is not None
-            assert child.stdout is not None
-            end.qp.connect(QPAddress.from_wire(child.stdout.read(52)))
-            child.stdin.write(end.qp.address().to_wire())
-            child.stdin.flush()
-            yield
-            child.stdin.close()
-            assert child.wait(DEADLINE) == 0
-        finally:
-            child.kill()
-
-
 async def answer(end: Endpoint, progress: Progress) -> None:
     """Half of the messages are awaited as the next completion, half by their wr_id."""
     async with AsyncCQ(end.rcq) as received, AsyncCQ(end.scq) as sent:
@@ -207,8 +188,11 @@ def lockstep(
     end.qp.to_init()
     for i in range(8):
         end.qp.post_recv(None, wr_id=i)
-    with peer(end, progress.wanted):
+    with peer(end, PEER, os.getpid(), progress.wanted, SEED) as child:
         run_clean(new_loop, monkeypatch, progress, answer(end, progress))
+        assert child.stdin is not None
+        child.stdin.close()
+        assert child.wait(DEADLINE) == 0
     return f"{end.rcq.stats.events / progress.wanted:.2f} events per message; {progress.report()}"
 
 

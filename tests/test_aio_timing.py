@@ -11,16 +11,14 @@ import asyncio
 import contextlib
 import itertools
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
 from aio_support import IDLE_LIMIT, Lane, MakeLane, Scenario, cpu_while_idle, ids, sleeper, tick
-from support import Endpoint, kernel
+from support import Endpoint, kernel, peer
 
-from cqnotify import Context, QPAddress, QPType, WorkCompletion
+from cqnotify import Context, QPType, WorkCompletion
 from cqnotify.aio import AsyncCQ
 from cqnotify.aio._cq import _DRAIN_BATCHES, _POLL_BATCH, _STREAK
 
@@ -160,19 +158,10 @@ def flooded(end: Endpoint) -> Iterator[None]:
     end.qp.to_init()
     for _ in range(QUEUE):
         end.qp.post_recv(None)
-    with subprocess.Popen(
-        [sys.executable, "-c", PEER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as child:
-        try:
-            assert child.stdin is not None
-            assert child.stdout is not None
-            end.qp.connect(QPAddress.from_wire(child.stdout.read(52)))
-            child.stdin.write(end.qp.address().to_wire())
-            child.stdin.flush()
-            assert child.stdout.read(1) == b"!"
-            yield
-        finally:
-            child.kill()
+    with peer(end, PEER) as child:
+        assert child.stdout is not None
+        assert child.stdout.read(1) == b"!"
+        yield
 
 
 Take = Callable[[WorkCompletion], None]

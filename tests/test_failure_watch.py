@@ -12,7 +12,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from support import DEADLINE, Endpoint, Overflow, Waiter, device_gone, until, waiting
+from support import (
+    DEADLINE,
+    Endpoint,
+    Overflow,
+    Waiter,
+    device_gone,
+    take_all,
+    take_cq_err,
+    until,
+    waiting,
+)
 
 from cqnotify import (
     CQ,
@@ -44,21 +54,6 @@ def full(ctx: Context) -> Overflow:
 def watch(full: Overflow) -> Iterator[FailureWatch]:
     with FailureWatch(full.a.ctx) as watch:
         yield watch
-
-
-def take_all(ctx: Context) -> list[AsyncEvent]:
-    events = []
-    while (event := ctx.try_get_async_event()) is not None:
-        events.append(event)
-    return events
-
-
-def take_cq_err(ctx: Context) -> AsyncEvent:
-    """The next one, besides what a link that came up lately has left."""
-    while True:
-        event = ctx.get_async_event(timeout=DEADLINE)
-        if event.event_type == CQ_ERR:
-            return event
 
 
 def readable(watch: FailureWatch | int) -> bool:

@@ -21,9 +21,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support import DEADLINE, PPOLL, Endpoint, Waiter, until, waiting
+from support import DEADLINE, PPOLL, Endpoint, Waiter, peer, until, waiting
 
-from cqnotify import ClosedError, CompletionChannel, Context, QPAddress, QPType
+from cqnotify import ClosedError, CompletionChannel, Context, QPType
 
 Pair = tuple[Endpoint, Endpoint]
 LIMIT = 0.1  # seconds that a wake-up may take
@@ -109,23 +109,6 @@ with c.Context() as ctx:
 """
 
 
-@contextmanager
-def peer(b: Endpoint) -> Iterator[None]:
-    """Another process that sends to `b` all the time."""
-    with subprocess.Popen(
-        [sys.executable, "-c", PEER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as child:
-        try:
-            assert child.stdin is not None
-            assert child.stdout is not None
-            b.qp.connect(QPAddress.from_wire(child.stdout.read(52)))
-            child.stdin.write(b.qp.address().to_wire())
-            child.stdin.flush()
-            yield
-        finally:
-            child.kill()
-
-
 def test_a_computing_thread_keeps_its_speed_beside_one_that_is_woken_often(ctx: Context) -> None:
     b = Endpoint(ctx, QPType.UC, max_recv_wr=4096)
     wakes = 0
@@ -141,7 +124,7 @@ def test_a_computing_thread_keeps_its_speed_beside_one_that_is_woken_often(ctx: 
                 b.qp.post_recv(None)
             wakes += 1
 
-    with peer(b):
+    with peer(b, PEER):
         for _ in range(64):
             b.qp.post_recv(None)
 

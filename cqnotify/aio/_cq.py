@@ -203,12 +203,12 @@ class AsyncCQ(Posting):
             raise ValueError(f"wr_id is {wr_id}: it must be 0 to 2**64 - 1")
         if qp is not None:
             self._check_qp(qp, SEND, RECV)
-        self._begin(qp)
+        loop = self._begin(qp)
         self._look_once()
         claim = Claim(wr_id, None if qp is None else self._flow(qp))
         if not self._deliver_ready(claim):
             self._claims.add(claim)
-        return await self._outcome(claim)
+        return await self._outcome(claim, loop)
 
     def poll(self, max_entries: int = 16, *, spin: float = 0.0) -> list[WorkCompletion]:
         """Return the completions that are there, without waiting; those that tasks wait for go to
@@ -335,10 +335,10 @@ class AsyncCQ(Posting):
             self._check()
             waiter.wakeup = loop.wakeup()
 
-    async def _outcome(self, claim: Claim) -> WorkCompletion:
+    async def _outcome(self, claim: Claim, loop: Loop) -> WorkCompletion:
         """Sleep until the claim is served."""
         try:
-            loop = self._prepare_to_sleep()
+            self._serve()
             if claim.done:
                 self._streak += 1
                 await self._let_others_run()
@@ -372,10 +372,10 @@ class AsyncCQ(Posting):
     ) -> WorkCompletion:
         check_wr_id(wr_id)
         self._check_qp(qp, queue)
-        self._begin(qp)
+        loop = self._begin(qp)
         op = Operation(self._flow(qp), qp, queue, post, wr_id, Scope.current(self))
         op.flow.submit(op)
-        wc = await self._outcome(op)
+        wc = await self._outcome(op, loop)
         wc.raise_for_status()
         return wc
 
@@ -391,7 +391,7 @@ class AsyncCQ(Posting):
             raise
 
     def _prepare_to_sleep(self) -> Loop:
-        """For those who wait for their own: what they wait for may have come when this returns."""
+        """For a scope: what it waits for may have come when this returns."""
         loop = self._reader.attach()
         self._serve()
         return loop

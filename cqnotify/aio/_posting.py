@@ -25,6 +25,23 @@ class Posting:
     ) -> WorkCompletion:
         raise NotImplementedError
 
+    async def _request(
+        self,
+        qp: QP,
+        sg: _SendSG,
+        opcode: WROpcode,
+        send_flags: SendFlags | int,
+        wr_id: int | None,
+        **more: Any,
+    ) -> WorkCompletion:
+        """What QP.post_send() posts. Who awaits a completion needs one that tells."""
+        flags = send_flags | SendFlags.SIGNALED
+
+        def post(wr_id: int) -> None:
+            qp.post_send(sg, wr_id=wr_id, opcode=opcode, send_flags=flags, **more)
+
+        return await self._perform(qp, SEND, post, wr_id)
+
     async def send(
         self,
         qp: QP,
@@ -50,20 +67,16 @@ class Posting:
         for what cannot be posted, AsyncEventError and ClosedError as wait(), ClosedError also when
         the QP is closed or reset. Wraps ibv_post_send(3) and ibv_poll_cq(3).
         """
-        return await self._perform(
+        return await self._request(
             qp,
-            SEND,
-            _request(
-                qp,
-                sg,
-                WROpcode.SEND if imm_data is None else WROpcode.SEND_WITH_IMM,
-                send_flags,
-                imm_data=imm_data,
-                ah=ah,
-                remote_qpn=remote_qpn,
-                remote_qkey=remote_qkey,
-            ),
+            sg,
+            WROpcode.SEND if imm_data is None else WROpcode.SEND_WITH_IMM,
+            send_flags,
             wr_id,
+            imm_data=imm_data,
+            ah=ah,
+            remote_qpn=remote_qpn,
+            remote_qkey=remote_qkey,
         )
 
     async def recv(self, qp: QP, sg: _RecvSG, *, wr_id: int | None = None) -> WorkCompletion:
@@ -96,10 +109,9 @@ class Posting:
         See send().
         """
         opcode = WROpcode.RDMA_WRITE if imm_data is None else WROpcode.RDMA_WRITE_WITH_IMM
-        request = _request(
-            qp, sg, opcode, send_flags, imm_data=imm_data, remote_addr=remote_addr, rkey=rkey
+        return await self._request(
+            qp, sg, opcode, send_flags, wr_id, imm_data=imm_data, remote_addr=remote_addr, rkey=rkey
         )
-        return await self._perform(qp, SEND, request, wr_id)
 
     async def read(
         self,
@@ -112,10 +124,9 @@ class Posting:
         wr_id: int | None = None,
     ) -> WorkCompletion:
         """Post an RDMA_READ into `sg`, and await its completion. See send()."""
-        request = _request(
-            qp, sg, WROpcode.RDMA_READ, send_flags, remote_addr=remote_addr, rkey=rkey
+        return await self._request(
+            qp, sg, WROpcode.RDMA_READ, send_flags, wr_id, remote_addr=remote_addr, rkey=rkey
         )
-        return await self._perform(qp, SEND, request, wr_id)
 
     async def atomic_cmp_and_swp(
         self,
@@ -134,17 +145,17 @@ class Posting:
         If the 8 bytes at `remote_addr` equal `compare_add` they become `swap`; what they were
         before is in `sg`, 8 bytes. See send().
         """
-        request = _request(
+        return await self._request(
             qp,
             sg,
             WROpcode.ATOMIC_CMP_AND_SWP,
             send_flags,
+            wr_id,
             remote_addr=remote_addr,
             rkey=rkey,
             compare_add=compare_add,
             swap=swap,
         )
-        return await self._perform(qp, SEND, request, wr_id)
 
     async def atomic_fetch_and_add(
         self,
@@ -162,24 +173,16 @@ class Posting:
         `compare_add` is added to the 8 bytes at `remote_addr`; what they were before is in `sg`, 8
         bytes. See send().
         """
-        request = _request(
+        return await self._request(
             qp,
             sg,
             WROpcode.ATOMIC_FETCH_AND_ADD,
             send_flags,
+            wr_id,
             remote_addr=remote_addr,
             rkey=rkey,
             compare_add=compare_add,
         )
-        return await self._perform(qp, SEND, request, wr_id)
-
-
-def _request(
-    qp: QP, sg: _SendSG, opcode: WROpcode, send_flags: SendFlags | int, **more: Any
-) -> Callable[[int], None]:
-    """QP.post_send() without the wr_id. Who awaits a completion needs one that tells."""
-    flags = send_flags | SendFlags.SIGNALED
-    return lambda wr_id: qp.post_send(sg, wr_id=wr_id, opcode=opcode, send_flags=flags, **more)
 
 
 def check_wr_id(wr_id: int | None) -> None:
