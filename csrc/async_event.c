@@ -20,9 +20,6 @@
  */
 
 #include "core.h"
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 
 #define DRAIN_AT_MOST 64 /* then look what else there is to do */
 #define QUEUE_ROOM 1024  /* beyond, no more of a kind are added */
@@ -125,32 +122,19 @@ static bool concerns(const cqn_report *report, const cqn_channel *channel)
 int cqn_async_open(cqn_context *ctx)
 {
     struct ibv_context *device = ctx->base.handle;
-    struct epoll_event readable = {.events = EPOLLIN};
-    ctx->queued_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    ctx->async_fd = epoll_create1(EPOLL_CLOEXEC);
-    ctx->has_async = true;
-    if (ctx->queued_fd < 0 || ctx->async_fd < 0 ||
-        epoll_ctl(ctx->async_fd, EPOLL_CTL_ADD, ctx->queued_fd, &readable) < 0 ||
-        epoll_ctl(ctx->async_fd, EPOLL_CTL_ADD, device->async_fd, &readable) < 0 ||
-        cqn_set_nonblocking(device->async_fd) < 0) {
+    if (cqn_flag_open(&ctx->async, device) < 0) {
+        return -1;
+    }
+    if (cqn_set_nonblocking(device->async_fd) < 0) {
         PyErr_SetFromErrno(PyExc_OSError);
         return -1;
     }
     return cqn_gate_open(&ctx->gate);
 }
 
-/* queued_fd is readable while reports are queued. A forked child shares it with
- * its parent, and leaves it alone. */
 static void tell_by_fd(cqn_context *ctx)
 {
-    uint64_t count = 1;
-    bool readable = ctx->queued != NULL;
-    if (readable != ctx->queued_readable && ctx->has_async && !cqn_forked(CQN_OBJ(ctx))) {
-        ssize_t n = readable ? write(ctx->queued_fd, &count, sizeof(count))
-                             : read(ctx->queued_fd, &count, sizeof(count));
-        (void)n;
-        ctx->queued_readable = readable;
-    }
+    cqn_flag_set(&ctx->async, CQN_OBJ(ctx), ctx->queued != NULL);
 }
 
 static void append(cqn_report **list, cqn_report *report)
@@ -215,11 +199,7 @@ void cqn_async_forget(cqn_context *ctx, const cqn_object *element)
 void cqn_async_clear(cqn_context *ctx)
 {
     cqn_async_forget(ctx, NULL);
-    if (ctx->has_async) {
-        ctx->has_async = false;
-        close(ctx->async_fd);
-        close(ctx->queued_fd);
-    }
+    cqn_flag_close(&ctx->async);
 }
 
 /* Notes for each channel that a failure concerns it, and wakes who waits. */
@@ -586,7 +566,7 @@ static int check_nothing(cqn_object *Py_UNUSED(self), uint64_t *Py_UNUSED(told))
 
 static int queued_fd(const cqn_object *self)
 {
-    return ((const cqn_context *)self)->queued_fd;
+    return ((const cqn_context *)self)->async.raised_fd;
 }
 
 static const cqn_wait_kind async_wait = {

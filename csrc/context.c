@@ -251,7 +251,7 @@ static PyObject *context_get_name(PyObject *op, void *Py_UNUSED(unused))
 static PyObject *context_get_async_fd(PyObject *op, void *Py_UNUSED(unused))
 {
     struct ibv_context *handle = cqn_open(CQN_OBJ(op));
-    return handle == NULL ? NULL : PyLong_FromLong(((cqn_context *)op)->async_fd);
+    return handle == NULL ? NULL : PyLong_FromLong(((cqn_context *)op)->async.fd);
 }
 
 static PyObject *context_get_num_comp_vectors(PyObject *op, void *Py_UNUSED(unused))

@@ -121,6 +121,13 @@ typedef struct {
     const char *verb, *timed_out;           /* for messages */
 } cqn_wait_kind;
 
+/* A descriptor that is readable while the device has reports that nobody has
+ * read, or while the flag is raised; see flag.c. */
+typedef struct {
+    int fd, raised_fd;
+    bool is_open, raised;
+} cqn_flag;
+
 struct cqn_context {
     cqn_object base;
     cqn_object *first, *last; /* every open object below, in order of creation */
@@ -133,10 +140,7 @@ struct cqn_context {
     cqn_report *failures; /* the latest of each kind, oldest first */
     size_t queued_len;
     uint64_t async_serial;
-    bool queued_readable; /* so is queued_fd */
-    int queued_fd;        /* eventfd: readable while there are such */
-    int async_fd;         /* epoll: readable while there are any, read or not */
-    bool has_async;
+    cqn_flag async; /* raised while there are queued ones */
     cqn_gate gate;
 };
 
@@ -370,6 +374,11 @@ PyObject *cqn_get_async_event(PyObject *self, PyObject *const *args, Py_ssize_t 
                               PyObject *kwnames);
 PyObject *cqn_try_get_async_event(PyObject *self, PyObject *unused);
 extern const char cqn_get_async_event_doc[], cqn_try_get_async_event_doc[];
+
+/* flag.c */
+int cqn_flag_open(cqn_flag *flag, const struct ibv_context *device);
+void cqn_flag_set(cqn_flag *flag, const cqn_object *owner, bool raised);
+void cqn_flag_close(cqn_flag *flag);
 
 /* failure_watch.c */
 void cqn_failure_watch_signal(const cqn_context *ctx);

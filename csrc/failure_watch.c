@@ -8,37 +8,20 @@
  * one. A watch has what it needs instead: a descriptor, and a serial number of
  * the latest failure that it told, as a channel has (see async_event.c).
  *
- * The descriptor is an epoll over two others: the device's own, for reports
- * that nobody has read yet, and an eventfd of the watch, for failures that
- * somebody has read and this watch has not told. What merely waits for
- * get_async_event() makes neither of them readable, or the loop would spin.
+ * The descriptor is readable for reports that nobody has read yet, and for
+ * failures that somebody has read and this watch has not told. What merely waits
+ * for get_async_event() does not make it readable, or the loop would spin.
  */
 
 #include "core.h"
 #include <poll.h>
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 
 typedef struct {
     cqn_object base; /* the handle is the watch itself: nothing else can be destroyed */
-    int fd;          /* epoll: of the device's and of ours */
-    int untold_fd;   /* eventfd: readable while there is a failure to tell */
-    bool has_files;
-    bool untold_readable;
+    cqn_flag flag;   /* raised while there is a failure to tell */
     uint64_t latest; /* serial of the latest failure */
     uint64_t told;   /* all up to there were told */
 } failure_watch;
-
-/* A forked child has descriptors of its own for the same files. */
-static void close_files(failure_watch *self)
-{
-    if (self->has_files) {
-        self->has_files = false;
-        close(self->fd);
-        close(self->untold_fd);
-    }
-}
 
 static int destroy_nothing(void *Py_UNUSED(handle))
 {
@@ -47,13 +30,13 @@ static int destroy_nothing(void *Py_UNUSED(handle))
 
 static void watch_after_destroy(cqn_object *op)
 {
-    close_files((failure_watch *)op);
+    cqn_flag_close(&((failure_watch *)op)->flag);
 }
 
 static int watch_clear(PyObject *op)
 {
     if (CQN_OBJ(op)->handle == NULL) {
-        close_files((failure_watch *)op);
+        cqn_flag_close(&((failure_watch *)op)->flag);
     }
     return cqn_clear(op);
 }
@@ -66,21 +49,6 @@ static const cqn_kind watch_kind = {
     .after_destroy = watch_after_destroy,
     .clear = watch_clear,
 };
-
-static int open_files(failure_watch *self, const struct ibv_context *device)
-{
-    struct epoll_event readable = {.events = EPOLLIN};
-    self->untold_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    self->fd = epoll_create1(EPOLL_CLOEXEC);
-    self->has_files = true;
-    if (self->untold_fd < 0 || self->fd < 0 ||
-        epoll_ctl(self->fd, EPOLL_CTL_ADD, self->untold_fd, &readable) < 0 ||
-        epoll_ctl(self->fd, EPOLL_CTL_ADD, device->async_fd, &readable) < 0) {
-        PyErr_SetFromErrno(PyExc_OSError);
-        return -1;
-    }
-    return 0;
-}
 
 static PyObject *watch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
@@ -96,7 +64,7 @@ static PyObject *watch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (self == NULL) {
         return NULL;
     }
-    if (open_files(self, used->handle) < 0) {
+    if (cqn_flag_open(&self->flag, used->handle) < 0) {
         Py_DECREF(self);
         return NULL;
     }
@@ -105,17 +73,9 @@ static PyObject *watch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
-/* A forked child shares the eventfd with its parent, and leaves it alone. */
 static void tell_by_fd(failure_watch *self)
 {
-    uint64_t count = 1;
-    bool readable = self->latest > self->told;
-    if (readable != self->untold_readable && !cqn_forked(&self->base)) {
-        ssize_t n = readable ? write(self->untold_fd, &count, sizeof(count))
-                             : read(self->untold_fd, &count, sizeof(count));
-        (void)n;
-        self->untold_readable = readable;
-    }
+    cqn_flag_set(&self->flag, &self->base, self->latest > self->told);
 }
 
 /* A failure was entered, just now: all watches hear of it, also those of a
@@ -133,7 +93,7 @@ void cqn_failure_watch_signal(const cqn_context *ctx)
 
 static PyObject *watch_fileno(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    return cqn_open(CQN_OBJ(op)) ? PyLong_FromLong(((failure_watch *)op)->fd) : NULL;
+    return cqn_open(CQN_OBJ(op)) ? PyLong_FromLong(((failure_watch *)op)->flag.fd) : NULL;
 }
 
 /* It tells of its end by POLLERR or POLLHUP; a reader who never sleeps may be
