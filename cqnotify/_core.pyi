@@ -371,5 +371,9 @@ class AH(_Object):
         src_path_bits: int = 0,
         static_rate: int = 0,
     ) -> Self: ...
+    @classmethod
+    def from_wc(
+        cls, pd: PD, wc: WorkCompletion, grh: Buffer = b"", *, port_num: int = 1
+    ) -> Self: ...
     @property
     def pd(self) -> PD: ...

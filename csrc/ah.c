@@ -16,12 +16,60 @@ static const cqn_kind ah_kind = {
     .clear = cqn_clear,
 };
 
+/* With `wc` the way back to its sender is found first. */
+static int create(cqn_object *self, cqn_object *pd, struct ibv_ah_attr *attr, struct ibv_wc *wc,
+                  struct ibv_grh *grh)
+{
+    struct ibv_pd *handle = pd->handle;
+    struct ibv_ah *ah = NULL;
+    bool known;
+    int err;
+    cqn_enter(pd);
+    /* It can wait for the neighbour's address to be resolved. */
+    Py_BEGIN_ALLOW_THREADS
+        errno = 0; /* a GID that is not found sets none */
+        known =
+            wc == NULL || ibv_init_ah_from_wc(handle->context, attr->port_num, wc, grh, attr) == 0;
+        if (known) {
+            ah = ibv_create_ah(handle, attr);
+        }
+        err = errno ? errno : EINVAL;
+    Py_END_ALLOW_THREADS
+    cqn_leave(pd);
+    if (ah != NULL) {
+        cqn_adopt(self, ah);
+        return 0;
+    }
+    if (!known) {
+        cqn_verbs_error(self->state, err, "ibv_init_ah_from_wc",
+                        "port %d has no GID that the datagram was sent to: was `grh` the 40 bytes "
+                        "before this message, and port_num its port?",
+                        attr->port_num);
+    }
+    else {
+        cqn_verbs_error(self->state, err, "ibv_create_ah",
+                        "port %d, sgid_index %d: RoCE needs dgid, both GIDs must be of one subnet, "
+                        "and the index valid",
+                        attr->port_num, attr->grh.sgid_index);
+    }
+    return -1;
+}
+
+static PyObject *ah_make(PyTypeObject *type, cqn_object *pd, struct ibv_ah_attr *attr,
+                         struct ibv_wc *wc, struct ibv_grh *grh)
+{
+    cqn_object *self = cqn_new(type, &ah_kind, &pd, 1);
+    if (self != NULL && create(self, pd, attr, wc, grh) < 0) {
+        Py_CLEAR(self);
+    }
+    return (PyObject *)self;
+}
+
 static PyObject *ah_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    cqn_state *st = cqn_state_of(type);
     PyObject *pd;
     if (!PyArg_ParseTuple(args, "O;AH() takes a PD, and the fields of ibv_ah_attr by name", &pd) ||
-        cqn_expect(pd, st->PD, "pd") < 0) {
+        cqn_expect(pd, cqn_state_of(type)->PD, "pd") < 0) {
         return NULL;
     }
     struct ibv_ah_attr attr;
@@ -29,34 +77,70 @@ static PyObject *ah_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     PyObject *fields = kwargs == NULL ? PyDict_New() : Py_NewRef(kwargs);
     int rc = fields == NULL ? -1 : cqn_ah_attr_from(fields, "AH()", ports, &attr);
     Py_XDECREF(fields);
-    cqn_object *used = CQN_OBJ(pd);
-    cqn_object *self = rc < 0 ? NULL : cqn_new(type, &ah_kind, &used, 1);
-    if (self == NULL) {
-        return NULL;
-    }
-    /* It can wait for the neighbour's address to be resolved. */
-    struct ibv_pd *pd_handle = used->handle;
-    struct ibv_ah *ah;
-    int err;
-    cqn_enter(used);
-    Py_BEGIN_ALLOW_THREADS
-        ah = ibv_create_ah(pd_handle, &attr);
-        err = errno;
-    Py_END_ALLOW_THREADS
-    cqn_leave(used);
-    if (ah == NULL) {
-        cqn_verbs_error(st, err, "ibv_create_ah",
-                        "port %d, sgid_index %d: RoCE needs dgid, both GIDs must be of one subnet, "
-                        "and the index valid",
-                        attr.port_num, attr.grh.sgid_index);
-        Py_DECREF(self);
-        return NULL;
-    }
-    cqn_adopt(self, ah);
-    return (PyObject *)self;
+    return rc < 0 ? NULL : ah_make(type, CQN_OBJ(pd), &attr, NULL, NULL);
 }
 
-static PyMethodDef ah_methods[] = {CQN_OBJECT_METHODS(cqn_close_doc), {NULL, NULL, 0, NULL}};
+/* Only what a datagram brought says where it came from. */
+static int check_datagram(const struct ibv_wc *raw, const Py_buffer *grh)
+{
+    if (!(cqn_wc_fields(raw) & IBV_WC_EX_WITH_SRC_QP)) {
+        PyErr_SetString(PyExc_ValueError,
+                        "wc must be the successful receive of a datagram (on a UD QP)");
+        return -1;
+    }
+    if ((raw->wc_flags & IBV_WC_GRH) && grh->len < (Py_ssize_t)sizeof(struct ibv_grh)) {
+        PyErr_Format(PyExc_ValueError,
+                     "grh has %zd bytes: it must be the %zu before the message, which are a GRH",
+                     grh->len, sizeof(struct ibv_grh));
+        return -1;
+    }
+    return 0;
+}
+
+static const char ah_from_wc_doc[] =
+    "from_wc($type, /, pd, wc, grh=b'', *, port_num=1)\n--\n\n"
+    "Return the address handle that leads back to the sender of a datagram.\n\n"
+    "`wc` is its completion, `grh` the 40 bytes before the message: mr.read(40, ...), or a buffer. "
+    "`port_num` is the port where it came in. The peer's QP number is wc.src_qp.\n\n"
+    "ValueError for what is no received datagram, VerbsError where there is no way back.\n\n"
+    "Wraps ibv_init_ah_from_wc(3) and ibv_create_ah(3).";
+
+static PyObject *ah_from_wc(PyObject *cls, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"pd", "wc", "grh", "port_num", NULL};
+    cqn_state *st = cqn_state_of((PyTypeObject *)cls);
+    PyObject *pd, *wc, *port = NULL, *self = NULL;
+    Py_buffer bytes = {.obj = NULL};
+    struct ibv_grh grh = {.hop_limit = 0};
+    struct ibv_ah_attr attr = {.port_num = 1};
+    uint64_t port_num = 1;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|y*$O:from_wc", names, &pd, &wc, &bytes,
+                                     &port)) {
+        return NULL;
+    }
+    const struct ibv_wc *received = cqn_wc_raw(st, wc, "wc");
+    if (received != NULL && cqn_expect(pd, st->PD, "pd") == 0 &&
+        (port == NULL || cqn_range(port, "port_num", 1, CQN_OBJ(pd)->context->attr.phys_port_cnt,
+                                   &port_num) == 0) &&
+        check_datagram(received, &bytes) == 0) {
+        struct ibv_wc raw = *received;
+        raw.wc_flags &= ~CQN_WC_OURS;
+        if (raw.wc_flags & IBV_WC_GRH) {
+            memcpy(&grh, bytes.buf, sizeof(grh));
+        }
+        attr.port_num = (uint8_t)port_num;
+        self = ah_make((PyTypeObject *)cls, CQN_OBJ(pd), &attr, &raw, &grh);
+    }
+    PyBuffer_Release(&bytes);
+    return self;
+}
+
+static PyMethodDef ah_methods[] = {
+    CQN_OBJECT_METHODS(cqn_close_doc),
+    {"from_wc", (PyCFunction)(void (*)(void))ah_from_wc, METH_VARARGS | METH_KEYWORDS | METH_CLASS,
+     ah_from_wc_doc},
+    {NULL, NULL, 0, NULL},
+};
 
 static PyGetSetDef ah_getset[] = {
     {"pd", cqn_get_used, NULL, "The PD that it belongs to.", (void *)0},

@@ -424,6 +424,7 @@ void cqn_wc_array_set(PyObject *array, const struct ibv_wc *wcs, size_t n);
 #define CQN_WC_LACKS(wc_ex_flags) ((uint32_t)(wc_ex_flags) << 24)
 #define CQN_WC_OURS 0xff000000u
 uint32_t cqn_wc_fields(const struct ibv_wc *raw);
+const struct ibv_wc *cqn_wc_raw(const cqn_state *st, PyObject *wc, const char *name);
 PyObject *cqn_wc_new(cqn_state *st, const struct ibv_wc *raw, const cqn_wc_extra *extra,
                      uint32_t extra_fields);
 

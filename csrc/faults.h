@@ -52,6 +52,7 @@ void cqn_ack_async_event_unless_injected(struct ibv_async_event *event);
 #define ibv_create_cq(...) cqn_born(NULL_OR(ibv_create_cq, __VA_ARGS__))
 #define ibv_create_cq_ex(...) cqn_born(NULL_OR(ibv_create_cq_ex, __VA_ARGS__))
 #define ibv_create_qp(...) cqn_born(NULL_OR(ibv_create_qp, __VA_ARGS__))
+#define ibv_init_ah_from_wc(...) MINUS_1_OR(ibv_init_ah_from_wc, __VA_ARGS__)
 #define ibv_create_ah(...) cqn_born(NULL_OR(ibv_create_ah, __VA_ARGS__))
 
 #define ibv_close_device(...) cqn_died(MINUS_1_OR(ibv_close_device, __VA_ARGS__))

@@ -106,6 +106,17 @@ static const struct ibv_wc *raw_of(PyObject *op)
     return &((work_completion *)op)->raw;
 }
 
+/* Or NULL, with TypeError: it is none. */
+const struct ibv_wc *cqn_wc_raw(const cqn_state *st, PyObject *wc, const char *name)
+{
+    if (!Py_IS_TYPE(wc, st->WorkCompletion)) {
+        PyErr_Format(PyExc_TypeError, "%s must be a WorkCompletion, not %s", name,
+                     Py_TYPE(wc)->tp_name);
+        return NULL;
+    }
+    return raw_of(wc);
+}
+
 static bool has(PyObject *op, uint32_t field)
 {
     return cqn_wc_fields(raw_of(op)) & field;

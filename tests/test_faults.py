@@ -43,6 +43,7 @@ from cqnotify import (
     VerbsError,
     WCArray,
     WCExFlags,
+    WorkCompletion,
     WROpcode,
     _core,
     devices,
@@ -90,6 +91,8 @@ class World:
         self.ah = AH(self.pd, dgid=entry.gid, sgid_index=entry.index)
         self.qp = QP(self.pd, QPType.RC, send_cq=self.cq, recv_cq=self.ex)
         self.qp.connect(self.qp.address())
+        self.ud = QP(self.pd, QPType.UD, send_cq=self.cq, recv_cq=self.ex)
+        self.ud.connect()
 
     def close(self) -> None:
         """Even where a call of the closing is the one that fails: the second try must do."""
@@ -108,6 +111,15 @@ def receive(w: World) -> None:
     until(lambda: bool(w.cq.poll_ids()), "sent")
 
 
+def answer(w: World) -> None:
+    w.ud.post_recv(w.mr[0:64])
+    w.ud.post_send(w.mr[64:72], ah=w.ah, remote_qpn=w.ud.qp_num, remote_qkey=0x11111111)
+    wcs: list[WorkCompletion] = []
+    until(lambda: bool(wcs.extend(w.ex.poll()) or wcs), "received")
+    AH.from_wc(w.pd, wcs[0], w.mr.read(40)).close()
+    until(lambda: bool(w.cq.poll_ids()), "sent")
+
+
 def script(w: World) -> None:
     """A bit of everything."""
     w.ctx.query_device()
@@ -118,6 +130,7 @@ def script(w: World) -> None:
         w.ctx.get_async_event(timeout=0)
     assert w.watch.read() == []
     receive(w)
+    answer(w)
     assert w.cq.safe_to_sleep()
     assert w.channel.try_get_event() is None
     with suppress(TimeoutError):
@@ -129,7 +142,7 @@ def script(w: World) -> None:
     w.qp.query()
     w.qp.modify(qp_state=QPState.ERR)
     w.qp.modify(qp_state=QPState.RESET)
-    for thing in (w.qp, w.ah, w.foreign, w.mr, w.ex, w.cq, w.channel, w.pd, w.watch, w.ctx):
+    for thing in (w.qp, w.ud, w.ah, w.foreign, w.mr, w.ex, w.cq, w.channel, w.pd, w.watch, w.ctx):
         thing.close()
 
 
@@ -195,6 +208,7 @@ def test_each_call_fails_once(ctx: Context, error: int) -> None:
         *("ibv_get_device_list", "ibv_open_device", "ibv_query_device", "ibv_query_port"),
         *("ibv_query_gid_table", "ibv_alloc_pd", "ibv_create_comp_channel", "ibv_create_cq"),
         *("ibv_create_cq_ex", "ibv_reg_mr", "ibv_create_ah", "ibv_create_qp", "ibv_modify_qp"),
+        "ibv_init_ah_from_wc",
         *("ibv_query_qp", "ibv_post_recv", "ibv_post_send", "ibv_req_notify_cq", "ibv_poll_cq"),
         *("ibv_start_poll", "ibv_get_cq_event", "ibv_get_async_event", "ibv_resize_cq"),
         *("ibv_modify_cq", "ibv_destroy_qp", "ibv_destroy_ah", "ibv_dereg_mr", "ibv_destroy_cq"),

@@ -24,6 +24,7 @@ from cqnotify import (
     WCFlags,
     WCOpcode,
     WCStatus,
+    WorkCompletion,
     WROpcode,
 )
 
@@ -601,6 +602,53 @@ def test_a_message_longer_than_the_port_takes_is_refused(ctx: Context) -> None:
         b.qp.post_recv(b.mr)
         a.qp.post_send([a.mr[:size]] * n)
         assert wait_one(b.rcq).byte_len == limit
+
+
+def datagram(a: Endpoint, b: Endpoint) -> WorkCompletion:
+    b.qp.post_recv(b.mr[0:128])
+    a.qp.post_send(a.mr[0:8], ah=ah_to(a, b), remote_qpn=b.qp.qp_num, remote_qkey=QKEY)
+    wait_one(a.scq)
+    return wait_one(b.rcq)
+
+
+def test_the_way_back_of_a_datagram_leads_to_its_sender(ctx: Context, ctx2: Context) -> None:
+    """Over a wire: the sender's address is another than the receiver's."""
+    a, b = connect(Endpoint(ctx, QPType.UD), Endpoint(ctx2, QPType.UD))
+    wc = datagram(a, b)
+    assert wc.src_qp is not None
+    a.qp.post_recv(a.mr[0:1024])
+    with AH.from_wc(b.pd, wc, b.mr.read(GRH)) as ah:
+        data = fill(b.mr, 300)
+        b.qp.post_send(b.mr[0:300], ah=ah, remote_qpn=wc.src_qp, remote_qkey=QKEY)
+        wait_one(b.scq)
+    back = wait_one(a.rcq)
+    assert back.src_qp == b.qp.qp_num
+    assert a.mr.read(300, GRH) == data
+
+
+def test_a_way_back_is_made_from_a_received_datagram_alone(pair: Pair, ud_pair: Pair) -> None:
+    a, b = ud_pair
+    wc = datagram(a, b)
+    grh = b.mr.read(GRH)
+    with pytest.raises(ValueError, match="grh has 39 bytes: it must be the 40 before the message"):
+        AH.from_wc(b.pd, wc, grh[:-1])
+    with pytest.raises(ValueError, match="grh has 0 bytes"):
+        AH.from_wc(b.pd, wc)
+    with pytest.raises(ValueError, match="port_num is 2"):
+        AH.from_wc(b.pd, wc, grh, port_num=2)
+    with pytest.raises(TypeError, match="wc must be a WorkCompletion, not bytes"):
+        AH.from_wc(b.pd, grh, grh)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="pd must be a"):
+        AH.from_wc(b.ctx, wc, grh)  # type: ignore[arg-type]
+    with pytest.raises(VerbsError, match="port 1 has no GID that the datagram was sent to"):
+        AH.from_wc(b.pd, wc, grh[:24] + bytes(range(16)))
+    pair[1].qp.post_recv(pair[1].mr[0:64])
+    pair[0].qp.post_send(pair[0].mr[0:64])
+    with pytest.raises(ValueError, match="the successful receive of a datagram"):
+        AH.from_wc(pair[1].pd, wait_one(pair[1].rcq), grh)
+    b.pd.context.close()
+    with pytest.raises(ClosedError):
+        AH.from_wc(b.pd, wc, grh)
 
 
 def test_address_handles_check_their_arguments(pd: PD, ud_pair: Pair) -> None:
