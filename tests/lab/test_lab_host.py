@@ -444,7 +444,7 @@ def test_variant_runs_the_tests_on_a_build_of_its_own(
 
 
 def test_two_runs_of_a_variant_do_not_share_its_files() -> None:
-    command = [LAB, "test", "--asan", "-q", "-k", "no_such_test"]
+    command = [LAB, "test", "--asan", "-q", "-k", "no_such_test", "tests/test_enums.py"]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as first:
         assert first.stderr
         while b"microVM" not in first.stderr.readline():
@@ -452,7 +452,7 @@ def test_two_runs_of_a_variant_do_not_share_its_files() -> None:
         second = lab(*command[1:])
         assert second.returncode == 125
         assert own_words(second) == ["lab: another ./lab test --asan of this project is running"]
-        assert first.wait(PATIENCE) == pytest.ExitCode.NO_TESTS_COLLECTED
+        assert first.wait(2 * PATIENCE) == pytest.ExitCode.NO_TESTS_COLLECTED
 
 
 def test_debug_build_of_an_unknown_kind_is_refused() -> None:
