@@ -91,8 +91,6 @@ class World:
         self.ah = AH(self.pd, dgid=entry.gid, sgid_index=entry.index)
         self.qp = QP(self.pd, QPType.RC, send_cq=self.cq, recv_cq=self.ex)
         self.qp.connect(self.qp.address())
-        self.ud = QP(self.pd, QPType.UD, send_cq=self.cq, recv_cq=self.ex)
-        self.ud.connect()
 
     def close(self) -> None:
         """Even where a call of the closing is the one that fails: the second try must do."""
@@ -112,12 +110,15 @@ def receive(w: World) -> None:
 
 
 def answer(w: World) -> None:
-    w.ud.post_recv(w.mr[0:64])
-    w.ud.post_send(w.mr[64:72], ah=w.ah, remote_qpn=w.ud.qp_num, remote_qkey=0x11111111)
+    ud = QP(w.pd, QPType.UD, send_cq=w.cq, recv_cq=w.ex)
+    ud.connect()
+    ud.post_recv(w.mr[0:64])
+    ud.post_send(w.mr[64:72], ah=w.ah, remote_qpn=ud.qp_num, remote_qkey=0x11111111)
     wcs: list[WorkCompletion] = []
     until(lambda: bool(wcs.extend(w.ex.poll()) or wcs), "received")
     AH.from_wc(w.pd, wcs[0], w.mr.read(40)).close()
     until(lambda: bool(w.cq.poll_ids()), "sent")
+    ud.close()
 
 
 def script(w: World) -> None:
@@ -142,7 +143,7 @@ def script(w: World) -> None:
     w.qp.query()
     w.qp.modify(qp_state=QPState.ERR)
     w.qp.modify(qp_state=QPState.RESET)
-    for thing in (w.qp, w.ud, w.ah, w.foreign, w.mr, w.ex, w.cq, w.channel, w.pd, w.watch, w.ctx):
+    for thing in (w.qp, w.ah, w.foreign, w.mr, w.ex, w.cq, w.channel, w.pd, w.watch, w.ctx):
         thing.close()
 
 
