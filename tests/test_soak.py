@@ -16,6 +16,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -182,14 +183,14 @@ class Soak:
             if lane is not None:  # else its CQ was closed since, and the event acked
                 with lane.lock:
                     if not cq.closed:
-                        lane.on_event(posts)
+                        lane.on_event(0 if self.done else posts)
             if posts == 0:
                 self.end_if_all_is_in()
                 continue
             if rng.random() < 0.01:
                 other = rng.choice(self.lanes)
                 with other.lock:
-                    other.renew(rng.random() < 0.7, posts)
+                    other.renew(rng.random() < 0.7, 0 if self.done else posts)
                 self.renewed[me] += 1
             if me == 0:
                 self.progress(sum(self.got))
@@ -197,9 +198,13 @@ class Soak:
                     self.warm = Usage.now()
 
     def end_if_all_is_in(self) -> None:
-        if not self.done and not any(lane.out for lane in self.lanes):
-            self.done = True
-            self.channel.interrupt()
+        """With all locks: who is about to post does so before, or sees that it is over."""
+        with ExitStack() as locks:
+            for lane in self.lanes:
+                locks.enter_context(lane.lock)
+            if not self.done and not any(lane.out for lane in self.lanes):
+                self.done = True
+                self.channel.interrupt()
 
     def run(self) -> Usage:
         for lane in self.lanes:
