@@ -232,7 +232,8 @@ class Soak:
         assert self.warm is not None
         assert usage.fds == self.warm.fds
         assert usage.heap - self.warm.heap < HEAP_GROWTH, (self.warm, usage)
-        assert usage.rss - self.warm.rss < RSS_GROWTH, (self.warm, usage)
+        if "ASAN_OPTIONS" not in os.environ:  # which keeps what is freed for a while
+            assert usage.rss - self.warm.rss < RSS_GROWTH, (self.warm, usage)
 
 
 def soak(ctx: Context, events: int, progress: Callable[[int], None]) -> str:
