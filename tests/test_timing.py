@@ -64,18 +64,17 @@ def speed(seconds: float) -> float:
 def keeps_95_percent(beside: Callable[[], float], seconds: float) -> None:
     """Alone and beside in turns, for equally long.
 
-    Stalls only slow down, so the best of each is the true speed.
+    Stalls only slow down, so the best of a few rounds is the true speed. Of a few only: the speed
+    of the machine itself changes within a minute. Who holds the GIL loses half in every round.
     """
     speed(0.2)
-    best_alone = best_beside = 0.0
     rounds: list[tuple[int, int]] = []
     for _ in range(60):
-        best_alone = max(best_alone, speed(seconds))
-        best_beside = max(best_beside, beside())
-        rounds.append((int(best_alone), int(best_beside)))
-        if len(rounds) >= 5 and best_beside >= 0.95 * best_alone:
+        rounds.append((int(speed(seconds)), int(beside())))
+        alone, with_it = (max(speeds) for speeds in zip(*rounds[-5:], strict=True))
+        if len(rounds) >= 5 and with_it >= 0.95 * alone:
             return
-    pytest.fail(f"slower beside the waiter (best speeds alone, beside): {rounds}")
+    pytest.fail(f"slower beside the waiter (speeds alone, beside): {rounds}")
 
 
 def test_a_computing_thread_keeps_its_speed_beside_one_that_sleeps(
