@@ -431,7 +431,7 @@ PyObject *cqn_wc_new(cqn_state *st, const struct ibv_wc *raw, const cqn_wc_extra
 /* qp_table.c */
 int cqn_qp_table_add(cqn_context *ctx, cqn_qp *qp);
 void cqn_qp_table_remove(cqn_context *ctx, cqn_qp *qp);
-cqn_qp *cqn_qp_table_find(const cqn_context *ctx, uint32_t qp_num);
+cqn_qp *cqn_qp_table_find(const cqn_context *ctx, uint32_t qp_num, const cqn_cq *cq);
 
 /* wr.c: posting, and what a posted work request keeps alive */
 PyObject *cqn_qp_post_send(PyObject *self, PyObject *const *args, Py_ssize_t nargs,

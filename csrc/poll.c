@@ -100,14 +100,12 @@ static int stash_reserve(cqn_cq *self, size_t n)
     return stash_grow(self, end + n);
 }
 
-/* The QP of a completion. One of that number which does not use this CQ is a
- * newer one: the completion's own is gone. */
+/* The QP of a completion, or NULL: it is gone. */
 static cqn_qp *find_qp(cqn_cq *self, uint32_t qp_num)
 {
-    if (self->last_qp == NULL || self->last_qp->qp_num != qp_num) {
-        cqn_qp *qp = cqn_qp_table_find(self->base.context, qp_num);
-        bool ours = qp != NULL && (qp->send_cq == self || qp->recv_cq == self);
-        self->last_qp = ours ? qp : NULL;
+    const cqn_qp *last = self->last_qp;
+    if (last == NULL || last->qp_num != qp_num || last->base.handle == NULL) {
+        self->last_qp = cqn_qp_table_find(self->base.context, qp_num, self);
     }
     return self->last_qp;
 }

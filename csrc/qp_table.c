@@ -73,16 +73,23 @@ void cqn_qp_table_remove(cqn_context *ctx, cqn_qp *qp)
     }
 }
 
-cqn_qp *cqn_qp_table_find(const cqn_context *ctx, uint32_t qp_num)
+/* The one of that number that completes on `cq`. One that is being destroyed, of
+ * which there may be completions still, counts until another has its number. */
+cqn_qp *cqn_qp_table_find(const cqn_context *ctx, uint32_t qp_num, const cqn_cq *cq)
 {
+    cqn_qp *leaving = NULL;
     if (ctx->qps == NULL) {
         return NULL;
     }
-    size_t i = slot_of(ctx, qp_num);
-    /* One that is being destroyed may have left its number to another already. */
-    while (ctx->qps[i] != NULL &&
-           (ctx->qps[i]->qp_num != qp_num || ctx->qps[i]->base.handle == NULL)) {
-        i = (i + 1) & ctx->qps_mask;
+    for (size_t i = slot_of(ctx, qp_num); ctx->qps[i] != NULL; i = (i + 1) & ctx->qps_mask) {
+        cqn_qp *qp = ctx->qps[i];
+        if (qp->qp_num != qp_num || (qp->send_cq != cq && qp->recv_cq != cq)) {
+            continue;
+        }
+        if (qp->base.handle != NULL) {
+            return qp;
+        }
+        leaving = qp;
     }
-    return ctx->qps[i];
+    return leaving;
 }
