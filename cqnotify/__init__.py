@@ -10,6 +10,7 @@ In the order of their use:
     AsyncEvent                    what Context.get_async_event returns
     FailureWatch                  the device's failures, for event loops
     QP, QPAddress, AH             connect, post_send, post_recv
+    SRQ                           receives that several QPs share, and their limit
     cqnotify.aio.AsyncCQ          await completions
     cqnotify.exchange             swap addresses with a peer over TCP
 
@@ -38,7 +39,7 @@ from ._core import (
     WorkCompletion,
     register_enums,
 )
-from .attrs import AHAttr, Device, DeviceAttr, GIDEntry, PortAttr, QPAttr, QPCap
+from .attrs import AHAttr, Device, DeviceAttr, GIDEntry, PortAttr, QPAttr, QPCap, SRQAttr
 from .context import Context, devices
 from .enums import (
     MTU,
@@ -61,6 +62,7 @@ from .enums import (
     WROpcode,
 )
 from .qp import QP, QPAddress
+from .srq import SRQ
 
 __version__ = "0.1.0"
 
@@ -72,6 +74,7 @@ __all__ = [
     "PD",
     "QP",
     "SGE",
+    "SRQ",
     "AHAttr",
     "AccessFlags",
     "AsyncEvent",
@@ -100,6 +103,7 @@ __all__ = [
     "QPCap",
     "QPState",
     "QPType",
+    "SRQAttr",
     "SendFlags",
     "TransportType",
     "VerbsError",

@@ -103,6 +103,8 @@ class AsyncEvent:
     @property
     def qp(self) -> QP | None: ...
     @property
+    def srq(self) -> SRQ | None: ...
+    @property
     def port_num(self) -> int | None: ...
 
 @disjoint_base
@@ -288,6 +290,32 @@ _RecvSG: TypeAlias = _SG | list[_SG] | tuple[_SG, ...] | None
 _SendSG: TypeAlias = _SG | list[_SG] | tuple[_SG, ...] | Buffer | None
 
 @disjoint_base
+class SRQ(_Object):
+    user_data: Any
+    def __new__(
+        cls,
+        pd: PD,
+        max_wr: int,
+        *,
+        max_sge: int = 1,
+        srq_limit: int = 0,
+        user_data: object = None,
+    ) -> Self: ...
+    @property
+    def pd(self) -> PD: ...
+    @property
+    def context(self) -> Context: ...
+    @property
+    def max_wr(self) -> int: ...
+    @property
+    def max_sge(self) -> int: ...
+    @property
+    def outstanding(self) -> int: ...
+    def post_recv(self, sg: _RecvSG, *, wr_id: int = 0) -> None: ...
+    def modify(self, *, max_wr: int | None = None, srq_limit: int | None = None) -> None: ...
+    def query(self) -> Any: ...
+
+@disjoint_base
 class QP(_Object):
     user_data: Any
     def __new__(
@@ -297,6 +325,7 @@ class QP(_Object):
         *,
         send_cq: CQ,
         recv_cq: CQ | None = None,
+        srq: SRQ | None = None,
         max_send_wr: int = 16,
         max_recv_wr: int = 16,
         max_send_sge: int = 1,
@@ -313,6 +342,8 @@ class QP(_Object):
     def send_cq(self) -> CQ: ...
     @property
     def recv_cq(self) -> CQ: ...
+    @property
+    def srq(self) -> SRQ | None: ...
     @property
     def qp_num(self) -> int: ...
     @property

@@ -26,7 +26,7 @@ from .enums import (
     enum_or_int,
 )
 
-__all__ = ["AHAttr", "Device", "DeviceAttr", "GIDEntry", "PortAttr", "QPAttr", "QPCap"]
+__all__ = ["AHAttr", "Device", "DeviceAttr", "GIDEntry", "PortAttr", "QPAttr", "QPCap", "SRQAttr"]
 
 
 class Device(NamedTuple):
@@ -244,6 +244,17 @@ class QPAttr(NamedTuple):
             "alt_ah_attr": AHAttr._of(raw["alt_ah_attr"]),
         }
         return cls(**{**raw, **converted})
+
+
+class SRQAttr(NamedTuple):
+    """The sizes of an SRQ, in receives and SGEs, and its limit: `struct ibv_srq_attr`.
+
+    A limit of 0 is not armed, or was reached since it was.
+    """
+
+    max_wr: int
+    max_sge: int
+    srq_limit: int
 
 
 def _netdev(ifindex: int) -> str | None:

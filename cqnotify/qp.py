@@ -101,7 +101,7 @@ class QP(_core.QP):
     RC and UC are connected to one peer: exchange `address()` with it, then `connect(remote)`. UD is
     not connected: `connect()` without a peer makes it ready, and each send names its receiver. A
     peer may send as soon as it is connected, so post receives before you give the address away;
-    they are allowed from INIT on (`to_init()`).
+    they are allowed from INIT on (`to_init()`). With `srq` they are posted to that SRQ instead.
     """
 
     __slots__ = ()

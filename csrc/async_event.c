@@ -24,20 +24,20 @@
 #define DRAIN_AT_MOST 64 /* then look what else there is to do */
 #define QUEUE_ROOM 1024  /* beyond, no more of a kind are added */
 
-typedef enum { NOTHING, OF_CQ, OF_QP, OF_PORT, OF_DEVICE } scope;
+typedef enum { NOTHING, OF_CQ, OF_QP, OF_SRQ, OF_PORT, OF_DEVICE } scope;
 
 struct cqn_report {
     cqn_report *next;
     uint64_t serial;        /* rises with time */
     unsigned long taken_by; /* which thread was handed a failure, or 0 */
     enum ibv_event_type type;
-    cqn_object *element; /* the CQ or QP, borrowed, or NULL */
+    cqn_object *element; /* the CQ, QP or SRQ, borrowed, or NULL */
     int port_num;        /* or 0 */
 };
 
 typedef struct {
     PyObject_HEAD
-    PyObject *element; /* the CQ or QP, or NULL */
+    PyObject *element; /* the CQ, QP or SRQ, or NULL */
     enum ibv_event_type type;
     int port_num;
 } async_event;
@@ -61,6 +61,11 @@ static scope scope_of(enum ibv_event_type type, bool *failure)
     case IBV_EVENT_PATH_MIG:
     case IBV_EVENT_QP_LAST_WQE_REACHED:
         return OF_QP;
+    case IBV_EVENT_SRQ_ERR:
+        *failure = true;
+        return OF_SRQ;
+    case IBV_EVENT_SRQ_LIMIT_REACHED:
+        return OF_SRQ;
     case IBV_EVENT_PORT_ERR:
         *failure = true;
         return OF_PORT;
@@ -84,12 +89,32 @@ static bool qp_uses(const cqn_qp *qp, const cqn_channel *channel)
     return qp->send_cq->channel == channel || qp->recv_cq->channel == channel;
 }
 
+/* The next queue pair of the context from *i on, or NULL. */
+static const cqn_qp *next_qp(const cqn_context *ctx, size_t *i)
+{
+    const cqn_qp *qp = NULL;
+    while (qp == NULL && ctx->qps != NULL && *i <= ctx->qps_mask) {
+        qp = ctx->qps[(*i)++];
+    }
+    return qp;
+}
+
 static bool port_serves(const cqn_channel *channel, int port_num)
 {
-    const cqn_context *ctx = channel->base.context;
-    for (size_t i = 0; ctx->qps != NULL && i <= ctx->qps_mask; i++) {
-        const cqn_qp *qp = ctx->qps[i];
-        if (qp != NULL && qp->port_num == port_num && qp_uses(qp, channel)) {
+    const cqn_qp *qp;
+    for (size_t i = 0; (qp = next_qp(channel->base.context, &i)) != NULL;) {
+        if (qp->port_num == port_num && qp_uses(qp, channel)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool srq_serves(const cqn_channel *channel, const cqn_object *srq)
+{
+    const cqn_qp *qp;
+    for (size_t i = 0; (qp = next_qp(channel->base.context, &i)) != NULL;) {
+        if (CQN_OBJ(qp->srq) == srq && qp->recv_cq->channel == channel) {
             return true;
         }
     }
@@ -110,6 +135,8 @@ static bool concerns(const cqn_report *report, const cqn_channel *channel)
         return element != NULL && ((const cqn_cq *)element)->channel == channel;
     case OF_QP:
         return element != NULL && qp_uses((const cqn_qp *)element, channel);
+    case OF_SRQ:
+        return element != NULL && srq_serves(channel, element);
     case OF_PORT:
         return port_serves(channel, report->port_num);
     default:
@@ -251,6 +278,9 @@ static void fill(cqn_report *report, const struct ibv_async_event *raw)
         break;
     case OF_QP:
         report->element = raw->element.qp->qp_context;
+        break;
+    case OF_SRQ:
+        report->element = raw->element.srq->srq_context;
         break;
     case OF_PORT:
         report->port_num = raw->element.port_num;
@@ -447,10 +477,20 @@ static void mark_cqs_of(const cqn_qp *qp)
 
 static void mark_cqs_of_port(const cqn_context *ctx, int port_num)
 {
-    for (size_t i = 0; ctx->qps != NULL && i <= ctx->qps_mask; i++) {
-        const cqn_qp *qp = ctx->qps[i];
-        if (qp != NULL && qp->base.handle != NULL && qp->port_num == port_num) {
+    const cqn_qp *qp;
+    for (size_t i = 0; (qp = next_qp(ctx, &i)) != NULL;) {
+        if (qp->base.handle != NULL && qp->port_num == port_num) {
             mark_cqs_of(qp);
+        }
+    }
+}
+
+static void mark_cqs_of_srq(const cqn_context *ctx, const cqn_object *srq)
+{
+    const cqn_qp *qp;
+    for (size_t i = 0; (qp = next_qp(ctx, &i)) != NULL;) {
+        if (qp->base.handle != NULL && CQN_OBJ(qp->srq) == srq) {
+            qp->recv_cq->marked = true;
         }
     }
 }
@@ -497,6 +537,9 @@ static int fill_pair(PyObject *pair, const cqn_context *ctx, const cqn_report *f
         break;
     case OF_QP:
         mark_cqs_of((cqn_qp *)failure->element);
+        break;
+    case OF_SRQ:
+        mark_cqs_of_srq(ctx, failure->element);
         break;
     case OF_PORT:
         mark_cqs_of_port(ctx, failure->port_num);
@@ -681,13 +724,14 @@ static PyGetSetDef event_getset[] = {
      NULL},
     {"cq", event_get_element, NULL, "The CQ that it is about, or None.", (void *)OF_CQ},
     {"qp", event_get_element, NULL, "The QP that it is about, or None.", (void *)OF_QP},
+    {"srq", event_get_element, NULL, "The SRQ that it is about, or None.", (void *)OF_SRQ},
     {"port_num", event_get_port_num, NULL, "The port that it is about, or None.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyType_Slot event_slots[] = {
     {Py_tp_doc, "What a device reports besides completions, see Context.get_async_event().\n\n"
-                "It is about a CQ, a QP, a port, or the whole device.\n\n"
+                "It is about a CQ, a QP, an SRQ, a port, or the whole device.\n\n"
                 "Wraps struct ibv_async_event, see ibv_get_async_event(3)."},
     {Py_tp_repr, event_repr},
     {Py_tp_traverse, event_traverse},

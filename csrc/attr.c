@@ -69,6 +69,9 @@ const cqn_field cqn_qp_fields[] = {
     Q(rate_limit, UINT32_MAX, IBV_QP_RATE_LIMIT),
     END};
 
+#define S(f) U(struct ibv_srq_attr, f)
+const cqn_field cqn_srq_fields[] = {S(max_wr), S(max_sge), S(srq_limit), END};
+
 #define A(f, max) FIELD(struct ibv_ah_attr, f, CQN_UINT, max, 0)
 #define GRH(f, type, max)                                                                  \
     {#f, offsetof(struct ibv_ah_attr, grh.f), sizeof(((struct ibv_ah_attr *)0)->grh.f), type, \

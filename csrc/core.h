@@ -40,7 +40,7 @@ typedef struct {
     PyObject *VerbsError, *BusyError, *DeviceRemovedError;
     PyObject *ClosedError, *CompletionError, *AsyncEventError;
 
-    PyTypeObject *Context, *PD, *MR, *SGE, *CompletionChannel, *CQ, *QP, *AH;
+    PyTypeObject *Context, *PD, *MR, *SGE, *CompletionChannel, *CQ, *SRQ, *QP, *AH;
     PyTypeObject *WorkCompletion, *WCArray, *CQStats, *AsyncEvent, *FailureWatch;
 
     /* Members of the Python enums, by value; NULL where there is none. */
@@ -64,8 +64,9 @@ typedef struct cqn_object cqn_object;
 typedef struct cqn_context cqn_context;
 
 /* What distinguishes the types in a close. The order of the ranks is the
- * order in which a context closes what is left open: queue pairs first, since
- * the work requests on them pin memory regions and address handles. */
+ * order in which a context closes what is left open: queue pairs first, and then
+ * shared receive queues, since the work requests on them pin memory regions and
+ * address handles. */
 typedef struct {
     const char *name;         /* for messages */
     const char *destroy_verb; /* for messages */
@@ -77,9 +78,9 @@ typedef struct {
     int (*clear)(PyObject *);             /* the type's own tp_clear */
 } cqn_kind;
 
-enum { CQN_RANK_QP, CQN_RANK_OTHER, CQN_RANK_CQ, CQN_RANK_PD, CQN_RANKS };
+enum { CQN_RANK_QP, CQN_RANK_SRQ, CQN_RANK_OTHER, CQN_RANK_CQ, CQN_RANK_PD, CQN_RANKS };
 
-#define CQN_MAX_USES 3
+#define CQN_MAX_USES 4
 
 struct cqn_object {
     PyObject_HEAD
@@ -222,6 +223,7 @@ typedef struct {
     cqn_object *pinned; /* strong, or NULL */
     bool signaled;
     bool last; /* of its work request */
+    bool told; /* perhaps: a completion said so that may be another's, see wr_queue.c */
 } cqn_wr;
 
 typedef struct {
@@ -231,10 +233,19 @@ typedef struct {
     size_t signaled; /* of these, give a completion if they succeed */
 } cqn_wr_queue;
 
+typedef struct {
+    cqn_object base;
+    PyObject *user_data;
+    uint32_t max_wr, max_sge; /* as granted */
+    cqn_wr_queue rq;
+} cqn_srq;
+
 typedef struct cqn_qp {
     cqn_object base;
-    cqn_object *pd; /* borrowed from `uses` */
+    /* Borrowed from `uses`. */
+    cqn_object *pd;
     cqn_cq *send_cq, *recv_cq;
+    cqn_srq *srq; /* or NULL */
     PyObject *user_data;
     uint32_t qp_num, sq_psn;
     enum ibv_qp_type type;
@@ -348,13 +359,13 @@ int cqn_field_from(PyObject *value, void *to, const cqn_field *field);
 PyObject *cqn_ah_attr_to_dict(const struct ibv_ah_attr *attr);
 int cqn_ah_attr_from(PyObject *mapping, const char *name, int ports, struct ibv_ah_attr *out);
 extern const cqn_field cqn_device_fields[], cqn_port_fields[], cqn_gid_fields[];
-extern const cqn_field cqn_qp_fields[], cqn_cap_fields[];
+extern const cqn_field cqn_qp_fields[], cqn_cap_fields[], cqn_srq_fields[];
 
 /* device.c, context.c, … : one type each */
 PyObject *cqn_list_devices(PyObject *module, PyObject *unused);
 extern PyType_Spec cqn_context_spec, cqn_pd_spec, cqn_mr_spec, cqn_sge_spec, cqn_channel_spec;
-extern PyType_Spec cqn_cq_spec, cqn_qp_spec, cqn_ah_spec, cqn_wc_spec, cqn_wc_array_spec;
-extern PyType_Spec cqn_async_event_spec, cqn_failure_watch_spec;
+extern PyType_Spec cqn_cq_spec, cqn_srq_spec, cqn_qp_spec, cqn_ah_spec, cqn_wc_spec;
+extern PyType_Spec cqn_wc_array_spec, cqn_async_event_spec, cqn_failure_watch_spec;
 extern PyStructSequence_Desc cqn_cq_stats_desc;
 
 /* qp.c */
@@ -438,7 +449,9 @@ PyObject *cqn_qp_post_send(PyObject *self, PyObject *const *args, Py_ssize_t nar
                            PyObject *kwnames);
 PyObject *cqn_qp_post_recv(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                            PyObject *kwnames);
-extern const char cqn_qp_post_send_doc[], cqn_qp_post_recv_doc[];
+PyObject *cqn_srq_post_recv(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                            PyObject *kwnames);
+extern const char cqn_qp_post_send_doc[], cqn_qp_post_recv_doc[], cqn_srq_post_recv_doc[];
 
 /* wr_queue.c */
 int cqn_wr_queue_reserve(cqn_wr_queue *queue, size_t n);
@@ -457,7 +470,7 @@ PyObject *cqn_fail_call(PyObject *module, PyObject *args);
 PyObject *cqn_fail_alloc(PyObject *module, PyObject *args);
 PyObject *cqn_before_call(PyObject *module, PyObject *args);
 PyObject *cqn_inject_event(PyObject *module, PyObject *args);
-PyObject *cqn_hide_atomics(PyObject *module, PyObject *hide);
+PyObject *cqn_hide_features(PyObject *module, PyObject *args);
 PyObject *cqn_failed(PyObject *module, PyObject *unused);
 PyObject *cqn_live_handles(PyObject *module, PyObject *unused);
 #include "faults.h" /* last: it gives the verbs a new meaning */

@@ -112,13 +112,21 @@ void cqn_ack_async_event_unless_injected(struct ibv_async_event *event)
 
 /* ---- a device that can do less ---- */
 
-static atomic_bool atomics_hidden;
+static const char *const features[] = {"atomics", "SRQ", "SRQ resize"};
+enum { ATOMICS = 1, SRQ = 2, SRQ_RESIZE = 4 };
+static atomic_uint hidden;
 
 int cqn_query_device(struct ibv_context *device, struct ibv_device_attr *attr)
 {
     int err = (ibv_query_device)(device, attr);
-    if (err == 0 && atomic_load(&atomics_hidden)) {
+    if (err == 0 && (hidden & ATOMICS)) {
         attr->atomic_cap = IBV_ATOMIC_NONE;
+    }
+    if (err == 0 && (hidden & SRQ)) {
+        attr->max_srq = 0;
+    }
+    if (err == 0 && (hidden & SRQ_RESIZE)) {
+        attr->device_cap_flags &= ~(unsigned int)IBV_DEVICE_SRQ_RESIZE;
     }
     return err;
 }
@@ -221,6 +229,9 @@ PyObject *cqn_inject_event(PyObject *module, PyObject *args)
     else if (PyObject_TypeCheck(element, st->QP)) {
         injected.element.qp = CQN_OBJ(element)->handle;
     }
+    else if (PyObject_TypeCheck(element, st->SRQ)) {
+        injected.element.srq = CQN_OBJ(element)->handle;
+    }
     else if (element != Py_None) {
         injected.element.port_num = (int)PyLong_AsLong(element);
     }
@@ -228,13 +239,18 @@ PyObject *cqn_inject_event(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
-PyObject *cqn_hide_atomics(PyObject *Py_UNUSED(module), PyObject *hide)
+PyObject *cqn_hide_features(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    int hidden = PyObject_IsTrue(hide);
-    if (hidden < 0) {
-        return NULL;
+    unsigned int mask = 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++) {
+        for (size_t f = 0; f < Py_ARRAY_LENGTH(features); f++) {
+            PyObject *name = PyTuple_GET_ITEM(args, i);
+            if (PyUnicode_CompareWithASCIIString(name, features[f]) == 0) {
+                mask |= 1u << f;
+            }
+        }
     }
-    atomic_store(&atomics_hidden, hidden);
+    atomic_store(&hidden, mask);
     Py_RETURN_NONE;
 }
 

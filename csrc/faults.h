@@ -7,7 +7,7 @@
  * fails in its own style: NULL or -1 with errno, or the error as the result.
  * What creates and destroys handles counts them. A device's failure that none
  * can be made to report can be put in the place of its next asynchronous event,
- * and a device can be made to say that it has no atomics.
+ * and a device can be made to say that it can do less.
  */
 #ifndef CQN_FAULTS_H
 #define CQN_FAULTS_H
@@ -51,6 +51,7 @@ void cqn_ack_async_event_unless_injected(struct ibv_async_event *event);
 #define ibv_create_comp_channel(...) cqn_born(NULL_OR(ibv_create_comp_channel, __VA_ARGS__))
 #define ibv_create_cq(...) cqn_born(NULL_OR(ibv_create_cq, __VA_ARGS__))
 #define ibv_create_cq_ex(...) cqn_born(NULL_OR(ibv_create_cq_ex, __VA_ARGS__))
+#define ibv_create_srq(...) cqn_born(NULL_OR(ibv_create_srq, __VA_ARGS__))
 #define ibv_create_qp(...) cqn_born(NULL_OR(ibv_create_qp, __VA_ARGS__))
 #define ibv_init_ah_from_wc(...) MINUS_1_OR(ibv_init_ah_from_wc, __VA_ARGS__)
 #define ibv_create_ah(...) cqn_born(NULL_OR(ibv_create_ah, __VA_ARGS__))
@@ -60,6 +61,7 @@ void cqn_ack_async_event_unless_injected(struct ibv_async_event *event);
 #define ibv_dereg_mr(...) cqn_died(ERROR_OR(ibv_dereg_mr, __VA_ARGS__))
 #define ibv_destroy_comp_channel(...) cqn_died(ERROR_OR(ibv_destroy_comp_channel, __VA_ARGS__))
 #define ibv_destroy_cq(...) cqn_died(ERROR_OR(ibv_destroy_cq, __VA_ARGS__))
+#define ibv_destroy_srq(...) cqn_died(ERROR_OR(ibv_destroy_srq, __VA_ARGS__))
 #define ibv_destroy_qp(...) cqn_died(ERROR_OR(ibv_destroy_qp, __VA_ARGS__))
 #define ibv_destroy_ah(...) cqn_died(ERROR_OR(ibv_destroy_ah, __VA_ARGS__))
 
@@ -72,6 +74,9 @@ void cqn_ack_async_event_unless_injected(struct ibv_async_event *event);
 #define ibv_get_async_event(...) \
     (cqn_fault("ibv_get_async_event") ? -1 : cqn_get_async_event_or_injected(__VA_ARGS__))
 #define ibv_ack_async_event(...) cqn_ack_async_event_unless_injected(__VA_ARGS__)
+#define ibv_modify_srq(...) ERROR_OR(ibv_modify_srq, __VA_ARGS__)
+#define ibv_query_srq(...) ERROR_OR(ibv_query_srq, __VA_ARGS__)
+#define ibv_post_srq_recv(...) ERROR_OR(ibv_post_srq_recv, __VA_ARGS__)
 #define ibv_modify_qp(...) ERROR_OR(ibv_modify_qp, __VA_ARGS__)
 #define ibv_query_qp(...) ERROR_OR(ibv_query_qp, __VA_ARGS__)
 #define ibv_post_send(...) ERROR_OR(ibv_post_send, __VA_ARGS__)

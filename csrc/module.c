@@ -58,6 +58,7 @@ static int module_exec(PyObject *module)
         add_type(module, &cqn_sge_spec, &st->SGE) < 0 ||
         add_type(module, &cqn_channel_spec, &st->CompletionChannel) < 0 ||
         add_type(module, &cqn_cq_spec, &st->CQ) < 0 ||
+        add_type(module, &cqn_srq_spec, &st->SRQ) < 0 ||
         add_type(module, &cqn_qp_spec, &st->QP) < 0 ||
         add_type(module, &cqn_ah_spec, &st->AH) < 0 ||
         add_type(module, &cqn_wc_spec, &st->WorkCompletion) < 0 ||
@@ -92,6 +93,7 @@ static int module_exec(PyObject *module)
     DO((st)->SGE);                              \
     DO((st)->CompletionChannel);                \
     DO((st)->CQ);                               \
+    DO((st)->SRQ);                              \
     DO((st)->QP);                               \
     DO((st)->AH);                               \
     DO((st)->WorkCompletion);                   \
@@ -156,9 +158,10 @@ static PyMethodDef module_methods[] = {
     {"inject_event", cqn_inject_event, METH_VARARGS,
      "inject_event(event_type, element): what is read next instead of the device's own "
      "asynchronous "
-     "event; element is a CQ, a QP, the number of a port, or None."},
-    {"hide_atomics", cqn_hide_atomics, METH_O,
-     "hide_atomics(hide): whether devices that are asked from now on say that they have none."},
+     "event; element is a CQ, a QP, an SRQ, the number of a port, or None."},
+    {"hide_features", cqn_hide_features, METH_VARARGS,
+     "hide_features(*names): what devices that are asked from now on say that they have not, of "
+     "\"atomics\", \"SRQ\" and \"SRQ resize\"."},
     {"failed", cqn_failed, METH_NOARGS, "failed(): what failed since; None: nothing."},
     {"live_handles", cqn_live_handles, METH_NOARGS,
      "live_handles(): how many handles of the device there are."},

@@ -221,7 +221,7 @@ static int refuse_pins(cqn_object *self)
     cqn_busy_error(
         self->state, self->kind->destroy_verb,
         PyUnicode_FromFormat("this %s is still needed by %zu work request%s in flight: poll the "
-                             "completion, or close the QP",
+                             "completion, or close the QP or SRQ that it was posted to",
                              self->kind->name, self->pins, self->pins == 1 ? "" : "s"));
     return -1;
 }

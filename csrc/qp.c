@@ -26,14 +26,27 @@ static void drop_requests(cqn_qp *self)
     cqn_wr_queue_drop(&rq);
 }
 
+/* What it has received and nobody polled yet says which receives of the SRQ are
+ * done: the last occasion, as long as it can be found by its number. */
+static void settle_srq(cqn_qp *self, cqn_object **trash)
+{
+    if (self->srq != NULL && !cqn_forked(&self->base) && !PyErr_Occurred() &&
+        cqn_cq_settle(self->recv_cq, trash) < 0) {
+        PyErr_Clear(); /* then some of them stay, until the SRQ is closed */
+    }
+}
+
 static void qp_after_destroy(cqn_object *op)
 {
     cqn_qp *self = (cqn_qp *)op;
+    cqn_object *trash = NULL;
+    settle_srq(self, &trash);
     cqn_async_forget(self->pd->context, op);
     cqn_qp_table_remove(self->pd->context, self);
     forget_in_cache(self->send_cq, self);
     forget_in_cache(self->recv_cq, self);
     drop_requests(self);
+    cqn_trash_empty(trash);
     cqn_consumers_tell(self);
 }
 
@@ -66,13 +79,14 @@ static const cqn_kind qp_kind = {
 };
 
 typedef struct {
-    PyObject *pd, *send_cq, *recv_cq, *user_data;
+    PyObject *pd, *send_cq, *recv_cq, *srq, *user_data;
     struct ibv_qp_init_attr attr;
 } qp_args;
 
-static int check_cq(cqn_state *st, PyObject *value, const char *name, PyObject *pd)
+/* `value` must be an open CQ or SRQ of the context of `pd`. */
+static int check_queue(PyTypeObject *type, PyObject *value, const char *name, PyObject *pd)
 {
-    if (cqn_expect(value, st->CQ, name) < 0) {
+    if (cqn_expect(value, type, name) < 0) {
         return -1;
     }
     if (CQN_OBJ(value)->context != CQN_OBJ(pd)->context) {
@@ -89,14 +103,22 @@ static int capacity(PyObject *value, const char *name, uint32_t fallback, int ma
     return value == NULL ? 0 : cqn_u32(value, name, (uint32_t)max, out);
 }
 
-static int parse_capacities(const struct ibv_device_attr *limits, PyObject *const *v,
+/* With an SRQ there is no receive queue. */
+static int parse_capacities(const struct ibv_device_attr *limits, PyObject *const *v, bool has_srq,
                             struct ibv_qp_cap *cap)
 {
+    const uint32_t recvs = has_srq ? 0 : 16, recv_sge = has_srq ? 0 : 1;
+    if (has_srq && (v[1] != NULL || v[3] != NULL)) {
+        PyErr_Format(PyExc_ValueError,
+                     "%s was given, but with srq there is no receive queue: give it to the SRQ",
+                     v[1] != NULL ? "max_recv_wr" : "max_recv_sge");
+        return -1;
+    }
     int sge = limits->max_sge < CQN_MAX_SGE ? limits->max_sge : CQN_MAX_SGE;
     return capacity(v[0], "max_send_wr", 16, limits->max_qp_wr, &cap->max_send_wr) < 0 ||
-                   capacity(v[1], "max_recv_wr", 16, limits->max_qp_wr, &cap->max_recv_wr) < 0 ||
+                   capacity(v[1], "max_recv_wr", recvs, limits->max_qp_wr, &cap->max_recv_wr) < 0 ||
                    capacity(v[2], "max_send_sge", 1, sge, &cap->max_send_sge) < 0 ||
-                   capacity(v[3], "max_recv_sge", 1, sge, &cap->max_recv_sge) < 0 ||
+                   capacity(v[3], "max_recv_sge", recv_sge, sge, &cap->max_recv_sge) < 0 ||
                    capacity(v[4], "max_inline_data", 0, INT32_MAX, &cap->max_inline_data) < 0
                ? -1
                : 0;
@@ -118,16 +140,17 @@ static int parse_type(PyObject *value, enum ibv_qp_type *out)
 
 static int parse_new(cqn_state *st, PyObject *args, PyObject *kwargs, qp_args *a)
 {
-    static char *names[] = {"pd",           "qp_type",      "send_cq",
-                            "recv_cq",      "max_send_wr",  "max_recv_wr",
-                            "max_send_sge", "max_recv_sge", "max_inline_data",
-                            "sq_sig_all",   "user_data",    NULL};
+    /* clang-format off */
+    static char *names[] = {"pd", "qp_type", "send_cq", "recv_cq", "srq", "max_send_wr",
+                            "max_recv_wr", "max_send_sge", "max_recv_sge", "max_inline_data",
+                            "sq_sig_all", "user_data", NULL};
+    /* clang-format on */
     PyObject *type, *cap[5] = {NULL};
     int sig_all = 0;
-    *a = (qp_args){.user_data = Py_None, .recv_cq = Py_None};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$OOOOOOOpO:QP", names, &a->pd, &type,
-                                     &a->send_cq, &a->recv_cq, &cap[0], &cap[1], &cap[2], &cap[3],
-                                     &cap[4], &sig_all, &a->user_data)) {
+    *a = (qp_args){.user_data = Py_None, .recv_cq = Py_None, .srq = Py_None};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$OOOOOOOOpO:QP", names, &a->pd, &type,
+                                     &a->send_cq, &a->recv_cq, &a->srq, &cap[0], &cap[1], &cap[2],
+                                     &cap[3], &cap[4], &sig_all, &a->user_data)) {
         return -1;
     }
     if (a->send_cq == NULL) {
@@ -144,10 +167,11 @@ static int parse_new(cqn_state *st, PyObject *args, PyObject *kwargs, qp_args *a
     /* A copy: the conversions can run code that closes the PD. */
     const struct ibv_device_attr limits = CQN_OBJ(a->pd)->context->attr;
     return parse_type(type, &a->attr.qp_type) < 0 ||
-                   parse_capacities(&limits, cap, &a->attr.cap) < 0 ||
+                   parse_capacities(&limits, cap, a->srq != Py_None, &a->attr.cap) < 0 ||
                    cqn_open(CQN_OBJ(a->pd)) == NULL ||
-                   check_cq(st, a->send_cq, "send_cq", a->pd) < 0 ||
-                   check_cq(st, a->recv_cq, "recv_cq", a->pd) < 0
+                   check_queue(st->CQ, a->send_cq, "send_cq", a->pd) < 0 ||
+                   check_queue(st->CQ, a->recv_cq, "recv_cq", a->pd) < 0 ||
+                   (a->srq != Py_None && check_queue(st->SRQ, a->srq, "srq", a->pd) < 0)
                ? -1
                : 0;
 }
@@ -180,8 +204,9 @@ static PyObject *qp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (parse_new(st, args, kwargs, &a) < 0) {
         return NULL;
     }
-    cqn_object *used[3] = {CQN_OBJ(a.pd), CQN_OBJ(a.send_cq), CQN_OBJ(a.recv_cq)};
-    cqn_qp *self = cqn_new(type, &qp_kind, used, 3);
+    cqn_object *used[4] = {CQN_OBJ(a.pd), CQN_OBJ(a.send_cq), CQN_OBJ(a.recv_cq), CQN_OBJ(a.srq)};
+    const bool has_srq = a.srq != Py_None;
+    cqn_qp *self = cqn_new(type, &qp_kind, used, has_srq ? 4 : 3);
     if (self == NULL) {
         return NULL;
     }
@@ -193,6 +218,10 @@ static PyObject *qp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     a.attr.qp_context = self; /* for the asynchronous events that name it */
     a.attr.send_cq = used[1]->handle;
     a.attr.recv_cq = used[2]->handle;
+    if (has_srq) {
+        self->srq = (cqn_srq *)used[3];
+        a.attr.srq = used[3]->handle;
+    }
     struct ibv_qp *qp = ibv_create_qp(used[0]->handle, &a.attr);
     if (qp == NULL) {
         const struct ibv_qp_cap *c = &a.attr.cap;
@@ -209,6 +238,9 @@ static PyObject *qp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->state = IBV_QPS_RESET;
     self->sq_sig_all = a.attr.sq_sig_all;
     self->cap = a.attr.cap;
+    if (has_srq) {
+        self->cap.max_recv_wr = self->cap.max_recv_sge = 0; /* a device may leave anything there */
+    }
     cqn_adopt(CQN_OBJ(self), qp);
     if (enter_books(self) < 0) {
         cqn_close(CQN_OBJ(self), true);
@@ -448,6 +480,12 @@ static PyObject *qp_query(PyObject *op, PyObject *Py_UNUSED(unused))
     return dict;
 }
 
+static PyObject *qp_get_srq(PyObject *op, void *Py_UNUSED(unused))
+{
+    PyObject *srq = (PyObject *)((cqn_qp *)op)->srq;
+    return cqn_open(CQN_OBJ(op)) ? Py_NewRef(srq ? srq : Py_None) : NULL;
+}
+
 static PyObject *qp_get_outstanding(PyObject *op, void *Py_UNUSED(unused))
 {
     cqn_qp *self = (cqn_qp *)op;
@@ -506,6 +544,7 @@ static PyGetSetDef qp_getset[] = {
     {"pd", cqn_get_used, NULL, "The PD that it belongs to.", (void *)0},
     {"send_cq", cqn_get_used, NULL, "CQ of its sends.", (void *)1},
     {"recv_cq", cqn_get_used, NULL, "CQ of its receives.", (void *)2},
+    {"srq", qp_get_srq, NULL, "The SRQ that it receives from, or None.", NULL},
     {"context", cqn_get_context, NULL, "The Context that it belongs to.", NULL},
     {"qp_num", cqn_get_u32, NULL, "Its number, by which peers and completions name it.",
      (void *)offsetof(cqn_qp, qp_num)},
@@ -524,7 +563,9 @@ static PyGetSetDef qp_getset[] = {
     {"max_inline_data", cqn_get_u32, NULL, "Bytes that an INLINE send can have.",
      (void *)offsetof(cqn_qp, cap.max_inline_data)},
     {"outstanding", qp_get_outstanding, NULL,
-     "(sends, receives): work requests whose completion was not polled yet.", NULL},
+     "(sends, receives): work requests whose completion was not polled yet. The receives of an SRQ "
+     "are not among them.",
+     NULL},
     {"outstanding_signaled", qp_get_outstanding_signaled, NULL,
      "How many of the outstanding sends give a completion if they succeed. With 0, a send queue "
      "that is full may stay full for ever.",
@@ -541,11 +582,12 @@ static PyMemberDef qp_members[] = {
 
 static PyType_Slot qp_slots[] = {
     {Py_tp_doc,
-     "QP(pd, qp_type, *, send_cq, recv_cq=None, max_send_wr=16, max_recv_wr=16, max_send_sge=1, "
-     "max_recv_sge=1, max_inline_data=0, sq_sig_all=False, user_data=None)\n--\n\n"
+     "QP(pd, qp_type, *, send_cq, recv_cq=None, srq=None, max_send_wr=16, max_recv_wr=16, "
+     "max_send_sge=1, max_recv_sge=1, max_inline_data=0, sq_sig_all=False, user_data=None)\n--\n\n"
      "A queue pair of type RC, UC or UD, in state RESET.\n\n"
      "Without `recv_cq` both its sides complete on `send_cq`. The device may grant more than was "
-     "asked for: see its attributes of the same names.\n\nWraps ibv_create_qp(3)."},
+     "asked for: see its attributes of the same names. With `srq` it has no receive queue, and its "
+     "messages go to what is posted to that SRQ.\n\nWraps ibv_create_qp(3)."},
     {Py_tp_new, qp_new},
     {Py_tp_repr, qp_repr},
     {Py_tp_traverse, qp_traverse},

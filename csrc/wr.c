@@ -29,10 +29,10 @@ static void pin(gathered *g, cqn_object *object)
     g->pinned[g->num_pinned++] = object;
 }
 
-/* One element: an SGE, or an MR as a whole. */
-static int gather_one(cqn_qp *qp, PyObject *item, uint32_t max_sge, gathered *g)
+/* One element: an SGE, or an MR as a whole. `owner` is the QP or SRQ. */
+static int gather_one(const cqn_object *owner, PyObject *item, uint32_t max_sge, gathered *g)
 {
-    cqn_state *st = qp->base.state;
+    cqn_state *st = owner->state;
     cqn_mr *mr;
     uint64_t addr, length;
     if (Py_IS_TYPE(item, st->SGE)) {
@@ -55,8 +55,9 @@ static int gather_one(cqn_qp *qp, PyObject *item, uint32_t max_sge, gathered *g)
     if (cqn_open(CQN_OBJ(mr)) == NULL) {
         return -1;
     }
-    if (CQN_OBJ(mr)->uses[0] != qp->pd) {
-        PyErr_SetString(PyExc_ValueError, "sg: the MR belongs to another PD than the QP");
+    if (CQN_OBJ(mr)->uses[0] != owner->uses[0]) {
+        PyErr_Format(PyExc_ValueError, "sg: the MR belongs to another PD than the %s",
+                     owner->kind->name);
         return -1;
     }
     if (length > UINT32_MAX) {
@@ -66,8 +67,8 @@ static int gather_one(cqn_qp *qp, PyObject *item, uint32_t max_sge, gathered *g)
     }
     max_sge = max_sge < CQN_MAX_SGE ? max_sge : CQN_MAX_SGE; /* a device may grant more */
     if ((uint32_t)g->num_sge >= max_sge) {
-        PyErr_Format(PyExc_ValueError, "sg has more elements than the %u that this QP takes",
-                     max_sge);
+        PyErr_Format(PyExc_ValueError, "sg has more elements than the %u that this %s takes",
+                     max_sge, owner->kind->name);
         return -1;
     }
     g->sge[g->num_sge++] = (struct ibv_sge){addr, (uint32_t)length, mr->lkey};
@@ -77,7 +78,7 @@ static int gather_one(cqn_qp *qp, PyObject *item, uint32_t max_sge, gathered *g)
     return 0;
 }
 
-static int gather(cqn_qp *qp, PyObject *sg, uint32_t max_sge, gathered *g)
+static int gather(const cqn_object *owner, PyObject *sg, uint32_t max_sge, gathered *g)
 {
     g->num_sge = 0;
     g->num_pinned = 0;
@@ -88,11 +89,11 @@ static int gather(cqn_qp *qp, PyObject *sg, uint32_t max_sge, gathered *g)
         return 0;
     }
     if (!PyList_Check(sg) && !PyTuple_Check(sg)) {
-        return gather_one(qp, sg, max_sge, g);
+        return gather_one(owner, sg, max_sge, g);
     }
     /* Nothing in gather_one() runs Python code, so the sequence can't change. */
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(sg); i++) {
-        if (gather_one(qp, PySequence_Fast_GET_ITEM(sg, i), max_sge, g) < 0) {
+        if (gather_one(owner, PySequence_Fast_GET_ITEM(sg, i), max_sge, g) < 0) {
             return -1;
         }
     }
@@ -141,6 +142,28 @@ static void *refuse_post(const cqn_qp *qp, int err, const char *verb, const cqn_
     return cqn_verbs_error(qp->base.state, err, verb, "QP %u", qp->qp_num);
 }
 
+/* The arguments of post_recv(), and room for it in the queue of the QP or SRQ. */
+static int prepare_recv(cqn_object *owner, const uint32_t *max_sge, cqn_wr_queue *queue,
+                        PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
+                        struct ibv_recv_wr *wr, gathered *g)
+{
+    static const char *const names[] = {"sg", "wr_id", NULL};
+    PyObject *in[2] = {NULL, NULL};
+    *wr = (struct ibv_recv_wr){.sg_list = g->sge};
+    if (cqn_open(owner) == NULL ||
+        cqn_args("post_recv", names, 1, 1, args, nargs, kwnames, in) < 0 ||
+        (in[1] != NULL && cqn_uint(in[1], "wr_id", UINT64_MAX, &wr->wr_id) < 0) ||
+        cqn_open(owner) == NULL || gather(owner, in[0], *max_sge, g) < 0) {
+        return -1;
+    }
+    if (!g->writable) {
+        PyErr_SetString(PyExc_ValueError, "sg: to receive, an MR needs access LOCAL_WRITE");
+        return -1;
+    }
+    wr->num_sge = g->num_sge;
+    return cqn_wr_queue_reserve(queue, g->num_pinned + 1);
+}
+
 const char cqn_qp_post_recv_doc[] =
     "post_recv($self, /, sg, *, wr_id=0)\n--\n\n"
     "Post memory for one message to be received: mr[a:b], an MR, a list of these, or None.\n\n"
@@ -150,32 +173,55 @@ const char cqn_qp_post_recv_doc[] =
 
 PyObject *cqn_qp_post_recv(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"sg", "wr_id", NULL};
     cqn_qp *qp = (cqn_qp *)op;
-    PyObject *in[2] = {NULL, NULL};
-    struct ibv_recv_wr wr = {.wr_id = 0}, *bad = NULL;
+    struct ibv_recv_wr wr, *bad = NULL;
     gathered g;
-    if (cqn_open(&qp->base) == NULL ||
-        cqn_args("post_recv", names, 1, 1, args, nargs, kwnames, in) < 0 ||
-        (in[1] != NULL && cqn_uint(in[1], "wr_id", UINT64_MAX, &wr.wr_id) < 0) ||
-        cqn_open(&qp->base) == NULL || gather(qp, in[0], qp->cap.max_recv_sge, &g) < 0 ||
+    if (cqn_is_open(&qp->base) && qp->srq != NULL) {
+        return PyErr_Format(PyExc_ValueError,
+                            "QP %u receives from its SRQ: post there, qp.srq.post_recv()",
+                            (unsigned)qp->qp_num);
+    }
+    if (prepare_recv(&qp->base, &qp->cap.max_recv_sge, &qp->rq, args, nargs, kwnames, &wr, &g) <
+            0 ||
         require_state(qp, IBV_QPS_INIT, "ibv_post_recv") < 0) {
         return NULL;
     }
-    if (!g.writable) {
-        PyErr_SetString(PyExc_ValueError, "sg: to receive, an MR needs access LOCAL_WRITE");
-        return NULL;
-    }
-    if (cqn_wr_queue_reserve(&qp->rq, g.num_pinned + 1) < 0) {
-        return NULL;
-    }
-    wr.sg_list = g.sge;
-    wr.num_sge = g.num_sge;
     int err = ibv_post_recv(qp->base.handle, &wr, &bad);
     if (err != 0) {
         return refuse_post(qp, err, "ibv_post_recv", &qp->rq, qp->cap.max_recv_wr);
     }
     cqn_wr_queue_push(&qp->rq, wr.wr_id, true, g.pinned, g.num_pinned);
+    Py_RETURN_NONE;
+}
+
+const char cqn_srq_post_recv_doc[] =
+    "post_recv($self, /, sg, *, wr_id=0)\n--\n\n"
+    "Post memory for one message, to whichever of its QPs it comes: mr[a:b], an MR, a list of "
+    "these, or None.\n\n"
+    "The completion, on the receive CQ of that QP, says by its `wr_id` alone which memory it is, "
+    "so give each its own. The memory, of the SRQ's own PD, is kept alive until the completion was "
+    "polled or the SRQ closed. VerbsError (ENOMEM) when the queue is full.\n\n"
+    "Wraps ibv_post_srq_recv(3).";
+
+PyObject *cqn_srq_post_recv(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                            PyObject *kwnames)
+{
+    cqn_srq *srq = (cqn_srq *)op;
+    struct ibv_recv_wr wr, *bad = NULL;
+    gathered g;
+    if (prepare_recv(&srq->base, &srq->max_sge, &srq->rq, args, nargs, kwnames, &wr, &g) < 0) {
+        return NULL;
+    }
+    int err = ibv_post_srq_recv(srq->base.handle, &wr, &bad);
+    if (err != 0) {
+        return cqn_verbs_error(srq->base.state, err, "ibv_post_srq_recv",
+                               err == ENOMEM ? "the SRQ is full: it was granted %u receives and "
+                                               "%zd have not completed; poll the CQs of its QPs, "
+                                               "or ask for more"
+                                             : "max_wr %u, %zd have not completed",
+                               srq->max_wr, (Py_ssize_t)srq->rq.requests);
+    }
+    cqn_wr_queue_push(&srq->rq, wr.wr_id, true, g.pinned, g.num_pinned);
     Py_RETURN_NONE;
 }
 
@@ -460,7 +506,7 @@ static int gather_send(cqn_qp *qp, PyObject *sg, const struct ibv_send_wr *wr, g
 {
     return (wr->send_flags & IBV_SEND_INLINE) && is_plain_buffer(qp->base.state, sg)
                ? gather_bytes(sg, g)
-               : gather(qp, sg, qp->cap.max_send_sge, g);
+               : gather(&qp->base, sg, qp->cap.max_send_sge, g);
 }
 
 static int post(cqn_qp *qp, struct ibv_send_wr *wr, gathered *g)

@@ -7,6 +7,10 @@
  * all before it, signaled or not, are done as well. Requests are told apart by
  * their wr_id, which the user chooses: where several have the same, the oldest
  * is taken, so a buffer may be kept too long but is never let go too early.
+ *
+ * The receives of a shared receive queue complete in the order of the messages
+ * of several queue pairs, on several CQs. A completion there speaks for its own
+ * request alone. What a queue pair took and never completed stays in the queue.
  */
 
 #include "core.h"
@@ -51,27 +55,31 @@ void cqn_wr_queue_push(cqn_wr_queue *q, uint64_t wr_id, bool signaled, cqn_objec
             Py_INCREF(object);
             object->pins++;
         }
-        *entry(q, q->len++) = (cqn_wr){wr_id, object, signaled, i + 1 >= n};
+        *entry(q, q->len++) =
+            (cqn_wr){.wr_id = wr_id, .pinned = object, .signaled = signaled, .last = i + 1 >= n};
     } while (++i < n);
     q->requests++;
     q->signaled += signaled;
 }
 
-/* Releases the first entry. What would die of that goes to the trash. */
-static void pop(cqn_wr_queue *q, cqn_object **trash)
+/* Releases an entry, which stays where it is. What would die of that goes to
+ * the trash. */
+static void release(cqn_wr_queue *q, const cqn_wr *wr, cqn_object **trash)
 {
-    const cqn_wr *wr = entry(q, 0);
-    cqn_object *object = wr->pinned;
     if (wr->last) {
         q->requests--;
         q->signaled -= wr->signaled;
     }
-    q->head = (q->head + 1) & (q->room - 1);
-    q->len--;
-    if (object != NULL) {
-        object->pins--;
-        cqn_trash_add(trash, object);
+    if (wr->pinned != NULL) {
+        wr->pinned->pins--;
+        cqn_trash_add(trash, wr->pinned);
     }
+}
+
+static void drop_first(cqn_wr_queue *q, size_t n)
+{
+    q->head = (q->head + n) & (q->room - 1);
+    q->len -= n;
 }
 
 /* How many entries are done if the oldest request of that wr_id is; 0: there
@@ -91,10 +99,26 @@ static size_t find(const cqn_wr_queue *q, uint64_t wr_id, bool only_signaled)
 static size_t pop_many(cqn_wr_queue *q, size_t n, cqn_object **trash)
 {
     size_t before = q->requests;
-    while (n-- > 0) {
-        pop(q, trash);
+    for (size_t i = 0; i < n; i++) {
+        release(q, entry(q, i), trash);
     }
+    drop_first(q, n);
     return before - q->requests;
+}
+
+/* Releases one request alone, whose entries end before `end`. Those before it
+ * move up, mostly none, so that what stays there leaves no holes behind it. */
+static void take_out(cqn_wr_queue *q, size_t end, cqn_object **trash)
+{
+    size_t begin = end;
+    do {
+        release(q, entry(q, --begin), trash);
+    } while (begin > 0 && !entry(q, begin - 1)->last);
+    const size_t n = end - begin;
+    while (begin-- > 0) {
+        *entry(q, begin + n) = *entry(q, begin);
+    }
+    drop_first(q, n);
 }
 
 /* A failed request whose completion fits both queues, since they share the CQ
@@ -109,16 +133,50 @@ static void complete_ambiguous(cqn_qp *qp, cqn_object **trash)
     }
 }
 
-/* A request of `qp` completed on `cq`: releases it and all before it. */
+/* Whether there is a request of that wr_id that was not told of yet; now it is. */
+static bool tell(cqn_wr_queue *q, uint64_t wr_id)
+{
+    for (size_t i = 0; i < q->len; i++) {
+        cqn_wr *wr = entry(q, i);
+        if (wr->last && wr->wr_id == wr_id && !wr->told) {
+            wr->told = true;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* As below, with an SRQ. Where a failure fits both it counts for a send, until
+ * each of that wr_id was told of, but releases neither: the send stays until a
+ * later one completes or the QP is closed, and the receive, which can be waiting
+ * for another QP, until there is no doubt, or the SRQ is closed. */
+static void completed_with_srq(cqn_qp *qp, uint64_t wr_id, size_t sends, size_t recvs,
+                               cqn_object **trash)
+{
+    if (recvs == 0) {
+        pop_many(&qp->sq, sends, trash);
+    }
+    else if (sends == 0 || !tell(&qp->sq, wr_id)) {
+        take_out(&qp->srq->rq, recvs, trash);
+    }
+}
+
+/* A request of `qp` completed on `cq`: releases it, and on a queue of its own all
+ * before it. */
 void cqn_qp_completed(cqn_qp *qp, const cqn_cq *cq, const struct ibv_wc *wc, cqn_object **trash)
 {
+    const cqn_wr_queue *rq = qp->srq != NULL ? &qp->srq->rq : &qp->rq;
     bool ok = wc->status == IBV_WC_SUCCESS;
     bool may_send = cq == qp->send_cq && !(ok && (wc->opcode & IBV_WC_RECV));
     bool may_recv = cq == qp->recv_cq && !(ok && !(wc->opcode & IBV_WC_RECV));
     /* Of a failed request even an unsignaled one tells. Its completion does
      * not say on which side it was, if both share the CQ. */
     size_t sends = may_send ? find(&qp->sq, wc->wr_id, ok) : 0;
-    size_t recvs = may_recv ? find(&qp->rq, wc->wr_id, false) : 0;
+    size_t recvs = may_recv ? find(rq, wc->wr_id, false) : 0;
+    if (qp->srq != NULL) {
+        completed_with_srq(qp, wc->wr_id, sends, recvs, trash);
+        return;
+    }
     if (sends > 0 && recvs > 0) {
         complete_ambiguous(qp, trash);
         return;

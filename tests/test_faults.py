@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from support import DEADLINE, Waiter, device_fd, device_gone, until, waiting
+from support import DEADLINE, Waiter, device_fd, device_gone, take_all, until, waiting
 
 from cqnotify import (
     AH,
@@ -28,6 +28,7 @@ from cqnotify import (
     MR,
     PD,
     QP,
+    SRQ,
     AsyncEventError,
     AsyncEventType,
     AtomicCap,
@@ -57,7 +58,7 @@ def unarmed() -> Iterator[None]:
     yield
     core.fail_call(0)
     core.fail_alloc(0)
-    core.hide_atomics(False)
+    core.hide_features()
 
 
 @pytest.fixture
@@ -91,6 +92,11 @@ class World:
         self.ah = AH(self.pd, dgid=entry.gid, sgid_index=entry.index)
         self.qp = QP(self.pd, QPType.RC, send_cq=self.cq, recv_cq=self.ex)
         self.qp.connect(self.qp.address())
+        self.ud = QP(self.pd, QPType.UD, send_cq=self.cq, recv_cq=self.ex)
+        self.ud.connect()
+        self.srq = SRQ(self.pd, 8, srq_limit=2)
+        self.sqp = QP(self.pd, QPType.RC, send_cq=self.cq, recv_cq=self.ex, srq=self.srq)
+        self.sqp.connect(self.sqp.address())
 
     def close(self) -> None:
         """Even where a call of the closing is the one that fails: the second try must do."""
@@ -121,6 +127,16 @@ def answer(w: World) -> None:
     ud.close()
 
 
+def receive_shared(w: World) -> None:
+    w.srq.modify(max_wr=16, srq_limit=1)
+    w.srq.post_recv(w.mr[0:64], wr_id=1)
+    w.sqp.post_send(w.mr[64:72], wr_id=2)
+    until(lambda: bool(w.cq.poll_ids()), "sent")
+    assert w.ex.poll_ids() == [1]
+    assert w.srq.outstanding == 0
+    assert w.srq.query().srq_limit == 0
+
+
 def script(w: World) -> None:
     """A bit of everything."""
     w.ctx.query_device()
@@ -132,6 +148,8 @@ def script(w: World) -> None:
     assert w.watch.read() == []
     receive(w)
     answer(w)
+    receive_shared(w)
+    until(lambda: any(event.srq is w.srq for event in take_all(w.ctx)), "the limit is reported")
     assert w.cq.safe_to_sleep()
     assert w.channel.try_get_event() is None
     with suppress(TimeoutError):
@@ -143,8 +161,10 @@ def script(w: World) -> None:
     w.qp.query()
     w.qp.modify(qp_state=QPState.ERR)
     w.qp.modify(qp_state=QPState.RESET)
-    for thing in (w.qp, w.ah, w.foreign, w.mr, w.ex, w.cq, w.channel, w.pd, w.watch, w.ctx):
+    for thing in (w.sqp, w.srq, w.qp, w.ud, w.ah, w.foreign, w.mr, w.ex, w.cq, w.channel, w.pd):
         thing.close()
+    w.watch.close()
+    w.ctx.close()
 
 
 def run(armed: Callable[[], None]) -> BaseException | None:
@@ -214,6 +234,8 @@ def test_each_call_fails_once(ctx: Context, error: int) -> None:
         *("ibv_start_poll", "ibv_get_cq_event", "ibv_get_async_event", "ibv_resize_cq"),
         *("ibv_modify_cq", "ibv_destroy_qp", "ibv_destroy_ah", "ibv_dereg_mr", "ibv_destroy_cq"),
         *("ibv_destroy_comp_channel", "ibv_dealloc_pd", "ibv_close_device"),
+        *("ibv_create_srq", "ibv_modify_srq", "ibv_query_srq", "ibv_post_srq_recv"),
+        *("ibv_destroy_srq",),
         *("eventfd", "epoll_create1", "epoll_ctl", "fcntl", "mmap", "ppoll"),
     } <= set(seen)
 
@@ -295,6 +317,14 @@ def new_qp(w: World) -> QP:
     return QP(w.pd, QPType.RC, send_cq=w.cq, recv_cq=w.ex)
 
 
+def shared_drained(w: World) -> None:
+    """Nothing is posted. A new one, since nothing else takes the receives of the old one."""
+    w.sqp.close()
+    w.srq.close()
+    w.srq = SRQ(w.pd, 8)
+    w.sqp = QP(w.pd, QPType.RC, send_cq=w.cq, recv_cq=w.ex, srq=w.srq)
+
+
 def closes(call: Callable[[World], Any]) -> Call:
     return lambda w, _: call(w).close()
 
@@ -373,6 +403,10 @@ CASES: dict[str, tuple[Setup, Call]] = {
     "MR of a buffer": (nothing, closes(lambda w: MR(w.pd, bytearray(64)))),
     "AH": (nothing, closes(lambda w: AH(w.pd, dgid=w.ctx.find_gid().gid))),  # type: ignore[arg-type]
     "QP": (nothing, closes(new_qp)),
+    "SRQ": (nothing, closes(lambda w: SRQ(w.pd, 4, srq_limit=1))),
+    "QP with an SRQ": (nothing, closes(lambda w: QP(w.pd, QPType.RC, send_cq=w.cq, srq=w.srq))),
+    "SRQ.post_recv": (shared_drained, lambda w, _: w.srq.post_recv(w.mr, wr_id=7)),
+    "SRQ.query": (nothing, lambda w, _: w.srq.query()),
     "WCArray": (nothing, lambda w, _: WCArray(4)),
     "query": (nothing, lambda w, _: [w.ctx.query_device(), w.ctx.query_port(), w.qp.query()]),
     "gid_table": (nothing, lambda w, _: w.ctx.gid_table()),
@@ -453,11 +487,14 @@ def test_each_allocation_fails_once(w: World, name: str) -> None:
 # ---- particular failures -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["pd", "channel", "cq", "ex", "mr", "foreign", "qp", "ah", "ctx"])
+@pytest.mark.parametrize(
+    "kind", ["pd", "channel", "cq", "ex", "mr", "foreign", "srq", "sqp", "qp", "ud", "ah", "ctx"]
+)
 def test_what_cannot_be_destroyed_stays_open_and_usable(w: World, kind: str) -> None:
     drain(w)
     thing = getattr(w, kind)
-    for name in ("qp", "ah", "foreign", "mr", "ex", "cq", "channel", "pd", "ctx"):
+    qps = ("sqp", "srq", "qp", "ud")
+    for name in (*qps, "ah", "foreign", "mr", "ex", "cq", "channel", "pd", "ctx"):
         if name == kind:
             break
         getattr(w, name).close()
@@ -469,6 +506,8 @@ def test_what_cannot_be_destroyed_stays_open_and_usable(w: World, kind: str) -> 
     assert not thing.closed
     if kind == "qp":
         receive(w)
+    if kind == "sqp":
+        receive_shared(w)
     thing.close()
     assert thing.closed
 
@@ -476,6 +515,7 @@ def test_what_cannot_be_destroyed_stays_open_and_usable(w: World, kind: str) -> 
 def test_a_failure_while_a_context_closes_leaves_it_open_and_can_be_repeated(ctx: Context) -> None:
     for n in range(1, 10):
         w = World(ctx.name)
+        w.sqp.close()  # that would poll its CQ as well
         core.fail_call(n, errno.EINVAL)
         with pytest.raises(VerbsError, match="stays open"):
             w.ctx.close()
@@ -503,7 +543,8 @@ def test_what_cannot_be_destroyed_when_forgotten_is_reported(ctx: Context) -> No
 def test_an_event_that_is_read_while_its_cq_is_destroyed_in_vain_is_not_lost(w: World) -> None:
     event_pending(w)
     w.ex.poll()
-    w.qp.close()
+    for qp in (w.qp, w.sqp, w.ud):
+        qp.close()
     core.fail_call(1, errno.EINVAL, True)
     closer = Waiter(w.ex.close)
     until(lambda: core.failed() == "ibv_destroy_cq", "the destroying has begun")
@@ -659,19 +700,17 @@ FAILURES = {
     AsyncEventType.QP_REQ_ERR: "qp",
     AsyncEventType.QP_ACCESS_ERR: "qp",
     AsyncEventType.PATH_MIG_ERR: "qp",
+    AsyncEventType.SRQ_ERR: "srq",
     AsyncEventType.PORT_ERR: "port",
     AsyncEventType.DEVICE_FATAL: "device",
 }
-UNSUPPORTED = {
-    AsyncEventType.SRQ_ERR,
-    AsyncEventType.SRQ_LIMIT_REACHED,
-    AsyncEventType.WQ_FATAL,
-}
+UNSUPPORTED = {AsyncEventType.WQ_FATAL}
 NEWS = {
     AsyncEventType.COMM_EST: "qp",
     AsyncEventType.SQ_DRAINED: "qp",
     AsyncEventType.PATH_MIG: "qp",
     AsyncEventType.QP_LAST_WQE_REACHED: "qp",
+    AsyncEventType.SRQ_LIMIT_REACHED: "srq",
     AsyncEventType.PORT_ACTIVE: "port",
     AsyncEventType.LID_CHANGE: "port",
     AsyncEventType.PKEY_CHANGE: "port",
@@ -682,7 +721,7 @@ NEWS = {
 
 
 def element_of(w: World, kind: str) -> Any:
-    return {"cq": w.cq, "qp": w.qp, "port": 1, "device": None}[kind]
+    return {"cq": w.cq, "qp": w.qp, "srq": w.srq, "port": 1, "device": None}[kind]
 
 
 def inject(w: World, event_type: int, element: Any) -> None:
@@ -693,6 +732,7 @@ def inject(w: World, event_type: int, element: Any) -> None:
     assert event.event_type == event_type
     assert event.cq is (element if isinstance(element, CQ) else None)
     assert event.qp is (element if isinstance(element, QP) else None)
+    assert event.srq is (element if isinstance(element, SRQ) else None)
     assert event.port_num == (element if isinstance(element, int) else None)
     assert repr(event)
 
@@ -740,8 +780,9 @@ def test_a_watch_tells_each_failure_with_the_cqs_that_it_concerns(
         assert event.event_type is event_type
         assert event.cq is (w.cq if kind == "cq" else None)
         assert event.qp is (w.qp if kind == "qp" else None)
+        assert event.srq is (w.srq if kind == "srq" else None)
         assert event.port_num == (1 if kind == "port" else None)
-        assert cqs == {"cq": [w.cq], "device": None}.get(kind, [w.cq, w.ex])
+        assert cqs == {"cq": [w.cq], "srq": [w.ex], "device": None}.get(kind, [w.cq, w.ex])
         assert w.watch.read() == []
         queued = w.ctx.try_get_async_event()
         assert queued is not None
@@ -855,7 +896,7 @@ def test_a_failure_is_told_even_to_who_found_an_event_at_the_same_moment(w: Worl
 
 
 def test_a_device_without_atomics_refuses_them_in_words(ctx: Context) -> None:
-    core.hide_atomics(True)
+    core.hide_features("atomics")
     w = World(ctx.name)
     try:
         assert w.ctx.query_device().atomic_cap is AtomicCap.NONE
@@ -873,3 +914,49 @@ def test_a_device_without_atomics_refuses_them_in_words(ctx: Context) -> None:
         receive(w)  # everything else goes on
     finally:
         w.close()
+
+
+def test_a_device_without_srqs_refuses_them_in_words(ctx: Context) -> None:
+    core.hide_features("SRQ")
+    with Context(ctx.name) as other, PD(other) as pd:
+        with pytest.raises(VerbsError, match=f"{ctx.name} has no shared receive queues") as e:
+            SRQ(pd, 4)
+        assert (e.value.errno, e.value.verb) == (errno.EOPNOTSUPP, "ibv_create_srq")
+
+
+def test_a_device_that_resizes_no_srq_says_so_and_arms_its_limit(ctx: Context) -> None:
+    core.hide_features("SRQ resize")
+    with Context(ctx.name) as other, SRQ(PD(other), 4) as srq:
+        for arguments in ({"max_wr": 16}, {"max_wr": 16, "srq_limit": 8}):
+            with pytest.raises(VerbsError, match="does not resize an SRQ") as e:
+                srq.modify(**arguments)
+            assert (e.value.errno, e.value.verb) == (errno.EOPNOTSUPP, "ibv_modify_srq")
+        assert srq.query().srq_limit == 0
+        srq.modify(srq_limit=2)
+        assert srq.query().srq_limit == 2
+
+
+def test_an_srq_whose_limit_cannot_be_armed_is_not_made(w: World) -> None:
+    handles = core.live_handles()
+    core.fail_call(2, errno.ENOMEM)
+    with pytest.raises(VerbsError, match="srq_limit 2") as e:
+        SRQ(w.pd, 4, srq_limit=2)
+    assert e.value.verb == core.failed() == "ibv_modify_srq"
+    assert core.live_handles() == handles
+
+
+def test_what_a_closed_qp_had_received_stays_if_its_cq_cannot_be_polled(w: World) -> None:
+    """It can no more be told which receives those were: they are kept until the SRQ is closed."""
+    drain(w)
+    w.srq.post_recv(w.mr[0:64], wr_id=1)
+    w.sqp.post_send(w.mr[64:72])
+    until(lambda: bool(w.cq.poll_ids()), "sent")
+    core.fail_call(2, errno.EIO)
+    w.sqp.close()
+    assert core.failed() == "ibv_start_poll"
+    assert w.srq.outstanding == 1
+    assert w.ex.poll_ids() == [1]
+    assert w.srq.outstanding == 1
+    w.qp.close()
+    w.srq.close()
+    w.mr.close()
