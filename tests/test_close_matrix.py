@@ -27,6 +27,7 @@ from cqnotify import (
     MR,
     PD,
     QP,
+    SRQ,
     BusyError,
     ClosedError,
     CompletionChannel,
@@ -39,26 +40,36 @@ from cqnotify.qp import DEFAULT_QKEY
 
 NAMES = ("pd", "channel", "cq", "mr", "qp", "ah")  # in the order in which they are made
 EVERYTHING = (*NAMES, "ctx")
+SHARED = (*NAMES[:4], "srq", *NAMES[4:])  # with a shared receive queue
 TYPE = {"pd": "PD", "channel": "CompletionChannel", "cq": "CQ", "mr": "MR", "qp": "QP", "ah": "AH"}
-USERS = {"pd": {"mr", "qp", "ah"}, "channel": {"cq"}, "cq": {"qp"}}
+TYPE["srq"] = "SRQ"
+USERS = {"pd": {"srq", "mr", "qp", "ah"}, "channel": {"cq"}, "cq": {"qp"}, "srq": {"qp"}}
 
 
 class World:
-    """One of everything, by name, and a peer on a Context of its own that outlives it."""
+    """One of everything, by name, and a peer on a Context of its own that outlives it.
+
+    If it is shared, its QP receives from an SRQ.
+    """
 
     waiter: Waiter | None = None
     heard = 0  # events that the waiter got
     resting = 0  # receives that are posted and stay so
 
-    def __init__(self, peer_ctx: Context, qp_type: QPType) -> None:
+    def __init__(self, peer_ctx: Context, qp_type: QPType, shared: bool) -> None:
         self.qp_type = qp_type
+        self.names = SHARED if shared else NAMES
         self.wr_ids = count(1)
         self.ctx = Context(peer_ctx.name)
         self.pd = PD(self.ctx)
         self.channel = CompletionChannel(self.ctx)
         self.cq = CQ(self.ctx, 64, channel=self.channel)
         self.mr = MR(self.pd, 4096)
-        self.qp = QP(self.pd, qp_type, send_cq=self.cq, max_send_wr=32, max_recv_wr=32)
+        receives: dict[str, Any] = {"max_recv_wr": 32}
+        if shared:
+            self.srq = SRQ(self.pd, 32)
+            receives = {"srq": self.srq}
+        self.qp = QP(self.pd, qp_type, send_cq=self.cq, max_send_wr=32, **receives)
         gid = self.ctx.find_gid()
         self.ah = AH(self.pd, dgid=gid.gid, sgid_index=gid.index)
         self.peer = Endpoint(peer_ctx, qp_type, size=4096)
@@ -80,9 +91,15 @@ class World:
 
     # Traffic -------------------------------------------------------------------
 
+    def post_recv(self, mr: MR) -> None:
+        (self.qp.srq or self.qp).post_recv(mr[0:64], wr_id=next(self.wr_ids))
+
+    def receives(self) -> int:
+        return self.qp.outstanding[1] if self.qp.srq is None else self.qp.srq.outstanding
+
     def receive(self, mr: MR) -> None:
         """A message comes in from the peer, or is under way."""
-        self.qp.post_recv(mr[0:64], wr_id=next(self.wr_ids))
+        self.post_recv(mr)
         self.peer.qp.post_send(self.peer.mr[0:8], **self.to_us)
         wait_one(self.peer.scq)
 
@@ -102,7 +119,7 @@ class World:
         self.receive(mr)
         if self.waiter is not None:
             until(lambda: self.heard > heard, "the waiter gets the event")
-        self.settle(lambda: self.qp.outstanding[1] == self.resting)
+        self.settle(lambda: self.receives() == self.resting)
 
     def settle(self, done: Callable[[], bool]) -> None:
         while True:
@@ -138,7 +155,7 @@ class World:
         self.armed()
         self.hold_sends()
         for _ in range(2):
-            self.qp.post_recv(self.mr[0:64], wr_id=next(self.wr_ids))
+            self.post_recv(self.mr)
             self.resting += 1
         if self.open("ah"):
             self.send(self.mr)
@@ -165,12 +182,14 @@ class World:
         """What BusyError must say when it is closed now; empty: it closes."""
         if not self.open(name):
             return ""
-        users = [n for n in NAMES if n in USERS.get(name, ()) and self.open(n)]
+        users = [n for n in self.names if n in USERS.get(name, ()) and self.open(n)]
         if users:
             return f"this {TYPE[name]} is still used by " + ", ".join(f"1 {TYPE[n]}" for n in users)
         pinned = PINS[phase] if self.open("qp") else ()
         if name in pinned and (name == "mr" or self.qp_type == QPType.UD):
             return f"this {TYPE[name]} is still needed by "
+        if name == "mr" and phase == "in_flight" and self.names is SHARED and self.open("srq"):
+            return "this MR is still needed by 2 work requests "
         return ""
 
     def prove(self, name: str, phase: str) -> None:
@@ -189,6 +208,8 @@ class World:
                 getattr(self, phase)()
         elif name == "pd":
             MR(self.pd, 64).close()
+        elif name == "mr":
+            assert self.mr.read(8) == bytes(8)
         else:
             assert name == "channel"
             self.cq.req_notify()
@@ -206,13 +227,14 @@ class World:
             close(thing)
             assert thing.closed
             if name == "ctx":
-                assert not any(self.open(n) for n in NAMES)
+                assert not any(self.open(n) for n in self.names)
 
     def finish(self) -> None:
         """Closes the rest, in an order that nothing hinders, and looks at what is left."""
-        for name in ("qp", "ah", "mr", "cq", "channel", "pd", "ctx"):
-            getattr(self, name).close()
-        assert not any(self.open(name) for name in EVERYTHING)
+        for name in ("qp", "srq", "ah", "mr", "cq", "channel", "pd", "ctx"):
+            if name in (*self.names, "ctx"):
+                getattr(self, name).close()
+        assert not any(self.open(name) for name in (*self.names, "ctx"))
         stats = self.cq.stats
         assert stats.events == stats.acked
         if self.waiter is not None:
@@ -231,7 +253,7 @@ PINS: dict[str, tuple[str, ...]] = {
 }
 
 
-Make = Callable[[QPType], World]
+Make = Callable[..., World]
 
 
 @pytest.fixture
@@ -239,8 +261,8 @@ def make(ctx: Context) -> Iterator[Make]:
     """Makes a World; one that a failing test leaves open does not disturb the next."""
     contexts: list[weakref.ref[Context]] = []
 
-    def make_world(qp_type: QPType) -> World:
-        world = World(ctx, qp_type)
+    def make_world(qp_type: QPType, shared: bool = False) -> World:
+        world = World(ctx, qp_type, shared)
         contexts.append(weakref.ref(world.ctx))
         return world
 
@@ -292,25 +314,48 @@ def test_what_is_needed_is_busy_and_stays_usable_and_the_rest_closes(
             close_peer(w)
 
 
-@pytest.mark.parametrize("part", range(len(PHASES)), ids=PHASES)
-def test_all_orders_of_six_objects_close_at_last(make: Make, part: int) -> None:
-    """Each order once, shared out to the phases; what was busy is tried again at the end."""
-    phase = PHASES[part]
-    orders = list(itertools.permutations(NAMES))[part :: len(PHASES)]
-    for order in orders:
-        w = make(QPType.RC)
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("qp_type", [QPType.RC, QPType.UD])
+def test_the_same_holds_with_a_shared_receive_queue(
+    make: Make, phase: str, qp_type: QPType
+) -> None:
+    """The pairs of those that have to do with it."""
+    for first, second in itertools.permutations(("pd", "srq", "cq", "mr", "qp"), 2):
+        w = make(qp_type, shared=True)
         getattr(w, phase)()
-        for name in order:
-            why = w.why_busy(name, phase)
-            if why:
-                with pytest.raises(BusyError, match=re.escape(why)):
-                    getattr(w, name).close()
-                assert w.open(name)
-            else:
-                getattr(w, name).close()
-                assert not w.open(name)
+        w.close(first, phase, directly)
+        w.close(second, phase, directly)
         w.finish()
         close_peer(w)
+
+
+def close_in(w: World, order: Iterable[str], phase: str) -> None:
+    """What was busy is tried again at the end."""
+    getattr(w, phase)()
+    for name in order:
+        why = w.why_busy(name, phase)
+        if why:
+            with pytest.raises(BusyError, match=re.escape(why)):
+                getattr(w, name).close()
+            assert w.open(name)
+        else:
+            getattr(w, name).close()
+            assert not w.open(name)
+    w.finish()
+    close_peer(w)
+
+
+@pytest.mark.parametrize("part", range(len(PHASES)), ids=PHASES)
+def test_all_orders_of_six_objects_close_at_last(make: Make, part: int) -> None:
+    """Each order once, shared out to the phases."""
+    for order in list(itertools.permutations(NAMES))[part :: len(PHASES)]:
+        close_in(make(QPType.RC), order, PHASES[part])
+
+
+@pytest.mark.parametrize("part", range(len(PHASES)), ids=PHASES)
+def test_all_orders_of_an_srq_and_those_around_it_close_at_last(make: Make, part: int) -> None:
+    for order in list(itertools.permutations(("pd", "srq", "cq", "mr", "qp")))[part :: len(PHASES)]:
+        close_in(make(QPType.RC, shared=True), order, PHASES[part])
 
 
 def close_peer(w: World) -> None:
@@ -361,16 +406,17 @@ def forget(w: World, names: Iterable[str]) -> None:
 
 
 @pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("first", EVERYTHING)
+@pytest.mark.parametrize("first", [*EVERYTHING, "srq"])
 def test_references_that_go_in_any_order_close_everything_with_a_warning(
     make: Make, first: str, phase: str
 ) -> None:
-    for second in EVERYTHING:
+    everything = (*SHARED, "ctx") if first == "srq" else EVERYTHING
+    for second in everything:
         if second == first:
             continue
-        w = make(QPType.RC)
+        w = make(QPType.RC, shared=first == "srq")
         getattr(w, phase)()
-        gone = {name: weakref.ref(getattr(w, name)) for name in EVERYTHING}
+        gone = {name: weakref.ref(getattr(w, name)) for name in everything}
         waiter, w.waiter = w.waiter, None
         warned: list[str] = []
         with warnings.catch_warnings():
@@ -379,11 +425,11 @@ def test_references_that_go_in_any_order_close_everything_with_a_warning(
             warnings.showwarning = lambda message, *_, seen=warned, **__: seen.append(str(message))  # type: ignore[misc]
             forget(w, (first, second))
             gc.collect()
-            forget(w, [n for n in EVERYTHING if n not in (first, second)])
+            forget(w, [n for n in everything if n not in (first, second)])
             gc.collect()
             if waiter is not None:
                 # The waiter's frame holds the channel, and that its context: only they are left.
-                assert {n for n in EVERYTHING if gone[n]() is not None} == {"channel", "ctx"}
+                assert {n for n in everything if gone[n]() is not None} == {"channel", "ctx"}
                 context = gone["ctx"]()
                 context.close()
                 del context
@@ -391,24 +437,25 @@ def test_references_that_go_in_any_order_close_everything_with_a_warning(
                     waiter.join()
                 del waiter
                 gc.collect()
-        assert [n for n in EVERYTHING if gone[n]() is not None] == []
+        assert [n for n in everything if gone[n]() is not None] == []
         kinds = sorted(re.match(r"unclosed (\w+) ", text)[1] for text in warned)  # type: ignore[index]
         closed_in_time = {"Context", "CompletionChannel"} if phase == "waiting" else set()
-        assert kinds == sorted({*TYPE.values(), "Context"} - closed_in_time)
+        assert kinds == sorted({TYPE.get(n, "Context") for n in everything} - closed_in_time)
         close_peer(w)
 
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_world_in_a_cycle_is_collected_in_one_go(make: Make, phase: str) -> None:
     """The collector finalizes in an order of its own."""
-    for name in ("cq", "qp"):
-        w = make(QPType.RC)
+    for name in ("cq", "qp", "srq"):
+        w = make(QPType.RC, shared=name == "srq")
+        everything = (*w.names, "ctx")
         getattr(w, phase)()
         peer = World.__new__(World)
         peer.__dict__ = {"peer": w.peer, "to_us": w.to_us}
         waiter, w.waiter = w.waiter, None
         getattr(w, name).user_data = w
-        gone = {n: weakref.ref(getattr(w, n)) for n in EVERYTHING}
+        gone = {n: weakref.ref(getattr(w, n)) for n in everything}
         context = w.ctx if waiter is not None else None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
@@ -421,7 +468,7 @@ def test_a_world_in_a_cycle_is_collected_in_one_go(make: Make, phase: str) -> No
                     waiter.join()
             del waiter, context
             gc.collect()
-        assert [n for n in EVERYTHING if gone[n]() is not None] == []
+        assert [n for n in everything if gone[n]() is not None] == []
         close_peer(peer)
 
 

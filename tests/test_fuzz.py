@@ -51,6 +51,7 @@ from cqnotify import (
     MR,
     PD,
     QP,
+    SRQ,
     AccessFlags,
     AsyncEvent,
     AsyncEventError,
@@ -112,9 +113,20 @@ class Tally:
 def ours() -> Counter[str]:
     """The objects of the package that exist and that the collector knows."""
     gc.collect()
-    names = ("Context", "PD", "MR", "SGE", "CompletionChannel", "CQ", "QP", "AH", "AsyncEvent")
+    names = (
+        "Context",
+        "PD",
+        "MR",
+        "SGE",
+        "CompletionChannel",
+        "CQ",
+        "SRQ",
+        "QP",
+        "AH",
+        "AsyncEvent",
+    )
     found = Counter(type(o).__name__ for o in gc.get_objects() if type(o).__module__ == "cqnotify")
-    found.update(type(o).__name__ for o in gc.get_objects() if type(o) in (QP, Context))
+    found.update(type(o).__name__ for o in gc.get_objects() if type(o) in (QP, SRQ, Context))
     return Counter({name: found[name] for name in names if found[name]})
 
 
@@ -306,6 +318,9 @@ class Machine(RuleBasedStateMachine):
             return self.make_cq(n)
         elif kind == "MR":
             return self.make_mr(self.some("PD", n), n)
+        elif kind == "SRQ":
+            pd = self.some("PD", n)
+            thing = Thing(kind, self.call("SRQ()", SRQ, pd.obj, 1 + n % 40), [pd])
         elif kind == "AH":
             return self.make_ah(self.some("PD", n))
         else:
@@ -696,7 +711,7 @@ class Machine(RuleBasedStateMachine):
 
     N = st.integers(0, 999)
 
-    @rule(n=N, kind=st.sampled_from(["PD", "CompletionChannel", "CQ", "MR", "AH"]))
+    @rule(n=N, kind=st.sampled_from(["PD", "CompletionChannel", "CQ", "SRQ", "MR", "AH"]))
     def make_something(self, n: int, kind: str) -> None:
         if len(self.live(kind)) < 6:
             self.make(kind, n)
@@ -835,7 +850,9 @@ class Machine(RuleBasedStateMachine):
             self.drop_work(one)
         self.connect(qp)
 
-    @rule(n=N, kind=st.sampled_from(["QP", "QP", "CQ", "MR", "AH", "CompletionChannel", "PD"]))
+    @rule(
+        n=N, kind=st.sampled_from(["QP", "QP", "CQ", "SRQ", "MR", "AH", "CompletionChannel", "PD"])
+    )
     def close_something(self, n: int, kind: str) -> None:
         if n % 2 or kind not in ("QP", "PD"):
             self.close_one(self.some(kind, n))
@@ -913,6 +930,7 @@ class Machine(RuleBasedStateMachine):
             ("Context.find_gid", lambda: self.ctx.find_gid(str(self.gid)).gid == self.gid),
             ("Context.try_get_async_event", self.async_event),
             ("Context.get_async_event", lambda: self.async_event(0)),
+            ("SRQ.query", lambda: self.some("SRQ", n).obj.query().srq_limit == 0),
             ("QP.query", lambda: self.some("QP", n).obj.query().qp_state >= 0),
             ("QP.outstanding", self.outstanding),
             ("QP.check", lambda: self.some("QP", n).obj.check(port_num=1) is None),
@@ -1085,6 +1103,17 @@ CLOSED_CALLS: dict[str, dict[str, Callable[[Any], Any]]] = {
         "modify": lambda o: o.modify(1, 1),
         "__enter__": lambda o: o.__enter__(),
     },
+    "SRQ": {
+        "pd": lambda o: o.pd,
+        "context": lambda o: o.context,
+        "max_wr": lambda o: o.max_wr,
+        "max_sge": lambda o: o.max_sge,
+        "outstanding": lambda o: o.outstanding,
+        "query": lambda o: o.query(),
+        "modify": lambda o: o.modify(srq_limit=1),
+        "post_recv": lambda o: o.post_recv(None),
+        "__enter__": lambda o: o.__enter__(),
+    },
     "QP": {
         name: (lambda o, name=name: getattr(o, name))
         for name in [
@@ -1092,6 +1121,7 @@ CLOSED_CALLS: dict[str, dict[str, Callable[[Any], Any]]] = {
             "context",
             "send_cq",
             "recv_cq",
+            "srq",
             "qp_num",
             "qp_type",
             "sq_psn",
@@ -1210,8 +1240,9 @@ class World:
             o[prefix + "sge"] = mr[0:64]
             qp = o[prefix + "qp"] = QP(pd, QPType.RC, send_cq=cq, max_inline_data=64)
             o[prefix + "ah"] = AH(pd, dgid=gid.gid, sgid_index=gid.index)
+            o[prefix + "srq"] = SRQ(pd, 16)
             if prefix == "closed_":
-                for name in ("ah", "qp", "mr", "cq", "channel", "pd"):
+                for name in ("ah", "qp", "srq", "mr", "cq", "channel", "pd"):
                     o[prefix + name].close()
             else:
                 qp.connect(qp.address(), timeout=8, retry_cnt=1, rnr_retry=1, access=7)
@@ -1334,7 +1365,20 @@ class World:
     @property
     def spent(self) -> bool:
         o = self.objects
-        names = ("ctx", "other", "pd", "channel", "cq", "mr", "qp", "ah", "ud", "xcq", "new_qp")
+        names = (
+            "ctx",
+            "other",
+            "pd",
+            "channel",
+            "cq",
+            "mr",
+            "qp",
+            "srq",
+            "ah",
+            "ud",
+            "xcq",
+            "new_qp",
+        )
         closed = any(o[name].closed for name in (*names, "ro_mr"))
         return closed or o["qp"].state != QPState.RTS
 
@@ -1360,6 +1404,7 @@ NASTY_FRESH = [
     "close:qp",
     "close:channel",
     "close:ah",
+    "close:srq",
     "poll",
     "reset",
 ]
@@ -1412,6 +1457,7 @@ def targets(w: World) -> dict[str, Target]:
                 "qp_type": ("2",),
                 "send_cq": cqs,
                 "recv_cq": ("cq", "None"),
+                "srq": ("None", "None", "srq"),
                 "max_send_wr": small,
                 "max_recv_wr": small,
                 "max_send_sge": ("1", "2"),
@@ -1422,6 +1468,18 @@ def targets(w: World) -> dict[str, Target]:
             },
             2,
             3,
+        ),
+        "SRQ()": Target(
+            SRQ,
+            {
+                "pd": pds,
+                "max_wr": small,
+                "max_sge": ("1", "2"),
+                "srq_limit": ("0", "1"),
+                "user_data": ("object",),
+            },
+            2,
+            2,
         ),
         "AH()": Target(
             AH,
@@ -1457,7 +1515,7 @@ def targets(w: World) -> dict[str, Target]:
                 **kwargs,
             )
 
-    every = ("ctx", "pd", "mr", "channel", "cq", "qp", "ah")
+    every = ("ctx", "pd", "mr", "channel", "cq", "srq", "qp", "ah")
     for name in (*every, "closed_cq"):
         add("_Object", (name,), "add_close_callback", {"callback": ("lambda",)}, 1, 1)
         add("_Object", (name,), "remove_close_callback", {"callback": ("lambda",)}, 1, 1)
@@ -1540,6 +1598,10 @@ def targets(w: World) -> dict[str, Target]:
         found[f"QP.{name}:prepared"] = Target(
             lambda *a, name=name, **k: getattr(prepared(o, name), name)(*a, **k), good, 1, required
         )
+    srqs = ("srq", "closed_srq")
+    add("SRQ", srqs, "modify", {"max_wr": small, "srq_limit": ("0", "1")}, 0)
+    add("SRQ", srqs, "query", {}, nothing_else=True)
+    add("SRQ", srqs, "post_recv", {"sg": memory, "wr_id": small}, 1, 1)
     add("QP", ("qp", "ud", "closed_qp"), "post_recv", {"sg": memory, "wr_id": small}, 1, 1)
     add(
         "QP",
@@ -1589,7 +1651,7 @@ def targets(w: World) -> dict[str, Target]:
     add("WorkCompletion", ("wc",), "__repr__", {}, nothing_else=True)
     add("QPAddress", ("address",), "to_wire", {}, nothing_else=True)
     found["QPAddress.to_wire:bad"] = Target(w.constants["bad_address"].to_wire, {})
-    for name in ("ctx", "pd", "mr", "channel", "cq", "qp", "ah", "sge", "wc", "closed_cq"):
+    for name in (*every, "sge", "wc", "closed_cq"):
         add(type(o[name]).__name__, (name,), "close", {}, nothing_else=True) if hasattr(
             o[name], "close"
         ) and name not in ("ctx",) else None
@@ -1661,6 +1723,8 @@ class Barrage:
                 v is None or v is True or (isinstance(v, int | float) and not v <= 0.01)
                 for v in values
             )
+        if key in ("SRQ()", "SRQ.modify:srq"):
+            return "65535" in names  # kernel memory, of which the guest has little
         return key == "MR()" and bool({"2**24", "2**31-1", "2**32"} & set(names))
 
     def call(self, seed: str) -> None:

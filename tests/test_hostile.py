@@ -32,6 +32,7 @@ from cqnotify import (
     MR,
     PD,
     QP,
+    SRQ,
     AsyncEventError,
     ClosedError,
     CompletionChannel,
@@ -43,6 +44,7 @@ from cqnotify import (
     SendFlags,
     VerbsError,
     WCExFlags,
+    WCOpcode,
     WCStatus,
     _core,
 )
@@ -68,7 +70,8 @@ def world(ctx: Context) -> dict[str, Any]:
     cq = CQ(ctx, 8, channel=channel)
     mr = MR(pd, 64)
     qp = _core.QP(pd, QPType.RC, send_cq=cq)
-    return {"ctx": ctx, "pd": pd, "channel": channel, "cq": cq, "mr": mr, "qp": qp}
+    srq = SRQ(pd, 8)
+    return {"ctx": ctx, "pd": pd, "channel": channel, "cq": cq, "mr": mr, "qp": qp, "srq": srq}
 
 
 CONVERSIONS: list[Callable[[dict[str, Any], Callable[[int], Any]], object]] = [
@@ -78,6 +81,11 @@ CONVERSIONS: list[Callable[[dict[str, Any], Callable[[int], Any]], object]] = [
     lambda w, n: _core.QP(w["pd"], n(QPType.RC), send_cq=w["cq"]),
     lambda w, n: _core.QP(w["pd"], QPType.RC, send_cq=w["cq"], max_send_wr=n(1)),
     lambda w, n: _core.AH(w["pd"], dgid=bytes(16), port_num=n(1)),
+    lambda w, n: SRQ(w["pd"], n(4), max_sge=n(1), srq_limit=n(2)),
+    lambda w, n: _core.QP(w["pd"], n(QPType.RC), send_cq=w["cq"], srq=w["srq"]),
+    lambda w, n: w["srq"].modify(max_wr=n(16)),
+    lambda w, n: w["srq"].modify(srq_limit=n(4)),
+    lambda w, n: w["srq"].post_recv(w["mr"], wr_id=n(1)),
     lambda w, n: MR(w["pd"], 64, access=n(1)),
     lambda w, n: w["mr"][n(0) : n(8)],
     lambda w, n: w["mr"].read(n(4), n(0)),
@@ -96,7 +104,7 @@ CONVERSIONS: list[Callable[[dict[str, Any], Callable[[int], Any]], object]] = [
 ]
 
 
-@pytest.mark.parametrize("victim", ["ctx", "pd", "channel", "cq", "mr", "qp"])
+@pytest.mark.parametrize("victim", ["ctx", "pd", "channel", "cq", "mr", "qp", "srq"])
 def test_an_argument_may_close_anything_while_it_is_converted(ctx: Context, victim: str) -> None:
     for call in CONVERSIONS:
         with Context(ctx.name) as other:
@@ -160,6 +168,8 @@ MAKERS: list[Callable[[dict[str, Any]], object]] = [
     lambda w: MR(w["pd"], 64),
     lambda w: _core.QP(w["pd"], QPType.RC, send_cq=w["cq"]),
     lambda w: _core.AH(w["pd"], dgid=bytes(16)),
+    lambda w: SRQ(w["pd"], 4, srq_limit=1),
+    lambda w: _core.QP(w["pd"], QPType.RC, send_cq=w["cq"], srq=w["srq"]),
     lambda w: w["mr"][0:8],
     lambda w: w["cq"].poll(),
 ]
@@ -297,6 +307,7 @@ def test_a_failed_receive_and_send_of_one_wr_id_let_go_of_their_memory(ctx: Cont
 
 def test_what_is_closed_says_so_before_it_looks_at_the_arguments(pair: Pair) -> None:
     a = pair[0]
+    srq: Any = SRQ(a.pd, 4)
     a.ctx.close()
     for call in (
         lambda: a.mr[0 : 10**9],
@@ -307,6 +318,8 @@ def test_what_is_closed_says_so_before_it_looks_at_the_arguments(pair: Pair) -> 
         lambda: a.channel.get_event(-1),
         lambda: a.qp.post_recv(3),
         lambda: a.qp.post_send(),
+        lambda: srq.post_recv(),
+        lambda: srq.modify(),
         lambda: a.ctx.query_port(99),
     ):
         with pytest.raises(ClosedError):
@@ -333,9 +346,12 @@ def in_child(action: Callable[[], None]) -> int:
 
 def test_a_child_may_close_and_drop_in_any_order(pair: Pair) -> None:
     a, b = pair
+    srq = SRQ(a.pd, 4)
+    srq.post_recv(a.mr[0:64], wr_id=1)
+    qp = QP(a.pd, QPType.RC, send_cq=a.scq, srq=srq)
 
     def child() -> None:
-        for thing in (a.pd, a.channel, a.scq, a.mr, a.qp, a.ctx):
+        for thing in (a.pd, a.channel, a.scq, a.mr, srq, qp, a.qp, a.ctx):
             thing.close()
             assert thing.closed
             with pytest.raises(ClosedError, match="fork"):
@@ -345,6 +361,11 @@ def test_a_child_may_close_and_drop_in_any_order(pair: Pair) -> None:
     b.qp.post_recv(b.mr[0:64])
     a.qp.post_send(a.mr[0:8])
     wait_one(b.rcq)
+    wait_one(a.scq)
+    qp.connect(qp.address())
+    qp.post_send(a.mr[64:72])
+    assert {wc.opcode for wc in wait_completions(qp.recv_cq, 2)} >= {WCOpcode.RECV}
+    assert srq.outstanding == 0
 
 
 def test_a_child_opens_the_device_anew(ctx: Context, pair: Pair) -> None:

@@ -19,6 +19,7 @@ from cqnotify import (
     MR,
     PD,
     QP,
+    SRQ,
     BusyError,
     ClosedError,
     CompletionChannel,
@@ -40,17 +41,19 @@ class World:
         self.cq = CQ(self.ctx, 16, channel=self.channel)
         self.mr = MR(self.pd, 4096)
         self.qp = QP(self.pd, QPType.RC, send_cq=self.cq)
+        self.srq = SRQ(self.pd, 4)
+        self.srq.post_recv(self.mr[0:64])
         self.ah = AH(self.pd, dgid=self.ctx.find_gid().gid, sgid_index=self.ctx.find_gid().index)
         self.qp.connect(self.qp.address())
 
 
-NAMES = ("pd", "channel", "cq", "mr", "qp", "ah")
+NAMES = ("pd", "channel", "cq", "mr", "srq", "qp", "ah")
 
 
 def test_work_in_flight_is_dropped_with_the_context() -> None:
     w = World()
     w.qp.post_recv(w.mr[0:64])
-    with pytest.raises(BusyError, match="1 work request in flight"):
+    with pytest.raises(BusyError, match="2 work requests in flight"):
         w.mr.close()
     w.ctx.close()
     assert w.mr.closed
@@ -60,7 +63,7 @@ def test_work_in_flight_is_dropped_with_the_context() -> None:
 def test_a_forgotten_world_is_collected(waiting: bool) -> None:
     w = World()
     w.cq.user_data = w  # a cycle through everything
-    w.qp.user_data = w
+    w.qp.user_data = w.srq.user_data = w
     w.qp.post_recv(w.mr[0:64])
     gone = weakref.ref(w.ctx)
     waiter = Waiter(w.channel.get_event).asleep() if waiting else None
@@ -100,6 +103,8 @@ def test_constructors_that_fail_leave_nothing(pd: PD, cq: CQ) -> None:
             QP(pd, 99, send_cq=cq)
         with pytest.raises(ValueError, match="cqe"):
             CQ(pd.context, 0)
+        with pytest.raises(ValueError, match="max_wr is 0"):
+            SRQ(pd, 0)
         with pytest.raises(ValueError, match="length is 0: it must be 1"):
             MR(pd, 0)
     pd.close()
@@ -114,7 +119,7 @@ def test_many_threads_close_the_same_things(ctx: Context) -> None:
         def work(w: World = w, barrier: threading.Barrier = barrier) -> None:
             barrier.wait()
             for _ in range(20):
-                for name in ("qp", "ah", "mr", "cq", "channel", "pd"):
+                for name in ("qp", "srq", "ah", "mr", "cq", "channel", "pd"):
                     with contextlib.suppress(BusyError):
                         getattr(w, name).close()
             w.ctx.close()
@@ -165,17 +170,20 @@ mr = c.MR(pd, 4096)
 qp = c.QP(pd, c.QPType.RC, send_cq=cq)
 qp.connect(qp.address())
 qp.post_recv(mr[0:64])
+srq = c.SRQ(pd, 4)
+srq.post_recv(mr[0:64])
+other = c.QP(pd, c.QPType.UC, send_cq=cq, srq=srq)
 cq.req_notify()
 qp.post_send(mr[64:72])
 assert channel.get_event(timeout=30) is cq
-cq.user_data = qp.user_data = [ctx, pd, channel, cq, mr, qp]
+cq.user_data = qp.user_data = [ctx, pd, channel, cq, mr, srq, other, qp]
 for _ in range(3):
     threading.Thread(target=wait, args=[channel], daemon=True).start()
 """
 
 
 @pytest.mark.parametrize(
-    "end", ["", "ctx.close()", "del ctx, pd, cq, mr, qp", "import sys; sys.exit(0)"]
+    "end", ["", "ctx.close()", "del ctx, pd, cq, mr, srq, other, qp", "import sys; sys.exit(0)"]
 )
 def test_a_program_ends_whatever_is_left_open(ctx: Context, end: str) -> None:
     out = subprocess.run(
@@ -190,7 +198,7 @@ def test_a_program_ends_whatever_is_left_open(ctx: Context, end: str) -> None:
 
 def test_everything_can_be_referenced_weakly(pair: Pair) -> None:
     a = pair[0]
-    for thing in (a.ctx, a.pd, a.channel, a.scq, a.mr, a.qp):
+    for thing in (a.ctx, a.pd, a.channel, a.scq, a.mr, a.qp, SRQ(a.pd, 4)):
         assert weakref.ref(thing)() is thing
 
 

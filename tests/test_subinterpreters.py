@@ -75,6 +75,10 @@ ENDS = {
         "cq.req_notify(); b.post_recv(mr); a.post_send(mr[:8]); channel.get_event(timeout=30)"
     ),
     "in flight": "a.post_send(mr[:8]); b.post_recv(mr); b.post_recv(mr)",
+    "shared receives": (
+        "s = c.SRQ(pd, 4); q = c.QP(pd, c.QPType.RC, send_cq=cq, srq=s); q.connect(q.address()); "
+        "[s.post_recv(mr[i:64], wr_id=i) for i in range(3)]; q.post_send(mr[64:72])"
+    ),
     "cycle": "cq.user_data = a.user_data = [ctx, pd, channel, cq, mr, a, b]",
     "builtins": "import builtins; builtins.kept = [ctx, pd, channel, cq, mr, a, b]",
 }
