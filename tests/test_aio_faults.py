@@ -14,6 +14,7 @@ from support import Endpoint, connect, wait_completions
 
 from cqnotify import (
     QP,
+    SRQ,
     AsyncEventError,
     AsyncEventType,
     Context,
@@ -105,6 +106,30 @@ def test_a_failed_qp_is_told_to_those_that_it_concerns_and_no_others(
             d.qp.post_recv(d.mr[0:64], wr_id=5)
             c.qp.post_send(c.mr[0:8])
             assert (await others[0]).ok
+
+    run(scenario())
+
+
+def test_a_failed_srq_is_told_to_those_who_receive_from_it(w: World, run: Scenario) -> None:
+    b, d = w.b, w.d
+    d.qp.close()
+    srq = SRQ(d.pd, 4)
+    d.qp = QP(d.pd, QPType.RC, send_cq=w.a.scq, recv_cq=d.rcq, srq=srq)
+
+    async def scenario() -> None:
+        async with AsyncCQ(d.rcq) as acq, AsyncCQ(w.a.scq) as sent, AsyncCQ(b.rcq) as elsewhere:
+            concerned = await start(acq.wait, lambda: acq.completion(1))
+            others = await start(sent.wait, elsewhere.wait)
+            for _ in range(2):
+                w.report(AsyncEventType.SRQ_ERR, srq)
+                for task in concerned:
+                    await is_told(task, AsyncEventType.SRQ_ERR)
+                concerned = await start(acq.wait)
+            await tick()
+            assert not any(task.done() for task in others)
+            w.report(AsyncEventType.SRQ_LIMIT_REACHED, srq)
+            await tick()
+            assert not any(task.done() for task in concerned)
 
     run(scenario())
 

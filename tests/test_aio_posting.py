@@ -24,6 +24,7 @@ from cqnotify import (
     MR,
     PD,
     QP,
+    SRQ,
     AccessFlags,
     BusyError,
     ClosedError,
@@ -708,8 +709,41 @@ def test_completion_refuses_what_can_never_come(run: Scenario, link: Link) -> No
             await acq.completion(5, qp=link.a)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="sends and receives on another CQ"):
             await acq.completion(5, qp=link.b.qp)
+        with pytest.raises(
+            TypeError, match="qp must be a QP, not an SRQ.*wait\\(\\) or completion"
+        ):
+            await acq.completion(5, qp=SRQ(link.a.pd, 4))  # type: ignore[arg-type]
 
     scenario_on(run, link, body)
+
+
+def test_the_completions_of_an_srq_are_awaited_and_its_receives_are_posted_there(
+    run: Scenario, ctx: Context
+) -> None:
+    a, b = Endpoint(ctx, QPType.RC), Endpoint(ctx, QPType.RC)
+    srq = SRQ(a.pd, 8)
+    a.qp.close()
+    a.qp = QP(a.pd, QPType.RC, send_cq=a.scq, recv_cq=a.rcq, srq=srq)
+    connect(a, b)
+
+    async def scenario() -> None:
+        async with AsyncCQ(a.rcq) as acq, AsyncCQ(a.scq) as sent:
+            with pytest.raises(TypeError, match="qp must be a QP, not an SRQ"):
+                await acq.recv(srq, a.mr[0:64])  # type: ignore[arg-type]
+            with pytest.raises(ValueError, match="receives from its SRQ: post there"):
+                await acq.recv(a.qp, a.mr[0:64])
+            for wr_id in (1, 2):
+                srq.post_recv(a.mr[0:64], wr_id=wr_id)
+            second = await start(acq.completion(2))
+            first = await start(acq.completion(1, qp=a.qp))
+            for task, wr_id in ((first, 1), (second, 2)):
+                b.qp.post_send(b.mr[0:8])
+                assert (await task).wr_id == wr_id
+            b.qp.post_recv(b.mr[0:8])
+            assert (await sent.send(a.qp, a.mr[0:8])).ok
+            assert srq.outstanding == 0
+
+    run(scenario())
 
 
 @pytest.mark.parametrize("how", ["close", "reset"])

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from .._core import CQ, AsyncEvent, AsyncEventError, ClosedError, WorkCompletion
 from .._core import QP as CoreQP
+from .._core import SRQ as CoreSRQ
 from ..enums import AsyncEventType, QPState
 from ..qp import QP
 from . import _loops
@@ -521,6 +522,11 @@ class AsyncCQ(Posting):
 
     def _check_qp(self, qp: QP, *queues: int) -> None:
         """One of these queues of it must complete here."""
+        if isinstance(qp, CoreSRQ):
+            raise TypeError(
+                "qp must be a QP, not an SRQ, whose receives complete on the CQs of all its QPs: "
+                "use its post_recv(), and wait() or completion() here"
+            )
         if not isinstance(qp, QP):
             raise TypeError(f"qp must be a QP, not {type(qp).__name__}")
         cqs = {SEND: qp.send_cq, RECV: qp.recv_cq}
@@ -702,9 +708,9 @@ def _failure(event: AsyncEvent) -> AsyncEventError:
 
 
 def _same(a: AsyncEvent, b: AsyncEvent) -> bool:
-    return (
-        a.event_type == b.event_type and a.cq is b.cq and a.qp is b.qp and a.port_num == b.port_num
-    )
+    if (a.event_type, a.port_num) != (b.event_type, b.port_num):
+        return False
+    return a.cq is b.cq and a.qp is b.qp and a.srq is b.srq
 
 
 def _fresh(error: Exception) -> Exception:

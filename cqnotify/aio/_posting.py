@@ -82,9 +82,10 @@ class Posting:
     async def recv(self, qp: QP, sg: _RecvSG, *, wr_id: int | None = None) -> WorkCompletion:
         """Post a receive, and await the message.
 
-        `qp` must receive on this CQ. As send(), but a receive whose task was cancelled stays
-        posted, and the completion of the message that comes for it goes to wait(): no message is
-        lost. Give a `wr_id` to know then in which memory it is; completion(wr_id) awaits it again.
+        `qp` must receive on this CQ, and not from an SRQ. As send(), but a receive whose task was
+        cancelled stays posted, and the completion of the message that comes for it goes to wait():
+        no message is lost. Give a `wr_id` to know then in which memory it is; completion(wr_id)
+        awaits it again.
         Wraps ibv_post_recv(3) and ibv_poll_cq(3).
         """
 
