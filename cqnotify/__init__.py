@@ -4,6 +4,7 @@
 In the order of their use:
 
     devices, Context              what there is, and an open device
+    DeviceAttr, DeviceAttrEx      what it can do
     PD, MR, SGE                   memory: mr[a:b] is what a work request names
     CompletionChannel, CQ         get_event, req_notify, poll, ack
     WorkCompletion, WCArray       what poll returns, what poll_into fills
@@ -39,20 +40,43 @@ from ._core import (
     WorkCompletion,
     register_enums,
 )
-from .attrs import AHAttr, Device, DeviceAttr, GIDEntry, PortAttr, QPAttr, QPCap, SRQAttr
+from .attrs import (
+    AHAttr,
+    CQModerationCaps,
+    Device,
+    DeviceAttr,
+    DeviceAttrEx,
+    GIDEntry,
+    ODPCaps,
+    ODPPerTransportCaps,
+    PacketPacingCaps,
+    PCIAtomicCaps,
+    PortAttr,
+    QPAttr,
+    QPCap,
+    RSSCaps,
+    RTValues,
+    SRQAttr,
+    TMCaps,
+    TSOCaps,
+)
 from .context import Context, devices
 from .enums import (
     MTU,
     AccessFlags,
     AsyncEventType,
     AtomicCap,
+    DeviceCapFlags,
     GIDType,
     LinkLayer,
     MigState,
     NodeType,
+    ODPGeneralCaps,
+    ODPTransportCaps,
     PortState,
     QPState,
     QPType,
+    RawPacketCaps,
     SendFlags,
     TransportType,
     WCExFlags,
@@ -82,6 +106,7 @@ __all__ = [
     "AsyncEventType",
     "AtomicCap",
     "BusyError",
+    "CQModerationCaps",
     "CQStats",
     "ClosedError",
     "CompletionChannel",
@@ -89,6 +114,8 @@ __all__ = [
     "Context",
     "Device",
     "DeviceAttr",
+    "DeviceAttrEx",
+    "DeviceCapFlags",
     "DeviceRemovedError",
     "FailureWatch",
     "GIDEntry",
@@ -96,6 +123,12 @@ __all__ = [
     "LinkLayer",
     "MigState",
     "NodeType",
+    "ODPCaps",
+    "ODPGeneralCaps",
+    "ODPPerTransportCaps",
+    "ODPTransportCaps",
+    "PCIAtomicCaps",
+    "PacketPacingCaps",
     "PortAttr",
     "PortState",
     "QPAddress",
@@ -103,8 +136,13 @@ __all__ = [
     "QPCap",
     "QPState",
     "QPType",
+    "RSSCaps",
+    "RTValues",
+    "RawPacketCaps",
     "SRQAttr",
     "SendFlags",
+    "TMCaps",
+    "TSOCaps",
     "TransportType",
     "VerbsError",
     "WCArray",

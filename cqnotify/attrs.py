@@ -16,17 +16,40 @@ from .enums import (
     MTU,
     AccessFlags,
     AtomicCap,
+    DeviceCapFlags,
     GIDType,
     LinkLayer,
     MigState,
     NodeType,
+    ODPGeneralCaps,
+    ODPTransportCaps,
     PortState,
     QPState,
+    RawPacketCaps,
     TransportType,
     enum_or_int,
 )
 
-__all__ = ["AHAttr", "Device", "DeviceAttr", "GIDEntry", "PortAttr", "QPAttr", "QPCap", "SRQAttr"]
+__all__ = [
+    "AHAttr",
+    "CQModerationCaps",
+    "Device",
+    "DeviceAttr",
+    "DeviceAttrEx",
+    "GIDEntry",
+    "ODPCaps",
+    "ODPPerTransportCaps",
+    "PCIAtomicCaps",
+    "PacketPacingCaps",
+    "PortAttr",
+    "QPAttr",
+    "QPCap",
+    "RSSCaps",
+    "RTValues",
+    "SRQAttr",
+    "TMCaps",
+    "TSOCaps",
+]
 
 
 class Device(NamedTuple):
@@ -60,7 +83,7 @@ class DeviceAttr(NamedTuple):
     hw_ver: int
     max_qp: int
     max_qp_wr: int
-    device_cap_flags: int
+    device_cap_flags: DeviceCapFlags
     max_sge: int
     max_sge_rd: int
     max_cq: int
@@ -93,7 +116,141 @@ class DeviceAttr(NamedTuple):
 
     @classmethod
     def _of(cls, raw: Mapping[str, Any]) -> DeviceAttr:
-        return cls(**{**raw, "atomic_cap": enum_or_int(AtomicCap, raw["atomic_cap"])})
+        enums = {
+            "device_cap_flags": DeviceCapFlags(raw["device_cap_flags"]),
+            "atomic_cap": enum_or_int(AtomicCap, raw["atomic_cap"]),
+        }
+        return cls(**{**raw, **enums})
+
+
+class ODPPerTransportCaps(NamedTuple):
+    """Which operations may page on demand: `per_transport_caps` of `struct ibv_odp_caps`."""
+
+    rc_odp_caps: ODPTransportCaps
+    uc_odp_caps: ODPTransportCaps
+    ud_odp_caps: ODPTransportCaps
+
+
+class ODPCaps(NamedTuple):
+    """On-demand paging: `struct ibv_odp_caps`."""
+
+    general_caps: ODPGeneralCaps
+    per_transport_caps: ODPPerTransportCaps
+
+    @classmethod
+    def _of(cls, raw: Mapping[str, Any]) -> ODPCaps:
+        transports = {k: ODPTransportCaps(v) for k, v in raw["per_transport_caps"].items()}
+        return cls(ODPGeneralCaps(raw["general_caps"]), ODPPerTransportCaps(**transports))
+
+
+class TSOCaps(NamedTuple):
+    """TCP segmentation offload: `struct ibv_tso_caps`.
+
+    `max_tso` is in bytes; in `supported_qpts`, here and below, `1 << QPType` stands for a type.
+    """
+
+    max_tso: int
+    supported_qpts: int
+
+
+class RSSCaps(NamedTuple):
+    """Receive side scaling: `struct ibv_rss_caps`; its masks are IBV_RX_HASH_* bits."""
+
+    supported_qpts: int
+    max_rwq_indirection_tables: int
+    max_rwq_indirection_table_size: int
+    rx_hash_fields_mask: int
+    rx_hash_function: int
+
+
+class PacketPacingCaps(NamedTuple):
+    """The limits of a QP's `rate_limit`, in kbit/s: `struct ibv_packet_pacing_caps`."""
+
+    qp_rate_limit_min: int
+    qp_rate_limit_max: int
+    supported_qpts: int
+
+
+class TMCaps(NamedTuple):
+    """Tag matching: `struct ibv_tm_caps`."""
+
+    max_rndv_hdr_size: int
+    max_num_tags: int
+    flags: int
+    max_ops: int
+    max_sge: int
+
+
+class CQModerationCaps(NamedTuple):
+    """The limits of `CQ.modify`, completions and us: `struct ibv_cq_moderation_caps`."""
+
+    max_cq_count: int
+    max_cq_period: int
+
+
+class PCIAtomicCaps(NamedTuple):
+    """Sizes of atomics on the PCI bus: `struct ibv_pci_atomic_caps`.
+
+    In each, bit 0 stands for 4 bytes, bit 1 for 8, bit 2 for 16.
+    """
+
+    fetch_add: int
+    swap: int
+    compare_swap: int
+
+
+class DeviceAttrEx(NamedTuple):
+    """What a device can do: `struct ibv_device_attr_ex`. What it says nothing of is 0.
+
+    `hca_core_clock` is in kHz, and counts what `completion_ts` of a completion and
+    `Context.query_rt_values` show, in the bits of `completion_timestamp_mask`. `max_dm_size` is in
+    bytes.
+    """
+
+    orig_attr: DeviceAttr
+    comp_mask: int
+    odp_caps: ODPCaps
+    completion_timestamp_mask: int
+    hca_core_clock: int
+    device_cap_flags_ex: DeviceCapFlags
+    tso_caps: TSOCaps
+    rss_caps: RSSCaps
+    max_wq_type_rq: int
+    packet_pacing_caps: PacketPacingCaps
+    raw_packet_caps: RawPacketCaps
+    tm_caps: TMCaps
+    cq_mod_caps: CQModerationCaps
+    max_dm_size: int
+    pci_atomic_caps: PCIAtomicCaps
+    xrc_odp_caps: ODPTransportCaps
+    phys_port_cnt_ex: int
+
+    @classmethod
+    def _of(cls, raw: Mapping[str, Any]) -> DeviceAttrEx:
+        tree = _nested(raw)
+        converted = {
+            "orig_attr": DeviceAttr._of(raw["orig_attr"]),
+            "odp_caps": ODPCaps._of(tree["odp_caps"]),
+            "device_cap_flags_ex": DeviceCapFlags(raw["device_cap_flags_ex"]),
+            "tso_caps": TSOCaps(**tree["tso_caps"]),
+            "rss_caps": RSSCaps(**tree["rss_caps"]),
+            "packet_pacing_caps": PacketPacingCaps(**tree["packet_pacing_caps"]),
+            "raw_packet_caps": RawPacketCaps(raw["raw_packet_caps"]),
+            "tm_caps": TMCaps(**tree["tm_caps"]),
+            "cq_mod_caps": CQModerationCaps(**tree["cq_mod_caps"]),
+            "pci_atomic_caps": PCIAtomicCaps(**tree["pci_atomic_caps"]),
+            "xrc_odp_caps": ODPTransportCaps(raw["xrc_odp_caps"]),
+        }
+        return cls(**{**tree, **converted})
+
+
+class RTValues(NamedTuple):
+    """What a device shows at the moment: `struct ibv_values_ex`.
+
+    `raw_clock` is its clock in ticks, see `DeviceAttrEx.hca_core_clock`.
+    """
+
+    raw_clock: int
 
 
 class PortAttr(NamedTuple):
@@ -202,6 +359,7 @@ class QPAttr(NamedTuple):
     """Everything that a device tells about a QP: `struct ibv_qp_attr`.
 
     Which fields mean something depends on the QP's type and state, see ibv_query_qp(3).
+    `rate_limit` can be set, but no device is asked for it: here it is 0.
     """
 
     qp_state: QPState | int
@@ -255,6 +413,18 @@ class SRQAttr(NamedTuple):
     max_wr: int
     max_sge: int
     srq_limit: int
+
+
+def _nested(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Dictionaries within each other for what has names with dots."""
+    tree: dict[str, Any] = {}
+    for name, value in raw.items():
+        *path, leaf = name.split(".")
+        node = tree
+        for part in path:
+            node = node.setdefault(part, {})
+        node[leaf] = value
+    return tree
 
 
 def _netdev(ifindex: int) -> str | None:

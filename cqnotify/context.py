@@ -7,7 +7,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import TYPE_CHECKING
 
 from . import _core
-from .attrs import Device, DeviceAttr, GIDEntry, PortAttr
+from .attrs import Device, DeviceAttr, DeviceAttrEx, GIDEntry, PortAttr, RTValues
 from .enums import GIDType
 
 if TYPE_CHECKING:
@@ -40,9 +40,43 @@ class Context(_core.Context):
         """Return the limits and abilities of the device. Wraps ibv_query_device(3)."""
         return DeviceAttr._of(super().query_device())
 
+    def query_device_ex(self) -> DeviceAttrEx:
+        """Return the same and the later ones, such as on-demand paging and clocks.
+
+        Wraps ibv_query_device_ex(3).
+        """
+        return DeviceAttrEx._of(super().query_device_ex())
+
+    def query_rt_values(self) -> RTValues:
+        """Return what the device's clock shows, in the ticks that `completion_ts` counts.
+
+        VerbsError (EOPNOTSUPP) where it can't be read. Wraps ibv_query_rt_values_ex(3).
+        """
+        return RTValues(**super().query_rt_values())
+
     def query_port(self, port_num: int = 1) -> PortAttr:
         """Return the state of a port; ports count from 1. Wraps ibv_query_port(3)."""
         return query_port(self, port_num)
+
+    def get_pkey_index(self, pkey: int, port_num: int = 1) -> int:
+        """Return where the P_Key is in a port's table, for `pkey_index` of a QP.
+
+        Raises LookupError, which names the P_Keys there are, where it is not. As in
+        ibv_get_pkey_index(3), the membership bit 0x8000 counts. Wraps ibv_query_pkey(3).
+        """
+        if not isinstance(pkey, int):
+            raise TypeError(f"pkey must be an integer, not {type(pkey).__name__}")
+        if not 0 <= pkey <= 0xFFFF:
+            raise ValueError(f"pkey is {pkey}: it must be 0 to 65535")
+        table = [
+            self.query_pkey(index, port_num)
+            for index in range(query_port(self, port_num).pkey_tbl_len)
+        ]
+        if pkey not in table:
+            entries = ", ".join(f"[{i}] {value:#06x}" for i, value in enumerate(table) if value)
+            where = f"{self.name} port {port_num}"
+            raise LookupError(f"no P_Key {pkey:#06x}; {where} has {entries or 'none'}")
+        return table.index(pkey)
 
     def gid_table(self, port_num: int | None = None) -> list[GIDEntry]:
         """Return the valid GIDs of one port, or of all of them, by port and index.

@@ -16,13 +16,17 @@ __all__ = [
     "AccessFlags",
     "AsyncEventType",
     "AtomicCap",
+    "DeviceCapFlags",
     "GIDType",
     "LinkLayer",
     "MigState",
     "NodeType",
+    "ODPGeneralCaps",
+    "ODPTransportCaps",
     "PortState",
     "QPState",
     "QPType",
+    "RawPacketCaps",
     "SendFlags",
     "TransportType",
     "WCExFlags",
@@ -316,3 +320,70 @@ class AtomicCap(IntEnum):
     NONE = _c["IBV_ATOMIC_NONE"]
     HCA = _c["IBV_ATOMIC_HCA"]
     GLOB = _c["IBV_ATOMIC_GLOB"]
+
+
+class DeviceCapFlags(IntFlag):
+    """What a device can do: `enum ibv_device_cap_flags`, and the later bits of the kernel."""
+
+    RESIZE_MAX_WR = _c["IBV_DEVICE_RESIZE_MAX_WR"]
+    BAD_PKEY_CNTR = _c["IBV_DEVICE_BAD_PKEY_CNTR"]
+    BAD_QKEY_CNTR = _c["IBV_DEVICE_BAD_QKEY_CNTR"]
+    RAW_MULTI = _c["IBV_DEVICE_RAW_MULTI"]
+    AUTO_PATH_MIG = _c["IBV_DEVICE_AUTO_PATH_MIG"]
+    CHANGE_PHY_PORT = _c["IBV_DEVICE_CHANGE_PHY_PORT"]
+    UD_AV_PORT_ENFORCE = _c["IBV_DEVICE_UD_AV_PORT_ENFORCE"]
+    CURR_QP_STATE_MOD = _c["IBV_DEVICE_CURR_QP_STATE_MOD"]
+    SHUTDOWN_PORT = _c["IBV_DEVICE_SHUTDOWN_PORT"]
+    INIT_TYPE = _c["IBV_DEVICE_INIT_TYPE"]
+    PORT_ACTIVE_EVENT = _c["IBV_DEVICE_PORT_ACTIVE_EVENT"]
+    SYS_IMAGE_GUID = _c["IBV_DEVICE_SYS_IMAGE_GUID"]
+    RC_RNR_NAK_GEN = _c["IBV_DEVICE_RC_RNR_NAK_GEN"]
+    SRQ_RESIZE = _c["IBV_DEVICE_SRQ_RESIZE"]
+    N_NOTIFY_CQ = _c["IBV_DEVICE_N_NOTIFY_CQ"]
+    MEM_WINDOW = _c["IBV_DEVICE_MEM_WINDOW"]
+    UD_IP_CSUM = _c["IBV_DEVICE_UD_IP_CSUM"]
+    XRC = _c["IBV_DEVICE_XRC"]
+    MEM_MGT_EXTENSIONS = _c["IBV_DEVICE_MEM_MGT_EXTENSIONS"]
+    MEM_WINDOW_TYPE_2A = _c["IBV_DEVICE_MEM_WINDOW_TYPE_2A"]
+    MEM_WINDOW_TYPE_2B = _c["IBV_DEVICE_MEM_WINDOW_TYPE_2B"]
+    RC_IP_CSUM = _c["IBV_DEVICE_RC_IP_CSUM"]
+    RAW_IP_CSUM = _c["IBV_DEVICE_RAW_IP_CSUM"]
+    MANAGED_FLOW_STEERING = _c["IBV_DEVICE_MANAGED_FLOW_STEERING"]
+    RAW_SCATTER_FCS = _c["IBV_DEVICE_RAW_SCATTER_FCS"]
+    PCI_WRITE_END_PADDING = _c["IBV_DEVICE_PCI_WRITE_END_PADDING"]
+    FLUSH_GLOBAL = _c["IBV_DEVICE_FLUSH_GLOBAL"]
+    FLUSH_PERSISTENT = _c["IBV_DEVICE_FLUSH_PERSISTENT"]
+    ATOMIC_WRITE = _c["IBV_DEVICE_ATOMIC_WRITE"]
+    CC_DMA_BOUNCE = _c["IBV_DEVICE_CC_DMA_BOUNCE"]
+
+
+class ODPGeneralCaps(IntFlag):
+    """Which kinds of on-demand paging a device has: `enum ibv_odp_general_caps`."""
+
+    SUPPORT = _c["IBV_ODP_SUPPORT"]
+    SUPPORT_IMPLICIT = _c["IBV_ODP_SUPPORT_IMPLICIT"]
+
+
+class ODPTransportCaps(IntFlag):
+    """What may use on-demand paging on a transport: `enum ibv_odp_transport_cap_bits`."""
+
+    SEND = _c["IBV_ODP_SUPPORT_SEND"]
+    RECV = _c["IBV_ODP_SUPPORT_RECV"]
+    WRITE = _c["IBV_ODP_SUPPORT_WRITE"]
+    READ = _c["IBV_ODP_SUPPORT_READ"]
+    ATOMIC = _c["IBV_ODP_SUPPORT_ATOMIC"]
+    SRQ_RECV = _c["IBV_ODP_SUPPORT_SRQ_RECV"]
+    # Newer than the oldest header that the core builds with.
+    if "IBV_ODP_SUPPORT_FLUSH" in _c:
+        FLUSH = _c["IBV_ODP_SUPPORT_FLUSH"]
+    if "IBV_ODP_SUPPORT_ATOMIC_WRITE" in _c:
+        ATOMIC_WRITE = _c["IBV_ODP_SUPPORT_ATOMIC_WRITE"]
+
+
+class RawPacketCaps(IntFlag):
+    """What a device can do for raw packets: `enum ibv_raw_packet_caps`."""
+
+    CVLAN_STRIPPING = _c["IBV_RAW_PACKET_CAP_CVLAN_STRIPPING"]
+    SCATTER_FCS = _c["IBV_RAW_PACKET_CAP_SCATTER_FCS"]
+    IP_CSUM = _c["IBV_RAW_PACKET_CAP_IP_CSUM"]
+    DELAY_DROP = _c["IBV_RAW_PACKET_CAP_DELAY_DROP"]

@@ -2,6 +2,7 @@
 /* Context: an open device, and the root of everything made on it. */
 
 #include "core.h"
+#include <endian.h>
 #include <unistd.h>
 
 static int close_device(void *handle)
@@ -159,6 +160,48 @@ static PyObject *context_query_device(PyObject *op, PyObject *Py_UNUSED(unused))
                : cqn_struct_to_dict(&attr, cqn_device_fields);
 }
 
+static PyObject *device_ex_to_dict(const struct ibv_device_attr_ex *attr)
+{
+    PyObject *dict = cqn_struct_to_dict(attr, cqn_device_ex_fields);
+    PyObject *orig = dict ? cqn_struct_to_dict(&attr->orig_attr, cqn_device_fields) : NULL;
+    if (orig == NULL || PyDict_SetItemString(dict, "orig_attr", orig) < 0) {
+        Py_CLEAR(dict);
+    }
+    Py_XDECREF(orig);
+    return dict;
+}
+
+static PyObject *context_query_device_ex(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    struct ibv_context *handle = cqn_open(CQN_OBJ(op));
+    if (handle == NULL) {
+        return NULL;
+    }
+    struct ibv_device_attr_ex attr = {.comp_mask = 0};
+    int err = ibv_query_device_ex(handle, NULL, &attr);
+    return err ? cqn_verbs_error(CQN_OBJ(op)->state, err, "ibv_query_device_ex", "")
+               : device_ex_to_dict(&attr);
+}
+
+/* Providers put the cycles of the clock into the nanoseconds, however many. */
+static PyObject *context_query_rt_values(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    struct ibv_context *handle = cqn_open(CQN_OBJ(op));
+    if (handle == NULL) {
+        return NULL;
+    }
+    struct ibv_values_ex values = {.comp_mask = IBV_VALUES_MASK_RAW_CLOCK};
+    int err = ibv_query_rt_values_ex(handle, &values);
+    if (err == 0 && !(values.comp_mask & IBV_VALUES_MASK_RAW_CLOCK)) {
+        err = EOPNOTSUPP;
+    }
+    return err ? cqn_verbs_error(CQN_OBJ(op)->state, err, "ibv_query_rt_values_ex",
+                                 "the device's clock can't be read")
+               : Py_BuildValue("{s:K}", "raw_clock",
+                               (unsigned long long)values.raw_clock.tv_sec * 1000000000 +
+                                   (unsigned long long)values.raw_clock.tv_nsec);
+}
+
 /* A port number of this device; NULL is the first. */
 static int port_of(const cqn_context *self, PyObject *value, uint8_t *out)
 {
@@ -189,6 +232,50 @@ static PyObject *context_query_port(PyObject *op, PyObject *const *args, Py_ssiz
     int err = ibv_query_port(handle, port, &attr);
     return err ? cqn_verbs_error(CQN_OBJ(op)->state, err, "ibv_query_port", "port %d", port)
                : cqn_struct_to_dict(&attr, cqn_port_fields);
+}
+
+/* How many P_Keys a port has, and so the limit of their index. */
+static int pkey_entries(cqn_context *self, uint8_t port, uint64_t *out)
+{
+    struct ibv_context *handle = cqn_open(&self->base);
+    if (handle == NULL) {
+        return -1;
+    }
+    struct ibv_port_attr attr = {.flags = 0};
+    int err = ibv_query_port(handle, port, &attr);
+    if (err != 0) {
+        cqn_verbs_error(self->base.state, err, "ibv_query_port", "port %d", port);
+        return -1;
+    }
+    *out = attr.pkey_tbl_len;
+    return 0;
+}
+
+static PyObject *context_query_pkey(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                                    PyObject *kwnames)
+{
+    static const char *const names[] = {"index", "port_num", NULL};
+    cqn_context *self = (cqn_context *)op;
+    PyObject *in[2] = {NULL, NULL};
+    uint8_t port;
+    uint64_t entries, index;
+    if (cqn_open(&self->base) == NULL ||
+        cqn_args("query_pkey", names, 2, 1, args, nargs, kwnames, in) < 0 ||
+        port_of(self, in[1], &port) < 0 || pkey_entries(self, port, &entries) < 0 ||
+        cqn_range(in[0], "index", 0, entries ? entries - 1 : 0, &index) < 0) {
+        return NULL;
+    }
+    struct ibv_context *handle = cqn_open(&self->base);
+    if (handle == NULL) {
+        return NULL;
+    }
+    uint16_t pkey; /* big-endian */
+    errno = 0;
+    if (ibv_query_pkey(handle, port, (int)index, &pkey) < 0) {
+        return cqn_verbs_error(self->base.state, errno ? errno : EINVAL, "ibv_query_pkey",
+                               "port %d, index %d", port, (int)index);
+    }
+    return PyLong_FromLong(be16toh(pkey));
 }
 
 /* How many entries the GID tables of all ports can have; negative: an error
@@ -277,9 +364,19 @@ static PyMethodDef context_methods[] = {
     {"query_device", context_query_device, METH_NOARGS,
      "query_device($self, /)\n--\n\n"
      "The attributes of the device.\n\nWraps ibv_query_device(3)."},
+    {"query_device_ex", context_query_device_ex, METH_NOARGS,
+     "query_device_ex($self, /)\n--\n\n"
+     "The attributes of the device, and the later ones.\n\nWraps ibv_query_device_ex(3)."},
+    {"query_rt_values", context_query_rt_values, METH_NOARGS,
+     "query_rt_values($self, /)\n--\n\n"
+     "What the device's clock shows now.\n\nWraps ibv_query_rt_values_ex(3)."},
     {"query_port", (PyCFunction)(void (*)(void))context_query_port, METH_FASTCALL | METH_KEYWORDS,
      "query_port($self, /, port_num=1)\n--\n\n"
      "The attributes of a port; ports count from 1.\n\nWraps ibv_query_port(3)."},
+    {"query_pkey", (PyCFunction)(void (*)(void))context_query_pkey, METH_FASTCALL | METH_KEYWORDS,
+     "query_pkey($self, /, index, port_num=1)\n--\n\n"
+     "The P_Key at `index` of a port's table, as a number in our byte order.\n\n"
+     "ValueError beyond the table's pkey_tbl_len entries.\n\nWraps ibv_query_pkey(3)."},
     {"query_gid_table", context_query_gid_table, METH_NOARGS,
      "query_gid_table($self, /)\n--\n\n"
      "The valid entries of the GID tables of all ports.\n\nWraps ibv_query_gid_table(3)."},

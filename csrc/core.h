@@ -360,6 +360,9 @@ PyObject *cqn_ah_attr_to_dict(const struct ibv_ah_attr *attr);
 int cqn_ah_attr_from(PyObject *mapping, const char *name, int ports, struct ibv_ah_attr *out);
 extern const cqn_field cqn_device_fields[], cqn_port_fields[], cqn_gid_fields[];
 extern const cqn_field cqn_qp_fields[], cqn_cap_fields[], cqn_srq_fields[];
+extern const cqn_field cqn_device_fields[], cqn_device_ex_fields[], cqn_port_fields[];
+extern const cqn_field cqn_gid_fields[];
+extern const cqn_field cqn_qp_fields[], cqn_cap_fields[];
 
 /* device.c, context.c, … : one type each */
 PyObject *cqn_list_devices(PyObject *module, PyObject *unused);

@@ -2,12 +2,14 @@
 import errno
 import gc
 import os
+import re
 import subprocess
 import sys
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 
 import pytest
+from support import is_rxe, kernel
 
 from cqnotify import (
     CQ,
@@ -17,10 +19,14 @@ from cqnotify import (
     ClosedError,
     CompletionChannel,
     Context,
+    DeviceCapFlags,
     GIDType,
     LinkLayer,
     NodeType,
+    ODPGeneralCaps,
+    ODPTransportCaps,
     PortState,
+    RawPacketCaps,
     VerbsError,
     devices,
 )
@@ -90,6 +96,91 @@ def test_query_device_has_the_limits(ctx: Context) -> None:
     assert isinstance(attr.fw_ver, str)
 
 
+def test_query_device_ex_says_the_same_and_more(ctx: Context) -> None:
+    attr = ctx.query_device_ex()
+    assert attr.orig_attr == ctx.query_device()
+    assert attr.device_cap_flags_ex & 0xFFFFFFFF == attr.orig_attr.device_cap_flags
+    assert attr.phys_port_cnt_ex == attr.orig_attr.phys_port_cnt
+    for flags, kind in (
+        (attr.orig_attr.device_cap_flags, DeviceCapFlags),
+        (attr.device_cap_flags_ex, DeviceCapFlags),
+        (attr.odp_caps.general_caps, ODPGeneralCaps),
+        (attr.odp_caps.per_transport_caps.ud_odp_caps, ODPTransportCaps),
+        (attr.xrc_odp_caps, ODPTransportCaps),
+        (attr.raw_packet_caps, RawPacketCaps),
+    ):
+        assert type(flags) is kind
+    if is_rxe(ctx):
+        assert DeviceCapFlags.MEM_WINDOW_TYPE_2B in attr.orig_attr.device_cap_flags
+        newer = DeviceCapFlags.ATOMIC_WRITE | DeviceCapFlags.FLUSH_GLOBAL
+        assert bool(newer & attr.device_cap_flags_ex) == (kernel() >= (6, 3))
+
+
+def test_query_device_ex_has_every_field_of_the_header(ctx: Context) -> None:
+    header = Path("/usr/include/infiniband/verbs.h").read_text()
+
+    def fields(struct: str) -> list[str]:
+        body = header.split(f"struct {struct} {{", 1)[1].split("\n};", 1)[0]
+        return re.findall(r"(\w+);", body)
+
+    attr = ctx.query_device_ex()
+    assert sorted(attr._fields) == sorted(fields("ibv_device_attr_ex"))
+    assert set(fields("ibv_odp_caps")) == {
+        *attr.odp_caps._fields,
+        *attr.odp_caps.per_transport_caps._fields,
+    }
+    for name, struct in (
+        ("tso_caps", "ibv_tso_caps"),
+        ("rss_caps", "ibv_rss_caps"),
+        ("packet_pacing_caps", "ibv_packet_pacing_caps"),
+        ("tm_caps", "ibv_tm_caps"),
+        ("cq_mod_caps", "ibv_cq_moderation_caps"),
+        ("pci_atomic_caps", "ibv_pci_atomic_caps"),
+    ):
+        assert list(getattr(attr, name)._fields) == fields(struct)
+
+
+def test_the_attributes_are_those_that_ibv_devinfo_prints(ctx: Context) -> None:
+    out = subprocess.run(
+        ["ibv_devinfo", "-v", "-d", ctx.name], capture_output=True, text=True, check=True
+    ).stdout
+    printed = dict(re.findall(r"^\t(\w+):\s+(0x[0-9a-fA-F]+|\d+)$", out, re.MULTILINE))
+    attr = ctx.query_device_ex()
+    ours = {**attr._asdict(), **attr.orig_attr._asdict()}
+    same = [name for name in printed if name in ours]
+    assert {name: int(printed[name], 0) for name in same} == {name: ours[name] for name in same}
+    assert {"max_mr_size", "device_cap_flags", "max_mcast_grp", "phys_port_cnt"} <= set(same)
+    assert len(same) > 25
+
+
+def test_a_pkey_is_found_by_its_index_and_its_index_by_it(ctx: Context) -> None:
+    folder = Path(f"/sys/class/infiniband/{ctx.name}/ports/1/pkeys")
+    size = ctx.query_port().pkey_tbl_len
+    table = [int((folder / str(i)).read_text(), 16) for i in range(size)]
+    assert [ctx.query_pkey(i) for i in range(size)] == table
+    assert ctx.query_pkey(index=0, port_num=1) == table[0]
+    assert ctx.get_pkey_index(table[0]) == ctx.get_pkey_index(table[0], port_num=1) == 0
+    with pytest.raises(LookupError, match=rf"no P_Key 0x1234; {ctx.name} port 1 has \[0\] 0xffff"):
+        ctx.get_pkey_index(0x1234)
+
+
+def test_a_pkey_out_of_range_is_refused_with_the_limit(ctx: Context) -> None:
+    last = ctx.query_port().pkey_tbl_len - 1
+    for bad in (-1, last + 1, 1 << 70):
+        with pytest.raises(ValueError, match=f"index is {bad}: it must be 0 to {last}"):
+            ctx.query_pkey(bad)
+    for bad in (-1, 0x10000):
+        with pytest.raises(ValueError, match=f"pkey is {bad}: it must be 0 to 65535"):
+            ctx.get_pkey_index(bad)
+    for call in (ctx.query_pkey, ctx.get_pkey_index):
+        with pytest.raises(ValueError, match="port_num is 2: it must be 1 to 1"):
+            call(0, 2)
+    with pytest.raises(TypeError, match="index must be an integer, not str"):
+        ctx.query_pkey("0")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="pkey must be an integer, not str"):
+        ctx.get_pkey_index("0xffff")  # type: ignore[arg-type]
+
+
 def test_query_port_tells_state_and_mtu(ctx: Context) -> None:
     port = ctx.query_port()
     assert port == ctx.query_port(1) == ctx.query_port(port_num=1)
@@ -115,6 +206,16 @@ def test_gid_table_holds_the_link_local_and_the_ipv4_address(ctx: Context) -> No
     assert table == ctx.gid_table(1)
     assert any(e.gid.is_link_local for e in table)
     assert all(e.gid_type is GIDType.ROCE_V2 for e in table)
+
+
+def test_gid_table_tells_the_types_and_the_net_devices(ctx: Context) -> None:
+    folder = Path(f"/sys/class/infiniband/{ctx.name}/ports/1/gid_attrs")
+    names = {GIDType.IB: "IB/RoCE v1", GIDType.ROCE_V1: "IB/RoCE v1", GIDType.ROCE_V2: "RoCE v2"}
+    table = ctx.gid_table()
+    assert table
+    for entry in table:
+        assert names[entry.gid_type] == (folder / f"types/{entry.index}").read_text().strip()
+        assert entry.netdev == (folder / f"ndevs/{entry.index}").read_text().strip()
 
 
 def test_a_gid_is_found_by_address_and_by_type(ctx: Context) -> None:
@@ -145,7 +246,11 @@ def test_every_method_of_a_closed_context_is_a_closed_error(ctx: Context) -> Non
     assert ctx.closed
     for call in (
         ctx.query_device,
+        ctx.query_device_ex,
+        ctx.query_rt_values,
         ctx.query_port,
+        lambda: ctx.query_pkey(0),
+        lambda: ctx.get_pkey_index(0xFFFF),
         ctx.gid_table,
         lambda: ctx.name,
         lambda: ctx.async_fd,

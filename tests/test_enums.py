@@ -27,6 +27,10 @@ PREFIXES = {
     enums.NodeType: "IBV_NODE_",
     enums.TransportType: "IBV_TRANSPORT_",
     enums.AtomicCap: "IBV_ATOMIC_",
+    enums.DeviceCapFlags: "IBV_DEVICE_",
+    enums.ODPGeneralCaps: "IBV_ODP_",
+    enums.ODPTransportCaps: "IBV_ODP_SUPPORT_",
+    enums.RawPacketCaps: "IBV_RAW_PACKET_CAP_",
     WCStatus: "IBV_WC_",
     WCOpcode: "IBV_WC_",
     WCFlags: "IBV_WC_",
@@ -67,12 +71,15 @@ KNOWN = {
     enums.NodeType.UNKNOWN: -1,
     enums.NodeType.RNIC: 4,
     enums.AtomicCap.GLOB: 2,
+    enums.DeviceCapFlags.XRC: 1 << 20,
+    enums.DeviceCapFlags.PCI_WRITE_END_PADDING: 1 << 36,
+    enums.ODPTransportCaps.SRQ_RECV: 32,
 }
 
 
 @pytest.mark.parametrize("cls", PREFIXES, ids=lambda cls: cls.__name__)
 def test_every_member_has_the_value_of_its_enumerator(cls):
-    assert len(cls) > 2
+    assert len(cls) > 1
     for name, member in cls.__members__.items():
         assert member == _core.constants[PREFIXES[cls] + name]
 
@@ -86,8 +93,7 @@ def test_known_values(member, value):
     "prefix", sorted({prefix for prefix in PREFIXES.values() if prefix != "IBV_"})
 )
 def test_no_enumerator_of_the_header_is_missing(prefix):
-    classes = [cls for cls, its in PREFIXES.items() if its == prefix]
-    named = {prefix + name for cls in classes for name in cls.__members__}
+    named = {its + name for cls, its in PREFIXES.items() for name in cls.__members__}
     longer = tuple(p for p in PREFIXES.values() if p != prefix and p.startswith(prefix))
     known = {
         name
