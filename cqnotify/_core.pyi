@@ -1,7 +1,7 @@
 """Types of the C core. Import the names from `cqnotify`; this module is its inside."""
 
 from collections.abc import Callable, Iterator
-from ipaddress import IPv6Address
+from ipaddress import IPv4Address, IPv6Address
 from types import TracebackType
 from typing import Any, Final, Protocol, TypeAlias, TypedDict, final
 
@@ -288,6 +288,7 @@ class WCArray:
     def __getitem__(self, index: int, /) -> WorkCompletion: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
+_GID: TypeAlias = IPv6Address | IPv4Address | str | bytes
 _SG: TypeAlias = SGE | MR
 _RecvSG: TypeAlias = _SG | list[_SG] | tuple[_SG, ...] | None
 _SendSG: TypeAlias = _SG | list[_SG] | tuple[_SG, ...] | Buffer | None
@@ -394,7 +395,7 @@ class AH(_Object):
         cls,
         pd: PD,
         *,
-        dgid: bytes | IPv6Address | None = None,
+        dgid: _GID | None = None,
         sgid_index: int = 0,
         port_num: int = 1,
         dlid: int = 0,

@@ -120,43 +120,50 @@ int cqn_u32(PyObject *value, const char *name, uint32_t max, uint32_t *out)
     return 0;
 }
 
-/* A GID: 16 bytes, or what ipaddress.IPv6Address is or can be made from. */
-int cqn_gid(PyObject *value, const char *name, union ibv_gid *out)
+/* The bytes of an address of the module ipaddress, or of its text; NULL without
+ * an exception if it is neither. */
+static PyObject *pack_address(PyObject *value, const char *name)
 {
-    PyObject *packed = NULL;
-    if (PyBytes_Check(value)) {
-        packed = Py_NewRef(value);
-    }
-    else if (PyUnicode_Check(value)) {
+    PyObject *address = Py_NewRef(value);
+    if (PyUnicode_Check(value)) {
         PyObject *module = PyImport_ImportModule("ipaddress");
-        PyObject *address =
-            module == NULL ? NULL : PyObject_CallMethod(module, "IPv6Address", "O", value);
-        packed = address == NULL ? NULL : PyObject_GetAttrString(address, "packed");
-        Py_XDECREF(address);
+        Py_SETREF(address, module ? PyObject_CallMethod(module, "ip_address", "O", value) : NULL);
         Py_XDECREF(module);
-        if (packed == NULL) {
+        if (address == NULL) {
             if (PyErr_ExceptionMatches(PyExc_ValueError)) {
-                PyErr_Format(PyExc_ValueError, "%s is %R: that is no IPv6 address", name, value);
+                PyErr_Format(PyExc_ValueError, "%s is %R: that is no IP address", name, value);
             }
-            return -1;
+            return NULL;
         }
     }
-    else {
-        packed = PyObject_GetAttrString(value, "packed");
-        if (packed == NULL && !PyErr_ExceptionMatches(PyExc_AttributeError)) {
-            return -1;
-        }
+    PyObject *packed = PyObject_GetAttrString(address, "packed");
+    if (packed == NULL && PyErr_ExceptionMatches(PyExc_AttributeError)) {
         PyErr_Clear();
     }
-    if (packed == NULL || !PyBytes_Check(packed) || PyBytes_GET_SIZE(packed) != sizeof(*out)) {
-        PyErr_Format(PyExc_TypeError,
-                     "%s must be an IPv6Address, its text, or its 16 bytes, not %R", name, value);
-        Py_XDECREF(packed);
+    Py_DECREF(address);
+    return packed;
+}
+
+/* A GID: 16 bytes, or an address; an IPv4 address is mapped into an IPv6 one. */
+int cqn_gid(PyObject *value, const char *name, union ibv_gid *out)
+{
+    static const union ibv_gid mapped = {.raw = {[10] = 0xff, [11] = 0xff}};
+    PyObject *packed = PyBytes_Check(value) ? Py_NewRef(value) : pack_address(value, name);
+    if (packed == NULL && PyErr_Occurred()) {
         return -1;
     }
-    memcpy(out, PyBytes_AS_STRING(packed), sizeof(*out));
-    Py_DECREF(packed);
-    return 0;
+    Py_ssize_t size = packed != NULL && PyBytes_Check(packed) ? PyBytes_GET_SIZE(packed) : 0;
+    bool ok = size == sizeof(*out) || (size == 4 && packed != value);
+    if (ok) {
+        *out = mapped;
+        memcpy(out->raw + sizeof(*out) - size, PyBytes_AS_STRING(packed), (size_t)size);
+    }
+    else {
+        PyErr_Format(PyExc_TypeError, "%s must be an IP address, its text, or 16 bytes, not %R",
+                     name, value);
+    }
+    Py_XDECREF(packed);
+    return ok ? 0 : -1;
 }
 
 /* How long to poll instead of sleeping, in seconds. */
