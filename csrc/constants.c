@@ -130,6 +130,11 @@ PyObject *cqn_constants(void)
     return dict;
 }
 
+const char *cqn_qp_type_name(enum ibv_qp_type type)
+{
+    return type == IBV_QPT_RC ? "RC" : type == IBV_QPT_UC ? "UC" : "UD";
+}
+
 const char *cqn_qp_state_name(enum ibv_qp_state state)
 {
     static const char *const names[] = {"RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"};

@@ -240,6 +240,8 @@ typedef struct {
     cqn_wr_queue rq;
 } cqn_srq;
 
+typedef struct cqn_group cqn_group; /* of multicast, see mcast.c */
+
 typedef struct cqn_qp {
     cqn_object base;
     /* Borrowed from `uses`. */
@@ -256,6 +258,8 @@ typedef struct cqn_qp {
     struct ibv_qp_cap cap;
     cqn_wr_queue sq, rq;
     size_t ambiguous; /* failed completions that may be of either queue */
+    cqn_group *groups;
+    size_t groups_len;
 } cqn_qp;
 
 /* module.c */
@@ -266,6 +270,7 @@ cqn_state *cqn_state_of(PyTypeObject *type);
 PyObject *cqn_constants(void);
 PyObject *cqn_flags(PyObject *enum_type, uint32_t flags);
 PyObject *cqn_register_enums(PyObject *module, PyObject *args);
+const char *cqn_qp_type_name(enum ibv_qp_type type);
 const char *cqn_qp_state_name(enum ibv_qp_state state);
 const char *cqn_wr_opcode_name(enum ibv_wr_opcode opcode);
 
@@ -358,11 +363,9 @@ PyObject *cqn_struct_to_dict(const void *from, const cqn_field *fields);
 int cqn_field_from(PyObject *value, void *to, const cqn_field *field);
 PyObject *cqn_ah_attr_to_dict(const struct ibv_ah_attr *attr);
 int cqn_ah_attr_from(PyObject *mapping, const char *name, int ports, struct ibv_ah_attr *out);
-extern const cqn_field cqn_device_fields[], cqn_port_fields[], cqn_gid_fields[];
-extern const cqn_field cqn_qp_fields[], cqn_cap_fields[], cqn_srq_fields[];
 extern const cqn_field cqn_device_fields[], cqn_device_ex_fields[], cqn_port_fields[];
 extern const cqn_field cqn_gid_fields[];
-extern const cqn_field cqn_qp_fields[], cqn_cap_fields[];
+extern const cqn_field cqn_qp_fields[], cqn_cap_fields[], cqn_srq_fields[];
 
 /* device.c, context.c, … : one type each */
 PyObject *cqn_list_devices(PyObject *module, PyObject *unused);
@@ -373,6 +376,15 @@ extern PyStructSequence_Desc cqn_cq_stats_desc;
 
 /* qp.c */
 uint32_t cqn_qp_learn_limit(cqn_qp *qp);
+int cqn_qp_await_turn(cqn_qp *qp);
+
+/* mcast.c */
+PyObject *cqn_qp_attach_mcast(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                              PyObject *kwnames);
+PyObject *cqn_qp_detach_mcast(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                              PyObject *kwnames);
+int cqn_qp_destroy_in_groups(struct ibv_qp *qp);
+extern const char cqn_qp_attach_mcast_doc[], cqn_qp_detach_mcast_doc[];
 
 /* mr.c */
 PyObject *cqn_sge_new(cqn_mr *mr, uint64_t addr, uint32_t length);

@@ -6,7 +6,7 @@
 
 static int destroy_qp(void *handle)
 {
-    return ibv_destroy_qp(handle);
+    return cqn_qp_destroy_in_groups(handle);
 }
 
 static void forget_in_cache(cqn_cq *cq, const cqn_qp *qp)
@@ -47,6 +47,9 @@ static void qp_after_destroy(cqn_object *op)
     forget_in_cache(self->recv_cq, self);
     drop_requests(self);
     cqn_trash_empty(trash);
+    PyMem_Free(self->groups);
+    self->groups = NULL;
+    self->groups_len = 0;
     cqn_consumers_tell(self);
 }
 
@@ -386,16 +389,25 @@ static int forget_requests(cqn_qp *self)
     return rc;
 }
 
+/* Waits until no other thread is inside a call that changes it, so that what we
+ * note of it is what the device did last. */
+int cqn_qp_await_turn(cqn_qp *self)
+{
+    while (cqn_open(&self->base) != NULL) {
+        if (self->base.in_use == 0) {
+            return 0;
+        }
+        cqn_wait_until_left(self->base.state);
+    }
+    return -1;
+}
+
 /* A reset forgets the work requests without completing them. Nothing may be
  * posted from the moment in which the device may be in RESET. */
 static int modify(cqn_qp *self, struct ibv_qp_attr *attr, int mask)
 {
-    /* One at a time: what follows a reset belongs to it. */
-    while (self->base.in_use > 0) {
-        cqn_wait_until_left(self->base.state);
-        if (cqn_open(&self->base) == NULL) {
-            return -1;
-        }
+    if (cqn_qp_await_turn(self) < 0) {
+        return -1;
     }
     struct ibv_qp *qp = self->base.handle;
     enum ibv_qp_state before = self->state;
@@ -442,7 +454,7 @@ static PyObject *qp_modify(PyObject *op, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     int mask = collect_attributes(self, kwargs, &attr);
-    if (mask < 0 || cqn_open(&self->base) == NULL || modify(self, &attr, mask) < 0) {
+    if (mask < 0 || modify(self, &attr, mask) < 0) {
         return NULL;
     }
     if ((mask & IBV_QP_STATE) && gives_up(attr.qp_state) && cqn_is_open(&self->base)) {
@@ -513,11 +525,10 @@ static PyObject *qp_check(PyObject *op, PyObject *args, PyObject *kwargs)
 static PyObject *qp_repr(PyObject *op)
 {
     cqn_qp *self = (cqn_qp *)op;
-    const char *type = self->type == IBV_QPT_RC ? "RC" : self->type == IBV_QPT_UC ? "UC" : "UD";
     return self->base.handle == NULL
                ? cqn_repr(op)
                : PyUnicode_FromFormat("<QP %u on %s, %s>", (unsigned)self->qp_num,
-                                      cqn_device_name(&self->base), type);
+                                      cqn_device_name(&self->base), cqn_qp_type_name(self->type));
 }
 
 static PyMethodDef qp_methods[] = {
@@ -532,6 +543,10 @@ static PyMethodDef qp_methods[] = {
     {"query", qp_query, METH_NOARGS,
      "query($self, /)\n--\n\n"
      "All attributes, as the device has them now.\n\nWraps ibv_query_qp(3)."},
+    {"attach_mcast", (PyCFunction)(void (*)(void))cqn_qp_attach_mcast,
+     METH_FASTCALL | METH_KEYWORDS, cqn_qp_attach_mcast_doc},
+    {"detach_mcast", (PyCFunction)(void (*)(void))cqn_qp_detach_mcast,
+     METH_FASTCALL | METH_KEYWORDS, cqn_qp_detach_mcast_doc},
     {"post_send", (PyCFunction)(void (*)(void))cqn_qp_post_send, METH_FASTCALL | METH_KEYWORDS,
      cqn_qp_post_send_doc},
     {"post_recv", (PyCFunction)(void (*)(void))cqn_qp_post_recv, METH_FASTCALL | METH_KEYWORDS,

@@ -79,6 +79,7 @@ class World:
             self.to_us: dict[str, Any] = {}
         else:
             self.qp.connect()
+            self.qp.attach_mcast("ff15::c0:1")  # and in a group, which it leaves by closing
             self.peer.qp.connect()
             peer_ah = AH(self.peer.pd, dgid=gid.gid, sgid_index=gid.index)
             self.to_us = self.datagram(peer_ah, self.qp.qp_num)
