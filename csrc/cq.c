@@ -161,12 +161,12 @@ static struct ibv_cq *create_extended(cqn_cq *self, const cq_args *a)
     };
     struct ibv_cq_ex *cq = ibv_create_cq_ex(CQN_OBJ(a->context)->handle, &attr);
     if (cq == NULL) {
-        bool unsupported = errno == EOPNOTSUPP || errno == ENOSYS ||
-                           (errno == EINVAL && (a->wc_flags & CQN_WC_EX_EXTRA));
+        bool too_much = errno == EOPNOTSUPP || errno == ENOSYS ||
+                        (errno == EINVAL && (a->wc_flags & CQN_WC_EX_EXTRA));
         cqn_verbs_error(self->base.state, errno, "ibv_create_cq_ex",
                         "%u entries, comp_vector %u, wc_flags 0x%x%s", a->cqe, a->comp_vector,
                         a->wc_flags,
-                        unsupported ? ": this device does not report all of these fields" : "");
+                        too_much ? ": this device does not report all of these fields" : "");
         return NULL;
     }
     self->ex = cq;
@@ -351,9 +351,8 @@ static PyObject *cq_modify(PyObject *op, PyObject *const *args, Py_ssize_t nargs
     cqn_leave(&self->base);
     if (err != 0) {
         return cqn_verbs_error(self->base.state, err, "ibv_modify_cq",
-                               err == EOPNOTSUPP || err == ENOSYS
-                                   ? "this device does not moderate its completion events"
-                                   : "cq_count %u, cq_period %u",
+                               "moderation of events by cq_count %u, cq_period %u; "
+                               "query_device_ex().cq_mod_caps has the limits",
                                count, period);
     }
     Py_RETURN_NONE;

@@ -66,7 +66,13 @@ static void set_verbs_error(PyObject *type, int err, const char *verb, PyObject 
     Py_XDECREF(exc);
 }
 
-/* Raises VerbsError, "verb: strerror(err): what was asked and what to do".
+/* The kernel and the providers use both where something can't be done at all. */
+static const char *text_of_errno(int err)
+{
+    return err == EOPNOTSUPP || err == ENOSYS ? "not supported by this device" : strerror(err);
+}
+
+/* Raises VerbsError, "verb: text of err: what was asked and what to do".
  * Returns NULL, so that a caller can return it. */
 void *cqn_verbs_error(cqn_state *st, int err, const char *verb, const char *format, ...)
 {
@@ -77,7 +83,7 @@ void *cqn_verbs_error(cqn_state *st, int err, const char *verb, const char *form
     if (detail == NULL) {
         return NULL;
     }
-    PyObject *message = PyUnicode_FromFormat("%s: %s%s%U", verb, strerror(err),
+    PyObject *message = PyUnicode_FromFormat("%s: %s%s%U", verb, text_of_errno(err),
                                              PyUnicode_GET_LENGTH(detail) ? ": " : "", detail);
     Py_DECREF(detail);
     if (message != NULL) {

@@ -127,11 +127,27 @@ static int parse_capacities(const struct ibv_device_attr *limits, PyObject *cons
                : 0;
 }
 
-static int parse_type(PyObject *value, enum ibv_qp_type *out)
+static int refuse_xrc(cqn_state *st, const struct ibv_device_attr *limits, uint32_t type)
+{
+    const char *name = type == IBV_QPT_XRC_SEND ? "QPType.XRC_SEND" : "QPType.XRC_RECV";
+    if (limits->device_cap_flags & IBV_DEVICE_XRC) {
+        PyErr_Format(PyExc_ValueError, "qp_type is %s: cqnotify has no XRC", name);
+    }
+    else {
+        cqn_verbs_error(st, EOPNOTSUPP, "ibv_create_qp", "%s", name);
+    }
+    return -1;
+}
+
+static int parse_type(cqn_state *st, const struct ibv_device_attr *limits, PyObject *value,
+                      enum ibv_qp_type *out)
 {
     uint32_t type;
     if (cqn_u32(value, "qp_type", UINT8_MAX, &type) < 0) {
         return -1;
+    }
+    if (type == IBV_QPT_XRC_SEND || type == IBV_QPT_XRC_RECV) {
+        return refuse_xrc(st, limits, type);
     }
     if (type != IBV_QPT_RC && type != IBV_QPT_UC && type != IBV_QPT_UD) {
         PyErr_Format(PyExc_ValueError, "qp_type is %R: it must be QPType.RC, UC or UD", value);
@@ -169,7 +185,7 @@ static int parse_new(cqn_state *st, PyObject *args, PyObject *kwargs, qp_args *a
     }
     /* A copy: the conversions can run code that closes the PD. */
     const struct ibv_device_attr limits = CQN_OBJ(a->pd)->context->attr;
-    return parse_type(type, &a->attr.qp_type) < 0 ||
+    return parse_type(st, &limits, type, &a->attr.qp_type) < 0 ||
                    parse_capacities(&limits, cap, a->srq != Py_None, &a->attr.cap) < 0 ||
                    cqn_open(CQN_OBJ(a->pd)) == NULL ||
                    check_queue(st->CQ, a->send_cq, "send_cq", a->pd) < 0 ||
@@ -316,6 +332,29 @@ static int set_attribute(const cqn_qp *self, PyObject *name, PyObject *value, in
     return cqn_field_from(value, attr, field) < 0 ? -1 : field->mask;
 }
 
+static int check_port(int port, const char *name, int ports)
+{
+    if (port < 1 || port > ports) {
+        PyErr_Format(PyExc_ValueError, "%s is %d: this device has port 1 to %d", name, port, ports);
+        return -1;
+    }
+    return 0;
+}
+
+/* One bit of the mask stands for all four attributes of the alternate path. */
+static int complete_alternate_path(struct ibv_qp_attr *attr, int ports)
+{
+    if (attr->alt_ah_attr.port_num == 0) {
+        PyErr_SetString(PyExc_TypeError,
+                        "alt_port_num, alt_pkey_index and alt_timeout go with alt_ah_attr");
+        return -1;
+    }
+    if (attr->alt_port_num == 0) {
+        attr->alt_port_num = attr->alt_ah_attr.port_num;
+    }
+    return check_port(attr->alt_port_num, "alt_port_num", ports);
+}
+
 /* Converting the values can run Python code, which can close the QP. */
 static int collect_attributes(const cqn_qp *self, PyObject *kwargs, struct ibv_qp_attr *attr)
 {
@@ -334,19 +373,20 @@ static int collect_attributes(const cqn_qp *self, PyObject *kwargs, struct ibv_q
         PyErr_SetString(PyExc_TypeError, "modify() needs at least one attribute");
         return -1;
     }
-
-    if ((mask & IBV_QP_PORT) && (attr->port_num < 1 || attr->port_num > ports)) {
-        PyErr_Format(PyExc_ValueError, "port_num is %d: this device has port 1 to %d",
-                     attr->port_num, ports);
-        return -1;
-    }
-    return mask;
+    return ((mask & IBV_QP_PORT) && check_port(attr->port_num, "port_num", ports) < 0) ||
+                   ((mask & IBV_QP_ALT_PATH) && complete_alternate_path(attr, ports) < 0)
+               ? -1
+               : mask;
 }
 
-static const char *modify_hint(int err)
+static const char *modify_hint(int err, int mask)
 {
     switch (err) {
     case EINVAL:
+        if (mask & IBV_QP_ALT_PATH) {
+            return "the transition is not allowed with an alternate path (see the table in "
+                   "ibv_modify_qp(3)), or the port is of RoCE, which has none";
+        }
         return "the transition is not allowed, an attribute that it needs is missing or wrong (see "
                "the table in ibv_modify_qp(3)), or the peer's GID can't be reached from ours";
     case ETIMEDOUT:
@@ -355,7 +395,7 @@ static const char *modify_hint(int err)
         return "the peer's GID could not be reached: check that both GIDs are of one subnet and "
                "that its link is up";
     case EOPNOTSUPP:
-        return "this device does not support it";
+        return mask & IBV_QP_RATE_LIMIT ? "rate_limit" : "one of the attributes";
     default:
         return "see ibv_modify_qp(3)";
     }
@@ -372,6 +412,16 @@ uint32_t cqn_qp_learn_limit(cqn_qp *self)
             self->type == IBV_QPT_UD ? UINT32_C(128) << port.active_mtu : port.max_msg_sz;
     }
     return self->max_message;
+}
+
+/* A device may take other capacities than it was asked for, and say nothing. */
+static void learn_capacities(cqn_qp *self)
+{
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
+    struct ibv_qp_init_attr init;
+    if (ibv_query_qp(self->base.handle, &attr, IBV_QP_CAP, &init) == 0) {
+        self->cap = attr.cap;
+    }
 }
 
 /* After a reset: what the CQs still hold is kept, and no longer taken for
@@ -425,12 +475,12 @@ static int modify(cqn_qp *self, struct ibv_qp_attr *attr, int mask)
         self->state = before;
         cqn_verbs_error(self->base.state, err, "ibv_modify_qp", "QP %u from %s to %s: %s",
                         self->qp_num, cqn_qp_state_name(before), cqn_qp_state_name(after),
-                        modify_hint(err));
+                        modify_hint(err, mask));
         return -1;
     }
     self->state = after;
     if (mask & IBV_QP_CAP) {
-        self->cap = attr->cap;
+        learn_capacities(self);
     }
     if (mask & IBV_QP_PORT) {
         self->port_num = attr->port_num;

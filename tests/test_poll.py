@@ -442,7 +442,7 @@ def test_a_size_out_of_range_is_refused_with_the_limit(cq: CQ, bad: int) -> None
 
 
 def test_moderation_is_refused_clearly_where_the_device_has_none(cq: CQ) -> None:
-    with pytest.raises(VerbsError, match="does not moderate its completion events") as e:
+    with pytest.raises(VerbsError, match="not supported by this device: moderation of") as e:
         cq.modify(8, 100)
     assert (e.value.errno, e.value.verb) == (errno.EOPNOTSUPP, "ibv_modify_cq")
     with pytest.raises(ValueError, match="cq_count is 65536: it must be 0 to 65535"):

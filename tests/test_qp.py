@@ -1,20 +1,24 @@
 # SPDX-License-Identifier: MIT
 import errno
+from contextlib import suppress
 from ipaddress import IPv6Address
 
 import pytest
-from support import Endpoint, connect, wait_one
+from support import DEADLINE, Endpoint, connect, take_all, wait_completions, wait_one
 
 from cqnotify import (
+    AH,
     CQ,
     MTU,
     PD,
     QP,
     AccessFlags,
     AHAttr,
+    AsyncEventType,
     BusyError,
     ClosedError,
     Context,
+    MigState,
     QPAddress,
     QPState,
     QPType,
@@ -160,6 +164,118 @@ def test_a_reset_drops_the_work_requests_and_keeps_the_completions(pair: Pair) -
     b.qp.post_recv(b.mr[0:64], wr_id=9)
     a.qp.post_send(a.mr[0:8])
     assert wait_one(b.rcq).wr_id == 9
+
+
+def send(a: Endpoint, b: Endpoint, wr_id: int) -> None:
+    b.qp.post_recv(b.mr[0:64], wr_id=wr_id)
+    if a.qp.qp_type == QPType.UD:
+        gid = a.ctx.find_gid()
+        ah = AH(a.pd, dgid=gid.gid, sgid_index=gid.index)
+        a.qp.post_send(
+            a.mr[0:8], wr_id=wr_id, ah=ah, remote_qpn=b.qp.qp_num, remote_qkey=0x11111111
+        )
+    else:
+        a.qp.post_send(a.mr[0:8], wr_id=wr_id)
+
+
+def drain(end: Endpoint) -> None:
+    """The send queue is told to drain, and then reports that it did."""
+    take_all(end.ctx)
+    end.qp.modify(qp_state=QPState.SQD, en_sqd_async_notify=1)
+    event = end.ctx.get_async_event(timeout=DEADLINE)
+    assert (event.event_type, event.qp) == (AsyncEventType.SQ_DRAINED, end.qp)
+    attr = end.qp.query()
+    assert (attr.qp_state, attr.sq_draining) == (QPState.SQD, 0)
+
+
+@pytest.mark.parametrize("qp_type", TYPES)
+def test_a_drained_send_queue_keeps_what_is_posted_and_still_receives(
+    ctx: Context, qp_type: QPType
+) -> None:
+    a, b = connect(Endpoint(ctx, qp_type), Endpoint(ctx, qp_type))
+    drain(a)
+    send(a, b, 1)
+    send(b, a, 5)
+    assert wait_one(a.rcq).wr_id == 5
+    assert (a.scq.poll(), b.rcq.poll()) == ([], [])
+    assert a.qp.outstanding == (1, 0)
+    a.qp.modify(qp_state=QPState.RTS)
+    send(a, b, 2)  # rxe does not look at its queue before
+    for cq in (a.scq, b.rcq):
+        assert [wc.wr_id for wc in wait_completions(cq, 2)] == [1, 2]
+
+
+def test_what_a_ready_qp_lets_change_is_read_back(pair: Pair) -> None:
+    qp = pair[0].qp
+    qp.modify(
+        cur_qp_state=QPState.RTS,
+        min_rnr_timer=5,
+        qp_access_flags=AccessFlags.REMOTE_READ,
+        path_mig_state=MigState.REARM,
+    )
+    attr = qp.query()
+    assert (attr.min_rnr_timer, attr.qp_access_flags) == (5, AccessFlags.REMOTE_READ)
+    assert (attr.qp_state, attr.path_mig_state) == (QPState.RTS, MigState.REARM)
+
+
+def test_a_drained_qp_lets_its_path_and_timers_change(pair: Pair) -> None:
+    a, b = pair
+    drain(a)
+    gid = a.ctx.find_gid()
+    new = {
+        "ah_attr": AHAttr(dgid=gid.gid, sgid_index=gid.index, traffic_class=7),
+        "timeout": 9,
+        "retry_cnt": 3,
+        "rnr_retry": 2,
+        "max_rd_atomic": 4,
+        "max_dest_rd_atomic": 8,
+        "pkey_index": 0,
+        "port_num": 1,
+    }
+    for name, value in new.items():
+        a.qp.modify(**{name: value})
+    attr = a.qp.query()
+    assert {name: getattr(attr, name) for name in new} == new
+    a.qp.modify(qp_state=QPState.RTS, cur_qp_state=QPState.SQD)
+    send(a, b, 1)
+    assert wait_one(b.rcq).wr_id == 1
+
+
+@pytest.mark.parametrize("qp_type", TYPES)
+def test_only_the_device_moves_a_qp_to_sqe(ctx: Context, qp_type: QPType) -> None:
+    a, b = connect(Endpoint(ctx, qp_type), Endpoint(ctx, qp_type))
+    with pytest.raises(VerbsError, match="from RTS to SQE: the transition is not allowed") as e:
+        a.qp.modify(qp_state=QPState.SQE)
+    assert e.value.errno == errno.EINVAL
+    send(a, b, 1)
+    assert wait_one(b.rcq).wr_id == 1
+
+
+def test_an_alternate_path_is_complete_and_not_for_roce(pair: Pair) -> None:
+    qp = pair[0].qp
+    gid = qp.context.find_gid()
+    path = AHAttr(dgid=gid.gid, sgid_index=gid.index)
+    qp.check(alt_ah_attr=path, alt_timeout=14, alt_pkey_index=0, alt_port_num=1)
+    for name in ("alt_timeout", "alt_pkey_index", "alt_port_num"):
+        with pytest.raises(TypeError, match="alt_timeout go with alt_ah_attr"):
+            qp.check(**{name: 1})
+    with pytest.raises(ValueError, match="alt_port_num is 2: this device has port 1 to 1"):
+        qp.check(alt_ah_attr=path, alt_port_num=2)
+    with pytest.raises(VerbsError, match="or the port is of RoCE, which has none") as e:
+        qp.modify(alt_ah_attr=path, path_mig_state=MigState.REARM)
+    assert e.value.errno == errno.EINVAL
+    assert qp.query().alt_ah_attr.dgid is None
+
+
+def test_the_capacities_are_those_that_the_device_has(pair: Pair) -> None:
+    """It may refuse to change them, or ignore it, as rxe does since Linux 6.3."""
+    a, _ = pair
+    with suppress(VerbsError):
+        a.qp.modify(cap={"max_send_wr": 5, "max_send_sge": 9, "max_inline_data": 300})
+    cap = a.qp.query().cap
+    assert (a.qp.max_send_sge, a.qp.max_inline_data) == (cap.max_send_sge, cap.max_inline_data)
+    with pytest.raises(ValueError, match="sg has more elements than the"):
+        a.qp.post_send([a.mr[0:8]] * (cap.max_send_sge + 1))
 
 
 @pytest.mark.parametrize(
