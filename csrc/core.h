@@ -152,6 +152,7 @@ typedef struct {
     unsigned int access;
     uint32_t lkey, rkey;
     bool registered;   /* the device may use the memory */
+    bool implicit;     /* all memory, and no bytes of its own */
     Py_buffer view;    /* the user's buffer, or obj == NULL: own memory */
     size_t own_length; /* of the own mapping, in whole pages */
     Py_ssize_t exports;
@@ -387,6 +388,20 @@ int cqn_qp_destroy_in_groups(struct ibv_qp *qp);
 extern const char cqn_qp_attach_mcast_doc[], cqn_qp_detach_mcast_doc[];
 
 /* mr.c */
+extern const cqn_kind cqn_mr_kind;
+int cqn_mr_access(PyObject *value, unsigned int *access);
+int cqn_mr_take_memory(cqn_mr *mr, PyObject *buffer);
+PyObject *cqn_mr_register(cqn_mr *mr, cqn_object *pd);
+void cqn_mr_after_destroy(cqn_object *mr);
+int cqn_mr_clear(PyObject *mr);
+
+/* implicit_mr.c */
+int cqn_check_odp(const cqn_object *pd, uint64_t needed);
+PyObject *cqn_mr_implicit(PyObject *type, PyObject *args, PyObject *kwargs);
+PyObject *cqn_mr_over(PyObject *self, PyObject *buffer);
+extern const char cqn_mr_implicit_doc[], cqn_mr_over_doc[];
+
+/* sge.c */
 PyObject *cqn_sge_new(cqn_mr *mr, uint64_t addr, uint32_t length);
 
 /* async_event.c */

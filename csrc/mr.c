@@ -30,7 +30,7 @@ static int dereg_mr(void *handle)
     return ibv_dereg_mr(handle);
 }
 
-static void mr_after_destroy(cqn_object *self)
+void cqn_mr_after_destroy(cqn_object *self)
 {
     ((cqn_mr *)self)->registered = false;
     release_memory((cqn_mr *)self);
@@ -42,20 +42,20 @@ static int mr_traverse(PyObject *op, visitproc visit, void *arg)
     return cqn_traverse(op, visit, arg);
 }
 
-static int mr_clear(PyObject *op)
+int cqn_mr_clear(PyObject *op)
 {
     cqn_mr *self = (cqn_mr *)op;
     release_memory(self);
     return cqn_clear(op);
 }
 
-static const cqn_kind mr_kind = {
+const cqn_kind cqn_mr_kind = {
     .name = "MR",
     .destroy_verb = "ibv_dereg_mr",
     .rank = CQN_RANK_OTHER,
     .destroy = dereg_mr,
-    .after_destroy = mr_after_destroy,
-    .clear = mr_clear,
+    .after_destroy = cqn_mr_after_destroy,
+    .clear = cqn_mr_clear,
 };
 
 static int map_own(cqn_mr *self, uint64_t length)
@@ -81,6 +81,9 @@ static int map_own(cqn_mr *self, uint64_t length)
 
 static const unsigned int WRITING =
     IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
+static const unsigned int USUAL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
+                                  IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC |
+                                  IBV_ACCESS_MW_BIND;
 
 static int pin_buffer(cqn_mr *self, PyObject *buffer)
 {
@@ -107,7 +110,7 @@ static int pin_buffer(cqn_mr *self, PyObject *buffer)
     return 0;
 }
 
-static int take_memory(cqn_mr *self, PyObject *buffer)
+int cqn_mr_take_memory(cqn_mr *self, PyObject *buffer)
 {
     uint64_t length;
     int rc = PyLong_Check(buffer) ? cqn_range(buffer, "length", 1, SSIZE_MAX, &length) : 0;
@@ -132,11 +135,12 @@ static void *refuse_registration(cqn_mr *self, int err)
                                "/etc/security/limits.conf)",
                                self->length, (unsigned long long)limit.rlim_cur);
     }
-    return cqn_verbs_error(self->base.state, err, "ibv_reg_mr", "%zu bytes at %p, access 0x%x",
-                           self->length, self->addr, self->access);
+    return cqn_verbs_error(self->base.state, err, "ibv_reg_mr", "%zu bytes at %p, access 0x%x%s",
+                           self->length, self->addr, self->access,
+                           self->access & ~USUAL ? ": does the device know all these flags?" : "");
 }
 
-static PyObject *mr_register(cqn_mr *self, cqn_object *pd)
+PyObject *cqn_mr_register(cqn_mr *self, cqn_object *pd)
 {
     struct ibv_pd *handle = pd->handle;
     struct ibv_mr *mr;
@@ -157,7 +161,7 @@ static PyObject *mr_register(cqn_mr *self, cqn_object *pd)
     return (PyObject *)self;
 }
 
-static int check_access(PyObject *value, unsigned int *access)
+int cqn_mr_access(PyObject *value, unsigned int *access)
 {
     *access = IBV_ACCESS_LOCAL_WRITE;
     if (value != NULL && cqn_u32(value, "access", UINT32_MAX, access) < 0) {
@@ -167,6 +171,13 @@ static int check_access(PyObject *value, unsigned int *access)
         !(*access & IBV_ACCESS_LOCAL_WRITE)) {
         PyErr_Format(PyExc_ValueError,
                      "access is 0x%x: REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE as well",
+                     *access);
+        return -1;
+    }
+    if (*access & IBV_ACCESS_ZERO_BASED) {
+        PyErr_Format(PyExc_ValueError,
+                     "access is 0x%x: ZERO_BASED is for memory windows; devices differ in what it "
+                     "does to an MR, whose elements have the addresses of its memory",
                      *access);
         return -1;
     }
@@ -181,29 +192,44 @@ static PyObject *mr_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     cqn_state *st = cqn_state_of(type);
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$O:MR", names, &pd, &buffer,
                                      &access_value) ||
-        cqn_expect(pd, st->PD, "pd") < 0 || check_access(access_value, &access) < 0) {
+        cqn_expect(pd, st->PD, "pd") < 0 || cqn_mr_access(access_value, &access) < 0) {
         return NULL;
     }
     cqn_object *used = CQN_OBJ(pd);
-    cqn_mr *self = cqn_new(type, &mr_kind, &used, 1);
+    cqn_mr *self = cqn_new(type, &cqn_mr_kind, &used, 1);
     if (self == NULL) {
         return NULL;
     }
     self->access = access;
     /* Taking the user's buffer can run Python code, which can close the PD. */
-    if (take_memory(self, buffer) < 0 || cqn_open(used) == NULL ||
-        mr_register(self, used) == NULL) {
+    if (cqn_mr_take_memory(self, buffer) < 0 || cqn_open(used) == NULL ||
+        (access & IBV_ACCESS_ON_DEMAND && cqn_check_odp(used, IBV_ODP_SUPPORT) < 0) ||
+        cqn_mr_register(self, used) == NULL) {
         Py_DECREF(self);
         return NULL;
     }
     return (PyObject *)self;
 }
 
+/* As cqn_open(), and it must have bytes. */
+static bool open_bytes(cqn_mr *self)
+{
+    if (cqn_open(&self->base) == NULL) {
+        return false;
+    }
+    if (self->implicit) {
+        PyErr_SetString(PyExc_ValueError,
+                        "an implicit MR has no bytes of its own: take over(buffer) of it");
+        return false;
+    }
+    return true;
+}
+
 static int mr_getbuffer(PyObject *op, Py_buffer *view, int flags)
 {
     cqn_mr *self = (cqn_mr *)op;
     view->obj = NULL;
-    if (cqn_open(&self->base) == NULL) {
+    if (!open_bytes(self)) {
         return -1;
     }
     bool readonly = self->view.obj != NULL && self->view.readonly;
@@ -251,8 +277,7 @@ static PyObject *mr_read(PyObject *op, PyObject *const *args, Py_ssize_t nargs, 
     cqn_mr *self = (cqn_mr *)op;
     PyObject *in[2] = {NULL, NULL};
     Py_ssize_t length = 0, offset = 0;
-    if (cqn_open(&self->base) == NULL ||
-        cqn_args("read", names, 2, 0, args, nargs, kwnames, in) < 0 ||
+    if (!open_bytes(self) || cqn_args("read", names, 2, 0, args, nargs, kwnames, in) < 0 ||
         (in[1] && size_from(in[1], "offset", &offset) < 0)) {
         return NULL;
     }
@@ -279,8 +304,7 @@ static PyObject *mr_write(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
     PyObject *in[2] = {NULL, NULL};
     Py_ssize_t offset = 0;
     Py_buffer data;
-    if (cqn_open(&self->base) == NULL ||
-        cqn_args("write", names, 2, 1, args, nargs, kwnames, in) < 0 ||
+    if (!open_bytes(self) || cqn_args("write", names, 2, 1, args, nargs, kwnames, in) < 0 ||
         (in[1] && size_from(in[1], "offset", &offset) < 0) ||
         PyObject_GetBuffer(in[0], &data, PyBUF_SIMPLE) < 0) {
         return NULL;
@@ -302,7 +326,7 @@ static PyObject *mr_write(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
 static Py_ssize_t mr_length(PyObject *op)
 {
     cqn_mr *self = (cqn_mr *)op;
-    return cqn_open(&self->base) == NULL ? -1 : (Py_ssize_t)self->length;
+    return open_bytes(self) ? (Py_ssize_t)self->length : -1;
 }
 
 /* An end of a slice: counted from the back if negative, but never clamped. A
@@ -329,7 +353,7 @@ static int slice_end(PyObject *value, Py_ssize_t fallback, Py_ssize_t length, Py
 static PyObject *mr_subscript(PyObject *op, PyObject *key)
 {
     cqn_mr *self = (cqn_mr *)op;
-    if (cqn_open(&self->base) == NULL) {
+    if (!open_bytes(self)) {
         return NULL;
     }
     if (!PySlice_Check(key)) {
@@ -381,6 +405,10 @@ static PyObject *mr_get_length(PyObject *op, void *Py_UNUSED(unused))
 static PyObject *mr_repr(PyObject *op)
 {
     cqn_mr *self = (cqn_mr *)op;
+    if (self->base.handle != NULL && self->implicit) {
+        return PyUnicode_FromFormat("<MR on %s, implicit, lkey=0x%x>", cqn_device_name(&self->base),
+                                    (unsigned)self->lkey);
+    }
     return self->base.handle == NULL
                ? cqn_repr(op)
                : PyUnicode_FromFormat("<MR on %s, %zu bytes at %p, lkey=0x%x>",
@@ -395,6 +423,9 @@ static PyMethodDef mr_methods[] = {
     {"write", (PyCFunction)(void (*)(void))mr_write, METH_FASTCALL | METH_KEYWORDS,
      "write($self, /, data, offset=0)\n--\n\n"
      "Copy the bytes of the buffer `data` to `offset`; returns how many."},
+    {"implicit", (PyCFunction)(void (*)(void))cqn_mr_implicit,
+     METH_CLASS | METH_VARARGS | METH_KEYWORDS, cqn_mr_implicit_doc},
+    {"over", cqn_mr_over, METH_O, cqn_mr_over_doc},
     CQN_OBJECT_METHODS(cqn_close_doc),
     {NULL, NULL, 0, NULL},
 };
@@ -422,12 +453,13 @@ static PyType_Slot mr_slots[] = {
      "length in bytes for page-aligned memory of its own, zeroed. With access=0 the buffer may "
      "be read-only: it can then only be sent from. `mr[a:b]` is a scatter/gather element; its ends "
      "are never clamped, IndexError refuses them. memoryview(mr) is the bytes. BusyError at "
-     "close() while a work request in flight needs it.\n\n"
+     "close() while a work request in flight needs it. VerbsError (EOPNOTSUPP) for ON_DEMAND on a "
+     "device that can't page; implicit() needs no buffer.\n\n"
      "Wraps ibv_reg_mr(3)."},
     {Py_tp_new, mr_new},
     {Py_tp_repr, mr_repr},
     {Py_tp_traverse, mr_traverse},
-    {Py_tp_clear, mr_clear},
+    {Py_tp_clear, cqn_mr_clear},
     {Py_tp_finalize, cqn_finalize},
     {Py_tp_dealloc, cqn_dealloc},
     {Py_tp_methods, mr_methods},

@@ -95,6 +95,16 @@ def test_remote_write_needs_local_write(pd: PD) -> None:
     assert MR(pd, 64, access=AccessFlags.REMOTE_READ).access == AccessFlags.REMOTE_READ
 
 
+def test_zero_based_addresses_are_refused(pd: PD) -> None:
+    with pytest.raises(ValueError, match="access is 0x21: ZERO_BASED is for memory windows"):
+        MR(pd, 64, access=AccessFlags.LOCAL_WRITE | AccessFlags.ZERO_BASED)
+
+
+def test_relaxed_ordering_is_a_wish_that_any_device_takes(pd: PD) -> None:
+    access = AccessFlags.LOCAL_WRITE | AccessFlags.RELAXED_ORDERING
+    assert MR(pd, 64, access=access).access == access
+
+
 @pytest.mark.parametrize("bad", [None, object(), "pd", 7])
 def test_a_pd_of_a_wrong_type_is_refused(bad: object) -> None:
     with pytest.raises(TypeError, match="pd must be a cqnotify.PD"):
@@ -181,6 +191,7 @@ def test_every_method_of_a_closed_mr_is_a_closed_error(pd: PD) -> None:
         lambda: mr.rkey,
         lambda: mr.pd,
         lambda: len(mr),
+        lambda: mr.over(8),
     ):
         with pytest.raises(ClosedError):
             call()
