@@ -121,7 +121,7 @@ PyObject *cqn_constants(void)
 {
     PyObject *dict = PyDict_New();
     for (size_t i = 0; dict != NULL && i < Py_ARRAY_LENGTH(constants); i++) {
-        PyObject *value = PyLong_FromLong(constants[i].value);
+        PyObject *value = PyLong_FromLongLong(constants[i].value);
         if (value == NULL || PyDict_SetItemString(dict, constants[i].name, value) < 0) {
             Py_CLEAR(dict);
         }

@@ -501,6 +501,7 @@ PyObject *cqn_fail_alloc(PyObject *module, PyObject *args);
 PyObject *cqn_before_call(PyObject *module, PyObject *args);
 PyObject *cqn_inject_event(PyObject *module, PyObject *args);
 PyObject *cqn_hide_features(PyObject *module, PyObject *args);
+PyObject *cqn_boast(PyObject *module, PyObject *boast);
 PyObject *cqn_failed(PyObject *module, PyObject *unused);
 PyObject *cqn_live_handles(PyObject *module, PyObject *unused);
 #include "faults.h" /* last: it gives the verbs a new meaning */

@@ -110,11 +110,12 @@ void cqn_ack_async_event_unless_injected(struct ibv_async_event *event)
     injection = NO_EVENT;
 }
 
-/* ---- a device that can do less ---- */
+/* ---- a device that can do less, or more ---- */
 
 static const char *const features[] = {"atomics", "SRQ", "SRQ resize"};
 enum { ATOMICS = 1, SRQ = 2, SRQ_RESIZE = 4 };
 static atomic_uint hidden;
+static atomic_bool boasting;
 
 int cqn_query_device(struct ibv_context *device, struct ibv_device_attr *attr)
 {
@@ -128,7 +129,30 @@ int cqn_query_device(struct ibv_context *device, struct ibv_device_attr *attr)
     if (err == 0 && (hidden & SRQ_RESIZE)) {
         attr->device_cap_flags &= ~(unsigned int)IBV_DEVICE_SRQ_RESIZE;
     }
+    if (err == 0 && atomic_load(&boasting)) {
+        attr->device_cap_flags |= IBV_DEVICE_XRC;
+    }
     return err;
+}
+
+int cqn_query_device_ex(struct ibv_context *device, const struct ibv_query_device_ex_input *input,
+                        struct ibv_device_attr_ex *attr)
+{
+    int err = (ibv_query_device_ex)(device, input, attr);
+    if (err == 0 && atomic_load(&boasting)) {
+        attr->odp_caps.general_caps = IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT;
+    }
+    return err;
+}
+
+struct ibv_mr *cqn_reg_mr(struct ibv_pd *pd, void *addr, size_t length, unsigned int access)
+{
+    static _Alignas(4096) char page[4096];
+    if (atomic_load(&boasting)) {
+        access &= ~(unsigned int)IBV_ACCESS_ON_DEMAND;
+    }
+    bool all = addr == NULL && length == SIZE_MAX;
+    return __ibv_reg_mr(pd, all ? page : addr, all ? sizeof(page) : length, access, 0);
 }
 
 /* ---- allocations of the thread that asked for it ---- */
@@ -251,6 +275,16 @@ PyObject *cqn_hide_features(PyObject *Py_UNUSED(module), PyObject *args)
         }
     }
     atomic_store(&hidden, mask);
+    Py_RETURN_NONE;
+}
+
+PyObject *cqn_boast(PyObject *Py_UNUSED(module), PyObject *boast)
+{
+    int boasts = PyObject_IsTrue(boast);
+    if (boasts < 0) {
+        return NULL;
+    }
+    atomic_store(&boasting, boasts);
     Py_RETURN_NONE;
 }
 

@@ -7,7 +7,9 @@
  * fails in its own style: NULL or -1 with errno, or the error as the result.
  * What creates and destroys handles counts them. A device's failure that none
  * can be made to report can be put in the place of its next asynchronous event,
- * and a device can be made to say that it can do less.
+ * and a device can be made to say that it can do less, or that it has XRC and
+ * paging on demand: then memory that shall be paged is registered as usual, and
+ * a page in the place of all memory.
  */
 #ifndef CQN_FAULTS_H
 #define CQN_FAULTS_H
@@ -23,6 +25,9 @@ int cqn_fault_errno(void);
 void *cqn_born(void *handle);
 int cqn_died(int rc);
 int cqn_query_device(struct ibv_context *device, struct ibv_device_attr *attr);
+int cqn_query_device_ex(struct ibv_context *device, const struct ibv_query_device_ex_input *input,
+                        struct ibv_device_attr_ex *attr);
+struct ibv_mr *cqn_reg_mr(struct ibv_pd *pd, void *addr, size_t length, unsigned int access);
 int cqn_get_async_event_or_injected(struct ibv_context *device, struct ibv_async_event *event);
 void cqn_ack_async_event_unless_injected(struct ibv_async_event *event);
 
@@ -41,13 +46,17 @@ void cqn_ack_async_event_unless_injected(struct ibv_async_event *event);
     (cqn_fault("ibv_query_port") ? cqn_fault_errno() : ___ibv_query_port(__VA_ARGS__))
 #define ibv_query_device(...) \
     (cqn_fault("ibv_query_device") ? cqn_fault_errno() : cqn_query_device(__VA_ARGS__))
+#define ibv_query_device_ex(...) \
+    (cqn_fault("ibv_query_device_ex") ? cqn_fault_errno() : cqn_query_device_ex(__VA_ARGS__))
+#define ibv_query_rt_values_ex(...) ERROR_OR(ibv_query_rt_values_ex, __VA_ARGS__)
+#define ibv_query_pkey(...) MINUS_1_OR(ibv_query_pkey, __VA_ARGS__)
 #define ibv_query_gid_table(...) \
     (cqn_fault("ibv_query_gid_table") ? -cqn_fault_errno() : ibv_query_gid_table(__VA_ARGS__))
 
 #define ibv_open_device(...) cqn_born(NULL_OR(ibv_open_device, __VA_ARGS__))
 #define ibv_alloc_pd(...) cqn_born(NULL_OR(ibv_alloc_pd, __VA_ARGS__))
 #define ibv_reg_mr(...) \
-    cqn_born(cqn_fault("ibv_reg_mr") ? NULL : __ibv_reg_mr(__VA_ARGS__, 0))
+    cqn_born(cqn_fault("ibv_reg_mr") ? NULL : cqn_reg_mr(__VA_ARGS__))
 #define ibv_create_comp_channel(...) cqn_born(NULL_OR(ibv_create_comp_channel, __VA_ARGS__))
 #define ibv_create_cq(...) cqn_born(NULL_OR(ibv_create_cq, __VA_ARGS__))
 #define ibv_create_cq_ex(...) cqn_born(NULL_OR(ibv_create_cq_ex, __VA_ARGS__))
@@ -79,6 +88,8 @@ void cqn_ack_async_event_unless_injected(struct ibv_async_event *event);
 #define ibv_post_srq_recv(...) ERROR_OR(ibv_post_srq_recv, __VA_ARGS__)
 #define ibv_modify_qp(...) ERROR_OR(ibv_modify_qp, __VA_ARGS__)
 #define ibv_query_qp(...) ERROR_OR(ibv_query_qp, __VA_ARGS__)
+#define ibv_attach_mcast(...) ERROR_OR(ibv_attach_mcast, __VA_ARGS__)
+#define ibv_detach_mcast(...) ERROR_OR(ibv_detach_mcast, __VA_ARGS__)
 #define ibv_post_send(...) ERROR_OR(ibv_post_send, __VA_ARGS__)
 #define ibv_post_recv(...) ERROR_OR(ibv_post_recv, __VA_ARGS__)
 

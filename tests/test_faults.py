@@ -13,10 +13,12 @@ import gc
 import os
 import select
 import socket
+import struct
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from ipaddress import IPv6Address
 from typing import Any
 
 import pytest
@@ -29,9 +31,11 @@ from cqnotify import (
     PD,
     QP,
     SRQ,
+    AccessFlags,
     AsyncEventError,
     AsyncEventType,
     AtomicCap,
+    BusyError,
     ClosedError,
     CompletionChannel,
     CompletionError,
@@ -50,6 +54,9 @@ from cqnotify import (
     devices,
 )
 
+GROUP = "ff15::c0:1"
+PACKED_GROUP = IPv6Address(GROUP).packed
+
 core: Any = _core  # the stub does not have what only the debug build has
 
 
@@ -59,6 +66,7 @@ def unarmed() -> Iterator[None]:
     core.fail_call(0)
     core.fail_alloc(0)
     core.hide_features()
+    core.boast(False)
 
 
 @pytest.fixture
@@ -140,7 +148,11 @@ def receive_shared(w: World) -> None:
 def script(w: World) -> None:
     """A bit of everything."""
     w.ctx.query_device()
+    w.ctx.query_device_ex()
+    with suppress(VerbsError):
+        w.ctx.query_rt_values()
     w.ctx.query_port()
+    assert w.ctx.get_pkey_index(w.ctx.query_pkey(0)) == 0
     w.ctx.gid_table()
     w.ctx.try_get_async_event()
     with suppress(TimeoutError):
@@ -158,6 +170,9 @@ def script(w: World) -> None:
     w.cq.resize(64)
     with suppress(VerbsError):
         w.cq.modify(1, 1)
+    with QP(w.pd, QPType.UD, send_cq=w.cq) as ud:
+        ud.attach_mcast(PACKED_GROUP)
+        ud.detach_mcast(PACKED_GROUP)
     w.qp.query()
     w.qp.modify(qp_state=QPState.ERR)
     w.qp.modify(qp_state=QPState.RESET)
@@ -193,6 +208,7 @@ TOLERATED = {
     "ibv_start_poll": "the completions that came before it are handed out",
     "ibv_query_port": "the limit of a message is not learned, then",
     "ibv_modify_cq": "the script expects that it fails",
+    "ibv_query_rt_values_ex": "the script expects that it fails",
 }
 
 
@@ -227,6 +243,8 @@ def test_each_call_fails_once(ctx: Context, error: int) -> None:
     assert run(lambda: None) is None
     assert {
         *("ibv_get_device_list", "ibv_open_device", "ibv_query_device", "ibv_query_port"),
+        *("ibv_query_device_ex", "ibv_query_rt_values_ex", "ibv_query_pkey"),
+        *("ibv_attach_mcast", "ibv_detach_mcast"),
         *("ibv_query_gid_table", "ibv_alloc_pd", "ibv_create_comp_channel", "ibv_create_cq"),
         *("ibv_create_cq_ex", "ibv_reg_mr", "ibv_create_ah", "ibv_create_qp", "ibv_modify_qp"),
         "ibv_init_ah_from_wc",
@@ -389,6 +407,21 @@ def refuse_everything(w: World) -> None:
     expect(ValueError, lambda: w.qp.post_send(w.mr[0:8], opcode=99))
 
 
+def datagrams(w: World) -> None:
+    if not w.made:
+        w.made.append(QP(w.pd, QPType.UD, send_cq=w.cq))
+
+
+def join_and_leave(w: World) -> None:
+    w.made[0].attach_mcast(PACKED_GROUP, lid=0)
+    w.made[0].detach_mcast(PACKED_GROUP)
+
+
+def implicit_mr(w: World) -> None:
+    with MR.implicit(w.pd) as whole, whole.over(bytearray(64)) as part:
+        repr(whole), part[:]
+
+
 NEED_NO_MEMORY = {"safe_to_sleep", "poll_into", "get_event", "try_get_event"}
 ROOM = WCArray(2)
 CASES: dict[str, tuple[Setup, Call]] = {
@@ -409,7 +442,11 @@ CASES: dict[str, tuple[Setup, Call]] = {
     "SRQ.query": (nothing, lambda w, _: w.srq.query()),
     "WCArray": (nothing, lambda w, _: WCArray(4)),
     "query": (nothing, lambda w, _: [w.ctx.query_device(), w.ctx.query_port(), w.qp.query()]),
+    "query_device_ex": (nothing, lambda w, _: _core.Context.query_device_ex(w.ctx)),
+    "query_pkey": (nothing, lambda w, _: w.ctx.query_pkey(0)),
     "gid_table": (nothing, lambda w, _: w.ctx.gid_table()),
+    "multicast": (datagrams, lambda w, _: join_and_leave(w)),
+    "implicit MR": (lambda _: core.boast(True), lambda w, _: implicit_mr(w)),
     "memory": (nothing, lambda w, _: [w.mr[0:8], w.mr.read(4), memoryview(w.mr)]),
     "repr": (nothing, lambda w, _: [repr(x) for x in (w.ctx, w.cq, w.qp, w.mr, w.mr[0:8])]),
     "first poll of a CQ": (nothing, lambda w, _: first_poll(w)),
@@ -960,3 +997,202 @@ def test_what_a_closed_qp_had_received_stays_if_its_cq_cannot_be_polled(w: World
     w.qp.close()
     w.srq.close()
     w.mr.close()
+
+
+# ---- groups of multicast ---------------------------------------------------------------------
+
+
+def member(w: World) -> QP:
+    qp = QP(w.pd, QPType.UD, send_cq=w.cq)
+    qp.attach_mcast(GROUP)
+    qp.attach_mcast("ff15::c0:2")
+    return qp
+
+
+@pytest.mark.parametrize(
+    ("n", "call", "error"),
+    [
+        (1, "ibv_detach_mcast", errno.EBUSY),  # which is what the kernel says of who is in a group
+        (2, "ibv_detach_mcast", errno.EBUSY),
+        (3, "ibv_destroy_qp", errno.EINVAL),
+    ],
+)
+def test_a_qp_that_can_not_be_closed_is_in_its_groups_as_before(
+    w: World, n: int, call: str, error: int
+) -> None:
+    qp = member(w)
+    core.fail_call(n, errno.EINVAL)
+    with pytest.raises(VerbsError, match="this QP stays open") as e:
+        qp.close()
+    assert (e.value.errno, e.value.verb, core.failed()) == (error, "ibv_destroy_qp", call)
+    assert not qp.closed
+    qp.detach_mcast(GROUP)  # the kernel refuses it to who is not in it
+    qp.attach_mcast(GROUP)
+    qp.detach_mcast("ff15::c0:2")
+    qp.close()
+
+
+def test_what_could_not_be_left_is_not_forgotten(w: World) -> None:
+    qp = member(w)
+    core.fail_call(1, errno.EINVAL)
+    with pytest.raises(VerbsError, match=f"group {GROUP}, lid 0"):
+        qp.detach_mcast(GROUP)
+    core.fail_call(1, errno.ENOMEM)
+    with pytest.raises(VerbsError, match="room for .* groups"):
+        qp.attach_mcast("ff15::3")
+    with pytest.raises(ValueError, match="not attached"):
+        qp.detach_mcast("ff15::3")
+    qp.detach_mcast(GROUP)
+    with pytest.raises(ValueError, match="not attached"):
+        qp.detach_mcast(GROUP)
+
+
+def test_a_context_with_a_qp_that_can_not_leave_its_groups_closes_at_the_second_try(
+    w: World,
+) -> None:
+    qp = member(w)
+    core.fail_call(1, errno.EIO)
+    with pytest.raises(VerbsError, match="stays open"):
+        w.ctx.close()
+    assert not qp.closed
+    w.ctx.close()
+    assert qp.closed
+
+
+def test_one_at_a_time_changes_the_groups(w: World) -> None:
+    """While one thread is inside the kernel, another waits for its turn, and so does close()."""
+    qp = member(w)
+    core.fail_call(1, errno.EINVAL, True)
+    leaver = Waiter(lambda: qp.detach_mcast(GROUP))
+    until(lambda: core.failed() == "ibv_detach_mcast", "it is inside")
+    joiner, closer = Waiter(lambda: qp.attach_mcast("ff15::3")), Waiter(qp.close)
+    until(lambda: qp.closed, "it is being closed")
+    core.fail_call(0)
+    with pytest.raises(VerbsError):
+        leaver.join()
+    with pytest.raises(ClosedError):
+        joiner.join()
+    closer.join()
+    assert qp.closed
+
+
+# ---- a device that can do more ---------------------------------------------------------------
+
+
+def test_xrc_is_refused_in_other_words_where_the_device_has_it(ctx: Context) -> None:
+    core.boast(True)
+    with Context(ctx.name) as able:
+        pd, cq = PD(able), CQ(able, 4)
+        for qp_type in (QPType.XRC_SEND, QPType.XRC_RECV):
+            with pytest.raises(ValueError, match=f"QPType.{qp_type.name}: cqnotify has no XRC"):
+                QP(pd, qp_type, send_cq=cq)
+
+
+def test_memory_that_is_paged_on_demand_is_like_any_other(w: World) -> None:
+    core.boast(True)
+    buffer = bytearray(b"paged")
+    with MR(w.pd, buffer, access=AccessFlags.LOCAL_WRITE | AccessFlags.ON_DEMAND) as mr:
+        assert mr.access & AccessFlags.ON_DEMAND
+        drain(w)
+        w.qp.post_recv(w.mr[0:64], wr_id=1)
+        w.qp.post_send(mr[:], wr_id=2)
+        until(lambda: bool(w.ex.poll()), "received")
+        assert w.mr.read(5) == b"paged"
+        until(lambda: bool(w.cq.poll()), "sent")
+
+
+def test_an_implicit_mr_lends_its_keys_to_buffers(w: World) -> None:
+    core.boast(True)
+    handles = core.live_handles()
+    whole = MR.implicit(w.pd, access=AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_READ)
+    assert (whole.addr, whole.length) == (0, 2 ** (8 * struct.calcsize("P")) - 1)
+    assert whole.access == (
+        AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_READ | AccessFlags.ON_DEMAND
+    )
+    assert (whole.pd, "implicit" in repr(whole)) == (w.pd, True)
+    buffer = bytearray(b"0123456789")
+    part, own = whole.over(buffer), whole.over(4096)
+    assert core.live_handles() == handles + 1
+    for mr in (part, own):
+        assert (mr.lkey, mr.rkey, mr.access) == (whole.lkey, whole.rkey, whole.access)
+        assert mr.pd is w.pd
+    assert (part.read(), part.length, own.length) == (b"0123456789", 10, 4096)
+    assert part[2:4].addr == part.addr + 2
+    assert part[2:4].lkey == whole.lkey
+    with pytest.raises(BufferError):
+        buffer.clear()
+    with pytest.raises(BusyError, match="still used by 2 MRs"):
+        whole.close()
+    part.close()
+    buffer.clear()
+    own.close()
+    whole.close()
+    assert core.live_handles() == handles
+    with pytest.raises(ClosedError):
+        whole.over(buffer)
+
+
+def test_a_part_of_an_implicit_mr_is_pinned_by_what_is_posted(w: World) -> None:
+    core.boast(True)
+    whole = MR.implicit(w.pd)
+    part = whole.over(64)
+    w.qp.post_recv(part, wr_id=1)
+    with pytest.raises(BusyError, match="1 work request in flight"):
+        part.close()
+    with pytest.raises(BusyError, match="1 MR"):
+        whole.close()
+    w.ctx.close()
+    assert part.closed
+    assert whole.closed
+
+
+def test_an_implicit_mr_has_no_bytes(w: World) -> None:
+    core.boast(True)
+    whole = MR.implicit(w.pd)
+    for call in (
+        whole.read,
+        lambda: whole.write(b"x"),
+        lambda: whole[0:1],
+        lambda: memoryview(whole),
+        lambda: len(whole),
+        lambda: w.qp.post_send(whole),
+    ):
+        with pytest.raises(ValueError, match="an implicit MR has no bytes|slice it"):
+            call()
+    with pytest.raises(ValueError, match="for what MR.implicit\\(\\) returned"):
+        w.mr.over(64)
+    for bad in (0, bytearray(), -1):
+        with pytest.raises(ValueError, match="at least 1|must be 1"):
+            whole.over(bad)
+    with pytest.raises(TypeError, match="buffer must be a buffer or a length"):
+        whole.over("text")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="need LOCAL_WRITE"):
+        MR.implicit(w.pd, access=AccessFlags.REMOTE_WRITE)
+    with pytest.raises(TypeError, match="pd must be a cqnotify.PD"):
+        MR.implicit(w.ctx)  # type: ignore[arg-type]
+
+
+def test_an_implicit_mr_that_is_forgotten_with_its_parts_is_closed(w: World) -> None:
+    core.boast(True)
+    handles = core.live_handles()
+    whole = MR.implicit(w.pd)
+    part = whole.over(64)
+    with pytest.warns(ResourceWarning, match="unclosed MR"):
+        del whole, part
+        gc.collect()
+    assert core.live_handles() == handles
+
+
+def test_what_the_device_says_of_paging_is_not_believed_if_it_can_not_be_asked(w: World) -> None:
+    core.fail_call(1, errno.EINVAL)
+    with pytest.raises(VerbsError) as e:
+        MR.implicit(w.pd)
+    assert e.value.verb == "ibv_query_device_ex"
+
+
+def test_a_device_that_can_not_page_after_all_says_so_itself(w: World) -> None:
+    core.boast(True)
+    core.fail_call(2, errno.EOPNOTSUPP)
+    with pytest.raises(VerbsError, match="not supported by this device: .*access 0x41") as e:
+        MR(w.pd, bytearray(64), access=AccessFlags.LOCAL_WRITE | AccessFlags.ON_DEMAND)
+    assert e.value.verb == "ibv_reg_mr"
