@@ -924,7 +924,9 @@ class Machine(RuleBasedStateMachine):
     def ask(self, n: int) -> None:
         what: Any = [
             ("Context.query_device", lambda: self.ctx.query_device().max_qp > 0),
+            ("Context.query_device_ex", lambda: self.ctx.query_device_ex().comp_mask == 0),
             ("Context.query_port", lambda: self.ctx.query_port(1).lid >= 0),
+            ("Context.query_pkey", lambda: self.ctx.query_pkey(0) == 0xFFFF),
             ("Context.gid_table", lambda: self.ctx.gid_table()[0].port_num == 1),
             ("Context.query_gid", lambda: self.ctx.query_gid(self.sgid_index).gid == self.gid),
             ("Context.find_gid", lambda: self.ctx.find_gid(str(self.gid)).gid == self.gid),
@@ -1317,6 +1319,8 @@ class World:
             "slice_bad": slice(-(1 << 70), "x", 0.5),
             "IPv4": ipaddress.IPv4Address("10.0.0.1"),
             "IPv6": ipaddress.IPv6Address("fe80::1"),
+            "group": ipaddress.IPv6Address("ff15::c0:1"),
+            "'group'": "ff15::c0:1",
             "bad_address": QPAddress("x", None, 1.5, "y"),  # type: ignore[arg-type]
             "far_address": QPAddress(1 << 70, -1, 1 << 24, gid.gid),
             "bad_device": devices()[0]._replace(name=5),  # type: ignore[arg-type]
@@ -1523,7 +1527,11 @@ def targets(w: World) -> dict[str, Target]:
         add("_Object", (name,), "__repr__", {}, nothing_else=True)
     add("_Object", ("closed_qp",), "__exit__", {"a": ("None",), "b": ("None",), "c": ("None",)}, 3)
     add("Context", ("ctx",), "query_device", {}, nothing_else=True)
+    for method in ("query_device_ex", "query_rt_values"):
+        add("Context", ("ctx",), method, {}, nothing_else=True)
     add("Context", ("ctx",), "query_port", {"port_num": ("1",)}, 1)
+    add("Context", ("ctx",), "query_pkey", {"index": zero, "port_num": ("1",)}, 2, 1)
+    add("Context", ("ctx",), "get_pkey_index", {"pkey": ("65535",), "port_num": ("1",)}, 2, 1)
     add("Context", ("ctx",), "gid_table", {"port_num": ("1", "None")}, 1)
     add("Context", ("ctx",), "query_gid", {"index": ("own_index",), "port_num": ("1",)}, 2, 1)
     add(
@@ -1546,6 +1554,8 @@ def targets(w: World) -> dict[str, Target]:
         add("MR", (name,), "write", {"data": buffers, "offset": ("0", "2")}, 2, 1)
         add("MR", (name,), "__getitem__", {"key": ("slice",)}, 1, 1)
     add("MR", ("mr",), "__len__", {}, nothing_else=True)
+    add("MR", ("mr", "closed_mr"), "over", {"buffer": buffers}, 1, 1)
+    found["MR.implicit"] = Target(MR.implicit, {"pd": pds, "access": access}, 1, 1)
     both = ("channel", "closed_channel")
     add("CompletionChannel", both, "get_event", waits, 1, 1, waits=True)
     add("CompletionChannel", both, "try_get_event", {}, nothing_else=True)
@@ -1577,6 +1587,9 @@ def targets(w: World) -> dict[str, Target]:
     add("QP", ("qp", "closed_qp"), "modify", {"min_rnr_timer": ("1", "7"), **attrs}, 0)
     add("QP", qps, "query", {}, nothing_else=True)
     add("QP", qps, "address", {"port_num": ("1",), "gid_index": ("own_index", "None")}, 2)
+    for method in ("attach_mcast", "detach_mcast"):
+        group = {"gid": ("group", "'group'"), "lid": zero}
+        add("QP", ("ud", "qp", "closed_qp"), method, group, 2, 1)
     path = {
         "remote": ("address",),
         "port_num": ("1",),
