@@ -12,6 +12,7 @@ In the order of their use:
     FailureWatch                  the device's failures, for event loops
     QP, QPAddress, AH             connect, post_send, post_recv
     SRQ                           receives that several QPs share, and their limit
+    SendWR, RecvWR                work requests that are built once and posted many times
     cqnotify.aio.AsyncCQ          await completions
     cqnotify.exchange             swap addresses with a peer over TCP
 
@@ -35,6 +36,8 @@ from ._core import (
     CQStats,
     DeviceRemovedError,
     FailureWatch,
+    RecvWR,
+    SendWR,
     VerbsError,
     WCArray,
     WorkCompletion,
@@ -139,8 +142,10 @@ __all__ = [
     "RSSCaps",
     "RTValues",
     "RawPacketCaps",
+    "RecvWR",
     "SRQAttr",
     "SendFlags",
+    "SendWR",
     "TMCaps",
     "TSOCaps",
     "TransportType",

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from ipaddress import IPv4Address, IPv6Address
 from types import TracebackType
-from typing import Any, Final, Protocol, TypeAlias, TypedDict, final
+from typing import Any, Final, Protocol, TypeAlias, TypedDict, final, overload
 
 from typing_extensions import Buffer, Self, disjoint_base
 
@@ -24,6 +24,8 @@ constants: Final[dict[str, int]]
 
 class VerbsError(OSError):
     verb: str
+    posted: int
+    bad_wr: SendWR | RecvWR | None
 
 class BusyError(VerbsError): ...
 class DeviceRemovedError(VerbsError): ...
@@ -296,6 +298,34 @@ _SG: TypeAlias = SGE | MR
 _RecvSG: TypeAlias = _SG | list[_SG] | tuple[_SG, ...] | None
 _SendSG: TypeAlias = _SG | list[_SG] | tuple[_SG, ...] | Buffer | None
 
+@final
+class SendWR:
+    wr_id: int
+    def __new__(
+        cls,
+        sg: _SendSG = None,
+        *,
+        wr_id: int = 0,
+        opcode: WROpcode | int = 2,
+        send_flags: SendFlags | int = 2,
+        imm_data: int | None = None,
+        remote_addr: int | None = None,
+        rkey: int | None = None,
+        compare_add: int | None = None,
+        swap: int | None = None,
+        ah: AH | None = None,
+        remote_qpn: int | None = None,
+        remote_qkey: int | None = None,
+    ) -> Self: ...
+
+@final
+class RecvWR:
+    wr_id: int
+    def __new__(cls, sg: _RecvSG = None, *, wr_id: int = 0) -> Self: ...
+
+_SendWRs: TypeAlias = SendWR | list[SendWR] | tuple[SendWR, ...]
+_RecvWRs: TypeAlias = RecvWR | list[RecvWR] | tuple[RecvWR, ...]
+
 @disjoint_base
 class SRQ(_Object):
     user_data: Any
@@ -318,7 +348,10 @@ class SRQ(_Object):
     def max_sge(self) -> int: ...
     @property
     def outstanding(self) -> int: ...
+    @overload
     def post_recv(self, sg: _RecvSG, *, wr_id: int = 0) -> None: ...
+    @overload
+    def post_recv(self, sg: _RecvWRs) -> None: ...
     def modify(self, *, max_wr: int | None = None, srq_limit: int | None = None) -> None: ...
     def query(self) -> Any: ...
 
@@ -376,6 +409,7 @@ class QP(_Object):
     def query(self) -> Any: ...
     def attach_mcast(self, gid: _GID, lid: int = 0) -> None: ...
     def detach_mcast(self, gid: _GID, lid: int = 0) -> None: ...
+    @overload
     def post_send(
         self,
         sg: _SendSG,
@@ -392,7 +426,12 @@ class QP(_Object):
         remote_qpn: int | None = None,
         remote_qkey: int | None = None,
     ) -> None: ...
+    @overload
+    def post_send(self, sg: _SendWRs) -> None: ...
+    @overload
     def post_recv(self, sg: _RecvSG, *, wr_id: int = 0) -> None: ...
+    @overload
+    def post_recv(self, sg: _RecvWRs) -> None: ...
 
 @disjoint_base
 class AH(_Object):

@@ -9,9 +9,13 @@
 
 static Py_ssize_t index_of(PyObject *keyword, const char *const *names)
 {
+    if (!PyUnicode_IS_COMPACT_ASCII(keyword)) {
+        return -1; /* as all names are */
+    }
+    const char *text = PyUnicode_DATA(keyword);
     for (Py_ssize_t i = 0; names[i] != NULL; i++) {
-        if (PyUnicode_CompareWithASCIIString(keyword, names[i]) == 0) {
-            return i;
+        if (text[0] == names[i][0] && strcmp(text, names[i]) == 0) {
+            return strlen(text) == (size_t)PyUnicode_GET_LENGTH(keyword) ? i : -1;
         }
     }
     return -1;
@@ -86,7 +90,7 @@ int cqn_range(PyObject *value, const char *name, uint64_t min, uint64_t max, uin
                      Py_TYPE(value)->tp_name);
         return -1;
     }
-    PyObject *number = PyNumber_Index(value);
+    PyObject *number = PyLong_CheckExact(value) ? Py_NewRef(value) : PyNumber_Index(value);
     if (number == NULL) {
         return -1;
     }

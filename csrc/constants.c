@@ -141,26 +141,9 @@ const char *cqn_qp_state_name(enum ibv_qp_state state)
     return (size_t)state < Py_ARRAY_LENGTH(names) ? names[state] : "an unknown state";
 }
 
-const char *cqn_wr_opcode_name(enum ibv_wr_opcode opcode)
+const char *cqn_qp_type_name(enum ibv_qp_type type)
 {
-    switch (opcode) {
-    case IBV_WR_RDMA_WRITE:
-        return "RDMA_WRITE";
-    case IBV_WR_RDMA_WRITE_WITH_IMM:
-        return "RDMA_WRITE_WITH_IMM";
-    case IBV_WR_SEND:
-        return "SEND";
-    case IBV_WR_SEND_WITH_IMM:
-        return "SEND_WITH_IMM";
-    case IBV_WR_RDMA_READ:
-        return "RDMA_READ";
-    case IBV_WR_ATOMIC_CMP_AND_SWP:
-        return "ATOMIC_CMP_AND_SWP";
-    case IBV_WR_ATOMIC_FETCH_AND_ADD:
-        return "ATOMIC_FETCH_AND_ADD";
-    default:
-        return "this opcode";
-    }
+    return type == IBV_QPT_RC ? "RC" : type == IBV_QPT_UC ? "UC" : "UD";
 }
 
 /* Fills a table with the members of an enum, by value. */

@@ -41,6 +41,7 @@ typedef struct {
     PyObject *ClosedError, *CompletionError, *AsyncEventError;
 
     PyTypeObject *Context, *PD, *MR, *SGE, *CompletionChannel, *CQ, *SRQ, *QP, *AH;
+    PyTypeObject *SendWR, *RecvWR;
     PyTypeObject *WorkCompletion, *WCArray, *CQStats, *AsyncEvent, *FailureWatch;
 
     /* Members of the Python enums, by value; NULL where there is none. */
@@ -273,11 +274,14 @@ PyObject *cqn_flags(PyObject *enum_type, uint32_t flags);
 PyObject *cqn_register_enums(PyObject *module, PyObject *args);
 const char *cqn_qp_type_name(enum ibv_qp_type type);
 const char *cqn_qp_state_name(enum ibv_qp_state state);
-const char *cqn_wr_opcode_name(enum ibv_wr_opcode opcode);
+const char *cqn_qp_type_name(enum ibv_qp_type type);
 
 /* errors.c */
 int cqn_errors_init(PyObject *module, cqn_state *st);
 void *cqn_verbs_error(cqn_state *st, int err, const char *verb, const char *format, ...);
+void *cqn_post_error(cqn_state *st, int err, const char *verb, size_t posted, PyObject *bad_wr,
+                     const char *format, ...);
+void cqn_blame_item(Py_ssize_t i);
 void *cqn_busy_error(cqn_state *st, const char *verb, PyObject *message);
 int cqn_completion_error(cqn_state *st, PyObject *wc, const struct ibv_wc *raw);
 
@@ -302,13 +306,26 @@ PyObject *cqn_gate_wait(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *k
                         PyObject *timeout, uint64_t told);
 
 /* object.c */
+/* Asked in every call. */
+static inline bool cqn_forked(const cqn_object *self)
+{
+    return *self->state->epoch != self->born;
+}
+static inline bool cqn_is_open(const cqn_object *self)
+{
+    return self->handle != NULL && self->closing == 0 && !cqn_forked(self) &&
+           self->context->base.closing == 0;
+}
+void *cqn_refuse_closed(const cqn_object *self);
+/* The handle, or NULL with ClosedError. */
+static inline void *cqn_open(const cqn_object *self)
+{
+    return cqn_is_open(self) ? self->handle : cqn_refuse_closed(self);
+}
 void *cqn_new(PyTypeObject *type, const cqn_kind *kind, cqn_object *const *uses, size_t n);
 void cqn_adopt(cqn_object *self, void *handle);
-bool cqn_is_open(const cqn_object *self);
-void *cqn_open(cqn_object *self);
 int cqn_expect(PyObject *value, PyTypeObject *type, const char *name);
 void cqn_new_epoch(cqn_state *st);
-bool cqn_forked(const cqn_object *self);
 void cqn_enter(cqn_object *self);
 void cqn_leave(cqn_object *self);
 void cqn_wait_until_left(cqn_state *st);
@@ -372,6 +389,7 @@ extern const cqn_field cqn_qp_fields[], cqn_cap_fields[], cqn_srq_fields[];
 PyObject *cqn_list_devices(PyObject *module, PyObject *unused);
 extern PyType_Spec cqn_context_spec, cqn_pd_spec, cqn_mr_spec, cqn_sge_spec, cqn_channel_spec;
 extern PyType_Spec cqn_cq_spec, cqn_srq_spec, cqn_qp_spec, cqn_ah_spec, cqn_wc_spec;
+extern PyType_Spec cqn_send_wr_spec, cqn_recv_wr_spec;
 extern PyType_Spec cqn_wc_array_spec, cqn_async_event_spec, cqn_failure_watch_spec;
 extern PyStructSequence_Desc cqn_cq_stats_desc;
 
@@ -474,7 +492,7 @@ int cqn_qp_table_add(cqn_context *ctx, cqn_qp *qp);
 void cqn_qp_table_remove(cqn_context *ctx, cqn_qp *qp);
 cqn_qp *cqn_qp_table_find(const cqn_context *ctx, uint32_t qp_num, const cqn_cq *cq);
 
-/* wr.c: posting, and what a posted work request keeps alive */
+/* post_send.c, post_recv.c; see wr.h */
 PyObject *cqn_qp_post_send(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                            PyObject *kwnames);
 PyObject *cqn_qp_post_recv(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
@@ -483,13 +501,9 @@ PyObject *cqn_srq_post_recv(PyObject *self, PyObject *const *args, Py_ssize_t na
                             PyObject *kwnames);
 extern const char cqn_qp_post_send_doc[], cqn_qp_post_recv_doc[], cqn_srq_post_recv_doc[];
 
-/* wr_queue.c */
-int cqn_wr_queue_reserve(cqn_wr_queue *queue, size_t n);
-void cqn_wr_queue_push(cqn_wr_queue *queue, uint64_t wr_id, bool signaled,
-                       cqn_object *const *pinned, size_t n);
+/* wr_queue.c: what was posted, and what it keeps alive */
 void cqn_qp_completed(cqn_qp *qp, const cqn_cq *cq, const struct ibv_wc *wc, cqn_object **trash);
 void cqn_wr_queue_drop(cqn_wr_queue *queue);
-
 int cqn_wr_queue_traverse(const cqn_wr_queue *queue, visitproc visit, void *arg);
 
 #define CQN_OBJ(x) ((cqn_object *)(x))

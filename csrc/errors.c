@@ -15,13 +15,16 @@ static PyObject *new_exception(PyObject *module, const char *name, const char *d
 
 int cqn_errors_init(PyObject *module, cqn_state *st)
 {
-    PyObject *dict = Py_BuildValue("{s:s}", "verb", "");
+    PyObject *dict = Py_BuildValue("{s:s,s:i,s:O}", "verb", "", "posted", 0, "bad_wr", Py_None);
     if (dict == NULL) {
         return -1;
     }
     st->VerbsError = new_exception(
         module, "cqnotify.VerbsError",
-        "A verb failed. `errno` is its error, `verb` its name; the text says what to do.",
+        "A verb failed. `errno` is its error, `verb` its name; the text says what to do. Where "
+        "work "
+        "requests were posted, the first `posted` of them were; `bad_wr` is the SendWR or RecvWR "
+        "that the device refused.",
         PyExc_OSError, dict);
     Py_DECREF(dict);
     if (st->VerbsError == NULL) {
@@ -54,16 +57,16 @@ int cqn_errors_init(PyObject *module, cqn_state *st)
                : -1;
 }
 
-/* Sets type(err, message), with the verb's name as an attribute. */
-static void set_verbs_error(PyObject *type, int err, const char *verb, PyObject *message)
+/* type(err, message), with the verb's name as an attribute. */
+static PyObject *new_error(PyObject *type, int err, const char *verb, PyObject *message)
 {
     PyObject *exc = PyObject_CallFunction(type, "iO", err, message);
     PyObject *name = PyUnicode_FromString(verb);
-    if (exc != NULL && name != NULL && PyObject_SetAttrString(exc, "verb", name) == 0) {
-        PyErr_SetObject(type, exc);
+    if (exc != NULL && (name == NULL || PyObject_SetAttrString(exc, "verb", name) < 0)) {
+        Py_CLEAR(exc);
     }
     Py_XDECREF(name);
-    Py_XDECREF(exc);
+    return exc;
 }
 
 /* The kernel and the providers use both where something can't be done at all. */
@@ -72,25 +75,61 @@ static const char *text_of_errno(int err)
     return err == EOPNOTSUPP || err == ENOSYS ? "not supported by this device" : strerror(err);
 }
 
-/* Raises VerbsError, "verb: text of err: what was asked and what to do".
- * Returns NULL, so that a caller can return it. */
-void *cqn_verbs_error(cqn_state *st, int err, const char *verb, const char *format, ...)
+/* Raises it, and takes it over; NULL: an exception is already set. */
+static void raise_error(PyObject *exc)
 {
-    va_list args;
-    va_start(args, format);
+    if (exc != NULL) {
+        PyErr_SetObject((PyObject *)Py_TYPE(exc), exc);
+        Py_DECREF(exc);
+    }
+}
+
+/* "verb: text of err: what was asked and what to do". */
+static PyObject *new_verbs_error(cqn_state *st, int err, const char *verb, const char *format,
+                                 va_list args)
+{
     PyObject *detail = PyUnicode_FromFormatV(format, args);
-    va_end(args);
     if (detail == NULL) {
         return NULL;
     }
     PyObject *message = PyUnicode_FromFormat("%s: %s%s%U", verb, text_of_errno(err),
                                              PyUnicode_GET_LENGTH(detail) ? ": " : "", detail);
     Py_DECREF(detail);
-    if (message != NULL) {
-        /* The kernel answers every verb with EIO once a device was removed. */
-        set_verbs_error(err == EIO ? st->DeviceRemovedError : st->VerbsError, err, verb, message);
-        Py_DECREF(message);
+    if (message == NULL) {
+        return NULL;
     }
+    /* The kernel answers every verb with EIO once a device was removed. */
+    PyObject *exc =
+        new_error(err == EIO ? st->DeviceRemovedError : st->VerbsError, err, verb, message);
+    Py_DECREF(message);
+    return exc;
+}
+
+/* Raises VerbsError. Returns NULL, so that a caller can return it. */
+void *cqn_verbs_error(cqn_state *st, int err, const char *verb, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    raise_error(new_verbs_error(st, err, verb, format, args));
+    va_end(args);
+    return NULL;
+}
+
+/* The same of a post: how many requests were posted, and which was refused. */
+void *cqn_post_error(cqn_state *st, int err, const char *verb, size_t posted, PyObject *bad_wr,
+                     const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    PyObject *exc = new_verbs_error(st, err, verb, format, args);
+    va_end(args);
+    PyObject *count = PyLong_FromSize_t(posted);
+    if (exc != NULL && (count == NULL || PyObject_SetAttrString(exc, "posted", count) < 0 ||
+                        PyObject_SetAttrString(exc, "bad_wr", bad_wr ? bad_wr : Py_None) < 0)) {
+        Py_CLEAR(exc);
+    }
+    Py_XDECREF(count);
+    raise_error(exc);
     return NULL;
 }
 
@@ -99,10 +138,31 @@ void *cqn_verbs_error(cqn_state *st, int err, const char *verb, const char *form
 void *cqn_busy_error(cqn_state *st, const char *verb, PyObject *message)
 {
     if (message != NULL) {
-        set_verbs_error(st->BusyError, EBUSY, verb, message);
+        raise_error(new_error(st->BusyError, EBUSY, verb, message));
         Py_DECREF(message);
     }
     return NULL;
+}
+
+/* Puts before the text of a ValueError, which was just raised, which of a list it
+ * is about. Other exceptions are about more than that one. */
+void cqn_blame_item(Py_ssize_t i)
+{
+    if (!PyErr_ExceptionMatches(PyExc_ValueError)) {
+        return;
+    }
+#if PY_VERSION_HEX >= 0x030C0000
+    PyObject *exc = PyErr_GetRaisedException();
+    PyErr_Format((PyObject *)Py_TYPE(exc), "[%zd] of the list: %S", i, exc);
+    Py_DECREF(exc);
+#else
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_Format(type, "[%zd] of the list: %S", i, value);
+    Py_XDECREF(traceback);
+    Py_XDECREF(value);
+    Py_DECREF(type);
+#endif
 }
 
 int cqn_completion_error(cqn_state *st, PyObject *wc, const struct ibv_wc *raw)

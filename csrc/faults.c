@@ -87,6 +87,11 @@ int cqn_died(int rc)
     return rc;
 }
 
+int cqn_posted(int rc, const char *call)
+{
+    return rc == 0 && cqn_fault(call) ? cqn_fault_errno() : rc;
+}
+
 /* ---- events that no device gives ---- */
 
 static struct ibv_async_event injected;

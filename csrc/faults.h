@@ -24,6 +24,7 @@ bool cqn_fault(const char *call);
 int cqn_fault_errno(void);
 void *cqn_born(void *handle);
 int cqn_died(int rc);
+int cqn_posted(int rc, const char *call);
 int cqn_query_device(struct ibv_context *device, struct ibv_device_attr *attr);
 int cqn_query_device_ex(struct ibv_context *device, const struct ibv_query_device_ex_input *input,
                         struct ibv_device_attr_ex *attr);
@@ -34,6 +35,11 @@ void cqn_ack_async_event_unless_injected(struct ibv_async_event *event);
 #define NULL_OR(call, ...) (cqn_fault(#call) ? NULL : call(__VA_ARGS__))
 #define MINUS_1_OR(call, ...) (cqn_fault(#call) ? -1 : call(__VA_ARGS__))
 #define ERROR_OR(call, ...) (cqn_fault(#call) ? cqn_fault_errno() : call(__VA_ARGS__))
+
+/* A post is refused at its first request; or else it is made, and fails all the same, without a
+ * word about which request was refused. */
+#define POST_OR(call, wr, bad_wr, made) \
+    (cqn_fault(call) ? (*(bad_wr) = (wr), cqn_fault_errno()) : cqn_posted(made, call " when made"))
 
 /* In the header these are macros around something else. */
 #undef ibv_get_device_list
@@ -85,13 +91,16 @@ void cqn_ack_async_event_unless_injected(struct ibv_async_event *event);
 #define ibv_ack_async_event(...) cqn_ack_async_event_unless_injected(__VA_ARGS__)
 #define ibv_modify_srq(...) ERROR_OR(ibv_modify_srq, __VA_ARGS__)
 #define ibv_query_srq(...) ERROR_OR(ibv_query_srq, __VA_ARGS__)
-#define ibv_post_srq_recv(...) ERROR_OR(ibv_post_srq_recv, __VA_ARGS__)
 #define ibv_modify_qp(...) ERROR_OR(ibv_modify_qp, __VA_ARGS__)
 #define ibv_query_qp(...) ERROR_OR(ibv_query_qp, __VA_ARGS__)
 #define ibv_attach_mcast(...) ERROR_OR(ibv_attach_mcast, __VA_ARGS__)
 #define ibv_detach_mcast(...) ERROR_OR(ibv_detach_mcast, __VA_ARGS__)
-#define ibv_post_send(...) ERROR_OR(ibv_post_send, __VA_ARGS__)
-#define ibv_post_recv(...) ERROR_OR(ibv_post_recv, __VA_ARGS__)
+#define ibv_post_send(qp, wr, bad_wr) \
+    POST_OR("ibv_post_send", wr, bad_wr, ibv_post_send(qp, wr, bad_wr))
+#define ibv_post_recv(qp, wr, bad_wr) \
+    POST_OR("ibv_post_recv", wr, bad_wr, ibv_post_recv(qp, wr, bad_wr))
+#define ibv_post_srq_recv(srq, wr, bad_wr) \
+    POST_OR("ibv_post_srq_recv", wr, bad_wr, ibv_post_srq_recv(srq, wr, bad_wr))
 
 #define eventfd(...) MINUS_1_OR(eventfd, __VA_ARGS__)
 #define epoll_create1(...) MINUS_1_OR(epoll_create1, __VA_ARGS__)

@@ -70,11 +70,6 @@ void cqn_adopt(cqn_object *self, void *handle)
     }
 }
 
-bool cqn_forked(const cqn_object *self)
-{
-    return *self->state->epoch != self->born;
-}
-
 /* A child that opens a device begins a time of its own. */
 void cqn_new_epoch(cqn_state *st)
 {
@@ -86,18 +81,8 @@ void cqn_new_epoch(cqn_state *st)
     }
 }
 
-bool cqn_is_open(const cqn_object *self)
+void *cqn_refuse_closed(const cqn_object *self)
 {
-    return self->handle != NULL && self->closing == 0 && !cqn_forked(self) &&
-           self->context->base.closing == 0;
-}
-
-/* The handle, or NULL with ClosedError. */
-void *cqn_open(cqn_object *self)
-{
-    if (cqn_is_open(self)) {
-        return self->handle;
-    }
     const char *why = cqn_forked(self) ? "was opened before a fork, by the parent process: open "
                                          "the device anew in the child"
                                        : "is closed";

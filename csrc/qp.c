@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* QP: a queue pair, its states and attributes. Posting is in wr.c. */
+/* QP: a queue pair, its states and attributes. For posting see wr.h. */
 
 #include "core.h"
 #include <sys/random.h>

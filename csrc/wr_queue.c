@@ -13,19 +13,15 @@
  * request alone. What a queue pair took and never completed stays in the queue.
  */
 
-#include "core.h"
+#include "wr.h"
 
 static cqn_wr *entry(const cqn_wr_queue *q, size_t i)
 {
     return &q->ring[(q->head + i) & (q->room - 1)];
 }
 
-/* Room for n more entries, so that the push after a post can't fail. */
-int cqn_wr_queue_reserve(cqn_wr_queue *q, size_t n)
+int cqn_wr_queue_grow(cqn_wr_queue *q, size_t n)
 {
-    if (q->len + n <= q->room) {
-        return 0;
-    }
     size_t room = q->room ? q->room : 16;
     while (room < q->len + n) {
         room *= 2;
@@ -43,23 +39,6 @@ int cqn_wr_queue_reserve(cqn_wr_queue *q, size_t n)
     q->head = 0;
     q->room = room;
     return 0;
-}
-
-void cqn_wr_queue_push(cqn_wr_queue *q, uint64_t wr_id, bool signaled, cqn_object *const *pinned,
-                       size_t n)
-{
-    size_t i = 0;
-    do {
-        cqn_object *object = i < n ? pinned[i] : NULL;
-        if (object != NULL) {
-            Py_INCREF(object);
-            object->pins++;
-        }
-        *entry(q, q->len++) =
-            (cqn_wr){.wr_id = wr_id, .pinned = object, .signaled = signaled, .last = i + 1 >= n};
-    } while (++i < n);
-    q->requests++;
-    q->signaled += signaled;
 }
 
 /* Releases an entry, which stays where it is. What would die of that goes to

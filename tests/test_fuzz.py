@@ -64,7 +64,9 @@ from cqnotify import (
     QPCap,
     QPState,
     QPType,
+    RecvWR,
     SendFlags,
+    SendWR,
     VerbsError,
     WCArray,
     WCExFlags,
@@ -124,6 +126,8 @@ def ours() -> Counter[str]:
         "QP",
         "AH",
         "AsyncEvent",
+        "SendWR",
+        "RecvWR",
     )
     found = Counter(type(o).__name__ for o in gc.get_objects() if type(o).__module__ == "cqnotify")
     found.update(type(o).__name__ for o in gc.get_objects() if type(o) in (QP, SRQ, Context))
@@ -438,16 +442,26 @@ class Machine(RuleBasedStateMachine):
         assert work.mr is not None
         at = work.slot * SLOT
         sg = work.mr.obj[at : at + SLOT]
+        args, kwargs = self.form("RecvWR()", RecvWR, sg, {"wr_id": work.wr_id}, n)
         if qp.state == "RESET":
             self.refuse(
-                "QP.post_recv", VerbsError, "is in RESET", qp.obj.post_recv, sg, wr_id=work.wr_id
+                "QP.post_recv", VerbsError, "is in RESET", qp.obj.post_recv, *args, **kwargs
             )
             self.let_go(work)
             return
-        self.call("QP.post_recv", qp.obj.post_recv, sg, wr_id=work.wr_id)
+        self.call("QP.post_recv", qp.obj.post_recv, *args, **kwargs)
         work.must = False  # until it is matched by a send, or flushed
         self.posted(work)
         qp.unmatched.append(work)
+
+    def form(
+        self, name: str, make: Any, sg: Any, kwargs: dict[str, Any], n: int
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """By arguments, as a request that is built before, or as a list of one."""
+        if n % 4 < 2:
+            return [sg], kwargs
+        wr = self.call(name, make, sg, **kwargs)
+        return [wr if n % 4 == 2 else [wr]], {}
 
     def send(self, qp: Pair, op: str, n: int) -> None:
         peer = qp.peer
@@ -497,11 +511,14 @@ class Machine(RuleBasedStateMachine):
         work.signaled = bool(flags & SendFlags.SIGNALED) or qp.all_signaled
         work.must = work.signaled and (qp.healthy or qp.type == QPType.RC)
         kwargs |= {"wr_id": work.wr_id, "opcode": SEND_OPS[op], "send_flags": flags}
+        args, kwargs = self.form("SendWR()", SendWR, sg, kwargs, n // 3)
         if qp.state == "RESET":
-            self.refuse("QP.post_send", VerbsError, "is in RESET", qp.obj.post_send, sg, **kwargs)
+            self.refuse(
+                "QP.post_send", VerbsError, "is in RESET", qp.obj.post_send, *args, **kwargs
+            )
             self.let_go(work)
             return
-        self.call("QP.post_send", qp.obj.post_send, sg, **kwargs)
+        self.call("QP.post_send", qp.obj.post_send, *args, **kwargs)
         self.posted(work)
         if op == "read":
             work.data = data
@@ -1243,6 +1260,8 @@ class World:
             qp = o[prefix + "qp"] = QP(pd, QPType.RC, send_cq=cq, max_inline_data=64)
             o[prefix + "ah"] = AH(pd, dgid=gid.gid, sgid_index=gid.index)
             o[prefix + "srq"] = SRQ(pd, 16)
+            o[prefix + "send_wr"] = SendWR(mr[0:64])
+            o[prefix + "recv_wr"] = RecvWR(mr[0:64])
             if prefix == "closed_":
                 for name in ("ah", "qp", "srq", "mr", "cq", "channel", "pd"):
                     o[prefix + name].close()
@@ -1315,6 +1334,10 @@ class World:
             "dict_bad": {"sl": "x", "nonsense": 1},
             "list": [1, None],
             "list_sge": [o["sge"]] * 100,
+            "send_wrs": [o["send_wr"]] * 3,
+            "recv_wrs": (o["recv_wr"],) * 3,
+            "mixed_wrs": [o["send_wr"], o["closed_send_wr"], o["recv_wr"], o["sge"]],
+            "mixed_sges": [o["sge"], o["send_wr"]],
             "slice": slice(0, 8),
             "slice_bad": slice(-(1 << 70), "x", 0.5),
             "IPv4": ipaddress.IPv4Address("10.0.0.1"),
@@ -1624,6 +1647,37 @@ def targets(w: World) -> dict[str, Target]:
         1,
         1,
     )
+    prebuilt = {"sg": ("send_wr", "send_wrs", "foreign_send_wr", "mixed_wrs")}
+    for name in ("qp", "ud", "new_qp", "closed_qp"):
+        found[f"QP.post_send:prebuilt {name}"] = Target(
+            lambda *a, name=name, **k: QP.post_send(o[name], *a, **k), prebuilt, 1, 1
+        )
+    found["QP.post_recv:prebuilt"] = Target(
+        lambda *a, **k: QP.post_recv(o["qp"], *a, **k),
+        {"sg": ("recv_wr", "recv_wrs", "closed_recv_wr", "mixed_sges")},
+        1,
+        1,
+    )
+    found["RecvWR()"] = Target(RecvWR, {"sg": memory, "wr_id": small}, 1)
+    found["SendWR()"] = Target(
+        SendWR,
+        {
+            "sg": memory,
+            "wr_id": small,
+            "opcode": ("0", "2", "4"),
+            "send_flags": ("0", "2"),
+            "remote_addr": ("own_addr",),
+            "rkey": ("own_rkey",),
+        },
+        1,
+    )
+    for name in ("send_wr", "recv_wr"):
+        found[f"{name}.wr_id="] = Target(
+            lambda *a, name=name, **k: setattr(o[name], "wr_id", *a, *k.values()),
+            {"value": small},
+            1,
+            1,
+        )
     add(
         "QP",
         ("ud",),
@@ -1664,7 +1718,7 @@ def targets(w: World) -> dict[str, Target]:
     add("WorkCompletion", ("wc",), "__repr__", {}, nothing_else=True)
     add("QPAddress", ("address",), "to_wire", {}, nothing_else=True)
     found["QPAddress.to_wire:bad"] = Target(w.constants["bad_address"].to_wire, {})
-    for name in (*every, "sge", "wc", "closed_cq"):
+    for name in (*every, "sge", "wc", "closed_cq", "send_wr", "recv_wr"):
         add(type(o[name]).__name__, (name,), "close", {}, nothing_else=True) if hasattr(
             o[name], "close"
         ) and name not in ("ctx",) else None

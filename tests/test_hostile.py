@@ -41,7 +41,9 @@ from cqnotify import (
     FailureWatch,
     QPState,
     QPType,
+    RecvWR,
     SendFlags,
+    SendWR,
     VerbsError,
     WCExFlags,
     WCOpcode,
@@ -70,8 +72,8 @@ def world(ctx: Context) -> dict[str, Any]:
     cq = CQ(ctx, 8, channel=channel)
     mr = MR(pd, 64)
     qp = _core.QP(pd, QPType.RC, send_cq=cq)
-    srq = SRQ(pd, 8)
-    return {"ctx": ctx, "pd": pd, "channel": channel, "cq": cq, "mr": mr, "qp": qp, "srq": srq}
+    w = {"ctx": ctx, "pd": pd, "channel": channel, "cq": cq, "mr": mr, "qp": qp}
+    return w | {"srq": SRQ(pd, 8), "wr": SendWR(mr)}
 
 
 CONVERSIONS: list[Callable[[dict[str, Any], Callable[[int], Any]], object]] = [
@@ -101,6 +103,9 @@ CONVERSIONS: list[Callable[[dict[str, Any], Callable[[int], Any]], object]] = [
     lambda w, n: w["qp"].post_send(
         w["mr"][0:8], opcode=5, remote_addr=n(0), rkey=n(0), compare_add=n(0), swap=n(0)
     ),
+    lambda w, n: w["qp"].post_recv(RecvWR(w["mr"], wr_id=n(1))),
+    lambda w, n: w["qp"].post_send([SendWR(w["mr"], wr_id=n(1), opcode=n(2), send_flags=n(2))]),
+    lambda w, n: setattr(w["wr"], "wr_id", n(1)),
 ]
 
 
@@ -172,6 +177,9 @@ MAKERS: list[Callable[[dict[str, Any]], object]] = [
     lambda w: _core.QP(w["pd"], QPType.RC, send_cq=w["cq"], srq=w["srq"]),
     lambda w: w["mr"][0:8],
     lambda w: w["cq"].poll(),
+    lambda w: SendWR(w["mr"]),
+    lambda w: RecvWR(w["mr"]),
+    lambda w: w["qp"].post_send([w["wr"]] * 3),
 ]
 
 
@@ -202,6 +210,18 @@ def test_the_collector_may_poll_while_poll_makes_its_list(pair: Pair) -> None:
         gc.collect()
         until(lambda: seen.extend(wc.wr_id for wc in b.rcq.poll(16)) or True, "the rest")
     assert sorted(seen) == [100 * r + i for r in range(1, 8) for i in range(16)]
+
+
+@pytest.mark.parametrize("what", ["list", "mr", "qp"])
+def test_the_collector_may_empty_or_close_what_is_posted_as_a_list(pair: Pair, what: str) -> None:
+    b = pair[1]
+    receives = [RecvWR(b.mr[0:8], wr_id=i) for i in range(8)]
+    action = {"list": receives.clear, "mr": b.mr.close, "qp": b.qp.close}[what]
+    with at_next_collection(action), contextlib.suppress(ClosedError):
+        b.qp.post_recv(receives)
+    gc.collect()
+    if what == "list":
+        assert b.qp.outstanding[1] in (8, 1), "all, or the empty one that an empty list is"
 
 
 class Buffer(bytearray):
@@ -349,8 +369,12 @@ def test_a_child_may_close_and_drop_in_any_order(pair: Pair) -> None:
     srq = SRQ(a.pd, 4)
     srq.post_recv(a.mr[0:64], wr_id=1)
     qp = QP(a.pd, QPType.RC, send_cq=a.scq, srq=srq)
+    wr = SendWR(a.mr[0:8])
 
     def child() -> None:
+        for post in (lambda: a.qp.post_send(wr), lambda: SendWR(a.mr), lambda: RecvWR(a.mr[0:8])):
+            with pytest.raises(ClosedError, match="fork"):
+                post()
         for thing in (a.pd, a.channel, a.scq, a.mr, srq, qp, a.qp, a.ctx):
             thing.close()
             assert thing.closed

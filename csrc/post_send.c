@@ -1,0 +1,218 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Posting of sends. Everything is checked before the device sees it: a device
+ * may accept nonsense, and some keep a work request that they have refused and
+ * send it later.
+ */
+
+#include "wr.h"
+
+/* Some devices take a message that is too long, and lose it. */
+static int check_length(cqn_qp *qp, uint64_t length)
+{
+    /* The limit can have grown with the link's MTU. */
+    if (length <= qp->max_message || length <= cqn_qp_learn_limit(qp)) {
+        return 0;
+    }
+    PyErr_Format(PyExc_ValueError, "sg has %llu bytes: port %d sends at most %u in one %s",
+                 (unsigned long long)length, qp->port_num, qp->max_message,
+                 qp->type == IBV_QPT_UD ? "datagram (its MTU)" : "message (max_msg_sz)");
+    return -1;
+}
+
+static int check_inline(const cqn_qp *qp, const cqn_send *send)
+{
+    if (!(send->wr.send_flags & IBV_SEND_INLINE) || send->sg.length <= qp->cap.max_inline_data) {
+        return 0;
+    }
+    PyErr_Format(PyExc_ValueError,
+                 "sg has %llu bytes: this QP sends at most %u INLINE (max_inline_data)",
+                 (unsigned long long)send->sg.length, qp->cap.max_inline_data);
+    return -1;
+}
+
+/* A device without atomics may take one all the same, and fail it later or not at all. */
+static int check_atomic(const cqn_qp *qp, const cqn_send *send)
+{
+    if (!send->opcode->atomic || qp->base.context->attr.atomic_cap != IBV_ATOMIC_NONE) {
+        return 0;
+    }
+    cqn_verbs_error(qp->base.state, EOPNOTSUPP, "ibv_post_send",
+                    "%s: %s has no atomic operations (its atomic_cap is NONE)", send->opcode->name,
+                    cqn_device_name(&qp->base));
+    return -1;
+}
+
+/* Whether this QP can carry it out, now. */
+static int admit(cqn_qp *qp, const cqn_send *send)
+{
+    if (!(send->qp_types & (1u << qp->type))) {
+        return cqn_send_refuse_type(send, qp->type);
+    }
+    if (!cqn_sg_fits(&send->sg, qp->pd, qp->cap.max_send_sge)) {
+        return cqn_sg_refuse(&send->sg, &qp->base, qp->pd, qp->cap.max_send_sge);
+    }
+    return cqn_qp_require_state(qp, IBV_QPS_RTS, "ibv_post_send") < 0 ||
+                   check_atomic(qp, send) < 0 || check_inline(qp, send) < 0 ||
+                   check_length(qp, send->sg.length) < 0
+               ? -1
+               : 0;
+}
+
+/* Returns an errno, or 0, and how many of the n, which lie in a row, were posted. */
+static int post(cqn_qp *qp, struct ibv_send_wr *first, size_t n, size_t *posted)
+{
+    struct ibv_send_wr *bad = NULL;
+    int err = ibv_post_send((struct ibv_qp *)qp->base.handle, first, &bad);
+    *posted = err == 0 || bad == NULL ? n : (size_t)(bad - first);
+    return err;
+}
+
+static PyObject *refuse(const cqn_qp *qp, int err, PyObject *bad_wr, size_t posted, size_t of)
+{
+    return cqn_wr_refused(&(cqn_wr_refusal){.owner = &qp->base,
+                                            .verb = "ibv_post_send",
+                                            .max_wr = qp->cap.max_send_wr,
+                                            .requests = qp->sq.requests,
+                                            .err = err,
+                                            .posted = posted,
+                                            .of = of,
+                                            .bad_wr = bad_wr});
+}
+
+static void enter_books(cqn_qp *qp, const struct ibv_send_wr *wr, const cqn_sg *sg)
+{
+    bool signaled = qp->sq_sig_all || (wr->send_flags & IBV_SEND_SIGNALED);
+    cqn_wr_queue_push(&qp->sq, wr->wr_id, signaled, sg);
+}
+
+/* `object` is the request as an object of its own, or NULL. */
+static PyObject *post_one(cqn_qp *qp, cqn_send *send, PyObject *object)
+{
+    size_t posted;
+    if (admit(qp, send) < 0 || cqn_wr_queue_reserve(&qp->sq, cqn_wr_entries(&send->sg)) < 0) {
+        return NULL;
+    }
+    int err = post(qp, &send->wr, 1, &posted);
+    if (posted > 0) {
+        enter_books(qp, &send->wr, &send->sg);
+    }
+    return err == 0 ? Py_NewRef(Py_None) : refuse(qp, err, posted == 0 ? object : NULL, posted, 1);
+}
+
+static cqn_send *item(PyObject *list, size_t i)
+{
+    return &((cqn_send_wr *)PyTuple_GET_ITEM(list, (Py_ssize_t)i))->send;
+}
+
+/* Copies of the requests, linked: one of them can be in the list more than once.
+ * Returns how many entries they need in the books, or -1. */
+static Py_ssize_t link_list(cqn_qp *qp, PyObject *list, struct ibv_send_wr *wrs, size_t n)
+{
+    size_t entries = 0;
+    for (size_t i = 0; i < n; i++) {
+        const cqn_send *send = item(list, i);
+        if (admit(qp, send) < 0) {
+            cqn_blame_item((Py_ssize_t)i);
+            return -1;
+        }
+        entries += cqn_wr_entries(&send->sg);
+        wrs[i] = send->wr;
+        wrs[i].next = i + 1 < n ? &wrs[i + 1] : NULL;
+    }
+    return (Py_ssize_t)entries;
+}
+
+static PyObject *post_list(cqn_qp *qp, PyObject *list)
+{
+    const size_t n = (size_t)PyTuple_GET_SIZE(list);
+    struct ibv_send_wr *wrs = PyMem_New(struct ibv_send_wr, n);
+    if (wrs == NULL) {
+        return PyErr_NoMemory();
+    }
+    PyObject *result = NULL;
+    Py_ssize_t entries = link_list(qp, list, wrs, n);
+    if (entries >= 0 && cqn_wr_queue_reserve(&qp->sq, (size_t)entries) == 0) {
+        size_t posted;
+        int err = post(qp, wrs, n, &posted);
+        for (size_t i = 0; i < posted; i++) {
+            enter_books(qp, &wrs[i], &item(list, i)->sg);
+        }
+        PyObject *bad_wr = posted < n ? PyTuple_GET_ITEM(list, (Py_ssize_t)posted) : NULL;
+        result = err == 0 ? Py_NewRef(Py_None) : refuse(qp, err, bad_wr, posted, n);
+    }
+    PyMem_Free(wrs);
+    return result;
+}
+
+static PyObject *post_arguments(cqn_qp *qp, PyObject *const *in)
+{
+    cqn_sg_room room;
+    cqn_send send = {.sg = CQN_SG_IN(room)};
+    if (cqn_send_parse(in, qp, &send) < 0) {
+        return NULL;
+    }
+    const uint32_t granted = qp->cap.max_send_sge; /* a device may grant more than we take */
+    const uint32_t max_sge = granted < CQN_MAX_SGE ? granted : CQN_MAX_SGE;
+    PyObject *result = NULL;
+    if (cqn_send_gather(in, qp->base.state, max_sge, &send) == 0 && cqn_open(&qp->base) != NULL) {
+        result = post_one(qp, &send, NULL);
+    }
+    cqn_sg_drop_bytes(&send.sg);
+    return result;
+}
+
+const char cqn_qp_post_send_doc[] =
+    "post_send($self, /, sg, *, wr_id=0, opcode=2, send_flags=2, imm_data=None, remote_addr=None, "
+    "rkey=None, compare_add=None, swap=None, ah=None, "
+    "remote_qpn=None, remote_qkey=None)\n--\n\n"
+    "Post one work request: send, write or read the memory `sg`, or change a number of the peer's "
+    "in one step.\n\n"
+    "Or post a SendWR, which has all of the arguments, or a list of them, with one call of the "
+    "verb: all are checked before the first is posted. Where the device refuses one of them, "
+    "VerbsError says how many were `posted`, and which is the `bad_wr`.\n\n"
+    "`opcode` is a WROpcode, SEND by default, `send_flags` are SendFlags, SIGNALED by default, and "
+    "`wr_id` (64 bits) comes back in the completion. "
+    "`sg` is mr[a:b], an MR, a list of these, or None for an empty message, as is an empty list; "
+    "with SendFlags.INLINE also any buffer, whose bytes are taken at once. Without SIGNALED a "
+    "success gives no completion. `imm_data` (32 bits) goes with the *_WITH_IMM opcodes, "
+    "`remote_addr` "
+    "and `rkey` with RDMA_* and ATOMIC_*, `ah`, `remote_qpn` and `remote_qkey` with a UD QP. The "
+    "memory is kept alive until the completion, its own or a later one's, was polled or the QP "
+    "closed. "
+    "ValueError for what does not go together, VerbsError (ENOMEM) when the queue is full.\n\n"
+    "ATOMIC_* work on a number of 64 bits in the peer's byte order, at a multiple of 8: "
+    "ATOMIC_FETCH_AND_ADD adds `compare_add` modulo 2**64, ATOMIC_CMP_AND_SWP puts `swap` there if "
+    "`compare_add` was there. The number from before comes to `sg`, which must be 8 bytes in one "
+    "element, in our byte order. VerbsError (EOPNOTSUPP) on a device that has no atomics.\n\n"
+    "Wraps ibv_post_send(3).";
+
+PyObject *cqn_qp_post_send(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    cqn_qp *qp = (cqn_qp *)op;
+    PyTypeObject *type = qp->base.state->SendWR;
+    if (cqn_open(&qp->base) == NULL) {
+        return NULL;
+    }
+    if (nargs == 1 && kwnames == NULL && Py_IS_TYPE(args[0], type)) {
+        return post_one(qp, &((cqn_send_wr *)args[0])->send, args[0]); /* the short way */
+    }
+    PyObject *in[CQN_SEND_NAMES] = {NULL};
+    if (cqn_args("post_send", cqn_send_names, 1, 1, args, nargs, kwnames, in) < 0) {
+        return NULL;
+    }
+    bool list = cqn_wr_is_list(in[0], type);
+    if (!list && !Py_IS_TYPE(in[0], type)) {
+        return post_arguments(qp, in);
+    }
+    if (cqn_wr_is_alone(cqn_send_names, in) < 0) {
+        return NULL;
+    }
+    if (!list) {
+        return post_one(qp, &((cqn_send_wr *)in[0])->send, in[0]);
+    }
+    PyObject *wrs = cqn_wr_list(in[0], type);
+    PyObject *result = wrs == NULL || cqn_open(&qp->base) == NULL ? NULL : post_list(qp, wrs);
+    Py_XDECREF(wrs);
+    return result;
+}

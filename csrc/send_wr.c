@@ -1,0 +1,351 @@
+/* SPDX-License-Identifier: MIT */
+/* What a send request is: which arguments go together, as far as that does not
+ * depend on a queue pair; and SendWR, one that was built before. */
+
+#include "wr.h"
+#include <endian.h>
+
+enum { RC = 1 << IBV_QPT_RC, UC = 1 << IBV_QPT_UC, UD = 1 << IBV_QPT_UD };
+enum { ATOMIC_SIZE = 8 }; /* bytes that an atomic operation works on */
+
+/* clang-format off */
+#define OPCODE(name, types, ...) [IBV_WR_##name] = {#name, types, __VA_ARGS__}
+static const cqn_opcode opcodes[] = {
+    OPCODE(SEND, RC | UC | UD, .solicited = true, .inlined = true),
+    OPCODE(SEND_WITH_IMM, RC | UC | UD, .imm = true, .solicited = true, .inlined = true),
+    OPCODE(RDMA_WRITE, RC | UC, .remote = true, .inlined = true),
+    OPCODE(RDMA_WRITE_WITH_IMM, RC | UC, .imm = true, .remote = true, .solicited = true,
+           .inlined = true),
+    OPCODE(RDMA_READ, RC, .remote = true, .fills = true),
+    OPCODE(ATOMIC_CMP_AND_SWP, RC, .remote = true, .fills = true, .atomic = true, .swaps = true),
+    OPCODE(ATOMIC_FETCH_AND_ADD, RC, .remote = true, .fills = true, .atomic = true),
+};
+#undef OPCODE
+/* clang-format on */
+
+enum {
+    SG,
+    WR_ID,
+    OPCODE,
+    SEND_FLAGS,
+    IMM_DATA,
+    REMOTE_ADDR,
+    RKEY,
+    COMPARE_ADD,
+    SWAP,
+    AH,
+    REMOTE_QPN,
+    REMOTE_QKEY
+};
+
+const char *const cqn_send_names[CQN_SEND_NAMES + 1] = {
+    "sg",          "wr_id", "opcode", "send_flags", "imm_data",    "remote_addr", "rkey",
+    "compare_add", "swap",  "ah",     "remote_qpn", "remote_qkey", NULL};
+
+static const cqn_opcode *find_opcode(uint32_t opcode)
+{
+    if (opcode >= Py_ARRAY_LENGTH(opcodes) || opcodes[opcode].name == NULL) {
+        PyErr_Format(PyExc_ValueError,
+                     "opcode is %u: a work request takes SEND, SEND_WITH_IMM, RDMA_WRITE, "
+                     "RDMA_WRITE_WITH_IMM, RDMA_READ, ATOMIC_CMP_AND_SWP and ATOMIC_FETCH_AND_ADD",
+                     opcode);
+        return NULL;
+    }
+    return &opcodes[opcode];
+}
+
+static bool given(PyObject *const *in, int index)
+{
+    return in[index] != NULL && in[index] != Py_None;
+}
+
+/* An argument that is required, or refused, with this opcode or QP type. */
+static int presence(PyObject *const *in, int index, bool wanted, const char *what)
+{
+    if (given(in, index) == wanted) {
+        return 0;
+    }
+    PyErr_Format(PyExc_ValueError,
+                 wanted ? "%s is missing: %s needs it" : "%s was given, but %s does not take it",
+                 cqn_send_names[index], what);
+    return -1;
+}
+
+static int check_flags(const cqn_opcode *op, const struct ibv_send_wr *wr)
+{
+    const uint32_t known = IBV_SEND_FENCE | IBV_SEND_SIGNALED | IBV_SEND_SOLICITED |
+                           IBV_SEND_INLINE | IBV_SEND_IP_CSUM;
+    const uint32_t flags = wr->send_flags;
+    if (flags & ~known) {
+        PyErr_Format(PyExc_ValueError, "send_flags is 0x%x: 0x%x is no flag", flags,
+                     flags & ~known);
+        return -1;
+    }
+    if ((flags & IBV_SEND_SOLICITED) && !op->solicited) {
+        PyErr_Format(PyExc_ValueError,
+                     "send_flags: SOLICITED is not possible with %s: it completes nothing at the "
+                     "receiver",
+                     op->name);
+        return -1;
+    }
+    if ((flags & IBV_SEND_INLINE) && !op->inlined) {
+        PyErr_Format(PyExc_ValueError, "send_flags: INLINE is not possible with %s", op->name);
+        return -1;
+    }
+    return 0;
+}
+
+/* The atomics' part of the request has other places for the same fields. */
+static int set_atomic(PyObject *const *in, const cqn_opcode *op, struct ibv_send_wr *wr)
+{
+    uint64_t addr, compare_add, swap = 0;
+    uint32_t rkey;
+    if (cqn_uint(in[REMOTE_ADDR], "remote_addr", UINT64_MAX, &addr) < 0 ||
+        cqn_u32(in[RKEY], "rkey", UINT32_MAX, &rkey) < 0 ||
+        cqn_uint(in[COMPARE_ADD], "compare_add", UINT64_MAX, &compare_add) < 0 ||
+        (op->swaps && cqn_uint(in[SWAP], "swap", UINT64_MAX, &swap) < 0)) {
+        return -1;
+    }
+    if (addr % ATOMIC_SIZE != 0) {
+        PyErr_Format(PyExc_ValueError, "remote_addr is %llu: %s needs a multiple of %d",
+                     (unsigned long long)addr, op->name, ATOMIC_SIZE);
+        return -1;
+    }
+    wr->wr.atomic.remote_addr = addr;
+    wr->wr.atomic.rkey = rkey;
+    wr->wr.atomic.compare_add = compare_add;
+    wr->wr.atomic.swap = swap;
+    return 0;
+}
+
+static int set_remote(PyObject *const *in, const cqn_opcode *op, struct ibv_send_wr *wr)
+{
+    const char *name = op->name;
+    if (presence(in, REMOTE_ADDR, op->remote, name) < 0 ||
+        presence(in, RKEY, op->remote, name) < 0 ||
+        presence(in, COMPARE_ADD, op->atomic, name) < 0 ||
+        presence(in, SWAP, op->swaps, name) < 0) {
+        return -1;
+    }
+    if (op->atomic) {
+        return set_atomic(in, op, wr);
+    }
+    return op->remote && (cqn_uint(in[REMOTE_ADDR], "remote_addr", UINT64_MAX,
+                                   &wr->wr.rdma.remote_addr) < 0 ||
+                          cqn_u32(in[RKEY], "rkey", UINT32_MAX, &wr->wr.rdma.rkey) < 0)
+               ? -1
+               : 0;
+}
+
+static int set_imm(PyObject *const *in, const cqn_opcode *op, struct ibv_send_wr *wr)
+{
+    uint32_t imm;
+    if (presence(in, IMM_DATA, op->imm, op->name) < 0) {
+        return -1;
+    }
+    if (op->imm) {
+        if (cqn_u32(in[IMM_DATA], "imm_data", UINT32_MAX, &imm) < 0) {
+            return -1;
+        }
+        wr->imm_data = htobe32(imm);
+    }
+    return 0;
+}
+
+/* A request that names its receiver is a datagram; others are for a connected QP. */
+static int set_destination(PyObject *const *in, const cqn_qp *qp, cqn_send *out)
+{
+    struct ibv_send_wr *wr = &out->wr;
+    bool named = given(in, AH) || given(in, REMOTE_QPN) || given(in, REMOTE_QKEY);
+    bool datagram = qp ? qp->type == IBV_QPT_UD : named && (out->opcode->qp_types & UD);
+    const char *what = datagram ? "a UD QP" : qp ? "a connected QP" : out->opcode->name;
+    if (presence(in, AH, datagram, what) < 0 || presence(in, REMOTE_QPN, datagram, what) < 0 ||
+        presence(in, REMOTE_QKEY, datagram, what) < 0) {
+        return -1;
+    }
+    out->qp_types &= datagram ? UD : RC | UC;
+    return datagram &&
+                   (cqn_u32(in[REMOTE_QPN], "remote_qpn", 0xffffff, &wr->wr.ud.remote_qpn) < 0 ||
+                    cqn_u32(in[REMOTE_QKEY], "remote_qkey", UINT32_MAX, &wr->wr.ud.remote_qkey) < 0)
+               ? -1
+               : 0;
+}
+
+/* Says why a QP of that type can't carry it out. */
+int cqn_send_refuse_type(const cqn_send *send, enum ibv_qp_type type)
+{
+    const uint32_t bit = 1u << type;
+    if (!(send->opcode->qp_types & bit)) {
+        PyErr_Format(PyExc_ValueError, "opcode %s is not possible on a %s QP", send->opcode->name,
+                     cqn_qp_type_name(type));
+    }
+    else if ((send->wr.send_flags & IBV_SEND_FENCE) && bit != RC) {
+        PyErr_SetString(PyExc_ValueError, "send_flags: FENCE is possible on an RC QP only");
+    }
+    else if (bit == UD) {
+        PyErr_SetString(PyExc_ValueError, "ah is missing: a UD QP needs it");
+    }
+    else {
+        PyErr_SetString(PyExc_ValueError, "ah was given, but a connected QP does not take it");
+    }
+    return -1;
+}
+
+/* Everything of the request but its memory and its address handle: all that can
+ * run Python code. For that QP, or for any. */
+int cqn_send_parse(PyObject *const *in, const cqn_qp *qp, cqn_send *out)
+{
+    uint32_t opcode = IBV_WR_SEND, flags = IBV_SEND_SIGNALED;
+    struct ibv_send_wr *wr = &out->wr;
+    *wr = (struct ibv_send_wr){.wr_id = 0};
+    if ((in[WR_ID] != NULL && cqn_uint(in[WR_ID], "wr_id", UINT64_MAX, &wr->wr_id) < 0) ||
+        (in[OPCODE] != NULL && cqn_u32(in[OPCODE], "opcode", UINT8_MAX, &opcode) < 0) ||
+        (in[SEND_FLAGS] != NULL && cqn_u32(in[SEND_FLAGS], "send_flags", UINT32_MAX, &flags) < 0)) {
+        return -1;
+    }
+    wr->opcode = opcode;
+    wr->send_flags = flags;
+    out->opcode = find_opcode(opcode);
+    if (out->opcode == NULL) {
+        return -1;
+    }
+    out->qp_types = out->opcode->qp_types & (flags & IBV_SEND_FENCE ? RC : RC | UC | UD);
+    if (qp != NULL && !(out->qp_types & (1u << qp->type))) {
+        return cqn_send_refuse_type(out, qp->type);
+    }
+    if (check_flags(out->opcode, wr) < 0 || set_imm(in, out->opcode, wr) < 0 ||
+        set_remote(in, out->opcode, wr) < 0 || set_destination(in, qp, out) < 0) {
+        return -1;
+    }
+    return out->qp_types == 0 ? cqn_send_refuse_type(out, IBV_QPT_UD) : 0;
+}
+
+static bool is_plain_buffer(cqn_state *st, PyObject *memory)
+{
+    return memory != NULL && PyObject_CheckBuffer(memory) && !PyObject_TypeCheck(memory, st->MR);
+}
+
+static int check_memory(const cqn_send *s)
+{
+    if (s->opcode->fills && !s->sg.writable) {
+        PyErr_SetString(PyExc_ValueError, "sg: to read into, an MR needs access LOCAL_WRITE");
+        return -1;
+    }
+    if (s->opcode->atomic && (s->sg.num_sge != 1 || s->sg.length != ATOMIC_SIZE)) {
+        PyErr_Format(PyExc_ValueError,
+                     "sg has %llu bytes in %u element%s: %s needs %d bytes in one element, for "
+                     "the number that was there",
+                     (unsigned long long)s->sg.length, s->sg.num_sge, s->sg.num_sge == 1 ? "" : "s",
+                     s->opcode->name, ATOMIC_SIZE);
+        return -1;
+    }
+    return 0;
+}
+
+/* The rest. Of a buffer that an INLINE send takes its bytes from it holds a view,
+ * also if it fails. Only to get that can run Python code, so it is done first. */
+int cqn_send_gather(PyObject *const *in, cqn_state *st, uint32_t max_sge, cqn_send *out)
+{
+    bool bytes = (out->wr.send_flags & IBV_SEND_INLINE) && is_plain_buffer(st, in[SG]);
+    if ((bytes ? cqn_sg_gather_bytes(&out->sg, in[SG])
+               : cqn_sg_gather(&out->sg, st, in[SG], max_sge)) < 0) {
+        return -1;
+    }
+    if (given(in, AH)) {
+        if (cqn_expect(in[AH], st->AH, "ah") < 0) {
+            return -1;
+        }
+        cqn_sg_pin(&out->sg, CQN_OBJ(in[AH]));
+        out->wr.wr.ud.ah = CQN_OBJ(in[AH])->handle;
+    }
+    out->wr.sg_list = out->sg.sge;
+    out->wr.num_sge = (int)out->sg.num_sge;
+    return check_memory(out);
+}
+
+/* ---- SendWR ---- */
+
+static int build(PyObject *const *in, cqn_state *st, cqn_send *out)
+{
+    cqn_sg_room room;
+    out->sg = (cqn_sg)CQN_SG_IN(room);
+    if (cqn_send_gather(in, st, CQN_MAX_SGE, out) < 0 || cqn_sg_keep(&out->sg) < 0) {
+        cqn_sg_drop_bytes(&out->sg);
+        return -1;
+    }
+    out->wr.sg_list = out->sg.sge;
+    return 0;
+}
+
+static PyObject *send_wr_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    PyObject *in[CQN_SEND_NAMES] = {NULL};
+    cqn_send send;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O$OOOOOOOOOOO:SendWR", (char **)cqn_send_names,
+                                     &in[SG], &in[WR_ID], &in[OPCODE], &in[SEND_FLAGS],
+                                     &in[IMM_DATA], &in[REMOTE_ADDR], &in[RKEY], &in[COMPARE_ADD],
+                                     &in[SWAP], &in[AH], &in[REMOTE_QPN], &in[REMOTE_QKEY]) ||
+        cqn_send_parse(in, NULL, &send) < 0) {
+        return NULL;
+    }
+    cqn_send_wr *self = (cqn_send_wr *)type->tp_alloc(type, 0);
+    if (self == NULL || build(in, cqn_state_of(type), &send) < 0) {
+        Py_XDECREF(self);
+        return NULL;
+    }
+    self->send = send;
+    return (PyObject *)self;
+}
+
+/* No tp_clear, as RecvWR has none. */
+static int send_wr_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(op));
+    return cqn_sg_traverse(&((cqn_send_wr *)op)->send.sg, visit, arg);
+}
+
+static void send_wr_dealloc(PyObject *op)
+{
+    PyTypeObject *type = Py_TYPE(op);
+    PyObject_GC_UnTrack(op);
+    cqn_sg_free(&((cqn_send_wr *)op)->send.sg);
+    type->tp_free(op);
+    Py_DECREF(type);
+}
+
+static PyObject *send_wr_repr(PyObject *op)
+{
+    const cqn_send *send = &((cqn_send_wr *)op)->send;
+    return PyUnicode_FromFormat("<SendWR wr_id=%llu, %s, %llu bytes>",
+                                (unsigned long long)send->wr.wr_id, send->opcode->name,
+                                (unsigned long long)send->sg.length);
+}
+
+static PyGetSetDef send_wr_getset[] = {
+    {"wr_id", cqn_wr_get_id, cqn_wr_set_id, "Comes back in the completion; can be set.",
+     (void *)offsetof(cqn_send_wr, send.wr.wr_id)},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot send_wr_slots[] = {
+    {Py_tp_doc,
+     "SendWR(sg=None, *, wr_id=0, opcode=2, send_flags=2, imm_data=None, remote_addr=None, "
+     "rkey=None, compare_add=None, swap=None, ah=None, remote_qpn=None, remote_qkey=None)\n--\n\n"
+     "A send work request that is built once and posted any number of times, by post_send().\n\n"
+     "What its arguments mean, and which go together, see QP.post_send(). It holds its MRs, AH or "
+     "buffer, but MRs and AHs can be closed: then ClosedError refuses to post it. The bytes are "
+     "taken at each post.\n\nWraps struct ibv_send_wr."},
+    {Py_tp_new, send_wr_new},
+    {Py_tp_repr, send_wr_repr},
+    {Py_tp_traverse, send_wr_traverse},
+    {Py_tp_dealloc, send_wr_dealloc},
+    {Py_tp_getset, send_wr_getset},
+    {0, NULL},
+};
+
+PyType_Spec cqn_send_wr_spec = {
+    .name = "cqnotify.SendWR",
+    .basicsize = sizeof(cqn_send_wr),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = send_wr_slots,
+};

@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Work requests: what the files share that build and post them.
+ *
+ *   sg.c          the memory of a request
+ *   wr.c          what both kinds have in common: numbers, lists, refusals
+ *   send_wr.c     SendWR: what a send request is
+ *   recv_wr.c     RecvWR: what a receive request is
+ *   post_send.c   the posting of sends
+ *   post_recv.c   the posting of receives
+ *   wr_queue.c    what was posted and has not completed
+ *
+ * A request is made from the arguments of a call, on the stack, or as an object
+ * of its own. What does not depend on the queue is checked when it is made, the
+ * rest, and what can have changed, at each post. From there on no Python code
+ * runs until the device has it and it is in the books.
+ */
+#ifndef CQN_WR_H
+#define CQN_WR_H
+
+#include "core.h"
+
+#define CQN_MAX_PINNED (CQN_MAX_SGE + 1) /* objects that a request can need: MRs, and an AH */
+
+/* The memory of a request, and what else it needs. In an object the arrays and
+ * what is in them are its own, otherwise borrowed. */
+typedef struct {
+    struct ibv_sge *sge;
+    cqn_object **pinned; /* what must outlive the request, all of one PD */
+    uint32_t num_sge, num_pinned;
+    uint64_t length;
+    bool writable;   /* every MR may be written by the device */
+    Py_buffer bytes; /* of an INLINE send straight from a buffer; or obj == NULL */
+} cqn_sg;
+
+/* Room for the largest, on the stack. */
+typedef struct {
+    struct ibv_sge sge[CQN_MAX_SGE];
+    cqn_object *pinned[CQN_MAX_PINNED];
+} cqn_sg_room;
+#define CQN_SG_IN(room)                                              \
+    {                                                                \
+        .sge = (room).sge, .pinned = (room).pinned, .writable = true \
+    }
+
+typedef struct {
+    PyObject_HEAD
+    struct ibv_recv_wr wr;
+    cqn_sg sg;
+} cqn_recv_wr;
+
+/* What an opcode allows and asks for. */
+typedef struct {
+    const char *name;
+    uint32_t qp_types; /* bits 1 << IBV_QPT_* */
+    bool imm, remote, solicited, inlined, fills, atomic, swaps;
+} cqn_opcode;
+
+typedef struct {
+    struct ibv_send_wr wr;
+    const cqn_opcode *opcode;
+    uint32_t qp_types; /* that can carry it out */
+    cqn_sg sg;
+} cqn_send;
+
+typedef struct {
+    PyObject_HEAD
+    cqn_send send;
+} cqn_send_wr;
+
+/* sg.c */
+int cqn_sg_gather(cqn_sg *sg, cqn_state *st, PyObject *value, uint32_t max_sge);
+int cqn_sg_gather_bytes(cqn_sg *sg, PyObject *buffer);
+void cqn_sg_pin(cqn_sg *sg, cqn_object *object);
+int cqn_sg_keep(cqn_sg *sg);
+void cqn_sg_drop_bytes(cqn_sg *sg);
+void cqn_sg_free(cqn_sg *sg);
+int cqn_sg_traverse(const cqn_sg *sg, visitproc visit, void *arg);
+int cqn_sg_refuse(const cqn_sg *sg, const cqn_object *owner, const cqn_object *pd,
+                  uint32_t max_sge);
+
+/* Whether a queue of that PD takes it; cqn_sg_refuse() says why not. */
+static inline bool cqn_sg_fits(const cqn_sg *sg, const cqn_object *pd, uint32_t max_sge)
+{
+    for (uint32_t i = 0; i < sg->num_pinned; i++) {
+        const cqn_object *object = sg->pinned[i];
+        /* What has the PD of an open queue is of its context and process, too. */
+        if (object->uses[0] != pd || object->handle == NULL || object->closing != 0) {
+            return false;
+        }
+    }
+    return sg->num_sge <= max_sge;
+}
+
+/* send_wr.c */
+#define CQN_SEND_NAMES 12
+extern const char *const cqn_send_names[CQN_SEND_NAMES + 1];
+int cqn_send_parse(PyObject *const *in, const cqn_qp *qp, cqn_send *out);
+int cqn_send_gather(PyObject *const *in, cqn_state *st, uint32_t max_sge, cqn_send *out);
+int cqn_send_refuse_type(const cqn_send *send, enum ibv_qp_type type);
+
+/* recv_wr.c */
+int cqn_recv_check(const cqn_sg *sg);
+
+/* post_recv.c: to whatever has a queue of receives */
+typedef struct {
+    cqn_object *owner;
+    const cqn_object *pd;
+    cqn_wr_queue *books;
+    uint32_t max_sge, max_wr;
+    const char *verb;
+    int (*post)(void *handle, struct ibv_recv_wr *first, struct ibv_recv_wr **bad);
+} cqn_recv_queue;
+typedef int (*cqn_recv_queue_of)(cqn_object *owner, cqn_recv_queue *out); /* -1: it can't be now */
+PyObject *cqn_post_recv(cqn_object *owner, cqn_recv_queue_of queue_of, PyObject *const *args,
+                        Py_ssize_t nargs, PyObject *kwnames);
+
+/* wr.c */
+typedef struct {
+    const cqn_object *owner; /* of the queue */
+    const char *verb;
+    uint32_t max_wr; /* that were granted */
+    size_t requests; /* that have not completed */
+    int err;
+    size_t posted, of; /* of those of this call */
+    PyObject *bad_wr;  /* borrowed; or NULL */
+} cqn_wr_refusal;
+PyObject *cqn_wr_get_id(PyObject *self, void *offset);
+int cqn_wr_set_id(PyObject *self, PyObject *value, void *offset);
+int cqn_wr_is_alone(const char *const *names, PyObject *const *in);
+bool cqn_wr_is_list(PyObject *value, PyTypeObject *type);
+PyObject *cqn_wr_list(PyObject *value, PyTypeObject *type);
+void *cqn_wr_refused(const cqn_wr_refusal *refusal);
+int cqn_qp_require_state(const cqn_qp *qp, enum ibv_qp_state least, const char *verb);
+
+/* wr_queue.c */
+int cqn_wr_queue_grow(cqn_wr_queue *queue, size_t n);
+
+/* Entries of the books that a request takes: one for each object, at least one. */
+static inline size_t cqn_wr_entries(const cqn_sg *sg)
+{
+    return sg->num_pinned > 0 ? sg->num_pinned : 1;
+}
+
+static inline bool cqn_wr_queue_has_room(const cqn_wr_queue *q, size_t n)
+{
+    return q->len + n <= q->room;
+}
+
+/* Room for n more entries, so that the push after a post can't fail. */
+static inline int cqn_wr_queue_reserve(cqn_wr_queue *q, size_t n)
+{
+    return cqn_wr_queue_has_room(q, n) ? 0 : cqn_wr_queue_grow(q, n);
+}
+
+static inline void cqn_wr_queue_put(cqn_wr_queue *q, cqn_wr entry)
+{
+    if (entry.pinned != NULL) {
+        Py_INCREF(entry.pinned);
+        entry.pinned->pins++;
+    }
+    q->ring[(q->head + q->len++) & (q->room - 1)] = entry;
+}
+
+/* A request that was posted. */
+static inline void cqn_wr_queue_push(cqn_wr_queue *q, uint64_t wr_id, bool signaled,
+                                     const cqn_sg *sg)
+{
+    const uint32_t n = sg->num_pinned;
+    for (uint32_t i = 0; i + 1 < n; i++) {
+        cqn_wr_queue_put(q,
+                         (cqn_wr){.wr_id = wr_id, .pinned = sg->pinned[i], .signaled = signaled});
+    }
+    cqn_wr_queue_put(q, (cqn_wr){.wr_id = wr_id,
+                                 .pinned = n > 0 ? sg->pinned[n - 1] : NULL,
+                                 .signaled = signaled,
+                                 .last = true});
+    q->requests++;
+    q->signaled += signaled;
+}
+
+#endif
