@@ -12,6 +12,7 @@ In the order of their use:
     FailureWatch                  the device's failures, for event loops
     QP, QPAddress, AH             connect, post_send, post_recv
     SRQ                           receives that several QPs share, and their limit
+    MW, inc_rkey                  memory windows: QP.bind_mw
     SendWR, RecvWR                work requests that are built once and posted many times
     cqnotify.aio.AsyncCQ          await completions
     cqnotify.exchange             swap addresses with a peer over TCP
@@ -73,6 +74,7 @@ from .enums import (
     GIDType,
     LinkLayer,
     MigState,
+    MWType,
     NodeType,
     ODPGeneralCaps,
     ODPTransportCaps,
@@ -88,6 +90,7 @@ from .enums import (
     WCStatus,
     WROpcode,
 )
+from .mw import MW, inc_rkey
 from .qp import QP, QPAddress
 from .srq import SRQ
 
@@ -98,6 +101,7 @@ __all__ = [
     "CQ",
     "MR",
     "MTU",
+    "MW",
     "PD",
     "QP",
     "SGE",
@@ -124,6 +128,7 @@ __all__ = [
     "GIDEntry",
     "GIDType",
     "LinkLayer",
+    "MWType",
     "MigState",
     "NodeType",
     "ODPCaps",
@@ -158,6 +163,7 @@ __all__ = [
     "WROpcode",
     "WorkCompletion",
     "devices",
+    "inc_rkey",
 ]
 
 # So that completions and events come with the enums' members.

@@ -10,6 +10,7 @@ from typing_extensions import Buffer, Self, disjoint_base
 from .enums import (
     AccessFlags,
     AsyncEventType,
+    MWType,
     QPType,
     SendFlags,
     WCExFlags,
@@ -313,6 +314,9 @@ class SendWR:
         rkey: int | None = None,
         compare_add: int | None = None,
         swap: int | None = None,
+        invalidate_rkey: int | None = None,
+        mw: MW | None = None,
+        access: AccessFlags | int | None = None,
         ah: AH | None = None,
         remote_qpn: int | None = None,
         remote_qkey: int | None = None,
@@ -422,6 +426,9 @@ class QP(_Object):
         rkey: int | None = None,
         compare_add: int | None = None,
         swap: int | None = None,
+        invalidate_rkey: int | None = None,
+        mw: MW | None = None,
+        access: AccessFlags | int | None = None,
         ah: AH | None = None,
         remote_qpn: int | None = None,
         remote_qkey: int | None = None,
@@ -432,6 +439,26 @@ class QP(_Object):
     def post_recv(self, sg: _RecvSG, *, wr_id: int = 0) -> None: ...
     @overload
     def post_recv(self, sg: _RecvWRs) -> None: ...
+    def bind_mw(
+        self,
+        mw: MW,
+        sg: _SG,
+        *,
+        access: AccessFlags | int = 0,
+        wr_id: int = 0,
+        send_flags: SendFlags | int = 2,
+        rkey: int | None = None,
+    ) -> None: ...
+
+@disjoint_base
+class MW(_Object):
+    def __new__(cls, pd: PD, mw_type: MWType | int = 1) -> Self: ...
+    @property
+    def pd(self) -> PD: ...
+    @property
+    def mw_type(self) -> MWType | int: ...
+    @property
+    def rkey(self) -> int: ...
 
 @disjoint_base
 class AH(_Object):

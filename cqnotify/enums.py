@@ -19,6 +19,7 @@ __all__ = [
     "DeviceCapFlags",
     "GIDType",
     "LinkLayer",
+    "MWType",
     "MigState",
     "NodeType",
     "ODPGeneralCaps",
@@ -101,11 +102,8 @@ class WCOpcode(IntEnum):
     DRIVER1 = _c["IBV_WC_DRIVER1"]
     DRIVER2 = _c["IBV_WC_DRIVER2"]
     DRIVER3 = _c["IBV_WC_DRIVER3"]
-    # Newer than the oldest header that the core builds with.
-    if "IBV_WC_FLUSH" in _c:
-        FLUSH = _c["IBV_WC_FLUSH"]
-    if "IBV_WC_ATOMIC_WRITE" in _c:
-        ATOMIC_WRITE = _c["IBV_WC_ATOMIC_WRITE"]
+    FLUSH = _c["IBV_WC_FLUSH"]
+    ATOMIC_WRITE = _c["IBV_WC_ATOMIC_WRITE"]
 
 
 class WCFlags(IntFlag):
@@ -176,11 +174,8 @@ class WROpcode(IntEnum):
     SEND_WITH_INV = _c["IBV_WR_SEND_WITH_INV"]
     TSO = _c["IBV_WR_TSO"]
     DRIVER1 = _c["IBV_WR_DRIVER1"]
-    # Newer than the oldest header that the core builds with.
-    if "IBV_WR_FLUSH" in _c:
-        FLUSH = _c["IBV_WR_FLUSH"]
-    if "IBV_WR_ATOMIC_WRITE" in _c:
-        ATOMIC_WRITE = _c["IBV_WR_ATOMIC_WRITE"]
+    FLUSH = _c["IBV_WR_FLUSH"]
+    ATOMIC_WRITE = _c["IBV_WR_ATOMIC_WRITE"]
 
 
 class SendFlags(IntFlag):
@@ -205,11 +200,15 @@ class AccessFlags(IntFlag):
     ON_DEMAND = _c["IBV_ACCESS_ON_DEMAND"]
     HUGETLB = _c["IBV_ACCESS_HUGETLB"]
     RELAXED_ORDERING = _c["IBV_ACCESS_RELAXED_ORDERING"]
-    # Newer than the oldest header that the core builds with.
-    if "IBV_ACCESS_FLUSH_GLOBAL" in _c:
-        FLUSH_GLOBAL = _c["IBV_ACCESS_FLUSH_GLOBAL"]
-    if "IBV_ACCESS_FLUSH_PERSISTENT" in _c:
-        FLUSH_PERSISTENT = _c["IBV_ACCESS_FLUSH_PERSISTENT"]
+    FLUSH_GLOBAL = _c["IBV_ACCESS_FLUSH_GLOBAL"]
+    FLUSH_PERSISTENT = _c["IBV_ACCESS_FLUSH_PERSISTENT"]
+
+
+class MWType(IntEnum):
+    """How a memory window is bound, by a verb or a work request: `enum ibv_mw_type`."""
+
+    TYPE_1 = _c["IBV_MW_TYPE_1"]
+    TYPE_2 = _c["IBV_MW_TYPE_2"]
 
 
 class QPType(IntEnum):

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* The enumerators of <infiniband/verbs.h>, and the Python enums that are made of
- * them. They are no macros: which of the latest the header has, setup.py sees. */
+ * them. They are no macros: which of the latest the header has, setup.py sees; some
+ * have names and numbers of our own. */
 
 #include "core.h"
 
@@ -45,6 +46,8 @@ static const struct {
 #ifdef HAVE_IBV_ACCESS_FLUSH_PERSISTENT
     X(IBV_ACCESS_FLUSH_PERSISTENT),
 #endif
+
+    X(IBV_MW_TYPE_1), X(IBV_MW_TYPE_2),
 
     X(IBV_QPT_RC), X(IBV_QPT_UC), X(IBV_QPT_UD), X(IBV_QPT_RAW_PACKET), X(IBV_QPT_XRC_SEND),
     X(IBV_QPT_XRC_RECV), X(IBV_QPT_DRIVER),
@@ -113,6 +116,10 @@ static const struct {
     X(IBV_WC_EX_WITH_DLID_PATH_BITS), X(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP),
     X(IBV_WC_EX_WITH_CVLAN), X(IBV_WC_EX_WITH_FLOW_TAG),
     X(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK),
+#undef X
+#define X(name) {"IBV_" #name, CQN_##name}
+    X(WC_FLUSH), X(WC_ATOMIC_WRITE), X(WR_FLUSH), X(WR_ATOMIC_WRITE),
+    X(ACCESS_FLUSH_GLOBAL), X(ACCESS_FLUSH_PERSISTENT),
 };
 #undef X
 /* clang-format on */

@@ -40,7 +40,7 @@ typedef struct {
     PyObject *VerbsError, *BusyError, *DeviceRemovedError;
     PyObject *ClosedError, *CompletionError, *AsyncEventError;
 
-    PyTypeObject *Context, *PD, *MR, *SGE, *CompletionChannel, *CQ, *SRQ, *QP, *AH;
+    PyTypeObject *Context, *PD, *MR, *SGE, *CompletionChannel, *CQ, *SRQ, *QP, *AH, *MW;
     PyTypeObject *SendWR, *RecvWR;
     PyTypeObject *WorkCompletion, *WCArray, *CQStats, *AsyncEvent, *FailureWatch;
 
@@ -134,6 +134,7 @@ struct cqn_context {
     cqn_object base;
     cqn_object *first, *last; /* every open object below, in order of creation */
     struct ibv_device_attr attr;
+    size_t mws;          /* memory windows that are open */
     struct cqn_qp **qps; /* by number: open addressing, see qp_table.c */
     size_t qps_mask, qps_used;
 
@@ -165,6 +166,16 @@ typedef struct {
     uint64_t addr;
     uint32_t length;
 } cqn_sge;
+
+typedef struct {
+    cqn_object base;
+    enum ibv_mw_type type;
+    uint32_t rkey;       /* of the latest bind that was posted */
+    uint32_t bound_rkey; /* of the latest that was carried out */
+    uint32_t gone_rkey;  /* invalidated by the peer before that was known */
+    size_t binds;        /* in flight */
+    bool listed;         /* in the list of requests that is being checked */
+} cqn_mw;
 
 typedef struct {
     cqn_object base;
@@ -218,11 +229,17 @@ typedef struct cqn_cq {
     cqn_landing *landing; /* NULL until somebody spins */
 } cqn_cq;
 
+/* What a work request does that the books must know of. */
+typedef enum { CQN_WR_TRANSFERS, CQN_WR_BINDS, CQN_WR_INVALIDATES } cqn_wr_does;
+
 /* One object that a work request in flight keeps alive. A request that needs
- * several takes as many entries in a row, one that needs none takes one. */
+ * several takes as many entries in a row, one that needs none takes one. Of one
+ * that binds these are the window and the MR, if it does not unbind. */
 typedef struct {
     uint64_t wr_id;
     cqn_object *pinned; /* strong, or NULL */
+    uint32_t rkey;      /* of the window that it binds or invalidates */
+    uint8_t does;       /* cqn_wr_does */
     bool signaled;
     bool last; /* of its work request */
     bool told; /* perhaps: a completion said so that may be another's, see wr_queue.c */
@@ -268,7 +285,9 @@ typedef struct cqn_qp {
 extern struct PyModuleDef cqn_module;
 cqn_state *cqn_state_of(PyTypeObject *type);
 
-/* constants.c */
+/* constants.c. These are newer than the oldest header; the numbers are the kernel's. */
+enum { CQN_WR_FLUSH = 14, CQN_WR_ATOMIC_WRITE = 15, CQN_WC_FLUSH = 8, CQN_WC_ATOMIC_WRITE = 9 };
+enum { CQN_ACCESS_FLUSH_GLOBAL = 1 << 8, CQN_ACCESS_FLUSH_PERSISTENT = 1 << 9 };
 PyObject *cqn_constants(void);
 PyObject *cqn_flags(PyObject *enum_type, uint32_t flags);
 PyObject *cqn_register_enums(PyObject *module, PyObject *args);
@@ -341,6 +360,7 @@ PyObject *cqn_get_closed(PyObject *self, void *unused);
 PyObject *cqn_get_context(PyObject *self, void *unused);
 PyObject *cqn_get_used(PyObject *self, void *index);
 PyObject *cqn_get_u32(PyObject *self, void *offset);
+void cqn_use(cqn_object *self, size_t slot, cqn_object *other, cqn_object **trash);
 void cqn_trash_add(cqn_object **trash, cqn_object *object);
 void cqn_trash_empty(cqn_object *trash);
 int cqn_traverse(PyObject *self, visitproc visit, void *arg);
@@ -389,7 +409,7 @@ extern const cqn_field cqn_qp_fields[], cqn_cap_fields[], cqn_srq_fields[];
 PyObject *cqn_list_devices(PyObject *module, PyObject *unused);
 extern PyType_Spec cqn_context_spec, cqn_pd_spec, cqn_mr_spec, cqn_sge_spec, cqn_channel_spec;
 extern PyType_Spec cqn_cq_spec, cqn_srq_spec, cqn_qp_spec, cqn_ah_spec, cqn_wc_spec;
-extern PyType_Spec cqn_send_wr_spec, cqn_recv_wr_spec;
+extern PyType_Spec cqn_mw_spec, cqn_send_wr_spec, cqn_recv_wr_spec;
 extern PyType_Spec cqn_wc_array_spec, cqn_async_event_spec, cqn_failure_watch_spec;
 extern PyStructSequence_Desc cqn_cq_stats_desc;
 
@@ -421,6 +441,12 @@ extern const char cqn_mr_implicit_doc[], cqn_mr_over_doc[];
 
 /* sge.c */
 PyObject *cqn_sge_new(cqn_mr *mr, uint64_t addr, uint32_t length);
+
+/* mw.c */
+int cqn_mw_check(const cqn_mw *mw, const cqn_qp *qp);
+void cqn_mw_posted(cqn_mw *mw, cqn_qp *qp, uint32_t rkey);
+void cqn_mw_bound(cqn_mw *mw, cqn_object *mr, uint32_t rkey, bool ok, cqn_object **trash);
+void cqn_mw_invalidated(cqn_context *ctx, uint32_t rkey, cqn_object **trash);
 
 /* async_event.c */
 int cqn_async_open(cqn_context *ctx);
@@ -499,7 +525,10 @@ PyObject *cqn_qp_post_recv(PyObject *self, PyObject *const *args, Py_ssize_t nar
                            PyObject *kwnames);
 PyObject *cqn_srq_post_recv(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                             PyObject *kwnames);
-extern const char cqn_qp_post_send_doc[], cqn_qp_post_recv_doc[], cqn_srq_post_recv_doc[];
+PyObject *cqn_qp_bind_mw(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                         PyObject *kwnames);
+extern const char cqn_qp_bind_mw_doc[], cqn_qp_post_send_doc[], cqn_qp_post_recv_doc[],
+    cqn_srq_post_recv_doc[];
 
 /* wr_queue.c: what was posted, and what it keeps alive */
 void cqn_qp_completed(cqn_qp *qp, const cqn_cq *cq, const struct ibv_wc *wc, cqn_object **trash);

@@ -69,6 +69,7 @@ void cqn_ack_async_event_unless_injected(struct ibv_async_event *event);
 #define ibv_create_srq(...) cqn_born(NULL_OR(ibv_create_srq, __VA_ARGS__))
 #define ibv_create_qp(...) cqn_born(NULL_OR(ibv_create_qp, __VA_ARGS__))
 #define ibv_init_ah_from_wc(...) MINUS_1_OR(ibv_init_ah_from_wc, __VA_ARGS__)
+#define ibv_alloc_mw(...) cqn_born(NULL_OR(ibv_alloc_mw, __VA_ARGS__))
 #define ibv_create_ah(...) cqn_born(NULL_OR(ibv_create_ah, __VA_ARGS__))
 
 #define ibv_close_device(...) cqn_died(MINUS_1_OR(ibv_close_device, __VA_ARGS__))
@@ -78,6 +79,7 @@ void cqn_ack_async_event_unless_injected(struct ibv_async_event *event);
 #define ibv_destroy_cq(...) cqn_died(ERROR_OR(ibv_destroy_cq, __VA_ARGS__))
 #define ibv_destroy_srq(...) cqn_died(ERROR_OR(ibv_destroy_srq, __VA_ARGS__))
 #define ibv_destroy_qp(...) cqn_died(ERROR_OR(ibv_destroy_qp, __VA_ARGS__))
+#define ibv_dealloc_mw(...) cqn_died(ERROR_OR(ibv_dealloc_mw, __VA_ARGS__))
 #define ibv_destroy_ah(...) cqn_died(ERROR_OR(ibv_destroy_ah, __VA_ARGS__))
 
 #define ibv_req_notify_cq(...) ERROR_OR(ibv_req_notify_cq, __VA_ARGS__)
@@ -101,6 +103,7 @@ void cqn_ack_async_event_unless_injected(struct ibv_async_event *event);
     POST_OR("ibv_post_recv", wr, bad_wr, ibv_post_recv(qp, wr, bad_wr))
 #define ibv_post_srq_recv(srq, wr, bad_wr) \
     POST_OR("ibv_post_srq_recv", wr, bad_wr, ibv_post_srq_recv(srq, wr, bad_wr))
+#define ibv_bind_mw(...) ERROR_OR(ibv_bind_mw, __VA_ARGS__)
 
 #define eventfd(...) MINUS_1_OR(eventfd, __VA_ARGS__)
 #define epoll_create1(...) MINUS_1_OR(epoll_create1, __VA_ARGS__)

@@ -61,6 +61,7 @@ static int module_exec(PyObject *module)
         add_type(module, &cqn_srq_spec, &st->SRQ) < 0 ||
         add_type(module, &cqn_qp_spec, &st->QP) < 0 ||
         add_type(module, &cqn_ah_spec, &st->AH) < 0 ||
+        add_type(module, &cqn_mw_spec, &st->MW) < 0 ||
         add_type(module, &cqn_send_wr_spec, &st->SendWR) < 0 ||
         add_type(module, &cqn_recv_wr_spec, &st->RecvWR) < 0 ||
         add_type(module, &cqn_wc_spec, &st->WorkCompletion) < 0 ||
@@ -98,6 +99,7 @@ static int module_exec(PyObject *module)
     DO((st)->SRQ);                              \
     DO((st)->QP);                               \
     DO((st)->AH);                               \
+    DO((st)->MW);                               \
     DO((st)->SendWR);                           \
     DO((st)->RecvWR);                           \
     DO((st)->WorkCompletion);                   \

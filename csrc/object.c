@@ -575,6 +575,21 @@ PyObject *cqn_get_u32(PyObject *op, void *offset)
                : NULL;
 }
 
+/* What an open object uses in that place from now on; NULL: nothing. */
+void cqn_use(cqn_object *self, size_t slot, cqn_object *other, cqn_object **trash)
+{
+    cqn_object *before = self->uses[slot];
+    if (other != NULL) {
+        Py_INCREF(other);
+        other->users++;
+    }
+    self->uses[slot] = other;
+    if (before != NULL) {
+        before->users--;
+        cqn_trash_add(trash, before);
+    }
+}
+
 /* To drop the last reference to an object can run any code. Where that must
  * wait, the reference goes to a chain, which is emptied when all is in order. */
 void cqn_trash_add(cqn_object **trash, cqn_object *object)

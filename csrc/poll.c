@@ -23,6 +23,7 @@
 #define BATCH 64                /* of one ibv_poll_cq() */
 #define LOOK 16                 /* when only asked whether there are any */
 #define SLICE INT64_C(10000000) /* ns without the GIL: then signals get their turn */
+#define VENDOR_RXE 0xffffff
 
 struct cqn_landing {
     pthread_mutex_t lock; /* of what has landed, and of polling the device meanwhile */
@@ -232,6 +233,10 @@ static void settle_fields(cqn_cq *self, struct ibv_wc *wc, const cqn_qp *qp)
         return;
     }
     wc->wc_flags &= ~CQN_WC_OURS;
+    if ((wc->wc_flags & IBV_WC_IP_CSUM_OK) && self->base.context->attr.vendor_id == VENDOR_RXE) {
+        /* The kernel's value of WITH_INV, and no checksum, which it never looks at. */
+        wc->wc_flags ^= IBV_WC_IP_CSUM_OK | IBV_WC_WITH_INV;
+    }
     if (wc->wc_flags & IBV_WC_WITH_IMM) {
         wc->imm_data = be32toh(wc->imm_data);
     }
@@ -264,6 +269,9 @@ static int fetch_batch(cqn_cq *self, size_t *n, cqn_object **trash)
     for (int i = 0; i < got; i++) {
         cqn_qp *qp = find_qp(self, wc[i].qp_num);
         settle_fields(self, &wc[i], qp);
+        if (wc[i].wc_flags & IBV_WC_WITH_INV) {
+            cqn_mw_invalidated(self->base.context, wc[i].invalidated_rkey, trash);
+        }
         if (qp != NULL) {
             cqn_qp_completed(qp, self, &wc[i], trash);
         }

@@ -8,6 +8,11 @@ static int admit(const cqn_recv_queue *q, const cqn_sg *sg)
     return cqn_sg_fits(sg, q->pd, q->max_sge) ? 0 : cqn_sg_refuse(sg, q->owner, q->pd, q->max_sge);
 }
 
+static inline cqn_wr posted_recv(const struct ibv_recv_wr *wr)
+{
+    return (cqn_wr){.wr_id = wr->wr_id, .signaled = true};
+}
+
 /* Returns an errno, or 0, and how many of the n, which lie in a row, were posted. */
 static int post(const cqn_recv_queue *q, struct ibv_recv_wr *first, size_t n, size_t *posted)
 {
@@ -40,7 +45,7 @@ static PyObject *post_one(const cqn_recv_queue *q, struct ibv_recv_wr *wr, const
     }
     int err = post(q, wr, 1, &posted);
     if (posted > 0) {
-        cqn_wr_queue_push(q->books, wr->wr_id, true, sg);
+        cqn_wr_queue_push(q->books, posted_recv(wr), sg);
     }
     return err == 0 ? Py_NewRef(Py_None) : refuse(q, err, posted == 0 ? object : NULL, posted, 1);
 }
@@ -92,7 +97,7 @@ static PyObject *post_list(const cqn_recv_queue *q, PyObject *list)
         size_t posted;
         int err = post(q, wrs, n, &posted);
         for (size_t i = 0; i < posted; i++) {
-            cqn_wr_queue_push(q->books, wrs[i].wr_id, true, &item(list, i)->sg);
+            cqn_wr_queue_push(q->books, posted_recv(&wrs[i]), &item(list, i)->sg);
         }
         PyObject *bad_wr = posted < n ? (PyObject *)item(list, posted) : NULL;
         result = err == 0 ? Py_NewRef(Py_None) : refuse(q, err, bad_wr, posted, n);
@@ -247,7 +252,7 @@ PyObject *cqn_qp_post_recv(PyObject *op, PyObject *const *args, Py_ssize_t nargs
     }
     int err = ibv_post_recv((struct ibv_qp *)qp->base.handle, wr, &bad);
     if (err == 0 || bad == NULL) {
-        cqn_wr_queue_push(&qp->rq, wr->wr_id, true, sg);
+        cqn_wr_queue_push(&qp->rq, posted_recv(wr), sg);
     }
     if (err != 0) {
         cqn_recv_queue q;

@@ -31,21 +31,36 @@ static int check_inline(const cqn_qp *qp, const cqn_send *send)
     return -1;
 }
 
-/* A device without atomics may take one all the same, and fail it later or not at all. */
-static int check_atomic(const cqn_qp *qp, const cqn_send *send)
+/* A device may take what it lacks all the same, and fail it later or not at all. */
+static int check_device(const cqn_qp *qp, const cqn_send *send)
 {
-    if (!send->opcode->atomic || qp->base.context->attr.atomic_cap != IBV_ATOMIC_NONE) {
-        return 0;
+    const struct ibv_device_attr *device = &qp->base.context->attr;
+    if (send->opcode->atomic && device->atomic_cap == IBV_ATOMIC_NONE) {
+        cqn_verbs_error(qp->base.state, EOPNOTSUPP, "ibv_post_send",
+                        "%s: %s has no atomic operations (its atomic_cap is NONE)",
+                        send->opcode->name, cqn_device_name(&qp->base));
+        return -1;
     }
-    cqn_verbs_error(qp->base.state, EOPNOTSUPP, "ibv_post_send",
-                    "%s: %s has no atomic operations (its atomic_cap is NONE)", send->opcode->name,
-                    cqn_device_name(&qp->base));
-    return -1;
+    if ((send->wr.send_flags & IBV_SEND_IP_CSUM) &&
+        !(device->device_cap_flags & IBV_DEVICE_UD_IP_CSUM)) {
+        cqn_verbs_error(qp->base.state, EOPNOTSUPP, "ibv_post_send",
+                        "send_flags: IP_CSUM is not supported by %s (its device_cap_flags lack "
+                        "UD_IP_CSUM)",
+                        cqn_device_name(&qp->base));
+        return -1;
+    }
+    return 0;
+}
+
+static cqn_mw *window_of(const cqn_send *send)
+{
+    return send->opcode->does == CQN_WR_BINDS ? (cqn_mw *)send->sg.pinned[0] : NULL;
 }
 
 /* Whether this QP can carry it out, now. */
 static int admit(cqn_qp *qp, const cqn_send *send)
 {
+    const cqn_mw *mw = window_of(send);
     if (!(send->qp_types & (1u << qp->type))) {
         return cqn_send_refuse_type(send, qp->type);
     }
@@ -53,10 +68,19 @@ static int admit(cqn_qp *qp, const cqn_send *send)
         return cqn_sg_refuse(&send->sg, &qp->base, qp->pd, qp->cap.max_send_sge);
     }
     return cqn_qp_require_state(qp, IBV_QPS_RTS, "ibv_post_send") < 0 ||
-                   check_atomic(qp, send) < 0 || check_inline(qp, send) < 0 ||
-                   check_length(qp, send->sg.length) < 0
+                   check_device(qp, send) < 0 || check_inline(qp, send) < 0 ||
+                   check_length(qp, send->sg.length) < 0 || (mw != NULL && cqn_mw_check(mw, qp) < 0)
                ? -1
                : 0;
+}
+
+/* The next key of its window, unless it was chosen. */
+static void choose_key(cqn_send *send)
+{
+    const cqn_mw *mw = window_of(send);
+    if (mw != NULL && !send->has_rkey) {
+        send->wr.bind_mw.rkey = ibv_inc_rkey(mw->rkey);
+    }
 }
 
 /* Returns an errno, or 0, and how many of the n, which lie in a row, were posted. */
@@ -68,10 +92,11 @@ static int post(cqn_qp *qp, struct ibv_send_wr *first, size_t n, size_t *posted)
     return err;
 }
 
-static PyObject *refuse(const cqn_qp *qp, int err, PyObject *bad_wr, size_t posted, size_t of)
+static PyObject *refuse(const cqn_qp *qp, const char *verb, int err, PyObject *bad_wr,
+                        size_t posted, size_t of)
 {
     return cqn_wr_refused(&(cqn_wr_refusal){.owner = &qp->base,
-                                            .verb = "ibv_post_send",
+                                            .verb = verb,
                                             .max_wr = qp->cap.max_send_wr,
                                             .requests = qp->sq.requests,
                                             .err = err,
@@ -80,10 +105,20 @@ static PyObject *refuse(const cqn_qp *qp, int err, PyObject *bad_wr, size_t post
                                             .bad_wr = bad_wr});
 }
 
-static void enter_books(cqn_qp *qp, const struct ibv_send_wr *wr, const cqn_sg *sg)
+static void enter_books(cqn_qp *qp, const cqn_send *send)
 {
-    bool signaled = qp->sq_sig_all || (wr->send_flags & IBV_SEND_SIGNALED);
-    cqn_wr_queue_push(&qp->sq, wr->wr_id, signaled, sg);
+    const struct ibv_send_wr *wr = &send->wr;
+    cqn_wr entry = {.wr_id = wr->wr_id,
+                    .does = (uint8_t)send->opcode->does,
+                    .signaled = qp->sq_sig_all || (wr->send_flags & IBV_SEND_SIGNALED)};
+    if (send->opcode->does == CQN_WR_BINDS) {
+        entry.rkey = wr->bind_mw.rkey;
+        cqn_mw_posted(window_of(send), qp, entry.rkey);
+    }
+    else if (send->opcode->does == CQN_WR_INVALIDATES) {
+        entry.rkey = wr->invalidate_rkey;
+    }
+    cqn_wr_queue_push(&qp->sq, entry, &send->sg);
 }
 
 /* `object` is the request as an object of its own, or NULL. */
@@ -93,11 +128,13 @@ static PyObject *post_one(cqn_qp *qp, cqn_send *send, PyObject *object)
     if (admit(qp, send) < 0 || cqn_wr_queue_reserve(&qp->sq, cqn_wr_entries(&send->sg)) < 0) {
         return NULL;
     }
+    choose_key(send);
     int err = post(qp, &send->wr, 1, &posted);
     if (posted > 0) {
-        enter_books(qp, &send->wr, &send->sg);
+        enter_books(qp, send);
     }
-    return err == 0 ? Py_NewRef(Py_None) : refuse(qp, err, posted == 0 ? object : NULL, posted, 1);
+    return err == 0 ? Py_NewRef(Py_None)
+                    : refuse(qp, "ibv_post_send", err, posted == 0 ? object : NULL, posted, 1);
 }
 
 static cqn_send *item(PyObject *list, size_t i)
@@ -105,22 +142,51 @@ static cqn_send *item(PyObject *list, size_t i)
     return &((cqn_send_wr *)PyTuple_GET_ITEM(list, (Py_ssize_t)i))->send;
 }
 
-/* Copies of the requests, linked: one of them can be in the list more than once.
- * Returns how many entries they need in the books, or -1. */
-static Py_ssize_t link_list(cqn_qp *qp, PyObject *list, struct ibv_send_wr *wrs, size_t n)
+/* The next key of a window is known when the bind before it was posted. */
+static int check_twice(const cqn_send *send)
 {
-    size_t entries = 0;
+    cqn_mw *mw = window_of(send);
+    if (mw == NULL) {
+        return 0;
+    }
+    if (mw->listed) {
+        PyErr_SetString(PyExc_ValueError, "its mw is bound by another request of this list as "
+                                          "well: post that by itself");
+        return -1;
+    }
+    mw->listed = true;
+    return 0;
+}
+
+/* Copies of the requests, linked: one of them can be in the list more than once.
+ * Returns how many are in order, all or up to the one that an exception is set
+ * about, and how many entries they need in the books. */
+static size_t link_list(cqn_qp *qp, PyObject *list, struct ibv_send_wr *wrs, size_t n,
+                        size_t *entries)
+{
     for (size_t i = 0; i < n; i++) {
-        const cqn_send *send = item(list, i);
-        if (admit(qp, send) < 0) {
+        cqn_send *send = item(list, i);
+        if (admit(qp, send) < 0 || check_twice(send) < 0) {
             cqn_blame_item((Py_ssize_t)i);
-            return -1;
+            return i;
         }
-        entries += cqn_wr_entries(&send->sg);
+        *entries += cqn_wr_entries(&send->sg);
+        choose_key(send);
         wrs[i] = send->wr;
         wrs[i].next = i + 1 < n ? &wrs[i + 1] : NULL;
     }
-    return (Py_ssize_t)entries;
+    return n;
+}
+
+static PyObject *post_linked(cqn_qp *qp, PyObject *list, struct ibv_send_wr *wrs, size_t n)
+{
+    size_t posted;
+    int err = post(qp, wrs, n, &posted);
+    for (size_t i = 0; i < posted; i++) {
+        enter_books(qp, item(list, i));
+    }
+    PyObject *bad_wr = posted < n ? PyTuple_GET_ITEM(list, (Py_ssize_t)posted) : NULL;
+    return err == 0 ? Py_NewRef(Py_None) : refuse(qp, "ibv_post_send", err, bad_wr, posted, n);
 }
 
 static PyObject *post_list(cqn_qp *qp, PyObject *list)
@@ -130,16 +196,16 @@ static PyObject *post_list(cqn_qp *qp, PyObject *list)
     if (wrs == NULL) {
         return PyErr_NoMemory();
     }
-    PyObject *result = NULL;
-    Py_ssize_t entries = link_list(qp, list, wrs, n);
-    if (entries >= 0 && cqn_wr_queue_reserve(&qp->sq, (size_t)entries) == 0) {
-        size_t posted;
-        int err = post(qp, wrs, n, &posted);
-        for (size_t i = 0; i < posted; i++) {
-            enter_books(qp, &wrs[i], &item(list, i)->sg);
+    size_t entries = 0;
+    const size_t linked = link_list(qp, list, wrs, n, &entries);
+    for (size_t i = 0; i < linked; i++) {
+        if (window_of(item(list, i)) != NULL) {
+            window_of(item(list, i))->listed = false;
         }
-        PyObject *bad_wr = posted < n ? PyTuple_GET_ITEM(list, (Py_ssize_t)posted) : NULL;
-        result = err == 0 ? Py_NewRef(Py_None) : refuse(qp, err, bad_wr, posted, n);
+    }
+    PyObject *result = NULL;
+    if (linked == n && cqn_wr_queue_reserve(&qp->sq, entries) == 0) {
+        result = post_linked(qp, list, wrs, n);
     }
     PyMem_Free(wrs);
     return result;
@@ -148,14 +214,16 @@ static PyObject *post_list(cqn_qp *qp, PyObject *list)
 static PyObject *post_arguments(cqn_qp *qp, PyObject *const *in)
 {
     cqn_sg_room room;
-    cqn_send send = {.sg = CQN_SG_IN(room)};
-    if (cqn_send_parse(in, qp, &send) < 0) {
+    cqn_send send;
+    send.sg = (cqn_sg)CQN_SG_IN(room);
+    if (cqn_send_parse(in, qp->base.state, qp, &send) < 0) {
         return NULL;
     }
     const uint32_t granted = qp->cap.max_send_sge; /* a device may grant more than we take */
     const uint32_t max_sge = granted < CQN_MAX_SGE ? granted : CQN_MAX_SGE;
     PyObject *result = NULL;
-    if (cqn_send_gather(in, qp->base.state, max_sge, &send) == 0 && cqn_open(&qp->base) != NULL) {
+    if (cqn_send_gather(in, qp->base.state, max_sge, &send) == 0 &&
+        cqn_send_check_window(&send) == 0 && cqn_open(&qp->base) != NULL) {
         result = post_one(qp, &send, NULL);
     }
     cqn_sg_drop_bytes(&send.sg);
@@ -164,10 +232,10 @@ static PyObject *post_arguments(cqn_qp *qp, PyObject *const *in)
 
 const char cqn_qp_post_send_doc[] =
     "post_send($self, /, sg, *, wr_id=0, opcode=2, send_flags=2, imm_data=None, remote_addr=None, "
-    "rkey=None, compare_add=None, swap=None, ah=None, "
+    "rkey=None, compare_add=None, swap=None, invalidate_rkey=None, mw=None, access=None, ah=None, "
     "remote_qpn=None, remote_qkey=None)\n--\n\n"
-    "Post one work request: send, write or read the memory `sg`, or change a number of the peer's "
-    "in one step.\n\n"
+    "Post one work request: send, write or read the memory `sg`, change a number of the peer's "
+    "in one step, or bind or invalidate a memory window.\n\n"
     "Or post a SendWR, which has all of the arguments, or a list of them, with one call of the "
     "verb: all are checked before the first is posted. Where the device refuses one of them, "
     "VerbsError says how many were `posted`, and which is the `bad_wr`.\n\n"
@@ -185,6 +253,11 @@ const char cqn_qp_post_send_doc[] =
     "ATOMIC_FETCH_AND_ADD adds `compare_add` modulo 2**64, ATOMIC_CMP_AND_SWP puts `swap` there if "
     "`compare_add` was there. The number from before comes to `sg`, which must be 8 bytes in one "
     "element, in our byte order. VerbsError (EOPNOTSUPP) on a device that has no atomics.\n\n"
+    "SEND_WITH_INV sends, and invalidates the peer's window of the key `invalidate_rkey`; "
+    "LOCAL_INV, "
+    "without `sg`, invalidates an own one. BIND_MW binds `mw`, of type 2, to `sg`, with `access` "
+    "and "
+    "`rkey` as bind_mw() has them.\n\n"
     "Wraps ibv_post_send(3).";
 
 PyObject *cqn_qp_post_send(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
@@ -215,4 +288,74 @@ PyObject *cqn_qp_post_send(PyObject *op, PyObject *const *args, Py_ssize_t nargs
     PyObject *result = wrs == NULL || cqn_open(&qp->base) == NULL ? NULL : post_list(qp, wrs);
     Py_XDECREF(wrs);
     return result;
+}
+
+/* ---- binding ---- */
+
+const char cqn_qp_bind_mw_doc[] =
+    "bind_mw($self, /, mw, sg, *, access=0, wr_id=0, send_flags=2, rkey=None)\n--\n\n"
+    "Bind a memory window to mr[a:b] or an MR, for the peer of an RC or UC QP.\n\n"
+    "`access` is what the peer may do through it, at the addresses of the MR and with `mw.rkey`, "
+    "which is the new one as soon as this returns: REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC. The "
+    "MR needs access MW_BIND, and LOCAL_WRITE where the peer may write. It has as well to be "
+    "allowed by the QP, see connect().\n\n"
+    "A window of type 1 is good for every QP of its PD; to bind it again, or to 0 bytes, mr[0:0], "
+    "takes its key back. One of type 2 is good for this QP alone; before it is bound again it must "
+    "be invalidated, by LOCAL_INV or by the peer's SEND_WITH_INV. Its last byte of `rkey` can be "
+    "chosen; by default it is one more than before, see inc_rkey(). With ZERO_BASED its addresses "
+    "begin at 0. A bind that fails, with MW_BIND_ERR, breaks the QP, and `mw.rkey` is the one from "
+    "before when that was polled.\n\n"
+    "ValueError for what does not go together. Wraps ibv_bind_mw(3), or, for type 2, a work "
+    "request "
+    "BIND_MW, see ibv_post_send(3).";
+
+/* A window of type 1 has a verb of its own, which chooses the key. */
+static PyObject *post_bind(cqn_qp *qp, cqn_send *send)
+{
+    struct ibv_mw *mw = send->wr.bind_mw.mw;
+    struct ibv_mw_bind bind = {.wr_id = send->wr.wr_id,
+                               .send_flags = send->wr.send_flags,
+                               .bind_info = send->wr.bind_mw.bind_info};
+    if (admit(qp, send) < 0 || cqn_wr_queue_reserve(&qp->sq, cqn_wr_entries(&send->sg)) < 0) {
+        return NULL;
+    }
+    int err = ibv_bind_mw((struct ibv_qp *)qp->base.handle, mw, &bind);
+    if (err != 0) {
+        return refuse(qp, "ibv_bind_mw", err, NULL, 0, 1);
+    }
+    send->wr.bind_mw.rkey = mw->rkey;
+    enter_books(qp, send);
+    Py_RETURN_NONE;
+}
+
+PyObject *cqn_qp_bind_mw(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"mw", "sg", "access", "wr_id", "rkey", "send_flags", NULL};
+    cqn_qp *qp = (cqn_qp *)op;
+    PyObject *given[6] = {NULL}, *in[CQN_SEND_NAMES] = {NULL};
+    cqn_sg_room room;
+    cqn_send send = {.sg = CQN_SG_IN(room)};
+    if (cqn_open(&qp->base) == NULL ||
+        cqn_args("bind_mw", names, 2, 2, args, nargs, kwnames, given) < 0) {
+        return NULL;
+    }
+    PyObject *opcode = PyLong_FromLong(IBV_WR_BIND_MW);
+    if (opcode == NULL) {
+        return NULL;
+    }
+    in[CQN_OPCODE] = opcode;
+    in[CQN_MW] = given[0];
+    in[CQN_SG] = given[1];
+    in[CQN_ACCESS] = given[2];
+    in[CQN_WR_ID] = given[3];
+    in[CQN_RKEY] = given[4];
+    in[CQN_SEND_FLAGS] = given[5];
+    int rc = cqn_send_parse(in, qp->base.state, qp, &send);
+    Py_DECREF(opcode);
+    if (rc < 0 || cqn_send_gather(in, qp->base.state, 0, &send) < 0 ||
+        cqn_open(&qp->base) == NULL) {
+        return NULL;
+    }
+    return send.wr.bind_mw.mw->type == IBV_MW_TYPE_1 ? post_bind(qp, &send)
+                                                     : post_one(qp, &send, NULL);
 }

@@ -599,6 +599,8 @@ static PyMethodDef qp_methods[] = {
      METH_FASTCALL | METH_KEYWORDS, cqn_qp_detach_mcast_doc},
     {"post_send", (PyCFunction)(void (*)(void))cqn_qp_post_send, METH_FASTCALL | METH_KEYWORDS,
      cqn_qp_post_send_doc},
+    {"bind_mw", (PyCFunction)(void (*)(void))cqn_qp_bind_mw, METH_FASTCALL | METH_KEYWORDS,
+     cqn_qp_bind_mw_doc},
     {"post_recv", (PyCFunction)(void (*)(void))cqn_qp_post_recv, METH_FASTCALL | METH_KEYWORDS,
      cqn_qp_post_recv_doc},
     CQN_OBJECT_METHODS(cqn_close_doc),

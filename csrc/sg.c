@@ -28,22 +28,30 @@ static int refuse_element(cqn_state *st, PyObject *item)
 }
 
 /* One element: an SGE, or an MR as a whole. */
+int cqn_sg_locate(cqn_state *st, PyObject *item, cqn_mr **mr, uint64_t *addr, uint64_t *length)
+{
+    if (Py_IS_TYPE(item, st->SGE)) {
+        *mr = ((cqn_sge *)item)->mr;
+        *addr = ((cqn_sge *)item)->addr;
+        *length = ((cqn_sge *)item)->length;
+    }
+    else if (PyObject_TypeCheck(item, st->MR)) {
+        *mr = (cqn_mr *)item;
+        *addr = (uintptr_t)(*mr)->addr;
+        *length = (*mr)->length;
+    }
+    else {
+        return refuse_element(st, item);
+    }
+    return 0;
+}
+
 static int gather_one(cqn_sg *sg, cqn_state *st, PyObject *item, uint32_t max_sge)
 {
     cqn_mr *mr;
     uint64_t addr, length;
-    if (Py_IS_TYPE(item, st->SGE)) {
-        mr = ((cqn_sge *)item)->mr;
-        addr = ((cqn_sge *)item)->addr;
-        length = ((cqn_sge *)item)->length;
-    }
-    else if (PyObject_TypeCheck(item, st->MR)) {
-        mr = (cqn_mr *)item;
-        addr = (uintptr_t)mr->addr;
-        length = mr->length;
-    }
-    else {
-        return refuse_element(st, item);
+    if (cqn_sg_locate(st, item, &mr, &addr, &length) < 0) {
+        return -1;
     }
     if (sg->num_sge >= max_sge) {
         PyErr_Format(PyExc_ValueError, "sg has more elements than the %u that a queue takes",

@@ -53,13 +53,15 @@ typedef struct {
 typedef struct {
     const char *name;
     uint32_t qp_types; /* bits 1 << IBV_QPT_* */
-    bool imm, remote, solicited, inlined, fills, atomic, swaps;
+    bool imm, invalidates, remote, solicited, inlined, fills, atomic, swaps;
+    cqn_wr_does does;
 } cqn_opcode;
 
 typedef struct {
     struct ibv_send_wr wr;
     const cqn_opcode *opcode;
     uint32_t qp_types; /* that can carry it out */
+    bool has_rkey;     /* for a window; else it gets the next one */
     cqn_sg sg;
 } cqn_send;
 
@@ -69,6 +71,7 @@ typedef struct {
 } cqn_send_wr;
 
 /* sg.c */
+int cqn_sg_locate(cqn_state *st, PyObject *item, cqn_mr **mr, uint64_t *addr, uint64_t *length);
 int cqn_sg_gather(cqn_sg *sg, cqn_state *st, PyObject *value, uint32_t max_sge);
 int cqn_sg_gather_bytes(cqn_sg *sg, PyObject *buffer);
 void cqn_sg_pin(cqn_sg *sg, cqn_object *object);
@@ -93,10 +96,28 @@ static inline bool cqn_sg_fits(const cqn_sg *sg, const cqn_object *pd, uint32_t 
 }
 
 /* send_wr.c */
-#define CQN_SEND_NAMES 12
+enum {
+    CQN_SG,
+    CQN_WR_ID,
+    CQN_OPCODE,
+    CQN_SEND_FLAGS,
+    CQN_IMM_DATA,
+    CQN_REMOTE_ADDR,
+    CQN_RKEY,
+    CQN_COMPARE_ADD,
+    CQN_SWAP,
+    CQN_INVALIDATE_RKEY,
+    CQN_MW,
+    CQN_ACCESS,
+    CQN_AH,
+    CQN_REMOTE_QPN,
+    CQN_REMOTE_QKEY,
+    CQN_SEND_NAMES
+};
 extern const char *const cqn_send_names[CQN_SEND_NAMES + 1];
-int cqn_send_parse(PyObject *const *in, const cqn_qp *qp, cqn_send *out);
+int cqn_send_parse(PyObject *const *in, cqn_state *st, const cqn_qp *qp, cqn_send *out);
 int cqn_send_gather(PyObject *const *in, cqn_state *st, uint32_t max_sge, cqn_send *out);
+int cqn_send_check_window(const cqn_send *send);
 int cqn_send_refuse_type(const cqn_send *send, enum ibv_qp_type type);
 
 /* recv_wr.c */
@@ -162,21 +183,20 @@ static inline void cqn_wr_queue_put(cqn_wr_queue *q, cqn_wr entry)
     q->ring[(q->head + q->len++) & (q->room - 1)] = entry;
 }
 
-/* A request that was posted. */
-static inline void cqn_wr_queue_push(cqn_wr_queue *q, uint64_t wr_id, bool signaled,
-                                     const cqn_sg *sg)
+/* A request that was posted: `wr`, but for what it keeps alive. */
+static inline void cqn_wr_queue_push(cqn_wr_queue *q, cqn_wr wr, const cqn_sg *sg)
 {
     const uint32_t n = sg->num_pinned;
     for (uint32_t i = 0; i + 1 < n; i++) {
-        cqn_wr_queue_put(q,
-                         (cqn_wr){.wr_id = wr_id, .pinned = sg->pinned[i], .signaled = signaled});
+        wr.pinned = sg->pinned[i];
+        cqn_wr_queue_put(q, wr);
+        wr.does = CQN_WR_TRANSFERS; /* the first entry says it */
     }
-    cqn_wr_queue_put(q, (cqn_wr){.wr_id = wr_id,
-                                 .pinned = n > 0 ? sg->pinned[n - 1] : NULL,
-                                 .signaled = signaled,
-                                 .last = true});
+    wr.pinned = n > 0 ? sg->pinned[n - 1] : NULL;
+    wr.last = true;
+    cqn_wr_queue_put(q, wr);
     q->requests++;
-    q->signaled += signaled;
+    q->signaled += wr.signaled;
 }
 
 #endif

@@ -74,12 +74,30 @@ static size_t find(const cqn_wr_queue *q, uint64_t wr_id, bool only_signaled)
     return 0;
 }
 
-/* Returns how many requests that were. */
-static size_t pop_many(cqn_wr_queue *q, size_t n, cqn_object **trash)
+/* What a request that begins at `i` and is over has done to a window. */
+static void settle(const cqn_qp *qp, const cqn_wr_queue *q, size_t i, bool ok, cqn_object **trash)
+{
+    const cqn_wr *wr = entry(q, i);
+    if (wr->does == CQN_WR_BINDS) {
+        cqn_mw_bound((cqn_mw *)wr->pinned, wr->last ? NULL : entry(q, i + 1)->pinned, wr->rkey, ok,
+                     trash);
+    }
+    else if (wr->does == CQN_WR_INVALIDATES && ok) {
+        cqn_mw_invalidated(qp->pd->context, wr->rkey, trash);
+    }
+}
+
+/* All were carried out, but for the last, if that is not `ok`: of one that fails
+ * a completion tells. Returns how many requests that were. */
+static size_t pop_many(const cqn_qp *qp, cqn_wr_queue *q, size_t n, bool ok, cqn_object **trash)
 {
     size_t before = q->requests;
     for (size_t i = 0; i < n; i++) {
-        release(q, entry(q, i), trash);
+        const cqn_wr *wr = entry(q, i);
+        if (wr->does != CQN_WR_TRANSFERS) {
+            settle(qp, q, i, ok || i + (wr->last ? 1 : 2) < n, trash);
+        }
+        release(q, wr, trash);
     }
     drop_first(q, n);
     return before - q->requests;
@@ -106,8 +124,8 @@ static void take_out(cqn_wr_queue *q, size_t end, cqn_object **trash)
 static void complete_ambiguous(cqn_qp *qp, cqn_object **trash)
 {
     if (++qp->ambiguous >= qp->sq.requests + qp->rq.requests) {
-        pop_many(&qp->sq, qp->sq.len, trash);
-        pop_many(&qp->rq, qp->rq.len, trash);
+        pop_many(qp, &qp->sq, qp->sq.len, false, trash);
+        pop_many(qp, &qp->rq, qp->rq.len, false, trash);
         qp->ambiguous = 0;
     }
 }
@@ -129,13 +147,13 @@ static bool tell(cqn_wr_queue *q, uint64_t wr_id)
  * each of that wr_id was told of, but releases neither: the send stays until a
  * later one completes or the QP is closed, and the receive, which can be waiting
  * for another QP, until there is no doubt, or the SRQ is closed. */
-static void completed_with_srq(cqn_qp *qp, uint64_t wr_id, size_t sends, size_t recvs,
+static void completed_with_srq(cqn_qp *qp, const struct ibv_wc *wc, size_t sends, size_t recvs,
                                cqn_object **trash)
 {
     if (recvs == 0) {
-        pop_many(&qp->sq, sends, trash);
+        pop_many(qp, &qp->sq, sends, wc->status == IBV_WC_SUCCESS, trash);
     }
-    else if (sends == 0 || !tell(&qp->sq, wr_id)) {
+    else if (sends == 0 || !tell(&qp->sq, wc->wr_id)) {
         take_out(&qp->srq->rq, recvs, trash);
     }
 }
@@ -153,14 +171,14 @@ void cqn_qp_completed(cqn_qp *qp, const cqn_cq *cq, const struct ibv_wc *wc, cqn
     size_t sends = may_send ? find(&qp->sq, wc->wr_id, ok) : 0;
     size_t recvs = may_recv ? find(rq, wc->wr_id, false) : 0;
     if (qp->srq != NULL) {
-        completed_with_srq(qp, wc->wr_id, sends, recvs, trash);
+        completed_with_srq(qp, wc, sends, recvs, trash);
         return;
     }
     if (sends > 0 && recvs > 0) {
         complete_ambiguous(qp, trash);
         return;
     }
-    size_t done = pop_many(&qp->sq, sends, trash) + pop_many(&qp->rq, recvs, trash);
+    size_t done = pop_many(qp, &qp->sq, sends, ok, trash) + pop_many(qp, &qp->rq, recvs, ok, trash);
     /* Of those before it, ambiguous completions may have told already. */
     size_t told = done > 0 ? done - 1 : 0;
     qp->ambiguous -= told < qp->ambiguous ? told : qp->ambiguous;
@@ -170,16 +188,21 @@ void cqn_qp_completed(cqn_qp *qp, const cqn_cq *cq, const struct ibv_wc *wc, cqn
 void cqn_wr_queue_drop(cqn_wr_queue *q)
 {
     cqn_wr_queue old = *q;
+    cqn_object *trash = NULL;
     *q = (cqn_wr_queue){.ring = NULL};
     for (size_t i = 0; i < old.len; i++) {
-        cqn_object *object = entry(&old, i)->pinned;
-        if (object != NULL) {
-            object->pins--;
+        const cqn_wr *wr = entry(&old, i);
+        if (wr->does == CQN_WR_BINDS) {
+            settle(NULL, &old, i, true, &trash);
+        }
+        if (wr->pinned != NULL) {
+            wr->pinned->pins--;
         }
     }
     for (size_t i = 0; i < old.len; i++) {
         Py_XDECREF(entry(&old, i)->pinned);
     }
+    cqn_trash_empty(trash);
     PyMem_Free(old.ring);
 }
 

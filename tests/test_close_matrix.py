@@ -25,13 +25,16 @@ from cqnotify import (
     AH,
     CQ,
     MR,
+    MW,
     PD,
     QP,
     SRQ,
+    AccessFlags,
     BusyError,
     ClosedError,
     CompletionChannel,
     Context,
+    MWType,
     QPState,
     QPType,
     WROpcode,
@@ -365,6 +368,68 @@ def close_peer(w: World) -> None:
     for thing in (w.to_us.get("ah"), peer.qp, peer.mr, peer.rcq, peer.scq, peer.channel, peer.pd):
         if thing is not None:
             thing.close()
+
+
+class Window:
+    """An MR, a QP that is its own peer, and a window; the names of what is made."""
+
+    NAMES = ("pd", "mr", "qp", "mw")
+
+    def __init__(self, ctx: Context, mw_type: MWType, phase: str) -> None:
+        self.mw_type = mw_type
+        self.bound, self.in_flight = phase == "bound", phase == "in_flight"
+        self.pd = PD(ctx)
+        self.cq = CQ(ctx, 16, channel=CompletionChannel(ctx))
+        self.mr = MR(self.pd, 64, access=AccessFlags.LOCAL_WRITE | AccessFlags.MW_BIND)
+        self.qp = QP(self.pd, QPType.RC, send_cq=self.cq)
+        self.qp.connect(self.qp.address())
+        self.mw = MW(self.pd, mw_type)
+        if phase != "unbound":
+            self.qp.bind_mw(self.mw, self.mr, access=AccessFlags.REMOTE_READ)
+        if self.bound:
+            wait_one(self.cq)
+
+    def why_busy(self, name: str) -> str:
+        there = {n for n in self.NAMES if not getattr(self, n).closed}
+        users = {
+            "pd": ["mr", "qp", "mw"],
+            "mr": ["mw"] if self.bound else [],
+            "qp": ["mw"] if self.mw_type == MWType.TYPE_2 and self.needed else [],
+        }.get(name, [])
+        if there.intersection(users):
+            return f"this {name.upper()} is still used by "
+        in_flight = self.in_flight and name in ("mr", "mw")
+        return f"this {name.upper()} is still needed by 1 work" if in_flight else ""
+
+    @property
+    def needed(self) -> bool:
+        return self.bound or self.in_flight
+
+    def close(self, name: str) -> None:
+        why = self.why_busy(name)
+        if why:
+            with pytest.raises(BusyError, match=why):
+                getattr(self, name).close()
+        else:
+            getattr(self, name).close()
+            if name == "qp" and self.in_flight:
+                self.bound, self.in_flight = True, False  # as is assumed
+
+
+@pytest.mark.parametrize("phase", ["unbound", "bound", "in_flight"])
+@pytest.mark.parametrize("mw_type", MWType)
+def test_a_window_and_what_it_is_bound_to_close_in_every_order(
+    ctx: Context, mw_type: MWType, phase: str
+) -> None:
+    for order in itertools.permutations(Window.NAMES):
+        with Context(ctx.name) as mine:
+            w = Window(mine, mw_type, phase)
+            for name in order:
+                w.close(name)
+            if w.in_flight:  # each of both needs the other until the completion was polled
+                wait_one(w.cq)
+            for name in ("mw", "mr", "qp", "pd"):
+                getattr(w, name).close()
 
 
 class Unwind(Exception):

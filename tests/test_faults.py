@@ -28,6 +28,7 @@ from cqnotify import (
     AH,
     CQ,
     MR,
+    MW,
     PD,
     QP,
     SRQ,
@@ -42,9 +43,12 @@ from cqnotify import (
     Context,
     DeviceRemovedError,
     FailureWatch,
+    MWType,
     QPState,
     QPType,
+    RecvWR,
     SendFlags,
+    SendWR,
     VerbsError,
     WCArray,
     WCExFlags,
@@ -94,7 +98,10 @@ class World:
         self.watch = FailureWatch(self.ctx)
         self.cq = CQ(self.ctx, 16, channel=self.channel)
         self.ex = CQ(self.ctx, 16, channel=self.channel, wc_flags=WCExFlags(0x7F))
-        self.mr = MR(self.pd, 4096)
+        self.mr = MR(self.pd, 4096, access=AccessFlags.LOCAL_WRITE | AccessFlags.MW_BIND)
+        self.mw = MW(self.pd)
+        self.mw2 = MW(self.pd, MWType.TYPE_2)
+        self.recv_wr = RecvWR(self.mr[0:64])
         self.foreign = MR(self.pd, bytearray(64))
         entry = self.ctx.find_gid()
         self.ah = AH(self.pd, dgid=entry.gid, sgid_index=entry.index)
@@ -145,6 +152,12 @@ def receive_shared(w: World) -> None:
     assert w.srq.query().srq_limit == 0
 
 
+def bind(w: World) -> None:
+    for mw in (w.mw, w.mw2):
+        w.qp.bind_mw(mw, w.mr[0:64], access=AccessFlags.REMOTE_READ)
+        until(lambda: bool(w.cq.poll_ids()), "bound")
+
+
 def script(w: World) -> None:
     """A bit of everything."""
     w.ctx.query_device()
@@ -161,6 +174,7 @@ def script(w: World) -> None:
     receive(w)
     answer(w)
     receive_shared(w)
+    bind(w)
     until(lambda: any(event.srq is w.srq for event in take_all(w.ctx)), "the limit is reported")
     assert w.cq.safe_to_sleep()
     assert w.channel.try_get_event() is None
@@ -176,10 +190,10 @@ def script(w: World) -> None:
     w.qp.query()
     w.qp.modify(qp_state=QPState.ERR)
     w.qp.modify(qp_state=QPState.RESET)
-    for thing in (w.sqp, w.srq, w.qp, w.ud, w.ah, w.foreign, w.mr, w.ex, w.cq, w.channel, w.pd):
+    for thing in (w.sqp, w.srq, w.mw, w.mw2, w.qp, w.ud, w.ah, w.foreign, w.mr):
         thing.close()
-    w.watch.close()
-    w.ctx.close()
+    for thing in (w.ex, w.cq, w.channel, w.pd, w.watch, w.ctx):
+        thing.close()
 
 
 def run(armed: Callable[[], None]) -> BaseException | None:
@@ -249,6 +263,8 @@ def test_each_call_fails_once(ctx: Context, error: int) -> None:
         *("ibv_create_cq_ex", "ibv_reg_mr", "ibv_create_ah", "ibv_create_qp", "ibv_modify_qp"),
         "ibv_init_ah_from_wc",
         *("ibv_query_qp", "ibv_post_recv", "ibv_post_send", "ibv_req_notify_cq", "ibv_poll_cq"),
+        *("ibv_post_recv when made", "ibv_post_send when made", "ibv_post_srq_recv when made"),
+        *("ibv_alloc_mw", "ibv_bind_mw", "ibv_dealloc_mw"),
         *("ibv_start_poll", "ibv_get_cq_event", "ibv_get_async_event", "ibv_resize_cq"),
         *("ibv_modify_cq", "ibv_destroy_qp", "ibv_destroy_ah", "ibv_dereg_mr", "ibv_destroy_cq"),
         *("ibv_destroy_comp_channel", "ibv_dealloc_pd", "ibv_close_device"),
@@ -364,6 +380,22 @@ def both(w: World, cqs: list[CQ]) -> bool:
     return len(cqs) == 2 and cqs[0] is w.cq and cqs[1] is w.ex
 
 
+def emptied(w: World) -> None:
+    """The queues of the QP, which has nothing in flight any more."""
+    w.qp.modify(qp_state=QPState.RESET)
+    drain(w)
+    w.qp.connect(w.qp.address(), rnr_retry=7)
+
+
+def overfill(w: World) -> None:
+    """What comes of it is made of objects, too."""
+    try:
+        w.qp.post_recv([w.recv_wr] * 100)
+    except VerbsError as e:
+        if e.bad_wr is not w.recv_wr:
+            raise AssertionError(f"{e.bad_wr} was refused") from e
+
+
 def raised(w: World) -> CompletionError:
     for _ in range(100_000):  # it is flushed soon
         try:
@@ -405,6 +437,8 @@ def refuse_everything(w: World) -> None:
     expect(OSError, lambda: Context("nonsense"))
     expect(TypeError, lambda: w.qp.modify(nonsense=1))
     expect(ValueError, lambda: w.qp.post_send(w.mr[0:8], opcode=99))
+    expect(ValueError, lambda: w.qp.post_recv([w.recv_wr, RecvWR([w.mr] * 64)]))
+    expect(TypeError, lambda: w.qp.post_send([w.recv_wr]))  # type: ignore[call-overload]
 
 
 def datagrams(w: World) -> None:
@@ -436,6 +470,13 @@ CASES: dict[str, tuple[Setup, Call]] = {
     "MR of a buffer": (nothing, closes(lambda w: MR(w.pd, bytearray(64)))),
     "AH": (nothing, closes(lambda w: AH(w.pd, dgid=w.ctx.find_gid().gid))),  # type: ignore[arg-type]
     "QP": (nothing, closes(new_qp)),
+    "MW": (nothing, closes(lambda w: MW(w.pd))),
+    "SendWR": (nothing, lambda w, _: SendWR([w.mr[0:8], w.mr])),
+    "RecvWR": (nothing, lambda w, _: RecvWR(w.mr)),
+    "list of receives": (emptied, lambda w, _: w.qp.post_recv([w.recv_wr] * 20)),
+    "list of sends": (emptied, lambda w, _: w.qp.post_send([SendWR()] * 20)),
+    "full queue": (emptied, lambda w, _: overfill(w)),
+    "bind_mw": (emptied, lambda w, _: w.qp.bind_mw(w.mw, w.mr[0:0])),
     "SRQ": (nothing, closes(lambda w: SRQ(w.pd, 4, srq_limit=1))),
     "QP with an SRQ": (nothing, closes(lambda w: QP(w.pd, QPType.RC, send_cq=w.cq, srq=w.srq))),
     "SRQ.post_recv": (shared_drained, lambda w, _: w.srq.post_recv(w.mr, wr_id=7)),
@@ -525,13 +566,14 @@ def test_each_allocation_fails_once(w: World, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["pd", "channel", "cq", "ex", "mr", "foreign", "srq", "sqp", "qp", "ud", "ah", "ctx"]
+    "kind",
+    ["pd", "channel", "cq", "ex", "mr", "foreign", "srq", "sqp", "qp", "ud", "ah", "mw", "ctx"],
 )
 def test_what_cannot_be_destroyed_stays_open_and_usable(w: World, kind: str) -> None:
     drain(w)
     thing = getattr(w, kind)
     qps = ("sqp", "srq", "qp", "ud")
-    for name in (*qps, "ah", "foreign", "mr", "ex", "cq", "channel", "pd", "ctx"):
+    for name in (*qps, "mw", "mw2", "ah", "foreign", "mr", "ex", "cq", "channel", "pd", "ctx"):
         if name == kind:
             break
         getattr(w, name).close()
@@ -547,6 +589,58 @@ def test_what_cannot_be_destroyed_stays_open_and_usable(w: World, kind: str) -> 
         receive_shared(w)
     thing.close()
     assert thing.closed
+
+
+@pytest.mark.parametrize("kind", ["send", "recv"])
+@pytest.mark.parametrize("n", [1, 5])
+def test_what_a_device_keeps_that_it_says_failed_stays_alive(w: World, kind: str, n: int) -> None:
+    """rxe does so where only the last step of a post fails, and may send it later."""
+    emptied(w)
+    mr = MR(w.pd, 64)
+    wrs: Any = [SendWR(mr[0:8]) if kind == "send" else RecvWR(mr[0:8]) for _ in range(n)]
+    post: Any = w.qp.post_send if kind == "send" else w.qp.post_recv
+    core.fail_call(2, errno.EINVAL)
+    with pytest.raises(VerbsError, match="it may still be carried out") as e:
+        post(wrs if n > 1 else wrs[0])
+    assert core.failed() == f"ibv_post_{kind} when made"
+    assert (e.value.posted, e.value.bad_wr) == (n, None)
+    assert sum(w.qp.outstanding) == n
+    with pytest.raises(VerbsError, match=f"needed by {n} work request"):
+        mr.close()
+    w.qp.modify(qp_state=QPState.RESET)
+    mr.close()
+
+
+@pytest.mark.parametrize("kind", ["send", "recv"])
+def test_a_list_is_one_call(w: World, kind: str) -> None:
+    emptied(w)
+    wrs: Any = [SendWR() if kind == "send" else RecvWR() for _ in range(10)]
+    post: Any = w.qp.post_send if kind == "send" else w.qp.post_recv
+    core.fail_call(3, errno.EINVAL)  # each call is asked for twice: before it, and when made
+    post(wrs)
+    assert core.failed() is None
+    with pytest.raises(VerbsError) as e:
+        post(wrs[3])
+    assert core.failed() == f"ibv_post_{kind}"
+    assert (e.value.posted, e.value.bad_wr) == (0, wrs[3])
+    assert sum(w.qp.outstanding) == 10
+
+
+def test_a_bind_that_is_refused_leaves_everything_as_it_was(w: World) -> None:
+    for mw in (w.mw, w.mw2):
+        rkey = mw.rkey
+        core.fail_call(1, errno.EINVAL)
+        with pytest.raises(VerbsError) as e:
+            w.qp.bind_mw(mw, w.mr[0:64], access=AccessFlags.REMOTE_READ)
+        assert core.failed() == e.value.verb
+        assert (mw.rkey, w.qp.outstanding) == (rkey, (0, 0))
+    bind(w)
+    core.fail_call(1, errno.EOPNOTSUPP)
+    with pytest.raises(VerbsError, match=f"of type 1 are not supported by {w.ctx.name}"):
+        MW(w.pd)
+    core.fail_call(1, errno.ENOMEM)
+    with pytest.raises(VerbsError, match=f"of type 1: {w.ctx.name} has at most"):
+        MW(w.pd)
 
 
 def test_a_failure_while_a_context_closes_leaves_it_open_and_can_be_repeated(ctx: Context) -> None:

@@ -49,6 +49,7 @@ from cqnotify import (
     AH,
     CQ,
     MR,
+    MW,
     PD,
     QP,
     SRQ,
@@ -126,6 +127,7 @@ def ours() -> Counter[str]:
         "QP",
         "AH",
         "AsyncEvent",
+        "MW",
         "SendWR",
         "RecvWR",
     )
@@ -1255,7 +1257,8 @@ class World:
             pd = o[prefix + "pd"] = PD(ctx)
             channel = o[prefix + "channel"] = CompletionChannel(ctx)
             cq = o[prefix + "cq"] = CQ(ctx, 64, channel=channel)
-            mr = o[prefix + "mr"] = MR(pd, 4096, access=7)
+            mr = o[prefix + "mr"] = MR(pd, 4096, access=0x17)
+            o[prefix + "mw"] = MW(pd)
             o[prefix + "sge"] = mr[0:64]
             qp = o[prefix + "qp"] = QP(pd, QPType.RC, send_cq=cq, max_inline_data=64)
             o[prefix + "ah"] = AH(pd, dgid=gid.gid, sgid_index=gid.index)
@@ -1263,7 +1266,7 @@ class World:
             o[prefix + "send_wr"] = SendWR(mr[0:64])
             o[prefix + "recv_wr"] = RecvWR(mr[0:64])
             if prefix == "closed_":
-                for name in ("ah", "qp", "srq", "mr", "cq", "channel", "pd"):
+                for name in ("ah", "qp", "srq", "mw", "mr", "cq", "channel", "pd"):
                     o[prefix + name].close()
             else:
                 qp.connect(qp.address(), timeout=8, retry_cnt=1, rnr_retry=1, access=7)
@@ -1658,6 +1661,15 @@ def targets(w: World) -> dict[str, Target]:
         1,
         1,
     )
+    binding = {
+        "mw": ("mw",),
+        "sg": ("mr", "sge"),
+        "access": ("2", "4", "7"),
+        "wr_id": small,
+        "send_flags": ("2", "0"),
+    }
+    add("QP", ("qp", "ud", "closed_qp"), "bind_mw", binding, 2, 3)
+    found["MW()"] = Target(MW, {"pd": pds, "mw_type": ("1", "2")}, 2, 1)
     found["RecvWR()"] = Target(RecvWR, {"sg": memory, "wr_id": small}, 1)
     found["SendWR()"] = Target(
         SendWR,
@@ -1718,7 +1730,7 @@ def targets(w: World) -> dict[str, Target]:
     add("WorkCompletion", ("wc",), "__repr__", {}, nothing_else=True)
     add("QPAddress", ("address",), "to_wire", {}, nothing_else=True)
     found["QPAddress.to_wire:bad"] = Target(w.constants["bad_address"].to_wire, {})
-    for name in (*every, "sge", "wc", "closed_cq", "send_wr", "recv_wr"):
+    for name in (*every, "sge", "wc", "closed_cq", "mw", "send_wr", "recv_wr"):
         add(type(o[name]).__name__, (name,), "close", {}, nothing_else=True) if hasattr(
             o[name], "close"
         ) and name not in ("ctx",) else None

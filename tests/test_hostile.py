@@ -30,15 +30,18 @@ from cqnotify import (
     AH,
     CQ,
     MR,
+    MW,
     PD,
     QP,
     SRQ,
+    AccessFlags,
     AsyncEventError,
     ClosedError,
     CompletionChannel,
     CompletionError,
     Context,
     FailureWatch,
+    MWType,
     QPState,
     QPType,
     RecvWR,
@@ -70,10 +73,10 @@ class Closing:
 def world(ctx: Context) -> dict[str, Any]:
     pd, channel = PD(ctx), CompletionChannel(ctx)
     cq = CQ(ctx, 8, channel=channel)
-    mr = MR(pd, 64)
+    mr = MR(pd, 64, access=AccessFlags.LOCAL_WRITE | AccessFlags.MW_BIND)
     qp = _core.QP(pd, QPType.RC, send_cq=cq)
     w = {"ctx": ctx, "pd": pd, "channel": channel, "cq": cq, "mr": mr, "qp": qp}
-    return w | {"srq": SRQ(pd, 8), "wr": SendWR(mr)}
+    return w | {"srq": SRQ(pd, 8), "wr": SendWR(mr), "mw": MW(pd, MWType.TYPE_2)}
 
 
 CONVERSIONS: list[Callable[[dict[str, Any], Callable[[int], Any]], object]] = [
@@ -106,10 +109,14 @@ CONVERSIONS: list[Callable[[dict[str, Any], Callable[[int], Any]], object]] = [
     lambda w, n: w["qp"].post_recv(RecvWR(w["mr"], wr_id=n(1))),
     lambda w, n: w["qp"].post_send([SendWR(w["mr"], wr_id=n(1), opcode=n(2), send_flags=n(2))]),
     lambda w, n: setattr(w["wr"], "wr_id", n(1)),
+    lambda w, n: MW(w["pd"], n(1)),
+    lambda w, n: w["qp"].bind_mw(w["mw"], w["mr"], access=n(2), wr_id=n(1), rkey=n(0)),
+    lambda w, n: SendWR(w["mr"], opcode=n(8), mw=w["mw"], access=n(2)),
+    lambda w, n: SendWR(None, opcode=n(7), invalidate_rkey=n(2)),
 ]
 
 
-@pytest.mark.parametrize("victim", ["ctx", "pd", "channel", "cq", "mr", "qp", "srq"])
+@pytest.mark.parametrize("victim", ["ctx", "pd", "channel", "cq", "mr", "mw", "qp", "srq"])
 def test_an_argument_may_close_anything_while_it_is_converted(ctx: Context, victim: str) -> None:
     for call in CONVERSIONS:
         with Context(ctx.name) as other:
@@ -178,6 +185,8 @@ MAKERS: list[Callable[[dict[str, Any]], object]] = [
     lambda w: w["mr"][0:8],
     lambda w: w["cq"].poll(),
     lambda w: SendWR(w["mr"]),
+    lambda w: SendWR(w["mr"], opcode=8, mw=w["mw"], access=2),
+    lambda w: MW(w["pd"]),
     lambda w: RecvWR(w["mr"]),
     lambda w: w["qp"].post_send([w["wr"]] * 3),
 ]
@@ -370,12 +379,13 @@ def test_a_child_may_close_and_drop_in_any_order(pair: Pair) -> None:
     srq.post_recv(a.mr[0:64], wr_id=1)
     qp = QP(a.pd, QPType.RC, send_cq=a.scq, srq=srq)
     wr = SendWR(a.mr[0:8])
+    mw = MW(a.pd)
 
     def child() -> None:
         for post in (lambda: a.qp.post_send(wr), lambda: SendWR(a.mr), lambda: RecvWR(a.mr[0:8])):
             with pytest.raises(ClosedError, match="fork"):
                 post()
-        for thing in (a.pd, a.channel, a.scq, a.mr, srq, qp, a.qp, a.ctx):
+        for thing in (a.pd, a.channel, a.scq, mw, a.mr, srq, qp, a.qp, a.ctx):
             thing.close()
             assert thing.closed
             with pytest.raises(ClosedError, match="fork"):

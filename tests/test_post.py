@@ -20,6 +20,7 @@ from cqnotify import (
     QPState,
     QPType,
     SendFlags,
+    SendWR,
     VerbsError,
     WCFlags,
     WCOpcode,
@@ -456,6 +457,36 @@ def test_what_does_not_go_together_is_refused(
         a.qp.post_send(a.mr, **make(a))
     assert a.qp.outstanding == (0, 0)
     assert a.scq.poll() == []
+
+
+@pytest.mark.parametrize("opcode", [WROpcode.FLUSH, WROpcode.ATOMIC_WRITE])
+def test_opcodes_that_another_call_posts_are_not_supported(pair: Pair, opcode: WROpcode) -> None:
+    a = pair[0]
+    call = f"{opcode.name} is not supported by this verb, but by ibv_wr_{opcode.name.lower()}"
+    for post in (a.qp.post_send, SendWR):
+        with pytest.raises(VerbsError, match=call) as e:
+            post(a.mr[0:8], opcode=opcode)  # type: ignore[operator]
+        assert e.value.errno == errno.EOPNOTSUPP
+
+
+def test_checksums_are_for_datagrams_on_devices_that_make_them(pair: Pair, ud_pair: Pair) -> None:
+    a, b = ud_pair
+    flags = SendFlags.IP_CSUM | SendFlags.SIGNALED
+    with pytest.raises(ValueError, match="IP_CSUM is possible on a UD QP only"):
+        pair[0].qp.post_send(pair[0].mr[0:8], send_flags=flags)
+    if a.ctx.query_device().device_cap_flags & 1 << 18:
+        pytest.skip("this device makes checksums")
+    with ah_to(a, b) as ah:
+        path: dict[str, Any] = {"ah": ah, "remote_qpn": b.qp.qp_num, "remote_qkey": QKEY}
+        wr = SendWR(a.mr[0:8], send_flags=flags, **path)
+        for post in (
+            lambda: a.qp.post_send(a.mr[0:8], send_flags=flags, **path),
+            lambda: a.qp.post_send(wr),
+        ):
+            with pytest.raises(VerbsError, match="IP_CSUM is not supported by rxe") as e:
+                post()
+            assert e.value.errno == errno.EOPNOTSUPP
+    assert a.qp.outstanding == (0, 0)
 
 
 @pytest.mark.parametrize("bad", [1, "text", b"bytes", object(), [b"x"], [None], [[]]])

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: MIT
+"""Memory windows: the core's MW with its type as an enum, and their keys."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from . import _core
+from .enums import MWType, enum_or_int
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["MW", "inc_rkey"]
+
+
+class MW(_core.MW):
+    """A memory window: a key of its own to a part of an MR. Wraps ibv_alloc_mw(3).
+
+    `QP.bind_mw` gives the key, and says how it is taken back. Close the window to take it back at
+    once. While it is bound, its MR cannot be closed, nor, if it is of TYPE_2, the QP that it was
+    bound through; what it is bound to shows when the completions are polled.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, pd: _core.PD, mw_type: MWType | int = MWType.TYPE_1) -> Self:
+        return super().__new__(cls, pd, mw_type)
+
+    @property
+    def mw_type(self) -> MWType | int:
+        return enum_or_int(MWType, super().mw_type)
+
+
+def inc_rkey(rkey: int) -> int:
+    """Return the next key of a window: its last byte is one more, or 0. Wraps ibv_inc_rkey(3)."""
+    return rkey & ~0xFF | rkey + 1 & 0xFF
