@@ -4,8 +4,9 @@
  *
  *   sg.c          the memory of a request
  *   wr.c          what both kinds have in common: numbers, lists, refusals
- *   send_wr.c     SendWR: what a send request is
- *   recv_wr.c     RecvWR: what a receive request is
+ *   send_args.c   what a send request is
+ *   send_wr.c     SendWR: one that was built before
+ *   recv_wr.c     RecvWR: a receive request that was built before
  *   post_send.c   the posting of sends
  *   post_recv.c   the posting of receives
  *   wr_queue.c    what was posted and has not completed
@@ -95,7 +96,7 @@ static inline bool cqn_sg_fits(const cqn_sg *sg, const cqn_object *pd, uint32_t 
     return sg->num_sge <= max_sge;
 }
 
-/* send_wr.c */
+/* send_args.c */
 enum {
     CQN_SG,
     CQN_WR_ID,
