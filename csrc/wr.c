@@ -49,15 +49,22 @@ bool cqn_wr_is_list(PyObject *value, PyTypeObject *type)
 /* The list as a tuple, which nobody can change; all in it are of that type. */
 PyObject *cqn_wr_list(PyObject *value, PyTypeObject *type)
 {
-    PyObject *list = PySequence_Tuple(value);
-    for (Py_ssize_t i = 0; list != NULL && i < PyTuple_GET_SIZE(list); i++) {
-        PyObject *item = PyTuple_GET_ITEM(list, i);
-        if (!Py_IS_TYPE(item, type)) {
-            PyErr_Format(PyExc_TypeError,
-                         "[%zd] of the list is a %s: what begins with a %s has nothing else in it",
-                         i, Py_TYPE(item)->tp_name, type->tp_name);
-            Py_CLEAR(list);
+    Py_ssize_t n = PySequence_Fast_GET_SIZE(value);
+    PyObject *list = PyTuple_New(n); /* it can run code that changes the list */
+    if (list != NULL && n != PySequence_Fast_GET_SIZE(value)) {
+        PyErr_SetString(PyExc_RuntimeError, "the list was changed while it was read");
+        Py_CLEAR(list);
+    }
+    for (Py_ssize_t i = 0; list != NULL && i < n; i++) {
+        PyObject *item = PySequence_Fast_GET_ITEM(value, i);
+        if (Py_IS_TYPE(item, type)) {
+            PyTuple_SET_ITEM(list, i, Py_NewRef(item));
+            continue;
         }
+        PyErr_Format(PyExc_TypeError,
+                     "[%zd] of the list is a %s: what begins with a %s has nothing else in it", i,
+                     Py_TYPE(item)->tp_name, type->tp_name);
+        Py_CLEAR(list);
     }
     return list;
 }

@@ -226,11 +226,11 @@ def test_the_collector_may_empty_or_close_what_is_posted_as_a_list(pair: Pair, w
     b = pair[1]
     receives = [RecvWR(b.mr[0:8], wr_id=i) for i in range(8)]
     action = {"list": receives.clear, "mr": b.mr.close, "qp": b.qp.close}[what]
-    with at_next_collection(action), contextlib.suppress(ClosedError):
+    with at_next_collection(action), contextlib.suppress(ClosedError, RuntimeError):
         b.qp.post_recv(receives)
     gc.collect()
     if what == "list":
-        assert b.qp.outstanding[1] in (8, 1), "all, or the empty one that an empty list is"
+        assert b.qp.outstanding[1] in (8, 1, 0), "all; the empty one that [] is; or refused"
 
 
 class Buffer(bytearray):

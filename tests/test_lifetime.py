@@ -17,13 +17,16 @@ from cqnotify import (
     AH,
     CQ,
     MR,
+    MW,
     PD,
     QP,
     SRQ,
+    AccessFlags,
     BusyError,
     ClosedError,
     CompletionChannel,
     Context,
+    MWType,
     QPType,
     WCStatus,
 )
@@ -39,21 +42,23 @@ class World:
         self.pd = PD(self.ctx)
         self.channel = CompletionChannel(self.ctx)
         self.cq = CQ(self.ctx, 16, channel=self.channel)
-        self.mr = MR(self.pd, 4096)
+        self.mr = MR(self.pd, 4096, access=AccessFlags.LOCAL_WRITE | AccessFlags.MW_BIND)
         self.qp = QP(self.pd, QPType.RC, send_cq=self.cq)
         self.srq = SRQ(self.pd, 4)
         self.srq.post_recv(self.mr[0:64])
         self.ah = AH(self.pd, dgid=self.ctx.find_gid().gid, sgid_index=self.ctx.find_gid().index)
         self.qp.connect(self.qp.address())
+        self.mw = MW(self.pd, MWType.TYPE_2)
 
 
-NAMES = ("pd", "channel", "cq", "mr", "srq", "qp", "ah")
+NAMES = ("pd", "channel", "cq", "mr", "srq", "qp", "ah", "mw")
 
 
 def test_work_in_flight_is_dropped_with_the_context() -> None:
     w = World()
     w.qp.post_recv(w.mr[0:64])
-    with pytest.raises(BusyError, match="2 work requests in flight"):
+    w.qp.bind_mw(w.mw, w.mr, access=AccessFlags.REMOTE_READ)
+    with pytest.raises(BusyError, match="3 work requests in flight"):
         w.mr.close()
     w.ctx.close()
     assert w.mr.closed
@@ -65,6 +70,7 @@ def test_a_forgotten_world_is_collected(waiting: bool) -> None:
     w.cq.user_data = w  # a cycle through everything
     w.qp.user_data = w.srq.user_data = w
     w.qp.post_recv(w.mr[0:64])
+    w.qp.bind_mw(w.mw, w.mr, access=AccessFlags.REMOTE_READ)
     gone = weakref.ref(w.ctx)
     waiter = Waiter(w.channel.get_event).asleep() if waiting else None
     with pytest.warns(ResourceWarning, match="unclosed"):
@@ -119,7 +125,7 @@ def test_many_threads_close_the_same_things(ctx: Context) -> None:
         def work(w: World = w, barrier: threading.Barrier = barrier) -> None:
             barrier.wait()
             for _ in range(20):
-                for name in ("qp", "srq", "ah", "mr", "cq", "channel", "pd"):
+                for name in ("qp", "srq", "ah", "mw", "mr", "cq", "channel", "pd"):
                     with contextlib.suppress(BusyError):
                         getattr(w, name).close()
             w.ctx.close()
@@ -166,24 +172,34 @@ ctx = c.Context()
 pd = c.PD(ctx)
 channel = c.CompletionChannel(ctx)
 cq = c.CQ(ctx, 16, channel=channel)
-mr = c.MR(pd, 4096)
+mr = c.MR(pd, 4096, access=0x11)
 qp = c.QP(pd, c.QPType.RC, send_cq=cq)
 qp.connect(qp.address())
 qp.post_recv(mr[0:64])
 srq = c.SRQ(pd, 4)
 srq.post_recv(mr[0:64])
 other = c.QP(pd, c.QPType.UC, send_cq=cq, srq=srq)
+windows = [c.MW(pd, 1), c.MW(pd, 2)]
+for mw in windows:
+    qp.bind_mw(mw, mr[0:64], access=c.AccessFlags.REMOTE_READ, send_flags=0)
+wrs = [c.SendWR(mr[0:64]), c.RecvWR(mr[0:64])]
 cq.req_notify()
 qp.post_send(mr[64:72])
 assert channel.get_event(timeout=30) is cq
-cq.user_data = qp.user_data = [ctx, pd, channel, cq, mr, srq, other, qp]
+cq.user_data = qp.user_data = [ctx, pd, channel, cq, mr, srq, other, qp, windows, wrs]
 for _ in range(3):
     threading.Thread(target=wait, args=[channel], daemon=True).start()
 """
 
 
 @pytest.mark.parametrize(
-    "end", ["", "ctx.close()", "del ctx, pd, cq, mr, srq, other, qp", "import sys; sys.exit(0)"]
+    "end",
+    [
+        "",
+        "ctx.close()",
+        "del ctx, pd, cq, mr, srq, other, qp, windows, wrs, mw",
+        "import sys; sys.exit(0)",
+    ],
 )
 def test_a_program_ends_whatever_is_left_open(ctx: Context, end: str) -> None:
     out = subprocess.run(
@@ -198,7 +214,7 @@ def test_a_program_ends_whatever_is_left_open(ctx: Context, end: str) -> None:
 
 def test_everything_can_be_referenced_weakly(pair: Pair) -> None:
     a = pair[0]
-    for thing in (a.ctx, a.pd, a.channel, a.scq, a.mr, a.qp, SRQ(a.pd, 4)):
+    for thing in (a.ctx, a.pd, a.channel, a.scq, a.mr, a.qp, SRQ(a.pd, 4), MW(a.pd)):
         assert weakref.ref(thing)() is thing
 
 

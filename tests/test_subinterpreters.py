@@ -79,6 +79,10 @@ ENDS = {
         "s = c.SRQ(pd, 4); q = c.QP(pd, c.QPType.RC, send_cq=cq, srq=s); q.connect(q.address()); "
         "[s.post_recv(mr[i:64], wr_id=i) for i in range(3)]; q.post_send(mr[64:72])"
     ),
+    "window": (
+        "m = c.MR(pd, 64, access=0x11); w = c.MW(pd, 2); a.bind_mw(w, m, access=c.AccessFlags(4)); "
+        "r = c.SendWR(m); a.post_send(r)"
+    ),
     "cycle": "cq.user_data = a.user_data = [ctx, pd, channel, cq, mr, a, b]",
     "builtins": "import builtins; builtins.kept = [ctx, pd, channel, cq, mr, a, b]",
 }
