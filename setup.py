@@ -1,7 +1,6 @@
 """Builds the C core. Everything else about the package is in pyproject.toml."""
 
 import os
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -20,13 +19,6 @@ To use it, the library and a provider for your device must be there as well
 
 # What the core includes, so that a missing header is told apart from a fault of ours.
 PROBE = "#include <Python.h>\n#include <infiniband/verbs.h>\nint main(void) { return 0; }\n"
-
-# What verbs.h got after rdma-core 44, the oldest that the core builds with: enumerators, which
-# #ifdef can't ask for. The core asks for HAVE_ and the name.
-NEWER = [
-    *("IBV_ACCESS_FLUSH_GLOBAL", "IBV_ACCESS_FLUSH_PERSISTENT"),
-    *("IBV_ODP_SUPPORT_FLUSH", "IBV_ODP_SUPPORT_ATOMIC_WRITE"),
-]
 
 # For our own tests: CQNOTIFY_DEBUG=asan,faults and the like. What each word adds for the compiler
 # and for the linker. Python's own flags have -fwrapv, which UBSan takes for a permission. A UBSan
@@ -60,7 +52,7 @@ class BuildCore(build_ext):
         super().build_extensions()
 
     def probe(self) -> None:
-        """Say what is missing in words, instead of a page of compiler errors; see what is new."""
+        """Say what is missing in words, instead of a page of compiler errors."""
         folder = Path(self.build_temp) / "probe"
         folder.mkdir(parents=True, exist_ok=True)
         source = folder / "probe.c"
@@ -72,16 +64,10 @@ class BuildCore(build_ext):
             self.compiler.link_shared_object(
                 objects, str(folder / "probe.so"), libraries=["ibverbs"]
             )
-            headers = folder / "probe.i"
-            self.compiler.preprocess(str(source), str(headers), include_dirs=self.include_dirs)
-            known = set(re.findall(r"\w+", headers.read_text(errors="replace")))
         except Exception:  # what the compiler said of it stands above
             raise SetupError(MISSING) from None
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        for name in NEWER:
-            if name in known:
-                self.compiler.define_macro(f"HAVE_{name}")
 
 
 setup(

@@ -372,11 +372,8 @@ class ODPTransportCaps(IntFlag):
     READ = _c["IBV_ODP_SUPPORT_READ"]
     ATOMIC = _c["IBV_ODP_SUPPORT_ATOMIC"]
     SRQ_RECV = _c["IBV_ODP_SUPPORT_SRQ_RECV"]
-    # Newer than the oldest header that the core builds with.
-    if "IBV_ODP_SUPPORT_FLUSH" in _c:
-        FLUSH = _c["IBV_ODP_SUPPORT_FLUSH"]
-    if "IBV_ODP_SUPPORT_ATOMIC_WRITE" in _c:
-        ATOMIC_WRITE = _c["IBV_ODP_SUPPORT_ATOMIC_WRITE"]
+    FLUSH = _c["IBV_ODP_SUPPORT_FLUSH"]
+    ATOMIC_WRITE = _c["IBV_ODP_SUPPORT_ATOMIC_WRITE"]
 
 
 class RawPacketCaps(IntFlag):

@@ -293,7 +293,6 @@ PyObject *cqn_flags(PyObject *enum_type, uint32_t flags);
 PyObject *cqn_register_enums(PyObject *module, PyObject *args);
 const char *cqn_qp_type_name(enum ibv_qp_type type);
 const char *cqn_qp_state_name(enum ibv_qp_state state);
-const char *cqn_qp_type_name(enum ibv_qp_type type);
 
 /* errors.c */
 int cqn_errors_init(PyObject *module, cqn_state *st);
