@@ -107,8 +107,6 @@ class World:
         self.ah = AH(self.pd, dgid=entry.gid, sgid_index=entry.index)
         self.qp = QP(self.pd, QPType.RC, send_cq=self.cq, recv_cq=self.ex)
         self.qp.connect(self.qp.address())
-        self.ud = QP(self.pd, QPType.UD, send_cq=self.cq, recv_cq=self.ex)
-        self.ud.connect()
         self.srq = SRQ(self.pd, 8, srq_limit=2)
         self.sqp = QP(self.pd, QPType.RC, send_cq=self.cq, recv_cq=self.ex, srq=self.srq)
         self.sqp.connect(self.sqp.address())
@@ -190,7 +188,7 @@ def script(w: World) -> None:
     w.qp.query()
     w.qp.modify(qp_state=QPState.ERR)
     w.qp.modify(qp_state=QPState.RESET)
-    for thing in (w.sqp, w.srq, w.mw, w.mw2, w.qp, w.ud, w.ah, w.foreign, w.mr):
+    for thing in (w.sqp, w.srq, w.mw, w.mw2, w.qp, w.ah, w.foreign, w.mr):
         thing.close()
     for thing in (w.ex, w.cq, w.channel, w.pd, w.watch, w.ctx):
         thing.close()
@@ -567,12 +565,12 @@ def test_each_allocation_fails_once(w: World, name: str) -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    ["pd", "channel", "cq", "ex", "mr", "foreign", "srq", "sqp", "qp", "ud", "ah", "mw", "ctx"],
+    ["pd", "channel", "cq", "ex", "mr", "foreign", "srq", "sqp", "qp", "ah", "mw", "ctx"],
 )
 def test_what_cannot_be_destroyed_stays_open_and_usable(w: World, kind: str) -> None:
     drain(w)
     thing = getattr(w, kind)
-    qps = ("sqp", "srq", "qp", "ud")
+    qps = ("sqp", "srq", "qp")
     for name in (*qps, "mw", "mw2", "ah", "foreign", "mr", "ex", "cq", "channel", "pd", "ctx"):
         if name == kind:
             break
@@ -674,7 +672,7 @@ def test_what_cannot_be_destroyed_when_forgotten_is_reported(ctx: Context) -> No
 def test_an_event_that_is_read_while_its_cq_is_destroyed_in_vain_is_not_lost(w: World) -> None:
     event_pending(w)
     w.ex.poll()
-    for qp in (w.qp, w.sqp, w.ud):
+    for qp in (w.qp, w.sqp):
         qp.close()
     core.fail_call(1, errno.EINVAL, True)
     closer = Waiter(w.ex.close)
