@@ -129,6 +129,10 @@ class QP(_core.QP):
         """
         super().modify(**_raw_all(attrs))
 
+    def check(self, **attrs: Unpack[QPChanges]) -> None:  # type: ignore[override]
+        """Refuse what `modify` would refuse by itself, without the device; change nothing."""
+        super().check(**_raw_all(attrs))
+
     def address(self, port_num: int = 1, gid_index: int | None = None) -> QPAddress:
         """Return what a peer needs to connect to this QP.
 
@@ -263,7 +267,7 @@ class QP(_core.QP):
             self._rts_attrs(timeout, retry_cnt, rnr_retry, max_rd_atomic),
         ]
         for attrs in steps:
-            self.check(**_raw_all(attrs))
+            self.check(**attrs)
         for attrs in steps[state == QPState.INIT :]:
             self.modify(**attrs)
 
