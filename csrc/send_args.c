@@ -337,14 +337,23 @@ static int gather_bind(PyObject *const *in, cqn_state *st, cqn_send *out)
 {
     struct ibv_mw_bind_info *bind = &out->wr.bind_mw.bind_info;
     cqn_mr *mr;
-    if (presence(in, CQN_SG, true, "BIND_MW") < 0 || cqn_expect(in[CQN_MW], st->MW, "mw") < 0 ||
-        cqn_sg_locate(st, in[CQN_SG], &mr, &bind->addr, &bind->length) < 0 ||
-        cqn_open(CQN_OBJ(mr)) == NULL) {
+    PyObject *to = in[CQN_SG];
+    if (presence(in, CQN_SG, true, "BIND_MW") < 0 || cqn_expect(in[CQN_MW], st->MW, "mw") < 0) {
+        return -1;
+    }
+    if (!cqn_sg_locate(st, to, &mr, &bind->addr, &bind->length)) {
+        PyErr_Format(PyExc_TypeError, "sg must be mr[a:b] or an MR, what mw is bound to, not %s",
+                     Py_TYPE(to)->tp_name);
+        return -1;
+    }
+    if (cqn_open(CQN_OBJ(mr)) == NULL) {
         return -1;
     }
     const cqn_mw *mw = (cqn_mw *)in[CQN_MW];
     cqn_sg_pin(&out->sg, CQN_OBJ(in[CQN_MW]));
-    cqn_sg_pin(&out->sg, CQN_OBJ(mr));
+    if (bind->length > 0) {
+        cqn_sg_pin(&out->sg, CQN_OBJ(mr));
+    }
     out->wr.bind_mw.mw = mw->base.handle;
     bind->mr = mr->base.handle;
     return check_access(mw, mr, bind) < 0 || check_rkey(mw, out) < 0 ? -1 : 0;

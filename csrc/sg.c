@@ -27,8 +27,8 @@ static int refuse_element(cqn_state *st, PyObject *item)
     return -1;
 }
 
-/* One element: an SGE, or an MR as a whole. */
-int cqn_sg_locate(cqn_state *st, PyObject *item, cqn_mr **mr, uint64_t *addr, uint64_t *length)
+/* Whether it is one element, an SGE or an MR as a whole, and where that is. */
+bool cqn_sg_locate(cqn_state *st, PyObject *item, cqn_mr **mr, uint64_t *addr, uint64_t *length)
 {
     if (Py_IS_TYPE(item, st->SGE)) {
         *mr = ((cqn_sge *)item)->mr;
@@ -41,17 +41,17 @@ int cqn_sg_locate(cqn_state *st, PyObject *item, cqn_mr **mr, uint64_t *addr, ui
         *length = (*mr)->length;
     }
     else {
-        return refuse_element(st, item);
+        return false;
     }
-    return 0;
+    return true;
 }
 
 static int gather_one(cqn_sg *sg, cqn_state *st, PyObject *item, uint32_t max_sge)
 {
     cqn_mr *mr;
     uint64_t addr, length;
-    if (cqn_sg_locate(st, item, &mr, &addr, &length) < 0) {
-        return -1;
+    if (!cqn_sg_locate(st, item, &mr, &addr, &length)) {
+        return refuse_element(st, item);
     }
     if (sg->num_sge >= max_sge) {
         PyErr_Format(PyExc_ValueError, "sg has more elements than the %u that a queue takes",
@@ -172,10 +172,10 @@ int cqn_sg_traverse(const cqn_sg *sg, visitproc visit, void *arg)
 /* Says why cqn_sg_fits() does not hold for the queue of `owner`. */
 int cqn_sg_refuse(const cqn_sg *sg, const cqn_object *owner, const cqn_object *pd, uint32_t max_sge)
 {
-    if (sg->num_sge > max_sge) {
-        PyErr_Format(PyExc_ValueError, "sg has more elements than the %u that this %s takes",
-                     max_sge, owner->kind->name);
+    if (check_pinned(sg, pd, owner->kind->name) < 0) {
         return -1;
     }
-    return check_pinned(sg, pd, owner->kind->name);
+    PyErr_Format(PyExc_ValueError, "sg has more elements than the %u that this %s takes", max_sge,
+                 owner->kind->name);
+    return -1;
 }

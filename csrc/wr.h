@@ -72,7 +72,7 @@ typedef struct {
 } cqn_send_wr;
 
 /* sg.c */
-int cqn_sg_locate(cqn_state *st, PyObject *item, cqn_mr **mr, uint64_t *addr, uint64_t *length);
+bool cqn_sg_locate(cqn_state *st, PyObject *item, cqn_mr **mr, uint64_t *addr, uint64_t *length);
 int cqn_sg_gather(cqn_sg *sg, cqn_state *st, PyObject *value, uint32_t max_sge);
 int cqn_sg_gather_bytes(cqn_sg *sg, PyObject *buffer);
 void cqn_sg_pin(cqn_sg *sg, cqn_object *object);

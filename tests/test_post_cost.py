@@ -72,7 +72,7 @@ class Receiver:
         self.qp = QP(pd, QPType.RC, send_cq=CQ(ctx, 16), max_recv_wr=1000)
         self.sge = MR(pd, 4096)[0:64]
 
-    def one_by_one(self, post: Callable[[Any], None], argument: Any) -> None:
+    def one_by_one(self, post: Callable[[Any], object], argument: Any) -> None:
         for _ in itertools.repeat(None, POSTS):
             post(argument)
 

@@ -17,6 +17,7 @@ from cqnotify import (
     MR,
     PD,
     QP,
+    SRQ,
     AccessFlags,
     BusyError,
     ClosedError,
@@ -43,7 +44,7 @@ def datagram(a: Endpoint, b: Endpoint) -> dict[str, Any]:
     return {"ah": ah, "remote_qpn": b.qp.qp_num, "remote_qkey": QKEY}
 
 
-def remote(e: Endpoint, offset: int = 0) -> dict[str, int]:
+def remote(e: Endpoint, offset: int = 0) -> dict[str, Any]:
     return {"remote_addr": e.mr.addr + offset, "rkey": e.mr.rkey}
 
 
@@ -394,14 +395,13 @@ def test_a_subclass_of_list_is_read_as_what_it_holds(pair: Pair) -> None:
 # Where the device refuses ---------------------------------------------------------
 
 
-def stuck(ctx: Context, **qp: Any) -> Endpoint:
-    """An endpoint whose sends nobody takes."""
-    a, _ = connect(Endpoint(ctx, QPType.RC, **qp), Endpoint(ctx, QPType.RC), rnr_retry=7)
-    return a
+def stuck(ctx: Context, **qp: Any) -> Pair:
+    """An endpoint, and a peer who takes none of its sends."""
+    return connect(Endpoint(ctx, QPType.RC, **qp), Endpoint(ctx, QPType.RC), rnr_retry=7)
 
 
 def test_a_send_queue_that_gets_full_says_which_was_refused(ctx: Context) -> None:
-    a = stuck(ctx, max_send_wr=4, cqe=4096)
+    a, _peer = stuck(ctx, max_send_wr=4, cqe=4096)
     a.qp.post_send(SendWR(a.mr[0:8], wr_id=999))
     first, second = MR(a.pd, 64), MR(a.pd, 64)
     wrs = [SendWR(first[0:8], wr_id=i) for i in range(3)]
@@ -440,28 +440,61 @@ def test_a_receive_queue_that_gets_full_says_which_was_refused(ctx: Context) -> 
     assert e.value.bad_wr is wrs[posted]
     assert b.qp.outstanding == (0, posted)
     spare.close()  # of those that were not posted
-    wrs = [SendWR(a.mr[0:8])] * posted
     for i in range(0, posted, 32):
-        a.qp.post_send(wrs[i : i + 32])
-        assert len(wait_completions(a.scq, len(wrs[i : i + 32]))) > 0
+        sends = [SendWR(a.mr[0:8])] * min(32, posted - i)
+        a.qp.post_send(sends)
+        wait_completions(a.scq, len(sends))
     assert [wc.wr_id for wc in wait_completions(b.rcq, posted)] == list(range(posted))
     b.qp.post_recv(e.value.bad_wr)
 
 
 def test_a_single_request_that_is_refused_is_named_as_well(ctx: Context) -> None:
-    a = stuck(ctx, max_send_wr=4)
-    for wr, post in (
+    a, _peer = stuck(ctx, max_send_wr=4)
+    posts: list[tuple[Any, Any]] = [
         (SendWR(a.mr[0:8]), a.qp.post_send),
         (RecvWR(a.mr[0:8]), a.qp.post_recv),
-    ):
+    ]
+    for wr, post in posts:
         with pytest.raises(VerbsError, match="is full") as e:
             for _ in range(10_000):
-                post(wr)  # type: ignore[operator]
+                post(wr)
         assert e.value.bad_wr is wr
         assert e.value.posted == 0
         with pytest.raises(VerbsError, match="is full") as e:
-            post(a.mr[0:8])  # type: ignore[operator]
+            post(a.mr[0:8])
         assert (e.value.bad_wr, e.value.posted) == (None, 0)
+
+
+def test_an_srq_takes_the_same_forms(ctx: Context) -> None:
+    b = Endpoint(ctx, QPType.RC)
+    srq = SRQ(b.pd, 16)
+    b.qp = QP(b.pd, QPType.RC, send_cq=b.scq, recv_cq=b.rcq, srq=srq)
+    a, _ = connect(Endpoint(ctx, QPType.RC), b)
+    one = RecvWR(b.mr[0:8], wr_id=7)
+    srq.post_recv(one)
+    srq.post_recv([RecvWR(b.mr[8 * i : 8 * i + 8], wr_id=i) for i in range(3)])
+    assert srq.outstanding == 4
+    a.qp.post_send([SendWR(a.mr[0:8])] * 4)
+    assert [wc.wr_id for wc in wait_completions(b.rcq, 4)] == [7, 0, 1, 2]
+    with pytest.raises(VerbsError, match=r"the SRQ is full: .* the first \d+ of 1000") as e:
+        srq.post_recv([one] * 1000)
+    assert (e.value.verb, e.value.bad_wr) == ("ibv_post_srq_recv", one)
+    assert e.value.posted == srq.outstanding >= 16
+    with pytest.raises(VerbsError, match="the SRQ is full") as e:
+        srq.post_recv(one)
+    assert (e.value.posted, e.value.bad_wr) == (0, one)
+    with pytest.raises(TypeError, match="wr_id was given, but .* comes alone"):
+        srq.post_recv(one, wr_id=1)
+    with pytest.raises(
+        ValueError, match=r"\[1\] of the list: the MR belongs to another PD than the SRQ"
+    ):
+        srq.post_recv([one, RecvWR(a.mr[0:8])])
+    with pytest.raises(ValueError, match="QP .* receives from its SRQ: post there"):
+        b.qp.post_recv(one)
+    b.qp.close()
+    srq.close()
+    with pytest.raises(ClosedError):
+        srq.post_recv(one)
 
 
 def test_a_request_that_fails_later_completes_as_any_other(pair: Pair) -> None:
@@ -591,7 +624,7 @@ def test_a_wr_id_is_a_number_of_64_bits(make: Any) -> None:
 
 
 def unpostable(ctx: Context) -> list[tuple[QPType, Callable[[Endpoint, Endpoint], SendWR], str]]:
-    mtu = ctx.query_port().active_mtu.bytes  # type: ignore[union-attr]
+    mtu = ctx.query_port().active_mtu.bytes  # type: ignore[attr-defined]
     read: dict[str, Any] = {"opcode": WROpcode.RDMA_READ}
     return [
         (QPType.UC, lambda a, b: SendWR(a.mr[0:8], **read, **remote(b)), "not possible on a UC"),
@@ -689,10 +722,10 @@ def test_a_request_comes_without_other_arguments(pair: Pair) -> None:
             with pytest.raises(
                 TypeError, match=f"{next(iter(other))} was given, but .* comes alone"
             ):
-                a.qp.post_send(send, **other)  # type: ignore[call-overload]
+                a.qp.post_send(send, **other)
     for receive in (RecvWR(), [RecvWR()]):
         with pytest.raises(TypeError, match="wr_id was given, but .* comes alone"):
-            a.qp.post_recv(receive, wr_id=1)  # type: ignore[call-overload]
+            a.qp.post_recv(receive, wr_id=1)
     assert a.qp.outstanding == (0, 0)
 
 
