@@ -15,19 +15,18 @@ from typing import Any
 
 from cqnotify import (
     CQ,
-    MR,
-    PD,
-    QP,
     AccessFlags,
     AsyncEvent,
     AsyncEventType,
-    CompletionChannel,
     Context,
     QPAddress,
     QPType,
     WCStatus,
     WorkCompletion,
+    testing,
 )
+from cqnotify.testing import connect as connect
+from cqnotify.testing import wait_completions as wait_completions
 
 DEADLINE = 30.0  # seconds: the lab's guest is emulated, and can stall for a while
 ALL_REMOTE = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_READ
@@ -49,56 +48,21 @@ def ip_link(*arguments: str) -> None:
     subprocess.run(["ip", "link", "set", *arguments], check=True, timeout=DEADLINE)
 
 
-class Endpoint:
-    """One side of a connection: a QP with a CQ for each direction, on one channel, and memory."""
+class Endpoint(testing.Endpoint):
+    """One whose memory the peer may write and read; with short names for its CQs."""
 
     def __init__(
-        self,
-        ctx: Context,
-        qp_type: QPType,
-        *,
-        size: int = 65536,
-        access: AccessFlags = ALL_REMOTE,
-        one_cq: bool = False,
-        cqe: int = 256,
-        **qp: Any,
+        self, ctx: Context, qp_type: QPType, *, access: AccessFlags = ALL_REMOTE, **options: Any
     ) -> None:
-        self.ctx = ctx
-        self.pd = PD(ctx)
-        self.channel = CompletionChannel(ctx)
-        self.scq = CQ(ctx, cqe, channel=self.channel)
-        self.rcq = self.scq if one_cq else CQ(ctx, cqe, channel=self.channel)
-        self.mr = MR(self.pd, size, access=access)
-        options: dict[str, Any] = {"max_send_wr": 64, "max_recv_wr": 64, **qp}
-        self.qp = QP(self.pd, qp_type, send_cq=self.scq, recv_cq=self.rcq, **options)
+        super().__init__(ctx, qp_type, access=access, **options)
 
+    @property
+    def scq(self) -> CQ:
+        return self.send_cq
 
-def connect(a: Endpoint, b: Endpoint, **options: Any) -> tuple[Endpoint, Endpoint]:
-    """Both QPs to RTS, towards each other; UD has no peer."""
-    access = AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_READ
-    if a.qp.qp_type == QPType.UD:
-        a.qp.connect(**options)
-        b.qp.connect(**options)
-    else:
-        options.setdefault("access", access)
-        a.qp.connect(b.qp.address(), **options)
-        b.qp.connect(a.qp.address(), **options)
-    return a, b
-
-
-def wait_completions(cq: CQ, n: int) -> list[WorkCompletion]:
-    """n completions, asleep in between as a program should be: arm, poll again, sleep."""
-    end = time.monotonic() + DEADLINE
-    got = cq.poll(n)
-    while len(got) < n:
-        cq.req_notify()
-        more = cq.poll(n - len(got))
-        got += more
-        if not more:
-            assert cq.channel is not None
-            fired = cq.channel.get_event(timeout=max(0.0, end - time.monotonic()))
-            fired.ack()
-    return got
+    @property
+    def rcq(self) -> CQ:
+        return self.recv_cq
 
 
 def wait_one(cq: CQ, status: WCStatus = WCStatus.SUCCESS) -> WorkCompletion:

@@ -362,7 +362,7 @@ def test_two_failures_are_told_one_after_the_other(ctx: Context) -> None:
     for world in worlds:
         a = world.a
         a.qp.close()
-        a.scq = CQ(ctx, 1, channel=channel)
+        a.send_cq = CQ(ctx, 1, channel=channel)
         a.qp = QP(a.pd, QPType.RC, send_cq=a.scq, max_send_wr=64)
         world.b.qp.modify(qp_state=QPState.RESET)
         connect(a, world.b)

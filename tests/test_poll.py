@@ -205,7 +205,7 @@ def test_poll_into_takes_nothing_else(cq: CQ) -> None:
 def extended_pair(ctx: Context, wc_flags: WCExFlags, qp_type: QPType = QPType.RC) -> Pair:
     a, b = Endpoint(ctx, qp_type), Endpoint(ctx, qp_type)
     b.qp.close()
-    b.rcq = CQ(ctx, 64, channel=b.channel, wc_flags=wc_flags)
+    b.recv_cq = CQ(ctx, 64, channel=b.channel, wc_flags=wc_flags)
     b.qp = QP(b.pd, qp_type, send_cq=b.scq, recv_cq=b.rcq, max_recv_wr=64)
     return connect(a, b)
 
