@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Fixtures over a real RDMA device: the first one, and a second one for traffic over a wire."""
+"""Fixtures over real RDMA devices, beside and on top of those of pytest_cqnotify."""
 
 from __future__ import annotations
 
@@ -14,61 +14,41 @@ import uvloop
 from aio_support import Lane, MakeLane, Scenario
 from support import DEADLINE, Endpoint, connect, ip_link, until
 
-from cqnotify import CQ, PD, CompletionChannel, Context, QPType, _core, devices
+from cqnotify import CQ, PD, CompletionChannel, Context, QPType, _core
 
 # What only a debug build can do is not part of the suite of an ordinary one.
 FAULTS = hasattr(_core, "fail_call")
 collect_ignore = [] if FAULTS else ["test_faults.py", "test_aio_faults.py"]
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--rdma-required",
-        action="store_true",
-        help="a test that finds no RDMA device fails instead of being skipped",
-    )
-
-
 def pytest_report_header() -> str:
     return f"cqnotify: {'debug build, calls can be made to fail' if FAULTS else 'ordinary build'}"
 
 
-def missing(request: pytest.FixtureRequest, what: str) -> None:
-    if request.config.getoption("--rdma-required"):
-        pytest.fail(f"--rdma-required, but there is {what}")
-    pytest.skip(what)
+@pytest.fixture
+def ctx(rdma_context: Context) -> Context:
+    return rdma_context
 
 
 @pytest.fixture
-def ctx(request: pytest.FixtureRequest) -> Iterator[Context]:
-    if not devices():
-        missing(request, "no RDMA device")
-    with Context() as context:
-        yield context
-
-
-@pytest.fixture
-def ctx2(request: pytest.FixtureRequest) -> Iterator[Context]:
+def ctx2(rdma_context2: Context) -> Context:
     """The second device: between it and the first, packets cross a wire."""
-    if len(devices()) < 2:
-        missing(request, "no second RDMA device")
-    with Context(devices()[1].name) as context:
-        yield context
+    return rdma_context2
 
 
 @pytest.fixture
-def pd(ctx: Context) -> PD:
-    return PD(ctx)
+def pd(rdma_pd: PD) -> PD:
+    return rdma_pd
 
 
 @pytest.fixture
-def channel(ctx: Context) -> CompletionChannel:
-    return CompletionChannel(ctx)
+def channel(rdma_channel: CompletionChannel) -> CompletionChannel:
+    return rdma_channel
 
 
 @pytest.fixture
-def cq(ctx: Context, channel: CompletionChannel) -> CQ:
-    return CQ(ctx, 64, channel=channel)
+def cq(rdma_cq: CQ) -> CQ:
+    return rdma_cq
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from cqnotify import (
     MR,
     PD,
     AccessFlags,
-    AtomicCap,
     Context,
     QPType,
     SendFlags,
@@ -20,6 +19,8 @@ from cqnotify import (
     WCStatus,
     WROpcode,
 )
+
+pytestmark = pytest.mark.rdma(atomics=True)
 
 Pair = tuple[Endpoint, Endpoint]
 CMP_AND_SWP = WROpcode.ATOMIC_CMP_AND_SWP
@@ -40,8 +41,6 @@ def get(mr: MR, at: int = COUNTER) -> int:
 
 
 def endpoint(ctx: Context, **options: Any) -> Endpoint:
-    if ctx.query_device().atomic_cap == AtomicCap.NONE:
-        pytest.skip(f"{ctx.name} has no atomic operations")
     return Endpoint(ctx, QPType.RC, access=ALL_REMOTE | ATOMIC, **options)
 
 

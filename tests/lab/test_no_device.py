@@ -35,3 +35,13 @@ def test_the_command_line_says_so_too() -> None:
         )
         assert (done.returncode, done.stdout) == (3, "")
         assert "no RDMA device" in done.stderr
+
+
+def test_a_test_that_needs_one_is_skipped_or_fails(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("def test_it(rdma_rc_pair): pass\n")
+    command = [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", str(tmp_path)]
+    for option, status, words in (("-q", 0, "1 skipped"), ("--rdma-required", 1, "1 error")):
+        done = subprocess.run([*command, option], capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == status, done.stdout
+        assert "rdma: there is no RDMA device" in done.stdout
+        assert words in done.stdout
