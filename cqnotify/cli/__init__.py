@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: MIT
+"""The command line: `cqnotify`, `python -m cqnotify`. Each command is a module of this package.
+
+A command's module has `add_parser(commands)`, which makes its parser by `add_command`, and
+`run(args)`, which returns an exit code. What only some commands need they import when they run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from types import FrameType
+from typing import Any, Final, NoReturn
+
+from .. import AsyncEventError, CompletionError, VerbsError, __version__
+from ..context import devices as list_devices  # besides the module of that command
+
+__all__ = ["CANNOT_RUN", "FAILED", "OK", "USAGE", "CommandError", "main"]
+
+# Their modules' names, in the order of the help.
+COMMANDS: Final = (
+    "devices",
+    "demo",
+)
+
+OK, FAILED, USAGE, CANNOT_RUN = 0, 1, 2, 3
+INTERRUPTED, BROKEN_PIPE, TERMINATED = (
+    128 + number for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGTERM)
+)
+
+EXIT_CODES: Final = """\
+exit codes:
+  0    everything went well
+  1    it failed, took too long, or brought what it should not
+  2    wrong usage
+  3    nothing to run on: no such RDMA device, or a program or library is missing
+  130  interrupted by Ctrl-C
+  141  whoever read the output has gone
+  143  ended by SIGTERM
+"""
+
+
+class CommandError(Exception):
+    """The command cannot go on, in words for the terminal, with its exit code."""
+
+    def __init__(self, message: str, code: int = FAILED) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code."""
+    try:
+        with _termination(), _flushed():
+            args = _parser().parse_args(argv)
+            return int(args.run(args))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        return BROKEN_PIPE
+    except CommandError as e:
+        return _complain(e, e.code)
+    except (VerbsError, OSError, LookupError, CompletionError, AsyncEventError) as e:
+        return _complain(e, FAILED)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cqnotify",
+        description="RDMA completion notification.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"cqnotify {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name in COMMANDS:
+        import_module(f"{__name__}.{name}").add_parser(commands)
+    return parser
+
+
+@contextmanager
+def _termination() -> Iterator[None]:
+    """SIGTERM is an exception inside, so that children are killed and devices closed."""
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _flushed() -> Iterator[None]:
+    """What was printed is out at the end, or fails here: at Python's exit it is too late."""
+    try:
+        yield
+    finally:
+        try:
+            print(end="", flush=True)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's own try
+            raise
+
+
+def _terminate(_signal: int, _frame: FrameType | None) -> NoReturn:
+    sys.exit(TERMINATED)
+
+
+def _complain(error: Exception, code: int) -> int:
+    print(f"cqnotify: {error}", file=sys.stderr)
+    return code
+
+
+# ---- what the commands share ----------------------------------------------------------------
+
+
+def add_command(
+    commands: Any,
+    name: str,
+    what: str,
+    run: Callable[[argparse.Namespace], int],
+    description: str | None = None,
+) -> argparse.ArgumentParser:
+    """Return the parser of a new command. All of them have --json, and say the exit codes."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=what,
+        description=description or f"{what[0].upper()}{what[1:]}.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", action="store_true", help="print every figure as JSON")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def add_device(parser: argparse.ArgumentParser, default: str = "the first") -> None:
+    """Add the option that chooses a device, with the name that rdma-core's programs give it."""
+    parser.add_argument(
+        *("-d", "--device", "--ib-dev"),
+        dest="device",
+        metavar="D",
+        help=f"RDMA device (default: {default})",
+    )
+
+
+def device_names(wanted: str | None = None) -> list[str]:
+    """Return the names of the devices, or the one that was asked for; CommandError if there is
+    none."""
+    names = [device.name for device in list_devices()]
+    if not names:
+        raise CommandError("this machine has no RDMA device", CANNOT_RUN)
+    if wanted is None:
+        return names
+    if wanted not in names:
+        raise CommandError(f"there is no device {wanted}; there is {', '.join(names)}", CANNOT_RUN)
+    return [wanted]
+
+
+def print_json(value: object) -> None:
+    """Print a command's figures, and nothing else, on stdout."""
+    print(json.dumps(value, indent=2))
+
+
+def whole(text: str) -> int:
+    """The type of an argument that counts something: 1 or more."""
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return value
+
+
+def seconds(text: str) -> float:
+    """The type of an argument that is a time: more than 0 seconds, up to a year."""
+    if not 0 < (value := float(text)) <= 366 * 86400:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
+    return value

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: MIT
+"""`cqnotify demo`: what it costs to sleep until a completion comes, against polling for it."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from . import CANNOT_RUN, FAILED, OK, CommandError, add_command, add_device, print_json, whole
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to the parser's commands."""
+    what = "compare sleeping until a completion comes with polling for it"
+    parser = add_command(commands, "demo", what, run, DESCRIPTION)
+    add_device(parser)
+    parser.add_argument(
+        "--peer-device", metavar="D2", help="the peers' device (default: the same; lab: the second)"
+    )
+    parser.add_argument(
+        "--messages", metavar="N", type=whole, default=1000, help="per run (default: 1000)"
+    )
+    parser.add_argument(
+        "--interval",
+        metavar="MS",
+        type=_milliseconds,
+        default=0.004,
+        help="between the stream's messages (default: 4)",
+    )
+
+
+DESCRIPTION = """\
+What it costs to sleep until a completion comes, against polling for it.
+
+Two jobs, each done by several receivers: a ping-pong with ibv_rc_pingpong, rdma-core's own program
+in event mode, and a one-way stream that a second process sends at a slow pace. In the lab, where
+two software devices sit on one wire, the wire is given a delay for the duration; there it fails,
+too, if a receiver did not sleep.
+"""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command."""
+    from .. import demo
+
+    try:
+        report = demo.run(args.device, args.peer_device, args.messages, args.interval)
+    except demo.DemoError as e:
+        code = CANNOT_RUN if isinstance(e, demo.CannotRunError) else FAILED
+        raise CommandError(str(e), code) from e
+    if args.json:
+        print_json(report.as_dict())
+    else:
+        print(demo.format_report(report))
+    return FAILED if report.problems else OK
+
+
+def _milliseconds(text: str) -> float:
+    if not 0 <= (value := float(text)) < 60_000:
+        raise argparse.ArgumentTypeError(f"{text} is not 0 to 60000 milliseconds")
+    return value / 1000
