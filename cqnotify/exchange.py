@@ -6,6 +6,9 @@ end may be ibv_rc_pingpong, ibv_uc_pingpong or ibv_ud_pingpong. Both ends post t
 arm their CQ before the exchange, for a server moves its QP to RTS before it answers, and a client
 sends as soon as it has connected its own.
 
+Several QPs are connected in one exchange where a list of addresses is given instead of one: as
+many records go each way, and a list comes back. ibv_srq_pingpong always has 256.
+
 The exchange has neither encryption nor authentication: it is for a network that you trust, and
 servers listen on the loopback interface unless told otherwise. What comes in is limited in length
 and time and parsed strictly.
@@ -23,7 +26,7 @@ import errno
 import socket
 import time
 from collections.abc import Callable, Coroutine, Generator, Iterator
-from typing import Final, TypeAlias
+from typing import Final, Generic, TypeAlias, TypeVar
 
 from .qp import RECORD_SIZE, QPAddress
 
@@ -41,10 +44,13 @@ DEFAULT_PORT: Final = 18515
 DEFAULT_TIMEOUT: Final = 30.0
 _DONE: Final = b"done\0"
 _RETRY: Final = 0.05
+_PATIENCE: Final = 10.0  # seconds for one client, where another may come
 
 # The protocol, free of sockets: it yields bytes to write them, or a number to read so many.
-_Steps: TypeAlias = Generator["bytes | int", bytes, QPAddress]
-_Connect: TypeAlias = Callable[[QPAddress], object]
+_Steps: TypeAlias = Generator["bytes | int", bytes, "list[QPAddress]"]
+_Addresses = TypeVar("_Addresses", QPAddress, "list[QPAddress]")
+_T = TypeVar("_T")
+_TurnedAway: TypeAlias = Callable[[str, Exception], object]
 
 
 def listen(host: str = "127.0.0.1", port: int = DEFAULT_PORT) -> socket.socket:
@@ -52,55 +58,70 @@ def listen(host: str = "127.0.0.1", port: int = DEFAULT_PORT) -> socket.socket:
 
     The caller closes it, and may serve several clients with it, one after the other.
     """
-    return socket.create_server((host, port), backlog=1)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=1)
 
 
 async def exchange_as_client(
-    host: str, port: int, address: QPAddress, *, timeout: float = DEFAULT_TIMEOUT
-) -> QPAddress:
+    host: str, port: int, address: _Addresses, *, timeout: float = DEFAULT_TIMEOUT
+) -> _Addresses:
     """Give our address to a server and return its own; then connect to it and send.
 
     A server that does not listen yet is tried again until `timeout` is over. See the module for
     what is raised.
     """
+    steps = _client(_as_list(address))
 
-    async def run() -> QPAddress:
-        reader, writer = await _open(host, port)
-        return await _drive(_client(address), reader, writer)
+    async def run() -> list[QPAddress]:
+        return await _drive(steps, *await _open(host, port))
 
-    return await _limited(run(), timeout)
+    return _like(address, await _limited(run(), timeout))
 
 
 async def exchange_as_server(
     listener: socket.socket,
-    address: QPAddress,
-    connect: _Connect,
+    address: _Addresses,
+    connect: Callable[[_Addresses], object],
     *,
     timeout: float = DEFAULT_TIMEOUT,
-) -> QPAddress:
+    turned_away: _TurnedAway | None = None,
+) -> _Addresses:
     """Wait for one client on `listener`, give it our address and return its own.
 
     `connect(remote)` has to bring our QP to RTS, or to RTR at least: it is called before we
-    answer, since the client may send at once. See the module for what is raised.
+    answer, since the client may send at once.
+
+    With `turned_away`, a client that does not keep to the protocol is none: `turned_away(who, why)`
+    is called, and the next one awaited, until `timeout` is over. The same goes for a client that
+    takes longer than 10 seconds. But once `connect` was called, there is no other.
+
+    See the module for what is raised.
     """
+    server = _Server(address, connect, turned_away)
+    deadline = time.monotonic() + timeout
 
-    async def run() -> QPAddress:
+    async def accept() -> tuple[socket.socket, object]:
         with _nonblocking(listener):
-            sock, _ = await asyncio.get_running_loop().sock_accept(listener)
-        try:
-            reader, writer = await asyncio.open_connection(sock=sock, limit=RECORD_SIZE)
-        except BaseException:
-            sock.close()
-            raise
-        return await _drive(_server(address, connect), reader, writer)
+            return await asyncio.get_running_loop().sock_accept(listener)
 
-    return await _limited(run(), timeout)
+    async def serve(sock: socket.socket) -> list[QPAddress]:
+        streams = await asyncio.open_connection(sock=sock, limit=RECORD_SIZE)
+        return await _drive(server.steps(), *streams)
+
+    while True:
+        sock, who = await _limited(accept(), _left(deadline))
+        with sock:
+            try:
+                return _like(address, await _limited(serve(sock), server.patience(deadline)))
+            except (OSError, ValueError) as e:
+                server.turn_away(who, e)
 
 
 def exchange_as_client_blocking(
-    host: str, port: int, address: QPAddress, *, timeout: float = DEFAULT_TIMEOUT
-) -> QPAddress:
+    host: str, port: int, address: _Addresses, *, timeout: float = DEFAULT_TIMEOUT
+) -> _Addresses:
     """Do what `exchange_as_client` does, without asyncio."""
+    steps = _client(_as_list(address))
     deadline = time.monotonic() + timeout
     while True:
         try:
@@ -110,48 +131,108 @@ def exchange_as_client_blocking(
         else:
             break
     with sock:
-        return _drive_blocking(_client(address), sock, deadline)
+        return _like(address, _drive_blocking(steps, sock, deadline))
 
 
 def exchange_as_server_blocking(
     listener: socket.socket,
-    address: QPAddress,
-    connect: _Connect,
+    address: _Addresses,
+    connect: Callable[[_Addresses], object],
     *,
     timeout: float = DEFAULT_TIMEOUT,
-) -> QPAddress:
+    turned_away: _TurnedAway | None = None,
+) -> _Addresses:
     """Do what `exchange_as_server` does, without asyncio."""
+    server = _Server(address, connect, turned_away)
     deadline = time.monotonic() + timeout
-    before = listener.gettimeout()
-    listener.settimeout(_left(deadline))
-    try:
-        sock, _ = listener.accept()
-    finally:
-        listener.settimeout(before)
-    with sock:
-        return _drive_blocking(_server(address, connect), sock, deadline)
+    while True:
+        sock, who = _accept_blocking(listener, deadline)
+        with sock:
+            limit = time.monotonic() + server.patience(deadline)
+            try:
+                return _like(address, _drive_blocking(server.steps(), sock, limit))
+            except (OSError, ValueError) as e:
+                server.turn_away(who, e)
 
 
-def _client(address: QPAddress) -> _Steps:
-    yield address.to_wire()
-    remote = QPAddress.from_wire((yield RECORD_SIZE))
+def _as_list(address: QPAddress | list[QPAddress]) -> list[QPAddress]:
+    addresses = [address] if isinstance(address, QPAddress) else list(address)
+    if not addresses:
+        raise ValueError("address is an empty list: there is nothing to exchange")
+    return addresses
+
+
+def _like(address: _Addresses, remote: list[QPAddress]) -> _Addresses:
+    """What came back, in the form of what we gave: one address, or a list."""
+    return remote[0] if isinstance(address, QPAddress) else remote
+
+
+def _client(ours: list[QPAddress]) -> _Steps:
+    yield _to_wire(ours)
+    theirs = yield from _receive(len(ours))
     yield _DONE
-    return remote
+    return theirs
 
 
-def _server(address: QPAddress, connect: _Connect) -> _Steps:
-    remote = QPAddress.from_wire((yield RECORD_SIZE))
-    connect(remote)
-    yield address.to_wire()
-    done = yield len(_DONE)
-    if done != _DONE:
-        raise ValueError(f"the peer ended the exchange with {done!r} instead of {_DONE!r}")
-    return remote
+def _receive(count: int) -> _Steps:
+    """Each record is judged when it is there: whoever begins with garbage need not go on."""
+    theirs = []
+    for _ in range(count):
+        theirs.append(QPAddress.from_wire((yield RECORD_SIZE)))
+    return theirs
+
+
+def _to_wire(addresses: list[QPAddress]) -> bytes:
+    return b"".join(address.to_wire() for address in addresses)
+
+
+class _Server(Generic[_Addresses]):
+    """A server's part, which it may have to play to several clients until one is the peer."""
+
+    def __init__(
+        self,
+        address: _Addresses,
+        connect: Callable[[_Addresses], object],
+        turned_away: _TurnedAway | None,
+    ) -> None:
+        self._address: _Addresses = address
+        self._ours = _as_list(address)
+        self._connect: Callable[[_Addresses], object] = connect
+        self._turned_away = turned_away
+        self._chosen = False
+
+    def steps(self) -> _Steps:
+        theirs = yield from _receive(len(self._ours))
+        self._chosen = True
+        self._connect(_like(self._address, theirs))
+        yield _to_wire(self._ours)
+        done = yield len(_DONE)
+        if done != _DONE:
+            raise ValueError(f"the peer ended the exchange with {done!r} instead of {_DONE!r}")
+        return theirs
+
+    def patience(self, deadline: float) -> float:
+        """The seconds for one client."""
+        left = max(0.0, deadline - time.monotonic())
+        return left if self._turned_away is None else min(left, _PATIENCE)
+
+    def turn_away(self, who: object, error: Exception) -> None:
+        """Go on without this client, or raise its error, which is being handled."""
+        if self._turned_away is None or self._chosen:
+            raise error
+        self._turned_away(_name(who), error)
+
+
+def _name(who: object) -> str:
+    """A socket's address as text."""
+    assert isinstance(who, tuple)
+    host, port = who[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 async def _drive(
     steps: _Steps, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-) -> QPAddress:
+) -> list[QPAddress]:
     try:
         step = next(steps)
         while True:
@@ -172,7 +253,7 @@ async def _drive(
             await writer.wait_closed()
 
 
-def _drive_blocking(steps: _Steps, sock: socket.socket, deadline: float) -> QPAddress:
+def _drive_blocking(steps: _Steps, sock: socket.socket, deadline: float) -> list[QPAddress]:
     try:
         step = next(steps)
         while True:
@@ -198,8 +279,17 @@ def _read_exactly(sock: socket.socket, size: int, deadline: float) -> bytes:
     return data
 
 
-def _result(end: StopIteration) -> QPAddress:
-    assert isinstance(end.value, QPAddress)
+def _accept_blocking(listener: socket.socket, deadline: float) -> tuple[socket.socket, object]:
+    before = listener.gettimeout()
+    listener.settimeout(_left(deadline))
+    try:
+        return listener.accept()
+    finally:
+        listener.settimeout(before)
+
+
+def _result(end: StopIteration) -> list[QPAddress]:
+    assert isinstance(end.value, list)
     return end.value
 
 
@@ -226,7 +316,7 @@ async def _open(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.Str
             await asyncio.sleep(_RETRY)
 
 
-async def _limited(work: Coroutine[object, object, QPAddress], timeout: float) -> QPAddress:
+async def _limited(work: Coroutine[object, object, _T], timeout: float) -> _T:
     try:
         return await asyncio.wait_for(work, timeout)
     except asyncio.TimeoutError:  # before Python 3.11 this is not the builtin one
