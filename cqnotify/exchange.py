@@ -109,7 +109,8 @@ async def exchange_as_server(
         return await _drive(server.steps(), *streams)
 
     while True:
-        sock, who = await _limited(accept(), _left(deadline))
+        left = _left(deadline)
+        sock, who = await _limited(accept(), left)
         with sock:
             try:
                 return _like(address, await _limited(serve(sock), server.patience(deadline)))

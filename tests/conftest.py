@@ -6,15 +6,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import tempfile
 from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
 from aio_support import Lane, MakeLane, Scenario
+from hypothesis.configuration import set_hypothesis_home_dir
 from support import DEADLINE, Endpoint, connect, ip_link, until
 
 from cqnotify import CQ, PD, CompletionChannel, Context, QPType, _core
+
+# Nothing of hypothesis' is kept, nor written into the project.
+set_hypothesis_home_dir(Path(tempfile.gettempdir()) / f"cqnotify-hypothesis-{os.getuid()}")
 
 # What only a debug build can do is not part of the suite of an ordinary one.
 FAULTS = hasattr(_core, "fail_call")

@@ -3,14 +3,17 @@
 
 import asyncio
 import contextlib
+import re
 import socket
 import threading
 import time
 from ipaddress import IPv6Address
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from cqnotify import QPAddress
+from cqnotify import QPAddress, exchange
 from cqnotify.exchange import (
     exchange_as_client,
     exchange_as_client_blocking,
@@ -23,6 +26,7 @@ OURS = QPAddress(0x12, 0x345, 0xABCDEF, IPv6Address("fe80::1"))
 THEIRS = QPAddress(0, 0xFFFFFF, 0, IPv6Address("::ffff:10.1.2.3"))
 WIRE = b"0012:000345:abcdef:fe800000000000000000000000000001\0"
 DONE = b"done\0"
+MANY = 256  # records, as ibv_srq_pingpong exchanges
 
 
 class AsyncRole:
@@ -69,6 +73,10 @@ def in_thread():
 
 def port_of(sock):
     return sock.getsockname()[1]
+
+
+def many(address):
+    return [address._replace(qp_num=i) for i in range(MANY)]
 
 
 def read_all(sock, size):
@@ -330,3 +338,265 @@ def test_the_listener_serves_again_after_a_failure(role, listener):
 
 def test_servers_listen_on_loopback_by_default(listener):
     assert listener.getsockname()[0] == "127.0.0.1"
+
+
+class TestSeveral:
+    """Several addresses in one exchange."""
+
+    @pytest.mark.parametrize("server", [AsyncRole, BlockingRole], ids=["asyncio", "blocking"])
+    @both
+    def test_a_list_brings_a_list(self, role, server, listener, in_thread):
+        connected, result = [], []
+        in_thread(
+            lambda: result.append(
+                server.server(listener, many(THEIRS), connected.append, timeout=30)
+            )
+        )
+        got = role.client("127.0.0.1", port_of(listener), many(OURS), timeout=30)
+        assert got == many(THEIRS)
+        deadline = time.monotonic() + 30
+        while not result and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert result == connected == [many(OURS)]
+
+    @both
+    def test_the_server_reads_all_records_before_it_connects_and_answers(self, role, listener):
+        record = many(OURS)[0].to_wire()
+        connected = []
+        with socket.create_connection(listener.getsockname(), timeout=30) as sock:
+            sock.sendall(b"".join(a.to_wire() for a in many(OURS)[:-1]) + record[:51])
+            sock.shutdown(socket.SHUT_WR)
+            with pytest.raises(ConnectionError, match="51 of 52 bytes"):
+                role.server(listener, many(THEIRS), connected.append, timeout=30)
+            assert read_all(sock, 1) == b""
+        assert connected == []
+
+    @both
+    def test_a_bad_record_is_refused_before_the_next_is_there(self, role, listener):
+        with socket.create_connection(listener.getsockname(), timeout=30) as sock:
+            sock.sendall(3 * WIRE + WIRE.upper())
+            with pytest.raises(ValueError, match="not an address record"):
+                role.server(listener, many(THEIRS), lambda remote: None, timeout=30)
+
+    @both
+    def test_one_record_too_many_is_not_the_end_of_the_exchange(self, role, listener):
+        with socket.create_connection(listener.getsockname(), timeout=30) as sock:
+            sock.sendall(3 * WIRE + DONE)
+            with pytest.raises(ValueError, match="instead of"):
+                role.server(listener, [THEIRS, OURS], lambda remote: None, timeout=30)
+
+    @both
+    def test_no_address_is_refused(self, role, listener):
+        with pytest.raises(ValueError, match="empty list"):
+            role.client("127.0.0.1", port_of(listener), [], timeout=30)
+        with pytest.raises(ValueError, match="empty list"):
+            role.server(listener, [], lambda remote: None, timeout=30)
+
+
+BAD_CLIENTS = {
+    "garbage": b"GET / HTTP/1.1\r\nHost: localhost\r\nUser-Agent: x\r\nAccept: *\r\n\r\n",
+    "nothing": b"",
+    "half a record": WIRE[:26],
+    "a record in capitals": WIRE.upper(),
+    "zeros": bytes(4096),
+}
+
+
+class TestTurnedAway:
+    """Servers that go on after a client that was none."""
+
+    @both
+    @pytest.mark.parametrize("sent", BAD_CLIENTS.values(), ids=BAD_CLIENTS)
+    def test_the_next_client_is_served(self, role, sent, listener, in_thread):
+        away = []
+
+        def clients():
+            with socket.create_connection(listener.getsockname(), timeout=30) as sock:
+                name = ":".join(map(str, sock.getsockname()))
+                with contextlib.suppress(OSError):  # it hangs up, perhaps before it has read all
+                    sock.sendall(sent)
+                    sock.shutdown(socket.SHUT_WR)
+                    assert read_all(sock, 1) == b""
+            away.append(name)
+            assert exchange_as_client_blocking("127.0.0.1", port_of(listener), OURS) == THEIRS
+
+        in_thread(clients)
+        told = []
+        remote = role.server(
+            listener,
+            THEIRS,
+            lambda remote: None,
+            timeout=30,
+            turned_away=lambda who, why: told.append((who, type(why))),
+        )
+        assert remote == OURS
+        (name,) = away
+        complete = len(sent) >= 52
+        assert told == [(name, ValueError if complete else ConnectionError)]
+
+    @both
+    def test_a_slow_client_does_not_keep_the_others_out(self, role, listener, monkeypatch):
+        monkeypatch.setattr(exchange, "_PATIENCE", 0.3)
+        told = []
+        address = listener.getsockname()
+        with (
+            socket.create_connection(address, timeout=30) as slow,
+            socket.create_connection(address, timeout=30) as good,
+        ):
+            slow.sendall(WIRE[:30])
+            good.sendall(WIRE + DONE)
+            remote = role.server(
+                listener,
+                THEIRS,
+                lambda remote: None,
+                timeout=30,
+                turned_away=lambda who, why: told.append(type(why)),
+            )
+            assert remote == OURS
+            assert told == [TimeoutError]
+            assert read_all(good, 52) == THEIRS.to_wire()
+
+    @both
+    @pytest.mark.parametrize("end", [b"more\n", b""])
+    def test_who_has_been_connected_to_is_not_turned_away(self, role, end, listener):
+        told = []
+        with socket.create_connection(listener.getsockname(), timeout=30) as sock:
+            sock.sendall(WIRE + end)
+            sock.shutdown(socket.SHUT_WR)
+            with pytest.raises((ValueError, ConnectionError)):
+                role.server(
+                    listener,
+                    THEIRS,
+                    lambda remote: None,
+                    timeout=30,
+                    turned_away=lambda who, why: told.append(why),
+                )
+        assert told == []
+
+    @both
+    def test_bad_clients_do_not_stretch_the_deadline(self, role, listener, in_thread):
+        over = threading.Event()
+
+        def clients():
+            while not over.is_set():
+                with (
+                    contextlib.suppress(OSError),
+                    socket.create_connection(listener.getsockname(), timeout=1) as sock,
+                ):
+                    sock.sendall(b"x" * 52)
+                    read_all(sock, 1)
+
+        in_thread(clients)
+        told = []
+        start = time.monotonic()
+        with pytest.raises(TimeoutError):
+            role.server(
+                listener,
+                THEIRS,
+                lambda remote: None,
+                timeout=1,
+                turned_away=lambda who, why: told.append(why),
+            )
+        over.set()
+        assert time.monotonic() - start < 10
+        assert told
+
+
+def test_servers_listen_on_ipv6_where_the_address_is_one():
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("no IPv6 here")
+    with listen("::1", port=0) as sock:
+        assert sock.family == socket.AF_INET6
+
+
+# ---- fuzzing ----------------------------------------------------------------------------------
+
+RECORD = re.compile(rb"[0-9a-f]{4}:[0-9a-f]{6}:[0-9a-f]{6}:[0-9a-f]{32}\0")
+fuzzed = settings(max_examples=200, deadline=None, derandomize=True, database=None)
+addresses = st.builds(
+    QPAddress,
+    st.integers(0, 0xFFFF),
+    st.integers(0, 0xFFFFFF),
+    st.integers(0, 0xFFFFFF),
+    st.builds(IPv6Address, st.integers(0, 2**128 - 1)),
+)
+
+
+@st.composite
+def spoiled(draw):
+    """Some records, of which a few bytes may be others, missing, or too many."""
+    data = bytearray(b"".join(a.to_wire() for a in draw(st.lists(addresses, max_size=3))))
+    for _ in range(draw(st.integers(0, 2))):
+        at = draw(st.integers(0, len(data)))
+        data[at : at + draw(st.integers(0, 2))] = draw(st.binary(max_size=2))
+    return bytes(data)
+
+
+@fuzzed
+@given(addresses)
+def test_every_address_survives_the_wire(address):
+    wire = address.to_wire()
+    assert len(wire) == 52
+    assert QPAddress.from_wire(wire) == address
+
+
+@fuzzed
+@given(st.one_of(st.binary(max_size=60), st.binary(min_size=52, max_size=52), spoiled()))
+def test_what_is_read_is_exactly_what_would_be_written(data):
+    try:
+        address = QPAddress.from_wire(data)
+    except ValueError:
+        assert not RECORD.fullmatch(data)
+    else:
+        assert address.to_wire() == data
+
+
+@fuzzed
+@given(st.one_of(spoiled(), st.binary(max_size=200)), st.integers(1, 3))
+def test_a_server_connects_to_nothing_but_whole_records(sent, count):
+    """The protocol's own steps, without a socket: a real one is too slow for so many."""
+    connected, answers = [], []
+    steps = exchange._Server([THEIRS] * count, connected.append, None).steps()
+    rest = sent
+    with contextlib.suppress(ValueError, StopIteration):
+        step = next(steps)
+        while not isinstance(step, int) or len(rest) >= step:
+            if isinstance(step, int):
+                piece, rest = rest[:step], rest[step:]
+                step = steps.send(piece)
+            else:
+                answers.append(step)
+                step = steps.send(b"")
+    records = re.match(RECORD.pattern * count, sent)
+    if records is None:
+        assert connected == answers == []
+    else:
+        ((*remote,),) = connected
+        assert b"".join(address.to_wire() for address in remote) == records[0]
+        assert answers == [THEIRS.to_wire() * count]
+
+
+@settings(fuzzed, max_examples=25)
+@given(st.lists(st.one_of(spoiled(), st.binary(max_size=200)), max_size=4))
+def test_a_server_survives_whatever_clients_send(garbage):
+    """Over real sockets: the one that keeps to the protocol is served, after all the others."""
+    bad = [data for data in garbage if not RECORD.match(data)]
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(listen(port=0))
+        listener.listen(8)
+        told, connected = [], []
+        for data in [*bad, WIRE + DONE]:
+            sock = socket.create_connection(listener.getsockname(), timeout=30)
+            stack.enter_context(sock).sendall(data)
+            if data in bad:
+                sock.shutdown(socket.SHUT_WR)
+        remote = exchange_as_server_blocking(
+            listener,
+            THEIRS,
+            connected.append,
+            timeout=30,
+            turned_away=lambda who, why: told.append(why),
+        )
+        assert (remote, connected) == (OURS, [OURS])
+        assert len(told) == len(bad)
+        assert read_all(sock, 52) == THEIRS.to_wire()

@@ -22,7 +22,6 @@ import os
 import random
 import select
 import sys
-import tempfile
 import time
 import warnings
 import weakref
@@ -36,7 +35,6 @@ import hypothesis
 import pytest
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
-from hypothesis.configuration import set_hypothesis_home_dir
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     invariant,
@@ -83,8 +81,6 @@ SHRINK = "CQNOTIFY_FUZZ_SHRINK" in os.environ  # then with -o faulthandler_timeo
 NO_PROGRESS = 120.0  # seconds: then all stacks are shown, and it ends
 RSS_GROWTH = 8 << 20
 
-# Nothing of hypothesis' is kept, nor written into the project.
-set_hypothesis_home_dir(Path(tempfile.gettempdir()) / f"cqnotify-hypothesis-{os.getuid()}")
 COMMON = settings(
     database=None,
     deadline=None,
