@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The command line and the demo, as a user runs them."""
+"""The demo, as a user runs it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_support import command, outcome, started
 from support import until
-
-from cqnotify import Context, __version__
 
 MESSAGES = 160
 LIMIT = 300.0  # seconds for six short runs on an emulated machine
@@ -24,9 +22,8 @@ in_lab = pytest.mark.skipif(
 )
 
 
-def cqnotify(*args: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "cqnotify", *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, **options)
+def demo(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command("demo", *args), capture_output=True, text=True, timeout=LIMIT)
 
 
 def queue_disciplines() -> str:
@@ -41,42 +38,10 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for child in listed.split()]
 
 
-def test_version_and_help() -> None:
-    assert cqnotify("--version").stdout == f"cqnotify {__version__}\n"
-    assert "exit codes" in cqnotify("--help").stdout
-    assert "--messages" in cqnotify("demo", "--help").stdout
-
-
-@pytest.mark.parametrize(
-    "args", [[], ["nonsense"], ["demo", "--messages", "0"], ["demo", "--interval", "-1"]]
-)
-def test_wrong_usage_is_exit_code_2(args: list[str]) -> None:
-    assert cqnotify(*args).returncode == 2
-
-
-def test_no_such_device_is_exit_code_3_with_one_line() -> None:
-    done = cqnotify("demo", "--device", "nonsense")
-    assert done.returncode == 3
-    assert done.stdout == ""
-    assert len(done.stderr.splitlines()) == 1
-
-
-def test_devices_lists_what_there_is(ctx: Context) -> None:
-    listed = json.loads(cqnotify("devices", "--json").stdout)
-    (device,) = [d for d in listed if d["name"] == ctx.name]
-    (port,) = device["ports"]
-    assert port["state"] == ctx.query_port().state.name
-    assert port["active_mtu"] == ctx.query_port().active_mtu.bytes
-    assert [gid["gid"] for gid in port["gids"]] == [str(e.gid) for e in ctx.gid_table()]
-    text = cqnotify("devices").stdout
-    assert text.startswith(f"{ctx.name}: ")
-    assert all(str(entry.gid) in text for entry in ctx.gid_table())
-
-
 @pytest.fixture(scope="module")
 def figures() -> dict[str, Any]:
     """The demo's own figures, from one run for all tests of this file."""
-    done = cqnotify("demo", "--json", "--messages", str(MESSAGES))
+    done = demo("--json", "--messages", str(MESSAGES))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -141,7 +106,7 @@ def test_the_wire_is_as_before(figures: dict[str, Any]) -> None:
 
 @in_lab
 def test_the_table_is_aligned_and_says_what_it_means() -> None:
-    done = cqnotify("demo", "--messages", "16")
+    done = demo("--messages", "16")
     assert done.returncode == 0, done.stderr
     assert done.stderr == "", "progress is for terminals"
     blocks = [block.splitlines() for block in done.stdout.split("\n\n")]
@@ -159,23 +124,13 @@ def test_the_table_is_aligned_and_says_what_it_means() -> None:
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"]
 )
 def test_a_signal_ends_it_cleanly(number: signal.Signals, code: int) -> None:
-    demo = subprocess.Popen(
-        [sys.executable, "-m", "cqnotify", "demo", "--messages", "100000"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with demo:
-        try:
-            until(lambda: peers(demo.pid) != [], "the peer runs")
-            (peer,) = peers(demo.pid)
-            before = sent_packets()
-            until(lambda: sent_packets() > before + 20, "messages flow")
-            demo.send_signal(number)
-            out, err = demo.communicate(timeout=60)
-        finally:
-            demo.kill()
-    assert (demo.returncode, out, err) == (code, "", "")
+    with started(command("demo", "--messages", "100000")) as process:
+        until(lambda: peers(process.pid) != [], "the peer runs")
+        (peer,) = peers(process.pid)
+        before = sent_packets()
+        until(lambda: sent_packets() > before + 20, "messages flow")
+        process.send_signal(number)
+        assert outcome(process) == (code, "", "")
     assert not Path(f"/proc/{peer}").exists()
     assert "netem" not in queue_disciplines()
 

@@ -26,6 +26,8 @@ __all__ = ["CANNOT_RUN", "FAILED", "OK", "USAGE", "CommandError", "main"]
 # Their modules' names, in the order of the help.
 COMMANDS: Final = (
     "devices",
+    "pingpong",
+    "watch",
     "demo",
 )
 
@@ -112,7 +114,7 @@ def _terminate(_signal: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _complain(error: Exception, code: int) -> int:
-    print(f"cqnotify: {error}", file=sys.stderr)
+    note(str(error))
     return code
 
 
@@ -125,6 +127,7 @@ def add_command(
     what: str,
     run: Callable[[argparse.Namespace], int],
     description: str | None = None,
+    json_help: str = "print every figure as JSON",
 ) -> argparse.ArgumentParser:
     """Return the parser of a new command. All of them have --json, and say the exit codes."""
     parser: argparse.ArgumentParser = commands.add_parser(
@@ -134,7 +137,7 @@ def add_command(
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--json", action="store_true", help="print every figure as JSON")
+    parser.add_argument("--json", action="store_true", help=json_help)
     parser.set_defaults(run=run)
     return parser
 
@@ -160,6 +163,11 @@ def device_names(wanted: str | None = None) -> list[str]:
     if wanted not in names:
         raise CommandError(f"there is no device {wanted}; there is {', '.join(names)}", CANNOT_RUN)
     return [wanted]
+
+
+def note(text: str) -> None:
+    """Tell the user besides the output: one line on stderr."""
+    print(f"cqnotify: {text}", file=sys.stderr, flush=True)
 
 
 def print_json(value: object) -> None:

@@ -4,18 +4,25 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from ipaddress import IPv6Address
+from typing import Any, Final
 
-from ..attrs import GIDEntry
 from ..context import Context, devices
 from ..enums import MTU
 from . import OK, add_command, add_device, device_names, print_json
+from ._terminal import paint
+
+BITS: Final = ("device_cap_flags", "max_mr_size", "page_size_cap", "port_cap_flags", "vendor_id")
 
 
 def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
     what = "list the RDMA devices, their ports and their GIDs"
-    add_device(add_command(commands, "devices", what, run), "all")
+    parser = add_command(commands, "devices", what, run)
+    add_device(parser, "all")
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="every attribute, by its name in libibverbs"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -24,44 +31,85 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(found)
     else:
-        print("\n".join(map(_format_device, found)))
+        print("\n".join(line for device in found for line in _device_lines(device, args.verbose)))
     return OK
+
+
+# ---- as JSON --------------------------------------------------------------------------------
 
 
 def _describe(name: str) -> dict[str, Any]:
     (device,) = [device for device in devices() if device.name == name]
     with Context(device) as context:
         attr = context.query_device()
-        ports = [_describe_port(context, n) for n in range(1, attr.phys_port_cnt + 1)]
-    described = {**_plain(device._asdict()), **_plain(attr._asdict()), "ports": ports}
-    return {**described, "guid": f"{device.guid:016x}"}
+        return {
+            **_plain(device),
+            **_plain(attr),
+            "num_comp_vectors": context.num_comp_vectors,
+            "ports": [_describe_port(context, n) for n in range(1, attr.phys_port_cnt + 1)],
+        }
 
 
 def _describe_port(context: Context, port_num: int) -> dict[str, Any]:
-    gids = [_describe_gid(entry) for entry in context.gid_table(port_num)]
-    return {"port_num": port_num, **_plain(context.query_port(port_num)._asdict()), "gids": gids}
+    gids = [_plain(entry) for entry in context.gid_table(port_num)]
+    return {"port_num": port_num, **_plain(context.query_port(port_num)), "gids": gids}
 
 
-def _describe_gid(entry: GIDEntry) -> dict[str, Any]:
-    return {**_plain(entry._asdict()), "gid": str(entry.gid)}
+def _plain(attr: Any) -> dict[str, Any]:
+    """A struct's fields: enums by their names, an MTU in bytes, GUIDs in hex."""
+    return {name: _plain_value(name, value) for name, value in attr._asdict().items()}
 
 
-def _plain(fields: dict[str, Any]) -> dict[str, Any]:
-    """Enums by their names, an MTU in bytes."""
-    plain = {name: getattr(value, "name", value) for name, value in fields.items()}
-    mtus = {name: value.bytes for name, value in fields.items() if isinstance(value, MTU)}
-    return {**plain, **mtus}
+def _plain_value(name: str, value: Any) -> Any:
+    if isinstance(value, MTU):
+        return value.bytes
+    if isinstance(value, IPv6Address):
+        return str(value)
+    if name.endswith("guid"):
+        return f"{value:016x}"
+    return getattr(value, "name", value)
 
 
-def _format_device(device: dict[str, Any]) -> str:
-    title = f"{device['name']}: {device['node_type']}, {device['transport_type']}"
-    lines = [f"{title}, guid {device['guid']}, firmware {device['fw_ver'] or 'unknown'}"]
+# ---- for a terminal -------------------------------------------------------------------------
+
+
+def _device_lines(device: dict[str, Any], verbose: bool) -> list[str]:
+    title = f"{paint(device['name'], 'bold')}: {device['node_type']}, {device['transport_type']}"
+    lines = [
+        f"{title}, guid {device['node_guid']}, firmware {device['fw_ver'] or 'unknown'}",
+        f"  vendor {device['vendor_id']:#x}, part {device['vendor_part_id']}, hardware "
+        f"{device['hw_ver']:#x}, system image {device['sys_image_guid']}, "
+        f"ports {device['phys_port_cnt']}",
+    ]
+    if verbose:
+        lines += _all_lines(device, "    ")
     for port in device["ports"]:
-        lines.append(
-            f"  port {port['port_num']}: {port['state']}, {port['link_layer']}, "
-            f"mtu {port['active_mtu']} of {port['max_mtu']}, lid {port['lid']}"
-        )
-        for gid in port["gids"]:
-            netdev = gid["netdev"] or "-"
-            lines.append(f"    gid {gid['index']}: {gid['gid']}  {gid['gid_type']}  {netdev}")
-    return "\n".join(lines)
+        lines += _port_lines(port, verbose)
+    return lines
+
+
+def _port_lines(port: dict[str, Any], verbose: bool) -> list[str]:
+    color = "green" if port["state"] == "ACTIVE" else "red"
+    lines = [
+        f"  port {port['port_num']}: {paint(port['state'], color)}, {port['link_layer']}, "
+        f"mtu {port['active_mtu']} of {port['max_mtu']}, lid {port['lid']}, lmc {port['lmc']}, "
+        f"sm_lid {port['sm_lid']}"
+    ]
+    if verbose:
+        lines += _all_lines(port, "      ")
+    for gid in port["gids"]:
+        netdev = gid["netdev"] or "-"
+        lines.append(f"    gid {gid['index']}: {gid['gid']}  {gid['gid_type']}  {netdev}")
+    return lines
+
+
+def _all_lines(fields: dict[str, Any], indent: str) -> list[str]:
+    plain = {name: value for name, value in fields.items() if not isinstance(value, list)}
+    width = max(map(len, plain))
+    return [f"{indent}{name:{width}}  {_shown(name, value)}" for name, value in plain.items()]
+
+
+def _shown(name: str, value: Any) -> str:
+    """Numbers that are sets of bits in hex, as they are in the manual pages."""
+    bits = name in BITS and isinstance(value, int)
+    return f"{value:#x}" if bits else str(value)

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: MIT
+"""The ping-pong itself: each end sends its next message when the last one is answered and sent."""
+
+from __future__ import annotations
+
+import mmap
+import time
+from array import array
+from typing import Final
+
+from .._core import WorkCompletion
+from . import CommandError
+from ._pingpong_end import SEND, End
+from ._terminal import Progress
+
+SLICE: Final = 0.1  # seconds of polling between looks at the clock
+PAGE: Final = 4096
+PERIOD: Final = 251  # messages until one is like an earlier one: it fits no page and no packet
+SENT, ANSWERED = 1, 2
+
+
+class Play:
+    """A ping-pong over a connected end, and what it measures.
+
+    `latencies` are full round trips in nanoseconds, each from posting a message until the answer
+    was polled. A server sees one less than it has iterations: its last message is not answered.
+    """
+
+    def __init__(self, end: End, progress: Progress) -> None:
+        self._end = end
+        self._plan = end.plan
+        self._progress = progress
+        self._index = end.index
+        self._awaited = [0 if self._plan.client else ANSWERED] * self._plan.num_qp
+        self._posted = [0] * self._plan.num_qp  # when
+        self._numbers = [0] * self._plan.num_qp  # of messages
+        self._data = [b""] * self._plan.num_qp  # that the peer has to send back
+        self._slots = [0] * self._plan.num_qp  # of what a server sends back
+        self._contents = Contents(self._plan.size, self._plan.service)
+        self._now = 0
+        self._sent = 0
+        self.received = 0
+        self.wakeups = 0
+        self.latencies = array("q")
+        self.nanoseconds = 0
+
+    def run(self) -> None:
+        """Play it to the end. CommandError if the peer falls silent, or sends what it should not;
+        CompletionError if a message fails."""
+        iters = self._plan.iters
+        wait = self._sleep if self._plan.events else self._poll
+        start = time.perf_counter_ns()
+        if self._plan.client:
+            for index in range(self._plan.num_qp):
+                self._send(index)
+        while self.received < iters or self._sent < iters:
+            wcs = wait()
+            self._now = time.perf_counter_ns()
+            for wc in wcs:
+                self._take(wc)
+            self._progress.show(self.received)
+        self.nanoseconds = time.perf_counter_ns() - start
+        self._end.cq.ack(self._end.cq.unacked)
+
+    def _sleep(self) -> list[WorkCompletion]:
+        channel, cq = self._end.channel, self._end.cq
+        assert channel is not None
+        if channel.try_get_event() is None:
+            try:
+                channel.get_event(self._plan.timeout)
+            except TimeoutError:
+                raise self._silence() from None
+            self.wakeups += 1
+        cq.req_notify()
+        return cq.poll(cq.cqe)
+
+    def _poll(self) -> list[WorkCompletion]:
+        cq = self._end.cq
+        deadline = time.monotonic() + self._plan.timeout
+        while not (wcs := cq.poll(cq.cqe, spin=SLICE)):
+            if time.monotonic() > deadline:
+                raise self._silence()
+        return wcs
+
+    def _silence(self) -> CommandError:
+        plan = self._plan
+        lossy = {"uc": "UC", "ud": "UD"}.get(plan.service)
+        why = f" ({lossy} does not send again what was lost)" if lossy else ""
+        return CommandError(
+            f"nothing came for {plan.timeout:g} s, after {self.received} of {plan.iters} "
+            f"messages{why}"
+        )
+
+    def _take(self, wc: WorkCompletion) -> None:
+        wc.raise_for_status()
+        index = self._index[wc.qp_num]
+        if wc.wr_id == SEND:
+            self._sent += 1
+            self._awaited[index] &= ~SENT
+            if not self._plan.client:
+                self._end.release(self._slots[index])
+        else:
+            self._take_message(wc, index)
+            self._awaited[index] &= ~ANSWERED
+        if not self._awaited[index] and self._sent < self._plan.iters:
+            self._send(index)
+
+    def _take_message(self, wc: WorkCompletion, index: int) -> None:
+        if self._posted[index]:
+            self.latencies.append(self._now - self._posted[index])
+        self._end.received(wc)
+        if self._plan.check:
+            self._check(self._end.read(wc.wr_id), index)
+        if self._plan.client:
+            self._end.release(wc.wr_id)
+        else:
+            self._slots[index] = wc.wr_id
+        self.received += 1
+        self._numbers[index] += 1
+
+    def _send(self, index: int) -> None:
+        if self._plan.client:
+            self._write(index)
+        self._awaited[index] = SENT | ANSWERED
+        self._posted[index] = time.perf_counter_ns()
+        self._end.post_send(index, self._slots[index])
+
+    def _write(self, index: int) -> None:
+        """The next message, different from those before; or always the same, if none is checked."""
+        number = self._numbers[index]
+        if self._plan.check or not number:
+            self._data[index] = self._contents.of(number, index)
+            self._end.write(index, self._data[index])
+
+    def _check(self, data: bytes, index: int) -> None:
+        number = self._numbers[index]
+        if self._plan.client:
+            wanted = [self._data[index]]
+        else:
+            wanted = [self._contents.of(number, index), self._contents.rdma_core]
+        if data not in wanted:
+            raise CommandError(f"message {number} came with wrong bytes: {_differ(data, wanted)}")
+
+
+class Contents:
+    """What messages consist of. As in rdma-core's, which look at nothing else, the first byte of
+    each page is 0."""
+
+    def __init__(self, size: int, service: str) -> None:
+        self._size = size
+        self._bytes = bytes(range(1, PERIOD + 1)) * (size // PERIOD + 2)
+        fill = b"\0" if service == "srq" else b"\x7b"
+        self.rdma_core = _with_zeros(fill * size, mmap.PAGESIZE)
+        """What a client of rdma-core sends with -c, every time."""
+
+    def of(self, number: int, index: int) -> bytes:
+        """Message `number` of a client's QP, of which there are up to 255."""
+        start = (number + 7 * index) % PERIOD
+        return _with_zeros(self._bytes[start : start + self._size], PAGE)
+
+
+def _with_zeros(data: bytes, page: int) -> bytes:
+    zeroed = bytearray(data)
+    zeroed[::page] = bytes(len(range(0, len(data), page)))
+    return bytes(zeroed)
+
+
+def _differ(data: bytes, wanted: list[bytes]) -> str:
+    """Where the message is wrong, compared with what it resembles most."""
+    first = max(next(i for i in range(len(data)) if data[i] != right[i]) for right in wanted)
+    rights = sorted({right[first] for right in wanted})
+    return f"byte {first} is {data[first]:#04x}, not {' or '.join(f'{b:#04x}' for b in rights)}"

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: MIT
+"""What a ping-pong brought: the figures, for JSON and for a terminal."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sys
+from array import array
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from ..qp import QPAddress
+from ._pingpong_end import Plan
+from ._terminal import paint
+
+PER_MILLE: Final = {"min": 0, "p50": 500, "p90": 900, "p99": 990, "p99.9": 999, "max": 1000}
+STEPS: Final = (1, 1.5, 2, 3, 5, 7)  # of a histogram's borders, in each power of ten
+WHAT: Final = "full round trip, from posting a message to polling its answer"
+
+
+class Bucket(NamedTuple):
+    """How many of the latencies were at least `start` and below `end`, in microseconds."""
+
+    start: float
+    end: float
+    samples: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """The figures of one end. Latencies are in nanoseconds."""
+
+    plan: Plan
+    device: str
+    gid_index: int | None
+    local: list[QPAddress]
+    remote: list[QPAddress]
+    nanoseconds: int
+    latencies: array[int]
+    events: int
+    wakeups: int
+    spurious: int
+    checked: int | None
+
+    @property
+    def bytes(self) -> int:
+        return 2 * self.plan.size * self.plan.iters
+
+    @property
+    def seconds(self) -> float:
+        return self.nanoseconds / 1e9
+
+    @property
+    def mbit_per_second(self) -> float:
+        return self.bytes * 8e3 / self.nanoseconds
+
+    @property
+    def usec_per_iter(self) -> float:
+        return self.nanoseconds / 1e3 / self.plan.iters
+
+    @property
+    def events_per_iter(self) -> float:
+        return self.events / self.plan.iters
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what `--json` prints."""
+        plan = self.plan
+        return {
+            "type": plan.service,
+            "role": "client" if plan.client else "server",
+            "device": self.device,
+            "port_num": plan.ib_port,
+            "gid_index": self.gid_index,
+            "local": [_plain(address) for address in self.local],
+            "remote": [_plain(address) for address in self.remote],
+            "size": plan.size,
+            "mtu": plan.mtu,
+            "rx_depth": plan.rx_depth,
+            "num_qp": plan.num_qp,
+            "iters": plan.iters,
+            "bytes": self.bytes,
+            "seconds": self.seconds,
+            "mbit_per_second": self.mbit_per_second,
+            "usec_per_iter": self.usec_per_iter,
+            "latency": {
+                "what": WHAT,
+                "unit": "us",
+                "count": len(self.latencies),
+                **percentiles(self.latencies),
+            },
+            "histogram": [bucket._asdict() for bucket in histogram(self.latencies)],
+            "sleeps": plan.events,
+            "events": self.events,
+            "events_per_iter": self.events_per_iter,
+            "wakeups": self.wakeups,
+            "spurious": self.spurious,
+            "checked": self.checked,
+        }
+
+    def as_text(self) -> str:
+        """Return the figures as text, with the lines that rdma-core's programs print, too."""
+        plan = self.plan
+        lines = [
+            f"{plan.service} {'client' if plan.client else 'server'} on {self.device} port "
+            f"{plan.ib_port}: {plan.iters} messages of {plan.size} bytes each way",
+            f"{self.bytes} bytes in {self.seconds:.2f} seconds = "
+            f"{self.mbit_per_second:.2f} Mbit/sec",
+            f"{plan.iters} iters in {self.seconds:.2f} seconds = "
+            f"{self.usec_per_iter:.2f} usec/iter",
+        ]
+        if self.latencies:
+            lines += ["", f"{WHAT}, in usec, {len(self.latencies)} times:"]
+            lines += [*_percentile_lines(self), "", *_histogram_lines(self)]
+        lines += ["", _event_line(self)]
+        if self.checked is not None:
+            lines.append(f"{self.checked} messages checked: every byte is right")
+        return "\n".join(lines)
+
+
+def percentiles(latencies: array[int]) -> dict[str, float | None]:
+    """Return the percentiles in microseconds, each of them a latency that was measured."""
+    ordered = sorted(latencies)
+    if not ordered:
+        return dict.fromkeys(PER_MILLE)
+    ranks = {name: -(-part * len(ordered) // 1000) for name, part in PER_MILLE.items()}
+    return {name: ordered[max(rank, 1) - 1] / 1e3 for name, rank in ranks.items()}
+
+
+def histogram(latencies: array[int]) -> list[Bucket]:
+    """Return the latencies by round borders, from the first bucket that has any to the last."""
+    if not latencies:
+        return []
+    borders = _borders(min(latencies), max(latencies))
+    counts = [0] * (len(borders) - 1)
+    at = 0
+    for latency in sorted(latencies):
+        while latency >= borders[at + 1]:
+            at += 1
+        counts[at] += 1
+    pairs = zip(borders, borders[1:], counts, strict=False)
+    return [Bucket(start / 1e3, end / 1e3, count) for start, end, count in pairs]
+
+
+def _borders(least: int, most: int) -> list[float]:
+    """Round numbers of nanoseconds, the first not above `least`, the last above `most`."""
+    powers = range(len(str(most)) + 1)
+    every = [0, *(step * 10**power for power in powers for step in STEPS)]
+    low = max(border for border in every if border <= least)
+    high = min(border for border in every if border > most)
+    return [border for border in every if low <= border <= high]
+
+
+def _plain(address: QPAddress) -> dict[str, Any]:
+    return {**address._asdict(), "gid": str(address.gid)}
+
+
+# ---- for a terminal -------------------------------------------------------------------------
+
+
+def _percentile_lines(report: Report) -> list[str]:
+    found = percentiles(report.latencies)
+    values = [f"{value:.1f}" for value in found.values()]
+    width = max(9, *map(len, values)) + 1
+    head = "".join(name.rjust(width) for name in found)
+    return [paint(head, "bold"), "".join(value.rjust(width) for value in values)]
+
+
+def _histogram_lines(report: Report) -> list[str]:
+    buckets = histogram(report.latencies)
+    most = max(bucket.samples for bucket in buckets)
+    starts = [f"{bucket.start:.9g}" for bucket in buckets]
+    ends = [f"{bucket.end:.9g}" for bucket in buckets]
+    width = max(map(len, ends))
+    room = max(10, min(shutil.get_terminal_size().columns, 100) - 2 * width - len(str(most)) - 8)
+    mark = _mark()
+    lines = []
+    for start, end, bucket in zip(starts, ends, buckets, strict=True):
+        bar = mark * math.ceil(bucket.samples / most * room)
+        label = f"  {start.rjust(width)} - {end.rjust(width)}"
+        lines.append(f"{label}  {bucket.samples:{len(str(most))}}  {paint(bar, 'cyan')}".rstrip())
+    return lines
+
+
+def _mark() -> str:
+    """What bars are made of: a block, where the terminal has it."""
+    try:
+        "█".encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return "#"
+    return "█"
+
+
+def _event_line(report: Report) -> str:
+    if not report.plan.events:
+        return "it polled all the time: no events, no wake-ups (--events sleeps)"
+    return (
+        f"{report.events} events, {report.events_per_iter:.3f} per iteration; woken from sleep "
+        f"{report.wakeups} times; {report.spurious} events had nothing behind them"
+    )

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: MIT
+"""What a terminal gets and a file or a pipe does not: colours, and a line of progress."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from types import TracebackType
+from typing import Final, TextIO
+
+CODES: Final = {"bold": "1", "red": "31", "green": "32", "cyan": "36"}
+FIRST, NEXT = 1.0, 0.1  # seconds
+
+
+def colored(stream: TextIO) -> bool:
+    """Whether colours go to this stream: see no-color.org."""
+    dull = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return not dull and stream.isatty()
+
+
+def paint(text: str, color: str) -> str:
+    """Return `text` so that it is in that colour on stdout, if that is a terminal."""
+    return f"\033[{CODES[color]}m{text}\033[0m" if colored(sys.stdout) else text
+
+
+class Progress:
+    """A line on stderr that says how far it is, once that takes over a second."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self._what = what
+        self._total = total
+        self._shown = False
+        self._due = time.monotonic() + FIRST if sys.stderr.isatty() else float("inf")
+
+    def show(self, done: int) -> None:
+        """Say that so many are done, unless that was just said."""
+        now = time.monotonic()
+        if now >= self._due:
+            self._due = now + NEXT
+            self._shown = True
+            print(f"\r{self._what}: {done} of {self._total}\033[K", end="", file=sys.stderr)
+            sys.stderr.flush()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        if self._shown:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)

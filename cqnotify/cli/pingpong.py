@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: MIT
+"""`cqnotify pingpong`: a ping-pong with another end of its kind, or with one of rdma-core's."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+from ..enums import MTU
+from . import (
+    CANNOT_RUN,
+    OK,
+    USAGE,
+    CommandError,
+    add_command,
+    add_device,
+    device_names,
+    print_json,
+    seconds,
+    whole,
+)
+from ._pingpong_end import KINDS, SRQ_RECORDS, Plan
+
+DESCRIPTION: Final = """\
+Sends messages to and fro, and measures how long each takes: a server without HOST, else the client
+of the server there. Either end may be ibv_rc_pingpong, ibv_uc_pingpong, ibv_ud_pingpong or
+ibv_srq_pingpong, by --type; both ends need the same --type, --size, --mtu, --iters and --num-qp.
+rdma-core's need -g on RoCE.
+
+The addresses of the queue pairs are exchanged over TCP, without encryption or authentication. A
+server listens on the loopback interface, unless --bind says otherwise.
+"""
+PORT: Final = 18515  # that of rdma-core's programs
+SUFFIXES: Final = (".svg", ".png")
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to the parser's commands."""
+    what = "measure a ping-pong, also with rdma-core's ibv_*_pingpong"
+    parser = add_command(commands, "pingpong", what, run, DESCRIPTION)
+    parser.add_argument("host", nargs="?", metavar="HOST", help="be the client of the server there")
+    parser.add_argument(
+        "--type", choices=KINDS, default="rc", help="the service, or rc with an SRQ (default: rc)"
+    )
+    add_device(parser)
+    numbers = {
+        ("-i", "--ib-port"): (whole, 1, "port of the device (default: 1)"),
+        ("-g", "--gid-idx"): (_index, None, "index of our GID (default: the first RoCE v2 one)"),
+        ("-s", "--size"): (whole, None, "bytes of a message (default: 4096; ud: 1024)"),
+        ("-n", "--iters"): (whole, 1000, "messages each way, over all QPs (default: 1000)"),
+        ("-r", "--rx-depth"): (whole, 500, "receives that are kept posted (default: 500)"),
+        ("-l", "--sl"): (_index, 0, "service level (default: 0)"),
+        ("-q", "--num-qp"): (whole, None, "QPs, srq alone (default: 16)"),
+    }
+    for names, (kind, default, text) in numbers.items():
+        parser.add_argument(*names, metavar="N", type=kind, default=default, help=text)
+    parser.add_argument(
+        *("-m", "--mtu"),
+        type=int,
+        choices=[mtu.bytes for mtu in MTU],
+        help="path MTU (default: 1024; not for ud)",
+    )
+    parser.add_argument(
+        "-e", "--events", action="store_true", help="sleep until a completion comes, do not poll"
+    )
+    parser.add_argument(
+        "-c", "--chk", action="store_true", help="check every byte; give it to both ends"
+    )
+    parser.add_argument(
+        *("-p", "--port"),
+        metavar="P",
+        type=_tcp_port,
+        default=PORT,
+        help=f"TCP port; a server's may be 0, for any (default: {PORT})",
+    )
+    parser.add_argument(
+        "--bind", metavar="ADDRESS", help="where a server listens (default: 127.0.0.1)"
+    )
+    parser.add_argument(
+        "--timeout",
+        metavar="S",
+        type=seconds,
+        default=60.0,
+        help="give up when nobody or nothing comes for so many seconds (default: 60)",
+    )
+    parser.add_argument(
+        "--plot",
+        metavar="FILE",
+        type=_picture,
+        help="draw the latencies into FILE, .svg or .png (needs matplotlib: cqnotify[plot])",
+    )
+
+
+def _index(text: str) -> int:
+    if not 0 <= (value := int(text)) <= 255:
+        raise argparse.ArgumentTypeError(f"{text} is not 0 to 255")
+    return value
+
+
+def _tcp_port(text: str) -> int:
+    if not 0 <= (value := int(text)) <= 65535:
+        raise argparse.ArgumentTypeError(f"{text} is not 0 to 65535")
+    return value
+
+
+def _picture(text: str) -> str:
+    if not text.endswith(SUFFIXES):
+        raise argparse.ArgumentTypeError(f"{text} ends neither in .svg nor in .png")
+    if not os.access(Path(text).parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text} cannot be written")
+    return text
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command."""
+    plan = _plan(args)
+    if args.plot:
+        _need_matplotlib()
+    device_names(plan.device)
+    from . import _pingpong_session  # with what takes long to import
+
+    report = _pingpong_session.hold(plan)
+    if args.json:
+        print_json(report.as_dict())
+    else:
+        print(report.as_text())
+    if args.plot:
+        from ._pingpong_plot import save
+
+        save(report, args.plot)
+    return OK
+
+
+def _plan(args: argparse.Namespace) -> Plan:
+    _refuse_combinations(args)
+    ud, srq = args.type == "ud", args.type == "srq"
+    num_qp = (args.num_qp or 16) if srq else 1
+    if args.rx_depth < num_qp:
+        raise CommandError(f"--rx-depth is {args.rx_depth}: {num_qp} QPs need {num_qp}", USAGE)
+    return Plan(
+        service=args.type,
+        host=args.host,
+        port=args.port,
+        bind=args.bind or "127.0.0.1",
+        device=args.device,
+        ib_port=args.ib_port,
+        gid_index=args.gid_idx,
+        size=args.size or (1024 if ud else 4096),
+        mtu=None if ud else args.mtu or 1024,
+        rx_depth=args.rx_depth,
+        iters=args.iters,
+        sl=args.sl,
+        num_qp=num_qp,
+        events=args.events,
+        check=args.chk,
+        timeout=args.timeout,
+    )
+
+
+def _refuse_combinations(args: argparse.Namespace) -> None:
+    wrong = None
+    if args.num_qp is not None and args.type != "srq":
+        wrong = "--num-qp is for --type srq"
+    elif args.num_qp is not None and args.num_qp >= SRQ_RECORDS:
+        wrong = f"--num-qp is {args.num_qp}: it must be below {SRQ_RECORDS}"
+    elif args.mtu is not None and args.type == "ud":
+        wrong = "--mtu means nothing to --type ud: a message is one packet"
+    elif args.host is not None and args.bind is not None:
+        wrong = "--bind is for a server, and HOST makes it a client"
+    elif args.host is not None and args.port == 0:
+        wrong = "--port 0 is for a server"
+    if wrong:
+        raise CommandError(wrong, USAGE)
+
+
+def _need_matplotlib() -> None:
+    """Before it runs: who waited for the figures wants the picture, too."""
+    try:
+        import_module("matplotlib.figure")
+    except ImportError as e:
+        raise CommandError(
+            f"--plot needs matplotlib, which cannot be imported ({e}): pip install cqnotify[plot]",
+            CANNOT_RUN,
+        ) from e

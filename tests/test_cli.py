@@ -1,0 +1,630 @@
+# SPDX-License-Identifier: MIT
+"""The command line: what each command takes, prints, and ends with."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import pty
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from cli_support import LIMIT, Outcome, command, cqnotify, figures, outcome, server, started
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import DEADLINE, ip_link, until
+
+from cqnotify import AccessFlags, Context, PortState, QPAddress, __version__, devices
+from cqnotify.cli import COMMANDS, EXIT_CODES, main
+from cqnotify.cli._pingpong_end import KINDS, Plan, open_end
+from cqnotify.cli._pingpong_report import WHAT, Report, histogram, percentiles
+from cqnotify.cli._terminal import Progress
+from cqnotify.exchange import exchange_as_server_blocking, listen
+
+in_lab = pytest.mark.skipif(
+    os.environ.get("CQNOTIFY_LAB") not in ("vm", "native"), reason="needs the lab's two devices"
+)
+Capture = pytest.CaptureFixture[str]
+
+
+def plan(**options: Any) -> Plan:
+    defaults: dict[str, Any] = {
+        **{"service": "rc", "host": None, "port": 0, "bind": "127.0.0.1", "device": None},
+        **{"ib_port": 1, "gid_index": None, "size": 64, "mtu": 1024, "rx_depth": 8, "iters": 10},
+        **{"sl": 0, "num_qp": 1, "events": True, "check": True, "timeout": DEADLINE},
+    }
+    return Plan(**{**defaults, **options})
+
+
+def usage_of(capsys: Capture, *args: str) -> str:
+    """What is said of wrong usage."""
+    try:
+        code: Any = main(args)
+    except SystemExit as e:
+        code = e.code
+    assert code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    return str(err)
+
+
+# ---- all commands ---------------------------------------------------------------------------
+
+
+def test_importing_the_package_does_not_import_the_command_line() -> None:
+    program = "import sys, cqnotify; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert not {"argparse", "asyncio", "cqnotify.cli"} & set(done.stdout.split())
+
+
+def test_the_version() -> None:
+    assert cqnotify("--version").stdout == f"cqnotify {__version__}\n"
+
+
+@pytest.mark.parametrize("args", [[], *([name] for name in COMMANDS)], ids=str)
+def test_help_says_all_exit_codes(args: list[str], capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as e:
+        main([*args, "--help"])
+    assert e.value.code == 0
+    out = capsys.readouterr().out
+    assert EXIT_CODES in out
+    assert not args or "--json" in out
+    assert max(map(len, out.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        "",
+        "nonsense",
+        "demo --messages 0",
+        "demo --interval -1",
+        "watch --count 0",
+        "watch --timeout 0",
+        "watch --timeout nan",
+        "pingpong --size 0",
+        "pingpong --iters x",
+        "pingpong --mtu 1000",
+        "pingpong --port 65536",
+        "pingpong --port 0 localhost",
+        "pingpong --bind :: localhost",
+        "pingpong --type xrc",
+        "pingpong --num-qp 4",
+        "pingpong --type srq --num-qp 256",
+        "pingpong --type srq --rx-depth 15",
+        "pingpong --type ud --mtu 1024",
+        "pingpong --sl 256",
+        "pingpong --timeout inf",
+        "pingpong --plot picture.gif",
+        "pingpong --plot /nowhere/picture.svg",
+    ],
+)
+def test_wrong_usage_is_exit_code_2(args: str, capsys: Capture) -> None:
+    assert usage_of(capsys, *args.split())
+
+
+@pytest.mark.parametrize("name", ["devices", "pingpong", "watch", "demo"])
+def test_no_such_device_is_exit_code_3_and_one_line(name: str, capsys: Capture) -> None:
+    assert main([name, "--device", "nonsense"]) == 3
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.fullmatch(r"cqnotify: .*\n", err)
+
+
+@pytest.mark.usefixtures("ctx")
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+def test_a_reader_that_has_gone_is_exit_code_141_without_a_word(unbuffered: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        command("devices"),
+        stdout=write,
+        stderr=subprocess.PIPE,
+        timeout=LIMIT,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.usefixtures("ctx")
+def test_a_full_disk_is_exit_code_1_and_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command("devices"), stdout=full, stderr=subprocess.PIPE, text=True, timeout=LIMIT
+        )
+    assert done.returncode == 1
+    assert re.fullmatch(r"cqnotify: .*No space left.*\n", done.stderr)
+
+
+# ---- terminals ------------------------------------------------------------------------------
+
+
+def on_terminal(argv: list[str], **env: str) -> str:
+    """What a command prints where all its streams are a terminal."""
+    master, slave = pty.openpty()
+    plain = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "TERM")}
+    process = subprocess.Popen(
+        argv, stdin=slave, stdout=slave, stderr=slave, env={**plain, "TERM": "xterm", **env}
+    )
+    os.close(slave)
+    data = b""
+    try:
+        end = time.monotonic() + LIMIT
+        with contextlib.suppress(OSError):  # the process has gone, and with it the other end
+            while select.select([master], [], [], max(0, end - time.monotonic()))[0]:
+                data += os.read(master, 65536)
+        assert process.wait(DEADLINE) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(master)
+    return data.decode()
+
+
+@pytest.mark.usefixtures("ctx")
+@pytest.mark.parametrize(
+    ("env", "colored"),
+    [({}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": ""}, True), ({"TERM": "dumb"}, False)],
+    ids=str,
+)
+def test_colours_are_for_terminals_that_want_them(env: dict[str, str], colored: bool) -> None:
+    assert ("\033[" in on_terminal(command("devices"), **env)) == colored
+
+
+@pytest.mark.usefixtures("ctx")
+def test_without_a_terminal_there_are_no_colours(capsys: Capture) -> None:
+    assert main(["devices"]) == 0
+    assert "\033" not in capsys.readouterr().out
+
+
+@in_lab
+def test_progress_is_shown_on_a_terminal_and_cleared_at_the_end() -> None:
+    iters = 3000
+    with server("-n", iters) as (peer, port):
+        shown = on_terminal(command("pingpong", "-n", iters, "-p", port, "127.0.0.1"))
+        assert outcome(peer)[0] == 0
+    assert re.search(rf"\rmessages: \d+ of {iters}\033\[K", shown)
+    assert "\r\033[Krc client on" in shown
+
+
+# ---- devices --------------------------------------------------------------------------------
+
+
+def test_devices_lists_what_there_is(ctx: Context, capsys: Capture) -> None:
+    assert main(["devices", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [device["name"] for device in listed] == [device.name for device in devices()]
+    device = listed[0]
+    assert device["node_guid"] == f"{ctx.query_device().node_guid:016x}"
+    (port,) = device["ports"]
+    assert port["state"] == ctx.query_port().state.name
+    assert port["active_mtu"] == ctx.query_port().active_mtu.bytes
+    assert [gid["gid"] for gid in port["gids"]] == [str(e.gid) for e in ctx.gid_table()]
+    assert main(["devices"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"{ctx.name}: ")
+    for entry in ctx.gid_table():
+        line = f"gid {entry.index}: {entry.gid}  {entry.gid_type.name}  {entry.netdev}\n"
+        assert line in text
+
+
+def test_devices_takes_one_device_and_tells_every_attribute(ctx: Context, capsys: Capture) -> None:
+    assert main(["devices", "-v", "-d", ctx.name]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len([line for line in lines if not line.startswith(" ")]) == 1
+    told = {line.split()[0] for line in lines}
+    assert told >= {*ctx.query_device()._fields, *ctx.query_port()._fields}
+    assert f"    max_cqe                    {ctx.query_device().max_cqe}" in lines
+
+
+# ---- watch ----------------------------------------------------------------------------------
+
+
+def watching(*args: object, **options: Any) -> Any:
+    return started(command("watch", *args), **options)
+
+
+def asleep(process: subprocess.Popen[str]) -> None:
+    """Returns when it watches and sleeps."""
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("cqnotify: watching ")
+    until(lambda: state_of(process) == "S", "it sleeps")
+
+
+def state_of(process: subprocess.Popen[str]) -> str:
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(") ")[2].split()[0]
+
+
+def switches(process: subprocess.Popen[str]) -> int:
+    """How often it has fallen asleep, or been made to pause."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return sum(int(line.split()[1]) for line in status.splitlines() if "ctxt_switches" in line)
+
+
+@in_lab
+def test_watch_shows_what_happens_and_sleeps_in_between(link: str) -> None:
+    with watching("--json", "--count", 1, "--device", "rxe1") as process:
+        asleep(process)
+        before = switches(process)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(2)
+        assert switches(process) == before, "it was awake"
+        assert len(list(Path(f"/proc/{process.pid}/task").iterdir())) == 1
+        ip_link(link, "down")
+        code, out, err = outcome(process)
+    assert (code, err) == (0, "")
+    event = json.loads(out)
+    assert (event["device"], event["event"], event["port_num"]) == ("rxe1", "PORT_ERR", 1)
+    assert event["time"].startswith(time.strftime("%Y-%m-%dT"))
+
+
+@in_lab
+def test_watch_watches_all_devices_and_flushes_each_line(link: str) -> None:
+    with watching() as process:
+        asleep(process)
+        ip_link(link, "down")
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, "")
+        assert next(line for line in lines if "rxe1" in line).endswith("rxe1 port 1: PORT_ERR\n")
+        ip_link(link, "up")
+        assert next(line for line in lines if "PORT_ACTIVE" in line)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(DEADLINE) == 130
+
+
+@pytest.mark.usefixtures("ctx")
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"]
+)
+def test_a_signal_ends_watch_without_a_word(number: signal.Signals, code: int) -> None:
+    with watching() as process:
+        asleep(process)
+        process.send_signal(number)
+        assert outcome(process) == (code, "", "")
+
+
+@pytest.mark.usefixtures("ctx")
+def test_watch_ends_when_its_reader_goes() -> None:
+    read, write = os.pipe()
+    with watching(stdout=write) as process:
+        os.close(write)
+        asleep(process)
+        os.close(read)
+        assert process.wait(DEADLINE) == 141
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+
+
+@pytest.mark.usefixtures("ctx")
+def test_watch_ends_after_its_time(capsys: Capture) -> None:
+    assert main(["watch", "--timeout", "0.2"]) == 0
+    assert main(["watch", "--timeout", "0.2", "--count", "99"]) == 1
+    assert "of 99 events came within 0.2 s" in capsys.readouterr().err
+
+
+# ---- pingpong -------------------------------------------------------------------------------
+
+
+def both(
+    capsys: Capture, server_args: list[object], client_args: list[object]
+) -> tuple[Outcome, Outcome]:
+    """The outcomes of a server and a client of ours; the client needs no process of its own."""
+    with server(*server_args) as (process, port):
+        capsys.readouterr()
+        code = main(["pingpong", "-p", str(port), *map(str, client_args), "127.0.0.1"])
+        return outcome(process), (code, *capsys.readouterr())
+
+
+@pytest.mark.usefixtures("ctx")
+@pytest.mark.parametrize("service", KINDS)
+def test_our_own_ends_play_with_each_other(service: str, capsys: Capture) -> None:
+    options = ["--type", service, "-n", 100, "-s", 600, "-c", "--json", "-r", 32]
+    a, b = both(capsys, [*options, "-e"], options)
+    ours, theirs = figures(*a), figures(*b)
+    assert ours["local"] == theirs["remote"]
+    assert ours["remote"] == theirs["local"]
+    assert ours["checked"] >= 100
+    assert theirs["checked"] >= 100
+    assert ours["sleeps"]
+    assert not theirs["sleeps"]
+
+
+@pytest.mark.usefixtures("ctx")
+def test_the_report_has_percentiles_a_histogram_and_events(capsys: Capture) -> None:
+    options = ["-n", 50, "-e", "-c"]
+    a, b = both(capsys, [*options], [*options])
+    for (code, out, err), count in ((a, 49), (b, 50)):
+        assert (code, err) == (0, "")
+        assert "50 iters in" in out
+        assert f"{WHAT}, in usec, {count} times" in out
+        assert re.search(r"min +p50 +p90 +p99 +p99\.9 +max\n( +\d+\.\d){6}\n", out)
+        bars = re.findall(r"^ +\S+ - +\S+ +(\d+)(?:  █+)?$", out, re.M)
+        assert sum(map(int, bars)) == count
+        slept = r"^\d+ events, \d\.\d+ per iteration; woken from sleep \d+ times"
+        assert re.search(slept, out, re.M)
+        assert out.endswith("50 messages checked: every byte is right\n")
+
+
+@pytest.mark.usefixtures("ctx")
+def test_a_server_outlives_bad_clients() -> None:
+    with server("-n", 10, "--json") as (process, port):
+        for data in (b"GET / HTTP/1.1\r\n\r\n" * 8, b"", b"\0" * 52, b"0000:"):
+            with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE) as sock:
+                sock.sendall(data)
+                sock.shutdown(socket.SHUT_WR)
+                assert process.stderr is not None
+                assert re.fullmatch(
+                    r"cqnotify: 127\.0\.0\.1:\d+ is turned away: .*\n", process.stderr.readline()
+                )
+        assert main(["pingpong", "-n", "10", "-p", str(port), "127.0.0.1"]) == 0
+        assert figures(*outcome(process))["iters"] == 10
+
+
+@contextlib.contextmanager
+def silent_peer(ctx: Context) -> Iterator[tuple[int, threading.Event]]:
+    """A server that gives the address of a QP that is not there: its port, and whether it did."""
+    met = threading.Event()
+    nobody = QPAddress(0, 0xFFFFFE, 0, ctx.find_gid().gid)
+
+    def serve() -> None:
+        exchange_as_server_blocking(listener, nobody, lambda remote: None, timeout=LIMIT)
+        met.set()
+
+    with listen(port=0) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield listener.getsockname()[1], met
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"]
+)
+@pytest.mark.parametrize("sleeps", [True, False], ids=["asleep", "polling"])
+def test_a_signal_ends_a_pingpong_without_a_word(
+    ctx: Context, number: signal.Signals, code: int, sleeps: bool
+) -> None:
+    args = ["--type", "uc", "127.0.0.1", *["-e"] * sleeps]
+    with (
+        silent_peer(ctx) as (port, met),
+        started(command("pingpong", "-p", port, *args)) as process,
+    ):
+        assert met.wait(LIMIT)
+        until(lambda: state_of(process) == ("S" if sleeps else "R"), "it waits")
+        process.send_signal(number)
+        assert outcome(process) == (code, "", "")
+
+
+@pytest.mark.usefixtures("ctx")
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"]
+)
+def test_a_signal_ends_a_server_that_waits_without_a_word(
+    number: signal.Signals, code: int
+) -> None:
+    with server() as (process, _):
+        process.send_signal(number)
+        assert outcome(process) == (code, "", "")
+
+
+@pytest.mark.parametrize("sleeps", [True, False], ids=["asleep", "polling"])
+def test_a_lost_message_ends_uc_in_words(ctx: Context, sleeps: bool, capsys: Capture) -> None:
+    with silent_peer(ctx) as (port, _):
+        args = ["pingpong", "--type", "uc", "--timeout", "1", "-p", str(port), "127.0.0.1"]
+        start = time.monotonic()
+        assert main([*args, *["-e"] * sleeps]) == 1
+        assert time.monotonic() - start >= 1
+    assert capsys.readouterr() == (
+        "",
+        "cqnotify: nothing came for 1 s, after 0 of 1000 messages "
+        "(UC does not send again what was lost)\n",
+    )
+
+
+def test_a_peer_that_is_not_there_ends_rc_in_words(ctx: Context, capsys: Capture) -> None:
+    with silent_peer(ctx) as (port, _):
+        assert main(["pingpong", "-e", "-p", str(port), "127.0.0.1"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.fullmatch(r"cqnotify: .*transport retry counter exceeded.*\n", err)
+
+
+@pytest.mark.usefixtures("ctx")
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--port", "0"], "no client came within 0.3 s"),
+        (["--port", "1", "127.0.0.1"], "127.0.0.1 port 1 did not answer within 0.3 s"),
+        (["nobody.invalid"], "the exchange of addresses failed: .*"),
+        (["--bind", "192.0.2.1"], "the exchange of addresses failed: Cannot assign .*"),
+    ],
+    ids=["no client", "no server", "no such name", "no such address"],
+)
+def test_who_has_no_peer_says_so(args: list[str], words: str, capsys: Capture) -> None:
+    assert main(["pingpong", "--timeout", "0.3", *args]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.fullmatch(f"cqnotify: {words}", err.splitlines()[-1])
+
+
+@pytest.mark.usefixtures("ctx")
+@pytest.mark.parametrize(
+    ("options", "client_options", "words"),
+    [
+        (["-s", 128], ["-s", 64], "the peer sends 64 bytes, not 128: give both the same --size"),
+        (["-c"], [], "message 1 came with wrong bytes: byte 1 is 0x02, not 0x03 or 0x7b"),
+    ],
+    ids=["size", "check"],
+)
+def test_ends_that_do_not_fit_say_so(
+    capsys: Capture, options: list[object], client_options: list[object], words: str
+) -> None:
+    common: list[object] = ["--type", "ud", "-n", 10]
+    server_said, (code, out, err) = both(
+        capsys, [*common, *options], [*common, *client_options, "--timeout", 5]
+    )
+    assert server_said == (1, "", f"cqnotify: {words}\n")
+    assert (code, out) == (1, "")
+    assert "nothing came for 5 s" in err
+
+
+@pytest.mark.usefixtures("ctx")
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ("--ib-port 2", "--ib-port is 2: the limit of rxe0 is 1"),
+        ("--rx-depth 40000", "--rx-depth is 40000: the limit of rxe0 is 32766"),
+        ("--size 8388609", "--size is 8388609: the limit of rxe0 port 1 is 8388608"),
+        ("--type ud --size 1025", "--size is 1025: the limit of rxe0 port 1 is 1024"),
+        ("--mtu 2048", "--mtu is 2048: the limit of rxe0 port 1 is 1024"),
+    ],
+)
+@in_lab
+def test_what_the_device_refuses_is_refused_by_the_options_name(
+    args: str, words: str, capsys: Capture
+) -> None:
+    assert usage_of(capsys, "pingpong", *args.split()) == f"cqnotify: {words}\n"
+
+
+@in_lab
+def test_a_port_that_is_down_is_nothing_to_run_on(
+    link: str, ctx2: Context, capsys: Capture
+) -> None:
+    ip_link(link, "down")
+    until(lambda: ctx2.query_port().state != PortState.ACTIVE, "the port is down")
+    assert main(["pingpong", "-d", "rxe1"]) == 3
+    assert re.fullmatch("cqnotify: rxe1 port 1 is .*, not ACTIVE\n", capsys.readouterr().err)
+
+
+@pytest.mark.usefixtures("ctx")
+def test_a_gid_that_is_not_there_is_one_line(capsys: Capture) -> None:
+    assert main(["pingpong", "-g", "200"]) == 1
+    assert re.fullmatch("cqnotify: no GID at index 200; .* has .*\n", capsys.readouterr().err)
+
+
+@pytest.mark.usefixtures("ctx")
+@pytest.mark.parametrize("service", KINDS)
+def test_memory_is_open_to_nobody(service: str) -> None:
+    """Receives may write to theirs, sends only read, and a peer may do nothing by itself."""
+    for host in (None, "127.0.0.1"):
+        with open_end(plan(service=service, host=host)) as end:
+            assert end._recv_mr.access == AccessFlags.LOCAL_WRITE
+            assert host is None or end._send_mr.access == 0
+            for qp in end._qps:
+                assert service == "ud" or qp.query().qp_access_flags == 0
+
+
+# ---- figures --------------------------------------------------------------------------------
+
+
+def report(latencies: list[int], **options: Any) -> Report:
+    return Report(
+        plan=plan(**{"iters": len(latencies), **options}),
+        device="rxe0",
+        gid_index=0,
+        local=[],
+        remote=[],
+        nanoseconds=10**9,
+        latencies=array("q", latencies),
+        events=2 * len(latencies),
+        wakeups=len(latencies),
+        spurious=0,
+        checked=None,
+    )
+
+
+def test_percentiles_are_latencies_that_were_measured() -> None:
+    latencies = array("q", [n * 1000 for n in range(1000, 0, -1)])
+    assert percentiles(latencies) == {
+        **{"min": 1.0, "p50": 500.0, "p90": 900.0, "p99": 990.0, "p99.9": 999.0, "max": 1000.0}
+    }
+    assert set(percentiles(array("q", [7000])).values()) == {7.0}
+    assert set(percentiles(array("q")).values()) == {None}
+
+
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@given(st.lists(st.integers(1, 10**11), min_size=1, max_size=50))
+def test_a_histogram_has_every_latency_in_its_bucket(latencies: list[int]) -> None:
+    buckets = histogram(array("q", latencies))
+    assert [b.samples for b in buckets] == [
+        sum(b.start <= latency / 1e3 < b.end for latency in latencies) for b in buckets
+    ]
+    assert sum(b.samples for b in buckets) == len(latencies)
+    assert buckets[0].samples
+    assert buckets[-1].samples
+    assert [b.end for b in buckets[:-1]] == [b.start for b in buckets[1:]]
+
+
+def test_a_server_of_a_single_message_measures_no_latency() -> None:
+    alone = report([], iters=1)
+    assert json.loads(json.dumps(alone.as_dict()))["latency"]["p50"] is None
+    assert "round trip" not in alone.as_text()
+
+
+def test_bars_are_plain_where_the_terminal_has_no_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    narrow = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", narrow)
+    text = report([1000, 2000, 2000]).as_text()
+    assert re.search("^ +1 - +1.5  1  #+$", text, re.M)
+    assert text.isascii()
+
+
+def test_progress_is_shown_in_the_second_second_and_then_at_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with Progress("messages", 9) as progress:
+        for tick in range(9):
+            progress.show(tick)
+            now += 0.3
+    lines = terminal.getvalue().split("\r")
+    assert lines == ["", *(f"messages: {n} of 9\033[K" for n in range(4, 9)), "\033[K"]
+
+
+# ---- plots ----------------------------------------------------------------------------------
+
+
+def test_without_matplotlib_it_says_so_before_it_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    picture = tmp_path / "latency.svg"
+    assert main(["pingpong", "--plot", str(picture), "--device", "nonsense"]) == 3
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.fullmatch(r"cqnotify: --plot needs matplotlib.*pip install cqnotify\[plot\]\n", err)
+    assert not picture.exists()
+
+
+def test_a_plot_is_a_picture_with_the_percentiles(tmp_path: Path) -> None:
+    from cqnotify.cli._pingpong_plot import save
+
+    figures = report([n * 1000 for n in range(10, 1000)])
+    svg, png = tmp_path / "a.svg", tmp_path / "a.png"
+    save(figures, str(svg))
+    save(figures, str(png))
+    assert ElementTree.parse(svg).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+    assert all(name in svg.read_text() for name in ("p50", "p99.9", "rc ping-pong"))
+    assert png.read_bytes().startswith(b"\x89PNG")

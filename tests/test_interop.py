@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: MIT
+"""Ping-pongs with rdma-core's own programs, in either role, asleep and polling.
+
+Every message is checked: a client of ours has each of them sent back, all different; a server of
+ours knows what a client with -c sends; and a server with -c looks for itself at the end.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+from typing import Any
+
+import pytest
+from cli_support import command, figures, outcome, server, started
+
+from cqnotify import Context
+
+ITERS = 1000
+# The MTU is 1024. Each size goes with one way of sleeping in each role.
+SIZES = {
+    "rc": (1, 4096, 1025, 65536),
+    "uc": (64, 1025, 4096, 1023),
+    "ud": (1, 1024, 1023, 64),
+    "srq": (1025, 4096, 64, 1),
+}
+CASES = [
+    (service, client, sleeps, SIZES[service][2 * client + sleeps])
+    for service in SIZES
+    for client in (False, True)
+    for sleeps in (False, True)
+]
+
+
+def name(case: tuple[str, bool, bool, int]) -> str:
+    service, client, sleeps, size = case
+    role = "our client" if client else "our server"
+    return f"{service}, {role}, {'asleep' if sleeps else 'polling'}, {size} bytes"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
+@pytest.mark.parametrize("case", CASES, ids=name)
+def test_a_pingpong_with_rdma_core(ctx: Context, case: tuple[str, bool, bool, int]) -> None:
+    service, client, sleeps, size = case
+    program = shutil.which(f"ibv_{service}_pingpong")
+    assert program is not None
+    common = ["-d", ctx.name, "-n", str(ITERS), "-s", str(size), "-c", *["-e"] * sleeps]
+    theirs = [program, "-g", str(ctx.find_gid().index), *common]
+    ours = ["--type", service, "--json", *common]
+    if client:
+        port = str(free_port())
+        with (
+            started([*theirs, "-p", port]) as peer,
+            started(command("pingpong", *ours, "-p", port, "127.0.0.1")) as us,
+        ):
+            found = figures(*outcome(us))
+            said = outcome(peer)
+    else:
+        with server(*ours) as (us, tcp), started([*theirs, "-p", str(tcp), "127.0.0.1"]) as peer:
+            said = outcome(peer)
+            found = figures(*outcome(us))
+    check_theirs(service, size, said, found)
+    check_ours(case, found)
+
+
+def check_theirs(service: str, size: int, said: tuple[int, str, str], ours: dict[str, Any]) -> None:
+    code, out, err = said
+    assert (code, err) == (0, "")
+    assert "invalid data" not in out
+    assert f"{2 * ITERS * size} bytes in" in out
+    assert f"{ITERS} iters in" in out
+    for side, of in (("local", ours["remote"]), ("remote", ours["local"])):
+        told = re.findall(rf"^  {side} address:.*QPN 0x([0-9a-f]+), PSN 0x([0-9a-f]+)", out, re.M)
+        assert [(int(qpn, 16), int(psn, 16)) for qpn, psn in told] == [
+            (address["qp_num"], address["psn"]) for address in of
+        ]
+
+
+def check_ours(case: tuple[str, bool, bool, int], found: dict[str, Any]) -> None:
+    service, client, sleeps, size = case
+    assert found["role"] == ("client" if client else "server")
+    assert (found["type"], found["size"], found["iters"]) == (service, size, ITERS)
+    assert found["bytes"] == 2 * ITERS * size
+    qps = 16 if service == "srq" else 1
+    assert len(found["local"]) == len(found["remote"]) == qps
+    # With several QPs some messages more can be under way when it is over.
+    assert ITERS <= found["checked"] < ITERS + qps
+    latency = found["latency"]
+    assert latency["count"] == found["checked"] - (0 if client else qps)
+    assert 0 < latency["min"] <= latency["p50"] <= latency["p99"] <= latency["max"]
+    assert sum(bucket["samples"] for bucket in found["histogram"]) == latency["count"]
+    if not sleeps:
+        assert found["events"] == found["wakeups"] == 0
+    elif qps == 1:
+        # Nothing more comes after what was polled, until an answer is sent, or a send done: each
+        # message has an event at least. Where both come while it is awake it need not sleep.
+        assert 1 <= found["events_per_iter"] <= 2.1
+        assert ITERS / 10 <= found["wakeups"] <= found["events"]
+    else:
+        assert 0 < found["wakeups"] <= found["events"]
