@@ -32,7 +32,7 @@ from cqnotify import AccessFlags, Context, PortState, QPAddress, __version__, de
 from cqnotify.cli import COMMANDS, EXIT_CODES, main
 from cqnotify.cli._pingpong_end import KINDS, Plan, open_end
 from cqnotify.cli._pingpong_report import WHAT, Report, histogram, percentiles
-from cqnotify.cli._terminal import Progress
+from cqnotify.cli._terminal import Progress, colored
 from cqnotify.exchange import exchange_as_server_blocking, listen
 
 in_lab = pytest.mark.skipif(
@@ -178,18 +178,37 @@ def on_terminal(argv: list[str], **env: str) -> str:
 
 @pytest.mark.usefixtures("ctx")
 @pytest.mark.parametrize(
-    ("env", "colored"),
-    [({}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": ""}, True), ({"TERM": "dumb"}, False)],
-    ids=str,
+    ("env", "there"), [({}, True), ({"NO_COLOR": "1"}, False)], ids=["plain", "NO_COLOR"]
 )
-def test_colours_are_for_terminals_that_want_them(env: dict[str, str], colored: bool) -> None:
-    assert ("\033[" in on_terminal(command("devices"), **env)) == colored
+def test_colours_are_for_terminals_that_want_them(env: dict[str, str], there: bool) -> None:
+    assert ("\033[" in on_terminal(command("devices"), **env)) == there
 
 
-@pytest.mark.usefixtures("ctx")
-def test_without_a_terminal_there_are_no_colours(capsys: Capture) -> None:
-    assert main(["devices"]) == 0
-    assert "\033" not in capsys.readouterr().out
+class Terminal(io.StringIO):
+    """A stream that says it is one."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "env", "there"),
+    [
+        (Terminal(), {}, True),
+        (Terminal(), {"NO_COLOR": ""}, True),
+        (Terminal(), {"NO_COLOR": "1"}, False),
+        (Terminal(), {"TERM": "dumb"}, False),
+        (io.StringIO(), {}, False),
+    ],
+)
+def test_which_streams_get_colours(
+    stream: io.StringIO, env: dict[str, str], there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert colored(stream) == there
 
 
 @in_lab
@@ -587,10 +606,6 @@ def test_bars_are_plain_where_the_terminal_has_no_blocks(monkeypatch: pytest.Mon
 def test_progress_is_shown_in_the_second_second_and_then_at_times(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     terminal = Terminal()

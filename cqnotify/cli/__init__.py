@@ -13,12 +13,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from types import FrameType
 from typing import Any, Final, NoReturn
 
-from .. import AsyncEventError, CompletionError, VerbsError, __version__
+from .. import AsyncEventError, CompletionError, __version__
 from ..context import devices as list_devices  # besides the module of that command
 
 __all__ = ["CANNOT_RUN", "FAILED", "OK", "USAGE", "CommandError", "main"]
@@ -41,7 +41,7 @@ exit codes:
   0    everything went well
   1    it failed, took too long, or brought what it should not
   2    wrong usage
-  3    nothing to run on: no such RDMA device, or a program or library is missing
+  3    nothing to run on: no such RDMA device, none that is up, or something is not installed
   130  interrupted by Ctrl-C
   141  whoever read the output has gone
   143  ended by SIGTERM
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return BROKEN_PIPE
     except CommandError as e:
         return _complain(e, e.code)
-    except (VerbsError, OSError, LookupError, CompletionError, AsyncEventError) as e:
+    except (OSError, LookupError, CompletionError, AsyncEventError) as e:
         return _complain(e, FAILED)
 
 
@@ -175,15 +175,24 @@ def print_json(value: object) -> None:
     print(json.dumps(value, indent=2))
 
 
-def whole(text: str) -> int:
-    """The type of an argument that counts something: 1 or more."""
-    if (value := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
-    return value
+def whole(low: int = 1, high: int | None = None) -> Callable[[str], int]:
+    """Return the type of an argument that is a whole number in these limits."""
+    limits = f"{low} or more" if high is None else f"{low} to {high}"
+
+    def parse(text: str) -> int:
+        with suppress(ValueError):
+            value = int(text)
+            if low <= value and (high is None or value <= high):
+                return value
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number, {limits}")
+
+    return parse
 
 
 def seconds(text: str) -> float:
     """The type of an argument that is a time: more than 0 seconds, up to a year."""
-    if not 0 < (value := float(text)) <= 366 * 86400:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
-    return value
+    with suppress(ValueError):
+        value = float(text)
+        if 0 < value <= 366 * 86400:
+            return value
+    raise argparse.ArgumentTypeError(f"'{text}' is not a number of seconds above 0")

@@ -35,7 +35,8 @@ class Play:
         self._posted = [0] * self._plan.num_qp  # when
         self._numbers = [0] * self._plan.num_qp  # of messages
         self._data = [b""] * self._plan.num_qp  # that the peer has to send back
-        self._slots = [0] * self._plan.num_qp  # of what a server sends back
+        self._came = [0] * self._plan.num_qp  # the slot of the last message
+        self._sending = [0] * self._plan.num_qp  # the slot that a server sends back
         self._contents = Contents(self._plan.size, self._plan.service)
         self._now = 0
         self._sent = 0
@@ -98,7 +99,7 @@ class Play:
             self._sent += 1
             self._awaited[index] &= ~SENT
             if not self._plan.client:
-                self._end.release(self._slots[index])
+                self._end.release(self._sending[index])
         else:
             self._take_message(wc, index)
             self._awaited[index] &= ~ANSWERED
@@ -114,7 +115,7 @@ class Play:
         if self._plan.client:
             self._end.release(wc.wr_id)
         else:
-            self._slots[index] = wc.wr_id
+            self._came[index] = wc.wr_id
         self.received += 1
         self._numbers[index] += 1
 
@@ -122,8 +123,9 @@ class Play:
         if self._plan.client:
             self._write(index)
         self._awaited[index] = SENT | ANSWERED
+        self._sending[index] = self._came[index]
         self._posted[index] = time.perf_counter_ns()
-        self._end.post_send(index, self._slots[index])
+        self._end.post_send(index, self._came[index])
 
     def _write(self, index: int) -> None:
         """The next message, different from those before; or always the same, if none is checked."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
 from typing import Any
 
 from . import CANNOT_RUN, FAILED, OK, CommandError, add_command, add_device, print_json, whole
@@ -18,7 +19,7 @@ def add_parser(commands: Any) -> None:
         "--peer-device", metavar="D2", help="the peers' device (default: the same; lab: the second)"
     )
     parser.add_argument(
-        "--messages", metavar="N", type=whole, default=1000, help="per run (default: 1000)"
+        "--messages", metavar="N", type=whole(), default=1000, help="per run (default: 1000)"
     )
     parser.add_argument(
         "--interval",
@@ -56,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _milliseconds(text: str) -> float:
-    if not 0 <= (value := float(text)) < 60_000:
-        raise argparse.ArgumentTypeError(f"{text} is not 0 to 60000 milliseconds")
-    return value / 1000
+    with suppress(ValueError):
+        value = float(text)
+        if 0 <= value < 60_000:
+            return value / 1000
+    raise argparse.ArgumentTypeError(f"'{text}' is not 0 to 60000 milliseconds")

@@ -41,19 +41,29 @@ def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
     what = "measure a ping-pong, also with rdma-core's ibv_*_pingpong"
     parser = add_command(commands, "pingpong", what, run, DESCRIPTION)
-    parser.add_argument("host", nargs="?", metavar="HOST", help="be the client of the server there")
     parser.add_argument(
         "--type", choices=KINDS, default="rc", help="the service, or rc with an SRQ (default: rc)"
     )
     add_device(parser)
+    _add_traffic(parser)
+    _add_peer(parser)
+    parser.add_argument(
+        "--plot",
+        metavar="FILE",
+        type=_picture,
+        help="draw the latencies into FILE, .svg or .png (needs matplotlib: cqnotify[plot])",
+    )
+
+
+def _add_traffic(parser: argparse.ArgumentParser) -> None:
     numbers = {
-        ("-i", "--ib-port"): (whole, 1, "port of the device (default: 1)"),
-        ("-g", "--gid-idx"): (_index, None, "index of our GID (default: the first RoCE v2 one)"),
-        ("-s", "--size"): (whole, None, "bytes of a message (default: 4096; ud: 1024)"),
-        ("-n", "--iters"): (whole, 1000, "messages each way, over all QPs (default: 1000)"),
-        ("-r", "--rx-depth"): (whole, 500, "receives that are kept posted (default: 500)"),
-        ("-l", "--sl"): (_index, 0, "service level (default: 0)"),
-        ("-q", "--num-qp"): (whole, None, "QPs, srq alone (default: 16)"),
+        ("-i", "--ib-port"): (whole(), 1, "port of the device (default: 1)"),
+        ("-g", "--gid-idx"): (whole(0, 255), None, "our GID's index (default: the first RoCE v2)"),
+        ("-s", "--size"): (whole(), None, "bytes of a message (default: 4096; ud: 1024)"),
+        ("-n", "--iters"): (whole(), 1000, "messages each way, over all QPs (default: 1000)"),
+        ("-r", "--rx-depth"): (whole(), 500, "receives that are kept posted (default: 500)"),
+        ("-l", "--sl"): (whole(0, 15), 0, "service level (default: 0)"),
+        ("-q", "--num-qp"): (whole(), None, "QPs, srq alone (default: 16)"),
     }
     for names, (kind, default, text) in numbers.items():
         parser.add_argument(*names, metavar="N", type=kind, default=default, help=text)
@@ -69,10 +79,14 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "-c", "--chk", action="store_true", help="check every byte; give it to both ends"
     )
+
+
+def _add_peer(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("host", nargs="?", metavar="HOST", help="be the client of the server there")
     parser.add_argument(
         *("-p", "--port"),
         metavar="P",
-        type=_tcp_port,
+        type=whole(0, 65535),
         default=PORT,
         help=f"TCP port; a server's may be 0, for any (default: {PORT})",
     )
@@ -86,31 +100,13 @@ def add_parser(commands: Any) -> None:
         default=60.0,
         help="give up when nobody or nothing comes for so many seconds (default: 60)",
     )
-    parser.add_argument(
-        "--plot",
-        metavar="FILE",
-        type=_picture,
-        help="draw the latencies into FILE, .svg or .png (needs matplotlib: cqnotify[plot])",
-    )
-
-
-def _index(text: str) -> int:
-    if not 0 <= (value := int(text)) <= 255:
-        raise argparse.ArgumentTypeError(f"{text} is not 0 to 255")
-    return value
-
-
-def _tcp_port(text: str) -> int:
-    if not 0 <= (value := int(text)) <= 65535:
-        raise argparse.ArgumentTypeError(f"{text} is not 0 to 65535")
-    return value
 
 
 def _picture(text: str) -> str:
     if not text.endswith(SUFFIXES):
-        raise argparse.ArgumentTypeError(f"{text} ends neither in .svg nor in .png")
+        raise argparse.ArgumentTypeError(f"'{text}' ends neither in .svg nor in .png")
     if not os.access(Path(text).parent, os.W_OK):
-        raise argparse.ArgumentTypeError(f"{text} cannot be written")
+        raise argparse.ArgumentTypeError(f"'{text}' cannot be written")
     return text
 
 

@@ -33,7 +33,7 @@ def add_parser(commands: Any) -> None:
     parser = add_command(commands, "watch", what, run, DESCRIPTION, "print a JSON object per line")
     add_device(parser, "all")
     parser.add_argument(
-        "--count", metavar="N", type=whole, help="end after so many (exit code 1 if fewer came)"
+        "--count", metavar="N", type=whole(), help="end after so many (exit code 1 if fewer came)"
     )
     parser.add_argument("--timeout", metavar="S", type=seconds, help="end after so many seconds")
 
