@@ -164,7 +164,7 @@ typedef struct {
     PyObject_HEAD
     cqn_mr *mr;
     uint64_t addr;
-    uint32_t length;
+    uint32_t length, lkey;
 } cqn_sge;
 
 typedef struct {

@@ -215,7 +215,7 @@ static inline bool is_simple(const cqn_state *st, PyObject *const *args, PyObjec
         return false;
     }
     const cqn_sge *element = (cqn_sge *)args[0];
-    out->sge = (struct ibv_sge){element->addr, element->length, element->mr->lkey};
+    out->sge = (struct ibv_sge){element->addr, element->length, element->lkey};
     out->pinned = CQN_OBJ(element->mr);
     out->sg.sge = &out->sge;
     out->sg.pinned = &out->pinned;

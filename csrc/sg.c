@@ -63,7 +63,8 @@ static int gather_one(cqn_sg *sg, cqn_state *st, PyObject *item, uint32_t max_sg
                      mr->length, UINT32_MAX);
         return -1;
     }
-    sg->sge[sg->num_sge++] = (struct ibv_sge){addr, (uint32_t)length, mr->lkey};
+    uint32_t lkey = Py_IS_TYPE(item, st->SGE) ? ((cqn_sge *)item)->lkey : mr->lkey;
+    sg->sge[sg->num_sge++] = (struct ibv_sge){addr, (uint32_t)length, lkey};
     sg->length += length;
     sg->writable = sg->writable && (mr->access & IBV_ACCESS_LOCAL_WRITE);
     cqn_sg_pin(sg, CQN_OBJ(mr));

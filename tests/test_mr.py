@@ -6,6 +6,7 @@ import resource
 import subprocess
 import sys
 import weakref
+from typing import Any
 
 import pytest
 
@@ -127,6 +128,23 @@ def test_a_slice_is_an_sge_of_these_bytes(pd: PD) -> None:
         assert part.addr == mr.addr + start
         assert len(part) == part.length == stop - start
         assert part.lkey == mr.lkey
+
+
+def test_with_lkey_is_the_same_memory_under_another_key(pd: PD) -> None:
+    mr = MR(pd, 1000)
+    part = mr[10:20]
+    other = part.with_lkey(0xFFFFFFFF)
+    assert (other.mr, other.addr, other.length) == (mr, part.addr, 10)
+    assert (other.lkey, part.lkey) == (0xFFFFFFFF, mr.lkey)
+    assert "lkey=0xffffffff" in repr(other)
+
+
+@pytest.mark.parametrize(
+    ("bad", "error"), [(-1, ValueError), (1 << 32, ValueError), ("", TypeError)]
+)
+def test_with_lkey_takes_a_key_of_32_bits(pd: PD, bad: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="lkey"):
+        MR(pd, 64)[0:8].with_lkey(bad)
 
 
 @pytest.mark.parametrize(

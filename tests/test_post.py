@@ -347,6 +347,25 @@ def test_a_wrong_rkey_is_a_remote_access_error(pair: Pair) -> None:
     assert e.value.wc is wc
 
 
+def test_a_wrong_lkey_is_a_local_protection_error(pair: Pair) -> None:
+    a, b = pair
+    b.mr.write(b"secret")
+    sge = a.mr[0:6].with_lkey(a.mr.lkey ^ 0xFF)
+    a.qp.post_send(sge, opcode=WROpcode.RDMA_READ, remote_addr=b.mr.addr, rkey=b.mr.rkey, wr_id=5)
+    assert wait_one(a.scq, WCStatus.LOC_PROT_ERR).wr_id == 5
+    assert a.mr.read(6) == bytes(6)
+
+
+def test_a_wrong_lkey_of_a_receive_fails_both_ends(pair: Pair) -> None:
+    a, b = pair
+    b.qp.post_recv(b.mr[8:16].with_lkey(b.mr.lkey ^ 0xFF), wr_id=6)
+    a.qp.post_send(a.mr[0:8].with_lkey(a.mr.lkey), wr_id=5)  # the same key again
+    assert wait_one(a.scq, WCStatus.REM_OP_ERR).wr_id == 5
+    (received,) = wait_completions(b.rcq, 1)
+    assert (received.ok, received.wr_id) == (False, 6)
+    assert b.qp.outstanding == (0, 0)
+
+
 def test_memory_without_remote_access_can_not_be_written(pair: Pair) -> None:
     a, b = pair
     private = MR(b.pd, 64)
