@@ -16,10 +16,11 @@ In the order of their use:
     SendWR, RecvWR                work requests that are built once and posted many times
     cqnotify.aio.AsyncCQ          await completions
     cqnotify.exchange             swap addresses with a peer over TCP
+    cqnotify.conformance          measure which completions raise an event
     cqnotify.testing              pairs of connected QPs; see docs/pytest.md
 
 The classes are those of libibverbs, their methods the verbs without prefix: see the manual page
-that each names. Import the last three where you need them: asyncio takes longer to load than all
+that each names. Import the last four where you need them: asyncio takes longer to load than all
 the rest.
 """
 

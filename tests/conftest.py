@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import tempfile
 from collections.abc import Callable, Coroutine, Iterator
@@ -18,6 +19,7 @@ from hypothesis.configuration import set_hypothesis_home_dir
 from support import DEADLINE, Endpoint, connect, ip_link, until
 
 from cqnotify import CQ, PD, CompletionChannel, Context, QPType, _core
+from cqnotify.conformance import Outcome, Row, cases, measure
 
 # Nothing of hypothesis' is kept, nor written into the project.
 set_hypothesis_home_dir(Path(tempfile.gettempdir()) / f"cqnotify-hypothesis-{os.getuid()}")
@@ -40,6 +42,17 @@ def ctx(rdma_context: Context) -> Context:
 def ctx2(rdma_context2: Context) -> Context:
     """The second device: between it and the first, packets cross a wire."""
     return rdma_context2
+
+
+@pytest.fixture(scope="session")
+def rows_of() -> Callable[[Outcome], tuple[Row, ...]]:
+    """What conformance measures of an outcome on the first device, once for all tests."""
+
+    @functools.cache
+    def measured(outcome: Outcome) -> tuple[Row, ...]:
+        return measure(chosen=[case for case in cases() if case.outcome is outcome]).rows
+
+    return measured
 
 
 @pytest.fixture

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: MIT
+"""What was measured: rows, and where they depart from the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, NamedTuple
+
+from ..enums import QPType, SendFlags, WCStatus
+from ._cases import Arm, Case, Outcome, Queue
+
+
+class Deviation(Enum):
+    """How a row departs from what was expected."""
+
+    NO_EVENT = "no event"
+    SURPLUS_EVENT = "an event too many"
+    NO_COMPLETION = "no completion"
+    SURPLUS_COMPLETION = "a completion too many"
+    OTHER_STATUS = "another status"
+
+    @property
+    def of_events(self) -> bool:
+        """Whether it contradicts ibv_req_notify_cq(3)."""
+        return self in (Deviation.NO_EVENT, Deviation.SURPLUS_EVENT)
+
+
+class Row(NamedTuple):
+    """One case, seen at one CQ.
+
+    Of `expected_statuses` one was to come, None standing for no completion; `statuses` are what
+    came. `expected_events` is what the manual says of completions such as came, and `events` what
+    the channel got. Where the device refused the case, `refusal` is its error, and nothing came.
+    """
+
+    case: Case
+    queue: Queue
+    expected_statuses: tuple[WCStatus | None, ...]
+    statuses: tuple[WCStatus | int, ...]
+    expected_events: int
+    events: int
+    refusal: str | None = None
+
+    @property
+    def deviations(self) -> tuple[Deviation, ...]:
+        """How the row departs from what was expected: at most in its completion, and its event."""
+        if self.refusal is not None:
+            return ()
+        found = []
+        if self.events != self.expected_events:
+            too_few = self.events < self.expected_events
+            found.append(Deviation.NO_EVENT if too_few else Deviation.SURPLUS_EVENT)
+        if not self.statuses:
+            if None not in self.expected_statuses:
+                found.append(Deviation.NO_COMPLETION)
+        elif len(self.statuses) > 1 or self.expected_statuses == (None,):
+            found.append(Deviation.SURPLUS_COMPLETION)
+        elif self.statuses[0] not in self.expected_statuses:
+            found.append(Deviation.OTHER_STATUS)
+        return tuple(found)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The row with names for enums, as `--json` prints it."""
+        case = self.case
+        return {
+            "qp_type": case.qp_type.name,
+            "outcome": case.outcome.name,
+            "operation": case.operation,
+            "sq_sig_all": case.sq_sig_all,
+            "send_flags": [flag.name for flag in SendFlags if flag in case.send_flags],
+            "armed": case.armed.name,
+            "queue": self.queue.name,
+            "expected_statuses": [s if s is None else s.name for s in self.expected_statuses],
+            "statuses": [getattr(status, "name", status) for status in self.statuses],
+            "expected_events": self.expected_events,
+            "events": self.events,
+            "refusal": self.refusal,
+            "deviations": [deviation.name for deviation in self.deviations],
+        }
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> Row:
+        """The row that `as_dict` told of."""
+        flags = SendFlags(0)
+        for name in row["send_flags"]:
+            flags |= SendFlags[name]
+        case = Case(
+            *(QPType[row["qp_type"]], Outcome[row["outcome"]], row["operation"]),
+            *(row["sq_sig_all"], flags, Arm[row["armed"]]),
+        )
+        expected = (None if s is None else WCStatus[s] for s in row["expected_statuses"])
+        statuses = (s if isinstance(s, int) else WCStatus[s] for s in row["statuses"])
+        return cls(
+            *(case, Queue[row["queue"]], tuple(expected), tuple(statuses)),
+            *(row["expected_events"], row["events"], row["refusal"]),
+        )
+
+
+class Report(NamedTuple):
+    """All rows of one device, and on what they were measured."""
+
+    device: str
+    kernel: str
+    rows: tuple[Row, ...]
+
+    @property
+    def deviating(self) -> tuple[Row, ...]:
+        """The rows with deviations."""
+        return tuple(row for row in self.rows if row.deviations)
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        return {
+            "device": self.device,
+            "kernel": self.kernel,
+            "rows": [row.as_dict() for row in self.rows],
+        }
+
+    @classmethod
+    def from_dict(cls, report: Mapping[str, Any]) -> Report:
+        """The report that `as_dict` told of."""
+        rows = tuple(map(Row.from_dict, report["rows"]))
+        return cls(report["device"], report["kernel"], rows)

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: MIT
+"""What a device should do: the manual's words on events, InfiniBand's on completions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from ..enums import QPType, SendFlags, WCStatus
+from ._cases import OPERATIONS, Arm, Case, Outcome, Queue
+
+__all__ = ["expected_events", "expected_statuses", "is_solicited"]
+
+
+def is_solicited(queue: Queue, status: WCStatus | int, send_flags: SendFlags) -> bool:
+    """Whether a completion is solicited; `send_flags` are those that the sender gave.
+
+    ibv_req_notify_cq(3): "A CQE is solicited if it is a receive completion for a message with the
+    Solicited Event header bit set, or if the status is not successful. All other successful
+    receive completions, or any successful send completion is unsolicited."
+    """
+    if status != WCStatus.SUCCESS:
+        return True
+    return queue is Queue.RECV and SendFlags.SOLICITED in send_flags
+
+
+def expected_events(
+    queue: Queue, armed: Arm, statuses: Sequence[WCStatus | int], send_flags: SendFlags
+) -> int:
+    """How many events the completions raise that a CQ got after it was armed, once or not at all.
+
+    ibv_req_notify_cq(3): "If the argument solicited_only is zero, a completion event is generated
+    for any new CQE. If solicited_only is non-zero, an event is only generated for a new CQE with
+    that is considered 'solicited'." And: "Only one completion event will be generated for each
+    call".
+    """
+    if armed is Arm.NOT:
+        return 0
+    counting = [s for s in statuses if armed is Arm.ANY or is_solicited(queue, s, send_flags)]
+    return min(1, len(counting))
+
+
+# How a work request ends at the sender and at the receiver of an RC; None is no completion.
+_FAILURES: Final[dict[Outcome, tuple[WCStatus, WCStatus | None]]] = {
+    Outcome.BAD_LKEY: (WCStatus.LOC_PROT_ERR, None),
+    Outcome.BAD_RECV_LKEY: (WCStatus.REM_OP_ERR, WCStatus.LOC_PROT_ERR),
+    Outcome.BAD_RKEY: (WCStatus.REM_ACCESS_ERR, WCStatus.WR_FLUSH_ERR),
+    Outcome.TOO_SMALL: (WCStatus.REM_INV_REQ_ERR, WCStatus.LOC_LEN_ERR),
+    Outcome.NO_RECEIVE: (WCStatus.RNR_RETRY_EXC_ERR, None),
+    Outcome.NO_PEER: (WCStatus.RETRY_EXC_ERR, None),
+    Outcome.FLUSH: (WCStatus.WR_FLUSH_ERR, WCStatus.WR_FLUSH_ERR),
+    Outcome.POSTED_IN_ERR: (WCStatus.WR_FLUSH_ERR, WCStatus.WR_FLUSH_ERR),
+}
+
+# What goes wrong at the receiver the sender of UC and UD does not hear of; and the receiver drops
+# a message that it may not write, or (some do) that it has no room for.
+_UNHEARD_OF: Final[dict[Outcome, tuple[WCStatus | None, ...]]] = {
+    Outcome.BAD_RECV_LKEY: (WCStatus.LOC_PROT_ERR,),
+    Outcome.BAD_RKEY: (None,),
+    Outcome.TOO_SMALL: (WCStatus.LOC_LEN_ERR, None),
+}
+
+
+def expected_statuses(case: Case, queue: Queue) -> tuple[WCStatus | None, ...]:
+    """The statuses of which a CQ shall get one; None stands for no completion.
+
+    A work request that fails always completes; one that succeeds does if it was asked to.
+    """
+    if queue is Queue.SEND:
+        if case.outcome is Outcome.SUCCESS or _is_unheard_of(case):
+            asked_to = case.sq_sig_all or SendFlags.SIGNALED in case.send_flags
+            return (WCStatus.SUCCESS if asked_to else None,)
+        return (_FAILURES[case.outcome][0],)
+    if case.outcome is Outcome.SUCCESS:
+        return (WCStatus.SUCCESS if OPERATIONS[case.operation].takes_receive else None,)
+    if _is_unheard_of(case):
+        return _UNHEARD_OF[case.outcome]
+    status = _FAILURES[case.outcome][1]
+    if case.outcome is Outcome.BAD_RKEY and OPERATIONS[case.operation].takes_receive:
+        return (WCStatus.LOC_ACCESS_ERR, status)  # depends on whether it was taken already
+    return (status,)
+
+
+def _is_unheard_of(case: Case) -> bool:
+    return case.qp_type != QPType.RC and case.outcome in _UNHEARD_OF

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: MIT
+"""One case, played on a device."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from .._core import AH, CQ, MR, PD, SGE, CompletionChannel, VerbsError
+from ..context import Context
+from ..enums import AccessFlags, AtomicCap, LinkLayer, QPState, WCStatus
+from ..qp import DEFAULT_QKEY, QP, QPAddress
+from ._cases import OPERATIONS, RECV, UD, Arm, Case, Outcome, Queue
+from ._report import Row
+from ._rules import expected_events, expected_statuses
+
+_SIZE: Final = 8  # bytes of a message: what an atomic operation works on
+_GRH: Final = 40  # bytes that come before a datagram
+_WRONG: Final = 0xFF  # makes a key a wrong one, by exclusive or
+_SEND_AT, _REMOTE_AT, _RECV_AT = 0, 8, 16  # where in the memory that all trials write to
+
+# How providers and kernels say that there is no such thing.
+_REFUSALS: Final = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EPROTONOSUPPORT, errno.EINVAL)
+
+# The receiver has no part in these, or no receive.
+_ALONE: Final = (Outcome.NO_PEER, Outcome.FLUSH, Outcome.POSTED_IN_ERR)
+_NO_RECEIVE: Final = (Outcome.NO_RECEIVE, *_ALONE)
+
+# No retries without end anywhere: 7 would be that. 268 ms, so that a slow peer is not a dead one.
+_TIMERS: Final = {"timeout": 16, "retry_cnt": 6, "rnr_retry": 0}
+_TIMERS_OF: Final = {
+    Outcome.NO_PEER: {"timeout": 8, "retry_cnt": 1},  # 1 ms, or the least that the device can
+    Outcome.FLUSH: {"timeout": 0},  # in flight for ever
+}
+
+
+class Bench:
+    """What many trials share, none of which changes it."""
+
+    def __init__(self, context: Context, port_num: int, gid_index: int | None) -> None:
+        self.context = context
+        self.port_num = port_num
+        port = context.query_port(port_num)
+        if gid_index is None and port.link_layer == LinkLayer.ETHERNET:
+            gid_index = context.find_gid(port_num=port_num).index
+        self.gid_index = gid_index
+        self.access = AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_READ
+        if context.query_device().atomic_cap != AtomicCap.NONE:
+            self.access |= AccessFlags.REMOTE_ATOMIC
+        self.pd = PD(context)
+        self.mr = MR(self.pd, 256, access=self.access | AccessFlags.LOCAL_WRITE)
+        self.channel = CompletionChannel(context)
+        self.unwatched = CQ(context, 1)  # gets nothing
+        self._template: QPAddress | None = None
+        self._ah: AH | None = None
+
+    def address(self, qp: QP) -> QPAddress:
+        """What `qp.address()` returns, asked of the device once for all."""
+        if self._template is None:
+            self._template = qp.address(self.port_num, self.gid_index)
+        return self._template._replace(qp_num=qp.qp_num, psn=qp.sq_psn)
+
+    def ah(self, qp: QP) -> AH:
+        """The way to our own port."""
+        if self._ah is None:
+            to = self.address(qp)
+            self._ah = AH(
+                self.pd,
+                dgid=None if self.gid_index is None else to.gid,
+                sgid_index=self.gid_index or 0,
+                port_num=self.port_num,
+                dlid=to.lid,
+            )
+        return self._ah
+
+    def drain(self) -> bool:
+        """Take all events, which the statistics of their CQs count; False if there was none."""
+        any_came = False
+        while (cq := self.channel.try_get_event()) is not None:
+            cq.ack()
+            any_came = True
+        return any_came
+
+
+class Trial:
+    """A case on queue pairs and CQs of its own, so that all they bring belongs to it.
+
+    Nothing of it waits: `prepare()` and `act()` do what is to be done, `poll()` looks what came.
+    """
+
+    def __init__(self, bench: Bench, case: Case) -> None:
+        self.case = case
+        self._refusal: str | None = None
+        self._statuses: dict[Queue, list[WCStatus | int]] = {queue: [] for queue in Queue}
+        self._bench = bench
+        self._operation = OPERATIONS[case.operation]
+        self._cqs = {queue: CQ(bench.context, 4, channel=bench.channel) for queue in Queue}
+        self._qps: dict[Queue, QP] = {}
+
+    def prepare(self) -> None:
+        """Make the QPs, and bring them where the case begins."""
+        with self._refusal_noted():
+            self._make_qps()
+            self._connect()
+            if self.case.outcome is Outcome.POSTED_IN_ERR:
+                self._fail()
+            elif self._operation is not RECV and self.case.outcome not in _NO_RECEIVE:
+                self._post_recv()
+
+    def act(self) -> None:
+        """Arm, and do what the case is about."""
+        if self._refusal is not None:
+            return
+        with self._refusal_noted():
+            if self.case.armed is not Arm.NOT:
+                for cq in self._cqs.values():
+                    cq.req_notify(solicited_only=self.case.armed is Arm.SOLICITED)
+            if self._operation is RECV:
+                self._post_recv()
+            else:
+                self._post_send()
+            if self.case.outcome is Outcome.FLUSH:
+                self._fail()
+
+    def poll(self) -> bool:
+        """Take the completions that are there; False if there are none."""
+        any_came = False
+        for queue, cq in self._cqs.items():
+            if wcs := cq.poll():
+                self._statuses[queue] += [wc.status for wc in wcs]
+                any_came = True
+        return any_came
+
+    def rows(self) -> list[Row]:
+        """What came so far, events as far as the bench has drained them."""
+        return [self._row(queue) for queue in self.case.queues]
+
+    def _row(self, queue: Queue) -> Row:
+        case, statuses = self.case, tuple(self._statuses[queue])
+        return Row(
+            case,
+            queue,
+            expected_statuses(case, queue),
+            statuses,
+            expected_events(queue, case.armed, statuses, case.send_flags),
+            self._cqs[queue].stats.events,
+            self._refusal,
+        )
+
+    @contextmanager
+    def _refusal_noted(self) -> Iterator[None]:
+        """What the device does not have is told in the rows."""
+        try:
+            yield
+        except VerbsError as e:
+            if e.errno not in _REFUSALS:
+                raise
+            self._refusal = str(e)
+
+    def _make_qps(self) -> None:
+        for queue in Queue:
+            watched, unwatched = self._cqs[queue], self._bench.unwatched
+            self._qps[queue] = QP(
+                self._bench.pd,
+                self.case.qp_type,
+                send_cq=watched if queue is Queue.SEND else unwatched,
+                recv_cq=watched if queue is Queue.RECV else unwatched,
+                sq_sig_all=self.case.sq_sig_all,
+            )
+
+    def _connect(self) -> None:
+        sender, receiver = self._qps[Queue.SEND], self._qps[Queue.RECV]
+        self._to_rts(sender, receiver)
+        if self._operation is RECV or self.case.outcome not in _ALONE:
+            self._to_rts(receiver, sender)
+
+    def _to_rts(self, qp: QP, peer: QP) -> None:
+        bench = self._bench
+        if self.case.qp_type == UD:
+            qp.to_init(port_num=bench.port_num)
+            qp.to_rtr(port_num=bench.port_num)
+            qp.to_rts()
+            return
+        timers = {**_TIMERS, **_TIMERS_OF.get(self.case.outcome, {})}
+        qp.to_init(port_num=bench.port_num, access=bench.access)
+        qp.to_rtr(bench.address(peer), port_num=bench.port_num, gid_index=bench.gid_index)
+        qp.to_rts(**timers)
+
+    def _fail(self) -> None:
+        queue = Queue.RECV if self._operation is RECV else Queue.SEND
+        self._qps[queue].modify(qp_state=QPState.ERR)
+
+    def _post_recv(self) -> None:
+        header = _GRH if self.case.qp_type == UD else 0
+        room = _SIZE // 2 if self.case.outcome is Outcome.TOO_SMALL else _SIZE
+        sge = self._sge(_RECV_AT, header + room, wrong=self.case.outcome is Outcome.BAD_RECV_LKEY)
+        self._qps[Queue.RECV].post_recv(sge)
+
+    def _post_send(self) -> None:
+        operation, bench = self._operation, self._bench
+        sender, receiver = self._qps[Queue.SEND], self._qps[Queue.RECV]
+        options: dict[str, Any] = dict(operation.arguments)
+        if operation.remote:
+            wrong = _WRONG if self.case.outcome is Outcome.BAD_RKEY else 0
+            options["remote_addr"] = bench.mr.addr + _REMOTE_AT
+            options["rkey"] = bench.mr.rkey ^ wrong
+        if self.case.qp_type == UD:
+            options["ah"] = bench.ah(sender)
+            options["remote_qpn"] = receiver.qp_num
+            options["remote_qkey"] = DEFAULT_QKEY
+        assert operation.opcode is not None
+        sender.post_send(
+            self._sge(_SEND_AT, _SIZE, wrong=self.case.outcome is Outcome.BAD_LKEY),
+            opcode=operation.opcode,
+            send_flags=self.case.send_flags,
+            **options,
+        )
+
+    def _sge(self, start: int, length: int, wrong: bool) -> SGE:
+        sge = self._bench.mr[start : start + length]
+        return sge.with_lkey(sge.lkey ^ _WRONG) if wrong else sge
