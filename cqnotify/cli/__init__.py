@@ -27,6 +27,7 @@ __all__ = ["CANNOT_RUN", "FAILED", "OK", "USAGE", "CommandError", "main"]
 COMMANDS: Final = (
     "devices",
     "pingpong",
+    "conformance",
     "watch",
     "demo",
 )
