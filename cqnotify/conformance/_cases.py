@@ -50,7 +50,7 @@ class Outcome(Enum):
 class Operation(NamedTuple):
     """A work request, as far as its completions are concerned.
 
-    `arguments` are those of `QP.post_send` that it needs besides its memory and the peer's; an
+    `arguments` are those of `QP.post_send` that it needs besides memory, keys and destination; an
     operation without an opcode is a receive.
     """
 
@@ -60,6 +60,8 @@ class Operation(NamedTuple):
     takes_receive: bool = False  # and so completes at the peer, too
     fills_receive: bool = False  # what the peer posted is where its data goes
     remote: bool = False  # the peer's memory is named
+    local: bool = False  # it has no part for the peer, and moves no data
+    invalidates: Queue | None = None  # a window, that is bound at the sender or the receiver
     arguments: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -87,6 +89,9 @@ SENDS: Final = (
         arguments={"compare_add": 1, "swap": 2},
     ),
     _send(WROpcode.ATOMIC_FETCH_AND_ADD, (RC,), remote=True, arguments={"compare_add": 1}),
+    _send(WROpcode.SEND_WITH_INV, (RC,), **_MESSAGE, invalidates=Queue.RECV),
+    _send(WROpcode.LOCAL_INV, (RC, UC), local=True, invalidates=Queue.SEND),
+    _send(WROpcode.BIND_MW, (RC, UC), local=True),
 )
 OPERATIONS: Final = {operation.name: operation for operation in (*SENDS, RECV)}
 
@@ -106,7 +111,8 @@ class Case(NamedTuple):
         """The CQs that the case says something of."""
         if self.operation == RECV.name:
             return (Queue.RECV,)
-        if self.outcome in (Outcome.NO_PEER, Outcome.FLUSH, Outcome.POSTED_IN_ERR):
+        alone = self.outcome in (Outcome.NO_PEER, Outcome.FLUSH, Outcome.POSTED_IN_ERR)
+        if alone or OPERATIONS[self.operation].local:
             return (Queue.SEND,)  # nothing gets to the peer
         return (Queue.SEND, Queue.RECV)
 
@@ -123,6 +129,8 @@ def _can_end(operation: Operation, qp_type: QPType, outcome: Outcome) -> bool:
     """Whether this outcome can be brought about."""
     if operation is RECV:
         return outcome in (Outcome.FLUSH, Outcome.POSTED_IN_ERR)
+    if operation.local:
+        return outcome in (Outcome.SUCCESS, Outcome.POSTED_IN_ERR)
     if outcome in (Outcome.BAD_RECV_LKEY, Outcome.TOO_SMALL):
         return operation.fills_receive
     if outcome is Outcome.BAD_RKEY:

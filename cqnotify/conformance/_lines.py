@@ -96,13 +96,13 @@ def _in_words(members: _Variants, known: _Variants) -> Iterator[tuple[tuple[QPTy
 
 
 def _united(names: Mapping[QPType, list[str]], known: _Variants) -> list[tuple[QPType, ...]]:
-    """All types together if each has those operations that it can have, else one by one."""
-    union = set().union(*names.values())
-    if all(
-        of == [n for n in _all_of(known, qp_type) if n in union] for qp_type, of in names.items()
-    ):
+    """All types together if each has those operations that it can have; else those together that
+    have all, and the rest one by one."""
+    union = {name for of in names.values() for name in of}
+    if all(of == [n for n in _all_of(known, t) if n in union] for t, of in names.items()):
         return [tuple(names)]
-    return [(qp_type,) for qp_type in names]
+    full = tuple(qp_type for qp_type, of in names.items() if of == _all_of(known, qp_type))
+    return [*filter(None, [full]), *((qp_type,) for qp_type in names if qp_type not in full)]
 
 
 def _names(

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from .._core import AH, CQ, MR, PD, SGE, CompletionChannel, VerbsError
+from .._core import AH, CQ, MR, MW, PD, SGE, CompletionChannel, CompletionError, VerbsError
 from ..context import Context
-from ..enums import AccessFlags, AtomicCap, LinkLayer, QPState, WCStatus
+from ..enums import AccessFlags, AtomicCap, LinkLayer, MWType, QPState, WCStatus, WROpcode
 from ..qp import DEFAULT_QKEY, QP, QPAddress
 from ._cases import OPERATIONS, RECV, UD, Arm, Case, Outcome, Queue
 from ._report import Row
@@ -20,6 +20,8 @@ _SIZE: Final = 8  # bytes of a message: what an atomic operation works on
 _GRH: Final = 40  # bytes that come before a datagram
 _WRONG: Final = 0xFF  # makes a key a wrong one, by exclusive or
 _SEND_AT, _REMOTE_AT, _RECV_AT = 0, 8, 16  # where in the memory that all trials write to
+
+_BINDING: Final = 5.0  # seconds for a window to be bound
 
 # How providers and kernels say that there is no such thing.
 _REFUSALS: Final = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EPROTONOSUPPORT, errno.EINVAL)
@@ -52,9 +54,11 @@ class Bench:
         self.pd = PD(context)
         self.mr = MR(self.pd, 256, access=self.access | AccessFlags.LOCAL_WRITE)
         self.channel = CompletionChannel(context)
-        self.unwatched = CQ(context, 1)  # gets nothing
+        self.unwatched = CQ(context, 1)  # gets what is done in preparation, at most
         self._template: QPAddress | None = None
         self._ah: AH | None = None
+        self._bindable: MR | None = None
+        self._windows: list[MW] = []
 
     def address(self, qp: QP) -> QPAddress:
         """What `qp.address()` returns, asked of the device once for all."""
@@ -75,6 +79,14 @@ class Bench:
             )
         return self._ah
 
+    def new_window(self) -> tuple[MW, SGE]:
+        """A window of type 2, and memory to bind it to."""
+        if self._bindable is None:
+            access = AccessFlags.LOCAL_WRITE | AccessFlags.MW_BIND
+            self._bindable = MR(self.pd, 256, access=access)
+        self._windows.append(MW(self.pd, MWType.TYPE_2))  # forgotten, it would be closed
+        return self._windows[-1], self._bindable[:]
+
     def drain(self) -> bool:
         """Take all events, which the statistics of their CQs count; False if there was none."""
         any_came = False
@@ -87,7 +99,8 @@ class Bench:
 class Trial:
     """A case on queue pairs and CQs of its own, so that all they bring belongs to it.
 
-    Nothing of it waits: `prepare()` and `act()` do what is to be done, `poll()` looks what came.
+    `prepare()` and `act()` do what is to be done and do not wait, but for a window to be bound;
+    `poll()` looks what came.
     """
 
     def __init__(self, bench: Bench, case: Case) -> None:
@@ -98,12 +111,15 @@ class Trial:
         self._operation = OPERATIONS[case.operation]
         self._cqs = {queue: CQ(bench.context, 4, channel=bench.channel) for queue in Queue}
         self._qps: dict[Queue, QP] = {}
+        self._rkey = 0  # of a window that is bound
 
     def prepare(self) -> None:
         """Make the QPs, and bring them where the case begins."""
         with self._refusal_noted():
             self._make_qps()
             self._connect()
+            if self._operation.invalidates and self.case.outcome is Outcome.SUCCESS:
+                self._bind(self._operation.invalidates)
             if self.case.outcome is Outcome.POSTED_IN_ERR:
                 self._fail()
             elif self._operation is not RECV and self.case.outcome not in _NO_RECEIVE:
@@ -158,6 +174,8 @@ class Trial:
             if e.errno not in _REFUSALS:
                 raise
             self._refusal = str(e)
+        except (CompletionError, TimeoutError) as e:  # in preparation
+            self._refusal = str(e)
 
     def _make_qps(self) -> None:
         for queue in Queue:
@@ -188,6 +206,16 @@ class Trial:
         qp.to_rtr(bench.address(peer), port_num=bench.port_num, gid_index=bench.gid_index)
         qp.to_rts(**timers)
 
+    def _bind(self, owner: Queue) -> None:
+        qp = self._qps[owner]
+        mw, sge = self._bench.new_window()
+        qp.bind_mw(mw, sge, access=AccessFlags.REMOTE_READ)
+        wcs = qp.send_cq.poll(spin=_BINDING)
+        if not wcs:
+            raise TimeoutError(f"a memory window was not bound within {_BINDING:g} s")
+        wcs[0].raise_for_status()
+        self._rkey = mw.rkey
+
     def _fail(self) -> None:
         queue = Queue.RECV if self._operation is RECV else Queue.SEND
         self._qps[queue].modify(qp_state=QPState.ERR)
@@ -199,24 +227,27 @@ class Trial:
         self._qps[Queue.RECV].post_recv(sge)
 
     def _post_send(self) -> None:
-        operation, bench = self._operation, self._bench
+        operation, bench, case = self._operation, self._bench, self.case
         sender, receiver = self._qps[Queue.SEND], self._qps[Queue.RECV]
+        if operation.opcode == WROpcode.BIND_MW:
+            mw, sge = bench.new_window()
+            sender.bind_mw(mw, sge, access=AccessFlags.REMOTE_READ, send_flags=case.send_flags)
+            return
         options: dict[str, Any] = dict(operation.arguments)
         if operation.remote:
-            wrong = _WRONG if self.case.outcome is Outcome.BAD_RKEY else 0
+            wrong = _WRONG if case.outcome is Outcome.BAD_RKEY else 0
             options["remote_addr"] = bench.mr.addr + _REMOTE_AT
             options["rkey"] = bench.mr.rkey ^ wrong
-        if self.case.qp_type == UD:
+        if operation.invalidates:
+            options["invalidate_rkey"] = self._rkey
+        if case.qp_type == UD:
             options["ah"] = bench.ah(sender)
             options["remote_qpn"] = receiver.qp_num
             options["remote_qkey"] = DEFAULT_QKEY
+        wrong_lkey = case.outcome is Outcome.BAD_LKEY
+        sg = None if operation.local else self._sge(_SEND_AT, _SIZE, wrong=wrong_lkey)
         assert operation.opcode is not None
-        sender.post_send(
-            self._sge(_SEND_AT, _SIZE, wrong=self.case.outcome is Outcome.BAD_LKEY),
-            opcode=operation.opcode,
-            send_flags=self.case.send_flags,
-            **options,
-        )
+        sender.post_send(sg, opcode=operation.opcode, send_flags=case.send_flags, **options)
 
     def _sge(self, start: int, length: int, wrong: bool) -> SGE:
         sge = self._bench.mr[start : start + length]
