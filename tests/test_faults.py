@@ -1295,7 +1295,7 @@ def test_conformance_tells_what_a_device_without_atomics_refuses(ctx: Context) -
         for case in conformance.cases([QPType.RC])
         if case.outcome is conformance.Outcome.SUCCESS and case.sq_sig_all
     ]
-    core.hide_atomics(True)
+    core.hide_features("atomics")
     report = conformance.measure(ctx.name, chosen)
     refused = [row for row in report.rows if row.refusal]
     atomics = {"ATOMIC_CMP_AND_SWP", "ATOMIC_FETCH_AND_ADD"}
