@@ -16,7 +16,7 @@ SIGNALED, SOLICITED = SendFlags.SIGNALED, SendFlags.SOLICITED
 SUCCESS, FLUSHED = WCStatus.SUCCESS, WCStatus.WR_FLUSH_ERR
 WRITE_IMM = WROpcode.RDMA_WRITE_WITH_IMM
 
-TAKES_A_RECEIVE = ("SEND", "SEND_WITH_IMM", "RDMA_WRITE_WITH_IMM")
+TAKES_A_RECEIVE = ("SEND", "SEND_WITH_IMM", "SEND_WITH_INV", "RDMA_WRITE_WITH_IMM")
 BRINGS_DATA = ("RDMA_READ", "ATOMIC_CMP_AND_SWP", "ATOMIC_FETCH_AND_ADD")
 OF_THE_RECEIVER = (Outcome.BAD_RECV_LKEY, Outcome.BAD_RKEY, Outcome.TOO_SMALL)
 OLD = kernel() < (6, 3)  # where a flush of receives changed; the rest did between 6.1 and 6.12
@@ -29,6 +29,8 @@ def sent(case: Case) -> WCStatus | None:
     """The completion at the sender, None for none: of what fails always, else if asked for."""
     asked_for = case.sq_sig_all or SIGNALED in case.send_flags
     untold = case.qp_type != QPType.RC and case.outcome in OF_THE_RECEIVER
+    if (case.operation, case.qp_type, case.outcome) == ("LOCAL_INV", QPType.UC, Outcome.SUCCESS):
+        return WCStatus.LOC_QP_OP_ERR  # it is taken, and can not be done
     if untold or case.outcome is Outcome.SUCCESS:
         return SUCCESS if asked_for else None
     if case.outcome is Outcome.BAD_LKEY:
