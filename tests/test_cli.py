@@ -30,7 +30,8 @@ from support import DEADLINE, ip_link, until
 
 from cqnotify import AccessFlags, Context, PortState, QPAddress, __version__, devices
 from cqnotify.cli import COMMANDS, EXIT_CODES, main
-from cqnotify.cli._pingpong_end import KINDS, Plan, open_end
+from cqnotify.cli._pingpong_end import BLANK, KINDS, Plan, open_end
+from cqnotify.cli._pingpong_play import Contents
 from cqnotify.cli._pingpong_report import WHAT, Report, histogram, percentiles
 from cqnotify.cli._terminal import Progress, colored
 from cqnotify.exchange import exchange_as_server_blocking, listen
@@ -546,6 +547,22 @@ def test_memory_is_open_to_nobody(service: str) -> None:
             assert host is None or end._send_mr.access == 0
             for qp in end._qps:
                 assert service == "ud" or qp.query().qp_access_flags == 0
+
+
+def test_messages_differ_from_each_other_and_satisfy_rdma_core() -> None:
+    contents = Contents(9000, "rc")
+    messages = [contents.of(number) for number in range(251)]
+    assert len(set(messages)) == 251
+    for message in (*messages, contents.rdma_core):
+        assert len(message) == 9000
+        assert [i for i in range(9000) if not message[i]] == [0, 4096, 8192]
+    assert set(contents.rdma_core) == {0, 0x7B}
+
+
+def test_messages_over_an_srq_are_all_alike_and_never_blank() -> None:
+    contents = Contents(9000, "srq")
+    assert contents.of(0) == contents.of(1)
+    assert BLANK[0] not in contents.of(0) + contents.rdma_core
 
 
 # ---- figures --------------------------------------------------------------------------------

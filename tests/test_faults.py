@@ -1289,6 +1289,8 @@ def test_a_device_that_can_not_page_after_all_says_so_itself(w: World) -> None:
     with pytest.raises(VerbsError, match="not supported by this device: .*access 0x41") as e:
         MR(w.pd, bytearray(64), access=AccessFlags.LOCAL_WRITE | AccessFlags.ON_DEMAND)
     assert e.value.verb == "ibv_reg_mr"
+
+
 def test_conformance_tells_what_a_device_without_atomics_refuses(ctx: Context) -> None:
     chosen = [
         case

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ipaddress import IPv6Address
 from typing import Final
 
-from .._core import AH, CQ, MR, PD, CompletionChannel, WorkCompletion
+from .._core import AH, CQ, MR, PD, SRQ, CompletionChannel, WorkCompletion
 from ..attrs import PortAttr
 from ..context import Context
 from ..enums import MTU, AccessFlags, LinkLayer, PortState, QPType
@@ -23,6 +23,7 @@ from . import CANNOT_RUN, USAGE, CommandError
 
 GRH: Final = 40  # bytes of routing header in front of what a UD QP receives
 SRQ_RECORDS: Final = 256  # that ibv_srq_pingpong exchanges, however few QPs there are
+BLANK: Final = b"\xff"  # is in no message
 SEND: Final = 1 << 32  # the wr_id of sends; a receive has the number of its slot
 
 
@@ -62,7 +63,6 @@ class End:
 
     qp_type = QPType.RC
     offset = 0  # of a message in its slot
-    records = 1  # that each side gives the other
 
     def __init__(self, context: Context, plan: Plan) -> None:
         self.plan = plan
@@ -106,8 +106,8 @@ class End:
         return [qp.address(self.plan.ib_port, self.gid_index) for qp in self._qps]
 
     @property
-    def index(self) -> dict[int, int]:
-        """Which QP of ours a qp_num is."""
+    def by_qp_num(self) -> dict[int, int]:
+        """Which of our QPs has which number."""
         return {qp.qp_num: index for index, qp in enumerate(self._qps)}
 
     def connect(self, remote: list[QPAddress]) -> None:
@@ -197,15 +197,13 @@ class SRQEnd(End):
     """RC QPs that share one receive queue.
 
     Any QP's message may come into any receive, so each has a slot of its own, which is posted again
-    when its message was checked, or sent back.
+    when its message was checked, or sent back. As all messages are alike, it is made blank before
+    that, if they are checked.
     """
 
-    records = SRQ_RECORDS
-
     def _make_qps(self) -> list[QP]:
-        from .._core import SRQ  # type: ignore
-
         self._srq = SRQ(self._pd, self.plan.rx_depth)
+        self._blank = BLANK * self.plan.size
         return [
             QP(self._pd, self.qp_type, send_cq=self.cq, max_send_wr=1, srq=self._srq)
             for _ in range(self.plan.num_qp)
@@ -217,7 +215,7 @@ class SRQEnd(End):
     @property
     def addresses(self) -> list[QPAddress]:
         none = QPAddress(0, 0, 0, IPv6Address(0))
-        return super().addresses + [none] * (self.records - self.plan.num_qp)
+        return super().addresses + [none] * (SRQ_RECORDS - self.plan.num_qp)
 
     def connect(self, remote: list[QPAddress]) -> None:
         ours = self.plan.num_qp
@@ -235,6 +233,8 @@ class SRQEnd(End):
         self._post_recv(slot)
 
     def _post_recv(self, slot: int) -> None:
+        if self.plan.check:
+            self._recv_mr.write(self._blank, slot * self.plan.size)
         self._srq.post_recv(self._slot[slot], wr_id=slot)
 
 

@@ -30,7 +30,7 @@ class Play:
         self._end = end
         self._plan = end.plan
         self._progress = progress
-        self._index = end.index
+        self._by_qp_num = end.by_qp_num
         self._awaited = [0 if self._plan.client else ANSWERED] * self._plan.num_qp
         self._posted = [0] * self._plan.num_qp  # when
         self._numbers = [0] * self._plan.num_qp  # of messages
@@ -94,7 +94,7 @@ class Play:
 
     def _take(self, wc: WorkCompletion) -> None:
         wc.raise_for_status()
-        index = self._index[wc.qp_num]
+        index = self._by_qp_num[wc.qp_num]
         if wc.wr_id == SEND:
             self._sent += 1
             self._awaited[index] &= ~SENT
@@ -131,7 +131,7 @@ class Play:
         """The next message, different from those before; or always the same, if none is checked."""
         number = self._numbers[index]
         if self._plan.check or not number:
-            self._data[index] = self._contents.of(number, index)
+            self._data[index] = self._contents.of(number)
             self._end.write(index, self._data[index])
 
     def _check(self, data: bytes, index: int) -> None:
@@ -139,25 +139,30 @@ class Play:
         if self._plan.client:
             wanted = [self._data[index]]
         else:
-            wanted = [self._contents.of(number, index), self._contents.rdma_core]
+            wanted = [self._contents.of(number), self._contents.rdma_core]
         if data not in wanted:
             raise CommandError(f"message {number} came with wrong bytes: {_differ(data, wanted)}")
 
 
 class Contents:
     """What messages consist of. As in rdma-core's, which look at nothing else, the first byte of
-    each page is 0."""
+    each page is 0.
+
+    A client's are all different, but not with an SRQ: ibv_srq_pingpong has one buffer for all QPs,
+    and sends back to each what came last from any.
+    """
 
     def __init__(self, size: int, service: str) -> None:
         self._size = size
+        self._period = 1 if service == "srq" else PERIOD
         self._bytes = bytes(range(1, PERIOD + 1)) * (size // PERIOD + 2)
         fill = b"\0" if service == "srq" else b"\x7b"
         self.rdma_core = _with_zeros(fill * size, mmap.PAGESIZE)
         """What a client of rdma-core sends with -c, every time."""
 
-    def of(self, number: int, index: int) -> bytes:
-        """Message `number` of a client's QP, of which there are up to 255."""
-        start = (number + 7 * index) % PERIOD
+    def of(self, number: int) -> bytes:
+        """Message `number` of a client."""
+        start = number % self._period
         return _with_zeros(self._bytes[start : start + self._size], PAGE)
 
 
