@@ -54,7 +54,7 @@ static PyObject *post_arguments(const cqn_recv_queue *q, PyObject *memory, uint6
 {
     cqn_sg_room room;
     cqn_sg sg = CQN_SG_IN(room);
-    if (cqn_sg_gather(&sg, q->owner->state, memory, q->max_sge) < 0 || cqn_recv_check(&sg) < 0) {
+    if (cqn_sg_gather(&sg, q->owner->state, memory) < 0 || cqn_recv_check(&sg) < 0) {
         return NULL;
     }
     struct ibv_recv_wr wr = {.wr_id = wr_id, .sg_list = sg.sge, .num_sge = (int)sg.num_sge};

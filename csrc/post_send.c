@@ -219,11 +219,9 @@ static PyObject *post_arguments(cqn_qp *qp, PyObject *const *in)
     if (cqn_send_parse(in, qp->base.state, qp, &send) < 0) {
         return NULL;
     }
-    const uint32_t granted = qp->cap.max_send_sge; /* a device may grant more than we take */
-    const uint32_t max_sge = granted < CQN_MAX_SGE ? granted : CQN_MAX_SGE;
     PyObject *result = NULL;
-    if (cqn_send_gather(in, qp->base.state, max_sge, &send) == 0 &&
-        cqn_send_check_window(&send) == 0 && cqn_open(&qp->base) != NULL) {
+    if (cqn_send_gather(in, qp->base.state, &send) == 0 && cqn_send_check_window(&send) == 0 &&
+        cqn_open(&qp->base) != NULL) {
         result = post_one(qp, &send, NULL);
     }
     cqn_sg_drop_bytes(&send.sg);
@@ -347,8 +345,7 @@ PyObject *cqn_qp_bind_mw(PyObject *op, PyObject *const *args, Py_ssize_t nargs, 
     in[CQN_SEND_FLAGS] = given[5];
     int rc = cqn_send_parse(in, qp->base.state, qp, &send);
     Py_DECREF(opcode);
-    if (rc < 0 || cqn_send_gather(in, qp->base.state, 0, &send) < 0 ||
-        cqn_open(&qp->base) == NULL) {
+    if (rc < 0 || cqn_send_gather(in, qp->base.state, &send) < 0 || cqn_open(&qp->base) == NULL) {
         return NULL;
     }
     return send.wr.bind_mw.mw->type == IBV_MW_TYPE_1 ? post_bind(qp, &send)

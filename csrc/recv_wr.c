@@ -27,8 +27,8 @@ static PyObject *recv_wr_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     }
     cqn_sg_room room;
     cqn_sg sg = CQN_SG_IN(room);
-    if (cqn_sg_gather(&sg, cqn_state_of(type), memory, CQN_MAX_SGE) < 0 ||
-        cqn_recv_check(&sg) < 0 || cqn_sg_keep(&sg) < 0) {
+    if (cqn_sg_gather(&sg, cqn_state_of(type), memory) < 0 || cqn_recv_check(&sg) < 0 ||
+        cqn_sg_keep(&sg) < 0) {
         Py_DECREF(self);
         return NULL;
     }

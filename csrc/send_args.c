@@ -371,7 +371,7 @@ static int gather_ah(PyObject *ah, cqn_state *st, cqn_send *out)
 
 /* The objects. Of a buffer that an INLINE send takes its bytes from it holds a view,
  * also if it fails. Only to get that can run Python code, so it is done first. */
-int cqn_send_gather(PyObject *const *in, cqn_state *st, uint32_t max_sge, cqn_send *out)
+int cqn_send_gather(PyObject *const *in, cqn_state *st, cqn_send *out)
 {
     if (out->opcode->does == CQN_WR_BINDS) {
         return gather_bind(in, st, out);
@@ -381,7 +381,7 @@ int cqn_send_gather(PyObject *const *in, cqn_state *st, uint32_t max_sge, cqn_se
     }
     bool bytes = (out->wr.send_flags & IBV_SEND_INLINE) && is_plain_buffer(st, in[CQN_SG]);
     if ((bytes ? cqn_sg_gather_bytes(&out->sg, in[CQN_SG])
-               : cqn_sg_gather(&out->sg, st, in[CQN_SG], max_sge)) < 0 ||
+               : cqn_sg_gather(&out->sg, st, in[CQN_SG])) < 0 ||
         (given(in, CQN_AH) && gather_ah(in[CQN_AH], st, out) < 0)) {
         return -1;
     }

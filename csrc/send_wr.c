@@ -7,7 +7,7 @@ static int build(PyObject *const *in, cqn_state *st, cqn_send *out)
 {
     cqn_sg_room room;
     out->sg = (cqn_sg)CQN_SG_IN(room);
-    if (cqn_send_gather(in, st, CQN_MAX_SGE, out) < 0 || cqn_send_check_window(out) < 0 ||
+    if (cqn_send_gather(in, st, out) < 0 || cqn_send_check_window(out) < 0 ||
         cqn_sg_keep(&out->sg) < 0) {
         cqn_sg_drop_bytes(&out->sg);
         return -1;

@@ -46,16 +46,16 @@ bool cqn_sg_locate(cqn_state *st, PyObject *item, cqn_mr **mr, uint64_t *addr, u
     return true;
 }
 
-static int gather_one(cqn_sg *sg, cqn_state *st, PyObject *item, uint32_t max_sge)
+static int gather_one(cqn_sg *sg, cqn_state *st, PyObject *item)
 {
     cqn_mr *mr;
     uint64_t addr, length;
     if (!cqn_sg_locate(st, item, &mr, &addr, &length)) {
         return refuse_element(st, item);
     }
-    if (sg->num_sge >= max_sge) {
-        PyErr_Format(PyExc_ValueError, "sg has more elements than the %u that a queue takes",
-                     max_sge);
+    if (sg->num_sge >= CQN_MAX_SGE) {
+        PyErr_Format(PyExc_ValueError, "sg has more elements than the %d that any queue takes",
+                     CQN_MAX_SGE);
         return -1;
     }
     if (length > UINT32_MAX) {
@@ -72,17 +72,17 @@ static int gather_one(cqn_sg *sg, cqn_state *st, PyObject *item, uint32_t max_sg
 }
 
 /* An SGE, an MR, a list or a tuple of these, or None. */
-int cqn_sg_gather(cqn_sg *sg, cqn_state *st, PyObject *value, uint32_t max_sge)
+int cqn_sg_gather(cqn_sg *sg, cqn_state *st, PyObject *value)
 {
     if (value == NULL || value == Py_None) {
         return 0;
     }
     if (!PyList_Check(value) && !PyTuple_Check(value)) {
-        return gather_one(sg, st, value, max_sge);
+        return gather_one(sg, st, value);
     }
     /* Nothing in gather_one() runs Python code, so the sequence can't change. */
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); i++) {
-        if (gather_one(sg, st, PySequence_Fast_GET_ITEM(value, i), max_sge) < 0) {
+        if (gather_one(sg, st, PySequence_Fast_GET_ITEM(value, i)) < 0) {
             return -1;
         }
     }

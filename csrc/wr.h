@@ -73,7 +73,7 @@ typedef struct {
 
 /* sg.c */
 bool cqn_sg_locate(cqn_state *st, PyObject *item, cqn_mr **mr, uint64_t *addr, uint64_t *length);
-int cqn_sg_gather(cqn_sg *sg, cqn_state *st, PyObject *value, uint32_t max_sge);
+int cqn_sg_gather(cqn_sg *sg, cqn_state *st, PyObject *value);
 int cqn_sg_gather_bytes(cqn_sg *sg, PyObject *buffer);
 void cqn_sg_pin(cqn_sg *sg, cqn_object *object);
 int cqn_sg_keep(cqn_sg *sg);
@@ -117,7 +117,7 @@ enum {
 };
 extern const char *const cqn_send_names[CQN_SEND_NAMES + 1];
 int cqn_send_parse(PyObject *const *in, cqn_state *st, const cqn_qp *qp, cqn_send *out);
-int cqn_send_gather(PyObject *const *in, cqn_state *st, uint32_t max_sge, cqn_send *out);
+int cqn_send_gather(PyObject *const *in, cqn_state *st, cqn_send *out);
 int cqn_send_check_window(const cqn_send *send);
 int cqn_send_refuse_type(const cqn_send *send, enum ibv_qp_type type);
 

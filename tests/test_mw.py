@@ -246,7 +246,7 @@ def test_a_peer_gives_a_key_of_type_2_back_by_send_with_inv(ctx: Context, extend
     owner, peer = Endpoint(ctx, QPType.RC, access=BINDABLE), Endpoint(ctx, QPType.RC)
     if extended:
         flags = WCExFlags.BYTE_LEN | WCExFlags.IMM
-        owner.rcq = CQ(ctx, 16, channel=owner.channel, wc_flags=flags)
+        owner.recv_cq = CQ(ctx, 16, channel=owner.channel, wc_flags=flags)
         owner.qp = QP(owner.pd, QPType.RC, send_cq=owner.scq, recv_cq=owner.rcq)
     connect(owner, peer, access=ALL)
     mw = MW(owner.pd, MWType.TYPE_2)
