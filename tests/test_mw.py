@@ -316,10 +316,10 @@ def test_a_key_that_is_none_fails(mw_pair: Pair, opcode: WROpcode) -> None:
     if opcode == WROpcode.LOCAL_INV:
         owner.qp.post_send(None, opcode=opcode, invalidate_rkey=rkey, wr_id=9)
         (wc,) = wait_completions(owner.scq, 1)
-    else:
-        owner.qp.post_recv(None)
-        peer.qp.post_send(None, opcode=opcode, invalidate_rkey=rkey, wr_id=9)
-        (wc,) = wait_completions(peer.scq, 1)
+    else:  # rxe fails the receive, and acknowledges the send
+        owner.qp.post_recv(None, wr_id=9)
+        peer.qp.post_send(None, opcode=opcode, invalidate_rkey=rkey)
+        (wc,) = wait_completions(owner.rcq, 1)
     assert (wc.wr_id, wc.ok) == (9, False)
     with pytest.raises(BusyError, match="this MR is still used by 1 MW"):
         owner.mr.close()  # it is bound as before

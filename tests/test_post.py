@@ -563,11 +563,11 @@ def test_memory_that_may_not_be_written_can_not_receive(pair: Pair) -> None:
 
 def test_more_elements_than_the_qp_takes_are_refused(pair: Pair) -> None:
     a = pair[0]
-    many = [a.mr[0:1]] * 65
-    with pytest.raises(ValueError, match=f"more elements than the {a.qp.max_send_sge}"):
-        a.qp.post_send(many)
-    with pytest.raises(ValueError, match=f"more elements than the {a.qp.max_recv_sge}"):
-        a.qp.post_recv(many)
+    for post, limit in ((a.qp.post_send, a.qp.max_send_sge), (a.qp.post_recv, a.qp.max_recv_sge)):
+        with pytest.raises(ValueError, match=f"more elements than the {limit} that this QP takes"):
+            post([a.mr[0:1]] * (limit + 1))
+        with pytest.raises(ValueError, match="more elements than the 64 that any queue takes"):
+            post([a.mr[0:1]] * 65)
 
 
 def test_posting_in_a_state_that_can_not_is_refused_and_never_sent(ctx: Context) -> None:

@@ -870,10 +870,13 @@ def test_an_event_that_waits_to_be_taken_does_not_keep_the_srq(ctx: Context) -> 
     assert limits(ctx) == []
 
 
-@pytest.mark.skipif(kernel() < (6, 5), reason="rxe reports it from kernel 6.5 on")
 def test_a_qp_that_was_moved_to_err_reports_that_it_takes_no_more_of_the_srq(hub: Hub) -> None:
     take_all(hub.ctx)
     hub.qps[1].modify(qp_state=QPState.ERR)
+    if is_rxe(hub.ctx) and kernel() < (6, 5):  # where rxe does not yet
+        with pytest.raises(TimeoutError):
+            hub.ctx.get_async_event(timeout=0.2)
+        return
     while True:
         event = hub.ctx.get_async_event(timeout=DEADLINE)
         if event.event_type == AsyncEventType.QP_LAST_WQE_REACHED:
