@@ -620,6 +620,16 @@ def test_bars_are_plain_where_the_terminal_has_no_blocks(monkeypatch: pytest.Mon
     assert text.isascii()
 
 
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_the_figures_fit_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    text = report([1000, 2000, 2000, 30_000_000]).as_text()
+    bars = re.findall(r"^ +\S+ - +\S+ .*", text, re.M)
+    assert max(map(len, bars)) == min(columns, 100)
+    (head,) = re.findall(r"^ +min .*", text, re.M)
+    assert len(head) <= columns
+
+
 def test_progress_is_shown_in_the_second_second_and_then_at_times(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -172,7 +172,7 @@ def _histogram_lines(report: Report) -> list[str]:
     starts = [f"{bucket.start:.9g}" for bucket in buckets]
     ends = [f"{bucket.end:.9g}" for bucket in buckets]
     width = max(map(len, ends))
-    room = max(10, min(shutil.get_terminal_size().columns, 100) - 2 * width - len(str(most)) - 8)
+    room = max(10, min(shutil.get_terminal_size().columns, 100) - 2 * width - len(str(most)) - 9)
     mark = _mark()
     lines = []
     for start, end, bucket in zip(starts, ends, buckets, strict=True):
