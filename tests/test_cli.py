@@ -28,12 +28,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import DEADLINE, ip_link, until
 
-from cqnotify import AccessFlags, Context, PortState, QPAddress, __version__, devices
+from cqnotify import (
+    AccessFlags,
+    Context,
+    DeviceCapFlags,
+    PortState,
+    QPAddress,
+    __version__,
+    devices,
+)
 from cqnotify.cli import COMMANDS, EXIT_CODES, main
 from cqnotify.cli._pingpong_end import BLANK, KINDS, Plan, open_end
 from cqnotify.cli._pingpong_play import Contents
 from cqnotify.cli._pingpong_report import WHAT, Report, histogram, percentiles
 from cqnotify.cli._terminal import Progress, colored
+from cqnotify.cli.devices import _plain_value, _shown
 from cqnotify.exchange import exchange_as_server_blocking, listen
 
 in_lab = pytest.mark.skipif(
@@ -250,6 +259,13 @@ def test_devices_takes_one_device_and_tells_every_attribute(ctx: Context, capsys
     told = {line.split()[0] for line in lines}
     assert told >= {*ctx.query_device()._fields, *ctx.query_port()._fields}
     assert f"    max_cqe                    {ctx.query_device().max_cqe}" in lines
+
+
+def test_flags_are_a_number_and_shown_in_hex() -> None:
+    flags = DeviceCapFlags(0x3)
+    plain = _plain_value("device_cap_flags", flags)
+    assert (type(plain), plain) == (int, 3)
+    assert _shown("device_cap_flags", plain) == "0x3"
 
 
 # ---- watch ----------------------------------------------------------------------------------

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+from enum import IntFlag
 from ipaddress import IPv6Address
 from typing import Any, Final
 
@@ -56,7 +57,7 @@ def _describe_port(context: Context, port_num: int) -> dict[str, Any]:
 
 
 def _plain(attr: Any) -> dict[str, Any]:
-    """A struct's fields: enums by their names, an MTU in bytes, GUIDs in hex."""
+    """A struct's fields: enums by their names, flags and MTUs as numbers, GUIDs in hex."""
     return {name: _plain_value(name, value) for name, value in attr._asdict().items()}
 
 
@@ -67,6 +68,8 @@ def _plain_value(name: str, value: Any) -> Any:
         return str(value)
     if name.endswith("guid"):
         return f"{value:016x}"
+    if isinstance(value, IntFlag):
+        return int(value)  # together they have a name in some versions of Python alone
     return getattr(value, "name", value)
 
 
