@@ -373,12 +373,17 @@ def test_only_rows_that_behave_alike_are_one_line() -> None:
     assert other.count("send  RC  SUCCESS") == 2
 
 
-def test_send_flags_that_no_word_describes_are_listed() -> None:
+@pytest.mark.parametrize(
+    ("odd_flags", "named"),
+    [(NONE, "no flag"), (SIGNALED, "SIGNALED"), (SIGNALED | SOLICITED, "SIGNALED|SOLICITED")],
+    ids=str,
+)
+def test_send_flags_that_no_word_describes_are_listed(odd_flags: SendFlags, named: str) -> None:
     flags = (NONE, SIGNALED, SOLICITED, SIGNALED | SOLICITED)
     variants = [ANY_CASE._replace(sq_sig_all=all_, send_flags=f) for all_ in (0, 1) for f in flags]
-    odd = ANY_CASE._replace(sq_sig_all=True, send_flags=SIGNALED)
+    odd = ANY_CASE._replace(sq_sig_all=True, send_flags=odd_flags)
     parts = [rows_by_hand(0, 1 - (case == odd), 0, case=case) for case in variants]
-    assert "SEND, sq_sig_all=1 with SIGNALED\n" in text_of(*parts)
+    assert f"SEND, sq_sig_all=1 with {named}\n" in text_of(*parts)
 
 
 def test_what_was_not_measured_is_left_blank() -> None:

@@ -136,4 +136,8 @@ def _flags(variants: set[_Variant], known: set[_Variant]) -> str:
     for words, holds in _CONDITIONS.items():
         if variants == {variant for variant in known if holds(*variant)}:
             return words
-    return " or ".join(f"sq_sig_all={s:d} with {f.name or 'no flag'}" for s, f in sorted(variants))
+    return " or ".join(f"sq_sig_all={s:d} with {_flag_names(f)}" for s, f in sorted(variants))
+
+
+def _flag_names(flags: SendFlags) -> str:
+    return "|".join(str(flag.name) for flag in SendFlags if flag in flags) or "no flag"
