@@ -121,13 +121,17 @@ def test_help_says_all_exit_codes(args: list[str], capsys: Capture) -> None:
         "pingpong --timeout inf",
         "pingpong --plot picture.gif",
         "pingpong --plot /nowhere/picture.svg",
+        "conformance --type srq",
+        "conformance --ib-port 0",
+        "conformance --gid-idx -1",
+        "conformance --gid-idx 256",
     ],
 )
 def test_wrong_usage_is_exit_code_2(args: str, capsys: Capture) -> None:
     assert usage_of(capsys, *args.split())
 
 
-@pytest.mark.parametrize("name", ["devices", "pingpong", "watch", "demo"])
+@pytest.mark.parametrize("name", COMMANDS)
 def test_no_such_device_is_exit_code_3_and_one_line(name: str, capsys: Capture) -> None:
     assert main([name, "--device", "nonsense"]) == 3
     out, err = capsys.readouterr()
@@ -523,33 +527,36 @@ def test_ends_that_do_not_fit_say_so(
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ("--ib-port 2", "--ib-port is 2: the limit of rxe0 is 1"),
-        ("--rx-depth 40000", "--rx-depth is 40000: the limit of rxe0 is 32766"),
-        ("--size 8388609", "--size is 8388609: the limit of rxe0 port 1 is 8388608"),
-        ("--type ud --size 1025", "--size is 1025: the limit of rxe0 port 1 is 1024"),
-        ("--mtu 2048", "--mtu is 2048: the limit of rxe0 port 1 is 1024"),
+        ("conformance --ib-port 2", "--ib-port is 2: the limit of rxe0 is 1"),
+        ("pingpong --ib-port 2", "--ib-port is 2: the limit of rxe0 is 1"),
+        ("pingpong --rx-depth 40000", "--rx-depth is 40000: the limit of rxe0 is 32766"),
+        ("pingpong --size 8388609", "--size is 8388609: the limit of rxe0 port 1 is 8388608"),
+        ("pingpong --type ud --size 1025", "--size is 1025: the limit of rxe0 port 1 is 1024"),
+        ("pingpong --mtu 2048", "--mtu is 2048: the limit of rxe0 port 1 is 1024"),
     ],
 )
 @in_lab
 def test_what_the_device_refuses_is_refused_by_the_options_name(
     args: str, words: str, capsys: Capture
 ) -> None:
-    assert usage_of(capsys, "pingpong", *args.split()) == f"cqnotify: {words}\n"
+    assert usage_of(capsys, *args.split()) == f"cqnotify: {words}\n"
 
 
 @in_lab
+@pytest.mark.parametrize("name", ["pingpong", "conformance"])
 def test_a_port_that_is_down_is_nothing_to_run_on(
-    link: str, ctx2: Context, capsys: Capture
+    name: str, link: str, ctx2: Context, capsys: Capture
 ) -> None:
     ip_link(link, "down")
     until(lambda: ctx2.query_port().state != PortState.ACTIVE, "the port is down")
-    assert main(["pingpong", "-d", "rxe1"]) == 3
+    assert main([name, "-d", "rxe1"]) == 3
     assert re.fullmatch("cqnotify: rxe1 port 1 is .*, not ACTIVE\n", capsys.readouterr().err)
 
 
 @pytest.mark.usefixtures("ctx")
-def test_a_gid_that_is_not_there_is_one_line(capsys: Capture) -> None:
-    assert main(["pingpong", "-g", "200"]) == 1
+@pytest.mark.parametrize("name", ["pingpong", "conformance"])
+def test_a_gid_that_is_not_there_is_one_line(name: str, capsys: Capture) -> None:
+    assert main([name, "-g", "200"]) == 1
     assert re.fullmatch("cqnotify: no GID at index 200; .* has .*\n", capsys.readouterr().err)
 
 

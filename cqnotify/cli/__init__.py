@@ -19,7 +19,10 @@ from types import FrameType
 from typing import Any, Final, NoReturn
 
 from .. import AsyncEventError, CompletionError, __version__
+from ..attrs import PortAttr
+from ..context import Context
 from ..context import devices as list_devices  # besides the module of that command
+from ..enums import PortState
 
 __all__ = ["CANNOT_RUN", "FAILED", "OK", "USAGE", "CommandError", "main"]
 
@@ -164,6 +167,23 @@ def device_names(wanted: str | None = None) -> list[str]:
     if wanted not in names:
         raise CommandError(f"there is no device {wanted}; there is {', '.join(names)}", CANNOT_RUN)
     return [wanted]
+
+
+def check_limit(where: str, option: str, value: int, limit: int) -> None:
+    """CommandError, by the option's name, if its value is more than the device allows."""
+    if value > limit:
+        raise CommandError(f"{option} is {value}: the limit of {where} is {limit}", USAGE)
+
+
+def check_port(context: Context, port_num: int) -> PortAttr:
+    """Return the attributes of the port that --ib-port names; CommandError unless there is one,
+    and it is up."""
+    check_limit(context.name, "--ib-port", port_num, context.query_device().phys_port_cnt)
+    port = context.query_port(port_num)
+    if port.state != PortState.ACTIVE:
+        state = getattr(port.state, "name", port.state)
+        raise CommandError(f"{context.name} port {port_num} is {state}, not ACTIVE", CANNOT_RUN)
+    return port
 
 
 def note(text: str) -> None:

@@ -17,9 +17,9 @@ from typing import Final
 from .._core import AH, CQ, MR, PD, SRQ, CompletionChannel, WorkCompletion
 from ..attrs import PortAttr
 from ..context import Context
-from ..enums import MTU, AccessFlags, LinkLayer, PortState, QPType
+from ..enums import MTU, AccessFlags, LinkLayer, QPType
 from ..qp import DEFAULT_QKEY, QP, QPAddress
-from . import CANNOT_RUN, USAGE, CommandError
+from . import CommandError, check_limit, check_port
 
 GRH: Final = 40  # bytes of routing header in front of what a UD QP receives
 SRQ_RECORDS: Final = 256  # that ibv_srq_pingpong exchanges, however few QPs there are
@@ -252,21 +252,12 @@ def open_end(plan: Plan) -> Iterator[End]:
 def _check(context: Context, plan: Plan) -> None:
     """Refuse what the device refuses, by the options' names."""
     attr = context.query_device()
-    _limit(context.name, "--ib-port", plan.ib_port, attr.phys_port_cnt)
+    port = check_port(context, plan.ib_port)
     where = f"{context.name} port {plan.ib_port}"
-    port = context.query_port(plan.ib_port)
-    if port.state != PortState.ACTIVE:
-        state = getattr(port.state, "name", port.state)
-        raise CommandError(f"{where} is {state}, not ACTIVE", CANNOT_RUN)
-    _limit(where, "--mtu", plan.mtu or 0, _bytes(port.active_mtu))
-    _limit(where, "--size", plan.size, _largest(plan, port))
+    check_limit(where, "--mtu", plan.mtu or 0, _bytes(port.active_mtu))
+    check_limit(where, "--size", plan.size, _largest(plan, port))
     most = attr.max_srq_wr if plan.service == "srq" else attr.max_qp_wr
-    _limit(context.name, "--rx-depth", plan.rx_depth, min(most, attr.max_cqe - plan.num_qp))
-
-
-def _limit(where: str, option: str, value: int, limit: int) -> None:
-    if value > limit:
-        raise CommandError(f"{option} is {value}: the limit of {where} is {limit}", USAGE)
+    check_limit(context.name, "--rx-depth", plan.rx_depth, min(most, attr.max_cqe - plan.num_qp))
 
 
 def _largest(plan: Plan, port: PortAttr) -> int:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, Final
 
+from ..context import Context
 from ..enums import QPType
 from . import (
     CANNOT_RUN,
@@ -14,8 +15,10 @@ from . import (
     CommandError,
     add_command,
     add_device,
+    check_port,
     device_names,
     print_json,
+    whole,
 )
 from ._terminal import Progress, paint
 
@@ -47,11 +50,11 @@ def add_parser(commands: Any) -> None:
         help="of the queue pairs; may be given several times (default: all)",
     )
     numbers = {
-        ("-i", "--ib-port"): (1, "port of the device (default: 1)"),
-        ("-g", "--gid-idx"): (None, "index of our GID (default: the first RoCE v2 one)"),
+        ("-i", "--ib-port"): (whole(), 1, "port of the device (default: 1)"),
+        ("-g", "--gid-idx"): (whole(0, 255), None, "our GID's index (default: the first RoCE v2)"),
     }
-    for names, (default, text) in numbers.items():
-        parser.add_argument(*names, metavar="N", type=int, default=default, help=text)
+    for names, (kind, default, text) in numbers.items():
+        parser.add_argument(*names, metavar="N", type=kind, default=default, help=text)
     parser.add_argument(
         "--strict", action="store_true", help="exit code 1 if anything is not as it should be"
     )
@@ -62,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
     from .. import conformance
 
     device = device_names(args.device)[0]
+    with Context(device) as context:
+        check_port(context, args.ib_port)
     names = args.type or TYPES
     chosen = list(conformance.cases([QPType[name.upper()] for name in TYPES if name in names]))
     with Progress("cases", len(chosen)) as progress:
