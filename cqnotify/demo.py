@@ -133,7 +133,7 @@ def _run_all(plan: Plan) -> list[Result]:
 
 
 def _progress(text: str) -> None:
-    if sys.stderr.isatty():
+    if sys.stderr is not None and sys.stderr.isatty():
         print(f"demo: {text} ...", file=sys.stderr, flush=True)
 
 

@@ -41,7 +41,7 @@ from cqnotify.cli import COMMANDS, EXIT_CODES, main
 from cqnotify.cli._pingpong_end import BLANK, KINDS, Plan, open_end
 from cqnotify.cli._pingpong_play import Contents
 from cqnotify.cli._pingpong_report import WHAT, Report, histogram, percentiles
-from cqnotify.cli._terminal import Progress, colored
+from cqnotify.cli._terminal import Progress, colored, paint
 from cqnotify.cli.devices import _plain_value, _shown
 from cqnotify.exchange import exchange_as_server_blocking, listen
 
@@ -163,6 +163,25 @@ def test_a_full_disk_is_exit_code_1_and_one_line() -> None:
         )
     assert done.returncode == 1
     assert re.fullmatch(r"cqnotify: .*No space left.*\n", done.stderr)
+
+
+@pytest.mark.parametrize("stderr", ["&-", "/dev/full"])
+def test_without_stderr_it_says_nothing_and_has_the_same_exit_code(stderr: str) -> None:
+    line = f'"$@" 2>{stderr}'
+    argv = ["sh", "-c", line, "sh", *command("devices", "--device", "nonsense")]
+    done = subprocess.run(argv, stdout=subprocess.PIPE, timeout=LIMIT)
+    assert (done.returncode, done.stdout) == (3, b"")
+
+
+def test_without_streams_there_is_neither_colour_nor_progress(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    assert paint("red", "red") == "red"
+    assert "#" in report([1000, 2000]).as_text()
+    with Progress("messages", 9) as progress:
+        progress.show(1)
 
 
 # ---- terminals ------------------------------------------------------------------------------

@@ -187,8 +187,10 @@ def check_port(context: Context, port_num: int) -> PortAttr:
 
 
 def note(text: str) -> None:
-    """Tell the user besides the output: one line on stderr."""
-    print(f"cqnotify: {text}", file=sys.stderr, flush=True)
+    """Tell the user besides the output: one line on stderr, if anybody reads that."""
+    if sys.stderr is not None:  # print() would take stdout instead
+        with suppress(OSError):
+            print(f"cqnotify: {text}", file=sys.stderr, flush=True)
 
 
 def print_json(value: object) -> None:

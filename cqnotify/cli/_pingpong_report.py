@@ -185,7 +185,7 @@ def _histogram_lines(report: Report) -> list[str]:
 def _mark() -> str:
     """What bars are made of: a block, where the terminal has it."""
     try:
-        "█".encode(sys.stdout.encoding or "ascii")
+        "█".encode(getattr(sys.stdout, "encoding", None) or "ascii")
     except UnicodeEncodeError:
         return "#"
     return "█"

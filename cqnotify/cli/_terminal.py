@@ -13,10 +13,15 @@ CODES: Final = {"bold": "1", "red": "31", "green": "32", "cyan": "36"}
 FIRST, NEXT = 1.0, 0.1  # seconds
 
 
-def colored(stream: TextIO) -> bool:
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether this stream is one; Python has None where a program is started without."""
+    return stream is not None and stream.isatty()
+
+
+def colored(stream: TextIO | None) -> bool:
     """Whether colours go to this stream: see no-color.org."""
     dull = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return not dull and stream.isatty()
+    return not dull and is_terminal(stream)
 
 
 def paint(text: str, color: str) -> str:
@@ -31,7 +36,7 @@ class Progress:
         self._what = what
         self._total = total
         self._shown = False
-        self._due = time.monotonic() + FIRST if sys.stderr.isatty() else float("inf")
+        self._due = time.monotonic() + FIRST if is_terminal(sys.stderr) else float("inf")
 
     def show(self, done: int) -> None:
         """Say that so many are done, unless that was just said."""
