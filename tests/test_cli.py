@@ -37,7 +37,7 @@ from cqnotify import (
     __version__,
     devices,
 )
-from cqnotify.cli import COMMANDS, EXIT_CODES, main
+from cqnotify.cli import COMMANDS, EXIT_CODES, LONGEST, main, seconds
 from cqnotify.cli._pingpong_end import BLANK, KINDS, Plan, open_end
 from cqnotify.cli._pingpong_play import Contents
 from cqnotify.cli._pingpong_report import WHAT, Report, histogram, percentiles
@@ -106,6 +106,7 @@ def test_help_says_all_exit_codes(args: list[str], capsys: Capture) -> None:
         "watch --count 0",
         "watch --timeout 0",
         "watch --timeout nan",
+        "watch --timeout 2000001",
         "pingpong --size 0",
         "pingpong --iters x",
         "pingpong --mtu 1000",
@@ -137,6 +138,31 @@ def test_no_such_device_is_exit_code_3_and_one_line(name: str, capsys: Capture) 
     out, err = capsys.readouterr()
     assert out == ""
     assert re.fullmatch(r"cqnotify: .*\n", err)
+
+
+def test_all_times_that_are_taken_can_be_slept() -> None:
+    read, write = os.pipe()
+    os.write(write, b".")
+    try:
+        poller = select.poll()
+        poller.register(read, select.POLLIN)
+        assert poller.poll(seconds(str(LONGEST)) * 1000)
+    finally:
+        os.close(read)
+        os.close(write)
+    with socket.socket() as sock:
+        sock.settimeout(LONGEST)
+
+
+def test_too_little_memory_is_exit_code_1_and_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    def run(wanted: str | None) -> list[str]:
+        raise MemoryError
+
+    monkeypatch.setattr("cqnotify.cli.pingpong.device_names", run)
+    assert main(["pingpong"]) == 1
+    assert capsys.readouterr() == ("", "cqnotify: out of memory\n")
 
 
 @pytest.mark.usefixtures("ctx")

@@ -36,6 +36,7 @@ COMMANDS: Final = (
 )
 
 OK, FAILED, USAGE, CANNOT_RUN = 0, 1, 2, 3
+LONGEST: Final = 2_000_000  # seconds
 INTERRUPTED, BROKEN_PIPE, TERMINATED = (
     128 + number for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGTERM)
 )
@@ -74,6 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(e, e.code)
     except (OSError, LookupError, CompletionError, AsyncEventError) as e:
         return _complain(e, FAILED)
+    except MemoryError as e:  # for as many messages of such a size as were asked for
+        return _complain(CommandError(str(e) or "out of memory"), FAILED)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -213,9 +216,9 @@ def whole(low: int = 1, high: int | None = None) -> Callable[[str], int]:
 
 
 def seconds(text: str) -> float:
-    """The type of an argument that is a time: more than 0 seconds, up to a year."""
+    """The type of an argument that is a time: up to what fits into poll(2), which is 24 days."""
     with suppress(ValueError):
         value = float(text)
-        if 0 < value <= 366 * 86400:
+        if 0 < value <= LONGEST:
             return value
-    raise argparse.ArgumentTypeError(f"'{text}' is not a number of seconds above 0")
+    raise argparse.ArgumentTypeError(f"'{text}' is not a number of seconds, above 0 to {LONGEST}")
