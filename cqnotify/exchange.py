@@ -234,6 +234,22 @@ def _name(who: object) -> str:
 async def _drive(
     steps: _Steps, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> list[QPAddress]:
+    gone = contextlib.suppress(OSError)  # the other end may be gone by now, and need not tell
+    try:
+        theirs = await _talk(steps, reader, writer)
+        writer.close()
+        with gone:
+            await writer.wait_closed()
+        return theirs
+    finally:
+        writer.transport.abort()  # after an error nobody waits until the peer has read everything
+        with gone:
+            await writer.wait_closed()
+
+
+async def _talk(
+    steps: _Steps, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> list[QPAddress]:
     try:
         step = next(steps)
         while True:
@@ -248,10 +264,6 @@ async def _drive(
         return _result(end)
     except asyncio.IncompleteReadError as e:
         raise _early_end(len(e.partial), e.expected or 0) from None
-    finally:
-        writer.close()
-        with contextlib.suppress(OSError):  # the other end may be gone by now, and need not tell
-            await writer.wait_closed()
 
 
 def _drive_blocking(steps: _Steps, sock: socket.socket, deadline: float) -> list[QPAddress]:

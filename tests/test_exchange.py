@@ -386,6 +386,13 @@ class TestSeveral:
                 role.server(listener, [THEIRS, OURS], lambda remote: None, timeout=30)
 
     @both
+    def test_a_peer_that_does_not_read_does_not_stretch_the_deadline(self, role, listener):
+        start = time.monotonic()
+        with pytest.raises(TimeoutError):  # more than the sockets' buffers take
+            role.client("127.0.0.1", port_of(listener), [OURS] * 200_000, timeout=3)
+        assert time.monotonic() - start < 20
+
+    @both
     def test_no_address_is_refused(self, role, listener):
         with pytest.raises(ValueError, match="empty list"):
             role.client("127.0.0.1", port_of(listener), [], timeout=30)
