@@ -386,6 +386,14 @@ def test_send_flags_that_no_word_describes_are_listed(odd_flags: SendFlags, name
     assert f"SEND, sq_sig_all=1 with {named}\n" in text_of(*parts)
 
 
+def test_completions_that_differ_by_the_arm_leave_room_for_the_operation() -> None:
+    (a, b, c) = rows_by_hand(0, 1, 0)
+    odd = (WCStatus.RNR_RETRY_EXC_ERR, WCStatus.REM_INV_REQ_ERR), (WCStatus.RETRY_EXC_ERR,)
+    text = text_of([a, b._replace(statuses=odd[0]), c._replace(statuses=odd[1])])
+    assert "SUCCESS / RNR_RETRY_EXC_ERR + REM_INV_REQ_ERR! / RETRY_EXC_ERR!" in text
+    assert "  SEND (SUCCESS)\n" in text
+
+
 def test_what_was_not_measured_is_left_blank() -> None:
     (row,) = [row for row in rows_by_hand(0, 1, 0) if row.case.armed is Arm.ANY]
     assert "  send  RC  SUCCESS          event             SEND\n" in text_of([row])

@@ -13,6 +13,7 @@ from ._report import Report, Row
 
 _HEAD: Final = ("CQ", "QP", "completion", "not", "any", "solicited", "operations, send flags")
 _WIDTH: Final = 100
+_LEAST: Final = 20  # columns for the last cell, however wide the others are
 
 _LEGEND: Final = """\
 not, any, solicited: whether it raised an event, by what the CQ was armed for
@@ -76,7 +77,7 @@ def _layout(cells: Sequence[str], widths: Sequence[int], paint: Paint) -> str:
     columns = [cell.ljust(width) for cell, width in zip(cells[:-1], widths, strict=False)]
     start = "".join(f"  {paint(cell, 'red') if '!' in cell else cell}" for cell in columns)
     indent = sum(len(cell) + 2 for cell in columns) + 2
-    wrapped = textwrap.wrap(cells[-1], _WIDTH - indent)
+    wrapped = textwrap.wrap(cells[-1], max(_WIDTH - indent, _LEAST))
     return f"{start}  " + f"\n{' ' * indent}".join(wrapped)
 
 
