@@ -298,6 +298,9 @@ def test_the_document_has_what_the_command_prints_here(ctx: Context, report: Rep
 def test_the_table_fits_a_terminal_and_marks_what_departs(report: Report) -> None:
     plain = format_report(report)
     assert max(map(len, plain.splitlines())) <= 100
+    narrow = format_report(report, width=80)
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert " ".join(narrow.split()) == " ".join(plain.split())
     painted = format_report(report, lambda text, color: f"<{color}>{text}</>")
     assert re.sub("<.*?>", "", painted) == plain
     assert set(re.findall("<red>(.*?)</>", painted)) == {
@@ -394,6 +397,23 @@ def test_completions_that_differ_by_the_arm_leave_room_for_the_operation() -> No
     assert "  SEND (SUCCESS)\n" in text
 
 
+@pytest.mark.parametrize("width", [80, 90, 100])
+def test_the_table_of_all_cases_fits_a_terminal(width: int) -> None:
+    """Of a device that does as it should, but for one event."""
+    rows = []
+    for case in cases():
+        for queue in case.queues:
+            expected = expected_statuses(case, queue)
+            statuses = tuple(status for status in expected[:1] if status is not None)
+            due = expected_events(queue, case.armed, statuses, case.send_flags)
+            rows.append(Row(case, queue, expected, statuses, due, due))
+    rows[0] = rows[0]._replace(events=1)
+    found = Report("dev0", "7.0", tuple(rows))
+    lines = format_report(found, width=width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert " ".join(" ".join(lines).split()) == " ".join(format_report(found).split())
+
+
 def test_what_was_not_measured_is_left_blank() -> None:
     (row,) = [row for row in rows_by_hand(0, 1, 0) if row.case.armed is Arm.ANY]
     assert "  send  RC  SUCCESS          event             SEND\n" in text_of([row])
@@ -419,8 +439,9 @@ def test_the_documents_example_prints_the_rows_that_depart(
 
 
 def test_the_command_prints_the_table_or_every_row(
-    ctx: Context, rows_of: RowsOf, capsys: Capture
+    ctx: Context, rows_of: RowsOf, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
     known = tuple(row for o in Outcome for row in rows_of(o) if row.case.qp_type == UD)
     code = main(["conformance", "--device", ctx.name, "--type", "ud", "--json", "--strict"])
     out, err = capsys.readouterr()

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 import sys
 from array import array
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from ..qp import QPAddress
 from ._pingpong_end import Plan
-from ._terminal import paint
+from ._terminal import columns, paint
 
 PER_MILLE: Final = {"min": 0, "p50": 500, "p90": 900, "p99": 990, "p99.9": 999, "max": 1000}
 STEPS: Final = (1, 1.5, 2, 3, 5, 7)  # of a histogram's borders, in each power of ten
@@ -172,7 +171,7 @@ def _histogram_lines(report: Report) -> list[str]:
     starts = [f"{bucket.start:.9g}" for bucket in buckets]
     ends = [f"{bucket.end:.9g}" for bucket in buckets]
     width = max(map(len, ends))
-    room = max(10, min(shutil.get_terminal_size().columns, 100) - 2 * width - len(str(most)) - 9)
+    room = max(10, columns() - 2 * width - len(str(most)) - 9)
     mark = _mark()
     lines = []
     for start, end, bucket in zip(starts, ends, buckets, strict=True):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from types import TracebackType
@@ -11,6 +12,7 @@ from typing import Final, TextIO
 
 CODES: Final = {"bold": "1", "red": "31", "green": "32", "cyan": "36"}
 FIRST, NEXT = 1.0, 0.1  # seconds
+WIDEST: Final = 100
 
 
 def is_terminal(stream: TextIO | None) -> bool:
@@ -27,6 +29,11 @@ def colored(stream: TextIO | None) -> bool:
 def paint(text: str, color: str) -> str:
     """Return `text` so that it is in that colour on stdout, if that is a terminal."""
     return f"\033[{CODES[color]}m{text}\033[0m" if colored(sys.stdout) else text
+
+
+def columns() -> int:
+    """How wide a line on stdout may be."""
+    return min(shutil.get_terminal_size((WIDEST, 24)).columns, WIDEST)
 
 
 class Progress:

@@ -20,7 +20,7 @@ from . import (
     print_json,
     whole,
 )
-from ._terminal import Progress, paint
+from ._terminal import Progress, columns, paint
 
 DESCRIPTION: Final = """\
 Which completions raise an event on this device, against ibv_req_notify_cq(3).
@@ -82,5 +82,5 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(report.as_dict())
     else:
-        print(conformance.format_report(report, paint))
+        print(conformance.format_report(report, paint, columns()))
     return FAILED if args.strict and report.deviating else OK

@@ -13,7 +13,7 @@ from ._report import Report, Row
 
 _HEAD: Final = ("CQ", "QP", "completion", "not", "any", "solicited", "operations, send flags")
 _WIDTH: Final = 100
-_LEAST: Final = 20  # columns for the last cell, however wide the others are
+_LEAST: Final = 16  # columns for the last cell, however wide the others are
 
 _LEGEND: Final = """\
 not, any, solicited: whether it raised an event, by what the CQ was armed for
@@ -27,18 +27,20 @@ def _plain(text: str, _color: str) -> str:
     return text
 
 
-def format_report(report: Report, paint: Paint = _plain) -> str:
-    """Return the table of a report and what it means, for a terminal of 100 columns.
+def format_report(report: Report, paint: Paint = _plain, width: int = _WIDTH) -> str:
+    """Return the table of a report and what it means, for a terminal of so many columns.
 
-    `paint(text, color)` returns a text in "red" or "bold".
+    `paint(text, color)` returns a text in "red" or "bold". The table needs 80 columns, or more
+    where the completions of a line are many.
     """
+    rows = report.rows
     parts = [
-        _title(report),
-        _table(report.rows, paint),
-        _LEGEND,
-        _section("What departs from ibv_req_notify_cq(3):", of_events(report.rows)),
-        _section("Completions that are not as InfiniBand asks for:", of_completions(report.rows)),
-        _section("Not supported:", _refusals(report.rows)),
+        _fill(_title(report), width),
+        _table(rows, paint, width),
+        "\n".join(_fill(line, width) for line in _LEGEND.splitlines()),
+        _section("What departs from ibv_req_notify_cq(3):", of_events(rows), width),
+        _section("Completions that are not as InfiniBand asks for:", of_completions(rows), width),
+        _section("Not supported:", _refusals(rows), width),
     ]
     return "\n\n".join(filter(None, parts))
 
@@ -52,17 +54,17 @@ def _title(report: Report) -> str:
     )
 
 
-def _table(rows: Iterable[Row], paint: Paint) -> str:
+def _table(rows: Iterable[Row], paint: Paint, width: int) -> str:
     found = list(lines(rows))
     table = [_HEAD, *map(_cells, found)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    text = [_layout(_HEAD, widths, _plain)]
+    text = [_layout(_HEAD, widths, _plain, width)]
     outcome = None
     for line in found:
         if line.outcome is not outcome:
             outcome = line.outcome
             text.append(paint(outcome.value, "bold"))
-        text.append(_layout(_cells(line), widths, paint))
+        text.append(_layout(_cells(line), widths, paint, width))
     return "\n".join(text)
 
 
@@ -72,17 +74,22 @@ def _cells(line: Line) -> tuple[str, ...]:
     return line.queue.name.lower(), qp_types, line.completion, *line.events, which
 
 
-def _layout(cells: Sequence[str], widths: Sequence[int], paint: Paint) -> str:
+def _layout(cells: Sequence[str], widths: Sequence[int], paint: Paint, width: int) -> str:
     """The cells under each other's, the last one wrapped."""
-    columns = [cell.ljust(width) for cell, width in zip(cells[:-1], widths, strict=False)]
+    columns = [cell.ljust(room) for cell, room in zip(cells[:-1], widths, strict=False)]
     start = "".join(f"  {paint(cell, 'red') if '!' in cell else cell}" for cell in columns)
     indent = sum(len(cell) + 2 for cell in columns) + 2
-    wrapped = textwrap.wrap(cells[-1], max(_WIDTH - indent, _LEAST))
+    room = max(width - indent, _LEAST)
+    wrapped = textwrap.wrap(cells[-1], room, break_long_words=False)
     return f"{start}  " + f"\n{' ' * indent}".join(wrapped)
 
 
-def _section(title: str, found: Iterable[str]) -> str:
-    listed = [textwrap.fill(f"- {line}", _WIDTH, subsequent_indent="  ") for line in found]
+def _fill(text: str, width: int) -> str:
+    return textwrap.fill(text, width, subsequent_indent="  ", break_long_words=False)
+
+
+def _section(title: str, found: Iterable[str], width: int) -> str:
+    listed = [_fill(f"- {line}", width) for line in found]
     return "\n".join([title, *listed]) if listed else ""
 
 
