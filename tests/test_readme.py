@@ -12,9 +12,19 @@ import pytest
 from support import Endpoint
 
 from cqnotify import CompletionError, Context, WCStatus
+from cqnotify.cli import COMMANDS
 
 README = Path(__file__).parent.parent / "README.md"
 FIRST, SECOND, THIRD = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+
+
+def test_each_command_and_each_document_can_be_found() -> None:
+    text = README.read_text()
+    assert [name for name in COMMANDS if f"\ncqnotify {name} " not in text] == []
+    linked = re.findall(r"\]\(([^)#]+)", text)
+    assert [path for path in linked if not (README.parent / path).exists()] == []
+    documents = {f"docs/{path.name}" for path in (README.parent / "docs").iterdir()}
+    assert documents - set(linked) == set()
 
 
 def test_the_first_example_prints_hello_and_nothing_is_warned_of(ctx: Context) -> None:
