@@ -728,6 +728,12 @@ def test_without_matplotlib_it_says_so_before_it_runs(
     assert not picture.exists()
 
 
+def test_a_plot_that_cannot_be_written_is_wrong_usage(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "folder.svg").mkdir()
+    for path in (tmp_path / "folder.svg", tmp_path / "nowhere" / "a.svg"):
+        assert "cannot be written" in usage_of(capsys, "pingpong", "--plot", str(path))
+
+
 def test_a_plot_is_a_picture_with_the_percentiles(tmp_path: Path) -> None:
     from cqnotify.cli._pingpong_plot import save
 

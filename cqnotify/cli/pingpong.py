@@ -105,7 +105,8 @@ def _add_peer(parser: argparse.ArgumentParser) -> None:
 def _picture(text: str) -> str:
     if not text.endswith(SUFFIXES):
         raise argparse.ArgumentTypeError(f"'{text}' ends neither in .svg nor in .png")
-    if not os.access(Path(text).parent, os.W_OK):
+    path = Path(text)
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise argparse.ArgumentTypeError(f"'{text}' cannot be written")
     return text
 
