@@ -29,9 +29,13 @@ static PyObject *send_wr_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
         cqn_send_parse(in, cqn_state_of(type), NULL, &send) < 0) {
         return NULL;
     }
+    /* First what it is made of: to take a buffer can run code, which must not find half of it. */
+    if (build(in, cqn_state_of(type), &send) < 0) {
+        return NULL;
+    }
     cqn_send_wr *self = (cqn_send_wr *)type->tp_alloc(type, 0);
-    if (self == NULL || build(in, cqn_state_of(type), &send) < 0) {
-        Py_XDECREF(self);
+    if (self == NULL) {
+        cqn_sg_free(&send.sg);
         return NULL;
     }
     self->send = send;
