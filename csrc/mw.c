@@ -66,6 +66,9 @@ void cqn_mw_posted(cqn_mw *self, cqn_qp *qp, uint32_t rkey)
     if (self->type == IBV_MW_TYPE_2 && self->base.uses[1] == NULL) {
         cqn_use(&self->base, 1, &qp->base, NULL);
     }
+    if (self->gone_rkey == rkey) {
+        self->gone_rkey = ~rkey; /* that was an earlier bind, since keys come again; now none */
+    }
     self->binds++;
     self->rkey = mw->rkey = rkey;
 }
