@@ -74,13 +74,39 @@ static size_t find(const cqn_wr_queue *q, uint64_t wr_id, bool only_signaled)
     return 0;
 }
 
-/* What a request that begins at `i` and is over has done to a window. */
+/* The same of those that bind or invalidate: nothing else fails with MW_BIND_ERR. */
+static size_t find_of_window(const cqn_wr_queue *q, uint64_t wr_id)
+{
+    for (size_t i = 0; i < q->len; i++) {
+        const cqn_wr *wr = entry(q, i);
+        if (wr->does != CQN_WR_TRANSFERS && wr->wr_id == wr_id) {
+            return i + (wr->last ? 1 : 2);
+        }
+    }
+    return 0;
+}
+
+/* Whether the failure of the bind that begins at `i` can be that of a later request
+ * of the same wr_id, since its own success would have given no completion. */
+static bool is_in_doubt(const cqn_wr_queue *q, size_t i)
+{
+    const cqn_wr *bind = entry(q, i);
+    for (size_t j = i + (bind->last ? 1 : 2); !bind->signaled && j < q->len; j++) {
+        if (entry(q, j)->wr_id == bind->wr_id) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* What a request that begins at `i` and is over has done to a window. In doubt it
+ * is bound, so that what it needs stays open. */
 static void settle(const cqn_qp *qp, const cqn_wr_queue *q, size_t i, bool ok, cqn_object **trash)
 {
     const cqn_wr *wr = entry(q, i);
     if (wr->does == CQN_WR_BINDS) {
-        cqn_mw_bound((cqn_mw *)wr->pinned, wr->last ? NULL : entry(q, i + 1)->pinned, wr->rkey, ok,
-                     trash);
+        cqn_mw_bound((cqn_mw *)wr->pinned, wr->last ? NULL : entry(q, i + 1)->pinned, wr->rkey,
+                     ok || is_in_doubt(q, i), trash);
     }
     else if (wr->does == CQN_WR_INVALIDATES && ok) {
         cqn_mw_invalidated(qp->pd->context, wr->rkey, trash);
@@ -164,11 +190,14 @@ void cqn_qp_completed(cqn_qp *qp, const cqn_cq *cq, const struct ibv_wc *wc, cqn
 {
     const cqn_wr_queue *rq = qp->srq != NULL ? &qp->srq->rq : &qp->rq;
     bool ok = wc->status == IBV_WC_SUCCESS;
+    bool window = wc->status == IBV_WC_MW_BIND_ERR;
     bool may_send = cq == qp->send_cq && !(ok && (wc->opcode & IBV_WC_RECV));
-    bool may_recv = cq == qp->recv_cq && !(ok && !(wc->opcode & IBV_WC_RECV));
+    bool may_recv = cq == qp->recv_cq && !window && !(ok && !(wc->opcode & IBV_WC_RECV));
     /* Of a failed request even an unsignaled one tells. Its completion does
      * not say on which side it was, if both share the CQ. */
-    size_t sends = may_send ? find(&qp->sq, wc->wr_id, ok) : 0;
+    size_t sends = !may_send ? 0
+                   : window  ? find_of_window(&qp->sq, wc->wr_id)
+                             : find(&qp->sq, wc->wr_id, ok);
     size_t recvs = may_recv ? find(rq, wc->wr_id, false) : 0;
     if (qp->srq != NULL) {
         completed_with_srq(qp, wc, sends, recvs, trash);
