@@ -149,7 +149,8 @@ static struct ibv_cq *create_plain(cqn_cq *self, const cq_args *a)
 }
 
 /* The number of the QP is always asked for: it says whose work request it was
- * that completed, and so what may be let go. */
+ * that completed, and so what may be let go. So is the immediate data, which may
+ * be the key of a window that the peer took back; who did not ask does not see it. */
 static struct ibv_cq *create_extended(cqn_cq *self, const cq_args *a)
 {
     struct ibv_cq_init_attr_ex attr = {
@@ -157,7 +158,7 @@ static struct ibv_cq *create_extended(cqn_cq *self, const cq_args *a)
         .cq_context = self,
         .channel = a->channel ? CQN_OBJ(a->channel)->handle : NULL,
         .comp_vector = a->comp_vector,
-        .wc_flags = a->wc_flags | IBV_WC_EX_WITH_QP_NUM,
+        .wc_flags = a->wc_flags | IBV_WC_EX_WITH_QP_NUM | IBV_WC_EX_WITH_IMM,
     };
     struct ibv_cq_ex *cq = ibv_create_cq_ex(CQN_OBJ(a->context)->handle, &attr);
     if (cq == NULL) {
@@ -170,7 +171,7 @@ static struct ibv_cq *create_extended(cqn_cq *self, const cq_args *a)
         return NULL;
     }
     self->ex = cq;
-    self->wc_flags = (uint32_t)attr.wc_flags;
+    self->wc_flags = a->wc_flags | IBV_WC_EX_WITH_QP_NUM;
     return ibv_cq_ex_to_cq(cq);
 }
 

@@ -116,7 +116,7 @@ static uint16_t small(uint32_t value)
     return (uint16_t)value;
 }
 
-/* The current completion of an extended CQ: what was asked for, nothing else. */
+/* The current completion of an extended CQ: what was asked of the device, nothing else. */
 static void read_extended(cqn_cq *self, struct ibv_wc *wc, cqn_wc_extra *extra)
 {
     struct ibv_cq_ex *ex = self->ex;
@@ -130,7 +130,7 @@ static void read_extended(cqn_cq *self, struct ibv_wc *wc, cqn_wc_extra *extra)
     wc->opcode = ibv_wc_read_opcode(ex);
     wc->wc_flags = ibv_wc_read_wc_flags(ex);
     wc->byte_len = flags & IBV_WC_EX_WITH_BYTE_LEN ? ibv_wc_read_byte_len(ex) : 0;
-    wc->imm_data = flags & IBV_WC_EX_WITH_IMM ? ibv_wc_read_imm_data(ex) : 0;
+    wc->imm_data = ibv_wc_read_imm_data(ex); /* or a key, see create_extended() */
     wc->src_qp = flags & IBV_WC_EX_WITH_SRC_QP ? ibv_wc_read_src_qp(ex) : 0;
     wc->slid = flags & IBV_WC_EX_WITH_SLID ? small(ibv_wc_read_slid(ex)) : 0;
     wc->sl = flags & IBV_WC_EX_WITH_SL ? ibv_wc_read_sl(ex) : 0;
