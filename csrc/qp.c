@@ -40,9 +40,12 @@ static void qp_after_destroy(cqn_object *op)
 {
     cqn_qp *self = (cqn_qp *)op;
     cqn_object *trash = NULL;
+    /* A device that fails to be polled can make code run that closes all that this used. */
+    cqn_context *ctx = (cqn_context *)Py_NewRef((PyObject *)self->pd->context);
     settle_srq(self, &trash);
-    cqn_async_forget(self->pd->context, op);
-    cqn_qp_table_remove(self->pd->context, self);
+    cqn_async_forget(ctx, op);
+    cqn_qp_table_remove(ctx, self);
+    Py_DECREF(ctx);
     forget_in_cache(self->send_cq, self);
     forget_in_cache(self->recv_cq, self);
     drop_requests(self);
@@ -421,6 +424,9 @@ static void learn_capacities(cqn_qp *self)
     struct ibv_qp_init_attr init;
     if (ibv_query_qp(self->base.handle, &attr, IBV_QP_CAP, &init) == 0) {
         self->cap = attr.cap;
+    }
+    if (self->srq != NULL) {
+        self->cap.max_recv_wr = self->cap.max_recv_sge = 0; /* as it was made */
     }
 }
 
