@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* SRQ: a shared receive queue. Posting is in wr.c; what a completion releases is
+/* SRQ: a shared receive queue. Posting is in post_recv.c; what a completion releases is
  * in wr_queue.c. */
 
 #include "core.h"

@@ -11,6 +11,8 @@
  * The receives of a shared receive queue complete in the order of the messages
  * of several queue pairs, on several CQs. A completion there speaks for its own
  * request alone. What a queue pair took and never completed stays in the queue.
+ * There the oldest of several of the same wr_id need not be the one that is done,
+ * and a buffer may be let go too early: SRQ.post_recv() warns of it.
  */
 
 #include "wr.h"
