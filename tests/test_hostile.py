@@ -116,6 +116,19 @@ CONVERSIONS: list[Callable[[dict[str, Any], Callable[[int], Any]], object]] = [
 ]
 
 
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="no __buffer__ in Python")
+def test_a_buffer_finds_no_request_that_is_half_made() -> None:
+    class Buffer:
+        def __buffer__(self, flags: int) -> memoryview:
+            found.extend(repr(o) for o in gc.get_objects() if type(o) is SendWR)
+            return memoryview(bytearray(8))
+
+    found: list[str] = []
+    buffer: Any = Buffer()
+    SendWR(buffer, send_flags=SendFlags.INLINE)
+    assert all(text.startswith("<SendWR wr_id=") for text in found)
+
+
 @pytest.mark.parametrize("victim", ["ctx", "pd", "channel", "cq", "mr", "mw", "qp", "srq"])
 def test_an_argument_may_close_anything_while_it_is_converted(ctx: Context, victim: str) -> None:
     for call in CONVERSIONS:

@@ -241,6 +241,23 @@ def test_local_inv_takes_the_key_of_type_2_back(mw_pair: Pair) -> None:
     owner.qp.close()
 
 
+def test_a_key_that_is_given_back_is_heard_of_whatever_fields_a_cq_was_made_with(
+    ctx: Context,
+) -> None:
+    owner, peer = Endpoint(ctx, QPType.RC, access=BINDABLE), Endpoint(ctx, QPType.RC)
+    owner.recv_cq = CQ(ctx, 16, channel=owner.channel, wc_flags=WCExFlags.BYTE_LEN)
+    owner.qp = QP(owner.pd, QPType.RC, send_cq=owner.scq, recv_cq=owner.rcq)
+    connect(owner, peer, access=ALL)
+    mw = MW(owner.pd, MWType.TYPE_2)
+    rkey = bind(owner, mw, 0, 4096)
+    owner.qp.post_recv(owner.mr[8192:8200])
+    peer.qp.post_send(peer.mr[0:5], opcode=WROpcode.SEND_WITH_INV, invalidate_rkey=rkey)
+    wc = wait_one(owner.rcq)
+    assert (wc.byte_len, wc.invalidated_rkey, wc.imm_data) == (5, None, None)
+    owner.mr.close()
+    owner.qp.close()
+
+
 @pytest.mark.parametrize("extended", [False, True])
 def test_a_peer_gives_a_key_of_type_2_back_by_send_with_inv(ctx: Context, extended: bool) -> None:
     owner, peer = Endpoint(ctx, QPType.RC, access=BINDABLE), Endpoint(ctx, QPType.RC)
@@ -517,6 +534,32 @@ def test_an_unsignaled_bind_is_known_by_what_completes_behind_it(mw_pair: Pair) 
         owner.mr.close()
     mw.close()
     owner.mr.close()
+
+
+@pytest.mark.parametrize("mw_type", TYPES)
+def test_a_failure_that_may_be_of_an_unsignaled_bind_lets_nothing_of_it_go(
+    mw_pair: Pair, mw_type: MWType
+) -> None:
+    """Both requests have the same wr_id, and the first was carried out."""
+    owner, peer = mw_pair
+    mw = MW(owner.pd, mw_type)
+    other = MR(owner.pd, 64)
+    owner.qp.bind_mw(mw, owner.mr[0:64], access=READ, send_flags=UNSIGNALED)
+    rkey = mw.rkey
+    owner.qp.post_send(
+        other[0:8], opcode=WROpcode.RDMA_WRITE, remote_addr=peer.mr.addr, rkey=peer.mr.rkey ^ 0xFF
+    )
+    wait_one(owner.scq, REFUSED)
+    assert mw.rkey == rkey
+    with pytest.raises(BusyError, match="this MR is still used by 1 MW"):
+        owner.mr.close()
+    if mw_type == MWType.TYPE_2:
+        with pytest.raises(BusyError, match="this QP is still used by 1 MW"):
+            owner.qp.close()
+    mw.close()
+    owner.mr.close()
+    owner.qp.close()
+    other.close()
 
 
 def test_sq_sig_all_counts_for_binds(ctx: Context) -> None:
