@@ -536,7 +536,7 @@ def test_a_peer_that_is_not_there_ends_rc_in_words(ctx: Context, capsys: Capture
         (["--port", "0"], "no client came within 0.3 s"),
         (["--port", "1", "127.0.0.1"], "127.0.0.1 port 1 did not answer within 0.3 s"),
         (["nobody.invalid"], "the exchange of addresses failed: .*"),
-        (["--bind", "192.0.2.1"], "the exchange of addresses failed: Cannot assign .*"),
+        (["--bind", "192.0.2.1"], r"cannot listen on 192.0.2.1 port \d+: Cannot assign .*"),
     ],
     ids=["no client", "no server", "no such name", "no such address"],
 )

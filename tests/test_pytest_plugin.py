@@ -19,6 +19,7 @@ from cqnotify._requirements import Requirements
 from cqnotify.testing import Endpoint
 
 pytest_plugins = ["pytester"]
+pytestmark = pytest.mark.rdma
 
 DOCS = Path(__file__).parent.parent / "docs" / "pytest.md"
 EXAMPLES = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)

@@ -28,6 +28,8 @@ from cqnotify import (
 )
 from cqnotify.testing import Endpoint, MakePair, connect, wait_completions
 
+pytestmark = pytest.mark.rdma
+
 TYPES = [QPType.RC, QPType.UC, QPType.UD]
 LOCAL_WRITE = AccessFlags.LOCAL_WRITE
 REMOTE_WRITE, REMOTE_READ = AccessFlags.REMOTE_WRITE, AccessFlags.REMOTE_READ

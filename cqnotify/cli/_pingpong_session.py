@@ -50,7 +50,12 @@ def _serve(end: End) -> list[QPAddress]:
     def turned_away(who: str, why: Exception) -> None:
         note(f"{who} is turned away: {why}")
 
-    with listen(plan.bind, plan.port) as listener:
+    try:
+        listener = listen(plan.bind, plan.port)
+    except OSError as e:
+        why = e.strerror or e
+        raise CommandError(f"cannot listen on {plan.bind} port {plan.port}: {why}") from e
+    with listener:
         host, port = listener.getsockname()[:2]
         note(f"listening on {host} port {port}")
         return exchange_as_server_blocking(
