@@ -276,7 +276,9 @@ def test_atomics_are_for_rc_alone(
 
 
 def test_an_unknown_opcode_is_told_the_known_ones(local_pair: Pair) -> None:
-    with pytest.raises(ValueError, match="RDMA_READ, ATOMIC_CMP_AND_SWP and ATOMIC_FETCH_AND_ADD"):
+    with pytest.raises(
+        ValueError, match="RDMA_READ, ATOMIC_CMP_AND_SWP, ATOMIC_FETCH_AND_ADD, LOCAL"
+    ):
         local_pair[0].qp.post_send(None, opcode=99)
 
 

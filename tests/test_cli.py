@@ -272,7 +272,7 @@ def test_which_streams_get_colours(
 
 @in_lab
 def test_progress_is_shown_on_a_terminal_and_cleared_at_the_end() -> None:
-    iters = 3000
+    iters = 10000
     with server("-n", iters) as (peer, port):
         shown = on_terminal(command("pingpong", "-n", iters, "-p", port, "127.0.0.1"))
         assert outcome(peer)[0] == 0

@@ -829,7 +829,7 @@ class Machine(RuleBasedStateMachine):
         self.call("CQ.resize", cq.obj.resize, cqe)
         assert cq.obj.cqe >= cqe
         if moderate:
-            self.refuse("CQ.modify", VerbsError, "moderate", cq.obj.modify, n % 100, 10)
+            self.refuse("CQ.modify", VerbsError, "moderation", cq.obj.modify, n % 100, 10)
 
     @rule(n=N, state=st.sampled_from([QPState.ERR, QPState.RESET]))
     def stop_a_qp(self, n: int, state: QPState) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from types import FrameType
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TextIO
 
 from .. import AsyncEventError, CompletionError, __version__
 from ..attrs import PortAttr
@@ -112,8 +112,13 @@ def _flushed() -> Iterator[None]:
         try:
             print(end="", flush=True)
         except OSError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's own try
+            _give_up(sys.stdout)
             raise
+
+
+def _give_up(stream: TextIO) -> None:
+    """What is left in its buffer goes nowhere, or Python's own try at its exit would fail, too."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _terminate(_signal: int, _frame: FrameType | None) -> NoReturn:
@@ -192,8 +197,10 @@ def check_port(context: Context, port_num: int) -> PortAttr:
 def note(text: str) -> None:
     """Tell the user besides the output: one line on stderr, if anybody reads that."""
     if sys.stderr is not None:  # print() would take stdout instead
-        with suppress(OSError):
+        try:
             print(f"cqnotify: {text}", file=sys.stderr, flush=True)
+        except OSError:
+            _give_up(sys.stderr)
 
 
 def print_json(value: object) -> None:
