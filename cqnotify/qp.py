@@ -235,7 +235,9 @@ class QP(_core.QP):
         timeout: how long we wait for an acknowledgement, 4.096 us * 2**timeout; 0 is for ever.
         retry_cnt: how often we send again after that, 0 to 7. On rxe 7 is for ever.
         rnr_retry: how often we send again when the peer had no receive posted; 7 is for ever, so a
-            peer that is slow to post delays us and breaks nothing.
+            peer that is slow to post delays us and breaks nothing. (On rxe of Linux 6.1 the send
+            fails with RETRY_EXC_ERR all the same, by default after half a second, as if nobody
+            had answered; retry_cnt=7 helps there.)
         max_rd_atomic, max_dest_rd_atomic: RDMA reads and atomics in flight from us, and to us.
 
         UC has no retries, no timers, no reads; UD has no path either: these are ignored there.
