@@ -19,7 +19,7 @@ class MW(_core.MW):
 
     `QP.bind_mw` gives the key, and says how it is taken back. Close the window to take it back at
     once. While it is bound, its MR cannot be closed, nor, if it is of TYPE_2, the QP that it was
-    bound through; what it is bound to shows when the completions are polled.
+    bound through; whether it is, follows from the completions, so poll them first.
     """
 
     __slots__ = ()

@@ -184,7 +184,7 @@ static PyType_Slot mw_slots[] = {
      "requests.\n\n"
      "It is of MWType.TYPE_1 or TYPE_2, see QP.bind_mw(). Close it to take the key back at once. "
      "While it is bound, its MR can't be closed, nor, if it is of type 2, the QP that it was bound "
-     "through; what it is bound to shows when the completions are polled.\n\n"
+     "through; whether it is, follows from the completions, so poll them first.\n\n"
      "Wraps ibv_alloc_mw(3)."},
     {Py_tp_new, mw_new},
     {Py_tp_repr, cqn_repr},
