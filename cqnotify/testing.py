@@ -99,6 +99,9 @@ class Endpoint:
         for part in (self.qp, *self._handles, self.mr, *cqs, self.channel, self.pd):
             part.close()
 
+    def __repr__(self) -> str:
+        return f"<Endpoint, {self.qp!r}>"
+
     def __enter__(self) -> Self:
         return self
 
@@ -154,6 +157,7 @@ def wait_completions(cq: CQ, n: int = 1, *, timeout: float = 30.0) -> list[WorkC
     The events that it wakes by, of any CQ of the channel, are acknowledged. Raises TimeoutError,
     which tells what did come, after `timeout` seconds.
     """
+    __tracebackhide__ = True  # pytest shows the test that waited, not us
     end = time.monotonic() + timeout
     got = cq.poll(n)
     while len(got) < n:
@@ -164,6 +168,7 @@ def wait_completions(cq: CQ, n: int = 1, *, timeout: float = 30.0) -> list[WorkC
 
 
 def _sleep(cq: CQ, end: float, what_came: str) -> None:
+    __tracebackhide__ = True
     assert cq.channel is not None  # or it would not have been safe
     try:
         cq.channel.get_event(max(0.0, end - time.monotonic())).ack()
