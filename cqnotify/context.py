@@ -168,12 +168,20 @@ def _as_gid(address: str | IPv4Address | IPv6Address) -> IPv6Address:
     return IPv6Address(parsed.packed)  # without a scope, which a GID does not have
 
 
+def gid_text(gid: IPv6Address) -> str:
+    """A GID as rdma-core's programs write it, in every version of Python: ::ffff:192.0.2.1."""
+    mapped = gid.ipv4_mapped
+    return str(gid) if mapped is None else f"::ffff:{mapped}"
+
+
 def _listing(context: _core.Context, table: list[GIDEntry], port_num: int) -> str:
     """What a port does have, for the message of an error."""
     where = f"{context.name} port {port_num}"
     if not table:
         return f"{where} has none"
-    entries = ", ".join(f"[{e.index}] {e.gid} {_type_name(e)} {e.netdev or ''}" for e in table)
+    entries = ", ".join(
+        f"[{e.index}] {gid_text(e.gid)} {_type_name(e)} {e.netdev or ''}" for e in table
+    )
     return f"{where} has {entries}".rstrip()
 
 

@@ -43,6 +43,7 @@ from cqnotify.cli._pingpong_play import Contents
 from cqnotify.cli._pingpong_report import WHAT, Report, histogram, percentiles
 from cqnotify.cli._terminal import Progress, colored, paint
 from cqnotify.cli.devices import _plain_value, _shown
+from cqnotify.context import gid_text
 from cqnotify.exchange import exchange_as_server_blocking, listen
 
 in_lab = pytest.mark.skipif(
@@ -292,12 +293,12 @@ def test_devices_lists_what_there_is(ctx: Context, capsys: Capture) -> None:
     (port,) = device["ports"]
     assert port["state"] == ctx.query_port().state.name
     assert port["active_mtu"] == ctx.query_port().active_mtu.bytes
-    assert [gid["gid"] for gid in port["gids"]] == [str(e.gid) for e in ctx.gid_table()]
+    assert [gid["gid"] for gid in port["gids"]] == [gid_text(e.gid) for e in ctx.gid_table()]
     assert main(["devices"]) == 0
     text = capsys.readouterr().out
     assert text.startswith(f"{ctx.name}: ")
     for entry in ctx.gid_table():
-        line = f"gid {entry.index}: {entry.gid}  {entry.gid_type.name}  {entry.netdev}\n"
+        line = f"gid {entry.index}: {gid_text(entry.gid)}  {entry.gid_type.name}  {entry.netdev}\n"
         assert line in text
 
 
@@ -552,7 +553,12 @@ def test_who_has_no_peer_says_so(args: list[str], words: str, capsys: Capture) -
     ("options", "client_options", "words"),
     [
         (["-s", 128], ["-s", 64], "the peer sends 64 bytes, not 128: give both the same --size"),
-        (["-c"], [], "message 1 came with wrong bytes: byte 1 is 0x02, not 0x03 or 0x7b"),
+        (
+            ["-c"],
+            [],
+            "message 1 came with wrong bytes: byte 1 is 0x02, not 0x03 or 0x7b "
+            "(--chk is for both ends)",
+        ),
     ],
     ids=["size", "check"],
 )
@@ -566,6 +572,37 @@ def test_ends_that_do_not_fit_say_so(
     assert server_said == (1, "", f"cqnotify: {words}\n")
     assert (code, out) == (1, "")
     assert "nothing came for 5 s" in err
+
+
+@pytest.mark.usefixtures("ctx")
+def test_a_message_that_does_not_fit_the_peers_receive_raises_the_question(capsys: Capture) -> None:
+    ends = both(capsys, ["-s", 64, "-n", 10], ["-s", 128, "-n", 10])
+    for code, out, err in ends:
+        assert (code, out) == (1, "")
+        assert re.fullmatch(
+            r"cqnotify: work request \d+ on QP \d+ failed: .*; "
+            r"do both ends have the same --type and --size\?\n",
+            err,
+        )
+
+
+@pytest.mark.parametrize("service", ["rc", "ud"])
+def test_gids_of_different_kinds_say_so(service: str, ctx: Context, capsys: Capture) -> None:
+    gids = [entry.gid for entry in ctx.gid_table()]
+    local, mapped = (
+        next(n for n, gid in enumerate(gids) if bool(gid.ipv4_mapped) == kind)
+        for kind in (False, True)
+    )
+    (code, out, err), client = both(
+        capsys, ["--type", service, "-g", mapped], ["--type", service, "-g", local]
+    )
+    ours, theirs = gid_text(gids[mapped]), gid_text(gids[local])
+    assert (code, out) == (1, "")
+    assert err == (
+        f"cqnotify: our GID is {ours}, the peer's is {theirs}: "
+        "both have to be of IPv4, or neither; choose by -g\n"
+    )
+    assert client[:2] == (1, "")
 
 
 @pytest.mark.usefixtures("ctx")

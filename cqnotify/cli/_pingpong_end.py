@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from ipaddress import IPv6Address
 from typing import Final
 
-from .._core import AH, CQ, MR, PD, SRQ, CompletionChannel, WorkCompletion
+from .._core import AH, CQ, MR, PD, SRQ, CompletionChannel, VerbsError, WorkCompletion
 from ..attrs import PortAttr
-from ..context import Context
+from ..context import Context, gid_text
 from ..enums import MTU, AccessFlags, LinkLayer, QPType
 from ..qp import DEFAULT_QKEY, QP, QPAddress
 from . import CommandError, check_limit, check_port
@@ -111,7 +111,20 @@ class End:
         return {qp.qp_num: index for index, qp in enumerate(self._qps)}
 
     def connect(self, remote: list[QPAddress]) -> None:
-        """Make our QPs ready for the peer's."""
+        """Make our QPs ready for the peer's. CommandError if no way leads from our GID to its."""
+        try:
+            self._connect(remote)
+        except VerbsError as e:
+            gids = self.addresses[0].gid, remote[0].gid
+            if (gids[0].ipv4_mapped is None) == (gids[1].ipv4_mapped is None):
+                raise
+            ours, theirs = map(gid_text, gids)
+            raise CommandError(
+                f"our GID is {ours}, the peer's is {theirs}: both have to be of IPv4, or neither; "
+                f"choose by -g"
+            ) from e
+
+    def _connect(self, remote: list[QPAddress]) -> None:
         plan = self.plan
         for qp, address in zip(self._qps, remote, strict=False):
             qp.connect(
@@ -169,7 +182,7 @@ class UDEnd(End):
     qp_type = QPType.UD
     offset = GRH
 
-    def connect(self, remote: list[QPAddress]) -> None:
+    def _connect(self, remote: list[QPAddress]) -> None:
         (address,) = remote
         (qp,) = self._qps
         qp.connect(port_num=self.plan.ib_port)

@@ -8,7 +8,7 @@ import time
 from array import array
 from typing import Final
 
-from .._core import WorkCompletion
+from .._core import CompletionError, WorkCompletion
 from . import CommandError
 from ._pingpong_end import SEND, End
 from ._terminal import Progress
@@ -93,7 +93,12 @@ class Play:
         )
 
     def _take(self, wc: WorkCompletion) -> None:
-        wc.raise_for_status()
+        try:
+            wc.raise_for_status()
+        except CompletionError as e:
+            if self.received:
+                raise
+            raise CommandError(f"{e}; do both ends have the same --type and --size?") from e
         index = self._by_qp_num[wc.qp_num]
         if wc.wr_id == SEND:
             self._sent += 1
@@ -141,7 +146,10 @@ class Play:
         else:
             wanted = [self._contents.of(number), self._contents.rdma_core]
         if data not in wanted:
-            raise CommandError(f"message {number} came with wrong bytes: {_differ(data, wanted)}")
+            raise CommandError(
+                f"message {number} came with wrong bytes: {_differ(data, wanted)} "
+                f"(--chk is for both ends)"
+            )
 
 
 class Contents:

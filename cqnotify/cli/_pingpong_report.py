@@ -9,6 +9,7 @@ from array import array
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from ..context import gid_text
 from ..qp import QPAddress
 from ._pingpong_end import Plan
 from ._terminal import columns, paint
@@ -151,7 +152,7 @@ def _borders(least: int, most: int) -> list[float]:
 
 
 def _plain(address: QPAddress) -> dict[str, Any]:
-    return {**address._asdict(), "gid": str(address.gid)}
+    return {**address._asdict(), "gid": gid_text(address.gid)}
 
 
 # ---- for a terminal -------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from enum import IntFlag
 from ipaddress import IPv6Address
 from typing import Any, Final
 
-from ..context import Context, devices
+from ..context import Context, devices, gid_text
 from ..enums import MTU
 from . import OK, add_command, add_device, device_names, print_json
 from ._terminal import paint
@@ -65,7 +65,7 @@ def _plain_value(name: str, value: Any) -> Any:
     if isinstance(value, MTU):
         return value.bytes
     if isinstance(value, IPv6Address):
-        return str(value)
+        return gid_text(value)
     if name.endswith("guid"):
         return f"{value:016x}"
     if isinstance(value, IntFlag):

@@ -28,7 +28,8 @@ DESCRIPTION: Final = """\
 Sends messages to and fro, and measures how long each takes: a server without HOST, else the client
 of the server there. Either end may be ibv_rc_pingpong, ibv_uc_pingpong, ibv_ud_pingpong or
 ibv_srq_pingpong, by --type; both ends need the same --type, --size, --mtu, --iters and --num-qp.
-rdma-core's need -g on RoCE.
+rdma-core's need -g on RoCE, and a GID of the same kind as ours: both of IPv4, or both link-local.
+"cqnotify devices" lists them; ours is the first RoCE v2, unless -g says otherwise.
 
 The addresses of the queue pairs are exchanged over TCP, without encryption or authentication. A
 server listens on the loopback interface, unless --bind says otherwise.
