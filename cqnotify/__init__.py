@@ -24,28 +24,37 @@ that each names. Import the last four where you need them: asyncio takes longer 
 the rest.
 """
 
-from ._core import (
-    AH,
-    CQ,
-    MR,
-    PD,
-    SGE,
-    AsyncEvent,
-    AsyncEventError,
-    BusyError,
-    ClosedError,
-    CompletionChannel,
-    CompletionError,
-    CQStats,
-    DeviceRemovedError,
-    FailureWatch,
-    RecvWR,
-    SendWR,
-    VerbsError,
-    WCArray,
-    WorkCompletion,
-    register_enums,
-)
+try:
+    from ._core import (
+        AH,
+        CQ,
+        MR,
+        PD,
+        SGE,
+        AsyncEvent,
+        AsyncEventError,
+        BusyError,
+        ClosedError,
+        CompletionChannel,
+        CompletionError,
+        CQStats,
+        DeviceRemovedError,
+        FailureWatch,
+        RecvWR,
+        SendWR,
+        VerbsError,
+        WCArray,
+        WorkCompletion,
+        register_enums,
+    )
+except ModuleNotFoundError as e:
+    if e.name != f"{__name__}._core":
+        raise
+    raise ModuleNotFoundError(
+        f"{__path__[0]} has cqnotify's sources, and its C core is not built there: start Python in "
+        "another folder, or build it by pip install -e .",
+        name=e.name,
+    ) from None
 from .attrs import (
     AHAttr,
     CQModerationCaps,

@@ -49,7 +49,24 @@ def enum_or_int(cls: type[_E], value: int) -> _E | int:
         return value
 
 
-class WCStatus(IntEnum):
+# Numbers in all else, they print as names. In IntEnum and IntFlag that depends on the Python.
+
+
+class _Enum(IntEnum):
+    __str__ = enum.Enum.__str__
+
+    def __format__(self, spec: str) -> str:
+        return int.__format__(self, spec) if spec else str(self)
+
+
+class _Flag(IntFlag):
+    __str__ = enum.Flag.__str__
+
+    def __format__(self, spec: str) -> str:
+        return int.__format__(self, spec) if spec else str(self)
+
+
+class WCStatus(_Enum):
     """How a work request ended: `enum ibv_wc_status`."""
 
     SUCCESS = _c["IBV_WC_SUCCESS"]
@@ -78,7 +95,7 @@ class WCStatus(IntEnum):
     TM_RNDV_INCOMPLETE = _c["IBV_WC_TM_RNDV_INCOMPLETE"]
 
 
-class WCOpcode(IntEnum):
+class WCOpcode(_Enum):
     """What a completion is of: `enum ibv_wc_opcode`.
 
     Receives have the bit of RECV set, nothing else has.
@@ -106,7 +123,7 @@ class WCOpcode(IntEnum):
     ATOMIC_WRITE = _c["IBV_WC_ATOMIC_WRITE"]
 
 
-class WCFlags(IntFlag):
+class WCFlags(_Flag):
     """Which fields of a completion are valid: `enum ibv_wc_flags`."""
 
     GRH = _c["IBV_WC_GRH"]
@@ -118,7 +135,7 @@ class WCFlags(IntFlag):
     TM_DATA_VALID = _c["IBV_WC_TM_DATA_VALID"]
 
 
-class WCExFlags(IntFlag):
+class WCExFlags(_Flag):
     """Which fields the completions of a CQ have: `enum ibv_create_cq_wc_flags`."""
 
     BYTE_LEN = _c["IBV_WC_EX_WITH_BYTE_LEN"]
@@ -134,7 +151,7 @@ class WCExFlags(IntFlag):
     COMPLETION_TIMESTAMP_WALLCLOCK = _c["IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK"]
 
 
-class AsyncEventType(IntEnum):
+class AsyncEventType(_Enum):
     """What a device reports besides completions: `enum ibv_event_type`."""
 
     CQ_ERR = _c["IBV_EVENT_CQ_ERR"]
@@ -159,7 +176,7 @@ class AsyncEventType(IntEnum):
     WQ_FATAL = _c["IBV_EVENT_WQ_FATAL"]
 
 
-class WROpcode(IntEnum):
+class WROpcode(_Enum):
     """What a send work request does: `enum ibv_wr_opcode`."""
 
     RDMA_WRITE = _c["IBV_WR_RDMA_WRITE"]
@@ -178,7 +195,7 @@ class WROpcode(IntEnum):
     ATOMIC_WRITE = _c["IBV_WR_ATOMIC_WRITE"]
 
 
-class SendFlags(IntFlag):
+class SendFlags(_Flag):
     """How a send work request is carried out: `enum ibv_send_flags`."""
 
     FENCE = _c["IBV_SEND_FENCE"]
@@ -188,7 +205,7 @@ class SendFlags(IntFlag):
     IP_CSUM = _c["IBV_SEND_IP_CSUM"]
 
 
-class AccessFlags(IntFlag):
+class AccessFlags(_Flag):
     """Who may do what to an MR, or through a QP: `enum ibv_access_flags`."""
 
     LOCAL_WRITE = _c["IBV_ACCESS_LOCAL_WRITE"]
@@ -204,14 +221,14 @@ class AccessFlags(IntFlag):
     FLUSH_PERSISTENT = _c["IBV_ACCESS_FLUSH_PERSISTENT"]
 
 
-class MWType(IntEnum):
+class MWType(_Enum):
     """How a memory window is bound, by a verb or a work request: `enum ibv_mw_type`."""
 
     TYPE_1 = _c["IBV_MW_TYPE_1"]
     TYPE_2 = _c["IBV_MW_TYPE_2"]
 
 
-class QPType(IntEnum):
+class QPType(_Enum):
     """The transport service of a QP: `enum ibv_qp_type`."""
 
     RC = _c["IBV_QPT_RC"]
@@ -223,7 +240,7 @@ class QPType(IntEnum):
     DRIVER = _c["IBV_QPT_DRIVER"]
 
 
-class QPState(IntEnum):
+class QPState(_Enum):
     """The state of a QP: `enum ibv_qp_state`."""
 
     RESET = _c["IBV_QPS_RESET"]
@@ -236,7 +253,7 @@ class QPState(IntEnum):
     UNKNOWN = _c["IBV_QPS_UNKNOWN"]
 
 
-class MTU(IntEnum):
+class MTU(_Enum):
     """A path's largest packet payload, encoded: `enum ibv_mtu`."""
 
     MTU_256 = _c["IBV_MTU_256"]
@@ -251,7 +268,7 @@ class MTU(IntEnum):
         return 128 << self.value
 
 
-class MigState(IntEnum):
+class MigState(_Enum):
     """The state of path migration: `enum ibv_mig_state`."""
 
     MIGRATED = _c["IBV_MIG_MIGRATED"]
@@ -259,7 +276,7 @@ class MigState(IntEnum):
     ARMED = _c["IBV_MIG_ARMED"]
 
 
-class PortState(IntEnum):
+class PortState(_Enum):
     """The logical state of a port: `enum ibv_port_state`."""
 
     NOP = _c["IBV_PORT_NOP"]
@@ -270,7 +287,7 @@ class PortState(IntEnum):
     ACTIVE_DEFER = _c["IBV_PORT_ACTIVE_DEFER"]
 
 
-class LinkLayer(IntEnum):
+class LinkLayer(_Enum):
     """What a port speaks below the transport: `IBV_LINK_LAYER_*`.
 
     Older drivers say UNSPECIFIED for InfiniBand.
@@ -281,7 +298,7 @@ class LinkLayer(IntEnum):
     ETHERNET = _c["IBV_LINK_LAYER_ETHERNET"]
 
 
-class GIDType(IntEnum):
+class GIDType(_Enum):
     """What a GID table entry is for: `enum ibv_gid_type`."""
 
     IB = _c["IBV_GID_TYPE_IB"]
@@ -289,7 +306,7 @@ class GIDType(IntEnum):
     ROCE_V2 = _c["IBV_GID_TYPE_ROCE_V2"]
 
 
-class NodeType(IntEnum):
+class NodeType(_Enum):
     """What kind of node a device is: `enum ibv_node_type`."""
 
     UNKNOWN = _c["IBV_NODE_UNKNOWN"]
@@ -302,7 +319,7 @@ class NodeType(IntEnum):
     UNSPECIFIED = _c["IBV_NODE_UNSPECIFIED"]
 
 
-class TransportType(IntEnum):
+class TransportType(_Enum):
     """The transport of a device: `enum ibv_transport_type`."""
 
     UNKNOWN = _c["IBV_TRANSPORT_UNKNOWN"]
@@ -313,7 +330,7 @@ class TransportType(IntEnum):
     UNSPECIFIED = _c["IBV_TRANSPORT_UNSPECIFIED"]
 
 
-class AtomicCap(IntEnum):
+class AtomicCap(_Enum):
     """With whom a device's atomics are atomic: `enum ibv_atomic_cap`."""
 
     NONE = _c["IBV_ATOMIC_NONE"]
@@ -321,7 +338,7 @@ class AtomicCap(IntEnum):
     GLOB = _c["IBV_ATOMIC_GLOB"]
 
 
-class DeviceCapFlags(IntFlag):
+class DeviceCapFlags(_Flag):
     """What a device can do: `enum ibv_device_cap_flags`, and the later bits of the kernel."""
 
     RESIZE_MAX_WR = _c["IBV_DEVICE_RESIZE_MAX_WR"]
@@ -356,14 +373,14 @@ class DeviceCapFlags(IntFlag):
     CC_DMA_BOUNCE = _c["IBV_DEVICE_CC_DMA_BOUNCE"]
 
 
-class ODPGeneralCaps(IntFlag):
+class ODPGeneralCaps(_Flag):
     """Which kinds of on-demand paging a device has: `enum ibv_odp_general_caps`."""
 
     SUPPORT = _c["IBV_ODP_SUPPORT"]
     SUPPORT_IMPLICIT = _c["IBV_ODP_SUPPORT_IMPLICIT"]
 
 
-class ODPTransportCaps(IntFlag):
+class ODPTransportCaps(_Flag):
     """What may use on-demand paging on a transport: `enum ibv_odp_transport_cap_bits`."""
 
     SEND = _c["IBV_ODP_SUPPORT_SEND"]
@@ -376,7 +393,7 @@ class ODPTransportCaps(IntFlag):
     ATOMIC_WRITE = _c["IBV_ODP_SUPPORT_ATOMIC_WRITE"]
 
 
-class RawPacketCaps(IntFlag):
+class RawPacketCaps(_Flag):
     """What a device can do for raw packets: `enum ibv_raw_packet_caps`."""
 
     CVLAN_STRIPPING = _c["IBV_RAW_PACKET_CAP_CVLAN_STRIPPING"]

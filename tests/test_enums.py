@@ -4,6 +4,7 @@
 import ast
 import enum
 import inspect
+import json
 import subprocess
 import sys
 
@@ -38,6 +39,12 @@ PREFIXES = {
     enums.WCExFlags: "IBV_WC_EX_WITH_",
     enums.AsyncEventType: "IBV_EVENT_",
 }
+
+# str() and format(), which differ between versions of Python, and the number.
+PRINTED = [
+    (WCStatus.REM_ACCESS_ERR, "WCStatus.REM_ACCESS_ERR", 10),
+    (enums.SendFlags.SIGNALED, "SendFlags.SIGNALED", 2),
+]
 
 # From the header, by hand: these numbers are the ABI and will not change.
 KNOWN = {
@@ -180,3 +187,15 @@ assert isinstance(cqnotify.devices(), list)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(("member", "name", "number"), PRINTED)
+def test_a_member_prints_as_its_name_and_counts_as_its_number(
+    member: enum.Enum, name: str, number: int
+) -> None:
+    assert (str(member), f"{member}", f"{member:d}", f"{member:#x}") == (
+        *(name, name),
+        *(str(number), hex(number)),
+    )
+    assert json.dumps(member) == str(number)
+    assert member == number

@@ -3,6 +3,7 @@
 
 import asyncio
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,16 @@ def test_each_command_and_each_document_can_be_found() -> None:
     assert [path for path in linked if not (README.parent / path).exists()] == []
     documents = {f"docs/{path.name}" for path in (README.parent / "docs").iterdir()}
     assert documents - set(linked) == set()
+
+
+def test_where_the_sources_are_in_the_way_the_import_says_so(tmp_path: Path) -> None:
+    sources = README.parent / "cqnotify"
+    shutil.copytree(sources, tmp_path / "cqnotify", ignore=shutil.ignore_patterns("*.so"))
+    done = subprocess.run(
+        [sys.executable, "-c", "import cqnotify"], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 1
+    assert f"ModuleNotFoundError: {tmp_path}/cqnotify has cqnotify's sources" in done.stderr
 
 
 def test_the_first_example_prints_hello_and_nothing_is_warned_of(ctx: Context) -> None:
