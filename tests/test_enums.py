@@ -151,7 +151,7 @@ def test_every_enum_is_exported():
     classes = {
         name
         for name, cls in inspect.getmembers(enums, inspect.isclass)
-        if issubclass(cls, enum.Enum) and cls.__module__ == enums.__name__
+        if issubclass(cls, enum.Enum) and cls.__module__ == enums.__name__ and name[0] != "_"
     }
     assert classes <= set(cqnotify.__all__)
     assert classes | {"enum_or_int"} == set(enums.__all__)
