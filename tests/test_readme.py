@@ -32,13 +32,10 @@ def test_where_the_sources_are_in_the_way_the_import_says_so(tmp_path: Path) -> 
     sources = README.parent / "cqnotify"
     shutil.copytree(sources, tmp_path / "cqnotify", ignore=shutil.ignore_patterns("*.so"))
     done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import cqnotify",
-        ],
+        [sys.executable, "-S", "-c", "import cqnotify"],  # -S: without what is installed
         capture_output=True,
         text=True,
+        cwd=tmp_path,
     )
     assert done.returncode == 1
     assert f"ModuleNotFoundError: {tmp_path}/cqnotify has cqnotify's sources" in done.stderr
