@@ -377,6 +377,7 @@ class QP(_Object):
         max_recv_sge: int = 1,
         max_inline_data: int = 0,
         sq_sig_all: bool = False,
+        atomic_write: bool = False,
         user_data: object = None,
     ) -> Self: ...
     @property

@@ -271,7 +271,7 @@ typedef struct cqn_qp {
     uint32_t qp_num, sq_psn;
     enum ibv_qp_type type;
     enum ibv_qp_state state; /* as last set by us; the device may be in ERR */
-    bool sq_sig_all;
+    bool sq_sig_all, atomic_write;
     uint8_t port_num;     /* set in INIT; 0 before */
     uint32_t max_message; /* bytes that its port sends in one message */
     struct ibv_qp_cap cap;
@@ -280,6 +280,10 @@ typedef struct cqn_qp {
     cqn_group *groups;
     size_t groups_len;
 } cqn_qp;
+
+/* atomic_write.c */
+int cqn_check_atomic_write(const cqn_object *pd);
+struct ibv_qp *cqn_create_atomic_write_qp(const cqn_object *pd, struct ibv_qp_init_attr *attr);
 
 /* module.c */
 extern struct PyModuleDef cqn_module;

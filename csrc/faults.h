@@ -7,9 +7,9 @@
  * fails in its own style: NULL or -1 with errno, or the error as the result.
  * What creates and destroys handles counts them. A device's failure that none
  * can be made to report can be put in the place of its next asynchronous event,
- * and a device can be made to say that it can do less, or that it has XRC and
- * paging on demand: then memory that shall be paged is registered as usual, and
- * a page in the place of all memory.
+ * and a device can be made to say that it can do less, or that it has XRC,
+ * ATOMIC_WRITE and paging on demand: then memory that shall be paged is registered
+ * as usual, and a page in the place of all memory.
  */
 #ifndef CQN_FAULTS_H
 #define CQN_FAULTS_H
@@ -68,6 +68,7 @@ void cqn_ack_async_event_unless_injected(struct ibv_async_event *event);
 #define ibv_create_cq_ex(...) cqn_born(NULL_OR(ibv_create_cq_ex, __VA_ARGS__))
 #define ibv_create_srq(...) cqn_born(NULL_OR(ibv_create_srq, __VA_ARGS__))
 #define ibv_create_qp(...) cqn_born(NULL_OR(ibv_create_qp, __VA_ARGS__))
+#define ibv_create_qp_ex(...) cqn_born(NULL_OR(ibv_create_qp_ex, __VA_ARGS__))
 #define ibv_init_ah_from_wc(...) MINUS_1_OR(ibv_init_ah_from_wc, __VA_ARGS__)
 #define ibv_alloc_mw(...) cqn_born(NULL_OR(ibv_alloc_mw, __VA_ARGS__))
 #define ibv_create_ah(...) cqn_born(NULL_OR(ibv_create_ah, __VA_ARGS__))
@@ -104,6 +105,8 @@ void cqn_ack_async_event_unless_injected(struct ibv_async_event *event);
 #define ibv_post_srq_recv(srq, wr, bad_wr) \
     POST_OR("ibv_post_srq_recv", wr, bad_wr, ibv_post_srq_recv(srq, wr, bad_wr))
 #define ibv_bind_mw(...) ERROR_OR(ibv_bind_mw, __VA_ARGS__)
+#define ibv_wr_complete(ex) \
+    (cqn_fault("ibv_wr_complete") ? (ibv_wr_abort(ex), cqn_fault_errno()) : ibv_wr_complete(ex))
 
 #define eventfd(...) MINUS_1_OR(eventfd, __VA_ARGS__)
 #define epoll_create1(...) MINUS_1_OR(epoll_create1, __VA_ARGS__)

@@ -35,6 +35,11 @@ static int check_inline(const cqn_qp *qp, const cqn_send *send)
 static int check_device(const cqn_qp *qp, const cqn_send *send)
 {
     const struct ibv_device_attr *device = &qp->base.context->attr;
+    if (send->opcode->atomic_write && !qp->atomic_write) {
+        PyErr_SetString(PyExc_ValueError,
+                        "opcode is ATOMIC_WRITE: that needs a QP made with atomic_write=True");
+        return -1;
+    }
     if (send->opcode->atomic && device->atomic_cap == IBV_ATOMIC_NONE) {
         cqn_verbs_error(qp->base.state, EOPNOTSUPP, "ibv_post_send",
                         "%s: %s has no atomic operations (its atomic_cap is NONE)",
@@ -92,6 +97,14 @@ static int post(cqn_qp *qp, struct ibv_send_wr *first, size_t n, size_t *posted)
     return err;
 }
 
+/* Its verb posts one at a time. */
+static int post_alone(cqn_qp *qp, const cqn_send *send, size_t *posted)
+{
+    int err = cqn_post_atomic_write(qp, &send->wr);
+    *posted = err == 0;
+    return err;
+}
+
 static PyObject *refuse(const cqn_qp *qp, const char *verb, int err, PyObject *bad_wr,
                         size_t posted, size_t of)
 {
@@ -129,12 +142,14 @@ static PyObject *post_one(cqn_qp *qp, cqn_send *send, PyObject *object)
         return NULL;
     }
     choose_key(send);
-    int err = post(qp, &send->wr, 1, &posted);
+    const bool alone = send->opcode->atomic_write;
+    int err = alone ? post_alone(qp, send, &posted) : post(qp, &send->wr, 1, &posted);
     if (posted > 0) {
         enter_books(qp, send);
     }
+    const char *verb = alone ? "ibv_wr_atomic_write" : "ibv_post_send";
     return err == 0 ? Py_NewRef(Py_None)
-                    : refuse(qp, "ibv_post_send", err, posted == 0 ? object : NULL, posted, 1);
+                    : refuse(qp, verb, err, posted == 0 ? object : NULL, posted, 1);
 }
 
 static cqn_send *item(PyObject *list, size_t i)
@@ -143,9 +158,13 @@ static cqn_send *item(PyObject *list, size_t i)
 }
 
 /* The next key of a window is known when the bind before it was posted. */
-static int check_twice(const cqn_send *send)
+static int check_listed(const cqn_send *send)
 {
     cqn_mw *mw = window_of(send);
+    if (send->opcode->atomic_write) {
+        PyErr_SetString(PyExc_ValueError, "ATOMIC_WRITE is not possible in a list: post it alone");
+        return -1;
+    }
     if (mw == NULL) {
         return 0;
     }
@@ -166,7 +185,7 @@ static size_t link_list(cqn_qp *qp, PyObject *list, struct ibv_send_wr *wrs, siz
 {
     for (size_t i = 0; i < n; i++) {
         cqn_send *send = item(list, i);
-        if (admit(qp, send) < 0 || check_twice(send) < 0) {
+        if (admit(qp, send) < 0 || check_listed(send) < 0) {
             cqn_blame_item((Py_ssize_t)i);
             return i;
         }
@@ -249,6 +268,9 @@ const char cqn_qp_post_send_doc[] =
     "ATOMIC_FETCH_AND_ADD adds `compare_add` modulo 2**64, ATOMIC_CMP_AND_SWP puts `swap` there if "
     "`compare_add` was there. The number from before comes to `sg`, which must be 8 bytes in one "
     "element, in our byte order. VerbsError (EOPNOTSUPP) on a device that has no atomics.\n\n"
+    "ATOMIC_WRITE writes 8 bytes, of `sg` or of any buffer, to a multiple of 8, so that the peer "
+    "sees all of them or none. It needs a QP made with `atomic_write`, and is posted alone, by "
+    "ibv_wr_atomic_write(3).\n\n"
     "SEND_WITH_INV sends, and invalidates the peer's window whose key is `invalidate_rkey`; "
     "LOCAL_INV, without `sg`, invalidates an own one. BIND_MW binds `mw`, of type 2, to `sg`, with "
     "`access` and `rkey` as in bind_mw().\n\n"

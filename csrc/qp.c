@@ -87,6 +87,7 @@ static const cqn_kind qp_kind = {
 typedef struct {
     PyObject *pd, *send_cq, *recv_cq, *srq, *user_data;
     struct ibv_qp_init_attr attr;
+    bool atomic_write;
 } qp_args;
 
 /* `value` must be an open CQ or SRQ of the context of `pd`. */
@@ -160,19 +161,28 @@ static int parse_type(cqn_state *st, const struct ibv_device_attr *limits, PyObj
     return 0;
 }
 
+static int check_atomic_write(const qp_args *a)
+{
+    if (a->attr.qp_type != IBV_QPT_RC) {
+        PyErr_SetString(PyExc_ValueError, "atomic_write is possible with QPType.RC only");
+        return -1;
+    }
+    return cqn_check_atomic_write(CQN_OBJ(a->pd));
+}
+
 static int parse_new(cqn_state *st, PyObject *args, PyObject *kwargs, qp_args *a)
 {
     /* clang-format off */
     static char *names[] = {"pd", "qp_type", "send_cq", "recv_cq", "srq", "max_send_wr",
                             "max_recv_wr", "max_send_sge", "max_recv_sge", "max_inline_data",
-                            "sq_sig_all", "user_data", NULL};
+                            "sq_sig_all", "atomic_write", "user_data", NULL};
     /* clang-format on */
     PyObject *type, *cap[5] = {NULL};
-    int sig_all = 0;
+    int sig_all = 0, atomic_write = 0;
     *a = (qp_args){.user_data = Py_None, .recv_cq = Py_None, .srq = Py_None};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$OOOOOOOOpO:QP", names, &a->pd, &type,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$OOOOOOOOppO:QP", names, &a->pd, &type,
                                      &a->send_cq, &a->recv_cq, &a->srq, &cap[0], &cap[1], &cap[2],
-                                     &cap[3], &cap[4], &sig_all, &a->user_data)) {
+                                     &cap[3], &cap[4], &sig_all, &atomic_write, &a->user_data)) {
         return -1;
     }
     if (a->send_cq == NULL) {
@@ -183,6 +193,7 @@ static int parse_new(cqn_state *st, PyObject *args, PyObject *kwargs, qp_args *a
         a->recv_cq = a->send_cq;
     }
     a->attr.sq_sig_all = sig_all;
+    a->atomic_write = atomic_write;
     if (cqn_expect(a->pd, st->PD, "pd") < 0) {
         return -1;
     }
@@ -193,7 +204,8 @@ static int parse_new(cqn_state *st, PyObject *args, PyObject *kwargs, qp_args *a
                    cqn_open(CQN_OBJ(a->pd)) == NULL ||
                    check_queue(st->CQ, a->send_cq, "send_cq", a->pd) < 0 ||
                    check_queue(st->CQ, a->recv_cq, "recv_cq", a->pd) < 0 ||
-                   (a->srq != Py_None && check_queue(st->SRQ, a->srq, "srq", a->pd) < 0)
+                   (a->srq != Py_None && check_queue(st->SRQ, a->srq, "srq", a->pd) < 0) ||
+                   (atomic_write && check_atomic_write(a) < 0)
                ? -1
                : 0;
 }
@@ -244,10 +256,11 @@ static PyObject *qp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         self->srq = (cqn_srq *)used[3];
         a.attr.srq = used[3]->handle;
     }
-    struct ibv_qp *qp = ibv_create_qp(used[0]->handle, &a.attr);
+    struct ibv_qp *qp = a.atomic_write ? cqn_create_atomic_write_qp(used[0], &a.attr)
+                                       : ibv_create_qp(used[0]->handle, &a.attr);
     if (qp == NULL) {
         const struct ibv_qp_cap *c = &a.attr.cap;
-        cqn_verbs_error(st, errno, "ibv_create_qp",
+        cqn_verbs_error(st, errno, a.atomic_write ? "ibv_create_qp_ex" : "ibv_create_qp",
                         "max_send_wr=%u, max_recv_wr=%u, max_send_sge=%u, max_recv_sge=%u, "
                         "max_inline_data=%u: ask for less of one of these",
                         c->max_send_wr, c->max_recv_wr, c->max_send_sge, c->max_recv_sge,
@@ -259,6 +272,7 @@ static PyObject *qp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->type = a.attr.qp_type;
     self->state = IBV_QPS_RESET;
     self->sq_sig_all = a.attr.sq_sig_all;
+    self->atomic_write = a.atomic_write;
     self->cap = a.attr.cap;
     if (has_srq) {
         self->cap.max_recv_wr = self->cap.max_recv_sge = 0; /* a device may leave anything there */
@@ -658,11 +672,15 @@ static PyMemberDef qp_members[] = {
 static PyType_Slot qp_slots[] = {
     {Py_tp_doc,
      "QP(pd, qp_type, *, send_cq, recv_cq=None, srq=None, max_send_wr=16, max_recv_wr=16, "
-     "max_send_sge=1, max_recv_sge=1, max_inline_data=0, sq_sig_all=False, user_data=None)\n--\n\n"
+     "max_send_sge=1, max_recv_sge=1, max_inline_data=0, sq_sig_all=False, atomic_write=False, "
+     "user_data=None)\n--\n\n"
      "A queue pair of type RC, UC or UD, in state RESET.\n\n"
      "Without `recv_cq` both its sides complete on `send_cq`. The device may grant more than was "
      "asked for: see its attributes of the same names. With `srq` it has no receive queue, and its "
-     "messages go to what is posted to that SRQ.\n\nWraps ibv_create_qp(3)."},
+     "messages go to what is posted to that SRQ. With `atomic_write`, for RC, it takes "
+     "ATOMIC_WRITE, "
+     "too; VerbsError (EOPNOTSUPP) where the device does not.\n\n"
+     "Wraps ibv_create_qp(3), and with `atomic_write` ibv_create_qp_ex(3)."},
     {Py_tp_new, qp_new},
     {Py_tp_repr, qp_repr},
     {Py_tp_traverse, qp_traverse},

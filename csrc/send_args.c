@@ -22,6 +22,7 @@ static const cqn_opcode opcodes[] = {
     OPCODE(SEND_WITH_INV, RC | UC, .invalidates = true, .solicited = true, .inlined = true),
     OPCODE(LOCAL_INV, RC | UC, .invalidates = true, .does = CQN_WR_INVALIDATES),
     OPCODE(BIND_MW, RC | UC, .does = CQN_WR_BINDS),
+    OPCODE(ATOMIC_WRITE, RC, .remote = true, .atomic_write = true),
 };
 #undef OPCODE
 
@@ -33,17 +34,15 @@ const char *const cqn_send_names[CQN_SEND_NAMES + 1] = {
 /* What ibv_post_send() can't do, whatever the device. */
 static void refuse_opcode(cqn_state *st, uint32_t opcode)
 {
-    if (opcode == CQN_WR_FLUSH || opcode == CQN_WR_ATOMIC_WRITE) {
-        const bool flush = opcode == CQN_WR_FLUSH;
+    if (opcode == CQN_WR_FLUSH) {
         cqn_verbs_error(st, EOPNOTSUPP, "ibv_post_send",
-                        "opcode %s is not supported by this verb, but by ibv_wr_%s(3) alone",
-                        flush ? "FLUSH" : "ATOMIC_WRITE", flush ? "flush" : "atomic_write");
+                        "opcode FLUSH is not supported by this verb, but by ibv_wr_flush(3) alone");
         return;
     }
     PyErr_Format(PyExc_ValueError,
                  "opcode is %u: a work request takes SEND, SEND_WITH_IMM, SEND_WITH_INV, "
                  "RDMA_WRITE, RDMA_WRITE_WITH_IMM, RDMA_READ, ATOMIC_CMP_AND_SWP, "
-                 "ATOMIC_FETCH_AND_ADD, LOCAL_INV and BIND_MW",
+                 "ATOMIC_FETCH_AND_ADD, LOCAL_INV, BIND_MW and ATOMIC_WRITE",
                  opcode);
 }
 
@@ -97,6 +96,16 @@ static int check_flags(const cqn_opcode *op, const struct ibv_send_wr *wr)
     return 0;
 }
 
+static int check_alignment(const cqn_opcode *op, uint64_t addr)
+{
+    if (addr % ATOMIC_SIZE != 0) {
+        PyErr_Format(PyExc_ValueError, "remote_addr is %llu: %s needs a multiple of %d",
+                     (unsigned long long)addr, op->name, ATOMIC_SIZE);
+        return -1;
+    }
+    return 0;
+}
+
 /* The atomics' part of the request has other places for the same fields. */
 static int set_atomic(PyObject *const *in, const cqn_opcode *op, struct ibv_send_wr *wr)
 {
@@ -105,12 +114,8 @@ static int set_atomic(PyObject *const *in, const cqn_opcode *op, struct ibv_send
     if (cqn_uint(in[CQN_REMOTE_ADDR], "remote_addr", UINT64_MAX, &addr) < 0 ||
         cqn_u32(in[CQN_RKEY], "rkey", UINT32_MAX, &rkey) < 0 ||
         cqn_uint(in[CQN_COMPARE_ADD], "compare_add", UINT64_MAX, &compare_add) < 0 ||
-        (op->swaps && cqn_uint(in[CQN_SWAP], "swap", UINT64_MAX, &swap) < 0)) {
-        return -1;
-    }
-    if (addr % ATOMIC_SIZE != 0) {
-        PyErr_Format(PyExc_ValueError, "remote_addr is %llu: %s needs a multiple of %d",
-                     (unsigned long long)addr, op->name, ATOMIC_SIZE);
+        (op->swaps && cqn_uint(in[CQN_SWAP], "swap", UINT64_MAX, &swap) < 0) ||
+        check_alignment(op, addr) < 0) {
         return -1;
     }
     wr->wr.atomic.remote_addr = addr;
@@ -132,11 +137,12 @@ static int set_remote(PyObject *const *in, const cqn_opcode *op, struct ibv_send
     if (op->atomic) {
         return set_atomic(in, op, wr);
     }
-    return op->remote && (cqn_uint(in[CQN_REMOTE_ADDR], "remote_addr", UINT64_MAX,
-                                   &wr->wr.rdma.remote_addr) < 0 ||
-                          cqn_u32(in[CQN_RKEY], "rkey", UINT32_MAX, &wr->wr.rdma.rkey) < 0)
-               ? -1
-               : 0;
+    if (op->remote &&
+        (cqn_uint(in[CQN_REMOTE_ADDR], "remote_addr", UINT64_MAX, &wr->wr.rdma.remote_addr) < 0 ||
+         cqn_u32(in[CQN_RKEY], "rkey", UINT32_MAX, &wr->wr.rdma.rkey) < 0)) {
+        return -1;
+    }
+    return op->atomic_write ? check_alignment(op, wr->wr.rdma.remote_addr) : 0;
 }
 
 /* How a window is bound; which, and to what, is memory. */
@@ -262,12 +268,13 @@ static int check_memory(const cqn_send *s)
         PyErr_SetString(PyExc_ValueError, "sg: to read into, an MR needs access LOCAL_WRITE");
         return -1;
     }
-    if (s->opcode->atomic && (s->sg.num_sge != 1 || s->sg.length != ATOMIC_SIZE)) {
+    if ((s->opcode->atomic || s->opcode->atomic_write) &&
+        (s->sg.num_sge != 1 || s->sg.length != ATOMIC_SIZE)) {
         PyErr_Format(PyExc_ValueError,
-                     "sg has %llu bytes in %u element%s: %s needs %d bytes in one element, for "
-                     "the number that was there",
+                     "sg has %llu bytes in %u element%s: %s needs %d bytes in one element%s",
                      (unsigned long long)s->sg.length, s->sg.num_sge, s->sg.num_sge == 1 ? "" : "s",
-                     s->opcode->name, ATOMIC_SIZE);
+                     s->opcode->name, ATOMIC_SIZE,
+                     s->opcode->atomic ? ", for the number that was there" : "");
         return -1;
     }
     return 0;
@@ -369,7 +376,7 @@ static int gather_ah(PyObject *ah, cqn_state *st, cqn_send *out)
     return 0;
 }
 
-/* The objects. Of a buffer that an INLINE send takes its bytes from it holds a view,
+/* The objects. Of a buffer that the request takes its bytes from it holds a view,
  * also if it fails. Only to get that can run Python code, so it is done first. */
 int cqn_send_gather(PyObject *const *in, cqn_state *st, cqn_send *out)
 {
@@ -379,7 +386,8 @@ int cqn_send_gather(PyObject *const *in, cqn_state *st, cqn_send *out)
     if (out->opcode->does == CQN_WR_INVALIDATES) {
         return presence(in, CQN_SG, false, out->opcode->name);
     }
-    bool bytes = (out->wr.send_flags & IBV_SEND_INLINE) && is_plain_buffer(st, in[CQN_SG]);
+    bool bytes = ((out->wr.send_flags & IBV_SEND_INLINE) || out->opcode->atomic_write) &&
+                 is_plain_buffer(st, in[CQN_SG]);
     if ((bytes ? cqn_sg_gather_bytes(&out->sg, in[CQN_SG])
                : cqn_sg_gather(&out->sg, st, in[CQN_SG])) < 0 ||
         (given(in, CQN_AH) && gather_ah(in[CQN_AH], st, out) < 0)) {

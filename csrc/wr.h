@@ -55,6 +55,7 @@ typedef struct {
     const char *name;
     uint32_t qp_types; /* bits 1 << IBV_QPT_* */
     bool imm, invalidates, remote, solicited, inlined, fills, atomic, swaps;
+    bool atomic_write; /* has a verb of its own */
     cqn_wr_does does;
 } cqn_opcode;
 
@@ -120,6 +121,9 @@ int cqn_send_parse(PyObject *const *in, cqn_state *st, const cqn_qp *qp, cqn_sen
 int cqn_send_gather(PyObject *const *in, cqn_state *st, cqn_send *out);
 int cqn_send_check_window(const cqn_send *send);
 int cqn_send_refuse_type(const cqn_send *send, enum ibv_qp_type type);
+
+/* atomic_write.c */
+int cqn_post_atomic_write(cqn_qp *qp, const struct ibv_send_wr *wr);
 
 /* recv_wr.c */
 int cqn_recv_check(const cqn_sg *sg);

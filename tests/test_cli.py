@@ -606,19 +606,19 @@ def test_gids_of_different_kinds_say_so(service: str, ctx: Context, capsys: Capt
 
 
 @pytest.mark.parametrize(
-    ("args", "option", "value", "where"),
+    ("args", "option", "where"),
     [
-        ("conformance", "--ib-port", 2, "rxe0"),
-        ("pingpong", "--ib-port", 2, "rxe0"),
-        ("pingpong", "--rx-depth", 40000, "rxe0"),
-        ("pingpong", "--size", 1 << 31, "rxe0 port 1"),
-        ("pingpong --type ud", "--size", 1025, "rxe0 port 1"),
-        ("pingpong", "--mtu", 2048, "rxe0 port 1"),
+        ("conformance", "--ib-port", "rxe0"),
+        ("pingpong", "--ib-port", "rxe0"),
+        ("pingpong", "--rx-depth", "rxe0"),
+        ("pingpong", "--size", "rxe0 port 1"),
+        ("pingpong --type ud", "--size", "rxe0 port 1"),
+        ("pingpong", "--mtu", "rxe0 port 1"),
     ],
 )
 @in_lab
 def test_what_the_device_refuses_is_refused_by_the_options_name(
-    ctx: Context, args: str, option: str, value: int, where: str, capsys: Capture
+    ctx: Context, args: str, option: str, where: str, capsys: Capture
 ) -> None:
     attr, port = ctx.query_device(), ctx.query_port()
     limits = {
@@ -627,8 +627,10 @@ def test_what_the_device_refuses_is_refused_by_the_options_name(
         "--size": 1024 if "ud" in args else port.max_msg_sz,
         "--mtu": 1024,
     }
+    limit = limits[option]
+    value = 2048 if option == "--mtu" else limit + 1
     said = usage_of(capsys, *args.split(), option, str(value))
-    assert said == f"cqnotify: {option} is {value}: the limit of {where} is {limits[option]}\n"
+    assert said == f"cqnotify: {option} is {value}: the limit of {where} is {limit}\n"
 
 
 @in_lab

@@ -30,7 +30,8 @@ def sent(case: Case) -> WCStatus | None:
     asked_for = case.sq_sig_all or SIGNALED in case.send_flags
     untold = case.qp_type != QPType.RC and case.outcome in OF_THE_RECEIVER
     if (case.operation, case.qp_type, case.outcome) == ("LOCAL_INV", QPType.UC, Outcome.SUCCESS):
-        return WCStatus.LOC_QP_OP_ERR  # it is taken, and can not be done
+        # It is taken, and can not be done.
+        return WCStatus.LOC_QP_OP_ERR if OLD else FLUSHED
     if untold or case.outcome is Outcome.SUCCESS:
         return SUCCESS if asked_for else None
     if case.outcome is Outcome.BAD_LKEY:
