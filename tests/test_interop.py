@@ -97,8 +97,11 @@ def check_ours(case: tuple[str, bool, bool, int], found: dict[str, Any]) -> None
     if not sleeps:
         assert found["events"] == found["wakeups"] == 0
         return
-    assert 0 < found["wakeups"] <= found["events"]
+    assert 0 < found["events"]
     if qps == 1:
         # Nothing more comes after what was polled, until an answer is sent, or a send done: each
         # message has an event at least. Where both come while it is awake it need not sleep.
         assert 1 <= found["events_per_iter"] <= 2.1
+        assert 0 < found["wakeups"] <= found["events"]
+    else:  # with so many under way the next one may always be there
+        assert found["wakeups"] <= found["events"]
