@@ -97,7 +97,7 @@ def check_ours(case: tuple[str, bool, bool, int], found: dict[str, Any]) -> None
     if not sleeps:
         assert found["events"] == found["wakeups"] == 0
         return
-    assert 0 < found["events"]
+    assert found["events"] > 0
     if qps == 1:
         # Nothing more comes after what was polled, until an answer is sent, or a send done: each
         # message has an event at least. Where both come while it is awake it need not sleep.
