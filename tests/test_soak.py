@@ -41,7 +41,7 @@ LANES = 100
 MANY = int(os.environ.get("CQNOTIFY_SOAK_EVENTS", "1000000"))
 SEED = int(os.environ.get("CQNOTIFY_SOAK_SEED", "20240229"))
 HEAP_GROWTH = 64 << 10  # bytes: less than 0.1 for each of a million events
-RSS_GROWTH = 2 << 20
+RSS_GROWTH = 8 << 20  # what many tests left in pieces is filled and emptied, by some MiB
 NO_PROGRESS = 120.0  # seconds: then all stacks are shown, and it ends
 
 
