@@ -8,19 +8,14 @@
 
 #include "wr.h"
 
-/* Of device_cap_flags_ex; the kernel's number, which has no name in older headers. */
-static const uint64_t has_atomic_write = 1ULL << 40;
-
 /* A device that lacks it may take it all the same, and fail it later. */
 int cqn_check_atomic_write(const cqn_object *pd)
 {
     struct ibv_device_attr_ex attr;
-    int err = ibv_query_device_ex(pd->context->base.handle, NULL, &attr);
-    if (err) {
-        cqn_verbs_error(pd->state, err, "ibv_query_device_ex", "");
+    if (cqn_device_attr_ex(pd, &attr) < 0) {
         return -1;
     }
-    if (!(attr.device_cap_flags_ex & has_atomic_write)) {
+    if (!(attr.device_cap_flags_ex & CQN_DEVICE_ATOMIC_WRITE)) {
         cqn_verbs_error(pd->state, EOPNOTSUPP, "ibv_create_qp_ex",
                         "atomic_write (query_device_ex().device_cap_flags_ex of %s lack "
                         "ATOMIC_WRITE)",

@@ -160,6 +160,18 @@ static PyObject *context_query_device(PyObject *op, PyObject *Py_UNUSED(unused))
                : cqn_struct_to_dict(&attr, cqn_device_fields);
 }
 
+/* The attributes of the device of an open object; -1 with an exception. */
+int cqn_device_attr_ex(const cqn_object *self, struct ibv_device_attr_ex *out)
+{
+    *out = (struct ibv_device_attr_ex){.comp_mask = 0};
+    int err = ibv_query_device_ex(self->context->base.handle, NULL, out);
+    if (err != 0) {
+        cqn_verbs_error(self->state, err, "ibv_query_device_ex", "");
+        return -1;
+    }
+    return 0;
+}
+
 static PyObject *device_ex_to_dict(const struct ibv_device_attr_ex *attr)
 {
     PyObject *dict = cqn_struct_to_dict(attr, cqn_device_ex_fields);
@@ -173,13 +185,9 @@ static PyObject *device_ex_to_dict(const struct ibv_device_attr_ex *attr)
 
 static PyObject *context_query_device_ex(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    struct ibv_context *handle = cqn_open(CQN_OBJ(op));
-    if (handle == NULL) {
-        return NULL;
-    }
-    struct ibv_device_attr_ex attr = {.comp_mask = 0};
-    int err = ibv_query_device_ex(handle, NULL, &attr);
-    return err ? cqn_verbs_error(CQN_OBJ(op)->state, err, "ibv_query_device_ex", "")
+    struct ibv_device_attr_ex attr;
+    return cqn_open(CQN_OBJ(op)) == NULL || cqn_device_attr_ex(CQN_OBJ(op), &attr) < 0
+               ? NULL
                : device_ex_to_dict(&attr);
 }
 

@@ -290,8 +290,9 @@ extern struct PyModuleDef cqn_module;
 cqn_state *cqn_state_of(PyTypeObject *type);
 
 /* constants.c. These are newer than the oldest header; the numbers are the kernel's. */
-enum { CQN_WR_FLUSH = 14, CQN_WR_ATOMIC_WRITE = 15, CQN_WC_FLUSH = 8, CQN_WC_ATOMIC_WRITE = 9 };
+enum { CQN_WR_FLUSH = 14, CQN_WC_FLUSH = 8 };
 enum { CQN_ACCESS_FLUSH_GLOBAL = 1 << 8, CQN_ACCESS_FLUSH_PERSISTENT = 1 << 9 };
+#define CQN_DEVICE_ATOMIC_WRITE (1ULL << 40) /* of device_cap_flags_ex */
 PyObject *cqn_constants(void);
 PyObject *cqn_flags(PyObject *enum_type, uint32_t flags);
 PyObject *cqn_register_enums(PyObject *module, PyObject *args);
@@ -415,6 +416,9 @@ extern PyType_Spec cqn_cq_spec, cqn_srq_spec, cqn_qp_spec, cqn_ah_spec, cqn_wc_s
 extern PyType_Spec cqn_mw_spec, cqn_send_wr_spec, cqn_recv_wr_spec;
 extern PyType_Spec cqn_wc_array_spec, cqn_async_event_spec, cqn_failure_watch_spec;
 extern PyStructSequence_Desc cqn_cq_stats_desc;
+
+/* context.c */
+int cqn_device_attr_ex(const cqn_object *self, struct ibv_device_attr_ex *out);
 
 /* qp.c */
 uint32_t cqn_qp_learn_limit(cqn_qp *qp);

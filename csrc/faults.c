@@ -146,7 +146,7 @@ int cqn_query_device_ex(struct ibv_context *device, const struct ibv_query_devic
     int err = (ibv_query_device_ex)(device, input, attr);
     if (err == 0 && atomic_load(&boasting)) {
         attr->odp_caps.general_caps = IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT;
-        attr->device_cap_flags_ex |= 1ULL << 40; /* ATOMIC_WRITE */
+        attr->device_cap_flags_ex |= CQN_DEVICE_ATOMIC_WRITE;
     }
     return err;
 }

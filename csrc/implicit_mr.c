@@ -10,10 +10,8 @@
 
 int cqn_check_odp(const cqn_object *pd, uint64_t needed)
 {
-    struct ibv_device_attr_ex attr = {.comp_mask = 0};
-    int err = ibv_query_device_ex(pd->context->base.handle, NULL, &attr);
-    if (err != 0) {
-        cqn_verbs_error(pd->state, err, "ibv_query_device_ex", "");
+    struct ibv_device_attr_ex attr;
+    if (cqn_device_attr_ex(pd, &attr) < 0) {
         return -1;
     }
     if ((attr.odp_caps.general_caps & needed) != needed) {

@@ -169,9 +169,8 @@ static PyMethodDef module_methods[] = {
      "hide_features(*names): what devices that are asked from now on say that they have not, of "
      "\"atomics\", \"SRQ\" and \"SRQ resize\"."},
     {"boast", cqn_boast, METH_O,
-     "boast(boast): whether devices that are asked from now on say that they have XRC and paging "
-     "on "
-     "demand."},
+     "boast(boast): whether devices that are asked from now on say that they have XRC, "
+     "ATOMIC_WRITE and paging on demand."},
     {"failed", cqn_failed, METH_NOARGS, "failed(): what failed since; None: nothing."},
     {"live_handles", cqn_live_handles, METH_NOARGS,
      "live_handles(): how many handles of the device there are."},
