@@ -79,7 +79,7 @@ setup(
             libraries=["ibverbs"],
             extra_compile_args=[
                 *["-std=c11", "-fvisibility=hidden"],
-                *(["-g", "-UNDEBUG"] if debug else []),
+                *(["-g", "-UNDEBUG"] if debug else ["-O3"]),
                 *(flag for word in debug for flag in DEBUG[word][0]),
             ],
             extra_link_args=[flag for word in debug for flag in DEBUG[word][1]],

@@ -24,8 +24,8 @@ static Py_ssize_t index_of(PyObject *keyword, const char *const *names)
 /* Sorts the arguments of a METH_FASTCALL | METH_KEYWORDS call into `out`, in
  * the order of `names` (NULL at its end); what was not given stays NULL. The
  * first `positional` may come by position, the first `required` must come. */
-int cqn_args(const char *function, const char *const *names, int positional, int required,
-             PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **out)
+int cqn_sort_args(const char *function, const char *const *names, int positional, int required,
+                  PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **out)
 {
     if (nargs > positional) {
         PyErr_Format(PyExc_TypeError, "%s() takes at most %d positional argument%s (%zd given)",
@@ -94,7 +94,7 @@ int cqn_range(PyObject *value, const char *name, uint64_t min, uint64_t max, uin
     if (number == NULL) {
         return -1;
     }
-    uint64_t n = PyLong_AsUnsignedLongLong(number);
+    uint64_t n = cqn_unsigned(number);
     Py_DECREF(number);
     bool beyond = n == UINT64_MAX && PyErr_Occurred();
     if (beyond && !PyErr_ExceptionMatches(PyExc_OverflowError)) {

@@ -35,8 +35,15 @@ static void channel_after_destroy(cqn_object *op)
     cqn_gate_shut(&((cqn_channel *)op)->gate, cqn_forked(op));
 }
 
+static int channel_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    Py_VISIT(((cqn_channel *)op)->sleepers);
+    return cqn_traverse(op, visit, arg);
+}
+
 static int channel_clear(PyObject *op)
 {
+    Py_CLEAR(((cqn_channel *)op)->sleepers);
     if (CQN_OBJ(op)->handle == NULL) {
         cqn_gate_clear(&((cqn_channel *)op)->gate);
     }
@@ -68,10 +75,13 @@ static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
         return NULL;
     }
     cqn_object *used = CQN_OBJ(context);
-    cqn_channel *self = cqn_new(type, &channel_kind, &used, 1);
+    PyObject *sleepers = PySet_New(NULL); /* first: it can run code that closes the context */
+    cqn_channel *self = sleepers == NULL ? NULL : cqn_new(type, &channel_kind, &used, 1);
     if (self == NULL) {
+        Py_XDECREF(sleepers);
         return NULL;
     }
+    self->sleepers = sleepers;
     if (cqn_gate_open(&self->gate) < 0) {
         Py_DECREF(self);
         return NULL;
@@ -173,10 +183,17 @@ static int channel_fd(const cqn_object *op)
     return ((struct ibv_comp_channel *)op->handle)->fd;
 }
 
+static bool is_quiet(const cqn_object *op, uint64_t told)
+{
+    const cqn_channel *self = (const cqn_channel *)op;
+    return self->late == NULL && self->concerned <= told;
+}
+
 static const cqn_wait_kind event_wait = {
     .take = take,
     .check = check,
     .fd = channel_fd,
+    .is_quiet = is_quiet,
     .verb = "ibv_get_cq_event",
     .timed_out = "no completion event within the timeout",
 };
@@ -206,6 +223,23 @@ static PyObject *channel_try_get_event(PyObject *op, PyObject *Py_UNUSED(unused)
     }
     PyObject *cq = take_event((cqn_channel *)op, channel);
     return cq != NULL || PyErr_Occurred() ? cq : Py_NewRef(Py_None);
+}
+
+static PyObject *channel_dispatch(PyObject *op, PyObject *first)
+{
+    cqn_channel *self = (cqn_channel *)op;
+    struct ibv_comp_channel *channel = cqn_open(&self->base);
+    if (channel == NULL) {
+        return NULL;
+    }
+    self->turn += first == Py_True;
+    PyObject *cq = take_event(self, channel);
+    if (cq == NULL) {
+        return PyErr_Occurred() ? NULL : Py_NewRef(Py_False);
+    }
+    int rc = cqn_cq_dispatch((cqn_cq *)cq, self->turn);
+    Py_DECREF(cq);
+    return rc < 0 ? NULL : Py_NewRef(Py_True);
 }
 
 static PyObject *channel_iter(PyObject *op)
@@ -256,6 +290,13 @@ static PyMethodDef channel_methods[] = {
      "try_get_event($self, /)\n--\n\n"
      "The CQ of an event that has arrived, or None; never sleeps.\n\n"
      "Wraps ibv_get_cq_event(3)."},
+    {"dispatch", channel_dispatch, METH_O,
+     "dispatch($self, first, /)\n--\n\n"
+     "Read an event that has arrived, and give it to who waits for it; False if there is none.\n\n"
+     "For who reads the channel for an event loop, where no task runs: if its CQ has a sleeper and "
+     "completions, that task goes on in here, or soon if one of that CQ did since the last call "
+     "with `first`. Else it is consumer.on_event(), which can return whom to wake. What ends the "
+     "loop is raised, as KeyboardInterrupt in a task is. Wraps ibv_get_cq_event(3)."},
     {"interrupt", channel_interrupt, METH_NOARGS,
      "interrupt($self, /)\n--\n\n"
      "End every get_event() that is waiting with InterruptedError; if there is none, the next."},
@@ -283,7 +324,7 @@ static PyType_Slot channel_slots[] = {
     {Py_tp_repr, cqn_repr},
     {Py_tp_iter, channel_iter},
     {Py_tp_iternext, channel_next},
-    {Py_tp_traverse, cqn_traverse},
+    {Py_tp_traverse, channel_traverse},
     {Py_tp_clear, channel_clear},
     {Py_tp_finalize, cqn_finalize},
     {Py_tp_dealloc, cqn_dealloc},

@@ -16,8 +16,11 @@ const char cqn_cq_set_consumer_doc[] =
     "Let all completions go to `consumer`, which is held weakly; None ends it.\n\n"
     "While it lives, poll() returns consumer.poll(max_entries, spin=spin), and only take() gets "
     "completions from the CQ. consumer.qp_changed(qp) is called when a QP of this CQ was moved to "
-    "RESET, SQE or ERR by modify(), and when it was closed: its requests may be gone. An exception "
-    "in it is reported as unraisable. ValueError if the CQ has another consumer.";
+    "RESET, SQE or ERR by modify(), and when it was closed: its requests may be gone. "
+    "consumer.on_event() is called by CompletionChannel.dispatch(), which also acknowledges the "
+    "events that it read, many at once, the last of them when the consumer changes. An exception "
+    "in either is reported as unraisable. ValueError if "
+    "the CQ has another consumer.";
 
 PyObject *cqn_consumer_if_alive(cqn_cq *cq)
 {
@@ -56,6 +59,8 @@ PyObject *cqn_cq_set_consumer(PyObject *op, PyObject *consumer)
         PyErr_SetString(PyExc_ValueError, "this CQ has an open AsyncCQ already");
         return NULL;
     }
+    cqn_cq_ack_dispatched(self);
+    self->woken = self->most = 0;
     Py_XSETREF(self->consumer, reference);
     Py_RETURN_NONE;
 }

@@ -42,7 +42,7 @@ typedef struct {
 
     PyTypeObject *Context, *PD, *MR, *SGE, *CompletionChannel, *CQ, *SRQ, *QP, *AH, *MW;
     PyTypeObject *SendWR, *RecvWR;
-    PyTypeObject *WorkCompletion, *WCArray, *CQStats, *AsyncEvent, *FailureWatch;
+    PyTypeObject *WorkCompletion, *WCArray, *CQStats, *AsyncEvent, *FailureWatch, *Wakeup;
 
     /* Members of the Python enums, by value; NULL where there is none. */
     PyObject *wc_status[CQN_WC_STATUSES];
@@ -113,6 +113,7 @@ typedef struct {
     cqn_waiter *waiters; /* on the stacks of those inside */
     unsigned signalled;  /* sleepers that shall look and have not yet */
     bool interrupt_next; /* the next who comes, since nobody was there */
+    unsigned sleeps;     /* waits in a row for which nothing was there at once */
 } cqn_gate;
 
 /* What one waits for at a gate. */
@@ -121,6 +122,9 @@ typedef struct {
     int (*check)(cqn_object *, uint64_t *); /* -1: a failure that ends the wait */
     int (*fd)(const cqn_object *);          /* readable when take() may find something */
     const char *verb, *timed_out;           /* for messages */
+    /* Whether nothing is known that take() or check() would find: then only what
+     * the fd brings can end the wait. NULL: it can't be told. */
+    bool (*is_quiet)(const cqn_object *, uint64_t told);
 } cqn_wait_kind;
 
 /* A descriptor that is readable while the device has reports that nobody has
@@ -183,6 +187,8 @@ typedef struct {
     struct cqn_cq *late; /* CQs with events that could not be handed out, weak */
     uint64_t concerned;  /* serial of the latest failure that concerns it */
     uint64_t told;       /* and of the latest that somebody here was told of */
+    uint64_t turn;       /* of the loop that dispatches its events */
+    PyObject *sleepers;  /* set of Wakeups, those of its CQs: nobody else may hold their tasks */
 } cqn_channel;
 
 /* Fields of extended completions that ibv_wc lacks. */
@@ -208,10 +214,15 @@ typedef struct cqn_cq {
     cqn_channel *channel; /* borrowed from `uses`, or NULL */
     PyObject *user_data;
     PyObject *consumer; /* weak reference to whom its completions go, or NULL */
+    PyObject *sleeper;  /* Wakeup of the one task that its completions go to, or NULL */
+    PyObject *sleepers; /* of the channel, with him in it; NULL without him */
+    uint64_t turn;      /* of the loop in which it resumed one */
+    size_t woken, most; /* sleepers that got completions, and how many one of them got */
     int comp_vector;
-    unsigned int unacked; /* events that were got and not yet acked */
-    unsigned int prepaid; /* those of them that the library need not hear of */
-    unsigned int late;    /* events that came while it was being destroyed */
+    unsigned int unacked;    /* events that were got and not yet acked */
+    unsigned int prepaid;    /* those of them that the library need not hear of */
+    unsigned int dispatched; /* those of them that were read for the consumer */
+    unsigned int late;       /* events that came while it was being destroyed */
     struct cqn_cq *late_next;
     bool event_unpolled; /* an event came and nobody polled since */
     bool marked;         /* while the CQs that a failure concerns are collected */
@@ -309,8 +320,24 @@ void *cqn_busy_error(cqn_state *st, const char *verb, PyObject *message);
 int cqn_completion_error(cqn_state *st, PyObject *wc, const struct ibv_wc *raw);
 
 /* args.c */
-int cqn_args(const char *function, const char *const *names, int positional, int required,
-             PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **out);
+/* As PyLong_AsUnsignedLongLong(), which is slow for more than 30 bits before Python 3.13. */
+static inline uint64_t cqn_unsigned(PyObject *number)
+{
+    int overflow;
+    const long n = PyLong_AsLongAndOverflow(number, &overflow);
+    return overflow == 0 && n >= 0 ? (uint64_t)n : PyLong_AsUnsignedLongLong(number);
+}
+int cqn_sort_args(const char *function, const char *const *names, int positional, int required,
+                  PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **out);
+/* The same; most calls have no arguments. */
+static inline int cqn_args(const char *function, const char *const *names, int positional,
+                           int required, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
+                           PyObject **out)
+{
+    return nargs == 0 && kwnames == NULL && required == 0
+               ? 0
+               : cqn_sort_args(function, names, positional, required, args, nargs, kwnames, out);
+}
 int cqn_range(PyObject *value, const char *name, uint64_t min, uint64_t max, uint64_t *out);
 int cqn_uint(PyObject *value, const char *name, uint64_t max, uint64_t *out);
 int cqn_u32(PyObject *value, const char *name, uint32_t max, uint32_t *out);
@@ -344,6 +371,11 @@ void *cqn_refuse_closed(const cqn_object *self);
 static inline void *cqn_open(const cqn_object *self)
 {
     return cqn_is_open(self) ? self->handle : cqn_refuse_closed(self);
+}
+/* The same after the arguments were parsed, which can run any code if there are some. */
+static inline bool cqn_still_open(const cqn_object *self, bool had_arguments)
+{
+    return !had_arguments || cqn_open(self) != NULL;
 }
 void *cqn_new(PyTypeObject *type, const cqn_kind *kind, cqn_object *const *uses, size_t n);
 void cqn_adopt(cqn_object *self, void *handle);
@@ -415,6 +447,7 @@ extern PyType_Spec cqn_context_spec, cqn_pd_spec, cqn_mr_spec, cqn_sge_spec, cqn
 extern PyType_Spec cqn_cq_spec, cqn_srq_spec, cqn_qp_spec, cqn_ah_spec, cqn_wc_spec;
 extern PyType_Spec cqn_mw_spec, cqn_send_wr_spec, cqn_recv_wr_spec;
 extern PyType_Spec cqn_wc_array_spec, cqn_async_event_spec, cqn_failure_watch_spec;
+extern PyType_Spec cqn_wakeup_spec;
 extern PyStructSequence_Desc cqn_cq_stats_desc;
 
 /* context.c */
@@ -482,6 +515,27 @@ void cqn_channel_drop_late(cqn_channel *channel, const cqn_cq *cq);
 
 /* cq.c */
 void cqn_cq_event(cqn_cq *cq);
+void cqn_cq_dispatched(cqn_cq *cq);
+void cqn_cq_ack_dispatched(cqn_cq *cq);
+int cqn_cq_safe_to_sleep(cqn_cq *cq, bool solicited_only);
+
+/* sleeper.c */
+PyObject *cqn_cq_sleep(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+PyObject *cqn_cq_forget_sleeper(PyObject *self, PyObject *unused);
+int cqn_cq_dispatch(cqn_cq *cq, uint64_t turn);
+PyObject *cqn_cq_serve_sleeper(cqn_cq *cq, uint32_t max_entries);
+PyObject *cqn_cq_get_woken(PyObject *self, void *unused);
+PyObject *cqn_cq_get_sleeper(PyObject *self, void *unused);
+extern const char cqn_cq_sleep_doc[], cqn_cq_forget_sleeper_doc[];
+
+/* wakeup.c */
+PyObject *cqn_wakeup_new(PyTypeObject *type, PyObject *loop, uint32_t max_entries,
+                         bool solicited_only);
+void cqn_wakeup_set_cq(PyObject *wakeup, cqn_cq *cq);
+bool cqn_wakeup_is_done(const PyObject *wakeup);
+bool cqn_wakeup_solicited_only(const PyObject *wakeup);
+int cqn_wakeup_wake(PyObject *wakeup);
+int cqn_wakeup_resume(PyObject *wakeup);
 
 /* poll.c */
 int cqn_cq_settle(cqn_cq *cq, cqn_object **trash);
@@ -489,6 +543,7 @@ int cqn_cq_look(cqn_cq *cq, cqn_object **trash);
 void cqn_stash_free(cqn_cq *cq);
 PyObject *cqn_cq_poll(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 PyObject *cqn_cq_take(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+PyObject *cqn_cq_take_found(cqn_cq *cq, uint64_t max);
 PyObject *cqn_cq_poll_into(PyObject *self, PyObject *array);
 PyObject *cqn_cq_poll_ids(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                           PyObject *kwnames);

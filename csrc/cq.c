@@ -3,6 +3,8 @@
 
 #include "core.h"
 
+#define ACK_BATCH 32 /* an ack takes a mutex */
+
 static int destroy_cq(void *handle)
 {
     return ibv_destroy_cq(handle);
@@ -17,6 +19,24 @@ static void ack(cqn_cq *self, unsigned int n)
     self->prepaid -= paid;
     self->unacked -= n;
     self->stats.acked += n;
+}
+
+/* An event was read for its consumer, who need not see to it. What somebody else
+ * has read is for him to acknowledge. */
+void cqn_cq_dispatched(cqn_cq *self)
+{
+    if (++self->dispatched >= ACK_BATCH) {
+        cqn_cq_ack_dispatched(self);
+    }
+}
+
+void cqn_cq_ack_dispatched(cqn_cq *self)
+{
+    const unsigned int n = self->dispatched < self->unacked ? self->dispatched : self->unacked;
+    self->dispatched = 0;
+    if (n > 0) {
+        ack(self, n);
+    }
 }
 
 /* Destroying waits until every event that was got is acked. */
@@ -47,6 +67,8 @@ static int cq_traverse(PyObject *op, visitproc visit, void *arg)
 {
     Py_VISIT(((cqn_cq *)op)->user_data);
     Py_VISIT(((cqn_cq *)op)->consumer);
+    Py_VISIT(((cqn_cq *)op)->sleeper);
+    Py_VISIT(((cqn_cq *)op)->sleepers);
     return cqn_traverse(op, visit, arg);
 }
 
@@ -58,6 +80,8 @@ static int cq_clear(PyObject *op)
     }
     Py_CLEAR(self->user_data);
     Py_CLEAR(self->consumer);
+    Py_CLEAR(self->sleeper);
+    Py_CLEAR(self->sleepers);
     return cqn_clear(op);
 }
 
@@ -232,7 +256,7 @@ static int parse_solicited_only(cqn_cq *self, const char *function, PyObject *co
         return -1;
     }
     int solicited_only = value == NULL ? 0 : PyObject_IsTrue(value);
-    if (solicited_only < 0 || cqn_open(&self->base) == NULL) {
+    if (solicited_only < 0 || !cqn_still_open(&self->base, value != NULL)) {
         return -1;
     }
     if (self->channel == NULL) {
@@ -255,7 +279,21 @@ static PyObject *cq_req_notify(PyObject *op, PyObject *const *args, Py_ssize_t n
 }
 
 /* A CQ that is armed stays so until its event was read, so there is no need to
- * arm it again; but after arming, and before sleeping, one must look. */
+ * arm it again; but after arming, and before sleeping, one must look. Returns
+ * 1, 0, or -1 with an exception. */
+int cqn_cq_safe_to_sleep(cqn_cq *self, bool solicited_only)
+{
+    const cqn_armed wanted = solicited_only ? CQN_ARMED_SOLICITED : CQN_ARMED;
+    cqn_object *trash = NULL;
+    int rc = cqn_cq_look(self, &trash);
+    if (rc == 0 && self->stash_len == 0 && self->armed < wanted) {
+        rc = arm(self, solicited_only) < 0 ? -1 : cqn_cq_look(self, &trash);
+    }
+    bool safe = self->stash_len == 0;
+    cqn_trash_empty(trash);
+    return rc < 0 ? -1 : safe;
+}
+
 static PyObject *cq_safe_to_sleep(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                                   PyObject *kwnames)
 {
@@ -264,15 +302,8 @@ static PyObject *cq_safe_to_sleep(PyObject *op, PyObject *const *args, Py_ssize_
     if (solicited_only < 0) {
         return NULL;
     }
-    const cqn_armed wanted = solicited_only ? CQN_ARMED_SOLICITED : CQN_ARMED;
-    cqn_object *trash = NULL;
-    int rc = cqn_cq_look(self, &trash);
-    if (rc == 0 && self->stash_len == 0 && self->armed < wanted) {
-        rc = arm(self, solicited_only) < 0 ? -1 : cqn_cq_look(self, &trash);
-    }
-    PyObject *safe = rc < 0 ? NULL : PyBool_FromLong(self->stash_len == 0);
-    cqn_trash_empty(trash);
-    return safe;
+    int safe = cqn_cq_safe_to_sleep(self, solicited_only);
+    return safe < 0 ? NULL : PyBool_FromLong(safe);
 }
 
 static PyObject *cq_ack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
@@ -284,7 +315,7 @@ static PyObject *cq_ack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, P
     if (cqn_open(&self->base) == NULL ||
         cqn_args("ack", names, 1, 0, args, nargs, kwnames, &value) < 0 ||
         (value != NULL && cqn_u32(value, "n", UINT32_MAX, &n) < 0) ||
-        cqn_open(&self->base) == NULL) {
+        !cqn_still_open(&self->base, value != NULL)) {
         return NULL;
     }
     if (n > self->unacked) {
@@ -466,6 +497,9 @@ static PyMethodDef cq_methods[] = {
      "What poll() returns if there is no consumer: for the consumer.\n\n"
      "Wraps ibv_poll_cq(3), or ibv_start_poll(3) where wc_flags were given."},
     {"set_consumer", cqn_cq_set_consumer, METH_O, cqn_cq_set_consumer_doc},
+    {"sleep", (PyCFunction)(void (*)(void))cqn_cq_sleep, METH_FASTCALL | METH_KEYWORDS,
+     cqn_cq_sleep_doc},
+    {"forget_sleeper", cqn_cq_forget_sleeper, METH_NOARGS, cqn_cq_forget_sleeper_doc},
     {"poll_into", cqn_cq_poll_into, METH_O,
      "poll_into($self, wcs, /)\n--\n\n"
      "Fill the WCArray `wcs` with completions, oldest first, and return how many came.\n\n"
@@ -503,6 +537,10 @@ static PyGetSetDef cq_getset[] = {
      NULL},
     {"wc_flags", cq_get_wc_flags, NULL,
      "The fields that its completions have, WCExFlags; None: those of ibv_wc.", NULL},
+    {"sleeper", cqn_cq_get_sleeper, NULL, "For the consumer: what sleep() made, or None.", NULL},
+    {"woken", cqn_cq_get_woken, NULL,
+     "For the consumer: how many sleepers got completions, and the most that one of them got.",
+     NULL},
     {"unacked", cq_get_unacked, NULL, "Events that were got and not yet acked.", NULL},
     {"stats", cq_get_stats, NULL, "What it counted since it was made; also after close().", NULL},
     CQN_OBJECT_GETSET,

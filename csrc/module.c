@@ -67,7 +67,8 @@ static int module_exec(PyObject *module)
         add_type(module, &cqn_wc_spec, &st->WorkCompletion) < 0 ||
         add_type(module, &cqn_wc_array_spec, &st->WCArray) < 0 ||
         add_type(module, &cqn_async_event_spec, &st->AsyncEvent) < 0 ||
-        add_type(module, &cqn_failure_watch_spec, &st->FailureWatch) < 0) {
+        add_type(module, &cqn_failure_watch_spec, &st->FailureWatch) < 0 ||
+        add_type(module, &cqn_wakeup_spec, &st->Wakeup) < 0) {
         return -1;
     }
     st->CQStats = PyStructSequence_NewType(&cqn_cq_stats_desc);
@@ -106,6 +107,7 @@ static int module_exec(PyObject *module)
     DO((st)->WCArray);                          \
     DO((st)->AsyncEvent);                       \
     DO((st)->FailureWatch);                     \
+    DO((st)->Wakeup);                           \
     DO((st)->CQStats);                          \
     for (int i = 0; i < CQN_WC_STATUSES; i++) { \
         DO((st)->wc_status[i]);                 \

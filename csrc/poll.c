@@ -6,7 +6,8 @@
  * The stash is what makes polling safe: completions leave it only when all
  * that is made of them has been made. When a queue pair is made or reset, all
  * that the device still has goes to the stash, so that old completions are
- * never taken for those of new work requests, whatever their numbers.
+ * never taken for those of new work requests, whatever their numbers. Memory of
+ * it that holds none is zeroed: a provider need not write what is not valid.
  *
  * A thread that spins polls without the GIL, so it can't touch the stash. What
  * it takes lands in a small array beside it, from where whoever has the GIL and
@@ -57,6 +58,7 @@ static void stash_pack(cqn_cq *self)
         memmove(self->extra, self->extra + self->stash_head,
                 self->stash_len * sizeof(*self->extra));
     }
+    memset(self->stash + self->stash_len, 0, self->stash_head * sizeof(*self->stash));
     self->stash_head = 0;
 }
 
@@ -80,6 +82,7 @@ static int stash_grow(cqn_cq *self, size_t least)
         }
         self->extra = extra;
     }
+    memset(stash + self->stash_room, 0, (room - self->stash_room) * sizeof(*stash));
     self->stash_room = room;
     return 0;
 }
@@ -166,9 +169,8 @@ static int poll_extended(cqn_cq *self, int n, struct ibv_wc *wc, cqn_wc_extra *e
     return n;
 }
 
-/* What the device has, up to n, into memory that is zeroed: a provider need not
- * write what is not valid. The handle is not read from the CQ: without the GIL
- * that could be too late. */
+/* What the device has, up to n, into memory that is zeroed. The handle is not read from the CQ:
+ * without the GIL that could be too late. */
 static inline int poll_device(cqn_cq *self, struct ibv_cq *handle, size_t n, struct ibv_wc *wc,
                               cqn_wc_extra *extra)
 {
@@ -259,9 +261,9 @@ static int fetch_batch(cqn_cq *self, size_t *n, cqn_object **trash)
     }
     const size_t end = self->stash_head + self->stash_len;
     struct ibv_wc *wc = self->stash + end;
-    memset(wc, 0, *n * sizeof(*wc));
     int got = obtain(self, n, wc, self->extra ? self->extra + end : NULL);
     if (got < 0) {
+        memset(wc, 0, *n * sizeof(*wc));
         refuse_poll(self, got);
         return -1;
     }
@@ -436,6 +438,7 @@ static const struct ibv_wc *stashed(const cqn_cq *self, size_t i)
 
 static void consume(cqn_cq *self, size_t n)
 {
+    memset(self->stash + self->stash_head, 0, n * sizeof(*self->stash));
     self->stash_head += n;
     self->stash_len -= n;
     self->stats.completions += n;
@@ -533,7 +536,8 @@ static int parse(cqn_cq *self, const char *function, PyObject *const *args, Py_s
     return cqn_open(&self->base) == NULL ||
                    cqn_args(function, spin ? both : only_max, 1, 0, args, nargs, kwnames, in) < 0 ||
                    (in[0] != NULL && cqn_range(in[0], "max_entries", 1, INT32_MAX, max) < 0) ||
-                   (in[1] != NULL && cqn_spin(in[1], spin) < 0) || cqn_open(&self->base) == NULL
+                   (in[1] != NULL && cqn_spin(in[1], spin) < 0) ||
+                   !cqn_still_open(&self->base, in[0] != NULL || in[1] != NULL)
                ? -1
                : 0;
 }
@@ -560,6 +564,16 @@ static PyObject *take(cqn_cq *self, uint64_t max, double spin)
     PyObject *list = rc < 0 ? NULL : hand_out(self, max, false, new_wc);
     cqn_trash_empty(trash);
     return list;
+}
+
+/* The same for who has just looked, and found some: not again where there were no more. */
+PyObject *cqn_cq_take_found(cqn_cq *self, uint64_t max)
+{
+    if (cqn_open(&self->base) == NULL) {
+        return NULL;
+    }
+    bool all = self->stash_len > 0 && (self->stash_len < LOOK || self->stash_len >= max);
+    return all ? hand_out(self, max, false, new_wc) : take(self, max, 0);
 }
 
 PyObject *cqn_cq_take(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)

@@ -199,7 +199,7 @@ static inline bool is_simple_id(PyObject *const *values, PyObject *kwnames, uint
         memcmp(PyUnicode_DATA(name), "wr_id", 5) != 0) {
         return false;
     }
-    *out = PyLong_AsUnsignedLongLong(values[0]);
+    *out = cqn_unsigned(values[0]);
     if (*out == UINT64_MAX && PyErr_Occurred()) {
         PyErr_Clear(); /* it is refused in words elsewhere */
         return false;

@@ -21,6 +21,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#define LOOK_EVERY 16
+
 struct cqn_waiter {
     cqn_waiter *next;
     bool asleep, signalled, interrupted;
@@ -161,25 +163,25 @@ static int sleep_once(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *kin
         errno = err;
         return err != EINTR ? (PyErr_SetFromErrno(PyExc_OSError), -1) : PyErr_CheckSignals();
     }
-    if (self->handle != NULL && (is_dead(&fds[0]) || is_dead(&fds[2]))) {
+    /* What he waits for comes first: it can be the last that this device brings. */
+    const bool came = fds[0].revents & POLLIN;
+    if (!came && self->handle != NULL && (is_dead(&fds[0]) || is_dead(&fds[2]))) {
         cqn_verbs_error(self->state, EIO, kind->verb, "no more events will come");
         return -1;
     }
-    if (self->handle != NULL && fds[2].revents != 0 && cqn_async_drain(self->context) < 0) {
+    if (!came && self->handle != NULL && fds[2].revents != 0 &&
+        cqn_async_drain(self->context) < 0) {
         return -1;
     }
     return n == 0 || (deadline >= 0 && cqn_now_ns() >= deadline);
 }
 
+/* Sleeps until something is found, after a look in vain, or where none is worth it. */
 static PyObject *wait_in(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *kind,
                          cqn_waiter *waiter, int64_t deadline)
 {
     int late = 0;
     for (;;) {
-        PyObject *found = cqn_open(self) == NULL ? NULL : kind->take(self);
-        if (found != NULL || PyErr_Occurred()) {
-            return found;
-        }
         /* To look can run any code. */
         if (cqn_open(self) == NULL || kind->check(self, &waiter->told) < 0 ||
             cqn_open(self) == NULL) {
@@ -195,6 +197,10 @@ static PyObject *wait_in(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *
         late = sleep_once(self, gate, kind, waiter, deadline);
         if (late < 0) {
             return NULL;
+        }
+        PyObject *found = cqn_open(self) == NULL ? NULL : kind->take(self);
+        if (found != NULL || PyErr_Occurred()) {
+            return found;
         }
     }
 }
@@ -213,17 +219,35 @@ static void leave(cqn_gate *gate, const cqn_waiter *waiter)
     }
 }
 
-/* Sleeps until kind->take() finds something. `timeout` is the argument, `told`
- * the serial of the latest failure that is known already. */
+/* Whether to look before the first sleep. Who had to sleep last time will have to
+ * again, most likely, and to look would be a system call for nothing. Now and then
+ * he looks all the same: where what he waits for comes faster than he takes it, to
+ * go to sleep first is what costs. */
+static bool looks_first(const cqn_object *self, cqn_gate *gate, const cqn_wait_kind *kind,
+                        uint64_t told)
+{
+    return gate->sleeps++ % LOOK_EVERY == 0 || kind->is_quiet == NULL ||
+           !kind->is_quiet(self, told);
+}
+
+/* Waits until kind->take() finds something. `timeout` is the argument, `told` the
+ * serial of the latest failure that is known already. */
 PyObject *cqn_gate_wait(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *kind,
                         PyObject *timeout, uint64_t told)
 {
     int64_t ns;
-    if (cqn_timeout(timeout, &ns) < 0 || cqn_open(self) == NULL) {
+    if (cqn_timeout(timeout, &ns) < 0 || !cqn_still_open(self, timeout != NULL)) {
         return NULL;
     }
     if (gate->interrupt_next) {
         return interrupted(&gate->interrupt_next);
+    }
+    if (looks_first(self, gate, kind, told)) {
+        PyObject *found = kind->take(self);
+        if (found != NULL || PyErr_Occurred()) {
+            gate->sleeps = 0;
+            return found;
+        }
     }
     cqn_waiter waiter = {.next = gate->waiters, .told = told};
     gate->waiters = &waiter; /* cppcheck-suppress autoVariables ; leave() takes it out */

@@ -96,7 +96,9 @@ static void wc_dealloc(PyObject *op)
     Py_XDECREF(self->status);
     Py_XDECREF(self->opcode);
     Py_XDECREF(self->byte_len);
-    PyMem_Free(self->extra);
+    if (self->extra != NULL) {
+        PyMem_Free(self->extra);
+    }
     type->tp_free(op);
     Py_DECREF(type);
 }

@@ -186,9 +186,30 @@ static void completed_with_srq(cqn_qp *qp, const struct ibv_wc *wc, size_t sends
     }
 }
 
-/* A request of `qp` completed on `cq`: releases it, and on a queue of its own all
- * before it. */
-void cqn_qp_completed(cqn_qp *qp, const cqn_cq *cq, const struct ibv_wc *wc, cqn_object **trash)
+/* The oldest request of its queue succeeded, and it needed one object at most: then
+ * nothing else can be meant, and nothing else is done. Whether that was so. */
+static bool completed_oldest(cqn_qp *qp, const cqn_cq *cq, const struct ibv_wc *wc,
+                             cqn_object **trash)
+{
+    const bool recv = wc->opcode & IBV_WC_RECV;
+    cqn_wr_queue *q = recv ? &qp->rq : &qp->sq;
+    if (q->len == 0 || wc->status != IBV_WC_SUCCESS || cq != (recv ? qp->recv_cq : qp->send_cq)) {
+        return false;
+    }
+    const cqn_wr *oldest = entry(q, 0);
+    if (oldest->wr_id != wc->wr_id || !oldest->last || !oldest->signaled ||
+        oldest->does != CQN_WR_TRANSFERS) {
+        return false;
+    }
+    release(q, oldest, trash);
+    drop_first(q, 1);
+    return true;
+}
+
+/* Finds out which request of `qp` it was that completed on `cq`: releases it, and on
+ * a queue of its own all before it. */
+static void completed_some(cqn_qp *qp, const cqn_cq *cq, const struct ibv_wc *wc,
+                           cqn_object **trash)
 {
     const cqn_wr_queue *rq = qp->srq != NULL ? &qp->srq->rq : &qp->rq;
     bool ok = wc->status == IBV_WC_SUCCESS;
@@ -213,6 +234,14 @@ void cqn_qp_completed(cqn_qp *qp, const cqn_cq *cq, const struct ibv_wc *wc, cqn
     /* Of those before it, ambiguous completions may have told already. */
     size_t told = done > 0 ? done - 1 : 0;
     qp->ambiguous -= told < qp->ambiguous ? told : qp->ambiguous;
+}
+
+/* A request of `qp` completed on `cq`. */
+void cqn_qp_completed(cqn_qp *qp, const cqn_cq *cq, const struct ibv_wc *wc, cqn_object **trash)
+{
+    if (!completed_oldest(qp, cq, wc, trash)) {
+        completed_some(qp, cq, wc, trash);
+    }
 }
 
 /* Releases everything: the queue pair was destroyed or reset. */

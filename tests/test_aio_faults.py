@@ -268,3 +268,32 @@ def test_a_completion_between_the_last_look_and_the_arm_is_not_missed(
             assert acq.stats.wakeups == 0
 
     run(scenario())
+
+
+def test_an_arm_that_fails_once_after_an_event_does_not_make_a_waiter_hear_less(
+    w: World, run: Scenario
+) -> None:
+    """It comes without a completion, which somebody has taken before: so the CQ is armed again."""
+    a, b = w.a, w.b
+
+    def send() -> None:
+        b.qp.post_recv(b.mr[0:64])
+        a.qp.post_send(a.mr[0:8])
+        wait_completions(a.scq, 1)
+
+    async def scenario() -> None:
+        async with AsyncCQ(b.rcq) as acq:
+            send()
+            await acq.wait()
+            (task,) = await start(acq.wait)
+            assert b.rcq.sleeper is not None, "what this is about"
+            send()
+            assert len(b.rcq.take()) == 1
+            core.fail_call(3, errno.EIO)  # get_cq_event, poll_cq, and this
+            await tick()
+            assert core.failed() == "ibv_req_notify_cq"
+            assert not task.done()
+            send()
+            assert len(await asyncio.wait_for(task, 20)) == 1
+
+    run(scenario())

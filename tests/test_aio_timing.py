@@ -77,8 +77,9 @@ TICKS = 30
 
 def most_in_a_turn(max_entries: int) -> int:
     """Of the loop, with one task that consumes: what it was woken with, then a streak that ends
-    with the call after which it is long enough."""
-    return max_entries + _STREAK - 1 + max_entries
+    with the call after which it is long enough. Twice, if the loop calls it, and then, when it has
+    fallen asleep, the reader resumes it."""
+    return 2 * (max_entries + _STREAK - 1 + max_entries)
 
 
 class Ticker:

@@ -1097,6 +1097,7 @@ CLOSED_CALLS: dict[str, dict[str, Callable[[Any], Any]]] = {
         "fileno": lambda o: o.fileno(),
         "get_event": lambda o: o.get_event(1),
         "try_get_event": lambda o: o.try_get_event(),
+        "dispatch": lambda o: o.dispatch(True),
         "interrupt": lambda o: o.interrupt(),
         "__iter__": iter,
         "__enter__": lambda o: o.__enter__(),
@@ -1110,6 +1111,7 @@ CLOSED_CALLS: dict[str, dict[str, Callable[[Any], Any]]] = {
         "unacked": lambda o: o.unacked,
         "req_notify": lambda o: o.req_notify(),
         "safe_to_sleep": lambda o: o.safe_to_sleep(),
+        "sleep": lambda o: o.sleep(None, 16, False),
         "poll": lambda o: o.poll(),
         "take": lambda o: o.take(),
         "set_consumer": lambda o: o.set_consumer(None),
@@ -1587,6 +1589,9 @@ def targets(w: World) -> dict[str, Target]:
     flag = {"solicited_only": ("True", "False", "1")}
     add("CQ", some_cqs, "req_notify", flag, 1)
     add("CQ", some_cqs, "safe_to_sleep", flag, 1)
+    add("CQ", some_cqs, "sleep", {"loop": ("None",), "max_entries": small, **flag}, 3, 3)
+    add("CQ", some_cqs, "forget_sleeper", {}, nothing_else=True)
+    add("CompletionChannel", both, "dispatch", {"first": ("True", "False")}, 1, 1)
     add("CQ", some_cqs, "poll", {"max_entries": small}, 1)
     add("CQ", some_cqs, "poll_ids", {"max_entries": small}, 1)
     add("CQ", some_cqs, "poll_into", {"wcs": ("array",)}, 1, 1)

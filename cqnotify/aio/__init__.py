@@ -10,7 +10,9 @@ An `AsyncCQ` is put on a CQ that has a completion channel:
 Nothing here runs in a thread, and nothing wakes the loop while no completion comes.
 """
 
-from ._cq import AsyncCQ, AsyncCQStats, Batches
+from ._batches import Batches
+from ._cq import AsyncCQ
 from ._scope import Scope
+from ._stats import AsyncCQStats
 
 __all__ = ["AsyncCQ", "AsyncCQStats", "Batches", "Scope"]

@@ -10,67 +10,48 @@ and nothing is queued, may he sleep. That is CQ.safe_to_sleep().
 his claim, all others into the queue. A wake-up carries no completion, it only says "look". So a
 task that is cancelled at the very moment it is woken loses nothing: on its way out it puts back
 what it was given and wakes the next one, or sees to it that the CQ is armed for him.
+
+Mostly one task waits, and for whatever comes. As long as nothing else is going on (`_quick`) it is
+the sleeper of the CQ, see CQ.sleep(), which keeps these rules: it looks, arms and looks, and what
+comes stays in the CQ until the task takes it. As soon as there is more to do (_slow_down) that task
+is one of the waiters here, in its place; when all that is over (_speed_up) the next one sleeps in
+the CQ again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import copy
 import operator
 import weakref
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
-from .._core import CQ, AsyncEvent, AsyncEventError, ClosedError, WorkCompletion
+from .._core import CQ, AsyncEvent, AsyncEventError, ClosedError, VerbsError, WorkCompletion
 from .._core import QP as CoreQP
 from .._core import SRQ as CoreSRQ
-from ..enums import AsyncEventType, QPState
+from ..enums import QPState
 from ..qp import QP
 from . import _loops
+from ._batches import Batches
 from ._claims import RECV, SEND, Claim, Claims, Operation
-from ._flow import Flow
+from ._failures import failure, fresh, same
+from ._flow import Flow, is_outstanding
 from ._loops import Loop, Wakeup
 from ._posting import Posting, check_wr_id
 from ._reader import Reader, weak_callback
 from ._scope import Scope
+from ._stats import AsyncCQStats
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_ACK_BATCH: Final = 32  # an ack takes a mutex
 _POLL_BATCH: Final = 16  # a poll costs the same for one as for a few
 _DRAIN_BATCHES: Final = 4  # then the loop gets its turn
+_running_loop: Final = asyncio._get_running_loop
 _STREAK: Final = 64  # completions that come without a sleep; then the loop gets its turn, too
-
-
-class AsyncCQStats(NamedTuple):
-    """What `CQ.stats` counts, and how often a sleeping task was woken with what it waited for.
-
-    max_per_wake is the largest number of completions that one such task was handed.
-    """
-
-    events: int
-    acked: int
-    arms: int
-    polls: int
-    completions: int
-    spurious: int
-    wakeups: int
-    max_per_wake: int
-
-
-class _Waiter:
-    """A task in wait()."""
-
-    __slots__ = ("error", "max_entries", "solicited_only", "wakeup")
-
-    def __init__(self, wakeup: Wakeup, max_entries: int, solicited_only: bool) -> None:
-        self.wakeup = wakeup
-        self.max_entries = max_entries
-        self.solicited_only = solicited_only
-        self.error: Exception | None = None
 
 
 class AsyncCQ(Posting):
@@ -91,15 +72,14 @@ class AsyncCQ(Posting):
         "_error",
         "_flows",
         "_flushing",
-        "_held",
         "_looks_later",
         "_max_per_wake",
         "_on_cq_closed",
+        "_quick",
         "_reader",
         "_ready",
         "_reports",
         "_streak",
-        "_unacked",
         "_waiters",
         "_wakeups",
     )
@@ -114,15 +94,16 @@ class AsyncCQ(Posting):
             raise ValueError("this CQ has no completion channel: nothing can wake a waiter")
         self._cq = cq
         self._ready: deque[WorkCompletion] = deque()
-        self._waiters: deque[_Waiter] = deque()
+        self._waiters: deque[Wakeup] = deque()  # who is in wait()
         self._claims = Claims()
         self._flows: dict[int, Flow] = {}  # by QP number
         self._flushing: weakref.WeakSet[CoreQP] = weakref.WeakSet()  # moved to an error state
-        self._unacked = 0
+        # The loop of asyncio that the reader is in, as long as nothing is going on but that one
+        # task waits for any completions. See wait() and _slow_down().
+        self._quick: asyncio.AbstractEventLoop | None = None
         self._closed = False
         self._error: Exception | None = None  # for good
         self._reports: list[AsyncEvent] = []  # failures of which nobody was told
-        self._held = False
         self._looks_later = False
         self._streak = 0
         self._wakeups = 0
@@ -146,7 +127,7 @@ class AsyncCQ(Posting):
     @property
     def stats(self) -> AsyncCQStats:
         """The counters of the CQ, which begin with the CQ, and those of the tasks here."""
-        return AsyncCQStats(*self._cq.stats, self._wakeups, self._max_per_wake)
+        return AsyncCQStats(*self._cq.stats, *self._count_woken())
 
     async def wait(
         self, max_entries: int = 16, *, spin: float = 0.0, solicited_only: bool = False
@@ -170,25 +151,50 @@ class AsyncCQ(Posting):
         event loop that is not closed uses the channel, VerbsError for what the device refuses.
         Wraps ibv_req_notify_cq(3), ibv_get_cq_event(3) and ibv_poll_cq(3).
         """
-        _check_max_entries(max_entries)
-        loop = self._begin()
-        found = not self._waiters and self._look(max_entries, spin)
-        if found and self._streak < _STREAK and (wcs := self._take(max_entries)):
-            self._streak += len(wcs)
-            return wcs
-        self._check()  # a signal's handler can have closed it while it spun
-        waiter = _Waiter(loop.wakeup(), max_entries, solicited_only)
-        self._waiters.append(waiter)
+        if max_entries is not _POLL_BATCH:
+            _check_max_entries(max_entries)
+        # If nothing else is going on, the CQ itself sees to the one that waits.
+        loop = self._quick
+        if loop is None or spin or self._streak >= _STREAK or loop is not _running_loop():
+            return await self._wait_in_line(max_entries, spin, solicited_only)
+        found = waiter = None
         try:
-            return await self._sleep(waiter, loop)
+            got = self._cq.sleep(loop, max_entries, solicited_only)
+            if isinstance(got, list):
+                found = got
+            else:
+                waiter = got
+        except BaseException as e:
+            self._lost_sleeper()
+            if isinstance(e, (VerbsError, ClosedError)):
+                self._fail(e)
+            raise
+        if found is not None:
+            self._streak += len(found)
+            return found
+        if waiter is None:
+            return await self._wait_in_line(max_entries, spin, solicited_only)
+        try:
+            if self._quick is None:  # a signal's handler can have closed it, or anything
+                if self._cq.sleeper is waiter:
+                    self._stand_in_line()
+                self._check()
+                self._serve()
+            if wcs := await waiter:
+                self._streak = 0
+                return wcs
+            # It was told, or others took them.
+            self._slow_down()
+            if waiter not in self._waiters:
+                self._waiters.append(waiter)
+            return await self._sleep(waiter, True)
         except BaseException:
+            self._slow_down()
             self._keep_report(waiter.error)
             raise
         finally:
-            with contextlib.suppress(ValueError):  # forgotten already: its loop was closed
-                self._waiters.remove(waiter)
-            # Whether served or cancelled: the baton goes on.
-            self._serve()
+            if self._quick is None:  # it stood in line with others
+                self._leave(waiter)
 
     async def completion(self, wr_id: int, *, qp: QP | None = None) -> WorkCompletion:
         """Return the completion of this work request, whatever its status; leave all others.
@@ -205,6 +211,7 @@ class AsyncCQ(Posting):
         if qp is not None:
             self._check_qp(qp, SEND, RECV)
         loop = self._begin(qp)
+        self._slow_down()
         self._look_once()
         claim = Claim(wr_id, None if qp is None else self._flow(qp))
         if not self._deliver_ready(claim):
@@ -223,6 +230,7 @@ class AsyncCQ(Posting):
         if self._reader.is_elsewhere() and not self._closed:
             return self._poll_elsewhere(max_entries, spin)
         self._reader.leave_closed_loop()
+        self._slow_down()
         if self._waiters and not self._closed:
             self._look_once()
             self._serve()
@@ -263,7 +271,10 @@ class AsyncCQ(Posting):
         """
         if self._closed:
             return
+        self._wakeups, self._max_per_wake = self._count_woken()
         self._closed = True
+        self._quick = None
+        self._stand_in_line()  # at once: the sleeper after this one may be another's
         self._cq.remove_close_callback(self._on_cq_closed)
         with contextlib.suppress(ClosedError):
             self._cq.set_consumer(None)
@@ -278,8 +289,6 @@ class AsyncCQ(Posting):
         for flow in list(self._flows.values()):
             flow.release()
         self._tell(ClosedError("this AsyncCQ is closed"))
-        with contextlib.suppress(ClosedError):  # a CQ acknowledges the rest when it is closed
-            self._ack()
 
     async def __aenter__(self) -> Self:
         self._check()
@@ -299,7 +308,7 @@ class AsyncCQ(Posting):
         if self._closed:
             raise ClosedError("this AsyncCQ is closed")
         if self._error is not None:
-            raise _fresh(self._error)
+            raise fresh(self._error)
 
     def _begin(self, qp: QP | None = None) -> Loop:
         """At the start of each call that may wait, for a completion of `qp` or of any QP."""
@@ -308,7 +317,7 @@ class AsyncCQ(Posting):
         for event in self._reports:
             if qp is None or event.qp is None or event.qp is qp:
                 self._reports.remove(event)
-                raise _failure(event)
+                raise failure(event)
         return loop
 
     async def _let_others_run(self) -> None:
@@ -317,16 +326,38 @@ class AsyncCQ(Posting):
             self._streak = 0
             await _loops.pause()
 
-    async def _sleep(self, waiter: _Waiter, loop: Loop) -> list[WorkCompletion]:
-        slept = False
+    async def _wait_in_line(
+        self, max_entries: int, spin: float, solicited_only: bool
+    ) -> list[WorkCompletion]:
+        loop = self._begin()
+        self._slow_down()
+        found = not self._waiters and self._look(max_entries, spin)
+        if found and self._streak < _STREAK and (wcs := self._take(max_entries)):
+            self._streak += len(wcs)
+            self._speed_up(loop)
+            return wcs
+        self._check()  # a signal's handler can have closed it while it spun
+        waiter = loop.wakeup(max_entries, solicited_only)
+        self._waiters.append(waiter)
+        try:
+            return await self._sleep(waiter)
+        except BaseException:
+            self._keep_report(waiter.error)
+            raise
+        finally:
+            self._leave(waiter)
+            if not self._waiters:
+                self._speed_up(loop)
+
+    async def _sleep(self, waiter: Wakeup, slept: bool = False) -> list[WorkCompletion]:
         while True:
             self._serve()
-            slept = slept or not waiter.wakeup.woken
+            slept = slept or not waiter.done()
             await self._let_others_run()
-            await waiter.wakeup
+            await waiter
             if waiter.error is not None:
                 error, waiter.error = waiter.error, None
-                raise _fresh(error)
+                raise fresh(error)
             if wcs := self._take(waiter.max_entries):
                 if slept:
                     self._count_wakeup(len(wcs))
@@ -334,7 +365,37 @@ class AsyncCQ(Posting):
                     self._streak += len(wcs)
                 return wcs
             self._check()
-            waiter.wakeup = loop.wakeup()
+            waiter.again()
+
+    def _leave(self, waiter: Wakeup) -> None:
+        """At the end of wait(), served or cancelled."""
+        with contextlib.suppress(ValueError):  # forgotten already: its loop was closed
+            self._waiters.remove(waiter)
+        self._serve()  # the baton goes on
+
+    def _speed_up(self, loop: Loop) -> None:
+        """If nothing is going on any more but wait()."""
+        special = self._ready or self._flows or self._claims.by_id or self._flushing
+        if not (special or self._reports or self._closed or self._error is not None):
+            self._quick = loop.asyncio
+
+    def _slow_down(self) -> None:
+        """Something else is going on: from now on the events come to on_event(), and who waits
+        is one of the waiters."""
+        self._quick = None
+        if not self._closed:
+            self._stand_in_line()
+
+    def _stand_in_line(self) -> None:
+        if (sleeper := self._cq.forget_sleeper()) is not None:
+            self._waiters.appendleft(sleeper)
+            self._anchor()
+
+    def _lost_sleeper(self) -> None:
+        """A signal's handler has raised when it was made: then nobody will await it."""
+        sleeper = self._cq.sleeper
+        if sleeper is not None and not sleeper.awaited:
+            self._cq.forget_sleeper()
 
     async def _outcome(self, claim: Claim, loop: Loop) -> WorkCompletion:
         """Sleep until the claim is served."""
@@ -352,7 +413,7 @@ class AsyncCQ(Posting):
             raise
         self._anchor()
         if claim.error is not None:
-            raise _fresh(claim.error)
+            raise fresh(claim.error)
         assert claim.wc is not None
         return claim.wc
 
@@ -364,6 +425,7 @@ class AsyncCQ(Posting):
         else:
             self._claims.discard(claim)
         if claim.wc is not None and claim.keep and not self._claims.give(claim.wc):
+            self._slow_down()
             self._ready.appendleft(claim.wc)
         self._keep_report(claim.error)
         self._serve()
@@ -415,6 +477,11 @@ class AsyncCQ(Posting):
                     return claim.deliver(wc)
         return False
 
+    def _count_woken(self) -> tuple[int, int]:
+        """Also those whom the CQ woke, which counts them for its consumer."""
+        woken, most = (0, 0) if self._closed else self._cq.woken
+        return self._wakeups + woken, max(self._max_per_wake, most)
+
     def _count_wakeup(self, completions: int) -> None:
         self._streak = 0
         self._wakeups += 1
@@ -435,6 +502,7 @@ class AsyncCQ(Posting):
 
     def _put(self, wcs: list[WorkCompletion]) -> None:
         """Each to who claims it, or else into the queue; then post what there is room for now."""
+        self._slow_down()
         if not self._claims.by_id and not self._flows:
             self._ready.extend(wcs)
             return
@@ -448,17 +516,27 @@ class AsyncCQ(Posting):
 
     def _serve(self) -> None:
         """Whoever waits: give them what there is, or make it safe to sleep."""
+        if (first := self._prepare()) is not None:
+            first.wake()
+
+    def on_event(self) -> Wakeup | None:
+        """Called when the reader has read an event of this CQ. Returns whom to resume."""
+        if self._cq.sleeper is not None:  # it could not be seen to in the CQ
+            self._slow_down()
+        return self._prepare()
+
+    def _prepare(self) -> Wakeup | None:
+        """As _serve(), but returns the first one in wait() if there is something for him."""
         try:
             for _ in range(_DRAIN_BATCHES):
                 if not self._is_awaited():
-                    return
+                    return None
                 if self._waiters and self._ready:
-                    # The first one may be woken already, or cancelled without having run since:
-                    # either way he passes the baton on when he does.
-                    self._waiters[0].wakeup.wake()
-                    return
+                    # He may be woken already, or cancelled without having run since: either way he
+                    # passes the baton on when he does.
+                    return self._waiters[0]
                 if self._cq.safe_to_sleep(self._only_solicited()):
-                    return
+                    return None
                 first = self._waiters[0].max_entries if self._waiters else 0
                 self._look_once(max(first, _POLL_BATCH))
             self._look_later()
@@ -466,18 +544,19 @@ class AsyncCQ(Posting):
             self._fail(e)
         finally:
             self._anchor()
+        return None
 
     def _anchor(self) -> None:
         """While somebody waits here the reader holds us, or nobody might."""
-        held = self._is_awaited()
-        if held != self._held:
-            self._held = held
-            self._reader.hold(self, held)
+        if self._is_awaited():
+            self._reader.busy.add(self)
+        else:
+            self._reader.busy.discard(self)
 
     def _is_awaited(self) -> bool:
         if self._closed or self._error is not None:
             return False
-        return bool(self._waiters or self._claims.by_id)
+        return bool(self._waiters or self._claims.by_id or self._cq.sleeper is not None)
 
     def _look_later(self) -> None:
         loop = self._reader.loop
@@ -496,7 +575,7 @@ class AsyncCQ(Posting):
             if not waiter.solicited_only:
                 return False
         # What is flushed raises no solicited event on some devices, and concerns everybody.
-        return not any(map(_is_outstanding, self._flushing))
+        return not any(map(is_outstanding, self._flushing))
 
     def _poll_elsewhere(self, max_entries: int, spin: float) -> list[WorkCompletion]:
         """Another thread polls. While somebody waits it is the loop that takes them, in order."""
@@ -540,29 +619,13 @@ class AsyncCQ(Posting):
     def _flow(self, qp: CoreQP) -> Flow:
         flow = self._flows.get(qp.qp_num)
         if flow is None or not flow.is_of(qp):
+            self._slow_down()
             flow = Flow(qp, self._claims)
             flow.on_close(_weakly(self, AsyncCQ._qp_closed, flow))
             self._flows[qp.qp_num] = flow
         return flow
 
     # ---- what happens meanwhile ----
-
-    def _on_event(self) -> None:
-        """The reader has read an event of this CQ."""
-        self._unacked += 1
-        self._serve()
-        if self._unacked >= _ACK_BATCH:
-            try:
-                self._ack()
-            except Exception as e:
-                self._fail(e)
-
-    def _ack(self) -> None:
-        # Somebody else may have acknowledged ours; beyond the CQ's own count it is an error.
-        n = min(self._unacked, self._cq.unacked)
-        self._unacked = 0
-        if n:
-            self._cq.ack(n)
 
     def qp_changed(self, qp: CoreQP) -> None:
         """Called by the CQ, when the program has moved a QP of it to ERR, SQE or RESET.
@@ -586,6 +649,7 @@ class AsyncCQ(Posting):
                 flow.fail(ClosedError(f"QP {qp.qp_num} was reset: its work requests were dropped"))
                 self._anchor()
             return
+        self._slow_down()
         self._flushing.add(qp)
         if flow is not None:
             flow.suspect()
@@ -610,18 +674,19 @@ class AsyncCQ(Posting):
     def _on_failure(self, event: AsyncEvent, *, for_good: bool) -> None:
         """The device reports something after which completions may be missing."""
         if for_good:
-            self._fail(_failure(event))
+            self._fail(failure(event))
             return
         self._drain()
         qp = event.qp
-        if not self._tell(_failure(event), None if qp is None else qp.qp_num):
-            self._keep_report(_failure(event))
+        if not self._tell(failure(event), None if qp is None else qp.qp_num):
+            self._keep_report(failure(event))
 
     def _keep_report(self, error: Exception | None) -> None:
         """Nobody was told of it; the next one who waits will be."""
         if isinstance(error, AsyncEventError):
+            self._slow_down()
             new = error.event
-            self._reports = [old for old in self._reports if not _same(old, new)] + [new]
+            self._reports = [old for old in self._reports if not same(old, new)] + [new]
 
     def _drain(self) -> None:
         """Take what the CQ has; everything that is left over after it has not completed."""
@@ -645,11 +710,12 @@ class AsyncCQ(Posting):
 
         Each is told one error: of two reports in a row the second is for whoever waits next.
         """
+        self._slow_down()
         told = False
-        for waiter in self._waiters:
+        for waiter in list(self._waiters):  # a task of a loop that was closed can go now
             if waiter.error is None:
                 waiter.error = error
-                waiter.wakeup.wake()
+                waiter.wake()
                 told = True
         for claim in self._claims:
             if qp_num is None or claim.may_be_of(qp_num):
@@ -659,7 +725,7 @@ class AsyncCQ(Posting):
 
     def _forget_waiters(self) -> None:
         """Their event loop was closed: they will never run again."""
-        self._held = False
+        self._slow_down()
         self._looks_later = False
         self._waiters.clear()
         for claim in self._claims:
@@ -675,53 +741,9 @@ class AsyncCQ(Posting):
             flow.prune()
 
 
-class Batches:
-    """What `AsyncCQ.batches()` returns."""
-
-    __slots__ = ("_acq", "_args")
-
-    def __init__(self, acq: AsyncCQ, *args: Any) -> None:
-        self._acq = acq
-        self._args = args
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> list[WorkCompletion]:
-        return await self._acq._next_batch(*self._args)
-
-
 def _check_max_entries(max_entries: int) -> None:
     if not 1 <= operator.index(max_entries) < 1 << 31:
         raise ValueError(f"max_entries is {max_entries}: it must be 1 to 2**31 - 1")
-
-
-def _failure(event: AsyncEvent) -> AsyncEventError:
-    kind = event.event_type
-    name = kind.name if isinstance(kind, AsyncEventType) else str(kind)
-    error = AsyncEventError(
-        f"the device reports {name}: completions that are awaited here may never come; see the "
-        "attribute event"
-    )
-    error.event = event
-    return error
-
-
-def _same(a: AsyncEvent, b: AsyncEvent) -> bool:
-    if (a.event_type, a.port_num) != (b.event_type, b.port_num):
-        return False
-    return a.cq is b.cq and a.qp is b.qp and a.srq is b.srq
-
-
-def _fresh(error: Exception) -> Exception:
-    """For each task its own: an exception collects the frames through which it goes."""
-    return copy.copy(error)
-
-
-def _is_outstanding(qp: CoreQP) -> bool:
-    with contextlib.suppress(ClosedError):
-        return any(qp.outstanding)
-    return False
 
 
 def _weakly(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import weakref
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from .._core import QP as CoreQP
-from .._core import VerbsError, WorkCompletion
+from .._core import ClosedError, VerbsError, WorkCompletion
 from ..enums import QPState
 from ._claims import RECV, SEND, Claims, Operation
 
@@ -171,6 +172,12 @@ class Flow:
             )
         if state != QPState.SQE:
             _suspects.discard(op.qp)
+
+
+def is_outstanding(qp: CoreQP) -> bool:
+    with contextlib.suppress(ClosedError):
+        return any(qp.outstanding)
+    return False
 
 
 def _verbs_error(err: int, op: Operation, what: str) -> VerbsError:

@@ -14,14 +14,28 @@ import threading
 from collections.abc import Callable, Generator
 from typing import Any, Protocol
 
+from .. import _core
+
 
 class Wakeup(Protocol):
-    """One sleep of one task: `await` it, until somebody calls wake()."""
+    """What one task sleeps on, until somebody calls wake(). In asyncio _core.Wakeup."""
+
+    error: Exception | None
+    """What the task shall raise."""
 
     @property
-    def woken(self) -> bool: ...
+    def max_entries(self) -> int: ...
+    @property
+    def solicited_only(self) -> bool: ...
+
+    def done(self) -> bool:
+        """Whether it was woken, or cancelled."""
 
     def wake(self) -> None: ...
+
+    def again(self) -> None:
+        """The task, which was woken, will sleep on it once more."""
+
     def __await__(self) -> Generator[Any, None, object]: ...
 
 
@@ -31,12 +45,19 @@ class Loop(Protocol):
     raw: object
     """The loop itself: two of these are the same loop if this is the same object."""
 
+    asyncio: asyncio.AbstractEventLoop | None
+    """It, too, if it is one of asyncio, whose tasks can sleep by CQ.sleep()."""
+
     thread: int
+    """In which it ran when somebody began to wait."""
 
     def is_closed(self) -> bool:
         """Whether none of its tasks will ever run again."""
 
-    def wakeup(self) -> Wakeup: ...
+    def is_elsewhere(self) -> bool:
+        """Whether it lives in another thread than the caller."""
+
+    def wakeup(self, max_entries: int = 1, solicited_only: bool = False) -> Wakeup: ...
 
     def watch(self, fd: int, callback: Callable[[], None]) -> None:
         """Call `callback` whenever fd is readable. It must not raise."""
@@ -53,36 +74,23 @@ class Loop(Protocol):
         """Sleep even if cancelled; an asyncio cancellation is returned, and to be raised later."""
 
 
-class AsyncioWakeup:
-    __slots__ = ("_future",)
-
-    def __init__(self, future: asyncio.Future[None]) -> None:
-        self._future = future
-
-    @property
-    def woken(self) -> bool:
-        return self._future.done()
-
-    def wake(self) -> None:
-        # The loop may have been closed with the task still waiting: nobody is left to be woken.
-        if not self._future.done() and not self._future.get_loop().is_closed():
-            self._future.set_result(None)
-
-    def __await__(self) -> Generator[Any, None, object]:
-        return self._future.__await__()
-
-
 class AsyncioLoop:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.raw: object = loop
+        self.asyncio: asyncio.AbstractEventLoop | None = loop
         self.thread = threading.get_ident()
         self._loop = loop
 
     def is_closed(self) -> bool:
         return self._loop.is_closed()
 
-    def wakeup(self) -> Wakeup:
-        return AsyncioWakeup(self._loop.create_future())
+    def is_elsewhere(self) -> bool:
+        if self._loop.is_running():
+            return asyncio._get_running_loop() is not self._loop
+        return self.thread != threading.get_ident() and not self._loop.is_closed()
+
+    def wakeup(self, max_entries: int = 1, solicited_only: bool = False) -> Wakeup:
+        return _core.Wakeup(self._loop, max_entries, solicited_only)
 
     def watch(self, fd: int, callback: Callable[[], None]) -> None:
         # In a context of its own: that of the first waiter would live as long as the reader.

@@ -24,7 +24,11 @@ from ._loops import Loop
 if TYPE_CHECKING:
     from ._cq import AsyncCQ
 
-_EVENTS_PER_CALLBACK: Final = 32  # then the loop gets its turn; what is left makes it call again
+# To find no event costs as much as to find one, so one is read and no more; what is left makes the
+# loop call again. Where several CQs have events at once that would take a turn for each: so now and
+# then it looks for more, and as long as there are, reads many.
+_EVENTS_AT_ONCE: Final = 32  # then the loop gets its turn
+_LOOK_FOR_MORE: Final = 8  # callbacks
 
 
 class Watched:
@@ -76,7 +80,8 @@ class Reader:
         # the CQ and this reader.
         self._users: dict[int, weakref.ref[AsyncCQ]] = {}
         # Those that somebody waits in. Of the tasks the loop knows only what they wait for: us.
-        self._busy: set[AsyncCQ] = set()
+        self.busy: set[AsyncCQ] = set()
+        self._until_more = _LOOK_FOR_MORE
         self._on_channel_closed = weak_callback(self._channel_closed)
         channel.add_close_callback(self._on_channel_closed)
 
@@ -93,16 +98,11 @@ class Reader:
         self._users[key] = weakref.ref(acq, functools.partial(self._forget, key))
 
     def unregister(self, acq: AsyncCQ) -> None:
-        self._busy.discard(acq)
-        if self._user(id(acq.cq)) is acq:
+        self.busy.discard(acq)
+        ref = self._users.get(id(acq.cq))
+        if ref is not None and ref() is acq:
             del self._users[id(acq.cq)]
         self._detach_unused()
-
-    def hold(self, acq: AsyncCQ, busy: bool) -> None:
-        if busy:
-            self._busy.add(acq)
-        else:
-            self._busy.discard(acq)
 
     def attach(self) -> Loop:
         """Read the channel's events in the running loop from now on."""
@@ -130,9 +130,9 @@ class Reader:
     def leave_closed_loop(self) -> None:
         if self.loop is not None and self.loop.is_closed():
             self._detach()
-            self._busy.clear()
             for acq in self._living():
                 acq._forget_waiters()
+            self.busy.clear()
 
     def _detach(self) -> None:
         self.loop = None
@@ -140,20 +140,25 @@ class Reader:
             self._watched.pop().close()
 
     def _on_event(self) -> None:
-        """Read a bounded number of events.
+        """Read a bounded number of events, and resume the tasks that wait for them.
 
-        Whatever goes wrong, it must not raise: the loop would call it again at once, for ever.
+        If the channel fails it must not raise: the loop would call it again at once, for ever. What
+        a task raises to end the loop goes through; nothing is lost by that.
         """
+        self._until_more -= 1
         try:
-            for _ in range(_EVENTS_PER_CALLBACK):
-                cq = self._channel.try_get_event()
-                if cq is None:
-                    return
-                acq = self._user(id(cq))
-                if acq is not None:  # others' events are counted by the CQ
-                    acq._on_event()
+            self._channel.dispatch(True)
+            if self._until_more <= 0:
+                self._until_more = 1 if self._read_more() else _LOOK_FOR_MORE
         except Exception as e:
             self.fail(e)
+
+    def _read_more(self) -> bool:
+        n = 1
+        # A task can have closed the last AsyncCQ: what comes now is for others.
+        while n < _EVENTS_AT_ONCE and self.loop is not None and self._channel.dispatch(False):
+            n += 1
+        return n > 1
 
     def in_loop(self, call: Callable[[], None]) -> None:
         """From any thread: call it in the loop's. Where no loop runs nobody waits: call it here."""
@@ -168,8 +173,7 @@ class Reader:
 
     def is_elsewhere(self) -> bool:
         """Whether its loop lives in another thread than the caller."""
-        loop = self.loop
-        return loop is not None and loop.thread != threading.get_ident() and not loop.is_closed()
+        return self.loop is not None and self.loop.is_elsewhere()
 
     def _on_failure(self) -> None:
         """The device has failed, for some CQs, or for all. As _on_event() it must not raise."""
@@ -189,10 +193,6 @@ class Reader:
     def _channel_closed(self) -> None:
         """Called by whoever closed the channel, in his thread."""
         self.in_loop(lambda: self.fail(ClosedError("the completion channel was closed")))
-
-    def _user(self, key: int) -> AsyncCQ | None:
-        ref = self._users.get(key)
-        return None if ref is None else ref()
 
     def _living(self) -> list[AsyncCQ]:
         return [acq for ref in list(self._users.values()) if (acq := ref()) is not None]

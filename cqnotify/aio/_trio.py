@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Generator
@@ -14,17 +15,22 @@ from ._loops import Wakeup
 
 
 class TrioWakeup:
-    __slots__ = ("_event",)
+    __slots__ = ("_event", "error", "max_entries", "solicited_only")
 
-    def __init__(self) -> None:
+    def __init__(self, max_entries: int, solicited_only: bool) -> None:
         self._event = trio.Event()
+        self.error: Exception | None = None
+        self.max_entries = max_entries
+        self.solicited_only = solicited_only
 
-    @property
-    def woken(self) -> bool:
+    def done(self) -> bool:
         return self._event.is_set()
 
     def wake(self) -> None:
         self._event.set()
+
+    def again(self) -> None:
+        self._event = trio.Event()
 
     def __await__(self) -> Generator[Any, None, object]:
         return self._event.wait().__await__()
@@ -33,6 +39,7 @@ class TrioWakeup:
 class TrioLoop:
     def __init__(self, token: Any) -> None:
         self.raw: object = token
+        self.asyncio: asyncio.AbstractEventLoop | None = None
         self.thread = threading.get_ident()
         self._token = token
         self._watches: dict[int, trio.CancelScope] = {}
@@ -47,8 +54,11 @@ class TrioLoop:
             return True
         return False
 
-    def wakeup(self) -> Wakeup:
-        return TrioWakeup()
+    def is_elsewhere(self) -> bool:
+        return self.thread != threading.get_ident() and not self.is_closed()
+
+    def wakeup(self, max_entries: int = 1, solicited_only: bool = False) -> Wakeup:
+        return TrioWakeup(max_entries, solicited_only)
 
     def watch(self, fd: int, callback: Callable[[], None]) -> None:
         scope = self._watches[fd] = trio.CancelScope()

@@ -1,0 +1,389 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Wakeup: one sleep of one task of an asyncio loop.
+ *
+ * To the task it is a future: it has what asyncio.Task asks of one, which is the
+ * protocol of `_asyncio_future_blocking`. To those who wake it is less and more.
+ * It carries no result: who is woken looks, the sleeper of a CQ when it goes on.
+ * And who reads the channel's events for the loop resumes the task in that very
+ * moment: with a future the loop would first finish its turn, and ask the kernel
+ * once more, which is most of what it costs to be woken.
+ *
+ * A task can be resumed only where no other runs, so all others call wake(),
+ * which leaves it to the loop, as futures do.
+ */
+
+#include "core.h"
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *loop;
+    PyObject *callback, *context; /* of the task while it sleeps, or NULL */
+    PyObject *cancelled;          /* the exception, if it was */
+    PyObject *error;              /* for who uses it, as the next two */
+    cqn_cq *cq;                   /* whose sleeper it is, or NULL */
+    unsigned int max_entries;
+    char solicited_only, blocking;
+    bool done;
+} wakeup;
+
+PyObject *cqn_wakeup_new(PyTypeObject *type, PyObject *loop, uint32_t max_entries,
+                         bool solicited_only)
+{
+    wakeup *self = (wakeup *)type->tp_alloc(type, 0);
+    if (self != NULL) {
+        self->loop = Py_NewRef(loop);
+        self->error = Py_NewRef(Py_None);
+        self->max_entries = max_entries;
+        self->solicited_only = solicited_only;
+    }
+    return (PyObject *)self;
+}
+
+void cqn_wakeup_set_cq(PyObject *op, cqn_cq *cq)
+{
+    Py_XINCREF(cq);
+    Py_XSETREF(((wakeup *)op)->cq, cq);
+}
+
+static PyObject *wakeup_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"loop", "max_entries", "solicited_only", NULL};
+    PyObject *loop;
+    unsigned int max_entries = 1;
+    int solicited_only = 0;
+    return PyArg_ParseTupleAndKeywords(args, kwargs, "O|Ip:Wakeup", names, &loop, &max_entries,
+                                       &solicited_only)
+               ? cqn_wakeup_new(type, loop, max_entries, solicited_only)
+               : NULL;
+}
+
+bool cqn_wakeup_is_done(const PyObject *op)
+{
+    return ((const wakeup *)op)->done;
+}
+
+bool cqn_wakeup_solicited_only(const PyObject *op)
+{
+    return ((const wakeup *)op)->solicited_only;
+}
+
+/* ---- waking ---- */
+
+static int call_soon(wakeup *self, PyObject *callback, PyObject *context)
+{
+    PyObject *method = PyObject_GetAttrString(self->loop, "call_soon");
+    PyObject *args = method == NULL ? NULL : PyTuple_Pack(2, callback, self);
+    PyObject *kwargs = args == NULL ? NULL : Py_BuildValue("{s:O}", "context", context);
+    PyObject *handle = kwargs == NULL ? NULL : PyObject_Call(method, args, kwargs);
+    Py_XDECREF(kwargs);
+    Py_XDECREF(args);
+    Py_XDECREF(method);
+    Py_XDECREF(handle);
+    return handle == NULL ? -1 : 0;
+}
+
+/* The loop calls the task. One that was closed never will. It is done at once,
+ * since the loop can run any code, a signal's handler for one, that cancels it. */
+static int schedule(wakeup *self)
+{
+    PyObject *callback = self->callback, *context = self->context;
+    self->done = true;
+    self->callback = self->context = NULL;
+    if (callback == NULL) { /* it has not gone to sleep */
+        return 0;
+    }
+    PyObject *closed = PyObject_CallMethod(self->loop, "is_closed", NULL);
+    int is_closed = closed == NULL ? -1 : PyObject_IsTrue(closed);
+    Py_XDECREF(closed);
+    if (is_closed < 0 || (is_closed == 0 && call_soon(self, callback, context) < 0)) {
+        self->done = false;
+        self->callback = callback;
+        self->context = context;
+        return -1;
+    }
+    Py_DECREF(callback);
+    Py_DECREF(context);
+    return 0;
+}
+
+int cqn_wakeup_wake(PyObject *op)
+{
+    wakeup *self = (wakeup *)op;
+    return self->done ? 0 : schedule(self);
+}
+
+static PyObject *wakeup_wake(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    return cqn_wakeup_wake(op) < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+/* As a loop does it with what a callback raises. */
+static int report(wakeup *self)
+{
+    PyObject *type, *error, *traceback;
+    PyErr_Fetch(&type, &error, &traceback);
+    PyErr_NormalizeException(&type, &error, &traceback);
+    PyObject *result =
+        PyObject_CallMethod(self->loop, "call_exception_handler", "{s:s,s:O,s:O}", "message",
+                            "a task could not be resumed", "exception", error, "future", self);
+    Py_XDECREF(type);
+    Py_XDECREF(error);
+    Py_XDECREF(traceback);
+    Py_XDECREF(result);
+    return result == NULL ? -1 : 0;
+}
+
+/* Runs the task, here and now, until it waits again. Returns -1 only for what
+ * must end the loop. */
+int cqn_wakeup_resume(PyObject *op)
+{
+    wakeup *self = (wakeup *)op;
+    if (self->done) {
+        return 0;
+    }
+    if (self->callback == NULL) {
+        self->done = true;
+        return 0;
+    }
+    if (PyContext_Enter(self->context) < 0) { /* somebody is in it who called us */
+        PyErr_Clear();
+        return schedule(self);
+    }
+    self->done = true;
+    PyObject *callback = self->callback, *context = self->context;
+    self->callback = self->context = NULL;
+    Py_INCREF(op);
+    PyObject *result = PyObject_CallOneArg(callback, op);
+    int rc = result == NULL ? -1 : 0;
+    Py_XDECREF(result);
+    PyObject *type, *error, *traceback;
+    PyErr_Fetch(&type, &error, &traceback);
+    if (PyContext_Exit(context) < 0) {
+        PyErr_WriteUnraisable(context);
+    }
+    PyErr_Restore(type, error, traceback);
+    if (rc < 0 && PyErr_ExceptionMatches(PyExc_Exception)) {
+        rc = report(self);
+    }
+    Py_DECREF(callback);
+    Py_DECREF(context);
+    Py_DECREF(op);
+    return rc;
+}
+
+static PyObject *wakeup_again(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    ((wakeup *)op)->done = false;
+    Py_RETURN_NONE;
+}
+
+/* ---- what the task asks ---- */
+
+static PyObject *wakeup_add_done_callback(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                                          PyObject *kwnames)
+{
+    static const char *const names[] = {"callback", "context", NULL};
+    wakeup *self = (wakeup *)op;
+    PyObject *in[2] = {NULL, NULL};
+    if (cqn_args("add_done_callback", names, 1, 2, args, nargs, kwnames, in) < 0) {
+        return NULL;
+    }
+    if (self->callback != NULL || !PyContext_CheckExact(in[1])) {
+        PyErr_SetString(PyExc_RuntimeError, "a Wakeup is for one task to await");
+        return NULL;
+    }
+    self->callback = Py_NewRef(in[0]);
+    self->context = Py_NewRef(in[1]);
+    if (self->done && schedule(self) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *make_cancelled(PyObject *message)
+{
+    PyObject *module = PyImport_ImportModule("asyncio.exceptions");
+    PyObject *type = module == NULL ? NULL : PyObject_GetAttrString(module, "CancelledError");
+    PyObject *error = type == NULL                            ? NULL
+                      : message == NULL || message == Py_None ? PyObject_CallNoArgs(type)
+                                                              : PyObject_CallOneArg(type, message);
+    Py_XDECREF(type);
+    Py_XDECREF(module);
+    return error;
+}
+
+static PyObject *wakeup_cancel(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                               PyObject *kwnames)
+{
+    static const char *const names[] = {"msg", NULL};
+    wakeup *self = (wakeup *)op;
+    PyObject *message = NULL;
+    if (cqn_args("cancel", names, 1, 0, args, nargs, kwnames, &message) < 0) {
+        return NULL;
+    }
+    if (self->done) {
+        Py_RETURN_FALSE;
+    }
+    PyObject *error = make_cancelled(message); /* it can run any code */
+    if (error == NULL) {
+        return NULL;
+    }
+    if (self->done) {
+        Py_DECREF(error);
+        Py_RETURN_FALSE;
+    }
+    Py_XSETREF(self->cancelled, error);
+    if (schedule(self) < 0) {
+        Py_CLEAR(self->cancelled);
+        return NULL;
+    }
+    Py_RETURN_TRUE;
+}
+
+static PyObject *wakeup_done(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    return PyBool_FromLong(((wakeup *)op)->done);
+}
+
+/* Who has just made it may have lost it before he could. */
+static PyObject *wakeup_get_awaited(PyObject *op, void *Py_UNUSED(unused))
+{
+    const wakeup *self = (wakeup *)op;
+    return PyBool_FromLong(self->done || self->callback != NULL);
+}
+
+static PyObject *wakeup_result(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    PyObject *cancelled = ((wakeup *)op)->cancelled;
+    if (cancelled != NULL) {
+        PyErr_SetObject((PyObject *)Py_TYPE(cancelled), cancelled);
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *wakeup_get_loop(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    PyObject *loop = ((wakeup *)op)->loop;
+    return Py_NewRef(loop != NULL ? loop : Py_None); /* none: the collector has been there */
+}
+
+/* The task goes on when it is done, with what there is if it is the sleeper of a
+ * CQ; before that, this is what the task sleeps on. */
+static PySendResult wakeup_send(PyObject *op, PyObject *Py_UNUSED(sent), PyObject **result)
+{
+    wakeup *self = (wakeup *)op;
+    if (self->done) {
+        *result = self->cq == NULL ? Py_NewRef(Py_None)
+                                   : cqn_cq_serve_sleeper(self->cq, self->max_entries);
+        return *result == NULL ? PYGEN_ERROR : PYGEN_RETURN;
+    }
+    if (self->blocking || self->callback != NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "a Wakeup can be awaited by a task of asyncio alone");
+        *result = NULL;
+        return PYGEN_ERROR;
+    }
+    self->blocking = 1;
+    *result = Py_NewRef(op);
+    return PYGEN_NEXT;
+}
+
+static PyObject *wakeup_next(PyObject *op)
+{
+    PyObject *result;
+    if (wakeup_send(op, Py_None, &result) == PYGEN_RETURN) {
+        PyErr_SetObject(PyExc_StopIteration, result);
+        Py_CLEAR(result);
+    }
+    return result;
+}
+
+static int wakeup_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    wakeup *self = (wakeup *)op;
+    Py_VISIT(Py_TYPE(op));
+    Py_VISIT(self->loop);
+    Py_VISIT(self->callback);
+    Py_VISIT(self->context);
+    Py_VISIT(self->cancelled);
+    Py_VISIT(self->error);
+    Py_VISIT(self->cq);
+    return 0;
+}
+
+static int wakeup_clear(PyObject *op)
+{
+    wakeup *self = (wakeup *)op;
+    Py_CLEAR(self->loop);
+    Py_CLEAR(self->callback);
+    Py_CLEAR(self->context);
+    Py_CLEAR(self->cancelled);
+    Py_CLEAR(self->error);
+    Py_CLEAR(self->cq);
+    return 0;
+}
+
+static void wakeup_dealloc(PyObject *op)
+{
+    PyTypeObject *type = Py_TYPE(op);
+    PyObject_GC_UnTrack(op);
+    wakeup_clear(op);
+    type->tp_free(op);
+    Py_DECREF(type);
+}
+
+static PyMethodDef wakeup_methods[] = {
+    {"wake", wakeup_wake, METH_NOARGS,
+     "wake($self, /)\n--\n\nThe task goes on in the next turn of the loop, unless it does "
+     "already."},
+    {"again", wakeup_again, METH_NOARGS,
+     "again($self, /)\n--\n\nFor the task, when it was woken: it can sleep on this once more."},
+    {"done", wakeup_done, METH_NOARGS,
+     "done($self, /)\n--\n\nWhether it was woken, or its task cancelled."},
+    {"add_done_callback", (PyCFunction)(void (*)(void))wakeup_add_done_callback,
+     METH_FASTCALL | METH_KEYWORDS,
+     "add_done_callback($self, callback, /, *, context)\n--\n\nFor asyncio.Task."},
+    {"cancel", (PyCFunction)(void (*)(void))wakeup_cancel, METH_FASTCALL | METH_KEYWORDS,
+     "cancel($self, /, msg=None)\n--\n\nFor asyncio.Task."},
+    {"result", wakeup_result, METH_NOARGS, "result($self, /)\n--\n\nFor asyncio.Task."},
+    {"get_loop", wakeup_get_loop, METH_NOARGS, "get_loop($self, /)\n--\n\nFor asyncio.Task."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef wakeup_members[] = {
+    {"_asyncio_future_blocking", T_BOOL, offsetof(wakeup, blocking), 0, "For asyncio.Task."},
+    {"error", T_OBJECT, offsetof(wakeup, error), 0, "What the task shall raise, or None."},
+    {"max_entries", T_UINT, offsetof(wakeup, max_entries), READONLY, NULL},
+    {"solicited_only", T_BOOL, offsetof(wakeup, solicited_only), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyGetSetDef wakeup_getset[] = {
+    {"awaited", wakeup_get_awaited, NULL, "Whether a task sleeps on it, or did.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot wakeup_slots[] = {
+    {Py_tp_doc, "Wakeup(loop, max_entries=1, solicited_only=False)\n--\n\n"
+                "One sleep of one task of an asyncio loop: the task awaits it."},
+    {Py_tp_new, wakeup_new},
+    {Py_am_await, PyObject_SelfIter},
+    {Py_am_send, wakeup_send},
+    {Py_tp_iter, PyObject_SelfIter},
+    {Py_tp_iternext, wakeup_next},
+    {Py_tp_traverse, wakeup_traverse},
+    {Py_tp_clear, wakeup_clear},
+    {Py_tp_dealloc, wakeup_dealloc},
+    {Py_tp_methods, wakeup_methods},
+    {Py_tp_members, wakeup_members},
+    {Py_tp_getset, wakeup_getset},
+    {0, NULL},
+};
+
+PyType_Spec cqn_wakeup_spec = {
+    .name = "cqnotify.Wakeup",
+    .basicsize = sizeof(wakeup),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = wakeup_slots,
+};

@@ -1,0 +1,585 @@
+# SPDX-License-Identifier: MIT
+"""How a task in wait() goes on: inside the reader's callback, in the turn in which the event came.
+
+A task that waits the first time waits in line. Here it has done so, and is a sleeper of its CQ.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from aio_support import Lane, MakeLane, Scenario, ids, sleeper, tick
+
+from cqnotify import CQ, ClosedError, CompletionChannel, Context, WorkCompletion
+from cqnotify._core import Wakeup
+from cqnotify.aio import AsyncCQ
+
+NewLoop = Callable[[], asyncio.AbstractEventLoop]
+
+
+async def quick(acq: AsyncCQ, lane: Lane) -> None:
+    """From now on the next that waits is a sleeper of the CQ."""
+    lane.send()
+    await acq.wait()
+
+
+class Watched(CompletionChannel):
+    """Notes when an event is read, and when that is over."""
+
+    def __new__(cls, ctx: Context) -> Watched:
+        self = super().__new__(cls, ctx)
+        self.log = []
+        self.meanwhile = None
+        return self
+
+    log: list[str]
+    meanwhile: Callable[[], None] | None
+
+    def dispatch(self, first: bool, /) -> bool:
+        self.log.append("read")
+        try:
+            return super().dispatch(first)
+        finally:
+            self.log.append("over")
+            if self.meanwhile is not None:
+                call, self.meanwhile = self.meanwhile, None
+                call()
+
+
+@pytest.fixture
+def watched(ctx: Context) -> Watched:
+    return Watched(ctx)
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_the_task_goes_on_while_the_event_is_read(
+    watched: Watched, new_lane: MakeLane, run: Scenario, others: int
+) -> None:
+    lane = new_lane(on=watched)
+
+    async def wait(acq: AsyncCQ) -> None:
+        assert ids(await acq.wait()) == [1]
+        watched.log.append("task")
+
+    async def scenario() -> None:
+        async with AsyncCQ(lane.cq) as acq:
+            await quick(acq, lane)
+            task = asyncio.ensure_future(wait(acq))
+            await tick()
+            for _ in range(others):
+                await sleeper(acq)
+            lane.send()
+            await task
+            assert watched.log == ["read", "task", "over"]
+            assert acq.stats.events == 1
+            assert acq.stats.wakeups == 1
+
+    run(scenario())
+
+
+def test_a_task_is_not_resumed_twice_in_one_turn_of_the_loop(
+    watched: Watched, new_lane: MakeLane, run: Scenario
+) -> None:
+    lane = new_lane(on=watched)
+
+    async def wait(acq: AsyncCQ) -> None:
+        for _ in range(3):
+            await acq.wait()
+            watched.log.append("task")
+
+    def again() -> None:
+        lane.send()
+        watched.dispatch(False)
+
+    async def scenario() -> None:
+        async with AsyncCQ(lane.cq) as acq:
+            await quick(acq, lane)
+            task = asyncio.ensure_future(wait(acq))
+            await tick()
+            watched.meanwhile = again
+            lane.send()
+            while len(watched.log) < 6:
+                await asyncio.sleep(0)
+            assert watched.log == ["read", "task", "over", "read", "over", "task"]
+            lane.send()
+            await task
+            assert watched.log[6:] == ["read", "task", "over"]
+
+    run(scenario())
+
+
+def test_who_is_woken_by_another_task_goes_on_after_it(lane: Lane, run: Scenario) -> None:
+    async def scenario() -> None:
+        async with AsyncCQ(lane.cq) as acq:
+            await quick(acq, lane)
+            task = await sleeper(acq)
+            lane.send()
+            assert acq.poll() == []
+            assert not task.done()
+            assert ids(await task) == [1]
+
+    run(scenario())
+
+
+def test_waiters_behind_a_sleeper_are_served_in_the_order_of_their_coming(
+    lane: Lane, run: Scenario
+) -> None:
+    async def scenario() -> None:
+        async with AsyncCQ(lane.cq) as acq:
+            await quick(acq, lane)
+            tasks = [await sleeper(acq, 1) for _ in range(4)]
+            assert acq.stats.arms == 1
+            for i, task in enumerate(tasks):
+                lane.send()
+                assert ids(await task) == [1 + i]
+                assert not any(task.done() for task in tasks[i + 1 :])
+
+    run(scenario())
+
+
+def test_a_completion_at_the_very_moment_of_falling_asleep_is_not_missed(
+    new_lane: MakeLane, run: Scenario
+) -> None:
+    class Racing(CQ):
+        when = ""
+
+        def sleep(self, *args: Any) -> list[WorkCompletion] | Wakeup | None:
+            when, self.when = self.when, ""
+            if when == "before":
+                lane.send()
+            result = super().sleep(*args)
+            if when == "after":
+                lane.send()
+            return result
+
+    lane = new_lane(Racing)
+
+    async def scenario() -> None:
+        async with AsyncCQ(lane.cq) as acq:
+            for i, when in enumerate(("before", "after", "after", "before"), 1):
+                if i == 1:
+                    await quick(acq, lane)
+                lane.cq.when = when
+                assert ids(await acq.wait()) == [i]
+            assert acq.stats.events == acq.stats.wakeups == 2
+
+    run(scenario())
+
+
+def test_a_claim_that_comes_while_one_sleeps_gets_its_completion(lane: Lane, run: Scenario) -> None:
+    async def scenario() -> None:
+        async with AsyncCQ(lane.cq) as acq:
+            await quick(acq, lane)
+            task = await sleeper(acq)
+            claim = asyncio.ensure_future(acq.completion(1))
+            await tick()
+            lane.send()
+            assert (await claim).wr_id == 1
+            assert not task.done()
+            lane.send()
+            assert ids(await task) == [2]
+
+    run(scenario())
+
+
+def test_an_event_without_a_completion_wakes_nobody(lane: Lane, run: Scenario) -> None:
+    async def scenario() -> None:
+        async with AsyncCQ(lane.cq) as acq:
+            await quick(acq, lane)
+            lane.cq.req_notify()
+            lane.send()
+            assert ids(lane.cq.take()) == [1]  # and its event is left
+            task = await sleeper(acq)
+            assert acq.stats.spurious == 1
+            lane.send()
+            assert ids(await task) == [2]
+            assert acq.stats.wakeups == 1
+
+    run(scenario())
+
+
+# ---- what the task does while the event is being read ------------------------------------------
+
+
+async def wait_again(acq: AsyncCQ, lane: Lane) -> None:
+    lane.send()
+    assert ids(await acq.wait()) == [2]
+    task = await sleeper(acq)
+    lane.send()
+    assert ids(await task) == [3]
+
+
+async def poll(acq: AsyncCQ, lane: Lane) -> None:
+    assert acq.poll() == lane.cq.poll() == []
+    lane.send()
+    assert ids(acq.poll()) == [2]
+
+
+async def close(acq: AsyncCQ, lane: Lane) -> None:
+    acq.close()
+    with pytest.raises(ClosedError):
+        await acq.wait()
+
+
+async def close_cq(acq: AsyncCQ, lane: Lane) -> None:
+    lane.close()
+    lane.cq.close()
+    await tick()
+    with pytest.raises(ClosedError):
+        await acq.wait()
+
+
+async def close_all(acq: AsyncCQ, lane: Lane) -> None:
+    lane.cq.context.close()
+    with pytest.raises(ClosedError):
+        await acq.wait()
+
+
+async def replace(acq: AsyncCQ, lane: Lane) -> None:
+    acq.close()
+    async with AsyncCQ(lane.cq) as new:
+        lane.send()
+        assert ids(await new.wait()) == [2]
+        task = await sleeper(new)
+        lane.send()
+        assert ids(await task) == [3]
+
+
+@pytest.mark.parametrize("act", [wait_again, poll, close, close_cq, close_all, replace])
+def test_the_task_that_was_resumed_can_do_anything(
+    lane: Lane, run: Scenario, act: Callable[[AsyncCQ, Lane], Any]
+) -> None:
+    async def wait(acq: AsyncCQ) -> None:
+        assert ids(await acq.wait()) == [1]
+        await act(acq, lane)
+
+    async def scenario() -> None:
+        acq = AsyncCQ(lane.cq)
+        await quick(acq, lane)
+        task = asyncio.ensure_future(wait(acq))
+        await tick()
+        lane.send()
+        await task
+        acq.close()
+
+    run(scenario())
+
+
+def test_the_task_that_was_resumed_can_cancel_the_one_behind_it(lane: Lane, run: Scenario) -> None:
+    async def wait(acq: AsyncCQ) -> None:
+        assert ids(await acq.wait(1)) == [1]
+        second.cancel()
+
+    async def scenario() -> None:
+        nonlocal second
+        async with AsyncCQ(lane.cq) as acq:
+            await quick(acq, lane)
+            first = asyncio.ensure_future(wait(acq))
+            await tick()
+            second, third = await sleeper(acq), await sleeper(acq)
+            lane.send(2)
+            await first
+            assert ids(await third) == [2]
+            assert second.cancelled()
+
+    second: asyncio.Task[Any]
+    run(scenario())
+
+
+def test_after_the_last_one_is_closed_no_event_is_taken_from_others(
+    watched: Watched, new_lane: MakeLane, run: Scenario
+) -> None:
+    lane, other = new_lane(on=watched), new_lane(on=watched)
+
+    async def wait(acq: AsyncCQ) -> None:
+        await acq.wait()
+        acq.close()
+        other.cq.req_notify()
+        other.send()
+
+    async def scenario() -> None:
+        for _ in range(20):  # so one of them looks for more events than one
+            acq = AsyncCQ(lane.cq)
+            await quick(acq, lane)
+            task = asyncio.ensure_future(wait(acq))
+            await tick()
+            lane.send()
+            await task
+            await tick()
+            assert watched.try_get_event() is other.cq
+            other.cq.poll()
+
+    run(scenario())
+
+
+# ---- exceptions, cancellation, contexts ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_what_ends_the_loop_goes_through_and_nothing_is_lost(
+    new_loop: NewLoop, new_lane: MakeLane, error: type[BaseException]
+) -> None:
+    lane, other = new_lane(), new_lane()
+
+    async def fail(acq: AsyncCQ) -> None:
+        await acq.wait()
+        raise error
+
+    async def set_up() -> tuple[AsyncCQ, asyncio.Task[Any], asyncio.Task[Any]]:
+        acq, other_acq = AsyncCQ(lane.cq), AsyncCQ(other.cq)
+        await quick(acq, lane)
+        await quick(other_acq, other)
+        tasks = asyncio.ensure_future(fail(acq)), asyncio.ensure_future(other_acq.wait())
+        await tick()
+        return acq, *tasks
+
+    with contextlib.closing(new_loop()) as loop:
+        acq, failing, task = loop.run_until_complete(set_up())
+        lane.send()
+        other.send()
+        with pytest.raises(error):
+            loop.run_until_complete(asyncio.gather(failing))
+        assert isinstance(failing.exception(), error)
+        assert ids(loop.run_until_complete(task)) == [1]
+        lane.send()
+        assert ids(loop.run_until_complete(acq.wait())) == [2]
+
+
+def test_an_exception_of_the_task_is_its_own(lane: Lane, run: Scenario) -> None:
+    async def fail(acq: AsyncCQ) -> None:
+        await acq.wait()
+        raise ValueError("mine")
+
+    async def scenario() -> None:
+        async with AsyncCQ(lane.cq) as acq:
+            await quick(acq, lane)
+            task = asyncio.ensure_future(fail(acq))
+            await tick()
+            lane.send()
+            with pytest.raises(ValueError, match="mine"):
+                await task
+            task2 = await sleeper(acq)
+            lane.send()
+            assert ids(await task2) == [2]
+
+    run(scenario())
+
+
+def test_a_cancelled_sleeper_loses_nothing_and_keeps_its_message(lane: Lane, run: Scenario) -> None:
+    async def scenario() -> None:
+        async with AsyncCQ(lane.cq) as acq:
+            await quick(acq, lane)
+            task = await sleeper(acq)
+            lane.send()
+            task.cancel("enough")
+            with pytest.raises(asyncio.CancelledError) as e:
+                await task
+            assert sys.version_info < (3, 11) or e.value.args == ("enough",)
+            assert ids(await acq.wait()) == [1]
+
+    run(scenario())
+
+
+def test_a_timeout_ends_a_sleep_and_the_next_is_not_deaf(lane: Lane, run: Scenario) -> None:
+    async def scenario() -> None:
+        async with AsyncCQ(lane.cq) as acq:
+            for i in range(0, 10, 2):
+                lane.send()
+                assert ids(await acq.wait()) == [i]
+                with pytest.raises(asyncio.TimeoutError):
+                    await asyncio.wait_for(acq.wait(), 0.01)
+                task = await sleeper(acq)
+                lane.send()
+                assert ids(await task) == [i + 1]
+
+    run(scenario())
+
+
+def test_the_task_goes_on_in_its_own_context(lane: Lane, run: Scenario) -> None:
+    name = contextvars.ContextVar("name", default="nobody")
+
+    async def wait(acq: AsyncCQ) -> None:
+        name.set("mine")
+        await acq.wait()
+        assert name.get() == "mine"
+        name.set("still mine")
+        await acq.wait()
+        assert name.get() == "still mine"
+
+    async def scenario() -> None:
+        async with AsyncCQ(lane.cq) as acq:
+            await quick(acq, lane)
+            task = asyncio.ensure_future(wait(acq))
+            for _ in range(2):
+                await tick()
+                lane.send()
+            await task
+            assert name.get() == "nobody"
+
+    run(scenario())
+
+
+def python_task(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
+    return asyncio.tasks._PyTask(coro, loop=loop, **options)  # type: ignore[attr-defined]
+
+
+def eager_task(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
+    options.pop("eager_start", None)  # which uvloop gives, and early Pythons do not take
+    return asyncio.eager_task_factory(loop, coro, **options)  # type: ignore[attr-defined]
+
+
+FACTORIES = [python_task]
+if sys.version_info >= (3, 12):
+    FACTORIES.append(eager_task)
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_tasks_of_other_kinds_are_resumed_too(
+    watched: Watched, new_lane: MakeLane, run: Scenario, factory: Any
+) -> None:
+    lane = new_lane(on=watched)
+
+    async def wait(acq: AsyncCQ) -> None:
+        await acq.wait()
+        watched.log.append("task")
+
+    async def scenario() -> None:
+        asyncio.get_running_loop().set_task_factory(factory)
+        async with AsyncCQ(lane.cq) as acq:
+            await quick(acq, lane)
+            for _ in range(3):
+                task = asyncio.get_running_loop().create_task(wait(acq))
+                await tick()
+                lane.send()
+                await task
+            assert watched.log == ["read", "task", "over"] * 3
+            task = asyncio.get_running_loop().create_task(acq.wait())
+            await tick()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    run(scenario())
+
+
+def test_it_works_in_debug_mode(lane: Lane, run: Scenario) -> None:
+    errors: list[Any] = []
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_debug(True)
+        loop.slow_callback_duration = 60
+        loop.set_exception_handler(lambda loop, context: errors.append(context))
+        async with AsyncCQ(lane.cq) as acq:
+            await quick(acq, lane)
+            for i in range(1, 4):
+                task = await sleeper(acq)
+                lane.send()
+                assert ids(await task) == [i]
+
+    run(scenario())
+    assert not errors
+
+
+def test_a_burst_of_events_does_not_take_a_turn_for_each(
+    watched: Watched, new_lane: MakeLane, run: Scenario
+) -> None:
+    lanes = [new_lane(on=watched) for _ in range(40)]
+    turns = 0
+
+    async def scenario() -> None:
+        nonlocal turns
+        async with contextlib.AsyncExitStack() as stack:
+            acqs = [await stack.enter_async_context(AsyncCQ(lane.cq)) for lane in lanes]
+            tasks = [await sleeper(acq) for acq in acqs]
+            for lane in lanes:
+                lane.send()
+            while not all(task.done() for task in tasks):
+                await asyncio.sleep(0)
+                turns += 1
+        assert len(watched.log) <= 2 * (len(lanes) + 2)
+
+    run(scenario())
+    assert turns <= 8 + 4
+
+
+def test_single_events_are_read_singly(watched: Watched, new_lane: MakeLane, run: Scenario) -> None:
+    lane = new_lane(on=watched)
+
+    async def scenario() -> None:
+        async with AsyncCQ(lane.cq) as acq:
+            for _ in range(80):
+                task = await sleeper(acq)
+                lane.send()
+                await task
+            assert acq.stats.events == 80
+            assert watched.log.count("read") == 80 + 80 // 8
+
+    run(scenario())
+
+
+# ---- the Wakeup itself --------------------------------------------------------------------------
+
+
+def test_only_a_task_of_asyncio_can_await_a_wakeup() -> None:
+    async def sleep() -> None:
+        await wakeup
+
+    with contextlib.closing(asyncio.new_event_loop()) as loop:
+        wakeup = Wakeup(loop)
+        coro = sleep()
+        assert coro.send(None) is wakeup
+        with pytest.raises(RuntimeError, match="asyncio"):
+            coro.send(None)
+        context = contextvars.copy_context()
+        wakeup.add_done_callback(print, context=context)
+        with pytest.raises(RuntimeError, match="one task"):
+            wakeup.add_done_callback(print, context=context)
+
+
+def test_a_wakeup_is_done_once(run: Scenario) -> None:
+    async def sleep(wakeup: Wakeup) -> None:
+        await wakeup
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        for end in (Wakeup.wake, Wakeup.cancel):
+            wakeup = Wakeup(loop)
+            task = asyncio.ensure_future(sleep(wakeup))
+            await tick()
+            assert not wakeup.done()
+            end(wakeup)
+            assert wakeup.done()
+            assert not wakeup.cancel()
+            wakeup.wake()
+            await asyncio.wait([task])
+            assert task.cancelled() == (end is Wakeup.cancel)
+
+    run(scenario())
+
+
+def test_who_woke_before_the_task_slept_is_not_waited_for(run: Scenario) -> None:
+    async def scenario() -> None:
+        wakeup = Wakeup(asyncio.get_running_loop())
+        wakeup.wake()
+        await wakeup
+        wakeup.again()
+        asyncio.get_running_loop().call_soon(wakeup.wake)
+        await wakeup
+
+    run(scenario())
+
+
+def test_a_wakeup_of_a_closed_loop_wakes_nobody() -> None:
+    loop = asyncio.new_event_loop()
+    wakeup = Wakeup(loop)
+    wakeup.add_done_callback(print, context=contextvars.copy_context())
+    loop.close()
+    wakeup.wake()
+    assert wakeup.done()
