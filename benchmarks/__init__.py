@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: MIT
+"""cqnotify beside C and pyverbs, on the same work; run by ./lab bench."""
+
+NAMES = (
+    "drain",
+    "cycle",
+    "post",
+    "imports",
+    "memory",
+    "round_trip",
+    "receiver",
+    "channels",
+    "throughput",
+    "computing",
+    "completion",
+)
+"""The benchmarks, a module each, in the order of the report."""

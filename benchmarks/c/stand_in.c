@@ -1,0 +1,308 @@
+/* SPDX-License-Identifier: MIT */
+/* A stand-in for libibverbs, to be preloaded: one device, "stand_in0", that carries no data. It is
+ * for the timing of what C, pyverbs and cqnotify do around the verbs, and for nothing else.
+ *
+ * What is posted to a send queue completes at once, with success. With STAND_IN_ON_ARM set it
+ * waits, and each req_notify brings one of them, with its event. Not for several threads. */
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <infiniband/verbs.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#undef ibv_reg_mr
+#undef ibv_query_port
+
+enum { MOST_CQE = 4096, FIRST_NUM = 17 };
+
+struct cq {
+    struct ibv_cq ibv;
+    bool armed;
+    unsigned head;    /* the next to be polled */
+    unsigned arrived; /* behind the last that can be polled */
+    unsigned tail;    /* behind the last that was posted */
+    struct ibv_wc wcs[MOST_CQE];
+};
+
+struct channel {
+    struct ibv_comp_channel ibv;
+    int write_fd;
+};
+
+static struct ibv_device device = {.node_type = IBV_NODE_CA,
+                                   .transport_type = IBV_TRANSPORT_IB,
+                                   .name = "stand_in0",
+                                   .dev_name = "stand_in0"};
+static uint32_t last_num = FIRST_NUM;
+static bool on_arm;
+
+/* ---- events ----------------------------------------------------------------------------- */
+
+static void raise_event(struct cq *cq)
+{
+    struct channel *channel = (struct channel *)cq->ibv.channel;
+    cq->armed = false;
+    if (channel != NULL && write(channel->write_fd, &cq, sizeof(cq)) != sizeof(cq)) {
+        abort();
+    }
+}
+
+static void arrive(struct cq *cq)
+{
+    cq->arrived++;
+    if (cq->armed) {
+        raise_event(cq);
+    }
+}
+
+static int req_notify_cq(struct ibv_cq *ibv, int solicited_only)
+{
+    (void)solicited_only;
+    struct cq *cq = (struct cq *)ibv;
+    cq->armed = true;
+    if (on_arm && cq->arrived != cq->tail) {
+        arrive(cq);
+    }
+    return 0;
+}
+
+int ibv_get_cq_event(struct ibv_comp_channel *channel, struct ibv_cq **cq, void **cq_context)
+{
+    if (read(channel->fd, cq, sizeof(*cq)) != sizeof(*cq)) {
+        return -1;
+    }
+    *cq_context = (*cq)->cq_context;
+    return 0;
+}
+
+/* ---- completions ------------------------------------------------------------------------ */
+
+static int poll_cq(struct ibv_cq *ibv, int num_entries, struct ibv_wc *wc)
+{
+    struct cq *cq = (struct cq *)ibv;
+    int n = 0;
+    for (; n < num_entries && cq->head != cq->arrived; n++) {
+        wc[n] = cq->wcs[cq->head++ % MOST_CQE];
+    }
+    return n;
+}
+
+static void complete(struct ibv_qp *qp, const struct ibv_send_wr *wr)
+{
+    struct cq *cq = (struct cq *)qp->send_cq;
+    cq->wcs[cq->tail++ % MOST_CQE] = (struct ibv_wc){
+        .wr_id = wr->wr_id,
+        .status = IBV_WC_SUCCESS,
+        .opcode = wr->opcode == IBV_WR_RDMA_WRITE ? IBV_WC_RDMA_WRITE : IBV_WC_SEND,
+        .qp_num = qp->qp_num,
+    };
+    if (!on_arm) {
+        arrive(cq);
+    }
+}
+
+static int post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad_wr)
+{
+    struct cq *cq = (struct cq *)qp->send_cq;
+    for (; wr != NULL; wr = wr->next) {
+        if (cq->tail - cq->head == MOST_CQE) {
+            *bad_wr = wr;
+            return ENOMEM;
+        }
+        complete(qp, wr);
+    }
+    return 0;
+}
+
+/* ---- objects ---------------------------------------------------------------------------- */
+
+struct ibv_device **ibv_get_device_list(int *num_devices)
+{
+    struct ibv_device **list = calloc(2, sizeof(*list));
+    list[0] = &device;
+    if (num_devices != NULL) {
+        *num_devices = 1;
+    }
+    return list;
+}
+
+void ibv_free_device_list(struct ibv_device **list)
+{
+    free(list);
+}
+
+__be64 ibv_get_device_guid(struct ibv_device *unused)
+{
+    (void)unused;
+    return 0;
+}
+
+struct ibv_context *ibv_open_device(struct ibv_device *dev)
+{
+    struct ibv_context *ctx = calloc(1, sizeof(*ctx));
+    on_arm = getenv("STAND_IN_ON_ARM") != NULL;
+    ctx->device = dev;
+    ctx->ops.poll_cq = poll_cq;
+    ctx->ops.req_notify_cq = req_notify_cq;
+    ctx->ops.post_send = post_send;
+    ctx->async_fd = eventfd(0, EFD_CLOEXEC);
+    ctx->num_comp_vectors = 1;
+    return ctx;
+}
+
+int ibv_close_device(struct ibv_context *ctx)
+{
+    close(ctx->async_fd);
+    free(ctx);
+    return 0;
+}
+
+int ibv_query_device(struct ibv_context *ctx, struct ibv_device_attr *attr)
+{
+    (void)ctx;
+    *attr = (struct ibv_device_attr){.max_qp = 1024,
+                                     .max_qp_wr = MOST_CQE,
+                                     .max_sge = 1,
+                                     .max_cq = 1024,
+                                     .max_cqe = MOST_CQE,
+                                     .max_mr = 1024,
+                                     .max_mr_size = SIZE_MAX,
+                                     .max_pd = 1024,
+                                     .max_pkeys = 1,
+                                     .phys_port_cnt = 1};
+    return 0;
+}
+
+/* What was added to the structure later, the header's ibv_query_port() has zeroed. */
+int ibv_query_port(struct ibv_context *ctx, uint8_t port_num, struct _compat_ibv_port_attr *attr)
+{
+    (void)ctx, (void)port_num;
+    struct ibv_port_attr answer = {.state = IBV_PORT_ACTIVE,
+                                   .max_mtu = IBV_MTU_4096,
+                                   .active_mtu = IBV_MTU_1024,
+                                   .max_msg_sz = UINT32_MAX,
+                                   .pkey_tbl_len = 1,
+                                   .lid = 1,
+                                   .link_layer = IBV_LINK_LAYER_INFINIBAND};
+    memcpy(attr, &answer, offsetof(struct ibv_port_attr, port_cap_flags2));
+    return 0;
+}
+
+struct ibv_pd *ibv_alloc_pd(struct ibv_context *ctx)
+{
+    struct ibv_pd *pd = calloc(1, sizeof(*pd));
+    pd->context = ctx;
+    return pd;
+}
+
+int ibv_dealloc_pd(struct ibv_pd *pd)
+{
+    free(pd);
+    return 0;
+}
+
+struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access)
+{
+    (void)access;
+    struct ibv_mr *mr = malloc(sizeof(*mr));
+    *mr = (struct ibv_mr){.context = pd->context, .pd = pd, .addr = addr, .length = length};
+    mr->lkey = mr->rkey = ++last_num;
+    return mr;
+}
+
+struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
+                                unsigned int access)
+{
+    (void)iova;
+    return ibv_reg_mr(pd, addr, length, (int)access);
+}
+
+int ibv_dereg_mr(struct ibv_mr *mr)
+{
+    free(mr);
+    return 0;
+}
+
+struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *ctx)
+{
+    int fds[2];
+    struct channel *channel = calloc(1, sizeof(*channel));
+    if (pipe2(fds, O_CLOEXEC) < 0) {
+        abort();
+    }
+    channel->ibv.context = ctx;
+    channel->ibv.fd = fds[0];
+    channel->write_fd = fds[1];
+    return &channel->ibv;
+}
+
+int ibv_destroy_comp_channel(struct ibv_comp_channel *ibv)
+{
+    struct channel *channel = (struct channel *)ibv;
+    close(channel->write_fd);
+    close(channel->ibv.fd);
+    free(channel);
+    return 0;
+}
+
+struct ibv_cq *ibv_create_cq(struct ibv_context *ctx, int cqe, void *cq_context,
+                             struct ibv_comp_channel *channel, int comp_vector)
+{
+    (void)comp_vector;
+    struct cq *cq = calloc(1, sizeof(*cq));
+    cq->ibv.context = ctx;
+    cq->ibv.channel = channel;
+    cq->ibv.cq_context = cq_context;
+    cq->ibv.cqe = cqe;
+    pthread_mutex_init(&cq->ibv.mutex, NULL);
+    pthread_cond_init(&cq->ibv.cond, NULL);
+    return &cq->ibv;
+}
+
+int ibv_destroy_cq(struct ibv_cq *cq)
+{
+    free(cq);
+    return 0;
+}
+
+struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
+{
+    struct ibv_qp *qp = calloc(1, sizeof(*qp));
+    qp->context = pd->context;
+    qp->pd = pd;
+    qp->qp_context = init->qp_context;
+    qp->send_cq = init->send_cq;
+    qp->recv_cq = init->recv_cq;
+    qp->srq = init->srq;
+    qp->qp_type = init->qp_type;
+    qp->qp_num = ++last_num;
+    return qp;
+}
+
+int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int attr_mask)
+{
+    if (attr_mask & IBV_QP_STATE) {
+        qp->state = attr->qp_state;
+    }
+    return 0;
+}
+
+int ibv_query_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int attr_mask,
+                 struct ibv_qp_init_attr *init)
+{
+    (void)attr_mask, (void)init;
+    *attr = (struct ibv_qp_attr){.qp_state = qp->state, .port_num = 1};
+    return 0;
+}
+
+int ibv_destroy_qp(struct ibv_qp *qp)
+{
+    free(qp);
+    return 0;
+}

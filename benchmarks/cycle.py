@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: MIT
+"""The cycle of an event: arm, sleep (the event is there at once), acknowledge, poll one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cqnotify import CQ, CompletionChannel
+
+from .endpoints import FIRST_ID, Loopback, PyverbsLoopback
+from .harness.plan import Benchmark, Figures, InC, Limit, Round
+from .harness.subject import clock
+
+CYCLES = 1000
+
+
+def cycles(cq: CQ, channel: CompletionChannel) -> int:
+    for _ in range(CYCLES):
+        cq.req_notify()
+        channel.get_event()
+        cq.ack()
+        wcs = cq.poll()
+    return wcs[0].wr_id
+
+
+def pyverbs_cycles(cq: Any, channel: Any) -> int:
+    for _ in range(CYCLES):
+        cq.req_notify()
+        channel.get_cq_event(cq)
+        cq.ack_events(1)
+        _, wcs = cq.poll()
+    wr_id: int = wcs[0].wr_id
+    return wr_id
+
+
+def cqnotify() -> Round:
+    end = Loopback()
+
+    def run() -> dict[str, Figures]:
+        end.fill(CYCLES)
+        before = end.cq.stats
+        start = clock()
+        last = cycles(end.cq, end.channel)
+        total = clock() - start
+        assert last == FIRST_ID + CYCLES - 1, last
+        events, arms = end.cq.stats.events - before.events, end.cq.stats.arms - before.arms
+        return {"cycle": {"ops": CYCLES, "total": total, "events": events, "arms": arms}}
+
+    return run
+
+
+def pyverbs() -> Round:
+    end = PyverbsLoopback()
+
+    def run() -> dict[str, Figures]:
+        end.fill(CYCLES)
+        start = clock()
+        last = pyverbs_cycles(end.cq, end.channel)
+        total = clock() - start
+        assert last == FIRST_ID + CYCLES - 1, last
+        return {"cycle": {"ops": CYCLES, "total": total, "events": CYCLES, "arms": CYCLES}}
+
+    return run
+
+
+BENCHMARK = Benchmark(
+    title="The cycle of an event: arm, sleep, acknowledge, poll",
+    op="event",
+    subjects={"C": InC("cycle"), "pyverbs": pyverbs, "cqnotify": cqnotify},
+    places=("native",),
+    env={"STAND_IN_ON_ARM": "1"},
+    limits=(
+        Limit("cqnotify", over="C", at_most=1.6, place="native"),  # a clock: some room for noise
+        Limit("cqnotify", over="pyverbs", at_most=0.42, place="native"),
+        Limit("cqnotify", figure="events", at_most=1, at_least=1, place="native"),
+    ),
+    quick=True,
+)

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: MIT
+"""One end of an RC connection between a subject and its peer, with cqnotify and with pyverbs.
+
+c/end.h is the same in C, and says how the two ends meet; c/peer.c is the other end.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Callable
+from functools import cached_property
+from ipaddress import IPv6Address
+from time import sleep
+from typing import Any, Literal, TypeAlias
+
+from cqnotify import (
+    CQ,
+    MR,
+    PD,
+    QP,
+    CompletionChannel,
+    Context,
+    QPAddress,
+    QPType,
+    RecvWR,
+    SendFlags,
+    SendWR,
+)
+from cqnotify.aio import AsyncCQ
+
+from .harness.plan import Figures
+from .harness.subject import DEVICE, GID_INDEX, peer
+
+SLOTS = 64  # receives that are posted
+SIGNAL_EVERY = 32  # sends of which one is signaled, and reaped
+ACK_BATCH = 32  # events that are acknowledged at once
+DEPTH = 1024
+MTU = 1024
+
+_Counter: TypeAlias = Literal["events", "wakeups", "arms", "spurious"]
+
+
+class Peer:
+    """The other process."""
+
+    def __init__(self) -> None:
+        self._socket = peer()
+
+    def order(self, what: str) -> None:
+        self._socket.sendall(what.encode() + b"\n")
+
+    def exchange(self, ours: QPAddress) -> QPAddress:
+        self._socket.sendall(ours.to_wire())
+        return QPAddress.from_wire(self._hear(len(ours.to_wire())))
+
+    def meet(self) -> None:
+        """Nobody sends before the other one can receive."""
+        self._socket.sendall(b"+")
+        self._hear(1)
+
+    def _hear(self, length: int) -> bytes:
+        data = b""
+        while len(data) < length:
+            more = self._socket.recv(length - len(data))
+            if not more:
+                raise EOFError("the peer has gone")
+            data += more
+        return data
+
+
+class End:
+    """With cqnotify. Receives go into a CQ with a channel, sends into one without."""
+
+    def __init__(
+        self, peer: Peer, size: int, *, send_size: int | None = None, slots: int = SLOTS
+    ) -> None:
+        peer.order(f"connect {size}")
+        self.ctx = Context(DEVICE)
+        pd = PD(self.ctx)
+        self.channel = CompletionChannel(self.ctx)
+        self.cq = CQ(self.ctx, DEPTH, channel=self.channel)
+        self.send_cq = CQ(self.ctx, DEPTH)
+        self.mr = MR(pd, (slots + 1) * size)
+        self.qp = QP(
+            pd,
+            QPType.RC,
+            send_cq=self.send_cq,
+            recv_cq=self.cq,
+            max_send_wr=DEPTH,
+            max_recv_wr=DEPTH,
+        )
+        self.qp.to_init()
+        places = [self.mr[i * size : (i + 1) * size] for i in range(slots)]
+        self.receives = [RecvWR(place, wr_id=i) for i, place in enumerate(places)]
+        self.qp.post_recv(self.receives)
+        message = self.mr[slots * size : slots * size + (send_size or size)]
+        self.unsignaled = SendWR(message, send_flags=SendFlags(0))
+        self._signaled = SendWR(message, send_flags=SendFlags.SIGNALED)
+        self._sent = 0
+        index = None if GID_INDEX < 0 else GID_INDEX
+        remote = peer.exchange(self.qp.address(gid_index=index))
+        self.qp.connect(remote, gid_index=index, path_mtu=MTU)
+        peer.meet()
+
+    @cached_property
+    def acq(self) -> AsyncCQ:
+        """Made when it is first used: from then on cq.poll() is its poll()."""
+        return AsyncCQ(self.cq)
+
+    def send(self) -> None:
+        """Post the message; reap those that are signaled."""
+        self._sent += 1
+        if self._sent % SIGNAL_EVERY:
+            self.qp.post_send(self.unsignaled)
+        else:
+            self.send_signaled()
+
+    def send_signaled(self) -> None:
+        """Post the message and reap it, and with it those before it."""
+        self.qp.post_send(self._signaled)
+        while not (wcs := self.send_cq.poll(1)):
+            sleep(1e-5)  # a real-time process that spins keeps the kernel's threads from running
+        wcs[0].raise_for_status()
+
+    def counters(self) -> tuple[int, int, int]:
+        """Events, arms, and events with nothing behind them."""
+        stats = self.cq.stats
+        return stats.events, stats.arms, stats.spurious
+
+    def close(self) -> None:
+        self.ctx.close()
+
+
+class PyverbsEnd:
+    """With pyverbs. It counts nothing, so the subjects do."""
+
+    def __init__(
+        self, peer: Peer, size: int, *, send_size: int | None = None, slots: int = SLOTS
+    ) -> None:
+        from pyverbs import cq, device, enums, mr, pd, qp, wr
+
+        peer.order(f"connect {size}")
+        self.ctx = device.Context(name=DEVICE)
+        self.pd = pd.PD(self.ctx)
+        before = _event_fds()
+        self.channel = cq.CompChannel(self.ctx)
+        (self.fd,) = _event_fds() - before  # it does not tell
+        self.cq = cq.CQ(self.ctx, DEPTH, None, self.channel)
+        self.send_cq = cq.CQ(self.ctx, DEPTH)
+        self.mr = mr.MR(self.pd, (slots + 1) * size, enums.IBV_ACCESS_LOCAL_WRITE)
+        cap = qp.QPCap(max_send_wr=DEPTH, max_recv_wr=DEPTH)
+        init = qp.QPInitAttr(enums.IBV_QPT_RC, scq=self.send_cq, rcq=self.cq, cap=cap)
+        self.qp = qp.QP(self.pd, init, qp.QPAttr(port_num=1))
+        buf, lkey = self.mr.buf, self.mr.lkey
+        places = [wr.SGE(buf + i * size, size, lkey) for i in range(slots)]
+        self.receives = [wr.RecvWR(i, 1, [place]) for i, place in enumerate(places)]
+        for receive in self.receives:
+            self.qp.post_recv(receive)
+        message = [wr.SGE(buf + slots * size, send_size or size, lkey)]
+        self.unsignaled = wr.SendWR(num_sge=1, sg=message, send_flags=0)
+        self._signaled = wr.SendWR(num_sge=1, sg=message, send_flags=enums.IBV_SEND_SIGNALED)
+        self._sent = 0
+        self.events = self.arms = self.spurious = 0
+        self.qp.to_rts(self._attributes(peer.exchange(self._address())))
+        peer.meet()
+
+    def _address(self) -> QPAddress:
+        lid = self.ctx.query_port(1).lid
+        gid = str(self.ctx.query_gid(1, GID_INDEX)) if GID_INDEX >= 0 else "::"
+        return QPAddress(lid, self.qp.qp_num, 0, IPv6Address(gid))
+
+    def _attributes(self, remote: QPAddress) -> Any:
+        from pyverbs import addr, enums, qp
+
+        attr = qp.QPAttr(port_num=1)
+        attr.path_mtu = enums.IBV_MTU_1024
+        attr.dest_qp_num, attr.rq_psn = remote.qp_num, remote.psn
+        attr.max_rd_atomic = attr.max_dest_rd_atomic = 1
+        attr.min_rnr_timer, attr.timeout, attr.retry_cnt, attr.rnr_retry = 12, 14, 6, 6
+        if GID_INDEX < 0:
+            attr.ah_attr = addr.AHAttr(port_num=1, dlid=remote.lid)
+        else:
+            gid = addr.GID(remote.gid.exploded)
+            route = addr.GlobalRoute(dgid=gid, sgid_index=GID_INDEX, hop_limit=64)
+            attr.ah_attr = addr.AHAttr(port_num=1, is_global=1, gr=route)
+        return attr
+
+    def send(self) -> None:
+        """Post the message; reap those that are signaled."""
+        self._sent += 1
+        if self._sent % SIGNAL_EVERY:
+            self.qp.post_send(self.unsignaled)
+        else:
+            self.send_signaled()
+
+    def send_signaled(self) -> None:
+        """Post the message and reap it, and with it those before it."""
+        self.qp.post_send(self._signaled)
+        n, wcs = self.send_cq.poll()
+        while not n:
+            sleep(1e-5)
+            n, wcs = self.send_cq.poll()
+        check(wcs[0])
+
+    def counters(self) -> tuple[int, int, int]:
+        return self.events, self.arms, self.spurious
+
+    def close(self) -> None:
+        if unacked := self.events % ACK_BATCH:
+            self.cq.ack_events(unacked)  # or it would hang
+        self.ctx.close()
+
+
+def check(wc: Any) -> None:
+    """Do for pyverbs what raise_for_status() does."""
+    if wc.status:
+        raise RuntimeError(f"work request {wc.wr_id} failed with status {wc.status}")
+
+
+def _event_fds() -> set[int]:
+    with os.scandir("/proc/self/fd") as entries:
+        return {int(e.name) for e in entries if "infinibandevent" in os.readlink(e.path)}
+
+
+class Meter:
+    """What is used from its making to figures(). The clock may be that of the process' CPU."""
+
+    def __init__(self, clock: Callable[[], int], end: End | PyverbsEnd) -> None:
+        self._clock = clock
+        self._end = end
+        self._counters = self._count()
+        self._start = clock()
+
+    def figures(self, ops: int) -> Figures:
+        total = self._clock() - self._start
+        figures: Figures = {"ops": ops, "total": total}
+        for name, n in self._count().items():
+            figures[name] = n - self._counters[name]
+        return figures
+
+    def _count(self) -> dict[_Counter, int]:
+        """A wake-up is one where the kernel says so: the process had given up the CPU."""
+        wakeups = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+        events, arms, spurious = self._end.counters()
+        return {"wakeups": wakeups, "events": events, "arms": arms, "spurious": spurious}

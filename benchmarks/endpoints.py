@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: MIT
+"""A queue pair that is connected to itself, with cqnotify and with pyverbs.
+
+Each RDMA write that it posts gives a completion, so many can be made beforehand. Another one takes
+receives, to which nothing will come.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cqnotify import (
+    CQ,
+    MR,
+    PD,
+    QP,
+    AccessFlags,
+    CompletionChannel,
+    Context,
+    QPType,
+    SendWR,
+    WROpcode,
+)
+
+from .harness.subject import DEVICE, GID_INDEX, settle
+
+DEPTH = 1024
+SIZE = 8
+FIRST_ID = 1 << 32  # small integers cost Python less
+ACCESS = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE
+
+
+class Loopback:
+    def __init__(self) -> None:
+        self.ctx = Context(DEVICE)
+        pd = PD(self.ctx)
+        self.channel = CompletionChannel(self.ctx)
+        self.cq = CQ(self.ctx, DEPTH, channel=self.channel)
+        self.mr = MR(pd, 4096, access=ACCESS)
+        self.qp = QP(pd, QPType.UC, send_cq=self.cq, max_send_wr=DEPTH, max_recv_wr=DEPTH)
+        self.receiver = QP(pd, QPType.RC, send_cq=self.cq, max_recv_wr=DEPTH)
+        index = None if GID_INDEX < 0 else GID_INDEX
+        self.qp.connect(self.qp.address(gid_index=index), gid_index=index, access=ACCESS)
+        self.wrs = [self.write(FIRST_ID + i) for i in range(DEPTH)]
+
+    def write(self, wr_id: int) -> SendWR:
+        sge, addr, rkey = self.mr[:SIZE], self.mr.addr, self.mr.rkey
+        opcode = WROpcode.RDMA_WRITE
+        return SendWR(sge, wr_id=wr_id, opcode=opcode, remote_addr=addr, rkey=rkey)
+
+    def fill(self, n: int) -> None:
+        """Makes n completions."""
+        for wr in self.wrs[:n]:
+            self.qp.post_send(wr)
+        settle(n)
+
+    def drain(self, n: int) -> None:
+        while n:
+            for wc in self.cq.poll():
+                wc.raise_for_status()
+                n -= 1
+
+
+class PyverbsLoopback:
+    def __init__(self) -> None:
+        from pyverbs import addr, cq, device, enums, mr, pd, qp, wr
+
+        self.ctx = device.Context(name=DEVICE)
+        self.pd = pd.PD(self.ctx)
+        self.channel = cq.CompChannel(self.ctx)
+        self.cq = cq.CQ(self.ctx, DEPTH, None, self.channel)
+        access = enums.IBV_ACCESS_LOCAL_WRITE | enums.IBV_ACCESS_REMOTE_WRITE
+        self.mr = mr.MR(self.pd, 4096, access)
+        self.qp, attr = self.create_qp(qp, enums.IBV_QPT_UC, access)
+        self.receiver, self.to_init = self.create_qp(qp, enums.IBV_QPT_RC, access)
+        self.to_reset = qp.QPAttr(qp_state=enums.IBV_QPS_RESET)
+        attr.dest_qp_num = self.qp.qp_num
+        attr.path_mtu = enums.IBV_MTU_1024
+        attr.ah_attr = self.path(addr)
+        self.qp.to_rts(attr)
+        sge = wr.SGE(self.mr.buf, SIZE, self.mr.lkey)
+        self.wrs = []
+        for i in range(DEPTH):
+            write = wr.SendWR(FIRST_ID + i, enums.IBV_WR_RDMA_WRITE, num_sge=1, sg=[sge])
+            write.set_wr_rdma(self.mr.rkey, self.mr.buf)
+            self.wrs.append(write)
+
+    def create_qp(self, qp: Any, qp_type: int, access: int) -> tuple[Any, Any]:
+        """In INIT, and the attributes that brought it there."""
+        cap = qp.QPCap(max_send_wr=DEPTH, max_recv_wr=DEPTH, max_send_sge=1, max_recv_sge=1)
+        init = qp.QPInitAttr(qp_type=qp_type, scq=self.cq, rcq=self.cq, cap=cap, sq_sig_all=1)
+        attr = qp.QPAttr(port_num=1)
+        attr.qp_access_flags = access
+        return qp.QP(self.pd, init, attr), attr
+
+    def path(self, addr: Any) -> Any:
+        """To the port itself."""
+        if GID_INDEX < 0:
+            return addr.AHAttr(port_num=1, dlid=self.ctx.query_port(1).lid)
+        gid = self.ctx.query_gid(1, GID_INDEX)
+        route = addr.GlobalRoute(dgid=gid, sgid_index=GID_INDEX)
+        return addr.AHAttr(port_num=1, is_global=1, gr=route)
+
+    def fill(self, n: int) -> None:
+        for wr in self.wrs[:n]:
+            self.qp.post_send(wr)
+        settle(n)
+
+    def drain(self, n: int) -> None:
+        while n:
+            for wc in self.cq.poll(16)[1]:
+                assert wc.status == 0, wc
+                n -= 1
+
+    def reset_receiver(self) -> None:
+        from pyverbs.enums import IBV_QP_STATE
+
+        self.receiver.modify(self.to_reset, IBV_QP_STATE)
+        self.receiver.to_init(self.to_init)

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: MIT
+"""Runs subjects where it is itself: python -m benchmarks.harness.runner PLACE ROUNDS NAME...
+
+Prints lines of JSON: where it runs, then for each subject its benchmark, its name, and the figures
+of all rounds but the first, which warms up.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from types import TracebackType
+
+from . import plan
+from .compiled import BUILD, STAND_IN
+from .plan import Benchmark, Figures, InC, Place
+from .results import About, Result
+from .subject import STAND_IN_DEVICE, importable
+
+FAILED = 2  # the exit code where a subject does not work
+
+
+def find_device() -> dict[str, str]:
+    """The environment that tells all subjects the same device and address."""
+    from cqnotify import Context, LinkLayer
+
+    with Context() as ctx:
+        ethernet = ctx.query_port().link_layer == LinkLayer.ETHERNET
+        index = ctx.find_gid().index if ethernet else -1
+        return {"BENCH_DEVICE": ctx.name, "BENCH_GID_INDEX": str(index)}
+
+
+def environment(place: Place) -> dict[str, str]:
+    common = {**os.environ, "PYTHONHASHSEED": "0"}
+    if place == "native":
+        device = {"BENCH_DEVICE": STAND_IN_DEVICE, "BENCH_GID_INDEX": "-1"}
+        preload = f"{STAND_IN} {os.environ.get('LD_PRELOAD', '')}".strip()
+        return {**common, **device, "LD_PRELOAD": preload}
+    return {**common, **find_device()}
+
+
+def about(place: Place, env: dict[str, str]) -> About:
+    return {
+        "place": place,
+        "lab": os.environ.get("CQNOTIFY_LAB", ""),
+        "device": env["BENCH_DEVICE"],
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+    }
+
+
+class Process:
+    """A subject, and its peer if it has one."""
+
+    def __init__(self, name: str, subject: str, env: dict[str, str]) -> None:
+        benchmark = plan.load(name)
+        what = benchmark.subjects[subject]
+        command = [sys.executable, "-m", "benchmarks.harness.subject", name, subject]
+        if isinstance(what, InC):
+            command = in_c(what)
+        self.peer: subprocess.Popen[bytes] | None = None
+        with ExitStack() as stack:
+            fds: tuple[int, ...] = ()
+            if benchmark.peer is not None:
+                ours, theirs = map(stack.enter_context, socket.socketpair())
+                fds = (ours.fileno(),)
+                self.peer = start(benchmark, in_c(benchmark.peer), env, theirs.fileno())
+            self.child = start(benchmark, command, env, *fds)
+        self.what = f"{name}: {subject}"
+
+    def round(self) -> dict[str, Figures]:
+        assert self.child.stdin is not None
+        assert self.child.stdout is not None
+        with suppress(BrokenPipeError):  # it ended already
+            self.child.stdin.write(b"\n")
+            self.child.stdin.flush()
+        line = self.child.stdout.readline()
+        if not line.endswith(b"\n"):
+            print(f"bench: {self.what} ended: {self.child.wait()}", file=sys.stderr)
+            raise SystemExit(FAILED)
+        figures: dict[str, Figures] = json.loads(line)
+        return figures
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        for child in (self.child, self.peer):
+            if child is not None:
+                if exc is not None:
+                    child.kill()
+                child.communicate()  # closes its stdin
+
+
+def in_c(what: InC) -> list[str]:
+    return [str(BUILD / what.program), *([what.argument] if what.argument else [])]
+
+
+@functools.cache
+def same_addresses() -> Sequence[str]:
+    """Each time, so that what hashes them costs the same; containers may refuse it."""
+    command = ["setarch", "-R"]
+    allowed = subprocess.run([*command, "true"], stderr=subprocess.DEVNULL).returncode == 0
+    return command if allowed else []
+
+
+def start(
+    benchmark: Benchmark, command: list[str], env: dict[str, str], peer: int | None = None
+) -> subprocess.Popen[bytes]:
+    env = {**env, **benchmark.env}
+    if peer is not None:
+        env["BENCH_PEER"] = str(peer)
+    prefix = [*same_addresses()]
+    if benchmark.realtime and os.geteuid() == 0:
+        prefix += ["chrt", "-f", "10"]
+    pipe = subprocess.PIPE
+    fds = () if peer is None else (peer,)
+    return subprocess.Popen([*prefix, *command], env=env, stdin=pipe, stdout=pipe, pass_fds=fds)
+
+
+def can_run(name: str, subject: str) -> bool:
+    for module in ("pyverbs.cq", "uvloop.loop"):
+        package = module.split(".")[0]
+        if package in subject and not importable(module):
+            print(f"bench: {name}: no '{subject}', this Python has no {package}", file=sys.stderr)
+            return False
+    return True
+
+
+def run(name: str, place: Place, rounds: int, env: dict[str, str]) -> Iterator[Result]:
+    """Natively all subjects take turns, so that what disturbs one disturbs all."""
+    benchmark = plan.load(name)
+    together = place == "native"
+    subjects = [subject for subject in benchmark.subjects if can_run(name, subject)]
+    for group in [subjects] if together else [[subject] for subject in subjects]:
+        figures: dict[str, list[dict[str, Figures]]] = {subject: [] for subject in group}
+        with ExitStack() as stack:
+            processes = {s: stack.enter_context(Process(name, s, env)) for s in group}
+            for _ in range(1 + rounds):
+                for subject, process in processes.items():
+                    figures[subject].append(process.round())
+        for subject in group:
+            yield {"benchmark": name, "subject": subject, "rounds": figures[subject][1:]}
+
+
+def main() -> None:
+    where, rounds, *names = sys.argv[1:]
+    place: Place = "native" if where == "native" else "device"
+    if place == "native":
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    env = environment(place)
+    print(json.dumps(about(place, env)), flush=True)
+    for name in names:
+        for result in run(name, place, int(rounds), env):
+            print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: MIT
+"""Memory of a process for each object, with what the libraries keep for it; not the kernel's.
+
+All of it comes from malloc() here, and malloc() tells how much it gave out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from cqnotify import CQ, MR, PD, QP, CompletionChannel, Context, QPType
+from cqnotify.aio import AsyncCQ
+
+from .endpoints import Loopback, PyverbsLoopback
+from .harness.plan import Benchmark, Figures, InC, Round
+from .harness.subject import DEVICE
+
+N = 100
+
+
+class Mallinfo2(ctypes.Structure):
+    _fields_ = (
+        *((f"before_{i}", ctypes.c_size_t) for i in range(4)),
+        ("hblkhd", ctypes.c_size_t),  # in mappings of their own
+        *((f"between_{i}", ctypes.c_size_t) for i in range(2)),
+        ("uordblks", ctypes.c_size_t),  # in the heap
+        *((f"after_{i}", ctypes.c_size_t) for i in range(2)),
+    )
+    hblkhd: int
+    uordblks: int
+
+
+mallinfo2 = ctypes.CDLL(None).mallinfo2
+mallinfo2.restype = Mallinfo2
+
+
+def in_use() -> int:
+    gc.collect()
+    info: Mallinfo2 = mallinfo2()
+    return info.uordblks + info.hblkhd
+
+
+def of_each(make: Callable[[], object]) -> Figures:
+    """Of N objects that are kept; their list is not counted."""
+    kept: list[object] = [None] * N
+    before = in_use()
+    for i in range(N):
+        kept[i] = make()
+    return {"ops": N, "total": in_use() - before}
+
+
+def of_each_in(make: Callable[[int], list[Any]]) -> Figures:
+    """Of N completions, which one call returns."""
+    before = in_use()
+    kept = make(N)
+    total = in_use() - before
+    assert len(kept) == N
+    return {"ops": N, "total": total - 8 * N}
+
+
+async def of_each_task(wait: Callable[[], Awaitable[object]]) -> Figures:
+    async def waiter() -> None:
+        await wait()
+
+    before = in_use()
+    tasks = [asyncio.ensure_future(waiter()) for _ in range(N)]
+    await asyncio.sleep(0)
+    total = in_use() - before
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    return {"ops": N, "total": total - 8 * N}
+
+
+def cqnotify() -> Round:
+    end = Loopback()
+    buffer = bytearray(4096)
+
+    async def waits() -> Figures:
+        async with AsyncCQ(end.cq) as acq:
+            await of_each_task(acq.wait)  # what the first one set up stays
+            return await of_each_task(acq.wait)
+
+    def run() -> dict[str, Figures]:
+        end.fill(N)
+        completions = of_each_in(end.cq.poll)
+        waiting = asyncio.run(waits())
+        with Context(DEVICE) as ctx:
+            pd, channel = PD(ctx), CompletionChannel(ctx)
+            cq = CQ(ctx, 16, channel=channel)
+            return {
+                "CQ": of_each(lambda: CQ(ctx, 16, channel=channel)),
+                "QP": of_each(lambda: QP(pd, QPType.RC, send_cq=cq)),
+                "MR": of_each(lambda: MR(pd, buffer)),
+                "WorkCompletion": completions,
+                "task that waits": waiting,
+            }
+
+    return run
+
+
+def pyverbs() -> Round:
+    from pyverbs import cq, enums, mr, qp
+
+    end = PyverbsLoopback()
+    cap = qp.QPCap(max_send_wr=16, max_recv_wr=16, max_send_sge=1, max_recv_sge=1)
+    init = qp.QPInitAttr(qp_type=enums.IBV_QPT_RC, scq=end.cq, rcq=end.cq, cap=cap)
+
+    def region() -> object:
+        return mr.MR(end.pd, 4096, enums.IBV_ACCESS_LOCAL_WRITE, end.mr.buf)
+
+    def run() -> dict[str, Figures]:
+        end.fill(N)
+        completions = of_each_in(lambda n: end.cq.poll(n)[1])
+        return {
+            "CQ": of_each(lambda: cq.CQ(end.ctx, 16, None, end.channel)),
+            "QP": of_each(lambda: qp.QP(end.pd, init)),
+            "MR": of_each(region),
+            "WorkCompletion": completions,
+        }
+
+    return run
+
+
+def bare_asyncio() -> Round:
+    """A task that waits for a future."""
+
+    async def waits() -> Figures:
+        return await of_each_task(asyncio.get_running_loop().create_future)
+
+    return lambda: {"task that waits": asyncio.run(waits())}
+
+
+BENCHMARK = Benchmark(
+    title="Memory of one object",
+    op="object",
+    unit="bytes",
+    subjects={
+        "C": InC("memory"),
+        "asyncio": bare_asyncio,
+        "pyverbs": pyverbs,
+        "cqnotify": cqnotify,
+    },
+    env={"PYTHONMALLOC": "malloc"},
+)

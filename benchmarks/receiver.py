@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: MIT
+"""What a receiver's process burns while messages come 1 ms apart, by the way it waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from time import process_time_ns
+from typing import Any
+
+from cqnotify import WorkCompletion
+
+from .end import ACK_BATCH, End, Meter, Peer, PyverbsEnd, check
+from .harness.plan import Benchmark, Figures, InC, Limit, Round
+from .harness.subject import clock
+
+SIZE = 64
+MESSAGES = 2000
+BUSY_MESSAGES = 50  # while it waits for one it executes a million instructions
+INTERVAL = 1_000_000  # ns
+SOLICITED = 16  # of so many messages one is solicited
+SPIN = 50_000  # ns
+BATCH = 64
+BUSY, ANY, SOME, SPINNING = CASES = "busy", "any", "1 in 16", "spin 50 us"
+
+
+# ---- cqnotify -------------------------------------------------------------------------------
+
+
+def take(end: End, wcs: list[WorkCompletion]) -> int:
+    post_recv, receives = end.qp.post_recv, end.receives
+    for wc in wcs:
+        wc.raise_for_status()
+        post_recv(receives[wc.wr_id])
+    return len(wcs)
+
+
+def busy(end: End, left: int) -> None:
+    poll = end.cq.poll
+    while left:
+        left -= take(end, poll(BATCH))
+
+
+def asleep(end: End, left: int) -> None:
+    cq, get_event, req_notify, poll = end.cq, end.channel.get_event, end.cq.req_notify, end.cq.poll
+    post_recv, receives = end.qp.post_recv, end.receives
+    events = 0
+    while left:
+        get_event()
+        events += 1
+        req_notify()
+        for wc in poll(BATCH):
+            wc.raise_for_status()
+            post_recv(receives[wc.wr_id])
+            left -= 1
+        if events == ACK_BATCH:
+            cq.ack(events)
+            events = 0
+
+
+def asleep_solicited(end: End, left: int) -> None:
+    """Where many messages come with one event, ids and lists are what fits."""
+    cq, qp, get_event, receives = end.cq, end.qp, end.channel.get_event, end.receives
+    while left:
+        get_event()
+        if cq.unacked == ACK_BATCH:
+            cq.ack(ACK_BATCH)
+        cq.req_notify(solicited_only=True)
+        if wr_ids := cq.poll_ids(BATCH):
+            qp.post_recv([receives[wr_id] for wr_id in wr_ids])
+        left -= len(wr_ids)
+
+
+def spinning(end: End, left: int) -> None:
+    cq, get_event = end.cq, end.channel.get_event
+    while left:
+        wcs = cq.poll(BATCH, spin=SPIN / 1e9)
+        if not wcs and cq.safe_to_sleep():
+            get_event()
+            if cq.unacked == ACK_BATCH:
+                cq.ack(ACK_BATCH)
+        left -= take(end, wcs or cq.poll(BATCH))
+
+
+async def awaiting(end: End, left: int) -> None:
+    wait = end.acq.wait
+    while left:
+        left -= take(end, await wait(BATCH))
+
+
+async def awaiting_solicited(end: End, left: int) -> None:
+    wait = end.acq.wait
+    while left:
+        left -= take(end, await wait(BATCH, solicited_only=True))
+
+
+async def awaiting_spinning(end: End, left: int) -> None:
+    wait = end.acq.wait
+    while left:
+        left -= take(end, await wait(BATCH, spin=SPIN / 1e9))
+
+
+# ---- pyverbs --------------------------------------------------------------------------------
+
+
+def pyverbs_take(end: PyverbsEnd, wcs: list[Any]) -> int:
+    post_recv, receives = end.qp.post_recv, end.receives
+    for wc in wcs:
+        check(wc)
+        post_recv(receives[wc.wr_id])
+    return len(wcs)
+
+
+def pyverbs_busy(end: PyverbsEnd, left: int) -> None:
+    poll = end.cq.poll
+    while left:
+        left -= pyverbs_take(end, poll(BATCH)[1])
+
+
+def pyverbs_get_event(end: PyverbsEnd) -> None:
+    end.channel.get_cq_event(end.cq)
+    end.events += 1
+    if end.events % ACK_BATCH == 0:
+        end.cq.ack_events(ACK_BATCH)
+
+
+def pyverbs_asleep(end: PyverbsEnd, left: int, solicited_only: bool = False) -> None:
+    cq = end.cq
+    while left:
+        pyverbs_get_event(end)
+        cq.req_notify(solicited_only)
+        end.arms += 1
+        n, wcs = cq.poll(BATCH)
+        end.spurious += n == 0
+        left -= pyverbs_take(end, wcs)
+
+
+def pyverbs_asleep_solicited(end: PyverbsEnd, left: int) -> None:
+    pyverbs_asleep(end, left, solicited_only=True)
+
+
+def pyverbs_spin(end: PyverbsEnd) -> list[Any]:
+    poll, deadline = end.cq.poll, clock() + SPIN
+    wcs: list[Any] = poll(BATCH)[1]
+    while not wcs and clock() < deadline:
+        wcs = poll(BATCH)[1]
+    return wcs
+
+
+def pyverbs_spinning(end: PyverbsEnd, left: int) -> None:
+    cq = end.cq
+    while left:
+        wcs = pyverbs_spin(end)
+        if not wcs:
+            cq.req_notify()
+            end.arms += 1
+            wcs = cq.poll(BATCH)[1]
+        if not wcs:
+            pyverbs_get_event(end)
+            n, wcs = cq.poll(BATCH)
+            end.spurious += n == 0
+        left -= pyverbs_take(end, wcs)
+
+
+async def pyverbs_reading(end: PyverbsEnd, left: int, solicited_only: bool = False) -> None:
+    """One reader of the descriptor, and a future for each wait: pyverbs has nothing to await."""
+    cq = end.cq
+    loop = asyncio.get_running_loop()
+    future = loop.create_future()
+
+    def on_event() -> None:
+        pyverbs_get_event(end)
+        cq.req_notify(solicited_only)
+        end.arms += 1
+        n, wcs = cq.poll(BATCH)
+        end.spurious += n == 0
+        if n:
+            future.set_result(wcs)
+
+    loop.add_reader(end.fd, on_event)
+    while left:
+        wcs = await future
+        future = loop.create_future()
+        left -= pyverbs_take(end, wcs)
+    loop.remove_reader(end.fd)
+
+
+async def pyverbs_reading_solicited(end: PyverbsEnd, left: int) -> None:
+    await pyverbs_reading(end, left, solicited_only=True)
+
+
+# ---- rounds ---------------------------------------------------------------------------------
+
+
+def order(peer: Peer, end: Any, case: str) -> int:
+    """How many messages will come."""
+    if case in (ANY, SOME):
+        end.cq.req_notify(case == SOME)
+    messages = BUSY_MESSAGES if case == BUSY else MESSAGES
+    peer.order(f"pace {messages} {INTERVAL} {SOLICITED}")
+    return messages
+
+
+def blocks(
+    make: Callable[[Peer, int], Any], receivers: Mapping[str, Callable[[Any, int], None]]
+) -> Round:
+    peer = Peer()
+
+    def measure(case: str) -> Figures:
+        end = make(peer, SIZE)
+        messages = order(peer, end, case)
+        meter = Meter(process_time_ns, end)
+        receivers[case](end, messages)
+        figures = meter.figures(messages)
+        end.close()
+        return figures
+
+    return lambda: {case: measure(case) for case in receivers}
+
+
+def awaits(
+    make: Callable[[Peer, int], Any], receivers: Mapping[str, Callable[[Any, int], Awaitable[None]]]
+) -> Round:
+    peer = Peer()
+    loop = asyncio.new_event_loop()
+
+    async def measure(case: str) -> Figures:
+        end = make(peer, SIZE)
+        messages = order(peer, end, case)
+        meter = Meter(process_time_ns, end)
+        await receivers[case](end, messages)
+        figures = meter.figures(messages)
+        end.close()
+        return figures
+
+    return lambda: {case: loop.run_until_complete(measure(case)) for case in receivers}
+
+
+def exactly(subject: str, case: str, wakeups: int) -> Limit:
+    each = wakeups / MESSAGES
+    return Limit(subject, case=case, figure="wakeups", at_least=each, at_most=each)
+
+
+BENCHMARK = Benchmark(
+    title="CPU of a receiver, for each of the messages that come 1 ms apart",
+    op="message",
+    subjects={
+        "C": InC("receiver"),
+        "pyverbs": lambda: blocks(
+            PyverbsEnd,
+            {
+                BUSY: pyverbs_busy,
+                ANY: pyverbs_asleep,
+                SOME: pyverbs_asleep_solicited,
+                SPINNING: pyverbs_spinning,
+            },
+        ),
+        "pyverbs asyncio": lambda: awaits(
+            PyverbsEnd, {ANY: pyverbs_reading, SOME: pyverbs_reading_solicited}
+        ),
+        "cqnotify": lambda: blocks(
+            End, {BUSY: busy, ANY: asleep, SOME: asleep_solicited, SPINNING: spinning}
+        ),
+        "cqnotify asyncio": lambda: awaits(
+            End, {ANY: awaiting, SOME: awaiting_solicited, SPINNING: awaiting_spinning}
+        ),
+    },
+    limits=(
+        Limit("cqnotify", case=ANY, over="C", at_most=1.9),
+        Limit("cqnotify", case=SOME, over="C", at_most=3),
+        exactly("cqnotify", ANY, MESSAGES),
+        exactly("cqnotify", SOME, MESSAGES // SOLICITED),
+        exactly("cqnotify asyncio", ANY, MESSAGES),
+        exactly("cqnotify asyncio", SOME, MESSAGES // SOLICITED),
+    ),
+    peer=InC("peer"),
+)

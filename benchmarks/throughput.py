@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: MIT
+"""Receiving at full speed: the receiver's CPU for small messages, the time for large ones.
+
+At most 64 are on their way; the receiver asks for 32 at a time by a message of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter_ns, process_time_ns
+from typing import Any, NamedTuple
+
+from .end import ACK_BATCH, SLOTS, End, Meter, Peer, PyverbsEnd, check
+from .harness.plan import Benchmark, Figures, InC, Limit, Round
+
+CREDIT = 8  # bytes of the message that asks for a window of others
+
+
+class Case(NamedTuple):
+    size: int
+    messages: int
+    clock: Callable[[], int]
+
+
+SMALL, LARGE = "64 B, CPU", "64 KiB, time"
+CASES = {SMALL: Case(64, 6400, process_time_ns), LARGE: Case(65536, 128, perf_counter_ns)}
+
+
+def ask(end: End | PyverbsEnd, asked: int, got: int, messages: int) -> int:
+    """For half a window, as soon as there is room for it."""
+    while asked < messages and asked - got <= SLOTS // 2:
+        end.send()
+        asked += SLOTS // 2
+    return asked
+
+
+def receive(end: End, messages: int) -> None:
+    cq, qp, get_event, receives = end.cq, end.qp, end.channel.get_event, end.receives
+    asked = got = 0
+    while got < messages:
+        asked = ask(end, asked, got, messages)
+        get_event()
+        if cq.unacked == ACK_BATCH:
+            cq.ack(ACK_BATCH)
+        cq.req_notify()
+        again = []
+        for wc in cq.poll(SLOTS):
+            wc.raise_for_status()
+            again.append(receives[wc.wr_id])
+        if again:
+            qp.post_recv(again)
+        got += len(again)
+
+
+def receive_ids(end: End, messages: int) -> None:
+    """poll_ids() raises for what has failed."""
+    cq, qp, get_event, receives = end.cq, end.qp, end.channel.get_event, end.receives
+    asked = got = 0
+    while got < messages:
+        asked = ask(end, asked, got, messages)
+        get_event()
+        if cq.unacked == ACK_BATCH:
+            cq.ack(ACK_BATCH)
+        cq.req_notify()
+        if wr_ids := cq.poll_ids(SLOTS):
+            qp.post_recv([receives[wr_id] for wr_id in wr_ids])
+        got += len(wr_ids)
+
+
+def pyverbs_receive(end: PyverbsEnd, messages: int) -> None:
+    """Each receive is posted by itself: with pyverbs a list is linked when its parts are made."""
+    cq, qp, get_event = end.cq, end.qp, end.channel.get_cq_event
+    asked = got = 0
+    while got < messages:
+        asked = ask(end, asked, got, messages)
+        get_event(cq)
+        end.events += 1
+        if end.events % ACK_BATCH == 0:
+            cq.ack_events(ACK_BATCH)
+        cq.req_notify()
+        end.arms += 1
+        n, wcs = cq.poll(SLOTS)
+        end.spurious += n == 0
+        for wc in wcs:
+            check(wc)
+            qp.post_recv(end.receives[wc.wr_id])
+        got += n
+
+
+def rounds(make: Callable[..., Any], receive: Callable[[Any, int], None]) -> Round:
+    peer = Peer()
+
+    def measure(case: Case) -> Figures:
+        end = make(peer, case.size, send_size=CREDIT)
+        end.cq.req_notify()
+        peer.order(f"stream {case.messages}")
+        meter = Meter(case.clock, end)
+        receive(end, case.messages)
+        figures = meter.figures(case.messages)
+        end.close()
+        return figures
+
+    return lambda: {name: measure(case) for name, case in CASES.items()}
+
+
+BENCHMARK = Benchmark(
+    title="Receiving with a window of 64 messages",
+    op="message",
+    subjects={
+        "C": InC("throughput"),
+        "pyverbs": lambda: rounds(PyverbsEnd, pyverbs_receive),
+        "cqnotify": lambda: rounds(End, receive),
+        "cqnotify poll_ids": lambda: rounds(End, receive_ids),
+    },
+    limits=(
+        Limit("cqnotify", case=SMALL, over="C", at_most=2.5),
+        Limit("cqnotify", case=LARGE, over="C", at_most=1 / 0.99),
+    ),
+    peer=InC("peer"),
+    realtime=True,
+)
