@@ -301,7 +301,7 @@ class Signals:
 
 
 class NotUp(Exception):
-    """KVM did not bring the guest up in time."""
+    """The guest did not come up in time; nothing of the job has begun."""
 
 
 class Session:
@@ -468,8 +468,10 @@ class Session:
             code = 128 + self.interrupted[0]
             raise LabError(f"the command went on for {GRACE_SECONDS} s; stopped it", code)
         if "boot" in passed:
-            seconds = self.machine.boot_timeout
-            raise self.failure(f"the microVM did not come up within {seconds:g} s")
+            message = f"the microVM did not come up within {self.machine.boot_timeout:g} s"
+            if self.phase == "up":
+                message += ", though its kernel did"
+            raise NotUp(str(self.failure(message)))
 
     def failure(self, message: str) -> Exception:
         if self.probe:
@@ -543,4 +545,17 @@ def run(machine: Machine, job: Job) -> int:
     if accel == "auto":
         accel = "kvm" if known == "yes" else "tcg"
     note(f"microVM, kernel {machine.kernel}, {'KVM' if accel == 'kvm' else 'emulated'}")
-    return Session(machine, job, accel, signals, None).run()
+    return boot(machine, job, accel, signals)
+
+
+def boot(machine: Machine, job: Job, accel: str, signals: Signals) -> int:
+    """Once more if the guest hangs as it boots, which an emulated one does now and then."""
+    try:
+        return Session(machine, job, accel, signals, None).run()
+    except NotUp as e:
+        note(str(e))
+        note("booting it once more")
+    try:
+        return Session(machine, job, accel, signals, None).run()
+    except NotUp as e:
+        raise LabError(str(e)) from None
