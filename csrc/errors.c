@@ -144,6 +144,37 @@ void *cqn_busy_error(cqn_state *st, const char *verb, PyObject *message)
     return NULL;
 }
 
+/* The exception that is set, or NULL; it is not set any more. */
+PyObject *cqn_take_exception(void)
+{
+#if PY_VERSION_HEX >= 0x030C0000
+    return PyErr_GetRaisedException();
+#else
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    if (type != NULL) {
+        PyErr_NormalizeException(&type, &value, &traceback);
+        if (traceback != NULL) {
+            PyException_SetTraceback(value, traceback);
+        }
+    }
+    Py_XDECREF(traceback);
+    Py_XDECREF(type);
+    return value;
+#endif
+}
+
+/* Sets what cqn_take_exception() returned, and none if that was NULL. */
+void cqn_put_exception(PyObject *exc)
+{
+#if PY_VERSION_HEX >= 0x030C0000
+    PyErr_SetRaisedException(exc);
+#else
+    PyErr_Restore(exc == NULL ? NULL : Py_NewRef((PyObject *)Py_TYPE(exc)), exc,
+                  exc == NULL ? NULL : PyException_GetTraceback(exc));
+#endif
+}
+
 /* Puts before the text of a ValueError, which was just raised, which of a list it
  * is about. Other exceptions are about more than that one. */
 void cqn_blame_item(Py_ssize_t i)
@@ -151,18 +182,9 @@ void cqn_blame_item(Py_ssize_t i)
     if (!PyErr_ExceptionMatches(PyExc_ValueError)) {
         return;
     }
-#if PY_VERSION_HEX >= 0x030C0000
-    PyObject *exc = PyErr_GetRaisedException();
+    PyObject *exc = cqn_take_exception();
     PyErr_Format((PyObject *)Py_TYPE(exc), "[%zd] of the list: %S", i, exc);
     Py_DECREF(exc);
-#else
-    PyObject *type, *value, *traceback;
-    PyErr_Fetch(&type, &value, &traceback);
-    PyErr_Format(type, "[%zd] of the list: %S", i, value);
-    Py_XDECREF(traceback);
-    Py_XDECREF(value);
-    Py_DECREF(type);
-#endif
 }
 
 int cqn_completion_error(cqn_state *st, PyObject *wc, const struct ibv_wc *raw)

@@ -447,36 +447,6 @@ int cqn_clear(PyObject *op)
     return 0;
 }
 
-#if PY_VERSION_HEX >= 0x030C0000
-typedef PyObject *cqn_pending;
-
-static cqn_pending save_exception(void)
-{
-    return PyErr_GetRaisedException();
-}
-
-static void restore_exception(cqn_pending p)
-{
-    PyErr_SetRaisedException(p);
-}
-#else
-typedef struct {
-    PyObject *type, *value, *traceback;
-} cqn_pending;
-
-static cqn_pending save_exception(void)
-{
-    cqn_pending p;
-    PyErr_Fetch(&p.type, &p.value, &p.traceback);
-    return p;
-}
-
-static void restore_exception(cqn_pending p)
-{
-    PyErr_Restore(p.type, p.value, p.traceback);
-}
-#endif
-
 /* Still open when nobody refers to it any more: warn, then close, never raise.
  * What uses it is unreachable as well, and closed with it. */
 void cqn_finalize(PyObject *op)
@@ -485,7 +455,7 @@ void cqn_finalize(PyObject *op)
     if (self->handle == NULL) {
         return;
     }
-    cqn_pending pending = save_exception();
+    PyObject *pending = cqn_take_exception();
     /* What goes because its context is being closed was not forgotten. */
     bool expected = cqn_forked(self) || self->context->base.closing > 0;
     if (!expected && PyErr_ResourceWarning(op, 1, "unclosed %s %R", self->kind->name, op) < 0) {
@@ -494,7 +464,7 @@ void cqn_finalize(PyObject *op)
     if (cqn_close(self, true) < 0) {
         PyErr_WriteUnraisable(op);
     }
-    restore_exception(pending);
+    cqn_put_exception(pending);
 }
 
 /* Open even after it was finalized: a subclass has a __del__ that did not call
@@ -503,11 +473,11 @@ void cqn_finalize(PyObject *op)
  * and the device still point to it. */
 static bool close_at_last(cqn_object *self)
 {
-    cqn_pending pending = save_exception();
+    PyObject *pending = cqn_take_exception();
     if (cqn_close(self, true) < 0) {
         PyErr_WriteUnraisable(NULL);
     }
-    restore_exception(pending);
+    cqn_put_exception(pending);
     if (self->handle == NULL) {
         return true;
     }

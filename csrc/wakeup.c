@@ -121,15 +121,11 @@ static PyObject *wakeup_wake(PyObject *op, PyObject *Py_UNUSED(unused))
 /* As a loop does it with what a callback raises. */
 static int report(wakeup *self)
 {
-    PyObject *type, *error, *traceback;
-    PyErr_Fetch(&type, &error, &traceback);
-    PyErr_NormalizeException(&type, &error, &traceback);
+    PyObject *error = cqn_take_exception();
     PyObject *result =
         PyObject_CallMethod(self->loop, "call_exception_handler", "{s:s,s:O,s:O}", "message",
                             "a task could not be resumed", "exception", error, "future", self);
-    Py_XDECREF(type);
-    Py_XDECREF(error);
-    Py_XDECREF(traceback);
+    Py_DECREF(error);
     Py_XDECREF(result);
     return result == NULL ? -1 : 0;
 }
@@ -143,8 +139,7 @@ int cqn_wakeup_resume(PyObject *op)
         return 0;
     }
     if (self->callback == NULL) {
-        self->done = true;
-        return 0;
+        return schedule(self);
     }
     if (PyContext_Enter(self->context) < 0) { /* somebody is in it who called us */
         PyErr_Clear();
@@ -157,12 +152,11 @@ int cqn_wakeup_resume(PyObject *op)
     PyObject *result = PyObject_CallOneArg(callback, op);
     int rc = result == NULL ? -1 : 0;
     Py_XDECREF(result);
-    PyObject *type, *error, *traceback;
-    PyErr_Fetch(&type, &error, &traceback);
+    PyObject *pending = cqn_take_exception();
     if (PyContext_Exit(context) < 0) {
         PyErr_WriteUnraisable(context);
     }
-    PyErr_Restore(type, error, traceback);
+    cqn_put_exception(pending);
     if (rc < 0 && PyErr_ExceptionMatches(PyExc_Exception)) {
         rc = report(self);
     }
