@@ -30,6 +30,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--mode", choices=("vm", "native", "device"), default="vm")
     parser.add_argument("--venv", type=Path)
     parser.add_argument("--kernel")
+    parser.add_argument("--userland", choices=tuple(kernel.SERIES))
     parser.add_argument("--mem", type=int, default=2048)
     parser.add_argument("--cpus", type=int, default=2)
     parser.add_argument("--accel", choices=("auto", "kvm", "tcg"), default="auto")
@@ -124,9 +125,12 @@ def run_native(options: argparse.Namespace) -> int:
 
 
 def run_in_vm(options: argparse.Namespace) -> int:
+    version = kernel.choose(options.cache, options.kernel, options.userland)
+    root = options.cache / "userland" / options.userland if options.userland else Path("/")
     machine = vm.Machine(
         cache=options.cache,
-        kernel=kernel.choose(options.cache, options.kernel),
+        kernel=version,
+        root=root,
         memory=options.mem,
         cpus=1 if options.icount else options.cpus,
         accel=options.accel,
@@ -135,7 +139,10 @@ def run_in_vm(options: argparse.Namespace) -> int:
         timeout=options.timeout or None,
         verbose=options.verbose,
     )
-    shares = [str(options.project)]
+    shares = [
+        vm.Share(str(kernel.modules(options.cache, version)), f"/lib/modules/{version}", False),
+        vm.Share(f"{root}/{options.project}", str(options.project)),
+    ]
     job = vm.Job(options.command, environment(options), os.getcwd(), shares)
     return vm.run(machine, job)
 
@@ -145,7 +152,7 @@ def run_in_vm(options: argparse.Namespace) -> int:
 
 def prepare(options: argparse.Namespace) -> int:
     if options.mode == "vm":
-        version = kernel.choose(options.cache, options.kernel)
+        version = kernel.choose(options.cache, options.kernel, options.userland)
         kernel.initramfs(options.cache, version)
     return 0
 

@@ -27,7 +27,6 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
-#include <sys/utsname.h>
 #include <sys/wait.h>
 #include <termios.h>
 #include <unistd.h>
@@ -41,7 +40,7 @@ static int ports[PORTS] = {-1, -1, -1, -1, -1};
 // What to run; every string points into the job file, which is never freed.
 static struct {
     char *argv[MAX_WORDS], *env[MAX_WORDS], *shares[MAX_SHARES];
-    char *cwd, *modules, *network;
+    char *cwd, *network;
     bool is_tty[3];
     struct winsize size;
 } job;
@@ -157,9 +156,6 @@ static void read_job(void)
         case 'd':
             job.cwd = r + 1;
             break;
-        case 'm':
-            job.modules = r + 1;
-            break;
         case 'n':
             job.network = r + 1;
             break;
@@ -267,8 +263,6 @@ static void switch_root(void)
 
 static void mount_rest(void)
 {
-    struct utsname uts;
-    char modules[300];
     mount_on("tmpfs", "tmpfs", "/run", 0, "mode=755");
     make_dirs("/run/lock");
     make_dirs("/dev/shm");
@@ -282,10 +276,6 @@ static void mount_rest(void)
     for (size_t i = 0; i < 4; i++)
         if (symlink(i ? links[i][0] : "/proc/self/fd", links[i][1]) < 0 && errno != EEXIST)
             fail("link", links[i][1]);
-    uname(&uts);
-    snprintf(modules, sizeof modules, "/lib/modules/%s", uts.release);
-    make_dirs(modules);
-    mount_on(NULL, job.modules, modules, MS_BIND, NULL);
     for (int i = 0; job.shares[i]; i++) {
         char tag[16];
         snprintf(tag, sizeof tag, "share%d", i);

@@ -22,7 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-DEFAULT_SUITE, DEFAULT_SERIES = "bookworm", "6.1"
+DEFAULT_SUITE = "bookworm"
+SERIES = {"bookworm": "6.1", "trixie": "6.12"}
 MIRROR = os.environ.get("CQNOTIFY_LAB_MIRROR", "http://deb.debian.org/debian")
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 DISK_MB = 1000  # while a package is being unpacked; half of it stays
@@ -63,17 +64,19 @@ def matching(cache: Path, wanted: str) -> list[str]:
     return [v for v in present(cache) if v == wanted or pattern.match(v)]
 
 
-def choose(cache: Path, wanted: str | None) -> str:
-    """The newest kernel whose version starts with `wanted`; by default the series of
-    DEFAULT_SUITE, fetched if need be, so that other kernels here do not change a plain run."""
-    if wanted is None and not matching(cache, DEFAULT_SERIES):
+def choose(cache: Path, wanted: str | None, suite: str | None = None) -> str:
+    """The newest kernel whose version starts with `wanted`; by default the series of the suite,
+    fetched if need be, so that other kernels here do not change a plain run."""
+    suite = suite or DEFAULT_SUITE
+    series = SERIES[suite]
+    if wanted is None and not matching(cache, series):
         with locked(cache):
-            if not matching(cache, DEFAULT_SERIES):
-                fetch(cache, DEFAULT_SUITE)
-    found = matching(cache, wanted or DEFAULT_SERIES)
+            if not matching(cache, series):
+                fetch(cache, suite)
+    found = matching(cache, wanted or series)
     if not found:
         raise LabError(
-            f"no kernel {wanted or DEFAULT_SERIES} here; there are: "
+            f"no kernel {wanted or series} here; there are: "
             f"{', '.join(present(cache)) or 'none'}. "
             "More: ./lab kernels fetch bookworm|bookworm-backports|trixie|FILE.deb"
         )
@@ -251,6 +254,10 @@ def dependencies(modules: Path) -> dict[str, list[str]]:
     return table
 
 
+def modules(cache: Path, version: str) -> Path:
+    return cache / "kernels" / version / "lib/modules" / version
+
+
 def load_order(modules: Path) -> list[Path]:
     table = dependencies(modules)
     order: dict[Path, None] = {}
@@ -300,8 +307,7 @@ def initramfs(cache: Path, version: str) -> Path:
     path = cache / "kernels" / version / f"initrd-{key}"
     if not path.exists():
         entries = [("m", 0o40755, b""), ("init", 0o100755, program.read_bytes())]
-        modules = load_order(cache / "kernels" / version / "lib/modules" / version)
-        for number, module in enumerate(modules):
+        for number, module in enumerate(load_order(modules(cache, version))):
             name = f"m/{number:02}-{module_name(module.name)}"
             entries.append((name, 0o100644, module_data(module)))
         part = path.with_suffix(f".{os.getpid()}")

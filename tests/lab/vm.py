@@ -43,6 +43,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 class Machine:
     cache: Path
     kernel: str
+    root: Path = Path("/")  # of the guest; it is never written to
     memory: int = 2048
     cpus: int = 2
     accel: str = "auto"
@@ -53,18 +54,27 @@ class Machine:
 
 
 @dataclass(frozen=True)
+class Share:
+    """A folder of the host that the guest sees at a place of its own."""
+
+    host: str
+    guest: str
+    writable: bool = True
+
+
+@dataclass(frozen=True)
 class Job:
     argv: list[str]
     env: dict[str, str]
     cwd: str
-    shares: list[str]  # folders of the host that are writable in the guest
+    shares: list[Share]
     is_tty: list[bool] = field(default_factory=lambda: [os.isatty(fd) for fd in range(3)])
 
-    def records(self, modules: Path) -> bytes:
-        words = [f"d{self.cwd}", f"m{modules}", f"n{kernel.HERE / 'network.sh'}"]
+    def records(self) -> bytes:
+        words = [f"d{self.cwd}", f"n{kernel.HERE / 'network.sh'}"]
         words += [f"a{word}" for word in self.argv]
         words += [f"e{name}={value}" for name, value in self.env.items()]
-        words += [f"s{path}" for path in self.shares]
+        words += [f"s{share.guest}" for share in self.shares]
         words += [f"t{fd}" for fd in range(3) if self.is_tty[fd]]
         words.append("w{} {}".format(*window_size()))
         return b"".join(os.fsencode(word) + b"\0" for word in words)
@@ -154,12 +164,11 @@ PARENT = os.getpid()
 
 
 def initrd_fd(machine: Machine, job: Job) -> int:
-    modules = machine.cache / "kernels" / machine.kernel / "lib/modules" / machine.kernel
     base = kernel.initramfs(machine.cache, machine.kernel)
     fd = os.memfd_create("initrd")
     with open(fd, "wb", closefd=False) as out:
         out.write(base.read_bytes())
-        out.write(kernel.cpio([("job", 0o100600, job.records(modules))]))
+        out.write(kernel.cpio([("job", 0o100600, job.records())]))
     return fd
 
 
@@ -180,13 +189,14 @@ def qemu_command(
         command += ["-chardev", f"socket,id={name},fd={sock.fileno()}"]
         port = f"virtserialport,chardev={name},name=lab.{name}"
         command += ["-serial", "chardev:console"] if name == "console" else ["-device", port]
-    for tag, path, mode in [
-        ("root", "/", ",readonly=on"),
-        *((f"share{number}", path, "") for number, path in enumerate(job.shares)),
+    root = Share(str(machine.root), "/", writable=False)
+    for tag, share in [
+        ("root", root),
+        *((f"share{number}", share) for number, share in enumerate(job.shares)),
     ]:
-        quoted = path.replace(",", ",,")
-        share = f"local,id={tag},path={quoted},security_model=none,multidevs=remap{mode}"
-        command += ["-fsdev", share, "-device", f"virtio-9p-pci,fsdev={tag},mount_tag={tag}"]
+        fsdev = f"local,id={tag},path={share.host.replace(',', ',,')},security_model=none"
+        fsdev += ",multidevs=remap" + ("" if share.writable else ",readonly=on")
+        command += ["-fsdev", fsdev, "-device", f"virtio-9p-pci,fsdev={tag},mount_tag={tag}"]
     return command
 
 
