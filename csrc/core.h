@@ -411,9 +411,9 @@ void cqn_dealloc(PyObject *self);
         {"add_close_callback", cqn_method_add_close_callback, METH_O, cqn_add_close_callback_doc}, \
         {"remove_close_callback", cqn_method_remove_close_callback, METH_O,                        \
          cqn_remove_close_callback_doc},                                                           \
-        {"__enter__", cqn_method_enter, METH_NOARGS, NULL},                                        \
+        {"__enter__", cqn_method_enter, METH_NOARGS, cqn_enter_doc},                               \
     {                                                                                              \
-        "__exit__", cqn_method_exit, METH_VARARGS, NULL                                            \
+        "__exit__", cqn_method_exit, METH_VARARGS, cqn_exit_doc                                    \
     }
 #define CQN_OBJECT_GETSET                                                                       \
     {                                                                                           \
@@ -425,6 +425,7 @@ void cqn_dealloc(PyObject *self);
         "__weaklistoffset__", T_PYSSIZET, offsetof(cqn_object, weakrefs), READONLY, NULL \
     }
 extern const char cqn_close_doc[], cqn_add_close_callback_doc[], cqn_remove_close_callback_doc[];
+extern const char cqn_enter_doc[], cqn_exit_doc[];
 
 /* attr.c: structs of the verbs as dicts of their fields */
 typedef enum { CQN_UINT, CQN_BE64, CQN_TEXT, CQN_GID } cqn_field_type;

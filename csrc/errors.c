@@ -3,13 +3,20 @@
 
 #include "core.h"
 
+/* What the types are called with begins their docs, as in all others: inspect.signature() finds it
+ * there. `__doc__` is the rest, which Python sees to for types that are made by a spec alone. */
+#define SIGNATURE "(*args)\n--\n\n"
+
 static PyObject *new_exception(PyObject *module, const char *name, const char *doc, PyObject *base,
                                PyObject *dict)
 {
     PyObject *type = PyErr_NewExceptionWithDoc(name, doc, base, dict);
-    if (type != NULL && PyModule_AddType(module, (PyTypeObject *)type) < 0) {
+    PyObject *rest = PyUnicode_FromString(strstr(doc, SIGNATURE) + strlen(SIGNATURE));
+    if (type != NULL && (rest == NULL || PyObject_SetAttrString(type, "__doc__", rest) < 0 ||
+                         PyModule_AddType(module, (PyTypeObject *)type) < 0)) {
         Py_CLEAR(type);
     }
+    Py_XDECREF(rest);
     return type;
 }
 
@@ -21,10 +28,10 @@ int cqn_errors_init(PyObject *module, cqn_state *st)
     }
     st->VerbsError = new_exception(
         module, "cqnotify.VerbsError",
+        "VerbsError" SIGNATURE
         "A verb failed. `errno` is its error, `verb` its name; the text says what to do. Where "
-        "work "
-        "requests were posted, the first `posted` of them were; `bad_wr` is the SendWR or RecvWR "
-        "that the device refused.",
+        "work requests were posted, the first `posted` of them were; `bad_wr` is the SendWR or "
+        "RecvWR that the device refused.",
         PyExc_OSError, dict);
     Py_DECREF(dict);
     if (st->VerbsError == NULL) {
@@ -32,22 +39,27 @@ int cqn_errors_init(PyObject *module, cqn_state *st)
     }
     st->BusyError = new_exception(
         module, "cqnotify.BusyError",
+        "BusyError" SIGNATURE
         "The object can't be closed yet: others, which the text names, still need it.",
         st->VerbsError, NULL);
     st->DeviceRemovedError =
         new_exception(module, "cqnotify.DeviceRemovedError",
+                      "DeviceRemovedError" SIGNATURE
                       "The device has gone. Nothing will complete any more; close what is open.",
                       st->VerbsError, NULL);
     st->ClosedError =
         new_exception(module, "cqnotify.ClosedError",
+                      "ClosedError" SIGNATURE
                       "The object was closed, or it was opened before a fork, by the parent.",
                       PyExc_ValueError, NULL);
     st->CompletionError = new_exception(module, "cqnotify.CompletionError",
+                                        "CompletionError" SIGNATURE
                                         "A work request failed: `status`, `wr_id`, `qp_num`, "
                                         "`vendor_err`, and `wc`, its completion.",
                                         PyExc_Exception, NULL);
     st->AsyncEventError = new_exception(
         module, "cqnotify.AsyncEventError",
+        "AsyncEventError" SIGNATURE
         "The device reports a failure of what completions were awaited from: `event` is the "
         "AsyncEvent.",
         PyExc_Exception, NULL);

@@ -94,12 +94,13 @@ PyObject *cqn_mr_over(PyObject *op, PyObject *buffer)
 }
 
 const char cqn_mr_implicit_doc[] =
-    "implicit($type, /, pd, *, access=AccessFlags.LOCAL_WRITE)\n--\n\n"
+    "implicit($type, /, pd, *, access=1)\n--\n\n"
     "An MR of all memory of this process, paged on demand: whatever its addr, no buffer needs to "
     "be registered.\n\n"
     "`implicit.over(buffer)` is what work requests take. With remote access, a peer that knows "
-    "its rkey reaches everything, so hand that to nobody. VerbsError (EOPNOTSUPP) where the device "
-    "has no implicit on-demand paging.\n\nWraps ibv_reg_mr(3).";
+    "its rkey reaches everything, so hand that to nobody; by default `access` is LOCAL_WRITE. "
+    "VerbsError (EOPNOTSUPP) where the device has no implicit on-demand paging.\n\n"
+    "Wraps ibv_reg_mr(3).";
 
 const char cqn_mr_over_doc[] =
     "over($self, buffer, /)\n--\n\n"

@@ -30,6 +30,13 @@ const char cqn_remove_close_callback_doc[] =
     "remove_close_callback($self, callback, /)\n--\n\n"
     "Take back an add_close_callback(); returns how many were taken back.";
 
+const char cqn_enter_doc[] = "__enter__($self, /)\n--\n\nReturn the object itself.";
+
+const char cqn_exit_doc[] =
+    "__exit__($self, exc_type, exc, tb, /)\n--\n\n"
+    "Close it; a Context with all that was made from it. An exception that leaves the block is "
+    "worth more than BusyError.";
+
 /* Makes an object without a handle yet, which uses the given open ones. What
  * was learned of them before this call can be out of date after it. */
 void *cqn_new(PyTypeObject *type, const cqn_kind *kind, cqn_object *const *uses, size_t n)
