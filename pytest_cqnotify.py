@@ -89,7 +89,7 @@ def _require(config: pytest.Config, requirements: Requirements) -> None:
     missing = [requirements.missing_here()]
     for device in _devices(config, requirements.devices):
         with Context(device) as ctx:
-            missing.append(requirements.missing_in(ctx, config.getoption("rdma_port")))
+            missing.append(requirements.missing_in(ctx, config.option.rdma_port))
     if told := [what for what in missing if what is not None]:
         _unavailable(config, "; ".join(told))
 

@@ -47,13 +47,13 @@ try:
         WorkCompletion,
         register_enums,
     )
-except ModuleNotFoundError as e:
-    if e.name != f"{__name__}._core":
+except ModuleNotFoundError as _error:
+    if _error.name != f"{__name__}._core":
         raise
     raise ModuleNotFoundError(
         f"{__path__[0]} has cqnotify's sources, and its C core is not built there: start Python in "
         "another folder, or build it by pip install -e .",
-        name=e.name,
+        name=_error.name,
     ) from None
 from .attrs import (
     AHAttr,

@@ -33,6 +33,9 @@ SOLICITED_EVERY: Final = 16
 class DemoError(Exception):
     """The traffic failed, in words for the terminal."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+
 
 class CannotRunError(DemoError):
     """There is nothing here to run it with: no device, or no peer program."""

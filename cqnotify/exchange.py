@@ -26,7 +26,7 @@ import errno
 import socket
 import time
 from collections.abc import Callable, Coroutine, Generator, Iterator
-from typing import Final, Generic, TypeAlias, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar, overload
 
 from .qp import RECORD_SIZE, QPAddress
 
@@ -163,7 +163,13 @@ def _as_list(address: QPAddress | list[QPAddress]) -> list[QPAddress]:
     return addresses
 
 
-def _like(address: _Addresses, remote: list[QPAddress]) -> _Addresses:
+@overload
+def _like(address: QPAddress, remote: list[QPAddress]) -> QPAddress: ...
+@overload
+def _like(address: list[QPAddress], remote: list[QPAddress]) -> list[QPAddress]: ...
+def _like(
+    address: QPAddress | list[QPAddress], remote: list[QPAddress]
+) -> QPAddress | list[QPAddress]:
     """What came back, in the form of what we gave: one address, or a list."""
     return remote[0] if isinstance(address, QPAddress) else remote
 

@@ -29,6 +29,7 @@ class MW(_core.MW):
 
     @property
     def mw_type(self) -> MWType | int:
+        """TYPE_1 or TYPE_2."""
         return enum_or_int(MWType, super().mw_type)
 
 

@@ -112,6 +112,11 @@ class QP(_core.QP):
         def sq_psn(self) -> int: ...
 
     @property
+    def qp_type(self) -> QPType:
+        """RC, UC or UD."""
+        return QPType(super().qp_type)
+
+    @property
     def state(self) -> QPState | int:
         """The QP's state, asked of the device: an error changes it behind our back."""
         return self.query().qp_state

@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 from ipaddress import IPv6Address
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypedDict, TypeVar
 
 from ._core import AH, CQ, MR, PD, BusyError, CompletionChannel, WorkCompletion
 from .context import Context
@@ -23,7 +23,9 @@ from .enums import AccessFlags, AtomicCap, QPType
 from .qp import DEFAULT_QKEY, QP, QPAddress
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
+
+    from ._options import ConnectOptions, PairOptions, QPOptions
 
 __all__ = ["Endpoint", "MakePair", "ToPeer", "connect", "wait_completions"]
 
@@ -70,11 +72,11 @@ class Endpoint:
         access: AccessFlags | int | None = None,
         cqe: int = 256,
         one_cq: bool = False,
-        **qp: Any,
+        **qp: Unpack[QPOptions],
     ) -> None:
         if access is None:
             access = AccessFlags.LOCAL_WRITE | _all_remote(ctx, qp_type)
-        options: dict[str, Any] = {"max_send_wr": 64, "max_recv_wr": 64, **qp}
+        options: QPOptions = {"max_send_wr": 64, "max_recv_wr": 64, **qp}
         self.ctx = ctx
         self.to_peer = {}
         self._handles: list[AH] = []
@@ -126,12 +128,17 @@ class MakePair(Protocol):
     """The fixture `rdma_pair`."""
 
     def __call__(
-        self, qp_type: QPType = ..., *, two_devices: bool = ..., **options: Any
+        self, qp_type: QPType = ..., *, two_devices: bool = ..., **options: Unpack[PairOptions]
     ) -> tuple[Endpoint, Endpoint]: ...
 
 
 def connect(
-    a: _E, b: _E, *, port_num: int = 1, gid_index: int | None = None, **options: Any
+    a: _E,
+    b: _E,
+    *,
+    port_num: int = 1,
+    gid_index: int | None = None,
+    **options: Unpack[ConnectOptions],
 ) -> tuple[_E, _E]:
     """Bring both QPs to RTS, towards each other, and return both.
 
@@ -145,7 +152,8 @@ def connect(
     for end, remote in zip((a, b), reversed(addresses), strict=True):
         if end.qp.qp_type == QPType.UD:
             end.qp.connect(port_num=port_num, gid_index=gid_index, **options)
-            end._aim(remote, port_num, gid_index, options.get("qkey", DEFAULT_QKEY))
+            qkey = options.get("qkey")
+            end._aim(remote, port_num, gid_index, DEFAULT_QKEY if qkey is None else qkey)
         else:
             end.qp.connect(remote, port_num=port_num, gid_index=gid_index, **options)
     return a, b

@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
-from cqnotify import CQ, MR, PD, QP, AccessFlags, CompletionChannel, Context, QPType
+from cqnotify import CQ, MR, PD, QP, AccessFlags, CompletionChannel, Context, QPAddress, QPType
 from cqnotify.aio import AsyncCQ
 from cqnotify.exchange import exchange_as_client, exchange_as_server, listen
 
@@ -45,7 +45,7 @@ async def connected(
         mr = MR(pd, size, access=access | AccessFlags.LOCAL_WRITE)
         qp = QP(pd, QPType.RC, send_cq=cq, max_send_wr=DEPTH, max_recv_wr=DEPTH)
 
-        def connect(remote) -> None:
+        def connect(remote: QPAddress) -> None:
             qp.connect(remote, access=access, max_rd_atomic=16, max_dest_rd_atomic=16)
 
         if args.connect:

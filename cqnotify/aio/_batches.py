@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .._core import WorkCompletion
 
@@ -18,9 +18,9 @@ class Batches:
 
     __slots__ = ("_acq", "_args")
 
-    def __init__(self, acq: AsyncCQ, *args: Any) -> None:
+    def __init__(self, acq: AsyncCQ, max_entries: int, spin: float, solicited_only: bool) -> None:
         self._acq = acq
-        self._args = args
+        self._args = max_entries, spin, solicited_only
 
     def __aiter__(self) -> Self:
         return self

@@ -35,11 +35,11 @@ class Claim:
     __slots__ = ("abandoned", "error", "flow", "keep", "posted", "wakeup", "wc", "wr_id")
 
     def __init__(self, wr_id: int, flow: Flow | None, keep: bool = True) -> None:
-        self.wr_id = wr_id
-        self.flow = flow  # None: of any QP
-        self.keep = keep  # if its task gives up, the completion is for others
-        self.posted = True  # False: it waits for room in the queue
-        self.abandoned = False  # its task has given up
+        self.wr_id: int = wr_id
+        self.flow: Flow | None = flow  # None: of any QP
+        self.keep: bool = keep  # if its task gives up, the completion is for others
+        self.posted: bool = True  # False: it waits for room in the queue
+        self.abandoned: bool = False  # its task has given up
         self.wakeup: Wakeup | None = None  # while its task sleeps
         self.wc: WorkCompletion | None = None
         self.error: Exception | None = None
@@ -85,7 +85,7 @@ class Operation(Claim):
 
     __slots__ = ("post", "qp", "queue", "scope")
 
-    flow: Flow
+    flow: Flow  # pyright: ignore[reportIncompatibleVariableOverride]  # nobody sets it
 
     def __init__(
         self,
@@ -98,10 +98,10 @@ class Operation(Claim):
     ) -> None:
         keep = queue == RECV or wr_id is not None
         super().__init__(next(_ids) if wr_id is None else wr_id, flow, keep)
-        self.qp = qp
-        self.queue = queue
-        self.post = post
-        self.scope = scope
+        self.qp: QP = qp
+        self.queue: int = queue
+        self.post: Callable[[int], None] = post
+        self.scope: Scope | None = scope
         self.posted = False
 
     def fits(self, wc: WorkCompletion) -> bool:

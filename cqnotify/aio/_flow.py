@@ -33,7 +33,7 @@ class Flow:
 
     def __init__(self, qp: CoreQP, claims: Claims) -> None:
         self._qp = weakref.ref(qp)  # an operation holds it while there is one
-        self.qp_num = qp.qp_num
+        self.qp_num: int = qp.qp_num
         self._claims = claims
         self._waiting: tuple[deque[Operation], deque[Operation]] = (deque(), deque())
         _suspects.add(qp)  # until its state was asked for

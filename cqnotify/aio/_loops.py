@@ -30,6 +30,7 @@ class Wakeup(Protocol):
 
     def done(self) -> bool:
         """Whether it was woken, or cancelled."""
+        ...
 
     def wake(self) -> None: ...
 
@@ -53,9 +54,11 @@ class Loop(Protocol):
 
     def is_closed(self) -> bool:
         """Whether none of its tasks will ever run again."""
+        ...
 
     def is_elsewhere(self) -> bool:
         """Whether it lives in another thread than the caller."""
+        ...
 
     def wakeup(self, max_entries: int = 1, solicited_only: bool = False) -> Wakeup: ...
 

@@ -46,9 +46,11 @@ class Scope:
         return len(self._pending)
 
     def add(self, op: Operation) -> None:
+        """It was posted inside."""
         self._pending.add(op)
 
     def discard(self, op: Operation) -> None:
+        """It has completed, or was not posted after all."""
         self._pending.discard(op)
         if not self._pending and self._wakeup is not None:
             self._wakeup.wake()

@@ -56,7 +56,7 @@ class Row(NamedTuple):
                 found.append(Deviation.NO_COMPLETION)
         elif len(self.statuses) > 1 or self.expected_statuses == (None,):
             found.append(Deviation.SURPLUS_COMPLETION)
-        elif self.statuses[0] not in self.expected_statuses:
+        elif set(self.statuses).isdisjoint(self.expected_statuses):
             found.append(Deviation.OTHER_STATUS)
         return tuple(found)
 
