@@ -8,6 +8,7 @@ import inspect
 import pkgutil
 import re
 from collections.abc import Iterator
+from enum import Enum
 from types import ModuleType
 from typing import Any, is_typeddict
 
@@ -72,7 +73,7 @@ def is_known(what: Any) -> bool:
     except ValueError:
         return False
     anything_goes = inspect.isclass(what) and (
-        issubclass(what, Exception) or getattr(what, "_is_protocol", False)
+        issubclass(what, Exception | Enum) or getattr(what, "_is_protocol", False)
     )
     return anything_goes or all(p.kind != p.VAR_POSITIONAL for p in parameters)
 
