@@ -10,15 +10,20 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import SetupError
 
 MISSING = """
-cqnotify needs a C compiler, CPython's headers and the headers of libibverbs:
+cqnotify needs a C compiler, CPython's headers and those of libibverbs (rdma-core 44 or later):
     Debian, Ubuntu:  apt-get install gcc python3-dev libibverbs-dev
     Fedora, RHEL:    dnf install gcc python3-devel rdma-core-devel
 To use it, the library and a provider for your device must be there as well
-(libibverbs1 and ibverbs-providers; on Fedora and RHEL: rdma-core).
+(libibverbs1 and ibverbs-providers; on Fedora and RHEL: libibverbs, which has both).
 """
 
-# What the core includes, so that a missing header is told apart from a fault of ours.
-PROBE = "#include <Python.h>\n#include <infiniband/verbs.h>\nint main(void) { return 0; }\n"
+# What the core includes, so that a missing header is told apart from a fault of ours; and the
+# latest addition of those that it cannot do without.
+PROBE = """
+#include <Python.h>
+#include <infiniband/verbs.h>
+int main(void) { return IBV_QP_EX_WITH_ATOMIC_WRITE == 0; }
+"""
 
 # For our own tests: CQNOTIFY_DEBUG=asan,faults and the like. What each word adds for the compiler
 # and for the linker. Python's own flags have -fwrapv, which UBSan takes for a permission. A UBSan
