@@ -55,16 +55,16 @@ except ModuleNotFoundError as _error:
         "another folder, or build it by pip install -e .",
         name=_error.name,
     ) from None
-except ImportError as e:
-    if not str(e).startswith("libibverbs.so.1: "):  # so begins what dlopen(3) says if it is missing
+except ImportError as _error:
+    if not str(_error).startswith("libibverbs.so.1: "):  # as dlopen(3) says it of a missing one
         raise
     raise ImportError(
         "cqnotify needs libibverbs.so.1, which is not installed here. "
         "Debian, Ubuntu: apt-get install libibverbs1 ibverbs-providers; "
         "Fedora, RHEL: dnf install libibverbs",
-        name=e.name,
-        path=e.path,
-    ) from e
+        name=_error.name,
+        path=_error.path,
+    ) from _error
 from .attrs import (
     AHAttr,
     CQModerationCaps,
