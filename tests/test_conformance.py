@@ -428,16 +428,6 @@ def test_what_the_device_refuses_is_listed_and_not_in_the_table() -> None:
     assert "  send" not in text
 
 
-def test_the_documents_example_prints_the_rows_that_depart(
-    ctx: Context, rows_of: RowsOf, capsys: Capture
-) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", DOC.read_text(), re.DOTALL)
-    exec(example, {})
-    departing = [row for row in rows_of(Outcome.FLUSH) if row.deviations]
-    printed = [f"{r.case} {r.queue} {r.statuses} {r.deviations}" for r in departing]
-    assert capsys.readouterr().out.splitlines() == printed
-
-
 # ---- the command ----------------------------------------------------------------------------
 
 

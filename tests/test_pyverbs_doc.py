@@ -3,21 +3,17 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from doc_support import read
 
 from cqnotify import Context
 
-DOC = Path(__file__).parent.parent / "docs" / "pyverbs.md"
 DEBIAN = "/usr/bin/python3"  # whose package python3-pyverbs is
-SECTION = re.compile(r"^## (.+?)$(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
-BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
-sections = {title: BLOCK.findall(text) for title, text in SECTION.findall(DOC.read_text())}
+sections = {s.heading: [block.text for block in s.of("python")] for s in read("pyverbs.md").sections}
 (SETUP,) = (blocks for title, blocks in sections.items() if title.startswith("Set-up"))
 TASKS = {title: blocks for title, blocks in sections.items() if title[0].isdigit()}
 
@@ -37,6 +33,7 @@ def code_lines(text: str) -> int:
 
 def test_there_are_ten_tasks_and_each_is_shorter_with_cqnotify() -> None:
     assert len(TASKS) == 10
+    assert sum(map(len, sections.values())) == 2 * (1 + len(TASKS))
     for title, (theirs, ours) in [("Set-up", SETUP), *TASKS.items()]:
         assert code_lines(ours) <= code_lines(theirs), title
         assert len(ours) < len(theirs), title

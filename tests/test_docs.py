@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: MIT
+"""What the README and docs/ show is true: programs run, commands exist, links lead somewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from doc_support import DOCS, PAGES, ROOT, Block, Page, Program, matches, read
+from support import DEADLINE
+
+from benchmarks import __main__ as bench
+from cqnotify.cli import COMMANDS, _parser
+
+BY_THEMSELVES = {"pyverbs.md": "test_pyverbs_doc.py"}  # programs that are compared
+pages: list[Page] = [read(name) for name in PAGES]
+LANGUAGES = {"python", "sh", "console", "text", ""}
+
+each_page = pytest.mark.parametrize("page", pages, ids=lambda page: page.name)
+
+
+def is_suite(program: Program) -> bool:
+    """Whether it is for pytest."""
+    return any(re.search(r"^(async )?def test_", block.text, re.M) for block in program.blocks)
+
+
+all_programs = [
+    program for page in pages if page.name not in BY_THEMSELVES for program in page.programs
+]
+programs = [program for program in all_programs if not is_suite(program)]
+suites = [program for program in all_programs if is_suite(program)]
+
+
+def name_of(program: Program) -> str:
+    return f"{program.page}:{program.line}"
+
+
+# ---- links ----------------------------------------------------------------------------------
+
+
+@each_page
+def test_every_link_leads_somewhere(page: Page) -> None:
+    assert page.links
+    for link in page.links:
+        if re.match(r"https?:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (PAGES[page.name].parent / path).resolve() if path else PAGES[page.name]
+        assert target.exists(), link
+        if anchor:
+            assert anchor in read(target.name).anchors, link
+
+
+def test_the_index_and_the_readme_name_all_that_there_is() -> None:
+    shown = {path.name for path in DOCS.glob("*.md")} - {"index.md"}
+    assert shown - set(read("index.md").links) == set()
+    assert {f"docs/{name}" for name in shown} - set(read("README.md").links) == set()
+    text = PAGES["README.md"].read_text()
+    assert [name for name in COMMANDS if f"\ncqnotify {name} " not in text] == []
+
+
+@each_page
+def test_every_picture_is_shown_and_every_block_has_a_known_language(page: Page) -> None:
+    assert {block.language for block in page.blocks} <= LANGUAGES | {"{eval-rst}"}
+    linked = {link for each in pages for link in each.links}
+    assert {path.name for path in DOCS.glob("*.svg")} <= linked
+
+
+# ---- python ---------------------------------------------------------------------------------
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error", *words],
+        capture_output=True,
+        text=True,
+        timeout=3 * DEADLINE,
+        cwd=folder,
+    )
+
+
+@pytest.mark.usefixtures("ctx")
+@pytest.mark.parametrize("program", programs, ids=name_of)
+def test_a_program_runs_and_prints_what_stands_below_it(program: Program, tmp_path: Path) -> None:
+    path = tmp_path / f"{Path(program.page).stem}.py"
+    path.write_text(program.source)
+    done = run(tmp_path, path.name)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert matches(done.stdout, program.output), f"{done.stdout}\nis not\n{program.output}"
+
+
+@pytest.mark.usefixtures("ctx")
+@pytest.mark.parametrize("suite", suites, ids=name_of)
+def test_the_tests_that_are_shown_pass(suite: Program, tmp_path: Path) -> None:
+    path = tmp_path / "test_shown.py"
+    path.write_text(suite.source)
+    options = ["-q", "-p", "no:cacheprovider", "--rdma-required"]
+    done = run(tmp_path, "-m", "pytest", *options, path.name)
+    assert done.returncode == 0, done.stdout
+    (passed,) = re.findall(r"^(\d+) passed in", done.stdout, re.M)
+    assert int(passed) >= len(re.findall("def test_", suite.source))
+
+
+# ---- commands -------------------------------------------------------------------------------
+
+
+def accepts(text: str, words: list[str]) -> bool:
+    """Whether a help names all options among the words."""
+    options = [word.partition("=")[0] for word in words if re.match("--?[a-z]", word)]
+    return all(re.search(rf"(^|[\s,|\[]){re.escape(o)}\b", text) for o in options)
+
+
+def exits_well(parse: Callable[[], object]) -> bool:
+    """Whether a parser takes them; one of --help ends with 0."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            parse()
+        except SystemExit as e:
+            return e.code == 0
+    return True
+
+
+def helped(*command: str) -> str:
+    return subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=2 * DEADLINE, cwd=ROOT
+    ).stdout
+
+
+def check_lab(words: list[str]) -> bool:
+    usage = helped("./lab", "--help")
+    if words == ["--help"]:
+        return True
+    commands = re.findall(r"^  \./lab (\w+)", usage, re.M)
+    at = next(i for i, word in enumerate(words) if word in commands)
+    before, command, rest = words[:at], words[at], words[at + 1 :]
+    if not accepts(usage, before):
+        return False
+    if command == "run":
+        split = rest.index("--") + 1 if "--" in rest else 0
+        return accepts(usage, rest[:split]) and check_command(rest[split:])
+    if command == "bench":
+        return exits_well(lambda: bench.parse([*rest, "--"]))
+    if command in ("test", "selftest"):
+        paths = [word.partition("::")[0] for word in rest if word.startswith("tests/")]
+        known = accepts(usage + helped(sys.executable, "-m", "pytest", "--help"), rest)
+        return known and all((ROOT / path).exists() for path in paths)
+    return accepts(usage, rest) and all(word in usage for word in rest)
+
+
+def check_python(words: list[str]) -> bool:
+    if words[0] == "-m":
+        return words[1:2] == ["pytest"] or (words[1] == "cqnotify" and check_cqnotify(words[2:]))
+    if words[0].startswith("examples/"):
+        return accepts(helped(sys.executable, words[0], "--help"), words[1:])
+    return words == ["prog.py"]  # the reader's own
+
+
+def check_cqnotify(words: list[str]) -> bool:
+    return exits_well(lambda: _parser().parse_args(words))
+
+
+def check_pip(words: list[str]) -> bool:
+    extras = re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.M)
+    extra = re.fullmatch(r"\.(?:\[(\w+)\])?", words[-1])
+    return words[0] == "install" and extra is not None and extra[1] in (None, *extras)
+
+
+def check_apt(words: list[str]) -> bool:
+    known = (ROOT / "lab").read_text() + (ROOT / "setup.py").read_text()
+    return words[0] == "install" and all(f"{package}" in known for package in words[1:])
+
+
+CHECKS: dict[str, Callable[[list[str]], bool]] = {
+    "./lab": check_lab,
+    "cqnotify": check_cqnotify,
+    "python": check_python,
+    "pip": check_pip,
+    "apt-get": check_apt,
+    "ulimit": lambda words: words == ["-l"],  # of the shell
+}
+
+
+def check_command(words: list[str]) -> bool:
+    if words[0] in CHECKS:
+        return CHECKS[words[0]](words[1:])
+    return shutil.which(words[0]) is not None
+
+
+def commands_of(blocks: list[Block]) -> list[list[str]]:
+    lines = [line for block in blocks for line in block.text.splitlines()]
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+@each_page
+def test_every_command_exists_and_takes_its_options(page: Page) -> None:
+    for words in commands_of([block for block in page.blocks if block.language == "sh"]):
+        assert check_command(words), words
+
+
+transcripts = [(page.name, block) for page in pages for block in page.blocks]
+transcripts = [(name, block) for name, block in transcripts if block.language == "console"]
+
+
+@pytest.mark.usefixtures("ctx")
+@pytest.mark.parametrize(("name", "block"), transcripts, ids=lambda x: x if x in PAGES else None)
+def test_a_command_prints_what_stands_below_it(name: str, block: Block, tmp_path: Path) -> None:
+    if os.environ.get("CQNOTIFY_LAB") != "vm":
+        pytest.skip("it shows the microVM's devices")
+    for shown in re.split(r"^\$ ", block.text, flags=re.M)[1:]:
+        line, _, output = shown.partition("\n")
+        words = shlex.split(line.removeprefix("./lab run -- "))  # we are there already
+        assert words[0] == "cqnotify"
+        done = run(tmp_path, "-m", *words)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert matches(done.stdout, output), done.stdout
+
+
+# ---- figures --------------------------------------------------------------------------------
+
+
+def measured(bench: str) -> dict[tuple[str, str], list[str]]:
+    """The cells of a table of docs/performance.md, the device's, by case and subject."""
+    text = (DOCS / "performance.md").read_text()
+    table = text.partition(f"<!-- bench {bench} -->")[2].partition("<!-- end -->")[0]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")]
+    return {(case, subject): cells for case, subject, *cells in rows}
+
+
+def cpu(case: str, subject: str) -> str:
+    cost, busy = (
+        float(measured("receiver")[key][0].replace(",", ""))
+        for key in [(case, subject), ("busy", "cqnotify")]
+    )
+    return f"{100 * cost / busy:.2g} %"
+
+
+def rows_of(page: str, heading: str) -> list[list[str]]:
+    text = PAGES[page].read_text().partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    return rows[1:]
+
+
+def test_what_waiting_costs_is_what_was_measured() -> None:
+    subjects = [("any", "cqnotify"), ("1 in 16", "cqnotify"), ("any", "cqnotify asyncio")]
+    subjects += [("1 in 16", "cqnotify asyncio"), ("spin 50 us", "cqnotify asyncio")]
+    shown = [row[1] for row in rows_of("waiting.md", "Which one")]
+    assert shown == ["100 %", *(cpu(*subject) for subject in subjects)]
+
+
+def test_the_figures_beside_the_alternatives_are_what_was_measured() -> None:
+    three = ("C", "pyverbs", "cqnotify")
+    trip, drain, computing = measured("round_trip"), measured("drain"), measured("computing")
+    wanted = [
+        [cpu("any", subject) for subject in three],
+        [cpu("1 in 16", subject) for subject in three],
+        ["", cpu("any", "pyverbs asyncio"), cpu("any", "cqnotify asyncio")],
+        ["1", *(trip["64 B", subject][1] for subject in three[1:])],
+        ["1", *(drain["256/64", subject][1] for subject in three[1:])],
+        ["", *(f"{computing['1 per ms', subject][0]} %" for subject in three[1:])],
+    ]
+    rows = rows_of("README.md", "Beside the alternatives")
+    assert [row[1:] for row in rows[: len(wanted)]] == wanted
