@@ -80,7 +80,7 @@ def test_every_picture_is_shown_and_every_block_has_a_known_language(page: Page)
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-X", "dev", "-W", "error", *words],
+        [sys.executable, "-W", "error", *words],
         capture_output=True,
         text=True,
         timeout=3 * DEADLINE,

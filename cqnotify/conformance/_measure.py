@@ -44,11 +44,12 @@ def measure(
         if progress is not None:
             progress(start)
         with Context(name) as context:
-            rows += _play(Bench(context, port_num, gid_index), todo[start : start + _BATCH])
+            trials = _play(Bench(context, port_num, gid_index), todo[start : start + _BATCH])
+            rows += [row for trial in trials for row in trial.rows()]  # the context closes the rest
     return Report(name, os.uname().release, tuple(rows))
 
 
-def _play(bench: Bench, batch: Sequence[Case]) -> list[Row]:
+def _play(bench: Bench, batch: Sequence[Case]) -> list[Trial]:
     trials = [Trial(bench, case) for case in batch]
     for trial in trials:
         trial.prepare()
@@ -57,7 +58,7 @@ def _play(bench: Bench, batch: Sequence[Case]) -> list[Row]:
     for trial in trials:
         trial.act()
     _collect(bench, trials)
-    return [row for trial in trials for row in trial.rows()]
+    return trials
 
 
 def _collect(bench: Bench, trials: Sequence[Trial]) -> None:
