@@ -154,7 +154,7 @@ class TSOCaps(NamedTuple):
 
 
 class RSSCaps(NamedTuple):
-    """Receive side scaling: `struct ibv_rss_caps`; its masks are IBV_RX_HASH_* bits."""
+    """Receive side scaling: `struct ibv_rss_caps`; its masks are `IBV_RX_HASH_*` bits."""
 
     supported_qpts: int
     max_rwq_indirection_tables: int

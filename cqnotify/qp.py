@@ -237,7 +237,7 @@ class QP(_core.QP):
         qkey: UD alone; 0x11111111 by default.
         path_mtu: an MTU, or its bytes, no more than both ports have; by default what ours has.
         min_rnr_timer: how long a sender that meets no receive shall wait, as a code: 12 is 0.64 ms.
-        timeout: how long we wait for an acknowledgement, 4.096 us * 2**timeout; 0 is for ever.
+        timeout: how long we wait for an acknowledgement, `4.096 us * 2**timeout`; 0: for ever.
         retry_cnt: how often we send again after that, 0 to 7. On rxe 7 is for ever.
         rnr_retry: how often we send again when the peer had no receive posted; 7 is for ever, so a
             peer that is slow to post delays us and breaks nothing. (On rxe of Linux 6.1 the send

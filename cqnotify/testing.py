@@ -47,6 +47,7 @@ class Endpoint:
     access: who may do what to `mr`; by default we may write, and the peer whatever the type of the
         QP and the device can do.
     cqe: the entries of each CQ; `one_cq` makes one CQ serve both directions.
+
     Everything else goes to QP(); its queues hold 64 work requests unless that says otherwise.
 
     `connect()` connects two of them; `to_peer` is then what `post_send` has to be told to reach the

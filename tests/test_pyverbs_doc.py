@@ -13,7 +13,9 @@ from cqnotify import Context
 
 DEBIAN = "/usr/bin/python3"  # whose package python3-pyverbs is
 
-sections = {s.heading: [block.text for block in s.of("python")] for s in read("pyverbs.md").sections}
+sections = {
+    s.heading: [block.text for block in s.of("python")] for s in read("pyverbs.md").sections
+}
 (SETUP,) = (blocks for title, blocks in sections.items() if title.startswith("Set-up"))
 TASKS = {title: blocks for title, blocks in sections.items() if title[0].isdigit()}
 

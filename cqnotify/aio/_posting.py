@@ -59,9 +59,9 @@ class Posting:
         `qp` must send on this CQ. The arguments are those of QP.post_send(); SIGNALED is always
         set. Where the send queue is full it waits for room, first come, first served.
 
-        Without `wr_id` one is chosen (2**63 and above) that nobody else uses. If the awaiting task
-        is cancelled, the device goes on: the memory is kept until the completion, which is dropped
-        then, or, if you gave a `wr_id`, stays in the queue.
+        Without `wr_id` one is chosen (`2**63` and above) that nobody else uses. If the awaiting
+        task is cancelled, the device goes on: the memory is kept until the completion, which is
+        dropped then, or, if you gave a `wr_id`, stays in the queue.
 
         Raises CompletionError (with status, qp_num, wr_id) if it failed, ValueError and VerbsError
         for what cannot be posted, AsyncEventError and ClosedError as wait(), ClosedError also when

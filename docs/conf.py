@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: MIT
+"""How ./lab docs makes HTML of these pages. For the reference see reference_support.py."""
+
+import re
+import sys
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+DOCS = Path(__file__).parent
+sys.path[:0] = [str(DOCS), str(DOCS.parent)]
+
+project = "cqnotify"
+author = "the authors of cqnotify"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "reference_support"]
+html_theme = "furo"
+html_title = "cqnotify"
+html_show_copyright = False
+html_copy_source = False
+exclude_patterns = ["conf.py", "reference_support.py"]
+root_doc = "index"
+
+myst_heading_anchors = 4
+
+default_role = "py:obj"  # in docstrings `name` is code, and a link where there is such a name
+autodoc_default_options = {
+    "members": True,
+    "inherited-members": "tuple, dict, int, BaseException, Protocol",  # but not of these
+}
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+add_module_names = False
+python_maximum_signature_line_length = 88
+pygments_style = "friendly"
+
+
+def plain_outside(app: Sphinx, docname: str, source: list[str]) -> None:
+    """What is in the repository and not among these pages has no address here."""
+    source[0] = re.sub(r"\[([^\]]*)\]\(\.\./[^)]*\)", r"\1", source[0])
+
+
+def add_contents(app: Sphinx, docname: str, source: list[str]) -> None:
+    """The table of contents is what the index links to, below its headings. So the page needs no
+    directives, and reads well as it is."""
+    if docname != root_doc:
+        return
+    for section in source[0].split("\n## ")[1:]:
+        caption, _, rest = section.partition("\n")
+        names = re.findall(r"^- \[.*?\]\((\w+)\.md\)", rest, re.M)
+        lines = [f"```{{toctree}}\n:hidden:\n:caption: {caption}\n", *names, "```"]
+        source[0] += "\n" + "\n".join(lines) + "\n"
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("source-read", plain_outside)
+    app.connect("source-read", add_contents)
