@@ -17,6 +17,8 @@ html_theme = "furo"
 html_title = "cqnotify"
 html_show_copyright = False
 html_copy_source = False
+html_static_path = ["pages.css"]
+html_css_files = ["pages.css"]
 exclude_patterns = ["conf.py", "reference_support.py"]
 root_doc = "index"
 

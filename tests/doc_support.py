@@ -3,8 +3,8 @@
 
 The python blocks below one heading are one program. `<!-- goes on -->` below a heading makes them
 the end of the program before. A block within an HTML comment is run, and not shown. What a program
-prints stands in the text blocks between its own, and nothing else is printed; a line or a word
-`...` there stands for anything.
+prints stands in the text blocks between its own, and nothing else is printed; `...` there stands
+for anything: a line of it for any lines, within a line for any part of it.
 """
 
 from __future__ import annotations
@@ -120,6 +120,8 @@ def _anchor(heading: str) -> str:
 
 def matches(printed: str, shown: str) -> bool:
     """Whether a program printed what a page shows."""
-    pattern = re.escape(shown).replace(re.escape("..."), ".*")
-    pattern = re.sub(r"^\.\*\n", "(.*\n)*?", pattern, flags=re.MULTILINE)
+    pattern = ""
+    for line in shown.splitlines(keepends=True):
+        anything = line.strip() == "..."
+        pattern += r"(.*\n)*?" if anything else re.escape(line).replace(r"\.\.\.", ".*")
     return re.fullmatch(pattern, printed) is not None

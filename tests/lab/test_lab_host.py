@@ -422,7 +422,7 @@ def test_guest_that_panics_is_reported_with_its_last_words() -> None:
 
 def test_help_names_every_command() -> None:
     text = lab("--help").stdout.decode()
-    for word in ("demo", "test", "run", "shell", "build", "lint", "selftest", "kernels", "clean"):
+    for word in "demo test run shell build lint docs selftest kernels clean".split():
         assert f"./lab {word}" in text
     for variant in ("asan", "refleak", "coverage"):
         assert f"\n  --{variant} " in text
