@@ -27,7 +27,7 @@ myst_heading_anchors = 4
 default_role = "py:obj"  # in docstrings `name` is code, and a link where there is such a name
 autodoc_default_options = {
     "members": True,
-    "inherited-members": "tuple, dict, int, BaseException, Protocol",  # but not of these
+    "inherited-members": "tuple, dict, int, OSError, BaseException, Protocol",  # but not of these
 }
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import enum
 import importlib
 import re
 from collections.abc import Iterator
@@ -16,9 +17,13 @@ from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 
+from cqnotify import CQStats
+
 STUBS: Final = Path(__file__).parent.parent / "cqnotify" / "_core.pyi"
 COMPLETE: Final = ["cqnotify", "cqnotify.aio", "cqnotify.testing", "cqnotify.exchange"]
 COMPLETE.append("cqnotify.conformance")
+
+MADE_BY_OTHERS: Final = (CQStats, enum.Enum)  # nobody calls these
 
 Function = ast.FunctionDef
 
@@ -102,6 +107,8 @@ def setup(app: Sphinx) -> dict[str, bool]:
             return None
         if known is not None and not hasattr(obj, "__code__"):
             return known
+        if what == "class" and issubclass(obj, MADE_BY_OTHERS):
+            return "", None
         return stubs.plain(args), returns and stubs.plain(returns)
 
     def docstring(
