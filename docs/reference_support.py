@@ -50,7 +50,8 @@ class Stubs:
     def _read_class(self, name: str, body: list[ast.stmt]) -> None:
         for node in body:
             if isinstance(node, ast.AnnAssign):
-                self.types[f"{name}.{ast.unparse(node.target)}"] = ast.unparse(node.annotation)
+                kind = re.sub(r"^Final\[(.*)\]$", r"\1", ast.unparse(node.annotation))
+                self.types[f"{name}.{ast.unparse(node.target)}"] = kind
             if not isinstance(node, Function):
                 continue
             decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
