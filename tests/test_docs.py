@@ -186,7 +186,9 @@ CHECKS: dict[str, Callable[[list[str]], bool]] = {
     "python": check_python,
     "pip": check_pip,
     "apt-get": check_apt,
-    "ulimit": lambda words: words == ["-l"],  # of the shell
+    "python3": lambda words: words[:2] == ["-m", "venv"],
+    ".": lambda words: words[0].endswith("/bin/activate"),  # of the shell, as the next
+    "ulimit": lambda words: words == ["-l"],
 }
 
 

@@ -423,7 +423,7 @@ def test_guest_that_panics_is_reported_with_its_last_words() -> None:
 def test_help_names_every_command() -> None:
     text = lab("--help").stdout.decode()
     words = ["demo", "test", "bench", "run", "shell", "build", "lint", "docs", "selftest"]
-    for word in [*words, "kernels", "clean"]:
+    for word in [*words, "release", "kernels", "clean"]:
         assert f"./lab {word}" in text
     for variant in ("asan", "refleak", "coverage"):
         assert f"\n  --{variant} " in text
