@@ -1,9 +1,18 @@
 # SPDX-License-Identifier: MIT
-"""The option of the lab's own tests."""
+"""What the lab's own tests have in common."""
 
 from __future__ import annotations
 
+import signal
+
 import pytest
+
+# In the background of a script, or under nohup, these are ignored, and the lab would inherit that.
+for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(
+            number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
