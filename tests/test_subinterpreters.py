@@ -29,13 +29,13 @@ def run(i, code):
 
 def states():
     # Each module state of the core has a page that the kernel wipes in a forked child. Neighbours
-    # are one mapping.
+    # are one mapping. Those of a newer libc, for random numbers, the kernel may also drop.
     pages = 0
     with open("/proc/self/smaps") as f:
         for line in f:
             if line.startswith("Size:"):
                 size = int(line.split()[1]) // 4
-            elif line.startswith("VmFlags:") and " wf" in line:
+            elif line.startswith("VmFlags:") and " wf" in line and " dp" not in line:
                 pages += size
     return pages
 
