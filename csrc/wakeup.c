@@ -152,11 +152,13 @@ int cqn_wakeup_resume(PyObject *op)
     PyObject *result = PyObject_CallOneArg(callback, op);
     int rc = result == NULL ? -1 : 0;
     Py_XDECREF(result);
-    PyObject *pending = cqn_take_exception();
+    PyObject *pending = rc < 0 ? cqn_take_exception() : NULL;
     if (PyContext_Exit(context) < 0) {
         PyErr_WriteUnraisable(context);
     }
-    cqn_put_exception(pending);
+    if (pending != NULL) {
+        cqn_put_exception(pending);
+    }
     if (rc < 0 && PyErr_ExceptionMatches(PyExc_Exception)) {
         rc = report(self);
     }
