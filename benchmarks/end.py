@@ -69,7 +69,27 @@ class Peer:
         return data
 
 
-class End:
+class Sender:
+    """What the ends with cqnotify and with pyverbs have in common."""
+
+    qp: Any
+    unsignaled: Any
+    _sent = 0
+
+    def send(self) -> None:
+        """Post the message; reap those that are signaled."""
+        self._sent += 1
+        if self._sent % SIGNAL_EVERY:
+            self.qp.post_send(self.unsignaled)
+        else:
+            self.send_signaled()
+
+    def send_signaled(self) -> None:
+        """Post the message and reap it, and with it those before it."""
+        raise NotImplementedError
+
+
+class End(Sender):
     """With cqnotify. Receives go into a CQ with a channel, sends into one without."""
 
     def __init__(
@@ -97,7 +117,6 @@ class End:
         message = self.mr[slots * size : slots * size + (send_size or size)]
         self.unsignaled = SendWR(message, send_flags=SendFlags(0))
         self._signaled = SendWR(message, send_flags=SendFlags.SIGNALED)
-        self._sent = 0
         index = None if GID_INDEX < 0 else GID_INDEX
         remote = peer.exchange(self.qp.address(gid_index=index))
         self.qp.connect(remote, gid_index=index, path_mtu=MTU)
@@ -108,16 +127,7 @@ class End:
         """Made when it is first used: from then on cq.poll() is its poll()."""
         return AsyncCQ(self.cq)
 
-    def send(self) -> None:
-        """Post the message; reap those that are signaled."""
-        self._sent += 1
-        if self._sent % SIGNAL_EVERY:
-            self.qp.post_send(self.unsignaled)
-        else:
-            self.send_signaled()
-
     def send_signaled(self) -> None:
-        """Post the message and reap it, and with it those before it."""
         self.qp.post_send(self._signaled)
         while not (wcs := self.send_cq.poll(1)):
             sleep(1e-5)  # a real-time process that spins keeps the kernel's threads from running
@@ -132,7 +142,7 @@ class End:
         self.ctx.close()
 
 
-class PyverbsEnd:
+class PyverbsEnd(Sender):
     """With pyverbs. It counts nothing, so the subjects do."""
 
     def __init__(
@@ -160,7 +170,6 @@ class PyverbsEnd:
         message = [wr.SGE(buf + slots * size, send_size or size, lkey)]
         self.unsignaled = wr.SendWR(num_sge=1, sg=message, send_flags=0)
         self._signaled = wr.SendWR(num_sge=1, sg=message, send_flags=enums.IBV_SEND_SIGNALED)
-        self._sent = 0
         self.events = self.arms = self.spurious = 0
         self.qp.to_rts(self._attributes(peer.exchange(self._address())))
         peer.meet()
@@ -186,16 +195,7 @@ class PyverbsEnd:
             attr.ah_attr = addr.AHAttr(port_num=1, is_global=1, gr=route)
         return attr
 
-    def send(self) -> None:
-        """Post the message; reap those that are signaled."""
-        self._sent += 1
-        if self._sent % SIGNAL_EVERY:
-            self.qp.post_send(self.unsignaled)
-        else:
-            self.send_signaled()
-
     def send_signaled(self) -> None:
-        """Post the message and reap it, and with it those before it."""
         self.qp.post_send(self._signaled)
         n, wcs = self.send_cq.poll()
         while not n:
