@@ -67,6 +67,7 @@ static PyObject *ah_make(PyTypeObject *type, cqn_object *pd, struct ibv_ah_attr 
 
 static PyObject *ah_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
+    CQN_LOCKED;
     PyObject *pd;
     if (!PyArg_ParseTuple(args, "O;AH() takes a PD, and the fields of ibv_ah_attr by name", &pd) ||
         cqn_expect(pd, cqn_state_of(type)->PD, "pd") < 0) {
@@ -107,6 +108,7 @@ static const char ah_from_wc_doc[] =
 
 static PyObject *ah_from_wc(PyObject *cls, PyObject *args, PyObject *kwargs)
 {
+    CQN_LOCKED;
     static char *names[] = {"pd", "wc", "grh", "port_num", NULL};
     cqn_state *st = cqn_state_of((PyTypeObject *)cls);
     PyObject *pd, *wc, *port = NULL, *self = NULL;

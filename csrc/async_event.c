@@ -351,8 +351,8 @@ static PyObject *new_event(cqn_state *st, const cqn_report *report, PyObject *el
 /* One that is in the midst of being deallocated is past saving. */
 static PyObject *own_element(const cqn_report *report)
 {
-    PyObject *element = (PyObject *)report->element;
-    return element != NULL && Py_REFCNT(element) > 0 ? Py_NewRef(element) : NULL;
+    cqn_object *element = report->element;
+    return element != NULL && cqn_try_ref(element) ? (PyObject *)element : NULL;
 }
 
 static PyObject *take(cqn_object *self)
@@ -458,7 +458,7 @@ static bool is_due(const cqn_report *failure, uint64_t told)
 {
     const cqn_object *element = failure->element;
     return failure->serial > told &&
-           (element == NULL || (element->handle != NULL && Py_REFCNT(element) > 0));
+           (element == NULL || (element->handle != NULL && !element->dying));
 }
 
 static Py_ssize_t count_due(const cqn_context *ctx, uint64_t told)
@@ -504,8 +504,9 @@ static int append_marked(const cqn_context *ctx, PyObject *cqs)
             continue;
         }
         ((cqn_cq *)o)->marked = false;
-        if (rc == 0 && o->handle != NULL && Py_REFCNT(o) > 0) {
+        if (rc == 0 && o->handle != NULL && cqn_try_ref(o)) {
             rc = PyList_Append(cqs, (PyObject *)o);
+            Py_DECREF(o);
         }
     }
     return rc;
@@ -631,6 +632,7 @@ const char cqn_get_async_event_doc[] =
 PyObject *cqn_get_async_event(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                               PyObject *kwnames)
 {
+    CQN_LOCKED;
     static const char *const names[] = {"timeout", NULL};
     PyObject *timeout = NULL;
     if (cqn_open(CQN_OBJ(op)) == NULL ||
@@ -647,6 +649,7 @@ const char cqn_try_get_async_event_doc[] =
 
 PyObject *cqn_try_get_async_event(PyObject *op, PyObject *Py_UNUSED(unused))
 {
+    CQN_LOCKED;
     PyObject *event = cqn_open(CQN_OBJ(op)) == NULL ? NULL : take(CQN_OBJ(op));
     return event != NULL || PyErr_Occurred() ? event : Py_NewRef(Py_None);
 }

@@ -43,6 +43,7 @@ static int channel_traverse(PyObject *op, visitproc visit, void *arg)
 
 static int channel_clear(PyObject *op)
 {
+    CQN_LOCKED;
     Py_CLEAR(((cqn_channel *)op)->sleepers);
     if (CQN_OBJ(op)->handle == NULL) {
         cqn_gate_clear(&((cqn_channel *)op)->gate);
@@ -65,8 +66,20 @@ int cqn_set_nonblocking(int fd)
     return flags < 0 ? -1 : fcntl(fd, F_SETFL, flags | O_NONBLOCK);
 }
 
+const char cqn_dup_doc[] =
+    "_dup($self, /)\n--\n\n"
+    "A duplicate of fileno(), the caller's to close. What fileno() returns can be another file's "
+    "number by now, if another thread closed this.";
+
+PyObject *cqn_dup(int fd)
+{
+    int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    return copy < 0 ? PyErr_SetFromErrno(PyExc_OSError) : PyLong_FromLong(copy);
+}
+
 static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
+    CQN_LOCKED;
     static char *names[] = {"context", NULL};
     PyObject *context;
     cqn_state *st = cqn_state_of(type);
@@ -103,9 +116,12 @@ static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     return (PyObject *)self;
 }
 
-/* Of the late events (see above), the CQ of the first. */
+/* Of the late events (see above), the CQ of the first, as a new reference. */
 static cqn_cq *take_late(cqn_channel *self)
 {
+    while (self->late != NULL && !cqn_try_ref(&self->late->base)) {
+        self->late = self->late->late_next;
+    }
     cqn_cq *cq = self->late;
     if (cq != NULL) {
         cqn_cq_event(cq);
@@ -128,7 +144,7 @@ static PyObject *take_event(cqn_channel *self, struct ibv_comp_channel *channel)
         errno = 0;
         if (ibv_get_cq_event(channel, &handle, &cookie) == 0) {
             cq = cookie;
-            if (cq->base.handle == NULL || Py_REFCNT(cq) == 0) {
+            if (cq->base.handle == NULL || !cqn_try_ref(&cq->base)) {
                 /* The latter is being deallocated, and soon destroyed, too. */
                 ibv_ack_cq_events(handle, 1);
                 cq->late++;
@@ -146,7 +162,7 @@ static PyObject *take_event(cqn_channel *self, struct ibv_comp_channel *channel)
             return NULL;
         }
     }
-    return Py_NewRef((PyObject *)cq);
+    return (PyObject *)cq;
 }
 
 /* The destroying of `cq` failed, and events of it came meanwhile. */
@@ -206,6 +222,7 @@ static PyObject *wait_event(cqn_channel *self, PyObject *timeout)
 static PyObject *channel_get_event(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                                    PyObject *kwnames)
 {
+    CQN_LOCKED;
     static const char *const names[] = {"timeout", NULL};
     PyObject *timeout = NULL;
     if (cqn_open(CQN_OBJ(op)) == NULL ||
@@ -217,6 +234,7 @@ static PyObject *channel_get_event(PyObject *op, PyObject *const *args, Py_ssize
 
 static PyObject *channel_try_get_event(PyObject *op, PyObject *Py_UNUSED(unused))
 {
+    CQN_LOCKED;
     struct ibv_comp_channel *channel = cqn_open(CQN_OBJ(op));
     if (channel == NULL) {
         return NULL;
@@ -227,6 +245,7 @@ static PyObject *channel_try_get_event(PyObject *op, PyObject *Py_UNUSED(unused)
 
 static PyObject *channel_dispatch(PyObject *op, PyObject *first)
 {
+    CQN_LOCKED;
     cqn_channel *self = (cqn_channel *)op;
     struct ibv_comp_channel *channel = cqn_open(&self->base);
     if (channel == NULL) {
@@ -244,12 +263,14 @@ static PyObject *channel_dispatch(PyObject *op, PyObject *first)
 
 static PyObject *channel_iter(PyObject *op)
 {
+    CQN_LOCKED;
     return cqn_open(CQN_OBJ(op)) == NULL ? NULL : Py_NewRef(op);
 }
 
 /* A channel that is closed has no more events: that ends a loop over them. */
 static PyObject *channel_next(PyObject *op)
 {
+    CQN_LOCKED;
     cqn_object *self = CQN_OBJ(op);
     PyObject *cq = cqn_open(self) == NULL ? NULL : wait_event((cqn_channel *)op, NULL);
     if (cq == NULL && !cqn_is_open(self) && PyErr_ExceptionMatches(self->state->ClosedError)) {
@@ -260,6 +281,7 @@ static PyObject *channel_next(PyObject *op)
 
 static PyObject *channel_interrupt(PyObject *op, PyObject *Py_UNUSED(unused))
 {
+    CQN_LOCKED;
     if (cqn_open(CQN_OBJ(op)) == NULL) {
         return NULL;
     }
@@ -269,8 +291,16 @@ static PyObject *channel_interrupt(PyObject *op, PyObject *Py_UNUSED(unused))
 
 static PyObject *channel_fileno(PyObject *op, PyObject *Py_UNUSED(unused))
 {
+    CQN_LOCKED;
     struct ibv_comp_channel *channel = cqn_open(CQN_OBJ(op));
     return channel == NULL ? NULL : PyLong_FromLong(channel->fd);
+}
+
+static PyObject *channel_dup(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    struct ibv_comp_channel *channel = cqn_open(CQN_OBJ(op));
+    return channel == NULL ? NULL : cqn_dup(channel->fd);
 }
 
 static PyMethodDef channel_methods[] = {
@@ -304,6 +334,7 @@ static PyMethodDef channel_methods[] = {
      "fileno($self, /)\n--\n\n"
      "The file descriptor, readable while events wait, for select, poll and event loops.\n\n"
      "It never blocks: after it was readable, call try_get_event() until it returns None."},
+    {"_dup", channel_dup, METH_NOARGS, cqn_dup_doc},
     CQN_OBJECT_METHODS(cqn_close_doc),
     {NULL, NULL, 0, NULL},
 };

@@ -168,6 +168,7 @@ PyObject *cqn_flags(PyObject *enum_type, uint32_t flags)
 
 PyObject *cqn_register_enums(PyObject *module, PyObject *args)
 {
+    CQN_LOCKED;
     cqn_state *st = PyModule_GetState(module);
     PyObject *status, *opcode, *flags, *ex_flags, *event_type;
     if (!PyArg_ParseTuple(args, "OOOOO:register_enums", &status, &opcode, &flags, &ex_flags,

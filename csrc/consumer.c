@@ -39,6 +39,7 @@ PyObject *cqn_consumer_if_alive(cqn_cq *cq)
 
 PyObject *cqn_cq_set_consumer(PyObject *op, PyObject *consumer)
 {
+    CQN_LOCKED;
     cqn_cq *self = (cqn_cq *)op;
     if (cqn_open(&self->base) == NULL) {
         return NULL;
@@ -70,7 +71,12 @@ PyObject *cqn_consumer_poll(PyObject *consumer, uint64_t max, double spin)
     PyObject *poll = PyObject_GetAttrString(consumer, "poll");
     PyObject *args = poll == NULL ? NULL : Py_BuildValue("(K)", (unsigned long long)max);
     PyObject *kwargs = args == NULL ? NULL : Py_BuildValue("{s:d}", "spin", spin);
-    PyObject *list = kwargs == NULL ? NULL : PyObject_Call(poll, args, kwargs);
+    PyObject *list = NULL;
+    if (kwargs != NULL) {
+        CQN_BEGIN_UNLOCKED
+        list = PyObject_Call(poll, args, kwargs);
+        CQN_END_UNLOCKED
+    }
     Py_XDECREF(kwargs);
     Py_XDECREF(args);
     Py_XDECREF(poll);
@@ -82,7 +88,7 @@ PyObject *cqn_consumer_poll(PyObject *consumer, uint64_t max, double spin)
  * nor of one that could not be made, whose exception is on its way. */
 void cqn_consumers_tell(cqn_qp *qp)
 {
-    if (cqn_forked(&qp->base) || Py_REFCNT(qp) == 0 || PyErr_Occurred()) {
+    if (cqn_forked(&qp->base) || PyErr_Occurred() || !cqn_try_ref(&qp->base)) {
         return;
     }
     PyObject *consumers[2] = {cqn_consumer_of(qp->send_cq), cqn_consumer_of(qp->recv_cq)};
@@ -93,11 +99,15 @@ void cqn_consumers_tell(cqn_qp *qp)
         if (consumers[i] == NULL) {
             continue;
         }
-        PyObject *result = PyObject_CallMethod(consumers[i], "qp_changed", "O", qp);
+        PyObject *result;
+        CQN_BEGIN_UNLOCKED
+        result = PyObject_CallMethod(consumers[i], "qp_changed", "O", qp);
+        CQN_END_UNLOCKED
         if (result == NULL) {
             PyErr_WriteUnraisable(consumers[i]);
         }
         Py_XDECREF(result);
         Py_DECREF(consumers[i]);
     }
+    Py_DECREF(qp);
 }

@@ -19,6 +19,7 @@ static void context_after_destroy(cqn_object *op)
 
 static int context_clear(PyObject *op)
 {
+    CQN_LOCKED;
     cqn_context *self = (cqn_context *)op;
     if (self->base.handle == NULL) {
         cqn_gate_clear(&self->gate);
@@ -118,6 +119,7 @@ static struct ibv_context *open_device(cqn_state *st, const char *name)
 
 static PyObject *context_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
+    CQN_LOCKED;
     static char *names[] = {"name", NULL};
     const char *name = NULL;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|z:Context", names, &name)) {
@@ -150,6 +152,7 @@ static PyObject *context_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
 
 static PyObject *context_query_device(PyObject *op, PyObject *Py_UNUSED(unused))
 {
+    CQN_LOCKED;
     struct ibv_context *handle = cqn_open(CQN_OBJ(op));
     if (handle == NULL) {
         return NULL;
@@ -185,6 +188,7 @@ static PyObject *device_ex_to_dict(const struct ibv_device_attr_ex *attr)
 
 static PyObject *context_query_device_ex(PyObject *op, PyObject *Py_UNUSED(unused))
 {
+    CQN_LOCKED;
     struct ibv_device_attr_ex attr;
     return cqn_open(CQN_OBJ(op)) == NULL || cqn_device_attr_ex(CQN_OBJ(op), &attr) < 0
                ? NULL
@@ -194,6 +198,7 @@ static PyObject *context_query_device_ex(PyObject *op, PyObject *Py_UNUSED(unuse
 /* Providers put the cycles of the clock into the nanoseconds, however many. */
 static PyObject *context_query_rt_values(PyObject *op, PyObject *Py_UNUSED(unused))
 {
+    CQN_LOCKED;
     struct ibv_context *handle = cqn_open(CQN_OBJ(op));
     if (handle == NULL) {
         return NULL;
@@ -224,6 +229,7 @@ static int port_of(const cqn_context *self, PyObject *value, uint8_t *out)
 static PyObject *context_query_port(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                                     PyObject *kwnames)
 {
+    CQN_LOCKED;
     static const char *const names[] = {"port_num", NULL};
     PyObject *value = NULL;
     uint8_t port;
@@ -262,6 +268,7 @@ static int pkey_entries(cqn_context *self, uint8_t port, uint64_t *out)
 static PyObject *context_query_pkey(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                                     PyObject *kwnames)
 {
+    CQN_LOCKED;
     static const char *const names[] = {"index", "port_num", NULL};
     cqn_context *self = (cqn_context *)op;
     PyObject *in[2] = {NULL, NULL};
@@ -320,6 +327,7 @@ static PyObject *gid_list(const struct ibv_gid_entry *entries, ssize_t n)
 
 static PyObject *context_query_gid_table(PyObject *op, PyObject *Py_UNUSED(unused))
 {
+    CQN_LOCKED;
     cqn_context *self = (cqn_context *)op;
     struct ibv_context *handle = cqn_open(CQN_OBJ(op));
     Py_ssize_t room = handle == NULL ? -1 : gid_entries(self, handle);
@@ -339,24 +347,28 @@ static PyObject *context_query_gid_table(PyObject *op, PyObject *Py_UNUSED(unuse
 
 static PyObject *context_get_name(PyObject *op, void *Py_UNUSED(unused))
 {
+    CQN_LOCKED;
     struct ibv_context *handle = cqn_open(CQN_OBJ(op));
     return handle == NULL ? NULL : PyUnicode_FromString(ibv_get_device_name(handle->device));
 }
 
 static PyObject *context_get_async_fd(PyObject *op, void *Py_UNUSED(unused))
 {
+    CQN_LOCKED;
     struct ibv_context *handle = cqn_open(CQN_OBJ(op));
     return handle == NULL ? NULL : PyLong_FromLong(((cqn_context *)op)->async.fd);
 }
 
 static PyObject *context_get_num_comp_vectors(PyObject *op, void *Py_UNUSED(unused))
 {
+    CQN_LOCKED;
     struct ibv_context *handle = cqn_open(CQN_OBJ(op));
     return handle == NULL ? NULL : PyLong_FromLong(handle->num_comp_vectors);
 }
 
 static PyObject *context_repr(PyObject *op)
 {
+    CQN_LOCKED;
     struct ibv_context *handle = CQN_OBJ(op)->handle;
     return PyUnicode_FromFormat("<Context %s>",
                                 handle ? ibv_get_device_name(handle->device) : "closed");

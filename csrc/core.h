@@ -14,7 +14,8 @@
  *     be closed; only a context closes everything below it;
  *   - in a forked child every handle of the parent is dead.
  *
- * All fields are guarded by the GIL; who works without it may look at `closing`.
+ * All fields are guarded by the GIL, or what takes its place, see lock.h; who
+ * works without it may look at `closing`.
  * A call that releases it while it works with a handle holds the object by
  * cqn_enter() and cqn_leave().
  */
@@ -30,6 +31,8 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <structmember.h>
+
+#include "lock.h"
 
 #define CQN_MAX_SGE 64 /* of one work request; no known device takes more */
 #define CQN_WC_STATUSES 32
@@ -98,6 +101,8 @@ struct cqn_object {
     size_t in_use;                  /* calls that work on it without the GIL */
     atomic_uint closing;            /* threads in close(): no new call may begin */
     cqn_object *trash_next;         /* see cqn_trash_add() */
+    bool in_trash;                  /* without a GIL */
+    bool dying;                     /* nobody can save it any more */
     PyObject *on_close;             /* list of callables, or NULL */
     PyObject *weakrefs;
 };
@@ -382,6 +387,11 @@ static inline bool cqn_still_open(const cqn_object *self, bool had_arguments)
 void *cqn_new(PyTypeObject *type, const cqn_kind *kind, cqn_object *const *uses, size_t n);
 void cqn_adopt(cqn_object *self, void *handle);
 int cqn_expect(PyObject *value, PyTypeObject *type, const char *name);
+/* A reference to one that is known by a pointer alone, if it is not being deallocated. */
+static inline bool cqn_try_ref(cqn_object *self)
+{
+    return !self->dying && cqn_try_ref_object((PyObject *)self);
+}
 void cqn_new_epoch(cqn_state *st);
 void cqn_enter(cqn_object *self);
 void cqn_leave(cqn_object *self);
@@ -513,6 +523,8 @@ void cqn_failure_watch_signal(const cqn_context *ctx);
 
 /* channel.c */
 int cqn_set_nonblocking(int fd);
+PyObject *cqn_dup(int fd);
+extern const char cqn_dup_doc[];
 void cqn_channel_add_late(cqn_channel *channel, cqn_cq *cq);
 void cqn_channel_drop_late(cqn_channel *channel, const cqn_cq *cq);
 

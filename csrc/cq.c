@@ -74,6 +74,7 @@ static int cq_traverse(PyObject *op, visitproc visit, void *arg)
 
 static int cq_clear(PyObject *op)
 {
+    CQN_LOCKED;
     cqn_cq *self = (cqn_cq *)op;
     if (self->base.handle == NULL) {
         cqn_stash_free(self);
@@ -201,6 +202,7 @@ static struct ibv_cq *create_extended(cqn_cq *self, const cq_args *a)
 
 static PyObject *cq_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
+    CQN_LOCKED;
     cqn_state *st = cqn_state_of(type);
     cq_args a;
     if (parse_new(st, args, kwargs, &a) < 0) {
@@ -270,6 +272,7 @@ static int parse_solicited_only(cqn_cq *self, const char *function, PyObject *co
 static PyObject *cq_req_notify(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                                PyObject *kwnames)
 {
+    CQN_LOCKED;
     cqn_cq *self = (cqn_cq *)op;
     int solicited_only = parse_solicited_only(self, "req_notify", args, nargs, kwnames);
     if (solicited_only < 0 || arm(self, solicited_only) < 0) {
@@ -297,6 +300,7 @@ int cqn_cq_safe_to_sleep(cqn_cq *self, bool solicited_only)
 static PyObject *cq_safe_to_sleep(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                                   PyObject *kwnames)
 {
+    CQN_LOCKED;
     cqn_cq *self = (cqn_cq *)op;
     int solicited_only = parse_solicited_only(self, "safe_to_sleep", args, nargs, kwnames);
     if (solicited_only < 0) {
@@ -308,6 +312,7 @@ static PyObject *cq_safe_to_sleep(PyObject *op, PyObject *const *args, Py_ssize_
 
 static PyObject *cq_ack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
+    CQN_LOCKED;
     static const char *const names[] = {"n", NULL};
     cqn_cq *self = (cqn_cq *)op;
     PyObject *value = NULL;
@@ -331,6 +336,7 @@ static PyObject *cq_ack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, P
 
 static PyObject *cq_resize(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
+    CQN_LOCKED;
     static const char *const names[] = {"cqe", NULL};
     cqn_cq *self = (cqn_cq *)op;
     PyObject *value = NULL;
@@ -360,6 +366,7 @@ static PyObject *cq_resize(PyObject *op, PyObject *const *args, Py_ssize_t nargs
 
 static PyObject *cq_modify(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
+    CQN_LOCKED;
     static const char *const names[] = {"cq_count", "cq_period", NULL};
     cqn_cq *self = (cqn_cq *)op;
     PyObject *in[2] = {NULL, NULL};
@@ -392,6 +399,7 @@ static PyObject *cq_modify(PyObject *op, PyObject *const *args, Py_ssize_t nargs
 
 static PyObject *cq_get_channel(PyObject *op, void *Py_UNUSED(unused))
 {
+    CQN_LOCKED;
     if (cqn_open(CQN_OBJ(op)) == NULL) {
         return NULL;
     }
@@ -401,18 +409,21 @@ static PyObject *cq_get_channel(PyObject *op, void *Py_UNUSED(unused))
 
 static PyObject *cq_get_cqe(PyObject *op, void *Py_UNUSED(unused))
 {
+    CQN_LOCKED;
     struct ibv_cq *cq = cqn_open(CQN_OBJ(op));
     return cq == NULL ? NULL : PyLong_FromLong(cq->cqe);
 }
 
 static PyObject *cq_get_comp_vector(PyObject *op, void *Py_UNUSED(unused))
 {
+    CQN_LOCKED;
     return cqn_open(CQN_OBJ(op)) ? PyLong_FromLong(((cqn_cq *)op)->comp_vector) : NULL;
 }
 
 /* What was asked for, and the number of the QP. */
 static PyObject *cq_get_wc_flags(PyObject *op, void *Py_UNUSED(unused))
 {
+    CQN_LOCKED;
     const cqn_cq *self = (cqn_cq *)op;
     if (cqn_open(CQN_OBJ(op)) == NULL) {
         return NULL;
@@ -422,6 +433,7 @@ static PyObject *cq_get_wc_flags(PyObject *op, void *Py_UNUSED(unused))
 
 static PyObject *cq_get_unacked(PyObject *op, void *Py_UNUSED(unused))
 {
+    CQN_LOCKED;
     return cqn_open(CQN_OBJ(op)) ? PyLong_FromUnsignedLong(((cqn_cq *)op)->unacked) : NULL;
 }
 
@@ -445,6 +457,7 @@ PyStructSequence_Desc cqn_cq_stats_desc = {
 /* Also of a closed CQ: that is when a program wants to report them. */
 static PyObject *cq_get_stats(PyObject *op, void *Py_UNUSED(unused))
 {
+    CQN_LOCKED;
     cqn_cq *self = (cqn_cq *)op;
     const uint64_t values[] = {self->stats.events, self->stats.acked,       self->stats.arms,
                                self->stats.polls,  self->stats.completions, self->stats.spurious};
@@ -462,6 +475,7 @@ static PyObject *cq_get_stats(PyObject *op, void *Py_UNUSED(unused))
 
 static PyObject *cq_repr(PyObject *op)
 {
+    CQN_LOCKED;
     struct ibv_cq *cq = CQN_OBJ(op)->handle;
     return cq == NULL ? cqn_repr(op)
                       : PyUnicode_FromFormat("<CQ on %s, %d entries, %u unacked>",

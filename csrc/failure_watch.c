@@ -35,6 +35,7 @@ static void watch_after_destroy(cqn_object *op)
 
 static int watch_clear(PyObject *op)
 {
+    CQN_LOCKED;
     if (CQN_OBJ(op)->handle == NULL) {
         cqn_flag_close(&((failure_watch *)op)->flag);
     }
@@ -52,6 +53,7 @@ static const cqn_kind watch_kind = {
 
 static PyObject *watch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
+    CQN_LOCKED;
     static char *names[] = {"context", NULL};
     PyObject *context;
     cqn_state *st = cqn_state_of(type);
@@ -93,7 +95,14 @@ void cqn_failure_watch_signal(const cqn_context *ctx)
 
 static PyObject *watch_fileno(PyObject *op, PyObject *Py_UNUSED(unused))
 {
+    CQN_LOCKED;
     return cqn_open(CQN_OBJ(op)) ? PyLong_FromLong(((failure_watch *)op)->flag.fd) : NULL;
+}
+
+static PyObject *watch_dup(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    return cqn_open(CQN_OBJ(op)) ? cqn_dup(((failure_watch *)op)->flag.fd) : NULL;
 }
 
 /* It tells of its end by POLLERR or POLLHUP; a reader who never sleeps may be
@@ -124,6 +133,7 @@ static int drain(failure_watch *self)
 
 static PyObject *watch_read(PyObject *op, PyObject *Py_UNUSED(unused))
 {
+    CQN_LOCKED;
     failure_watch *self = (failure_watch *)op;
     if (cqn_open(CQN_OBJ(op)) == NULL || drain(self) < 0) {
         return NULL;
@@ -154,6 +164,7 @@ static PyMethodDef watch_methods[] = {
      "That is when the device has reports that nobody has read, or somebody has read a failure "
      "since the last read() of this watch. That reports wait for get_async_event() does not count. "
      "It is not the device's own: do not read from it."},
+    {"_dup", watch_dup, METH_NOARGS, cqn_dup_doc},
     CQN_OBJECT_METHODS(cqn_close_doc),
     {NULL, NULL, 0, NULL},
 };

@@ -234,6 +234,7 @@ PyObject *cqn_fail_alloc(PyObject *Py_UNUSED(module), PyObject *args)
 
 PyObject *cqn_before_call(PyObject *Py_UNUSED(module), PyObject *args)
 {
+    CQN_LOCKED;
     const char *name;
     PyObject *callback;
     if (!PyArg_ParseTuple(args, "sO:before_call", &name, &callback)) {
@@ -246,6 +247,7 @@ PyObject *cqn_before_call(PyObject *Py_UNUSED(module), PyObject *args)
 
 PyObject *cqn_inject_event(PyObject *module, PyObject *args)
 {
+    CQN_LOCKED;
     cqn_state *st = PyModule_GetState(module);
     int type;
     PyObject *element;

@@ -25,6 +25,7 @@ int cqn_check_odp(const cqn_object *pd, uint64_t needed)
 
 PyObject *cqn_mr_implicit(PyObject *cls, PyObject *args, PyObject *kwargs)
 {
+    CQN_LOCKED;
     static char *names[] = {"pd", "access", NULL};
     PyTypeObject *type = (PyTypeObject *)cls;
     PyObject *pd, *access_value = NULL;
@@ -67,6 +68,7 @@ static const cqn_kind part_kind = {
 
 PyObject *cqn_mr_over(PyObject *op, PyObject *buffer)
 {
+    CQN_LOCKED;
     cqn_mr *whole = (cqn_mr *)op;
     if (cqn_open(&whole->base) == NULL) {
         return NULL;

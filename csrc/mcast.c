@@ -92,6 +92,7 @@ static PyObject *refuse(cqn_qp *self, int err, const char *verb, const cqn_group
 PyObject *cqn_qp_attach_mcast(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                               PyObject *kwnames)
 {
+    CQN_LOCKED;
     cqn_qp *self = (cqn_qp *)op;
     cqn_group group;
     if (parse(self, "attach_mcast", args, nargs, kwnames, &group) < 0) {
@@ -120,6 +121,7 @@ PyObject *cqn_qp_attach_mcast(PyObject *op, PyObject *const *args, Py_ssize_t na
 PyObject *cqn_qp_detach_mcast(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                               PyObject *kwnames)
 {
+    CQN_LOCKED;
     cqn_qp *self = (cqn_qp *)op;
     cqn_group group;
     if (parse(self, "detach_mcast", args, nargs, kwnames, &group) < 0) {

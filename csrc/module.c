@@ -49,7 +49,7 @@ static int module_exec(PyObject *module)
     cqn_state *st = PyModule_GetState(module);
     pthread_mutex_init(&st->idle_lock, NULL);
     pthread_cond_init(&st->idle, NULL);
-    if (watch_for_fork(st) < 0 || cqn_errors_init(module, st) < 0) {
+    if (cqn_lock_init() < 0 || watch_for_fork(st) < 0 || cqn_errors_init(module, st) < 0) {
         return -1;
     }
     if (add_type(module, &cqn_context_spec, &st->Context) < 0 ||
@@ -181,11 +181,14 @@ static PyMethodDef module_methods[] = {
 };
 
 /* All state is in cqn_state, one for each interpreter, and libibverbs is
- * thread-safe: so each may have a GIL of its own. */
+ * thread-safe: so each may have a GIL of its own, or none, see lock.h. */
 static PyModuleDef_Slot module_slots[] = {
     {Py_mod_exec, module_exec},
 #if PY_VERSION_HEX >= 0x030C0000
     {Py_mod_multiple_interpreters, Py_MOD_PER_INTERPRETER_GIL_SUPPORTED},
+#endif
+#ifdef Py_mod_gil
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
 #endif
     {0, NULL},
 };

@@ -44,6 +44,7 @@ static int mr_traverse(PyObject *op, visitproc visit, void *arg)
 
 int cqn_mr_clear(PyObject *op)
 {
+    CQN_LOCKED;
     cqn_mr *self = (cqn_mr *)op;
     release_memory(self);
     return cqn_clear(op);
@@ -186,6 +187,7 @@ int cqn_mr_access(PyObject *value, unsigned int *access)
 
 static PyObject *mr_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
+    CQN_LOCKED;
     static char *names[] = {"pd", "buffer", "access", NULL};
     PyObject *pd, *buffer, *access_value = NULL;
     unsigned int access;
@@ -227,6 +229,7 @@ static bool open_bytes(cqn_mr *self)
 
 static int mr_getbuffer(PyObject *op, Py_buffer *view, int flags)
 {
+    CQN_LOCKED;
     cqn_mr *self = (cqn_mr *)op;
     view->obj = NULL;
     if (!open_bytes(self)) {
@@ -242,6 +245,7 @@ static int mr_getbuffer(PyObject *op, Py_buffer *view, int flags)
 
 static void mr_releasebuffer(PyObject *op, Py_buffer *Py_UNUSED(view))
 {
+    CQN_LOCKED;
     cqn_mr *self = (cqn_mr *)op;
     self->exports--;
     release_memory(self);
@@ -273,6 +277,7 @@ static int check_range(const cqn_mr *self, Py_ssize_t offset, Py_ssize_t length)
 
 static PyObject *mr_read(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
+    CQN_LOCKED;
     static const char *const names[] = {"length", "offset", NULL};
     cqn_mr *self = (cqn_mr *)op;
     PyObject *in[2] = {NULL, NULL};
@@ -299,6 +304,7 @@ static PyObject *mr_read(PyObject *op, PyObject *const *args, Py_ssize_t nargs, 
 
 static PyObject *mr_write(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
+    CQN_LOCKED;
     static const char *const names[] = {"data", "offset", NULL};
     cqn_mr *self = (cqn_mr *)op;
     PyObject *in[2] = {NULL, NULL};
@@ -325,6 +331,7 @@ static PyObject *mr_write(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
 
 static Py_ssize_t mr_length(PyObject *op)
 {
+    CQN_LOCKED;
     cqn_mr *self = (cqn_mr *)op;
     return open_bytes(self) ? (Py_ssize_t)self->length : -1;
 }
@@ -352,6 +359,7 @@ static int slice_end(PyObject *value, Py_ssize_t fallback, Py_ssize_t length, Py
 
 static PyObject *mr_subscript(PyObject *op, PyObject *key)
 {
+    CQN_LOCKED;
     cqn_mr *self = (cqn_mr *)op;
     if (!open_bytes(self)) {
         return NULL;
@@ -394,16 +402,19 @@ static PyObject *mr_subscript(PyObject *op, PyObject *key)
 
 static PyObject *mr_get_addr(PyObject *op, void *Py_UNUSED(unused))
 {
+    CQN_LOCKED;
     return cqn_open(CQN_OBJ(op)) ? PyLong_FromVoidPtr(((cqn_mr *)op)->addr) : NULL;
 }
 
 static PyObject *mr_get_length(PyObject *op, void *Py_UNUSED(unused))
 {
+    CQN_LOCKED;
     return cqn_open(CQN_OBJ(op)) ? PyLong_FromSize_t(((cqn_mr *)op)->length) : NULL;
 }
 
 static PyObject *mr_repr(PyObject *op)
 {
+    CQN_LOCKED;
     cqn_mr *self = (cqn_mr *)op;
     if (self->base.handle != NULL && self->implicit) {
         return PyUnicode_FromFormat("<MR on %s, implicit, lkey=0x%x>", cqn_device_name(&self->base),

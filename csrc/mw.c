@@ -131,6 +131,7 @@ static int parse_type(PyObject *value, enum ibv_mw_type *out)
 
 static PyObject *mw_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
+    CQN_LOCKED;
     static char *names[] = {"pd", "mw_type", NULL};
     cqn_state *st = cqn_state_of(type);
     PyObject *pd, *type_value = NULL;

@@ -48,6 +48,7 @@ void *cqn_new(PyTypeObject *type, const cqn_kind *kind, cqn_object *const *uses,
     self->state = cqn_state_of(type);
     self->kind = kind;
     self->born = *self->state->epoch;
+    cqn_enable_try_ref((PyObject *)self);
     for (size_t i = 0; i < n; i++) {
         /* The allocation can have run the garbage collector, and so any code. */
         if (cqn_open(uses[i]) == NULL) {
@@ -236,7 +237,12 @@ static void run_close_callbacks(cqn_object *self)
     self->on_close = NULL;
     for (Py_ssize_t i = 0; callbacks != NULL && i < PyList_GET_SIZE(callbacks); i++) {
         PyObject *callback = Py_NewRef(PyList_GET_ITEM(callbacks, i));
-        PyObject *result = cqn_forked(self) ? NULL : PyObject_CallNoArgs(callback);
+        PyObject *result = NULL;
+        if (!cqn_forked(self)) {
+            CQN_BEGIN_UNLOCKED
+            result = PyObject_CallNoArgs(callback);
+            CQN_END_UNLOCKED
+        }
         if (result == NULL && PyErr_Occurred()) {
             PyErr_WriteUnraisable(callback);
         }
@@ -305,11 +311,8 @@ static int close_step(cqn_object *self, bool cascade)
         if (!cascade && !forked) {
             return refuse_users(self);
         }
-        /* One without references is being deallocated, and waits for us there. */
-        bool alive = Py_REFCNT(user) > 0;
-        if (alive) {
-            Py_INCREF(user);
-        }
+        /* One that is being deallocated waits for us there. */
+        bool alive = cqn_try_ref(user);
         int rc = cqn_close(user, true);
         if (alive) {
             Py_DECREF(user);
@@ -352,17 +355,21 @@ int cqn_close(cqn_object *self, bool cascade)
     return done < 0 ? -1 : 0;
 }
 
+static PyObject *close_whole(cqn_object *self)
+{
+    bool is_context = CQN_OBJ(self->context) == self;
+    return cqn_close(self, is_context) < 0 ? NULL : Py_NewRef(Py_None);
+}
+
 PyObject *cqn_method_close(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    bool is_context = CQN_OBJ(CQN_OBJ(self)->context) == CQN_OBJ(self);
-    if (cqn_close(CQN_OBJ(self), is_context) < 0) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    CQN_LOCKED;
+    return close_whole(CQN_OBJ(self));
 }
 
 PyObject *cqn_method_enter(PyObject *self, PyObject *Py_UNUSED(unused))
 {
+    CQN_LOCKED;
     return cqn_open(CQN_OBJ(self)) == NULL ? NULL : Py_NewRef(self);
 }
 
@@ -370,7 +377,8 @@ PyObject *cqn_method_enter(PyObject *self, PyObject *Py_UNUSED(unused))
  * open, which is what a failing close would say. */
 PyObject *cqn_method_exit(PyObject *self, PyObject *args)
 {
-    PyObject *result = cqn_method_close(self, NULL);
+    CQN_LOCKED;
+    PyObject *result = close_whole(CQN_OBJ(self));
     if (result == NULL && PyTuple_GET_SIZE(args) > 0 && PyTuple_GET_ITEM(args, 0) != Py_None) {
         PyErr_Clear();
         Py_RETURN_NONE;
@@ -380,6 +388,7 @@ PyObject *cqn_method_exit(PyObject *self, PyObject *args)
 
 PyObject *cqn_method_add_close_callback(PyObject *op, PyObject *callback)
 {
+    CQN_LOCKED;
     cqn_object *self = CQN_OBJ(op);
     if (!PyCallable_Check(callback)) {
         PyErr_Format(PyExc_TypeError, "callback must be callable, not %s",
@@ -400,6 +409,7 @@ PyObject *cqn_method_add_close_callback(PyObject *op, PyObject *callback)
 
 PyObject *cqn_method_remove_close_callback(PyObject *op, PyObject *callback)
 {
+    CQN_LOCKED;
     cqn_object *self = CQN_OBJ(op);
     PyObject *kept = PyList_New(0);
     PyObject *old = self->on_close ? Py_NewRef(self->on_close) : NULL;
@@ -425,6 +435,7 @@ PyObject *cqn_method_remove_close_callback(PyObject *op, PyObject *callback)
 
 PyObject *cqn_get_closed(PyObject *self, void *Py_UNUSED(unused))
 {
+    CQN_LOCKED;
     return PyBool_FromLong(!cqn_is_open(CQN_OBJ(self)));
 }
 
@@ -443,6 +454,7 @@ int cqn_traverse(PyObject *op, visitproc visit, void *arg)
  * device would otherwise be closed under it. */
 int cqn_clear(PyObject *op)
 {
+    CQN_LOCKED;
     cqn_object *self = CQN_OBJ(op);
     Py_CLEAR(self->on_close);
     if (self->handle == NULL) {
@@ -458,6 +470,7 @@ int cqn_clear(PyObject *op)
  * What uses it is unreachable as well, and closed with it. */
 void cqn_finalize(PyObject *op)
 {
+    CQN_LOCKED;
     cqn_object *self = CQN_OBJ(op);
     if (self->handle == NULL) {
         return;
@@ -499,11 +512,14 @@ static bool close_at_last(cqn_object *self)
 void cqn_dealloc(PyObject *op)
 {
     if (PyObject_CallFinalizerFromDealloc(op) < 0) {
+        cqn_enable_try_ref(op);
         return; /* resurrected */
     }
+    CQN_LOCKED;
     cqn_object *self = CQN_OBJ(op);
     PyTypeObject *type = Py_TYPE(op);
     PyObject_GC_UnTrack(op);
+    self->dying = true;
     while (self->closing > 0 && !interpreter_is_ending()) {
         cqn_wait_until_left(self->state); /* its context is closing it in another thread */
     }
@@ -526,6 +542,7 @@ const char *cqn_device_name(const cqn_object *self)
 
 PyObject *cqn_repr(PyObject *op)
 {
+    CQN_LOCKED;
     cqn_object *self = CQN_OBJ(op);
     return self->handle == NULL
                ? PyUnicode_FromFormat("<%s closed>", self->kind->name)
@@ -534,12 +551,14 @@ PyObject *cqn_repr(PyObject *op)
 
 PyObject *cqn_get_context(PyObject *op, void *Py_UNUSED(unused))
 {
+    CQN_LOCKED;
     return cqn_open(CQN_OBJ(op)) ? Py_NewRef((PyObject *)CQN_OBJ(op)->context) : NULL;
 }
 
 /* The closure is the index in `uses`. */
 PyObject *cqn_get_used(PyObject *op, void *index)
 {
+    CQN_LOCKED;
     cqn_object *self = CQN_OBJ(op);
     return cqn_open(self) ? Py_NewRef((PyObject *)self->uses[(uintptr_t)index]) : NULL;
 }
@@ -547,6 +566,7 @@ PyObject *cqn_get_used(PyObject *op, void *index)
 /* The closure is the offset of a field of 32 bits. */
 PyObject *cqn_get_u32(PyObject *op, void *offset)
 {
+    CQN_LOCKED;
     return cqn_open(CQN_OBJ(op))
                ? PyLong_FromUnsignedLong(*(uint32_t *)((char *)op + (uintptr_t)offset))
                : NULL;
@@ -567,14 +587,25 @@ void cqn_use(cqn_object *self, size_t slot, cqn_object *other, cqn_object **tras
     }
 }
 
+/* Without a GIL those of others can go at any moment, but not that of a trash. */
+static bool has_other_refs(const cqn_object *object)
+{
+#ifdef Py_GIL_DISABLED
+    return object->in_trash;
+#else
+    return Py_REFCNT(object) > 1;
+#endif
+}
+
 /* To drop the last reference to an object can run any code. Where that must
  * wait, the reference goes to a chain, which is emptied when all is in order. */
 void cqn_trash_add(cqn_object **trash, cqn_object *object)
 {
-    if (Py_REFCNT(object) > 1) {
+    if (has_other_refs(object)) {
         Py_DECREF(object);
         return;
     }
+    object->in_trash = true;
     object->trash_next = *trash;
     *trash = object;
 }
@@ -585,6 +616,7 @@ void cqn_trash_empty(cqn_object *trash)
         cqn_object *object = trash;
         trash = object->trash_next;
         object->trash_next = NULL;
+        object->in_trash = false;
         Py_DECREF(object);
     }
 }

@@ -18,6 +18,7 @@ static const cqn_kind pd_kind = {
 
 static PyObject *pd_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
+    CQN_LOCKED;
     static char *names[] = {"context", NULL};
     PyObject *context;
     cqn_state *st = cqn_state_of(type);

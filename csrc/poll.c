@@ -578,6 +578,7 @@ PyObject *cqn_cq_take_found(cqn_cq *self, uint64_t max)
 
 PyObject *cqn_cq_take(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
+    CQN_LOCKED;
     cqn_cq *self = (cqn_cq *)op;
     uint64_t max;
     double spin = 0;
@@ -587,6 +588,7 @@ PyObject *cqn_cq_take(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyO
 
 PyObject *cqn_cq_poll(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
+    CQN_LOCKED;
     cqn_cq *self = (cqn_cq *)op;
     uint64_t max;
     double spin = 0;
@@ -604,6 +606,7 @@ PyObject *cqn_cq_poll(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyO
 
 PyObject *cqn_cq_poll_ids(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
+    CQN_LOCKED;
     cqn_cq *self = (cqn_cq *)op;
     uint64_t max;
     if (parse(self, "poll_ids", args, nargs, kwnames, &max, NULL) < 0 ||
@@ -624,6 +627,7 @@ PyObject *cqn_cq_poll_ids(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
 
 PyObject *cqn_cq_poll_into(PyObject *op, PyObject *array)
 {
+    CQN_LOCKED;
     cqn_cq *self = (cqn_cq *)op;
     if (cqn_open(&self->base) == NULL) {
         return NULL;

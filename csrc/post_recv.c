@@ -129,10 +129,12 @@ PyObject *cqn_post_recv(cqn_object *owner, cqn_recv_queue_of queue_of, PyObject 
     static const char *const names[] = {"sg", "wr_id", NULL};
     PyTypeObject *type = owner->state->RecvWR;
     PyObject *in[2] = {NULL, NULL};
+    CQN_COPY copy = NULL;
     uint64_t wr_id = 0;
     cqn_recv_queue q;
     if (cqn_open(owner) == NULL ||
-        cqn_args("post_recv", names, 1, 1, args, nargs, kwnames, in) < 0) {
+        cqn_args("post_recv", names, 1, 1, args, nargs, kwnames, in) < 0 ||
+        cqn_freeze(&in[0], &copy) < 0) {
         return NULL;
     }
     if (Py_IS_TYPE(in[0], type) || cqn_wr_is_list(in[0], type)) {
@@ -235,6 +237,7 @@ static inline bool is_ready(const cqn_qp *qp, const cqn_sg *sg)
 /* The common forms of the call go a short way, which leaves all else to the long one. */
 PyObject *cqn_qp_post_recv(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
+    CQN_LOCKED;
     cqn_qp *qp = (cqn_qp *)op;
     simple_recv simple;
     struct ibv_recv_wr *wr = NULL, *bad = NULL;
@@ -295,5 +298,6 @@ const char cqn_srq_post_recv_doc[] =
 PyObject *cqn_srq_post_recv(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                             PyObject *kwnames)
 {
+    CQN_LOCKED;
     return cqn_post_recv(CQN_OBJ(op), queue_of_srq, args, nargs, kwnames);
 }

@@ -280,6 +280,7 @@ const char cqn_qp_post_send_doc[] =
 
 PyObject *cqn_qp_post_send(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
+    CQN_LOCKED;
     cqn_qp *qp = (cqn_qp *)op;
     PyTypeObject *type = qp->base.state->SendWR;
     if (cqn_open(&qp->base) == NULL) {
@@ -289,7 +290,9 @@ PyObject *cqn_qp_post_send(PyObject *op, PyObject *const *args, Py_ssize_t nargs
         return post_one(qp, &((cqn_send_wr *)args[0])->send, args[0]); /* the short way */
     }
     PyObject *in[CQN_SEND_NAMES] = {NULL};
-    if (cqn_args("post_send", cqn_send_names, 1, 1, args, nargs, kwnames, in) < 0) {
+    CQN_COPY copy = NULL;
+    if (cqn_args("post_send", cqn_send_names, 1, 1, args, nargs, kwnames, in) < 0 ||
+        cqn_freeze(&in[0], &copy) < 0) {
         return NULL;
     }
     bool list = cqn_wr_is_list(in[0], type);
@@ -347,6 +350,7 @@ static PyObject *post_bind(cqn_qp *qp, cqn_send *send)
 
 PyObject *cqn_qp_bind_mw(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
+    CQN_LOCKED;
     static const char *const names[] = {"mw", "sg", "access", "wr_id", "rkey", "send_flags", NULL};
     cqn_qp *qp = (cqn_qp *)op;
     PyObject *given[6] = {NULL}, *in[CQN_SEND_NAMES] = {NULL};

@@ -67,6 +67,7 @@ static int qp_traverse(PyObject *op, visitproc visit, void *arg)
 
 static int qp_clear(PyObject *op)
 {
+    CQN_LOCKED;
     cqn_qp *self = (cqn_qp *)op;
     if (self->base.handle == NULL) {
         drop_requests(self);
@@ -233,6 +234,7 @@ static int enter_books(cqn_qp *self)
 
 static PyObject *qp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
+    CQN_LOCKED;
     cqn_state *st = cqn_state_of(type);
     qp_args a;
     if (parse_new(st, args, kwargs, &a) < 0) {
@@ -295,13 +297,8 @@ static const cqn_field *qp_field(PyObject *name)
     return f->name != NULL && f->mask != 0 ? f : NULL;
 }
 
-static int cap_from(PyObject *mapping, struct ibv_qp_cap *cap)
+static int cap_fields_from(PyObject *mapping, struct ibv_qp_cap *cap)
 {
-    if (!PyDict_Check(mapping)) {
-        PyErr_Format(PyExc_TypeError, "cap must be a dict or a QPCap, not %s",
-                     Py_TYPE(mapping)->tp_name);
-        return -1;
-    }
     Py_ssize_t known = 0;
     for (const cqn_field *f = cqn_cap_fields; f->name != NULL; f++) {
         known += PyDict_GetItemString(mapping, f->name) != NULL;
@@ -312,17 +309,24 @@ static int cap_from(PyObject *mapping, struct ibv_qp_cap *cap)
     }
     for (const cqn_field *f = cqn_cap_fields; f->name != NULL; f++) {
         PyObject *value = PyDict_GetItemString(mapping, f->name);
-        if (value == NULL) {
-            continue;
-        }
-        Py_INCREF(value);
-        int rc = cqn_field_from(value, cap, f);
-        Py_DECREF(value);
-        if (rc < 0) {
+        if (value != NULL && cqn_field_from(value, cap, f) < 0) {
             return -1;
         }
     }
     return 0;
+}
+
+static int cap_from(PyObject *mapping, struct ibv_qp_cap *cap)
+{
+    if (!PyDict_Check(mapping)) {
+        PyErr_Format(PyExc_TypeError, "cap must be a dict or a QPCap, not %s",
+                     Py_TYPE(mapping)->tp_name);
+        return -1;
+    }
+    PyObject *copy = PyDict_Copy(mapping); /* which nobody changes meanwhile */
+    int rc = copy == NULL ? -1 : cap_fields_from(copy, cap);
+    Py_XDECREF(copy);
+    return rc;
 }
 
 /* One attribute of modify(). Returns its bit of the mask, or -1. */
@@ -517,6 +521,7 @@ static bool gives_up(enum ibv_qp_state state)
 
 static PyObject *qp_modify(PyObject *op, PyObject *args, PyObject *kwargs)
 {
+    CQN_LOCKED;
     cqn_qp *self = (cqn_qp *)op;
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
     if (!PyArg_ParseTuple(args, ";modify() takes attributes by name only") ||
@@ -542,6 +547,7 @@ static int add(PyObject *dict, const char *name, PyObject *value)
 
 static PyObject *qp_query(PyObject *op, PyObject *Py_UNUSED(unused))
 {
+    CQN_LOCKED;
     struct ibv_qp *qp = cqn_open(CQN_OBJ(op));
     if (qp == NULL) {
         return NULL;
@@ -564,12 +570,14 @@ static PyObject *qp_query(PyObject *op, PyObject *Py_UNUSED(unused))
 
 static PyObject *qp_get_srq(PyObject *op, void *Py_UNUSED(unused))
 {
+    CQN_LOCKED;
     PyObject *srq = (PyObject *)((cqn_qp *)op)->srq;
     return cqn_open(CQN_OBJ(op)) ? Py_NewRef(srq ? srq : Py_None) : NULL;
 }
 
 static PyObject *qp_get_outstanding(PyObject *op, void *Py_UNUSED(unused))
 {
+    CQN_LOCKED;
     cqn_qp *self = (cqn_qp *)op;
     return cqn_open(&self->base)
                ? Py_BuildValue("(nn)", (Py_ssize_t)self->sq.requests, (Py_ssize_t)self->rq.requests)
@@ -578,12 +586,14 @@ static PyObject *qp_get_outstanding(PyObject *op, void *Py_UNUSED(unused))
 
 static PyObject *qp_get_outstanding_signaled(PyObject *op, void *Py_UNUSED(unused))
 {
+    CQN_LOCKED;
     cqn_qp *self = (cqn_qp *)op;
     return cqn_open(&self->base) ? PyLong_FromSize_t(self->sq.signaled) : NULL;
 }
 
 static PyObject *qp_check(PyObject *op, PyObject *args, PyObject *kwargs)
 {
+    CQN_LOCKED;
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
     if (!PyArg_ParseTuple(args, ";check() takes attributes by name only") ||
         cqn_open(CQN_OBJ(op)) == NULL || collect_attributes((cqn_qp *)op, kwargs, &attr) < 0) {
@@ -594,6 +604,7 @@ static PyObject *qp_check(PyObject *op, PyObject *args, PyObject *kwargs)
 
 static PyObject *qp_repr(PyObject *op)
 {
+    CQN_LOCKED;
     cqn_qp *self = (cqn_qp *)op;
     return self->base.handle == NULL
                ? cqn_repr(op)

@@ -14,10 +14,13 @@ int cqn_recv_check(const cqn_sg *sg)
 
 static PyObject *recv_wr_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
+    CQN_LOCKED;
     static char *names[] = {"sg", "wr_id", NULL};
     PyObject *memory = NULL, *id = NULL;
+    CQN_COPY copy = NULL;
     uint64_t wr_id = 0;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O$O:RecvWR", names, &memory, &id) ||
+        cqn_freeze(&memory, &copy) < 0 ||
         (id != NULL && cqn_uint(id, "wr_id", UINT64_MAX, &wr_id) < 0)) {
         return NULL;
     }

@@ -18,7 +18,9 @@ static int build(PyObject *const *in, cqn_state *st, cqn_send *out)
 
 static PyObject *send_wr_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
+    CQN_LOCKED;
     PyObject *in[CQN_SEND_NAMES] = {NULL};
+    CQN_COPY copy = NULL;
     cqn_send send;
     if (!PyArg_ParseTupleAndKeywords(
             args, kwargs, "|O$OOOOOOOOOOOOOO:SendWR", (char **)cqn_send_names, &in[CQN_SG],
@@ -26,6 +28,7 @@ static PyObject *send_wr_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
             &in[CQN_REMOTE_ADDR], &in[CQN_RKEY], &in[CQN_COMPARE_ADD], &in[CQN_SWAP],
             &in[CQN_INVALIDATE_RKEY], &in[CQN_MW], &in[CQN_ACCESS], &in[CQN_AH],
             &in[CQN_REMOTE_QPN], &in[CQN_REMOTE_QKEY]) ||
+        cqn_freeze(&in[CQN_SG], &copy) < 0 ||
         cqn_send_parse(in, cqn_state_of(type), NULL, &send) < 0) {
         return NULL;
     }

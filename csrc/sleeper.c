@@ -76,6 +76,7 @@ static PyObject *take_out(cqn_cq *self)
 
 PyObject *cqn_cq_sleep(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
+    CQN_LOCKED;
     cqn_cq *self = (cqn_cq *)op;
     sleep_args a;
     if (parse(args, nargs, kwnames, &a) < 0 || cqn_open(&self->base) == NULL) {
@@ -106,18 +107,21 @@ PyObject *cqn_cq_sleep(PyObject *op, PyObject *const *args, Py_ssize_t nargs, Py
 
 PyObject *cqn_cq_forget_sleeper(PyObject *op, PyObject *Py_UNUSED(unused))
 {
+    CQN_LOCKED;
     PyObject *sleeper = take_out((cqn_cq *)op);
     return sleeper != NULL ? sleeper : Py_NewRef(Py_None);
 }
 
 PyObject *cqn_cq_get_sleeper(PyObject *op, void *Py_UNUSED(unused))
 {
+    CQN_LOCKED;
     PyObject *sleeper = ((cqn_cq *)op)->sleeper;
     return Py_NewRef(sleeper != NULL ? sleeper : Py_None);
 }
 
 PyObject *cqn_cq_get_woken(PyObject *op, void *Py_UNUSED(unused))
 {
+    CQN_LOCKED;
     const cqn_cq *self = (cqn_cq *)op;
     return Py_BuildValue("(nn)", (Py_ssize_t)self->woken, (Py_ssize_t)self->most);
 }
@@ -159,7 +163,10 @@ static PyObject *ask_consumer(cqn_cq *self)
     if (consumer == NULL) {
         return Py_NewRef(Py_None);
     }
-    PyObject *who = PyObject_CallMethod(consumer, "on_event", NULL);
+    PyObject *who;
+    CQN_BEGIN_UNLOCKED
+    who = PyObject_CallMethod(consumer, "on_event", NULL);
+    CQN_END_UNLOCKED
     Py_DECREF(consumer);
     return who;
 }
@@ -172,7 +179,10 @@ static int wake(cqn_cq *self, PyObject *who, uint64_t turn)
         self->turn = turn;
         return resumed ? cqn_wakeup_wake(who) : cqn_wakeup_resume(who);
     }
-    PyObject *result = PyObject_CallMethod(who, "wake", NULL);
+    PyObject *result;
+    CQN_BEGIN_UNLOCKED
+    result = PyObject_CallMethod(who, "wake", NULL);
+    CQN_END_UNLOCKED
     Py_XDECREF(result);
     return result == NULL ? -1 : 0;
 }

@@ -25,6 +25,7 @@ static int srq_traverse(PyObject *op, visitproc visit, void *arg)
 
 static int srq_clear(PyObject *op)
 {
+    CQN_LOCKED;
     cqn_srq *self = (cqn_srq *)op;
     if (self->base.handle == NULL) {
         cqn_wr_queue_drop(&self->rq);
@@ -135,6 +136,7 @@ static int modify_both(cqn_srq *self, struct ibv_srq_attr attr)
 
 static PyObject *srq_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
+    CQN_LOCKED;
     srq_args a;
     if (parse_new(cqn_state_of(type), args, kwargs, &a) < 0) {
         return NULL;
@@ -208,6 +210,7 @@ static int check_resize(const cqn_srq *self, uint32_t max_wr)
 static PyObject *srq_modify(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                             PyObject *kwnames)
 {
+    CQN_LOCKED;
     static const char *const names[] = {"max_wr", "srq_limit", NULL};
     cqn_srq *self = (cqn_srq *)op;
     PyObject *in[2] = {NULL, NULL};
@@ -228,6 +231,7 @@ static PyObject *srq_modify(PyObject *op, PyObject *const *args, Py_ssize_t narg
 
 static PyObject *srq_query(PyObject *op, PyObject *Py_UNUSED(unused))
 {
+    CQN_LOCKED;
     struct ibv_srq *srq = cqn_open(CQN_OBJ(op));
     if (srq == NULL) {
         return NULL;
@@ -240,6 +244,7 @@ static PyObject *srq_query(PyObject *op, PyObject *Py_UNUSED(unused))
 
 static PyObject *srq_get_outstanding(PyObject *op, void *Py_UNUSED(unused))
 {
+    CQN_LOCKED;
     return cqn_open(CQN_OBJ(op)) ? PyLong_FromSize_t(((cqn_srq *)op)->rq.requests) : NULL;
 }
 

@@ -48,6 +48,7 @@ void cqn_wakeup_set_cq(PyObject *op, cqn_cq *cq)
 
 static PyObject *wakeup_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
+    CQN_LOCKED;
     static char *names[] = {"loop", "max_entries", "solicited_only", NULL};
     PyObject *loop;
     unsigned int max_entries = 1;
@@ -75,7 +76,12 @@ static int call_soon(wakeup *self, PyObject *callback, PyObject *context)
     PyObject *method = PyObject_GetAttrString(self->loop, "call_soon");
     PyObject *args = method == NULL ? NULL : PyTuple_Pack(2, callback, self);
     PyObject *kwargs = args == NULL ? NULL : Py_BuildValue("{s:O}", "context", context);
-    PyObject *handle = kwargs == NULL ? NULL : PyObject_Call(method, args, kwargs);
+    PyObject *handle = NULL;
+    if (kwargs != NULL) {
+        CQN_BEGIN_UNLOCKED
+        handle = PyObject_Call(method, args, kwargs);
+        CQN_END_UNLOCKED
+    }
     Py_XDECREF(kwargs);
     Py_XDECREF(args);
     Py_XDECREF(method);
@@ -115,6 +121,7 @@ int cqn_wakeup_wake(PyObject *op)
 
 static PyObject *wakeup_wake(PyObject *op, PyObject *Py_UNUSED(unused))
 {
+    CQN_LOCKED;
     return cqn_wakeup_wake(op) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
@@ -149,7 +156,10 @@ int cqn_wakeup_resume(PyObject *op)
     PyObject *callback = self->callback, *context = self->context;
     self->callback = self->context = NULL;
     Py_INCREF(op);
-    PyObject *result = PyObject_CallOneArg(callback, op);
+    PyObject *result;
+    CQN_BEGIN_UNLOCKED
+    result = PyObject_CallOneArg(callback, op);
+    CQN_END_UNLOCKED
     int rc = result == NULL ? -1 : 0;
     Py_XDECREF(result);
     PyObject *pending = rc < 0 ? cqn_take_exception() : NULL;
@@ -170,6 +180,7 @@ int cqn_wakeup_resume(PyObject *op)
 
 static PyObject *wakeup_again(PyObject *op, PyObject *Py_UNUSED(unused))
 {
+    CQN_LOCKED;
     ((wakeup *)op)->done = false;
     Py_RETURN_NONE;
 }
@@ -179,6 +190,7 @@ static PyObject *wakeup_again(PyObject *op, PyObject *Py_UNUSED(unused))
 static PyObject *wakeup_add_done_callback(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                                           PyObject *kwnames)
 {
+    CQN_LOCKED;
     static const char *const names[] = {"callback", "context", NULL};
     wakeup *self = (wakeup *)op;
     PyObject *in[2] = {NULL, NULL};
@@ -212,6 +224,7 @@ static PyObject *make_cancelled(PyObject *message)
 static PyObject *wakeup_cancel(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                                PyObject *kwnames)
 {
+    CQN_LOCKED;
     static const char *const names[] = {"msg", NULL};
     wakeup *self = (wakeup *)op;
     PyObject *message = NULL;
@@ -239,18 +252,21 @@ static PyObject *wakeup_cancel(PyObject *op, PyObject *const *args, Py_ssize_t n
 
 static PyObject *wakeup_done(PyObject *op, PyObject *Py_UNUSED(unused))
 {
+    CQN_LOCKED;
     return PyBool_FromLong(((wakeup *)op)->done);
 }
 
 /* Who has just made it may have lost it before he could. */
 static PyObject *wakeup_get_awaited(PyObject *op, void *Py_UNUSED(unused))
 {
+    CQN_LOCKED;
     const wakeup *self = (wakeup *)op;
     return PyBool_FromLong(self->done || self->callback != NULL);
 }
 
 static PyObject *wakeup_result(PyObject *op, PyObject *Py_UNUSED(unused))
 {
+    CQN_LOCKED;
     PyObject *cancelled = ((wakeup *)op)->cancelled;
     if (cancelled != NULL) {
         PyErr_SetObject((PyObject *)Py_TYPE(cancelled), cancelled);
@@ -269,6 +285,7 @@ static PyObject *wakeup_get_loop(PyObject *op, PyObject *Py_UNUSED(unused))
  * CQ; before that, this is what the task sleeps on. */
 static PySendResult wakeup_send(PyObject *op, PyObject *Py_UNUSED(sent), PyObject **result)
 {
+    CQN_LOCKED;
     wakeup *self = (wakeup *)op;
     if (self->done) {
         *result = self->cq == NULL ? Py_NewRef(Py_None)

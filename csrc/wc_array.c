@@ -99,12 +99,14 @@ static void array_dealloc(PyObject *op)
 
 static Py_ssize_t array_length(PyObject *op)
 {
+    CQN_LOCKED;
     return ((wc_array *)op)->len;
 }
 
 /* As poll() would have returned it: what is not valid is None. */
 static PyObject *array_item(PyObject *op, Py_ssize_t i)
 {
+    CQN_LOCKED;
     const wc_array *self = (wc_array *)op;
     if (i < 0 || i >= self->len) {
         return PyErr_Format(PyExc_IndexError, "the last poll_into() brought %zd completions",
@@ -161,6 +163,7 @@ static int array_getbuffer(PyObject *op, Py_buffer *view, int flags)
 
 static PyObject *array_repr(PyObject *op)
 {
+    CQN_LOCKED;
     const wc_array *self = (wc_array *)op;
     return PyUnicode_FromFormat("<WCArray with %zd of %zd completions>", self->len, self->capacity);
 }

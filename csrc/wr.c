@@ -6,11 +6,13 @@
 /* The offset is that of the wr_id in the object. */
 PyObject *cqn_wr_get_id(PyObject *op, void *offset)
 {
+    CQN_LOCKED;
     return PyLong_FromUnsignedLongLong(*(uint64_t *)((char *)op + (uintptr_t)offset));
 }
 
 int cqn_wr_set_id(PyObject *op, PyObject *value, void *offset)
 {
+    CQN_LOCKED;
     uint64_t wr_id;
     if (value == NULL) {
         PyErr_SetString(PyExc_AttributeError, "wr_id can't be deleted");

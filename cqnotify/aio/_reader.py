@@ -32,14 +32,13 @@ _LOOK_FOR_MORE: Final = 8  # callbacks
 
 
 class Watched:
-    """A duplicate of a descriptor, watched by a loop."""
+    """A duplicate of a descriptor, watched by a loop; it is closed with this."""
 
     __slots__ = ("_fd", "_loop")
 
     def __init__(self, fd: int, loop: Loop, callback: Callable[[], None]) -> None:
-        self._fd = -1
+        self._fd = fd
         self._loop = loop
-        self._fd = os.dup(fd)
         try:
             loop.watch(self._fd, callback)
         except BaseException:
@@ -119,8 +118,8 @@ class Reader:
         loop = _loops.adapt(raw)
         failures = self._open_failures()
         try:
-            self._watched.append(Watched(self._channel.fileno(), loop, self._on_event))
-            self._watched.append(Watched(failures.fileno(), loop, self._on_failure))
+            self._watched.append(Watched(self._channel._dup(), loop, self._on_event))
+            self._watched.append(Watched(failures._dup(), loop, self._on_failure))
         except BaseException:
             self._detach()
             raise

@@ -1,0 +1,384 @@
+# SPDX-License-Identifier: MIT
+"""Several threads that use the same objects at once, which without a GIL they really do.
+
+Each test counts: nothing is lost, nothing comes twice; what one thread closes is closed for all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+from support import DEADLINE, Waiter, until
+
+from cqnotify import (
+    CQ,
+    MR,
+    PD,
+    QP,
+    ClosedError,
+    CompletionChannel,
+    Context,
+    QPType,
+    RecvWR,
+    SendWR,
+    VerbsError,
+    WCArray,
+)
+from cqnotify.aio import AsyncCQ
+from cqnotify.testing import Endpoint, connect
+
+FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+WORKERS = 4
+
+
+@pytest.fixture(autouse=True)
+def many_switches() -> Iterator[None]:
+    """With a GIL, threads change places as often as they can."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+def at_once(*calls: Callable[[], Any]) -> list[Any]:
+    """Runs each in a thread of its own, all from the same moment on; returns what they returned."""
+    start = threading.Barrier(len(calls), timeout=DEADLINE)
+
+    def begin(call: Callable[[], Any]) -> Any:
+        start.wait()
+        return call()
+
+    return [waiter.join() for waiter in [Waiter(partial(begin, call)) for call in calls]]
+
+
+class AtWork:
+    """How many of some threads are still at it."""
+
+    def __init__(self, workers: int) -> None:
+        self.left = workers
+        self.lock = threading.Lock()
+
+    def one_is_done(self) -> None:
+        with self.lock:
+            self.left -= 1
+
+
+def test_a_gil_is_neither_needed_nor_turned_on() -> None:
+    program = """if True:
+        import sys, cqnotify, cqnotify.aio, cqnotify.testing
+        print(getattr(sys, "_is_gil_enabled", lambda: True)())
+    """
+    env = {name: value for name, value in os.environ.items() if name != "PYTHON_GIL"}
+    command = [sys.executable, "-W", "error", "-c", program]
+    said = subprocess.run(command, check=True, env=env, stdout=subprocess.PIPE, text=True).stdout
+    assert said.strip() == str(not FREE_THREADED)
+    assert getattr(sys, "_is_gil_enabled", lambda: True)() is not FREE_THREADED, "nor in here"
+
+
+class Traffic:
+    """A QP that is connected to itself; all threads post to it, and take what comes."""
+
+    def __init__(self, ctx: Context, rounds: int) -> None:
+        self.end = Endpoint(ctx, one_cq=True, cqe=1024, max_send_wr=128, max_recv_wr=128)
+        self.end.qp.connect(self.end.qp.address())
+        self.cq = self.end.recv_cq
+        self.rounds = rounds
+        self.at_work = AtWork(WORKERS)
+
+    def take(self, how: int = 0) -> list[int]:
+        repr(self.cq), self.cq.stats, self.end.qp.outstanding
+        if how % 3 == 0:
+            return [wc.wr_id for wc in self.cq.poll(16)]
+        if how % 3 == 1:
+            return self.cq.poll_ids(16)
+        return [wc.wr_id for wc in self.cq.poll(4, spin=0.0005)]
+
+    def post(self, call: Callable[[], None], got: list[int], how: int) -> None:
+        while True:
+            try:
+                return call()
+            except VerbsError:  # it is full
+                got += self.take(how)
+
+    def work(self, me: int) -> list[int]:
+        got: list[int] = []
+        for i in range(me * self.rounds, (me + 1) * self.rounds):
+            memory = self.end.mr[i % 512 : i % 512 + 16]
+            self.post(partial(self.end.qp.post_recv, memory, wr_id=2 * i), got, i)
+            send = SendWR(memory, wr_id=2 * i + 1)
+            self.post(partial(self.end.qp.post_send, [send]), got, i)
+            self.cq.req_notify(i % 2 == 0)
+            got += self.take(i)
+        self.at_work.one_is_done()
+        while self.at_work.left or self.end.qp.outstanding != (0, 0):
+            got += self.take()
+        return got
+
+    def read_events(self) -> None:
+        while self.at_work.left:
+            cq = self.end.channel.try_get_event()
+            if cq is not None:
+                cq.ack()
+
+
+def test_each_completion_goes_to_one_of_those_that_post_and_poll(ctx: Context) -> None:
+    rounds = 200
+    it = Traffic(ctx, rounds)
+    *lists, _ = at_once(*(partial(it.work, me) for me in range(WORKERS)), it.read_events)
+    count = Counter(n for got in lists for n in got)
+    assert count == Counter(range(WORKERS * rounds * 2))
+    assert it.cq.stats.completions == WORKERS * rounds * 2
+    it.end.close()
+
+
+def test_a_list_that_others_change_is_posted_as_it_was_at_one_moment(ctx: Context) -> None:
+    rounds = 500
+    end = Endpoint(ctx, max_recv_wr=rounds, max_recv_sge=4)
+    shared: list[Any] = []
+    stop = threading.Event()
+
+    def change() -> None:
+        while not stop.is_set():
+            for n in (1, 3, 2, 0):
+                elements = [end.mr[0:8], end.mr[64:80]]
+                shared[:] = [RecvWR(elements, wr_id=i) for i in range(n)]
+            for element in (end.mr[0:8], end.mr[8:16], end.mr[16:24]):
+                shared.append(element)
+                shared.reverse()
+            shared.clear()
+
+    def post() -> int:
+        posted = 0
+        for _ in range(rounds):
+            # Refused: what has both kinds in it, was changed meanwhile, or is too much.
+            with contextlib.suppress(TypeError, RuntimeError, VerbsError):
+                end.qp.post_recv(shared)
+                posted += 1
+            with contextlib.suppress(TypeError):
+                RecvWR(shared), SendWR(shared)
+        stop.set()
+        return posted
+
+    end.qp.connect(end.qp.address())
+    assert at_once(post, change)[0] > 0
+    assert end.qp.outstanding[1] > 0
+    end.close()
+
+
+def test_queues_come_and_go_while_others_read_their_events(ctx: Context) -> None:
+    """They are left to the garbage, with events unread, by threads that did not make them."""
+    rounds = 40
+    other = Context(ctx.name)
+    channel, pd = CompletionChannel(other), PD(other)
+    mr = MR(pd, 4096)
+    at_work = AtWork(WORKERS)
+    passed: list[Any] = [None] * WORKERS  # each drops what another one made
+
+    def make(me: int) -> None:
+        for i in range(rounds):
+            cq = CQ(other, 16, channel=channel)
+            qp = QP(pd, QPType.RC, send_cq=cq, recv_cq=cq)
+            qp.connect(qp.address())
+            cq.req_notify()
+            qp.post_recv(mr[0:64])
+            qp.post_send(mr[64:72])
+            passed[(me + i) % WORKERS] = (cq, qp) if i % 2 else qp
+            del cq, qp
+        at_work.one_is_done()
+
+    def read() -> int:
+        events = 0
+        while at_work.left:
+            cq = channel.try_get_event()
+            if cq is not None:
+                events += 1
+                cq.poll(4)
+                cq.ack()
+            del cq
+        return events
+
+    *_, one, two = at_once(*(partial(make, me) for me in range(WORKERS)), read, read)
+    assert 0 < one + two <= WORKERS * rounds
+    passed.clear()
+    gc.collect()
+    mr.close()  # nothing in flight needs it: all QPs are gone
+    pd.close()
+    channel.close()
+    other.close()
+
+
+def test_a_context_is_closed_by_all_while_all_make_what_it_closes(ctx: Context) -> None:
+    def use(other: Context, made: list[Any]) -> None:
+        with contextlib.suppress(ClosedError):
+            for _ in range(20):
+                channel, pd = CompletionChannel(other), PD(other)
+                cq = CQ(other, 16, channel=channel)
+                qp = QP(pd, QPType.RC, send_cq=cq, recv_cq=cq)
+                made += [channel, pd, cq, qp, MR(pd, 64)]
+                cq.req_notify()
+                repr(qp), qp.qp_num, cq.cqe, cq.stats
+
+    def close(other: Context, made: list[Any]) -> None:
+        until(lambda: len(made) >= 10, "there are some")
+        other.close()
+
+    for _ in range(10):
+        other, made = Context(ctx.name), list[Any]()
+        at_once(*[partial(use, other, made)] * WORKERS, *[partial(close, other, made)] * 2)
+        assert other.closed
+        assert all(thing.closed for thing in made)
+
+
+def test_all_that_sleep_are_woken_by_a_close_from_any_thread(ctx: Context) -> None:
+    def sleep(channel: CompletionChannel) -> None:
+        with pytest.raises(ClosedError):
+            channel.get_event(timeout=DEADLINE)
+
+    for _ in range(20):
+        channel = CompletionChannel(ctx)
+        at_once(*[partial(sleep, channel)] * WORKERS, channel.close, channel.close)
+
+
+def test_memory_is_there_for_those_who_look_at_it_while_others_close_it(pd: PD) -> None:
+    def look(mr: MR) -> None:
+        with contextlib.suppress(ClosedError, BufferError):
+            while True:
+                with memoryview(mr) as view:
+                    assert bytes(view[4000:]) == b"x" * 96
+                assert mr.read(16) == b"x" * 16
+
+    for _ in range(30):
+        mr = MR(pd, 4096)
+        mr.write(b"x" * 4096)
+        at_once(*[partial(look, mr)] * 3, mr.close)
+        assert mr.closed
+
+
+def test_rows_of_an_array_that_others_fill_are_whole(ctx: Context) -> None:
+    rounds = 100
+    a, b = connect(Endpoint(ctx), Endpoint(ctx))
+    array = WCArray(8)
+    stop = threading.Event()
+
+    def fill() -> None:
+        for i in range(rounds):
+            b.qp.post_recv(b.mr[0:64], wr_id=i)
+            a.qp.post_send(a.mr[0:8])
+            until(lambda: b.recv_cq.poll_into(array) == 1, "it arrives")
+            until(lambda: bool(a.send_cq.poll()), "it is sent")
+        stop.set()
+
+    def read() -> int:
+        read = 0
+        while not stop.is_set():
+            with contextlib.suppress(IndexError):  # for a moment there is none
+                wc = array[0]
+                assert (wc.ok, wc.byte_len, wc.qp_num) == (True, 8, b.qp.qp_num)
+                assert wc.wr_id < rounds
+                read += 1
+        return read
+
+    _, *read_by = at_once(fill, read, read)
+    assert sum(read_by) > 0
+    a.close()
+    b.close()
+
+
+def test_event_loops_in_several_threads_share_a_device(ctx: Context) -> None:
+    rounds = 60
+
+    async def converse() -> int:
+        a, b = connect(Endpoint(ctx), Endpoint(ctx))
+        heard = 0
+        async with AsyncCQ(b.recv_cq) as acq:
+            for i in range(rounds):
+                b.qp.post_recv(b.mr[0:64], wr_id=i)
+                asyncio.get_running_loop().call_soon(a.qp.post_send, a.mr[0:8])
+                (wc,) = await asyncio.wait_for(acq.wait(), DEADLINE)
+                heard += wc.wr_id == i
+                a.send_cq.poll()
+        a.close()
+        b.close()
+        return heard
+
+    assert at_once(*[lambda: asyncio.run(converse())] * 3) == [rounds] * 3
+
+
+def test_a_cq_is_closed_by_another_thread_under_the_task_that_awaits_it(ctx: Context) -> None:
+    async def wait(cq: CQ, asleep: threading.Event) -> None:
+        async with AsyncCQ(cq) as acq:
+            asyncio.get_running_loop().call_soon(asleep.set)
+            with pytest.raises(ClosedError):
+                await asyncio.wait_for(acq.wait(), DEADLINE)
+
+    def close(other: Context, asleep: threading.Event) -> None:
+        assert asleep.wait(DEADLINE)
+        other.close()
+
+    for _ in range(15):
+        other, asleep = Context(ctx.name), threading.Event()
+        cq = CQ(other, 16, channel=CompletionChannel(other))
+        at_once(lambda: asyncio.run(wait(cq, asleep)), partial(close, other, asleep))  # noqa: B023
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_child_that_is_forked_while_others_work_has_a_device_of_its_own(ctx: Context) -> None:
+    cq, name = CQ(ctx, 16), ctx.name
+    at_work = AtWork(1)
+
+    def work() -> None:
+        while at_work.left:
+            cq.poll(), cq.stats
+
+    def in_child() -> int:
+        signal.alarm(int(DEADLINE))
+        with pytest.raises(ClosedError):
+            cq.poll()
+        with Context(name) as own:
+            return CQ(own, 16).poll() != []
+
+    def fork() -> None:
+        try:
+            for _ in range(20):
+                pid = os.fork()
+                if pid == 0:
+                    status = 1
+                    with contextlib.suppress(BaseException):
+                        status = in_child()
+                    os._exit(status)
+                assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        finally:
+            at_work.one_is_done()
+
+    at_once(fork, *[work] * WORKERS)
+
+
+def test_of_many_consumers_one_gets_the_cq(ctx: Context) -> None:
+    class Consumer:
+        def poll(self, max_entries: int, *, spin: float) -> list[Any]:
+            return []
+
+    def claim(cq: CQ, consumer: Any) -> bool:
+        try:
+            cq.set_consumer(consumer)
+        except ValueError:
+            return False
+        return True
+
+    for _ in range(30):
+        cq, consumers = CQ(ctx, 16), [Consumer() for _ in range(WORKERS)]
+        assert sum(at_once(*(partial(claim, cq, one) for one in consumers))) == 1
+        cq.close()
