@@ -83,7 +83,8 @@ setup(
             depends=sorted(str(p) for p in Path("csrc").glob("*.h")),
             libraries=["ibverbs"],
             extra_compile_args=[
-                *["-std=c11", "-fvisibility=hidden"],
+                # A thread that ends in a call of Python must not run what cleans up after ours.
+                *["-std=c11", "-fvisibility=hidden", "-fno-exceptions"],
                 *(["-g", "-UNDEBUG"] if debug else ["-O3"]),
                 *(flag for word in debug for flag in DEBUG[word][0]),
             ],

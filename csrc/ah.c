@@ -163,7 +163,7 @@ static PyType_Slot ah_slots[] = {
     {Py_tp_new, ah_new},
     {Py_tp_repr, cqn_repr},
     {Py_tp_traverse, cqn_traverse},
-    {Py_tp_clear, cqn_clear},
+    {Py_tp_clear, cqn_tp_clear},
     {Py_tp_finalize, cqn_finalize},
     {Py_tp_dealloc, cqn_dealloc},
     {Py_tp_methods, ah_methods},

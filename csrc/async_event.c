@@ -367,7 +367,7 @@ static PyObject *take(cqn_object *self)
     }
     /* The object first: to make it can run code that takes, or drops, this one. */
     const cqn_report copy = *report;
-    PyObject *event = new_event(self->state, report, own_element(report));
+    PyObject *event = new_event(self->state, &copy, own_element(&copy));
     if (event == NULL) {
         return NULL;
     }
@@ -458,7 +458,8 @@ static bool is_due(const cqn_report *failure, uint64_t told)
 {
     const cqn_object *element = failure->element;
     return failure->serial > told &&
-           (element == NULL || (element->handle != NULL && !element->dying));
+           (element == NULL ||
+            (element->handle != NULL && !element->dying && cqn_has_refs((PyObject *)element)));
 }
 
 static Py_ssize_t count_due(const cqn_context *ctx, uint64_t told)
@@ -499,6 +500,7 @@ static void mark_cqs_of_srq(const cqn_context *ctx, const cqn_object *srq)
 static int append_marked(const cqn_context *ctx, PyObject *cqs)
 {
     int rc = 0;
+    cqn_object *refused = NULL;
     for (cqn_object *o = ctx->first; o != NULL; o = o->next) {
         if (!PyObject_TypeCheck(o, ctx->base.state->CQ) || !((cqn_cq *)o)->marked) {
             continue;
@@ -506,9 +508,15 @@ static int append_marked(const cqn_context *ctx, PyObject *cqs)
         ((cqn_cq *)o)->marked = false;
         if (rc == 0 && o->handle != NULL && cqn_try_ref(o)) {
             rc = PyList_Append(cqs, (PyObject *)o);
-            Py_DECREF(o);
+            if (rc < 0) {
+                refused = o; /* to drop it can change the list that we walk */
+            }
+            else {
+                Py_DECREF(o);
+            }
         }
     }
+    Py_XDECREF(refused);
     return rc;
 }
 
@@ -524,13 +532,15 @@ static PyObject *new_pair(cqn_state *st)
     return pair;
 }
 
-static int fill_pair(PyObject *pair, const cqn_context *ctx, const cqn_report *failure)
+/* Steals the reference to the element. */
+static int fill_pair(PyObject *pair, const cqn_context *ctx, const cqn_report *failure,
+                     PyObject *element)
 {
     async_event *event = (async_event *)PyTuple_GET_ITEM(pair, 0);
     PyObject *cqs = PyTuple_GET_ITEM(pair, 1);
     event->type = failure->type;
     event->port_num = failure->port_num;
-    event->element = own_element(failure);
+    event->element = element;
     bool is_failure;
     switch (scope_of(failure->type, &is_failure)) {
     case OF_CQ:
@@ -571,11 +581,17 @@ static int fill_pairs(PyObject *pairs, const cqn_context *ctx, uint64_t told)
     int rc = 0;
     Py_ssize_t i = 0;
     for (const cqn_report *r = ctx->failures; rc == 0 && r != NULL; r = r->next) {
-        if (is_due(r, told)) {
-            rc = fill_pair(PyList_GET_ITEM(pairs, i++), ctx, r);
+        if (!is_due(r, told)) {
+            continue;
+        }
+        PyObject *element = own_element(r);
+        if (element != NULL || r->element == NULL) {
+            rc = fill_pair(PyList_GET_ITEM(pairs, i++), ctx, r, element);
         }
     }
-    return rc;
+    /* Without a GIL an element can have gone since they were counted. */
+    const Py_ssize_t size = PyList_GET_SIZE(pairs);
+    return rc < 0 || i == size ? rc : PyList_SetSlice(pairs, i, size, NULL);
 }
 
 /* The failures after *told, which is advanced; for FailureWatch.read(), `self`

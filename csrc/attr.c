@@ -182,14 +182,9 @@ static const cqn_field *ah_field(PyObject *name)
 
 /* From a mapping of the field's names. A destination GID makes it global;
  * what is not given is 0, but for port_num 1 and hop_limit 64. */
-int cqn_ah_attr_from(PyObject *mapping, const char *name, int ports, struct ibv_ah_attr *out)
+/* The fields that are in a dict which nobody changes meanwhile. */
+static int ah_fields_from(PyObject *mapping, const char *name, struct ibv_ah_attr *out)
 {
-    *out = (struct ibv_ah_attr){.port_num = 1, .grh.hop_limit = 64};
-    if (!PyDict_Check(mapping)) {
-        PyErr_Format(PyExc_TypeError, "%s must be a dict or an AHAttr, not %s", name,
-                     Py_TYPE(mapping)->tp_name);
-        return -1;
-    }
     PyObject *key, *value;
     Py_ssize_t pos = 0;
     bool given_global = false;
@@ -202,15 +197,29 @@ int cqn_ah_attr_from(PyObject *mapping, const char *name, int ports, struct ibv_
         if (field->type == CQN_GID && value == Py_None) {
             continue;
         }
-        Py_INCREF(value);
-        int rc = cqn_field_from(value, out, field);
-        Py_DECREF(value);
-        if (rc < 0) {
+        if (cqn_field_from(value, out, field) < 0) {
             return -1;
         }
         given_global |= field->type == CQN_GID;
     }
     out->is_global |= given_global;
+    return 0;
+}
+
+int cqn_ah_attr_from(PyObject *mapping, const char *name, int ports, struct ibv_ah_attr *out)
+{
+    *out = (struct ibv_ah_attr){.port_num = 1, .grh.hop_limit = 64};
+    if (!PyDict_Check(mapping)) {
+        PyErr_Format(PyExc_TypeError, "%s must be a dict or an AHAttr, not %s", name,
+                     Py_TYPE(mapping)->tp_name);
+        return -1;
+    }
+    PyObject *copy = PyDict_Copy(mapping);
+    int rc = copy == NULL ? -1 : ah_fields_from(copy, name, out);
+    Py_XDECREF(copy);
+    if (rc < 0) {
+        return -1;
+    }
     if (out->port_num < 1 || out->port_num > ports) {
         PyErr_Format(PyExc_ValueError, "port_num is %d: this device has port 1 to %d",
                      out->port_num, ports);

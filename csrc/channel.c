@@ -43,7 +43,6 @@ static int channel_traverse(PyObject *op, visitproc visit, void *arg)
 
 static int channel_clear(PyObject *op)
 {
-    CQN_LOCKED;
     Py_CLEAR(((cqn_channel *)op)->sleepers);
     if (CQN_OBJ(op)->handle == NULL) {
         cqn_gate_clear(&((cqn_channel *)op)->gate);
@@ -119,15 +118,16 @@ static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
 /* Of the late events (see above), the CQ of the first, as a new reference. */
 static cqn_cq *take_late(cqn_channel *self)
 {
-    while (self->late != NULL && !cqn_try_ref(&self->late->base)) {
-        self->late = self->late->late_next;
+    cqn_cq **link = &self->late;
+    while (*link != NULL && !cqn_try_ref(&(*link)->base)) {
+        link = &(*link)->late_next;
     }
-    cqn_cq *cq = self->late;
+    cqn_cq *cq = *link;
     if (cq != NULL) {
         cqn_cq_event(cq);
         cq->prepaid++;
         if (--cq->late == 0) {
-            self->late = cq->late_next;
+            *link = cq->late_next;
         }
     }
     return cq;
@@ -145,9 +145,13 @@ static PyObject *take_event(cqn_channel *self, struct ibv_comp_channel *channel)
         if (ibv_get_cq_event(channel, &handle, &cookie) == 0) {
             cq = cookie;
             if (cq->base.handle == NULL || !cqn_try_ref(&cq->base)) {
-                /* The latter is being deallocated, and soon destroyed, too. */
+                /* The latter is being deallocated, and soon destroyed, too; unless its
+                 * __del__ saves it, in another thread. */
                 ibv_ack_cq_events(handle, 1);
-                cq->late++;
+                if (cq->late++ == 0 && cq->base.handle != NULL && !cq->base.dying) {
+                    cq->armed = CQN_UNARMED;
+                    cqn_channel_add_late(self, cq);
+                }
                 cq = NULL;
                 continue;
             }
@@ -356,7 +360,7 @@ static PyType_Slot channel_slots[] = {
     {Py_tp_iter, channel_iter},
     {Py_tp_iternext, channel_next},
     {Py_tp_traverse, channel_traverse},
-    {Py_tp_clear, channel_clear},
+    {Py_tp_clear, cqn_tp_clear},
     {Py_tp_finalize, cqn_finalize},
     {Py_tp_dealloc, cqn_dealloc},
     {Py_tp_methods, channel_methods},

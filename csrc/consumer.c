@@ -104,7 +104,7 @@ void cqn_consumers_tell(cqn_qp *qp)
         result = PyObject_CallMethod(consumers[i], "qp_changed", "O", qp);
         CQN_END_UNLOCKED
         if (result == NULL) {
-            PyErr_WriteUnraisable(consumers[i]);
+            CQN_UNLOCKED(PyErr_WriteUnraisable(consumers[i]));
         }
         Py_XDECREF(result);
         Py_DECREF(consumers[i]);

@@ -19,7 +19,6 @@ static void context_after_destroy(cqn_object *op)
 
 static int context_clear(PyObject *op)
 {
-    CQN_LOCKED;
     cqn_context *self = (cqn_context *)op;
     if (self->base.handle == NULL) {
         cqn_gate_clear(&self->gate);
@@ -430,7 +429,7 @@ static PyType_Slot context_slots[] = {
     {Py_tp_new, context_new},
     {Py_tp_repr, context_repr},
     {Py_tp_traverse, cqn_traverse},
-    {Py_tp_clear, context_clear},
+    {Py_tp_clear, cqn_tp_clear},
     {Py_tp_finalize, cqn_finalize},
     {Py_tp_dealloc, cqn_dealloc},
     {Py_tp_methods, context_methods},

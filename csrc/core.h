@@ -101,7 +101,7 @@ struct cqn_object {
     size_t in_use;                  /* calls that work on it without the GIL */
     atomic_uint closing;            /* threads in close(): no new call may begin */
     cqn_object *trash_next;         /* see cqn_trash_add() */
-    bool in_trash;                  /* without a GIL */
+    size_t in_trash;                /* references that are there, without a GIL */
     bool dying;                     /* nobody can save it any more */
     PyObject *on_close;             /* list of callables, or NULL */
     PyObject *weakrefs;
@@ -403,16 +403,20 @@ PyObject *cqn_method_exit(PyObject *self, PyObject *args);
 PyObject *cqn_method_add_close_callback(PyObject *self, PyObject *callback);
 PyObject *cqn_method_remove_close_callback(PyObject *self, PyObject *callback);
 PyObject *cqn_repr(PyObject *self);
+PyObject *cqn_short_repr(PyObject *self); /* under the lock */
 const char *cqn_device_name(const cqn_object *self);
 PyObject *cqn_get_closed(PyObject *self, void *unused);
 PyObject *cqn_get_context(PyObject *self, void *unused);
 PyObject *cqn_get_used(PyObject *self, void *index);
 PyObject *cqn_get_u32(PyObject *self, void *offset);
+PyObject *cqn_get_object(PyObject *self, void *offset);
+int cqn_set_object(PyObject *self, PyObject *value, void *offset);
 void cqn_use(cqn_object *self, size_t slot, cqn_object *other, cqn_object **trash);
 void cqn_trash_add(cqn_object **trash, cqn_object *object);
 void cqn_trash_empty(cqn_object *trash);
 int cqn_traverse(PyObject *self, visitproc visit, void *arg);
 int cqn_clear(PyObject *self);
+int cqn_tp_clear(PyObject *self); /* for all kinds */
 void cqn_finalize(PyObject *self);
 void cqn_dealloc(PyObject *self);
 
@@ -430,6 +434,12 @@ void cqn_dealloc(PyObject *self);
         "closed", cqn_get_closed, NULL, "True once close() was called, and in a forked child.", \
             NULL                                                                                \
     }
+/* An attribute that anybody may set. Members of T_OBJECT may not be, without a GIL. */
+#define CQN_FREE_ATTRIBUTE(type, name, doc)                                      \
+    {                                                                            \
+#name, cqn_get_object, cqn_set_object, doc, (void *)offsetof(type, name) \
+    }
+#define CQN_USER_DATA(type) CQN_FREE_ATTRIBUTE(type, user_data, "Any object of the user's.")
 #define CQN_OBJECT_MEMBERS                                                               \
     {                                                                                    \
         "__weaklistoffset__", T_PYSSIZET, offsetof(cqn_object, weakrefs), READONLY, NULL \

@@ -74,7 +74,6 @@ static int cq_traverse(PyObject *op, visitproc visit, void *arg)
 
 static int cq_clear(PyObject *op)
 {
-    CQN_LOCKED;
     cqn_cq *self = (cqn_cq *)op;
     if (self->base.handle == NULL) {
         cqn_stash_free(self);
@@ -477,7 +476,7 @@ static PyObject *cq_repr(PyObject *op)
 {
     CQN_LOCKED;
     struct ibv_cq *cq = CQN_OBJ(op)->handle;
-    return cq == NULL ? cqn_repr(op)
+    return cq == NULL ? cqn_short_repr(op)
                       : PyUnicode_FromFormat("<CQ on %s, %d entries, %u unacked>",
                                              cqn_device_name(CQN_OBJ(op)), cq->cqe,
                                              ((cqn_cq *)op)->unacked);
@@ -544,6 +543,7 @@ static PyMethodDef cq_methods[] = {
 };
 
 static PyGetSetDef cq_getset[] = {
+    CQN_USER_DATA(cqn_cq),
     {"context", cqn_get_context, NULL, "The Context that it belongs to.", NULL},
     {"channel", cq_get_channel, NULL, "Its CompletionChannel, or None.", NULL},
     {"cqe", cq_get_cqe, NULL, "How many entries it has: at least what was asked for.", NULL},
@@ -562,7 +562,6 @@ static PyGetSetDef cq_getset[] = {
 };
 
 static PyMemberDef cq_members[] = {
-    {"user_data", T_OBJECT, offsetof(cqn_cq, user_data), 0, "Any object of the user's."},
     CQN_OBJECT_MEMBERS,
     {NULL, 0, 0, 0, NULL},
 };
@@ -578,7 +577,7 @@ static PyType_Slot cq_slots[] = {
     {Py_tp_new, cq_new},
     {Py_tp_repr, cq_repr},
     {Py_tp_traverse, cq_traverse},
-    {Py_tp_clear, cq_clear},
+    {Py_tp_clear, cqn_tp_clear},
     {Py_tp_finalize, cqn_finalize},
     {Py_tp_dealloc, cqn_dealloc},
     {Py_tp_methods, cq_methods},

@@ -35,7 +35,6 @@ static void watch_after_destroy(cqn_object *op)
 
 static int watch_clear(PyObject *op)
 {
-    CQN_LOCKED;
     if (CQN_OBJ(op)->handle == NULL) {
         cqn_flag_close(&((failure_watch *)op)->flag);
     }
@@ -185,7 +184,7 @@ static PyType_Slot watch_slots[] = {
     {Py_tp_new, watch_new},
     {Py_tp_repr, cqn_repr},
     {Py_tp_traverse, cqn_traverse},
-    {Py_tp_clear, watch_clear},
+    {Py_tp_clear, cqn_tp_clear},
     {Py_tp_finalize, cqn_finalize},
     {Py_tp_dealloc, cqn_dealloc},
     {Py_tp_methods, watch_methods},

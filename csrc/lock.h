@@ -34,20 +34,32 @@ extern PyObject cqn_lock; /* nobody refers to it, it is what gets locked */
 extern _Thread_local unsigned cqn_sections;
 int cqn_lock_init(void);
 
-static inline void cqn_begin_section(PyCriticalSection *section)
+/* At the end of the interpreter one thread is left, and waits for nobody: the lock
+ * can have been handed to one that never comes back. */
+typedef struct {
+    PyCriticalSection section;
+    bool begun;
+} cqn_section;
+
+static inline void cqn_begin_section(cqn_section *self)
 {
-    PyCriticalSection_Begin(section, &cqn_lock);
-    cqn_sections++;
+    self->begun = !Py_IsFinalizing();
+    if (self->begun) {
+        PyCriticalSection_Begin(&self->section, &cqn_lock);
+        cqn_sections++;
+    }
 }
 
-static inline void cqn_end_section(PyCriticalSection *section)
+static inline void cqn_end_section(cqn_section *self)
 {
-    cqn_sections--;
-    PyCriticalSection_End(section);
+    if (self->begun) {
+        cqn_sections--;
+        PyCriticalSection_End(&self->section);
+    }
 }
 
-#define CQN_LOCKED                                                      \
-    PyCriticalSection locked __attribute__((cleanup(cqn_end_section))); \
+#define CQN_LOCKED                                                \
+    cqn_section locked __attribute__((cleanup(cqn_end_section))); \
     cqn_begin_section(&locked)
 
 /* Releasing the GIL suspends all sections that this thread is in, and taking it
@@ -84,6 +96,13 @@ static inline void cqn_enable_try_ref(PyObject *op)
            !_Py_atomic_compare_exchange_ssize(&op->ob_ref_shared, &shared,
                                               shared | _Py_REF_MAYBE_WEAKREF)) {
     }
+}
+
+/* It can't be told: another thread can drop the last at any moment. */
+static inline bool cqn_has_refs(PyObject *op)
+{
+    (void)op;
+    return true;
 }
 
 static inline int cqn_try_ref_object(PyObject *op)
@@ -129,9 +148,14 @@ static inline void cqn_enable_try_ref(PyObject *op)
     (void)op;
 }
 
+static inline bool cqn_has_refs(PyObject *op)
+{
+    return Py_REFCNT(op) > 0;
+}
+
 static inline int cqn_try_ref_object(PyObject *op)
 {
-    if (Py_REFCNT(op) == 0) {
+    if (!cqn_has_refs(op)) {
         return 0;
     }
     Py_INCREF(op);
@@ -139,5 +163,13 @@ static inline int cqn_try_ref_object(PyObject *op)
 }
 
 #endif
+
+/* One call, as above. */
+#define CQN_UNLOCKED(call) \
+    do {                   \
+        CQN_BEGIN_UNLOCKED \
+        call;              \
+        CQN_END_UNLOCKED   \
+    } while (0)
 
 #endif

@@ -44,7 +44,6 @@ static int mr_traverse(PyObject *op, visitproc visit, void *arg)
 
 int cqn_mr_clear(PyObject *op)
 {
-    CQN_LOCKED;
     cqn_mr *self = (cqn_mr *)op;
     release_memory(self);
     return cqn_clear(op);
@@ -421,7 +420,7 @@ static PyObject *mr_repr(PyObject *op)
                                     (unsigned)self->lkey);
     }
     return self->base.handle == NULL
-               ? cqn_repr(op)
+               ? cqn_short_repr(op)
                : PyUnicode_FromFormat("<MR on %s, %zu bytes at %p, lkey=0x%x>",
                                       cqn_device_name(&self->base), self->length, self->addr,
                                       (unsigned)self->lkey);
@@ -470,7 +469,7 @@ static PyType_Slot mr_slots[] = {
     {Py_tp_new, mr_new},
     {Py_tp_repr, mr_repr},
     {Py_tp_traverse, mr_traverse},
-    {Py_tp_clear, cqn_mr_clear},
+    {Py_tp_clear, cqn_tp_clear},
     {Py_tp_finalize, cqn_finalize},
     {Py_tp_dealloc, cqn_dealloc},
     {Py_tp_methods, mr_methods},

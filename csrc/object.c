@@ -244,7 +244,7 @@ static void run_close_callbacks(cqn_object *self)
             CQN_END_UNLOCKED
         }
         if (result == NULL && PyErr_Occurred()) {
-            PyErr_WriteUnraisable(callback);
+            CQN_UNLOCKED(PyErr_WriteUnraisable(callback));
         }
         Py_XDECREF(result);
         Py_DECREF(callback);
@@ -403,8 +403,9 @@ PyObject *cqn_method_add_close_callback(PyObject *op, PyObject *callback)
     if (self->on_close == NULL) {
         self->on_close = Py_NewRef(list);
     }
+    int rc = PyList_Append(self->on_close, callback);
     Py_DECREF(list);
-    return PyList_Append(self->on_close, callback) < 0 ? NULL : Py_NewRef(Py_None);
+    return rc < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 PyObject *cqn_method_remove_close_callback(PyObject *op, PyObject *callback)
@@ -454,16 +455,29 @@ int cqn_traverse(PyObject *op, visitproc visit, void *arg)
  * device would otherwise be closed under it. */
 int cqn_clear(PyObject *op)
 {
-    CQN_LOCKED;
     cqn_object *self = CQN_OBJ(op);
     Py_CLEAR(self->on_close);
-    if (self->handle == NULL) {
+    if (self->handle == NULL && self->closing == 0) {
         unlist(self);
         for (int i = 0; i < CQN_MAX_USES; i++) {
             Py_CLEAR(self->uses[i]);
         }
     }
     return 0;
+}
+
+int cqn_tp_clear(PyObject *op)
+{
+    CQN_LOCKED;
+    return CQN_OBJ(op)->kind->clear(op);
+}
+
+static void warn(cqn_object *self)
+{
+    PyObject *op = (PyObject *)self;
+    if (PyErr_ResourceWarning(op, 1, "unclosed %s %R", self->kind->name, op) < 0) {
+        PyErr_WriteUnraisable(op);
+    }
 }
 
 /* Still open when nobody refers to it any more: warn, then close, never raise.
@@ -477,12 +491,11 @@ void cqn_finalize(PyObject *op)
     }
     PyObject *pending = cqn_take_exception();
     /* What goes because its context is being closed was not forgotten. */
-    bool expected = cqn_forked(self) || self->context->base.closing > 0;
-    if (!expected && PyErr_ResourceWarning(op, 1, "unclosed %s %R", self->kind->name, op) < 0) {
-        PyErr_WriteUnraisable(op);
+    if (!cqn_forked(self) && self->context->base.closing == 0) {
+        CQN_UNLOCKED(warn(self));
     }
     if (cqn_close(self, true) < 0) {
-        PyErr_WriteUnraisable(op);
+        CQN_UNLOCKED(PyErr_WriteUnraisable(op));
     }
     cqn_put_exception(pending);
 }
@@ -495,7 +508,7 @@ static bool close_at_last(cqn_object *self)
 {
     PyObject *pending = cqn_take_exception();
     if (cqn_close(self, true) < 0) {
-        PyErr_WriteUnraisable(NULL);
+        CQN_UNLOCKED(PyErr_WriteUnraisable(NULL));
     }
     cqn_put_exception(pending);
     if (self->handle == NULL) {
@@ -512,22 +525,21 @@ static bool close_at_last(cqn_object *self)
 void cqn_dealloc(PyObject *op)
 {
     if (PyObject_CallFinalizerFromDealloc(op) < 0) {
-        cqn_enable_try_ref(op);
         return; /* resurrected */
     }
+    PyObject_GC_UnTrack(op); /* before the lock: while we wait for it the collector can run */
     CQN_LOCKED;
     cqn_object *self = CQN_OBJ(op);
     PyTypeObject *type = Py_TYPE(op);
-    PyObject_GC_UnTrack(op);
     self->dying = true;
     while (self->closing > 0 && !interpreter_is_ending()) {
         cqn_wait_until_left(self->state); /* its context is closing it in another thread */
     }
+    if (self->weakrefs != NULL) { /* first of all: what runs from here on must not find it */
+        CQN_UNLOCKED(PyObject_ClearWeakRefs(op));
+    }
     if (self->handle != NULL && !close_at_last(self)) {
         return;
-    }
-    if (self->weakrefs != NULL) {
-        PyObject_ClearWeakRefs(op);
     }
     self->kind->clear(op);
     type->tp_free(op);
@@ -540,13 +552,18 @@ const char *cqn_device_name(const cqn_object *self)
     return device != NULL ? ibv_get_device_name(device->device) : "a closing device";
 }
 
-PyObject *cqn_repr(PyObject *op)
+PyObject *cqn_short_repr(PyObject *op)
 {
-    CQN_LOCKED;
     cqn_object *self = CQN_OBJ(op);
     return self->handle == NULL
                ? PyUnicode_FromFormat("<%s closed>", self->kind->name)
                : PyUnicode_FromFormat("<%s on %s>", self->kind->name, cqn_device_name(self));
+}
+
+PyObject *cqn_repr(PyObject *op)
+{
+    CQN_LOCKED;
+    return cqn_short_repr(op);
 }
 
 PyObject *cqn_get_context(PyObject *op, void *Py_UNUSED(unused))
@@ -572,6 +589,22 @@ PyObject *cqn_get_u32(PyObject *op, void *offset)
                : NULL;
 }
 
+/* The closure is the offset of a reference, which is NULL once it was deleted. */
+PyObject *cqn_get_object(PyObject *op, void *offset)
+{
+    CQN_LOCKED;
+    PyObject *value = *(PyObject **)((char *)op + (uintptr_t)offset);
+    return Py_NewRef(value != NULL ? value : Py_None);
+}
+
+int cqn_set_object(PyObject *op, PyObject *value, void *offset)
+{
+    CQN_LOCKED;
+    PyObject **place = (PyObject **)((char *)op + (uintptr_t)offset);
+    Py_XSETREF(*place, Py_XNewRef(value));
+    return 0;
+}
+
 /* What an open object uses in that place from now on; NULL: nothing. */
 void cqn_use(cqn_object *self, size_t slot, cqn_object *other, cqn_object **trash)
 {
@@ -587,25 +620,21 @@ void cqn_use(cqn_object *self, size_t slot, cqn_object *other, cqn_object **tras
     }
 }
 
-/* Without a GIL those of others can go at any moment, but not that of a trash. */
-static bool has_other_refs(const cqn_object *object)
-{
-#ifdef Py_GIL_DISABLED
-    return object->in_trash;
-#else
-    return Py_REFCNT(object) > 1;
-#endif
-}
-
 /* To drop the last reference to an object can run any code. Where that must
- * wait, the reference goes to a chain, which is emptied when all is in order. */
+ * wait, the reference goes to a chain, which is emptied when all is in order.
+ * Without a GIL all go there, since those of others can go at any moment. */
 void cqn_trash_add(cqn_object **trash, cqn_object *object)
 {
-    if (has_other_refs(object)) {
+#ifdef Py_GIL_DISABLED
+    if (object->in_trash++ > 0) {
+        return;
+    }
+#else
+    if (Py_REFCNT(object) > 1) {
         Py_DECREF(object);
         return;
     }
-    object->in_trash = true;
+#endif
     object->trash_next = *trash;
     *trash = object;
 }
@@ -616,7 +645,12 @@ void cqn_trash_empty(cqn_object *trash)
         cqn_object *object = trash;
         trash = object->trash_next;
         object->trash_next = NULL;
-        object->in_trash = false;
+#ifdef Py_GIL_DISABLED
+        for (; object->in_trash > 1; object->in_trash--) {
+            Py_DECREF(object);
+        }
+        object->in_trash = 0;
+#endif
         Py_DECREF(object);
     }
 }

@@ -58,7 +58,7 @@ static PyType_Slot pd_slots[] = {
     {Py_tp_new, pd_new},
     {Py_tp_repr, cqn_repr},
     {Py_tp_traverse, cqn_traverse},
-    {Py_tp_clear, cqn_clear},
+    {Py_tp_clear, cqn_tp_clear},
     {Py_tp_finalize, cqn_finalize},
     {Py_tp_dealloc, cqn_dealloc},
     {Py_tp_methods, pd_methods},

@@ -415,7 +415,9 @@ static int spin_for(cqn_cq *self, size_t want, double seconds, cqn_object **tras
     for (; self->stash_len == 0 && now < end; now = cqn_now_ns()) {
         int got = spin_slice(self, end - now > SLICE ? now + SLICE : end);
         /* A handler can do anything, so what has landed stays there until it is over. */
-        if (PyErr_CheckSignals() < 0 || cqn_open(&self->base) == NULL) {
+        int rc;
+        CQN_UNLOCKED(rc = PyErr_CheckSignals());
+        if (rc < 0 || cqn_open(&self->base) == NULL) {
             return -1;
         }
         if (got < 0 && self->stash_len == 0) {

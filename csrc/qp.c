@@ -67,7 +67,6 @@ static int qp_traverse(PyObject *op, visitproc visit, void *arg)
 
 static int qp_clear(PyObject *op)
 {
-    CQN_LOCKED;
     cqn_qp *self = (cqn_qp *)op;
     if (self->base.handle == NULL) {
         drop_requests(self);
@@ -607,7 +606,7 @@ static PyObject *qp_repr(PyObject *op)
     CQN_LOCKED;
     cqn_qp *self = (cqn_qp *)op;
     return self->base.handle == NULL
-               ? cqn_repr(op)
+               ? cqn_short_repr(op)
                : PyUnicode_FromFormat("<QP %u on %s, %s>", (unsigned)self->qp_num,
                                       cqn_device_name(&self->base), cqn_qp_type_name(self->type));
 }
@@ -639,6 +638,7 @@ static PyMethodDef qp_methods[] = {
 };
 
 static PyGetSetDef qp_getset[] = {
+    CQN_USER_DATA(cqn_qp),
     {"pd", cqn_get_used, NULL, "The PD that it belongs to.", (void *)0},
     {"send_cq", cqn_get_used, NULL, "CQ of its sends.", (void *)1},
     {"recv_cq", cqn_get_used, NULL, "CQ of its receives.", (void *)2},
@@ -675,7 +675,6 @@ static PyGetSetDef qp_getset[] = {
 };
 
 static PyMemberDef qp_members[] = {
-    {"user_data", T_OBJECT, offsetof(cqn_qp, user_data), 0, "Any object of the user's."},
     CQN_OBJECT_MEMBERS,
     {NULL, 0, 0, 0, NULL},
 };
@@ -695,7 +694,7 @@ static PyType_Slot qp_slots[] = {
     {Py_tp_new, qp_new},
     {Py_tp_repr, qp_repr},
     {Py_tp_traverse, qp_traverse},
-    {Py_tp_clear, qp_clear},
+    {Py_tp_clear, cqn_tp_clear},
     {Py_tp_finalize, cqn_finalize},
     {Py_tp_dealloc, cqn_dealloc},
     {Py_tp_methods, qp_methods},

@@ -98,6 +98,13 @@ PyObject *cqn_cq_sleep(PyObject *op, PyObject *const *args, Py_ssize_t nargs, Py
         Py_RETURN_NONE;
     }
     int safe = cqn_cq_safe_to_sleep(self, a.solicited_only);
+    if (safe >= 0 && cqn_open(&self->base) == NULL) { /* what it let go of can run any code */
+        safe = -1;
+    }
+    if (safe > 0 && self->sleeper != NULL) {
+        Py_DECREF(sleeper);
+        Py_RETURN_NONE;
+    }
     if (safe > 0 && settle_down(self, sleeper) == 0) {
         return sleeper;
     }
@@ -200,7 +207,7 @@ int cqn_cq_dispatch(cqn_cq *self, uint64_t turn)
     int rc = who == NULL ? -1 : who == Py_None ? 0 : wake(self, who, turn);
     Py_XDECREF(who);
     if (rc < 0 && PyErr_ExceptionMatches(PyExc_Exception)) {
-        PyErr_WriteUnraisable((PyObject *)self);
+        CQN_UNLOCKED(PyErr_WriteUnraisable((PyObject *)self));
         rc = 0;
     }
     return rc;

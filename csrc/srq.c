@@ -25,7 +25,6 @@ static int srq_traverse(PyObject *op, visitproc visit, void *arg)
 
 static int srq_clear(PyObject *op)
 {
-    CQN_LOCKED;
     cqn_srq *self = (cqn_srq *)op;
     if (self->base.handle == NULL) {
         cqn_wr_queue_drop(&self->rq);
@@ -268,6 +267,7 @@ static PyMethodDef srq_methods[] = {
 };
 
 static PyGetSetDef srq_getset[] = {
+    CQN_USER_DATA(cqn_srq),
     {"pd", cqn_get_used, NULL, "The PD that it, and the memory that is posted, belongs to.",
      (void *)0},
     {"context", cqn_get_context, NULL, "The Context that it belongs to.", NULL},
@@ -282,7 +282,6 @@ static PyGetSetDef srq_getset[] = {
 };
 
 static PyMemberDef srq_members[] = {
-    {"user_data", T_OBJECT, offsetof(cqn_srq, user_data), 0, "Any object of the user's."},
     CQN_OBJECT_MEMBERS,
     {NULL, 0, 0, 0, NULL},
 };
@@ -300,7 +299,7 @@ static PyType_Slot srq_slots[] = {
     {Py_tp_new, srq_new},
     {Py_tp_repr, cqn_repr},
     {Py_tp_traverse, srq_traverse},
-    {Py_tp_clear, srq_clear},
+    {Py_tp_clear, cqn_tp_clear},
     {Py_tp_finalize, cqn_finalize},
     {Py_tp_dealloc, cqn_dealloc},
     {Py_tp_methods, srq_methods},

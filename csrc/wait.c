@@ -160,8 +160,15 @@ static int sleep_once(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *kin
         }
     }
     if (n < 0) {
-        errno = err;
-        return err != EINTR ? (PyErr_SetFromErrno(PyExc_OSError), -1) : PyErr_CheckSignals();
+        int rc = -1;
+        if (err == EINTR) {
+            CQN_UNLOCKED(rc = PyErr_CheckSignals());
+        }
+        else {
+            errno = err;
+            PyErr_SetFromErrno(PyExc_OSError);
+        }
+        return rc;
     }
     /* What he waits for comes first: it can be the last that this device brings. */
     const bool came = fds[0].revents & POLLIN;

@@ -99,7 +99,8 @@ static int schedule(wakeup *self)
     if (callback == NULL) { /* it has not gone to sleep */
         return 0;
     }
-    PyObject *closed = PyObject_CallMethod(self->loop, "is_closed", NULL);
+    PyObject *closed;
+    CQN_UNLOCKED(closed = PyObject_CallMethod(self->loop, "is_closed", NULL));
     int is_closed = closed == NULL ? -1 : PyObject_IsTrue(closed);
     Py_XDECREF(closed);
     if (is_closed < 0 || (is_closed == 0 && call_soon(self, callback, context) < 0)) {
@@ -129,9 +130,10 @@ static PyObject *wakeup_wake(PyObject *op, PyObject *Py_UNUSED(unused))
 static int report(wakeup *self)
 {
     PyObject *error = cqn_take_exception();
-    PyObject *result =
-        PyObject_CallMethod(self->loop, "call_exception_handler", "{s:s,s:O,s:O}", "message",
-                            "a task could not be resumed", "exception", error, "future", self);
+    PyObject *result;
+    CQN_UNLOCKED(result = PyObject_CallMethod(self->loop, "call_exception_handler", "{s:s,s:O,s:O}",
+                                              "message", "a task could not be resumed", "exception",
+                                              error, "future", self));
     Py_DECREF(error);
     Py_XDECREF(result);
     return result == NULL ? -1 : 0;
@@ -366,13 +368,13 @@ static PyMethodDef wakeup_methods[] = {
 
 static PyMemberDef wakeup_members[] = {
     {"_asyncio_future_blocking", T_BOOL, offsetof(wakeup, blocking), 0, "For asyncio.Task."},
-    {"error", T_OBJECT, offsetof(wakeup, error), 0, "What the task shall raise, or None."},
     {"max_entries", T_UINT, offsetof(wakeup, max_entries), READONLY, NULL},
     {"solicited_only", T_BOOL, offsetof(wakeup, solicited_only), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
 static PyGetSetDef wakeup_getset[] = {
+    CQN_FREE_ATTRIBUTE(wakeup, error, "What the task shall raise, or None."),
     {"awaited", wakeup_get_awaited, NULL, "Whether a task sleeps on it, or did.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from cqnotify import (
     MR,
     PD,
     QP,
+    BusyError,
     ClosedError,
     CompletionChannel,
     Context,
@@ -332,6 +334,134 @@ def test_a_cq_is_closed_by_another_thread_under_the_task_that_awaits_it(ctx: Con
         other, asleep = Context(ctx.name), threading.Event()
         cq = CQ(other, 16, channel=CompletionChannel(other))
         at_once(lambda: asyncio.run(wait(cq, asleep)), partial(close, other, asleep))  # noqa: B023
+
+
+def test_a_process_ends_while_its_daemon_threads_are_at_work(ctx: Context) -> None:
+    program = """if True:
+        import sys, threading, cqnotify
+        ctx = cqnotify.Context(sys.argv[1])
+        cq, mr = cqnotify.CQ(ctx, 16), cqnotify.MR(cqnotify.PD(ctx), 1 << 22)
+        started = threading.Barrier(4)
+        def work():
+            started.wait()
+            while True:
+                mr.write(bytes(1 << 22)), cq.poll(), repr(mr)
+        for _ in range(3):
+            threading.Thread(target=work, daemon=True).start()
+        started.wait()
+        mr.write(b"x")
+    """
+    for _ in range(4):
+        command = [sys.executable, "-W", "ignore", "-c", program, ctx.name]
+        subprocess.run(command, check=True, timeout=DEADLINE)
+
+
+class World:
+    """Some of everything, on a context of its own."""
+
+    def __init__(self, name: str) -> None:
+        self.ctx = Context(name)
+        self.channel, self.pd = CompletionChannel(self.ctx), PD(self.ctx)
+        self.cqs = [CQ(self.ctx, 1024, channel=self.channel) for _ in range(2)]
+        self.mrs = [MR(self.pd, 64) for _ in range(4)]
+        self.qps = [self.new_qp() for _ in range(3)]
+
+    def new_qp(self) -> QP:
+        qp = QP(self.pd, QPType.RC, send_cq=self.cqs[0], recv_cq=self.cqs[1], max_recv_sge=2)
+        qp.connect(qp.address())
+        return qp
+
+
+class Chaos:
+    """Threads that do anything to the objects of one world, which is replaced now and then."""
+
+    def __init__(self, name: str, rounds: int) -> None:
+        self.name = name
+        self.rounds = rounds
+        self.world = World(name)
+        self.array = WCArray(16)
+        self.at_work = AtWork(WORKERS)
+
+    def post(self, w: World, dice: random.Random) -> None:
+        qp, mr = dice.choice(w.qps), dice.choice(w.mrs)
+        sends = SendWR(MR(w.pd, 8)), SendWR(mr[0:8])
+        dice.choice([
+            lambda: qp.post_recv([mr[0:8], mr]),
+            lambda: qp.post_recv([RecvWR(mr), RecvWR(MR(w.pd, 16))]),
+            lambda: qp.post_send(mr[0:4], wr_id=3),
+            lambda: qp.post_send([*sends, *sends]),
+        ])()  # fmt: skip
+
+    def poll(self, w: World, dice: random.Random) -> None:
+        cq = dice.choice(w.cqs)
+        dice.choice([
+            lambda: cq.poll(64),
+            lambda: cq.poll_ids(64),
+            lambda: cq.poll_into(self.array),
+            lambda: cq.poll(8, spin=0.0005),
+            lambda: list(self.array),
+        ])()  # fmt: skip
+
+    def listen(self, w: World, dice: random.Random) -> None:
+        dice.choice(w.cqs).req_notify()
+        cq = (
+            w.channel.get_event(timeout=0.002) if dice.random() < 0.5 else w.channel.try_get_event()
+        )
+        if cq is not None:
+            cq.ack()
+
+    def change(self, w: World, dice: random.Random) -> None:
+        qp, mr = dice.choice(w.qps), dice.choice(w.mrs)
+        dice.choice([
+            lambda: qp.modify(qp_state=0),
+            lambda: qp.connect(qp.address()),
+            lambda: w.qps.__setitem__(dice.randrange(3), w.new_qp()),
+            lambda: w.mrs.__setitem__(dice.randrange(4), MR(w.pd, 64)),
+            lambda: memoryview(mr)[0:4].tobytes(),
+            lambda: setattr(qp, "user_data", [qp.user_data]) or setattr(qp, "user_data", None),
+            qp.close,
+            w.channel.interrupt,
+            gc.collect,
+        ])()  # fmt: skip
+        repr(qp), repr(mr), repr(w.cqs), w.cqs[0].stats, qp.outstanding, qp.closed
+
+    def work(self, me: int) -> int:
+        dice = random.Random(me)
+        done = 0
+        for _ in range(self.rounds):
+            # Refused is what others made impossible: closed it, filled it, interrupted it.
+            with contextlib.suppress(
+                ClosedError, BusyError, VerbsError, ValueError, InterruptedError, TimeoutError,
+                IndexError,
+            ):  # fmt: skip
+                call = dice.choice([self.post, self.poll, self.poll, self.listen, self.change])
+                call(self.world, dice)
+                done += 1
+        self.at_work.one_is_done()
+        return done
+
+    def replace(self) -> int:
+        worlds = 1
+        while self.at_work.left:
+            old, self.world = self.world, World(self.name)
+            old.ctx.close()
+            worlds += 1
+        self.world.ctx.close()
+        return worlds
+
+    def run(self) -> None:
+        *done, worlds = at_once(*(partial(self.work, me) for me in range(WORKERS)), self.replace)
+        assert min(done) > self.rounds // 10, "mostly it is possible"
+        assert worlds > 1
+
+
+def test_anything_may_be_done_by_any_thread(ctx: Context) -> None:
+    Chaos(ctx.name, rounds=150).run()
+
+
+@pytest.mark.soak
+def test_anything_may_be_done_by_any_thread_for_long(ctx: Context) -> None:
+    Chaos(ctx.name, rounds=20_000).run()
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")

@@ -25,16 +25,16 @@ import contextlib
 import operator
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from .._core import CQ, AsyncEvent, AsyncEventError, ClosedError, VerbsError, WorkCompletion
 from .._core import QP as CoreQP
 from .._core import SRQ as CoreSRQ
 from ..enums import QPState
 from ..qp import QP
-from . import _loops
+from . import _loops, _reader
 from ._batches import Batches
 from ._claims import RECV, SEND, Claim, Claims, Operation
 from ._failures import failure, fresh, same
@@ -48,6 +48,7 @@ from ._stats import AsyncCQStats
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+_T = TypeVar("_T")
 _POLL_BATCH: Final = 16  # a poll costs the same for one as for a few
 _DRAIN_BATCHES: Final = 4  # then the loop gets its turn
 _running_loop: Final = asyncio._get_running_loop
@@ -108,10 +109,10 @@ class AsyncCQ(Posting):
         self._streak = 0
         self._wakeups = 0
         self._max_per_wake = 0
-        cq.set_consumer(self)
         self._reader = Reader.of(channel)
-        self._reader.register(self)
         self._on_cq_closed = weak_callback(self._cq_closed)
+        cq.set_consumer(self)  # from here on other threads can come in
+        self._reader.register(self)
         cq.add_close_callback(self._on_cq_closed)
 
     @property
@@ -269,15 +270,17 @@ class AsyncCQ(Posting):
         The CQ stays open, its events are acknowledged. It may be called from other threads.
         Wraps ibv_ack_cq_events(3).
         """
-        if self._closed:
-            return
-        self._wakeups, self._max_per_wake = self._count_woken()
-        self._closed = True
-        self._quick = None
-        self._stand_in_line()  # at once: the sleeper after this one may be another's
-        self._cq.remove_close_callback(self._on_cq_closed)
-        with contextlib.suppress(ClosedError):
-            self._cq.set_consumer(None)
+        with _reader.lock:  # the consumer after this one may be another's
+            counted = self._count_woken()
+            if self._closed:
+                return
+            self._closed = True
+            self._wakeups, self._max_per_wake = counted
+            self._quick = None
+            self._stand_in_line()  # at once: so may the sleeper
+            self._cq.remove_close_callback(self._on_cq_closed)
+            with contextlib.suppress(ClosedError):
+                self._cq.set_consumer(None)
         if self._reader.is_elsewhere():
             self._reader.in_loop(self._end)
         else:
@@ -314,6 +317,9 @@ class AsyncCQ(Posting):
         """At the start of each call that may wait, for a completion of `qp` or of any QP."""
         self._check()
         loop = self._reader.attach()
+        if self._closed:  # meanwhile, by another thread, which may have found no loop to tell
+            self._reader.unregister(self)
+            self._check()
         for event in self._reports:
             if qp is None or event.qp is None or event.qp is qp:
                 self._reports.remove(event)
@@ -470,7 +476,7 @@ class AsyncCQ(Posting):
         return wcs
 
     def _deliver_ready(self, claim: Claim) -> bool:
-        for wc in list(self._ready):
+        for wc in _snapshot(self._ready):
             if wc.wr_id == claim.wr_id and claim.fits(wc):
                 with contextlib.suppress(ValueError):  # another thread was quicker
                     self._ready.remove(wc)
@@ -571,11 +577,11 @@ class AsyncCQ(Posting):
     def _only_solicited(self) -> bool:
         if self._claims.by_id:
             return False
-        for waiter in self._waiters:
+        for waiter in _snapshot(self._waiters):
             if not waiter.solicited_only:
                 return False
         # What is flushed raises no solicited event on some devices, and concerns everybody.
-        return not any(map(is_outstanding, self._flushing))
+        return not any(map(is_outstanding, _snapshot(self._flushing)))
 
     def _poll_elsewhere(self, max_entries: int, spin: float) -> list[WorkCompletion]:
         """Another thread polls. While somebody waits it is the loop that takes them, in order."""
@@ -712,7 +718,7 @@ class AsyncCQ(Posting):
         """
         self._slow_down()
         told = False
-        for waiter in list(self._waiters):  # a task of a loop that was closed can go now
+        for waiter in _snapshot(self._waiters):  # a task of a loop that was closed can go now
             if waiter.error is None:
                 waiter.error = error
                 waiter.wake()
@@ -739,6 +745,15 @@ class AsyncCQ(Posting):
                 self._claims.discard(claim)
         for flow in list(self._flows.values()):
             flow.prune()
+
+
+def _snapshot(items: Iterable[_T]) -> list[_T]:
+    """What was in it at some time: other threads take some out, which without a GIL disturbs."""
+    while True:
+        try:
+            return list(items)
+        except RuntimeError:  # it changed meanwhile
+            continue
 
 
 def _check_max_entries(max_entries: int) -> None:

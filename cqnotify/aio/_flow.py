@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import weakref
 from collections import deque
@@ -16,8 +17,11 @@ from .._core import ClosedError, VerbsError, WorkCompletion
 from ..enums import QPState
 from ._claims import RECV, SEND, Claims, Operation
 
-# QPs of which something failed. Of all AsyncCQs: a send and a receive may complete on two.
-_suspects: Final[weakref.WeakSet[CoreQP]] = weakref.WeakSet()
+# How often something failed of a QP, and up to which of these it was seen to work after all. Of all
+# AsyncCQs, in whatever threads: a send and a receive may complete on two.
+_suspected: Final[weakref.WeakKeyDictionary[CoreQP, int]] = weakref.WeakKeyDictionary()
+_cleared: Final[weakref.WeakKeyDictionary[CoreQP, int]] = weakref.WeakKeyDictionary()
+_serial: Final = itertools.count(1)
 
 _VERBS: Final = ("ibv_post_send", "ibv_post_recv")
 
@@ -36,7 +40,7 @@ class Flow:
         self.qp_num: int = qp.qp_num
         self._claims = claims
         self._waiting: tuple[deque[Operation], deque[Operation]] = (deque(), deque())
-        _suspects.add(qp)  # until its state was asked for
+        _suspected[qp] = next(_serial)  # until its state was asked for
         self._on_close: Callable[[], None] | None = None
 
     def on_close(self, callback: Callable[[], None]) -> None:
@@ -85,7 +89,7 @@ class Flow:
     def suspect(self) -> None:
         """It may be in an error state: then who waits for room gets to know."""
         if (qp := self._qp()) is not None:
-            _suspects.add(qp)
+            _suspected[qp] = next(_serial)
         self._serve()
 
     def fail(self, error: Exception) -> None:
@@ -160,7 +164,8 @@ class Flow:
 
     def _check_state(self, op: Operation) -> None:
         """Some devices take a work request in state ERR and never complete it."""
-        if op.qp not in _suspects:
+        suspicion = _suspected.get(op.qp, 0)
+        if suspicion == _cleared.get(op.qp, 0):
             return
         state = CoreQP.query(op.qp)["qp_state"]
         if state == QPState.ERR or (state == QPState.SQE and op.queue == SEND):
@@ -171,7 +176,7 @@ class Flow:
                 f"RESET and connect it anew",
             )
         if state != QPState.SQE:
-            _suspects.discard(op.qp)
+            _cleared[op.qp] = suspicion  # of a later one nothing is known
 
 
 def is_outstanding(qp: CoreQP) -> bool:

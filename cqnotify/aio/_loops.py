@@ -119,8 +119,9 @@ class AsyncioLoop:
 
 def _anyio_shield() -> contextlib.AbstractContextManager[object]:
     """In a scope that was cancelled anyio cancels again and again, and would spin."""
-    anyio = sys.modules.get("anyio")
-    return contextlib.nullcontext() if anyio is None else anyio.CancelScope(shield=True)
+    # Without it another thread is importing anyio just now, and nobody uses it yet.
+    scope = getattr(sys.modules.get("anyio"), "CancelScope", None)
+    return contextlib.nullcontext() if scope is None else scope(shield=True)
 
 
 def _in_trio() -> bool:
@@ -129,7 +130,7 @@ def _in_trio() -> bool:
         return False
     try:
         trio.lowlevel.current_task()
-    except RuntimeError:
+    except (AttributeError, RuntimeError):  # the first: another thread is importing it just now
         return False
     return True
 

@@ -30,6 +30,18 @@ if TYPE_CHECKING:
 _EVENTS_AT_ONCE: Final = 32  # then the loop gets its turn
 _LOOK_FOR_MORE: Final = 8  # callbacks
 
+# Who makes a reader, or puts one into a loop, is alone. No loop is called under it.
+lock = threading.RLock()
+
+
+def _renew_lock() -> None:
+    """In a forked child: another thread of the parent may have held it."""
+    global lock
+    lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
 
 class Watched:
     """A duplicate of a descriptor, watched by a loop; it is closed with this."""
@@ -75,8 +87,8 @@ class Reader:
         self._failures: FailureWatch | None = None
         self._watched: list[Watched] = []
         self.loop: Loop | None = None
-        # By the CQ's id; weak, so that an AsyncCQ that is forgotten unclosed goes away. It holds
-        # the CQ and this reader.
+        # By its id; weak, so that an AsyncCQ that is forgotten unclosed goes away. It holds the CQ
+        # and this reader.
         self._users: dict[int, weakref.ref[AsyncCQ]] = {}
         # Those that somebody waits in. Of the tasks the loop knows only what they wait for: us.
         self.busy: set[AsyncCQ] = set()
@@ -86,57 +98,65 @@ class Reader:
 
     @classmethod
     def of(cls, channel: CompletionChannel) -> Reader:
-        reader = cls._readers.get(id(channel))
-        if reader is None:
-            reader = cls._readers[id(channel)] = cls(channel)
-        return reader
+        with lock:
+            reader = cls._readers.get(id(channel))
+            if reader is None:
+                reader = cls._readers[id(channel)] = cls(channel)
+            return reader
 
     def register(self, acq: AsyncCQ) -> None:
-        self._open_failures()
-        key = id(acq.cq)
-        self._users[key] = weakref.ref(acq, functools.partial(self._forget, key))
+        key = id(acq)
+        with lock:
+            self._users[key] = weakref.ref(acq, functools.partial(self._forget, key))
+            self._open_failures()
 
     def unregister(self, acq: AsyncCQ) -> None:
         self.busy.discard(acq)
-        ref = self._users.get(id(acq.cq))
-        if ref is not None and ref() is acq:
-            del self._users[id(acq.cq)]
+        self._users.pop(id(acq), None)
         self._detach_unused()
 
     def attach(self) -> Loop:
         """Read the channel's events in the running loop from now on."""
         raw = _loops.running()
-        if self.loop is not None and self.loop.raw is raw:
-            self.loop.thread = threading.get_ident()
-            return self.loop
+        loop = self.loop
+        if loop is not None and loop.raw is raw:
+            loop.thread = threading.get_ident()
+            return loop
         self.leave_closed_loop()
-        if self.loop is not None:
-            raise RuntimeError(
-                "another event loop, which is still open, reads the events of this channel: "
-                "close its AsyncCQs or the loop first"
-            )
         loop = _loops.adapt(raw)
-        failures = self._open_failures()
+        with lock:
+            if self.loop is not None:
+                raise RuntimeError(
+                    "another event loop, which is still open, reads the events of this channel: "
+                    "close its AsyncCQs or the loop first"
+                )
+            self.loop = loop
+            failures = self._open_failures()
         try:
             self._watched.append(Watched(self._channel._dup(), loop, self._on_event))
             self._watched.append(Watched(failures._dup(), loop, self._on_failure))
         except BaseException:
-            self._detach()
+            self._detach(loop)
             raise
-        self.loop = loop
         return loop
 
     def leave_closed_loop(self) -> None:
-        if self.loop is not None and self.loop.is_closed():
-            self._detach()
+        loop = self.loop
+        if loop is not None and loop.is_closed() and self._detach(loop):
             for acq in self._living():
                 acq._forget_waiters()
             self.busy.clear()
 
-    def _detach(self) -> None:
-        self.loop = None
-        while self._watched:
-            self._watched.pop().close()
+    def _detach(self, loop: Loop | None) -> bool:
+        """Leave that loop; False: another thread did, and it may be in the next one."""
+        with lock:
+            if loop is None or self.loop is not loop:
+                return False
+            self.loop = None
+            watched, self._watched = self._watched, []
+        for one in watched:
+            one.close()
+        return True
 
     def _on_event(self) -> None:
         """Read a bounded number of events, and resume the tasks that wait for them.
@@ -172,7 +192,8 @@ class Reader:
 
     def is_elsewhere(self) -> bool:
         """Whether its loop lives in another thread than the caller."""
-        return self.loop is not None and self.loop.is_elsewhere()
+        loop = self.loop  # which another thread can change
+        return loop is not None and loop.is_elsewhere()
 
     def _on_failure(self) -> None:
         """The device has failed, for some CQs, or for all. As _on_event() it must not raise."""
@@ -185,7 +206,7 @@ class Reader:
             self.fail(e)
 
     def fail(self, error: Exception) -> None:
-        self._detach()
+        self._detach(self.loop)
         for acq in self._living():
             acq._fail(error)
 
@@ -197,16 +218,18 @@ class Reader:
         return [acq for ref in list(self._users.values()) if (acq := ref()) is not None]
 
     def _forget(self, key: int, ref: weakref.ref[AsyncCQ]) -> None:
-        """An AsyncCQ was collected, unclosed: possibly in another thread than the loop's."""
-        if self._users.get(key) is ref:
-            del self._users[key]
+        """An AsyncCQ was collected, unclosed: perhaps late, in another thread than the loop's."""
+        self._users.pop(key, None)
         if not self._users:
             self.in_loop(self._detach_unused)
 
     def _detach_unused(self) -> None:
-        if not self._users:
-            self._detach()
+        with lock:
+            if self._users:
+                return
+            loop = self.loop
             self._close_failures()
+        self._detach(loop)
 
     def _open_failures(self) -> FailureWatch:
         if self._failures is None or self._failures.closed:
