@@ -73,9 +73,7 @@ PyObject *cqn_consumer_poll(PyObject *consumer, uint64_t max, double spin)
     PyObject *kwargs = args == NULL ? NULL : Py_BuildValue("{s:d}", "spin", spin);
     PyObject *list = NULL;
     if (kwargs != NULL) {
-        CQN_BEGIN_UNLOCKED
-        list = PyObject_Call(poll, args, kwargs);
-        CQN_END_UNLOCKED
+        CQN_UNLOCKED(list = PyObject_Call(poll, args, kwargs));
     }
     Py_XDECREF(kwargs);
     Py_XDECREF(args);
@@ -100,9 +98,7 @@ void cqn_consumers_tell(cqn_qp *qp)
             continue;
         }
         PyObject *result;
-        CQN_BEGIN_UNLOCKED
-        result = PyObject_CallMethod(consumers[i], "qp_changed", "O", qp);
-        CQN_END_UNLOCKED
+        CQN_UNLOCKED(result = PyObject_CallMethod(consumers[i], "qp_changed", "O", qp));
         if (result == NULL) {
             CQN_UNLOCKED(PyErr_WriteUnraisable(consumers[i]));
         }

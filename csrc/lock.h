@@ -9,14 +9,17 @@
  * something in CPython lets go of the lock meanwhile: it is a critical section.
  * So one set of rules holds for both, and comments say "the GIL" for either.
  *
- * What differs: nobody holds still what is the user's. A list that is read more
- * than once is read in a copy, see cqn_freeze(). And the last reference to an object can go in
- * another thread at any time, which then waits in cqn_dealloc() for the lock. Who comes to an
- * object by a pointer that holds no reference gets one by cqn_try_ref() alone.
+ * What differs:
  *
- * No thread is ever switched that computes under a lock. Who calls out to code of
- * unknown length does so between CQN_BEGIN_UNLOCKED and CQN_END_UNLOCKED, which
- * with a GIL are nothing.
+ *   - nobody holds still what is the user's: a list that is read more than once
+ *     is read in a copy, see cqn_freeze();
+ *   - the last reference to an object can go in another thread at any time, which
+ *     then waits in cqn_dealloc() for the lock. Who comes to an object by a pointer
+ *     that holds no reference gets one by cqn_try_ref() alone;
+ *   - who computes under a lock is not switched, as he is under the GIL. So code of
+ *     unknown length is called by CQN_UNLOCKED().
+ *
+ * With a GIL all of it is nothing.
  */
 #ifndef CQN_LOCK_H
 #define CQN_LOCK_H
@@ -25,6 +28,7 @@ static inline void cqn_drop(PyObject *const *copy)
 {
     Py_XDECREF(*copy);
 }
+/* Declares what cqn_freeze() fills in, which is let go of at the end of the function. */
 #define CQN_COPY __attribute__((cleanup(cqn_drop))) PyObject *
 
 #ifdef Py_GIL_DISABLED
@@ -63,21 +67,22 @@ static inline void cqn_end_section(cqn_section *self)
     cqn_begin_section(&locked)
 
 /* Releasing the GIL suspends all sections that this thread is in, and taking it
- * resumes the innermost. If that is on an object of our own, the others wait
- * for its end. */
-#define CQN_BEGIN_UNLOCKED                          \
-    {                                               \
+ * resumes the innermost. If that is on an object of our own, the others wait for
+ * its end. */
+#define CQN_UNLOCKED(call)                          \
+    do {                                            \
         PyObject nobody = {0};                      \
         PyCriticalSection outside;                  \
         const unsigned sections = cqn_sections;     \
         PyCriticalSection_Begin(&outside, &nobody); \
         PyEval_RestoreThread(PyEval_SaveThread());  \
-        cqn_sections = 0;
-#define CQN_END_UNLOCKED             \
-    cqn_sections = sections;         \
-    PyCriticalSection_End(&outside); \
-    }
+        cqn_sections = 0;                           \
+        call;                                       \
+        cqn_sections = sections;                    \
+        PyCriticalSection_End(&outside);            \
+    } while (0)
 
+/* Makes a tuple of a list. */
 static inline int cqn_freeze(PyObject **value, PyObject **copy)
 {
     if (*value != NULL && PyList_Check(*value)) {
@@ -131,11 +136,8 @@ static inline int cqn_lock_init(void)
 {
     return 0;
 }
-#define CQN_BEGIN_UNLOCKED {
-#define CQN_END_UNLOCKED }
+#define CQN_UNLOCKED(call) (call)
 
-/* Makes a tuple of a list, where others can change it while the GIL is held. The copy is let go of
- * at the end of the function that declares it by CQN_COPY. */
 static inline int cqn_freeze(PyObject **value, PyObject **copy)
 {
     (void)value;
@@ -163,13 +165,5 @@ static inline int cqn_try_ref_object(PyObject *op)
 }
 
 #endif
-
-/* One call, as above. */
-#define CQN_UNLOCKED(call) \
-    do {                   \
-        CQN_BEGIN_UNLOCKED \
-        call;              \
-        CQN_END_UNLOCKED   \
-    } while (0)
 
 #endif

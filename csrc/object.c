@@ -239,9 +239,7 @@ static void run_close_callbacks(cqn_object *self)
         PyObject *callback = Py_NewRef(PyList_GET_ITEM(callbacks, i));
         PyObject *result = NULL;
         if (!cqn_forked(self)) {
-            CQN_BEGIN_UNLOCKED
-            result = PyObject_CallNoArgs(callback);
-            CQN_END_UNLOCKED
+            CQN_UNLOCKED(result = PyObject_CallNoArgs(callback));
         }
         if (result == NULL && PyErr_Occurred()) {
             CQN_UNLOCKED(PyErr_WriteUnraisable(callback));
@@ -532,11 +530,11 @@ void cqn_dealloc(PyObject *op)
     cqn_object *self = CQN_OBJ(op);
     PyTypeObject *type = Py_TYPE(op);
     self->dying = true;
-    while (self->closing > 0 && !interpreter_is_ending()) {
-        cqn_wait_until_left(self->state); /* its context is closing it in another thread */
-    }
     if (self->weakrefs != NULL) { /* first of all: what runs from here on must not find it */
         CQN_UNLOCKED(PyObject_ClearWeakRefs(op));
+    }
+    while (self->closing > 0 && !interpreter_is_ending()) {
+        cqn_wait_until_left(self->state); /* its context is closing it in another thread */
     }
     if (self->handle != NULL && !close_at_last(self)) {
         return;

@@ -171,9 +171,7 @@ static PyObject *ask_consumer(cqn_cq *self)
         return Py_NewRef(Py_None);
     }
     PyObject *who;
-    CQN_BEGIN_UNLOCKED
-    who = PyObject_CallMethod(consumer, "on_event", NULL);
-    CQN_END_UNLOCKED
+    CQN_UNLOCKED(who = PyObject_CallMethod(consumer, "on_event", NULL));
     Py_DECREF(consumer);
     return who;
 }
@@ -187,9 +185,7 @@ static int wake(cqn_cq *self, PyObject *who, uint64_t turn)
         return resumed ? cqn_wakeup_wake(who) : cqn_wakeup_resume(who);
     }
     PyObject *result;
-    CQN_BEGIN_UNLOCKED
-    result = PyObject_CallMethod(who, "wake", NULL);
-    CQN_END_UNLOCKED
+    CQN_UNLOCKED(result = PyObject_CallMethod(who, "wake", NULL));
     Py_XDECREF(result);
     return result == NULL ? -1 : 0;
 }

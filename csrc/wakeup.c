@@ -78,9 +78,7 @@ static int call_soon(wakeup *self, PyObject *callback, PyObject *context)
     PyObject *kwargs = args == NULL ? NULL : Py_BuildValue("{s:O}", "context", context);
     PyObject *handle = NULL;
     if (kwargs != NULL) {
-        CQN_BEGIN_UNLOCKED
-        handle = PyObject_Call(method, args, kwargs);
-        CQN_END_UNLOCKED
+        CQN_UNLOCKED(handle = PyObject_Call(method, args, kwargs));
     }
     Py_XDECREF(kwargs);
     Py_XDECREF(args);
@@ -159,9 +157,7 @@ int cqn_wakeup_resume(PyObject *op)
     self->callback = self->context = NULL;
     Py_INCREF(op);
     PyObject *result;
-    CQN_BEGIN_UNLOCKED
-    result = PyObject_CallOneArg(callback, op);
-    CQN_END_UNLOCKED
+    CQN_UNLOCKED(result = PyObject_CallOneArg(callback, op));
     int rc = result == NULL ? -1 : 0;
     Py_XDECREF(result);
     PyObject *pending = rc < 0 ? cqn_take_exception() : NULL;
