@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: MIT
+"""Without a GIL nothing protects a function that forgot its lock: see csrc/lock.h."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+CSRC = Path(__file__).resolve().parents[2] / "csrc"
+# What a table names that Python calls, in the form of a definition.
+TABLE = re.compile(r"static Py(?:MethodDef|GetSetDef|Type_Slot) \w+\[\] = \{(.*?)\n\};", re.S)
+SHARED = re.compile(
+    r"^#define CQN_(?:OBJECT_METHODS|OBJECT_GETSET|FREE_ATTRIBUTE)\b.*?[^\\]$", re.M | re.S
+)
+FUNCTION = re.compile(
+    r"^(?:static )?(?:PyObject \*|\w+ )(\w+)\([^;{}]*\)\n\{\n(.*?)^\}", re.M | re.S
+)
+STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+
+# They read only what never changes, or have no part in what is shared.
+IMMUTABLE = re.compile(
+    r"wc_|sge_|event_|array_(?:new|dealloc|getbuffer)|(?:send|recv)_wr_(?:repr|dealloc)"
+)
+ALONE = {
+    "array_subscript",  # it calls array_item()
+    "cqn_list_devices",
+    "wakeup_clear",
+    "wakeup_dealloc",
+    "wakeup_get_loop",
+    "wakeup_next",  # it calls wakeup_send()
+}
+FOR_TESTS = {"faults.c"}
+
+
+def functions() -> Iterator[tuple[str, str]]:
+    for path in sorted(CSRC.glob("*.c")):
+        if path.name not in FOR_TESTS:
+            yield from FUNCTION.findall(path.read_text())
+
+
+def called_by_python() -> set[str]:
+    text = "".join(path.read_text() for path in sorted(CSRC.glob("*.[ch]")))
+    tables = [*TABLE.findall(text), *SHARED.findall(text)]
+    return {name for table in tables for name in re.findall(r"\b[a-z]\w+", STRING.sub("", table))}
+
+
+def test_what_python_calls_holds_the_lock() -> None:
+    names = called_by_python()
+    bodies = {name: body for name, body in functions() if name in names}
+    assert len(bodies) > 150, "the tables were found"
+    without = {
+        name
+        for name, body in bodies.items()
+        if "CQN_LOCKED;" not in body
+        and not name.endswith("_traverse")  # the collector stops all threads
+        and not IMMUTABLE.match(name)
+    }
+    assert without == ALONE
