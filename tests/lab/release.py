@@ -54,7 +54,7 @@ def steps() -> dict[str, list[str]]:
     }
     for series, path in pythons().items():
         table[f"python{series}"] = ["./lab", "--python", path, "test", "-q"]
-    table["free-threaded"] = ["./lab", "--python", "free-threaded", "test", "-q"]
+    table["python3.13t"] = ["./lab", "--python", "3.13t", "test", "-q"]
     for suite in SUITES:
         table[suite] = ["./lab", "--userland", suite, "test", "-q"]
         table[f"newcomer-{suite}"] = ["tests/lab/newcomer.sh", suite]
