@@ -100,17 +100,12 @@ async def exchange_as_server(
     server = _Server(address, connect, turned_away)
     deadline = time.monotonic() + timeout
 
-    async def accept() -> tuple[socket.socket, object]:
-        with _nonblocking(listener):
-            return await asyncio.get_running_loop().sock_accept(listener)
-
     async def serve(sock: socket.socket) -> list[QPAddress]:
         streams = await asyncio.open_connection(sock=sock, limit=RECORD_SIZE)
         return await _drive(server.steps(), *streams)
 
     while True:
-        left = _left(deadline)
-        sock, who = await _limited(accept(), left)
+        sock, who = await _accept(listener, deadline)
         with sock:
             try:
                 return _like(address, await _limited(serve(sock), server.patience(deadline)))
@@ -296,6 +291,34 @@ def _read_exactly(sock: socket.socket, size: int, deadline: float) -> bytes:
             raise _early_end(len(data), size)
         data += chunk
     return data
+
+
+async def _accept(listener: socket.socket, deadline: float) -> tuple[socket.socket, object]:
+    """As sock_accept() in wait_for(), which drop a connection if they are cancelled just then."""
+    with _nonblocking(listener):
+        while True:
+            try:
+                return listener.accept()
+            except BlockingIOError:
+                await _readable(listener, deadline)
+
+
+async def _readable(sock: socket.socket, deadline: float) -> None:
+    loop = asyncio.get_running_loop()
+    over = loop.create_future()
+
+    def end() -> None:
+        if not over.done():
+            over.set_result(None)
+
+    loop.add_reader(sock, end)
+    timer = loop.call_later(_left(deadline), end)
+    try:
+        await over
+    finally:
+        timer.cancel()
+        loop.remove_reader(sock)
+    _left(deadline)  # it raises, if that was the end
 
 
 def _accept_blocking(listener: socket.socket, deadline: float) -> tuple[socket.socket, object]:

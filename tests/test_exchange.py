@@ -3,6 +3,7 @@
 
 import asyncio
 import contextlib
+import gc
 import re
 import socket
 import threading
@@ -334,6 +335,31 @@ def test_the_listener_serves_again_after_a_failure(role, listener):
     with socket.create_connection(listener.getsockname(), timeout=30) as sock:
         sock.sendall(WIRE + DONE)
         assert role.server(listener, THEIRS, lambda remote: None, timeout=30) == OURS
+
+
+def test_a_client_that_comes_as_the_server_is_cancelled_is_hung_up_on(new_loop, listener):
+    """In whichever turn of the loop that is; a connection that were lost would be a warning."""
+
+    async def scenario(turns):
+        server = asyncio.ensure_future(exchange_as_server(listener, OURS, print))
+        await asyncio.sleep(0)
+        with socket.create_connection(listener.getsockname()) as client:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            server.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await server
+            with contextlib.suppress(BlockingIOError):  # nobody accepted it: the next one may
+                listener.setblocking(False)
+                listener.accept()[0].close()
+            client.settimeout(30)
+            with contextlib.suppress(ConnectionResetError):
+                assert client.recv(1) == b""
+
+    for turns in range(6):
+        with contextlib.closing(new_loop()) as loop:
+            loop.run_until_complete(scenario(turns))
+            gc.collect()
 
 
 def test_servers_listen_on_loopback_by_default(listener):
