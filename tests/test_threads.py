@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import gc
 import os
 import random
@@ -55,7 +56,7 @@ def many_switches() -> Iterator[None]:
     sys.setswitchinterval(interval)
 
 
-def at_once(*calls: Callable[[], Any], deadline: float = DEADLINE) -> list[Any]:
+def at_once(*calls: Callable[[], Any]) -> list[Any]:
     """Runs each in a thread of its own, all from the same moment on; returns what they returned."""
     start = threading.Barrier(len(calls), timeout=DEADLINE)
 
@@ -63,10 +64,7 @@ def at_once(*calls: Callable[[], Any], deadline: float = DEADLINE) -> list[Any]:
         start.wait()
         return call()
 
-    waiters = [Waiter(partial(begin, call)) for call in calls]
-    for waiter in waiters:
-        waiter.thread.join(deadline)
-    return [waiter.join() for waiter in waiters]
+    return [waiter.join() for waiter in [Waiter(partial(begin, call)) for call in calls]]
 
 
 class AtWork:
@@ -452,9 +450,8 @@ class Chaos:
         self.world.ctx.close()
         return worlds
 
-    def run(self, deadline: float = DEADLINE) -> None:
-        work = [partial(self.work, me) for me in range(WORKERS)]
-        *done, worlds = at_once(*work, self.replace, deadline=deadline)
+    def run(self) -> None:
+        *done, worlds = at_once(*(partial(self.work, me) for me in range(WORKERS)), self.replace)
         assert min(done) > self.rounds // 10, "mostly it is possible"
         assert worlds > 1
 
@@ -465,7 +462,10 @@ def test_anything_may_be_done_by_any_thread(ctx: Context) -> None:
 
 @pytest.mark.soak
 def test_anything_may_be_done_by_any_thread_for_long(ctx: Context) -> None:
-    Chaos(ctx.name, rounds=10_000).run(deadline=3600)
+    for _ in range(100):  # each with the deadline of the suite
+        faulthandler.dump_traceback_later(4 * DEADLINE, exit=True)
+        Chaos(ctx.name, rounds=150).run()
+    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
