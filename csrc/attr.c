@@ -180,9 +180,16 @@ static const cqn_field *ah_field(PyObject *name)
     return f->name == NULL ? NULL : f;
 }
 
-/* From a mapping of the field's names. A destination GID makes it global;
- * what is not given is 0, but for port_num 1 and hop_limit 64. */
-/* The fields that are in a dict which nobody changes meanwhile. */
+/* A copy, which nobody changes while it is read; `kind` is what the user knows such a dict as. */
+PyObject *cqn_dict_copy(PyObject *mapping, const char *name, const char *kind)
+{
+    if (!PyDict_Check(mapping)) {
+        return PyErr_Format(PyExc_TypeError, "%s must be a dict or %s, not %s", name, kind,
+                            Py_TYPE(mapping)->tp_name);
+    }
+    return PyDict_Copy(mapping);
+}
+
 static int ah_fields_from(PyObject *mapping, const char *name, struct ibv_ah_attr *out)
 {
     PyObject *key, *value;
@@ -206,15 +213,12 @@ static int ah_fields_from(PyObject *mapping, const char *name, struct ibv_ah_att
     return 0;
 }
 
+/* From a mapping of the field's names. A destination GID makes it global;
+ * what is not given is 0, but for port_num 1 and hop_limit 64. */
 int cqn_ah_attr_from(PyObject *mapping, const char *name, int ports, struct ibv_ah_attr *out)
 {
     *out = (struct ibv_ah_attr){.port_num = 1, .grh.hop_limit = 64};
-    if (!PyDict_Check(mapping)) {
-        PyErr_Format(PyExc_TypeError, "%s must be a dict or an AHAttr, not %s", name,
-                     Py_TYPE(mapping)->tp_name);
-        return -1;
-    }
-    PyObject *copy = PyDict_Copy(mapping);
+    PyObject *copy = cqn_dict_copy(mapping, name, "an AHAttr");
     int rc = copy == NULL ? -1 : ah_fields_from(copy, name, out);
     Py_XDECREF(copy);
     if (rc < 0) {

@@ -457,6 +457,7 @@ typedef struct {
     int mask;     /* bit that goes with it in a modify */
 } cqn_field;
 PyObject *cqn_struct_to_dict(const void *from, const cqn_field *fields);
+PyObject *cqn_dict_copy(PyObject *mapping, const char *name, const char *kind);
 int cqn_field_from(PyObject *value, void *to, const cqn_field *field);
 PyObject *cqn_ah_attr_to_dict(const struct ibv_ah_attr *attr);
 int cqn_ah_attr_from(PyObject *mapping, const char *name, int ports, struct ibv_ah_attr *out);

@@ -317,12 +317,7 @@ static int cap_fields_from(PyObject *mapping, struct ibv_qp_cap *cap)
 
 static int cap_from(PyObject *mapping, struct ibv_qp_cap *cap)
 {
-    if (!PyDict_Check(mapping)) {
-        PyErr_Format(PyExc_TypeError, "cap must be a dict or a QPCap, not %s",
-                     Py_TYPE(mapping)->tp_name);
-        return -1;
-    }
-    PyObject *copy = PyDict_Copy(mapping); /* which nobody changes meanwhile */
+    PyObject *copy = cqn_dict_copy(mapping, "cap", "a QPCap");
     int rc = copy == NULL ? -1 : cap_fields_from(copy, cap);
     Py_XDECREF(copy);
     return rc;
