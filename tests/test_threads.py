@@ -250,9 +250,14 @@ def test_all_that_sleep_are_woken_by_a_close_from_any_thread(ctx: Context) -> No
         with pytest.raises(ClosedError):
             channel.get_event(timeout=DEADLINE)
 
-    for _ in range(20):
+    for n in range(20):
         channel = CompletionChannel(ctx)
-        at_once(*[partial(sleep, channel)] * WORKERS, channel.close, channel.close)
+        waiters = [Waiter(partial(sleep, channel)) for _ in range(WORKERS)]
+        for waiter in waiters[: n % 2 * WORKERS]:  # else some are only about to
+            waiter.asleep()
+        at_once(channel.close, channel.close)
+        for waiter in waiters:
+            waiter.join()
 
 
 def test_memory_is_there_for_those_who_look_at_it_while_others_close_it(pd: PD) -> None:
@@ -309,10 +314,13 @@ def test_event_loops_in_several_threads_share_a_device(ctx: Context) -> None:
         async with AsyncCQ(b.recv_cq) as acq:
             for i in range(rounds):
                 b.qp.post_recv(b.mr[0:64], wr_id=i)
-                asyncio.get_running_loop().call_soon(a.qp.post_send, a.mr[0:8])
-                (wc,) = await asyncio.wait_for(acq.wait(), DEADLINE)
+                waiting = asyncio.ensure_future(acq.wait())
+                await asyncio.sleep(0)  # now it sleeps
+                a.qp.post_send(a.mr[0:8])
+                (wc,) = await asyncio.wait_for(waiting, DEADLINE)
                 heard += wc.wr_id == i
                 a.send_cq.poll()
+            assert acq.stats.wakeups == rounds
         a.close()
         b.close()
         return heard
@@ -323,9 +331,11 @@ def test_event_loops_in_several_threads_share_a_device(ctx: Context) -> None:
 def test_a_cq_is_closed_by_another_thread_under_the_task_that_awaits_it(ctx: Context) -> None:
     async def wait(cq: CQ, asleep: threading.Event) -> None:
         async with AsyncCQ(cq) as acq:
-            asyncio.get_running_loop().call_soon(asleep.set)
+            waiting = asyncio.ensure_future(acq.wait())
+            await asyncio.sleep(0)  # now it sleeps
+            asleep.set()
             with pytest.raises(ClosedError):
-                await asyncio.wait_for(acq.wait(), DEADLINE)
+                await asyncio.wait_for(waiting, DEADLINE)
 
     def close(other: Context, asleep: threading.Event) -> None:
         assert asleep.wait(DEADLINE)
