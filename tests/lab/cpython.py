@@ -1,65 +1,108 @@
 # SPDX-License-Identifier: MIT
-"""CPythons that no Debian hands out ready-made: those without a GIL.
+"""CPythons that this machine may not have, and those without a GIL: "3.14", "3.14t".
 
-Debian's own source of a version is fetched and built once, below the cache folder; prints where it
-is. Debian's patches are left out: they move the places of packages, which are right as they are for
-a Python that is not the system's.
+The source of one release of each is fetched from a distribution's archive or from python.org. It
+must be what was published, and is built once, below the cache folder; prints where the Python is.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import os
 import shutil
 import sys
+import tarfile
+import urllib.error
+import urllib.request
 from pathlib import Path
+from typing import NamedTuple
 
-import kernel
-from kernel import LabError, note, run
+from kernel import MIRROR, LabError, note, run
 
-SUITES = {"3.13": "trixie"}
-
-
-def fetch(cache: Path, version: str, folder: Path) -> Path:
-    """The unpacked source."""
-    config = kernel.private_apt(cache, SUITES[version], "deb-src")
-    run("apt-get", "update", apt_config=config)
-    source = ("apt-get", "source", "--download-only", f"python{version}")
-    run(*source, cwd=folder, apt_config=config)
-    tree = folder / "source"
-    run("dpkg-source", "--skip-patches", "-x", next(folder.glob("*.dsc")), tree)
-    return tree
+UBUNTU = "http://archive.ubuntu.com/ubuntu"
 
 
-def build(cache: Path, version: str, flags: list[str], target: Path) -> None:
-    folder = cache / "apt" / "source"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    try:
-        tree = fetch(cache, version, folder)
-        run("./configure", "-q", f"--prefix={target}", *flags, cwd=tree)
-        run("make", "-s", f"-j{os.cpu_count()}", cwd=tree)
-        run("make", "-s", "altinstall", cwd=tree)
-    except LabError:
-        shutil.rmtree(target, ignore_errors=True)
-        raise
-    finally:
-        shutil.rmtree(cache / "apt")
+class Source(NamedTuple):
+    release: str
+    archive: str  # of a distribution that keeps this release as long as it lives
+    sha256: str
+
+
+# 3.11 is what Debian 12 has.
+SOURCES = {
+    "3.10": Source(
+        "3.10.4", UBUNTU, "80bf925f571da436b35210886cf79f6eb5fa5d6c571316b73568343451f77a19"
+    ),
+    "3.12": Source(
+        "3.12.3", UBUNTU, "56bfef1fdfc1221ce6720e43a661e3eb41785dd914ce99698d8c7896af4bdaa1"
+    ),
+    "3.13": Source(
+        "3.13.5", MIRROR, "93e583f243454e6e9e4588ca2c2662206ad961659863277afcdb96801647d640"
+    ),
+    "3.14": Source(
+        "3.14.4", UBUNTU, "d923c51303e38e249136fc1bdf3568d56ecb03214efdef48516176d3d7faaef8"
+    ),
+}
+WITHOUT_GIL = ("3.13t", "3.14t")
+NAMES = (*SOURCES, *WITHOUT_GIL)
+
+
+def addresses(series: str, source: Source) -> list[str]:
+    name = f"python{series}"
+    return [
+        f"{source.archive}/pool/main/p/{name}/{name}_{source.release}.orig.tar.xz",
+        f"https://www.python.org/ftp/python/{source.release}/Python-{source.release}.tar.xz",
+    ]
+
+
+def fetch(series: str, source: Source) -> bytes:
+    said = []
+    for address in addresses(series, source):
+        try:
+            with urllib.request.urlopen(address, timeout=60) as response:
+                data: bytes = response.read()
+        except (OSError, urllib.error.URLError) as error:
+            said.append(f"{address}: {error}")
+            continue
+        if hashlib.sha256(data).hexdigest() == source.sha256:
+            return data
+        said.append(f"{address}: not the file that was published (its SHA-256 differs)")
+    raise LabError(f"no source of CPython {source.release}: {'; '.join(said)}")
+
+
+def build(folder: Path, name: str, flags: list[str], target: Path) -> None:
+    series = name.removesuffix("t")
+    if name in WITHOUT_GIL:
+        flags = ["--disable-gil", *flags]
+    source = SOURCES[series]
+    note(f"building CPython {source.release}{name[len(series) :]} (once; some minutes)")
+    with tarfile.open(fileobj=io.BytesIO(fetch(series, source))) as tar:
+        tar.extraction_filter = getattr(tarfile, "data_filter", None)  # not in all 3.10 and 3.11
+        tar.extractall(folder)
+    (tree,) = folder.iterdir()
+    run("./configure", "-q", f"--prefix={target}", *flags, cwd=tree)
+    run("make", "-s", f"-j{os.cpu_count()}", cwd=tree)
+    run("make", "-s", "altinstall", cwd=tree)
 
 
 def main() -> int:
-    """Arguments: the cache, a version such as 3.13t, and what else configure is told."""
+    """Arguments: the cache, one of NAMES, and what else configure is told."""
     cache, name, *flags = sys.argv[1:]
-    version = name.removesuffix("t")
     target = Path(cache, "-".join(["cpython", name, *(flag.strip("-") for flag in flags)]))
     python = target / f"bin/python{name}"
+    folder = Path(f"{target}.source")
     try:
         if not python.exists():
-            note(f"building CPython {name} (once; some minutes)")
-            free = ["--disable-gil"] if name.endswith("t") else []
-            build(Path(cache), version, [*free, *flags], target)
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            build(folder, name, flags, target)
     except LabError as error:
+        shutil.rmtree(target, ignore_errors=True)
         note(str(error))
         return error.code
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     print(python)
     return 0
 

@@ -116,7 +116,7 @@ def run(*command: str | Path, cwd: Path | None = None, apt_config: Path | None =
     return result.stdout
 
 
-def private_apt(cache: Path, suite: str, kind: str = "deb") -> Path:
+def private_apt(cache: Path, suite: str) -> Path:
     """An apt configuration that reads and writes nothing of the system's but its proxy."""
     if not KEYRING.exists():
         raise LabError(
@@ -125,10 +125,10 @@ def private_apt(cache: Path, suite: str, kind: str = "deb") -> Path:
     base = cache / "apt" / suite
     for folder in ("state/lists/partial", "cache/archives/partial", "etc"):
         (base / folder).mkdir(parents=True, exist_ok=True)
-    sources = f"{kind} [signed-by={KEYRING}] {MIRROR} {suite} main\n"
+    sources = f"deb [signed-by={KEYRING}] {MIRROR} {suite} main\n"
     if "-" not in suite:
         security = MIRROR.rstrip("/") + "-security"
-        sources += f"{kind} [signed-by={KEYRING}] {security} {suite}-security main\n"
+        sources += f"deb [signed-by={KEYRING}] {security} {suite}-security main\n"
     (base / "etc/sources.list").write_text(sources)
     acquire = [line for line in run("apt-config", "dump").splitlines() if "Acquire::" in line[:9]]
     settings = {
