@@ -13,9 +13,9 @@ The exchange has neither encryption nor authentication: it is for a network that
 servers listen on the loopback interface unless told otherwise. What comes in is limited in length
 and time and parsed strictly.
 
-Raised by all four functions: ValueError for anything that is not the protocol, ConnectionError
-for a peer that closes too early, TimeoutError after `timeout` seconds, OSError for the network's
-own errors.
+The coroutines are for asyncio. Raised by all four functions: ValueError for anything that is not
+the protocol, ConnectionError for a peer that closes too early, TimeoutError after `timeout`
+seconds, OSError for the network's own errors.
 """
 
 from __future__ import annotations
@@ -67,8 +67,7 @@ async def exchange_as_client(
 ) -> _Addresses:
     """Give our address to a server and return its own; then connect to it and send.
 
-    A server that does not listen yet is tried again until `timeout` is over. See the module for
-    what is raised.
+    A server that does not listen yet is tried again until `timeout` is over.
     """
     steps = _client(_as_list(address))
 
@@ -94,8 +93,6 @@ async def exchange_as_server(
     With `turned_away`, a client that does not keep to the protocol is none: `turned_away(who, why)`
     is called, and the next one awaited, until `timeout` is over. The same goes for a client that
     takes longer than 10 seconds. But once `connect` was called, there is no other.
-
-    See the module for what is raised.
     """
     server = _Server(address, connect, turned_away)
     deadline = time.monotonic() + timeout

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from ipaddress import IPv6Address
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
 
@@ -77,9 +76,9 @@ class QPChanges(TypedDict, total=False):
     sq_psn: int
     dest_qp_num: int
     qp_access_flags: AccessFlags | int
-    cap: QPCap | Mapping[str, int]
-    ah_attr: AHAttr | Mapping[str, Any]
-    alt_ah_attr: AHAttr | Mapping[str, Any]
+    cap: QPCap | dict[str, int]
+    ah_attr: AHAttr | dict[str, Any]
+    alt_ah_attr: AHAttr | dict[str, Any]
     pkey_index: int
     alt_pkey_index: int
     en_sqd_async_notify: int

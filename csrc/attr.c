@@ -213,7 +213,7 @@ static int ah_fields_from(PyObject *mapping, const char *name, struct ibv_ah_att
     return 0;
 }
 
-/* From a mapping of the field's names. A destination GID makes it global;
+/* From a dict of the field's names. A destination GID makes it global;
  * what is not given is 0, but for port_num 1 and hop_limit 64. */
 int cqn_ah_attr_from(PyObject *mapping, const char *name, int ports, struct ibv_ah_attr *out)
 {

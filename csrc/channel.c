@@ -315,9 +315,9 @@ static PyMethodDef channel_methods[] = {
      "completion behind it. `timeout` is in seconds, None waits for ever; TimeoutError at its "
      "end, ClosedError if the channel is closed meanwhile, InterruptedError after interrupt(), "
      "AsyncEventError when the device reports that a CQ of this channel, a QP of such a CQ, its "
-     "port or the device failed (once, also if that was before the call, and not to a thread that "
-     "has it from get_async_event() already), DeviceRemovedError when the device has gone. "
-     "Signals run their handlers, and the wait goes on.\n\n"
+     "SRQ, its port or the device failed (once, also if that was before the call, and not to a "
+     "thread that has it from get_async_event() already), DeviceRemovedError when the device has "
+     "gone. Signals run their handlers, and the wait goes on.\n\n"
      "A loop over the channel does the same, and ends when the channel is closed.\n\n"
      "Wraps ibv_get_cq_event(3)."},
     {"try_get_event", channel_try_get_event, METH_NOARGS,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The exceptions, and the one place where an errno becomes one. */
+/* The exceptions, and where the errno of a verb becomes one. */
 
 #include "core.h"
 

@@ -3,16 +3,16 @@
  * What takes the GIL's place where there is none.
  *
  * On a free-threaded Python every function that Python calls, but for those that
- * only read what never changes, begins with CQN_LOCKED: until it returns it holds
- * a lock that all of the core shares. As with the GIL, there is one at a time in
+ * touch nothing that changes, begins with CQN_LOCKED: until it returns it holds a
+ * lock that all of the core shares. As with the GIL, there is one at a time in
  * here, and whoever releases the GIL (Py_BEGIN_ALLOW_THREADS) or waits for
  * something in CPython lets go of the lock meanwhile: it is a critical section.
  * So one set of rules holds for both, and comments say "the GIL" for either.
  *
  * What differs:
  *
- *   - nobody holds still what is the user's: a list that is read more than once
- *     is read in a copy, see cqn_freeze();
+ *   - nobody holds still what is the user's: a list or a dict that is read more than
+ *     once is read in a copy, see cqn_freeze() and cqn_dict_copy();
  *   - the last reference to an object can go in another thread at any time, which
  *     then waits in cqn_dealloc() for the lock. Who comes to an object by a pointer
  *     that holds no reference gets one by cqn_try_ref() alone;

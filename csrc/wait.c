@@ -6,8 +6,8 @@
  * A gate is where threads sleep: in ppoll(2), on the file that brings what they
  * wait for, on the gate's eventfd, and on the context's asynchronous events.
  * Each has a record on its stack. What others do to him is written there, and
- * seen when the GIL is back, in this order: what he waits for, close(),
- * failures, interrupt(), signals, the deadline.
+ * seen when the GIL is back, in this order: signals, close(), what he waits for,
+ * failures, interrupt(), the deadline.
  *
  * The eventfd is readable as long as there are threads that are to wake and have
  * not yet: only who is asleep is signalled, and he takes it back first of all.

@@ -22,7 +22,10 @@ def add_parser(commands: Any) -> None:
     parser = add_command(commands, "devices", what, run)
     add_device(parser, "all")
     parser.add_argument(
-        "-v", "--verbose", action="store_true", help="every attribute, by its name in libibverbs"
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="what ibv_query_device and ibv_query_port say, too",
     )
 
 
