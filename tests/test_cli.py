@@ -273,9 +273,9 @@ def test_which_streams_get_colours(
 
 @in_lab
 def test_progress_is_shown_on_a_terminal_and_cleared_at_the_end() -> None:
-    iters = 10000
-    with server("-n", iters) as (peer, port):
-        shown = on_terminal(command("pingpong", "-n", iters, "-p", port, "127.0.0.1"))
+    iters = 4000  # enough for a second; asleep in between, for two that spin starve on a busy machine
+    with server("-e", "-n", iters) as (peer, port):
+        shown = on_terminal(command("pingpong", "-e", "-n", iters, "-p", port, "127.0.0.1"))
         assert outcome(peer)[0] == 0
     assert re.search(rf"\rmessages: \d+ of {iters}\033\[K", shown)
     assert "\r\033[Krc client on" in shown
