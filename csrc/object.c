@@ -347,7 +347,8 @@ int cqn_close(cqn_object *self, bool cascade)
     while (done == 0 && self->handle != NULL) {
         done = close_step(self, cascade);
     }
-    if (--self->closing == 0) {
+    /* In a forked child nobody waits, and the lock may be held for ever. */
+    if (--self->closing == 0 && !cqn_forked(self)) {
         tell_idle(self->state);
     }
     return done < 0 ? -1 : 0;

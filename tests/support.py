@@ -204,3 +204,18 @@ def device_gone(ctx: Context) -> Iterator[None]:
     finally:
         os.dup2(keep, fd, inheritable=False)
         os.close(keep)
+
+
+def in_child(action: Callable[[], object]) -> int:
+    """The exit status of a forked child that runs it."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            action()
+            status = 0
+        except BaseException as e:
+            os.write(2, repr(e).encode())
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

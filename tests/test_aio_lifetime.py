@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 from aio_support import Lane, MakeLane, Scenario, ids, open_fds, sleeper, tick
-from support import DEADLINE, Endpoint, Waiter, until
+from support import DEADLINE, Endpoint, Waiter, in_child, until
 
-from cqnotify import ClosedError, WorkCompletion
+from cqnotify import ClosedError, Context, WorkCompletion
 from cqnotify.aio import AsyncCQ
 
 NewLoop = Callable[[], asyncio.AbstractEventLoop]
@@ -87,6 +87,42 @@ def test_a_waiter_of_a_closed_loop_keeps_nothing_from_who_polls(
 
 
 # ---- threads --------------------------------------------------------------------------------
+
+
+def close_it(acqs: list[AsyncCQ], ctx: Context) -> None:
+    acqs[0].close()
+
+
+def drop_it(acqs: list[AsyncCQ], ctx: Context) -> None:
+    acqs.clear()
+    gc.collect()
+
+
+def close_the_context(acqs: list[AsyncCQ], ctx: Context) -> None:
+    ctx.close()
+
+
+@pytest.mark.parametrize("harm", [close_it, drop_it, close_the_context])
+def test_a_forked_child_does_not_make_the_loop_deaf(
+    ctx: Context,
+    lane: Lane,
+    new_loop: NewLoop,
+    harm: Callable[[list[AsyncCQ], Context], None],
+) -> None:
+    """It has the descriptors of the parent's loop, and with them what the loop listens to."""
+    acqs = [AsyncCQ(lane.cq)]
+
+    async def one() -> list[int]:
+        task = await sleeper(acqs[0])
+        lane.send()
+        return ids(await asyncio.wait_for(task, DEADLINE))
+
+    with contextlib.closing(new_loop()) as loop:
+        assert loop.run_until_complete(one()) == [0]
+        assert in_child(lambda: harm(acqs, ctx)) == 0
+        assert loop.run_until_complete(one()) == [1]
+        assert acqs[0].stats.wakeups == 2
+        acqs[0].close()
 
 
 def test_a_loop_may_move_to_another_thread(lane: Lane, new_loop: NewLoop) -> None:

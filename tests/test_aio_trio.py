@@ -20,7 +20,7 @@ import anyio
 import pytest
 import trio
 from aio_support import SOLICITED, Lane, MakeLane, ids, open_fds
-from support import DEADLINE, Endpoint, Waiter
+from support import DEADLINE, Endpoint, Waiter, in_child
 
 from cqnotify import (
     CQ,
@@ -171,6 +171,21 @@ def test_every_completion_wakes_when_the_producer_waits_for_the_consumer(
                 assert ids(await task.result()) == [i]
             assert acq.stats.events == acq.stats.wakeups == acq.stats.arms == 50
             assert acq.stats.max_per_wake == 1
+
+    on.run(scenario)
+
+
+def test_a_forked_child_does_not_make_the_loop_deaf(lane: Lane, on: Flavor) -> None:
+    async def scenario() -> None:
+        async with AsyncCQ(lane.cq) as acq, on.tasks() as start:
+            for i in range(2):
+                task = start(acq.wait)
+                await on.tick()
+                lane.send()
+                assert ids(await task.result()) == [i]
+                if i == 0:
+                    assert in_child(acq.close) == 0
+            assert acq.stats.wakeups == 2
 
     on.run(scenario)
 

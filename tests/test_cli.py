@@ -273,7 +273,7 @@ def test_which_streams_get_colours(
 
 @in_lab
 def test_progress_is_shown_on_a_terminal_and_cleared_at_the_end() -> None:
-    iters = 4000  # enough for a second; asleep in between, for two that spin starve on a busy machine
+    iters = 4000  # enough for a second; asleep in between, since two that spin starve each other
     with server("-e", "-n", iters) as (peer, port):
         shown = on_terminal(command("pingpong", "-e", "-n", iters, "-p", port, "127.0.0.1"))
         assert outcome(peer)[0] == 0

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import os
 import select
 import signal
 import subprocess
@@ -21,6 +20,7 @@ from support import (
     Overflow,
     Waiter,
     connect,
+    in_child,
     until,
     wait_completions,
     wait_one,
@@ -372,21 +372,6 @@ def test_what_is_closed_says_so_before_it_looks_at_the_arguments(pair: Pair) -> 
 
 
 # Forked children ---------------------------------------------------------------
-
-
-def in_child(action: Callable[[], None]) -> int:
-    """The exit status of a forked child that runs it."""
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            action()
-            status = 0
-        except BaseException as e:
-            os.write(2, repr(e).encode())
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def test_a_child_may_close_and_drop_in_any_order(pair: Pair) -> None:

@@ -46,11 +46,12 @@ os.register_at_fork(after_in_child=_renew_lock)
 class Watched:
     """A duplicate of a descriptor, watched by a loop; it is closed with this."""
 
-    __slots__ = ("_fd", "_loop")
+    __slots__ = ("_fd", "_loop", "_pid")
 
     def __init__(self, fd: int, loop: Loop, callback: Callable[[], None]) -> None:
         self._fd = fd
         self._loop = loop
+        self._pid = os.getpid()
         try:
             loop.watch(self._fd, callback)
         except BaseException:
@@ -63,7 +64,8 @@ class Watched:
         if fd < 0:
             return
         try:
-            if not self._loop.is_closed():
+            # A forked child has the epoll instance of the parent's loop: it would make that deaf.
+            if self._pid == os.getpid() and not self._loop.is_closed():
                 self._loop.unwatch(fd)
         finally:
             os.close(fd)
