@@ -396,6 +396,7 @@ void cqn_new_epoch(cqn_state *st);
 void cqn_enter(cqn_object *self);
 void cqn_leave(cqn_object *self);
 void cqn_wait_until_left(cqn_state *st);
+bool cqn_is_ending(void);
 int cqn_close(cqn_object *self, bool cascade);
 PyObject *cqn_method_close(PyObject *self, PyObject *unused);
 PyObject *cqn_method_enter(PyObject *self, PyObject *unused);

@@ -128,7 +128,8 @@ void cqn_leave(cqn_object *self)
     tell_idle(self->state);
 }
 
-static bool interpreter_is_ending(void)
+/* Then other threads never come back from where they are. */
+bool cqn_is_ending(void)
 {
 #if PY_VERSION_HEX >= 0x030D0000
     return Py_IsFinalizing();
@@ -328,7 +329,7 @@ static int close_step(cqn_object *self, bool cascade)
     if (self->users == 0 && self->in_use == 0) {
         return destroy(self) < 0 ? -1 : 1;
     }
-    if (interpreter_is_ending()) {
+    if (cqn_is_ending()) {
         /* That thread will never come back. The kernel cleans up, and what
          * this object uses, which still counts it, stays open. */
         self->handle = NULL;
@@ -343,6 +344,11 @@ static int close_step(cqn_object *self, bool cascade)
 int cqn_close(cqn_object *self, bool cascade)
 {
     int done = 0;
+    /* Before others find it closed: to make the exception can let them run. */
+    if (self->handle != NULL && !cascade && !cqn_forked(self) &&
+        (next_user(self) != NULL || self->pins > 0)) {
+        return next_user(self) != NULL ? refuse_users(self) : refuse_pins(self);
+    }
     self->closing++;
     while (done == 0 && self->handle != NULL) {
         done = close_step(self, cascade);
@@ -534,7 +540,7 @@ void cqn_dealloc(PyObject *op)
     if (self->weakrefs != NULL) { /* first of all: what runs from here on must not find it */
         CQN_UNLOCKED(PyObject_ClearWeakRefs(op));
     }
-    while (self->closing > 0 && !interpreter_is_ending()) {
+    while (self->closing > 0 && !cqn_is_ending()) {
         cqn_wait_until_left(self->state); /* its context is closing it in another thread */
     }
     if (self->handle != NULL && !close_at_last(self)) {

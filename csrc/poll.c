@@ -597,13 +597,27 @@ PyObject *cqn_cq_poll(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyO
     if (parse(self, "poll", args, nargs, kwnames, &max, &spin) < 0) {
         return NULL;
     }
-    PyObject *consumer = cqn_consumer_of(self);
-    if (consumer == NULL) {
-        return take(self, max, spin);
+    for (;;) {
+        PyObject *consumer = cqn_consumer_of(self);
+        if (consumer == NULL) {
+            return take(self, max, spin);
+        }
+        PyObject *list = cqn_consumer_poll(consumer, max, spin);
+        PyObject *now = cqn_consumer_of(self);
+        const bool left = list == NULL && now != consumer && cqn_is_open(&self->base) &&
+                          PyErr_ExceptionMatches(self->base.state->ClosedError);
+        if (left) {
+            PyErr_Clear();
+        }
+        Py_XDECREF(now);
+        Py_DECREF(consumer);
+        if (!left) {
+            return list;
+        }
+        if (cqn_open(&self->base) == NULL) { /* to let go of it can run any code */
+            return NULL;
+        }
     }
-    PyObject *list = cqn_consumer_poll(consumer, max, spin);
-    Py_DECREF(consumer);
-    return list;
 }
 
 PyObject *cqn_cq_poll_ids(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)

@@ -378,6 +378,10 @@ static int collect_attributes(const cqn_qp *self, PyObject *kwargs, struct ibv_q
     PyObject *name, *value;
     Py_ssize_t pos = 0;
     while (kwargs != NULL && PyDict_Next(kwargs, &pos, &name, &value)) {
+        if (!PyUnicode_Check(name)) { /* which Python leaves to us */
+            PyErr_SetString(PyExc_TypeError, "keywords must be strings");
+            return -1;
+        }
         int bit = set_attribute(self, name, value, ports, attr);
         if (bit < 0) {
             return -1;
@@ -462,7 +466,7 @@ static int forget_requests(cqn_qp *self)
 int cqn_qp_await_turn(cqn_qp *self)
 {
     while (cqn_open(&self->base) != NULL) {
-        if (self->base.in_use == 0) {
+        if (self->base.in_use == 0 || cqn_is_ending()) {
             return 0;
         }
         cqn_wait_until_left(self->base.state);

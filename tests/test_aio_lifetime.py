@@ -16,7 +16,7 @@ import pytest
 from aio_support import Lane, MakeLane, Scenario, ids, open_fds, sleeper, tick
 from support import DEADLINE, Endpoint, Waiter, in_child, until
 
-from cqnotify import ClosedError, Context, WorkCompletion
+from cqnotify import CQ, ClosedError, Context, QPState, QPType, WorkCompletion
 from cqnotify.aio import AsyncCQ
 
 NewLoop = Callable[[], asyncio.AbstractEventLoop]
@@ -125,6 +125,24 @@ def test_a_forked_child_does_not_make_the_loop_deaf(
         acqs[0].close()
 
 
+def test_a_forked_child_can_not_wait(lane: Lane, new_loop: NewLoop) -> None:
+    acq = AsyncCQ(lane.cq)
+
+    async def one() -> list[int]:
+        task = await sleeper(acq)
+        lane.send()
+        return ids(await task)
+
+    def wait_there() -> None:
+        with pytest.raises(ClosedError, match="before a fork"):
+            asyncio.run(acq.wait())
+
+    with contextlib.closing(new_loop()) as loop:
+        assert loop.run_until_complete(one()) == [0]
+        assert in_child(wait_there) == 0
+        acq.close()
+
+
 def test_a_loop_may_move_to_another_thread(lane: Lane, new_loop: NewLoop) -> None:
     """Who polls in its first thread is a stranger then, and hands to the loop what it waits for."""
     loop = new_loop()
@@ -175,6 +193,66 @@ def test_a_thread_that_spins_leaves_a_send_its_completion(
                 b.qp.post_recv(b.mr[0:64])
                 a.qp.post_send(a.mr[0:8], wr_id=5)
             assert ids(spinner.join()) in ([], [5])
+
+    run(scenario())
+
+
+def test_who_polls_as_another_thread_begins_to_wait_leaves_it_what_he_found(
+    new_lane: MakeLane, new_loop: NewLoop
+) -> None:
+    class Racing(CQ):
+        after: Callable[[], None] | None = None
+
+        def take(self, *args: Any, **kwargs: Any) -> list[WorkCompletion]:
+            wcs = super().take(*args, **kwargs)
+            after, self.after = self.after, None
+            if after is not None:
+                after()
+            return wcs
+
+    lane, loop = new_lane(Racing), new_loop()
+    acq, asleep = AsyncCQ(lane.cq), threading.Event()
+
+    async def wait() -> list[WorkCompletion]:
+        task = await sleeper(acq)
+        loop.call_soon(asleep.set)
+        return await asyncio.wait_for(task, DEADLINE)
+
+    def begin() -> None:
+        waiting.append(Waiter(lambda: loop.run_until_complete(wait())))
+        assert asleep.wait(DEADLINE)
+
+    waiting: list[Waiter] = []
+    lane.send()
+    lane.cq.after = begin
+    assert acq.poll() == []
+    assert ids(waiting[0].join()) == [0]
+    acq.close()
+    loop.close()
+
+
+def test_a_reset_by_another_thread_leaves_what_is_posted_after_it(
+    ctx: Context, run: Scenario
+) -> None:
+    """The loop learns of the reset later than the task that posts."""
+    end = Endpoint(ctx, QPType.RC)
+    end.qp.connect(end.qp.address())
+
+    def reset() -> None:
+        end.qp.modify(qp_state=QPState.RESET)
+        end.qp.connect(end.qp.address())
+
+    async def scenario() -> None:
+        async with AsyncCQ(end.rcq) as acq:
+            before = asyncio.ensure_future(acq.recv(end.qp, end.mr[0:64], wr_id=1))
+            await tick()
+            thread = threading.Thread(target=reset)
+            thread.start()
+            thread.join()
+            asyncio.get_running_loop().call_soon(end.qp.post_send, end.mr[64:72])
+            assert (await acq.recv(end.qp, end.mr[0:64], wr_id=2)).ok
+            with pytest.raises(ClosedError, match="was reset"):
+                await before
 
     run(scenario())
 

@@ -29,6 +29,7 @@ from cqnotify import (
     CompletionError,
     Context,
     QPState,
+    QPType,
     WCStatus,
 )
 from cqnotify.aio import AsyncCQ
@@ -186,6 +187,29 @@ def test_a_forked_child_does_not_make_the_loop_deaf(lane: Lane, on: Flavor) -> N
                 if i == 0:
                     assert in_child(acq.close) == 0
             assert acq.stats.wakeups == 2
+
+    on.run(scenario)
+
+
+def test_a_qp_that_another_thread_fails_and_closes_ends_what_awaits_it(
+    ctx: Context, on: Flavor
+) -> None:
+    end = Endpoint(ctx, QPType.RC)
+    end.qp.connect(end.qp.address())
+
+    def fail() -> None:
+        end.qp.modify(qp_state=QPState.ERR)
+        end.qp.close()
+
+    async def scenario() -> None:
+        async with AsyncCQ(end.rcq) as acq, on.tasks() as start:
+            task = start(lambda: acq.recv(end.qp, end.mr[0:8]))
+            await on.tick()
+            thread = threading.Thread(target=fail)
+            thread.start()
+            thread.join()
+            with pytest.raises((ClosedError, CompletionError)):
+                await task.result()
 
     on.run(scenario)
 

@@ -122,6 +122,22 @@ def test_an_exception_of_the_consumer_is_that_of_poll(cq: CQ) -> None:
     del broken
 
 
+def test_who_asks_a_consumer_that_has_just_left_gets_the_completions_of_the_cq(pair: Pair) -> None:
+    a, b = pair
+
+    class Leaves(Consumer):
+        def poll(self, max_entries: int = 16, *, spin: float = 0.0) -> list[WorkCompletion]:
+            b.rcq.set_consumer(None)
+            raise ClosedError("the consumer is closed")
+
+    leaves = Leaves(b.rcq)
+    b.qp.post_recv(b.mr[0:64], wr_id=4)
+    a.qp.post_send(a.mr[0:8])
+    wait_completions(a.scq, 1)
+    assert [wc.wr_id for wc in b.rcq.poll()] == [4]
+    del leaves
+
+
 def test_a_consumer_may_close_everything_while_it_is_asked(ctx: Context, cq: CQ) -> None:
     class Closes(Consumer):
         def poll(self, max_entries: int = 16, *, spin: float = 0.0) -> list[WorkCompletion]:

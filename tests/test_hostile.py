@@ -36,6 +36,7 @@ from cqnotify import (
     SRQ,
     AccessFlags,
     AsyncEventError,
+    BusyError,
     ClosedError,
     CompletionChannel,
     CompletionError,
@@ -369,6 +370,21 @@ def test_what_is_closed_says_so_before_it_looks_at_the_arguments(pair: Pair) -> 
     ):
         with pytest.raises(ClosedError):
             call()
+
+
+def test_what_refuses_to_close_is_never_seen_closed(ctx: Context) -> None:
+    """To make the exception can run anything, other threads as well."""
+    pd = PD(ctx)
+    mr = MR(pd, 64)
+    seen: list[bool] = []
+    with at_next_collection(lambda: seen.append(pd.closed)):
+        try:  # noqa: SIM105  # to make a context manager would set it off
+            pd.close()
+        except BusyError:
+            pass
+    assert seen == [False]
+    assert not pd.closed
+    mr.close()
 
 
 # Forked children ---------------------------------------------------------------

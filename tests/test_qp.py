@@ -24,6 +24,7 @@ from cqnotify import (
     QPType,
     VerbsError,
 )
+from cqnotify._core import QP as CoreQP
 
 Pair = tuple[Endpoint, Endpoint]
 TYPES = [QPType.RC, QPType.UC, QPType.UD]
@@ -304,6 +305,8 @@ def test_unknown_and_missing_attributes_are_refused(pair: Pair) -> None:
     qp = pair[0].qp
     with pytest.raises(TypeError, match="unexpected keyword argument 'nonsense'"):
         qp.modify(nonsense=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="keywords must be strings"):
+        CoreQP.modify(qp, **{1: 2})  # type: ignore[misc]
     with pytest.raises(TypeError, match="at least one attribute"):
         qp.modify()
     with pytest.raises(TypeError, match="has no field 'nonsense'"):

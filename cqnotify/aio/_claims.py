@@ -28,13 +28,17 @@ MANAGED: Final = 1 << 63
 
 _ids: Final = itertools.count(MANAGED)
 
+serials: Final = itertools.count()
+"""Which claims were made before something else."""
+
 
 class Claim:
     """One completion that a task awaits."""
 
-    __slots__ = ("abandoned", "error", "flow", "keep", "posted", "wakeup", "wc", "wr_id")
+    __slots__ = ("abandoned", "error", "flow", "keep", "posted", "serial", "wakeup", "wc", "wr_id")
 
     def __init__(self, wr_id: int, flow: Flow | None, keep: bool = True) -> None:
+        self.serial: int = next(serials)
         self.wr_id: int = wr_id
         self.flow: Flow | None = flow  # None: of any QP
         self.keep: bool = keep  # if its task gives up, the completion is for others

@@ -36,7 +36,7 @@ from ..enums import QPState
 from ..qp import QP
 from . import _loops, _reader
 from ._batches import Batches
-from ._claims import RECV, SEND, Claim, Claims, Operation
+from ._claims import RECV, SEND, Claim, Claims, Operation, serials
 from ._failures import failure, fresh, same
 from ._flow import Flow, is_outstanding
 from ._loops import Loop, Wakeup
@@ -238,7 +238,11 @@ class AsyncCQ(Posting):
             return []
         if not self._ready:
             self._check()
-            self._look(max_entries, spin)
+            wcs = self._cq.take(max(max_entries, _POLL_BATCH), spin=spin)
+            if self._reader.is_elsewhere():  # meanwhile a loop has begun to wait, in its thread
+                self._reader.in_loop(lambda: self._put_and_serve(wcs))
+                return []
+            self._put(wcs)
         return self._take(max_entries)
 
     def batches(
@@ -274,13 +278,13 @@ class AsyncCQ(Posting):
             counted = self._count_woken()
             if self._closed:
                 return
+            with contextlib.suppress(ClosedError):
+                self._cq.set_consumer(None)  # first: who polls the CQ must not find us closed
             self._closed = True
             self._wakeups, self._max_per_wake = counted
             self._quick = None
             self._stand_in_line()  # at once: so may the sleeper
             self._cq.remove_close_callback(self._on_cq_closed)
-            with contextlib.suppress(ClosedError):
-                self._cq.set_consumer(None)
         if self._reader.is_elsewhere():
             self._reader.in_loop(self._end)
         else:
@@ -641,18 +645,21 @@ class AsyncCQ(Posting):
         with contextlib.suppress(ClosedError):
             # Asked at once: by the time the loop knows it may be connected anew.
             was_reset = CoreQP.query(qp)["qp_state"] == QPState.RESET
+            qp_num = qp.qp_num
+            serial = next(serials)
             if self._reader.is_elsewhere():
-                self._reader.in_loop(lambda: self._qp_changed(qp, was_reset))
+                self._reader.in_loop(lambda: self._qp_changed(qp, qp_num, serial, was_reset))
             else:
-                self._qp_changed(qp, was_reset)
+                self._qp_changed(qp, qp_num, serial, was_reset)
 
-    def _qp_changed(self, qp: CoreQP, was_reset: bool) -> None:
+    def _qp_changed(self, qp: CoreQP, qp_num: int, serial: int, was_reset: bool) -> None:
         self._drain()
-        flow = self._flows.get(qp.qp_num)
+        flow = self._flows.get(qp_num)
         if was_reset:
             self._flushing.discard(qp)
             if flow is not None and flow.is_of(qp):
-                flow.fail(ClosedError(f"QP {qp.qp_num} was reset: its work requests were dropped"))
+                error = ClosedError(f"QP {qp_num} was reset: its work requests were dropped")
+                flow.fail(error, before=serial)
                 self._anchor()
             return
         self._slow_down()

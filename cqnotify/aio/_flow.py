@@ -92,10 +92,10 @@ class Flow:
             _suspected[qp] = next(_serial)
         self._serve()
 
-    def fail(self, error: Exception) -> None:
-        """The QP is gone: nothing on it will complete."""
+    def fail(self, error: Exception, before: int | None = None) -> None:
+        """The QP is gone: nothing on it will complete, or nothing of before."""
         for claim in self._claims:
-            if claim.flow is self:
+            if claim.flow is self and (before is None or claim.serial < before):
                 self._claims.discard(claim)
                 claim.fail(error)
         self.prune()

@@ -124,6 +124,8 @@ class Reader:
         if loop is not None and loop.raw is raw:
             loop.thread = threading.get_ident()
             return loop
+        if self._channel.closed:  # also in a forked child, where the parent's loop seems open
+            self._channel.fileno()  # raises, and says why
         self.leave_closed_loop()
         loop = _loops.adapt(raw)
         with lock:
