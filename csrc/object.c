@@ -301,14 +301,16 @@ static int destroy(cqn_object *self)
     return 0;
 }
 
-/* One step of closing: 1 it is closed, 0 look again, -1 an exception is set. */
+enum { REFUSED = -2 };
+
+/* One step of closing: 1 it is closed, 0 look again, -1 an exception is set, REFUSED. */
 static int close_step(cqn_object *self, bool cascade)
 {
     bool forked = cqn_forked(self);
     cqn_object *user = next_user(self);
     if (user != NULL) {
         if (!cascade && !forked) {
-            return refuse_users(self);
+            return REFUSED;
         }
         /* One that is being deallocated waits for us there. */
         bool alive = cqn_try_ref(user);
@@ -324,7 +326,7 @@ static int close_step(cqn_object *self, bool cascade)
         return 1;
     }
     if (self->pins > 0 && !cascade) {
-        return refuse_pins(self);
+        return REFUSED;
     }
     if (self->users == 0 && self->in_use == 0) {
         return destroy(self) < 0 ? -1 : 1;
@@ -344,11 +346,6 @@ static int close_step(cqn_object *self, bool cascade)
 int cqn_close(cqn_object *self, bool cascade)
 {
     int done = 0;
-    /* Before others find it closed: to make the exception can let them run. */
-    if (self->handle != NULL && !cascade && !cqn_forked(self) &&
-        (next_user(self) != NULL || self->pins > 0)) {
-        return next_user(self) != NULL ? refuse_users(self) : refuse_pins(self);
-    }
     self->closing++;
     while (done == 0 && self->handle != NULL) {
         done = close_step(self, cascade);
@@ -356,6 +353,10 @@ int cqn_close(cqn_object *self, bool cascade)
     /* In a forked child nobody waits, and the lock may be held for ever. */
     if (--self->closing == 0 && !cqn_forked(self)) {
         tell_idle(self->state);
+    }
+    if (done == REFUSED) {
+        /* Others must find it open by now: to make the exception can let them run. */
+        return next_user(self) != NULL ? refuse_users(self) : refuse_pins(self);
     }
     return done < 0 ? -1 : 0;
 }

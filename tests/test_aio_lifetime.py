@@ -89,6 +89,13 @@ def test_a_waiter_of_a_closed_loop_keeps_nothing_from_who_polls(
 # ---- threads --------------------------------------------------------------------------------
 
 
+async def woken(lane: Lane, acq: AsyncCQ) -> list[int]:
+    """What a task that waits gets of one message, which is sent once it sleeps."""
+    task = await sleeper(acq)
+    lane.send()
+    return ids(await asyncio.wait_for(task, DEADLINE))
+
+
 def close_it(acqs: list[AsyncCQ], ctx: Context) -> None:
     acqs[0].close()
 
@@ -112,15 +119,10 @@ def test_a_forked_child_does_not_make_the_loop_deaf(
     """It has the descriptors of the parent's loop, and with them what the loop listens to."""
     acqs = [AsyncCQ(lane.cq)]
 
-    async def one() -> list[int]:
-        task = await sleeper(acqs[0])
-        lane.send()
-        return ids(await asyncio.wait_for(task, DEADLINE))
-
     with contextlib.closing(new_loop()) as loop:
-        assert loop.run_until_complete(one()) == [0]
+        assert loop.run_until_complete(woken(lane, acqs[0])) == [0]
         assert in_child(lambda: harm(acqs, ctx)) == 0
-        assert loop.run_until_complete(one()) == [1]
+        assert loop.run_until_complete(woken(lane, acqs[0])) == [1]
         assert acqs[0].stats.wakeups == 2
         acqs[0].close()
 
@@ -128,17 +130,12 @@ def test_a_forked_child_does_not_make_the_loop_deaf(
 def test_a_forked_child_can_not_wait(lane: Lane, new_loop: NewLoop) -> None:
     acq = AsyncCQ(lane.cq)
 
-    async def one() -> list[int]:
-        task = await sleeper(acq)
-        lane.send()
-        return ids(await task)
-
     def wait_there() -> None:
         with pytest.raises(ClosedError, match="before a fork"):
             asyncio.run(acq.wait())
 
     with contextlib.closing(new_loop()) as loop:
-        assert loop.run_until_complete(one()) == [0]
+        assert loop.run_until_complete(woken(lane, acq)) == [0]
         assert in_child(wait_there) == 0
         acq.close()
 
@@ -149,17 +146,12 @@ def test_a_loop_may_move_to_another_thread(lane: Lane, new_loop: NewLoop) -> Non
     acq = AsyncCQ(lane.cq)
     asleep = threading.Event()
 
-    async def set_up() -> None:
-        task = await sleeper(acq)
-        lane.send()
-        await task
-
     async def wait() -> list[WorkCompletion]:
         task = await sleeper(acq, solicited_only=True)
         loop.call_soon(asleep.set)
         return await task
 
-    loop.run_until_complete(set_up())
+    loop.run_until_complete(woken(lane, acq))
     future = asyncio.run_coroutine_threadsafe(wait(), loop)
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()

@@ -160,16 +160,20 @@ def test_a_completion_at_the_very_moment_of_falling_asleep_is_not_missed(
     on.run(scenario)
 
 
+async def woken(lane: Lane, on: Flavor, task: Task) -> list[int]:
+    """What a task that waits gets of one message, which is sent once it sleeps."""
+    await on.tick()
+    lane.send()
+    return ids(await task.result())
+
+
 def test_every_completion_wakes_when_the_producer_waits_for_the_consumer(
     lane: Lane, on: Flavor
 ) -> None:
     async def scenario() -> None:
         async with AsyncCQ(lane.cq) as acq, on.tasks() as start:
             for i in range(50):
-                task = start(acq.wait)
-                await on.tick()
-                lane.send()
-                assert ids(await task.result()) == [i]
+                assert await woken(lane, on, start(acq.wait)) == [i]
             assert acq.stats.events == acq.stats.wakeups == acq.stats.arms == 50
             assert acq.stats.max_per_wake == 1
 
@@ -180,10 +184,7 @@ def test_a_forked_child_does_not_make_the_loop_deaf(lane: Lane, on: Flavor) -> N
     async def scenario() -> None:
         async with AsyncCQ(lane.cq) as acq, on.tasks() as start:
             for i in range(2):
-                task = start(acq.wait)
-                await on.tick()
-                lane.send()
-                assert ids(await task.result()) == [i]
+                assert await woken(lane, on, start(acq.wait)) == [i]
                 if i == 0:
                     assert in_child(acq.close) == 0
             assert acq.stats.wakeups == 2

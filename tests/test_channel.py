@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from support import DEADLINE, Endpoint, Waiter, waiting
+from support import DEADLINE, Endpoint, Waiter, in_child, waiting
 
 from cqnotify import (
     CQ,
@@ -284,17 +284,14 @@ def test_every_method_of_a_closed_channel_is_a_closed_error(channel: CompletionC
 def test_a_forked_child_can_not_use_it_and_does_not_harm_the_parent(pair: Pair) -> None:
     b = pair[1]
     b.rcq.req_notify()
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
+
+    def child() -> None:
+        with pytest.raises(ClosedError, match="fork"):
             b.channel.get_event(timeout=1)
-        except ClosedError as e:
-            status = 0 if "fork" in str(e) else 2
         b.ctx.close()
-        status = status or (not b.ctx.closed)
-        os._exit(int(status))
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert b.ctx.closed
+
+    assert in_child(child) == 0
     send(pair)
     assert b.channel.get_event(timeout=DEADLINE) is b.rcq
 

@@ -416,7 +416,7 @@ class TestSeveral:
         start = time.monotonic()
         with pytest.raises(TimeoutError):  # more than the sockets' buffers take
             role.client("127.0.0.1", port_of(listener), [OURS] * 200_000, timeout=3)
-        assert time.monotonic() - start < 60
+        assert time.monotonic() - start < 20
 
     @both
     def test_no_address_is_refused(self, role, listener):

@@ -18,6 +18,7 @@ from support import (
     Overflow,
     Waiter,
     device_gone,
+    in_child,
     take_all,
     take_cq_err,
     until,
@@ -335,24 +336,18 @@ def test_a_forked_child_can_not_use_it_and_takes_nothing_from_the_parent(
     full: Overflow, watch: FailureWatch
 ) -> None:
     lose_and_report(full)
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            fds = len(os.listdir("/proc/self/fd"))
-            for call in (watch.read, watch.fileno, watch.__enter__):
-                with pytest.raises(ClosedError, match="fork"):
-                    call()
-            assert watch.closed
-            watch.close()
-            watch.close()
-            assert len(os.listdir("/proc/self/fd")) == fds - 2
-            status = 0
-        except BaseException as e:
-            os.write(2, repr(e).encode())
-        finally:
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    def child() -> None:
+        fds = len(os.listdir("/proc/self/fd"))
+        for call in (watch.read, watch.fileno, watch.__enter__):
+            with pytest.raises(ClosedError, match="fork"):
+                call()
+        assert watch.closed
+        watch.close()
+        watch.close()
+        assert len(os.listdir("/proc/self/fd")) == fds - 2
+
+    assert in_child(child) == 0
     assert readable(watch)
     assert is_cq_err(watch.read(), full.a.scq)
     assert not readable(watch)

@@ -8,12 +8,12 @@ must be what was published, and is built once, below the cache folder; prints wh
 from __future__ import annotations
 
 import hashlib
+import http.client
 import io
 import os
 import shutil
 import sys
 import tarfile
-import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import NamedTuple
@@ -62,7 +62,7 @@ def fetch(series: str, source: Source) -> bytes:
         try:
             with urllib.request.urlopen(address, timeout=60) as response:
                 data: bytes = response.read()
-        except (OSError, urllib.error.URLError) as error:
+        except (OSError, http.client.HTTPException) as error:
             said.append(f"{address}: {error}")
             continue
         if hashlib.sha256(data).hexdigest() == source.sha256:
