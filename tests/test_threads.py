@@ -33,6 +33,7 @@ from cqnotify import (
     BusyError,
     ClosedError,
     CompletionChannel,
+    CompletionError,
     Context,
     QPType,
     RecvWR,
@@ -440,10 +441,11 @@ class Chaos:
         dice = random.Random(me)
         done = 0
         for _ in range(self.rounds):
-            # Refused is what others made impossible: closed it, filled it, interrupted it.
+            # Refused is what others made impossible: closed it, filled it, interrupted it.  A
+            # request fails when its QP, which is its own peer, was reset beneath it.
             with contextlib.suppress(
                 ClosedError, BusyError, VerbsError, ValueError, InterruptedError, TimeoutError,
-                IndexError,
+                IndexError, CompletionError,
             ):  # fmt: skip
                 call = dice.choice([self.post, self.poll, self.poll, self.listen, self.change])
                 call(self.world, dice)
