@@ -407,6 +407,26 @@ def test_guest_that_does_not_come_up_is_booted_once_more() -> None:
     assert own_words(result) == [late, "lab: booting it once more", late]
 
 
+def test_guest_whose_emulator_crashes_as_it_boots_is_booted_once_more() -> None:
+    def emulators(pid: int) -> list[int]:
+        names = {pid: Path(f"/proc/{pid}/comm").read_text() for pid in descendants(pid)}
+        return [pid for pid, name in names.items() if name.startswith("qemu")]
+
+    command = [LAB, "--accel", "tcg", "run", "echo", "hello"]
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as run:
+        assert run.stderr
+        while b"microVM" not in run.stderr.readline():
+            assert run.poll() is None
+        until(lambda: emulators(run.pid), "QEMU runs")
+        os.kill(emulators(run.pid)[0], signal.SIGSEGV)
+        out, err = run.communicate(timeout=PATIENCE)
+    assert (run.returncode, out) == (0, b"hello\n")
+    assert b"lab: the microVM ended unexpectedly (QEMU by SIGSEGV)\n" in err
+    assert b"lab: booting it once more\n" in err
+
+
 def test_command_that_takes_too_long_is_124() -> None:
     result = lab("--timeout", "6", "run", "sleep", "1000")
     assert result.returncode == 124

@@ -311,7 +311,7 @@ class Signals:
 
 
 class NotUp(Exception):
-    """The guest did not come up in time; nothing of the job has begun."""
+    """The guest did not come up, or not in time; nothing of the job has begun."""
 
 
 class Session:
@@ -404,7 +404,7 @@ class Session:
         except OSError:
             data = b""
         if not data:
-            raise self.failure("the microVM ended unexpectedly")
+            raise self.end()
         *lines, self.heard = (self.heard + data).split(b"\n")
         for line in lines:
             self.hear(line.decode(errors="replace"))
@@ -483,6 +483,15 @@ class Session:
                 message += ", though its kernel did"
             raise NotUp(str(self.failure(message)))
 
+    def end(self) -> Exception:
+        message = "the microVM ended unexpectedly"
+        status = self.guest.process.wait()
+        if status < 0:
+            message += f" (QEMU by {signal.Signals(-status).name})"
+            if self.phase != "run":
+                return NotUp(message)
+        return self.failure(message)
+
     def failure(self, message: str) -> Exception:
         if self.probe:
             return NotUp(message)
@@ -559,7 +568,7 @@ def run(machine: Machine, job: Job) -> int:
 
 
 def boot(machine: Machine, job: Job, accel: str, signals: Signals) -> int:
-    """Once more if the guest hangs as it boots, which an emulated one does now and then."""
+    """Once more if the guest hangs as it boots, or QEMU crashes: emulated, they do now and then."""
     try:
         return Session(machine, job, accel, signals, None).run()
     except NotUp as e:
