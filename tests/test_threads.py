@@ -441,7 +441,7 @@ class Chaos:
         dice = random.Random(me)
         done = 0
         for _ in range(self.rounds):
-            # Refused is what others made impossible: closed it, filled it, interrupted it.  A
+            # Refused is what others made impossible: closed it, filled it, interrupted it. A
             # request fails when its QP, which is its own peer, was reset beneath it.
             with contextlib.suppress(
                 ClosedError, BusyError, VerbsError, ValueError, InterruptedError, TimeoutError,

@@ -60,6 +60,13 @@ def until(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.05)
 
 
+def until_it_starts_qemu(run: subprocess.Popen[bytes]) -> None:
+    """All set-up is done, and it has said so on its stderr."""
+    assert run.stderr
+    while b"microVM" not in run.stderr.readline():
+        assert run.poll() is None
+
+
 # ---- exit status -------------------------------------------------------------------------
 
 
@@ -409,16 +416,14 @@ def test_guest_that_does_not_come_up_is_booted_once_more() -> None:
 
 def test_guest_whose_emulator_crashes_as_it_boots_is_booted_once_more() -> None:
     def emulators(pid: int) -> list[int]:
-        names = {pid: Path(f"/proc/{pid}/comm").read_text() for pid in descendants(pid)}
-        return [pid for pid, name in names.items() if name.startswith("qemu")]
+        children = descendants(pid)
+        return [c for c in children if Path(f"/proc/{c}/comm").read_text().startswith("qemu")]
 
     command = [LAB, "--accel", "tcg", "run", "echo", "hello"]
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as run:
-        assert run.stderr
-        while b"microVM" not in run.stderr.readline():
-            assert run.poll() is None
+        until_it_starts_qemu(run)
         until(lambda: emulators(run.pid), "QEMU runs")
         os.kill(emulators(run.pid)[0], signal.SIGSEGV)
         out, err = run.communicate(timeout=PATIENCE)
@@ -477,9 +482,7 @@ def test_variant_runs_the_tests_on_a_build_of_its_own(
 def test_two_runs_of_a_variant_do_not_share_its_files() -> None:
     command = [LAB, "test", "--asan", "-q", "-k", "no_such_test", "tests/test_enums.py"]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as first:
-        assert first.stderr
-        while b"microVM" not in first.stderr.readline():
-            assert first.poll() is None
+        until_it_starts_qemu(first)
         second = lab(*command[1:])
         assert second.returncode == 125
         assert own_words(second) == ["lab: another ./lab test --asan of this project is running"]

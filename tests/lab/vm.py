@@ -484,6 +484,7 @@ class Session:
             raise NotUp(str(self.failure(message)))
 
     def end(self) -> Exception:
+        """QEMU is gone. If it crashed before the command began, another boot loses nothing."""
         message = "the microVM ended unexpectedly"
         status = self.guest.process.wait()
         if status < 0:
