@@ -27,8 +27,8 @@ PROJECT: Final = Path(__file__).resolve().parents[2]
 # They belong to the machine, with the providers of its devices: a copy would not find them.
 NEVER_BUNDLED: Final = ("libibverbs.so.1", "librdmacm.so.1")
 
-# Python's own flags, but for the folders of this machine, in the library path and for debuggers.
-LINKER: Final = "gcc -shared -Wl,--strip-debug"
+# Python's own flags, but for the folders of this machine in the library path.
+LINKER: Final = "gcc -shared"
 
 
 def project_files(project: Path = PROJECT) -> set[str]:
@@ -105,6 +105,11 @@ def linked(core: Path) -> tuple[set[str], set[str]]:
         set(re.findall(r"\(NEEDED\).*\[(.*)\]", text)),
         set(re.findall(r"\((?:RPATH|RUNPATH)\).*\[(.*)\]", text)),
     )
+
+
+def debug_sections(core: Path) -> set[str]:
+    """The sections that are for debuggers alone."""
+    return set(re.findall(r"\] (\.debug_\w+)", _readelf("--sections", core)))
 
 
 def verbs_needed(core: Path) -> Iterator[tuple[str, str]]:

@@ -2,12 +2,17 @@
 // The guest's /init, one static program: it loads the modules, puts this machine's root
 // (read-only, by 9p) under an overlay, has network.sh make the RDMA devices, runs one
 // command and carries its streams, signals and exit status over virtio-serial ports.
+// In User Mode Linux, hostfs takes 9p's place, and serial lines that of the ports. There the guest
+// also says "took in|tty BYTES": a line of which much is unread stops listening for good, so the
+// host sends no more than what is surely taken.
 //
 // lab.in, lab.out, lab.err carry the streams that are not a terminal on the host; lab.tty is
-// the terminal, both ways. lab.ctl speaks lines. Guest to host: "up", "run", "fail TEXT",
-// "exit STATUS OUT ERR TTY" (the number of bytes sent on each port: a write to a port returns
-// when it is queued, so the host counts to know that it has everything). Host to guest:
-// "signal N", "size ROWS COLUMNS", "eof BYTES" (of lab.in), "close out|err" (nobody reads it).
+// the terminal, both ways. lab.ctl speaks lines. Guest to host: "up CLOCK", "ready CLOCK" (the
+// seconds of the guest's clock, which the host compares with its own), "fail TEXT", "exit STATUS
+// OUT ERR TTY" (the number of bytes sent on each port: a write to a port returns when it is
+// queued, so the host counts to know that it has everything). Host to guest: "go" (start the
+// command), then "signal N", "size ROWS COLUMNS", "eof BYTES" (of lab.in), "close out|err"
+// (nobody reads it).
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -29,6 +34,7 @@
 #include <sys/sysmacros.h>
 #include <sys/wait.h>
 #include <termios.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { IN, OUT, ERR, TTY, CTL, PORTS };
@@ -41,6 +47,7 @@ static int ports[PORTS] = {-1, -1, -1, -1, -1};
 static struct {
     char *argv[MAX_WORDS], *env[MAX_WORDS], *shares[MAX_SHARES];
     char *cwd, *network;
+    char *hostfs_root, *hostfs_shares[MAX_SHARES]; // of User Mode Linux, else NULL
     bool is_tty[3];
     struct winsize size;
 } job;
@@ -60,6 +67,7 @@ enum { RELAYS = sizeof relays / sizeof *relays };
 
 static pid_t child;
 static long long stdin_total = -1; // bytes of lab.in, once the host has seen its end
+static bool may_start;             // the host has said "go"
 static bool finishing;             // the command has ended; its last output is on the way
 
 // ---- telling the host -------------------------------------------------------------------
@@ -83,6 +91,13 @@ static void say(const char *format, ...)
         else
             poll(&(struct pollfd){ports[CTL], POLLOUT, 0}, 1, 100);
     }
+}
+
+static void say_with_clock(const char *word)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    say("%s %lld.%09ld", word, (long long)now.tv_sec, now.tv_nsec);
 }
 
 _Noreturn static void power_off(void)
@@ -136,7 +151,7 @@ static void write_file(const char *path, const char *text)
 // The job file is a row of NUL-terminated records; the first letter says which field it is.
 static void read_job(void)
 {
-    size_t size, argc = 0, envc = 0, shares = 0;
+    size_t size, argc = 0, envc = 0, shares = 0, hosts = 0;
     char *data = read_file("/job", &size);
     for (char *r = data; r < data + size; r += strlen(r) + 1) {
         if (argc == MAX_WORDS - 1 || envc == MAX_WORDS - 1 || shares == MAX_SHARES - 1) {
@@ -153,6 +168,12 @@ static void read_job(void)
         case 's':
             job.shares[shares++] = r + 1;
             break;
+        case 'r':
+            job.hostfs_root = r + 1;
+            break;
+        case 'h': // as many as there are shares
+            job.hostfs_shares[hosts++] = r + 1;
+            break;
         case 'd':
             job.cwd = r + 1;
             break;
@@ -161,6 +182,9 @@ static void read_job(void)
             break;
         case 't':
             job.is_tty[r[1] - '0'] = true;
+            break;
+        case 'v': // a variable of network.sh
+            putenv(r + 1);
             break;
         case 'w':
             sscanf(r + 1, "%hu %hu", &job.size.ws_row, &job.size.ws_col);
@@ -219,6 +243,22 @@ static void open_port(const char *device)
             ports[i] = open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC);
 }
 
+// Serial lines carry bytes as they are, once their terminal driver is told to.
+static void open_lines(void)
+{
+    for (int i = 0; i < PORTS; i++) {
+        char path[32];
+        struct termios mode;
+        snprintf(path, sizeof path, "/dev/ttyS%d", i);
+        ports[i] = open(path, O_RDWR | O_NOCTTY | O_NONBLOCK | O_CLOEXEC);
+        if (ports[i] < 0 || tcgetattr(ports[i], &mode) < 0)
+            fail("open", path);
+        cfmakeraw(&mode);
+        if (tcsetattr(ports[i], TCSANOW, &mode) < 0)
+            fail("set", path);
+    }
+}
+
 // The ports come one by one after the driver's probe, and nothing can be awaited before udev.
 static void open_ports(void)
 {
@@ -244,7 +284,10 @@ static void open_ports(void)
 
 static void switch_root(void)
 {
-    mount_on("9p", "root", "/ro", MS_RDONLY, NINEP "cache=loose");
+    if (job.hostfs_root)
+        mount_on("hostfs", "root", "/ro", MS_RDONLY, job.hostfs_root);
+    else
+        mount_on("9p", "root", "/ro", MS_RDONLY, NINEP "cache=loose");
     mount_on("tmpfs", "tmpfs", "/rw", 0, "mode=755");
     make_dirs("/rw/upper");
     make_dirs("/rw/work");
@@ -280,8 +323,10 @@ static void mount_rest(void)
         char tag[16];
         snprintf(tag, sizeof tag, "share%d", i);
         make_dirs(job.shares[i]);
-        // cache=mmap: what the host changes is seen, and files can be mapped all the same.
-        mount_on("9p", tag, job.shares[i], 0, NINEP "cache=mmap");
+        if (job.hostfs_root)
+            mount_on("hostfs", tag, job.shares[i], 0, job.hostfs_shares[i]);
+        else // cache=mmap: what the host changes is seen, and files can be mapped all the same.
+            mount_on("9p", tag, job.shares[i], 0, NINEP "cache=mmap");
     }
 }
 
@@ -292,7 +337,10 @@ static void set_limits(void)
     setrlimit(RLIMIT_CORE, &unlimited);
     setrlimit(RLIMIT_NOFILE, &files);
     write_file("/proc/sys/kernel/core_pattern", "core.%e.%p");
-    if (sethostname("cqnotify-lab", 12) < 0)
+    char name[32] = "cqnotify-lab";
+    if (getenv("LAB_HOST")) // "NUMBER COUNT", one of several
+        snprintf(name, sizeof name, "host%d", atoi(getenv("LAB_HOST")));
+    if (sethostname(name, strlen(name)) < 0)
         fail("set", "the host name");
     umask(022);
 }
@@ -424,6 +472,8 @@ static void fill(struct relay *r)
     if (n > 0) {
         r->at = 0;
         r->len = (size_t)n;
+        if (job.hostfs_root && is_port(r->from))
+            say("took %s %llu", r == &to_tty ? "tty" : "in", r->sent + r->len);
     }
     else if (is_port(r->from) || (n < 0 && errno == EINTR)) {
         return; // a port has no end: the host counts
@@ -455,7 +505,9 @@ static void obey(const char *line)
 {
     int number;
     struct winsize size = {0};
-    if (sscanf(line, "signal %d", &number) == 1)
+    if (strcmp(line, "go") == 0)
+        may_start = true;
+    else if (sscanf(line, "signal %d", &number) == 1)
         kill(-child, number);
     else if (sscanf(line, "eof %lld", &stdin_total) == 1)
         return;
@@ -467,7 +519,8 @@ static void obey(const char *line)
         shut(&from_stderr.from);
 }
 
-static void read_orders(void)
+// Obeys one line, if all of it is there.
+static bool read_order(void)
 {
     static char line[256];
     static size_t len;
@@ -481,7 +534,16 @@ static void read_orders(void)
         line[len] = '\0';
         len = 0;
         obey(line);
+        return true;
     }
+    return false;
+}
+
+static void await_go(void)
+{
+    while (!may_start)
+        if (!read_order())
+            poll(&(struct pollfd){ports[CTL], POLLIN, 0}, 1, -1);
 }
 
 // Reaps orphans too. Returns the command's status as a shell would tell it, or -1.
@@ -523,7 +585,8 @@ static int supervise(int signals)
     int status = -1;
     while (!finishing || !drained()) {
         wait_for_work(signals);
-        read_orders();
+        while (read_order())
+            ;
         for (int i = 0; i < RELAYS; i++) {
             fill(relays[i]);
             flush(relays[i]);
@@ -564,8 +627,11 @@ int main(void)
         fail("mount", "/dev");
     read_job();
     load_modules();
-    open_ports();
-    say("up");
+    if (job.hostfs_root)
+        open_lines();
+    else
+        open_ports();
+    say_with_clock("up");
     switch_root();
     mount_rest();
     set_limits();
@@ -577,8 +643,9 @@ int main(void)
     sigaddset(&blocked, SIGTTOU);
     sigprocmask(SIG_BLOCK, &blocked, NULL);
     int signals = signalfd(-1, &chld, SFD_NONBLOCK | SFD_CLOEXEC);
+    say_with_clock("ready");
+    await_go();
     start_job();
-    say("run");
     int status = supervise(signals);
     tidy_up();
     say("exit %d %llu %llu %llu", status, from_stdout.sent, from_stderr.sent, from_tty.sent);

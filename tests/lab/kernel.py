@@ -64,23 +64,25 @@ def matching(cache: Path, wanted: str) -> list[str]:
     return [v for v in present(cache) if v == wanted or pattern.match(v)]
 
 
+def newest(cache: Path, wanted: str | None, suite: str | None = None) -> str | None:
+    """Of those that are here: the newest whose version starts with `wanted`, by default with the
+    series of the suite, so that other kernels here do not change a plain run."""
+    return next(reversed(matching(cache, wanted or SERIES[suite or DEFAULT_SUITE])), None)
+
+
 def choose(cache: Path, wanted: str | None, suite: str | None = None) -> str:
-    """The newest kernel whose version starts with `wanted`; by default the series of the suite,
-    fetched if need be, so that other kernels here do not change a plain run."""
-    suite = suite or DEFAULT_SUITE
-    series = SERIES[suite]
-    if wanted is None and not matching(cache, series):
+    """newest(), and the suite's own is fetched if need be."""
+    if wanted is None and not newest(cache, wanted, suite):
         with locked(cache):
-            if not matching(cache, series):
-                fetch(cache, suite)
-    found = matching(cache, wanted or series)
-    if not found:
+            if not newest(cache, wanted, suite):
+                fetch(cache, suite or DEFAULT_SUITE)
+    found = newest(cache, wanted, suite)
+    if found is None:
         raise LabError(
-            f"no kernel {wanted or series} here; there are: "
-            f"{', '.join(present(cache)) or 'none'}. "
+            f"no kernel {wanted} here; there are: {', '.join(present(cache)) or 'none'}. "
             "More: ./lab kernels fetch bookworm|bookworm-backports|trixie|FILE.deb"
         )
-    return found[-1]
+    return found
 
 
 @contextlib.contextmanager
@@ -256,6 +258,10 @@ def dependencies(modules: Path) -> dict[str, list[str]]:
 
 def modules(cache: Path, version: str) -> Path:
     return cache / "kernels" / version / "lib/modules" / version
+
+
+def has_module(cache: Path, version: str, name: str) -> bool:
+    return name in dependencies(modules(cache, version))
 
 
 def load_order(modules: Path) -> list[Path]:

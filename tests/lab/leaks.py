@@ -86,13 +86,13 @@ class Record:
         return ""
 
 
-records: dict[str, Record] = {}
-run_once: list[str] = []
+# Of each test: how often it ran, and how the counts grew. These come with the tests' reports, from
+# the process that ran the tests to the one that sums up.
+summary: dict[str, tuple[int, str]] = {}
 
 
-def run_again(item: pytest.Item, nextitem: pytest.Item | None, limit: int) -> str:
+def run_again(item: pytest.Item, nextitem: pytest.Item | None, record: Record, limit: int) -> str:
     """Runs a test that has passed, until it is cleared; says what is wrong with it, if anything."""
-    record = records[item.nodeid]
     before = threads()
     # Nothing here may hold more, or less, in one turn than in another.
     for run in range(limit):
@@ -119,14 +119,16 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     long = sum(report.duration for report in reports) > LONG
     own, children = cpu_times()[0] - own, cpu_times()[1] - children
     if long and children > own:
-        run_once.append(item.nodeid)
+        reports[-1].leaks = 1, ""  # type: ignore[attr-defined]
     elif all(report.passed for report in reports):
         warm_ups, measured = (WARM_UPS_IF_LONG, MEASURED_IF_LONG) if long else (WARM_UPS, MEASURED)
         limit = warm_ups + measured
         uncounted = any(name in item.name for name in UNCOUNTED)
         kinds = ["memory blocks"] if uncounted else ["references", "memory blocks"]
-        records[item.nodeid] = Record({kind: array("q", [0] * limit) for kind in kinds}, warm_ups)
-        problem = run_again(item, nextitem, limit)
+        record = Record({kind: array("q", [0] * limit) for kind in kinds}, warm_ups)
+        problem = run_again(item, nextitem, record, limit)
+        growth = "; ".join(f"{what} {record.growth(what)}" for what in record.counts)
+        reports[-1].leaks = record.runs, growth  # type: ignore[attr-defined]
         if problem:
             (call,) = (report for report in reports if report.when == "call")
             call.outcome = "failed"
@@ -142,18 +144,24 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError("leaks: this is not a debug build of Python")
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    runs, growth = getattr(report, "leaks", (0, ""))
+    if runs:
+        summary[report.nodeid] = runs, growth
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if not records:
+    if not summary:
         return
     write = terminalreporter.write_line
     terminalreporter.section("references and memory")
-    total = sum(record.runs for record in records.values())
-    write(f"{total} runs of {len(records)} tests; more than three runs of:")
-    for name, record in records.items():
-        if record.runs > 3:
-            growth = "; ".join(f"{what} {record.growth(what)}" for what in record.counts)
+    again = {name: (runs, growth) for name, (runs, growth) in summary.items() if growth}
+    total = sum(runs for runs, _ in again.values())
+    write(f"{total} runs of {len(again)} tests; more than three runs of:")
+    for name, (runs, growth) in again.items():
+        if runs > 3:
             write(f"  {name}: {growth}")
-    if run_once:
+    if len(again) < len(summary):
         write(f"run only once, since they take over {LONG:g} s, and that in other processes:")
-    for name in run_once:
-        write(f"  {name}")
+        for name in summary.keys() - again.keys():
+            write(f"  {name}")

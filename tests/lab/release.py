@@ -48,6 +48,8 @@ def steps() -> dict[str, list[str]]:
         "selftest": ["./lab", "selftest", "-q"],
         "docs": ["./lab", "docs"],
         "test": ["./lab", "test", "-q"],
+        "microvm": ["./lab", "--vm", "test", "-q"],  # another kernel, if that was a process
+        "siw": ["./lab", "--uml", "--device", "siw", "test", "-q"],
         "bench": ["./lab", "bench"],
         "coverage": ["./lab", "test", "--coverage", "-q"],
         "asan": ["./lab", "test", "--asan", "-q"],

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
@@ -15,6 +16,7 @@ from distributions import (
     PROJECT,
     Distributions,
     build,
+    debug_sections,
     isolated,
     linked,
     project_files,
@@ -22,12 +24,18 @@ from distributions import (
 )
 
 import cqnotify
+from cqnotify._core import NO_DEVICE
 
 # The core works with a libibverbs that has this, whatever it was built with: rdma-core 32 was the
 # first. Debian 12's, 44, has up to IBVERBS_1.14. What would demand more belongs behind dlsym(3).
 NEWEST_VERBS = (1, 11)
 
+LARGEST_CORE = 400_000  # bytes; four times that with what is for debuggers
+
 DEVICES = Path("/sys/class/infiniband")
+
+
+WHERE_THE_CORE_IS = "import cqnotify._core as core; print(core.__file__, end='')"
 
 
 @pytest.fixture(scope="session")
@@ -98,6 +106,35 @@ def test_the_wheel_links_the_machines_own_libibverbs(made: Distributions, core: 
     assert "manylinux" in made.wheel.name
 
 
+def test_the_core_has_nothing_for_debuggers_in_it_but_names(core: Path) -> None:
+    assert debug_sections(core) == set()
+    assert core.stat().st_size < LARGEST_CORE
+    assert b"wc_raise_for_status" in core.read_bytes()  # static: a backtrace says where it was
+
+
+def test_what_pip_makes_of_the_sources_is_as_small(python: Path, tmp_path: Path) -> None:
+    core = Path(run(python, "-c", WHERE_THE_CORE_IS, cwd=tmp_path).stdout)
+    assert debug_sections(core) == set()
+    assert core.stat().st_size < LARGEST_CORE
+
+
+def test_a_debugger_finds_the_lines_of_what_is_built_in_place() -> None:
+    core = importlib.import_module("cqnotify._core").__file__
+    assert core is not None
+    assert {".debug_info", ".debug_line"} <= debug_sections(Path(core))
+
+
+def test_who_asks_for_debug_information_gets_it(made: Distributions, tmp_path: Path) -> None:
+    """As the tools of Linux distributions do, which keep it in packages of its own."""
+    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", tmp_path, made.sdist]
+    subprocess.run(build, check=True, env=isolated() | {"CFLAGS": "-g -O2"})
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (n for n in archive.namelist() if n.endswith(".so"))
+        core = Path(archive.extract(name, tmp_path))
+    assert {".debug_info", ".debug_line"} <= debug_sections(core)
+
+
 def test_the_wheel_needs_no_newer_libibverbs_than_it_says(core: Path) -> None:
     verbs = dict(verbs_needed(core))
     assert "ibv_open_device" in verbs
@@ -130,7 +167,7 @@ def test_what_pip_made_of_the_sources_runs(python: Path, tmp_path: Path) -> None
     there = DEVICES.exists() and any(DEVICES.iterdir())
     done = run(python, "-m", "cqnotify", "devices", cwd=tmp_path)
     assert done.returncode == (0 if there else 3)
-    assert done.stderr == ("" if there else "cqnotify: this machine has no RDMA device\n")
+    assert done.stderr == ("" if there else f"cqnotify: {NO_DEVICE}\n")
 
 
 def test_what_pip_made_of_the_sources_is_typed(python: Path, tmp_path: Path) -> None:

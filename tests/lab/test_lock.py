@@ -24,6 +24,7 @@ IMMUTABLE = re.compile(
 )
 ALONE = {
     "array_subscript",  # it calls array_item()
+    "cqn_dealloc",  # it calls dealloc()
     "cqn_list_devices",
     "wakeup_clear",
     "wakeup_dealloc",

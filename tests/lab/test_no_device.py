@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import cqnotify
+from cqnotify._core import NO_DEVICE
 from cqnotify.cli import COMMANDS
 
 pytestmark = pytest.mark.skipif(
@@ -35,7 +37,14 @@ def test_the_command_line_says_so_too(command: str) -> None:
         [sys.executable, "-m", "cqnotify", command], capture_output=True, text=True
     )
     assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr == "cqnotify: this machine has no RDMA device\n"
+    assert done.stderr == f"cqnotify: {NO_DEVICE}\n"
+
+
+def test_both_say_the_same_and_name_every_way_out() -> None:
+    for way in ("ibverbs-providers", "modprobe rdma_rxe", "rdma link add", "./lab"):
+        assert way in NO_DEVICE
+    with pytest.raises(cqnotify.VerbsError, match=re.escape(NO_DEVICE)):
+        cqnotify.Context()
 
 
 def test_a_test_that_needs_one_is_skipped_or_fails(tmp_path: Path) -> None:

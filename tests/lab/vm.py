@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import mmap
 import os
 import platform
 import re
@@ -25,18 +26,36 @@ import subprocess
 import termios
 import time
 import tty
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 
 import kernel
+import uml
 from kernel import LabError, note
 
 PROBE_SECONDS = 10  # a guest that KVM can run says "up" within one or two
 GRACE_SECONDS = 10  # for a command to end by itself after Ctrl-C
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+WATCH_SECONDS = 5  # between looks at what a kernel that is a process does not say
+CLOCK_SLACK = 1.0  # seconds that a line from the guest may be late
 PR_SET_PDEATHSIG = 1
 libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Of one of several hosts: its number, how many there are, and its cable to the switch."""
+
+    number: int
+    count: int
+    cable: int  # a socket; a datagram is a frame
+
+    @property
+    def mac(self) -> str:
+        """Of the NIC itself; network.sh gives v0 its own."""
+        return f"52:54:00:98:00:0{self.number}"
 
 
 @dataclass(frozen=True)
@@ -46,11 +65,13 @@ class Machine:
     root: Path = Path("/")  # of the guest; it is never written to
     memory: int = 2048
     cpus: int = 2
-    accel: str = "auto"
+    accel: str = "tcg"  # kvm, uml
     icount: bool = False  # time counts instructions
+    virtual_time: bool = False  # of User Mode Linux: the clock leaps over idle time
     boot_timeout: float = 90
     timeout: float | None = None
     verbose: bool = False
+    place: Place | None = None
 
 
 @dataclass(frozen=True)
@@ -68,10 +89,15 @@ class Job:
     env: dict[str, str]
     cwd: str
     shares: list[Share]
+    network: dict[str, str] = field(default_factory=dict)  # variables of network.sh
     is_tty: list[bool] = field(default_factory=lambda: [os.isatty(fd) for fd in range(3)])
 
-    def records(self) -> bytes:
+    def records(self, hostfs_root: Path | None = None) -> bytes:
+        """What guest.c reads. `hostfs_root`: of User Mode Linux, which mounts folders by path."""
         words = [f"d{self.cwd}", f"n{kernel.HERE / 'network.sh'}"]
+        if hostfs_root is not None:
+            words += [f"r{hostfs_root}", *(f"h{share.host}" for share in self.shares)]
+        words += [f"v{name}={value}" for name, value in self.network.items()]
         words += [f"a{word}" for word in self.argv]
         words += [f"e{name}={value}" for name, value in self.env.items()]
         words += [f"s{share.guest}" for share in self.shares]
@@ -103,15 +129,24 @@ class Guest:
         self.sockets = {name: pair[0] for name, pair in pairs.items()}
         theirs = {name: pair[1] for name, pair in pairs.items()}
         self.console = bytearray()
-        with open(initrd_fd(machine, job), "rb") as initrd:
+        self.window = uml.WINDOW if accel == "uml" else None
+        self.uml_cache = machine.cache if accel == "uml" else None
+        cables = [machine.place.cable] if machine.place else []
+        with open(initrd_fd(machine, job, accel), "rb") as initrd:
             messages = theirs.pop("messages")
-            command = qemu_command(machine, job, accel, initrd.fileno(), theirs)
+            if accel == "uml":
+                lines = [theirs[name].fileno() for name in self.NAMES]
+                console = theirs["console"].fileno()
+                command = uml.command(machine, initrd.fileno(), console, lines)
+            else:
+                command = qemu_command(machine, job, accel, initrd.fileno(), theirs)
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=messages.fileno(),
                 stderr=messages.fileno(),
-                pass_fds=[initrd.fileno(), *(s.fileno() for s in theirs.values())],
+                pass_fds=[initrd.fileno(), *cables, *(s.fileno() for s in theirs.values())],
+                env=uml.environment(machine) if accel == "uml" else None,
                 preexec_fn=die_with_parent,
                 start_new_session=True,  # the terminal's Ctrl-C is for us alone
             )
@@ -134,8 +169,11 @@ class Guest:
         return "".join(f"    {line}\n" for line in text.splitlines()[-20:] if line.strip())
 
     def kill(self) -> None:
-        self.process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)  # User Mode Linux is several processes
         self.process.wait()
+        if self.uml_cache:
+            uml.tidy_up(self.uml_cache)
         for sock in self.sockets.values():
             sock.close()
 
@@ -163,12 +201,15 @@ def die_with_parent() -> None:
 PARENT = os.getpid()
 
 
-def initrd_fd(machine: Machine, job: Job) -> int:
-    base = kernel.initramfs(machine.cache, machine.kernel)
+def initrd_fd(machine: Machine, job: Job, accel: str) -> int:
+    if accel == "uml":
+        base, records = uml.initramfs(machine.cache), job.records(machine.root)
+    else:
+        base, records = kernel.initramfs(machine.cache, machine.kernel).read_bytes(), job.records()
     fd = os.memfd_create("initrd")
     with open(fd, "wb", closefd=False) as out:
-        out.write(base.read_bytes())
-        out.write(kernel.cpio([("job", 0o100600, job.records())]))
+        out.write(base)
+        out.write(kernel.cpio([("job", 0o100600, records)]))
     return fd
 
 
@@ -177,7 +218,9 @@ def qemu_command(
 ) -> list[str]:
     image = machine.cache / "kernels" / machine.kernel / "vmlinux"
     append = "console=ttyS0 quiet panic=-1 oops=panic nowatchdog tsc=reliable nokaslr "
-    append += "mitigations=off cryptomgr.notests"
+    append += "mitigations=off cryptomgr.notests no_timer_check"
+    if accel == "tcg" and not machine.icount:
+        append += tsc_frequency()
     command = ["qemu-system-x86_64", "-M", "q35", "-nodefaults", "-no-user-config", "-no-reboot"]
     command += ["-display", "none"]
     command += ["-accel", "kvm", "-cpu", "host"] if accel == "kvm" else []
@@ -185,6 +228,10 @@ def qemu_command(
     command += ["-m", str(machine.memory), "-smp", str(machine.cpus), "-kernel", str(image)]
     command += ["-initrd", f"/proc/self/fd/{initrd}", "-append", append]
     command += ["-device", "virtio-rng-pci", "-device", "virtio-serial-pci"]
+    if machine.place:
+        cable = f"dgram,id=cable,local.type=fd,local.str={machine.place.cable}"
+        nic = f"virtio-net-pci,netdev=cable,romfile=,mac={machine.place.mac}"
+        command += ["-netdev", cable, "-device", nic]
     for name, sock in sockets.items():
         command += ["-chardev", f"socket,id={name},fd={sock.fileno()}"]
         port = f"virtserialport,chardev={name},name=lab.{name}"
@@ -198,6 +245,37 @@ def qemu_command(
         fsdev += ",multidevs=remap" + ("" if share.writable else ",readonly=on")
         command += ["-fsdev", fsdev, "-device", f"virtio-9p-pci,fsdev={tag},mount_tag={tag}"]
     return command
+
+
+def tsc_frequency() -> str:
+    """For the kernel's command line. An emulated guest reads this machine's TSC, and would compare
+    it with an emulated timer: on a busy machine it then took its clock to be many times slower."""
+    try:
+        with mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_WRITE | mmap.PROT_EXEC) as code:
+            # rdtsc; shl $32, %rdx; or %rdx, %rax; ret
+            code.write(bytes.fromhex("0f31 48c1e220 4809d0 c3"))
+            page = ctypes.c_char.from_buffer(code)
+            rdtsc = ctypes.CFUNCTYPE(ctypes.c_uint64)(ctypes.addressof(page))
+            frequency = ticks_per_ms(rdtsc)
+            del page  # which keeps the mapping open
+    except OSError:  # memory that is written and run is forbidden here: as without us
+        return ""
+    return f" tsc_early_khz={frequency}"
+
+
+def ticks_per_ms(read_ticks: Callable[[], int]) -> int:
+    def read() -> tuple[int, int]:
+        """Both clocks at one moment: the closest of some readings."""
+        readings = []
+        for _ in range(20):
+            before, ticks, after = time.monotonic_ns(), read_ticks(), time.monotonic_ns()
+            readings.append((after - before, (before + after) // 2, ticks))
+        return min(readings)[1:]
+
+    start, first = read()
+    time.sleep(0.05)
+    end, last = read()
+    return (last - first) * 1_000_000 // (end - start)
 
 
 def tcg_options(machine: Machine) -> list[str]:
@@ -218,8 +296,10 @@ class Relay:
     poll() calls writable takes PIPE_BUF bytes without blocking.
     """
 
-    def __init__(self, source: int, target: int) -> None:
+    def __init__(self, source: int, target: int, window: int | None = None) -> None:
+        """`window`: how much may be under way that nobody has said to have `taken`."""
         self.source, self.target = source, target
+        self.window, self.taken = window, 0
         self.buffer = b""
         self.received = 0
         self.ended = self.broken = False
@@ -229,17 +309,20 @@ class Relay:
     def wants(self) -> tuple[int, int] | None:
         if self.buffer:
             return self.target, select.POLLOUT
-        return None if self.ended else (self.source, select.POLLIN)
+        return None if self.ended or not self.room() else (self.source, select.POLLIN)
+
+    def room(self) -> int:
+        return 65536 if self.window is None else self.taken + self.window - self.received
 
     def move(self) -> None:
         if self.buffer:
             self.write()
-        elif not self.ended:
+        elif not self.ended and self.room():
             self.read()
 
     def read(self) -> None:
         try:
-            data = os.read(self.source, 65536)
+            data = os.read(self.source, self.room())
         except BlockingIOError:
             return
         except OSError:  # a terminal that hung up
@@ -314,30 +397,32 @@ class NotUp(Exception):
     """The guest did not come up, or not in time; nothing of the job has begun."""
 
 
+class GuestFailed(LabError):
+    """It ended, or could not do what it should."""
+
+
 class Session:
     """One boot of the guest, to the end of its command."""
 
-    def __init__(
-        self, machine: Machine, job: Job, accel: str, signals: Signals, probe: KvmVerdict | None
-    ) -> None:
+    def __init__(self, machine: Machine, job: Job, signals: Signals) -> None:
         self.machine, self.job, self.signals = machine, job, signals
         self.terminal = RawTerminal()
         self.phase = "boot"
         now = time.monotonic()
-        self.deadlines = {"boot": now + (PROBE_SECONDS if probe else machine.boot_timeout)}
-        self.probe = probe
+        self.deadlines = {"boot": now + machine.boot_timeout}
         if machine.timeout:
             self.deadlines["run"] = now + machine.timeout
         self.told: set[str] = set()
         self.interrupted: list[int] = []
         self.started = now
+        self.clocks = (0.0, 0.0)  # ours and the guest's, when it was up
         self.orders = b""
         self.heard = b""
         self.result: tuple[int, list[int]] | None = None
         self.stdin: Relay | None = None
         self.outputs: dict[str, Relay] = {}
         self.to_tty: Relay | None = None
-        self.guest = Guest(machine, job, accel)
+        self.guest = Guest(machine, job, machine.accel)
 
     def run(self) -> int:
         try:
@@ -348,6 +433,17 @@ class Session:
         finally:
             self.guest.kill()
             self.terminal.leave()
+
+    def comes_up(self) -> bool:
+        """Boots the kernel, and no more."""
+        try:
+            while self.phase == "boot":
+                self.step()
+            return True
+        except (NotUp, GuestFailed):
+            return False
+        finally:
+            self.guest.kill()
 
     # -- one turn of the loop
 
@@ -415,20 +511,34 @@ class Session:
             note(f"guest after {time.monotonic() - self.started:.1f} s: {line}")
         if word == "up":
             self.phase = "up"
-            if self.probe:
-                self.probe.write("yes")
-                self.probe = None
-            self.deadlines["boot"] = self.started + self.machine.boot_timeout
-        elif word == "run":
+            self.clocks = time.monotonic(), float(rest)
+        elif word == "ready":
+            self.compare_clocks(float(rest))
             self.phase = "run"
             self.deadlines.pop("boot", None)
+            if self.machine.accel == "uml":
+                self.deadlines["watch"] = time.monotonic() + WATCH_SECONDS
+            self.order("go")
             self.connect()
+        elif word == "took":
+            name, count = rest.split()
+            if relay := {"in": self.stdin, "tty": self.to_tty}[name]:
+                relay.taken = int(count)
         elif word == "fail":
             raise self.failure(f"the guest could not {rest}")
         elif word == "exit":
             status, *counts = (int(number) for number in rest.split())
             self.result = (status, counts)
             self.deadlines.pop("run", None)
+            self.deadlines.pop("watch", None)
+
+    def compare_clocks(self, now: float) -> None:
+        """Before the command begins: all timeouts in a guest with a wrong clock are wrong."""
+        ours, guests = time.monotonic() - self.clocks[0], now - self.clocks[1]
+        if self.machine.icount or self.machine.virtual_time:
+            return  # its clock is not meant to keep up with ours
+        if abs(guests - ours) > CLOCK_SLACK + ours / 4:
+            raise NotUp(f"the microVM's clock went {guests:.1f} s in {ours:.1f} s")
 
     def connect(self) -> None:
         """The command starts: from now on the streams are its own."""
@@ -441,10 +551,10 @@ class Session:
             "tty": Relay(ports["tty"], screen),
         }
         if is_tty[0]:
-            self.to_tty = Relay(0, ports["tty"])
+            self.to_tty = Relay(0, ports["tty"], self.guest.window)
             self.terminal.enter()
         else:
-            self.stdin = Relay(0, ports["in"])
+            self.stdin = Relay(0, ports["in"], self.guest.window)
 
     def tell_ends(self) -> None:
         """Ends of streams travel by the control port, with a count, behind all their bytes."""
@@ -477,6 +587,10 @@ class Session:
         if "grace" in passed:
             code = 128 + self.interrupted[0]
             raise LabError(f"the command went on for {GRACE_SECONDS} s; stopped it", code)
+        if "watch" in passed:
+            if why := uml.stuck(self.guest.process.pid):
+                raise LabError(why)
+            self.deadlines["watch"] = now + WATCH_SECONDS
         if "boot" in passed:
             message = f"the microVM did not come up within {self.machine.boot_timeout:g} s"
             if self.phase == "up":
@@ -484,34 +598,36 @@ class Session:
             raise NotUp(str(self.failure(message)))
 
     def end(self) -> Exception:
-        """QEMU is gone. If it crashed before the command began, another boot loses nothing."""
+        """QEMU is gone. Unless it refused to start, another boot loses nothing as long as the
+        command has not begun."""
         message = "the microVM ended unexpectedly"
         status = self.guest.process.wait()
-        if status < 0:
+        if status < 0 and self.machine.accel != "uml":  # which says more than its signal
             message += f" (QEMU by {signal.Signals(-status).name})"
-            if self.phase != "run":
-                return NotUp(message)
-        return self.failure(message)
+        failure = self.failure(message)
+        return NotUp(str(failure)) if self.phase != "run" and status <= 0 else failure
 
-    def failure(self, message: str) -> Exception:
-        if self.probe:
-            return NotUp(message)
+    def failure(self, message: str) -> GuestFailed:
         tail = self.guest.console_tail()
         if panic := re.search(rb"(Kernel panic - [^\r\n]*)", self.guest.console):
             message += f" ({panic[1].decode(errors='replace')})"
-        return LabError(message + (". Its last words:\n" + tail.rstrip("\n") if tail else ""))
+        return GuestFailed(message + (". Its last words:\n" + tail.rstrip("\n") if tail else ""))
 
 
-# ---- which accelerator -------------------------------------------------------------------
+# ---- KVM ---------------------------------------------------------------------------------
+
+
+def kvm_usable() -> bool:
+    return os.access("/dev/kvm", os.R_OK | os.W_OK)
 
 
 class KvmVerdict:
     """Whether this guest boots under this host's KVM: found out once per host boot."""
 
-    def __init__(self, machine: Machine) -> None:
-        self.path = machine.cache / "kvm"
+    def __init__(self, cache: Path, kernel: str | None) -> None:
+        self.path = cache / "kvm"
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        self.key = f"{platform.release()} {boot} {machine.kernel}"
+        self.key = f"{platform.release()} {boot} {kernel}"
 
     def read(self) -> str | None:
         lines = self.path.read_text().splitlines() if self.path.exists() else []
@@ -526,10 +642,24 @@ class KvmVerdict:
         part.rename(self.path)
 
 
+def try_kvm(machine: Machine) -> None:
+    """Finds out, and writes it down."""
+    check_host(machine)
+    note(f"microVM, kernel {machine.kernel}, trying KVM")
+    tried = replace(machine, accel="kvm", boot_timeout=PROBE_SECONDS)
+    works = Session(tried, Job(["true"], {}, "/", []), Signals()).comes_up()
+    KvmVerdict(machine.cache, machine.kernel).write("yes" if works else "no")
+    if not works:
+        note("the guest does not come up under KVM here: without it, now and from now on")
+
+
+# ---- the door ----------------------------------------------------------------------------
+
+
 def check_host(machine: Machine) -> None:
     if platform.machine() != "x86_64":
         raise LabError(f"the microVM is for x86-64 only, and this machine is {platform.machine()}")
-    if not shutil.which("qemu-system-x86_64"):
+    if machine.accel != "uml" and not shutil.which("qemu-system-x86_64"):
         raise LabError("QEMU is missing; install it with: apt-get install qemu-system-x86")
     found = re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text())
     available = int(found[1]) // 1024 if found else machine.memory
@@ -543,39 +673,23 @@ def check_host(machine: Machine) -> None:
 def run(machine: Machine, job: Job) -> int:
     """Runs the job; returns the exit status that ./lab shall end with."""
     check_host(machine)
-    signals = Signals()
-    verdict = KvmVerdict(machine)
-    usable = os.access("/dev/kvm", os.R_OK | os.W_OK)
-    known = verdict.read() if usable else "no"
-    accel = machine.accel
-    if machine.icount and accel == "kvm":
-        raise LabError("--icount counts emulated instructions: it goes without --accel kvm")
-    if accel == "kvm" and not usable:
-        raise LabError("--accel kvm: /dev/kvm is not there, or not for this user")
-    if machine.icount:
-        accel = "tcg"
-    if accel == "auto" and known is None:
-        note(f"microVM, kernel {machine.kernel}, trying KVM")
-        try:
-            return Session(machine, job, "kvm", signals, verdict).run()
-        except NotUp:
-            verdict.write("no")
-            known = "no"
-            note("the guest does not come up under KVM here: emulating it, now and from now on")
-    if accel == "auto":
-        accel = "kvm" if known == "yes" else "tcg"
-    note(f"microVM, kernel {machine.kernel}, {'KVM' if accel == 'kvm' else 'emulated'}")
-    return boot(machine, job, accel, signals)
+    if machine.accel == "uml":
+        note(f"kernel {machine.kernel}, as a process of this machine")
+    else:
+        how = "KVM" if machine.accel == "kvm" else "emulated"
+        note(f"microVM, kernel {machine.kernel}, {how}")
+    return boot(machine, job, Signals())
 
 
-def boot(machine: Machine, job: Job, accel: str, signals: Signals) -> int:
-    """Once more if the guest hangs as it boots, or QEMU crashes: emulated, they do now and then."""
+def boot(machine: Machine, job: Job, signals: Signals) -> int:
+    """Once more if the guest hangs or panics as it boots, if its clock is wrong, or QEMU crashes:
+    emulated, on a busy machine, that happens now and then."""
     try:
-        return Session(machine, job, accel, signals, None).run()
+        return Session(machine, job, signals).run()
     except NotUp as e:
         note(str(e))
         note("booting it once more")
     try:
-        return Session(machine, job, accel, signals, None).run()
+        return Session(machine, job, signals).run()
     except NotUp as e:
         raise LabError(str(e)) from None

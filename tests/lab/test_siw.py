@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: MIT
+"""The other kind of device, Soft-iWARP: what `--device siw` makes, and what a real one does that
+Soft-RoCE does not. That needs a kernel that runs as a process: see uml.py."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+import pytest
+from test_lab_host import PATIENCE, lab, own_words
+from test_uml import built
+
+DIFFERS = """
+from cqnotify import *
+
+def error_of(call):
+    try:
+        call()
+    except (VerbsError, ValueError) as e:
+        return getattr(e, "errno", None), str(e)
+
+with Context() as ctx:
+    pd = PD(ctx)
+    cq, mr = CQ(ctx, 16), MR(pd, 64)
+
+    def states(*wanted):
+        qp = QP(pd, QPType.RC, send_cq=cq)
+        return [(qp.modify(qp_state=state), qp.state)[1].name for state in wanted]
+
+    print(QP(pd, QPType.RC, send_cq=cq).state.name)
+    print(*states(QPState.RTR, QPState.SQD, QPState.ERR, QPState.RESET))
+    print(error_of(lambda: states(QPState.RTS))[0])
+    qp = QP(pd, QPType.RC, send_cq=cq)
+    qp.to_init()
+    print(*error_of(lambda: qp.post_recv([])))
+    qp.modify(qp_state=QPState.ERR)
+    qp.post_recv(mr)
+    print(qp.outstanding, cq.poll())
+    print(*error_of(lambda: SRQ(pd, 8).query()))
+    print(*error_of(lambda: cq.resize(32)))
+    print(*error_of(lambda: AH(pd, dlid=1)))
+    print(error_of(lambda: ctx.query_pkey(0))[1])
+    print(QP(pd, QPType.RC, send_cq=cq, max_inline_data=80).max_inline_data)
+    print(error_of(lambda: QP(pd, QPType.RC, send_cq=cq, max_inline_data=81))[0])
+    cqs = []
+    print(*error_of(lambda: [cqs.append(CQ(ctx, 4)) for _ in range(200)]))
+    print(len(cqs) < 144)
+"""
+DIFFERENCES = """\
+INIT
+INIT INIT ERR ERR
+22
+22 [Errno 22] ibv_post_recv: Invalid argument: QP 1
+(0, 1) []
+95 [Errno 95] ibv_query_srq: not supported by this device
+95 [Errno 95] ibv_resize_cq: not supported by this device: from 16 to 32 entries
+95 [Errno 95] ibv_create_ah: not supported by this device: an iWARP device sends no datagrams
+port 1 has no P_Key at any index
+80
+22
+12 [Errno 12] ibv_create_cq: the device's provider failed and did not say why: 4 entries
+True
+"""
+
+
+def on_siw(*words: str, **options: object) -> subprocess.CompletedProcess[bytes]:
+    return lab("--uml", "--device", "siw", *words, **options)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--device", "mlx5", "run", "true"], "--device is rxe or siw, not 'mlx5'"),
+        (["--device"], "--device wants a value"),
+        (["--accel", "tcg", "--device", "siw", "run", "true"], "has no such device; .*--uml"),
+    ],
+)
+def test_what_cannot_be_is_125_and_one_line_says_why(words: list[str], text: str) -> None:
+    result = lab(*words)
+    assert result.returncode == 125
+    (line,) = own_words(result)
+    assert re.search(text, line)
+
+
+@built
+def test_there_are_two_active_devices_on_the_two_ends_of_the_cable() -> None:
+    result = on_siw("run", "cqnotify", "devices")
+    text = result.stdout.decode()
+    assert re.findall(r"^(\w+): RNIC, IWARP", text, re.M) == ["siw0", "siw1"]
+    assert text.count("port 1: ACTIVE") == 2
+    assert re.findall(r"gid 0: \S+  IB  (\w+)", text) == ["v0", "v1"]
+
+
+@built
+@pytest.mark.parametrize("command", ["demo", "run -- cqnotify pingpong", "run -- cqnotify demo"])
+def test_what_needs_a_peer_is_refused_in_one_line(command: str) -> None:
+    result = on_siw(*command.split())
+    assert result.returncode == 3
+    last = result.stderr.splitlines()[-1]
+    assert last == b"cqnotify: siw0 is an iWARP device, whose QPs are connected by rdma_cm alone"
+
+
+@built
+def test_it_differs_from_soft_roce_as_the_page_says() -> None:
+    result = on_siw("run", "python", "-c", DIFFERS)
+    assert result.returncode == 0, result.stderr
+    lines = re.sub(r"QP \d+$", "QP 1", result.stdout.decode(), flags=re.M)
+    assert lines.replace(", comp_vector 0", "") == DIFFERENCES
+
+
+@built
+def test_tests_that_need_no_peer_pass_there_and_others_are_skipped() -> None:
+    files = [f"tests/test_{name}.py" for name in ("iwarp", "context", "mr", "cq", "post")]
+    result = on_siw("test", "-j", "1", "-q", *files, timeout=5 * PATIENCE)
+    assert result.returncode == 0, result.stdout
+    (passed, skipped) = re.findall(rb"^(\d+) passed, (\d+) skipped in", result.stdout, re.M)[0]
+    assert int(passed) > 100
+    assert int(skipped) > 100

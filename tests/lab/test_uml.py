@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: MIT
+"""A kernel that runs as a process: see uml.py. What needs one is run where one has been built."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import uml
+from test_lab_host import CACHE, LAB, PATIENCE, PROJECT, lab, until
+
+REFUSAL = uml.refusal(None)
+built = pytest.mark.skipif(
+    bool(REFUSAL) or not uml.present(CACHE),
+    reason=REFUSAL or "no kernel was built here: ./lab kernels build",
+)
+
+
+def in_uml(*words: str, **options: object) -> subprocess.CompletedProcess[bytes]:
+    return lab("--uml", "run", *words, **options)
+
+
+def test_a_kernel_that_was_not_built_is_125_and_says_how_to_build_it() -> None:
+    result = lab("--uml", "--kernel", "6.7", "run", "true")
+    assert result.returncode == 125
+    assert b"./lab kernels build 7.2" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["kernels", "build", "5.10"], b"build is for 6.1 or 7.2, not '5.10'"),
+        (["kernels", "make"], b"kernels knows only 'fetch' and 'build'"),
+        (["--uml", "--icount", "run", "true"], b"it goes without --uml"),
+    ],
+)
+def test_what_cannot_be_is_125_and_says_why(words: list[str], text: bytes) -> None:
+    result = lab(*words)
+    assert result.returncode == 125
+    assert text in result.stderr
+
+
+@built
+def test_input_that_is_taken_slowly_all_arrives() -> None:
+    """A serial line that was full once would stay deaf."""
+    program = (
+        "import sys, time\nfor line in sys.stdin: time.sleep(0.02); print(len(line), flush=True)"
+    )
+    sizes = [500 + i * 977 % 20000 for i in range(60)]
+    with subprocess.Popen(
+        [LAB, "--uml", "run", "python3", "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        for size in sizes:  # each answered before the next is sent: the line is idle in between
+            process.stdin.write(b"x" * size + b"\n")
+            process.stdin.flush()
+            assert int(process.stdout.readline()) == size + 1
+        process.stdin.close()
+        assert process.wait(PATIENCE) == 0
+
+
+@built
+def test_files_in_the_project_come_back_and_others_do_not() -> None:
+    name = f"test-uml-{os.getpid()}"
+    kept, lost = PROJECT / "build" / name, Path("/var/tmp", name)
+    kept.parent.mkdir(exist_ok=True)
+    try:
+        assert in_uml("sh", "-c", f"echo here >{kept}; echo gone >{lost}").returncode == 0
+        assert kept.read_text() == "here\n"
+        assert not lost.exists()
+    finally:
+        kept.unlink(missing_ok=True)
+
+
+@built
+def test_a_killed_lab_leaves_no_process() -> None:
+    mark = f"3{os.getpid()}"  # seconds, and the name of our own sleep
+    with subprocess.Popen(
+        [LAB, "--uml", "run", "sh", "-c", f"echo begun; exec sleep {mark}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        assert process.stdout
+        assert process.stdout.readline() == b"begun\n"
+        folder = CACHE / "uml" / f"run-{process.pid}"
+        assert folder.exists()
+        process.kill()
+    until(lambda: not processes_below(folder), "its kernel is gone")
+    assert in_uml("true").returncode == 0  # and the next one tidies up
+    assert not folder.exists()
+
+
+def processes_below(folder: Path) -> list[str]:
+    lines = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+    return [line for line in lines.stdout.splitlines() if str(folder) in line]
+
+
+@built
+def test_a_kernel_that_others_have_built_is_named_by_its_path() -> None:
+    path = uml.image(CACHE, uml.present(CACHE)[-1])
+    result = lab("--kernel", f"../{path.parent.name}/linux", "run", "uname", "-r", cwd=path.parent)
+    assert result.stdout.decode().strip() == uml.present(CACHE)[-1]
+    assert f"kernel {path}, as a process" in result.stderr.decode()
+
+
+@built
+def test_it_is_up_within_seconds() -> None:
+    start = time.monotonic()
+    assert in_uml("true").returncode == 0
+    assert time.monotonic() - start < 10
+
+
+@built
+def test_a_program_with_more_pieces_of_memory_than_the_machine_allows_is_ended() -> None:
+    """It would hang: with every second page, no two can be mapped as one."""
+    program = f"""
+import mmap
+memory = mmap.mmap(-1, {uml.most_mappings()} * 8400)
+for at in range(0, len(memory), 8192):
+    memory[at] = 1"""
+    result = in_uml("python3", "-c", program)
+    assert result.returncode == 125
+    assert b"as root sysctl vm.max_map_count=" in result.stderr
