@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
@@ -17,7 +18,10 @@ import pytest
 if TYPE_CHECKING:
     from cqnotify import CQ, MR, PD, CompletionChannel, Context, Device
     from cqnotify._requirements import Requirements
+    from cqnotify.hosts import Hosts
     from cqnotify.testing import Endpoint, MakePair
+
+OPENED = pytest.StashKey[list["Context"]]()
 
 # ---- options and the marker ---------------------------------------------------------------
 
@@ -26,6 +30,8 @@ rdma(devices=2, atomics=True, srq=True, mw=True, multicast=True, link_layer="Eth
 min_mtu=4096, min_kernel="6.12"): \
 the test needs an RDMA device, or so many, and of each what is named; without arguments just a \
 device. Where something is missing the test is skipped, or fails with --rdma-required."""
+
+HOSTS_MARKER = "hosts(N): how many hosts the fixture of that name has, from 1 to 8; by default 2"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -53,10 +59,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="a test that would be skipped, for what the machine or a device lacks, fails",
     )
+    group.addoption(
+        "--rdma-lab",
+        metavar="COMMAND",
+        help="the lab that gives the fixture `hosts` its hosts, with options: '.../lab --uml'; by "
+        "default that of the project which cqnotify is installed from",
+    )
+    group.addoption(
+        "--rdma-seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="of the faults between hosts: which frames are lost, and so on; by default 0",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARKER)
+    config.addinivalue_line("markers", HOSTS_MARKER)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -139,6 +159,53 @@ def _close(part: PD | CompletionChannel | CQ | MR | Endpoint) -> None:
         part.close()
 
 
+# ---- what is told of a test that failed ---------------------------------------------------
+
+SECTION = "RDMA objects (cqnotify)"
+HOSTS_SECTION = "Hosts (cqnotify)"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add the state of what was open when the test failed, before its fixtures are closed."""
+    report = yield
+    if report.failed and report.when != "teardown" and "cqnotify.hosts" in sys.modules:
+        report.sections += [(HOSTS_SECTION, text) for text in _hosts_report(item)]
+    if report.failed and report.when != "teardown" and "cqnotify" in sys.modules:
+        from cqnotify._state_report import state_of
+
+        lines = [line for context in _contexts(item) for line in state_of(context)]
+        if lines:
+            report.sections.append((SECTION, "\n".join(lines)))
+    return report
+
+
+def _hosts_report(item: pytest.Item) -> Iterator[str]:
+    from cqnotify.hosts import Hosts
+
+    for value in getattr(item, "funcargs", {}).values():
+        if isinstance(value, Hosts):
+            yield value.report()
+
+
+def _contexts(item: pytest.Item) -> list[Context]:
+    """The open contexts that the values of the test's fixtures are, belong to or list, and those
+    that our fixtures opened in the course of the test; each once."""
+    from cqnotify import Context
+    from cqnotify.testing import Endpoint
+
+    values: list[object] = []
+    for value in getattr(item, "funcargs", {}).values():
+        values.extend(value if isinstance(value, tuple | list) else [value])
+    opened: list[Context] = item.stash.get(OPENED, [])
+    values.extend(opened)
+    contexts = [value.ctx if isinstance(value, Endpoint) else value for value in values]
+    found = {id(value): value for value in contexts if isinstance(value, Context)}
+    return [context for context in found.values() if not context.closed]
+
+
 # ---- fixtures -----------------------------------------------------------------------------
 
 
@@ -164,11 +231,12 @@ def rdma_context(rdma_device: Device) -> Iterator[Context]:
 
 
 @pytest.fixture
-def rdma_context2(rdma_device2: Device) -> Iterator[Context]:
+def rdma_context2(request: pytest.FixtureRequest, rdma_device2: Device) -> Iterator[Context]:
     """The second device, opened for this test."""
     from cqnotify import Context
 
     with Context(rdma_device2) as ctx:
+        request.node.stash[OPENED] = [ctx]  # rdma_pair() may ask for it when the test runs
         yield ctx
 
 
@@ -220,6 +288,7 @@ def rdma_pair(request: pytest.FixtureRequest, rdma_context: Context) -> Iterator
     rdma_context2. The options are those of Endpoint and of cqnotify.testing.connect.
     """
     from cqnotify import QP, QPType
+    from cqnotify.context import needs_rdma_cm
     from cqnotify.testing import Endpoint, connect
 
     config = request.config
@@ -236,6 +305,8 @@ def rdma_pair(request: pytest.FixtureRequest, rdma_context: Context) -> Iterator
         connection.update((name, options.pop(name)) for name in of_connect & options.keys())
         there = request.getfixturevalue("rdma_context2") if two_devices else rdma_context
         for ctx in (rdma_context, there):
+            if why := needs_rdma_cm(ctx):
+                _unavailable(config, why)
             _check_port(config, ctx, connection["port_num"])
             ends.append(Endpoint(ctx, qp_type, **options))
         a, b = ends[-2:]
@@ -268,3 +339,42 @@ def rdma_ud_pair(rdma_pair: MakePair) -> tuple[Endpoint, Endpoint]:
     from cqnotify import QPType
 
     return rdma_pair(QPType.UD)
+
+
+# ---- several hosts ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def _all_hosts(pytestconfig: pytest.Config) -> Iterator[Callable[[int], Hosts]]:
+    """Hosts by their number; each is booted once, and made as new for each test."""
+    from cqnotify.hosts import HostError, Hosts
+
+    booted: dict[int, Hosts] = {}
+
+    def get(count: int) -> Hosts:
+        seed: int = pytestconfig.option.rdma_seed
+        if count in booted and booted[count].alive:
+            booted[count].reset(seed)
+            return booted[count]
+        while booted:  # they take memory, and time of the CPUs
+            booted.popitem()[1].close()
+        try:
+            booted[count] = Hosts(count, lab=pytestconfig.getoption("rdma_lab"), seed=seed)
+        except HostError as error:
+            _unavailable(pytestconfig, str(error))
+        return booted[count]
+
+    yield get
+    for hosts in booted.values():
+        hosts.close()
+
+
+@pytest.fixture
+def hosts(request: pytest.FixtureRequest, _all_hosts: Callable[[int], Hosts]) -> Hosts:
+    """Hosts of the lab, a cqnotify.hosts.Hosts: two, or as many as @pytest.mark.hosts(N) says.
+
+    Each has a device rxe0, whose network is the lab's switch. They are up, and nothing is left of
+    the test before. pytest itself runs on this machine, not on a host.
+    """
+    marker = request.node.get_closest_marker("hosts")
+    return _all_hosts(marker.args[0] if marker and marker.args else 2)

@@ -37,6 +37,12 @@ DEBUG = {
     "coverage": (["-O0", "--coverage", "-fprofile-update=atomic"], ["--coverage"]),
     "faults": (["-DCQN_FAULTS"], []),
 }
+# Python's own flags have -g, too. What it makes is three quarters of the core, and of no use where
+# the sources are not: only the names of functions stay, for backtraces. The tools of Linux
+# distributions keep it in packages of its own, and ask for it by CFLAGS.
+STRIP = "-Wl,--strip-debug"
+wanted = {"-g", "-g1", "-g2", "-g3", "-ggdb"} & set(os.environ.get("CFLAGS", "").split())
+
 debug = os.environ.get("CQNOTIFY_DEBUG", "").replace(",", " ").split()
 for word in debug:
     if word not in DEBUG:
@@ -46,6 +52,7 @@ for word in debug:
 class BuildCore(build_ext):
     def finalize_options(self) -> None:
         super().finalize_options()
+        self.beside_sources = bool(self.inplace)  # which setuptools hides while it builds
         if debug:
             self.force = True  # what is there may be of another kind
             self.build_temp = "build/debug"  # kept, even by pip: gcov finds its notes there
@@ -54,6 +61,11 @@ class BuildCore(build_ext):
         if not sys.platform.startswith("linux"):
             raise SetupError("cqnotify is for Linux: it wraps rdma-core's libibverbs.")
         self.probe()
+        if debug:  # gcov would look for the source of each note, also of a file that has gone
+            shutil.rmtree(self.build_temp, ignore_errors=True)
+        if not (debug or wanted or self.beside_sources or self.editable_mode):
+            for extension in self.extensions:
+                extension.extra_link_args.append(STRIP)
         super().build_extensions()
 
     def probe(self) -> None:

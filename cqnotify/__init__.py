@@ -4,10 +4,12 @@
 In the order of their use:
 
     devices, Context              what there is, and an open device
+    fork_status                   whether registered memory survives a fork
     DeviceAttr, DeviceAttrEx      what it can do
     PD, MR, SGE                   memory: mr[a:b] is what a work request names
     CompletionChannel, CQ         get_event, req_notify, poll, ack
     WorkCompletion, WCArray       what poll returns, what poll_into fills
+    SuccessfulCompletion          what raise_for_status returns: a type for annotations
     AsyncEvent                    what Context.get_async_event returns
     FailureWatch                  the device's failures, for event loops
     QP, QPAddress, AH             connect, post_send, post_recv
@@ -45,7 +47,7 @@ try:
         VerbsError,
         WCArray,
         WorkCompletion,
-        register_enums,
+        _register_enums,
     )
 except ModuleNotFoundError as _error:
     if _error.name != f"{__name__}._core":
@@ -85,13 +87,14 @@ from .attrs import (
     TMCaps,
     TSOCaps,
 )
-from .context import Context, devices
+from .context import Context, devices, fork_status
 from .enums import (
     MTU,
     AccessFlags,
     AsyncEventType,
     AtomicCap,
     DeviceCapFlags,
+    ForkStatus,
     GIDType,
     LinkLayer,
     MigState,
@@ -114,6 +117,7 @@ from .enums import (
 from .mw import MW, inc_rkey
 from .qp import QP, QPAddress
 from .srq import SRQ
+from .wc import SuccessfulCompletion
 
 __version__ = "0.1.0"
 
@@ -146,6 +150,7 @@ __all__ = [
     "DeviceCapFlags",
     "DeviceRemovedError",
     "FailureWatch",
+    "ForkStatus",
     "GIDEntry",
     "GIDType",
     "LinkLayer",
@@ -172,6 +177,7 @@ __all__ = [
     "SRQAttr",
     "SendFlags",
     "SendWR",
+    "SuccessfulCompletion",
     "TMCaps",
     "TSOCaps",
     "TransportType",
@@ -184,8 +190,9 @@ __all__ = [
     "WROpcode",
     "WorkCompletion",
     "devices",
+    "fork_status",
     "inc_rkey",
 ]
 
 # So that completions and events come with the enums' members.
-register_enums(WCStatus, WCOpcode, WCFlags, WCExFlags, AsyncEventType)
+_register_enums(WCStatus, WCOpcode, WCFlags, WCExFlags, AsyncEventType)

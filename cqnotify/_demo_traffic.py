@@ -206,6 +206,7 @@ class Traffic(ABC):
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.received = 0
+        self.progress: Callable[[int], object] = lambda received: None
 
     @property
     def done(self) -> bool:
@@ -222,6 +223,7 @@ class Traffic(ABC):
             endpoint.post_recv(wc.wr_id)
             self.received += 1
             self.answer(endpoint)
+        self.progress(self.received)
 
     def answer(self, endpoint: Endpoint) -> None:  # noqa: B027
         """A message has been received."""

@@ -56,3 +56,14 @@ class PairOptions(QPOptions, PathOptions, total=False):
     one_cq: bool
     port_num: int
     gid_index: int | None
+
+
+class Faults(TypedDict, total=False):
+    """Of `Hosts.impair`: what a link does to its frames."""
+
+    loss: float
+    duplicate: float
+    reorder: float
+    delay: float
+    jitter: float
+    rate: float

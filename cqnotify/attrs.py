@@ -7,7 +7,6 @@ enum; one that the enum does not know stays a plain int.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Mapping
 from ipaddress import IPv6Address
 from typing import Any, NamedTuple
@@ -280,15 +279,22 @@ class PortAttr(NamedTuple):
     port_cap_flags2: int
 
     @classmethod
-    def _of(cls, raw: Mapping[str, Any]) -> PortAttr:
-        enums = {
-            "state": enum_or_int(PortState, raw["state"]),
-            "max_mtu": enum_or_int(MTU, raw["max_mtu"]),
-            "active_mtu": enum_or_int(MTU, raw["active_mtu"]),
-            # Drivers from before RoCE leave it unspecified, and mean InfiniBand.
-            "link_layer": enum_or_int(LinkLayer, raw["link_layer"] or LinkLayer.INFINIBAND),
-        }
-        return cls(**{**raw, **enums})
+    def _of(cls, raw: tuple[int, ...]) -> PortAttr:
+        fields: list[Any] = list(raw)
+        for i, members in _PORT_ENUMS:
+            fields[i] = members.get(fields[i], fields[i])
+        return tuple.__new__(cls, fields)  # as _make(), without its check
+
+
+# Of PortAttr: where an enum stands, and its members by value. (A call of enum_or_int() for each
+# would take as long as the verb.) Drivers from before RoCE leave the link layer unspecified, and
+# mean InfiniBand.
+_PORT_ENUMS: list[tuple[int, dict[int, Any]]] = [
+    (0, {**PortState._value2member_map_}),
+    (1, {**MTU._value2member_map_}),
+    (2, {**MTU._value2member_map_}),
+    (19, {**LinkLayer._value2member_map_, 0: LinkLayer.INFINIBAND}),
+]
 
 
 class GIDEntry(NamedTuple):
@@ -305,14 +311,9 @@ class GIDEntry(NamedTuple):
     netdev: str | None
 
     @classmethod
-    def _of(cls, raw: Mapping[str, Any]) -> GIDEntry:
-        return cls(
-            gid=IPv6Address(raw["gid"]),
-            index=raw["gid_index"],
-            port_num=raw["port_num"],
-            gid_type=enum_or_int(GIDType, raw["gid_type"]),
-            netdev=_netdev(raw["ndev_ifindex"]),
-        )
+    def _of(cls, raw: tuple[bytes, int, int, int, str | None]) -> GIDEntry:
+        gid, index, port_num, gid_type, netdev = raw
+        return cls(IPv6Address(gid), index, port_num, enum_or_int(GIDType, gid_type), netdev)
 
 
 class AHAttr(NamedTuple):
@@ -425,10 +426,3 @@ def _nested(raw: Mapping[str, Any]) -> dict[str, Any]:
             node = node.setdefault(part, {})
         node[leaf] = value
     return tree
-
-
-def _netdev(ifindex: int) -> str | None:
-    try:
-        return socket.if_indextoname(ifindex) if ifindex else None
-    except OSError:  # it went away, or lives in another network namespace
-        return None

@@ -3,17 +3,18 @@
 
 from __future__ import annotations
 
+import errno
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import TYPE_CHECKING
 
 from . import _core
 from .attrs import Device, DeviceAttr, DeviceAttrEx, GIDEntry, PortAttr, RTValues
-from .enums import GIDType
+from .enums import ForkStatus, GIDType, TransportType, enum_or_int
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Context", "devices"]
+__all__ = ["Context", "devices", "fork_status"]
 
 
 def devices() -> list[Device]:
@@ -24,17 +25,33 @@ def devices() -> list[Device]:
     return [Device._of(raw) for raw in _core.list_devices()]
 
 
+def fork_status() -> ForkStatus:
+    """Return whether the memory that this process has registered survives a fork.
+
+    UNNEEDED: the kernel sees to it, as Linux does from 5.13 on. ENABLED: the library does, as the
+    first Context tells it to on other kernels. DISABLED: nobody does; before the first Context that
+    says nothing yet. Wraps ibv_is_fork_initialized(3).
+    """
+    return ForkStatus(_core.fork_status())
+
+
 class Context(_core.Context):
     """An open device, by its name or as `devices()` gave it; by default the first one.
 
     Leaving `with Context(...)` closes it and everything that was made from it. Raises VerbsError
-    where there is no such device or it cannot be opened. Wraps ibv_open_device(3).
+    where there is no such device or it cannot be opened. The first one of a process makes forks
+    safe, see `fork_status`; RuntimeWarning where it cannot. Wraps ibv_open_device(3).
     """
 
     __slots__ = ()
 
     def __new__(cls, name: str | Device | None = None) -> Self:
         return super().__new__(cls, name.name if isinstance(name, Device) else name)
+
+    @property
+    def transport_type(self) -> TransportType | int:
+        """Which protocol is on the wire: IB, which RoCE is, too, or IWARP."""
+        return enum_or_int(TransportType, super().transport_type)
 
     def query_device(self) -> DeviceAttr:
         """Return the limits and abilities of the device. Wraps ibv_query_device(3)."""
@@ -56,7 +73,7 @@ class Context(_core.Context):
 
     def query_port(self, port_num: int = 1) -> PortAttr:
         """Return the state of a port; ports count from 1. Wraps ibv_query_port(3)."""
-        return query_port(self, port_num)
+        return PortAttr._of(_core.Context.query_port(self, port_num))
 
     def get_pkey_index(self, pkey: int, port_num: int = 1) -> int:
         """Return where the P_Key is in a port's table, for `pkey_index` of a QP.
@@ -88,8 +105,9 @@ class Context(_core.Context):
     def query_gid(self, index: int, port_num: int = 1) -> GIDEntry:
         """Return one entry of a port's GID table.
 
-        Raises LookupError where the table has no valid entry at `index`. Indices move when
-        addresses come and go: `find_gid` is the safer way. Wraps ibv_query_gid_table(3).
+        Raises LookupError where the table has no valid entry at `index`, ValueError where there is
+        no such port. Indices move when addresses come and go: `find_gid` is the safer way.
+        Wraps ibv_query_gid_ex(3).
         """
         return query_gid(self, index, port_num)
 
@@ -113,6 +131,20 @@ class Context(_core.Context):
 # Functions besides the methods: a QP may have been made from a Context of the bare core.
 
 
+def needs_rdma_cm(device: _core.Context | Device) -> str | None:
+    """Why the device's QPs cannot be connected by verbs alone; None where they can."""
+    if device.transport_type != TransportType.IWARP:
+        return None
+    return f"{device.name} is an iWARP device, whose QPs are connected by rdma_cm alone"
+
+
+def refuse_iwarp(context: _core.Context) -> None:
+    """Raise VerbsError (EOPNOTSUPP) where QPs cannot be connected by verbs alone: a connection of
+    iWARP is one of TCP, so there is no path that a QP could be given."""
+    if why := needs_rdma_cm(context):
+        raise _core.VerbsError(errno.EOPNOTSUPP, why)
+
+
 def query_port(context: _core.Context, port_num: int) -> PortAttr:
     """See `Context.query_port`."""
     return PortAttr._of(_core.Context.query_port(context, port_num))
@@ -127,11 +159,11 @@ def gid_table(context: _core.Context, port_num: int | None = None) -> list[GIDEn
 
 def query_gid(context: _core.Context, index: int, port_num: int = 1) -> GIDEntry:
     """See `Context.query_gid`."""
-    table = gid_table(context, port_num)
-    for entry in table:
-        if entry.index == index:
-            return entry
-    raise LookupError(f"no GID at index {index}; {_listing(context, table, port_num)}")
+    raw = _core.Context.query_gid(context, index, port_num)
+    if raw is None:
+        table = gid_table(context, port_num)
+        raise LookupError(f"no GID at index {index}; {_listing(context, table, port_num)}")
+    return GIDEntry._of(raw)
 
 
 def find_gid(

@@ -11,12 +11,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Final
 
+from ._core import NO_DEVICE
 from ._demo_receivers import (
     ASYNCIO,
     BLOCKING,
@@ -37,7 +38,7 @@ from ._demo_traffic import (
     Traffic,
     find_gid,
 )
-from .context import Context, devices
+from .context import Context, devices, needs_rdma_cm
 
 __all__ = ["CannotRunError", "DemoError", "Report", "format_report", "run"]
 
@@ -68,8 +69,11 @@ def run(
     peer_device: str | None = None,
     messages: int = 1000,
     interval: float = 0.004,
+    progress: Callable[[str, int], object] = lambda run, received: None,
 ) -> Report:
     """Run the demo and return its figures.
+
+    `progress(run, received)` is called as each run begins, and with what it has received since.
 
     Raises CannotRunError where there is no device or no ibv_rc_pingpong, DemoError when the
     traffic failed or brought wrong bytes.
@@ -77,7 +81,7 @@ def run(
     netdevs = _lab_netdevs()
     plan = _plan(device, peer_device, messages, interval, bool(netdevs))
     with _slow_wire(_netdev(plan, netdevs)) if netdevs else nullcontext():
-        results = _run_all(plan)
+        results = _run_all(plan, progress)
     return Report(
         device=plan.device,
         peer_device=plan.peer_device,
@@ -116,7 +120,7 @@ def _align(rows: list[list[str]]) -> list[str]:
     return [lines[0], "  ".join("-" * w for w in widths), *lines[1:]]
 
 
-def _run_all(plan: Plan) -> list[Result]:
+def _run_all(plan: Plan, progress: Callable[[str, int], object]) -> list[Result]:
     runs: list[tuple[type[Traffic], Receiver]] = [
         (PingPong, Asyncio()),
         (PingPong, Blocking()),
@@ -127,14 +131,11 @@ def _run_all(plan: Plan) -> list[Result]:
     ]
     results = []
     for number, (traffic, receiver) in enumerate(runs, 1):
-        _progress(f"{number} of {len(runs)}: {traffic.name}, {receiver.name}")
-        results.append(measure(plan, traffic(plan), receiver))
+        job = traffic(plan)
+        job.progress = partial(progress, f"{number} of {len(runs)} ({job.name}, {receiver.name})")
+        job.progress(0)
+        results.append(measure(plan, job, receiver))
     return results
-
-
-def _progress(text: str) -> None:
-    if sys.stderr is not None and sys.stderr.isatty():
-        print(f"demo: {text} ...", file=sys.stderr, flush=True)
 
 
 def _conclusions(results: list[Result]) -> list[str]:
@@ -167,9 +168,10 @@ def _problems(results: list[Result]) -> list[str]:
 def _plan(
     device: str | None, peer_device: str | None, messages: int, interval: float, in_lab: bool
 ) -> Plan:
-    names = [d.name for d in devices()]
+    present = {d.name: d for d in devices()}
+    names = list(present)
     if not names:
-        raise CannotRunError("this machine has no RDMA device")
+        raise CannotRunError(NO_DEVICE)
     for name in (device, peer_device):
         if name is not None and name not in names:
             raise CannotRunError(f"there is no device {name}; there is {', '.join(names)}")
@@ -178,11 +180,14 @@ def _plan(
         # Elsewhere than in the lab nobody knows whether two devices reach each other.
         others = [name for name in names if name != device] if in_lab else []
         peer_device = others[0] if others else device
+    for name in (device, peer_device):
+        if why := needs_rdma_cm(present[name]):
+            raise CannotRunError(why)
     return Plan(device, peer_device, messages, interval, in_lab and device != peer_device)
 
 
 def _lab_netdevs() -> list[str]:
-    """The network devices under rxe0 and rxe1, where our lab has made them."""
+    """The network devices under the two RDMA devices, where our lab has made them."""
     made = os.environ.get("CQNOTIFY_LAB") in ("vm", "native")
     return os.environ.get("CQNOTIFY_LAB_NETDEVS", "").split() if made else []
 

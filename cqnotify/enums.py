@@ -17,6 +17,7 @@ __all__ = [
     "AsyncEventType",
     "AtomicCap",
     "DeviceCapFlags",
+    "ForkStatus",
     "GIDType",
     "LinkLayer",
     "MWType",
@@ -43,10 +44,8 @@ _E = TypeVar("_E", bound=enum.Enum)
 
 def enum_or_int(cls: type[_E], value: int) -> _E | int:
     """Return the member of `cls` with this value, or the value itself where there is none."""
-    try:
-        return cls(value)
-    except ValueError:
-        return value
+    # What cls(value) looks up, a few times as fast.
+    return cls._value2member_map_.get(value, value)  # type: ignore[return-value]
 
 
 # Numbers in all else, they print as names. In IntEnum and IntFlag that depends on the Python.
@@ -219,6 +218,14 @@ class AccessFlags(_Flag):
     RELAXED_ORDERING = _c["IBV_ACCESS_RELAXED_ORDERING"]
     FLUSH_GLOBAL = _c["IBV_ACCESS_FLUSH_GLOBAL"]
     FLUSH_PERSISTENT = _c["IBV_ACCESS_FLUSH_PERSISTENT"]
+
+
+class ForkStatus(_Enum):
+    """Whether registered memory survives a fork, see `fork_status`: `enum ibv_fork_status`."""
+
+    DISABLED = _c["IBV_FORK_DISABLED"]
+    ENABLED = _c["IBV_FORK_ENABLED"]
+    UNNEEDED = _c["IBV_FORK_UNNEEDED"]
 
 
 class MWType(_Enum):

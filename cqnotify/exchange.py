@@ -9,13 +9,24 @@ sends as soon as it has connected its own.
 Several QPs are connected in one exchange where a list of addresses is given instead of one: as
 many records go each way, and a list comes back. ibv_srq_pingpong always has 256.
 
+With `payload`, each end also gets up to 65536 bytes from the other: an rkey and an address, a size,
+a name, whatever the programs agree on; b"" says nothing and still gets the other's. The result is
+then a tuple, the address and the peer's payload. Both ends need one, and rdma-core's programs have
+none. The end that has one gets an error at once, the client ConnectionError, the server ValueError;
+so does a server without one whose client has one. A client without one is not told.
+
+Any number of exchanges may wait on one listener at once, in tasks and in threads; each gets a
+client of its own. The functions without `_blocking` are coroutines for asyncio; the others are for
+threads, and so for trio (`trio.to_thread.run_sync`). They wait without the GIL, and Ctrl-C ends
+them.
+
 The exchange has neither encryption nor authentication: it is for a network that you trust, and
 servers listen on the loopback interface unless told otherwise. What comes in is limited in length
 and time and parsed strictly.
 
-The coroutines are for asyncio. Raised by all four functions: ValueError for anything that is not
-the protocol, ConnectionError for a peer that closes too early, TimeoutError after `timeout`
-seconds, OSError for the network's own errors.
+Raised by all four functions: ValueError for anything that is not the protocol, ConnectionError for
+a peer that closes too early, TimeoutError after `timeout` seconds, OSError for the network's own
+errors, and (EBADF) where the listener is closed.
 """
 
 from __future__ import annotations
@@ -25,10 +36,22 @@ import contextlib
 import errno
 import socket
 import time
-from collections.abc import Callable, Coroutine, Generator, Iterator
-from typing import Final, Generic, TypeAlias, TypeVar, overload
+from collections.abc import Callable, Coroutine
+from typing import Final, TypeAlias, TypeVar, overload
 
-from .qp import RECORD_SIZE, QPAddress
+from ._exchange_protocol import (
+    Addresses,
+    Met,
+    Payload,
+    Server,
+    Steps,
+    as_addresses,
+    as_payload,
+    client,
+    like,
+)
+from ._listener import Listener, accept, accept_blocking, left
+from .qp import RECORD_SIZE
 
 __all__ = [
     "exchange_as_client",
@@ -42,13 +65,9 @@ DEFAULT_PORT: Final = 18515
 """The TCP port of rdma-core's ping-pong programs."""
 
 DEFAULT_TIMEOUT: Final = 30.0
-_DONE: Final = b"done\0"
 _RETRY: Final = 0.05
-_PATIENCE: Final = 10.0  # seconds for one client, where another may come
+_BACKLOG: Final = 128
 
-# The protocol, free of sockets: it yields bytes to write them, or a number to read so many.
-_Steps: TypeAlias = Generator["bytes | int", bytes, "list[QPAddress]"]
-_Addresses = TypeVar("_Addresses", QPAddress, "list[QPAddress]")
 _T = TypeVar("_T")
 _TurnedAway: TypeAlias = Callable[[str, Exception], object]
 
@@ -56,292 +75,247 @@ _TurnedAway: TypeAlias = Callable[[str, Exception], object]
 def listen(host: str = "127.0.0.1", port: int = DEFAULT_PORT) -> socket.socket:
     """Return a listening socket for `exchange_as_server`; port 0 takes a free one.
 
-    The caller closes it, and may serve several clients with it, one after the other.
+    The caller closes it, and may serve several clients with it, one after the other or at once.
+    Closing it, in any thread, ends the exchanges that still wait for a client. Those that nobody
+    waits for yet stay in the backlog.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=1)
+    plain = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    return Listener(fileno=plain.detach())
 
 
+@overload
 async def exchange_as_client(
-    host: str, port: int, address: _Addresses, *, timeout: float = DEFAULT_TIMEOUT
-) -> _Addresses:
+    host: str,
+    port: int,
+    address: Addresses,
+    *,
+    timeout: float = DEFAULT_TIMEOUT,
+    payload: None = None,
+) -> Addresses: ...
+@overload
+async def exchange_as_client(
+    host: str,
+    port: int,
+    address: Addresses,
+    *,
+    timeout: float = DEFAULT_TIMEOUT,
+    payload: Payload,
+) -> tuple[Addresses, bytes]: ...
+async def exchange_as_client(
+    host: str,
+    port: int,
+    address: Addresses,
+    *,
+    timeout: float = DEFAULT_TIMEOUT,
+    payload: Payload | None = None,
+) -> Addresses | tuple[Addresses, bytes]:
     """Give our address to a server and return its own; then connect to it and send.
 
-    A server that does not listen yet is tried again until `timeout` is over.
+    A server that does not listen yet is tried again until `timeout` is over. With `payload` the
+    server's is returned, too: `remote, payload = await exchange_as_client(...)`.
     """
-    steps = _client(_as_list(address))
+    steps = client(as_addresses(address), as_payload(payload))
 
-    async def run() -> list[QPAddress]:
+    async def run() -> Met:
         return await _drive(steps, *await _open(host, port))
 
-    return _like(address, await _limited(run(), timeout))
+    return _result(address, await _limited(run(), timeout))
 
 
+@overload
 async def exchange_as_server(
     listener: socket.socket,
-    address: _Addresses,
-    connect: Callable[[_Addresses], object],
+    address: Addresses,
+    connect: Callable[[Addresses], object],
     *,
     timeout: float = DEFAULT_TIMEOUT,
     turned_away: _TurnedAway | None = None,
-) -> _Addresses:
+    payload: None = None,
+) -> Addresses: ...
+@overload
+async def exchange_as_server(
+    listener: socket.socket,
+    address: Addresses,
+    connect: Callable[[Addresses], object],
+    *,
+    timeout: float = DEFAULT_TIMEOUT,
+    turned_away: _TurnedAway | None = None,
+    payload: Payload,
+) -> tuple[Addresses, bytes]: ...
+async def exchange_as_server(
+    listener: socket.socket,
+    address: Addresses,
+    connect: Callable[[Addresses], object],
+    *,
+    timeout: float = DEFAULT_TIMEOUT,
+    turned_away: _TurnedAway | None = None,
+    payload: Payload | None = None,
+) -> Addresses | tuple[Addresses, bytes]:
     """Wait for one client on `listener`, give it our address and return its own.
 
     `connect(remote)` has to bring our QP to RTS, or to RTR at least: it is called before we
-    answer, since the client may send at once.
+    answer, since the client may send at once. With `payload` the client's is returned, too.
 
-    With `turned_away`, a client that does not keep to the protocol is none: `turned_away(who, why)`
-    is called, and the next one awaited, until `timeout` is over. The same goes for a client that
+    Several may wait on one listener; those of one event loop get their clients in the order in
+    which they began to wait. Meanwhile the listener is non-blocking: leave its accept() alone.
+
+    With `turned_away`, a client that violates the protocol is ignored: `turned_away(who, why)` is
+    called, and the next one awaited, until `timeout` is over. The same goes for a client that
     takes longer than 10 seconds. But once `connect` was called, there is no other.
     """
-    server = _Server(address, connect, turned_away)
+    server = Server(address, connect, turned_away, as_payload(payload))
     deadline = time.monotonic() + timeout
 
-    async def serve(sock: socket.socket) -> list[QPAddress]:
+    async def serve(sock: socket.socket) -> Met:
         streams = await asyncio.open_connection(sock=sock, limit=RECORD_SIZE)
         return await _drive(server.steps(), *streams)
 
     while True:
-        sock, who = await _accept(listener, deadline)
+        sock, who = await accept(listener, deadline)
         with sock:
             try:
-                return _like(address, await _limited(serve(sock), server.patience(deadline)))
+                met = await _limited(serve(sock), server.patience(deadline))
             except (OSError, ValueError) as e:
                 server.turn_away(who, e)
+            else:
+                return _result(address, met)
 
 
+@overload
 def exchange_as_client_blocking(
-    host: str, port: int, address: _Addresses, *, timeout: float = DEFAULT_TIMEOUT
-) -> _Addresses:
+    host: str,
+    port: int,
+    address: Addresses,
+    *,
+    timeout: float = DEFAULT_TIMEOUT,
+    payload: None = None,
+) -> Addresses: ...
+@overload
+def exchange_as_client_blocking(
+    host: str,
+    port: int,
+    address: Addresses,
+    *,
+    timeout: float = DEFAULT_TIMEOUT,
+    payload: Payload,
+) -> tuple[Addresses, bytes]: ...
+def exchange_as_client_blocking(
+    host: str,
+    port: int,
+    address: Addresses,
+    *,
+    timeout: float = DEFAULT_TIMEOUT,
+    payload: Payload | None = None,
+) -> Addresses | tuple[Addresses, bytes]:
     """Do what `exchange_as_client` does, without asyncio."""
-    steps = _client(_as_list(address))
+    steps = client(as_addresses(address), as_payload(payload))
     deadline = time.monotonic() + timeout
     while True:
         try:
-            sock = socket.create_connection((host, port), timeout=_left(deadline))
+            sock = socket.create_connection((host, port), timeout=left(deadline))
         except ConnectionRefusedError:
-            time.sleep(min(_RETRY, _left(deadline)))
+            time.sleep(min(_RETRY, left(deadline)))
         else:
             break
     with sock:
-        return _like(address, _drive_blocking(steps, sock, deadline))
+        return _result(address, _drive_blocking(steps, sock, deadline))
 
 
+@overload
 def exchange_as_server_blocking(
     listener: socket.socket,
-    address: _Addresses,
-    connect: Callable[[_Addresses], object],
+    address: Addresses,
+    connect: Callable[[Addresses], object],
     *,
     timeout: float = DEFAULT_TIMEOUT,
     turned_away: _TurnedAway | None = None,
-) -> _Addresses:
-    """Do what `exchange_as_server` does, without asyncio."""
-    server = _Server(address, connect, turned_away)
+    payload: None = None,
+) -> Addresses: ...
+@overload
+def exchange_as_server_blocking(
+    listener: socket.socket,
+    address: Addresses,
+    connect: Callable[[Addresses], object],
+    *,
+    timeout: float = DEFAULT_TIMEOUT,
+    turned_away: _TurnedAway | None = None,
+    payload: Payload,
+) -> tuple[Addresses, bytes]: ...
+def exchange_as_server_blocking(
+    listener: socket.socket,
+    address: Addresses,
+    connect: Callable[[Addresses], object],
+    *,
+    timeout: float = DEFAULT_TIMEOUT,
+    turned_away: _TurnedAway | None = None,
+    payload: Payload | None = None,
+) -> Addresses | tuple[Addresses, bytes]:
+    """Do what `exchange_as_server` does, without asyncio.
+
+    Several threads may wait on one listener; which of them gets the next client is open.
+    """
+    server = Server(address, connect, turned_away, as_payload(payload))
     deadline = time.monotonic() + timeout
     while True:
-        sock, who = _accept_blocking(listener, deadline)
+        sock, who = accept_blocking(listener, deadline)
         with sock:
             limit = time.monotonic() + server.patience(deadline)
             try:
-                return _like(address, _drive_blocking(server.steps(), sock, limit))
+                met = _drive_blocking(server.steps(), sock, limit)
             except (OSError, ValueError) as e:
                 server.turn_away(who, e)
+            else:
+                return _result(address, met)
 
 
-def _as_list(address: QPAddress | list[QPAddress]) -> list[QPAddress]:
-    addresses = [address] if isinstance(address, QPAddress) else list(address)
-    if not addresses:
-        raise ValueError("address is an empty list: there is nothing to exchange")
-    return addresses
+def _result(address: Addresses, met: Met) -> Addresses | tuple[Addresses, bytes]:
+    remote = like(address, met.addresses)
+    return remote if met.payload is None else (remote, met.payload)
 
 
-@overload
-def _like(address: QPAddress, remote: list[QPAddress]) -> QPAddress: ...
-@overload
-def _like(address: list[QPAddress], remote: list[QPAddress]) -> list[QPAddress]: ...
-def _like(
-    address: QPAddress | list[QPAddress], remote: list[QPAddress]
-) -> QPAddress | list[QPAddress]:
-    """What came back, in the form of what we gave: one address, or a list."""
-    return remote[0] if isinstance(address, QPAddress) else remote
+# ---- asyncio --------------------------------------------------------------------------------
 
 
-def _client(ours: list[QPAddress]) -> _Steps:
-    yield _to_wire(ours)
-    theirs = yield from _receive(len(ours))
-    yield _DONE
-    return theirs
-
-
-def _receive(count: int) -> _Steps:
-    """Each record is judged when it is there: whoever begins with garbage need not go on."""
-    theirs = []
-    for _ in range(count):
-        theirs.append(QPAddress.from_wire((yield RECORD_SIZE)))
-    return theirs
-
-
-def _to_wire(addresses: list[QPAddress]) -> bytes:
-    return b"".join(address.to_wire() for address in addresses)
-
-
-class _Server(Generic[_Addresses]):
-    """A server's part, which it may have to play to several clients until one is the peer."""
-
-    def __init__(
-        self,
-        address: _Addresses,
-        connect: Callable[[_Addresses], object],
-        turned_away: _TurnedAway | None,
-    ) -> None:
-        self._address: _Addresses = address
-        self._ours = _as_list(address)
-        self._connect: Callable[[_Addresses], object] = connect
-        self._turned_away = turned_away
-        self._chosen = False
-
-    def steps(self) -> _Steps:
-        theirs = yield from _receive(len(self._ours))
-        self._chosen = True
-        self._connect(_like(self._address, theirs))
-        yield _to_wire(self._ours)
-        done = yield len(_DONE)
-        if done != _DONE:
-            raise ValueError(f"the peer ended the exchange with {done!r} instead of {_DONE!r}")
-        return theirs
-
-    def patience(self, deadline: float) -> float:
-        """The seconds for one client."""
-        left = max(0.0, deadline - time.monotonic())
-        return left if self._turned_away is None else min(left, _PATIENCE)
-
-    def turn_away(self, who: object, error: Exception) -> None:
-        """Go on without this client, or raise its error, which is being handled."""
-        if self._turned_away is None or self._chosen:
-            raise error
-        self._turned_away(_name(who), error)
-
-
-def _name(who: object) -> str:
-    """A socket's address as text."""
-    assert isinstance(who, tuple)
-    host, port = who[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-async def _drive(
-    steps: _Steps, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-) -> list[QPAddress]:
+async def _drive(steps: Steps, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Met:
     gone = contextlib.suppress(OSError)  # the other end may be gone by now, and need not tell
     try:
-        theirs = await _talk(steps, reader, writer)
+        met = await _talk(steps, reader, writer)
         writer.close()
         with gone:
             await writer.wait_closed()
-        return theirs
+        return met
     finally:
         writer.transport.abort()  # after an error nobody waits until the peer has read everything
         with gone:
             await writer.wait_closed()
 
 
-async def _talk(
-    steps: _Steps, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-) -> list[QPAddress]:
+async def _talk(steps: Steps, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Met:
     try:
         step = next(steps)
-        while True:
-            answer = b""
-            if isinstance(step, int):
-                answer = await reader.readexactly(step)
-            else:
-                writer.write(step)
-                await writer.drain()
-            step = steps.send(answer)
-    except StopIteration as end:
-        return _result(end)
-    except asyncio.IncompleteReadError as e:
-        raise _early_end(len(e.partial), e.expected or 0) from None
-
-
-def _drive_blocking(steps: _Steps, sock: socket.socket, deadline: float) -> list[QPAddress]:
-    try:
-        step = next(steps)
-        while True:
-            answer = b""
-            sock.settimeout(_left(deadline))
-            if isinstance(step, int):
-                answer = _read_exactly(sock, step, deadline)
-            else:
-                sock.sendall(step)
-            step = steps.send(answer)
-    except StopIteration as end:
-        return _result(end)
-
-
-def _read_exactly(sock: socket.socket, size: int, deadline: float) -> bytes:
-    data = b""
-    while len(data) < size:
-        sock.settimeout(_left(deadline))
-        chunk = sock.recv(size - len(data))
-        if not chunk:
-            raise _early_end(len(data), size)
-        data += chunk
-    return data
-
-
-async def _accept(listener: socket.socket, deadline: float) -> tuple[socket.socket, object]:
-    """As sock_accept() in wait_for(), which drop a connection if they are cancelled just then."""
-    with _nonblocking(listener):
         while True:
             try:
-                return listener.accept()
-            except BlockingIOError:
-                await _readable(listener, deadline)
+                answer = await _step(step, reader, writer)
+            except ConnectionError as e:
+                step = steps.throw(e)
+            else:
+                step = steps.send(answer)
+    except StopIteration as end:
+        return _met(end)
 
 
-async def _readable(sock: socket.socket, deadline: float) -> None:
-    loop = asyncio.get_running_loop()
-    over = loop.create_future()
-
-    def end() -> None:
-        if not over.done():
-            over.set_result(None)
-
-    loop.add_reader(sock, end)
-    timer = loop.call_later(_left(deadline), end)
+async def _step(
+    step: bytes | int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> bytes:
+    if isinstance(step, bytes):
+        writer.write(step)
+        await writer.drain()
+        return b""
     try:
-        await over
-    finally:
-        timer.cancel()
-        loop.remove_reader(sock)
-    _left(deadline)  # it raises, if that was the end
-
-
-def _accept_blocking(listener: socket.socket, deadline: float) -> tuple[socket.socket, object]:
-    before = listener.gettimeout()
-    listener.settimeout(_left(deadline))
-    try:
-        return listener.accept()
-    finally:
-        listener.settimeout(before)
-
-
-def _result(end: StopIteration) -> list[QPAddress]:
-    assert isinstance(end.value, list)
-    return end.value
-
-
-def _early_end(got: int, wanted: int) -> ConnectionError:
-    return ConnectionError(f"the peer closed the connection after {got} of {wanted} bytes")
-
-
-def _left(deadline: float) -> float:
-    """The seconds until `deadline`; TimeoutError when there are none."""
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError("the address exchange took too long")
-    return left
+        return await reader.readexactly(step)
+    except asyncio.IncompleteReadError as e:
+        raise _early_end(len(e.partial), step) from None
 
 
 async def _open(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -362,12 +336,42 @@ async def _limited(work: Coroutine[object, object, _T], timeout: float) -> _T:
         raise TimeoutError("the address exchange took too long") from None
 
 
-@contextlib.contextmanager
-def _nonblocking(sock: socket.socket) -> Iterator[None]:
-    """Lend a socket to the event loop, which needs it non-blocking."""
-    before = sock.gettimeout()
-    sock.setblocking(False)
+# ---- threads --------------------------------------------------------------------------------
+
+
+def _drive_blocking(steps: Steps, sock: socket.socket, deadline: float) -> Met:
     try:
-        yield
-    finally:
-        sock.settimeout(before)
+        step = next(steps)
+        while True:
+            try:
+                answer = _step_blocking(step, sock, deadline)
+            except ConnectionError as e:
+                step = steps.throw(e)
+            else:
+                step = steps.send(answer)
+    except StopIteration as end:
+        return _met(end)
+
+
+def _step_blocking(step: bytes | int, sock: socket.socket, deadline: float) -> bytes:
+    if isinstance(step, bytes):
+        sock.settimeout(left(deadline))
+        sock.sendall(step)
+        return b""
+    data = bytearray()
+    while len(data) < step:
+        sock.settimeout(left(deadline))
+        chunk = sock.recv(step - len(data))
+        if not chunk:
+            raise _early_end(len(data), step)
+        data += chunk
+    return bytes(data)
+
+
+def _met(end: StopIteration) -> Met:
+    assert isinstance(end.value, Met)
+    return end.value
+
+
+def _early_end(got: int, wanted: int) -> ConnectionError:
+    return ConnectionError(f"the peer closed the connection after {got} of {wanted} bytes")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
 
 from . import _core
 from .attrs import AHAttr, QPAttr, QPCap
-from .context import find_gid, query_gid, query_port
+from .context import find_gid, query_gid, query_port, refuse_iwarp
 from .enums import MTU, AccessFlags, LinkLayer, MigState, QPState, QPType, enum_or_int
 
 if TYPE_CHECKING:
@@ -141,8 +141,10 @@ class QP(_core.QP):
         """Return what a peer needs to connect to this QP.
 
         Without `gid_index` a RoCE port gives its first RoCE v2 address (see `Context.find_gid`)
-        and an InfiniBand port gives none. Pass the same index to `connect`.
+        and an InfiniBand port gives none. Pass the same index to `connect`. Raises VerbsError
+        (EOPNOTSUPP) on an iWARP device, see `connect`.
         """
+        refuse_iwarp(self.context)
         port = query_port(self.context, port_num)
         gid = _NO_GID
         if gid_index is not None or port.link_layer == LinkLayer.ETHERNET:
@@ -184,6 +186,7 @@ class QP(_core.QP):
         The parameters are those of `connect`; `access`, if given, replaces that of `to_init`.
         Wraps ibv_modify_qp(3).
         """
+        refuse_iwarp(self.context)
         path = AHAttr(
             dgid=None,
             port_num=port_num,
@@ -204,6 +207,7 @@ class QP(_core.QP):
 
         The parameters are those of `connect`, and count for RC alone. Wraps ibv_modify_qp(3).
         """
+        refuse_iwarp(self.context)
         self.modify(**self._rts_attrs(timeout, retry_cnt, rnr_retry, max_rd_atomic))
 
     def connect(
@@ -249,8 +253,10 @@ class QP(_core.QP):
         Every argument is checked before the first transition. Raises ValueError where `remote` and
         the QP's type or the port do not go together, and for a QP that is past INIT; LookupError
         where the port has no GID; VerbsError for what the device refuses (at RTR: nobody has that
-        GID). Wraps ibv_modify_qp(3).
+        GID), and (EOPNOTSUPP) on an iWARP device, whose QPs rdma_cm connects, and nobody else.
+        Wraps ibv_modify_qp(3).
         """
+        refuse_iwarp(self.context)
         path = AHAttr(
             dgid=None,
             port_num=port_num,

@@ -2,6 +2,12 @@
 /* AH: an address handle, where a UD send goes. */
 
 #include "core.h"
+#include <arpa/inet.h>
+
+typedef struct {
+    cqn_object base;
+    struct ibv_ah_attr attr;
+} ah;
 
 static int destroy_ah(void *handle)
 {
@@ -17,37 +23,38 @@ static const cqn_kind ah_kind = {
 };
 
 /* With `wc` the way back to its sender is found first. */
-static int create(cqn_object *self, cqn_object *pd, struct ibv_ah_attr *attr, struct ibv_wc *wc,
+static int create(ah *self, cqn_object *pd, struct ibv_ah_attr *attr, struct ibv_wc *wc,
                   struct ibv_grh *grh)
 {
     struct ibv_pd *handle = pd->handle;
-    struct ibv_ah *ah = NULL;
+    struct ibv_ah *created;
     bool known;
     int err;
-    cqn_enter(pd);
-    /* It can wait for the neighbour's address to be resolved. */
-    Py_BEGIN_ALLOW_THREADS
-        errno = 0; /* a GID that is not found sets none */
-        known =
-            wc == NULL || ibv_init_ah_from_wc(handle->context, attr->port_num, wc, grh, attr) == 0;
-        if (known) {
-            ah = ibv_create_ah(handle, attr);
-        }
-        err = errno ? errno : EINVAL;
-    Py_END_ALLOW_THREADS
-    cqn_leave(pd);
-    if (ah != NULL) {
-        cqn_adopt(self, ah);
+    if (handle->context->device->transport_type == IBV_TRANSPORT_IWARP) {
+        cqn_verbs_error(self->base.state, EOPNOTSUPP, "ibv_create_ah",
+                        "an iWARP device sends no datagrams");
+        return -1;
+    }
+    /* It can wait for the neighbour's address to be resolved. A GID that is not found sets no
+     * errno. */
+    CQN_CREATING(&self->base, errno = 0;
+                 known = wc == NULL ||
+                         ibv_init_ah_from_wc(handle->context, attr->port_num, wc, grh, attr) == 0;
+                 created = known ? ibv_create_ah(handle, attr) : NULL;
+                 err = errno ? errno : EINVAL);
+    if (created != NULL) {
+        self->attr = *attr;
+        cqn_adopt(&self->base, created);
         return 0;
     }
     if (!known) {
-        cqn_verbs_error(self->state, err, "ibv_init_ah_from_wc",
+        cqn_verbs_error(self->base.state, err, "ibv_init_ah_from_wc",
                         "port %d has no GID that the datagram was sent to: was `grh` the 40 bytes "
                         "before this message, and port_num its port?",
                         attr->port_num);
     }
     else {
-        cqn_verbs_error(self->state, err, "ibv_create_ah",
+        cqn_verbs_error(self->base.state, err, "ibv_create_ah",
                         "port %d, sgid_index %d: RoCE needs dgid, both GIDs must be of one subnet, "
                         "and the index valid",
                         attr->port_num, attr->grh.sgid_index);
@@ -58,7 +65,7 @@ static int create(cqn_object *self, cqn_object *pd, struct ibv_ah_attr *attr, st
 static PyObject *ah_make(PyTypeObject *type, cqn_object *pd, struct ibv_ah_attr *attr,
                          struct ibv_wc *wc, struct ibv_grh *grh)
 {
-    cqn_object *self = cqn_new(type, &ah_kind, &pd, 1);
+    ah *self = cqn_new(type, &ah_kind, &pd, 1);
     if (self != NULL && create(self, pd, attr, wc, grh) < 0) {
         Py_CLEAR(self);
     }
@@ -109,6 +116,7 @@ static const char ah_from_wc_doc[] =
 static PyObject *ah_from_wc(PyObject *cls, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
+    CQN_COPY copy = NULL;
     static char *names[] = {"pd", "wc", "grh", "port_num", NULL};
     cqn_state *st = cqn_state_of((PyTypeObject *)cls);
     PyObject *pd, *wc, *port = NULL, *self = NULL;
@@ -116,7 +124,8 @@ static PyObject *ah_from_wc(PyObject *cls, PyObject *args, PyObject *kwargs)
     struct ibv_grh grh = {.hop_limit = 0};
     struct ibv_ah_attr attr = {.port_num = 1};
     uint64_t port_num = 1;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|y*$O:from_wc", names, &pd, &wc, &bytes,
+    if (cqn_freeze_keywords(&kwargs, &copy) < 0 ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "OO|y*$O:from_wc", names, &pd, &wc, &bytes,
                                      &port)) {
         return NULL;
     }
@@ -135,6 +144,24 @@ static PyObject *ah_from_wc(PyObject *cls, PyObject *args, PyObject *kwargs)
     }
     PyBuffer_Release(&bytes);
     return self;
+}
+
+/* A LID leads there alone on InfiniBand, where a GID is not needed. */
+static PyObject *ah_repr(PyObject *op)
+{
+    CQN_LOCKED;
+    const ah *self = (ah *)op;
+    char gid[INET6_ADDRSTRLEN] = "";
+    if (self->base.handle == NULL) {
+        return cqn_short_repr(op);
+    }
+    const char *device = cqn_device_name(&self->base);
+    if (!self->attr.is_global) {
+        return PyUnicode_FromFormat("<AH on %s, port %d to LID %u>", device, self->attr.port_num,
+                                    (unsigned)self->attr.dlid);
+    }
+    inet_ntop(AF_INET6, self->attr.grh.dgid.raw, gid, sizeof(gid));
+    return PyUnicode_FromFormat("<AH on %s, port %d to %s>", device, self->attr.port_num, gid);
 }
 
 static PyMethodDef ah_methods[] = {
@@ -161,7 +188,7 @@ static PyType_Slot ah_slots[] = {
      "peer, and `sgid_index`, the index of an own GID that can reach it.\n\n"
      "Wraps ibv_create_ah(3)."},
     {Py_tp_new, ah_new},
-    {Py_tp_repr, cqn_repr},
+    {Py_tp_repr, ah_repr},
     {Py_tp_traverse, cqn_traverse},
     {Py_tp_clear, cqn_tp_clear},
     {Py_tp_finalize, cqn_finalize},
@@ -174,7 +201,7 @@ static PyType_Slot ah_slots[] = {
 
 PyType_Spec cqn_ah_spec = {
     .name = "cqnotify.AH",
-    .basicsize = sizeof(cqn_object),
+    .basicsize = sizeof(ah),
     .flags =
         Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = ah_slots,

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * AsyncEvent: what a device reports besides completions, and who gets to know.
+ * AsyncEvent: what a device reports besides completions, and which waiters get to know.
  *
  * A report is read, acknowledged and queued on its context under one hold of
- * the GIL, so no destroy ever waits for it. Anybody who sleeps, in
+ * the GIL, so no destroy ever waits for it. Any thread that sleeps, in
  * get_async_event() or for completions in get_event(), does the reading. From
  * the queue get_async_event() hands reports out, once each.
  *
@@ -89,20 +89,20 @@ static bool qp_uses(const cqn_qp *qp, const cqn_channel *channel)
     return qp->send_cq->channel == channel || qp->recv_cq->channel == channel;
 }
 
-/* The next queue pair of the context from *i on, or NULL. */
-static const cqn_qp *next_qp(const cqn_context *ctx, size_t *i)
+/* Only queue pairs have that rank. */
+static const cqn_qp *first_qp(const cqn_context *ctx)
 {
-    const cqn_qp *qp = NULL;
-    while (qp == NULL && ctx->qps != NULL && *i <= ctx->qps_mask) {
-        qp = ctx->qps[(*i)++];
-    }
-    return qp;
+    return (const cqn_qp *)ctx->first[CQN_RANK_QP];
+}
+
+static const cqn_qp *next_qp(const cqn_qp *qp)
+{
+    return (const cqn_qp *)qp->base.next;
 }
 
 static bool port_serves(const cqn_channel *channel, int port_num)
 {
-    const cqn_qp *qp;
-    for (size_t i = 0; (qp = next_qp(channel->base.context, &i)) != NULL;) {
+    for (const cqn_qp *qp = first_qp(channel->base.context); qp != NULL; qp = next_qp(qp)) {
         if (qp->port_num == port_num && qp_uses(qp, channel)) {
             return true;
         }
@@ -112,8 +112,7 @@ static bool port_serves(const cqn_channel *channel, int port_num)
 
 static bool srq_serves(const cqn_channel *channel, const cqn_object *srq)
 {
-    const cqn_qp *qp;
-    for (size_t i = 0; (qp = next_qp(channel->base.context, &i)) != NULL;) {
+    for (const cqn_qp *qp = first_qp(channel->base.context); qp != NULL; qp = next_qp(qp)) {
         if (CQN_OBJ(qp->srq) == srq && qp->recv_cq->channel == channel) {
             return true;
         }
@@ -229,10 +228,10 @@ void cqn_async_clear(cqn_context *ctx)
     cqn_flag_close(&ctx->async);
 }
 
-/* Notes for each channel that a failure concerns it, and wakes who waits. */
+/* Notes for each channel that a failure concerns it, and wakes the waiters. */
 static void tell_channels(const cqn_context *ctx, const cqn_report *report)
 {
-    for (cqn_object *o = ctx->first; o != NULL; o = o->next) {
+    for (cqn_object *o = ctx->first[CQN_RANK_PD]; o != NULL; o = o->next) {
         cqn_channel *channel = (cqn_channel *)o;
         if (PyObject_TypeCheck(o, ctx->base.state->CompletionChannel) &&
             concerns(report, channel)) {
@@ -387,6 +386,36 @@ static PyObject *take(cqn_object *self)
     return event;
 }
 
+/* What was read and not handed out, and the failures, for whoever looks on: a list of AsyncEvents;
+ * nothing is taken. To make an event can run code that drops reports, so all are copied first. */
+PyObject *cqn_async_known(cqn_context *ctx)
+{
+    cqn_report known[16];
+    size_t n = 0;
+    for (const cqn_report *r = ctx->failures; r != NULL && n < Py_ARRAY_LENGTH(known);
+         r = r->next) {
+        known[n++] = *r;
+    }
+    for (const cqn_report *r = ctx->queued; r != NULL && n < Py_ARRAY_LENGTH(known); r = r->next) {
+        if (find_same(ctx->failures, r) == NULL) {
+            known[n++] = *r;
+        }
+    }
+    PyObject *elements[Py_ARRAY_LENGTH(known)];
+    for (size_t i = 0; i < n; i++) {
+        elements[i] = own_element(&known[i]);
+    }
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; i < n; i++) {
+        PyObject *event = new_event(ctx->base.state, &known[i], elements[i]);
+        if (list != NULL && (event == NULL || PyList_Append(list, event) < 0)) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(event);
+    }
+    return list;
+}
+
 /* Raises AsyncEventError; -1, as whoever raises. */
 static int raise_failure(cqn_state *st, const cqn_report *report)
 {
@@ -428,7 +457,7 @@ static void advance(cqn_channel *channel, uint64_t *told, uint64_t serial)
 }
 
 /* -1 with AsyncEventError if a failure concerns this channel of which a waiter,
- * who was `told` of all up to there, does not know. */
+ * which was `told` of all up to there, does not know. */
 int cqn_async_check(cqn_channel *channel, uint64_t *told)
 {
     const uint64_t all = channel->concerned;
@@ -478,8 +507,7 @@ static void mark_cqs_of(const cqn_qp *qp)
 
 static void mark_cqs_of_port(const cqn_context *ctx, int port_num)
 {
-    const cqn_qp *qp;
-    for (size_t i = 0; (qp = next_qp(ctx, &i)) != NULL;) {
+    for (const cqn_qp *qp = first_qp(ctx); qp != NULL; qp = next_qp(qp)) {
         if (qp->base.handle != NULL && qp->port_num == port_num) {
             mark_cqs_of(qp);
         }
@@ -488,8 +516,7 @@ static void mark_cqs_of_port(const cqn_context *ctx, int port_num)
 
 static void mark_cqs_of_srq(const cqn_context *ctx, const cqn_object *srq)
 {
-    const cqn_qp *qp;
-    for (size_t i = 0; (qp = next_qp(ctx, &i)) != NULL;) {
+    for (const cqn_qp *qp = first_qp(ctx); qp != NULL; qp = next_qp(qp)) {
         if (qp->base.handle != NULL && CQN_OBJ(qp->srq) == srq) {
             qp->recv_cq->marked = true;
         }
@@ -501,7 +528,7 @@ static int append_marked(const cqn_context *ctx, PyObject *cqs)
 {
     int rc = 0;
     cqn_object *refused = NULL;
-    for (cqn_object *o = ctx->first; o != NULL; o = o->next) {
+    for (cqn_object *o = ctx->first[CQN_RANK_CQ]; o != NULL; o = o->next) {
         if (!PyObject_TypeCheck(o, ctx->base.state->CQ) || !((cqn_cq *)o)->marked) {
             continue;
         }
@@ -618,7 +645,7 @@ PyObject *cqn_async_failures(cqn_object *self, uint64_t *told)
     return NULL;
 }
 
-/* Who waits for reports gets the failures as such. */
+/* A waiter for reports gets the failures as such. */
 static int check_nothing(cqn_object *Py_UNUSED(self), uint64_t *Py_UNUSED(told))
 {
     return 0;

@@ -9,10 +9,10 @@
 #include "wr.h"
 
 /* A device that lacks it may take it all the same, and fail it later. */
-int cqn_check_atomic_write(const cqn_object *pd)
+int cqn_check_atomic_write(cqn_object *pd)
 {
     struct ibv_device_attr_ex attr;
-    if (cqn_device_attr_ex(pd, &attr) < 0) {
+    if (cqn_device_attr_ex(pd, &attr) < 0 || cqn_open(pd) == NULL) {
         return -1;
     }
     if (!(attr.device_cap_flags_ex & CQN_DEVICE_ATOMIC_WRITE)) {
@@ -25,8 +25,8 @@ int cqn_check_atomic_write(const cqn_object *pd)
     return 0;
 }
 
-/* As ibv_create_qp(). */
-struct ibv_qp *cqn_create_atomic_write_qp(const cqn_object *pd, struct ibv_qp_init_attr *attr)
+/* As ibv_create_qp(), without the GIL. */
+struct ibv_qp *cqn_create_atomic_write_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
 {
     struct ibv_qp_init_attr_ex ex = {
         .qp_context = attr->qp_context,
@@ -37,10 +37,10 @@ struct ibv_qp *cqn_create_atomic_write_qp(const cqn_object *pd, struct ibv_qp_in
         .qp_type = attr->qp_type,
         .sq_sig_all = attr->sq_sig_all,
         .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
-        .pd = pd->handle,
+        .pd = pd,
         .send_ops_flags = IBV_QP_EX_WITH_ATOMIC_WRITE,
     };
-    struct ibv_qp *qp = ibv_create_qp_ex(pd->context->base.handle, &ex);
+    struct ibv_qp *qp = ibv_create_qp_ex(pd->context, &ex);
     attr->cap = ex.cap;
     return qp;
 }

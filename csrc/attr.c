@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The attribute structs of the verbs as dicts, by tables of their fields. */
+/* The attribute structs of the verbs as dicts or tuples, by tables of their fields. */
 
 #include "core.h"
 #include <endian.h>
@@ -46,11 +46,6 @@ const cqn_field cqn_port_fields[] = {
     P(bad_pkey_cntr), P(qkey_viol_cntr), P(pkey_tbl_len), P(lid), P(sm_lid), P(lmc),
     P(max_vl_num), P(sm_sl), P(subnet_timeout), P(init_type_reply), P(active_width),
     P(active_speed), P(phys_state), P(link_layer), P(flags), P(port_cap_flags2), END};
-
-#define G(f) U(struct ibv_gid_entry, f)
-const cqn_field cqn_gid_fields[] = {
-    FIELD(struct ibv_gid_entry, gid, CQN_GID, 0, 0), G(gid_index), G(port_num), G(gid_type),
-    G(ndev_ifindex), END};
 
 #define C(f) FIELD(struct ibv_qp_cap, f, CQN_UINT, UINT32_MAX, 0)
 const cqn_field cqn_cap_fields[] = {C(max_send_wr), C(max_recv_wr), C(max_send_sge),
@@ -148,6 +143,27 @@ PyObject *cqn_struct_to_dict(const void *from, const cqn_field *fields)
         Py_XDECREF(value);
     }
     return dict;
+}
+
+/* The values of the fields in a tuple, for the structs that are asked for often: a dict takes
+ * longer than the kernel's answer. */
+PyObject *cqn_struct_to_tuple(const void *from, const cqn_field *fields)
+{
+    Py_ssize_t n = 0;
+    while (fields[n].name != NULL) {
+        n++;
+    }
+    PyObject *tuple = PyTuple_New(n);
+    for (Py_ssize_t i = 0; tuple != NULL && i < n; i++) {
+        PyObject *value = field_value((const char *)from + fields[i].offset, &fields[i]);
+        if (value == NULL) {
+            Py_CLEAR(tuple);
+        }
+        else {
+            PyTuple_SET_ITEM(tuple, i, value);
+        }
+    }
+    return tuple;
 }
 
 /* Stores `value` in the struct at `to`, within the field's limit. */

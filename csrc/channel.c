@@ -17,13 +17,17 @@
  * An event that is read while another thread destroys its CQ is acked at once,
  * since that thread waits for it. Should destroying fail after all, the event
  * is late: it goes to a list of the channel, and is handed out from there, its
- * ack paid in advance.
+ * ack paid in advance. So does one of our own making, for a CQ that was resized
+ * while a waiter slept.
  *
  * The channel's fd never blocks in read(2); waiting is in wait.c.
  */
 
 #include "core.h"
 #include <fcntl.h>
+
+#define EVENTS_AT_ONCE 32 /* then the loop gets its turn */
+#define LOOK_FOR_MORE 8   /* callbacks */
 
 static int destroy_channel(void *handle)
 {
@@ -37,13 +41,18 @@ static void channel_after_destroy(cqn_object *op)
 
 static int channel_traverse(PyObject *op, visitproc visit, void *arg)
 {
-    Py_VISIT(((cqn_channel *)op)->sleepers);
-    return cqn_traverse(op, visit, arg);
+    const cqn_channel *self = (cqn_channel *)op;
+    Py_VISIT(self->loop);
+    Py_VISIT(self->raw_loop);
+    Py_VISIT(self->done);
+    Py_VISIT(self->on_fail);
+    int rc = cqn_engine_busy_traverse(self, visit, arg);
+    return rc ? rc : cqn_traverse(op, visit, arg);
 }
 
 static int channel_clear(PyObject *op)
 {
-    Py_CLEAR(((cqn_channel *)op)->sleepers);
+    cqn_channel_forget_loop((cqn_channel *)op);
     if (CQN_OBJ(op)->handle == NULL) {
         cqn_gate_clear(&((cqn_channel *)op)->gate);
     }
@@ -79,31 +88,34 @@ PyObject *cqn_dup(int fd)
 static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
+    CQN_COPY copy = NULL;
     static char *names[] = {"context", NULL};
     PyObject *context;
     cqn_state *st = cqn_state_of(type);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:CompletionChannel", names, &context) ||
+    if (cqn_freeze_keywords(&kwargs, &copy) < 0 ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "O:CompletionChannel", names, &context) ||
         cqn_expect(context, st->Context, "context") < 0) {
         return NULL;
     }
     cqn_object *used = CQN_OBJ(context);
-    PyObject *sleepers = PySet_New(NULL); /* first: it can run code that closes the context */
-    cqn_channel *self = sleepers == NULL ? NULL : cqn_new(type, &channel_kind, &used, 1);
+    cqn_channel *self = cqn_new(type, &channel_kind, &used, 1);
     if (self == NULL) {
-        Py_XDECREF(sleepers);
         return NULL;
     }
-    self->sleepers = sleepers;
     if (cqn_gate_open(&self->gate) < 0) {
         Py_DECREF(self);
         return NULL;
     }
-    struct ibv_comp_channel *channel = ibv_create_comp_channel(used->handle);
+    struct ibv_context *handle = used->handle;
+    struct ibv_comp_channel *channel;
+    int err;
+    CQN_CREATING(CQN_OBJ(self), channel = ibv_create_comp_channel(handle); err = errno);
     if (channel == NULL) {
-        cqn_verbs_error(st, errno, "ibv_create_comp_channel", "");
+        cqn_verbs_error(st, err, "ibv_create_comp_channel", "");
         Py_DECREF(self);
         return NULL;
     }
+    self->until_more = LOOK_FOR_MORE;
     self->told = ((cqn_context *)used)->async_serial;
     cqn_adopt(CQN_OBJ(self), channel);
     if (cqn_set_nonblocking(channel->fd) < 0) {
@@ -169,7 +181,8 @@ static PyObject *take_event(cqn_channel *self, struct ibv_comp_channel *channel)
     return (PyObject *)cq;
 }
 
-/* The destroying of `cq` failed, and events of it came meanwhile. */
+/* `cq` has events now that are not, or not any more, in the channel: its destroying
+ * failed and they came meanwhile, or one was made. */
 void cqn_channel_add_late(cqn_channel *self, cqn_cq *cq)
 {
     cq->late_next = self->late;
@@ -220,7 +233,11 @@ static const cqn_wait_kind event_wait = {
 
 static PyObject *wait_event(cqn_channel *self, PyObject *timeout)
 {
-    return cqn_gate_wait(&self->base, &self->gate, &event_wait, timeout, self->told);
+    PyObject *cq = cqn_gate_wait(&self->base, &self->gate, &event_wait, timeout, self->told);
+    if (cq == NULL && PyErr_ExceptionMatches(PyExc_TimeoutError)) {
+        self->timeouts++;
+    }
+    return cq;
 }
 
 static PyObject *channel_get_event(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
@@ -247,22 +264,54 @@ static PyObject *channel_try_get_event(PyObject *op, PyObject *Py_UNUSED(unused)
     return cq != NULL || PyErr_Occurred() ? cq : Py_NewRef(Py_None);
 }
 
-static PyObject *channel_dispatch(PyObject *op, PyObject *first)
+/* Reads an event and gives it to the engine of its CQ. 1; 0: there is none; or -1. */
+static int dispatch(cqn_channel *self)
+{
+    struct ibv_comp_channel *channel = cqn_open(&self->base);
+    PyObject *cq = channel == NULL ? NULL : take_event(self, channel);
+    if (cq == NULL) {
+        return PyErr_Occurred() ? -1 : 0;
+    }
+    int rc = cqn_engine_dispatch((cqn_cq *)cq);
+    Py_DECREF(cq);
+    return rc < 0 ? -1 : 1;
+}
+
+/* To find no event costs as much as to find one, so one is read and no more; what is left makes the
+ * loop call again. Where several CQs have events at once that would take a turn for each: so now
+ * and then it looks for more, and as long as there are, reads many. */
+static int dispatch_some(cqn_channel *self)
+{
+    int n = 0, rc = dispatch(self);
+    if (rc < 0 || --self->until_more > 0) {
+        return rc;
+    }
+    /* A task can have closed the last AsyncCQ: what comes now is for others. */
+    while (++n < EVENTS_AT_ONCE && rc > 0 && self->loop != NULL) {
+        rc = dispatch(self);
+    }
+    self->until_more = n > 2 ? 1 : LOOK_FOR_MORE;
+    return rc;
+}
+
+/* If the channel fails it must not raise: the loop would call it again at once, for ever. What a
+ * task raises to end the loop goes through; nothing is lost by that. */
+static PyObject *channel_on_event(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
     cqn_channel *self = (cqn_channel *)op;
-    struct ibv_comp_channel *channel = cqn_open(&self->base);
-    if (channel == NULL) {
+    cqn_engine_turn(self);
+    if (dispatch_some(self) >= 0) {
+        Py_RETURN_NONE;
+    }
+    if (self->on_fail == NULL || !PyErr_ExceptionMatches(PyExc_Exception)) {
         return NULL;
     }
-    self->turn += first == Py_True;
-    PyObject *cq = take_event(self, channel);
-    if (cq == NULL) {
-        return PyErr_Occurred() ? NULL : Py_NewRef(Py_False);
-    }
-    int rc = cqn_cq_dispatch((cqn_cq *)cq, self->turn);
-    Py_DECREF(cq);
-    return rc < 0 ? NULL : Py_NewRef(Py_True);
+    PyObject *error = cqn_take_exception(), *on_fail = Py_NewRef(self->on_fail), *result;
+    CQN_UNLOCKED(result = PyObject_CallOneArg(on_fail, error));
+    Py_DECREF(on_fail);
+    Py_DECREF(error);
+    return result;
 }
 
 static PyObject *channel_iter(PyObject *op)
@@ -324,13 +373,14 @@ static PyMethodDef channel_methods[] = {
      "try_get_event($self, /)\n--\n\n"
      "The CQ of an event that has arrived, or None; never sleeps.\n\n"
      "Wraps ibv_get_cq_event(3)."},
-    {"dispatch", channel_dispatch, METH_O,
-     "dispatch($self, first, /)\n--\n\n"
-     "Read an event that has arrived, and give it to who waits for it; False if there is none.\n\n"
-     "For who reads the channel for an event loop, where no task runs: if its CQ has a sleeper and "
-     "completions, that task goes on in here, or soon if one of that CQ did since the last call "
-     "with `first`. Else it is consumer.on_event(), which can return whom to wake. What ends the "
+    {"_on_event", channel_on_event, METH_NOARGS,
+     "_on_event($self, /)\n--\n\n"
+     "Read some events that have arrived, and wake those for whom completions came.\n\n"
+     "For the callback of an event loop: one task goes on in here, the others soon. What ends the "
      "loop is raised, as KeyboardInterrupt in a task is. Wraps ibv_get_cq_event(3)."},
+    {"_set_loop", cqn_channel_set_loop, METH_VARARGS,
+     "_set_loop($self, loop, on_fail, /)\n--\n\n"
+     "The loop that reads its events, or None; `on_fail(error)` is called when that ends."},
     {"interrupt", channel_interrupt, METH_NOARGS,
      "interrupt($self, /)\n--\n\n"
      "End every get_event() that is waiting with InterruptedError; if there is none, the next."},

@@ -41,6 +41,8 @@ static const struct {
     X(IBV_ACCESS_REMOTE_ATOMIC), X(IBV_ACCESS_MW_BIND), X(IBV_ACCESS_ZERO_BASED),
     X(IBV_ACCESS_ON_DEMAND), X(IBV_ACCESS_HUGETLB), X(IBV_ACCESS_RELAXED_ORDERING),
 
+    X(IBV_FORK_DISABLED), X(IBV_FORK_ENABLED), X(IBV_FORK_UNNEEDED),
+
     X(IBV_MW_TYPE_1), X(IBV_MW_TYPE_2),
 
     X(IBV_QPT_RC), X(IBV_QPT_UC), X(IBV_QPT_UD), X(IBV_QPT_RAW_PACKET), X(IBV_QPT_XRC_SEND),
@@ -171,7 +173,7 @@ PyObject *cqn_register_enums(PyObject *module, PyObject *args)
     CQN_LOCKED;
     cqn_state *st = PyModule_GetState(module);
     PyObject *status, *opcode, *flags, *ex_flags, *event_type;
-    if (!PyArg_ParseTuple(args, "OOOOO:register_enums", &status, &opcode, &flags, &ex_flags,
+    if (!PyArg_ParseTuple(args, "OOOOO:_register_enums", &status, &opcode, &flags, &ex_flags,
                           &event_type) ||
         fill_table(status, st->wc_status, CQN_WC_STATUSES) < 0 ||
         fill_table(opcode, st->wc_opcode, CQN_WC_OPCODES) < 0 ||

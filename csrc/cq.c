@@ -21,8 +21,8 @@ static void ack(cqn_cq *self, unsigned int n)
     self->stats.acked += n;
 }
 
-/* An event was read for its consumer, who need not see to it. What somebody else
- * has read is for him to acknowledge. */
+/* An event was read for its engine, which acknowledges many at once. What others have read is
+ * theirs to acknowledge. */
 void cqn_cq_dispatched(cqn_cq *self)
 {
     if (++self->dispatched >= ACK_BATCH) {
@@ -66,9 +66,6 @@ static void cq_after_destroy(cqn_object *op)
 static int cq_traverse(PyObject *op, visitproc visit, void *arg)
 {
     Py_VISIT(((cqn_cq *)op)->user_data);
-    Py_VISIT(((cqn_cq *)op)->consumer);
-    Py_VISIT(((cqn_cq *)op)->sleeper);
-    Py_VISIT(((cqn_cq *)op)->sleepers);
     return cqn_traverse(op, visit, arg);
 }
 
@@ -76,12 +73,9 @@ static int cq_clear(PyObject *op)
 {
     cqn_cq *self = (cqn_cq *)op;
     if (self->base.handle == NULL) {
-        cqn_stash_free(self);
+        cqn_cq_forget_completions(self);
     }
     Py_CLEAR(self->user_data);
-    Py_CLEAR(self->consumer);
-    Py_CLEAR(self->sleeper);
-    Py_CLEAR(self->sleepers);
     return cqn_clear(op);
 }
 
@@ -162,19 +156,23 @@ static int parse_new(cqn_state *st, PyObject *args, PyObject *kwargs, cq_args *a
 
 static struct ibv_cq *create_plain(cqn_cq *self, const cq_args *a)
 {
-    struct ibv_cq *cq =
-        ibv_create_cq(CQN_OBJ(a->context)->handle, (int)a->cqe, self,
-                      a->channel ? CQN_OBJ(a->channel)->handle : NULL, (int)a->comp_vector);
+    struct ibv_context *context = CQN_OBJ(a->context)->handle;
+    struct ibv_comp_channel *channel = a->channel ? CQN_OBJ(a->channel)->handle : NULL;
+    struct ibv_cq *cq;
+    int err;
+    CQN_CREATING(CQN_OBJ(self),
+                 cq = ibv_create_cq(context, (int)a->cqe, self, channel, (int)a->comp_vector);
+                 err = errno);
     if (cq == NULL) {
-        cqn_verbs_error(self->base.state, errno, "ibv_create_cq", "%u entries, comp_vector %u",
+        cqn_verbs_error(self->base.state, err, "ibv_create_cq", "%u entries, comp_vector %u",
                         a->cqe, a->comp_vector);
     }
     return cq;
 }
 
-/* The number of the QP is always asked for: it says whose work request it was
- * that completed, and so what may be let go. So is the immediate data, which may
- * be the key of a window that the peer took back; who did not ask does not see it. */
+/* The number of the QP is always asked for: each completion has it. So is the immediate
+ * data, which may be the key of a window that the peer took back; a program that did not
+ * ask does not see it. */
 static struct ibv_cq *create_extended(cqn_cq *self, const cq_args *a)
 {
     struct ibv_cq_init_attr_ex attr = {
@@ -184,11 +182,14 @@ static struct ibv_cq *create_extended(cqn_cq *self, const cq_args *a)
         .comp_vector = a->comp_vector,
         .wc_flags = a->wc_flags | IBV_WC_EX_WITH_QP_NUM | IBV_WC_EX_WITH_IMM,
     };
-    struct ibv_cq_ex *cq = ibv_create_cq_ex(CQN_OBJ(a->context)->handle, &attr);
+    struct ibv_context *context = CQN_OBJ(a->context)->handle;
+    struct ibv_cq_ex *cq;
+    int err;
+    CQN_CREATING(CQN_OBJ(self), cq = ibv_create_cq_ex(context, &attr); err = errno);
     if (cq == NULL) {
-        bool too_much = errno == EOPNOTSUPP || errno == ENOSYS ||
-                        (errno == EINVAL && (a->wc_flags & CQN_WC_EX_EXTRA));
-        cqn_verbs_error(self->base.state, errno, "ibv_create_cq_ex",
+        bool too_much = err == EOPNOTSUPP || err == ENOSYS ||
+                        (err == EINVAL && (a->wc_flags & CQN_WC_EX_EXTRA));
+        cqn_verbs_error(self->base.state, err, "ibv_create_cq_ex",
                         "%u entries, comp_vector %u, wc_flags 0x%x%s", a->cqe, a->comp_vector,
                         a->wc_flags,
                         too_much ? ": this device does not report all of these fields" : "");
@@ -202,9 +203,10 @@ static struct ibv_cq *create_extended(cqn_cq *self, const cq_args *a)
 static PyObject *cq_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
+    CQN_COPY copy = NULL;
     cqn_state *st = cqn_state_of(type);
     cq_args a;
-    if (parse_new(st, args, kwargs, &a) < 0) {
+    if (cqn_freeze_keywords(&kwargs, &copy) < 0 || parse_new(st, args, kwargs, &a) < 0) {
         return NULL;
     }
     cqn_object *used[2] = {CQN_OBJ(a.context), CQN_OBJ(a.channel)};
@@ -233,20 +235,35 @@ void cqn_cq_event(cqn_cq *self)
     self->armed = CQN_UNARMED;
 }
 
-static int arm(cqn_cq *self, bool solicited_only)
+/* For what it is armed as far as is known. After a wait that timed out nothing is:
+ * its event can have been lost, to another process that reads the descriptor or to
+ * a lack of memory in the kernel, and then no other one ever comes. */
+static cqn_armed known_armed(const cqn_cq *self)
+{
+    return self->armed_at == self->channel->timeouts ? self->armed : CQN_UNARMED;
+}
+
+bool cqn_cq_is_armed(const cqn_cq *self, bool solicited_only)
+{
+    return known_armed(self) >= (solicited_only ? CQN_ARMED_SOLICITED : CQN_ARMED);
+}
+
+int cqn_cq_arm(cqn_cq *self, bool solicited_only)
 {
     int err = ibv_req_notify_cq(self->base.handle, solicited_only);
     if (err != 0) {
         cqn_verbs_error(self->base.state, err, "ibv_req_notify_cq", "");
         return -1;
     }
+    const cqn_armed before = known_armed(self);
     const cqn_armed armed = solicited_only ? CQN_ARMED_SOLICITED : CQN_ARMED;
-    self->armed = self->armed > armed ? self->armed : armed;
+    self->armed = before > armed ? before : armed;
+    self->armed_at = self->channel->timeouts;
     self->stats.arms++;
     return 0;
 }
 
-/* The argument of those who arm: 1, 0, or -1 with an exception. */
+/* The argument of what arms: 1, 0, or -1 with an exception. */
 static int parse_solicited_only(cqn_cq *self, const char *function, PyObject *const *args,
                                 Py_ssize_t nargs, PyObject *kwnames)
 {
@@ -274,7 +291,7 @@ static PyObject *cq_req_notify(PyObject *op, PyObject *const *args, Py_ssize_t n
     CQN_LOCKED;
     cqn_cq *self = (cqn_cq *)op;
     int solicited_only = parse_solicited_only(self, "req_notify", args, nargs, kwnames);
-    if (solicited_only < 0 || arm(self, solicited_only) < 0) {
+    if (solicited_only < 0 || cqn_cq_arm(self, solicited_only) < 0) {
         return NULL;
     }
     Py_RETURN_NONE;
@@ -283,17 +300,16 @@ static PyObject *cq_req_notify(PyObject *op, PyObject *const *args, Py_ssize_t n
 /* A CQ that is armed stays so until its event was read, so there is no need to
  * arm it again; but after arming, and before sleeping, one must look. Returns
  * 1, 0, or -1 with an exception. */
-int cqn_cq_safe_to_sleep(cqn_cq *self, bool solicited_only)
+static int safe_to_sleep(cqn_cq *self, bool solicited_only)
 {
-    const cqn_armed wanted = solicited_only ? CQN_ARMED_SOLICITED : CQN_ARMED;
     cqn_object *trash = NULL;
     int rc = cqn_cq_look(self, &trash);
-    if (rc == 0 && self->stash_len == 0 && self->armed < wanted) {
-        rc = arm(self, solicited_only) < 0 ? -1 : cqn_cq_look(self, &trash);
+    if (rc == 0 && self->stash_len == 0 && !cqn_cq_is_armed(self, solicited_only)) {
+        rc = cqn_cq_arm(self, solicited_only) < 0 ? -1 : cqn_cq_look(self, &trash);
     }
     bool safe = self->stash_len == 0;
     cqn_trash_empty(trash);
-    return rc < 0 ? -1 : safe;
+    return rc < 0 || cqn_routed(self) < 0 ? -1 : safe;
 }
 
 static PyObject *cq_safe_to_sleep(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
@@ -305,7 +321,7 @@ static PyObject *cq_safe_to_sleep(PyObject *op, PyObject *const *args, Py_ssize_
     if (solicited_only < 0) {
         return NULL;
     }
-    int safe = cqn_cq_safe_to_sleep(self, solicited_only);
+    int safe = safe_to_sleep(self, solicited_only);
     return safe < 0 ? NULL : PyBool_FromLong(safe);
 }
 
@@ -333,6 +349,30 @@ static PyObject *cq_ack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, P
     Py_RETURN_NONE;
 }
 
+/* Not every device keeps a CQ armed that it resizes, and somebody may sleep. What
+ * completed before it is armed anew has raised no event there: then the channel gets
+ * one of ours, and so it does if that can't be told. An engine sees to it itself. */
+static int arm_again(cqn_cq *self)
+{
+    const cqn_armed armed = self->armed;
+    self->armed = CQN_UNARMED;
+    if (armed == CQN_UNARMED || cqn_engine_resized(self)) {
+        return 0;
+    }
+    cqn_object *trash = NULL;
+    int rc = cqn_cq_arm(self, armed == CQN_ARMED_SOLICITED);
+    if (rc == 0) {
+        rc = cqn_cq_settle(self, &trash);
+    }
+    /* To make an exception can run code that closes it. */
+    const bool look = (rc < 0 || self->stash_len > 0) && self->base.handle != NULL;
+    if (look && self->late++ == 0) {
+        cqn_channel_add_late(self->channel, self);
+    }
+    cqn_trash_empty(trash);
+    return rc;
+}
+
 static PyObject *cq_resize(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     CQN_LOCKED;
@@ -347,11 +387,7 @@ static PyObject *cq_resize(PyObject *op, PyObject *const *args, Py_ssize_t nargs
     }
     struct ibv_cq *cq = self->base.handle;
     int err;
-    cqn_enter(&self->base);
-    Py_BEGIN_ALLOW_THREADS
-        err = ibv_resize_cq(cq, (int)cqe);
-    Py_END_ALLOW_THREADS
-    cqn_leave(&self->base);
+    CQN_IN_KERNEL(&self->base, err = cqn_errno_of(ibv_resize_cq(cq, (int)cqe)));
     if (err != 0) {
         return cqn_verbs_error(self->base.state, err, "ibv_resize_cq",
                                err == EINVAL ? "from %d to %u entries: does it hold more "
@@ -359,8 +395,7 @@ static PyObject *cq_resize(PyObject *op, PyObject *const *args, Py_ssize_t nargs
                                              : "from %d to %u entries",
                                cq->cqe, cqe);
     }
-    self->armed = CQN_UNARMED; /* not every device keeps it */
-    Py_RETURN_NONE;
+    return arm_again(self) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 static PyObject *cq_modify(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
@@ -382,11 +417,7 @@ static PyObject *cq_modify(PyObject *op, PyObject *const *args, Py_ssize_t nargs
     };
     struct ibv_cq *cq = self->base.handle;
     int err;
-    cqn_enter(&self->base);
-    Py_BEGIN_ALLOW_THREADS
-        err = ibv_modify_cq(cq, &attr);
-    Py_END_ALLOW_THREADS
-    cqn_leave(&self->base);
+    CQN_IN_KERNEL(&self->base, err = ibv_modify_cq(cq, &attr));
     if (err != 0) {
         return cqn_verbs_error(self->base.state, err, "ibv_modify_cq",
                                "moderation of events by cq_count %u, cq_period %u; "
@@ -477,8 +508,8 @@ static PyObject *cq_repr(PyObject *op)
     CQN_LOCKED;
     struct ibv_cq *cq = CQN_OBJ(op)->handle;
     return cq == NULL ? cqn_short_repr(op)
-                      : PyUnicode_FromFormat("<CQ on %s, %d entries, %u unacked>",
-                                             cqn_device_name(CQN_OBJ(op)), cq->cqe,
+                      : PyUnicode_FromFormat("<CQ on %s, handle %u, %d entries, %u unacked>",
+                                             cqn_device_name(CQN_OBJ(op)), cq->handle, cq->cqe,
                                              ((cqn_cq *)op)->unacked);
 }
 
@@ -496,34 +527,27 @@ static PyMethodDef cq_methods[] = {
      "True: the CQ is armed, and was empty after that, so the next completion (the next solicited "
      "one) raises an event on the channel. Now sleep, in get_event() or on the channel's fd. "
      "False: poll() returns what is there; do not sleep. A CQ that is armed still is not armed "
-     "again. Of an event that came for an earlier completion you may wake with nothing to poll: "
+     "again, but after a get_event() that timed out, since its event may have been lost. Of an "
+     "event that came for an earlier completion you may wake with nothing to poll: "
      "call this again.\n\nWraps ibv_poll_cq(3) and ibv_req_notify_cq(3)."},
     {"poll", (PyCFunction)(void (*)(void))cqn_cq_poll, METH_FASTCALL | METH_KEYWORDS,
      "poll($self, /, max_entries=16, *, spin=0.0)\n--\n\n"
      "Up to `max_entries` completions, oldest first; fewer mean that the CQ was emptied.\n\n"
      "Never sleeps. While there is none it looks again for up to `spin` seconds, at most 60, at "
      "the cost of a CPU but not of the GIL. A failed work request is a WorkCompletion too: see its "
-     "status. While the CQ has a consumer, such as an AsyncCQ, it answers in its place.\n\n"
+     "status. While the CQ has an AsyncCQ this is its poll().\n\n"
      "Wraps ibv_poll_cq(3), or ibv_start_poll(3) where wc_flags were given."},
-    {"take", (PyCFunction)(void (*)(void))cqn_cq_take, METH_FASTCALL | METH_KEYWORDS,
-     "take($self, /, max_entries=16, *, spin=0.0)\n--\n\n"
-     "What poll() returns if there is no consumer: for the consumer.\n\n"
-     "Wraps ibv_poll_cq(3), or ibv_start_poll(3) where wc_flags were given."},
-    {"set_consumer", cqn_cq_set_consumer, METH_O, cqn_cq_set_consumer_doc},
-    {"sleep", (PyCFunction)(void (*)(void))cqn_cq_sleep, METH_FASTCALL | METH_KEYWORDS,
-     cqn_cq_sleep_doc},
-    {"forget_sleeper", cqn_cq_forget_sleeper, METH_NOARGS, cqn_cq_forget_sleeper_doc},
     {"poll_into", cqn_cq_poll_into, METH_O,
      "poll_into($self, wcs, /)\n--\n\n"
      "Fill the WCArray `wcs` with completions, oldest first, and return how many came.\n\n"
-     "For high rates: no objects are made. Never sleeps. ValueError while the CQ has a "
-     "consumer.\n\nWraps ibv_poll_cq(3)."},
+     "For high rates: no objects are made. Never sleeps. ValueError while the CQ has an "
+     "AsyncCQ.\n\nWraps ibv_poll_cq(3)."},
     {"poll_ids", (PyCFunction)(void (*)(void))cqn_cq_poll_ids, METH_FASTCALL | METH_KEYWORDS,
      "poll_ids($self, /, max_entries=16)\n--\n\n"
      "The wr_ids of up to `max_entries` successful completions, oldest first.\n\n"
      "For high rates. A failed one ends the list; when it is the first, it is raised as "
      "CompletionError, and the next call goes on behind it. Never sleeps. ValueError while the CQ "
-     "has a consumer.\n\n"
+     "has an AsyncCQ.\n\n"
      "Wraps ibv_poll_cq(3)."},
     {"ack", (PyCFunction)(void (*)(void))cq_ack, METH_FASTCALL | METH_KEYWORDS,
      "ack($self, /, n=1)\n--\n\n"
@@ -533,7 +557,10 @@ static PyMethodDef cq_methods[] = {
     {"resize", (PyCFunction)(void (*)(void))cq_resize, METH_FASTCALL | METH_KEYWORDS,
      "resize($self, /, cqe)\n--\n\n"
      "Make room for at least `cqe` completions; those that wait in it stay.\n\n"
-     "VerbsError if it holds more than that, or the device can't.\n\nWraps ibv_resize_cq(3)."},
+     "A thread in get_event() and a task in an AsyncCQ sleep on, and are woken to look where "
+     "completions are in it; a loop of your own looks after this. VerbsError if it holds more "
+     "than that, or the device can't.\n\nWraps ibv_resize_cq(3) and "
+     "ibv_req_notify_cq(3)."},
     {"modify", (PyCFunction)(void (*)(void))cq_modify, METH_FASTCALL | METH_KEYWORDS,
      "modify($self, /, cq_count, cq_period)\n--\n\n"
      "Moderate: an event only after `cq_count` completions or `cq_period` microseconds.\n\n"
@@ -551,10 +578,6 @@ static PyGetSetDef cq_getset[] = {
      NULL},
     {"wc_flags", cq_get_wc_flags, NULL,
      "The fields that its completions have, WCExFlags; None: those of ibv_wc.", NULL},
-    {"sleeper", cqn_cq_get_sleeper, NULL, "For the consumer: what sleep() made, or None.", NULL},
-    {"woken", cqn_cq_get_woken, NULL,
-     "For the consumer: how many sleepers got completions, and the most that one of them got.",
-     NULL},
     {"unacked", cq_get_unacked, NULL, "Events that were got and not yet acked.", NULL},
     {"stats", cq_get_stats, NULL, "What it counted since it was made; also after close().", NULL},
     CQN_OBJECT_GETSET,

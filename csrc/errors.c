@@ -81,9 +81,20 @@ static PyObject *new_error(PyObject *type, int err, const char *verb, PyObject *
     return exc;
 }
 
-/* The kernel and the providers use both where something can't be done at all. */
+/* A verb returns its error, but some providers return it negated, or -1 and set errno: libsiw does.
+ */
+int cqn_errno_of(int result)
+{
+    return result >= 0 ? result : result == -1 && errno != 0 ? errno : -result;
+}
+
+/* The kernel and the providers use both where something can't be done at all. 0: a provider failed
+ * to make something and set no errno, so nobody knows more. */
 static const char *text_of_errno(int err)
 {
+    if (err == 0) {
+        return "the device's provider failed and did not say why";
+    }
     return err == EOPNOTSUPP || err == ENOSYS ? "not supported by this device" : strerror(err);
 }
 
@@ -104,6 +115,7 @@ static PyObject *new_verbs_error(cqn_state *st, int err, const char *verb, const
     if (detail == NULL) {
         return NULL;
     }
+    err = err < 0 ? -err : err;
     PyObject *message = PyUnicode_FromFormat("%s: %s%s%U", verb, text_of_errno(err),
                                              PyUnicode_GET_LENGTH(detail) ? ": " : "", detail);
     Py_DECREF(detail);
@@ -111,8 +123,8 @@ static PyObject *new_verbs_error(cqn_state *st, int err, const char *verb, const
         return NULL;
     }
     /* The kernel answers every verb with EIO once a device was removed. */
-    PyObject *exc =
-        new_error(err == EIO ? st->DeviceRemovedError : st->VerbsError, err, verb, message);
+    PyObject *exc = new_error(err == EIO ? st->DeviceRemovedError : st->VerbsError,
+                              err ? err : ENOMEM, verb, message);
     Py_DECREF(message);
     return exc;
 }
@@ -199,16 +211,57 @@ void cqn_blame_item(Py_ssize_t i)
     Py_DECREF(exc);
 }
 
-int cqn_completion_error(cqn_state *st, PyObject *wc, const struct ibv_wc *raw)
+/* "RETRY_EXC_ERR, transport retry counter exceeded (vendor_err 0x81)". */
+static PyObject *describe_status(PyObject *wc, const struct ibv_wc *raw)
 {
-    PyObject *exc = PyObject_CallFunction(
-        st->CompletionError, "N",
-        PyUnicode_FromFormat("work request %llu on QP %u failed: %s (status %d, vendor_err 0x%x)",
-                             (unsigned long long)raw->wr_id, (unsigned)raw->qp_num,
-                             ibv_wc_status_str(raw->status), (int)raw->status,
-                             (unsigned)raw->vendor_err));
+    PyObject *status = PyObject_GetAttrString(wc, "status");
+    PyObject *name = status == NULL              ? NULL
+                     : PyLong_CheckExact(status) ? PyUnicode_FromFormat("status %S", status)
+                                                 : PyObject_GetAttrString(status, "name");
+    PyObject *text = name == NULL ? NULL
+                                  : PyUnicode_FromFormat("%S, %s (vendor_err 0x%x)", name,
+                                                         ibv_wc_status_str(raw->status),
+                                                         (unsigned)raw->vendor_err);
+    Py_XDECREF(name);
+    Py_XDECREF(status);
+    return text;
+}
+
+/* "SEND (wr_id 5)". A failed completion does not tell the operation: that is NULL unless the one
+ * that posted knows it. What cqnotify.aio chose itself, from 2**63 on, means nothing to the user.
+ */
+static PyObject *describe_request(const char *operation, uint64_t wr_id)
+{
+    const bool chosen_by_user = wr_id >> 63 == 0;
+    const unsigned long long id = wr_id;
+    if (operation == NULL) {
+        return chosen_by_user ? PyUnicode_FromFormat("work request %llu", id)
+                              : PyUnicode_FromString("a work request");
+    }
+    return chosen_by_user ? PyUnicode_FromFormat("%s (wr_id %llu)", operation, id)
+                          : PyUnicode_FromString(operation);
+}
+
+static PyObject *completion_message(PyObject *wc, const struct ibv_wc *raw, const char *operation)
+{
+    PyObject *request = describe_request(operation, raw->wr_id);
+    PyObject *status = request ? describe_status(wc, raw) : NULL;
+    PyObject *message = status == NULL ? NULL
+                                       : PyUnicode_FromFormat("%U on QP %u failed: %U", request,
+                                                              (unsigned)raw->qp_num, status);
+    Py_XDECREF(request);
+    Py_XDECREF(status);
+    return message;
+}
+
+static PyObject *new_completion_error(cqn_state *st, PyObject *wc, const struct ibv_wc *raw,
+                                      const char *operation)
+{
+    PyObject *message = completion_message(wc, raw, operation);
+    PyObject *exc = message ? PyObject_CallOneArg(st->CompletionError, message) : NULL;
+    Py_XDECREF(message);
     if (exc == NULL) {
-        return -1;
+        return NULL;
     }
     static const char *const names[] = {"status", "wr_id", "qp_num", "vendor_err"};
     int rc = PyObject_SetAttrString(exc, "wc", wc);
@@ -217,9 +270,16 @@ int cqn_completion_error(cqn_state *st, PyObject *wc, const struct ibv_wc *raw)
         rc = value == NULL ? -1 : PyObject_SetAttrString(exc, names[i], value);
         Py_XDECREF(value);
     }
-    if (rc == 0) {
-        PyErr_SetObject(st->CompletionError, exc);
+    if (rc < 0) {
+        Py_CLEAR(exc);
     }
-    Py_DECREF(exc);
+    return exc;
+}
+
+/* Raises CompletionError, of an `operation` if its name is known; -1. */
+int cqn_completion_error(cqn_state *st, PyObject *wc, const struct ibv_wc *raw,
+                         const char *operation)
+{
+    raise_error(new_completion_error(st, wc, raw, operation));
     return -1;
 }

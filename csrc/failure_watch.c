@@ -53,10 +53,12 @@ static const cqn_kind watch_kind = {
 static PyObject *watch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
+    CQN_COPY copy = NULL;
     static char *names[] = {"context", NULL};
     PyObject *context;
     cqn_state *st = cqn_state_of(type);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:FailureWatch", names, &context) ||
+    if (cqn_freeze_keywords(&kwargs, &copy) < 0 ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "O:FailureWatch", names, &context) ||
         cqn_expect(context, st->Context, "context") < 0) {
         return NULL;
     }
@@ -83,7 +85,7 @@ static void tell_by_fd(failure_watch *self)
  * context whose closing may yet fail. No Python code runs in here. */
 void cqn_failure_watch_signal(const cqn_context *ctx)
 {
-    for (cqn_object *o = ctx->first; o != NULL; o = o->next) {
+    for (cqn_object *o = ctx->first[CQN_RANK_PD]; o != NULL; o = o->next) {
         if (o->kind == &watch_kind && o->handle != NULL) {
             failure_watch *self = (failure_watch *)o;
             self->latest = ctx->async_serial;
@@ -104,7 +106,7 @@ static PyObject *watch_dup(PyObject *op, PyObject *Py_UNUSED(unused))
     return cqn_open(CQN_OBJ(op)) ? cqn_dup(((failure_watch *)op)->flag.fd) : NULL;
 }
 
-/* It tells of its end by POLLERR or POLLHUP; a reader who never sleeps may be
+/* It tells of its end by POLLERR or POLLHUP; a reader that never sleeps may be
  * told merely that there is nothing yet. */
 static bool device_has_gone(const struct ibv_context *device)
 {

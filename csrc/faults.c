@@ -16,7 +16,8 @@ typedef struct {
 
 static countdown calls, allocations;
 static atomic_int error;
-static atomic_bool hold; /* the failing call, until this is false */
+static atomic_bool hold; /* the failing call, until this is false, if it is made without the GIL */
+static const char *_Atomic held;
 static atomic_long live;
 static pthread_t armed_by;
 static PyObject *before; /* is called once, just before that call is made */
@@ -68,11 +69,13 @@ bool cqn_fault(const char *call)
     if (!is_its_turn(&calls, call)) {
         return false;
     }
-    while (atomic_load(&hold)) {
+    while (atomic_load(&hold) && !PyGILState_Check()) {
+        atomic_store(&held, call);
         usleep(1000);
     }
+    atomic_store(&held, NULL);
     errno = cqn_fault_errno();
-    return true;
+    return errno != 0;
 }
 
 void *cqn_born(void *handle)
@@ -159,6 +162,53 @@ struct ibv_mr *cqn_reg_mr(struct ibv_pd *pd, void *addr, size_t length, unsigned
     }
     bool all = addr == NULL && length == SIZE_MAX;
     return __ibv_reg_mr(pd, all ? page : addr, all ? sizeof(page) : length, access, 0);
+}
+
+/* ---- a kernel that copies no pinned pages, or a library that can't tell ---- */
+
+enum { OWN = -2, UNKNOWN = -1 };
+static int fork_answer = OWN, fork_error, fork_inits;
+
+static enum ibv_fork_status pretended_fork_status(void)
+{
+    return (enum ibv_fork_status)fork_answer;
+}
+
+void *cqn_dlsym(void *library, const char *name)
+{
+    enum ibv_fork_status (*pretended)(void) = pretended_fork_status;
+    void *found = NULL;
+    if (fork_answer == OWN) {
+        return (dlsym)(library, name);
+    }
+    if (fork_answer != UNKNOWN) {
+        memcpy(&found, &pretended, sizeof(found));
+    }
+    return found;
+}
+
+int cqn_fork_init(void)
+{
+    if (fork_answer == OWN) {
+        return (ibv_fork_init)();
+    }
+    fork_inits++;
+    if (fork_answer == IBV_FORK_DISABLED && fork_error == 0) {
+        fork_answer = IBV_FORK_ENABLED;
+    }
+    return fork_error;
+}
+
+PyObject *cqn_pretend_fork(PyObject *module, PyObject *args)
+{
+    cqn_state *st = PyModule_GetState(module);
+    PyObject *inits = PyLong_FromLong(fork_inits);
+    fork_inits = fork_error = 0;
+    if (inits != NULL && !PyArg_ParseTuple(args, "i|i:pretend_fork", &fork_answer, &fork_error)) {
+        Py_CLEAR(inits);
+    }
+    st->fork_prepared = st->fork_initialized = false;
+    return inits;
 }
 
 /* ---- allocations of the thread that asked for it ---- */
@@ -301,6 +351,12 @@ PyObject *cqn_failed(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
     const char *call = atomic_load(&calls.happened);
     const char *what = call ? call : atomic_load(&allocations.happened);
     return what ? PyUnicode_FromString(what) : Py_NewRef(Py_None);
+}
+
+PyObject *cqn_held(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+{
+    const char *call = atomic_load(&held);
+    return call ? PyUnicode_FromString(call) : Py_NewRef(Py_None);
 }
 
 PyObject *cqn_live_handles(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))

@@ -4,7 +4,8 @@
  *
  * Each call into libibverbs, and those into the system that can fail, asks
  * cqn_fault() first. When it is the one whose turn it is, it is not made, and
- * fails in its own style: NULL or -1 with errno, or the error as the result.
+ * fails in its own style: NULL or -1 with errno, or the error as the result. It can be held until
+ * the test lets go of it, if it is made without the GIL, and with the error 0 it is made then.
  * What creates and destroys handles counts them. A device's failure that none
  * can be made to report can be put in the place of its next asynchronous event,
  * and a device can be made to say that it can do less, or that it has XRC,
@@ -14,6 +15,7 @@
 #ifndef CQN_FAULTS_H
 #define CQN_FAULTS_H
 
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/epoll.h>
@@ -29,6 +31,8 @@ int cqn_query_device(struct ibv_context *device, struct ibv_device_attr *attr);
 int cqn_query_device_ex(struct ibv_context *device, const struct ibv_query_device_ex_input *input,
                         struct ibv_device_attr_ex *attr);
 struct ibv_mr *cqn_reg_mr(struct ibv_pd *pd, void *addr, size_t length, unsigned int access);
+void *cqn_dlsym(void *library, const char *name);
+int cqn_fork_init(void);
 int cqn_get_async_event_or_injected(struct ibv_context *device, struct ibv_async_event *event);
 void cqn_ack_async_event_unless_injected(struct ibv_async_event *event);
 
@@ -56,6 +60,7 @@ void cqn_ack_async_event_unless_injected(struct ibv_async_event *event);
     (cqn_fault("ibv_query_device_ex") ? cqn_fault_errno() : cqn_query_device_ex(__VA_ARGS__))
 #define ibv_query_rt_values_ex(...) ERROR_OR(ibv_query_rt_values_ex, __VA_ARGS__)
 #define ibv_query_pkey(...) MINUS_1_OR(ibv_query_pkey, __VA_ARGS__)
+#define ibv_query_gid_ex(...) ERROR_OR(ibv_query_gid_ex, __VA_ARGS__)
 #define ibv_query_gid_table(...) \
     (cqn_fault("ibv_query_gid_table") ? -cqn_fault_errno() : ibv_query_gid_table(__VA_ARGS__))
 
@@ -107,6 +112,9 @@ void cqn_ack_async_event_unless_injected(struct ibv_async_event *event);
 #define ibv_bind_mw(...) ERROR_OR(ibv_bind_mw, __VA_ARGS__)
 #define ibv_wr_complete(ex) \
     (cqn_fault("ibv_wr_complete") ? (ibv_wr_abort(ex), cqn_fault_errno()) : ibv_wr_complete(ex))
+
+#define dlsym(library, name) cqn_dlsym(library, name)
+#define ibv_fork_init() cqn_fork_init()
 
 #define eventfd(...) MINUS_1_OR(eventfd, __VA_ARGS__)
 #define epoll_create1(...) MINUS_1_OR(epoll_create1, __VA_ARGS__)

@@ -8,10 +8,10 @@
 
 #include "core.h"
 
-int cqn_check_odp(const cqn_object *pd, uint64_t needed)
+int cqn_check_odp(cqn_object *pd, uint64_t needed)
 {
     struct ibv_device_attr_ex attr;
-    if (cqn_device_attr_ex(pd, &attr) < 0) {
+    if (cqn_device_attr_ex(pd, &attr) < 0 || cqn_open(pd) == NULL) {
         return -1;
     }
     if ((attr.odp_caps.general_caps & needed) != needed) {
@@ -26,11 +26,13 @@ int cqn_check_odp(const cqn_object *pd, uint64_t needed)
 PyObject *cqn_mr_implicit(PyObject *cls, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
+    CQN_COPY copy = NULL;
     static char *names[] = {"pd", "access", NULL};
     PyTypeObject *type = (PyTypeObject *)cls;
     PyObject *pd, *access_value = NULL;
     unsigned int access;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$O:implicit", names, &pd, &access_value) ||
+    if (cqn_freeze_keywords(&kwargs, &copy) < 0 ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "O|$O:implicit", names, &pd, &access_value) ||
         cqn_expect(pd, cqn_state_of(type)->PD, "pd") < 0 ||
         cqn_mr_access(access_value, &access) < 0) {
         return NULL;

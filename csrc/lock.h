@@ -14,9 +14,9 @@
  *   - nobody holds still what is the user's: a list or a dict that is read more than
  *     once is read in a copy, see cqn_freeze() and cqn_dict_copy();
  *   - the last reference to an object can go in another thread at any time, which
- *     then waits in cqn_dealloc() for the lock. Who comes to an object by a pointer
- *     that holds no reference gets one by cqn_try_ref() alone;
- *   - who computes under a lock is not switched, as he is under the GIL. So code of
+ *     then waits in cqn_dealloc() for the lock. A thread that comes to an object by a
+ *     pointer that holds no reference gets one by cqn_try_ref() alone;
+ *   - a thread that computes under a lock is not switched, as under the GIL. So code of
  *     unknown length is called by CQN_UNLOCKED().
  *
  * With a GIL all of it is nothing.
@@ -28,8 +28,20 @@ static inline void cqn_drop(PyObject *const *copy)
 {
     Py_XDECREF(*copy);
 }
-/* Declares what cqn_freeze() fills in, which is let go of at the end of the function. */
+/* Declares what cqn_freeze() and cqn_freeze_keywords() fill in, which is let go of at the end of
+ * the function. */
 #define CQN_COPY __attribute__((cleanup(cqn_drop))) PyObject *
+
+/* Makes a copy of a call's keywords, with a GIL, too. The dict can be the user's own, handed to
+ * _thread.start_new_thread(), say: then any code that runs before the function returns (a
+ * conversion, the garbage collector) can empty it, and with it go the values that were read. */
+static inline int cqn_freeze_keywords(PyObject **kwargs, PyObject **copy)
+{
+    if (*kwargs != NULL) {
+        *copy = *kwargs = PyDict_Copy(*kwargs);
+    }
+    return *kwargs == NULL && PyErr_Occurred() ? -1 : 0;
+}
 
 #ifdef Py_GIL_DISABLED
 

@@ -106,11 +106,7 @@ PyObject *cqn_qp_attach_mcast(PyObject *op, PyObject *const *args, Py_ssize_t na
     }
     struct ibv_qp *qp = self->base.handle;
     int err;
-    cqn_enter(&self->base);
-    Py_BEGIN_ALLOW_THREADS
-        err = ibv_attach_mcast(qp, &group.gid, group.lid);
-    Py_END_ALLOW_THREADS
-    cqn_leave(&self->base);
+    CQN_IN_KERNEL(&self->base, err = ibv_attach_mcast(qp, &group.gid, group.lid));
     if (err != 0) {
         return refuse(self, err, "ibv_attach_mcast", &group);
     }
@@ -136,11 +132,7 @@ PyObject *cqn_qp_detach_mcast(PyObject *op, PyObject *const *args, Py_ssize_t na
     }
     struct ibv_qp *qp = self->base.handle;
     int err;
-    cqn_enter(&self->base);
-    Py_BEGIN_ALLOW_THREADS
-        err = ibv_detach_mcast(qp, &group.gid, group.lid);
-    Py_END_ALLOW_THREADS
-    cqn_leave(&self->base);
+    CQN_IN_KERNEL(&self->base, err = ibv_detach_mcast(qp, &group.gid, group.lid));
     if (err != 0) {
         return refuse(self, err, "ibv_detach_mcast", &group);
     }
@@ -148,7 +140,7 @@ PyObject *cqn_qp_detach_mcast(PyObject *op, PyObject *const *args, Py_ssize_t na
     Py_RETURN_NONE;
 }
 
-/* Without the GIL, by who destroys it: nobody else may change them. A group that
+/* Without the GIL, by the thread that destroys it: no other may change them. A group that
  * it can't leave makes the destroying fail, and then it is in all of them again. */
 int cqn_qp_destroy_in_groups(struct ibv_qp *qp)
 {

@@ -68,11 +68,22 @@ static int module_exec(PyObject *module)
         add_type(module, &cqn_wc_array_spec, &st->WCArray) < 0 ||
         add_type(module, &cqn_async_event_spec, &st->AsyncEvent) < 0 ||
         add_type(module, &cqn_failure_watch_spec, &st->FailureWatch) < 0 ||
-        add_type(module, &cqn_wakeup_spec, &st->Wakeup) < 0) {
+        add_type(module, &cqn_wakeup_spec, &st->Wakeup) < 0 ||
+        add_type(module, &cqn_engine_spec, &st->Engine) < 0 ||
+        add_type(module, &cqn_request_spec, &st->Request) < 0 ||
+        add_type(module, &cqn_scope_spec, &st->Scope) < 0) {
+        return -1;
+    }
+    st->innermost_scope = PyContextVar_New("innermost_scope", NULL);
+    if (st->innermost_scope == NULL ||
+        PyModule_AddObjectRef(module, "innermost_scope", st->innermost_scope) < 0) {
         return -1;
     }
     st->CQStats = PyStructSequence_NewType(&cqn_cq_stats_desc);
     if (st->CQStats == NULL || PyModule_AddType(module, st->CQStats) < 0) {
+        return -1;
+    }
+    if (PyModule_AddStringConstant(module, "NO_DEVICE", cqn_no_device) < 0) {
         return -1;
     }
     PyObject *constants = cqn_constants();
@@ -108,6 +119,13 @@ static int module_exec(PyObject *module)
     DO((st)->AsyncEvent);                       \
     DO((st)->FailureWatch);                     \
     DO((st)->Wakeup);                           \
+    DO((st)->Engine);                           \
+    DO((st)->Request);                          \
+    DO((st)->Scope);                            \
+    DO((st)->innermost_scope);                  \
+    DO((st)->get_running_loop);                 \
+    DO((st)->anyio_name);                       \
+    DO((st)->anyio);                            \
     DO((st)->CQStats);                          \
     for (int i = 0; i < CQN_WC_STATUSES; i++) { \
         DO((st)->wc_status[i]);                 \
@@ -119,7 +137,8 @@ static int module_exec(PyObject *module)
         DO((st)->event_type[i]);                \
     }                                           \
     DO((st)->wc_flags);                         \
-    DO((st)->wc_ex_flags)
+    DO((st)->wc_ex_flags);                      \
+    DO((st)->byte_len)
 
 static int module_traverse(PyObject *module, visitproc visit, void *arg)
 {
@@ -131,6 +150,8 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
 static int module_clear(PyObject *module)
 {
     cqn_state *st = PyModule_GetState(module);
+    cqn_spares_clear(&st->spare_requests);
+    cqn_spares_clear(&st->spare_wakeups);
     VISIT_OBJECTS(st, Py_CLEAR);
     return 0;
 }
@@ -139,6 +160,8 @@ static void module_free(void *module)
 {
     cqn_state *st = PyModule_GetState(module);
     module_clear(module);
+    cqn_wc_free_spares(st);
+    PyMem_Free(st->queues);
     if (st->epoch != NULL) {
         munmap((void *)st->epoch, (size_t)sysconf(_SC_PAGESIZE));
         st->epoch = NULL;
@@ -150,10 +173,19 @@ static PyMethodDef module_methods[] = {
      "list_devices($module, /)\n--\n\n"
      "The RDMA devices of this machine, a dict each; an empty list where there is none.\n\n"
      "Wraps ibv_get_device_list(3)."},
-    {"register_enums", cqn_register_enums, METH_VARARGS,
-     "register_enums($module, wc_status, wc_opcode, wc_flags, wc_ex_flags, "
+    {"fork_status", cqn_fork_status, METH_NOARGS,
+     "fork_status($module, /)\n--\n\n"
+     "ForkStatus.\n\nWraps ibv_is_fork_initialized(3)."},
+    {"_register_enums", cqn_register_enums, METH_VARARGS,
+     "_register_enums($module, wc_status, wc_opcode, wc_flags, wc_ex_flags, "
      "event_type, /)\n--\n\n"
      "Name the enums whose members WorkCompletion and AsyncEvent carry."},
+    {"open_objects", cqn_open_objects, METH_O,
+     "open_objects($module, context, /)\n--\n\n"
+     "What is open below a Context: those of each type in the order in which they were made."},
+    {"known_async_events", cqn_known_async_events, METH_O,
+     "known_async_events($module, context, /)\n--\n\n"
+     "The failures of a Context, and the events that were read and not handed out; takes none."},
 #ifdef CQN_FAULTS
     {"fail_call", cqn_fail_call, METH_VARARGS,
      "fail_call(n, errno=ENOMEM, hold=False): the n-th call from now fails; 0: none. With hold it "
@@ -174,6 +206,11 @@ static PyMethodDef module_methods[] = {
      "boast(boast): whether devices that are asked from now on say that they have XRC, "
      "ATOMIC_WRITE and paging on demand."},
     {"failed", cqn_failed, METH_NOARGS, "failed(): what failed since; None: nothing."},
+    {"held", cqn_held, METH_NOARGS, "held(): the call that waits for fail_call(0); None: none."},
+    {"pretend_fork", cqn_pretend_fork, METH_VARARGS,
+     "pretend_fork(status, errno=0): what ibv_is_fork_initialized() says, -1 if the library has no "
+     "such function, and what ibv_fork_init() brings; the next Context is the first. Returns how "
+     "often ibv_fork_init() was called. -2: the library's own answers."},
     {"live_handles", cqn_live_handles, METH_NOARGS,
      "live_handles(): how many handles of the device there are."},
 #endif

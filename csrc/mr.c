@@ -124,9 +124,29 @@ int cqn_mr_take_memory(cqn_mr *self, PyObject *buffer)
     return rc;
 }
 
+/* The kernel can't pin the memory: it could not write to it either, or has no page to pin. Before
+ * Linux 6.2 it pins for writing whatever the access, which only a private mapping can be forced to.
+ */
+static const char *unpinnable_hint(const cqn_mr *self)
+{
+    if (self->view.obj != NULL && self->view.readonly) {
+        return "before Linux 6.2, memory that is read-only and shared can't be registered (an mmap "
+               "of PROT_READ): map it with MAP_PRIVATE or writable, or copy it, bytes(buffer)";
+    }
+    return "not all of it is there to be pinned: does the file that is mapped reach to its end? "
+           "From "
+           "Linux 6.5 on a file that is mapped shared and writable must be on tmpfs or hugetlbfs: "
+           "else map it with MAP_PRIVATE";
+}
+
 static void *refuse_registration(cqn_mr *self, int err)
 {
     struct rlimit limit;
+    if (err == EFAULT) {
+        return cqn_verbs_error(self->base.state, err, "ibv_reg_mr",
+                               "%zu bytes at %p, access 0x%x: %s", self->length, self->addr,
+                               self->access, unpinnable_hint(self));
+    }
     if ((err == ENOMEM || err == EPERM || err == EAGAIN) &&
         getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
         return cqn_verbs_error(self->base.state, err, "ibv_reg_mr",
@@ -145,12 +165,8 @@ PyObject *cqn_mr_register(cqn_mr *self, cqn_object *pd)
     struct ibv_pd *handle = pd->handle;
     struct ibv_mr *mr;
     int err;
-    cqn_enter(pd);
-    Py_BEGIN_ALLOW_THREADS
-        mr = ibv_reg_mr(handle, self->addr, self->length, self->access);
-        err = errno;
-    Py_END_ALLOW_THREADS
-    cqn_leave(pd);
+    CQN_CREATING(CQN_OBJ(self), mr = ibv_reg_mr(handle, self->addr, self->length, self->access);
+                 err = errno);
     if (mr == NULL) {
         return refuse_registration(self, err);
     }
@@ -187,11 +203,13 @@ int cqn_mr_access(PyObject *value, unsigned int *access)
 static PyObject *mr_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
+    CQN_COPY copy = NULL;
     static char *names[] = {"pd", "buffer", "access", NULL};
     PyObject *pd, *buffer, *access_value = NULL;
     unsigned int access;
     cqn_state *st = cqn_state_of(type);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$O:MR", names, &pd, &buffer,
+    if (cqn_freeze_keywords(&kwargs, &copy) < 0 ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$O:MR", names, &pd, &buffer,
                                      &access_value) ||
         cqn_expect(pd, st->PD, "pd") < 0 || cqn_mr_access(access_value, &access) < 0) {
         return NULL;
@@ -461,7 +479,10 @@ static PyType_Slot mr_slots[] = {
      "Memory that the device may work with.\n\n"
      "`buffer` is any writable buffer (bytearray, mmap, array, numpy), which stays pinned, or a "
      "length in bytes for page-aligned memory of its own, zeroed. With access=0 the buffer may "
-     "be read-only: it can then only be sent from. `mr[a:b]` is a scatter/gather element; its ends "
+     "be read-only, such as bytes: it can then only be sent from. (Before Linux 6.2 a read-only "
+     "mmap "
+     "must be private, MAP_PRIVATE, else VerbsError, EFAULT.) `mr[a:b]` is a scatter/gather "
+     "element; its ends "
      "are never clamped, IndexError refuses them. memoryview(mr) is the bytes. BusyError at "
      "close() while a work request in flight needs it. VerbsError (EOPNOTSUPP) for ON_DEMAND on a "
      "device that can't page; implicit() needs no buffer.\n\n"

@@ -105,7 +105,7 @@ static void invalidated(cqn_mw *self, uint32_t rkey, cqn_object **trash)
 /* The peer, or a request of ours, has invalidated the window of that key. */
 void cqn_mw_invalidated(cqn_context *ctx, uint32_t rkey, cqn_object **trash)
 {
-    for (cqn_object *o = ctx->mws > 0 ? ctx->first : NULL; o != NULL; o = o->next) {
+    for (cqn_object *o = ctx->mws > 0 ? ctx->first[CQN_RANK_OTHER] : NULL; o != NULL; o = o->next) {
         cqn_mw *self = (cqn_mw *)o;
         if (o->kind == &mw_kind && o->handle != NULL && self->type == IBV_MW_TYPE_2 &&
             (self->bound_rkey == rkey || self->rkey == rkey)) {
@@ -132,11 +132,13 @@ static int parse_type(PyObject *value, enum ibv_mw_type *out)
 static PyObject *mw_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
+    CQN_COPY copy = NULL;
     static char *names[] = {"pd", "mw_type", NULL};
     cqn_state *st = cqn_state_of(type);
     PyObject *pd, *type_value = NULL;
     enum ibv_mw_type mw_type;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O:MW", names, &pd, &type_value) ||
+    if (cqn_freeze_keywords(&kwargs, &copy) < 0 ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "O|O:MW", names, &pd, &type_value) ||
         cqn_expect(pd, st->PD, "pd") < 0 || parse_type(type_value, &mw_type) < 0) {
         return NULL;
     }
@@ -145,9 +147,11 @@ static PyObject *mw_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (self == NULL) {
         return NULL;
     }
-    struct ibv_mw *mw = ibv_alloc_mw(used->handle, mw_type);
+    struct ibv_pd *handle = used->handle;
+    struct ibv_mw *mw;
+    int err;
+    CQN_CREATING(CQN_OBJ(self), mw = ibv_alloc_mw(handle, mw_type); err = errno);
     if (mw == NULL) {
-        const int err = errno;
         const char *device = cqn_device_name(used);
         cqn_verbs_error(st, err, "ibv_alloc_mw",
                         err == EOPNOTSUPP ? "windows of type %d are not supported by %s (see its "
@@ -162,6 +166,16 @@ static PyObject *mw_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     used->context->mws++;
     cqn_adopt(CQN_OBJ(self), mw);
     return (PyObject *)self;
+}
+
+static PyObject *mw_repr(PyObject *op)
+{
+    CQN_LOCKED;
+    const cqn_mw *self = (cqn_mw *)op;
+    return self->base.handle == NULL ? cqn_short_repr(op)
+                                     : PyUnicode_FromFormat("<MW on %s, TYPE_%d, rkey=0x%x>",
+                                                            cqn_device_name(&self->base),
+                                                            (int)self->type, (unsigned)self->rkey);
 }
 
 static PyMethodDef mw_methods[] = {CQN_OBJECT_METHODS(cqn_close_doc), {NULL, NULL, 0, NULL}};
@@ -188,7 +202,7 @@ static PyType_Slot mw_slots[] = {
      "through; whether it is, follows from the completions, so poll them first.\n\n"
      "Wraps ibv_alloc_mw(3)."},
     {Py_tp_new, mw_new},
-    {Py_tp_repr, cqn_repr},
+    {Py_tp_repr, mw_repr},
     {Py_tp_traverse, cqn_traverse},
     {Py_tp_clear, cqn_tp_clear},
     {Py_tp_finalize, cqn_finalize},

@@ -23,8 +23,8 @@ const char cqn_close_doc[] =
 const char cqn_add_close_callback_doc[] =
     "add_close_callback($self, callback, /)\n--\n\n"
     "Call `callback()` as soon as this is closed, in the thread that closes it.\n\n"
-    "For event loops that watch it: they get to know at once. An exception in it is reported as "
-    "unraisable.";
+    "For event loops that watch it: they get to know at once. An Exception in it is reported as "
+    "unraisable; close() raises another, such as KeyboardInterrupt, when all is closed.";
 
 const char cqn_remove_close_callback_doc[] =
     "remove_close_callback($self, callback, /)\n--\n\n"
@@ -61,6 +61,55 @@ void *cqn_new(PyTypeObject *type, const cqn_kind *kind, cqn_object *const *uses,
     return self;
 }
 
+static void add_link(cqn_object *self, size_t slot)
+{
+    cqn_link **latest = &self->uses[slot]->latest[self->kind->rank];
+    cqn_link *link = &self->links[slot];
+    *link = (cqn_link){.user = self, .older = *latest};
+    if (*latest != NULL) {
+        (*latest)->newer = link;
+    }
+    *latest = link;
+}
+
+static void remove_link(cqn_object *self, size_t slot)
+{
+    const cqn_link *link = &self->links[slot];
+    *(link->newer ? &link->newer->older : &self->uses[slot]->latest[self->kind->rank]) =
+        link->older;
+    if (link->older != NULL) {
+        link->older->newer = link->newer;
+    }
+}
+
+static void enlist(cqn_object *self, cqn_context *ctx)
+{
+    cqn_object **first = &ctx->first[self->kind->rank], **last = &ctx->last[self->kind->rank];
+    self->listed = true;
+    self->serial = ++ctx->last_serial;
+    self->prev = *last;
+    *(*last ? &(*last)->next : first) = self;
+    *last = self;
+}
+
+/* Nobody finds it any more. What it uses still counts it. */
+static void unlist(cqn_object *self)
+{
+    if (!self->listed) {
+        return;
+    }
+    cqn_context *ctx = self->context;
+    const int rank = self->kind->rank;
+    *(self->prev ? &self->prev->next : &ctx->first[rank]) = self->next;
+    *(self->next ? &self->next->prev : &ctx->last[rank]) = self->prev;
+    self->prev = self->next = NULL;
+    for (size_t i = 0; i < CQN_MAX_USES && self->uses[i]; i++) {
+        remove_link(self, i);
+    }
+    self->listed = false;
+    self->context = NULL;
+}
+
 /* Gives a new object its handle: from here on it must be closed. */
 void cqn_adopt(cqn_object *self, void *handle)
 {
@@ -69,12 +118,10 @@ void cqn_adopt(cqn_object *self, void *handle)
     if (CQN_OBJ(ctx) == self) {
         return;
     }
-    self->listed = true;
-    self->prev = ctx->last;
-    *(ctx->last ? &ctx->last->next : &ctx->first) = self;
-    ctx->last = self;
-    for (int i = 0; i < CQN_MAX_USES && self->uses[i]; i++) {
+    enlist(self, ctx);
+    for (size_t i = 0; i < CQN_MAX_USES && self->uses[i]; i++) {
         self->uses[i]->users++;
+        add_link(self, i);
     }
 }
 
@@ -149,57 +196,93 @@ void cqn_wait_until_left(cqn_state *st)
     PyEval_RestoreThread(ts);
 }
 
-static bool uses(const cqn_object *user, const cqn_object *used)
+/* The latest of a rank that is open, of all that were made on the context. */
+static cqn_object *latest_below(const cqn_context *ctx, int rank)
 {
-    if (CQN_OBJ(used->context) == used) {
-        return true;
+    cqn_object *o = ctx->last[rank];
+    while (o != NULL && o->handle == NULL) { /* other threads are closing it */
+        o = o->prev;
     }
-    for (int i = 0; i < CQN_MAX_USES && user->uses[i]; i++) {
-        if (user->uses[i] == used) {
-            return true;
-        }
+    return o;
+}
+
+/* The same of those that use the object. */
+static cqn_object *latest_user(const cqn_object *self, int rank)
+{
+    const cqn_link *link = self->latest[rank];
+    while (link != NULL && link->user->handle == NULL) {
+        link = link->older;
     }
-    return false;
+    return link == NULL ? NULL : link->user;
 }
 
 /* The open object to close first if `self` is to go: the latest of the
  * lowest rank. NULL: no open object uses it. */
 static cqn_object *next_user(const cqn_object *self)
 {
-    if (self->users == 0) {
-        return NULL;
+    const cqn_context *ctx = self->context;
+    cqn_object *user = NULL;
+    for (int rank = 0; self->users > 0 && user == NULL && rank < CQN_RANKS; rank++) {
+        user = CQN_OBJ(ctx) == self ? latest_below(ctx, rank) : latest_user(self, rank);
     }
-    for (int rank = 0; rank < CQN_RANKS; rank++) {
-        for (cqn_object *o = self->context->last; o != NULL; o = o->prev) {
-            if (o->kind->rank == rank && o->handle != NULL && uses(o, self)) {
-                return o;
-            }
-        }
-    }
-    return NULL;
+    return user;
 }
 
-/* "this CQ is still used by 2 QPs and 1 AH: close them first". */
+typedef struct {
+    const cqn_kind *kind;
+    uint64_t first; /* serial of the oldest */
+    size_t count;
+} users_of_kind;
+
+#define KINDS 8 /* more than use one object */
+
+/* Counts an open user, but only once if it uses `self` in several places. */
+static void count_user(users_of_kind *kinds, const cqn_object *self, const cqn_link *link)
+{
+    const cqn_object *user = link->user;
+    size_t slot = 0, i = 0;
+    while (user->uses[slot] != self) {
+        slot++;
+    }
+    if (user->handle == NULL || &user->links[slot] != link) {
+        return;
+    }
+    while (i < KINDS - 1 && kinds[i].kind != NULL && kinds[i].kind != user->kind) {
+        i++;
+    }
+    kinds[i].kind = user->kind;
+    kinds[i].first = user->serial; /* the oldest comes last */
+    kinds[i].count++;
+}
+
+/* Takes out the kind whose oldest is the oldest; its count is 0 if there is none. */
+static users_of_kind take_oldest(users_of_kind *kinds)
+{
+    users_of_kind *oldest = &kinds[0];
+    for (size_t i = 1; i < KINDS; i++) {
+        if (oldest->count == 0 || (kinds[i].count > 0 && kinds[i].first < oldest->first)) {
+            oldest = &kinds[i];
+        }
+    }
+    users_of_kind taken = *oldest;
+    oldest->count = 0;
+    return taken;
+}
+
+/* "this PD is still used by 2 QPs, 1 MR: close that first". */
 static int refuse_users(cqn_object *self)
 {
+    users_of_kind kinds[KINDS] = {{.kind = NULL}}, one;
+    for (int rank = 0; rank < CQN_RANKS; rank++) {
+        for (const cqn_link *link = self->latest[rank]; link != NULL; link = link->older) {
+            count_user(kinds, self, link);
+        }
+    }
     PyObject *names = PyUnicode_FromString("");
-    const cqn_kind *done[8] = {NULL};
-    size_t n_done = 0;
-    for (cqn_object *o = self->context->first; names != NULL && o != NULL; o = o->next) {
-        bool seen = o->handle == NULL || !uses(o, self);
-        for (size_t i = 0; i < n_done; i++) {
-            seen = seen || done[i] == o->kind;
-        }
-        if (seen || n_done == Py_ARRAY_LENGTH(done)) {
-            continue;
-        }
-        done[n_done++] = o->kind;
-        size_t count = 0;
-        for (cqn_object *p = o; p != NULL; p = p->next) {
-            count += p->kind == o->kind && p->handle != NULL && uses(p, self);
-        }
-        Py_SETREF(names, PyUnicode_FromFormat("%U%s%zu %s%s", names, n_done > 1 ? ", " : "", count,
-                                              o->kind->name, count > 1 ? "s" : ""));
+    for (const char *comma = ""; names != NULL && (one = take_oldest(kinds)).count > 0;
+         comma = ", ") {
+        Py_SETREF(names, PyUnicode_FromFormat("%U%s%zu %s%s", names, comma, one.count,
+                                              one.kind->name, one.count > 1 ? "s" : ""));
     }
     PyObject *message = names == NULL
                             ? NULL
@@ -220,19 +303,35 @@ static int refuse_pins(cqn_object *self)
     return -1;
 }
 
-static void unlist(cqn_object *self)
+/* What failed has no caller of its own, so its Exception is reported. Another, such as
+ * KeyboardInterrupt, is meant for the program: the first is kept, to be raised when all
+ * that must be done is done. */
+void cqn_callback_failed(PyObject *callback, PyObject **interrupt)
 {
-    if (self->listed) {
-        cqn_context *ctx = self->context;
-        *(self->prev ? &self->prev->next : &ctx->first) = self->next;
-        *(self->next ? &self->next->prev : &ctx->last) = self->prev;
-        self->prev = self->next = NULL;
-        self->listed = false;
-        self->context = NULL;
+    if (*interrupt == NULL && !PyErr_ExceptionMatches(PyExc_Exception)) {
+        *interrupt = cqn_take_exception();
+    }
+    else {
+        CQN_UNLOCKED(PyErr_WriteUnraisable(callback));
     }
 }
 
-static void run_close_callbacks(cqn_object *self)
+/* Raises what was kept, and takes it over; an exception that is set becomes its context. */
+int cqn_raise_interrupt(PyObject *interrupt)
+{
+    PyObject *set = cqn_take_exception(), *context = PyException_GetContext(interrupt);
+    if (set != NULL && context == NULL) {
+        PyException_SetContext(interrupt, set);
+    }
+    else {
+        Py_XDECREF(set);
+    }
+    Py_XDECREF(context);
+    cqn_put_exception(interrupt);
+    return -1;
+}
+
+static void run_close_callbacks(cqn_object *self, PyObject **interrupt)
 {
     PyObject *callbacks = self->on_close;
     self->on_close = NULL;
@@ -243,7 +342,7 @@ static void run_close_callbacks(cqn_object *self)
             CQN_UNLOCKED(result = PyObject_CallNoArgs(callback));
         }
         if (result == NULL && PyErr_Occurred()) {
-            CQN_UNLOCKED(PyErr_WriteUnraisable(callback));
+            cqn_callback_failed(callback, interrupt);
         }
         Py_XDECREF(result);
         Py_DECREF(callback);
@@ -253,7 +352,7 @@ static void run_close_callbacks(cqn_object *self)
 
 /* Takes a closed object out of the books. What it used is released last: that
  * can be the last reference to the context. */
-static void retire(cqn_object *self)
+static void retire(cqn_object *self, PyObject **interrupt)
 {
     cqn_object *used[CQN_MAX_USES];
     memcpy(used, self->uses, sizeof(used));
@@ -264,30 +363,29 @@ static void retire(cqn_object *self)
     if (self->kind->after_destroy != NULL) {
         self->kind->after_destroy(self);
     }
-    run_close_callbacks(self);
+    if (self->kind->tell != NULL) {
+        self->kind->tell(self, interrupt);
+    }
+    run_close_callbacks(self, interrupt);
     memset(self->uses, 0, sizeof(self->uses));
     for (int i = 0; i < CQN_MAX_USES && used[i]; i++) {
         Py_DECREF(used[i]);
     }
 }
 
-static int destroy(cqn_object *self)
+static int destroy(cqn_object *self, PyObject **interrupt)
 {
     void *handle = self->handle;
     if (self->kind->before_destroy != NULL) {
         self->kind->before_destroy(self);
     }
     self->handle = NULL;
-    for (int i = 0; i < CQN_MAX_USES && self->uses[i]; i++) {
-        cqn_enter(self->uses[i]);
-    }
+    cqn_enter_used(self);
     int err;
     Py_BEGIN_ALLOW_THREADS
         err = self->kind->destroy(handle);
     Py_END_ALLOW_THREADS
-    for (int i = 0; i < CQN_MAX_USES && self->uses[i]; i++) {
-        cqn_leave(self->uses[i]);
-    }
+    cqn_leave_used(self);
     if (err != 0) {
         self->handle = handle;
         if (self->kind->destroy_failed != NULL) {
@@ -297,14 +395,16 @@ static int destroy(cqn_object *self)
                         self->kind->name);
         return -1;
     }
-    retire(self);
+    retire(self, interrupt);
     return 0;
 }
 
 enum { REFUSED = -2 };
 
+static int close_with(cqn_object *self, bool cascade, PyObject **interrupt);
+
 /* One step of closing: 1 it is closed, 0 look again, -1 an exception is set, REFUSED. */
-static int close_step(cqn_object *self, bool cascade)
+static int close_step(cqn_object *self, bool cascade, PyObject **interrupt)
 {
     bool forked = cqn_forked(self);
     cqn_object *user = next_user(self);
@@ -314,7 +414,7 @@ static int close_step(cqn_object *self, bool cascade)
         }
         /* One that is being deallocated waits for us there. */
         bool alive = cqn_try_ref(user);
-        int rc = cqn_close(user, true);
+        int rc = close_with(user, true, interrupt);
         if (alive) {
             Py_DECREF(user);
         }
@@ -322,14 +422,14 @@ static int close_step(cqn_object *self, bool cascade)
     }
     if (forked) {
         self->handle = NULL;
-        retire(self);
+        retire(self, interrupt);
         return 1;
     }
     if (self->pins > 0 && !cascade) {
         return REFUSED;
     }
     if (self->users == 0 && self->in_use == 0) {
-        return destroy(self) < 0 ? -1 : 1;
+        return destroy(self, interrupt) < 0 ? -1 : 1;
     }
     if (cqn_is_ending()) {
         /* That thread will never come back. The kernel cleans up, and what
@@ -342,13 +442,12 @@ static int close_step(cqn_object *self, bool cascade)
     return 0;
 }
 
-/* Closes; with `cascade` everything that uses it, too. */
-int cqn_close(cqn_object *self, bool cascade)
+static int close_with(cqn_object *self, bool cascade, PyObject **interrupt)
 {
     int done = 0;
     self->closing++;
     while (done == 0 && self->handle != NULL) {
-        done = close_step(self, cascade);
+        done = close_step(self, cascade, interrupt);
     }
     /* In a forked child nobody waits, and the lock may be held for ever. */
     if (--self->closing == 0 && !cqn_forked(self)) {
@@ -359,6 +458,19 @@ int cqn_close(cqn_object *self, bool cascade)
         return next_user(self) != NULL ? refuse_users(self) : refuse_pins(self);
     }
     return done < 0 ? -1 : 0;
+}
+
+/* Closes; with `cascade` everything that uses it, too. -1: it stays open, or a callback
+ * was interrupted, and then it is closed all the same. */
+int cqn_close(cqn_object *self, bool cascade)
+{
+    PyObject *interrupt = NULL;
+    if (self->handle != NULL && self->context != NULL && CQN_OBJ(self->context) == self &&
+        cascade && !cqn_forked(self) && !cqn_is_ending()) {
+        cqn_qps_stop_sending(self->context);
+    }
+    int rc = close_with(self, cascade, &interrupt);
+    return interrupt != NULL ? cqn_raise_interrupt(interrupt) : rc;
 }
 
 static PyObject *close_whole(cqn_object *self)
@@ -380,12 +492,14 @@ PyObject *cqn_method_enter(PyObject *self, PyObject *Py_UNUSED(unused))
 }
 
 /* An exception that leaves the block is worth more than that it left something
- * open, which is what a failing close would say. */
+ * open, which is what a failing close would say; but not more than an interrupt,
+ * whose context it is. */
 PyObject *cqn_method_exit(PyObject *self, PyObject *args)
 {
     CQN_LOCKED;
     PyObject *result = close_whole(CQN_OBJ(self));
-    if (result == NULL && PyTuple_GET_SIZE(args) > 0 && PyTuple_GET_ITEM(args, 0) != Py_None) {
+    if (result == NULL && PyErr_ExceptionMatches(PyExc_Exception) && PyTuple_GET_SIZE(args) > 0 &&
+        PyTuple_GET_ITEM(args, 0) != Py_None) {
         PyErr_Clear();
         Py_RETURN_NONE;
     }
@@ -486,8 +600,9 @@ static void warn(cqn_object *self)
     }
 }
 
-/* Still open when nobody refers to it any more: warn, then close, never raise.
- * What uses it is unreachable as well, and closed with it. */
+/* Still open when nobody refers to it any more: close, never raise. What uses it is
+ * unreachable as well, and closed with it. Only of a context it is a mistake: what was
+ * made on one is in good hands while that is open. */
 void cqn_finalize(PyObject *op)
 {
     CQN_LOCKED;
@@ -496,8 +611,7 @@ void cqn_finalize(PyObject *op)
         return;
     }
     PyObject *pending = cqn_take_exception();
-    /* What goes because its context is being closed was not forgotten. */
-    if (!cqn_forked(self) && self->context->base.closing == 0) {
+    if (!cqn_forked(self) && CQN_OBJ(self->context) == self && self->closing == 0) {
         CQN_UNLOCKED(warn(self));
     }
     if (cqn_close(self, true) < 0) {
@@ -528,12 +642,26 @@ static bool close_at_last(cqn_object *self)
     return false;
 }
 
-void cqn_dealloc(PyObject *op)
+/* Whether it is to go: its finalizer can make it live on, and then it must be tracked. A
+ * subclass in Python has called it before. */
+static bool finalize(PyObject *op)
 {
+    if (PyObject_GC_IsFinalized(op)) {
+        return true;
+    }
+    PyObject_GC_Track(op);
     if (PyObject_CallFinalizerFromDealloc(op) < 0) {
-        return; /* resurrected */
+        return false;
     }
     PyObject_GC_UnTrack(op); /* before the lock: while we wait for it the collector can run */
+    return true;
+}
+
+static void dealloc(PyObject *op)
+{
+    if (!finalize(op)) {
+        return;
+    }
     CQN_LOCKED;
     cqn_object *self = CQN_OBJ(op);
     PyTypeObject *type = Py_TYPE(op);
@@ -550,6 +678,16 @@ void cqn_dealloc(PyObject *op)
     self->kind->clear(op);
     type->tp_free(op);
     Py_DECREF(type);
+}
+
+/* Of a long chain, by user_data for one, each would nest in the one before: the trashcan
+ * puts off those that are deep, and needs them untracked. */
+void cqn_dealloc(PyObject *op)
+{
+    PyObject_GC_UnTrack(op);
+    Py_TRASHCAN_BEGIN(op, cqn_dealloc);
+    dealloc(op);
+    Py_TRASHCAN_END;
 }
 
 const char *cqn_device_name(const cqn_object *self)
@@ -615,13 +753,17 @@ int cqn_set_object(PyObject *op, PyObject *value, void *offset)
 void cqn_use(cqn_object *self, size_t slot, cqn_object *other, cqn_object **trash)
 {
     cqn_object *before = self->uses[slot];
+    if (before != NULL) {
+        remove_link(self, slot);
+        before->users--;
+    }
+    self->uses[slot] = other;
     if (other != NULL) {
         Py_INCREF(other);
         other->users++;
+        add_link(self, slot);
     }
-    self->uses[slot] = other;
     if (before != NULL) {
-        before->users--;
         cqn_trash_add(trash, before);
     }
 }
@@ -643,6 +785,22 @@ void cqn_trash_add(cqn_object **trash, cqn_object *object)
 #endif
     object->trash_next = *trash;
     *trash = object;
+}
+
+/* The same with n references at once. */
+void cqn_trash_add_many(cqn_object **trash, cqn_object *object, size_t n)
+{
+#if defined(Py_GIL_DISABLED) || defined(Py_REF_DEBUG)
+    while (n-- > 0) {
+        cqn_trash_add(trash, object);
+    }
+#else
+    const Py_ssize_t refs = Py_REFCNT(object), left = refs - (Py_ssize_t)n;
+    Py_SET_REFCNT(object, left > 0 ? left : 1);
+    if (left <= 0) {
+        cqn_trash_add(trash, object);
+    }
+#endif
 }
 
 void cqn_trash_empty(cqn_object *trash)

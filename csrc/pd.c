@@ -19,10 +19,12 @@ static const cqn_kind pd_kind = {
 static PyObject *pd_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
+    CQN_COPY copy = NULL;
     static char *names[] = {"context", NULL};
     PyObject *context;
     cqn_state *st = cqn_state_of(type);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:PD", names, &context) ||
+    if (cqn_freeze_keywords(&kwargs, &copy) < 0 ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "O:PD", names, &context) ||
         cqn_expect(context, st->Context, "context") < 0) {
         return NULL;
     }
@@ -31,14 +33,27 @@ static PyObject *pd_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (self == NULL) {
         return NULL;
     }
-    struct ibv_pd *pd = ibv_alloc_pd(used->handle);
+    struct ibv_context *handle = used->handle;
+    struct ibv_pd *pd;
+    int err;
+    CQN_CREATING(self, pd = ibv_alloc_pd(handle); err = errno);
     if (pd == NULL) {
-        cqn_verbs_error(st, errno, "ibv_alloc_pd", "");
+        cqn_verbs_error(st, err, "ibv_alloc_pd", "");
         Py_DECREF(self);
         return NULL;
     }
     cqn_adopt(self, pd);
     return (PyObject *)self;
+}
+
+/* The handle is the kernel's number of it within this context. */
+static PyObject *pd_repr(PyObject *op)
+{
+    CQN_LOCKED;
+    const struct ibv_pd *pd = CQN_OBJ(op)->handle;
+    return pd == NULL ? cqn_short_repr(op)
+                      : PyUnicode_FromFormat("<PD on %s, handle %u>", cqn_device_name(CQN_OBJ(op)),
+                                             pd->handle);
 }
 
 static PyMethodDef pd_methods[] = {CQN_OBJECT_METHODS(cqn_close_doc), {NULL, NULL, 0, NULL}};
@@ -56,7 +71,7 @@ static PyType_Slot pd_slots[] = {
                 "A protection domain: memory regions and queue pairs work together only within "
                 "one.\n\nWraps ibv_alloc_pd(3)."},
     {Py_tp_new, pd_new},
-    {Py_tp_repr, cqn_repr},
+    {Py_tp_repr, pd_repr},
     {Py_tp_traverse, cqn_traverse},
     {Py_tp_clear, cqn_tp_clear},
     {Py_tp_finalize, cqn_finalize},

@@ -1,23 +1,22 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The completions of a CQ. They go from the device into the stash, and from
- * there to Python.
+ * there to Python; but those of requests that are awaited, see engine.h.
  *
  * The stash is what makes polling safe: completions leave it only when all
- * that is made of them has been made. When a queue pair is made or reset, all
- * that the device still has goes to the stash, so that old completions are
- * never taken for those of new work requests, whatever their numbers. Memory of
- * it that holds none is zeroed: a provider need not write what is not valid.
+ * that is made of them has been made. On the way there each gets the wr_id of the
+ * user back, see wr_ids.c. When a queue pair is closed or reset, all that the
+ * device still has goes to the stash, so that it is known what has completed.
  *
  * A thread that spins polls without the GIL, so it can't touch the stash. What
- * it takes lands in a small array beside it, from where whoever has the GIL and
- * wants completions takes it, before he asks the device for more. One lock is
- * around both, so completions keep their order, whoever took them: of those of
- * a send queue, each says that all before it are done. And nobody ever waits for
+ * it takes lands in a small array beside it, from where a thread that has the GIL
+ * and wants completions takes it, before it asks the device for more. One lock is
+ * around both, so completions keep their order, whichever thread took them: of those
+ * of a send queue, each says that all before it are done. And no thread ever waits for
  * the end of a spin, nor needs memory for what has landed.
  */
 
-#include "core.h"
+#include "wr.h"
 #include <endian.h>
 #include <math.h>
 
@@ -28,7 +27,7 @@
 
 struct cqn_landing {
     pthread_mutex_t lock; /* of what has landed, and of polling the device meanwhile */
-    atomic_bool wanted;   /* with the GIL; who spins keeps off, or would lock him out */
+    atomic_bool wanted;   /* with the GIL; a spinning thread keeps off, or would lock that out */
     atomic_bool stashed;  /* there are completions in the stash: the spin is over */
     unsigned spinning;    /* threads that may be without the GIL; guarded by it */
     size_t head, len;
@@ -36,82 +35,21 @@ struct cqn_landing {
     cqn_wc_extra extra[LOOK];
 };
 
-void cqn_stash_free(cqn_cq *self)
+static void free_landing(cqn_cq *self)
 {
     if (self->landing != NULL) {
         pthread_mutex_destroy(&self->landing->lock);
         PyMem_Free(self->landing);
         self->landing = NULL;
     }
-    PyMem_Free(self->stash);
-    PyMem_Free(self->extra);
-    self->stash = NULL;
-    self->extra = NULL;
-    self->stash_head = self->stash_len = self->stash_room = 0;
 }
 
-/* To the front of the arrays, where there is room behind. */
-static void stash_pack(cqn_cq *self)
+/* It is not polled any more. */
+void cqn_cq_forget_completions(cqn_cq *self)
 {
-    memmove(self->stash, self->stash + self->stash_head, self->stash_len * sizeof(*self->stash));
-    if (self->extra != NULL) {
-        memmove(self->extra, self->extra + self->stash_head,
-                self->stash_len * sizeof(*self->extra));
-    }
-    memset(self->stash + self->stash_len, 0, self->stash_head * sizeof(*self->stash));
-    self->stash_head = 0;
-}
-
-static int stash_grow(cqn_cq *self, size_t least)
-{
-    size_t room = self->stash_room ? self->stash_room : BATCH;
-    while (room < least) {
-        room *= 2;
-    }
-    struct ibv_wc *stash = PyMem_Realloc(self->stash, room * sizeof(*stash));
-    if (stash == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    self->stash = stash;
-    if (self->wc_flags & CQN_WC_EX_EXTRA) {
-        cqn_wc_extra *extra = PyMem_Realloc(self->extra, room * sizeof(*extra));
-        if (extra == NULL) {
-            PyErr_NoMemory();
-            return -1;
-        }
-        self->extra = extra;
-    }
-    memset(stash + self->stash_room, 0, (room - self->stash_room) * sizeof(*stash));
-    self->stash_room = room;
-    return 0;
-}
-
-/* Room for n more behind what it holds. */
-static int stash_reserve(cqn_cq *self, size_t n)
-{
-    if (self->stash_len == 0) {
-        self->stash_head = 0;
-    }
-    size_t end = self->stash_head + self->stash_len;
-    if (end + n <= self->stash_room) {
-        return 0;
-    }
-    if (self->stash_len + n <= self->stash_room) {
-        stash_pack(self);
-        return 0;
-    }
-    return stash_grow(self, end + n);
-}
-
-/* The QP of a completion, or NULL: it is gone. */
-static cqn_qp *find_qp(cqn_cq *self, uint32_t qp_num)
-{
-    const cqn_qp *last = self->last_qp;
-    if (last == NULL || last->qp_num != qp_num || last->base.handle == NULL) {
-        self->last_qp = cqn_qp_table_find(self->base.context, qp_num, self);
-    }
-    return self->last_qp;
+    free_landing(self);
+    cqn_cq_drop_left(self);
+    cqn_stash_free(self);
 }
 
 static uint16_t small(uint32_t value)
@@ -224,8 +162,25 @@ static int obtain(cqn_cq *self, size_t *n, struct ibv_wc *wc, cqn_wc_extra *extr
     return got;
 }
 
+/* Whether it was a datagram's queue pair. Of an SRQ that serves other types, too, only the
+ * number of the queue pair tells, while that is open. */
+static bool is_datagram(const cqn_cq *self, const cqn_wr_queue *q, const struct ibv_wc *wc)
+{
+    const uint32_t ud = 1u << IBV_QPT_UD;
+    if (q == NULL || !(q->types & ud) || q->types == ud) {
+        return q != NULL && q->types == ud;
+    }
+    for (const cqn_object *o = self->base.context->first[CQN_RANK_QP]; o != NULL; o = o->next) {
+        const cqn_qp *qp = (const cqn_qp *)o;
+        if (qp->qp_num == wc->qp_num && qp->recv_cq == self) {
+            return qp->type == IBV_QPT_UD;
+        }
+    }
+    return false;
+}
+
 /* Leaves no field undefined, and does what is done once: the byte order. */
-static void settle_fields(cqn_cq *self, struct ibv_wc *wc, const cqn_qp *qp)
+static void settle_fields(cqn_cq *self, struct ibv_wc *wc, const cqn_wr_queue *q)
 {
     if (wc->status != IBV_WC_SUCCESS) {
         *wc = (struct ibv_wc){.wr_id = wc->wr_id,
@@ -242,7 +197,7 @@ static void settle_fields(cqn_cq *self, struct ibv_wc *wc, const cqn_qp *qp)
     if (wc->wc_flags & IBV_WC_WITH_IMM) {
         wc->imm_data = be32toh(wc->imm_data);
     }
-    if (qp != NULL && qp->type == IBV_QPT_UD) {
+    if (is_datagram(self, q, wc)) {
         wc->wc_flags |= CQN_WC_DATAGRAM;
     }
     if (self->ex != NULL) {
@@ -250,33 +205,81 @@ static void settle_fields(cqn_cq *self, struct ibv_wc *wc, const cqn_qp *qp)
     }
 }
 
-/* Takes up to *n completions into the stash, see obtain(), and lets go of what
- * their work requests kept alive. What goes with that is collected in `trash`:
- * dropping it here could run code that comes back to this CQ. Returns how many
- * came, or -1. */
+/* Whether it was for a request that is awaited. */
+static bool complete_one(cqn_cq *self, cqn_wr_queue *q, struct ibv_wc *wc,
+                         const cqn_wc_extra *extra, cqn_object **trash)
+{
+    settle_fields(self, wc, q);
+    if (wc->wc_flags & IBV_WC_WITH_INV) {
+        cqn_mw_invalidated(self->base.context, wc->invalidated_rkey, trash);
+    }
+    cqn_request *request = q != NULL ? cqn_wr_completed(self, q, wc, trash) : NULL;
+    if (wc->status != IBV_WC_SUCCESS) {
+        cqn_engine_failed(self, q, wc);
+    }
+    return (request != NULL && cqn_request_completed(request, wc, extra)) ||
+           (self->engine != NULL && cqn_engine_claim(self->engine, wc, extra));
+}
+
+/* One stays, behind `kept` others that do. */
+static void keep(struct ibv_wc *wcs, cqn_wc_extra *extra, size_t kept, size_t i, size_t n)
+{
+    if (kept != i) {
+        memmove(&wcs[kept], &wcs[i], n * sizeof(*wcs));
+        if (extra != NULL) {
+            memmove(&extra[kept], &extra[i], n * sizeof(*extra));
+        }
+    }
+}
+
+/* Mostly many in a row are of one queue, and there is nothing else to do for them. Returns how
+ * many no task awaits, which are the first then. */
+static size_t complete(cqn_cq *self, struct ibv_wc *wcs, cqn_wc_extra *extra, size_t n,
+                       cqn_object **trash)
+{
+    const bool alone = self->ex != NULL || (self->engine != NULL && cqn_engine_wants(self->engine));
+    const uint32_t special = alone ? UINT32_MAX : 1u << IBV_QPT_UD;
+    size_t kept = 0;
+    for (size_t i = 0, run; i < n; i += run) {
+        cqn_wr_queue *q = cqn_wr_queue_of(self->base.state, wcs[i].wr_id);
+        const bool may_run = q != NULL && !q->is_shared && !(q->types & special);
+        size_t stay = run = may_run ? cqn_wr_completed_run(q, &wcs[i], n - i, trash) : 0;
+        if (run == 0) {
+            run = 1;
+            stay = !complete_one(self, q, &wcs[i], extra ? &extra[i] : NULL, trash);
+        }
+        if (q != NULL && q->waiting.first != NULL) {
+            cqn_engine_room(self->engine, q->qp);
+        }
+        keep(wcs, extra, kept, i, stay);
+        kept += stay;
+    }
+    return kept;
+}
+
+/* Takes up to *n completions from the device, see obtain(), hands those on that are awaited, puts
+ * the others into the stash, and lets go of what their work requests kept alive. What goes with
+ * that is collected in `trash`: dropping it here could run code that comes back to this CQ.
+ * Returns how many came, or -1. */
 static int fetch_batch(cqn_cq *self, size_t *n, cqn_object **trash)
 {
-    if (stash_reserve(self, *n) < 0) {
+    if (cqn_stash_reserve(self, *n) < 0) {
         return -1;
     }
     const size_t end = self->stash_head + self->stash_len;
     struct ibv_wc *wc = self->stash + end;
-    int got = obtain(self, n, wc, self->extra ? self->extra + end : NULL);
+    cqn_wc_extra *extra = self->extra ? self->extra + end : NULL;
+    int got = obtain(self, n, wc, extra);
     if (got < 0) {
         memset(wc, 0, *n * sizeof(*wc));
         refuse_poll(self, got);
         return -1;
     }
-    self->stash_len += (size_t)got;
-    for (int i = 0; i < got; i++) {
-        cqn_qp *qp = find_qp(self, wc[i].qp_num);
-        settle_fields(self, &wc[i], qp);
-        if (wc[i].wc_flags & IBV_WC_WITH_INV) {
-            cqn_mw_invalidated(self->base.context, wc[i].invalidated_rkey, trash);
-        }
-        if (qp != NULL) {
-            cqn_qp_completed(qp, self, &wc[i], trash);
-        }
+    const size_t kept = complete(self, wc, extra, (size_t)got, trash);
+    memset(wc + kept, 0, ((size_t)got - kept) * sizeof(*wc));
+    self->stash_len += kept;
+    if (got == 0 && self->left != NULL) {
+        cqn_cq_drop_left(self);
     }
     return got;
 }
@@ -284,8 +287,8 @@ static int fetch_batch(cqn_cq *self, size_t *n, cqn_object **trash)
 /* Until the stash holds `want`, or the device has no more. */
 static int fetch(cqn_cq *self, size_t want, cqn_object **trash)
 {
-    while (self->stash_len < want) {
-        size_t n = want - self->stash_len;
+    while (cqn_stash_len(self) < want) {
+        size_t n = want - cqn_stash_len(self);
         n = n < BATCH ? n : BATCH;
         int got = fetch_batch(self, &n, trash);
         if (got < 0) {
@@ -298,10 +301,15 @@ static int fetch(cqn_cq *self, size_t want, cqn_object **trash)
     return 0;
 }
 
-/* Takes everything that the device has for this CQ into the stash. */
+/* Takes everything that the device has for this CQ into the stash, until it was found empty. */
 int cqn_cq_settle(cqn_cq *self, cqn_object **trash)
 {
-    return fetch(self, SIZE_MAX, trash);
+    int got;
+    do {
+        size_t n = BATCH;
+        got = fetch_batch(self, &n, trash);
+    } while (got > 0);
+    return got;
 }
 
 /* As fetch(). -1: there are none, and the device is to blame. */
@@ -316,18 +324,35 @@ static int fetch_some(cqn_cq *self, size_t want, cqn_object **trash)
     return 0;
 }
 
-/* Looks for completions, as those do who want to hand some out. */
-static int look(cqn_cq *self, size_t want, cqn_object **trash)
+/* A thread has looked. */
+static void count_look(cqn_cq *self, bool in_vain)
 {
     self->stats.polls++;
-    if (fetch_some(self, want, trash) < 0) {
-        return -1;
-    }
     if (self->event_unpolled) {
         self->event_unpolled = false;
-        self->stats.spurious += self->stash_len == 0;
+        self->stats.spurious += in_vain;
     }
+}
+
+/* Looks for completions, in order to hand some out. */
+static int look(cqn_cq *self, size_t want, cqn_object **trash)
+{
+    const uint64_t before = self->stats.completions;
+    if (fetch_some(self, want, trash) < 0) {
+        self->stats.polls++;
+        return -1;
+    }
+    count_look(self, self->stash_len == 0 && self->stats.completions == before);
     return 0;
+}
+
+/* Asks the device for up to n, once. `more`: there may be others. Returns how many came, or -1. */
+int cqn_cq_look_once(cqn_cq *self, size_t n, bool *more, cqn_object **trash)
+{
+    int got = fetch_batch(self, &n, trash);
+    count_look(self, got == 0 && self->stash_len == 0);
+    *more = got > 0 && (size_t)got == n;
+    return got;
 }
 
 int cqn_cq_look(cqn_cq *self, cqn_object **trash)
@@ -358,7 +383,7 @@ static int land(cqn_cq *self, struct ibv_cq *handle)
 {
     cqn_landing *landing = self->landing;
     if (atomic_load(&landing->wanted) || pthread_mutex_trylock(&landing->lock) != 0) {
-        return 0; /* who has it looks as well */
+        return 0; /* its holder looks as well */
     }
     int got = (int)landing->len;
     if (got == 0) {
@@ -404,7 +429,13 @@ static int spin_slice(cqn_cq *self, int64_t until)
     return got;
 }
 
-/* Looks again and again until the stash holds something or the time is over. */
+/* Whether to look on. */
+static bool found_nothing(const cqn_cq *self)
+{
+    return self->stash_len == 0 && (self->engine == NULL || !cqn_engine_has_news(self->engine));
+}
+
+/* Looks again and again until it has found something or the time is over. */
 static int spin_for(cqn_cq *self, size_t want, double seconds, cqn_object **trash)
 {
     if (make_landing(self) < 0) {
@@ -412,7 +443,7 @@ static int spin_for(cqn_cq *self, size_t want, double seconds, cqn_object **tras
     }
     int64_t now = cqn_now_ns();
     const int64_t end = now + (int64_t)ceil(seconds * 1e9);
-    for (; self->stash_len == 0 && now < end; now = cqn_now_ns()) {
+    for (; found_nothing(self) && now < end; now = cqn_now_ns()) {
         int got = spin_slice(self, end - now > SLICE ? now + SLICE : end);
         /* A handler can do anything, so what has landed stays there until it is over. */
         int rc;
@@ -438,19 +469,10 @@ static const struct ibv_wc *stashed(const cqn_cq *self, size_t i)
     return &self->stash[self->stash_head + i];
 }
 
-static void consume(cqn_cq *self, size_t n)
+/* Of the first n entries, those up to the first failed one. */
+static size_t count_ok(const cqn_cq *self, size_t n)
 {
-    memset(self->stash + self->stash_head, 0, n * sizeof(*self->stash));
-    self->stash_head += n;
-    self->stash_len -= n;
-    self->stats.completions += n;
-}
-
-/* How many can be handed out; with only_ok, up to the first failed one. */
-static size_t count_ready(const cqn_cq *self, size_t max, bool only_ok)
-{
-    size_t n = self->stash_len < max ? self->stash_len : max;
-    for (size_t i = 0; only_ok && i < n; i++) {
+    for (size_t i = 0; i < n; i++) {
         if (stashed(self, i)->status != IBV_WC_SUCCESS) {
             return i;
         }
@@ -458,47 +480,72 @@ static size_t count_ready(const cqn_cq *self, size_t max, bool only_ok)
     return n;
 }
 
+/* How many can be handed out; with only_ok, up to the first failed one. */
+static size_t count_ready(cqn_cq *self, size_t max, bool only_ok)
+{
+    if (only_ok && self->holes > 0) { /* which an AsyncCQ has left */
+        cqn_stash_pack(self);
+    }
+    const size_t n = cqn_stash_len(self) < max ? cqn_stash_len(self) : max;
+    return only_ok ? count_ok(self, n) : n;
+}
+
 /* A list for that many. Making it can run the garbage collector, and so code
- * that polls this CQ: then there is less. */
-static PyObject *new_list(const cqn_cq *self, size_t max, bool only_ok)
+ * that polls this CQ, or closes it: then there is less. */
+static PyObject *new_list(cqn_cq *self, size_t max, bool only_ok)
 {
     for (;;) {
-        size_t n = count_ready(self, max, only_ok);
+        const uint64_t before = self->stats.completions;
+        const size_t n = count_ready(self, max, only_ok);
         PyObject *list = PyList_New((Py_ssize_t)n);
-        if (list == NULL || n <= count_ready(self, max, only_ok)) {
+        if (list == NULL || (self->stats.completions == before && n <= cqn_stash_len(self))) {
             return list;
         }
         Py_DECREF(list);
     }
 }
 
-static PyObject *new_wc(const cqn_cq *self, size_t i)
+static inline PyObject *new_wc(const cqn_cq *self, const struct ibv_wc *wc)
 {
-    const cqn_wc_extra *extra = self->extra ? &self->extra[self->stash_head + i] : NULL;
-    return cqn_wc_new(self->base.state, stashed(self, i), extra, self->wc_flags);
+    const cqn_wc_extra *extra = self->extra ? &self->extra[wc - self->stash] : NULL;
+    return cqn_wc_new(self->base.state, wc, extra, self->wc_flags);
 }
 
-static PyObject *new_id(const cqn_cq *self, size_t i)
+static inline PyObject *new_id(const cqn_cq *self, const struct ibv_wc *wc)
 {
-    return PyLong_FromUnsignedLongLong(stashed(self, i)->wr_id);
+    (void)self;
+    return PyLong_FromUnsignedLongLong(wc->wr_id);
 }
 
-/* Hands out up to `max` completions of the stash, as what `make` makes. */
-static PyObject *hand_out(cqn_cq *self, size_t max, bool only_ok,
-                          PyObject *(*make)(const cqn_cq *, size_t))
+/* Hands out up to `max` completions of the stash, as what `make` makes, which
+ * runs no code that could change the stash. */
+static inline PyObject *hand_out(cqn_cq *self, size_t max, bool only_ok,
+                                 PyObject *(*make)(const cqn_cq *, const struct ibv_wc *))
 {
     PyObject *list = new_list(self, max, only_ok);
+    const struct ibv_wc *wc = stashed(self, 0);
+    const bool holes = self->holes > 0;
     size_t n = list == NULL ? 0 : (size_t)PyList_GET_SIZE(list);
-    for (size_t i = 0; i < n; i++) {
-        PyObject *item = make(self, i);
+    for (size_t i = 0; i < n; i++, wc++) {
+        while (holes && cqn_stash_is_hole(wc)) {
+            wc++;
+        }
+        PyObject *item = make(self, wc);
         if (item == NULL) {
             Py_DECREF(list);
             return NULL;
         }
         PyList_SET_ITEM(list, (Py_ssize_t)i, item);
     }
-    consume(self, n);
+    if (n > 0) {
+        cqn_stash_drop(self, n);
+    }
     return list;
+}
+
+PyObject *cqn_cq_hand_out(cqn_cq *self, uint64_t max)
+{
+    return hand_out(self, max, false, new_wc);
 }
 
 /* Raises the first one, which failed, and takes it out of the stash. Making the
@@ -508,17 +555,17 @@ static void raise_first(cqn_cq *self)
 {
     const struct ibv_wc failed = *stashed(self, 0);
     const uint64_t before = self->stats.completions;
-    PyObject *wc = new_wc(self, 0);
+    PyObject *wc = new_wc(self, stashed(self, 0));
     if (wc == NULL) {
         return;
     }
-    cqn_completion_error(self->base.state, wc, &failed);
+    cqn_completion_error(self->base.state, wc, &failed, NULL);
     Py_DECREF(wc);
     if (self->stats.completions != before) {
         PyErr_Clear();
     }
     else if (PyErr_ExceptionMatches(self->base.state->CompletionError)) {
-        consume(self, 1);
+        cqn_stash_drop(self, 1);
     }
 }
 
@@ -544,16 +591,27 @@ static int parse(cqn_cq *self, const char *function, PyObject *const *args, Py_s
                : 0;
 }
 
-/* With a consumer there is one form of polling. */
-static int refuse_consumer(cqn_cq *self)
+/* With an AsyncCQ there is one form of polling. */
+static int refuse_engine(const cqn_cq *self)
 {
-    PyObject *consumer = cqn_consumer_of(self);
-    if (consumer == NULL) {
+    if (self->engine == NULL) {
         return 0;
     }
-    Py_DECREF(consumer);
     PyErr_SetString(PyExc_ValueError, "the completions of this CQ go to its AsyncCQ: use poll()");
     return -1;
+}
+
+/* Looks until the stash holds `want`, or nothing more is there; if it is empty then, for `spin`
+ * seconds more. */
+int cqn_cq_look_for(cqn_cq *self, size_t want, double spin)
+{
+    cqn_object *trash = NULL;
+    int rc = look(self, want, &trash);
+    if (rc == 0 && spin > 0 && found_nothing(self)) {
+        rc = spin_for(self, want, spin, &trash);
+    }
+    cqn_trash_empty(trash);
+    return rc;
 }
 
 static PyObject *take(cqn_cq *self, uint64_t max, double spin)
@@ -568,26 +626,6 @@ static PyObject *take(cqn_cq *self, uint64_t max, double spin)
     return list;
 }
 
-/* The same for who has just looked, and found some: not again where there were no more. */
-PyObject *cqn_cq_take_found(cqn_cq *self, uint64_t max)
-{
-    if (cqn_open(&self->base) == NULL) {
-        return NULL;
-    }
-    bool all = self->stash_len > 0 && (self->stash_len < LOOK || self->stash_len >= max);
-    return all ? hand_out(self, max, false, new_wc) : take(self, max, 0);
-}
-
-PyObject *cqn_cq_take(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-{
-    CQN_LOCKED;
-    cqn_cq *self = (cqn_cq *)op;
-    uint64_t max;
-    double spin = 0;
-    return parse(self, "take", args, nargs, kwnames, &max, &spin) < 0 ? NULL
-                                                                      : take(self, max, spin);
-}
-
 PyObject *cqn_cq_poll(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     CQN_LOCKED;
@@ -597,27 +635,13 @@ PyObject *cqn_cq_poll(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyO
     if (parse(self, "poll", args, nargs, kwnames, &max, &spin) < 0) {
         return NULL;
     }
-    for (;;) {
-        PyObject *consumer = cqn_consumer_of(self);
-        if (consumer == NULL) {
-            return take(self, max, spin);
-        }
-        PyObject *list = cqn_consumer_poll(consumer, max, spin);
-        PyObject *now = cqn_consumer_of(self);
-        const bool left = list == NULL && now != consumer && cqn_is_open(&self->base) &&
-                          PyErr_ExceptionMatches(self->base.state->ClosedError);
-        if (left) {
-            PyErr_Clear();
-        }
-        Py_XDECREF(now);
-        Py_DECREF(consumer);
-        if (!left) {
-            return list;
-        }
-        if (cqn_open(&self->base) == NULL) { /* to let go of it can run any code */
-            return NULL;
-        }
+    cqn_engine *engine = self->engine;
+    if (engine == NULL || !cqn_try_ref_object((PyObject *)engine)) {
+        return take(self, max, spin);
     }
+    PyObject *list = cqn_engine_poll(engine, max, spin);
+    Py_DECREF(engine);
+    return list;
 }
 
 PyObject *cqn_cq_poll_ids(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
@@ -625,8 +649,7 @@ PyObject *cqn_cq_poll_ids(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
     CQN_LOCKED;
     cqn_cq *self = (cqn_cq *)op;
     uint64_t max;
-    if (parse(self, "poll_ids", args, nargs, kwnames, &max, NULL) < 0 ||
-        refuse_consumer(self) < 0) {
+    if (parse(self, "poll_ids", args, nargs, kwnames, &max, NULL) < 0 || refuse_engine(self) < 0) {
         return NULL;
     }
     cqn_object *trash = NULL;
@@ -641,6 +664,18 @@ PyObject *cqn_cq_poll_ids(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
     return list;
 }
 
+/* An AsyncCQ that is closed now may have left holes. */
+static void set_rows(cqn_cq *self, PyObject *array, size_t n)
+{
+    if (self->holes > 0) {
+        cqn_stash_pack(self);
+    }
+    cqn_wc_array_set(array, stashed(self, 0), n);
+    if (n > 0) {
+        cqn_stash_drop(self, n);
+    }
+}
+
 PyObject *cqn_cq_poll_into(PyObject *op, PyObject *array)
 {
     CQN_LOCKED;
@@ -652,7 +687,7 @@ PyObject *cqn_cq_poll_into(PyObject *op, PyObject *array)
         return PyErr_Format(PyExc_TypeError, "wcs must be a cqnotify.WCArray, not %s",
                             Py_TYPE(array)->tp_name);
     }
-    if (refuse_consumer(self) < 0) {
+    if (refuse_engine(self) < 0) {
         return NULL;
     }
     const size_t room = cqn_wc_array_room(array);
@@ -662,8 +697,7 @@ PyObject *cqn_cq_poll_into(PyObject *op, PyObject *array)
         size_t n = count_ready(self, room, false);
         count = PyLong_FromSize_t(n);
         if (count != NULL) {
-            cqn_wc_array_set(array, stashed(self, 0), n);
-            consume(self, n);
+            set_rows(self, array, n);
         }
     }
     cqn_trash_empty(trash);

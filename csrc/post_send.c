@@ -88,11 +88,12 @@ static void choose_key(cqn_send *send)
     }
 }
 
-/* Returns an errno, or 0, and how many of the n, which lie in a row, were posted. */
+/* Returns an errno, or 0, and how many of the n, which lie in a row, were posted. What is
+ * not known to be refused was. */
 static int post(cqn_qp *qp, struct ibv_send_wr *first, size_t n, size_t *posted)
 {
     struct ibv_send_wr *bad = NULL;
-    int err = ibv_post_send((struct ibv_qp *)qp->base.handle, first, &bad);
+    int err = cqn_errno_of(ibv_post_send((struct ibv_qp *)qp->base.handle, first, &bad));
     *posted = err == 0 || bad == NULL ? n : (size_t)(bad - first);
     return err;
 }
@@ -111,19 +112,25 @@ static PyObject *refuse(const cqn_qp *qp, const char *verb, int err, PyObject *b
     return cqn_wr_refused(&(cqn_wr_refusal){.owner = &qp->base,
                                             .verb = verb,
                                             .max_wr = qp->cap.max_send_wr,
-                                            .requests = qp->sq.requests,
+                                            .requests = qp->sq->requests,
                                             .err = err,
                                             .posted = posted,
                                             .of = of,
                                             .bad_wr = bad_wr});
 }
 
-static void enter_books(cqn_qp *qp, const cqn_send *send)
+static void enter_books(cqn_qp *qp, const cqn_send *send, cqn_request *request)
 {
     const struct ibv_send_wr *wr = &send->wr;
-    cqn_wr entry = {.wr_id = wr->wr_id,
-                    .does = (uint8_t)send->opcode->does,
+    cqn_wr entry = {.does = (uint8_t)send->opcode->does,
                     .signaled = qp->sq_sig_all || (wr->send_flags & IBV_SEND_SIGNALED)};
+    if (request == NULL) {
+        entry.wr_id = send->wr_id;
+    }
+    else {
+        entry.request = request;
+        entry.marks = CQN_WR_AWAITED;
+    }
     if (send->opcode->does == CQN_WR_BINDS) {
         entry.rkey = wr->bind_mw.rkey;
         cqn_mw_posted(window_of(send), qp, entry.rkey);
@@ -131,25 +138,53 @@ static void enter_books(cqn_qp *qp, const cqn_send *send)
     else if (send->opcode->does == CQN_WR_INVALIDATES) {
         entry.rkey = wr->invalidate_rkey;
     }
-    cqn_wr_queue_push(&qp->sq, entry, &send->sg);
+    cqn_wr_queue_push(qp->sq, &entry, &send->sg);
+}
+
+/* Returns 0, the device's errno without an exception, or -1; and how many were posted. */
+static int try_one(cqn_qp *qp, cqn_send *send, cqn_request *request, size_t *posted)
+{
+    const size_t entries = cqn_wr_entries(&send->sg);
+    if (admit(qp, send) < 0 || cqn_wr_queue_reserve(qp->sq, entries) < 0) {
+        return -1;
+    }
+    choose_key(send);
+    send->wr.wr_id = cqn_wr_queue_id(qp->sq, entries);
+    int err =
+        send->opcode->atomic_write ? post_alone(qp, send, posted) : post(qp, &send->wr, 1, posted);
+    if (*posted > 0) {
+        enter_books(qp, send, request);
+    }
+    else {
+        cqn_wr_queue_refused(qp->sq, 1);
+    }
+    return err;
 }
 
 /* `object` is the request as an object of its own, or NULL. */
 static PyObject *post_one(cqn_qp *qp, cqn_send *send, PyObject *object)
 {
     size_t posted;
-    if (admit(qp, send) < 0 || cqn_wr_queue_reserve(&qp->sq, cqn_wr_entries(&send->sg)) < 0) {
+    int err = try_one(qp, send, NULL, &posted);
+    if (err < 0) {
         return NULL;
     }
-    choose_key(send);
-    const bool alone = send->opcode->atomic_write;
-    int err = alone ? post_alone(qp, send, &posted) : post(qp, &send->wr, 1, &posted);
-    if (posted > 0) {
-        enter_books(qp, send);
-    }
-    const char *verb = alone ? "ibv_wr_atomic_write" : "ibv_post_send";
+    const char *verb = send->opcode->atomic_write ? "ibv_wr_atomic_write" : "ibv_post_send";
     return err == 0 ? Py_NewRef(Py_None)
                     : refuse(qp, verb, err, posted == 0 ? object : NULL, posted, 1);
+}
+
+/* What is not known to be refused was posted. */
+int cqn_post_awaited_send(cqn_qp *qp, cqn_send *send, cqn_request *request)
+{
+    size_t posted = 0;
+    int err = try_one(qp, send, request, &posted);
+    return err > 0 && posted > 0 ? 0 : err;
+}
+
+void cqn_refuse_send(const cqn_qp *qp, int err)
+{
+    refuse(qp, "ibv_post_send", err, NULL, 0, 1);
 }
 
 static cqn_send *item(PyObject *list, size_t i)
@@ -200,9 +235,16 @@ static size_t link_list(cqn_qp *qp, PyObject *list, struct ibv_send_wr *wrs, siz
 static PyObject *post_linked(cqn_qp *qp, PyObject *list, struct ibv_send_wr *wrs, size_t n)
 {
     size_t posted;
+    cqn_wr_cursor at = cqn_wr_queue_cursor(qp->sq);
+    for (size_t i = 0; i < n; i++) {
+        wrs[i].wr_id = cqn_wr_queue_next_id(qp->sq, &at, cqn_wr_entries(&item(list, i)->sg));
+    }
     int err = post(qp, wrs, n, &posted);
     for (size_t i = 0; i < posted; i++) {
-        enter_books(qp, item(list, i));
+        enter_books(qp, item(list, i), NULL);
+    }
+    if (posted < n) {
+        cqn_wr_queue_refused(qp->sq, n - posted);
     }
     PyObject *bad_wr = posted < n ? PyTuple_GET_ITEM(list, (Py_ssize_t)posted) : NULL;
     return err == 0 ? Py_NewRef(Py_None) : refuse(qp, "ibv_post_send", err, bad_wr, posted, n);
@@ -223,7 +265,7 @@ static PyObject *post_list(cqn_qp *qp, PyObject *list)
         }
     }
     PyObject *result = NULL;
-    if (linked == n && cqn_wr_queue_reserve(&qp->sq, entries) == 0) {
+    if (linked == n && cqn_wr_queue_reserve(qp->sq, entries) == 0) {
         result = post_linked(qp, list, wrs, n);
     }
     PyMem_Free(wrs);
@@ -235,7 +277,7 @@ static PyObject *post_arguments(cqn_qp *qp, PyObject *const *in)
     cqn_sg_room room;
     cqn_send send;
     send.sg = (cqn_sg)CQN_SG_IN(room);
-    if (cqn_send_parse(in, qp->base.state, qp, &send) < 0) {
+    if (cqn_send_parse(in, qp->base.state, qp, IBV_WR_SEND, &send) < 0) {
         return NULL;
     }
     PyObject *result = NULL;
@@ -317,7 +359,8 @@ const char cqn_qp_bind_mw_doc[] =
     "bind_mw($self, /, mw, sg, *, access=0, wr_id=0, send_flags=2, rkey=None)\n--\n\n"
     "Bind a memory window to mr[a:b] or an MR, for the peer of an RC or UC QP.\n\n"
     "`access` is what the peer may do there, with the addresses of the MR and with `mw.rkey`, "
-    "which is the new key as soon as this returns: REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC. The "
+    "which is the new key as soon as this returns: REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC, by "
+    "default nothing. The "
     "QP has to allow it, too, see connect(), and the MR needs access MW_BIND, and LOCAL_WRITE if "
     "the peer may write. (Soft-RoCE lets the peer reach the MR outside of the window.)\n\n"
     "A window of type 1 is good for every QP of its PD; to bind it again, or to 0 bytes, mr[0:0], "
@@ -333,18 +376,20 @@ const char cqn_qp_bind_mw_doc[] =
 static PyObject *post_bind(cqn_qp *qp, cqn_send *send)
 {
     struct ibv_mw *mw = send->wr.bind_mw.mw;
-    struct ibv_mw_bind bind = {.wr_id = send->wr.wr_id,
-                               .send_flags = send->wr.send_flags,
+    struct ibv_mw_bind bind = {.send_flags = send->wr.send_flags,
                                .bind_info = send->wr.bind_mw.bind_info};
-    if (admit(qp, send) < 0 || cqn_wr_queue_reserve(&qp->sq, cqn_wr_entries(&send->sg)) < 0) {
+    const size_t entries = cqn_wr_entries(&send->sg);
+    if (admit(qp, send) < 0 || cqn_wr_queue_reserve(qp->sq, entries) < 0) {
         return NULL;
     }
+    bind.wr_id = cqn_wr_queue_id(qp->sq, entries);
     int err = ibv_bind_mw((struct ibv_qp *)qp->base.handle, mw, &bind);
     if (err != 0) {
+        cqn_wr_queue_refused(qp->sq, 1);
         return refuse(qp, "ibv_bind_mw", err, NULL, 0, 1);
     }
     send->wr.bind_mw.rkey = mw->rkey;
-    enter_books(qp, send);
+    enter_books(qp, send, NULL);
     Py_RETURN_NONE;
 }
 
@@ -371,7 +416,7 @@ PyObject *cqn_qp_bind_mw(PyObject *op, PyObject *const *args, Py_ssize_t nargs, 
     in[CQN_WR_ID] = given[3];
     in[CQN_RKEY] = given[4];
     in[CQN_SEND_FLAGS] = given[5];
-    int rc = cqn_send_parse(in, qp->base.state, qp, &send);
+    int rc = cqn_send_parse(in, qp->base.state, qp, IBV_WR_SEND, &send);
     Py_DECREF(opcode);
     if (rc < 0 || cqn_send_gather(in, qp->base.state, &send) < 0 || cqn_open(&qp->base) == NULL) {
         return NULL;

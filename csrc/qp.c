@@ -4,36 +4,129 @@
 #include "core.h"
 #include <sys/random.h>
 
+/* rxe destroys a QP when all packets of it have left, and sends meanwhile again and again what is
+ * not acknowledged. Packets for a neighbour that does not answer wait for it up to 3 s, so that
+ * some are always left; after 50 s rxe frees the QP all the same, and the kernel crashes. In RESET
+ * nothing is sent. */
+static bool sends_again(const cqn_qp *self)
+{
+    bool sends = self->state == IBV_QPS_RTS || self->state == IBV_QPS_SQD;
+    return self->type == IBV_QPT_RC && sends && self->sq->len > 0;
+}
+
+/* Without the GIL. If it fails, all is as it was. */
+static int stop_sending(struct ibv_qp *qp)
+{
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
+    return ibv_modify_qp(qp, &attr, IBV_QP_STATE);
+}
+
+static void qp_before_destroy(cqn_object *op)
+{
+    cqn_qp *self = (cqn_qp *)op;
+    self->must_stop = sends_again(self);
+}
+
+/* Without the GIL, by the thread that destroys it. */
 static int destroy_qp(void *handle)
 {
-    return cqn_qp_destroy_in_groups(handle);
+    struct ibv_qp *qp = handle;
+    cqn_qp *self = qp->qp_context;
+    self->stopped |= self->must_stop && stop_sending(qp) == 0;
+    return cqn_qp_destroy_in_groups(qp);
 }
 
-static void forget_in_cache(cqn_cq *cq, const cqn_qp *qp)
+/* From `op` on, with a reference. */
+static cqn_qp *next_that_sends_again(cqn_object *op)
 {
-    if (cq->last_qp == qp) {
-        cq->last_qp = NULL;
+    for (; op != NULL; op = op->next) {
+        cqn_qp *qp = (cqn_qp *)op;
+        bool idle = op->handle != NULL && op->closing == 0 && op->in_use == 0;
+        if (idle && !qp->must_stop && sends_again(qp) && cqn_try_ref(op)) {
+            return qp;
+        }
+    }
+    return NULL;
+}
+
+static void reset_before_all_close(cqn_qp *self)
+{
+    struct ibv_qp *qp = self->base.handle;
+    const enum ibv_qp_state before = self->state;
+    int err;
+    self->must_stop = true; /* once is enough */
+    self->state = IBV_QPS_RESET;
+    CQN_IN_KERNEL(CQN_OBJ(self), err = stop_sending(qp));
+    if (err != 0) {
+        self->state = before;
+    }
+    self->stopped |= err == 0;
+}
+
+/* Before all are destroyed one after the other: while that waits for the packets of the
+ * first one those of the others leave as well. */
+void cqn_qps_stop_sending(cqn_context *ctx)
+{
+    cqn_object *first = ctx->first[CQN_RANK_QP];
+    for (cqn_qp *self = next_that_sends_again(first), *next; self != NULL; self = next) {
+        reset_before_all_close(self);
+        const cqn_object *op = CQN_OBJ(self); /* others may have closed it meanwhile */
+        next = next_that_sends_again(op->listed ? op->next : ctx->first[CQN_RANK_QP]);
+        Py_DECREF(self);
     }
 }
 
-/* Dropping can run code that posts again: what is dropped is moved out first. */
-static void drop_requests(cqn_qp *self)
+/* Of which of its queues it is known that nothing can come any more. */
+typedef struct {
+    bool send, recv;
+} settled;
+
+/* Takes what has completed into the stash, where that is possible, and so lets go of what it kept
+ * alive. Else that is done when somebody polls. Whether nothing of that queue is left behind. */
+static bool settle_cq(const cqn_qp *self, const cqn_wr_queue *q, cqn_cq *cq, cqn_object **trash)
 {
-    cqn_wr_queue sq = self->sq, rq = self->rq;
-    self->sq = self->rq = (cqn_wr_queue){.ring = NULL};
-    self->ambiguous = 0;
-    cqn_wr_queue_drop(&sq);
-    cqn_wr_queue_drop(&rq);
+    if (q == NULL || (q->len == 0 && q->source == NULL) || cqn_forked(&self->base)) {
+        return true;
+    }
+    if (cq->base.handle == NULL || PyErr_Occurred()) {
+        return false;
+    }
+    const bool ok = cqn_cq_settle(cq, trash) == 0;
+    if (!ok) {
+        PyErr_Clear();
+    }
+    return ok;
 }
 
-/* What it has received and nobody polled yet says which receives of the SRQ are
- * done: the last occasion, as long as it can be found by its number. */
-static void settle_srq(cqn_qp *self, cqn_object **trash)
+static settled settle(const cqn_qp *self, cqn_object **trash)
 {
-    if (self->srq != NULL && !cqn_forked(&self->base) && !PyErr_Occurred() &&
-        cqn_cq_settle(self->recv_cq, trash) < 0) {
-        PyErr_Clear(); /* then some of them stay, until the SRQ is closed */
+    const bool send = settle_cq(self, self->sq, self->send_cq, trash);
+    const bool recv = settle_cq(self, self->rq, self->recv_cq, trash);
+    return (settled){.send = send, .recv = recv};
+}
+
+/* What may still come of it is for its CQ to know. */
+static void drop_queue(const cqn_qp *self, cqn_wr_queue *q, cqn_cq *cq, bool is_settled,
+                       cqn_object **trash)
+{
+    if (q == NULL) {
+        return;
     }
+    cqn_wr_queue_forget(q, trash);
+    if (is_settled) {
+        cqn_wr_queue_drop(self->base.state, q);
+    }
+    else {
+        cqn_wr_queue_leave(q, cq);
+    }
+}
+
+static void drop_queues(cqn_qp *self, settled known, cqn_object **trash)
+{
+    cqn_wr_queue *sq = self->sq, *rq = self->rq;
+    self->sq = self->rq = NULL;
+    drop_queue(self, sq, self->send_cq, known.send, trash);
+    drop_queue(self, rq, self->recv_cq, known.recv, trash);
 }
 
 static void qp_after_destroy(cqn_object *op)
@@ -42,26 +135,53 @@ static void qp_after_destroy(cqn_object *op)
     cqn_object *trash = NULL;
     /* A device that fails to be polled can make code run that closes all that this used. */
     cqn_context *ctx = (cqn_context *)Py_NewRef((PyObject *)self->pd->context);
-    settle_srq(self, &trash);
+    const settled known = settle(self, &trash);
     cqn_async_forget(ctx, op);
-    cqn_qp_table_remove(ctx, self);
     Py_DECREF(ctx);
-    forget_in_cache(self->send_cq, self);
-    forget_in_cache(self->recv_cq, self);
-    drop_requests(self);
+    drop_queues(self, known, &trash);
     cqn_trash_empty(trash);
     PyMem_Free(self->groups);
     self->groups = NULL;
     self->groups_len = 0;
-    cqn_consumers_tell(self);
+}
+
+/* After a reset. What the CQs still hold is kept, and of the wr_ids those that may still come. */
+static void forget_requests(cqn_qp *self)
+{
+    cqn_object *trash = NULL;
+    const settled known = settle(self, &trash);
+    if (self->sq != NULL) { /* not closed meanwhile */
+        cqn_wr_queue_forget(self->sq, &trash);
+        cqn_wr_queue_forget(self->rq, &trash);
+        self->sq->len = known.send ? 0 : self->sq->len;
+        self->rq->len = known.recv ? 0 : self->rq->len;
+    }
+    cqn_trash_empty(trash);
+}
+
+/* It stays open, and what was reset has lost its requests. */
+static void qp_destroy_failed(cqn_object *op)
+{
+    cqn_qp *self = (cqn_qp *)op;
+    bool stopped = self->stopped;
+    self->must_stop = self->stopped = false;
+    if (stopped) {
+        self->state = IBV_QPS_RESET;
+        forget_requests(self);
+    }
+}
+
+static void qp_tell(cqn_object *op, PyObject **interrupt)
+{
+    cqn_engines_tell((cqn_qp *)op, interrupt);
 }
 
 static int qp_traverse(PyObject *op, visitproc visit, void *arg)
 {
     cqn_qp *self = (cqn_qp *)op;
     Py_VISIT(self->user_data);
-    int rc = cqn_wr_queue_traverse(&self->sq, visit, arg);
-    rc = rc ? rc : cqn_wr_queue_traverse(&self->rq, visit, arg);
+    int rc = cqn_wr_queue_traverse(self->sq, visit, arg);
+    rc = rc ? rc : cqn_wr_queue_traverse(self->rq, visit, arg);
     return rc ? rc : cqn_traverse(op, visit, arg);
 }
 
@@ -69,7 +189,9 @@ static int qp_clear(PyObject *op)
 {
     cqn_qp *self = (cqn_qp *)op;
     if (self->base.handle == NULL) {
-        drop_requests(self);
+        cqn_object *trash = NULL;
+        drop_queues(self, (settled){.send = true, .recv = true}, &trash);
+        cqn_trash_empty(trash);
     }
     Py_CLEAR(self->user_data);
     return cqn_clear(op);
@@ -79,8 +201,11 @@ static const cqn_kind qp_kind = {
     .name = "QP",
     .destroy_verb = "ibv_destroy_qp",
     .rank = CQN_RANK_QP,
+    .before_destroy = qp_before_destroy,
     .destroy = destroy_qp,
+    .destroy_failed = qp_destroy_failed,
     .after_destroy = qp_after_destroy,
+    .tell = qp_tell,
     .clear = qp_clear,
 };
 
@@ -218,25 +343,20 @@ static uint32_t random_psn(void)
     return n & 0xffffff;
 }
 
-/* What is still in the CQs belongs to queue pairs of before; it must not be
- * taken for completions of the one that gets the same number now. */
-static int enter_books(cqn_qp *self)
+static int make_queues(cqn_qp *self, enum ibv_qp_type type)
 {
-    cqn_object *trash = NULL;
-    int rc = cqn_cq_settle(self->send_cq, &trash) < 0 || cqn_cq_settle(self->recv_cq, &trash) < 0 ||
-                     cqn_qp_table_add(self->base.context, self) < 0
-                 ? -1
-                 : 0;
-    cqn_trash_empty(trash);
-    return rc < 0 || cqn_open(&self->base) == NULL ? -1 : 0;
+    self->sq = cqn_wr_queue_new(self, 1u << type, NULL);
+    self->rq = self->sq ? cqn_wr_queue_new(self, 1u << type, self->srq) : NULL;
+    return self->rq != NULL ? 0 : -1;
 }
 
 static PyObject *qp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
+    CQN_COPY copy = NULL;
     cqn_state *st = cqn_state_of(type);
     qp_args a;
-    if (parse_new(st, args, kwargs, &a) < 0) {
+    if (cqn_freeze_keywords(&kwargs, &copy) < 0 || parse_new(st, args, kwargs, &a) < 0) {
         return NULL;
     }
     cqn_object *used[4] = {CQN_OBJ(a.pd), CQN_OBJ(a.send_cq), CQN_OBJ(a.recv_cq), CQN_OBJ(a.srq)};
@@ -250,6 +370,7 @@ static PyObject *qp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->recv_cq = (cqn_cq *)used[2];
     self->user_data = Py_NewRef(a.user_data);
     self->sq_psn = random_psn();
+    self->suspicions = 1;     /* until its state was asked for */
     a.attr.qp_context = self; /* for the asynchronous events that name it */
     a.attr.send_cq = used[1]->handle;
     a.attr.recv_cq = used[2]->handle;
@@ -257,11 +378,19 @@ static PyObject *qp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         self->srq = (cqn_srq *)used[3];
         a.attr.srq = used[3]->handle;
     }
-    struct ibv_qp *qp = a.atomic_write ? cqn_create_atomic_write_qp(used[0], &a.attr)
-                                       : ibv_create_qp(used[0]->handle, &a.attr);
+    if (make_queues(self, a.attr.qp_type) < 0) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    struct ibv_pd *pd = used[0]->handle;
+    struct ibv_qp *qp;
+    int err;
+    CQN_CREATING(CQN_OBJ(self), qp = a.atomic_write ? cqn_create_atomic_write_qp(pd, &a.attr)
+                                                    : ibv_create_qp(pd, &a.attr);
+                 err = errno);
     if (qp == NULL) {
         const struct ibv_qp_cap *c = &a.attr.cap;
-        cqn_verbs_error(st, errno, a.atomic_write ? "ibv_create_qp_ex" : "ibv_create_qp",
+        cqn_verbs_error(st, err, a.atomic_write ? "ibv_create_qp_ex" : "ibv_create_qp",
                         "max_send_wr=%u, max_recv_wr=%u, max_send_sge=%u, max_recv_sge=%u, "
                         "max_inline_data=%u: ask for less of one of these",
                         c->max_send_wr, c->max_recv_wr, c->max_send_sge, c->max_recv_sge,
@@ -279,11 +408,6 @@ static PyObject *qp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         self->cap.max_recv_wr = self->cap.max_recv_sge = 0; /* a device may leave anything there */
     }
     cqn_adopt(CQN_OBJ(self), qp);
-    if (enter_books(self) < 0) {
-        cqn_close(CQN_OBJ(self), true);
-        Py_DECREF(self);
-        return NULL;
-    }
     return (PyObject *)self;
 }
 
@@ -370,7 +494,7 @@ static int complete_alternate_path(struct ibv_qp_attr *attr, int ports)
     return check_port(attr->alt_port_num, "alt_port_num", ports);
 }
 
-/* Converting the values can run Python code, which can close the QP. */
+/* Converting the values can run Python code, which can close the QP: `kwargs` is a copy. */
 static int collect_attributes(const cqn_qp *self, PyObject *kwargs, struct ibv_qp_attr *attr)
 {
     const int ports = self->base.context->attr.phys_port_cnt;
@@ -421,44 +545,53 @@ static const char *modify_hint(int err, int mask)
 }
 
 /* Asks the port how long a message may be: a datagram must fit one packet. */
+static uint32_t ask_limit(struct ibv_qp *qp, uint8_t port_num)
+{
+    struct ibv_port_attr port = {.flags = 0};
+    if (ibv_query_port(qp->context, port_num, &port) != 0) {
+        return UINT32_MAX;
+    }
+    return qp->qp_type == IBV_QPT_UD ? UINT32_C(128) << port.active_mtu : port.max_msg_sz;
+}
+
+/* In the midst of a post, which keeps the GIL until the device has the request. */
 uint32_t cqn_qp_learn_limit(cqn_qp *self)
 {
-    struct ibv_qp *qp = self->base.handle;
-    struct ibv_port_attr port = {.flags = 0};
-    self->max_message = UINT32_MAX;
-    if (ibv_query_port(qp->context, self->port_num, &port) == 0) {
-        self->max_message =
-            self->type == IBV_QPT_UD ? UINT32_C(128) << port.active_mtu : port.max_msg_sz;
-    }
+    self->max_message = ask_limit(self->base.handle, self->port_num);
     return self->max_message;
 }
 
-/* A device may take other capacities than it was asked for, and say nothing. */
-static void learn_capacities(cqn_qp *self)
+/* What a modify() has brought. */
+typedef struct {
+    int err; /* all else only if it is 0 */
+    bool has_cap;
+    struct ibv_qp_cap cap;
+    uint32_t max_message; /* of the port that was set */
+} changes;
+
+/* Without the GIL. A device may take other capacities than it was asked for, and say nothing. */
+static changes carry_out(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
 {
-    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
-    struct ibv_qp_init_attr init;
-    if (ibv_query_qp(self->base.handle, &attr, IBV_QP_CAP, &init) == 0) {
-        self->cap = attr.cap;
+    changes made = {.err = ibv_modify_qp(qp, attr, mask)};
+    if (made.err == 0 && (mask & IBV_QP_CAP)) {
+        struct ibv_qp_attr now = {.qp_state = IBV_QPS_RESET};
+        struct ibv_qp_init_attr init;
+        made.has_cap = ibv_query_qp(qp, &now, IBV_QP_CAP, &init) == 0;
+        made.cap = now.cap;
     }
-    if (self->srq != NULL) {
-        self->cap.max_recv_wr = self->cap.max_recv_sge = 0; /* as it was made */
+    if (made.err == 0 && (mask & IBV_QP_PORT)) {
+        made.max_message = ask_limit(qp, attr->port_num);
     }
+    return made;
 }
 
-/* After a reset: what the CQs still hold is kept, and no longer taken for
- * completions of what is posted from now on. */
-static int forget_requests(cqn_qp *self)
+/* With an SRQ there is no receive queue, whatever a device says of it. */
+static void enter_capacities(cqn_qp *self, const struct ibv_qp_cap *cap)
 {
-    cqn_object *trash = NULL;
-    int rc = cqn_cq_settle(self->send_cq, &trash) < 0 || cqn_cq_settle(self->recv_cq, &trash) < 0
-                 ? -1
-                 : 0;
-    if (rc == 0) {
-        drop_requests(self);
+    self->cap = *cap;
+    if (self->srq != NULL) {
+        self->cap.max_recv_wr = self->cap.max_recv_sge = 0;
     }
-    cqn_trash_empty(trash);
-    return rc;
 }
 
 /* Waits until no other thread is inside a call that changes it, so that what we
@@ -487,28 +620,27 @@ static int modify(cqn_qp *self, struct ibv_qp_attr *attr, int mask)
     if (after == IBV_QPS_RESET) {
         self->state = after;
     }
-    int err;
-    cqn_enter(CQN_OBJ(self));
-    Py_BEGIN_ALLOW_THREADS
-        err = ibv_modify_qp(qp, attr, mask);
-    Py_END_ALLOW_THREADS
-    cqn_leave(CQN_OBJ(self));
-    if (err != 0) {
+    changes made;
+    CQN_IN_KERNEL(CQN_OBJ(self), made = carry_out(qp, attr, mask));
+    if (made.err != 0) {
         self->state = before;
-        cqn_verbs_error(self->base.state, err, "ibv_modify_qp", "QP %u from %s to %s: %s",
+        cqn_verbs_error(self->base.state, made.err, "ibv_modify_qp", "QP %u from %s to %s: %s",
                         self->qp_num, cqn_qp_state_name(before), cqn_qp_state_name(after),
-                        modify_hint(err, mask));
+                        modify_hint(made.err, mask));
         return -1;
     }
     self->state = after;
-    if (mask & IBV_QP_CAP) {
-        learn_capacities(self);
+    if (made.has_cap) {
+        enter_capacities(self, &made.cap);
     }
     if (mask & IBV_QP_PORT) {
         self->port_num = attr->port_num;
-        cqn_qp_learn_limit(self);
+        self->max_message = made.max_message;
     }
-    return after == IBV_QPS_RESET ? forget_requests(self) : 0;
+    if (after == IBV_QPS_RESET) {
+        forget_requests(self);
+    }
+    return 0;
 }
 
 /* Whether requests that were posted before will not succeed any more. */
@@ -517,21 +649,38 @@ static bool gives_up(enum ibv_qp_state state)
     return state == IBV_QPS_RESET || state == IBV_QPS_SQE || state == IBV_QPS_ERR;
 }
 
+/* Those that post get to know, and those that wait for solicited events alone. */
+static void note_failure(cqn_qp *self)
+{
+    self->suspicions++;
+    if (self->state != IBV_QPS_RESET) {
+        cqn_wr_queue_flushes(self->sq, self->send_cq);
+        cqn_wr_queue_flushes(self->rq, self->recv_cq);
+    }
+}
+
 static PyObject *qp_modify(PyObject *op, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
+    CQN_COPY copy = NULL;
     cqn_qp *self = (cqn_qp *)op;
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
     if (!PyArg_ParseTuple(args, ";modify() takes attributes by name only") ||
-        cqn_open(&self->base) == NULL) {
+        cqn_open(&self->base) == NULL || cqn_freeze_keywords(&kwargs, &copy) < 0) {
         return NULL;
     }
     int mask = collect_attributes(self, kwargs, &attr);
     if (mask < 0 || modify(self, &attr, mask) < 0) {
         return NULL;
     }
+    PyObject *interrupt = NULL;
     if ((mask & IBV_QP_STATE) && gives_up(attr.qp_state) && cqn_is_open(&self->base)) {
-        cqn_consumers_tell(self);
+        note_failure(self);
+        cqn_engines_tell(self, &interrupt);
+    }
+    if (interrupt != NULL) {
+        cqn_raise_interrupt(interrupt);
+        return NULL;
     }
     Py_RETURN_NONE;
 }
@@ -553,9 +702,11 @@ static PyObject *qp_query(PyObject *op, PyObject *Py_UNUSED(unused))
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
     struct ibv_qp_init_attr init;
     const int all = (IBV_QP_DEST_QPN << 1) - 1; /* the library refuses unknown bits */
-    int err = ibv_query_qp(qp, &attr, all, &init);
+    int err;
+    CQN_IN_KERNEL(CQN_OBJ(op), err = ibv_query_qp(qp, &attr, all, &init));
     if (err != 0) {
-        return cqn_verbs_error(CQN_OBJ(op)->state, err, "ibv_query_qp", "QP %u", qp->qp_num);
+        return cqn_verbs_error(CQN_OBJ(op)->state, err, "ibv_query_qp", "QP %u",
+                               ((cqn_qp *)op)->qp_num);
     }
     PyObject *dict = cqn_struct_to_dict(&attr, cqn_qp_fields);
     if (dict != NULL && (add(dict, "ah_attr", cqn_ah_attr_to_dict(&attr.ah_attr)) < 0 ||
@@ -577,24 +728,26 @@ static PyObject *qp_get_outstanding(PyObject *op, void *Py_UNUSED(unused))
 {
     CQN_LOCKED;
     cqn_qp *self = (cqn_qp *)op;
-    return cqn_open(&self->base)
-               ? Py_BuildValue("(nn)", (Py_ssize_t)self->sq.requests, (Py_ssize_t)self->rq.requests)
-               : NULL;
+    return cqn_open(&self->base) ? Py_BuildValue("(nn)", (Py_ssize_t)self->sq->requests,
+                                                 (Py_ssize_t)self->rq->requests)
+                                 : NULL;
 }
 
 static PyObject *qp_get_outstanding_signaled(PyObject *op, void *Py_UNUSED(unused))
 {
     CQN_LOCKED;
     cqn_qp *self = (cqn_qp *)op;
-    return cqn_open(&self->base) ? PyLong_FromSize_t(self->sq.signaled) : NULL;
+    return cqn_open(&self->base) ? PyLong_FromSize_t(self->sq->signaled) : NULL;
 }
 
 static PyObject *qp_check(PyObject *op, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
+    CQN_COPY copy = NULL;
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
     if (!PyArg_ParseTuple(args, ";check() takes attributes by name only") ||
-        cqn_open(CQN_OBJ(op)) == NULL || collect_attributes((cqn_qp *)op, kwargs, &attr) < 0) {
+        cqn_open(CQN_OBJ(op)) == NULL || cqn_freeze_keywords(&kwargs, &copy) < 0 ||
+        collect_attributes((cqn_qp *)op, kwargs, &attr) < 0) {
         return NULL;
     }
     Py_RETURN_NONE;
@@ -606,8 +759,9 @@ static PyObject *qp_repr(PyObject *op)
     cqn_qp *self = (cqn_qp *)op;
     return self->base.handle == NULL
                ? cqn_short_repr(op)
-               : PyUnicode_FromFormat("<QP %u on %s, %s>", (unsigned)self->qp_num,
-                                      cqn_device_name(&self->base), cqn_qp_type_name(self->type));
+               : PyUnicode_FromFormat("<QP %u on %s, %s, %s>", (unsigned)self->qp_num,
+                                      cqn_device_name(&self->base), cqn_qp_type_name(self->type),
+                                      cqn_qp_state_name(self->state));
 }
 
 static PyMethodDef qp_methods[] = {

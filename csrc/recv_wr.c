@@ -18,9 +18,11 @@ static PyObject *recv_wr_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     static char *names[] = {"sg", "wr_id", NULL};
     PyObject *memory = NULL, *id = NULL;
     CQN_COPY copy = NULL;
+    CQN_COPY list = NULL;
     uint64_t wr_id = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O$O:RecvWR", names, &memory, &id) ||
-        cqn_freeze(&memory, &copy) < 0 ||
+    if (cqn_freeze_keywords(&kwargs, &copy) < 0 ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "|O$O:RecvWR", names, &memory, &id) ||
+        cqn_freeze(&memory, &list) < 0 ||
         (id != NULL && cqn_uint(id, "wr_id", UINT64_MAX, &wr_id) < 0)) {
         return NULL;
     }
@@ -36,7 +38,8 @@ static PyObject *recv_wr_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
         return NULL;
     }
     self->sg = sg;
-    self->wr = (struct ibv_recv_wr){.wr_id = wr_id, .sg_list = sg.sge, .num_sge = (int)sg.num_sge};
+    self->wr_id = wr_id;
+    self->wr = (struct ibv_recv_wr){.sg_list = sg.sge, .num_sge = (int)sg.num_sge};
     return (PyObject *)self;
 }
 
@@ -60,14 +63,13 @@ static void recv_wr_dealloc(PyObject *op)
 static PyObject *recv_wr_repr(PyObject *op)
 {
     const cqn_recv_wr *self = (cqn_recv_wr *)op;
-    return PyUnicode_FromFormat("<RecvWR wr_id=%llu, %llu bytes>",
-                                (unsigned long long)self->wr.wr_id,
+    return PyUnicode_FromFormat("<RecvWR wr_id=%llu, %llu bytes>", (unsigned long long)self->wr_id,
                                 (unsigned long long)self->sg.length);
 }
 
 static PyGetSetDef recv_wr_getset[] = {
     {"wr_id", cqn_wr_get_id, cqn_wr_set_id, "Comes back in the completion; can be set.",
-     (void *)offsetof(cqn_recv_wr, wr.wr_id)},
+     (void *)offsetof(cqn_recv_wr, wr_id)},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -226,13 +226,15 @@ int cqn_send_refuse_type(const cqn_send *send, enum ibv_qp_type type)
 }
 
 /* Everything of the request but the objects that it names: all that can run Python
- * code. For that QP, or for any. */
-int cqn_send_parse(PyObject *const *in, cqn_state *st, const cqn_qp *qp, cqn_send *out)
+ * code. For that QP, or for any. The opcode, if none is named. */
+int cqn_send_parse(PyObject *const *in, cqn_state *st, const cqn_qp *qp, uint32_t opcode,
+                   cqn_send *out)
 {
-    uint32_t opcode = IBV_WR_SEND, flags = IBV_SEND_SIGNALED;
+    uint32_t flags = IBV_SEND_SIGNALED;
     struct ibv_send_wr *wr = &out->wr;
     *wr = (struct ibv_send_wr){.wr_id = 0};
-    if ((in[CQN_WR_ID] != NULL && cqn_uint(in[CQN_WR_ID], "wr_id", UINT64_MAX, &wr->wr_id) < 0) ||
+    out->wr_id = 0;
+    if ((in[CQN_WR_ID] != NULL && cqn_uint(in[CQN_WR_ID], "wr_id", UINT64_MAX, &out->wr_id) < 0) ||
         (in[CQN_OPCODE] != NULL && cqn_u32(in[CQN_OPCODE], "opcode", UINT8_MAX, &opcode) < 0) ||
         (in[CQN_SEND_FLAGS] != NULL &&
          cqn_u32(in[CQN_SEND_FLAGS], "send_flags", UINT32_MAX, &flags) < 0)) {
@@ -280,7 +282,9 @@ static int check_memory(const cqn_send *s)
     return 0;
 }
 
-/* What a peer may do through a window, and what of that its MR must allow. */
+/* What a peer may do through a window, and what of that its MR must allow. No access at all, and
+ * LOCAL_WRITE, which means nothing to a peer, are for the device to judge. Flags that no window has
+ * are not: rxe of Linux 6.12 refuses them, and then can't destroy the window. */
 static int check_access(const cqn_mw *mw, const cqn_mr *mr, const struct ibv_mw_bind_info *bind)
 {
     const unsigned int remote =
@@ -299,11 +303,11 @@ static int check_access(const cqn_mw *mw, const cqn_mr *mr, const struct ibv_mw_
         }
         return 0;
     }
-    if ((access & remote) == 0 || (access & ~(remote | (type_2 ? IBV_ACCESS_ZERO_BASED : 0u)))) {
+    if (access & ~(remote | IBV_ACCESS_LOCAL_WRITE | (type_2 ? IBV_ACCESS_ZERO_BASED : 0u))) {
         PyErr_Format(PyExc_ValueError,
-                     "access is 0x%x: it must be some of REMOTE_WRITE, REMOTE_READ and "
-                     "REMOTE_ATOMIC%s",
-                     access, type_2 ? ", and may have ZERO_BASED" : "");
+                     "access is 0x%x: it can have REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC%s, and "
+                     "the LOCAL_WRITE that some devices take",
+                     access, type_2 ? ", ZERO_BASED" : "");
         return -1;
     }
     if (!(mr->access & IBV_ACCESS_MW_BIND) || (mr->access & IBV_ACCESS_ZERO_BASED)) {

@@ -21,15 +21,17 @@ static PyObject *send_wr_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     CQN_LOCKED;
     PyObject *in[CQN_SEND_NAMES] = {NULL};
     CQN_COPY copy = NULL;
+    CQN_COPY list = NULL;
     cqn_send send;
-    if (!PyArg_ParseTupleAndKeywords(
+    if (cqn_freeze_keywords(&kwargs, &copy) < 0 ||
+        !PyArg_ParseTupleAndKeywords(
             args, kwargs, "|O$OOOOOOOOOOOOOO:SendWR", (char **)cqn_send_names, &in[CQN_SG],
             &in[CQN_WR_ID], &in[CQN_OPCODE], &in[CQN_SEND_FLAGS], &in[CQN_IMM_DATA],
             &in[CQN_REMOTE_ADDR], &in[CQN_RKEY], &in[CQN_COMPARE_ADD], &in[CQN_SWAP],
             &in[CQN_INVALIDATE_RKEY], &in[CQN_MW], &in[CQN_ACCESS], &in[CQN_AH],
             &in[CQN_REMOTE_QPN], &in[CQN_REMOTE_QKEY]) ||
-        cqn_freeze(&in[CQN_SG], &copy) < 0 ||
-        cqn_send_parse(in, cqn_state_of(type), NULL, &send) < 0) {
+        cqn_freeze(&in[CQN_SG], &list) < 0 ||
+        cqn_send_parse(in, cqn_state_of(type), NULL, IBV_WR_SEND, &send) < 0) {
         return NULL;
     }
     /* First what it is made of: to take a buffer can run code, which must not find half of it. */
@@ -67,13 +69,13 @@ static PyObject *send_wr_repr(PyObject *op)
     const uint64_t length =
         send->opcode->does == CQN_WR_BINDS ? send->wr.bind_mw.bind_info.length : send->sg.length;
     return PyUnicode_FromFormat("<SendWR wr_id=%llu, %s, %llu bytes>",
-                                (unsigned long long)send->wr.wr_id, send->opcode->name,
+                                (unsigned long long)send->wr_id, send->opcode->name,
                                 (unsigned long long)length);
 }
 
 static PyGetSetDef send_wr_getset[] = {
     {"wr_id", cqn_wr_get_id, cqn_wr_set_id, "Comes back in the completion; can be set.",
-     (void *)offsetof(cqn_send_wr, send.wr.wr_id)},
+     (void *)offsetof(cqn_send_wr, send.wr_id)},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -40,7 +40,7 @@ static Py_ssize_t sge_length(PyObject *op)
 }
 
 /* No key, right or wrong, lets the device reach memory that a work request does
- * not pin: the address stays within our MR, and who loses his key loses access. */
+ * not pin: the address stays within our MR, and a peer that loses its key loses access. */
 static PyObject *sge_with_lkey(PyObject *op, PyObject *lkey)
 {
     cqn_sge *self = (cqn_sge *)op;

@@ -9,17 +9,29 @@ static int destroy_srq(void *handle)
     return ibv_destroy_srq(handle);
 }
 
+static void drop_requests(cqn_srq *self)
+{
+    cqn_object *trash = NULL;
+    cqn_wr_queue *rq = self->rq;
+    self->rq = NULL;
+    if (rq != NULL) {
+        cqn_wr_queue_forget(rq, &trash);
+        cqn_wr_queue_drop(self->base.state, rq);
+    }
+    cqn_trash_empty(trash);
+}
+
 static void srq_after_destroy(cqn_object *op)
 {
     cqn_async_forget(op->uses[0]->context, op);
-    cqn_wr_queue_drop(&((cqn_srq *)op)->rq);
+    drop_requests((cqn_srq *)op);
 }
 
 static int srq_traverse(PyObject *op, visitproc visit, void *arg)
 {
     cqn_srq *self = (cqn_srq *)op;
     Py_VISIT(self->user_data);
-    int rc = cqn_wr_queue_traverse(&self->rq, visit, arg);
+    int rc = cqn_wr_queue_traverse(self->rq, visit, arg);
     return rc ? rc : cqn_traverse(op, visit, arg);
 }
 
@@ -27,7 +39,7 @@ static int srq_clear(PyObject *op)
 {
     cqn_srq *self = (cqn_srq *)op;
     if (self->base.handle == NULL) {
-        cqn_wr_queue_drop(&self->rq);
+        drop_requests(self);
     }
     Py_CLEAR(self->user_data);
     return cqn_clear(op);
@@ -92,9 +104,12 @@ static struct ibv_srq *create(cqn_srq *self, const srq_args *a)
         .srq_context = self, /* for the asynchronous events that name it */
         .attr = {.max_wr = a->max_wr, .max_sge = a->max_sge},
     };
-    struct ibv_srq *srq = ibv_create_srq(pd->handle, &init);
+    struct ibv_pd *handle = pd->handle;
+    struct ibv_srq *srq;
+    int err;
+    CQN_CREATING(CQN_OBJ(self), srq = ibv_create_srq(handle, &init); err = errno);
     if (srq == NULL) {
-        cqn_verbs_error(self->base.state, errno, "ibv_create_srq",
+        cqn_verbs_error(self->base.state, err, "ibv_create_srq",
                         "max_wr=%u, max_sge=%u: ask for less of one of these, or close others: %s "
                         "has at most %d",
                         a->max_wr, a->max_sge, cqn_device_name(pd), pd->context->attr.max_srq);
@@ -136,8 +151,10 @@ static int modify_both(cqn_srq *self, struct ibv_srq_attr attr)
 static PyObject *srq_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
+    CQN_COPY copy = NULL;
     srq_args a;
-    if (parse_new(cqn_state_of(type), args, kwargs, &a) < 0) {
+    if (cqn_freeze_keywords(&kwargs, &copy) < 0 ||
+        parse_new(cqn_state_of(type), args, kwargs, &a) < 0) {
         return NULL;
     }
     cqn_object *pd = CQN_OBJ(a.pd);
@@ -146,7 +163,8 @@ static PyObject *srq_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     self->user_data = Py_NewRef(a.user_data);
-    struct ibv_srq *srq = create(self, &a);
+    self->rq = cqn_wr_queue_new_shared(self->base.state);
+    struct ibv_srq *srq = self->rq == NULL ? NULL : create(self, &a);
     if (srq == NULL) {
         Py_DECREF(self);
         return NULL;
@@ -197,10 +215,10 @@ static int check_resize(const cqn_srq *self, uint32_t max_wr)
                         cqn_device_name(&self->base));
         return -1;
     }
-    if (max_wr < self->rq.requests) {
+    if (max_wr < self->rq->requests) {
         PyErr_Format(PyExc_ValueError,
                      "max_wr is %u: %zd receives are posted and have not completed", max_wr,
-                     (Py_ssize_t)self->rq.requests);
+                     (Py_ssize_t)self->rq->requests);
         return -1;
     }
     return 0;
@@ -236,7 +254,8 @@ static PyObject *srq_query(PyObject *op, PyObject *Py_UNUSED(unused))
         return NULL;
     }
     struct ibv_srq_attr attr = {.max_wr = 0};
-    int err = ibv_query_srq(srq, &attr);
+    int err;
+    CQN_IN_KERNEL(CQN_OBJ(op), err = ibv_query_srq(srq, &attr));
     return err ? cqn_verbs_error(CQN_OBJ(op)->state, err, "ibv_query_srq", "")
                : cqn_struct_to_dict(&attr, cqn_srq_fields);
 }
@@ -244,7 +263,19 @@ static PyObject *srq_query(PyObject *op, PyObject *Py_UNUSED(unused))
 static PyObject *srq_get_outstanding(PyObject *op, void *Py_UNUSED(unused))
 {
     CQN_LOCKED;
-    return cqn_open(CQN_OBJ(op)) ? PyLong_FromSize_t(((cqn_srq *)op)->rq.requests) : NULL;
+    return cqn_open(CQN_OBJ(op)) ? PyLong_FromSize_t(((cqn_srq *)op)->rq->requests) : NULL;
+}
+
+static PyObject *srq_repr(PyObject *op)
+{
+    CQN_LOCKED;
+    const cqn_srq *self = (cqn_srq *)op;
+    const struct ibv_srq *srq = self->base.handle;
+    return srq == NULL
+               ? cqn_short_repr(op)
+               : PyUnicode_FromFormat("<SRQ on %s, handle %u, %u receives, %zd outstanding>",
+                                      cqn_device_name(&self->base), srq->handle,
+                                      (unsigned)self->max_wr, (Py_ssize_t)self->rq->requests);
 }
 
 static PyMethodDef srq_methods[] = {
@@ -297,7 +328,7 @@ static PyType_Slot srq_slots[] = {
      "in the end whose memory is not of the queue pair's.)\n\n"
      "Wraps ibv_create_srq(3)."},
     {Py_tp_new, srq_new},
-    {Py_tp_repr, cqn_repr},
+    {Py_tp_repr, srq_repr},
     {Py_tp_traverse, srq_traverse},
     {Py_tp_clear, cqn_tp_clear},
     {Py_tp_finalize, cqn_finalize},

@@ -3,9 +3,9 @@
  * Wakeup: one sleep of one task of an asyncio loop.
  *
  * To the task it is a future: it has what asyncio.Task asks of one, which is the
- * protocol of `_asyncio_future_blocking`. To those who wake it is less and more.
- * It carries no result: who is woken looks, the sleeper of a CQ when it goes on.
- * And who reads the channel's events for the loop resumes the task in that very
+ * protocol of `_asyncio_future_blocking`. For waking it is less and more.
+ * It carries no result: the request that its task awaits has that. And the callback
+ * that reads the channel's events for the loop resumes the task in that very
  * moment: with a future the loop would first finish its turn, and ask the kernel
  * once more, which is most of what it costs to be woken.
  *
@@ -17,45 +17,35 @@
 
 typedef struct {
     PyObject_HEAD
-    PyObject *loop;
+    cqn_state *state;
+    PyObject *loop, *done_future; /* the latter: of that loop, with a result; or NULL */
     PyObject *callback, *context; /* of the task while it sleeps, or NULL */
     PyObject *cancelled;          /* the exception, if it was */
-    PyObject *error;              /* for who uses it, as the next two */
-    cqn_cq *cq;                   /* whose sleeper it is, or NULL */
-    unsigned int max_entries;
-    char solicited_only, blocking;
+    PyObject *interrupt;          /* that was raised where it can't be: the loop's, in its turn */
+    char blocking;
     bool done;
 } wakeup;
 
-PyObject *cqn_wakeup_new(PyTypeObject *type, PyObject *loop, uint32_t max_entries,
-                         bool solicited_only)
+PyObject *cqn_wakeup_new(cqn_state *st, PyObject *loop, PyObject *done)
 {
-    wakeup *self = (wakeup *)type->tp_alloc(type, 0);
+    wakeup *self = (wakeup *)cqn_spares_alloc(&st->spare_wakeups, st->Wakeup);
     if (self != NULL) {
+        self->state = st;
         self->loop = Py_NewRef(loop);
-        self->error = Py_NewRef(Py_None);
-        self->max_entries = max_entries;
-        self->solicited_only = solicited_only;
+        self->done_future = Py_XNewRef(done);
     }
     return (PyObject *)self;
-}
-
-void cqn_wakeup_set_cq(PyObject *op, cqn_cq *cq)
-{
-    Py_XINCREF(cq);
-    Py_XSETREF(((wakeup *)op)->cq, cq);
 }
 
 static PyObject *wakeup_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
-    static char *names[] = {"loop", "max_entries", "solicited_only", NULL};
+    CQN_COPY copy = NULL;
+    static char *names[] = {"loop", NULL};
     PyObject *loop;
-    unsigned int max_entries = 1;
-    int solicited_only = 0;
-    return PyArg_ParseTupleAndKeywords(args, kwargs, "O|Ip:Wakeup", names, &loop, &max_entries,
-                                       &solicited_only)
-               ? cqn_wakeup_new(type, loop, max_entries, solicited_only)
+    return cqn_freeze_keywords(&kwargs, &copy) == 0 &&
+                   PyArg_ParseTupleAndKeywords(args, kwargs, "O:Wakeup", names, &loop)
+               ? cqn_wakeup_new(cqn_state_of(type), loop, NULL)
                : NULL;
 }
 
@@ -64,18 +54,19 @@ bool cqn_wakeup_is_done(const PyObject *op)
     return ((const wakeup *)op)->done;
 }
 
-bool cqn_wakeup_solicited_only(const PyObject *op)
+/* The task is about to get it, and to sleep on it. */
+void cqn_wakeup_yield(PyObject *op)
 {
-    return ((const wakeup *)op)->solicited_only;
+    ((wakeup *)op)->blocking = 1;
 }
 
 /* ---- waking ---- */
 
-static int call_soon(wakeup *self, PyObject *callback, PyObject *context)
+static int call_soon(wakeup *self)
 {
     PyObject *method = PyObject_GetAttrString(self->loop, "call_soon");
-    PyObject *args = method == NULL ? NULL : PyTuple_Pack(2, callback, self);
-    PyObject *kwargs = args == NULL ? NULL : Py_BuildValue("{s:O}", "context", context);
+    PyObject *args = method == NULL ? NULL : PyTuple_Pack(1, self);
+    PyObject *kwargs = args == NULL ? NULL : Py_BuildValue("{s:O}", "context", self->context);
     PyObject *handle = NULL;
     if (kwargs != NULL) {
         CQN_UNLOCKED(handle = PyObject_Call(method, args, kwargs));
@@ -87,29 +78,71 @@ static int call_soon(wakeup *self, PyObject *callback, PyObject *context)
     return handle == NULL ? -1 : 0;
 }
 
-/* The loop calls the task. One that was closed never will. It is done at once,
- * since the loop can run any code, a signal's handler for one, that cancels it. */
+/* The loop calls this, and this the task. A loop that was closed never will. It is done at once,
+ * since the loop can run any code, a signal's handler for one, that cancels it; should that raise
+ * it can be done again, for if the loop calls twice the task goes on once. */
 static int schedule(wakeup *self)
 {
-    PyObject *callback = self->callback, *context = self->context;
     self->done = true;
-    self->callback = self->context = NULL;
-    if (callback == NULL) { /* it has not gone to sleep */
+    if (self->callback == NULL) { /* it has not gone to sleep */
         return 0;
     }
     PyObject *closed;
     CQN_UNLOCKED(closed = PyObject_CallMethod(self->loop, "is_closed", NULL));
     int is_closed = closed == NULL ? -1 : PyObject_IsTrue(closed);
     Py_XDECREF(closed);
-    if (is_closed < 0 || (is_closed == 0 && call_soon(self, callback, context) < 0)) {
-        self->done = false;
-        self->callback = callback;
-        self->context = context;
+    if (is_closed > 0) {
+        Py_CLEAR(self->callback);
+        Py_CLEAR(self->context);
+    }
+    if (is_closed < 0 || (is_closed == 0 && call_soon(self) < 0)) {
+        self->done = self->callback == NULL; /* it can have gone on all the same */
         return -1;
     }
-    Py_DECREF(callback);
-    Py_DECREF(context);
     return 0;
+}
+
+/* Calls the task. It asks what it is called with for a result: an asyncio.Future is asked fast. */
+static PyObject *call_task(wakeup *self, PyObject *callback)
+{
+    PyObject *with =
+        self->cancelled == NULL && self->done_future != NULL ? self->done_future : (PyObject *)self;
+    PyObject *result;
+    Py_INCREF(with);
+    CQN_UNLOCKED(result = PyObject_CallOneArg(callback, with));
+    Py_DECREF(with);
+    return result;
+}
+
+/* By the loop, in the task's context. */
+static PyObject *wakeup_call(PyObject *op, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
+{
+    CQN_LOCKED;
+    wakeup *self = (wakeup *)op;
+    PyObject *callback = self->callback, *interrupt = self->interrupt;
+    self->callback = self->interrupt = NULL;
+    Py_CLEAR(self->context);
+    PyObject *result = callback == NULL ? Py_NewRef(Py_None) : call_task(self, callback);
+    Py_XDECREF(callback);
+    if (interrupt != NULL && result != NULL) {
+        Py_CLEAR(result);
+        cqn_put_exception(interrupt);
+    }
+    else {
+        Py_XDECREF(interrupt);
+    }
+    return result;
+}
+
+/* Where the task must not see what a handler of signals has raised meanwhile: it would be lost. */
+static int schedule_at_once(wakeup *self)
+{
+    int rc = schedule(self);
+    if (rc == 0 || PyErr_ExceptionMatches(PyExc_Exception)) {
+        return rc;
+    }
+    Py_XSETREF(self->interrupt, cqn_take_exception());
+    return schedule(self);
 }
 
 int cqn_wakeup_wake(PyObject *op)
@@ -148,7 +181,7 @@ int cqn_wakeup_resume(PyObject *op)
     if (self->callback == NULL) {
         return schedule(self);
     }
-    if (PyContext_Enter(self->context) < 0) { /* somebody is in it who called us */
+    if (PyContext_Enter(self->context) < 0) { /* our caller is in it */
         PyErr_Clear();
         return schedule(self);
     }
@@ -156,8 +189,7 @@ int cqn_wakeup_resume(PyObject *op)
     PyObject *callback = self->callback, *context = self->context;
     self->callback = self->context = NULL;
     Py_INCREF(op);
-    PyObject *result;
-    CQN_UNLOCKED(result = PyObject_CallOneArg(callback, op));
+    PyObject *result = call_task(self, callback);
     int rc = result == NULL ? -1 : 0;
     Py_XDECREF(result);
     PyObject *pending = rc < 0 ? cqn_take_exception() : NULL;
@@ -174,13 +206,6 @@ int cqn_wakeup_resume(PyObject *op)
     Py_DECREF(context);
     Py_DECREF(op);
     return rc;
-}
-
-static PyObject *wakeup_again(PyObject *op, PyObject *Py_UNUSED(unused))
-{
-    CQN_LOCKED;
-    ((wakeup *)op)->done = false;
-    Py_RETURN_NONE;
 }
 
 /* ---- what the task asks ---- */
@@ -201,7 +226,7 @@ static PyObject *wakeup_add_done_callback(PyObject *op, PyObject *const *args, P
     }
     self->callback = Py_NewRef(in[0]);
     self->context = Py_NewRef(in[1]);
-    if (self->done && schedule(self) < 0) {
+    if (self->done && schedule_at_once(self) < 0) {
         return NULL;
     }
     Py_RETURN_NONE;
@@ -254,14 +279,6 @@ static PyObject *wakeup_done(PyObject *op, PyObject *Py_UNUSED(unused))
     return PyBool_FromLong(((wakeup *)op)->done);
 }
 
-/* Who has just made it may have lost it before he could. */
-static PyObject *wakeup_get_awaited(PyObject *op, void *Py_UNUSED(unused))
-{
-    CQN_LOCKED;
-    const wakeup *self = (wakeup *)op;
-    return PyBool_FromLong(self->done || self->callback != NULL);
-}
-
 static PyObject *wakeup_result(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
@@ -273,22 +290,14 @@ static PyObject *wakeup_result(PyObject *op, PyObject *Py_UNUSED(unused))
     Py_RETURN_NONE;
 }
 
-static PyObject *wakeup_get_loop(PyObject *op, PyObject *Py_UNUSED(unused))
-{
-    PyObject *loop = ((wakeup *)op)->loop;
-    return Py_NewRef(loop != NULL ? loop : Py_None); /* none: the collector has been there */
-}
-
-/* The task goes on when it is done, with what there is if it is the sleeper of a
- * CQ; before that, this is what the task sleeps on. */
+/* The task goes on when it is done; before that, this is what the task sleeps on. */
 static PySendResult wakeup_send(PyObject *op, PyObject *Py_UNUSED(sent), PyObject **result)
 {
     CQN_LOCKED;
     wakeup *self = (wakeup *)op;
     if (self->done) {
-        *result = self->cq == NULL ? Py_NewRef(Py_None)
-                                   : cqn_cq_serve_sleeper(self->cq, self->max_entries);
-        return *result == NULL ? PYGEN_ERROR : PYGEN_RETURN;
+        *result = Py_NewRef(Py_None);
+        return PYGEN_RETURN;
     }
     if (self->blocking || self->callback != NULL) {
         PyErr_SetString(PyExc_RuntimeError, "a Wakeup can be awaited by a task of asyncio alone");
@@ -315,11 +324,11 @@ static int wakeup_traverse(PyObject *op, visitproc visit, void *arg)
     wakeup *self = (wakeup *)op;
     Py_VISIT(Py_TYPE(op));
     Py_VISIT(self->loop);
+    Py_VISIT(self->done_future);
     Py_VISIT(self->callback);
     Py_VISIT(self->context);
     Py_VISIT(self->cancelled);
-    Py_VISIT(self->error);
-    Py_VISIT(self->cq);
+    Py_VISIT(self->interrupt);
     return 0;
 }
 
@@ -327,11 +336,11 @@ static int wakeup_clear(PyObject *op)
 {
     wakeup *self = (wakeup *)op;
     Py_CLEAR(self->loop);
+    Py_CLEAR(self->done_future);
     Py_CLEAR(self->callback);
     Py_CLEAR(self->context);
     Py_CLEAR(self->cancelled);
-    Py_CLEAR(self->error);
-    Py_CLEAR(self->cq);
+    Py_CLEAR(self->interrupt);
     return 0;
 }
 
@@ -339,17 +348,17 @@ static void wakeup_dealloc(PyObject *op)
 {
     PyTypeObject *type = Py_TYPE(op);
     PyObject_GC_UnTrack(op);
+    Py_TRASHCAN_BEGIN(op, wakeup_dealloc); /* of a long chain, too */
     wakeup_clear(op);
-    type->tp_free(op);
+    cqn_spares_free(&((wakeup *)op)->state->spare_wakeups, op);
     Py_DECREF(type);
+    Py_TRASHCAN_END;
 }
 
 static PyMethodDef wakeup_methods[] = {
     {"wake", wakeup_wake, METH_NOARGS,
      "wake($self, /)\n--\n\nThe task goes on in the next turn of the loop, unless it does "
      "already."},
-    {"again", wakeup_again, METH_NOARGS,
-     "again($self, /)\n--\n\nFor the task, when it was woken: it can sleep on this once more."},
     {"done", wakeup_done, METH_NOARGS,
      "done($self, /)\n--\n\nWhether it was woken, or its task cancelled."},
     {"add_done_callback", (PyCFunction)(void (*)(void))wakeup_add_done_callback,
@@ -358,37 +367,29 @@ static PyMethodDef wakeup_methods[] = {
     {"cancel", (PyCFunction)(void (*)(void))wakeup_cancel, METH_FASTCALL | METH_KEYWORDS,
      "cancel($self, /, msg=None)\n--\n\nFor asyncio.Task."},
     {"result", wakeup_result, METH_NOARGS, "result($self, /)\n--\n\nFor asyncio.Task."},
-    {"get_loop", wakeup_get_loop, METH_NOARGS, "get_loop($self, /)\n--\n\nFor asyncio.Task."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyMemberDef wakeup_members[] = {
+    {"_loop", T_OBJECT, offsetof(wakeup, loop), READONLY, "For asyncio.Task."},
     {"_asyncio_future_blocking", T_BOOL, offsetof(wakeup, blocking), 0, "For asyncio.Task."},
-    {"max_entries", T_UINT, offsetof(wakeup, max_entries), READONLY, NULL},
-    {"solicited_only", T_BOOL, offsetof(wakeup, solicited_only), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
-static PyGetSetDef wakeup_getset[] = {
-    CQN_FREE_ATTRIBUTE(wakeup, error, "What the task shall raise, or None."),
-    {"awaited", wakeup_get_awaited, NULL, "Whether a task sleeps on it, or did.", NULL},
-    {NULL, NULL, NULL, NULL, NULL},
-};
-
 static PyType_Slot wakeup_slots[] = {
-    {Py_tp_doc, "Wakeup(loop, max_entries=1, solicited_only=False)\n--\n\n"
+    {Py_tp_doc, "Wakeup(loop)\n--\n\n"
                 "One sleep of one task of an asyncio loop: the task awaits it."},
     {Py_tp_new, wakeup_new},
     {Py_am_await, PyObject_SelfIter},
     {Py_am_send, wakeup_send},
     {Py_tp_iter, PyObject_SelfIter},
     {Py_tp_iternext, wakeup_next},
+    {Py_tp_call, wakeup_call},
     {Py_tp_traverse, wakeup_traverse},
     {Py_tp_clear, wakeup_clear},
     {Py_tp_dealloc, wakeup_dealloc},
     {Py_tp_methods, wakeup_methods},
     {Py_tp_members, wakeup_members},
-    {Py_tp_getset, wakeup_getset},
     {0, NULL},
 };
 

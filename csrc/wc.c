@@ -3,16 +3,39 @@
  * WorkCompletion: a small object without GC around a copy of the ibv_wc. The
  * four fields that programs look at are boxed once, in slots that the
  * interpreter reads without a call; the others are made when asked for.
+ *
+ * A program that drains a CQ drops as many as it makes. Each interpreter keeps the
+ * memory of some that were dropped, the spares, for the next ones.
  */
 
 #include "core.h"
 
+/* How many are kept. The GIL guards them; without one, objects are deallocated under no lock. */
+#ifdef Py_GIL_DISABLED
+#define SPARES 0
+#else
+#define SPARES CQN_WC_SPARES
+#endif
+
+/* AddressSanitizer reports the use of an object that was dropped, also while it is kept. */
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(addr, size) ((void)(addr), (void)(size))
+#define ASAN_UNPOISON_MEMORY_REGION(addr, size) ((void)(addr), (void)(size))
+#endif
+
+typedef struct {
+    cqn_wc_extra values;
+    uint32_t valid; /* which of them are */
+} valid_extra;
+
 typedef struct {
     PyObject_HEAD
     PyObject *wr_id, *status, *opcode, *byte_len;
+    cqn_state *state;   /* kept alive by the type, and that by this object */
+    valid_extra *extra; /* own, or NULL */
     struct ibv_wc raw;
-    cqn_wc_extra *extra;   /* own, or NULL */
-    uint32_t extra_fields; /* which of it are valid */
 } work_completion;
 
 /* The member of the enum for it; what it does not know stays an int. */
@@ -51,41 +74,40 @@ static PyObject *number_or_none(bool valid, uint32_t value)
     return valid ? PyLong_FromUnsignedLong(value) : Py_NewRef(Py_None);
 }
 
-static int set_extra(work_completion *self, const cqn_wc_extra *extra, uint32_t fields)
+/* ---- memory ---- */
+
+/* A spare holds no references, not even to its type: the garbage collector does not see spares, and
+ * must find the module when nothing else refers to it. */
+static PyObject *take_spare(cqn_state *st)
 {
-    self->extra = NULL;
-    self->extra_fields = 0;
-    if (extra != NULL && is_ok(&self->raw)) {
-        self->extra = PyMem_Malloc(sizeof(*extra));
-        if (self->extra == NULL) {
-            PyErr_NoMemory();
-            return -1;
-        }
-        *self->extra = *extra;
-        self->extra_fields = fields & CQN_WC_EX_EXTRA;
-    }
-    return 0;
+    PyObject *op = st->wc_spares[--st->wc_spares_len];
+    ASAN_UNPOISON_MEMORY_REGION(op, sizeof(work_completion));
+    return op;
 }
 
-PyObject *cqn_wc_new(cqn_state *st, const struct ibv_wc *raw, const cqn_wc_extra *extra,
-                     uint32_t extra_fields)
+static work_completion *alloc(cqn_state *st)
 {
-    work_completion *self = PyObject_New(work_completion, st->WorkCompletion);
-    if (self == NULL) {
-        return NULL;
+    return st->wc_spares_len == 0
+               ? PyObject_New(work_completion, st->WorkCompletion)
+               : (work_completion *)PyObject_Init(take_spare(st), st->WorkCompletion);
+}
+
+static void free_or_spare(cqn_state *st, PyObject *op)
+{
+    if (st->wc_spares_len == SPARES) {
+        PyObject_Free(op);
+        return;
     }
-    bool ok = is_ok(raw);
-    bool sized = ok && !(raw->wc_flags & CQN_WC_LACKS(IBV_WC_EX_WITH_BYTE_LEN));
-    self->raw = *raw;
-    self->wr_id = PyLong_FromUnsignedLongLong(raw->wr_id);
-    self->status = member(st->wc_status, CQN_WC_STATUSES, raw->status);
-    self->opcode = ok ? member(st->wc_opcode, CQN_WC_OPCODES, raw->opcode) : Py_NewRef(Py_None);
-    self->byte_len = number_or_none(sized, raw->byte_len);
-    if (set_extra(self, extra, extra_fields) < 0 || !self->wr_id || !self->status ||
-        !self->opcode || !self->byte_len) {
-        Py_CLEAR(self);
+    ASAN_POISON_MEMORY_REGION(op, sizeof(work_completion));
+    st->wc_spares[st->wc_spares_len++] = op;
+}
+
+/* When the module goes, and so no WorkCompletion is left. */
+void cqn_wc_free_spares(cqn_state *st)
+{
+    while (st->wc_spares_len > 0) {
+        PyObject_Free(take_spare(st));
     }
-    return (PyObject *)self;
 }
 
 static void wc_dealloc(PyObject *op)
@@ -99,8 +121,79 @@ static void wc_dealloc(PyObject *op)
     if (self->extra != NULL) {
         PyMem_Free(self->extra);
     }
-    type->tp_free(op);
+    free_or_spare(self->state, op);
     Py_DECREF(type);
+}
+
+/* ---- making one ---- */
+
+static int set_extra(work_completion *self, const cqn_wc_extra *extra, uint32_t fields)
+{
+    self->extra = PyMem_Malloc(sizeof(*self->extra));
+    if (self->extra == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    *self->extra = (valid_extra){.values = *extra, .valid = fields & CQN_WC_EX_EXTRA};
+    return 0;
+}
+
+static bool is_sized(const struct ibv_wc *raw)
+{
+    return is_ok(raw) && !(raw->wc_flags & CQN_WC_LACKS(IBV_WC_EX_WITH_BYTE_LEN));
+}
+
+/* Completions in a row are mostly of one length, and share its int. */
+static PyObject *new_byte_len(cqn_state *st, uint32_t value)
+{
+    PyObject *byte_len = PyLong_FromUnsignedLong(value);
+    Py_XSETREF(st->byte_len, Py_XNewRef(byte_len));
+    st->byte_len_value = value;
+    return byte_len;
+}
+
+/* Sets status, opcode and byte_len to objects that exist, as they do for most that succeeded. */
+static bool set_plain(work_completion *self, const cqn_state *st, const struct ibv_wc *raw)
+{
+    if (!is_sized(raw) || raw->byte_len != st->byte_len_value || raw->opcode >= CQN_WC_OPCODES) {
+        return false;
+    }
+    PyObject *status = st->wc_status[IBV_WC_SUCCESS], *opcode = st->wc_opcode[raw->opcode];
+    if (status == NULL || opcode == NULL || st->byte_len == NULL) {
+        return false;
+    }
+    self->status = Py_NewRef(status);
+    self->opcode = Py_NewRef(opcode);
+    self->byte_len = Py_NewRef(st->byte_len);
+    return true;
+}
+
+/* The same for any completion. */
+static int set_any(work_completion *self, cqn_state *st, const struct ibv_wc *raw)
+{
+    const bool ok = is_ok(raw);
+    self->status = member(st->wc_status, CQN_WC_STATUSES, raw->status);
+    self->opcode = ok ? member(st->wc_opcode, CQN_WC_OPCODES, raw->opcode) : Py_NewRef(Py_None);
+    self->byte_len = is_sized(raw) ? new_byte_len(st, raw->byte_len) : Py_NewRef(Py_None);
+    return self->status && self->opcode && self->byte_len ? 0 : -1;
+}
+
+PyObject *cqn_wc_new(cqn_state *st, const struct ibv_wc *raw, const cqn_wc_extra *extra,
+                     uint32_t extra_fields)
+{
+    work_completion *self = alloc(st);
+    if (self == NULL) {
+        return NULL;
+    }
+    self->state = st;
+    self->extra = NULL;
+    self->raw = *raw;
+    self->wr_id = PyLong_FromUnsignedLongLong(raw->wr_id);
+    if ((!set_plain(self, st, raw) && set_any(self, st, raw) < 0) || self->wr_id == NULL ||
+        (extra != NULL && is_ok(raw) && set_extra(self, extra, extra_fields) < 0)) {
+        Py_CLEAR(self);
+    }
+    return (PyObject *)self;
 }
 
 static const struct ibv_wc *raw_of(PyObject *op)
@@ -193,7 +286,7 @@ static PyObject *wc_get_dlid_path_bits(PyObject *op, void *Py_UNUSED(unused))
 static const cqn_wc_extra *extra_of(PyObject *op, uint32_t flag)
 {
     const work_completion *self = (work_completion *)op;
-    return self->extra_fields & flag ? self->extra : NULL;
+    return self->extra != NULL && (self->extra->valid & flag) ? &self->extra->values : NULL;
 }
 
 static PyObject *wc_get_completion_ts(PyObject *op, void *Py_UNUSED(unused))
@@ -228,10 +321,10 @@ static PyObject *wc_get_ok(PyObject *op, void *Py_UNUSED(unused))
 static PyObject *wc_raise_for_status(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     if (!is_ok(raw_of(op))) {
-        cqn_completion_error(cqn_state_of(Py_TYPE(op)), op, raw_of(op));
+        cqn_completion_error(cqn_state_of(Py_TYPE(op)), op, raw_of(op), NULL);
         return NULL;
     }
-    Py_RETURN_NONE;
+    return Py_NewRef(op);
 }
 
 static PyObject *wc_repr(PyObject *op)
@@ -249,7 +342,11 @@ static PyObject *wc_repr(PyObject *op)
 static PyMethodDef wc_methods[] = {
     {"raise_for_status", wc_raise_for_status, METH_NOARGS,
      "raise_for_status($self, /)\n--\n\n"
-     "CompletionError if the work request failed; nothing otherwise."},
+     "Return this completion, as SuccessfulCompletion; CompletionError if the work request "
+     "failed."},
+    {"__class_getitem__", Py_GenericAlias, METH_O | METH_CLASS,
+     "__class_getitem__($type, item, /)\n--\n\n"
+     "For type checkers: see SuccessfulCompletion."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -13,6 +13,14 @@ typedef struct {
 } row;
 
 _Static_assert(sizeof(row) == 48, "the format below has no gaps");
+#define SAME_PLACE(field) \
+    _Static_assert(offsetof(row, field) == offsetof(struct ibv_wc, field), "see set_plain()")
+SAME_PLACE(wr_id);
+SAME_PLACE(status);
+SAME_PLACE(opcode);
+SAME_PLACE(vendor_err);
+SAME_PLACE(byte_len);
+SAME_PLACE(imm_data);
 
 /* PEP 3118; = is the machine's byte order, without alignment. */
 static char row_format[] = "T{=Q:wr_id:=I:status:=I:opcode:=I:vendor_err:=I:byte_len:=I:imm_data:"
@@ -28,6 +36,21 @@ typedef struct {
 size_t cqn_wc_array_room(PyObject *op)
 {
     return (size_t)((wc_array *)op)->capacity;
+}
+
+/* Most have succeeded, with nothing to tell of them but their lengths. */
+static inline bool is_plain(const struct ibv_wc *wc)
+{
+    return wc->status == IBV_WC_SUCCESS && wc->wc_flags == 0;
+}
+
+static inline void set_plain(row *r, const struct ibv_wc *wc)
+{
+    *r = (row){
+        .qp_num = wc->qp_num,
+        .fields = IBV_WC_EX_WITH_QP_NUM | IBV_WC_EX_WITH_BYTE_LEN,
+    };
+    memcpy(r, wc, offsetof(row, imm_data)); /* from wr_id to byte_len */
 }
 
 /* What is not valid is 0. */
@@ -60,8 +83,14 @@ static row row_of(const struct ibv_wc *wc)
 void cqn_wc_array_set(PyObject *op, const struct ibv_wc *wcs, size_t n)
 {
     wc_array *self = (wc_array *)op;
+    row *rows = self->rows;
     for (size_t i = 0; i < n; i++) {
-        self->rows[i] = row_of(&wcs[i]);
+        if (is_plain(&wcs[i])) {
+            set_plain(&rows[i], &wcs[i]);
+        }
+        else {
+            rows[i] = row_of(&wcs[i]);
+        }
     }
     self->len = (Py_ssize_t)n;
 }
@@ -71,7 +100,9 @@ static PyObject *array_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     static char *names[] = {"capacity", NULL};
     PyObject *value;
     uint64_t capacity;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:WCArray", names, &value) ||
+    CQN_COPY copy = NULL;
+    if (cqn_freeze_keywords(&kwargs, &copy) < 0 ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "O:WCArray", names, &value) ||
         cqn_range(value, "capacity", 1, INT32_MAX, &capacity) < 0) {
         return NULL;
     }

@@ -10,6 +10,7 @@
  *   post_send.c   the posting of sends
  *   post_recv.c   the posting of receives
  *   wr_queue.c    what was posted and has not completed
+ *   wr_ids.c      by which ids the device knows it
  *
  * A request is made from the arguments of a call, on the stack, or as an object
  * of its own. What does not depend on the queue is checked when it is made, the
@@ -44,8 +45,10 @@ typedef struct {
         .sge = (room).sge, .pinned = (room).pinned, .writable = true \
     }
 
+/* The wr_id in a struct of the verbs is that of the core, and set at each post. */
 typedef struct {
     PyObject_HEAD
+    uint64_t wr_id;
     struct ibv_recv_wr wr;
     cqn_sg sg;
 } cqn_recv_wr;
@@ -60,6 +63,7 @@ typedef struct {
 } cqn_opcode;
 
 typedef struct {
+    uint64_t wr_id;
     struct ibv_send_wr wr;
     const cqn_opcode *opcode;
     uint32_t qp_types; /* that can carry it out */
@@ -97,6 +101,13 @@ static inline bool cqn_sg_fits(const cqn_sg *sg, const cqn_object *pd, uint32_t 
     return sg->num_sge <= max_sge;
 }
 
+/* post_send.c, post_recv.c: for a request that is awaited. 0, the device's errno without an
+ * exception, or -1 */
+int cqn_post_awaited_send(cqn_qp *qp, cqn_send *send, cqn_request *request);
+int cqn_post_awaited_recv(cqn_qp *qp, const cqn_sg *sg, cqn_request *request);
+void cqn_refuse_send(const cqn_qp *qp, int err);
+void cqn_refuse_recv(cqn_qp *qp, int err);
+
 /* send_args.c */
 enum {
     CQN_SG,
@@ -117,7 +128,8 @@ enum {
     CQN_SEND_NAMES
 };
 extern const char *const cqn_send_names[CQN_SEND_NAMES + 1];
-int cqn_send_parse(PyObject *const *in, cqn_state *st, const cqn_qp *qp, cqn_send *out);
+int cqn_send_parse(PyObject *const *in, cqn_state *st, const cqn_qp *qp, uint32_t opcode,
+                   cqn_send *out);
 int cqn_send_gather(PyObject *const *in, cqn_state *st, cqn_send *out);
 int cqn_send_check_window(const cqn_send *send);
 int cqn_send_refuse_type(const cqn_send *send, enum ibv_qp_type type);
@@ -159,8 +171,43 @@ PyObject *cqn_wr_list(PyObject *value, PyTypeObject *type);
 void *cqn_wr_refused(const cqn_wr_refusal *refusal);
 int cqn_qp_require_state(const cqn_qp *qp, enum ibv_qp_state least, const char *verb);
 
+/* wr_ids.c */
+#define CQN_WR_NUMBERS (UINT32_C(1) << 24)
+#define CQN_WR_SLOTS (UINT32_C(1) << 24)
+
+/* Of a position the lower bits are the slot, and the next ones the generation. */
+static inline uint64_t cqn_wr_id(const cqn_wr_queue *q, uint64_t position)
+{
+    return position << 24 | q->number;
+}
+
+static inline uint16_t cqn_wr_generation(uint64_t position)
+{
+    return (uint16_t)(position >> 24);
+}
+
+static inline uint64_t cqn_wr_position(uint64_t id)
+{
+    return id >> 24;
+}
+
+/* The queue of what completed under that id, or NULL. */
+static inline cqn_wr_queue *cqn_wr_queue_of(const cqn_state *st, uint64_t id)
+{
+    const uint32_t number = id & (CQN_WR_NUMBERS - 1);
+    cqn_wr_queue *queue = number < st->queues_len ? st->queues[number] : NULL;
+    return (uintptr_t)queue & 1 ? NULL : queue;
+}
+
 /* wr_queue.c */
 int cqn_wr_queue_grow(cqn_wr_queue *queue, size_t n);
+void cqn_wr_queue_push_shared(cqn_wr_queue *queue, uint64_t wr_id, const cqn_sg *sg);
+
+/* Of a request that was posted, where it stands: its last entry. Not for an SRQ. */
+static inline cqn_wr *cqn_wr_at(const cqn_wr_queue *q, uint64_t position)
+{
+    return &q->ring[position & (q->room - 1)];
+}
 
 /* Entries of the books that a request takes: one for each object, at least one. */
 static inline size_t cqn_wr_entries(const cqn_sg *sg)
@@ -179,29 +226,92 @@ static inline int cqn_wr_queue_reserve(cqn_wr_queue *q, size_t n)
     return cqn_wr_queue_has_room(q, n) ? 0 : cqn_wr_queue_grow(q, n);
 }
 
-static inline void cqn_wr_queue_put(cqn_wr_queue *q, cqn_wr entry)
+/* The id of the request that is posted next, in n entries; not for an SRQ. */
+static inline uint64_t cqn_wr_queue_id(const cqn_wr_queue *q, size_t n)
 {
-    if (entry.pinned != NULL) {
-        Py_INCREF(entry.pinned);
-        entry.pinned->pins++;
+    return cqn_wr_id(q, q->next + n - 1);
+}
+
+/* The ids of those that are posted next, one after the other, for any queue. There is room. */
+typedef struct {
+    uint64_t next;
+    uint32_t slot;
+} cqn_wr_cursor;
+
+static inline cqn_wr_cursor cqn_wr_queue_cursor(const cqn_wr_queue *q)
+{
+    return (cqn_wr_cursor){q->next, q->free};
+}
+
+static inline uint64_t cqn_wr_queue_next_id(const cqn_wr_queue *q, cqn_wr_cursor *at, size_t n)
+{
+    if (!q->is_shared) {
+        at->next += n;
+        return cqn_wr_id(q, at->next - 1);
     }
-    q->ring[(q->head + q->len++) & (q->room - 1)] = entry;
+    const uint64_t id = cqn_wr_id(q, at->next++ * CQN_WR_SLOTS + at->slot);
+    for (size_t i = 0; i < n; i++) {
+        at->slot = q->ring[at->slot].next;
+    }
+    return id;
+}
+
+/* The device refused n requests: their ids are not used again. */
+static inline void cqn_wr_queue_refused(cqn_wr_queue *q, size_t n)
+{
+    q->next += q->is_shared ? n : CQN_WR_SLOTS;
+}
+
+static inline void cqn_wr_pin(cqn_object *object)
+{
+    if (object != NULL) {
+        Py_INCREF(object);
+        object->pins++;
+    }
+}
+
+/* Field by field, which the compiler does not make out of a copy. */
+static inline void cqn_wr_queue_put(cqn_wr_queue *q, const cqn_wr *wr, cqn_object *pinned,
+                                    cqn_wr_does does, bool last)
+{
+    cqn_wr *place = &q->ring[q->next & (q->room - 1)];
+    place->wr_id = wr->wr_id;
+    place->pinned = pinned;
+    place->rkey = wr->rkey;
+    place->generation = cqn_wr_generation(q->next);
+    place->does = (uint8_t)does;
+    place->signaled = wr->signaled;
+    place->last = last;
+    place->marks = wr->marks;
+    place->plain = last && does == CQN_WR_TRANSFERS && wr->marks == 0;
+    q->next++;
+    q->len++;
+    cqn_wr_pin(pinned);
 }
 
 /* A request that was posted: `wr`, but for what it keeps alive. */
-static inline void cqn_wr_queue_push(cqn_wr_queue *q, cqn_wr wr, const cqn_sg *sg)
+static inline void cqn_wr_queue_push(cqn_wr_queue *q, const cqn_wr *wr, const cqn_sg *sg)
 {
     const uint32_t n = sg->num_pinned;
+    cqn_wr_does does = wr->does;
     for (uint32_t i = 0; i + 1 < n; i++) {
-        wr.pinned = sg->pinned[i];
-        cqn_wr_queue_put(q, wr);
-        wr.does = CQN_WR_TRANSFERS; /* the first entry says it */
+        cqn_wr_queue_put(q, wr, sg->pinned[i], does, false);
+        does = CQN_WR_TRANSFERS; /* the first entry says it */
     }
-    wr.pinned = n > 0 ? sg->pinned[n - 1] : NULL;
-    wr.last = true;
-    cqn_wr_queue_put(q, wr);
+    cqn_wr_queue_put(q, wr, n > 0 ? sg->pinned[n - 1] : NULL, does, true);
     q->requests++;
-    q->signaled += wr.signaled;
+    q->signaled += wr->signaled;
+}
+
+/* A receive that was posted, to any queue. */
+static inline void cqn_wr_queue_push_recv(cqn_wr_queue *q, uint64_t wr_id, const cqn_sg *sg)
+{
+    if (q->is_shared) {
+        cqn_wr_queue_push_shared(q, wr_id, sg);
+    }
+    else {
+        cqn_wr_queue_push(q, &(cqn_wr){.wr_id = wr_id}, sg);
+    }
 }
 
 #endif

@@ -1,25 +1,112 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The work requests of a queue that have not completed, in the order in which
- * they were posted, and what each keeps alive.
+ * The work requests of a queue that have not completed, and what each keeps alive.
+ * The id of a completion leads to its request, see wr_ids.c.
  *
- * A send queue completes in order, so the completion of a request says that
- * all before it, signaled or not, are done as well. Requests are told apart by
- * their wr_id, which the user chooses: where several have the same, the oldest
- * is taken, so a buffer may be kept too long but is never let go too early.
+ * A queue pair's queues complete in order, so the completion of a request says that
+ * all before it, signaled or not, are done as well: they are a ring.
  *
  * The receives of a shared receive queue complete in the order of the messages
  * of several queue pairs, on several CQs. A completion there speaks for its own
  * request alone. What a queue pair took and never completed stays in the queue.
- * There the oldest of several of the same wr_id need not be the one that is done,
- * and a buffer may be let go too early: SRQ.post_recv() warns of it.
+ * So these are slots, and those that are free are linked.
+ *
+ * A queue outlives its queue pair as long as completions of it may wait in the device:
+ * it keeps nothing alive then, but knows their wr_ids. The CQ to which they come drops
+ * it when it was found empty.
  */
 
 #include "wr.h"
 
 static cqn_wr *entry(const cqn_wr_queue *q, size_t i)
 {
-    return &q->ring[(q->head + i) & (q->room - 1)];
+    return &q->ring[(q->next - q->len + i) & (q->room - 1)];
+}
+
+/* ---- a queue, and room in it ---- */
+
+static cqn_wr_queue *new_queue(cqn_state *st)
+{
+    cqn_wr_queue *q = PyMem_Calloc(1, sizeof(*q));
+    if (q == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    q->users = 1;
+    if (cqn_wr_queue_register(st, q) < 0) {
+        PyMem_Free(q);
+        return NULL;
+    }
+    return q;
+}
+
+/* For a queue pair; its receives come from that SRQ, or `srq` is NULL. */
+cqn_wr_queue *cqn_wr_queue_new(cqn_qp *qp, uint32_t types, cqn_srq *srq)
+{
+    cqn_wr_queue *q = new_queue(qp->base.state);
+    if (q != NULL) {
+        q->qp = qp;
+        q->types = types;
+    }
+    if (q != NULL && srq != NULL) {
+        q->source = srq->rq;
+        q->source->users++;
+        q->source->types |= types;
+    }
+    return q;
+}
+
+cqn_wr_queue *cqn_wr_queue_new_shared(cqn_state *st)
+{
+    cqn_wr_queue *q = new_queue(st);
+    if (q != NULL) {
+        q->is_shared = true;
+        q->next /= CQN_WR_SLOTS;
+    }
+    return q;
+}
+
+/* One of its users goes. Nothing in it keeps anything alive when the last one does. */
+void cqn_wr_queue_drop(cqn_state *st, cqn_wr_queue *q)
+{
+    while (q != NULL && --q->users == 0) {
+        cqn_wr_queue *source = q->source;
+        cqn_wr_queue_unregister(st, q);
+        PyMem_Free(q->ring);
+        PyMem_Free(q);
+        q = source;
+    }
+}
+
+/* Its queue pair is gone, and it is for the CQ to drop it. */
+void cqn_wr_queue_leave(cqn_wr_queue *q, cqn_cq *cq)
+{
+    q->qp = NULL;
+    q->left_next = cq->left;
+    cq->left = q;
+}
+
+/* Nothing of theirs can come any more. */
+void cqn_cq_drop_left(cqn_cq *cq)
+{
+    cqn_wr_queue *q;
+    while ((q = cq->left) != NULL) {
+        cq->left = q->left_next;
+        cqn_wr_queue_drop(cq->base.state, q);
+    }
+}
+
+/* All keep their slots. The new ones come before those that were free; how many there are
+ * the lengths tell, so nothing ends the list. */
+static void adopt_slots(cqn_wr_queue *q, const cqn_wr_queue *old)
+{
+    for (size_t i = 0; i < old->room; i++) {
+        q->ring[i] = old->ring[i];
+    }
+    for (size_t i = old->room; i < q->room; i++) {
+        q->ring[i] = (cqn_wr){.next = i + 1 < q->room ? (uint32_t)i + 1 : old->free};
+    }
+    q->free = (uint32_t)old->room;
 }
 
 int cqn_wr_queue_grow(cqn_wr_queue *q, size_t n)
@@ -28,26 +115,61 @@ int cqn_wr_queue_grow(cqn_wr_queue *q, size_t n)
     while (room < q->len + n) {
         room *= 2;
     }
-    cqn_wr *ring = PyMem_New(cqn_wr, room);
+    cqn_wr *ring = room > CQN_WR_SLOTS ? NULL : PyMem_New(cqn_wr, room);
     if (ring == NULL) {
         PyErr_NoMemory();
         return -1;
     }
-    for (size_t i = 0; i < q->len; i++) {
-        ring[i] = *entry(q, i);
-    }
-    PyMem_Free(q->ring);
+    const cqn_wr_queue old = *q;
     q->ring = ring;
-    q->head = 0;
     q->room = room;
+    if (q->is_shared) {
+        adopt_slots(q, &old);
+    }
+    for (size_t i = 0; i < q->len && !q->is_shared; i++) {
+        *entry(q, i) = *entry(&old, i);
+    }
+    PyMem_Free(old.ring);
     return 0;
+}
+
+/* A receive that was posted, in slots that were free. */
+void cqn_wr_queue_push_shared(cqn_wr_queue *q, uint64_t wr_id, const cqn_sg *sg)
+{
+    const size_t n = cqn_wr_entries(sg);
+    const uint16_t generation = (uint16_t)q->next;
+    for (size_t i = 0; i < n; i++) {
+        cqn_wr *place = &q->ring[q->free];
+        q->free = place->next;
+        *place = (cqn_wr){.wr_id = wr_id,
+                          .pinned = sg->num_pinned > 0 ? sg->pinned[i] : NULL,
+                          .next = place->next,
+                          .generation = generation,
+                          .signaled = true,
+                          .last = i + 1 == n};
+        cqn_wr_pin(place->pinned);
+    }
+    q->next++;
+    q->len += n;
+    q->requests++;
+    q->signaled++;
+}
+
+/* ---- completions ---- */
+
+static inline void unpin(cqn_object *object, size_t n, cqn_object **trash)
+{
+    if (object != NULL) {
+        object->pins -= n;
+        cqn_trash_add_many(trash, object, n);
+    }
 }
 
 /* Releases an entry, which stays where it is. What would die of that goes to
  * the trash. */
 static void release(cqn_wr_queue *q, const cqn_wr *wr, cqn_object **trash)
 {
-    if (wr->last) {
+    if (wr->last && !(wr->marks & CQN_WR_FORGOTTEN)) {
         q->requests--;
         q->signaled -= wr->signaled;
     }
@@ -57,219 +179,196 @@ static void release(cqn_wr_queue *q, const cqn_wr *wr, cqn_object **trash)
     }
 }
 
-static void drop_first(cqn_wr_queue *q, size_t n)
+/* The bind that begins at `i` is over. */
+static void settle_bind(const cqn_wr_queue *q, size_t i, bool ok, cqn_object **trash)
 {
-    q->head = (q->head + n) & (q->room - 1);
-    q->len -= n;
+    const cqn_wr *wr = entry(q, i);
+    cqn_object *mr = wr->last ? NULL : entry(q, i + 1)->pinned;
+    cqn_mw_bound((cqn_mw *)wr->pinned, mr, wr->rkey, ok, trash);
 }
 
-/* How many entries are done if the oldest request of that wr_id is; 0: there
- * is no such request. */
-static size_t find(const cqn_wr_queue *q, uint64_t wr_id, bool only_signaled)
-{
-    for (size_t i = 0; i < q->len; i++) {
-        const cqn_wr *wr = entry(q, i);
-        if (wr->last && wr->wr_id == wr_id && (wr->signaled || !only_signaled)) {
-            return i + 1;
-        }
-    }
-    return 0;
-}
-
-/* The same of those that bind or invalidate: nothing else fails with MW_BIND_ERR. */
-static size_t find_of_window(const cqn_wr_queue *q, uint64_t wr_id)
-{
-    for (size_t i = 0; i < q->len; i++) {
-        const cqn_wr *wr = entry(q, i);
-        if (wr->does != CQN_WR_TRANSFERS && wr->wr_id == wr_id) {
-            return i + (wr->last ? 1 : 2);
-        }
-    }
-    return 0;
-}
-
-/* Whether the failure of the bind that begins at `i` can be that of a later request
- * of the same wr_id, since its own success would have given no completion. */
-static bool is_in_doubt(const cqn_wr_queue *q, size_t i)
-{
-    const cqn_wr *bind = entry(q, i);
-    for (size_t j = i + (bind->last ? 1 : 2); !bind->signaled && j < q->len; j++) {
-        if (entry(q, j)->wr_id == bind->wr_id) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* What a request that begins at `i` and is over has done to a window. In doubt it
- * is bound, so that what it needs stays open. */
-static void settle(const cqn_qp *qp, const cqn_wr_queue *q, size_t i, bool ok, cqn_object **trash)
+/* What a request that begins at `i` and is over has done to a window. */
+static void settle(cqn_context *ctx, const cqn_wr_queue *q, size_t i, bool ok, cqn_object **trash)
 {
     const cqn_wr *wr = entry(q, i);
     if (wr->does == CQN_WR_BINDS) {
-        cqn_mw_bound((cqn_mw *)wr->pinned, wr->last ? NULL : entry(q, i + 1)->pinned, wr->rkey,
-                     ok || is_in_doubt(q, i), trash);
+        settle_bind(q, i, ok, trash);
     }
     else if (wr->does == CQN_WR_INVALIDATES && ok) {
-        cqn_mw_invalidated(qp->pd->context, wr->rkey, trash);
+        cqn_mw_invalidated(ctx, wr->rkey, trash);
     }
 }
 
-/* All were carried out, but for the last, if that is not `ok`: of one that fails
- * a completion tells. Returns how many requests that were. */
-static size_t pop_many(const cqn_qp *qp, cqn_wr_queue *q, size_t n, bool ok, cqn_object **trash)
+/* The CQ counts it among those that are flushed, until nothing is in it. */
+void cqn_wr_queue_flushes(cqn_wr_queue *q, cqn_cq *cq)
 {
-    size_t before = q->requests;
+    if (q->flushes == NULL && q->requests > 0) {
+        q->flushes = cq;
+        cq->flushing++;
+    }
+}
+
+static inline void see_if_flushed(cqn_wr_queue *q)
+{
+    if (q->flushes != NULL && q->requests == 0) {
+        q->flushes->flushing--;
+        q->flushes = NULL;
+    }
+}
+
+/* The first n entries are done. All were carried out, but for the last request, if that
+ * is not `ok`: of one that fails a completion tells. Those that are awaited all have one. */
+static void pop(cqn_context *ctx, cqn_wr_queue *q, size_t n, bool ok, cqn_object **trash)
+{
     for (size_t i = 0; i < n; i++) {
         const cqn_wr *wr = entry(q, i);
         if (wr->does != CQN_WR_TRANSFERS) {
-            settle(qp, q, i, ok || i + (wr->last ? 1 : 2) < n, trash);
+            settle(ctx, q, i, ok || i + (wr->last ? 1 : 2) < n, trash);
+        }
+        if (i + 1 < n && wr->last && (wr->marks & CQN_WR_AWAITED)) {
+            cqn_request_lost(wr->request, NULL);
         }
         release(q, wr, trash);
     }
-    drop_first(q, n);
-    return before - q->requests;
+    q->len -= n;
+    see_if_flushed(q);
 }
 
-/* Releases one request alone, whose entries end before `end`. Those before it
- * move up, mostly none, so that what stays there leaves no holes behind it. */
-static void take_out(cqn_wr_queue *q, size_t end, cqn_object **trash)
+/* Whether `wc` says that the plain request in entry `wr`, whose place its id has, succeeded, with
+ * nothing to tell of it but its length. */
+static inline bool is_plain(const cqn_wr *wr, uint64_t place, const struct ibv_wc *wc)
 {
-    size_t begin = end;
-    do {
-        release(q, entry(q, --begin), trash);
-    } while (begin > 0 && !entry(q, begin - 1)->last);
-    const size_t n = end - begin;
-    while (begin-- > 0) {
-        *entry(q, begin + n) = *entry(q, begin);
-    }
-    drop_first(q, n);
+    const uint64_t id = ((uint64_t)wr->generation << 48) + place;
+    return wc->wr_id == id && wc->status == IBV_WC_SUCCESS && wc->wc_flags == 0 && wr->plain;
 }
 
-/* A failed request whose completion fits both queues, since they share the CQ
- * and the user gave both the same wr_id. Each of them is told of once; when
- * there were as many as there are requests, all of them are done. */
-static void complete_ambiguous(cqn_qp *qp, cqn_object **trash)
+/* What cqn_wr_completed() does for as many of n completions, from the first on, as are the next
+ * requests of a queue pair's queue, and plain ones: all at once. Returns how many that were. */
+size_t cqn_wr_completed_run(cqn_wr_queue *q, struct ibv_wc *wcs, size_t n, cqn_object **trash)
 {
-    if (++qp->ambiguous >= qp->sq.requests + qp->rq.requests) {
-        pop_many(qp, &qp->sq, qp->sq.len, false, trash);
-        pop_many(qp, &qp->rq, qp->rq.len, false, trash);
-        qp->ambiguous = 0;
-    }
-}
-
-/* Whether there is a request of that wr_id that was not told of yet; now it is. */
-static bool tell(cqn_wr_queue *q, uint64_t wr_id)
-{
-    for (size_t i = 0; i < q->len; i++) {
-        cqn_wr *wr = entry(q, i);
-        if (wr->last && wr->wr_id == wr_id && !wr->told) {
-            wr->told = true;
-            return true;
+    const uint64_t first = q->next - q->len, mask = q->room - 1;
+    uint64_t place = cqn_wr_id(q, first & (CQN_WR_SLOTS - 1)); /* the id without generation */
+    size_t i, signaled = 0, same = 0;
+    cqn_object *pinned = NULL;
+    n = n < q->len ? n : q->len;
+    for (i = 0; i < n; i++) {
+        const cqn_wr *wr = &q->ring[(first + i) & mask];
+        if (!is_plain(wr, place, &wcs[i])) {
+            break;
         }
+        place = (place + CQN_WR_NUMBERS) & (((uint64_t)CQN_WR_SLOTS << 24) - 1);
+        wcs[i].wr_id = wr->wr_id;
+        signaled += wr->signaled;
+        if (wr->pinned != pinned) {
+            unpin(pinned, same, trash);
+            pinned = wr->pinned;
+            same = 0;
+        }
+        same++;
     }
-    return false;
+    unpin(pinned, same, trash);
+    q->len -= i;
+    q->requests -= i;
+    q->signaled -= signaled;
+    see_if_flushed(q);
+    return i;
 }
 
-/* As below, with an SRQ. Where a failure fits both it counts for a send, until
- * each of that wr_id was told of, but releases neither: the send stays until a
- * later one completes or the QP is closed, and the receive, which can be waiting
- * for another QP, until there is no doubt, or the SRQ is closed. */
-static void completed_with_srq(cqn_qp *qp, const struct ibv_wc *wc, size_t sends, size_t recvs,
-                               cqn_object **trash)
+/* Returns the request if it is awaited. */
+static cqn_request *completed_in_order(cqn_context *ctx, cqn_wr_queue *q, struct ibv_wc *wc,
+                                       cqn_object **trash)
 {
-    if (recvs == 0) {
-        pop_many(qp, &qp->sq, sends, wc->status == IBV_WC_SUCCESS, trash);
+    const uint64_t position = cqn_wr_position(wc->wr_id);
+    const size_t i = (position - (q->next - q->len)) & (CQN_WR_SLOTS - 1);
+    if (i >= q->len) {
+        return NULL;
     }
-    else if (sends == 0 || !tell(&qp->sq, wc->wr_id)) {
-        take_out(&qp->srq->rq, recvs, trash);
+    const cqn_wr *wr = entry(q, i);
+    if (!wr->last || wr->generation != cqn_wr_generation(position)) {
+        return NULL;
     }
+    cqn_request *request = wr->marks & CQN_WR_AWAITED ? wr->request : NULL;
+    if (request == NULL) {
+        wc->wr_id = wr->wr_id;
+    }
+    pop(ctx, q, i + 1, wc->status == IBV_WC_SUCCESS, trash);
+    return request;
 }
 
-/* The oldest request of its queue succeeded, and it needed one object at most: then
- * nothing else can be meant, and nothing else is done. Whether that was so. */
-static bool completed_oldest(cqn_qp *qp, const cqn_cq *cq, const struct ibv_wc *wc,
-                             cqn_object **trash)
+static void completed_shared(cqn_wr_queue *q, struct ibv_wc *wc, cqn_object **trash)
 {
-    const bool recv = wc->opcode & IBV_WC_RECV;
-    cqn_wr_queue *q = recv ? &qp->rq : &qp->sq;
-    if (q->len == 0 || wc->status != IBV_WC_SUCCESS || cq != (recv ? qp->recv_cq : qp->send_cq)) {
-        return false;
-    }
-    const cqn_wr *oldest = entry(q, 0);
-    if (oldest->wr_id != wc->wr_id || !oldest->last || !oldest->signaled ||
-        oldest->does != CQN_WR_TRANSFERS) {
-        return false;
-    }
-    release(q, oldest, trash);
-    drop_first(q, 1);
-    return true;
-}
-
-/* Finds out which request of `qp` it was that completed on `cq`: releases it, and on
- * a queue of its own all before it. */
-static void completed_some(cqn_qp *qp, const cqn_cq *cq, const struct ibv_wc *wc,
-                           cqn_object **trash)
-{
-    const cqn_wr_queue *rq = qp->srq != NULL ? &qp->srq->rq : &qp->rq;
-    bool ok = wc->status == IBV_WC_SUCCESS;
-    bool window = wc->status == IBV_WC_MW_BIND_ERR;
-    bool may_send = cq == qp->send_cq && !(ok && (wc->opcode & IBV_WC_RECV));
-    bool may_recv = cq == qp->recv_cq && !window && !(ok && !(wc->opcode & IBV_WC_RECV));
-    /* Of a failed request even an unsignaled one tells. Its completion does
-     * not say on which side it was, if both share the CQ. */
-    size_t sends = !may_send ? 0
-                   : window  ? find_of_window(&qp->sq, wc->wr_id)
-                             : find(&qp->sq, wc->wr_id, ok);
-    size_t recvs = may_recv ? find(rq, wc->wr_id, false) : 0;
-    if (qp->srq != NULL) {
-        completed_with_srq(qp, wc, sends, recvs, trash);
+    const uint64_t position = cqn_wr_position(wc->wr_id);
+    const uint32_t slot = position & (CQN_WR_SLOTS - 1);
+    if (slot >= q->room) {
         return;
     }
-    if (sends > 0 && recvs > 0) {
-        complete_ambiguous(qp, trash);
+    const cqn_wr *wr = &q->ring[slot];
+    if (!wr->signaled || wr->generation != cqn_wr_generation(position)) { /* free, or another's */
         return;
     }
-    size_t done = pop_many(qp, &qp->sq, sends, ok, trash) + pop_many(qp, &qp->rq, recvs, ok, trash);
-    /* Of those before it, ambiguous completions may have told already. */
-    size_t told = done > 0 ? done - 1 : 0;
-    qp->ambiguous -= told < qp->ambiguous ? told : qp->ambiguous;
+    wc->wr_id = wr->wr_id;
+    cqn_wr done;
+    uint32_t at = slot;
+    do {
+        done = q->ring[at];
+        release(q, &done, trash);
+        q->ring[at] = (cqn_wr){.next = q->free};
+        q->free = at;
+        q->len--;
+        at = done.next;
+    } while (!done.last);
 }
 
-/* A request of `qp` completed on `cq`. */
-void cqn_qp_completed(cqn_qp *qp, const cqn_cq *cq, const struct ibv_wc *wc, cqn_object **trash)
+/* A request of that queue completed: releases it, and in a queue pair's queue all before it. If it
+ * is awaited it is returned, else the completion gets the user's wr_id. Of one that is not in the
+ * books nothing is known. */
+cqn_request *cqn_wr_completed(cqn_cq *cq, cqn_wr_queue *q, struct ibv_wc *wc, cqn_object **trash)
 {
-    if (!completed_oldest(qp, cq, wc, trash)) {
-        completed_some(qp, cq, wc, trash);
+    if (!q->is_shared) {
+        return completed_in_order(cq->base.context, q, wc, trash);
     }
+    completed_shared(q, wc, trash);
+    return NULL;
 }
 
-/* Releases everything: the queue pair was destroyed or reset. */
-void cqn_wr_queue_drop(cqn_wr_queue *q)
+/* ---- without completions ---- */
+
+/* Releases everything: the queue pair was destroyed or reset. The wr_ids stay. */
+void cqn_wr_queue_forget(cqn_wr_queue *q, cqn_object **trash)
 {
-    cqn_wr_queue old = *q;
-    cqn_object *trash = NULL;
-    *q = (cqn_wr_queue){.ring = NULL};
-    for (size_t i = 0; i < old.len; i++) {
-        const cqn_wr *wr = entry(&old, i);
+    const size_t n = q->is_shared ? q->room : q->len;
+    for (size_t i = 0; i < n; i++) {
+        cqn_wr *wr = q->is_shared ? &q->ring[i] : entry(q, i);
         if (wr->does == CQN_WR_BINDS) {
-            settle(NULL, &old, i, true, &trash);
+            settle_bind(q, i, true, trash); /* so it is assumed, since nothing tells */
         }
         if (wr->pinned != NULL) {
             wr->pinned->pins--;
+            cqn_trash_add(trash, wr->pinned);
         }
+        if (wr->last && (wr->marks & CQN_WR_AWAITED)) {
+            cqn_request_lost(wr->request, q->qp);
+        }
+        wr->pinned = NULL;
+        wr->does = CQN_WR_TRANSFERS;
+        wr->marks = CQN_WR_FORGOTTEN;
+        wr->plain = false;
     }
-    for (size_t i = 0; i < old.len; i++) {
-        Py_XDECREF(entry(&old, i)->pinned);
+    while (q->waiting.first != NULL) { /* its line is in here */
+        cqn_request_lost(q->waiting.first, q->qp);
     }
-    cqn_trash_empty(trash);
-    PyMem_Free(old.ring);
+    q->requests = q->signaled = 0;
+    see_if_flushed(q);
+    if (!q->is_shared) {
+        cqn_wr_queue_refused(q, 1);
+    }
 }
 
 int cqn_wr_queue_traverse(const cqn_wr_queue *q, visitproc visit, void *arg)
 {
-    for (size_t i = 0; i < q->len; i++) {
-        Py_VISIT(entry(q, i)->pinned);
+    const size_t n = q == NULL ? 0 : q->is_shared ? q->room : q->len;
+    for (size_t i = 0; i < n; i++) {
+        Py_VISIT((q->is_shared ? &q->ring[i] : entry(q, i))->pinned);
     }
     return 0;
 }

@@ -7,8 +7,9 @@ import asyncio
 import gc
 import os
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from typing import Any, TypeVar
 
 from support import Endpoint, connect, wait_completions
 
@@ -18,6 +19,7 @@ from cqnotify.aio import AsyncCQ
 SOLICITED = SendFlags.SIGNALED | SendFlags.SOLICITED
 
 Scenario = Callable[[Coroutine[Any, Any, Any]], Any]
+_T = TypeVar("_T")
 
 
 class Lane:
@@ -42,6 +44,11 @@ class Lane:
             # The receive completes before the send is acknowledged.
             wait_completions(self._out.scq, 1)
 
+    @property
+    def untaken(self) -> int:
+        """Messages whose completions nobody has taken from the device."""
+        return self._in.qp.outstanding[1]
+
     def close(self) -> None:
         self._in.qp.close()
 
@@ -53,6 +60,25 @@ async def tick() -> None:
     """Let every task that can run do so, up to where it waits."""
     for _ in range(3):
         await asyncio.sleep(0)
+
+
+@types.coroutine
+def just_before_it_sleeps(call: Awaitable[_T], act: Callable[[], None]) -> Generator[Any, Any, _T]:
+    """Await it. When it is about to sleep for the first time, and the loop is not told yet, act."""
+    steps = call.__await__()
+    try:
+        yielded = steps.send(None)
+        act()
+        while True:
+            try:
+                value = yield yielded
+            except BaseException as e:
+                yielded = steps.throw(e)
+            else:
+                yielded = steps.send(value)
+    except StopIteration as e:
+        result: _T = e.value
+        return result
 
 
 async def sleeper(acq: AsyncCQ, *args: Any, **kwargs: Any) -> asyncio.Task[list[WorkCompletion]]:

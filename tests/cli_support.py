@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -39,8 +40,13 @@ def server(*args: object) -> Iterator[tuple[subprocess.Popen[str], int]]:
     with started(command("pingpong", "--port", 0, *args)) as process:
         assert process.stderr is not None
         line = process.stderr.readline()
-        assert line.startswith("cqnotify: listening on 127.0.0.1 port "), line
-        yield process, int(line.split()[-1])
+        found = re.fullmatch(
+            r"cqnotify: listening on 127\.0\.0\.1 port (\d+), for \S+ s at most "
+            r"\(--timeout; Ctrl-C ends it\)\n",
+            line,
+        )
+        assert found, line
+        yield process, int(found[1])
 
 
 def outcome(process: subprocess.Popen[str]) -> Outcome:

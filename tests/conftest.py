@@ -5,32 +5,118 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
+import gc
 import os
 import tempfile
-from collections.abc import Callable, Coroutine, Iterator
+import traceback
+import warnings
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
 from aio_support import Lane, MakeLane, Scenario
+from engine_support import Link, MakeLink
 from hypothesis.configuration import set_hypothesis_home_dir
 from support import DEADLINE, Endpoint, connect, ip_link, until
 
-from cqnotify import CQ, PD, CompletionChannel, Context, QPType, _core
+from cqnotify import (
+    CQ,
+    PD,
+    CompletionChannel,
+    Context,
+    Device,
+    QPType,
+    TransportType,
+    VerbsError,
+    _core,
+    devices,
+)
 from cqnotify.conformance import Outcome, Row, cases, measure
+from cqnotify.context import needs_rdma_cm
 
 # Nothing of hypothesis' is kept, nor written into the project.
 set_hypothesis_home_dir(Path(tempfile.gettempdir()) / f"cqnotify-hypothesis-{os.getuid()}")
 
 # What only a debug build can do is not part of the suite of an ordinary one.
 FAULTS = hasattr(_core, "fail_call")
-collect_ignore = [] if FAULTS else ["test_faults.py", "test_aio_faults.py"]
+NEED_FAULTS = ["test_faults.py", "test_aio_faults.py", "test_engine_faults.py"]
+collect_ignore = [] if FAULTS else NEED_FAULTS
 
 
 def pytest_report_header() -> str:
     return f"cqnotify: {'debug build, calls can be made to fail' if FAULTS else 'ordinary build'}"
+
+
+def pytest_collection_finish() -> None:
+    """What pytest holds until the end need not be looked through in each gc.collect() of a test."""
+    gc.collect()
+    gc.freeze()
+
+
+# ---- iWARP --------------------------------------------------------------------------------
+
+# There, QPs are connected by rdma_cm, and cqnotify says so; and a software device lacks much:
+# datagrams, memory windows, extended CQs. A test that gets no further for that is skipped. On any
+# other device nothing is: there all of this is a failure.
+
+
+@functools.cache
+def on_iwarp() -> bool:
+    return any(device.transport_type == TransportType.IWARP for device in devices())
+
+
+# What cqnotify says, also from a child process, by what a test then lacks.
+LACKED = {
+    "is an iWARP device": "a conversation: on iWARP it needs rdma_cm",
+    "not supported by this device": "the iWARP device does not support all of it",
+    "rdma: device ": "the iWARP device does not support all of it",  # of the plugin's marker
+}
+
+
+def lacked_by_iwarp(error: BaseException) -> str | None:
+    """None: the test has failed of something else."""
+    for inside in getattr(error, "exceptions", ()):  # of a group
+        if lacked := lacked_by_iwarp(inside):
+            return lacked
+    return next((lacked for words, lacked in LACKED.items() if words in str(error)), None)
+
+
+@contextlib.contextmanager
+def skipping_on_iwarp() -> Iterator[None]:
+    lacked = None
+    try:
+        yield
+    except Exception as error:
+        if not on_iwarp() or (lacked := lacked_by_iwarp(error)) is None:
+            raise
+        with warnings.catch_warnings():  # of what the test was about to close
+            warnings.simplefilter("ignore", ResourceWarning)
+            traceback.clear_frames(error.__traceback__)
+    if lacked is not None:
+        pytest.skip(lacked)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Generator[None, None, None]:
+    with skipping_on_iwarp():
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, None, None]:
+    with skipping_on_iwarp():
+        yield
+
+
+@pytest.fixture
+def conversation(ctx: Context) -> None:
+    """For tests whose conversations are in processes of their own: skips them where none can be."""
+    if why := needs_rdma_cm(ctx):
+        raise VerbsError(errno.EOPNOTSUPP, why)
 
 
 @pytest.fixture
@@ -93,14 +179,14 @@ def wire_pair(ctx: Context, ctx2: Context) -> tuple[Endpoint, Endpoint]:
 
 
 @pytest.fixture
-def link() -> Iterator[str]:
+def link(rdma_device2: Device) -> Iterator[str]:
     """The net device of the second RDMA device, which is up again afterwards."""
     names = os.environ.get("CQNOTIFY_LAB_NETDEVS", "").split()
     if len(names) < 2:
         pytest.fail("CQNOTIFY_LAB_NETDEVS must name the net devices: run it by ./lab test")
     yield names[1]
     ip_link(names[1], "up")
-    with Context("rxe1") as ctx:
+    with Context(rdma_device2) as ctx:
         until(lambda: ctx.query_port().state == 4, "the link is up again")
         until(lambda: bool(ctx.gid_table()), "its addresses are back")
 
@@ -148,3 +234,9 @@ def new_lane(ctx: Context, channel: CompletionChannel) -> Iterator[MakeLane]:
 @pytest.fixture
 def lane(new_lane: MakeLane) -> Lane:
     return new_lane()
+
+
+@pytest.fixture
+def make_link(ctx: Context) -> Iterator[MakeLink]:
+    yield lambda **options: Link(ctx, **options)
+    ctx.close()

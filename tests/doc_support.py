@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: MIT
 """The README and the pages of docs/, as far as tests read them: their blocks, links and programs.
 
+    python tests/doc_support.py FOLDER
+
+writes the programs there, for type checkers: see lint() of the lab.
+
 The python blocks below one heading are one program. `<!-- goes on -->` below a heading makes them
 the end of the program before. A block within an HTML comment is run, and not shown. What a program
 prints stands in the text blocks between its own, and nothing else is printed; `...` there stands
@@ -10,6 +14,7 @@ for anything: a line of it for any lines, within a line for any part of it.
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -125,3 +130,30 @@ def matches(printed: str, shown: str) -> bool:
         anything = line.strip() == "..."
         pattern += r"(.*\n)*?" if anything else re.escape(line).replace(r"\.\.\.", ".*")
     return re.fullmatch(pattern, printed) is not None
+
+
+# ---- for type checkers ----------------------------------------------------------------------
+
+
+def of_both_libraries(page: Page) -> list[list[Block]]:
+    """Of the page that shows each task twice: the programs with cqnotify, each with the set-up."""
+    ours = [blocks[1] for section in page.sections if (blocks := section.of("python"))]
+    return [[ours[0], task] for task in ours[1:]]
+
+
+def write_programs(folder: Path) -> None:
+    """Each in a file that is named after its page and line, and has the page's line numbers."""
+    folder.mkdir(parents=True)
+    for name in PAGES:
+        page = read(name)
+        programs = page.programs
+        if name == "pyverbs.md":
+            both = of_both_libraries(page)
+            programs = [Program(name, task.line, [setup, task], []) for setup, task in both]
+        for program in programs:
+            path = folder / f"{Path(name).stem}_{program.line}.py"
+            path.write_text(program.source)
+
+
+if __name__ == "__main__":
+    write_programs(Path(sys.argv[1]))

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, is_typeddict
 
+from cqnotify import WorkCompletion
+
 _T = TypeVar("_T")
 
 
@@ -31,11 +33,18 @@ def is_of(value: object, expected: Any) -> bool:
         return isinstance(value, tuple) and _are_of(value, args)
     if origin is list:
         return isinstance(value, list) and all(is_of(item, args[0]) for item in value)
+    if origin is WorkCompletion:
+        return isinstance(value, origin) and _is_successful(value)
     if is_typeddict(expected):
         return isinstance(value, Mapping) and value.keys() <= expected.__annotations__.keys()
     if expected in (int, float):  # for which a flag or a bool would pass, too
         return type(value) is expected
     return isinstance(value, origin or expected)  # Any is a TypeError: it promises nothing
+
+
+def _is_successful(wc: WorkCompletion) -> bool:
+    """Whether it has all the fields that a SuccessfulCompletion promises."""
+    return None not in (wc.byte_len, wc.opcode, wc.wc_flags)
 
 
 def _is_of_union(value: object, choices: tuple[Any, ...]) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import gc
 import os
 import threading
@@ -25,11 +24,12 @@ from aio_support import (
     Scenario,
     cpu_while_idle,
     ids,
+    just_before_it_sleeps,
     open_fds,
     sleeper,
     tick,
 )
-from support import DEADLINE
+from support import DEADLINE, hang_up
 
 from cqnotify import CQ, ClosedError, CompletionChannel, Context
 from cqnotify.aio import AsyncCQ
@@ -41,25 +41,15 @@ READER_FDS = 4
 # ---- the nine lock-step tests: each of them found a bug in a prototype ----------------------
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
 def test_a_completion_at_the_very_moment_of_falling_asleep_is_not_missed(
-    new_lane: MakeLane, run: Scenario, when: str
+    lane: Lane, run: Scenario
 ) -> None:
-    class Racing(CQ):
-        def safe_to_sleep(self, solicited_only: bool = False) -> bool:
-            if lane.sent == 0 and when == "before":
-                lane.send()
-            safe = super().safe_to_sleep(solicited_only)
-            if lane.sent == 0:
-                lane.send()
-            return safe
-
-    lane = new_lane(Racing)
+    """One between the last look and the arm: see test_aio_faults.py."""
 
     async def scenario() -> None:
         async with AsyncCQ(lane.cq) as acq:
-            assert ids(await acq.wait()) == [0]
-            assert acq.stats.events == acq.stats.wakeups == (when == "after")
+            assert ids(await just_before_it_sleeps(acq.wait(), lane.send)) == [0]
+            assert acq.stats.events == acq.stats.wakeups == 1
 
     run(scenario())
 
@@ -362,6 +352,33 @@ def test_iteration_ends_when_it_is_closed(lane: Lane, run: Scenario) -> None:
     run(scenario())
 
 
+async def drained(lane: Lane, n: int) -> None:
+    """Sends so many, and returns when they were taken from the device."""
+    lane.send(n)
+    while lane.untaken > 0:
+        await asyncio.sleep(0)
+
+
+def test_a_wr_id_that_was_handed_out_is_not_found_again_among_many(
+    lane: Lane, run: Scenario
+) -> None:
+    async def scenario() -> None:
+        async with AsyncCQ(lane.cq) as acq:
+            nowhere = asyncio.ensure_future(acq.completion(12345))
+            await drained(lane, 100)
+            assert (await acq.completion(50)).wr_id == 50
+            await drained(lane, 50)
+            assert ids(acq.poll(255)) == [i for i in range(150) if i != 50]
+            await drained(lane, 50)
+            handed_out = [asyncio.ensure_future(acq.completion(i)) for i in (0, 50, 120)]
+            assert (await acq.completion(160)).wr_id == 160
+            await tick()
+            assert not any(task.done() for task in [nowhere, *handed_out])
+            assert ids(acq.poll(255)) == [i for i in range(150, 200) if i != 160]
+
+    run(scenario())
+
+
 # ---- closing --------------------------------------------------------------------------------
 
 
@@ -561,66 +578,41 @@ def test_an_event_without_completion_wakes_nobody(lane: Lane, run: Scenario) -> 
     run(scenario())
 
 
-class Broken(CompletionChannel):
-    error: Exception | None = None
+class Counting(CompletionChannel):
     calls = 0
 
-    def dispatch(self, first: bool, /) -> bool:
+    def _on_event(self) -> None:
         self.calls += 1
-        if self.error is not None:
-            raise self.error
-        return super().dispatch(first)
+        super()._on_event()
 
 
 def test_an_error_of_the_reader_fails_every_waiter_and_it_is_not_called_again(
     ctx: Context, new_lane: MakeLane, run: Scenario
 ) -> None:
-    channel = Broken(ctx)
+    channel = Counting(ctx)
     lanes = [new_lane(on=channel), new_lane(on=channel)]
+    keep = os.dup(channel.fileno())
 
     async def scenario() -> None:
         acqs = [AsyncCQ(lane.cq) for lane in lanes]
         tasks = [await sleeper(acq) for acq in acqs for _ in range(2)]
-        channel.error = OSError(errno.EIO, "the device is gone")
+        hang_up(channel.fileno())  # the loop watches a duplicate
         lanes[0].send()
         for task in tasks:
-            with pytest.raises(OSError, match="gone"):
+            with pytest.raises(OSError, match="ibv_get_cq_event"):
                 await task
-        calls = channel.calls
         await asyncio.sleep(0.1)
-        assert channel.calls == calls == 1
-        with pytest.raises(OSError, match="gone"):
+        assert channel.calls == 1
+        with pytest.raises(OSError, match="ibv_get_cq_event"):
             await acqs[1].wait()
         for acq in acqs:
             acq.close()
 
-    run(scenario())
-
-
-class Refusing(CQ):
-    refuse = False
-
-    def safe_to_sleep(self, solicited_only: bool = False) -> bool:
-        if self.refuse:
-            raise OSError(errno.EIO, "refused")
-        return super().safe_to_sleep(solicited_only)
-
-
-def test_an_error_of_one_cq_leaves_the_others_of_its_channel_alone(
-    new_lane: MakeLane, lane: Lane, run: Scenario
-) -> None:
-    bad = new_lane(Refusing)
-
-    async def scenario() -> None:
-        async with AsyncCQ(lane.cq) as acq, AsyncCQ(bad.cq) as bad_acq:
-            task = await sleeper(acq)
-            bad.cq.refuse = True
-            with pytest.raises(OSError, match="refused"):
-                await bad_acq.wait()
-            lane.send()
-            assert ids(await task) == [0]
-
-    run(scenario())
+    try:
+        run(scenario())
+    finally:
+        os.dup2(keep, channel.fileno(), inheritable=False)
+        os.close(keep)
 
 
 def test_a_second_run_works_with_the_same_asynccq(lane: Lane, run: Scenario) -> None:
@@ -729,3 +721,41 @@ def test_the_last_one_that_closes_takes_the_reader_along(
         await asyncio.gather(*tasks, return_exceptions=True)
 
     run(scenario())
+
+
+# ---- what they say they are ------------------------------------------------------------------
+
+
+def test_each_says_whose_it_is_and_what_is_due(lane: Lane, run: Scenario) -> None:
+    async def scenario() -> None:
+        acq = AsyncCQ(lane.cq)
+        cq = repr(lane.cq)
+        assert repr(acq) == f"<AsyncCQ of {cq}, 0 awaited>"
+        assert repr(acq.batches(5)) == f"<Batches of {acq!r}, at most 5 each>"
+        scope = acq.scope()
+        assert repr(scope) == f"<Scope of {acq!r}, not entered>"
+        async with scope:
+            assert repr(scope) == f"<Scope of {acq!r}, 0 outstanding>"
+        assert repr(scope) == f"<Scope of {acq!r}, ended>"
+        lane.send()
+        assert len(await acq.wait()) == 1
+        tasks = [await sleeper(acq)]
+        assert ", 1 awaited>" in repr(acq)
+        tasks += [await sleeper(acq), asyncio.ensure_future(acq.completion(99))]
+        await tick()
+        assert ", 3 awaited>" in repr(acq)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert ", 0 awaited>" in repr(acq)
+        acq.close()
+        assert repr(acq) == f"<AsyncCQ of {lane.cq!r}, closed>"
+        lane.close()
+        lane.cq.close()
+        assert repr(acq) == "<AsyncCQ of <CQ closed>, closed>"
+
+    run(scenario())
+
+
+def test_one_that_could_not_be_made_has_a_repr(cq: CQ) -> None:
+    assert "AsyncCQ" in repr(AsyncCQ.__new__(AsyncCQ))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from aio_support import Scenario, open_fds, start, tick
+from aio_support import Lane, Scenario, ids, open_fds, sleeper, start, tick
 from support import Endpoint, connect, wait_completions
 
 from cqnotify import (
@@ -17,10 +17,12 @@ from cqnotify import (
     SRQ,
     AsyncEventError,
     AsyncEventType,
+    CompletionChannel,
     Context,
     DeviceRemovedError,
     QPState,
     QPType,
+    VerbsError,
     _core,
 )
 from cqnotify.aio import AsyncCQ
@@ -270,30 +272,47 @@ def test_a_completion_between_the_last_look_and_the_arm_is_not_missed(
     run(scenario())
 
 
-def test_an_arm_that_fails_once_after_an_event_does_not_make_a_waiter_hear_less(
-    w: World, run: Scenario
+def test_an_error_of_one_cq_leaves_the_others_of_its_channel_alone(
+    ctx: Context, channel: CompletionChannel, run: Scenario
 ) -> None:
-    """It comes without a completion, which somebody has taken before: so the CQ is armed again."""
-    a, b = w.a, w.b
-
-    def send() -> None:
-        b.qp.post_recv(b.mr[0:64])
-        a.qp.post_send(a.mr[0:8])
-        wait_completions(a.scq, 1)
+    good, bad = Lane(ctx, channel), Lane(ctx, channel)
 
     async def scenario() -> None:
-        async with AsyncCQ(b.rcq) as acq:
-            send()
-            await acq.wait()
-            (task,) = await start(acq.wait)
-            assert b.rcq.sleeper is not None, "what this is about"
-            send()
-            assert len(b.rcq.take()) == 1
-            core.fail_call(3, errno.EIO)  # get_cq_event, poll_cq, and this
-            await tick()
+        async with AsyncCQ(good.cq) as acq, AsyncCQ(bad.cq) as bad_acq:
+            task = await sleeper(acq)
+            core.before_call("ibv_req_notify_cq", lambda: core.fail_call(1, errno.EIO))
+            with pytest.raises(VerbsError, match="ibv_req_notify_cq"):
+                await bad_acq.wait()
+            with pytest.raises(VerbsError, match="ibv_req_notify_cq"):
+                await bad_acq.wait()
+            good.send()
+            assert ids(await task) == [0]
+
+    run(scenario())
+    ctx.close()
+
+
+def test_an_arm_that_fails_after_an_event_ends_all_waits_of_its_cq_for_good(
+    w: World, run: Scenario
+) -> None:
+    """The event comes without a completion, which was taken before: so the CQ is armed again."""
+    a, b = w.a, w.b
+
+    async def scenario() -> None:
+        async with AsyncCQ(b.rcq) as acq, AsyncCQ(b.scq) as elsewhere:
+            b.rcq.req_notify()
+            b.qp.post_recv(b.mr[0:64])
+            a.qp.post_send(a.mr[0:8])
+            wait_completions(a.scq, 1)
+            assert len(b.rcq.poll()) == 1  # and its event is left
+            (other,) = await start(elsewhere.wait)
+            tasks = [asyncio.ensure_future(acq.wait()) for _ in range(2)]
+            core.before_call("ibv_req_notify_cq", lambda: core.fail_call(1, errno.EIO))
+            for task in [*tasks, asyncio.ensure_future(acq.wait())]:
+                with pytest.raises(DeviceRemovedError):
+                    await task
             assert core.failed() == "ibv_req_notify_cq"
-            assert not task.done()
-            send()
-            assert len(await asyncio.wait_for(task, 20)) == 1
+            await tick()
+            assert other.cancel(), "it still waits"
 
     run(scenario())

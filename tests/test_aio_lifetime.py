@@ -16,7 +16,7 @@ import pytest
 from aio_support import Lane, MakeLane, Scenario, ids, open_fds, sleeper, tick
 from support import DEADLINE, Endpoint, Waiter, in_child, until
 
-from cqnotify import CQ, ClosedError, Context, QPState, QPType, WorkCompletion
+from cqnotify import ClosedError, Context, QPState, QPType, WorkCompletion
 from cqnotify.aio import AsyncCQ
 
 NewLoop = Callable[[], asyncio.AbstractEventLoop]
@@ -189,36 +189,22 @@ def test_a_thread_that_spins_leaves_a_send_its_completion(
     run(scenario())
 
 
-def test_who_polls_as_another_thread_begins_to_wait_leaves_it_what_he_found(
-    new_lane: MakeLane, new_loop: NewLoop
+def test_what_a_poll_finds_goes_to_the_task_of_another_thread_that_began_to_wait_meanwhile(
+    lane: Lane, new_loop: NewLoop
 ) -> None:
-    class Racing(CQ):
-        after: Callable[[], None] | None = None
+    loop, acq, polled = new_loop(), AsyncCQ(lane.cq), threading.Event()
 
-        def take(self, *args: Any, **kwargs: Any) -> list[WorkCompletion]:
-            wcs = super().take(*args, **kwargs)
-            after, self.after = self.after, None
-            if after is not None:
-                after()
-            return wcs
-
-    lane, loop = new_lane(Racing), new_loop()
-    acq, asleep = AsyncCQ(lane.cq), threading.Event()
-
-    async def wait() -> list[WorkCompletion]:
+    async def wait() -> list[int]:
+        until(lambda: acq.stats.polls == 1, "the other thread has looked, and spins")
         task = await sleeper(acq)
-        loop.call_soon(asleep.set)
-        return await asyncio.wait_for(task, DEADLINE)
+        lane.send()
+        assert polled.wait(DEADLINE), "it polls for ever"  # the loop stands, and reads no event
+        return ids(await asyncio.wait_for(task, DEADLINE))
 
-    def begin() -> None:
-        waiting.append(Waiter(lambda: loop.run_until_complete(wait())))
-        assert asleep.wait(DEADLINE)
-
-    waiting: list[Waiter] = []
-    lane.send()
-    lane.cq.after = begin
-    assert acq.poll() == []
-    assert ids(waiting[0].join()) == [0]
+    waiting = Waiter(lambda: loop.run_until_complete(wait()))
+    assert acq.poll(spin=DEADLINE) == []
+    polled.set()
+    assert waiting.join() == [0]
     acq.close()
     loop.close()
 
@@ -330,7 +316,7 @@ def test_a_claim_that_failed_is_forgotten(lane: Lane, run: Scenario) -> None:
         acq.close()
         with pytest.raises(ClosedError):
             await task
-        assert not acq._claims.by_id
+        assert acq._awaited == 0
 
     run(scenario())
 

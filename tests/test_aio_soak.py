@@ -18,7 +18,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from support import ALL_REMOTE, DEADLINE, Endpoint, peer
+from support import ALL_REMOTE, DEADLINE, SITS_IN, Endpoint, peer
 
 from cqnotify import (
     CQ,
@@ -122,7 +122,9 @@ def run_clean(
 
 # Sends a message, and the next one when it has the answer. Before each it waits until the other
 # process sleeps, or a random time, in which that one falls asleep.
-PEER = """
+PEER = (
+    SITS_IN
+    + """
 import random, sys, time, cqnotify as c
 
 pid, messages, seed = map(int, sys.argv[1:])
@@ -132,9 +134,8 @@ EPOLL = ("232", "281")
 def until_it_sleeps():
     end = time.monotonic() + 60
     while True:
-        with open(f"/proc/{pid}/syscall") as f:
-            if f.read().split()[0] in EPOLL:
-                return
+        if sits_in(f"/proc/{pid}", *EPOLL):
+            return
         assert time.monotonic() < end, "it never sleeps"
 
 def for_some_microseconds():
@@ -159,6 +160,7 @@ with c.Context() as ctx:
         assert [wc.imm_data for wc in got if wc.opcode == c.WCOpcode.RECV] == [i], got
     sys.stdin.read()
 """
+)
 
 
 async def answer(end: Endpoint, progress: Progress) -> None:
@@ -196,6 +198,7 @@ def lockstep(
     return f"{end.rcq.stats.events / progress.wanted:.2f} events per message; {progress.report()}"
 
 
+@pytest.mark.usefixtures("conversation")
 def test_every_message_of_another_process_wakes_though_none_follows_it(
     ctx: Context, new_loop: NewLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,26 +220,68 @@ def test_of_very_many_messages_every_one_wakes(
 
 LANES = 16
 CHANNELS = 4
+RECEIVES = 4  # posted by hand, besides those of tasks
 OWN = 1 << 63  # the wr_ids that a program gives are below
 
 
-class LedgerQP(QP):
-    """Writes down what it posts."""
+class Ledger:
+    """What must come yet, and what may come.
 
-    sends: set[int]  # by wr_id: posted, and not handed out so far
-    messages: set[int]  # by imm_data
-    wr_ids: Iterator[int]
+    Of a send that was cancelled nobody knows whether it was posted. But a message that has come was
+    posted, so then its send must complete; and one whose send has completed must come.
+    """
 
-    def post_send(self, sg: Any, *, wr_id: int = 0, **more: Any) -> None:
-        imm_data = more.get("imm_data")
-        # A receive that was cancelled in time was never posted.
-        if imm_data is not None and self.outstanding[1] <= len(self.messages):
-            self.post_recv(None, wr_id=next(self.wr_ids))
-        super().post_send(sg, wr_id=wr_id, **more)
-        assert wr_id not in self.sends
-        self.sends.add(wr_id)
-        if imm_data is not None:
-            self.messages.add(imm_data)
+    def __init__(self) -> None:
+        self.writes: set[int] = set()  # by wr_id: posted by hand, and not handed out so far
+        self.calls: dict[int, int] = {}  # sends with a wr_id of ours: their imm_data
+        self.messages: set[int] = set()  # by imm_data: these may come
+        self.heard: set[int] = set()  # of these, the sends have completed
+        self.owed: set[int] = set()  # by wr_id: sends whose messages have come
+        self._chosen: set[int] = set()
+
+    def begins(self, imm_data: int, wr_id: int | None) -> None:
+        self.messages.add(imm_data)
+        if wr_id is not None:
+            self.calls[wr_id] = imm_data
+
+    def completes(self, imm_data: int, wr_id: int) -> None:
+        """A send; with a wr_id of ours it may have been found by others than its task."""
+        if wr_id < OWN:
+            assert self.calls.pop(wr_id) == imm_data
+            self.owed.discard(wr_id)
+        else:
+            self.completes_without(wr_id)
+        if imm_data in self.messages:
+            self.heard.add(imm_data)
+
+    def completes_without(self, wr_id: int) -> None:
+        """A send whose AsyncCQ was closed meanwhile: the next one knows nothing of it."""
+        assert wr_id not in self._chosen
+        self._chosen.add(wr_id)
+
+    def comes(self, imm_data: int) -> None:
+        self.messages.remove(imm_data)
+        self.heard.discard(imm_data)
+        self.owed.update(wr_id for wr_id, imm in self.calls.items() if imm == imm_data)
+
+    def enter(self, wc: WorkCompletion) -> None:
+        """Each is of something that had none yet: remove() would raise."""
+        assert wc.ok, wc
+        if wc.opcode is WCOpcode.RECV:
+            assert wc.imm_data is not None
+            self.comes(wc.imm_data)
+        elif wc.opcode is WCOpcode.SEND and wc.wr_id >= OWN:
+            self.completes_without(wc.wr_id)
+        elif wc.opcode is WCOpcode.SEND:
+            self.completes(self.calls[wc.wr_id], wc.wr_id)
+        else:
+            self.writes.remove(wc.wr_id)
+
+    def is_settled(self) -> bool:
+        return not (self.writes or self.heard or self.owed)
+
+    def __repr__(self) -> str:
+        return f"writes {self.writes} messages {self.heard} sends {self.owed}"
 
 
 class Lane:
@@ -246,16 +291,19 @@ class Lane:
         self.stress = stress
         self.rng = random.Random(stress.rng.random())
         self.cq = CQ(stress.ctx, 1023, channel=channel)
-        self.qp = LedgerQP(stress.pd, QPType.RC, send_cq=self.cq, max_send_wr=255, max_recv_wr=255)
-        self.qp.sends = set()
-        self.qp.messages = set()
-        self.qp.wr_ids = stress.wr_ids
+        self.qp = QP(stress.pd, QPType.RC, send_cq=self.cq, max_send_wr=255, max_recv_wr=255)
         self.qp.connect(self.qp.address(), access=ALL_REMOTE)
+        self.ledger = Ledger()
         self.acq = AsyncCQ(self.cq)
         self.former: deque[AsyncCQ] = deque(maxlen=8)
-        self.dropped = 0  # at most so many sends complete unheard
         self.closing = 0.0  # the longest that a close took
         self.moved = asyncio.Event()
+        self.supply()
+
+    def supply(self) -> None:
+        """For each message there is a receive, whether a task awaits it or not."""
+        while self.qp.outstanding[1] < RECEIVES:
+            self.qp.post_recv(None, wr_id=next(self.stress.wr_ids))
 
     # Each of these may be cancelled, end by a timeout, or find everything closed.
 
@@ -293,9 +341,14 @@ class Lane:
         while not self.stress.done:
             own = next(self.stress.wr_ids) if self.rng.random() < 0.5 else None
             imm_data = next(self.stress.numbers)
+            self.ledger.begins(imm_data, own)
             wc = await self.attempt(self.acq.send(self.qp, [], imm_data=imm_data, wr_id=own))
-            self.account([wc] if wc is not None else [])
-            self.dropped += wc is None and own is None
+            if wc is not None:
+                assert wc.ok
+                assert wc.wr_id >= OWN if own is None else wc.wr_id == own
+                self.ledger.completes(imm_data, wc.wr_id)
+            self.account([])
+            self.stress.account(wc is not None)
 
     async def claim(self) -> None:
         while not self.stress.done:
@@ -322,6 +375,7 @@ class Lane:
             if e.errno != errno.ENOMEM:
                 raise
             return False
+        self.ledger.writes.add(wr_id)
         return True
 
     async def room(self) -> None:
@@ -331,15 +385,11 @@ class Lane:
         await asyncio.sleep(0)
 
     def account(self, wcs: Iterable[WorkCompletion]) -> None:
-        """Each completion is of something that had none yet: remove() would raise."""
         n = 0
         for wc in wcs:
-            assert wc.ok, wc
-            if wc.opcode is WCOpcode.RECV:
-                self.qp.messages.remove(wc.imm_data)
-            else:
-                self.qp.sends.remove(wc.wr_id)
+            self.ledger.enter(wc)
             n += 1
+        self.supply()
         self.moved.set()
         self.stress.account(n)
 
@@ -368,22 +418,15 @@ class Lane:
 
     def is_done(self) -> bool:
         self.account_former()
-        own = [wr_id for wr_id in self.qp.sends if wr_id < OWN]
-        return not own and not self.qp.messages and self.qp.outstanding[0] == 0
+        return self.ledger.is_settled() and self.qp.outstanding[0] == 0
 
     def __repr__(self) -> str:
-        flows = [(flow.qp_num, flow._waiting) for flow in self.acq._flows.values()]
-        return (
-            f"sends {self.qp.sends} messages {self.qp.messages} outstanding {self.qp.outstanding} "
-            f"{self.acq.stats} waiters {len(self.acq._waiters)} claims "
-            f"{[(c.wr_id, c.posted, c.abandoned) for c in self.acq._claims]} flows {flows}"
-        )
+        return f"{self.ledger} outstanding {self.qp.outstanding} {self.acq!r} {self.acq.stats}"
 
     def check(self) -> None:
-        assert len(self.qp.sends) <= self.dropped
         self.account_former()
         assert self.is_done()
-        assert self.cq.take() == []
+        assert self.cq.poll() == []
         stats = self.cq.stats
         assert stats.events == stats.acked
         assert self.cq.unacked == 0

@@ -19,11 +19,10 @@ from typing import Any
 import anyio
 import pytest
 import trio
-from aio_support import SOLICITED, Lane, MakeLane, ids, open_fds
+from aio_support import SOLICITED, Lane, MakeLane, ids, just_before_it_sleeps, open_fds
 from support import DEADLINE, Endpoint, Waiter, in_child
 
 from cqnotify import (
-    CQ,
     BusyError,
     ClosedError,
     CompletionError,
@@ -125,37 +124,16 @@ def on(request: pytest.FixtureRequest) -> Flavor:
     return FLAVORS[request.param]
 
 
-class Racing(CQ):
-    """Something happens once, at the moment of falling asleep: before the CQ is armed, or after."""
-
-    before: Callable[[], None] | None = None
-    after: Callable[[], None] | None = None
-
-    def safe_to_sleep(self, solicited_only: bool = False) -> bool:
-        before, self.before = self.before, None
-        if before is not None:
-            before()
-        safe = super().safe_to_sleep(solicited_only)
-        after, self.after = self.after, None
-        if after is not None:
-            after()
-        return safe
-
-
 # ---- lock-step ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
 def test_a_completion_at_the_very_moment_of_falling_asleep_is_not_missed(
-    new_lane: MakeLane, on: Flavor, when: str
+    lane: Lane, on: Flavor
 ) -> None:
-    lane = new_lane(Racing)
-    setattr(lane.cq, when, lane.send)
-
     async def scenario() -> None:
         async with AsyncCQ(lane.cq) as acq:
-            assert ids(await acq.wait()) == [0]
-            assert acq.stats.events == acq.stats.wakeups == (when == "after")
+            assert ids(await just_before_it_sleeps(acq.wait(), lane.send)) == [0]
+            assert acq.stats.events == acq.stats.wakeups == 1
 
     on.run(scenario)
 
@@ -233,59 +211,64 @@ def test_of_two_waiters_each_gets_one_completion_in_the_order_of_coming(
     on.run(scenario)
 
 
-def test_a_waiter_that_is_woken_and_then_cancelled_passes_the_wake_up_on(
-    new_lane: MakeLane, on: Flavor
+@pytest.mark.parametrize("order", ["woken, cancelled", "cancelled, woken"])
+def test_a_waiter_that_is_woken_and_cancelled_passes_the_wake_up_on(
+    lane: Lane, on: Flavor, order: str
 ) -> None:
-    """It is woken by its own last look, and finds itself cancelled when it goes to sleep."""
-    lane = new_lane(Racing)
-
     async def scenario() -> None:
         async with AsyncCQ(lane.cq) as acq, on.tasks() as start:
-            first = start(partial(acq.wait, solicited_only=True))
+            tasks = []
+            for _ in range(3):
+                tasks.append(start(acq.wait))
+                await on.tick()
+            first, second, third = tasks
+            lane.send()
+            if order == "cancelled, woken":
+                first.scope.cancel()
+            assert acq.poll() == []  # wakes the first one, which has not run since
+            first.scope.cancel()
             await on.tick()
-            second = start(partial(acq.wait, solicited_only=True))
-            await on.tick()
-            lane.send()  # not solicited: there, and nobody knows
-            lane.cq.before = first.scope.cancel
-            third = start(acq.wait)  # looks, and wakes the first one, who was cancelled just now
-            assert ids(await second.result()) == [0]
-            assert first.scope.cancelled_caught
+            assert first.done
+            if order == "woken, cancelled" and not first.scope.cancelled_caught:
+                assert ids(await first.result()) == [0]  # trio lets one that was woken go on
+                lane.send()
+                assert ids(await second.result()) == [1]
+            else:
+                assert first.scope.cancelled_caught
+                assert ids(await second.result()) == [0]
             assert not third.done
             lane.send()
-            assert ids(await third.result()) == [1]
+            assert ids(await third.result()) == [lane.sent - 1]
 
     on.run(scenario)
 
 
-@pytest.mark.parametrize("on", ["trio", "anyio on trio"], indirect=True)  # asyncio does not look
-def test_a_waiter_that_is_woken_in_a_cancelled_scope_leaves_the_completion(
-    new_lane: MakeLane, on: Flavor
+def test_a_waiter_that_falls_asleep_in_a_cancelled_scope_leaves_the_completion(
+    lane: Lane, on: Flavor
 ) -> None:
-    lane = new_lane(Racing)
-
     async def scenario() -> None:
         async with AsyncCQ(lane.cq) as acq:
-            lane.cq.before = lane.send
             with on.cancelled() as scope:
-                await acq.wait()
+                await just_before_it_sleeps(acq.wait(), lane.send)
             assert scope.cancelled_caught
             lane.send()
-            assert ids(await acq.wait()) == [0]
-            assert ids(await acq.wait()) == [1]
-            assert acq.stats.events == 0
+            assert ids(await acq.wait(1)) == [0]
+            assert ids(await acq.wait(1)) == [1]
+            assert acq.stats.wakeups == 0
 
     on.run(scenario)
 
 
-def test_a_cancelled_completion_puts_back_what_it_was_given(new_lane: MakeLane, on: Flavor) -> None:
-    lane = new_lane(Racing)
-
+def test_a_cancelled_completion_puts_back_what_it_was_given(lane: Lane, on: Flavor) -> None:
     async def scenario() -> None:
-        async with AsyncCQ(lane.cq) as acq:
-            lane.cq.after = lane.send
-            with on.cancelled() as scope:
-                await acq.completion(0)
-            assert scope.cancelled_caught
+        async with AsyncCQ(lane.cq) as acq, on.tasks() as start:
+            task = start(lambda: acq.completion(0))
+            await on.tick()
+            lane.send()
+            task.scope.cancel()
+            assert acq.poll() == []  # the task has it, and has not run since
+            await on.tick()
+            assert task.scope.cancelled_caught
             assert (await acq.completion(0)).wr_id == 0
 
     on.run(scenario)
@@ -503,12 +486,9 @@ def test_iteration_ends_when_it_is_closed(lane: Lane, on: Flavor) -> None:
     on.run(scenario)
 
 
-def test_what_is_closed_before_its_reader_has_run_disturbs_nothing(
-    new_lane: MakeLane, on: Flavor
-) -> None:
+def test_what_is_closed_before_its_reader_has_run_disturbs_nothing(lane: Lane, on: Flavor) -> None:
     """trio's reader is a task. Here it begins when its descriptor is closed, and the number is
     that of another file."""
-    lane = new_lane(Racing)
     acq = AsyncCQ(lane.cq)
     pipe: list[int] = []
 
@@ -519,7 +499,8 @@ def test_what_is_closed_before_its_reader_has_run_disturbs_nothing(
         assert str(pipe[0]) in before, "the number is used again"
 
     async def scenario() -> None:
-        lane.cq.after = close  # type: ignore[attr-defined]
+        acq._reader.attach()  # as the first task that waits does
+        close()
         with pytest.raises(ClosedError):
             await acq.wait()
         os.write(pipe[1], b"x")

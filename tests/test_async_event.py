@@ -264,6 +264,7 @@ def test_a_port_that_goes_down_is_told_to_those_with_a_qp_on_it(wire_pair: Pair,
         unconcerned.join()
 
 
+@pytest.mark.usefixtures("conversation")
 def test_an_unread_event_of_a_forgotten_world_is_collected(ctx: Context) -> None:
     other = Context(ctx.name)
     overflow = Overflow(other)
@@ -272,7 +273,7 @@ def test_an_unread_event_of_a_forgotten_world_is_collected(ctx: Context) -> None
     with pytest.raises(AsyncEventError):
         overflow.a.channel.get_event(timeout=DEADLINE)
     gone = weakref.ref(overflow.a.scq), weakref.ref(other)
-    with pytest.warns(ResourceWarning, match="unclosed"):
+    with pytest.warns(ResourceWarning, match="unclosed Context"):
         del overflow, other
         gc.collect()
     gc.collect()

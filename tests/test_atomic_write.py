@@ -130,13 +130,15 @@ def test_a_queue_that_gets_full_says_so_and_goes_on(ctx: Context) -> None:
     if pair is None:
         return
     a, b = pair
-    posted = 0
+    posted = reaped = 0
     with pytest.raises(VerbsError, match="is full: it was granted") as e:
         while posted < 100_000:
             a.qp.post_send(WORD, **to(b))
             posted += 1
+            if posted - reaped > a.scq.cqe // 2:  # the device can be as fast as this
+                reaped += len(a.scq.poll(a.scq.cqe))
     assert (e.value.errno, e.value.verb) == (errno.ENOMEM, "ibv_wr_atomic_write")
-    wait_completions(a.scq, posted)
+    wait_completions(a.scq, posted - reaped)
     assert a.qp.outstanding == (0, 0)
     a.qp.post_send(WORD, wr_id=5, **to(b))
     assert wait_one(a.scq).wr_id == 5

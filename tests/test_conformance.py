@@ -283,19 +283,25 @@ def test_json_keeps_a_status_without_a_name_and_a_refusal() -> None:
 
 def documented(version: tuple[int, int]) -> str | None:
     """What the document says that the command prints on this kernel."""
-    blocks = re.findall(r"```\w*\n(.*?)\n```", DOC.read_text(), re.DOTALL)
-    title = r"\w+ on Linux {}\.{}\.".format(*version)
-    return next((block for block in blocks if re.match(title, block)), None)
+    blocks = re.findall(r"^On ([^\n]+):\n\n```\n(.*?)\n```", DOC.read_text(), re.DOTALL | re.M)
+    here = "{}.{}".format(*version)
+    return next((block for where, block in blocks if here in re.findall(r"\d+\.\d+", where)), None)
 
 
 def test_the_document_has_what_the_command_prints_here(ctx: Context, report: Report) -> None:
     text = documented(kernel())
     if text is None or not is_rxe(ctx):
-        pytest.skip("the document is about rxe on Linux 6.1 and 6.12")
+        pytest.skip("the document is about rxe on Linux 6.1, 6.12 and 7.2")
     title, _, rest = text.partition("\n")
     printed, _, table = format_report(report).partition("\n")
     assert table == rest
     assert re.sub(r" on .*: ", ": ", printed) == re.sub(r" on .*: ", ": ", title)
+
+
+def test_the_document_tells_of_three_kernels() -> None:
+    tables = [documented(version) for version in ((6, 1), (6, 12), (7, 2), (6, 2))]
+    measured = [table and table.split()[3].rpartition(".")[0] for table in tables]
+    assert measured == ["6.1", "6.12", "6.12", None]
 
 
 def test_the_table_fits_a_terminal_and_marks_what_departs(report: Report) -> None:
@@ -455,6 +461,7 @@ def test_wrong_usage_is_exit_code_2(args: str, capsys: Capture) -> None:
     assert "usage: " in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("conversation")
 def test_no_such_device_is_exit_code_3_and_no_such_gid_1(ctx: Context, capsys: Capture) -> None:
     assert main(["conformance", "--device", "nonsense"]) == 3
     assert main(["conformance", "--device", ctx.name, "--type", "ud", "--gid-idx", "200"]) == 1

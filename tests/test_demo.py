@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
+import select
 import signal
 import subprocess
 from pathlib import Path
@@ -108,7 +111,7 @@ def test_the_wire_is_as_before(figures: dict[str, Any]) -> None:
 def test_the_table_is_aligned_and_says_what_it_means() -> None:
     done = demo("--messages", "16")
     assert done.returncode == 0, done.stderr
-    assert done.stderr == "", "progress is for terminals"
+    assert done.stderr == begins(16), "more progress is for terminals"
     blocks = [block.splitlines() for block in done.stdout.split("\n\n")]
     title, table, conclusions = blocks
     assert len(title) == 1
@@ -119,6 +122,7 @@ def test_the_table_is_aligned_and_says_what_it_means() -> None:
     assert all("busy polling took" in sentence for sentence in conclusions)
 
 
+@pytest.mark.usefixtures("conversation")
 @in_lab
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"]
@@ -130,9 +134,37 @@ def test_a_signal_ends_it_cleanly(number: signal.Signals, code: int) -> None:
         before = sent_packets()
         until(lambda: sent_packets() > before + 20, "messages flow")
         process.send_signal(number)
-        assert outcome(process) == (code, "", "")
+        assert outcome(process) == (code, "", begins(100000))
     assert not Path(f"/proc/{peer}").exists()
     assert "netem" not in queue_disciplines()
+
+
+@pytest.mark.usefixtures("conversation")
+@in_lab
+def test_a_terminal_shows_each_run_from_its_first_message_on() -> None:
+    master, slave = pty.openpty()
+    with started(command("demo", "--messages", "16"), stderr=slave) as process:
+        os.close(slave)
+        shown = b""
+        with contextlib.suppress(OSError):  # the process has gone, and with it the other end
+            while select.select([master], [], [], LIMIT)[0]:
+                shown += os.read(master, 65536)
+        os.close(master)
+        assert process.wait(LIMIT) == 0
+    lines = shown.decode().split("\r")
+    assert lines[1] == "run 1 of 6 (ibv_rc_pingpong, asyncio), messages: 0 of 16\033[K"
+    assert lines[-1] == "\033[K", "the line is cleared at the end"
+    assert {line[: len("run 1 of 6")] for line in lines[1:-1]} == {
+        f"run {n} of 6" for n in range(1, 7)
+    }
+
+
+def begins(messages: int) -> str:
+    """What is said of progress where stderr is no terminal."""
+    return (
+        f"cqnotify: run 1 of 6 (ibv_rc_pingpong, asyncio) begins; each has {messages} messages, "
+        "the figures come after the last\n"
+    )
 
 
 def sent_packets() -> int:

@@ -17,12 +17,14 @@ from pathlib import Path
 
 import pytest
 from doc_support import DOCS, PAGES, ROOT, Block, Page, Program, matches, read
-from support import DEADLINE
+from support import DEADLINE, is_rxe
 
 from benchmarks import __main__ as bench
+from cqnotify import Context
 from cqnotify.cli import COMMANDS, _parser
 
-BY_THEMSELVES = {"pyverbs.md": "test_pyverbs_doc.py"}  # programs that are compared
+# Programs that are compared, and those that command hosts from outside.
+BY_THEMSELVES = {"pyverbs.md": "test_pyverbs_doc.py", "hosts.md": "lab/test_hosts.py"}
 pages: list[Page] = [read(name) for name in PAGES]
 LANGUAGES = {"python", "sh", "console", "text", "", "{eval-rst}"}
 PYTEST = " -q -x -k -m "  # what its own help, which takes long, has for us
@@ -149,6 +151,10 @@ def check_lab(words: list[str]) -> bool:
     if command == "run":
         split = rest.index("--") + 1 if "--" in rest else 0
         return accepts(usage, rest[:split]) and check_command(rest[split:])
+    if command == "hosts":
+        at = rest.index("--")
+        commands = " ".join(rest[at + 1 :]).split(" --- ")
+        return accepts(usage, rest[1:at]) and all(check_command(c.split()) for c in commands)
     if command == "bench":
         return exits_well(lambda: bench.parse([*rest, "--"]))
     if command in ("test", "selftest"):
@@ -162,7 +168,7 @@ def check_python(words: list[str]) -> bool:
         return words[1:2] == ["pytest"] or (words[1] == "cqnotify" and check_cqnotify(words[2:]))
     if words[0].startswith("examples/"):
         return accepts(helped(sys.executable, words[0], "--help"), words[1:])
-    return words == ["prog.py"]  # the reader's own
+    return words[0].endswith(".py") and "/" not in words[0]  # the reader's own
 
 
 def check_cqnotify(words: list[str]) -> bool:
@@ -213,11 +219,12 @@ transcripts = [(page.name, block) for page in pages for block in page.blocks]
 transcripts = [(name, block) for name, block in transcripts if block.language == "console"]
 
 
-@pytest.mark.usefixtures("ctx")
 @pytest.mark.parametrize(("name", "block"), transcripts, ids=lambda x: x if x in PAGES else None)
-def test_a_command_prints_what_stands_below_it(name: str, block: Block, tmp_path: Path) -> None:
-    if os.environ.get("CQNOTIFY_LAB") != "vm":
-        pytest.skip("it shows the microVM's devices")
+def test_a_command_prints_what_stands_below_it(
+    ctx: Context, name: str, block: Block, tmp_path: Path
+) -> None:
+    if os.environ.get("CQNOTIFY_LAB") != "vm" or not is_rxe(ctx):
+        pytest.skip("it shows the microVM's devices, which are Soft-RoCE")
     for shown in re.split(r"^\$ ", block.text, flags=re.M)[1:]:
         line, _, output = shown.partition("\n")
         words = shlex.split(line.removeprefix("./lab run -- "))  # we are there already

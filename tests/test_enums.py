@@ -30,6 +30,7 @@ PREFIXES = {
     enums.TransportType: "IBV_TRANSPORT_",
     enums.AtomicCap: "IBV_ATOMIC_",
     enums.DeviceCapFlags: "IBV_DEVICE_",
+    enums.ForkStatus: "IBV_FORK_",
     enums.ODPGeneralCaps: "IBV_ODP_",
     enums.ODPTransportCaps: "IBV_ODP_SUPPORT_",
     enums.RawPacketCaps: "IBV_RAW_PACKET_CAP_",

@@ -12,6 +12,7 @@ with CQNOTIFY_FUZZ_CALLS and CQNOTIFY_FUZZ_SEED.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import faulthandler
@@ -74,6 +75,7 @@ from cqnotify import (
     WROpcode,
     devices,
 )
+from cqnotify.aio import AsyncCQ
 
 MANY = int(os.environ.get("CQNOTIFY_FUZZ_CALLS", "100000"))
 SEED = int(os.environ.get("CQNOTIFY_FUZZ_SEED", "20240229"))
@@ -126,9 +128,13 @@ def ours() -> Counter[str]:
         "MW",
         "SendWR",
         "RecvWR",
+        "AsyncCQ",
+        "Request",
     )
     found = Counter(type(o).__name__ for o in gc.get_objects() if type(o).__module__ == "cqnotify")
-    found.update(type(o).__name__ for o in gc.get_objects() if type(o) in (QP, SRQ, Context))
+    found.update(
+        type(o).__name__ for o in gc.get_objects() if type(o) in (QP, SRQ, Context, AsyncCQ)
+    )
     return Counter({name: found[name] for name in names if found[name]})
 
 
@@ -828,6 +834,9 @@ class Machine(RuleBasedStateMachine):
         cq: Any = self.some("CQ", n)
         self.call("CQ.resize", cq.obj.resize, cqe)
         assert cq.obj.cqe >= cqe
+        arms = cq.obj.stats.arms  # once more, if it was armed
+        assert arms in ((cq.arms, cq.arms + 1) if cq.uses and cq.arms else (0,))
+        cq.arms = arms
         if moderate:
             self.refuse("CQ.modify", VerbsError, "moderation", cq.obj.modify, n % 100, 10)
 
@@ -1097,7 +1106,7 @@ CLOSED_CALLS: dict[str, dict[str, Callable[[Any], Any]]] = {
         "fileno": lambda o: o.fileno(),
         "get_event": lambda o: o.get_event(1),
         "try_get_event": lambda o: o.try_get_event(),
-        "dispatch": lambda o: o.dispatch(True),
+        "_on_event": lambda o: o._on_event(),
         "interrupt": lambda o: o.interrupt(),
         "__iter__": iter,
         "__enter__": lambda o: o.__enter__(),
@@ -1111,10 +1120,7 @@ CLOSED_CALLS: dict[str, dict[str, Callable[[Any], Any]]] = {
         "unacked": lambda o: o.unacked,
         "req_notify": lambda o: o.req_notify(),
         "safe_to_sleep": lambda o: o.safe_to_sleep(),
-        "sleep": lambda o: o.sleep(None, 16, False),
         "poll": lambda o: o.poll(),
-        "take": lambda o: o.take(),
-        "set_consumer": lambda o: o.set_consumer(None),
         "poll_into": lambda o: o.poll_into(WCArray(1)),
         "poll_ids": lambda o: o.poll_ids(),
         "ack": lambda o: o.ack(0),
@@ -1288,6 +1294,7 @@ class World:
         o["address"] = qp.address()
         o["closed_ctx"] = Context(self.ctx.name)
         o["closed_ctx"].close()
+        self.add_awaited(o)
         self.objects = o
         self.constants: dict[str, Any] = {
             "None": None,
@@ -1352,6 +1359,19 @@ class World:
         }
         self.targets = targets(self)
 
+    def add_awaited(self, o: dict[str, Any]) -> None:
+        """On a CQ of its own, and a channel."""
+        self.loop = asyncio.new_event_loop()
+        channel = o["acq_channel"] = CompletionChannel(self.ctx)
+        for prefix in ("", "closed_"):
+            cq = o[prefix + "acq_cq"] = CQ(self.ctx, 255, channel=channel)
+            o[prefix + "acq"] = AsyncCQ(cq)
+        o["closed_acq"].close()
+        o["amr"] = MR(o["pd"], 4096, access=0xF)
+        o["eight"] = o["amr"][0:8]
+        qp = o["aqp"] = QP(o["pd"], QPType.RC, send_cq=o["acq_cq"], max_recv_wr=64)
+        qp.connect(qp.address(), timeout=8, retry_cnt=1, access=0xF)
+
     def fresh(self, name: str) -> Any:
         """Arguments that can't be used twice, or hold on to something."""
         if name == "bytearray":
@@ -1407,12 +1427,16 @@ class World:
             "xcq",
             "new_qp",
         )
-        closed = any(o[name].closed for name in (*names, "ro_mr"))
-        return closed or o["qp"].state != QPState.RTS
+        names = (*names, "ro_mr", "acq", "acq_cq", "acq_channel", "aqp", "amr")
+        if any(o[name].closed for name in names) or o["acq"]._error is not None:
+            return True
+        return any(o[name].state != QPState.RTS for name in ("qp", "aqp"))
 
     def close(self) -> None:
+        self.objects["acq"].close()
         self.ctx.close()
         self.other.close()
+        self.loop.close()
 
 
 NASTY_FRESH = [
@@ -1433,6 +1457,8 @@ NASTY_FRESH = [
     "close:channel",
     "close:ah",
     "close:srq",
+    "close:acq",
+    "close:aqp",
     "poll",
     "reset",
 ]
@@ -1589,9 +1615,8 @@ def targets(w: World) -> dict[str, Target]:
     flag = {"solicited_only": ("True", "False", "1")}
     add("CQ", some_cqs, "req_notify", flag, 1)
     add("CQ", some_cqs, "safe_to_sleep", flag, 1)
-    add("CQ", some_cqs, "sleep", {"loop": ("None",), "max_entries": small, **flag}, 3, 3)
-    add("CQ", some_cqs, "forget_sleeper", {}, nothing_else=True)
-    add("CompletionChannel", both, "dispatch", {"first": ("True", "False")}, 1, 1)
+    add("CompletionChannel", both, "_on_event", {}, nothing_else=True)
+    add_awaited(w, found)
     add("CQ", some_cqs, "poll", {"max_entries": small}, 1)
     add("CQ", some_cqs, "poll_ids", {"max_entries": small}, 1)
     add("CQ", some_cqs, "poll_into", {"wcs": ("array",)}, 1, 1)
@@ -1741,6 +1766,64 @@ def targets(w: World) -> dict[str, Target]:
     return found
 
 
+def add_awaited(w: World, found: dict[str, Target]) -> None:
+    """The methods of AsyncCQ: one is called, its coroutine takes the first step, and is closed."""
+
+    def add(method: str, good: dict[str, tuple[str, ...]], positional: int, required: int) -> None:
+        for name in ("acq", "closed_acq"):
+            found[f"AsyncCQ.{method}:{name}"] = Target(
+                lambda *a, name=name, **k: first_step(w, getattr(w.objects[name], method), *a, **k),
+                good,
+                positional,
+                required,
+            )
+
+    small = ("1", "7", "64")
+    own = {"send_flags": ("2", "0"), "wr_id": small}
+    local = {"qp": (*["aqp"] * 8, "qp", "closed_qp"), "sg": ("eight", "sge", "None")}
+    remote = {**local, "remote_addr": ("acq_addr",), "rkey": ("acq_rkey",)}
+    w.constants |= {"acq_addr": w.objects["amr"].addr + 64, "acq_rkey": w.objects["amr"].rkey}
+    imm = {"imm_data": ("None", "7")}
+    eight = {**remote, "sg": ("eight",)}
+    add("wait", {"max_entries": small, "solicited_only": ("True", "False", "1")}, 1, 0)
+    add("completion", {"wr_id": small, "qp": ("aqp", "None")}, 1, 1)
+    add("send", {**local, **imm, **own}, 2, 2)
+    add("recv", {**local, "wr_id": small}, 2, 2)
+    add("write", {**remote, **imm, **own}, 4, 4)
+    add("read", {**remote, **own}, 4, 4)
+    add("atomic_cmp_and_swp", {**eight, "compare_add": small, "swap": small, **own}, 6, 6)
+    add("atomic_fetch_and_add", {**eight, "compare_add": small, **own}, 5, 5)
+    for name in ("acq", "closed_acq"):
+        for function, good in ((AsyncCQ.poll, {"max_entries": small}), (AsyncCQ.__repr__, {})):
+            found[f"AsyncCQ.{function.__name__}:{name}"] = Target(
+                lambda *a, f=function, name=name, **k: f(w.objects[name], *a, **k), good, 1
+            )
+        found[f"AsyncCQ.attributes:{name}"] = Target(
+            lambda name=name: attributes(w.objects[name]), {}, nothing_else=True
+        )
+    found["AsyncCQ()"] = Target(in_vain, {"cq": ("cq", "acq_cq", "xcq", "closed_cq")}, 1, 1)
+
+
+def first_step(w: World, method: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
+    asyncio._set_running_loop(w.loop)
+    try:
+        call = method(*args, **kwargs)
+        try:
+            call.send(None)
+        except StopIteration:
+            pass
+        finally:
+            call.close()
+    finally:
+        asyncio._set_running_loop(None)
+    return 1
+
+
+def in_vain(*args: Any, **kwargs: Any) -> int:
+    AsyncCQ(*args, **kwargs).close()
+    return 1
+
+
 def prepared(o: dict[str, Any], transition: str) -> QP:
     """A QP in the state that it starts from."""
     qp: QP = o["new_qp"]
@@ -1869,6 +1952,8 @@ class Barrage:
             for name in ("cq", "foreign_cq", "xcq"):
                 while self.world.objects[name].poll(64):
                     pass
+            while self.world.objects["acq"].poll(255):
+                pass
             self.traffic()
         if self.world.spent:
             self.world.close()
@@ -1885,6 +1970,8 @@ class Barrage:
                 o["qp"].post_recv(o["mr"][0:64])
                 o["qp"].post_send(o["mr"][64:72])
             o["cq"].poll_into(o["array"])
+            while o["aqp"].outstanding[1] < 8:
+                o["aqp"].post_recv(None)
 
 
 # ---- the tests ------------------------------------------------------------------------------

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import gc
 import select
@@ -141,6 +142,73 @@ def test_an_argument_may_close_anything_while_it_is_converted(ctx: Context, vict
             # Right or refused, but alive: most of them find something closed.
             with contextlib.suppress(ClosedError, ValueError, OSError):
                 call(w, lambda value, w=w: Closing(w[victim], value))  # type: ignore[misc]
+
+
+class Emptying:
+    """An integer that only a dict holds, and that empties it when it is converted."""
+
+    events: list[str]
+    keywords: dict[str, Any]
+
+    def __index__(self) -> int:
+        self.events.append("converted")
+        self.keywords.clear()
+        return 1 << 64  # too much everywhere, so that a message has to show it
+
+    def __repr__(self) -> str:
+        Emptying.events.append("shown")
+        return "too much"
+
+    def __del__(self) -> None:
+        Emptying.events.append("freed")
+
+
+def call_with(function: Any, keywords: dict[str, Any]) -> object:
+    """With the dict itself, as C code may: _thread.start_new_thread() is one that does."""
+    call: Any = ctypes.pythonapi.PyObject_Call
+    call.restype = ctypes.py_object
+    call.argtypes = [ctypes.py_object] * 3
+    return call(function, (), keywords)
+
+
+KEYWORDS: list[Callable[[dict[str, Any]], tuple[Any, dict[str, Any]]]] = [
+    lambda w: (w["qp"].modify, {"qkey": None}),
+    lambda w: (w["qp"].check, {"port_num": None}),
+    lambda w: (_core.QP.modify.__get__(w["qp"]), {"cap": {}, "timeout": None}),
+    lambda w: (_core.CQ, {"context": w["ctx"], "cqe": None}),
+    lambda w: (_core.CQ, {"context": w["ctx"], "cqe": 1, "wc_flags": None}),
+    lambda w: (_core.SRQ, {"pd": w["pd"], "max_wr": None}),
+    lambda w: (
+        _core.QP,
+        {"pd": w["pd"], "qp_type": QPType.RC, "send_cq": w["cq"], "max_send_wr": None},
+    ),
+    lambda w: (_core.MR, {"pd": w["pd"], "buffer": bytearray(8), "access": None}),
+    lambda w: (_core.MR.implicit, {"pd": w["pd"], "access": None}),
+    lambda w: (_core.MW, {"pd": w["pd"], "mw_type": None}),
+    lambda w: (_core.SendWR, {"sg": w["mr"], "wr_id": None}),
+    lambda w: (_core.RecvWR, {"sg": w["mr"], "wr_id": None}),
+    lambda w: (_core.WCArray, {"capacity": None}),
+    lambda w: (_core.AH, {"sl": None}),
+]
+
+
+@pytest.mark.parametrize("make", KEYWORDS)
+def test_keywords_may_be_emptied_while_they_are_read(
+    ctx: Context, make: Callable[[dict[str, Any]], tuple[Any, dict[str, Any]]]
+) -> None:
+    with ctx:
+        w = world(ctx)
+        function, keywords = make(w)
+        if function is _core.AH:
+            function = functools.partial(_core.AH, w["pd"])
+        Emptying.events, Emptying.keywords = [], keywords
+        (name,) = (name for name, value in keywords.items() if value is None)
+        keywords[name] = Emptying()
+        with pytest.raises(ValueError, match=f"{name} is too much: it must be"):
+            call_with(function, keywords)
+        assert not keywords
+        until(lambda: Emptying.events[-1] == "freed", "nobody holds it")
+        assert Emptying.events == ["converted", "shown", "freed"]
 
 
 class Bomb:
@@ -645,6 +713,7 @@ def test_the_collector_may_close_what_a_callback_is_added_to(ctx: Context) -> No
     assert bool(called) == added
 
 
+@pytest.mark.usefixtures("conversation")
 def test_threads_may_do_everything_at_once_until_the_context_is_closed(ctx: Context) -> None:
     """Each gets ClosedError in the end, or what its own call may raise; nobody hangs or crashes."""
     may_raise = (

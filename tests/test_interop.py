@@ -7,9 +7,12 @@ ours knows what a client with -c sends; and a server with -c looks for itself at
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import shutil
 import socket
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,7 +20,7 @@ from cli_support import command, figures, outcome, server, started
 
 from cqnotify import Context
 
-ITERS = 1000
+ITERS = {True: 1000, False: 200}  # asleep, and polling: on one CPU that goes by turns
 # The MTU is 1024. Each size goes with one way of sleeping in each role.
 SIZES = {
     "rc": (1, 4096, 1025, 65536),
@@ -44,36 +47,61 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
+@contextlib.contextmanager
+def ours_goes_first(sleeps: bool) -> Iterator[None]:
+    """On one CPU: the peer, which has the usual policy, runs only while our program sleeps.
+
+    There it would otherwise answer, if the scheduler likes, before our program had to sleep at all.
+    """
+    if not sleeps or len(os.sched_getaffinity(0)) > 1:
+        yield
+        return
+    os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))  # for what is started, too
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
 @pytest.mark.parametrize("case", CASES, ids=name)
 def test_a_pingpong_with_rdma_core(ctx: Context, case: tuple[str, bool, bool, int]) -> None:
     service, client, sleeps, size = case
     program = shutil.which(f"ibv_{service}_pingpong")
     assert program is not None
-    common = ["-d", ctx.name, "-n", str(ITERS), "-s", str(size), "-c", *["-e"] * sleeps]
-    theirs = [program, "-g", str(ctx.find_gid().index), *common]
+    common = ["-d", ctx.name, "-n", str(ITERS[sleeps]), "-s", str(size), "-c", *["-e"] * sleeps]
+    theirs = ["chrt", "--other", "0", program, "-g", str(ctx.find_gid().index), *common]
     ours = ["--type", service, "--json", *common]
     if client:
         port = str(free_port())
         with (
+            ours_goes_first(sleeps),
             started([*theirs, "-p", port]) as peer,
             started(command("pingpong", *ours, "-p", port, "127.0.0.1")) as us,
         ):
             found = figures(*outcome(us))
             said = outcome(peer)
     else:
-        with server(*ours) as (us, tcp), started([*theirs, "-p", str(tcp), "127.0.0.1"]) as peer:
+        with (
+            ours_goes_first(sleeps),
+            server(*ours) as (us, tcp),
+            started([*theirs, "-p", str(tcp), "127.0.0.1"]) as peer,
+        ):
             said = outcome(peer)
             found = figures(*outcome(us))
-    check_theirs(service, size, said, found)
+    check_theirs(case, said, found)
     check_ours(case, found)
 
 
-def check_theirs(service: str, size: int, said: tuple[int, str, str], ours: dict[str, Any]) -> None:
+def check_theirs(
+    case: tuple[str, bool, bool, int], said: tuple[int, str, str], ours: dict[str, Any]
+) -> None:
+    _, _, sleeps, size = case
+    iters = ITERS[sleeps]
     code, out, err = said
     assert (code, err) == (0, "")
     assert "invalid data" not in out
-    assert f"{2 * ITERS * size} bytes in" in out
-    assert f"{ITERS} iters in" in out
+    assert f"{2 * iters * size} bytes in" in out
+    assert f"{iters} iters in" in out
     for side, of in (("local", ours["remote"]), ("remote", ours["local"])):
         told = re.findall(rf"^  {side} address:.*QPN 0x([0-9a-f]+), PSN 0x([0-9a-f]+)", out, re.M)
         assert [(int(qpn, 16), int(psn, 16)) for qpn, psn in told] == [
@@ -83,13 +111,14 @@ def check_theirs(service: str, size: int, said: tuple[int, str, str], ours: dict
 
 def check_ours(case: tuple[str, bool, bool, int], found: dict[str, Any]) -> None:
     service, client, sleeps, size = case
+    iters = ITERS[sleeps]
     assert found["role"] == ("client" if client else "server")
-    assert (found["type"], found["size"], found["iters"]) == (service, size, ITERS)
-    assert found["bytes"] == 2 * ITERS * size
+    assert (found["type"], found["size"], found["iters"]) == (service, size, iters)
+    assert found["bytes"] == 2 * iters * size
     qps = 16 if service == "srq" else 1
     assert len(found["local"]) == len(found["remote"]) == qps
     # With several QPs some messages more can be under way when it is over.
-    assert ITERS <= found["checked"] < ITERS + qps
+    assert iters <= found["checked"] < iters + qps
     latency = found["latency"]
     assert latency["count"] == found["checked"] - (0 if client else qps)
     assert 0 < latency["min"] <= latency["p50"] <= latency["p99"] <= latency["max"]

@@ -293,9 +293,8 @@ def test_a_context_closes_what_is_in_groups(ctx: Context) -> None:
 def test_a_qp_in_a_group_that_is_forgotten_is_closed(pd: PD, cq: CQ) -> None:
     qp = QP(pd, QPType.UD, send_cq=cq)
     qp.attach_mcast(GROUP)
-    with pytest.warns(ResourceWarning, match="unclosed QP"):
-        del qp
-        gc.collect()
+    del qp
+    gc.collect()
     closed_in_turn(cq, pd)  # nothing uses them any more
 
 

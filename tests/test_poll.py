@@ -160,6 +160,25 @@ def test_failures_in_an_array_have_no_other_fields(pair: Pair) -> None:
     assert row[-1] == WCExFlags.QP_NUM
 
 
+def test_a_row_is_overwritten_as_a_whole(pair: Pair) -> None:
+    """By a plain success, of which most fields tell nothing: a send."""
+    a, b = pair
+    b.qp.post_recv(b.mr[0:64], wr_id=2**64 - 1)
+    a.qp.post_send(a.mr[0:8], opcode=WROpcode.SEND_WITH_IMM, imm_data=2**32 - 1)
+    wait_one(a.scq)
+    wcs = WCArray(1)
+    assert b.rcq.poll_into(wcs) == 1
+    assert wcs[0].imm_data == 2**32 - 1
+    b.qp.post_recv(b.mr[0:64])
+    a.qp.post_send(a.mr[0:8], wr_id=2**63)
+    until(lambda: a.scq.poll_into(wcs) == 1, "it is sent")
+    (wc,) = wcs
+    assert (wc.wr_id, wc.ok, wc.opcode, wc.imm_data) == (2**63, True, WCOpcode.SEND, None)
+    valid = WCExFlags.BYTE_LEN | WCExFlags.QP_NUM
+    row = (2**63, 0, WCOpcode.SEND, 0, wc.byte_len, 0, a.qp.qp_num, *[0] * 6, valid)
+    assert ROW.unpack(memoryview(wcs).tobytes()) == row
+
+
 def test_an_array_tells_who_sent_a_datagram(ud_pair: Pair) -> None:
     a, b = ud_pair
     entry = b.ctx.find_gid()

@@ -14,9 +14,10 @@ import pytest
 from support import ip_link, until
 
 import cqnotify
-from cqnotify import AtomicCap, Context, DeviceAttr, PortState, VerbsError, devices
+from cqnotify import AtomicCap, Context, DeviceAttr, PortState, VerbsError, _state_report, devices
 from cqnotify._requirements import Requirements
 from cqnotify.testing import Endpoint
+from pytest_cqnotify import SECTION
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.rdma
@@ -26,8 +27,10 @@ FIXTURES = [
     *["rdma_device", "rdma_device2", "rdma_context", "rdma_context2"],
     *["rdma_pd", "rdma_channel", "rdma_cq", "rdma_mr"],
     *["rdma_pair", "rdma_rc_pair", "rdma_uc_pair", "rdma_ud_pair"],
+    "hosts",
 ]
 HEADER = """\
+import select
 import pytest
 from cqnotify import *
 from cqnotify.testing import Endpoint, wait_completions
@@ -70,6 +73,7 @@ def no_device(monkeypatch: pytest.MonkeyPatch) -> None:
 # Fixtures ---------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("conversation")
 def test_each_fixture_is_what_it_says(run: Run) -> None:
     result = run("""
         def test_devices(rdma_device, rdma_device2):
@@ -96,6 +100,7 @@ def test_each_fixture_is_what_it_says(run: Run) -> None:
     result.assert_outcomes(passed=4)
 
 
+@pytest.mark.usefixtures("conversation")
 def test_a_pair_is_made_to_order(run: Run) -> None:
     result = run("""
         @pytest.mark.parametrize("qp_type", [QPType.RC, QPType.UC, QPType.UD])
@@ -131,6 +136,7 @@ def test_a_pair_is_made_to_order(run: Run) -> None:
     result.assert_outcomes(passed=7)
 
 
+@pytest.mark.usefixtures("conversation")
 def test_everything_is_closed_after_each_test(run: Run) -> None:
     result = run("""
         made = []
@@ -148,6 +154,7 @@ def test_everything_is_closed_after_each_test(run: Run) -> None:
     result.assert_outcomes(passed=2)
 
 
+@pytest.mark.usefixtures("conversation")
 def test_a_failed_test_is_one_failure_and_the_next_one_works(run: Run) -> None:
     """What a failed test made itself is held by its traceback, and still in use by then."""
     result = run("""
@@ -171,6 +178,7 @@ def test_a_failed_test_is_one_failure_and_the_next_one_works(run: Run) -> None:
     assert "this one fails" in result.stdout.str()
 
 
+@pytest.mark.usefixtures("conversation")
 def test_what_does_not_close_goes_with_the_context(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,6 +198,7 @@ def test_what_does_not_close_goes_with_the_context(
     result.assert_outcomes(passed=2)
 
 
+@pytest.mark.usefixtures("conversation")
 def test_a_test_may_close_all_or_part_of_it_itself(run: Run) -> None:
     result = run("""
         def test_parts(rdma_rc_pair, rdma_mr, rdma_pd):
@@ -204,6 +213,7 @@ def test_a_test_may_close_all_or_part_of_it_itself(run: Run) -> None:
     result.assert_outcomes(passed=2)
 
 
+@pytest.mark.usefixtures("conversation")
 def test_a_fixture_of_the_user_finds_open_what_it_uses(run: Run) -> None:
     """It was set up before rdma_cq, so it is torn down after that."""
     result = run("""
@@ -226,6 +236,7 @@ def test_a_fixture_of_the_user_finds_open_what_it_uses(run: Run) -> None:
     result.assert_outcomes(passed=2)
 
 
+@pytest.mark.usefixtures("conversation")
 def test_a_context_can_be_shared_by_a_module(run: Run) -> None:
     result = run("""
         seen = []
@@ -242,6 +253,148 @@ def test_a_context_can_be_shared_by_a_module(run: Run) -> None:
             seen.extend([rdma_context, rdma_cq, rdma_mr, rdma_rc_pair[1].qp])
     """)
     result.assert_outcomes(passed=2)
+
+
+# What is told of a failure ----------------------------------------------------
+
+
+def told(result: pytest.RunResult) -> list[str]:
+    """The lines of the section, the names of QPs and of the device left out."""
+    text = result.stdout.str()
+    assert text.count(f" {SECTION} ") == 1
+    lines = text.partition(f" {SECTION} ")[2].splitlines()[1:]
+    end = next(n for n, line in enumerate(lines) if line.startswith(("---", "===", "___")))
+    return [re.sub(r"QP \d+", "QP N", line) for line in lines[:end]]
+
+
+@pytest.mark.usefixtures("conversation")
+def test_a_failure_tells_what_was_outstanding_and_what_came(run: Run) -> None:
+    result = run("""
+        def test_it(rdma_rc_pair):
+            a, b = rdma_rc_pair
+            b.qp.post_recv([RecvWR(b.mr[0:64]), RecvWR(b.mr[64:128])])
+            a.qp.post_send(a.mr[0:5])
+            wait_completions(b.recv_cq)
+            wait_completions(b.recv_cq, timeout=0.1)
+    """)
+    result.assert_outcomes(failed=1)
+    device = devices()[0].name
+    head, sender, receiver, *cqs = told(result)
+    assert head == f"{device}: asynchronous events: none seen"
+    assert sender == "QP N: RC, RTS; outstanding: 1 send on CQ 1, 0 receives on CQ 2"
+    assert receiver == "QP N: RC, RTS; outstanding: 0 sends on CQ 3, 1 receive on CQ 4"
+    assert [cq.partition(",")[0] for cq in cqs] == [
+        "CQ 1: completions 0",
+        "CQ 2: completions 0",
+        "CQ 3: completions 0",
+        "CQ 4: completions 1",
+    ]
+    assert re.fullmatch(
+        r"CQ 4: completions 1, polls \d+, arms \d+, events (\d+), acked \1, spurious \d+", cqs[3]
+    )
+
+
+@pytest.mark.usefixtures("conversation")
+def test_a_failure_tells_of_dead_queue_pairs_and_unread_events(run: Run) -> None:
+    result = run("""
+        def test_it(rdma_rc_pair, rdma_pd, rdma_cq):
+            a, b = rdma_rc_pair
+            mine = QP(rdma_pd, QPType.UD, send_cq=rdma_cq, srq=SRQ(rdma_pd, 4))
+            a.send_cq.req_notify()
+            a.qp.post_send(
+                a.mr[0:8], opcode=WROpcode.RDMA_WRITE, remote_addr=b.mr.addr, rkey=b.mr.rkey ^ 1
+            )
+            while a.qp.state != QPState.ERR: pass
+            while not select.select([a.channel.fileno()], [], [], 30)[0]: pass
+            assert not "this one fails"
+    """)
+    result.assert_outcomes(failed=1)
+    lines = told(result)
+    assert "QP N: RC, ERR; outstanding: 1 send on CQ 1, 0 receives on CQ 2" in lines
+    assert "QP N: UD, RESET; outstanding: 0 sends on CQ 5, receives by SRQ 1 on CQ 5" in lines
+    assert "SRQ 1: 0 receives outstanding" in lines
+    assert "CQ 1: completions 0, polls 0, arms 1, events 0, acked 0, spurious 0" in lines
+    assert lines[-1] == "the channel of CQ 1, CQ 2 has an unread event"
+
+
+@pytest.mark.usefixtures("conversation")
+def test_a_failure_tells_of_the_devices_reports_and_takes_none(run: Run) -> None:
+    result = run("""
+        @pytest.fixture
+        def looks_on(rdma_context):
+            yield
+            event = rdma_context.get_async_event(timeout=30)
+            assert event.event_type is AsyncEventType.CQ_ERR
+
+        def test_it(rdma_pair, looks_on):
+            a, b = rdma_pair(cqe=1)
+            for n in range(3):
+                b.qp.post_recv(b.mr)
+                a.qp.post_send(a.mr[0:1])
+            with pytest.raises(AsyncEventError):
+                while True:
+                    a.channel.get_event(timeout=30)
+            assert not "this one fails"
+    """)
+    result.assert_outcomes(failed=1)
+    assert re.search("asynchronous events: .*CQ_ERR of CQ ", told(result)[0])
+    assert told(result)[0].endswith(", some unread")
+
+
+@pytest.mark.usefixtures("conversation")
+def test_a_failure_across_two_devices_tells_of_both(run: Run) -> None:
+    result = run("""
+        def test_it(rdma_pair):
+            rdma_pair(two_devices=True)
+            assert not "this one fails"
+    """)
+    heads = [line for line in told(result) if ": asynchronous events: " in line]
+    assert [head.partition(":")[0] for head in heads] == [d.name for d in devices()[:2]]
+
+
+def test_many_objects_are_told_in_few_lines(run: Run) -> None:
+    result = run("""
+        def test_it(rdma_context):
+            kept = [Endpoint(rdma_context) for _ in range(20)]
+            assert not "this one fails"
+    """)
+    lines = told(result)
+    assert len(lines) == 1 + 8 + 1 + 8 + 1
+    assert "and 12 QPs more" in lines
+    assert lines[-1] == "and 32 CQs more"
+
+
+@pytest.mark.usefixtures("conversation")
+def test_nothing_is_told_where_there_is_nothing(run: Run) -> None:
+    result = run("""
+        def test_closed(rdma_context):
+            rdma_context.close()
+            assert not "this one fails"
+
+        def test_without(): assert not "this one fails"
+
+        def test_passes(rdma_rc_pair): pass
+
+        @pytest.mark.xfail
+        def test_xfails(rdma_rc_pair): assert not "this one fails"
+
+        def test_skips(rdma_rc_pair): pytest.skip()
+    """)
+    result.assert_outcomes(failed=2, passed=1, xfailed=1, skipped=1)
+    assert SECTION not in result.stdout.str()
+
+
+@pytest.mark.usefixtures("conversation")
+def test_a_report_that_fails_is_a_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(qp: object) -> None:
+        raise VerbsError(errno.EIO, "the device refuses")
+
+    monkeypatch.setattr(_state_report, "_state", fails)
+    result = run("""
+        def test_it(rdma_rc_pair): assert not "this one fails"
+    """)
+    result.assert_outcomes(failed=1)
+    assert told(result) == ["cannot be told: VerbsError: [Errno 5] the device refuses"]
 
 
 # No device, another device ----------------------------------------------------
@@ -276,6 +429,7 @@ def test_a_device_that_is_named_and_not_there_is_an_error(run: Run) -> None:
     result.stdout.fnmatch_lines([says] * 2)
 
 
+@pytest.mark.usefixtures("conversation")
 def test_named_devices_are_the_ones_and_in_this_order(run: Run) -> None:
     first, second = (device.name for device in devices()[:2])
     result = run(
@@ -288,6 +442,7 @@ def test_named_devices_are_the_ones_and_in_this_order(run: Run) -> None:
     result.assert_outcomes(passed=1)
 
 
+@pytest.mark.usefixtures("conversation")
 def test_no_other_than_the_named_devices_are_used(run: Run) -> None:
     name = devices()[1].name
     result = run(
@@ -308,6 +463,7 @@ def test_no_other_than_the_named_devices_are_used(run: Run) -> None:
     result.stdout.fnmatch_lines([says] * 2)
 
 
+@pytest.mark.usefixtures("conversation")
 def test_a_pair_uses_the_gid_of_the_given_index(run: Run, ctx: Context) -> None:
     source = """
         def test_it(rdma_ud_pair, rdma_rc_pair):
@@ -323,12 +479,14 @@ def test_a_pair_uses_the_gid_of_the_given_index(run: Run, ctx: Context) -> None:
     result.stdout.fnmatch_lines([f"E * no GID at index 99; {ctx.name} port 1 has *"])
 
 
+@pytest.mark.usefixtures("conversation")
 def test_a_port_that_is_not_there_is_an_error(run: Run) -> None:
     result = run(TWO_TESTS, "--rdma-port=2")
     result.assert_outcomes(errors=2)
     result.stdout.fnmatch_lines(["E * port_num is 2: it must be 1 to 1*"] * 2)
 
 
+@pytest.mark.usefixtures("conversation")
 def test_a_pair_is_not_made_on_a_port_that_is_down(run: Run, link: str) -> None:
     name = devices()[0].name
     with Context(name) as ctx:
@@ -350,6 +508,7 @@ def test_a_pair_is_not_made_on_a_port_that_is_down(run: Run, link: str) -> None:
 # The marker -------------------------------------------------------------------
 
 
+@pytest.mark.rdma(atomics=True, mw=True, multicast=True)
 def test_what_is_there_is_there(run: Run) -> None:
     result = run(
         """
@@ -493,6 +652,9 @@ def test_the_marker_and_the_options_are_described(run: Run) -> None:
     for option in ("--rdma-device=", "--rdma-port=", "--rdma-gid-index=", "--rdma-required"):
         assert option in group
         assert option.removesuffix("=") in DOCS.read_text()
+    for option in ("--rdma-lab=", "--rdma-seed="):
+        assert option in group
+        assert option.removesuffix("=") in DOCS.with_name("hosts.md").read_text()
 
 
 def test_the_docs_name_all_that_there_is(run: Run) -> None:

@@ -41,6 +41,7 @@ def test_there_are_ten_tasks_and_each_is_shorter_with_cqnotify() -> None:
         assert len(ours) < len(theirs), title
 
 
+@pytest.mark.usefixtures("conversation")
 @pytest.mark.parametrize("title", TASKS)
 def test_both_programs_of_a_task_print_the_same(ctx: Context, title: str) -> None:
     theirs, ours = TASKS[title]

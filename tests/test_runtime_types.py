@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 from runtime_types import assert_type
 
-from cqnotify import SendFlags, WCStatus
+from cqnotify import SendFlags, SuccessfulCompletion, WCStatus
 from cqnotify.testing import ToPeer
 
 OK = WCStatus.SUCCESS
@@ -36,7 +36,7 @@ def test_what_is_of_a_type_passes(value: object, expected: Any) -> None:
         *[("", WCStatus | int), (0, int | WCStatus | None), (0, Literal[OK])],
         *[([None], list[int]), ((1,), list[int]), ([0], list[WCStatus | int])],
         *[((1,), tuple[int, str]), ((1, 2), tuple[int, str]), ((1, ""), tuple[int, ...])],
-        *[({"qpn": 1}, ToPeer), ((), ToPeer)],
+        *[({"qpn": 1}, ToPeer), ((), ToPeer), (1, SuccessfulCompletion)],
     ],
 )
 def test_what_is_not_fails(value: object, expected: Any) -> None:

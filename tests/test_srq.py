@@ -142,7 +142,7 @@ def test_a_new_srq_is_empty_and_knows_what_it_was_made_of(pd: PD) -> None:
         assert isinstance(attr, SRQAttr)
         assert attr.max_wr >= srq.max_wr
         assert (attr.max_sge, attr.srq_limit) == (srq.max_sge, 0)
-        assert repr(srq) == f"<SRQ on {pd.context.name}>"
+        assert repr(srq).startswith(f"<SRQ on {pd.context.name}, handle ")
         srq.user_data = None
     assert repr(srq) == "<SRQ closed>"
 
@@ -362,10 +362,9 @@ def post_buffer(hub: Hub, wr_id: int) -> weakref.ref[Buffer]:
 
 @contextlib.contextmanager
 def forgetting() -> Any:
-    """What goes inside was forgotten unclosed, and it was an MR."""
-    with pytest.warns(ResourceWarning, match="unclosed MR"):
-        yield
-        gc.collect()
+    """What goes inside was forgotten unclosed."""
+    yield
+    gc.collect()
 
 
 def test_a_buffer_lives_until_its_own_completion_was_polled(hub: Hub) -> None:
@@ -555,8 +554,7 @@ def test_memory_that_goes_with_a_closed_qp_may_close_everything(ctx: Context) ->
         hub.srq.post_recv(MR(hub.pd, buffer)[:])
         del buffer
         hub.send(0)
-        with pytest.warns(ResourceWarning, match="unclosed MR"):
-            hub.qps[0].close()
+        hub.qps[0].close()
         assert other.closed
         assert hub.srq.closed
 
@@ -589,7 +587,7 @@ def test_a_receive_that_fails_is_let_go_alone(ctx: Context, own_send_cqs: bool) 
 def test_failed_sends_with_the_wr_ids_of_waiting_receives_let_none_of_these_go(
     ctx: Context,
 ) -> None:
-    """The CQ is one for both, so of each failure nobody can say which it was."""
+    """The CQ is one for both, so a failure does not say of which side it is."""
     hub = Hub(ctx, 2, own_send_cqs=False)
     sent = MR(hub.pd, 64)
     hub.post(5, 5, 5)
@@ -598,18 +596,16 @@ def test_failed_sends_with_the_wr_ids_of_waiting_receives_let_none_of_these_go(
     hub.qps[0].modify(qp_state=QPState.ERR)
     flushed = wait_completions(hub.qps[0].send_cq, 2)
     assert [(wc.wr_id, wc.status) for wc in flushed] == [(5, WCStatus.WR_FLUSH_ERR)] * 2
-    assert hub.srq.outstanding == 3
-    with pytest.raises(BusyError):
-        sent.close()
-    hub.qps[0].close()
+    assert (hub.qps[0].outstanding, hub.srq.outstanding) == ((0, 0), 3)
     sent.close()
+    hub.qps[0].close()
     for left in (2, 1, 0):
         hub.send(1)
         assert hub.receive(1).wr_id == 5
         assert hub.srq.outstanding == left
 
 
-def test_more_failures_than_sends_of_a_wr_id_tell_of_a_receive(ctx: Context) -> None:
+def test_a_send_and_a_receive_of_one_wr_id_that_fail_are_told_apart(ctx: Context) -> None:
     hub = Hub(ctx, 1, own_send_cqs=False)
     hub.qps[0].post_send(hub.mr[0:8], wr_id=5)
     hub.post(5, 5)
@@ -618,7 +614,7 @@ def test_more_failures_than_sends_of_a_wr_id_tell_of_a_receive(ctx: Context) -> 
     failed = wait_completions(hub.qps[0].send_cq, 2)
     assert [(wc.wr_id, wc.ok) for wc in failed] == [(5, False)] * 2
     assert hub.srq.outstanding == 1
-    assert hub.qps[0].outstanding == (1, 0)
+    assert hub.qps[0].outstanding == (0, 0)
 
 
 def test_sends_and_receives_of_one_wr_id_that_succeed_are_told_apart(ctx: Context) -> None:
@@ -717,10 +713,10 @@ def test_a_thread_that_sleeps_for_the_limit_is_woken_and_refills(ctx: Context) -
 def test_what_is_beyond_a_limit_is_refused_and_changes_nothing(
     pd: PD, arguments: dict[str, int], message: str
 ) -> None:
-    with SRQ(pd, 31) as srq:
+    with MR(pd, 64) as mr, SRQ(pd, 31) as srq:
         assert srq.max_wr == 31  # a size that devices grant as it is
         for wr_id in range(2):
-            srq.post_recv(None, wr_id=wr_id)
+            srq.post_recv(mr, wr_id=wr_id)
         before = srq.query()
         with pytest.raises(ValueError, match=message):
             srq.modify(**arguments)
@@ -862,10 +858,9 @@ def test_an_event_that_waits_to_be_taken_does_not_keep_the_srq(ctx: Context) -> 
         hub.channel.get_event(timeout=0.1)
     gone = weakref.ref(hub.srq)
     hub.qps[0].close()
-    with pytest.warns(ResourceWarning, match="unclosed SRQ"):
-        hub.qps.clear()
-        del hub.srq
-        gc.collect()
+    hub.qps.clear()
+    del hub.srq
+    gc.collect()
     assert gone() is None
     assert limits(ctx) == []
 
@@ -930,9 +925,8 @@ def test_subclasses_and_user_data_work_as_elsewhere(pd: PD) -> None:
     srq = Mine(pd, 4)
     srq.user_data = srq  # a cycle
     gone = weakref.ref(srq)
-    with pytest.warns(ResourceWarning, match="unclosed SRQ"):
-        del srq
-        gc.collect()
+    del srq
+    gc.collect()
     assert gone() is None
 
 

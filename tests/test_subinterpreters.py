@@ -84,6 +84,11 @@ ENDS = {
         "r = c.SendWR(m); a.post_send(r)"
     ),
     "cycle": "cq.user_data = a.user_data = [ctx, pd, channel, cq, mr, a, b]",
+    "completions": (
+        "array = c.WCArray(1); b.post_recv(mr); a.post_send(mr[:8]); a.send_cq.poll()\n"
+        "while not cq.poll_into(array): pass\n"
+        "import builtins; builtins.kept = [array[0] for _ in range(600)]; del builtins.kept[300:]"
+    ),
     "builtins": "import builtins; builtins.kept = [ctx, pd, channel, cq, mr, a, b]",
 }
 
@@ -121,6 +126,31 @@ assert counts[1:] == counts[:1] * 2, counts
 """)
     # The last module state goes with its interpreter.
     assert out.count(", 0)") == 3, out
+
+
+@OWN_GIL
+def test_the_memory_of_completions_goes_with_the_interpreter(ctx: Context, own_gil: bool) -> None:
+    """Also what is kept, of those that are gone, for the next ones."""
+    program(f"""
+MANY = '''
+b.post_recv(mr)
+a.post_send(mr[:8])
+array = c.WCArray(1)
+while not cq.poll_into(array):
+    pass
+[array[0] for _ in range(COUNT)]
+ctx.close()
+'''
+def growth(count):
+    i = create({own_gil})
+    before = sys.getallocatedblocks()
+    run(i, TRAFFIC + MANY.replace("COUNT", str(count)))
+    interpreters.destroy(i)
+    return sys.getallocatedblocks() - before
+growth(1)
+few, many = growth(1), growth(1000)
+assert many < few + 100, (few, many)
+""")
 
 
 @OWN_GIL

@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from support import DEADLINE, Waiter, until
+from support import DEADLINE, Waiter, need_room_for_queues, until
 
 from cqnotify import (
     CQ,
@@ -225,6 +225,8 @@ def test_queues_come_and_go_while_others_read_their_events(ctx: Context) -> None
 
 
 def test_a_context_is_closed_by_all_while_all_make_what_it_closes(ctx: Context) -> None:
+    need_room_for_queues(ctx)
+
     def use(other: Context, made: list[Any]) -> None:
         with contextlib.suppress(ClosedError):
             for _ in range(20):
@@ -280,14 +282,16 @@ def test_rows_of_an_array_that_others_fill_are_whole(ctx: Context) -> None:
     rounds = 100
     a, b = connect(Endpoint(ctx), Endpoint(ctx))
     array = WCArray(8)
-    stop = threading.Event()
+    was_read, stop = threading.Event(), threading.Event()
 
     def fill() -> None:
-        for i in range(rounds):
-            b.qp.post_recv(b.mr[0:64], wr_id=i)
+        done = 0
+        while done < rounds or not was_read.is_set():  # it may be over before the others begin
+            b.qp.post_recv(b.mr[0:64], wr_id=done % rounds)
             a.qp.post_send(a.mr[0:8])
             until(lambda: b.recv_cq.poll_into(array) == 1, "it arrives")
             until(lambda: bool(a.send_cq.poll()), "it is sent")
+            done += 1
         stop.set()
 
     def read() -> int:
@@ -298,6 +302,7 @@ def test_rows_of_an_array_that_others_fill_are_whole(ctx: Context) -> None:
                 assert (wc.ok, wc.byte_len, wc.qp_num) == (True, 8, b.qp.qp_num)
                 assert wc.wr_id < rounds
                 read += 1
+                was_read.set()
         return read
 
     _, *read_by = at_once(fill, read, read)
@@ -468,10 +473,12 @@ class Chaos:
         assert worlds > 1
 
 
+@pytest.mark.usefixtures("conversation")
 def test_anything_may_be_done_by_any_thread(ctx: Context) -> None:
     Chaos(ctx.name, rounds=150).run()
 
 
+@pytest.mark.usefixtures("conversation")
 @pytest.mark.soak
 def test_anything_may_be_done_by_any_thread_for_long(ctx: Context) -> None:
     for _ in range(100):  # each with the deadline of the suite
@@ -512,19 +519,43 @@ def test_a_child_that_is_forked_while_others_work_has_a_device_of_its_own(ctx: C
     at_once(fork, *[work] * WORKERS)
 
 
-def test_of_many_consumers_one_gets_the_cq(ctx: Context) -> None:
-    class Consumer:
-        def poll(self, max_entries: int, *, spin: float) -> list[Any]:
-            return []
-
-    def claim(cq: CQ, consumer: Any) -> bool:
+def test_of_many_asynccqs_one_gets_the_cq(ctx: Context, channel: CompletionChannel) -> None:
+    def claim(cq: CQ) -> AsyncCQ | None:
         try:
-            cq.set_consumer(consumer)
+            return AsyncCQ(cq)
         except ValueError:
-            return False
-        return True
+            return None
 
     for _ in range(30):
-        cq, consumers = CQ(ctx, 16), [Consumer() for _ in range(WORKERS)]
-        assert sum(at_once(*(partial(claim, cq, one) for one in consumers))) == 1
+        cq = CQ(ctx, 16, channel=channel)
+        made = at_once(*[partial(claim, cq)] * WORKERS)
+        (acq,) = [acq for acq in made if acq is not None]
+        acq.close()
         cq.close()
+
+
+def test_what_is_dropped_while_all_collect_is_dropped_once(
+    ctx: Context, channel: CompletionChannel
+) -> None:
+    """Without a GIL the collector runs while others are on their way to the core's lock."""
+    acq = AsyncCQ(CQ(ctx, 8, channel=channel))
+    at_work = AtWork(3)
+
+    def drop() -> None:
+        for _ in range(20_000):
+            acq.wait().close()
+            acq.scope()
+        at_work.one_is_done()
+
+    def drop_engines() -> None:
+        for _ in range(100):
+            with CQ(ctx, 8, channel=channel) as cq:
+                AsyncCQ(cq).wait().close()
+        at_work.one_is_done()
+
+    def collect() -> None:
+        while at_work.left:
+            gc.collect()
+
+    at_once(drop, drop, drop_engines, collect)
+    assert acq._awaited == 0

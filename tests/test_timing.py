@@ -18,10 +18,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
-from support import DEADLINE, PPOLL, Endpoint, Waiter, peer, until, waiting
+from support import DEADLINE, PPOLL, Endpoint, Waiter, peer, sits_in, until, waiting
 
 from cqnotify import ClosedError, CompletionChannel, Context, QPType
 
@@ -154,8 +153,8 @@ class Control:
         self.fd = os.eventfd(0)
         self.woken = 0.0
         self.waiter = Waiter(self.sleep)
-        state = Path(f"/proc/self/task/{self.waiter.thread.native_id}/syscall")
-        until(lambda: state.read_text().split()[0] == "7", "the control sits in poll(2)")
+        task = f"/proc/self/task/{self.waiter.thread.native_id}"
+        until(lambda: sits_in(task, "7"), "the control sits in poll(2)")
 
     def sleep(self) -> None:
         poll = select.poll()
@@ -250,8 +249,7 @@ class Sleeper:
 
     def asleep(self) -> Sleeper:
         assert self.line() == "ready"
-        path = Path(f"/proc/{self.child.pid}/syscall")
-        until(lambda: path.read_text().split()[0] == self.syscall, "it sleeps")
+        until(lambda: sits_in(f"/proc/{self.child.pid}", self.syscall), "it sleeps")
         return self
 
     def interrupt(self) -> float:

@@ -4,12 +4,15 @@ and on a device, where each value is looked at. test_types_aio.py is the same fo
 
 from __future__ import annotations
 
+import array
+import mmap
 import socket
 import threading
 from contextlib import suppress
 from ipaddress import IPv6Address
 from typing import TYPE_CHECKING, Any
 
+import numpy
 import pytest
 
 from cqnotify import (
@@ -65,6 +68,7 @@ from cqnotify import (
     SendFlags,
     SendWR,
     SRQAttr,
+    SuccessfulCompletion,
     TMCaps,
     TransportType,
     TSOCaps,
@@ -124,14 +128,16 @@ def test_context(rdma_context: Context) -> None:
     ctx = rdma_context
     assert_type(ctx.num_comp_vectors, int)
     assert_type(ctx.async_fd, int)
-    assert_type(ctx.query_pkey(0, port_num=1), int)
-    assert_type(ctx.get_pkey_index(0xFFFF), int)
+    assert_type(ctx.transport_type, TransportType | int)
+    if ctx.query_port().pkey_tbl_len:
+        assert_type(ctx.query_pkey(0, port_num=1), int)
+        assert_type(ctx.get_pkey_index(0xFFFF), int)
     with suppress(VerbsError):  # not every device shows its clock
         values = ctx.query_rt_values()
         assert_type(values, RTValues)
         assert_type(values.raw_clock, int)
     assert_type(ctx.gid_table(), list[GIDEntry])
-    gid = ctx.find_gid(gid_type=GIDType.ROCE_V2, port_num=1)
+    gid = ctx.find_gid(gid_type=ctx.gid_table()[0].gid_type, port_num=1)
     assert_type(gid, GIDEntry)
     assert_type(ctx.query_gid(gid.index), GIDEntry)
     assert_type(gid.gid, IPv6Address)
@@ -200,6 +206,25 @@ def test_memory(rdma_pd: PD) -> None:
     over.close()
     with suppress(VerbsError):  # not every device pages on demand
         assert_type(MR.implicit(rdma_pd).over(bytearray(8)), MR)
+
+
+def test_memory_of_others(rdma_pd: PD, rdma_rc_pair: Pair) -> None:
+    a, b = rdma_rc_pair
+    numbers = numpy.zeros((4, 2), dtype=numpy.uint64)
+    buffers = [
+        *[MR(rdma_pd, bytearray(64)), MR(rdma_pd, memoryview(bytearray(64)))],
+        *[MR(rdma_pd, array.array("Q", bytes(64))), MR(rdma_pd, mmap.mmap(-1, 64))],
+        *[MR(rdma_pd, numbers), MR(rdma_pd, numpy.zeros(16, dtype=numpy.float32))],
+    ]
+    for mr in buffers:
+        assert_type(mr, MR)
+        assert_type(mr.write(numpy.arange(8, dtype=numpy.uint64)), int)
+        assert mr.length == 64
+    assert numbers.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    b.qp.post_recv(b.mr[:64])
+    with suppress(VerbsError):  # not every device takes data inline
+        a.qp.post_send(numbers[0], send_flags=SendFlags.INLINE | SendFlags.SIGNALED)
+        wait_completions(a.send_cq)[0].raise_for_status()
 
 
 def test_memory_window(rdma_context: Context, rdma_rc_pair: Pair) -> None:
@@ -301,6 +326,58 @@ def test_work_completion(rdma_rc_pair: Pair) -> None:
         assert_type(optional, int | None)
     for optional in (wc.completion_ts, wc.completion_wallclock_ns, wc.cvlan, wc.flow_tag):
         assert_type(optional, int | None)
+
+
+def look_closely(wc: SuccessfulCompletion) -> None:
+    assert_type(wc, SuccessfulCompletion)
+    assert_type(wc.raise_for_status(), SuccessfulCompletion)
+    assert_type(wc.byte_len, int)
+    assert_type(wc.byte_len - 1, int)
+    assert_type(wc.opcode, WCOpcode | int)
+    assert_type(wc.wc_flags, WCFlags)
+    assert_type(wc.imm_data, int | None)
+    if wc.imm_data is not None:
+        assert_type(wc.imm_data, int)
+
+
+@pytest.mark.parametrize("wc_flags", [None, WCExFlags.BYTE_LEN])
+def test_successful_completion(rdma_rc_pair: Pair, wc_flags: WCExFlags | None) -> None:
+    """Of every operation, wherever it completes, if the CQ was asked for the length."""
+    a, b = rdma_rc_pair
+    ends = [Endpoint(a.ctx), Endpoint(a.ctx)]
+    for end in ends:
+        end.qp.close()
+        end.send_cq = CQ(a.ctx, 16, channel=end.channel, wc_flags=wc_flags)
+        end.recv_cq = CQ(a.ctx, 16, channel=end.channel, wc_flags=wc_flags)
+        end.qp = QP(end.pd, QPType.RC, send_cq=end.send_cq, recv_cq=end.recv_cq)
+    a, b = connect(*ends)
+    there: dict[str, Any] = {"remote_addr": b.mr.addr, "rkey": b.mr.rkey}
+    b.qp.post_recv([RecvWR(b.mr), RecvWR(b.mr), RecvWR(b.mr)])
+    for wr in [
+        SendWR(a.mr[:8]),
+        SendWR(a.mr[:8], opcode=WROpcode.SEND_WITH_IMM, imm_data=1),
+        SendWR(a.mr[:8], opcode=WROpcode.RDMA_WRITE, **there),
+        SendWR(a.mr[:8], opcode=WROpcode.RDMA_WRITE_WITH_IMM, imm_data=1, **there),
+        SendWR(a.mr[:8], opcode=WROpcode.RDMA_READ, **there),
+        SendWR(a.mr[:8], opcode=WROpcode.ATOMIC_FETCH_AND_ADD, compare_add=1, **there),
+    ]:
+        a.qp.post_send(wr)
+        look_closely(wait_completions(a.send_cq)[0].raise_for_status())
+    for wc in map(WorkCompletion.raise_for_status, wait_completions(b.recv_cq, 3)):
+        look_closely(wc)
+
+
+def same(wc: WorkCompletion) -> WorkCompletion:
+    return wc
+
+
+def test_a_successful_completion_is_a_completion(rdma_rc_pair: Pair) -> None:
+    (wc,) = exchange(*rdma_rc_pair)
+    good = wc.raise_for_status()
+    assert same(good) is wc
+    assert_type([good], list[SuccessfulCompletion])
+    wc = wc.raise_for_status()  # the name has the narrower type from here on
+    assert_type(wc.byte_len, int)
 
 
 def told(wc: WorkCompletion) -> str:

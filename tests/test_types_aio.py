@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from cqnotify import CQ, QPAddress, WCStatus, WorkCompletion
+from cqnotify import CQ, QPAddress, SuccessfulCompletion, WCStatus, WorkCompletion
 from cqnotify.aio import AsyncCQ, AsyncCQStats, Batches, Scope
 from cqnotify.exchange import exchange_as_client, exchange_as_server, listen
 from cqnotify.testing import Endpoint, MakePair, wait_completions
@@ -80,17 +80,20 @@ async def post_and_await(acq: AsyncCQ, peer: AsyncCQ, a: Endpoint, b: Endpoint) 
         assert_type(scope, Scope)
         assert_type(scope.outstanding, int)
         receive = asyncio.ensure_future(peer.recv(b.qp, b.mr[64:128]))
-        assert_type(await acq.send(qp, mr[:8], imm_data=1), WorkCompletion)
-        assert_type(await receive, WorkCompletion)
-        assert_type(await acq.write(qp, mr[:8], there, rkey), WorkCompletion)
-        assert_type(await acq.read(qp, mr[:8], there, rkey), WorkCompletion)
+        assert_type(await acq.send(qp, mr[:8], imm_data=1), SuccessfulCompletion)
+        assert_type(await receive, SuccessfulCompletion)
+        assert_type((await receive).byte_len, int)
+        assert_type(await acq.write(qp, mr[:8], there, rkey), SuccessfulCompletion)
+        assert_type(await acq.read(qp, mr[:8], there, rkey), SuccessfulCompletion)
         swapped = await acq.atomic_cmp_and_swp(qp, mr[:8], there, rkey, 0, 1)
-        assert_type(swapped, WorkCompletion)
-        assert_type(await acq.atomic_fetch_and_add(qp, mr[:8], there, rkey, 1), WorkCompletion)
+        assert_type(swapped, SuccessfulCompletion)
+        assert_type(
+            await acq.atomic_fetch_and_add(qp, mr[:8], there, rkey, 1), SuccessfulCompletion
+        )
         both = await asyncio.gather(
             acq.write(qp, mr[:8], there, rkey), acq.read(qp, mr[8:16], there, rkey)
         )
-        assert_type(both[0], WorkCompletion)
+        assert_type(both[0], SuccessfulCompletion)
 
 
 def test_posting(rdma_pair: MakePair) -> None:

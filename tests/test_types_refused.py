@@ -15,10 +15,13 @@ from cqnotify import (
     PD,
     QP,
     CompletionChannel,
+    CompletionError,
     Context,
+    QPState,
     QPType,
     RecvWR,
     SendWR,
+    SuccessfulCompletion,
     WCArray,
     WCStatus,
     WorkCompletion,
@@ -42,6 +45,10 @@ def test_constructors(rdma_context: Context, rdma_pd: PD, rdma_cq: CQ) -> None:
         CQ(rdma_context)  # type: ignore[call-arg]
     with pytest.raises(TypeError):
         MR(rdma_pd, "text")  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        MR(rdma_pd, [1, 2])  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        MR(rdma_pd, None)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         MR(rdma_pd, 64, access="rw")  # type: ignore[arg-type]
     with pytest.raises(TypeError):
@@ -113,8 +120,18 @@ def test_what_cannot_be_set(rdma_rc_pair: Pair, rdma_channel: CompletionChannel)
         _ = wc.bytes_len  # type: ignore[attr-defined]
 
 
-def test_what_may_be_none(rdma_context: Context) -> None:
+def test_what_may_be_none(rdma_context: Context, rdma_rc_pair: Pair) -> None:
     cq = CQ(rdma_context, 16)
+    b = rdma_rc_pair[1]
+    b.qp.post_recv(b.mr)
+    b.qp.modify(qp_state=QPState.ERR)
+    (wc,) = wait_completions(b.recv_cq)
+    with pytest.raises(TypeError):
+        _ = wc.byte_len - 40  # type: ignore[operator]
+    with pytest.raises(CompletionError):
+        _ = wc.raise_for_status().byte_len - 40
+    with pytest.raises(TypeError):
+        isinstance(wc, SuccessfulCompletion)  # type: ignore[misc]
     with pytest.raises(AttributeError):
         cq.channel.get_event()  # type: ignore[union-attr]
     with pytest.raises(AttributeError):

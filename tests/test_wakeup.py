@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How a task in wait() goes on: inside the reader's callback, in the turn in which the event came.
-
-A task that waits the first time waits in line. Here it has done so, and is a sleeper of its CQ.
-"""
+"""How a task goes on: inside the reader's callback, in the turn in which the event came."""
 
 from __future__ import annotations
 
@@ -16,40 +13,29 @@ from typing import Any
 import pytest
 from aio_support import Lane, MakeLane, Scenario, ids, sleeper, tick
 
-from cqnotify import CQ, ClosedError, CompletionChannel, Context, WorkCompletion
+from cqnotify import ClosedError, CompletionChannel, Context
 from cqnotify._core import Wakeup
 from cqnotify.aio import AsyncCQ
 
 NewLoop = Callable[[], asyncio.AbstractEventLoop]
 
 
-async def quick(acq: AsyncCQ, lane: Lane) -> None:
-    """From now on the next that waits is a sleeper of the CQ."""
-    lane.send()
-    await acq.wait()
-
-
 class Watched(CompletionChannel):
-    """Notes when an event is read, and when that is over."""
+    """Notes when the loop lets it read events, and when that is over."""
 
     def __new__(cls, ctx: Context) -> Watched:
         self = super().__new__(cls, ctx)
         self.log = []
-        self.meanwhile = None
         return self
 
     log: list[str]
-    meanwhile: Callable[[], None] | None
 
-    def dispatch(self, first: bool, /) -> bool:
+    def _on_event(self) -> None:
         self.log.append("read")
         try:
-            return super().dispatch(first)
+            super()._on_event()
         finally:
             self.log.append("over")
-            if self.meanwhile is not None:
-                call, self.meanwhile = self.meanwhile, None
-                call()
 
 
 @pytest.fixture
@@ -64,12 +50,11 @@ def test_the_task_goes_on_while_the_event_is_read(
     lane = new_lane(on=watched)
 
     async def wait(acq: AsyncCQ) -> None:
-        assert ids(await acq.wait()) == [1]
+        assert ids(await acq.wait()) == [0]
         watched.log.append("task")
 
     async def scenario() -> None:
         async with AsyncCQ(lane.cq) as acq:
-            await quick(acq, lane)
             task = asyncio.ensure_future(wait(acq))
             await tick()
             for _ in range(others):
@@ -86,30 +71,33 @@ def test_the_task_goes_on_while_the_event_is_read(
 def test_a_task_is_not_resumed_twice_in_one_turn_of_the_loop(
     watched: Watched, new_lane: MakeLane, run: Scenario
 ) -> None:
-    lane = new_lane(on=watched)
+    """Now and then the callback reads several events. Then a second one for `a` comes meanwhile."""
+    lane, other = new_lane(on=watched), new_lane(on=watched)
+    rounds = 16
 
-    async def wait(acq: AsyncCQ) -> None:
-        for _ in range(3):
+    async def wait(acq: AsyncCQ, name: str, then: Callable[[], None]) -> None:
+        while True:
             await acq.wait()
-            watched.log.append("task")
-
-    def again() -> None:
-        lane.send()
-        watched.dispatch(False)
+            watched.log.append(name)
+            then()
 
     async def scenario() -> None:
-        async with AsyncCQ(lane.cq) as acq:
-            await quick(acq, lane)
-            task = asyncio.ensure_future(wait(acq))
-            await tick()
-            watched.meanwhile = again
-            lane.send()
-            while len(watched.log) < 6:
-                await asyncio.sleep(0)
-            assert watched.log == ["read", "task", "over", "read", "over", "task"]
-            lane.send()
-            await task
-            assert watched.log[6:] == ["read", "task", "over"]
+        async with AsyncCQ(lane.cq) as acq, AsyncCQ(other.cq) as its:
+            tasks = [
+                asyncio.ensure_future(wait(acq, "a", lambda: None)),
+                asyncio.ensure_future(wait(its, "b", lane.send)),
+            ]
+            for i in range(1, rounds + 1):
+                await tick()
+                lane.send()
+                other.send()
+                while watched.log.count("a") < 2 * i:
+                    await asyncio.sleep(0)
+            for task in tasks:
+                task.cancel()
+        callbacks = [part.partition("over") for part in " ".join(watched.log).split("read")]
+        assert all(inside.count("a") <= 1 for inside, _, _ in callbacks)
+        assert any("a b" in inside and after.strip() == "a" for inside, _, after in callbacks)
 
     run(scenario())
 
@@ -117,12 +105,11 @@ def test_a_task_is_not_resumed_twice_in_one_turn_of_the_loop(
 def test_who_is_woken_by_another_task_goes_on_after_it(lane: Lane, run: Scenario) -> None:
     async def scenario() -> None:
         async with AsyncCQ(lane.cq) as acq:
-            await quick(acq, lane)
             task = await sleeper(acq)
             lane.send()
             assert acq.poll() == []
             assert not task.done()
-            assert ids(await task) == [1]
+            assert ids(await task) == [0]
 
     run(scenario())
 
@@ -132,42 +119,12 @@ def test_waiters_behind_a_sleeper_are_served_in_the_order_of_their_coming(
 ) -> None:
     async def scenario() -> None:
         async with AsyncCQ(lane.cq) as acq:
-            await quick(acq, lane)
             tasks = [await sleeper(acq, 1) for _ in range(4)]
             assert acq.stats.arms == 1
             for i, task in enumerate(tasks):
                 lane.send()
-                assert ids(await task) == [1 + i]
+                assert ids(await task) == [i]
                 assert not any(task.done() for task in tasks[i + 1 :])
-
-    run(scenario())
-
-
-def test_a_completion_at_the_very_moment_of_falling_asleep_is_not_missed(
-    new_lane: MakeLane, run: Scenario
-) -> None:
-    class Racing(CQ):
-        when = ""
-
-        def sleep(self, *args: Any) -> list[WorkCompletion] | Wakeup | None:
-            when, self.when = self.when, ""
-            if when == "before":
-                lane.send()
-            result = super().sleep(*args)
-            if when == "after":
-                lane.send()
-            return result
-
-    lane = new_lane(Racing)
-
-    async def scenario() -> None:
-        async with AsyncCQ(lane.cq) as acq:
-            for i, when in enumerate(("before", "after", "after", "before"), 1):
-                if i == 1:
-                    await quick(acq, lane)
-                lane.cq.when = when
-                assert ids(await acq.wait()) == [i]
-            assert acq.stats.events == acq.stats.wakeups == 2
 
     run(scenario())
 
@@ -175,15 +132,14 @@ def test_a_completion_at_the_very_moment_of_falling_asleep_is_not_missed(
 def test_a_claim_that_comes_while_one_sleeps_gets_its_completion(lane: Lane, run: Scenario) -> None:
     async def scenario() -> None:
         async with AsyncCQ(lane.cq) as acq:
-            await quick(acq, lane)
             task = await sleeper(acq)
-            claim = asyncio.ensure_future(acq.completion(1))
+            claim = asyncio.ensure_future(acq.completion(0))
             await tick()
             lane.send()
-            assert (await claim).wr_id == 1
+            assert (await claim).wr_id == 0
             assert not task.done()
             lane.send()
-            assert ids(await task) == [2]
+            assert ids(await task) == [1]
 
     run(scenario())
 
@@ -191,14 +147,13 @@ def test_a_claim_that_comes_while_one_sleeps_gets_its_completion(lane: Lane, run
 def test_an_event_without_a_completion_wakes_nobody(lane: Lane, run: Scenario) -> None:
     async def scenario() -> None:
         async with AsyncCQ(lane.cq) as acq:
-            await quick(acq, lane)
             lane.cq.req_notify()
             lane.send()
-            assert ids(lane.cq.take()) == [1]  # and its event is left
+            assert ids(lane.cq.poll()) == [0]  # and its event is left
             task = await sleeper(acq)
             assert acq.stats.spurious == 1
             lane.send()
-            assert ids(await task) == [2]
+            assert ids(await task) == [1]
             assert acq.stats.wakeups == 1
 
     run(scenario())
@@ -209,16 +164,16 @@ def test_an_event_without_a_completion_wakes_nobody(lane: Lane, run: Scenario) -
 
 async def wait_again(acq: AsyncCQ, lane: Lane) -> None:
     lane.send()
-    assert ids(await acq.wait()) == [2]
+    assert ids(await acq.wait()) == [1]
     task = await sleeper(acq)
     lane.send()
-    assert ids(await task) == [3]
+    assert ids(await task) == [2]
 
 
 async def poll(acq: AsyncCQ, lane: Lane) -> None:
     assert acq.poll() == lane.cq.poll() == []
     lane.send()
-    assert ids(acq.poll()) == [2]
+    assert ids(acq.poll()) == [1]
 
 
 async def close(acq: AsyncCQ, lane: Lane) -> None:
@@ -245,10 +200,10 @@ async def replace(acq: AsyncCQ, lane: Lane) -> None:
     acq.close()
     async with AsyncCQ(lane.cq) as new:
         lane.send()
-        assert ids(await new.wait()) == [2]
+        assert ids(await new.wait()) == [1]
         task = await sleeper(new)
         lane.send()
-        assert ids(await task) == [3]
+        assert ids(await task) == [2]
 
 
 @pytest.mark.parametrize("act", [wait_again, poll, close, close_cq, close_all, replace])
@@ -256,12 +211,11 @@ def test_the_task_that_was_resumed_can_do_anything(
     lane: Lane, run: Scenario, act: Callable[[AsyncCQ, Lane], Any]
 ) -> None:
     async def wait(acq: AsyncCQ) -> None:
-        assert ids(await acq.wait()) == [1]
+        assert ids(await acq.wait()) == [0]
         await act(acq, lane)
 
     async def scenario() -> None:
         acq = AsyncCQ(lane.cq)
-        await quick(acq, lane)
         task = asyncio.ensure_future(wait(acq))
         await tick()
         lane.send()
@@ -273,19 +227,18 @@ def test_the_task_that_was_resumed_can_do_anything(
 
 def test_the_task_that_was_resumed_can_cancel_the_one_behind_it(lane: Lane, run: Scenario) -> None:
     async def wait(acq: AsyncCQ) -> None:
-        assert ids(await acq.wait(1)) == [1]
+        assert ids(await acq.wait(1)) == [0]
         second.cancel()
 
     async def scenario() -> None:
         nonlocal second
         async with AsyncCQ(lane.cq) as acq:
-            await quick(acq, lane)
             first = asyncio.ensure_future(wait(acq))
             await tick()
             second, third = await sleeper(acq), await sleeper(acq)
             lane.send(2)
             await first
-            assert ids(await third) == [2]
+            assert ids(await third) == [1]
             assert second.cancelled()
 
     second: asyncio.Task[Any]
@@ -306,7 +259,6 @@ def test_after_the_last_one_is_closed_no_event_is_taken_from_others(
     async def scenario() -> None:
         for _ in range(20):  # so one of them looks for more events than one
             acq = AsyncCQ(lane.cq)
-            await quick(acq, lane)
             task = asyncio.ensure_future(wait(acq))
             await tick()
             lane.send()
@@ -333,8 +285,6 @@ def test_what_ends_the_loop_goes_through_and_nothing_is_lost(
 
     async def set_up() -> tuple[AsyncCQ, asyncio.Task[Any], asyncio.Task[Any]]:
         acq, other_acq = AsyncCQ(lane.cq), AsyncCQ(other.cq)
-        await quick(acq, lane)
-        await quick(other_acq, other)
         tasks = asyncio.ensure_future(fail(acq)), asyncio.ensure_future(other_acq.wait())
         await tick()
         return acq, *tasks
@@ -346,9 +296,9 @@ def test_what_ends_the_loop_goes_through_and_nothing_is_lost(
         with pytest.raises(error):
             loop.run_until_complete(asyncio.gather(failing))
         assert isinstance(failing.exception(), error)
-        assert ids(loop.run_until_complete(task)) == [1]
+        assert ids(loop.run_until_complete(task)) == [0]
         lane.send()
-        assert ids(loop.run_until_complete(acq.wait())) == [2]
+        assert ids(loop.run_until_complete(acq.wait())) == [1]
 
 
 def test_an_exception_of_the_task_is_its_own(lane: Lane, run: Scenario) -> None:
@@ -358,7 +308,6 @@ def test_an_exception_of_the_task_is_its_own(lane: Lane, run: Scenario) -> None:
 
     async def scenario() -> None:
         async with AsyncCQ(lane.cq) as acq:
-            await quick(acq, lane)
             task = asyncio.ensure_future(fail(acq))
             await tick()
             lane.send()
@@ -366,7 +315,7 @@ def test_an_exception_of_the_task_is_its_own(lane: Lane, run: Scenario) -> None:
                 await task
             task2 = await sleeper(acq)
             lane.send()
-            assert ids(await task2) == [2]
+            assert ids(await task2) == [1]
 
     run(scenario())
 
@@ -374,14 +323,13 @@ def test_an_exception_of_the_task_is_its_own(lane: Lane, run: Scenario) -> None:
 def test_a_cancelled_sleeper_loses_nothing_and_keeps_its_message(lane: Lane, run: Scenario) -> None:
     async def scenario() -> None:
         async with AsyncCQ(lane.cq) as acq:
-            await quick(acq, lane)
             task = await sleeper(acq)
             lane.send()
             task.cancel("enough")
             with pytest.raises(asyncio.CancelledError) as e:
                 await task
             assert sys.version_info < (3, 11) or e.value.args == ("enough",)
-            assert ids(await acq.wait()) == [1]
+            assert ids(await acq.wait()) == [0]
 
     run(scenario())
 
@@ -414,7 +362,6 @@ def test_the_task_goes_on_in_its_own_context(lane: Lane, run: Scenario) -> None:
 
     async def scenario() -> None:
         async with AsyncCQ(lane.cq) as acq:
-            await quick(acq, lane)
             task = asyncio.ensure_future(wait(acq))
             for _ in range(2):
                 await tick()
@@ -452,7 +399,6 @@ def test_tasks_of_other_kinds_are_resumed_too(
     async def scenario() -> None:
         asyncio.get_running_loop().set_task_factory(factory)
         async with AsyncCQ(lane.cq) as acq:
-            await quick(acq, lane)
             for _ in range(3):
                 task = asyncio.get_running_loop().create_task(wait(acq))
                 await tick()
@@ -477,8 +423,7 @@ def test_it_works_in_debug_mode(lane: Lane, run: Scenario) -> None:
         loop.slow_callback_duration = 60
         loop.set_exception_handler(lambda loop, context: errors.append(context))
         async with AsyncCQ(lane.cq) as acq:
-            await quick(acq, lane)
-            for i in range(1, 4):
+            for i in range(3):
                 task = await sleeper(acq)
                 lane.send()
                 assert ids(await task) == [i]
@@ -503,7 +448,7 @@ def test_a_burst_of_events_does_not_take_a_turn_for_each(
             while not all(task.done() for task in tasks):
                 await asyncio.sleep(0)
                 turns += 1
-        assert len(watched.log) <= 2 * (len(lanes) + 2)
+        assert len(watched.log) <= 2 * (8 + 4)
 
     run(scenario())
     assert turns <= 8 + 4
@@ -519,7 +464,7 @@ def test_single_events_are_read_singly(watched: Watched, new_lane: MakeLane, run
                 lane.send()
                 await task
             assert acq.stats.events == 80
-            assert watched.log.count("read") == 80 + 80 // 8
+            assert watched.log.count("read") == 80
 
     run(scenario())
 
@@ -564,16 +509,89 @@ def test_a_wakeup_is_done_once(run: Scenario) -> None:
     run(scenario())
 
 
-def test_who_woke_before_the_task_slept_is_not_waited_for(run: Scenario) -> None:
+def test_a_task_that_was_woken_before_it_slept_does_not_wait(run: Scenario) -> None:
     async def scenario() -> None:
         wakeup = Wakeup(asyncio.get_running_loop())
         wakeup.wake()
         await wakeup
-        wakeup.again()
-        asyncio.get_running_loop().call_soon(wakeup.wake)
-        await wakeup
+        await wakeup  # it is done for good
 
     run(scenario())
+
+
+def test_however_often_the_loop_calls_a_wakeup_its_task_goes_on_once(run: Scenario) -> None:
+    steps = []
+
+    async def sleep(wakeup: Wakeup) -> None:
+        await wakeup
+        steps.append("woken")
+        await asyncio.sleep(0)
+        steps.append("end")
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        wakeup = Wakeup(loop)
+        task = asyncio.ensure_future(sleep(wakeup))
+        await tick()
+        for _ in range(2):
+            loop.call_soon(wakeup)
+        wakeup.wake()
+        assert steps == []
+        await task
+        await tick()
+        assert steps == ["woken", "end"]
+
+    run(scenario())
+
+
+class Interfering(asyncio.SelectorEventLoop):
+    """While it is asked, something else happens, as a signal's handler can at any time."""
+
+    def is_closed(self) -> bool:
+        self.interfere("is_closed")
+        return super().is_closed()
+
+    def call_soon(self, *args: Any, **kwargs: Any) -> Any:
+        handle = super().call_soon(*args, **kwargs)
+        self.interfere("call_soon")
+        return handle
+
+    def interfere(self, where: str) -> None:
+        if (call := self.calls.pop(where, None)) is not None:
+            call()
+
+    calls: dict[str, Any]
+
+    def __init__(self) -> None:
+        self.calls = {}
+        super().__init__()
+
+
+@pytest.mark.parametrize("where", ["is_closed", "call_soon"])
+def test_a_task_that_is_cancelled_while_it_is_woken_goes_on_once(where: str) -> None:
+    steps = []
+
+    async def sleep(wakeup: Wakeup) -> None:
+        try:
+            await wakeup
+            steps.append("woken")
+        except asyncio.CancelledError:
+            steps.append("cancelled")
+        await asyncio.sleep(0)
+        steps.append("end")
+
+    async def scenario(loop: Interfering) -> None:
+        wakeup = Wakeup(loop)
+        task = asyncio.ensure_future(sleep(wakeup))
+        await tick()
+        loop.calls[where] = task.cancel
+        wakeup.wake()
+        assert not loop.calls
+        await asyncio.wait([task])
+        assert steps == ["cancelled", "end"]
+
+    with contextlib.closing(Interfering()) as loop:
+        loop.run_until_complete(scenario(loop))
 
 
 def test_a_wakeup_of_a_closed_loop_wakes_nobody() -> None:

@@ -22,6 +22,9 @@ class Batches:
         self._acq = acq
         self._args = max_entries, spin, solicited_only
 
+    def __repr__(self) -> str:
+        return f"<Batches of {self._acq!r}, at most {self._args[0]} each>"
+
     def __aiter__(self) -> Self:
         return self
 

@@ -28,4 +28,8 @@ def same(a: AsyncEvent, b: AsyncEvent) -> bool:
 
 def fresh(error: Exception) -> Exception:
     """For each task its own: an exception collects the frames through which it goes."""
-    return copy.copy(error)
+    try:
+        own = copy.copy(error)
+    except Exception:  # of a class whose instances can't be made of their arguments
+        return error
+    return own.with_traceback(None) if type(own) is type(error) else error

@@ -11,32 +11,16 @@ import contextlib
 import contextvars
 import sys
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any, Protocol
 
 from .. import _core
 
 
 class Wakeup(Protocol):
-    """What one task sleeps on, until somebody calls wake(). In asyncio _core.Wakeup."""
-
-    error: Exception | None
-    """What the task shall raise."""
-
-    @property
-    def max_entries(self) -> int: ...
-    @property
-    def solicited_only(self) -> bool: ...
-
-    def done(self) -> bool:
-        """Whether it was woken, or cancelled."""
-        ...
+    """What one task sleeps on, until wake() is called. In asyncio _core.Wakeup."""
 
     def wake(self) -> None: ...
-
-    def again(self) -> None:
-        """The task, which was woken, will sleep on it once more."""
-
     def __await__(self) -> Generator[Any, None, object]: ...
 
 
@@ -47,10 +31,10 @@ class Loop(Protocol):
     """The loop itself: two of these are the same loop if this is the same object."""
 
     asyncio: asyncio.AbstractEventLoop | None
-    """It, too, if it is one of asyncio, whose tasks can sleep by CQ.sleep()."""
+    """It, too, if it is one of asyncio, whose tasks sleep on _core.Wakeup."""
 
     thread: int
-    """In which it ran when somebody began to wait."""
+    """In which it ran when a task began to wait."""
 
     def is_closed(self) -> bool:
         """Whether none of its tasks will ever run again."""
@@ -60,7 +44,7 @@ class Loop(Protocol):
         """Whether it lives in another thread than the caller."""
         ...
 
-    def wakeup(self, max_entries: int = 1, solicited_only: bool = False) -> Wakeup: ...
+    def wakeup(self) -> Wakeup: ...
 
     def watch(self, fd: int, callback: Callable[[], None]) -> None:
         """Call `callback` whenever fd is readable. It must not raise."""
@@ -68,13 +52,8 @@ class Loop(Protocol):
     def unwatch(self, fd: int) -> None:
         """Before fd is closed."""
 
-    def call_soon(self, callback: Callable[[], None]) -> None: ...
-
     def call_soon_threadsafe(self, callback: Callable[[], None]) -> None:
         """RuntimeError when the loop is closed."""
-
-    async def sleep_through(self, wakeup: Wakeup) -> BaseException | None:
-        """Sleep even if cancelled; an asyncio cancellation is returned, and to be raised later."""
 
 
 class AsyncioLoop:
@@ -92,8 +71,8 @@ class AsyncioLoop:
             return asyncio._get_running_loop() is not self._loop
         return self.thread != threading.get_ident() and not self._loop.is_closed()
 
-    def wakeup(self, max_entries: int = 1, solicited_only: bool = False) -> Wakeup:
-        return _core.Wakeup(self._loop, max_entries, solicited_only)
+    def wakeup(self) -> Wakeup:
+        return _core.Wakeup(self._loop)
 
     def watch(self, fd: int, callback: Callable[[], None]) -> None:
         # In a context of its own: that of the first waiter would live as long as the reader.
@@ -102,24 +81,13 @@ class AsyncioLoop:
     def unwatch(self, fd: int) -> None:
         self._loop.remove_reader(fd)
 
-    def call_soon(self, callback: Callable[[], None]) -> None:
-        self._loop.call_soon(callback)
-
     def call_soon_threadsafe(self, callback: Callable[[], None]) -> None:
         self._loop.call_soon_threadsafe(callback)
-
-    async def sleep_through(self, wakeup: Wakeup) -> BaseException | None:
-        try:
-            with _anyio_shield():
-                await wakeup
-        except asyncio.CancelledError as e:
-            return e
-        return None
 
 
 def _anyio_shield() -> contextlib.AbstractContextManager[object]:
     """In a scope that was cancelled anyio cancels again and again, and would spin."""
-    # Without it another thread is importing anyio just now, and nobody uses it yet.
+    # Without it another thread is importing anyio just now, and no task uses it yet.
     scope = getattr(sys.modules.get("anyio"), "CancelScope", None)
     return contextlib.nullcontext() if scope is None else scope(shield=True)
 
@@ -153,11 +121,16 @@ def adapt(raw: object) -> Loop:
     return _trio.TrioLoop(raw)
 
 
-async def pause() -> None:
-    """Let the others run: one turn of the loop."""
+async def uncancelled(awaitable: Awaitable[object]) -> BaseException | None:
+    """Await it even if cancelled; a cancellation of asyncio ends it, and is returned."""
     if _in_trio():
         from . import _trio
 
-        await _trio.pause()
-    else:
-        await asyncio.sleep(0)
+        await _trio.uncancelled(awaitable)
+        return None
+    try:
+        with _anyio_shield():
+            await awaitable
+    except asyncio.CancelledError as e:
+        return e
+    return None

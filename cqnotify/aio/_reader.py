@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Who listens to descriptors in the event loop: to a channel's events, to a device's failures.
+"""What listens to descriptors in the event loop: to a channel's events, to a device's failures.
 
 A channel has one reader, in one loop at a time, however many CQs share the channel and however many
 tasks wait. It stays between waits, which costs half of installing it each time, and a waiter that
@@ -15,7 +15,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar
 
 from .._core import ClosedError, CompletionChannel, FailureWatch
 from . import _loops
@@ -24,13 +24,7 @@ from ._loops import Loop
 if TYPE_CHECKING:
     from ._cq import AsyncCQ
 
-# To find no event costs as much as to find one, so one is read and no more; what is left makes the
-# loop call again. Where several CQs have events at once that would take a turn for each: so now and
-# then it looks for more, and as long as there are, reads many.
-_EVENTS_AT_ONCE: Final = 32  # then the loop gets its turn
-_LOOK_FOR_MORE: Final = 8  # callbacks
-
-# Who makes a reader, or puts one into a loop, is alone. No loop is called under it.
+# Held while a reader is made, or put into a loop. No loop is called under it.
 lock = threading.RLock()
 
 
@@ -44,19 +38,19 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 class Watched:
-    """A duplicate of a descriptor, watched by a loop; it is closed with this."""
+    """A duplicate of a descriptor, to be watched by a loop; it is closed with this."""
 
     __slots__ = ("_fd", "_loop", "_pid")
 
-    def __init__(self, fd: int, loop: Loop, callback: Callable[[], None]) -> None:
-        self._fd = fd
-        self._loop = loop
+    def __init__(self, what: CompletionChannel | FailureWatch) -> None:
+        self._fd = -1
+        self._loop: Loop | None = None
         self._pid = os.getpid()
-        try:
-            loop.watch(self._fd, callback)
-        except BaseException:
-            self.close()
-            raise
+        self._fd = what._dup()
+
+    def start(self, loop: Loop, callback: Callable[[], None]) -> None:
+        loop.watch(self._fd, callback)
+        self._loop = loop
 
     def close(self) -> None:
         """In the loop's thread, or when the loop is closed."""
@@ -65,13 +59,14 @@ class Watched:
             return
         try:
             # A forked child has the epoll instance of the parent's loop: it would make that deaf.
-            if self._pid == os.getpid() and not self._loop.is_closed():
-                self._loop.unwatch(fd)
+            loop = self._loop
+            if loop is not None and self._pid == os.getpid() and not loop.is_closed():
+                loop.unwatch(fd)
         finally:
             os.close(fd)
 
     def __del__(self) -> None:
-        # No loop knows it any more, or whom it calls would be alive.
+        # No loop knows it any more, or what it calls would be alive.
         if self._fd >= 0:
             os.close(self._fd)
 
@@ -92,9 +87,6 @@ class Reader:
         # By its id; weak, so that an AsyncCQ that is forgotten unclosed goes away. It holds the CQ
         # and this reader.
         self._users: dict[int, weakref.ref[AsyncCQ]] = {}
-        # Those that somebody waits in. Of the tasks the loop knows only what they wait for: us.
-        self.busy: set[AsyncCQ] = set()
-        self._until_more = _LOOK_FOR_MORE
         self._on_channel_closed = weak_callback(self._channel_closed)
         channel.add_close_callback(self._on_channel_closed)
 
@@ -113,7 +105,6 @@ class Reader:
             self._open_failures()
 
     def unregister(self, acq: AsyncCQ) -> None:
-        self.busy.discard(acq)
         self._users.pop(id(acq), None)
         self._detach_unused()
 
@@ -134,22 +125,29 @@ class Reader:
                     "another event loop, which is still open, reads the events of this channel: "
                     "close its AsyncCQs or the loop first"
                 )
-            self.loop = loop
             failures = self._open_failures()
+            self._channel._set_loop(loop, self.fail)
+            self.loop = loop
         try:
-            self._watched.append(Watched(self._channel._dup(), loop, self._on_event))
-            self._watched.append(Watched(failures._dup(), loop, self._on_failure))
+            self._watch(self._channel, loop, self._channel._on_event)
+            self._watch(failures, loop, self._on_failure)
         except BaseException:
             self._detach(loop)
             raise
         return loop
 
+    def _watch(
+        self, what: CompletionChannel | FailureWatch, loop: Loop, callback: Callable[[], None]
+    ) -> None:
+        watched = Watched(what)
+        self._watched.append(watched)  # so it is found whatever fails
+        watched.start(loop, callback)
+
     def leave_closed_loop(self) -> None:
         loop = self.loop
         if loop is not None and loop.is_closed() and self._detach(loop):
             for acq in self._living():
-                acq._forget_waiters()
-            self.busy.clear()
+                acq._forget_tasks()
 
     def _detach(self, loop: Loop | None) -> bool:
         """Leave that loop; False: another thread did, and it may be in the next one."""
@@ -157,34 +155,14 @@ class Reader:
             if loop is None or self.loop is not loop:
                 return False
             self.loop = None
+            self._channel._set_loop(None, None)
             watched, self._watched = self._watched, []
         for one in watched:
             one.close()
         return True
 
-    def _on_event(self) -> None:
-        """Read a bounded number of events, and resume the tasks that wait for them.
-
-        If the channel fails it must not raise: the loop would call it again at once, for ever. What
-        a task raises to end the loop goes through; nothing is lost by that.
-        """
-        self._until_more -= 1
-        try:
-            self._channel.dispatch(True)
-            if self._until_more <= 0:
-                self._until_more = 1 if self._read_more() else _LOOK_FOR_MORE
-        except Exception as e:
-            self.fail(e)
-
-    def _read_more(self) -> bool:
-        n = 1
-        # A task can have closed the last AsyncCQ: what comes now is for others.
-        while n < _EVENTS_AT_ONCE and self.loop is not None and self._channel.dispatch(False):
-            n += 1
-        return n > 1
-
     def in_loop(self, call: Callable[[], None]) -> None:
-        """From any thread: call it in the loop's. Where no loop runs nobody waits: call it here."""
+        """From any thread: call it in the loop's. Without one no task waits: call it here."""
         loop = self.loop
         if loop is None:
             call()
@@ -215,7 +193,7 @@ class Reader:
             acq._fail(error)
 
     def _channel_closed(self) -> None:
-        """Called by whoever closed the channel, in his thread."""
+        """Called when the channel was closed, in the thread that closed it."""
         self.in_loop(lambda: self.fail(ClosedError("the completion channel was closed")))
 
     def _living(self) -> list[AsyncCQ]:

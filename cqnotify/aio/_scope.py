@@ -3,70 +3,41 @@
 
 from __future__ import annotations
 
-from contextvars import ContextVar
 from types import TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
+
+from .. import _core
+from .._core import innermost_scope
+from . import _loops
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from ._claims import Operation
     from ._cq import AsyncCQ
-    from ._loops import Wakeup
-
-# Of the running task, and of the tasks that it starts: they inherit it.
-_innermost: Final[ContextVar[Scope | None]] = ContextVar("_innermost", default=None)
 
 
-class Scope:
+class Scope(_core.Scope):
     """What `AsyncCQ.scope()` returns, for one `async with`."""
 
-    __slots__ = ("_acq", "_ended", "_error", "_outer", "_pending", "_used", "_wakeup")
+    __slots__ = ("_acq", "_used")
+
+    def __new__(cls, acq: AsyncCQ) -> Self:
+        return super().__new__(cls, acq)
 
     def __init__(self, acq: AsyncCQ) -> None:
         self._acq = acq
-        self._outer: Scope | None = None
-        self._pending: set[Operation] = set()
-        self._error: Exception | None = None
-        self._wakeup: Wakeup | None = None
         self._used = False
-        self._ended = False
 
-    @classmethod
-    def current(cls, acq: AsyncCQ) -> Scope | None:
-        """The innermost one of this AsyncCQ around the running task, which can outlive some."""
-        scope = _innermost.get()
-        while scope is not None and (scope._acq is not acq or scope._ended):
-            scope = scope._outer
-        return scope
-
-    @property
-    def outstanding(self) -> int:
-        """Work requests that were posted inside and have not completed."""
-        return len(self._pending)
-
-    def add(self, op: Operation) -> None:
-        """It was posted inside."""
-        self._pending.add(op)
-
-    def discard(self, op: Operation) -> None:
-        """It has completed, or was not posted after all."""
-        self._pending.discard(op)
-        if not self._pending and self._wakeup is not None:
-            self._wakeup.wake()
-
-    def fail(self, op: Operation, error: Exception) -> None:
-        """It may never complete."""
-        if op in self._pending:
-            self._error = error
-            self.discard(op)
+    def __repr__(self) -> str:
+        state = "ended" if self._ended else f"{self.outstanding} outstanding"
+        return f"<Scope of {self._acq!r}, {state if self._used else 'not entered'}>"
 
     async def __aenter__(self) -> Self:
         if self._used:
             raise RuntimeError("this scope was entered before: call scope() for each block")
         self._used = True
-        self._outer = _innermost.get()
-        _innermost.set(self)
+        self._outer = innermost_scope.get(None)
+        innermost_scope.set(self)
         return self
 
     async def __aexit__(
@@ -75,19 +46,25 @@ class Scope:
         exc: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        # Not by a token: the block may be left in another context than it was entered in.
-        _innermost.set(self._outer)
         cancelled = None
         try:
-            while self._pending:
-                loop = self._acq._prepare_to_sleep()
-                if not self._pending:
+            while True:
+                cancelled = await _loops.uncancelled(self._drained()) or cancelled
+                if not self.outstanding:
                     break
-                self._wakeup = loop.wakeup()
-                cancelled = await loop.sleep_through(self._wakeup) or cancelled
         finally:
             self._ended = True
+            self._leave()
         if cancelled is not None:
             raise cancelled
         if self._error is not None and exc is None:
             raise self._error.with_traceback(None)
+
+    @staticmethod
+    def _leave() -> None:
+        """The innermost one is one that has not ended. Not by a token: the block may be left in
+        another context than it was entered in, and after one that it is around."""
+        scope = innermost_scope.get(None)
+        while scope is not None and scope._ended:
+            scope = scope._outer
+        innermost_scope.set(scope)

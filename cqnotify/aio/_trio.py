@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any
 
 import trio
@@ -15,22 +15,13 @@ from ._loops import Wakeup
 
 
 class TrioWakeup:
-    __slots__ = ("_event", "error", "max_entries", "solicited_only")
+    __slots__ = ("_event",)
 
-    def __init__(self, max_entries: int, solicited_only: bool) -> None:
+    def __init__(self) -> None:
         self._event = trio.Event()
-        self.error: Exception | None = None
-        self.max_entries = max_entries
-        self.solicited_only = solicited_only
-
-    def done(self) -> bool:
-        return self._event.is_set()
 
     def wake(self) -> None:
         self._event.set()
-
-    def again(self) -> None:
-        self._event = trio.Event()
 
     def __await__(self) -> Generator[Any, None, object]:
         return self._event.wait().__await__()
@@ -43,7 +34,6 @@ class TrioLoop:
         self.thread = threading.get_ident()
         self._token = token
         self._watches: dict[int, trio.CancelScope] = {}
-        self.call_soon = token.run_sync_soon
         # trio.RunFinishedError is a RuntimeError
         self.call_soon_threadsafe = token.run_sync_soon
 
@@ -57,8 +47,8 @@ class TrioLoop:
     def is_elsewhere(self) -> bool:
         return self.thread != threading.get_ident() and not self.is_closed()
 
-    def wakeup(self, max_entries: int = 1, solicited_only: bool = False) -> Wakeup:
-        return TrioWakeup(max_entries, solicited_only)
+    def wakeup(self) -> Wakeup:
+        return TrioWakeup()
 
     def watch(self, fd: int, callback: Callable[[], None]) -> None:
         scope = self._watches[fd] = trio.CancelScope()
@@ -67,11 +57,6 @@ class TrioLoop:
     def unwatch(self, fd: int) -> None:
         self._watches.pop(fd).cancel()
         trio.lowlevel.notify_closing(fd)
-
-    async def sleep_through(self, wakeup: Wakeup) -> BaseException | None:
-        with trio.CancelScope(shield=True):
-            await wakeup
-        return None
 
 
 async def _call_when_readable(
@@ -93,5 +78,6 @@ def running() -> object:
     return trio.lowlevel.current_trio_token()
 
 
-async def pause() -> None:
-    await trio.lowlevel.checkpoint()
+async def uncancelled(awaitable: Awaitable[object]) -> None:
+    with trio.CancelScope(shield=True):
+        await awaitable

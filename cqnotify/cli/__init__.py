@@ -19,8 +19,9 @@ from types import FrameType
 from typing import Any, Final, NoReturn, TextIO
 
 from .. import AsyncEventError, CompletionError, __version__
+from .._core import NO_DEVICE
 from ..attrs import PortAttr
-from ..context import Context
+from ..context import Context, needs_rdma_cm
 from ..context import devices as list_devices  # besides the module of that command
 from ..enums import PortState
 
@@ -87,10 +88,29 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"cqnotify {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
     for name in COMMANDS:
         import_module(f"{__name__}.{name}").add_parser(commands)
     return parser
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A command's own parser, which refuses by itself what it does not know: argparse would leave
+    that to the parser above, whose usage says nothing of this command."""
+
+    takes_device = False
+
+    def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the namespace and nothing besides; end with this command's usage otherwise."""
+        found, unknown = super().parse_known_args(*args, **kwargs)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._hint(unknown)}")
+        return found, unknown
+
+    def _hint(self, unknown: list[str]) -> str:
+        """For a device that was named without its option."""
+        names = [name for name in unknown if not name.startswith("-")]
+        return f" (a device is chosen by -d: -d {names[0]})" if names and self.takes_device else ""
 
 
 @contextmanager
@@ -140,9 +160,9 @@ def add_command(
     run: Callable[[argparse.Namespace], int],
     description: str | None = None,
     json_help: str = "print every figure as JSON",
-) -> argparse.ArgumentParser:
+) -> CommandParser:
     """Return the parser of a new command. All of them have --json, and say the exit codes."""
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser: CommandParser = commands.add_parser(
         name,
         help=what,
         description=description or f"{what[0].upper()}{what[1:]}.",
@@ -154,8 +174,9 @@ def add_command(
     return parser
 
 
-def add_device(parser: argparse.ArgumentParser, default: str = "the first") -> None:
+def add_device(parser: CommandParser, default: str = "the first") -> None:
     """Add the option that chooses a device, with the name that rdma-core's programs give it."""
+    parser.takes_device = True
     parser.add_argument(
         *("-d", "--device", "--ib-dev"),
         dest="device",
@@ -169,7 +190,7 @@ def device_names(wanted: str | None = None) -> list[str]:
     none."""
     names = [device.name for device in list_devices()]
     if not names:
-        raise CommandError("this machine has no RDMA device", CANNOT_RUN)
+        raise CommandError(NO_DEVICE, CANNOT_RUN)
     if wanted is None:
         return names
     if wanted not in names:
@@ -181,6 +202,12 @@ def check_limit(where: str, option: str, value: int, limit: int) -> None:
     """CommandError, by the option's name, if its value is more than the device allows."""
     if value > limit:
         raise CommandError(f"{option} is {value}: the limit of {where} is {limit}", USAGE)
+
+
+def check_connects(context: Context) -> None:
+    """CommandError unless the device's QPs can be connected by verbs alone."""
+    if why := needs_rdma_cm(context):
+        raise CommandError(why, CANNOT_RUN)
 
 
 def check_port(context: Context, port_num: int) -> PortAttr:

@@ -19,7 +19,7 @@ from ..attrs import PortAttr
 from ..context import Context, gid_text
 from ..enums import MTU, AccessFlags, LinkLayer, QPType
 from ..qp import DEFAULT_QKEY, QP, QPAddress
-from . import CommandError, check_limit, check_port
+from . import CommandError, check_connects, check_limit, check_port
 
 GRH: Final = 40  # bytes of routing header in front of what a UD QP receives
 SRQ_RECORDS: Final = 256  # that ibv_srq_pingpong exchanges, however few QPs there are
@@ -264,6 +264,7 @@ def open_end(plan: Plan) -> Iterator[End]:
 
 def _check(context: Context, plan: Plan) -> None:
     """Refuse what the device refuses, by the options' names."""
+    check_connects(context)
     attr = context.query_device()
     port = check_port(context, plan.ib_port)
     where = f"{context.name} port {plan.ib_port}"

@@ -3,6 +3,11 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
 from .._core import VerbsError
 from ..exchange import exchange_as_client_blocking, exchange_as_server_blocking, listen
 from ..qp import QPAddress
@@ -11,6 +16,8 @@ from ._pingpong_end import End, Plan, open_end
 from ._pingpong_play import Play
 from ._pingpong_report import Report
 from ._terminal import Progress
+
+SOON: Final = 1.0  # seconds until a client that has not met its server says so
 
 
 def hold(plan: Plan) -> Report:
@@ -39,9 +46,30 @@ def _meet(end: End) -> list[QPAddress]:
 def _call(end: End) -> list[QPAddress]:
     plan = end.plan
     assert plan.host is not None
-    remote = exchange_as_client_blocking(plan.host, plan.port, end.addresses, timeout=plan.timeout)
+    with _told_soon(f"waiting for {plan.host} port {plan.port} to answer, {_how_long(plan)}"):
+        remote = exchange_as_client_blocking(
+            plan.host, plan.port, end.addresses, timeout=plan.timeout
+        )
     end.connect(remote)
     return remote
+
+
+def _how_long(plan: Plan) -> str:
+    return f"for {plan.timeout:g} s at most (--timeout; Ctrl-C ends it)"
+
+
+@contextmanager
+def _told_soon(text: str) -> Iterator[None]:
+    """Say so, unless it is over by then. A thread does, for the name of a host may be looked up and
+    a connection tried for long without a word."""
+    timer = threading.Timer(SOON, note, [text])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 def _serve(end: End) -> list[QPAddress]:
@@ -57,7 +85,7 @@ def _serve(end: End) -> list[QPAddress]:
         raise CommandError(f"cannot listen on {plan.bind} port {plan.port}: {why}") from e
     with listener:
         host, port = listener.getsockname()[:2]
-        note(f"listening on {host} port {port}")
+        note(f"listening on {host} port {port}, {_how_long(plan)}")
         return exchange_as_server_blocking(
             listener, end.addresses, end.connect, timeout=plan.timeout, turned_away=turned_away
         )

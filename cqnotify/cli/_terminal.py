@@ -45,9 +45,13 @@ class Progress:
         self._shown = False
         self._due = time.monotonic() + FIRST if is_terminal(sys.stderr) else float("inf")
 
-    def show(self, done: int) -> None:
-        """Say that so many are done, unless that was just said."""
+    def show(self, done: int, what: str | None = None) -> None:
+        """Say that so many are done, unless that was just said. Of something else, `what`, it is
+        said at once."""
         now = time.monotonic()
+        if what not in (None, self._what):
+            self._what = what or ""
+            self._due = now if is_terminal(sys.stderr) else self._due
         if now >= self._due:
             self._due = now + NEXT
             self._shown = True

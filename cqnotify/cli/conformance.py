@@ -15,6 +15,7 @@ from . import (
     CommandError,
     add_command,
     add_device,
+    check_connects,
     check_port,
     device_names,
     print_json,
@@ -66,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
     device = device_names(args.device)[0]
     with Context(device) as context:
+        check_connects(context)
         check_port(context, args.ib_port)
     names = args.type or TYPES
     chosen = list(conformance.cases([QPType[name.upper()] for name in TYPES if name in names]))

@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from . import CANNOT_RUN, FAILED, OK, CommandError, add_command, add_device, print_json, whole
+from . import CANNOT_RUN, FAILED, OK, CommandError, add_command, add_device, note, print_json, whole
+from ._terminal import Progress, is_terminal
 
 
 def add_parser(commands: Any) -> None:
@@ -45,7 +48,14 @@ def run(args: argparse.Namespace) -> int:
     from .. import demo
 
     try:
-        report = demo.run(args.device, args.peer_device, args.messages, args.interval)
+        with Progress("", args.messages) as line:
+            report = demo.run(
+                args.device,
+                args.peer_device,
+                args.messages,
+                args.interval,
+                _shown_by(line, args.messages),
+            )
     except demo.DemoError as e:
         code = CANNOT_RUN if isinstance(e, demo.CannotRunError) else FAILED
         raise CommandError(str(e), code) from e
@@ -54,6 +64,20 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(demo.format_report(report))
     return FAILED if report.problems else OK
+
+
+def _shown_by(line: Progress, messages: int) -> Callable[[str, int], None]:
+    """What shows each run's progress on a terminal; elsewhere it says once that there are some."""
+    told = is_terminal(sys.stderr)
+
+    def show(run: str, received: int) -> None:
+        nonlocal told
+        if not told:
+            told = True
+            note(f"run {run} begins; each has {messages} messages, the figures come after the last")
+        line.show(received, f"run {run}, messages")
+
+    return show
 
 
 def _milliseconds(text: str) -> float:

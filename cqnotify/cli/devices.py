@@ -20,6 +20,9 @@ def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
     what = "list the RDMA devices, their ports and their GIDs"
     parser = add_command(commands, "devices", what, run)
+    parser.add_argument(
+        "names", nargs="*", metavar="DEVICE", help="only these; the same as -d (default: all)"
+    )
     add_device(parser, "all")
     parser.add_argument(
         "-v",
@@ -31,12 +34,20 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    found = [_describe(name) for name in device_names(args.device)]
+    found = [_describe(name) for name in _chosen(args)]
     if args.json:
         print_json(found)
     else:
         print("\n".join(line for device in found for line in _device_lines(device, args.verbose)))
     return OK
+
+
+def _chosen(args: argparse.Namespace) -> list[str]:
+    """The names of the devices to list: those that were asked for, each once, or all."""
+    wanted = [*args.names, *([args.device] if args.device else [])]
+    if not wanted:
+        return device_names()
+    return list(dict.fromkeys(name for one in wanted for name in device_names(one)))
 
 
 # ---- as JSON --------------------------------------------------------------------------------

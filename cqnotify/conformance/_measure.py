@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from ..attrs import Device
-from ..context import Context
+from ..context import Context, refuse_iwarp
 from ._cases import Case, Outcome, cases
 from ._report import Deviation, Report, Row
 from ._trial import Bench, Trial
@@ -33,12 +33,13 @@ def measure(
 
     The traffic is between queue pairs of one port. The device is opened anew, so that who uses it
     already is not told of the failures. `progress` is called now and then with the number of cases
-    that are done. Raises VerbsError where the device can not be opened or has another trouble than
-    to lack an operation, LookupError where the port has no GID.
+    that are done. Raises VerbsError where the device can not be opened, is an iWARP device, or has
+    another trouble than to lack an operation, LookupError where the port has no GID.
     """
     todo = list(cases() if chosen is None else chosen)
     rows: list[Row] = []
     with Context(device) as context:
+        refuse_iwarp(context)
         name = context.name
     for start in range(0, len(todo), _BATCH):
         if progress is not None:

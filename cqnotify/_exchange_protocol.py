@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: MIT
+"""The protocol of the address exchange, free of sockets; `exchange` drives it over TCP.
+
+Each end's part is a generator. It yields bytes to have them written, or a number to be sent so many
+that were read. A ConnectionError of either is thrown into it.
+
+    client                              server
+    one record for each address   ->    reads them, connects its QP
+                                  <-    as many records
+    [its payload                  ->
+                                  <-    its payload]
+    "done\\0"                      ->
+
+Without the payloads this is what rdma-core's ping-pong programs do, byte by byte. A payload comes
+behind the records, where those expect "done", so that no end waits for what the other does not
+send: a server learns from the first five bytes whether its client has a payload or is done, and
+without a payload of its own it closes the connection, as rdma-core's do.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Generator
+from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar, overload
+
+from .qp import RECORD_SIZE, QPAddress
+
+__all__ = [
+    "MAX_PAYLOAD",
+    "Addresses",
+    "Met",
+    "Payload",
+    "Server",
+    "Steps",
+    "as_addresses",
+    "as_payload",
+    "client",
+    "like",
+]
+
+MAX_PAYLOAD: Final = 65536
+PATIENCE: Final = 10.0  # seconds for one client, where another may come
+
+_DONE: Final = b"done\0"
+_DATA: Final = b"data:"  # as long; then the length, and the bytes
+_LENGTH: Final = re.compile(rb"([0-9a-f]{8})\0")
+_LENGTH_SIZE: Final = 9
+_WHY_NONE: Final = "it was given none, or is one of rdma-core's programs"
+
+Addresses = TypeVar("Addresses", QPAddress, "list[QPAddress]")
+Payload: TypeAlias = bytes | bytearray | memoryview
+
+
+class Met(NamedTuple):
+    """What an end knows of the other one afterwards."""
+
+    addresses: list[QPAddress]
+    payload: bytes | None
+
+
+Steps: TypeAlias = Generator["bytes | int", bytes, Met]
+
+
+def as_addresses(address: QPAddress | list[QPAddress]) -> list[QPAddress]:
+    """Return what an exchange was given as a list, which must not be empty."""
+    addresses = [address] if isinstance(address, QPAddress) else list(address)
+    if not addresses:
+        raise ValueError("address is an empty list: there is nothing to exchange")
+    return addresses
+
+
+@overload
+def like(address: QPAddress, remote: list[QPAddress]) -> QPAddress: ...
+@overload
+def like(address: list[QPAddress], remote: list[QPAddress]) -> list[QPAddress]: ...
+def like(
+    address: QPAddress | list[QPAddress], remote: list[QPAddress]
+) -> QPAddress | list[QPAddress]:
+    """Return what came back in the form of what was given: one address, or a list."""
+    return remote[0] if isinstance(address, QPAddress) else remote
+
+
+def as_payload(payload: Payload | None) -> bytes | None:
+    """Return a copy of it; TypeError if it is no bytes, ValueError if it is too long."""
+    if payload is None:
+        return None
+    if not isinstance(payload, bytes | bytearray | memoryview):
+        raise TypeError(f"payload must be bytes, not {type(payload).__name__}")
+    data = bytes(payload)
+    if len(data) > MAX_PAYLOAD:
+        raise ValueError(f"payload has {len(data)} bytes: the limit is {MAX_PAYLOAD}")
+    return data
+
+
+def client(ours: list[QPAddress], payload: bytes | None) -> Steps:
+    """A client's part."""
+    yield _to_wire(ours)
+    theirs = yield from _receive(len(ours))
+    got = None
+    if payload is not None:
+        try:
+            yield _frame(payload)
+            got = yield from _receive_payload((yield len(_DATA)), "server")
+        except ConnectionError as e:
+            raise ConnectionError(
+                f"the server closed the connection when it should give its payload: {_WHY_NONE}"
+            ) from e
+    yield _DONE
+    return Met(theirs, got)
+
+
+class Server(Generic[Addresses]):
+    """A server's part, which it may have to play to several clients until one is the peer."""
+
+    def __init__(
+        self,
+        address: Addresses,
+        connect: Callable[[Addresses], object],
+        turned_away: Callable[[str, Exception], object] | None,
+        payload: bytes | None = None,
+    ) -> None:
+        self._address: Addresses = address
+        self._ours = as_addresses(address)
+        self._payload = payload
+        self._connect: Callable[[Addresses], object] = connect
+        self._turned_away = turned_away
+        self._chosen = False
+
+    def steps(self) -> Steps:
+        """Its part towards one client."""
+        theirs = yield from _receive(len(self._ours))
+        self._chosen = True
+        self._connect(like(self._address, theirs))
+        yield _to_wire(self._ours)
+        word = yield len(_DONE)
+        got = None
+        if self._payload is not None:
+            got = yield from _receive_payload(word, "client")
+            yield _frame(self._payload)
+            word = yield len(_DONE)
+        _check_done(word)
+        return Met(theirs, got)
+
+    def patience(self, deadline: float) -> float:
+        """The seconds for one client."""
+        left = max(0.0, deadline - time.monotonic())
+        return left if self._turned_away is None else min(left, PATIENCE)
+
+    def turn_away(self, who: object, error: Exception) -> None:
+        """Go on without this client, or raise its error, which is being handled."""
+        if self._turned_away is None or self._chosen:
+            raise error
+        self._turned_away(_name(who), error)
+
+
+def _name(who: object) -> str:
+    """A socket's address as text."""
+    assert isinstance(who, tuple)
+    host, port = who[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _to_wire(addresses: list[QPAddress]) -> bytes:
+    return b"".join(address.to_wire() for address in addresses)
+
+
+def _receive(count: int) -> Generator[int, bytes, list[QPAddress]]:
+    """Each record is judged when it is there: a peer that begins with garbage need not go on."""
+    theirs = []
+    for _ in range(count):
+        theirs.append(QPAddress.from_wire((yield RECORD_SIZE)))
+    return theirs
+
+
+def _check_done(word: bytes) -> None:
+    if word == _DATA:
+        raise ValueError(
+            "the client has a payload and this server none: both need one, b'' at least"
+        )
+    if word != _DONE:
+        raise ValueError(f"the peer ended the exchange with {word!r} instead of {_DONE!r}")
+
+
+def _frame(payload: bytes) -> bytes:
+    return _DATA + b"%08x\0" % len(payload) + payload
+
+
+def _receive_payload(word: bytes, peer: str) -> Generator[int, bytes, bytes]:
+    """What begins with `word`, which has come already."""
+    if word == _DONE:
+        raise ValueError(f"the {peer} ended the exchange without a payload: {_WHY_NONE}")
+    if word != _DATA:
+        raise ValueError(f"the {peer} sent {word!r} where its payload should begin")
+    text = yield _LENGTH_SIZE
+    match = _LENGTH.fullmatch(text)
+    if match is None:
+        raise ValueError(f"not the length of a payload: {text!r}")
+    length = int(match[1], 16)
+    if length > MAX_PAYLOAD:
+        raise ValueError(f"the {peer}'s payload has {length} bytes: the limit is {MAX_PAYLOAD}")
+    return (yield length) if length else b""

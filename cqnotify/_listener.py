@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: MIT
+"""The clients of a listening socket, for any number of tasks and threads that wait for one.
+
+An event loop has one reader for each descriptor, and a second one silently replaces the first. So
+the tasks of a loop that wait on one listener share an acceptor, which wakes them one after the
+other, and is there only while some wait. A client that comes while nobody waits stays in the
+kernel's backlog: accept() is called by the task or thread that takes the client, never ahead of it.
+
+Each acceptor, and each waiting thread, has a duplicate of the listener's descriptor. What it waits
+on stays what it is when another thread closes the listener, whose number a new file may then get.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
+
+__all__ = ["Client", "Listener", "accept", "accept_blocking", "left"]
+
+Client = tuple[socket.socket, object]  # a connection, and the address of its other end
+
+# The two that mean: nothing to accept. The second is a client that has gone again.
+_NONE_THERE: Final = (BlockingIOError, ConnectionAbortedError)
+
+
+def left(deadline: float) -> float:
+    """Return the seconds until `deadline`; TimeoutError when there are none."""
+    seconds = deadline - time.monotonic()
+    if seconds <= 0:
+        raise TimeoutError("the address exchange took too long")
+    return seconds
+
+
+class Listener(socket.socket):
+    """A listening socket whose close(), in any thread, ends the waits of `accept` on it."""
+
+    def close(self) -> None:
+        with _lock:
+            super().close()
+            for place in list(_places.get(self, ())):
+                place.wake()
+
+
+class _Place:
+    """The place of a thread or an acceptor among those that wait on a listener.
+
+    While there are any the file is non-blocking, which all duplicates share: a client that is there
+    may have gone to somebody else by the time of accept(). `wake` is called under the lock.
+    """
+
+    def __init__(self, listener: socket.socket, wake: Callable[[], object]) -> None:
+        self._listener = listener
+        self.wake: Callable[[], object] = wake
+        with _lock:
+            self.check_open()
+            self.sock: socket.socket = socket.fromfd(
+                listener.fileno(), listener.family, listener.type, listener.proto
+            )
+            self._others = _places.setdefault(listener, WeakSet())
+            if not self._others:
+                _were_blocking[listener] = os.get_blocking(listener.fileno())
+            self._others.add(self)
+            self.sock.setblocking(False)
+
+    def check_open(self) -> None:
+        if self._listener.fileno() < 0:
+            raise OSError(errno.EBADF, "the listener was closed")
+
+    def accept(self) -> Client | None:
+        """Take a client, if there is one."""
+        self.check_open()
+        try:
+            return self.sock.accept()
+        except _NONE_THERE:
+            return None
+
+    def leave(self) -> None:
+        with _lock:
+            self._others.discard(self)
+            if not self._others and self._listener.fileno() >= 0:
+                os.set_blocking(self._listener.fileno(), _were_blocking[self._listener])
+            self.sock.close()
+
+
+# Guarded by the lock, which a signal handler that closes a listener may find its own thread in.
+_lock: Final = threading.RLock()
+_places: Final[WeakKeyDictionary[socket.socket, WeakSet[_Place]]] = WeakKeyDictionary()
+_were_blocking: Final[WeakKeyDictionary[socket.socket, bool]] = WeakKeyDictionary()
+
+
+# ---- asyncio --------------------------------------------------------------------------------
+
+
+class _Acceptor:
+    """The reader of one listener in one event loop, and the tasks there that wait in line."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, listener: socket.socket) -> None:
+        self._loop = loop
+        self._line: deque[asyncio.Event] = deque()
+        self._place = _Place(listener, self._wake_from_anywhere)
+        loop.add_reader(self._place.sock, self._wake_first)
+
+    @property
+    def is_over(self) -> bool:
+        return self._place.sock.fileno() < 0
+
+    async def accept(self, deadline: float) -> Client:
+        turn = asyncio.Event()
+        self._line.append(turn)
+        try:
+            while True:
+                seconds = left(deadline)  # first: bad clients may come without end
+                # The reader fires again for as long as a client is there. So nobody need pass on
+                # a wake-up that came too late: it goes to whoever is the first then.
+                client = self._place.accept() if self._line[0] is turn else None
+                if client is not None:
+                    return client
+                await self._sleep(turn, seconds)
+        finally:
+            self._line.remove(turn)
+            if not self._line:
+                self._end()
+
+    async def _sleep(self, turn: asyncio.Event, seconds: float) -> None:
+        turn.clear()
+        timer = self._loop.call_later(seconds, turn.set)
+        try:
+            await turn.wait()
+        finally:
+            timer.cancel()
+        self._place.check_open()
+
+    def _wake_first(self) -> None:
+        if self._line:
+            self._line[0].set()
+
+    def _wake_all(self) -> None:
+        for turn in self._line:
+            turn.set()
+
+    def _wake_from_anywhere(self) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._wake_all)
+
+    def _end(self) -> None:
+        if not self._loop.is_closed():
+            self._loop.remove_reader(self._place.sock)
+        self._place.leave()
+
+
+# By the ids of the loop and the listener, which live as long as the acceptor. Nothing but the tasks
+# that wait and the loop itself keeps an acceptor alive, should both be abandoned.
+_acceptors: Final[WeakValueDictionary[tuple[int, int], _Acceptor]] = WeakValueDictionary()
+
+
+async def accept(listener: socket.socket, deadline: float) -> Client:
+    """Wait for a client of `listener`; tasks of one event loop get theirs in the order of coming.
+
+    Raises TimeoutError at `deadline`, a time of time.monotonic(), OSError once it is closed. A task
+    that is cancelled takes no client.
+    """
+    loop = asyncio.get_running_loop()
+    key = (id(loop), id(listener))
+    acceptor = _acceptors.get(key)
+    if acceptor is None or acceptor.is_over:
+        acceptor = _acceptors[key] = _Acceptor(loop, listener)
+    return await acceptor.accept(deadline)
+
+
+# ---- threads --------------------------------------------------------------------------------
+
+
+def accept_blocking(listener: socket.socket, deadline: float) -> Client:
+    """Do what `accept` does, without asyncio; which of several threads gets a client is open."""
+    wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+    try:
+        place = _Place(listener, lambda: os.eventfd_write(wake, 1))
+        try:
+            return _wait(place, wake, deadline)
+        finally:
+            place.leave()
+    finally:
+        os.close(wake)
+
+
+def _wait(place: _Place, wake: int, deadline: float) -> Client:
+    poller = select.poll()
+    poller.register(place.sock, select.POLLIN)
+    poller.register(wake, select.POLLIN)
+    while True:
+        seconds = left(deadline)  # first: bad clients may come without end
+        client = place.accept()
+        if client is not None:
+            return client
+        poller.poll(seconds * 1000)

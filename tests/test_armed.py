@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: MIT
+"""Whether a CQ is armed: where events get lost, and where its size changes."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import select
+import struct
+
+import pytest
+from aio_support import Lane, MakeLane, Scenario, ids, sleeper, start
+from support import DEADLINE, Endpoint, Waiter, wait_completions, waiting
+
+from cqnotify import CompletionChannel, Context, SendFlags
+from cqnotify.aio import AsyncCQ
+
+Pair = tuple[Endpoint, Endpoint]
+SECONDS = 20
+SOLICITED = SendFlags.SIGNALED | SendFlags.SOLICITED
+
+
+def send(pair: Pair, flags: SendFlags = SendFlags.SIGNALED) -> None:
+    """One message from the first to the second."""
+    a, b = pair
+    b.qp.post_recv(b.mr[0:64])
+    a.qp.post_send(a.mr[0:8], send_flags=flags)
+    wait_completions(a.scq, 1)
+
+
+def lose_event(channel: CompletionChannel) -> None:
+    """A foreign reader takes the event that comes. What it reads is the address of the ibv_cq; to
+    that it acknowledges the event, or the CQ could not be closed any more."""
+    assert select.select([channel], [], [], DEADLINE)[0]
+    (address,) = struct.unpack("Q", os.read(channel.fileno(), 8))
+    ctypes.CDLL("libibverbs.so.1").ibv_ack_cq_events(ctypes.c_void_p(address), 1)
+
+
+# ---- threads -----------------------------------------------------------------------------
+
+
+def test_after_a_wait_that_timed_out_a_cq_is_armed_whatever_it_remembers(pair: Pair) -> None:
+    b = pair[1]
+    assert b.rcq.safe_to_sleep()
+    send(pair)
+    lose_event(b.channel)
+    with pytest.raises(TimeoutError):
+        b.channel.get_event(timeout=0.05)
+    assert not b.rcq.safe_to_sleep()
+    assert len(b.rcq.poll()) == 1
+    assert b.rcq.safe_to_sleep()
+    with waiting(lambda: b.channel.get_event(timeout=DEADLINE)) as waiter:
+        send(pair)
+    assert waiter.join() is b.rcq
+
+
+def test_a_cq_that_is_armed_is_not_armed_again_but_once_after_each_time_out(pair: Pair) -> None:
+    b = pair[1]
+    for arms in (1, 2, 3):
+        for _ in range(3):
+            assert b.rcq.safe_to_sleep()
+            assert b.rcq.stats.arms == arms
+        with pytest.raises(TimeoutError):
+            b.channel.get_event(timeout=0.001)
+
+
+def test_a_completion_before_a_resize_that_raised_no_event_wakes_who_sleeps(pair: Pair) -> None:
+    b = pair[1]
+    assert b.rcq.safe_to_sleep()
+    send(pair)
+    lose_event(b.channel)
+    with waiting(lambda: b.channel.get_event(timeout=DEADLINE)) as waiter:
+        b.rcq.resize(100)
+    assert waiter.join() is b.rcq
+    b.rcq.ack()
+    assert len(b.rcq.poll()) == 1
+    assert b.rcq.unacked == 0
+    b.qp.close()
+    b.rcq.close()  # the library was told of no event too many
+
+
+@pytest.mark.parametrize("solicited_only", [False, True])
+def test_a_cq_that_was_not_armed_any_more_is_so_after_a_resize(
+    pair: Pair, solicited_only: bool
+) -> None:
+    b = pair[1]
+    assert b.rcq.safe_to_sleep(solicited_only)
+    send(pair, SOLICITED)
+    lose_event(b.channel)
+    assert len(b.rcq.poll()) == 1
+    waiter = Waiter(lambda: b.channel.get_event(timeout=DEADLINE)).asleep()
+    b.rcq.resize(100)
+    assert b.channel.try_get_event() is None
+    if solicited_only:
+        send(pair)
+        assert b.channel.try_get_event() is None
+    waiter.asleep()
+    send(pair, SOLICITED)
+    assert waiter.join() is b.rcq
+
+
+def test_a_resize_arms_nothing_that_was_not_armed(pair: Pair) -> None:
+    b = pair[1]
+    b.rcq.resize(100)
+    send(pair)
+    b.rcq.resize(200)
+    assert b.channel.try_get_event() is None
+    assert b.rcq.stats.arms == 0
+
+
+# ---- tasks -------------------------------------------------------------------------------
+
+
+def test_a_task_that_sleeps_is_woken_after_a_resize(lane: Lane, run: Scenario) -> None:
+    async def scenario() -> None:
+        async with AsyncCQ(lane.cq) as acq:
+            task = await sleeper(acq)
+            lane.send()
+            lose_event(lane.cq.channel)
+            lane.cq.resize(128)
+            assert ids(await asyncio.wait_for(task, SECONDS)) == [lane.sent - 1]
+
+    run(scenario())
+
+
+def test_a_task_that_sleeps_on_an_arm_that_was_lost_is_woken_after_a_resize(
+    lane: Lane, run: Scenario
+) -> None:
+    """Something else has read the event that took the arm, and the completion went elsewhere."""
+
+    async def scenario() -> None:
+        async with AsyncCQ(lane.cq) as acq:
+            mine, other = await sleeper(acq, 1), asyncio.ensure_future(acq.completion(0))
+            await asyncio.sleep(0)
+            lane.send()
+            lose_event(lane.cq.channel)
+            lane.cq.poll()
+            assert (await other).wr_id == 0
+            lane.cq.resize(128)
+            await asyncio.sleep(0.01)
+            assert not mine.done()
+            lane.send()
+            assert ids(await asyncio.wait_for(mine, SECONDS)) == [lane.sent - 1]
+
+    run(scenario())
+
+
+def test_a_resize_by_another_thread_wakes_the_task_in_its_loop(lane: Lane, run: Scenario) -> None:
+    async def scenario() -> None:
+        async with AsyncCQ(lane.cq) as acq:
+            task = await sleeper(acq)
+            lane.send()
+            lose_event(lane.cq.channel)
+            await asyncio.to_thread(lane.cq.resize, 128)
+            assert ids(await asyncio.wait_for(task, SECONDS)) == [lane.sent - 1]
+
+    run(scenario())
+
+
+def test_a_closed_asynccq_is_no_consumer_of_a_resize(lane: Lane, run: Scenario) -> None:
+    async def scenario() -> None:
+        async with AsyncCQ(lane.cq) as acq:
+            task = await sleeper(acq)
+            lane.send()
+            assert len(await task) == 1
+        lane.cq.req_notify()
+        lane.cq.resize(128)
+        lane.send()
+        assert lane.cq.channel.get_event(timeout=DEADLINE) is lane.cq
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("what", ["wait", "completion"])
+def test_after_a_task_was_cancelled_the_next_one_is_not_deaf(
+    lane: Lane, run: Scenario, what: str
+) -> None:
+    async def scenario() -> None:
+        async with AsyncCQ(lane.cq) as acq:
+            if what == "completion":
+                (task,) = await start(lambda: acq.completion(99))
+            else:
+                task = await sleeper(acq)
+            lane.send()
+            lose_event(lane.cq.channel)
+            task.cancel()
+            assert len(await asyncio.wait_for(acq.wait(), SECONDS)) == 1
+            task = await sleeper(acq)
+            lane.send()
+            assert ids(await asyncio.wait_for(task, SECONDS)) == [lane.sent - 1]
+
+    run(scenario())
+
+
+def test_who_times_out_wakes_the_others_whose_event_was_lost(lane: Lane, run: Scenario) -> None:
+    async def scenario() -> None:
+        async with AsyncCQ(lane.cq) as acq:
+            task = await sleeper(acq)
+            impatient = asyncio.ensure_future(asyncio.wait_for(acq.wait(), 0.05))
+            await asyncio.sleep(0)
+            lane.send()
+            lose_event(lane.cq.channel)
+            with pytest.raises(asyncio.TimeoutError):
+                await impatient
+            assert ids(await asyncio.wait_for(task, SECONDS)) == [lane.sent - 1]
+
+    run(scenario())
+
+
+def test_a_task_on_another_cq_of_the_channel_is_not_armed_again(
+    ctx: Context, new_lane: MakeLane, run: Scenario
+) -> None:
+    async def scenario() -> None:
+        channel = CompletionChannel(ctx)
+        mine, other = new_lane(on=channel), new_lane(on=channel)
+        async with AsyncCQ(mine.cq) as acq, AsyncCQ(other.cq) as its:
+            task, cancelled = await sleeper(acq), await sleeper(its)
+            arms = mine.cq.stats.arms
+            cancelled.cancel()
+            await asyncio.sleep(0)
+            mine.send()
+            assert len(await asyncio.wait_for(task, SECONDS)) == 1
+            assert mine.cq.stats.arms == arms
+
+    run(scenario())

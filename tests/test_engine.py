@@ -1,0 +1,493 @@
+# SPDX-License-Identifier: MIT
+"""A CQ beside its AsyncCQ, and one AsyncCQ after another: to whom the completions go."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import itertools
+import threading
+import weakref
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from aio_support import Lane, MakeLane, Scenario, ids, sleeper, tick
+from engine_support import Link, MakeLink, start
+
+from cqnotify import (
+    CQ,
+    QP,
+    ClosedError,
+    CompletionChannel,
+    Context,
+    QPState,
+    QPType,
+    VerbsError,
+    WCArray,
+    WCExFlags,
+    WCStatus,
+)
+from cqnotify.aio import AsyncCQ
+
+SECONDS = 20
+
+# ---- the CQ's own methods ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["close", "forget"])
+def test_the_bulk_forms_of_polling_are_refused_while_it_has_an_asynccq(
+    lane: Lane, end: str
+) -> None:
+    acq = AsyncCQ(lane.cq)
+    lane.send(2)
+    wcs = WCArray(4)
+    for call in (lane.cq.poll_ids, lambda: lane.cq.poll_into(wcs)):
+        with pytest.raises(ValueError, match=r"go to its AsyncCQ: use poll\(\)"):
+            call()
+    assert lane.cq.stats.polls == 0
+    if end == "close":
+        acq.close()
+    del acq
+    gc.collect()
+    assert lane.cq.poll_ids(1) == [0]
+    assert lane.cq.poll_into(wcs) == 1
+    assert wcs[0].wr_id == 1
+
+
+def test_the_polls_of_the_cq_and_of_its_asynccq_are_one(lane: Lane, run: Scenario) -> None:
+    async def scenario() -> None:
+        async with AsyncCQ(lane.cq) as acq:
+            lane.send(3)
+            assert ids(lane.cq.poll(1)) == [0]
+            assert ids(acq.poll(1)) == [1]
+            assert ids(lane.cq.poll()) == [2]
+            assert acq.poll() == lane.cq.poll() == []
+
+    run(scenario())
+
+
+def test_a_poll_beside_one_that_waits_takes_nothing_and_wakes_it(lane: Lane, run: Scenario) -> None:
+    async def scenario() -> None:
+        async with AsyncCQ(lane.cq) as acq:
+            for poll in (acq.poll, lane.cq.poll):
+                task = await sleeper(acq)
+                lane.send()
+                assert poll() == []
+                assert ids(await task) == [lane.sent - 1]
+
+    run(scenario())
+
+
+def test_a_poll_beside_one_that_awaits_a_wr_id_takes_the_others(lane: Lane, run: Scenario) -> None:
+    async def scenario() -> None:
+        async with AsyncCQ(lane.cq) as acq:
+            task = await start(acq.completion(1))
+            lane.send(3)
+            assert ids(lane.cq.poll()) == [0, 2]
+            assert (await task).wr_id == 1
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("which", ["CQ", "AsyncCQ"])
+def test_arguments_of_poll_are_checked_before_anything_is_done(lane: Lane, which: str) -> None:
+    acq = AsyncCQ(lane.cq)
+    poll: Any = lane.cq.poll if which == "CQ" else acq.poll
+    for arguments, words in [
+        ({"max_entries": 0}, "max_entries is 0"),
+        ({"max_entries": 1 << 31}, "max_entries is 2147483648"),
+        ({"spin": -1}, "spin is -1"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            poll(**arguments)
+    with pytest.raises(TypeError):
+        poll(1, 2)
+    assert lane.cq.stats.polls == 0
+    acq.close()
+
+
+def test_what_is_closed_says_so(lane: Lane) -> None:
+    acq = AsyncCQ(lane.cq)
+    lane.close()
+    lane.cq.close()
+    for call in (lane.cq.poll, acq.poll):
+        with pytest.raises(ClosedError, match="CQ"):
+            call()
+    acq.close()
+    with pytest.raises(ClosedError, match="AsyncCQ"):
+        acq.poll()
+    with pytest.raises(ClosedError):
+        AsyncCQ(lane.cq)
+
+
+def test_a_program_can_wait_for_the_events_of_a_cq_that_has_an_idle_asynccq(lane: Lane) -> None:
+    acq = AsyncCQ(lane.cq)
+    channel = lane.cq.channel
+    assert channel is not None
+    assert lane.cq.safe_to_sleep()
+    assert channel.try_get_event() is None
+    lane.send()
+    assert channel.get_event(SECONDS) is lane.cq
+    assert ids(lane.cq.poll()) == [0]
+    lane.cq.ack()
+    acq.close()
+
+
+def test_an_event_that_the_program_read_is_the_programs_to_acknowledge(
+    lane: Lane, run: Scenario
+) -> None:
+    async def scenario() -> None:
+        lane.cq.req_notify()
+        lane.send()
+        assert lane.cq.channel is not None
+        assert lane.cq.channel.get_event() is lane.cq
+        async with AsyncCQ(lane.cq) as acq:
+            await acq.wait()
+            for _ in range(40):  # more than are acknowledged at once
+                task = await sleeper(acq)
+                lane.send()
+                await task
+            assert lane.cq.unacked < 40
+        assert lane.cq.unacked == 1
+        lane.cq.ack()
+
+    run(scenario())
+
+
+def test_completions_of_an_extended_cq_have_their_fields(
+    ctx: Context, make_link: MakeLink, run: Scenario
+) -> None:
+    """As poll() gives them, whatever is awaited."""
+    link = make_link()
+    cq = CQ(ctx, 64, channel=link.a.channel, wc_flags=WCExFlags(0x7F))
+    link.qp = QP(link.a.pd, QPType.RC, send_cq=link.a.scq, recv_cq=cq)
+    link.b.qp.modify(qp_state=QPState.RESET)
+    link.qp.connect(link.b.qp.address())
+    link.b.qp.connect(link.qp.address())
+    calls: list[Callable[[AsyncCQ], Awaitable[Any]]] = [
+        lambda acq: acq.recv(link.qp, link.into, wr_id=7),
+        lambda acq: acq.wait(),
+        lambda acq: acq.completion(7),
+    ]
+
+    async def scenario() -> None:
+        async with AsyncCQ(cq) as acq:
+            for call in calls:
+                task = await start(call(acq))
+                if link.qp.outstanding[1] == 0:
+                    link.qp.post_recv(link.into, wr_id=7)
+                link.bring(imm=3)
+                got = await task
+                wc = got[0] if isinstance(got, list) else got
+                assert (wc.wr_id, wc.byte_len, wc.imm_data) == (7, 0, 3)
+                assert wc.qp_num == link.qp.qp_num
+
+    run(scenario())
+
+
+# ---- whose it is ---------------------------------------------------------------------------
+
+
+def test_a_cq_has_one_asynccq_at_a_time(lane: Lane) -> None:
+    acq = AsyncCQ(lane.cq)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="this CQ has an open AsyncCQ already"):
+            AsyncCQ(lane.cq)
+    with pytest.raises((ValueError, RuntimeError)):
+        acq.__init__(lane.cq)  # type: ignore[misc]
+    lane.send()
+    assert ids(acq.poll()) == [0]
+    acq.close()
+    with contextlib.closing(AsyncCQ(lane.cq)) as another:
+        lane.send()
+        assert ids(another.poll()) == [1]
+
+
+@pytest.mark.parametrize("wrong", [None, 7, "cq"])
+def test_an_asynccq_is_of_a_cq(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="cq must be a CQ"):
+        AsyncCQ(wrong)
+
+
+def test_one_that_is_forgotten_unclosed_leaves_its_cq(lane: Lane) -> None:
+    acq = AsyncCQ(lane.cq)
+    lane.send(2)
+    assert ids(acq.poll(1)) == [0]
+    gone = weakref.ref(acq)
+    del acq
+    gc.collect()
+    assert gone() is None
+    assert ids(lane.cq.poll()) == [1]
+    AsyncCQ(lane.cq).close()
+
+
+def test_who_hears_that_one_is_gone_can_poll_its_cq(lane: Lane) -> None:
+    """The callback runs while it is deallocated."""
+    acq = AsyncCQ(lane.cq)
+    lane.send()
+    got: list[int] = []
+    ref = weakref.ref(acq, lambda _: got.extend(ids(lane.cq.poll())))
+    del acq
+    gc.collect()
+    assert ref() is None
+    assert got == [0]
+
+
+def test_a_cycle_of_both_is_collected(ctx: Context, channel: CompletionChannel) -> None:
+    cq = CQ(ctx, 4, channel=channel)
+    acq = AsyncCQ(cq)
+    cq.user_data = acq
+    gone = weakref.ref(cq), weakref.ref(acq)
+    cq.close()
+    del cq, acq
+    gc.collect()
+    assert [ref() for ref in gone] == [None, None]
+
+
+def test_one_in_which_a_task_waits_is_not_forgotten(lane: Lane, run: Scenario) -> None:
+    async def wait() -> list[int]:
+        return ids(await AsyncCQ(lane.cq).wait())
+
+    async def scenario() -> None:
+        task = await start(wait())
+        gc.collect()
+        lane.send()
+        assert await task == [0]
+
+    run(scenario())
+
+
+# ---- one after another ---------------------------------------------------------------------
+
+
+def test_a_closed_one_that_is_polled_leaves_those_who_wait_in_the_next_alone(
+    lane: Lane, run: Scenario
+) -> None:
+    async def scenario() -> None:
+        old = AsyncCQ(lane.cq)
+        old.close()
+        async with AsyncCQ(lane.cq) as new:
+            task = await sleeper(new)
+            with pytest.raises(ClosedError):
+                old.poll()
+            lane.send()
+            assert ids(await asyncio.wait_for(task, SECONDS)) == [0]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_one_that_is_closed_takes_its_tasks_with_it(
+    lane: Lane, run: Scenario, elsewhere: bool
+) -> None:
+    async def scenario() -> None:
+        old = AsyncCQ(lane.cq)
+        task = await sleeper(old)
+        if elsewhere:
+            thread = threading.Thread(target=old.close)
+            thread.start()
+            thread.join()
+        else:
+            old.close()
+        async with AsyncCQ(lane.cq) as new:
+            lane.send()
+            assert len(await new.wait()) == 1
+            for _ in range(3):
+                waiting = await sleeper(new)
+                lane.send()
+                assert len(await asyncio.wait_for(waiting, SECONDS)) == 1
+            with pytest.raises(ClosedError):
+                await task
+
+    run(scenario())
+
+
+def test_counters_stay_what_they_were_when_it_is_closed(lane: Lane, run: Scenario) -> None:
+    async def scenario() -> None:
+        old = AsyncCQ(lane.cq)
+        lane.send()
+        await old.wait()
+        assert old.stats[-2:] == (0, 0), "nobody slept"
+        for _ in range(5):
+            task = await sleeper(old)
+            lane.send()
+            await task
+        assert old.stats[-2:] == (5, 1)
+        old.close()
+        assert old.stats[-2:] == (5, 1)
+        async with AsyncCQ(lane.cq) as new:
+            task = await sleeper(new)
+            lane.send(3)
+            await task
+            assert new.stats.wakeups == 1
+        assert old.stats[-2:] == (5, 1)
+
+    run(scenario())
+
+
+# ---- the end, in any order -----------------------------------------------------------------
+
+ALL = ("acq", "qp", "cq", "channel", "loop")
+WAITS: dict[str, Callable[[AsyncCQ, Link], Awaitable[Any]]] = {
+    "wait": lambda acq, link: acq.wait(),
+    "completion": lambda acq, link: acq.completion(5),
+    "completion of the QP": lambda acq, link: acq.completion(5, qp=link.qp),
+    "recv": lambda acq, link: acq.recv(link.qp, link.into),
+}
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(ALL)), ids="-".join)
+def test_everything_can_be_closed_in_any_order_under_tasks_that_wait(
+    make_link: MakeLink, order: tuple[str, ...]
+) -> None:
+    """What has something open that it needs refuses; the second round closes it."""
+    link = make_link()
+    loop = asyncio.new_event_loop()
+    acq = AsyncCQ(link.a.rcq)
+
+    async def begin(acq: AsyncCQ) -> list[asyncio.Future[Any]]:
+        return [await start(call(acq, link)) for call in WAITS.values()]
+
+    tasks = loop.run_until_complete(begin(acq))
+    things: dict[str, Any] = {
+        "acq": acq,
+        "qp": link.qp,
+        "cq": link.a.rcq,
+        "channel": link.a.rcq.channel,
+        "loop": loop,
+    }
+    for name in order * 2:
+        with contextlib.suppress(VerbsError):
+            things[name].close()
+        if not loop.is_closed():
+            loop.run_until_complete(tick())
+    assert all(thing.closed for name, thing in things.items() if name not in ("loop", "channel"))
+    if order.index("loop") > order.index("acq"):
+        assert all(isinstance(task.exception(), ClosedError) for task in tasks)
+    gone = weakref.ref(acq)
+    things.clear()
+    tasks.clear()
+    del acq
+    gc.collect()
+    assert gone() is None
+    assert link.a.mr.close() is None  # type: ignore[func-returns-value]
+
+
+def test_it_can_be_closed_after_a_loop_was_closed_under_its_waiter(lane: Lane) -> None:
+    """Nobody else holds the task: it goes the moment it is told."""
+    loop = asyncio.new_event_loop()
+    acq = AsyncCQ(lane.cq)
+
+    async def scenario() -> None:
+        asyncio.ensure_future(acq.wait())  # noqa: RUF006
+        await tick()
+
+    loop.run_until_complete(scenario())
+    loop.close()
+    acq.close()
+    assert acq.closed
+
+
+# ---- queue pairs that give up --------------------------------------------------------------
+
+
+def test_both_asynccqs_of_a_qp_are_told_that_it_was_moved_to_err(
+    make_link: MakeLink, run: Scenario
+) -> None:
+    """Nothing raises an event where the completions come before the arm: so they look."""
+    link = make_link()
+
+    async def scenario() -> None:
+        async with AsyncCQ(link.a.scq) as sends, AsyncCQ(link.a.rcq) as receives:
+            link.qp.post_recv(link.into, wr_id=1)
+            tasks = [
+                await start(sends.send(link.qp, link.sg)),
+                await start(receives.recv(link.qp, link.into)),
+                await start(receives.wait()),
+            ]
+            link.qp.modify(qp_state=QPState.ERR)
+            for task in tasks[:2]:
+                error = (await asyncio.wait([task], timeout=SECONDS), task.exception())[1]
+                assert getattr(error, "status", None) == WCStatus.WR_FLUSH_ERR
+            (wc,) = await tasks[2]
+            assert (wc.wr_id, wc.status) == (1, WCStatus.WR_FLUSH_ERR)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("how", ["reset", "close"])
+def test_what_waits_for_one_qp_goes_with_it_and_the_rest_stays(
+    make_link: MakeLink, run: Scenario, how: str
+) -> None:
+    link = make_link()
+
+    async def scenario() -> None:
+        async with AsyncCQ(link.a.rcq) as acq:
+            mine = await start(acq.completion(5, qp=link.qp))
+            tasks = [await start(acq.completion(5)), await start(acq.wait())]
+            if how == "reset":
+                link.qp.modify(qp_state=QPState.RESET)
+            else:
+                link.qp.close()
+            with pytest.raises(ClosedError, match="was reset|was closed"):
+                await mine
+            await tick()
+            assert not any(task.done() for task in tasks)
+
+    run(scenario())
+
+
+def test_nobody_is_told_of_a_change_that_failed_or_drops_nothing(
+    make_link: MakeLink, run: Scenario
+) -> None:
+    link = make_link()
+
+    async def scenario() -> None:
+        async with AsyncCQ(link.a.rcq) as acq:
+            task = await start(acq.completion(5, qp=link.qp))
+            with pytest.raises(VerbsError):
+                link.qp.modify(qp_state=QPState.INIT, pkey_index=0, port_num=1)
+            with pytest.raises((TypeError, ValueError)):
+                link.qp.modify(qp_state=QPState.RESET, nonsense=1)  # type: ignore[call-arg]
+            link.qp.modify(qp_state=QPState.SQD)
+            link.b.qp.modify(qp_state=QPState.ERR)
+            await tick()
+            assert not task.done()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("victim", ["qp", "ctx"])
+def test_a_callback_that_a_qp_is_closed_may_close_everything(
+    ctx: Context, make_link: MakeLink, run: Scenario, victim: str
+) -> None:
+    link = make_link()
+
+    async def scenario() -> None:
+        async with AsyncCQ(link.a.rcq) as acq:
+            tasks = [await start(call(acq, link)) for call in WAITS.values()]
+            link.qp.add_close_callback(link.a.qp.close if victim == "qp" else ctx.close)
+            link.qp.close()
+            for task in tasks[2:]:
+                with pytest.raises(ClosedError):
+                    await task
+            assert link.qp.closed
+
+    run(scenario())
+
+
+def test_a_resize_in_another_thread_leaves_nobody_asleep_beside_a_completion(
+    new_lane: MakeLane, run: Scenario
+) -> None:
+    async def scenario() -> None:
+        lane = new_lane()
+        async with AsyncCQ(lane.cq) as acq:
+            for size in (100, 200, 100):
+                task = await sleeper(acq)
+                await asyncio.to_thread(lane.cq.resize, size)
+                lane.send()
+                assert len(await asyncio.wait_for(task, SECONDS)) == 1
+
+    run(scenario())

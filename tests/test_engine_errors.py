@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: MIT
+"""What a call raises: the error itself, also where it comes later, of what another task does."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import sys
+import warnings
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from aio_support import Scenario, tick
+from engine_support import Link, MakeLink, start, with_one
+
+from cqnotify import ClosedError, QPState, VerbsError
+from cqnotify.aio import AsyncCQ
+
+
+class Odd(Exception):
+    """One that cannot be made again from its args."""
+
+    def __init__(self, code: int, *, why: str) -> None:
+        super().__init__(f"{code}: {why}")
+        self.code = code
+        self.why = why
+
+
+class Refusing:
+    """A number that raises when it is asked for."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __index__(self) -> int:
+        raise self.error
+
+
+async def fill(acq: AsyncCQ, link: Link) -> list[asyncio.Future[Any]]:
+    """As many sends as the queue takes."""
+    return [await start(acq.send(link.qp, link.sg)) for _ in range(link.qp.max_send_wr)]
+
+
+def call(acq: AsyncCQ, link: Link, number: Any) -> Awaitable[Any]:
+    return acq.send(link.qp, link.sg, imm_data=number)
+
+
+@pytest.mark.parametrize("room", [True, False], ids=["at once", "after it has waited for room"])
+@pytest.mark.parametrize("error", [Odd(7, why="so"), KeyError("mine"), OSError(5, "mine", "file")])
+def test_an_error_of_a_post_is_raised_as_it_is(
+    run: Scenario, make_link: MakeLink, error: Exception, room: bool
+) -> None:
+    """With its type, its arguments and its attributes. Those behind it are posted."""
+
+    async def body(acq: AsyncCQ, link: Link) -> None:
+        full = [] if room else await fill(acq, link)
+        bad = asyncio.ensure_future(call(acq, link, Refusing(error)))
+        good = await start(acq.send(link.qp, link.sg))
+        link.take(len(full) + 1)
+        await asyncio.gather(*full)
+        await asyncio.wait([bad])
+        raised = bad.exception()
+        assert type(raised) is type(error)
+        assert (raised.args, str(raised)) == (error.args, str(error))  # type: ignore[union-attr]
+        assert vars(raised) == vars(error)
+        assert (await good).ok
+        assert link.qp.outstanding == (0, 0)
+
+    with_one(run, make_link(max_send_wr=4), body)
+
+
+def test_a_cancelled_error_of_a_post_that_waited_for_room_is_its_tasks_alone(
+    run: Scenario, make_link: MakeLink
+) -> None:
+    """It is no Exception; the loop, or the task that made the room, must not get it."""
+
+    async def body(acq: AsyncCQ, link: Link) -> None:
+        full = await fill(acq, link)
+        bad = asyncio.ensure_future(call(acq, link, Refusing(asyncio.CancelledError("mine"))))
+        good = asyncio.ensure_future(acq.send(link.qp, link.sg))
+        await tick()
+        link.take(len(full) + 1)
+        await asyncio.gather(*full)
+        await asyncio.wait([bad])
+        assert bad.cancelled()
+        assert (await good).ok
+
+    with_one(run, make_link(max_send_wr=4), body)
+
+
+def test_what_the_device_refuses_later_has_its_errno_and_verb(
+    run: Scenario, make_link: MakeLink
+) -> None:
+    async def body(acq: AsyncCQ, link: Link) -> None:
+        full = await fill(acq, link)
+        waiting = [await start(acq.send(link.qp, link.sg)) for _ in range(3)]
+        link.qp.modify(qp_state=QPState.ERR)
+        await asyncio.wait([*full, *waiting])
+        errors = [task.exception() for task in waiting]
+        for error in errors:
+            assert isinstance(error, VerbsError)
+            assert (error.errno, error.verb) == (errno.EINVAL, "ibv_post_send")
+            assert "is in ERR" in str(error)
+        assert len(set(map(id, errors))) == 3, "each has its own"
+        for task in full:
+            task.exception()
+
+    with_one(run, make_link(max_send_wr=4), body)
+
+
+def test_memory_that_is_closed_before_there_is_room_is_its_own_errors_alone(
+    run: Scenario, make_link: MakeLink
+) -> None:
+    async def body(acq: AsyncCQ, link: Link) -> None:
+        full = await fill(acq, link)
+        mr = type(link.a.mr)(link.a.pd, 64)
+        waiting = await start(acq.send(link.qp, mr))
+        good = await start(acq.send(link.qp, link.sg))
+        mr.close()
+        link.take(len(full) + 1)
+        with pytest.raises(ClosedError):
+            await waiting
+        assert (await good).ok
+        await asyncio.gather(*full)
+
+    with_one(run, make_link(max_send_wr=4), body)
+
+
+# ---- completion() ---------------------------------------------------------------------------
+
+
+def await_later(make: Callable[[], Awaitable[Any]]) -> asyncio.Future[Any]:
+    """A task that makes the call, so that it does not matter when that refuses."""
+
+    async def later() -> Any:
+        return await make()
+
+    return asyncio.ensure_future(later())
+
+
+@pytest.mark.parametrize("wr_id", [5.5, 5.0, True, False, "5", None, b"5"], ids=repr)
+def test_completion_refuses_what_is_no_number(
+    run: Scenario, make_link: MakeLink, wr_id: Any
+) -> None:
+    async def body(acq: AsyncCQ, link: Link) -> None:
+        for qp in (None, link.qp):
+            task = await_later(lambda qp=qp: acq.completion(wr_id, qp=qp))  # type: ignore[misc]
+            await tick()
+            assert task.done(), "it waits for what never comes"
+            assert isinstance(task.exception(), TypeError)
+
+    with_one(run, make_link(), body)
+
+
+@pytest.mark.parametrize("wr_id", [-1, 1 << 64], ids=repr)
+def test_completion_refuses_what_is_no_wr_id(
+    run: Scenario, make_link: MakeLink, wr_id: int
+) -> None:
+    async def body(acq: AsyncCQ, link: Link) -> None:
+        task = await_later(lambda: acq.completion(wr_id))
+        await tick()
+        assert task.done()
+        with pytest.raises(ValueError, match=rf"wr_id is {wr_id}"):
+            await task
+
+    with_one(run, make_link(), body)
+
+
+@pytest.mark.parametrize("wr_id", [0, 1 << 63, (1 << 64) - 1])
+def test_completion_takes_every_wr_id(run: Scenario, make_link: MakeLink, wr_id: int) -> None:
+    async def body(acq: AsyncCQ, link: Link) -> None:
+        task = await start(acq.completion(wr_id))
+        link.qp.post_recv(link.into, wr_id=wr_id)
+        link.bring()
+        assert (await task).wr_id == wr_id
+
+    with_one(run, make_link(), body, recv=True)
+
+
+class Unmade(AsyncCQ):
+    """Its author forgot something."""
+
+    def __init__(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda acq: acq.poll(),
+        lambda acq: acq.wait(),
+        lambda acq: acq.completion(1),
+        lambda acq: acq.send(None, b""),
+        lambda acq: acq.recv(None, b""),
+        lambda acq: acq.scope(),
+        lambda acq: acq.__anext__().send(None),
+        lambda acq: acq._drain(),
+    ],
+)
+def test_one_that_was_not_made_is_refused(call: Callable[[AsyncCQ], object]) -> None:
+    acq = Unmade()
+    with pytest.raises(RuntimeError, match=r"__init__\(\) was not called"):
+        call(acq)
+    assert "Unmade" in repr(acq) or "AsyncCQ" in repr(acq)
+
+
+def test_a_call_that_is_awaited_as_it_is_dropped_is_known_until_it_goes(
+    run: Scenario, make_link: MakeLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What reports that it was never awaited can do so."""
+    kept: list[Any] = []
+
+    def awaits(unraisable: Any) -> None:
+        kept.append(unraisable.object)
+        kept[0].send(None)
+
+    async def body(acq: AsyncCQ, link: Link) -> None:
+        monkeypatch.setattr(sys, "unraisablehook", awaits)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            acq.completion(7)
+        assert "waits" in repr(kept[0])
+        assert acq._awaited == 1
+        kept.clear()
+        assert acq._awaited == 0
+        link.qp.post_recv(link.into, wr_id=7)
+        link.bring(1)
+        assert (await acq.completion(7)).wr_id == 7
+
+    with_one(run, make_link(), body, recv=True)

@@ -1,0 +1,574 @@
+# SPDX-License-Identifier: MIT
+"""Whatever state a request is in, whatever happens to it: it ends as it should, or goes on.
+
+Each cell is one request in one state, and one event. The request returns or raises what the table
+says, nothing hangs, the AsyncCQ serves others where it can, and nothing is kept when all is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import select
+import weakref
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+from aio_support import SOLICITED, open_fds, tick
+from engine_support import PATIENCE, Link, beside, closes
+from support import DEADLINE, Waiter, in_child, take_all
+
+from cqnotify import (
+    MR,
+    AsyncEventError,
+    ClosedError,
+    CompletionError,
+    Context,
+    QPState,
+    VerbsError,
+    WorkCompletion,
+)
+from cqnotify.aio import AsyncCQ
+
+ID = 3
+
+
+class Memory(bytearray):
+    """What an MR pins, and with it whatever keeps the MR."""
+
+
+class World:
+    """One request under test, on the QP of `link`; `side` is another one on the same CQ."""
+
+    def __init__(self, ctx: Context, new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+        self.fds = open_fds()
+        self.ctx = ctx
+        self.new_loop = new_loop
+        self.loop = new_loop()
+        self.loop_was_closed = False
+        self.link = Link(ctx, one_cq=True, max_send_wr=4, max_recv_wr=4, cqe=31)
+        self.side = beside(self.link, max_send_wr=128, max_recv_wr=16)
+        memory = Memory(64)
+        self.mr = MR(self.link.a.pd, memory)
+        self.cq = self.link.a.scq
+        self.acq = AsyncCQ(self.cq)
+        self.refs = [weakref.ref(memory), weakref.ref(self.acq)]
+        self.fillers: list[asyncio.Future[Any]] = []
+        self.task: asyncio.Future[Any] | None = None
+        self.outcome: list[Any] = []  # what the request returned or raised
+
+    def do(self, call: Awaitable[Any]) -> Any:
+        return self.loop.run_until_complete(asyncio.wait_for(call, PATIENCE))
+
+    @staticmethod
+    async def record(call: Awaitable[Any], outcome: list[Any]) -> None:
+        try:
+            outcome.append(await call)
+        except GeneratorExit:  # it was forgotten
+            raise
+        except BaseException as e:
+            outcome.append(e.with_traceback(None))
+
+    def start(self, call: Coroutine[Any, Any, Any]) -> None:
+        async def begin() -> None:
+            self.task = asyncio.ensure_future(self.record(call, self.outcome))
+            await tick()
+
+        self.do(begin())
+        assert self.outcome == [], "it sleeps"
+
+    def wait_for_the_outcome(self) -> Any:
+        async def until() -> None:
+            while not self.outcome:
+                await asyncio.sleep(0.001)
+
+        self.do(until())
+        return self.outcome[0]
+
+    def close(self) -> None:
+        """Everything; a task that is left ends with it. Closing twice is fine."""
+        self.ctx.close()
+        if self.loop.is_closed():
+            return
+        self.acq.close()
+        tasks = [task for task in (self.task, *self.fillers) if task is not None]
+        if tasks:
+            self.loop.run_until_complete(asyncio.wait(tasks, timeout=PATIENCE))
+        self.loop.close()
+        assert all(task.done() for task in tasks), tasks
+        for task in tasks:
+            assert task.cancelled() or task.exception() is not self
+
+    def drop(self) -> None:
+        """All that it has."""
+        del self.link, self.side, self.mr, self.cq, self.acq, self.task
+        self.fillers.clear()
+        self.outcome.clear()
+
+
+# ---- the states -----------------------------------------------------------------------------
+
+
+def send(w: World) -> Coroutine[Any, Any, Any]:
+    return w.acq.send(w.link.qp, w.mr, wr_id=ID)
+
+
+def recv(w: World) -> Coroutine[Any, Any, Any]:
+    return w.acq.recv(w.link.qp, w.mr, wr_id=ID)
+
+
+def posted_send(w: World) -> None:
+    w.start(send(w))
+    assert w.link.qp.outstanding == (1, 0)
+
+
+def posted_recv(w: World) -> None:
+    w.start(recv(w))
+    assert w.link.qp.outstanding == (0, 1)
+
+
+def waiting_for_room(w: World) -> None:
+    async def fill() -> None:
+        for _ in range(w.link.qp.max_send_wr):
+            w.fillers.append(asyncio.ensure_future(w.acq.send(w.link.qp, w.link.sg)))
+        await tick()
+
+    w.do(fill())
+    w.start(send(w))
+    assert w.link.qp.outstanding == (w.link.qp.max_send_wr, 0)
+
+
+def complete(w: World) -> None:
+    posted_recv(w)
+    w.link.bring()
+    assert w.acq.poll() == []  # it is the task's, which has not run
+    assert w.link.qp.outstanding == (0, 0)
+    assert w.outcome == []
+
+
+def in_wait(w: World) -> None:
+    w.start(w.acq.wait())
+
+
+def in_wait_for_solicited_ones(w: World) -> None:
+    w.start(w.acq.wait(solicited_only=True))
+
+
+def in_completion(w: World) -> None:
+    w.start(w.acq.completion(ID))
+
+
+def in_completion_of_the_qp(w: World) -> None:
+    w.link.qp.post_recv(w.mr, wr_id=ID)
+    w.start(w.acq.completion(ID, qp=w.link.qp))
+
+
+def abandon(w: World) -> None:
+    assert w.task is not None
+    w.task.cancel()
+    assert isinstance(w.wait_for_the_outcome(), asyncio.CancelledError)
+    w.outcome.clear()
+    w.task = None
+
+
+def abandoned_send(w: World) -> None:
+    posted_send(w)
+    abandon(w)
+
+
+def abandoned_recv(w: World) -> None:
+    posted_recv(w)
+    abandon(w)
+
+
+State = Callable[[World], None]
+STATES: list[State] = [
+    posted_send,
+    posted_recv,
+    waiting_for_room,
+    complete,
+    in_wait,
+    in_wait_for_solicited_ones,
+    in_completion,
+    in_completion_of_the_qp,
+]
+
+
+def finish(w: World, state: State | str) -> None:
+    """Let it complete."""
+    name = state if isinstance(state, str) else state.__name__
+    if "send" in name:
+        w.link.take()
+    elif "room" in name:
+        w.link.take(w.link.qp.max_send_wr + 1)
+    elif "recv" in name or "of_the_qp" in name:
+        w.link.bring()
+    elif name != "complete":
+        w.side.qp.post_recv(w.side.into, wr_id=ID)
+        w.side.bring(flags=SOLICITED)
+
+
+# ---- the events -----------------------------------------------------------------------------
+
+
+def task_cancelled(w: World) -> None:
+    assert w.task is not None
+    w.task.cancel()
+
+
+def asynccq_closed(w: World) -> None:
+    w.acq.close()
+
+
+def asynccq_closed_in_a_thread(w: World) -> None:
+    Waiter(w.acq.close).join()
+
+
+def qp_closed(w: World) -> None:
+    w.link.qp.close()
+
+
+def qp_closed_in_a_thread(w: World) -> None:
+    Waiter(w.link.qp.close).join()
+
+
+def qp_reset(w: World) -> None:
+    w.link.qp.modify(qp_state=QPState.RESET)
+
+
+def qp_to_err(w: World) -> None:
+    w.link.qp.modify(qp_state=QPState.ERR)
+
+
+def qp_to_err_in_a_thread(w: World) -> None:
+    Waiter(lambda: qp_to_err(w)).join()
+
+
+def cq_closed(w: World) -> None:
+    for link in (w.link, w.side):
+        link.qp.close()
+    w.cq.close()
+
+
+def channel_closed(w: World) -> None:
+    cq_closed(w)
+    w.link.a.channel.close()
+
+
+def context_closed(w: World) -> None:
+    w.ctx.close()
+
+
+def context_closed_in_a_thread(w: World) -> None:
+    Waiter(w.ctx.close).join()
+
+
+def loop_closed(w: World) -> None:
+    for task in (w.task, *w.fillers):
+        if task is not None:
+            task._log_destroy_pending = False  # type: ignore[attr-defined]  # on purpose
+    w.loop.close()
+    w.loop_was_closed = True
+    w.loop = w.new_loop()
+    w.task = None
+    w.fillers.clear()
+
+
+def device_failed(w: World) -> None:
+    """The CQ overflows, by completions of the other QP: the device reports CQ_ERR."""
+    take_all(w.ctx)
+    n = w.cq.cqe + 1
+    w.side.take(n)
+    for _ in range(n):
+        w.side.qp.post_send(w.side.sg)
+    assert select.select([w.ctx.async_fd], [], [], DEADLINE)[0]
+
+
+def forked(w: World) -> None:
+    """The child closes, drops and waits for what it has; and nothing of it is the parent's."""
+
+    def child() -> None:
+        w.task = None
+        w.fillers.clear()
+        gc.collect()
+        w.acq.close()
+        w.ctx.close()
+        gc.collect()
+
+    assert in_child(child) == 0
+
+
+def collected(w: World) -> None:
+    """Nothing but the AsyncCQ and the loop knows the task."""
+    w.task = None
+    w.fillers.clear()
+    gc.collect()
+
+
+Event = Callable[[World], None]
+
+
+# ---- the table ------------------------------------------------------------------------------
+
+
+class Outcome:
+    """What the request returns or raises, and whether something must complete it first."""
+
+    def __init__(self, kind: Any, text: str = "", *, finish: bool = False) -> None:
+        self.kind, self.text, self.finish = kind, text, finish
+
+    def check(self, outcome: Any) -> None:
+        if self.kind is None:
+            if isinstance(outcome, list):
+                (outcome,) = outcome
+            assert isinstance(outcome, WorkCompletion), outcome
+            assert (outcome.wr_id, outcome.status.name) == (ID, self.text or "SUCCESS")
+        else:
+            assert isinstance(outcome, self.kind), outcome
+            assert self.text in str(outcome)
+
+
+GONE = None  # its loop was closed: it neither returns nor raises
+SERVED = Outcome(None, finish=True)
+HAS_IT = Outcome(None)
+CANCELLED = Outcome(asyncio.CancelledError)
+CLOSED = Outcome(ClosedError, "closed")
+WAS_RESET = Outcome(ClosedError, "was reset")
+FLUSHED = Outcome(CompletionError, "WR_FLUSH_ERR")
+RETURNS_FLUSHED = Outcome(None, "WR_FLUSH_ERR")
+REFUSED = Outcome(VerbsError, "is in ERR")
+TOLD = Outcome(AsyncEventError, "CQ_ERR")
+
+# What becomes of a request that was posted.
+EVENTS: dict[Event, Outcome | None] = {
+    task_cancelled: CANCELLED,
+    asynccq_closed: CLOSED,
+    asynccq_closed_in_a_thread: CLOSED,
+    qp_closed: CLOSED,
+    qp_closed_in_a_thread: CLOSED,
+    qp_reset: WAS_RESET,
+    qp_to_err: FLUSHED,
+    qp_to_err_in_a_thread: FLUSHED,
+    cq_closed: CLOSED,
+    channel_closed: CLOSED,
+    context_closed: CLOSED,
+    context_closed_in_a_thread: CLOSED,
+    loop_closed: GONE,
+    device_failed: TOLD,
+    forked: SERVED,
+    collected: SERVED,
+}
+ANY_QP = dict.fromkeys(
+    [qp_closed, qp_closed_in_a_thread, qp_reset, qp_to_err, qp_to_err_in_a_thread], SERVED
+)
+TO_ERR = [qp_to_err, qp_to_err_in_a_thread]
+OTHERWISE: dict[State, dict[Event, Outcome]] = {
+    waiting_for_room: dict.fromkeys(TO_ERR, REFUSED),
+    complete: {event: HAS_IT for event in EVENTS if event not in (task_cancelled, loop_closed)},
+    # A completion of the CQ that has failed can be there first.
+    in_wait: {**ANY_QP, device_failed: Outcome((AsyncEventError, list))},
+    in_wait_for_solicited_ones: ANY_QP,
+    in_completion: ANY_QP,
+    in_completion_of_the_qp: dict.fromkeys(TO_ERR, RETURNS_FLUSHED),
+}
+CELLS = [
+    pytest.param(state, event, OTHERWISE.get(state, {}).get(event, outcome))
+    for state in STATES
+    for event, outcome in EVENTS.items()
+]
+
+
+def name_of(value: object) -> str | None:
+    return getattr(value, "__name__", "" if value is None or isinstance(value, Outcome) else None)
+
+
+@pytest.fixture
+def w(ctx: Context, new_loop: Callable[[], asyncio.AbstractEventLoop]) -> Iterator[World]:
+    gc.collect()
+    world = World(ctx, new_loop)
+    yield world
+    world.close()
+
+
+def serves(w: World) -> None:
+    """Others are woken: for messages, to be waited for and received."""
+
+    async def others() -> None:
+        for call in (lambda: w.acq.completion(8), lambda: w.acq.recv(w.side.qp, w.side.into)):
+            task = asyncio.ensure_future(call())
+            await tick()
+            assert not task.done()
+            if not w.side.qp.outstanding[1]:
+                w.side.qp.post_recv(w.side.into, wr_id=8)
+            w.side.bring()
+            await task
+
+    w.do(others())
+
+
+def is_told_at_last(w: World) -> None:
+    """Nobody was told of the failure yet."""
+
+    async def ask() -> None:
+        while True:
+            await w.acq.completion(0)  # the other QP's, some of which are lost
+
+    with pytest.raises(AsyncEventError):
+        w.do(ask())
+
+
+def check_nothing_is_kept(w: World) -> None:
+    """When all is closed, and what this test has is dropped."""
+    w.close()
+    w.drop()
+    gc.collect()
+    gc.collect()
+    assert [ref() for ref in w.refs] == [None, None]
+    assert open_fds() <= w.fds
+
+
+GOES_ON = [task_cancelled, qp_closed, qp_reset, qp_to_err, device_failed, forked, collected]
+
+
+@pytest.mark.parametrize(("state", "event", "outcome"), CELLS, ids=name_of)
+def test_a_request_ends_as_it_should(
+    w: World, state: State, event: Event, outcome: Outcome | None
+) -> None:
+    state(w)
+    event(w)
+    if w.loop_was_closed:
+        serves(w)
+        finish(w, state)
+        w.do(tick())
+        assert w.outcome == []
+    else:
+        w.do(tick())
+        assert outcome is not None
+        if outcome.finish:
+            assert w.outcome == [], "it sleeps on"
+            finish(w, state)
+        outcome.check(w.wait_for_the_outcome())
+        if event is device_failed and not isinstance(w.outcome[0], AsyncEventError):
+            is_told_at_last(w)
+        if event in GOES_ON:
+            serves(w)
+        assert len(w.outcome) == 1
+    check_nothing_is_kept(w)
+
+
+# ---- one that was not started ---------------------------------------------------------------
+
+IN_RESET = Outcome(VerbsError, "is in RESET")
+NEW: dict[Event, Outcome] = {
+    asynccq_closed: CLOSED,
+    qp_closed: CLOSED,
+    qp_reset: IN_RESET,
+    qp_to_err: REFUSED,
+    cq_closed: CLOSED,
+    channel_closed: CLOSED,
+    context_closed: CLOSED,
+    loop_closed: SERVED,
+    device_failed: TOLD,
+    forked: SERVED,
+    collected: SERVED,
+}
+
+
+@pytest.mark.parametrize("what", [send, recv])
+@pytest.mark.parametrize(("event", "outcome"), NEW.items(), ids=name_of)
+def test_one_that_was_not_started_meets_what_is_there_when_it_is(
+    w: World, what: Callable[[World], Coroutine[Any, Any, Any]], event: Event, outcome: Outcome
+) -> None:
+    calls = [what(w)]
+    event(w)
+    if not w.link.qp.closed:
+        assert w.link.qp.outstanding == (0, 0)
+
+    async def begin() -> None:
+        w.task = asyncio.ensure_future(w.record(calls.pop(), w.outcome))
+        await tick()
+
+    w.do(begin())
+    if outcome.finish:
+        assert w.outcome == [], "it sleeps"
+        finish(w, what.__name__)
+    outcome.check(w.wait_for_the_outcome())
+    if outcome is IN_RESET or outcome is REFUSED:
+        assert w.link.qp.outstanding == (0, 0)
+        assert closes(w.mr)
+    check_nothing_is_kept(w)
+
+
+@pytest.mark.parametrize("what", [send, recv])
+def test_one_whose_task_is_cancelled_before_its_first_step_posts_nothing(
+    w: World, what: Callable[[World], Coroutine[Any, Any, Any]]
+) -> None:
+    async def begin() -> None:
+        task = asyncio.ensure_future(what(w))
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+
+    w.do(begin())
+    assert w.link.qp.outstanding == (0, 0)
+    assert closes(w.mr)
+    check_nothing_is_kept(w)
+
+
+# ---- one whose task gave up -----------------------------------------------------------------
+
+PINNED = [asynccq_closed, loop_closed, device_failed, forked, collected]
+ENDED = [qp_closed, qp_reset, qp_to_err, qp_to_err_in_a_thread]
+ALL_CLOSED = [cq_closed, channel_closed, context_closed]
+
+
+def drained(w: World) -> None:
+    """Whoever polls, or nobody, nothing is outstanding then."""
+
+    async def until() -> None:
+        while not w.link.qp.closed and w.link.qp.outstanding != (0, 0):
+            w.cq.poll()
+            await asyncio.sleep(0.001)
+
+    w.do(until())
+
+
+@pytest.mark.parametrize("event", [*PINNED, *ENDED, *ALL_CLOSED], ids=name_of)
+@pytest.mark.parametrize("state", [abandoned_send, abandoned_recv], ids=name_of)
+def test_one_whose_task_gave_up_keeps_its_memory_as_long_as_the_device_may_use_it(
+    w: World, state: State, event: Event
+) -> None:
+    state(w)
+    assert not closes(w.mr)
+    event(w)
+    w.do(tick())
+    if event in PINNED:
+        assert not closes(w.mr)
+        finish(w, state)
+        if event is not asynccq_closed:
+            if event is device_failed:
+                is_told_at_last(w)
+            assert w.do(w.acq.completion(ID)).ok
+    if event not in ALL_CLOSED:
+        drained(w)
+    assert closes(w.mr)
+    if event in GOES_ON:
+        serves(w)
+    check_nothing_is_kept(w)
+
+
+@pytest.mark.parametrize("event", [*PINNED, *ENDED], ids=name_of)
+def test_what_one_had_got_whose_task_gave_up_is_still_there(w: World, event: Event) -> None:
+    complete(w)
+    abandon(w)
+    event(w)
+    w.do(tick())
+    if event is asynccq_closed:
+        assert [wc.wr_id for wc in w.acq.poll()] == [ID]
+    else:
+        if event is device_failed:
+            is_told_at_last(w)
+        assert w.do(w.acq.completion(ID)).wr_id == ID
+        serves(w)
+    check_nothing_is_kept(w)

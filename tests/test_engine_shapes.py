@@ -1,0 +1,610 @@
+# SPDX-License-Identifier: MIT
+"""What the methods of AsyncCQ return is a coroutine, to asyncio, trio, anyio and the language."""
+
+from __future__ import annotations
+
+import asyncio
+import collections.abc
+import contextlib
+import functools
+import gc
+import inspect
+import logging
+import sys
+import traceback
+import warnings
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from typing import Any
+
+import anyio
+import pytest
+import trio
+from aio_support import Scenario, tick
+from engine_support import PATIENCE, Link, MakeLink, cancel, start, until, with_one
+
+from cqnotify import CompletionError, QPState, WCStatus, WorkCompletion
+from cqnotify.aio import AsyncCQ
+
+Call = Callable[[AsyncCQ, Link], Coroutine[Any, Any, Any]]
+
+# Each sleeps until finish() is called.
+CALLS: dict[str, Call] = {
+    "wait": lambda acq, link: acq.wait(),
+    "completion": lambda acq, link: acq.completion(3),
+    "send": lambda acq, link: acq.send(link.qp, link.sg, wr_id=3),
+    "recv": lambda acq, link: acq.recv(link.qp, link.into, wr_id=3),
+    "write": lambda acq, link: acq.write(link.qp, link.sg, *link.remote, imm_data=1, wr_id=3),
+}
+# These would complete before they could be seen to sleep.
+QUICK: dict[str, Call] = {
+    "read": lambda acq, link: acq.read(link.qp, link.sg, *link.remote),
+    "atomic_cmp_and_swp": lambda acq, link: acq.atomic_cmp_and_swp(
+        link.qp, link.sg, *link.remote, 1, 2
+    ),
+    "atomic_fetch_and_add": lambda acq, link: acq.atomic_fetch_and_add(
+        link.qp, link.sg, *link.remote, 1
+    ),
+}
+
+
+def finish(link: Link, name: str) -> None:
+    """Let it complete that sleeps in the call of this name."""
+    if name in ("send", "write"):
+        link.take()
+        return
+    if name != "recv":
+        link.qp.post_recv(link.into, wr_id=3)
+    link.bring()
+
+
+def own(result: WorkCompletion | list[WorkCompletion]) -> int:
+    """The wr_id of the only completion."""
+    if isinstance(result, list):
+        (result,) = result
+    return result.wr_id
+
+
+@pytest.fixture
+def link(make_link: MakeLink) -> Link:
+    """Both sides of it complete on one CQ."""
+    return make_link(one_cq=True)
+
+
+@pytest.fixture(params=CALLS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+# ---- what they are --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*CALLS, *QUICK])
+def test_a_call_returns_a_coroutine(run: Scenario, link: Link, name: str) -> None:
+    async def body(acq: AsyncCQ, link: Link) -> None:
+        call = {**CALLS, **QUICK}[name](acq, link)
+        assert asyncio.iscoroutine(call)
+        assert isinstance(call, collections.abc.Coroutine)
+        assert inspect.isawaitable(call)
+        assert link.qp.outstanding == (0, 0), "it begins with its first step"
+        call.close()
+        assert acq.stats.polls == acq.stats.arms == 0
+
+    with_one(run, link, body)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_what_reads_is_awaited(run: Scenario, link: Link, name: str) -> None:
+    async def body(acq: AsyncCQ, link: Link) -> None:
+        assert (await QUICK[name](acq, link)).ok
+        assert (await asyncio.ensure_future(QUICK[name](acq, link))).ok
+
+    with_one(run, link, body)
+
+
+def test_a_task_tells_what_it_does(run: Scenario, link: Link, name: str) -> None:
+    async def body(acq: AsyncCQ, link: Link) -> None:
+        call = CALLS[name](acq, link)
+        task = await start(call)
+        assert task.get_coro() is call  # type: ignore[attr-defined]
+        assert f".{name}" in repr(task)
+        task.get_stack()  # type: ignore[attr-defined]
+        finish(link, name)
+        await task
+        assert f".{name}" in repr(task)
+
+    with_one(run, link, body)
+
+
+# ---- the ways of asyncio --------------------------------------------------------------------
+
+
+async def in_a_task(call: Coroutine[Any, Any, Any]) -> Any:
+    return await asyncio.get_running_loop().create_task(call)
+
+
+async def gathered(call: Coroutine[Any, Any, Any]) -> Any:
+    (got,) = await asyncio.gather(call)
+    return got
+
+
+async def shielded(call: Coroutine[Any, Any, Any]) -> Any:
+    return await asyncio.shield(call)
+
+
+async def waited_for(call: Coroutine[Any, Any, Any]) -> Any:
+    return await asyncio.wait_for(call, PATIENCE)
+
+
+async def as_completed(call: Coroutine[Any, Any, Any]) -> Any:
+    for first in asyncio.as_completed([call]):
+        return await first
+
+
+async def by_hand(call: Coroutine[Any, Any, Any]) -> Any:
+    """As __await__() gives it to others."""
+
+    class Outer:
+        def __await__(self) -> Iterator[Any]:
+            return (yield from call.__await__())
+
+    return await Outer()
+
+
+async def delegated(call: Coroutine[Any, Any, Any]) -> Any:
+    return await call
+
+
+WAYS: dict[str, Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]] = {
+    "awaited": delegated,
+    "create_task": in_a_task,
+    "gather": gathered,
+    "shield": shielded,
+    "wait_for": waited_for,
+    "as_completed": as_completed,
+    "__await__": by_hand,
+}
+
+if sys.version_info >= (3, 11):
+
+    async def in_a_group(call: Coroutine[Any, Any, Any]) -> Any:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(call)
+        return task.result()
+
+    async def timed(call: Coroutine[Any, Any, Any]) -> Any:
+        async with asyncio.timeout(PATIENCE):
+            return await call
+
+    WAYS |= {"TaskGroup": in_a_group, "timeout": timed}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_it_sleeps_and_returns_its_completion(
+    run: Scenario, link: Link, name: str, way: str
+) -> None:
+    async def body(acq: AsyncCQ, link: Link) -> None:
+        task = await start(WAYS[way](CALLS[name](acq, link)))
+        finish(link, name)
+        assert own(await task) == 3
+        assert acq.stats.wakeups == 1, "it slept"
+
+    with_one(run, link, body)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_cancellation_reaches_it_and_loses_nothing(
+    run: Scenario, link: Link, name: str, way: str
+) -> None:
+    async def body(acq: AsyncCQ, link: Link) -> None:
+        task = await start(WAYS[way](CALLS[name](acq, link)))
+        await cancel(task)
+        finish(link, name)
+        if way in ("shield", "as_completed"):  # there it goes on, and has it
+            await until(lambda: acq.stats.wakeups == 1)
+            await tick()
+        else:
+            assert own(await acq.wait()) == 3
+        assert link.qp.outstanding == (0, 0)
+
+    with_one(run, link, body)
+
+
+@pytest.mark.parametrize("way", ["awaited", "wait_for", *["timeout"] * ("timeout" in WAYS)])
+def test_a_deadline_ends_it(run: Scenario, link: Link, name: str, way: str) -> None:
+    async def body(acq: AsyncCQ, link: Link) -> None:
+        call = CALLS[name](acq, link)
+        with pytest.raises(asyncio.TimeoutError):
+            if way == "awaited":
+                await asyncio.wait_for(delegated(call), 0.01)
+            elif way == "wait_for":
+                await asyncio.wait_for(call, 0.01)
+            else:
+                async with asyncio.timeout(0.01):
+                    await call
+        finish(link, name)
+        assert own(await acq.wait()) == 3
+
+    with_one(run, link, body)
+
+
+def test_many_are_gathered(run: Scenario, make_link: MakeLink) -> None:
+    async def body(acq: AsyncCQ, link: Link) -> None:
+        async def feed() -> None:
+            await tick()
+            assert link.qp.outstanding == (link.qp.max_send_wr, link.qp.max_recv_wr)
+            link.take(40)
+            for i in range(40):
+                await until(lambda: link.qp.outstanding[1] > 0)
+                link.bring(imm=i)
+                await tick()
+
+        sends = [acq.send(link.qp, link.sg, wr_id=i) for i in range(40)]
+        recvs = [acq.recv(link.qp, link.into, wr_id=100 + i) for i in range(40)]
+        got, _ = await asyncio.gather(asyncio.gather(*sends, *recvs), feed())
+        assert [wc.wr_id for wc in got[:40]] == list(range(40))
+        assert [(wc.wr_id, wc.imm_data) for wc in got[40:]] == [(100 + i, i) for i in range(40)]
+
+    with_one(run, make_link(one_cq=True, max_send_wr=4, max_recv_wr=4), body)
+
+
+# ---- debug mode, and eager tasks ------------------------------------------------------------
+
+
+def test_debug_mode_finds_nothing(
+    link: Link,
+    name: str,
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario() -> None:
+        async with AsyncCQ(link.a.scq) as acq:
+            for way in WAYS.values():
+                task = await start(way(CALLS[name](acq, link)))
+                finish(link, name)
+                assert own(await task) == 3
+            await cancel(await start(CALLS[name](acq, link)))
+            finish(link, name)
+            assert own(await acq.wait()) == 3
+
+    with contextlib.closing(new_loop()) as loop, caplog.at_level(logging.WARNING):
+        loop.set_debug(True)
+        loop.slow_callback_duration = PATIENCE  # type: ignore[attr-defined]
+        loop.run_until_complete(asyncio.wait_for(scenario(), PATIENCE))
+        gc.collect()
+    assert caplog.records == []
+
+
+if sys.version_info >= (3, 12):
+
+    def test_an_eager_task_posts_at_once_and_sleeps(run: Scenario, link: Link, name: str) -> None:
+        async def body(acq: AsyncCQ, link: Link) -> None:
+            loop = asyncio.get_running_loop()
+            for call in (CALLS[name](acq, link), delegated(CALLS[name](acq, link))):
+                task = asyncio.Task(call, loop=loop, eager_start=True)
+                posted = (int(name in ("send", "write")), int(name == "recv"))
+                assert link.qp.outstanding == posted
+                await tick()
+                assert not task.done()
+                finish(link, name)
+                assert own(await task) == 3
+
+        with_one(run, link, body)
+
+    def test_an_eager_task_that_never_sleeps_is_done_at_once(run: Scenario, link: Link) -> None:
+        async def body(acq: AsyncCQ, link: Link) -> None:
+            loop = asyncio.get_running_loop()
+
+            def eager(loop: Any, call: Any, **options: Any) -> asyncio.Task[Any]:
+                # uvloop hands on a keyword that asyncio's own factory takes in some versions alone
+                return asyncio.Task(call, loop=loop, **{**options, "eager_start": True})
+
+            loop.set_task_factory(eager)
+            try:
+                for i in range(3):
+                    link.qp.post_recv(link.into, wr_id=i)
+                link.bring(3)
+                first = loop.create_task(acq.wait(1))
+                assert own(first.result()) == 0
+                second = loop.create_task(acq.completion(2))
+                assert own(second.result()) == 2
+                assert own((await asyncio.gather(acq.wait()))[0]) == 1
+            finally:
+                loop.set_task_factory(None)
+
+        with_one(run, link, body)
+
+
+# ---- what is never awaited, or twice --------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*CALLS, *QUICK])
+def test_one_that_is_dropped_unstarted_warns_by_its_name(
+    run: Scenario, link: Link, name: str
+) -> None:
+    async def body(acq: AsyncCQ, link: Link) -> None:
+        message = f"coroutine 'AsyncCQ.{name}' was never awaited"
+        with pytest.warns(RuntimeWarning, match=message) as caught:
+            {**CALLS, **QUICK}[name](acq, link)
+            gc.collect()
+        assert len(caught) == 1
+        assert link.qp.outstanding == (0, 0)
+
+    with_one(run, link, body)
+
+
+@pytest.mark.parametrize("how", ["closed", "thrown into", "started", "cancelled in a task"])
+def test_one_that_was_begun_or_ended_does_not_warn(
+    run: Scenario, link: Link, name: str, how: str
+) -> None:
+    async def body(acq: AsyncCQ, link: Link) -> None:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            call = CALLS[name](acq, link)
+            if how == "closed":
+                call.close()
+                call.close()
+            elif how == "thrown into":
+                with pytest.raises(KeyError, match="mine"):
+                    call.throw(KeyError("mine"))
+            elif how == "started":
+                call.send(None)
+                call.close()
+            else:
+                task = asyncio.ensure_future(call)
+                task.cancel()  # before its first step
+                await asyncio.wait([task])
+                assert task.cancelled()
+                del task
+            del call
+            gc.collect()
+        assert caught == []
+        started = how == "started"
+        posted = {"send": (1, 0), "write": (1, 0), "recv": (0, 1)}.get(name, (0, 0))
+        assert link.qp.outstanding == (posted if started else (0, 0))
+        if started:
+            finish(link, name)
+            assert own(await acq.wait()) == 3
+
+    with_one(run, link, body)
+
+
+@pytest.mark.parametrize("end", ["returned", "raised", "closed", "thrown into"])
+def test_one_that_has_ended_is_not_awaited_again(
+    run: Scenario, link: Link, name: str, end: str
+) -> None:
+    async def body(acq: AsyncCQ, link: Link) -> None:
+        call = CALLS[name](acq, link)
+        if end == "closed":
+            call.close()
+        elif end == "thrown into":
+            with pytest.raises(KeyError):
+                call.throw(KeyError())
+        else:
+            task = await start(call)
+            if end == "raised":
+                await cancel(task)
+            finish(link, name)
+            assert own(await (acq.wait() if end == "raised" else task)) == 3
+        for again in (lambda: call, lambda: delegated(call)):
+            with pytest.raises(RuntimeError, match="cannot reuse already awaited coroutine"):
+                await again()
+        with pytest.raises(RuntimeError, match="cannot reuse already awaited coroutine"):
+            call.send(None)
+        call.close()  # of one that has ended it is nothing
+        assert link.qp.outstanding == (0, 0)
+
+    with_one(run, link, body)
+
+
+def test_one_that_another_task_awaits_is_refused(run: Scenario, link: Link, name: str) -> None:
+    async def body(acq: AsyncCQ, link: Link) -> None:
+        call = CALLS[name](acq, link)
+        first = await start(delegated(call))
+        with pytest.raises(RuntimeError, match="being awaited already"):
+            await call
+        with pytest.raises(RuntimeError, match="being awaited already"):
+            await asyncio.ensure_future(delegated(call))
+        await tick()
+        assert not first.done()
+        finish(link, name)
+        assert own(await first) == 3
+
+    with_one(run, link, body)
+
+
+@pytest.mark.parametrize("error", [KeyError("mine"), GeneratorExit(), asyncio.CancelledError()])
+def test_what_is_thrown_into_one_that_sleeps_comes_out(
+    run: Scenario, link: Link, name: str, error: BaseException
+) -> None:
+    async def body(acq: AsyncCQ, link: Link) -> None:
+        call = CALLS[name](acq, link)
+        call.send(None)
+        with pytest.raises(type(error)) as caught:
+            call.throw(error)
+        assert caught.value is error
+        finish(link, name)
+        assert own(await acq.wait()) == 3
+
+    with_one(run, link, body)
+
+
+def test_a_value_that_is_sent_before_the_start_is_refused(run: Scenario, link: Link) -> None:
+    async def body(acq: AsyncCQ, link: Link) -> None:
+        call = acq.wait()
+        with pytest.raises(TypeError, match="non-None value to a just-started coroutine"):
+            call.send(1)  # type: ignore[arg-type]
+        call.close()
+
+    with_one(run, link, body)
+
+
+# ---- tracebacks -----------------------------------------------------------------------------
+
+
+def test_the_traceback_of_a_failed_one_shows_where_it_was_awaited(
+    run: Scenario, link: Link
+) -> None:
+    async def body(acq: AsyncCQ, link: Link) -> None:
+        async def user() -> None:
+            await acq.write(link.qp, link.sg, link.b.mr.addr, link.wrong_key)
+
+        task = asyncio.ensure_future(user())
+        with pytest.raises(CompletionError) as caught:
+            await task
+        assert caught.value.status is WCStatus.REM_ACCESS_ERR
+        mine = [f for f in traceback.extract_tb(caught.tb) if f.filename == __file__]
+        assert mine[-1].name == "user"
+        assert mine[-1].line is not None
+        assert mine[-1].line.startswith("await acq.write(")
+
+    with_one(run, link, body)
+
+
+@pytest.mark.parametrize("how", ["flushed", "closed"])
+def test_the_traceback_of_one_that_slept_shows_where_it_was_awaited(
+    run: Scenario, link: Link, how: str
+) -> None:
+    async def body(acq: AsyncCQ, link: Link) -> None:
+        async def user() -> None:
+            await acq.recv(link.qp, link.into)
+
+        task = await start(user())
+        if how == "flushed":
+            link.qp.modify(qp_state=QPState.ERR)
+        else:
+            acq.close()
+        await asyncio.wait([task])
+        error = task.exception()
+        assert error is not None
+        mine = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == __file__]
+        assert [frame.name for frame in mine] == ["user"]
+        assert mine[-1].line == "await acq.recv(link.qp, link.into)"
+        assert error.__context__ is None
+
+    async def scenario() -> None:
+        acq = AsyncCQ(link.a.scq)
+        await asyncio.wait_for(body(acq, link), PATIENCE)
+        acq.close()
+
+    run(scenario())
+
+
+# ---- trio and anyio -------------------------------------------------------------------------
+
+
+class Flavor:
+    """trio, or anyio on one of its backends: what the tests ask of them has the same names."""
+
+    def __init__(self, lib: Any, run: Callable[[Callable[[], Awaitable[Any]]], Any]) -> None:
+        self.lib = lib
+        self._run = run
+
+    def run(self, scenario: Callable[[], Awaitable[Any]]) -> Any:
+        async def bounded() -> Any:
+            with self.lib.fail_after(PATIENCE):
+                return await scenario()
+
+        return self._run(bounded)
+
+    @contextlib.asynccontextmanager
+    async def tasks(self) -> AsyncIterator[Any]:
+        make = trio.open_nursery if self.lib is trio else anyio.create_task_group
+        async with make() as group:
+            yield group
+
+    async def tick(self) -> None:
+        for _ in range(6):
+            await self.lib.lowlevel.checkpoint()
+
+
+FLAVORS = {
+    "trio": Flavor(trio, trio.run),
+    "anyio on asyncio": Flavor(anyio, functools.partial(anyio.run, backend="asyncio")),
+    "anyio on trio": Flavor(anyio, functools.partial(anyio.run, backend="trio")),
+}
+if sys.version_info < (3, 14):  # there anyio asks for another way
+    options = {"use_uvloop": True}
+    FLAVORS["anyio on uvloop"] = Flavor(
+        anyio, functools.partial(anyio.run, backend="asyncio", backend_options=options)
+    )
+
+
+@pytest.fixture(params=FLAVORS)
+def on(request: pytest.FixtureRequest) -> Flavor:
+    return FLAVORS[request.param]
+
+
+def the_call(acq: AsyncCQ, link: Link, name: str) -> tuple[Any, ...]:
+    """The method and its arguments, as start_soon() takes them."""
+    return {
+        "wait": (acq.wait,),
+        "completion": (acq.completion, 3),
+        "send": (acq.send, link.qp, link.sg),
+        "recv": (acq.recv, link.qp, link.into),
+        "write": (functools.partial(acq.write, imm_data=1), link.qp, link.sg, *link.remote),
+    }[name]
+
+
+def test_a_method_is_started_by_a_nursery(link: Link, name: str, on: Flavor) -> None:
+    async def scenario() -> None:
+        async with AsyncCQ(link.a.scq) as acq:
+            async with on.tasks() as group:
+                group.start_soon(*the_call(acq, link, name))
+                await on.tick()
+                if name not in ("wait", "completion"):
+                    assert sum(link.qp.outstanding) == 1
+                finish(link, name)
+            assert acq.stats.wakeups == 1
+            assert acq.poll() == []
+            assert link.qp.outstanding == (0, 0)
+
+    on.run(scenario)
+
+
+def test_a_method_that_a_nursery_has_started_is_cancelled(
+    link: Link, name: str, on: Flavor
+) -> None:
+    async def scenario() -> None:
+        async with AsyncCQ(link.a.scq) as acq:
+            async with on.tasks() as group:
+                group.start_soon(*the_call(acq, link, name))
+                await on.tick()
+                group.cancel_scope.cancel()
+            finish(link, name)
+            while link.qp.outstanding != (0, 0) or acq.stats.completions == 0:
+                acq.poll()
+                await on.tick()
+
+    on.run(scenario)
+
+
+def test_a_deadline_of_another_library_ends_it(link: Link, name: str, on: Flavor) -> None:
+    async def scenario() -> None:
+        async with AsyncCQ(link.a.scq) as acq:
+            with on.lib.move_on_after(0.01) as scope:
+                await CALLS[name](acq, link)
+            assert scope.cancelled_caught
+            finish(link, name)
+            assert own(await acq.wait()) == 3
+
+    on.run(scenario)
+
+
+def test_a_method_returns_its_completion_in_another_library(
+    link: Link, name: str, on: Flavor
+) -> None:
+    async def scenario() -> None:
+        got = []
+
+        async def user(acq: AsyncCQ) -> None:
+            got.append(own(await CALLS[name](acq, link)))
+
+        async with AsyncCQ(link.a.scq) as acq, on.tasks() as group:
+            group.start_soon(user, acq)
+            await on.tick()
+            assert got == []
+            finish(link, name)
+        assert got == [3]
+        assert acq.stats.wakeups == 1
+
+    on.run(scenario)

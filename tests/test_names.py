@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: MIT
+"""What tab completion offers: the names that are for users, and no others."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import cqnotify
+import cqnotify.aio
+
+OBJECT = {"add_close_callback", "close", "closed", "remove_close_callback"}
+
+NAMES = {
+    "AH": OBJECT | {"from_wc", "pd"},
+    "AsyncCQ": {
+        *("atomic_cmp_and_swp", "atomic_fetch_and_add", "batches", "close", "closed", "completion"),
+        *("cq", "poll", "read", "recv", "scope", "send", "stats", "wait", "write"),
+    },
+    "AsyncEvent": {"cq", "event_type", "port_num", "qp", "srq"},
+    "Batches": set(),
+    "CQ": OBJECT
+    | {
+        *("ack", "channel", "comp_vector", "context", "cqe", "modify", "poll", "poll_ids"),
+        *("poll_into", "req_notify", "resize", "safe_to_sleep", "stats", "unacked", "user_data"),
+        "wc_flags",
+    },
+    "CompletionChannel": OBJECT | {"context", "fileno", "get_event", "interrupt", "try_get_event"},
+    "FailureWatch": OBJECT | {"context", "fileno", "read"},
+    "Scope": {"outstanding"},
+}
+"""Of the classes that have something to hide; the others have what their stubs declare."""
+
+CLASSES = [
+    value
+    for module in (cqnotify, cqnotify.aio)
+    for name in module.__all__
+    if inspect.isclass(value := getattr(module, name))
+]
+
+
+def offered(thing: object) -> set[str]:
+    return {name for name in dir(thing) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_class_offers_what_is_for_users(name: str) -> None:
+    (kind,) = [kind for kind in CLASSES if kind.__name__ == name]
+    assert offered(kind) == NAMES[name]
+
+
+def test_each_name_that_is_offered_says_what_it_is_for() -> None:
+    """And none says that it is for the package itself."""
+    for kind in CLASSES:
+        if issubclass(kind, (tuple, int, BaseException)):
+            continue  # they have what Python gives them
+        for name in offered(kind):
+            doc = inspect.getdoc(inspect.getattr_static(kind, name))
+            assert doc, (kind, name)
+            assert "consumer:" not in doc, (kind, name)
+
+
+def test_the_package_offers_its_public_names_and_its_modules() -> None:
+    folder = Path(cqnotify.__file__).parent
+    modules = {
+        path.stem for path in folder.iterdir() if re.fullmatch(r"[a-z]\w*(\.py)?", path.name)
+    }
+    assert offered(cqnotify) <= set(cqnotify.__all__) | modules
+    assert offered(cqnotify.aio) <= set(cqnotify.aio.__all__)
+
+
+@pytest.mark.parametrize("name", ["aio", "exchange", "conformance", "testing"])
+def test_a_star_import_brings_the_public_names_alone(name: str) -> None:
+    module = importlib.import_module(f"cqnotify.{name}")
+    assert all(not public.startswith("_") and hasattr(module, public) for public in module.__all__)

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: MIT
+"""Several threads at one gate: one of them polls for all, and hands that on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import pytest
+from support import DEADLINE, PPOLL, Endpoint, Waiter, is_asleep, until
+
+from cqnotify import ClosedError, CompletionChannel, Context
+
+Pair = tuple[Endpoint, Endpoint]
+MANY = 8
+
+
+def send(pair: Pair) -> None:
+    """One message from the first to the second."""
+    a, b = pair
+    b.qp.post_recv(b.mr[0:64])
+    a.qp.post_send(a.mr[0:8])
+
+
+def sleeps(thread: threading.Thread) -> int:
+    """How often the thread has gone to sleep, for whatever reason."""
+    for line in Path(f"/proc/self/task/{thread.native_id}/status").read_text().splitlines():
+        if line.startswith("voluntary_ctxt_switches:"):
+            return int(line.split()[1])
+    raise AssertionError("no such line")
+
+
+@contextmanager
+def alarm(handler: object) -> Iterator[None]:
+    """The handler runs once, soon, in this thread."""
+    old = signal.signal(signal.SIGALRM, handler)  # type: ignore[arg-type]
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+
+
+class Behind(Waiter):
+    """A thread that goes to sleep on the channel after the main thread, which polls."""
+
+    def __init__(self, channel: CompletionChannel) -> None:
+        self.channel = channel
+        super().__init__(self.wait)
+
+    def wait(self) -> object:
+        until(lambda: is_asleep(threading.main_thread()), "the main thread sleeps")
+        return self.channel.get_event(timeout=DEADLINE)
+
+
+def test_an_event_wakes_one_of_many_waiters(pair: Pair) -> None:
+    """Of those that do not get it, one takes over the polling, and the others sleep on."""
+    b = pair[1]
+    waiters = [Waiter(lambda: b.channel.get_event(timeout=DEADLINE)).asleep() for _ in range(MANY)]
+    woken = []
+    while waiters:
+        before = {w: sleeps(w.thread) for w in waiters}
+        b.rcq.req_notify()
+        send(pair)
+        until(lambda: not all(w.thread.is_alive() for w in waiters), "one has it")
+        (winner,) = [w for w in waiters if not w.thread.is_alive()]
+        assert winner.join() is b.rcq
+        waiters.remove(winner)
+        woken.append(sum(sleeps(w.asleep().thread) - before[w] for w in waiters))
+    assert b.rcq.unacked == b.rcq.stats.events == MANY
+    # When all wake for each event it is 28, and more, since they wait for the GIL as well.
+    assert sum(woken) < 2 * MANY, woken
+
+
+def test_two_events_at_once_reach_two_waiters(pair: Pair) -> None:
+    """The poller takes one of them; who polls next finds the other."""
+    a, b = pair
+    for _ in range(30):
+        waiters = [Waiter(lambda: b.channel.get_event(timeout=DEADLINE)) for _ in range(3)]
+        for waiter in waiters:
+            waiter.asleep()
+        b.rcq.req_notify()
+        b.scq.req_notify()
+        a.qp.post_recv(a.mr[0:64])
+        b.qp.post_send(b.mr[64:72])
+        send(pair)
+        until(lambda: b.rcq.unacked == b.scq.unacked == 1, "both were read")
+        b.channel.interrupt()
+        done = [w.thread.join(DEADLINE) or w.error is None for w in waiters]
+        assert sorted(done) == [False, True, True]
+        for cq in (a.scq, a.rcq, b.scq, b.rcq):
+            until(lambda cq=cq: cq.poll_ids(), "completed")  # type: ignore[misc]
+        b.rcq.ack()
+        b.scq.ack()
+
+
+@pytest.mark.parametrize("others", [1, MANY])
+def test_a_poller_whose_time_is_over_hands_on(pair: Pair, others: int) -> None:
+    b = pair[1]
+    first = Waiter(lambda: b.channel.get_event(timeout=0.5)).asleep()
+    waiters = [Waiter(lambda: b.channel.get_event(timeout=DEADLINE)) for _ in range(others)]
+    for waiter in waiters:
+        waiter.asleep()
+    with pytest.raises(TimeoutError):
+        first.join()
+    for _ in waiters:
+        b.rcq.req_notify()
+        n = b.rcq.stats.events
+        send(pair)
+        until(lambda n=n: b.rcq.stats.events > n, "it was read")  # type: ignore[misc]
+    for waiter in waiters:
+        assert waiter.join() is b.rcq
+
+
+def test_others_get_events_while_the_poller_runs_a_signal_handler(pair: Pair) -> None:
+    b = pair[1]
+    other = Behind(b.channel)
+
+    def handler(signum: int, frame: FrameType | None) -> None:
+        other.asleep()
+        b.rcq.req_notify()
+        send(pair)
+        assert other.join() is b.rcq
+
+    with alarm(handler), pytest.raises(TimeoutError):
+        b.channel.get_event(timeout=1.0)
+    assert b.rcq.unacked == 1
+
+
+def test_a_poller_whose_signal_handler_raises_hands_on(pair: Pair) -> None:
+    b = pair[1]
+    other = Behind(b.channel)
+
+    def handler(signum: int, frame: FrameType | None) -> None:
+        other.asleep()
+        raise KeyError("mine")
+
+    with alarm(handler), pytest.raises(KeyError, match="mine"):
+        b.channel.get_event(timeout=DEADLINE)
+    b.rcq.req_notify()
+    send(pair)
+    assert other.join() is b.rcq
+
+
+def test_a_handler_that_waits_itself_gets_its_event_and_the_wait_goes_on(pair: Pair) -> None:
+    b = pair[1]
+
+    def handler(signum: int, frame: FrameType | None) -> None:
+        b.rcq.req_notify()
+        send(pair)
+        assert b.channel.get_event(timeout=DEADLINE) is b.rcq
+        b.rcq.req_notify()
+        send(pair)
+
+    with alarm(handler):
+        assert b.channel.get_event(timeout=DEADLINE) is b.rcq
+    assert b.rcq.unacked == 2
+
+
+def test_a_handler_may_fork_and_the_waits_of_the_parent_go_on(pair: Pair) -> None:
+    b = pair[1]
+    other = Behind(b.channel)
+    child = []
+
+    def handler(signum: int, frame: FrameType | None) -> None:
+        other.asleep()
+        child.append(os.fork())
+
+    status = 1
+    with alarm(handler):
+        try:
+            b.channel.get_event(timeout=1.0)
+        except ClosedError:
+            status = 7
+        except TimeoutError:
+            pass
+        finally:
+            if child == [0]:
+                os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child[0], 0)[1]) == 7
+    b.rcq.req_notify()
+    send(pair)
+    assert other.join() is b.rcq
+
+
+def test_one_who_waits_alone_needs_no_descriptor_and_of_many_few_are_kept(
+    channel: CompletionChannel,
+) -> None:
+    def open_files() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = open_files()
+    with pytest.raises(TimeoutError):
+        channel.get_event(timeout=0.01)
+    assert open_files() == before
+    waiters = [Waiter(channel.get_event).asleep() for _ in range(3 * MANY)]
+    channel.interrupt()
+    for waiter in waiters:
+        with pytest.raises(InterruptedError):
+            waiter.join()
+    assert open_files() <= before + MANY
+    channel.close()
+    assert open_files() < before
+
+
+# Without a function of its own, which would keep the module's names alive for longer.
+END = """
+import os, sys, threading, time
+import cqnotify as c
+ctx = c.Context(sys.argv[1])
+pd, channel = c.PD(ctx), c.CompletionChannel(ctx)
+cq, mr = c.CQ(ctx, 16, channel=channel), c.MR(pd, 4096)
+qp = c.QP(pd, c.QPType.RC, send_cq=cq)
+qp.connect(qp.address())
+
+class Last:
+    def __del__(self):
+        channel.interrupt()  # they wake, and the interpreter ends them, or holds them for ever
+        end = time.monotonic() + 1.5
+        while len(os.listdir("/proc/self/task")) > 1 and time.monotonic() < end:
+            time.sleep(0.01)
+        channel.interrupt()
+        cq.req_notify()
+        qp.post_recv(mr[0:64])
+        qp.post_send(mr[64:72])
+        print(channel.get_event(timeout=30) is cq, flush=True)
+        cq.ack()
+        qp.close()
+        cq.close()
+        channel.close()
+        print(channel.closed, flush=True)
+
+last = Last()
+
+threads = [threading.Thread(target=channel.get_event, daemon=True) for _ in range(8)]
+for thread in threads:
+    thread.kept = [cq, mr, qp]  # what a thread holds is not closed before the end
+    thread.start()
+for thread in threads:
+    task = f"/proc/self/task/{thread.native_id}"
+    tells = os.path.exists(task + "/syscall")  # not on Linux 6.1 as a process
+    while (
+        open(task + "/syscall").read().split()[0] != sys.argv[2]
+        if tells
+        else open(task + "/stat").read().rpartition(")")[2].split()[0] != "S"
+    ):
+        time.sleep(0.001)
+"""
+
+
+def test_nobody_is_lost_when_the_interpreter_ends_under_those_who_wait(ctx: Context) -> None:
+    """Their stacks are gone by then; and one of them was the poller."""
+    out = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", END, ctx.name, PPOLL],
+        capture_output=True,
+        text=True,
+        timeout=2 * DEADLINE,
+    )
+    assert (out.returncode, out.stdout) == (0, "True\nTrue\n"), out
