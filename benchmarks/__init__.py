@@ -5,6 +5,7 @@ NAMES = (
     "drain",
     "cycle",
     "post",
+    "queries",
     "imports",
     "memory",
     "round_trip",
@@ -13,5 +14,6 @@ NAMES = (
     "throughput",
     "computing",
     "completion",
+    "awaiting",
 )
 """The benchmarks, a module each, in the order of the report."""

@@ -10,7 +10,7 @@ from cqnotify.aio import AsyncCQ
 
 from .end import check
 from .endpoints import SIZE, Loopback, PyverbsLoopback
-from .harness.plan import Benchmark, Figures, InC, Round
+from .harness.plan import Benchmark, Figures, InC, Limit, Round
 from .harness.subject import clock
 
 OPS = 500
@@ -73,4 +73,8 @@ BENCHMARK = Benchmark(
         "cqnotify write": lambda: cqnotify(by_operation),
         "cqnotify completion": lambda: cqnotify(by_wr_id),
     },
+    limits=(
+        Limit("cqnotify write", over="C", at_most=1.3),
+        Limit("cqnotify completion", over="C", at_most=1.3),
+    ),
 )

@@ -97,10 +97,11 @@ BENCHMARK = Benchmark(
     },
     places=("native", "device"),
     limits=(
-        Limit("cqnotify", case="256/64", at_most=750),
+        Limit("cqnotify", case="256/64", at_most=580),
         Limit("cqnotify", case="256/64", over="pyverbs", at_most=1 / 16),
-        Limit("cqnotify poll_ids", case="256/64", at_most=400),
+        Limit("cqnotify poll_ids", case="256/64", at_most=222),
         Limit("cqnotify poll_ids", case="256/64", over="pyverbs", at_most=1 / 30),
+        Limit("cqnotify poll_into", case="256/64", at_most=120),
     ),
     quick=True,
 )

@@ -189,8 +189,8 @@ BENCHMARK = Benchmark(
     limits=(
         Limit("cqnotify", over="C", at_most=1.17),
         Limit("cqnotify", over="pyverbs", at_most=0.8),
-        Limit("cqnotify asyncio", over="C epoll", at_most=1.65),
-        Limit("cqnotify uvloop", over="C epoll", at_most=1.36),
+        Limit("cqnotify asyncio", over="C epoll", at_most=1.57),
+        Limit("cqnotify uvloop", over="C epoll", at_most=1.27),
         Limit("cqnotify asyncio", figure="wakeups", at_least=1, at_most=1),
     ),
     peer=InC("peer"),

@@ -53,6 +53,9 @@ class Limit:
     With `over` it is on the ratio to what it costs that subject, in this case or in `over_case`,
     else on the cost itself. `figure` can be one of the counters instead: events, wakeups, arms,
     spurious, for each operation.
+
+    A limit on the cost is for a place where instructions are counted. A clock measures the machine,
+    too: what else it does, and what a system call costs there beside a computation.
     """
 
     subject: str
@@ -82,6 +85,9 @@ class Benchmark:
     """The other end. Runs beside each subject; a socket joins them: see subject.peer()."""
     realtime: bool = False
     """Both ends run under chrt -f 10: the kernel switches between them only when one sleeps."""
+    stand_in: bool = False
+    """On the stand-in library everywhere: where the device is, too, since instructions are counted
+    there, so that it can be judged."""
     quick: bool = False
     """Whether it is a part of --quick."""
 

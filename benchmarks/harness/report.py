@@ -75,7 +75,8 @@ def where(table: Table) -> str:
         return "natively, on a stand-in for libibverbs"
     clock = {"insn": ", instructions are counted", "ns": ", in real time"}.get(table.unit, "")
     unjudged = "" if table.judged else "; the limits are not judged here"
-    return f"on {about['device']}, Linux {about['kernel']}{clock}{unjudged}"
+    device = "a stand-in for libibverbs" if table.benchmark.stand_in else about["device"]
+    return f"on {device}, Linux {about['kernel']}{clock}{unjudged}"
 
 
 def is_text(headings: Sequence[str]) -> list[bool]:

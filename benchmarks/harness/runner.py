@@ -38,12 +38,14 @@ def find_device() -> dict[str, str]:
 
 
 def environment(place: Place) -> dict[str, str]:
-    common = {**os.environ, "PYTHONHASHSEED": "0"}
-    if place == "native":
-        device = {"BENCH_DEVICE": STAND_IN_DEVICE, "BENCH_GID_INDEX": "-1"}
-        preload = f"{STAND_IN} {os.environ.get('LD_PRELOAD', '')}".strip()
-        return {**common, **device, "LD_PRELOAD": preload}
-    return {**common, **find_device()}
+    device = stand_in() if place == "native" else find_device()
+    return {**os.environ, "PYTHONHASHSEED": "0", **device}
+
+
+def stand_in() -> dict[str, str]:
+    """The environment that gives all subjects the stand-in library."""
+    preload = f"{STAND_IN} {os.environ.get('LD_PRELOAD', '')}".strip()
+    return {"BENCH_DEVICE": STAND_IN_DEVICE, "BENCH_GID_INDEX": "-1", "LD_PRELOAD": preload}
 
 
 def about(place: Place, env: dict[str, str]) -> About:
@@ -119,7 +121,7 @@ def same_addresses() -> Sequence[str]:
 def start(
     benchmark: Benchmark, command: list[str], env: dict[str, str], peer: int | None = None
 ) -> subprocess.Popen[bytes]:
-    env = {**env, **benchmark.env}
+    env = {**env, **(stand_in() if benchmark.stand_in else {}), **benchmark.env}
     if peer is not None:
         env["BENCH_PEER"] = str(peer)
     prefix = [*same_addresses()]

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: MIT
+"""Questions that a program asks often: one GID, the state of a port."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cqnotify import Context
+
+from .harness.plan import Benchmark, Figures, Limit, Round
+from .harness.subject import DEVICE, clock
+
+ASKED = 200
+
+
+def asked(ask: Callable[[], object]) -> Figures:
+    ask()
+    start = clock()
+    for _ in range(ASKED):
+        ask()
+    return {"ops": ASKED, "total": clock() - start}
+
+
+def cqnotify() -> Round:
+    ctx = Context(DEVICE)
+    return lambda: {
+        "GID": asked(lambda: ctx.query_gid(0)),
+        "port": asked(lambda: ctx.query_port(1)),
+    }
+
+
+def pyverbs() -> Round:
+    from pyverbs.device import Context as PyverbsContext
+
+    ctx = PyverbsContext(name=DEVICE)
+    return lambda: {
+        "GID": asked(lambda: ctx.query_gid(1, 0)),
+        "port": asked(lambda: ctx.query_port(1)),
+    }
+
+
+BENCHMARK = Benchmark(
+    title="Asking for one GID, and for the state of a port",
+    op="question",
+    subjects={"pyverbs": pyverbs, "cqnotify": cqnotify},
+    limits=(
+        Limit("cqnotify", case="GID", over="pyverbs", at_most=1.5),
+        Limit("cqnotify", case="port", over="pyverbs", at_most=1.5),
+    ),
+    quick=True,
+)
