@@ -101,7 +101,8 @@ def test_an_index_takes_them(made: Distributions, tmp_path: Path) -> None:
 def test_the_wheel_links_the_machines_own_libibverbs(made: Distributions, core: Path) -> None:
     libraries, folders = linked(core)
     assert "libibverbs.so.1" in libraries
-    assert {name.split(".")[0] for name in libraries} <= {"libibverbs", "libc", "libpthread"}
+    glibc = {"libc", "libpthread", "ld-linux-x86-64"}  # the last one gives a thread its variables
+    assert {name.split(".")[0] for name in libraries} <= {"libibverbs", *glibc}
     assert folders == set()
     assert "manylinux" in made.wheel.name
 

@@ -90,6 +90,8 @@ class Sent:
         took = time.monotonic() - self.under_way.pop(number)
         if status == "SUCCESS":
             self.succeeded += 1
+            if self.succeeded % 5 == 0:
+                say(self.name, "sent", self.succeeded)
             self.slowest = max(self.slowest, took)
             return
         self.failed[number] = status
