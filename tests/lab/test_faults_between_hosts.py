@@ -75,11 +75,22 @@ class End:
     def send(self, count: int, every: float = 0) -> None:
         self.order("send", count, every)
 
-    def await_done(self) -> None:
-        """Until all that was to be sent has completed. Where frames are lost that takes as long as
-        the dice will have it; so what must not last is a time without a send that succeeds."""
-        while self.program.expect(r"^(done|\w+ sent \d+)$")[1] != "done":
+    def await_done(self, timeout: float = 60) -> None:
+        """Until all that was to be sent has completed; of the time until the next ones succeed, at
+        most so many seconds."""
+        while self.program.expect(r"^(done|\w+ sent \d+)$", timeout)[1] != "done":
             pass
+
+    def await_done_with_rxe(self) -> None:
+        """The same where many frames are lost. On Linux 7.2, in one of some 50 runs, rxe forgets
+        its timer when the acknowledgement of the last message was lost: nothing is sent again, no
+        completion comes, until another message is posted on that QP."""
+        for _ in range(5):
+            try:
+                return self.await_done(timeout=10)
+            except TimeoutError:
+                self.order("nudge")
+        self.await_done()
 
     def await_got(self, count: int) -> None:
         """Until the receiver has so many, of each kind about as many."""
@@ -331,8 +342,12 @@ def test_frames_that_are_lost_reordered_or_doubled(
     count_of_messages = 40 if heavy else 100  # one of four packets is sent again in most rounds
     x.send(count_of_messages)
     y.send(count_of_messages)
-    x.await_done()
-    y.await_done()
+    for end in (x, y):
+        if heavy:
+            end.await_done_with_rxe()
+        else:
+            end.await_done()
+        assert "slept beside" not in end.program.out
     counts = hosts.counts()
     assert counts[1, 2][count] > 0
     assert counts[2, 1][count] > 0

@@ -29,6 +29,14 @@ class ThreadLane(Lane):
         super().send(count, every)
         self.channel.interrupt()
 
+    def nudge(self) -> None:
+        if wcs := self.cq.poll():
+            say(self.name, "slept beside", len(wcs), "completions")
+            self.take(wcs)
+        elif self.sent.under_way:
+            self.left = 1
+        self.channel.interrupt()
+
     def run(self) -> None:
         try:
             while True:
@@ -108,6 +116,9 @@ class End:
             case "send":
                 for lane in self.lanes.values():
                     lane.send(int(words[0]), float(words[1]))
+            case "nudge":
+                for lane in self.lanes.values():
+                    lane.nudge()
             case "tally":
                 for lane in self.lanes.values():
                     say("tally", lane.name, lane.tally())

@@ -77,6 +77,10 @@ class TaskLane(Lane):
             await asyncio.sleep(every)
         await asyncio.gather(*sends)
 
+    def nudge(self) -> None:
+        if self.sent.under_way:
+            self.start(self.send_one(self.sent.post()))
+
     async def send_one(self, number: int) -> None:
         try:
             await self.acq.send(self.qp, self.memory_of(number), wr_id=number, **self.to_peer)
@@ -123,6 +127,9 @@ class End:
             case "send":
                 work = self.send_all(int(words[0]), float(words[1]))
                 self.sending = asyncio.ensure_future(work)
+            case "nudge":
+                for lane in self.lanes.values():
+                    lane.nudge()
             case "tally":
                 for lane in self.lanes.values():
                     say("tally", lane.name, lane.tally())
