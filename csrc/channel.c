@@ -300,7 +300,7 @@ static PyObject *channel_on_event(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
     cqn_channel *self = (cqn_channel *)op;
-    cqn_engine_turn(self);
+    cqn_turn_dispatched(self);
     if (dispatch_some(self) >= 0) {
         Py_RETURN_NONE;
     }

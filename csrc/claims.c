@@ -42,7 +42,7 @@ const cqn_line *cqn_table_line(const cqn_table *table, uint64_t key)
     return table->len == 0 ? &nobody : &table->lines[place_of(table, key)];
 }
 
-static int grow(cqn_table *table)
+static int grow_table(cqn_table *table)
 {
     const cqn_table old = *table;
     const size_t room = old.room ? old.room * 2 : 16;
@@ -66,7 +66,7 @@ static int grow(cqn_table *table)
 
 int cqn_table_add(cqn_table *table, cqn_request *request, uint64_t key)
 {
-    if (table->len == table->room && grow(table) < 0) {
+    if (table->len == table->room && grow_table(table) < 0) {
         return -1;
     }
     request->key = key;

@@ -688,22 +688,28 @@ void cqn_cq_ack_dispatched(cqn_cq *cq);
 bool cqn_cq_is_armed(const cqn_cq *cq, bool solicited_only);
 int cqn_cq_arm(cqn_cq *cq, bool solicited_only);
 
-/* engine.c */
-int cqn_engine_dispatch(cqn_cq *cq);
-void cqn_engine_turn(cqn_channel *channel);
-PyObject *cqn_engine_poll(cqn_engine *engine, uint64_t max, double spin);
-bool cqn_engine_wants(const cqn_engine *engine);
-bool cqn_engine_has_news(const cqn_engine *engine);
-bool cqn_engine_claim(cqn_engine *engine, const struct ibv_wc *wc, const cqn_wc_extra *extra);
-void cqn_engine_room(cqn_engine *engine, cqn_qp *qp);
-void cqn_engine_failed(cqn_cq *cq, cqn_wr_queue *queue, const struct ibv_wc *wc);
-bool cqn_engine_resized(cqn_cq *cq);
-int cqn_engine_busy_traverse(const cqn_channel *channel, visitproc visit, void *arg);
-void cqn_engines_tell(cqn_qp *qp, PyObject **interrupt);
+/* loop.c */
+void cqn_turn_dispatched(cqn_channel *channel);
 PyObject *cqn_channel_set_loop(PyObject *self, PyObject *args);
 void cqn_channel_forget_loop(cqn_channel *self);
+
+/* engine.c */
+bool cqn_engine_claim(cqn_engine *engine, const struct ibv_wc *wc, const cqn_wc_extra *extra);
+int cqn_engine_busy_traverse(const cqn_channel *channel, visitproc visit, void *arg);
 bool cqn_request_completed(cqn_request *request, struct ibv_wc *wc, const cqn_wc_extra *extra);
 void cqn_request_lost(cqn_request *request, const cqn_qp *qp);
+
+/* engine_look.c */
+PyObject *cqn_engine_poll(cqn_engine *engine, uint64_t max, double spin);
+void cqn_engine_room(cqn_engine *engine, cqn_qp *qp);
+void cqn_engine_failed(cqn_cq *cq, cqn_wr_queue *queue, const struct ibv_wc *wc);
+
+/* engine_fail.c */
+void cqn_engines_tell(cqn_qp *qp, PyObject **interrupt);
+
+/* engine_wake.c */
+int cqn_engine_dispatch(cqn_cq *cq);
+bool cqn_engine_resized(cqn_cq *cq);
 int cqn_engine_wake(cqn_cq *cq);
 /* After completions of that CQ were routed: those whom that concerns are woken. */
 static inline int cqn_routed(cqn_cq *cq)

@@ -2,12 +2,19 @@
 /*
  * Awaiting completions: what the files of the engine share.
  *
- *   engine.c     Engine: what an AsyncCQ is built on. Where completions go, whom they wake
- *   request.c    Request: what a task awaits, and its states
- *   operation.c  the requests that post: arguments, room in the queue
- *   claims.c     requests in lines, and in tables by a number
- *   scope.c      what an AsyncCQ's scope counts
- *   wakeup.c     what a task of asyncio sleeps on
+ *   engine.c       the requests that are under way, and where completions go
+ *   engine_look.c  looking for completions, and arming the CQ
+ *   engine_wake.c  waking the tasks that have something
+ *   engine_fail.c  failures and ends, and who is told
+ *   engine_type.c  Engine: the type that an AsyncCQ is built on
+ *   loop.c         event loops: which one reads a channel, and its turns
+ *   request.c      what a task does in a request: the steps of its state machine
+ *   request_type.c Request: the type, in the shape of a coroutine
+ *   operation.c    the requests that post: arguments, room in the queue
+ *   forsaken.c     receives that were abandoned: the next one of the same memory goes on with them
+ *   claims.c       requests in lines, and in tables by a number
+ *   scope.c        what an AsyncCQ's scope counts
+ *   wakeup.c       what a task of asyncio sleeps on
  *
  * A request has one of these states:
  *
@@ -102,6 +109,7 @@ struct cqn_request {
     bool shares_error;  /* with others */
     bool left_scope;    /* it is not counted there any more */
     bool woken;         /* it is on its way to its task */
+    bool to_wake;       /* in the engine's list of those */
     bool slept, paused; /* its task */
     bool looked;        /* for completions, since it began */
     bool cleared;
@@ -154,36 +162,98 @@ struct cqn_engine {
 
 #define CQN_BATCH 16 /* a poll costs the same for one as for a few */
 
-/* engine.c */
-int cqn_engine_check_made(const cqn_engine *self);
-int cqn_engine_enter(cqn_engine *self, cqn_qp *qp);
-int cqn_engine_attach(cqn_engine *self);
-int cqn_engine_join(cqn_request *request);
-void cqn_engine_hold(cqn_request *request);
-void cqn_engine_let_go(cqn_request *request);
-void cqn_engine_own(cqn_request *request);
-void cqn_engine_not_due(cqn_request *request);
-void cqn_engine_settled(cqn_request *request, cqn_request_state state);
-void cqn_engine_prepare(cqn_engine *self, bool looked);
-int cqn_engine_flush(cqn_engine *self, bool resume);
-void cqn_engine_serve(cqn_engine *self);
-int cqn_engine_look(cqn_request *request);
-bool cqn_engine_is_claimed(const cqn_engine *self, uint64_t wr_id);
-void cqn_engine_return(cqn_engine *self, const struct ibv_wc *wc, const cqn_wc_extra *extra);
-void cqn_engine_report(cqn_engine *self, PyObject *error);
-PyObject *cqn_engine_shaped(cqn_engine *self, cqn_request *request);
-void cqn_request_fail(cqn_request *request, PyObject *error);
-int cqn_wait_parse(cqn_request *self);
-int cqn_completion_parse(cqn_request *self);
+/* loop.c */
 uint64_t cqn_turn_now(void);
 void cqn_turn_passed(uint64_t since);
 void cqn_turn_used(size_t n);
 bool cqn_turn_is_over(void);
+int cqn_loop_attach(cqn_engine *self);
+
+/* engine.c */
+PyObject *cqn_engine_call(cqn_engine *self, const char *method, PyObject *argument);
+int cqn_engine_do(cqn_engine *self, const char *method, PyObject *argument);
+int cqn_engine_check_made(const cqn_engine *self);
+int cqn_engine_enter(cqn_engine *self, cqn_qp *qp);
+int cqn_engine_join(cqn_request *request);
+void cqn_engine_hold(cqn_request *request);
+void cqn_engine_let_go(cqn_request *request);
+void cqn_engine_own(cqn_request *request);
+void cqn_engine_settled(cqn_request *request, cqn_request_state state);
+void cqn_engine_drop_all(cqn_engine *self);
+void cqn_request_fail(cqn_request *request, PyObject *error);
+bool cqn_engine_is_claimed(const cqn_engine *self, uint64_t wr_id);
+void cqn_engine_return(cqn_engine *self, const struct ibv_wc *wc, const cqn_wc_extra *extra);
+
+/* A new reference, or NULL: it is being deallocated. */
+static inline cqn_request *cqn_request_ref(cqn_request *request)
+{
+    return cqn_try_ref_object((PyObject *)request) ? request : NULL;
+}
+
+/* The engine of that CQ, as a new reference; or NULL: there is none. */
+static inline cqn_engine *cqn_engine_of(const cqn_cq *cq)
+{
+    cqn_engine *engine = cq->engine;
+    return engine != NULL && cqn_try_ref_object((PyObject *)engine) ? engine : NULL;
+}
+
+/* Whether a completion() asks for any. */
+static inline bool cqn_engine_wants(const cqn_engine *self)
+{
+    return self->claims.len > 0;
+}
+
+/* engine_look.c */
+int cqn_engine_look(cqn_request *request);
+void cqn_engine_prepare(cqn_engine *self, bool looked);
+void cqn_engine_post_queued(cqn_engine *self);
+void cqn_engine_drop_rooms(cqn_engine *self);
+
+/* engine_wake.c */
+void cqn_engine_wake_later(cqn_request *request);
+void cqn_engine_wake_first(cqn_engine *self);
+int cqn_engine_flush(cqn_engine *self, bool resume);
+int cqn_engine_hand_over(cqn_engine *self);
+void cqn_engine_hand_over_or_put_off(cqn_engine *self);
+void cqn_engine_serve(cqn_engine *self);
+void cqn_engine_not_due(cqn_request *request);
+void cqn_engine_drop_woken(cqn_engine *self);
+
+/* Whether something is to be done when completions were routed. */
+static inline bool cqn_engine_has_news(const cqn_engine *self)
+{
+    return self->woken != NULL || self->to_serve != NULL;
+}
+
+/* engine_fail.c */
+int cqn_engine_refuse(cqn_engine *self);
+void cqn_engine_break_down(cqn_engine *self);
+void cqn_engine_report(cqn_engine *self, PyObject *error);
+void cqn_engine_leave_cq(cqn_engine *self);
+PyObject *cqn_engine_tell(PyObject *self, PyObject *args);
+PyObject *cqn_engine_fail(PyObject *self, PyObject *error);
+PyObject *cqn_engine_shut(PyObject *self, PyObject *error);
+PyObject *cqn_engine_forget_tasks(PyObject *self, PyObject *unused);
+
+/* Whether something can be awaited. */
+static inline int cqn_engine_check(cqn_engine *self)
+{
+    return !self->closed && self->error == NULL ? 0 : cqn_engine_refuse(self);
+}
+
+/* engine_type.c */
+PyObject *cqn_engine_shaped(cqn_engine *self, cqn_request *request);
+int cqn_wait_parse(cqn_request *self);
+int cqn_completion_parse(cqn_request *self);
 
 /* request.c */
 cqn_request *cqn_request_new(cqn_engine *engine, cqn_request_kind kind, const char *name);
+PySendResult cqn_request_send(PyObject *self, PyObject *value, PyObject **result);
 int cqn_request_wake(cqn_request *self, bool resume);
+void cqn_request_give_up(cqn_request *self);
 void cqn_request_abandon(cqn_request *self);
+void cqn_request_finish(cqn_request *self);
+int cqn_request_clear(PyObject *self);
 
 /* operation.c */
 #define CQN_OPERATION(name)                                                              \
@@ -201,7 +271,13 @@ void cqn_operation_detach(cqn_request *self);
 bool cqn_operation_abandoned(cqn_request *self, struct ibv_wc *wc, const cqn_wc_extra *extra);
 void cqn_operation_give_up(cqn_request *self);
 void cqn_operations_serve(cqn_qp *qp);
-void cqn_operations_forget(cqn_engine *engine);
+
+/* forsaken.c */
+int cqn_forsaken_remember(cqn_request *self, const cqn_sg *sg);
+bool cqn_forsaken_take_over(cqn_request *self);
+void cqn_forsaken_add(cqn_request *self);
+void cqn_forsaken_forget(cqn_request *old);
+void cqn_forsaken_forget_all(cqn_engine *engine);
 
 /* claims.c */
 void cqn_line_add(cqn_line *line, cqn_request *request);

@@ -7,9 +7,7 @@
  * that queue, and nobody overtakes it. As soon as a completion has made room it is posted,
  * before any task runs.
  *
- * A receive whose task was cancelled stays posted, and is the first to be taken by the next
- * recv() of the same memory: so a program that receives with a timeout again and again has
- * posted once.
+ * A receive whose task was cancelled stays posted, see forsaken.c.
  */
 
 #include "engine.h"
@@ -81,8 +79,8 @@ static const method adds = {
     .as = {0, CQN_SG, CQN_REMOTE_ADDR, CQN_RKEY, CQN_COMPARE_ADD, CQN_SEND_FLAGS, CQN_WR_ID},
 };
 
-static PyObject *make(const method *m, PyObject *op, PyObject *const *args, Py_ssize_t nargs,
-                      PyObject *kwnames)
+static PyObject *make_operation(const method *m, PyObject *op, PyObject *const *args,
+                                Py_ssize_t nargs, PyObject *kwnames)
 {
     PyObject *in[MAX_ARGS] = {NULL};
     if (cqn_args(m->name, m->names, m->required, m->required, args, nargs, kwnames, in) < 0) {
@@ -106,11 +104,11 @@ static PyObject *make(const method *m, PyObject *op, PyObject *const *args, Py_s
     return cqn_engine_shaped((cqn_engine *)op, self);
 }
 
-#define METHOD(name)                                    \
-    CQN_OPERATION(name)                                 \
-    {                                                   \
-        CQN_LOCKED;                                     \
-        return make(&name, self, args, nargs, kwnames); \
+#define METHOD(name)                                              \
+    CQN_OPERATION(name)                                           \
+    {                                                             \
+        CQN_LOCKED;                                               \
+        return make_operation(&name, self, args, nargs, kwnames); \
     }
 METHOD(sends)
 METHOD(receives)
@@ -122,7 +120,7 @@ METHOD(adds)
 
 /* ---- what is asked of its arguments ---- */
 
-static int check_qp(const cqn_request *self)
+static int check_is_qp(const cqn_request *self)
 {
     const cqn_state *st = self->engine->state;
     PyObject *qp = (PyObject *)self->qp;
@@ -143,7 +141,7 @@ static int check_qp(const cqn_request *self)
 /* Queues of it complete here: the sends, the receives, or either. */
 int cqn_request_check_qp(const cqn_request *self)
 {
-    if (check_qp(self) < 0) {
+    if (check_is_qp(self) < 0) {
         return -1;
     }
     const cqn_cq *cq = self->engine->cq;
@@ -195,7 +193,7 @@ static uint32_t room_in(const cqn_request *self)
 
 /* Completions that the queue will give as it is. If there are none only the device knows whether
  * there is room: some forget unsignaled work requests as soon as these are done. */
-static size_t due(const cqn_request *self)
+static size_t completions_due(const cqn_request *self)
 {
     const cqn_wr_queue *q = queue_of(self);
     return self->kind == CQN_RECEIVES ? q->requests : q->signaled;
@@ -212,7 +210,7 @@ static int refuse_full(const cqn_request *self)
     return -1;
 }
 
-static void posted(cqn_request *self)
+static void note_posted(cqn_request *self)
 {
     self->queue = queue_of(self);
     self->position = self->queue->next - 1;
@@ -223,16 +221,16 @@ static void posted(cqn_request *self)
 }
 
 /* 1: it is posted; 0: there is no room, and a completion will come that makes some; or -1. */
-static int post(cqn_request *self, cqn_send *send)
+static int post_operation(cqn_request *self, cqn_send *send)
 {
-    const bool more_is_due = due(self) > 0;
+    const bool more_is_due = completions_due(self) > 0;
     if (more_is_due && queue_of(self)->requests >= room_in(self)) {
         return 0;
     }
     int err = self->kind == CQN_RECEIVES ? cqn_post_awaited_recv(self->qp, &send->sg, self)
                                          : cqn_post_awaited_send(self->qp, send, self);
     if (err == 0) {
-        posted(self);
+        note_posted(self);
         return 1;
     }
     if (err == ENOMEM) {
@@ -307,7 +305,7 @@ static int post_or_queue(cqn_request *self, cqn_send *send)
     if (check_state(self) < 0) {
         return -1;
     }
-    int rc = queue_of(self)->waiting.first != NULL ? 0 : post(self, send);
+    int rc = queue_of(self)->waiting.first != NULL ? 0 : post_operation(self, send);
     return rc != 0 ? rc : queue_up(self, send);
 }
 
@@ -326,7 +324,7 @@ static void serve_line(cqn_qp *qp, bool receives)
         }
         int rc = check_state(first);
         if (rc == 0 && first->state == CQN_QUEUED) {
-            rc = post(first, first->kept);
+            rc = post_operation(first, first->kept);
             if (rc == 0) {
                 Py_DECREF(first);
                 return;
@@ -350,165 +348,6 @@ void cqn_operations_serve(cqn_qp *qp)
     serve_line(qp, true);
 }
 
-/* ---- receives of the same memory ---- */
-
-static uint64_t key_of_memory(const cqn_request *self)
-{
-    const uint64_t addr = self->num_sge > 0 ? self->sge[0].addr : 0;
-    return addr ^ (uint64_t)(uintptr_t)self->qp * UINT64_C(0x9e3779b97f4a7c15);
-}
-
-static int remember_memory(cqn_request *self, const cqn_sg *sg)
-{
-    self->num_sge = sg->num_sge;
-    self->sge = sg->num_sge > 1 ? PyMem_New(struct ibv_sge, sg->num_sge) : &self->one;
-    if (self->sge == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    for (uint32_t i = 0; i < sg->num_sge; i++) {
-        self->sge[i] = sg->sge[i];
-    }
-    return 0;
-}
-
-static bool is_same_memory(const cqn_request *a, const cqn_request *b)
-{
-    bool same = a->qp == b->qp && a->num_sge == b->num_sge;
-    for (uint32_t i = 0; same && i < a->num_sge; i++) {
-        same = a->sge[i].addr == b->sge[i].addr && a->sge[i].length == b->sge[i].length &&
-               a->sge[i].lkey == b->sge[i].lkey;
-    }
-    return same;
-}
-
-/* One whose wr_id the user has given may be looked for by it. */
-static bool may_take_over(const cqn_request *self, const cqn_request *old)
-{
-    return is_same_memory(self, old) &&
-           (!old->own_id || (self->own_id && self->wr_id == old->wr_id &&
-                             !cqn_engine_is_claimed(self->engine, old->wr_id)));
-}
-
-/* The first of those that were abandoned, by the order of the device. */
-static cqn_request *find_forsaken(const cqn_request *self)
-{
-    cqn_request *found = NULL;
-    const cqn_table *table = &self->engine->forsaken;
-    for (cqn_request *r = cqn_table_line(table, self->key)->first; r != NULL; r = r->behind) {
-        if (r->key == self->key && may_take_over(self, r) &&
-            (found == NULL || (int64_t)(r->position - found->position) < 0)) {
-            found = r;
-        }
-    }
-    return found;
-}
-
-/* Nobody looks for it any more. What was posted stays posted. Whether the table had a reference to
- * it. */
-static bool unlist_forsaken(cqn_request *old)
-{
-    cqn_engine *engine = old->engine;
-    const bool stashed = old->stashed;
-    cqn_table_remove(&engine->forsaken, old);
-    old->forsaken = false;
-    if (stashed) {
-        old->stashed = false;
-        engine->stashed--;
-        old->state = CQN_DONE;
-    }
-    return stashed;
-}
-
-static void forget_forsaken(cqn_request *old)
-{
-    if (unlist_forsaken(old)) {
-        Py_DECREF(old);
-    }
-}
-
-static void take_over_posted(cqn_request *self, cqn_request *old)
-{
-    self->queue = old->queue;
-    self->position = old->position;
-    self->state = CQN_POSTED;
-    cqn_wr_at(self->queue, self->position)->request = self;
-    cqn_engine_hold(self);
-    old->queue = NULL;
-    cqn_engine_let_go(old); /* the table, too */
-}
-
-/* Whether a receive of the same memory was posted and abandoned: this one goes on with it. */
-static bool take_over(cqn_request *self)
-{
-    cqn_request *old;
-    self->key = key_of_memory(self);
-    while ((old = find_forsaken(self)) != NULL) {
-        if (!old->stashed) {
-            take_over_posted(self, old);
-            return true;
-        }
-        const bool found =
-            cqn_stash_take(self->engine->cq, old->wr_id, self->qp, &self->wc, &self->extra);
-        forget_forsaken(old);
-        if (found) {
-            self->wc.wr_id = self->wr_id;
-            self->state = CQN_COMPLETE;
-            cqn_scope_leave(self);
-            return true;
-        }
-    }
-    return false;
-}
-
-/* Those of which the stash has nothing any more. To drop one can run any code, which can change
- * the table: so that is left to the end. */
-static void sweep_forsaken(cqn_engine *engine)
-{
-    cqn_line gone = {NULL, NULL};
-    for (size_t i = 0; i < engine->forsaken.room && engine->stashed > 0; i++) {
-        cqn_request *r = engine->forsaken.lines[i].first, *next;
-        for (; r != NULL; r = next) {
-            next = r->behind;
-            if (r->stashed && !cqn_stash_has(engine->cq, r->wr_id, r->qp)) {
-                unlist_forsaken(r);
-                cqn_line_add(&gone, r);
-            }
-        }
-    }
-    while (gone.first != NULL) {
-        cqn_request *r = gone.first;
-        cqn_line_remove(r);
-        Py_DECREF(r);
-    }
-}
-
-void cqn_operations_forget(cqn_engine *engine)
-{
-    for (size_t i = 0; i < engine->forsaken.room; i++) {
-        while (engine->forsaken.lines[i].first != NULL) {
-            forget_forsaken(engine->forsaken.lines[i].first);
-        }
-    }
-}
-
-/* Its completion is put back, or comes later: it can be found by its memory. */
-static void forsake(cqn_request *self)
-{
-    cqn_engine *engine = self->engine;
-    if (engine->closed) {
-        return;
-    }
-    if (cqn_table_add(&engine->forsaken, self, key_of_memory(self)) < 0) {
-        PyErr_Clear(); /* then it is not found */
-        return;
-    }
-    self->forsaken = true;
-    if (engine->stashed > cqn_stash_len(engine->cq)) {
-        sweep_forsaken(engine);
-    }
-}
-
 /* ---- its life ---- */
 
 static int begin_recv(cqn_request *self)
@@ -517,11 +356,11 @@ static int begin_recv(cqn_request *self)
     cqn_send send;
     send.sg = (cqn_sg)CQN_SG_IN(room);
     if (cqn_sg_gather(&send.sg, self->engine->state, self->in[CQN_SG]) < 0 ||
-        cqn_recv_check(&send.sg) < 0 || remember_memory(self, &send.sg) < 0) {
+        cqn_recv_check(&send.sg) < 0 || cqn_forsaken_remember(self, &send.sg) < 0) {
         return -1;
     }
     self->operation = "RECV";
-    if (self->engine->forsaken.len > 0 && take_over(self)) {
+    if (self->engine->forsaken.len > 0 && cqn_forsaken_take_over(self)) {
         return 0;
     }
     return post_or_queue(self, &send);
@@ -604,21 +443,21 @@ void cqn_operation_give_up(cqn_request *self)
     if (self->state == CQN_POSTED || (self->state == CQN_FAILED && self->queue != NULL)) {
         cqn_engine_own(self);
         if (self->kind == CQN_RECEIVES && self->state == CQN_POSTED) {
-            forsake(self);
+            cqn_forsaken_add(self);
         }
     }
     else if (self->state == CQN_COMPLETE) {
         const bool receives = self->kind == CQN_RECEIVES;
         self->abandoned = true;
         if (receives && self->wc.status == IBV_WC_SUCCESS) {
-            forsake(self);
+            cqn_forsaken_add(self);
         }
         engine->cq->stats.completions--;
         if (!cqn_operation_abandoned(self, &self->wc, &self->extra)) {
             cqn_stash_put_back(engine->cq, &self->wc, &self->extra);
         }
         if (self->forsaken && !self->stashed) {
-            forget_forsaken(self);
+            cqn_forsaken_forget(self);
         }
     }
     else if (self->held) {

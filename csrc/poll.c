@@ -16,7 +16,7 @@
  * the end of a spin, nor needs memory for what has landed.
  */
 
-#include "wr.h"
+#include "engine.h"
 #include <endian.h>
 #include <math.h>
 
@@ -635,8 +635,8 @@ PyObject *cqn_cq_poll(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyO
     if (parse(self, "poll", args, nargs, kwnames, &max, &spin) < 0) {
         return NULL;
     }
-    cqn_engine *engine = self->engine;
-    if (engine == NULL || !cqn_try_ref_object((PyObject *)engine)) {
+    cqn_engine *engine = cqn_engine_of(self);
+    if (engine == NULL) {
         return take(self, max, spin);
     }
     PyObject *list = cqn_engine_poll(engine, max, spin);

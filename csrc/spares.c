@@ -22,7 +22,7 @@
 #define ASAN_UNPOISON_MEMORY_REGION(addr, size) ((void)(addr), (void)(size))
 #endif
 
-static PyObject *take(cqn_spares *spares)
+static PyObject *take_spare(cqn_spares *spares)
 {
     PyObject *op = spares->kept[--spares->len];
     ASAN_UNPOISON_MEMORY_REGION(op, spares->size);
@@ -35,7 +35,7 @@ PyObject *cqn_spares_alloc(cqn_spares *spares, PyTypeObject *type)
     if (spares->len == 0) {
         return type->tp_alloc(type, 0);
     }
-    PyObject *op = take(spares);
+    PyObject *op = take_spare(spares);
     memset((char *)op + sizeof(PyObject), 0, spares->size - sizeof(PyObject));
     (void)PyObject_Init(op, type);
     PyObject_GC_Track(op);
@@ -59,6 +59,6 @@ void cqn_spares_clear(cqn_spares *spares)
 {
     spares->over = true;
     while (spares->len > 0) {
-        PyObject_GC_Del(take(spares));
+        PyObject_GC_Del(take_spare(spares));
     }
 }

@@ -29,7 +29,7 @@ static size_t bucket_of(const cqn_stash_index *index, uint64_t wr_id)
     return (size_t)((wr_id * UINT64_C(0x9e3779b97f4a7c15)) >> 32) & (index->room - 1);
 }
 
-static struct ibv_wc *at(const cqn_cq *self, uint64_t place)
+static struct ibv_wc *stash_at(const cqn_cq *self, uint64_t place)
 {
     return &self->stash[self->stash_head + (size_t)(place - self->taken)];
 }
@@ -67,10 +67,10 @@ static void extend_index(cqn_cq *self)
     /* Of what came since it was extended some may have been handed out. */
     uint64_t place = index->until > self->taken ? index->until : self->taken;
     for (; place < end; place++) {
-        if (cqn_stash_is_hole(at(self, place))) {
+        if (cqn_stash_is_hole(stash_at(self, place))) {
             continue;
         }
-        const size_t bucket = bucket_of(index, at(self, place)->wr_id);
+        const size_t bucket = bucket_of(index, stash_at(self, place)->wr_id);
         const uint64_t last = index->last[bucket];
         index->next[place & (index->room - 1)] = 0;
         *(last ? &index->next[(last - 1) & (index->room - 1)] : &index->first[bucket]) = place + 1;
@@ -80,7 +80,7 @@ static void extend_index(cqn_cq *self)
 }
 
 /* An index of all that the stash holds, or NULL: there is no memory for one. */
-static cqn_stash_index *index_of(cqn_cq *self)
+static cqn_stash_index *whole_index(cqn_cq *self)
 {
     if (self->index != NULL && self->index->room < self->stash_len) {
         free_index(self);
@@ -105,8 +105,9 @@ static void unlink_place(cqn_stash_index *index, size_t bucket, uint64_t before,
 /* The oldest that is handed out is the first in its bucket. */
 static void leave_index(cqn_cq *self, uint64_t place)
 {
-    if (self->index != NULL && place < self->index->until && !cqn_stash_is_hole(at(self, place))) {
-        unlink_place(self->index, bucket_of(self->index, at(self, place)->wr_id), 0, place);
+    if (self->index != NULL && place < self->index->until &&
+        !cqn_stash_is_hole(stash_at(self, place))) {
+        unlink_place(self->index, bucket_of(self->index, stash_at(self, place)->wr_id), 0, place);
     }
 }
 
@@ -136,7 +137,7 @@ static void move_to(cqn_cq *self, size_t head)
     self->stash_head = head;
 }
 
-static int grow(cqn_cq *self, size_t least)
+static int grow_stash(cqn_cq *self, size_t least)
 {
     size_t room = self->stash_room ? self->stash_room : ROOM;
     while (room < least) {
@@ -169,7 +170,7 @@ int cqn_stash_make_room(cqn_cq *self, size_t n)
         move_to(self, 0);
         return 0;
     }
-    return grow(self, end + n);
+    return grow_stash(self, end + n);
 }
 
 /* ---- taking ---- */
@@ -179,7 +180,7 @@ static void drop_front(cqn_cq *self, size_t n)
 {
     for (size_t i = 0; i < n && (self->index != NULL || self->holes > 0); i++) {
         leave_index(self, self->taken + i);
-        self->holes -= cqn_stash_is_hole(at(self, self->taken + i));
+        self->holes -= cqn_stash_is_hole(stash_at(self, self->taken + i));
     }
     memset(self->stash + self->stash_head, 0, n * sizeof(*self->stash));
     self->stash_head += n;
@@ -187,15 +188,16 @@ static void drop_front(cqn_cq *self, size_t n)
     self->taken += n;
 }
 
-static void trim(cqn_cq *self)
+static void trim_holes(cqn_cq *self)
 {
-    while (self->holes > 0 && cqn_stash_is_hole(at(self, self->taken))) {
+    while (self->holes > 0 && cqn_stash_is_hole(stash_at(self, self->taken))) {
         drop_front(self, 1);
     }
-    while (self->holes > 0 && cqn_stash_is_hole(at(self, self->taken + self->stash_len - 1))) {
+    while (self->holes > 0 &&
+           cqn_stash_is_hole(stash_at(self, self->taken + self->stash_len - 1))) {
         self->stash_len--;
         self->holes--;
-        *at(self, self->taken + self->stash_len) = (struct ibv_wc){.wr_id = 0};
+        *stash_at(self, self->taken + self->stash_len) = (struct ibv_wc){.wr_id = 0};
         if (self->index != NULL && self->index->until > self->taken + self->stash_len) {
             self->index->until = self->taken + self->stash_len;
         }
@@ -209,48 +211,48 @@ void cqn_stash_drop(cqn_cq *self, size_t n)
     if (self->holes > 0) {
         size_t seen = 0;
         for (span = 0; seen < n; span++) {
-            seen += !cqn_stash_is_hole(at(self, self->taken + span));
+            seen += !cqn_stash_is_hole(stash_at(self, self->taken + span));
         }
     }
     drop_front(self, span);
-    trim(self);
+    trim_holes(self);
     self->stats.completions += n;
 }
 
 static void take_at(cqn_cq *self, uint64_t place, struct ibv_wc *wc, cqn_wc_extra *extra)
 {
-    *wc = *at(self, place);
+    *wc = *stash_at(self, place);
     if (self->extra != NULL) {
         *extra = self->extra[self->stash_head + (size_t)(place - self->taken)];
     }
-    at(self, place)->status = CQN_HOLE;
+    stash_at(self, place)->status = CQN_HOLE;
     self->holes++;
     self->stats.completions++;
-    trim(self);
+    trim_holes(self);
 }
 
-static bool is_it(const struct ibv_wc *wc, uint64_t wr_id, const cqn_qp *qp)
+static bool is_sought(const struct ibv_wc *wc, uint64_t wr_id, const cqn_qp *qp)
 {
     return !cqn_stash_is_hole(wc) && wc->wr_id == wr_id && (qp == NULL || wc->qp_num == qp->qp_num);
 }
 
 /* Where the first with that wr_id is, of that QP or of any, plus one; 0: nowhere. `before`: what
  * is before it in its bucket. */
-static uint64_t find(cqn_cq *self, uint64_t wr_id, const cqn_qp *qp, uint64_t *before)
+static uint64_t find_in_stash(cqn_cq *self, uint64_t wr_id, const cqn_qp *qp, uint64_t *before)
 {
-    const cqn_stash_index *index = self->stash_len > SEARCHED ? index_of(self) : NULL;
+    const cqn_stash_index *index = self->stash_len > SEARCHED ? whole_index(self) : NULL;
     const uint64_t end = self->taken + self->stash_len;
     *before = 0;
     if (index == NULL) {
         free_index(self); /* which would not know what is taken */
         uint64_t place = self->taken;
-        while (place < end && !is_it(at(self, place), wr_id, qp)) {
+        while (place < end && !is_sought(stash_at(self, place), wr_id, qp)) {
             place++;
         }
         return place < end ? place + 1 : 0;
     }
     uint64_t one = index->first[bucket_of(index, wr_id)];
-    while (one != 0 && !is_it(at(self, one - 1), wr_id, qp)) {
+    while (one != 0 && !is_sought(stash_at(self, one - 1), wr_id, qp)) {
         *before = one;
         one = index->next[(one - 1) & (index->room - 1)];
     }
@@ -260,7 +262,7 @@ static uint64_t find(cqn_cq *self, uint64_t wr_id, const cqn_qp *qp, uint64_t *b
 bool cqn_stash_has(cqn_cq *self, uint64_t wr_id, const cqn_qp *qp)
 {
     uint64_t before;
-    return find(self, wr_id, qp, &before) != 0;
+    return find_in_stash(self, wr_id, qp, &before) != 0;
 }
 
 /* Takes that one out. Whether there was one. */
@@ -268,7 +270,7 @@ bool cqn_stash_take(cqn_cq *self, uint64_t wr_id, const cqn_qp *qp, struct ibv_w
                     cqn_wc_extra *extra)
 {
     uint64_t before;
-    const uint64_t one = find(self, wr_id, qp, &before);
+    const uint64_t one = find_in_stash(self, wr_id, qp, &before);
     if (one == 0) {
         return false;
     }

@@ -81,7 +81,7 @@ static int call_soon(wakeup *self)
 /* The loop calls this, and this the task. A loop that was closed never will. It is done at once,
  * since the loop can run any code, a signal's handler for one, that cancels it; should that raise
  * it can be done again, for if the loop calls twice the task goes on once. */
-static int schedule(wakeup *self)
+static int schedule_task(wakeup *self)
 {
     self->done = true;
     if (self->callback == NULL) { /* it has not gone to sleep */
@@ -137,18 +137,18 @@ static PyObject *wakeup_call(PyObject *op, PyObject *Py_UNUSED(args), PyObject *
 /* Where the task must not see what a handler of signals has raised meanwhile: it would be lost. */
 static int schedule_at_once(wakeup *self)
 {
-    int rc = schedule(self);
+    int rc = schedule_task(self);
     if (rc == 0 || PyErr_ExceptionMatches(PyExc_Exception)) {
         return rc;
     }
     Py_XSETREF(self->interrupt, cqn_take_exception());
-    return schedule(self);
+    return schedule_task(self);
 }
 
 int cqn_wakeup_wake(PyObject *op)
 {
     wakeup *self = (wakeup *)op;
-    return self->done ? 0 : schedule(self);
+    return self->done ? 0 : schedule_task(self);
 }
 
 static PyObject *wakeup_wake(PyObject *op, PyObject *Py_UNUSED(unused))
@@ -158,7 +158,7 @@ static PyObject *wakeup_wake(PyObject *op, PyObject *Py_UNUSED(unused))
 }
 
 /* As a loop does it with what a callback raises. */
-static int report(wakeup *self)
+static int report_failure(wakeup *self)
 {
     PyObject *error = cqn_take_exception();
     PyObject *result;
@@ -179,11 +179,11 @@ int cqn_wakeup_resume(PyObject *op)
         return 0;
     }
     if (self->callback == NULL) {
-        return schedule(self);
+        return schedule_task(self);
     }
     if (PyContext_Enter(self->context) < 0) { /* our caller is in it */
         PyErr_Clear();
-        return schedule(self);
+        return schedule_task(self);
     }
     self->done = true;
     PyObject *callback = self->callback, *context = self->context;
@@ -200,7 +200,7 @@ int cqn_wakeup_resume(PyObject *op)
         cqn_put_exception(pending);
     }
     if (rc < 0 && PyErr_ExceptionMatches(PyExc_Exception)) {
-        rc = report(self);
+        rc = report_failure(self);
     }
     Py_DECREF(callback);
     Py_DECREF(context);
@@ -266,7 +266,7 @@ static PyObject *wakeup_cancel(PyObject *op, PyObject *const *args, Py_ssize_t n
         Py_RETURN_FALSE;
     }
     Py_XSETREF(self->cancelled, error);
-    if (schedule(self) < 0) {
+    if (schedule_task(self) < 0) {
         Py_CLEAR(self->cancelled);
         return NULL;
     }
