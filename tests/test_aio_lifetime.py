@@ -7,6 +7,8 @@ import asyncio
 import contextlib
 import gc
 import signal
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -355,3 +357,39 @@ def test_each_task_has_an_error_of_its_own_that_keeps_no_other(
             acq.close()
 
     run(scenario())
+
+
+# ---- the end of the interpreter -------------------------------------------------------------
+
+UNCLOSED = """
+import asyncio, os, sys
+from cqnotify import CQ, CompletionChannel, Context
+from cqnotify.aio import AsyncCQ
+
+ctx = Context()
+acq = AsyncCQ(CQ(ctx, 4, channel=CompletionChannel(ctx)))
+"""
+IN_A_LOOP = """
+loop = asyncio.new_event_loop()
+try:
+    loop.run_until_complete(asyncio.wait_for(acq.wait(), 0.01))
+except asyncio.TimeoutError:
+    pass
+"""
+# A module that is kept is emptied, the last one that was imported first.
+KEPT = {
+    "by its module": "",
+    "by an older module": "os.acq = acq; del acq; sys.kept = list(sys.modules.values())",
+}
+
+
+@pytest.mark.parametrize("kept", KEPT)
+@pytest.mark.parametrize("used", ["", IN_A_LOOP], ids=["unused", "used"])
+def test_one_that_is_not_closed_at_the_end_of_the_interpreter_says_nothing(
+    ctx: Context, used: str, kept: str
+) -> None:
+    program = UNCLOSED + used + KEPT[kept]
+    out = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE * 2
+    )
+    assert (out.returncode, out.stdout, out.stderr) == (0, "", "")

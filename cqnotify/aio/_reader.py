@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -65,10 +66,11 @@ class Watched:
         finally:
             os.close(fd)
 
-    def __del__(self) -> None:
+    # When the interpreter ends, `os` can be None here.
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
         # No loop knows it any more, or what it calls would be alive.
         if self._fd >= 0:
-            os.close(self._fd)
+            close(self._fd)
 
 
 class Reader:
@@ -199,10 +201,16 @@ class Reader:
     def _living(self) -> list[AsyncCQ]:
         return [acq for ref in list(self._users.values()) if (acq := ref()) is not None]
 
-    def _forget(self, key: int, ref: weakref.ref[AsyncCQ]) -> None:
+    def _forget(
+        self,
+        key: int,
+        ref: weakref.ref[AsyncCQ],
+        is_finalizing: Callable[[], bool] = sys.is_finalizing,
+    ) -> None:
         """An AsyncCQ was collected, unclosed: perhaps late, in another thread than the loop's."""
         self._users.pop(key, None)
-        if not self._users:
+        # When the interpreter ends, `sys` and `lock` here and what the loop needs can be None.
+        if not self._users and not is_finalizing():
             self.in_loop(self._detach_unused)
 
     def _detach_unused(self) -> None:
