@@ -8,7 +8,11 @@
 
 /* ---- what is awaited ---- */
 
-/* anyio that is older than its TaskHandle takes only what Python itself made a coroutine of. */
+/* anyio that is older than its TaskHandle takes only what Python itself made a coroutine of. Each
+ * call asks, so what tells that anyio may have come must cost nothing: the size of sys.modules.
+ * Python tells no version of a dict, and a look-up of the name in each call costs more. The size
+ * does not tell of an import by which as many modules went as came; until the next import an old
+ * anyio then refuses to start what is no coroutine, and says so. */
 static int wants_coroutines(cqn_engine *self)
 {
     cqn_state *st = self->state;
@@ -240,8 +244,8 @@ static int engine_init(PyObject *op, PyObject *args, PyObject *kwargs)
         get_asyncio(st) < 0 || check_cq(st, cq) < 0) {
         return -1;
     }
-    if (self->cq != NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "this AsyncCQ was made before");
+    if (self->cq != NULL || self->closed) {
+        PyErr_SetString(PyExc_RuntimeError, "this AsyncCQ was made or closed before");
         return -1;
     }
     cqn_enable_try_ref(op);
@@ -315,6 +319,13 @@ static void engine_dealloc(PyObject *op)
     Py_CLEAR(self->cq);
     type->tp_free(op);
     Py_DECREF(type);
+}
+
+static PyObject *engine_get_cq(PyObject *op, void *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    const cqn_engine *self = (cqn_engine *)op;
+    return cqn_engine_check_made(self) < 0 ? NULL : Py_NewRef((PyObject *)self->cq);
 }
 
 static PyObject *engine_get_woken(PyObject *op, void *Py_UNUSED(unused))
@@ -431,7 +442,7 @@ static PyMemberDef engine_members[] = {
 };
 
 static PyGetSetDef engine_getset[] = {
-    {"cq", cqn_get_object, NULL, "The CQ that it was made for.", (void *)offsetof(cqn_engine, cq)},
+    {"cq", engine_get_cq, NULL, "The CQ that it was made for.", NULL},
     {"_channel", cqn_get_object, NULL, "Of its CQ.", (void *)offsetof(cqn_engine, channel)},
     {"_error", cqn_get_object, NULL, "What every wait raises, or None.",
      (void *)offsetof(cqn_engine, error)},

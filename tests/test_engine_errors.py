@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import sys
 import warnings
@@ -14,8 +15,9 @@ import pytest
 from aio_support import Scenario, tick
 from engine_support import Link, MakeLink, start, with_one
 
-from cqnotify import ClosedError, QPState, VerbsError
+from cqnotify import CQ, ClosedError, CompletionChannel, Context, QPState, VerbsError
 from cqnotify.aio import AsyncCQ
+from cqnotify.aio._reader import Reader
 
 
 class Odd(Exception):
@@ -196,6 +198,8 @@ class Unmade(AsyncCQ):
         lambda acq: acq.scope(),
         lambda acq: acq.__anext__().send(None),
         lambda acq: acq._drain(),
+        lambda acq: acq.cq,
+        lambda acq: acq.stats,
     ],
 )
 def test_one_that_was_not_made_is_refused(call: Callable[[AsyncCQ], object]) -> None:
@@ -203,6 +207,39 @@ def test_one_that_was_not_made_is_refused(call: Callable[[AsyncCQ], object]) -> 
     with pytest.raises(RuntimeError, match=r"__init__\(\) was not called"):
         call(acq)
     assert "Unmade" in repr(acq) or "AsyncCQ" in repr(acq)
+
+
+def test_one_that_was_not_made_can_be_closed(cq: CQ) -> None:
+    acq = Unmade()
+    acq.close()
+    acq.close()
+    assert acq.closed
+    assert "Unmade" in repr(acq)
+    with pytest.raises(RuntimeError, match="was made or closed before"):
+        AsyncCQ.__init__(acq, cq)
+
+
+def test_what_an_unmade_one_lacks_is_what_its_block_raises(run: Scenario) -> None:
+    async def scenario() -> None:
+        with pytest.raises(RuntimeError, match=r"__init__\(\) was not called"):
+            async with Unmade() as acq:
+                await acq.wait()
+
+    run(scenario())
+
+
+def test_one_whose_making_failed_midway_can_be_closed(
+    ctx: Context, channel: CompletionChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cq = CQ(ctx, 4, channel=channel)
+    acq = AsyncCQ.__new__(AsyncCQ)
+    with monkeypatch.context() as m:
+        m.setattr(Reader, "of", lambda _: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            acq.__init__(cq)  # type: ignore[misc]
+    acq.close()
+    with contextlib.closing(AsyncCQ(cq)):
+        assert repr(acq) == f"<AsyncCQ of {cq!r}, closed>"
 
 
 def test_a_call_that_is_awaited_as_it_is_dropped_is_known_until_it_goes(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """AsyncCQ: the Engine of the core, with what is rare or speaks.
 
-Where completions go, which tasks are woken and when it is safe to sleep is in csrc/engine.c and the
-files beside it; docs/internals.md has a diagram.
+Where completions go, which tasks are woken and when it is safe to sleep is in csrc/engine.h and the
+files that it names; docs/internals.md has a diagram.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class AsyncCQ(Engine):
 
     def __init__(self, cq: CQ) -> None:
         super().__init__(cq)  # from here on other threads can come in
-        self._reader = Reader.of(self._channel)
         self._on_cq_closed = weak_callback(self._cq_closed)
+        self._reader = Reader.of(self._channel)
         self._reader.register(self)
         cq.add_close_callback(self._on_cq_closed)
 
@@ -52,11 +52,11 @@ class AsyncCQ(Engine):
         return AsyncCQStats(*self.cq.stats, *self._woken)
 
     def __repr__(self) -> str:
+        awaited = f"{self._awaited} awaited"
+        state = "closed" if self.closed else "failed" if self._error is not None else awaited
         try:
-            awaited = f"{self._awaited} awaited"
-            state = "closed" if self.closed else "failed" if self._error is not None else awaited
             return f"<AsyncCQ of {self.cq!r}, {state}>"
-        except AttributeError:  # it could not be made
+        except RuntimeError:  # it was not made
             return super().__repr__()
 
     def batches(
@@ -105,6 +105,8 @@ class AsyncCQ(Engine):
         with _reader.lock:  # the next AsyncCQ of the CQ may come at once
             if not self._shut(ClosedError("this AsyncCQ is closed")):
                 return
+        if not hasattr(self, "_reader"):  # it was not made, or not to the end
+            return
         self.cq.remove_close_callback(self._on_cq_closed)
         if self._reader.is_elsewhere():
             self._reader.in_loop(self._end)
