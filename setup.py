@@ -91,8 +91,9 @@ setup(
     ext_modules=[
         Extension(
             "cqnotify._core",
-            sources=sorted(str(p) for p in Path("csrc").glob("*.c")),
-            depends=sorted(str(p) for p in Path("csrc").glob("*.h")),
+            sources=sorted(str(p) for p in Path("csrc").rglob("*.c")),
+            depends=sorted(str(p) for p in Path("csrc").rglob("*.h")),
+            include_dirs=["csrc"],
             libraries=["ibverbs"],
             extra_compile_args=[
                 # A thread that ends in a call of Python must not run what cleans up after ours.

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* The module: its state, its types, and nothing else. */
 
-#include "core.h"
+#include "base/core.h"
 #include <sys/mman.h>
 #include <unistd.h>
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """AsyncCQ: the Engine of the core, with what is rare or speaks.
 
-Where completions go, which tasks are woken and when it is safe to sleep is in csrc/engine.h and the
+Where completions go, which tasks are woken and when it is safe to sleep is in csrc/await/engine.h and the
 files that it names; docs/internals.md has a diagram.
 """
 

@@ -601,18 +601,18 @@ def test_debug_build_of_an_unknown_kind_is_refused() -> None:
 def test_debug_build_keeps_nothing_of_a_file_that_has_gone(tmp_path: Path) -> None:
     """Of its folder, which stays from build to build, the lines that ran are counted."""
     shutil.copy(PROJECT / "setup.py", tmp_path)
-    (tmp_path / "csrc").mkdir()
-    for name in ("module.c", "gone.c"):
+    (tmp_path / "csrc/base").mkdir(parents=True)
+    for name in ("module.c", "base/gone.c"):
         (tmp_path / "csrc" / name).touch()
     build = [sys.executable, "setup.py", "-q", "build_ext"]
     env = {**os.environ, "CQNOTIFY_DEBUG": "coverage"}
     notes = tmp_path / "build/debug/csrc"
     for stays in (True, False):
         if not stays:
-            (tmp_path / "csrc/gone.c").unlink()
+            (tmp_path / "csrc/base/gone.c").unlink()
         subprocess.run(build, check=True, cwd=tmp_path, env=env, timeout=PATIENCE)
         assert (notes / "module.gcno").exists()
-        assert (notes / "gone.gcno").exists() == stays
+        assert (notes / "base/gone.gcno").exists() == stays
 
 
 def test_clean_removes_what_the_lab_made_and_nothing_else(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Without a GIL nothing protects a function that forgot its lock: see csrc/lock.h."""
+"""Without a GIL nothing protects a function that forgot its lock: see csrc/base/lock.h."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ FOR_TESTS = {"faults.c"}
 
 
 def functions() -> Iterator[tuple[str, str]]:
-    for path in sorted(CSRC.glob("*.c")):
+    for path in sorted(CSRC.rglob("*.c")):
         if path.name not in FOR_TESTS:
             yield from FUNCTION.findall(path.read_text())
 
 
 def called_by_python() -> set[str]:
-    text = "".join(path.read_text() for path in sorted(CSRC.glob("*.[ch]")))
+    text = "".join(path.read_text() for path in sorted(CSRC.rglob("*.[ch]")))
     tables = [*TABLE.findall(text), *SHARED.findall(text)]
     return {name for table in tables for name in re.findall(r"\b[a-z]\w+", STRING.sub("", table))}
 

@@ -1,0 +1,296 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Awaiting completions: what the files of the engine share.
+ *
+ *   engine.c       the requests that are under way, and where completions go
+ *   engine_look.c  looking for completions, and arming the CQ
+ *   engine_wake.c  waking the tasks that have something
+ *   engine_fail.c  failures and ends, and who is told
+ *   engine_type.c  Engine: the type that an AsyncCQ is built on
+ *   loop.c         event loops: which one reads a channel, and its turns
+ *   request.c      what a task does in a request: the steps of its state machine
+ *   request_type.c Request: the type, in the shape of a coroutine
+ *   operation.c    the requests that post: arguments, room in the queue
+ *   forsaken.c     receives that were abandoned: the next one of the same memory goes on with them
+ *   claims.c       requests in lines, and in tables by a number
+ *   scope.c        what an AsyncCQ's scope counts
+ *   wakeup.c       what a task of asyncio sleeps on
+ *
+ * A request has one of these states:
+ *
+ *   NEW        made, and not awaited yet
+ *   QUEUED     an operation that waits for room in its queue
+ *   POSTED     an operation that the device has
+ *   SLEEPING   a wait(), a completion() or the end of a scope, before what it is for came
+ *   COMPLETE   that came; its task has not gone on yet
+ *   FAILED     it never will, or the device has failed; its task has not gone on yet
+ *   DONE       the task has it
+ *
+ * While it is QUEUED, POSTED or SLEEPING the engine lists it (`first` to `last`). It does not own
+ * the request, but what the task sleeps on, its anchor, which holds the task, and so the request.
+ * One that was abandoned by its task is the engine's own, as long as the device has it. A diagram
+ * is in docs/internals.md.
+ *
+ * Completions are routed as they come from the device, where no Python code runs: each to the
+ * operation that posted it, or to the completion() that asks for its wr_id, or into the stash of
+ * the CQ. The requests that have what they were for are collected, and woken when the routing
+ * is over. A wait() is woken with nothing: it takes from the stash what is there when it
+ * goes on, and wakes the next one if something is left. So one that is cancelled at that very
+ * moment has nothing to lose.
+ */
+#ifndef CQN_ENGINE_H
+#define CQN_ENGINE_H
+
+#include "work/wr.h"
+
+/* Lines of requests by a number that they are looked for by. */
+typedef struct {
+    cqn_line *lines;
+    size_t room, len; /* room is a power of two, or 0 */
+} cqn_table;
+
+typedef enum { CQN_SENDS, CQN_RECEIVES, CQN_CLAIMS, CQN_WAITS, CQN_ENDS_SCOPE } cqn_request_kind;
+
+typedef enum {
+    CQN_NEW,
+    CQN_QUEUED,
+    CQN_POSTED,
+    CQN_SLEEPING,
+    CQN_COMPLETE,
+    CQN_FAILED,
+    CQN_DONE
+} cqn_request_state;
+
+/* Why an operation will never complete. */
+typedef enum { CQN_NOT_LOST, CQN_LOST_CLOSED, CQN_LOST_RESET, CQN_LOST_SKIPPED } cqn_loss;
+
+typedef struct {
+    PyObject_HEAD
+    cqn_state *state;
+    cqn_engine *engine; /* strong */
+    PyObject *outer;    /* the scope around it, or NULL */
+    cqn_request *end;   /* what its end sleeps on, held by the engine; or NULL */
+    PyObject *error;    /* why something in it may never complete; or NULL */
+    Py_ssize_t pending; /* operations that have not completed */
+    uint8_t lost;       /* why, if there is no error: a cqn_loss */
+    uint32_t lost_of;   /* the number of its queue pair */
+    char ended;
+} cqn_scope;
+
+struct cqn_request {
+    PyObject_HEAD
+    const char *name;   /* of the method that made it */
+    cqn_engine *engine; /* strong, as all that follows */
+    cqn_qp *qp;         /* or NULL */
+    cqn_scope *scope;   /* that counts it, or NULL */
+    PyObject *wakeup;   /* what its task sleeps on, or NULL */
+    PyObject *iterator; /* of that, where it is not asyncio's */
+    PyObject *anchor;   /* that as well, while it sleeps: of the engine, if that holds it */
+    PyObject *error;    /* of one that FAILED */
+    PyObject *in[CQN_SEND_NAMES];
+    int given;      /* how many places of these may have one */
+    cqn_send *kept; /* what a QUEUED one posts */
+
+    cqn_request *prev, *next;     /* of those that the engine holds */
+    cqn_request *before, *behind; /* in its line */
+    cqn_line *line;               /* or NULL */
+    cqn_request *woken_next;
+
+    const char *operation; /* for messages */
+    uint8_t kind, state;
+    uint8_t lost;       /* why it FAILED, if there is no error: a cqn_loss */
+    uint8_t opcode;     /* of a send */
+    bool own_id;        /* the user gave the wr_id */
+    bool held;          /* listed by the engine */
+    bool owned;         /* and by a reference */
+    bool abandoned;     /* its task has given up */
+    bool forsaken;      /* a receive: that stands in the engine's table */
+    bool stashed;       /* and its completion is in the stash */
+    bool shares_error;  /* with others */
+    bool left_scope;    /* it is not counted there any more */
+    bool woken;         /* it is on its way to its task */
+    bool to_wake;       /* in the engine's list of those */
+    bool slept, paused; /* its task */
+    bool looked;        /* for completions, since it began */
+    bool cleared;
+    uint8_t turns;   /* of the loop, to give before all else */
+    bool stepping;   /* its code runs */
+    bool due;        /* its task goes on soon */
+    bool is_wrapped; /* in a coroutine */
+    bool finalized;
+    bool solicited_only; /* a wait() */
+    uint32_t max_entries;
+    uint64_t wr_id, key; /* the key: by which a table knows it */
+    uint64_t turn;       /* in which its task went to sleep */
+    double spin;
+
+    cqn_wr_queue *queue; /* that a POSTED one is in */
+    uint64_t position;   /* and where */
+    struct ibv_sge *sge; /* of a receive, to know its memory again */
+    uint32_t num_sge;
+    struct ibv_sge one;
+    struct ibv_wc wc; /* of one that is COMPLETE */
+    cqn_wc_extra extra;
+};
+
+struct cqn_engine {
+    PyObject_HEAD
+    cqn_state *state;
+    cqn_cq *cq;           /* strong; as the channel */
+    cqn_channel *channel; /* of the CQ */
+    PyObject *error;      /* that all get from now on, or NULL */
+    PyObject *reports;    /* list of failures that nobody was told of, or NULL */
+    PyObject *weakrefs;
+
+    cqn_request *first, *last; /* that are under way */
+    Py_ssize_t len;
+    cqn_line waiters;                /* in wait() */
+    Py_ssize_t patient;              /* of these, wait for solicited events alone */
+    cqn_table claims;                /* completion(), by wr_id */
+    cqn_table forsaken;              /* receives that were abandoned, by their memory */
+    size_t stashed;                  /* of these, have completed */
+    cqn_request *woken, *woken_last; /* to be woken, in that order; strong */
+    cqn_qp *to_serve;                /* where there may be room now, strong */
+
+    cqn_engine *busy_prev, *busy_next; /* of the channel, which holds it */
+    bool busy, looks_later;
+    char closed;
+    size_t due;    /* tasks that were woken and have not gone on: nothing overtakes them */
+    uint64_t turn; /* in which it resumed a task */
+    uint64_t wakeups, max_per_wake;
+};
+
+#define CQN_BATCH 16 /* a poll costs the same for one as for a few */
+
+/* loop.c */
+uint64_t cqn_turn_now(void);
+void cqn_turn_passed(uint64_t since);
+void cqn_turn_used(size_t n);
+bool cqn_turn_is_over(void);
+int cqn_loop_attach(cqn_engine *self);
+
+/* engine.c */
+PyObject *cqn_engine_call(cqn_engine *self, const char *method, PyObject *argument);
+int cqn_engine_do(cqn_engine *self, const char *method, PyObject *argument);
+int cqn_engine_check_made(const cqn_engine *self);
+int cqn_engine_enter(cqn_engine *self, cqn_qp *qp);
+int cqn_engine_join(cqn_request *request);
+void cqn_engine_hold(cqn_request *request);
+void cqn_engine_let_go(cqn_request *request);
+void cqn_engine_own(cqn_request *request);
+void cqn_engine_settled(cqn_request *request, cqn_request_state state);
+void cqn_engine_drop_all(cqn_engine *self);
+void cqn_request_fail(cqn_request *request, PyObject *error);
+bool cqn_engine_is_claimed(const cqn_engine *self, uint64_t wr_id);
+void cqn_engine_return(cqn_engine *self, const struct ibv_wc *wc, const cqn_wc_extra *extra);
+
+/* A new reference, or NULL: it is being deallocated. */
+static inline cqn_request *cqn_request_ref(cqn_request *request)
+{
+    return cqn_try_ref_object((PyObject *)request) ? request : NULL;
+}
+
+/* The engine of that CQ, as a new reference; or NULL: there is none. */
+static inline cqn_engine *cqn_engine_of(const cqn_cq *cq)
+{
+    cqn_engine *engine = cq->engine;
+    return engine != NULL && cqn_try_ref_object((PyObject *)engine) ? engine : NULL;
+}
+
+/* Whether a completion() asks for any. */
+static inline bool cqn_engine_wants(const cqn_engine *self)
+{
+    return self->claims.len > 0;
+}
+
+/* engine_look.c */
+int cqn_engine_look(cqn_request *request);
+void cqn_engine_prepare(cqn_engine *self, bool looked);
+void cqn_engine_post_queued(cqn_engine *self);
+void cqn_engine_drop_rooms(cqn_engine *self);
+
+/* engine_wake.c */
+void cqn_engine_wake_later(cqn_request *request);
+void cqn_engine_wake_first(cqn_engine *self);
+int cqn_engine_flush(cqn_engine *self, bool resume);
+int cqn_engine_hand_over(cqn_engine *self);
+void cqn_engine_hand_over_or_put_off(cqn_engine *self);
+void cqn_engine_serve(cqn_engine *self);
+void cqn_engine_not_due(cqn_request *request);
+void cqn_engine_drop_woken(cqn_engine *self);
+
+/* Whether something is to be done when completions were routed. */
+static inline bool cqn_engine_has_news(const cqn_engine *self)
+{
+    return self->woken != NULL || self->to_serve != NULL;
+}
+
+/* engine_fail.c */
+int cqn_engine_refuse(cqn_engine *self);
+void cqn_engine_break_down(cqn_engine *self);
+void cqn_engine_report(cqn_engine *self, PyObject *error);
+void cqn_engine_leave_cq(cqn_engine *self);
+PyObject *cqn_engine_tell(PyObject *self, PyObject *args);
+PyObject *cqn_engine_fail(PyObject *self, PyObject *error);
+PyObject *cqn_engine_shut(PyObject *self, PyObject *error);
+PyObject *cqn_engine_forget_tasks(PyObject *self, PyObject *unused);
+
+/* Whether something can be awaited. */
+static inline int cqn_engine_check(cqn_engine *self)
+{
+    return !self->closed && self->error == NULL ? 0 : cqn_engine_refuse(self);
+}
+
+/* engine_type.c */
+PyObject *cqn_engine_shaped(cqn_engine *self, cqn_request *request);
+int cqn_wait_parse(cqn_request *self);
+int cqn_completion_parse(cqn_request *self);
+
+/* request.c */
+cqn_request *cqn_request_new(cqn_engine *engine, cqn_request_kind kind, const char *name);
+PySendResult cqn_request_send(PyObject *self, PyObject *value, PyObject **result);
+int cqn_request_wake(cqn_request *self, bool resume);
+void cqn_request_give_up(cqn_request *self);
+void cqn_request_abandon(cqn_request *self);
+void cqn_request_finish(cqn_request *self);
+int cqn_request_clear(PyObject *self);
+
+/* operation.c */
+#define CQN_OPERATION(name)                                                              \
+    PyObject *cqn_engine_##name(PyObject *self, PyObject *const *args, Py_ssize_t nargs, \
+                                PyObject *kwnames)
+CQN_OPERATION(sends);
+CQN_OPERATION(receives);
+CQN_OPERATION(writes);
+CQN_OPERATION(reads);
+CQN_OPERATION(swaps);
+CQN_OPERATION(adds);
+int cqn_request_check_qp(const cqn_request *self);
+int cqn_operation_begin(cqn_request *self);
+void cqn_operation_detach(cqn_request *self);
+bool cqn_operation_abandoned(cqn_request *self, struct ibv_wc *wc, const cqn_wc_extra *extra);
+void cqn_operation_give_up(cqn_request *self);
+void cqn_operations_serve(cqn_qp *qp);
+
+/* forsaken.c */
+int cqn_forsaken_remember(cqn_request *self, const cqn_sg *sg);
+bool cqn_forsaken_take_over(cqn_request *self);
+void cqn_forsaken_add(cqn_request *self);
+void cqn_forsaken_forget(cqn_request *old);
+void cqn_forsaken_forget_all(cqn_engine *engine);
+
+/* claims.c */
+void cqn_line_add(cqn_line *line, cqn_request *request);
+void cqn_line_remove(cqn_request *request);
+int cqn_table_add(cqn_table *table, cqn_request *request, uint64_t key);
+void cqn_table_remove(cqn_table *table, cqn_request *request);
+const cqn_line *cqn_table_line(const cqn_table *table, uint64_t key);
+void cqn_table_free(cqn_table *table);
+
+/* scope.c */
+int cqn_scope_enter(cqn_request *request);
+void cqn_scope_leave(cqn_request *request);
+void cqn_scope_fail(cqn_request *request, PyObject *error);
+PyObject *cqn_lost_error(const cqn_state *st, uint8_t lost, uint32_t qp_num);
+
+#endif

@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Looking for completions, and arming the CQ: what makes it safe to sleep.
+ *
+ * Before any task sleeps the CQ is armed, and polled after that, whatever lies unclaimed in the
+ * stash: so no wake-up is lost. An event can be, to a program that reads the channel's descriptor
+ * for one; so after a wait that ended without one the CQ is armed whatever it remembers.
+ *
+ * Where completions made room in a queue, the operations that wait for room are posted before any
+ * task runs.
+ */
+
+#include "await/engine.h"
+
+#define BATCHES 4 /* that are looked at in a row: then the loop gets its turn */
+
+/* ---- room in queues ---- */
+
+/* There may be room now for operations that wait for it. */
+void cqn_engine_room(cqn_engine *self, cqn_qp *qp)
+{
+    if (!qp->to_serve) {
+        qp->to_serve = true;
+        qp->serve_next = self->to_serve;
+        self->to_serve = (cqn_qp *)Py_NewRef((PyObject *)qp);
+    }
+}
+
+/* The other queue of that queue pair can be another engine's: what was posted there can have
+ * failed. */
+static void tell_other(const cqn_engine *self, cqn_cq *cq)
+{
+    if (cq->engine != self && cqn_routed(cq) < 0) {
+        PyErr_WriteUnraisable((PyObject *)cq);
+    }
+}
+
+/* Posts those for which there is room. */
+void cqn_engine_post_queued(cqn_engine *self)
+{
+    cqn_qp *qp;
+    while ((qp = self->to_serve) != NULL) {
+        self->to_serve = qp->serve_next;
+        qp->to_serve = false;
+        cqn_operations_serve(qp);
+        if (cqn_is_open(&qp->base)) { /* else its closing has told */
+            tell_other(self, qp->send_cq);
+        }
+        if (cqn_is_open(&qp->base)) {
+            tell_other(self, qp->recv_cq);
+        }
+        Py_DECREF(qp);
+    }
+}
+
+void cqn_engine_drop_rooms(cqn_engine *self)
+{
+    cqn_qp *qp;
+    while ((qp = self->to_serve) != NULL) {
+        self->to_serve = qp->serve_next;
+        qp->to_serve = false;
+        Py_DECREF(qp);
+    }
+}
+
+/* Something of that queue pair has failed: it may work no more. */
+void cqn_engine_failed(cqn_cq *cq, cqn_wr_queue *queue, const struct ibv_wc *wc)
+{
+    cqn_qp *qp = queue == NULL ? NULL : queue->qp;
+    if (qp == NULL) { /* of an SRQ only the number tells, while the queue pair is open */
+        cqn_object *o = cq->base.context->first[CQN_RANK_QP];
+        while (o != NULL && ((cqn_qp *)o)->qp_num != wc->qp_num) {
+            o = o->next;
+        }
+        qp = (cqn_qp *)o;
+    }
+    if (qp != NULL) {
+        qp->suspicions++;
+    }
+}
+
+/* ---- looking and arming ---- */
+
+/* Looks once, for a request that has just begun. */
+int cqn_engine_look(cqn_request *request)
+{
+    cqn_engine *self = request->engine;
+    cqn_object *trash = NULL;
+    bool more;
+    int got = cqn_cq_look_once(self->cq, CQN_BATCH, &more, &trash);
+    request->looked = !more;
+    cqn_trash_empty(trash);
+    cqn_engine_post_queued(self);
+    return got < 0 ? -1 : 0;
+}
+
+/* Whether it will be looked again soon. */
+static bool look_later(cqn_engine *self)
+{
+    if (!self->looks_later) {
+        self->looks_later = true;
+        if (cqn_engine_do(self, "_look_later", NULL) < 0) {
+            self->looks_later = false;
+            PyErr_WriteUnraisable((PyObject *)self);
+        }
+    }
+    return self->looks_later;
+}
+
+static bool only_solicited(const cqn_engine *self)
+{
+    /* What is flushed raises no solicited event on some devices, and concerns everybody. */
+    return self->len == self->patient && self->cq->flushing == 0;
+}
+
+/* Nobody is about to sleep: or one in wait() is to be woken, which sees to the rest as it goes on.
+ */
+static bool has_no_sleeper(const cqn_engine *self)
+{
+    return self->len == 0 || (self->waiters.first != NULL && self->cq->stash_len > 0) ||
+           !cqn_is_open(&self->cq->base);
+}
+
+/* One look, unless that was the last that was done. 1: it is safe to sleep; 0: look again; or -1.
+ */
+static int look_and_arm(cqn_engine *self, bool looked, cqn_object **trash)
+{
+    cqn_cq *cq = self->cq;
+    bool more = false;
+    if (has_no_sleeper(self)) {
+        return 1;
+    }
+    if (!looked && cqn_cq_look_once(cq, CQN_BATCH, &more, trash) < 0) {
+        return -1;
+    }
+    const bool solicited = only_solicited(self);
+    if (has_no_sleeper(self) || (!more && cqn_cq_is_armed(cq, solicited))) {
+        return 1;
+    }
+    return more ? 0 : cqn_cq_arm(cq, solicited);
+}
+
+static int look_until_safe(cqn_engine *self, bool looked)
+{
+    cqn_object *trash = NULL;
+    int safe = 0;
+    for (int i = 0; safe == 0 && (i < BATCHES || !look_later(self)); i++) {
+        safe = look_and_arm(self, looked && i == 0, &trash);
+        cqn_trash_empty(trash);
+        trash = NULL;
+    }
+    return safe < 0 ? -1 : 0;
+}
+
+/* Makes it safe to sleep for all that are under way, and those that have something are to be woken.
+ * `looked`: since then nothing has been posted. */
+void cqn_engine_prepare(cqn_engine *self, bool looked)
+{
+    if (look_until_safe(self, looked) < 0) {
+        cqn_engine_break_down(self);
+    }
+    cqn_engine_post_queued(self);
+    cqn_engine_wake_first(self);
+}
+
+/* ---- poll() ---- */
+
+PyObject *cqn_engine_poll(cqn_engine *self, uint64_t max, double spin)
+{
+    cqn_cq *cq = self->cq;
+    PyObject *list = NULL;
+    Py_INCREF(self);
+    if ((self->len > 0 && cqn_engine_do(self, "_leave_closed_loop", NULL) < 0) ||
+        (self->error != NULL && cq->stash_len == 0 && cqn_engine_check(self) < 0)) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    const size_t want = max > CQN_BATCH ? (size_t)max : CQN_BATCH;
+    const bool ready = self->waiters.first == NULL && cq->stash_len > 0;
+    if (ready || cqn_cq_look_for(cq, want, self->waiters.first != NULL ? 0 : spin) == 0) {
+        cqn_engine_wake_first(self);
+        list =
+            self->waiters.first != NULL && !self->closed ? PyList_New(0) : cqn_cq_hand_out(cq, max);
+    }
+    PyObject *pending = list == NULL ? cqn_take_exception() : NULL;
+    cqn_engine_hand_over_or_put_off(self);
+    if (pending != NULL) {
+        cqn_put_exception(pending);
+    }
+    Py_DECREF(self);
+    return list;
+}

@@ -1,0 +1,475 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Engine: the type that an AsyncCQ is built on, its methods and its life. What these do is in the
+ * other files of the engine, see engine.h.
+ */
+
+#include "await/engine.h"
+
+/* ---- what is awaited ---- */
+
+/* anyio that is older than its TaskHandle takes only what Python itself made a coroutine of. Each
+ * call asks, so what tells that anyio may have come must cost nothing: the size of sys.modules.
+ * Python tells no version of a dict, and a look-up of the name in each call costs more. The size
+ * does not tell of an import by which as many modules went as came; until the next import an old
+ * anyio then refuses to start what is no coroutine, and says so. */
+static int wants_coroutines(cqn_engine *self)
+{
+    cqn_state *st = self->state;
+    PyObject *modules = PyImport_GetModuleDict();
+    if (PyDict_GET_SIZE(modules) == st->modules_seen) {
+        return st->anyio_is_old;
+    }
+    st->modules_seen = PyDict_GET_SIZE(modules);
+    PyObject *anyio = PyDict_GetItemWithError(modules, st->anyio_name);
+    if (anyio == NULL) {
+        return PyErr_Occurred() ? -1 : 0;
+    }
+    if (anyio != st->anyio) {
+        PyObject *wants = cqn_engine_call(self, "_wants_coroutines", anyio);
+        if (wants == NULL) {
+            return -1;
+        }
+        st->anyio_is_old = wants == Py_True;
+        Py_DECREF(wants);
+        Py_XSETREF(st->anyio, Py_NewRef(anyio));
+    }
+    return st->anyio_is_old;
+}
+
+/* What a method returns for a request. Steals it. */
+PyObject *cqn_engine_shaped(cqn_engine *self, cqn_request *request)
+{
+    int wanted = request == NULL ? -1 : wants_coroutines(self);
+    if (wanted == 0) {
+        return (PyObject *)request;
+    }
+    PyObject *coroutine = NULL, *name = NULL;
+    if (wanted > 0) {
+        coroutine = cqn_engine_call(self, "_coroutine", (PyObject *)request);
+        name =
+            coroutine == NULL ? NULL : PyObject_GetAttrString((PyObject *)request, "__qualname__");
+    }
+    if (name == NULL || PyObject_SetAttrString(coroutine, "__qualname__", name) < 0) {
+        Py_CLEAR(coroutine);
+    }
+    if (request != NULL) {
+        request->is_wrapped = true; /* the coroutine warns if it is never awaited */
+    }
+    Py_XDECREF(name);
+    Py_XDECREF(request);
+    return coroutine;
+}
+
+static PyObject *engine_wait(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                             PyObject *kwnames)
+{
+    CQN_LOCKED;
+    static const char *const names[] = {"max_entries", "spin", "solicited_only", NULL};
+    PyObject *in[3] = {NULL, NULL, NULL};
+    if (cqn_args("wait", names, 1, 0, args, nargs, kwnames, in) < 0) {
+        return NULL;
+    }
+    cqn_request *request = cqn_request_new((cqn_engine *)op, CQN_WAITS, "wait");
+    for (int i = 0; request != NULL && i < 3; i++) {
+        request->in[i] = Py_XNewRef(in[i]);
+        request->given = i + 1;
+    }
+    return cqn_engine_shaped((cqn_engine *)op, request);
+}
+
+int cqn_wait_parse(cqn_request *self)
+{
+    PyObject *const *in = self->in;
+    uint64_t max = CQN_BATCH;
+    int solicited_only = in[2] == NULL ? 0 : PyObject_IsTrue(in[2]);
+    if (solicited_only < 0 ||
+        (in[0] != NULL && cqn_range(in[0], "max_entries", 1, INT32_MAX, &max) < 0) ||
+        (in[1] != NULL && cqn_spin(in[1], &self->spin) < 0)) {
+        return -1;
+    }
+    self->max_entries = (uint32_t)max;
+    self->solicited_only = solicited_only;
+    return 0;
+}
+
+static PyObject *engine_completion(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                                   PyObject *kwnames)
+{
+    CQN_LOCKED;
+    static const char *const names[] = {"wr_id", "qp", NULL};
+    PyObject *in[2] = {NULL, NULL};
+    if (cqn_args("completion", names, 1, 1, args, nargs, kwnames, in) < 0) {
+        return NULL;
+    }
+    cqn_request *request = cqn_request_new((cqn_engine *)op, CQN_CLAIMS, "completion");
+    if (request != NULL) {
+        request->in[0] = Py_NewRef(in[0]);
+        request->given = 1;
+        request->qp = in[1] == NULL || in[1] == Py_None ? NULL : (cqn_qp *)Py_NewRef(in[1]);
+    }
+    return cqn_engine_shaped((cqn_engine *)op, request);
+}
+
+int cqn_completion_parse(cqn_request *self)
+{
+    if (PyBool_Check(self->in[0])) {
+        PyErr_SetString(PyExc_TypeError, "wr_id must be an integer, not bool");
+        return -1;
+    }
+    return cqn_uint(self->in[0], "wr_id", UINT64_MAX, &self->wr_id) < 0 ||
+                   (self->qp != NULL && cqn_request_check_qp(self) < 0)
+               ? -1
+               : 0;
+}
+
+/* ---- what is called ---- */
+
+static PyObject *poll_closed(cqn_engine *self, uint64_t max)
+{
+    if (cqn_is_open(&self->cq->base) && self->cq->stash_len > 0) {
+        return cqn_cq_hand_out(self->cq, max);
+    }
+    cqn_engine_refuse(self);
+    return NULL;
+}
+
+static PyObject *engine_poll(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                             PyObject *kwnames)
+{
+    CQN_LOCKED;
+    static const char *const names[] = {"max_entries", "spin", NULL};
+    cqn_engine *self = (cqn_engine *)op;
+    PyObject *in[2] = {NULL, NULL};
+    uint64_t max = CQN_BATCH;
+    double spin = 0;
+    if (cqn_engine_check_made(self) < 0 ||
+        cqn_args("poll", names, 1, 0, args, nargs, kwnames, in) < 0 ||
+        (in[0] != NULL && cqn_range(in[0], "max_entries", 1, INT32_MAX, &max) < 0) ||
+        (in[1] != NULL && cqn_spin(in[1], &spin) < 0)) {
+        return NULL;
+    }
+    if (self->closed) {
+        return poll_closed(self, max);
+    }
+    if (self->error == NULL && cqn_open(&self->cq->base) == NULL) {
+        return NULL;
+    }
+    return cqn_engine_poll(self, max, spin);
+}
+
+static PyObject *engine_wake(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    return cqn_engine_flush((cqn_engine *)op, false) < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *engine_look(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    cqn_engine *self = (cqn_engine *)op;
+    self->looks_later = false;
+    if (!self->closed) {
+        cqn_engine_prepare(self, false);
+    }
+    return cqn_engine_flush(self, false) < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+/* Takes what the device has; everything that is left over after it has not completed. */
+static PyObject *engine_drain(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    cqn_engine *self = (cqn_engine *)op;
+    cqn_object *trash = NULL;
+    if (cqn_engine_check_made(self) < 0) {
+        return NULL;
+    }
+    int rc = self->closed || !cqn_is_open(&self->cq->base) ? 0 : cqn_cq_settle(self->cq, &trash);
+    cqn_trash_empty(trash);
+    if (rc < 0) {
+        cqn_engine_break_down(self);
+    }
+    cqn_engine_serve(self);
+    Py_RETURN_NONE;
+}
+
+/* ---- the type ---- */
+
+static int get_asyncio(cqn_state *st)
+{
+    if (st->get_running_loop == NULL) {
+        PyObject *asyncio = PyImport_ImportModule("asyncio");
+        st->get_running_loop =
+            asyncio == NULL ? NULL : PyObject_GetAttrString(asyncio, "_get_running_loop");
+        Py_XDECREF(asyncio);
+    }
+    if (st->anyio_name == NULL) {
+        st->anyio_name = PyUnicode_InternFromString("anyio");
+    }
+    return st->get_running_loop == NULL || st->anyio_name == NULL ? -1 : 0;
+}
+
+static int check_cq(cqn_state *st, PyObject *value)
+{
+    if (!PyObject_TypeCheck(value, st->CQ)) {
+        PyErr_Format(PyExc_TypeError, "cq must be a CQ, not %s", Py_TYPE(value)->tp_name);
+        return -1;
+    }
+    const cqn_cq *cq = (cqn_cq *)value;
+    if (cqn_open(&cq->base) == NULL) {
+        return -1;
+    }
+    if (cq->channel == NULL) {
+        PyErr_SetString(PyExc_ValueError,
+                        "this CQ has no completion channel: nothing can wake a waiter");
+        return -1;
+    }
+    if (cq->engine != NULL) {
+        PyErr_SetString(PyExc_ValueError, "this CQ has an open AsyncCQ already");
+        return -1;
+    }
+    return 0;
+}
+
+static int engine_init(PyObject *op, PyObject *args, PyObject *kwargs)
+{
+    CQN_LOCKED;
+    static char *names[] = {"cq", NULL};
+    CQN_COPY copy = NULL;
+    cqn_engine *self = (cqn_engine *)op;
+    cqn_state *st = cqn_state_of(Py_TYPE(op));
+    PyObject *cq;
+    if (cqn_freeze_keywords(&kwargs, &copy) < 0 ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "O:AsyncCQ", names, &cq) ||
+        get_asyncio(st) < 0 || check_cq(st, cq) < 0) {
+        return -1;
+    }
+    if (self->cq != NULL || self->closed) {
+        PyErr_SetString(PyExc_RuntimeError, "this AsyncCQ was made or closed before");
+        return -1;
+    }
+    cqn_enable_try_ref(op);
+    self->state = st;
+    self->cq = (cqn_cq *)Py_NewRef(cq);
+    self->channel = (cqn_channel *)Py_NewRef((PyObject *)self->cq->channel);
+    cqn_cq_ack_dispatched(self->cq);
+    self->cq->engine = self;
+    return 0;
+}
+
+static int engine_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    cqn_engine *self = (cqn_engine *)op;
+    Py_VISIT(Py_TYPE(op));
+    Py_VISIT(self->cq);
+    Py_VISIT(self->channel);
+    Py_VISIT(self->error);
+    Py_VISIT(self->reports);
+    for (cqn_request *r = self->first; r != NULL; r = r->next) {
+        if (r->owned) {
+            Py_VISIT(r);
+        }
+        else {
+            Py_VISIT(r->anchor);
+        }
+    }
+    for (cqn_request *r = self->woken; r != NULL; r = r->woken_next) {
+        Py_VISIT(r);
+    }
+    for (size_t i = 0; i < self->forsaken.room; i++) {
+        for (cqn_request *r = self->forsaken.lines[i].first; r != NULL; r = r->behind) {
+            if (r->stashed) {
+                Py_VISIT(r);
+            }
+        }
+    }
+    for (cqn_qp *qp = self->to_serve; qp != NULL; qp = qp->serve_next) {
+        Py_VISIT(qp);
+    }
+    return 0;
+}
+
+static int engine_clear(PyObject *op)
+{
+    CQN_LOCKED;
+    cqn_engine *self = (cqn_engine *)op;
+    cqn_engine_leave_cq(self);
+    cqn_engine_drop_all(self);
+    cqn_engine_drop_woken(self);
+    cqn_engine_drop_rooms(self);
+    Py_CLEAR(self->error);
+    Py_CLEAR(self->reports);
+    return 0;
+}
+
+static void engine_dealloc(PyObject *op)
+{
+    PyObject_GC_UnTrack(op); /* before the lock: while we wait for it the collector can run */
+    CQN_LOCKED;
+    PyTypeObject *type = Py_TYPE(op);
+    cqn_engine *self = (cqn_engine *)op;
+    cqn_engine_leave_cq(self); /* before anybody hears that it is gone */
+    if (self->weakrefs != NULL) {
+        PyObject_ClearWeakRefs(op);
+    }
+    engine_clear(op);
+    cqn_table_free(&self->claims);
+    cqn_table_free(&self->forsaken);
+    Py_CLEAR(self->channel);
+    Py_CLEAR(self->cq);
+    type->tp_free(op);
+    Py_DECREF(type);
+}
+
+static PyObject *engine_get_cq(PyObject *op, void *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    const cqn_engine *self = (cqn_engine *)op;
+    return cqn_engine_check_made(self) < 0 ? NULL : Py_NewRef((PyObject *)self->cq);
+}
+
+static PyObject *engine_get_woken(PyObject *op, void *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    const cqn_engine *self = (cqn_engine *)op;
+    return Py_BuildValue("(KK)", (unsigned long long)self->wakeups,
+                         (unsigned long long)self->max_per_wake);
+}
+
+static PyMethodDef engine_methods[] = {
+    {"poll", (PyCFunction)(void (*)(void))engine_poll, METH_FASTCALL | METH_KEYWORDS,
+     "poll($self, /, max_entries=16, *, spin=0.0)\n--\n\n"
+     "The completions that are there, without waiting; those that tasks wait for go to them, and "
+     "while one is in wait() all others do.\n\n"
+     "After close() it returns what had been taken from the CQ and not been handed out by then, "
+     "and raises ClosedError when nothing is left. It may be called from other threads, as "
+     "CQ.poll(), which comes here. Wraps ibv_poll_cq(3)."},
+    {"wait", (PyCFunction)(void (*)(void))engine_wait, METH_FASTCALL | METH_KEYWORDS,
+     "wait($self, /, max_entries=16, *, spin=0.0, solicited_only=False)\n--\n\n"
+     "Await the next completions, at least one and at most `max_entries`.\n\n"
+     "Those that a task awaits by completion(), send() and so on are not among them. Completions "
+     "that are there already are returned at once. Otherwise it polls for up to `spin` seconds "
+     "without the GIL (the loop stands still meanwhile), and then sleeps until the CQ raises an "
+     "event. With `solicited_only` only a solicited completion wakes it, together with all that "
+     "came before; some devices (rxe among them) count a failed one as unsolicited, so such a "
+     "waiter can sleep through the death of its QP, unless the program itself moved it to ERR. It "
+     "is woken by others, too, while some other task waits for any completion.\n\n"
+     "Several tasks may wait: they are served in the order in which they came. It can be cancelled "
+     "and put under a timeout: a completion that no task took stays queued.\n\n"
+     "Raises ClosedError when this, the CQ or the channel is closed, also while waiting and by "
+     "another thread; AsyncEventError when the device reports a failure after which completions "
+     "may be missing, once, and when it is a fatal one from then on; RuntimeError while another "
+     "event loop that is not closed uses the channel, VerbsError for what the device refuses.\n\n"
+     "Wraps ibv_req_notify_cq(3), ibv_get_cq_event(3) and ibv_poll_cq(3)."},
+    {"completion", (PyCFunction)(void (*)(void))engine_completion, METH_FASTCALL | METH_KEYWORDS,
+     "completion($self, /, wr_id, *, qp=None)\n--\n\n"
+     "Await the completion of this work request, whatever its status; leave all others.\n\n"
+     "For work requests that were posted with QP.post_send() and post_recv(). With `qp` only those "
+     "of that QP count. It may be there already, and goes before wait(). Of several tasks that "
+     "await the same the first one gets it.\n\n"
+     "Errors and cancellation are as for wait(), and with `qp` it is ClosedError, too, when that "
+     "QP is closed or reset. Wraps the same verbs."},
+    {"send", (PyCFunction)(void (*)(void))cqn_engine_sends, METH_FASTCALL | METH_KEYWORDS,
+     "send($self, /, qp, sg, *, imm_data=None, send_flags=2, wr_id=None, ah=None, "
+     "remote_qpn=None, remote_qkey=None)\n--\n\n"
+     "Post a SEND, or a SEND_WITH_IMM if `imm_data` is given, and await its completion.\n\n"
+     "`qp` must send on this CQ. The arguments are those of QP.post_send(); SIGNALED is always "
+     "set. Where the send queue is full it waits for room, first come, first served.\n\n"
+     "Without `wr_id` one is chosen (`2**63` and above) that no other request has. If the awaiting "
+     "task is cancelled, the device goes on: the memory is kept until the completion, which is "
+     "dropped then, or, if you gave a `wr_id`, stays in the queue.\n\n"
+     "Raises CompletionError (with status, qp_num, wr_id) if it failed, ValueError and VerbsError "
+     "for what cannot be posted, AsyncEventError and ClosedError as wait(), ClosedError also when "
+     "the QP is closed or reset. Wraps ibv_post_send(3) and ibv_poll_cq(3)."},
+    {"recv", (PyCFunction)(void (*)(void))cqn_engine_receives, METH_FASTCALL | METH_KEYWORDS,
+     "recv($self, /, qp, sg, *, wr_id=None)\n--\n\n"
+     "Post a receive, and await the message.\n\n"
+     "`qp` must receive on this CQ, and not from an SRQ. As send(), but a receive whose task was "
+     "cancelled stays posted, and the next recv() of the same memory on that QP goes on with it "
+     "instead of posting another: so a recv() under a timeout can be called again and again, and "
+     "no message is lost. Until then the completion of a message that comes for it goes to "
+     "wait(). If you gave a `wr_id` it is for recv() of the same `wr_id`, and for "
+     "completion(wr_id).\n\n"
+     "Wraps ibv_post_recv(3) and ibv_poll_cq(3)."},
+    {"write", (PyCFunction)(void (*)(void))cqn_engine_writes, METH_FASTCALL | METH_KEYWORDS,
+     "write($self, /, qp, sg, remote_addr, rkey, *, imm_data=None, send_flags=2, "
+     "wr_id=None)\n--\n\n"
+     "Post an RDMA_WRITE (with `imm_data` RDMA_WRITE_WITH_IMM), and await its completion.\n\n"
+     "See send()."},
+    {"read", (PyCFunction)(void (*)(void))cqn_engine_reads, METH_FASTCALL | METH_KEYWORDS,
+     "read($self, /, qp, sg, remote_addr, rkey, *, send_flags=2, wr_id=None)\n--\n\n"
+     "Post an RDMA_READ into `sg`, and await its completion. See send()."},
+    {"atomic_cmp_and_swp", (PyCFunction)(void (*)(void))cqn_engine_swaps,
+     METH_FASTCALL | METH_KEYWORDS,
+     "atomic_cmp_and_swp($self, /, qp, sg, remote_addr, rkey, compare_add, swap, *, send_flags=2, "
+     "wr_id=None)\n--\n\n"
+     "Post an ATOMIC_CMP_AND_SWP, and await its completion.\n\n"
+     "If the 8 bytes at `remote_addr` equal `compare_add` they become `swap`; what they were "
+     "before is in `sg`, 8 bytes. See send()."},
+    {"atomic_fetch_and_add", (PyCFunction)(void (*)(void))cqn_engine_adds,
+     METH_FASTCALL | METH_KEYWORDS,
+     "atomic_fetch_and_add($self, /, qp, sg, remote_addr, rkey, compare_add, *, send_flags=2, "
+     "wr_id=None)\n--\n\n"
+     "Post an ATOMIC_FETCH_AND_ADD, and await its completion.\n\n"
+     "`compare_add` is added to the 8 bytes at `remote_addr`; what they were before is in `sg`, 8 "
+     "bytes. See send()."},
+    {"_tell", cqn_engine_tell, METH_VARARGS,
+     "_tell($self, error, qp=None, /)\n--\n\n"
+     "Let every task that waits raise `error`, as far as it may be for `qp`; was there one?"},
+    {"_fail", cqn_engine_fail, METH_O,
+     "_fail($self, error, /)\n--\n\n"
+     "For good: every wait, and every later one, raises `error`."},
+    {"_shut", cqn_engine_shut, METH_O,
+     "_shut($self, error, /)\n--\n\n"
+     "Leave the CQ; every task that waits is to raise `error`. False if it was closed before."},
+    {"_wake", engine_wake, METH_NOARGS,
+     "_wake($self, /)\n--\n\nIn the loop's thread: wake those that have something."},
+    {"_look", engine_look, METH_NOARGS,
+     "_look($self, /)\n--\n\nIn the loop's thread: look for completions, and wake."},
+    {"_drain", engine_drain, METH_NOARGS,
+     "_drain($self, /)\n--\n\nTake all that the device has. Wraps ibv_poll_cq(3)."},
+    {"_forget_tasks", cqn_engine_forget_tasks, METH_NOARGS,
+     "_forget_tasks($self, /)\n--\n\nTheir loop was closed: none of them will run again."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef engine_members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(cqn_engine, weakrefs), READONLY, NULL},
+    {"closed", T_BOOL, offsetof(cqn_engine, closed), READONLY, "True once close() was called."},
+    {"_awaited", T_PYSSIZET, offsetof(cqn_engine, len), READONLY,
+     "Tasks that wait, and operations whose completion is due."},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyGetSetDef engine_getset[] = {
+    {"cq", engine_get_cq, NULL, "The CQ that it was made for.", NULL},
+    {"_channel", cqn_get_object, NULL, "Of its CQ.", (void *)offsetof(cqn_engine, channel)},
+    {"_error", cqn_get_object, NULL, "What every wait raises, or None.",
+     (void *)offsetof(cqn_engine, error)},
+    {"_reports", cqn_get_object, cqn_set_object, "The failures of which nobody was told, or None.",
+     (void *)offsetof(cqn_engine, reports)},
+    {"_woken", engine_get_woken, NULL,
+     "How many tasks slept and got completions, and the most that one of them got.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot engine_slots[] = {
+    {Py_tp_doc, "Engine(cq)\n--\n\nWhat an AsyncCQ is built on."},
+    {Py_tp_new, PyType_GenericNew},
+    {Py_tp_init, engine_init},
+    {Py_tp_traverse, engine_traverse},
+    {Py_tp_clear, engine_clear},
+    {Py_tp_dealloc, engine_dealloc},
+    {Py_tp_methods, engine_methods},
+    {Py_tp_members, engine_members},
+    {Py_tp_getset, engine_getset},
+    {0, NULL},
+};
+
+PyType_Spec cqn_engine_spec = {
+    .name = "cqnotify.Engine",
+    .basicsize = sizeof(cqn_engine),
+    .flags =
+        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = engine_slots,
+};

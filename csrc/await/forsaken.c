@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Receives that their task has abandoned. The device goes on with them, so the next recv() of the
+ * same memory takes over the first that there is: its place in the books of the queue, or the
+ * message that came meanwhile, from the stash. So a program that receives with a timeout again and
+ * again has posted once.
+ *
+ * The engine has a table of them, by their memory, which owns those whose completion is in the
+ * stash; the others are owned by the engine, as all that are abandoned.
+ */
+
+#include "await/engine.h"
+
+static uint64_t key_of_memory(const cqn_request *self)
+{
+    const uint64_t addr = self->num_sge > 0 ? self->sge[0].addr : 0;
+    return addr ^ (uint64_t)(uintptr_t)self->qp * UINT64_C(0x9e3779b97f4a7c15);
+}
+
+int cqn_forsaken_remember(cqn_request *self, const cqn_sg *sg)
+{
+    self->num_sge = sg->num_sge;
+    self->sge = sg->num_sge > 1 ? PyMem_New(struct ibv_sge, sg->num_sge) : &self->one;
+    if (self->sge == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (uint32_t i = 0; i < sg->num_sge; i++) {
+        self->sge[i] = sg->sge[i];
+    }
+    return 0;
+}
+
+static bool is_same_memory(const cqn_request *a, const cqn_request *b)
+{
+    bool same = a->qp == b->qp && a->num_sge == b->num_sge;
+    for (uint32_t i = 0; same && i < a->num_sge; i++) {
+        same = a->sge[i].addr == b->sge[i].addr && a->sge[i].length == b->sge[i].length &&
+               a->sge[i].lkey == b->sge[i].lkey;
+    }
+    return same;
+}
+
+/* One whose wr_id the user has given may be looked for by it. */
+static bool may_take_over(const cqn_request *self, const cqn_request *old)
+{
+    return is_same_memory(self, old) &&
+           (!old->own_id || (self->own_id && self->wr_id == old->wr_id &&
+                             !cqn_engine_is_claimed(self->engine, old->wr_id)));
+}
+
+/* The first of those that were abandoned, by the order of the device. */
+static cqn_request *find_forsaken(const cqn_request *self)
+{
+    cqn_request *found = NULL;
+    const cqn_table *table = &self->engine->forsaken;
+    for (cqn_request *r = cqn_table_line(table, self->key)->first; r != NULL; r = r->behind) {
+        if (r->key == self->key && may_take_over(self, r) &&
+            (found == NULL || (int64_t)(r->position - found->position) < 0)) {
+            found = r;
+        }
+    }
+    return found;
+}
+
+/* Nobody looks for it any more. What was posted stays posted. Whether the table had a reference to
+ * it. */
+static bool unlist_forsaken(cqn_request *old)
+{
+    cqn_engine *engine = old->engine;
+    const bool stashed = old->stashed;
+    cqn_table_remove(&engine->forsaken, old);
+    old->forsaken = false;
+    if (stashed) {
+        old->stashed = false;
+        engine->stashed--;
+        old->state = CQN_DONE;
+    }
+    return stashed;
+}
+
+void cqn_forsaken_forget(cqn_request *old)
+{
+    if (unlist_forsaken(old)) {
+        Py_DECREF(old);
+    }
+}
+
+static void take_over_posted(cqn_request *self, cqn_request *old)
+{
+    self->queue = old->queue;
+    self->position = old->position;
+    self->state = CQN_POSTED;
+    cqn_wr_at(self->queue, self->position)->request = self;
+    cqn_engine_hold(self);
+    old->queue = NULL;
+    cqn_engine_let_go(old); /* the table, too */
+}
+
+/* Whether a receive of the same memory was posted and abandoned: this one goes on with it. */
+bool cqn_forsaken_take_over(cqn_request *self)
+{
+    cqn_request *old;
+    self->key = key_of_memory(self);
+    while ((old = find_forsaken(self)) != NULL) {
+        if (!old->stashed) {
+            take_over_posted(self, old);
+            return true;
+        }
+        const bool found =
+            cqn_stash_take(self->engine->cq, old->wr_id, self->qp, &self->wc, &self->extra);
+        cqn_forsaken_forget(old);
+        if (found) {
+            self->wc.wr_id = self->wr_id;
+            self->state = CQN_COMPLETE;
+            cqn_scope_leave(self);
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Those of which the stash has nothing any more. To drop one can run any code, which can change
+ * the table: so that is left to the end. */
+static void sweep_forsaken(cqn_engine *engine)
+{
+    cqn_line gone = {NULL, NULL};
+    for (size_t i = 0; i < engine->forsaken.room && engine->stashed > 0; i++) {
+        cqn_request *r = engine->forsaken.lines[i].first, *next;
+        for (; r != NULL; r = next) {
+            next = r->behind;
+            if (r->stashed && !cqn_stash_has(engine->cq, r->wr_id, r->qp)) {
+                unlist_forsaken(r);
+                cqn_line_add(&gone, r);
+            }
+        }
+    }
+    while (gone.first != NULL) {
+        cqn_request *r = gone.first;
+        cqn_line_remove(r);
+        Py_DECREF(r);
+    }
+}
+
+void cqn_forsaken_forget_all(cqn_engine *engine)
+{
+    for (size_t i = 0; i < engine->forsaken.room; i++) {
+        while (engine->forsaken.lines[i].first != NULL) {
+            cqn_forsaken_forget(engine->forsaken.lines[i].first);
+        }
+    }
+}
+
+/* Its completion is put back, or comes later: it can be found by its memory. */
+void cqn_forsaken_add(cqn_request *self)
+{
+    cqn_engine *engine = self->engine;
+    if (engine->closed) {
+        return;
+    }
+    if (cqn_table_add(&engine->forsaken, self, key_of_memory(self)) < 0) {
+        PyErr_Clear(); /* then it is not found */
+        return;
+    }
+    self->forsaken = true;
+    if (engine->stashed > cqn_stash_len(engine->cq)) {
+        sweep_forsaken(engine);
+    }
+}

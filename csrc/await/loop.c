@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The event loops, as the core knows them: which one reads the events of a channel, and when it is
+ * in a new turn.
+ *
+ * No loop says when a turn begins. But when a channel is dispatched for the second time, or a task
+ * goes on that went to sleep, there has been a new turn since; that may be less often than there
+ * is one, never more often. What runs in one turn of the loops of a thread has one budget, so that
+ * a task that never has to sleep does not keep all others from running.
+ */
+
+#include "await/engine.h"
+
+#define STREAK 64 /* completions in one turn of the loop for which no task slept */
+
+/* ---- turns, and the budget ---- */
+
+static _Thread_local struct {
+    uint64_t turn; /* 0 is before all of them */
+    size_t streak;
+} this_thread = {.turn = 1};
+
+uint64_t cqn_turn_now(void)
+{
+    return this_thread.turn;
+}
+
+/* There has been a new turn since that one. */
+void cqn_turn_passed(uint64_t since)
+{
+    if (this_thread.turn == since) {
+        this_thread.turn++;
+        this_thread.streak = 0;
+    }
+}
+
+void cqn_turn_used(size_t n)
+{
+    this_thread.streak += n;
+}
+
+bool cqn_turn_is_over(void)
+{
+    return this_thread.streak >= STREAK;
+}
+
+/* The channel is dispatched: once in a turn. */
+void cqn_turn_dispatched(cqn_channel *channel)
+{
+    cqn_turn_passed(channel->turn);
+    channel->turn = this_thread.turn;
+}
+
+/* ---- the loop of a channel ---- */
+
+/* A future of that loop that has a result. */
+static PyObject *make_done(PyObject *raw_loop)
+{
+    PyObject *future = PyObject_CallMethod(raw_loop, "create_future", NULL);
+    PyObject *result =
+        future == NULL ? NULL : PyObject_CallMethod(future, "set_result", "O", Py_None);
+    if (result == NULL) {
+        Py_CLEAR(future);
+    }
+    Py_XDECREF(result);
+    return future;
+}
+
+void cqn_channel_forget_loop(cqn_channel *self)
+{
+    Py_CLEAR(self->raw_loop);
+    Py_CLEAR(self->done);
+    Py_CLEAR(self->on_fail);
+    Py_CLEAR(self->loop);
+}
+
+PyObject *cqn_channel_set_loop(PyObject *op, PyObject *args)
+{
+    CQN_LOCKED;
+    cqn_channel *self = (cqn_channel *)op;
+    PyObject *loop, *on_fail, *raw, *done = NULL;
+    if (!PyArg_ParseTuple(args, "OO:_set_loop", &loop, &on_fail)) {
+        return NULL;
+    }
+    cqn_channel_forget_loop(self);
+    if (loop == Py_None) {
+        Py_RETURN_NONE;
+    }
+    raw = PyObject_GetAttrString(loop, "asyncio");
+    if (raw == NULL || (raw != Py_None && (done = make_done(raw)) == NULL)) {
+        Py_XDECREF(raw);
+        return NULL;
+    }
+    if (raw == Py_None) {
+        Py_CLEAR(raw);
+    }
+    Py_XSETREF(self->raw_loop, raw);
+    Py_XSETREF(self->done, done);
+    Py_XSETREF(self->on_fail, Py_NewRef(on_fail));
+    Py_XSETREF(self->loop, Py_NewRef(loop));
+    Py_RETURN_NONE;
+}
+
+/* The channel's events are read by the running loop from now on. */
+int cqn_loop_attach(cqn_engine *self)
+{
+    PyObject *running = PyObject_CallNoArgs(self->state->get_running_loop);
+    if (running == NULL) {
+        return -1;
+    }
+    const bool known = running != Py_None && running == self->channel->raw_loop;
+    Py_DECREF(running);
+    return known ? 0 : cqn_engine_do(self, "_attach", NULL);
+}

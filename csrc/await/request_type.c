@@ -1,0 +1,307 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Request: the type of what a task awaits. It is shaped like a coroutine, so whatever takes one
+ * takes it. What its task does in it is in request.c.
+ */
+
+#include "await/engine.h"
+
+/* ---- as a coroutine ---- */
+
+/* As send() of a generator. */
+static PyObject *result_of(PySendResult r, PyObject *result)
+{
+    if (r == PYGEN_RETURN) {
+        if (result == Py_None) {
+            PyErr_SetNone(PyExc_StopIteration);
+        }
+        else {
+            PyObject *stop = PyObject_CallOneArg(PyExc_StopIteration, result);
+            if (stop != NULL) {
+                PyErr_SetObject(PyExc_StopIteration, stop);
+                Py_DECREF(stop);
+            }
+        }
+        Py_CLEAR(result);
+    }
+    return result;
+}
+
+static PyObject *request_method_send(PyObject *op, PyObject *value)
+{
+    PyObject *result;
+    PySendResult r = cqn_request_send(op, value, &result);
+    return result_of(r, result);
+}
+
+static PyObject *request_next(PyObject *op)
+{
+    return request_method_send(op, Py_None);
+}
+
+/* Raises what was given to throw(): an exception, or a type with what goes with it. */
+static void raise_given(PyObject *const *args, Py_ssize_t nargs)
+{
+    PyObject *type = args[0], *value = nargs > 1 ? args[1] : Py_None;
+    if (PyExceptionInstance_Check(type)) {
+        PyErr_SetObject((PyObject *)Py_TYPE(type), type);
+    }
+    else if (!PyExceptionClass_Check(type)) {
+        PyErr_Format(PyExc_TypeError,
+                     "exceptions must be classes or instances deriving from BaseException, not %s",
+                     Py_TYPE(type)->tp_name);
+    }
+    else if (value == Py_None) {
+        PyErr_SetNone(type);
+    }
+    else {
+        PyErr_SetObject(type, value);
+    }
+}
+
+static PyObject *throw_into_iterator(cqn_request *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    PyObject *iterator = Py_NewRef(self->iterator), *result = NULL;
+    PyObject *method = PyObject_GetAttrString(iterator, "throw");
+    if (method != NULL) {
+        CQN_UNLOCKED(result = PyObject_Vectorcall(method, args, (size_t)nargs, NULL));
+    }
+    Py_XDECREF(method);
+    Py_DECREF(iterator);
+    return result;
+}
+
+static PyObject *request_throw(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
+{
+    CQN_LOCKED;
+    cqn_request *self = (cqn_request *)op;
+    if (nargs < 1 || nargs > 3) {
+        PyErr_Format(PyExc_TypeError, "throw expected 1 to 3 arguments, got %zd", nargs);
+        return NULL;
+    }
+    if (self->stepping) {
+        PyErr_SetString(PyExc_ValueError, "coroutine already executing");
+        return NULL;
+    }
+    if (self->state == CQN_DONE || self->abandoned) {
+        PyErr_SetString(PyExc_RuntimeError, "cannot reuse already awaited coroutine");
+        return NULL;
+    }
+    if (self->state == CQN_NEW) {
+        cqn_request_finish(self);
+        raise_given(args, nargs);
+        return NULL;
+    }
+    PyObject *yielded = NULL;
+    if (self->iterator != NULL) {
+        self->stepping = true;
+        yielded = throw_into_iterator(self, args, nargs);
+        self->stepping = false;
+    }
+    else {
+        raise_given(args, nargs);
+    }
+    if (yielded == NULL) {
+        cqn_request_give_up(self);
+    }
+    return yielded;
+}
+
+static PyObject *request_close(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    cqn_request *self = (cqn_request *)op;
+    if (self->stepping) {
+        PyErr_SetString(PyExc_ValueError, "coroutine already executing");
+        return NULL;
+    }
+    if (self->iterator != NULL) {
+        PyObject *iterator = Py_NewRef(self->iterator), *result;
+        CQN_UNLOCKED(result = PyObject_CallMethod(iterator, "close", NULL));
+        Py_DECREF(iterator);
+        if (result == NULL) {
+            PyErr_WriteUnraisable(op);
+        }
+        Py_XDECREF(result);
+    }
+    if (self->state == CQN_NEW) {
+        cqn_request_finish(self);
+    }
+    else if (self->state != CQN_DONE && !self->abandoned) {
+        cqn_request_give_up(self);
+    }
+    Py_RETURN_NONE;
+}
+
+/* ---- the type ---- */
+
+static void warn_never_awaited(cqn_request *self)
+{
+    if (PyErr_WarnFormat(PyExc_RuntimeWarning, 1, "coroutine 'AsyncCQ.%s' was never awaited",
+                         self->name) < 0) {
+        PyErr_WriteUnraisable((PyObject *)self);
+    }
+}
+
+static void request_finalize(PyObject *op)
+{
+    CQN_LOCKED;
+    cqn_request *self = (cqn_request *)op;
+    self->finalized = true; /* Python does so once in its life */
+    if (self->state == CQN_DONE || self->engine == NULL || self->abandoned) {
+        return;
+    }
+    PyObject *pending = cqn_take_exception();
+    if (self->state == CQN_NEW) {
+        const bool counted = self->scope != NULL && !self->left_scope;
+        if (self->kind != CQN_ENDS_SCOPE && !self->is_wrapped) {
+            CQN_UNLOCKED(warn_never_awaited(self));
+        }
+        if (self->state == CQN_NEW) { /* sys.unraisablehook() can have awaited it after all */
+            cqn_request_finish(self);
+        }
+        if (counted) {
+            cqn_routed(self->engine->cq);
+        }
+    }
+    else {
+        cqn_request_give_up(self);
+    }
+    cqn_put_exception(pending);
+}
+
+static int request_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    cqn_request *self = (cqn_request *)op;
+    Py_VISIT(Py_TYPE(op));
+    Py_VISIT(self->engine);
+    Py_VISIT(self->qp);
+    Py_VISIT(self->scope);
+    Py_VISIT(self->wakeup);
+    Py_VISIT(self->iterator);
+    Py_VISIT(self->error);
+    if (!self->held || self->owned) {
+        Py_VISIT(self->anchor);
+    }
+    for (int i = 0; i < self->given; i++) {
+        Py_VISIT(self->in[i]);
+    }
+    return self->kept == NULL ? 0 : cqn_sg_traverse(&self->kept->sg, visit, arg);
+}
+
+static int request_tp_clear(PyObject *op)
+{
+    CQN_LOCKED;
+    cqn_request *self = (cqn_request *)op;
+    if (self->held) {
+        cqn_engine_let_go(self);
+    }
+    self->state = CQN_DONE;
+    cqn_engine_not_due(self);
+    cqn_scope_leave(self);
+    return cqn_request_clear(op);
+}
+
+/* Whether it is to go: the engine holds one that the device goes on with, and it is tracked. */
+static bool finalize_from_dealloc(PyObject *op)
+{
+    PyObject_GC_Track(op);
+    if (PyObject_CallFinalizerFromDealloc(op) < 0) {
+        return false;
+    }
+    PyObject_GC_UnTrack(op);
+    return true;
+}
+
+static void request_dealloc(PyObject *op)
+{
+    PyObject_GC_UnTrack(op); /* before the lock: while we wait for it the collector can run */
+    CQN_LOCKED;
+    PyTypeObject *type = Py_TYPE(op);
+    cqn_request *self = (cqn_request *)op;
+    const bool over = self->state == CQN_DONE && !self->finalized;
+    if (!over && !PyObject_GC_IsFinalized(op) && !finalize_from_dealloc(op)) {
+        return;
+    }
+    Py_TRASHCAN_BEGIN(op, request_dealloc);
+    cqn_state *st = self->engine != NULL ? self->engine->state : cqn_state_of(type);
+    if (self->held) { /* it was begun after its finalizer ran */
+        cqn_engine_let_go(self);
+    }
+    if (!self->cleared) {
+        cqn_request_clear(op);
+    }
+    Py_CLEAR(self->engine);
+    if (over) {
+        cqn_spares_free(&st->spare_requests, op);
+    }
+    else {
+        type->tp_free(op);
+    }
+    Py_DECREF(type);
+    Py_TRASHCAN_END;
+}
+
+static PyObject *request_repr(PyObject *op)
+{
+    static const char *const states[] = {
+        [CQN_NEW] = "not awaited yet", [CQN_QUEUED] = "waits for room", [CQN_POSTED] = "posted",
+        [CQN_SLEEPING] = "waits",      [CQN_COMPLETE] = "complete",     [CQN_FAILED] = "failed",
+        [CQN_DONE] = "done",
+    };
+    CQN_LOCKED;
+    const cqn_request *self = (cqn_request *)op;
+    return PyUnicode_FromFormat("<coroutine AsyncCQ.%s at %p, %s>", self->name, op,
+                                self->abandoned ? "abandoned" : states[self->state]);
+}
+
+static PyObject *request_get_name(PyObject *op, void *qualified)
+{
+    const cqn_request *self = (cqn_request *)op;
+    return PyUnicode_FromFormat(qualified ? "AsyncCQ.%s" : "%s", self->name);
+}
+
+static PyObject *request_get_running(PyObject *op, void *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    return PyBool_FromLong(((cqn_request *)op)->stepping);
+}
+
+static PyMethodDef request_methods[] = {
+    {"send", request_method_send, METH_O, "send($self, value, /)\n--\n\nAs of a coroutine."},
+    {"throw", (PyCFunction)(void (*)(void))request_throw, METH_FASTCALL,
+     "throw($self, type, value=None, traceback=None, /)\n--\n\nAs of a coroutine."},
+    {"close", request_close, METH_NOARGS, "close($self, /)\n--\n\nAs of a coroutine."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef request_getset[] = {
+    {"__name__", request_get_name, NULL, "The name of the method that made it.", NULL},
+    {"__qualname__", request_get_name, NULL, "The same, with its class.", (void *)1},
+    {"cr_running", request_get_running, NULL, "As of a coroutine.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot request_slots[] = {
+    {Py_tp_doc, "What a method of AsyncCQ returns, for one `await`: a coroutine."},
+    {Py_am_await, PyObject_SelfIter},
+    {Py_am_send, cqn_request_send},
+    {Py_tp_iter, PyObject_SelfIter},
+    {Py_tp_iternext, request_next},
+    {Py_tp_repr, request_repr},
+    {Py_tp_finalize, request_finalize},
+    {Py_tp_traverse, request_traverse},
+    {Py_tp_clear, request_tp_clear},
+    {Py_tp_dealloc, request_dealloc},
+    {Py_tp_methods, request_methods},
+    {Py_tp_getset, request_getset},
+    {0, NULL},
+};
+
+PyType_Spec cqn_request_spec = {
+    .name = "cqnotify.Request",
+    .basicsize = sizeof(cqn_request),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE |
+             Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = request_slots,
+};

@@ -1,0 +1,401 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Wakeup: one sleep of one task of an asyncio loop.
+ *
+ * To the task it is a future: it has what asyncio.Task asks of one, which is the
+ * protocol of `_asyncio_future_blocking`. For waking it is less and more.
+ * It carries no result: the request that its task awaits has that. And the callback
+ * that reads the channel's events for the loop resumes the task in that very
+ * moment: with a future the loop would first finish its turn, and ask the kernel
+ * once more, which is most of what it costs to be woken.
+ *
+ * A task can be resumed only where no other runs, so all others call wake(),
+ * which leaves it to the loop, as futures do.
+ */
+
+#include "base/core.h"
+
+typedef struct {
+    PyObject_HEAD
+    cqn_state *state;
+    PyObject *loop, *done_future; /* the latter: of that loop, with a result; or NULL */
+    PyObject *callback, *context; /* of the task while it sleeps, or NULL */
+    PyObject *cancelled;          /* the exception, if it was */
+    PyObject *interrupt;          /* that was raised where it can't be: the loop's, in its turn */
+    char blocking;
+    bool done;
+} wakeup;
+
+PyObject *cqn_wakeup_new(cqn_state *st, PyObject *loop, PyObject *done)
+{
+    wakeup *self = (wakeup *)cqn_spares_alloc(&st->spare_wakeups, st->Wakeup);
+    if (self != NULL) {
+        self->state = st;
+        self->loop = Py_NewRef(loop);
+        self->done_future = Py_XNewRef(done);
+    }
+    return (PyObject *)self;
+}
+
+static PyObject *wakeup_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    CQN_LOCKED;
+    CQN_COPY copy = NULL;
+    static char *names[] = {"loop", NULL};
+    PyObject *loop;
+    return cqn_freeze_keywords(&kwargs, &copy) == 0 &&
+                   PyArg_ParseTupleAndKeywords(args, kwargs, "O:Wakeup", names, &loop)
+               ? cqn_wakeup_new(cqn_state_of(type), loop, NULL)
+               : NULL;
+}
+
+bool cqn_wakeup_is_done(const PyObject *op)
+{
+    return ((const wakeup *)op)->done;
+}
+
+/* The task is about to get it, and to sleep on it. */
+void cqn_wakeup_yield(PyObject *op)
+{
+    ((wakeup *)op)->blocking = 1;
+}
+
+/* ---- waking ---- */
+
+static int call_soon(wakeup *self)
+{
+    PyObject *method = PyObject_GetAttrString(self->loop, "call_soon");
+    PyObject *args = method == NULL ? NULL : PyTuple_Pack(1, self);
+    PyObject *kwargs = args == NULL ? NULL : Py_BuildValue("{s:O}", "context", self->context);
+    PyObject *handle = NULL;
+    if (kwargs != NULL) {
+        CQN_UNLOCKED(handle = PyObject_Call(method, args, kwargs));
+    }
+    Py_XDECREF(kwargs);
+    Py_XDECREF(args);
+    Py_XDECREF(method);
+    Py_XDECREF(handle);
+    return handle == NULL ? -1 : 0;
+}
+
+/* The loop calls this, and this the task. A loop that was closed never will. It is done at once,
+ * since the loop can run any code, a signal's handler for one, that cancels it; should that raise
+ * it can be done again, for if the loop calls twice the task goes on once. */
+static int schedule_task(wakeup *self)
+{
+    self->done = true;
+    if (self->callback == NULL) { /* it has not gone to sleep */
+        return 0;
+    }
+    PyObject *closed;
+    CQN_UNLOCKED(closed = PyObject_CallMethod(self->loop, "is_closed", NULL));
+    int is_closed = closed == NULL ? -1 : PyObject_IsTrue(closed);
+    Py_XDECREF(closed);
+    if (is_closed > 0) {
+        Py_CLEAR(self->callback);
+        Py_CLEAR(self->context);
+    }
+    if (is_closed < 0 || (is_closed == 0 && call_soon(self) < 0)) {
+        self->done = self->callback == NULL; /* it can have gone on all the same */
+        return -1;
+    }
+    return 0;
+}
+
+/* Calls the task. It asks what it is called with for a result: an asyncio.Future is asked fast. */
+static PyObject *call_task(wakeup *self, PyObject *callback)
+{
+    PyObject *with =
+        self->cancelled == NULL && self->done_future != NULL ? self->done_future : (PyObject *)self;
+    PyObject *result;
+    Py_INCREF(with);
+    CQN_UNLOCKED(result = PyObject_CallOneArg(callback, with));
+    Py_DECREF(with);
+    return result;
+}
+
+/* By the loop, in the task's context. */
+static PyObject *wakeup_call(PyObject *op, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
+{
+    CQN_LOCKED;
+    wakeup *self = (wakeup *)op;
+    PyObject *callback = self->callback, *interrupt = self->interrupt;
+    self->callback = self->interrupt = NULL;
+    Py_CLEAR(self->context);
+    PyObject *result = callback == NULL ? Py_NewRef(Py_None) : call_task(self, callback);
+    Py_XDECREF(callback);
+    if (interrupt != NULL && result != NULL) {
+        Py_CLEAR(result);
+        cqn_put_exception(interrupt);
+    }
+    else {
+        Py_XDECREF(interrupt);
+    }
+    return result;
+}
+
+/* Where the task must not see what a handler of signals has raised meanwhile: it would be lost. */
+static int schedule_at_once(wakeup *self)
+{
+    int rc = schedule_task(self);
+    if (rc == 0 || PyErr_ExceptionMatches(PyExc_Exception)) {
+        return rc;
+    }
+    Py_XSETREF(self->interrupt, cqn_take_exception());
+    return schedule_task(self);
+}
+
+int cqn_wakeup_wake(PyObject *op)
+{
+    wakeup *self = (wakeup *)op;
+    return self->done ? 0 : schedule_task(self);
+}
+
+static PyObject *wakeup_wake(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    return cqn_wakeup_wake(op) < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+/* As a loop does it with what a callback raises. */
+static int report_failure(wakeup *self)
+{
+    PyObject *error = cqn_take_exception();
+    PyObject *result;
+    CQN_UNLOCKED(result = PyObject_CallMethod(self->loop, "call_exception_handler", "{s:s,s:O,s:O}",
+                                              "message", "a task could not be resumed", "exception",
+                                              error, "future", self));
+    Py_DECREF(error);
+    Py_XDECREF(result);
+    return result == NULL ? -1 : 0;
+}
+
+/* Runs the task, here and now, until it waits again. Returns -1 only for what
+ * must end the loop. */
+int cqn_wakeup_resume(PyObject *op)
+{
+    wakeup *self = (wakeup *)op;
+    if (self->done) {
+        return 0;
+    }
+    if (self->callback == NULL) {
+        return schedule_task(self);
+    }
+    if (PyContext_Enter(self->context) < 0) { /* our caller is in it */
+        PyErr_Clear();
+        return schedule_task(self);
+    }
+    self->done = true;
+    PyObject *callback = self->callback, *context = self->context;
+    self->callback = self->context = NULL;
+    Py_INCREF(op);
+    PyObject *result = call_task(self, callback);
+    int rc = result == NULL ? -1 : 0;
+    Py_XDECREF(result);
+    PyObject *pending = rc < 0 ? cqn_take_exception() : NULL;
+    if (PyContext_Exit(context) < 0) {
+        PyErr_WriteUnraisable(context);
+    }
+    if (pending != NULL) {
+        cqn_put_exception(pending);
+    }
+    if (rc < 0 && PyErr_ExceptionMatches(PyExc_Exception)) {
+        rc = report_failure(self);
+    }
+    Py_DECREF(callback);
+    Py_DECREF(context);
+    Py_DECREF(op);
+    return rc;
+}
+
+/* ---- what the task asks ---- */
+
+static PyObject *wakeup_add_done_callback(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                                          PyObject *kwnames)
+{
+    CQN_LOCKED;
+    static const char *const names[] = {"callback", "context", NULL};
+    wakeup *self = (wakeup *)op;
+    PyObject *in[2] = {NULL, NULL};
+    if (cqn_args("add_done_callback", names, 1, 2, args, nargs, kwnames, in) < 0) {
+        return NULL;
+    }
+    if (self->callback != NULL || !PyContext_CheckExact(in[1])) {
+        PyErr_SetString(PyExc_RuntimeError, "a Wakeup is for one task to await");
+        return NULL;
+    }
+    self->callback = Py_NewRef(in[0]);
+    self->context = Py_NewRef(in[1]);
+    if (self->done && schedule_at_once(self) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *make_cancelled(PyObject *message)
+{
+    PyObject *module = PyImport_ImportModule("asyncio.exceptions");
+    PyObject *type = module == NULL ? NULL : PyObject_GetAttrString(module, "CancelledError");
+    PyObject *error = type == NULL                            ? NULL
+                      : message == NULL || message == Py_None ? PyObject_CallNoArgs(type)
+                                                              : PyObject_CallOneArg(type, message);
+    Py_XDECREF(type);
+    Py_XDECREF(module);
+    return error;
+}
+
+static PyObject *wakeup_cancel(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                               PyObject *kwnames)
+{
+    CQN_LOCKED;
+    static const char *const names[] = {"msg", NULL};
+    wakeup *self = (wakeup *)op;
+    PyObject *message = NULL;
+    if (cqn_args("cancel", names, 1, 0, args, nargs, kwnames, &message) < 0) {
+        return NULL;
+    }
+    if (self->done) {
+        Py_RETURN_FALSE;
+    }
+    PyObject *error = make_cancelled(message); /* it can run any code */
+    if (error == NULL) {
+        return NULL;
+    }
+    if (self->done) {
+        Py_DECREF(error);
+        Py_RETURN_FALSE;
+    }
+    Py_XSETREF(self->cancelled, error);
+    if (schedule_task(self) < 0) {
+        Py_CLEAR(self->cancelled);
+        return NULL;
+    }
+    Py_RETURN_TRUE;
+}
+
+static PyObject *wakeup_done(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    return PyBool_FromLong(((wakeup *)op)->done);
+}
+
+static PyObject *wakeup_result(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    PyObject *cancelled = ((wakeup *)op)->cancelled;
+    if (cancelled != NULL) {
+        PyErr_SetObject((PyObject *)Py_TYPE(cancelled), cancelled);
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* The task goes on when it is done; before that, this is what the task sleeps on. */
+static PySendResult wakeup_send(PyObject *op, PyObject *Py_UNUSED(sent), PyObject **result)
+{
+    CQN_LOCKED;
+    wakeup *self = (wakeup *)op;
+    if (self->done) {
+        *result = Py_NewRef(Py_None);
+        return PYGEN_RETURN;
+    }
+    if (self->blocking || self->callback != NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "a Wakeup can be awaited by a task of asyncio alone");
+        *result = NULL;
+        return PYGEN_ERROR;
+    }
+    self->blocking = 1;
+    *result = Py_NewRef(op);
+    return PYGEN_NEXT;
+}
+
+static PyObject *wakeup_next(PyObject *op)
+{
+    PyObject *result;
+    if (wakeup_send(op, Py_None, &result) == PYGEN_RETURN) {
+        PyErr_SetObject(PyExc_StopIteration, result);
+        Py_CLEAR(result);
+    }
+    return result;
+}
+
+static int wakeup_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    wakeup *self = (wakeup *)op;
+    Py_VISIT(Py_TYPE(op));
+    Py_VISIT(self->loop);
+    Py_VISIT(self->done_future);
+    Py_VISIT(self->callback);
+    Py_VISIT(self->context);
+    Py_VISIT(self->cancelled);
+    Py_VISIT(self->interrupt);
+    return 0;
+}
+
+static int wakeup_clear(PyObject *op)
+{
+    wakeup *self = (wakeup *)op;
+    Py_CLEAR(self->loop);
+    Py_CLEAR(self->done_future);
+    Py_CLEAR(self->callback);
+    Py_CLEAR(self->context);
+    Py_CLEAR(self->cancelled);
+    Py_CLEAR(self->interrupt);
+    return 0;
+}
+
+static void wakeup_dealloc(PyObject *op)
+{
+    PyTypeObject *type = Py_TYPE(op);
+    PyObject_GC_UnTrack(op);
+    Py_TRASHCAN_BEGIN(op, wakeup_dealloc); /* of a long chain, too */
+    wakeup_clear(op);
+    cqn_spares_free(&((wakeup *)op)->state->spare_wakeups, op);
+    Py_DECREF(type);
+    Py_TRASHCAN_END;
+}
+
+static PyMethodDef wakeup_methods[] = {
+    {"wake", wakeup_wake, METH_NOARGS,
+     "wake($self, /)\n--\n\nThe task goes on in the next turn of the loop, unless it does "
+     "already."},
+    {"done", wakeup_done, METH_NOARGS,
+     "done($self, /)\n--\n\nWhether it was woken, or its task cancelled."},
+    {"add_done_callback", (PyCFunction)(void (*)(void))wakeup_add_done_callback,
+     METH_FASTCALL | METH_KEYWORDS,
+     "add_done_callback($self, callback, /, *, context)\n--\n\nFor asyncio.Task."},
+    {"cancel", (PyCFunction)(void (*)(void))wakeup_cancel, METH_FASTCALL | METH_KEYWORDS,
+     "cancel($self, /, msg=None)\n--\n\nFor asyncio.Task."},
+    {"result", wakeup_result, METH_NOARGS, "result($self, /)\n--\n\nFor asyncio.Task."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef wakeup_members[] = {
+    {"_loop", T_OBJECT, offsetof(wakeup, loop), READONLY, "For asyncio.Task."},
+    {"_asyncio_future_blocking", T_BOOL, offsetof(wakeup, blocking), 0, "For asyncio.Task."},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot wakeup_slots[] = {
+    {Py_tp_doc, "Wakeup(loop)\n--\n\n"
+                "One sleep of one task of an asyncio loop: the task awaits it."},
+    {Py_tp_new, wakeup_new},
+    {Py_am_await, PyObject_SelfIter},
+    {Py_am_send, wakeup_send},
+    {Py_tp_iter, PyObject_SelfIter},
+    {Py_tp_iternext, wakeup_next},
+    {Py_tp_call, wakeup_call},
+    {Py_tp_traverse, wakeup_traverse},
+    {Py_tp_clear, wakeup_clear},
+    {Py_tp_dealloc, wakeup_dealloc},
+    {Py_tp_methods, wakeup_methods},
+    {Py_tp_members, wakeup_members},
+    {0, NULL},
+};
+
+PyType_Spec cqn_wakeup_spec = {
+    .name = "cqnotify.Wakeup",
+    .basicsize = sizeof(wakeup),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = wakeup_slots,
+};

@@ -1,0 +1,232 @@
+/* SPDX-License-Identifier: MIT */
+/* Arguments: keywords for fast calls, and conversions that name the argument,
+ * the value and the limit when they refuse. */
+
+#include "base/core.h"
+#include <math.h>
+
+#define MAX_SPIN 60 /* seconds */
+
+static Py_ssize_t index_of(PyObject *keyword, const char *const *names)
+{
+    if (!PyUnicode_IS_COMPACT_ASCII(keyword)) {
+        return -1; /* as all names are */
+    }
+    const char *text = PyUnicode_DATA(keyword);
+    for (Py_ssize_t i = 0; names[i] != NULL; i++) {
+        if (text[0] == names[i][0] && strcmp(text, names[i]) == 0) {
+            return strlen(text) == (size_t)PyUnicode_GET_LENGTH(keyword) ? i : -1;
+        }
+    }
+    return -1;
+}
+
+/* Sorts the arguments of a METH_FASTCALL | METH_KEYWORDS call into `out`, in
+ * the order of `names` (NULL at its end); what was not given stays NULL. The
+ * first `positional` may come by position, the first `required` must come. */
+int cqn_sort_args(const char *function, const char *const *names, int positional, int required,
+                  PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **out)
+{
+    if (nargs > positional) {
+        PyErr_Format(PyExc_TypeError, "%s() takes at most %d positional argument%s (%zd given)",
+                     function, positional, positional == 1 ? "" : "s", nargs);
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < nargs; i++) {
+        out[i] = args[i];
+    }
+    Py_ssize_t nkw = kwnames == NULL ? 0 : PyTuple_GET_SIZE(kwnames);
+    for (Py_ssize_t k = 0; k < nkw; k++) {
+        PyObject *keyword = PyTuple_GET_ITEM(kwnames, k);
+        Py_ssize_t i = index_of(keyword, names);
+        if (i < 0) {
+            PyErr_Format(PyExc_TypeError, "%s() got an unexpected keyword argument '%U'", function,
+                         keyword);
+            return -1;
+        }
+        if (out[i] != NULL) {
+            PyErr_Format(PyExc_TypeError, "%s() got multiple values for argument '%s'", function,
+                         names[i]);
+            return -1;
+        }
+        out[i] = args[nargs + k];
+    }
+    for (int i = 0; i < required; i++) {
+        if (out[i] == NULL) {
+            PyErr_Format(PyExc_TypeError, "%s() missing required argument '%s'", function,
+                         names[i]);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* A value for a message that refuses it. */
+static PyObject *text_of(PyObject *value)
+{
+    PyObject *text = PyObject_Repr(value);
+    if (text == NULL && PyErr_ExceptionMatches(PyExc_ValueError)) {
+        PyErr_Clear(); /* Python does not write out a number of so many digits */
+        text = PyUnicode_FromString("far too large");
+    }
+    return text;
+}
+
+static void refuse(PyObject *value, const char *name, uint64_t min, uint64_t max)
+{
+    PyObject *text = text_of(value);
+    if (text != NULL) {
+        PyErr_Format(PyExc_ValueError, "%s is %U: it must be %llu to %llu", name, text,
+                     (unsigned long long)min, (unsigned long long)max);
+        Py_DECREF(text);
+    }
+}
+
+/* An integer of min to max. */
+int cqn_range(PyObject *value, const char *name, uint64_t min, uint64_t max, uint64_t *out)
+{
+    if (!PyIndex_Check(value)) {
+        PyErr_Format(PyExc_TypeError, "%s must be an integer, not %s", name,
+                     Py_TYPE(value)->tp_name);
+        return -1;
+    }
+    PyObject *number = PyLong_CheckExact(value) ? Py_NewRef(value) : PyNumber_Index(value);
+    if (number == NULL) {
+        return -1;
+    }
+    uint64_t n = cqn_unsigned(number);
+    Py_DECREF(number);
+    bool beyond = n == UINT64_MAX && PyErr_Occurred();
+    if (beyond && !PyErr_ExceptionMatches(PyExc_OverflowError)) {
+        return -1;
+    }
+    if (beyond || n < min || n > max) {
+        PyErr_Clear();
+        refuse(value, name, min, max);
+        return -1;
+    }
+    *out = n;
+    return 0;
+}
+
+int cqn_uint(PyObject *value, const char *name, uint64_t max, uint64_t *out)
+{
+    return cqn_range(value, name, 0, max, out);
+}
+
+int cqn_u32(PyObject *value, const char *name, uint32_t max, uint32_t *out)
+{
+    uint64_t n;
+    if (cqn_uint(value, name, max, &n) < 0) {
+        return -1;
+    }
+    *out = (uint32_t)n;
+    return 0;
+}
+
+/* The bytes of an address of the module ipaddress, or of its text; NULL without
+ * an exception if it is neither. */
+static PyObject *pack_address(PyObject *value, const char *name)
+{
+    PyObject *address = Py_NewRef(value);
+    if (PyUnicode_Check(value)) {
+        PyObject *module = PyImport_ImportModule("ipaddress");
+        Py_SETREF(address, module ? PyObject_CallMethod(module, "ip_address", "O", value) : NULL);
+        Py_XDECREF(module);
+        if (address == NULL) {
+            if (PyErr_ExceptionMatches(PyExc_ValueError)) {
+                PyErr_Format(PyExc_ValueError, "%s is %R: that is no IP address", name, value);
+            }
+            return NULL;
+        }
+    }
+    PyObject *packed = PyObject_GetAttrString(address, "packed");
+    if (packed == NULL && PyErr_ExceptionMatches(PyExc_AttributeError)) {
+        PyErr_Clear();
+    }
+    Py_DECREF(address);
+    return packed;
+}
+
+/* A GID: 16 bytes, or an address; an IPv4 address is mapped into an IPv6 one. */
+int cqn_gid(PyObject *value, const char *name, union ibv_gid *out)
+{
+    static const union ibv_gid mapped = {.raw = {[10] = 0xff, [11] = 0xff}};
+    PyObject *packed = PyBytes_Check(value) ? Py_NewRef(value) : pack_address(value, name);
+    if (packed == NULL && PyErr_Occurred()) {
+        return -1;
+    }
+    Py_ssize_t size = packed != NULL && PyBytes_Check(packed) ? PyBytes_GET_SIZE(packed) : 0;
+    bool ok = size == sizeof(*out) || (size == 4 && packed != value);
+    if (ok) {
+        *out = mapped;
+        memcpy(out->raw + sizeof(*out) - size, PyBytes_AS_STRING(packed), (size_t)size);
+    }
+    else {
+        PyErr_Format(PyExc_TypeError, "%s must be an IP address, its text, or 16 bytes, not %R",
+                     name, value);
+    }
+    Py_XDECREF(packed);
+    return ok ? 0 : -1;
+}
+
+/* How long to poll instead of sleeping, in seconds. */
+int cqn_spin(PyObject *value, double *out)
+{
+    double seconds = PyFloat_AsDouble(value);
+    if (seconds == -1.0 && PyErr_Occurred()) {
+        if (PyErr_ExceptionMatches(PyExc_TypeError)) {
+            PyErr_Format(PyExc_TypeError, "spin must be a number of seconds, not %s",
+                         Py_TYPE(value)->tp_name);
+        }
+        if (!PyErr_ExceptionMatches(PyExc_OverflowError)) {
+            return -1;
+        }
+        PyErr_Clear(); /* an int beyond all floats */
+    }
+    if (!(seconds >= 0 && seconds <= MAX_SPIN)) {
+        PyObject *text = text_of(value);
+        if (text != NULL) {
+            PyErr_Format(PyExc_ValueError,
+                         "spin is %U: it must be 0 to %d seconds; to wait longer, sleep: see "
+                         "safe_to_sleep()",
+                         text, MAX_SPIN);
+            Py_DECREF(text);
+        }
+        return -1;
+    }
+    *out = seconds;
+    return 0;
+}
+
+/* Seconds, or None for ever (-1). Rounded up: a wait must not end early. */
+int cqn_timeout(PyObject *value, int64_t *out_ns)
+{
+    if (value == NULL || value == Py_None) {
+        *out_ns = -1;
+        return 0;
+    }
+    double seconds = PyFloat_AsDouble(value);
+    if (seconds == -1.0 && PyErr_ExceptionMatches(PyExc_OverflowError)) {
+        PyErr_Clear(); /* an int beyond all floats */
+        PyObject *zero = PyLong_FromLong(0);
+        int positive = zero == NULL ? -1 : PyObject_RichCompareBool(value, zero, Py_GT);
+        Py_XDECREF(zero);
+        seconds = positive > 0 ? INFINITY : -1.0;
+    }
+    if (seconds == -1.0 && PyErr_Occurred()) {
+        if (PyErr_ExceptionMatches(PyExc_TypeError)) {
+            PyErr_Format(PyExc_TypeError, "timeout must be a number of seconds or None, not %s",
+                         Py_TYPE(value)->tp_name);
+        }
+        return -1;
+    }
+    if (!(seconds >= 0)) {
+        PyErr_Format(PyExc_ValueError, "timeout is %R: it must be 0 or more seconds, or None",
+                     value);
+        return -1;
+    }
+    /* Thirty years and more are for ever. */
+    *out_ns = seconds > 1e9 ? -1 : (int64_t)ceil(seconds * 1e9);
+    return 0;
+}

@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: MIT */
+/* The enumerators of <infiniband/verbs.h>, and the Python enums that are made of
+ * them. They are no macros, so what an older header lacks can't be asked for by
+ * #ifdef: later additions have numbers of our own. */
+
+#include "base/core.h"
+
+/* clang-format off */
+#define X(name) {#name, name}
+static const struct {
+    const char *name;
+    long long value;
+} constants[] = {
+    X(IBV_WC_SUCCESS), X(IBV_WC_LOC_LEN_ERR), X(IBV_WC_LOC_QP_OP_ERR),
+    X(IBV_WC_LOC_EEC_OP_ERR), X(IBV_WC_LOC_PROT_ERR), X(IBV_WC_WR_FLUSH_ERR),
+    X(IBV_WC_MW_BIND_ERR), X(IBV_WC_BAD_RESP_ERR), X(IBV_WC_LOC_ACCESS_ERR),
+    X(IBV_WC_REM_INV_REQ_ERR), X(IBV_WC_REM_ACCESS_ERR), X(IBV_WC_REM_OP_ERR),
+    X(IBV_WC_RETRY_EXC_ERR), X(IBV_WC_RNR_RETRY_EXC_ERR), X(IBV_WC_LOC_RDD_VIOL_ERR),
+    X(IBV_WC_REM_INV_RD_REQ_ERR), X(IBV_WC_REM_ABORT_ERR), X(IBV_WC_INV_EECN_ERR),
+    X(IBV_WC_INV_EEC_STATE_ERR), X(IBV_WC_FATAL_ERR), X(IBV_WC_RESP_TIMEOUT_ERR),
+    X(IBV_WC_GENERAL_ERR), X(IBV_WC_TM_ERR), X(IBV_WC_TM_RNDV_INCOMPLETE),
+
+    X(IBV_WC_SEND), X(IBV_WC_RDMA_WRITE), X(IBV_WC_RDMA_READ), X(IBV_WC_COMP_SWAP),
+    X(IBV_WC_FETCH_ADD), X(IBV_WC_BIND_MW), X(IBV_WC_ATOMIC_WRITE), X(IBV_WC_LOCAL_INV),
+    X(IBV_WC_TSO), X(IBV_WC_RECV), X(IBV_WC_RECV_RDMA_WITH_IMM), X(IBV_WC_TM_ADD), X(IBV_WC_TM_DEL),
+    X(IBV_WC_TM_SYNC), X(IBV_WC_TM_RECV), X(IBV_WC_TM_NO_TAG), X(IBV_WC_DRIVER1),
+    X(IBV_WC_DRIVER2), X(IBV_WC_DRIVER3),
+
+    X(IBV_WC_GRH), X(IBV_WC_WITH_IMM), X(IBV_WC_IP_CSUM_OK), X(IBV_WC_WITH_INV),
+    X(IBV_WC_TM_SYNC_REQ), X(IBV_WC_TM_MATCH), X(IBV_WC_TM_DATA_VALID),
+
+    X(IBV_WR_RDMA_WRITE), X(IBV_WR_RDMA_WRITE_WITH_IMM), X(IBV_WR_SEND),
+    X(IBV_WR_SEND_WITH_IMM), X(IBV_WR_RDMA_READ), X(IBV_WR_ATOMIC_CMP_AND_SWP),
+    X(IBV_WR_ATOMIC_FETCH_AND_ADD), X(IBV_WR_LOCAL_INV), X(IBV_WR_BIND_MW), X(IBV_WR_ATOMIC_WRITE),
+    X(IBV_WR_SEND_WITH_INV), X(IBV_WR_TSO), X(IBV_WR_DRIVER1),
+
+    X(IBV_SEND_FENCE), X(IBV_SEND_SIGNALED), X(IBV_SEND_SOLICITED), X(IBV_SEND_INLINE),
+    X(IBV_SEND_IP_CSUM),
+
+    X(IBV_ACCESS_LOCAL_WRITE), X(IBV_ACCESS_REMOTE_WRITE), X(IBV_ACCESS_REMOTE_READ),
+    X(IBV_ACCESS_REMOTE_ATOMIC), X(IBV_ACCESS_MW_BIND), X(IBV_ACCESS_ZERO_BASED),
+    X(IBV_ACCESS_ON_DEMAND), X(IBV_ACCESS_HUGETLB), X(IBV_ACCESS_RELAXED_ORDERING),
+
+    X(IBV_FORK_DISABLED), X(IBV_FORK_ENABLED), X(IBV_FORK_UNNEEDED),
+
+    X(IBV_MW_TYPE_1), X(IBV_MW_TYPE_2),
+
+    X(IBV_QPT_RC), X(IBV_QPT_UC), X(IBV_QPT_UD), X(IBV_QPT_RAW_PACKET), X(IBV_QPT_XRC_SEND),
+    X(IBV_QPT_XRC_RECV), X(IBV_QPT_DRIVER),
+
+    X(IBV_QPS_RESET), X(IBV_QPS_INIT), X(IBV_QPS_RTR), X(IBV_QPS_RTS), X(IBV_QPS_SQD),
+    X(IBV_QPS_SQE), X(IBV_QPS_ERR), X(IBV_QPS_UNKNOWN),
+
+    X(IBV_MTU_256), X(IBV_MTU_512), X(IBV_MTU_1024), X(IBV_MTU_2048), X(IBV_MTU_4096),
+
+    X(IBV_MIG_MIGRATED), X(IBV_MIG_REARM), X(IBV_MIG_ARMED),
+
+    X(IBV_PORT_NOP), X(IBV_PORT_DOWN), X(IBV_PORT_INIT), X(IBV_PORT_ARMED),
+    X(IBV_PORT_ACTIVE), X(IBV_PORT_ACTIVE_DEFER),
+
+    X(IBV_LINK_LAYER_UNSPECIFIED), X(IBV_LINK_LAYER_INFINIBAND), X(IBV_LINK_LAYER_ETHERNET),
+
+    X(IBV_GID_TYPE_IB), X(IBV_GID_TYPE_ROCE_V1), X(IBV_GID_TYPE_ROCE_V2),
+
+    X(IBV_NODE_UNKNOWN), X(IBV_NODE_CA), X(IBV_NODE_SWITCH), X(IBV_NODE_ROUTER),
+    X(IBV_NODE_RNIC), X(IBV_NODE_USNIC), X(IBV_NODE_USNIC_UDP), X(IBV_NODE_UNSPECIFIED),
+
+    X(IBV_TRANSPORT_UNKNOWN), X(IBV_TRANSPORT_IB), X(IBV_TRANSPORT_IWARP),
+    X(IBV_TRANSPORT_USNIC), X(IBV_TRANSPORT_USNIC_UDP), X(IBV_TRANSPORT_UNSPECIFIED),
+
+    X(IBV_ATOMIC_NONE), X(IBV_ATOMIC_HCA), X(IBV_ATOMIC_GLOB),
+
+    X(IBV_DEVICE_RESIZE_MAX_WR), X(IBV_DEVICE_BAD_PKEY_CNTR),
+    X(IBV_DEVICE_BAD_QKEY_CNTR), X(IBV_DEVICE_RAW_MULTI), X(IBV_DEVICE_AUTO_PATH_MIG),
+    X(IBV_DEVICE_CHANGE_PHY_PORT), X(IBV_DEVICE_UD_AV_PORT_ENFORCE),
+    X(IBV_DEVICE_CURR_QP_STATE_MOD), X(IBV_DEVICE_SHUTDOWN_PORT),
+    X(IBV_DEVICE_INIT_TYPE), X(IBV_DEVICE_PORT_ACTIVE_EVENT),
+    X(IBV_DEVICE_SYS_IMAGE_GUID), X(IBV_DEVICE_RC_RNR_NAK_GEN),
+    X(IBV_DEVICE_SRQ_RESIZE), X(IBV_DEVICE_N_NOTIFY_CQ), X(IBV_DEVICE_MEM_WINDOW),
+    X(IBV_DEVICE_UD_IP_CSUM), X(IBV_DEVICE_XRC), X(IBV_DEVICE_MEM_MGT_EXTENSIONS),
+    X(IBV_DEVICE_MEM_WINDOW_TYPE_2A), X(IBV_DEVICE_MEM_WINDOW_TYPE_2B),
+    X(IBV_DEVICE_RC_IP_CSUM), X(IBV_DEVICE_RAW_IP_CSUM),
+    X(IBV_DEVICE_MANAGED_FLOW_STEERING), X(IBV_DEVICE_RAW_SCATTER_FCS),
+    X(IBV_DEVICE_PCI_WRITE_END_PADDING),
+    /* Bits of the kernel's that verbs.h has no names for, or not for long. */
+    {"IBV_DEVICE_FLUSH_GLOBAL", 1LL << 38}, {"IBV_DEVICE_FLUSH_PERSISTENT", 1LL << 39},
+    {"IBV_DEVICE_ATOMIC_WRITE", CQN_DEVICE_ATOMIC_WRITE}, {"IBV_DEVICE_CC_DMA_BOUNCE", 1LL << 41},
+
+    X(IBV_ODP_SUPPORT), X(IBV_ODP_SUPPORT_IMPLICIT),
+    X(IBV_ODP_SUPPORT_SEND), X(IBV_ODP_SUPPORT_RECV), X(IBV_ODP_SUPPORT_WRITE),
+    X(IBV_ODP_SUPPORT_READ), X(IBV_ODP_SUPPORT_ATOMIC), X(IBV_ODP_SUPPORT_SRQ_RECV),
+    {"IBV_ODP_SUPPORT_FLUSH", 1 << 6}, {"IBV_ODP_SUPPORT_ATOMIC_WRITE", 1 << 7},
+
+    X(IBV_RAW_PACKET_CAP_CVLAN_STRIPPING), X(IBV_RAW_PACKET_CAP_SCATTER_FCS),
+    X(IBV_RAW_PACKET_CAP_IP_CSUM), X(IBV_RAW_PACKET_CAP_DELAY_DROP),
+
+    X(IBV_EVENT_CQ_ERR), X(IBV_EVENT_QP_FATAL), X(IBV_EVENT_QP_REQ_ERR),
+    X(IBV_EVENT_QP_ACCESS_ERR), X(IBV_EVENT_COMM_EST), X(IBV_EVENT_SQ_DRAINED),
+    X(IBV_EVENT_PATH_MIG), X(IBV_EVENT_PATH_MIG_ERR), X(IBV_EVENT_DEVICE_FATAL),
+    X(IBV_EVENT_PORT_ACTIVE), X(IBV_EVENT_PORT_ERR), X(IBV_EVENT_LID_CHANGE),
+    X(IBV_EVENT_PKEY_CHANGE), X(IBV_EVENT_SM_CHANGE), X(IBV_EVENT_SRQ_ERR),
+    X(IBV_EVENT_SRQ_LIMIT_REACHED), X(IBV_EVENT_QP_LAST_WQE_REACHED),
+    X(IBV_EVENT_CLIENT_REREGISTER), X(IBV_EVENT_GID_CHANGE), X(IBV_EVENT_WQ_FATAL),
+
+    X(IBV_WC_EX_WITH_BYTE_LEN), X(IBV_WC_EX_WITH_IMM), X(IBV_WC_EX_WITH_QP_NUM),
+    X(IBV_WC_EX_WITH_SRC_QP), X(IBV_WC_EX_WITH_SLID), X(IBV_WC_EX_WITH_SL),
+    X(IBV_WC_EX_WITH_DLID_PATH_BITS), X(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP),
+    X(IBV_WC_EX_WITH_CVLAN), X(IBV_WC_EX_WITH_FLOW_TAG),
+    X(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK),
+#undef X
+#define X(name) {"IBV_" #name, CQN_##name}
+    X(WC_FLUSH), X(WR_FLUSH),
+    X(ACCESS_FLUSH_GLOBAL), X(ACCESS_FLUSH_PERSISTENT),
+};
+#undef X
+/* clang-format on */
+
+PyObject *cqn_constants(void)
+{
+    PyObject *dict = PyDict_New();
+    for (size_t i = 0; dict != NULL && i < Py_ARRAY_LENGTH(constants); i++) {
+        PyObject *value = PyLong_FromLongLong(constants[i].value);
+        if (value == NULL || PyDict_SetItemString(dict, constants[i].name, value) < 0) {
+            Py_CLEAR(dict);
+        }
+        Py_XDECREF(value);
+    }
+    return dict;
+}
+
+const char *cqn_qp_type_name(enum ibv_qp_type type)
+{
+    return type == IBV_QPT_RC ? "RC" : type == IBV_QPT_UC ? "UC" : "UD";
+}
+
+const char *cqn_qp_state_name(enum ibv_qp_state state)
+{
+    static const char *const names[] = {"RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"};
+    return (size_t)state < Py_ARRAY_LENGTH(names) ? names[state] : "an unknown state";
+}
+
+/* Fills a table with the members of an enum, by value. */
+static int fill_table(PyObject *enum_type, PyObject **table, size_t n)
+{
+    PyObject *members = PySequence_List(enum_type);
+    if (members == NULL) {
+        return -1;
+    }
+    int rc = 0;
+    for (Py_ssize_t i = 0; rc == 0 && i < PyList_GET_SIZE(members); i++) {
+        PyObject *one = PyList_GET_ITEM(members, i);
+        size_t value = PyLong_AsSize_t(one);
+        if (value == (size_t)-1 && PyErr_Occurred()) {
+            rc = -1;
+        }
+        else if (value < n) {
+            Py_XSETREF(table[value], Py_NewRef(one));
+        }
+    }
+    Py_DECREF(members);
+    return rc;
+}
+
+/* As a member of a registered enum of flags. */
+PyObject *cqn_flags(PyObject *enum_type, uint32_t flags)
+{
+    return enum_type == NULL ? PyLong_FromUnsignedLong(flags)
+                             : PyObject_CallFunction(enum_type, "I", flags);
+}
+
+PyObject *cqn_register_enums(PyObject *module, PyObject *args)
+{
+    CQN_LOCKED;
+    cqn_state *st = PyModule_GetState(module);
+    PyObject *status, *opcode, *flags, *ex_flags, *event_type;
+    if (!PyArg_ParseTuple(args, "OOOOO:_register_enums", &status, &opcode, &flags, &ex_flags,
+                          &event_type) ||
+        fill_table(status, st->wc_status, CQN_WC_STATUSES) < 0 ||
+        fill_table(opcode, st->wc_opcode, CQN_WC_OPCODES) < 0 ||
+        fill_table(event_type, st->event_type, CQN_EVENT_TYPES) < 0) {
+        return NULL;
+    }
+    Py_XSETREF(st->wc_flags, Py_NewRef(flags));
+    Py_XSETREF(st->wc_ex_flags, Py_NewRef(ex_flags));
+    Py_RETURN_NONE;
+}

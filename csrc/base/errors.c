@@ -1,0 +1,285 @@
+/* SPDX-License-Identifier: MIT */
+/* The exceptions, and where the errno of a verb becomes one. */
+
+#include "base/core.h"
+
+/* What the types are called with begins their docs, as in all others: inspect.signature() finds it
+ * there. `__doc__` is the rest, which Python sees to for types that are made by a spec alone. */
+#define SIGNATURE "(*args)\n--\n\n"
+
+static PyObject *new_exception(PyObject *module, const char *name, const char *doc, PyObject *base,
+                               PyObject *dict)
+{
+    PyObject *type = PyErr_NewExceptionWithDoc(name, doc, base, dict);
+    PyObject *rest = PyUnicode_FromString(strstr(doc, SIGNATURE) + strlen(SIGNATURE));
+    if (type != NULL && (rest == NULL || PyObject_SetAttrString(type, "__doc__", rest) < 0 ||
+                         PyModule_AddType(module, (PyTypeObject *)type) < 0)) {
+        Py_CLEAR(type);
+    }
+    Py_XDECREF(rest);
+    return type;
+}
+
+int cqn_errors_init(PyObject *module, cqn_state *st)
+{
+    PyObject *dict = Py_BuildValue("{s:s,s:i,s:O}", "verb", "", "posted", 0, "bad_wr", Py_None);
+    if (dict == NULL) {
+        return -1;
+    }
+    st->VerbsError = new_exception(
+        module, "cqnotify.VerbsError",
+        "VerbsError" SIGNATURE
+        "A verb failed. `errno` is its error, `verb` its name; the text says what to do. Where "
+        "work requests were posted, the first `posted` of them were; `bad_wr` is the SendWR or "
+        "RecvWR that the device refused.",
+        PyExc_OSError, dict);
+    Py_DECREF(dict);
+    if (st->VerbsError == NULL) {
+        return -1;
+    }
+    st->BusyError = new_exception(
+        module, "cqnotify.BusyError",
+        "BusyError" SIGNATURE
+        "The object can't be closed yet: others, which the text names, still need it.",
+        st->VerbsError, NULL);
+    st->DeviceRemovedError =
+        new_exception(module, "cqnotify.DeviceRemovedError",
+                      "DeviceRemovedError" SIGNATURE
+                      "The device has gone. Nothing will complete any more; close what is open.",
+                      st->VerbsError, NULL);
+    st->ClosedError =
+        new_exception(module, "cqnotify.ClosedError",
+                      "ClosedError" SIGNATURE
+                      "The object was closed, or it was opened before a fork, by the parent.",
+                      PyExc_ValueError, NULL);
+    st->CompletionError = new_exception(module, "cqnotify.CompletionError",
+                                        "CompletionError" SIGNATURE
+                                        "A work request failed: `status`, `wr_id`, `qp_num`, "
+                                        "`vendor_err`, and `wc`, its completion.",
+                                        PyExc_Exception, NULL);
+    st->AsyncEventError = new_exception(
+        module, "cqnotify.AsyncEventError",
+        "AsyncEventError" SIGNATURE
+        "The device reports a failure of what completions were awaited from: `event` is the "
+        "AsyncEvent.",
+        PyExc_Exception, NULL);
+    return st->BusyError && st->DeviceRemovedError && st->ClosedError && st->CompletionError &&
+                   st->AsyncEventError
+               ? 0
+               : -1;
+}
+
+/* type(err, message), with the verb's name as an attribute. */
+static PyObject *new_error(PyObject *type, int err, const char *verb, PyObject *message)
+{
+    PyObject *exc = PyObject_CallFunction(type, "iO", err, message);
+    PyObject *name = PyUnicode_FromString(verb);
+    if (exc != NULL && (name == NULL || PyObject_SetAttrString(exc, "verb", name) < 0)) {
+        Py_CLEAR(exc);
+    }
+    Py_XDECREF(name);
+    return exc;
+}
+
+/* A verb returns its error, but some providers return it negated, or -1 and set errno: libsiw does.
+ */
+int cqn_errno_of(int result)
+{
+    return result >= 0 ? result : result == -1 && errno != 0 ? errno : -result;
+}
+
+/* The kernel and the providers use both where something can't be done at all. 0: a provider failed
+ * to make something and set no errno, so nobody knows more. */
+static const char *text_of_errno(int err)
+{
+    if (err == 0) {
+        return "the device's provider failed and did not say why";
+    }
+    return err == EOPNOTSUPP || err == ENOSYS ? "not supported by this device" : strerror(err);
+}
+
+/* Raises it, and takes it over; NULL: an exception is already set. */
+static void raise_error(PyObject *exc)
+{
+    if (exc != NULL) {
+        PyErr_SetObject((PyObject *)Py_TYPE(exc), exc);
+        Py_DECREF(exc);
+    }
+}
+
+/* "verb: text of err: what was asked and what to do". */
+static PyObject *new_verbs_error(cqn_state *st, int err, const char *verb, const char *format,
+                                 va_list args)
+{
+    PyObject *detail = PyUnicode_FromFormatV(format, args);
+    if (detail == NULL) {
+        return NULL;
+    }
+    err = err < 0 ? -err : err;
+    PyObject *message = PyUnicode_FromFormat("%s: %s%s%U", verb, text_of_errno(err),
+                                             PyUnicode_GET_LENGTH(detail) ? ": " : "", detail);
+    Py_DECREF(detail);
+    if (message == NULL) {
+        return NULL;
+    }
+    /* The kernel answers every verb with EIO once a device was removed. */
+    PyObject *exc = new_error(err == EIO ? st->DeviceRemovedError : st->VerbsError,
+                              err ? err : ENOMEM, verb, message);
+    Py_DECREF(message);
+    return exc;
+}
+
+/* Raises VerbsError. Returns NULL, so that a caller can return it. */
+void *cqn_verbs_error(cqn_state *st, int err, const char *verb, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    raise_error(new_verbs_error(st, err, verb, format, args));
+    va_end(args);
+    return NULL;
+}
+
+/* The same of a post: how many requests were posted, and which was refused. */
+void *cqn_post_error(cqn_state *st, int err, const char *verb, size_t posted, PyObject *bad_wr,
+                     const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    PyObject *exc = new_verbs_error(st, err, verb, format, args);
+    va_end(args);
+    PyObject *count = PyLong_FromSize_t(posted);
+    if (exc != NULL && (count == NULL || PyObject_SetAttrString(exc, "posted", count) < 0 ||
+                        PyObject_SetAttrString(exc, "bad_wr", bad_wr ? bad_wr : Py_None) < 0)) {
+        Py_CLEAR(exc);
+    }
+    Py_XDECREF(count);
+    raise_error(exc);
+    return NULL;
+}
+
+/* Raises BusyError with `message`, which it takes over (NULL: an exception is
+ * already set). */
+void *cqn_busy_error(cqn_state *st, const char *verb, PyObject *message)
+{
+    if (message != NULL) {
+        raise_error(new_error(st->BusyError, EBUSY, verb, message));
+        Py_DECREF(message);
+    }
+    return NULL;
+}
+
+/* The exception that is set, or NULL; it is not set any more. */
+PyObject *cqn_take_exception(void)
+{
+#if PY_VERSION_HEX >= 0x030C0000
+    return PyErr_GetRaisedException();
+#else
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    if (type != NULL) {
+        PyErr_NormalizeException(&type, &value, &traceback);
+        if (traceback != NULL) {
+            PyException_SetTraceback(value, traceback);
+        }
+    }
+    Py_XDECREF(traceback);
+    Py_XDECREF(type);
+    return value;
+#endif
+}
+
+/* Sets what cqn_take_exception() returned, and none if that was NULL. */
+void cqn_put_exception(PyObject *exc)
+{
+#if PY_VERSION_HEX >= 0x030C0000
+    PyErr_SetRaisedException(exc);
+#else
+    PyErr_Restore(exc == NULL ? NULL : Py_NewRef((PyObject *)Py_TYPE(exc)), exc,
+                  exc == NULL ? NULL : PyException_GetTraceback(exc));
+#endif
+}
+
+/* Puts before the text of a ValueError, which was just raised, which of a list it
+ * is about. Other exceptions are about more than that one. */
+void cqn_blame_item(Py_ssize_t i)
+{
+    if (!PyErr_ExceptionMatches(PyExc_ValueError)) {
+        return;
+    }
+    PyObject *exc = cqn_take_exception();
+    PyErr_Format((PyObject *)Py_TYPE(exc), "[%zd] of the list: %S", i, exc);
+    Py_DECREF(exc);
+}
+
+/* "RETRY_EXC_ERR, transport retry counter exceeded (vendor_err 0x81)". */
+static PyObject *describe_status(PyObject *wc, const struct ibv_wc *raw)
+{
+    PyObject *status = PyObject_GetAttrString(wc, "status");
+    PyObject *name = status == NULL              ? NULL
+                     : PyLong_CheckExact(status) ? PyUnicode_FromFormat("status %S", status)
+                                                 : PyObject_GetAttrString(status, "name");
+    PyObject *text = name == NULL ? NULL
+                                  : PyUnicode_FromFormat("%S, %s (vendor_err 0x%x)", name,
+                                                         ibv_wc_status_str(raw->status),
+                                                         (unsigned)raw->vendor_err);
+    Py_XDECREF(name);
+    Py_XDECREF(status);
+    return text;
+}
+
+/* "SEND (wr_id 5)". A failed completion does not tell the operation: that is NULL unless the one
+ * that posted knows it. What cqnotify.aio chose itself, from 2**63 on, means nothing to the user.
+ */
+static PyObject *describe_request(const char *operation, uint64_t wr_id)
+{
+    const bool chosen_by_user = wr_id >> 63 == 0;
+    const unsigned long long id = wr_id;
+    if (operation == NULL) {
+        return chosen_by_user ? PyUnicode_FromFormat("work request %llu", id)
+                              : PyUnicode_FromString("a work request");
+    }
+    return chosen_by_user ? PyUnicode_FromFormat("%s (wr_id %llu)", operation, id)
+                          : PyUnicode_FromString(operation);
+}
+
+static PyObject *completion_message(PyObject *wc, const struct ibv_wc *raw, const char *operation)
+{
+    PyObject *request = describe_request(operation, raw->wr_id);
+    PyObject *status = request ? describe_status(wc, raw) : NULL;
+    PyObject *message = status == NULL ? NULL
+                                       : PyUnicode_FromFormat("%U on QP %u failed: %U", request,
+                                                              (unsigned)raw->qp_num, status);
+    Py_XDECREF(request);
+    Py_XDECREF(status);
+    return message;
+}
+
+static PyObject *new_completion_error(cqn_state *st, PyObject *wc, const struct ibv_wc *raw,
+                                      const char *operation)
+{
+    PyObject *message = completion_message(wc, raw, operation);
+    PyObject *exc = message ? PyObject_CallOneArg(st->CompletionError, message) : NULL;
+    Py_XDECREF(message);
+    if (exc == NULL) {
+        return NULL;
+    }
+    static const char *const names[] = {"status", "wr_id", "qp_num", "vendor_err"};
+    int rc = PyObject_SetAttrString(exc, "wc", wc);
+    for (size_t i = 0; rc == 0 && i < Py_ARRAY_LENGTH(names); i++) {
+        PyObject *value = PyObject_GetAttrString(wc, names[i]);
+        rc = value == NULL ? -1 : PyObject_SetAttrString(exc, names[i], value);
+        Py_XDECREF(value);
+    }
+    if (rc < 0) {
+        Py_CLEAR(exc);
+    }
+    return exc;
+}
+
+/* Raises CompletionError, of an `operation` if its name is known; -1. */
+int cqn_completion_error(cqn_state *st, PyObject *wc, const struct ibv_wc *raw,
+                         const char *operation)
+{
+    raise_error(new_completion_error(st, wc, raw, operation));
+    return -1;
+}

@@ -1,0 +1,367 @@
+/* SPDX-License-Identifier: MIT */
+/* Making the n-th call or allocation fail, or code run before a call: see faults.h.
+ * The only C file with globals; it is empty in an ordinary build. */
+
+#include "base/core.h"
+
+#ifdef CQN_FAULTS
+
+#include <stdatomic.h>
+#include <unistd.h>
+
+typedef struct {
+    atomic_long left;             /* until it is the turn; 0: off */
+    const char *_Atomic happened; /* what failed */
+} countdown;
+
+static countdown calls, allocations;
+static atomic_int error;
+static atomic_bool hold; /* the failing call, until this is false, if it is made without the GIL */
+static const char *_Atomic held;
+static atomic_long live;
+static pthread_t armed_by;
+static PyObject *before; /* is called once, just before that call is made */
+static char before_name[32];
+static PyMemAllocatorEx original[2];
+
+/* n == 0 stops it, and leaves what happened to be asked for. */
+static void arm(countdown *c, long n)
+{
+    if (n > 0) {
+        atomic_store(&calls.happened, NULL);
+        atomic_store(&allocations.happened, NULL);
+    }
+    atomic_store(&c->left, n);
+}
+
+static bool is_its_turn(countdown *c, const char *what)
+{
+    if (atomic_load(&c->left) == 0 || atomic_fetch_sub(&c->left, 1) != 1) {
+        return false;
+    }
+    atomic_store(&c->happened, what);
+    return true;
+}
+
+int cqn_fault_errno(void)
+{
+    return atomic_load(&error);
+}
+
+static void run_before(void)
+{
+    PyObject *callback = before;
+    before = NULL;
+    PyObject *result = PyObject_CallNoArgs(callback);
+    if (result == NULL) {
+        PyErr_WriteUnraisable(callback);
+    }
+    Py_XDECREF(result);
+    Py_DECREF(callback);
+}
+
+bool cqn_fault(const char *call)
+{
+    /* A thread that spins makes its calls without the GIL. */
+    if (PyGILState_Check() && before != NULL && strcmp(call, before_name) == 0) {
+        run_before();
+    }
+    if (!is_its_turn(&calls, call)) {
+        return false;
+    }
+    while (atomic_load(&hold) && !PyGILState_Check()) {
+        atomic_store(&held, call);
+        usleep(1000);
+    }
+    atomic_store(&held, NULL);
+    errno = cqn_fault_errno();
+    return errno != 0;
+}
+
+void *cqn_born(void *handle)
+{
+    live += handle != NULL;
+    return handle;
+}
+
+int cqn_died(int rc)
+{
+    live -= rc == 0;
+    return rc;
+}
+
+int cqn_posted(int rc, const char *call)
+{
+    return rc == 0 && cqn_fault(call) ? cqn_fault_errno() : rc;
+}
+
+/* ---- events that no device gives ---- */
+
+static struct ibv_async_event injected;
+static enum { NO_EVENT, READY, READ } injection;
+
+int cqn_get_async_event_or_injected(struct ibv_context *device, struct ibv_async_event *event)
+{
+    if (injection != READY) {
+        return (ibv_get_async_event)(device, event);
+    }
+    *event = injected;
+    injection = READ;
+    return 0;
+}
+
+void cqn_ack_async_event_unless_injected(struct ibv_async_event *event)
+{
+    if (injection != READ) {
+        (ibv_ack_async_event)(event);
+    }
+    injection = NO_EVENT;
+}
+
+/* ---- a device that can do less, or more ---- */
+
+static const char *const features[] = {"atomics", "SRQ", "SRQ resize"};
+enum { ATOMICS = 1, SRQ = 2, SRQ_RESIZE = 4 };
+static atomic_uint hidden;
+static atomic_bool boasting;
+
+int cqn_query_device(struct ibv_context *device, struct ibv_device_attr *attr)
+{
+    int err = (ibv_query_device)(device, attr);
+    if (err == 0 && (hidden & ATOMICS)) {
+        attr->atomic_cap = IBV_ATOMIC_NONE;
+    }
+    if (err == 0 && (hidden & SRQ)) {
+        attr->max_srq = 0;
+    }
+    if (err == 0 && (hidden & SRQ_RESIZE)) {
+        attr->device_cap_flags &= ~(unsigned int)IBV_DEVICE_SRQ_RESIZE;
+    }
+    if (err == 0 && atomic_load(&boasting)) {
+        attr->device_cap_flags |= IBV_DEVICE_XRC;
+    }
+    return err;
+}
+
+int cqn_query_device_ex(struct ibv_context *device, const struct ibv_query_device_ex_input *input,
+                        struct ibv_device_attr_ex *attr)
+{
+    int err = (ibv_query_device_ex)(device, input, attr);
+    if (err == 0 && atomic_load(&boasting)) {
+        attr->odp_caps.general_caps = IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT;
+        attr->device_cap_flags_ex |= CQN_DEVICE_ATOMIC_WRITE;
+    }
+    return err;
+}
+
+struct ibv_mr *cqn_reg_mr(struct ibv_pd *pd, void *addr, size_t length, unsigned int access)
+{
+    static _Alignas(4096) char page[4096];
+    if (atomic_load(&boasting)) {
+        access &= ~(unsigned int)IBV_ACCESS_ON_DEMAND;
+    }
+    bool all = addr == NULL && length == SIZE_MAX;
+    return __ibv_reg_mr(pd, all ? page : addr, all ? sizeof(page) : length, access, 0);
+}
+
+/* ---- a kernel that copies no pinned pages, or a library that can't tell ---- */
+
+enum { OWN = -2, UNKNOWN = -1 };
+static int fork_answer = OWN, fork_error, fork_inits;
+
+static enum ibv_fork_status pretended_fork_status(void)
+{
+    return (enum ibv_fork_status)fork_answer;
+}
+
+void *cqn_dlsym(void *library, const char *name)
+{
+    enum ibv_fork_status (*pretended)(void) = pretended_fork_status;
+    void *found = NULL;
+    if (fork_answer == OWN) {
+        return (dlsym)(library, name);
+    }
+    if (fork_answer != UNKNOWN) {
+        memcpy(&found, &pretended, sizeof(found));
+    }
+    return found;
+}
+
+int cqn_fork_init(void)
+{
+    if (fork_answer == OWN) {
+        return (ibv_fork_init)();
+    }
+    fork_inits++;
+    if (fork_answer == IBV_FORK_DISABLED && fork_error == 0) {
+        fork_answer = IBV_FORK_ENABLED;
+    }
+    return fork_error;
+}
+
+PyObject *cqn_pretend_fork(PyObject *module, PyObject *args)
+{
+    cqn_state *st = PyModule_GetState(module);
+    PyObject *inits = PyLong_FromLong(fork_inits);
+    fork_inits = fork_error = 0;
+    if (inits != NULL && !PyArg_ParseTuple(args, "i|i:pretend_fork", &fork_answer, &fork_error)) {
+        Py_CLEAR(inits);
+    }
+    st->fork_prepared = st->fork_initialized = false;
+    return inits;
+}
+
+/* ---- allocations of the thread that asked for it ---- */
+
+static bool starve(void)
+{
+    return atomic_load(&allocations.left) > 0 && pthread_equal(pthread_self(), armed_by) &&
+           is_its_turn(&allocations, "allocation");
+}
+
+static void *faulty_malloc(void *ctx, size_t size)
+{
+    const PyMemAllocatorEx *a = ctx;
+    return starve() ? NULL : a->malloc(a->ctx, size);
+}
+
+static void *faulty_calloc(void *ctx, size_t n, size_t size)
+{
+    const PyMemAllocatorEx *a = ctx;
+    return starve() ? NULL : a->calloc(a->ctx, n, size);
+}
+
+static void *faulty_realloc(void *ctx, void *p, size_t size)
+{
+    const PyMemAllocatorEx *a = ctx;
+    return starve() ? NULL : a->realloc(a->ctx, p, size);
+}
+
+static void faulty_free(void *ctx, void *p)
+{
+    const PyMemAllocatorEx *a = ctx;
+    a->free(a->ctx, p);
+}
+
+/* Once, and for good. */
+static void hook_allocators(void)
+{
+    static const PyMemAllocatorDomain domains[] = {PYMEM_DOMAIN_MEM, PYMEM_DOMAIN_OBJ};
+    for (size_t i = 0; i < Py_ARRAY_LENGTH(domains) && original[i].malloc == NULL; i++) {
+        PyMem_GetAllocator(domains[i], &original[i]);
+        PyMemAllocatorEx faulty = {&original[i], faulty_malloc, faulty_calloc, faulty_realloc,
+                                   faulty_free};
+        PyMem_SetAllocator(domains[i], &faulty);
+    }
+}
+
+PyObject *cqn_fail_call(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    long n;
+    int err = ENOMEM, held = 0;
+    if (!PyArg_ParseTuple(args, "l|ip:fail_call", &n, &err, &held)) {
+        return NULL;
+    }
+    atomic_store(&hold, held);
+    if (n > 0) {
+        atomic_store(&error, err);
+    }
+    arm(&calls, n);
+    Py_RETURN_NONE;
+}
+
+PyObject *cqn_fail_alloc(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    long n;
+    if (!PyArg_ParseTuple(args, "l:fail_alloc", &n)) {
+        return NULL;
+    }
+    hook_allocators();
+    armed_by = pthread_self();
+    arm(&allocations, n);
+    Py_RETURN_NONE;
+}
+
+PyObject *cqn_before_call(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    CQN_LOCKED;
+    const char *name;
+    PyObject *callback;
+    if (!PyArg_ParseTuple(args, "sO:before_call", &name, &callback)) {
+        return NULL;
+    }
+    snprintf(before_name, sizeof(before_name), "%s", name);
+    Py_XSETREF(before, Py_NewRef(callback));
+    Py_RETURN_NONE;
+}
+
+PyObject *cqn_inject_event(PyObject *module, PyObject *args)
+{
+    CQN_LOCKED;
+    cqn_state *st = PyModule_GetState(module);
+    int type;
+    PyObject *element;
+    if (!PyArg_ParseTuple(args, "iO:inject_event", &type, &element)) {
+        return NULL;
+    }
+    injected = (struct ibv_async_event){.event_type = (enum ibv_event_type)type};
+    if (PyObject_TypeCheck(element, st->CQ)) {
+        injected.element.cq = CQN_OBJ(element)->handle;
+    }
+    else if (PyObject_TypeCheck(element, st->QP)) {
+        injected.element.qp = CQN_OBJ(element)->handle;
+    }
+    else if (PyObject_TypeCheck(element, st->SRQ)) {
+        injected.element.srq = CQN_OBJ(element)->handle;
+    }
+    else if (element != Py_None) {
+        injected.element.port_num = (int)PyLong_AsLong(element);
+    }
+    injection = READY;
+    Py_RETURN_NONE;
+}
+
+PyObject *cqn_hide_features(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    unsigned int mask = 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++) {
+        for (size_t f = 0; f < Py_ARRAY_LENGTH(features); f++) {
+            PyObject *name = PyTuple_GET_ITEM(args, i);
+            if (PyUnicode_CompareWithASCIIString(name, features[f]) == 0) {
+                mask |= 1u << f;
+            }
+        }
+    }
+    atomic_store(&hidden, mask);
+    Py_RETURN_NONE;
+}
+
+PyObject *cqn_boast(PyObject *Py_UNUSED(module), PyObject *boast)
+{
+    int boasts = PyObject_IsTrue(boast);
+    if (boasts < 0) {
+        return NULL;
+    }
+    atomic_store(&boasting, boasts);
+    Py_RETURN_NONE;
+}
+
+PyObject *cqn_failed(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+{
+    const char *call = atomic_load(&calls.happened);
+    const char *what = call ? call : atomic_load(&allocations.happened);
+    return what ? PyUnicode_FromString(what) : Py_NewRef(Py_None);
+}
+
+PyObject *cqn_held(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+{
+    const char *call = atomic_load(&held);
+    return call ? PyUnicode_FromString(call) : Py_NewRef(Py_None);
+}
+
+PyObject *cqn_live_handles(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+{
+    return PyLong_FromLong(atomic_load(&live));
+}
+
+#endif

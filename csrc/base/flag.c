@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A descriptor for event loops: readable while the device has reports that
+ * nobody has read, and while a flag of ours is raised. An epoll of two others,
+ * the device's own and an eventfd.
+ */
+
+#include "base/core.h"
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+/* After a failure it must be closed, too. */
+int cqn_flag_open(cqn_flag *flag, const struct ibv_context *device)
+{
+    struct epoll_event readable = {.events = EPOLLIN};
+    flag->raised_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    flag->fd = epoll_create1(EPOLL_CLOEXEC);
+    flag->is_open = true;
+    if (flag->raised_fd < 0 || flag->fd < 0 ||
+        epoll_ctl(flag->fd, EPOLL_CTL_ADD, flag->raised_fd, &readable) < 0 ||
+        epoll_ctl(flag->fd, EPOLL_CTL_ADD, device->async_fd, &readable) < 0) {
+        PyErr_SetFromErrno(PyExc_OSError);
+        return -1;
+    }
+    return 0;
+}
+
+/* A forked child shares it with its parent, and leaves it alone. */
+void cqn_flag_set(cqn_flag *flag, const cqn_object *owner, bool raised)
+{
+    uint64_t count = 1;
+    if (raised != flag->raised && flag->is_open && !cqn_forked(owner)) {
+        ssize_t n = raised ? write(flag->raised_fd, &count, sizeof(count))
+                           : read(flag->raised_fd, &count, sizeof(count));
+        (void)n;
+        flag->raised = raised;
+    }
+}
+
+/* A forked child has descriptors of its own for the same files. */
+void cqn_flag_close(cqn_flag *flag)
+{
+    if (flag->is_open) {
+        flag->is_open = false;
+        close(flag->fd);
+        close(flag->raised_fd);
+    }
+}

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: MIT */
+/* The lock of lock.h, and what becomes of it in a forked child. */
+
+#include "base/core.h"
+
+#ifdef Py_GIL_DISABLED
+
+PyObject cqn_lock;
+_Thread_local unsigned cqn_sections; /* that this thread is in, and has not suspended */
+
+/* CPython forks when no other thread runs, and so none is in a section; but the
+ * lock can have been handed to one that waited for it, and is not there any more. */
+static void free_in_child(void)
+{
+    if (cqn_sections == 0) {
+        memset(&cqn_lock.ob_mutex, 0, sizeof(cqn_lock.ob_mutex));
+    }
+}
+
+/* For each interpreter that imports the module: to do it again does no harm. */
+int cqn_lock_init(void)
+{
+    errno = pthread_atfork(NULL, NULL, free_in_child);
+    return errno == 0 ? 0 : (PyErr_SetFromErrno(PyExc_OSError), -1);
+}
+
+#endif

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Memory of objects that were dropped, for the next ones of their type: a task that awaits
+ * makes and drops a request for each message. What is kept refers to nothing, and the
+ * garbage collector does not know it; so neither is it counted as new when it is used again.
+ */
+
+#include "base/core.h"
+
+/* The GIL guards them; without one, objects are deallocated under no lock. */
+#ifdef Py_GIL_DISABLED
+#define KEPT 0
+#else
+#define KEPT CQN_SPARES
+#endif
+
+/* AddressSanitizer reports the use of an object that was dropped, also while it is kept. */
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(addr, size) ((void)(addr), (void)(size))
+#define ASAN_UNPOISON_MEMORY_REGION(addr, size) ((void)(addr), (void)(size))
+#endif
+
+static PyObject *take_spare(cqn_spares *spares)
+{
+    PyObject *op = spares->kept[--spares->len];
+    ASAN_UNPOISON_MEMORY_REGION(op, spares->size);
+    return op;
+}
+
+/* As tp_alloc(): zeroed, and known to the collector. */
+PyObject *cqn_spares_alloc(cqn_spares *spares, PyTypeObject *type)
+{
+    if (spares->len == 0) {
+        return type->tp_alloc(type, 0);
+    }
+    PyObject *op = take_spare(spares);
+    memset((char *)op + sizeof(PyObject), 0, spares->size - sizeof(PyObject));
+    (void)PyObject_Init(op, type);
+    PyObject_GC_Track(op);
+    return op;
+}
+
+/* As tp_free(), of one that the collector has not finalized. */
+void cqn_spares_free(cqn_spares *spares, PyObject *op)
+{
+    if (spares->over || spares->len == KEPT) {
+        PyObject_GC_Del(op);
+        return;
+    }
+    spares->size = (size_t)Py_TYPE(op)->tp_basicsize;
+    ASAN_POISON_MEMORY_REGION(op, spares->size);
+    spares->kept[spares->len++] = op;
+}
+
+/* Before the type goes. */
+void cqn_spares_clear(cqn_spares *spares)
+{
+    spares->over = true;
+    while (spares->len > 0) {
+        PyObject_GC_Del(take_spare(spares));
+    }
+}

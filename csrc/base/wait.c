@@ -1,0 +1,392 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Sleeping without the GIL: what get_event() and get_async_event() have in
+ * common.
+ *
+ * A gate is where threads sleep, in ppoll(2). Each has a record, a cqn_waiter,
+ * with an eventfd by which the others wake it. What they want of it is written
+ * to the record, under the GIL, before the eventfd is made readable; so a waiter
+ * misses nothing, even if it has yet to enter ppoll. It sees to it when the GIL
+ * is back, in this order: signals, close(), what it waits for, failures,
+ * interrupt(), the deadline.
+ *
+ * The poller. One of the sleepers also polls the file that brings what all of
+ * them wait for, and the device's asynchronous events: so an event wakes one
+ * thread, not all. A waiter that goes to sleep takes that role if no other has
+ * it, and lays it down, first of all, when it wakes. If it goes back to sleep it
+ * takes the role again; but before it leaves for whatever reason, and before it
+ * runs the handler of a signal, it hands the role on to the first sleeper. That
+ * one enters ppoll anew, with more files, and does not take the GIL for it. What
+ * came while no waiter polled is readable then.
+ *
+ * The records are not on the stacks of the threads: when the interpreter ends,
+ * CPython lets no other thread have the GIL again, and up to 3.13 ends it where
+ * it asks for it, while its record is still in the list. Nothing of such a
+ * thread comes back, so at that time whoever goes to sleep polls for itself.
+ */
+
+#include "base/core.h"
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#define LOOK_EVERY 16
+#define SPARES 8 /* records that are kept for the next, since an eventfd is a system call */
+
+struct cqn_waiter {
+    cqn_waiter *next;
+    int wake_fd; /* eventfd */
+    bool asleep; /* or on its way into ppoll, or back to the GIL */
+    bool rung;   /* somebody has made wake_fd readable during this sleep */
+    bool interrupted;
+    atomic_bool looks; /* it is to take the GIL and look; guarded by it, and read without */
+    uint64_t told;     /* serial of the latest failure that it knows of */
+};
+
+static cqn_waiter *new_waiter(void)
+{
+    cqn_waiter *waiter = PyMem_Calloc(1, sizeof(*waiter));
+    if (waiter == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    waiter->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (waiter->wake_fd < 0) {
+        PyErr_SetFromErrno(PyExc_OSError);
+        PyMem_Free(waiter);
+        return NULL;
+    }
+    return waiter;
+}
+
+static void free_waiter(cqn_waiter *waiter)
+{
+    close(waiter->wake_fd);
+    PyMem_Free(waiter);
+}
+
+/* With a first record: a thread that waits alone needs no more. */
+int cqn_gate_open(cqn_gate *gate)
+{
+    gate->spares = new_waiter();
+    gate->spares_len = gate->spares != NULL;
+    return gate->spares != NULL ? 0 : -1;
+}
+
+/* Records of those inside are theirs to free. */
+void cqn_gate_clear(cqn_gate *gate)
+{
+    while (gate->spares != NULL) {
+        cqn_waiter *spare = gate->spares;
+        gate->spares = spare->next;
+        free_waiter(spare);
+    }
+    gate->spares_len = 0;
+}
+
+static void ring(cqn_waiter *waiter)
+{
+    uint64_t one = 1;
+    waiter->rung = true;
+    ssize_t n = write(waiter->wake_fd, &one, sizeof(one));
+    (void)n; /* it is readable already if the counter is full */
+}
+
+static void unring(const cqn_waiter *waiter)
+{
+    uint64_t count;
+    ssize_t n = read(waiter->wake_fd, &count, sizeof(count));
+    (void)n;
+}
+
+/* Makes all sleepers look again. */
+void cqn_gate_wake(cqn_gate *gate)
+{
+    for (cqn_waiter *w = gate->waiters; w != NULL; w = w->next) {
+        if (w->asleep && !atomic_load(&w->looks)) {
+            atomic_store(&w->looks, true);
+            ring(w);
+        }
+    }
+}
+
+/* What the waiters wait on was destroyed, for good. In a forked child none of
+ * them is left, and their eventfds are the parent's. */
+void cqn_gate_shut(cqn_gate *gate, bool nobody_left)
+{
+    gate->gone = true;
+    if (!nobody_left) {
+        cqn_gate_wake(gate);
+    }
+    cqn_gate_clear(gate);
+}
+
+/* Ends the wait of all waiters; if there is none, that of the next one. */
+void cqn_gate_interrupt(cqn_gate *gate)
+{
+    for (cqn_waiter *w = gate->waiters; w != NULL; w = w->next) {
+        w->interrupted = true;
+    }
+    gate->interrupt_next |= gate->waiters == NULL;
+    cqn_gate_wake(gate);
+}
+
+/* ---- the poller ---- */
+
+static void take_role(cqn_gate *gate, cqn_waiter *waiter)
+{
+    if (atomic_load(&gate->poller) == NULL || cqn_is_ending()) {
+        atomic_store(&gate->poller, waiter);
+    }
+}
+
+static bool has_role(cqn_gate *gate, const cqn_waiter *waiter)
+{
+    return atomic_load(&gate->poller) == waiter;
+}
+
+static void lay_down_role(cqn_gate *gate, const cqn_waiter *waiter)
+{
+    if (has_role(gate, waiter)) {
+        atomic_store(&gate->poller, NULL);
+    }
+}
+
+/* To the first sleeper, if no waiter has it. */
+static void hand_on_role(cqn_gate *gate)
+{
+    if (atomic_load(&gate->poller) != NULL) {
+        return;
+    }
+    cqn_waiter *w = gate->waiters;
+    while (w != NULL && !w->asleep) {
+        w = w->next;
+    }
+    if (w != NULL) {
+        atomic_store(&gate->poller, w);
+        ring(w);
+    }
+}
+
+/* ---- sleeping ---- */
+
+int64_t cqn_now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
+}
+
+/* ppoll(2) until the deadline; negative: none. */
+static int poll_until(struct pollfd *fds, nfds_t n, int64_t deadline)
+{
+    struct timespec left, *limit = NULL;
+    if (deadline >= 0) {
+        int64_t ns = deadline - cqn_now_ns();
+        ns = ns < 0 ? 0 : ns;
+        left.tv_sec = ns / 1000000000;
+        left.tv_nsec = ns % 1000000000;
+        limit = &left;
+    }
+    return ppoll(fds, n, limit, NULL);
+}
+
+/* What is asked of it is written before its eventfd is: so it takes that back first. */
+static bool is_to_look(const cqn_waiter *waiter)
+{
+    unring(waiter);
+    return atomic_load(&waiter->looks);
+}
+
+/* Until its eventfd is readable, the first file, or, for the poller, one of the
+ * others; or the deadline has come, or a signal. As ppoll(2): > 0, 0, or -1 with
+ * errno. A waiter that becomes the poller meanwhile sleeps on as that. */
+static int sleep_until(cqn_gate *gate, const cqn_waiter *waiter, struct pollfd fds[3],
+                       int64_t deadline)
+{
+    int n, err;
+    Py_BEGIN_ALLOW_THREADS
+        bool polls;
+        do {
+            polls = has_role(gate, waiter);
+            n = poll_until(fds, polls ? 3 : 1, deadline);
+            err = errno;
+        } while (n > 0 && !polls && !is_to_look(waiter));
+    Py_END_ALLOW_THREADS
+    errno = err;
+    return n;
+}
+
+/* A device tells of its end by POLLERR or POLLHUP on its files. */
+static bool is_dead(const struct pollfd *fd)
+{
+    return (fd->revents & (POLLERR | POLLHUP)) && !(fd->revents & POLLIN);
+}
+
+static PyObject *interrupted(bool *by)
+{
+    *by = false;
+    PyErr_SetString(PyExc_InterruptedError, "the wait was ended by interrupt()");
+    return NULL;
+}
+
+/* Sleeps once, and handles what woke it but what all look for next. Returns
+ * whether the deadline has come, or -1 with an exception. */
+static int sleep_once(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *kind,
+                      cqn_waiter *waiter, int64_t deadline)
+{
+    const struct ibv_context *device = self->context->base.handle;
+    struct pollfd fds[3] = {
+        {waiter->wake_fd, POLLIN, 0},
+        {kind->fd(self), POLLIN, 0},
+        {device->async_fd, POLLIN, 0},
+    };
+    waiter->asleep = true;
+    take_role(gate, waiter);
+    int n = sleep_until(gate, waiter, fds, deadline);
+    int err = errno;
+    lay_down_role(gate, waiter);
+    waiter->asleep = false;
+    if (waiter->rung) {
+        waiter->rung = false;
+        atomic_store(&waiter->looks, false);
+        unring(waiter);
+    }
+    if (n < 0) {
+        int rc = -1;
+        if (err == EINTR) {
+            hand_on_role(gate); /* the handler can run for long, or wait here itself */
+            CQN_UNLOCKED(rc = PyErr_CheckSignals());
+        }
+        else {
+            errno = err;
+            PyErr_SetFromErrno(PyExc_OSError);
+        }
+        return rc;
+    }
+    /* What it waits for comes first: it can be the last that this device brings. */
+    const bool came = fds[1].revents & POLLIN;
+    if (!came && self->handle != NULL && (is_dead(&fds[1]) || is_dead(&fds[2]))) {
+        cqn_verbs_error(self->state, EIO, kind->verb, "no more events will come");
+        return -1;
+    }
+    if (!came && self->handle != NULL && fds[2].revents != 0 &&
+        cqn_async_drain(self->context) < 0) {
+        return -1;
+    }
+    return n == 0 || (deadline >= 0 && cqn_now_ns() >= deadline);
+}
+
+/* Sleeps until something is found, after a look in vain, or where none is worth it. */
+static PyObject *wait_in(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *kind,
+                         cqn_waiter *waiter, int64_t deadline)
+{
+    int late = 0;
+    for (;;) {
+        /* To look can run any code. */
+        if (cqn_open(self) == NULL || kind->check(self, &waiter->told) < 0 ||
+            cqn_open(self) == NULL) {
+            return NULL;
+        }
+        if (waiter->interrupted) {
+            return interrupted(&waiter->interrupted);
+        }
+        if (late) {
+            PyErr_SetString(PyExc_TimeoutError, kind->timed_out);
+            return NULL;
+        }
+        late = sleep_once(self, gate, kind, waiter, deadline);
+        if (late < 0) {
+            return NULL;
+        }
+        PyObject *found = cqn_open(self) == NULL ? NULL : kind->take(self);
+        if (found != NULL || PyErr_Occurred()) {
+            return found;
+        }
+    }
+}
+
+/* A new waiter is the last of those inside. NULL: an exception. */
+static cqn_waiter *enter(cqn_gate *gate, uint64_t told)
+{
+    cqn_waiter *waiter = gate->spares;
+    if (waiter != NULL) {
+        gate->spares = waiter->next;
+        gate->spares_len--;
+    }
+    else if ((waiter = new_waiter()) == NULL) {
+        return NULL;
+    }
+    waiter->next = NULL;
+    waiter->told = told;
+    cqn_waiter **end = &gate->waiters;
+    while (*end != NULL) {
+        end = &(*end)->next;
+    }
+    *end = waiter;
+    return waiter;
+}
+
+/* A waiter that leaves for another reason passes an interrupt on. In a forked child the
+ * others are not there, and their eventfds are the parent's. */
+static void leave(const cqn_object *self, cqn_gate *gate, cqn_waiter *waiter)
+{
+    cqn_waiter **link = &gate->waiters;
+    while (*link != waiter) {
+        link = &(*link)->next;
+    }
+    *link = waiter->next;
+    gate->interrupt_next |= waiter->interrupted;
+    waiter->interrupted = false;
+    if (!cqn_forked(self)) {
+        hand_on_role(gate);
+    }
+    if (gate->gone || gate->spares_len >= SPARES) {
+        free_waiter(waiter);
+    }
+    else {
+        waiter->next = gate->spares;
+        gate->spares = waiter;
+        gate->spares_len++;
+    }
+}
+
+/* Whether to look before the first sleep. Where the last wait had to sleep this one
+ * will have to, most likely, and to look would be a system call for nothing. Now and
+ * then it looks all the same: where what it waits for comes faster than it is taken,
+ * to go to sleep first is what costs. */
+static bool looks_first(const cqn_object *self, cqn_gate *gate, const cqn_wait_kind *kind,
+                        uint64_t told)
+{
+    return gate->sleeps++ % LOOK_EVERY == 0 || kind->is_quiet == NULL ||
+           !kind->is_quiet(self, told);
+}
+
+/* Waits until kind->take() finds something. `timeout` is the argument, `told` the
+ * serial of the latest failure that is known already. */
+PyObject *cqn_gate_wait(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *kind,
+                        PyObject *timeout, uint64_t told)
+{
+    int64_t ns;
+    if (cqn_timeout(timeout, &ns) < 0 || !cqn_still_open(self, timeout != NULL)) {
+        return NULL;
+    }
+    if (gate->interrupt_next) {
+        return interrupted(&gate->interrupt_next);
+    }
+    if (looks_first(self, gate, kind, told)) {
+        PyObject *found = kind->take(self);
+        if (found != NULL || PyErr_Occurred()) {
+            gate->sleeps = 0;
+            return found;
+        }
+    }
+    cqn_waiter *waiter = enter(gate, told);
+    if (waiter == NULL) {
+        return NULL;
+    }
+    PyObject *found = wait_in(self, gate, kind, waiter, ns < 0 ? -1 : cqn_now_ns() + ns);
+    leave(self, gate, waiter);
+    return found;
+}

@@ -1,0 +1,410 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * WorkCompletion: a small object without GC around a copy of the ibv_wc. The
+ * four fields that programs look at are boxed once, in slots that the
+ * interpreter reads without a call; the others are made when asked for.
+ *
+ * A program that drains a CQ drops as many as it makes. Each interpreter keeps the
+ * memory of some that were dropped, the spares, for the next ones.
+ */
+
+#include "base/core.h"
+
+/* How many are kept. The GIL guards them; without one, objects are deallocated under no lock. */
+#ifdef Py_GIL_DISABLED
+#define SPARES 0
+#else
+#define SPARES CQN_WC_SPARES
+#endif
+
+/* AddressSanitizer reports the use of an object that was dropped, also while it is kept. */
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(addr, size) ((void)(addr), (void)(size))
+#define ASAN_UNPOISON_MEMORY_REGION(addr, size) ((void)(addr), (void)(size))
+#endif
+
+typedef struct {
+    cqn_wc_extra values;
+    uint32_t valid; /* which of them are */
+} valid_extra;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *wr_id, *status, *opcode, *byte_len;
+    cqn_state *state;   /* kept alive by the type, and that by this object */
+    valid_extra *extra; /* own, or NULL */
+    struct ibv_wc raw;
+} work_completion;
+
+/* The member of the enum for it; what it does not know stays an int. */
+static PyObject *member(PyObject *const *table, size_t n, uint32_t value)
+{
+    return value < n && table[value] != NULL ? Py_NewRef(table[value])
+                                             : PyLong_FromUnsignedLong(value);
+}
+
+static bool is_ok(const struct ibv_wc *raw)
+{
+    return raw->status == IBV_WC_SUCCESS;
+}
+
+/* Which fields are valid, as WCExFlags. Those that tell of the sender are there
+ * for a received datagram. */
+uint32_t cqn_wc_fields(const struct ibv_wc *raw)
+{
+    uint32_t fields = IBV_WC_EX_WITH_QP_NUM;
+    if (!is_ok(raw)) {
+        return fields;
+    }
+    fields |= IBV_WC_EX_WITH_BYTE_LEN;
+    if (raw->wc_flags & (IBV_WC_WITH_IMM | IBV_WC_WITH_INV)) {
+        fields |= IBV_WC_EX_WITH_IMM;
+    }
+    if ((raw->opcode & IBV_WC_RECV) && (raw->wc_flags & CQN_WC_DATAGRAM)) {
+        fields |= IBV_WC_EX_WITH_SRC_QP | IBV_WC_EX_WITH_SLID | IBV_WC_EX_WITH_SL |
+                  IBV_WC_EX_WITH_DLID_PATH_BITS;
+    }
+    return fields & ~(raw->wc_flags >> 24);
+}
+
+static PyObject *number_or_none(bool valid, uint32_t value)
+{
+    return valid ? PyLong_FromUnsignedLong(value) : Py_NewRef(Py_None);
+}
+
+/* ---- memory ---- */
+
+/* A spare holds no references, not even to its type: the garbage collector does not see spares, and
+ * must find the module when nothing else refers to it. */
+static PyObject *take_spare(cqn_state *st)
+{
+    PyObject *op = st->wc_spares[--st->wc_spares_len];
+    ASAN_UNPOISON_MEMORY_REGION(op, sizeof(work_completion));
+    return op;
+}
+
+static work_completion *alloc(cqn_state *st)
+{
+    return st->wc_spares_len == 0
+               ? PyObject_New(work_completion, st->WorkCompletion)
+               : (work_completion *)PyObject_Init(take_spare(st), st->WorkCompletion);
+}
+
+static void free_or_spare(cqn_state *st, PyObject *op)
+{
+    if (st->wc_spares_len == SPARES) {
+        PyObject_Free(op);
+        return;
+    }
+    ASAN_POISON_MEMORY_REGION(op, sizeof(work_completion));
+    st->wc_spares[st->wc_spares_len++] = op;
+}
+
+/* When the module goes, and so no WorkCompletion is left. */
+void cqn_wc_free_spares(cqn_state *st)
+{
+    while (st->wc_spares_len > 0) {
+        PyObject_Free(take_spare(st));
+    }
+}
+
+static void wc_dealloc(PyObject *op)
+{
+    work_completion *self = (work_completion *)op;
+    PyTypeObject *type = Py_TYPE(op);
+    Py_XDECREF(self->wr_id);
+    Py_XDECREF(self->status);
+    Py_XDECREF(self->opcode);
+    Py_XDECREF(self->byte_len);
+    if (self->extra != NULL) {
+        PyMem_Free(self->extra);
+    }
+    free_or_spare(self->state, op);
+    Py_DECREF(type);
+}
+
+/* ---- making one ---- */
+
+static int set_extra(work_completion *self, const cqn_wc_extra *extra, uint32_t fields)
+{
+    self->extra = PyMem_Malloc(sizeof(*self->extra));
+    if (self->extra == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    *self->extra = (valid_extra){.values = *extra, .valid = fields & CQN_WC_EX_EXTRA};
+    return 0;
+}
+
+static bool is_sized(const struct ibv_wc *raw)
+{
+    return is_ok(raw) && !(raw->wc_flags & CQN_WC_LACKS(IBV_WC_EX_WITH_BYTE_LEN));
+}
+
+/* Completions in a row are mostly of one length, and share its int. */
+static PyObject *new_byte_len(cqn_state *st, uint32_t value)
+{
+    PyObject *byte_len = PyLong_FromUnsignedLong(value);
+    Py_XSETREF(st->byte_len, Py_XNewRef(byte_len));
+    st->byte_len_value = value;
+    return byte_len;
+}
+
+/* Sets status, opcode and byte_len to objects that exist, as they do for most that succeeded. */
+static bool set_plain(work_completion *self, const cqn_state *st, const struct ibv_wc *raw)
+{
+    if (!is_sized(raw) || raw->byte_len != st->byte_len_value || raw->opcode >= CQN_WC_OPCODES) {
+        return false;
+    }
+    PyObject *status = st->wc_status[IBV_WC_SUCCESS], *opcode = st->wc_opcode[raw->opcode];
+    if (status == NULL || opcode == NULL || st->byte_len == NULL) {
+        return false;
+    }
+    self->status = Py_NewRef(status);
+    self->opcode = Py_NewRef(opcode);
+    self->byte_len = Py_NewRef(st->byte_len);
+    return true;
+}
+
+/* The same for any completion. */
+static int set_any(work_completion *self, cqn_state *st, const struct ibv_wc *raw)
+{
+    const bool ok = is_ok(raw);
+    self->status = member(st->wc_status, CQN_WC_STATUSES, raw->status);
+    self->opcode = ok ? member(st->wc_opcode, CQN_WC_OPCODES, raw->opcode) : Py_NewRef(Py_None);
+    self->byte_len = is_sized(raw) ? new_byte_len(st, raw->byte_len) : Py_NewRef(Py_None);
+    return self->status && self->opcode && self->byte_len ? 0 : -1;
+}
+
+PyObject *cqn_wc_new(cqn_state *st, const struct ibv_wc *raw, const cqn_wc_extra *extra,
+                     uint32_t extra_fields)
+{
+    work_completion *self = alloc(st);
+    if (self == NULL) {
+        return NULL;
+    }
+    self->state = st;
+    self->extra = NULL;
+    self->raw = *raw;
+    self->wr_id = PyLong_FromUnsignedLongLong(raw->wr_id);
+    if ((!set_plain(self, st, raw) && set_any(self, st, raw) < 0) || self->wr_id == NULL ||
+        (extra != NULL && is_ok(raw) && set_extra(self, extra, extra_fields) < 0)) {
+        Py_CLEAR(self);
+    }
+    return (PyObject *)self;
+}
+
+static const struct ibv_wc *raw_of(PyObject *op)
+{
+    return &((work_completion *)op)->raw;
+}
+
+/* Or NULL, with TypeError: it is none. */
+const struct ibv_wc *cqn_wc_raw(const cqn_state *st, PyObject *wc, const char *name)
+{
+    if (!Py_IS_TYPE(wc, st->WorkCompletion)) {
+        PyErr_Format(PyExc_TypeError, "%s must be a WorkCompletion, not %s", name,
+                     Py_TYPE(wc)->tp_name);
+        return NULL;
+    }
+    return raw_of(wc);
+}
+
+static bool has(PyObject *op, uint32_t field)
+{
+    return cqn_wc_fields(raw_of(op)) & field;
+}
+
+static PyObject *wc_get_qp_num(PyObject *op, void *Py_UNUSED(unused))
+{
+    return PyLong_FromUnsignedLong(raw_of(op)->qp_num);
+}
+
+static PyObject *wc_get_vendor_err(PyObject *op, void *Py_UNUSED(unused))
+{
+    /* Devices set it for errors only. */
+    const struct ibv_wc *raw = raw_of(op);
+    return PyLong_FromUnsignedLong(is_ok(raw) ? 0 : raw->vendor_err);
+}
+
+static PyObject *wc_get_wc_flags(PyObject *op, void *Py_UNUSED(unused))
+{
+    const struct ibv_wc *raw = raw_of(op);
+    if (!is_ok(raw)) {
+        Py_RETURN_NONE;
+    }
+    cqn_state *st = cqn_state_of(Py_TYPE(op));
+    uint32_t flags = raw->wc_flags & ~CQN_WC_OURS;
+    return cqn_flags(st->wc_flags, flags);
+}
+
+static PyObject *wc_get_imm_data(PyObject *op, void *Py_UNUSED(unused))
+{
+    const struct ibv_wc *raw = raw_of(op);
+    return number_or_none(has(op, IBV_WC_EX_WITH_IMM) && (raw->wc_flags & IBV_WC_WITH_IMM),
+                          raw->imm_data);
+}
+
+static PyObject *wc_get_invalidated_rkey(PyObject *op, void *Py_UNUSED(unused))
+{
+    const struct ibv_wc *raw = raw_of(op);
+    return number_or_none(has(op, IBV_WC_EX_WITH_IMM) && (raw->wc_flags & IBV_WC_WITH_INV),
+                          raw->invalidated_rkey);
+}
+
+static PyObject *wc_get_src_qp(PyObject *op, void *Py_UNUSED(unused))
+{
+    return number_or_none(has(op, IBV_WC_EX_WITH_SRC_QP), raw_of(op)->src_qp);
+}
+
+/* Extended completions don't have it. */
+static PyObject *wc_get_pkey_index(PyObject *op, void *Py_UNUSED(unused))
+{
+    const uint32_t datagram = IBV_WC_EX_WITH_SRC_QP | IBV_WC_EX_WITH_SLID;
+    bool valid = (cqn_wc_fields(raw_of(op)) & datagram) == datagram;
+    return number_or_none(valid, raw_of(op)->pkey_index);
+}
+
+static PyObject *wc_get_slid(PyObject *op, void *Py_UNUSED(unused))
+{
+    return number_or_none(has(op, IBV_WC_EX_WITH_SLID), raw_of(op)->slid);
+}
+
+static PyObject *wc_get_sl(PyObject *op, void *Py_UNUSED(unused))
+{
+    return number_or_none(has(op, IBV_WC_EX_WITH_SL), raw_of(op)->sl);
+}
+
+static PyObject *wc_get_dlid_path_bits(PyObject *op, void *Py_UNUSED(unused))
+{
+    return number_or_none(has(op, IBV_WC_EX_WITH_DLID_PATH_BITS), raw_of(op)->dlid_path_bits);
+}
+
+/* The field of cqn_wc_extra that `flag` stands for, or NULL. */
+static const cqn_wc_extra *extra_of(PyObject *op, uint32_t flag)
+{
+    const work_completion *self = (work_completion *)op;
+    return self->extra != NULL && (self->extra->valid & flag) ? &self->extra->values : NULL;
+}
+
+static PyObject *wc_get_completion_ts(PyObject *op, void *Py_UNUSED(unused))
+{
+    const cqn_wc_extra *extra = extra_of(op, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP);
+    return extra ? PyLong_FromUnsignedLongLong(extra->timestamp) : Py_NewRef(Py_None);
+}
+
+static PyObject *wc_get_completion_wallclock_ns(PyObject *op, void *Py_UNUSED(unused))
+{
+    const cqn_wc_extra *extra = extra_of(op, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK);
+    return extra ? PyLong_FromUnsignedLongLong(extra->wallclock_ns) : Py_NewRef(Py_None);
+}
+
+static PyObject *wc_get_cvlan(PyObject *op, void *Py_UNUSED(unused))
+{
+    const cqn_wc_extra *extra = extra_of(op, IBV_WC_EX_WITH_CVLAN);
+    return extra ? PyLong_FromUnsignedLong(extra->cvlan) : Py_NewRef(Py_None);
+}
+
+static PyObject *wc_get_flow_tag(PyObject *op, void *Py_UNUSED(unused))
+{
+    const cqn_wc_extra *extra = extra_of(op, IBV_WC_EX_WITH_FLOW_TAG);
+    return extra ? PyLong_FromUnsignedLong(extra->flow_tag) : Py_NewRef(Py_None);
+}
+
+static PyObject *wc_get_ok(PyObject *op, void *Py_UNUSED(unused))
+{
+    return PyBool_FromLong(is_ok(raw_of(op)));
+}
+
+static PyObject *wc_raise_for_status(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    if (!is_ok(raw_of(op))) {
+        cqn_completion_error(cqn_state_of(Py_TYPE(op)), op, raw_of(op), NULL);
+        return NULL;
+    }
+    return Py_NewRef(op);
+}
+
+static PyObject *wc_repr(PyObject *op)
+{
+    work_completion *self = (work_completion *)op;
+    const struct ibv_wc *raw = &self->raw;
+    if (!is_ok(raw)) {
+        return PyUnicode_FromFormat("<WorkCompletion wr_id=%S qp_num=%u status=%R>", self->wr_id,
+                                    (unsigned)raw->qp_num, self->status);
+    }
+    return PyUnicode_FromFormat("<WorkCompletion wr_id=%S qp_num=%u opcode=%R byte_len=%S>",
+                                self->wr_id, (unsigned)raw->qp_num, self->opcode, self->byte_len);
+}
+
+static PyMethodDef wc_methods[] = {
+    {"raise_for_status", wc_raise_for_status, METH_NOARGS,
+     "raise_for_status($self, /)\n--\n\n"
+     "Return this completion, as SuccessfulCompletion; CompletionError if the work request "
+     "failed."},
+    {"__class_getitem__", Py_GenericAlias, METH_O | METH_CLASS,
+     "__class_getitem__($type, item, /)\n--\n\n"
+     "For type checkers: see SuccessfulCompletion."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef wc_getset[] = {
+    {"qp_num", wc_get_qp_num, NULL, "Number of the QP that it belongs to.", NULL},
+    {"vendor_err", wc_get_vendor_err, NULL, "The device's own code for an error.", NULL},
+    {"wc_flags", wc_get_wc_flags, NULL, "WCFlags; None if it failed.", NULL},
+    {"imm_data", wc_get_imm_data, NULL,
+     "The sender's immediate data, in host order; None if there is none.", NULL},
+    {"invalidated_rkey", wc_get_invalidated_rkey, NULL,
+     "The rkey that a SEND_WITH_INV invalidated, or None.", NULL},
+    {"src_qp", wc_get_src_qp, NULL, "The sender's QP number; UD receives only, else None.", NULL},
+    {"pkey_index", wc_get_pkey_index, NULL, "P_Key index; UD receives only, else None.", NULL},
+    {"slid", wc_get_slid, NULL, "The sender's LID; UD receives only, else None.", NULL},
+    {"sl", wc_get_sl, NULL, "Service level; UD receives only, else None.", NULL},
+    {"dlid_path_bits", wc_get_dlid_path_bits, NULL, "Path bits; UD receives only, else None.",
+     NULL},
+    {"completion_ts", wc_get_completion_ts, NULL,
+     "The device's clock when it completed, in ticks; None unless the CQ's wc_flags ask for it.",
+     NULL},
+    {"completion_wallclock_ns", wc_get_completion_wallclock_ns, NULL,
+     "When it completed, in nanoseconds since 1970; None unless the CQ's wc_flags ask for it.",
+     NULL},
+    {"cvlan", wc_get_cvlan, NULL, "Its VLAN; None unless the CQ's wc_flags ask for it.", NULL},
+    {"flow_tag", wc_get_flow_tag, NULL, "Its flow tag; None unless the CQ's wc_flags ask for it.",
+     NULL},
+    {"ok", wc_get_ok, NULL, "True if the work request succeeded.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMemberDef wc_members[] = {
+    {"wr_id", T_OBJECT_EX, offsetof(work_completion, wr_id), READONLY,
+     "The wr_id that was given when it was posted."},
+    {"status", T_OBJECT_EX, offsetof(work_completion, status), READONLY,
+     "WCStatus; a plain int if it is unknown."},
+    {"opcode", T_OBJECT_EX, offsetof(work_completion, opcode), READONLY,
+     "WCOpcode, a plain int if it is unknown; None if it failed."},
+    {"byte_len", T_OBJECT_EX, offsetof(work_completion, byte_len), READONLY,
+     "Bytes that were transferred; None if it failed. A UD receive counts the 40 bytes of its "
+     "GRH."},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot wc_slots[] = {
+    {Py_tp_doc, "A completed work request, as CQ.poll() returns it.\n\n"
+                "Fields that its status, opcode, QP or CQ does not define are None.\n\n"
+                "Wraps struct ibv_wc, see ibv_poll_cq(3)."},
+    {Py_tp_repr, wc_repr},
+    {Py_tp_dealloc, wc_dealloc},
+    {Py_tp_methods, wc_methods},
+    {Py_tp_getset, wc_getset},
+    {Py_tp_members, wc_members},
+    {0, NULL},
+};
+
+PyType_Spec cqn_wc_spec = {
+    .name = "cqnotify.WorkCompletion",
+    .basicsize = sizeof(work_completion),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = wc_slots,
+};

@@ -1,0 +1,428 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * CompletionChannel: where the events of its CQs arrive.
+ *
+ * The life of an event:
+ *   - cq.req_notify() arms a CQ; the next completion queues one event on the
+ *     channel, a cookie of 8 bytes that the channel's fd delivers.
+ *   - ibv_get_cq_event() reads the cookie and follows it to the ibv_cq and to
+ *     our CQ object behind it. Both are alive: destroying a CQ takes its
+ *     unread events off the channel, and then waits until each event that was
+ *     read has been acked. So what was read can be trusted until we ack it,
+ *     and must be acked, once, or its CQ can never be destroyed.
+ *   - Reading and counting happen under one hold of the GIL. An event is thus
+ *     either unread or counted on its CQ, in `unacked`; cq.ack() and the
+ *     closing of the CQ pay the debt.
+ *
+ * An event that is read while another thread destroys its CQ is acked at once,
+ * since that thread waits for it. Should destroying fail after all, the event
+ * is late: it goes to a list of the channel, and is handed out from there, its
+ * ack paid in advance. So does one of our own making, for a CQ that was resized
+ * while a waiter slept.
+ *
+ * The channel's fd never blocks in read(2); waiting is in wait.c.
+ */
+
+#include "base/core.h"
+#include <fcntl.h>
+
+#define EVENTS_AT_ONCE 32 /* then the loop gets its turn */
+#define LOOK_FOR_MORE 8   /* callbacks */
+
+static int destroy_channel(void *handle)
+{
+    return ibv_destroy_comp_channel(handle);
+}
+
+static void channel_after_destroy(cqn_object *op)
+{
+    cqn_gate_shut(&((cqn_channel *)op)->gate, cqn_forked(op));
+}
+
+static int channel_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    const cqn_channel *self = (cqn_channel *)op;
+    Py_VISIT(self->loop);
+    Py_VISIT(self->raw_loop);
+    Py_VISIT(self->done);
+    Py_VISIT(self->on_fail);
+    int rc = cqn_engine_busy_traverse(self, visit, arg);
+    return rc ? rc : cqn_traverse(op, visit, arg);
+}
+
+static int channel_clear(PyObject *op)
+{
+    cqn_channel_forget_loop((cqn_channel *)op);
+    if (CQN_OBJ(op)->handle == NULL) {
+        cqn_gate_clear(&((cqn_channel *)op)->gate);
+    }
+    return cqn_clear(op);
+}
+
+static const cqn_kind channel_kind = {
+    .name = "CompletionChannel",
+    .destroy_verb = "ibv_destroy_comp_channel",
+    .rank = CQN_RANK_PD,
+    .destroy = destroy_channel,
+    .after_destroy = channel_after_destroy,
+    .clear = channel_clear,
+};
+
+int cqn_set_nonblocking(int fd)
+{
+    int flags = fcntl(fd, F_GETFL);
+    return flags < 0 ? -1 : fcntl(fd, F_SETFL, flags | O_NONBLOCK);
+}
+
+const char cqn_dup_doc[] =
+    "_dup($self, /)\n--\n\n"
+    "A duplicate of fileno(), the caller's to close. What fileno() returns can be another file's "
+    "number by now, if another thread closed this.";
+
+PyObject *cqn_dup(int fd)
+{
+    int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    return copy < 0 ? PyErr_SetFromErrno(PyExc_OSError) : PyLong_FromLong(copy);
+}
+
+static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    CQN_LOCKED;
+    CQN_COPY copy = NULL;
+    static char *names[] = {"context", NULL};
+    PyObject *context;
+    cqn_state *st = cqn_state_of(type);
+    if (cqn_freeze_keywords(&kwargs, &copy) < 0 ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "O:CompletionChannel", names, &context) ||
+        cqn_expect(context, st->Context, "context") < 0) {
+        return NULL;
+    }
+    cqn_object *used = CQN_OBJ(context);
+    cqn_channel *self = cqn_new(type, &channel_kind, &used, 1);
+    if (self == NULL) {
+        return NULL;
+    }
+    if (cqn_gate_open(&self->gate) < 0) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    struct ibv_context *handle = used->handle;
+    struct ibv_comp_channel *channel;
+    int err;
+    CQN_CREATING(CQN_OBJ(self), channel = ibv_create_comp_channel(handle); err = errno);
+    if (channel == NULL) {
+        cqn_verbs_error(st, err, "ibv_create_comp_channel", "");
+        Py_DECREF(self);
+        return NULL;
+    }
+    self->until_more = LOOK_FOR_MORE;
+    self->told = ((cqn_context *)used)->async_serial;
+    cqn_adopt(CQN_OBJ(self), channel);
+    if (cqn_set_nonblocking(channel->fd) < 0) {
+        PyErr_SetFromErrno(PyExc_OSError);
+        cqn_close(CQN_OBJ(self), false);
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+/* Of the late events (see above), the CQ of the first, as a new reference. */
+static cqn_cq *take_late(cqn_channel *self)
+{
+    cqn_cq **link = &self->late;
+    while (*link != NULL && !cqn_try_ref(&(*link)->base)) {
+        link = &(*link)->late_next;
+    }
+    cqn_cq *cq = *link;
+    if (cq != NULL) {
+        cqn_cq_event(cq);
+        cq->prepaid++;
+        if (--cq->late == 0) {
+            *link = cq->late_next;
+        }
+    }
+    return cq;
+}
+
+/* The CQ of the next event, which is now counted on it. NULL without an
+ * exception: there is none. */
+static PyObject *take_event(cqn_channel *self, struct ibv_comp_channel *channel)
+{
+    cqn_cq *cq = take_late(self);
+    while (cq == NULL) {
+        struct ibv_cq *handle;
+        void *cookie;
+        errno = 0;
+        if (ibv_get_cq_event(channel, &handle, &cookie) == 0) {
+            cq = cookie;
+            if (cq->base.handle == NULL || !cqn_try_ref(&cq->base)) {
+                /* The latter is being deallocated, and soon destroyed, too; unless its
+                 * __del__ saves it, in another thread. */
+                ibv_ack_cq_events(handle, 1);
+                if (cq->late++ == 0 && cq->base.handle != NULL && !cq->base.dying) {
+                    cq->armed = CQN_UNARMED;
+                    cqn_channel_add_late(self, cq);
+                }
+                cq = NULL;
+                continue;
+            }
+            cqn_cq_event(cq);
+        }
+        else if (errno != EINTR) {
+            if (errno != EAGAIN) {
+                /* A read of nothing at all means the same: the device left. */
+                cqn_verbs_error(self->base.state, errno ? errno : EIO, "ibv_get_cq_event",
+                                "no more events will come from this channel");
+            }
+            return NULL;
+        }
+    }
+    return (PyObject *)cq;
+}
+
+/* `cq` has events now that are not, or not any more, in the channel: its destroying
+ * failed and they came meanwhile, or one was made. */
+void cqn_channel_add_late(cqn_channel *self, cqn_cq *cq)
+{
+    cq->late_next = self->late;
+    self->late = cq;
+    cqn_gate_wake(&self->gate);
+}
+
+void cqn_channel_drop_late(cqn_channel *self, const cqn_cq *cq)
+{
+    cqn_cq **link = &self->late;
+    while (*link != NULL && *link != cq) {
+        link = &(*link)->late_next;
+    }
+    if (*link != NULL) {
+        *link = cq->late_next;
+    }
+}
+
+static PyObject *take(cqn_object *op)
+{
+    return take_event((cqn_channel *)op, op->handle);
+}
+
+static int check(cqn_object *op, uint64_t *told)
+{
+    return cqn_async_check((cqn_channel *)op, told);
+}
+
+static int channel_fd(const cqn_object *op)
+{
+    return ((struct ibv_comp_channel *)op->handle)->fd;
+}
+
+static bool is_quiet(const cqn_object *op, uint64_t told)
+{
+    const cqn_channel *self = (const cqn_channel *)op;
+    return self->late == NULL && self->concerned <= told;
+}
+
+static const cqn_wait_kind event_wait = {
+    .take = take,
+    .check = check,
+    .fd = channel_fd,
+    .is_quiet = is_quiet,
+    .verb = "ibv_get_cq_event",
+    .timed_out = "no completion event within the timeout",
+};
+
+static PyObject *wait_event(cqn_channel *self, PyObject *timeout)
+{
+    PyObject *cq = cqn_gate_wait(&self->base, &self->gate, &event_wait, timeout, self->told);
+    if (cq == NULL && PyErr_ExceptionMatches(PyExc_TimeoutError)) {
+        self->timeouts++;
+    }
+    return cq;
+}
+
+static PyObject *channel_get_event(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                                   PyObject *kwnames)
+{
+    CQN_LOCKED;
+    static const char *const names[] = {"timeout", NULL};
+    PyObject *timeout = NULL;
+    if (cqn_open(CQN_OBJ(op)) == NULL ||
+        cqn_args("get_event", names, 1, 0, args, nargs, kwnames, &timeout) < 0) {
+        return NULL;
+    }
+    return wait_event((cqn_channel *)op, timeout);
+}
+
+static PyObject *channel_try_get_event(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    struct ibv_comp_channel *channel = cqn_open(CQN_OBJ(op));
+    if (channel == NULL) {
+        return NULL;
+    }
+    PyObject *cq = take_event((cqn_channel *)op, channel);
+    return cq != NULL || PyErr_Occurred() ? cq : Py_NewRef(Py_None);
+}
+
+/* Reads an event and gives it to the engine of its CQ. 1; 0: there is none; or -1. */
+static int dispatch(cqn_channel *self)
+{
+    struct ibv_comp_channel *channel = cqn_open(&self->base);
+    PyObject *cq = channel == NULL ? NULL : take_event(self, channel);
+    if (cq == NULL) {
+        return PyErr_Occurred() ? -1 : 0;
+    }
+    int rc = cqn_engine_dispatch((cqn_cq *)cq);
+    Py_DECREF(cq);
+    return rc < 0 ? -1 : 1;
+}
+
+/* To find no event costs as much as to find one, so one is read and no more; what is left makes the
+ * loop call again. Where several CQs have events at once that would take a turn for each: so now
+ * and then it looks for more, and as long as there are, reads many. */
+static int dispatch_some(cqn_channel *self)
+{
+    int n = 0, rc = dispatch(self);
+    if (rc < 0 || --self->until_more > 0) {
+        return rc;
+    }
+    /* A task can have closed the last AsyncCQ: what comes now is for others. */
+    while (++n < EVENTS_AT_ONCE && rc > 0 && self->loop != NULL) {
+        rc = dispatch(self);
+    }
+    self->until_more = n > 2 ? 1 : LOOK_FOR_MORE;
+    return rc;
+}
+
+/* If the channel fails it must not raise: the loop would call it again at once, for ever. What a
+ * task raises to end the loop goes through; nothing is lost by that. */
+static PyObject *channel_on_event(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    cqn_channel *self = (cqn_channel *)op;
+    cqn_turn_dispatched(self);
+    if (dispatch_some(self) >= 0) {
+        Py_RETURN_NONE;
+    }
+    if (self->on_fail == NULL || !PyErr_ExceptionMatches(PyExc_Exception)) {
+        return NULL;
+    }
+    PyObject *error = cqn_take_exception(), *on_fail = Py_NewRef(self->on_fail), *result;
+    CQN_UNLOCKED(result = PyObject_CallOneArg(on_fail, error));
+    Py_DECREF(on_fail);
+    Py_DECREF(error);
+    return result;
+}
+
+static PyObject *channel_iter(PyObject *op)
+{
+    CQN_LOCKED;
+    return cqn_open(CQN_OBJ(op)) == NULL ? NULL : Py_NewRef(op);
+}
+
+/* A channel that is closed has no more events: that ends a loop over them. */
+static PyObject *channel_next(PyObject *op)
+{
+    CQN_LOCKED;
+    cqn_object *self = CQN_OBJ(op);
+    PyObject *cq = cqn_open(self) == NULL ? NULL : wait_event((cqn_channel *)op, NULL);
+    if (cq == NULL && !cqn_is_open(self) && PyErr_ExceptionMatches(self->state->ClosedError)) {
+        PyErr_Clear();
+    }
+    return cq;
+}
+
+static PyObject *channel_interrupt(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    if (cqn_open(CQN_OBJ(op)) == NULL) {
+        return NULL;
+    }
+    cqn_gate_interrupt(&((cqn_channel *)op)->gate);
+    Py_RETURN_NONE;
+}
+
+static PyObject *channel_fileno(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    struct ibv_comp_channel *channel = cqn_open(CQN_OBJ(op));
+    return channel == NULL ? NULL : PyLong_FromLong(channel->fd);
+}
+
+static PyObject *channel_dup(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    struct ibv_comp_channel *channel = cqn_open(CQN_OBJ(op));
+    return channel == NULL ? NULL : cqn_dup(channel->fd);
+}
+
+static PyMethodDef channel_methods[] = {
+    {"get_event", (PyCFunction)(void (*)(void))channel_get_event, METH_FASTCALL | METH_KEYWORDS,
+     "get_event($self, /, timeout=None)\n--\n\n"
+     "Sleep until a CQ of this channel has an event, and return that CQ.\n\n"
+     "The event is counted on the CQ, which owes an ack() for it. An event can come with no "
+     "completion behind it. `timeout` is in seconds, None waits for ever; TimeoutError at its "
+     "end, ClosedError if the channel is closed meanwhile, InterruptedError after interrupt(), "
+     "AsyncEventError when the device reports that a CQ of this channel, a QP of such a CQ, its "
+     "SRQ, its port or the device failed (once, also if that was before the call, and not to a "
+     "thread that has it from get_async_event() already), DeviceRemovedError when the device has "
+     "gone. Signals run their handlers, and the wait goes on.\n\n"
+     "A loop over the channel does the same, and ends when the channel is closed.\n\n"
+     "Wraps ibv_get_cq_event(3)."},
+    {"try_get_event", channel_try_get_event, METH_NOARGS,
+     "try_get_event($self, /)\n--\n\n"
+     "The CQ of an event that has arrived, or None; never sleeps.\n\n"
+     "Wraps ibv_get_cq_event(3)."},
+    {"_on_event", channel_on_event, METH_NOARGS,
+     "_on_event($self, /)\n--\n\n"
+     "Read some events that have arrived, and wake those for whom completions came.\n\n"
+     "For the callback of an event loop: one task goes on in here, the others soon. What ends the "
+     "loop is raised, as KeyboardInterrupt in a task is. Wraps ibv_get_cq_event(3)."},
+    {"_set_loop", cqn_channel_set_loop, METH_VARARGS,
+     "_set_loop($self, loop, on_fail, /)\n--\n\n"
+     "The loop that reads its events, or None; `on_fail(error)` is called when that ends."},
+    {"interrupt", channel_interrupt, METH_NOARGS,
+     "interrupt($self, /)\n--\n\n"
+     "End every get_event() that is waiting with InterruptedError; if there is none, the next."},
+    {"fileno", channel_fileno, METH_NOARGS,
+     "fileno($self, /)\n--\n\n"
+     "The file descriptor, readable while events wait, for select, poll and event loops.\n\n"
+     "It never blocks: after it was readable, call try_get_event() until it returns None."},
+    {"_dup", channel_dup, METH_NOARGS, cqn_dup_doc},
+    CQN_OBJECT_METHODS(cqn_close_doc),
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef channel_getset[] = {
+    {"context", cqn_get_context, NULL, "The Context that it belongs to.", NULL},
+    CQN_OBJECT_GETSET,
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMemberDef channel_members[] = {CQN_OBJECT_MEMBERS, {NULL, 0, 0, 0, NULL}};
+
+static PyType_Slot channel_slots[] = {
+    {Py_tp_doc, "CompletionChannel(context)\n--\n\n"
+                "Where the completion events of any number of CQs arrive.\n\n"
+                "Wraps ibv_create_comp_channel(3)."},
+    {Py_tp_new, channel_new},
+    {Py_tp_repr, cqn_repr},
+    {Py_tp_iter, channel_iter},
+    {Py_tp_iternext, channel_next},
+    {Py_tp_traverse, channel_traverse},
+    {Py_tp_clear, cqn_tp_clear},
+    {Py_tp_finalize, cqn_finalize},
+    {Py_tp_dealloc, cqn_dealloc},
+    {Py_tp_methods, channel_methods},
+    {Py_tp_getset, channel_getset},
+    {Py_tp_members, channel_members},
+    {0, NULL},
+};
+
+PyType_Spec cqn_channel_spec = {
+    .name = "cqnotify.CompletionChannel",
+    .basicsize = sizeof(cqn_channel),
+    .flags =
+        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = channel_slots,
+};

@@ -1,0 +1,618 @@
+/* SPDX-License-Identifier: MIT */
+/* CQ: a completion queue and its events. Its completions are in poll.c. */
+
+#include "base/core.h"
+
+#define ACK_BATCH 32 /* an ack takes a mutex */
+
+static int destroy_cq(void *handle)
+{
+    return ibv_destroy_cq(handle);
+}
+
+static void ack(cqn_cq *self, unsigned int n)
+{
+    unsigned int paid = n < self->prepaid ? n : self->prepaid;
+    if (n > paid) {
+        ibv_ack_cq_events(self->base.handle, n - paid);
+    }
+    self->prepaid -= paid;
+    self->unacked -= n;
+    self->stats.acked += n;
+}
+
+/* An event was read for its engine, which acknowledges many at once. What others have read is
+ * theirs to acknowledge. */
+void cqn_cq_dispatched(cqn_cq *self)
+{
+    if (++self->dispatched >= ACK_BATCH) {
+        cqn_cq_ack_dispatched(self);
+    }
+}
+
+void cqn_cq_ack_dispatched(cqn_cq *self)
+{
+    const unsigned int n = self->dispatched < self->unacked ? self->dispatched : self->unacked;
+    self->dispatched = 0;
+    if (n > 0) {
+        ack(self, n);
+    }
+}
+
+/* Destroying waits until every event that was got is acked. */
+static void cq_before_destroy(cqn_object *op)
+{
+    cqn_cq *self = (cqn_cq *)op;
+    ack(self, self->unacked);
+    if (self->channel != NULL) {
+        cqn_channel_drop_late(self->channel, self);
+    }
+}
+
+static void cq_destroy_failed(cqn_object *op)
+{
+    cqn_cq *self = (cqn_cq *)op;
+    if (self->late > 0) {
+        self->armed = CQN_UNARMED;
+        cqn_channel_add_late(self->channel, self);
+    }
+}
+
+static void cq_after_destroy(cqn_object *op)
+{
+    cqn_async_forget((cqn_context *)op->uses[0], op);
+}
+
+static int cq_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    Py_VISIT(((cqn_cq *)op)->user_data);
+    return cqn_traverse(op, visit, arg);
+}
+
+static int cq_clear(PyObject *op)
+{
+    cqn_cq *self = (cqn_cq *)op;
+    if (self->base.handle == NULL) {
+        cqn_cq_forget_completions(self);
+    }
+    Py_CLEAR(self->user_data);
+    return cqn_clear(op);
+}
+
+static const cqn_kind cq_kind = {
+    .name = "CQ",
+    .destroy_verb = "ibv_destroy_cq",
+    .rank = CQN_RANK_CQ,
+    .destroy = destroy_cq,
+    .before_destroy = cq_before_destroy,
+    .destroy_failed = cq_destroy_failed,
+    .after_destroy = cq_after_destroy,
+    .clear = cq_clear,
+};
+
+typedef struct {
+    PyObject *context, *channel, *user_data;
+    uint32_t cqe, comp_vector, wc_flags;
+    bool extended;
+} cq_args;
+
+static int check_cqe(const cqn_context *ctx, PyObject *value, uint32_t *out)
+{
+    uint64_t n;
+    if (cqn_range(value, "cqe", 1, (uint64_t)ctx->attr.max_cqe, &n) < 0) {
+        return -1;
+    }
+    *out = (uint32_t)n;
+    return 0;
+}
+
+static int parse_wc_flags(PyObject *value, cq_args *a)
+{
+    a->extended = value != Py_None;
+    if (!a->extended) {
+        return 0;
+    }
+    if (cqn_u32(value, "wc_flags", UINT32_MAX, &a->wc_flags) < 0) {
+        return -1;
+    }
+    if (a->wc_flags & ~(uint32_t)CQN_WC_EX_KNOWN) {
+        PyErr_Format(PyExc_ValueError, "wc_flags is 0x%x: 0x%x is no flag of WCExFlags",
+                     a->wc_flags, a->wc_flags & ~(uint32_t)CQN_WC_EX_KNOWN);
+        return -1;
+    }
+    return 0;
+}
+
+static int parse_new(cqn_state *st, PyObject *args, PyObject *kwargs, cq_args *a)
+{
+    static char *names[] = {"context",   "cqe",      "channel", "comp_vector",
+                            "user_data", "wc_flags", NULL};
+    PyObject *cqe, *vector = NULL, *wc_flags = Py_None;
+    *a = (cq_args){.channel = Py_None, .user_data = Py_None};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$OOOO:CQ", names, &a->context, &cqe,
+                                     &a->channel, &vector, &a->user_data, &wc_flags) ||
+        cqn_expect(a->context, st->Context, "context") < 0) {
+        return -1;
+    }
+    struct ibv_context *ctx = CQN_OBJ(a->context)->handle;
+    uint32_t last_vector = (uint32_t)ctx->num_comp_vectors - 1;
+    if (check_cqe((cqn_context *)a->context, cqe, &a->cqe) < 0 ||
+        (vector != NULL && cqn_u32(vector, "comp_vector", last_vector, &a->comp_vector) < 0) ||
+        parse_wc_flags(wc_flags, a) < 0) {
+        return -1;
+    }
+    if (a->channel == Py_None) {
+        a->channel = NULL;
+    }
+    else if (cqn_expect(a->channel, st->CompletionChannel, "channel") < 0) {
+        return -1;
+    }
+    else if (CQN_OBJ(a->channel)->context != CQN_OBJ(a->context)->context) {
+        PyErr_SetString(PyExc_ValueError, "channel belongs to another Context");
+        return -1;
+    }
+    return 0;
+}
+
+static struct ibv_cq *create_plain(cqn_cq *self, const cq_args *a)
+{
+    struct ibv_context *context = CQN_OBJ(a->context)->handle;
+    struct ibv_comp_channel *channel = a->channel ? CQN_OBJ(a->channel)->handle : NULL;
+    struct ibv_cq *cq;
+    int err;
+    CQN_CREATING(CQN_OBJ(self),
+                 cq = ibv_create_cq(context, (int)a->cqe, self, channel, (int)a->comp_vector);
+                 err = errno);
+    if (cq == NULL) {
+        cqn_verbs_error(self->base.state, err, "ibv_create_cq", "%u entries, comp_vector %u",
+                        a->cqe, a->comp_vector);
+    }
+    return cq;
+}
+
+/* The number of the QP is always asked for: each completion has it. So is the immediate
+ * data, which may be the key of a window that the peer took back; a program that did not
+ * ask does not see it. */
+static struct ibv_cq *create_extended(cqn_cq *self, const cq_args *a)
+{
+    struct ibv_cq_init_attr_ex attr = {
+        .cqe = a->cqe,
+        .cq_context = self,
+        .channel = a->channel ? CQN_OBJ(a->channel)->handle : NULL,
+        .comp_vector = a->comp_vector,
+        .wc_flags = a->wc_flags | IBV_WC_EX_WITH_QP_NUM | IBV_WC_EX_WITH_IMM,
+    };
+    struct ibv_context *context = CQN_OBJ(a->context)->handle;
+    struct ibv_cq_ex *cq;
+    int err;
+    CQN_CREATING(CQN_OBJ(self), cq = ibv_create_cq_ex(context, &attr); err = errno);
+    if (cq == NULL) {
+        bool too_much = err == EOPNOTSUPP || err == ENOSYS ||
+                        (err == EINVAL && (a->wc_flags & CQN_WC_EX_EXTRA));
+        cqn_verbs_error(self->base.state, err, "ibv_create_cq_ex",
+                        "%u entries, comp_vector %u, wc_flags 0x%x%s", a->cqe, a->comp_vector,
+                        a->wc_flags,
+                        too_much ? ": this device does not report all of these fields" : "");
+        return NULL;
+    }
+    self->ex = cq;
+    self->wc_flags = a->wc_flags | IBV_WC_EX_WITH_QP_NUM;
+    return ibv_cq_ex_to_cq(cq);
+}
+
+static PyObject *cq_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    CQN_LOCKED;
+    CQN_COPY copy = NULL;
+    cqn_state *st = cqn_state_of(type);
+    cq_args a;
+    if (cqn_freeze_keywords(&kwargs, &copy) < 0 || parse_new(st, args, kwargs, &a) < 0) {
+        return NULL;
+    }
+    cqn_object *used[2] = {CQN_OBJ(a.context), CQN_OBJ(a.channel)};
+    cqn_cq *self = cqn_new(type, &cq_kind, used, a.channel ? 2 : 1);
+    if (self == NULL) {
+        return NULL;
+    }
+    self->user_data = Py_NewRef(a.user_data);
+    self->channel = (cqn_channel *)a.channel;
+    self->comp_vector = (int)a.comp_vector;
+    struct ibv_cq *cq = a.extended ? create_extended(self, &a) : create_plain(self, &a);
+    if (cq == NULL) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    cqn_adopt(CQN_OBJ(self), cq);
+    return (PyObject *)self;
+}
+
+/* An event of this CQ was read from the channel. */
+void cqn_cq_event(cqn_cq *self)
+{
+    self->unacked++;
+    self->stats.events++;
+    self->event_unpolled = true;
+    self->armed = CQN_UNARMED;
+}
+
+/* For what it is armed as far as is known. After a wait that timed out nothing is:
+ * its event can have been lost, to another process that reads the descriptor or to
+ * a lack of memory in the kernel, and then no other one ever comes. */
+static cqn_armed known_armed(const cqn_cq *self)
+{
+    return self->armed_at == self->channel->timeouts ? self->armed : CQN_UNARMED;
+}
+
+bool cqn_cq_is_armed(const cqn_cq *self, bool solicited_only)
+{
+    return known_armed(self) >= (solicited_only ? CQN_ARMED_SOLICITED : CQN_ARMED);
+}
+
+int cqn_cq_arm(cqn_cq *self, bool solicited_only)
+{
+    int err = ibv_req_notify_cq(self->base.handle, solicited_only);
+    if (err != 0) {
+        cqn_verbs_error(self->base.state, err, "ibv_req_notify_cq", "");
+        return -1;
+    }
+    const cqn_armed before = known_armed(self);
+    const cqn_armed armed = solicited_only ? CQN_ARMED_SOLICITED : CQN_ARMED;
+    self->armed = before > armed ? before : armed;
+    self->armed_at = self->channel->timeouts;
+    self->stats.arms++;
+    return 0;
+}
+
+/* The argument of what arms: 1, 0, or -1 with an exception. */
+static int parse_solicited_only(cqn_cq *self, const char *function, PyObject *const *args,
+                                Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"solicited_only", NULL};
+    PyObject *value = NULL;
+    if (cqn_open(&self->base) == NULL ||
+        cqn_args(function, names, 1, 0, args, nargs, kwnames, &value) < 0) {
+        return -1;
+    }
+    int solicited_only = value == NULL ? 0 : PyObject_IsTrue(value);
+    if (solicited_only < 0 || !cqn_still_open(&self->base, value != NULL)) {
+        return -1;
+    }
+    if (self->channel == NULL) {
+        PyErr_SetString(PyExc_ValueError, "this CQ was made without a channel, so no event can "
+                                          "reach you: CQ(context, cqe, channel=...)");
+        return -1;
+    }
+    return solicited_only;
+}
+
+static PyObject *cq_req_notify(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                               PyObject *kwnames)
+{
+    CQN_LOCKED;
+    cqn_cq *self = (cqn_cq *)op;
+    int solicited_only = parse_solicited_only(self, "req_notify", args, nargs, kwnames);
+    if (solicited_only < 0 || cqn_cq_arm(self, solicited_only) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* A CQ that is armed stays so until its event was read, so there is no need to
+ * arm it again; but after arming, and before sleeping, one must look. Returns
+ * 1, 0, or -1 with an exception. */
+static int safe_to_sleep(cqn_cq *self, bool solicited_only)
+{
+    cqn_object *trash = NULL;
+    int rc = cqn_cq_look(self, &trash);
+    if (rc == 0 && self->stash_len == 0 && !cqn_cq_is_armed(self, solicited_only)) {
+        rc = cqn_cq_arm(self, solicited_only) < 0 ? -1 : cqn_cq_look(self, &trash);
+    }
+    bool safe = self->stash_len == 0;
+    cqn_trash_empty(trash);
+    return rc < 0 || cqn_routed(self) < 0 ? -1 : safe;
+}
+
+static PyObject *cq_safe_to_sleep(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                                  PyObject *kwnames)
+{
+    CQN_LOCKED;
+    cqn_cq *self = (cqn_cq *)op;
+    int solicited_only = parse_solicited_only(self, "safe_to_sleep", args, nargs, kwnames);
+    if (solicited_only < 0) {
+        return NULL;
+    }
+    int safe = safe_to_sleep(self, solicited_only);
+    return safe < 0 ? NULL : PyBool_FromLong(safe);
+}
+
+static PyObject *cq_ack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    CQN_LOCKED;
+    static const char *const names[] = {"n", NULL};
+    cqn_cq *self = (cqn_cq *)op;
+    PyObject *value = NULL;
+    uint32_t n = 1;
+    if (cqn_open(&self->base) == NULL ||
+        cqn_args("ack", names, 1, 0, args, nargs, kwnames, &value) < 0 ||
+        (value != NULL && cqn_u32(value, "n", UINT32_MAX, &n) < 0) ||
+        !cqn_still_open(&self->base, value != NULL)) {
+        return NULL;
+    }
+    if (n > self->unacked) {
+        PyErr_Format(PyExc_ValueError,
+                     "n is %u: this CQ has %u unacked event%s (acking more would make its "
+                     "closing hang)",
+                     n, self->unacked, self->unacked == 1 ? "" : "s");
+        return NULL;
+    }
+    ack(self, n);
+    Py_RETURN_NONE;
+}
+
+/* Not every device keeps a CQ armed that it resizes, and somebody may sleep. What
+ * completed before it is armed anew has raised no event there: then the channel gets
+ * one of ours, and so it does if that can't be told. An engine sees to it itself. */
+static int arm_again(cqn_cq *self)
+{
+    const cqn_armed armed = self->armed;
+    self->armed = CQN_UNARMED;
+    if (armed == CQN_UNARMED || cqn_engine_resized(self)) {
+        return 0;
+    }
+    cqn_object *trash = NULL;
+    int rc = cqn_cq_arm(self, armed == CQN_ARMED_SOLICITED);
+    if (rc == 0) {
+        rc = cqn_cq_settle(self, &trash);
+    }
+    /* To make an exception can run code that closes it. */
+    const bool look = (rc < 0 || self->stash_len > 0) && self->base.handle != NULL;
+    if (look && self->late++ == 0) {
+        cqn_channel_add_late(self->channel, self);
+    }
+    cqn_trash_empty(trash);
+    return rc;
+}
+
+static PyObject *cq_resize(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    CQN_LOCKED;
+    static const char *const names[] = {"cqe", NULL};
+    cqn_cq *self = (cqn_cq *)op;
+    PyObject *value = NULL;
+    uint32_t cqe;
+    if (cqn_open(&self->base) == NULL ||
+        cqn_args("resize", names, 1, 1, args, nargs, kwnames, &value) < 0 ||
+        check_cqe(self->base.context, value, &cqe) < 0 || cqn_open(&self->base) == NULL) {
+        return NULL;
+    }
+    struct ibv_cq *cq = self->base.handle;
+    int err;
+    CQN_IN_KERNEL(&self->base, err = cqn_errno_of(ibv_resize_cq(cq, (int)cqe)));
+    if (err != 0) {
+        return cqn_verbs_error(self->base.state, err, "ibv_resize_cq",
+                               err == EINVAL ? "from %d to %u entries: does it hold more "
+                                               "completions than that? poll them first"
+                                             : "from %d to %u entries",
+                               cq->cqe, cqe);
+    }
+    return arm_again(self) < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *cq_modify(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    CQN_LOCKED;
+    static const char *const names[] = {"cq_count", "cq_period", NULL};
+    cqn_cq *self = (cqn_cq *)op;
+    PyObject *in[2] = {NULL, NULL};
+    uint32_t count, period;
+    if (cqn_open(&self->base) == NULL ||
+        cqn_args("modify", names, 2, 2, args, nargs, kwnames, in) < 0 ||
+        cqn_u32(in[0], "cq_count", UINT16_MAX, &count) < 0 ||
+        cqn_u32(in[1], "cq_period", UINT16_MAX, &period) < 0 || cqn_open(&self->base) == NULL) {
+        return NULL;
+    }
+    struct ibv_modify_cq_attr attr = {
+        .attr_mask = IBV_CQ_ATTR_MODERATE,
+        .moderate = {.cq_count = (uint16_t)count, .cq_period = (uint16_t)period},
+    };
+    struct ibv_cq *cq = self->base.handle;
+    int err;
+    CQN_IN_KERNEL(&self->base, err = ibv_modify_cq(cq, &attr));
+    if (err != 0) {
+        return cqn_verbs_error(self->base.state, err, "ibv_modify_cq",
+                               "moderation of events by cq_count %u, cq_period %u; "
+                               "query_device_ex().cq_mod_caps has the limits",
+                               count, period);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *cq_get_channel(PyObject *op, void *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    if (cqn_open(CQN_OBJ(op)) == NULL) {
+        return NULL;
+    }
+    cqn_channel *channel = ((cqn_cq *)op)->channel;
+    return Py_NewRef(channel ? (PyObject *)channel : Py_None);
+}
+
+static PyObject *cq_get_cqe(PyObject *op, void *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    struct ibv_cq *cq = cqn_open(CQN_OBJ(op));
+    return cq == NULL ? NULL : PyLong_FromLong(cq->cqe);
+}
+
+static PyObject *cq_get_comp_vector(PyObject *op, void *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    return cqn_open(CQN_OBJ(op)) ? PyLong_FromLong(((cqn_cq *)op)->comp_vector) : NULL;
+}
+
+/* What was asked for, and the number of the QP. */
+static PyObject *cq_get_wc_flags(PyObject *op, void *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    const cqn_cq *self = (cqn_cq *)op;
+    if (cqn_open(CQN_OBJ(op)) == NULL) {
+        return NULL;
+    }
+    return self->ex ? cqn_flags(self->base.state->wc_ex_flags, self->wc_flags) : Py_NewRef(Py_None);
+}
+
+static PyObject *cq_get_unacked(PyObject *op, void *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    return cqn_open(CQN_OBJ(op)) ? PyLong_FromUnsignedLong(((cqn_cq *)op)->unacked) : NULL;
+}
+
+static PyStructSequence_Field stats_fields[] = {
+    {"events", "completion events that were got"},
+    {"acked", "events that were acked"},
+    {"arms", "how often it was armed"},
+    {"polls", "how often somebody looked for completions"},
+    {"completions", "completions that were handed out"},
+    {"spurious", "events after which the first look found nothing"},
+    {NULL, NULL},
+};
+
+PyStructSequence_Desc cqn_cq_stats_desc = {
+    .name = "cqnotify.CQStats",
+    .doc = "What a CQ counted since it was made.",
+    .fields = stats_fields,
+    .n_in_sequence = 6,
+};
+
+/* Also of a closed CQ: that is when a program wants to report them. */
+static PyObject *cq_get_stats(PyObject *op, void *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    cqn_cq *self = (cqn_cq *)op;
+    const uint64_t values[] = {self->stats.events, self->stats.acked,       self->stats.arms,
+                               self->stats.polls,  self->stats.completions, self->stats.spurious};
+    PyObject *stats = PyStructSequence_New(self->base.state->CQStats);
+    for (size_t i = 0; stats != NULL && i < Py_ARRAY_LENGTH(values); i++) {
+        PyObject *n = PyLong_FromUnsignedLongLong(values[i]);
+        if (n == NULL) {
+            Py_CLEAR(stats);
+            break;
+        }
+        PyStructSequence_SetItem(stats, (Py_ssize_t)i, n);
+    }
+    return stats;
+}
+
+static PyObject *cq_repr(PyObject *op)
+{
+    CQN_LOCKED;
+    struct ibv_cq *cq = CQN_OBJ(op)->handle;
+    return cq == NULL ? cqn_short_repr(op)
+                      : PyUnicode_FromFormat("<CQ on %s, handle %u, %d entries, %u unacked>",
+                                             cqn_device_name(CQN_OBJ(op)), cq->handle, cq->cqe,
+                                             ((cqn_cq *)op)->unacked);
+}
+
+static PyMethodDef cq_methods[] = {
+    {"req_notify", (PyCFunction)(void (*)(void))cq_req_notify, METH_FASTCALL | METH_KEYWORDS,
+     "req_notify($self, /, solicited_only=False)\n--\n\n"
+     "Arm the CQ: the next completion that is added raises one event on its channel.\n\n"
+     "With `solicited_only`, only a receive whose sender set SOLICITED does, and by the man page "
+     "an unsuccessful completion (not every device does that). Completions that are already "
+     "queued raise none: arm, then poll again, and sleep only if that found nothing: "
+     "safe_to_sleep() does all of it.\n\nWraps ibv_req_notify_cq(3)."},
+    {"safe_to_sleep", (PyCFunction)(void (*)(void))cq_safe_to_sleep, METH_FASTCALL | METH_KEYWORDS,
+     "safe_to_sleep($self, /, solicited_only=False)\n--\n\n"
+     "Prepare to sleep until the next completion; False if there is one already.\n\n"
+     "True: the CQ is armed, and was empty after that, so the next completion (the next solicited "
+     "one) raises an event on the channel. Now sleep, in get_event() or on the channel's fd. "
+     "False: poll() returns what is there; do not sleep. A CQ that is armed still is not armed "
+     "again, but after a get_event() that timed out, since its event may have been lost. Of an "
+     "event that came for an earlier completion you may wake with nothing to poll: "
+     "call this again.\n\nWraps ibv_poll_cq(3) and ibv_req_notify_cq(3)."},
+    {"poll", (PyCFunction)(void (*)(void))cqn_cq_poll, METH_FASTCALL | METH_KEYWORDS,
+     "poll($self, /, max_entries=16, *, spin=0.0)\n--\n\n"
+     "Up to `max_entries` completions, oldest first; fewer mean that the CQ was emptied.\n\n"
+     "Never sleeps. While there is none it looks again for up to `spin` seconds, at most 60, at "
+     "the cost of a CPU but not of the GIL. A failed work request is a WorkCompletion too: see its "
+     "status. While the CQ has an AsyncCQ this is its poll().\n\n"
+     "Wraps ibv_poll_cq(3), or ibv_start_poll(3) where wc_flags were given."},
+    {"poll_into", cqn_cq_poll_into, METH_O,
+     "poll_into($self, wcs, /)\n--\n\n"
+     "Fill the WCArray `wcs` with completions, oldest first, and return how many came.\n\n"
+     "For high rates: no objects are made. Never sleeps. ValueError while the CQ has an "
+     "AsyncCQ.\n\nWraps ibv_poll_cq(3)."},
+    {"poll_ids", (PyCFunction)(void (*)(void))cqn_cq_poll_ids, METH_FASTCALL | METH_KEYWORDS,
+     "poll_ids($self, /, max_entries=16)\n--\n\n"
+     "The wr_ids of up to `max_entries` successful completions, oldest first.\n\n"
+     "For high rates. A failed one ends the list; when it is the first, it is raised as "
+     "CompletionError, and the next call goes on behind it. Never sleeps. ValueError while the CQ "
+     "has an AsyncCQ.\n\n"
+     "Wraps ibv_poll_cq(3)."},
+    {"ack", (PyCFunction)(void (*)(void))cq_ack, METH_FASTCALL | METH_KEYWORDS,
+     "ack($self, /, n=1)\n--\n\n"
+     "Acknowledge `n` events that get_event() returned for this CQ.\n\n"
+     "It takes a lock, so many at once are cheaper. ValueError beyond `unacked`; close() acks "
+     "the rest.\n\nWraps ibv_ack_cq_events(3)."},
+    {"resize", (PyCFunction)(void (*)(void))cq_resize, METH_FASTCALL | METH_KEYWORDS,
+     "resize($self, /, cqe)\n--\n\n"
+     "Make room for at least `cqe` completions; those that wait in it stay.\n\n"
+     "A thread in get_event() and a task in an AsyncCQ sleep on, and are woken to look where "
+     "completions are in it; a loop of your own looks after this. VerbsError if it holds more "
+     "than that, or the device can't.\n\nWraps ibv_resize_cq(3) and "
+     "ibv_req_notify_cq(3)."},
+    {"modify", (PyCFunction)(void (*)(void))cq_modify, METH_FASTCALL | METH_KEYWORDS,
+     "modify($self, /, cq_count, cq_period)\n--\n\n"
+     "Moderate: an event only after `cq_count` completions or `cq_period` microseconds.\n\n"
+     "VerbsError (EOPNOTSUPP) where the device does not know this.\n\nWraps ibv_modify_cq(3)."},
+    CQN_OBJECT_METHODS(cqn_close_doc),
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef cq_getset[] = {
+    CQN_USER_DATA(cqn_cq),
+    {"context", cqn_get_context, NULL, "The Context that it belongs to.", NULL},
+    {"channel", cq_get_channel, NULL, "Its CompletionChannel, or None.", NULL},
+    {"cqe", cq_get_cqe, NULL, "How many entries it has: at least what was asked for.", NULL},
+    {"comp_vector", cq_get_comp_vector, NULL, "The completion vector that signals its events.",
+     NULL},
+    {"wc_flags", cq_get_wc_flags, NULL,
+     "The fields that its completions have, WCExFlags; None: those of ibv_wc.", NULL},
+    {"unacked", cq_get_unacked, NULL, "Events that were got and not yet acked.", NULL},
+    {"stats", cq_get_stats, NULL, "What it counted since it was made; also after close().", NULL},
+    CQN_OBJECT_GETSET,
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMemberDef cq_members[] = {
+    CQN_OBJECT_MEMBERS,
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot cq_slots[] = {
+    {Py_tp_doc,
+     "CQ(context, cqe, *, channel=None, comp_vector=0, user_data=None, wc_flags=None)\n--\n\n"
+     "A completion queue with room for at least `cqe` completions.\n\n"
+     "With a `channel` it can raise events there: see req_notify(). With `wc_flags`, WCExFlags, "
+     "its completions have these fields, and qp_num, instead of the usual ones; VerbsError where "
+     "the device does not report them. BusyError at close() while queue pairs use it.\n\n"
+     "Wraps ibv_create_cq(3), or ibv_create_cq_ex(3) where wc_flags are given."},
+    {Py_tp_new, cq_new},
+    {Py_tp_repr, cq_repr},
+    {Py_tp_traverse, cq_traverse},
+    {Py_tp_clear, cqn_tp_clear},
+    {Py_tp_finalize, cqn_finalize},
+    {Py_tp_dealloc, cqn_dealloc},
+    {Py_tp_methods, cq_methods},
+    {Py_tp_getset, cq_getset},
+    {Py_tp_members, cq_members},
+    {0, NULL},
+};
+
+PyType_Spec cqn_cq_spec = {
+    .name = "cqnotify.CQ",
+    .basicsize = sizeof(cqn_cq),
+    .flags =
+        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = cq_slots,
+};

@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The multicast groups of a queue pair. The kernel does not destroy one that is
+ * attached to a group, so it knows its groups, and leaves them to be destroyed.
+ */
+
+#include "base/core.h"
+#include <arpa/inet.h>
+
+struct cqn_group {
+    union ibv_gid gid;
+    uint16_t lid;
+};
+
+static bool is_multicast(const union ibv_gid *gid)
+{
+    static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
+    return gid->raw[0] == 0xff ||
+           (memcmp(gid->raw, mapped, sizeof(mapped)) == 0 && gid->raw[12] >> 4 == 0xe);
+}
+
+static cqn_group *find(const cqn_qp *qp, const cqn_group *group)
+{
+    for (size_t i = 0; i < qp->groups_len; i++) {
+        cqn_group *g = &qp->groups[i];
+        if (g->lid == group->lid && memcmp(&g->gid, &group->gid, sizeof(g->gid)) == 0) {
+            return g;
+        }
+    }
+    return NULL;
+}
+
+static const char *text_of(const cqn_group *group, char text[INET6_ADDRSTRLEN])
+{
+    return inet_ntop(AF_INET6, &group->gid, text, INET6_ADDRSTRLEN);
+}
+
+static int parse(cqn_qp *self, const char *function, PyObject *const *args, Py_ssize_t nargs,
+                 PyObject *kwnames, cqn_group *out)
+{
+    static const char *const names[] = {"gid", "lid", NULL};
+    PyObject *in[2] = {NULL, NULL};
+    uint32_t lid = 0;
+    char text[INET6_ADDRSTRLEN];
+    if (cqn_open(&self->base) == NULL ||
+        cqn_args(function, names, 2, 1, args, nargs, kwnames, in) < 0 ||
+        cqn_gid(in[0], "gid", &out->gid) < 0 ||
+        (in[1] != NULL && cqn_u32(in[1], "lid", UINT16_MAX, &lid) < 0)) {
+        return -1;
+    }
+    out->lid = (uint16_t)lid;
+    if (self->type != IBV_QPT_UD) {
+        PyErr_Format(PyExc_ValueError, "%s() is for queue pairs of type UD; this is %s", function,
+                     cqn_qp_type_name(self->type));
+        return -1;
+    }
+    if (!is_multicast(&out->gid)) {
+        PyErr_Format(PyExc_ValueError,
+                     "gid is %s: it must be a multicast address, of ff00::/8 or 224.0.0.0/4",
+                     text_of(out, text));
+        return -1;
+    }
+    return cqn_qp_await_turn(self);
+}
+
+/* Room is made before, so that what was joined can always be noted. */
+static int reserve(cqn_qp *self)
+{
+    cqn_group *groups = PyMem_Realloc(self->groups, (self->groups_len + 1) * sizeof(*groups));
+    if (groups == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    self->groups = groups;
+    return 0;
+}
+
+static PyObject *refuse(cqn_qp *self, int err, const char *verb, const cqn_group *group)
+{
+    const struct ibv_device_attr *limits = &self->base.context->attr;
+    char text[INET6_ADDRSTRLEN];
+    text_of(group, text);
+    return err == ENOMEM
+               ? cqn_verbs_error(self->base.state, err, verb,
+                                 "group %s, lid %d: this device has room for %d groups, "
+                                 "and for %d queue pairs in each",
+                                 text, group->lid, limits->max_mcast_grp,
+                                 limits->max_mcast_qp_attach)
+               : cqn_verbs_error(self->base.state, err, verb, "group %s, lid %d", text, group->lid);
+}
+
+PyObject *cqn_qp_attach_mcast(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                              PyObject *kwnames)
+{
+    CQN_LOCKED;
+    cqn_qp *self = (cqn_qp *)op;
+    cqn_group group;
+    if (parse(self, "attach_mcast", args, nargs, kwnames, &group) < 0) {
+        return NULL;
+    }
+    if (find(self, &group) != NULL) {
+        Py_RETURN_NONE;
+    }
+    if (reserve(self) < 0) {
+        return NULL;
+    }
+    struct ibv_qp *qp = self->base.handle;
+    int err;
+    CQN_IN_KERNEL(&self->base, err = ibv_attach_mcast(qp, &group.gid, group.lid));
+    if (err != 0) {
+        return refuse(self, err, "ibv_attach_mcast", &group);
+    }
+    self->groups[self->groups_len++] = group;
+    Py_RETURN_NONE;
+}
+
+PyObject *cqn_qp_detach_mcast(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                              PyObject *kwnames)
+{
+    CQN_LOCKED;
+    cqn_qp *self = (cqn_qp *)op;
+    cqn_group group;
+    if (parse(self, "detach_mcast", args, nargs, kwnames, &group) < 0) {
+        return NULL;
+    }
+    cqn_group *found = find(self, &group);
+    if (found == NULL) {
+        char text[INET6_ADDRSTRLEN];
+        PyErr_Format(PyExc_ValueError, "this QP is not attached to group %s with lid %d",
+                     text_of(&group, text), group.lid);
+        return NULL;
+    }
+    struct ibv_qp *qp = self->base.handle;
+    int err;
+    CQN_IN_KERNEL(&self->base, err = ibv_detach_mcast(qp, &group.gid, group.lid));
+    if (err != 0) {
+        return refuse(self, err, "ibv_detach_mcast", &group);
+    }
+    *found = self->groups[--self->groups_len];
+    Py_RETURN_NONE;
+}
+
+/* Without the GIL, by the thread that destroys it: no other may change them. A group that
+ * it can't leave makes the destroying fail, and then it is in all of them again. */
+int cqn_qp_destroy_in_groups(struct ibv_qp *qp)
+{
+    const cqn_qp *self = qp->qp_context;
+    for (size_t i = 0; i < self->groups_len; i++) {
+        ibv_detach_mcast(qp, &self->groups[i].gid, self->groups[i].lid);
+    }
+    int err = ibv_destroy_qp(qp);
+    for (size_t i = 0; err != 0 && i < self->groups_len; i++) {
+        ibv_attach_mcast(qp, &self->groups[i].gid, self->groups[i].lid);
+    }
+    return err;
+}
+
+const char cqn_qp_attach_mcast_doc[] =
+    "attach_mcast($self, /, gid, lid=0)\n--\n\n"
+    "Receive what is sent to the multicast group `gid`; once, however often it is attached.\n\n"
+    "For UD alone. `gid` is an IPv6 address of ff00::/8, or an IPv4 address of 224.0.0.0/4. `lid` "
+    "is the group's, on InfiniBand, where the subnet manager must have let the port join (see "
+    "rdma_join_multicast(3)). On RoCE the network device must be in the group as well, else the "
+    "network drops its packets: a socket with IPV6_JOIN_GROUP or IP_ADD_MEMBERSHIP does it. To "
+    "send, make an AH with the group as `dgid`, and post with remote_qpn=0xFFFFFF. Closing the QP "
+    "detaches it. ValueError for another type of QP or an address that is not multicast; "
+    "VerbsError (ENOMEM) beyond the device's max_mcast_grp and max_mcast_qp_attach.\n\n"
+    "Wraps ibv_attach_mcast(3).";
+
+const char cqn_qp_detach_mcast_doc[] =
+    "detach_mcast($self, /, gid, lid=0)\n--\n\n"
+    "Leave a group that attach_mcast() named so. ValueError if it is in no such group.\n\n"
+    "Wraps ibv_detach_mcast(3).";

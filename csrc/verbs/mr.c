@@ -1,0 +1,512 @@
+/* SPDX-License-Identifier: MIT */
+/* MR: a registered memory region, and SGE: a part of one. */
+
+#include "base/core.h"
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+/* The buffer is released when both the registration and the last memoryview
+ * of this object are gone. `registered` says more than `handle`: while another
+ * thread is inside ibv_dereg_mr() the device may still use the memory. */
+static void release_memory(cqn_mr *self)
+{
+    if (self->exports > 0 || self->registered) {
+        return;
+    }
+    if (self->own_length != 0) {
+        munmap(self->addr, self->own_length);
+        self->own_length = 0;
+    }
+    else if (self->view.obj != NULL) {
+        Py_buffer view = self->view;
+        self->view.obj = NULL;
+        PyBuffer_Release(&view);
+    }
+}
+
+static int dereg_mr(void *handle)
+{
+    return ibv_dereg_mr(handle);
+}
+
+void cqn_mr_after_destroy(cqn_object *self)
+{
+    ((cqn_mr *)self)->registered = false;
+    release_memory((cqn_mr *)self);
+}
+
+static int mr_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    Py_VISIT(((cqn_mr *)op)->view.obj);
+    return cqn_traverse(op, visit, arg);
+}
+
+int cqn_mr_clear(PyObject *op)
+{
+    cqn_mr *self = (cqn_mr *)op;
+    release_memory(self);
+    return cqn_clear(op);
+}
+
+const cqn_kind cqn_mr_kind = {
+    .name = "MR",
+    .destroy_verb = "ibv_dereg_mr",
+    .rank = CQN_RANK_OTHER,
+    .destroy = dereg_mr,
+    .after_destroy = cqn_mr_after_destroy,
+    .clear = cqn_mr_clear,
+};
+
+static int map_own(cqn_mr *self, uint64_t length)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    if (length > SSIZE_MAX - page) {
+        PyErr_Format(PyExc_ValueError, "length is %llu: it must be at most %zd",
+                     (unsigned long long)length, SSIZE_MAX - (Py_ssize_t)page);
+        return -1;
+    }
+    size_t whole = (length + page - 1) / page * page;
+    void *p = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) {
+        PyErr_Format(PyExc_MemoryError, "no memory for an MR of %llu bytes",
+                     (unsigned long long)length);
+        return -1;
+    }
+    self->addr = p;
+    self->length = length;
+    self->own_length = whole;
+    return 0;
+}
+
+static const unsigned int WRITING =
+    IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
+static const unsigned int USUAL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
+                                  IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC |
+                                  IBV_ACCESS_MW_BIND;
+
+static int pin_buffer(cqn_mr *self, PyObject *buffer)
+{
+    bool writable = self->access & WRITING;
+    if (PyObject_GetBuffer(buffer, &self->view, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0) {
+        if (!PyErr_ExceptionMatches(PyExc_BufferError) &&
+            !PyErr_ExceptionMatches(PyExc_TypeError)) {
+            return -1; /* it is about something else */
+        }
+        if (writable && PyObject_CheckBuffer(buffer)) {
+            PyErr_Format(PyExc_TypeError,
+                         "buffer must be writable and contiguous (this %s is not): pass a "
+                         "bytearray, or access=0 to send from it only",
+                         Py_TYPE(buffer)->tp_name);
+        }
+        else if (!PyObject_CheckBuffer(buffer)) {
+            PyErr_Format(PyExc_TypeError, "buffer must be a buffer or a length, not %s",
+                         Py_TYPE(buffer)->tp_name);
+        }
+        return -1;
+    }
+    self->addr = self->view.buf;
+    self->length = (size_t)self->view.len;
+    return 0;
+}
+
+int cqn_mr_take_memory(cqn_mr *self, PyObject *buffer)
+{
+    uint64_t length;
+    int rc = PyLong_Check(buffer) ? cqn_range(buffer, "length", 1, SSIZE_MAX, &length) : 0;
+    if (rc == 0) {
+        rc = PyLong_Check(buffer) ? map_own(self, length) : pin_buffer(self, buffer);
+    }
+    if (rc == 0 && self->length == 0) {
+        PyErr_SetString(PyExc_ValueError, "an MR needs at least 1 byte, this has 0");
+        rc = -1;
+    }
+    return rc;
+}
+
+/* The kernel can't pin the memory: it could not write to it either, or has no page to pin. Before
+ * Linux 6.2 it pins for writing whatever the access, which only a private mapping can be forced to.
+ */
+static const char *unpinnable_hint(const cqn_mr *self)
+{
+    if (self->view.obj != NULL && self->view.readonly) {
+        return "before Linux 6.2, memory that is read-only and shared can't be registered (an mmap "
+               "of PROT_READ): map it with MAP_PRIVATE or writable, or copy it, bytes(buffer)";
+    }
+    return "not all of it is there to be pinned: does the file that is mapped reach to its end? "
+           "From "
+           "Linux 6.5 on a file that is mapped shared and writable must be on tmpfs or hugetlbfs: "
+           "else map it with MAP_PRIVATE";
+}
+
+static void *refuse_registration(cqn_mr *self, int err)
+{
+    struct rlimit limit;
+    if (err == EFAULT) {
+        return cqn_verbs_error(self->base.state, err, "ibv_reg_mr",
+                               "%zu bytes at %p, access 0x%x: %s", self->length, self->addr,
+                               self->access, unpinnable_hint(self));
+    }
+    if ((err == ENOMEM || err == EPERM || err == EAGAIN) &&
+        getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
+        return cqn_verbs_error(self->base.state, err, "ibv_reg_mr",
+                               "%zu bytes were asked for, and this process may lock %llu bytes of "
+                               "memory: raise the limit (ulimit -l, or memlock in "
+                               "/etc/security/limits.conf)",
+                               self->length, (unsigned long long)limit.rlim_cur);
+    }
+    return cqn_verbs_error(self->base.state, err, "ibv_reg_mr", "%zu bytes at %p, access 0x%x%s",
+                           self->length, self->addr, self->access,
+                           self->access & ~USUAL ? ": does the device know all these flags?" : "");
+}
+
+PyObject *cqn_mr_register(cqn_mr *self, cqn_object *pd)
+{
+    struct ibv_pd *handle = pd->handle;
+    struct ibv_mr *mr;
+    int err;
+    CQN_CREATING(CQN_OBJ(self), mr = ibv_reg_mr(handle, self->addr, self->length, self->access);
+                 err = errno);
+    if (mr == NULL) {
+        return refuse_registration(self, err);
+    }
+    self->lkey = mr->lkey;
+    self->rkey = mr->rkey;
+    self->registered = true;
+    cqn_adopt(CQN_OBJ(self), mr);
+    return (PyObject *)self;
+}
+
+int cqn_mr_access(PyObject *value, unsigned int *access)
+{
+    *access = IBV_ACCESS_LOCAL_WRITE;
+    if (value != NULL && cqn_u32(value, "access", UINT32_MAX, access) < 0) {
+        return -1;
+    }
+    if ((*access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC)) &&
+        !(*access & IBV_ACCESS_LOCAL_WRITE)) {
+        PyErr_Format(PyExc_ValueError,
+                     "access is 0x%x: REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE as well",
+                     *access);
+        return -1;
+    }
+    if (*access & IBV_ACCESS_ZERO_BASED) {
+        PyErr_Format(PyExc_ValueError,
+                     "access is 0x%x: ZERO_BASED is for memory windows; devices differ in what it "
+                     "does to an MR, whose elements have the addresses of its memory",
+                     *access);
+        return -1;
+    }
+    return 0;
+}
+
+static PyObject *mr_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    CQN_LOCKED;
+    CQN_COPY copy = NULL;
+    static char *names[] = {"pd", "buffer", "access", NULL};
+    PyObject *pd, *buffer, *access_value = NULL;
+    unsigned int access;
+    cqn_state *st = cqn_state_of(type);
+    if (cqn_freeze_keywords(&kwargs, &copy) < 0 ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$O:MR", names, &pd, &buffer,
+                                     &access_value) ||
+        cqn_expect(pd, st->PD, "pd") < 0 || cqn_mr_access(access_value, &access) < 0) {
+        return NULL;
+    }
+    cqn_object *used = CQN_OBJ(pd);
+    cqn_mr *self = cqn_new(type, &cqn_mr_kind, &used, 1);
+    if (self == NULL) {
+        return NULL;
+    }
+    self->access = access;
+    /* Taking the user's buffer can run Python code, which can close the PD. */
+    if (cqn_mr_take_memory(self, buffer) < 0 || cqn_open(used) == NULL ||
+        (access & IBV_ACCESS_ON_DEMAND && cqn_check_odp(used, IBV_ODP_SUPPORT) < 0) ||
+        cqn_mr_register(self, used) == NULL) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+/* As cqn_open(), and it must have bytes. */
+static bool open_bytes(cqn_mr *self)
+{
+    if (cqn_open(&self->base) == NULL) {
+        return false;
+    }
+    if (self->implicit) {
+        PyErr_SetString(PyExc_ValueError,
+                        "an implicit MR has no bytes of its own: take over(buffer) of it");
+        return false;
+    }
+    return true;
+}
+
+static int mr_getbuffer(PyObject *op, Py_buffer *view, int flags)
+{
+    CQN_LOCKED;
+    cqn_mr *self = (cqn_mr *)op;
+    view->obj = NULL;
+    if (!open_bytes(self)) {
+        return -1;
+    }
+    bool readonly = self->view.obj != NULL && self->view.readonly;
+    if (PyBuffer_FillInfo(view, op, self->addr, (Py_ssize_t)self->length, readonly, flags) < 0) {
+        return -1;
+    }
+    self->exports++;
+    return 0;
+}
+
+static void mr_releasebuffer(PyObject *op, Py_buffer *Py_UNUSED(view))
+{
+    CQN_LOCKED;
+    cqn_mr *self = (cqn_mr *)op;
+    self->exports--;
+    release_memory(self);
+}
+
+/* A number of bytes; what is wrong with its range check_range() says. */
+static int size_from(PyObject *value, const char *name, Py_ssize_t *out)
+{
+    if (!PyIndex_Check(value)) {
+        PyErr_Format(PyExc_TypeError, "%s must be an integer, not %s", name,
+                     Py_TYPE(value)->tp_name);
+        return -1;
+    }
+    *out = PyNumber_AsSsize_t(value, NULL); /* clamped: far out is out, too */
+    return *out == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
+/* offset and length within the region; IndexError otherwise. */
+static int check_range(const cqn_mr *self, Py_ssize_t offset, Py_ssize_t length)
+{
+    Py_ssize_t size = (Py_ssize_t)self->length;
+    if (offset < 0 || length < 0 || offset > size || length > size - offset) {
+        PyErr_Format(PyExc_IndexError, "%zd bytes at offset %zd: this MR has %zd bytes", length,
+                     offset, size);
+        return -1;
+    }
+    return 0;
+}
+
+static PyObject *mr_read(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    CQN_LOCKED;
+    static const char *const names[] = {"length", "offset", NULL};
+    cqn_mr *self = (cqn_mr *)op;
+    PyObject *in[2] = {NULL, NULL};
+    Py_ssize_t length = 0, offset = 0;
+    if (!open_bytes(self) || cqn_args("read", names, 2, 0, args, nargs, kwnames, in) < 0 ||
+        (in[1] && size_from(in[1], "offset", &offset) < 0)) {
+        return NULL;
+    }
+    bool rest = in[0] == NULL || in[0] == Py_None;
+    if (!rest && size_from(in[0], "length", &length) < 0) {
+        return NULL;
+    }
+    if (cqn_open(&self->base) == NULL) {
+        return NULL;
+    }
+    if (rest && offset >= 0 && offset <= (Py_ssize_t)self->length) {
+        length = (Py_ssize_t)self->length - offset;
+    }
+    if (check_range(self, offset, length) < 0) {
+        return NULL;
+    }
+    return PyBytes_FromStringAndSize((char *)self->addr + offset, length);
+}
+
+static PyObject *mr_write(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    CQN_LOCKED;
+    static const char *const names[] = {"data", "offset", NULL};
+    cqn_mr *self = (cqn_mr *)op;
+    PyObject *in[2] = {NULL, NULL};
+    Py_ssize_t offset = 0;
+    Py_buffer data;
+    if (!open_bytes(self) || cqn_args("write", names, 2, 1, args, nargs, kwnames, in) < 0 ||
+        (in[1] && size_from(in[1], "offset", &offset) < 0) ||
+        PyObject_GetBuffer(in[0], &data, PyBUF_SIMPLE) < 0) {
+        return NULL;
+    }
+    PyObject *result = NULL;
+    if (cqn_open(&self->base) == NULL) {
+    }
+    else if (self->view.obj != NULL && self->view.readonly) {
+        PyErr_SetString(PyExc_TypeError, "this MR is over a read-only buffer");
+    }
+    else if (check_range(self, offset, data.len) == 0) {
+        memmove((char *)self->addr + offset, data.buf, (size_t)data.len);
+        result = PyLong_FromSsize_t(data.len);
+    }
+    PyBuffer_Release(&data);
+    return result;
+}
+
+static Py_ssize_t mr_length(PyObject *op)
+{
+    CQN_LOCKED;
+    cqn_mr *self = (cqn_mr *)op;
+    return open_bytes(self) ? (Py_ssize_t)self->length : -1;
+}
+
+/* An end of a slice: counted from the back if negative, but never clamped. A
+ * send that is silently shorter than what was written would be a trap. */
+static int slice_end(PyObject *value, Py_ssize_t fallback, Py_ssize_t length, Py_ssize_t *out)
+{
+    if (value == Py_None) {
+        *out = fallback;
+        return 0;
+    }
+    Py_ssize_t n = PyNumber_AsSsize_t(value, PyExc_IndexError);
+    if (n == -1 && PyErr_Occurred()) {
+        return -1;
+    }
+    *out = n < 0 ? n + length : n;
+    if (*out < 0 || *out > length) {
+        PyErr_Format(PyExc_IndexError, "slice end %zd is out of bounds: this MR has %zd bytes", n,
+                     length);
+        return -1;
+    }
+    return 0;
+}
+
+static PyObject *mr_subscript(PyObject *op, PyObject *key)
+{
+    CQN_LOCKED;
+    cqn_mr *self = (cqn_mr *)op;
+    if (!open_bytes(self)) {
+        return NULL;
+    }
+    if (!PySlice_Check(key)) {
+        PyErr_Format(PyExc_TypeError,
+                     "an MR is sliced, mr[a:b], for a scatter/gather element, not indexed by %s; "
+                     "memoryview(mr) gives its bytes",
+                     Py_TYPE(key)->tp_name);
+        return NULL;
+    }
+    PySliceObject *slice = (PySliceObject *)key;
+    Py_ssize_t start, stop, step = 1, length = (Py_ssize_t)self->length;
+    if (slice_end(slice->start, 0, length, &start) < 0 ||
+        slice_end(slice->stop, length, length, &stop) < 0) {
+        return NULL;
+    }
+    if (slice->step != Py_None) {
+        step = PyNumber_AsSsize_t(slice->step, PyExc_IndexError);
+        if (step == -1 && PyErr_Occurred()) {
+            return NULL;
+        }
+    }
+    if (step != 1 || stop < start) {
+        PyErr_Format(PyExc_ValueError,
+                     "mr[%zd:%zd:%zd]: the step must be 1, and the end not before the start", start,
+                     stop, step);
+        return NULL;
+    }
+    if (stop - start > UINT32_MAX) {
+        PyErr_Format(PyExc_ValueError, "an SGE of %zd bytes: it can have at most %u", stop - start,
+                     UINT32_MAX);
+        return NULL;
+    }
+    if (cqn_open(&self->base) == NULL) {
+        return NULL;
+    }
+    return cqn_sge_new(self, (uintptr_t)self->addr + (uint64_t)start, (uint32_t)(stop - start));
+}
+
+static PyObject *mr_get_addr(PyObject *op, void *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    return cqn_open(CQN_OBJ(op)) ? PyLong_FromVoidPtr(((cqn_mr *)op)->addr) : NULL;
+}
+
+static PyObject *mr_get_length(PyObject *op, void *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    return cqn_open(CQN_OBJ(op)) ? PyLong_FromSize_t(((cqn_mr *)op)->length) : NULL;
+}
+
+static PyObject *mr_repr(PyObject *op)
+{
+    CQN_LOCKED;
+    cqn_mr *self = (cqn_mr *)op;
+    if (self->base.handle != NULL && self->implicit) {
+        return PyUnicode_FromFormat("<MR on %s, implicit, lkey=0x%x>", cqn_device_name(&self->base),
+                                    (unsigned)self->lkey);
+    }
+    return self->base.handle == NULL
+               ? cqn_short_repr(op)
+               : PyUnicode_FromFormat("<MR on %s, %zu bytes at %p, lkey=0x%x>",
+                                      cqn_device_name(&self->base), self->length, self->addr,
+                                      (unsigned)self->lkey);
+}
+
+static PyMethodDef mr_methods[] = {
+    {"read", (PyCFunction)(void (*)(void))mr_read, METH_FASTCALL | METH_KEYWORDS,
+     "read($self, /, length=None, offset=0)\n--\n\n"
+     "A copy of `length` bytes (None: all up to the end) from `offset`."},
+    {"write", (PyCFunction)(void (*)(void))mr_write, METH_FASTCALL | METH_KEYWORDS,
+     "write($self, /, data, offset=0)\n--\n\n"
+     "Copy the bytes of the buffer `data` to `offset`; returns how many."},
+    {"implicit", (PyCFunction)(void (*)(void))cqn_mr_implicit,
+     METH_CLASS | METH_VARARGS | METH_KEYWORDS, cqn_mr_implicit_doc},
+    {"over", cqn_mr_over, METH_O, cqn_mr_over_doc},
+    CQN_OBJECT_METHODS(cqn_close_doc),
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef mr_getset[] = {
+    {"pd", cqn_get_used, NULL, "The PD that it belongs to.", (void *)0},
+    {"addr", mr_get_addr, NULL, "Address of its first byte, as a peer names it.", NULL},
+    {"length", mr_get_length, NULL, "Its size in bytes.", NULL},
+    {"lkey", cqn_get_u32, NULL, "Key for local use.", (void *)offsetof(cqn_mr, lkey)},
+    {"rkey", cqn_get_u32, NULL, "Key for a peer's RDMA operations.",
+     (void *)offsetof(cqn_mr, rkey)},
+    {"access", cqn_get_u32, NULL, "What may be done with it, as AccessFlags' bits.",
+     (void *)offsetof(cqn_mr, access)},
+    CQN_OBJECT_GETSET,
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMemberDef mr_members[] = {CQN_OBJECT_MEMBERS, {NULL, 0, 0, 0, NULL}};
+
+static PyType_Slot mr_slots[] = {
+    {Py_tp_doc,
+     "MR(pd, buffer, *, access=AccessFlags.LOCAL_WRITE)\n--\n\n"
+     "Memory that the device may work with.\n\n"
+     "`buffer` is any writable buffer (bytearray, mmap, array, numpy), which stays pinned, or a "
+     "length in bytes for page-aligned memory of its own, zeroed. With access=0 the buffer may "
+     "be read-only, such as bytes: it can then only be sent from. (Before Linux 6.2 a read-only "
+     "mmap "
+     "must be private, MAP_PRIVATE, else VerbsError, EFAULT.) `mr[a:b]` is a scatter/gather "
+     "element; its ends "
+     "are never clamped, IndexError refuses them. memoryview(mr) is the bytes. BusyError at "
+     "close() while a work request in flight needs it. VerbsError (EOPNOTSUPP) for ON_DEMAND on a "
+     "device that can't page; implicit() needs no buffer.\n\n"
+     "Wraps ibv_reg_mr(3)."},
+    {Py_tp_new, mr_new},
+    {Py_tp_repr, mr_repr},
+    {Py_tp_traverse, mr_traverse},
+    {Py_tp_clear, cqn_tp_clear},
+    {Py_tp_finalize, cqn_finalize},
+    {Py_tp_dealloc, cqn_dealloc},
+    {Py_tp_methods, mr_methods},
+    {Py_tp_getset, mr_getset},
+    {Py_tp_members, mr_members},
+    {Py_bf_getbuffer, mr_getbuffer},
+    {Py_bf_releasebuffer, mr_releasebuffer},
+    {Py_mp_length, mr_length},
+    {Py_mp_subscript, mr_subscript},
+    {0, NULL},
+};
+
+PyType_Spec cqn_mr_spec = {
+    .name = "cqnotify.MR",
+    .basicsize = sizeof(cqn_mr),
+    .flags =
+        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = mr_slots,
+};

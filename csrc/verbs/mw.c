@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * MW: a memory window, a second key to a part of an MR, which is bound to it by
+ * a work request.
+ *
+ * What it is bound to shows when completions are polled. A window of type 2 is
+ * bound through one queue pair, and uses that from the moment in which the bind
+ * was posted, since a device may never be done with destroying a queue pair that
+ * has a window. Of a bind that is never heard of, since its queue pair was reset
+ * or closed, it is assumed that it was carried out.
+ */
+
+#include "base/core.h"
+
+static int dealloc_mw(void *handle)
+{
+    return ibv_dealloc_mw(handle);
+}
+
+static void mw_after_destroy(cqn_object *self)
+{
+    self->uses[0]->context->mws--;
+}
+
+static const cqn_kind mw_kind = {
+    .name = "MW",
+    .destroy_verb = "ibv_dealloc_mw",
+    .rank = CQN_RANK_OTHER,
+    .destroy = dealloc_mw,
+    .after_destroy = mw_after_destroy,
+    .clear = cqn_clear,
+};
+
+/* Its place in `uses`, behind the PD and, for type 2, the QP. */
+static size_t mr_slot(const cqn_mw *self)
+{
+    return self->type == IBV_MW_TYPE_2 ? 2 : 1;
+}
+
+/* Lets go of the QP when nothing is bound through it any more. */
+static void settle_qp(cqn_mw *self, cqn_object **trash)
+{
+    if (self->type == IBV_MW_TYPE_2 && self->binds == 0 && self->base.uses[2] == NULL) {
+        cqn_use(&self->base, 1, NULL, trash);
+    }
+}
+
+/* Whether it can be bound through this QP now. */
+int cqn_mw_check(const cqn_mw *self, const cqn_qp *qp)
+{
+    const cqn_object *through = self->type == IBV_MW_TYPE_2 ? self->base.uses[1] : NULL;
+    if (through != NULL && through != &qp->base) {
+        PyErr_Format(PyExc_ValueError,
+                     "mw is bound through QP %u: invalidate it there, and poll the completion, "
+                     "before it is bound through QP %u",
+                     (unsigned)((const cqn_qp *)through)->qp_num, (unsigned)qp->qp_num);
+        return -1;
+    }
+    return 0;
+}
+
+/* A bind is in flight that will give it that key. */
+void cqn_mw_posted(cqn_mw *self, cqn_qp *qp, uint32_t rkey)
+{
+    struct ibv_mw *mw = self->base.handle;
+    if (self->type == IBV_MW_TYPE_2 && self->base.uses[1] == NULL) {
+        cqn_use(&self->base, 1, &qp->base, NULL);
+    }
+    if (self->gone_rkey == rkey) {
+        self->gone_rkey = ~rkey; /* that was an earlier bind, since keys come again; now none */
+    }
+    self->binds++;
+    self->rkey = mw->rkey = rkey;
+}
+
+/* It is over: `mr` is NULL if it was to unbind. */
+void cqn_mw_bound(cqn_mw *self, cqn_object *mr, uint32_t rkey, bool ok, cqn_object **trash)
+{
+    struct ibv_mw *mw = self->base.handle;
+    self->binds--;
+    if (mw == NULL) {
+        return; /* closed, or being closed */
+    }
+    if (ok) {
+        self->bound_rkey = rkey;
+        cqn_use(&self->base, mr_slot(self), rkey == self->gone_rkey ? NULL : mr, trash);
+    }
+    if (self->binds == 0) {
+        self->rkey = mw->rkey = self->bound_rkey; /* of one that failed it has no key */
+        settle_qp(self, trash);
+    }
+}
+
+static void invalidated(cqn_mw *self, uint32_t rkey, cqn_object **trash)
+{
+    if (self->bound_rkey != rkey) {
+        self->gone_rkey = rkey;
+    }
+    else if (self->base.uses[2] != NULL) {
+        cqn_use(&self->base, 2, NULL, trash);
+        settle_qp(self, trash);
+    }
+}
+
+/* The peer, or a request of ours, has invalidated the window of that key. */
+void cqn_mw_invalidated(cqn_context *ctx, uint32_t rkey, cqn_object **trash)
+{
+    for (cqn_object *o = ctx->mws > 0 ? ctx->first[CQN_RANK_OTHER] : NULL; o != NULL; o = o->next) {
+        cqn_mw *self = (cqn_mw *)o;
+        if (o->kind == &mw_kind && o->handle != NULL && self->type == IBV_MW_TYPE_2 &&
+            (self->bound_rkey == rkey || self->rkey == rkey)) {
+            invalidated(self, rkey, trash);
+            return;
+        }
+    }
+}
+
+static int parse_type(PyObject *value, enum ibv_mw_type *out)
+{
+    uint32_t type = IBV_MW_TYPE_1;
+    if (value != NULL && cqn_u32(value, "mw_type", UINT8_MAX, &type) < 0) {
+        return -1;
+    }
+    if (type != IBV_MW_TYPE_1 && type != IBV_MW_TYPE_2) {
+        PyErr_Format(PyExc_ValueError, "mw_type is %u: it must be MWType.TYPE_1 or TYPE_2", type);
+        return -1;
+    }
+    *out = type;
+    return 0;
+}
+
+static PyObject *mw_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    CQN_LOCKED;
+    CQN_COPY copy = NULL;
+    static char *names[] = {"pd", "mw_type", NULL};
+    cqn_state *st = cqn_state_of(type);
+    PyObject *pd, *type_value = NULL;
+    enum ibv_mw_type mw_type;
+    if (cqn_freeze_keywords(&kwargs, &copy) < 0 ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "O|O:MW", names, &pd, &type_value) ||
+        cqn_expect(pd, st->PD, "pd") < 0 || parse_type(type_value, &mw_type) < 0) {
+        return NULL;
+    }
+    cqn_object *used = CQN_OBJ(pd);
+    cqn_mw *self = cqn_new(type, &mw_kind, &used, 1);
+    if (self == NULL) {
+        return NULL;
+    }
+    struct ibv_pd *handle = used->handle;
+    struct ibv_mw *mw;
+    int err;
+    CQN_CREATING(CQN_OBJ(self), mw = ibv_alloc_mw(handle, mw_type); err = errno);
+    if (mw == NULL) {
+        const char *device = cqn_device_name(used);
+        cqn_verbs_error(st, err, "ibv_alloc_mw",
+                        err == EOPNOTSUPP ? "windows of type %d are not supported by %s (see its "
+                                            "device_cap_flags)"
+                                          : "of type %d: %s has at most %d",
+                        (int)mw_type, device, used->context->attr.max_mw);
+        Py_DECREF(self);
+        return NULL;
+    }
+    self->type = mw_type;
+    self->rkey = self->bound_rkey = mw->rkey;
+    used->context->mws++;
+    cqn_adopt(CQN_OBJ(self), mw);
+    return (PyObject *)self;
+}
+
+static PyObject *mw_repr(PyObject *op)
+{
+    CQN_LOCKED;
+    const cqn_mw *self = (cqn_mw *)op;
+    return self->base.handle == NULL ? cqn_short_repr(op)
+                                     : PyUnicode_FromFormat("<MW on %s, TYPE_%d, rkey=0x%x>",
+                                                            cqn_device_name(&self->base),
+                                                            (int)self->type, (unsigned)self->rkey);
+}
+
+static PyMethodDef mw_methods[] = {CQN_OBJECT_METHODS(cqn_close_doc), {NULL, NULL, 0, NULL}};
+
+static PyGetSetDef mw_getset[] = {
+    {"pd", cqn_get_used, NULL, "The PD that it belongs to.", (void *)0},
+    {"mw_type", cqn_get_u32, NULL, "MWType.", (void *)offsetof(cqn_mw, type)},
+    {"rkey", cqn_get_u32, NULL,
+     "Key for a peer's RDMA operations, of the latest bind that was posted.",
+     (void *)offsetof(cqn_mw, rkey)},
+    CQN_OBJECT_GETSET,
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMemberDef mw_members[] = {CQN_OBJECT_MEMBERS, {NULL, 0, 0, 0, NULL}};
+
+static PyType_Slot mw_slots[] = {
+    {Py_tp_doc,
+     "MW(pd, mw_type=1)\n--\n\n"
+     "A memory window: a key of its own to a part of an MR, given and taken back by work "
+     "requests.\n\n"
+     "It is of MWType.TYPE_1 or TYPE_2, see QP.bind_mw(). Close it to take the key back at once. "
+     "While it is bound, its MR can't be closed, nor, if it is of type 2, the QP that it was bound "
+     "through; whether it is, follows from the completions, so poll them first.\n\n"
+     "Wraps ibv_alloc_mw(3)."},
+    {Py_tp_new, mw_new},
+    {Py_tp_repr, mw_repr},
+    {Py_tp_traverse, cqn_traverse},
+    {Py_tp_clear, cqn_tp_clear},
+    {Py_tp_finalize, cqn_finalize},
+    {Py_tp_dealloc, cqn_dealloc},
+    {Py_tp_methods, mw_methods},
+    {Py_tp_getset, mw_getset},
+    {Py_tp_members, mw_members},
+    {0, NULL},
+};
+
+PyType_Spec cqn_mw_spec = {
+    .name = "cqnotify.MW",
+    .basicsize = sizeof(cqn_mw),
+    .flags =
+        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = mw_slots,
+};

@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: MIT */
+/* SGE: a part of an MR, what a work request reads or fills. */
+
+#include "base/core.h"
+
+PyObject *cqn_sge_new(cqn_mr *mr, uint64_t addr, uint32_t length)
+{
+    PyTypeObject *type = mr->base.state->SGE;
+    cqn_sge *self = (cqn_sge *)type->tp_alloc(type, 0);
+    if (self != NULL) {
+        self->mr = (cqn_mr *)Py_NewRef((PyObject *)mr);
+        self->addr = addr;
+        self->length = length;
+        self->lkey = mr->lkey;
+    }
+    return (PyObject *)self;
+}
+
+/* No tp_clear: a cycle through here goes through the MR as well, which has one,
+ * so that `mr` is always there. */
+static int sge_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(op));
+    Py_VISIT(((cqn_sge *)op)->mr);
+    return 0;
+}
+
+static void sge_dealloc(PyObject *op)
+{
+    PyTypeObject *type = Py_TYPE(op);
+    PyObject_GC_UnTrack(op);
+    Py_DECREF(((cqn_sge *)op)->mr);
+    type->tp_free(op);
+    Py_DECREF(type);
+}
+
+static Py_ssize_t sge_length(PyObject *op)
+{
+    return ((cqn_sge *)op)->length;
+}
+
+/* No key, right or wrong, lets the device reach memory that a work request does
+ * not pin: the address stays within our MR, and a peer that loses its key loses access. */
+static PyObject *sge_with_lkey(PyObject *op, PyObject *lkey)
+{
+    cqn_sge *self = (cqn_sge *)op;
+    uint32_t other;
+    if (cqn_u32(lkey, "lkey", UINT32_MAX, &other) < 0) {
+        return NULL;
+    }
+    cqn_sge *copy = (cqn_sge *)cqn_sge_new(self->mr, self->addr, self->length);
+    if (copy != NULL) {
+        copy->lkey = other;
+    }
+    return (PyObject *)copy;
+}
+
+static PyObject *sge_repr(PyObject *op)
+{
+    cqn_sge *self = (cqn_sge *)op;
+    return PyUnicode_FromFormat("<SGE addr=%p length=%u lkey=0x%x>", (void *)(uintptr_t)self->addr,
+                                self->length, self->lkey);
+}
+
+static PyMethodDef sge_methods[] = {
+    {"with_lkey", sge_with_lkey, METH_O,
+     "with_lkey($self, lkey, /)\n--\n\n"
+     "Return an SGE of the same memory under another local key.\n\n"
+     "For tests of errors: nobody but the device judges the key, so that a wrong one fails the "
+     "work request, with LOC_PROT_ERR on most devices."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef sge_members[] = {
+    {"mr", T_OBJECT_EX, offsetof(cqn_sge, mr), READONLY, "The MR that it is a part of."},
+    {"addr", T_ULONGLONG, offsetof(cqn_sge, addr), READONLY, "Address of its first byte."},
+    {"length", T_UINT, offsetof(cqn_sge, length), READONLY, "Its size in bytes."},
+    {"lkey", T_UINT, offsetof(cqn_sge, lkey), READONLY,
+     "Local key: that of its MR, unless with_lkey() gave it another."},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot sge_slots[] = {
+    {Py_tp_doc, "A scatter/gather element: mr[a:b]. It keeps its MR alive."},
+    {Py_tp_repr, sge_repr},
+    {Py_tp_traverse, sge_traverse},
+    {Py_tp_dealloc, sge_dealloc},
+    {Py_tp_methods, sge_methods},
+    {Py_tp_members, sge_members},
+    {Py_mp_length, sge_length},
+    {0, NULL},
+};
+
+PyType_Spec cqn_sge_spec = {
+    .name = "cqnotify.SGE",
+    .basicsize = sizeof(cqn_sge),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE |
+             Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = sge_slots,
+};

@@ -1,0 +1,426 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Posting of sends. Everything is checked before the device sees it: a device
+ * may accept nonsense, and some keep a work request that they have refused and
+ * send it later.
+ */
+
+#include "work/wr.h"
+
+/* Some devices take a message that is too long, and lose it. */
+static int check_length(cqn_qp *qp, uint64_t length)
+{
+    /* The limit can have grown with the link's MTU. */
+    if (length <= qp->max_message || length <= cqn_qp_learn_limit(qp)) {
+        return 0;
+    }
+    PyErr_Format(PyExc_ValueError, "sg has %llu bytes: port %d sends at most %u in one %s",
+                 (unsigned long long)length, qp->port_num, qp->max_message,
+                 qp->type == IBV_QPT_UD ? "datagram (its MTU)" : "message (max_msg_sz)");
+    return -1;
+}
+
+static int check_inline(const cqn_qp *qp, const cqn_send *send)
+{
+    if (!(send->wr.send_flags & IBV_SEND_INLINE) || send->sg.length <= qp->cap.max_inline_data) {
+        return 0;
+    }
+    PyErr_Format(PyExc_ValueError,
+                 "sg has %llu bytes: this QP sends at most %u INLINE (max_inline_data)",
+                 (unsigned long long)send->sg.length, qp->cap.max_inline_data);
+    return -1;
+}
+
+/* A device may take what it lacks all the same, and fail it later or not at all. */
+static int check_device(const cqn_qp *qp, const cqn_send *send)
+{
+    const struct ibv_device_attr *device = &qp->base.context->attr;
+    if (send->opcode->atomic_write && !qp->atomic_write) {
+        PyErr_SetString(PyExc_ValueError,
+                        "opcode is ATOMIC_WRITE: that needs a QP made with atomic_write=True");
+        return -1;
+    }
+    if (send->opcode->atomic && device->atomic_cap == IBV_ATOMIC_NONE) {
+        cqn_verbs_error(qp->base.state, EOPNOTSUPP, "ibv_post_send",
+                        "%s: %s has no atomic operations (its atomic_cap is NONE)",
+                        send->opcode->name, cqn_device_name(&qp->base));
+        return -1;
+    }
+    if ((send->wr.send_flags & IBV_SEND_IP_CSUM) &&
+        !(device->device_cap_flags & IBV_DEVICE_UD_IP_CSUM)) {
+        cqn_verbs_error(qp->base.state, EOPNOTSUPP, "ibv_post_send",
+                        "send_flags: IP_CSUM is not supported by %s (its device_cap_flags lack "
+                        "UD_IP_CSUM)",
+                        cqn_device_name(&qp->base));
+        return -1;
+    }
+    return 0;
+}
+
+static cqn_mw *window_of(const cqn_send *send)
+{
+    return send->opcode->does == CQN_WR_BINDS ? (cqn_mw *)send->sg.pinned[0] : NULL;
+}
+
+/* Whether this QP can carry it out, now. */
+static int admit(cqn_qp *qp, const cqn_send *send)
+{
+    const cqn_mw *mw = window_of(send);
+    if (!(send->qp_types & (1u << qp->type))) {
+        return cqn_send_refuse_type(send, qp->type);
+    }
+    if (!cqn_sg_fits(&send->sg, qp->pd, qp->cap.max_send_sge)) {
+        return cqn_sg_refuse(&send->sg, &qp->base, qp->pd, qp->cap.max_send_sge);
+    }
+    return cqn_qp_require_state(qp, IBV_QPS_RTS, "ibv_post_send") < 0 ||
+                   check_device(qp, send) < 0 || check_inline(qp, send) < 0 ||
+                   check_length(qp, send->sg.length) < 0 || (mw != NULL && cqn_mw_check(mw, qp) < 0)
+               ? -1
+               : 0;
+}
+
+/* The next key of its window, unless it was chosen. */
+static void choose_key(cqn_send *send)
+{
+    const cqn_mw *mw = window_of(send);
+    if (mw != NULL && !send->has_rkey) {
+        send->wr.bind_mw.rkey = ibv_inc_rkey(mw->rkey);
+    }
+}
+
+/* Returns an errno, or 0, and how many of the n, which lie in a row, were posted. What is
+ * not known to be refused was. */
+static int post(cqn_qp *qp, struct ibv_send_wr *first, size_t n, size_t *posted)
+{
+    struct ibv_send_wr *bad = NULL;
+    int err = cqn_errno_of(ibv_post_send((struct ibv_qp *)qp->base.handle, first, &bad));
+    *posted = err == 0 || bad == NULL ? n : (size_t)(bad - first);
+    return err;
+}
+
+/* Its verb posts one at a time. */
+static int post_alone(cqn_qp *qp, const cqn_send *send, size_t *posted)
+{
+    int err = cqn_post_atomic_write(qp, &send->wr);
+    *posted = err == 0;
+    return err;
+}
+
+static PyObject *refuse(const cqn_qp *qp, const char *verb, int err, PyObject *bad_wr,
+                        size_t posted, size_t of)
+{
+    return cqn_wr_refused(&(cqn_wr_refusal){.owner = &qp->base,
+                                            .verb = verb,
+                                            .max_wr = qp->cap.max_send_wr,
+                                            .requests = qp->sq->requests,
+                                            .err = err,
+                                            .posted = posted,
+                                            .of = of,
+                                            .bad_wr = bad_wr});
+}
+
+static void enter_books(cqn_qp *qp, const cqn_send *send, cqn_request *request)
+{
+    const struct ibv_send_wr *wr = &send->wr;
+    cqn_wr entry = {.does = (uint8_t)send->opcode->does,
+                    .signaled = qp->sq_sig_all || (wr->send_flags & IBV_SEND_SIGNALED)};
+    if (request == NULL) {
+        entry.wr_id = send->wr_id;
+    }
+    else {
+        entry.request = request;
+        entry.marks = CQN_WR_AWAITED;
+    }
+    if (send->opcode->does == CQN_WR_BINDS) {
+        entry.rkey = wr->bind_mw.rkey;
+        cqn_mw_posted(window_of(send), qp, entry.rkey);
+    }
+    else if (send->opcode->does == CQN_WR_INVALIDATES) {
+        entry.rkey = wr->invalidate_rkey;
+    }
+    cqn_wr_queue_push(qp->sq, &entry, &send->sg);
+}
+
+/* Returns 0, the device's errno without an exception, or -1; and how many were posted. */
+static int try_one(cqn_qp *qp, cqn_send *send, cqn_request *request, size_t *posted)
+{
+    const size_t entries = cqn_wr_entries(&send->sg);
+    if (admit(qp, send) < 0 || cqn_wr_queue_reserve(qp->sq, entries) < 0) {
+        return -1;
+    }
+    choose_key(send);
+    send->wr.wr_id = cqn_wr_queue_id(qp->sq, entries);
+    int err =
+        send->opcode->atomic_write ? post_alone(qp, send, posted) : post(qp, &send->wr, 1, posted);
+    if (*posted > 0) {
+        enter_books(qp, send, request);
+    }
+    else {
+        cqn_wr_queue_refused(qp->sq, 1);
+    }
+    return err;
+}
+
+/* `object` is the request as an object of its own, or NULL. */
+static PyObject *post_one(cqn_qp *qp, cqn_send *send, PyObject *object)
+{
+    size_t posted;
+    int err = try_one(qp, send, NULL, &posted);
+    if (err < 0) {
+        return NULL;
+    }
+    const char *verb = send->opcode->atomic_write ? "ibv_wr_atomic_write" : "ibv_post_send";
+    return err == 0 ? Py_NewRef(Py_None)
+                    : refuse(qp, verb, err, posted == 0 ? object : NULL, posted, 1);
+}
+
+/* What is not known to be refused was posted. */
+int cqn_post_awaited_send(cqn_qp *qp, cqn_send *send, cqn_request *request)
+{
+    size_t posted = 0;
+    int err = try_one(qp, send, request, &posted);
+    return err > 0 && posted > 0 ? 0 : err;
+}
+
+void cqn_refuse_send(const cqn_qp *qp, int err)
+{
+    refuse(qp, "ibv_post_send", err, NULL, 0, 1);
+}
+
+static cqn_send *item(PyObject *list, size_t i)
+{
+    return &((cqn_send_wr *)PyTuple_GET_ITEM(list, (Py_ssize_t)i))->send;
+}
+
+/* The next key of a window is known when the bind before it was posted. */
+static int check_listed(const cqn_send *send)
+{
+    cqn_mw *mw = window_of(send);
+    if (send->opcode->atomic_write) {
+        PyErr_SetString(PyExc_ValueError, "ATOMIC_WRITE is not possible in a list: post it alone");
+        return -1;
+    }
+    if (mw == NULL) {
+        return 0;
+    }
+    if (mw->listed) {
+        PyErr_SetString(PyExc_ValueError, "its mw is bound by another request of this list as "
+                                          "well: post that by itself");
+        return -1;
+    }
+    mw->listed = true;
+    return 0;
+}
+
+/* Copies of the requests, linked: one of them can be in the list more than once.
+ * Returns how many are in order, all or up to the one that an exception is set
+ * about, and how many entries they need in the books. */
+static size_t link_list(cqn_qp *qp, PyObject *list, struct ibv_send_wr *wrs, size_t n,
+                        size_t *entries)
+{
+    for (size_t i = 0; i < n; i++) {
+        cqn_send *send = item(list, i);
+        if (admit(qp, send) < 0 || check_listed(send) < 0) {
+            cqn_blame_item((Py_ssize_t)i);
+            return i;
+        }
+        *entries += cqn_wr_entries(&send->sg);
+        choose_key(send);
+        wrs[i] = send->wr;
+        wrs[i].next = i + 1 < n ? &wrs[i + 1] : NULL;
+    }
+    return n;
+}
+
+static PyObject *post_linked(cqn_qp *qp, PyObject *list, struct ibv_send_wr *wrs, size_t n)
+{
+    size_t posted;
+    cqn_wr_cursor at = cqn_wr_queue_cursor(qp->sq);
+    for (size_t i = 0; i < n; i++) {
+        wrs[i].wr_id = cqn_wr_queue_next_id(qp->sq, &at, cqn_wr_entries(&item(list, i)->sg));
+    }
+    int err = post(qp, wrs, n, &posted);
+    for (size_t i = 0; i < posted; i++) {
+        enter_books(qp, item(list, i), NULL);
+    }
+    if (posted < n) {
+        cqn_wr_queue_refused(qp->sq, n - posted);
+    }
+    PyObject *bad_wr = posted < n ? PyTuple_GET_ITEM(list, (Py_ssize_t)posted) : NULL;
+    return err == 0 ? Py_NewRef(Py_None) : refuse(qp, "ibv_post_send", err, bad_wr, posted, n);
+}
+
+static PyObject *post_list(cqn_qp *qp, PyObject *list)
+{
+    const size_t n = (size_t)PyTuple_GET_SIZE(list);
+    struct ibv_send_wr *wrs = PyMem_New(struct ibv_send_wr, n);
+    if (wrs == NULL) {
+        return PyErr_NoMemory();
+    }
+    size_t entries = 0;
+    const size_t linked = link_list(qp, list, wrs, n, &entries);
+    for (size_t i = 0; i < linked; i++) {
+        if (window_of(item(list, i)) != NULL) {
+            window_of(item(list, i))->listed = false;
+        }
+    }
+    PyObject *result = NULL;
+    if (linked == n && cqn_wr_queue_reserve(qp->sq, entries) == 0) {
+        result = post_linked(qp, list, wrs, n);
+    }
+    PyMem_Free(wrs);
+    return result;
+}
+
+static PyObject *post_arguments(cqn_qp *qp, PyObject *const *in)
+{
+    cqn_sg_room room;
+    cqn_send send;
+    send.sg = (cqn_sg)CQN_SG_IN(room);
+    if (cqn_send_parse(in, qp->base.state, qp, IBV_WR_SEND, &send) < 0) {
+        return NULL;
+    }
+    PyObject *result = NULL;
+    if (cqn_send_gather(in, qp->base.state, &send) == 0 && cqn_send_check_window(&send) == 0 &&
+        cqn_open(&qp->base) != NULL) {
+        result = post_one(qp, &send, NULL);
+    }
+    cqn_sg_drop_bytes(&send.sg);
+    return result;
+}
+
+const char cqn_qp_post_send_doc[] =
+    "post_send($self, /, sg, *, wr_id=0, opcode=2, send_flags=2, imm_data=None, remote_addr=None, "
+    "rkey=None, compare_add=None, swap=None, invalidate_rkey=None, mw=None, access=None, ah=None, "
+    "remote_qpn=None, remote_qkey=None)\n--\n\n"
+    "Post one work request: send, write or read the memory `sg`, change a number of the peer's "
+    "in one step, or bind or invalidate a memory window.\n\n"
+    "Or post a SendWR, which has all of the arguments, or a list of them, with one call of the "
+    "verb: all are checked before the first is posted. Where the device refuses one of them, "
+    "VerbsError says how many were `posted`, and which is the `bad_wr`.\n\n"
+    "`opcode` is a WROpcode, SEND by default, `send_flags` are SendFlags, SIGNALED by default, and "
+    "`wr_id` (64 bits) comes back in the completion. `sg` is mr[a:b], an MR, a list of these, or "
+    "None for an empty message, as is an empty list; with SendFlags.INLINE also any buffer, whose "
+    "bytes are taken at once. Without SIGNALED a success gives no completion. `imm_data` (32 bits) "
+    "goes with the `*_WITH_IMM` opcodes, `remote_addr` and `rkey` with `RDMA_*` and `ATOMIC_*`, "
+    "`ah`, "
+    "`remote_qpn` and `remote_qkey` with a UD QP. The memory is kept alive until the completion, "
+    "its own or a later one's, was polled or the QP closed. ValueError for what does not go "
+    "together, VerbsError (ENOMEM) when the queue is full.\n\n"
+    "`ATOMIC_*` work on a number of 64 bits in the peer's byte order, at a multiple of 8: "
+    "ATOMIC_FETCH_AND_ADD adds `compare_add` modulo `2**64`, ATOMIC_CMP_AND_SWP puts `swap` there "
+    "if "
+    "`compare_add` was there. The number from before comes to `sg`, which must be 8 bytes in one "
+    "element, in our byte order. VerbsError (EOPNOTSUPP) on a device that has no atomics.\n\n"
+    "ATOMIC_WRITE writes 8 bytes, of `sg` or of any buffer, to a multiple of 8, so that the peer "
+    "sees all of them or none. It needs a QP made with `atomic_write`, and is posted alone, by "
+    "ibv_wr_atomic_write(3).\n\n"
+    "SEND_WITH_INV sends, and invalidates the peer's window whose key is `invalidate_rkey`; "
+    "LOCAL_INV, without `sg`, invalidates an own one. BIND_MW binds `mw`, of type 2, to `sg`, with "
+    "`access` and `rkey` as in bind_mw().\n\n"
+    "Wraps ibv_post_send(3).";
+
+PyObject *cqn_qp_post_send(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    CQN_LOCKED;
+    cqn_qp *qp = (cqn_qp *)op;
+    PyTypeObject *type = qp->base.state->SendWR;
+    if (cqn_open(&qp->base) == NULL) {
+        return NULL;
+    }
+    if (nargs == 1 && kwnames == NULL && Py_IS_TYPE(args[0], type)) {
+        return post_one(qp, &((cqn_send_wr *)args[0])->send, args[0]); /* the short way */
+    }
+    PyObject *in[CQN_SEND_NAMES] = {NULL};
+    CQN_COPY copy = NULL;
+    if (cqn_args("post_send", cqn_send_names, 1, 1, args, nargs, kwnames, in) < 0 ||
+        cqn_freeze(&in[0], &copy) < 0) {
+        return NULL;
+    }
+    bool list = cqn_wr_is_list(in[0], type);
+    if (!list && !Py_IS_TYPE(in[0], type)) {
+        return post_arguments(qp, in);
+    }
+    if (cqn_wr_is_alone(cqn_send_names, in) < 0) {
+        return NULL;
+    }
+    if (!list) {
+        return post_one(qp, &((cqn_send_wr *)in[0])->send, in[0]);
+    }
+    PyObject *wrs = cqn_wr_list(in[0], type);
+    PyObject *result = wrs == NULL || cqn_open(&qp->base) == NULL ? NULL : post_list(qp, wrs);
+    Py_XDECREF(wrs);
+    return result;
+}
+
+/* ---- binding ---- */
+
+const char cqn_qp_bind_mw_doc[] =
+    "bind_mw($self, /, mw, sg, *, access=0, wr_id=0, send_flags=2, rkey=None)\n--\n\n"
+    "Bind a memory window to mr[a:b] or an MR, for the peer of an RC or UC QP.\n\n"
+    "`access` is what the peer may do there, with the addresses of the MR and with `mw.rkey`, "
+    "which is the new key as soon as this returns: REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC, by "
+    "default nothing. The "
+    "QP has to allow it, too, see connect(), and the MR needs access MW_BIND, and LOCAL_WRITE if "
+    "the peer may write. (Soft-RoCE lets the peer reach the MR outside of the window.)\n\n"
+    "A window of type 1 is good for every QP of its PD; to bind it again, or to 0 bytes, mr[0:0], "
+    "takes its key back. One of type 2 is good for this QP alone; its key is taken back by "
+    "LOCAL_INV or by the peer's SEND_WITH_INV, and then it can be bound again. Of its new key the "
+    "last byte can be chosen: `rkey`, by default inc_rkey(mw.rkey). With ZERO_BASED its addresses "
+    "begin at 0.\n\n"
+    "A bind that fails, with MW_BIND_ERR, breaks the QP; when that was polled, `mw.rkey` is as "
+    "before. ValueError for what does not go together.\n\n"
+    "Wraps ibv_bind_mw(3), and for type 2 ibv_post_send(3).";
+
+/* A window of type 1 has a verb of its own, which chooses the key. */
+static PyObject *post_bind(cqn_qp *qp, cqn_send *send)
+{
+    struct ibv_mw *mw = send->wr.bind_mw.mw;
+    struct ibv_mw_bind bind = {.send_flags = send->wr.send_flags,
+                               .bind_info = send->wr.bind_mw.bind_info};
+    const size_t entries = cqn_wr_entries(&send->sg);
+    if (admit(qp, send) < 0 || cqn_wr_queue_reserve(qp->sq, entries) < 0) {
+        return NULL;
+    }
+    bind.wr_id = cqn_wr_queue_id(qp->sq, entries);
+    int err = ibv_bind_mw((struct ibv_qp *)qp->base.handle, mw, &bind);
+    if (err != 0) {
+        cqn_wr_queue_refused(qp->sq, 1);
+        return refuse(qp, "ibv_bind_mw", err, NULL, 0, 1);
+    }
+    send->wr.bind_mw.rkey = mw->rkey;
+    enter_books(qp, send, NULL);
+    Py_RETURN_NONE;
+}
+
+PyObject *cqn_qp_bind_mw(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    CQN_LOCKED;
+    static const char *const names[] = {"mw", "sg", "access", "wr_id", "rkey", "send_flags", NULL};
+    cqn_qp *qp = (cqn_qp *)op;
+    PyObject *given[6] = {NULL}, *in[CQN_SEND_NAMES] = {NULL};
+    cqn_sg_room room;
+    cqn_send send = {.sg = CQN_SG_IN(room)};
+    if (cqn_open(&qp->base) == NULL ||
+        cqn_args("bind_mw", names, 2, 2, args, nargs, kwnames, given) < 0) {
+        return NULL;
+    }
+    PyObject *opcode = PyLong_FromLong(IBV_WR_BIND_MW);
+    if (opcode == NULL) {
+        return NULL;
+    }
+    in[CQN_OPCODE] = opcode;
+    in[CQN_MW] = given[0];
+    in[CQN_SG] = given[1];
+    in[CQN_ACCESS] = given[2];
+    in[CQN_WR_ID] = given[3];
+    in[CQN_RKEY] = given[4];
+    in[CQN_SEND_FLAGS] = given[5];
+    int rc = cqn_send_parse(in, qp->base.state, qp, IBV_WR_SEND, &send);
+    Py_DECREF(opcode);
+    if (rc < 0 || cqn_send_gather(in, qp->base.state, &send) < 0 || cqn_open(&qp->base) == NULL) {
+        return NULL;
+    }
+    return send.wr.bind_mw.mw->type == IBV_MW_TYPE_1 ? post_bind(qp, &send)
+                                                     : post_one(qp, &send, NULL);
+}

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: MIT */
+/* RecvWR: a receive request that was built before. */
+
+#include "work/wr.h"
+
+int cqn_recv_check(const cqn_sg *sg)
+{
+    if (!sg->writable) {
+        PyErr_SetString(PyExc_ValueError, "sg: to receive, an MR needs access LOCAL_WRITE");
+        return -1;
+    }
+    return 0;
+}
+
+static PyObject *recv_wr_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    CQN_LOCKED;
+    static char *names[] = {"sg", "wr_id", NULL};
+    PyObject *memory = NULL, *id = NULL;
+    CQN_COPY copy = NULL;
+    CQN_COPY list = NULL;
+    uint64_t wr_id = 0;
+    if (cqn_freeze_keywords(&kwargs, &copy) < 0 ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "|O$O:RecvWR", names, &memory, &id) ||
+        cqn_freeze(&memory, &list) < 0 ||
+        (id != NULL && cqn_uint(id, "wr_id", UINT64_MAX, &wr_id) < 0)) {
+        return NULL;
+    }
+    cqn_recv_wr *self = (cqn_recv_wr *)type->tp_alloc(type, 0);
+    if (self == NULL) {
+        return NULL;
+    }
+    cqn_sg_room room;
+    cqn_sg sg = CQN_SG_IN(room);
+    if (cqn_sg_gather(&sg, cqn_state_of(type), memory) < 0 || cqn_recv_check(&sg) < 0 ||
+        cqn_sg_keep(&sg) < 0) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    self->sg = sg;
+    self->wr_id = wr_id;
+    self->wr = (struct ibv_recv_wr){.sg_list = sg.sge, .num_sge = (int)sg.num_sge};
+    return (PyObject *)self;
+}
+
+/* No tp_clear, as SGE has none: what it holds was there before, so that a cycle
+ * goes through something that has one. */
+static int recv_wr_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(op));
+    return cqn_sg_traverse(&((cqn_recv_wr *)op)->sg, visit, arg);
+}
+
+static void recv_wr_dealloc(PyObject *op)
+{
+    PyTypeObject *type = Py_TYPE(op);
+    PyObject_GC_UnTrack(op);
+    cqn_sg_free(&((cqn_recv_wr *)op)->sg);
+    type->tp_free(op);
+    Py_DECREF(type);
+}
+
+static PyObject *recv_wr_repr(PyObject *op)
+{
+    const cqn_recv_wr *self = (cqn_recv_wr *)op;
+    return PyUnicode_FromFormat("<RecvWR wr_id=%llu, %llu bytes>", (unsigned long long)self->wr_id,
+                                (unsigned long long)self->sg.length);
+}
+
+static PyGetSetDef recv_wr_getset[] = {
+    {"wr_id", cqn_wr_get_id, cqn_wr_set_id, "Comes back in the completion; can be set.",
+     (void *)offsetof(cqn_recv_wr, wr_id)},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot recv_wr_slots[] = {
+    {Py_tp_doc,
+     "RecvWR(sg=None, *, wr_id=0)\n--\n\n"
+     "A receive that is built once and posted any number of times, by post_recv().\n\n"
+     "It holds its MRs, but they can be closed: then ClosedError refuses to post it. What the "
+     "arguments mean, see QP.post_recv().\n\nWraps struct ibv_recv_wr."},
+    {Py_tp_new, recv_wr_new},
+    {Py_tp_repr, recv_wr_repr},
+    {Py_tp_traverse, recv_wr_traverse},
+    {Py_tp_dealloc, recv_wr_dealloc},
+    {Py_tp_getset, recv_wr_getset},
+    {0, NULL},
+};
+
+PyType_Spec cqn_recv_wr_spec = {
+    .name = "cqnotify.RecvWR",
+    .basicsize = sizeof(cqn_recv_wr),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = recv_wr_slots,
+};

@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: MIT */
+/* SendWR: a send request that was built before. */
+
+#include "work/wr.h"
+
+static int build(PyObject *const *in, cqn_state *st, cqn_send *out)
+{
+    cqn_sg_room room;
+    out->sg = (cqn_sg)CQN_SG_IN(room);
+    if (cqn_send_gather(in, st, out) < 0 || cqn_send_check_window(out) < 0 ||
+        cqn_sg_keep(&out->sg) < 0) {
+        cqn_sg_drop_bytes(&out->sg);
+        return -1;
+    }
+    out->wr.sg_list = out->sg.sge;
+    return 0;
+}
+
+static PyObject *send_wr_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    CQN_LOCKED;
+    PyObject *in[CQN_SEND_NAMES] = {NULL};
+    CQN_COPY copy = NULL;
+    CQN_COPY list = NULL;
+    cqn_send send;
+    if (cqn_freeze_keywords(&kwargs, &copy) < 0 ||
+        !PyArg_ParseTupleAndKeywords(
+            args, kwargs, "|O$OOOOOOOOOOOOOO:SendWR", (char **)cqn_send_names, &in[CQN_SG],
+            &in[CQN_WR_ID], &in[CQN_OPCODE], &in[CQN_SEND_FLAGS], &in[CQN_IMM_DATA],
+            &in[CQN_REMOTE_ADDR], &in[CQN_RKEY], &in[CQN_COMPARE_ADD], &in[CQN_SWAP],
+            &in[CQN_INVALIDATE_RKEY], &in[CQN_MW], &in[CQN_ACCESS], &in[CQN_AH],
+            &in[CQN_REMOTE_QPN], &in[CQN_REMOTE_QKEY]) ||
+        cqn_freeze(&in[CQN_SG], &list) < 0 ||
+        cqn_send_parse(in, cqn_state_of(type), NULL, IBV_WR_SEND, &send) < 0) {
+        return NULL;
+    }
+    /* First what it is made of: to take a buffer can run code, which must not find half of it. */
+    if (build(in, cqn_state_of(type), &send) < 0) {
+        return NULL;
+    }
+    cqn_send_wr *self = (cqn_send_wr *)type->tp_alloc(type, 0);
+    if (self == NULL) {
+        cqn_sg_free(&send.sg);
+        return NULL;
+    }
+    self->send = send;
+    return (PyObject *)self;
+}
+
+/* No tp_clear, as RecvWR has none. */
+static int send_wr_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(op));
+    return cqn_sg_traverse(&((cqn_send_wr *)op)->send.sg, visit, arg);
+}
+
+static void send_wr_dealloc(PyObject *op)
+{
+    PyTypeObject *type = Py_TYPE(op);
+    PyObject_GC_UnTrack(op);
+    cqn_sg_free(&((cqn_send_wr *)op)->send.sg);
+    type->tp_free(op);
+    Py_DECREF(type);
+}
+
+static PyObject *send_wr_repr(PyObject *op)
+{
+    const cqn_send *send = &((cqn_send_wr *)op)->send;
+    const uint64_t length =
+        send->opcode->does == CQN_WR_BINDS ? send->wr.bind_mw.bind_info.length : send->sg.length;
+    return PyUnicode_FromFormat("<SendWR wr_id=%llu, %s, %llu bytes>",
+                                (unsigned long long)send->wr_id, send->opcode->name,
+                                (unsigned long long)length);
+}
+
+static PyGetSetDef send_wr_getset[] = {
+    {"wr_id", cqn_wr_get_id, cqn_wr_set_id, "Comes back in the completion; can be set.",
+     (void *)offsetof(cqn_send_wr, send.wr_id)},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot send_wr_slots[] = {
+    {Py_tp_doc,
+     "SendWR(sg=None, *, wr_id=0, opcode=2, send_flags=2, imm_data=None, remote_addr=None, "
+     "rkey=None, compare_add=None, swap=None, invalidate_rkey=None, mw=None, access=None, ah=None, "
+     "remote_qpn=None, remote_qkey=None)\n--\n\n"
+     "A send work request that is built once and posted any number of times, by post_send().\n\n"
+     "What its arguments mean, and which go together, see QP.post_send(). It holds its MRs, AH, MW "
+     "or "
+     "buffer, but all but the buffer can be closed: then ClosedError refuses to post it. The bytes "
+     "are "
+     "taken at each post.\n\nWraps struct ibv_send_wr."},
+    {Py_tp_new, send_wr_new},
+    {Py_tp_repr, send_wr_repr},
+    {Py_tp_traverse, send_wr_traverse},
+    {Py_tp_dealloc, send_wr_dealloc},
+    {Py_tp_getset, send_wr_getset},
+    {0, NULL},
+};
+
+PyType_Spec cqn_send_wr_spec = {
+    .name = "cqnotify.SendWR",
+    .basicsize = sizeof(cqn_send_wr),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = send_wr_slots,
+};

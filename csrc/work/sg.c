@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: MIT */
+/* The memory of a work request: what is named by SGEs and MRs, or, for an INLINE
+ * send, the bytes of any buffer. */
+
+#include "work/wr.h"
+
+/* What the request needs, too. */
+void cqn_sg_pin(cqn_sg *sg, cqn_object *object)
+{
+    for (uint32_t i = 0; i < sg->num_pinned; i++) {
+        if (sg->pinned[i] == object) {
+            return;
+        }
+    }
+    sg->pinned[sg->num_pinned++] = object;
+}
+
+static int refuse_element(cqn_state *st, PyObject *item)
+{
+    bool is_wr = Py_IS_TYPE(item, st->SendWR) || Py_IS_TYPE(item, st->RecvWR);
+    PyErr_Format(PyExc_TypeError,
+                 is_wr ? "sg must not have a %s in it: that is posted by its own method, alone or "
+                         "in a list of its kind"
+                       : "sg must be mr[a:b], an MR, or a sequence of these, not %s (bytes can "
+                         "only be sent with SendFlags.INLINE)",
+                 Py_TYPE(item)->tp_name);
+    return -1;
+}
+
+/* Whether it is one element, an SGE or an MR as a whole, and where that is. */
+bool cqn_sg_locate(cqn_state *st, PyObject *item, cqn_mr **mr, uint64_t *addr, uint64_t *length)
+{
+    if (Py_IS_TYPE(item, st->SGE)) {
+        *mr = ((cqn_sge *)item)->mr;
+        *addr = ((cqn_sge *)item)->addr;
+        *length = ((cqn_sge *)item)->length;
+    }
+    else if (PyObject_TypeCheck(item, st->MR)) {
+        *mr = (cqn_mr *)item;
+        *addr = (uintptr_t)(*mr)->addr;
+        *length = (*mr)->length;
+    }
+    else {
+        return false;
+    }
+    return true;
+}
+
+static int gather_one(cqn_sg *sg, cqn_state *st, PyObject *item)
+{
+    cqn_mr *mr;
+    uint64_t addr, length;
+    if (!cqn_sg_locate(st, item, &mr, &addr, &length)) {
+        return refuse_element(st, item);
+    }
+    if (sg->num_sge >= CQN_MAX_SGE) {
+        PyErr_Format(PyExc_ValueError, "sg has more elements than the %d that any queue takes",
+                     CQN_MAX_SGE);
+        return -1;
+    }
+    if (length > UINT32_MAX) {
+        PyErr_Format(PyExc_ValueError, "sg: the MR has %zu bytes, an element at most %u: slice it",
+                     mr->length, UINT32_MAX);
+        return -1;
+    }
+    uint32_t lkey = Py_IS_TYPE(item, st->SGE) ? ((cqn_sge *)item)->lkey : mr->lkey;
+    sg->sge[sg->num_sge++] = (struct ibv_sge){addr, (uint32_t)length, lkey};
+    sg->length += length;
+    sg->writable = sg->writable && (mr->access & IBV_ACCESS_LOCAL_WRITE);
+    cqn_sg_pin(sg, CQN_OBJ(mr));
+    return 0;
+}
+
+/* An SGE, an MR, a list or a tuple of these, or None. */
+int cqn_sg_gather(cqn_sg *sg, cqn_state *st, PyObject *value)
+{
+    if (value == NULL || value == Py_None) {
+        return 0;
+    }
+    if (!PyList_Check(value) && !PyTuple_Check(value)) {
+        return gather_one(sg, st, value);
+    }
+    /* Nothing in gather_one() runs Python code, so the sequence can't change. */
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); i++) {
+        if (gather_one(sg, st, PySequence_Fast_GET_ITEM(value, i)) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* An INLINE send takes its bytes while it is posted, so any buffer will do. */
+int cqn_sg_gather_bytes(cqn_sg *sg, PyObject *buffer)
+{
+    if (PyObject_GetBuffer(buffer, &sg->bytes, PyBUF_SIMPLE) < 0) {
+        sg->bytes.obj = NULL; /* an exporter that fails may leave it alone */
+        return -1;
+    }
+    sg->num_sge = 1;
+    sg->length = (uint64_t)sg->bytes.len;
+    sg->sge[0] = (struct ibv_sge){(uintptr_t)sg->bytes.buf, (uint32_t)sg->length, 0};
+    return 0;
+}
+
+/* All are open, and of one PD: the queue's, or else that of the first. */
+static int check_pinned(const cqn_sg *sg, const cqn_object *pd, const char *whose)
+{
+    for (uint32_t i = 0; i < sg->num_pinned; i++) {
+        cqn_object *object = sg->pinned[i];
+        if (cqn_open(object) == NULL) {
+            return -1;
+        }
+        pd = pd == NULL ? object->uses[0] : pd;
+        if (object->uses[0] != pd) {
+            PyErr_Format(PyExc_ValueError, "the %s belongs to another PD than the %s",
+                         object->kind->name, whose);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* Moves what was gathered on the stack to memory of its own, with references of
+ * its own, for a request that is kept. */
+int cqn_sg_keep(cqn_sg *sg)
+{
+    if (check_pinned(sg, NULL, "rest of the work request") < 0) {
+        return -1;
+    }
+    size_t sges = sg->num_sge * sizeof(*sg->sge), pins = sg->num_pinned * sizeof(*sg->pinned);
+    char *own = PyMem_Malloc(sges + pins);
+    if (own == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    memcpy(own, sg->sge, sges);
+    memcpy(own + sges, sg->pinned, pins);
+    sg->sge = (struct ibv_sge *)(void *)own;
+    sg->pinned = (cqn_object **)(void *)(own + sges);
+    for (uint32_t i = 0; i < sg->num_pinned; i++) {
+        Py_INCREF(sg->pinned[i]);
+    }
+    return 0;
+}
+
+/* Lets go of the buffer of an INLINE send. */
+void cqn_sg_drop_bytes(cqn_sg *sg)
+{
+    if (sg->bytes.obj != NULL) {
+        PyBuffer_Release(&sg->bytes);
+    }
+}
+
+/* Of an object. */
+void cqn_sg_free(cqn_sg *sg)
+{
+    cqn_sg_drop_bytes(sg);
+    for (uint32_t i = 0; i < sg->num_pinned; i++) {
+        Py_DECREF(sg->pinned[i]);
+    }
+    PyMem_Free(sg->sge);
+}
+
+int cqn_sg_traverse(const cqn_sg *sg, visitproc visit, void *arg)
+{
+    Py_VISIT(sg->bytes.obj);
+    for (uint32_t i = 0; i < sg->num_pinned; i++) {
+        Py_VISIT(sg->pinned[i]);
+    }
+    return 0;
+}
+
+/* Says why cqn_sg_fits() does not hold for the queue of `owner`. */
+int cqn_sg_refuse(const cqn_sg *sg, const cqn_object *owner, const cqn_object *pd, uint32_t max_sge)
+{
+    if (check_pinned(sg, pd, owner->kind->name) < 0) {
+        return -1;
+    }
+    PyErr_Format(PyExc_ValueError, "sg has more elements than the %u that this %s takes", max_sge,
+                 owner->kind->name);
+    return -1;
+}

@@ -1,0 +1,374 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The work requests of a queue that have not completed, and what each keeps alive.
+ * The id of a completion leads to its request, see wr_ids.c.
+ *
+ * A queue pair's queues complete in order, so the completion of a request says that
+ * all before it, signaled or not, are done as well: they are a ring.
+ *
+ * The receives of a shared receive queue complete in the order of the messages
+ * of several queue pairs, on several CQs. A completion there speaks for its own
+ * request alone. What a queue pair took and never completed stays in the queue.
+ * So these are slots, and those that are free are linked.
+ *
+ * A queue outlives its queue pair as long as completions of it may wait in the device:
+ * it keeps nothing alive then, but knows their wr_ids. The CQ to which they come drops
+ * it when it was found empty.
+ */
+
+#include "work/wr.h"
+
+static cqn_wr *entry(const cqn_wr_queue *q, size_t i)
+{
+    return &q->ring[(q->next - q->len + i) & (q->room - 1)];
+}
+
+/* ---- a queue, and room in it ---- */
+
+static cqn_wr_queue *new_queue(cqn_state *st)
+{
+    cqn_wr_queue *q = PyMem_Calloc(1, sizeof(*q));
+    if (q == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    q->users = 1;
+    if (cqn_wr_queue_register(st, q) < 0) {
+        PyMem_Free(q);
+        return NULL;
+    }
+    return q;
+}
+
+/* For a queue pair; its receives come from that SRQ, or `srq` is NULL. */
+cqn_wr_queue *cqn_wr_queue_new(cqn_qp *qp, uint32_t types, cqn_srq *srq)
+{
+    cqn_wr_queue *q = new_queue(qp->base.state);
+    if (q != NULL) {
+        q->qp = qp;
+        q->types = types;
+    }
+    if (q != NULL && srq != NULL) {
+        q->source = srq->rq;
+        q->source->users++;
+        q->source->types |= types;
+    }
+    return q;
+}
+
+cqn_wr_queue *cqn_wr_queue_new_shared(cqn_state *st)
+{
+    cqn_wr_queue *q = new_queue(st);
+    if (q != NULL) {
+        q->is_shared = true;
+        q->next /= CQN_WR_SLOTS;
+    }
+    return q;
+}
+
+/* One of its users goes. Nothing in it keeps anything alive when the last one does. */
+void cqn_wr_queue_drop(cqn_state *st, cqn_wr_queue *q)
+{
+    while (q != NULL && --q->users == 0) {
+        cqn_wr_queue *source = q->source;
+        cqn_wr_queue_unregister(st, q);
+        PyMem_Free(q->ring);
+        PyMem_Free(q);
+        q = source;
+    }
+}
+
+/* Its queue pair is gone, and it is for the CQ to drop it. */
+void cqn_wr_queue_leave(cqn_wr_queue *q, cqn_cq *cq)
+{
+    q->qp = NULL;
+    q->left_next = cq->left;
+    cq->left = q;
+}
+
+/* Nothing of theirs can come any more. */
+void cqn_cq_drop_left(cqn_cq *cq)
+{
+    cqn_wr_queue *q;
+    while ((q = cq->left) != NULL) {
+        cq->left = q->left_next;
+        cqn_wr_queue_drop(cq->base.state, q);
+    }
+}
+
+/* All keep their slots. The new ones come before those that were free; how many there are
+ * the lengths tell, so nothing ends the list. */
+static void adopt_slots(cqn_wr_queue *q, const cqn_wr_queue *old)
+{
+    for (size_t i = 0; i < old->room; i++) {
+        q->ring[i] = old->ring[i];
+    }
+    for (size_t i = old->room; i < q->room; i++) {
+        q->ring[i] = (cqn_wr){.next = i + 1 < q->room ? (uint32_t)i + 1 : old->free};
+    }
+    q->free = (uint32_t)old->room;
+}
+
+int cqn_wr_queue_grow(cqn_wr_queue *q, size_t n)
+{
+    size_t room = q->room ? q->room : 16;
+    while (room < q->len + n) {
+        room *= 2;
+    }
+    cqn_wr *ring = room > CQN_WR_SLOTS ? NULL : PyMem_New(cqn_wr, room);
+    if (ring == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    const cqn_wr_queue old = *q;
+    q->ring = ring;
+    q->room = room;
+    if (q->is_shared) {
+        adopt_slots(q, &old);
+    }
+    for (size_t i = 0; i < q->len && !q->is_shared; i++) {
+        *entry(q, i) = *entry(&old, i);
+    }
+    PyMem_Free(old.ring);
+    return 0;
+}
+
+/* A receive that was posted, in slots that were free. */
+void cqn_wr_queue_push_shared(cqn_wr_queue *q, uint64_t wr_id, const cqn_sg *sg)
+{
+    const size_t n = cqn_wr_entries(sg);
+    const uint16_t generation = (uint16_t)q->next;
+    for (size_t i = 0; i < n; i++) {
+        cqn_wr *place = &q->ring[q->free];
+        q->free = place->next;
+        *place = (cqn_wr){.wr_id = wr_id,
+                          .pinned = sg->num_pinned > 0 ? sg->pinned[i] : NULL,
+                          .next = place->next,
+                          .generation = generation,
+                          .signaled = true,
+                          .last = i + 1 == n};
+        cqn_wr_pin(place->pinned);
+    }
+    q->next++;
+    q->len += n;
+    q->requests++;
+    q->signaled++;
+}
+
+/* ---- completions ---- */
+
+static inline void unpin(cqn_object *object, size_t n, cqn_object **trash)
+{
+    if (object != NULL) {
+        object->pins -= n;
+        cqn_trash_add_many(trash, object, n);
+    }
+}
+
+/* Releases an entry, which stays where it is. What would die of that goes to
+ * the trash. */
+static void release(cqn_wr_queue *q, const cqn_wr *wr, cqn_object **trash)
+{
+    if (wr->last && !(wr->marks & CQN_WR_FORGOTTEN)) {
+        q->requests--;
+        q->signaled -= wr->signaled;
+    }
+    if (wr->pinned != NULL) {
+        wr->pinned->pins--;
+        cqn_trash_add(trash, wr->pinned);
+    }
+}
+
+/* The bind that begins at `i` is over. */
+static void settle_bind(const cqn_wr_queue *q, size_t i, bool ok, cqn_object **trash)
+{
+    const cqn_wr *wr = entry(q, i);
+    cqn_object *mr = wr->last ? NULL : entry(q, i + 1)->pinned;
+    cqn_mw_bound((cqn_mw *)wr->pinned, mr, wr->rkey, ok, trash);
+}
+
+/* What a request that begins at `i` and is over has done to a window. */
+static void settle(cqn_context *ctx, const cqn_wr_queue *q, size_t i, bool ok, cqn_object **trash)
+{
+    const cqn_wr *wr = entry(q, i);
+    if (wr->does == CQN_WR_BINDS) {
+        settle_bind(q, i, ok, trash);
+    }
+    else if (wr->does == CQN_WR_INVALIDATES && ok) {
+        cqn_mw_invalidated(ctx, wr->rkey, trash);
+    }
+}
+
+/* The CQ counts it among those that are flushed, until nothing is in it. */
+void cqn_wr_queue_flushes(cqn_wr_queue *q, cqn_cq *cq)
+{
+    if (q->flushes == NULL && q->requests > 0) {
+        q->flushes = cq;
+        cq->flushing++;
+    }
+}
+
+static inline void see_if_flushed(cqn_wr_queue *q)
+{
+    if (q->flushes != NULL && q->requests == 0) {
+        q->flushes->flushing--;
+        q->flushes = NULL;
+    }
+}
+
+/* The first n entries are done. All were carried out, but for the last request, if that
+ * is not `ok`: of one that fails a completion tells. Those that are awaited all have one. */
+static void pop(cqn_context *ctx, cqn_wr_queue *q, size_t n, bool ok, cqn_object **trash)
+{
+    for (size_t i = 0; i < n; i++) {
+        const cqn_wr *wr = entry(q, i);
+        if (wr->does != CQN_WR_TRANSFERS) {
+            settle(ctx, q, i, ok || i + (wr->last ? 1 : 2) < n, trash);
+        }
+        if (i + 1 < n && wr->last && (wr->marks & CQN_WR_AWAITED)) {
+            cqn_request_lost(wr->request, NULL);
+        }
+        release(q, wr, trash);
+    }
+    q->len -= n;
+    see_if_flushed(q);
+}
+
+/* Whether `wc` says that the plain request in entry `wr`, whose place its id has, succeeded, with
+ * nothing to tell of it but its length. */
+static inline bool is_plain(const cqn_wr *wr, uint64_t place, const struct ibv_wc *wc)
+{
+    const uint64_t id = ((uint64_t)wr->generation << 48) + place;
+    return wc->wr_id == id && wc->status == IBV_WC_SUCCESS && wc->wc_flags == 0 && wr->plain;
+}
+
+/* What cqn_wr_completed() does for as many of n completions, from the first on, as are the next
+ * requests of a queue pair's queue, and plain ones: all at once. Returns how many that were. */
+size_t cqn_wr_completed_run(cqn_wr_queue *q, struct ibv_wc *wcs, size_t n, cqn_object **trash)
+{
+    const uint64_t first = q->next - q->len, mask = q->room - 1;
+    uint64_t place = cqn_wr_id(q, first & (CQN_WR_SLOTS - 1)); /* the id without generation */
+    size_t i, signaled = 0, same = 0;
+    cqn_object *pinned = NULL;
+    n = n < q->len ? n : q->len;
+    for (i = 0; i < n; i++) {
+        const cqn_wr *wr = &q->ring[(first + i) & mask];
+        if (!is_plain(wr, place, &wcs[i])) {
+            break;
+        }
+        place = (place + CQN_WR_NUMBERS) & (((uint64_t)CQN_WR_SLOTS << 24) - 1);
+        wcs[i].wr_id = wr->wr_id;
+        signaled += wr->signaled;
+        if (wr->pinned != pinned) {
+            unpin(pinned, same, trash);
+            pinned = wr->pinned;
+            same = 0;
+        }
+        same++;
+    }
+    unpin(pinned, same, trash);
+    q->len -= i;
+    q->requests -= i;
+    q->signaled -= signaled;
+    see_if_flushed(q);
+    return i;
+}
+
+/* Returns the request if it is awaited. */
+static cqn_request *completed_in_order(cqn_context *ctx, cqn_wr_queue *q, struct ibv_wc *wc,
+                                       cqn_object **trash)
+{
+    const uint64_t position = cqn_wr_position(wc->wr_id);
+    const size_t i = (position - (q->next - q->len)) & (CQN_WR_SLOTS - 1);
+    if (i >= q->len) {
+        return NULL;
+    }
+    const cqn_wr *wr = entry(q, i);
+    if (!wr->last || wr->generation != cqn_wr_generation(position)) {
+        return NULL;
+    }
+    cqn_request *request = wr->marks & CQN_WR_AWAITED ? wr->request : NULL;
+    if (request == NULL) {
+        wc->wr_id = wr->wr_id;
+    }
+    pop(ctx, q, i + 1, wc->status == IBV_WC_SUCCESS, trash);
+    return request;
+}
+
+static void completed_shared(cqn_wr_queue *q, struct ibv_wc *wc, cqn_object **trash)
+{
+    const uint64_t position = cqn_wr_position(wc->wr_id);
+    const uint32_t slot = position & (CQN_WR_SLOTS - 1);
+    if (slot >= q->room) {
+        return;
+    }
+    const cqn_wr *wr = &q->ring[slot];
+    if (!wr->signaled || wr->generation != cqn_wr_generation(position)) { /* free, or another's */
+        return;
+    }
+    wc->wr_id = wr->wr_id;
+    cqn_wr done;
+    uint32_t at = slot;
+    do {
+        done = q->ring[at];
+        release(q, &done, trash);
+        q->ring[at] = (cqn_wr){.next = q->free};
+        q->free = at;
+        q->len--;
+        at = done.next;
+    } while (!done.last);
+}
+
+/* A request of that queue completed: releases it, and in a queue pair's queue all before it. If it
+ * is awaited it is returned, else the completion gets the user's wr_id. Of one that is not in the
+ * books nothing is known. */
+cqn_request *cqn_wr_completed(cqn_cq *cq, cqn_wr_queue *q, struct ibv_wc *wc, cqn_object **trash)
+{
+    if (!q->is_shared) {
+        return completed_in_order(cq->base.context, q, wc, trash);
+    }
+    completed_shared(q, wc, trash);
+    return NULL;
+}
+
+/* ---- without completions ---- */
+
+/* Releases everything: the queue pair was destroyed or reset. The wr_ids stay. */
+void cqn_wr_queue_forget(cqn_wr_queue *q, cqn_object **trash)
+{
+    const size_t n = q->is_shared ? q->room : q->len;
+    for (size_t i = 0; i < n; i++) {
+        cqn_wr *wr = q->is_shared ? &q->ring[i] : entry(q, i);
+        if (wr->does == CQN_WR_BINDS) {
+            settle_bind(q, i, true, trash); /* so it is assumed, since nothing tells */
+        }
+        if (wr->pinned != NULL) {
+            wr->pinned->pins--;
+            cqn_trash_add(trash, wr->pinned);
+        }
+        if (wr->last && (wr->marks & CQN_WR_AWAITED)) {
+            cqn_request_lost(wr->request, q->qp);
+        }
+        wr->pinned = NULL;
+        wr->does = CQN_WR_TRANSFERS;
+        wr->marks = CQN_WR_FORGOTTEN;
+        wr->plain = false;
+    }
+    while (q->waiting.first != NULL) { /* its line is in here */
+        cqn_request_lost(q->waiting.first, q->qp);
+    }
+    q->requests = q->signaled = 0;
+    see_if_flushed(q);
+    if (!q->is_shared) {
+        cqn_wr_queue_refused(q, 1);
+    }
+}
+
+int cqn_wr_queue_traverse(const cqn_wr_queue *q, visitproc visit, void *arg)
+{
+    const size_t n = q == NULL ? 0 : q->is_shared ? q->room : q->len;
+    for (size_t i = 0; i < n; i++) {
+        Py_VISIT((q->is_shared ? &q->ring[i] : entry(q, i))->pinned);
+    }
+    return 0;
+}
