@@ -539,7 +539,7 @@ def test_help_names_every_command() -> None:
 
 def test_suite_runs_in_two_guests_as_one() -> None:
     # Of two files, each of which takes longer than the other guest's boot.
-    files = ["tests/test_aio_timing.py", "tests/test_aio_failures.py"]
+    files = ["tests/aio/test_aio_timing.py", "tests/aio/test_aio_failures.py"]
     result = lab("test", "-j", "2", "-v", *files, "-k", "no_cpu")
     assert result.returncode == 0, result.stderr.decode()
     output = result.stdout.decode()
@@ -552,7 +552,7 @@ def test_suite_runs_in_two_guests_as_one() -> None:
 
 
 def test_what_reads_the_terminal_runs_in_one_guest_as_a_whole() -> None:
-    result = lab("test", "-s", "-q", "tests/test_enums.py")
+    result = lab("test", "-s", "-q", "tests/api/test_enums.py")
     assert result.returncode == 0, result.stderr.decode()
     assert b" passed in " in result.stdout
     assert len(own_words(result)) == 0
@@ -571,7 +571,7 @@ def test_variant_runs_the_tests_on_a_build_of_its_own(
     words: list[str], status: int, text: str
 ) -> None:
     before = {path: path.stat().st_mtime_ns for path in (PROJECT / "cqnotify").glob("*.so")}
-    result = lab("test", *words, "-q", "tests/test_enums.py", timeout=10 * PATIENCE)
+    result = lab("test", *words, "-q", "tests/api/test_enums.py", timeout=10 * PATIENCE)
     assert result.returncode == status, result.stderr.decode()
     output = result.stdout.decode()
     assert text in output
@@ -581,7 +581,7 @@ def test_variant_runs_the_tests_on_a_build_of_its_own(
 
 
 def test_two_runs_of_a_variant_do_not_share_its_files() -> None:
-    command = [LAB, "test", "--asan", "-q", "tests/test_enums.py"]
+    command = [LAB, "test", "--asan", "-q", "tests/api/test_enums.py"]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as first:
         until_it_boots(first)
         second = lab(*command[1:])

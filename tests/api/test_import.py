@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-SOURCES = Path(__file__).parent.parent / "cqnotify"
+SOURCES = Path(__file__).parents[2] / "cqnotify"
 
 
 def test_where_the_sources_are_in_the_way_the_import_says_so(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ a real device, and a model beside it knows what must come of each call: which wo
 and what they bring, how many events are owed, what is in the way of a close, what is closed.
 `Barrage` calls everything with anything: what it may raise is listed, and nothing else may happen.
 
-The short runs are the same in each run. The long one: ./lab test -m soak tests/test_fuzz.py,
+The short runs are the same in each run. The long one: ./lab test -m soak tests/soak/test_fuzz.py,
 with CQNOTIFY_FUZZ_CALLS and CQNOTIFY_FUZZ_SEED.
 """
 

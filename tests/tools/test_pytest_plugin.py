@@ -22,7 +22,7 @@ from pytest_cqnotify import SECTION
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.rdma
 
-DOCS = Path(__file__).parent.parent / "docs" / "pytest.md"
+DOCS = Path(__file__).parents[2] / "docs" / "pytest.md"
 FIXTURES = [
     *["rdma_device", "rdma_device2", "rdma_context", "rdma_context2"],
     *["rdma_pd", "rdma_channel", "rdma_cq", "rdma_mr"],

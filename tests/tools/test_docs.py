@@ -24,7 +24,7 @@ from cqnotify import Context
 from cqnotify.cli import COMMANDS, _parser
 
 # Programs that are compared, and those that command hosts from outside.
-BY_THEMSELVES = {"pyverbs.md": "test_pyverbs_doc.py", "hosts.md": "lab/test_hosts.py"}
+BY_THEMSELVES = {"pyverbs.md": "test_pyverbs_doc.py", "hosts.md": "test_hosts.py"}
 pages: list[Page] = [read(name) for name in PAGES]
 LANGUAGES = {"python", "sh", "console", "text", "", "{eval-rst}"}
 PYTEST = " -q -x -k -m "  # what its own help, which takes long, has for us

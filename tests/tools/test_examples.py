@@ -13,7 +13,7 @@ from support import DEADLINE
 
 from cqnotify import Context
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def start(*args: str) -> subprocess.Popen[str]:
