@@ -8,6 +8,7 @@ import contextlib
 import errno
 import functools
 import gc
+import inspect
 import os
 import tempfile
 import traceback
@@ -18,10 +19,20 @@ from typing import Any
 
 import pytest
 import uvloop
-from aio_support import Lane, MakeLane, Scenario
-from engine_support import Link, MakeLink
 from hypothesis.configuration import set_hypothesis_home_dir
-from support import DEADLINE, Endpoint, connect, ip_link, until
+from support import (
+    DEADLINE,
+    Endpoint,
+    Lane,
+    Link,
+    MakeLane,
+    MakeLink,
+    Scenario,
+    connect,
+    ip_link,
+    reaping,
+    until,
+)
 
 from cqnotify import (
     CQ,
@@ -35,6 +46,7 @@ from cqnotify import (
     _core,
     devices,
 )
+from cqnotify.aio import AsyncCQ
 from cqnotify.conformance import Outcome, Row, cases, measure
 from cqnotify.context import needs_rdma_cm
 
@@ -179,7 +191,7 @@ def wire_pair(ctx: Context, ctx2: Context) -> tuple[Endpoint, Endpoint]:
 
 
 @pytest.fixture
-def link(rdma_device2: Device) -> Iterator[str]:
+def netdev(rdma_device2: Device) -> Iterator[str]:
     """The net device of the second RDMA device, which is up again afterwards."""
     names = os.environ.get("CQNOTIFY_LAB_NETDEVS", "").split()
     if len(names) < 2:
@@ -189,6 +201,41 @@ def link(rdma_device2: Device) -> Iterator[str]:
     with Context(rdma_device2) as ctx:
         until(lambda: ctx.query_port().state == 4, "the link is up again")
         until(lambda: bool(ctx.gid_table()), "its addresses are back")
+
+
+# ---- tests that are coroutines ------------------------------------------------------------
+
+# Each runs on both kinds of loop. An AsyncCQ among its fixtures is closed before the loop is. On a
+# link, the test must have taken every completion.
+
+
+def pytest_pycollect_makeitem(name: str, obj: object) -> None:
+    if name.startswith("test_") and inspect.iscoroutinefunction(obj):
+        pytest.mark.usefixtures("run")(obj)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    wanted = {
+        name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters
+    }
+
+    async def body() -> None:
+        acqs = {id(arg): arg for arg in wanted.values() if isinstance(arg, AsyncCQ)}.values()
+        async with contextlib.AsyncExitStack() as stack:
+            for acq in acqs:
+                await stack.enter_async_context(acq)
+            async with reaping():
+                await pyfuncitem.obj(**wanted)
+            for acq in acqs:
+                assert "link" not in wanted or acq.closed or acq.poll() == [], (
+                    "nothing is left over"
+                )
+
+    pyfuncitem.funcargs["run"](body())
+    return True
 
 
 @pytest.fixture(params=["asyncio", "uvloop"])
@@ -240,3 +287,23 @@ def lane(new_lane: MakeLane) -> Lane:
 def make_link(ctx: Context) -> Iterator[MakeLink]:
     yield lambda **options: Link(ctx, **options)
     ctx.close()
+
+
+@pytest.fixture
+def link(request: pytest.FixtureRequest, make_link: MakeLink) -> Link:
+    """A connection; its options are those of the test's marker, @pytest.mark.link(one_cq=True)."""
+    marker = request.node.get_closest_marker("link")
+    options = dict(marker.kwargs) if marker else {}
+    options.pop("recv", None)
+    return make_link(**options)
+
+
+@pytest.fixture
+def acq(request: pytest.FixtureRequest) -> AsyncCQ:
+    """On the CQ of the test's lane; or of what its link sends, with @pytest.mark.link(recv=True) of
+    what that receives."""
+    if "lane" in request.fixturenames:
+        return AsyncCQ(request.getfixturevalue("lane").cq)
+    marker = request.node.get_closest_marker("link")
+    end = request.getfixturevalue("link").a
+    return AsyncCQ(end.rcq if marker and marker.kwargs.get("recv") else end.scq)

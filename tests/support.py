@@ -1,33 +1,43 @@
 # SPDX-License-Identifier: MIT
-"""What several test files need: endpoints, waiting for completions, waiting for a sleeper."""
+"""What the tests share: endpoints and connections, threads that wait, tasks that await."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import gc
 import inspect
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from cqnotify import (
     CQ,
+    MR,
+    QP,
     AccessFlags,
     AsyncEvent,
     AsyncEventType,
+    BusyError,
+    CompletionChannel,
     Context,
     QPAddress,
     QPState,
     QPType,
+    SendFlags,
     TransportType,
     WCStatus,
     WorkCompletion,
+    WROpcode,
     testing,
 )
 from cqnotify.testing import connect as connect
@@ -37,6 +47,14 @@ DEADLINE = 30.0  # seconds: the lab's guest is emulated, and can stall for a whi
 ALL_REMOTE = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_READ
 GRH = 40
 PPOLL = "271"  # number of the system call on x86-64
+
+SOLICITED = SendFlags.SIGNALED | SendFlags.SOLICITED
+UNSIGNALED = SendFlags(0)
+REMOTE = AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_READ | AccessFlags.REMOTE_ATOMIC
+PATIENCE = 6.0  # seconds for what takes some milliseconds where nothing is lost
+
+Scenario = Callable[[Coroutine[Any, Any, Any]], Any]
+_T = TypeVar("_T")
 
 
 def is_rxe(ctx: Context) -> bool:
@@ -253,3 +271,253 @@ def in_child(action: Callable[[], object]) -> int:
         finally:
             os._exit(status)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+# ---- connections --------------------------------------------------------------------------
+
+
+class Lane:
+    """A one-way connection on one device, into a CQ of the test's choice."""
+
+    def __init__(self, ctx: Context, channel: CompletionChannel, cq_type: type[CQ] = CQ) -> None:
+        self.cq = cq_type(ctx, 255, channel=channel)
+        self.sent = 0
+        self._in = Endpoint(ctx, QPType.RC)
+        self._out = Endpoint(ctx, QPType.RC, max_recv_wr=1)
+        self._in.qp.close()
+        self._in.qp = type(self._in.qp)(
+            self._in.pd, QPType.RC, send_cq=self._in.scq, recv_cq=self.cq, max_recv_wr=255
+        )
+        connect(self._out, self._in)
+
+    def send(self, n: int = 1, flags: SendFlags = SendFlags.SIGNALED) -> None:
+        for _ in range(n):
+            self._in.qp.post_recv(self._in.mr[0:64], wr_id=self.sent)
+            self._out.qp.post_send(self._out.mr[0:8], wr_id=self.sent, send_flags=flags)
+            self.sent += 1
+            # The receive completes before the send is acknowledged.
+            wait_completions(self._out.scq, 1)
+
+    @property
+    def untaken(self) -> int:
+        """Messages whose completions nobody has taken from the device."""
+        return self._in.qp.outstanding[1]
+
+    def close(self) -> None:
+        self._in.qp.close()
+
+
+MakeLane = Callable[..., Lane]
+
+
+class Link:
+    """Two connected QPs of one device: that of `a` is under test, `b` is its peer.
+
+    With `one_cq` what `a` sends and what it receives completes on one CQ.
+    """
+
+    def __init__(
+        self,
+        ctx: Context,
+        *,
+        one_cq: bool = False,
+        max_send_wr: int = 16,
+        max_recv_wr: int = 16,
+        cqe: int = 256,
+        qp_type: QPType = QPType.RC,
+    ) -> None:
+        self.a = Endpoint(
+            ctx,
+            qp_type,
+            cqe=cqe,
+            access=ALL_REMOTE | REMOTE,
+            one_cq=one_cq,
+            max_send_wr=max_send_wr,
+            max_recv_wr=max_recv_wr,
+            max_recv_sge=2,
+            max_inline_data=64,
+        )
+        self.b = Endpoint(
+            ctx, qp_type, access=ALL_REMOTE | REMOTE, max_send_wr=255, max_recv_wr=255
+        )
+        connect(self.a, self.b)
+        self.qp = self.a.qp
+        self.sg = self.a.mr[0:8]  # what is sent
+        self.into = self.a.mr[64:128]  # where it is received
+
+    def take(self, n: int = 1) -> None:
+        """Let the peer take n of our messages."""
+        for _ in range(n):
+            self.b.qp.post_recv(self.b.mr[0:64])
+
+    def bring(self, n: int = 1, imm: int = 0, flags: SendFlags = SendFlags.SIGNALED) -> None:
+        """Let the peer send n empty messages, with the numbers from `imm` on. Each has arrived, and
+        its receive has completed, when this returns."""
+        opcode = WROpcode.SEND_WITH_IMM
+        for i in range(n):
+            self.b.qp.post_send(None, opcode=opcode, imm_data=imm + i, send_flags=flags)
+            wait_completions(self.b.scq, 1, timeout=PATIENCE)
+
+    def fail(self, wr_id: int = 0) -> None:
+        """Post by hand what the peer refuses; all that is posted behind it is flushed."""
+        self.qp.post_send(
+            self.sg,
+            wr_id=wr_id,
+            opcode=WROpcode.RDMA_WRITE,
+            remote_addr=self.b.mr.addr,
+            rkey=self.wrong_key,
+        )
+
+    def arrived(self, n: int) -> list[int | None]:
+        """The immediate data of the next n messages that the peer got: they come in the order in
+        which they were posted."""
+        return [wc.imm_data for wc in wait_completions(self.b.rcq, n)]
+
+    def reconnect(self) -> None:
+        """From any state of both ends."""
+        for end in (self.a, self.b):
+            end.qp.modify(qp_state=QPState.RESET)
+        connect(self.a, self.b)
+
+    @property
+    def remote(self) -> tuple[int, int]:
+        return self.b.mr.addr, self.b.mr.rkey
+
+    @property
+    def wrong_key(self) -> int:
+        return self.b.mr.rkey ^ 0xFF00
+
+
+def beside(link: Link, **options: Any) -> Link:
+    """Another connection, whose first end works with the memory and the CQs of that of `link`."""
+    other = Link(link.a.ctx)
+    other.a.qp.close()
+    cqs = {"send_cq": link.a.scq, "recv_cq": link.a.rcq}
+    other.qp = other.a.qp = QP(link.a.pd, QPType.RC, **cqs, **options)
+    other.sg, other.into = link.sg, link.into
+    other.reconnect()
+    return other
+
+
+MakeLink = Callable[..., Link]
+
+
+# ---- tasks that await ---------------------------------------------------------------------
+
+
+async def tick() -> None:
+    """Let every task that can run do so, up to where it waits."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+@types.coroutine
+def just_before_it_sleeps(call: Awaitable[_T], act: Callable[[], None]) -> Generator[Any, Any, _T]:
+    """Await it. When it is about to sleep for the first time, and the loop is not told yet, act."""
+    steps = call.__await__()
+    try:
+        yielded = steps.send(None)
+        act()
+        while True:
+            try:
+                value = yield yielded
+            except BaseException as e:
+                yielded = steps.throw(e)
+            else:
+                yielded = steps.send(value)
+    except StopIteration as e:
+        result: _T = e.value
+        return result
+
+
+async def start(call: Awaitable[Any]) -> asyncio.Future[Any]:
+    """A task that is asleep in `call` by now."""
+    (task,) = await start_all(call)
+    return task
+
+
+async def start_all(*calls: Awaitable[Any]) -> list[asyncio.Future[Any]]:
+    """Tasks that are asleep in these calls by now."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    await tick()
+    for task in tasks:
+        assert not task.done(), task.result()  # of one that failed that raises the error
+    return tasks
+
+
+async def cancel(task: asyncio.Future[Any]) -> None:
+    """Returns when it has ended, cancelled."""
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+
+
+@contextlib.asynccontextmanager
+async def reaping() -> AsyncIterator[None]:
+    """At the end all tasks that were made inside end: a test that fails has left some behind."""
+    before = asyncio.all_tasks()
+    try:
+        yield
+    except BaseException:
+        # What else has failed need not be told, in the midst of pytest's own report.
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+        raise
+    finally:
+        left = asyncio.all_tasks() - before
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Polls nothing itself: the loop has to bring it about. Ends with the test's deadline."""
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+async def the_first_done(tasks: list[asyncio.Future[Any]]) -> asyncio.Future[Any]:
+    """The one of them that ends, when all could go on that others have woken."""
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    await tick()
+    (done,) = [task for task in tasks if task.done()]
+    return done
+
+
+def closes(mr: MR) -> bool:
+    """Whether no work request needs it any more."""
+    try:
+        mr.close()
+    except BusyError:
+        return False
+    return True
+
+
+def ids(wcs: list[WorkCompletion]) -> list[int]:
+    return [wc.wr_id for wc in wcs]
+
+
+def open_fds() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+IDLE = 5.0  # seconds
+IDLE_LIMIT = 0.01 * IDLE
+
+
+async def cpu_of_a_sleep(seconds: float) -> float:
+    start = time.process_time()
+    await asyncio.sleep(seconds)
+    return time.process_time() - start
+
+
+async def cpu_while_idle() -> float:
+    """Beyond what it takes to fall asleep and to wake; the best of a few times, since a stall of
+    the machine can look like work."""
+    await tick()
+    gc.collect()
+    took = IDLE_LIMIT
+    for _ in range(3):
+        if took >= IDLE_LIMIT:
+            once = await cpu_of_a_sleep(0.01)
+            took = await cpu_of_a_sleep(IDLE) - once
+    return took

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """AsyncCQ: the Engine of the core, with what is rare or speaks.
 
-Where completions go, which tasks are woken and when it is safe to sleep is in csrc/await/engine.h and the
-files that it names; docs/internals.md has a diagram.
+Where completions go, which tasks are woken and when it is safe to sleep is in
+csrc/await/engine.h and the files that it names; docs/internals.md has a diagram.
 """
 
 from __future__ import annotations

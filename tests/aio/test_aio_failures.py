@@ -13,8 +13,24 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from aio_support import IDLE_LIMIT, SOLICITED, Scenario, cpu_while_idle, ids, sleeper, start, tick
-from support import DEADLINE, Endpoint, Overflow, Waiter, connect, ip_link, take_all, take_cq_err
+from support import (
+    DEADLINE,
+    IDLE_LIMIT,
+    SOLICITED,
+    Endpoint,
+    Overflow,
+    Scenario,
+    Waiter,
+    connect,
+    cpu_while_idle,
+    ids,
+    ip_link,
+    start,
+    start_all,
+    take_all,
+    take_cq_err,
+    tick,
+)
 
 from cqnotify import (
     AsyncEvent,
@@ -92,120 +108,98 @@ async def told_at_last(acq: AsyncCQ) -> AsyncEvent:
 # ---- a CQ that overflows --------------------------------------------------------------------
 
 
-def test_who_waits_is_told_that_the_cq_failed_and_others_of_the_channel_are_not(
-    world: Overflow, acq: AsyncCQ, run: Scenario
+async def test_who_waits_is_told_that_the_cq_failed_and_others_of_the_channel_are_not(
+    world: Overflow, acq: AsyncCQ
 ) -> None:
     """Their arm is solicited, and only the report wakes them."""
     a, b = world.a, world.b
-
-    async def scenario() -> None:
-        async with AsyncCQ(a.rcq) as other:
-            (undisturbed,) = await start(other.wait)
-            tasks = [await sleeper(acq, solicited_only=True) for _ in range(3)]
-            lose_one(world)
-            for event in await all_are_told(tasks, CQ_ERR):
-                assert event.cq is a.scq
-            assert acq.stats.events == 0
-            await tick()
-            assert not undisturbed.done()
-            a_message_to(a, b)
-            assert len(await undisturbed) == 1
-            assert [e.cq for e in take_all(a.ctx) if e.event_type == CQ_ERR] == [a.scq]
-
-    run(scenario())
+    async with AsyncCQ(a.rcq) as other:
+        undisturbed = await start(other.wait())
+        tasks = [await start(acq.wait(solicited_only=True)) for _ in range(3)]
+        lose_one(world)
+        for event in await all_are_told(tasks, CQ_ERR):
+            assert event.cq is a.scq
+        assert acq.stats.events == 0
+        await tick()
+        assert not undisturbed.done()
+        a_message_to(a, b)
+        assert len(await undisturbed) == 1
+        assert [e.cq for e in take_all(a.ctx) if e.event_type == CQ_ERR] == [a.scq]
 
 
-def test_who_awaits_a_particular_completion_is_told(
-    world: Overflow, acq: AsyncCQ, run: Scenario
-) -> None:
+async def test_who_awaits_a_particular_completion_is_told(world: Overflow, acq: AsyncCQ) -> None:
     a, b = world.a, world.b
-
-    async def scenario() -> None:
-        c, d = other_pair(b, a)
-        tasks = await start(
-            lambda: acq.completion(77),
-            lambda: acq.completion(78, qp=a.qp),
-            lambda: acq.send(d.qp, d.mr[0:8]),  # waits for a receive at the peer
-        )
-        lose_one(world)
-        await all_are_told(tasks, CQ_ERR)
-        # What had come before is there, what comes of what was told of goes away.
-        assert len(await acq.wait(200)) == a.scq.cqe
-        assert (await acq.send(a.qp, a.mr[0:8])).ok
-        c.qp.post_recv(c.mr[0:64])
-        while d.qp.outstanding[0]:
-            await tick()
-        assert acq.poll() == []
-
     b.qp.post_recv(b.mr[0:64])
-    run(scenario())
+    c, d = other_pair(b, a)
+    tasks = await start_all(
+        acq.completion(77),
+        acq.completion(78, qp=a.qp),
+        acq.send(d.qp, d.mr[0:8]),  # waits for a receive at the peer
+    )
+    lose_one(world)
+    await all_are_told(tasks, CQ_ERR)
+    # What had come before is there, what comes of what was told of goes away.
+    assert len(await acq.wait(200)) == a.scq.cqe
+    assert (await acq.send(a.qp, a.mr[0:8])).ok
+    c.qp.post_recv(c.mr[0:64])
+    while d.qp.outstanding[0]:
+        await tick()
+    assert acq.poll() == []
 
 
-def test_the_report_is_there_for_who_asks_for_it(
-    world: Overflow, acq: AsyncCQ, run: Scenario
-) -> None:
-    async def scenario() -> None:
-        tasks = [await sleeper(acq, solicited_only=True)]
-        lose_one(world)
-        (event,) = await all_are_told(tasks, CQ_ERR)
-        queued = world.a.ctx.get_async_event(timeout=0)
-        assert (queued.event_type, queued.cq) == (event.event_type, event.cq)
-        assert world.a.ctx.try_get_async_event() is None
-
-    run(scenario())
+async def test_the_report_is_there_for_who_asks_for_it(world: Overflow, acq: AsyncCQ) -> None:
+    tasks = [await start(acq.wait(solicited_only=True))]
+    lose_one(world)
+    (event,) = await all_are_told(tasks, CQ_ERR)
+    queued = world.a.ctx.get_async_event(timeout=0)
+    assert (queued.event_type, queued.cq) == (event.event_type, event.cq)
+    assert world.a.ctx.try_get_async_event() is None
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_what_came_while_nobody_waited_is_raised_once_by_the_next_wait(
-    world: Overflow, acq: AsyncCQ, run: Scenario, times: int
+async def test_what_came_while_nobody_waited_is_raised_once_by_the_next_wait(
+    world: Overflow, acq: AsyncCQ, times: int
 ) -> None:
     a, b = world.a, world.b
-
-    async def scenario() -> None:
-        (task,) = await start(acq.wait)
-        task.cancel()
-        await tick()
-        for _ in range(times):
-            lose_one(world)
-            await tick()  # the loop has read it, and has taken what is in the CQ
-            assert [e.cq for e in take_all(a.ctx)] == [a.scq]
-        with pytest.raises(AsyncEventError) as e:
-            await acq.wait()
-        assert e.value.event.cq is a.scq
-        assert len(acq.poll(200)) == times * a.scq.cqe
-        (task,) = await start(acq.wait)
-        b.qp.post_recv(b.mr[0:64])
-        a.qp.post_send(a.mr[0:8], wr_id=5)
-        assert ids(await task) == [5]
-
-    run(scenario())
+    task = await start(acq.wait())
+    task.cancel()
+    await tick()
+    for _ in range(times):
+        lose_one(world)
+        await tick()  # the loop has read it, and has taken what is in the CQ
+        assert [e.cq for e in take_all(a.ctx)] == [a.scq]
+    with pytest.raises(AsyncEventError) as e:
+        await acq.wait()
+    assert e.value.event.cq is a.scq
+    assert len(acq.poll(200)) == times * a.scq.cqe
+    task = await start(acq.wait())
+    b.qp.post_recv(b.mr[0:64])
+    a.qp.post_send(a.mr[0:8], wr_id=5)
+    assert ids(await task) == [5]
 
 
 @pytest.mark.parametrize("when", ["asleep", "between two waits", "before the first wait"])
-def test_another_thread_that_takes_the_report_does_not_hide_it(
-    world: Overflow, acq: AsyncCQ, run: Scenario, when: str
+async def test_another_thread_that_takes_the_report_does_not_hide_it(
+    world: Overflow, acq: AsyncCQ, when: str
 ) -> None:
-    async def scenario() -> None:
-        if when != "before the first wait":
-            task = await sleeper(acq, solicited_only=True)
-        if when == "between two waits":
-            task.cancel()
-            await tick()
-        lose_one(world)
-        assert Waiter(lambda: take_cq_err(world.a.ctx)).join().cq is world.a.scq
-        if when == "asleep":
-            await all_are_told([task], CQ_ERR)
-        else:
-            assert (await told_at_last(acq)).cq is world.a.scq
-
-    run(scenario())
+    if when != "before the first wait":
+        task = await start(acq.wait(solicited_only=True))
+    if when == "between two waits":
+        task.cancel()
+        await tick()
+    lose_one(world)
+    assert Waiter(lambda: take_cq_err(world.a.ctx)).join().cq is world.a.scq
+    if when == "asleep":
+        await all_are_told([task], CQ_ERR)
+    else:
+        assert (await told_at_last(acq)).cq is world.a.scq
 
 
 def test_a_report_that_comes_between_two_loops_is_told_in_the_second(
     world: Overflow, acq: AsyncCQ, run: Scenario
 ) -> None:
     async def first() -> None:
-        await start(acq.wait)
+        await start(acq.wait())
 
     run(first())
     lose_one(world)
@@ -213,21 +207,15 @@ def test_a_report_that_comes_between_two_loops_is_told_in_the_second(
     assert run(told_at_last(acq)).cq is world.a.scq
 
 
-def test_reports_that_nobody_takes_cost_no_cpu(
-    world: Overflow, acq: AsyncCQ, run: Scenario
-) -> None:
+async def test_reports_that_nobody_takes_cost_no_cpu(world: Overflow, acq: AsyncCQ) -> None:
     ctx = world.a.ctx
-
-    async def scenario() -> None:
-        tasks = [await sleeper(acq, solicited_only=True)]
-        lose_one(world)
-        await all_are_told(tasks, CQ_ERR)
-        acq.poll(200)
-        await start(acq.wait)
-        assert select.select([ctx.async_fd], [], [], 0)[0], "the report is there"
-        assert await cpu_while_idle() < IDLE_LIMIT
-
-    run(scenario())
+    tasks = [await start(acq.wait(solicited_only=True))]
+    lose_one(world)
+    await all_are_told(tasks, CQ_ERR)
+    acq.poll(200)
+    await start(acq.wait())
+    assert select.select([ctx.async_fd], [], [], 0)[0], "the report is there"
+    assert await cpu_while_idle() < IDLE_LIMIT
 
 
 # ---- a queue pair that dies -----------------------------------------------------------------
@@ -235,112 +223,92 @@ def test_reports_that_nobody_takes_cost_no_cpu(
 
 @pytest.mark.parametrize("where", ["in the loop", "in another thread"])
 @pytest.mark.parametrize("order", ["asleep before", "later"])
-def test_who_waits_for_solicited_ones_is_woken_when_the_program_moves_the_qp_to_err(
-    pair: Pair, run: Scenario, where: str, order: str
+async def test_who_waits_for_solicited_ones_is_woken_when_the_program_moves_the_qp_to_err(
+    pair: Pair, where: str, order: str
 ) -> None:
     b = pair[1]
 
     def kill() -> None:
         b.qp.modify(qp_state=QPState.ERR)
 
-    async def scenario() -> None:
-        async with AsyncCQ(b.rcq) as acq:
-            for i in range(40):
-                b.qp.post_recv(b.mr[0:64], wr_id=i)
-            tasks = (
-                [await sleeper(acq, 40, solicited_only=True)] if order == "asleep before" else []
-            )
-            if where == "in the loop":
-                kill()
-            else:
-                Waiter(kill).join()
-            got = [wc for task in tasks for wc in await task]
-            while len(got) < 40:
-                got += await acq.wait(40, solicited_only=True)
-            assert {wc.status for wc in got} == {WCStatus.WR_FLUSH_ERR}
-            assert ids(got) == list(range(40))
-
-    run(scenario())
+    async with AsyncCQ(b.rcq) as acq:
+        for i in range(40):
+            b.qp.post_recv(b.mr[0:64], wr_id=i)
+        tasks = [await start(acq.wait(40, solicited_only=True))] if order == "asleep before" else []
+        if where == "in the loop":
+            kill()
+        else:
+            Waiter(kill).join()
+        got = [wc for task in tasks for wc in await task]
+        while len(got) < 40:
+            got += await acq.wait(40, solicited_only=True)
+        assert {wc.status for wc in got} == {WCStatus.WR_FLUSH_ERR}
+        assert ids(got) == list(range(40))
 
 
-def test_a_qp_that_was_moved_to_err_and_closed_disturbs_nobody(pair: Pair, run: Scenario) -> None:
+async def test_a_qp_that_was_moved_to_err_and_closed_disturbs_nobody(pair: Pair) -> None:
     a, b = pair
-
-    async def scenario() -> None:
-        c, d = other_pair(a, b)
-        async with AsyncCQ(b.rcq) as acq:
-            b.qp.modify(qp_state=QPState.ERR)
-            b.qp.close()
-            task = await sleeper(acq, solicited_only=True)
-            d.qp.post_recv(d.mr[0:64])
-            c.qp.post_send(c.mr[0:8], send_flags=SOLICITED)
-            assert [wc.ok for wc in await task] == [True]
-            assert acq.stats.events == 1
-
-    run(scenario())
+    c, d = other_pair(a, b)
+    async with AsyncCQ(b.rcq) as acq:
+        b.qp.modify(qp_state=QPState.ERR)
+        b.qp.close()
+        task = await start(acq.wait(solicited_only=True))
+        d.qp.post_recv(d.mr[0:64])
+        c.qp.post_send(c.mr[0:8], send_flags=SOLICITED)
+        assert [wc.ok for wc in await task] == [True]
+        assert acq.stats.events == 1
 
 
 @pytest.mark.parametrize("where", ["in the loop", "in another thread"])
-def test_every_operation_of_a_qp_that_is_moved_to_err_ends(
-    pair: Pair, run: Scenario, where: str
-) -> None:
+async def test_every_operation_of_a_qp_that_is_moved_to_err_ends(pair: Pair, where: str) -> None:
     """Also the one that waits for room; the other QP on the same CQ does not notice."""
     a, b = pair
 
     def kill() -> None:
         b.qp.modify(qp_state=QPState.ERR)
 
-    async def scenario() -> None:
-        c, d = other_pair(a, b)
-        async with AsyncCQ(b.rcq) as acq:
-            (undisturbed,) = await start(lambda: acq.recv(d.qp, d.mr[0:64]))
-            n = b.qp.max_recv_wr + 3
-            tasks = await start(*[lambda: acq.recv(b.qp, b.mr[0:64])] * n)
-            if where == "in the loop":
-                kill()
-            else:
-                Waiter(kill).join()
-            results = await asyncio.gather(*tasks, return_exceptions=True)
-            flushed = [r for r in results if isinstance(r, CompletionError)]
-            assert {r.status for r in flushed} == {WCStatus.WR_FLUSH_ERR}
-            refused = [r for r in results if isinstance(r, VerbsError)]
-            assert (len(flushed), len(refused)) == (b.qp.max_recv_wr, 3)
-            assert not undisturbed.done()
-            c.qp.post_send(c.mr[0:8])
-            assert (await undisturbed).ok
-
-    run(scenario())
+    c, d = other_pair(a, b)
+    async with AsyncCQ(b.rcq) as acq:
+        undisturbed = await start(acq.recv(d.qp, d.mr[0:64]))
+        n = b.qp.max_recv_wr + 3
+        tasks = await start_all(*(acq.recv(b.qp, b.mr[0:64]) for _ in range(n)))
+        if where == "in the loop":
+            kill()
+        else:
+            Waiter(kill).join()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        flushed = [r for r in results if isinstance(r, CompletionError)]
+        assert {r.status for r in flushed} == {WCStatus.WR_FLUSH_ERR}
+        refused = [r for r in results if isinstance(r, VerbsError)]
+        assert (len(flushed), len(refused)) == (b.qp.max_recv_wr, 3)
+        assert not undisturbed.done()
+        c.qp.post_send(c.mr[0:8])
+        assert (await undisturbed).ok
 
 
 # ---- the port, and the end ------------------------------------------------------------------
 
 
-def test_a_port_that_goes_down_is_told_to_who_awaits_what_would_come_over_it(
-    wire_pair: Pair, link: str, run: Scenario
+async def test_a_port_that_goes_down_is_told_to_who_awaits_what_would_come_over_it(
+    wire_pair: Pair, netdev: str
 ) -> None:
     b = wire_pair[1]
-
-    async def scenario() -> None:
-        async with AsyncCQ(b.rcq) as acq:
-            take_all(b.ctx)
-            tasks = await start(
-                acq.wait, lambda: acq.completion(7), lambda: acq.recv(b.qp, b.mr[0:64])
-            )
-            ip_link(link, "down")
-            for event in await all_are_told(tasks, AsyncEventType.PORT_ERR):
-                assert event.port_num == 1
-            ip_link(link, "up")
-            # Waiting goes on: the receive is posted still, and is flushed now.
-            (task,) = await start(acq.wait)
-            b.qp.modify(qp_state=QPState.ERR)
-            assert [wc.status for wc in await task] == [WCStatus.WR_FLUSH_ERR]
-
-    run(scenario())
+    async with AsyncCQ(b.rcq) as acq:
+        take_all(b.ctx)
+        tasks = await start_all(acq.wait(), acq.completion(7), acq.recv(b.qp, b.mr[0:64]))
+        ip_link(netdev, "down")
+        for event in await all_are_told(tasks, AsyncEventType.PORT_ERR):
+            assert event.port_num == 1
+        ip_link(netdev, "up")
+        # Waiting goes on: the receive is posted still, and is flushed now.
+        task = await start(acq.wait())
+        b.qp.modify(qp_state=QPState.ERR)
+        assert [wc.status for wc in await task] == [WCStatus.WR_FLUSH_ERR]
 
 
 @pytest.mark.parametrize("where", ["in the loop", "in another thread"])
-def test_closing_the_context_ends_every_kind_of_wait_even_with_reports_untaken(
-    world: Overflow, acq: AsyncCQ, run: Scenario, where: str
+async def test_closing_the_context_ends_every_kind_of_wait_even_with_reports_untaken(
+    world: Overflow, acq: AsyncCQ, where: str
 ) -> None:
     a = world.a
 
@@ -348,27 +316,24 @@ def test_closing_the_context_ends_every_kind_of_wait_even_with_reports_untaken(
         async with acq.scope():
             await acq.send(a.qp, a.mr[0:8], wr_id=1)
 
-    async def scenario() -> None:
-        with closing(AsyncCQ(a.rcq)) as other:
-            tasks = [await sleeper(acq, solicited_only=True)]
-            lose_one(world)
-            await all_are_told(tasks, CQ_ERR)
-            acq.poll(200)
-            # The sends wait for receives at the peer.
-            tasks = await start(
-                acq.wait,
-                lambda: acq.completion(7),
-                in_scope,
-                *[lambda: acq.send(a.qp, a.mr[0:8])] * (a.qp.max_send_wr + 2),
-                other.wait,
-                lambda: other.completion(7, qp=a.qp),
-            )
-            if where == "in the loop":
-                a.ctx.close()
-            else:
-                Waiter(a.ctx.close).join()
-            for task in tasks:
-                with pytest.raises(ClosedError):
-                    await task
-
-    run(scenario())
+    with closing(AsyncCQ(a.rcq)) as other:
+        tasks = [await start(acq.wait(solicited_only=True))]
+        lose_one(world)
+        await all_are_told(tasks, CQ_ERR)
+        acq.poll(200)
+        # The sends wait for receives at the peer.
+        tasks = await start_all(
+            acq.wait(),
+            acq.completion(7),
+            in_scope(),
+            *(acq.send(a.qp, a.mr[0:8]) for _ in range(a.qp.max_send_wr + 2)),
+            other.wait(),
+            other.completion(7, qp=a.qp),
+        )
+        if where == "in the loop":
+            a.ctx.close()
+        else:
+            Waiter(a.ctx.close).join()
+        for task in tasks:
+            with pytest.raises(ClosedError):
+                await task

@@ -15,8 +15,20 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from aio_support import Lane, MakeLane, Scenario, ids, open_fds, sleeper, tick
-from support import DEADLINE, Endpoint, Waiter, in_child, until
+from support import (
+    DEADLINE,
+    Endpoint,
+    Lane,
+    MakeLane,
+    Scenario,
+    Waiter,
+    ids,
+    in_child,
+    open_fds,
+    start,
+    tick,
+    until,
+)
 
 from cqnotify import ClosedError, Context, QPState, QPType, WorkCompletion
 from cqnotify.aio import AsyncCQ
@@ -93,7 +105,7 @@ def test_a_waiter_of_a_closed_loop_keeps_nothing_from_who_polls(
 
 async def woken(lane: Lane, acq: AsyncCQ) -> list[int]:
     """What a task that waits gets of one message, which is sent once it sleeps."""
-    task = await sleeper(acq)
+    task = await start(acq.wait())
     lane.send()
     return ids(await asyncio.wait_for(task, DEADLINE))
 
@@ -149,7 +161,7 @@ def test_a_loop_may_move_to_another_thread(lane: Lane, new_loop: NewLoop) -> Non
     asleep = threading.Event()
 
     async def wait() -> list[WorkCompletion]:
-        task = await sleeper(acq, solicited_only=True)
+        task = await start(acq.wait(solicited_only=True))
         loop.call_soon(asleep.set)
         return await task
 
@@ -167,28 +179,24 @@ def test_a_loop_may_move_to_another_thread(lane: Lane, new_loop: NewLoop) -> Non
     loop.close()
 
 
-def test_a_thread_that_spins_leaves_a_send_its_completion(
-    pair: tuple[Endpoint, Endpoint], run: Scenario
+async def test_a_thread_that_spins_leaves_a_send_its_completion(
+    pair: tuple[Endpoint, Endpoint],
 ) -> None:
     a, b = pair
-
-    async def scenario() -> None:
-        async with AsyncCQ(a.scq) as acq:
-            acq._reader.attach()  # so the thread is a stranger from the start
-            polls = acq.stats.polls
-            spinner = Waiter(lambda: a.scq.poll(spin=DEADLINE))
-            until(lambda: acq.stats.polls > polls, "it spins")
-            task = asyncio.ensure_future(acq.send(a.qp, a.mr[0:8]))
-            await tick()
+    async with AsyncCQ(a.scq) as acq:
+        acq._reader.attach()  # so the thread is a stranger from the start
+        polls = acq.stats.polls
+        spinner = Waiter(lambda: a.scq.poll(spin=DEADLINE))
+        until(lambda: acq.stats.polls > polls, "it spins")
+        task = asyncio.ensure_future(acq.send(a.qp, a.mr[0:8]))
+        await tick()
+        b.qp.post_recv(b.mr[0:64])
+        assert (await task).ok
+        # Either of them took it from the device; the spinner goes on where he did not.
+        if spinner.thread.is_alive():
             b.qp.post_recv(b.mr[0:64])
-            assert (await task).ok
-            # Either of them took it from the device; the spinner goes on where he did not.
-            if spinner.thread.is_alive():
-                b.qp.post_recv(b.mr[0:64])
-                a.qp.post_send(a.mr[0:8], wr_id=5)
-            assert ids(spinner.join()) in ([], [5])
-
-    run(scenario())
+            a.qp.post_send(a.mr[0:8], wr_id=5)
+        assert ids(spinner.join()) in ([], [5])
 
 
 def test_what_a_poll_finds_goes_to_the_task_of_another_thread_that_began_to_wait_meanwhile(
@@ -198,7 +206,7 @@ def test_what_a_poll_finds_goes_to_the_task_of_another_thread_that_began_to_wait
 
     async def wait() -> list[int]:
         until(lambda: acq.stats.polls == 1, "the other thread has looked, and spins")
-        task = await sleeper(acq)
+        task = await start(acq.wait())
         lane.send()
         assert polled.wait(DEADLINE), "it polls for ever"  # the loop stands, and reads no event
         return ids(await asyncio.wait_for(task, DEADLINE))
@@ -211,9 +219,7 @@ def test_what_a_poll_finds_goes_to_the_task_of_another_thread_that_began_to_wait
     loop.close()
 
 
-def test_a_reset_by_another_thread_leaves_what_is_posted_after_it(
-    ctx: Context, run: Scenario
-) -> None:
+async def test_a_reset_by_another_thread_leaves_what_is_posted_after_it(ctx: Context) -> None:
     """The loop learns of the reset later than the task that posts."""
     end = Endpoint(ctx, QPType.RC)
     end.qp.connect(end.qp.address())
@@ -222,19 +228,16 @@ def test_a_reset_by_another_thread_leaves_what_is_posted_after_it(
         end.qp.modify(qp_state=QPState.RESET)
         end.qp.connect(end.qp.address())
 
-    async def scenario() -> None:
-        async with AsyncCQ(end.rcq) as acq:
-            before = asyncio.ensure_future(acq.recv(end.qp, end.mr[0:64], wr_id=1))
-            await tick()
-            thread = threading.Thread(target=reset)
-            thread.start()
-            thread.join()
-            asyncio.get_running_loop().call_soon(end.qp.post_send, end.mr[64:72])
-            assert (await acq.recv(end.qp, end.mr[0:64], wr_id=2)).ok
-            with pytest.raises(ClosedError, match="was reset"):
-                await before
-
-    run(scenario())
+    async with AsyncCQ(end.rcq) as acq:
+        before = asyncio.ensure_future(acq.recv(end.qp, end.mr[0:64], wr_id=1))
+        await tick()
+        thread = threading.Thread(target=reset)
+        thread.start()
+        thread.join()
+        asyncio.get_running_loop().call_soon(end.qp.post_send, end.mr[64:72])
+        assert (await acq.recv(end.qp, end.mr[0:64], wr_id=2)).ok
+        with pytest.raises(ClosedError, match="was reset"):
+            await before
 
 
 def test_close_by_a_signal_ends_a_spin(lane: Lane, run: Scenario) -> None:
@@ -276,87 +279,72 @@ def test_a_task_that_only_the_asynccq_knows_is_not_collected(lane: Lane, run: Sc
     assert got == [0]
 
 
-def test_the_context_of_the_first_waiter_is_not_kept(lane: Lane, run: Scenario) -> None:
-    async def scenario() -> None:
-        before = open_fds()
-        acq = AsyncCQ(lane.cq)
-        async with acq.scope():
-            (await sleeper(acq)).cancel()
-            await tick()
-        gone = weakref.ref(acq)
-        del acq
-        assert await collected(gone)
-        assert open_fds() == before
-
-    run(scenario())
+async def test_the_context_of_the_first_waiter_is_not_kept(lane: Lane) -> None:
+    before = open_fds()
+    acq = AsyncCQ(lane.cq)
+    async with acq.scope():
+        (await start(acq.wait())).cancel()
+        await tick()
+    gone = weakref.ref(acq)
+    del acq
+    assert await collected(gone)
+    assert open_fds() == before
 
 
-def test_a_receive_that_was_cancelled_keeps_nothing_once_its_qp_is_closed(
-    pair: tuple[Endpoint, Endpoint], run: Scenario
+async def test_a_receive_that_was_cancelled_keeps_nothing_once_its_qp_is_closed(
+    pair: tuple[Endpoint, Endpoint],
 ) -> None:
     _, b = pair
-
-    async def scenario() -> None:
-        acq = AsyncCQ(b.rcq)
-        task = asyncio.ensure_future(acq.recv(b.qp, b.mr[0:8]))
-        await tick()
-        task.cancel()
-        await asyncio.wait([task])
-        b.qp.close()
-        gone = weakref.ref(acq)
-        del acq, task
-        assert await collected(gone)
-
-    run(scenario())
+    acq = AsyncCQ(b.rcq)
+    task = asyncio.ensure_future(acq.recv(b.qp, b.mr[0:8]))
+    await tick()
+    task.cancel()
+    await asyncio.wait([task])
+    b.qp.close()
+    gone = weakref.ref(acq)
+    del acq, task
+    assert await collected(gone)
 
 
-def test_a_claim_that_failed_is_forgotten(lane: Lane, run: Scenario) -> None:
-    async def scenario() -> None:
-        acq = AsyncCQ(lane.cq)
-        task = asyncio.ensure_future(acq.completion(7))
-        await tick()
-        acq.close()
-        with pytest.raises(ClosedError):
-            await task
-        assert acq._awaited == 0
-
-    run(scenario())
+async def test_a_claim_that_failed_is_forgotten(lane: Lane) -> None:
+    acq = AsyncCQ(lane.cq)
+    task = asyncio.ensure_future(acq.completion(7))
+    await tick()
+    acq.close()
+    with pytest.raises(ClosedError):
+        await task
+    assert acq._awaited == 0
 
 
-def test_each_task_has_an_error_of_its_own_that_keeps_no_other(
-    new_lane: MakeLane, run: Scenario
-) -> None:
+async def test_each_task_has_an_error_of_its_own_that_keeps_no_other(new_lane: MakeLane) -> None:
     lane = new_lane()
 
     class Local:
         pass
 
-    async def scenario() -> None:
-        acq = AsyncCQ(lane.cq)
-        locals_: list[weakref.ref[Local]] = []
+    acq = AsyncCQ(lane.cq)
+    locals_: list[weakref.ref[Local]] = []
 
-        async def wait() -> None:
-            local = Local()
-            locals_.append(weakref.ref(local))
-            await acq.wait()
+    async def wait() -> None:
+        local = Local()
+        locals_.append(weakref.ref(local))
+        await acq.wait()
 
-        tasks = [asyncio.ensure_future(wait()) for _ in range(2)]
-        await tick()
-        lane.close()
-        lane.cq.close()
-        await asyncio.wait(tasks)
-        kinds = [type(task.exception()) for task in tasks]
-        own = tasks[0].exception() is not tasks[1].exception()
-        assert kinds == [ClosedError] * 2
-        assert own
-        tasks.clear()
-        await tick()
-        gc.collect()
-        assert [ref() for ref in locals_] == [None, None]
-        with contextlib.suppress(ClosedError):
-            acq.close()
-
-    run(scenario())
+    tasks = [asyncio.ensure_future(wait()) for _ in range(2)]
+    await tick()
+    lane.close()
+    lane.cq.close()
+    await asyncio.wait(tasks)
+    kinds = [type(task.exception()) for task in tasks]
+    own = tasks[0].exception() is not tasks[1].exception()
+    assert kinds == [ClosedError] * 2
+    assert own
+    tasks.clear()
+    await tick()
+    gc.collect()
+    assert [ref() for ref in locals_] == [None, None]
+    with contextlib.suppress(ClosedError):
+        acq.close()
 
 
 # ---- the end of the interpreter -------------------------------------------------------------

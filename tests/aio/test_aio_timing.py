@@ -15,8 +15,19 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
-from aio_support import IDLE_LIMIT, Lane, MakeLane, Scenario, cpu_while_idle, ids, sleeper, tick
-from support import Endpoint, kernel, peer
+from support import (
+    IDLE_LIMIT,
+    Endpoint,
+    Lane,
+    MakeLane,
+    Scenario,
+    cpu_while_idle,
+    ids,
+    kernel,
+    peer,
+    start,
+    tick,
+)
 
 from cqnotify import Context, QPType, WorkCompletion
 from cqnotify.aio import AsyncCQ
@@ -28,46 +39,36 @@ STREAK = 64  # completions that are handed out to tasks that need not sleep
 # Idle --------------------------------------------------------------------------
 
 
-def test_a_cancelled_receive_that_is_in_flight_costs_no_cpu(
-    pair: tuple[Endpoint, Endpoint], run: Scenario
+async def test_a_cancelled_receive_that_is_in_flight_costs_no_cpu(
+    pair: tuple[Endpoint, Endpoint],
 ) -> None:
     a, b = pair
-
-    async def scenario() -> None:
-        async with AsyncCQ(b.rcq) as acq:
-            task = asyncio.ensure_future(acq.recv(b.qp, b.mr[0:64]))
-            await tick()
-            a.qp.post_send(a.mr[0:8])
-            await task
-            task = asyncio.ensure_future(acq.recv(b.qp, b.mr[0:64]))
-            waiter = await sleeper(acq)
-            task.cancel()
-            assert await cpu_while_idle() < IDLE_LIMIT
-            assert acq.stats.events == 1
-            a.qp.post_send(a.mr[0:8])
-            assert len(await waiter) == 1
-
-    run(scenario())
+    async with AsyncCQ(b.rcq) as acq:
+        task = asyncio.ensure_future(acq.recv(b.qp, b.mr[0:64]))
+        await tick()
+        a.qp.post_send(a.mr[0:8])
+        await task
+        task = asyncio.ensure_future(acq.recv(b.qp, b.mr[0:64]))
+        waiter = await start(acq.wait())
+        task.cancel()
+        assert await cpu_while_idle() < IDLE_LIMIT
+        assert acq.stats.events == 1
+        a.qp.post_send(a.mr[0:8])
+        assert len(await waiter) == 1
 
 
-def test_many_that_wait_on_one_channel_cost_no_cpu(
-    ctx: Context, new_lane: MakeLane, run: Scenario
-) -> None:
+async def test_many_that_wait_on_one_channel_cost_no_cpu(ctx: Context, new_lane: MakeLane) -> None:
     lanes = [new_lane() for _ in range(40)]
-
-    async def scenario() -> None:
-        async with contextlib.AsyncExitStack() as stack:
-            acqs = [await stack.enter_async_context(AsyncCQ(lane.cq)) for lane in lanes]
-            tasks = [await sleeper(acq) for acq in acqs]
-            for lane in lanes:
-                lane.send()
-            await asyncio.gather(*tasks)
-            for acq in acqs:
-                await sleeper(acq)
-            assert await cpu_while_idle() < IDLE_LIMIT
-            assert [acq.stats.events for acq in acqs] == [1] * len(acqs)
-
-    run(scenario())
+    async with contextlib.AsyncExitStack() as stack:
+        acqs = [await stack.enter_async_context(AsyncCQ(lane.cq)) for lane in lanes]
+        tasks = [await start(acq.wait()) for acq in acqs]
+        for lane in lanes:
+            lane.send()
+        await asyncio.gather(*tasks)
+        for acq in acqs:
+            await start(acq.wait())
+        assert await cpu_while_idle() < IDLE_LIMIT
+        assert [acq.stats.events for acq in acqs] == [1] * len(acqs)
 
 
 # Under a flood -----------------------------------------------------------------
@@ -206,60 +207,47 @@ def test_a_flood_delays_others_by_no_more_than_a_bounded_drain(
         run(scenario())
 
 
-def test_sends_that_complete_at_once_delay_others_by_no_more_than_a_bounded_drain(
-    uc_pair: tuple[Endpoint, Endpoint], run: Scenario
+async def test_sends_that_complete_at_once_delay_others_by_no_more_than_a_bounded_drain(
+    uc_pair: tuple[Endpoint, Endpoint],
 ) -> None:
     a = uc_pair[0]  # what it sends meets no receive and is dropped
+    async with AsyncCQ(a.scq) as acq:
+        ticker = Ticker()
 
-    async def scenario() -> None:
-        async with AsyncCQ(a.scq) as acq:
-            ticker = Ticker()
+        async def consumer() -> None:
+            while True:
+                ticker.saw(await acq.send(a.qp, a.mr[0:8]))
 
-            async def consumer() -> None:
-                while True:
-                    ticker.saw(await acq.send(a.qp, a.mr[0:8]))
-
-            await ticker.beside(consumer(), most_in_a_turn(1))
-            if kernel() == (6, 1):
-                assert max(ticker.turns) >= STREAK, "they completed while they were posted"
-
-    run(scenario())
+        await ticker.beside(consumer(), most_in_a_turn(1))
+        if kernel() == (6, 1):
+            assert max(ticker.turns) >= STREAK, "they completed while they were posted"
 
 
-def test_completions_that_nobody_takes_are_drained_a_bounded_number_at_a_time(
-    lane: Lane, run: Scenario
+async def test_completions_that_nobody_takes_are_drained_a_bounded_number_at_a_time(
+    acq: AsyncCQ, lane: Lane
 ) -> None:
-    async def scenario() -> None:
-        async with AsyncCQ(lane.cq) as acq:
-            task = asyncio.ensure_future(acq.completion(12345))
-            await tick()
-            lane.send(200)
-            left = [lane.untaken]
-            assert left == [200]
-            while left[-1] > 0:
-                await asyncio.sleep(0)
-                left.append(lane.untaken)
-            assert max(a - b for a, b in itertools.pairwise(left)) == DRAIN
-            task.cancel()
-            assert ids(acq.poll(200)) == list(range(200))
-
-    run(scenario())
+    task = asyncio.ensure_future(acq.completion(12345))
+    await tick()
+    lane.send(200)
+    left = [lane.untaken]
+    assert left == [200]
+    while left[-1] > 0:
+        await asyncio.sleep(0)
+        left.append(lane.untaken)
+    assert max(a - b for a, b in itertools.pairwise(left)) == DRAIN
+    task.cancel()
+    assert ids(acq.poll(200)) == list(range(200))
 
 
-def test_who_lets_others_run_does_not_lose_his_completion_to_them(
-    lane: Lane, run: Scenario
+async def test_who_lets_others_run_does_not_lose_his_completion_to_them(
+    acq: AsyncCQ, lane: Lane
 ) -> None:
     """completion() goes before wait(), after a streak, too."""
-
-    async def scenario() -> None:
-        async with AsyncCQ(lane.cq) as acq:
-            lane.send(STREAK)
-            for _ in range(STREAK):
-                await acq.wait(1)
-            other = asyncio.ensure_future(acq.wait())
-            lane.send(1)
-            assert (await acq.completion(STREAK)).wr_id == STREAK
-            lane.send(1)
-            assert ids(await other) == [STREAK + 1]
-
-    run(scenario())
+    lane.send(STREAK)
+    for _ in range(STREAK):
+        await acq.wait(1)
+    other = asyncio.ensure_future(acq.wait())
+    lane.send(1)
+    assert (await acq.completion(STREAK)).wr_id == STREAK
+    lane.send(1)
+    assert ids(await other) == [STREAK + 1]

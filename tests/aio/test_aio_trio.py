@@ -19,8 +19,18 @@ from typing import Any
 import anyio
 import pytest
 import trio
-from aio_support import SOLICITED, Lane, MakeLane, ids, just_before_it_sleeps, open_fds
-from support import DEADLINE, Endpoint, Waiter, in_child
+from support import (
+    DEADLINE,
+    SOLICITED,
+    Endpoint,
+    Lane,
+    MakeLane,
+    Waiter,
+    ids,
+    in_child,
+    just_before_it_sleeps,
+    open_fds,
+)
 
 from cqnotify import (
     BusyError,

@@ -16,15 +16,7 @@ from collections.abc import Callable, Sequence
 from socket import AF_INET6, inet_ntop
 
 import pytest
-from support import (
-    DEADLINE,
-    Endpoint,
-    Waiter,
-    connect,
-    in_child,
-    need_room_for_queues,
-    wait_one,
-)
+from support import DEADLINE, Endpoint, Waiter, connect, in_child, need_room_for_queues, wait_one
 
 from cqnotify import (
     AH,

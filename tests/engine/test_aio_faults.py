@@ -9,8 +9,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from aio_support import Lane, Scenario, ids, open_fds, sleeper, start, tick
-from support import Endpoint, connect, wait_completions
+from support import (
+    Endpoint,
+    Lane,
+    Scenario,
+    connect,
+    ids,
+    open_fds,
+    start,
+    start_all,
+    tick,
+    wait_completions,
+)
 
 from cqnotify import (
     QP,
@@ -75,183 +85,154 @@ async def is_told(task: asyncio.Task[Any], kind: AsyncEventType) -> None:
 
 
 @pytest.mark.parametrize("kind", PER_QP, ids=lambda kind: kind.name)
-def test_a_failed_qp_is_told_to_those_that_it_concerns_and_no_others(
-    w: World, run: Scenario, kind: AsyncEventType
+async def test_a_failed_qp_is_told_to_those_that_it_concerns_and_no_others(
+    w: World, kind: AsyncEventType
 ) -> None:
     b, c, d = w.b, w.c, w.d
-
-    async def scenario() -> None:
-        async with AsyncCQ(b.rcq) as acq, AsyncCQ(b.scq) as sent, AsyncCQ(w.a.rcq) as elsewhere:
-            concerned = await start(
-                acq.wait,
-                lambda: acq.completion(1),
-                lambda: acq.completion(1, qp=b.qp),
-                lambda: acq.recv(b.qp, b.mr[0:64]),
-                lambda: sent.send(b.qp, b.mr[0:8]),  # nothing is posted at the peer
-                sent.wait,
-            )
-            others = await start(
-                lambda: acq.completion(5, qp=d.qp),
-                lambda: acq.recv(d.qp, d.mr[0:64]),
-                lambda: sent.send(d.qp, d.mr[0:8]),
-                elsewhere.wait,
-            )
-            w.report(kind, b.qp)
-            for task in concerned:
-                await is_told(task, kind)
-            await tick()
-            assert not any(task.done() for task in others)
-            c.qp.post_send(c.mr[0:8])
-            assert (await others[1]).ok
-            c.qp.post_recv(c.mr[0:64])
-            assert (await others[2]).ok
-            d.qp.post_recv(d.mr[0:64], wr_id=5)
-            c.qp.post_send(c.mr[0:8])
-            assert (await others[0]).ok
-
-    run(scenario())
+    async with AsyncCQ(b.rcq) as acq, AsyncCQ(b.scq) as sent, AsyncCQ(w.a.rcq) as elsewhere:
+        concerned = await start_all(
+            acq.wait(),
+            acq.completion(1),
+            acq.completion(1, qp=b.qp),
+            acq.recv(b.qp, b.mr[0:64]),
+            sent.send(b.qp, b.mr[0:8]),  # nothing is posted at the peer
+            sent.wait(),
+        )
+        others = await start_all(
+            acq.completion(5, qp=d.qp),
+            acq.recv(d.qp, d.mr[0:64]),
+            sent.send(d.qp, d.mr[0:8]),
+            elsewhere.wait(),
+        )
+        w.report(kind, b.qp)
+        for task in concerned:
+            await is_told(task, kind)
+        await tick()
+        assert not any(task.done() for task in others)
+        c.qp.post_send(c.mr[0:8])
+        assert (await others[1]).ok
+        c.qp.post_recv(c.mr[0:64])
+        assert (await others[2]).ok
+        d.qp.post_recv(d.mr[0:64], wr_id=5)
+        c.qp.post_send(c.mr[0:8])
+        assert (await others[0]).ok
 
 
-def test_a_failed_srq_is_told_to_those_who_receive_from_it(w: World, run: Scenario) -> None:
+async def test_a_failed_srq_is_told_to_those_who_receive_from_it(w: World) -> None:
     b, d = w.b, w.d
     d.qp.close()
     srq = SRQ(d.pd, 4)
     d.qp = QP(d.pd, QPType.RC, send_cq=w.a.scq, recv_cq=d.rcq, srq=srq)
-
-    async def scenario() -> None:
-        async with AsyncCQ(d.rcq) as acq, AsyncCQ(w.a.scq) as sent, AsyncCQ(b.rcq) as elsewhere:
-            concerned = await start(acq.wait, lambda: acq.completion(1))
-            others = await start(sent.wait, elsewhere.wait)
-            for _ in range(2):
-                w.report(AsyncEventType.SRQ_ERR, srq)
-                for task in concerned:
-                    await is_told(task, AsyncEventType.SRQ_ERR)
-                concerned = await start(acq.wait)
-            await tick()
-            assert not any(task.done() for task in others)
-            w.report(AsyncEventType.SRQ_LIMIT_REACHED, srq)
-            await tick()
-            assert not any(task.done() for task in concerned)
-
-    run(scenario())
+    async with AsyncCQ(d.rcq) as acq, AsyncCQ(w.a.scq) as sent, AsyncCQ(b.rcq) as elsewhere:
+        concerned = await start_all(acq.wait(), acq.completion(1))
+        others = await start_all(sent.wait(), elsewhere.wait())
+        for _ in range(2):
+            w.report(AsyncEventType.SRQ_ERR, srq)
+            for task in concerned:
+                await is_told(task, AsyncEventType.SRQ_ERR)
+            concerned = await start_all(acq.wait())
+        await tick()
+        assert not any(task.done() for task in others)
+        w.report(AsyncEventType.SRQ_LIMIT_REACHED, srq)
+        await tick()
+        assert not any(task.done() for task in concerned)
 
 
-def test_what_came_while_nobody_waited_is_raised_for_its_qp_alone(w: World, run: Scenario) -> None:
+async def test_what_came_while_nobody_waited_is_raised_for_its_qp_alone(w: World) -> None:
     b, c, d = w.b, w.c, w.d
+    async with AsyncCQ(b.rcq) as acq:
+        receive = await start(acq.recv(d.qp, d.mr[0:64]))
+        for _ in range(2):
+            w.report(AsyncEventType.QP_FATAL, b.qp)
+            await tick()
+        w.report(AsyncEventType.QP_FATAL, d.qp)
+        await is_told(receive, AsyncEventType.QP_FATAL)
+        d.qp.modify(qp_state=QPState.RESET)
+        c.qp.modify(qp_state=QPState.RESET)
+        connect(c, d)
+        receive = await start(acq.recv(d.qp, d.mr[0:64]))
+        c.qp.post_send(c.mr[0:8])
+        assert (await receive).ok
+        with pytest.raises(AsyncEventError) as e:
+            await acq.recv(b.qp, b.mr[0:64])
+        assert e.value.event.qp is b.qp
+        assert b.qp.outstanding == (0, 0)
+        await start(acq.wait())
 
-    async def scenario() -> None:
-        async with AsyncCQ(b.rcq) as acq:
-            (receive,) = await start(lambda: acq.recv(d.qp, d.mr[0:64]))
-            for _ in range(2):
-                w.report(AsyncEventType.QP_FATAL, b.qp)
-                await tick()
-            w.report(AsyncEventType.QP_FATAL, d.qp)
-            await is_told(receive, AsyncEventType.QP_FATAL)
-            d.qp.modify(qp_state=QPState.RESET)
-            c.qp.modify(qp_state=QPState.RESET)
-            connect(c, d)
-            (receive,) = await start(lambda: acq.recv(d.qp, d.mr[0:64]))
-            c.qp.post_send(c.mr[0:8])
-            assert (await receive).ok
+
+async def test_of_several_failures_that_nobody_waited_for_each_is_raised(w: World) -> None:
+    async with AsyncCQ(w.b.rcq) as acq:
+        task = await start(acq.wait())
+        task.cancel()
+        for qp in (w.b.qp, w.d.qp, w.b.qp):
+            w.report(AsyncEventType.QP_FATAL, qp)
+            await tick()
+        for qp in (w.d.qp, w.b.qp):
             with pytest.raises(AsyncEventError) as e:
-                await acq.recv(b.qp, b.mr[0:64])
-            assert e.value.event.qp is b.qp
-            assert b.qp.outstanding == (0, 0)
-            await start(acq.wait)
-
-    run(scenario())
+                await acq.wait()
+            assert e.value.event.qp is qp
+        await start(acq.wait())
 
 
-def test_of_several_failures_that_nobody_waited_for_each_is_raised(w: World, run: Scenario) -> None:
-    async def scenario() -> None:
-        async with AsyncCQ(w.b.rcq) as acq:
-            (task,) = await start(acq.wait)
-            task.cancel()
-            for qp in (w.b.qp, w.d.qp, w.b.qp):
-                w.report(AsyncEventType.QP_FATAL, qp)
-                await tick()
-            for qp in (w.d.qp, w.b.qp):
-                with pytest.raises(AsyncEventError) as e:
-                    await acq.wait()
-                assert e.value.event.qp is qp
-            await start(acq.wait)
-
-    run(scenario())
+async def test_a_failed_port_is_told_to_all_with_a_qp_on_it(w: World) -> None:
+    async with AsyncCQ(w.b.rcq) as acq, AsyncCQ(w.a.scq) as other:
+        tasks = await start_all(
+            acq.wait(),
+            acq.completion(1, qp=w.d.qp),
+            acq.recv(w.b.qp, w.b.mr[0:64]),
+            other.wait(),
+        )
+        w.report(AsyncEventType.PORT_ERR, 1)
+        for task in tasks:
+            await is_told(task, AsyncEventType.PORT_ERR)
+        await start_all(acq.wait(), other.wait())
 
 
-def test_a_failed_port_is_told_to_all_with_a_qp_on_it(w: World, run: Scenario) -> None:
-    async def scenario() -> None:
-        async with AsyncCQ(w.b.rcq) as acq, AsyncCQ(w.a.scq) as other:
-            tasks = await start(
-                acq.wait,
-                lambda: acq.completion(1, qp=w.d.qp),
-                lambda: acq.recv(w.b.qp, w.b.mr[0:64]),
-                other.wait,
-            )
-            w.report(AsyncEventType.PORT_ERR, 1)
-            for task in tasks:
-                await is_told(task, AsyncEventType.PORT_ERR)
-            await start(acq.wait, other.wait)
-
-    run(scenario())
-
-
-def test_a_fatal_failure_is_told_to_all_and_for_good(w: World, run: Scenario) -> None:
+async def test_a_fatal_failure_is_told_to_all_and_for_good(w: World) -> None:
     b = w.b
 
     async def in_scope(acq: AsyncCQ) -> None:
         async with acq.scope():
             await acq.recv(b.qp, b.mr[0:64])
 
-    async def scenario() -> None:
-        async with AsyncCQ(b.rcq) as acq, AsyncCQ(w.a.scq) as other:
-            tasks = await start(
-                acq.wait, lambda: acq.completion(1), lambda: in_scope(acq), other.wait
-            )
-            w.report(AsyncEventType.DEVICE_FATAL, None)
-            for task in tasks:
-                await is_told(task, AsyncEventType.DEVICE_FATAL)
-            for call in (acq.wait, lambda: acq.recv(b.qp, b.mr[0:64]), other.wait):
-                for _ in range(2):
-                    with pytest.raises(AsyncEventError, match="DEVICE_FATAL"):
-                        await call()
-
-    run(scenario())
+    async with AsyncCQ(b.rcq) as acq, AsyncCQ(w.a.scq) as other:
+        tasks = await start_all(acq.wait(), acq.completion(1), in_scope(acq), other.wait())
+        w.report(AsyncEventType.DEVICE_FATAL, None)
+        for task in tasks:
+            await is_told(task, AsyncEventType.DEVICE_FATAL)
+        for call in (acq.wait, lambda: acq.recv(b.qp, b.mr[0:64]), other.wait):
+            for _ in range(2):
+                with pytest.raises(AsyncEventError, match="DEVICE_FATAL"):
+                    await call()
 
 
-def test_the_removal_of_the_device_ends_all_waits_for_good_and_nothing_spins(
-    w: World, run: Scenario
+async def test_the_removal_of_the_device_ends_all_waits_for_good_and_nothing_spins(
+    w: World,
 ) -> None:
     b = w.b
-
-    async def scenario() -> None:
-        before = open_fds()
-        async with AsyncCQ(b.rcq) as acq, AsyncCQ(b.scq) as sent, AsyncCQ(w.a.scq) as elsewhere:
-            tasks = await start(
-                acq.wait,
-                lambda: acq.completion(1),
-                lambda: acq.recv(b.qp, b.mr[0:64]),
-                lambda: sent.send(b.qp, b.mr[0:8]),
-                sent.wait,
-            )
-            w.a.qp.modify(qp_state=QPState.SQD)  # the device has something to read
-            core.fail_call(1, errno.EIO)
-            for task in tasks:
-                with pytest.raises(DeviceRemovedError, match="no more events will come"):
-                    await task
-            assert core.failed() == "ibv_get_async_event"
-            for call in (acq.wait, lambda: sent.send(b.qp, b.mr[0:8])):
-                with pytest.raises(DeviceRemovedError):
-                    await call()
-            await start(elsewhere.wait)  # of another channel; it did not look, and may wait
-        assert open_fds() == before
-
-    run(scenario())
+    before = open_fds()
+    async with AsyncCQ(b.rcq) as acq, AsyncCQ(b.scq) as sent, AsyncCQ(w.a.scq) as elsewhere:
+        tasks = await start_all(
+            acq.wait(),
+            acq.completion(1),
+            acq.recv(b.qp, b.mr[0:64]),
+            sent.send(b.qp, b.mr[0:8]),
+            sent.wait(),
+        )
+        w.a.qp.modify(qp_state=QPState.SQD)  # the device has something to read
+        core.fail_call(1, errno.EIO)
+        for task in tasks:
+            with pytest.raises(DeviceRemovedError, match="no more events will come"):
+                await task
+        assert core.failed() == "ibv_get_async_event"
+        for call in (acq.wait, lambda: sent.send(b.qp, b.mr[0:8])):
+            with pytest.raises(DeviceRemovedError):
+                await call()
+        await start(elsewhere.wait())  # of another channel; it did not look, and may wait
+    assert open_fds() == before
 
 
-def test_a_completion_between_the_last_look_and_the_arm_is_not_missed(
-    w: World, run: Scenario
-) -> None:
+async def test_a_completion_between_the_last_look_and_the_arm_is_not_missed(w: World) -> None:
     """It raises no event: only who looks again after arming finds it."""
     a, b = w.a, w.b
     b.qp.post_recv(b.mr[0:64], wr_id=7)
@@ -260,16 +241,13 @@ def test_a_completion_between_the_last_look_and_the_arm_is_not_missed(
         a.qp.post_send(a.mr[0:8])
         wait_completions(a.scq, 1)
 
-    async def scenario() -> None:
-        async with AsyncCQ(b.rcq) as acq:
-            core.before_call("ibv_req_notify_cq", send)
-            (wc,) = await acq.wait()
-            assert wc.wr_id == 7
-            assert acq.stats.arms == 1
-            assert acq.stats.events == 0
-            assert acq.stats.wakeups == 0
-
-    run(scenario())
+    async with AsyncCQ(b.rcq) as acq:
+        core.before_call("ibv_req_notify_cq", send)
+        (wc,) = await acq.wait()
+        assert wc.wr_id == 7
+        assert acq.stats.arms == 1
+        assert acq.stats.events == 0
+        assert acq.stats.wakeups == 0
 
 
 def test_an_error_of_one_cq_leaves_the_others_of_its_channel_alone(
@@ -279,7 +257,7 @@ def test_an_error_of_one_cq_leaves_the_others_of_its_channel_alone(
 
     async def scenario() -> None:
         async with AsyncCQ(good.cq) as acq, AsyncCQ(bad.cq) as bad_acq:
-            task = await sleeper(acq)
+            task = await start(acq.wait())
             core.before_call("ibv_req_notify_cq", lambda: core.fail_call(1, errno.EIO))
             with pytest.raises(VerbsError, match="ibv_req_notify_cq"):
                 await bad_acq.wait()
@@ -292,27 +270,21 @@ def test_an_error_of_one_cq_leaves_the_others_of_its_channel_alone(
     ctx.close()
 
 
-def test_an_arm_that_fails_after_an_event_ends_all_waits_of_its_cq_for_good(
-    w: World, run: Scenario
-) -> None:
+async def test_an_arm_that_fails_after_an_event_ends_all_waits_of_its_cq_for_good(w: World) -> None:
     """The event comes without a completion, which was taken before: so the CQ is armed again."""
     a, b = w.a, w.b
-
-    async def scenario() -> None:
-        async with AsyncCQ(b.rcq) as acq, AsyncCQ(b.scq) as elsewhere:
-            b.rcq.req_notify()
-            b.qp.post_recv(b.mr[0:64])
-            a.qp.post_send(a.mr[0:8])
-            wait_completions(a.scq, 1)
-            assert len(b.rcq.poll()) == 1  # and its event is left
-            (other,) = await start(elsewhere.wait)
-            tasks = [asyncio.ensure_future(acq.wait()) for _ in range(2)]
-            core.before_call("ibv_req_notify_cq", lambda: core.fail_call(1, errno.EIO))
-            for task in [*tasks, asyncio.ensure_future(acq.wait())]:
-                with pytest.raises(DeviceRemovedError):
-                    await task
-            assert core.failed() == "ibv_req_notify_cq"
-            await tick()
-            assert other.cancel(), "it still waits"
-
-    run(scenario())
+    async with AsyncCQ(b.rcq) as acq, AsyncCQ(b.scq) as elsewhere:
+        b.rcq.req_notify()
+        b.qp.post_recv(b.mr[0:64])
+        a.qp.post_send(a.mr[0:8])
+        wait_completions(a.scq, 1)
+        assert len(b.rcq.poll()) == 1  # and its event is left
+        other = await start(elsewhere.wait())
+        tasks = [asyncio.ensure_future(acq.wait()) for _ in range(2)]
+        core.before_call("ibv_req_notify_cq", lambda: core.fail_call(1, errno.EIO))
+        for task in [*tasks, asyncio.ensure_future(acq.wait())]:
+            with pytest.raises(DeviceRemovedError):
+                await task
+        assert core.failed() == "ibv_req_notify_cq"
+        await tick()
+        assert other.cancel(), "it still waits"

@@ -13,8 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from aio_support import Lane, MakeLane, Scenario, ids, sleeper, tick
-from engine_support import Link, MakeLink, start
+from support import Lane, Link, MakeLane, MakeLink, Scenario, ids, start, tick
 
 from cqnotify import (
     CQ,
@@ -56,39 +55,31 @@ def test_the_bulk_forms_of_polling_are_refused_while_it_has_an_asynccq(
     assert wcs[0].wr_id == 1
 
 
-def test_the_polls_of_the_cq_and_of_its_asynccq_are_one(lane: Lane, run: Scenario) -> None:
-    async def scenario() -> None:
-        async with AsyncCQ(lane.cq) as acq:
-            lane.send(3)
-            assert ids(lane.cq.poll(1)) == [0]
-            assert ids(acq.poll(1)) == [1]
-            assert ids(lane.cq.poll()) == [2]
-            assert acq.poll() == lane.cq.poll() == []
-
-    run(scenario())
+async def test_the_polls_of_the_cq_and_of_its_asynccq_are_one(acq: AsyncCQ, lane: Lane) -> None:
+    lane.send(3)
+    assert ids(lane.cq.poll(1)) == [0]
+    assert ids(acq.poll(1)) == [1]
+    assert ids(lane.cq.poll()) == [2]
+    assert acq.poll() == lane.cq.poll() == []
 
 
-def test_a_poll_beside_one_that_waits_takes_nothing_and_wakes_it(lane: Lane, run: Scenario) -> None:
-    async def scenario() -> None:
-        async with AsyncCQ(lane.cq) as acq:
-            for poll in (acq.poll, lane.cq.poll):
-                task = await sleeper(acq)
-                lane.send()
-                assert poll() == []
-                assert ids(await task) == [lane.sent - 1]
-
-    run(scenario())
+async def test_a_poll_beside_one_that_waits_takes_nothing_and_wakes_it(
+    acq: AsyncCQ, lane: Lane
+) -> None:
+    for poll in (acq.poll, lane.cq.poll):
+        task = await start(acq.wait())
+        lane.send()
+        assert poll() == []
+        assert ids(await task) == [lane.sent - 1]
 
 
-def test_a_poll_beside_one_that_awaits_a_wr_id_takes_the_others(lane: Lane, run: Scenario) -> None:
-    async def scenario() -> None:
-        async with AsyncCQ(lane.cq) as acq:
-            task = await start(acq.completion(1))
-            lane.send(3)
-            assert ids(lane.cq.poll()) == [0, 2]
-            assert (await task).wr_id == 1
-
-    run(scenario())
+async def test_a_poll_beside_one_that_awaits_a_wr_id_takes_the_others(
+    acq: AsyncCQ, lane: Lane
+) -> None:
+    task = await start(acq.completion(1))
+    lane.send(3)
+    assert ids(lane.cq.poll()) == [0, 2]
+    assert (await task).wr_id == 1
 
 
 @pytest.mark.parametrize("which", ["CQ", "AsyncCQ"])
@@ -135,29 +126,24 @@ def test_a_program_can_wait_for_the_events_of_a_cq_that_has_an_idle_asynccq(lane
     acq.close()
 
 
-def test_an_event_that_the_program_read_is_the_programs_to_acknowledge(
-    lane: Lane, run: Scenario
-) -> None:
-    async def scenario() -> None:
-        lane.cq.req_notify()
-        lane.send()
-        assert lane.cq.channel is not None
-        assert lane.cq.channel.get_event() is lane.cq
-        async with AsyncCQ(lane.cq) as acq:
-            await acq.wait()
-            for _ in range(40):  # more than are acknowledged at once
-                task = await sleeper(acq)
-                lane.send()
-                await task
-            assert lane.cq.unacked < 40
-        assert lane.cq.unacked == 1
-        lane.cq.ack()
-
-    run(scenario())
+async def test_an_event_that_the_program_read_is_the_programs_to_acknowledge(lane: Lane) -> None:
+    lane.cq.req_notify()
+    lane.send()
+    assert lane.cq.channel is not None
+    assert lane.cq.channel.get_event() is lane.cq
+    async with AsyncCQ(lane.cq) as acq:
+        await acq.wait()
+        for _ in range(40):  # more than are acknowledged at once
+            task = await start(acq.wait())
+            lane.send()
+            await task
+        assert lane.cq.unacked < 40
+    assert lane.cq.unacked == 1
+    lane.cq.ack()
 
 
-def test_completions_of_an_extended_cq_have_their_fields(
-    ctx: Context, make_link: MakeLink, run: Scenario
+async def test_completions_of_an_extended_cq_have_their_fields(
+    ctx: Context, make_link: MakeLink
 ) -> None:
     """As poll() gives them, whatever is awaited."""
     link = make_link()
@@ -171,20 +157,16 @@ def test_completions_of_an_extended_cq_have_their_fields(
         lambda acq: acq.wait(),
         lambda acq: acq.completion(7),
     ]
-
-    async def scenario() -> None:
-        async with AsyncCQ(cq) as acq:
-            for call in calls:
-                task = await start(call(acq))
-                if link.qp.outstanding[1] == 0:
-                    link.qp.post_recv(link.into, wr_id=7)
-                link.bring(imm=3)
-                got = await task
-                wc = got[0] if isinstance(got, list) else got
-                assert (wc.wr_id, wc.byte_len, wc.imm_data) == (7, 0, 3)
-                assert wc.qp_num == link.qp.qp_num
-
-    run(scenario())
+    async with AsyncCQ(cq) as acq:
+        for call in calls:
+            task = await start(call(acq))
+            if link.qp.outstanding[1] == 0:
+                link.qp.post_recv(link.into, wr_id=7)
+            link.bring(imm=3)
+            got = await task
+            wc = got[0] if isinstance(got, list) else got
+            assert (wc.wr_id, wc.byte_len, wc.imm_data) == (7, 0, 3)
+            assert wc.qp_num == link.qp.qp_num
 
 
 # ---- whose it is ---------------------------------------------------------------------------
@@ -262,69 +244,58 @@ def test_one_in_which_a_task_waits_is_not_forgotten(lane: Lane, run: Scenario) -
 # ---- one after another ---------------------------------------------------------------------
 
 
-def test_a_closed_one_that_is_polled_leaves_those_who_wait_in_the_next_alone(
-    lane: Lane, run: Scenario
+async def test_a_closed_one_that_is_polled_leaves_those_who_wait_in_the_next_alone(
+    lane: Lane,
 ) -> None:
-    async def scenario() -> None:
-        old = AsyncCQ(lane.cq)
-        old.close()
-        async with AsyncCQ(lane.cq) as new:
-            task = await sleeper(new)
-            with pytest.raises(ClosedError):
-                old.poll()
-            lane.send()
-            assert ids(await asyncio.wait_for(task, SECONDS)) == [0]
-
-    run(scenario())
+    old = AsyncCQ(lane.cq)
+    old.close()
+    async with AsyncCQ(lane.cq) as new:
+        task = await start(new.wait())
+        with pytest.raises(ClosedError):
+            old.poll()
+        lane.send()
+        assert ids(await asyncio.wait_for(task, SECONDS)) == [0]
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_one_that_is_closed_takes_its_tasks_with_it(
-    lane: Lane, run: Scenario, elsewhere: bool
-) -> None:
-    async def scenario() -> None:
-        old = AsyncCQ(lane.cq)
-        task = await sleeper(old)
-        if elsewhere:
-            thread = threading.Thread(target=old.close)
-            thread.start()
-            thread.join()
-        else:
-            old.close()
-        async with AsyncCQ(lane.cq) as new:
-            lane.send()
-            assert len(await new.wait()) == 1
-            for _ in range(3):
-                waiting = await sleeper(new)
-                lane.send()
-                assert len(await asyncio.wait_for(waiting, SECONDS)) == 1
-            with pytest.raises(ClosedError):
-                await task
-
-    run(scenario())
-
-
-def test_counters_stay_what_they_were_when_it_is_closed(lane: Lane, run: Scenario) -> None:
-    async def scenario() -> None:
-        old = AsyncCQ(lane.cq)
-        lane.send()
-        await old.wait()
-        assert old.stats[-2:] == (0, 0), "nobody slept"
-        for _ in range(5):
-            task = await sleeper(old)
-            lane.send()
-            await task
-        assert old.stats[-2:] == (5, 1)
+async def test_one_that_is_closed_takes_its_tasks_with_it(lane: Lane, elsewhere: bool) -> None:
+    old = AsyncCQ(lane.cq)
+    task = await start(old.wait())
+    if elsewhere:
+        thread = threading.Thread(target=old.close)
+        thread.start()
+        thread.join()
+    else:
         old.close()
-        assert old.stats[-2:] == (5, 1)
-        async with AsyncCQ(lane.cq) as new:
-            task = await sleeper(new)
-            lane.send(3)
+    async with AsyncCQ(lane.cq) as new:
+        lane.send()
+        assert len(await new.wait()) == 1
+        for _ in range(3):
+            waiting = await start(new.wait())
+            lane.send()
+            assert len(await asyncio.wait_for(waiting, SECONDS)) == 1
+        with pytest.raises(ClosedError):
             await task
-            assert new.stats.wakeups == 1
-        assert old.stats[-2:] == (5, 1)
 
-    run(scenario())
+
+async def test_counters_stay_what_they_were_when_it_is_closed(lane: Lane) -> None:
+    old = AsyncCQ(lane.cq)
+    lane.send()
+    await old.wait()
+    assert old.stats[-2:] == (0, 0), "nobody slept"
+    for _ in range(5):
+        task = await start(old.wait())
+        lane.send()
+        await task
+    assert old.stats[-2:] == (5, 1)
+    old.close()
+    assert old.stats[-2:] == (5, 1)
+    async with AsyncCQ(lane.cq) as new:
+        task = await start(new.wait())
+        lane.send(3)
+        await task
+        assert new.stats.wakeups == 1
+    assert old.stats[-2:] == (5, 1)
 
 
 # ---- the end, in any order -----------------------------------------------------------------
@@ -393,101 +364,78 @@ def test_it_can_be_closed_after_a_loop_was_closed_under_its_waiter(lane: Lane) -
 # ---- queue pairs that give up --------------------------------------------------------------
 
 
-def test_both_asynccqs_of_a_qp_are_told_that_it_was_moved_to_err(
-    make_link: MakeLink, run: Scenario
-) -> None:
+async def test_both_asynccqs_of_a_qp_are_told_that_it_was_moved_to_err(make_link: MakeLink) -> None:
     """Nothing raises an event where the completions come before the arm: so they look."""
     link = make_link()
-
-    async def scenario() -> None:
-        async with AsyncCQ(link.a.scq) as sends, AsyncCQ(link.a.rcq) as receives:
-            link.qp.post_recv(link.into, wr_id=1)
-            tasks = [
-                await start(sends.send(link.qp, link.sg)),
-                await start(receives.recv(link.qp, link.into)),
-                await start(receives.wait()),
-            ]
-            link.qp.modify(qp_state=QPState.ERR)
-            for task in tasks[:2]:
-                error = (await asyncio.wait([task], timeout=SECONDS), task.exception())[1]
-                assert getattr(error, "status", None) == WCStatus.WR_FLUSH_ERR
-            (wc,) = await tasks[2]
-            assert (wc.wr_id, wc.status) == (1, WCStatus.WR_FLUSH_ERR)
-
-    run(scenario())
+    async with AsyncCQ(link.a.scq) as sends, AsyncCQ(link.a.rcq) as receives:
+        link.qp.post_recv(link.into, wr_id=1)
+        tasks = [
+            await start(sends.send(link.qp, link.sg)),
+            await start(receives.recv(link.qp, link.into)),
+            await start(receives.wait()),
+        ]
+        link.qp.modify(qp_state=QPState.ERR)
+        for task in tasks[:2]:
+            error = (await asyncio.wait([task], timeout=SECONDS), task.exception())[1]
+            assert getattr(error, "status", None) == WCStatus.WR_FLUSH_ERR
+        (wc,) = await tasks[2]
+        assert (wc.wr_id, wc.status) == (1, WCStatus.WR_FLUSH_ERR)
 
 
 @pytest.mark.parametrize("how", ["reset", "close"])
-def test_what_waits_for_one_qp_goes_with_it_and_the_rest_stays(
-    make_link: MakeLink, run: Scenario, how: str
+async def test_what_waits_for_one_qp_goes_with_it_and_the_rest_stays(
+    make_link: MakeLink, how: str
 ) -> None:
     link = make_link()
-
-    async def scenario() -> None:
-        async with AsyncCQ(link.a.rcq) as acq:
-            mine = await start(acq.completion(5, qp=link.qp))
-            tasks = [await start(acq.completion(5)), await start(acq.wait())]
-            if how == "reset":
-                link.qp.modify(qp_state=QPState.RESET)
-            else:
-                link.qp.close()
-            with pytest.raises(ClosedError, match="was reset|was closed"):
-                await mine
-            await tick()
-            assert not any(task.done() for task in tasks)
-
-    run(scenario())
+    async with AsyncCQ(link.a.rcq) as acq:
+        mine = await start(acq.completion(5, qp=link.qp))
+        tasks = [await start(acq.completion(5)), await start(acq.wait())]
+        if how == "reset":
+            link.qp.modify(qp_state=QPState.RESET)
+        else:
+            link.qp.close()
+        with pytest.raises(ClosedError, match="was reset|was closed"):
+            await mine
+        await tick()
+        assert not any(task.done() for task in tasks)
 
 
-def test_nobody_is_told_of_a_change_that_failed_or_drops_nothing(
-    make_link: MakeLink, run: Scenario
-) -> None:
+async def test_nobody_is_told_of_a_change_that_failed_or_drops_nothing(make_link: MakeLink) -> None:
     link = make_link()
-
-    async def scenario() -> None:
-        async with AsyncCQ(link.a.rcq) as acq:
-            task = await start(acq.completion(5, qp=link.qp))
-            with pytest.raises(VerbsError):
-                link.qp.modify(qp_state=QPState.INIT, pkey_index=0, port_num=1)
-            with pytest.raises((TypeError, ValueError)):
-                link.qp.modify(qp_state=QPState.RESET, nonsense=1)  # type: ignore[call-arg]
-            link.qp.modify(qp_state=QPState.SQD)
-            link.b.qp.modify(qp_state=QPState.ERR)
-            await tick()
-            assert not task.done()
-
-    run(scenario())
+    async with AsyncCQ(link.a.rcq) as acq:
+        task = await start(acq.completion(5, qp=link.qp))
+        with pytest.raises(VerbsError):
+            link.qp.modify(qp_state=QPState.INIT, pkey_index=0, port_num=1)
+        with pytest.raises((TypeError, ValueError)):
+            link.qp.modify(qp_state=QPState.RESET, nonsense=1)  # type: ignore[call-arg]
+        link.qp.modify(qp_state=QPState.SQD)
+        link.b.qp.modify(qp_state=QPState.ERR)
+        await tick()
+        assert not task.done()
 
 
 @pytest.mark.parametrize("victim", ["qp", "ctx"])
-def test_a_callback_that_a_qp_is_closed_may_close_everything(
-    ctx: Context, make_link: MakeLink, run: Scenario, victim: str
+async def test_a_callback_that_a_qp_is_closed_may_close_everything(
+    ctx: Context, make_link: MakeLink, victim: str
 ) -> None:
     link = make_link()
-
-    async def scenario() -> None:
-        async with AsyncCQ(link.a.rcq) as acq:
-            tasks = [await start(call(acq, link)) for call in WAITS.values()]
-            link.qp.add_close_callback(link.a.qp.close if victim == "qp" else ctx.close)
-            link.qp.close()
-            for task in tasks[2:]:
-                with pytest.raises(ClosedError):
-                    await task
-            assert link.qp.closed
-
-    run(scenario())
+    async with AsyncCQ(link.a.rcq) as acq:
+        tasks = [await start(call(acq, link)) for call in WAITS.values()]
+        link.qp.add_close_callback(link.a.qp.close if victim == "qp" else ctx.close)
+        link.qp.close()
+        for task in tasks[2:]:
+            with pytest.raises(ClosedError):
+                await task
+        assert link.qp.closed
 
 
-def test_a_resize_in_another_thread_leaves_nobody_asleep_beside_a_completion(
-    new_lane: MakeLane, run: Scenario
+async def test_a_resize_in_another_thread_leaves_nobody_asleep_beside_a_completion(
+    new_lane: MakeLane,
 ) -> None:
-    async def scenario() -> None:
-        lane = new_lane()
-        async with AsyncCQ(lane.cq) as acq:
-            for size in (100, 200, 100):
-                task = await sleeper(acq)
-                await asyncio.to_thread(lane.cq.resize, size)
-                lane.send()
-                assert len(await asyncio.wait_for(task, SECONDS)) == 1
-
-    run(scenario())
+    lane = new_lane()
+    async with AsyncCQ(lane.cq) as acq:
+        for size in (100, 200, 100):
+            task = await start(acq.wait())
+            await asyncio.to_thread(lane.cq.resize, size)
+            lane.send()
+            assert len(await asyncio.wait_for(task, SECONDS)) == 1

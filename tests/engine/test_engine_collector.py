@@ -15,9 +15,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
-from aio_support import ids, tick
-from engine_support import PATIENCE, Link, MakeLink, start
-from support import DEADLINE, Waiter
+from support import DEADLINE, PATIENCE, Link, MakeLink, Waiter, ids, start, tick
 
 from cqnotify.aio import AsyncCQ
 

@@ -16,9 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
-from aio_support import Scenario
-from engine_support import REMOTE, Link
-from support import ALL_REMOTE
+from support import ALL_REMOTE, REMOTE, Link, Scenario
 
 from cqnotify import CQ, MR, PD, QP, CompletionChannel, Context, QPType, SendWR
 from cqnotify.aio import AsyncCQ

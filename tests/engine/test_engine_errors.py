@@ -12,8 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from aio_support import Scenario, tick
-from engine_support import Link, MakeLink, start, with_one
+from support import Link, start, tick
 
 from cqnotify import CQ, ClosedError, CompletionChannel, Context, QPState, VerbsError
 from cqnotify.aio import AsyncCQ
@@ -50,83 +49,73 @@ def call(acq: AsyncCQ, link: Link, number: Any) -> Awaitable[Any]:
 
 @pytest.mark.parametrize("room", [True, False], ids=["at once", "after it has waited for room"])
 @pytest.mark.parametrize("error", [Odd(7, why="so"), KeyError("mine"), OSError(5, "mine", "file")])
-def test_an_error_of_a_post_is_raised_as_it_is(
-    run: Scenario, make_link: MakeLink, error: Exception, room: bool
+@pytest.mark.link(max_send_wr=4)
+async def test_an_error_of_a_post_is_raised_as_it_is(
+    acq: AsyncCQ, link: Link, error: Exception, room: bool
 ) -> None:
     """With its type, its arguments and its attributes. Those behind it are posted."""
-
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        full = [] if room else await fill(acq, link)
-        bad = asyncio.ensure_future(call(acq, link, Refusing(error)))
-        good = await start(acq.send(link.qp, link.sg))
-        link.take(len(full) + 1)
-        await asyncio.gather(*full)
-        await asyncio.wait([bad])
-        raised = bad.exception()
-        assert type(raised) is type(error)
-        assert (raised.args, str(raised)) == (error.args, str(error))  # type: ignore[union-attr]
-        assert vars(raised) == vars(error)
-        assert (await good).ok
-        assert link.qp.outstanding == (0, 0)
-
-    with_one(run, make_link(max_send_wr=4), body)
+    full = [] if room else await fill(acq, link)
+    bad = asyncio.ensure_future(call(acq, link, Refusing(error)))
+    good = await start(acq.send(link.qp, link.sg))
+    link.take(len(full) + 1)
+    await asyncio.gather(*full)
+    await asyncio.wait([bad])
+    raised = bad.exception()
+    assert type(raised) is type(error)
+    assert (raised.args, str(raised)) == (error.args, str(error))  # type: ignore[union-attr]
+    assert vars(raised) == vars(error)
+    assert (await good).ok
+    assert link.qp.outstanding == (0, 0)
 
 
-def test_a_cancelled_error_of_a_post_that_waited_for_room_is_its_tasks_alone(
-    run: Scenario, make_link: MakeLink
+@pytest.mark.link(max_send_wr=4)
+async def test_a_cancelled_error_of_a_post_that_waited_for_room_is_its_tasks_alone(
+    acq: AsyncCQ, link: Link
 ) -> None:
     """It is no Exception; the loop, or the task that made the room, must not get it."""
-
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        full = await fill(acq, link)
-        bad = asyncio.ensure_future(call(acq, link, Refusing(asyncio.CancelledError("mine"))))
-        good = asyncio.ensure_future(acq.send(link.qp, link.sg))
-        await tick()
-        link.take(len(full) + 1)
-        await asyncio.gather(*full)
-        await asyncio.wait([bad])
-        assert bad.cancelled()
-        assert (await good).ok
-
-    with_one(run, make_link(max_send_wr=4), body)
+    full = await fill(acq, link)
+    bad = asyncio.ensure_future(call(acq, link, Refusing(asyncio.CancelledError("mine"))))
+    good = asyncio.ensure_future(acq.send(link.qp, link.sg))
+    await tick()
+    link.take(len(full) + 1)
+    await asyncio.gather(*full)
+    await asyncio.wait([bad])
+    assert bad.cancelled()
+    assert (await good).ok
 
 
-def test_what_the_device_refuses_later_has_its_errno_and_verb(
-    run: Scenario, make_link: MakeLink
+@pytest.mark.link(max_send_wr=4)
+async def test_what_the_device_refuses_later_has_its_errno_and_verb(
+    acq: AsyncCQ, link: Link
 ) -> None:
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        full = await fill(acq, link)
-        waiting = [await start(acq.send(link.qp, link.sg)) for _ in range(3)]
-        link.qp.modify(qp_state=QPState.ERR)
-        await asyncio.wait([*full, *waiting])
-        errors = [task.exception() for task in waiting]
-        for error in errors:
-            assert isinstance(error, VerbsError)
-            assert (error.errno, error.verb) == (errno.EINVAL, "ibv_post_send")
-            assert "is in ERR" in str(error)
-        assert len(set(map(id, errors))) == 3, "each has its own"
-        for task in full:
-            task.exception()
-
-    with_one(run, make_link(max_send_wr=4), body)
+    full = await fill(acq, link)
+    waiting = [await start(acq.send(link.qp, link.sg)) for _ in range(3)]
+    link.qp.modify(qp_state=QPState.ERR)
+    await asyncio.wait([*full, *waiting])
+    errors = [task.exception() for task in waiting]
+    for error in errors:
+        assert isinstance(error, VerbsError)
+        assert (error.errno, error.verb) == (errno.EINVAL, "ibv_post_send")
+        assert "is in ERR" in str(error)
+    assert len(set(map(id, errors))) == 3, "each has its own"
+    for task in full:
+        task.exception()
 
 
-def test_memory_that_is_closed_before_there_is_room_is_its_own_errors_alone(
-    run: Scenario, make_link: MakeLink
+@pytest.mark.link(max_send_wr=4)
+async def test_memory_that_is_closed_before_there_is_room_is_its_own_errors_alone(
+    acq: AsyncCQ, link: Link
 ) -> None:
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        full = await fill(acq, link)
-        mr = type(link.a.mr)(link.a.pd, 64)
-        waiting = await start(acq.send(link.qp, mr))
-        good = await start(acq.send(link.qp, link.sg))
-        mr.close()
-        link.take(len(full) + 1)
-        with pytest.raises(ClosedError):
-            await waiting
-        assert (await good).ok
-        await asyncio.gather(*full)
-
-    with_one(run, make_link(max_send_wr=4), body)
+    full = await fill(acq, link)
+    mr = type(link.a.mr)(link.a.pd, 64)
+    waiting = await start(acq.send(link.qp, mr))
+    good = await start(acq.send(link.qp, link.sg))
+    mr.close()
+    link.take(len(full) + 1)
+    with pytest.raises(ClosedError):
+        await waiting
+    assert (await good).ok
+    await asyncio.gather(*full)
 
 
 # ---- completion() ---------------------------------------------------------------------------
@@ -142,42 +131,30 @@ def await_later(make: Callable[[], Awaitable[Any]]) -> asyncio.Future[Any]:
 
 
 @pytest.mark.parametrize("wr_id", [5.5, 5.0, True, False, "5", None, b"5"], ids=repr)
-def test_completion_refuses_what_is_no_number(
-    run: Scenario, make_link: MakeLink, wr_id: Any
-) -> None:
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        for qp in (None, link.qp):
-            task = await_later(lambda qp=qp: acq.completion(wr_id, qp=qp))  # type: ignore[misc]
-            await tick()
-            assert task.done(), "it waits for what never comes"
-            assert isinstance(task.exception(), TypeError)
-
-    with_one(run, make_link(), body)
+async def test_completion_refuses_what_is_no_number(acq: AsyncCQ, link: Link, wr_id: Any) -> None:
+    for qp in (None, link.qp):
+        task = await_later(lambda qp=qp: acq.completion(wr_id, qp=qp))  # type: ignore[misc]
+        await tick()
+        assert task.done(), "it waits for what never comes"
+        assert isinstance(task.exception(), TypeError)
 
 
 @pytest.mark.parametrize("wr_id", [-1, 1 << 64], ids=repr)
-def test_completion_refuses_what_is_no_wr_id(
-    run: Scenario, make_link: MakeLink, wr_id: int
-) -> None:
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        task = await_later(lambda: acq.completion(wr_id))
-        await tick()
-        assert task.done()
-        with pytest.raises(ValueError, match=rf"wr_id is {wr_id}"):
-            await task
-
-    with_one(run, make_link(), body)
+async def test_completion_refuses_what_is_no_wr_id(acq: AsyncCQ, wr_id: int) -> None:
+    task = await_later(lambda: acq.completion(wr_id))
+    await tick()
+    assert task.done()
+    with pytest.raises(ValueError, match=rf"wr_id is {wr_id}"):
+        await task
 
 
 @pytest.mark.parametrize("wr_id", [0, 1 << 63, (1 << 64) - 1])
-def test_completion_takes_every_wr_id(run: Scenario, make_link: MakeLink, wr_id: int) -> None:
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        task = await start(acq.completion(wr_id))
-        link.qp.post_recv(link.into, wr_id=wr_id)
-        link.bring()
-        assert (await task).wr_id == wr_id
-
-    with_one(run, make_link(), body, recv=True)
+@pytest.mark.link(recv=True)
+async def test_completion_takes_every_wr_id(acq: AsyncCQ, link: Link, wr_id: int) -> None:
+    task = await start(acq.completion(wr_id))
+    link.qp.post_recv(link.into, wr_id=wr_id)
+    link.bring()
+    assert (await task).wr_id == wr_id
 
 
 class Unmade(AsyncCQ):
@@ -219,13 +196,10 @@ def test_one_that_was_not_made_can_be_closed(cq: CQ) -> None:
         AsyncCQ.__init__(acq, cq)
 
 
-def test_what_an_unmade_one_lacks_is_what_its_block_raises(run: Scenario) -> None:
-    async def scenario() -> None:
-        with pytest.raises(RuntimeError, match=r"__init__\(\) was not called"):
-            async with Unmade() as acq:
-                await acq.wait()
-
-    run(scenario())
+async def test_what_an_unmade_one_lacks_is_what_its_block_raises() -> None:
+    with pytest.raises(RuntimeError, match=r"__init__\(\) was not called"):
+        async with Unmade() as acq:
+            await acq.wait()
 
 
 def test_one_whose_making_failed_midway_can_be_closed(
@@ -242,8 +216,9 @@ def test_one_whose_making_failed_midway_can_be_closed(
         assert repr(acq) == f"<AsyncCQ of {cq!r}, closed>"
 
 
-def test_a_call_that_is_awaited_as_it_is_dropped_is_known_until_it_goes(
-    run: Scenario, make_link: MakeLink, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.link(recv=True)
+async def test_a_call_that_is_awaited_as_it_is_dropped_is_known_until_it_goes(
+    acq: AsyncCQ, link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What reports that it was never awaited can do so."""
     kept: list[Any] = []
@@ -252,17 +227,14 @@ def test_a_call_that_is_awaited_as_it_is_dropped_is_known_until_it_goes(
         kept.append(unraisable.object)
         kept[0].send(None)
 
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        monkeypatch.setattr(sys, "unraisablehook", awaits)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            acq.completion(7)
-        assert "waits" in repr(kept[0])
-        assert acq._awaited == 1
-        kept.clear()
-        assert acq._awaited == 0
-        link.qp.post_recv(link.into, wr_id=7)
-        link.bring(1)
-        assert (await acq.completion(7)).wr_id == 7
-
-    with_one(run, make_link(), body, recv=True)
+    monkeypatch.setattr(sys, "unraisablehook", awaits)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        acq.completion(7)
+    assert "waits" in repr(kept[0])
+    assert acq._awaited == 1
+    kept.clear()
+    assert acq._awaited == 0
+    link.qp.post_recv(link.into, wr_id=7)
+    link.bring(1)
+    assert (await acq.completion(7)).wr_id == 7

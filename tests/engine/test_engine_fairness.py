@@ -9,9 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from aio_support import Scenario
-from engine_support import Link, MakeLink, start, with_one
-from support import kernel, wait_completions
+from support import Link, kernel, start, wait_completions
 
 from cqnotify import CQ, PD, QP, CompletionChannel, Context, QPType, RecvWR, SendWR
 from cqnotify.aio import AsyncCQ
@@ -88,64 +86,53 @@ CALLS: dict[str, Call] = {
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize(("channels", "cqs"), [(1, 1), (1, 24), (4, 6), (24, 1)])
 @pytest.mark.parametrize("order", ["round", "one after the other"])
-def test_another_task_has_its_turn_after_a_bounded_number_of_calls(
-    ctx: Context, run: Scenario, call: str, channels: int, cqs: int, order: str
+async def test_another_task_has_its_turn_after_a_bounded_number_of_calls(
+    ctx: Context, call: str, channels: int, cqs: int, order: str
 ) -> None:
     all_sources = sources(ctx, channels, cqs)
+    turns = Turns()
+    async with contextlib.AsyncExitStack() as stack:
+        pairs = [
+            (await stack.enter_async_context(AsyncCQ(source.cq)), source) for source in all_sources
+        ]
+        each = [(acq, source, i) for acq, source in pairs for i in range(IN_A_CQ)]
+        if order == "round":
+            each.sort(key=lambda one: one[2])
 
-    async def scenario() -> None:
-        turns = Turns()
-        async with contextlib.AsyncExitStack() as stack:
-            pairs = [
-                (await stack.enter_async_context(AsyncCQ(source.cq)), source)
-                for source in all_sources
-            ]
-            each = [(acq, source, i) for acq, source in pairs for i in range(IN_A_CQ)]
-            if order == "round":
-                each.sort(key=lambda one: one[2])
+        async def consume() -> None:
+            for acq, source, i in each:
+                await CALLS[call](acq, source, i)
+                turns.calls += 1
 
-            async def consume() -> None:
-                for acq, source, i in each:
-                    await CALLS[call](acq, source, i)
-                    turns.calls += 1
-
-            for _ in range(max(1, 24 * 4 // len(pairs) // 4)):
-                for source in all_sources:
-                    source.fill()
-                await turns.beside(consume())
-            assert turns.calls >= 24 * IN_A_CQ
-            assert sum(acq.stats.wakeups for acq, _ in pairs) == 0, "no call has slept"
-            assert turns.most <= AT_MOST
-
-    run(scenario())
-
-
-def test_tasks_that_take_turns_do_not_starve_another(ctx: Context, run: Scenario) -> None:
-    """Each has its own CQ. None goes round, so it is the number of tasks that must not count."""
-    all_sources = sources(ctx, 1, 24)
-
-    async def scenario() -> None:
-        turns = Turns()
-        async with contextlib.AsyncExitStack() as stack:
-
-            async def consume(acq: AsyncCQ) -> None:
-                for _ in range(IN_A_CQ):
-                    await acq.wait(1)
-                    turns.calls += 1
-
-            acqs = [await stack.enter_async_context(AsyncCQ(source.cq)) for source in all_sources]
+        for _ in range(max(1, 24 * 4 // len(pairs) // 4)):
             for source in all_sources:
                 source.fill()
-            await turns.beside(asyncio.gather(*map(consume, acqs)))
-            assert turns.calls == 24 * IN_A_CQ
-            assert turns.most <= AT_MOST
+            await turns.beside(consume())
+        assert turns.calls >= 24 * IN_A_CQ
+        assert sum(acq.stats.wakeups for acq, _ in pairs) == 0, "no call has slept"
+        assert turns.most <= AT_MOST
 
-    run(scenario())
+
+async def test_tasks_that_take_turns_do_not_starve_another(ctx: Context) -> None:
+    """Each has its own CQ. None goes round, so it is the number of tasks that must not count."""
+    all_sources = sources(ctx, 1, 24)
+    turns = Turns()
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def consume(acq: AsyncCQ) -> None:
+            for _ in range(IN_A_CQ):
+                await acq.wait(1)
+                turns.calls += 1
+
+        acqs = [await stack.enter_async_context(AsyncCQ(source.cq)) for source in all_sources]
+        for source in all_sources:
+            source.fill()
+        await turns.beside(asyncio.gather(*map(consume, acqs)))
+        assert turns.calls == 24 * IN_A_CQ
+        assert turns.most <= AT_MOST
 
 
-def test_sends_that_complete_at_once_let_another_task_have_its_turn(
-    ctx: Context, run: Scenario
-) -> None:
+async def test_sends_that_complete_at_once_let_another_task_have_its_turn(ctx: Context) -> None:
     """On Linux 6.1 rxe sends while it posts; what meets no receive is dropped. Where sends complete
     later the calls sleep, and the turns are more."""
     pd, channel = PD(ctx), CompletionChannel(ctx)
@@ -154,46 +141,39 @@ def test_sends_that_complete_at_once_let_another_task_have_its_turn(
         cq = CQ(ctx, IN_A_CQ, channel=channel)
         qps.append(QP(pd, QPType.UC, send_cq=cq, max_send_wr=IN_A_CQ, max_recv_wr=1))
         qps[-1].connect(qps[-1].address())
+    turns = Turns()
+    async with contextlib.AsyncExitStack() as stack:
+        pairs = [(await stack.enter_async_context(AsyncCQ(qp.send_cq)), qp) for qp in qps]
 
-    async def scenario() -> None:
-        turns = Turns()
-        async with contextlib.AsyncExitStack() as stack:
-            pairs = [(await stack.enter_async_context(AsyncCQ(qp.send_cq)), qp) for qp in qps]
+        async def consume() -> None:
+            for _ in range(IN_A_CQ):
+                for acq, qp in pairs:
+                    await acq.send(qp, None)
+                    turns.calls += 1
 
-            async def consume() -> None:
-                for _ in range(IN_A_CQ):
-                    for acq, qp in pairs:
-                        await acq.send(qp, None)
-                        turns.calls += 1
-
-            await turns.beside(consume())
-            assert turns.calls == 24 * IN_A_CQ
-            assert turns.most <= AT_MOST
-            if kernel() == (6, 1):
-                assert turns.most > 20, "they completed while they were posted"
-
-    run(scenario())
+        await turns.beside(consume())
+        assert turns.calls == 24 * IN_A_CQ
+        assert turns.most <= AT_MOST
+        if kernel() == (6, 1):
+            assert turns.most > 20, "they completed while they were posted"
 
 
-def test_what_has_its_completion_at_once_does_not_overtake_those_that_were_woken(
-    run: Scenario, make_link: MakeLink
+async def test_what_has_its_completion_at_once_does_not_overtake_those_that_were_woken(
+    acq: AsyncCQ, link: Link
 ) -> None:
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        all_were_there = False
-        while not all_were_there:
-            woken = await start(acq.completion(1))
-            for wr_id in (1, 3, 2):
-                link.qp.post_send(link.sg, wr_id=wr_id)
-            link.take(3)
-            while not (wcs := acq.poll(1)):
-                pass
-            assert [wc.wr_id for wc in wcs] == [3]
-            all_were_there = link.qp.outstanding == (0, 0)
-            assert not woken.done(), "its task has not gone on"
-            late = acq.completion(2)
-            late.send(None)  # it gives the loop a turn
-            late.close()
-            assert (await woken).wr_id == 1
-            assert (await acq.completion(2)).wr_id == 2
-
-    with_one(run, make_link(), body)
+    all_were_there = False
+    while not all_were_there:
+        woken = await start(acq.completion(1))
+        for wr_id in (1, 3, 2):
+            link.qp.post_send(link.sg, wr_id=wr_id)
+        link.take(3)
+        while not (wcs := acq.poll(1)):
+            pass
+        assert [wc.wr_id for wc in wcs] == [3]
+        all_were_there = link.qp.outstanding == (0, 0)
+        assert not woken.done(), "its task has not gone on"
+        late = acq.completion(2)
+        late.send(None)  # it gives the loop a turn
+        late.close()
+        assert (await woken).wr_id == 1
+        assert (await acq.completion(2)).wr_id == 2

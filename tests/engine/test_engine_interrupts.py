@@ -16,9 +16,7 @@ from typing import Any
 
 import pytest
 import uvloop
-from aio_support import ids
-from engine_support import Link, MakeLink, start
-from support import wait_completions
+from support import Link, MakeLink, ids, start, wait_completions
 
 from cqnotify.aio import AsyncCQ
 

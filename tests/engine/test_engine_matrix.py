@@ -15,9 +15,19 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
-from aio_support import SOLICITED, open_fds, tick
-from engine_support import PATIENCE, Link, beside, closes
-from support import DEADLINE, Waiter, in_child, take_all
+from support import (
+    DEADLINE,
+    PATIENCE,
+    SOLICITED,
+    Link,
+    Waiter,
+    beside,
+    closes,
+    in_child,
+    open_fds,
+    take_all,
+    tick,
+)
 
 from cqnotify import (
     MR,

@@ -12,18 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from aio_support import Scenario, ids, tick
-from engine_support import (
-    Link,
-    MakeLink,
-    beside,
-    cancel,
-    reconnect,
-    start,
-    the_first_done,
-    until,
-    with_one,
-)
+from support import Link, beside, cancel, eventually, ids, start, the_first_done, tick
 
 from cqnotify import ClosedError, CompletionError, QPState, VerbsError
 from cqnotify.aio import AsyncCQ
@@ -51,321 +40,278 @@ async def abandon(acq: AsyncCQ, link: Link, sg: Any, wr_id: int | None = None) -
     assert link.qp.outstanding[1] == posted + 1
 
 
-def test_many_that_time_out_do_not_fill_the_queue(
-    run: Scenario, make_link: MakeLink, memory: Memory
+@pytest.mark.link(max_recv_wr=4, recv=True)
+async def test_many_that_time_out_do_not_fill_the_queue(
+    acq: AsyncCQ, link: Link, memory: Memory
 ) -> None:
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        for _ in range(3 * link.qp.max_recv_wr):
-            with pytest.raises(asyncio.TimeoutError):
-                await asyncio.wait_for(acq.recv(link.qp, memory(link)), 0.001)
-            assert link.qp.outstanding == (0, 1)
-        received = await start(acq.recv(link.qp, memory(link)))
+    for _ in range(3 * link.qp.max_recv_wr):
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(acq.recv(link.qp, memory(link)), 0.001)
         assert link.qp.outstanding == (0, 1)
-        link.bring(imm=5)
-        assert (await received).imm_data == 5
-        assert link.qp.outstanding == (0, 0)
-        assert acq.stats.wakeups == 1
+    received = await start(acq.recv(link.qp, memory(link)))
+    assert link.qp.outstanding == (0, 1)
+    link.bring(imm=5)
+    assert (await received).imm_data == 5
+    assert link.qp.outstanding == (0, 0)
+    assert acq.stats.wakeups == 1
 
-    with_one(run, make_link(max_recv_wr=4), body, recv=True)
 
-
-def test_many_that_are_cancelled_do_not_fill_the_queue(
-    run: Scenario, make_link: MakeLink, memory: Memory
+@pytest.mark.link(max_recv_wr=4, recv=True)
+async def test_many_that_are_cancelled_do_not_fill_the_queue(
+    acq: AsyncCQ, link: Link, memory: Memory
 ) -> None:
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        for _ in range(3 * link.qp.max_recv_wr):
-            await cancel(await start(acq.recv(link.qp, memory(link))))
-            assert link.qp.outstanding == (0, 1)
-        received = await start(acq.recv(link.qp, memory(link)))
-        link.bring(imm=5)
-        assert (await received).imm_data == 5
+    for _ in range(3 * link.qp.max_recv_wr):
+        await cancel(await start(acq.recv(link.qp, memory(link))))
+        assert link.qp.outstanding == (0, 1)
+    received = await start(acq.recv(link.qp, memory(link)))
+    link.bring(imm=5)
+    assert (await received).imm_data == 5
+    assert link.qp.outstanding == (0, 0)
+
+
+@pytest.mark.link(max_recv_wr=4, recv=True)
+async def test_a_message_between_two_calls_is_returned_by_the_second(
+    acq: AsyncCQ, link: Link, memory: Memory
+) -> None:
+    for imm in range(3 * link.qp.max_recv_wr):
+        await cancel(await start(acq.recv(link.qp, memory(link))))
+        link.bring(imm=imm)
+        assert (await acq.recv(link.qp, memory(link))).imm_data == imm
         assert link.qp.outstanding == (0, 0)
 
-    with_one(run, make_link(max_recv_wr=4), body, recv=True)
 
-
-def test_a_message_between_two_calls_is_returned_by_the_second(
-    run: Scenario, make_link: MakeLink, memory: Memory
-) -> None:
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        for imm in range(3 * link.qp.max_recv_wr):
-            await cancel(await start(acq.recv(link.qp, memory(link))))
-            link.bring(imm=imm)
-            assert (await acq.recv(link.qp, memory(link))).imm_data == imm
-            assert link.qp.outstanding == (0, 0)
-
-    with_one(run, make_link(max_recv_wr=4), body, recv=True)
-
-
-def test_a_message_between_two_calls_that_the_loop_has_seen_is_returned_by_the_second(
-    run: Scenario, make_link: MakeLink
+@pytest.mark.link(recv=True)
+async def test_a_message_between_two_calls_that_the_loop_has_seen_is_returned_by_the_second(
+    acq: AsyncCQ, link: Link
 ) -> None:
     """Another task waits for something else, so the loop takes what comes from the CQ."""
-
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        other = await start(acq.completion(99))
-        await abandon(acq, link, link.into)
-        link.bring(imm=5)
-        while link.qp.outstanding != (0, 0):
-            await asyncio.sleep(0)
-        assert link.qp.outstanding == (0, 0)
-        assert (await acq.recv(link.qp, link.into)).imm_data == 5
-        assert link.qp.outstanding == (0, 0)
-        await cancel(other)
-
-    with_one(run, make_link(), body, recv=True)
+    other = await start(acq.completion(99))
+    await abandon(acq, link, link.into)
+    link.bring(imm=5)
+    while link.qp.outstanding != (0, 0):
+        await asyncio.sleep(0)
+    assert link.qp.outstanding == (0, 0)
+    assert (await acq.recv(link.qp, link.into)).imm_data == 5
+    assert link.qp.outstanding == (0, 0)
+    await cancel(other)
 
 
 @pytest.mark.parametrize("when", ["not seen", "woken"])
-def test_a_message_at_the_moment_of_the_cancel_is_returned_by_the_next_call(
-    run: Scenario, make_link: MakeLink, when: str
+@pytest.mark.link(recv=True)
+async def test_a_message_at_the_moment_of_the_cancel_is_returned_by_the_next_call(
+    acq: AsyncCQ, link: Link, when: str
 ) -> None:
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        for imm in range(3):
-            task = await start(acq.recv(link.qp, link.into))
-            link.bring(imm=imm)
-            if when == "woken":
-                assert acq.poll() == []  # it is the task's now, which has not run
-            await cancel(task)
-            assert (await acq.recv(link.qp, link.into)).imm_data == imm
-            assert link.qp.outstanding == (0, 0)
-
-    with_one(run, make_link(), body, recv=True)
-
-
-def test_a_message_at_the_moment_of_a_timeout_is_not_lost(
-    run: Scenario, make_link: MakeLink
-) -> None:
-    """Whichever is first: the message or the deadline."""
-
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        for imm in range(50):
-            task = asyncio.ensure_future(
-                asyncio.wait_for(acq.recv(link.qp, link.into), imm * 0.0001)
-            )
-            await until(lambda task=task: task.done() or link.qp.outstanding[1] == 1)  # type: ignore[misc]
-            if link.qp.outstanding[1] == 0:  # the deadline was over before it began
-                with pytest.raises(asyncio.TimeoutError):
-                    await task
-                continue
-            link.bring(imm=imm)
-            try:
-                wc = await task
-            except asyncio.TimeoutError:
-                wc = await acq.recv(link.qp, link.into)
-            assert wc.imm_data == imm
-            assert link.qp.outstanding == (0, 0)
-
-    with_one(run, make_link(), body, recv=True)
-
-
-def test_one_of_other_memory_is_posted_anew(run: Scenario, make_link: MakeLink) -> None:
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        here, there, longer = link.a.mr[64:128], link.a.mr[128:192], link.a.mr[64:192]
-        await abandon(acq, link, here)
-        for i, sg in enumerate((there, longer)):
-            task = await start(acq.recv(link.qp, sg))
-            assert link.qp.outstanding == (0, i + 2)
-            await cancel(task)
-        for imm in range(3):
-            link.bring(imm=imm)
-        assert link.qp.outstanding == (0, 3), "nobody has looked"
-        assert (await acq.recv(link.qp, longer)).imm_data == 2
-        assert (await acq.recv(link.qp, here)).imm_data == 0
-        assert (await acq.recv(link.qp, there)).imm_data == 1
+    for imm in range(3):
+        task = await start(acq.recv(link.qp, link.into))
+        link.bring(imm=imm)
+        if when == "woken":
+            assert acq.poll() == []  # it is the task's now, which has not run
+        await cancel(task)
+        assert (await acq.recv(link.qp, link.into)).imm_data == imm
         assert link.qp.outstanding == (0, 0)
 
-    with_one(run, make_link(), body, recv=True)
+
+@pytest.mark.link(recv=True)
+async def test_a_message_at_the_moment_of_a_timeout_is_not_lost(acq: AsyncCQ, link: Link) -> None:
+    """Whichever is first: the message or the deadline."""
+    for imm in range(50):
+        task = asyncio.ensure_future(asyncio.wait_for(acq.recv(link.qp, link.into), imm * 0.0001))
+        await eventually(lambda task=task: task.done() or link.qp.outstanding[1] == 1)  # type: ignore[misc]
+        if link.qp.outstanding[1] == 0:  # the deadline was over before it began
+            with pytest.raises(asyncio.TimeoutError):
+                await task
+            continue
+        link.bring(imm=imm)
+        try:
+            wc = await task
+        except asyncio.TimeoutError:
+            wc = await acq.recv(link.qp, link.into)
+        assert wc.imm_data == imm
+        assert link.qp.outstanding == (0, 0)
 
 
-def test_one_of_the_same_memory_on_another_qp_is_posted_anew(
-    run: Scenario, make_link: MakeLink
+@pytest.mark.link(recv=True)
+async def test_one_of_other_memory_is_posted_anew(acq: AsyncCQ, link: Link) -> None:
+    here, there, longer = link.a.mr[64:128], link.a.mr[128:192], link.a.mr[64:192]
+    await abandon(acq, link, here)
+    for i, sg in enumerate((there, longer)):
+        task = await start(acq.recv(link.qp, sg))
+        assert link.qp.outstanding == (0, i + 2)
+        await cancel(task)
+    for imm in range(3):
+        link.bring(imm=imm)
+    assert link.qp.outstanding == (0, 3), "nobody has looked"
+    assert (await acq.recv(link.qp, longer)).imm_data == 2
+    assert (await acq.recv(link.qp, here)).imm_data == 0
+    assert (await acq.recv(link.qp, there)).imm_data == 1
+    assert link.qp.outstanding == (0, 0)
+
+
+@pytest.mark.link(recv=True)
+async def test_one_of_the_same_memory_on_another_qp_is_posted_anew(
+    acq: AsyncCQ, link: Link
 ) -> None:
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        other = beside(link)
-        await abandon(acq, link, link.into)
-        task = await start(acq.recv(other.qp, link.into))
-        assert (link.qp.outstanding, other.qp.outstanding) == ((0, 1), (0, 1))
-        other.bring(imm=2)
-        assert (await task).imm_data == 2
-        link.bring(imm=1)
-        assert (await acq.recv(link.qp, link.into)).imm_data == 1
-
-    with_one(run, make_link(), body, recv=True)
+    other = beside(link)
+    await abandon(acq, link, link.into)
+    task = await start(acq.recv(other.qp, link.into))
+    assert (link.qp.outstanding, other.qp.outstanding) == ((0, 1), (0, 1))
+    other.bring(imm=2)
+    assert (await task).imm_data == 2
+    link.bring(imm=1)
+    assert (await acq.recv(link.qp, link.into)).imm_data == 1
 
 
-def test_one_that_is_awaited_is_not_taken_over(run: Scenario, make_link: MakeLink) -> None:
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        tasks = [await start(acq.recv(link.qp, link.into)) for _ in range(2)]
-        assert link.qp.outstanding == (0, 2)
-        await cancel(tasks.pop())
-        tasks.append(await start(acq.recv(link.qp, link.into)))
-        tasks.append(await start(acq.recv(link.qp, link.into)))
+@pytest.mark.link(recv=True)
+async def test_one_that_is_awaited_is_not_taken_over(acq: AsyncCQ, link: Link) -> None:
+    tasks = [await start(acq.recv(link.qp, link.into)) for _ in range(2)]
+    assert link.qp.outstanding == (0, 2)
+    await cancel(tasks.pop())
+    tasks.append(await start(acq.recv(link.qp, link.into)))
+    tasks.append(await start(acq.recv(link.qp, link.into)))
+    assert link.qp.outstanding == (0, 3)
+    for imm in range(3):
+        link.bring(imm=imm)
+        assert await the_first_done(tasks) is tasks[0]
+        assert tasks.pop(0).result().imm_data == imm
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.link(recv=True)
+async def test_of_two_that_were_cancelled_the_first_one_goes_first(
+    acq: AsyncCQ, link: Link, when: str
+) -> None:
+    """The messages come before the next calls, or after."""
+    tasks = [await start(acq.recv(link.qp, link.into)) for _ in range(3)]
+    for task in reversed(tasks):
+        await cancel(task)
+    assert link.qp.outstanding == (0, 3)
+    if when == "before":
+        for imm in range(3):
+            link.bring(imm=imm)
+        assert [(await acq.recv(link.qp, link.into)).imm_data for _ in range(3)] == [0, 1, 2]
+    else:
+        tasks = [await start(acq.recv(link.qp, link.into)) for _ in range(3)]
         assert link.qp.outstanding == (0, 3)
         for imm in range(3):
             link.bring(imm=imm)
             assert await the_first_done(tasks) is tasks[0]
             assert tasks.pop(0).result().imm_data == imm
+    assert link.qp.outstanding == (0, 0)
 
-    with_one(run, make_link(), body, recv=True)
 
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_of_two_that_were_cancelled_the_first_one_goes_first(
-    run: Scenario, make_link: MakeLink, when: str
+@pytest.mark.link(recv=True)
+async def test_one_that_has_come_goes_before_one_that_is_still_posted(
+    acq: AsyncCQ, link: Link
 ) -> None:
-    """The messages come before the next calls, or after."""
-
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        tasks = [await start(acq.recv(link.qp, link.into)) for _ in range(3)]
-        for task in reversed(tasks):
-            await cancel(task)
-        assert link.qp.outstanding == (0, 3)
-        if when == "before":
-            for imm in range(3):
-                link.bring(imm=imm)
-            assert [(await acq.recv(link.qp, link.into)).imm_data for _ in range(3)] == [0, 1, 2]
-        else:
-            tasks = [await start(acq.recv(link.qp, link.into)) for _ in range(3)]
-            assert link.qp.outstanding == (0, 3)
-            for imm in range(3):
-                link.bring(imm=imm)
-                assert await the_first_done(tasks) is tasks[0]
-                assert tasks.pop(0).result().imm_data == imm
-        assert link.qp.outstanding == (0, 0)
-
-    with_one(run, make_link(), body, recv=True)
-
-
-def test_one_that_has_come_goes_before_one_that_is_still_posted(
-    run: Scenario, make_link: MakeLink
-) -> None:
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        tasks = [await start(acq.recv(link.qp, link.into)) for _ in range(2)]
-        for task in tasks:
-            await cancel(task)
-        link.bring(imm=0)
-        assert (await acq.recv(link.qp, link.into)).imm_data == 0
-        second = await start(acq.recv(link.qp, link.into))
-        assert link.qp.outstanding == (0, 1)
-        link.bring(imm=1)
-        assert (await second).imm_data == 1
-
-    with_one(run, make_link(), body, recv=True)
+    tasks = [await start(acq.recv(link.qp, link.into)) for _ in range(2)]
+    for task in tasks:
+        await cancel(task)
+    link.bring(imm=0)
+    assert (await acq.recv(link.qp, link.into)).imm_data == 0
+    second = await start(acq.recv(link.qp, link.into))
+    assert link.qp.outstanding == (0, 1)
+    link.bring(imm=1)
+    assert (await second).imm_data == 1
 
 
 # ---- with a wr_id ---------------------------------------------------------------------------
 
 
-def test_one_with_a_wr_id_is_taken_over_by_one_of_that_wr_id(
-    run: Scenario, make_link: MakeLink
+@pytest.mark.link(recv=True)
+async def test_one_with_a_wr_id_is_taken_over_by_one_of_that_wr_id(
+    acq: AsyncCQ, link: Link
 ) -> None:
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        await abandon(acq, link, link.into, wr_id=5)
-        received = await start(acq.recv(link.qp, link.into, wr_id=5))
-        assert link.qp.outstanding == (0, 1)
-        link.bring(imm=1)
-        wc = await received
-        assert (wc.wr_id, wc.imm_data) == (5, 1)
-        await abandon(acq, link, link.into, wr_id=5)
-        link.bring(imm=2)
-        wc = await acq.recv(link.qp, link.into, wr_id=5)
-        assert (wc.wr_id, wc.imm_data) == (5, 2)
-        assert link.qp.outstanding == (0, 0)
-
-    with_one(run, make_link(), body, recv=True)
+    await abandon(acq, link, link.into, wr_id=5)
+    received = await start(acq.recv(link.qp, link.into, wr_id=5))
+    assert link.qp.outstanding == (0, 1)
+    link.bring(imm=1)
+    wc = await received
+    assert (wc.wr_id, wc.imm_data) == (5, 1)
+    await abandon(acq, link, link.into, wr_id=5)
+    link.bring(imm=2)
+    wc = await acq.recv(link.qp, link.into, wr_id=5)
+    assert (wc.wr_id, wc.imm_data) == (5, 2)
+    assert link.qp.outstanding == (0, 0)
 
 
 @pytest.mark.parametrize("wr_id", [None, 6])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_one_with_a_wr_id_stays_for_who_asks_for_it(
-    run: Scenario, make_link: MakeLink, wr_id: int | None, when: str
+@pytest.mark.link(recv=True)
+async def test_one_with_a_wr_id_stays_for_who_asks_for_it(
+    acq: AsyncCQ, link: Link, wr_id: int | None, when: str
 ) -> None:
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        await abandon(acq, link, link.into, wr_id=5)
-        if when == "before":
-            link.bring(imm=1)
-        other = await start(acq.recv(link.qp, link.into, wr_id=wr_id))
-        if when == "after":
-            assert link.qp.outstanding == (0, 2)
-            link.bring(imm=1)
-        wc = await acq.completion(5)
-        assert (wc.wr_id, wc.imm_data) == (5, 1)
-        await tick()
-        assert not other.done()
-        link.bring(imm=2)
-        assert (await other).imm_data == 2
-        assert link.qp.outstanding == (0, 0)
-
-    with_one(run, make_link(), body, recv=True)
-
-
-def test_one_without_a_wr_id_is_never_returned_as_one_with_it(
-    run: Scenario, make_link: MakeLink
-) -> None:
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        await abandon(acq, link, link.into)
-        with_id = await start(acq.recv(link.qp, link.into, wr_id=5))
-        without = await start(acq.recv(link.qp, link.into))
+    await abandon(acq, link, link.into, wr_id=5)
+    if when == "before":
         link.bring(imm=1)
-        link.bring(imm=2)
-        assert (await with_id).wr_id == 5
-        assert {(await with_id).imm_data, (await without).imm_data} == {1, 2}
+    other = await start(acq.recv(link.qp, link.into, wr_id=wr_id))
+    if when == "after":
+        assert link.qp.outstanding == (0, 2)
+        link.bring(imm=1)
+    wc = await acq.completion(5)
+    assert (wc.wr_id, wc.imm_data) == (5, 1)
+    await tick()
+    assert not other.done()
+    link.bring(imm=2)
+    assert (await other).imm_data == 2
+    assert link.qp.outstanding == (0, 0)
 
-    with_one(run, make_link(), body, recv=True)
+
+@pytest.mark.link(recv=True)
+async def test_one_without_a_wr_id_is_never_returned_as_one_with_it(
+    acq: AsyncCQ, link: Link
+) -> None:
+    await abandon(acq, link, link.into)
+    with_id = await start(acq.recv(link.qp, link.into, wr_id=5))
+    without = await start(acq.recv(link.qp, link.into))
+    link.bring(imm=1)
+    link.bring(imm=2)
+    assert (await with_id).wr_id == 5
+    assert {(await with_id).imm_data, (await without).imm_data} == {1, 2}
 
 
 # ---- what ends it ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wr_id", [None, 5])
-def test_who_waits_for_anything_gets_the_message_of_a_cancelled_one(
-    run: Scenario, make_link: MakeLink, wr_id: int | None
+@pytest.mark.link(recv=True)
+async def test_who_waits_for_anything_gets_the_message_of_a_cancelled_one(
+    acq: AsyncCQ, link: Link, wr_id: int | None
 ) -> None:
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        await abandon(acq, link, link.into, wr_id=wr_id)
-        waiter = await start(acq.wait())
-        link.bring(imm=1)
-        (wc,) = await waiter
-        assert wc.imm_data == 1
-        assert wr_id is None or ids([wc]) == [wr_id]
-
-    with_one(run, make_link(), body, recv=True)
+    await abandon(acq, link, link.into, wr_id=wr_id)
+    waiter = await start(acq.wait())
+    link.bring(imm=1)
+    (wc,) = await waiter
+    assert wc.imm_data == 1
+    assert wr_id is None or ids([wc]) == [wr_id]
 
 
-def test_one_that_was_reset_away_is_not_waited_for(run: Scenario, make_link: MakeLink) -> None:
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        await abandon(acq, link, link.into)
-        link.qp.modify(qp_state=QPState.RESET)
-        reconnect(link)
-        received = await start(acq.recv(link.qp, link.into))
-        assert link.qp.outstanding == (0, 1)
-        link.bring(imm=1)
-        assert (await received).imm_data == 1
-
-    with_one(run, make_link(), body, recv=True)
+@pytest.mark.link(recv=True)
+async def test_one_that_was_reset_away_is_not_waited_for(acq: AsyncCQ, link: Link) -> None:
+    await abandon(acq, link, link.into)
+    link.qp.modify(qp_state=QPState.RESET)
+    link.reconnect()
+    received = await start(acq.recv(link.qp, link.into))
+    assert link.qp.outstanding == (0, 1)
+    link.bring(imm=1)
+    assert (await received).imm_data == 1
 
 
-def test_one_that_was_flushed_ends_the_next_call(run: Scenario, make_link: MakeLink) -> None:
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        await abandon(acq, link, link.into)
-        link.qp.modify(qp_state=QPState.ERR)
-        with pytest.raises((CompletionError, VerbsError)):
-            await acq.recv(link.qp, link.into)
-        while link.qp.outstanding != (0, 0):
-            acq.poll()
-            await asyncio.sleep(0)
+@pytest.mark.link(recv=True)
+async def test_one_that_was_flushed_ends_the_next_call(acq: AsyncCQ, link: Link) -> None:
+    await abandon(acq, link, link.into)
+    link.qp.modify(qp_state=QPState.ERR)
+    with pytest.raises((CompletionError, VerbsError)):
+        await acq.recv(link.qp, link.into)
+    while link.qp.outstanding != (0, 0):
         acq.poll()
+        await asyncio.sleep(0)
+    acq.poll()
 
-    with_one(run, make_link(), body, recv=True)
 
-
-def test_the_close_of_its_qp_ends_who_took_it_over(run: Scenario, make_link: MakeLink) -> None:
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        await abandon(acq, link, link.into)
-        received = await start(acq.recv(link.qp, link.into))
-        link.qp.close()
-        with pytest.raises(ClosedError):
-            await received
-
-    with_one(run, make_link(), body, recv=True)
+@pytest.mark.link(recv=True)
+async def test_the_close_of_its_qp_ends_who_took_it_over(acq: AsyncCQ, link: Link) -> None:
+    await abandon(acq, link, link.into)
+    received = await start(acq.recv(link.qp, link.into))
+    link.qp.close()
+    with pytest.raises(ClosedError):
+        await received

@@ -19,8 +19,7 @@ from typing import Any
 import anyio
 import pytest
 import trio
-from aio_support import Scenario, tick
-from engine_support import PATIENCE, Link, MakeLink, cancel, start, until, with_one
+from support import PATIENCE, Link, MakeLink, Scenario, cancel, eventually, start, tick
 
 from cqnotify import CompletionError, QPState, WCStatus, WorkCompletion
 from cqnotify.aio import AsyncCQ
@@ -79,40 +78,31 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.parametrize("name", [*CALLS, *QUICK])
-def test_a_call_returns_a_coroutine(run: Scenario, link: Link, name: str) -> None:
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        call = {**CALLS, **QUICK}[name](acq, link)
-        assert asyncio.iscoroutine(call)
-        assert isinstance(call, collections.abc.Coroutine)
-        assert inspect.isawaitable(call)
-        assert link.qp.outstanding == (0, 0), "it begins with its first step"
-        call.close()
-        assert acq.stats.polls == acq.stats.arms == 0
-
-    with_one(run, link, body)
+async def test_a_call_returns_a_coroutine(acq: AsyncCQ, link: Link, name: str) -> None:
+    call = {**CALLS, **QUICK}[name](acq, link)
+    assert asyncio.iscoroutine(call)
+    assert isinstance(call, collections.abc.Coroutine)
+    assert inspect.isawaitable(call)
+    assert link.qp.outstanding == (0, 0), "it begins with its first step"
+    call.close()
+    assert acq.stats.polls == acq.stats.arms == 0
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_what_reads_is_awaited(run: Scenario, link: Link, name: str) -> None:
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        assert (await QUICK[name](acq, link)).ok
-        assert (await asyncio.ensure_future(QUICK[name](acq, link))).ok
-
-    with_one(run, link, body)
+async def test_what_reads_is_awaited(acq: AsyncCQ, link: Link, name: str) -> None:
+    assert (await QUICK[name](acq, link)).ok
+    assert (await asyncio.ensure_future(QUICK[name](acq, link))).ok
 
 
-def test_a_task_tells_what_it_does(run: Scenario, link: Link, name: str) -> None:
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        call = CALLS[name](acq, link)
-        task = await start(call)
-        assert task.get_coro() is call  # type: ignore[attr-defined]
-        assert f".{name}" in repr(task)
-        task.get_stack()  # type: ignore[attr-defined]
-        finish(link, name)
-        await task
-        assert f".{name}" in repr(task)
-
-    with_one(run, link, body)
+async def test_a_task_tells_what_it_does(acq: AsyncCQ, link: Link, name: str) -> None:
+    call = CALLS[name](acq, link)
+    task = await start(call)
+    assert task.get_coro() is call  # type: ignore[attr-defined]
+    assert f".{name}" in repr(task)
+    task.get_stack()  # type: ignore[attr-defined]
+    finish(link, name)
+    await task
+    assert f".{name}" in repr(task)
 
 
 # ---- the ways of asyncio --------------------------------------------------------------------
@@ -179,72 +169,61 @@ if sys.version_info >= (3, 11):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_it_sleeps_and_returns_its_completion(
-    run: Scenario, link: Link, name: str, way: str
+async def test_it_sleeps_and_returns_its_completion(
+    acq: AsyncCQ, link: Link, name: str, way: str
 ) -> None:
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        task = await start(WAYS[way](CALLS[name](acq, link)))
-        finish(link, name)
-        assert own(await task) == 3
-        assert acq.stats.wakeups == 1, "it slept"
-
-    with_one(run, link, body)
+    task = await start(WAYS[way](CALLS[name](acq, link)))
+    finish(link, name)
+    assert own(await task) == 3
+    assert acq.stats.wakeups == 1, "it slept"
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_cancellation_reaches_it_and_loses_nothing(
-    run: Scenario, link: Link, name: str, way: str
+async def test_a_cancellation_reaches_it_and_loses_nothing(
+    acq: AsyncCQ, link: Link, name: str, way: str
 ) -> None:
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        task = await start(WAYS[way](CALLS[name](acq, link)))
-        await cancel(task)
-        finish(link, name)
-        if way in ("shield", "as_completed"):  # there it goes on, and has it
-            await until(lambda: acq.stats.wakeups == 1)
-            await tick()
-        else:
-            assert own(await acq.wait()) == 3
-        assert link.qp.outstanding == (0, 0)
-
-    with_one(run, link, body)
+    task = await start(WAYS[way](CALLS[name](acq, link)))
+    await cancel(task)
+    finish(link, name)
+    if way in ("shield", "as_completed"):  # there it goes on, and has it
+        await eventually(lambda: acq.stats.wakeups == 1)
+        await tick()
+    else:
+        assert own(await acq.wait()) == 3
+    assert link.qp.outstanding == (0, 0)
 
 
 @pytest.mark.parametrize("way", ["awaited", "wait_for", *["timeout"] * ("timeout" in WAYS)])
-def test_a_deadline_ends_it(run: Scenario, link: Link, name: str, way: str) -> None:
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        call = CALLS[name](acq, link)
-        with pytest.raises(asyncio.TimeoutError):
-            if way == "awaited":
-                await asyncio.wait_for(delegated(call), 0.01)
-            elif way == "wait_for":
-                await asyncio.wait_for(call, 0.01)
-            else:
-                async with asyncio.timeout(0.01):
-                    await call
-        finish(link, name)
-        assert own(await acq.wait()) == 3
-
-    with_one(run, link, body)
+async def test_a_deadline_ends_it(acq: AsyncCQ, link: Link, name: str, way: str) -> None:
+    call = CALLS[name](acq, link)
+    with pytest.raises(asyncio.TimeoutError):
+        if way == "awaited":
+            await asyncio.wait_for(delegated(call), 0.01)
+        elif way == "wait_for":
+            await asyncio.wait_for(call, 0.01)
+        else:
+            async with asyncio.timeout(0.01):
+                await call
+    finish(link, name)
+    assert own(await acq.wait()) == 3
 
 
-def test_many_are_gathered(run: Scenario, make_link: MakeLink) -> None:
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        async def feed() -> None:
+@pytest.mark.link(one_cq=True, max_send_wr=4, max_recv_wr=4)
+async def test_many_are_gathered(acq: AsyncCQ, link: Link) -> None:
+    async def feed() -> None:
+        await tick()
+        assert link.qp.outstanding == (link.qp.max_send_wr, link.qp.max_recv_wr)
+        link.take(40)
+        for i in range(40):
+            await eventually(lambda: link.qp.outstanding[1] > 0)
+            link.bring(imm=i)
             await tick()
-            assert link.qp.outstanding == (link.qp.max_send_wr, link.qp.max_recv_wr)
-            link.take(40)
-            for i in range(40):
-                await until(lambda: link.qp.outstanding[1] > 0)
-                link.bring(imm=i)
-                await tick()
 
-        sends = [acq.send(link.qp, link.sg, wr_id=i) for i in range(40)]
-        recvs = [acq.recv(link.qp, link.into, wr_id=100 + i) for i in range(40)]
-        got, _ = await asyncio.gather(asyncio.gather(*sends, *recvs), feed())
-        assert [wc.wr_id for wc in got[:40]] == list(range(40))
-        assert [(wc.wr_id, wc.imm_data) for wc in got[40:]] == [(100 + i, i) for i in range(40)]
-
-    with_one(run, make_link(one_cq=True, max_send_wr=4, max_recv_wr=4), body)
+    sends = [acq.send(link.qp, link.sg, wr_id=i) for i in range(40)]
+    recvs = [acq.recv(link.qp, link.into, wr_id=100 + i) for i in range(40)]
+    got, _ = await asyncio.gather(asyncio.gather(*sends, *recvs), feed())
+    assert [wc.wr_id for wc in got[:40]] == list(range(40))
+    assert [(wc.wr_id, wc.imm_data) for wc in got[40:]] == [(100 + i, i) for i in range(40)]
 
 
 # ---- debug mode, and eager tasks ------------------------------------------------------------
@@ -276,188 +255,165 @@ def test_debug_mode_finds_nothing(
 
 if sys.version_info >= (3, 12):
 
-    def test_an_eager_task_posts_at_once_and_sleeps(run: Scenario, link: Link, name: str) -> None:
-        async def body(acq: AsyncCQ, link: Link) -> None:
-            loop = asyncio.get_running_loop()
-            for call in (CALLS[name](acq, link), delegated(CALLS[name](acq, link))):
-                task = asyncio.Task(call, loop=loop, eager_start=True)
-                posted = (int(name in ("send", "write")), int(name == "recv"))
-                assert link.qp.outstanding == posted
-                await tick()
-                assert not task.done()
-                finish(link, name)
-                assert own(await task) == 3
+    async def test_an_eager_task_posts_at_once_and_sleeps(
+        acq: AsyncCQ, link: Link, name: str
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        for call in (CALLS[name](acq, link), delegated(CALLS[name](acq, link))):
+            task = asyncio.Task(call, loop=loop, eager_start=True)
+            posted = (int(name in ("send", "write")), int(name == "recv"))
+            assert link.qp.outstanding == posted
+            await tick()
+            assert not task.done()
+            finish(link, name)
+            assert own(await task) == 3
 
-        with_one(run, link, body)
+    async def test_an_eager_task_that_never_sleeps_is_done_at_once(
+        acq: AsyncCQ, link: Link
+    ) -> None:
+        loop = asyncio.get_running_loop()
 
-    def test_an_eager_task_that_never_sleeps_is_done_at_once(run: Scenario, link: Link) -> None:
-        async def body(acq: AsyncCQ, link: Link) -> None:
-            loop = asyncio.get_running_loop()
+        def eager(loop: Any, call: Any, **options: Any) -> asyncio.Task[Any]:
+            # uvloop hands on a keyword that asyncio's own factory takes in some versions alone
+            return asyncio.Task(call, loop=loop, **{**options, "eager_start": True})
 
-            def eager(loop: Any, call: Any, **options: Any) -> asyncio.Task[Any]:
-                # uvloop hands on a keyword that asyncio's own factory takes in some versions alone
-                return asyncio.Task(call, loop=loop, **{**options, "eager_start": True})
-
-            loop.set_task_factory(eager)
-            try:
-                for i in range(3):
-                    link.qp.post_recv(link.into, wr_id=i)
-                link.bring(3)
-                first = loop.create_task(acq.wait(1))
-                assert own(first.result()) == 0
-                second = loop.create_task(acq.completion(2))
-                assert own(second.result()) == 2
-                assert own((await asyncio.gather(acq.wait()))[0]) == 1
-            finally:
-                loop.set_task_factory(None)
-
-        with_one(run, link, body)
+        loop.set_task_factory(eager)
+        try:
+            for i in range(3):
+                link.qp.post_recv(link.into, wr_id=i)
+            link.bring(3)
+            first = loop.create_task(acq.wait(1))
+            assert own(first.result()) == 0
+            second = loop.create_task(acq.completion(2))
+            assert own(second.result()) == 2
+            assert own((await asyncio.gather(acq.wait()))[0]) == 1
+        finally:
+            loop.set_task_factory(None)
 
 
 # ---- what is never awaited, or twice --------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [*CALLS, *QUICK])
-def test_one_that_is_dropped_unstarted_warns_by_its_name(
-    run: Scenario, link: Link, name: str
+async def test_one_that_is_dropped_unstarted_warns_by_its_name(
+    acq: AsyncCQ, link: Link, name: str
 ) -> None:
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        message = f"coroutine 'AsyncCQ.{name}' was never awaited"
-        with pytest.warns(RuntimeWarning, match=message) as caught:
-            {**CALLS, **QUICK}[name](acq, link)
-            gc.collect()
-        assert len(caught) == 1
-        assert link.qp.outstanding == (0, 0)
-
-    with_one(run, link, body)
+    message = f"coroutine 'AsyncCQ.{name}' was never awaited"
+    with pytest.warns(RuntimeWarning, match=message) as caught:
+        {**CALLS, **QUICK}[name](acq, link)
+        gc.collect()
+    assert len(caught) == 1
+    assert link.qp.outstanding == (0, 0)
 
 
 @pytest.mark.parametrize("how", ["closed", "thrown into", "started", "cancelled in a task"])
-def test_one_that_was_begun_or_ended_does_not_warn(
-    run: Scenario, link: Link, name: str, how: str
+async def test_one_that_was_begun_or_ended_does_not_warn(
+    acq: AsyncCQ, link: Link, name: str, how: str
 ) -> None:
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            call = CALLS[name](acq, link)
-            if how == "closed":
-                call.close()
-                call.close()
-            elif how == "thrown into":
-                with pytest.raises(KeyError, match="mine"):
-                    call.throw(KeyError("mine"))
-            elif how == "started":
-                call.send(None)
-                call.close()
-            else:
-                task = asyncio.ensure_future(call)
-                task.cancel()  # before its first step
-                await asyncio.wait([task])
-                assert task.cancelled()
-                del task
-            del call
-            gc.collect()
-        assert caught == []
-        started = how == "started"
-        posted = {"send": (1, 0), "write": (1, 0), "recv": (0, 1)}.get(name, (0, 0))
-        assert link.qp.outstanding == (posted if started else (0, 0))
-        if started:
-            finish(link, name)
-            assert own(await acq.wait()) == 3
-
-    with_one(run, link, body)
-
-
-@pytest.mark.parametrize("end", ["returned", "raised", "closed", "thrown into"])
-def test_one_that_has_ended_is_not_awaited_again(
-    run: Scenario, link: Link, name: str, end: str
-) -> None:
-    async def body(acq: AsyncCQ, link: Link) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         call = CALLS[name](acq, link)
-        if end == "closed":
+        if how == "closed":
             call.close()
-        elif end == "thrown into":
-            with pytest.raises(KeyError):
-                call.throw(KeyError())
-        else:
-            task = await start(call)
-            if end == "raised":
-                await cancel(task)
-            finish(link, name)
-            assert own(await (acq.wait() if end == "raised" else task)) == 3
-        for again in (lambda: call, lambda: delegated(call)):
-            with pytest.raises(RuntimeError, match="cannot reuse already awaited coroutine"):
-                await again()
-        with pytest.raises(RuntimeError, match="cannot reuse already awaited coroutine"):
+            call.close()
+        elif how == "thrown into":
+            with pytest.raises(KeyError, match="mine"):
+                call.throw(KeyError("mine"))
+        elif how == "started":
             call.send(None)
-        call.close()  # of one that has ended it is nothing
-        assert link.qp.outstanding == (0, 0)
-
-    with_one(run, link, body)
-
-
-def test_one_that_another_task_awaits_is_refused(run: Scenario, link: Link, name: str) -> None:
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        call = CALLS[name](acq, link)
-        first = await start(delegated(call))
-        with pytest.raises(RuntimeError, match="being awaited already"):
-            await call
-        with pytest.raises(RuntimeError, match="being awaited already"):
-            await asyncio.ensure_future(delegated(call))
-        await tick()
-        assert not first.done()
-        finish(link, name)
-        assert own(await first) == 3
-
-    with_one(run, link, body)
-
-
-@pytest.mark.parametrize("error", [KeyError("mine"), GeneratorExit(), asyncio.CancelledError()])
-def test_what_is_thrown_into_one_that_sleeps_comes_out(
-    run: Scenario, link: Link, name: str, error: BaseException
-) -> None:
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        call = CALLS[name](acq, link)
-        call.send(None)
-        with pytest.raises(type(error)) as caught:
-            call.throw(error)
-        assert caught.value is error
+            call.close()
+        else:
+            task = asyncio.ensure_future(call)
+            task.cancel()  # before its first step
+            await asyncio.wait([task])
+            assert task.cancelled()
+            del task
+        del call
+        gc.collect()
+    assert caught == []
+    started = how == "started"
+    posted = {"send": (1, 0), "write": (1, 0), "recv": (0, 1)}.get(name, (0, 0))
+    assert link.qp.outstanding == (posted if started else (0, 0))
+    if started:
         finish(link, name)
         assert own(await acq.wait()) == 3
 
-    with_one(run, link, body)
 
-
-def test_a_value_that_is_sent_before_the_start_is_refused(run: Scenario, link: Link) -> None:
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        call = acq.wait()
-        with pytest.raises(TypeError, match="non-None value to a just-started coroutine"):
-            call.send(1)  # type: ignore[arg-type]
+@pytest.mark.parametrize("end", ["returned", "raised", "closed", "thrown into"])
+async def test_one_that_has_ended_is_not_awaited_again(
+    acq: AsyncCQ, link: Link, name: str, end: str
+) -> None:
+    call = CALLS[name](acq, link)
+    if end == "closed":
         call.close()
+    elif end == "thrown into":
+        with pytest.raises(KeyError):
+            call.throw(KeyError())
+    else:
+        task = await start(call)
+        if end == "raised":
+            await cancel(task)
+        finish(link, name)
+        assert own(await (acq.wait() if end == "raised" else task)) == 3
+    for again in (lambda: call, lambda: delegated(call)):
+        with pytest.raises(RuntimeError, match="cannot reuse already awaited coroutine"):
+            await again()
+    with pytest.raises(RuntimeError, match="cannot reuse already awaited coroutine"):
+        call.send(None)
+    call.close()  # of one that has ended it is nothing
+    assert link.qp.outstanding == (0, 0)
 
-    with_one(run, link, body)
+
+async def test_one_that_another_task_awaits_is_refused(acq: AsyncCQ, link: Link, name: str) -> None:
+    call = CALLS[name](acq, link)
+    first = await start(delegated(call))
+    with pytest.raises(RuntimeError, match="being awaited already"):
+        await call
+    with pytest.raises(RuntimeError, match="being awaited already"):
+        await asyncio.ensure_future(delegated(call))
+    await tick()
+    assert not first.done()
+    finish(link, name)
+    assert own(await first) == 3
+
+
+@pytest.mark.parametrize("error", [KeyError("mine"), GeneratorExit(), asyncio.CancelledError()])
+async def test_what_is_thrown_into_one_that_sleeps_comes_out(
+    acq: AsyncCQ, link: Link, name: str, error: BaseException
+) -> None:
+    call = CALLS[name](acq, link)
+    call.send(None)
+    with pytest.raises(type(error)) as caught:
+        call.throw(error)
+    assert caught.value is error
+    finish(link, name)
+    assert own(await acq.wait()) == 3
+
+
+async def test_a_value_that_is_sent_before_the_start_is_refused(acq: AsyncCQ) -> None:
+    call = acq.wait()
+    with pytest.raises(TypeError, match="non-None value to a just-started coroutine"):
+        call.send(1)  # type: ignore[arg-type]
+    call.close()
 
 
 # ---- tracebacks -----------------------------------------------------------------------------
 
 
-def test_the_traceback_of_a_failed_one_shows_where_it_was_awaited(
-    run: Scenario, link: Link
+async def test_the_traceback_of_a_failed_one_shows_where_it_was_awaited(
+    acq: AsyncCQ, link: Link
 ) -> None:
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        async def user() -> None:
-            await acq.write(link.qp, link.sg, link.b.mr.addr, link.wrong_key)
+    async def user() -> None:
+        await acq.write(link.qp, link.sg, link.b.mr.addr, link.wrong_key)
 
-        task = asyncio.ensure_future(user())
-        with pytest.raises(CompletionError) as caught:
-            await task
-        assert caught.value.status is WCStatus.REM_ACCESS_ERR
-        mine = [f for f in traceback.extract_tb(caught.tb) if f.filename == __file__]
-        assert mine[-1].name == "user"
-        assert mine[-1].line is not None
-        assert mine[-1].line.startswith("await acq.write(")
-
-    with_one(run, link, body)
+    task = asyncio.ensure_future(user())
+    with pytest.raises(CompletionError) as caught:
+        await task
+    assert caught.value.status is WCStatus.REM_ACCESS_ERR
+    mine = [f for f in traceback.extract_tb(caught.tb) if f.filename == __file__]
+    assert mine[-1].name == "user"
+    assert mine[-1].line is not None
+    assert mine[-1].line.startswith("await acq.write(")
 
 
 @pytest.mark.parametrize("how", ["flushed", "closed"])

@@ -12,18 +12,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 import pytest
-from aio_support import Scenario, ids, tick
-from engine_support import (
-    UNSIGNALED,
-    Link,
-    MakeLink,
-    cancel,
-    closes,
-    start,
-    the_first_done,
-    until,
-    with_one,
-)
+from support import UNSIGNALED, Link, cancel, closes, eventually, ids, start, the_first_done, tick
 
 from cqnotify import MR, CompletionError, QPState, WCOpcode, WCStatus, WorkCompletion, WROpcode
 from cqnotify.aio import AsyncCQ
@@ -54,326 +43,292 @@ async def status(call: Awaitable[Any]) -> WCStatus:
 
 @pytest.mark.parametrize("how", OTHERS)
 @pytest.mark.parametrize("first", ["by hand", "awaited"])
-def test_of_two_sends_each_has_its_own_completion_by_their_order(
-    run: Scenario, make_link: MakeLink, first: str, how: str
+async def test_of_two_sends_each_has_its_own_completion_by_their_order(
+    acq: AsyncCQ, link: Link, first: str, how: str
 ) -> None:
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        if first == "by hand":
-            link.qp.post_send(link.sg, wr_id=ID)
-        sent = await start(acq.send(link.qp, link.sg, wr_id=ID))
-        if first == "awaited":
-            link.qp.post_send(link.sg, wr_id=ID)
-        by_hand = await start(other(acq, link, how))
-        in_order = [sent, by_hand] if first == "awaited" else [by_hand, sent]
-        for left in (in_order, in_order[1:]):
-            link.take()
-            assert await the_first_done(left) is left[0]
-            assert (left[0].result().ok, left[0].result().wr_id) == (True, ID)
-        assert link.qp.outstanding == (0, 0)
-
-    with_one(run, make_link(), body)
+    if first == "by hand":
+        link.qp.post_send(link.sg, wr_id=ID)
+    sent = await start(acq.send(link.qp, link.sg, wr_id=ID))
+    if first == "awaited":
+        link.qp.post_send(link.sg, wr_id=ID)
+    by_hand = await start(other(acq, link, how))
+    in_order = [sent, by_hand] if first == "awaited" else [by_hand, sent]
+    for left in (in_order, in_order[1:]):
+        link.take()
+        assert await the_first_done(left) is left[0]
+        assert (left[0].result().ok, left[0].result().wr_id) == (True, ID)
+    assert link.qp.outstanding == (0, 0)
 
 
 @pytest.mark.parametrize("how", OTHERS)
 @pytest.mark.parametrize("first", ["by hand", "awaited"])
 @pytest.mark.parametrize("awaited", [WCOpcode.SEND, WCOpcode.RDMA_WRITE], ids=lambda o: o.name)
-def test_of_a_send_and_a_write_each_has_its_own_completion(
-    run: Scenario, make_link: MakeLink, awaited: WCOpcode, first: str, how: str
+async def test_of_a_send_and_a_write_each_has_its_own_completion(
+    acq: AsyncCQ, link: Link, awaited: WCOpcode, first: str, how: str
 ) -> None:
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        def post() -> None:
-            if awaited is WCOpcode.SEND:
-                addr, rkey = link.remote
-                write = WROpcode.RDMA_WRITE
-                link.qp.post_send(link.sg, wr_id=ID, opcode=write, remote_addr=addr, rkey=rkey)
-            else:
-                link.qp.post_send(link.sg, wr_id=ID)
-
-        link.qp.post_send(link.sg, send_flags=UNSIGNALED)  # holds up what is behind it
-        if first == "by hand":
-            post()
+    def post() -> None:
         if awaited is WCOpcode.SEND:
-            task = await start(acq.send(link.qp, link.sg, wr_id=ID))
+            addr, rkey = link.remote
+            write = WROpcode.RDMA_WRITE
+            link.qp.post_send(link.sg, wr_id=ID, opcode=write, remote_addr=addr, rkey=rkey)
         else:
-            task = await start(acq.write(link.qp, link.sg, *link.remote, wr_id=ID))
-        if first == "awaited":
-            post()
-        by_hand = await start(other(acq, link, how))
-        link.take(2)
-        assert (await task).opcode is awaited
-        assert {(await by_hand).opcode, awaited} == {WCOpcode.SEND, WCOpcode.RDMA_WRITE}
+            link.qp.post_send(link.sg, wr_id=ID)
 
-    with_one(run, make_link(), body)
+    link.qp.post_send(link.sg, send_flags=UNSIGNALED)  # holds up what is behind it
+    if first == "by hand":
+        post()
+    if awaited is WCOpcode.SEND:
+        task = await start(acq.send(link.qp, link.sg, wr_id=ID))
+    else:
+        task = await start(acq.write(link.qp, link.sg, *link.remote, wr_id=ID))
+    if first == "awaited":
+        post()
+    by_hand = await start(other(acq, link, how))
+    link.take(2)
+    assert (await task).opcode is awaited
+    assert {(await by_hand).opcode, awaited} == {WCOpcode.SEND, WCOpcode.RDMA_WRITE}
 
 
 @pytest.mark.parametrize("how", OTHERS)
 @pytest.mark.parametrize("first", ["by hand", "awaited"])
 @pytest.mark.parametrize("fails", ["by hand", "awaited"])
-def test_of_a_send_and_one_that_fails_each_has_its_own_completion(
-    run: Scenario, make_link: MakeLink, fails: str, first: str, how: str
+async def test_of_a_send_and_one_that_fails_each_has_its_own_completion(
+    acq: AsyncCQ, link: Link, fails: str, first: str, how: str
 ) -> None:
     """If the first one fails, the second one is flushed."""
 
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        async def awaited() -> WCStatus:
-            if fails == "awaited":
-                addr, _ = link.remote
-                return await status(acq.write(link.qp, link.sg, addr, link.wrong_key, wr_id=ID))
-            return await status(acq.send(link.qp, link.sg, wr_id=ID))
+    async def awaited() -> WCStatus:
+        if fails == "awaited":
+            addr, _ = link.remote
+            return await status(acq.write(link.qp, link.sg, addr, link.wrong_key, wr_id=ID))
+        return await status(acq.send(link.qp, link.sg, wr_id=ID))
 
-        def post() -> None:
-            link.fail(ID) if fails == "by hand" else link.qp.post_send(link.sg, wr_id=ID)
+    def post() -> None:
+        link.fail(ID) if fails == "by hand" else link.qp.post_send(link.sg, wr_id=ID)
 
-        link.qp.post_send(link.sg, send_flags=UNSIGNALED)  # holds up what is behind it
-        if first == "by hand":
-            post()
-        task = await start(awaited())
-        if first == "awaited":
-            post()
-        by_hand = await start(other(acq, link, how))
-        link.take(2)
-        got = {"awaited": await task, "by hand": (await by_hand).status}
-        flushed = first == fails
-        (good,) = got.keys() - {fails}
-        assert got[fails] is WCStatus.REM_ACCESS_ERR
-        assert got[good] is (WCStatus.WR_FLUSH_ERR if flushed else WCStatus.SUCCESS)
-
-    with_one(run, make_link(), body)
+    link.qp.post_send(link.sg, send_flags=UNSIGNALED)  # holds up what is behind it
+    if first == "by hand":
+        post()
+    task = await start(awaited())
+    if first == "awaited":
+        post()
+    by_hand = await start(other(acq, link, how))
+    link.take(2)
+    got = {"awaited": await task, "by hand": (await by_hand).status}
+    flushed = first == fails
+    (good,) = got.keys() - {fails}
+    assert got[fails] is WCStatus.REM_ACCESS_ERR
+    assert got[good] is (WCStatus.WR_FLUSH_ERR if flushed else WCStatus.SUCCESS)
 
 
 @pytest.mark.parametrize("how", OTHERS)
 @pytest.mark.parametrize("first", ["by hand", "awaited"])
-def test_of_two_receives_each_has_its_own_message(
-    run: Scenario, make_link: MakeLink, first: str, how: str
+@pytest.mark.link(recv=True)
+async def test_of_two_receives_each_has_its_own_message(
+    acq: AsyncCQ, link: Link, first: str, how: str
 ) -> None:
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        if first == "by hand":
-            link.qp.post_recv(link.into, wr_id=ID)
-        received = await start(acq.recv(link.qp, link.into, wr_id=ID))
-        if first == "awaited":
-            link.qp.post_recv(link.into, wr_id=ID)
-        by_hand = await start(other(acq, link, how))
-        in_order = [received, by_hand] if first == "awaited" else [by_hand, received]
-        for imm, left in enumerate((in_order, in_order[1:])):
-            link.bring(imm=imm)
-            assert await the_first_done(left) is left[0]
-            assert (left[0].result().imm_data, left[0].result().wr_id) == (imm, ID)
-        assert link.qp.outstanding == (0, 0)
-
-    with_one(run, make_link(), body, recv=True)
+    if first == "by hand":
+        link.qp.post_recv(link.into, wr_id=ID)
+    received = await start(acq.recv(link.qp, link.into, wr_id=ID))
+    if first == "awaited":
+        link.qp.post_recv(link.into, wr_id=ID)
+    by_hand = await start(other(acq, link, how))
+    in_order = [received, by_hand] if first == "awaited" else [by_hand, received]
+    for imm, left in enumerate((in_order, in_order[1:])):
+        link.bring(imm=imm)
+        assert await the_first_done(left) is left[0]
+        assert (left[0].result().imm_data, left[0].result().wr_id) == (imm, ID)
+    assert link.qp.outstanding == (0, 0)
 
 
 @pytest.mark.parametrize("how", OTHERS)
 @pytest.mark.parametrize("by_hand", ["receive", "send"])
 @pytest.mark.parametrize("fails", [False, True], ids=["success", "flushed"])
-def test_of_a_send_and_a_receive_on_one_cq_each_has_its_own_completion(
-    run: Scenario, make_link: MakeLink, by_hand: str, how: str, fails: bool
+@pytest.mark.link(one_cq=True)
+async def test_of_a_send_and_a_receive_on_one_cq_each_has_its_own_completion(
+    acq: AsyncCQ, link: Link, by_hand: str, how: str, fails: bool
 ) -> None:
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        if by_hand == "receive":
-            link.qp.post_recv(link.into, wr_id=ID)
-            addr, rkey = link.b.mr.addr, link.wrong_key
-            call = (
-                acq.write(link.qp, link.sg, addr, rkey, wr_id=ID)
-                if fails
-                else acq.send(link.qp, link.sg, wr_id=ID)
-            )
-        else:
-            call = acq.recv(link.qp, link.into, wr_id=ID)
-        awaited = asyncio.ensure_future(status(call))
-        posted = asyncio.ensure_future(other(acq, link, how))
-        # Both calls have posted, and nothing has run that could serve them.
-        await asyncio.sleep(0)
-        if by_hand == "send":
-            link.fail(ID) if fails else link.qp.post_send(link.sg, wr_id=ID)
-        if not fails:
-            link.take()
-            link.bring()
-        failed, flushed = WCStatus.REM_ACCESS_ERR, WCStatus.WR_FLUSH_ERR
-        expected = [failed, flushed] if fails else [WCStatus.SUCCESS] * 2
-        got = [await awaited, (await posted).status]
-        assert got == (expected if by_hand == "receive" else expected[::-1])
-
-    with_one(run, make_link(one_cq=True), body)
+    if by_hand == "receive":
+        link.qp.post_recv(link.into, wr_id=ID)
+        addr, rkey = link.b.mr.addr, link.wrong_key
+        call = (
+            acq.write(link.qp, link.sg, addr, rkey, wr_id=ID)
+            if fails
+            else acq.send(link.qp, link.sg, wr_id=ID)
+        )
+    else:
+        call = acq.recv(link.qp, link.into, wr_id=ID)
+    awaited = asyncio.ensure_future(status(call))
+    posted = asyncio.ensure_future(other(acq, link, how))
+    # Both calls have posted, and nothing has run that could serve them.
+    await asyncio.sleep(0)
+    if by_hand == "send":
+        link.fail(ID) if fails else link.qp.post_send(link.sg, wr_id=ID)
+    if not fails:
+        link.take()
+        link.bring()
+    failed, flushed = WCStatus.REM_ACCESS_ERR, WCStatus.WR_FLUSH_ERR
+    expected = [failed, flushed] if fails else [WCStatus.SUCCESS] * 2
+    got = [await awaited, (await posted).status]
+    assert got == (expected if by_hand == "receive" else expected[::-1])
 
 
 @pytest.mark.parametrize("by_hand", [1, 3])
-def test_who_waits_for_room_has_none_of_what_was_posted_before(
-    run: Scenario, make_link: MakeLink, by_hand: int
+@pytest.mark.link(max_send_wr=4)
+async def test_who_waits_for_room_has_none_of_what_was_posted_before(
+    acq: AsyncCQ, link: Link, by_hand: int
 ) -> None:
     """As soon as it is posted, and those before it have not completed."""
-
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        room = link.qp.max_send_wr
-        for _ in range(room):
-            link.qp.post_send(link.sg, wr_id=ID)
-        sent = await start(acq.send(link.qp, link.sg, wr_id=ID))
-        left = room
-        while left:
-            n = min(by_hand, left)
-            link.take(n)
-            got: list[WorkCompletion] = []
-            while len(got) < n:
-                got += await acq.wait()
-            assert [wc.ok for wc in got] == [True] * n
-            left -= n
-            await tick()
-            assert not sent.done()
-        link.take()
-        assert (await sent).ok
-
-    with_one(run, make_link(max_send_wr=4), body)
+    room = link.qp.max_send_wr
+    for _ in range(room):
+        link.qp.post_send(link.sg, wr_id=ID)
+    sent = await start(acq.send(link.qp, link.sg, wr_id=ID))
+    left = room
+    while left:
+        n = min(by_hand, left)
+        link.take(n)
+        got: list[WorkCompletion] = []
+        while len(got) < n:
+            got += await acq.wait()
+        assert [wc.ok for wc in got] == [True] * n
+        left -= n
+        await tick()
+        assert not sent.done()
+    link.take()
+    assert (await sent).ok
 
 
 # ---- two that are awaited -------------------------------------------------------------------
 
 
-def test_two_awaited_sends_of_one_wr_id_complete_in_their_order(
-    run: Scenario, make_link: MakeLink
+async def test_two_awaited_sends_of_one_wr_id_complete_in_their_order(
+    acq: AsyncCQ, link: Link
 ) -> None:
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        tasks = [await start(acq.send(link.qp, link.sg, wr_id=ID)) for _ in range(3)]
-        while tasks:
-            link.take()
-            assert await the_first_done(tasks) is tasks[0]
-            assert tasks.pop(0).result().wr_id == ID
-
-    with_one(run, make_link(), body)
+    tasks = [await start(acq.send(link.qp, link.sg, wr_id=ID)) for _ in range(3)]
+    while tasks:
+        link.take()
+        assert await the_first_done(tasks) is tasks[0]
+        assert tasks.pop(0).result().wr_id == ID
 
 
-def test_two_awaited_receives_of_one_wr_id_complete_in_their_order(
-    run: Scenario, make_link: MakeLink
+@pytest.mark.link(recv=True)
+async def test_two_awaited_receives_of_one_wr_id_complete_in_their_order(
+    acq: AsyncCQ, link: Link
 ) -> None:
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        tasks = [await start(acq.recv(link.qp, link.into, wr_id=ID)) for _ in range(3)]
-        for imm in range(3):
-            link.bring(imm=imm)
-            assert await the_first_done(tasks) is tasks[0]
-            wc = tasks.pop(0).result()
-            assert (wc.wr_id, wc.imm_data) == (ID, imm)
-
-    with_one(run, make_link(), body, recv=True)
+    tasks = [await start(acq.recv(link.qp, link.into, wr_id=ID)) for _ in range(3)]
+    for imm in range(3):
+        link.bring(imm=imm)
+        assert await the_first_done(tasks) is tasks[0]
+        wc = tasks.pop(0).result()
+        assert (wc.wr_id, wc.imm_data) == (ID, imm)
 
 
 @pytest.mark.parametrize("first", ["send", "receive"])
-def test_an_awaited_send_and_an_awaited_receive_may_have_one_wr_id(
-    run: Scenario, make_link: MakeLink, first: str
+@pytest.mark.link(one_cq=True)
+async def test_an_awaited_send_and_an_awaited_receive_may_have_one_wr_id(
+    acq: AsyncCQ, link: Link, first: str
 ) -> None:
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        received = await start(acq.recv(link.qp, link.into, wr_id=ID))
-        sent = await start(acq.send(link.qp, link.sg, wr_id=ID))
-        if first == "send":
-            link.take()
-            assert await the_first_done([sent, received]) is sent
-            link.bring()
-        else:
-            link.bring()
-            assert await the_first_done([sent, received]) is received
-            link.take()
-        assert (await received).opcode is WCOpcode.RECV
-        assert (await sent).opcode is WCOpcode.SEND
-
-    with_one(run, make_link(one_cq=True), body)
+    received = await start(acq.recv(link.qp, link.into, wr_id=ID))
+    sent = await start(acq.send(link.qp, link.sg, wr_id=ID))
+    if first == "send":
+        link.take()
+        assert await the_first_done([sent, received]) is sent
+        link.bring()
+    else:
+        link.bring()
+        assert await the_first_done([sent, received]) is received
+        link.take()
+    assert (await received).opcode is WCOpcode.RECV
+    assert (await sent).opcode is WCOpcode.SEND
 
 
-def test_two_of_one_wr_id_through_a_queue_of_their_number_of_rooms(
-    run: Scenario, make_link: MakeLink
+@pytest.mark.link(max_send_wr=2)
+async def test_two_of_one_wr_id_through_a_queue_of_their_number_of_rooms(
+    acq: AsyncCQ, link: Link
 ) -> None:
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        n = 3 * link.qp.max_send_wr
-        tasks = [await start(acq.send(link.qp, link.sg, wr_id=ID)) for _ in range(n)]
-        while tasks:
-            link.take()
-            assert await the_first_done(tasks) is tasks[0]
-            assert tasks.pop(0).result().ok
-        assert link.qp.outstanding == (0, 0)
-
-    with_one(run, make_link(max_send_wr=2), body)
+    n = 3 * link.qp.max_send_wr
+    tasks = [await start(acq.send(link.qp, link.sg, wr_id=ID)) for _ in range(n)]
+    while tasks:
+        link.take()
+        assert await the_first_done(tasks) is tasks[0]
+        assert tasks.pop(0).result().ok
+    assert link.qp.outstanding == (0, 0)
 
 
-def test_one_of_the_wr_id_of_a_cancelled_one_has_its_own_completion(
-    run: Scenario, make_link: MakeLink
+async def test_one_of_the_wr_id_of_a_cancelled_one_has_its_own_completion(
+    acq: AsyncCQ, link: Link
 ) -> None:
     """That of the cancelled one stays in the queue, since its caller can tell it by the wr_id."""
-
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        await cancel(await start(acq.send(link.qp, link.sg, wr_id=ID)))
-        second = await start(acq.send(link.qp, link.sg, wr_id=ID))
-        link.take()
-        assert ids(await acq.wait()) == [ID]
-        await tick()
-        assert not second.done()
-        link.take()
-        assert (await second).ok
-
-    with_one(run, make_link(), body)
+    await cancel(await start(acq.send(link.qp, link.sg, wr_id=ID)))
+    second = await start(acq.send(link.qp, link.sg, wr_id=ID))
+    link.take()
+    assert ids(await acq.wait()) == [ID]
+    await tick()
+    assert not second.done()
+    link.take()
+    assert (await second).ok
 
 
 # ---- what stays pinned ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("await_them", [False, True], ids=["by hand", "awaited"])
-def test_nothing_is_outstanding_of_one_wr_id_on_one_cq_once_all_was_polled(
-    run: Scenario, make_link: MakeLink, await_them: bool
+@pytest.mark.link(one_cq=True)
+async def test_nothing_is_outstanding_of_one_wr_id_on_one_cq_once_all_was_polled(
+    acq: AsyncCQ, link: Link, await_them: bool
 ) -> None:
     """Signaled and unsignaled sends and receives, with an unsignaled success at the end: nothing
     tells that it is done, until something behind it is."""
-
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        tasks: list[asyncio.Future[Any]] = []
-        mrs = [MR(link.a.pd, 8) for _ in range(7)]
-        for i, mr in enumerate(mrs):
-            if i % 2:
-                link.qp.post_send(mr, wr_id=ID, send_flags=UNSIGNALED if i % 3 else 2)
-            elif await_them:
-                tasks.append(await start(acq.recv(link.qp, mr, wr_id=ID)))
-            else:
-                link.qp.post_recv(mr, wr_id=ID)
-        last = MR(link.a.pd, 8)
-        link.qp.post_send(last, wr_id=ID, send_flags=UNSIGNALED)
-        assert link.qp.outstanding == (4, 4)
-        link.take(4)
-        link.bring(4)
-        for task in tasks:
-            assert (await task).opcode is WCOpcode.RECV
-        got: list[WorkCompletion] = []
-        while len(got) < (1 if await_them else 5):
-            got += await acq.wait()
-        assert [wc.opcode for wc in got].count(WCOpcode.SEND) == 1
-        # The second unsignaled one, after the signaled one, and the last.
-        assert link.qp.outstanding == (2, 0)
-        assert [closes(mr) for mr in mrs] == [True] * 5 + [False, True]
-        assert not closes(last)
-        link.take()
-        assert (await acq.send(link.qp, link.sg, wr_id=ID)).ok
-        assert link.qp.outstanding == (0, 0)
-        assert closes(mrs[5])
-        assert closes(last)
-
-    with_one(run, make_link(one_cq=True), body)
-
-
-def test_nothing_is_pinned_when_all_of_one_wr_id_were_flushed(
-    run: Scenario, make_link: MakeLink
-) -> None:
-    async def body(acq: AsyncCQ, link: Link) -> None:
-        mrs = [MR(link.a.pd, 8) for _ in range(8)]
-        tasks = []
-        for mr, post in zip(mrs, itertools.cycle(range(4)), strict=False):
-            if post == 0:
-                link.qp.post_send(mr, wr_id=ID, send_flags=UNSIGNALED)
-            elif post == 1:
-                tasks.append(await start(status(acq.send(link.qp, mr, wr_id=ID))))
-            elif post == 2:
-                link.qp.post_recv(mr, wr_id=ID)
-            else:
-                tasks.append(await start(status(acq.recv(link.qp, mr, wr_id=ID))))
-        link.qp.modify(qp_state=QPState.ERR)
-        assert await asyncio.gather(*tasks) == [WCStatus.WR_FLUSH_ERR] * 4
-        await until(lambda: len(got) == 4 or bool(got.extend(acq.poll())))
-        assert {wc.status for wc in got} == {WCStatus.WR_FLUSH_ERR}
-        assert link.qp.outstanding == (0, 0)
-        assert all(map(closes, mrs))
-
+    tasks: list[asyncio.Future[Any]] = []
+    mrs = [MR(link.a.pd, 8) for _ in range(7)]
+    for i, mr in enumerate(mrs):
+        if i % 2:
+            link.qp.post_send(mr, wr_id=ID, send_flags=UNSIGNALED if i % 3 else 2)
+        elif await_them:
+            tasks.append(await start(acq.recv(link.qp, mr, wr_id=ID)))
+        else:
+            link.qp.post_recv(mr, wr_id=ID)
+    last = MR(link.a.pd, 8)
+    link.qp.post_send(last, wr_id=ID, send_flags=UNSIGNALED)
+    assert link.qp.outstanding == (4, 4)
+    link.take(4)
+    link.bring(4)
+    for task in tasks:
+        assert (await task).opcode is WCOpcode.RECV
     got: list[WorkCompletion] = []
-    with_one(run, make_link(one_cq=True), body)
+    while len(got) < (1 if await_them else 5):
+        got += await acq.wait()
+    assert [wc.opcode for wc in got].count(WCOpcode.SEND) == 1
+    # The second unsignaled one, after the signaled one, and the last.
+    assert link.qp.outstanding == (2, 0)
+    assert [closes(mr) for mr in mrs] == [True] * 5 + [False, True]
+    assert not closes(last)
+    link.take()
+    assert (await acq.send(link.qp, link.sg, wr_id=ID)).ok
+    assert link.qp.outstanding == (0, 0)
+    assert closes(mrs[5])
+    assert closes(last)
+
+
+@pytest.mark.link(one_cq=True)
+async def test_nothing_is_pinned_when_all_of_one_wr_id_were_flushed(
+    acq: AsyncCQ, link: Link
+) -> None:
+    mrs = [MR(link.a.pd, 8) for _ in range(8)]
+    tasks = []
+    for mr, post in zip(mrs, itertools.cycle(range(4)), strict=False):
+        if post == 0:
+            link.qp.post_send(mr, wr_id=ID, send_flags=UNSIGNALED)
+        elif post == 1:
+            tasks.append(await start(status(acq.send(link.qp, mr, wr_id=ID))))
+        elif post == 2:
+            link.qp.post_recv(mr, wr_id=ID)
+        else:
+            tasks.append(await start(status(acq.recv(link.qp, mr, wr_id=ID))))
+    link.qp.modify(qp_state=QPState.ERR)
+    assert await asyncio.gather(*tasks) == [WCStatus.WR_FLUSH_ERR] * 4
+    got: list[WorkCompletion] = []
+    await eventually(lambda: len(got) == 4 or bool(got.extend(acq.poll())))
+    assert {wc.status for wc in got} == {WCStatus.WR_FLUSH_ERR}
+    assert link.qp.outstanding == (0, 0)
+    assert all(map(closes, mrs))

@@ -10,8 +10,17 @@ import select
 import struct
 
 import pytest
-from aio_support import Lane, MakeLane, Scenario, ids, sleeper, start
-from support import DEADLINE, Endpoint, Waiter, wait_completions, waiting
+from support import (
+    DEADLINE,
+    Endpoint,
+    Lane,
+    MakeLane,
+    Waiter,
+    ids,
+    start,
+    wait_completions,
+    waiting,
+)
 
 from cqnotify import CompletionChannel, Context, SendFlags
 from cqnotify.aio import AsyncCQ
@@ -112,115 +121,92 @@ def test_a_resize_arms_nothing_that_was_not_armed(pair: Pair) -> None:
 # ---- tasks -------------------------------------------------------------------------------
 
 
-def test_a_task_that_sleeps_is_woken_after_a_resize(lane: Lane, run: Scenario) -> None:
-    async def scenario() -> None:
-        async with AsyncCQ(lane.cq) as acq:
-            task = await sleeper(acq)
-            lane.send()
-            lose_event(lane.cq.channel)
-            lane.cq.resize(128)
-            assert ids(await asyncio.wait_for(task, SECONDS)) == [lane.sent - 1]
-
-    run(scenario())
+async def test_a_task_that_sleeps_is_woken_after_a_resize(acq: AsyncCQ, lane: Lane) -> None:
+    task = await start(acq.wait())
+    lane.send()
+    lose_event(lane.cq.channel)
+    lane.cq.resize(128)
+    assert ids(await asyncio.wait_for(task, SECONDS)) == [lane.sent - 1]
 
 
-def test_a_task_that_sleeps_on_an_arm_that_was_lost_is_woken_after_a_resize(
-    lane: Lane, run: Scenario
+async def test_a_task_that_sleeps_on_an_arm_that_was_lost_is_woken_after_a_resize(
+    acq: AsyncCQ, lane: Lane
 ) -> None:
     """Something else has read the event that took the arm, and the completion went elsewhere."""
-
-    async def scenario() -> None:
-        async with AsyncCQ(lane.cq) as acq:
-            mine, other = await sleeper(acq, 1), asyncio.ensure_future(acq.completion(0))
-            await asyncio.sleep(0)
-            lane.send()
-            lose_event(lane.cq.channel)
-            lane.cq.poll()
-            assert (await other).wr_id == 0
-            lane.cq.resize(128)
-            await asyncio.sleep(0.01)
-            assert not mine.done()
-            lane.send()
-            assert ids(await asyncio.wait_for(mine, SECONDS)) == [lane.sent - 1]
-
-    run(scenario())
+    mine, other = await start(acq.wait(1)), asyncio.ensure_future(acq.completion(0))
+    await asyncio.sleep(0)
+    lane.send()
+    lose_event(lane.cq.channel)
+    lane.cq.poll()
+    assert (await other).wr_id == 0
+    lane.cq.resize(128)
+    await asyncio.sleep(0.01)
+    assert not mine.done()
+    lane.send()
+    assert ids(await asyncio.wait_for(mine, SECONDS)) == [lane.sent - 1]
 
 
-def test_a_resize_by_another_thread_wakes_the_task_in_its_loop(lane: Lane, run: Scenario) -> None:
-    async def scenario() -> None:
-        async with AsyncCQ(lane.cq) as acq:
-            task = await sleeper(acq)
-            lane.send()
-            lose_event(lane.cq.channel)
-            await asyncio.to_thread(lane.cq.resize, 128)
-            assert ids(await asyncio.wait_for(task, SECONDS)) == [lane.sent - 1]
-
-    run(scenario())
+async def test_a_resize_by_another_thread_wakes_the_task_in_its_loop(
+    acq: AsyncCQ, lane: Lane
+) -> None:
+    task = await start(acq.wait())
+    lane.send()
+    lose_event(lane.cq.channel)
+    await asyncio.to_thread(lane.cq.resize, 128)
+    assert ids(await asyncio.wait_for(task, SECONDS)) == [lane.sent - 1]
 
 
-def test_a_closed_asynccq_is_no_consumer_of_a_resize(lane: Lane, run: Scenario) -> None:
-    async def scenario() -> None:
-        async with AsyncCQ(lane.cq) as acq:
-            task = await sleeper(acq)
-            lane.send()
-            assert len(await task) == 1
-        lane.cq.req_notify()
-        lane.cq.resize(128)
+async def test_a_closed_asynccq_is_no_consumer_of_a_resize(lane: Lane) -> None:
+    async with AsyncCQ(lane.cq) as acq:
+        task = await start(acq.wait())
         lane.send()
-        assert lane.cq.channel.get_event(timeout=DEADLINE) is lane.cq
-
-    run(scenario())
+        assert len(await task) == 1
+    lane.cq.req_notify()
+    lane.cq.resize(128)
+    lane.send()
+    assert lane.cq.channel.get_event(timeout=DEADLINE) is lane.cq
 
 
 @pytest.mark.parametrize("what", ["wait", "completion"])
-def test_after_a_task_was_cancelled_the_next_one_is_not_deaf(
-    lane: Lane, run: Scenario, what: str
+async def test_after_a_task_was_cancelled_the_next_one_is_not_deaf(
+    acq: AsyncCQ, lane: Lane, what: str
 ) -> None:
-    async def scenario() -> None:
-        async with AsyncCQ(lane.cq) as acq:
-            if what == "completion":
-                (task,) = await start(lambda: acq.completion(99))
-            else:
-                task = await sleeper(acq)
-            lane.send()
-            lose_event(lane.cq.channel)
-            task.cancel()
-            assert len(await asyncio.wait_for(acq.wait(), SECONDS)) == 1
-            task = await sleeper(acq)
-            lane.send()
-            assert ids(await asyncio.wait_for(task, SECONDS)) == [lane.sent - 1]
-
-    run(scenario())
+    if what == "completion":
+        task = await start(acq.completion(99))
+    else:
+        task = await start(acq.wait())
+    lane.send()
+    lose_event(lane.cq.channel)
+    task.cancel()
+    assert len(await asyncio.wait_for(acq.wait(), SECONDS)) == 1
+    task = await start(acq.wait())
+    lane.send()
+    assert ids(await asyncio.wait_for(task, SECONDS)) == [lane.sent - 1]
 
 
-def test_who_times_out_wakes_the_others_whose_event_was_lost(lane: Lane, run: Scenario) -> None:
-    async def scenario() -> None:
-        async with AsyncCQ(lane.cq) as acq:
-            task = await sleeper(acq)
-            impatient = asyncio.ensure_future(asyncio.wait_for(acq.wait(), 0.05))
-            await asyncio.sleep(0)
-            lane.send()
-            lose_event(lane.cq.channel)
-            with pytest.raises(asyncio.TimeoutError):
-                await impatient
-            assert ids(await asyncio.wait_for(task, SECONDS)) == [lane.sent - 1]
-
-    run(scenario())
-
-
-def test_a_task_on_another_cq_of_the_channel_is_not_armed_again(
-    ctx: Context, new_lane: MakeLane, run: Scenario
+async def test_who_times_out_wakes_the_others_whose_event_was_lost(
+    acq: AsyncCQ, lane: Lane
 ) -> None:
-    async def scenario() -> None:
-        channel = CompletionChannel(ctx)
-        mine, other = new_lane(on=channel), new_lane(on=channel)
-        async with AsyncCQ(mine.cq) as acq, AsyncCQ(other.cq) as its:
-            task, cancelled = await sleeper(acq), await sleeper(its)
-            arms = mine.cq.stats.arms
-            cancelled.cancel()
-            await asyncio.sleep(0)
-            mine.send()
-            assert len(await asyncio.wait_for(task, SECONDS)) == 1
-            assert mine.cq.stats.arms == arms
+    task = await start(acq.wait())
+    impatient = asyncio.ensure_future(asyncio.wait_for(acq.wait(), 0.05))
+    await asyncio.sleep(0)
+    lane.send()
+    lose_event(lane.cq.channel)
+    with pytest.raises(asyncio.TimeoutError):
+        await impatient
+    assert ids(await asyncio.wait_for(task, SECONDS)) == [lane.sent - 1]
 
-    run(scenario())
+
+async def test_a_task_on_another_cq_of_the_channel_is_not_armed_again(
+    ctx: Context, new_lane: MakeLane
+) -> None:
+    channel = CompletionChannel(ctx)
+    mine, other = new_lane(on=channel), new_lane(on=channel)
+    async with AsyncCQ(mine.cq) as acq, AsyncCQ(other.cq) as its:
+        task, cancelled = await start(acq.wait()), await start(its.wait())
+        arms = mine.cq.stats.arms
+        cancelled.cancel()
+        await asyncio.sleep(0)
+        mine.send()
+        assert len(await asyncio.wait_for(task, SECONDS)) == 1
+        assert mine.cq.stats.arms == arms

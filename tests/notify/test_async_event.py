@@ -241,21 +241,23 @@ def test_an_event_of_a_qp_names_it(pair: Pair) -> None:
         a.channel.get_event(timeout=0)
 
 
-def test_a_port_that_goes_down_is_told_to_those_with_a_qp_on_it(wire_pair: Pair, link: str) -> None:
+def test_a_port_that_goes_down_is_told_to_those_with_a_qp_on_it(
+    wire_pair: Pair, netdev: str
+) -> None:
     b = wire_pair[1]
     drain(b.ctx)
     idle = CompletionChannel(b.ctx)
     CQ(b.ctx, 4, channel=idle, user_data="nothing of it is on the port")
     with waiting(idle.get_event) as unconcerned:
         with waiting(b.channel.get_event) as waiter:
-            ip_link(link, "down")
+            ip_link(netdev, "down")
         with pytest.raises(AsyncEventError, match="port error") as e:
             waiter.join()
         assert e.value.event.event_type is AsyncEventType.PORT_ERR
         assert e.value.event.port_num == 1
         assert e.value.event.cq is e.value.event.qp is None
         assert repr(e.value.event) == "<AsyncEvent PORT_ERR, port 1>"
-        ip_link(link, "up")
+        ip_link(netdev, "up")
         seen = set()
         while AsyncEventType.PORT_ACTIVE not in seen:
             seen.add(b.ctx.get_async_event(timeout=DEADLINE).event_type)

@@ -6,16 +6,7 @@ import struct
 
 import numpy
 import pytest
-from support import (
-    DEADLINE,
-    GRH,
-    Endpoint,
-    connect,
-    until,
-    wait_completions,
-    wait_one,
-    waiting,
-)
+from support import DEADLINE, GRH, Endpoint, connect, until, wait_completions, wait_one, waiting
 
 from cqnotify import (
     AH,

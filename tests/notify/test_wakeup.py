@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from aio_support import Lane, MakeLane, Scenario, ids, sleeper, tick
+from support import Lane, MakeLane, Scenario, ids, start, tick
 
 from cqnotify import ClosedError, CompletionChannel, Context
 from cqnotify._core import Wakeup
@@ -44,8 +44,8 @@ def watched(ctx: Context) -> Watched:
 
 
 @pytest.mark.parametrize("others", [0, 1])
-def test_the_task_goes_on_while_the_event_is_read(
-    watched: Watched, new_lane: MakeLane, run: Scenario, others: int
+async def test_the_task_goes_on_while_the_event_is_read(
+    watched: Watched, new_lane: MakeLane, others: int
 ) -> None:
     lane = new_lane(on=watched)
 
@@ -53,23 +53,20 @@ def test_the_task_goes_on_while_the_event_is_read(
         assert ids(await acq.wait()) == [0]
         watched.log.append("task")
 
-    async def scenario() -> None:
-        async with AsyncCQ(lane.cq) as acq:
-            task = asyncio.ensure_future(wait(acq))
-            await tick()
-            for _ in range(others):
-                await sleeper(acq)
-            lane.send()
-            await task
-            assert watched.log == ["read", "task", "over"]
-            assert acq.stats.events == 1
-            assert acq.stats.wakeups == 1
-
-    run(scenario())
+    async with AsyncCQ(lane.cq) as acq:
+        task = asyncio.ensure_future(wait(acq))
+        await tick()
+        for _ in range(others):
+            await start(acq.wait())
+        lane.send()
+        await task
+        assert watched.log == ["read", "task", "over"]
+        assert acq.stats.events == 1
+        assert acq.stats.wakeups == 1
 
 
-def test_a_task_is_not_resumed_twice_in_one_turn_of_the_loop(
-    watched: Watched, new_lane: MakeLane, run: Scenario
+async def test_a_task_is_not_resumed_twice_in_one_turn_of_the_loop(
+    watched: Watched, new_lane: MakeLane
 ) -> None:
     """Now and then the callback reads several events. Then a second one for `a` comes meanwhile."""
     lane, other = new_lane(on=watched), new_lane(on=watched)
@@ -81,82 +78,65 @@ def test_a_task_is_not_resumed_twice_in_one_turn_of_the_loop(
             watched.log.append(name)
             then()
 
-    async def scenario() -> None:
-        async with AsyncCQ(lane.cq) as acq, AsyncCQ(other.cq) as its:
-            tasks = [
-                asyncio.ensure_future(wait(acq, "a", lambda: None)),
-                asyncio.ensure_future(wait(its, "b", lane.send)),
-            ]
-            for i in range(1, rounds + 1):
-                await tick()
-                lane.send()
-                other.send()
-                while watched.log.count("a") < 2 * i:
-                    await asyncio.sleep(0)
-            for task in tasks:
-                task.cancel()
-        callbacks = [part.partition("over") for part in " ".join(watched.log).split("read")]
-        assert all(inside.count("a") <= 1 for inside, _, _ in callbacks)
-        assert any("a b" in inside and after.strip() == "a" for inside, _, after in callbacks)
-
-    run(scenario())
-
-
-def test_who_is_woken_by_another_task_goes_on_after_it(lane: Lane, run: Scenario) -> None:
-    async def scenario() -> None:
-        async with AsyncCQ(lane.cq) as acq:
-            task = await sleeper(acq)
-            lane.send()
-            assert acq.poll() == []
-            assert not task.done()
-            assert ids(await task) == [0]
-
-    run(scenario())
-
-
-def test_waiters_behind_a_sleeper_are_served_in_the_order_of_their_coming(
-    lane: Lane, run: Scenario
-) -> None:
-    async def scenario() -> None:
-        async with AsyncCQ(lane.cq) as acq:
-            tasks = [await sleeper(acq, 1) for _ in range(4)]
-            assert acq.stats.arms == 1
-            for i, task in enumerate(tasks):
-                lane.send()
-                assert ids(await task) == [i]
-                assert not any(task.done() for task in tasks[i + 1 :])
-
-    run(scenario())
-
-
-def test_a_claim_that_comes_while_one_sleeps_gets_its_completion(lane: Lane, run: Scenario) -> None:
-    async def scenario() -> None:
-        async with AsyncCQ(lane.cq) as acq:
-            task = await sleeper(acq)
-            claim = asyncio.ensure_future(acq.completion(0))
+    async with AsyncCQ(lane.cq) as acq, AsyncCQ(other.cq) as its:
+        tasks = [
+            asyncio.ensure_future(wait(acq, "a", lambda: None)),
+            asyncio.ensure_future(wait(its, "b", lane.send)),
+        ]
+        for i in range(1, rounds + 1):
             await tick()
             lane.send()
-            assert (await claim).wr_id == 0
-            assert not task.done()
-            lane.send()
-            assert ids(await task) == [1]
+            other.send()
+            while watched.log.count("a") < 2 * i:
+                await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+    callbacks = [part.partition("over") for part in " ".join(watched.log).split("read")]
+    assert all(inside.count("a") <= 1 for inside, _, _ in callbacks)
+    assert any("a b" in inside and after.strip() == "a" for inside, _, after in callbacks)
 
-    run(scenario())
+
+async def test_who_is_woken_by_another_task_goes_on_after_it(acq: AsyncCQ, lane: Lane) -> None:
+    task = await start(acq.wait())
+    lane.send()
+    assert acq.poll() == []
+    assert not task.done()
+    assert ids(await task) == [0]
 
 
-def test_an_event_without_a_completion_wakes_nobody(lane: Lane, run: Scenario) -> None:
-    async def scenario() -> None:
-        async with AsyncCQ(lane.cq) as acq:
-            lane.cq.req_notify()
-            lane.send()
-            assert ids(lane.cq.poll()) == [0]  # and its event is left
-            task = await sleeper(acq)
-            assert acq.stats.spurious == 1
-            lane.send()
-            assert ids(await task) == [1]
-            assert acq.stats.wakeups == 1
+async def test_waiters_behind_a_sleeper_are_served_in_the_order_of_their_coming(
+    acq: AsyncCQ, lane: Lane
+) -> None:
+    tasks = [await start(acq.wait(1)) for _ in range(4)]
+    assert acq.stats.arms == 1
+    for i, task in enumerate(tasks):
+        lane.send()
+        assert ids(await task) == [i]
+        assert not any(task.done() for task in tasks[i + 1 :])
 
-    run(scenario())
+
+async def test_a_claim_that_comes_while_one_sleeps_gets_its_completion(
+    acq: AsyncCQ, lane: Lane
+) -> None:
+    task = await start(acq.wait())
+    claim = asyncio.ensure_future(acq.completion(0))
+    await tick()
+    lane.send()
+    assert (await claim).wr_id == 0
+    assert not task.done()
+    lane.send()
+    assert ids(await task) == [1]
+
+
+async def test_an_event_without_a_completion_wakes_nobody(acq: AsyncCQ, lane: Lane) -> None:
+    lane.cq.req_notify()
+    lane.send()
+    assert ids(lane.cq.poll()) == [0]  # and its event is left
+    task = await start(acq.wait())
+    assert acq.stats.spurious == 1
+    lane.send()
+    assert ids(await task) == [1]
+    assert acq.stats.wakeups == 1
 
 
 # ---- what the task does while the event is being read ------------------------------------------
@@ -165,7 +145,7 @@ def test_an_event_without_a_completion_wakes_nobody(lane: Lane, run: Scenario) -
 async def wait_again(acq: AsyncCQ, lane: Lane) -> None:
     lane.send()
     assert ids(await acq.wait()) == [1]
-    task = await sleeper(acq)
+    task = await start(acq.wait())
     lane.send()
     assert ids(await task) == [2]
 
@@ -201,52 +181,44 @@ async def replace(acq: AsyncCQ, lane: Lane) -> None:
     async with AsyncCQ(lane.cq) as new:
         lane.send()
         assert ids(await new.wait()) == [1]
-        task = await sleeper(new)
+        task = await start(new.wait())
         lane.send()
         assert ids(await task) == [2]
 
 
 @pytest.mark.parametrize("act", [wait_again, poll, close, close_cq, close_all, replace])
-def test_the_task_that_was_resumed_can_do_anything(
-    lane: Lane, run: Scenario, act: Callable[[AsyncCQ, Lane], Any]
+async def test_the_task_that_was_resumed_can_do_anything(
+    lane: Lane, act: Callable[[AsyncCQ, Lane], Any]
 ) -> None:
     async def wait(acq: AsyncCQ) -> None:
         assert ids(await acq.wait()) == [0]
         await act(acq, lane)
 
-    async def scenario() -> None:
-        acq = AsyncCQ(lane.cq)
-        task = asyncio.ensure_future(wait(acq))
-        await tick()
-        lane.send()
-        await task
-        acq.close()
-
-    run(scenario())
+    acq = AsyncCQ(lane.cq)
+    task = asyncio.ensure_future(wait(acq))
+    await tick()
+    lane.send()
+    await task
+    acq.close()
 
 
-def test_the_task_that_was_resumed_can_cancel_the_one_behind_it(lane: Lane, run: Scenario) -> None:
+async def test_the_task_that_was_resumed_can_cancel_the_one_behind_it(lane: Lane) -> None:
     async def wait(acq: AsyncCQ) -> None:
         assert ids(await acq.wait(1)) == [0]
         second.cancel()
 
-    async def scenario() -> None:
-        nonlocal second
-        async with AsyncCQ(lane.cq) as acq:
-            first = asyncio.ensure_future(wait(acq))
-            await tick()
-            second, third = await sleeper(acq), await sleeper(acq)
-            lane.send(2)
-            await first
-            assert ids(await third) == [1]
-            assert second.cancelled()
-
-    second: asyncio.Task[Any]
-    run(scenario())
+    async with AsyncCQ(lane.cq) as acq:
+        first = asyncio.ensure_future(wait(acq))
+        await tick()
+        second, third = await start(acq.wait()), await start(acq.wait())
+        lane.send(2)
+        await first
+        assert ids(await third) == [1]
+        assert second.cancelled()
 
 
-def test_after_the_last_one_is_closed_no_event_is_taken_from_others(
-    watched: Watched, new_lane: MakeLane, run: Scenario
+async def test_after_the_last_one_is_closed_no_event_is_taken_from_others(
+    watched: Watched, new_lane: MakeLane
 ) -> None:
     lane, other = new_lane(on=watched), new_lane(on=watched)
 
@@ -256,18 +228,15 @@ def test_after_the_last_one_is_closed_no_event_is_taken_from_others(
         other.cq.req_notify()
         other.send()
 
-    async def scenario() -> None:
-        for _ in range(20):  # so one of them looks for more events than one
-            acq = AsyncCQ(lane.cq)
-            task = asyncio.ensure_future(wait(acq))
-            await tick()
-            lane.send()
-            await task
-            await tick()
-            assert watched.try_get_event() is other.cq
-            other.cq.poll()
-
-    run(scenario())
+    for _ in range(20):  # so one of them looks for more events than one
+        acq = AsyncCQ(lane.cq)
+        task = asyncio.ensure_future(wait(acq))
+        await tick()
+        lane.send()
+        await task
+        await tick()
+        assert watched.try_get_event() is other.cq
+        other.cq.poll()
 
 
 # ---- exceptions, cancellation, contexts ---------------------------------------------------------
@@ -301,55 +270,45 @@ def test_what_ends_the_loop_goes_through_and_nothing_is_lost(
         assert ids(loop.run_until_complete(acq.wait())) == [1]
 
 
-def test_an_exception_of_the_task_is_its_own(lane: Lane, run: Scenario) -> None:
+async def test_an_exception_of_the_task_is_its_own(acq: AsyncCQ, lane: Lane) -> None:
     async def fail(acq: AsyncCQ) -> None:
         await acq.wait()
         raise ValueError("mine")
 
-    async def scenario() -> None:
-        async with AsyncCQ(lane.cq) as acq:
-            task = asyncio.ensure_future(fail(acq))
-            await tick()
-            lane.send()
-            with pytest.raises(ValueError, match="mine"):
-                await task
-            task2 = await sleeper(acq)
-            lane.send()
-            assert ids(await task2) == [1]
-
-    run(scenario())
+    task = asyncio.ensure_future(fail(acq))
+    await tick()
+    lane.send()
+    with pytest.raises(ValueError, match="mine"):
+        await task
+    task2 = await start(acq.wait())
+    lane.send()
+    assert ids(await task2) == [1]
 
 
-def test_a_cancelled_sleeper_loses_nothing_and_keeps_its_message(lane: Lane, run: Scenario) -> None:
-    async def scenario() -> None:
-        async with AsyncCQ(lane.cq) as acq:
-            task = await sleeper(acq)
-            lane.send()
-            task.cancel("enough")
-            with pytest.raises(asyncio.CancelledError) as e:
-                await task
-            assert sys.version_info < (3, 11) or e.value.args == ("enough",)
-            assert ids(await acq.wait()) == [0]
-
-    run(scenario())
+async def test_a_cancelled_sleeper_loses_nothing_and_keeps_its_message(
+    acq: AsyncCQ, lane: Lane
+) -> None:
+    task = await start(acq.wait())
+    lane.send()
+    task.cancel("enough")
+    with pytest.raises(asyncio.CancelledError) as e:
+        await task
+    assert sys.version_info < (3, 11) or e.value.args == ("enough",)
+    assert ids(await acq.wait()) == [0]
 
 
-def test_a_timeout_ends_a_sleep_and_the_next_is_not_deaf(lane: Lane, run: Scenario) -> None:
-    async def scenario() -> None:
-        async with AsyncCQ(lane.cq) as acq:
-            for i in range(0, 10, 2):
-                lane.send()
-                assert ids(await acq.wait()) == [i]
-                with pytest.raises(asyncio.TimeoutError):
-                    await asyncio.wait_for(acq.wait(), 0.01)
-                task = await sleeper(acq)
-                lane.send()
-                assert ids(await task) == [i + 1]
-
-    run(scenario())
+async def test_a_timeout_ends_a_sleep_and_the_next_is_not_deaf(acq: AsyncCQ, lane: Lane) -> None:
+    for i in range(0, 10, 2):
+        lane.send()
+        assert ids(await acq.wait()) == [i]
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(acq.wait(), 0.01)
+        task = await start(acq.wait())
+        lane.send()
+        assert ids(await task) == [i + 1]
 
 
-def test_the_task_goes_on_in_its_own_context(lane: Lane, run: Scenario) -> None:
+async def test_the_task_goes_on_in_its_own_context(acq: AsyncCQ, lane: Lane) -> None:
     name = contextvars.ContextVar("name", default="nobody")
 
     async def wait(acq: AsyncCQ) -> None:
@@ -360,16 +319,12 @@ def test_the_task_goes_on_in_its_own_context(lane: Lane, run: Scenario) -> None:
         await acq.wait()
         assert name.get() == "still mine"
 
-    async def scenario() -> None:
-        async with AsyncCQ(lane.cq) as acq:
-            task = asyncio.ensure_future(wait(acq))
-            for _ in range(2):
-                await tick()
-                lane.send()
-            await task
-            assert name.get() == "nobody"
-
-    run(scenario())
+    task = asyncio.ensure_future(wait(acq))
+    for _ in range(2):
+        await tick()
+        lane.send()
+    await task
+    assert name.get() == "nobody"
 
 
 def python_task(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
@@ -387,8 +342,8 @@ if sys.version_info >= (3, 12):
 
 
 @pytest.mark.parametrize("factory", FACTORIES)
-def test_tasks_of_other_kinds_are_resumed_too(
-    watched: Watched, new_lane: MakeLane, run: Scenario, factory: Any
+async def test_tasks_of_other_kinds_are_resumed_too(
+    watched: Watched, new_lane: MakeLane, factory: Any
 ) -> None:
     lane = new_lane(on=watched)
 
@@ -396,22 +351,19 @@ def test_tasks_of_other_kinds_are_resumed_too(
         await acq.wait()
         watched.log.append("task")
 
-    async def scenario() -> None:
-        asyncio.get_running_loop().set_task_factory(factory)
-        async with AsyncCQ(lane.cq) as acq:
-            for _ in range(3):
-                task = asyncio.get_running_loop().create_task(wait(acq))
-                await tick()
-                lane.send()
-                await task
-            assert watched.log == ["read", "task", "over"] * 3
-            task = asyncio.get_running_loop().create_task(acq.wait())
+    asyncio.get_running_loop().set_task_factory(factory)
+    async with AsyncCQ(lane.cq) as acq:
+        for _ in range(3):
+            task = asyncio.get_running_loop().create_task(wait(acq))
             await tick()
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-
-    run(scenario())
+            lane.send()
+            await task
+        assert watched.log == ["read", "task", "over"] * 3
+        task = asyncio.get_running_loop().create_task(acq.wait())
+        await tick()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
 
 
 def test_it_works_in_debug_mode(lane: Lane, run: Scenario) -> None:
@@ -424,7 +376,7 @@ def test_it_works_in_debug_mode(lane: Lane, run: Scenario) -> None:
         loop.set_exception_handler(lambda loop, context: errors.append(context))
         async with AsyncCQ(lane.cq) as acq:
             for i in range(3):
-                task = await sleeper(acq)
+                task = await start(acq.wait())
                 lane.send()
                 assert ids(await task) == [i]
 
@@ -442,7 +394,7 @@ def test_a_burst_of_events_does_not_take_a_turn_for_each(
         nonlocal turns
         async with contextlib.AsyncExitStack() as stack:
             acqs = [await stack.enter_async_context(AsyncCQ(lane.cq)) for lane in lanes]
-            tasks = [await sleeper(acq) for acq in acqs]
+            tasks = [await start(acq.wait()) for acq in acqs]
             for lane in lanes:
                 lane.send()
             while not all(task.done() for task in tasks):
@@ -454,19 +406,15 @@ def test_a_burst_of_events_does_not_take_a_turn_for_each(
     assert turns <= 8 + 4
 
 
-def test_single_events_are_read_singly(watched: Watched, new_lane: MakeLane, run: Scenario) -> None:
+async def test_single_events_are_read_singly(watched: Watched, new_lane: MakeLane) -> None:
     lane = new_lane(on=watched)
-
-    async def scenario() -> None:
-        async with AsyncCQ(lane.cq) as acq:
-            for _ in range(80):
-                task = await sleeper(acq)
-                lane.send()
-                await task
-            assert acq.stats.events == 80
-            assert watched.log.count("read") == 80
-
-    run(scenario())
+    async with AsyncCQ(lane.cq) as acq:
+        for _ in range(80):
+            task = await start(acq.wait())
+            lane.send()
+            await task
+        assert acq.stats.events == 80
+        assert watched.log.count("read") == 80
 
 
 # ---- the Wakeup itself --------------------------------------------------------------------------
@@ -488,38 +436,32 @@ def test_only_a_task_of_asyncio_can_await_a_wakeup() -> None:
             wakeup.add_done_callback(print, context=context)
 
 
-def test_a_wakeup_is_done_once(run: Scenario) -> None:
+async def test_a_wakeup_is_done_once() -> None:
     async def sleep(wakeup: Wakeup) -> None:
         await wakeup
 
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        for end in (Wakeup.wake, Wakeup.cancel):
-            wakeup = Wakeup(loop)
-            task = asyncio.ensure_future(sleep(wakeup))
-            await tick()
-            assert not wakeup.done()
-            end(wakeup)
-            assert wakeup.done()
-            assert not wakeup.cancel()
-            wakeup.wake()
-            await asyncio.wait([task])
-            assert task.cancelled() == (end is Wakeup.cancel)
-
-    run(scenario())
-
-
-def test_a_task_that_was_woken_before_it_slept_does_not_wait(run: Scenario) -> None:
-    async def scenario() -> None:
-        wakeup = Wakeup(asyncio.get_running_loop())
+    loop = asyncio.get_running_loop()
+    for end in (Wakeup.wake, Wakeup.cancel):
+        wakeup = Wakeup(loop)
+        task = asyncio.ensure_future(sleep(wakeup))
+        await tick()
+        assert not wakeup.done()
+        end(wakeup)
+        assert wakeup.done()
+        assert not wakeup.cancel()
         wakeup.wake()
-        await wakeup
-        await wakeup  # it is done for good
-
-    run(scenario())
+        await asyncio.wait([task])
+        assert task.cancelled() == (end is Wakeup.cancel)
 
 
-def test_however_often_the_loop_calls_a_wakeup_its_task_goes_on_once(run: Scenario) -> None:
+async def test_a_task_that_was_woken_before_it_slept_does_not_wait() -> None:
+    wakeup = Wakeup(asyncio.get_running_loop())
+    wakeup.wake()
+    await wakeup
+    await wakeup  # it is done for good
+
+
+async def test_however_often_the_loop_calls_a_wakeup_its_task_goes_on_once() -> None:
     steps = []
 
     async def sleep(wakeup: Wakeup) -> None:
@@ -528,20 +470,17 @@ def test_however_often_the_loop_calls_a_wakeup_its_task_goes_on_once(run: Scenar
         await asyncio.sleep(0)
         steps.append("end")
 
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        wakeup = Wakeup(loop)
-        task = asyncio.ensure_future(sleep(wakeup))
-        await tick()
-        for _ in range(2):
-            loop.call_soon(wakeup)
-        wakeup.wake()
-        assert steps == []
-        await task
-        await tick()
-        assert steps == ["woken", "end"]
-
-    run(scenario())
+    loop = asyncio.get_running_loop()
+    wakeup = Wakeup(loop)
+    task = asyncio.ensure_future(sleep(wakeup))
+    await tick()
+    for _ in range(2):
+        loop.call_soon(wakeup)
+    wakeup.wake()
+    assert steps == []
+    await task
+    await tick()
+    assert steps == ["woken", "end"]
 
 
 class Interfering(asyncio.SelectorEventLoop):

@@ -390,7 +390,7 @@ def switches(process: subprocess.Popen[str]) -> int:
 
 
 @in_lab
-def test_watch_shows_what_happens_and_sleeps_in_between(link: str, rdma_device2: Device) -> None:
+def test_watch_shows_what_happens_and_sleeps_in_between(netdev: str, rdma_device2: Device) -> None:
     name = rdma_device2.name
     with watching("--json", "--count", 1, "--device", name) as process:
         asleep(process)
@@ -399,7 +399,7 @@ def test_watch_shows_what_happens_and_sleeps_in_between(link: str, rdma_device2:
             process.wait(2)
         assert switches(process) == before, "it was awake"
         assert len(list(Path(f"/proc/{process.pid}/task").iterdir())) == 1
-        ip_link(link, "down")
+        ip_link(netdev, "down")
         code, out, err = outcome(process)
     assert (code, err) == (0, "")
     event = json.loads(out)
@@ -408,15 +408,15 @@ def test_watch_shows_what_happens_and_sleeps_in_between(link: str, rdma_device2:
 
 
 @in_lab
-def test_watch_watches_all_devices_and_flushes_each_line(link: str, rdma_device2: Device) -> None:
+def test_watch_watches_all_devices_and_flushes_each_line(netdev: str, rdma_device2: Device) -> None:
     name = rdma_device2.name
     with watching() as process:
         asleep(process)
-        ip_link(link, "down")
+        ip_link(netdev, "down")
         assert process.stdout is not None
         lines = iter(process.stdout.readline, "")
         assert next(line for line in lines if name in line).endswith(f"{name} port 1: PORT_ERR\n")
-        ip_link(link, "up")
+        ip_link(netdev, "up")
         assert next(line for line in lines if "PORT_ACTIVE" in line)
         process.send_signal(signal.SIGINT)
         assert process.wait(DEADLINE) == 130
@@ -705,9 +705,9 @@ def test_what_the_device_refuses_is_refused_by_the_options_name(
 @in_lab
 @pytest.mark.parametrize("name", ["pingpong", "conformance"])
 def test_a_port_that_is_down_is_nothing_to_run_on(
-    name: str, link: str, ctx2: Context, capsys: Capture
+    name: str, netdev: str, ctx2: Context, capsys: Capture
 ) -> None:
-    ip_link(link, "down")
+    ip_link(netdev, "down")
     until(lambda: ctx2.query_port().state != PortState.ACTIVE, "the port is down")
     assert main([name, "-d", ctx2.name]) == 3
     assert re.fullmatch(

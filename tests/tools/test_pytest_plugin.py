@@ -487,10 +487,10 @@ def test_a_port_that_is_not_there_is_an_error(run: Run) -> None:
 
 
 @pytest.mark.usefixtures("conversation")
-def test_a_pair_is_not_made_on_a_port_that_is_down(run: Run, link: str) -> None:
+def test_a_pair_is_not_made_on_a_port_that_is_down(run: Run, netdev: str) -> None:
     name = devices()[0].name
     with Context(name) as ctx:
-        ip_link(link, "down")  # which cuts both off
+        ip_link(netdev, "down")  # which cuts both off
         until(lambda: ctx.query_port().state == PortState.DOWN, "the port is down")
     source = """
         def test_it(rdma_pair):

@@ -10,16 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support import (
-    DEADLINE,
-    Endpoint,
-    connect,
-    is_rxe,
-    kernel,
-    until,
-    wait_completions,
-    wait_one,
-)
+from support import DEADLINE, Endpoint, connect, is_rxe, kernel, until, wait_completions, wait_one
 
 from cqnotify import (
     CQ,
