@@ -17,9 +17,9 @@ import pytest
 
 if TYPE_CHECKING:
     from cqnotify import CQ, MR, PD, CompletionChannel, Context, Device
-    from cqnotify._requirements import Requirements
     from cqnotify.hosts import Hosts
     from cqnotify.testing import Endpoint, MakePair
+    from cqnotify.testing._requirements import Requirements
 
 OPENED = pytest.StashKey[list["Context"]]()
 
@@ -98,7 +98,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def _requirements(item: pytest.Item) -> Iterator[Requirements]:
     for marker in item.iter_markers("rdma"):
-        from cqnotify._requirements import Requirements
+        from cqnotify.testing._requirements import Requirements
 
         yield Requirements.of(*marker.args, **marker.kwargs)
 
@@ -174,7 +174,7 @@ def pytest_runtest_makereport(
     if report.failed and report.when != "teardown" and "cqnotify.hosts" in sys.modules:
         report.sections += [(HOSTS_SECTION, text) for text in _hosts_report(item)]
     if report.failed and report.when != "teardown" and "cqnotify" in sys.modules:
-        from cqnotify._state_report import state_of
+        from cqnotify.testing._state_report import state_of
 
         lines = [line for context in _contexts(item) for line in state_of(context)]
         if lines:

@@ -24,15 +24,24 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, overload
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypedDict, overload
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-    from ._options import Faults
-
-
 __all__ = ["Host", "HostError", "Hosts", "Line", "Program"]
+
+
+class Faults(TypedDict, total=False):
+    """Of `Hosts.impair`: what a link does to its frames."""
+
+    loss: float
+    duplicate: float
+    reorder: float
+    delay: float
+    jitter: float
+    rate: float
+
 
 _BOOT = 200.0  # seconds; an emulated guest is tried twice
 _ANSWER = 30.0

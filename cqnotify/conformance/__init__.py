@@ -2,9 +2,9 @@
 """Which completions raise an event on a device, row by row, against ibv_req_notify_cq(3)."""
 
 from ._cases import QP_TYPES, Arm, Case, Outcome, Queue, cases
-from ._measure import measure
 from ._report import Deviation, Report, Row
 from ._rules import expected_events, expected_statuses, is_solicited
+from ._run import measure
 from ._text import format_report
 
 __all__ = [

@@ -14,10 +14,10 @@ from typing import Any, get_origin, is_typeddict
 
 import cqnotify
 from cqnotify import CQ, QP, SRQ, QPAttr, RecvWR, SendWR, exchange
-from cqnotify._options import ConnectOptions, PairOptions, QPOptions
 from cqnotify.aio import AsyncCQ
 from cqnotify.qp import QPChanges
 from cqnotify.testing import Endpoint, connect
+from cqnotify.testing._options import ConnectOptions, PairOptions, QPOptions
 
 
 def modules() -> Iterator[ModuleType]:

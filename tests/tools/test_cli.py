@@ -39,11 +39,11 @@ from cqnotify import (
     devices,
 )
 from cqnotify.cli import COMMANDS, EXIT_CODES, LONGEST, main, seconds
-from cqnotify.cli._pingpong_end import BLANK, KINDS, Plan, open_end
-from cqnotify.cli._pingpong_play import Contents
-from cqnotify.cli._pingpong_report import WHAT, Report, histogram, percentiles
 from cqnotify.cli._terminal import Progress, colored, paint
 from cqnotify.cli.devices import _plain_value, _shown
+from cqnotify.cli.pingpong._end import BLANK, KINDS, Plan, open_end
+from cqnotify.cli.pingpong._play import Contents
+from cqnotify.cli.pingpong._report import WHAT, Report, histogram, percentiles
 from cqnotify.context import gid_text
 from cqnotify.exchange import exchange_as_server_blocking, listen
 
@@ -852,12 +852,12 @@ def test_a_plot_that_cannot_be_written_is_wrong_usage(tmp_path: Path, capsys: Ca
 
 
 def test_a_plot_is_a_picture_with_the_percentiles(tmp_path: Path) -> None:
-    from cqnotify.cli._pingpong_plot import save
+    from cqnotify.cli.pingpong._report import save_plot
 
     figures = report([n * 1000 for n in range(10, 1000)])
     svg, png = tmp_path / "a.svg", tmp_path / "a.png"
-    save(figures, str(svg))
-    save(figures, str(png))
+    save_plot(figures, str(svg))
+    save_plot(figures, str(png))
     assert ElementTree.parse(svg).getroot().tag == "{http://www.w3.org/2000/svg}svg"
     assert all(name in svg.read_text() for name in ("p50", "p99.9", "rc ping-pong"))
     assert png.read_bytes().startswith(b"\x89PNG")

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cqnotify import QPAddress, _exchange_protocol
+from cqnotify import QPAddress
 from cqnotify.exchange import (
+    _protocol,
     exchange_as_client,
     exchange_as_client_blocking,
     exchange_as_server,
@@ -469,7 +470,7 @@ class TestTurnedAway:
 
     @both
     def test_a_slow_client_does_not_keep_the_others_out(self, role, listener, monkeypatch):
-        monkeypatch.setattr(_exchange_protocol, "PATIENCE", 0.3)
+        monkeypatch.setattr(_protocol, "PATIENCE", 0.3)
         told = []
         address = listener.getsockname()
         with (
@@ -589,7 +590,7 @@ def test_what_is_read_is_exactly_what_would_be_written(data):
 def test_a_server_connects_to_nothing_but_whole_records(sent, count):
     """The protocol's own steps, without a socket: a real one is too slow for so many."""
     connected, answers = [], []
-    steps = _exchange_protocol.Server([THEIRS] * count, connected.append, None).steps()
+    steps = _protocol.Server([THEIRS] * count, connected.append, None).steps()
     rest = sent
     with contextlib.suppress(ValueError, StopIteration):
         step = next(steps)

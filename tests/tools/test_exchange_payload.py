@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from support import DEADLINE, wait_one
 
 from cqnotify import AccessFlags, Context, QPAddress, WROpcode
-from cqnotify._exchange_protocol import MAX_PAYLOAD, Server
 from cqnotify.exchange import (
     exchange_as_client,
     exchange_as_client_blocking,
@@ -28,6 +27,7 @@ from cqnotify.exchange import (
     exchange_as_server_blocking,
     listen,
 )
+from cqnotify.exchange._protocol import MAX_PAYLOAD, Server
 from cqnotify.testing import Endpoint
 
 OURS = QPAddress(0x12, 0x345, 0xABCDEF, IPv6Address("fe80::1"))

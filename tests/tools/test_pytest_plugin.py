@@ -14,9 +14,9 @@ import pytest
 from support import ip_link, until
 
 import cqnotify
-from cqnotify import AtomicCap, Context, DeviceAttr, PortState, VerbsError, _state_report, devices
-from cqnotify._requirements import Requirements
-from cqnotify.testing import Endpoint
+from cqnotify import AtomicCap, Context, DeviceAttr, PortState, VerbsError, devices
+from cqnotify.testing import Endpoint, _state_report
+from cqnotify.testing._requirements import Requirements
 from pytest_cqnotify import SECTION
 
 pytest_plugins = ["pytester"]

@@ -30,7 +30,7 @@ from cqnotify import (
     WROpcode,
     testing,
 )
-from cqnotify.testing import Endpoint, MakePair, connect, wait_completions
+from cqnotify.testing import Endpoint, MakePair, _endpoint, connect, wait_completions
 
 pytestmark = pytest.mark.rdma
 
@@ -130,9 +130,9 @@ def test_without_a_gid_the_peer_is_reached_by_its_lid(
 ) -> None:
     """As it is on InfiniBand, which rxe is not: AH itself would refuse it."""
     given: dict[str, int] = {}
-    monkeypatch.setattr(testing, "AH", lambda pd, **attr: given.update(attr))
+    monkeypatch.setattr(_endpoint, "AH", lambda pd, **attr: given.update(attr))
     peer = QPAddress(lid=7, qp_num=1, psn=0, gid=IPv6Address(0))
-    testing._address_handle(end, peer, 1, None)
+    _endpoint._address_handle(end, peer, 1, None)
     assert given == {"dlid": 7, "port_num": 1}
 
 

@@ -16,7 +16,6 @@ from ipaddress import IPv6Address
 import pytest
 from support import wait_completions
 
-import cqnotify.demo
 from cqnotify import (
     CQ,
     MR,
@@ -47,7 +46,7 @@ def iwarp(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> Context:
     """The device, which says that it is an iWARP one, as does each of the list."""
     listed = [device._replace(transport_type=TransportType.IWARP) for device in devices()]
     monkeypatch.setattr(Context, "transport_type", TransportType.IWARP)
-    monkeypatch.setattr(cqnotify.demo, "devices", lambda: listed)
+    monkeypatch.setattr("cqnotify.demo._run.devices", lambda: listed)
     return ctx
 
 

@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The demo: what it costs to sleep until a completion comes, against polling for it.
-
-Two jobs, each done by several receivers: a ping-pong with ibv_rc_pingpong, rdma-core's own program
-in event mode, and a one-way stream that a second process sends at a slow pace. In the lab, where
-two software devices sit on one wire, the wire is given a delay for the duration.
-"""
+"""A run of the whole demo: where it runs, the wire that is slowed down, and the six parts."""
 
 from __future__ import annotations
 
@@ -13,23 +8,14 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
-from ._core import NO_DEVICE
-from ._demo_receivers import (
-    ASYNCIO,
-    BLOCKING,
-    BUSY,
-    Asyncio,
-    Blocking,
-    BusyPolling,
-    Receiver,
-    Result,
-    measure,
-)
-from ._demo_traffic import (
+from .._core import NO_DEVICE
+from ..context import Context, devices, needs_rdma_cm
+from ._receivers import Asyncio, Blocking, BusyPolling, Receiver, measure
+from ._report import Report, Result, conclusions, problems
+from ._traffic import (
     CannotRunError,
     DemoError,
     PingPong,
@@ -38,30 +24,8 @@ from ._demo_traffic import (
     Traffic,
     find_gid,
 )
-from .context import Context, devices, needs_rdma_cm
-
-__all__ = ["CannotRunError", "DemoError", "Report", "format_report", "run"]
 
 WIRE_DELAY: Final = "6ms"
-MIN_EVENTS_PER_MESSAGE: Final = 0.9  # below that a receiver did not really sleep
-
-
-@dataclass(frozen=True)
-class Report:
-    """All figures, what they mean, and what was wrong. `interval` is in seconds."""
-
-    device: str
-    peer_device: str
-    wire_delay: str | None
-    messages: int
-    interval: float
-    results: list[Result]
-    conclusions: list[str]
-    problems: list[str]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return what `--json` prints."""
-        return {**asdict(self), "ok": not self.problems}
 
 
 def run(
@@ -89,35 +53,9 @@ def run(
         messages=messages,
         interval=interval,
         results=results,
-        conclusions=_conclusions(results),
-        problems=_problems(results) if netdevs else [],
+        conclusions=conclusions(results),
+        problems=problems(results) if netdevs else [],
     )
-
-
-def format_report(report: Report) -> str:
-    """Return the table and its meaning, for a terminal."""
-    head = ["traffic", "receiver", "messages", "events", "per message", "wake-ups", "spurious"]
-    rows = [[*head, "CPU s", "wall s"]]
-    for r in report.results:
-        counts = [r.messages, r.events, f"{r.events_per_message:.3f}", r.wakeups, r.spurious]
-        rows.append([r.traffic, r.receiver, *map(str, counts), f"{r.cpu:.2f}", f"{r.wall:.2f}"])
-    wire = f", {report.wire_delay} of delay on the wire" if report.wire_delay else ""
-    title = f"{report.device} with {report.peer_device}{wire}"
-    problems = [f"PROBLEM: {problem}" for problem in report.problems]
-    legend = (
-        "wake-ups: how often a sleeping receiver woke; spurious: events with nothing behind them"
-    )
-    return "\n".join([title, "", *_align(rows), legend, "", *report.conclusions, *problems])
-
-
-def _align(rows: list[list[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = zip(row, widths, strict=True)
-        texts = [c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(cells)]
-        lines.append("  ".join(texts))
-    return [lines[0], "  ".join("-" * w for w in widths), *lines[1:]]
 
 
 def _run_all(plan: Plan, progress: Callable[[str, int], object]) -> list[Result]:
@@ -136,33 +74,6 @@ def _run_all(plan: Plan, progress: Callable[[str, int], object]) -> list[Result]
         job.progress(0)
         results.append(measure(plan, job, receiver))
     return results
-
-
-def _conclusions(results: list[Result]) -> list[str]:
-    sentences = []
-    busy = {r.traffic: r for r in results if r.receiver == BUSY}
-    for r in results:
-        if r.receiver != BUSY:
-            sentences.append(_conclusion(r, busy[r.traffic]))
-    return sentences
-
-
-def _conclusion(result: Result, busy: Result) -> str:
-    factor = busy.cpu / max(result.cpu, 1e-4)
-    return (
-        f"{result.traffic}, {result.receiver}: woken {result.wakeups} times for {result.messages} "
-        f"messages, {result.cpu:.2f} s of CPU; busy polling took {busy.cpu:.2f} s for the same, "
-        f"{factor:.1f} times as much."
-    )
-
-
-def _problems(results: list[Result]) -> list[str]:
-    """What must not be, where the messages are known to come slowly enough."""
-    return [
-        f"{r.traffic}, {r.receiver}: {r.events_per_message} events per message: it did not sleep"
-        for r in results
-        if r.receiver in (ASYNCIO, BLOCKING) and r.events_per_message < MIN_EVENTS_PER_MESSAGE
-    ]
 
 
 def _plan(

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Keyword arguments that `cqnotify.testing` hands on to `QP()` and to `QP.connect()`, as types."""
+"""Keyword arguments that are handed on to `QP()` and to `QP.connect()`, as types."""
 
 from __future__ import annotations
 
 from typing import TypedDict
 
-from ._core import SRQ
-from .enums import MTU, AccessFlags
+from .._core import SRQ
+from ..enums import MTU, AccessFlags
 
 
 class QPOptions(TypedDict, total=False):
@@ -56,14 +56,3 @@ class PairOptions(QPOptions, PathOptions, total=False):
     one_cq: bool
     port_num: int
     gid_index: int | None
-
-
-class Faults(TypedDict, total=False):
-    """Of `Hosts.impair`: what a link does to its frames."""
-
-    loss: float
-    duplicate: float
-    reorder: float
-    delay: float
-    jitter: float
-    rate: float

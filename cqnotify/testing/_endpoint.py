@@ -1,14 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Pairs of connected queue pairs, for tests; the fixtures of the pytest plugin make them.
-
-One message, received asleep:
-
-    with Context() as ctx, Endpoint(ctx) as a, Endpoint(ctx) as b:
-        connect(a, b)
-        b.qp.post_recv(b.mr)
-        a.qp.post_send(a.mr[0:5])
-        (wc,) = wait_completions(b.recv_cq)
-"""
+"""One end of a connection, the connection of two, and the wait for completions."""
 
 from __future__ import annotations
 
@@ -17,10 +8,10 @@ from contextlib import ExitStack
 from ipaddress import IPv6Address
 from typing import TYPE_CHECKING, Final, Protocol, TypedDict, TypeVar
 
-from ._core import AH, CQ, MR, PD, BusyError, CompletionChannel, WorkCompletion
-from .context import Context
-from .enums import AccessFlags, AtomicCap, QPType
-from .qp import DEFAULT_QKEY, QP, QPAddress
+from .._core import AH, CQ, MR, PD, BusyError, CompletionChannel, WorkCompletion
+from ..context import Context
+from ..enums import AccessFlags, AtomicCap, QPType
+from ..qp import DEFAULT_QKEY, QP, QPAddress
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack

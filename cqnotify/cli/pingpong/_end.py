@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from ipaddress import IPv6Address
 from typing import Final
 
-from .._core import AH, CQ, MR, PD, SRQ, CompletionChannel, VerbsError, WorkCompletion
-from ..attrs import PortAttr
-from ..context import Context, gid_text
-from ..enums import MTU, AccessFlags, LinkLayer, QPType
-from ..qp import DEFAULT_QKEY, QP, QPAddress
-from . import CommandError, check_connects, check_limit, check_port
+from ..._core import AH, CQ, MR, PD, SRQ, CompletionChannel, VerbsError, WorkCompletion
+from ...attrs import PortAttr
+from ...context import Context, gid_text
+from ...enums import MTU, AccessFlags, LinkLayer, QPType
+from ...qp import DEFAULT_QKEY, QP, QPAddress
+from .. import CommandError, check_connects, check_limit, check_port
 
 GRH: Final = 40  # bytes of routing header in front of what a UD QP receives
 SRQ_RECORDS: Final = 256  # that ibv_srq_pingpong exchanges, however few QPs there are

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-from .attrs import DeviceAttr
-from .context import Context
-from .enums import MTU, AtomicCap, LinkLayer
+from ..attrs import DeviceAttr
+from ..context import Context
+from ..enums import MTU, AtomicCap, LinkLayer
 
 __all__ = ["Requirements"]
 

@@ -9,8 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from ..enums import MTU
-from . import (
+from ...enums import MTU
+from .. import (
     CANNOT_RUN,
     OK,
     USAGE,
@@ -22,7 +22,8 @@ from . import (
     seconds,
     whole,
 )
-from ._pingpong_end import KINDS, SRQ_RECORDS, Plan
+from ._end import KINDS, SRQ_RECORDS, Plan
+from ._report import save_plot
 
 DESCRIPTION: Final = """\
 Sends messages to and fro, and measures how long each takes: a server without HOST, else the client
@@ -118,17 +119,15 @@ def run(args: argparse.Namespace) -> int:
     if args.plot:
         _need_matplotlib()
     device_names(plan.device)
-    from . import _pingpong_session  # with what takes long to import
+    from ._play import hold  # with what takes long to import
 
-    report = _pingpong_session.hold(plan)
+    report = hold(plan)
     if args.json:
         print_json(report.as_dict())
     else:
         print(report.as_text())
     if args.plot:
-        from ._pingpong_plot import save
-
-        save(report, args.plot)
+        save_plot(report, args.plot)
     return OK
 
 

@@ -7,36 +7,15 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Final
 
-from ._core import CompletionError
-from ._demo_traffic import DemoError, Endpoint, Peer, Plan, Traffic, open_endpoint
-from .aio import AsyncCQ
+from .._core import CompletionError
+from ..aio import AsyncCQ
+from ._report import ASYNCIO, BLOCKING, BUSY, SOLICITED, Result
+from ._traffic import DemoError, Endpoint, Peer, Plan, Traffic, open_endpoint
 
-ASYNCIO: Final = "asyncio"
-SOLICITED: Final = "asyncio, solicited only"
-BLOCKING: Final = "blocking"
-BUSY: Final = "busy polling"
 BATCH: Final = 64
 CHECK_INTERVAL: Final = 0.5  # seconds between looks whether the peer is still alive
-
-
-@dataclass(frozen=True)
-class Result:
-    """One receiver's figures. Times are in seconds; the CPU time is this process's own."""
-
-    traffic: str
-    receiver: str
-    messages: int
-    events: int
-    events_per_message: float
-    wakeups: int
-    spurious: int
-    arms: int
-    polls: int
-    cpu: float
-    wall: float
 
 
 class Receiver(ABC):

@@ -9,10 +9,10 @@ from array import array
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from ..context import gid_text
-from ..qp import QPAddress
-from ._pingpong_end import Plan
-from ._terminal import columns, paint
+from ...context import gid_text
+from ...qp import QPAddress
+from .._terminal import columns, paint
+from ._end import Plan
 
 PER_MILLE: Final = {"min": 0, "p50": 500, "p90": 900, "p99": 990, "p99.9": 999, "max": 1000}
 STEPS: Final = (1, 1.5, 2, 3, 5, 7)  # of a histogram's borders, in each power of ten
@@ -198,3 +198,31 @@ def _event_line(report: Report) -> str:
         f"{report.events} events, {report.events_per_iter:.3f} per iteration; woken from sleep "
         f"{report.wakeups} times; {report.spurious} events had nothing behind them"
     )
+
+
+# ---- as a picture ---------------------------------------------------------------------------
+
+
+def save_plot(report: Report, path: str) -> None:
+    """Draw the histogram, and lines at the percentiles, into an SVG or PNG file."""
+    from matplotlib.figure import Figure  # which only --plot needs
+
+    plan = report.plan
+    buckets = histogram(report.latencies)
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.add_subplot(
+        xscale="log",
+        xlabel=f"usec, {WHAT}",
+        ylabel="messages",
+        title=f"{plan.service} ping-pong of {plan.iters} x {plan.size} bytes, {report.device}, "
+        f"{'sleeping' if plan.events else 'polling'}",
+    )
+    starts = [bucket.start for bucket in buckets]
+    widths = [bucket.end - bucket.start for bucket in buckets]
+    counts = [bucket.samples for bucket in buckets]
+    axes.bar(starts, counts, widths, align="edge", edgecolor="white", color="tab:blue")
+    for name, value in percentiles(report.latencies).items():
+        if value is not None and name.startswith("p"):
+            axes.axvline(value, color="tab:red", linewidth=1)
+            axes.annotate(name, (value, 1), xycoords=("data", "axes fraction"), rotation=90)
+    figure.savefig(path)

@@ -16,12 +16,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Final
 
-from . import exchange
-from ._core import CQ, MR, PD, CompletionChannel, WorkCompletion
-from .attrs import GIDEntry
-from .context import Context
-from .enums import MTU, QPType, SendFlags, WCOpcode
-from .qp import QP, QPAddress
+from .. import exchange
+from .._core import CQ, MR, PD, CompletionChannel, WorkCompletion
+from ..attrs import GIDEntry
+from ..context import Context
+from ..enums import MTU, QPType, SendFlags, WCOpcode
+from ..qp import QP, QPAddress
 
 LOOPBACK: Final = "127.0.0.1"
 START_LIMIT: Final = 60.0  # seconds for a peer to start; an emulated machine is slow
@@ -317,7 +317,7 @@ class Stream(Traffic):
         }
         arguments = [str(word) for option in options.items() for word in option]
         arguments += ["--link-local"] if self.plan.link_local else []
-        module = f"{__package__}._demo_sender"
+        module = f"{__package__}._sender"
         return Peer([sys.executable, "-m", module, *arguments], self.plan.time_limit)
 
     def meet(self, endpoint: Endpoint) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import select
 from collections.abc import Iterable
 
-from ._core import (
+from .._core import (
     CQ,
     QP,
     SRQ,
@@ -19,7 +19,7 @@ from ._core import (
     known_async_events,
     open_objects,
 )
-from .enums import AsyncEventType, QPState, QPType, enum_or_int
+from ..enums import AsyncEventType, QPState, QPType, enum_or_int
 
 __all__ = ["state_of"]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The demo's sender: `python -m cqnotify._demo_sender`, started by the demo.
+"""The demo's sender: `python -m cqnotify.demo._sender`, started by the demo.
 
 Sends messages at intervals; every 16th and the last are solicited.
 """
@@ -9,8 +9,8 @@ from __future__ import annotations
 import argparse
 import time
 
-from ._demo_traffic import LOOPBACK, SOLICITED_EVERY, START_LIMIT, Stream, open_endpoint, payload
-from .exchange import exchange_as_client_blocking
+from ..exchange import exchange_as_client_blocking
+from ._traffic import LOOPBACK, SOLICITED_EVERY, START_LIMIT, Stream, open_endpoint, payload
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Generator
 from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar, overload
 
-from .qp import RECORD_SIZE, QPAddress
+from ..qp import RECORD_SIZE, QPAddress
 
 __all__ = [
     "MAX_PAYLOAD",
