@@ -12,12 +12,13 @@ import os
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from cqnotify import CQ, QP, QPType, SendFlags, SendWR
+from cqnotify import QPType, SendFlags, SendWR
 from cqnotify.aio import AsyncCQ
+from cqnotify.testing import Endpoint
 
-from .endpoints import ACCESS, DEPTH, SIZE, Loopback
+from .endpoints import DEPTH, SIZE, Loopback, connect_to_itself
 from .harness.plan import Benchmark, Figures, InC, Limit, Round
-from .harness.subject import GID_INDEX, clock
+from .harness.subject import clock
 
 OPS = 500
 SIGNAL_EVERY = 32  # messages of which one is signaled, and reaped
@@ -27,20 +28,22 @@ Wait = Callable[[Loopback, AsyncCQ], Awaitable[None]]
 
 
 class Messages:
-    """A queue pair beside that of the loopback, for messages to itself; receives raise events."""
+    """An end beside the loopback, for messages to itself; receives raise events."""
 
     def __init__(self, end: Loopback) -> None:
-        self.cq = CQ(end.ctx, DEPTH)
-        self.qp = QP(
-            end.mr.pd,
+        own = Endpoint(
+            end.ctx,
             QPType.UC,
-            send_cq=self.cq,
+            cqe=DEPTH,
+            pd=end.pd,
+            channel=end.channel,
             recv_cq=end.cq,
+            mr=end.mr,
             max_send_wr=DEPTH,
             max_recv_wr=DEPTH,
         )
-        index = None if GID_INDEX < 0 else GID_INDEX
-        self.qp.connect(self.qp.address(gid_index=index), gid_index=index, access=ACCESS)
+        connect_to_itself(own)
+        self.cq, self.qp = own.send_cq, own.qp
         message = end.mr[SIZE : 2 * SIZE]
         self._unsignaled = SendWR(message, send_flags=SendFlags(0))
         self._signaled = SendWR(message)

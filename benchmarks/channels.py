@@ -8,23 +8,15 @@ it is not part of the figures.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
-from cqnotify import (
-    CQ,
-    MR,
-    PD,
-    QP,
-    AccessFlags,
-    CompletionChannel,
-    Context,
-    QPType,
-    SendWR,
-    WROpcode,
-)
+from cqnotify import Context, QPType, SendWR, WROpcode
 from cqnotify.aio import AsyncCQ
+from cqnotify.testing import Endpoint
 
 from .end import ACK_BATCH, check
+from .endpoints import ACCESS, connect_to_itself
 from .harness.plan import Benchmark, Figures, InC, Limit, Round
 from .harness.subject import DEVICE, GID_INDEX, clock, clock_cost, settle
 
@@ -32,25 +24,37 @@ MANY = 500
 COUNTS = (1, MANY)
 EVENTS = 1500  # of one round
 DEPTH = 16
-ACCESS = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE
+
+
+crowd_end = partial(
+    Endpoint,
+    qp_type=QPType.UC,
+    size=4096,
+    access=ACCESS,
+    cqe=DEPTH,
+    one_cq=True,
+    max_send_wr=DEPTH,
+    max_recv_wr=DEPTH,
+)
 
 
 class Crowd:
-    """CQs on one channel."""
+    """Ends with a CQ each, on one channel."""
 
     def __init__(self, ctx: Context, count: int) -> None:
-        pd = PD(ctx)
-        mr = MR(pd, 4096, access=ACCESS)
-        self.channel = CompletionChannel(ctx)
-        self.cqs = [CQ(ctx, DEPTH, channel=self.channel) for _ in range(count)]
-        self.qps = [QP(pd, QPType.UC, send_cq=cq) for cq in self.cqs]
-        index = None if GID_INDEX < 0 else GID_INDEX
-        for qp in self.qps:
-            qp.connect(qp.address(gid_index=index), gid_index=index, access=ACCESS)
+        first = crowd_end(ctx)
+        self._ends = [first]
+        for _ in range(count - 1):
+            self._ends.append(crowd_end(ctx, pd=first.pd, channel=first.channel, mr=first.mr))
+        self.channel = first.channel
+        self.cqs = [end.send_cq for end in self._ends]
+        for end in self._ends:
+            connect_to_itself(end)
+        mr = first.mr
         self._wr = SendWR(mr[:8], opcode=WROpcode.RDMA_WRITE, remote_addr=mr.addr, rkey=mr.rkey)
 
     def post(self, i: int) -> None:
-        self.qps[i % len(self.qps)].post_send(self._wr)
+        self._ends[i % len(self._ends)].qp.post_send(self._wr)
 
     def counts(self) -> tuple[int, int]:
         stats = [cq.stats for cq in self.cqs]
@@ -72,7 +76,7 @@ class PyverbsCrowd:
         attr = qp.QPAttr(port_num=1)
         attr.qp_access_flags = access
         attr.path_mtu = enums.IBV_MTU_1024
-        if GID_INDEX < 0:
+        if GID_INDEX is None:
             attr.ah_attr = addr.AHAttr(port_num=1, dlid=ctx.query_port(1).lid)
         else:
             route = addr.GlobalRoute(dgid=ctx.query_gid(1, GID_INDEX), sgid_index=GID_INDEX)

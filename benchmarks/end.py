@@ -14,20 +14,9 @@ from ipaddress import IPv6Address
 from time import sleep
 from typing import Any, Literal, TypeAlias
 
-from cqnotify import (
-    CQ,
-    MR,
-    PD,
-    QP,
-    CompletionChannel,
-    Context,
-    QPAddress,
-    QPType,
-    RecvWR,
-    SendFlags,
-    SendWR,
-)
+from cqnotify import AccessFlags, Context, QPAddress, RecvWR, SendFlags, SendWR
 from cqnotify.aio import AsyncCQ
+from cqnotify.testing import Endpoint
 
 from .harness.plan import Figures
 from .harness.subject import DEVICE, GID_INDEX, peer
@@ -89,27 +78,22 @@ class Sender:
         raise NotImplementedError
 
 
-class End(Sender):
-    """With cqnotify. Receives go into a CQ with a channel, sends into one without."""
+class End(Endpoint, Sender):
+    """With cqnotify. The CQ of the sends is never armed, so all events are about receiving."""
 
     def __init__(
         self, peer: Peer, size: int, *, send_size: int | None = None, slots: int = SLOTS
     ) -> None:
         peer.order(f"connect {size}")
-        self.ctx = Context(DEVICE)
-        pd = PD(self.ctx)
-        self.channel = CompletionChannel(self.ctx)
-        self.cq = CQ(self.ctx, DEPTH, channel=self.channel)
-        self.send_cq = CQ(self.ctx, DEPTH)
-        self.mr = MR(pd, (slots + 1) * size)
-        self.qp = QP(
-            pd,
-            QPType.RC,
-            send_cq=self.send_cq,
-            recv_cq=self.cq,
+        super().__init__(
+            Context(DEVICE),
+            size=(slots + 1) * size,
+            access=AccessFlags.LOCAL_WRITE,
+            cqe=DEPTH,
             max_send_wr=DEPTH,
             max_recv_wr=DEPTH,
         )
+        self.cq = self.recv_cq
         self.qp.to_init()
         places = [self.mr[i * size : (i + 1) * size] for i in range(slots)]
         self.receives = [RecvWR(place, wr_id=i) for i, place in enumerate(places)]
@@ -117,9 +101,8 @@ class End(Sender):
         message = self.mr[slots * size : slots * size + (send_size or size)]
         self.unsignaled = SendWR(message, send_flags=SendFlags(0))
         self._signaled = SendWR(message, send_flags=SendFlags.SIGNALED)
-        index = None if GID_INDEX < 0 else GID_INDEX
-        remote = peer.exchange(self.qp.address(gid_index=index))
-        self.qp.connect(remote, gid_index=index, path_mtu=MTU)
+        remote = peer.exchange(self.qp.address(gid_index=GID_INDEX))
+        self.connect(remote, gid_index=GID_INDEX, path_mtu=MTU)
         peer.meet()
 
     @cached_property
@@ -176,7 +159,7 @@ class PyverbsEnd(Sender):
 
     def _address(self) -> QPAddress:
         lid = self.ctx.query_port(1).lid
-        gid = str(self.ctx.query_gid(1, GID_INDEX)) if GID_INDEX >= 0 else "::"
+        gid = "::" if GID_INDEX is None else str(self.ctx.query_gid(1, GID_INDEX))
         return QPAddress(lid, self.qp.qp_num, 0, IPv6Address(gid))
 
     def _attributes(self, remote: QPAddress) -> Any:
@@ -187,7 +170,7 @@ class PyverbsEnd(Sender):
         attr.dest_qp_num, attr.rq_psn = remote.qp_num, remote.psn
         attr.max_rd_atomic = attr.max_dest_rd_atomic = 1
         attr.min_rnr_timer, attr.timeout, attr.retry_cnt, attr.rnr_retry = 12, 14, 6, 6
-        if GID_INDEX < 0:
+        if GID_INDEX is None:
             attr.ah_attr = addr.AHAttr(port_num=1, dlid=remote.lid)
         else:
             gid = addr.GID(remote.gid.exploded)

@@ -9,18 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cqnotify import (
-    CQ,
-    MR,
-    PD,
-    QP,
-    AccessFlags,
-    CompletionChannel,
-    Context,
-    QPType,
-    SendWR,
-    WROpcode,
-)
+from cqnotify import QP, AccessFlags, Context, QPType, SendWR, WROpcode
+from cqnotify.testing import Endpoint
 
 from .harness.subject import DEVICE, GID_INDEX, settle
 
@@ -30,17 +20,25 @@ FIRST_ID = 1 << 32  # small integers cost Python less
 ACCESS = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE
 
 
-class Loopback:
+def connect_to_itself(end: Endpoint) -> None:
+    end.connect(end.qp.address(gid_index=GID_INDEX), gid_index=GID_INDEX, access=ACCESS)
+
+
+class Loopback(Endpoint):
     def __init__(self) -> None:
-        self.ctx = Context(DEVICE)
-        pd = PD(self.ctx)
-        self.channel = CompletionChannel(self.ctx)
-        self.cq = CQ(self.ctx, DEPTH, channel=self.channel)
-        self.mr = MR(pd, 4096, access=ACCESS)
-        self.qp = QP(pd, QPType.UC, send_cq=self.cq, max_send_wr=DEPTH, max_recv_wr=DEPTH)
-        self.receiver = QP(pd, QPType.RC, send_cq=self.cq, max_recv_wr=DEPTH)
-        index = None if GID_INDEX < 0 else GID_INDEX
-        self.qp.connect(self.qp.address(gid_index=index), gid_index=index, access=ACCESS)
+        super().__init__(
+            Context(DEVICE),
+            QPType.UC,
+            size=4096,
+            access=ACCESS,
+            cqe=DEPTH,
+            one_cq=True,
+            max_send_wr=DEPTH,
+            max_recv_wr=DEPTH,
+        )
+        self.cq = self.send_cq
+        self.receiver = QP(self.pd, QPType.RC, send_cq=self.cq, max_recv_wr=DEPTH)
+        connect_to_itself(self)
         self.wrs = [self.write(FIRST_ID + i) for i in range(DEPTH)]
 
     def write(self, wr_id: int) -> SendWR:
@@ -95,7 +93,7 @@ class PyverbsLoopback:
 
     def path(self, addr: Any) -> Any:
         """To the port itself."""
-        if GID_INDEX < 0:
+        if GID_INDEX is None:
             return addr.AHAttr(port_num=1, dlid=self.ctx.query_port(1).lid)
         gid = self.ctx.query_gid(1, GID_INDEX)
         route = addr.GlobalRoute(dgid=gid, sgid_index=GID_INDEX)

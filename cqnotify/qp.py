@@ -3,95 +3,29 @@
 
 from __future__ import annotations
 
-import re
-from ipaddress import IPv6Address
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from . import _core
+from ._connection import DEFAULT_QKEY as DEFAULT_QKEY
+from ._connection import (
+    NO_GID,
+    QPAddress,
+    init_attrs,
+    own_gid_index,
+    path_from,
+    rtr_attrs,
+    rts_attrs,
+)
+from ._connection import RECORD_SIZE as RECORD_SIZE
+from ._connection import QPChanges as QPChanges
 from .attrs import AHAttr, QPAttr, QPCap
-from .context import find_gid, query_gid, query_port, refuse_iwarp
-from .enums import MTU, AccessFlags, LinkLayer, MigState, QPState, QPType, enum_or_int
+from .context import query_gid, query_port, refuse_iwarp
+from .enums import MTU, AccessFlags, LinkLayer, QPState, QPType
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 __all__ = ["QP", "QPAddress"]
-
-RECORD_SIZE: Final = 52
-"""The length of an address record on the wire, in bytes."""
-
-DEFAULT_QKEY: Final = 0x11111111
-"""The Q_Key that rdma-core's ping-pong programs use."""
-
-_NO_GID: Final = IPv6Address(0)
-_WIRE: Final = re.compile(rb"([0-9a-f]{4}):([0-9a-f]{6}):([0-9a-f]{6}):([0-9a-f]{32})\0")
-
-
-class QPAddress(NamedTuple):
-    """What a peer has to know about a QP to connect to it, or to send to it.
-
-    `lid` counts on InfiniBand alone; `gid` is :: where the path needs no GID, which is possible on
-    InfiniBand alone. `psn` is the number of the first packet that the QP will send.
-    """
-
-    lid: int
-    qp_num: int
-    psn: int
-    gid: IPv6Address
-
-    def to_wire(self) -> bytes:
-        """Return the record of 52 bytes that rdma-core's ping-pong programs exchange.
-
-        Raises ValueError for a number that does not fit its field.
-        """
-        for name, limit in (("lid", 0xFFFF), ("qp_num", 0xFFFFFF), ("psn", 0xFFFFFF)):
-            if not 0 <= (value := getattr(self, name)) <= limit:
-                raise ValueError(f"{name} is {value}: it must be 0 to {limit:#x}")
-        if not isinstance(self.gid, IPv6Address):
-            raise TypeError(f"gid must be an IPv6Address, not {type(self.gid).__name__}")
-        text = f"{self.lid:04x}:{self.qp_num:06x}:{self.psn:06x}:{self.gid.packed.hex()}"
-        return text.encode("ascii") + b"\0"
-
-    @classmethod
-    def from_wire(cls, data: bytes) -> QPAddress:
-        """Read such a record; ValueError unless it is exactly one, down to the last byte."""
-        if len(data) != RECORD_SIZE:
-            raise ValueError(f"an address record has {RECORD_SIZE} bytes, this has {len(data)}")
-        match = _WIRE.fullmatch(data)
-        if match is None:
-            raise ValueError(f"not an address record: {data!r}")
-        lid, qp_num, psn = (int(field, 16) for field in match.groups()[:3])
-        return cls(lid, qp_num, psn, IPv6Address(bytes.fromhex(match[4].decode("ascii"))))
-
-
-class QPChanges(TypedDict, total=False):
-    """What `QP.modify` takes: the fields of `struct ibv_qp_attr` that can be set."""
-
-    qp_state: QPState | int
-    cur_qp_state: QPState | int
-    path_mtu: MTU | int
-    path_mig_state: MigState | int
-    qkey: int
-    rq_psn: int
-    sq_psn: int
-    dest_qp_num: int
-    qp_access_flags: AccessFlags | int
-    cap: QPCap | dict[str, int]
-    ah_attr: AHAttr | dict[str, Any]
-    alt_ah_attr: AHAttr | dict[str, Any]
-    pkey_index: int
-    alt_pkey_index: int
-    en_sqd_async_notify: int
-    max_rd_atomic: int
-    max_dest_rd_atomic: int
-    min_rnr_timer: int
-    port_num: int
-    timeout: int
-    retry_cnt: int
-    rnr_retry: int
-    alt_port_num: int
-    alt_timeout: int
-    rate_limit: int
 
 
 class QP(_core.QP):
@@ -146,9 +80,11 @@ class QP(_core.QP):
         """
         refuse_iwarp(self.context)
         port = query_port(self.context, port_num)
-        gid = _NO_GID
+        gid = NO_GID
         if gid_index is not None or port.link_layer == LinkLayer.ETHERNET:
-            gid = query_gid(self.context, self._gid_index(port_num, gid_index), port_num).gid
+            gid = query_gid(
+                self.context, own_gid_index(self.context, port_num, gid_index), port_num
+            ).gid
         return QPAddress(port.lid, self.qp_num, self.sq_psn, gid)
 
     def to_init(
@@ -164,7 +100,7 @@ class QP(_core.QP):
         `access` is what the peer may do to our memory through this QP, nothing by default;
         `qkey` is for UD alone, 0x11111111 by default. Wraps ibv_modify_qp(3).
         """
-        self.modify(**self._init_attrs(port_num, pkey_index, access, qkey))
+        self.modify(**init_attrs(self, port_num, pkey_index, access, qkey))
 
     def to_rtr(
         self,
@@ -187,16 +123,9 @@ class QP(_core.QP):
         Wraps ibv_modify_qp(3).
         """
         refuse_iwarp(self.context)
-        path = AHAttr(
-            dgid=None,
-            port_num=port_num,
-            hop_limit=hop_limit,
-            sl=sl,
-            traffic_class=traffic_class,
-            flow_label=flow_label,
-        )
-        attrs = self._rtr_attrs(
-            remote, path, gid_index, path_mtu, max_dest_rd_atomic, min_rnr_timer, access
+        path = path_from(port_num, hop_limit, sl, traffic_class, flow_label)
+        attrs = rtr_attrs(
+            self, remote, path, gid_index, path_mtu, max_dest_rd_atomic, min_rnr_timer, access
         )
         self.modify(**attrs)
 
@@ -208,7 +137,7 @@ class QP(_core.QP):
         The parameters are those of `connect`, and count for RC alone. Wraps ibv_modify_qp(3).
         """
         refuse_iwarp(self.context)
-        self.modify(**self._rts_attrs(timeout, retry_cnt, rnr_retry, max_rd_atomic))
+        self.modify(**rts_attrs(self, timeout, retry_cnt, rnr_retry, max_rd_atomic))
 
     def connect(
         self,
@@ -257,14 +186,7 @@ class QP(_core.QP):
         Wraps ibv_modify_qp(3).
         """
         refuse_iwarp(self.context)
-        path = AHAttr(
-            dgid=None,
-            port_num=port_num,
-            hop_limit=hop_limit,
-            sl=sl,
-            traffic_class=traffic_class,
-            flow_label=flow_label,
-        )
+        path = path_from(port_num, hop_limit, sl, traffic_class, flow_label)
         state = self.state
         if state not in (QPState.RESET, QPState.INIT):
             name = state.name if isinstance(state, QPState) else state
@@ -272,96 +194,17 @@ class QP(_core.QP):
         # Somebody else made it INIT, and may have given it rights of his own.
         new_access = access if access and state == QPState.INIT else None
         steps = [
-            self._init_attrs(port_num, pkey_index, access, qkey),
-            self._rtr_attrs(
-                remote, path, gid_index, path_mtu, max_dest_rd_atomic, min_rnr_timer, new_access
+            init_attrs(self, port_num, pkey_index, access, qkey),
+            rtr_attrs(
+                *(self, remote, path, gid_index, path_mtu),
+                *(max_dest_rd_atomic, min_rnr_timer, new_access),
             ),
-            self._rts_attrs(timeout, retry_cnt, rnr_retry, max_rd_atomic),
+            rts_attrs(self, timeout, retry_cnt, rnr_retry, max_rd_atomic),
         ]
         for attrs in steps:
             self.check(**attrs)
         for attrs in steps[state == QPState.INIT :]:
             self.modify(**attrs)
-
-    def _init_attrs(
-        self, port_num: int, pkey_index: int, access: AccessFlags | int, qkey: int | None
-    ) -> QPChanges:
-        attrs: QPChanges = {"qp_state": QPState.INIT}
-        attrs["pkey_index"] = pkey_index
-        attrs["port_num"] = port_num
-        if self.qp_type == QPType.UD:
-            _refuse(self.qp_type, access=access or None)
-            attrs["qkey"] = DEFAULT_QKEY if qkey is None else qkey
-        else:
-            _refuse(self.qp_type, qkey=qkey)
-            attrs["qp_access_flags"] = access
-        return attrs
-
-    def _rtr_attrs(
-        self,
-        remote: QPAddress | None,
-        path: AHAttr,
-        gid_index: int | None,
-        path_mtu: MTU | int | None,
-        max_dest_rd_atomic: int,
-        min_rnr_timer: int,
-        access: AccessFlags | int | None,
-    ) -> QPChanges:
-        attrs: QPChanges = {"qp_state": QPState.RTR}
-        self._check_remote(remote)
-        if remote is not None:
-            port = query_port(self.context, path.port_num)
-            attrs["ah_attr"] = path._replace(
-                dgid=self._dgid(remote, port.link_layer),
-                sgid_index=self._sgid_index(remote, path.port_num, gid_index),
-                dlid=remote.lid,
-            )
-            attrs["path_mtu"] = _path_mtu(path_mtu, port.active_mtu)
-            attrs["dest_qp_num"] = remote.qp_num
-            attrs["rq_psn"] = remote.psn
-        if access is not None:
-            attrs["qp_access_flags"] = access
-        if self.qp_type == QPType.RC:
-            attrs["max_dest_rd_atomic"] = max_dest_rd_atomic
-            attrs["min_rnr_timer"] = min_rnr_timer
-        return attrs
-
-    def _rts_attrs(
-        self, timeout: int, retry_cnt: int, rnr_retry: int, max_rd_atomic: int
-    ) -> QPChanges:
-        attrs: QPChanges = {"qp_state": QPState.RTS, "sq_psn": self.sq_psn}
-        if self.qp_type == QPType.RC:
-            attrs["timeout"] = timeout
-            attrs["retry_cnt"] = retry_cnt
-            attrs["rnr_retry"] = rnr_retry
-            attrs["max_rd_atomic"] = max_rd_atomic
-        return attrs
-
-    def _check_remote(self, remote: QPAddress | None) -> None:
-        if remote is not None and not isinstance(remote, QPAddress):
-            raise TypeError(f"remote must be a QPAddress, not {type(remote).__name__}")
-        connected = self.qp_type in (QPType.RC, QPType.UC)
-        if connected and remote is None:
-            raise ValueError(f"{_type_name(self.qp_type)} is connected to one peer: give `remote`")
-        if not connected and remote is not None:
-            raise ValueError(f"{_type_name(self.qp_type)} is not connected: it takes no `remote`")
-
-    def _dgid(self, remote: QPAddress, link_layer: LinkLayer | int) -> IPv6Address | None:
-        if not isinstance(remote.gid, IPv6Address):
-            raise TypeError(f"remote.gid must be an IPv6Address, not {type(remote.gid).__name__}")
-        if remote.gid != _NO_GID:
-            return remote.gid
-        if link_layer == LinkLayer.ETHERNET:
-            raise ValueError("the peer's address has no GID, which RoCE cannot do without")
-        return None
-
-    def _sgid_index(self, remote: QPAddress, port_num: int, gid_index: int | None) -> int:
-        return 0 if remote.gid == _NO_GID else self._gid_index(port_num, gid_index)
-
-    def _gid_index(self, port_num: int, gid_index: int | None) -> int:
-        if gid_index is not None:
-            return gid_index
-        return find_gid(self.context, port_num=port_num).index
 
 
 def _raw(value: Any) -> Any:
@@ -375,29 +218,3 @@ def _raw(value: Any) -> Any:
 
 def _raw_all(attrs: QPChanges) -> dict[str, Any]:
     return {name: _raw(value) for name, value in attrs.items()}
-
-
-def _path_mtu(wanted: MTU | int | None, active: MTU | int) -> MTU | int:
-    """The code of a path MTU, which may be given in bytes, too."""
-    if wanted is None:
-        return active
-    by_bytes = {mtu.bytes: mtu for mtu in MTU}
-    mtu = enum_or_int(MTU, by_bytes.get(wanted, wanted))
-    if not isinstance(mtu, MTU):
-        sizes = ", ".join(map(str, by_bytes))
-        raise ValueError(f"path_mtu is {wanted}: it must be an MTU, or its bytes: {sizes}")
-    if mtu > active:
-        limit = active.bytes if isinstance(active, MTU) else active
-        raise ValueError(f"path_mtu is {mtu.bytes} bytes: the port's active MTU is {limit}")
-    return mtu
-
-
-def _refuse(qp_type: QPType | int, **given: object) -> None:
-    for name, value in given.items():
-        if value is not None:
-            raise ValueError(f"{name} means nothing to a QP of type {_type_name(qp_type)}")
-
-
-def _type_name(qp_type: QPType | int) -> str:
-    known = enum_or_int(QPType, qp_type)
-    return known.name if isinstance(known, QPType) else str(known)

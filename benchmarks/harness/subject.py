@@ -24,7 +24,8 @@ sys.path.append("/usr/lib/python3/dist-packages")
 
 STAND_IN_DEVICE = "stand_in0"
 DEVICE = os.environ.get("BENCH_DEVICE", "")
-GID_INDEX = int(os.environ.get("BENCH_GID_INDEX", "-1"))  # none on InfiniBand
+_INDEX = int(os.environ.get("BENCH_GID_INDEX", "-1"))
+GID_INDEX = None if _INDEX < 0 else _INDEX  # none on InfiniBand
 
 
 def importable(module: str) -> bool:

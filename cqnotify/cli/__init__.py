@@ -23,7 +23,7 @@ from .._core import NO_DEVICE
 from ..attrs import PortAttr
 from ..context import Context, needs_rdma_cm
 from ..context import devices as list_devices  # besides the module of that command
-from ..enums import PortState
+from ..enums import MTU, PortState
 
 __all__ = ["CANNOT_RUN", "FAILED", "OK", "USAGE", "CommandError", "main"]
 
@@ -183,6 +183,36 @@ def add_device(parser: CommandParser, default: str = "the first") -> None:
         metavar="D",
         help=f"RDMA device (default: {default})",
     )
+
+
+def add_connection(parser: CommandParser, *names: str) -> None:
+    """Add the options that are parameters of `QP.connect`, by whose names the arguments go."""
+    options: dict[str, tuple[tuple[str, str], dict[str, Any]]] = {
+        "port_num": (
+            ("-i", "--ib-port"),
+            {"type": whole(), "default": 1, "help": "port of the device (default: 1)"},
+        ),
+        "gid_index": (
+            ("-g", "--gid-idx"),
+            {"type": whole(0, 255), "help": "our GID's index (default: the first RoCE v2)"},
+        ),
+        "path_mtu": (
+            ("-m", "--mtu"),
+            {
+                "type": int,
+                "choices": [mtu.bytes for mtu in MTU],
+                "help": "path MTU (default: 1024; not for ud)",
+            },
+        ),
+        "sl": (
+            ("-l", "--sl"),
+            {"type": whole(0, 15), "default": 0, "help": "service level (default: 0)"},
+        ),
+    }
+    for name in names:
+        flags, details = options[name]
+        details.setdefault("metavar", None if "choices" in details else "N")
+        parser.add_argument(*flags, dest=name, **details)
 
 
 def device_names(wanted: str | None = None) -> list[str]:

@@ -14,12 +14,12 @@ from . import (
     OK,
     CommandError,
     add_command,
+    add_connection,
     add_device,
     check_connects,
     check_port,
     device_names,
     print_json,
-    whole,
 )
 from ._terminal import Progress, columns, paint
 
@@ -50,12 +50,7 @@ def add_parser(commands: Any) -> None:
         choices=TYPES,
         help="of the queue pairs; may be given several times (default: all)",
     )
-    numbers = {
-        ("-i", "--ib-port"): (whole(), 1, "port of the device (default: 1)"),
-        ("-g", "--gid-idx"): (whole(0, 255), None, "our GID's index (default: the first RoCE v2)"),
-    }
-    for names, (kind, default, text) in numbers.items():
-        parser.add_argument(*names, metavar="N", type=kind, default=default, help=text)
+    add_connection(parser, "port_num", "gid_index")
     parser.add_argument(
         "--strict", action="store_true", help="exit code 1 if anything is not as it should be"
     )
@@ -68,15 +63,15 @@ def run(args: argparse.Namespace) -> int:
     device = device_names(args.device)[0]
     with Context(device) as context:
         check_connects(context)
-        check_port(context, args.ib_port)
+        check_port(context, args.port_num)
     names = args.type or TYPES
     chosen = list(conformance.cases([QPType[name.upper()] for name in TYPES if name in names]))
     with Progress("cases", len(chosen)) as progress:
         report = conformance.measure(
             device,
             chosen,
-            port_num=args.ib_port,
-            gid_index=args.gid_idx,
+            port_num=args.port_num,
+            gid_index=args.gid_index,
             progress=progress.show,
         )
     if all(row.refusal for row in report.rows):

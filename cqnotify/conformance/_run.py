@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
-from .._core import AH, CQ, MR, MW, PD, SGE, CompletionChannel, CompletionError, VerbsError
+from .._connection import PATIENT, ConnectOptions
+from .._core import CQ, MR, MW, PD, SGE, CompletionChannel, CompletionError, VerbsError
 from ..attrs import Device
 from ..context import Context, refuse_iwarp
 from ..enums import AccessFlags, AtomicCap, LinkLayer, MWType, QPState, WCStatus, WROpcode
-from ..qp import DEFAULT_QKEY, QP, QPAddress
+from ..qp import QP, QPAddress
+from ..testing import Endpoint
 from ._cases import OPERATIONS, RECV, UD, Arm, Case, Outcome, Queue, cases
 from ._report import Deviation, Report, Row
 from ._rules import expected_events, expected_statuses
@@ -24,6 +26,7 @@ _GRH: Final = 40  # bytes that come before a datagram
 _WRONG: Final = 0xFF  # makes a key a wrong one, by exclusive or
 _SEND_AT, _REMOTE_AT, _RECV_AT = 0, 8, 16  # where in the memory that all trials write to
 
+_DEPTH: Final = 16  # of a QP's queues
 _BINDING: Final = 5.0  # seconds for a window to be bound
 
 # How providers and kernels say that there is no such thing.
@@ -33,9 +36,9 @@ _REFUSALS: Final = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EPROTONOSUPPORT, errno
 _ALONE: Final = (Outcome.NO_PEER, Outcome.FLUSH, Outcome.POSTED_IN_ERR)
 _NO_RECEIVE: Final = (Outcome.NO_RECEIVE, *_ALONE)
 
-# No retries without end anywhere: 7 would be that. 268 ms, so that a slow peer is not a dead one.
-_TIMERS: Final = {"timeout": 16, "retry_cnt": 6, "rnr_retry": 0}
-_TIMERS_OF: Final = {
+# A retry count of 7 would be retries without end.
+_TIMERS: Final[ConnectOptions] = {"timeout": PATIENT, "retry_cnt": 6, "rnr_retry": 0}
+_TIMERS_OF: Final[dict[Outcome, ConnectOptions]] = {
     Outcome.NO_PEER: {"timeout": 8, "retry_cnt": 1},  # 1 ms, or the least that the device can
     Outcome.FLUSH: {"timeout": 0},  # in flight for ever
 }
@@ -133,7 +136,6 @@ class Bench:
         self.channel = CompletionChannel(context)
         self.unwatched = CQ(context, 1)  # gets what is done in preparation, at most
         self._template: QPAddress | None = None
-        self._ah: AH | None = None
         self._bindable: MR | None = None
         self._windows: list[MW] = []
 
@@ -142,19 +144,6 @@ class Bench:
         if self._template is None:
             self._template = qp.address(self.port_num, self.gid_index)
         return self._template._replace(qp_num=qp.qp_num, psn=qp.sq_psn)
-
-    def ah(self, qp: QP) -> AH:
-        """The way to our own port."""
-        if self._ah is None:
-            to = self.address(qp)
-            self._ah = AH(
-                self.pd,
-                dgid=None if self.gid_index is None else to.gid,
-                sgid_index=self.gid_index or 0,
-                port_num=self.port_num,
-                dlid=to.lid,
-            )
-        return self._ah
 
     def new_window(self) -> tuple[MW, SGE]:
         """A window of type 2, and memory to bind it to."""
@@ -187,13 +176,13 @@ class Trial:
         self._bench = bench
         self._operation = OPERATIONS[case.operation]
         self._cqs = {queue: CQ(bench.context, 4, channel=bench.channel) for queue in Queue}
-        self._qps: dict[Queue, QP] = {}
+        self._ends: dict[Queue, Endpoint] = {}
         self._rkey = 0  # of a window that is bound
 
     def prepare(self) -> None:
         """Make the QPs, and bring them where the case begins."""
         with self._refusal_noted():
-            self._make_qps()
+            self._make_ends()
             self._connect()
             if self._operation.invalidates and self.case.outcome is Outcome.SUCCESS:
                 self._bind(self._operation.invalidates)
@@ -254,37 +243,40 @@ class Trial:
         except (CompletionError, TimeoutError) as e:  # in preparation
             self._refusal = str(e)
 
-    def _make_qps(self) -> None:
+    def _make_ends(self) -> None:
+        bench = self._bench
         for queue in Queue:
-            watched, unwatched = self._cqs[queue], self._bench.unwatched
-            self._qps[queue] = QP(
-                self._bench.pd,
+            watched = self._cqs[queue]
+            self._ends[queue] = Endpoint(
+                bench.context,
                 self.case.qp_type,
-                send_cq=watched if queue is Queue.SEND else unwatched,
-                recv_cq=watched if queue is Queue.RECV else unwatched,
+                pd=bench.pd,
+                channel=bench.channel,
+                send_cq=watched if queue is Queue.SEND else bench.unwatched,
+                recv_cq=watched if queue is Queue.RECV else bench.unwatched,
+                mr=bench.mr,
+                max_send_wr=_DEPTH,
+                max_recv_wr=_DEPTH,
                 sq_sig_all=self.case.sq_sig_all,
             )
 
     def _connect(self) -> None:
-        sender, receiver = self._qps[Queue.SEND], self._qps[Queue.RECV]
+        sender, receiver = self._ends[Queue.SEND], self._ends[Queue.RECV]
         self._to_rts(sender, receiver)
         if self._operation is RECV or self.case.outcome not in _ALONE:
             self._to_rts(receiver, sender)
 
-    def _to_rts(self, qp: QP, peer: QP) -> None:
+    def _to_rts(self, end: Endpoint, peer: Endpoint) -> None:
         bench = self._bench
-        if self.case.qp_type == UD:
-            qp.to_init(port_num=bench.port_num)
-            qp.to_rtr(port_num=bench.port_num)
-            qp.to_rts()
-            return
-        timers = {**_TIMERS, **_TIMERS_OF.get(self.case.outcome, {})}
-        qp.to_init(port_num=bench.port_num, access=bench.access)
-        qp.to_rtr(bench.address(peer), port_num=bench.port_num, gid_index=bench.gid_index)
-        qp.to_rts(**timers)
+        options: ConnectOptions = {**_TIMERS, **_TIMERS_OF.get(self.case.outcome, {})}
+        if self.case.qp_type != UD:
+            options["access"] = bench.access
+        end.connect(
+            bench.address(peer.qp), port_num=bench.port_num, gid_index=bench.gid_index, **options
+        )
 
     def _bind(self, owner: Queue) -> None:
-        qp = self._qps[owner]
+        qp = self._ends[owner].qp
         mw, sge = self._bench.new_window()
         qp.bind_mw(mw, sge, access=AccessFlags.REMOTE_READ)
         wcs = qp.send_cq.poll(spin=_BINDING)
@@ -295,36 +287,32 @@ class Trial:
 
     def _fail(self) -> None:
         queue = Queue.RECV if self._operation is RECV else Queue.SEND
-        self._qps[queue].modify(qp_state=QPState.ERR)
+        self._ends[queue].qp.modify(qp_state=QPState.ERR)
 
     def _post_recv(self) -> None:
         header = _GRH if self.case.qp_type == UD else 0
         room = _SIZE // 2 if self.case.outcome is Outcome.TOO_SMALL else _SIZE
         sge = self._sge(_RECV_AT, header + room, wrong=self.case.outcome is Outcome.BAD_RECV_LKEY)
-        self._qps[Queue.RECV].post_recv(sge)
+        self._ends[Queue.RECV].qp.post_recv(sge)
 
     def _post_send(self) -> None:
         operation, bench, case = self._operation, self._bench, self.case
-        sender, receiver = self._qps[Queue.SEND], self._qps[Queue.RECV]
+        sender = self._ends[Queue.SEND]
         if operation.opcode == WROpcode.BIND_MW:
             mw, sge = bench.new_window()
-            sender.bind_mw(mw, sge, access=AccessFlags.REMOTE_READ, send_flags=case.send_flags)
+            sender.qp.bind_mw(mw, sge, access=AccessFlags.REMOTE_READ, send_flags=case.send_flags)
             return
-        options: dict[str, Any] = dict(operation.arguments)
+        options: dict[str, Any] = {**operation.arguments, **sender.to_peer}
         if operation.remote:
             wrong = _WRONG if case.outcome is Outcome.BAD_RKEY else 0
             options["remote_addr"] = bench.mr.addr + _REMOTE_AT
             options["rkey"] = bench.mr.rkey ^ wrong
         if operation.invalidates:
             options["invalidate_rkey"] = self._rkey
-        if case.qp_type == UD:
-            options["ah"] = bench.ah(sender)
-            options["remote_qpn"] = receiver.qp_num
-            options["remote_qkey"] = DEFAULT_QKEY
         wrong_lkey = case.outcome is Outcome.BAD_LKEY
         sg = None if operation.local else self._sge(_SEND_AT, _SIZE, wrong=wrong_lkey)
         assert operation.opcode is not None
-        sender.post_send(sg, opcode=operation.opcode, send_flags=case.send_flags, **options)
+        sender.qp.post_send(sg, opcode=operation.opcode, send_flags=case.send_flags, **options)
 
     def _sge(self, start: int, length: int, wrong: bool) -> SGE:
         sge = self._bench.mr[start : start + length]

@@ -12,7 +12,7 @@ from typing import Final
 from .._core import CompletionError
 from ..aio import AsyncCQ
 from ._report import ASYNCIO, BLOCKING, BUSY, SOLICITED, Result
-from ._traffic import DemoError, Endpoint, Peer, Plan, Traffic, open_endpoint
+from ._traffic import DemoError, End, Peer, Plan, Traffic, open_end
 
 BATCH: Final = 64
 CHECK_INTERVAL: Final = 0.5  # seconds between looks whether the peer is still alive
@@ -29,21 +29,21 @@ class Receiver(ABC):
         self._used = (0.0, 0.0)
 
     @abstractmethod
-    def receive(self, endpoint: Endpoint, traffic: Traffic, peer: Peer) -> None:
+    def receive(self, end: End, traffic: Traffic, peer: Peer) -> None:
         """Connect to the peer and take all messages."""
 
-    def begin(self) -> None:
+    def start_clock(self) -> None:
         """Set-up is over: what is used from here on counts."""
         self._start = (time.process_time(), time.perf_counter())
 
-    def end(self) -> None:
+    def stop_clock(self) -> None:
         """The last message is there."""
         cpu, wall = self._start
         self._used = (time.process_time() - cpu, time.perf_counter() - wall)
 
-    def result(self, endpoint: Endpoint, traffic: Traffic) -> Result:
+    def result(self, end: End, traffic: Traffic) -> Result:
         """Return the figures."""
-        stats = endpoint.cq.stats
+        stats = end.recv_cq.stats
         return Result(
             traffic=traffic.name,
             receiver=self.name,
@@ -67,14 +67,14 @@ class Asyncio(Receiver):
         self._solicited_only = solicited_only
         self.name = SOLICITED if solicited_only else ASYNCIO
 
-    def receive(self, endpoint: Endpoint, traffic: Traffic, peer: Peer) -> None:
-        asyncio.run(self._receive(endpoint, traffic, peer))
+    def receive(self, end: End, traffic: Traffic, peer: Peer) -> None:
+        asyncio.run(self._receive(end, traffic, peer))
 
-    async def _receive(self, endpoint: Endpoint, traffic: Traffic, peer: Peer) -> None:
-        async with AsyncCQ(endpoint.cq) as acq:
-            await traffic.meet_async(endpoint)
-            self.begin()
-            work = asyncio.ensure_future(self._take_all(acq, endpoint, traffic))
+    async def _receive(self, end: End, traffic: Traffic, peer: Peer) -> None:
+        async with AsyncCQ(end.recv_cq) as acq:
+            await traffic.meet_async(end)
+            self.start_clock()
+            work = asyncio.ensure_future(self._take_all(acq, end, traffic))
             try:
                 while not work.done():
                     await asyncio.wait({work}, timeout=CHECK_INTERVAL)
@@ -84,25 +84,25 @@ class Asyncio(Receiver):
             work.result()
             self.wakeups = acq.stats.wakeups
 
-    async def _take_all(self, acq: AsyncCQ, endpoint: Endpoint, traffic: Traffic) -> None:
-        traffic.start(endpoint)
+    async def _take_all(self, acq: AsyncCQ, end: End, traffic: Traffic) -> None:
+        traffic.start(end)
         while not traffic.done:
             wcs = await acq.wait(BATCH, solicited_only=self._solicited_only)
-            traffic.handle(endpoint, wcs)
-        self.end()
+            traffic.handle(end, wcs)
+        self.stop_clock()
 
 
 class _Synchronous(Receiver):
     """Without an event loop."""
 
-    def receive(self, endpoint: Endpoint, traffic: Traffic, peer: Peer) -> None:
-        traffic.meet(endpoint)
-        self.begin()
-        self._take_all(endpoint, traffic, peer)
-        self.end()
+    def receive(self, end: End, traffic: Traffic, peer: Peer) -> None:
+        traffic.meet(end)
+        self.start_clock()
+        self._take_all(end, traffic, peer)
+        self.stop_clock()
 
     @abstractmethod
-    def _take_all(self, endpoint: Endpoint, traffic: Traffic, peer: Peer) -> None: ...
+    def _take_all(self, end: End, traffic: Traffic, peer: Peer) -> None: ...
 
 
 class Blocking(_Synchronous):
@@ -110,24 +110,24 @@ class Blocking(_Synchronous):
 
     name = BLOCKING
 
-    def _take_all(self, endpoint: Endpoint, traffic: Traffic, peer: Peer) -> None:
-        cq = endpoint.cq
+    def _take_all(self, end: End, traffic: Traffic, peer: Peer) -> None:
+        cq = end.recv_cq
         cq.req_notify()
-        traffic.start(endpoint)
+        traffic.start(end)
         while not traffic.done:
             wcs = cq.poll(BATCH)
             if wcs:
-                traffic.handle(endpoint, wcs)
+                traffic.handle(end, wcs)
                 continue
             # Nothing since it was armed: it is safe to sleep.
-            self._sleep(endpoint, peer)
+            self._sleep(end, peer)
             cq.req_notify()
         cq.ack(cq.unacked)
 
-    def _sleep(self, endpoint: Endpoint, peer: Peer) -> None:
+    def _sleep(self, end: End, peer: Peer) -> None:
         while True:
             try:
-                endpoint.channel.get_event(CHECK_INTERVAL)
+                end.channel.get_event(CHECK_INTERVAL)
             except TimeoutError:
                 peer.check()
             else:
@@ -140,13 +140,13 @@ class BusyPolling(_Synchronous):
 
     name = BUSY
 
-    def _take_all(self, endpoint: Endpoint, traffic: Traffic, peer: Peer) -> None:
-        traffic.start(endpoint)
+    def _take_all(self, end: End, traffic: Traffic, peer: Peer) -> None:
+        traffic.start(end)
         check = 0.0
         while not traffic.done:
-            wcs = endpoint.cq.poll(BATCH)
+            wcs = end.recv_cq.poll(BATCH)
             if wcs:
-                traffic.handle(endpoint, wcs)
+                traffic.handle(end, wcs)
             elif time.monotonic() > check:
                 peer.check()
                 check = time.monotonic() + CHECK_INTERVAL
@@ -155,16 +155,16 @@ class BusyPolling(_Synchronous):
 def measure(plan: Plan, traffic: Traffic, receiver: Receiver) -> Result:
     """Run one traffic with one receiver; DemoError if it fails, with what the peer said."""
     with (
-        open_endpoint(plan.device, plan.link_local, traffic.size) as endpoint,
+        open_end(plan.device, plan.link_local, traffic.size) as end,
         closing(traffic),
-        closing(traffic.launch(endpoint)) as peer,
+        closing(traffic.launch(end)) as peer,
     ):
         try:
-            receiver.receive(endpoint, traffic, peer)
-            endpoint.finish()
+            receiver.receive(end, traffic, peer)
+            end.finish()
             peer.finish()
         except (DemoError, OSError, ValueError, CompletionError) as e:
             said = peer.complaint()
             about = f"{traffic.name}, {receiver.name}: {e}"
             raise DemoError(f"{about}\n{peer.name} said: {said}" if said else about) from e
-        return receiver.result(endpoint, traffic)
+        return receiver.result(end, traffic)

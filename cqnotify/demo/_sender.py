@@ -10,7 +10,7 @@ import argparse
 import time
 
 from ..exchange import exchange_as_client_blocking
-from ._traffic import LOOPBACK, SOLICITED_EVERY, START_LIMIT, Stream, open_endpoint, payload
+from ._traffic import LOOPBACK, SOLICITED_EVERY, START_LIMIT, Stream, open_end, payload
 
 
 def main() -> None:
@@ -21,18 +21,16 @@ def main() -> None:
     parser.add_argument("--interval", type=float, required=True)
     parser.add_argument("--link-local", action="store_true")
     args = parser.parse_args()
-    with open_endpoint(args.device, args.link_local, Stream.size) as endpoint:
-        remote = exchange_as_client_blocking(
-            LOOPBACK, args.port, endpoint.address, timeout=START_LIMIT
-        )
-        endpoint.connect(remote)
+    with open_end(args.device, args.link_local, Stream.size) as end:
+        remote = exchange_as_client_blocking(LOOPBACK, args.port, end.address, timeout=START_LIMIT)
+        end.join(remote)
         for number in range(args.messages):
             # No catching up: two messages in one go would save the receiver a wake-up.
             time.sleep(args.interval)
             last_of_group = number % SOLICITED_EVERY == SOLICITED_EVERY - 1
             solicited = last_of_group or number == args.messages - 1
-            endpoint.send(payload(number, Stream.size), number, solicited)
-        endpoint.finish()
+            end.send(payload(number, Stream.size), number, solicited)
+        end.finish()
 
 
 if __name__ == "__main__":

@@ -17,11 +17,13 @@ from dataclasses import dataclass
 from typing import IO, Final
 
 from .. import exchange
-from .._core import CQ, MR, PD, CompletionChannel, WorkCompletion
+from .._connection import PATIENT
+from .._core import SGE, WorkCompletion
 from ..attrs import GIDEntry
 from ..context import Context
-from ..enums import MTU, QPType, SendFlags, WCOpcode
-from ..qp import QP, QPAddress
+from ..enums import MTU, AccessFlags, SendFlags, WCOpcode
+from ..qp import QPAddress
+from ..testing import Endpoint
 
 LOOPBACK: Final = "127.0.0.1"
 START_LIMIT: Final = 60.0  # seconds for a peer to start; an emulated machine is slow
@@ -74,67 +76,62 @@ def find_gid(context: Context, link_local: bool) -> GIDEntry:
     raise CannotRunError(f"{context.name} has no link-local GID")
 
 
-class Endpoint:
-    """Our end: a connected QP whose receives raise events.
+class End(Endpoint):
+    """Our end: a slot of memory for each message that is being received or sent.
 
-    Its sends complete on a CQ of their own that has no channel, so an event always is about
-    receiving. Each of the send slots is used again only after its completion.
+    The CQ of its sends is never armed, so every event is about receiving. A slot for sending is
+    used again only after its completion.
     """
 
     def __init__(self, context: Context, link_local: bool, size: int) -> None:
-        self.size = size
-        self.gid = find_gid(context, link_local)
-        pd = PD(context)
-        self.channel = CompletionChannel(context)
-        self.cq = CQ(context, RECV_SLOTS, channel=self.channel)
-        self._send_cq = CQ(context, SEND_SLOTS)
-        self._qp = QP(
-            pd,
-            QPType.RC,
-            send_cq=self._send_cq,
-            recv_cq=self.cq,
+        super().__init__(
+            context,
+            size=(RECV_SLOTS + SEND_SLOTS) * size,
+            access=AccessFlags.LOCAL_WRITE,
+            cqe=RECV_SLOTS,
             max_send_wr=SEND_SLOTS,
             max_recv_wr=RECV_SLOTS,
         )
-        self._send_mr = MR(pd, SEND_SLOTS * size)
-        self._recv_mr = MR(pd, RECV_SLOTS * size)
+        self.size = size
+        self.gid = find_gid(context, link_local)
         self._sending: set[int] = set()
-        self._qp.to_init()
+        self.qp.to_init()
         for slot in range(RECV_SLOTS):
             self.post_recv(slot)
 
     @property
     def address(self) -> QPAddress:
-        return self._qp.address(gid_index=self.gid.index)
+        return self.qp.address(gid_index=self.gid.index)
 
-    def connect(self, remote: QPAddress) -> None:
-        # The ping-pong programs use this MTU; the timeout is 268 ms for the sake of slow guests.
-        self._qp.connect(remote, gid_index=self.gid.index, path_mtu=MTU.MTU_1024, timeout=16)
+    def join(self, remote: QPAddress) -> None:
+        """Connect to the peer, with the MTU of the ping-pong programs."""
+        self.connect(remote, gid_index=self.gid.index, path_mtu=MTU.MTU_1024, timeout=PATIENT)
 
     def post_recv(self, slot: int) -> None:
-        start = slot * self.size
-        self._qp.post_recv(self._recv_mr[start : start + self.size], wr_id=slot)
+        self.qp.post_recv(self._slot(slot), wr_id=slot)
 
     def received(self, slot: int) -> bytes:
-        return self._recv_mr.read(self.size, slot * self.size)
+        return self.mr.read(self.size, slot * self.size)
 
     def send(self, data: bytes, number: int, solicited: bool = False) -> None:
-        slot = number % SEND_SLOTS
+        slot = RECV_SLOTS + number % SEND_SLOTS
         self._reap_until(lambda: slot not in self._sending)
-        start = slot * self.size
-        self._send_mr.write(data, start)
+        self.mr.write(data, slot * self.size)
         flags = SendFlags.SIGNALED | (SendFlags.SOLICITED if solicited else SendFlags(0))
-        self._qp.post_send(self._send_mr[start : start + self.size], wr_id=slot, send_flags=flags)
+        self.qp.post_send(self._slot(slot), wr_id=slot, send_flags=flags)
         self._sending.add(slot)
 
     def finish(self) -> None:
         """Wait until everything that was sent has arrived."""
         self._reap_until(lambda: not self._sending)
 
+    def _slot(self, slot: int) -> SGE:
+        return self.mr[slot * self.size : (slot + 1) * self.size]
+
     def _reap_until(self, done: Callable[[], bool]) -> None:
         deadline = time.monotonic() + START_LIMIT
         while True:
-            for wc in self._send_cq.poll(SEND_SLOTS):
+            for wc in self.send_cq.poll(SEND_SLOTS):
                 wc.raise_for_status()
                 self._sending.remove(wc.wr_id)
             if done():
@@ -145,10 +142,10 @@ class Endpoint:
 
 
 @contextmanager
-def open_endpoint(device: str, link_local: bool, size: int) -> Iterator[Endpoint]:
+def open_end(device: str, link_local: bool, size: int) -> Iterator[End]:
     """Open our end on a device; everything is closed at the end."""
     with Context(device) as context:
-        yield Endpoint(context, link_local, size)
+        yield End(context, link_local, size)
 
 
 def payload(number: int, size: int) -> bytes:
@@ -212,38 +209,38 @@ class Traffic(ABC):
     def done(self) -> bool:
         return self.received == self.plan.messages
 
-    def start(self, endpoint: Endpoint) -> None:  # noqa: B027
+    def start(self, end: End) -> None:  # noqa: B027
         """Both ends are connected."""
 
-    def handle(self, endpoint: Endpoint, wcs: list[WorkCompletion]) -> None:
+    def handle(self, end: End, wcs: list[WorkCompletion]) -> None:
         """Take the messages that these completions announce."""
         for wc in wcs:
             wc.raise_for_status()
-            self._check(endpoint, wc)
-            endpoint.post_recv(wc.wr_id)
+            self._check(end, wc)
+            end.post_recv(wc.wr_id)
             self.received += 1
-            self.answer(endpoint)
+            self.answer(end)
         self.progress(self.received)
 
-    def answer(self, endpoint: Endpoint) -> None:  # noqa: B027
+    def answer(self, end: End) -> None:  # noqa: B027
         """A message has been received."""
 
-    def _check(self, endpoint: Endpoint, wc: WorkCompletion) -> None:
+    def _check(self, end: End, wc: WorkCompletion) -> None:
         if wc.opcode != WCOpcode.RECV or wc.byte_len != self.size:
             raise DemoError(f"message {self.received}: unexpected completion {wc!r}")
-        if endpoint.received(wc.wr_id) != payload(self.received, self.size):
+        if end.received(wc.wr_id) != payload(self.received, self.size):
             raise DemoError(f"message {self.received} arrived with wrong bytes")
 
     @abstractmethod
-    def launch(self, endpoint: Endpoint) -> Peer:
+    def launch(self, end: End) -> Peer:
         """Start the peer's process."""
 
     @abstractmethod
-    def meet(self, endpoint: Endpoint) -> None:
+    def meet(self, end: End) -> None:
         """Exchange addresses with the peer, and connect."""
 
     @abstractmethod
-    async def meet_async(self, endpoint: Endpoint) -> None:
+    async def meet_async(self, end: End) -> None:
         """The same with asyncio."""
 
     def close(self) -> None:  # noqa: B027  nothing, unless it took something
@@ -259,7 +256,7 @@ class PingPong(Traffic):
     name = "ibv_rc_pingpong"
     size = 4096
 
-    def launch(self, endpoint: Endpoint) -> Peer:
+    def launch(self, end: End) -> Peer:
         program = shutil.which("ibv_rc_pingpong")
         if program is None:
             raise CannotRunError("ibv_rc_pingpong is not installed (package ibverbs-utils)")
@@ -276,26 +273,26 @@ class PingPong(Traffic):
         arguments = [str(word) for option in options.items() for word in option]
         return Peer([program, "-e", *arguments], self.plan.time_limit)
 
-    def meet(self, endpoint: Endpoint) -> None:
-        endpoint.connect(
+    def meet(self, end: End) -> None:
+        end.join(
             exchange.exchange_as_client_blocking(
-                LOOPBACK, self._port, endpoint.address, timeout=START_LIMIT
+                LOOPBACK, self._port, end.address, timeout=START_LIMIT
             )
         )
 
-    async def meet_async(self, endpoint: Endpoint) -> None:
-        endpoint.connect(
+    async def meet_async(self, end: End) -> None:
+        end.join(
             await exchange.exchange_as_client(
-                LOOPBACK, self._port, endpoint.address, timeout=START_LIMIT
+                LOOPBACK, self._port, end.address, timeout=START_LIMIT
             )
         )
 
-    def start(self, endpoint: Endpoint) -> None:
-        endpoint.send(payload(0, self.size), 0)
+    def start(self, end: End) -> None:
+        end.send(payload(0, self.size), 0)
 
-    def answer(self, endpoint: Endpoint) -> None:
+    def answer(self, end: End) -> None:
         if not self.done:
-            endpoint.send(payload(self.received, self.size), self.received)
+            end.send(payload(self.received, self.size), self.received)
 
 
 class Stream(Traffic):
@@ -308,7 +305,7 @@ class Stream(Traffic):
         super().__init__(plan)
         self._listener = exchange.listen(port=0)
 
-    def launch(self, endpoint: Endpoint) -> Peer:
+    def launch(self, end: End) -> Peer:
         options = {
             "--device": self.plan.peer_device,
             "--port": self._listener.getsockname()[1],
@@ -320,14 +317,14 @@ class Stream(Traffic):
         module = f"{__package__}._sender"
         return Peer([sys.executable, "-m", module, *arguments], self.plan.time_limit)
 
-    def meet(self, endpoint: Endpoint) -> None:
+    def meet(self, end: End) -> None:
         exchange.exchange_as_server_blocking(
-            self._listener, endpoint.address, endpoint.connect, timeout=START_LIMIT
+            self._listener, end.address, end.join, timeout=START_LIMIT
         )
 
-    async def meet_async(self, endpoint: Endpoint) -> None:
+    async def meet_async(self, end: End) -> None:
         await exchange.exchange_as_server(
-            self._listener, endpoint.address, endpoint.connect, timeout=START_LIMIT
+            self._listener, end.address, end.join, timeout=START_LIMIT
         )
 
     def close(self) -> None:

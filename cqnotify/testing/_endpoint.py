@@ -5,22 +5,25 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from ipaddress import IPv6Address
-from typing import TYPE_CHECKING, Final, Protocol, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar
 
+from .._connection import DEFAULT_QKEY, NO_GID
 from .._core import AH, CQ, MR, PD, BusyError, CompletionChannel, WorkCompletion
+from ..attrs import AHAttr
 from ..context import Context
 from ..enums import AccessFlags, AtomicCap, QPType
-from ..qp import DEFAULT_QKEY, QP, QPAddress
+from ..qp import QP, QPAddress
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-    from ._options import ConnectOptions, PairOptions, QPOptions
+    from .._connection import ConnectOptions
+    from ._options import PairOptions, QPOptions
 
 __all__ = ["Endpoint", "MakePair", "ToPeer", "connect", "wait_completions"]
 
-_NO_GID: Final = IPv6Address(0)
+
+_Part = TypeVar("_Part", PD, CompletionChannel, CQ, MR)
 
 
 class ToPeer(TypedDict, total=False):
@@ -32,18 +35,20 @@ class ToPeer(TypedDict, total=False):
 
 
 class Endpoint:
-    """One end of a connection: a QP, a CQ for each direction on a channel of their own, and memory.
+    """One end of a connection: a QP, a CQ for each direction on one channel, and memory.
 
     size: the bytes of `mr`.
-    access: who may do what to `mr`; by default we may write, and the peer whatever the type of the
-        QP and the device can do.
-    cqe: the entries of each CQ; `one_cq` makes one CQ serve both directions.
+    access: what `mr` allows; by default local writes, and all that a peer can do through a QP of
+        this type on this device.
+    cqe: the entries of each CQ.
+    one_cq: whether one CQ serves both directions.
+    pd, channel, send_cq, recv_cq, mr: a part to use instead of a new one, so that several ends can
+        share it; close() leaves it open.
+    qp: the other parameters of QP(); its queues hold 64 work requests by default.
 
-    Everything else goes to QP(); its queues hold 64 work requests unless that says otherwise.
-
-    `connect()` connects two of them; `to_peer` is then what `post_send` has to be told to reach the
-    other one: nothing on RC and UC, the address handle and the numbers of the QP on UD. So this
-    sends on all three: `a.qp.post_send(a.mr[0:8], **a.to_peer)`.
+    `connect()` connects two of them, the method an end to a peer elsewhere. `to_peer` then is what
+    `post_send` needs to reach the peer: nothing on RC and UC; on UD the address handle, the QP
+    number and the Q_Key. So this sends on all three: `a.qp.post_send(a.mr[0:8], **a.to_peer)`.
     """
 
     ctx: Context
@@ -64,33 +69,71 @@ class Endpoint:
         access: AccessFlags | int | None = None,
         cqe: int = 256,
         one_cq: bool = False,
+        pd: PD | None = None,
+        channel: CompletionChannel | None = None,
+        send_cq: CQ | None = None,
+        recv_cq: CQ | None = None,
+        mr: MR | None = None,
         **qp: Unpack[QPOptions],
     ) -> None:
         if access is None:
             access = AccessFlags.LOCAL_WRITE | _all_remote(ctx, qp_type)
-        options: QPOptions = {"max_send_wr": 64, "max_recv_wr": 64, **qp}
+        options: QPOptions = {"max_send_wr": 64, **qp}
+        if options.get("srq") is None:
+            options.setdefault("max_recv_wr", 64)
         self.ctx = ctx
         self.to_peer = {}
         self._handles: list[AH] = []
+        self._own: list[PD | CompletionChannel | CQ | MR] = []
         with ExitStack() as opened:
-            self.pd = opened.enter_context(PD(ctx))
-            self.channel = opened.enter_context(CompletionChannel(ctx))
-            self.send_cq = opened.enter_context(CQ(ctx, cqe, channel=self.channel))
-            self.recv_cq = self.send_cq
-            if not one_cq:
-                self.recv_cq = opened.enter_context(CQ(ctx, cqe, channel=self.channel))
-            self.mr = opened.enter_context(MR(self.pd, size, access=access))
+
+            def own(part: _Part) -> _Part:
+                self._own.insert(0, part)  # in the order of closing
+                return opened.enter_context(part)
+
+            self.pd = pd or own(PD(ctx))
+            self.channel = channel or own(CompletionChannel(ctx))
+            self.send_cq = send_cq or own(CQ(ctx, cqe, channel=self.channel))
+            if recv_cq is None and one_cq:
+                recv_cq = self.send_cq
+            self.recv_cq = recv_cq or own(CQ(ctx, cqe, channel=self.channel))
+            self.mr = own(MR(self.pd, size, access=access)) if mr is None else mr
             self.qp = QP(self.pd, qp_type, send_cq=self.send_cq, recv_cq=self.recv_cq, **options)
             opened.pop_all()  # nothing failed, so all of it stays open
 
-    def close(self) -> None:
-        """Close all of it, whatever is in flight; doing so twice is fine.
+    def connect(
+        self,
+        remote: QPAddress,
+        *,
+        port_num: int = 1,
+        gid_index: int | None = None,
+        **options: Unpack[ConnectOptions],
+    ) -> None:
+        """Bring the QP to RTS, towards a peer whose address has been exchanged.
 
-        Raises BusyError where something else still uses a part of it; what came before that part is
-        closed by then. The context stays open.
+        The parameters are those of `QP.connect`, but UD takes `remote`, too: `to_peer` names it,
+        and its address handle has the path that the options give.
         """
-        cqs = self.recv_cq, self.send_cq
-        for part in (self.qp, *self._handles, self.mr, *cqs, self.channel, self.pd):
+        if self.qp.qp_type != QPType.UD:
+            self.qp.connect(remote, port_num=port_num, gid_index=gid_index, **options)
+            return
+        self.qp.connect(port_num=port_num, gid_index=gid_index, **options)
+        handle = _address_handle(self, remote, port_num, gid_index, options)
+        self._handles.append(handle)
+        qkey = options.get("qkey")
+        self.to_peer = {
+            "ah": handle,
+            "remote_qpn": remote.qp_num,
+            "remote_qkey": DEFAULT_QKEY if qkey is None else qkey,
+        }
+
+    def close(self) -> None:
+        """Close all of it, whatever is in flight; closing twice is fine.
+
+        Raises BusyError where something else still uses a part; the parts before it are closed
+        then. The context and the parts that were given stay open.
+        """
+        for part in (self.qp, *self._handles, *self._own):
             part.close()
 
     def __repr__(self) -> str:
@@ -103,14 +146,8 @@ class Endpoint:
         try:
             self.close()
         except BusyError:
-            if exc is None:  # an exception that leaves the block is worth more
+            if exc is None:  # if the block raised, that exception wins over BusyError
                 raise
-
-    def _aim(self, peer: QPAddress, port_num: int, gid_index: int | None, qkey: int) -> None:
-        """Set `to_peer`, of a QP that is not connected."""
-        self._handles.append(_address_handle(self, peer, port_num, gid_index))
-        handle = self._handles[-1]
-        self.to_peer = {"ah": handle, "remote_qpn": peer.qp_num, "remote_qkey": qkey}
 
 
 _E = TypeVar("_E", bound=Endpoint)
@@ -142,12 +179,7 @@ def connect(
         options.setdefault("access", _all_remote(a.ctx, a.qp.qp_type))
     addresses = [end.qp.address(port_num, gid_index) for end in (a, b)]
     for end, remote in zip((a, b), reversed(addresses), strict=True):
-        if end.qp.qp_type == QPType.UD:
-            end.qp.connect(port_num=port_num, gid_index=gid_index, **options)
-            qkey = options.get("qkey")
-            end._aim(remote, port_num, gid_index, DEFAULT_QKEY if qkey is None else qkey)
-        else:
-            end.qp.connect(remote, port_num=port_num, gid_index=gid_index, **options)
+        end.connect(remote, port_num=port_num, gid_index=gid_index, **options)
     return a, b
 
 
@@ -188,9 +220,17 @@ def _all_remote(ctx: Context, qp_type: QPType) -> AccessFlags:
     return access
 
 
-def _address_handle(end: Endpoint, peer: QPAddress, port_num: int, gid_index: int | None) -> AH:
-    if peer.gid == _NO_GID:
-        return AH(end.pd, dlid=peer.lid, port_num=port_num)
-    if gid_index is None:
-        gid_index = end.ctx.find_gid(port_num=port_num).index
-    return AH(end.pd, dgid=peer.gid, sgid_index=gid_index, dlid=peer.lid, port_num=port_num)
+def _address_handle(
+    end: Endpoint,
+    peer: QPAddress,
+    port_num: int,
+    gid_index: int | None,
+    options: ConnectOptions | None = None,
+) -> AH:
+    path: dict[str, Any] = {k: v for k, v in (options or {}).items() if k in AHAttr._fields}
+    path |= {"dlid": peer.lid, "port_num": port_num}
+    if peer.gid != NO_GID:
+        if gid_index is None:
+            gid_index = end.ctx.find_gid(port_num=port_num).index
+        path |= {"dgid": peer.gid, "sgid_index": gid_index}
+    return AH(end.pd, **path)

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""Keyword arguments that are handed on to `QP()` and to `QP.connect()`, as types."""
+"""Keyword arguments that are handed on to `QP()`, as types; see `ConnectOptions`, too."""
 
 from __future__ import annotations
 
 from typing import TypedDict
 
+from .._connection import PathOptions
 from .._core import SRQ
-from ..enums import MTU, AccessFlags
+from ..enums import AccessFlags
 
 
 class QPOptions(TypedDict, total=False):
@@ -21,30 +22,6 @@ class QPOptions(TypedDict, total=False):
     sq_sig_all: bool
     atomic_write: bool
     user_data: object
-
-
-class PathOptions(TypedDict, total=False):
-    """What goes to `QP.connect()` of both ends, besides their rights."""
-
-    pkey_index: int
-    qkey: int | None
-    path_mtu: MTU | int | None
-    max_dest_rd_atomic: int
-    min_rnr_timer: int
-    hop_limit: int
-    sl: int
-    traffic_class: int
-    flow_label: int
-    timeout: int
-    retry_cnt: int
-    rnr_retry: int
-    max_rd_atomic: int
-
-
-class ConnectOptions(PathOptions, total=False):
-    """What `cqnotify.testing.connect` hands on to `QP.connect()`."""
-
-    access: AccessFlags | int
 
 
 class PairOptions(QPOptions, PathOptions, total=False):

@@ -14,10 +14,11 @@ from typing import Any, get_origin, is_typeddict
 
 import cqnotify
 from cqnotify import CQ, QP, SRQ, QPAttr, RecvWR, SendWR, exchange
+from cqnotify._connection import ConnectOptions
 from cqnotify.aio import AsyncCQ
 from cqnotify.qp import QPChanges
 from cqnotify.testing import Endpoint, connect
-from cqnotify.testing._options import ConnectOptions, PairOptions, QPOptions
+from cqnotify.testing._options import PairOptions, QPOptions
 
 
 def modules() -> Iterator[ModuleType]:
@@ -142,7 +143,8 @@ def test_typed_options_are_those_of_the_calls() -> None:
     of_both_ends = {"remote", "port_num", "gid_index"}
     assert keys(ConnectOptions) == names(QP.connect) - of_both_ends
     assert names(connect) >= {"port_num", "gid_index"}
-    of_endpoints = names(Endpoint) - {"ctx", "qp_type", "qp"}
+    shared = {"pd", "channel", "send_cq", "recv_cq", "mr"}
+    of_endpoints = names(Endpoint) - {"ctx", "qp_type", "qp"} - shared
     assert keys(PairOptions) == (
         of_endpoints | keys(QPOptions) | keys(ConnectOptions) | {"port_num", "gid_index"}
     )

@@ -56,7 +56,14 @@ Capture = pytest.CaptureFixture[str]
 def plan(**options: Any) -> Plan:
     defaults: dict[str, Any] = {
         **{"service": "rc", "host": None, "port": 0, "bind": "127.0.0.1", "device": None},
-        **{"ib_port": 1, "gid_index": None, "size": 64, "mtu": 1024, "rx_depth": 8, "iters": 10},
+        **{
+            "port_num": 1,
+            "gid_index": None,
+            "size": 64,
+            "path_mtu": 1024,
+            "rx_depth": 8,
+            "iters": 10,
+        },
         **{"sl": 0, "num_qp": 1, "events": True, "check": True, "timeout": DEADLINE},
     }
     return Plan(**{**defaults, **options})
@@ -728,10 +735,10 @@ def test_memory_is_open_to_nobody(service: str) -> None:
     """Receives may write to theirs, sends only read, and a peer may do nothing by itself."""
     for host in (None, "127.0.0.1"):
         with open_end(plan(service=service, host=host)) as end:
-            assert end._recv_mr.access == AccessFlags.LOCAL_WRITE
-            assert host is None or end._send_mr.access == 0
-            for qp in end._qps:
-                assert service == "ud" or qp.query().qp_access_flags == 0
+            assert end.recv_mr.access == AccessFlags.LOCAL_WRITE
+            assert host is None or end.send_mr.access == 0
+            for endpoint in end.endpoints:
+                assert service == "ud" or endpoint.qp.query().qp_access_flags == 0
 
 
 def test_messages_differ_from_each_other_and_satisfy_rdma_core() -> None:

@@ -5,17 +5,19 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from ...enums import MTU
 from .. import (
     CANNOT_RUN,
     OK,
     USAGE,
     CommandError,
+    CommandParser,
     add_command,
+    add_connection,
     add_device,
     device_names,
     print_json,
@@ -44,7 +46,11 @@ def add_parser(commands: Any) -> None:
     what = "measure a ping-pong, also with rdma-core's ibv_*_pingpong"
     parser = add_command(commands, "pingpong", what, run, DESCRIPTION)
     parser.add_argument(
-        "--type", choices=KINDS, default="rc", help="the service, or rc with an SRQ (default: rc)"
+        "--type",
+        dest="service",
+        choices=KINDS,
+        default="rc",
+        help="the service, or rc with an SRQ (default: rc)",
     )
     add_device(parser)
     _add_traffic(parser)
@@ -57,29 +63,24 @@ def add_parser(commands: Any) -> None:
     )
 
 
-def _add_traffic(parser: argparse.ArgumentParser) -> None:
+def _add_traffic(parser: CommandParser) -> None:
+    add_connection(parser, "port_num", "gid_index", "path_mtu", "sl")
     numbers = {
-        ("-i", "--ib-port"): (whole(), 1, "port of the device (default: 1)"),
-        ("-g", "--gid-idx"): (whole(0, 255), None, "our GID's index (default: the first RoCE v2)"),
         ("-s", "--size"): (whole(), None, "bytes of a message (default: 4096; ud: 1024)"),
         ("-n", "--iters"): (whole(), 1000, "messages each way, over all QPs (default: 1000)"),
         ("-r", "--rx-depth"): (whole(), 500, "receives that are kept posted (default: 500)"),
-        ("-l", "--sl"): (whole(0, 15), 0, "service level (default: 0)"),
         ("-q", "--num-qp"): (whole(), None, "QPs, srq alone (default: 16)"),
     }
     for names, (kind, default, text) in numbers.items():
         parser.add_argument(*names, metavar="N", type=kind, default=default, help=text)
     parser.add_argument(
-        *("-m", "--mtu"),
-        type=int,
-        choices=[mtu.bytes for mtu in MTU],
-        help="path MTU (default: 1024; not for ud)",
-    )
-    parser.add_argument(
         "-e", "--events", action="store_true", help="sleep until a completion comes, do not poll"
     )
     parser.add_argument(
-        "-c", "--chk", action="store_true", help="check every byte; give it to both ends"
+        *("-c", "--chk"),
+        dest="check",
+        action="store_true",
+        help="check every byte; give it to both ends",
     )
 
 
@@ -132,38 +133,27 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> Plan:
+    """The arguments, which have the names of the plan's fields; some defaults depend on others."""
     _refuse_combinations(args)
-    ud, srq = args.type == "ud", args.type == "srq"
+    ud, srq = args.service == "ud", args.service == "srq"
     num_qp = (args.num_qp or 16) if srq else 1
     if args.rx_depth < num_qp:
         raise CommandError(f"--rx-depth is {args.rx_depth}: {num_qp} QPs need {num_qp}", USAGE)
-    return Plan(
-        service=args.type,
-        host=args.host,
-        port=args.port,
-        bind=args.bind or "127.0.0.1",
-        device=args.device,
-        ib_port=args.ib_port,
-        gid_index=args.gid_idx,
-        size=args.size or (1024 if ud else 4096),
-        mtu=None if ud else args.mtu or 1024,
-        rx_depth=args.rx_depth,
-        iters=args.iters,
-        sl=args.sl,
-        num_qp=num_qp,
-        events=args.events,
-        check=args.chk,
-        timeout=args.timeout,
-    )
+    given = {field.name: getattr(args, field.name) for field in fields(Plan)}
+    given["bind"] = args.bind or "127.0.0.1"
+    given["size"] = args.size or (1024 if ud else 4096)
+    given["path_mtu"] = None if ud else args.path_mtu or 1024
+    given["num_qp"] = num_qp
+    return Plan(**given)
 
 
 def _refuse_combinations(args: argparse.Namespace) -> None:
     wrong = None
-    if args.num_qp is not None and args.type != "srq":
+    if args.num_qp is not None and args.service != "srq":
         wrong = "--num-qp is for --type srq"
     elif args.num_qp is not None and args.num_qp >= SRQ_RECORDS:
         wrong = f"--num-qp is {args.num_qp}: it must be below {SRQ_RECORDS}"
-    elif args.mtu is not None and args.type == "ud":
+    elif args.path_mtu is not None and args.service == "ud":
         wrong = "--mtu means nothing to --type ud: a message is one packet"
     elif args.host is not None and args.bind is not None:
         wrong = "--bind is for a server, and HOST makes it a client"

@@ -11,14 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from ipaddress import IPv6Address
 from typing import Final
 
-from ..._core import AH, CQ, MR, PD, SRQ, CompletionChannel, VerbsError, WorkCompletion
+from ..._connection import NO_GID, PATIENT
+from ..._core import CQ, MR, PD, SGE, SRQ, CompletionChannel, VerbsError, WorkCompletion
 from ...attrs import PortAttr
 from ...context import Context, gid_text
 from ...enums import MTU, AccessFlags, LinkLayer, QPType
-from ...qp import DEFAULT_QKEY, QP, QPAddress
+from ...qp import QPAddress
+from ...testing import Endpoint
 from .. import CommandError, check_connects, check_limit, check_port
 
 GRH: Final = 40  # bytes of routing header in front of what a UD QP receives
@@ -36,13 +37,13 @@ class Plan:
     port: int
     bind: str
     device: str | None
-    ib_port: int
+    port_num: int
     gid_index: int | None
+    path_mtu: int | None
+    sl: int
     size: int
-    mtu: int | None
     rx_depth: int
     iters: int
-    sl: int
     num_qp: int
     events: bool
     check: bool
@@ -54,7 +55,7 @@ class Plan:
 
 
 class End:
-    """A QP of type RC or UC: its receives are posted, and its CQ is armed.
+    """An endpoint of type RC or UC: its receives are posted, and its CQ is armed.
 
     A peer sends nothing before our answer, so all receives share one slot of memory, and can be
     posted again at once. A client's messages have memory of their own; a server sends back what has
@@ -68,47 +69,60 @@ class End:
         self.plan = plan
         self.device = context.name
         self.gid_index = _gid_index(context, plan)
-        self._pd = PD(context)
-        self.channel = CompletionChannel(context) if plan.events else None
-        self.cq = CQ(context, plan.rx_depth + plan.num_qp, channel=self.channel)
-        self._qps = self._make_qps()
-        for qp in self._qps:
-            qp.to_init(port_num=plan.ib_port)
-        self._make_memory(self._slots())
+        self.endpoints = self._make_endpoints(context)
+        for endpoint in self.endpoints:
+            endpoint.qp.to_init(port_num=plan.port_num)
+        self.recv_mr = self.endpoints[0].mr
+        self._slot = _pieces(self.recv_mr, self._room)
+        if plan.client:
+            self.send_mr = MR(self.endpoints[0].pd, plan.num_qp * plan.size, access=AccessFlags(0))
+            self._message = _pieces(self.send_mr, plan.size)
+        else:
+            self._message = _pieces(self.recv_mr, self._room, self.offset)
         for number in range(plan.rx_depth):
-            self._post_recv(number % self._slots())
-        if self.channel is not None:
+            self._post_recv(number % len(self._slot))
+        if plan.events:
             self.cq.req_notify()
 
-    def _make_qps(self) -> list[QP]:
-        depth = self.plan.rx_depth
-        qp = QP(self._pd, self.qp_type, send_cq=self.cq, max_send_wr=1, max_recv_wr=depth)
-        return [qp]
+    @property
+    def _room(self) -> int:
+        """The bytes of a slot."""
+        return self.offset + self.plan.size
 
-    def _slots(self) -> int:
-        return 1
+    def _make_endpoints(self, context: Context) -> list[Endpoint]:
+        plan = self.plan
+        endpoint = Endpoint(
+            context,
+            self.qp_type,
+            size=self._room,
+            access=AccessFlags.LOCAL_WRITE,
+            cqe=plan.rx_depth + 1,
+            one_cq=True,
+            max_send_wr=1,
+            max_recv_wr=plan.rx_depth,
+        )
+        return [endpoint]
 
-    def _make_memory(self, slots: int) -> None:
-        size, room = self.plan.size, self.offset + self.plan.size
-        self._recv_mr = MR(self._pd, slots * room, access=AccessFlags.LOCAL_WRITE)
-        starts = range(0, slots * room, room)
-        self._slot = [self._recv_mr[start : start + room] for start in starts]
-        if self.plan.client:
-            self._send_mr = MR(self._pd, self.plan.num_qp * size, access=AccessFlags(0))
-            starts = range(0, self.plan.num_qp * size, size)
-            self._message = [self._send_mr[start : start + size] for start in starts]
-        else:
-            self._message = [self._recv_mr[start + self.offset : start + room] for start in starts]
+    @property
+    def cq(self) -> CQ:
+        """The one CQ, of all QPs and both directions."""
+        return self.endpoints[0].send_cq
+
+    @property
+    def channel(self) -> CompletionChannel:
+        """Has an event when a completion came after the CQ was armed."""
+        return self.endpoints[0].channel
 
     @property
     def addresses(self) -> list[QPAddress]:
         """Our QPs' addresses."""
-        return [qp.address(self.plan.ib_port, self.gid_index) for qp in self._qps]
+        plan = self.plan
+        return [end.qp.address(plan.port_num, self.gid_index) for end in self.endpoints]
 
     @property
     def by_qp_num(self) -> dict[int, int]:
         """Which of our QPs has which number."""
-        return {qp.qp_num: index for index, qp in enumerate(self._qps)}
+        return {endpoint.qp.qp_num: index for index, endpoint in enumerate(self.endpoints)}
 
     def connect(self, remote: list[QPAddress]) -> None:
         """Make our QPs ready for the peer's. CommandError if no way leads from our GID to its."""
@@ -126,25 +140,25 @@ class End:
 
     def _connect(self, remote: list[QPAddress]) -> None:
         plan = self.plan
-        for qp, address in zip(self._qps, remote, strict=False):
-            qp.connect(
+        for endpoint, address in zip(self.endpoints, remote, strict=False):
+            endpoint.connect(
                 address,
-                port_num=plan.ib_port,
+                port_num=plan.port_num,
                 gid_index=self.gid_index,
-                path_mtu=plan.mtu,
+                path_mtu=plan.path_mtu,
                 sl=plan.sl,
-                timeout=16,  # 0.27 s: enough in an emulated machine, too
-                retry_cnt=6,
+                timeout=PATIENT,
             )
 
     def write(self, index: int, data: bytes) -> None:
         """Make `data` what this QP of a client sends."""
-        self._send_mr.write(data, index * self.plan.size)
+        self.send_mr.write(data, index * self.plan.size)
 
     def post_send(self, index: int, slot: int) -> None:
         """Send this QP's message, or a server's answer: what is in a slot."""
         message = self._message[index if self.plan.client else slot]
-        self._qps[index].post_send(message, wr_id=SEND)
+        endpoint = self.endpoints[index]
+        endpoint.qp.post_send(message, wr_id=SEND, **endpoint.to_peer)
 
     def received(self, wc: WorkCompletion) -> None:
         """A message has come, into slot `wc.wr_id`. CommandError if its length is wrong."""
@@ -153,8 +167,7 @@ class End:
 
     def read(self, slot: int) -> bytes:
         """Return the message in a slot."""
-        size = self.plan.size
-        return self._recv_mr.read(size, slot * (self.offset + size) + self.offset)
+        return self.recv_mr.read(self.plan.size, slot * self._room + self.offset)
 
     def release(self, slot: int) -> None:
         """The message in a slot is not needed any more."""
@@ -167,43 +180,25 @@ class End:
             )
 
     def _post_recv(self, slot: int) -> None:
-        self._qps[0].post_recv(self._slot[slot], wr_id=slot)
+        self.endpoints[0].qp.post_recv(self._slot[slot], wr_id=slot)
+
+
+def _pieces(mr: MR, room: int, offset: int = 0) -> list[SGE]:
+    """The memory in pieces of `room` bytes, each without the first `offset` ones."""
+    return [mr[start + offset : start + room] for start in range(0, len(mr), room)]
 
 
 class UCEnd(End):
-    """A QP of type UC: what is lost stays lost."""
+    """An endpoint of type UC: what is lost stays lost."""
 
     qp_type = QPType.UC
 
 
 class UDEnd(End):
-    """A QP of type UD: each message names its receiver, and comes with a GRH in front."""
+    """An endpoint of type UD: each message comes with a GRH in front."""
 
     qp_type = QPType.UD
     offset = GRH
-
-    def _connect(self, remote: list[QPAddress]) -> None:
-        (address,) = remote
-        (qp,) = self._qps
-        qp.connect(port_num=self.plan.ib_port)
-        self._remote_qpn = address.qp_num
-        self._ah = AH(
-            self._pd,
-            dgid=address.gid if address.gid != IPv6Address(0) else None,
-            dlid=address.lid,
-            sgid_index=self.gid_index or 0,
-            port_num=self.plan.ib_port,
-            sl=self.plan.sl,
-        )
-
-    def post_send(self, index: int, slot: int) -> None:
-        self._qps[index].post_send(
-            self._message[index if self.plan.client else slot],
-            wr_id=SEND,
-            ah=self._ah,
-            remote_qpn=self._remote_qpn,
-            remote_qkey=DEFAULT_QKEY,
-        )
 
 
 class SRQEnd(End):
@@ -214,20 +209,39 @@ class SRQEnd(End):
     that, if they are checked.
     """
 
-    def _make_qps(self) -> list[QP]:
-        self._srq = SRQ(self._pd, self.plan.rx_depth)
-        self._blank = BLANK * self.plan.size
-        return [
-            QP(self._pd, self.qp_type, send_cq=self.cq, max_send_wr=1, srq=self._srq)
-            for _ in range(self.plan.num_qp)
-        ]
-
-    def _slots(self) -> int:
-        return self.plan.rx_depth
+    def _make_endpoints(self, context: Context) -> list[Endpoint]:
+        plan = self.plan
+        pd = PD(context)
+        self._srq = SRQ(pd, plan.rx_depth)
+        self._blank = BLANK * plan.size
+        first = Endpoint(
+            context,
+            size=plan.rx_depth * self._room,
+            access=AccessFlags.LOCAL_WRITE,
+            cqe=plan.rx_depth + plan.num_qp,
+            one_cq=True,
+            pd=pd,
+            srq=self._srq,
+            max_send_wr=1,
+        )
+        others = (
+            Endpoint(
+                context,
+                one_cq=True,
+                pd=pd,
+                channel=first.channel,
+                send_cq=first.send_cq,
+                mr=first.mr,
+                srq=self._srq,
+                max_send_wr=1,
+            )
+            for _ in range(plan.num_qp - 1)
+        )
+        return [first, *others]
 
     @property
     def addresses(self) -> list[QPAddress]:
-        none = QPAddress(0, 0, 0, IPv6Address(0))
+        none = QPAddress(0, 0, 0, NO_GID)
         return super().addresses + [none] * (SRQ_RECORDS - self.plan.num_qp)
 
     def connect(self, remote: list[QPAddress]) -> None:
@@ -247,7 +261,7 @@ class SRQEnd(End):
 
     def _post_recv(self, slot: int) -> None:
         if self.plan.check:
-            self._recv_mr.write(self._blank, slot * self.plan.size)
+            self.recv_mr.write(self._blank, slot * self.plan.size)
         self._srq.post_recv(self._slot[slot], wr_id=slot)
 
 
@@ -266,9 +280,9 @@ def _check(context: Context, plan: Plan) -> None:
     """Refuse what the device refuses, by the options' names."""
     check_connects(context)
     attr = context.query_device()
-    port = check_port(context, plan.ib_port)
-    where = f"{context.name} port {plan.ib_port}"
-    check_limit(where, "--mtu", plan.mtu or 0, _bytes(port.active_mtu))
+    port = check_port(context, plan.port_num)
+    where = f"{context.name} port {plan.port_num}"
+    check_limit(where, "--mtu", plan.path_mtu or 0, _bytes(port.active_mtu))
     check_limit(where, "--size", plan.size, _largest(plan, port))
     most = attr.max_srq_wr if plan.service == "srq" else attr.max_qp_wr
     check_limit(context.name, "--rx-depth", plan.rx_depth, min(most, attr.max_cqe - plan.num_qp))
@@ -285,7 +299,7 @@ def _bytes(mtu: MTU | int) -> int:
 def _gid_index(context: Context, plan: Plan) -> int | None:
     """The GID to use: RoCE needs one, which rdma-core's programs must be told."""
     if plan.gid_index is not None:
-        return context.query_gid(plan.gid_index, plan.ib_port).index
-    if context.query_port(plan.ib_port).link_layer != LinkLayer.ETHERNET:
+        return context.query_gid(plan.gid_index, plan.port_num).index
+    if context.query_port(plan.port_num).link_layer != LinkLayer.ETHERNET:
         return None
-    return context.find_gid(port_num=plan.ib_port).index
+    return context.find_gid(port_num=plan.port_num).index

@@ -167,7 +167,6 @@ class Play:
 
     def _sleep(self) -> list[WorkCompletion]:
         channel, cq = self._end.channel, self._end.cq
-        assert channel is not None
         if channel.try_get_event() is None:
             try:
                 channel.get_event(self._plan.timeout)

@@ -70,12 +70,12 @@ class Report:
             "type": plan.service,
             "role": "client" if plan.client else "server",
             "device": self.device,
-            "port_num": plan.ib_port,
+            "port_num": plan.port_num,
             "gid_index": self.gid_index,
             "local": [_plain(address) for address in self.local],
             "remote": [_plain(address) for address in self.remote],
             "size": plan.size,
-            "mtu": plan.mtu,
+            "mtu": plan.path_mtu,
             "rx_depth": plan.rx_depth,
             "num_qp": plan.num_qp,
             "iters": plan.iters,
@@ -103,7 +103,7 @@ class Report:
         plan = self.plan
         lines = [
             f"{plan.service} {'client' if plan.client else 'server'} on {self.device} port "
-            f"{plan.ib_port}: {plan.iters} messages of {plan.size} bytes each way",
+            f"{plan.port_num}: {plan.iters} messages of {plan.size} bytes each way",
             f"{self.bytes} bytes in {self.seconds:.2f} seconds = "
             f"{self.mbit_per_second:.2f} Mbit/sec",
             f"{plan.iters} iters in {self.seconds:.2f} seconds = "

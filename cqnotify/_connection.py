@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: MIT
+"""How a QP is connected: what each transition sets, from the parameters of `QP.connect`.
+
+The methods of QP, the ends that the tools make and the command line take the parameters; what one
+of them means, and with which type of QP, is said here alone.
+"""
+
+from __future__ import annotations
+
+import re
+from ipaddress import IPv6Address
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
+
+from . import _core
+from .attrs import AHAttr, QPCap
+from .context import find_gid, query_port
+from .enums import MTU, AccessFlags, LinkLayer, MigState, QPState, QPType, enum_or_int
+
+if TYPE_CHECKING:
+    from .qp import QP
+
+RECORD_SIZE: Final = 52
+"""The length of an address record on the wire, in bytes."""
+
+DEFAULT_QKEY: Final = 0x11111111
+"""The Q_Key that rdma-core's ping-pong programs use."""
+
+NO_GID: Final = IPv6Address(0)
+_WIRE: Final = re.compile(rb"([0-9a-f]{4}):([0-9a-f]{6}):([0-9a-f]{6}):([0-9a-f]{32})\0")
+
+
+class QPAddress(NamedTuple):
+    """What a peer has to know about a QP to connect to it, or to send to it.
+
+    `lid` counts on InfiniBand alone; `gid` is :: where the path needs no GID, which is possible on
+    InfiniBand alone. `psn` is the number of the first packet that the QP will send.
+    """
+
+    lid: int
+    qp_num: int
+    psn: int
+    gid: IPv6Address
+
+    def to_wire(self) -> bytes:
+        """Return the record of 52 bytes that rdma-core's ping-pong programs exchange.
+
+        Raises ValueError for a number that does not fit its field.
+        """
+        for name, limit in (("lid", 0xFFFF), ("qp_num", 0xFFFFFF), ("psn", 0xFFFFFF)):
+            if not 0 <= (value := getattr(self, name)) <= limit:
+                raise ValueError(f"{name} is {value}: it must be 0 to {limit:#x}")
+        if not isinstance(self.gid, IPv6Address):
+            raise TypeError(f"gid must be an IPv6Address, not {type(self.gid).__name__}")
+        text = f"{self.lid:04x}:{self.qp_num:06x}:{self.psn:06x}:{self.gid.packed.hex()}"
+        return text.encode("ascii") + b"\0"
+
+    @classmethod
+    def from_wire(cls, data: bytes) -> QPAddress:
+        """Read such a record; ValueError unless it is exactly one, down to the last byte."""
+        if len(data) != RECORD_SIZE:
+            raise ValueError(f"an address record has {RECORD_SIZE} bytes, this has {len(data)}")
+        match = _WIRE.fullmatch(data)
+        if match is None:
+            raise ValueError(f"not an address record: {data!r}")
+        lid, qp_num, psn = (int(field, 16) for field in match.groups()[:3])
+        return cls(lid, qp_num, psn, IPv6Address(bytes.fromhex(match[4].decode("ascii"))))
+
+
+class PathOptions(TypedDict, total=False):
+    """The parameters of `QP.connect` that count for both ends of a pair, besides their rights."""
+
+    pkey_index: int
+    qkey: int | None
+    path_mtu: MTU | int | None
+    max_dest_rd_atomic: int
+    min_rnr_timer: int
+    hop_limit: int
+    sl: int
+    traffic_class: int
+    flow_label: int
+    timeout: int
+    retry_cnt: int
+    rnr_retry: int
+    max_rd_atomic: int
+
+
+class ConnectOptions(PathOptions, total=False):
+    """The parameters of `QP.connect`, but for the peer, the port and the GID."""
+
+    access: AccessFlags | int
+
+
+PATIENT: Final = 16
+"""The `timeout` of the tools, 0.27 s for each try: an emulated peer is slow, but not dead."""
+
+
+class QPChanges(TypedDict, total=False):
+    """What `QP.modify` takes: the fields of `struct ibv_qp_attr` that can be set."""
+
+    qp_state: QPState | int
+    cur_qp_state: QPState | int
+    path_mtu: MTU | int
+    path_mig_state: MigState | int
+    qkey: int
+    rq_psn: int
+    sq_psn: int
+    dest_qp_num: int
+    qp_access_flags: AccessFlags | int
+    cap: QPCap | dict[str, int]
+    ah_attr: AHAttr | dict[str, Any]
+    alt_ah_attr: AHAttr | dict[str, Any]
+    pkey_index: int
+    alt_pkey_index: int
+    en_sqd_async_notify: int
+    max_rd_atomic: int
+    max_dest_rd_atomic: int
+    min_rnr_timer: int
+    port_num: int
+    timeout: int
+    retry_cnt: int
+    rnr_retry: int
+    alt_port_num: int
+    alt_timeout: int
+    rate_limit: int
+
+
+# ---- what each transition sets ----------------------------------------------------------------
+
+
+def init_attrs(
+    qp: QP, port_num: int, pkey_index: int, access: AccessFlags | int, qkey: int | None
+) -> QPChanges:
+    """From RESET to INIT."""
+    attrs: QPChanges = {"qp_state": QPState.INIT}
+    attrs["pkey_index"] = pkey_index
+    attrs["port_num"] = port_num
+    if qp.qp_type == QPType.UD:
+        _refuse(qp.qp_type, access=access or None)
+        attrs["qkey"] = DEFAULT_QKEY if qkey is None else qkey
+    else:
+        _refuse(qp.qp_type, qkey=qkey)
+        attrs["qp_access_flags"] = access
+    return attrs
+
+
+def path_from(
+    port_num: int, hop_limit: int, sl: int, traffic_class: int, flow_label: int
+) -> AHAttr:
+    """The path to a peer, as far as it does not depend on the peer: see `rtr_attrs`."""
+    return AHAttr(
+        dgid=None,
+        port_num=port_num,
+        hop_limit=hop_limit,
+        sl=sl,
+        traffic_class=traffic_class,
+        flow_label=flow_label,
+    )
+
+
+def rtr_attrs(
+    qp: QP,
+    remote: QPAddress | None,
+    path: AHAttr,
+    gid_index: int | None,
+    path_mtu: MTU | int | None,
+    max_dest_rd_atomic: int,
+    min_rnr_timer: int,
+    access: AccessFlags | int | None,
+) -> QPChanges:
+    """From INIT to RTR; the peer's address completes `path`."""
+    attrs: QPChanges = {"qp_state": QPState.RTR}
+    _check_remote(qp.qp_type, remote)
+    if remote is not None:
+        port = query_port(qp.context, path.port_num)
+        attrs["ah_attr"] = path._replace(
+            dgid=_dgid(remote, port.link_layer),
+            sgid_index=0
+            if remote.gid == NO_GID
+            else own_gid_index(qp.context, path.port_num, gid_index),
+            dlid=remote.lid,
+        )
+        attrs["path_mtu"] = _path_mtu(path_mtu, port.active_mtu)
+        attrs["dest_qp_num"] = remote.qp_num
+        attrs["rq_psn"] = remote.psn
+    if access is not None:
+        attrs["qp_access_flags"] = access
+    if qp.qp_type == QPType.RC:
+        attrs["max_dest_rd_atomic"] = max_dest_rd_atomic
+        attrs["min_rnr_timer"] = min_rnr_timer
+    return attrs
+
+
+def rts_attrs(
+    qp: QP, timeout: int, retry_cnt: int, rnr_retry: int, max_rd_atomic: int
+) -> QPChanges:
+    """From RTR to RTS."""
+    attrs: QPChanges = {"qp_state": QPState.RTS, "sq_psn": qp.sq_psn}
+    if qp.qp_type == QPType.RC:
+        attrs["timeout"] = timeout
+        attrs["retry_cnt"] = retry_cnt
+        attrs["rnr_retry"] = rnr_retry
+        attrs["max_rd_atomic"] = max_rd_atomic
+    return attrs
+
+
+def own_gid_index(context: _core.Context, port_num: int, gid_index: int | None) -> int:
+    """The index that was asked for, or that of the port's best GID."""
+    return find_gid(context, port_num=port_num).index if gid_index is None else gid_index
+
+
+def _check_remote(qp_type: QPType, remote: QPAddress | None) -> None:
+    if remote is not None and not isinstance(remote, QPAddress):
+        raise TypeError(f"remote must be a QPAddress, not {type(remote).__name__}")
+    connected = qp_type in (QPType.RC, QPType.UC)
+    if connected and remote is None:
+        raise ValueError(f"{_type_name(qp_type)} is connected to one peer: give `remote`")
+    if not connected and remote is not None:
+        raise ValueError(f"{_type_name(qp_type)} is not connected: it takes no `remote`")
+
+
+def _dgid(remote: QPAddress, link_layer: LinkLayer | int) -> IPv6Address | None:
+    if not isinstance(remote.gid, IPv6Address):
+        raise TypeError(f"remote.gid must be an IPv6Address, not {type(remote.gid).__name__}")
+    if remote.gid != NO_GID:
+        return remote.gid
+    if link_layer == LinkLayer.ETHERNET:
+        raise ValueError("the peer's address has no GID, which RoCE cannot do without")
+    return None
+
+
+def _path_mtu(wanted: MTU | int | None, active: MTU | int) -> MTU | int:
+    """The code of a path MTU, which may be given in bytes, too."""
+    if wanted is None:
+        return active
+    by_bytes = {mtu.bytes: mtu for mtu in MTU}
+    mtu = enum_or_int(MTU, by_bytes.get(wanted, wanted))
+    if not isinstance(mtu, MTU):
+        sizes = ", ".join(map(str, by_bytes))
+        raise ValueError(f"path_mtu is {wanted}: it must be an MTU, or its bytes: {sizes}")
+    if mtu > active:
+        limit = active.bytes if isinstance(active, MTU) else active
+        raise ValueError(f"path_mtu is {mtu.bytes} bytes: the port's active MTU is {limit}")
+    return mtu
+
+
+def _refuse(qp_type: QPType | int, **given: object) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(f"{name} means nothing to a QP of type {_type_name(qp_type)}")
+
+
+def _type_name(qp_type: QPType | int) -> str:
+    known = enum_or_int(QPType, qp_type)
+    return known.name if isinstance(known, QPType) else str(known)
