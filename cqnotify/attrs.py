@@ -7,9 +7,8 @@ enum; one that the enum does not know stays a plain int.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from ipaddress import IPv6Address
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .enums import (
     MTU,
@@ -26,7 +25,6 @@ from .enums import (
     QPState,
     RawPacketCaps,
     TransportType,
-    enum_or_int,
 )
 
 __all__ = [
@@ -58,15 +56,6 @@ class Device(NamedTuple):
     node_type: NodeType | int
     transport_type: TransportType | int
     guid: int
-
-    @classmethod
-    def _of(cls, raw: Mapping[str, Any]) -> Device:
-        return cls(
-            name=raw["name"],
-            node_type=enum_or_int(NodeType, raw["node_type"]),
-            transport_type=enum_or_int(TransportType, raw["transport_type"]),
-            guid=raw["guid"],
-        )
 
 
 class DeviceAttr(NamedTuple):
@@ -113,14 +102,6 @@ class DeviceAttr(NamedTuple):
     local_ca_ack_delay: int
     phys_port_cnt: int
 
-    @classmethod
-    def _of(cls, raw: Mapping[str, Any]) -> DeviceAttr:
-        enums = {
-            "device_cap_flags": DeviceCapFlags(raw["device_cap_flags"]),
-            "atomic_cap": enum_or_int(AtomicCap, raw["atomic_cap"]),
-        }
-        return cls(**{**raw, **enums})
-
 
 class ODPPerTransportCaps(NamedTuple):
     """Which operations may page on demand: `per_transport_caps` of `struct ibv_odp_caps`."""
@@ -135,11 +116,6 @@ class ODPCaps(NamedTuple):
 
     general_caps: ODPGeneralCaps
     per_transport_caps: ODPPerTransportCaps
-
-    @classmethod
-    def _of(cls, raw: Mapping[str, Any]) -> ODPCaps:
-        transports = {k: ODPTransportCaps(v) for k, v in raw["per_transport_caps"].items()}
-        return cls(ODPGeneralCaps(raw["general_caps"]), ODPPerTransportCaps(**transports))
 
 
 class TSOCaps(NamedTuple):
@@ -224,24 +200,6 @@ class DeviceAttrEx(NamedTuple):
     xrc_odp_caps: ODPTransportCaps
     phys_port_cnt_ex: int
 
-    @classmethod
-    def _of(cls, raw: Mapping[str, Any]) -> DeviceAttrEx:
-        tree = _nested(raw)
-        converted = {
-            "orig_attr": DeviceAttr._of(raw["orig_attr"]),
-            "odp_caps": ODPCaps._of(tree["odp_caps"]),
-            "device_cap_flags_ex": DeviceCapFlags(raw["device_cap_flags_ex"]),
-            "tso_caps": TSOCaps(**tree["tso_caps"]),
-            "rss_caps": RSSCaps(**tree["rss_caps"]),
-            "packet_pacing_caps": PacketPacingCaps(**tree["packet_pacing_caps"]),
-            "raw_packet_caps": RawPacketCaps(raw["raw_packet_caps"]),
-            "tm_caps": TMCaps(**tree["tm_caps"]),
-            "cq_mod_caps": CQModerationCaps(**tree["cq_mod_caps"]),
-            "pci_atomic_caps": PCIAtomicCaps(**tree["pci_atomic_caps"]),
-            "xrc_odp_caps": ODPTransportCaps(raw["xrc_odp_caps"]),
-        }
-        return cls(**{**tree, **converted})
-
 
 class RTValues(NamedTuple):
     """What a device shows at the moment: `struct ibv_values_ex`.
@@ -278,24 +236,6 @@ class PortAttr(NamedTuple):
     flags: int
     port_cap_flags2: int
 
-    @classmethod
-    def _of(cls, raw: tuple[int, ...]) -> PortAttr:
-        fields: list[Any] = list(raw)
-        for i, members in _PORT_ENUMS:
-            fields[i] = members.get(fields[i], fields[i])
-        return tuple.__new__(cls, fields)  # as _make(), without its check
-
-
-# Of PortAttr: where an enum stands, and its members by value. (A call of enum_or_int() for each
-# would take as long as the verb.) Drivers from before RoCE leave the link layer unspecified, and
-# mean InfiniBand.
-_PORT_ENUMS: list[tuple[int, dict[int, Any]]] = [
-    (0, {**PortState._value2member_map_}),
-    (1, {**MTU._value2member_map_}),
-    (2, {**MTU._value2member_map_}),
-    (19, {**LinkLayer._value2member_map_, 0: LinkLayer.INFINIBAND}),
-]
-
 
 class GIDEntry(NamedTuple):
     """A valid entry of a port's GID table: `struct ibv_gid_entry`.
@@ -309,11 +249,6 @@ class GIDEntry(NamedTuple):
     port_num: int
     gid_type: GIDType | int
     netdev: str | None
-
-    @classmethod
-    def _of(cls, raw: tuple[bytes, int, int, int, str | None]) -> GIDEntry:
-        gid, index, port_num, gid_type, netdev = raw
-        return cls(IPv6Address(gid), index, port_num, enum_or_int(GIDType, gid_type), netdev)
 
 
 class AHAttr(NamedTuple):
@@ -333,17 +268,6 @@ class AHAttr(NamedTuple):
     flow_label: int = 0
     src_path_bits: int = 0
     static_rate: int = 0
-
-    @classmethod
-    def _of(cls, raw: Mapping[str, Any]) -> AHAttr:
-        fields = {name: raw[name] for name in cls._fields}
-        fields["dgid"] = IPv6Address(raw["dgid"]) if raw["is_global"] else None
-        return cls(**fields)
-
-    def _raw(self) -> dict[str, Any]:
-        """The fields as the core takes them."""
-        # The core takes an address in any form, and refuses what is none.
-        return {**self._asdict(), "is_global": int(self.dgid is not None)}
 
 
 class QPCap(NamedTuple):
@@ -390,20 +314,6 @@ class QPAttr(NamedTuple):
     alt_timeout: int
     rate_limit: int
 
-    @classmethod
-    def _of(cls, raw: Mapping[str, Any]) -> QPAttr:
-        converted = {
-            "qp_state": enum_or_int(QPState, raw["qp_state"]),
-            "cur_qp_state": enum_or_int(QPState, raw["cur_qp_state"]),
-            "path_mtu": enum_or_int(MTU, raw["path_mtu"]),
-            "path_mig_state": enum_or_int(MigState, raw["path_mig_state"]),
-            "qp_access_flags": AccessFlags(raw["qp_access_flags"]),
-            "cap": QPCap(**raw["cap"]),
-            "ah_attr": AHAttr._of(raw["ah_attr"]),
-            "alt_ah_attr": AHAttr._of(raw["alt_ah_attr"]),
-        }
-        return cls(**{**raw, **converted})
-
 
 class SRQAttr(NamedTuple):
     """The sizes of an SRQ, in receives and SGEs, and its limit: `struct ibv_srq_attr`.
@@ -414,15 +324,3 @@ class SRQAttr(NamedTuple):
     max_wr: int
     max_sge: int
     srq_limit: int
-
-
-def _nested(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Dictionaries within each other for what has names with dots."""
-    tree: dict[str, Any] = {}
-    for name, value in raw.items():
-        *path, leaf = name.split(".")
-        node = tree
-        for part in path:
-            node = node.setdefault(part, {})
-        node[leaf] = value
-    return tree

@@ -7,7 +7,7 @@ import errno
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import TYPE_CHECKING
 
-from . import _core
+from . import _answers, _core
 from .attrs import Device, DeviceAttr, DeviceAttrEx, GIDEntry, PortAttr, RTValues
 from .enums import ForkStatus, GIDType, TransportType, enum_or_int
 
@@ -22,7 +22,7 @@ def devices() -> list[Device]:
 
     Wraps ibv_get_device_list(3).
     """
-    return [Device._of(raw) for raw in _core.list_devices()]
+    return [_answers.device(raw) for raw in _core.list_devices()]
 
 
 def fork_status() -> ForkStatus:
@@ -55,14 +55,14 @@ class Context(_core.Context):
 
     def query_device(self) -> DeviceAttr:
         """Return the limits and abilities of the device. Wraps ibv_query_device(3)."""
-        return DeviceAttr._of(super().query_device())
+        return _answers.device_attr(super().query_device())
 
     def query_device_ex(self) -> DeviceAttrEx:
         """Return the same and the later ones, such as on-demand paging and clocks.
 
         Wraps ibv_query_device_ex(3).
         """
-        return DeviceAttrEx._of(super().query_device_ex())
+        return _answers.device_attr_ex(super().query_device_ex())
 
     def query_rt_values(self) -> RTValues:
         """Return what the device's clock shows, in the ticks that `completion_ts` counts.
@@ -73,7 +73,7 @@ class Context(_core.Context):
 
     def query_port(self, port_num: int = 1) -> PortAttr:
         """Return the state of a port; ports count from 1. Wraps ibv_query_port(3)."""
-        return PortAttr._of(_core.Context.query_port(self, port_num))
+        return _answers.port_attr(_core.Context.query_port(self, port_num))
 
     def get_pkey_index(self, pkey: int, port_num: int = 1) -> int:
         """Return where the P_Key is in a port's table, for `pkey_index` of a QP.
@@ -147,12 +147,12 @@ def refuse_iwarp(context: _core.Context) -> None:
 
 def query_port(context: _core.Context, port_num: int) -> PortAttr:
     """See `Context.query_port`."""
-    return PortAttr._of(_core.Context.query_port(context, port_num))
+    return _answers.port_attr(_core.Context.query_port(context, port_num))
 
 
 def gid_table(context: _core.Context, port_num: int | None = None) -> list[GIDEntry]:
     """See `Context.gid_table`."""
-    table = [GIDEntry._of(raw) for raw in _core.Context.query_gid_table(context)]
+    table = [_answers.gid_entry(raw) for raw in _core.Context.query_gid_table(context)]
     wanted = [entry for entry in table if port_num in (None, entry.port_num)]
     return sorted(wanted, key=lambda entry: (entry.port_num, entry.index))
 
@@ -163,7 +163,7 @@ def query_gid(context: _core.Context, index: int, port_num: int = 1) -> GIDEntry
     if raw is None:
         table = gid_table(context, port_num)
         raise LookupError(f"no GID at index {index}; {_listing(context, table, port_num)}")
-    return GIDEntry._of(raw)
+    return _answers.gid_entry(raw)
 
 
 def find_gid(

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from . import _core
+from ._answers import qp_attr, raw_changes
 from ._connection import DEFAULT_QKEY as DEFAULT_QKEY
 from ._connection import (
     NO_GID,
@@ -18,7 +19,7 @@ from ._connection import (
 )
 from ._connection import RECORD_SIZE as RECORD_SIZE
 from ._connection import QPChanges as QPChanges
-from .attrs import AHAttr, QPAttr, QPCap
+from .attrs import QPAttr
 from .context import query_gid, query_port, refuse_iwarp
 from .enums import MTU, AccessFlags, LinkLayer, QPState, QPType
 
@@ -56,7 +57,7 @@ class QP(_core.QP):
 
     def query(self) -> QPAttr:
         """Return everything that the device tells about the QP. Wraps ibv_query_qp(3)."""
-        return QPAttr._of(super().query())
+        return qp_attr(super().query())
 
     # The core takes any name and refuses what it does not know; here a type checker does.
     def modify(self, **attrs: Unpack[QPChanges]) -> None:  # type: ignore[override]
@@ -65,11 +66,11 @@ class QP(_core.QP):
         What is given is what is changed. Raises ValueError for what does not fit its field,
         VerbsError for what the device refuses. Wraps ibv_modify_qp(3).
         """
-        super().modify(**_raw_all(attrs))
+        super().modify(**raw_changes(attrs))
 
     def check(self, **attrs: Unpack[QPChanges]) -> None:  # type: ignore[override]
         """Refuse what `modify` would refuse by itself, without the device; change nothing."""
-        super().check(**_raw_all(attrs))
+        super().check(**raw_changes(attrs))
 
     def address(self, port_num: int = 1, gid_index: int | None = None) -> QPAddress:
         """Return what a peer needs to connect to this QP.
@@ -205,16 +206,3 @@ class QP(_core.QP):
             self.check(**attrs)
         for attrs in steps[state == QPState.INIT :]:
             self.modify(**attrs)
-
-
-def _raw(value: Any) -> Any:
-    """A value of `QP.modify` as the core takes it."""
-    if isinstance(value, AHAttr):
-        return value._raw()
-    if isinstance(value, QPCap):
-        return value._asdict()
-    return value
-
-
-def _raw_all(attrs: QPChanges) -> dict[str, Any]:
-    return {name: _raw(value) for name, value in attrs.items()}

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from .._core import WorkCompletion
@@ -16,17 +17,23 @@ if TYPE_CHECKING:
 class Batches:
     """What `AsyncCQ.batches()` returns."""
 
-    __slots__ = ("_acq", "_args")
+    __slots__ = ("_acq", "_max_entries", "_next")
 
-    def __init__(self, acq: AsyncCQ, max_entries: int, spin: float, solicited_only: bool) -> None:
+    def __init__(
+        self,
+        acq: AsyncCQ,
+        max_entries: int,
+        next_batch: Callable[[], Awaitable[list[WorkCompletion]]],
+    ) -> None:
         self._acq = acq
-        self._args = max_entries, spin, solicited_only
+        self._max_entries = max_entries
+        self._next = next_batch
 
     def __repr__(self) -> str:
-        return f"<Batches of {self._acq!r}, at most {self._args[0]} each>"
+        return f"<Batches of {self._acq!r}, at most {self._max_entries} each>"
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> list[WorkCompletion]:
-        return await self._acq._next_batch(*self._args)
+        return await self._next()

@@ -8,6 +8,7 @@ csrc/await/engine.h and the files that it names; docs/internals.md has a diagram
 from __future__ import annotations
 
 from collections.abc import Coroutine
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,7 +16,7 @@ from .._core import CQ, AsyncEvent, AsyncEventError, ClosedError, Engine, WorkCo
 from . import _reader
 from ._batches import Batches
 from ._failures import failure, fresh, same
-from ._reader import Reader, weak_callback
+from ._reader import Calls, Reader, weak_callback
 from ._scope import Scope
 from ._stats import AsyncCQStats
 
@@ -43,7 +44,9 @@ class AsyncCQ(Engine):
         super().__init__(cq)  # from here on other threads can come in
         self._on_cq_closed = weak_callback(self._cq_closed)
         self._reader = Reader.of(self._channel)
-        self._reader.register(self)
+        self._reader.register(
+            self, Calls(type(self)._fail, type(self)._forget_tasks, type(self)._on_failure)
+        )
         cq.add_close_callback(self._on_cq_closed)
 
     @property
@@ -63,7 +66,8 @@ class AsyncCQ(Engine):
         self, max_entries: int = 16, *, spin: float = 0.0, solicited_only: bool = False
     ) -> Batches:
         """Iterate over lists of completions: `async for wcs in acq.batches()`. See wait()."""
-        return Batches(self, max_entries, spin, solicited_only)
+        next_batch = partial(self._next_batch, max_entries, spin, solicited_only)
+        return Batches(self, max_entries, next_batch)
 
     def scope(self) -> Scope:
         """A block that ends when everything that was posted inside has completed or failed.
@@ -184,7 +188,7 @@ class AsyncCQ(Engine):
         """Called when the CQ was closed, in the thread that closed it."""
         self._fail(ClosedError("the CQ was closed"))
 
-    def _on_failure(self, event: AsyncEvent, *, for_good: bool) -> None:
+    def _on_failure(self, event: AsyncEvent, for_good: bool) -> None:
         """The device reports something after which completions may be missing."""
         if for_good:
             self._fail(failure(event))

@@ -16,9 +16,9 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from .._core import ClosedError, CompletionChannel, FailureWatch
+from .._core import AsyncEvent, ClosedError, CompletionChannel, FailureWatch
 from . import _loops
 from ._loops import Loop
 
@@ -73,6 +73,14 @@ class Watched:
             close(self._fd)
 
 
+class Calls(NamedTuple):
+    """What a reader tells an AsyncCQ, which it knows weakly: functions that are given it."""
+
+    fail: Callable[[AsyncCQ, Exception], None]
+    forget_tasks: Callable[[AsyncCQ], None]
+    on_failure: Callable[[AsyncCQ, AsyncEvent, bool], None]
+
+
 class Reader:
     """The one reader of a channel. It is in at most one event loop, from its first waiter on."""
 
@@ -88,7 +96,7 @@ class Reader:
         self.loop: Loop | None = None
         # By its id; weak, so that an AsyncCQ that is forgotten unclosed goes away. It holds the CQ
         # and this reader.
-        self._users: dict[int, weakref.ref[AsyncCQ]] = {}
+        self._users: dict[int, tuple[weakref.ref[AsyncCQ], Calls]] = {}
         self._on_channel_closed = weak_callback(self._channel_closed)
         channel.add_close_callback(self._on_channel_closed)
 
@@ -100,10 +108,10 @@ class Reader:
                 reader = cls._readers[id(channel)] = cls(channel)
             return reader
 
-    def register(self, acq: AsyncCQ) -> None:
+    def register(self, acq: AsyncCQ, calls: Calls) -> None:
         key = id(acq)
         with lock:
-            self._users[key] = weakref.ref(acq, functools.partial(self._forget, key))
+            self._users[key] = weakref.ref(acq, functools.partial(self._forget, key)), calls
             self._open_failures()
 
     def unregister(self, acq: AsyncCQ) -> None:
@@ -148,8 +156,8 @@ class Reader:
     def leave_closed_loop(self) -> None:
         loop = self.loop
         if loop is not None and loop.is_closed() and self._detach(loop):
-            for acq in self._living():
-                acq._forget_tasks()
+            for acq, calls in self._living():
+                calls.forget_tasks(acq)
 
     def _detach(self, loop: Loop | None) -> bool:
         """Leave that loop; False: another thread did, and it may be in the next one."""
@@ -183,23 +191,24 @@ class Reader:
         """The device has failed, for some CQs, or for all. As _on_event() it must not raise."""
         try:
             for event, cqs in self._open_failures().read():
-                for acq in self._living():
+                for acq, calls in self._living():
                     if cqs is None or any(cq is acq.cq for cq in cqs):
-                        acq._on_failure(event, for_good=cqs is None)
+                        calls.on_failure(acq, event, cqs is None)
         except Exception as e:
             self.fail(e)
 
     def fail(self, error: Exception) -> None:
         self._detach(self.loop)
-        for acq in self._living():
-            acq._fail(error)
+        for acq, calls in self._living():
+            calls.fail(acq, error)
 
     def _channel_closed(self) -> None:
         """Called when the channel was closed, in the thread that closed it."""
         self.in_loop(lambda: self.fail(ClosedError("the completion channel was closed")))
 
-    def _living(self) -> list[AsyncCQ]:
-        return [acq for ref in list(self._users.values()) if (acq := ref()) is not None]
+    def _living(self) -> list[tuple[AsyncCQ, Calls]]:
+        users = list(self._users.values())
+        return [(acq, calls) for ref, calls in users if (acq := ref()) is not None]
 
     def _forget(
         self,
