@@ -12,13 +12,13 @@ from collections.abc import Callable
 from functools import cached_property
 from ipaddress import IPv6Address
 from time import sleep
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from cqnotify import AccessFlags, Context, QPAddress, RecvWR, SendFlags, SendWR
 from cqnotify.aio import AsyncCQ
 from cqnotify.testing import Endpoint
 
-from .harness.plan import Figures
+from .harness.plan import Counter, Figures
 from .harness.subject import DEVICE, GID_INDEX, peer
 
 SLOTS = 64  # receives that are posted
@@ -26,8 +26,6 @@ SIGNAL_EVERY = 32  # sends of which one is signaled, and reaped
 ACK_BATCH = 32  # events that are acknowledged at once
 DEPTH = 1024
 MTU = 1024
-
-_Counter: TypeAlias = Literal["events", "wakeups", "arms", "spurious"]
 
 
 class Peer:
@@ -222,7 +220,7 @@ class Meter:
             figures[name] = n - self._counters[name]
         return figures
 
-    def _count(self) -> dict[_Counter, int]:
+    def _count(self) -> dict[Counter, int]:
         """A wake-up is one where the kernel says so: the process had given up the CPU."""
         wakeups = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
         events, arms, spurious = self._end.counters()

@@ -46,9 +46,8 @@ class Faults(TypedDict, total=False):
 _BOOT = 200.0  # seconds; an emulated guest is tried twice
 _ANSWER = 30.0
 _PROBABILITIES = ("loss", "duplicate", "reorder")
-_NO_FAULTS: Faults = {
-    "loss": 0, "duplicate": 0, "reorder": 0, "delay": 0, "jitter": 0, "rate": 0,
-}  # fmt: skip
+_FAULTS = tuple(Faults.__annotations__)
+_HEALED = {**dict.fromkeys(_FAULTS, 0), "cut": False}
 
 
 class HostError(Exception):
@@ -275,7 +274,7 @@ class Host:
     def heal(self) -> None:
         """Take all faults of the links to and from this host away."""
         for a, b in ((self, None), (None, self)):
-            self._hosts._impair(a, b, {**_NO_FAULTS, "cut": False})
+            self._hosts._impair(a, b, _HEALED)
         self._plug()
 
     def impair(self, other: Host | None = None, **faults: Unpack[Faults]) -> None:
@@ -425,8 +424,8 @@ class Hosts(Sequence[Host]):
         more by chance; neither changes the order. `rate` is in bits a second; 0 is without limit.
         """
         for name, value in faults.items():
-            if name not in _NO_FAULTS:
-                raise TypeError(f"there is no fault {name!r}: they are {', '.join(_NO_FAULTS)}")
+            if name not in _FAULTS:
+                raise TypeError(f"there is no fault {name!r}: they are {', '.join(_FAULTS)}")
             number = float(value)  # type: ignore[arg-type]
             if number < 0 or (name in _PROBABILITIES and number > 1):
                 most = "1" if name in _PROBABILITIES else "any number"
@@ -441,7 +440,7 @@ class Hosts(Sequence[Host]):
 
     def heal(self) -> None:
         """Take all faults away."""
-        self._impair(None, None, {**_NO_FAULTS, "cut": False})
+        self._impair(None, None, _HEALED)
         for host in self:
             host._plug()
 

@@ -6,12 +6,18 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeAlias, TypedDict
+from typing import Literal, NamedTuple, TypeAlias, TypedDict, get_args
 
 from .. import NAMES
 
 Place: TypeAlias = Literal["native", "device"]
 """On the stand-in library, by this machine's clock; or where there is a device."""
+
+
+Counter: TypeAlias = Literal["events", "wakeups", "arms", "spurious"]
+"""What a round may have counted."""
+
+COUNTERS: tuple[Counter, ...] = get_args(Counter)
 
 
 class _Measured(TypedDict):
@@ -51,8 +57,7 @@ class Limit:
     """On what an operation of `case` costs `subject`; without `case` in every one of them.
 
     With `over` it is on the ratio to what it costs that subject, in this case or in `over_case`,
-    else on the cost itself. `figure` can be one of the counters instead: events, wakeups, arms,
-    spurious, for each operation.
+    else on the cost itself. `figure` can be one of the counters instead, for each operation.
 
     A limit on the cost is for a place where instructions are counted. A clock measures the machine,
     too: what else it does, and what a system call costs there beside a computation.

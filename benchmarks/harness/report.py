@@ -7,10 +7,10 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 
-from .plan import Limit, Place
-from .results import COUNTERS, FLOOR, PEER, Row, Run, Table, Verdict
+from .plan import COUNTERS, Limit, Place
+from .results import FLOOR, PEER, Row, Run, Table, Verdict
 
-HEADINGS = {"events": "events", "wakeups": "wake-ups", "arms": "arms", "spurious": "spurious"}
+HEADINGS: dict[str, str] = {**{name: name for name in COUNTERS}, "wakeups": "wake-ups"}
 
 
 def number(value: float | None) -> str:

@@ -8,14 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias, TypedDict
 
-from .plan import Benchmark, Figures, Limit, Place
+from .plan import COUNTERS, Benchmark, Figures, Limit, Place
 
 AGREE = 0.01
 """How far two boots may be apart."""
 
 FLOOR = "C"
 PEER = "pyverbs"
-COUNTERS = ("events", "wakeups", "arms", "spurious")
 
 
 class About(TypedDict):
@@ -95,7 +94,9 @@ class Table(NamedTuple):
 def per_op(figures: Figures) -> dict[str, float]:
     """What an operation costs, and how much of everything that was counted it took."""
     counts: Mapping[str, float] = {k: v for k, v in figures.items() if isinstance(v, int | float)}
-    counted = {name: counts[name] / counts["ops"] for name in COUNTERS if name in counts}
+    counted: dict[str, float] = {
+        name: counts[name] / counts["ops"] for name in COUNTERS if name in counts
+    }
     return {"cost": counts["total"] / counts["ops"], **counted}
 
 

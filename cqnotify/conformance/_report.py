@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ..enums import QPType, SendFlags, WCStatus
 from ._cases import Arm, Case, Outcome, Queue
@@ -62,39 +62,48 @@ class Row(NamedTuple):
 
     def as_dict(self) -> dict[str, Any]:
         """The row with names for enums, as `--json` prints it."""
-        case = self.case
-        return {
-            "qp_type": case.qp_type.name,
-            "outcome": case.outcome.name,
-            "operation": case.operation,
-            "sq_sig_all": case.sq_sig_all,
-            "send_flags": [flag.name for flag in SendFlags if flag in case.send_flags],
-            "armed": case.armed.name,
-            "queue": self.queue.name,
-            "expected_statuses": [s if s is None else s.name for s in self.expected_statuses],
-            "statuses": [getattr(status, "name", status) for status in self.statuses],
-            "expected_events": self.expected_events,
-            "events": self.events,
-            "refusal": self.refusal,
-            "deviations": [deviation.name for deviation in self.deviations],
-        }
+        fields = {**self.case._asdict(), **self._asdict(), "deviations": self.deviations}
+        del fields["case"]
+        return {name: _plain(value) for name, value in fields.items()}
 
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> Row:
         """The row that `as_dict` told of."""
-        flags = SendFlags(0)
-        for name in row["send_flags"]:
-            flags |= SendFlags[name]
-        case = Case(
-            *(QPType[row["qp_type"]], Outcome[row["outcome"]], row["operation"]),
-            *(row["sq_sig_all"], flags, Arm[row["armed"]]),
-        )
-        expected = (None if s is None else WCStatus[s] for s in row["expected_statuses"])
-        statuses = (s if isinstance(s, int) else WCStatus[s] for s in row["statuses"])
-        return cls(
-            *(case, Queue[row["queue"]], tuple(expected), tuple(statuses)),
-            *(row["expected_events"], row["events"], row["refusal"]),
-        )
+        fields = {name: _READ[name](value) for name, value in row.items() if name in _READ}
+        case = Case(*(fields.get(name, row[name]) for name in Case._fields))
+        return cls(case, *(fields.get(name, row[name]) for name in cls._fields[1:]))
+
+
+def _plain(value: Any) -> Any:
+    """A name for an enum, names for flags, lists for tuples."""
+    if isinstance(value, SendFlags):
+        return [flag.name for flag in SendFlags if flag in value]
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    return value.name if isinstance(value, Enum) else value
+
+
+def _flags(names: Iterable[str]) -> SendFlags:
+    flags = SendFlags(0)
+    for name in names:
+        flags |= SendFlags[name]
+    return flags
+
+
+def _statuses(found: Iterable[str | int | None]) -> tuple[WCStatus | int | None, ...]:
+    return tuple(WCStatus[each] if isinstance(each, str) else each for each in found)
+
+
+# What is not plain in the fields of a row and its case, by their names.
+_READ: Final[dict[str, Callable[[Any], Any]]] = {
+    "qp_type": QPType.__getitem__,
+    "outcome": Outcome.__getitem__,
+    "send_flags": _flags,
+    "armed": Arm.__getitem__,
+    "queue": Queue.__getitem__,
+    "expected_statuses": _statuses,
+    "statuses": _statuses,
+}
 
 
 class Report(NamedTuple):
