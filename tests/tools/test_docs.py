@@ -282,3 +282,23 @@ def test_the_figures_beside_the_alternatives_are_what_was_measured() -> None:
     ]
     rows = rows_of("README.md", "Beside the alternatives")
     assert [row[1:] for row in rows[: len(wanted)]] == wanted
+
+
+def test_the_summary_of_performance_is_what_was_measured() -> None:
+    three = ("C", "pyverbs", "cqnotify")
+    trip, cycle, drain = measured("round_trip"), measured("cycle"), measured("drain")
+    post, completion, computing = measured("post"), measured("completion"), measured("computing")
+    asyncio, uvloop = (trip["64 B", f"cqnotify {loop}"][1] for loop in ("asyncio", "uvloop"))
+    ids, into = (drain["256/64", f"cqnotify {way}"][1] for way in ("poll_ids", "poll_into"))
+    wanted = [
+        ["1", *(trip["64 B", subject][1] for subject in three[1:])],
+        ["", trip["64 B", "pyverbs asyncio"][1], f"{asyncio}; {uvloop}"],
+        ["1", *(cycle["cycle", subject][1] for subject in three[1:])],
+        [cpu("any", subject) for subject in three],
+        ["1", *(drain["256/64", subject][1] for subject in three[1:])],
+        ["", "", f"{ids}; {into}"],
+        ["1", *(post["post_send", subject][1] for subject in three[1:])],
+        ["1", *(completion["8 B", subject][1] for subject in ("pyverbs", "cqnotify write"))],
+        ["", *(f"{computing['1 per ms', subject][0]} %" for subject in three[1:])],
+    ]
+    assert [row[1:] for row in rows_of("performance.md", "In short")] == wanted
