@@ -137,7 +137,7 @@ def uvloop() -> asyncio.AbstractEventLoop:
 
 
 BENCHMARK = Benchmark(
-    title="From an event to the task that awaits what it brings",
+    title="From an event to the task that awaits its completion",
     op="event",
     subjects={
         "C": InC("completion", "event"),

@@ -213,7 +213,7 @@ def cqnotify_asyncio() -> Round:
 
 
 BENCHMARK = Benchmark(
-    title="An event of one of so many CQs on a channel: take it, acknowledge, arm, poll",
+    title="An event of one of many CQs on a channel: take it, acknowledge, arm, poll",
     op="event",
     subjects={
         "C": InC("channels"),

@@ -97,7 +97,7 @@ def rounds(make: Callable[..., Any], receive: Callable[[Any], None]) -> Round:
 
 
 BENCHMARK = Benchmark(
-    title="The speed that a computing thread keeps beside a receiver, of what it has alone",
+    title="Throughput that a CPU-bound thread keeps while another thread receives",
     op="message",
     unit="%",
     subjects={

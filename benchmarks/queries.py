@@ -40,7 +40,7 @@ def pyverbs() -> Round:
 
 
 BENCHMARK = Benchmark(
-    title="Asking for one GID, and for the state of a port",
+    title="Querying one GID, and the state of a port",
     op="question",
     subjects={"pyverbs": pyverbs, "cqnotify": cqnotify},
     limits=(

@@ -242,7 +242,7 @@ def exactly(subject: str, case: str, wakeups: int) -> Limit:
 
 
 BENCHMARK = Benchmark(
-    title="CPU of a receiver, for each of the messages that come 1 ms apart",
+    title="CPU of a receiver per message, with messages 1 ms apart",
     op="message",
     subjects={
         "C": InC("receiver"),

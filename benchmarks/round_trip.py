@@ -174,7 +174,7 @@ def uvloop_awaits() -> Round:
 
 
 BENCHMARK = Benchmark(
-    title="Round trip of a message, asleep until the answer is there",
+    title="Round trip of a message, asleep until the answer arrives",
     op="round trip",
     subjects={
         "C": InC("round_trip"),

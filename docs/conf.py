@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How ./lab docs makes HTML of these pages. For the reference see reference_support.py."""
+"""How ./lab docs makes HTML of these pages. For api.md see reference_support.py."""
 
 import re
 import sys

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the reference needs of Sphinx: types from the stubs, and that no public name is missing."""
+"""What api.md needs of Sphinx: types from the stubs, and a check that no public name is missing."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
         for name in COMPLETE:
             missing = {f"{name}.{n}" for n in importlib.import_module(name).__all__} - shown
             if missing:
-                raise ExtensionError(f"reference.md lacks {', '.join(sorted(missing))}")
+                raise ExtensionError(f"api.md lacks {', '.join(sorted(missing))}")
 
     app.connect("autodoc-process-signature", signature)
     app.connect("autodoc-process-docstring", docstring)
