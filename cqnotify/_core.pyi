@@ -249,16 +249,14 @@ class CQStats(tuple[int, int, int, int, int, int]):
     @property
     def spurious(self) -> int: ...
 
-class _Wakeup(Protocol):
-    def wake(self) -> object: ...
-    def __await__(self) -> Generator[Any, None, object]: ...
-
 class _Loop(Protocol):
-    """By whom the events of a channel are read, see CompletionChannel._set_loop()."""
+    """What reads the events of a channel, see CompletionChannel._set_loop().
+
+    Where `asyncio` is None it has a method wakeup(), as cqnotify.aio._trio.TrioLoop has.
+    """
 
     @property
     def asyncio(self) -> AbstractEventLoop | None: ...
-    def wakeup(self) -> _Wakeup: ...
 
 @disjoint_base
 class CQ(_Object):

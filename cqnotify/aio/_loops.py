@@ -11,17 +11,8 @@ import contextlib
 import contextvars
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Generator
-from typing import Any, Protocol
-
-from .. import _core
-
-
-class Wakeup(Protocol):
-    """What one task sleeps on, until wake() is called. In asyncio _core.Wakeup."""
-
-    def wake(self) -> None: ...
-    def __await__(self) -> Generator[Any, None, object]: ...
+from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 
 class Loop(Protocol):
@@ -31,7 +22,8 @@ class Loop(Protocol):
     """The loop itself: two of these are the same loop if this is the same object."""
 
     asyncio: asyncio.AbstractEventLoop | None
-    """It, too, if it is one of asyncio, whose tasks sleep on _core.Wakeup."""
+    """It, too, if it is one of asyncio, whose tasks sleep on a _core.Wakeup. Any other has a method
+    wakeup(): what that returns is awaited once, until its wake() is called."""
 
     thread: int
     """In which it ran when a task began to wait."""
@@ -43,8 +35,6 @@ class Loop(Protocol):
     def is_elsewhere(self) -> bool:
         """Whether it lives in another thread than the caller."""
         ...
-
-    def wakeup(self) -> Wakeup: ...
 
     def watch(self, fd: int, callback: Callable[[], None]) -> None:
         """Call `callback` whenever fd is readable. It must not raise."""
@@ -70,9 +60,6 @@ class AsyncioLoop:
         if self._loop.is_running():
             return asyncio._get_running_loop() is not self._loop
         return self.thread != threading.get_ident() and not self._loop.is_closed()
-
-    def wakeup(self) -> Wakeup:
-        return _core.Wakeup(self._loop)
 
     def watch(self, fd: int, callback: Callable[[], None]) -> None:
         # In a context of its own: that of the first waiter would live as long as the reader.

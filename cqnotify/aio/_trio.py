@@ -11,8 +11,6 @@ from typing import Any
 
 import trio
 
-from ._loops import Wakeup
-
 
 class TrioWakeup:
     __slots__ = ("_event",)
@@ -47,7 +45,7 @@ class TrioLoop:
     def is_elsewhere(self) -> bool:
         return self.thread != threading.get_ident() and not self.is_closed()
 
-    def wakeup(self) -> Wakeup:
+    def wakeup(self) -> TrioWakeup:
         return TrioWakeup()
 
     def watch(self, fd: int, callback: Callable[[], None]) -> None:

@@ -35,13 +35,21 @@ static void tell_other(const cqn_engine *self, cqn_cq *cq)
     }
 }
 
+static cqn_qp *take_room(cqn_engine *self)
+{
+    cqn_qp *qp = self->to_serve;
+    if (qp != NULL) {
+        self->to_serve = qp->serve_next;
+        qp->to_serve = false;
+    }
+    return qp;
+}
+
 /* Posts those for which there is room. */
 void cqn_engine_post_queued(cqn_engine *self)
 {
     cqn_qp *qp;
-    while ((qp = self->to_serve) != NULL) {
-        self->to_serve = qp->serve_next;
-        qp->to_serve = false;
+    while ((qp = take_room(self)) != NULL) {
         cqn_operations_serve(qp);
         if (cqn_is_open(&qp->base)) { /* else its closing has told */
             tell_other(self, qp->send_cq);
@@ -56,9 +64,7 @@ void cqn_engine_post_queued(cqn_engine *self)
 void cqn_engine_drop_rooms(cqn_engine *self)
 {
     cqn_qp *qp;
-    while ((qp = self->to_serve) != NULL) {
-        self->to_serve = qp->serve_next;
-        qp->to_serve = false;
+    while ((qp = take_room(self)) != NULL) {
         Py_DECREF(qp);
     }
 }

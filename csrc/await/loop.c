@@ -68,10 +68,10 @@ static PyObject *make_done(PyObject *raw_loop)
 
 void cqn_channel_forget_loop(cqn_channel *self)
 {
+    Py_CLEAR(self->loop); /* the first: one without a raw_loop is not asyncio's */
     Py_CLEAR(self->raw_loop);
     Py_CLEAR(self->done);
     Py_CLEAR(self->on_fail);
-    Py_CLEAR(self->loop);
 }
 
 PyObject *cqn_channel_set_loop(PyObject *op, PyObject *args)
