@@ -23,6 +23,7 @@ from ipaddress import IPv6Address
 from typing import Any
 
 import pytest
+import support
 from support import (
     DEADLINE,
     Waiter,
@@ -54,7 +55,6 @@ from cqnotify import (
     DeviceRemovedError,
     FailureWatch,
     ForkStatus,
-    MWType,
     QPState,
     QPType,
     RecvWR,
@@ -95,42 +95,29 @@ def w(ctx: Context) -> Iterator[World]:
     world.close()
 
 
-class World:
-    """One of everything, on a context of its own; a QP that sends to itself."""
-
-    def __init__(self, name: str | None = None) -> None:
-        self.ctx = Context(name)
-        self.made: list[Any] = []
-        try:
-            self.make()
-        except BaseException:
-            self.close()
-            raise
+class World(support.World):
+    """More of everything: two CQs, one of them extended, and two QPs, one with an SRQ."""
 
     def make(self) -> None:
-        self.pd = PD(self.ctx)
-        self.channel = CompletionChannel(self.ctx)
+        self.made: list[Any] = []
+        super().make()
         self.watch = FailureWatch(self.ctx)
-        self.cq = CQ(self.ctx, 16, channel=self.channel)
-        self.ex = CQ(self.ctx, 16, channel=self.channel, wc_flags=WCExFlags(0x7F))
-        self.mr = MR(self.pd, 4096, access=AccessFlags.LOCAL_WRITE | AccessFlags.MW_BIND)
-        self.mw = MW(self.pd)
-        self.mw2 = MW(self.pd, MWType.TYPE_2)
+        self.mw1 = MW(self.pd)
         self.recv_wr = RecvWR(self.mr[0:64])
         self.foreign = MR(self.pd, bytearray(64))
-        self.gid = self.ctx.find_gid()
-        self.ah = AH(self.pd, dgid=self.gid.gid, sgid_index=self.gid.index)
-        self.qp = QP(self.pd, QPType.RC, send_cq=self.cq, recv_cq=self.ex)
-        self.qp.connect(self.qp.address())
-        self.srq = SRQ(self.pd, 8, srq_limit=2)
+        self.srq.modify(srq_limit=2)
         self.sqp = QP(self.pd, QPType.RC, send_cq=self.cq, recv_cq=self.ex, srq=self.srq)
         self.sqp.connect(self.sqp.address())
+
+    def new_qp(self) -> QP:
+        if not hasattr(self, "ex"):
+            self.ex = CQ(self.ctx, 16, channel=self.channel, wc_flags=WCExFlags(0x7F))
+        return QP(self.pd, QPType.RC, send_cq=self.cq, recv_cq=self.ex)
 
     def close(self) -> None:
         """Even where a call of the closing is the one that fails: the second try must do."""
         core.fail_call(0)
-        self.ctx.close()
-        assert self.ctx.closed
+        super().close()
 
 
 def receive(w: World) -> None:
@@ -166,7 +153,7 @@ def receive_shared(w: World) -> None:
 
 
 def bind(w: World) -> None:
-    for mw in (w.mw, w.mw2):
+    for mw in (w.mw1, w.mw):
         w.qp.bind_mw(mw, w.mr[0:64], access=AccessFlags.REMOTE_READ)
         until(lambda: bool(w.cq.poll_ids()), "bound")
 
@@ -204,7 +191,7 @@ def script(w: World) -> None:
     w.qp.query()
     w.qp.modify(qp_state=QPState.ERR)
     w.qp.modify(qp_state=QPState.RESET)
-    for thing in (w.sqp, w.srq, w.mw, w.mw2, w.qp, w.ah, w.foreign, w.mr):
+    for thing in (w.sqp, w.srq, w.mw1, w.mw, w.qp, w.ah, w.foreign, w.mr):
         thing.close()
     for thing in (w.ex, w.cq, w.channel, w.pd, w.watch, w.ctx):
         thing.close()
@@ -398,10 +385,6 @@ def nothing(_: World) -> None:
     pass
 
 
-def new_qp(w: World) -> QP:
-    return QP(w.pd, QPType.RC, send_cq=w.cq, recv_cq=w.ex)
-
-
 def shared_drained(w: World) -> None:
     """Nothing is posted. A new one, since nothing else takes the receives of the old one."""
     w.sqp.close()
@@ -503,14 +486,14 @@ CASES: dict[str, tuple[Setup, Call]] = {
     "MR": (nothing, closes(lambda w: MR(w.pd, 64))),
     "MR of a buffer": (nothing, closes(lambda w: MR(w.pd, bytearray(64)))),
     "AH": (nothing, closes(lambda w: AH(w.pd, dgid=w.ctx.find_gid().gid))),  # type: ignore[arg-type]
-    "QP": (nothing, closes(new_qp)),
+    "QP": (nothing, closes(World.new_qp)),
     "MW": (nothing, closes(lambda w: MW(w.pd))),
     "SendWR": (nothing, lambda w, _: SendWR([w.mr[0:8], w.mr])),
     "RecvWR": (nothing, lambda w, _: RecvWR(w.mr)),
     "list of receives": (emptied, lambda w, _: w.qp.post_recv([w.recv_wr] * 20)),
     "list of sends": (emptied, lambda w, _: w.qp.post_send([SendWR()] * 20)),
     "full queue": (emptied, lambda w, _: overfill(w)),
-    "bind_mw": (emptied, lambda w, _: w.qp.bind_mw(w.mw, w.mr[0:0])),
+    "bind_mw": (emptied, lambda w, _: w.qp.bind_mw(w.mw1, w.mr[0:0])),
     "SRQ": (nothing, closes(lambda w: SRQ(w.pd, 4, srq_limit=1))),
     "QP with an SRQ": (nothing, closes(lambda w: QP(w.pd, QPType.RC, send_cq=w.cq, srq=w.srq))),
     "SRQ.post_recv": (shared_drained, lambda w, _: w.srq.post_recv(w.mr, wr_id=7)),
@@ -609,7 +592,7 @@ def test_what_cannot_be_destroyed_stays_open_and_usable(w: World, kind: str) -> 
     drain(w)
     thing = getattr(w, kind)
     qps = ("sqp", "srq", "qp")
-    for name in (*qps, "mw", "mw2", "ah", "foreign", "mr", "ex", "cq", "channel", "pd", "ctx"):
+    for name in (*qps, "mw1", "mw", "ah", "foreign", "mr", "ex", "cq", "channel", "pd", "ctx"):
         if name == kind:
             break
         getattr(w, name).close()
@@ -750,7 +733,7 @@ def test_what_completed_keeps_its_wr_id_where_a_cq_can_not_be_polled_at_the_end(
 
 
 def test_a_bind_that_is_refused_leaves_everything_as_it_was(w: World) -> None:
-    for mw in (w.mw, w.mw2):
+    for mw in (w.mw1, w.mw):
         rkey = mw.rkey
         core.fail_call(1, errno.EINVAL)
         with pytest.raises(VerbsError) as e:
@@ -812,7 +795,7 @@ def test_an_event_that_is_read_while_its_cq_is_destroyed_in_vain_is_not_lost(w: 
     with pytest.raises(ValueError, match="0 unacked"):
         w.ex.ack()
     # The same once more, and now it is closed with the late event not yet handed out.
-    w.qp = new_qp(w)
+    w.qp = w.new_qp()
     w.qp.connect(w.qp.address())
     event_pending(w)
     w.qp.close()
@@ -1347,7 +1330,7 @@ ENTERING: dict[str, tuple[int, Callable[[World], Any]]] = {
     "ibv_create_cq": (1, lambda w: CQ(w.ctx, 4, channel=w.channel)),
     "ibv_create_cq_ex": (1, lambda w: CQ(w.ctx, 4, channel=w.channel, wc_flags=WCExFlags(0))),
     "ibv_create_srq": (1, lambda w: SRQ(w.pd, 4)),
-    "ibv_create_qp": (1, lambda w: new_qp(w)),
+    "ibv_create_qp": (1, World.new_qp),
     "ibv_alloc_mw": (1, lambda w: MW(w.pd)),
     "ibv_reg_mr": (1, lambda w: MR(w.pd, bytearray(64))),
     "ibv_create_ah": (1, lambda w: AH(w.pd, dgid=w.gid.gid, sgid_index=w.gid.index)),
@@ -1764,7 +1747,7 @@ def test_all_qps_are_stopped_before_the_first_one_is_closed(w: World) -> None:
 
 
 def sending(w: World) -> QP:
-    qp = new_qp(w)
+    qp = w.new_qp()
     qp.connect(qp.address())
     qp.post_send(w.mr[0:8])
     return qp

@@ -20,6 +20,7 @@ from support import (
     Endpoint,
     Overflow,
     Waiter,
+    World,
     connect,
     in_child,
     until,
@@ -35,7 +36,6 @@ from cqnotify import (
     PD,
     QP,
     SRQ,
-    AccessFlags,
     AsyncEventError,
     BusyError,
     ClosedError,
@@ -43,7 +43,6 @@ from cqnotify import (
     CompletionError,
     Context,
     FailureWatch,
-    MWType,
     QPState,
     QPType,
     RecvWR,
@@ -72,48 +71,49 @@ class Closing:
         return self.value
 
 
-def world(ctx: Context) -> dict[str, Any]:
-    pd, channel = PD(ctx), CompletionChannel(ctx)
-    cq = CQ(ctx, 8, channel=channel)
-    mr = MR(pd, 64, access=AccessFlags.LOCAL_WRITE | AccessFlags.MW_BIND)
-    qp = _core.QP(pd, QPType.RC, send_cq=cq)
-    w = {"ctx": ctx, "pd": pd, "channel": channel, "cq": cq, "mr": mr, "qp": qp}
-    return w | {"srq": SRQ(pd, 8), "wr": SendWR(mr), "mw": MW(pd, MWType.TYPE_2)}
+class Bare(World):
+    """Its QP is of the core: no method of the class that users have comes in between."""
+
+    def make(self) -> None:
+        super().make()
+        self.qp.close()
+        self.qp: Any = _core.QP(self.pd, QPType.RC, send_cq=self.cq)
+        self.wr = SendWR(self.mr)
 
 
-CONVERSIONS: list[Callable[[dict[str, Any], Callable[[int], Any]], object]] = [
-    lambda w, n: w["ctx"].query_port(n(1)),
-    lambda w, n: CQ(w["ctx"], n(4), channel=w["channel"], comp_vector=0),
-    lambda w, n: CQ(w["ctx"], 4, comp_vector=n(0)),
-    lambda w, n: _core.QP(w["pd"], n(QPType.RC), send_cq=w["cq"]),
-    lambda w, n: _core.QP(w["pd"], QPType.RC, send_cq=w["cq"], max_send_wr=n(1)),
-    lambda w, n: _core.AH(w["pd"], dgid=bytes(16), port_num=n(1)),
-    lambda w, n: SRQ(w["pd"], n(4), max_sge=n(1), srq_limit=n(2)),
-    lambda w, n: _core.QP(w["pd"], n(QPType.RC), send_cq=w["cq"], srq=w["srq"]),
-    lambda w, n: w["srq"].modify(max_wr=n(16)),
-    lambda w, n: w["srq"].modify(srq_limit=n(4)),
-    lambda w, n: w["srq"].post_recv(w["mr"], wr_id=n(1)),
-    lambda w, n: MR(w["pd"], 64, access=n(1)),
-    lambda w, n: w["mr"][n(0) : n(8)],
-    lambda w, n: w["mr"].read(n(4), n(0)),
-    lambda w, n: w["mr"].write(b"x", n(0)),
-    lambda w, n: w["cq"].poll(n(1)),
-    lambda w, n: w["cq"].ack(n(0)),
-    lambda w, n: w["qp"].modify(qp_state=n(QPState.INIT), pkey_index=0, port_num=1),
-    lambda w, n: w["qp"].modify(ah_attr={"sl": n(0)}),
-    lambda w, n: w["qp"].modify(cap={"max_send_wr": n(4)}),
-    lambda w, n: w["qp"].post_recv(w["mr"], wr_id=n(1)),
-    lambda w, n: w["qp"].post_send(w["mr"], wr_id=n(1)),
-    lambda w, n: w["qp"].post_send(w["mr"], opcode=n(2), send_flags=n(2)),
-    lambda w, n: w["qp"].post_send(
-        w["mr"][0:8], opcode=5, remote_addr=n(0), rkey=n(0), compare_add=n(0), swap=n(0)
+CONVERSIONS: list[Callable[[Bare, Callable[[int], Any]], object]] = [
+    lambda w, n: w.ctx.query_port(n(1)),
+    lambda w, n: CQ(w.ctx, n(4), channel=w.channel, comp_vector=0),
+    lambda w, n: CQ(w.ctx, 4, comp_vector=n(0)),
+    lambda w, n: _core.QP(w.pd, n(QPType.RC), send_cq=w.cq),
+    lambda w, n: _core.QP(w.pd, QPType.RC, send_cq=w.cq, max_send_wr=n(1)),
+    lambda w, n: _core.AH(w.pd, dgid=bytes(16), port_num=n(1)),
+    lambda w, n: SRQ(w.pd, n(4), max_sge=n(1), srq_limit=n(2)),
+    lambda w, n: _core.QP(w.pd, n(QPType.RC), send_cq=w.cq, srq=w.srq),
+    lambda w, n: w.srq.modify(max_wr=n(16)),
+    lambda w, n: w.srq.modify(srq_limit=n(4)),
+    lambda w, n: w.srq.post_recv(w.mr, wr_id=n(1)),
+    lambda w, n: MR(w.pd, 64, access=n(1)),
+    lambda w, n: w.mr[n(0) : n(8)],
+    lambda w, n: w.mr.read(n(4), n(0)),
+    lambda w, n: w.mr.write(b"x", n(0)),
+    lambda w, n: w.cq.poll(n(1)),
+    lambda w, n: w.cq.ack(n(0)),
+    lambda w, n: w.qp.modify(qp_state=n(QPState.INIT), pkey_index=0, port_num=1),
+    lambda w, n: w.qp.modify(ah_attr={"sl": n(0)}),
+    lambda w, n: w.qp.modify(cap={"max_send_wr": n(4)}),
+    lambda w, n: w.qp.post_recv(w.mr, wr_id=n(1)),
+    lambda w, n: w.qp.post_send(w.mr, wr_id=n(1)),
+    lambda w, n: w.qp.post_send(w.mr, opcode=n(2), send_flags=n(2)),
+    lambda w, n: w.qp.post_send(
+        w.mr[0:8], opcode=5, remote_addr=n(0), rkey=n(0), compare_add=n(0), swap=n(0)
     ),
-    lambda w, n: w["qp"].post_recv(RecvWR(w["mr"], wr_id=n(1))),
-    lambda w, n: w["qp"].post_send([SendWR(w["mr"], wr_id=n(1), opcode=n(2), send_flags=n(2))]),
-    lambda w, n: setattr(w["wr"], "wr_id", n(1)),
-    lambda w, n: MW(w["pd"], n(1)),
-    lambda w, n: w["qp"].bind_mw(w["mw"], w["mr"], access=n(2), wr_id=n(1), rkey=n(0)),
-    lambda w, n: SendWR(w["mr"], opcode=n(8), mw=w["mw"], access=n(2)),
+    lambda w, n: w.qp.post_recv(RecvWR(w.mr, wr_id=n(1))),
+    lambda w, n: w.qp.post_send([SendWR(w.mr, wr_id=n(1), opcode=n(2), send_flags=n(2))]),
+    lambda w, n: setattr(w.wr, "wr_id", n(1)),
+    lambda w, n: MW(w.pd, n(1)),
+    lambda w, n: w.qp.bind_mw(w.mw, w.mr, access=n(2), wr_id=n(1), rkey=n(0)),
+    lambda w, n: SendWR(w.mr, opcode=n(8), mw=w.mw, access=n(2)),
     lambda w, n: SendWR(None, opcode=n(7), invalidate_rkey=n(2)),
 ]
 
@@ -138,10 +138,10 @@ if sys.version_info >= (3, 12):  # from where on a buffer can be made in Python
 def test_an_argument_may_close_anything_while_it_is_converted(ctx: Context, victim: str) -> None:
     for call in CONVERSIONS:
         with Context(ctx.name) as other:
-            w = world(other)
+            w = Bare(other)
             # Right or refused, but alive: most of them find something closed.
             with contextlib.suppress(ClosedError, ValueError, OSError):
-                call(w, lambda value, w=w: Closing(w[victim], value))  # type: ignore[misc]
+                call(w, lambda value, w=w: Closing(getattr(w, victim), value))  # type: ignore[misc]
 
 
 class Emptying:
@@ -171,22 +171,22 @@ def call_with(function: Any, keywords: dict[str, Any]) -> object:
     return call(function, (), keywords)
 
 
-KEYWORDS: list[Callable[[dict[str, Any]], tuple[Any, dict[str, Any]]]] = [
-    lambda w: (w["qp"].modify, {"qkey": None}),
-    lambda w: (w["qp"].check, {"port_num": None}),
-    lambda w: (_core.QP.modify.__get__(w["qp"]), {"cap": {}, "timeout": None}),
-    lambda w: (_core.CQ, {"context": w["ctx"], "cqe": None}),
-    lambda w: (_core.CQ, {"context": w["ctx"], "cqe": 1, "wc_flags": None}),
-    lambda w: (_core.SRQ, {"pd": w["pd"], "max_wr": None}),
+KEYWORDS: list[Callable[[Bare], tuple[Any, dict[str, Any]]]] = [
+    lambda w: (w.qp.modify, {"qkey": None}),
+    lambda w: (w.qp.check, {"port_num": None}),
+    lambda w: (_core.QP.modify.__get__(w.qp), {"cap": {}, "timeout": None}),
+    lambda w: (_core.CQ, {"context": w.ctx, "cqe": None}),
+    lambda w: (_core.CQ, {"context": w.ctx, "cqe": 1, "wc_flags": None}),
+    lambda w: (_core.SRQ, {"pd": w.pd, "max_wr": None}),
     lambda w: (
         _core.QP,
-        {"pd": w["pd"], "qp_type": QPType.RC, "send_cq": w["cq"], "max_send_wr": None},
+        {"pd": w.pd, "qp_type": QPType.RC, "send_cq": w.cq, "max_send_wr": None},
     ),
-    lambda w: (_core.MR, {"pd": w["pd"], "buffer": bytearray(8), "access": None}),
-    lambda w: (_core.MR.implicit, {"pd": w["pd"], "access": None}),
-    lambda w: (_core.MW, {"pd": w["pd"], "mw_type": None}),
-    lambda w: (_core.SendWR, {"sg": w["mr"], "wr_id": None}),
-    lambda w: (_core.RecvWR, {"sg": w["mr"], "wr_id": None}),
+    lambda w: (_core.MR, {"pd": w.pd, "buffer": bytearray(8), "access": None}),
+    lambda w: (_core.MR.implicit, {"pd": w.pd, "access": None}),
+    lambda w: (_core.MW, {"pd": w.pd, "mw_type": None}),
+    lambda w: (_core.SendWR, {"sg": w.mr, "wr_id": None}),
+    lambda w: (_core.RecvWR, {"sg": w.mr, "wr_id": None}),
     lambda w: (_core.WCArray, {"capacity": None}),
     lambda w: (_core.AH, {"sl": None}),
 ]
@@ -194,13 +194,13 @@ KEYWORDS: list[Callable[[dict[str, Any]], tuple[Any, dict[str, Any]]]] = [
 
 @pytest.mark.parametrize("make", KEYWORDS)
 def test_keywords_may_be_emptied_while_they_are_read(
-    ctx: Context, make: Callable[[dict[str, Any]], tuple[Any, dict[str, Any]]]
+    ctx: Context, make: Callable[[Bare], tuple[Any, dict[str, Any]]]
 ) -> None:
     with ctx:
-        w = world(ctx)
+        w = Bare(ctx)
         function, keywords = make(w)
         if function is _core.AH:
-            function = functools.partial(_core.AH, w["pd"])
+            function = functools.partial(_core.AH, w.pd)
         Emptying.events, Emptying.keywords = [], keywords
         (name,) = (name for name, value in keywords.items() if value is None)
         keywords[name] = Emptying()
@@ -258,32 +258,32 @@ def at_next_collection(action: Callable[[], object]) -> Iterator[None]:
         del garbage
 
 
-MAKERS: list[Callable[[dict[str, Any]], object]] = [
-    lambda w: PD(w["ctx"]),
-    lambda w: CompletionChannel(w["ctx"]),
-    lambda w: CQ(w["ctx"], 4, channel=w["channel"]),
-    lambda w: MR(w["pd"], 64),
-    lambda w: _core.QP(w["pd"], QPType.RC, send_cq=w["cq"]),
-    lambda w: _core.AH(w["pd"], dgid=bytes(16)),
-    lambda w: SRQ(w["pd"], 4, srq_limit=1),
-    lambda w: _core.QP(w["pd"], QPType.RC, send_cq=w["cq"], srq=w["srq"]),
-    lambda w: w["mr"][0:8],
-    lambda w: w["cq"].poll(),
-    lambda w: SendWR(w["mr"]),
-    lambda w: SendWR(w["mr"], opcode=8, mw=w["mw"], access=2),
-    lambda w: MW(w["pd"]),
-    lambda w: RecvWR(w["mr"]),
-    lambda w: w["qp"].post_send([w["wr"]] * 3),
+MAKERS: list[Callable[[Bare], object]] = [
+    lambda w: PD(w.ctx),
+    lambda w: CompletionChannel(w.ctx),
+    lambda w: CQ(w.ctx, 4, channel=w.channel),
+    lambda w: MR(w.pd, 64),
+    lambda w: _core.QP(w.pd, QPType.RC, send_cq=w.cq),
+    lambda w: _core.AH(w.pd, dgid=bytes(16)),
+    lambda w: SRQ(w.pd, 4, srq_limit=1),
+    lambda w: _core.QP(w.pd, QPType.RC, send_cq=w.cq, srq=w.srq),
+    lambda w: w.mr[0:8],
+    lambda w: w.cq.poll(),
+    lambda w: SendWR(w.mr),
+    lambda w: SendWR(w.mr, opcode=8, mw=w.mw, access=2),
+    lambda w: MW(w.pd),
+    lambda w: RecvWR(w.mr),
+    lambda w: w.qp.post_send([w.wr] * 3),
 ]
 
 
 @pytest.mark.parametrize("make", MAKERS)
 def test_the_collector_may_close_the_context_while_something_is_made(
-    ctx: Context, make: Callable[[dict[str, Any]], object]
+    ctx: Context, make: Callable[[Bare], object]
 ) -> None:
     for allocations in range(1, 8):
         with Context(ctx.name) as other:
-            w = world(other)
+            w = Bare(other)
             with collecting_after(allocations):
                 Bomb(other.close)
                 with contextlib.suppress(ClosedError, OSError):
@@ -539,9 +539,7 @@ def test_the_collector_may_close_the_context_of_which_a_report_is_asked(
     ctx: Context, method: str
 ) -> None:
     with Context(ctx.name) as other:
-        world(other)["qp"].modify(
-            qp_state=QPState.INIT, pkey_index=0, port_num=1, qp_access_flags=0
-        )
+        Bare(other).qp.modify(qp_state=QPState.INIT, pkey_index=0, port_num=1, qp_access_flags=0)
         call = getattr(other, method)
         arguments = [0.05] if method == "get_async_event" else []
         with (

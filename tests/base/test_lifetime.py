@@ -16,7 +16,16 @@ from collections.abc import Callable, Sequence
 from socket import AF_INET6, inet_ntop
 
 import pytest
-from support import DEADLINE, Endpoint, Waiter, connect, in_child, need_room_for_queues, wait_one
+from support import (
+    DEADLINE,
+    Endpoint,
+    Waiter,
+    World,
+    connect,
+    in_child,
+    need_room_for_queues,
+    wait_one,
+)
 
 from cqnotify import (
     AH,
@@ -39,29 +48,10 @@ from cqnotify import (
 Pair = tuple[Endpoint, Endpoint]
 
 
-class World:
-    """One of everything, by name."""
-
-    def __init__(self) -> None:
-        self.ctx = Context()
-        self.pd = PD(self.ctx)
-        self.channel = CompletionChannel(self.ctx)
-        self.cq = CQ(self.ctx, 16, channel=self.channel)
-        self.mr = MR(self.pd, 4096, access=AccessFlags.LOCAL_WRITE | AccessFlags.MW_BIND)
-        self.qp = QP(self.pd, QPType.RC, send_cq=self.cq)
-        self.srq = SRQ(self.pd, 4)
-        self.srq.post_recv(self.mr[0:64])
-        self.ah = AH(self.pd, dgid=self.ctx.find_gid().gid, sgid_index=self.ctx.find_gid().index)
-        self.qp.connect(self.qp.address())
-        self.mw = MW(self.pd, MWType.TYPE_2)
-
-
-NAMES = ("pd", "channel", "cq", "mr", "srq", "qp", "ah", "mw")
-
-
 @pytest.mark.usefixtures("conversation")
 def test_work_in_flight_is_dropped_with_the_context() -> None:
     w = World()
+    w.srq.post_recv(w.mr[0:64])
     w.qp.post_recv(w.mr[0:64])
     w.qp.bind_mw(w.mw, w.mr, access=AccessFlags.REMOTE_READ)
     with pytest.raises(BusyError, match="3 work requests in flight"):
@@ -76,6 +66,7 @@ def test_a_forgotten_world_is_collected(waiting: bool) -> None:
     w = World()
     w.cq.user_data = w  # a cycle through everything
     w.qp.user_data = w.srq.user_data = w
+    w.srq.post_recv(w.mr[0:64])
     w.qp.post_recv(w.mr[0:64])
     w.qp.bind_mw(w.mw, w.mr, access=AccessFlags.REMOTE_READ)
     gone = weakref.ref(w.ctx)
@@ -145,7 +136,7 @@ def test_many_threads_close_the_same_things(ctx: Context) -> None:
         waiters = [Waiter(work) for _ in range(4)]
         for waiter in waiters:
             waiter.join()
-        assert all(getattr(w, name).closed for name in (*NAMES, "ctx"))
+        assert all(getattr(w, name).closed for name in (*World.NAMES, "ctx"))
 
 
 def test_closing_while_others_register_and_close(ctx: Context) -> None:

@@ -373,7 +373,7 @@ def test_a_process_ends_while_its_daemon_threads_are_at_work(ctx: Context) -> No
         subprocess.run(command, check=True, timeout=DEADLINE)
 
 
-class World:
+class Crowd:
     """Some of everything, on a context of its own."""
 
     def __init__(self, name: str) -> None:
@@ -395,11 +395,11 @@ class Chaos:
     def __init__(self, name: str, rounds: int) -> None:
         self.name = name
         self.rounds = rounds
-        self.world = World(name)
+        self.world = Crowd(name)
         self.array = WCArray(16)
         self.at_work = AtWork(WORKERS)
 
-    def post(self, w: World, dice: random.Random) -> None:
+    def post(self, w: Crowd, dice: random.Random) -> None:
         qp, mr = dice.choice(w.qps), dice.choice(w.mrs)
         sends = SendWR(MR(w.pd, 8)), SendWR(mr[0:8])
         dice.choice([
@@ -409,7 +409,7 @@ class Chaos:
             lambda: qp.post_send([*sends, *sends]),
         ])()  # fmt: skip
 
-    def poll(self, w: World, dice: random.Random) -> None:
+    def poll(self, w: Crowd, dice: random.Random) -> None:
         cq = dice.choice(w.cqs)
         dice.choice([
             lambda: cq.poll(64),
@@ -419,7 +419,7 @@ class Chaos:
             lambda: list(self.array),
         ])()  # fmt: skip
 
-    def listen(self, w: World, dice: random.Random) -> None:
+    def listen(self, w: Crowd, dice: random.Random) -> None:
         dice.choice(w.cqs).req_notify()
         cq = (
             w.channel.get_event(timeout=0.002) if dice.random() < 0.5 else w.channel.try_get_event()
@@ -427,7 +427,7 @@ class Chaos:
         if cq is not None:
             cq.ack()
 
-    def change(self, w: World, dice: random.Random) -> None:
+    def change(self, w: Crowd, dice: random.Random) -> None:
         qp, mr = dice.choice(w.qps), dice.choice(w.mrs)
         dice.choice([
             lambda: qp.modify(qp_state=0),
@@ -461,7 +461,7 @@ class Chaos:
     def replace(self) -> int:
         worlds = 1
         while self.at_work.left:
-            old, self.world = self.world, World(self.name)
+            old, self.world = self.world, Crowd(self.name)
             old.ctx.close()
             worlds += 1
         self.world.ctx.close()

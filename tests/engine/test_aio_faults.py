@@ -52,7 +52,7 @@ def unarmed() -> Iterator[None]:
     core.fail_call(0)
 
 
-class World:
+class TwoLinks:
     """Two connections, whose receiving ends, b and d, work with the CQs of b."""
 
     def __init__(self, ctx: Context) -> None:
@@ -74,8 +74,8 @@ class World:
 
 
 @pytest.fixture
-def w(ctx: Context) -> World:
-    return World(ctx)
+def w(ctx: Context) -> TwoLinks:
+    return TwoLinks(ctx)
 
 
 async def is_told(task: asyncio.Task[Any], kind: AsyncEventType) -> None:
@@ -86,7 +86,7 @@ async def is_told(task: asyncio.Task[Any], kind: AsyncEventType) -> None:
 
 @pytest.mark.parametrize("kind", PER_QP, ids=lambda kind: kind.name)
 async def test_a_failed_qp_is_told_to_those_that_it_concerns_and_no_others(
-    w: World, kind: AsyncEventType
+    w: TwoLinks, kind: AsyncEventType
 ) -> None:
     b, c, d = w.b, w.c, w.d
     async with AsyncCQ(b.rcq) as acq, AsyncCQ(b.scq) as sent, AsyncCQ(w.a.rcq) as elsewhere:
@@ -118,7 +118,7 @@ async def test_a_failed_qp_is_told_to_those_that_it_concerns_and_no_others(
         assert (await others[0]).ok
 
 
-async def test_a_failed_srq_is_told_to_those_who_receive_from_it(w: World) -> None:
+async def test_a_failed_srq_is_told_to_those_who_receive_from_it(w: TwoLinks) -> None:
     b, d = w.b, w.d
     d.qp.close()
     srq = SRQ(d.pd, 4)
@@ -138,7 +138,7 @@ async def test_a_failed_srq_is_told_to_those_who_receive_from_it(w: World) -> No
         assert not any(task.done() for task in concerned)
 
 
-async def test_what_came_while_nobody_waited_is_raised_for_its_qp_alone(w: World) -> None:
+async def test_what_came_while_nobody_waited_is_raised_for_its_qp_alone(w: TwoLinks) -> None:
     b, c, d = w.b, w.c, w.d
     async with AsyncCQ(b.rcq) as acq:
         receive = await start(acq.recv(d.qp, d.mr[0:64]))
@@ -160,7 +160,7 @@ async def test_what_came_while_nobody_waited_is_raised_for_its_qp_alone(w: World
         await start(acq.wait())
 
 
-async def test_of_several_failures_that_nobody_waited_for_each_is_raised(w: World) -> None:
+async def test_of_several_failures_that_nobody_waited_for_each_is_raised(w: TwoLinks) -> None:
     async with AsyncCQ(w.b.rcq) as acq:
         task = await start(acq.wait())
         task.cancel()
@@ -174,7 +174,7 @@ async def test_of_several_failures_that_nobody_waited_for_each_is_raised(w: Worl
         await start(acq.wait())
 
 
-async def test_a_failed_port_is_told_to_all_with_a_qp_on_it(w: World) -> None:
+async def test_a_failed_port_is_told_to_all_with_a_qp_on_it(w: TwoLinks) -> None:
     async with AsyncCQ(w.b.rcq) as acq, AsyncCQ(w.a.scq) as other:
         tasks = await start_all(
             acq.wait(),
@@ -188,7 +188,7 @@ async def test_a_failed_port_is_told_to_all_with_a_qp_on_it(w: World) -> None:
         await start_all(acq.wait(), other.wait())
 
 
-async def test_a_fatal_failure_is_told_to_all_and_for_good(w: World) -> None:
+async def test_a_fatal_failure_is_told_to_all_and_for_good(w: TwoLinks) -> None:
     b = w.b
 
     async def in_scope(acq: AsyncCQ) -> None:
@@ -207,7 +207,7 @@ async def test_a_fatal_failure_is_told_to_all_and_for_good(w: World) -> None:
 
 
 async def test_the_removal_of_the_device_ends_all_waits_for_good_and_nothing_spins(
-    w: World,
+    w: TwoLinks,
 ) -> None:
     b = w.b
     before = open_fds()
@@ -232,7 +232,7 @@ async def test_the_removal_of_the_device_ends_all_waits_for_good_and_nothing_spi
     assert open_fds() == before
 
 
-async def test_a_completion_between_the_last_look_and_the_arm_is_not_missed(w: World) -> None:
+async def test_a_completion_between_the_last_look_and_the_arm_is_not_missed(w: TwoLinks) -> None:
     """It raises no event: only who looks again after arming finds it."""
     a, b = w.a, w.b
     b.qp.post_recv(b.mr[0:64], wr_id=7)
@@ -270,7 +270,9 @@ def test_an_error_of_one_cq_leaves_the_others_of_its_channel_alone(
     ctx.close()
 
 
-async def test_an_arm_that_fails_after_an_event_ends_all_waits_of_its_cq_for_good(w: World) -> None:
+async def test_an_arm_that_fails_after_an_event_ends_all_waits_of_its_cq_for_good(
+    w: TwoLinks,
+) -> None:
     """The event comes without a completion, which was taken before: so the CQ is armed again."""
     a, b = w.a, w.b
     async with AsyncCQ(b.rcq) as acq, AsyncCQ(b.scq) as elsewhere:

@@ -48,7 +48,7 @@ ROOM = 4  # of the send queue
 REMOTE = AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_READ | AccessFlags.REMOTE_ATOMIC
 
 
-Make = Callable[["World"], Any]
+Make = Callable[["Loopback"], Any]
 
 
 class Loop(asyncio.AbstractEventLoop):
@@ -122,7 +122,7 @@ class Steps:
         self.run: Any = self.context.run
         self.go_on: Any = self.step
 
-    def begin(self, make: Make, w: World) -> None:
+    def begin(self, make: Make, w: Loopback) -> None:
         try:
             self.call = self.awaiting(make, w) if self.way == "awaited" else make(w)
         except MemoryError as e:
@@ -130,7 +130,7 @@ class Steps:
         else:
             self.run(self.go_on)
 
-    async def awaiting(self, make: Make, w: World) -> None:
+    async def awaiting(self, make: Make, w: Loopback) -> None:
         """Where no StopIteration has to bring the result."""
         self.result = await make(w)
 
@@ -168,7 +168,7 @@ class Steps:
         self.run(self.go_on)
 
 
-class World:
+class Loopback:
     """A QP that sends to itself, with an AsyncCQ on each of its CQs, and a loop."""
 
     def __init__(self, name: str) -> None:
@@ -235,11 +235,11 @@ class World:
         return self.mr[64:72]
 
 
-def nothing(w: World) -> None:
+def nothing(w: Loopback) -> None:
     pass
 
 
-def abandoned(w: World) -> None:
+def abandoned(w: Loopback) -> None:
     """A receive of the same memory is posted, and its task has given up."""
     steps = Steps(w.loop, "sent")
     steps.begin(lambda w: w.receives.recv(w.qp, w.into, wr_id=5), w)
@@ -248,39 +248,39 @@ def abandoned(w: World) -> None:
     assert w.qp.outstanding[1] == 1
 
 
-def abandoned_and_arrived(w: World) -> None:
+def abandoned_and_arrived(w: Loopback) -> None:
     abandoned(w)
     arrive(w)
     until(lambda: w.receives._drain() is None and w.qp.outstanding == (0, 0), "it has arrived")
 
 
-def arrive(w: World) -> None:
+def arrive(w: Loopback) -> None:
     """If there is a receive for it."""
     w.bring()
     if w.qp.outstanding[1] > 0:
         until(lambda: bool(w.sends.poll(1)), "it was sent")
 
 
-def full(w: World) -> None:
+def full(w: Loopback) -> None:
     """The send queue is full; of what is in there nothing has arrived."""
     for i in range(w.qp.max_send_wr):
         w.qp.post_send(w.sg, wr_id=10 + i)
 
 
-def posted_receive(w: World) -> None:
+def posted_receive(w: Loopback) -> None:
     w.qp.post_recv(w.into, wr_id=5)
 
 
 MANY = 140
 
 
-def among_many(w: World) -> None:
+def among_many(w: Loopback) -> None:
     for i in range(MANY):
         w.qp.post_recv(w.into, wr_id=200 + i)
     posted_receive(w)
 
 
-def arrive_all(w: World) -> None:
+def arrive_all(w: Loopback) -> None:
     for _ in range(MANY + 1):
         arrive(w)
 
@@ -288,12 +288,12 @@ def arrive_all(w: World) -> None:
 BY_HAND = (posted_receive, among_many)
 
 
-async def in_a_scope(w: World) -> Any:
+async def in_a_scope(w: Loopback) -> Any:
     async with w.sends.scope():
         return await w.sends.send(w.qp, w.sg)
 
 
-async def left_behind_in_a_scope(w: World) -> Any:
+async def left_behind_in_a_scope(w: Loopback) -> Any:
     """One that was cancelled is waited for."""
     async with w.sends.scope():
         call = w.sends.send(w.qp, w.sg)
@@ -308,8 +308,8 @@ class Case:
         self,
         call: Make,
         *,
-        before: Callable[[World], None] = nothing,
-        then: Callable[[World], None] = nothing,
+        before: Callable[[Loopback], None] = nothing,
+        then: Callable[[Loopback], None] = nothing,
         sees: tuple[int, ...] = (),
         error: tuple[type[BaseException], ...] = (),
         cold: bool = False,
@@ -319,41 +319,41 @@ class Case:
         self.sees, self.error, self.cold, self.cancel = sees, error, cold, cancel
 
 
-def addr(w: World) -> tuple[int, int]:
+def addr(w: Loopback) -> tuple[int, int]:
     return w.mr.addr + 128, w.mr.rkey
 
 
 CASES: dict[str, Case] = {
-    "send": Case(lambda w: w.sends.send(w.qp, w.sg), then=World.take),
-    "send of two": Case(lambda w: w.sends.send(w.qp, [w.mr[0:4]]), then=World.take),
+    "send": Case(lambda w: w.sends.send(w.qp, w.sg), then=Loopback.take),
+    "send of two": Case(lambda w: w.sends.send(w.qp, [w.mr[0:4]]), then=Loopback.take),
     "send with a wr_id": Case(
-        lambda w: w.sends.send(w.qp, w.sg, imm_data=1, wr_id=5), then=World.take, sees=(5,)
+        lambda w: w.sends.send(w.qp, w.sg, imm_data=1, wr_id=5), then=Loopback.take, sees=(5,)
     ),
     "send, waiting for room": Case(
         lambda w: w.sends.send(w.qp, [w.sg], wr_id=5),
         before=full,
         then=lambda w: w.take(w.qp.max_send_wr + 1),
     ),
-    "first send": Case(lambda w: w.sends.send(w.qp, w.sg), then=World.take, cold=True),
-    "recv": Case(lambda w: w.receives.recv(w.qp, w.into), then=World.bring, sees=(-1,)),
+    "first send": Case(lambda w: w.sends.send(w.qp, w.sg), then=Loopback.take, cold=True),
+    "recv": Case(lambda w: w.receives.recv(w.qp, w.into), then=Loopback.bring, sees=(-1,)),
     "recv with a wr_id": Case(
-        lambda w: w.receives.recv(w.qp, w.into, wr_id=5), then=World.bring, sees=(5,)
+        lambda w: w.receives.recv(w.qp, w.into, wr_id=5), then=Loopback.bring, sees=(5,)
     ),
     "recv of what was abandoned": Case(
         lambda w: w.receives.recv(w.qp, w.into, wr_id=5),
         before=abandoned,
-        then=World.bring,
+        then=Loopback.bring,
         sees=(5,),
     ),
     "recv of what has arrived": Case(
         lambda w: w.receives.recv(w.qp, w.into, wr_id=5), before=abandoned_and_arrived, sees=(5,)
     ),
     "first recv": Case(
-        lambda w: w.receives.recv(w.qp, w.into, wr_id=5), then=World.bring, sees=(5,), cold=True
+        lambda w: w.receives.recv(w.qp, w.into, wr_id=5), then=Loopback.bring, sees=(5,), cold=True
     ),
     "write": Case(lambda w: w.sends.write(w.qp, w.sg, *addr(w))),
     "write with imm": Case(
-        lambda w: w.sends.write(w.qp, w.sg, *addr(w), imm_data=2), then=World.take
+        lambda w: w.sends.write(w.qp, w.sg, *addr(w), imm_data=2), then=Loopback.take
     ),
     "read": Case(lambda w: w.sends.read(w.qp, w.sg, *addr(w))),
     "atomic_cmp_and_swp": Case(lambda w: w.sends.atomic_cmp_and_swp(w.qp, w.sg, *addr(w), 1, 2)),
@@ -364,18 +364,24 @@ CASES: dict[str, Case] = {
         error=(CompletionError, AsyncEventError),  # both are on their way
     ),
     "refusals": Case(lambda w: w.sends.send(w.qp, w.sg, wr_id=1 << 63), error=(ValueError,)),
-    "wait": Case(lambda w: w.receives.wait(), before=posted_receive, then=World.bring, sees=(5,)),
+    "wait": Case(
+        lambda w: w.receives.wait(), before=posted_receive, then=Loopback.bring, sees=(5,)
+    ),
     "first wait": Case(
-        lambda w: w.receives.wait(), before=posted_receive, then=World.bring, sees=(5,), cold=True
+        lambda w: w.receives.wait(),
+        before=posted_receive,
+        then=Loopback.bring,
+        sees=(5,),
+        cold=True,
     ),
     "wait that spins": Case(
         lambda w: w.receives.wait(4, spin=1e-6),
         before=posted_receive,
-        then=World.bring,
+        then=Loopback.bring,
         sees=(5,),
     ),
     "completion": Case(
-        lambda w: w.receives.completion(5), before=posted_receive, then=World.bring, sees=(5,)
+        lambda w: w.receives.completion(5), before=posted_receive, then=Loopback.bring, sees=(5,)
     ),
     "completion among many": Case(
         lambda w: w.receives.completion(5),
@@ -386,22 +392,22 @@ CASES: dict[str, Case] = {
     "completion of a QP": Case(
         lambda w: w.receives.completion(5, qp=w.qp),
         before=posted_receive,
-        then=World.bring,
+        then=Loopback.bring,
         sees=(5,),
     ),
     "iteration": Case(
         lambda w: w.receives.__aiter__().__anext__(),
         before=posted_receive,
-        then=World.bring,
+        then=Loopback.bring,
         sees=(5,),
     ),
-    "scope": Case(in_a_scope, then=World.take),
-    "scope around what was cancelled": Case(left_behind_in_a_scope, then=World.take),
+    "scope": Case(in_a_scope, then=Loopback.take),
+    "scope around what was cancelled": Case(left_behind_in_a_scope, then=Loopback.take),
     "cancelled recv": Case(
         lambda w: w.receives.recv(w.qp, w.into), then=arrive, sees=(-1,), cancel=True
     ),
     "cancelled send": Case(
-        lambda w: w.sends.send(w.qp, w.sg, wr_id=5), then=World.take, sees=(5,), cancel=True
+        lambda w: w.sends.send(w.qp, w.sg, wr_id=5), then=Loopback.take, sees=(5,), cancel=True
     ),
     "cancelled wait": Case(
         lambda w: w.receives.wait(), before=posted_receive, then=arrive, sees=(5,), cancel=True
@@ -425,10 +431,10 @@ PHASES = ("as it begins", "as it goes on")
 
 
 @pytest.fixture
-def w(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def w(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loopback]:
     for library in ("anyio", "trio"):  # which other tests have imported
         monkeypatch.delitem(sys.modules, library, raising=False)
-    world = World(ctx.name)
+    world = Loopback(ctx.name)
     yield world
     core.fail_alloc(0)
     asyncio._set_running_loop(None)
@@ -451,7 +457,7 @@ def ids_of(result: Any) -> list[int]:
     return [wc.wr_id for wc in result or []]
 
 
-def go_through(w: World, case: Case, way: str, phase: str, n: int) -> bool:
+def go_through(w: Loopback, case: Case, way: str, phase: str, n: int) -> bool:
     """One run, in which the n-th allocation of that phase fails: whether there were so many."""
     w.begin()
     if not case.cold:
@@ -493,7 +499,7 @@ def disarmed() -> bool:
     return failed
 
 
-def judge(w: World, case: Case, steps: Steps, failed: bool, posted: bool) -> None:
+def judge(w: Loopback, case: Case, steps: Steps, failed: bool, posted: bool) -> None:
     expected = (*case.error, *[MemoryError] * failed, *[asyncio.CancelledError] * case.cancel)
     if steps.error is not None and not isinstance(steps.error, expected):
         raise steps.error
@@ -523,7 +529,7 @@ def judge(w: World, case: Case, steps: Steps, failed: bool, posted: bool) -> Non
 @pytest.mark.parametrize("way", ["awaited", "sent"])
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("name", CASES)
-def test_each_allocation_fails_once(w: World, name: str, phase: str, way: str) -> None:
+def test_each_allocation_fails_once(w: Loopback, name: str, phase: str, way: str) -> None:
     case = CASES[name]
     for _ in range(2):  # what is made once only is made now
         go_through(w, case, way, "", 0)

@@ -80,7 +80,7 @@ def loop(request: pytest.FixtureRequest) -> Iterator[Any]:
 # ---- what is served when the interrupt comes ------------------------------------------------
 
 
-class World:
+class Sleepers:
     """Tasks that are asleep, what they return, and what wakes them."""
 
     def __init__(self, link: Link, acq: AsyncCQ, out: AsyncCQ) -> None:
@@ -115,7 +115,7 @@ def numbers(wcs: list[Any]) -> list[int]:
 
 
 # Calls, what completes them, and the wr_ids that they must return.
-SERVED: dict[str, tuple[Callable[[World], list[Any]], Callable[[World], None], list[int]]] = {
+SERVED: dict[str, tuple[Callable[[Sleepers], list[Any]], Callable[[Sleepers], None], list[int]]] = {
     "one in wait": (lambda w: [w.acq.wait()], lambda w: w.bring(1), [0]),
     "three in wait": (
         lambda w: [w.acq.wait(1), w.acq.wait(1), w.acq.wait(1)],
@@ -156,7 +156,7 @@ async def in_scope(acq: AsyncCQ, call: Callable[[], Any]) -> Any:
         return await call()
 
 
-async def at_the_end_of_a_scope(w: World, call: Callable[[], Any]) -> Any:
+async def at_the_end_of_a_scope(w: Sleepers, call: Callable[[], Any]) -> Any:
     async with w.acq.scope():
         task = asyncio.ensure_future(call())
         await asyncio.sleep(0)
@@ -179,7 +179,7 @@ SERVED["at the end of a scope"] = (
 )
 
 
-def is_interrupted(loop: Any, world: World) -> bool:
+def is_interrupted(loop: Any, world: Sleepers) -> bool:
     """Whether it was, while it served them."""
     runner = loop.create_task(asyncio.wait_for(all_done(world), PATIENCE))
     try:
@@ -202,12 +202,12 @@ def end(loop: Any, tasks: list[asyncio.Future[Any]]) -> None:
             task.exception()
 
 
-async def all_done(world: World) -> None:
+async def all_done(world: Sleepers) -> None:
     while not all(task.done() for task in world.tasks):
         await asyncio.sleep(0.001)
 
 
-def check_served(world: World, expected: list[int]) -> None:
+def check_served(world: Sleepers, expected: list[int]) -> None:
     """All have what they awaited. If it was a task that was interrupted, in the midst of its call,
     what it would have got is still there."""
     errors = [task.exception() for task in world.tasks]
@@ -226,8 +226,8 @@ def serve(loop: Any, link: Link, what: str, calls: int, when: str) -> bool:
     """Whether the loop was interrupted, in that call; there may be fewer."""
     begin, complete, expected = SERVED[what]
 
-    async def make() -> World:
-        world = World(link, AsyncCQ(link.a.rcq), AsyncCQ(link.a.scq))
+    async def make() -> Sleepers:
+        world = Sleepers(link, AsyncCQ(link.a.rcq), AsyncCQ(link.a.scq))
         await world.begin(*begin(world))
         return world
 
@@ -247,7 +247,7 @@ def serve(loop: Any, link: Link, what: str, calls: int, when: str) -> bool:
         end(loop, world.tasks)
 
 
-async def works_on(world: World) -> None:
+async def works_on(world: Sleepers) -> None:
     """All are still woken: one after the other, so that none is served by what wakes another."""
     link = world.link
     task = await start(world.acq.wait())
@@ -284,8 +284,8 @@ def test_a_task_that_is_resumed_and_ends_the_loop_takes_nothing_from_others(
 ) -> None:
     link = make_link()
 
-    async def make() -> World:
-        world = World(link, AsyncCQ(link.a.rcq), AsyncCQ(link.a.scq))
+    async def make() -> Sleepers:
+        world = Sleepers(link, AsyncCQ(link.a.rcq), AsyncCQ(link.a.scq))
 
         async def bad(call: Any) -> None:
             await call

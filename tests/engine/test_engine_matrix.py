@@ -48,7 +48,7 @@ class Memory(bytearray):
     """What an MR pins, and with it whatever keeps the MR."""
 
 
-class World:
+class UnderTest:
     """One request under test, on the QP of `link`; `side` is another one on the same CQ."""
 
     def __init__(self, ctx: Context, new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
@@ -120,25 +120,25 @@ class World:
 # ---- the states -----------------------------------------------------------------------------
 
 
-def send(w: World) -> Coroutine[Any, Any, Any]:
+def send(w: UnderTest) -> Coroutine[Any, Any, Any]:
     return w.acq.send(w.link.qp, w.mr, wr_id=ID)
 
 
-def recv(w: World) -> Coroutine[Any, Any, Any]:
+def recv(w: UnderTest) -> Coroutine[Any, Any, Any]:
     return w.acq.recv(w.link.qp, w.mr, wr_id=ID)
 
 
-def posted_send(w: World) -> None:
+def posted_send(w: UnderTest) -> None:
     w.start(send(w))
     assert w.link.qp.outstanding == (1, 0)
 
 
-def posted_recv(w: World) -> None:
+def posted_recv(w: UnderTest) -> None:
     w.start(recv(w))
     assert w.link.qp.outstanding == (0, 1)
 
 
-def waiting_for_room(w: World) -> None:
+def waiting_for_room(w: UnderTest) -> None:
     async def fill() -> None:
         for _ in range(w.link.qp.max_send_wr):
             w.fillers.append(asyncio.ensure_future(w.acq.send(w.link.qp, w.link.sg)))
@@ -149,7 +149,7 @@ def waiting_for_room(w: World) -> None:
     assert w.link.qp.outstanding == (w.link.qp.max_send_wr, 0)
 
 
-def complete(w: World) -> None:
+def complete(w: UnderTest) -> None:
     posted_recv(w)
     w.link.bring()
     assert w.acq.poll() == []  # it is the task's, which has not run
@@ -157,24 +157,24 @@ def complete(w: World) -> None:
     assert w.outcome == []
 
 
-def in_wait(w: World) -> None:
+def in_wait(w: UnderTest) -> None:
     w.start(w.acq.wait())
 
 
-def in_wait_for_solicited_ones(w: World) -> None:
+def in_wait_for_solicited_ones(w: UnderTest) -> None:
     w.start(w.acq.wait(solicited_only=True))
 
 
-def in_completion(w: World) -> None:
+def in_completion(w: UnderTest) -> None:
     w.start(w.acq.completion(ID))
 
 
-def in_completion_of_the_qp(w: World) -> None:
+def in_completion_of_the_qp(w: UnderTest) -> None:
     w.link.qp.post_recv(w.mr, wr_id=ID)
     w.start(w.acq.completion(ID, qp=w.link.qp))
 
 
-def abandon(w: World) -> None:
+def abandon(w: UnderTest) -> None:
     assert w.task is not None
     w.task.cancel()
     assert isinstance(w.wait_for_the_outcome(), asyncio.CancelledError)
@@ -182,17 +182,17 @@ def abandon(w: World) -> None:
     w.task = None
 
 
-def abandoned_send(w: World) -> None:
+def abandoned_send(w: UnderTest) -> None:
     posted_send(w)
     abandon(w)
 
 
-def abandoned_recv(w: World) -> None:
+def abandoned_recv(w: UnderTest) -> None:
     posted_recv(w)
     abandon(w)
 
 
-State = Callable[[World], None]
+State = Callable[[UnderTest], None]
 STATES: list[State] = [
     posted_send,
     posted_recv,
@@ -205,7 +205,7 @@ STATES: list[State] = [
 ]
 
 
-def finish(w: World, state: State | str) -> None:
+def finish(w: UnderTest, state: State | str) -> None:
     """Let it complete."""
     name = state if isinstance(state, str) else state.__name__
     if "send" in name:
@@ -222,59 +222,59 @@ def finish(w: World, state: State | str) -> None:
 # ---- the events -----------------------------------------------------------------------------
 
 
-def task_cancelled(w: World) -> None:
+def task_cancelled(w: UnderTest) -> None:
     assert w.task is not None
     w.task.cancel()
 
 
-def asynccq_closed(w: World) -> None:
+def asynccq_closed(w: UnderTest) -> None:
     w.acq.close()
 
 
-def asynccq_closed_in_a_thread(w: World) -> None:
+def asynccq_closed_in_a_thread(w: UnderTest) -> None:
     Waiter(w.acq.close).join()
 
 
-def qp_closed(w: World) -> None:
+def qp_closed(w: UnderTest) -> None:
     w.link.qp.close()
 
 
-def qp_closed_in_a_thread(w: World) -> None:
+def qp_closed_in_a_thread(w: UnderTest) -> None:
     Waiter(w.link.qp.close).join()
 
 
-def qp_reset(w: World) -> None:
+def qp_reset(w: UnderTest) -> None:
     w.link.qp.modify(qp_state=QPState.RESET)
 
 
-def qp_to_err(w: World) -> None:
+def qp_to_err(w: UnderTest) -> None:
     w.link.qp.modify(qp_state=QPState.ERR)
 
 
-def qp_to_err_in_a_thread(w: World) -> None:
+def qp_to_err_in_a_thread(w: UnderTest) -> None:
     Waiter(lambda: qp_to_err(w)).join()
 
 
-def cq_closed(w: World) -> None:
+def cq_closed(w: UnderTest) -> None:
     for link in (w.link, w.side):
         link.qp.close()
     w.cq.close()
 
 
-def channel_closed(w: World) -> None:
+def channel_closed(w: UnderTest) -> None:
     cq_closed(w)
     w.link.a.channel.close()
 
 
-def context_closed(w: World) -> None:
+def context_closed(w: UnderTest) -> None:
     w.ctx.close()
 
 
-def context_closed_in_a_thread(w: World) -> None:
+def context_closed_in_a_thread(w: UnderTest) -> None:
     Waiter(w.ctx.close).join()
 
 
-def loop_closed(w: World) -> None:
+def loop_closed(w: UnderTest) -> None:
     for task in (w.task, *w.fillers):
         if task is not None:
             task._log_destroy_pending = False  # type: ignore[attr-defined]  # on purpose
@@ -285,7 +285,7 @@ def loop_closed(w: World) -> None:
     w.fillers.clear()
 
 
-def device_failed(w: World) -> None:
+def device_failed(w: UnderTest) -> None:
     """The CQ overflows, by completions of the other QP: the device reports CQ_ERR."""
     take_all(w.ctx)
     n = w.cq.cqe + 1
@@ -295,7 +295,7 @@ def device_failed(w: World) -> None:
     assert select.select([w.ctx.async_fd], [], [], DEADLINE)[0]
 
 
-def forked(w: World) -> None:
+def forked(w: UnderTest) -> None:
     """The child closes, drops and waits for what it has; and nothing of it is the parent's."""
 
     def child() -> None:
@@ -309,14 +309,14 @@ def forked(w: World) -> None:
     assert in_child(child) == 0
 
 
-def collected(w: World) -> None:
+def collected(w: UnderTest) -> None:
     """Nothing but the AsyncCQ and the loop knows the task."""
     w.task = None
     w.fillers.clear()
     gc.collect()
 
 
-Event = Callable[[World], None]
+Event = Callable[[UnderTest], None]
 
 
 # ---- the table ------------------------------------------------------------------------------
@@ -394,14 +394,14 @@ def name_of(value: object) -> str | None:
 
 
 @pytest.fixture
-def w(ctx: Context, new_loop: Callable[[], asyncio.AbstractEventLoop]) -> Iterator[World]:
+def w(ctx: Context, new_loop: Callable[[], asyncio.AbstractEventLoop]) -> Iterator[UnderTest]:
     gc.collect()
-    world = World(ctx, new_loop)
+    world = UnderTest(ctx, new_loop)
     yield world
     world.close()
 
 
-def serves(w: World) -> None:
+def serves(w: UnderTest) -> None:
     """Others are woken: for messages, to be waited for and received."""
 
     async def others() -> None:
@@ -417,7 +417,7 @@ def serves(w: World) -> None:
     w.do(others())
 
 
-def is_told_at_last(w: World) -> None:
+def is_told_at_last(w: UnderTest) -> None:
     """Nobody was told of the failure yet."""
 
     async def ask() -> None:
@@ -428,7 +428,7 @@ def is_told_at_last(w: World) -> None:
         w.do(ask())
 
 
-def check_nothing_is_kept(w: World) -> None:
+def check_nothing_is_kept(w: UnderTest) -> None:
     """When all is closed, and what this test has is dropped."""
     w.close()
     w.drop()
@@ -443,7 +443,7 @@ GOES_ON = [task_cancelled, qp_closed, qp_reset, qp_to_err, device_failed, forked
 
 @pytest.mark.parametrize(("state", "event", "outcome"), CELLS, ids=name_of)
 def test_a_request_ends_as_it_should(
-    w: World, state: State, event: Event, outcome: Outcome | None
+    w: UnderTest, state: State, event: Event, outcome: Outcome | None
 ) -> None:
     state(w)
     event(w)
@@ -488,7 +488,10 @@ NEW: dict[Event, Outcome] = {
 @pytest.mark.parametrize("what", [send, recv])
 @pytest.mark.parametrize(("event", "outcome"), NEW.items(), ids=name_of)
 def test_one_that_was_not_started_meets_what_is_there_when_it_is(
-    w: World, what: Callable[[World], Coroutine[Any, Any, Any]], event: Event, outcome: Outcome
+    w: UnderTest,
+    what: Callable[[UnderTest], Coroutine[Any, Any, Any]],
+    event: Event,
+    outcome: Outcome,
 ) -> None:
     calls = [what(w)]
     event(w)
@@ -512,7 +515,7 @@ def test_one_that_was_not_started_meets_what_is_there_when_it_is(
 
 @pytest.mark.parametrize("what", [send, recv])
 def test_one_whose_task_is_cancelled_before_its_first_step_posts_nothing(
-    w: World, what: Callable[[World], Coroutine[Any, Any, Any]]
+    w: UnderTest, what: Callable[[UnderTest], Coroutine[Any, Any, Any]]
 ) -> None:
     async def begin() -> None:
         task = asyncio.ensure_future(what(w))
@@ -533,7 +536,7 @@ ENDED = [qp_closed, qp_reset, qp_to_err, qp_to_err_in_a_thread]
 ALL_CLOSED = [cq_closed, channel_closed, context_closed]
 
 
-def drained(w: World) -> None:
+def drained(w: UnderTest) -> None:
     """Whoever polls, or nobody, nothing is outstanding then."""
 
     async def until() -> None:
@@ -547,7 +550,7 @@ def drained(w: World) -> None:
 @pytest.mark.parametrize("event", [*PINNED, *ENDED, *ALL_CLOSED], ids=name_of)
 @pytest.mark.parametrize("state", [abandoned_send, abandoned_recv], ids=name_of)
 def test_one_whose_task_gave_up_keeps_its_memory_as_long_as_the_device_may_use_it(
-    w: World, state: State, event: Event
+    w: UnderTest, state: State, event: Event
 ) -> None:
     state(w)
     assert not closes(w.mr)
@@ -569,7 +572,7 @@ def test_one_whose_task_gave_up_keeps_its_memory_as_long_as_the_device_may_use_i
 
 
 @pytest.mark.parametrize("event", [*PINNED, *ENDED], ids=name_of)
-def test_what_one_had_got_whose_task_gave_up_is_still_there(w: World, event: Event) -> None:
+def test_what_one_had_got_whose_task_gave_up_is_still_there(w: UnderTest, event: Event) -> None:
     complete(w)
     abandon(w)
     event(w)

@@ -143,7 +143,7 @@ LASTING += ("watch", "new_qp", "ro_mr", "acq", "acq_cq", "acq_channel", "aqp", "
 Values = tuple[list[str], dict[str, str]]  # by position, and by keyword
 
 
-class World:
+class Stock:
     """One of everything, open, closed, and of another context; and the arguments to choose from."""
 
     def __init__(self) -> None:

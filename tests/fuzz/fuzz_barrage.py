@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from fuzz_arguments import ALLOWED, NASTY_FRESH, Boom, Values, World
+from fuzz_arguments import ALLOWED, NASTY_FRESH, Boom, Stock, Values
 from fuzz_things import Tally
 from hypothesis import note
 
@@ -222,7 +222,7 @@ def forms(name: str, function: Callable[..., Any], method: bool) -> Iterator[Tar
         yield Target(function, good, by_position, needed, tuple({*names} - {*chosen}))
 
 
-def targets(w: World) -> dict[str, Target]:
+def targets(w: Stock) -> dict[str, Target]:
     o = w.objects
     found: dict[str, Target] = {}
 
@@ -257,7 +257,7 @@ def targets(w: World) -> dict[str, Target]:
     return found
 
 
-def add_methods(w: World, name: str, add: Callable[..., None]) -> None:
+def add_methods(w: Stock, name: str, add: Callable[..., None]) -> None:
     cls = type(w.objects[name])
     for method in filter(lambda method: is_method(cls, method), dir(cls)):
         function = getattr(cls, method)
@@ -277,7 +277,7 @@ def add_methods(w: World, name: str, add: Callable[..., None]) -> None:
         add(f"{cls.__name__}.{method}:{name}", function, call)
 
 
-def first_step(w: World, method: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
+def first_step(w: Stock, method: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
     """The coroutine of a call takes the first step, and is closed."""
     asyncio._set_running_loop(w.loop)
     try:
@@ -323,7 +323,7 @@ class Barrage:
         self.faults: list[str] = []
 
     def begin(self) -> None:
-        self.world = World()
+        self.world = Stock()
         self.targets = targets(self.world)
         self.keys = sorted(self.targets)
         self.nasty = [*self.world.constants, *self.world.objects, *NASTY_FRESH]
