@@ -55,8 +55,7 @@ set_hypothesis_home_dir(Path(tempfile.gettempdir()) / f"cqnotify-hypothesis-{os.
 
 # What only a debug build can do is not part of the suite of an ordinary one.
 FAULTS = hasattr(_core, "fail_call")
-NEED_FAULTS = ["base/test_faults.py", "engine/test_aio_faults.py", "engine/test_engine_faults.py"]
-collect_ignore = [] if FAULTS else NEED_FAULTS
+collect_ignore = [] if FAULTS else ["faults"]
 
 
 def pytest_report_header() -> str:

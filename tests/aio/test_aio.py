@@ -45,7 +45,7 @@ READER_FDS = 4
 async def test_a_completion_at_the_very_moment_of_falling_asleep_is_not_missed(
     acq: AsyncCQ, lane: Lane
 ) -> None:
-    """One between the last look and the arm: see test_aio_faults.py."""
+    """One between the last look and the arm: see test_particular_failures.py."""
     assert ids(await just_before_it_sleeps(acq.wait(), lane.send)) == [0]
     assert acq.stats.events == acq.stats.wakeups == 1
 

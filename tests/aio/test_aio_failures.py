@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """AsyncCQ, when the device reports a failure, a queue pair dies, or the world is closed.
 
-What rxe never reports is put in by test_aio_faults.py.
+What rxe never reports is put in by faults/test_awaited_reports.py.
 """
 
 from __future__ import annotations

@@ -32,15 +32,7 @@ from support import (
     open_fds,
 )
 
-from cqnotify import (
-    BusyError,
-    ClosedError,
-    CompletionError,
-    Context,
-    QPState,
-    QPType,
-    WCStatus,
-)
+from cqnotify import BusyError, ClosedError, CompletionError, Context, QPState, QPType, WCStatus
 from cqnotify.aio import AsyncCQ
 
 Pair = tuple[Endpoint, Endpoint]

@@ -10,17 +10,7 @@ import time
 import pytest
 from support import DEADLINE, Endpoint, Waiter, in_child, waiting
 
-from cqnotify import (
-    CQ,
-    MR,
-    PD,
-    QP,
-    BusyError,
-    ClosedError,
-    CompletionChannel,
-    Context,
-    QPType,
-)
+from cqnotify import CQ, MR, PD, QP, BusyError, ClosedError, CompletionChannel, Context, QPType
 
 Pair = tuple[Endpoint, Endpoint]
 

@@ -24,18 +24,7 @@ from pathlib import Path
 import pytest
 from support import ALL_REMOTE, DEADLINE, Waiter
 
-from cqnotify import (
-    CQ,
-    MR,
-    PD,
-    QP,
-    CompletionChannel,
-    Context,
-    QPState,
-    QPType,
-    WCStatus,
-    WROpcode,
-)
+from cqnotify import CQ, MR, PD, QP, CompletionChannel, Context, QPState, QPType, WCStatus, WROpcode
 
 LANES = 100
 MANY = int(os.environ.get("CQNOTIFY_SOAK_EVENTS", "1000000"))

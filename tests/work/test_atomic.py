@@ -8,17 +8,7 @@ from typing import Any
 import pytest
 from support import ALL_REMOTE, DEADLINE, Endpoint, connect, wait_one, waiting
 
-from cqnotify import (
-    MR,
-    PD,
-    AccessFlags,
-    Context,
-    QPType,
-    SendFlags,
-    WCOpcode,
-    WCStatus,
-    WROpcode,
-)
+from cqnotify import MR, PD, AccessFlags, Context, QPType, SendFlags, WCOpcode, WCStatus, WROpcode
 
 pytestmark = pytest.mark.rdma(atomics=True)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Every allocation of what is awaited fails once. Needs the debug build, as test_faults.py.
+"""Every allocation of what is awaited fails once.
 
 The calls are driven by hand, by a loop whose turns the test makes. After each failure the call has
 ended, with what it was for or with an exception; no completion is lost, nothing is leaked, and the

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: MIT
+"""Fixtures of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from fault_world import World, core
+
+from cqnotify import Context
+
+
+@pytest.fixture(autouse=True)
+def unarmed() -> Iterator[None]:
+    yield
+    core.fail_call(0)
+    core.fail_alloc(0)
+    core.hide_features()
+    core.boast(False)
+    core.pretend_fork(-2)
+
+
+@pytest.fixture
+def w(ctx: Context) -> Iterator[World]:
+    world = World(ctx.name)
+    yield world
+    world.close()

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: MIT
+"""Every allocation fails once, and nothing is leaked or lost by it."""
+
+from __future__ import annotations
+
+import contextvars
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fault_world import (
+    PACKED_GROUP,
+    World,
+    arrived,
+    core,
+    drain,
+    emptied,
+    event_pending,
+    failures_pending,
+    nothing,
+    one,
+    open_files,
+    report_pending,
+    told,
+)
+from support import DEADLINE
+
+from cqnotify import (
+    AH,
+    CQ,
+    MR,
+    MW,
+    PD,
+    QP,
+    SRQ,
+    CompletionChannel,
+    CompletionError,
+    Context,
+    FailureWatch,
+    QPState,
+    QPType,
+    RecvWR,
+    SendWR,
+    VerbsError,
+    WCArray,
+    WCExFlags,
+    _core,
+    devices,
+)
+
+Setup = Callable[[World], Any]
+Call = Callable[[World, Any], Any]
+
+
+class Loop:
+    """What a Wakeup asks of an event loop."""
+
+    def is_closed(self) -> bool:
+        return False
+
+    def call_soon(self, callback: Callable[..., object], *args: object, context: Any) -> None:
+        assert isinstance(callback, core.Wakeup)
+
+
+LOOP: Any = Loop()
+CONTEXT = contextvars.copy_context()
+
+
+def asleep() -> Any:
+    wakeup = core.Wakeup(LOOP)
+    wakeup.add_done_callback(repr, context=CONTEXT)
+    return wakeup
+
+
+def flushed(w: World) -> None:
+    w.qp.modify(qp_state=QPState.RESET)
+    drain(w)
+    w.qp.connect(w.qp.address())
+    w.qp.post_recv(w.mr[0:64], wr_id=1)
+    w.qp.modify(qp_state=QPState.ERR)
+
+
+def expect(error: type[Exception], call: Callable[[], Any]) -> None:
+    """A refusal is made of objects, too."""
+    try:
+        call()
+    except error:
+        return
+    raise AssertionError(f"{error.__name__} did not come")
+
+
+def shared_drained(w: World) -> None:
+    """Nothing is posted. A new one, since nothing else takes the receives of the old one."""
+    w.sqp.close()
+    w.srq.close()
+    w.srq = SRQ(w.pd, 8)
+    w.sqp = QP(w.pd, QPType.RC, send_cq=w.cq, recv_cq=w.ex, srq=w.srq)
+
+
+def closes(call: Callable[[World], Any]) -> Call:
+    return lambda w, _: call(w).close()
+
+
+def overfill(w: World) -> None:
+    """What comes of it is made of objects, too."""
+    try:
+        w.qp.post_recv([w.recv_wr] * 100)
+    except VerbsError as e:
+        if e.bad_wr is not w.recv_wr:
+            raise AssertionError(f"{e.bad_wr} was refused") from e
+
+
+def raised(w: World) -> CompletionError:
+    for _ in range(100_000):  # it is flushed soon
+        try:
+            w.ex.poll_ids()
+        except CompletionError as e:
+            return e
+    raise AssertionError("the failed one does not come")
+
+
+def first_poll(w: World, spin: float = 0.0) -> None:
+    """It makes the room for completions."""
+    with CQ(w.ctx, 4) as cq:
+        cq.poll(spin=spin)
+
+
+def refuse_everything(w: World) -> None:
+    expect(ValueError, lambda: CQ(w.ctx, 0))
+    expect(TypeError, lambda: w.cq.poll(n=1))  # type: ignore[call-arg]
+    expect(ValueError, lambda: w.cq.ack(1000))
+    expect(OSError, w.pd.close)
+    expect(LookupError, lambda: w.ctx.find_gid("9.9.9.9"))
+    expect(OSError, lambda: Context("nonsense"))
+    expect(TypeError, lambda: w.qp.modify(nonsense=1))
+    expect(ValueError, lambda: w.qp.post_send(w.mr[0:8], opcode=99))
+    expect(ValueError, lambda: w.qp.post_recv([w.recv_wr, RecvWR([w.mr] * 64)]))
+    expect(TypeError, lambda: w.qp.post_send([w.recv_wr]))  # type: ignore[call-overload]
+
+
+def datagrams(w: World) -> None:
+    if not w.made:
+        w.made.append(QP(w.pd, QPType.UD, send_cq=w.cq))
+
+
+def join_and_leave(w: World) -> None:
+    w.made[0].attach_mcast(PACKED_GROUP, lid=0)
+    w.made[0].detach_mcast(PACKED_GROUP)
+
+
+def implicit_mr(w: World) -> None:
+    with MR.implicit(w.pd) as whole, whole.over(bytearray(64)) as part:
+        repr(whole), part[:]
+
+
+NEED_NO_MEMORY = {"safe_to_sleep", "poll_into", "get_event", "try_get_event"}
+ROOM = WCArray(2)
+CASES: dict[str, tuple[Setup, Call]] = {
+    "devices": (nothing, lambda w, _: devices()),
+    "Context": (nothing, closes(lambda w: Context())),
+    "PD": (nothing, closes(lambda w: PD(w.ctx))),
+    "CompletionChannel": (nothing, closes(lambda w: CompletionChannel(w.ctx))),
+    "FailureWatch": (nothing, closes(lambda w: FailureWatch(w.ctx))),
+    "CQ": (nothing, closes(lambda w: CQ(w.ctx, 4, channel=w.channel))),
+    "extended CQ": (nothing, closes(lambda w: CQ(w.ctx, 4, wc_flags=WCExFlags(3)))),
+    "MR": (nothing, closes(lambda w: MR(w.pd, 64))),
+    "MR of a buffer": (nothing, closes(lambda w: MR(w.pd, bytearray(64)))),
+    "AH": (nothing, closes(lambda w: AH(w.pd, dgid=w.ctx.find_gid().gid))),  # type: ignore[arg-type]
+    "QP": (nothing, closes(World.new_qp)),
+    "MW": (nothing, closes(lambda w: MW(w.pd))),
+    "SendWR": (nothing, lambda w, _: SendWR([w.mr[0:8], w.mr])),
+    "RecvWR": (nothing, lambda w, _: RecvWR(w.mr)),
+    "list of receives": (emptied, lambda w, _: w.qp.post_recv([w.recv_wr] * 20)),
+    "list of sends": (emptied, lambda w, _: w.qp.post_send([SendWR()] * 20)),
+    "full queue": (emptied, lambda w, _: overfill(w)),
+    "bind_mw": (emptied, lambda w, _: w.qp.bind_mw(w.mw1, w.mr[0:0])),
+    "SRQ": (nothing, closes(lambda w: SRQ(w.pd, 4, srq_limit=1))),
+    "QP with an SRQ": (nothing, closes(lambda w: QP(w.pd, QPType.RC, send_cq=w.cq, srq=w.srq))),
+    "SRQ.post_recv": (shared_drained, lambda w, _: w.srq.post_recv(w.mr, wr_id=7)),
+    "SRQ.query": (nothing, lambda w, _: w.srq.query()),
+    "WCArray": (nothing, lambda w, _: WCArray(4)),
+    "query": (nothing, lambda w, _: [w.ctx.query_device(), w.ctx.query_port(), w.qp.query()]),
+    "query_device_ex": (nothing, lambda w, _: _core.Context.query_device_ex(w.ctx)),
+    "query_pkey": (nothing, lambda w, _: w.ctx.query_pkey(0)),
+    "gid_table": (nothing, lambda w, _: w.ctx.gid_table()),
+    "multicast": (datagrams, lambda w, _: join_and_leave(w)),
+    "implicit MR": (lambda _: core.boast(True), lambda w, _: implicit_mr(w)),
+    "memory": (nothing, lambda w, _: [w.mr[0:8], w.mr.read(4), memoryview(w.mr)]),
+    "repr": (nothing, lambda w, _: [repr(x) for x in (w.ctx, w.cq, w.qp, w.mr, w.mr[0:8])]),
+    "first poll of a CQ": (nothing, lambda w, _: first_poll(w)),
+    "first spin of a CQ": (nothing, lambda w, _: first_poll(w, spin=1e-6)),
+    "stats": (nothing, lambda w, _: w.cq.stats),
+    "refusals": (nothing, lambda w, _: refuse_everything(w)),
+    "poll": (arrived, lambda w, _: one(w.ex.poll())),
+    "poll, ready to spin": (arrived, lambda w, _: one(w.ex.poll(spin=DEADLINE))),
+    "poll_ids": (arrived, lambda w, _: one(w.ex.poll_ids())),
+    "poll_into": (arrived, lambda w, _: w.ex.poll_into(ROOM) == 1 or one([])),
+    "poll_ids of a failure": (flushed, lambda w, _: raised(w)),
+    "safe_to_sleep": (drain, lambda w, _: w.cq.safe_to_sleep()),
+    "Wakeup.wake": (nothing, lambda _w, _: asleep().wake()),
+    "Wakeup.cancel": (nothing, lambda _w, _: asleep().cancel()),
+    "Wakeup, called": (nothing, lambda _w, _: asleep()()),
+    "get_event": (event_pending, lambda w, _: w.channel.get_event(DEADLINE)),
+    "try_get_event": (event_pending, lambda w, _: w.channel.try_get_event()),  # type: ignore[union-attr]
+    "FailureWatch.read": (failures_pending, lambda w, _: told(w, w.watch.read())),
+    "open_objects": (nothing, lambda w, _: _core.open_objects(w.ctx)),
+    "known_async_events": (failures_pending, lambda w, _: _core.known_async_events(w.ctx)),
+    "get_async_event": (report_pending, lambda w, _: w.ctx.get_async_event(timeout=DEADLINE)),
+}
+
+
+def close_callbacks(w: World, _: Any) -> None:
+    pd = PD(w.ctx)
+    try:
+        for _ in range(3):
+            pd.add_close_callback(close_callbacks_seen.clear)
+        pd.remove_close_callback(close_callbacks_seen.clear)
+    finally:
+        core.fail_alloc(0) if core.failed() else None
+        pd.close()
+
+
+close_callbacks_seen: list[int] = []
+CASES["close callbacks"] = (nothing, close_callbacks)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_allocation_fails_once(w: World, name: str) -> None:
+    setup, call = CASES[name]
+    # Python itself may have no memory for the instance, or the frame, of an exception that we
+    # raised; then its own comes in the place of ours.
+    starved = (MemoryError, SystemError) if name == "refusals" else MemoryError
+    setup(w)
+    call(w, None)  # what is made once only is made now
+    gc.collect()
+    handles, files = core.live_handles(), open_files()
+    failures = []
+    for n in range(1, 3000):
+        setup(w)
+        completions = w.ex.stats.completions
+        try:
+            core.fail_alloc(n)
+            call(w, None)
+        except starved:
+            core.fail_alloc(0)
+            failures.append(n)
+            delivered = w.ex.stats.completions > completions
+        else:
+            failed = core.failed()
+            core.fail_alloc(0)
+            if failed is None:
+                break
+            continue
+        gc.collect()
+        assert core.live_handles() == handles, n
+        assert open_files() == files, n
+        if not (delivered and name == "poll_ids of a failure"):
+            call(w, None)  # the next one finds everything: nothing was lost
+    else:
+        pytest.fail("it never came to an end")
+    assert bool(failures) == (name not in NEED_NO_MEMORY)

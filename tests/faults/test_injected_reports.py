@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: MIT
+"""Reports that rxe never makes: whom they reach, and with what."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import sys
+from typing import Any
+
+import pytest
+from fault_world import World, core, failures_pending, inject, told
+from support import DEADLINE, device_fd, device_gone, until, waiting
+
+from cqnotify import (
+    CQ,
+    QP,
+    AsyncEventError,
+    AsyncEventType,
+    CompletionChannel,
+    DeviceRemovedError,
+    QPType,
+    WCArray,
+)
+
+FAILURES = {
+    AsyncEventType.CQ_ERR: "cq",
+    AsyncEventType.QP_FATAL: "qp",
+    AsyncEventType.QP_REQ_ERR: "qp",
+    AsyncEventType.QP_ACCESS_ERR: "qp",
+    AsyncEventType.PATH_MIG_ERR: "qp",
+    AsyncEventType.SRQ_ERR: "srq",
+    AsyncEventType.PORT_ERR: "port",
+    AsyncEventType.DEVICE_FATAL: "device",
+}
+UNSUPPORTED = {AsyncEventType.WQ_FATAL}
+NEWS = {
+    AsyncEventType.COMM_EST: "qp",
+    AsyncEventType.SQ_DRAINED: "qp",
+    AsyncEventType.PATH_MIG: "qp",
+    AsyncEventType.QP_LAST_WQE_REACHED: "qp",
+    AsyncEventType.SRQ_LIMIT_REACHED: "srq",
+    AsyncEventType.PORT_ACTIVE: "port",
+    AsyncEventType.LID_CHANGE: "port",
+    AsyncEventType.PKEY_CHANGE: "port",
+    AsyncEventType.SM_CHANGE: "port",
+    AsyncEventType.CLIENT_REREGISTER: "port",
+    AsyncEventType.GID_CHANGE: "port",
+}
+
+
+def element_of(w: World, kind: str) -> Any:
+    return {"cq": w.cq, "qp": w.qp, "srq": w.srq, "port": 1, "device": None}[kind]
+
+
+@pytest.mark.parametrize("event_type", FAILURES, ids=lambda t: t.name)
+def test_each_failure_ends_the_waits_that_it_concerns_and_no_others(
+    w: World, event_type: AsyncEventType
+) -> None:
+    idle = CompletionChannel(w.ctx)
+    CQ(w.ctx, 4, channel=idle)
+    with waiting(w.channel.get_event) as concerned, waiting(idle.get_event) as other:
+        inject(w, event_type, element_of(w, FAILURES[event_type]))
+        if event_type != AsyncEventType.DEVICE_FATAL:
+            idle.interrupt()
+    with pytest.raises(AsyncEventError) as e:
+        concerned.join()
+    assert e.value.event.event_type is event_type
+    with pytest.raises(
+        AsyncEventError if event_type == AsyncEventType.DEVICE_FATAL else InterruptedError
+    ):
+        other.join()
+    with pytest.raises(TimeoutError):  # who was told once goes on
+        w.channel.get_event(timeout=0)
+
+
+@pytest.mark.parametrize("event_type", NEWS, ids=lambda t: t.name)
+def test_news_that_are_no_failure_leave_waiters_alone(w: World, event_type: AsyncEventType) -> None:
+    with waiting(w.channel.get_event) as waiter:
+        inject(w, event_type, element_of(w, NEWS[event_type]))
+        w.channel.interrupt()
+    with pytest.raises(InterruptedError):
+        waiter.join()
+
+
+@pytest.mark.parametrize("event_type", FAILURES, ids=lambda t: t.name)
+def test_a_watch_tells_each_failure_with_the_cqs_that_it_concerns(
+    w: World, event_type: AsyncEventType
+) -> None:
+    idle = CQ(w.ctx, 4)
+    QP(w.pd, QPType.RC, send_cq=idle)  # on no port yet
+    kind = FAILURES[event_type]
+    for _ in range(2):
+        core.inject_event(event_type, element_of(w, kind))
+        ((event, cqs),) = w.watch.read()
+        assert event.event_type is event_type
+        assert event.cq is (w.cq if kind == "cq" else None)
+        assert event.qp is (w.qp if kind == "qp" else None)
+        assert event.srq is (w.srq if kind == "srq" else None)
+        assert event.port_num == (1 if kind == "port" else None)
+        assert cqs == {"cq": [w.cq], "srq": [w.ex], "device": None}.get(kind, [w.cq, w.ex])
+        assert w.watch.read() == []
+        queued = w.ctx.try_get_async_event()
+        assert queued is not None
+        assert queued.event_type is event_type
+
+
+def test_a_port_without_queue_pairs_concerns_no_cq(w: World) -> None:
+    core.inject_event(AsyncEventType.PORT_ERR, 2)
+    ((event, cqs),) = w.watch.read()
+    assert (event.port_num, cqs) == (2, [])
+
+
+def test_a_cq_for_both_directions_is_named_once(w: World) -> None:
+    qp = QP(w.pd, QPType.RC, send_cq=w.ex)
+    core.inject_event(AsyncEventType.QP_FATAL, qp)
+    assert [cqs for _, cqs in w.watch.read()] == [[w.ex]]
+
+
+@pytest.mark.parametrize("event_type", NEWS, ids=lambda t: t.name)
+def test_a_watch_does_not_tell_news(w: World, event_type: AsyncEventType) -> None:
+    core.inject_event(event_type, element_of(w, NEWS[event_type]))
+    assert w.watch.read() == []
+    event = w.ctx.try_get_async_event()
+    assert event is not None
+    assert event.event_type is event_type
+
+
+def test_a_failure_is_told_to_a_watch_in_spite_of_a_lack_of_memory(w: World) -> None:
+    """Whatever it is that can't be made: the descriptor stays readable, and nothing is lost."""
+    readable = select.poll()
+    readable.register(w.watch, select.POLLIN)
+    starved = 0
+    while True:
+        failures_pending(w)
+        assert readable.poll(0)
+        try:
+            core.fail_alloc(starved + 1)
+            w.watch.read()
+        except MemoryError:
+            core.fail_alloc(0)
+        else:
+            core.fail_alloc(0)
+            break
+        assert core.failed() == "allocation"
+        assert readable.poll(0)
+        told(w, w.watch.read())
+        assert not readable.poll(0)
+        starved += 1
+    assert starved > 5
+
+
+def test_a_watch_tells_what_came_before_the_device_went(w: World) -> None:
+    core.inject_event(AsyncEventType.DEVICE_FATAL, None)
+    core.fail_call(2, errno.EIO)
+    ((event, cqs),) = w.watch.read()
+    assert (event.event_type, cqs) == (AsyncEventType.DEVICE_FATAL, None)
+    core.fail_call(1, errno.EIO)
+    with pytest.raises(DeviceRemovedError, match="no more events will come"):
+        w.watch.read()
+
+
+def test_a_device_that_has_gone_but_says_only_that_nothing_came_is_seen_to_have_gone(
+    w: World,
+) -> None:
+    with device_gone(w.ctx), socket.socket() as unconnected:
+        os.dup2(unconnected.fileno(), device_fd(w.ctx), inheritable=False)  # POLLHUP alone
+        core.fail_call(1, errno.EAGAIN)
+        with pytest.raises(DeviceRemovedError, match="no more events will come"):
+            w.watch.read()
+        assert core.failed() == "ibv_get_async_event"
+
+
+def test_every_type_of_event_is_known() -> None:
+    assert set(AsyncEventType) == {*FAILURES, *NEWS, *UNSUPPORTED}
+
+
+def test_an_unknown_type_of_event_is_handed_out_as_a_number(w: World) -> None:
+    core.inject_event(77, None)
+    event = w.ctx.try_get_async_event()
+    assert event is not None
+    assert event.event_type == 77
+    assert repr(event) == "<AsyncEvent 77>"
+
+
+def test_a_failure_is_told_even_to_who_found_an_event_at_the_same_moment(w: World) -> None:
+    w.ex.req_notify()
+    w.qp.post_recv(w.mr[0:64], wr_id=1)
+    seen: list[object] = []
+
+    def loop() -> None:
+        for cq in w.channel:
+            seen.append(cq)
+            cq.ack()
+
+    old = sys.getswitchinterval()
+    with waiting(loop) as waiter:
+        sys.setswitchinterval(DEADLINE)  # the waiter runs only after both have happened
+        try:
+            w.qp.post_send(w.mr[64:72])
+            wcs = WCArray(1)
+            until(lambda: w.ex.poll_into(wcs) == 1, "received")
+            inject(w, AsyncEventType.QP_FATAL, w.qp)
+        finally:
+            sys.setswitchinterval(old)
+    with pytest.raises(AsyncEventError):
+        waiter.join()
+    assert seen in ([w.ex], [])

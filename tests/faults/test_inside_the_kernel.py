@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: MIT
+"""What other threads can do while a call is in the kernel."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from fault_world import World, core, inside
+from support import Waiter, until
+
+from cqnotify import (
+    AH,
+    CQ,
+    MR,
+    MW,
+    PD,
+    QP,
+    SRQ,
+    BusyError,
+    ClosedError,
+    CompletionChannel,
+    Context,
+    QPState,
+    QPType,
+    VerbsError,
+    WCExFlags,
+    devices,
+)
+
+# What makes one call after the first `n - 1`, by its name.
+ENTERING: dict[str, tuple[int, Callable[[World], Any]]] = {
+    "ibv_get_device_list": (1, lambda w: devices()),
+    "ibv_open_device": (2, lambda w: Context(w.ctx.name)),
+    "ibv_alloc_pd": (1, lambda w: PD(w.ctx)),
+    "ibv_create_comp_channel": (2, lambda w: CompletionChannel(w.ctx)),
+    "ibv_create_cq": (1, lambda w: CQ(w.ctx, 4, channel=w.channel)),
+    "ibv_create_cq_ex": (1, lambda w: CQ(w.ctx, 4, channel=w.channel, wc_flags=WCExFlags(0))),
+    "ibv_create_srq": (1, lambda w: SRQ(w.pd, 4)),
+    "ibv_create_qp": (1, World.new_qp),
+    "ibv_alloc_mw": (1, lambda w: MW(w.pd)),
+    "ibv_reg_mr": (1, lambda w: MR(w.pd, bytearray(64))),
+    "ibv_create_ah": (1, lambda w: AH(w.pd, dgid=w.gid.gid, sgid_index=w.gid.index)),
+    "ibv_query_device": (1, lambda w: w.ctx.query_device()),
+    "ibv_query_device_ex": (1, lambda w: w.ctx.query_device_ex()),
+    "ibv_query_port": (1, lambda w: w.ctx.query_port()),
+    "ibv_query_pkey": (2, lambda w: w.ctx.query_pkey(0)),
+    "ibv_query_gid_table": (2, lambda w: w.ctx.gid_table()),
+    "ibv_query_qp": (1, lambda w: w.qp.query()),
+    "ibv_query_srq": (1, lambda w: w.srq.query()),
+    "ibv_modify_qp": (1, lambda w: w.qp.modify(qp_state=QPState.ERR)),
+    "ibv_resize_cq": (1, lambda w: w.cq.resize(64)),
+}
+ELSEWHERE = {"ibv_get_device_list", "ibv_open_device"}
+
+
+"""What has nothing to do with the context that is open."""
+
+
+@pytest.mark.parametrize("verb", ENTERING)
+def test_others_run_while_a_call_is_in_the_kernel(w: World, verb: str) -> None:
+    n, call = ENTERING[verb]
+    with inside(verb, lambda: call(w), n, errno.EINVAL) as waiter:
+        assert waiter.thread.is_alive()
+    with pytest.raises(VerbsError) as e:
+        waiter.join()
+    assert (e.value.verb, e.value.errno) == (verb, errno.EINVAL)
+
+
+@pytest.mark.parametrize("verb", [verb for verb in ENTERING if verb not in ELSEWHERE])
+def test_a_context_that_is_closed_while_a_call_is_in_the_kernel_waits_for_it(
+    w: World, verb: str
+) -> None:
+    n, call = ENTERING[verb]
+    with inside(verb, lambda: call(w), n) as waiter:
+        closer = Waiter(w.ctx.close)
+        until(lambda: w.ctx.closed, "it is being closed")
+        assert closer.thread.is_alive()
+    closer.join()
+    with suppress(ClosedError):  # which a QP says that was just being made
+        made = waiter.join()
+        assert getattr(made, "closed", True)
+    assert core.live_handles() == 1  # that of the fixture
+
+
+CHILDREN: list[tuple[str, Callable[[World], Any], Callable[[World, Any], Any], str]] = [
+    (
+        "ibv_create_cq",
+        lambda w: CompletionChannel(w.ctx),
+        lambda w, channel: CQ(w.ctx, 4, channel=channel),
+        "this CompletionChannel is still used by 1 CQ",
+    ),
+    (
+        "ibv_create_cq_ex",
+        lambda w: CompletionChannel(w.ctx),
+        lambda w, channel: CQ(w.ctx, 4, channel=channel, wc_flags=WCExFlags(0)),
+        "this CompletionChannel is still used by 1 CQ",
+    ),
+    (
+        "ibv_create_qp",
+        lambda w: CQ(w.ctx, 4),
+        lambda w, cq: QP(w.pd, QPType.RC, send_cq=w.cq, recv_cq=cq),
+        "this CQ is still used by 1 QP",
+    ),
+    (
+        "ibv_create_qp",
+        lambda w: SRQ(w.pd, 4),
+        lambda w, srq: QP(w.pd, QPType.RC, send_cq=w.cq, srq=srq),
+        "this SRQ is still used by 1 QP",
+    ),
+    (
+        "ibv_create_qp",
+        lambda w: PD(w.ctx),
+        lambda w, pd: QP(pd, QPType.RC, send_cq=w.cq),
+        "this PD is still used by 1 QP",
+    ),
+    ("ibv_create_srq", lambda w: PD(w.ctx), lambda w, pd: SRQ(pd, 4), "used by 1 SRQ"),
+    ("ibv_alloc_mw", lambda w: PD(w.ctx), lambda w, pd: MW(pd), "used by 1 MW"),
+    ("ibv_reg_mr", lambda w: PD(w.ctx), lambda w, pd: MR(pd, bytearray(8)), "used by 1 MR"),
+    (
+        "ibv_create_ah",
+        lambda w: PD(w.ctx),
+        lambda w, pd: AH(pd, dgid=w.gid.gid, sgid_index=w.gid.index),
+        "used by 1 AH",
+    ),
+]
+
+
+@pytest.mark.parametrize(("verb", "make_parent", "make", "message"), CHILDREN)
+def test_a_parent_is_not_closed_while_a_child_is_made(
+    w: World,
+    verb: str,
+    make_parent: Callable[[World], Any],
+    make: Callable[[World, Any], Any],
+    message: str,
+) -> None:
+    parent = make_parent(w)
+    with inside(verb, lambda: make(w, parent)) as waiter:
+        closer = Waiter(parent.close)
+        until(lambda: parent.closed, "it is being closed")
+        assert closer.thread.is_alive()
+    child = waiter.join()
+    with pytest.raises(BusyError, match=message):
+        closer.join()
+    assert not child.closed
+    assert not parent.closed
+    child.close()
+    parent.close()
+
+
+def test_one_gid_is_asked_for_by_one_verb(w: World) -> None:
+    core.fail_call(2, errno.EIO)
+    assert w.ctx.query_gid(w.gid.index) == w.gid
+    assert core.failed() is None
