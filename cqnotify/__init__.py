@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
 """RDMA completion notification: sleep until a completion arrives, with asyncio or without.
 
-In the order of their use:
+In the order in which a program uses them:
 
-    devices, Context              what there is, and an open device
+    devices, Context              the RDMA devices, and one of them opened
     fork_status                   whether registered memory survives a fork
-    DeviceAttr, DeviceAttrEx      what it can do
+    DeviceAttr, DeviceAttrEx      what a device can do
     PD, MR, SGE                   memory: mr[a:b] is what a work request names
     CompletionChannel, CQ         get_event, req_notify, poll, ack
     WorkCompletion, WCArray       what poll returns, what poll_into fills
@@ -16,14 +16,22 @@ In the order of their use:
     SRQ                           receives that several QPs share, and their limit
     MW, inc_rkey                  memory windows: QP.bind_mw
     SendWR, RecvWR                work requests that are built once and posted many times
-    cqnotify.aio.AsyncCQ          await completions
-    cqnotify.exchange             swap addresses with a peer over TCP
-    cqnotify.conformance          measure which completions raise an event
-    cqnotify.testing              pairs of connected QPs; see docs/pytest.md
 
-The classes are those of libibverbs, their methods the verbs without prefix: see the manual page
-that each names. Import the last four where you need them: asyncio takes longer to load than all
-the rest.
+The classes are those of libibverbs, their methods the verbs without the prefix: each docstring
+names its manual page. What stands on them is imported by itself, since asyncio takes longer to
+load than all of the above:
+
+    cqnotify.aio                  AsyncCQ: await completions
+    cqnotify.exchange             swap addresses with a peer over TCP
+    cqnotify.testing              pairs of connected QPs; see docs/pytest.md
+    cqnotify.hosts                several hosts with a faulty network between them; docs/hosts.md
+    cqnotify.conformance          measure which completions raise an event
+    cqnotify.demo                 compare sleeping with polling
+    cqnotify.cli                  the command line
+
+For contributors: imports go one way. The files beside this one stand on the C core, `aio` on the
+core and the enums, and the tools on all of these; among the tools `exchange` and `testing` stand
+below `conformance` and `demo`, and `cli` above the rest.
 """
 
 try:
@@ -53,8 +61,8 @@ except ModuleNotFoundError as _error:
     if _error.name != f"{__name__}._core":
         raise
     raise ModuleNotFoundError(
-        f"{__path__[0]} has cqnotify's sources, and its C core is not built there: start Python in "
-        "another folder, or build it by pip install -e .",
+        f"{__path__[0]} has cqnotify's sources without the built C core: start Python in another "
+        "folder, or build the core by pip install -e .",
         name=_error.name,
     ) from None
 except ImportError as _error:
@@ -194,5 +202,5 @@ __all__ = [
     "inc_rkey",
 ]
 
-# So that completions and events come with the enums' members.
+# The core gives completions and events these enums' members.
 _register_enums(WCStatus, WCOpcode, WCFlags, WCExFlags, AsyncEventType)

@@ -84,7 +84,7 @@ def _odp_caps(raw: Mapping[str, Any]) -> ODPCaps:
 
 
 def _nested(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Dictionaries within each other for what has names with dots."""
+    """Turn names with dots into nested dictionaries."""
     tree: dict[str, Any] = {}
     for name, value in raw.items():
         *path, leaf = name.split(".")
@@ -99,12 +99,12 @@ def port_attr(raw: tuple[int, ...]) -> PortAttr:
     fields: list[Any] = list(raw)
     for i, members in _PORT_ENUMS:
         fields[i] = members.get(fields[i], fields[i])
-    return tuple.__new__(PortAttr, fields)  # as _make(), without its check
+    return tuple.__new__(PortAttr, fields)  # what _make() does, without its check of the length
 
 
-# Of PortAttr: where an enum stands, and its members by value. (A call of enum_or_int() for each
-# would take as long as the verb.) Drivers from before RoCE leave the link layer unspecified, and
-# mean InfiniBand.
+# For each field of PortAttr that has an enum: its index, and the members by value. (Calling
+# enum_or_int() four times would take as long as the verb.) Drivers from before RoCE leave the link
+# layer unspecified, which means InfiniBand.
 _PORT_ENUMS: list[tuple[int, dict[int, Any]]] = [
     (PortAttr._fields.index(name), members)
     for name, members in {
@@ -142,12 +142,12 @@ def qp_attr(raw: Mapping[str, Any]) -> QPAttr:
 
 
 def raw_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The other way: what `QP.modify` is given, as the core takes it."""
+    """The reverse: the arguments of `QP.modify` as the core takes them."""
     return {name: _raw(value) for name, value in changes.items()}
 
 
 def _raw(value: object) -> object:
     if isinstance(value, AHAttr):
-        # The core takes an address in any form, and refuses what is none.
+        # The core parses `dgid` in any form of an address, and refuses everything else.
         return {**value._asdict(), "is_global": int(value.dgid is not None)}
     return value._asdict() if isinstance(value, QPCap) else value

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""How a QP is connected: what each transition sets, from the parameters of `QP.connect`.
+"""How a QP is connected: the attributes of each transition, from the parameters of `QP.connect`.
 
-The methods of QP, the ends that the tools make and the command line take the parameters; what one
-of them means, and with which type of QP, is said here alone.
+QP, Endpoint and the command line take these parameters. What a parameter sets, and for which types
+of QP, is decided only here.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ _WIRE: Final = re.compile(rb"([0-9a-f]{4}):([0-9a-f]{6}):([0-9a-f]{6}):([0-9a-f]
 
 
 class QPAddress(NamedTuple):
-    """What a peer has to know about a QP to connect to it, or to send to it.
+    """What a peer needs to know about a QP to connect to it, or to send to it.
 
-    `lid` counts on InfiniBand alone; `gid` is :: where the path needs no GID, which is possible on
-    InfiniBand alone. `psn` is the number of the first packet that the QP will send.
+    lid: the port's LID, which only InfiniBand uses.
+    qp_num: the QP's number.
+    psn: the number of the first packet that the QP will send.
+    gid: the port's GID; :: where the path needs none, which is possible only on InfiniBand.
     """
 
     lid: int
@@ -42,7 +44,7 @@ class QPAddress(NamedTuple):
     gid: IPv6Address
 
     def to_wire(self) -> bytes:
-        """Return the record of 52 bytes that rdma-core's ping-pong programs exchange.
+        """Return the address as the 52 bytes that rdma-core's ping-pong programs exchange.
 
         Raises ValueError for a number that does not fit its field.
         """
@@ -56,7 +58,7 @@ class QPAddress(NamedTuple):
 
     @classmethod
     def from_wire(cls, data: bytes) -> QPAddress:
-        """Read such a record; ValueError unless it is exactly one, down to the last byte."""
+        """Parse a record that `to_wire` made; raises ValueError for anything else."""
         if len(data) != RECORD_SIZE:
             raise ValueError(f"an address record has {RECORD_SIZE} bytes, this has {len(data)}")
         match = _WIRE.fullmatch(data)
@@ -67,7 +69,7 @@ class QPAddress(NamedTuple):
 
 
 class PathOptions(TypedDict, total=False):
-    """The parameters of `QP.connect` that count for both ends of a pair, besides their rights."""
+    """The parameters of `QP.connect` that both ends of a pair share, without `access`."""
 
     pkey_index: int
     qkey: int | None
@@ -85,13 +87,13 @@ class PathOptions(TypedDict, total=False):
 
 
 class ConnectOptions(PathOptions, total=False):
-    """The parameters of `QP.connect`, but for the peer, the port and the GID."""
+    """The parameters of `QP.connect`, without the peer, the port and the GID."""
 
     access: AccessFlags | int
 
 
 PATIENT: Final = 16
-"""The `timeout` of the tools, 0.27 s for each try: an emulated peer is slow, but not dead."""
+"""The `timeout` that the tools use: 0.27 s for each try, as a peer may run in an emulator."""
 
 
 class QPChanges(TypedDict, total=False):
@@ -124,13 +126,13 @@ class QPChanges(TypedDict, total=False):
     rate_limit: int
 
 
-# ---- what each transition sets ----------------------------------------------------------------
+# ---- the attributes of each transition --------------------------------------------------------
 
 
 def init_attrs(
     qp: QP, port_num: int, pkey_index: int, access: AccessFlags | int, qkey: int | None
 ) -> QPChanges:
-    """From RESET to INIT."""
+    """Return the attributes of the transition from RESET to INIT."""
     attrs: QPChanges = {"qp_state": QPState.INIT}
     attrs["pkey_index"] = pkey_index
     attrs["port_num"] = port_num
@@ -146,7 +148,7 @@ def init_attrs(
 def path_from(
     port_num: int, hop_limit: int, sl: int, traffic_class: int, flow_label: int
 ) -> AHAttr:
-    """The path to a peer, as far as it does not depend on the peer: see `rtr_attrs`."""
+    """Return the part of the path that does not depend on the peer; `rtr_attrs` adds the rest."""
     return AHAttr(
         dgid=None,
         port_num=port_num,
@@ -167,7 +169,7 @@ def rtr_attrs(
     min_rnr_timer: int,
     access: AccessFlags | int | None,
 ) -> QPChanges:
-    """From INIT to RTR; the peer's address completes `path`."""
+    """Return the attributes of the transition from INIT to RTR; `remote` completes `path`."""
     attrs: QPChanges = {"qp_state": QPState.RTR}
     _check_remote(qp.qp_type, remote)
     if remote is not None:
@@ -193,7 +195,7 @@ def rtr_attrs(
 def rts_attrs(
     qp: QP, timeout: int, retry_cnt: int, rnr_retry: int, max_rd_atomic: int
 ) -> QPChanges:
-    """From RTR to RTS."""
+    """Return the attributes of the transition from RTR to RTS."""
     attrs: QPChanges = {"qp_state": QPState.RTS, "sq_psn": qp.sq_psn}
     if qp.qp_type == QPType.RC:
         attrs["timeout"] = timeout
@@ -204,7 +206,7 @@ def rts_attrs(
 
 
 def own_gid_index(context: _core.Context, port_num: int, gid_index: int | None) -> int:
-    """The index that was asked for, or that of the port's best GID."""
+    """Return `gid_index`, or the index of the port's best GID if it is None."""
     return find_gid(context, port_num=port_num).index if gid_index is None else gid_index
 
 
@@ -229,7 +231,7 @@ def _dgid(remote: QPAddress, link_layer: LinkLayer | int) -> IPv6Address | None:
 
 
 def _path_mtu(wanted: MTU | int | None, active: MTU | int) -> MTU | int:
-    """The code of a path MTU, which may be given in bytes, too."""
+    """Return the path MTU as a code; `wanted` may be a code or a number of bytes."""
     if wanted is None:
         return active
     by_bytes = {mtu.bytes: mtu for mtu in MTU}

@@ -1,4 +1,4 @@
-"""Types of the C core. Import the names from `cqnotify`; this module is its inside."""
+"""Types of the C core, which is internal: import the names from `cqnotify`."""
 
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Coroutine, Generator, Iterator
@@ -26,8 +26,8 @@ from .enums import (
 from .qp import QP as _QP
 from .srq import SRQ as _SRQ
 
-# Where an object is handed back it is one of the classes of `cqnotify`, as long as it was made by
-# one. Their methods turn the core's answers, here Any, into named tuples.
+# An attribute such as `QP.context` has the class of `cqnotify` with which the object was made. The
+# methods of those classes turn the core's answers, which are Any here, into named tuples.
 
 class _Array(Protocol):
     """numpy's arrays, which are buffers: its stubs say so from Python 3.12 on."""
@@ -42,13 +42,13 @@ class _Array(Protocol):
 _Buffer: TypeAlias = Buffer | _Array
 
 _Absent = TypeVar("_Absent", bound=None, default=None, covariant=True)
-"""What stands for a field that a failed completion does not have; Never if it has not failed."""
+"""The type of a field that a failed completion lacks; Never if the completion succeeded."""
 
 constants: Final[dict[str, int]]
 """Every enumerator of <infiniband/verbs.h> that this build knows, by its C name."""
 
 NO_DEVICE: Final[str]
-"""What to do on a machine without an RDMA device."""
+"""The advice for a machine without an RDMA device."""
 
 class VerbsError(OSError):
     verb: str
@@ -89,7 +89,7 @@ def open_objects(context: Context, /) -> list[_Object]: ...
 def known_async_events(context: Context, /) -> list[AsyncEvent]: ...
 
 class _Object:
-    """What every object that owns a handle of the device has in common."""
+    """The base of every object that owns a handle of the device."""
 
     @property
     def closed(self) -> bool: ...
@@ -250,7 +250,7 @@ class CQStats(tuple[int, int, int, int, int, int]):
     def spurious(self) -> int: ...
 
 class _Loop(Protocol):
-    """What reads the events of a channel, see CompletionChannel._set_loop().
+    """The event loop that reads the events of a channel, see CompletionChannel._set_loop().
 
     Where `asyncio` is None it has a method wakeup(), as cqnotify.aio._trio.TrioLoop has.
     """
@@ -537,14 +537,14 @@ class AH(_Object):
     @property
     def pd(self) -> PD: ...
 
-# ---- awaiting completions: what cqnotify.aio is built on ----
+# ---- awaiting completions: the base of cqnotify.aio ----
 
 _Successful: TypeAlias = Coroutine[Any, Any, WorkCompletion[Never]]
-"""To await once; it begins with its first step."""
+"""An operation, to be awaited once; it begins with the first step."""
 
 @disjoint_base
 class Engine:
-    """The base of cqnotify.aio.AsyncCQ, which has the methods that this one calls."""
+    """The base of cqnotify.aio.AsyncCQ, whose methods it calls."""
 
     def __init__(self, cq: CQ) -> None: ...
     @property
@@ -634,7 +634,7 @@ class Engine:
 
 @final
 class Request:
-    """What the methods of an Engine return: it is shaped like a coroutine."""
+    """The coroutine that the methods of an Engine return."""
 
     __name__: str
     __qualname__: str
@@ -676,4 +676,4 @@ class Scope:
     def _drained(self) -> Request: ...
 
 innermost_scope: Final[ContextVar[Scope | None]]
-"""In which scope what is begun now is counted; its scope and those around it, if that has ended."""
+"""The scope that counts the operations begun now; if it has ended, the scopes around it do."""

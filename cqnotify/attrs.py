@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """What the queries return: the structs of <infiniband/verbs.h> as named tuples.
 
-The fields have the struct's names and units. A value that has an enum here is given as that
-enum; one that the enum does not know stays a plain int.
+The fields have the struct's names and units. Where there is an enum for a field, the value is a
+member of it; a value that the enum does not know stays a plain int.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ __all__ = [
 
 
 class Device(NamedTuple):
-    """An RDMA device of this machine, as `devices()` lists it; it need not be open."""
+    """An RDMA device of this machine, as `devices()` lists it, open or not."""
 
     name: str
     node_type: NodeType | int
@@ -104,7 +104,7 @@ class DeviceAttr(NamedTuple):
 
 
 class ODPPerTransportCaps(NamedTuple):
-    """Which operations may page on demand: `per_transport_caps` of `struct ibv_odp_caps`."""
+    """The operations that can page on demand: `per_transport_caps` of `struct ibv_odp_caps`."""
 
     rc_odp_caps: ODPTransportCaps
     uc_odp_caps: ODPTransportCaps
@@ -175,11 +175,11 @@ class PCIAtomicCaps(NamedTuple):
 
 
 class DeviceAttrEx(NamedTuple):
-    """What a device can do: `struct ibv_device_attr_ex`. What it says nothing of is 0.
+    """What a device can do: `struct ibv_device_attr_ex`. A limit that it does not report is 0.
 
-    `hca_core_clock` is in kHz, and counts what `completion_ts` of a completion and
-    `Context.query_rt_values` show, in the bits of `completion_timestamp_mask`. `max_dm_size` is in
-    bytes.
+    `hca_core_clock` is the frequency, in kHz, of the clock that `completion_ts` of a completion and
+    `Context.query_rt_values` show; `completion_timestamp_mask` has the bits that the clock counts
+    in. `max_dm_size` is in bytes.
     """
 
     orig_attr: DeviceAttr
@@ -202,7 +202,7 @@ class DeviceAttrEx(NamedTuple):
 
 
 class RTValues(NamedTuple):
-    """What a device shows at the moment: `struct ibv_values_ex`.
+    """The current values of a device: `struct ibv_values_ex`.
 
     `raw_clock` is its clock in ticks, see `DeviceAttrEx.hca_core_clock`.
     """
@@ -240,8 +240,8 @@ class PortAttr(NamedTuple):
 class GIDEntry(NamedTuple):
     """A valid entry of a port's GID table: `struct ibv_gid_entry`.
 
-    `netdev` is the name of the network device behind it, None where there is none (InfiniBand)
-    or where it is not visible from here (another network namespace).
+    `netdev` is the name of the network device that has this address, or None: InfiniBand has
+    no such device, and one in another network namespace is not visible.
     """
 
     gid: IPv6Address
@@ -252,10 +252,10 @@ class GIDEntry(NamedTuple):
 
 
 class AHAttr(NamedTuple):
-    """The way to a peer: `struct ibv_ah_attr`, with its `struct ibv_global_route`.
+    """The path to a peer: `struct ibv_ah_attr`, with its `struct ibv_global_route`.
 
-    `dgid` None stands for a path without a global route header: InfiniBand within a subnet,
-    which needs `dlid`. RoCE always needs `dgid`.
+    Where `dgid` is None the path has no global route header: that is for InfiniBand within a
+    subnet, which needs `dlid`. RoCE always needs `dgid`.
     """
 
     dgid: IPv6Address | None
@@ -281,10 +281,10 @@ class QPCap(NamedTuple):
 
 
 class QPAttr(NamedTuple):
-    """Everything that a device tells about a QP: `struct ibv_qp_attr`.
+    """The attributes of a QP: `struct ibv_qp_attr`.
 
-    Which fields mean something depends on the QP's type and state, see ibv_query_qp(3).
-    `rate_limit` can be set, but no device is asked for it: here it is 0.
+    Which fields are valid depends on the QP's type and state, see ibv_query_qp(3). `rate_limit` can
+    be set but not queried: here it is 0.
     """
 
     qp_state: QPState | int
@@ -318,7 +318,7 @@ class QPAttr(NamedTuple):
 class SRQAttr(NamedTuple):
     """The sizes of an SRQ, in receives and SGEs, and its limit: `struct ibv_srq_attr`.
 
-    A limit of 0 is not armed, or was reached since it was.
+    A limit of 0 is not armed, or has been reached since it was armed.
     """
 
     max_wr: int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The device: the core's Context with its answers typed, and the GID table to search in."""
+"""The device: the core's Context, whose queries return named tuples, and searches in its tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Context", "devices", "fork_status"]
 
 
 def devices() -> list[Device]:
-    """List the RDMA devices of this machine; none is an empty list, not an error.
+    """List the RDMA devices of this machine; where there is none, the list is empty.
 
     Wraps ibv_get_device_list(3).
     """
@@ -28,19 +28,23 @@ def devices() -> list[Device]:
 def fork_status() -> ForkStatus:
     """Return whether the memory that this process has registered survives a fork.
 
-    UNNEEDED: the kernel sees to it, as Linux does from 5.13 on. ENABLED: the library does, as the
-    first Context tells it to on other kernels. DISABLED: nobody does; before the first Context that
-    says nothing yet. Wraps ibv_is_fork_initialized(3).
+    UNNEEDED: the kernel copies pinned pages at a fork, as Linux does from 5.13 on. ENABLED: the
+    library keeps registered pages out of the child; on older kernels the first Context of a process
+    turns that on. DISABLED: registered memory does not survive; before the first Context this is
+    not decided yet. Wraps ibv_is_fork_initialized(3).
     """
     return ForkStatus(_core.fork_status())
 
 
 class Context(_core.Context):
-    """An open device, by its name or as `devices()` gave it; by default the first one.
+    """An open device.
 
-    Leaving `with Context(...)` closes it and everything that was made from it. Raises VerbsError
-    where there is no such device or it cannot be opened. The first one of a process makes forks
-    safe, see `fork_status`; RuntimeWarning where it cannot. Wraps ibv_open_device(3).
+    name: the device's name, or a Device that `devices()` listed; by default the first device.
+
+    Leaving `with Context(...)` closes the device and everything that was made from it. Raises
+    VerbsError where there is no such device, or where it cannot be opened. The first Context of a
+    process makes forks safe, see `fork_status`, or warns that it cannot (RuntimeWarning).
+    Wraps ibv_open_device(3).
     """
 
     __slots__ = ()
@@ -50,24 +54,25 @@ class Context(_core.Context):
 
     @property
     def transport_type(self) -> TransportType | int:
-        """Which protocol is on the wire: IB, which RoCE is, too, or IWARP."""
+        """The protocol on the wire: IB, for InfiniBand and RoCE, or IWARP."""
         return enum_or_int(TransportType, super().transport_type)
 
     def query_device(self) -> DeviceAttr:
-        """Return the limits and abilities of the device. Wraps ibv_query_device(3)."""
+        """Return the device's limits and capabilities. Wraps ibv_query_device(3)."""
         return _answers.device_attr(super().query_device())
 
     def query_device_ex(self) -> DeviceAttrEx:
-        """Return the same and the later ones, such as on-demand paging and clocks.
+        """Return what `query_device` returns, and later capabilities such as on-demand paging.
 
         Wraps ibv_query_device_ex(3).
         """
         return _answers.device_attr_ex(super().query_device_ex())
 
     def query_rt_values(self) -> RTValues:
-        """Return what the device's clock shows, in the ticks that `completion_ts` counts.
+        """Return the time of the device's clock, in the ticks that `completion_ts` counts.
 
-        VerbsError (EOPNOTSUPP) where it can't be read. Wraps ibv_query_rt_values_ex(3).
+        Raises VerbsError (EOPNOTSUPP) where the clock cannot be read.
+        Wraps ibv_query_rt_values_ex(3).
         """
         return RTValues(**super().query_rt_values())
 
@@ -76,10 +81,10 @@ class Context(_core.Context):
         return _answers.port_attr(_core.Context.query_port(self, port_num))
 
     def get_pkey_index(self, pkey: int, port_num: int = 1) -> int:
-        """Return where the P_Key is in a port's table, for `pkey_index` of a QP.
+        """Return the index of a P_Key in a port's table, for `pkey_index` of a QP.
 
-        Raises LookupError, which names the P_Keys there are, where it is not. As in
-        ibv_get_pkey_index(3), the membership bit 0x8000 counts. Wraps ibv_query_pkey(3).
+        Raises LookupError, which lists the port's P_Keys, where the table does not have it. As in
+        ibv_get_pkey_index(3), the membership bit 0x8000 must match. Wraps ibv_query_pkey(3).
         """
         if not isinstance(pkey, int):
             raise TypeError(f"pkey must be an integer, not {type(pkey).__name__}")
@@ -96,7 +101,7 @@ class Context(_core.Context):
         return table.index(pkey)
 
     def gid_table(self, port_num: int | None = None) -> list[GIDEntry]:
-        """Return the valid GIDs of one port, or of all of them, by port and index.
+        """Return the valid GIDs of one port, or of all ports, sorted by port and index.
 
         Wraps ibv_query_gid_table(3).
         """
@@ -106,7 +111,7 @@ class Context(_core.Context):
         """Return one entry of a port's GID table.
 
         Raises LookupError where the table has no valid entry at `index`, ValueError where there is
-        no such port. Indices move when addresses come and go: `find_gid` is the safer way.
+        no such port. An index changes when addresses are added or removed; `find_gid` is safer.
         Wraps ibv_query_gid_ex(3).
         """
         return query_gid(self, index, port_num)
@@ -119,28 +124,34 @@ class Context(_core.Context):
         netdev: str | None = None,
         port_num: int = 1,
     ) -> GIDEntry:
-        """Return the GID that is the given address, of the given type, on the given netdev.
+        """Return the entry of a port's GID table that meets all conditions given.
 
-        An IPv4 address finds the GID it is mapped to. Of several matches, and without any
-        condition, a RoCE v2 entry goes before others, then a low index before a high one.
-        Raises LookupError, which names the GIDs there are, where none matches.
+        address: the GID, as an IPv6 address, or as the IPv4 address that is mapped to it.
+        gid_type: the type of the entry.
+        netdev: the name of the network device that has the address.
+        port_num: the port, counting from 1.
+
+        Of several matches, RoCE v2 entries win over others, then the lowest index. Raises
+        LookupError, which lists the port's GIDs, where none matches.
         """
         return find_gid(self, address, gid_type=gid_type, netdev=netdev, port_num=port_num)
 
 
-# Functions besides the methods: a QP may have been made from a Context of the bare core.
+# Functions, which the methods call: a QP may have been made from a Context of the bare core.
 
 
 def needs_rdma_cm(device: _core.Context | Device) -> str | None:
-    """Why the device's QPs cannot be connected by verbs alone; None where they can."""
+    """Return why the device's QPs cannot be connected by verbs alone; None where they can."""
     if device.transport_type != TransportType.IWARP:
         return None
     return f"{device.name} is an iWARP device, whose QPs are connected by rdma_cm alone"
 
 
 def refuse_iwarp(context: _core.Context) -> None:
-    """Raise VerbsError (EOPNOTSUPP) where QPs cannot be connected by verbs alone: a connection of
-    iWARP is one of TCP, so there is no path that a QP could be given."""
+    """Raise VerbsError (EOPNOTSUPP) where QPs cannot be connected by verbs alone.
+
+    An iWARP connection is a TCP connection, so there is no path to give to a QP.
+    """
     if why := needs_rdma_cm(context):
         raise _core.VerbsError(errno.EOPNOTSUPP, why)
 
@@ -197,17 +208,17 @@ def _as_gid(address: str | IPv4Address | IPv6Address) -> IPv6Address:
         raise TypeError(f"address must be an IP address or its text, not {type(parsed).__name__}")
     if isinstance(parsed, IPv4Address):
         return IPv6Address(b"\0" * 10 + b"\xff\xff" + parsed.packed)
-    return IPv6Address(parsed.packed)  # without a scope, which a GID does not have
+    return IPv6Address(parsed.packed)  # drops the scope, which a GID does not have
 
 
 def gid_text(gid: IPv6Address) -> str:
-    """A GID as rdma-core's programs write it, in every version of Python: ::ffff:192.0.2.1."""
+    """Return a GID as rdma-core's programs print it, in every Python version: ::ffff:192.0.2.1."""
     mapped = gid.ipv4_mapped
     return str(gid) if mapped is None else f"::ffff:{mapped}"
 
 
 def _listing(context: _core.Context, table: list[GIDEntry], port_num: int) -> str:
-    """What a port does have, for the message of an error."""
+    """List a port's GIDs, for the message of an error."""
     where = f"{context.name} port {port_num}"
     if not table:
         return f"{where} has none"

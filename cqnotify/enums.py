@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The enumerations of <infiniband/verbs.h>, as Python enums.
 
-The values come from the header that the C core was built with. A device or a newer library
-may know more: what has no name here stays a plain int, see `enum_or_int`.
+The values come from the header that the C core was built with. A value from a device or a newer
+library that has no name here stays a plain int, see `enum_or_int`.
 """
 
 import enum
@@ -44,11 +44,12 @@ _E = TypeVar("_E", bound=enum.Enum)
 
 def enum_or_int(cls: type[_E], value: int) -> _E | int:
     """Return the member of `cls` with this value, or the value itself where there is none."""
-    # What cls(value) looks up, a few times as fast.
+    # The lookup that cls(value) does, several times as fast.
     return cls._value2member_map_.get(value, value)  # type: ignore[return-value]
 
 
-# Numbers in all else, they print as names. In IntEnum and IntFlag that depends on the Python.
+# Members print as names, and are numbers in all else. For IntEnum and IntFlag, what str() and
+# format() return depends on the Python version.
 
 
 class _Enum(IntEnum):
@@ -95,9 +96,9 @@ class WCStatus(_Enum):
 
 
 class WCOpcode(_Enum):
-    """What a completion is of: `enum ibv_wc_opcode`.
+    """The operation that completed: `enum ibv_wc_opcode`.
 
-    Receives have the bit of RECV set, nothing else has.
+    The bit of RECV is set for receives, and for nothing else.
     """
 
     SEND = _c["IBV_WC_SEND"]
@@ -151,7 +152,7 @@ class WCExFlags(_Flag):
 
 
 class AsyncEventType(_Enum):
-    """What a device reports besides completions: `enum ibv_event_type`."""
+    """The events that a device reports besides completions: `enum ibv_event_type`."""
 
     CQ_ERR = _c["IBV_EVENT_CQ_ERR"]
     QP_FATAL = _c["IBV_EVENT_QP_FATAL"]
@@ -176,7 +177,7 @@ class AsyncEventType(_Enum):
 
 
 class WROpcode(_Enum):
-    """What a send work request does: `enum ibv_wr_opcode`."""
+    """The operation of a send work request: `enum ibv_wr_opcode`."""
 
     RDMA_WRITE = _c["IBV_WR_RDMA_WRITE"]
     RDMA_WRITE_WITH_IMM = _c["IBV_WR_RDMA_WRITE_WITH_IMM"]
@@ -195,7 +196,7 @@ class WROpcode(_Enum):
 
 
 class SendFlags(_Flag):
-    """How a send work request is carried out: `enum ibv_send_flags`."""
+    """Options of a send work request: `enum ibv_send_flags`."""
 
     FENCE = _c["IBV_SEND_FENCE"]
     SIGNALED = _c["IBV_SEND_SIGNALED"]
@@ -205,7 +206,7 @@ class SendFlags(_Flag):
 
 
 class AccessFlags(_Flag):
-    """Who may do what to an MR, or through a QP: `enum ibv_access_flags`."""
+    """The access that an MR, a memory window or a QP allows: `enum ibv_access_flags`."""
 
     LOCAL_WRITE = _c["IBV_ACCESS_LOCAL_WRITE"]
     REMOTE_WRITE = _c["IBV_ACCESS_REMOTE_WRITE"]
@@ -229,7 +230,7 @@ class ForkStatus(_Enum):
 
 
 class MWType(_Enum):
-    """How a memory window is bound, by a verb or a work request: `enum ibv_mw_type`."""
+    """Whether a verb (1) or a work request (2) binds a memory window: `enum ibv_mw_type`."""
 
     TYPE_1 = _c["IBV_MW_TYPE_1"]
     TYPE_2 = _c["IBV_MW_TYPE_2"]
@@ -271,7 +272,7 @@ class MTU(_Enum):
 
     @property
     def bytes(self) -> int:
-        """The number of bytes that the code stands for."""
+        """The MTU in bytes."""
         return 128 << self.value
 
 
@@ -295,9 +296,9 @@ class PortState(_Enum):
 
 
 class LinkLayer(_Enum):
-    """What a port speaks below the transport: `IBV_LINK_LAYER_*`.
+    """The protocol of a port below the transport: `IBV_LINK_LAYER_*`.
 
-    Older drivers say UNSPECIFIED for InfiniBand.
+    Older drivers report UNSPECIFIED for InfiniBand.
     """
 
     UNSPECIFIED = _c["IBV_LINK_LAYER_UNSPECIFIED"]
@@ -306,7 +307,7 @@ class LinkLayer(_Enum):
 
 
 class GIDType(_Enum):
-    """What a GID table entry is for: `enum ibv_gid_type`."""
+    """The protocol that a GID table entry is for: `enum ibv_gid_type`."""
 
     IB = _c["IBV_GID_TYPE_IB"]
     ROCE_V1 = _c["IBV_GID_TYPE_ROCE_V1"]
@@ -314,7 +315,7 @@ class GIDType(_Enum):
 
 
 class NodeType(_Enum):
-    """What kind of node a device is: `enum ibv_node_type`."""
+    """The kind of a device: `enum ibv_node_type`."""
 
     UNKNOWN = _c["IBV_NODE_UNKNOWN"]
     CA = _c["IBV_NODE_CA"]
@@ -338,7 +339,7 @@ class TransportType(_Enum):
 
 
 class AtomicCap(_Enum):
-    """With whom a device's atomics are atomic: `enum ibv_atomic_cap`."""
+    """Among which accesses a device's atomics are atomic: `enum ibv_atomic_cap`."""
 
     NONE = _c["IBV_ATOMIC_NONE"]
     HCA = _c["IBV_ATOMIC_HCA"]
@@ -346,7 +347,7 @@ class AtomicCap(_Enum):
 
 
 class DeviceCapFlags(_Flag):
-    """What a device can do: `enum ibv_device_cap_flags`, and the later bits of the kernel."""
+    """What a device can do: `enum ibv_device_cap_flags`, and bits that newer kernels report."""
 
     RESIZE_MAX_WR = _c["IBV_DEVICE_RESIZE_MAX_WR"]
     BAD_PKEY_CNTR = _c["IBV_DEVICE_BAD_PKEY_CNTR"]
@@ -381,14 +382,14 @@ class DeviceCapFlags(_Flag):
 
 
 class ODPGeneralCaps(_Flag):
-    """Which kinds of on-demand paging a device has: `enum ibv_odp_general_caps`."""
+    """The kinds of on-demand paging that a device supports: `enum ibv_odp_general_caps`."""
 
     SUPPORT = _c["IBV_ODP_SUPPORT"]
     SUPPORT_IMPLICIT = _c["IBV_ODP_SUPPORT_IMPLICIT"]
 
 
 class ODPTransportCaps(_Flag):
-    """What may use on-demand paging on a transport: `enum ibv_odp_transport_cap_bits`."""
+    """The operations of a transport that can page on demand: `enum ibv_odp_transport_cap_bits`."""
 
     SEND = _c["IBV_ODP_SUPPORT_SEND"]
     RECV = _c["IBV_ODP_SUPPORT_RECV"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Several hosts with RDMA devices, and a network between them that fails as a test wants.
+"""Several hosts with RDMA devices, and a network between them whose faults a test controls.
 
     with Hosts(2) as (a, b):
         server = b.start("stdbuf", "-oL", "ibv_rc_pingpong", "-d", "rxe0", "-g", "1")
@@ -7,9 +7,9 @@
         b.impair(loss=0.05)
         a.run("ibv_rc_pingpong", "-d", "rxe0", "-g", "1", b.name, check=True)
 
-Each host is a guest of the lab, with a kernel of its own, whose device is on the interface v0; a
-switch of the lab forwards the frames. The fixture `hosts` of the pytest plugin has them ready.
-Whatever is below the project's folder is the same on every host and on this machine.
+Each host is a guest of the lab, with a kernel of its own. Its RDMA device rxe0 is on the interface
+v0, and a switch of the lab forwards the frames. The fixture `hosts` of the pytest plugin starts the
+hosts. All of them see the project's folder as it is on this machine.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["Host", "HostError", "Hosts", "Line", "Program"]
 
 
 class Faults(TypedDict, total=False):
-    """Of `Hosts.impair`: what a link does to its frames."""
+    """The parameters of `Hosts.impair`: what a link does to its frames."""
 
     loss: float
     duplicate: float
@@ -51,14 +51,14 @@ _HEALED = {**dict.fromkeys(_FAULTS, 0), "cut": False}
 
 
 class HostError(Exception):
-    """A host did not come up, has gone, or cannot do what was asked."""
+    """A host did not come up, has gone down, or cannot do what was asked."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
 
 
 class Line(NamedTuple):
-    """A line of a program's output, and when it came: by time.monotonic() of this machine."""
+    """A line of a program's output, and when it came, by time.monotonic() of this machine."""
 
     time: float
     stream: str  # "out" or "err"
@@ -68,9 +68,9 @@ class Line(NamedTuple):
 class Program:
     """A command that was started on a host.
 
-    Its `status` is its exit code as a shell tells it, 128+N for signal N; None while it runs, and
-    for good when its host has gone. `out` and `err` are what it has written so far, and `lines`
-    the same, line by line, with the time of each.
+    `status` is the exit code as a shell shows it, 128+N for signal N. It is None while the program
+    runs, and stays None if the host goes down. `out` and `err` have what the program has written so
+    far, and `lines` the same line by line, with the time of each.
     """
 
     host: Host
@@ -98,14 +98,17 @@ class Program:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended, and its host has not gone."""
+        """Whether the program has not ended, and its host has not gone down."""
         return self.status is None and not self.gone
 
     def expect(self, pattern: str, timeout: float = 60) -> re.Match[str]:
-        """Wait until its output, of both streams, has a match behind that of the last call.
+        """Wait until the output of both streams matches, after the match of the last call.
 
-        Raise TimeoutError when it does not come, HostError when the host goes, and EOFError when
-        the program ends without it; each says what the program wrote.
+        pattern: a regular expression, in which ^ and $ match at lines.
+        timeout: in seconds.
+
+        Raises TimeoutError if no match comes in time, HostError if the host goes down, and EOFError
+        if the program ends first; each shows what the program wrote.
         """
         until = time.monotonic() + timeout
         while True:
@@ -175,11 +178,11 @@ class Program:
 
 
 class Host:
-    """One of `Hosts`.
+    """A host of `Hosts`.
 
-    Its `number` counts from 1 on; `name` is "host1" and so on, which all hosts can resolve, and
-    `address` its IPv4 address, of which the device's GID of index 1 is made; the GID of index 0 is
-    link-local. `up` and `paused` tell its state.
+    `number` counts from 1. `name` is "host1" and so on, which all hosts can resolve. `address` is
+    the host's IPv4 address, and the device's GID at index 1; the GID at index 0 is link-local. `up`
+    and `paused` show the state.
     """
 
     number: int
@@ -201,10 +204,14 @@ class Host:
     def start(
         self, *argv: str | Path, env: Mapping[str, str] | None = None, cwd: str | Path | None = None
     ) -> Program:
-        """Start a command, and return at once. Its standard input is open; see Program.write.
+        """Start a command, and return at once. Its standard input is open, see Program.write.
 
-        Its output comes as it is written: Python does not keep it back (PYTHONUNBUFFERED), and
-        other programs do not behind `stdbuf -oL`.
+        argv: the command and its arguments.
+        env: variables to add to the host's environment.
+        cwd: the folder to start in, by default this process's.
+
+        Python does not buffer its output there (PYTHONUNBUFFERED); start other programs under
+        `stdbuf -oL`.
         """
         words = [str(word) for word in argv]
         if not self.up:
@@ -226,7 +233,10 @@ class Host:
     ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end.
 
-        check: raise subprocess.CalledProcessError when its status is not 0.
+        argv, env, cwd: see `start`.
+        input: the text for its standard input.
+        timeout: in seconds; the program is killed then, and TimeoutError raised.
+        check: whether to raise subprocess.CalledProcessError if the status is not 0.
         """
         program = self.start(*argv, env=env, cwd=cwd)
         program.write(input)
@@ -246,51 +256,48 @@ class Host:
     # -- faults
 
     def kill(self) -> None:
-        """Take its power away: its programs are gone, and nobody is told."""
+        """Turn the host's power off: its programs are gone, and no peer is notified."""
         self._order("kill")
         self._went()
 
     def restart(self, timeout: float = _BOOT) -> None:
-        """Boot it, after a kill() if it is up; it has the same addresses."""
+        """Boot the host, after a kill() if it is up; its addresses stay the same."""
         if self.up:
             self.kill()
         self._order("boot")
         self._hosts._await_up(self, timeout)
 
     def pause(self) -> None:
-        """Stop the whole host, with its kernel; frames for it wait, some thousand of them."""
+        """Stop the whole host, with its kernel; some thousand frames for it are queued."""
         self._order("pause", paused=True)
         self.paused = True
 
     def resume(self) -> None:
-        """Go on after pause(). Its clock is right."""
+        """Continue after pause(). The host's clock is right."""
         self._order("pause", paused=False)
         self.paused = False
 
     def cut(self, other: Host | None = None) -> None:
-        """Lose every frame between this host and the other one, or all others, without a word."""
+        """Drop every frame between this host and `other`, or all other hosts, silently."""
         self._hosts.cut(self, other)
 
     def heal(self) -> None:
-        """Take all faults of the links to and from this host away."""
+        """Remove all faults of the links to and from this host."""
         for a, b in ((self, None), (None, self)):
             self._hosts._impair(a, b, _HEALED)
         self._plug()
 
     def impair(self, other: Host | None = None, **faults: Unpack[Faults]) -> None:
-        """Make the links between this host and the other one, or all others, bad ones.
-
-        See Hosts.impair for the faults.
-        """
+        """Impair the links between this host and `other`, or all hosts; see `Hosts.impair`."""
         self._hosts.impair(self, other, **faults)
 
     def unplug(self) -> None:
-        """Take the carrier of its interface away: the device's port goes down (PORT_ERR)."""
+        """Take the carrier of the host's interface away: the device's port goes down (PORT_ERR)."""
         self.run("ip", "link", "set", "plug", "down", check=True)
         self._unplugged = True
 
     def plug(self) -> None:
-        """Give the carrier back."""
+        """Restore the carrier."""
         self.run("ip", "link", "set", "plug", "up", check=True)
         self._unplugged = False
 
@@ -310,12 +317,13 @@ class Host:
 
 
 class Hosts(Sequence[Host]):
-    """`count` hosts, up to 8, which are up when this returns.
+    """Several hosts; they are up when the constructor returns.
 
-    lab: the command that starts the lab, with its options: by default the `lab` of the project
+    count: how many, 1 to 8.
+    lab: the command that starts the lab, with its options; by default the `lab` of the project
         that cqnotify is installed from.
-    seed: what decides which frames are lost, and so on. With the same seed, the same happens to
-        the n-th frame from one host to another.
+    seed: of the random faults. With the same seed, the same happens to the n-th frame from one host
+        to another.
     """
 
     seed: int
@@ -369,11 +377,11 @@ class Hosts(Sequence[Host]):
 
     @property
     def alive(self) -> bool:
-        """Whether the lab's process, of which the hosts are children, goes on."""
+        """Whether the lab's process, the parent of all hosts, is running."""
         return self._process.poll() is None
 
     def report(self) -> str:
-        """For people: the hosts, their programs and what these said last, and the frames."""
+        """Return the hosts, the programs with their last lines, and the frames, as text."""
         said = [f"{self!r}"]
         for program in self._programs.values():
             said += [f"{program!r}", *(f"    {line.text}" for line in program.lines[-20:])]
@@ -384,7 +392,7 @@ class Hosts(Sequence[Host]):
         return "\n".join(said)
 
     def close(self) -> None:
-        """End all of them."""
+        """End all hosts."""
         for file in (self._process.stdin, self._process.stdout):
             assert file is not None
             file.close()
@@ -393,7 +401,7 @@ class Hosts(Sequence[Host]):
             host._went()
 
     def reset(self, seed: int | None = None) -> None:
-        """Make all as it was: no program, no fault, every host up, and chance at its beginning."""
+        """Return to the initial state: no program, no fault, every host up, random numbers anew."""
         self.seed = self.seed if seed is None else seed
         for host in self:
             if host.paused:
@@ -416,12 +424,13 @@ class Hosts(Sequence[Host]):
     def impair(
         self, a: Host | None = None, b: Host | None = None, **faults: Unpack[Faults]
     ) -> None:
-        """Make the links between hosts a and b bad ones, in both directions; None stands for all.
+        """Impair the links between hosts a and b, in both directions.
 
-        Those that are not named stay as they are. Of probabilities, from 0 to 1: `loss`, that a
-        frame is lost; `duplicate`, that it arrives twice; `reorder`, that the frame behind it
-        overtakes it. `delay` is the seconds that each frame takes, and `jitter` at most so many
-        more by chance; neither changes the order. `rate` is in bits a second; 0 is without limit.
+        a, b: None stands for all hosts.
+        faults: those that are not given stay as they are. loss, duplicate and reorder are the
+            probabilities, from 0 to 1, that a frame is lost, arrives twice, or is overtaken by the
+            next one. delay is in seconds; jitter is the most that chance adds to it. Neither
+            changes the order. rate is in bits per second, where 0 means no limit.
         """
         for name, value in faults.items():
             if name not in _FAULTS:
@@ -434,22 +443,22 @@ class Hosts(Sequence[Host]):
         self._impair(b, a, faults)
 
     def cut(self, a: Host | None = None, b: Host | None = None) -> None:
-        """Lose every frame between hosts a and b, in both directions; None stands for all."""
+        """Drop every frame between hosts a and b, in both directions; None stands for all hosts."""
         self._impair(a, b, {"cut": True})
         self._impair(b, a, {"cut": True})
 
     def heal(self) -> None:
-        """Take all faults away."""
+        """Remove all faults."""
         self._impair(None, None, _HEALED)
         for host in self:
             host._plug()
 
     def counts(self) -> dict[tuple[int, int], dict[str, int]]:
-        """What the switch did since the last reset: {(from, to): {"frames": N, ...}, ...}.
+        """Return what the switch did since the last reset: {(from, to): {"frames": N, ...}, ...}.
 
-        "frames" are those that it took; some of them were "lost" or "cut", "duplicated" or
-        "reordered", and "dropped" since the host was down, or did not take them; "delivered" are
-        those that came out.
+        "frames" counts the frames that the switch took. Of these some were "lost" or "cut",
+        "duplicated" or "reordered", or "dropped" because the receiving host was down or did not
+        take them. "delivered" counts the frames that the switch handed out.
         """
         links = self._order("counts")["links"]
         names = ("frames", "delivered", "lost", "cut", "duplicated", "reordered", "dropped")
@@ -470,7 +479,7 @@ class Hosts(Sequence[Host]):
         return program
 
     def _order(self, order: str, **facts: object) -> dict[str, Any]:
-        """Returns the answer: the lab has done it."""
+        """Have the lab do it, and return its answer."""
         self._number += 1
         number = self._number
         line = json.dumps({"id": number, "order": order, **facts}).encode() + b"\n"
@@ -496,7 +505,7 @@ class Hosts(Sequence[Host]):
                 raise HostError(f"{host.name} does not come up{host._why or ' in time'}")
 
     def _hear(self, until: float) -> bool:
-        """Takes what the lab tells; False when it told nothing until then."""
+        """Read what the lab writes; return False if it writes nothing until then."""
         fd = pipe(self._process.stdout).fileno()
         if not select.select([fd], [], [], max(0, until - time.monotonic()))[0]:
             return False
@@ -531,7 +540,7 @@ def pipe(file: IO[bytes] | None) -> IO[bytes]:
 
 
 def default_lab() -> list[str]:
-    """The lab of the folder that cqnotify is in."""
+    """Return the lab in the folder that cqnotify was installed from."""
     lab = Path(__file__).resolve().parent.parent / "lab"
     if not os.access(lab, os.X_OK):
         raise HostError(

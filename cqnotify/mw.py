@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Memory windows: the core's MW with its type as an enum, and their keys."""
+"""Memory windows: the core's MW with its type as an enum, and the next key of a window."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ __all__ = ["MW", "inc_rkey"]
 class MW(_core.MW):
     """A memory window: a key of its own to a part of an MR. Wraps ibv_alloc_mw(3).
 
-    `QP.bind_mw` gives the key, and says how it is taken back. Close the window to take it back at
-    once. While it is bound, its MR cannot be closed, nor, if it is of TYPE_2, the QP that it was
-    bound through; whether it is, follows from the completions, so poll them first.
+    `QP.bind_mw` gives the window its key, and says how to revoke it. Closing the window revokes the
+    key at once. While the window is bound, its MR cannot be closed; nor can the QP through which a
+    window of TYPE_2 was bound. cqnotify learns from the completions whether a window is bound, so
+    poll them before you close.
     """
 
     __slots__ = ()
@@ -34,5 +35,8 @@ class MW(_core.MW):
 
 
 def inc_rkey(rkey: int) -> int:
-    """Return the next key of a window: its last byte is one more, or 0. Wraps ibv_inc_rkey(3)."""
+    """Return the next key of a window: the last byte is incremented, modulo 256.
+
+    Wraps ibv_inc_rkey(3).
+    """
     return rkey & ~0xFF | rkey + 1 & 0xFF

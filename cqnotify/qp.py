@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The queue pair: the core's QP with its state transitions, and the address a peer needs."""
+"""The queue pair: the core's QP with its state transitions."""
 
 from __future__ import annotations
 
@@ -32,10 +32,22 @@ __all__ = ["QP", "QPAddress"]
 class QP(_core.QP):
     """A queue pair. Wraps ibv_create_qp(3).
 
+    pd: the protection domain of the QP and of the memory that it uses.
+    qp_type: RC, UC or UD.
+    send_cq, recv_cq: the CQs on which sends and receives complete; by default `recv_cq` is
+        `send_cq`.
+    srq: the shared receive queue to receive from, instead of a receive queue of the QP's own.
+    max_send_wr, max_recv_wr: how many work requests each queue has room for, at least.
+    max_send_sge, max_recv_sge: how many elements a work request can have.
+    max_inline_data: how many bytes a send can carry inline.
+    sq_sig_all: whether every send completes, signaled or not.
+    atomic_write: whether the QP can post ATOMIC_WRITE.
+    user_data: any object, kept as an attribute.
+
     RC and UC are connected to one peer: exchange `address()` with it, then `connect(remote)`. UD is
     not connected: `connect()` without a peer makes it ready, and each send names its receiver. A
-    peer may send as soon as it is connected, so post receives before you give the address away;
-    they are allowed from INIT on (`to_init()`). With `srq` they are posted to that SRQ instead.
+    peer may send as soon as it is connected, so post receives before you hand out the address;
+    receives can be posted from INIT on (`to_init()`).
     """
 
     __slots__ = ()
@@ -47,37 +59,40 @@ class QP(_core.QP):
 
     @property
     def qp_type(self) -> QPType:
-        """RC, UC or UD."""
+        """The transport service: RC, UC or UD."""
         return QPType(super().qp_type)
 
     @property
     def state(self) -> QPState | int:
-        """The QP's state, asked of the device: an error changes it behind our back."""
+        """The QP's state, queried from the device, which changes it by itself after an error."""
         return self.query().qp_state
 
     def query(self) -> QPAttr:
-        """Return everything that the device tells about the QP. Wraps ibv_query_qp(3)."""
+        """Return the QP's attributes, as the device has them now. Wraps ibv_query_qp(3)."""
         return qp_attr(super().query())
 
-    # The core takes any name and refuses what it does not know; here a type checker does.
+    # The core takes any name and refuses unknown ones; Unpack lets type checkers refuse them, too.
     def modify(self, **attrs: Unpack[QPChanges]) -> None:  # type: ignore[override]
-        """Set attributes by the names that they have in `struct ibv_qp_attr`.
+        """Set attributes, by their names in `struct ibv_qp_attr`; the others stay as they are.
 
-        What is given is what is changed. Raises ValueError for what does not fit its field,
-        VerbsError for what the device refuses. Wraps ibv_modify_qp(3).
+        Raises ValueError for a value that does not fit its field, VerbsError for what the device
+        refuses. Wraps ibv_modify_qp(3).
         """
         super().modify(**raw_changes(attrs))
 
     def check(self, **attrs: Unpack[QPChanges]) -> None:  # type: ignore[override]
-        """Refuse what `modify` would refuse by itself, without the device; change nothing."""
+        """Validate as `modify` would, without touching the device."""
         super().check(**raw_changes(attrs))
 
     def address(self, port_num: int = 1, gid_index: int | None = None) -> QPAddress:
         """Return what a peer needs to connect to this QP.
 
-        Without `gid_index` a RoCE port gives its first RoCE v2 address (see `Context.find_gid`)
-        and an InfiniBand port gives none. Pass the same index to `connect`. Raises VerbsError
-        (EOPNOTSUPP) on an iWARP device, see `connect`.
+        port_num: the port of the device.
+        gid_index: the index of the port's GID to give; pass the same index to `connect`. By default
+            it is the first RoCE v2 entry on RoCE (see `Context.find_gid`), and the address has no
+            GID on InfiniBand.
+
+        Raises VerbsError (EOPNOTSUPP) on an iWARP device, see `connect`.
         """
         refuse_iwarp(self.context)
         port = query_port(self.context, port_num)
@@ -98,8 +113,7 @@ class QP(_core.QP):
     ) -> None:
         """Move from RESET to INIT: receives can be posted from here on.
 
-        `access` is what the peer may do to our memory through this QP, nothing by default;
-        `qkey` is for UD alone, 0x11111111 by default. Wraps ibv_modify_qp(3).
+        The parameters are those of `connect`. Wraps ibv_modify_qp(3).
         """
         self.modify(**init_attrs(self, port_num, pkey_index, access, qkey))
 
@@ -118,7 +132,7 @@ class QP(_core.QP):
         flow_label: int = 0,
         access: AccessFlags | int | None = None,
     ) -> None:
-        """Move from INIT to RTR: what the peer sends is received.
+        """Move from INIT to RTR: the QP receives what the peer sends.
 
         The parameters are those of `connect`; `access`, if given, replaces that of `to_init`.
         Wraps ibv_modify_qp(3).
@@ -133,9 +147,9 @@ class QP(_core.QP):
     def to_rts(
         self, *, timeout: int = 14, retry_cnt: int = 6, rnr_retry: int = 7, max_rd_atomic: int = 1
     ) -> None:
-        """Move from RTR to RTS: sends are carried out.
+        """Move from RTR to RTS: the QP carries out sends.
 
-        The parameters are those of `connect`, and count for RC alone. Wraps ibv_modify_qp(3).
+        The parameters are those of `connect`; UC and UD ignore them. Wraps ibv_modify_qp(3).
         """
         refuse_iwarp(self.context)
         self.modify(**rts_attrs(self, timeout, retry_cnt, rnr_retry, max_rd_atomic))
@@ -161,29 +175,33 @@ class QP(_core.QP):
         rnr_retry: int = 7,
         max_rd_atomic: int = 1,
     ) -> None:
-        """Make the transitions that are still missing, from RESET or INIT up to RTS.
+        """Make the transitions up to RTS, from RESET or INIT.
 
-        RC and UC need `remote`, the peer's `address()`; UD takes none.
-
-        gid_index: our GID's index, the one that was given to `address`.
+        remote: the peer's `address()`, for RC and UC; UD takes none.
+        port_num: the port of the device.
+        gid_index: the index of our GID, the same as for `address`.
+        pkey_index: the index of the partition key, see `Context.get_pkey_index`.
         access: what the peer may do to our memory through this QP; nothing by default.
-        qkey: UD alone; 0x11111111 by default.
-        path_mtu: an MTU, or its bytes, no more than both ports have; by default what ours has.
-        min_rnr_timer: how long a sender that meets no receive shall wait, as a code: 12 is 0.64 ms.
-        timeout: how long we wait for an acknowledgement, `4.096 us * 2**timeout`; 0: for ever.
-        retry_cnt: how often we send again after that, 0 to 7. On rxe 7 is for ever.
-        rnr_retry: how often we send again when the peer had no receive posted; 7 is for ever, so a
-            peer that is slow to post delays us and breaks nothing. (On rxe of Linux 6.1 the send
-            fails with RETRY_EXC_ERR all the same, by default after half a second, as if nobody
-            had answered; retry_cnt=7 helps there.)
-        max_rd_atomic, max_dest_rd_atomic: RDMA reads and atomics in flight from us, and to us.
+        qkey: the Q_Key of a UD QP; 0x11111111 by default.
+        path_mtu: an MTU or its bytes, at most what both ports support; by default our port's.
+        max_rd_atomic, max_dest_rd_atomic: how many RDMA reads and atomics can be in flight from us,
+            and to us.
+        min_rnr_timer: how long a peer waits before it sends again when we had no receive posted, as
+            a code: 12 is 0.64 ms.
+        hop_limit, sl, traffic_class, flow_label: see `AHAttr`.
+        timeout: how long we wait for an acknowledgement, `4.096 us * 2**timeout`; 0 is forever.
+        retry_cnt: how often we send again without an acknowledgement, 0 to 7. On rxe 7 is forever.
+        rnr_retry: how often we send again when the peer had no receive posted; 7 is forever, so a
+            peer that posts late only delays us. (On rxe of Linux 6.1 such a send fails with
+            RETRY_EXC_ERR all the same, by default after half a second; retry_cnt=7 helps there.)
 
-        UC has no retries, no timers, no reads; UD has no path either: these are ignored there.
+        UC has no retries, timers, reads or atomics, and UD has no path either: the parameters of
+        these are ignored there.
 
-        Every argument is checked before the first transition. Raises ValueError where `remote` and
-        the QP's type or the port do not go together, and for a QP that is past INIT; LookupError
-        where the port has no GID; VerbsError for what the device refuses (at RTR: nobody has that
-        GID), and (EOPNOTSUPP) on an iWARP device, whose QPs rdma_cm connects, and nobody else.
+        Every argument is checked before the first transition. Raises ValueError where `remote` does
+        not fit the QP's type or the port, and for a QP that is past INIT; LookupError where the
+        port has no GID; VerbsError for what the device refuses (at RTR, no port has the peer's
+        GID), and (EOPNOTSUPP) on an iWARP device, where only rdma_cm can connect QPs.
         Wraps ibv_modify_qp(3).
         """
         refuse_iwarp(self.context)
@@ -192,7 +210,7 @@ class QP(_core.QP):
         if state not in (QPState.RESET, QPState.INIT):
             name = state.name if isinstance(state, QPState) else state
             raise ValueError(f"this QP is in state {name}: connect() starts in RESET or INIT")
-        # Somebody else made it INIT, and may have given it rights of his own.
+        # A QP that the caller has moved to INIT keeps its access, unless connect() was given one.
         new_access = access if access and state == QPState.INIT else None
         steps = [
             init_attrs(self, port_num, pkey_index, access, qkey),
