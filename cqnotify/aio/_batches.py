@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Iteration over lists of completions."""
+"""Asynchronous iteration over lists of completions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Batches:
-    """What `AsyncCQ.batches()` returns."""
+    """An iterator over lists of completions, which `AsyncCQ.batches()` returns."""
 
     __slots__ = ("_acq", "_max_entries", "_next")
 

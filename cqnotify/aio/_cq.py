@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""AsyncCQ: the Engine of the core, with what is rare or speaks.
+"""AsyncCQ: the core's Engine, with its event loop, its iterators and its errors.
 
-Where completions go, which tasks are woken and when it is safe to sleep is in
-csrc/await/engine.h and the files that it names; docs/internals.md has a diagram.
+The Engine decides which task gets a completion, which task to wake and when it is safe to sleep;
+see docs/internals.md, which has a diagram.
 """
 
 from __future__ import annotations
@@ -31,17 +31,20 @@ _T = TypeVar("_T")
 class AsyncCQ(Engine):
     """Awaits the completions of one CQ, in asyncio (uvloop, too), trio or anyio.
 
-    The CQ must have a channel, and can have one open AsyncCQ at a time. While it has, leave arming
-    and acknowledging the CQ and reading the channel's events to it; CQ.poll() is its poll().
-    Closing the AsyncCQ leaves the CQ open. It belongs to the thread of its event loop.
+    cq: a CQ with a channel and without another open AsyncCQ.
 
-    Raises ValueError for a CQ without a channel or with an AsyncCQ, ClosedError for a closed one.
+    While the AsyncCQ is open, leave arming the CQ, acknowledging its events and reading the events
+    of the channel to it; CQ.poll() then is the AsyncCQ's poll(). Closing the AsyncCQ leaves the CQ
+    open. Apart from close(), call its methods only in the thread of its event loop.
+
+    Raises ValueError for a CQ that has no channel or already has an AsyncCQ, ClosedError for a
+    closed CQ.
     """
 
     __slots__ = ("_on_cq_closed", "_reader")
 
     def __init__(self, cq: CQ) -> None:
-        super().__init__(cq)  # from here on other threads can come in
+        super().__init__(cq)  # from here on, other threads can call it
         self._on_cq_closed = weak_callback(self._cq_closed)
         self._reader = Reader.of(self._channel)
         self._reader.register(
@@ -51,7 +54,7 @@ class AsyncCQ(Engine):
 
     @property
     def stats(self) -> AsyncCQStats:
-        """The counters of the CQ, which begin with the CQ, and those of the tasks here."""
+        """The counters of the CQ, since it was created, and those of the tasks that waited here."""
         return AsyncCQStats(*self.cq.stats, *self._woken)
 
     def __repr__(self) -> str:
@@ -59,27 +62,33 @@ class AsyncCQ(Engine):
         state = "closed" if self.closed else "failed" if self._error is not None else awaited
         try:
             return f"<AsyncCQ of {self.cq!r}, {state}>"
-        except RuntimeError:  # it was not made
+        except RuntimeError:  # __init__() was not called, or has failed
             return super().__repr__()
 
     def batches(
         self, max_entries: int = 16, *, spin: float = 0.0, solicited_only: bool = False
     ) -> Batches:
-        """Iterate over lists of completions: `async for wcs in acq.batches()`. See wait()."""
+        """Iterate over lists of completions: `async for wcs in acq.batches()`.
+
+        The parameters are those of `wait`; close() ends the iteration.
+        """
         next_batch = partial(self._next_batch, max_entries, spin, solicited_only)
         return Batches(self, max_entries, next_batch)
 
     def scope(self) -> Scope:
-        """A block that ends when everything that was posted inside has completed or failed.
+        """Return a block that ends when everything posted inside has completed or failed.
 
-        `async with acq.scope(): ...` counts what send(), recv() and so on of this AsyncCQ begin in
-        the block and in tasks that are started in it, also if they were cancelled; nothing of it
-        pins memory after the block. A task that was started in the block has begun when it ends,
-        but of what that does later only what it posts before all others have completed counts: wait
-        for the tasks themselves, in a TaskGroup inside the block, say. A cancellation does not
-        shorten the wait at the end of the block, it is raised after it: to end a receive that
-        nothing comes for, close its QP or move it to ERR. Raises ClosedError or AsyncEventError
-        where completions will never come.
+        `async with acq.scope(): ...` counts the operations (send(), recv() and so on) of this
+        AsyncCQ that begin in the block or in tasks started in it, cancelled ones included. After
+        the block none of them pins memory any more.
+
+        Tasks started in the block take their first step before it ends. An operation that such a
+        task begins later counts only if others are still outstanding at that time. So wait for the
+        tasks themselves as well, for example in a TaskGroup inside the block.
+
+        A cancellation does not shorten the wait at the end of the block; it is raised after it. To
+        end a receive for which no message comes, close its QP or move it to ERR. Raises ClosedError
+        or AsyncEventError where completions will never come.
         """
         return Scope(self)
 
@@ -92,7 +101,7 @@ class AsyncCQ(Engine):
     async def _next_batch(
         self, max_entries: int, spin: float, solicited_only: bool
     ) -> list[WorkCompletion]:
-        """For iterators: close() ends them."""
+        """The next item of an iterator; close() ends the iteration."""
         try:
             return await self.wait(max_entries, spin=spin, solicited_only=solicited_only)
         except ClosedError:
@@ -101,12 +110,12 @@ class AsyncCQ(Engine):
             raise
 
     def close(self) -> None:
-        """Stop waiting: whoever waits gets ClosedError, `async for` ends. Closing twice is fine.
+        """Stop waiting: every waiting task gets ClosedError, `async for` ends.
 
-        The CQ stays open, its events are acknowledged. It may be called from other threads.
-        Wraps ibv_ack_cq_events(3).
+        The events of the CQ are acknowledged, and the CQ stays open. Any thread may call this, and
+        more than once. Wraps ibv_ack_cq_events(3).
         """
-        with _reader.lock:  # the next AsyncCQ of the CQ may come at once
+        with _reader.lock:  # another AsyncCQ of the CQ may be created right after this
             if not self._shut(ClosedError("this AsyncCQ is closed")):
                 return
         if not hasattr(self, "_reader"):  # it was not made, or not to the end
@@ -118,7 +127,7 @@ class AsyncCQ(Engine):
             self._end()
 
     def _end(self) -> None:
-        """The part of close() that belongs to the loop's thread."""
+        """The part of close() that must run in the event loop's thread."""
         self._reader.unregister(self)
         self._wake()
 
@@ -137,7 +146,7 @@ class AsyncCQ(Engine):
     ) -> None:
         self.close()
 
-    # ---- what the engine asks for ----
+    # ---- called by the Engine ----
 
     @staticmethod
     def _fresh(error: Exception) -> Exception:
@@ -145,18 +154,18 @@ class AsyncCQ(Engine):
 
     @staticmethod
     async def _coroutine(awaitable: Coroutine[Any, Any, _T]) -> _T:
-        """The same, for those that want a coroutine of Python's own."""
+        """Wrap it for event loops that start nothing but native coroutines."""
         return await awaitable
 
     @staticmethod
     def _wants_coroutines(anyio: object) -> bool:
-        """Whether this anyio starts nothing else."""
+        """Whether this version of anyio starts nothing but native coroutines."""
         return not hasattr(anyio, "TaskHandle")
 
     def _attach(self) -> None:
-        """Another loop runs than the one that reads the channel's events."""
+        """Move the reader to the running event loop, which is not the one it is in."""
         self._reader.attach()
-        if self.closed:  # meanwhile, by another thread, which may have found no loop to tell
+        if self.closed:  # by another thread meanwhile, which may have found no loop to notify
             self._reader.unregister(self)
 
     def _leave_closed_loop(self) -> None:
@@ -164,14 +173,14 @@ class AsyncCQ(Engine):
             self._reader.leave_closed_loop()
 
     def _hand_over(self) -> None:
-        """Wake those that have something, in the loop's thread."""
+        """Wake the tasks that have a result, in the event loop's thread."""
         if self._reader.is_elsewhere():
             self._reader.in_loop(self._wake)
         else:
             self._wake()
 
     def _put_off(self, interrupt: BaseException) -> None:
-        """Raise it in the loop, as soon as that has its turn."""
+        """Raise the exception in the event loop's next iteration."""
 
         def raise_it() -> None:
             raise interrupt
@@ -179,17 +188,20 @@ class AsyncCQ(Engine):
         self._reader.in_loop(raise_it)
 
     def _look_later(self) -> None:
-        """Completions come faster than they are looked at: the loop gets its turn."""
+        """Continue in the event loop's next iteration, so that completions cannot block it."""
         self._reader.in_loop(self._look)
 
     # ---- failures ----
 
     def _cq_closed(self) -> None:
-        """Called when the CQ was closed, in the thread that closed it."""
+        """Called in the thread that closed the CQ."""
         self._fail(ClosedError("the CQ was closed"))
 
     def _on_failure(self, event: AsyncEvent, for_good: bool) -> None:
-        """The device reports something after which completions may be missing."""
+        """Handle an event after which completions may be missing.
+
+        for_good: whether no completion will come any more.
+        """
         if for_good:
             self._fail(failure(event))
             return
@@ -198,12 +210,12 @@ class AsyncCQ(Engine):
             self._keep_report(failure(event))
 
     def _keep_report(self, error: AsyncEventError) -> None:
-        """No task was told of it; the next one that waits will be."""
+        """Keep a failure that was raised in no task, for the next task that waits."""
         new = error.event
         self._reports = [old for old in self._reports or () if not same(old, new)] + [new]
 
     def _raise_report(self, qp: QP | None) -> None:
-        """To a task that will wait for a completion of this QP, or of any."""
+        """Raise a kept failure in a task that is about to wait for this QP, or for any."""
         reports = self._reports or []
         for event in reports:
             if qp is None or event.qp is None or event.qp is qp:

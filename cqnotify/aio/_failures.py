@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the device reports, as the exceptions that the tasks raise."""
+"""The exceptions that tasks get for failures of the device."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def same(a: AsyncEvent, b: AsyncEvent) -> bool:
 
 
 def fresh(error: Exception) -> Exception:
-    """For each task its own: an exception collects the frames through which it goes."""
+    """Return a copy for one task: raising an exception adds that task's frames to it."""
     try:
         own = copy.copy(error)
-    except Exception:  # of a class whose instances can't be made of their arguments
+    except Exception:  # the class cannot be copied
         return error
     return own.with_traceback(None) if type(own) is type(error) else error

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""What the rest asks of an event loop, and how asyncio does it. _trio.py does the same for trio.
+"""The interface of an event loop to this package, and its implementation for asyncio.
 
-anyio runs on one of the two, so it needs next to nothing of its own; uvloop is asyncio.
+_trio.py implements it for trio. anyio runs on one of the two, and uvloop is an asyncio event loop.
 """
 
 from __future__ import annotations
@@ -16,34 +16,35 @@ from typing import Protocol
 
 
 class Loop(Protocol):
-    """A running event loop. But for call_soon_threadsafe(), in its thread only."""
+    """A running event loop. Only call_soon_threadsafe() may be called from other threads."""
 
     raw: object
-    """The loop itself: two of these are the same loop if this is the same object."""
+    """The loop object of asyncio or trio; two Loops are the same if this is the same object."""
 
     asyncio: asyncio.AbstractEventLoop | None
-    """It, too, if it is one of asyncio, whose tasks sleep on a _core.Wakeup. Any other has a method
-    wakeup(): what that returns is awaited once, until its wake() is called."""
+    """The loop object if it is asyncio's, whose tasks sleep on _core.Wakeup, else None. A loop that
+    is not asyncio's has a method wakeup(), which returns an object that one task awaits until its
+    wake() is called."""
 
     thread: int
-    """In which it ran when a task began to wait."""
+    """The id of the thread in which the loop ran when a task last began to wait."""
 
     def is_closed(self) -> bool:
-        """Whether none of its tasks will ever run again."""
+        """Whether the loop will never run a task again."""
         ...
 
     def is_elsewhere(self) -> bool:
-        """Whether it lives in another thread than the caller."""
+        """Whether the loop runs in another thread than the caller's."""
         ...
 
     def watch(self, fd: int, callback: Callable[[], None]) -> None:
-        """Call `callback` whenever fd is readable. It must not raise."""
+        """Call `callback`, which must not raise, whenever fd is readable."""
 
     def unwatch(self, fd: int) -> None:
-        """Before fd is closed."""
+        """Stop watching fd, which the caller then closes."""
 
     def call_soon_threadsafe(self, callback: Callable[[], None]) -> None:
-        """RuntimeError when the loop is closed."""
+        """Call `callback` in the loop's thread; RuntimeError when the loop is closed."""
 
 
 class AsyncioLoop:
@@ -62,7 +63,7 @@ class AsyncioLoop:
         return self.thread != threading.get_ident() and not self._loop.is_closed()
 
     def watch(self, fd: int, callback: Callable[[], None]) -> None:
-        # In a context of its own: that of the first waiter would live as long as the reader.
+        # In an empty context: else the first waiter's would live as long as the reader.
         contextvars.Context().run(self._loop.add_reader, fd, callback)
 
     def unwatch(self, fd: int) -> None:
@@ -73,8 +74,8 @@ class AsyncioLoop:
 
 
 def _anyio_shield() -> contextlib.AbstractContextManager[object]:
-    """In a scope that was cancelled anyio cancels again and again, and would spin."""
-    # Without it another thread is importing anyio just now, and no task uses it yet.
+    """A scope that shields from anyio, which repeats a cancellation until it is let through."""
+    # While another thread is still importing anyio it has no CancelScope, and no task uses it.
     scope = getattr(sys.modules.get("anyio"), "CancelScope", None)
     return contextlib.nullcontext() if scope is None else scope(shield=True)
 
@@ -85,13 +86,13 @@ def _in_trio() -> bool:
         return False
     try:
         trio.lowlevel.current_task()
-    except (AttributeError, RuntimeError):  # the first: another thread is importing it just now
+    except (AttributeError, RuntimeError):  # AttributeError: another thread is importing trio
         return False
     return True
 
 
 def running() -> object:
-    """The running loop itself. RuntimeError where there is none."""
+    """Return the running loop object of asyncio or trio; RuntimeError where none runs."""
     if _in_trio():
         from . import _trio
 
@@ -100,7 +101,7 @@ def running() -> object:
 
 
 def adapt(raw: object) -> Loop:
-    """The running loop `raw` as the rest knows it."""
+    """Return a Loop for the running loop object `raw`."""
     if isinstance(raw, asyncio.AbstractEventLoop):
         return AsyncioLoop(raw)
     from . import _trio
@@ -109,7 +110,7 @@ def adapt(raw: object) -> Loop:
 
 
 async def uncancelled(awaitable: Awaitable[object]) -> BaseException | None:
-    """Await it even if cancelled; a cancellation of asyncio ends it, and is returned."""
+    """Await, shielded from cancellation; one by asyncio itself ends it, and is returned."""
     if _in_trio():
         from . import _trio
 

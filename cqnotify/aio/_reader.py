@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""What listens to descriptors in the event loop: to a channel's events, to a device's failures.
+"""Watching descriptors in an event loop: a channel's events, and a device's failures.
 
-A channel has one reader, in one loop at a time, however many CQs share the channel and however many
-tasks wait. It stays between waits, which costs half of installing it each time, and a waiter that
-is cancelled cannot deafen the others. What is watched are duplicates of descriptors: should the
-channel be closed under it, the number cannot be given to another file while the loop still knows it
-as ours.
+A channel has one reader, in one event loop at a time, however many CQs share the channel and
+however many tasks wait. The reader stays in the loop between waits: that costs half as much as
+adding it for each wait, and cancelling one waiter cannot stop the reading for others. The loop
+watches duplicates of the descriptors, so when the channel is closed, its descriptor's number cannot
+be reused for another file while the loop still watches it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from ._loops import Loop
 if TYPE_CHECKING:
     from ._cq import AsyncCQ
 
-# Held while a reader is made, or put into a loop. No loop is called under it.
+# Held while a reader is created or moved to a loop. No method of a loop is called under it.
 lock = threading.RLock()
 
 
 def _renew_lock() -> None:
-    """In a forked child: another thread of the parent may have held it."""
+    """In a forked child, where a thread of the parent that held the lock does not exist."""
     global lock
     lock = threading.RLock()
 
@@ -39,7 +39,7 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 class Watched:
-    """A duplicate of a descriptor, to be watched by a loop; it is closed with this."""
+    """A duplicate of a descriptor, which an event loop watches; this object owns it."""
 
     __slots__ = ("_fd", "_loop", "_pid")
 
@@ -54,12 +54,12 @@ class Watched:
         self._loop = loop
 
     def close(self) -> None:
-        """In the loop's thread, or when the loop is closed."""
+        """Stop watching; called in the loop's thread, or when the loop is closed."""
         fd, self._fd = self._fd, -1
         if fd < 0:
             return
         try:
-            # A forked child has the epoll instance of the parent's loop: it would make that deaf.
+            # A forked child shares the epoll instance of the parent's loop, and must not change it.
             loop = self._loop
             if loop is not None and self._pid == os.getpid() and not loop.is_closed():
                 loop.unwatch(fd)
@@ -68,13 +68,13 @@ class Watched:
 
     # When the interpreter ends, `os` can be None here.
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        # No loop knows it any more, or what it calls would be alive.
+        # No loop watches it any more: the callback would keep this object alive.
         if self._fd >= 0:
             close(self._fd)
 
 
 class Calls(NamedTuple):
-    """What a reader tells an AsyncCQ, which it knows weakly: functions that are given it."""
+    """The methods of an AsyncCQ that its reader calls; unbound, as the reader does not own it."""
 
     fail: Callable[[AsyncCQ, Exception], None]
     forget_tasks: Callable[[AsyncCQ], None]
@@ -82,20 +82,20 @@ class Calls(NamedTuple):
 
 
 class Reader:
-    """The one reader of a channel. It is in at most one event loop, from its first waiter on."""
+    """The one reader of a channel; from its first waiter on it is in one event loop."""
 
-    # By the id of the channel, which its reader holds: an id is not reused while its entry lives.
+    # By the id of the channel. The reader owns the channel, so the id is not reused meanwhile.
     _readers: ClassVar[weakref.WeakValueDictionary[int, Reader]] = weakref.WeakValueDictionary()
 
     def __init__(self, channel: CompletionChannel) -> None:
         self._channel = channel
-        # From the first AsyncCQ to the last, in a loop or not: then no failure is missed, whoever
-        # takes its report. It takes nothing from Context.get_async_event().
+        # Open from the first AsyncCQ to the last, so that no failure is missed between two loops.
+        # Context.get_async_event() returns the same events as well.
         self._failures: FailureWatch | None = None
         self._watched: list[Watched] = []
         self.loop: Loop | None = None
-        # By its id; weak, so that an AsyncCQ that is forgotten unclosed goes away. It holds the CQ
-        # and this reader.
+        # The AsyncCQs by id; weak, so that one that is dropped unclosed is collected. An AsyncCQ
+        # owns its CQ and this reader.
         self._users: dict[int, tuple[weakref.ref[AsyncCQ], Calls]] = {}
         self._on_channel_closed = weak_callback(self._channel_closed)
         channel.add_close_callback(self._on_channel_closed)
@@ -125,7 +125,7 @@ class Reader:
         if loop is not None and loop.raw is raw:
             loop.thread = threading.get_ident()
             return loop
-        if self._channel.closed:  # also in a forked child, where the parent's loop seems open
+        if self._channel.closed:  # also in a forked child, where the parent's loop looks open
             self._channel.fileno()  # raises, and says why
         self.leave_closed_loop()
         loop = _loops.adapt(raw)
@@ -150,7 +150,7 @@ class Reader:
         self, what: CompletionChannel | FailureWatch, loop: Loop, callback: Callable[[], None]
     ) -> None:
         watched = Watched(what)
-        self._watched.append(watched)  # so it is found whatever fails
+        self._watched.append(watched)  # first, so that it is closed even if start() fails
         watched.start(loop, callback)
 
     def leave_closed_loop(self) -> None:
@@ -160,7 +160,7 @@ class Reader:
                 calls.forget_tasks(acq)
 
     def _detach(self, loop: Loop | None) -> bool:
-        """Leave that loop; False: another thread did, and it may be in the next one."""
+        """Leave that loop. Return False where another thread did, and may have moved it on."""
         with lock:
             if loop is None or self.loop is not loop:
                 return False
@@ -172,7 +172,7 @@ class Reader:
         return True
 
     def in_loop(self, call: Callable[[], None]) -> None:
-        """From any thread: call it in the loop's. Without one no task waits: call it here."""
+        """Call it in the loop's thread, or here if there is no loop, and so no task that waits."""
         loop = self.loop
         if loop is None:
             call()
@@ -183,12 +183,12 @@ class Reader:
             call()
 
     def is_elsewhere(self) -> bool:
-        """Whether its loop lives in another thread than the caller."""
-        loop = self.loop  # which another thread can change
+        """Whether the reader's loop runs in another thread than the caller's."""
+        loop = self.loop  # a copy, since another thread can change the attribute
         return loop is not None and loop.is_elsewhere()
 
     def _on_failure(self) -> None:
-        """The device has failed, for some CQs, or for all. As _on_event() it must not raise."""
+        """Pass failures of the device to the AsyncCQs concerned; like _on_event(), never raise."""
         try:
             for event, cqs in self._open_failures().read():
                 for acq, calls in self._living():
@@ -203,7 +203,7 @@ class Reader:
             calls.fail(acq, error)
 
     def _channel_closed(self) -> None:
-        """Called when the channel was closed, in the thread that closed it."""
+        """Called in the thread that closed the channel."""
         self.in_loop(lambda: self.fail(ClosedError("the completion channel was closed")))
 
     def _living(self) -> list[tuple[AsyncCQ, Calls]]:
@@ -216,7 +216,7 @@ class Reader:
         ref: weakref.ref[AsyncCQ],
         is_finalizing: Callable[[], bool] = sys.is_finalizing,
     ) -> None:
-        """An AsyncCQ was collected, unclosed: perhaps late, in another thread than the loop's."""
+        """An AsyncCQ was collected unclosed, possibly in another thread than the loop's."""
         self._users.pop(key, None)
         # When the interpreter ends, `sys` and `lock` here and what the loop needs can be None.
         if not self._users and not is_finalizing():
@@ -245,7 +245,7 @@ class Reader:
 
 
 def weak_callback(method: Callable[[], None]) -> Callable[[], None]:
-    """A callback that does not keep its object alive."""
+    """Return a callback that does not keep the method's object alive."""
     ref = weakref.WeakMethod(method)
 
     def call() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Scopes: blocks that end only when everything that was posted inside has completed."""
+"""Scopes: blocks that end when everything posted inside has completed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Scope(_core.Scope):
-    """What `AsyncCQ.scope()` returns, for one `async with`."""
+    """The block that `AsyncCQ.scope()` returns, for one `async with`."""
 
     __slots__ = ("_acq", "_used")
 
@@ -62,8 +62,11 @@ class Scope(_core.Scope):
 
     @staticmethod
     def _leave() -> None:
-        """The innermost one is one that has not ended. Not by a token: the block may be left in
-        another context than it was entered in, and after one that it is around."""
+        """Make the innermost scope that has not ended the current one.
+
+        A token of the ContextVar would not do: a block may be left in another context than it was
+        entered in, and before a block inside it is left.
+        """
         scope = innermost_scope.get(None)
         while scope is not None and scope._ended:
             scope = scope._outer

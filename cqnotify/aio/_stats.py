@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 
 class AsyncCQStats(NamedTuple):
-    """What `CQ.stats` counts, and how often a sleeping task was woken with what it waited for.
+    """The counters of `CQ.stats`, and those of the tasks.
 
-    max_per_wake is the largest number of completions that one such task was handed.
+    wakeups: how often a sleeping task was woken with what it waited for.
+    max_per_wake: the most completions that one such task was given.
     """
 
     events: int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What _loops.Loop asks for, of trio. Imported only where trio runs."""
+"""The implementation of _loops.Loop for trio; imported only where trio runs."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ class TrioLoop:
 async def _call_when_readable(
     fd: int, callback: Callable[[], None], scope: trio.CancelScope
 ) -> None:
-    # Once cancelled it must not touch the descriptor, whose number may be another file's by now.
+    # After a cancellation the number of the descriptor may belong to another file: do not use it.
     with scope, contextlib.suppress(trio.ClosedResourceError):
         while not scope.cancel_called:
             await trio.lowlevel.wait_readable(fd)
-            if not scope.cancel_called:  # it may have been readable just before
+            if not scope.cancel_called:  # unwatch() may have been called since it was readable
                 callback()
 
 
