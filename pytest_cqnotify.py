@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The pytest plugin: fixtures over real RDMA devices, and a marker for what a test needs of them.
 
-pytest imports this wherever cqnotify is installed. So it stands beside the package, whose import
-loads libibverbs, and reaches into it only where a test uses a fixture or the marker.
+pytest imports this file wherever cqnotify is installed. So it stands beside the package, which
+loads libibverbs, and imports the package only when a test uses a fixture or the marker.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ OPENED = pytest.StashKey[list["Context"]]()
 MARKER = """\
 rdma(devices=2, atomics=True, srq=True, mw=True, multicast=True, link_layer="Ethernet", \
 min_mtu=4096, min_kernel="6.12"): \
-the test needs an RDMA device, or so many, and of each what is named; without arguments just a \
-device. Where something is missing the test is skipped, or fails with --rdma-required."""
+the test needs an RDMA device, or so many devices, each with what the arguments name. Where \
+something is missing the test is skipped, or fails with --rdma-required."""
 
-HOSTS_MARKER = "hosts(N): how many hosts the fixture of that name has, from 1 to 8; by default 2"
+HOSTS_MARKER = "hosts(N): the number of hosts of the fixture `hosts`, from 1 to 8; by default 2"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--rdma-device",
         metavar="NAME[,NAME]",
-        help="the devices to test on, the first one first; by default all there are",
+        help="the devices to test on, in this order; by default all devices",
     )
     group.addoption(
         "--rdma-port",
@@ -52,25 +52,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--rdma-gid-index",
         type=int,
         metavar="N",
-        help="the index of each device's GID, for pairs; by default its first RoCE v2 address",
+        help="the index of each device's GID, for pairs; by default the first RoCE v2 entry",
     )
     group.addoption(
         "--rdma-required",
         action="store_true",
-        help="a test that would be skipped, for what the machine or a device lacks, fails",
+        help="fail the tests that would be skipped because the machine or a device lacks something",
     )
     group.addoption(
         "--rdma-lab",
         metavar="COMMAND",
-        help="the lab that gives the fixture `hosts` its hosts, with options: '.../lab --uml'; by "
-        "default that of the project which cqnotify is installed from",
+        help="the lab that starts the hosts of the fixture `hosts`, with options: '.../lab --uml'; "
+        "by default that of the project that cqnotify is installed from",
     )
     group.addoption(
         "--rdma-seed",
         type=int,
         default=0,
         metavar="N",
-        help="of the faults between hosts: which frames are lost, and so on; by default 0",
+        help="the seed of the random faults between hosts; by default 0",
     )
 
 
@@ -87,12 +87,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             raise pytest.UsageError(f"{item.nodeid}: {error}") from None
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest looks for markers that skip
+@pytest.hookimpl(tryfirst=True)  # before pytest evaluates the markers that skip
 def pytest_runtest_setup(item: pytest.Item) -> None:
     try:
         for requirements in _requirements(item):
             _require(item.config, requirements)
-    except pytest.skip.Exception as skipped:  # by a marker, to be reported where the test is
+    except pytest.skip.Exception as skipped:  # a marker makes pytest report the test's own line
         item.add_marker(pytest.mark.skip(reason=str(skipped.msg)))
 
 
@@ -121,7 +121,7 @@ def _unavailable(config: pytest.Config, what: str) -> NoReturn:
 
 
 def _devices(config: pytest.Config, n: int) -> list[Device]:
-    """The first `n` of the devices to test on; does not return where there are fewer."""
+    """Return the first `n` devices to test on; skip or fail the test where there are fewer."""
     import cqnotify
 
     present = {device.name: device for device in cqnotify.devices()}
@@ -149,9 +149,9 @@ def _check_port(config: pytest.Config, ctx: Context, port_num: int) -> None:
 
 
 def _close(part: PD | CompletionChannel | CQ | MR | Endpoint) -> None:
-    """What is still in use, by what a failed test made or left in flight, goes with the context.
+    """Close it, unless it is in use by objects that a failed test left: those the context closes.
 
-    So does what the device refuses to close; the context then says why, once.
+    The context also closes what the device refuses to close here, and then raises the error.
     """
     from cqnotify import VerbsError
 
@@ -159,7 +159,7 @@ def _close(part: PD | CompletionChannel | CQ | MR | Endpoint) -> None:
         part.close()
 
 
-# ---- what is told of a test that failed ---------------------------------------------------
+# ---- the report of a test that failed -----------------------------------------------------
 
 SECTION = "RDMA objects (cqnotify)"
 HOSTS_SECTION = "Hosts (cqnotify)"
@@ -169,7 +169,7 @@ HOSTS_SECTION = "Hosts (cqnotify)"
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add the state of what was open when the test failed, before its fixtures are closed."""
+    """Add the state of the open objects to a failure, before the fixtures are closed."""
     report = yield
     if report.failed and report.when != "teardown" and "cqnotify.hosts" in sys.modules:
         report.sections += [(HOSTS_SECTION, text) for text in _hosts_report(item)]
@@ -191,8 +191,8 @@ def _hosts_report(item: pytest.Item) -> Iterator[str]:
 
 
 def _contexts(item: pytest.Item) -> list[Context]:
-    """The open contexts that the values of the test's fixtures are, belong to or list, and those
-    that our fixtures opened in the course of the test; each once."""
+    """The open contexts of a test, each once: those of the values of its fixtures, and those that
+    our fixtures opened while it ran."""
     from cqnotify import Context
     from cqnotify.testing import Endpoint
 
@@ -211,7 +211,7 @@ def _contexts(item: pytest.Item) -> list[Context]:
 
 @pytest.fixture(scope="session")
 def rdma_device(pytestconfig: pytest.Config) -> Device:
-    """The device to test on, a cqnotify.Device; it is not open."""
+    """The device to test on: a cqnotify.Device, which is not open."""
     return _devices(pytestconfig, 1)[0]
 
 
@@ -223,7 +223,7 @@ def rdma_device2(pytestconfig: pytest.Config) -> Device:
 
 @pytest.fixture
 def rdma_context(rdma_device: Device) -> Iterator[Context]:
-    """The device, opened for this test; all that is made from it is closed with it."""
+    """The device, opened for this test, and closed after it with all that was made from it."""
     from cqnotify import Context
 
     with Context(rdma_device) as ctx:
@@ -236,7 +236,7 @@ def rdma_context2(request: pytest.FixtureRequest, rdma_device2: Device) -> Itera
     from cqnotify import Context
 
     with Context(rdma_device2) as ctx:
-        request.node.stash[OPENED] = [ctx]  # rdma_pair() may ask for it when the test runs
+        request.node.stash[OPENED] = [ctx]  # rdma_pair() may request it while the test runs
         yield ctx
 
 
@@ -272,7 +272,7 @@ def rdma_cq(rdma_context: Context, rdma_channel: CompletionChannel) -> Iterator[
 
 @pytest.fixture
 def rdma_mr(rdma_pd: PD) -> Iterator[MR]:
-    """64 KiB of memory, registered in rdma_pd; no peer may touch it."""
+    """64 KiB of memory, registered in rdma_pd without remote access."""
     from cqnotify import MR
 
     mr = MR(rdma_pd, 65536)
@@ -284,15 +284,15 @@ def rdma_mr(rdma_pd: PD) -> Iterator[MR]:
 def rdma_pair(request: pytest.FixtureRequest, rdma_context: Context) -> Iterator[MakePair]:
     """Makes connected pairs: rdma_pair(qp_type=QPType.RC, *, two_devices=False, **options).
 
-    Returns two cqnotify.testing.Endpoint, on rdma_context both, or one there and the other on
-    rdma_context2. The options are those of Endpoint and of cqnotify.testing.connect.
+    Each is two cqnotify.testing.Endpoint, both on rdma_context, or with two_devices=True the second
+    on rdma_context2. The options are those of Endpoint and of cqnotify.testing.connect.
     """
     from cqnotify import QP, QPType
     from cqnotify.context import needs_rdma_cm
     from cqnotify.testing import Endpoint, connect
 
     config = request.config
-    of_connect = inspect.signature(QP.connect).parameters.keys() - {"access"}  # which is the MR's
+    of_connect = inspect.signature(QP.connect).parameters.keys() - {"access"}  # that of the MR
     ends: list[Endpoint] = []
 
     def make(
@@ -335,7 +335,7 @@ def rdma_uc_pair(rdma_pair: MakePair) -> tuple[Endpoint, Endpoint]:
 
 @pytest.fixture
 def rdma_ud_pair(rdma_pair: MakePair) -> tuple[Endpoint, Endpoint]:
-    """Two UD endpoints on rdma_context that know each other: post_send(..., **a.to_peer)."""
+    """Two UD endpoints on rdma_context, for post_send(..., **a.to_peer)."""
     from cqnotify import QPType
 
     return rdma_pair(QPType.UD)
@@ -346,7 +346,7 @@ def rdma_ud_pair(rdma_pair: MakePair) -> tuple[Endpoint, Endpoint]:
 
 @pytest.fixture(scope="session")
 def _all_hosts(pytestconfig: pytest.Config) -> Iterator[Callable[[int], Hosts]]:
-    """Hosts by their number; each is booted once, and made as new for each test."""
+    """Return so many hosts; they are booted once, and reset for each test."""
     from cqnotify.hosts import HostError, Hosts
 
     booted: dict[int, Hosts] = {}
@@ -356,7 +356,7 @@ def _all_hosts(pytestconfig: pytest.Config) -> Iterator[Callable[[int], Hosts]]:
         if count in booted and booted[count].alive:
             booted[count].reset(seed)
             return booted[count]
-        while booted:  # they take memory, and time of the CPUs
+        while booted:  # hosts that no test uses take memory and CPU time
             booted.popitem()[1].close()
         try:
             booted[count] = Hosts(count, lab=pytestconfig.getoption("rdma_lab"), seed=seed)
@@ -371,10 +371,10 @@ def _all_hosts(pytestconfig: pytest.Config) -> Iterator[Callable[[int], Hosts]]:
 
 @pytest.fixture
 def hosts(request: pytest.FixtureRequest, _all_hosts: Callable[[int], Hosts]) -> Hosts:
-    """Hosts of the lab, a cqnotify.hosts.Hosts: two, or as many as @pytest.mark.hosts(N) says.
+    """Two hosts of the lab, or as many as @pytest.mark.hosts(N) says: a cqnotify.hosts.Hosts.
 
-    Each has a device rxe0, whose network is the lab's switch. They are up, and nothing is left of
-    the test before. pytest itself runs on this machine, not on a host.
+    Each host has a device rxe0 on the network of the lab's switch. The hosts are up and in their
+    initial state. pytest itself runs on this machine, not on a host.
     """
     marker = request.node.get_closest_marker("hosts")
     return _all_hosts(marker.args[0] if marker and marker.args else 2)

@@ -1,32 +1,31 @@
 # SPDX-License-Identifier: MIT
-"""The address exchange of rdma-core's ping-pong programs, over TCP, in both roles.
+"""The address exchange of rdma-core's ping-pong programs, over TCP, as server or client.
 
-One record of 52 bytes each way (`QPAddress.to_wire`), then the client says "done": so either
-end may be ibv_rc_pingpong, ibv_uc_pingpong or ibv_ud_pingpong. Both ends post their receives and
-arm their CQ before the exchange, for a server moves its QP to RTS before it answers, and a client
-sends as soon as it has connected its own.
+Each end sends one record of 52 bytes (`QPAddress.to_wire`), then the client sends "done". So the
+peer may be ibv_rc_pingpong, ibv_uc_pingpong or ibv_ud_pingpong. Both ends must post their receives
+and arm their CQ before the exchange: the server moves its QP to RTS before it answers, and the
+client sends as soon as it has connected its own QP.
 
-Several QPs are connected in one exchange where a list of addresses is given instead of one: as
-many records go each way, and a list comes back. ibv_srq_pingpong always has 256.
+To connect several QPs in one exchange, give a list of addresses: as many records go each way, and
+the result is a list. ibv_srq_pingpong always exchanges 256.
 
-With `payload`, each end also gets up to 65536 bytes from the other: an rkey and an address, a size,
-a name, whatever the programs agree on; b"" says nothing and still gets the other's. The result is
-then a tuple, the address and the peer's payload. Both ends need one, and rdma-core's programs have
-none. The end that has one gets an error at once, the client ConnectionError, the server ValueError;
-so does a server without one whose client has one. A client without one is not told.
+With `payload`, each end also gets up to 65536 bytes from the other, for example an rkey and an
+address; the result is a tuple then, of the address and the peer's payload. An end with nothing to
+say gives b"". Both ends must give a payload, which rdma-core's programs do not. If only the client
+gives one, it gets ConnectionError and the server ValueError; if only the server does, it gets
+ValueError and the client no error.
 
-Any number of exchanges may wait on one listener at once, in tasks and in threads; each gets a
-client of its own. The functions without `_blocking` are coroutines for asyncio; the others are for
-threads, and so for trio (`trio.to_thread.run_sync`). They wait without the GIL, and Ctrl-C ends
-them.
+Any number of exchanges can wait on one listener, in tasks and in threads; each gets a client of its
+own. The functions without `_blocking` are coroutines for asyncio. The others are for threads, and
+so for trio (`trio.to_thread.run_sync`); they wait without the GIL, and Ctrl-C ends them.
 
-The exchange has neither encryption nor authentication: it is for a network that you trust, and
-servers listen on the loopback interface unless told otherwise. What comes in is limited in length
-and time and parsed strictly.
+The exchange has neither encryption nor authentication: use it on networks that you trust. Servers
+listen on the loopback interface by default. Input is limited in length and time, and parsed
+strictly.
 
-Raised by all four functions: ValueError for anything that is not the protocol, ConnectionError for
-a peer that closes too early, TimeoutError after `timeout` seconds, OSError for the network's own
-errors, and (EBADF) where the listener is closed.
+All four functions raise ValueError for a peer that violates the protocol, ConnectionError for a
+peer that closes the connection too early, TimeoutError after `timeout` seconds, and OSError for
+errors of the network and (EBADF) for a closed listener.
 """
 
 from ._tcp import (

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""The clients of a listening socket, for any number of tasks and threads that wait for one.
+"""Accepting clients on one listening socket from any number of tasks and threads.
 
-An event loop has one reader for each descriptor, and a second one silently replaces the first. So
-the tasks of a loop that wait on one listener share an acceptor, which wakes them one after the
-other, and is there only while some wait. A client that comes while nobody waits stays in the
-kernel's backlog: accept() is called by the task or thread that takes the client, never ahead of it.
+An event loop allows one reader for each descriptor, and a second one silently replaces the first.
+So the tasks of a loop that wait on one listener share an acceptor, which wakes them one after the
+other, and which exists only while tasks wait. accept() is called only by the task or thread that
+takes the client, so a client for which none waits stays in the kernel's backlog.
 
-Each acceptor, and each waiting thread, has a duplicate of the listener's descriptor. What it waits
-on stays what it is when another thread closes the listener, whose number a new file may then get.
+Each acceptor, and each waiting thread, owns a duplicate of the listener's descriptor: when another
+thread closes the listener, the number of its descriptor may be reused for another file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["Client", "Listener", "accept", "accept_blocking", "left"]
 
 Client = tuple[socket.socket, object]  # a connection, and the address of its other end
 
-# The two that mean: nothing to accept. The second is a client that has gone again.
+# Both mean that there is nothing to accept; the second, that a client has gone again.
 _NONE_THERE: Final = (BlockingIOError, ConnectionAbortedError)
 
 
@@ -52,10 +52,10 @@ class Listener(socket.socket):
 
 
 class _Place:
-    """The place of a thread or an acceptor among those that wait on a listener.
+    """A thread or an acceptor that waits on a listener.
 
-    While there are any the file is non-blocking, which all duplicates share: a client that is there
-    may have gone to somebody else by the time of accept(). `wake` is called under the lock.
+    While there are any, the listener is non-blocking, with all its duplicates: another waiter may
+    take a client between poll() and accept(). `wake` is called under the lock.
     """
 
     def __init__(self, listener: socket.socket, wake: Callable[[], object]) -> None:
@@ -77,7 +77,7 @@ class _Place:
             raise OSError(errno.EBADF, "the listener was closed")
 
     def accept(self) -> Client | None:
-        """Take a client, if there is one."""
+        """Accept a client if there is one."""
         self.check_open()
         try:
             return self.sock.accept()
@@ -92,7 +92,8 @@ class _Place:
             self.sock.close()
 
 
-# Guarded by the lock, which a signal handler that closes a listener may find its own thread in.
+# Guarded by the lock, which is reentrant: a signal handler may close a listener in the thread that
+# holds it.
 _lock: Final = threading.RLock()
 _places: Final[WeakKeyDictionary[socket.socket, WeakSet[_Place]]] = WeakKeyDictionary()
 _were_blocking: Final[WeakKeyDictionary[socket.socket, bool]] = WeakKeyDictionary()
@@ -102,7 +103,7 @@ _were_blocking: Final[WeakKeyDictionary[socket.socket, bool]] = WeakKeyDictionar
 
 
 class _Acceptor:
-    """The reader of one listener in one event loop, and the tasks there that wait in line."""
+    """The reader of one listener in one event loop, and the queue of the tasks that wait there."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, listener: socket.socket) -> None:
         self._loop = loop
@@ -119,9 +120,9 @@ class _Acceptor:
         self._line.append(turn)
         try:
             while True:
-                seconds = left(deadline)  # first: bad clients may come without end
-                # The reader fires again for as long as a client is there. So nobody need pass on
-                # a wake-up that came too late: it goes to whoever is the first then.
+                seconds = left(deadline)  # checked first, as bad clients may come without end
+                # The reader fires for as long as a client is there. So a wake-up that a cancelled
+                # task has missed is not lost: the task that is first then gets the next one.
                 client = self._place.accept() if self._line[0] is turn else None
                 if client is not None:
                     return client
@@ -158,16 +159,16 @@ class _Acceptor:
         self._place.leave()
 
 
-# By the ids of the loop and the listener, which live as long as the acceptor. Nothing but the tasks
-# that wait and the loop itself keeps an acceptor alive, should both be abandoned.
+# By the ids of the loop and the listener, which live as long as the acceptor. Only the waiting
+# tasks and the loop own an acceptor, so it goes away with them.
 _acceptors: Final[WeakValueDictionary[tuple[int, int], _Acceptor]] = WeakValueDictionary()
 
 
 async def accept(listener: socket.socket, deadline: float) -> Client:
-    """Wait for a client of `listener`; tasks of one event loop get theirs in the order of coming.
+    """Wait for a client of `listener`; the tasks of an event loop are served first come first.
 
-    Raises TimeoutError at `deadline`, a time of time.monotonic(), OSError once it is closed. A task
-    that is cancelled takes no client.
+    Raises TimeoutError at `deadline`, a time of time.monotonic(), and OSError once the listener is
+    closed. A cancelled task takes no client.
     """
     loop = asyncio.get_running_loop()
     key = (id(loop), id(listener))
@@ -181,7 +182,7 @@ async def accept(listener: socket.socket, deadline: float) -> Client:
 
 
 def accept_blocking(listener: socket.socket, deadline: float) -> Client:
-    """Do what `accept` does, without asyncio; which of several threads gets a client is open."""
+    """Do what `accept` does, without asyncio; any of several threads gets the next client."""
     wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
     try:
         place = _Place(listener, lambda: os.eventfd_write(wake, 1))
@@ -198,7 +199,7 @@ def _wait(place: _Place, wake: int, deadline: float) -> Client:
     poller.register(place.sock, select.POLLIN)
     poller.register(wake, select.POLLIN)
     while True:
-        seconds = left(deadline)  # first: bad clients may come without end
+        seconds = left(deadline)  # checked first, as bad clients may come without end
         client = place.accept()
         if client is not None:
             return client

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""The protocol of the address exchange, free of sockets; `exchange` drives it over TCP.
+"""The protocol of the address exchange, without sockets; _tcp.py carries it out.
 
-Each end's part is a generator. It yields bytes to have them written, or a number to be sent so many
-that were read. A ConnectionError of either is thrown into it.
+The steps of each end are a generator. It yields bytes, which the caller writes, or a number, and
+the caller sends it as many bytes that it has read. A ConnectionError is thrown into the generator.
 
     client                              server
     one record for each address   ->    reads them, connects its QP
@@ -11,10 +11,10 @@ that were read. A ConnectionError of either is thrown into it.
                                   <-    its payload]
     "done\\0"                      ->
 
-Without the payloads this is what rdma-core's ping-pong programs do, byte by byte. A payload comes
-behind the records, where those expect "done", so that no end waits for what the other does not
-send: a server learns from the first five bytes whether its client has a payload or is done, and
-without a payload of its own it closes the connection, as rdma-core's do.
+Without the payloads this is what rdma-core's ping-pong programs do, byte by byte. A payload stands
+after the records, where those programs expect "done", so that neither end waits for bytes that the
+other does not send: from the five bytes there a server learns whether its client has a payload or
+is done. A server without a payload then closes the connection, as rdma-core's do.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ __all__ = [
 ]
 
 MAX_PAYLOAD: Final = 65536
-PATIENCE: Final = 10.0  # seconds for one client, where another may come
+PATIENCE: Final = 10.0  # seconds for one client, if the server may turn clients away
 
 _DONE: Final = b"done\0"
-_DATA: Final = b"data:"  # as long; then the length, and the bytes
+_DATA: Final = b"data:"  # as long as _DONE; then come the length and the bytes
 _LENGTH: Final = re.compile(rb"([0-9a-f]{8})\0")
 _LENGTH_SIZE: Final = 9
 _WHY_NONE: Final = "it was given none, or is one of rdma-core's programs"
@@ -53,7 +53,7 @@ Payload: TypeAlias = bytes | bytearray | memoryview
 
 
 class Met(NamedTuple):
-    """What an end knows of the other one afterwards."""
+    """What an end has received from the other one."""
 
     addresses: list[QPAddress]
     payload: bytes | None
@@ -63,7 +63,7 @@ Steps: TypeAlias = Generator["bytes | int", bytes, Met]
 
 
 def as_addresses(address: QPAddress | list[QPAddress]) -> list[QPAddress]:
-    """Return what an exchange was given as a list, which must not be empty."""
+    """Return the argument of an exchange as a list; ValueError if it is empty."""
     addresses = [address] if isinstance(address, QPAddress) else list(address)
     if not addresses:
         raise ValueError("address is an empty list: there is nothing to exchange")
@@ -77,12 +77,12 @@ def like(address: list[QPAddress], remote: list[QPAddress]) -> list[QPAddress]: 
 def like(
     address: QPAddress | list[QPAddress], remote: list[QPAddress]
 ) -> QPAddress | list[QPAddress]:
-    """Return what came back in the form of what was given: one address, or a list."""
+    """Return the peer's addresses in the form of the argument: one address, or a list."""
     return remote[0] if isinstance(address, QPAddress) else remote
 
 
 def as_payload(payload: Payload | None) -> bytes | None:
-    """Return a copy of it; TypeError if it is no bytes, ValueError if it is too long."""
+    """Return a copy; TypeError if the payload is not bytes, ValueError if it is too long."""
     if payload is None:
         return None
     if not isinstance(payload, bytes | bytearray | memoryview):
@@ -94,7 +94,7 @@ def as_payload(payload: Payload | None) -> bytes | None:
 
 
 def client(ours: list[QPAddress], payload: bytes | None) -> Steps:
-    """A client's part."""
+    """The steps of a client."""
     yield _to_wire(ours)
     theirs = yield from _receive(len(ours))
     got = None
@@ -111,7 +111,7 @@ def client(ours: list[QPAddress], payload: bytes | None) -> Steps:
 
 
 class Server(Generic[Addresses]):
-    """A server's part, which it may have to play to several clients until one is the peer."""
+    """The steps of a server, for one client after the other until one is the peer."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class Server(Generic[Addresses]):
         self._chosen = False
 
     def steps(self) -> Steps:
-        """Its part towards one client."""
+        """The steps with one client."""
         theirs = yield from _receive(len(self._ours))
         self._chosen = True
         self._connect(like(self._address, theirs))
@@ -143,19 +143,19 @@ class Server(Generic[Addresses]):
         return Met(theirs, got)
 
     def patience(self, deadline: float) -> float:
-        """The seconds for one client."""
+        """Return the seconds for one client."""
         left = max(0.0, deadline - time.monotonic())
         return left if self._turned_away is None else min(left, PATIENCE)
 
     def turn_away(self, who: object, error: Exception) -> None:
-        """Go on without this client, or raise its error, which is being handled."""
+        """Ignore this client, or raise its error, which is being handled."""
         if self._turned_away is None or self._chosen:
             raise error
         self._turned_away(_name(who), error)
 
 
 def _name(who: object) -> str:
-    """A socket's address as text."""
+    """Return a socket's address as text."""
     assert isinstance(who, tuple)
     host, port = who[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -166,7 +166,7 @@ def _to_wire(addresses: list[QPAddress]) -> bytes:
 
 
 def _receive(count: int) -> Generator[int, bytes, list[QPAddress]]:
-    """Each record is judged when it is there: a peer that begins with garbage need not go on."""
+    """Parse each record when it has come: a peer that sends garbage is refused at once."""
     theirs = []
     for _ in range(count):
         theirs.append(QPAddress.from_wire((yield RECORD_SIZE)))
@@ -187,7 +187,7 @@ def _frame(payload: bytes) -> bytes:
 
 
 def _receive_payload(word: bytes, peer: str) -> Generator[int, bytes, bytes]:
-    """What begins with `word`, which has come already."""
+    """Receive a payload of which `word`, the first bytes, has come already."""
     if word == _DONE:
         raise ValueError(f"the {peer} ended the exchange without a payload: {_WHY_NONE}")
     if word != _DATA:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The exchange over TCP, with asyncio and with threads, as _protocol.py tells each end's steps."""
+"""The exchange over TCP, with asyncio and with threads; _protocol.py has the steps."""
 
 from __future__ import annotations
 
@@ -37,11 +37,14 @@ _TurnedAway: TypeAlias = Callable[[str, Exception], object]
 
 
 def listen(host: str = "127.0.0.1", port: int = DEFAULT_PORT) -> socket.socket:
-    """Return a listening socket for `exchange_as_server`; port 0 takes a free one.
+    """Return a listening socket for `exchange_as_server`, which the caller closes.
 
-    The caller closes it, and may serve several clients with it, one after the other or at once.
-    Closing it, in any thread, ends the exchanges that still wait for a client. Those that nobody
-    waits for yet stay in the backlog.
+    host: the address to listen on.
+    port: the TCP port; 0 takes a free one.
+
+    The socket can serve several clients, one after the other or at once. Clients stay in the
+    backlog until an exchange waits for them. Closing the socket, in any thread, ends the exchanges
+    that still wait for a client.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     plain = socket.create_server((host, port), family=family, backlog=_BACKLOG)
@@ -74,10 +77,13 @@ async def exchange_as_client(
     timeout: float = DEFAULT_TIMEOUT,
     payload: Payload | None = None,
 ) -> Addresses | tuple[Addresses, bytes]:
-    """Give our address to a server and return its own; then connect to it and send.
+    """Exchange addresses with a server, and return the server's; then connect the QP and send.
 
-    A server that does not listen yet is tried again until `timeout` is over. With `payload` the
-    server's is returned, too: `remote, payload = await exchange_as_client(...)`.
+    host, port: where the server listens. A refused connection is tried again until the timeout.
+    address: the address of our QP, or a list of addresses.
+    timeout: the seconds for all of it.
+    payload: bytes for the server. The server's are returned, too, then:
+        `remote, payload = await exchange_as_client(...)`.
     """
     steps = client(as_addresses(address), as_payload(payload))
 
@@ -116,17 +122,21 @@ async def exchange_as_server(
     turned_away: _TurnedAway | None = None,
     payload: Payload | None = None,
 ) -> Addresses | tuple[Addresses, bytes]:
-    """Wait for one client on `listener`, give it our address and return its own.
+    """Wait for one client, exchange addresses with it, and return the client's.
 
-    `connect(remote)` has to bring our QP to RTS, or to RTR at least: it is called before we
-    answer, since the client may send at once. With `payload` the client's is returned, too.
+    listener: what `listen` returned.
+    address: the address of our QP, or a list of addresses.
+    connect: called with the client's address, or list; it must bring our QP to RTR or RTS. The
+        client gets our address only afterwards, since it may send at once.
+    timeout: the seconds for all of it.
+    turned_away: if given, a client that violates the protocol, or takes longer than 10 seconds, is
+        ignored: `turned_away(client, error)` is called, and the next client awaited. Once `connect`
+        was called, an error is raised all the same.
+    payload: bytes for the client. The client's are returned, too, then.
 
-    Several may wait on one listener; those of one event loop get their clients in the order in
-    which they began to wait. Meanwhile the listener is non-blocking: leave its accept() alone.
-
-    With `turned_away`, a client that violates the protocol is ignored: `turned_away(who, why)` is
-    called, and the next one awaited, until `timeout` is over. The same goes for a client that
-    takes longer than 10 seconds. But once `connect` was called, there is no other.
+    Several tasks and threads can wait on one listener; the tasks of an event loop get clients in
+    the order in which they began to wait. The listener is non-blocking meanwhile; do not call its
+    accept().
     """
     server = Server(address, connect, turned_away, as_payload(payload))
     deadline = time.monotonic() + timeout
@@ -217,7 +227,7 @@ def exchange_as_server_blocking(
 ) -> Addresses | tuple[Addresses, bytes]:
     """Do what `exchange_as_server` does, without asyncio.
 
-    Several threads may wait on one listener; which of them gets the next client is open.
+    Several threads can wait on one listener; any of them gets the next client.
     """
     server = Server(address, connect, turned_away, as_payload(payload))
     deadline = time.monotonic() + timeout
@@ -242,7 +252,7 @@ def _result(address: Addresses, met: Met) -> Addresses | tuple[Addresses, bytes]
 
 
 async def _drive(steps: Steps, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Met:
-    gone = contextlib.suppress(OSError)  # the other end may be gone by now, and need not tell
+    gone = contextlib.suppress(OSError)  # the exchange is over: the peer may be gone by now
     try:
         met = await _talk(steps, reader, writer)
         writer.close()
@@ -250,7 +260,7 @@ async def _drive(steps: Steps, reader: asyncio.StreamReader, writer: asyncio.Str
             await writer.wait_closed()
         return met
     finally:
-        writer.transport.abort()  # after an error nobody waits until the peer has read everything
+        writer.transport.abort()  # after an error do not wait until the peer has read everything
         with gone:
             await writer.wait_closed()
 
@@ -287,7 +297,7 @@ async def _open(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.Str
         try:
             return await asyncio.open_connection(host, port, limit=RECORD_SIZE)
         except OSError as e:
-            # A name with several addresses, all of which refuse, is an error without errno.
+            # If a host name has several addresses and all refuse, the error has no errno.
             if e.errno not in (errno.ECONNREFUSED, None):
                 raise
             await asyncio.sleep(_RETRY)

@@ -27,7 +27,7 @@ _Part = TypeVar("_Part", PD, CompletionChannel, CQ, MR)
 
 
 class ToPeer(TypedDict, total=False):
-    """Those arguments of `QP.post_send` that name the receiver of a datagram."""
+    """The arguments of `QP.post_send` that name the receiver of a datagram."""
 
     ah: AH
     remote_qpn: int
@@ -154,7 +154,7 @@ _E = TypeVar("_E", bound=Endpoint)
 
 
 class MakePair(Protocol):
-    """The fixture `rdma_pair`."""
+    """The type of the fixture `rdma_pair`."""
 
     def __call__(
         self, qp_type: QPType = ..., *, two_devices: bool = ..., **options: Unpack[PairOptions]
@@ -169,11 +169,13 @@ def connect(
     gid_index: int | None = None,
     **options: Unpack[ConnectOptions],
 ) -> tuple[_E, _E]:
-    """Bring both QPs to RTS, towards each other, and return both.
+    """Connect two endpoints to each other, and return both.
 
-    The parameters are those of `QP.connect` and count for both ends, except that `access` is by
-    default all that the type of the QP and the device can do: what the peer may really touch is
-    decided by the `access` of each MR.
+    a, b: the endpoints.
+    port_num, gid_index: the port, and the index of its GID, on both devices.
+    options: the other parameters of `QP.connect`, for both ends. But `access` is by default all
+        that the QP's type and the device support: the `access` of each MR limits what a peer can
+        reach.
     """
     if a.qp.qp_type != QPType.UD:
         options.setdefault("access", _all_remote(a.ctx, a.qp.qp_type))
@@ -184,12 +186,15 @@ def connect(
 
 
 def wait_completions(cq: CQ, n: int = 1, *, timeout: float = 30.0) -> list[WorkCompletion]:
-    """Return the next `n` completions, failed ones too, asleep until they are there.
+    """Sleep until `n` completions have come, and return them, failed ones included.
 
-    The events that it wakes by, of any CQ of the channel, are acknowledged. Raises TimeoutError,
-    which tells what did come, after `timeout` seconds.
+    cq: a CQ with a channel.
+    n: how many completions to wait for.
+    timeout: in seconds; TimeoutError then lists the completions that did come.
+
+    The events that end the sleep, of any CQ of the channel, are acknowledged.
     """
-    __tracebackhide__ = True  # pytest shows the test that waited, not us
+    __tracebackhide__ = True  # so that pytest shows the line of the test that waited
     end = time.monotonic() + timeout
     got = cq.poll(n)
     while len(got) < n:
@@ -201,7 +206,7 @@ def wait_completions(cq: CQ, n: int = 1, *, timeout: float = 30.0) -> list[WorkC
 
 def _sleep(cq: CQ, end: float, what_came: str) -> None:
     __tracebackhide__ = True
-    assert cq.channel is not None  # or it would not have been safe
+    assert cq.channel is not None  # or safe_to_sleep() would have raised
     try:
         cq.channel.get_event(max(0.0, end - time.monotonic())).ack()
     except TimeoutError:
@@ -209,7 +214,7 @@ def _sleep(cq: CQ, end: float, what_came: str) -> None:
 
 
 def _all_remote(ctx: Context, qp_type: QPType) -> AccessFlags:
-    """All that a peer can do to our memory through a QP of this type."""
+    """Return all remote access that QPs of this type support on this device."""
     access = AccessFlags(0)
     if qp_type in (QPType.RC, QPType.UC):
         access |= AccessFlags.REMOTE_WRITE

@@ -11,7 +11,7 @@ from ..enums import AccessFlags
 
 
 class QPOptions(TypedDict, total=False):
-    """What an Endpoint hands on to `QP()`."""
+    """The parameters of `QP()` that an Endpoint hands on."""
 
     srq: SRQ | None
     max_send_wr: int
@@ -25,7 +25,7 @@ class QPOptions(TypedDict, total=False):
 
 
 class PairOptions(QPOptions, PathOptions, total=False):
-    """What the fixture `rdma_pair` takes: all of it; `access` is that of the MR."""
+    """The parameters of the fixture `rdma_pair`; `access` is that of the MR."""
 
     size: int
     access: AccessFlags | int | None

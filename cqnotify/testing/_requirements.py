@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the pytest marker `rdma` can ask for, and what of it a device lacks."""
+"""The requirements of the pytest marker `rdma`, and which of them a device does not meet."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LINK_LAYERS: Final = {"InfiniBand": LinkLayer.INFINIBAND, "Ethernet": LinkLayer
 
 @dataclass(frozen=True)
 class Requirements:
-    """The arguments of one marker, checked."""
+    """The validated arguments of one marker."""
 
     devices: int = 1
     atomics: bool = False
@@ -39,7 +39,7 @@ class Requirements:
 
     @classmethod
     def of(cls, *args: object, **kwargs: Any) -> Requirements:
-        """Raises ValueError for what is not among the fields, and for what they cannot be."""
+        """Return them; raise ValueError for an unknown argument or a value that it cannot have."""
         known = [field.name for field in fields(cls)]
         unknown = [repr(arg) for arg in args] + [name for name in kwargs if name not in known]
         if unknown:
@@ -51,14 +51,14 @@ class Requirements:
         return cls(**kwargs)
 
     def missing_here(self) -> str | None:
-        """What the machine lacks, apart from devices."""
+        """Return what the machine lacks, apart from devices, or None."""
         release = os.uname().release
         if _version(release) < _version(self.min_kernel):
             return f"the test needs kernel {self.min_kernel}, this is {release}"
         return None
 
     def missing_in(self, ctx: Context, port_num: int) -> str | None:
-        """What a device lacks."""
+        """Return what a device lacks, or None."""
         lacks = [*self._missing_in_device(ctx), *self._missing_in_port(ctx, port_num)]
         return f"device {ctx.name} has {' and '.join(lacks)}" if lacks else None
 
@@ -80,7 +80,7 @@ class Requirements:
 
 
 def _refused(name: str, value: object) -> str | None:
-    """None for a good value, else what it must be."""
+    """Return None for a valid value, else what the value must be."""
     if name == "devices":
         good, wanted = type(value) is int and value >= 1, "a number of at least 1"
     elif name == "link_layer":
@@ -97,6 +97,6 @@ def _refused(name: str, value: object) -> str | None:
 
 
 def _version(release: str) -> tuple[int, ...]:
-    """The numbers that a kernel's release begins with."""
+    """Return the numbers that a kernel release begins with."""
     found = re.match(r"\d+(\.\d+)*", release)
     return tuple(map(int, found[0].split("."))) if found else ()

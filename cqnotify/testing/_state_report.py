@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""What is going on on a device, in a few lines, for the report of a test that failed.
+"""The state of a device's objects, in a few lines, for the report of a failed test.
 
-Looking takes nothing and changes nothing: completions and events stay where they are.
+Reading the state changes nothing: no completion and no event is taken.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _AT_MOST = 8  # objects of a kind
 
 
 def state_of(context: Context) -> list[str]:
-    """Return its QPs, SRQs and CQs, a line each, and the device's asynchronous events.
+    """Return the device's asynchronous events and its QPs, SRQs and CQs, a line each.
 
-    Of a closed one there is nothing to tell. Raises nothing: what cannot be told says why.
+    A closed context has none. Never raises: if the state cannot be read, the line says why.
     """
     try:
         return [] if context.closed else _State(context).lines()
@@ -116,7 +116,7 @@ def _type(qp: QP) -> str:
 
 
 def _state(qp: QP) -> str:
-    """Asked of the device: an error changes it behind our back."""
+    """Query the state from the device, which changes it by itself after an error."""
     state = enum_or_int(QPState, QP.query(qp)["qp_state"])
     return state.name if isinstance(state, QPState) else f"state {state}"
 
