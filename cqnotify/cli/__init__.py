@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The command line: `cqnotify`, `python -m cqnotify`. Each command is a module of this package.
 
-A command's module has `add_parser(commands)`, which makes its parser by `add_command`, and
-`run(args)`, which returns an exit code. What only some commands need they import when they run.
+A command's module has `add_parser(commands)`, which calls `add_command`, and `run(args)`, which
+returns an exit code. Modules that only some commands need are imported when these run.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from .. import AsyncEventError, CompletionError, __version__
 from .._core import NO_DEVICE
 from ..attrs import PortAttr
 from ..context import Context, needs_rdma_cm
-from ..context import devices as list_devices  # besides the module of that command
+from ..context import devices as list_devices  # the command `devices` is a module of that name
 from ..enums import MTU, PortState
 
 __all__ = ["CANNOT_RUN", "FAILED", "OK", "USAGE", "CommandError", "main"]
 
-# Their modules' names, in the order of the help.
+# The names of their modules, in the order of the help.
 COMMANDS: Final = (
     "devices",
     "pingpong",
@@ -45,17 +45,17 @@ INTERRUPTED, BROKEN_PIPE, TERMINATED = (
 EXIT_CODES: Final = """\
 exit codes:
   0    everything went well
-  1    it failed, took too long, or brought what it should not
+  1    the command failed, took too long, or got wrong data
   2    wrong usage
-  3    nothing to run on: no such RDMA device, none that is up, or something is not installed
+  3    nothing to run on: no such RDMA device, no port that is up, or a program is not installed
   130  interrupted by Ctrl-C
-  141  whoever read the output has gone
+  141  the reader of the output has gone
   143  ended by SIGTERM
 """
 
 
 class CommandError(Exception):
-    """The command cannot go on, in words for the terminal, with its exit code."""
+    """The command cannot go on; has a message for the terminal, and an exit code."""
 
     def __init__(self, message: str, code: int = FAILED) -> None:
         super().__init__(message)
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(e, e.code)
     except (OSError, LookupError, CompletionError, AsyncEventError) as e:
         return _complain(e, FAILED)
-    except MemoryError as e:  # for as many messages of such a size as were asked for
+    except MemoryError as e:  # the messages that the options ask for are too many or too large
         return _complain(CommandError(str(e) or "out of memory"), FAILED)
 
 
@@ -95,27 +95,30 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A command's own parser, which refuses by itself what it does not know: argparse would leave
-    that to the parser above, whose usage says nothing of this command."""
+    """The parser of one command.
+
+    It refuses unknown arguments itself. argparse leaves that to the main parser, whose usage does
+    not show the command's options.
+    """
 
     takes_device = False
 
     def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the namespace and nothing besides; end with this command's usage otherwise."""
+        """Return the namespace; for unknown arguments, exit with this command's usage."""
         found, unknown = super().parse_known_args(*args, **kwargs)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}{self._hint(unknown)}")
         return found, unknown
 
     def _hint(self, unknown: list[str]) -> str:
-        """For a device that was named without its option."""
+        """Return a hint for a device that was named without -d."""
         names = [name for name in unknown if not name.startswith("-")]
         return f" (a device is chosen by -d: -d {names[0]})" if names and self.takes_device else ""
 
 
 @contextmanager
 def _termination() -> Iterator[None]:
-    """SIGTERM is an exception inside, so that children are killed and devices closed."""
+    """Turn SIGTERM into an exception, so that children are killed and devices closed."""
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
@@ -125,7 +128,7 @@ def _termination() -> Iterator[None]:
 
 @contextmanager
 def _flushed() -> Iterator[None]:
-    """What was printed is out at the end, or fails here: at Python's exit it is too late."""
+    """Flush stdout at the end, so that an error is raised here and not at Python's exit."""
     try:
         yield
     finally:
@@ -137,7 +140,7 @@ def _flushed() -> Iterator[None]:
 
 
 def _give_up(stream: TextIO) -> None:
-    """What is left in its buffer goes nowhere, or Python's own try at its exit would fail, too."""
+    """Discard what is left in the buffer, or Python's flush at exit would fail as well."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
@@ -150,7 +153,7 @@ def _complain(error: Exception, code: int) -> int:
     return code
 
 
-# ---- what the commands share ----------------------------------------------------------------
+# ---- shared by the commands -----------------------------------------------------------------
 
 
 def add_command(
@@ -161,7 +164,7 @@ def add_command(
     description: str | None = None,
     json_help: str = "print every figure as JSON",
 ) -> CommandParser:
-    """Return the parser of a new command. All of them have --json, and say the exit codes."""
+    """Return the parser of a new command, with --json, and the exit codes in its help."""
     parser: CommandParser = commands.add_parser(
         name,
         help=what,
@@ -175,7 +178,7 @@ def add_command(
 
 
 def add_device(parser: CommandParser, default: str = "the first") -> None:
-    """Add the option that chooses a device, with the name that rdma-core's programs give it."""
+    """Add the option that selects a device, named as in rdma-core's programs."""
     parser.takes_device = True
     parser.add_argument(
         *("-d", "--device", "--ib-dev"),
@@ -186,7 +189,7 @@ def add_device(parser: CommandParser, default: str = "the first") -> None:
 
 
 def add_connection(parser: CommandParser, *names: str) -> None:
-    """Add the options that are parameters of `QP.connect`, by whose names the arguments go."""
+    """Add options for these parameters of `QP.connect`; the arguments get the same names."""
     options: dict[str, tuple[tuple[str, str], dict[str, Any]]] = {
         "port_num": (
             ("-i", "--ib-port"),
@@ -216,8 +219,7 @@ def add_connection(parser: CommandParser, *names: str) -> None:
 
 
 def device_names(wanted: str | None = None) -> list[str]:
-    """Return the names of the devices, or the one that was asked for; CommandError if there is
-    none."""
+    """Return the names of all devices, or `wanted`; CommandError if there is no such device."""
     names = [device.name for device in list_devices()]
     if not names:
         raise CommandError(NO_DEVICE, CANNOT_RUN)
@@ -229,20 +231,19 @@ def device_names(wanted: str | None = None) -> list[str]:
 
 
 def check_limit(where: str, option: str, value: int, limit: int) -> None:
-    """CommandError, by the option's name, if its value is more than the device allows."""
+    """Raise CommandError if an option's value exceeds a limit of the device or port `where`."""
     if value > limit:
         raise CommandError(f"{option} is {value}: the limit of {where} is {limit}", USAGE)
 
 
 def check_connects(context: Context) -> None:
-    """CommandError unless the device's QPs can be connected by verbs alone."""
+    """Raise CommandError unless the device's QPs can be connected by verbs alone."""
     if why := needs_rdma_cm(context):
         raise CommandError(why, CANNOT_RUN)
 
 
 def check_port(context: Context, port_num: int) -> PortAttr:
-    """Return the attributes of the port that --ib-port names; CommandError unless there is one,
-    and it is up."""
+    """Return the attributes of the port of --ib-port; CommandError unless it exists and is up."""
     check_limit(context.name, "--ib-port", port_num, context.query_device().phys_port_cnt)
     port = context.query_port(port_num)
     if port.state != PortState.ACTIVE:
@@ -252,8 +253,8 @@ def check_port(context: Context, port_num: int) -> PortAttr:
 
 
 def note(text: str) -> None:
-    """Tell the user besides the output: one line on stderr, if anybody reads that."""
-    if sys.stderr is not None:  # print() would take stdout instead
+    """Print a line for the user on stderr, ignoring errors."""
+    if sys.stderr is not None:  # else print() would write to stdout
         try:
             print(f"cqnotify: {text}", file=sys.stderr, flush=True)
         except OSError:
@@ -261,12 +262,12 @@ def note(text: str) -> None:
 
 
 def print_json(value: object) -> None:
-    """Print a command's figures, and nothing else, on stdout."""
+    """Print a command's figures as JSON on stdout."""
     print(json.dumps(value, indent=2))
 
 
 def whole(low: int = 1, high: int | None = None) -> Callable[[str], int]:
-    """Return the type of an argument that is a whole number in these limits."""
+    """Return an argparse type: a whole number within these limits."""
     limits = f"{low} or more" if high is None else f"{low} to {high}"
 
     def parse(text: str) -> int:
@@ -280,7 +281,7 @@ def whole(low: int = 1, high: int | None = None) -> Callable[[str], int]:
 
 
 def seconds(text: str) -> float:
-    """The type of an argument that is a time: up to what fits into poll(2), which is 24 days."""
+    """Parse a time, up to the 24 days that poll(2) can wait: an argparse type."""
     with suppress(ValueError):
         value = float(text)
         if 0 < value <= LONGEST:

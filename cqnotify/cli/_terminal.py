@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a terminal gets and a file or a pipe does not: colours, and a line of progress."""
+"""Output for terminals only: colours, and a line of progress."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ WIDEST: Final = 100
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether this stream is one; Python has None where a program is started without."""
+    """Whether the stream is a terminal; it is None where a program is started without it."""
     return stream is not None and stream.isatty()
 
 
 def colored(stream: TextIO | None) -> bool:
-    """Whether colours go to this stream: see no-color.org."""
+    """Whether to use colours on this stream, see no-color.org."""
     dull = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     return not dull and is_terminal(stream)
 
 
 def paint(text: str, color: str) -> str:
-    """Return `text` so that it is in that colour on stdout, if that is a terminal."""
+    """Return `text` in a colour, if stdout is a terminal."""
     return f"\033[{CODES[color]}m{text}\033[0m" if colored(sys.stdout) else text
 
 
 def columns() -> int:
-    """How wide a line on stdout may be."""
+    """Return the width of a line on stdout."""
     return min(shutil.get_terminal_size((WIDEST, 24)).columns, WIDEST)
 
 
 class Progress:
-    """A line on stderr that says how far it is, once that takes over a second."""
+    """A line on stderr that shows the progress of anything that takes over a second."""
 
     def __init__(self, what: str, total: int) -> None:
         self._what = what
@@ -46,8 +46,7 @@ class Progress:
         self._due = time.monotonic() + FIRST if is_terminal(sys.stderr) else float("inf")
 
     def show(self, done: int, what: str | None = None) -> None:
-        """Say that so many are done, unless that was just said. Of something else, `what`, it is
-        said at once."""
+        """Show how many are done, if the line is due; at once if `what` has changed."""
         now = time.monotonic()
         if what not in (None, self._what):
             self._what = what or ""

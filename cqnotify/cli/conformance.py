@@ -24,15 +24,15 @@ from . import (
 from ._terminal import Progress, columns, paint
 
 DESCRIPTION: Final = """\
-Which completions raise an event on this device, against ibv_req_notify_cq(3).
+Measure which completions raise an event on this device, and compare that with
+ibv_req_notify_cq(3).
 
-Posts work requests of every operation between queue pairs of one port, lets them succeed and fail
-in every way, with CQs armed for nothing, for any completion and for solicited ones only, and
-compares what comes with what the manual says. Rows that behave alike are printed as one line; then
-what departs from the manual, and what that means for a program. --json gives every row.
+The command posts work requests of every operation between queue pairs of one port, and makes them
+succeed and fail in every way, with CQs that are not armed, armed for any completion, or armed for
+solicited ones only. Rows that behave alike are printed as one line. Then come the deviations from
+the manual, and what they mean for a program. --json prints every row.
 
-Departing from the manual is a result, not a failure: the exit code is 0, unless --strict asks
-for 1.
+A deviation is a result, not a failure: the exit code is 0, or 1 with --strict.
 """
 
 
@@ -48,11 +48,13 @@ def add_parser(commands: Any) -> None:
         "--type",
         action="append",
         choices=TYPES,
-        help="of the queue pairs; may be given several times (default: all)",
+        help="type of the queue pairs; may be given several times (default: all)",
     )
     add_connection(parser, "port_num", "gid_index")
     parser.add_argument(
-        "--strict", action="store_true", help="exit code 1 if anything is not as it should be"
+        "--strict",
+        action="store_true",
+        help="exit code 1 if anything deviates from what is expected",
     )
 
 
@@ -75,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
             progress=progress.show,
         )
     if all(row.refusal for row in report.rows):
-        raise CommandError(f"{device} can do none of it: {report.rows[0].refusal}", CANNOT_RUN)
+        raise CommandError(f"{device} supports none of it: {report.rows[0].refusal}", CANNOT_RUN)
     if args.json:
         print_json(report.as_dict())
     else:

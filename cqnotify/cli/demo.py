@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`cqnotify demo`: what it costs to sleep until a completion comes, against polling for it."""
+"""`cqnotify demo`: the cost of sleeping until a completion comes, compared with polling."""
 
 from __future__ import annotations
 
@@ -22,24 +22,28 @@ def add_parser(commands: Any) -> None:
         "--peer-device", metavar="D2", help="the peers' device (default: the same; lab: the second)"
     )
     parser.add_argument(
-        "--messages", metavar="N", type=whole(), default=1000, help="per run (default: 1000)"
+        "--messages",
+        metavar="N",
+        type=whole(),
+        default=1000,
+        help="messages of each run (default: 1000)",
     )
     parser.add_argument(
         "--interval",
         metavar="MS",
         type=_milliseconds,
         default=0.004,
-        help="between the stream's messages (default: 4)",
+        help="milliseconds between the stream's messages (default: 4)",
     )
 
 
 DESCRIPTION = """\
-What it costs to sleep until a completion comes, against polling for it.
+Measure the cost of sleeping until a completion comes, compared with polling.
 
-Two jobs, each done by several receivers: a ping-pong with ibv_rc_pingpong, rdma-core's own program
-in event mode, and a one-way stream that a second process sends at a slow pace. In the lab, where
-two software devices sit on one wire, the wire is given a delay for the duration; there it fails,
-too, if a receiver did not sleep.
+Several receivers do the same two jobs: a ping-pong with rdma-core's ibv_rc_pingpong in event mode,
+and receiving a one-way stream that a second process sends at a slow pace. In the lab, whose two
+software devices are on one wire, the demo delays the frames on that wire, and it also fails if a
+receiver did not sleep.
 """
 
 
@@ -67,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _shown_by(line: Progress, messages: int) -> Callable[[str, int], None]:
-    """What shows each run's progress on a terminal; elsewhere it says once that there are some."""
+    """Return a function that shows the progress on a terminal, and elsewhere prints one line."""
     told = is_terminal(sys.stderr)
 
     def show(run: str, received: int) -> None:

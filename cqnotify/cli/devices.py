@@ -21,14 +21,14 @@ def add_parser(commands: Any) -> None:
     what = "list the RDMA devices, their ports and their GIDs"
     parser = add_command(commands, "devices", what, run)
     parser.add_argument(
-        "names", nargs="*", metavar="DEVICE", help="only these; the same as -d (default: all)"
+        "names", nargs="*", metavar="DEVICE", help="list only these, as with -d (default: all)"
     )
     add_device(parser, "all")
     parser.add_argument(
         "-v",
         "--verbose",
         action="store_true",
-        help="what ibv_query_device and ibv_query_port say, too",
+        help="also print everything that ibv_query_device and ibv_query_port return",
     )
 
 
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _chosen(args: argparse.Namespace) -> list[str]:
-    """The names of the devices to list: those that were asked for, each once, or all."""
+    """Return the names of the devices to list: those of the arguments, each once, or all."""
     wanted = [*args.names, *([args.device] if args.device else [])]
     if not wanted:
         return device_names()
@@ -71,7 +71,7 @@ def _describe_port(context: Context, port_num: int) -> dict[str, Any]:
 
 
 def _plain(attr: Any) -> dict[str, Any]:
-    """A struct's fields: enums by their names, flags and MTUs as numbers, GUIDs in hex."""
+    """Return a struct's fields: enums by name, flags and MTUs as numbers, GUIDs in hex."""
     return {name: _plain_value(name, value) for name, value in attr._asdict().items()}
 
 
@@ -83,7 +83,7 @@ def _plain_value(name: str, value: Any) -> Any:
     if name.endswith("guid"):
         return f"{value:016x}"
     if isinstance(value, IntFlag):
-        return int(value)  # together they have a name in some versions of Python alone
+        return int(value)  # only some Python versions have names for combined flags
     return getattr(value, "name", value)
 
 
@@ -127,6 +127,6 @@ def _all_lines(fields: dict[str, Any], indent: str) -> list[str]:
 
 
 def _shown(name: str, value: Any) -> str:
-    """Numbers that are sets of bits in hex, as they are in the manual pages."""
+    """Return the value as text, sets of bits in hex."""
     bits = name in BITS and isinstance(value, int)
     return f"{value:#x}" if bits else str(value)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`cqnotify watch`: what the devices report besides completions, as it happens."""
+"""`cqnotify watch`: the asynchronous events of the devices, as they happen."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from . import OK, CommandError, add_command, add_device, device_names, note, sec
 from ._terminal import paint
 
 DESCRIPTION: Final = """\
-Shows what the devices report besides completions, as it happens: ports that come and go, addresses
-that change, devices that fail. It sleeps in between, until it is interrupted.
+Show the asynchronous events of the devices as they happen: ports that go up and down, addresses
+that change, devices that fail. The command sleeps in between, until it is interrupted.
 
-What concerns a queue pair or a completion queue is told to the program that it belongs to alone.
+Events of a queue pair or a completion queue go only to the program that created it.
 """
 BAD: Final = ("DEVICE_FATAL", "PORT_ERR")
 GOOD: Final = ("PORT_ACTIVE",)
@@ -33,9 +33,9 @@ def add_parser(commands: Any) -> None:
     parser = add_command(commands, "watch", what, run, DESCRIPTION, "print a JSON object per line")
     add_device(parser, "all")
     parser.add_argument(
-        "--count", metavar="N", type=whole(), help="end after so many (exit code 1 if fewer came)"
+        "--count", metavar="N", type=whole(), help="end after N events (exit code 1 if fewer came)"
     )
-    parser.add_argument("--timeout", metavar="S", type=seconds, help="end after so many seconds")
+    parser.add_argument("--timeout", metavar="S", type=seconds, help="end after S seconds")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Watch:
-    """Several devices' events, in one poll(2)."""
+    """The events of several devices, awaited in one poll(2)."""
 
     def __init__(self, contexts: list[Context]) -> None:
         self._contexts = {context.async_fd: context for context in contexts}
@@ -66,12 +66,14 @@ class Watch:
         self._poller = select.poll()
         for fd in self._contexts:
             self._poller.register(fd, select.POLLIN)
-        with suppress(AttributeError, OSError):  # it may be closed, or no file
-            self._poller.register(sys.stdout.fileno(), 0)  # whose reader may go while we sleep
+        with suppress(AttributeError, OSError):  # stdout may be closed, or not a file
+            self._poller.register(sys.stdout.fileno(), 0)  # to notice that its reader has gone
 
     def next(self, deadline: float | None) -> tuple[str, AsyncEvent] | None:
-        """Sleep until there is an event; return it and its device's name, or None when the time
-        is over."""
+        """Sleep until there is an event, and return its device's name and the event.
+
+        Return None at `deadline`, a time of time.monotonic().
+        """
         while True:
             while self._ready:
                 event = self._take(self._ready[0])

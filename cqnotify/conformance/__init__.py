@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which completions raise an event on a device, row by row, against ibv_req_notify_cq(3)."""
+"""Which completions raise an event on a device, compared with ibv_req_notify_cq(3)."""
 
 from ._cases import QP_TYPES, Arm, Case, Outcome, Queue, cases
 from ._report import Deviation, Report, Row

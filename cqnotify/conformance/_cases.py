@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What is done to a device: the operations, the ways in which they can end, and every case."""
+"""The cases: every operation, with every way in which it can end."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ SIGNALED, SOLICITED = SendFlags.SIGNALED, SendFlags.SOLICITED
 
 
 class Queue(Enum):
-    """Which CQ is looked at."""
+    """The CQ that a row is about."""
 
     SEND = "send CQ"
     RECV = "receive CQ"
 
 
 class Arm(Enum):
-    """For what a CQ was armed by ibv_req_notify_cq, if it was."""
+    """How a CQ was armed by ibv_req_notify_cq, if at all."""
 
     NOT = "nothing"
     ANY = "any completion"
@@ -48,20 +48,20 @@ class Outcome(Enum):
 
 
 class Operation(NamedTuple):
-    """A work request, as far as its completions are concerned.
+    """What is posted, and what that means for its completions.
 
-    `arguments` are those of `QP.post_send` that it needs besides memory, keys and destination; an
-    operation without an opcode is a receive.
+    An operation without an opcode is a receive. `arguments` are those of `QP.post_send`, besides
+    memory, keys and destination.
     """
 
     name: str
     opcode: WROpcode | None
     qp_types: Collection[QPType]
-    takes_receive: bool = False  # and so completes at the peer, too
-    fills_receive: bool = False  # what the peer posted is where its data goes
-    remote: bool = False  # the peer's memory is named
-    local: bool = False  # it has no part for the peer, and moves no data
-    invalidates: Queue | None = None  # a window, that is bound at the sender or the receiver
+    takes_receive: bool = False  # consumes a receive of the peer, which completes, too
+    fills_receive: bool = False  # its data goes to the memory of that receive
+    remote: bool = False  # names memory of the peer
+    local: bool = False  # does not involve the peer, and moves no data
+    invalidates: Queue | None = None  # the end whose memory window it invalidates
     arguments: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -97,7 +97,7 @@ OPERATIONS: Final = {operation.name: operation for operation in (*SENDS, RECV)}
 
 
 class Case(NamedTuple):
-    """One work request, posted once; both CQs are armed in the same way."""
+    """One work request, posted once, with both CQs armed in the same way."""
 
     qp_type: QPType
     outcome: Outcome
@@ -108,17 +108,17 @@ class Case(NamedTuple):
 
     @property
     def queues(self) -> tuple[Queue, ...]:
-        """The CQs that the case says something of."""
+        """The CQs for which the case has an expectation."""
         if self.operation == RECV.name:
             return (Queue.RECV,)
         alone = self.outcome in (Outcome.NO_PEER, Outcome.FLUSH, Outcome.POSTED_IN_ERR)
         if alone or OPERATIONS[self.operation].local:
-            return (Queue.SEND,)  # nothing gets to the peer
+            return (Queue.SEND,)  # nothing reaches the peer
         return (Queue.SEND, Queue.RECV)
 
 
 def cases(qp_types: Collection[QPType] = QP_TYPES) -> Iterator[Case]:
-    """Every case for queue pairs of these types."""
+    """Yield every case for queue pairs of these types."""
     for outcome, qp_type, operation in itertools.product(Outcome, qp_types, OPERATIONS.values()):
         if qp_type in operation.qp_types and _can_end(operation, qp_type, outcome):
             for variant in itertools.product(*_variants(operation), Arm):
@@ -135,16 +135,16 @@ def _can_end(operation: Operation, qp_type: QPType, outcome: Outcome) -> bool:
         return operation.fills_receive
     if outcome is Outcome.BAD_RKEY:
         return operation.remote
-    # Nobody but RC waits for the peer.
+    # Only RC waits for the peer.
     if outcome is Outcome.NO_RECEIVE:
         return qp_type == RC and operation.takes_receive
     return qp_type == RC or outcome not in (Outcome.NO_PEER, Outcome.FLUSH)
 
 
 def _variants(operation: Operation) -> tuple[list[bool], list[SendFlags]]:
-    """The values of sq_sig_all, and the send flags.
+    """Return the values of sq_sig_all and of the send flags to try.
 
-    SOLICITED goes with what completes a receive alone, the verbs know no other meaning of it.
+    SOLICITED has a meaning only for operations that complete a receive.
     """
     if operation is RECV:
         return [False], [NONE]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What was measured: rows, and where they depart from the rules."""
+"""The results: rows, and their deviations from the rules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ._cases import Arm, Case, Outcome, Queue
 
 
 class Deviation(Enum):
-    """How a row departs from what was expected."""
+    """A way in which a row differs from what was expected."""
 
     NO_EVENT = "no event"
     SURPLUS_EVENT = "an event too many"
@@ -27,11 +27,14 @@ class Deviation(Enum):
 
 
 class Row(NamedTuple):
-    """One case, seen at one CQ.
+    """The result of one case on one CQ.
 
-    Of `expected_statuses` one was to come, None standing for no completion; `statuses` are what
-    came. `expected_events` is what the manual says of completions such as came, and `events` what
-    the channel got. Where the device refused the case, `refusal` is its error, and nothing came.
+    case, queue: the case and the CQ.
+    expected_statuses: the statuses that are right; None stands for no completion.
+    statuses: those of the completions that came.
+    expected_events: how many events the manual demands for these completions.
+    events: how many events came.
+    refusal: the device's error if it refused the case; nothing came, then.
     """
 
     case: Case
@@ -44,7 +47,7 @@ class Row(NamedTuple):
 
     @property
     def deviations(self) -> tuple[Deviation, ...]:
-        """How the row departs from what was expected: at most in its completion, and its event."""
+        """The row's deviations: at most one of its events and one of its completions."""
         if self.refusal is not None:
             return ()
         found = []
@@ -61,21 +64,21 @@ class Row(NamedTuple):
         return tuple(found)
 
     def as_dict(self) -> dict[str, Any]:
-        """The row with names for enums, as `--json` prints it."""
+        """Return the row as `--json` prints it, with names for enums."""
         fields = {**self.case._asdict(), **self._asdict(), "deviations": self.deviations}
         del fields["case"]
         return {name: _plain(value) for name, value in fields.items()}
 
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> Row:
-        """The row that `as_dict` told of."""
+        """Return the row that `as_dict` was called on."""
         fields = {name: _READ[name](value) for name, value in row.items() if name in _READ}
         case = Case(*(fields.get(name, row[name]) for name in Case._fields))
         return cls(case, *(fields.get(name, row[name]) for name in cls._fields[1:]))
 
 
 def _plain(value: Any) -> Any:
-    """A name for an enum, names for flags, lists for tuples."""
+    """Turn enums into names, flags into lists of names, and tuples into lists."""
     if isinstance(value, SendFlags):
         return [flag.name for flag in SendFlags if flag in value]
     if isinstance(value, tuple):
@@ -94,7 +97,7 @@ def _statuses(found: Iterable[str | int | None]) -> tuple[WCStatus | int | None,
     return tuple(WCStatus[each] if isinstance(each, str) else each for each in found)
 
 
-# What is not plain in the fields of a row and its case, by their names.
+# How `from_dict` reads the fields of a row and its case that are not plain.
 _READ: Final[dict[str, Callable[[Any], Any]]] = {
     "qp_type": QPType.__getitem__,
     "outcome": Outcome.__getitem__,
@@ -107,7 +110,7 @@ _READ: Final[dict[str, Callable[[Any], Any]]] = {
 
 
 class Report(NamedTuple):
-    """All rows of one device, and on what they were measured."""
+    """All rows of one measurement, with the device and the kernel."""
 
     device: str
     kernel: str
@@ -115,11 +118,11 @@ class Report(NamedTuple):
 
     @property
     def deviating(self) -> tuple[Row, ...]:
-        """The rows with deviations."""
+        """The rows that have deviations."""
         return tuple(row for row in self.rows if row.deviations)
 
     def as_dict(self) -> dict[str, Any]:
-        """What `--json` prints."""
+        """Return what `--json` prints."""
         return {
             "device": self.device,
             "kernel": self.kernel,
@@ -128,6 +131,6 @@ class Report(NamedTuple):
 
     @classmethod
     def from_dict(cls, report: Mapping[str, Any]) -> Report:
-        """The report that `as_dict` told of."""
+        """Return the report that `as_dict` was called on."""
         rows = tuple(map(Row.from_dict, report["rows"]))
         return cls(report["device"], report["kernel"], rows)

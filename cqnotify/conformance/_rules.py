@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a device should do: the manual's words on events, InfiniBand's on completions."""
+"""What a device should do: by the manual for events, by InfiniBand for completions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["expected_events", "expected_statuses", "is_solicited"]
 
 
 def is_solicited(queue: Queue, status: WCStatus | int, send_flags: SendFlags) -> bool:
-    """Whether a completion is solicited; `send_flags` are those that the sender gave.
+    """Return whether a completion is solicited; `send_flags` are the sender's.
 
     ibv_req_notify_cq(3): "A CQE is solicited if it is a receive completion for a message with the
     Solicited Event header bit set, or if the status is not successful. All other successful
@@ -27,7 +27,7 @@ def is_solicited(queue: Queue, status: WCStatus | int, send_flags: SendFlags) ->
 def expected_events(
     queue: Queue, armed: Arm, statuses: Sequence[WCStatus | int], send_flags: SendFlags
 ) -> int:
-    """How many events the completions raise that a CQ got after it was armed, once or not at all.
+    """Return how many events the completions raise on a CQ that was armed once, or not at all.
 
     ibv_req_notify_cq(3): "If the argument solicited_only is zero, a completion event is generated
     for any new CQE. If solicited_only is non-zero, an event is only generated for a new CQE with
@@ -40,7 +40,7 @@ def expected_events(
     return min(1, len(counting))
 
 
-# How a work request ends at the sender and at the receiver of an RC; None is no completion.
+# The statuses at the sender and at the receiver of an RC; None stands for no completion.
 _FAILURES: Final[dict[Outcome, tuple[WCStatus, WCStatus | None]]] = {
     Outcome.BAD_LKEY: (WCStatus.LOC_PROT_ERR, None),
     Outcome.BAD_RECV_LKEY: (WCStatus.REM_OP_ERR, WCStatus.LOC_PROT_ERR),
@@ -52,8 +52,8 @@ _FAILURES: Final[dict[Outcome, tuple[WCStatus, WCStatus | None]]] = {
     Outcome.POSTED_IN_ERR: (WCStatus.WR_FLUSH_ERR, WCStatus.WR_FLUSH_ERR),
 }
 
-# What goes wrong at the receiver the sender of UC and UD does not hear of; and the receiver drops
-# a message that it may not write, or (some do) that it has no room for.
+# The sender of UC and UD does not learn of failures at the receiver. The receiver drops a message
+# whose rkey is wrong; some devices also drop one for which the receive is too small.
 _UNHEARD_OF: Final[dict[Outcome, tuple[WCStatus | None, ...]]] = {
     Outcome.BAD_RECV_LKEY: (WCStatus.LOC_PROT_ERR,),
     Outcome.BAD_RKEY: (None,),
@@ -62,14 +62,14 @@ _UNHEARD_OF: Final[dict[Outcome, tuple[WCStatus | None, ...]]] = {
 
 
 def expected_statuses(case: Case, queue: Queue) -> tuple[WCStatus | None, ...]:
-    """The statuses of which a CQ shall get one; None stands for no completion.
+    """Return the statuses that are right; None stands for no completion.
 
-    A work request that fails always completes; one that succeeds does if it was asked to.
+    A work request that fails always completes; one that succeeds completes if it is signaled.
     """
     if queue is Queue.SEND:
         if case.outcome is Outcome.SUCCESS or _is_unheard_of(case):
-            asked_to = case.sq_sig_all or SendFlags.SIGNALED in case.send_flags
-            return (WCStatus.SUCCESS if asked_to else None,)
+            signaled = case.sq_sig_all or SendFlags.SIGNALED in case.send_flags
+            return (WCStatus.SUCCESS if signaled else None,)
         return (_FAILURES[case.outcome][0],)
     if case.outcome is Outcome.SUCCESS:
         return (WCStatus.SUCCESS if OPERATIONS[case.operation].takes_receive else None,)
@@ -77,7 +77,7 @@ def expected_statuses(case: Case, queue: Queue) -> tuple[WCStatus | None, ...]:
         return _UNHEARD_OF[case.outcome]
     status = _FAILURES[case.outcome][1]
     if case.outcome is Outcome.BAD_RKEY and OPERATIONS[case.operation].takes_receive:
-        return (WCStatus.LOC_ACCESS_ERR, status)  # depends on whether it was taken already
+        return (WCStatus.LOC_ACCESS_ERR, status)  # whether or not the receive was taken already
     return (status,)
 
 

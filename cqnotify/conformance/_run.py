@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Playing the cases on a device, in batches."""
+"""Running the cases on a device, in batches."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ _SEND_AT, _REMOTE_AT, _RECV_AT = 0, 8, 16  # where in the memory that all trials
 _DEPTH: Final = 16  # of a QP's queues
 _BINDING: Final = 5.0  # seconds for a window to be bound
 
-# How providers and kernels say that there is no such thing.
+# The errors by which providers and kernels refuse what they do not support.
 _REFUSALS: Final = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EPROTONOSUPPORT, errno.EINVAL)
 
-# The receiver has no part in these, or no receive.
+# Outcomes in which the receiver is not connected; and those in which it has no receive.
 _ALONE: Final = (Outcome.NO_PEER, Outcome.FLUSH, Outcome.POSTED_IN_ERR)
 _NO_RECEIVE: Final = (Outcome.NO_RECEIVE, *_ALONE)
 
 # A retry count of 7 would be retries without end.
 _TIMERS: Final[ConnectOptions] = {"timeout": PATIENT, "retry_cnt": 6, "rnr_retry": 0}
 _TIMERS_OF: Final[dict[Outcome, ConnectOptions]] = {
-    Outcome.NO_PEER: {"timeout": 8, "retry_cnt": 1},  # 1 ms, or the least that the device can
-    Outcome.FLUSH: {"timeout": 0},  # in flight for ever
+    Outcome.NO_PEER: {"timeout": 8, "retry_cnt": 1},  # 1 ms, or the device's minimum
+    Outcome.FLUSH: {"timeout": 0},  # stays in flight forever
 }
 
 _BATCH: Final = 128  # cases, with two queue pairs and two CQs each
 
-# Seconds without anything new that end a batch: where completions that have to come are missing,
-# where events that the manual promises are, and where nothing is.
+# A batch ends after so many seconds in which nothing came: while due completions are missing, while
+# due events are missing, and otherwise.
 _LACKS_COMPLETION, _LACKS_EVENT, _COMPLETE = 5.0, 1.0, 0.3
 
 
@@ -58,12 +58,16 @@ def measure(
     gid_index: int | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Report:
-    """Play cases on a device and return what came of them; by default all, on the first device.
+    """Run cases on a device and return the results.
 
-    The traffic is between queue pairs of one port. The device is opened anew, so that who uses it
-    already is not told of the failures. `progress` is called now and then with the number of cases
-    that are done. Raises VerbsError where the device can not be opened, is an iWARP device, or has
-    another trouble than to lack an operation, LookupError where the port has no GID.
+    device: the device, or its name; by default the first one. It is opened anew, so contexts that
+        are already open get no event for the failures.
+    chosen: the cases, by default all.
+    port_num, gid_index: the port between whose queue pairs the traffic is, and its GID.
+    progress: called from time to time with the number of cases done.
+
+    Raises VerbsError where the device cannot be opened, is an iWARP device, or fails in another way
+    than by not supporting an operation; LookupError where the port has no GID.
     """
     todo = list(cases() if chosen is None else chosen)
     rows: list[Row] = []
@@ -84,7 +88,7 @@ def _play(bench: Bench, batch: Sequence[Case]) -> list[Trial]:
     for trial in trials:
         trial.prepare()
     if any(case.outcome is Outcome.POSTED_IN_ERR for case in batch):
-        time.sleep(_COMPLETE)  # a flush that is still under way would take what is posted now
+        time.sleep(_COMPLETE)  # a flush that still goes on would include what is posted now
     for trial in trials:
         trial.act()
     _collect(bench, trials)
@@ -94,11 +98,11 @@ def _play(bench: Bench, batch: Sequence[Case]) -> list[Trial]:
 def _collect(bench: Bench, trials: Sequence[Trial]) -> None:
     """Take completions and events until nothing new comes.
 
-    That an event does not come can not be proved. It may follow its completion: Linux 6.1's rxe
-    shows the completion to the program first, and tells the channel in a tasklet. No later event
-    is proof of its absence, either: one of the same CQ may be merged with it, and one of another
-    CQ may overtake it. So no CQ is armed twice, whatever its trial brings can take as long as the
-    batch does, and the batch ends with some time in which nothing comes.
+    The absence of an event cannot be proved. An event may follow its completion: rxe of Linux 6.1
+    first shows the completion to the program, and raises the event in a tasklet. A later event
+    proves nothing either: events of one CQ may be merged, and those of different CQs overtake each
+    other. So each CQ is armed only once, completions and events of a trial may come at any time
+    during the batch, and the batch ends after a time in which nothing came.
     """
     last = time.monotonic()
     while True:
@@ -119,7 +123,7 @@ def _patience(trials: Iterable[Trial]) -> float:
 
 
 class Bench:
-    """What many trials share, none of which changes it."""
+    """The objects that many trials share, and that none of them changes."""
 
     def __init__(self, context: Context, port_num: int, gid_index: int | None) -> None:
         self.context = context
@@ -134,27 +138,27 @@ class Bench:
         self.pd = PD(context)
         self.mr = MR(self.pd, 256, access=self.access | AccessFlags.LOCAL_WRITE)
         self.channel = CompletionChannel(context)
-        self.unwatched = CQ(context, 1)  # gets what is done in preparation, at most
+        self.unwatched = CQ(context, 1)  # at most for completions of the preparation
         self._template: QPAddress | None = None
         self._bindable: MR | None = None
         self._windows: list[MW] = []
 
     def address(self, qp: QP) -> QPAddress:
-        """What `qp.address()` returns, asked of the device once for all."""
+        """Return what `qp.address()` does, with one query of the device for all QPs."""
         if self._template is None:
             self._template = qp.address(self.port_num, self.gid_index)
         return self._template._replace(qp_num=qp.qp_num, psn=qp.sq_psn)
 
     def new_window(self) -> tuple[MW, SGE]:
-        """A window of type 2, and memory to bind it to."""
+        """Return a window of type 2, and memory to bind it to."""
         if self._bindable is None:
             access = AccessFlags.LOCAL_WRITE | AccessFlags.MW_BIND
             self._bindable = MR(self.pd, 256, access=access)
-        self._windows.append(MW(self.pd, MWType.TYPE_2))  # forgotten, it would be closed
+        self._windows.append(MW(self.pd, MWType.TYPE_2))  # kept, or it would be closed
         return self._windows[-1], self._bindable[:]
 
     def drain(self) -> bool:
-        """Take all events, which the statistics of their CQs count; False if there was none."""
+        """Take all events, which the CQs' statistics count; return whether there were any."""
         any_came = False
         while (cq := self.channel.try_get_event()) is not None:
             cq.ack()
@@ -163,10 +167,10 @@ class Bench:
 
 
 class Trial:
-    """A case on queue pairs and CQs of its own, so that all they bring belongs to it.
+    """A case on queue pairs and CQs of its own, whose completions and events all belong to it.
 
-    `prepare()` and `act()` do what is to be done and do not wait, but for a window to be bound;
-    `poll()` looks what came.
+    `prepare()` and `act()` post without waiting, except for a window to be bound; `poll()` takes
+    the completions.
     """
 
     def __init__(self, bench: Bench, case: Case) -> None:
@@ -177,10 +181,10 @@ class Trial:
         self._operation = OPERATIONS[case.operation]
         self._cqs = {queue: CQ(bench.context, 4, channel=bench.channel) for queue in Queue}
         self._ends: dict[Queue, Endpoint] = {}
-        self._rkey = 0  # of a window that is bound
+        self._rkey = 0  # of the window, once it is bound
 
     def prepare(self) -> None:
-        """Make the QPs, and bring them where the case begins."""
+        """Create the QPs, and bring them into the state in which the case begins."""
         with self._refusal_noted():
             self._make_ends()
             self._connect()
@@ -192,7 +196,7 @@ class Trial:
                 self._post_recv()
 
     def act(self) -> None:
-        """Arm, and do what the case is about."""
+        """Arm the CQs, and post what the case is about."""
         if self._refusal is not None:
             return
         with self._refusal_noted():
@@ -207,7 +211,7 @@ class Trial:
                 self._fail()
 
     def poll(self) -> bool:
-        """Take the completions that are there; False if there are none."""
+        """Take the completions that have come; return whether there were any."""
         any_came = False
         for queue, cq in self._cqs.items():
             if wcs := cq.poll():
@@ -216,7 +220,7 @@ class Trial:
         return any_came
 
     def rows(self) -> list[Row]:
-        """What came so far, events as far as the bench has drained them."""
+        """Return the results so far, with the events that the bench has taken."""
         return [self._row(queue) for queue in self.case.queues]
 
     def _row(self, queue: Queue) -> Row:
@@ -233,7 +237,7 @@ class Trial:
 
     @contextmanager
     def _refusal_noted(self) -> Iterator[None]:
-        """What the device does not have is told in the rows."""
+        """Note in the rows what the device does not support, instead of raising."""
         try:
             yield
         except VerbsError as e:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A report as text: the table, and a line of what each kind of deviation means for a program."""
+"""A report as text: the table, and what each kind of deviation means for a program."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ._report import Deviation, Report, Row
 
 _HEAD: Final = ("CQ", "QP", "completion", "not", "any", "solicited", "operations, send flags")
 _WIDTH: Final = 100
-_LEAST: Final = 16  # columns for the last cell, however wide the others are
+_LEAST: Final = 16  # the minimum width of the last column
 
 _LEGEND: Final = """\
 not, any, solicited: whether it raised an event, by what the CQ was armed for
-!: not as ibv_req_notify_cq(3) says, or not the completion (in brackets) that InfiniBand asks for
+!: not as ibv_req_notify_cq(3) says, or not the completion (in brackets) that InfiniBand requires
 all: every operation that can end so; signaled: SIGNALED, or sq_sig_all of the QP"""
 
 Paint = Callable[[str, str], str]
@@ -29,18 +29,22 @@ def _plain(text: str, _color: str) -> str:
 
 
 def format_report(report: Report, paint: Paint = _plain, width: int = _WIDTH) -> str:
-    """Return the table of a report and what it means, for a terminal of so many columns.
+    """Return the table of a report, and what the deviations mean for a program.
 
-    `paint(text, color)` returns a text in "red" or "bold". The table needs 80 columns, or more
-    where the completions of a line are many.
+    report: what `measure` returned.
+    paint: a function that returns a text in a colour; it is called with the text and "red" or
+        "bold".
+    width: the columns of the terminal. The table needs 80, or more if a line has many completions.
     """
     rows = report.rows
     parts = [
         _fill(_title(report), width),
         _table(rows, paint, width),
         "\n".join(_fill(line, width) for line in _LEGEND.splitlines()),
-        _section("What departs from ibv_req_notify_cq(3):", of_events(rows), width),
-        _section("Completions that are not as InfiniBand asks for:", of_completions(rows), width),
+        _section("Deviations from ibv_req_notify_cq(3):", of_events(rows), width),
+        _section(
+            "Completions that differ from what InfiniBand requires:", of_completions(rows), width
+        ),
         _section("Not supported:", _refusals(rows), width),
     ]
     return "\n\n".join(filter(None, parts))
@@ -76,7 +80,7 @@ def _cells(line: Line) -> tuple[str, ...]:
 
 
 def _layout(cells: Sequence[str], widths: Sequence[int], paint: Paint, width: int) -> str:
-    """The cells under each other's, the last one wrapped."""
+    """Return a row with its cells aligned, and the last one wrapped."""
     columns = [cell.ljust(room) for cell, room in zip(cells[:-1], widths, strict=False)]
     start = "".join(f"  {paint(cell, 'red') if '!' in cell else cell}" for cell in columns)
     indent = sum(len(cell) + 2 for cell in columns) + 2
@@ -99,14 +103,14 @@ def _refusals(rows: Iterable[Row]) -> list[str]:
     return [f"{qp_type.name} {name}: {why}" for (qp_type, name), why in refused.items()]
 
 
-# ---- rows that behave alike, as one line: what it is about, in words ------------------------
+# ---- rows that behave alike, as one line ----------------------------------------------------
 
 
 class Line(NamedTuple):
-    """What completes, and whether it raises an event, for each way to arm.
+    """What completes, and whether that raises an event, for each way to arm.
 
-    `which` says for which operations and send flags. "!" marks what is not as expected; of a
-    completion, `expected` is what is.
+    `which` describes the operations and send flags. "!" marks a deviation; `expected` is the
+    completion that was expected instead.
     """
 
     outcome: Outcome
@@ -119,7 +123,7 @@ class Line(NamedTuple):
 
 
 def lines(rows: Iterable[Row]) -> Iterator[Line]:
-    """The lines of what was done, by outcome and CQ."""
+    """Yield the lines, by outcome and CQ."""
     groups: dict[tuple[Outcome, Queue], list[Row]] = defaultdict(list)
     for row in rows:
         if row.refusal is None:
@@ -129,7 +133,7 @@ def lines(rows: Iterable[Row]) -> Iterator[Line]:
             yield from _lines(outcome, queue, groups[outcome, queue])
 
 
-# Whom a line is about: operations of a QP type, with these values of sq_sig_all and send_flags.
+# What a line is about: operations of a QP type, with these values of sq_sig_all and send_flags.
 _Operation = tuple[QPType, str]
 _Variant = tuple[bool, SendFlags]
 _Variants = Mapping[_Operation, set[_Variant]]
@@ -161,7 +165,7 @@ def _completion(row: Row) -> str:
 
 
 def _expected(row: Row) -> str:
-    """The status that should have come, if another one came."""
+    """Return the status that was expected, if another one came."""
     if all(deviation.of_events for deviation in row.deviations):
         return ""
     status = row.expected_statuses[0]
@@ -186,8 +190,11 @@ def _in_words(members: _Variants, known: _Variants) -> Iterator[tuple[tuple[QPTy
 
 
 def _united(names: Mapping[QPType, list[str]], known: _Variants) -> list[tuple[QPType, ...]]:
-    """All types together if each has those operations that it can have; else those together that
-    have all, and the rest one by one."""
+    """Group the types that one line can name.
+
+    All of them, if each has every operation of the union that its type knows; else those that have
+    all their operations as one group, and each other type by itself.
+    """
     union = {name for of in names.values() for name in of}
     if all(of == [n for n in _all_of(known, t) if n in union] for t, of in names.items()):
         return [tuple(names)]
@@ -237,7 +244,7 @@ def _flag_names(flags: SendFlags) -> str:
 
 
 def of_events(rows: Iterable[Row]) -> Iterator[str]:
-    """A line for each way in which ibv_req_notify_cq(3) is departed from."""
+    """Yield a line for each kind of deviation from ibv_req_notify_cq(3)."""
     endings: dict[tuple[Queue, Arm, Deviation, str], Counter[str]] = {}
     for row in rows:
         for deviation in row.deviations:
@@ -251,7 +258,7 @@ def of_events(rows: Iterable[Row]) -> Iterator[str]:
 
 
 def of_completions(rows: Iterable[Row]) -> Iterator[str]:
-    """A line for each way in which completions are not those that InfiniBand asks for."""
+    """Yield a line for each kind of deviation from the completions that InfiniBand requires."""
     counts: Counter[tuple[str, str]] = Counter()
     for row in rows:
         for deviation in row.deviations:
@@ -274,15 +281,15 @@ def _event_advice(row: Row, deviation: Deviation) -> str:
     armed = row.case.armed
     if deviation is Deviation.SURPLUS_EVENT:
         if armed is Arm.SOLICITED:
-            return "It wakes more often than it should: look what came, and sleep again."
-        return "Expect events with nothing new behind them."
+            return "It wakes more often than it should: poll, and sleep again."
+        return "Expect events without a new completion."
     if armed is Arm.ANY:
         return "Do not sleep until a completion comes: poll."
     if row.queue is Queue.SEND:
         return "Arm send CQs for any completion."
     if row.statuses[0] == WCStatus.SUCCESS:
-        return "The sender can not wake the receiver: arm for any completion."
-    return "Whoever waits for solicited messages alone sleeps on: look at QP.state, too."
+        return "The sender cannot wake the receiver: arm for any completion."
+    return "A receiver armed for solicited completions only sleeps on: check QP.state, too."
 
 
 def _completion_advice(row: Row, deviation: Deviation) -> tuple[str, str]:
@@ -292,10 +299,10 @@ def _completion_advice(row: Row, deviation: Deviation) -> tuple[str, str]:
             return what, "Do not wait for a last marker to be flushed: close the QP."
         return what, "Wait with a timeout."
     if deviation is Deviation.SURPLUS_COMPLETION:
-        return f"{row.queue.value}: one too many", "Know completions by their wr_id."
+        return f"{row.queue.value}: one too many", "Identify completions by their wr_id."
     if (row.statuses[0] == WCStatus.SUCCESS) or WCStatus.SUCCESS in row.expected_statuses:
         return f"{row.queue.value}, {row.case.outcome.value}: {_ending(row)}", "Do not rely on it."
-    return "another status", "Ask whether it succeeded; take the status for a hint at the cause."
+    return "another status", "Check whether it succeeded; the status is only a hint at the cause."
 
 
 def _rows(n: int) -> str:

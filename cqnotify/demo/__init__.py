@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""The demo: what it costs to sleep until a completion comes, against polling for it.
+"""The demo: what it costs to sleep until a completion comes, compared with polling for it.
 
-Two jobs, each done by several receivers: a ping-pong with ibv_rc_pingpong, rdma-core's own program
-in event mode, and a one-way stream that a second process sends at a slow pace. In the lab, where
-two software devices sit on one wire, the wire is given a delay for the duration.
+Several receivers do the same two jobs: a ping-pong with rdma-core's ibv_rc_pingpong in event mode,
+and receiving a one-way stream that a second process sends at a slow pace. In the lab, whose two
+software devices are on one wire, the demo delays the frames on that wire.
 """
 
 from ._report import Report, format_report

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The demo's receivers: three ways to learn of a message, and what each of them costs."""
+"""The demo's receivers: asyncio, blocking and busy polling, and what each of them costs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ._report import ASYNCIO, BLOCKING, BUSY, SOLICITED, Result
 from ._traffic import DemoError, End, Peer, Plan, Traffic, open_end
 
 BATCH: Final = 64
-CHECK_INTERVAL: Final = 0.5  # seconds between looks whether the peer is still alive
+CHECK_INTERVAL: Final = 0.5  # seconds between checks that the peer is still alive
 
 
 class Receiver(ABC):
-    """Receives a traffic's messages, and counts how often it was woken for them."""
+    """Receives the messages of a traffic, and counts its wake-ups."""
 
     name: str
 
@@ -30,14 +30,14 @@ class Receiver(ABC):
 
     @abstractmethod
     def receive(self, end: End, traffic: Traffic, peer: Peer) -> None:
-        """Connect to the peer and take all messages."""
+        """Connect to the peer and receive all messages."""
 
     def start_clock(self) -> None:
-        """Set-up is over: what is used from here on counts."""
+        """Measure from here on: the set-up is over."""
         self._start = (time.process_time(), time.perf_counter())
 
     def stop_clock(self) -> None:
-        """The last message is there."""
+        """Measure no longer: the last message has come."""
         cpu, wall = self._start
         self._used = (time.process_time() - cpu, time.perf_counter() - wall)
 
@@ -60,7 +60,7 @@ class Receiver(ABC):
 
 
 class Asyncio(Receiver):
-    """Awaits completions; the event loop sleeps meanwhile."""
+    """Awaits completions, while the event loop sleeps."""
 
     def __init__(self, solicited_only: bool = False) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class Asyncio(Receiver):
 
 
 class _Synchronous(Receiver):
-    """Without an event loop."""
+    """Receives without an event loop."""
 
     def receive(self, end: End, traffic: Traffic, peer: Peer) -> None:
         traffic.meet(end)
@@ -119,7 +119,7 @@ class Blocking(_Synchronous):
             if wcs:
                 traffic.handle(end, wcs)
                 continue
-            # Nothing since it was armed: it is safe to sleep.
+            # No completion since the CQ was armed, so its event is still to come.
             self._sleep(end, peer)
             cq.req_notify()
         cq.ack(cq.unacked)
@@ -136,7 +136,7 @@ class Blocking(_Synchronous):
 
 
 class BusyPolling(_Synchronous):
-    """Never sleeps: asks again and again."""
+    """Never sleeps, but polls all the time."""
 
     name = BUSY
 
@@ -153,7 +153,7 @@ class BusyPolling(_Synchronous):
 
 
 def measure(plan: Plan, traffic: Traffic, receiver: Receiver) -> Result:
-    """Run one traffic with one receiver; DemoError if it fails, with what the peer said."""
+    """Run one traffic with one receiver; a DemoError includes what the peer printed."""
     with (
         open_end(plan.device, plan.link_local, traffic.size) as end,
         closing(traffic),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The demo's figures, what they mean, and what is wrong with them."""
+"""The demo's figures, their meaning, and the problems that they show."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ ASYNCIO: Final = "asyncio"
 SOLICITED: Final = "asyncio, solicited only"
 BLOCKING: Final = "blocking"
 BUSY: Final = "busy polling"
-MIN_EVENTS_PER_MESSAGE: Final = 0.9  # below that a receiver did not really sleep
+MIN_EVENTS_PER_MESSAGE: Final = 0.9  # with fewer, a receiver did not sleep for each message
 
 
 @dataclass(frozen=True)
 class Result:
-    """One receiver's figures. Times are in seconds; the CPU time is this process's own."""
+    """The figures of one run. Times are in seconds; the CPU time is that of this process."""
 
     traffic: str
     receiver: str
@@ -32,7 +32,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Report:
-    """All figures, what they mean, and what was wrong. `interval` is in seconds."""
+    """All figures, their meaning, and the problems. `interval` is in seconds."""
 
     device: str
     peer_device: str
@@ -49,7 +49,7 @@ class Report:
 
 
 def format_report(report: Report) -> str:
-    """Return the table and its meaning, for a terminal."""
+    """Return the table and its meaning as text, for a terminal."""
     head = ["traffic", "receiver", "messages", "events", "per message", "wake-ups", "spurious"]
     rows = [[*head, "CPU s", "wall s"]]
     for r in report.results:
@@ -59,7 +59,7 @@ def format_report(report: Report) -> str:
     title = f"{report.device} with {report.peer_device}{wire}"
     problems = [f"PROBLEM: {problem}" for problem in report.problems]
     legend = (
-        "wake-ups: how often a sleeping receiver woke; spurious: events with nothing behind them"
+        "wake-ups: how often a sleeping receiver woke; spurious: events without a new completion"
     )
     return "\n".join([title, "", *_align(rows), legend, "", *report.conclusions, *problems])
 
@@ -75,7 +75,7 @@ def _align(rows: list[list[str]]) -> list[str]:
 
 
 def conclusions(results: list[Result]) -> list[str]:
-    """Return what the figures mean, a sentence for each receiver that sleeps."""
+    """Return the meaning of the figures, a sentence for each receiver that sleeps."""
     sentences = []
     busy = {r.traffic: r for r in results if r.receiver == BUSY}
     for r in results:
@@ -94,7 +94,7 @@ def _conclusion(result: Result, busy: Result) -> str:
 
 
 def problems(results: list[Result]) -> list[str]:
-    """What must not be, where the messages are known to come slowly enough."""
+    """Return what is wrong, where the messages are known to come slowly enough to sleep."""
     return [
         f"{r.traffic}, {r.receiver}: {r.events_per_message} events per message: it did not sleep"
         for r in results

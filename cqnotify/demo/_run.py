@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A run of the whole demo: where it runs, the wire that is slowed down, and the six parts."""
+"""Running the demo: choosing the devices, delaying the wire, and the six runs."""
 
 from __future__ import annotations
 
@@ -37,10 +37,14 @@ def run(
 ) -> Report:
     """Run the demo and return its figures.
 
-    `progress(run, received)` is called as each run begins, and with what it has received since.
+    device: the name of our device; by default the first one.
+    peer_device: the name of the peers' device; by default the same, in the lab the second one.
+    messages: how many messages each run receives.
+    interval: the seconds between the messages of the stream.
+    progress: called with the run and the number of messages received, first as each run begins.
 
-    Raises CannotRunError where there is no device or no ibv_rc_pingpong, DemoError when the
-    traffic failed or brought wrong bytes.
+    Raises CannotRunError where there is no device or no ibv_rc_pingpong, DemoError if the traffic
+    fails or a message has wrong bytes.
     """
     netdevs = _lab_netdevs()
     plan = _plan(device, peer_device, messages, interval, bool(netdevs))
@@ -88,7 +92,7 @@ def _plan(
             raise CannotRunError(f"there is no device {name}; there is {', '.join(names)}")
     device = device or names[0]
     if peer_device is None:
-        # Elsewhere than in the lab nobody knows whether two devices reach each other.
+        # Outside the lab two devices may not be able to reach each other.
         others = [name for name in names if name != device] if in_lab else []
         peer_device = others[0] if others else device
     for name in (device, peer_device):
@@ -98,7 +102,7 @@ def _plan(
 
 
 def _lab_netdevs() -> list[str]:
-    """The network devices under the two RDMA devices, where our lab has made them."""
+    """Return the network devices of the two RDMA devices, if the lab has created these."""
     made = os.environ.get("CQNOTIFY_LAB") in ("vm", "native")
     return os.environ.get("CQNOTIFY_LAB_NETDEVS", "").split() if made else []
 
@@ -113,8 +117,10 @@ def _netdev(plan: Plan, lab_netdevs: list[str]) -> str:
 
 @contextmanager
 def _slow_wire(netdev: str) -> Iterator[None]:
-    """Delay what leaves `netdev`: without, a software device moves the data while it is posted, and
-    nobody has to wait for it."""
+    """Delay what leaves `netdev`.
+
+    A software device otherwise moves the data while it is posted, so that no receiver sleeps.
+    """
     _tc("replace", netdev, "netem", "delay", WIRE_DELAY)
     try:
         yield

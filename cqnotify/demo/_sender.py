@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The demo's sender: `python -m cqnotify.demo._sender`, started by the demo.
+"""The sender of the demo's stream, which the demo starts: `python -m cqnotify.demo._sender`.
 
-Sends messages at intervals; every 16th and the last are solicited.
+It sends messages at intervals; every 16th and the last are solicited.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main() -> None:
         remote = exchange_as_client_blocking(LOOPBACK, args.port, end.address, timeout=START_LIMIT)
         end.join(remote)
         for number in range(args.messages):
-            # No catching up: two messages in one go would save the receiver a wake-up.
+            # Do not catch up after a delay: two messages at once would save a wake-up.
             time.sleep(args.interval)
             last_of_group = number % SOLICITED_EVERY == SOLICITED_EVERY - 1
             solicited = last_of_group or number == args.messages - 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The demo's traffic: our end of it, the peers in their own processes, and what must arrive."""
+"""The demo's traffic: our end, the peers in processes of their own, and the checks."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ from ..qp import QPAddress
 from ..testing import Endpoint
 
 LOOPBACK: Final = "127.0.0.1"
-START_LIMIT: Final = 60.0  # seconds for a peer to start; an emulated machine is slow
+START_LIMIT: Final = 60.0  # seconds for a peer to start, as the machine may be emulated
 SEND_SLOTS: Final = 16
 RECV_SLOTS: Final = 256
 SOLICITED_EVERY: Final = 16
 
 
 class DemoError(Exception):
-    """The traffic failed, in words for the terminal."""
+    """The traffic failed; the message is for the terminal."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
 
 
 class CannotRunError(DemoError):
-    """There is nothing here to run it with: no device, or no peer program."""
+    """The demo cannot run here: there is no device, or no peer program."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run: `messages` each way or one way, the one-way ones `interval` seconds apart."""
+    """What to run: so many messages, those of the stream `interval` seconds apart."""
 
     device: str
     peer_device: str
@@ -55,15 +55,15 @@ class Plan:
 
     @property
     def time_limit(self) -> float:
-        """Seconds until a run counts as stuck: generous, a guest may be emulated."""
+        """Seconds after which a run counts as stuck; many, as the machine may be emulated."""
         return 60.0 + self.messages * (0.1 + self.interval)
 
 
 def find_gid(context: Context, link_local: bool) -> GIDEntry:
-    """Return the GID to use, waiting for a new link's address while it is being checked.
+    """Return the GID to use, waiting while the address of a new link is still being checked.
 
-    Between two devices of one machine only link-local addresses go over the wire: with any
-    other, the kernel takes a short cut.
+    Between two devices of one machine only frames to link-local addresses go over the wire: the
+    kernel delivers all others directly.
     """
     if not link_local:
         return context.find_gid()
@@ -122,7 +122,7 @@ class End(Endpoint):
         self._sending.add(slot)
 
     def finish(self) -> None:
-        """Wait until everything that was sent has arrived."""
+        """Wait until every message that was sent has been acknowledged."""
         self._reap_until(lambda: not self._sending)
 
     def _slot(self, slot: int) -> SGE:
@@ -138,18 +138,18 @@ class End(Endpoint):
                 return
             if time.monotonic() > deadline:
                 raise DemoError("a message that we sent was never acknowledged")
-            time.sleep(0.001)  # rare: the slot's turn comes again after 15 others
+            time.sleep(0.001)  # rare: a slot is used again only after 15 others
 
 
 @contextmanager
 def open_end(device: str, link_local: bool, size: int) -> Iterator[End]:
-    """Open our end on a device; everything is closed at the end."""
+    """Open our end on a device, which is closed at the end of the block."""
     with Context(device) as context:
         yield End(context, link_local, size)
 
 
 def payload(number: int, size: int) -> bytes:
-    """What message `number` consists of: its number, and bytes that differ from the last one's."""
+    """Return message `number`: the number, and bytes that differ from the previous message's."""
     start = number % 256
     return (number.to_bytes(8, "big") + _BYTES[start : start + size])[:size]
 
@@ -158,7 +158,7 @@ _BYTES: Final = bytes(range(256)) * 17
 
 
 class Peer:
-    """Another process, killed at the end; what it says on stderr goes into our errors."""
+    """The peer's process. close() kills it; its stderr goes into the demo's errors."""
 
     def __init__(self, command: list[str], time_limit: float) -> None:
         self.name = os.path.basename(command[0])
@@ -169,14 +169,14 @@ class Peer:
         )
 
     def check(self) -> None:
-        """Raise DemoError if it has failed, or if all this takes too long."""
+        """Raise DemoError if the process has failed, or if the run takes too long."""
         if self._process.poll():
             raise DemoError(f"{self.name} failed with exit code {self._process.returncode}")
         if time.monotonic() > self._deadline:
             raise DemoError("the messages stopped coming")
 
     def finish(self) -> None:
-        """Wait for its end; DemoError if it was not content."""
+        """Wait for the end of the process; DemoError if it failed."""
         try:
             self._process.wait(START_LIMIT)
         except subprocess.TimeoutExpired:
@@ -184,7 +184,7 @@ class Peer:
         self.check()
 
     def complaint(self) -> str:
-        """What it has said on stderr."""
+        """Return what the process has written to stderr."""
         self._stderr.seek(0)
         return self._stderr.read().decode(errors="replace").strip()
 
@@ -195,7 +195,7 @@ class Peer:
 
 
 class Traffic(ABC):
-    """Messages that arrive, one after the other, and are checked byte by byte."""
+    """Messages that are received one after the other, and checked byte by byte."""
 
     name: str
     size: int
@@ -210,10 +210,10 @@ class Traffic(ABC):
         return self.received == self.plan.messages
 
     def start(self, end: End) -> None:  # noqa: B027
-        """Both ends are connected."""
+        """Begin: both ends are connected."""
 
     def handle(self, end: End, wcs: list[WorkCompletion]) -> None:
-        """Take the messages that these completions announce."""
+        """Check the messages of these completions, and post their receives again."""
         for wc in wcs:
             wc.raise_for_status()
             self._check(end, wc)
@@ -223,7 +223,7 @@ class Traffic(ABC):
         self.progress(self.received)
 
     def answer(self, end: End) -> None:  # noqa: B027
-        """A message has been received."""
+        """Answer the message that was just received, if the traffic goes both ways."""
 
     def _check(self, end: End, wc: WorkCompletion) -> None:
         if wc.opcode != WCOpcode.RECV or wc.byte_len != self.size:
@@ -237,20 +237,20 @@ class Traffic(ABC):
 
     @abstractmethod
     def meet(self, end: End) -> None:
-        """Exchange addresses with the peer, and connect."""
+        """Exchange addresses with the peer, and connect to it."""
 
     @abstractmethod
     async def meet_async(self, end: End) -> None:
         """The same with asyncio."""
 
-    def close(self) -> None:  # noqa: B027  nothing, unless it took something
-        """Release what `launch` took."""
+    def close(self) -> None:  # noqa: B027  by default nothing
+        """Release what the traffic holds."""
 
 
 class PingPong(Traffic):
-    """Ping-pong with rdma-core's own program; we begin.
+    """A ping-pong with rdma-core's own program; we begin.
 
-    It receives into and sends from one buffer, so each answer has the bytes of our message.
+    That program receives into and sends from one buffer, so each answer has our message's bytes.
     """
 
     name = "ibv_rc_pingpong"
@@ -296,7 +296,7 @@ class PingPong(Traffic):
 
 
 class Stream(Traffic):
-    """Messages one way, from a sender of ours in another process that takes its time."""
+    """Messages one way, from our slow sender in another process."""
 
     name = "paced stream"
     size = 1024

@@ -349,7 +349,7 @@ def test_each_way_to_depart_has_its_mark_and_its_advice(
 ) -> None:
     text = " ".join(text_of(rows_by_hand(*events)).split())
     assert f"send RC SUCCESS {cells} SEND" in text
-    assert ("What departs from ibv_req_notify_cq(3): - send CQ, success" in text) == bool(advice)
+    assert ("Deviations from ibv_req_notify_cq(3): - send CQ, success" in text) == bool(advice)
     assert advice is None or advice in text
 
 
@@ -357,7 +357,7 @@ def test_each_way_to_depart_has_its_mark_and_its_advice(
     ("statuses", "cells", "advice"),
     [
         ((), "none! -", "send CQ, success: no completion (3 rows). Wait with a timeout."),
-        ((SUCCESS, SUCCESS), "SUCCESS + SUCCESS! -", "one too many (3 rows). Know"),
+        ((SUCCESS, SUCCESS), "SUCCESS + SUCCESS! -", "one too many (3 rows). Identify"),
         ((FAILED,), "REM_OP_ERR! -", "send CQ, success: failed (3 rows). Do not rely on it."),
         ((99,), "99! -", "send CQ, success: failed (3 rows). Do not rely on it."),
     ],
@@ -369,7 +369,7 @@ def test_each_wrong_completion_has_its_mark_and_its_advice(
     text = " ".join(text_of(rows_by_hand(*events, statuses=statuses)).split())
     assert f"send RC {cells}" in text
     assert "SEND (SUCCESS)" in text
-    assert "Completions that are not as InfiniBand asks for:" in text
+    assert "Completions that differ from what InfiniBand requires:" in text
     assert advice in text
 
 

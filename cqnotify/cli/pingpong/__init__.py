@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`cqnotify pingpong`: a ping-pong with another end of its kind, or with one of rdma-core's."""
+"""`cqnotify pingpong`: a latency test, with itself or with rdma-core's ping-pong programs."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from ._end import KINDS, SRQ_RECORDS, Plan
 from ._report import save_plot
 
 DESCRIPTION: Final = """\
-Sends messages to and fro, and measures how long each takes: a server without HOST, else the client
-of the server there. Either end may be ibv_rc_pingpong, ibv_uc_pingpong, ibv_ud_pingpong or
-ibv_srq_pingpong, by --type; both ends need the same --type, --size, --mtu, --iters and --num-qp.
-rdma-core's need -g on RoCE, and a GID of the same kind as ours: both of IPv4, or both link-local.
-"cqnotify devices" lists them; ours is the first RoCE v2, unless -g says otherwise.
+Ping-pong latency test. Without HOST the command is the server, else the client of the server there.
+Either end may be ibv_rc_pingpong, ibv_uc_pingpong, ibv_ud_pingpong or ibv_srq_pingpong, by --type.
+Both ends need the same --type, --size, --mtu, --iters and --num-qp. On RoCE, rdma-core's programs
+need -g with a GID of the same kind as ours: both IPv4, or both link-local. "cqnotify devices" lists
+the GIDs; ours is by default the first RoCE v2 one.
 
 The addresses of the queue pairs are exchanged over TCP, without encryption or authentication. A
-server listens on the loopback interface, unless --bind says otherwise.
+server listens on the loopback interface by default.
 """
 PORT: Final = 18515  # that of rdma-core's programs
 SUFFIXES: Final = (".svg", ".png")
@@ -50,7 +50,7 @@ def add_parser(commands: Any) -> None:
         dest="service",
         choices=KINDS,
         default="rc",
-        help="the service, or rc with an SRQ (default: rc)",
+        help="the transport service, or rc with an SRQ (default: rc)",
     )
     add_device(parser)
     _add_traffic(parser)
@@ -67,41 +67,48 @@ def _add_traffic(parser: CommandParser) -> None:
     add_connection(parser, "port_num", "gid_index", "path_mtu", "sl")
     numbers = {
         ("-s", "--size"): (whole(), None, "bytes of a message (default: 4096; ud: 1024)"),
-        ("-n", "--iters"): (whole(), 1000, "messages each way, over all QPs (default: 1000)"),
-        ("-r", "--rx-depth"): (whole(), 500, "receives that are kept posted (default: 500)"),
-        ("-q", "--num-qp"): (whole(), None, "QPs, srq alone (default: 16)"),
+        ("-n", "--iters"): (
+            whole(),
+            1000,
+            "messages each way, over all QPs together (default: 1000)",
+        ),
+        ("-r", "--rx-depth"): (whole(), 500, "receives to keep posted (default: 500)"),
+        ("-q", "--num-qp"): (whole(), None, "number of QPs, only for srq (default: 16)"),
     }
     for names, (kind, default, text) in numbers.items():
         parser.add_argument(*names, metavar="N", type=kind, default=default, help=text)
     parser.add_argument(
-        "-e", "--events", action="store_true", help="sleep until a completion comes, do not poll"
+        "-e",
+        "--events",
+        action="store_true",
+        help="sleep until a completion comes, instead of polling",
     )
     parser.add_argument(
         *("-c", "--chk"),
         dest="check",
         action="store_true",
-        help="check every byte; give it to both ends",
+        help="check every byte; both ends need it",
     )
 
 
 def _add_peer(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("host", nargs="?", metavar="HOST", help="be the client of the server there")
+    parser.add_argument("host", nargs="?", metavar="HOST", help="the server to connect to")
     parser.add_argument(
         *("-p", "--port"),
         metavar="P",
         type=whole(0, 65535),
         default=PORT,
-        help=f"TCP port; a server's may be 0, for any (default: {PORT})",
+        help=f"TCP port; 0 takes a free one for a server (default: {PORT})",
     )
     parser.add_argument(
-        "--bind", metavar="ADDRESS", help="where a server listens (default: 127.0.0.1)"
+        "--bind", metavar="ADDRESS", help="address on which a server listens (default: 127.0.0.1)"
     )
     parser.add_argument(
         "--timeout",
         metavar="S",
         type=seconds,
         default=60.0,
-        help="give up when nobody or nothing comes for so many seconds (default: 60)",
+        help="give up if no peer or no message comes for S seconds (default: 60)",
     )
 
 
@@ -120,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
     if args.plot:
         _need_matplotlib()
     device_names(plan.device)
-    from ._play import hold  # with what takes long to import
+    from ._play import hold  # which imports asyncio
 
     report = hold(plan)
     if args.json:
@@ -133,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> Plan:
-    """The arguments, which have the names of the plan's fields; some defaults depend on others."""
+    """Return the plan of the arguments, which have the names of its fields."""
     _refuse_combinations(args)
     ud, srq = args.service == "ud", args.service == "srq"
     num_qp = (args.num_qp or 16) if srq else 1
@@ -164,7 +171,7 @@ def _refuse_combinations(args: argparse.Namespace) -> None:
 
 
 def _need_matplotlib() -> None:
-    """Before it runs: who waited for the figures wants the picture, too."""
+    """Raise CommandError if --plot cannot work, before the ping-pong runs."""
     try:
         import_module("matplotlib.figure")
     except ImportError as e:

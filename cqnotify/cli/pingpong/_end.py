@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Our end of a ping-pong: memory, queue pairs and their connection, for each kind of service.
+"""Our end of a ping-pong: memory, queue pairs and their connection, for each service.
 
-All as the ping-pong programs of rdma-core have it, so that either end may be one of them. Memory is
-registered with the least access: receives may write to theirs, sends only read from theirs, and a
-peer may do nothing by itself.
+It does as the ping-pong programs of rdma-core do, so that the peer may be one of them. Memory is
+registered with the least access: receives can write to theirs, sends only read from theirs, and the
+peer has no remote access.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ...qp import QPAddress
 from ...testing import Endpoint
 from .. import CommandError, check_connects, check_limit, check_port
 
-GRH: Final = 40  # bytes of routing header in front of what a UD QP receives
-SRQ_RECORDS: Final = 256  # that ibv_srq_pingpong exchanges, however few QPs there are
-BLANK: Final = b"\xff"  # is in no message
-SEND: Final = 1 << 32  # the wr_id of sends; a receive has the number of its slot
+GRH: Final = 40  # bytes of routing header before each message that a UD QP receives
+SRQ_RECORDS: Final = 256  # addresses that ibv_srq_pingpong exchanges, however few QPs it has
+BLANK: Final = b"\xff"  # a byte that no message has
+SEND: Final = 1 << 32  # the wr_id of sends; that of a receive is the number of its slot
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,13 @@ class Plan:
 class End:
     """An endpoint of type RC or UC: its receives are posted, and its CQ is armed.
 
-    A peer sends nothing before our answer, so all receives share one slot of memory, and can be
-    posted again at once. A client's messages have memory of their own; a server sends back what has
-    come from where it is.
+    The peer sends only after our answer, so all receives share one slot of memory, and are posted
+    again at once. A client's messages have memory of their own; a server sends each message back
+    from the slot in which it was received.
     """
 
     qp_type = QPType.RC
-    offset = 0  # of a message in its slot
+    offset = 0  # of the message in its slot
 
     def __init__(self, context: Context, plan: Plan) -> None:
         self.plan = plan
@@ -105,27 +105,27 @@ class End:
 
     @property
     def cq(self) -> CQ:
-        """The one CQ, of all QPs and both directions."""
+        """The CQ of all QPs, for both directions."""
         return self.endpoints[0].send_cq
 
     @property
     def channel(self) -> CompletionChannel:
-        """Has an event when a completion came after the CQ was armed."""
+        """The channel of the CQ."""
         return self.endpoints[0].channel
 
     @property
     def addresses(self) -> list[QPAddress]:
-        """Our QPs' addresses."""
+        """The addresses of our QPs."""
         plan = self.plan
         return [end.qp.address(plan.port_num, self.gid_index) for end in self.endpoints]
 
     @property
     def by_qp_num(self) -> dict[int, int]:
-        """Which of our QPs has which number."""
+        """The indices of our QPs, by their numbers."""
         return {endpoint.qp.qp_num: index for index, endpoint in enumerate(self.endpoints)}
 
     def connect(self, remote: list[QPAddress]) -> None:
-        """Make our QPs ready for the peer's. CommandError if no way leads from our GID to its."""
+        """Connect our QPs to the peer's; CommandError if our GID and its do not fit together."""
         try:
             self._connect(remote)
         except VerbsError as e:
@@ -151,17 +151,17 @@ class End:
             )
 
     def write(self, index: int, data: bytes) -> None:
-        """Make `data` what this QP of a client sends."""
+        """Set the message that this QP of a client sends."""
         self.send_mr.write(data, index * self.plan.size)
 
     def post_send(self, index: int, slot: int) -> None:
-        """Send this QP's message, or a server's answer: what is in a slot."""
+        """Send this QP's message, or as a server the message in a slot."""
         message = self._message[index if self.plan.client else slot]
         endpoint = self.endpoints[index]
         endpoint.qp.post_send(message, wr_id=SEND, **endpoint.to_peer)
 
     def received(self, wc: WorkCompletion) -> None:
-        """A message has come, into slot `wc.wr_id`. CommandError if its length is wrong."""
+        """Note that slot `wc.wr_id` has a message; CommandError if its length is wrong."""
         self._check_length(wc)
         self._post_recv(wc.wr_id)
 
@@ -170,7 +170,7 @@ class End:
         return self.recv_mr.read(self.plan.size, slot * self._room + self.offset)
 
     def release(self, slot: int) -> None:
-        """The message in a slot is not needed any more."""
+        """Free a slot: its message is not needed any more."""
 
     def _check_length(self, wc: WorkCompletion) -> None:
         came = (wc.byte_len or 0) - self.offset
@@ -184,18 +184,18 @@ class End:
 
 
 def _pieces(mr: MR, room: int, offset: int = 0) -> list[SGE]:
-    """The memory in pieces of `room` bytes, each without the first `offset` ones."""
+    """Cut the memory into pieces of `room` bytes, each without its first `offset` bytes."""
     return [mr[start + offset : start + room] for start in range(0, len(mr), room)]
 
 
 class UCEnd(End):
-    """An endpoint of type UC: what is lost stays lost."""
+    """An endpoint of type UC, which does not send lost messages again."""
 
     qp_type = QPType.UC
 
 
 class UDEnd(End):
-    """An endpoint of type UD: each message comes with a GRH in front."""
+    """An endpoint of type UD, where a GRH stands before each message received."""
 
     qp_type = QPType.UD
     offset = GRH
@@ -204,9 +204,9 @@ class UDEnd(End):
 class SRQEnd(End):
     """RC QPs that share one receive queue.
 
-    Any QP's message may come into any receive, so each has a slot of its own, which is posted again
-    when its message was checked, or sent back. As all messages are alike, it is made blank before
-    that, if they are checked.
+    Any QP's message may come into any receive, so each receive has a slot of its own, which is
+    posted again when its message was checked or sent back. As all messages are equal, a slot is
+    blanked before that if messages are checked.
     """
 
     def _make_endpoints(self, context: Context) -> list[Endpoint]:
@@ -270,14 +270,14 @@ KINDS: Final = {"rc": End, "uc": UCEnd, "ud": UDEnd, "srq": SRQEnd}
 
 @contextmanager
 def open_end(plan: Plan) -> Iterator[End]:
-    """Open the device and make our end; CommandError where the device does not go so far."""
+    """Open the device and create our end; CommandError if the device's limits are exceeded."""
     with Context(plan.device) as context:
         _check(context, plan)
         yield KINDS[plan.service](context, plan)
 
 
 def _check(context: Context, plan: Plan) -> None:
-    """Refuse what the device refuses, by the options' names."""
+    """Refuse what the device would refuse, by the names of the options."""
     check_connects(context)
     attr = context.query_device()
     port = check_port(context, plan.port_num)
@@ -297,7 +297,7 @@ def _bytes(mtu: MTU | int) -> int:
 
 
 def _gid_index(context: Context, plan: Plan) -> int | None:
-    """The GID to use: RoCE needs one, which rdma-core's programs must be told."""
+    """Return the index of the GID to use; InfiniBand needs none."""
     if plan.gid_index is not None:
         return context.query_gid(plan.gid_index, plan.port_num).index
     if context.query_port(plan.port_num).link_layer != LinkLayer.ETHERNET:

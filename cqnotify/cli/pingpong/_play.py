@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""A whole ping-pong: make our end, meet the peer, play, and take stock.
+"""A whole ping-pong: create our end, meet the peer, exchange the messages, and report.
 
-Each end sends its next message when the last one is answered and sent.
+Each end sends its next message when its last one is sent and answered.
 """
 
 from __future__ import annotations
@@ -22,22 +22,24 @@ from .._terminal import Progress
 from ._end import SEND, End, Plan, open_end
 from ._report import Report
 
-SOON: Final = 1.0  # seconds until a client that has not met its server says so
-SLICE: Final = 0.1  # seconds of polling between looks at the clock
+SOON: Final = 1.0  # seconds after which a client says that it still waits for its server
+SLICE: Final = 0.1  # seconds of polling between checks of the deadline
 PAGE: Final = 4096
-PERIOD: Final = 251  # messages until one is like an earlier one: it fits no page and no packet
+PERIOD: Final = 251  # messages until one repeats; a prime, which divides no page or packet
 SENT, ANSWERED = 1, 2
 
 
 def hold(plan: Plan) -> Report:
-    """Hold it, and return its figures. CommandError, VerbsError, CompletionError or AsyncEventError
-    where it does not come to its end."""
+    """Run a ping-pong and return its figures.
+
+    Raises CommandError, VerbsError, CompletionError or AsyncEventError if it fails.
+    """
     with open_end(plan) as end:
         return _play(end, _meet(end))
 
 
 def _meet(end: End) -> list[QPAddress]:
-    """Exchange addresses with the peer, and connect; return the peer's addresses."""
+    """Exchange addresses with the peer, connect, and return the peer's addresses."""
     plan = end.plan
     try:
         return _serve(end) if plan.host is None else _call(end)
@@ -69,8 +71,10 @@ def _how_long(plan: Plan) -> str:
 
 @contextmanager
 def _told_soon(text: str) -> Iterator[None]:
-    """Say so, unless it is over by then. A thread does, for the name of a host may be looked up and
-    a connection tried for long without a word."""
+    """Print the text if the block takes long.
+
+    A thread prints it, since looking up a host name and connecting may block.
+    """
     timer = threading.Timer(SOON, note, [text])
     timer.daemon = True
     timer.start()
@@ -122,10 +126,10 @@ def _play(end: End, remote: list[QPAddress]) -> Report:
 
 
 class Play:
-    """A ping-pong over a connected end, and what it measures.
+    """The messages over a connected end, and the measurements.
 
-    `latencies` are full round trips in nanoseconds, each from posting a message until the answer
-    was polled. A server sees one less than it has iterations: its last message is not answered.
+    `latencies` are full round trips in nanoseconds, each from posting a message until its answer
+    was polled. A server has one less than iterations: its last message is not answered.
     """
 
     def __init__(self, end: End, progress: Progress) -> None:
@@ -134,11 +138,11 @@ class Play:
         self._progress = progress
         self._by_qp_num = end.by_qp_num
         self._awaited = [0 if self._plan.client else ANSWERED] * self._plan.num_qp
-        self._posted = [0] * self._plan.num_qp  # when
-        self._numbers = [0] * self._plan.num_qp  # of messages
-        self._data = [b""] * self._plan.num_qp  # that the peer has to send back
-        self._came = [0] * self._plan.num_qp  # the slot of the last message
-        self._sending = [0] * self._plan.num_qp  # the slot that a server sends back
+        self._posted = [0] * self._plan.num_qp  # when the last message was posted
+        self._numbers = [0] * self._plan.num_qp  # of the messages
+        self._data = [b""] * self._plan.num_qp  # which the peer has to send back
+        self._came = [0] * self._plan.num_qp  # the slot of the last message received
+        self._sending = [0] * self._plan.num_qp  # the slot that a server is sending back
         self._contents = Contents(self._plan.size, self._plan.service)
         self._now = 0
         self._sent = 0
@@ -148,8 +152,11 @@ class Play:
         self.nanoseconds = 0
 
     def run(self) -> None:
-        """Play it to the end. CommandError if the peer falls silent, or sends what it should not;
-        CompletionError if a message fails."""
+        """Exchange all messages.
+
+        Raises CommandError if the peer falls silent or sends a wrong message, CompletionError if a
+        message fails.
+        """
         iters = self._plan.iters
         wait = self._sleep if self._plan.events else self._poll
         start = time.perf_counter_ns()
@@ -234,7 +241,7 @@ class Play:
         self._end.post_send(index, self._came[index])
 
     def _write(self, index: int) -> None:
-        """The next message, different from those before; or always the same, if none is checked."""
+        """Write the next message, which differs from the last ones if messages are checked."""
         number = self._numbers[index]
         if self._plan.check or not number:
             self._data[index] = self._contents.of(number)
@@ -254,11 +261,11 @@ class Play:
 
 
 class Contents:
-    """What messages consist of. As in rdma-core's, which look at nothing else, the first byte of
-    each page is 0.
+    """The bytes of the messages.
 
-    A client's are all different, but not with an SRQ: ibv_srq_pingpong has one buffer for all QPs,
-    and sends back to each what came last from any.
+    The first byte of each page is 0, which is all that rdma-core's programs check. A client's
+    messages differ from each other, except with an SRQ: ibv_srq_pingpong has one buffer for all
+    QPs, and sends back to each QP what came last from any.
     """
 
     def __init__(self, size: int, service: str) -> None:
@@ -267,10 +274,10 @@ class Contents:
         self._bytes = bytes(range(1, PERIOD + 1)) * (size // PERIOD + 2)
         fill = b"\0" if service == "srq" else b"\x7b"
         self.rdma_core = _with_zeros(fill * size, mmap.PAGESIZE)
-        """What a client of rdma-core sends with -c, every time."""
+        """The message that a client of rdma-core's sends with -c, every time."""
 
     def of(self, number: int) -> bytes:
-        """Message `number` of a client."""
+        """Return message `number` of a client."""
         start = number % self._period
         return _with_zeros(self._bytes[start : start + self._size], PAGE)
 
@@ -282,7 +289,7 @@ def _with_zeros(data: bytes, page: int) -> bytes:
 
 
 def _differ(data: bytes, wanted: list[bytes]) -> str:
-    """Where the message is wrong, compared with what it resembles most."""
+    """Return the first wrong byte, compared with the message that `data` resembles most."""
     first = max(next(i for i in range(len(data)) if data[i] != right[i]) for right in wanted)
     rights = sorted({right[first] for right in wanted})
     return f"byte {first} is {data[first]:#04x}, not {' or '.join(f'{b:#04x}' for b in rights)}"

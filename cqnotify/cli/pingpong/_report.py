@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a ping-pong brought: the figures, for JSON and for a terminal."""
+"""The figures of a ping-pong: as JSON, as text for a terminal, and as a picture."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .._terminal import columns, paint
 from ._end import Plan
 
 PER_MILLE: Final = {"min": 0, "p50": 500, "p90": 900, "p99": 990, "p99.9": 999, "max": 1000}
-STEPS: Final = (1, 1.5, 2, 3, 5, 7)  # of a histogram's borders, in each power of ten
+STEPS: Final = (1, 1.5, 2, 3, 5, 7)  # the borders of a histogram, in each power of ten
 WHAT: Final = "full round trip, from posting a message to polling its answer"
 
 
 class Bucket(NamedTuple):
-    """How many of the latencies were at least `start` and below `end`, in microseconds."""
+    """The number of latencies from `start` to below `end`, in microseconds."""
 
     start: float
     end: float
@@ -99,7 +99,7 @@ class Report:
         }
 
     def as_text(self) -> str:
-        """Return the figures as text, with the lines that rdma-core's programs print, too."""
+        """Return the figures as text, including the lines that rdma-core's programs print."""
         plan = self.plan
         lines = [
             f"{plan.service} {'client' if plan.client else 'server'} on {self.device} port "
@@ -119,7 +119,7 @@ class Report:
 
 
 def percentiles(latencies: array[int]) -> dict[str, float | None]:
-    """Return the percentiles in microseconds, each of them a latency that was measured."""
+    """Return the percentiles in microseconds; each is one of the latencies."""
     ordered = sorted(latencies)
     if not ordered:
         return dict.fromkeys(PER_MILLE)
@@ -128,7 +128,7 @@ def percentiles(latencies: array[int]) -> dict[str, float | None]:
 
 
 def histogram(latencies: array[int]) -> list[Bucket]:
-    """Return the latencies by round borders, from the first bucket that has any to the last."""
+    """Return a histogram with round borders, from the first filled bucket to the last."""
     if not latencies:
         return []
     borders = _borders(min(latencies), max(latencies))
@@ -143,7 +143,7 @@ def histogram(latencies: array[int]) -> list[Bucket]:
 
 
 def _borders(least: int, most: int) -> list[float]:
-    """Round numbers of nanoseconds, the first not above `least`, the last above `most`."""
+    """Return round numbers, the first not above `least` and the last above `most`."""
     powers = range(len(str(most)) + 1)
     every = [0, *(step * 10**power for power in powers for step in STEPS)]
     low = max(border for border in every if border <= least)
@@ -183,7 +183,7 @@ def _histogram_lines(report: Report) -> list[str]:
 
 
 def _mark() -> str:
-    """What bars are made of: a block, where the terminal has it."""
+    """Return the character of the bars: a block, if the terminal's encoding has it."""
     try:
         "█".encode(getattr(sys.stdout, "encoding", None) or "ascii")
     except UnicodeEncodeError:
@@ -193,10 +193,10 @@ def _mark() -> str:
 
 def _event_line(report: Report) -> str:
     if not report.plan.events:
-        return "it polled all the time: no events, no wake-ups (--events sleeps)"
+        return "polled all the time: no events, no wake-ups (use --events to sleep)"
     return (
         f"{report.events} events, {report.events_per_iter:.3f} per iteration; woken from sleep "
-        f"{report.wakeups} times; {report.spurious} events had nothing behind them"
+        f"{report.wakeups} times; {report.spurious} events were spurious"
     )
 
 
