@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""What ./lab bench runs, on this machine: python -m benchmarks [OPTIONS] [NAME...] -- COMMAND...
+"""The program behind ./lab bench: python -m benchmarks [OPTIONS] [NAME...] -- COMMAND...
 
-COMMAND is what runs other commands where there is a device.
+It runs on this machine. COMMAND runs a command given to it where there is a device.
 """
 
 from __future__ import annotations
@@ -20,24 +20,28 @@ from .harness.plan import Benchmark, Place, load
 from .harness.results import Result, Run, Table
 
 PLACES: tuple[Place, ...] = ("native", "device")
-ROUNDS = {"native": 35, "device": 3}  # the first, which warms up, comes on top
+ROUNDS = {"native": 35, "device": 3}  # besides the first one, which warms up
 
 
 def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     split = list(arguments).index("--")
     parser = argparse.ArgumentParser(
         prog="./lab bench",
-        description="What cqnotify costs beside C and pyverbs, on the same work in one run. The "
-        "exit code is 1 where a limit is broken or two boots are more than 1 % apart, 2 where a "
-        "subject fails.",
+        description="Measure the cost of cqnotify, C and pyverbs on the same work in one run. The "
+        "exit code is 1 if a limit is broken or two boots differ by more than 1 %, 2 if a subject "
+        "fails.",
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="only these (default: all)")
-    parser.add_argument("--list", action="store_true", help="list the benchmarks and end")
-    parser.add_argument("--json", action="store_true", help="everything that was measured")
-    parser.add_argument("--markdown", metavar="FILE", help="renew its tables, too")
-    parser.add_argument("--plot", metavar="FILE", help="draw it, into an SVG or PNG file")
-    parser.add_argument("--quick", action="store_true", help="the most telling ones, in one boot")
-    parser.add_argument("--boots", type=int, metavar="N", help="of the microVM (2)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="run only these (default: all)")
+    parser.add_argument("--list", action="store_true", help="list the benchmarks and exit")
+    parser.add_argument("--json", action="store_true", help="print everything that was measured")
+    parser.add_argument("--markdown", metavar="FILE", help="also update the tables in FILE")
+    parser.add_argument("--plot", metavar="FILE", help="draw the costs into an SVG or PNG file")
+    parser.add_argument(
+        "--quick", action="store_true", help="run only the most telling ones, in one boot"
+    )
+    parser.add_argument(
+        "--boots", type=int, metavar="N", help="boot the microVM N times (default: 2)"
+    )
     options = parser.parse_args(arguments[:split])
     for name in options.names:
         if name not in NAMES:
@@ -50,7 +54,7 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def measure(command: Sequence[str], place: Place, rounds: int, names: Sequence[str]) -> Run:
-    """Starts the runner there, and tells on stderr how far it is."""
+    """Start the runner there, and show its progress on stderr."""
     runner = ["python", "-m", "benchmarks.harness.runner", place, str(rounds), *names]
     if place == "native":
         runner[0] = sys.executable
@@ -80,7 +84,7 @@ def run_all(
             run = measure(command if place == "device" else (), place, rounds, names)
             runs[place].append(run)
             if not run.in_instructions:
-                break  # in real time two would hardly agree
+                break  # in real time two boots would hardly agree
     return runs
 
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""From an event of the completion channel to the task that awaits what it brings.
+"""From an event of the completion channel to the task that awaits the completion.
 
-The task sleeps first: what completes is posted in the next turn of the loop, and its event resumes
-the task. The bare reader is what the loop itself takes for that, without a task or a device.
+The task sleeps first: a work request is posted in the next iteration of the loop, and the event of
+its completion resumes the task. The bare reader is the cost of the loop itself, without a task or a
+device.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from .harness.plan import Benchmark, Figures, InC, Limit, Round
 from .harness.subject import clock
 
 OPS = 500
-SIGNAL_EVERY = 32  # messages of which one is signaled, and reaped
+SIGNAL_EVERY = 32  # one message of so many is signaled, and its completion polled
 
 NewLoop = Callable[[], asyncio.AbstractEventLoop]
 Wait = Callable[[Loopback, AsyncCQ], Awaitable[None]]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""One channel, many CQs: an event of one of them after the other is taken, and its CQ polled.
+"""One channel, many CQs: take an event of one CQ after the other, and poll that CQ.
 
-Each CQ has a queue pair that is connected to itself, whose RDMA write gives the completion. Posting
-it is not part of the figures.
+Each CQ has a queue pair that is connected to itself, and an RDMA write on it causes the completion.
+Posting the write is not measured.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .harness.subject import DEVICE, GID_INDEX, clock, clock_cost, settle
 
 MANY = 500
 COUNTS = (1, MANY)
-EVENTS = 1500  # of one round
+EVENTS = 1500  # in one round
 DEPTH = 16
 
 
@@ -62,7 +62,7 @@ class Crowd:
 
 
 class PyverbsCrowd:
-    """A channel for each CQ: the event of another one than was asked for is an error."""
+    """A channel for each CQ: get_cq_event() fails if the event is another CQ's."""
 
     def __init__(self, ctx: Any, count: int) -> None:
         from pyverbs import addr, cq, enums, mr, pd, qp, wr
@@ -161,8 +161,10 @@ def pyverbs() -> Round:
 
 
 class AsyncCrowd(Crowd):
-    """A task waits at each CQ, in turn they are woken. What counts is from the completion on until
-    its task waits again, and the loop goes on."""
+    """A task waits for each CQ, and they are woken in turn.
+
+    Measured is the time from the completion until the task waits again and the loop goes on.
+    """
 
     def __init__(self, ctx: Context, count: int, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(ctx, count)
@@ -175,7 +177,7 @@ class AsyncCrowd(Crowd):
         while True:
             for wc in await acq.wait():
                 wc.raise_for_status()
-            self._loop.call_soon(self._next)  # which runs when this waits again
+            self._loop.call_soon(self._next)  # runs when this task waits again
 
     def _next(self) -> None:
         self._total += clock() - self._start - self._cost

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Awaiting the completion of one RDMA write after the other, among other tasks of an event loop."""
+"""Awaiting the completion of one RDMA write after the other, in an event loop."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def by_wr_id(end: Loopback, acq: AsyncCQ) -> None:
 
 
 async def pyverbs_polling(end: PyverbsLoopback) -> None:
-    """pyverbs has nothing to await, so each look leaves the others a turn of the loop."""
+    """pyverbs has nothing to await: let other tasks run between two polls."""
     qp, cq, wr = end.qp, end.cq, end.wrs[0]
     for _ in range(OPS):
         qp.post_send(wr)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""A thread computes in pure Python. What of its speed is left when another one receives a message
-each millisecond, and sleeps in between?
+"""The throughput that a computing thread keeps while another thread receives.
 
-The messages come without a receiver, too: their sender's share of the CPU is no fault of his.
+One thread computes in pure Python; the other receives a message each millisecond, and sleeps in
+between. The base is the throughput while the messages come but are not received, since the sender
+takes a share of the CPU, too.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from .harness.subject import clock
 SIZE = 64
 MESSAGES = 400
 INTERVAL = 1_000_000  # ns
-DURATION = 300 * INTERVAL  # messages come from before until after it
-SLOTS = BATCH = 512  # there is room for all messages, and they can be taken at once
+DURATION = 300 * INTERVAL  # messages come during all of it
+SLOTS = BATCH = 512  # room for all messages, which one poll can take
 
 
 def compute() -> int:
-    """Returns how much it got done.
+    """Return how many rounds were computed.
 
-    All numbers are small, which Python keeps: allocating others takes as long as the state of the
-    heap makes it.
+    All numbers are small ones, which Python caches: the time of allocating others depends on the
+    state of the heap.
     """
     end = clock() + DURATION
     done = number = 0
@@ -77,14 +78,14 @@ def rounds(make: Callable[..., Any], receive: Callable[[Any], None]) -> Round:
         peer.order(f"pace {MESSAGES} {INTERVAL} {MESSAGES}")
         done = compute()
         peer.order("meet")
-        peer.meet()  # all of them have been sent
+        peer.meet()  # all messages have been sent
         receive(end)
         return done
 
     def beside_receiver() -> int:
         receiver = threading.Thread(target=receive, args=(end,))
         peer.order(f"pace {MESSAGES} {INTERVAL} {MESSAGES}")
-        receiver.start()  # now, since pyverbs lets nobody else run until something comes
+        receiver.start()  # after the order: pyverbs holds the GIL until an event comes
         done = compute()
         receiver.join()
         return done

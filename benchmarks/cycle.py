@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The cycle of an event: arm, sleep (the event is there at once), acknowledge, poll one."""
+"""The cycle of an event: arm, get the event (which is there at once), acknowledge, poll."""
 
 from __future__ import annotations
 

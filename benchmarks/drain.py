@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Draining a CQ: N completions wait in it, and are polled in batches of at most B."""
+"""Draining a CQ that has N completions, in batches of at most B."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .harness.plan import Benchmark, Figures, InC, Limit, Round
 from .harness.subject import clock, clock_cost
 
 CASES = ((1, 16), (16, 16), (256, 1), (256, 16), (256, 64), (1024, 64))
-OPS = 1024  # of each case in one round
+OPS = 1024  # completions of each case in one round
 
 
 def objects(cq: CQ, waiting: int, batch: int) -> tuple[int, int]:
-    """Reads wr_id and status of each; returns those of the last."""
+    """Read wr_id and status of each completion; return those of the last."""
     while waiting:
         wcs = cq.poll(batch)
         for wc in wcs:
@@ -38,7 +38,7 @@ def pyverbs_objects(cq: Any, waiting: int, batch: int) -> tuple[int, int]:
 
 
 def ids(cq: CQ, waiting: int, batch: int) -> tuple[int, int]:
-    """Has wr_id of each in a list; poll_ids() raises for the first that failed."""
+    """Get the wr_ids as lists; poll_ids() raises for the first completion that failed."""
     while waiting:
         wr_ids = cq.poll_ids(batch)
         waiting -= len(wr_ids)
@@ -46,7 +46,7 @@ def ids(cq: CQ, waiting: int, batch: int) -> tuple[int, int]:
 
 
 def each_id(cq: CQ, waiting: int, batch: int) -> tuple[int, int]:
-    """The same, and looks at each in Python."""
+    """Do the same, and iterate over the lists in Python."""
     while waiting:
         wr_ids = cq.poll_ids(batch)
         for last in wr_ids:
@@ -75,7 +75,7 @@ def poll_into() -> Round:
     wcs = {batch: WCArray(batch) for _, batch in CASES}
 
     def drain(cq: CQ, waiting: int, batch: int) -> tuple[int, int]:
-        """Into memory, where numpy would look at it; reads the last alone."""
+        """Poll into memory, as for numpy, and read only the last completion."""
         array = wcs[batch]
         while waiting:
             waiting -= cq.poll_into(array)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """One end of an RC connection between a subject and its peer, with cqnotify and with pyverbs.
 
-c/end.h is the same in C, and says how the two ends meet; c/peer.c is the other end.
+c/end.h is the same in C, and describes how the two ends meet; c/peer.c is the other end.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from cqnotify.testing import Endpoint
 from .harness.plan import Counter, Figures
 from .harness.subject import DEVICE, GID_INDEX, peer
 
-SLOTS = 64  # receives that are posted
-SIGNAL_EVERY = 32  # sends of which one is signaled, and reaped
-ACK_BATCH = 32  # events that are acknowledged at once
+SLOTS = 64  # receives to keep posted
+SIGNAL_EVERY = 32  # one send of so many is signaled, and its completion polled
+ACK_BATCH = 32  # events to acknowledge at once
 DEPTH = 1024
 MTU = 1024
 
 
 class Peer:
-    """The other process."""
+    """The process at the other end."""
 
     def __init__(self) -> None:
         self._socket = peer()
@@ -42,7 +42,7 @@ class Peer:
         return QPAddress.from_wire(self._hear(len(ours.to_wire())))
 
     def meet(self) -> None:
-        """Nobody sends before the other one can receive."""
+        """Wait until both ends can receive."""
         self._socket.sendall(b"+")
         self._hear(1)
 
@@ -57,14 +57,14 @@ class Peer:
 
 
 class Sender:
-    """What the ends with cqnotify and with pyverbs have in common."""
+    """The base of the ends with cqnotify and with pyverbs."""
 
     qp: Any
     unsignaled: Any
     _sent = 0
 
     def send(self) -> None:
-        """Post the message; reap those that are signaled."""
+        """Post the message; every so often signaled, and then wait for its completion."""
         self._sent += 1
         if self._sent % SIGNAL_EVERY:
             self.qp.post_send(self.unsignaled)
@@ -72,12 +72,12 @@ class Sender:
             self.send_signaled()
 
     def send_signaled(self) -> None:
-        """Post the message and reap it, and with it those before it."""
+        """Post the message signaled, and wait for the completion of all until then."""
         raise NotImplementedError
 
 
 class End(Endpoint, Sender):
-    """With cqnotify. The CQ of the sends is never armed, so all events are about receiving."""
+    """An end with cqnotify. The CQ of the sends is never armed, so all events are of receives."""
 
     def __init__(
         self, peer: Peer, size: int, *, send_size: int | None = None, slots: int = SLOTS
@@ -105,17 +105,17 @@ class End(Endpoint, Sender):
 
     @cached_property
     def acq(self) -> AsyncCQ:
-        """Made when it is first used: from then on cq.poll() is its poll()."""
+        """Created at its first use: from then on cq.poll() is its poll()."""
         return AsyncCQ(self.cq)
 
     def send_signaled(self) -> None:
         self.qp.post_send(self._signaled)
         while not (wcs := self.send_cq.poll(1)):
-            sleep(1e-5)  # a real-time process that spins keeps the kernel's threads from running
+            sleep(1e-5)  # spinning in a real-time process would starve the kernel's threads
         wcs[0].raise_for_status()
 
     def counters(self) -> tuple[int, int, int]:
-        """Events, arms, and events with nothing behind them."""
+        """Return the numbers of events, arms and spurious events."""
         stats = self.cq.stats
         return stats.events, stats.arms, stats.spurious
 
@@ -124,7 +124,7 @@ class End(Endpoint, Sender):
 
 
 class PyverbsEnd(Sender):
-    """With pyverbs. It counts nothing, so the subjects do."""
+    """An end with pyverbs, which has no counters: the subjects count."""
 
     def __init__(
         self, peer: Peer, size: int, *, send_size: int | None = None, slots: int = SLOTS
@@ -136,7 +136,7 @@ class PyverbsEnd(Sender):
         self.pd = pd.PD(self.ctx)
         before = _event_fds()
         self.channel = cq.CompChannel(self.ctx)
-        (self.fd,) = _event_fds() - before  # it does not tell
+        (self.fd,) = _event_fds() - before  # pyverbs does not give the descriptor
         self.cq = cq.CQ(self.ctx, DEPTH, None, self.channel)
         self.send_cq = cq.CQ(self.ctx, DEPTH)
         self.mr = mr.MR(self.pd, (slots + 1) * size, enums.IBV_ACCESS_LOCAL_WRITE)
@@ -189,7 +189,7 @@ class PyverbsEnd(Sender):
 
     def close(self) -> None:
         if unacked := self.events % ACK_BATCH:
-            self.cq.ack_events(unacked)  # or it would hang
+            self.cq.ack_events(unacked)  # or closing would hang
         self.ctx.close()
 
 
@@ -205,7 +205,7 @@ def _event_fds() -> set[int]:
 
 
 class Meter:
-    """What is used from its making to figures(). The clock may be that of the process' CPU."""
+    """Measures from its creation to figures(), by real time or the CPU time of the process."""
 
     def __init__(self, clock: Callable[[], int], end: End | PyverbsEnd) -> None:
         self._clock = clock
@@ -221,7 +221,7 @@ class Meter:
         return figures
 
     def _count(self) -> dict[Counter, int]:
-        """A wake-up is one where the kernel says so: the process had given up the CPU."""
+        """Return the counters; a wake-up is what the kernel counts as a voluntary switch."""
         wakeups = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
         events, arms, spurious = self._end.counters()
         return {"wakeups": wakeups, "events": events, "arms": arms, "spurious": spurious}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """A queue pair that is connected to itself, with cqnotify and with pyverbs.
 
-Each RDMA write that it posts gives a completion, so many can be made beforehand. Another one takes
-receives, to which nothing will come.
+Each RDMA write on it causes a completion, so completions can be made before they are polled. A
+second queue pair, the receiver, takes receives for which no message comes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .harness.subject import DEVICE, GID_INDEX, settle
 
 DEPTH = 1024
 SIZE = 8
-FIRST_ID = 1 << 32  # small integers cost Python less
+FIRST_ID = 1 << 32  # as in real programs; Python caches small integers
 ACCESS = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE
 
 
@@ -47,7 +47,7 @@ class Loopback(Endpoint):
         return SendWR(sge, wr_id=wr_id, opcode=opcode, remote_addr=addr, rkey=rkey)
 
     def fill(self, n: int) -> None:
-        """Makes n completions."""
+        """Make n completions."""
         for wr in self.wrs[:n]:
             self.qp.post_send(wr)
         settle(n)
@@ -84,7 +84,7 @@ class PyverbsLoopback:
             self.wrs.append(write)
 
     def create_qp(self, qp: Any, qp_type: int, access: int) -> tuple[Any, Any]:
-        """In INIT, and the attributes that brought it there."""
+        """Return a QP in INIT, and the attributes of that transition."""
         cap = qp.QPCap(max_send_wr=DEPTH, max_recv_wr=DEPTH, max_send_sge=1, max_recv_sge=1)
         init = qp.QPInitAttr(qp_type=qp_type, scq=self.cq, rcq=self.cq, cap=cap, sq_sig_all=1)
         attr = qp.QPAttr(port_num=1)
@@ -92,7 +92,7 @@ class PyverbsLoopback:
         return qp.QP(self.pd, init, attr), attr
 
     def path(self, addr: Any) -> Any:
-        """To the port itself."""
+        """Return the path to our own port."""
         if GID_INDEX is None:
             return addr.AHAttr(port_num=1, dlid=self.ctx.query_port(1).lid)
         gid = self.ctx.query_gid(1, GID_INDEX)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""What it costs to import a package, in a process of its own, whose bytecode was compiled before.
+"""Importing a package, in a process of its own, from compiled bytecode.
 
-It is CPU time, since the clock goes on while files are read.
+Measured is CPU time, which does not include waiting for files.
 """
 
 from __future__ import annotations

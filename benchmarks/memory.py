@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Memory of a process for each object, with what the libraries keep for it; not the kernel's.
+"""The memory of a process for each object, including the libraries', but not the kernel's.
 
-All of it comes from malloc() here, and malloc() tells how much it gave out.
+PYTHONMALLOC makes Python allocate all of it by malloc(), which reports how much is in use.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def in_use() -> int:
 
 
 def of_each(make: Callable[[], object]) -> Figures:
-    """Of N objects that are kept; their list is not counted."""
+    """Measure N objects that are kept, without the list of them."""
     kept: list[object] = [None] * N
     before = in_use()
     for i in range(N):
@@ -54,7 +54,7 @@ def of_each(make: Callable[[], object]) -> Figures:
 
 
 def of_each_in(make: Callable[[int], list[Any]]) -> Figures:
-    """Of N completions, which one call returns."""
+    """Measure N completions that one call returns."""
     before = in_use()
     kept = make(N)
     total = in_use() - before
@@ -82,7 +82,7 @@ def cqnotify() -> Round:
 
     async def waits() -> Figures:
         async with AsyncCQ(end.cq) as acq:
-            await of_each_task(acq.wait)  # what the first one set up stays
+            await of_each_task(acq.wait)  # includes what the first wait sets up once
             return await of_each_task(acq.wait)
 
     def run() -> dict[str, Figures]:
@@ -127,7 +127,7 @@ def pyverbs() -> Round:
 
 
 def bare_asyncio() -> Round:
-    """A task that waits for a future."""
+    """Measure a task that waits for a future."""
 
     async def waits() -> Figures:
         return await of_each_task(asyncio.get_running_loop().create_future)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Posting work requests: receives of 64 bytes, and RDMA writes of 8 to the QP itself.
 
-The same one again and again, or made of arguments each time, or in lists of 100.
+Either one request is posted again and again, or each post gets arguments, or lists of 100.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .endpoints import FIRST_ID, SIZE, Loopback, PyverbsLoopback
 from .harness.plan import Benchmark, Figures, InC, Limit, Round
 from .harness.subject import clock
 
-POSTS = 800  # of one measurement; fewer than a queue takes
+POSTS = 800  # in one measurement; fewer than a queue has room for
 LIST = 100
 RECEIVE = 64
 

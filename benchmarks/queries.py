@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Questions that a program asks often: one GID, the state of a port."""
+"""Queries that a program makes often: one GID, and the state of a port."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a receiver's process burns while messages come 1 ms apart, by the way it waits for them."""
+"""The CPU that a receiver takes while messages come 1 ms apart, by its way of waiting."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .harness.subject import clock
 
 SIZE = 64
 MESSAGES = 2000
-BUSY_MESSAGES = 50  # while it waits for one it executes a million instructions
+BUSY_MESSAGES = 50  # each takes a million instructions of polling
 INTERVAL = 1_000_000  # ns
-SOLICITED = 16  # of so many messages one is solicited
+SOLICITED = 16  # one message of so many is solicited
 SPIN = 50_000  # ns
 BATCH = 64
 BUSY, ANY, SOME, SPINNING = CASES = "busy", "any", "1 in 16", "spin 50 us"
@@ -59,7 +59,7 @@ def asleep(end: End, left: int) -> None:
 
 
 def asleep_solicited(end: End, left: int) -> None:
-    """Where many messages come with one event, ids and lists are what fits."""
+    """Take many messages with one event, as lists of ids."""
     cq, qp, get_event, receives = end.cq, end.qp, end.channel.get_event, end.receives
     while left:
         get_event()
@@ -193,7 +193,7 @@ async def pyverbs_reading_solicited(end: PyverbsEnd, left: int) -> None:
 
 
 def order(peer: Peer, end: Any, case: str) -> int:
-    """How many messages will come."""
+    """Order the messages, and return how many will come."""
     if case in (ANY, SOME):
         end.cq.req_notify(case == SOME)
     messages = BUSY_MESSAGES if case == BUSY else MESSAGES

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""A ping-pong: send a message, and sleep until the answer is there. The other end is in C.
+"""A ping-pong: send a message, and sleep until the answer comes. The other end is in C.
 
-Both ends are real-time processes of the same priority. So on one CPU neither can be overtaken by
-the other's message: each wait is a sleep, as the wake-ups tell.
+Both ends are real-time processes of the same priority on one CPU. So an answer cannot come before
+the receiver sleeps: each wait is a sleep, as the wake-ups show.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .harness.subject import clock
 
 SIZE = 64
 CASE = "64 B"
-OPS = 320  # of one round
+OPS = 320  # round trips in one round
 BATCH = 16
 
 
@@ -82,7 +82,7 @@ async def awaiting(end: End) -> None:
 
 
 async def reader(end: End) -> None:
-    """By hand: one reader of the descriptor, and a future for each wait."""
+    """Without AsyncCQ: one reader of the descriptor, and a future for each wait."""
     cq, try_get_event, post_recv = end.cq, end.channel.try_get_event, end.qp.post_recv
     loop = asyncio.get_running_loop()
     future = loop.create_future()
@@ -107,7 +107,7 @@ async def reader(end: End) -> None:
 
 
 async def pyverbs_reader(end: PyverbsEnd) -> None:
-    """pyverbs has nothing to await."""
+    """The same with pyverbs, which has nothing to await."""
     cq, get_event, post_recv = end.cq, end.channel.get_cq_event, end.qp.post_recv
     loop = asyncio.get_running_loop()
     future = loop.create_future()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Receiving at full speed: the receiver's CPU for small messages, the time for large ones.
 
-At most 64 are on their way; the receiver asks for 32 at a time by a message of its own.
+At most 64 messages are in flight; the receiver asks for 32 at a time by a message of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from .end import ACK_BATCH, SLOTS, End, Meter, Peer, PyverbsEnd, check
 from .harness.plan import Benchmark, Figures, InC, Limit, Round
 
-CREDIT = 8  # bytes of the message that asks for a window of others
+CREDIT = 8  # bytes of the message that asks for more
 
 
 class Case(NamedTuple):
@@ -27,7 +27,7 @@ CASES = {SMALL: Case(64, 6400, process_time_ns), LARGE: Case(65536, 128, perf_co
 
 
 def ask(end: End | PyverbsEnd, asked: int, got: int, messages: int) -> int:
-    """For half a window, as soon as there is room for it."""
+    """Ask for half a window of messages as soon as there is room for it."""
     while asked < messages and asked - got <= SLOTS // 2:
         end.send()
         asked += SLOTS // 2
@@ -53,7 +53,7 @@ def receive(end: End, messages: int) -> None:
 
 
 def receive_ids(end: End, messages: int) -> None:
-    """poll_ids() raises for what has failed."""
+    """The same by ids; poll_ids() raises for a completion that failed."""
     cq, qp, get_event, receives = end.cq, end.qp, end.channel.get_event, end.receives
     asked = got = 0
     while got < messages:
@@ -68,7 +68,7 @@ def receive_ids(end: End, messages: int) -> None:
 
 
 def pyverbs_receive(end: PyverbsEnd, messages: int) -> None:
-    """Each receive is posted by itself: with pyverbs a list is linked when its parts are made."""
+    """Post each receive by itself: pyverbs links a list when its work requests are created."""
     cq, qp, get_event = end.cq, end.qp, end.channel.get_cq_event
     asked = got = 0
     while got < messages:

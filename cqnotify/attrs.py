@@ -157,7 +157,7 @@ class TMCaps(NamedTuple):
 
 
 class CQModerationCaps(NamedTuple):
-    """The limits of `CQ.modify`, completions and us: `struct ibv_cq_moderation_caps`."""
+    """The limits of `CQ.modify`, in completions and microseconds: `ibv_cq_moderation_caps`."""
 
     max_cq_count: int
     max_cq_period: int

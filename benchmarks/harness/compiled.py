@@ -9,7 +9,7 @@ from pathlib import Path
 SOURCES = Path(__file__).resolve().parents[1] / "c"
 BUILD = SOURCES.parents[1] / "build" / "benchmarks"
 FLAGS = ("-O2", "-Wall", "-Wextra", "-Werror")
-SHARED = ("bench", "end")  # what all programs are linked with
+SHARED = ("bench", "end")  # linked into all programs
 STAND_IN = BUILD / "stand_in.so"
 
 
@@ -25,7 +25,7 @@ def build() -> None:
 
 
 def compile_c(source: Path, target: Path) -> None:
-    """A program with what all share, or a library."""
+    """Compile a program, together with the shared sources, or a library."""
     if target.suffix == ".so":
         end = ["-shared", "-fPIC", str(source)]
     else:

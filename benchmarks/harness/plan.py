@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a benchmark is: its subjects, the figures that they give, and the limits on these."""
+"""The definition of a benchmark: its subjects, their figures, and the limits on these."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Literal, NamedTuple, TypeAlias, TypedDict, get_args
 from .. import NAMES
 
 Place: TypeAlias = Literal["native", "device"]
-"""On the stand-in library, by this machine's clock; or where there is a device."""
+"""Native: on the stand-in library, by this machine's clock. Device: where there is a device."""
 
 
 Counter: TypeAlias = Literal["events", "wakeups", "arms", "spurious"]
-"""What a round may have counted."""
+"""What a round can count besides its time."""
 
 COUNTERS: tuple[Counter, ...] = get_args(Counter)
 
@@ -26,7 +26,7 @@ class _Measured(TypedDict):
 
 
 class Figures(_Measured, total=False):
-    """Of one round of one case: how many operations, and what all of them together took.
+    """The result of one round of one case: the number of operations, and their total cost.
 
     `total` is in nanoseconds (which are instructions under --icount) or in the benchmark's unit.
     """
@@ -38,29 +38,34 @@ class Figures(_Measured, total=False):
 
 
 Round: TypeAlias = Callable[[], dict[str, Figures]]
-"""Does each case of a benchmark once: figures by the name of the case."""
+"""Runs each case of a benchmark once, and returns figures by the names of the cases."""
 
 
 class InC(NamedTuple):
-    """A subject in C: benchmarks/c/<program>.c with an argument."""
+    """A subject in C: the program benchmarks/c/<program>.c with an argument."""
 
     program: str
     argument: str = ""
 
 
 Subject: TypeAlias = Callable[[], Round] | InC
-"""One way of doing the benchmark, in a process of its own. In Python: sets up, returns a round."""
+"""A way of doing the work, in a process of its own. In Python: sets up, and returns a round."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """On what an operation of `case` costs `subject`; without `case` in every one of them.
+    """A limit on the cost of an operation.
 
-    With `over` it is on the ratio to what it costs that subject, in this case or in `over_case`,
-    else on the cost itself. `figure` can be one of the counters instead, for each operation.
+    subject: the subject that must keep it.
+    at_most, at_least: the limit.
+    case: the case, by default all.
+    over, over_case: if given, the limit is on the ratio to the cost of that subject, in the same
+        case or in `over_case`.
+    figure: the cost, or one of the counters for each operation.
+    place: where the limit is judged.
 
-    A limit on the cost is for a place where instructions are counted. A clock measures the machine,
-    too: what else it does, and what a system call costs there beside a computation.
+    Limits on the cost are judged only where instructions are counted. A clock also measures what
+    else the machine does, and how fast its system calls are compared with its computations.
     """
 
     subject: str
@@ -77,24 +82,24 @@ class Limit:
 class Benchmark:
     title: str
     op: str
-    """What one operation is: "completion", "round trip"."""
+    """The name of one operation: "completion", "round trip"."""
     subjects: Mapping[str, Subject]
-    """By their names; "C" is the floor, "pyverbs" the peer. They run in this order."""
+    """The subjects by name, in the order of running; "C" is the floor, "pyverbs" the peer."""
     places: tuple[Place, ...] = ("device",)
     limits: tuple[Limit, ...] = ()
     unit: str = ""
-    """What the figures are in, if it is not time."""
+    """The unit of the figures, if it is not time."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """What is set in the environment of all its subjects."""
+    """Environment variables of all subjects."""
     peer: InC | None = None
-    """The other end. Runs beside each subject; a socket joins them: see subject.peer()."""
+    """The other end, which runs beside each subject; a socket joins them, see subject.peer()."""
     realtime: bool = False
-    """Both ends run under chrt -f 10: the kernel switches between them only when one sleeps."""
+    """Whether both ends run under chrt -f 10: then the kernel switches only when one sleeps."""
     stand_in: bool = False
-    """On the stand-in library everywhere: where the device is, too, since instructions are counted
-    there, so that it can be judged."""
+    """Whether to use the stand-in library even where the device is: instructions are counted there,
+    so that the limits can be judged."""
     quick: bool = False
-    """Whether it is a part of --quick."""
+    """Whether --quick runs it."""
 
 
 def load(name: str) -> Benchmark:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The picture of a report: what each subject costs, as a multiple of C, drawn by matplotlib."""
+"""A picture of the report, by matplotlib: the cost of each subject as a multiple of C."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def colour(subject: str) -> str:
 
 
 def shown(table: Table) -> list[Row]:
-    """Where there is a floor, which is the line at 1, all that stand above it."""
+    """Return the rows above the floor, which is the line at 1, or all where there is none."""
     over = [row for row in table.rows if row.over_floor is not None and row.subject != FLOOR]
     return over or table.rows
 
@@ -60,7 +60,7 @@ def height(table: Table) -> float:
 
 
 def in_columns(tables: Sequence[Table]) -> list[Sequence[Table]]:
-    """In order, and two columns where one would be long."""
+    """Split the tables into two columns if one would be too long."""
     half, done = sum(map(height, tables)) / 2, 0.0
     for i, table in enumerate(tables):
         done += height(table)
@@ -70,7 +70,7 @@ def in_columns(tables: Sequence[Table]) -> list[Sequence[Table]]:
 
 
 def save(tables: Sequence[Table], path: str) -> None:
-    """Draw them below each other, into an SVG or PNG file."""
+    """Draw the tables into an SVG or PNG file."""
     columns = in_columns(tables)
     tall = max(sum(map(height, column)) for column in columns)
     figure = Figure(figsize=(9 * len(columns), tall), layout="constrained")

@@ -14,7 +14,7 @@ HEADINGS: dict[str, str] = {**{name: name for name in COUNTERS}, "wakeups": "wak
 
 
 def number(value: float | None) -> str:
-    """With three digits that count, or all before the point."""
+    """Format a number with three significant digits, or all digits before the point."""
     if value is None:
         return ""
     return f"{value:,.0f}" if abs(value) >= 100 or value == 0 else f"{value:#.3g}"
@@ -46,9 +46,9 @@ def agreement(row: Row) -> str:
 
 
 def cells(table: Table, brief: bool) -> tuple[list[str], list[list[str]]]:
-    """Headings and rows; without the columns that would be empty.
+    """Return headings and rows, without empty columns.
 
-    Brief is without what is of one machine or one run: nanoseconds, and how far boots are apart.
+    brief: omit what belongs to one machine or run: nanoseconds, and how far the boots are apart.
     """
     headings = [
         *["case", "subject", f"{table.unit} / {table.benchmark.op}", f"x {FLOOR}", f"x {PEER}"],
@@ -113,7 +113,7 @@ def markdown(table: Table) -> str:
 
 
 def raw(tables: Sequence[Table], runs: Mapping[Place, Sequence[Run]]) -> dict[str, object]:
-    """Everything: what each round measured, and the rows of the tables."""
+    """Return everything: the figures of each round, and the rows of the tables."""
     rows = [
         {
             "benchmark": table.name,
@@ -137,7 +137,7 @@ def raw(tables: Sequence[Table], runs: Mapping[Place, Sequence[Run]]) -> dict[st
 
 
 def renew(page: str, tables: Sequence[Table]) -> str:
-    """The page with these tables where it has a place for them, between lines that are comments."""
+    """Return the page with these tables between the comments that mark their places."""
     for name in dict.fromkeys(table.name for table in tables):
         pattern = re.compile(rf"(<!-- bench {name} -->\n).*?(<!-- end -->)", re.DOTALL)
         made = "\n\n".join(markdown(table) for table in tables if table.name == name)

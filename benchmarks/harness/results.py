@@ -11,14 +11,14 @@ from typing import NamedTuple, TypeAlias, TypedDict
 from .plan import COUNTERS, Benchmark, Figures, Limit, Place
 
 AGREE = 0.01
-"""How far two boots may be apart."""
+"""How far two boots may differ."""
 
 FLOOR = "C"
 PEER = "pyverbs"
 
 
 class About(TypedDict):
-    """Where a run took place. `lab` is how the device came to be: vm counts instructions."""
+    """Where a run took place. `lab` is the kind of the lab; "vm" counts instructions."""
 
     place: Place
     lab: str
@@ -28,7 +28,7 @@ class About(TypedDict):
 
 
 class Result(TypedDict):
-    """What one subject's process measured."""
+    """The figures of one subject's process."""
 
     benchmark: str
     subject: str
@@ -36,7 +36,7 @@ class Result(TypedDict):
 
 
 class Run(NamedTuple):
-    """One boot, or one time on this machine."""
+    """One boot, or one run on this machine."""
 
     about: About
     results: list[Result]
@@ -58,7 +58,7 @@ class Verdict(NamedTuple):
 
 @dataclass
 class Row:
-    """One subject in one case. The figures are the means of the boots, which hardly differ."""
+    """One subject in one case, with the means of the boots."""
 
     case: str
     subject: str
@@ -67,7 +67,7 @@ class Row:
     over_floor: float | None
     over_peer: float | None
     apart: float | None
-    """How far the boots are apart; None for a single one."""
+    """How far the boots differ; None for a single one."""
     verdicts: list[Verdict] = field(default_factory=list)
 
     @property
@@ -85,14 +85,14 @@ class Table(NamedTuple):
 
     @property
     def good(self) -> bool:
-        """No limit is broken and the boots agree; nothing can be wrong where none is judged."""
+        """Whether no limit is broken and the boots agree; always true where none is judged."""
         return not self.judged or all(
             row.agrees and all(verdict.holds for verdict in row.verdicts) for row in self.rows
         )
 
 
 def per_op(figures: Figures) -> dict[str, float]:
-    """What an operation costs, and how much of everything that was counted it took."""
+    """Return the cost and the counters of one operation."""
     counts: Mapping[str, float] = {k: v for k, v in figures.items() if isinstance(v, int | float)}
     counted: dict[str, float] = {
         name: counts[name] / counts["ops"] for name in COUNTERS if name in counts
@@ -101,7 +101,7 @@ def per_op(figures: Figures) -> dict[str, float]:
 
 
 def best(rounds: Sequence[Figures], unit: str) -> dict[str, float]:
-    """The cheapest round, since what disturbs only adds time; of others the one in the middle."""
+    """Return the cheapest round, as disturbances only add time; of other units the median."""
     ordered = sorted(map(per_op, rounds), key=lambda figures: figures["cost"])
     return ordered[(len(ordered) - 1) // 2 if unit else 0]
 
@@ -121,7 +121,7 @@ def ratio(figures: Mapping[Key, Mapping[str, float]], key: Key, over: Key) -> fl
 
 
 def apart(values: Sequence[float]) -> float | None:
-    """The difference of the outermost, as a fraction of the least."""
+    """Return the difference of the extremes, as a fraction of the least."""
     if len(values) < 2 or min(values) <= 0:
         return None
     return max(values) / min(values) - 1
@@ -130,7 +130,7 @@ def apart(values: Sequence[float]) -> float | None:
 def verdicts(
     limits: Sequence[Limit], boots: Sequence[Mapping[Key, Mapping[str, float]]], key: Key
 ) -> Iterator[Verdict]:
-    """Of the boot in which a limit is kept worst."""
+    """Yield the verdicts on one row, each of the boot that is worst."""
     for limit in limits:
         if limit.subject != key[1] or limit.case not in ("", key[0]):
             continue
@@ -152,7 +152,7 @@ def mean(values: Sequence[float | None]) -> float | None:
 
 
 def table(name: str, benchmark: Benchmark, runs: Sequence[Run]) -> Table | None:
-    """Of the runs at one place; None if the benchmark was not among them."""
+    """Return the table of the runs at one place; None if the benchmark was not run."""
     boots = [of_run(name, run, benchmark.unit) for run in runs]
     if not boots or not boots[0]:
         return None
@@ -181,7 +181,7 @@ def table(name: str, benchmark: Benchmark, runs: Sequence[Run]) -> Table | None:
 
 
 def order(figures: Mapping[Key, object], key: Key) -> tuple[int, int]:
-    """By case, then by subject, each as they first came."""
+    """Sort by case, then by subject, both in the order of their first appearance."""
     cases = list(dict.fromkeys(case for case, _ in figures))
     subjects = list(dict.fromkeys(subject for _, subject in figures))
     return cases.index(key[0]), subjects.index(key[1])

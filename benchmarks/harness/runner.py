@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Runs subjects where it is itself: python -m benchmarks.harness.runner PLACE ROUNDS NAME...
+"""Running the subjects: python -m benchmarks.harness.runner PLACE ROUNDS NAME...
 
-Prints lines of JSON: where it runs, then for each subject its benchmark, its name, and the figures
-of all rounds but the first, which warms up.
+The runner prints lines of JSON: first where it runs, then for each subject the benchmark, the name
+and the figures of all rounds but the first, which warms up.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FAILED = 2  # the exit code where a subject does not work
 
 
 def find_device() -> dict[str, str]:
-    """The environment that tells all subjects the same device and address."""
+    """Return environment variables that give all subjects the same device and address."""
     from cqnotify import Context, LinkLayer
 
     with Context() as ctx:
@@ -43,7 +43,7 @@ def environment(place: Place) -> dict[str, str]:
 
 
 def stand_in() -> dict[str, str]:
-    """The environment that gives all subjects the stand-in library."""
+    """Return environment variables that give all subjects the stand-in library."""
     preload = f"{STAND_IN} {os.environ.get('LD_PRELOAD', '')}".strip()
     return {"BENCH_DEVICE": STAND_IN_DEVICE, "BENCH_GID_INDEX": "-1", "LD_PRELOAD": preload}
 
@@ -59,7 +59,7 @@ def about(place: Place, env: dict[str, str]) -> About:
 
 
 class Process:
-    """A subject, and its peer if it has one."""
+    """The process of a subject, and that of its peer if it has one."""
 
     def __init__(self, name: str, subject: str, env: dict[str, str]) -> None:
         benchmark = plan.load(name)
@@ -80,7 +80,7 @@ class Process:
     def round(self) -> dict[str, Figures]:
         assert self.child.stdin is not None
         assert self.child.stdout is not None
-        with suppress(BrokenPipeError):  # it ended already
+        with suppress(BrokenPipeError):  # the process has ended
             self.child.stdin.write(b"\n")
             self.child.stdin.flush()
         line = self.child.stdout.readline()
@@ -103,7 +103,7 @@ class Process:
             if child is not None:
                 if exc is not None:
                     child.kill()
-                child.communicate()  # closes its stdin
+                child.communicate()  # which closes its stdin
 
 
 def in_c(what: InC) -> list[str]:
@@ -112,7 +112,7 @@ def in_c(what: InC) -> list[str]:
 
 @functools.cache
 def same_addresses() -> Sequence[str]:
-    """Each time, so that what hashes them costs the same; containers may refuse it."""
+    """Fix the addresses, so that hashing them always costs the same; containers may refuse."""
     command = ["setarch", "-R"]
     allowed = subprocess.run([*command, "true"], stderr=subprocess.DEVNULL).returncode == 0
     return command if allowed else []
@@ -142,7 +142,7 @@ def can_run(name: str, subject: str) -> bool:
 
 
 def run(name: str, place: Place, rounds: int, env: dict[str, str]) -> Iterator[Result]:
-    """Natively all subjects take turns, so that what disturbs one disturbs all."""
+    """Run one benchmark. Natively the subjects take turns, so that disturbances hit all."""
     benchmark = plan.load(name)
     together = place == "native"
     subjects = [subject for subject in benchmark.subjects if can_run(name, subject)]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""A subject's process: python -m benchmarks.harness.subject BENCHMARK SUBJECT
+"""The process of a subject: python -m benchmarks.harness.subject BENCHMARK SUBJECT
 
-For each line on stdin it runs one round, and prints its figures as a line of JSON. What is written
-in C does the same, see c/bench.c.
+For each line on stdin it runs one round, and prints the figures as a line of JSON. The programs in
+C do the same, see c/bench.c.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from . import plan
 
 clock = time.perf_counter_ns
 
-# Where Debian has pyverbs; last, since an environment's own packages go first.
+# Debian's folder of pyverbs; last, since the environment's own packages take precedence.
 sys.path.append("/usr/lib/python3/dist-packages")
 
 STAND_IN_DEVICE = "stand_in0"
 DEVICE = os.environ.get("BENCH_DEVICE", "")
 _INDEX = int(os.environ.get("BENCH_GID_INDEX", "-1"))
-GID_INDEX = None if _INDEX < 0 else _INDEX  # none on InfiniBand
+GID_INDEX = None if _INDEX < 0 else _INDEX  # None on InfiniBand
 
 
 def importable(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ImportError:  # of its package
+    except ImportError:  # the module's package does not exist
         return False
 
 
 def clock_cost() -> int:
-    """What the clock itself adds to a measurement."""
+    """Return what the clock itself adds to a measurement."""
 
     def pair() -> int:
         start = clock()
@@ -46,13 +46,13 @@ def clock_cost() -> int:
 
 
 def settle(posted: int) -> None:
-    """Lets a device do what was posted, before it is measured what to do with the completions."""
+    """Let the device complete what was posted, so that only handling is measured."""
     if DEVICE != STAND_IN_DEVICE:
         time.sleep(100e-6 + posted * 20e-6)
 
 
 def peer() -> socket.socket:
-    """The other end is there: lines to exchange addresses and to say when to start and end."""
+    """Return the socket to the peer, for addresses and orders."""
     return socket.socket(fileno=int(os.environ["BENCH_PEER"]))
 
 
@@ -62,7 +62,7 @@ def main() -> None:
     assert not isinstance(start, plan.InC)
     run = start()
     gc.collect()
-    gc.freeze()  # what the set-up left is not looked at in the rounds
+    gc.freeze()  # so that the collector skips the objects of the set-up in the rounds
     for _ in sys.stdin:
         print(json.dumps(run()), flush=True)
 

@@ -147,17 +147,17 @@ class Server(Generic[Addresses]):
         left = max(0.0, deadline - time.monotonic())
         return left if self._turned_away is None else min(left, PATIENCE)
 
-    def turn_away(self, who: object, error: Exception) -> None:
+    def turn_away(self, peer: object, error: Exception) -> None:
         """Ignore this client, or raise its error, which is being handled."""
         if self._turned_away is None or self._chosen:
             raise error
-        self._turned_away(_name(who), error)
+        self._turned_away(_name(peer), error)
 
 
-def _name(who: object) -> str:
+def _name(peer: object) -> str:
     """Return a socket's address as text."""
-    assert isinstance(who, tuple)
-    host, port = who[:2]
+    assert isinstance(peer, tuple)
+    host, port = peer[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

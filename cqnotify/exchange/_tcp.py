@@ -146,12 +146,12 @@ async def exchange_as_server(
         return await _drive(server.steps(), *streams)
 
     while True:
-        sock, who = await accept(listener, deadline)
+        sock, peer = await accept(listener, deadline)
         with sock:
             try:
                 met = await _limited(serve(sock), server.patience(deadline))
             except (OSError, ValueError) as e:
-                server.turn_away(who, e)
+                server.turn_away(peer, e)
             else:
                 return _result(address, met)
 
@@ -232,13 +232,13 @@ def exchange_as_server_blocking(
     server = Server(address, connect, turned_away, as_payload(payload))
     deadline = time.monotonic() + timeout
     while True:
-        sock, who = accept_blocking(listener, deadline)
+        sock, peer = accept_blocking(listener, deadline)
         with sock:
             limit = time.monotonic() + server.patience(deadline)
             try:
                 met = _drive_blocking(server.steps(), sock, limit)
             except (OSError, ValueError) as e:
-                server.turn_away(who, e)
+                server.turn_away(peer, e)
             else:
                 return _result(address, met)
 

@@ -88,8 +88,8 @@ def _told_soon(text: str) -> Iterator[None]:
 def _serve(end: End) -> list[QPAddress]:
     plan = end.plan
 
-    def turned_away(who: str, why: Exception) -> None:
-        note(f"{who} is turned away: {why}")
+    def turned_away(peer: str, why: Exception) -> None:
+        note(f"{peer} is turned away: {why}")
 
     try:
         listener = listen(plan.bind, plan.port)
