@@ -160,5 +160,7 @@ BENCHMARK = Benchmark(
         Limit("cqnotify wait, after a write, uvloop", at_most=33_000),
         Limit("cqnotify recv", at_most=59_600),
         Limit("cqnotify recv uvloop", at_most=33_600),
+        Limit("cqnotify wait", above=("bare reader", "C"), at_most=6_000),
+        Limit("cqnotify recv", above=("bare reader", "C"), at_most=6_500),
     ),
 )

@@ -61,6 +61,7 @@ class Limit:
     case: the case, by default all.
     over, over_case: if given, the limit is on the ratio to the cost of that subject, in the same
         case or in `over_case`.
+    above: if given, the limit is on what the cost is above the sum of those subjects' costs.
     figure: the cost, or one of the counters for each operation.
     place: where the limit is judged.
 
@@ -74,6 +75,7 @@ class Limit:
     case: str = ""
     over: str = ""
     over_case: str = ""
+    above: tuple[str, ...] = ()
     figure: str = "cost"
     place: Place = "device"
 

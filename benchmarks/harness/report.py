@@ -31,6 +31,8 @@ def bound(limit: Limit) -> str:
 def of_what(limit: Limit) -> str:
     if limit.over:
         return f" x {limit.over}" + (f" at {limit.over_case}" if limit.over_case else "")
+    if limit.above:
+        return f" above {' and '.join(limit.above)}"
     return "" if limit.figure == "cost" else f" {HEADINGS[limit.figure]}"
 
 

@@ -120,6 +120,14 @@ def ratio(figures: Mapping[Key, Mapping[str, float]], key: Key, over: Key) -> fl
     return figures[key]["cost"] / base["cost"] if base and base["cost"] else None
 
 
+def rest(
+    figures: Mapping[Key, Mapping[str, float]], key: Key, above: Sequence[str]
+) -> float | None:
+    below = [figures.get((key[0], subject)) for subject in above]
+    known = [each["cost"] for each in below if each is not None]
+    return figures[key]["cost"] - sum(known) if len(known) == len(below) else None
+
+
 def apart(values: Sequence[float]) -> float | None:
     """Return the difference of the extremes, as a fraction of the least."""
     if len(values) < 2 or min(values) <= 0:
@@ -137,6 +145,8 @@ def verdicts(
         if limit.over:
             over = (limit.over_case or key[0], limit.over)
             found = [ratio(boot, key, over) for boot in boots]
+        elif limit.above:
+            found = [rest(boot, key, limit.above) for boot in boots]
         else:
             found = [boot[key].get(limit.figure) for boot in boots]
         values = [value for value in found if value is not None]

@@ -74,6 +74,9 @@ def test_ratios_are_taken_within_a_boot() -> None:
         (Limit("cqnotify", over="C", at_least=2.05), False),  # in the first
         (Limit("cqnotify", at_most=20.9, case="case"), True),
         (Limit("cqnotify", at_most=20), False),
+        (Limit("cqnotify", above=("C",), at_most=10.9), True),
+        (Limit("cqnotify", above=("C",), at_most=10.5), False),  # in the second boot
+        (Limit("cqnotify", above=("C", "C"), at_most=0.9), True),
         (Limit("cqnotify", figure="events", at_most=0.5, at_least=0.5), True),
         (Limit("cqnotify", figure="events", at_most=1, at_least=1), False),
     ],
@@ -101,6 +104,7 @@ def test_a_limit_on_another_case_place_or_missing_subject_is_not_judged() -> Non
         Limit("cqnotify", at_most=0, case="other"),
         Limit("cqnotify", at_most=0, place="native"),
         Limit("cqnotify", at_most=0, over="pyverbs"),
+        Limit("cqnotify", at_most=0, above=("C", "pyverbs")),
         Limit("pyverbs", at_most=0),
     )
     assert not any(row.verdicts for row in table(boot(C=1, cqnotify=1), limits=limits).rows)
