@@ -1,42 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* The module: its state, its types, and nothing else. */
 
-#include "base/core.h"
-#include <sys/mman.h>
-#include <unistd.h>
-
-/* The state of the module that made `type` or the base it derives from. */
-cqn_state *cqn_state_of(PyTypeObject *type)
-{
-    for (PyTypeObject *t = type; t != NULL; t = t->tp_base) {
-        if (!PyType_HasFeature(t, Py_TPFLAGS_HEAPTYPE)) {
-            continue;
-        }
-        PyObject *module = ((PyHeapTypeObject *)t)->ht_module;
-        if (module != NULL && PyModule_GetDef(module) == &cqn_module) {
-            return PyModule_GetState(module);
-        }
-    }
-    Py_UNREACHABLE();
-}
-
-/* The cheapest way to notice, in every call, that this is not the process which
- * opened the device. */
-static int watch_for_fork(cqn_state *st)
-{
-    size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    void *p = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED || madvise(p, page, MADV_WIPEONFORK) != 0) {
-        PyErr_SetFromErrno(PyExc_OSError);
-        if (p != MAP_FAILED) {
-            munmap(p, page);
-        }
-        return -1;
-    }
-    st->epoch = p;
-    *st->epoch = st->last_epoch = 1;
-    return 0;
-}
+#include "verbs/verbs.h"
 
 static int add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **slot)
 {
@@ -47,9 +12,11 @@ static int add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **slot)
 static int module_exec(PyObject *module)
 {
     cqn_state *st = PyModule_GetState(module);
+    st->awaiting = &cqn_engine_awaiting;
     pthread_mutex_init(&st->idle_lock, NULL);
     pthread_cond_init(&st->idle, NULL);
-    if (cqn_lock_init() < 0 || watch_for_fork(st) < 0 || cqn_errors_init(module, st) < 0) {
+    if (cqn_lock_init() < 0 || cqn_state_watch_for_fork(st) < 0 ||
+        cqn_errors_init(module, st) < 0) {
         return -1;
     }
     if (add_type(module, &cqn_context_spec, &st->Context) < 0 ||
@@ -161,11 +128,7 @@ static void module_free(void *module)
     cqn_state *st = PyModule_GetState(module);
     module_clear(module);
     cqn_wc_free_spares(st);
-    PyMem_Free(st->queues);
-    if (st->epoch != NULL) {
-        munmap((void *)st->epoch, (size_t)sysconf(_SC_PAGESIZE));
-        st->epoch = NULL;
-    }
+    cqn_state_free(st);
 }
 
 static PyMethodDef module_methods[] = {
@@ -230,9 +193,9 @@ static PyModuleDef_Slot module_slots[] = {
     {0, NULL},
 };
 
-struct PyModuleDef cqn_module = {
+static struct PyModuleDef cqn_module = {
     PyModuleDef_HEAD_INIT,
-    .m_name = "cqnotify._core",
+    .m_name = cqn_module_name,
     .m_doc = "The C core of cqnotify. Import its names from cqnotify.",
     .m_size = sizeof(cqn_state),
     .m_methods = module_methods,

@@ -233,7 +233,7 @@ int cqn_engine_join(cqn_request *request)
 /* ---- what becomes of them ---- */
 
 /* The completion of a work request that is awaited. Whether it is for nobody else. */
-bool cqn_request_completed(cqn_request *request, struct ibv_wc *wc, const cqn_wc_extra *extra)
+static bool request_completed(cqn_request *request, struct ibv_wc *wc, const cqn_wc_extra *extra)
 {
     const bool wanted = request->state == CQN_POSTED && !request->abandoned;
     request->queue = NULL;
@@ -334,3 +334,24 @@ void cqn_engine_return(cqn_engine *self, const struct ibv_wc *wc, const cqn_wc_e
         cqn_stash_put_back(self->cq, wc, extra);
     }
 }
+
+/* ---- what the folders below tell ---- */
+
+static bool engine_wants(const cqn_engine *self)
+{
+    return cqn_engine_wants(self);
+}
+
+static bool engine_has_news(const cqn_engine *self)
+{
+    return cqn_engine_has_news(self);
+}
+
+const cqn_awaiting cqn_engine_awaiting = {
+    .lost = cqn_request_lost,
+    .completed = request_completed,
+    .claim = cqn_engine_claim,
+    .wants = engine_wants,
+    .room = cqn_engine_room,
+    .has_news = engine_has_news,
+};

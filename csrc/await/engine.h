@@ -41,6 +41,7 @@
 #ifndef CQN_ENGINE_H
 #define CQN_ENGINE_H
 
+#include "notify/cq.h"
 #include "work/wr.h"
 
 /* Lines of requests by a number that they are looked for by. */
@@ -163,6 +164,9 @@ struct cqn_engine {
 #define CQN_BATCH 16 /* a poll costs the same for one as for a few */
 
 /* loop.c */
+void cqn_turn_dispatched(cqn_channel *channel);
+PyObject *cqn_channel_set_loop(PyObject *self, PyObject *args);
+void cqn_channel_forget_loop(cqn_channel *self);
 uint64_t cqn_turn_now(void);
 void cqn_turn_passed(uint64_t since);
 void cqn_turn_used(size_t n);
@@ -170,6 +174,10 @@ bool cqn_turn_is_over(void);
 int cqn_loop_attach(cqn_engine *self);
 
 /* engine.c */
+extern const cqn_awaiting cqn_engine_awaiting;
+int cqn_engine_busy_traverse(const cqn_channel *channel, visitproc visit, void *arg);
+bool cqn_engine_claim(cqn_engine *engine, const struct ibv_wc *wc, const cqn_wc_extra *extra);
+void cqn_request_lost(cqn_request *request, const cqn_qp *qp);
 PyObject *cqn_engine_call(cqn_engine *self, const char *method, PyObject *argument);
 int cqn_engine_do(cqn_engine *self, const char *method, PyObject *argument);
 int cqn_engine_check_made(const cqn_engine *self);
@@ -204,12 +212,22 @@ static inline bool cqn_engine_wants(const cqn_engine *self)
 }
 
 /* engine_look.c */
+PyObject *cqn_engine_poll(cqn_engine *engine, uint64_t max, double spin);
+void cqn_engine_room(cqn_engine *engine, cqn_qp *qp);
 int cqn_engine_look(cqn_request *request);
 void cqn_engine_prepare(cqn_engine *self, bool looked);
 void cqn_engine_post_queued(cqn_engine *self);
 void cqn_engine_drop_rooms(cqn_engine *self);
 
 /* engine_wake.c */
+int cqn_engine_dispatch(cqn_cq *cq);
+bool cqn_engine_resized(cqn_cq *cq);
+int cqn_engine_wake(cqn_cq *cq);
+/* After completions of that CQ were routed: those whom that concerns are woken. */
+static inline int cqn_routed(cqn_cq *cq)
+{
+    return cq->engine == NULL ? 0 : cqn_engine_wake(cq);
+}
 void cqn_engine_wake_later(cqn_request *request);
 void cqn_engine_wake_first(cqn_engine *self);
 int cqn_engine_flush(cqn_engine *self, bool resume);
@@ -226,6 +244,7 @@ static inline bool cqn_engine_has_news(const cqn_engine *self)
 }
 
 /* engine_fail.c */
+void cqn_engines_tell(cqn_qp *qp, PyObject **interrupt);
 int cqn_engine_refuse(cqn_engine *self);
 void cqn_engine_break_down(cqn_engine *self);
 void cqn_engine_report(cqn_engine *self, PyObject *error);
@@ -292,5 +311,14 @@ int cqn_scope_enter(cqn_request *request);
 void cqn_scope_leave(cqn_request *request);
 void cqn_scope_fail(cqn_request *request, PyObject *error);
 PyObject *cqn_lost_error(const cqn_state *st, uint8_t lost, uint32_t qp_num);
+
+/* wakeup.c */
+PyObject *cqn_wakeup_new(cqn_state *st, PyObject *loop, PyObject *done);
+bool cqn_wakeup_is_done(const PyObject *wakeup);
+void cqn_wakeup_yield(PyObject *wakeup);
+int cqn_wakeup_wake(PyObject *wakeup);
+int cqn_wakeup_resume(PyObject *wakeup);
+
+extern PyType_Spec cqn_wakeup_spec, cqn_engine_spec, cqn_request_spec, cqn_scope_spec;
 
 #endif

@@ -69,22 +69,6 @@ void cqn_engine_drop_rooms(cqn_engine *self)
     }
 }
 
-/* Something of that queue pair has failed: it may work no more. */
-void cqn_engine_failed(cqn_cq *cq, cqn_wr_queue *queue, const struct ibv_wc *wc)
-{
-    cqn_qp *qp = queue == NULL ? NULL : queue->qp;
-    if (qp == NULL) { /* of an SRQ only the number tells, while the queue pair is open */
-        cqn_object *o = cq->base.context->first[CQN_RANK_QP];
-        while (o != NULL && ((cqn_qp *)o)->qp_num != wc->qp_num) {
-            o = o->next;
-        }
-        qp = (cqn_qp *)o;
-    }
-    if (qp != NULL) {
-        qp->suspicions++;
-    }
-}
-
 /* ---- looking and arming ---- */
 
 /* Looks once, for a request that has just begun. */

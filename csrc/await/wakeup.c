@@ -13,7 +13,7 @@
  * which leaves it to the loop, as futures do.
  */
 
-#include "base/core.h"
+#include "await/engine.h"
 
 typedef struct {
     PyObject_HEAD

@@ -2,7 +2,7 @@
 /* Arguments: keywords for fast calls, and conversions that name the argument,
  * the value and the limit when they refuse. */
 
-#include "base/core.h"
+#include "base/args.h"
 #include <math.h>
 
 #define MAX_SPIN 60 /* seconds */

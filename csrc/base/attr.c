@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* The attribute structs of the verbs as dicts or tuples, by tables of their fields. */
 
-#include "base/core.h"
+#include "base/args.h"
+#include "base/attr.h"
 #include <endian.h>
 
 /* Tables read better in rows. */

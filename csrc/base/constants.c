@@ -3,7 +3,8 @@
  * them. They are no macros, so what an older header lacks can't be asked for by
  * #ifdef: later additions have numbers of our own. */
 
-#include "base/core.h"
+#include "base/constants.h"
+#include "base/lock.h"
 
 /* clang-format off */
 #define X(name) {#name, name}

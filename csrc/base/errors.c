@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* The exceptions, and where the errno of a verb becomes one. */
 
-#include "base/core.h"
+#include "base/errors.h"
 
 /* What the types are called with begins their docs, as in all others: inspect.signature() finds it
  * there. `__doc__` is the rest, which Python sees to for types that are made by a spec alone. */

@@ -2,7 +2,7 @@
 /* Making the n-th call or allocation fail, or code run before a call: see faults.h.
  * The only C file with globals; it is empty in an ordinary build. */
 
-#include "base/core.h"
+#include "base/base.h"
 
 #ifdef CQN_FAULTS
 

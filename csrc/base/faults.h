@@ -15,6 +15,10 @@
 #ifndef CQN_FAULTS_H
 #define CQN_FAULTS_H
 
+#include <Python.h>
+#include <infiniband/verbs.h>
+#include <stdbool.h>
+
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -22,6 +26,19 @@
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 
+/* The methods of the module by which tests say what is to fail. */
+PyObject *cqn_fail_call(PyObject *module, PyObject *args);
+PyObject *cqn_fail_alloc(PyObject *module, PyObject *args);
+PyObject *cqn_before_call(PyObject *module, PyObject *args);
+PyObject *cqn_inject_event(PyObject *module, PyObject *args);
+PyObject *cqn_hide_features(PyObject *module, PyObject *args);
+PyObject *cqn_boast(PyObject *module, PyObject *boast);
+PyObject *cqn_failed(PyObject *module, PyObject *unused);
+PyObject *cqn_held(PyObject *module, PyObject *unused);
+PyObject *cqn_pretend_fork(PyObject *module, PyObject *args);
+PyObject *cqn_live_handles(PyObject *module, PyObject *unused);
+
+/* What the calls become. */
 bool cqn_fault(const char *call);
 int cqn_fault_errno(void);
 void *cqn_born(void *handle);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* The lock of lock.h, and what becomes of it in a forked child. */
 
-#include "base/core.h"
+#include "base/lock.h"
 
 #ifdef Py_GIL_DISABLED
 

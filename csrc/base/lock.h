@@ -24,6 +24,8 @@
 #ifndef CQN_LOCK_H
 #define CQN_LOCK_H
 
+#include "base/python.h"
+
 static inline void cqn_drop(PyObject *const *copy)
 {
     Py_XDECREF(*copy);

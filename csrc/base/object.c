@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The lifetime of everything that owns a handle; core.h states the rules.
+ * The lifetime of everything that owns a handle; object.h states the rules.
  *
  * close() in the order of its steps:
  *   1. in a forked child, forget the handle and touch nothing;
@@ -14,7 +14,8 @@
  * Since step 3 lets others run, the loop starts anew after it.
  */
 
-#include "base/core.h"
+#include "base/errors.h"
+#include "base/object.h"
 
 const char cqn_close_doc[] =
     "close($self, /)\n--\n\n"
@@ -122,17 +123,6 @@ void cqn_adopt(cqn_object *self, void *handle)
     for (size_t i = 0; i < CQN_MAX_USES && self->uses[i]; i++) {
         self->uses[i]->users++;
         add_link(self, i);
-    }
-}
-
-/* A child that opens a device begins a time of its own. */
-void cqn_new_epoch(cqn_state *st)
-{
-    if (*st->epoch == 0) {
-        *st->epoch = ++st->last_epoch;
-        /* Another thread of the parent may have held it. */
-        pthread_mutex_init(&st->idle_lock, NULL);
-        pthread_cond_init(&st->idle, NULL);
     }
 }
 
@@ -465,9 +455,9 @@ static int close_with(cqn_object *self, bool cascade, PyObject **interrupt)
 int cqn_close(cqn_object *self, bool cascade)
 {
     PyObject *interrupt = NULL;
-    if (self->handle != NULL && self->context != NULL && CQN_OBJ(self->context) == self &&
-        cascade && !cqn_forked(self) && !cqn_is_ending()) {
-        cqn_qps_stop_sending(self->context);
+    if (self->kind->before_cascade != NULL && self->handle != NULL && cascade &&
+        !cqn_forked(self) && !cqn_is_ending()) {
+        self->kind->before_cascade(self);
     }
     int rc = close_with(self, cascade, &interrupt);
     return interrupt != NULL ? cqn_raise_interrupt(interrupt) : rc;

@@ -25,7 +25,9 @@
  * thread comes back, so at that time whoever goes to sleep polls for itself.
  */
 
-#include "base/core.h"
+#include "base/args.h"
+#include "base/errors.h"
+#include "base/gate.h"
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <time.h>
@@ -271,8 +273,7 @@ static int sleep_once(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *kin
         cqn_verbs_error(self->state, EIO, kind->verb, "no more events will come");
         return -1;
     }
-    if (!came && self->handle != NULL && fds[2].revents != 0 &&
-        cqn_async_drain(self->context) < 0) {
+    if (!came && self->handle != NULL && fds[2].revents != 0 && kind->drain(self->context) < 0) {
         return -1;
     }
     return n == 0 || (deadline >= 0 && cqn_now_ns() >= deadline);

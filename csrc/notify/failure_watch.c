@@ -6,22 +6,15 @@
  * A loop can't sleep in get_event(), where it would be told, and must not call
  * get_async_event(), which hands each report out once, perhaps to the wrong
  * one. A watch has what it needs instead: a descriptor, and a serial number of
- * the latest failure that it told, as a channel has (see async_event.c).
+ * the latest failure that it told, as a channel has (see reports.c).
  *
  * The descriptor is readable for reports that nobody has read yet, and for
  * failures that somebody has read and this watch has not told. What merely waits
  * for get_async_event() does not make it readable, or the loop would spin.
  */
 
-#include "base/core.h"
+#include "notify/reports.h"
 #include <poll.h>
-
-typedef struct {
-    cqn_object base; /* the handle is the watch itself: nothing else can be destroyed */
-    cqn_flag flag;   /* raised while there is a failure to tell */
-    uint64_t latest; /* serial of the latest failure */
-    uint64_t told;   /* all up to there were told */
-} failure_watch;
 
 static int destroy_nothing(void *Py_UNUSED(handle))
 {
@@ -30,13 +23,13 @@ static int destroy_nothing(void *Py_UNUSED(handle))
 
 static void watch_after_destroy(cqn_object *op)
 {
-    cqn_flag_close(&((failure_watch *)op)->flag);
+    cqn_flag_close(&((cqn_failure_watch *)op)->flag);
 }
 
 static int watch_clear(PyObject *op)
 {
     if (CQN_OBJ(op)->handle == NULL) {
-        cqn_flag_close(&((failure_watch *)op)->flag);
+        cqn_flag_close(&((cqn_failure_watch *)op)->flag);
     }
     return cqn_clear(op);
 }
@@ -63,7 +56,7 @@ static PyObject *watch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     cqn_object *used = CQN_OBJ(context);
-    failure_watch *self = cqn_new(type, &watch_kind, &used, 1);
+    cqn_failure_watch *self = cqn_new(type, &watch_kind, &used, 1);
     if (self == NULL) {
         return NULL;
     }
@@ -71,39 +64,21 @@ static PyObject *watch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         Py_DECREF(self);
         return NULL;
     }
-    self->latest = self->told = ((cqn_context *)used)->async_serial;
+    self->latest = self->told = ((cqn_context *)used)->reports->serial;
     cqn_adopt(CQN_OBJ(self), self);
     return (PyObject *)self;
-}
-
-static void tell_by_fd(failure_watch *self)
-{
-    cqn_flag_set(&self->flag, &self->base, self->latest > self->told);
-}
-
-/* A failure was entered, just now: all watches hear of it, also those of a
- * context whose closing may yet fail. No Python code runs in here. */
-void cqn_failure_watch_signal(const cqn_context *ctx)
-{
-    for (cqn_object *o = ctx->first[CQN_RANK_PD]; o != NULL; o = o->next) {
-        if (o->kind == &watch_kind && o->handle != NULL) {
-            failure_watch *self = (failure_watch *)o;
-            self->latest = ctx->async_serial;
-            tell_by_fd(self);
-        }
-    }
 }
 
 static PyObject *watch_fileno(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
-    return cqn_open(CQN_OBJ(op)) ? PyLong_FromLong(((failure_watch *)op)->flag.fd) : NULL;
+    return cqn_open(CQN_OBJ(op)) ? PyLong_FromLong(((cqn_failure_watch *)op)->flag.fd) : NULL;
 }
 
 static PyObject *watch_dup(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
-    return cqn_open(CQN_OBJ(op)) ? cqn_dup(((failure_watch *)op)->flag.fd) : NULL;
+    return cqn_open(CQN_OBJ(op)) ? cqn_dup(((cqn_failure_watch *)op)->flag.fd) : NULL;
 }
 
 /* It tells of its end by POLLERR or POLLHUP; a reader that never sleeps may be
@@ -116,7 +91,7 @@ static bool device_has_gone(const struct ibv_context *device)
 
 /* Takes the reports that the device has into the context's queue. That it has
  * gone is said after what came before. */
-static int drain(failure_watch *self)
+static int drain(cqn_failure_watch *self)
 {
     cqn_state *st = self->base.state;
     cqn_context *ctx = self->base.context;
@@ -135,13 +110,13 @@ static int drain(failure_watch *self)
 static PyObject *watch_read(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
-    failure_watch *self = (failure_watch *)op;
+    cqn_failure_watch *self = (cqn_failure_watch *)op;
     if (cqn_open(CQN_OBJ(op)) == NULL || drain(self) < 0) {
         return NULL;
     }
     PyObject *failures = cqn_async_failures(CQN_OBJ(op), &self->told);
     if (failures != NULL) {
-        tell_by_fd(self);
+        cqn_failure_watch_show(self);
     }
     return failures;
 }
@@ -197,7 +172,7 @@ static PyType_Slot watch_slots[] = {
 
 PyType_Spec cqn_failure_watch_spec = {
     .name = "cqnotify.FailureWatch",
-    .basicsize = sizeof(failure_watch),
+    .basicsize = sizeof(cqn_failure_watch),
     .flags =
         Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = watch_slots,

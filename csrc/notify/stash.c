@@ -9,7 +9,7 @@
  * to where it has been extended.
  */
 
-#include "base/core.h"
+#include "notify/cq.h"
 
 #define ROOM 64     /* at first */
 #define SEARCHED 32 /* so many are looked through without an index */

@@ -8,7 +8,7 @@
  * memory of some that were dropped, the spares, for the next ones.
  */
 
-#include "base/core.h"
+#include "notify/cq.h"
 
 /* How many are kept. The GIL guards them; without one, objects are deallocated under no lock. */
 #ifdef Py_GIL_DISABLED

@@ -2,7 +2,7 @@
 /* WCArray: memory for many completions that CQ.poll_into() fills again and
  * again, readable as a buffer, by numpy for one, without copying. */
 
-#include "base/core.h"
+#include "notify/cq.h"
 
 typedef struct {
     uint64_t wr_id;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* AH: an address handle, where a UD send goes. */
 
-#include "base/core.h"
+#include "verbs/verbs.h"
 #include <arpa/inet.h>
 
 typedef struct {

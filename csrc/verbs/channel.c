@@ -1,30 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * CompletionChannel: where the events of its CQs arrive.
+ * How an event is read and counted is in notify/events.c.
  *
- * The life of an event:
- *   - cq.req_notify() arms a CQ; the next completion queues one event on the
- *     channel, a cookie of 8 bytes that the channel's fd delivers.
- *   - ibv_get_cq_event() reads the cookie and follows it to the ibv_cq and to
- *     our CQ object behind it. Both are alive: destroying a CQ takes its
- *     unread events off the channel, and then waits until each event that was
- *     read has been acked. So what was read can be trusted until we ack it,
- *     and must be acked, once, or its CQ can never be destroyed.
- *   - Reading and counting happen under one hold of the GIL. An event is thus
- *     either unread or counted on its CQ, in `unacked`; cq.ack() and the
- *     closing of the CQ pay the debt.
- *
- * An event that is read while another thread destroys its CQ is acked at once,
- * since that thread waits for it. Should destroying fail after all, the event
- * is late: it goes to a list of the channel, and is handed out from there, its
- * ack paid in advance. So does one of our own making, for a CQ that was resized
- * while a waiter slept.
- *
- * The channel's fd never blocks in read(2); waiting is in wait.c.
+ * The channel's fd never blocks in read(2); waiting is in base/wait.c.
  */
 
-#include "base/core.h"
-#include <fcntl.h>
+#include "verbs/verbs.h"
 
 #define EVENTS_AT_ONCE 32 /* then the loop gets its turn */
 #define LOOK_FOR_MORE 8   /* callbacks */
@@ -68,23 +50,6 @@ static const cqn_kind channel_kind = {
     .clear = channel_clear,
 };
 
-int cqn_set_nonblocking(int fd)
-{
-    int flags = fcntl(fd, F_GETFL);
-    return flags < 0 ? -1 : fcntl(fd, F_SETFL, flags | O_NONBLOCK);
-}
-
-const char cqn_dup_doc[] =
-    "_dup($self, /)\n--\n\n"
-    "A duplicate of fileno(), the caller's to close. What fileno() returns can be another file's "
-    "number by now, if another thread closed this.";
-
-PyObject *cqn_dup(int fd)
-{
-    int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-    return copy < 0 ? PyErr_SetFromErrno(PyExc_OSError) : PyLong_FromLong(copy);
-}
-
 static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
@@ -116,7 +81,7 @@ static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
         return NULL;
     }
     self->until_more = LOOK_FOR_MORE;
-    self->told = ((cqn_context *)used)->async_serial;
+    self->told = ((cqn_context *)used)->reports->serial;
     cqn_adopt(CQN_OBJ(self), channel);
     if (cqn_set_nonblocking(channel->fd) < 0) {
         PyErr_SetFromErrno(PyExc_OSError);
@@ -127,83 +92,9 @@ static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     return (PyObject *)self;
 }
 
-/* Of the late events (see above), the CQ of the first, as a new reference. */
-static cqn_cq *take_late(cqn_channel *self)
-{
-    cqn_cq **link = &self->late;
-    while (*link != NULL && !cqn_try_ref(&(*link)->base)) {
-        link = &(*link)->late_next;
-    }
-    cqn_cq *cq = *link;
-    if (cq != NULL) {
-        cqn_cq_event(cq);
-        cq->prepaid++;
-        if (--cq->late == 0) {
-            *link = cq->late_next;
-        }
-    }
-    return cq;
-}
-
-/* The CQ of the next event, which is now counted on it. NULL without an
- * exception: there is none. */
-static PyObject *take_event(cqn_channel *self, struct ibv_comp_channel *channel)
-{
-    cqn_cq *cq = take_late(self);
-    while (cq == NULL) {
-        struct ibv_cq *handle;
-        void *cookie;
-        errno = 0;
-        if (ibv_get_cq_event(channel, &handle, &cookie) == 0) {
-            cq = cookie;
-            if (cq->base.handle == NULL || !cqn_try_ref(&cq->base)) {
-                /* The latter is being deallocated, and soon destroyed, too; unless its
-                 * __del__ saves it, in another thread. */
-                ibv_ack_cq_events(handle, 1);
-                if (cq->late++ == 0 && cq->base.handle != NULL && !cq->base.dying) {
-                    cq->armed = CQN_UNARMED;
-                    cqn_channel_add_late(self, cq);
-                }
-                cq = NULL;
-                continue;
-            }
-            cqn_cq_event(cq);
-        }
-        else if (errno != EINTR) {
-            if (errno != EAGAIN) {
-                /* A read of nothing at all means the same: the device left. */
-                cqn_verbs_error(self->base.state, errno ? errno : EIO, "ibv_get_cq_event",
-                                "no more events will come from this channel");
-            }
-            return NULL;
-        }
-    }
-    return (PyObject *)cq;
-}
-
-/* `cq` has events now that are not, or not any more, in the channel: its destroying
- * failed and they came meanwhile, or one was made. */
-void cqn_channel_add_late(cqn_channel *self, cqn_cq *cq)
-{
-    cq->late_next = self->late;
-    self->late = cq;
-    cqn_gate_wake(&self->gate);
-}
-
-void cqn_channel_drop_late(cqn_channel *self, const cqn_cq *cq)
-{
-    cqn_cq **link = &self->late;
-    while (*link != NULL && *link != cq) {
-        link = &(*link)->late_next;
-    }
-    if (*link != NULL) {
-        *link = cq->late_next;
-    }
-}
-
 static PyObject *take(cqn_object *op)
 {
-    return take_event((cqn_channel *)op, op->handle);
+    return cqn_channel_take_event((cqn_channel *)op, op->handle);
 }
 
 static int check(cqn_object *op, uint64_t *told)
@@ -227,6 +118,7 @@ static const cqn_wait_kind event_wait = {
     .check = check,
     .fd = channel_fd,
     .is_quiet = is_quiet,
+    .drain = cqn_async_drain,
     .verb = "ibv_get_cq_event",
     .timed_out = "no completion event within the timeout",
 };
@@ -260,7 +152,7 @@ static PyObject *channel_try_get_event(PyObject *op, PyObject *Py_UNUSED(unused)
     if (channel == NULL) {
         return NULL;
     }
-    PyObject *cq = take_event((cqn_channel *)op, channel);
+    PyObject *cq = cqn_channel_take_event((cqn_channel *)op, channel);
     return cq != NULL || PyErr_Occurred() ? cq : Py_NewRef(Py_None);
 }
 
@@ -268,7 +160,7 @@ static PyObject *channel_try_get_event(PyObject *op, PyObject *Py_UNUSED(unused)
 static int dispatch(cqn_channel *self)
 {
     struct ibv_comp_channel *channel = cqn_open(&self->base);
-    PyObject *cq = channel == NULL ? NULL : take_event(self, channel);
+    PyObject *cq = channel == NULL ? NULL : cqn_channel_take_event(self, channel);
     if (cq == NULL) {
         return PyErr_Occurred() ? -1 : 0;
     }

@@ -1,9 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /* Context: an open device, and the root of everything made on it. */
 
-#include "base/core.h"
+#include "verbs/verbs.h"
 #include <endian.h>
 #include <unistd.h>
+
+/* With what the layers below, which know a context by its head, need for each. */
+typedef struct {
+    cqn_context base;
+    cqn_reports reports;
+    cqn_netdev netdev;
+} device_context;
 
 static int close_device(void *handle)
 {
@@ -12,21 +19,26 @@ static int close_device(void *handle)
 
 static void context_after_destroy(cqn_object *op)
 {
-    cqn_context *self = (cqn_context *)op;
-    cqn_gate_shut(&self->gate, cqn_forked(op));
-    cqn_async_clear(self);
-    cqn_netdev_close(self);
+    device_context *self = (device_context *)op;
+    cqn_gate_shut(&self->reports.gate, cqn_forked(op));
+    cqn_async_clear(&self->base);
+    cqn_netdev_close(&self->netdev);
 }
 
 static int context_clear(PyObject *op)
 {
-    cqn_context *self = (cqn_context *)op;
-    if (self->base.handle == NULL) {
-        cqn_gate_clear(&self->gate);
-        cqn_async_clear(self);
-        cqn_netdev_close(self);
+    device_context *self = (device_context *)op;
+    if (CQN_OBJ(self)->handle == NULL) {
+        cqn_gate_clear(&self->reports.gate);
+        cqn_async_clear(&self->base);
+        cqn_netdev_close(&self->netdev);
     }
     return cqn_clear(op);
+}
+
+static void context_before_cascade(cqn_object *op)
+{
+    cqn_qps_stop_sending((cqn_context *)op);
 }
 
 static const cqn_kind context_kind = {
@@ -35,6 +47,7 @@ static const cqn_kind context_kind = {
     .rank = CQN_RANK_PD,
     .destroy = close_device,
     .after_destroy = context_after_destroy,
+    .before_cascade = context_before_cascade,
     .clear = context_clear,
 };
 
@@ -151,12 +164,13 @@ static PyObject *context_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     if (cqn_prepare_for_fork(cqn_state_of(type)) < 0) {
         return NULL;
     }
-    cqn_new_epoch(cqn_state_of(type));
+    cqn_state_new_epoch(cqn_state_of(type));
     cqn_context *self = cqn_new(type, &context_kind, NULL, 0);
     if (self == NULL) {
         return NULL;
     }
     self->base.context = self;
+    self->reports = &((device_context *)self)->reports;
     if (open_device(self, name) < 0 || cqn_async_open(self) < 0) {
         cqn_close(CQN_OBJ(self), false);
         Py_DECREF(self);
@@ -177,21 +191,6 @@ static PyObject *context_query_device(PyObject *op, PyObject *Py_UNUSED(unused))
     CQN_IN_KERNEL(CQN_OBJ(op), err = ibv_query_device(handle, &attr));
     return err ? cqn_verbs_error(CQN_OBJ(op)->state, err, "ibv_query_device", "")
                : cqn_struct_to_dict(&attr, cqn_device_fields);
-}
-
-/* The attributes of the device of an open object, which may be closed after it; -1 with an
- * exception. */
-int cqn_device_attr_ex(cqn_object *self, struct ibv_device_attr_ex *out)
-{
-    struct ibv_context *handle = self->context->base.handle;
-    int err;
-    *out = (struct ibv_device_attr_ex){.comp_mask = 0};
-    CQN_IN_KERNEL(self, err = ibv_query_device_ex(handle, NULL, out));
-    if (err != 0) {
-        cqn_verbs_error(self->state, err, "ibv_query_device_ex", "");
-        return -1;
-    }
-    return 0;
 }
 
 static PyObject *device_ex_to_dict(const struct ibv_device_attr_ex *attr)
@@ -345,7 +344,8 @@ static Py_ssize_t gid_entries(cqn_context *self, struct ibv_context *handle)
 
 static PyObject *gid_entry(cqn_context *self, const struct ibv_gid_entry *e)
 {
-    PyObject *netdev = cqn_netdev_name(self, e->ndev_ifindex);
+    PyObject *netdev = cqn_netdev_name(&((device_context *)self)->netdev,
+                                       cqn_is_open(&self->base) ? e->ndev_ifindex : 0);
     return netdev == NULL ? NULL
                           : Py_BuildValue("(y#IIIN)", e->gid.raw, (Py_ssize_t)sizeof(e->gid.raw),
                                           e->gid_index, e->port_num, e->gid_type, netdev);
@@ -450,7 +450,7 @@ static PyObject *context_get_async_fd(PyObject *op, void *Py_UNUSED(unused))
 {
     CQN_LOCKED;
     struct ibv_context *handle = cqn_open(CQN_OBJ(op));
-    return handle == NULL ? NULL : PyLong_FromLong(((cqn_context *)op)->async.fd);
+    return handle == NULL ? NULL : PyLong_FromLong(((cqn_context *)op)->reports->flag.fd);
 }
 
 static PyObject *context_get_num_comp_vectors(PyObject *op, void *Py_UNUSED(unused))
@@ -543,7 +543,7 @@ static PyType_Slot context_slots[] = {
 
 PyType_Spec cqn_context_spec = {
     .name = "cqnotify.Context",
-    .basicsize = sizeof(cqn_context),
+    .basicsize = sizeof(device_context),
     .flags =
         Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = context_slots,

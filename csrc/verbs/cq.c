@@ -1,49 +1,19 @@
 /* SPDX-License-Identifier: MIT */
-/* CQ: a completion queue and its events. Its completions are in poll.c. */
+/* CQ: a completion queue and its events. Its events are in notify/events.c and notify/arm.c, its
+ * completions in notify/route.c. */
 
-#include "base/core.h"
-
-#define ACK_BATCH 32 /* an ack takes a mutex */
+#include "verbs/verbs.h"
 
 static int destroy_cq(void *handle)
 {
     return ibv_destroy_cq(handle);
 }
 
-static void ack(cqn_cq *self, unsigned int n)
-{
-    unsigned int paid = n < self->prepaid ? n : self->prepaid;
-    if (n > paid) {
-        ibv_ack_cq_events(self->base.handle, n - paid);
-    }
-    self->prepaid -= paid;
-    self->unacked -= n;
-    self->stats.acked += n;
-}
-
-/* An event was read for its engine, which acknowledges many at once. What others have read is
- * theirs to acknowledge. */
-void cqn_cq_dispatched(cqn_cq *self)
-{
-    if (++self->dispatched >= ACK_BATCH) {
-        cqn_cq_ack_dispatched(self);
-    }
-}
-
-void cqn_cq_ack_dispatched(cqn_cq *self)
-{
-    const unsigned int n = self->dispatched < self->unacked ? self->dispatched : self->unacked;
-    self->dispatched = 0;
-    if (n > 0) {
-        ack(self, n);
-    }
-}
-
 /* Destroying waits until every event that was got is acked. */
 static void cq_before_destroy(cqn_object *op)
 {
     cqn_cq *self = (cqn_cq *)op;
-    ack(self, self->unacked);
+    cqn_cq_ack(self, self->unacked);
     if (self->channel != NULL) {
         cqn_channel_drop_late(self->channel, self);
     }
@@ -226,43 +196,6 @@ static PyObject *cq_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
-/* An event of this CQ was read from the channel. */
-void cqn_cq_event(cqn_cq *self)
-{
-    self->unacked++;
-    self->stats.events++;
-    self->event_unpolled = true;
-    self->armed = CQN_UNARMED;
-}
-
-/* For what it is armed as far as is known. After a wait that timed out nothing is:
- * its event can have been lost, to another process that reads the descriptor or to
- * a lack of memory in the kernel, and then no other one ever comes. */
-static cqn_armed known_armed(const cqn_cq *self)
-{
-    return self->armed_at == self->channel->timeouts ? self->armed : CQN_UNARMED;
-}
-
-bool cqn_cq_is_armed(const cqn_cq *self, bool solicited_only)
-{
-    return known_armed(self) >= (solicited_only ? CQN_ARMED_SOLICITED : CQN_ARMED);
-}
-
-int cqn_cq_arm(cqn_cq *self, bool solicited_only)
-{
-    int err = ibv_req_notify_cq(self->base.handle, solicited_only);
-    if (err != 0) {
-        cqn_verbs_error(self->base.state, err, "ibv_req_notify_cq", "");
-        return -1;
-    }
-    const cqn_armed before = known_armed(self);
-    const cqn_armed armed = solicited_only ? CQN_ARMED_SOLICITED : CQN_ARMED;
-    self->armed = before > armed ? before : armed;
-    self->armed_at = self->channel->timeouts;
-    self->stats.arms++;
-    return 0;
-}
-
 /* The argument of what arms: 1, 0, or -1 with an exception. */
 static int parse_solicited_only(cqn_cq *self, const char *function, PyObject *const *args,
                                 Py_ssize_t nargs, PyObject *kwnames)
@@ -345,7 +278,7 @@ static PyObject *cq_ack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, P
                      n, self->unacked, self->unacked == 1 ? "" : "s");
         return NULL;
     }
-    ack(self, n);
+    cqn_cq_ack(self, n);
     Py_RETURN_NONE;
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* The list of devices. */
+/* The list of devices, and the attributes of one. */
 
-#include "base/core.h"
+#include "verbs/verbs.h"
 #include <endian.h>
 
 const char cqn_no_device[] =
@@ -41,4 +41,19 @@ PyObject *cqn_list_devices(PyObject *module, PyObject *Py_UNUSED(unused))
     }
     ibv_free_device_list(list);
     return result;
+}
+
+/* The attributes of the device of an open object, which may be closed after it; -1 with an
+ * exception. */
+int cqn_device_attr_ex(cqn_object *self, struct ibv_device_attr_ex *out)
+{
+    struct ibv_context *handle = self->context->base.handle;
+    int err;
+    *out = (struct ibv_device_attr_ex){.comp_mask = 0};
+    CQN_IN_KERNEL(self, err = ibv_query_device_ex(handle, NULL, out));
+    if (err != 0) {
+        cqn_verbs_error(self->state, err, "ibv_query_device_ex", "");
+        return -1;
+    }
+    return 0;
 }

@@ -7,7 +7,7 @@
  * children, if it is told to before the first of them is registered.
  */
 
-#include "base/core.h"
+#include "verbs/verbs.h"
 #include <dlfcn.h>
 
 typedef enum ibv_fork_status (*asker)(void);

@@ -6,7 +6,7 @@
  * it, but it pins its buffer, and is pinned by work requests, as any other.
  */
 
-#include "base/core.h"
+#include "verbs/verbs.h"
 
 int cqn_check_odp(cqn_object *pd, uint64_t needed)
 {

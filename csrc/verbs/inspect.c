@@ -4,7 +4,7 @@
  * nothing of the device.
  */
 
-#include "base/core.h"
+#include "verbs/verbs.h"
 
 static Py_ssize_t count_below(const cqn_context *ctx)
 {

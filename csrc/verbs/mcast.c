@@ -4,7 +4,7 @@
  * attached to a group, so it knows its groups, and leaves them to be destroyed.
  */
 
-#include "base/core.h"
+#include "verbs/verbs.h"
 #include <arpa/inet.h>
 
 struct cqn_group {

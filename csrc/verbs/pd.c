@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* PD: a protection domain. */
 
-#include "base/core.h"
+#include "verbs/verbs.h"
 
 static int dealloc_pd(void *handle)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* QP: a queue pair, its states and attributes. For posting see wr.h. */
 
-#include "base/core.h"
+#include "verbs/verbs.h"
 #include <sys/random.h>
 
 /* rxe destroys a QP when all packets of it have left, and sends meanwhile again and again what is
@@ -117,7 +117,7 @@ static void drop_queue(const cqn_qp *self, cqn_wr_queue *q, cqn_cq *cq, bool is_
         cqn_wr_queue_drop(self->base.state, q);
     }
     else {
-        cqn_wr_queue_leave(q, cq);
+        cqn_cq_inherit(cq, q);
     }
 }
 
@@ -544,23 +544,6 @@ static const char *modify_hint(int err, int mask)
     }
 }
 
-/* Asks the port how long a message may be: a datagram must fit one packet. */
-static uint32_t ask_limit(struct ibv_qp *qp, uint8_t port_num)
-{
-    struct ibv_port_attr port = {.flags = 0};
-    if (ibv_query_port(qp->context, port_num, &port) != 0) {
-        return UINT32_MAX;
-    }
-    return qp->qp_type == IBV_QPT_UD ? UINT32_C(128) << port.active_mtu : port.max_msg_sz;
-}
-
-/* In the midst of a post, which keeps the GIL until the device has the request. */
-uint32_t cqn_qp_learn_limit(cqn_qp *self)
-{
-    self->max_message = ask_limit(self->base.handle, self->port_num);
-    return self->max_message;
-}
-
 /* What a modify() has brought. */
 typedef struct {
     int err; /* all else only if it is 0 */
@@ -580,7 +563,7 @@ static changes carry_out(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
         made.cap = now.cap;
     }
     if (made.err == 0 && (mask & IBV_QP_PORT)) {
-        made.max_message = ask_limit(qp, attr->port_num);
+        made.max_message = cqn_qp_ask_limit(qp, attr->port_num);
     }
     return made;
 }
@@ -592,19 +575,6 @@ static void enter_capacities(cqn_qp *self, const struct ibv_qp_cap *cap)
     if (self->srq != NULL) {
         self->cap.max_recv_wr = self->cap.max_recv_sge = 0;
     }
-}
-
-/* Waits until no other thread is inside a call that changes it, so that what we
- * note of it is what the device did last. */
-int cqn_qp_await_turn(cqn_qp *self)
-{
-    while (cqn_open(&self->base) != NULL) {
-        if (self->base.in_use == 0 || cqn_is_ending()) {
-            return 0;
-        }
-        cqn_wait_until_left(self->base.state);
-    }
-    return -1;
 }
 
 /* A reset forgets the work requests without completing them. Nothing may be
@@ -654,8 +624,8 @@ static void note_failure(cqn_qp *self)
 {
     self->suspicions++;
     if (self->state != IBV_QPS_RESET) {
-        cqn_wr_queue_flushes(self->sq, self->send_cq);
-        cqn_wr_queue_flushes(self->rq, self->recv_cq);
+        cqn_wr_queue_flushes(self->sq, &self->send_cq->flushing);
+        cqn_wr_queue_flushes(self->rq, &self->recv_cq->flushing);
     }
 }
 

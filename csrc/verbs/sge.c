@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* SGE: a part of an MR, what a work request reads or fills. */
 
-#include "base/core.h"
+#include "verbs/verbs.h"
 
 PyObject *cqn_sge_new(cqn_mr *mr, uint64_t addr, uint32_t length)
 {

@@ -2,7 +2,7 @@
 /* SRQ: a shared receive queue. Posting is in post_recv.c; what a completion releases is
  * in wr_queue.c. */
 
-#include "base/core.h"
+#include "verbs/verbs.h"
 
 static int destroy_srq(void *handle)
 {

@@ -2,7 +2,7 @@
 /* The memory of a work request: what is named by SGEs and MRs, or, for an INLINE
  * send, the bytes of any buffer. */
 
-#include "work/wr.h"
+#include "work/sg.h"
 
 /* What the request needs, too. */
 void cqn_sg_pin(cqn_sg *sg, cqn_object *object)

@@ -71,16 +71,6 @@ PyObject *cqn_wr_list(PyObject *value, PyTypeObject *type)
     return list;
 }
 
-int cqn_qp_require_state(const cqn_qp *qp, enum ibv_qp_state least, const char *verb)
-{
-    if (qp->state >= least) {
-        return 0;
-    }
-    cqn_verbs_error(qp->base.state, EINVAL, verb, "QP %u is in %s, and needs %s: see QP.connect()",
-                    qp->qp_num, cqn_qp_state_name(qp->state), cqn_qp_state_name(least));
-    return -1;
-}
-
 /* Raises VerbsError for a post that the device refused. One that does not say
  * which request it refused has taken them all, and may still carry them out. */
 void *cqn_wr_refused(const cqn_wr_refusal *r)

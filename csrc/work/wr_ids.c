@@ -18,7 +18,7 @@
  * A number is free again when no completion of its queue can be polled any more.
  */
 
-#include "work/wr.h"
+#include "work/queue.h"
 
 /* Where a queue begins to count. A debug build does so shortly before slots and generations begin
  * anew, so that its tests see that as well. */

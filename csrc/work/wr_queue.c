@@ -16,7 +16,7 @@
  * it when it was found empty.
  */
 
-#include "work/wr.h"
+#include "work/queue.h"
 
 static cqn_wr *entry(const cqn_wr_queue *q, size_t i)
 {
@@ -75,24 +75,6 @@ void cqn_wr_queue_drop(cqn_state *st, cqn_wr_queue *q)
         PyMem_Free(q->ring);
         PyMem_Free(q);
         q = source;
-    }
-}
-
-/* Its queue pair is gone, and it is for the CQ to drop it. */
-void cqn_wr_queue_leave(cqn_wr_queue *q, cqn_cq *cq)
-{
-    q->qp = NULL;
-    q->left_next = cq->left;
-    cq->left = q;
-}
-
-/* Nothing of theirs can come any more. */
-void cqn_cq_drop_left(cqn_cq *cq)
-{
-    cqn_wr_queue *q;
-    while ((q = cq->left) != NULL) {
-        cq->left = q->left_next;
-        cqn_wr_queue_drop(cq->base.state, q);
     }
 }
 
@@ -199,19 +181,19 @@ static void settle(cqn_context *ctx, const cqn_wr_queue *q, size_t i, bool ok, c
     }
 }
 
-/* The CQ counts it among those that are flushed, until nothing is in it. */
-void cqn_wr_queue_flushes(cqn_wr_queue *q, cqn_cq *cq)
+/* Its CQ counts it among those that are flushed, there, until nothing is in it. */
+void cqn_wr_queue_flushes(cqn_wr_queue *q, size_t *count)
 {
     if (q->flushes == NULL && q->requests > 0) {
-        q->flushes = cq;
-        cq->flushing++;
+        q->flushes = count;
+        ++*count;
     }
 }
 
 static inline void see_if_flushed(cqn_wr_queue *q)
 {
     if (q->flushes != NULL && q->requests == 0) {
-        q->flushes->flushing--;
+        --*q->flushes;
         q->flushes = NULL;
     }
 }
@@ -226,7 +208,7 @@ static void pop(cqn_context *ctx, cqn_wr_queue *q, size_t n, bool ok, cqn_object
             settle(ctx, q, i, ok || i + (wr->last ? 1 : 2) < n, trash);
         }
         if (i + 1 < n && wr->last && (wr->marks & CQN_WR_AWAITED)) {
-            cqn_request_lost(wr->request, NULL);
+            ctx->base.state->awaiting->lost(wr->request, NULL);
         }
         release(q, wr, trash);
     }
@@ -322,10 +304,11 @@ static void completed_shared(cqn_wr_queue *q, struct ibv_wc *wc, cqn_object **tr
 /* A request of that queue completed: releases it, and in a queue pair's queue all before it. If it
  * is awaited it is returned, else the completion gets the user's wr_id. Of one that is not in the
  * books nothing is known. */
-cqn_request *cqn_wr_completed(cqn_cq *cq, cqn_wr_queue *q, struct ibv_wc *wc, cqn_object **trash)
+cqn_request *cqn_wr_completed(cqn_context *ctx, cqn_wr_queue *q, struct ibv_wc *wc,
+                              cqn_object **trash)
 {
     if (!q->is_shared) {
-        return completed_in_order(cq->base.context, q, wc, trash);
+        return completed_in_order(ctx, q, wc, trash);
     }
     completed_shared(q, wc, trash);
     return NULL;
@@ -347,7 +330,7 @@ void cqn_wr_queue_forget(cqn_wr_queue *q, cqn_object **trash)
             cqn_trash_add(trash, wr->pinned);
         }
         if (wr->last && (wr->marks & CQN_WR_AWAITED)) {
-            cqn_request_lost(wr->request, q->qp);
+            q->qp->base.state->awaiting->lost(wr->request, q->qp);
         }
         wr->pinned = NULL;
         wr->does = CQN_WR_TRANSFERS;
@@ -355,7 +338,7 @@ void cqn_wr_queue_forget(cqn_wr_queue *q, cqn_object **trash)
         wr->plain = false;
     }
     while (q->waiting.first != NULL) { /* its line is in here */
-        cqn_request_lost(q->waiting.first, q->qp);
+        q->qp->base.state->awaiting->lost(q->waiting.first, q->qp);
     }
     q->requests = q->signaled = 0;
     see_if_flushed(q);

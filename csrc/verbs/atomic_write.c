@@ -3,10 +3,10 @@
  * ATOMIC_WRITE: 8 bytes that the peer sees at once, or none of them. ibv_post_send()
  * does not know it: it has a verb of its own, and needs a queue pair that was made
  * for that. Such a queue pair takes the other operations by ibv_post_send() all
- * the same.
+ * the same. The posting is in work/post_send.c.
  */
 
-#include "work/wr.h"
+#include "verbs/verbs.h"
 
 /* A device that lacks it may take it all the same, and fail it later. */
 int cqn_check_atomic_write(cqn_object *pd)
@@ -43,17 +43,4 @@ struct ibv_qp *cqn_create_atomic_write_qp(struct ibv_pd *pd, struct ibv_qp_init_
     struct ibv_qp *qp = ibv_create_qp_ex(pd->context, &ex);
     attr->cap = ex.cap;
     return qp;
-}
-
-/* Returns an errno, or 0. The bytes are taken at once. */
-int cqn_post_atomic_write(cqn_qp *qp, const struct ibv_send_wr *wr)
-{
-    struct ibv_qp_ex *ex = ibv_qp_to_qp_ex(qp->base.handle);
-    ibv_wr_start(ex);
-    ex->wr_id = wr->wr_id;
-    ex->wr_flags = wr->send_flags;
-    ibv_wr_atomic_write(ex, wr->wr.rdma.rkey, wr->wr.rdma.remote_addr,
-                        (const void *)(uintptr_t)wr->sg_list[0].addr);
-    int err = ibv_wr_complete(ex);
-    return err == ENOSPC ? ENOMEM : err; /* which ibv_post_send() says of a full queue */
 }

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: MIT */
+/* From the arguments of a call to values. */
+#ifndef CQN_ARGS_H
+#define CQN_ARGS_H
+
+#include "base/python.h"
+
+/* As PyLong_AsUnsignedLongLong(), which is slow for more than 30 bits before Python 3.13. */
+static inline uint64_t cqn_unsigned(PyObject *number)
+{
+    int overflow;
+    const long n = PyLong_AsLongAndOverflow(number, &overflow);
+    return overflow == 0 && n >= 0 ? (uint64_t)n : PyLong_AsUnsignedLongLong(number);
+}
+int cqn_sort_args(const char *function, const char *const *names, int positional, int required,
+                  PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **out);
+/* The same; most calls have no arguments. */
+static inline int cqn_args(const char *function, const char *const *names, int positional,
+                           int required, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
+                           PyObject **out)
+{
+    return nargs == 0 && kwnames == NULL && required == 0
+               ? 0
+               : cqn_sort_args(function, names, positional, required, args, nargs, kwnames, out);
+}
+int cqn_range(PyObject *value, const char *name, uint64_t min, uint64_t max, uint64_t *out);
+int cqn_uint(PyObject *value, const char *name, uint64_t max, uint64_t *out);
+int cqn_u32(PyObject *value, const char *name, uint32_t max, uint32_t *out);
+int cqn_gid(PyObject *value, const char *name, union ibv_gid *out);
+int cqn_timeout(PyObject *value, int64_t *out_ns);
+int cqn_spin(PyObject *value, double *out);
+
+#endif

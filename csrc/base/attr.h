@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: MIT */
+/* Structs of the verbs as dicts or tuples of their fields. */
+#ifndef CQN_ATTR_H
+#define CQN_ATTR_H
+
+#include "base/python.h"
+
+typedef enum { CQN_UINT, CQN_BE64, CQN_TEXT, CQN_GID } cqn_field_type;
+typedef struct {
+    const char *name;
+    size_t offset, size;
+    cqn_field_type type;
+    uint64_t max; /* for setting */
+    int mask;     /* bit that goes with it in a modify */
+} cqn_field;
+PyObject *cqn_struct_to_dict(const void *from, const cqn_field *fields);
+PyObject *cqn_struct_to_tuple(const void *from, const cqn_field *fields);
+PyObject *cqn_dict_copy(PyObject *mapping, const char *name, const char *kind);
+int cqn_field_from(PyObject *value, void *to, const cqn_field *field);
+PyObject *cqn_ah_attr_to_dict(const struct ibv_ah_attr *attr);
+int cqn_ah_attr_from(PyObject *mapping, const char *name, int ports, struct ibv_ah_attr *out);
+extern const cqn_field cqn_device_fields[], cqn_device_ex_fields[], cqn_port_fields[];
+extern const cqn_field cqn_qp_fields[], cqn_cap_fields[], cqn_srq_fields[];
+
+#endif

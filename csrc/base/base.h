@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The lowest folder: what every type is made of, and nothing of any one type.
+ *
+ *   state.h      the state of the module
+ *   lock.h       what takes the GIL's place on a free-threaded Python
+ *   object.h     the common head of all objects that own a handle, and their lifetime
+ *   gate.h       where threads sleep
+ *   flag.h       descriptors: one for event loops, and what is asked of others
+ *   errors.h     from the errno of a verb to an exception
+ *   args.h       from the arguments of a call to values
+ *   attr.h       structs of the verbs as dicts and tuples
+ *   constants.h  numbers of the verbs by their names
+ *   spares.h     memory of objects that were dropped, for the next ones
+ */
+#ifndef CQN_BASE_H
+#define CQN_BASE_H
+
+#include "base/args.h"
+#include "base/attr.h"
+#include "base/constants.h"
+#include "base/errors.h"
+#include "base/flag.h"
+#include "base/gate.h"
+#include "base/object.h"
+#include "base/spares.h"
+#include "base/state.h"
+
+#endif

@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: MIT */
+/* Descriptors: one for event loops, which a device and a flag make readable; and what is asked of
+ * others. */
+#ifndef CQN_FLAG_H
+#define CQN_FLAG_H
+
+#include "base/object.h"
+
+/* A descriptor that is readable while the device has reports that nobody has
+ * read, or while the flag is raised. */
+typedef struct {
+    int fd, raised_fd;
+    bool is_open, raised;
+} cqn_flag;
+
+int cqn_flag_open(cqn_flag *flag, const struct ibv_context *device);
+void cqn_flag_set(cqn_flag *flag, const cqn_object *owner, bool raised);
+void cqn_flag_close(cqn_flag *flag);
+
+int cqn_set_nonblocking(int fd);
+PyObject *cqn_dup(int fd);
+extern const char cqn_dup_doc[];
+
+#endif

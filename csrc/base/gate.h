@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: MIT */
+/* A gate: where threads sleep without the GIL until something comes, see wait.c. */
+#ifndef CQN_GATE_H
+#define CQN_GATE_H
+
+#include "base/object.h"
+
+typedef struct cqn_waiter cqn_waiter;
+
+/* Where threads sleep, see wait.c. */
+typedef struct {
+    cqn_waiter *waiters; /* the threads inside, in the order in which they came */
+    cqn_waiter *spares;  /* records for those to come */
+    size_t spares_len;
+    _Atomic(cqn_waiter *) poller; /* the sleeper that polls for all, or NULL */
+    bool gone;                    /* what they wait on was destroyed, for good */
+    bool interrupt_next;          /* interrupt() found no waiter: interrupt the next one */
+    unsigned sleeps;              /* waits in a row for which nothing was there at once */
+} cqn_gate;
+
+/* What one waits for at a gate. */
+typedef struct {
+    PyObject *(*take)(cqn_object *);        /* NULL without an exception: nothing yet */
+    int (*check)(cqn_object *, uint64_t *); /* -1: a failure that ends the wait */
+    int (*fd)(const cqn_object *);          /* readable when take() may find something */
+    int (*drain)(cqn_context *);            /* takes what the device reports; -1: an exception */
+    const char *verb, *timed_out;           /* for messages */
+    /* Whether nothing is known that take() or check() would find: then only what
+     * the fd brings can end the wait. NULL: it can't be told. */
+    bool (*is_quiet)(const cqn_object *, uint64_t told);
+} cqn_wait_kind;
+
+int64_t cqn_now_ns(void);
+int cqn_gate_open(cqn_gate *gate);
+void cqn_gate_shut(cqn_gate *gate, bool nobody_left);
+void cqn_gate_clear(cqn_gate *gate);
+void cqn_gate_wake(cqn_gate *gate);
+void cqn_gate_interrupt(cqn_gate *gate);
+PyObject *cqn_gate_wait(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *kind,
+                        PyObject *timeout, uint64_t told);
+
+#endif

@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The common head of all objects that own a handle of the device.
+ *
+ * Every object that owns a handle of the device begins with a cqn_object.
+ * That common head carries the rules of lifetime, which object.c implements
+ * once for all types:
+ *
+ *   - an object holds what it needs (`uses`) strongly; it knows its own users,
+ *     and a context all that was made on it, weakly;
+ *   - a handle has one owner at any instant: to destroy it is to take it out
+ *     of the object first, then to release the GIL, then to call the verb;
+ *   - an object that others use, or that work requests in flight need, can't
+ *     be closed; only a context closes everything below it;
+ *   - in a forked child every handle of the parent is dead.
+ *
+ * All fields are guarded by the GIL, or what takes its place, see lock.h; a
+ * thread that works without it may look at `closing`.
+ * A call that releases it while it works with a handle holds the object by
+ * cqn_enter() and cqn_leave(): see CQN_IN_KERNEL.
+ */
+#ifndef CQN_OBJECT_H
+#define CQN_OBJECT_H
+
+#include "base/lock.h"
+#include "base/state.h"
+
+typedef struct cqn_object cqn_object;
+typedef struct cqn_link cqn_link;
+typedef struct cqn_context cqn_context;
+
+/* What distinguishes the types in a close. The order of the ranks is the
+ * order in which a context closes what is left open: queue pairs first, and then
+ * shared receive queues, since the work requests on them pin memory regions and
+ * address handles. */
+typedef struct {
+    const char *name;         /* for messages */
+    const char *destroy_verb; /* for messages */
+    int rank;
+    int (*destroy)(void *handle);         /* without the GIL; 0 or an errno */
+    void (*before_destroy)(cqn_object *); /* handle still set; may be undone */
+    void (*destroy_failed)(cqn_object *); /* it stays open */
+    void (*after_destroy)(cqn_object *);  /* with the GIL, for good */
+    /* Then it runs the callbacks that are told of it; see cqn_callback_failed(). */
+    void (*tell)(cqn_object *, PyObject **interrupt);
+    void (*before_cascade)(cqn_object *); /* before all that uses it is closed, one by one */
+    int (*clear)(PyObject *);             /* the type's own tp_clear */
+} cqn_kind;
+
+enum { CQN_RANK_QP, CQN_RANK_SRQ, CQN_RANK_OTHER, CQN_RANK_CQ, CQN_RANK_PD, CQN_RANKS };
+
+#define CQN_MAX_USES 4
+
+/* That `user` uses an object, among all that do. */
+struct cqn_link {
+    cqn_object *user;
+    cqn_link *newer, *older;
+};
+
+struct cqn_object {
+    PyObject_HEAD
+    cqn_state *state;
+    const cqn_kind *kind;
+    uint32_t born;                  /* in which epoch */
+    void *handle;                   /* NULL: closed, or being closed */
+    cqn_context *context;           /* borrowed: `uses` keeps it alive; or NULL */
+    cqn_object *uses[CQN_MAX_USES]; /* strong; the first NULL ends it */
+    cqn_link links[CQN_MAX_USES];   /* of each, while listed */
+    cqn_object *prev, *next;        /* the context's list of its rank, weak */
+    uint64_t serial;                /* rises with each that the context lists */
+    bool listed;                    /* there, and by what it uses */
+    cqn_link *latest[CQN_RANKS];    /* open objects that use this one, by rank, weak */
+    size_t users;                   /* how many places in `uses` of others it has */
+    size_t pins;                    /* work requests in flight that need it */
+    size_t in_use;                  /* calls that work on it without the GIL */
+    atomic_uint closing;            /* threads in close(): no new call may begin */
+    cqn_object *trash_next;         /* see cqn_trash_add() */
+    size_t in_trash;                /* references that are there, without a GIL */
+    bool dying;                     /* nobody can save it any more */
+    PyObject *on_close;             /* list of callables, or NULL */
+    PyObject *weakrefs;
+};
+
+struct cqn_context {
+    cqn_object base;
+    /* Every open object below, by rank, in order of creation. */
+    cqn_object *first[CQN_RANKS], *last[CQN_RANKS];
+    uint64_t last_serial;
+    struct ibv_device_attr attr;
+    size_t mws;                  /* memory windows that are open */
+    struct cqn_reports *reports; /* what the device reports, see notify/reports.h */
+};
+
+#define CQN_OBJ(x) ((cqn_object *)(x))
+
+/* Asked in every call. */
+static inline bool cqn_forked(const cqn_object *self)
+{
+    return *self->state->epoch != self->born;
+}
+static inline bool cqn_is_open(const cqn_object *self)
+{
+    return self->handle != NULL && self->closing == 0 && !cqn_forked(self) &&
+           self->context->base.closing == 0;
+}
+void *cqn_refuse_closed(const cqn_object *self);
+/* The handle, or NULL with ClosedError. */
+static inline void *cqn_open(const cqn_object *self)
+{
+    return cqn_is_open(self) ? self->handle : cqn_refuse_closed(self);
+}
+/* The same after the arguments were parsed, which can run any code if there are some. */
+static inline bool cqn_still_open(const cqn_object *self, bool had_arguments)
+{
+    return !had_arguments || cqn_open(self) != NULL;
+}
+void *cqn_new(PyTypeObject *type, const cqn_kind *kind, cqn_object *const *uses, size_t n);
+void cqn_adopt(cqn_object *self, void *handle);
+int cqn_expect(PyObject *value, PyTypeObject *type, const char *name);
+/* A reference to one that is known by a pointer alone, if it is not being deallocated. */
+static inline bool cqn_try_ref(cqn_object *self)
+{
+    return !self->dying && cqn_try_ref_object((PyObject *)self);
+}
+void cqn_enter(cqn_object *self);
+void cqn_leave(cqn_object *self);
+static inline void cqn_enter_used(cqn_object *self)
+{
+    for (int i = 0; i < CQN_MAX_USES && self->uses[i]; i++) {
+        cqn_enter(self->uses[i]);
+    }
+}
+static inline void cqn_leave_used(cqn_object *self)
+{
+    for (int i = 0; i < CQN_MAX_USES && self->uses[i]; i++) {
+        cqn_leave(self->uses[i]);
+    }
+}
+/* What enters the kernel, and may wait there for the device, goes through one of these: they run
+ * the statements without the GIL, which must keep errno themselves. By the first, `object` stays
+ * open meanwhile; by the second, which creates the handle of a new `object`, all that it uses. A
+ * close() that has begun by the end of it goes on when the caller releases the GIL next, so whoever
+ * adopts the handle first leaves nothing behind. */
+#define CQN_IN_KERNEL(object, ...) CQN_RELEASED(cqn_enter, cqn_leave, object, __VA_ARGS__)
+#define CQN_CREATING(object, ...) /* an errno of 0 then says that the provider set none */ \
+    CQN_RELEASED(cqn_enter_used, cqn_leave_used, object, errno = 0; __VA_ARGS__)
+#define CQN_RELEASED(enter, leave, object, ...) \
+    do {                                        \
+        cqn_object *const held = (object);      \
+        enter(held);                            \
+        Py_BEGIN_ALLOW_THREADS                  \
+            __VA_ARGS__;                        \
+        Py_END_ALLOW_THREADS                    \
+        leave(held);                            \
+    } while (0)
+void cqn_wait_until_left(cqn_state *st);
+bool cqn_is_ending(void);
+int cqn_close(cqn_object *self, bool cascade);
+void cqn_callback_failed(PyObject *callback, PyObject **interrupt);
+int cqn_raise_interrupt(PyObject *interrupt);
+PyObject *cqn_method_close(PyObject *self, PyObject *unused);
+PyObject *cqn_method_enter(PyObject *self, PyObject *unused);
+PyObject *cqn_method_exit(PyObject *self, PyObject *args);
+PyObject *cqn_method_add_close_callback(PyObject *self, PyObject *callback);
+PyObject *cqn_method_remove_close_callback(PyObject *self, PyObject *callback);
+PyObject *cqn_repr(PyObject *self);
+PyObject *cqn_short_repr(PyObject *self); /* under the lock */
+const char *cqn_device_name(const cqn_object *self);
+PyObject *cqn_get_closed(PyObject *self, void *unused);
+PyObject *cqn_get_context(PyObject *self, void *unused);
+PyObject *cqn_get_used(PyObject *self, void *index);
+PyObject *cqn_get_u32(PyObject *self, void *offset);
+PyObject *cqn_get_object(PyObject *self, void *offset);
+int cqn_set_object(PyObject *self, PyObject *value, void *offset);
+void cqn_use(cqn_object *self, size_t slot, cqn_object *other, cqn_object **trash);
+void cqn_trash_add(cqn_object **trash, cqn_object *object);
+void cqn_trash_add_many(cqn_object **trash, cqn_object *object, size_t n);
+void cqn_trash_empty(cqn_object *trash);
+int cqn_traverse(PyObject *self, visitproc visit, void *arg);
+int cqn_clear(PyObject *self);
+int cqn_tp_clear(PyObject *self); /* for all kinds */
+void cqn_finalize(PyObject *self);
+void cqn_dealloc(PyObject *self);
+
+#define CQN_OBJECT_METHODS(close_doc)                                                              \
+    {"close", cqn_method_close, METH_NOARGS, close_doc},                                           \
+        {"add_close_callback", cqn_method_add_close_callback, METH_O, cqn_add_close_callback_doc}, \
+        {"remove_close_callback", cqn_method_remove_close_callback, METH_O,                        \
+         cqn_remove_close_callback_doc},                                                           \
+        {"__enter__", cqn_method_enter, METH_NOARGS, cqn_enter_doc},                               \
+    {                                                                                              \
+        "__exit__", cqn_method_exit, METH_VARARGS, cqn_exit_doc                                    \
+    }
+#define CQN_OBJECT_GETSET                                                                       \
+    {                                                                                           \
+        "closed", cqn_get_closed, NULL, "True once close() was called, and in a forked child.", \
+            NULL                                                                                \
+    }
+/* An attribute that anybody may set. Members of T_OBJECT may not be, without a GIL. */
+#define CQN_FREE_ATTRIBUTE(type, name, doc)                                      \
+    {                                                                            \
+#name, cqn_get_object, cqn_set_object, doc, (void *)offsetof(type, name) \
+    }
+#define CQN_USER_DATA(type) CQN_FREE_ATTRIBUTE(type, user_data, "Any object of the user's.")
+#define CQN_OBJECT_MEMBERS                                                               \
+    {                                                                                    \
+        "__weaklistoffset__", T_PYSSIZET, offsetof(cqn_object, weakrefs), READONLY, NULL \
+    }
+extern const char cqn_close_doc[], cqn_add_close_callback_doc[], cqn_remove_close_callback_doc[];
+extern const char cqn_enter_doc[], cqn_exit_doc[];
+
+#endif

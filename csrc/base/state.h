@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: MIT */
+/* The state of the module: each interpreter that imports it has one. */
+#ifndef CQN_STATE_H
+#define CQN_STATE_H
+
+#include "base/python.h"
+#include "base/spares.h"
+
+#define CQN_WC_STATUSES 32
+#define CQN_WC_OPCODES 160
+#define CQN_EVENT_TYPES 32
+#define CQN_WC_SPARES 256
+
+typedef struct {
+    PyObject *VerbsError, *BusyError, *DeviceRemovedError;
+    PyObject *ClosedError, *CompletionError, *AsyncEventError;
+
+    PyTypeObject *Context, *PD, *MR, *SGE, *CompletionChannel, *CQ, *SRQ, *QP, *AH, *MW;
+    PyTypeObject *SendWR, *RecvWR;
+    PyTypeObject *WorkCompletion, *WCArray, *CQStats, *AsyncEvent, *FailureWatch, *Wakeup;
+    PyTypeObject *Engine, *Request, *Scope;
+
+    /* Members of the Python enums, by value; NULL where there is none. */
+    PyObject *wc_status[CQN_WC_STATUSES];
+    PyObject *wc_opcode[CQN_WC_OPCODES];
+    PyObject *wc_flags, *wc_ex_flags;
+    PyObject *innermost_scope;    /* a context variable, see await/scope.c */
+    size_t scopes;                /* that there are */
+    PyObject *get_running_loop;   /* of asyncio; NULL before the first Engine, as the next */
+    PyObject *anyio_name, *anyio; /* the module that is known, if it was imported */
+    bool anyio_is_old;
+    Py_ssize_t modules_seen; /* when it was looked for */
+    cqn_spares spare_requests, spare_wakeups;
+    uint64_t ids_chosen; /* for requests whose user gave none */
+    PyObject *event_type[CQN_EVENT_TYPES];
+
+    /* Memory of WorkCompletions that were dropped, and the int of the latest length; see
+     * notify/wc.c. */
+    PyObject *wc_spares[CQN_WC_SPARES];
+    size_t wc_spares_len;
+    PyObject *byte_len;
+    uint32_t byte_len_value;
+
+    /* A page that the kernel wipes in a forked child: *epoch is 0 there, until
+     * the child opens a device of its own. Objects are dead in any other epoch
+     * than the one in which they were born. */
+    volatile uint32_t *epoch;
+    uint32_t last_epoch;
+    bool fork_prepared, fork_initialized; /* see verbs/fork.c */
+
+    /* The queues of work requests by their numbers, see work/wr_ids.c. */
+    struct cqn_wr_queue **queues;
+    uint32_t queues_len, free_number, queues_born;
+
+    const struct cqn_awaiting
+        *awaiting; /* what the layers below the engine tell it, see work/wr.h */
+
+    /* Signalled whenever a call that held an object has left it. */
+    pthread_mutex_t idle_lock;
+    pthread_cond_t idle;
+} cqn_state;
+
+extern const char cqn_module_name[]; /* only our own module's definition has this very pointer */
+cqn_state *cqn_state_of(PyTypeObject *type);
+int cqn_state_watch_for_fork(cqn_state *st);
+void cqn_state_new_epoch(cqn_state *st);
+void cqn_state_free(cqn_state *st);
+
+#endif

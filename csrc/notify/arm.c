@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: MIT */
+/* Arming a CQ: what is known of what it is armed for. */
+
+#include "notify/cq.h"
+
+/* For what it is armed as far as is known. After a wait that timed out nothing is:
+ * its event can have been lost, to another process that reads the descriptor or to
+ * a lack of memory in the kernel, and then no other one ever comes. */
+static cqn_armed known_armed(const cqn_cq *self)
+{
+    return self->armed_at == self->channel->timeouts ? self->armed : CQN_UNARMED;
+}
+
+bool cqn_cq_is_armed(const cqn_cq *self, bool solicited_only)
+{
+    return known_armed(self) >= (solicited_only ? CQN_ARMED_SOLICITED : CQN_ARMED);
+}
+
+int cqn_cq_arm(cqn_cq *self, bool solicited_only)
+{
+    int err = ibv_req_notify_cq(self->base.handle, solicited_only);
+    if (err != 0) {
+        cqn_verbs_error(self->base.state, err, "ibv_req_notify_cq", "");
+        return -1;
+    }
+    const cqn_armed before = known_armed(self);
+    const cqn_armed armed = solicited_only ? CQN_ARMED_SOLICITED : CQN_ARMED;
+    self->armed = before > armed ? before : armed;
+    self->armed_at = self->channel->timeouts;
+    self->stats.arms++;
+    return 0;
+}

@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Whom a report of the device concerns: which channels, and which CQs, may miss completions after
+ * a failure.
+ */
+
+#include "notify/reports.h"
+
+/* What an event is about, and whether completions may be missing after it. */
+cqn_report_scope cqn_report_scope_of(enum ibv_event_type type, bool *failure)
+{
+    *failure = false;
+    switch (type) {
+    case IBV_EVENT_CQ_ERR:
+        *failure = true;
+        return CQN_OF_CQ;
+    case IBV_EVENT_QP_FATAL:
+    case IBV_EVENT_QP_REQ_ERR:
+    case IBV_EVENT_QP_ACCESS_ERR:
+    case IBV_EVENT_PATH_MIG_ERR:
+        *failure = true;
+        return CQN_OF_QP;
+    case IBV_EVENT_COMM_EST:
+    case IBV_EVENT_SQ_DRAINED:
+    case IBV_EVENT_PATH_MIG:
+    case IBV_EVENT_QP_LAST_WQE_REACHED:
+        return CQN_OF_QP;
+    case IBV_EVENT_SRQ_ERR:
+        *failure = true;
+        return CQN_OF_SRQ;
+    case IBV_EVENT_SRQ_LIMIT_REACHED:
+        return CQN_OF_SRQ;
+    case IBV_EVENT_PORT_ERR:
+        *failure = true;
+        return CQN_OF_PORT;
+    case IBV_EVENT_PORT_ACTIVE:
+    case IBV_EVENT_LID_CHANGE:
+    case IBV_EVENT_PKEY_CHANGE:
+    case IBV_EVENT_SM_CHANGE:
+    case IBV_EVENT_CLIENT_REREGISTER:
+    case IBV_EVENT_GID_CHANGE:
+        return CQN_OF_PORT;
+    case IBV_EVENT_DEVICE_FATAL:
+        *failure = true;
+        return CQN_OF_DEVICE;
+    default:
+        return CQN_OF_NOTHING;
+    }
+}
+
+static bool qp_uses(const cqn_qp *qp, const cqn_channel *channel)
+{
+    return qp->send_cq->channel == channel || qp->recv_cq->channel == channel;
+}
+
+/* Only queue pairs have that rank. */
+static const cqn_qp *first_qp(const cqn_context *ctx)
+{
+    return (const cqn_qp *)ctx->first[CQN_RANK_QP];
+}
+
+static const cqn_qp *next_qp(const cqn_qp *qp)
+{
+    return (const cqn_qp *)qp->base.next;
+}
+
+static bool port_serves(const cqn_channel *channel, int port_num)
+{
+    for (const cqn_qp *qp = first_qp(channel->base.context); qp != NULL; qp = next_qp(qp)) {
+        if (qp->port_num == port_num && qp_uses(qp, channel)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool srq_serves(const cqn_channel *channel, const cqn_object *srq)
+{
+    for (const cqn_qp *qp = first_qp(channel->base.context); qp != NULL; qp = next_qp(qp)) {
+        if (CQN_OBJ(qp->srq) == srq && qp->recv_cq->channel == channel) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Whether a failure that would keep completions off this channel. */
+bool cqn_report_concerns(const cqn_report *report, const cqn_channel *channel)
+{
+    bool failure;
+    cqn_report_scope what = cqn_report_scope_of(report->type, &failure);
+    const cqn_object *element = report->element;
+    if (!failure) {
+        return false;
+    }
+    switch (what) {
+    case CQN_OF_CQ:
+        return element != NULL && ((const cqn_cq *)element)->channel == channel;
+    case CQN_OF_QP:
+        return element != NULL && qp_uses((const cqn_qp *)element, channel);
+    case CQN_OF_SRQ:
+        return element != NULL && srq_serves(channel, element);
+    case CQN_OF_PORT:
+        return port_serves(channel, report->port_num);
+    default:
+        return what == CQN_OF_DEVICE;
+    }
+}
+
+/* ---- CQs ---- */
+
+static void mark_cqs_of(const cqn_qp *qp)
+{
+    qp->send_cq->marked = qp->recv_cq->marked = true;
+}
+
+static void mark_cqs_of_port(const cqn_context *ctx, int port_num)
+{
+    for (const cqn_qp *qp = first_qp(ctx); qp != NULL; qp = next_qp(qp)) {
+        if (qp->base.handle != NULL && qp->port_num == port_num) {
+            mark_cqs_of(qp);
+        }
+    }
+}
+
+static void mark_cqs_of_srq(const cqn_context *ctx, const cqn_object *srq)
+{
+    for (const cqn_qp *qp = first_qp(ctx); qp != NULL; qp = next_qp(qp)) {
+        if (qp->base.handle != NULL && CQN_OBJ(qp->srq) == srq) {
+            qp->recv_cq->marked = true;
+        }
+    }
+}
+
+/* Appends the CQs that were marked, and leaves no mark. */
+static int append_marked(const cqn_context *ctx, PyObject *cqs)
+{
+    int rc = 0;
+    cqn_object *refused = NULL;
+    for (cqn_object *o = ctx->first[CQN_RANK_CQ]; o != NULL; o = o->next) {
+        if (!PyObject_TypeCheck(o, ctx->base.state->CQ) || !((cqn_cq *)o)->marked) {
+            continue;
+        }
+        ((cqn_cq *)o)->marked = false;
+        if (rc == 0 && o->handle != NULL && cqn_try_ref(o)) {
+            rc = PyList_Append(cqs, (PyObject *)o);
+            if (rc < 0) {
+                refused = o; /* to drop it can change the list that we walk */
+            }
+            else {
+                Py_DECREF(o);
+            }
+        }
+    }
+    Py_XDECREF(refused);
+    return rc;
+}
+
+/* Appends the CQs that a failure concerns, whose element is alive. False: it is all of the device.
+ */
+int cqn_report_add_cqs(const cqn_context *ctx, const cqn_report *failure, PyObject *cqs)
+{
+    bool is_failure;
+    switch (cqn_report_scope_of(failure->type, &is_failure)) {
+    case CQN_OF_CQ:
+        ((cqn_cq *)failure->element)->marked = true;
+        break;
+    case CQN_OF_QP:
+        mark_cqs_of((cqn_qp *)failure->element);
+        break;
+    case CQN_OF_SRQ:
+        mark_cqs_of_srq(ctx, failure->element);
+        break;
+    case CQN_OF_PORT:
+        mark_cqs_of_port(ctx, failure->port_num);
+        break;
+    default:
+        return 0;
+    }
+    return append_marked(ctx, cqs) < 0 ? -1 : 1;
+}

@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What a channel and a CQ are, below their types in verbs/: their events, and the way of
+ * completions from the device to Python.
+ *
+ *   events.c    the events of a channel: reading, counting, acknowledging
+ *   arm.c       arming a CQ
+ *   landing.c   completions from the device, also while a thread spins
+ *   route.c     from there to the requests that await them, or into the stash
+ *   stash.c     completions that were fetched and not handed out
+ *   hand_out.c  from the stash to Python
+ *   wc.c        WorkCompletion: the type
+ *   wc_array.c  WCArray: the type
+ */
+#ifndef CQN_CQ_H
+#define CQN_CQ_H
+
+#include "work/queue.h"
+
+struct cqn_channel {
+    cqn_object base;
+    cqn_gate gate;
+    cqn_cq *late;       /* CQs with events that could not be handed out, weak */
+    uint64_t concerned; /* serial of the latest failure that concerns it */
+    uint64_t told;      /* and of the latest that somebody here was told of */
+    uint64_t timeouts;  /* waits that ended without an event: one may have been lost */
+    /* For the engines of its CQs, see await/engine.h. */
+    PyObject *loop;     /* that reads its events, as cqnotify.aio knows it; or NULL */
+    PyObject *raw_loop; /* the same of asyncio itself, or NULL */
+    PyObject *done;     /* a future of that with a result */
+    PyObject *on_fail;  /* what to call with an error that ends the reading */
+    int until_more;     /* callbacks, until it looks for more than one event */
+    uint64_t turn;      /* of the thread's loops, in which that was last seen to read */
+    cqn_engine *busy;   /* that somebody waits in: held, or nobody might */
+};
+
+/* Fields of extended completions that ibv_wc lacks. */
+struct cqn_wc_extra {
+    uint64_t timestamp, wallclock_ns;
+    uint32_t flow_tag;
+    uint16_t cvlan;
+};
+
+#define CQN_WC_EX_EXTRA                                                                     \
+    (IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_CVLAN | IBV_WC_EX_WITH_FLOW_TAG | \
+     IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK)
+#define CQN_WC_EX_KNOWN (IBV_WC_STANDARD_FLAGS | CQN_WC_EX_EXTRA)
+
+typedef struct cqn_stash_index cqn_stash_index;
+
+/* What threads take that poll without the GIL, see landing.c. */
+typedef struct cqn_landing cqn_landing;
+
+/* For what a CQ raises an event; each includes those before it. */
+typedef enum { CQN_UNARMED, CQN_ARMED_SOLICITED, CQN_ARMED } cqn_armed;
+
+struct cqn_cq {
+    cqn_object base;
+    cqn_channel *channel; /* borrowed from `uses`, or NULL */
+    PyObject *user_data;
+    cqn_engine *engine; /* that its completions go to, weak; or NULL */
+    size_t flushing;    /* its queues that were moved to an error state and are not empty */
+    int comp_vector;
+    unsigned int unacked;    /* events that were got and not yet acked */
+    unsigned int prepaid;    /* those of them that the library need not hear of */
+    unsigned int dispatched; /* those of them that were read for the engine */
+    unsigned int late;       /* events that came while it was being destroyed */
+    cqn_cq *late_next;
+    bool event_unpolled; /* an event came and nobody polled since */
+    bool marked;         /* while the CQs that a failure concerns are collected */
+    cqn_armed armed;     /* until its event is read, or a wait ends without one */
+    uint64_t armed_at;   /* of the channel's timeouts */
+    struct {
+        uint64_t events, acked, arms, polls, completions, spurious;
+    } stats;
+    cqn_wr_queue *left;   /* those of queue pairs that are gone, see route.c */
+    struct ibv_cq_ex *ex; /* the handle of an extended one, or NULL */
+    uint32_t wc_flags;    /* what its completions have, see WCExFlags */
+    /* Completions that were taken from the device and not yet handed out. */
+    struct ibv_wc *stash;
+    cqn_wc_extra *extra; /* of the stash, element by element, or NULL */
+    size_t stash_head, stash_len, stash_room;
+    size_t holes;           /* in the midst of it: never the first or the last */
+    uint64_t taken;         /* from its front, since the CQ was made */
+    cqn_stash_index *index; /* by wr_id, or NULL: see stash.c */
+    cqn_landing *landing;   /* NULL until somebody spins */
+};
+
+/* events.c */
+PyObject *cqn_channel_take_event(cqn_channel *channel, struct ibv_comp_channel *handle);
+void cqn_channel_add_late(cqn_channel *channel, cqn_cq *cq);
+void cqn_channel_drop_late(cqn_channel *channel, const cqn_cq *cq);
+void cqn_cq_ack(cqn_cq *cq, unsigned int n);
+void cqn_cq_dispatched(cqn_cq *cq);
+void cqn_cq_ack_dispatched(cqn_cq *cq);
+
+/* arm.c */
+bool cqn_cq_is_armed(const cqn_cq *cq, bool solicited_only);
+int cqn_cq_arm(cqn_cq *cq, bool solicited_only);
+
+/* landing.c */
+int cqn_landing_obtain(cqn_cq *cq, size_t *n, struct ibv_wc *wc, cqn_wc_extra *extra);
+void *cqn_landing_refuse(cqn_cq *cq, int got);
+int cqn_landing_spin(cqn_cq *cq, int64_t until);
+int cqn_landing_make(cqn_cq *cq);
+void cqn_landing_free(cqn_cq *cq);
+
+/* route.c */
+int cqn_cq_settle(cqn_cq *cq, cqn_object **trash);
+int cqn_cq_look(cqn_cq *cq, cqn_object **trash);
+int cqn_cq_look_to_hand_out(cqn_cq *cq, size_t want, cqn_object **trash);
+int cqn_cq_look_once(cqn_cq *cq, size_t n, bool *more, cqn_object **trash);
+int cqn_cq_look_for(cqn_cq *cq, size_t want, double spin);
+int cqn_cq_spin_for(cqn_cq *cq, size_t want, double seconds, cqn_object **trash);
+void cqn_cq_inherit(cqn_cq *cq, cqn_wr_queue *queue);
+void cqn_cq_forget_completions(cqn_cq *cq);
+
+/* stash.c */
+int cqn_stash_make_room(cqn_cq *self, size_t n);
+/* Room for n more behind what it holds. */
+static inline int cqn_stash_reserve(cqn_cq *self, size_t n)
+{
+    if (self->stash_len == 0) {
+        self->stash_head = 0;
+    }
+    return self->stash_head + self->stash_len + n <= self->stash_room
+               ? 0
+               : cqn_stash_make_room(self, n);
+}
+void cqn_stash_drop(cqn_cq *self, size_t n);
+void cqn_stash_pack(cqn_cq *self);
+void cqn_stash_free(cqn_cq *self);
+#define CQN_HOLE INT32_MAX /* as status: see stash.c */
+static inline bool cqn_stash_is_hole(const struct ibv_wc *wc)
+{
+    return (int)wc->status == CQN_HOLE;
+}
+/* How many it holds. */
+static inline size_t cqn_stash_len(const cqn_cq *self)
+{
+    return self->stash_len - self->holes;
+}
+bool cqn_stash_has(cqn_cq *self, uint64_t wr_id, const cqn_qp *qp);
+bool cqn_stash_take(cqn_cq *self, uint64_t wr_id, const cqn_qp *qp, struct ibv_wc *wc,
+                    cqn_wc_extra *extra);
+void cqn_stash_put_back(cqn_cq *self, const struct ibv_wc *wc, const cqn_wc_extra *extra);
+
+/* hand_out.c */
+PyObject *cqn_cq_hand_out(cqn_cq *cq, uint64_t max);
+PyObject *cqn_cq_hand_out_ids(cqn_cq *cq, size_t max);
+PyObject *cqn_cq_hand_out_rows(cqn_cq *cq, PyObject *array);
+
+/* wc_array.c */
+size_t cqn_wc_array_room(PyObject *array);
+void cqn_wc_array_set(PyObject *array, const struct ibv_wc *wcs, size_t n);
+
+/* wc.c. Of wc_flags, the highest byte is ours: which fields are not there, and
+ * whether it came in on a UD queue pair. Where the flags say so, imm_data is in
+ * host order from route.c on. */
+#define CQN_WC_DATAGRAM (1u << 31)
+#define CQN_WC_LACKS(wc_ex_flags) ((uint32_t)(wc_ex_flags) << 24)
+#define CQN_WC_OURS 0xff000000u
+uint32_t cqn_wc_fields(const struct ibv_wc *raw);
+const struct ibv_wc *cqn_wc_raw(const cqn_state *st, PyObject *wc, const char *name);
+PyObject *cqn_wc_new(cqn_state *st, const struct ibv_wc *raw, const cqn_wc_extra *extra,
+                     uint32_t extra_fields);
+void cqn_wc_free_spares(cqn_state *st);
+extern PyType_Spec cqn_wc_spec, cqn_wc_array_spec;
+
+#endif

@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The events of a channel.
+ *
+ * The life of an event:
+ *   - cq.req_notify() arms a CQ; the next completion queues one event on the
+ *     channel, a cookie of 8 bytes that the channel's fd delivers.
+ *   - ibv_get_cq_event() reads the cookie and follows it to the ibv_cq and to
+ *     our CQ object behind it. Both are alive: destroying a CQ takes its
+ *     unread events off the channel, and then waits until each event that was
+ *     read has been acked. So what was read can be trusted until we ack it,
+ *     and must be acked, once, or its CQ can never be destroyed.
+ *   - Reading and counting happen under one hold of the GIL. An event is thus
+ *     either unread or counted on its CQ, in `unacked`; cq.ack() and the
+ *     closing of the CQ pay the debt.
+ *
+ * An event that is read while another thread destroys its CQ is acked at once,
+ * since that thread waits for it. Should destroying fail after all, the event
+ * is late: it goes to a list of the channel, and is handed out from there, its
+ * ack paid in advance. So does one of our own making, for a CQ that was resized
+ * while a waiter slept.
+ */
+
+#include "notify/cq.h"
+
+#define ACK_BATCH 32 /* an ack takes a mutex */
+
+/* ---- counting and acknowledging ---- */
+
+/* An event of this CQ was read from the channel. */
+static void count_event(cqn_cq *self)
+{
+    self->unacked++;
+    self->stats.events++;
+    self->event_unpolled = true;
+    self->armed = CQN_UNARMED;
+}
+
+void cqn_cq_ack(cqn_cq *self, unsigned int n)
+{
+    unsigned int paid = n < self->prepaid ? n : self->prepaid;
+    if (n > paid) {
+        ibv_ack_cq_events(self->base.handle, n - paid);
+    }
+    self->prepaid -= paid;
+    self->unacked -= n;
+    self->stats.acked += n;
+}
+
+/* An event was read for its engine, which acknowledges many at once. What others have read is
+ * theirs to acknowledge. */
+void cqn_cq_dispatched(cqn_cq *self)
+{
+    if (++self->dispatched >= ACK_BATCH) {
+        cqn_cq_ack_dispatched(self);
+    }
+}
+
+void cqn_cq_ack_dispatched(cqn_cq *self)
+{
+    const unsigned int n = self->dispatched < self->unacked ? self->dispatched : self->unacked;
+    self->dispatched = 0;
+    if (n > 0) {
+        cqn_cq_ack(self, n);
+    }
+}
+
+/* ---- reading ---- */
+
+/* Of the late events (see above), the CQ of the first, as a new reference. */
+static cqn_cq *take_late(cqn_channel *self)
+{
+    cqn_cq **link = &self->late;
+    while (*link != NULL && !cqn_try_ref(&(*link)->base)) {
+        link = &(*link)->late_next;
+    }
+    cqn_cq *cq = *link;
+    if (cq != NULL) {
+        count_event(cq);
+        cq->prepaid++;
+        if (--cq->late == 0) {
+            *link = cq->late_next;
+        }
+    }
+    return cq;
+}
+
+/* The CQ of the next event, which is now counted on it. NULL without an
+ * exception: there is none. */
+PyObject *cqn_channel_take_event(cqn_channel *self, struct ibv_comp_channel *channel)
+{
+    cqn_cq *cq = take_late(self);
+    while (cq == NULL) {
+        struct ibv_cq *handle;
+        void *cookie;
+        errno = 0;
+        if (ibv_get_cq_event(channel, &handle, &cookie) == 0) {
+            cq = cookie;
+            if (cq->base.handle == NULL || !cqn_try_ref(&cq->base)) {
+                /* The latter is being deallocated, and soon destroyed, too; unless its
+                 * __del__ saves it, in another thread. */
+                ibv_ack_cq_events(handle, 1);
+                if (cq->late++ == 0 && cq->base.handle != NULL && !cq->base.dying) {
+                    cq->armed = CQN_UNARMED;
+                    cqn_channel_add_late(self, cq);
+                }
+                cq = NULL;
+                continue;
+            }
+            count_event(cq);
+        }
+        else if (errno != EINTR) {
+            if (errno != EAGAIN) {
+                /* A read of nothing at all means the same: the device left. */
+                cqn_verbs_error(self->base.state, errno ? errno : EIO, "ibv_get_cq_event",
+                                "no more events will come from this channel");
+            }
+            return NULL;
+        }
+    }
+    return (PyObject *)cq;
+}
+
+/* `cq` has events now that are not, or not any more, in the channel: its destroying
+ * failed and they came meanwhile, or one was made. */
+void cqn_channel_add_late(cqn_channel *self, cqn_cq *cq)
+{
+    cq->late_next = self->late;
+    self->late = cq;
+    cqn_gate_wake(&self->gate);
+}
+
+void cqn_channel_drop_late(cqn_channel *self, const cqn_cq *cq)
+{
+    cqn_cq **link = &self->late;
+    while (*link != NULL && *link != cq) {
+        link = &(*link)->late_next;
+    }
+    if (*link != NULL) {
+        *link = cq->late_next;
+    }
+}

@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * From the stash to Python: completions as objects, as wr_ids, as rows of a WCArray. What is made
+ * of them is made first, and then they leave the stash: so none is lost where memory is short, or
+ * where the garbage collector runs code that polls the same CQ.
+ */
+
+#include "notify/cq.h"
+
+static const struct ibv_wc *stashed(const cqn_cq *self, size_t i)
+{
+    return &self->stash[self->stash_head + i];
+}
+
+/* Of the first n entries, those up to the first failed one. */
+static size_t count_ok(const cqn_cq *self, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (stashed(self, i)->status != IBV_WC_SUCCESS) {
+            return i;
+        }
+    }
+    return n;
+}
+
+/* How many can be handed out; with only_ok, up to the first failed one. */
+static size_t count_ready(cqn_cq *self, size_t max, bool only_ok)
+{
+    if (only_ok && self->holes > 0) { /* which an AsyncCQ has left */
+        cqn_stash_pack(self);
+    }
+    const size_t n = cqn_stash_len(self) < max ? cqn_stash_len(self) : max;
+    return only_ok ? count_ok(self, n) : n;
+}
+
+/* A list for that many. Making it can run the garbage collector, and so code
+ * that polls this CQ, or closes it: then there is less. */
+static PyObject *new_list(cqn_cq *self, size_t max, bool only_ok)
+{
+    for (;;) {
+        const uint64_t before = self->stats.completions;
+        const size_t n = count_ready(self, max, only_ok);
+        PyObject *list = PyList_New((Py_ssize_t)n);
+        if (list == NULL || (self->stats.completions == before && n <= cqn_stash_len(self))) {
+            return list;
+        }
+        Py_DECREF(list);
+    }
+}
+
+static inline PyObject *new_wc(const cqn_cq *self, const struct ibv_wc *wc)
+{
+    const cqn_wc_extra *extra = self->extra ? &self->extra[wc - self->stash] : NULL;
+    return cqn_wc_new(self->base.state, wc, extra, self->wc_flags);
+}
+
+static inline PyObject *new_id(const cqn_cq *self, const struct ibv_wc *wc)
+{
+    (void)self;
+    return PyLong_FromUnsignedLongLong(wc->wr_id);
+}
+
+/* Hands out up to `max` completions of the stash, as what `make` makes, which
+ * runs no code that could change the stash. */
+static inline PyObject *hand_out(cqn_cq *self, size_t max, bool only_ok,
+                                 PyObject *(*make)(const cqn_cq *, const struct ibv_wc *))
+{
+    PyObject *list = new_list(self, max, only_ok);
+    const struct ibv_wc *wc = stashed(self, 0);
+    const bool holes = self->holes > 0;
+    size_t n = list == NULL ? 0 : (size_t)PyList_GET_SIZE(list);
+    for (size_t i = 0; i < n; i++, wc++) {
+        while (holes && cqn_stash_is_hole(wc)) {
+            wc++;
+        }
+        PyObject *item = make(self, wc);
+        if (item == NULL) {
+            Py_DECREF(list);
+            return NULL;
+        }
+        PyList_SET_ITEM(list, (Py_ssize_t)i, item);
+    }
+    if (n > 0) {
+        cqn_stash_drop(self, n);
+    }
+    return list;
+}
+
+PyObject *cqn_cq_hand_out(cqn_cq *self, uint64_t max)
+{
+    return hand_out(self, max, false, new_wc);
+}
+
+/* Raises the first one, which failed, and takes it out of the stash. Making the
+ * exception can fail, and can run code that takes it out first: then nothing is
+ * raised. */
+static void raise_first(cqn_cq *self)
+{
+    const struct ibv_wc failed = *stashed(self, 0);
+    const uint64_t before = self->stats.completions;
+    PyObject *wc = new_wc(self, stashed(self, 0));
+    if (wc == NULL) {
+        return;
+    }
+    cqn_completion_error(self->base.state, wc, &failed, NULL);
+    Py_DECREF(wc);
+    if (self->stats.completions != before) {
+        PyErr_Clear();
+    }
+    else if (PyErr_ExceptionMatches(self->base.state->CompletionError)) {
+        cqn_stash_drop(self, 1);
+    }
+}
+
+static bool first_failed(const cqn_cq *self)
+{
+    return self->stash_len > 0 && stashed(self, 0)->status != IBV_WC_SUCCESS;
+}
+
+/* An AsyncCQ that is closed now may have left holes. */
+static void set_rows(cqn_cq *self, PyObject *array, size_t n)
+{
+    if (self->holes > 0) {
+        cqn_stash_pack(self);
+    }
+    cqn_wc_array_set(array, stashed(self, 0), n);
+    if (n > 0) {
+        cqn_stash_drop(self, n);
+    }
+}
+
+/* The wr_ids of those that succeeded, up to the first that failed; if that is the first of all it
+ * is raised. */
+PyObject *cqn_cq_hand_out_ids(cqn_cq *self, size_t max)
+{
+    while (first_failed(self) && !PyErr_Occurred()) {
+        raise_first(self);
+    }
+    return PyErr_Occurred() ? NULL : hand_out(self, max, true, new_id);
+}
+
+/* As many as the array has room for; returns how many. */
+PyObject *cqn_cq_hand_out_rows(cqn_cq *self, PyObject *array)
+{
+    const size_t n = count_ready(self, cqn_wc_array_room(array), false);
+    PyObject *count = PyLong_FromSize_t(n);
+    if (count != NULL) {
+        set_rows(self, array, n);
+    }
+    return count;
+}

@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Completions from the device; and where they land while a thread spins.
+ *
+ * A thread that spins polls without the GIL, so it can't touch the stash. What
+ * it takes lands in a small array beside it, from where a thread that has the GIL
+ * and wants completions takes it, before it asks the device for more. One lock is
+ * around both, so completions keep their order, whichever thread took them: of those
+ * of a send queue, each says that all before it are done. And no thread ever waits for
+ * the end of a spin, nor needs memory for what has landed.
+ */
+
+#include "notify/cq.h"
+
+#define LANDS 16
+
+struct cqn_landing {
+    pthread_mutex_t lock; /* of what has landed, and of polling the device meanwhile */
+    atomic_bool wanted;   /* with the GIL; a spinning thread keeps off, or would lock that out */
+    atomic_bool stashed;  /* there are completions in the stash: the spin is over */
+    unsigned spinning;    /* threads that may be without the GIL; guarded by it */
+    size_t head, len;
+    struct ibv_wc wc[LANDS];
+    cqn_wc_extra extra[LANDS];
+};
+
+int cqn_landing_make(cqn_cq *self)
+{
+    if (self->landing != NULL) {
+        return 0;
+    }
+    cqn_landing *landing = PyMem_Calloc(1, sizeof(*landing));
+    if (landing == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    pthread_mutex_init(&landing->lock, NULL);
+    self->landing = landing;
+    return 0;
+}
+
+void cqn_landing_free(cqn_cq *self)
+{
+    if (self->landing != NULL) {
+        pthread_mutex_destroy(&self->landing->lock);
+        PyMem_Free(self->landing);
+        self->landing = NULL;
+    }
+}
+
+static uint16_t small(uint32_t value)
+{
+    return (uint16_t)value;
+}
+
+/* The current completion of an extended CQ: what was asked of the device, nothing else. */
+static void read_extended(cqn_cq *self, struct ibv_wc *wc, cqn_wc_extra *extra)
+{
+    struct ibv_cq_ex *ex = self->ex;
+    const uint32_t flags = self->wc_flags;
+    *wc = (struct ibv_wc){.wr_id = ex->wr_id, .status = ex->status};
+    wc->qp_num = ibv_wc_read_qp_num(ex);
+    if (wc->status != IBV_WC_SUCCESS) {
+        wc->vendor_err = ibv_wc_read_vendor_err(ex);
+        return;
+    }
+    wc->opcode = ibv_wc_read_opcode(ex);
+    wc->wc_flags = ibv_wc_read_wc_flags(ex);
+    wc->byte_len = flags & IBV_WC_EX_WITH_BYTE_LEN ? ibv_wc_read_byte_len(ex) : 0;
+    wc->imm_data = ibv_wc_read_imm_data(ex); /* or a key, see create_extended() */
+    wc->src_qp = flags & IBV_WC_EX_WITH_SRC_QP ? ibv_wc_read_src_qp(ex) : 0;
+    wc->slid = flags & IBV_WC_EX_WITH_SLID ? small(ibv_wc_read_slid(ex)) : 0;
+    wc->sl = flags & IBV_WC_EX_WITH_SL ? ibv_wc_read_sl(ex) : 0;
+    wc->dlid_path_bits = flags & IBV_WC_EX_WITH_DLID_PATH_BITS ? ibv_wc_read_dlid_path_bits(ex) : 0;
+    if (extra == NULL) {
+        return;
+    }
+    *extra = (cqn_wc_extra){
+        .timestamp =
+            flags & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP ? ibv_wc_read_completion_ts(ex) : 0,
+        .wallclock_ns = flags & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK
+                            ? ibv_wc_read_completion_wallclock_ns(ex)
+                            : 0,
+        .flow_tag = flags & IBV_WC_EX_WITH_FLOW_TAG ? ibv_wc_read_flow_tag(ex) : 0,
+        .cvlan = flags & IBV_WC_EX_WITH_CVLAN ? ibv_wc_read_cvlan(ex) : small(0),
+    };
+}
+
+/* As ibv_poll_cq(), but it returns the error negated. Never asks for a next completion: at the end
+ * of the queue, rxe's provider counted one too many then (until rdma-core 55), and released its
+ * lock twice (until 61). One start and end for each works everywhere. */
+static int poll_extended(cqn_cq *self, int n, struct ibv_wc *wc, cqn_wc_extra *extra)
+{
+    struct ibv_poll_cq_attr attr = {.comp_mask = 0};
+    for (int got = 0; got < n; got++) {
+        int err = ibv_start_poll(self->ex, &attr);
+        if (err != 0) {
+            return err == ENOENT || got > 0 ? got : -err;
+        }
+        read_extended(self, &wc[got], extra ? &extra[got] : NULL);
+        ibv_end_poll(self->ex);
+    }
+    return n;
+}
+
+/* What the device has, up to n, into memory that is zeroed. The handle is not read from the CQ:
+ * without the GIL that could be too late. */
+static inline int poll_device(cqn_cq *self, struct ibv_cq *handle, size_t n, struct ibv_wc *wc,
+                              cqn_wc_extra *extra)
+{
+    return self->ex == NULL ? ibv_poll_cq(handle, (int)n, wc)
+                            : poll_extended(self, (int)n, wc, extra);
+}
+
+void *cqn_landing_refuse(cqn_cq *self, int got)
+{
+    return cqn_verbs_error(self->base.state, self->ex ? -got : EPROTO,
+                           self->ex ? "ibv_start_poll" : "ibv_poll_cq",
+                           "the CQ can't be polled (%d)", got);
+}
+
+/* Takes off n of those that have landed. */
+static void unload(cqn_landing *landing, size_t n, struct ibv_wc *wc, cqn_wc_extra *extra)
+{
+    memcpy(wc, landing->wc + landing->head, n * sizeof(*wc));
+    if (extra != NULL) {
+        memcpy(extra, landing->extra + landing->head, n * sizeof(*extra));
+    }
+    landing->head += n;
+    landing->len -= n;
+}
+
+/* Up to *n completions, in the order in which the device had them: what landed,
+ * and then *n is how many that were, or what the device has. The lock is never
+ * held for longer than one poll of the device. */
+int cqn_landing_obtain(cqn_cq *self, size_t *n, struct ibv_wc *wc, cqn_wc_extra *extra)
+{
+    cqn_landing *landing = self->landing;
+    if (landing == NULL || (landing->spinning == 0 && landing->len == 0)) {
+        return poll_device(self, self->base.handle, *n, wc, extra);
+    }
+    int got;
+    atomic_store(&landing->wanted, true);
+    pthread_mutex_lock(&landing->lock);
+    atomic_store(&landing->wanted, false);
+    if (landing->len > 0) {
+        *n = *n < landing->len ? *n : landing->len;
+        unload(landing, *n, wc, extra);
+        got = (int)*n;
+    }
+    else {
+        got = poll_device(self, self->base.handle, *n, wc, extra);
+    }
+    pthread_mutex_unlock(&landing->lock);
+    if (got > 0) {
+        atomic_store(&landing->stashed, true);
+    }
+    return got;
+}
+
+/* Without the GIL: looks once. Returns how many completions have landed, also
+ * those that another thread took, or the device's error. */
+static int land(cqn_cq *self, struct ibv_cq *handle)
+{
+    cqn_landing *landing = self->landing;
+    if (atomic_load(&landing->wanted) || pthread_mutex_trylock(&landing->lock) != 0) {
+        return 0; /* its holder looks as well */
+    }
+    int got = (int)landing->len;
+    if (got == 0) {
+        memset(landing->wc, 0, sizeof(landing->wc));
+        got = poll_device(self, handle, LANDS, landing->wc, landing->extra);
+        landing->head = 0;
+        landing->len = got > 0 ? (size_t)got : 0;
+    }
+    pthread_mutex_unlock(&landing->lock);
+    return got;
+}
+
+/* Tells the CPU that this is a loop that waits. */
+static void relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__) || defined(__arm__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* Until one has landed or is in the stash, somebody closes the CQ or its
+ * context, or the time has come. As land(). */
+int cqn_landing_spin(cqn_cq *self, int64_t until)
+{
+    struct ibv_cq *handle = self->base.handle;
+    cqn_context *ctx = self->base.context;
+    cqn_landing *landing = self->landing;
+    int got;
+    atomic_store(&landing->stashed, false);
+    landing->spinning++;
+    cqn_enter(&self->base);
+    Py_BEGIN_ALLOW_THREADS
+        while ((got = land(self, handle)) == 0 && !atomic_load(&landing->stashed) &&
+               atomic_load(&self->base.closing) == 0 && atomic_load(&ctx->base.closing) == 0 &&
+               cqn_now_ns() < until) {
+            relax();
+        }
+    Py_END_ALLOW_THREADS
+    cqn_leave(&self->base);
+    landing->spinning--;
+    return got;
+}

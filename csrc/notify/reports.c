@@ -1,0 +1,238 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What a device reports besides completions, and which waiters get to know.
+ *
+ * A report is read, acknowledged and queued on its context under one hold of
+ * the GIL, so no destroy ever waits for it. Any thread that sleeps, in
+ * get_async_event() or for completions in get_event(), does the reading. From
+ * the queue get_async_event() hands reports out, once each.
+ *
+ * Those that tell of a failure also end the waits for completions that may now
+ * never come: of each channel that the failure concerns when it is read, all
+ * waits that are going on, or else the next one, once. For that the latest
+ * report of each failure is kept as long as the failed object lives, with a
+ * serial number that channels and waiters compare to what they were told. Only
+ * the thread that got a report from get_async_event() is not told of it again.
+ * Event loops, which do not sleep in any of these, have a FailureWatch.
+ *
+ * Queued reports hold no reference to the object that they are about: when it
+ * is closed they go, as they do in the kernel.
+ */
+
+#include "notify/reports.h"
+
+#define DRAIN_AT_MOST 64 /* then look what else there is to do */
+#define QUEUE_ROOM 1024  /* beyond, no more of a kind are added */
+
+int cqn_async_open(cqn_context *ctx)
+{
+    struct ibv_context *device = ctx->base.handle;
+    if (cqn_flag_open(&ctx->reports->flag, device) < 0) {
+        return -1;
+    }
+    if (cqn_set_nonblocking(device->async_fd) < 0) {
+        PyErr_SetFromErrno(PyExc_OSError);
+        return -1;
+    }
+    return cqn_gate_open(&ctx->reports->gate);
+}
+
+void cqn_reports_show(cqn_context *ctx)
+{
+    cqn_flag_set(&ctx->reports->flag, CQN_OBJ(ctx), ctx->reports->queued != NULL);
+}
+
+static void append(cqn_report **list, cqn_report *report)
+{
+    while (*list != NULL) {
+        list = &(*list)->next;
+    }
+    *list = report;
+}
+
+static bool same(const cqn_report *a, const cqn_report *b)
+{
+    return a->type == b->type && a->element == b->element && a->port_num == b->port_num;
+}
+
+cqn_report *cqn_report_find_same(cqn_report *list, const cqn_report *report)
+{
+    while (list != NULL && !same(list, report)) {
+        list = list->next;
+    }
+    return list;
+}
+
+static void drop_same(cqn_report **list, const cqn_report *report)
+{
+    while (*list != NULL && !same(*list, report)) {
+        list = &(*list)->next;
+    }
+    if (*list != NULL) {
+        cqn_report *found = *list;
+        *list = found->next;
+        PyMem_Free(found);
+    }
+}
+
+/* Frees the reports about `element`, or all. */
+static size_t drop(cqn_report **list, const cqn_object *element)
+{
+    size_t dropped = 0;
+    while (*list != NULL) {
+        cqn_report *report = *list;
+        if (element == NULL || report->element == element) {
+            *list = report->next;
+            PyMem_Free(report);
+            dropped++;
+        }
+        else {
+            list = &report->next;
+        }
+    }
+    return dropped;
+}
+
+/* The object is closed: nobody needs to know any more. */
+void cqn_async_forget(cqn_context *ctx, const cqn_object *element)
+{
+    ctx->reports->queued_len -= drop(&ctx->reports->queued, element);
+    drop(&ctx->reports->failures, element);
+    cqn_reports_show(ctx);
+}
+
+void cqn_async_clear(cqn_context *ctx)
+{
+    cqn_async_forget(ctx, NULL);
+    cqn_flag_close(&ctx->reports->flag);
+}
+
+/* Notes for each channel that a failure concerns it, and wakes the waiters. */
+static void tell_channels(const cqn_context *ctx, const cqn_report *report)
+{
+    for (cqn_object *o = ctx->first[CQN_RANK_PD]; o != NULL; o = o->next) {
+        cqn_channel *channel = (cqn_channel *)o;
+        if (PyObject_TypeCheck(o, ctx->base.state->CompletionChannel) &&
+            cqn_report_concerns(report, channel)) {
+            channel->concerned = report->serial;
+            cqn_gate_wake(&channel->gate);
+        }
+    }
+}
+
+void cqn_failure_watch_show(cqn_failure_watch *self)
+{
+    cqn_flag_set(&self->flag, &self->base, self->latest > self->told);
+}
+
+/* A failure was entered, just now: all watches hear of it, also those of a
+ * context whose closing may yet fail. No Python code runs in here. */
+static void tell_watches(const cqn_context *ctx)
+{
+    PyTypeObject *type = ctx->base.state->FailureWatch;
+    for (cqn_object *o = ctx->first[CQN_RANK_PD]; o != NULL; o = o->next) {
+        if (PyObject_TypeCheck(o, type) && o->handle != NULL) {
+            cqn_failure_watch *self = (cqn_failure_watch *)o;
+            self->latest = ctx->reports->serial;
+            cqn_failure_watch_show(self);
+        }
+    }
+}
+
+/* Both copies of the report are ours. */
+static void enter(cqn_context *ctx, cqn_report *report, cqn_report *copy)
+{
+    report->serial = ++ctx->reports->serial;
+    bool failure;
+    cqn_report_scope_of(report->type, &failure);
+    if (failure) {
+        drop_same(&ctx->reports->failures, report);
+        *copy = *report;
+        append(&ctx->reports->failures, copy);
+        tell_channels(ctx, report);
+        tell_watches(ctx);
+    }
+    else {
+        PyMem_Free(copy);
+    }
+    if (ctx->reports->queued_len >= QUEUE_ROOM &&
+        cqn_report_find_same(ctx->reports->queued, report) != NULL) {
+        PyMem_Free(report);
+        return;
+    }
+    append(&ctx->reports->queued, report);
+    ctx->reports->queued_len++;
+    cqn_reports_show(ctx);
+}
+
+/* Its element is alive, since destroying waits for our ack. */
+static void fill(cqn_report *report, const struct ibv_async_event *raw)
+{
+    bool failure;
+    report->type = raw->event_type;
+    switch (cqn_report_scope_of(raw->event_type, &failure)) {
+    case CQN_OF_CQ:
+        report->element = raw->element.cq->cq_context;
+        break;
+    case CQN_OF_QP:
+        report->element = raw->element.qp->qp_context;
+        break;
+    case CQN_OF_SRQ:
+        report->element = raw->element.srq->srq_context;
+        break;
+    case CQN_OF_PORT:
+        report->port_num = raw->element.port_num;
+        break;
+    default:
+        break;
+    }
+}
+
+/* 1: one was read, 0: there is none, -1: an exception. What a report needs is
+ * there before it is read, so none is lost; and no Python code runs in here. */
+static int read_report(cqn_context *ctx)
+{
+    cqn_report *report = PyMem_Calloc(1, sizeof(*report));
+    cqn_report *copy = PyMem_Calloc(1, sizeof(*copy));
+    struct ibv_async_event raw;
+    int err = 0;
+    errno = 0;
+    if (report == NULL || copy == NULL) {
+        err = ENOMEM;
+        PyErr_NoMemory();
+    }
+    else if (ibv_get_async_event(ctx->base.handle, &raw) != 0) {
+        /* A read of nothing at all means the same as EIO: the device left. */
+        err = errno == 0 ? EIO : errno == EINTR ? EAGAIN : errno;
+        if (err != EAGAIN) {
+            cqn_verbs_error(ctx->base.state, err, "ibv_get_async_event",
+                            "no more events will come");
+        }
+    }
+    if (err != 0) {
+        PyMem_Free(report);
+        PyMem_Free(copy);
+        return err == EAGAIN ? 0 : -1;
+    }
+    fill(report, &raw);
+    ibv_ack_async_event(&raw);
+    enter(ctx, report, copy);
+    return 1;
+}
+
+/* Takes the reports that the device has into the context's queue. */
+int cqn_async_drain(cqn_context *ctx)
+{
+    int rc = 1;
+    for (int i = 0; rc > 0 && i < DRAIN_AT_MOST; i++) {
+        rc = read_report(ctx);
+    }
+    return rc < 0 ? -1 : 0;
+}
+
+/* One that is in the midst of being deallocated is past saving. */
+PyObject *cqn_report_own_element(const cqn_report *report)
+{
+    cqn_object *element = report->element;
+    return element != NULL && cqn_try_ref(element) ? (PyObject *)element : NULL;
+}

@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What a device reports besides completions.
+ *
+ *   reports.c          the reports of a context: reading, queueing, telling of
+ *   concerns.c         which channels and CQs a failure concerns
+ *   failures.c         telling waiters and watches of failures
+ *   async_event.c      AsyncEvent: the type
+ *   get_async_event.c  handing reports out
+ *   failure_watch.c    FailureWatch: the type
+ */
+#ifndef CQN_REPORTS_H
+#define CQN_REPORTS_H
+
+#include "notify/cq.h"
+
+typedef enum {
+    CQN_OF_NOTHING,
+    CQN_OF_CQ,
+    CQN_OF_QP,
+    CQN_OF_SRQ,
+    CQN_OF_PORT,
+    CQN_OF_DEVICE
+} cqn_report_scope;
+
+typedef struct cqn_report cqn_report;
+
+struct cqn_report {
+    cqn_report *next;
+    uint64_t serial;        /* rises with time */
+    unsigned long taken_by; /* which thread was handed a failure, or 0 */
+    enum ibv_event_type type;
+    cqn_object *element; /* the CQ, QP or SRQ, borrowed, or NULL */
+    int port_num;        /* or 0 */
+};
+
+/* Those of a context, which has it in itself. */
+typedef struct cqn_reports {
+    cqn_report *queued;   /* read and not yet handed out */
+    cqn_report *failures; /* the latest of each kind, oldest first */
+    size_t queued_len;
+    uint64_t serial; /* of the latest */
+    cqn_flag flag;   /* raised while there are queued ones */
+    cqn_gate gate;
+} cqn_reports;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *element; /* the CQ, QP or SRQ, or NULL */
+    enum ibv_event_type type;
+    int port_num;
+} cqn_async_event;
+
+typedef struct {
+    cqn_object base; /* the handle is the watch itself: nothing else can be destroyed */
+    cqn_flag flag;   /* raised while there is a failure to tell */
+    uint64_t latest; /* serial of the latest failure */
+    uint64_t told;   /* all up to there were told */
+} cqn_failure_watch;
+
+/* concerns.c */
+cqn_report_scope cqn_report_scope_of(enum ibv_event_type type, bool *failure);
+bool cqn_report_concerns(const cqn_report *report, const cqn_channel *channel);
+int cqn_report_add_cqs(const cqn_context *ctx, const cqn_report *failure, PyObject *cqs);
+
+/* reports.c */
+int cqn_async_open(cqn_context *ctx);
+void cqn_async_clear(cqn_context *ctx);
+void cqn_async_forget(cqn_context *ctx, const cqn_object *element);
+int cqn_async_drain(cqn_context *ctx);
+cqn_report *cqn_report_find_same(cqn_report *list, const cqn_report *report);
+PyObject *cqn_report_own_element(const cqn_report *report);
+void cqn_reports_show(cqn_context *ctx);
+void cqn_failure_watch_show(cqn_failure_watch *watch);
+
+/* async_event.c */
+PyObject *cqn_async_event_new(cqn_state *st, const cqn_report *report, PyObject *element);
+extern PyType_Spec cqn_async_event_spec, cqn_failure_watch_spec;
+
+/* failures.c */
+int cqn_async_check(cqn_channel *channel, uint64_t *told);
+PyObject *cqn_async_failures(cqn_object *self, uint64_t *told);
+
+/* get_async_event.c */
+PyObject *cqn_async_known(cqn_context *ctx);
+PyObject *cqn_get_async_event(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                              PyObject *kwnames);
+PyObject *cqn_try_get_async_event(PyObject *self, PyObject *unused);
+extern const char cqn_get_async_event_doc[], cqn_try_get_async_event_doc[];
+
+#endif

@@ -1,0 +1,314 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The way of completions: from the device into the stash, and from there to Python;
+ * but those of requests that are awaited go to these, see await/engine.h.
+ *
+ * The stash is what makes polling safe: completions leave it only when all
+ * that is made of them has been made. On the way there each gets the wr_id of the
+ * user back, see work/wr_ids.c. When a queue pair is closed or reset, all that the
+ * device still has goes to the stash, so that it is known what has completed.
+ */
+
+#include "notify/cq.h"
+#include <endian.h>
+#include <math.h>
+
+#define BATCH 64                /* of one ibv_poll_cq() */
+#define LOOK 16                 /* when only asked whether there are any */
+#define SLICE INT64_C(10000000) /* ns without the GIL: then signals get their turn */
+#define VENDOR_RXE 0xffffff
+
+/* ---- the queues whose queue pair is gone ---- */
+
+/* The queue pair of that queue is gone, and it is for the CQ to drop it. */
+void cqn_cq_inherit(cqn_cq *cq, cqn_wr_queue *q)
+{
+    q->qp = NULL;
+    q->left_next = cq->left;
+    cq->left = q;
+}
+
+/* Nothing of theirs can come any more. */
+static void drop_left(cqn_cq *cq)
+{
+    cqn_wr_queue *q;
+    while ((q = cq->left) != NULL) {
+        cq->left = q->left_next;
+        cqn_wr_queue_drop(cq->base.state, q);
+    }
+}
+
+/* It is not polled any more. */
+void cqn_cq_forget_completions(cqn_cq *self)
+{
+    cqn_landing_free(self);
+    drop_left(self);
+    cqn_stash_free(self);
+}
+
+/* ---- one batch ---- */
+
+/* Whether it was a datagram's queue pair. Of an SRQ that serves other types, too, only the
+ * number of the queue pair tells, while that is open. */
+static bool is_datagram(const cqn_cq *self, const cqn_wr_queue *q, const struct ibv_wc *wc)
+{
+    const uint32_t ud = 1u << IBV_QPT_UD;
+    if (q == NULL || !(q->types & ud) || q->types == ud) {
+        return q != NULL && q->types == ud;
+    }
+    for (const cqn_object *o = self->base.context->first[CQN_RANK_QP]; o != NULL; o = o->next) {
+        const cqn_qp *qp = (const cqn_qp *)o;
+        if (qp->qp_num == wc->qp_num && qp->recv_cq == self) {
+            return qp->type == IBV_QPT_UD;
+        }
+    }
+    return false;
+}
+
+/* Leaves no field undefined, and does what is done once: the byte order. */
+static void settle_fields(cqn_cq *self, struct ibv_wc *wc, const cqn_wr_queue *q)
+{
+    if (wc->status != IBV_WC_SUCCESS) {
+        *wc = (struct ibv_wc){.wr_id = wc->wr_id,
+                              .status = wc->status,
+                              .qp_num = wc->qp_num,
+                              .vendor_err = wc->vendor_err};
+        return;
+    }
+    wc->wc_flags &= ~CQN_WC_OURS;
+    if ((wc->wc_flags & IBV_WC_IP_CSUM_OK) && self->base.context->attr.vendor_id == VENDOR_RXE) {
+        /* The kernel's value of WITH_INV, and no checksum, which it never looks at. */
+        wc->wc_flags ^= IBV_WC_IP_CSUM_OK | IBV_WC_WITH_INV;
+    }
+    if (wc->wc_flags & IBV_WC_WITH_IMM) {
+        wc->imm_data = be32toh(wc->imm_data);
+    }
+    if (is_datagram(self, q, wc)) {
+        wc->wc_flags |= CQN_WC_DATAGRAM;
+    }
+    if (self->ex != NULL) {
+        wc->wc_flags |= CQN_WC_LACKS(IBV_WC_STANDARD_FLAGS & ~self->wc_flags);
+    }
+}
+
+/* Something of that queue pair has failed: it may work no more. */
+static void suspect(cqn_cq *cq, cqn_wr_queue *queue, const struct ibv_wc *wc)
+{
+    cqn_qp *qp = queue == NULL ? NULL : queue->qp;
+    if (qp == NULL) { /* of an SRQ only the number tells, while the queue pair is open */
+        cqn_object *o = cq->base.context->first[CQN_RANK_QP];
+        while (o != NULL && ((cqn_qp *)o)->qp_num != wc->qp_num) {
+            o = o->next;
+        }
+        qp = (cqn_qp *)o;
+    }
+    if (qp != NULL) {
+        qp->suspicions++;
+    }
+}
+
+/* Whether it was for a request that is awaited. */
+static bool complete_one(cqn_cq *self, cqn_wr_queue *q, struct ibv_wc *wc,
+                         const cqn_wc_extra *extra, cqn_object **trash)
+{
+    const cqn_awaiting *awaiting = self->base.state->awaiting;
+    settle_fields(self, wc, q);
+    if (wc->wc_flags & IBV_WC_WITH_INV) {
+        cqn_mw_invalidated(self->base.context, wc->invalidated_rkey, trash);
+    }
+    cqn_request *request = q != NULL ? cqn_wr_completed(self->base.context, q, wc, trash) : NULL;
+    if (wc->status != IBV_WC_SUCCESS) {
+        suspect(self, q, wc);
+    }
+    return (request != NULL && awaiting->completed(request, wc, extra)) ||
+           (self->engine != NULL && awaiting->claim(self->engine, wc, extra));
+}
+
+/* One stays, behind `kept` others that do. */
+static void keep(struct ibv_wc *wcs, cqn_wc_extra *extra, size_t kept, size_t i, size_t n)
+{
+    if (kept != i) {
+        memmove(&wcs[kept], &wcs[i], n * sizeof(*wcs));
+        if (extra != NULL) {
+            memmove(&extra[kept], &extra[i], n * sizeof(*extra));
+        }
+    }
+}
+
+/* Mostly many in a row are of one queue, and there is nothing else to do for them. Returns how
+ * many no task awaits, which are the first then. */
+static size_t complete(cqn_cq *self, struct ibv_wc *wcs, cqn_wc_extra *extra, size_t n,
+                       cqn_object **trash)
+{
+    const cqn_awaiting *awaiting = self->base.state->awaiting;
+    const bool alone = self->ex != NULL || (self->engine != NULL && awaiting->wants(self->engine));
+    const uint32_t special = alone ? UINT32_MAX : 1u << IBV_QPT_UD;
+    size_t kept = 0;
+    for (size_t i = 0, run; i < n; i += run) {
+        cqn_wr_queue *q = cqn_wr_queue_of(self->base.state, wcs[i].wr_id);
+        const bool may_run = q != NULL && !q->is_shared && !(q->types & special);
+        size_t stay = run = may_run ? cqn_wr_completed_run(q, &wcs[i], n - i, trash) : 0;
+        if (run == 0) {
+            run = 1;
+            stay = !complete_one(self, q, &wcs[i], extra ? &extra[i] : NULL, trash);
+        }
+        if (q != NULL && q->waiting.first != NULL) {
+            awaiting->room(self->engine, q->qp);
+        }
+        keep(wcs, extra, kept, i, stay);
+        kept += stay;
+    }
+    return kept;
+}
+
+/* Takes up to *n completions from the device, see obtain(), hands those on that are awaited, puts
+ * the others into the stash, and lets go of what their work requests kept alive. What goes with
+ * that is collected in `trash`: dropping it here could run code that comes back to this CQ.
+ * Returns how many came, or -1. */
+static int fetch_batch(cqn_cq *self, size_t *n, cqn_object **trash)
+{
+    if (cqn_stash_reserve(self, *n) < 0) {
+        return -1;
+    }
+    const size_t end = self->stash_head + self->stash_len;
+    struct ibv_wc *wc = self->stash + end;
+    cqn_wc_extra *extra = self->extra ? self->extra + end : NULL;
+    int got = cqn_landing_obtain(self, n, wc, extra);
+    if (got < 0) {
+        memset(wc, 0, *n * sizeof(*wc));
+        cqn_landing_refuse(self, got);
+        return -1;
+    }
+    const size_t kept = complete(self, wc, extra, (size_t)got, trash);
+    memset(wc + kept, 0, ((size_t)got - kept) * sizeof(*wc));
+    self->stash_len += kept;
+    if (got == 0 && self->left != NULL) {
+        drop_left(self);
+    }
+    return got;
+}
+
+/* Until the stash holds `want`, or the device has no more. */
+static int fetch(cqn_cq *self, size_t want, cqn_object **trash)
+{
+    while (cqn_stash_len(self) < want) {
+        size_t n = want - cqn_stash_len(self);
+        n = n < BATCH ? n : BATCH;
+        int got = fetch_batch(self, &n, trash);
+        if (got < 0) {
+            return -1;
+        }
+        if ((size_t)got < n) {
+            break;
+        }
+    }
+    return 0;
+}
+
+/* Takes everything that the device has for this CQ into the stash, until it was found empty. */
+int cqn_cq_settle(cqn_cq *self, cqn_object **trash)
+{
+    int got;
+    do {
+        size_t n = BATCH;
+        got = fetch_batch(self, &n, trash);
+    } while (got > 0);
+    return got;
+}
+
+/* As fetch(). -1: there are none, and the device is to blame. */
+static int fetch_some(cqn_cq *self, size_t want, cqn_object **trash)
+{
+    if (fetch(self, want, trash) < 0) {
+        if (self->stash_len == 0) {
+            return -1;
+        }
+        PyErr_Clear(); /* first what there is; the next call says what is wrong */
+    }
+    return 0;
+}
+
+/* A thread has looked. */
+static void count_look(cqn_cq *self, bool in_vain)
+{
+    self->stats.polls++;
+    if (self->event_unpolled) {
+        self->event_unpolled = false;
+        self->stats.spurious += in_vain;
+    }
+}
+
+/* Looks for completions, in order to hand some out. */
+int cqn_cq_look_to_hand_out(cqn_cq *self, size_t want, cqn_object **trash)
+{
+    const uint64_t before = self->stats.completions;
+    if (fetch_some(self, want, trash) < 0) {
+        self->stats.polls++;
+        return -1;
+    }
+    count_look(self, self->stash_len == 0 && self->stats.completions == before);
+    return 0;
+}
+
+/* Asks the device for up to n, once. `more`: there may be others. Returns how many came, or -1. */
+int cqn_cq_look_once(cqn_cq *self, size_t n, bool *more, cqn_object **trash)
+{
+    int got = fetch_batch(self, &n, trash);
+    count_look(self, got == 0 && self->stash_len == 0);
+    *more = got > 0 && (size_t)got == n;
+    return got;
+}
+
+int cqn_cq_look(cqn_cq *self, cqn_object **trash)
+{
+    return cqn_cq_look_to_hand_out(self, LOOK, trash);
+}
+
+/* ---- spinning ---- */
+
+/* Whether to look on. */
+static bool found_nothing(const cqn_cq *self)
+{
+    return self->stash_len == 0 &&
+           (self->engine == NULL || !self->base.state->awaiting->has_news(self->engine));
+}
+
+/* Looks again and again until it has found something or the time is over. */
+int cqn_cq_spin_for(cqn_cq *self, size_t want, double seconds, cqn_object **trash)
+{
+    if (cqn_landing_make(self) < 0) {
+        return -1;
+    }
+    int64_t now = cqn_now_ns();
+    const int64_t end = now + (int64_t)ceil(seconds * 1e9);
+    for (; found_nothing(self) && now < end; now = cqn_now_ns()) {
+        int got = cqn_landing_spin(self, end - now > SLICE ? now + SLICE : end);
+        /* A handler can do anything, so what has landed stays there until it is over. */
+        int rc;
+        CQN_UNLOCKED(rc = PyErr_CheckSignals());
+        if (rc < 0 || cqn_open(&self->base) == NULL) {
+            return -1;
+        }
+        if (got < 0 && self->stash_len == 0) {
+            cqn_landing_refuse(self, got);
+            return -1;
+        }
+        if (got > 0 && fetch_some(self, want, trash) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* Looks until the stash holds `want`, or nothing more is there; if it is empty then, for `spin`
+ * seconds more. */
+int cqn_cq_look_for(cqn_cq *self, size_t want, double spin)
+{
+    cqn_object *trash = NULL;
+    int rc = cqn_cq_look_to_hand_out(self, want, &trash);
+    if (rc == 0 && spin > 0 && found_nothing(self)) {
+        rc = cqn_cq_spin_for(self, want, spin, &trash);
+    }
+    cqn_trash_empty(trash);
+    return rc;
+}

@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: MIT */
+/* The methods of a CQ that poll. The way of the completions is in notify/route.c. */
+
+#include "verbs/verbs.h"
+
+/* The arguments max_entries and, unless `spin` is NULL, spin, of an open CQ. */
+static int parse(cqn_cq *self, const char *function, PyObject *const *args, Py_ssize_t nargs,
+                 PyObject *kwnames, uint64_t *max, double *spin)
+{
+    static const char *const both[] = {"max_entries", "spin", NULL};
+    static const char *const only_max[] = {"max_entries", NULL};
+    PyObject *in[2] = {NULL, NULL};
+    *max = 16;
+    return cqn_open(&self->base) == NULL ||
+                   cqn_args(function, spin ? both : only_max, 1, 0, args, nargs, kwnames, in) < 0 ||
+                   (in[0] != NULL && cqn_range(in[0], "max_entries", 1, INT32_MAX, max) < 0) ||
+                   (in[1] != NULL && cqn_spin(in[1], spin) < 0) ||
+                   !cqn_still_open(&self->base, in[0] != NULL || in[1] != NULL)
+               ? -1
+               : 0;
+}
+
+/* With an AsyncCQ there is one form of polling. */
+static int refuse_engine(const cqn_cq *self)
+{
+    if (self->engine == NULL) {
+        return 0;
+    }
+    PyErr_SetString(PyExc_ValueError, "the completions of this CQ go to its AsyncCQ: use poll()");
+    return -1;
+}
+
+static PyObject *take(cqn_cq *self, uint64_t max, double spin)
+{
+    cqn_object *trash = NULL;
+    int rc = cqn_cq_look_to_hand_out(self, max, &trash);
+    if (rc == 0 && self->stash_len == 0 && spin > 0) {
+        rc = cqn_cq_spin_for(self, max, spin, &trash);
+    }
+    PyObject *list = rc < 0 ? NULL : cqn_cq_hand_out(self, max);
+    cqn_trash_empty(trash);
+    return list;
+}
+
+PyObject *cqn_cq_poll(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    CQN_LOCKED;
+    cqn_cq *self = (cqn_cq *)op;
+    uint64_t max;
+    double spin = 0;
+    if (parse(self, "poll", args, nargs, kwnames, &max, &spin) < 0) {
+        return NULL;
+    }
+    cqn_engine *engine = cqn_engine_of(self);
+    if (engine == NULL) {
+        return take(self, max, spin);
+    }
+    PyObject *list = cqn_engine_poll(engine, max, spin);
+    Py_DECREF(engine);
+    return list;
+}
+
+PyObject *cqn_cq_poll_ids(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    CQN_LOCKED;
+    cqn_cq *self = (cqn_cq *)op;
+    uint64_t max;
+    if (parse(self, "poll_ids", args, nargs, kwnames, &max, NULL) < 0 || refuse_engine(self) < 0) {
+        return NULL;
+    }
+    cqn_object *trash = NULL;
+    PyObject *list = NULL;
+    if (cqn_cq_look_to_hand_out(self, max, &trash) == 0) {
+        list = cqn_cq_hand_out_ids(self, max);
+    }
+    cqn_trash_empty(trash);
+    return list;
+}
+
+PyObject *cqn_cq_poll_into(PyObject *op, PyObject *array)
+{
+    CQN_LOCKED;
+    cqn_cq *self = (cqn_cq *)op;
+    if (cqn_open(&self->base) == NULL) {
+        return NULL;
+    }
+    if (!Py_IS_TYPE(array, self->base.state->WCArray)) {
+        return PyErr_Format(PyExc_TypeError, "wcs must be a cqnotify.WCArray, not %s",
+                            Py_TYPE(array)->tp_name);
+    }
+    if (refuse_engine(self) < 0) {
+        return NULL;
+    }
+    const size_t room = cqn_wc_array_room(array);
+    cqn_object *trash = NULL;
+    PyObject *count = NULL;
+    if (cqn_cq_look_to_hand_out(self, room, &trash) == 0) {
+        count = cqn_cq_hand_out_rows(self, array);
+    }
+    cqn_trash_empty(trash);
+    return count;
+}

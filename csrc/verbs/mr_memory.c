@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The memory of an MR, and its registration: below the type in mr.c, and what is paged on demand in
+ * implicit_mr.c.
+ */
+
+#include "verbs/verbs.h"
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+/* The buffer is released when both the registration and the last memoryview
+ * of this object are gone. `registered` says more than `handle`: while another
+ * thread is inside ibv_dereg_mr() the device may still use the memory. */
+void cqn_mr_release(cqn_mr *self)
+{
+    if (self->exports > 0 || self->registered) {
+        return;
+    }
+    if (self->own_length != 0) {
+        munmap(self->addr, self->own_length);
+        self->own_length = 0;
+    }
+    else if (self->view.obj != NULL) {
+        Py_buffer view = self->view;
+        self->view.obj = NULL;
+        PyBuffer_Release(&view);
+    }
+}
+
+static int dereg_mr(void *handle)
+{
+    return ibv_dereg_mr(handle);
+}
+
+void cqn_mr_after_destroy(cqn_object *self)
+{
+    ((cqn_mr *)self)->registered = false;
+    cqn_mr_release((cqn_mr *)self);
+}
+
+int cqn_mr_clear(PyObject *op)
+{
+    cqn_mr *self = (cqn_mr *)op;
+    cqn_mr_release(self);
+    return cqn_clear(op);
+}
+
+const cqn_kind cqn_mr_kind = {
+    .name = "MR",
+    .destroy_verb = "ibv_dereg_mr",
+    .rank = CQN_RANK_OTHER,
+    .destroy = dereg_mr,
+    .after_destroy = cqn_mr_after_destroy,
+    .clear = cqn_mr_clear,
+};
+
+static int map_own(cqn_mr *self, uint64_t length)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    if (length > SSIZE_MAX - page) {
+        PyErr_Format(PyExc_ValueError, "length is %llu: it must be at most %zd",
+                     (unsigned long long)length, SSIZE_MAX - (Py_ssize_t)page);
+        return -1;
+    }
+    size_t whole = (length + page - 1) / page * page;
+    void *p = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) {
+        PyErr_Format(PyExc_MemoryError, "no memory for an MR of %llu bytes",
+                     (unsigned long long)length);
+        return -1;
+    }
+    self->addr = p;
+    self->length = length;
+    self->own_length = whole;
+    return 0;
+}
+
+static const unsigned int WRITING =
+    IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
+static const unsigned int USUAL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
+                                  IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC |
+                                  IBV_ACCESS_MW_BIND;
+
+static int pin_buffer(cqn_mr *self, PyObject *buffer)
+{
+    bool writable = self->access & WRITING;
+    if (PyObject_GetBuffer(buffer, &self->view, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0) {
+        if (!PyErr_ExceptionMatches(PyExc_BufferError) &&
+            !PyErr_ExceptionMatches(PyExc_TypeError)) {
+            return -1; /* it is about something else */
+        }
+        if (writable && PyObject_CheckBuffer(buffer)) {
+            PyErr_Format(PyExc_TypeError,
+                         "buffer must be writable and contiguous (this %s is not): pass a "
+                         "bytearray, or access=0 to send from it only",
+                         Py_TYPE(buffer)->tp_name);
+        }
+        else if (!PyObject_CheckBuffer(buffer)) {
+            PyErr_Format(PyExc_TypeError, "buffer must be a buffer or a length, not %s",
+                         Py_TYPE(buffer)->tp_name);
+        }
+        return -1;
+    }
+    self->addr = self->view.buf;
+    self->length = (size_t)self->view.len;
+    return 0;
+}
+
+int cqn_mr_take_memory(cqn_mr *self, PyObject *buffer)
+{
+    uint64_t length;
+    int rc = PyLong_Check(buffer) ? cqn_range(buffer, "length", 1, SSIZE_MAX, &length) : 0;
+    if (rc == 0) {
+        rc = PyLong_Check(buffer) ? map_own(self, length) : pin_buffer(self, buffer);
+    }
+    if (rc == 0 && self->length == 0) {
+        PyErr_SetString(PyExc_ValueError, "an MR needs at least 1 byte, this has 0");
+        rc = -1;
+    }
+    return rc;
+}
+
+/* The kernel can't pin the memory: it could not write to it either, or has no page to pin. Before
+ * Linux 6.2 it pins for writing whatever the access, which only a private mapping can be forced to.
+ */
+static const char *unpinnable_hint(const cqn_mr *self)
+{
+    if (self->view.obj != NULL && self->view.readonly) {
+        return "before Linux 6.2, memory that is read-only and shared can't be registered (an mmap "
+               "of PROT_READ): map it with MAP_PRIVATE or writable, or copy it, bytes(buffer)";
+    }
+    return "not all of it is there to be pinned: does the file that is mapped reach to its end? "
+           "From "
+           "Linux 6.5 on a file that is mapped shared and writable must be on tmpfs or hugetlbfs: "
+           "else map it with MAP_PRIVATE";
+}
+
+static void *refuse_registration(cqn_mr *self, int err)
+{
+    struct rlimit limit;
+    if (err == EFAULT) {
+        return cqn_verbs_error(self->base.state, err, "ibv_reg_mr",
+                               "%zu bytes at %p, access 0x%x: %s", self->length, self->addr,
+                               self->access, unpinnable_hint(self));
+    }
+    if ((err == ENOMEM || err == EPERM || err == EAGAIN) &&
+        getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
+        return cqn_verbs_error(self->base.state, err, "ibv_reg_mr",
+                               "%zu bytes were asked for, and this process may lock %llu bytes of "
+                               "memory: raise the limit (ulimit -l, or memlock in "
+                               "/etc/security/limits.conf)",
+                               self->length, (unsigned long long)limit.rlim_cur);
+    }
+    return cqn_verbs_error(self->base.state, err, "ibv_reg_mr", "%zu bytes at %p, access 0x%x%s",
+                           self->length, self->addr, self->access,
+                           self->access & ~USUAL ? ": does the device know all these flags?" : "");
+}
+
+PyObject *cqn_mr_register(cqn_mr *self, cqn_object *pd)
+{
+    struct ibv_pd *handle = pd->handle;
+    struct ibv_mr *mr;
+    int err;
+    CQN_CREATING(CQN_OBJ(self), mr = ibv_reg_mr(handle, self->addr, self->length, self->access);
+                 err = errno);
+    if (mr == NULL) {
+        return refuse_registration(self, err);
+    }
+    self->lkey = mr->lkey;
+    self->rkey = mr->rkey;
+    self->registered = true;
+    cqn_adopt(CQN_OBJ(self), mr);
+    return (PyObject *)self;
+}
+
+int cqn_mr_access(PyObject *value, unsigned int *access)
+{
+    *access = IBV_ACCESS_LOCAL_WRITE;
+    if (value != NULL && cqn_u32(value, "access", UINT32_MAX, access) < 0) {
+        return -1;
+    }
+    if ((*access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC)) &&
+        !(*access & IBV_ACCESS_LOCAL_WRITE)) {
+        PyErr_Format(PyExc_ValueError,
+                     "access is 0x%x: REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE as well",
+                     *access);
+        return -1;
+    }
+    if (*access & IBV_ACCESS_ZERO_BASED) {
+        PyErr_Format(PyExc_ValueError,
+                     "access is 0x%x: ZERO_BASED is for memory windows; devices differ in what it "
+                     "does to an MR, whose elements have the addresses of its memory",
+                     *access);
+        return -1;
+    }
+    return 0;
+}

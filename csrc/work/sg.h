@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: MIT */
+/* The memory of a work request, and what else it needs. See sg.c. */
+#ifndef CQN_WORK_SG_H
+#define CQN_WORK_SG_H
+
+#include "work/objects.h"
+
+#define CQN_MAX_PINNED (CQN_MAX_SGE + 1) /* objects that a request can need: MRs, and an AH */
+
+/* In an object the arrays and
+ * what is in them are its own, otherwise borrowed. */
+typedef struct {
+    struct ibv_sge *sge;
+    cqn_object **pinned; /* what must outlive the request, all of one PD */
+    uint32_t num_sge, num_pinned;
+    uint64_t length;
+    bool writable;   /* every MR may be written by the device */
+    Py_buffer bytes; /* of an INLINE send straight from a buffer; or obj == NULL */
+} cqn_sg;
+
+/* Room for the largest, on the stack. */
+typedef struct {
+    struct ibv_sge sge[CQN_MAX_SGE];
+    cqn_object *pinned[CQN_MAX_PINNED];
+} cqn_sg_room;
+#define CQN_SG_IN(room)                                              \
+    {                                                                \
+        .sge = (room).sge, .pinned = (room).pinned, .writable = true \
+    }
+
+bool cqn_sg_locate(cqn_state *st, PyObject *item, cqn_mr **mr, uint64_t *addr, uint64_t *length);
+int cqn_sg_gather(cqn_sg *sg, cqn_state *st, PyObject *value);
+int cqn_sg_gather_bytes(cqn_sg *sg, PyObject *buffer);
+void cqn_sg_pin(cqn_sg *sg, cqn_object *object);
+int cqn_sg_keep(cqn_sg *sg);
+void cqn_sg_drop_bytes(cqn_sg *sg);
+void cqn_sg_free(cqn_sg *sg);
+int cqn_sg_traverse(const cqn_sg *sg, visitproc visit, void *arg);
+int cqn_sg_refuse(const cqn_sg *sg, const cqn_object *owner, const cqn_object *pd,
+                  uint32_t max_sge);
+
+/* Whether a queue of that PD takes it; cqn_sg_refuse() says why not. */
+static inline bool cqn_sg_fits(const cqn_sg *sg, const cqn_object *pd, uint32_t max_sge)
+{
+    for (uint32_t i = 0; i < sg->num_pinned; i++) {
+        const cqn_object *object = sg->pinned[i];
+        /* What has the PD of an open queue is of its context and process, too. */
+        if (object->uses[0] != pd || object->handle == NULL || object->closing != 0) {
+            return false;
+        }
+    }
+    return sg->num_sge <= max_sge;
+}
+
+#endif

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What work requests do to memory windows; the type is in verbs/mw.c.
+ *
+ * What a window is bound to shows when completions are polled. A window of type 2 is
+ * bound through one queue pair, and uses that from the moment in which the bind
+ * was posted, since a device may never be done with destroying a queue pair that
+ * has a window. Of a bind that is never heard of, since its queue pair was reset
+ * or closed, it is assumed that it was carried out.
+ */
+
+#include "work/objects.h"
+
+/* Its place in `uses`, behind the PD and, for type 2, the QP. */
+static size_t mr_slot(const cqn_mw *self)
+{
+    return self->type == IBV_MW_TYPE_2 ? 2 : 1;
+}
+
+/* Lets go of the QP when nothing is bound through it any more. */
+static void settle_qp(cqn_mw *self, cqn_object **trash)
+{
+    if (self->type == IBV_MW_TYPE_2 && self->binds == 0 && self->base.uses[2] == NULL) {
+        cqn_use(&self->base, 1, NULL, trash);
+    }
+}
+
+/* Whether it can be bound through this QP now. */
+int cqn_mw_check(const cqn_mw *self, const cqn_qp *qp)
+{
+    const cqn_object *through = self->type == IBV_MW_TYPE_2 ? self->base.uses[1] : NULL;
+    if (through != NULL && through != &qp->base) {
+        PyErr_Format(PyExc_ValueError,
+                     "mw is bound through QP %u: invalidate it there, and poll the completion, "
+                     "before it is bound through QP %u",
+                     (unsigned)((const cqn_qp *)through)->qp_num, (unsigned)qp->qp_num);
+        return -1;
+    }
+    return 0;
+}
+
+/* A bind is in flight that will give it that key. */
+void cqn_mw_posted(cqn_mw *self, cqn_qp *qp, uint32_t rkey)
+{
+    struct ibv_mw *mw = self->base.handle;
+    if (self->type == IBV_MW_TYPE_2 && self->base.uses[1] == NULL) {
+        cqn_use(&self->base, 1, &qp->base, NULL);
+    }
+    if (self->gone_rkey == rkey) {
+        self->gone_rkey = ~rkey; /* that was an earlier bind, since keys come again; now none */
+    }
+    self->binds++;
+    self->rkey = mw->rkey = rkey;
+}
+
+/* It is over: `mr` is NULL if it was to unbind. */
+void cqn_mw_bound(cqn_mw *self, cqn_object *mr, uint32_t rkey, bool ok, cqn_object **trash)
+{
+    struct ibv_mw *mw = self->base.handle;
+    self->binds--;
+    if (mw == NULL) {
+        return; /* closed, or being closed */
+    }
+    if (ok) {
+        self->bound_rkey = rkey;
+        cqn_use(&self->base, mr_slot(self), rkey == self->gone_rkey ? NULL : mr, trash);
+    }
+    if (self->binds == 0) {
+        self->rkey = mw->rkey = self->bound_rkey; /* of one that failed it has no key */
+        settle_qp(self, trash);
+    }
+}
+
+static void invalidated(cqn_mw *self, uint32_t rkey, cqn_object **trash)
+{
+    if (self->bound_rkey != rkey) {
+        self->gone_rkey = rkey;
+    }
+    else if (self->base.uses[2] != NULL) {
+        cqn_use(&self->base, 2, NULL, trash);
+        settle_qp(self, trash);
+    }
+}
+
+/* The peer, or a request of ours, has invalidated the window of that key. */
+void cqn_mw_invalidated(cqn_context *ctx, uint32_t rkey, cqn_object **trash)
+{
+    PyTypeObject *type = ctx->base.state->MW;
+    for (cqn_object *o = ctx->mws > 0 ? ctx->first[CQN_RANK_OTHER] : NULL; o != NULL; o = o->next) {
+        cqn_mw *self = (cqn_mw *)o;
+        if (PyObject_TypeCheck(o, type) && o->handle != NULL && self->type == IBV_MW_TYPE_2 &&
+            (self->bound_rkey == rkey || self->rkey == rkey)) {
+            invalidated(self, rkey, trash);
+            return;
+        }
+    }
+}
