@@ -98,9 +98,8 @@ class QP(_core.QP):
         port = query_port(self.context, port_num)
         gid = NO_GID
         if gid_index is not None or port.link_layer == LinkLayer.ETHERNET:
-            gid = query_gid(
-                self.context, own_gid_index(self.context, port_num, gid_index), port_num
-            ).gid
+            index = own_gid_index(self.context, port_num, gid_index)
+            gid = query_gid(self.context, index, port_num).gid
         return QPAddress(port.lid, self.qp_num, self.sq_psn, gid)
 
     def to_init(
