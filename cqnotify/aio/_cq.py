@@ -48,7 +48,7 @@ class AsyncCQ(Engine):
         self._on_cq_closed = weak_callback(self._cq_closed)
         self._reader = Reader.of(self._channel)
         self._reader.register(
-            self, Calls(type(self)._fail, type(self)._forget_tasks, type(self)._on_failure)
+            self, Calls(AsyncCQ._fail, AsyncCQ._forget_tasks, AsyncCQ._on_failure)
         )
         cq.add_close_callback(self._on_cq_closed)
 
