@@ -17,13 +17,9 @@ from .attrs import (
     ODPCaps,
     ODPPerTransportCaps,
     PacketPacingCaps,
-    PCIAtomicCaps,
     PortAttr,
     QPAttr,
     QPCap,
-    RSSCaps,
-    TMCaps,
-    TSOCaps,
 )
 from .enums import (
     MTU,
@@ -38,7 +34,6 @@ from .enums import (
     ODPTransportCaps,
     PortState,
     QPState,
-    RawPacketCaps,
     TransportType,
     enum_or_int,
 )
@@ -66,16 +61,11 @@ def device_attr_ex(raw: Mapping[str, Any]) -> DeviceAttrEx:
         "orig_attr": device_attr(raw["orig_attr"]),
         "odp_caps": _odp_caps(tree["odp_caps"]),
         "device_cap_flags_ex": DeviceCapFlags(raw["device_cap_flags_ex"]),
-        "tso_caps": TSOCaps(**tree["tso_caps"]),
-        "rss_caps": RSSCaps(**tree["rss_caps"]),
         "packet_pacing_caps": PacketPacingCaps(**tree["packet_pacing_caps"]),
-        "raw_packet_caps": RawPacketCaps(raw["raw_packet_caps"]),
-        "tm_caps": TMCaps(**tree["tm_caps"]),
         "cq_mod_caps": CQModerationCaps(**tree["cq_mod_caps"]),
-        "pci_atomic_caps": PCIAtomicCaps(**tree["pci_atomic_caps"]),
-        "xrc_odp_caps": ODPTransportCaps(raw["xrc_odp_caps"]),
     }
-    return DeviceAttrEx(**{**tree, **converted})
+    rest = {name: tree[name] for name in DeviceAttrEx._fields if name in tree}
+    return DeviceAttrEx(**{**rest, **converted})
 
 
 def _odp_caps(raw: Mapping[str, Any]) -> ODPCaps:

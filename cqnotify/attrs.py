@@ -23,7 +23,6 @@ from .enums import (
     ODPTransportCaps,
     PortState,
     QPState,
-    RawPacketCaps,
     TransportType,
 )
 
@@ -36,16 +35,12 @@ __all__ = [
     "GIDEntry",
     "ODPCaps",
     "ODPPerTransportCaps",
-    "PCIAtomicCaps",
     "PacketPacingCaps",
     "PortAttr",
     "QPAttr",
     "QPCap",
-    "RSSCaps",
     "RTValues",
     "SRQAttr",
-    "TMCaps",
-    "TSOCaps",
 ]
 
 
@@ -118,42 +113,15 @@ class ODPCaps(NamedTuple):
     per_transport_caps: ODPPerTransportCaps
 
 
-class TSOCaps(NamedTuple):
-    """TCP segmentation offload: `struct ibv_tso_caps`.
-
-    `max_tso` is in bytes; in `supported_qpts`, here and below, `1 << QPType` stands for a type.
-    """
-
-    max_tso: int
-    supported_qpts: int
-
-
-class RSSCaps(NamedTuple):
-    """Receive side scaling: `struct ibv_rss_caps`; its masks are `IBV_RX_HASH_*` bits."""
-
-    supported_qpts: int
-    max_rwq_indirection_tables: int
-    max_rwq_indirection_table_size: int
-    rx_hash_fields_mask: int
-    rx_hash_function: int
-
-
 class PacketPacingCaps(NamedTuple):
-    """The limits of a QP's `rate_limit`, in kbit/s: `struct ibv_packet_pacing_caps`."""
+    """The limits of a QP's `rate_limit`, in kbit/s: `struct ibv_packet_pacing_caps`.
+
+    In `supported_qpts` the bit `1 << QPType` stands for a type.
+    """
 
     qp_rate_limit_min: int
     qp_rate_limit_max: int
     supported_qpts: int
-
-
-class TMCaps(NamedTuple):
-    """Tag matching: `struct ibv_tm_caps`."""
-
-    max_rndv_hdr_size: int
-    max_num_tags: int
-    flags: int
-    max_ops: int
-    max_sge: int
 
 
 class CQModerationCaps(NamedTuple):
@@ -163,23 +131,14 @@ class CQModerationCaps(NamedTuple):
     max_cq_period: int
 
 
-class PCIAtomicCaps(NamedTuple):
-    """Sizes of atomics on the PCI bus: `struct ibv_pci_atomic_caps`.
-
-    In each, bit 0 stands for 4 bytes, bit 1 for 8, bit 2 for 16.
-    """
-
-    fetch_add: int
-    swap: int
-    compare_swap: int
-
-
 class DeviceAttrEx(NamedTuple):
-    """What a device can do: `struct ibv_device_attr_ex`. A limit that it does not report is 0.
+    """What a device can do: `struct ibv_device_attr_ex`, as far as cqnotify has a verb for it.
+
+    A limit that the device does not report is 0.
 
     `hca_core_clock` is the frequency, in kHz, of the clock that `completion_ts` of a completion and
     `Context.query_rt_values` show; `completion_timestamp_mask` has the bits that the clock counts
-    in. `max_dm_size` is in bytes.
+    in.
     """
 
     orig_attr: DeviceAttr
@@ -188,16 +147,8 @@ class DeviceAttrEx(NamedTuple):
     completion_timestamp_mask: int
     hca_core_clock: int
     device_cap_flags_ex: DeviceCapFlags
-    tso_caps: TSOCaps
-    rss_caps: RSSCaps
-    max_wq_type_rq: int
     packet_pacing_caps: PacketPacingCaps
-    raw_packet_caps: RawPacketCaps
-    tm_caps: TMCaps
     cq_mod_caps: CQModerationCaps
-    max_dm_size: int
-    pci_atomic_caps: PCIAtomicCaps
-    xrc_odp_caps: ODPTransportCaps
     phys_port_cnt_ex: int
 
 

@@ -28,7 +28,6 @@ __all__ = [
     "PortState",
     "QPState",
     "QPType",
-    "RawPacketCaps",
     "SendFlags",
     "TransportType",
     "WCExFlags",
@@ -399,12 +398,3 @@ class ODPTransportCaps(_Flag):
     SRQ_RECV = _c["IBV_ODP_SUPPORT_SRQ_RECV"]
     FLUSH = _c["IBV_ODP_SUPPORT_FLUSH"]
     ATOMIC_WRITE = _c["IBV_ODP_SUPPORT_ATOMIC_WRITE"]
-
-
-class RawPacketCaps(_Flag):
-    """What a device can do for raw packets: `enum ibv_raw_packet_caps`."""
-
-    CVLAN_STRIPPING = _c["IBV_RAW_PACKET_CAP_CVLAN_STRIPPING"]
-    SCATTER_FCS = _c["IBV_RAW_PACKET_CAP_SCATTER_FCS"]
-    IP_CSUM = _c["IBV_RAW_PACKET_CAP_IP_CSUM"]
-    DELAY_DROP = _c["IBV_RAW_PACKET_CAP_DELAY_DROP"]

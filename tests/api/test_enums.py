@@ -33,7 +33,6 @@ PREFIXES = {
     enums.ForkStatus: "IBV_FORK_",
     enums.ODPGeneralCaps: "IBV_ODP_",
     enums.ODPTransportCaps: "IBV_ODP_SUPPORT_",
-    enums.RawPacketCaps: "IBV_RAW_PACKET_CAP_",
     WCStatus: "IBV_WC_",
     WCOpcode: "IBV_WC_",
     WCFlags: "IBV_WC_",

@@ -36,7 +36,6 @@ from cqnotify import (
     ODPTransportCaps,
     PortState,
     QPType,
-    RawPacketCaps,
     VerbsError,
     devices,
     fork_status,
@@ -117,8 +116,6 @@ def test_query_device_ex_says_the_same_and_more(ctx: Context) -> None:
         (attr.device_cap_flags_ex, DeviceCapFlags),
         (attr.odp_caps.general_caps, ODPGeneralCaps),
         (attr.odp_caps.per_transport_caps.ud_odp_caps, ODPTransportCaps),
-        (attr.xrc_odp_caps, ODPTransportCaps),
-        (attr.raw_packet_caps, RawPacketCaps),
     ):
         assert type(flags) is kind
     if is_rxe(ctx):
@@ -127,7 +124,14 @@ def test_query_device_ex_says_the_same_and_more(ctx: Context) -> None:
         assert bool(newer & attr.device_cap_flags_ex) == (kernel() >= (6, 3))
 
 
-def test_query_device_ex_has_every_field_of_the_header(ctx: Context) -> None:
+# Of struct ibv_device_attr_ex: what no verb of this package makes use of.
+WITHOUT_A_VERB = {
+    *("tso_caps", "rss_caps", "max_wq_type_rq", "raw_packet_caps", "tm_caps", "max_dm_size"),
+    *("pci_atomic_caps", "xrc_odp_caps"),
+}
+
+
+def test_query_device_ex_has_every_field_of_the_header_that_a_verb_needs(ctx: Context) -> None:
     header = Path("/usr/include/infiniband/verbs.h").read_text()
 
     def fields(struct: str) -> list[str]:
@@ -135,18 +139,14 @@ def test_query_device_ex_has_every_field_of_the_header(ctx: Context) -> None:
         return re.findall(r"(\w+);", body)
 
     attr = ctx.query_device_ex()
-    assert sorted(attr._fields) == sorted(fields("ibv_device_attr_ex"))
+    assert set(attr._fields) == set(fields("ibv_device_attr_ex")) - WITHOUT_A_VERB
     assert set(fields("ibv_odp_caps")) == {
         *attr.odp_caps._fields,
         *attr.odp_caps.per_transport_caps._fields,
     }
     for name, struct in (
-        ("tso_caps", "ibv_tso_caps"),
-        ("rss_caps", "ibv_rss_caps"),
         ("packet_pacing_caps", "ibv_packet_pacing_caps"),
-        ("tm_caps", "ibv_tm_caps"),
         ("cq_mod_caps", "ibv_cq_moderation_caps"),
-        ("pci_atomic_caps", "ibv_pci_atomic_caps"),
     ):
         assert list(getattr(attr, name)._fields) == fields(struct)
 
