@@ -124,7 +124,7 @@ class Program:
                 raise TimeoutError(f"no {pattern!r} in {timeout:g} s from {self!r}{self._said()}")
 
     def write(self, text: str) -> None:
-        """Write to its standard input, which stays open."""
+        """Write to the program's standard input, which stays open."""
         if text:
             self._tell("input", data=text.encode().decode("latin-1"))
 
@@ -137,7 +137,7 @@ class Program:
         self._tell("signal", number=number)
 
     def wait(self, timeout: float = 60) -> int:
-        """Wait for its end; return its status."""
+        """Wait until the program ends, and return its status."""
         until = time.monotonic() + timeout
         while self.running:
             if not self.host._hosts._hear(until):
@@ -147,7 +147,7 @@ class Program:
         return self.status
 
     def end(self, timeout: float = 10) -> subprocess.CompletedProcess[str]:
-        """Make an end of it, by SIGTERM, and by SIGKILL where that is not enough in time."""
+        """End the program by SIGTERM, or by SIGKILL if it still runs after the timeout."""
         if self.running:
             self.signal(signal.SIGTERM)
             try:
