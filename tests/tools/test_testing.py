@@ -19,6 +19,7 @@ from cqnotify import (
     MTU,
     PD,
     QP,
+    SRQ,
     AccessFlags,
     BusyError,
     CompletionChannel,
@@ -134,6 +135,53 @@ def test_without_a_gid_the_peer_is_reached_by_its_lid(
     peer = QPAddress(lid=7, qp_num=1, psn=0, gid=IPv6Address(0))
     _endpoint._address_handle(end, peer, 1, None)
     assert given == {"dlid": 7, "port_num": 1}
+
+
+def test_a_datagrams_path_has_what_connect_was_given_for_it(
+    end: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, int] = {}
+    monkeypatch.setattr(_endpoint, "AH", lambda pd, **attr: given.update(attr))
+    peer = QPAddress(lid=7, qp_num=1, psn=0, gid=IPv6Address(0))
+    _endpoint._address_handle(end, peer, 1, None, {"sl": 3, "hop_limit": 2, "timeout": 14})
+    assert given == {"dlid": 7, "port_num": 1, "sl": 3, "hop_limit": 2}
+
+
+@pytest.mark.parametrize("qp_type", TYPES)
+def test_an_end_is_connected_to_an_address(ctx: Context, qp_type: QPType) -> None:
+    header = GRH if qp_type == QPType.UD else 0
+    with Endpoint(ctx, qp_type) as a, Endpoint(ctx, qp_type) as b:
+        addresses = a.qp.address(), b.qp.address()
+        a.connect(addresses[1])
+        b.connect(addresses[0])
+        b.qp.post_recv(b.mr[0:100])
+        a.qp.post_send(a.mr[0:5], **a.to_peer)
+        assert wait_completions(b.recv_cq)[0].raise_for_status().byte_len == 5 + header
+
+
+def test_ends_share_the_parts_that_they_are_given(ctx: Context) -> None:
+    with Endpoint(ctx) as a:
+        shared = {"pd": a.pd, "channel": a.channel, "recv_cq": a.recv_cq, "mr": a.mr}
+        with Endpoint(ctx, **shared) as b:
+            assert {name: getattr(b, name) for name in shared} == shared
+            assert b.send_cq is not a.send_cq
+            assert b.send_cq.channel is a.channel
+        assert b.qp.closed
+        assert b.send_cq.closed
+        assert not any(part.closed for part in parts(a))
+        with Endpoint(ctx, send_cq=a.send_cq, one_cq=True) as c:
+            assert c.recv_cq is c.send_cq is a.send_cq
+        assert not a.send_cq.closed
+
+
+def test_an_end_receives_from_an_srq(ctx: Context) -> None:
+    pd = PD(ctx)
+    srq = SRQ(pd, 4)
+    with Endpoint(ctx) as a, Endpoint(ctx, pd=pd, srq=srq) as b:
+        connect(a, b)
+        srq.post_recv(b.mr)
+        a.qp.post_send(a.mr[0:8])
+        assert wait_completions(b.recv_cq)[0].raise_for_status().byte_len == 8
 
 
 # The end of it ----------------------------------------------------------------
