@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import uvloop
+from flavors import FLAVORS, Flavor
 from hypothesis.configuration import set_hypothesis_home_dir
 from support import (
     DEADLINE,
@@ -204,12 +205,14 @@ def netdev(rdma_device2: Device) -> Iterator[str]:
 
 # ---- tests that are coroutines ------------------------------------------------------------
 
-# Each runs on both kinds of loop. An AsyncCQ among its fixtures is closed before the loop is. On a
-# link, the test must have taken every completion.
+# Each runs on both kinds of loop, or, with the fixture `on`, on trio and anyio. An AsyncCQ of its
+# fixtures is closed before the loop is. On a link, the test must have taken every completion.
 
 
 def pytest_pycollect_makeitem(name: str, obj: object) -> None:
-    if name.startswith("test_") and inspect.iscoroutinefunction(obj):
+    if not name.startswith("test_") or not inspect.iscoroutinefunction(obj):
+        return
+    if "on" not in inspect.signature(obj).parameters:
         pytest.mark.usefixtures("run")(obj)
 
 
@@ -221,19 +224,24 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters
     }
 
+    on = wanted.get("on")
+
     async def body() -> None:
         acqs = {id(arg): arg for arg in wanted.values() if isinstance(arg, AsyncCQ)}.values()
         async with contextlib.AsyncExitStack() as stack:
             for acq in acqs:
                 await stack.enter_async_context(acq)
-            async with reaping():
+            async with reaping() if on is None else contextlib.nullcontext():
                 await pyfuncitem.obj(**wanted)
             for acq in acqs:
                 assert "link" not in wanted or acq.closed or acq.poll() == [], (
                     "nothing is left over"
                 )
 
-    pyfuncitem.funcargs["run"](body())
+    if on is None:
+        pyfuncitem.funcargs["run"](body())
+    else:
+        on.run(body)
     return True
 
 
@@ -262,6 +270,11 @@ def run(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> Scenario:
             return loop.run_until_complete(bounded(scenario))
 
     return run
+
+
+@pytest.fixture(params=FLAVORS)
+def on(request: pytest.FixtureRequest) -> Flavor:
+    return FLAVORS[request.param]
 
 
 @pytest.fixture

@@ -13,7 +13,16 @@ import sys
 import threading
 import time
 import types
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+)
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,20 +30,15 @@ from typing import Any, TypeVar
 import pytest
 
 from cqnotify import (
-    AH,
     CQ,
     MR,
-    MW,
-    PD,
     QP,
-    SRQ,
     AccessFlags,
     AsyncEvent,
     AsyncEventType,
     BusyError,
     CompletionChannel,
     Context,
-    MWType,
     QPAddress,
     QPState,
     QPType,
@@ -45,12 +49,15 @@ from cqnotify import (
     WROpcode,
     testing,
 )
+from cqnotify.aio import AsyncCQ
+from cqnotify.qp import DEFAULT_QKEY
 from cqnotify.testing import connect as connect
 from cqnotify.testing import wait_completions as wait_completions
 
 DEADLINE = 30.0  # seconds: the lab's guest is emulated, and can stall for a while
 ALL_REMOTE = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_READ
 GRH = 40
+QKEY = DEFAULT_QKEY
 PPOLL = "271"  # number of the system call on x86-64
 
 SOLICITED = SendFlags.SIGNALED | SendFlags.SOLICITED
@@ -107,6 +114,25 @@ class Endpoint(testing.Endpoint):
     @property
     def rcq(self) -> CQ:
         return self.recv_cq
+
+
+Pair = tuple[Endpoint, Endpoint]
+
+
+def send(pair: Pair, wr_ids: Iterable[int] = (0,), flags: SendFlags = SendFlags.SIGNALED) -> None:
+    """Messages from the first to the second, each with a receive for it; nothing is polled."""
+    a, b = pair
+    for wr_id in wr_ids:
+        b.qp.post_recv(b.mr[0:64], wr_id=wr_id)
+        a.qp.post_send(a.mr[0:8], wr_id=wr_id, send_flags=flags)
+
+
+def deliver(
+    pair: Pair, wr_ids: Collection[int] = (0,), flags: SendFlags = SendFlags.SIGNALED
+) -> None:
+    """As send(); when it returns they are acknowledged, and in the CQ of the second."""
+    send(pair, wr_ids, flags)
+    wait_completions(pair[0].scq, len(wr_ids))
 
 
 def wait_one(cq: CQ, status: WCStatus = WCStatus.SUCCESS) -> WorkCompletion:
@@ -276,42 +302,6 @@ def in_child(action: Callable[[], object]) -> int:
         finally:
             os._exit(status)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-# ---- one of everything --------------------------------------------------------------------
-
-
-class World:
-    """One of everything, by name, on a context of its own; the QP sends to itself."""
-
-    NAMES = ("pd", "channel", "cq", "mr", "srq", "qp", "ah", "mw")
-
-    def __init__(self, context: Context | str | None = None) -> None:
-        self.ctx = context if isinstance(context, Context) else Context(context)
-        try:
-            self.make()
-        except BaseException:
-            self.close()
-            raise
-
-    def make(self) -> None:
-        self.pd = PD(self.ctx)
-        self.channel = CompletionChannel(self.ctx)
-        self.cq = CQ(self.ctx, 16, channel=self.channel)
-        self.mr = MR(self.pd, 4096, access=AccessFlags.LOCAL_WRITE | AccessFlags.MW_BIND)
-        self.gid = self.ctx.find_gid()
-        self.ah = AH(self.pd, dgid=self.gid.gid, sgid_index=self.gid.index)
-        self.mw = MW(self.pd, MWType.TYPE_2)
-        self.srq = SRQ(self.pd, 8)
-        self.qp = self.new_qp()
-        self.qp.connect(self.qp.address())
-
-    def new_qp(self) -> QP:
-        return QP(self.pd, QPType.RC, send_cq=self.cq)
-
-    def close(self) -> None:
-        self.ctx.close()
-        assert self.ctx.closed
 
 
 # ---- connections --------------------------------------------------------------------------
@@ -531,6 +521,14 @@ def closes(mr: MR) -> bool:
     except BusyError:
         return False
     return True
+
+
+CHOSEN = 1 << 63  # the least wr_id that an operation without one gets
+
+
+async def anext_of(acq: AsyncCQ) -> WorkCompletion:
+    (wc,) = await acq.wait(1)
+    return wc
 
 
 def ids(wcs: list[WorkCompletion]) -> list[int]:

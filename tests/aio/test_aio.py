@@ -224,12 +224,6 @@ async def test_a_late_comer_does_not_overtake_a_waiter(acq: AsyncCQ, lane: Lane)
     assert ids(await second) == [1]
 
 
-@pytest.mark.parametrize("max_entries", [0, -1])
-async def test_max_entries_must_be_positive(acq: AsyncCQ, lane: Lane, max_entries: int) -> None:
-    with pytest.raises(ValueError, match="max_entries"):
-        await acq.wait(max_entries)
-
-
 async def test_poll_takes_from_the_same_queue(acq: AsyncCQ, lane: Lane) -> None:
     assert acq.poll() == []
     lane.send(3)
@@ -337,57 +331,6 @@ async def test_after_close_poll_takes_nothing_more_from_the_cq(lane: Lane) -> No
     assert ids(lane.cq.poll()) == [0]
     with pytest.raises(ClosedError):
         await task
-
-
-async def test_a_new_one_can_follow_on_the_same_cq(lane: Lane) -> None:
-    for i in range(3):
-        async with AsyncCQ(lane.cq) as acq:
-            with pytest.raises(ValueError, match="already"):
-                AsyncCQ(lane.cq)
-            task = await start(acq.wait())
-            lane.send()
-            assert ids(await task) == [i]
-            await start(acq.wait())  # it is armed when it closes
-    assert lane.cq.unacked == 0
-
-
-async def test_closing_the_context_wakes_the_waiters(ctx: Context, lane: Lane) -> None:
-    acq = AsyncCQ(lane.cq)
-    task = await start(acq.wait())
-    lane.send()
-    await task
-    task = await start(acq.wait())
-    ctx.close()
-    with pytest.raises(ClosedError):
-        await task
-    with pytest.raises(ClosedError):
-        await acq.wait()
-    acq.close()
-
-
-async def test_closing_the_cq_or_the_channel_under_a_waiter_is_noticed(
-    channel: CompletionChannel, lane: Lane
-) -> None:
-    acq = AsyncCQ(lane.cq)
-    task = await start(acq.wait())
-    lane.close()
-    lane.cq.close()
-    with pytest.raises(ClosedError, match="CQ was closed"):
-        await task
-    channel.close()
-    acq.close()
-
-
-async def test_closing_in_another_thread_wakes_the_waiters_at_once(
-    ctx: Context, lane: Lane
-) -> None:
-    acq = AsyncCQ(lane.cq)
-    tasks = [await start(acq.wait()) for _ in range(3)]
-    await asyncio.get_running_loop().run_in_executor(None, ctx.close)
-    for task in tasks:
-        with pytest.raises(ClosedError):
-            await task
-    acq.close()
 
 
 def test_a_cq_without_channel_or_a_closed_one_is_refused(ctx: Context, lane: Lane) -> None:

@@ -6,17 +6,15 @@ from __future__ import annotations
 
 import array
 import mmap
-import socket
-import threading
 from contextlib import suppress
 from ipaddress import IPv6Address
 from typing import TYPE_CHECKING, Any
 
 import numpy
 import pytest
+from types_support import DEADLINE, Pair, exchange
 
 from cqnotify import (
-    AH,
     CQ,
     MR,
     MTU,
@@ -24,13 +22,8 @@ from cqnotify import (
     PD,
     QP,
     SGE,
-    SRQ,
     AccessFlags,
-    AHAttr,
-    AsyncEvent,
-    AsyncEventType,
     AtomicCap,
-    BusyError,
     ClosedError,
     CompletionChannel,
     CompletionError,
@@ -41,11 +34,9 @@ from cqnotify import (
     DeviceAttr,
     DeviceAttrEx,
     DeviceCapFlags,
-    FailureWatch,
     GIDEntry,
     GIDType,
     LinkLayer,
-    MigState,
     MWType,
     NodeType,
     ODPCaps,
@@ -55,16 +46,12 @@ from cqnotify import (
     PacketPacingCaps,
     PortAttr,
     PortState,
-    QPAddress,
-    QPAttr,
-    QPCap,
     QPState,
     QPType,
     RecvWR,
     RTValues,
     SendFlags,
     SendWR,
-    SRQAttr,
     SuccessfulCompletion,
     TransportType,
     VerbsError,
@@ -78,28 +65,13 @@ from cqnotify import (
     devices,
     inc_rkey,
 )
-from cqnotify.conformance import Arm, Case, Outcome, Queue, Report, Row, cases, measure
 from cqnotify.enums import enum_or_int
-from cqnotify.exchange import exchange_as_client_blocking, exchange_as_server_blocking, listen
-from cqnotify.testing import Endpoint, MakePair, ToPeer, connect, wait_completions
+from cqnotify.testing import Endpoint, connect, wait_completions
 
 if TYPE_CHECKING:
     from typing_extensions import assert_type
 else:
     from runtime_types import assert_type
-
-DEADLINE = 30.0
-
-Pair = tuple[Endpoint, Endpoint]
-
-
-def exchange(a: Endpoint, b: Endpoint) -> list[WorkCompletion]:
-    """One message; what completes at the receiver."""
-    b.qp.post_recv(b.mr, wr_id=7)
-    a.qp.post_send(a.mr[0:8], **a.to_peer)
-    wait_completions(a.send_cq)
-    return wait_completions(b.recv_cq)
-
 
 # ---- devices and memory -------------------------------------------------------------------
 
@@ -396,213 +368,3 @@ def test_matching(rdma_rc_pair: Pair) -> None:
             assert_type(number, int)
     else:
         pytest.fail("it has not failed")
-
-
-# ---- queue pairs --------------------------------------------------------------------------
-
-
-def test_queue_pair(rdma_rc_pair: Pair) -> None:
-    qp = rdma_rc_pair[0].qp
-    assert_type(qp, QP)
-    assert_type(qp.pd, PD)
-    assert_type(qp.context, Context)
-    assert_type(qp.send_cq, CQ)
-    assert_type(qp.recv_cq, CQ)
-    assert_type(qp.srq, SRQ | None)
-    assert_type(qp.qp_type, QPType)
-    assert_type(qp.state, QPState | int)
-    assert_type(qp.outstanding, tuple[int, int])
-    for number in (qp.qp_num, qp.sq_psn, qp.max_send_wr, qp.max_recv_wr, qp.max_send_sge):
-        assert_type(number, int)
-    for number in (qp.max_recv_sge, qp.max_inline_data, qp.outstanding_signaled):
-        assert_type(number, int)
-
-
-def test_queue_pair_attributes(rdma_rc_pair: Pair) -> None:
-    attr = rdma_rc_pair[0].qp.query()
-    assert_type(attr, QPAttr)
-    assert_type(attr.qp_state, QPState | int)
-    assert_type(attr.path_mtu, MTU | int)
-    assert_type(attr.path_mig_state, MigState | int)
-    assert_type(attr.qp_access_flags, AccessFlags)
-    assert_type(attr.cap, QPCap)
-    assert_type(attr.cap.max_inline_data, int)
-    assert_type(attr.ah_attr, AHAttr)
-    assert_type(attr.ah_attr.dgid, IPv6Address | None)
-    assert_type(attr.timeout, int)
-
-
-def test_transitions(rdma_pd: PD, rdma_cq: CQ) -> None:
-    qp = QP(rdma_pd, QPType.RC, send_cq=rdma_cq, max_send_wr=4, sq_sig_all=True, user_data=1)
-    address = qp.address(port_num=1)
-    assert_type(address, QPAddress)
-    assert_type(address.gid, IPv6Address)
-    assert_type(address.to_wire(), bytes)
-    assert_type(QPAddress.from_wire(address.to_wire()), QPAddress)
-    qp.to_init(access=AccessFlags.REMOTE_WRITE)
-    qp.to_rtr(address, path_mtu=MTU.MTU_1024)
-    qp.to_rts(timeout=14)
-    qp.modify(qp_state=QPState.ERR)
-    qp.close()
-
-
-def test_work_requests(rdma_rc_pair: Pair) -> None:
-    a, b = rdma_rc_pair
-    receive = RecvWR(b.mr[:64])
-    send = SendWR(
-        a.mr[:8],
-        opcode=WROpcode.SEND_WITH_IMM,
-        imm_data=1,
-        send_flags=SendFlags.SIGNALED | SendFlags.SOLICITED,
-    )
-    assert_type(receive, RecvWR)
-    assert_type(send, SendWR)
-    assert_type(send.wr_id, int)
-    send.wr_id = receive.wr_id = 3
-    b.qp.post_recv([receive, receive])
-    a.qp.post_send(send)
-    a.qp.post_send((send,))
-    (wc, _) = wait_completions(b.recv_cq, 2)
-    assert_type(wc.imm_data, int | None)
-    try:
-        b.qp.post_recv([receive] * 100_000)  # more than any device has room for
-    except VerbsError as e:
-        assert_type(e.errno, int | None)
-        assert_type(e.verb, str)
-        assert_type(e.posted, int)
-        assert_type(e.bad_wr, SendWR | RecvWR | None)
-    else:
-        pytest.fail("it has room for all of them")
-
-
-def test_datagrams(rdma_ud_pair: Pair) -> None:
-    a, b = rdma_ud_pair
-    assert_type(a.to_peer, ToPeer)
-    (wc,) = exchange(a, b)
-    assert_type(wc.src_qp, int | None)
-    answer = AH.from_wc(b.pd, wc, b.mr.read(40))
-    assert_type(answer, AH)
-    assert_type(answer.pd, PD)
-    gid = b.ctx.find_gid()
-    assert_type(AH(b.pd, dgid=gid.gid, sgid_index=gid.index), AH)
-
-
-def test_shared_receive_queue_and_its_event(rdma_context: Context) -> None:
-    a, b = Endpoint(rdma_context), Endpoint(rdma_context)
-    srq = SRQ(b.pd, 8, max_sge=1, user_data="mine")
-    assert_type(srq, SRQ)
-    assert_type(srq.pd, PD)
-    assert_type(srq.context, Context)
-    assert_type(srq.query(), SRQAttr)
-    for number in (srq.max_wr, srq.max_sge, srq.outstanding, srq.query().srq_limit):
-        assert_type(number, int)
-    b.qp.close()
-    b.qp = QP(b.pd, QPType.RC, send_cq=b.send_cq, recv_cq=b.recv_cq, srq=srq)
-    assert_type(b.qp.srq, SRQ | None)
-    connect(a, b)
-    srq.post_recv(b.mr, wr_id=1)
-    srq.post_recv([RecvWR(b.mr)])
-    srq.modify(srq_limit=2)
-    a.qp.post_send(a.mr[0:8])
-    event = rdma_context.get_async_event(timeout=DEADLINE)
-    while event.srq is None:  # a link that came up lately has left something
-        event = rdma_context.get_async_event(timeout=DEADLINE)
-    assert_type(event, AsyncEvent)
-    assert_type(event.event_type, AsyncEventType | int)
-    assert_type(event.srq, SRQ)
-    assert_type(event.cq, CQ | None)
-    assert_type(event.qp, QP | None)
-    assert_type(event.port_num, int | None)
-    assert_type(rdma_context.try_get_async_event(), AsyncEvent | None)
-    with pytest.raises(BusyError):
-        srq.close()
-
-
-def test_failure_watch(rdma_context: Context) -> None:
-    with FailureWatch(rdma_context) as watch:
-        assert_type(watch, FailureWatch)
-        assert_type(watch.context, Context)
-        assert_type(watch.fileno(), int)
-        assert_type(watch.read(), list[tuple[AsyncEvent, list[CQ] | None]])
-
-
-# ---- enums, and what is beside the core ----------------------------------------------------
-
-
-def test_enums() -> None:
-    assert_type(WCStatus(0), WCStatus)
-    assert_type(WCStatus["SUCCESS"], WCStatus)
-    assert_type(WCStatus.SUCCESS.value, int)
-    assert_type(list(QPType), list[QPType])
-    assert_type(MTU.MTU_4096.bytes, int)
-    both = SendFlags.SIGNALED | SendFlags.SOLICITED
-    assert_type(both, SendFlags)
-    assert_type(both & ~SendFlags.SOLICITED, SendFlags)
-    assert_type(SendFlags.SIGNALED in both, bool)
-
-
-class MyEndpoint(Endpoint):
-    """Users have their own."""
-
-
-def test_endpoints(rdma_context: Context) -> None:
-    with Endpoint(rdma_context, QPType.UC, cqe=16, max_send_wr=4) as one:
-        assert_type(one, Endpoint)
-        for part, kind in ((one.ctx, Context), (one.pd, PD), (one.mr, MR), (one.qp, QP)):
-            assert isinstance(part, kind)
-        assert_type(one.send_cq, CQ)
-        assert_type(one.channel, CompletionChannel)
-    a, b = MyEndpoint(rdma_context, one_cq=True), MyEndpoint(rdma_context, size=4096)
-    assert_type(connect(a, b, path_mtu=1024, timeout=10), tuple[MyEndpoint, MyEndpoint])
-    assert_type(exchange(a, b), list[WorkCompletion])
-
-
-def test_fixtures(
-    rdma_device2: Device, rdma_context2: Context, rdma_mr: MR, rdma_uc_pair: Pair
-) -> None:
-    assert_type(rdma_device2, Device)
-    assert_type(rdma_context2, Context)
-    assert_type(rdma_mr, MR)
-    assert_type(rdma_uc_pair[0], Endpoint)
-
-
-def test_pairs(rdma_pair: MakePair) -> None:
-    assert_type(rdma_pair(), tuple[Endpoint, Endpoint])
-    a, b = rdma_pair(QPType.RC, two_devices=True, size=64, max_send_wr=4, timeout=10)
-    assert_type(exchange(a, b), list[WorkCompletion])
-
-
-def test_addresses_are_exchanged(rdma_rc_pair: Pair) -> None:
-    ours, theirs = (end.qp.address() for end in rdma_rc_pair)
-    got: list[QPAddress | list[QPAddress]] = []
-    with listen(port=0) as listener:
-        assert_type(listener, socket.socket)
-        port: Any = listener.getsockname()[1]
-
-        def serve() -> None:
-            one = exchange_as_server_blocking(listener, ours, got.append, timeout=DEADLINE)
-            several = exchange_as_server_blocking(listener, [ours], got.append, timeout=DEADLINE)
-            assert_type(one, QPAddress)
-            assert_type(several, list[QPAddress])
-            got.extend([one, several])
-
-        server = threading.Thread(target=serve)
-        server.start()
-        one = exchange_as_client_blocking("127.0.0.1", port, theirs, timeout=DEADLINE)
-        several = exchange_as_client_blocking("127.0.0.1", port, [theirs], timeout=DEADLINE)
-        server.join(DEADLINE)
-    assert_type(one, QPAddress)
-    assert_type(several, list[QPAddress])
-    assert got == [theirs, [theirs], theirs, [theirs]]
-
-
-def test_conformance(rdma_device: Device) -> None:
-    case = next(cases())
-    assert_type(case, Case)
-    assert_type(case.outcome, Outcome)
-    assert_type(case.armed, Arm)
-    report = measure(rdma_device, [case])
-    assert_type(report, Report)
-    assert_type(report.rows, tuple[Row, ...])
-    assert_type(report.rows[0].queue, Queue)
-    assert_type(report.rows[0].statuses, tuple[WCStatus | int, ...])

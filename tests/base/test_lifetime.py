@@ -19,13 +19,14 @@ import pytest
 from support import (
     DEADLINE,
     Endpoint,
+    Pair,
     Waiter,
-    World,
     connect,
     in_child,
     need_room_for_queues,
     wait_one,
 )
+from world import World
 
 from cqnotify import (
     AH,
@@ -44,8 +45,6 @@ from cqnotify import (
     QPType,
     WCStatus,
 )
-
-Pair = tuple[Endpoint, Endpoint]
 
 
 @pytest.mark.usefixtures("conversation")
@@ -103,20 +102,6 @@ def test_a_resource_warning_that_is_an_error_still_closes(ctx: Context) -> None:
         sys.unraisablehook = hook
     assert unraisable == [ResourceWarning]
     assert seen == [True]
-
-
-def test_constructors_that_fail_leave_nothing(pd: PD, cq: CQ) -> None:
-    for _ in range(3):
-        with pytest.raises(ValueError, match="qp_type"):
-            QP(pd, 99, send_cq=cq)
-        with pytest.raises(ValueError, match="cqe"):
-            CQ(pd.context, 0)
-        with pytest.raises(ValueError, match="max_wr is 0"):
-            SRQ(pd, 0)
-        with pytest.raises(ValueError, match="length is 0: it must be 1"):
-            MR(pd, 0)
-    pd.close()
-    cq.close()
 
 
 @pytest.mark.usefixtures("conversation")

@@ -14,19 +14,11 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
-from support import DEADLINE, PPOLL, Endpoint, Waiter, is_asleep, until
+from support import DEADLINE, PPOLL, Pair, Waiter, is_asleep, send, until
 
 from cqnotify import ClosedError, CompletionChannel, Context
 
-Pair = tuple[Endpoint, Endpoint]
 MANY = 8
-
-
-def send(pair: Pair) -> None:
-    """One message from the first to the second."""
-    a, b = pair
-    b.qp.post_recv(b.mr[0:64])
-    a.qp.post_send(a.mr[0:8])
 
 
 def sleeps(thread: threading.Thread) -> int:

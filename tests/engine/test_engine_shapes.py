@@ -13,12 +13,11 @@ import logging
 import sys
 import traceback
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any
 
-import anyio
 import pytest
-import trio
+from flavors import Flavor
 from support import PATIENCE, Link, MakeLink, Scenario, cancel, eventually, start, tick
 
 from cqnotify import CompletionError, QPState, WCStatus, WorkCompletion
@@ -448,48 +447,6 @@ def test_the_traceback_of_one_that_slept_shows_where_it_was_awaited(
 # ---- trio and anyio -------------------------------------------------------------------------
 
 
-class Flavor:
-    """trio, or anyio on one of its backends: what the tests ask of them has the same names."""
-
-    def __init__(self, lib: Any, run: Callable[[Callable[[], Awaitable[Any]]], Any]) -> None:
-        self.lib = lib
-        self._run = run
-
-    def run(self, scenario: Callable[[], Awaitable[Any]]) -> Any:
-        async def bounded() -> Any:
-            with self.lib.fail_after(PATIENCE):
-                return await scenario()
-
-        return self._run(bounded)
-
-    @contextlib.asynccontextmanager
-    async def tasks(self) -> AsyncIterator[Any]:
-        make = trio.open_nursery if self.lib is trio else anyio.create_task_group
-        async with make() as group:
-            yield group
-
-    async def tick(self) -> None:
-        for _ in range(6):
-            await self.lib.lowlevel.checkpoint()
-
-
-FLAVORS = {
-    "trio": Flavor(trio, trio.run),
-    "anyio on asyncio": Flavor(anyio, functools.partial(anyio.run, backend="asyncio")),
-    "anyio on trio": Flavor(anyio, functools.partial(anyio.run, backend="trio")),
-}
-if sys.version_info < (3, 14):  # there anyio asks for another way
-    options = {"use_uvloop": True}
-    FLAVORS["anyio on uvloop"] = Flavor(
-        anyio, functools.partial(anyio.run, backend="asyncio", backend_options=options)
-    )
-
-
-@pytest.fixture(params=FLAVORS)
-def on(request: pytest.FixtureRequest) -> Flavor:
-    return FLAVORS[request.param]
-
-
 def the_call(acq: AsyncCQ, link: Link, name: str) -> tuple[Any, ...]:
     """The method and its arguments, as start_soon() takes them."""
     return {
@@ -501,66 +458,54 @@ def the_call(acq: AsyncCQ, link: Link, name: str) -> tuple[Any, ...]:
     }[name]
 
 
-def test_a_method_is_started_by_a_nursery(link: Link, name: str, on: Flavor) -> None:
-    async def scenario() -> None:
-        async with AsyncCQ(link.a.scq) as acq:
-            async with on.tasks() as group:
-                group.start_soon(*the_call(acq, link, name))
-                await on.tick()
-                if name not in ("wait", "completion"):
-                    assert sum(link.qp.outstanding) == 1
-                finish(link, name)
-            assert acq.stats.wakeups == 1
-            assert acq.poll() == []
-            assert link.qp.outstanding == (0, 0)
-
-    on.run(scenario)
-
-
-def test_a_method_that_a_nursery_has_started_is_cancelled(
-    link: Link, name: str, on: Flavor
-) -> None:
-    async def scenario() -> None:
-        async with AsyncCQ(link.a.scq) as acq:
-            async with on.tasks() as group:
-                group.start_soon(*the_call(acq, link, name))
-                await on.tick()
-                group.cancel_scope.cancel()
-            finish(link, name)
-            while link.qp.outstanding != (0, 0) or acq.stats.completions == 0:
-                acq.poll()
-                await on.tick()
-
-    on.run(scenario)
-
-
-def test_a_deadline_of_another_library_ends_it(link: Link, name: str, on: Flavor) -> None:
-    async def scenario() -> None:
-        async with AsyncCQ(link.a.scq) as acq:
-            with on.lib.move_on_after(0.01) as scope:
-                await CALLS[name](acq, link)
-            assert scope.cancelled_caught
-            finish(link, name)
-            assert own(await acq.wait()) == 3
-
-    on.run(scenario)
-
-
-def test_a_method_returns_its_completion_in_another_library(
-    link: Link, name: str, on: Flavor
-) -> None:
-    async def scenario() -> None:
-        got = []
-
-        async def user(acq: AsyncCQ) -> None:
-            got.append(own(await CALLS[name](acq, link)))
-
-        async with AsyncCQ(link.a.scq) as acq, on.tasks() as group:
-            group.start_soon(user, acq)
+async def test_a_method_is_started_by_a_nursery(link: Link, name: str, on: Flavor) -> None:
+    async with AsyncCQ(link.a.scq) as acq:
+        async with on.group() as group:
+            group.start_soon(*the_call(acq, link, name))
             await on.tick()
-            assert got == []
+            if name not in ("wait", "completion"):
+                assert sum(link.qp.outstanding) == 1
             finish(link, name)
-        assert got == [3]
         assert acq.stats.wakeups == 1
+        assert acq.poll() == []
+        assert link.qp.outstanding == (0, 0)
 
-    on.run(scenario)
+
+async def test_a_method_that_a_nursery_has_started_is_cancelled(
+    link: Link, name: str, on: Flavor
+) -> None:
+    async with AsyncCQ(link.a.scq) as acq:
+        async with on.group() as group:
+            group.start_soon(*the_call(acq, link, name))
+            await on.tick()
+            group.cancel_scope.cancel()
+        finish(link, name)
+        while link.qp.outstanding != (0, 0) or acq.stats.completions == 0:
+            acq.poll()
+            await on.tick()
+
+
+async def test_a_deadline_of_another_library_ends_it(link: Link, name: str, on: Flavor) -> None:
+    async with AsyncCQ(link.a.scq) as acq:
+        with on.lib.move_on_after(0.01) as scope:
+            await CALLS[name](acq, link)
+        assert scope.cancelled_caught
+        finish(link, name)
+        assert own(await acq.wait()) == 3
+
+
+async def test_a_method_returns_its_completion_in_another_library(
+    link: Link, name: str, on: Flavor
+) -> None:
+    got = []
+
+    async def user(acq: AsyncCQ) -> None:
+        got.append(own(await CALLS[name](acq, link)))
+
+    async with AsyncCQ(link.a.scq) as acq, on.group() as group:
+        group.start_soon(user, acq)
+        await on.tick()
+        assert got == []
+        finish(link, name)
+    assert got == [3]
+    assert acq.stats.wakeups == 1

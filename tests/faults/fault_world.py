@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from ipaddress import IPv6Address
 from typing import Any
 
-import support
+import world
 from support import DEADLINE, Waiter, take_all, until
 
 from cqnotify import (
@@ -39,7 +39,7 @@ PACKED_GROUP = IPv6Address(GROUP).packed
 core: Any = _core  # the stub does not have what only the debug build has
 
 
-class World(support.World):
+class World(world.World):
     """More of everything: two CQs, one of them extended, and two QPs, one with an SRQ."""
 
     def make(self) -> None:

@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-import functools
 import gc
-import inspect
-import operator
 import os
 import random
 import select
@@ -14,10 +11,10 @@ import sys
 import time
 import warnings
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from closed import closed_calls
 from fuzz_model import Model
 from fuzz_things import SEND_OPS, SLOT, SLOTS, Queue, descriptors
 from hypothesis import strategies as st
@@ -25,8 +22,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from support import DEADLINE
 
 from cqnotify import (
-    AH,
-    MR,
     PD,
     AsyncEvent,
     AsyncEventError,
@@ -37,42 +32,6 @@ from cqnotify import (
     WCArray,
     devices,
 )
-
-OPEN_TO_ALL = {
-    "closed",
-    "close",
-    "stats",
-    "user_data",
-    "remove_close_callback",
-    "from_wc",
-    "implicit",
-}
-OF_CLOSED = ("__enter__", "__iter__", "__len__", "_on_event")
-
-
-def call_with_anything(what: Callable[..., Any], needed: int, thing: Any) -> Any:
-    return what(thing, *[print] * needed)
-
-
-@functools.cache
-def closed_calls(cls: type) -> dict[str, Callable[[Any], Any]]:
-    """What a closed object refuses, before it looks at what the arguments are."""
-    calls: dict[str, Callable[[Any], Any]] = {}
-    for name in dir(cls):
-        if name in OPEN_TO_ALL or (name.startswith("_") and name not in OF_CLOSED):
-            continue
-        what = getattr(cls, name)
-        if inspect.isdatadescriptor(inspect.getattr_static(cls, name)):
-            calls[name] = operator.attrgetter(name)
-        else:
-            of_method = [*inspect.signature(what).parameters.values()][1:]
-            needed = [p for p in of_method if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
-            calls[name] = functools.partial(call_with_anything, what, len(needed))
-    if cls is MR:
-        calls |= {"__buffer__": memoryview, "__getitem__": lambda o: o[0:1]}
-    if cls is PD:
-        calls |= {"MR()": lambda o: MR(o, 64), "AH()": lambda o: AH(o, dgid=bytes(16))}
-    return calls
 
 
 class Machine(Model, RuleBasedStateMachine):

@@ -10,32 +10,13 @@ import select
 import struct
 
 import pytest
-from support import (
-    DEADLINE,
-    Endpoint,
-    Lane,
-    MakeLane,
-    Waiter,
-    ids,
-    start,
-    wait_completions,
-    waiting,
-)
+from support import DEADLINE, Lane, MakeLane, Pair, Waiter, deliver, ids, start, waiting
 
 from cqnotify import CompletionChannel, Context, SendFlags
 from cqnotify.aio import AsyncCQ
 
-Pair = tuple[Endpoint, Endpoint]
 SECONDS = 20
 SOLICITED = SendFlags.SIGNALED | SendFlags.SOLICITED
-
-
-def send(pair: Pair, flags: SendFlags = SendFlags.SIGNALED) -> None:
-    """One message from the first to the second."""
-    a, b = pair
-    b.qp.post_recv(b.mr[0:64])
-    a.qp.post_send(a.mr[0:8], send_flags=flags)
-    wait_completions(a.scq, 1)
 
 
 def lose_event(channel: CompletionChannel) -> None:
@@ -52,7 +33,7 @@ def lose_event(channel: CompletionChannel) -> None:
 def test_after_a_wait_that_timed_out_a_cq_is_armed_whatever_it_remembers(pair: Pair) -> None:
     b = pair[1]
     assert b.rcq.safe_to_sleep()
-    send(pair)
+    deliver(pair)
     lose_event(b.channel)
     with pytest.raises(TimeoutError):
         b.channel.get_event(timeout=0.05)
@@ -60,7 +41,7 @@ def test_after_a_wait_that_timed_out_a_cq_is_armed_whatever_it_remembers(pair: P
     assert len(b.rcq.poll()) == 1
     assert b.rcq.safe_to_sleep()
     with waiting(lambda: b.channel.get_event(timeout=DEADLINE)) as waiter:
-        send(pair)
+        deliver(pair)
     assert waiter.join() is b.rcq
 
 
@@ -77,7 +58,7 @@ def test_a_cq_that_is_armed_is_not_armed_again_but_once_after_each_time_out(pair
 def test_a_completion_before_a_resize_that_raised_no_event_wakes_who_sleeps(pair: Pair) -> None:
     b = pair[1]
     assert b.rcq.safe_to_sleep()
-    send(pair)
+    deliver(pair)
     lose_event(b.channel)
     with waiting(lambda: b.channel.get_event(timeout=DEADLINE)) as waiter:
         b.rcq.resize(100)
@@ -95,24 +76,24 @@ def test_a_cq_that_was_not_armed_any_more_is_so_after_a_resize(
 ) -> None:
     b = pair[1]
     assert b.rcq.safe_to_sleep(solicited_only)
-    send(pair, SOLICITED)
+    deliver(pair, flags=SOLICITED)
     lose_event(b.channel)
     assert len(b.rcq.poll()) == 1
     waiter = Waiter(lambda: b.channel.get_event(timeout=DEADLINE)).asleep()
     b.rcq.resize(100)
     assert b.channel.try_get_event() is None
     if solicited_only:
-        send(pair)
+        deliver(pair)
         assert b.channel.try_get_event() is None
     waiter.asleep()
-    send(pair, SOLICITED)
+    deliver(pair, flags=SOLICITED)
     assert waiter.join() is b.rcq
 
 
 def test_a_resize_arms_nothing_that_was_not_armed(pair: Pair) -> None:
     b = pair[1]
     b.rcq.resize(100)
-    send(pair)
+    deliver(pair)
     b.rcq.resize(200)
     assert b.channel.try_get_event() is None
     assert b.rcq.stats.arms == 0

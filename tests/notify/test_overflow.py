@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from support import DEADLINE, Endpoint, connect, until, wait_completions, wait_one
+from support import DEADLINE, Endpoint, Pair, connect, until, wait_completions, wait_one
 
 from cqnotify import (
     CQ,
@@ -22,7 +22,6 @@ from cqnotify import (
     WROpcode,
 )
 
-Pair = tuple[Endpoint, Endpoint]
 SIGNALED = SendFlags.SIGNALED
 SUCCESS, FLUSHED = WCStatus.SUCCESS, WCStatus.WR_FLUSH_ERR
 N = 12

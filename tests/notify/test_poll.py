@@ -6,7 +6,19 @@ import struct
 
 import numpy
 import pytest
-from support import DEADLINE, GRH, Endpoint, connect, until, wait_completions, wait_one, waiting
+from support import (
+    DEADLINE,
+    GRH,
+    Endpoint,
+    Pair,
+    connect,
+    deliver,
+    send,
+    until,
+    wait_completions,
+    wait_one,
+    waiting,
+)
 
 from cqnotify import (
     AH,
@@ -19,7 +31,6 @@ from cqnotify import (
     Context,
     QPState,
     QPType,
-    SendFlags,
     VerbsError,
     WCArray,
     WCExFlags,
@@ -28,30 +39,15 @@ from cqnotify import (
     WROpcode,
 )
 
-Pair = tuple[Endpoint, Endpoint]
 STANDARD = WCExFlags(0x7F)
 ROW = struct.Struct("=Q8I2H2BH")
-
-
-def send(pair: Pair, ids: list[int], flags: SendFlags = SendFlags.SIGNALED) -> None:
-    """All have arrived, and are in both CQs, when it returns; nothing was polled."""
-    a, b = pair
-    for i in ids:
-        b.qp.post_recv(b.mr[0:64], wr_id=i)
-        a.qp.post_send(a.mr[0:8], wr_id=i, send_flags=flags)
-
-
-def settled(pair: Pair, ids: list[int]) -> None:
-    """As send(): what was acknowledged to the sender is in the receiver's CQ."""
-    send(pair, ids)
-    wait_completions(pair[0].scq, len(ids))
 
 
 # ---- ids ---------------------------------------------------------------------------------
 
 
 def test_ids_come_in_order_up_to_max_entries(pair: Pair) -> None:
-    settled(pair, [5, 2**64 - 1, 0, 7])
+    deliver(pair, [5, 2**64 - 1, 0, 7])
     cq = pair[1].rcq
     assert cq.poll_ids(2) == [5, 2**64 - 1]
     assert cq.poll_ids() == [0, 7]
@@ -60,7 +56,7 @@ def test_ids_come_in_order_up_to_max_entries(pair: Pair) -> None:
 
 
 def test_a_failed_one_ends_the_ids_and_is_raised_next(pair: Pair) -> None:
-    settled(pair, [1, 2])
+    deliver(pair, [1, 2])
     b = pair[1]
     for i in (10, 11):
         b.qp.post_recv(b.mr[0:8], wr_id=i)
@@ -80,17 +76,11 @@ def test_a_failed_one_ends_the_ids_and_is_raised_next(pair: Pair) -> None:
     assert b.rcq.stats.completions == 4
 
 
-@pytest.mark.parametrize("bad", [0, -1, 1 << 31])
-def test_ids_refuse_a_number_out_of_range(cq: CQ, bad: int) -> None:
-    with pytest.raises(ValueError, match="max_entries is"):
-        cq.poll_ids(bad)
-
-
 # ---- arrays ------------------------------------------------------------------------------
 
 
 def test_an_array_is_filled_again_and_again(pair: Pair) -> None:
-    settled(pair, [3, 1, 4, 1, 5])
+    deliver(pair, [3, 1, 4, 1, 5])
     cq = pair[1].rcq
     wcs = WCArray(3)
     assert len(wcs) == 0
@@ -129,7 +119,7 @@ def test_numpy_sees_the_rows_without_copying(pair: Pair) -> None:
     rows = numpy.asarray(wcs)
     assert rows.shape == (8,)
     assert rows.dtype.itemsize == 48
-    settled(pair, [7, 8, 9])
+    deliver(pair, [7, 8, 9])
     n = b.rcq.poll_into(wcs)
     assert rows["wr_id"][:n].tolist() == [7, 8, 9]
     assert set(rows["qp_num"][:n].tolist()) == {b.qp.qp_num}
@@ -186,29 +176,6 @@ def test_an_array_tells_who_sent_a_datagram(ud_pair: Pair) -> None:
     assert wcs[0].slid is not None
 
 
-@pytest.mark.parametrize("bad", [0, -1, 1 << 31])
-def test_a_capacity_out_of_range_is_refused(bad: int) -> None:
-    with pytest.raises(ValueError, match="capacity is"):
-        WCArray(bad)
-
-
-def test_an_index_beyond_all_is_an_index_error() -> None:
-    for i in (2**63, 2**64, -(2**63) - 1, 0, -1):
-        with pytest.raises(IndexError):
-            WCArray(8)[i]
-
-
-def test_a_number_of_too_many_digits_is_refused_by_name(cq: CQ) -> None:
-    with pytest.raises(ValueError, match="max_entries is .*: it must be 1 to 2147483647"):
-        cq.poll(10**5000)
-
-
-def test_poll_into_takes_nothing_else(cq: CQ) -> None:
-    for bad in (None, [], bytearray(48)):
-        with pytest.raises(TypeError, match="wcs must be a cqnotify.WCArray"):
-            cq.poll_into(bad)  # type: ignore[arg-type]
-
-
 # ---- extended ----------------------------------------------------------------------------
 
 
@@ -225,7 +192,7 @@ def test_extended_completions_come_by_the_same_poll(ctx: Context) -> None:
     b = pair[1]
     assert b.rcq.wc_flags == STANDARD
     for _ in range(3):  # no stale ones follow, however often the end of the queue is met
-        settled(pair, [1, 2, 3])
+        deliver(pair, [1, 2, 3])
         got = b.rcq.poll(64)
         assert [(wc.wr_id, wc.ok, wc.opcode, wc.byte_len, wc.qp_num) for wc in got] == [
             (i, True, WCOpcode.RECV, 8, b.qp.qp_num) for i in (1, 2, 3)
@@ -307,14 +274,6 @@ def test_fields_that_the_device_lacks_are_refused_clearly(ctx: Context, flag: WC
     assert e.value.verb == "ibv_create_cq_ex"
 
 
-def test_unknown_fields_are_refused_before_the_device(ctx: Context) -> None:
-    with pytest.raises(ValueError, match="0x80000000 is no flag of WCExFlags"):
-        CQ(ctx, 4, wc_flags=0x80000001)
-    with pytest.raises(TypeError, match="wc_flags must be an integer"):
-        CQ(ctx, 4, wc_flags="all")  # type: ignore[arg-type]
-    assert CQ(ctx, 4).wc_flags is None
-
-
 # ---- safe to sleep -----------------------------------------------------------------------
 
 
@@ -328,7 +287,7 @@ def test_an_empty_cq_is_armed_and_safe(pair: Pair) -> None:
 
 
 def test_with_completions_it_is_not_safe_and_nothing_is_armed(pair: Pair) -> None:
-    settled(pair, [1, 2])
+    deliver(pair, [1, 2])
     b = pair[1]
     assert not b.rcq.safe_to_sleep()
     assert b.rcq.stats.arms == 0
@@ -341,7 +300,7 @@ def test_an_armed_cq_is_not_armed_again_until_its_event_was_read(pair: Pair) -> 
     assert b.rcq.safe_to_sleep()
     assert b.rcq.safe_to_sleep()
     assert b.rcq.stats.arms == 1
-    settled(pair, [1])
+    deliver(pair, [1])
     assert not b.rcq.safe_to_sleep()
     assert len(b.rcq.poll()) == 1
     # Its event waits unread: it will wake us at once, so there is no need to arm.
@@ -399,7 +358,7 @@ def test_without_a_channel_there_is_no_sleep(ctx: Context) -> None:
 
 def test_a_resized_cq_keeps_its_completions_and_its_arm(pair: Pair) -> None:
     b = pair[1]
-    settled(pair, [1, 2, 3])
+    deliver(pair, [1, 2, 3])
     b.rcq.req_notify()
     b.rcq.resize(1000)
     assert b.rcq.cqe >= 1000
@@ -436,20 +395,13 @@ def test_resizing_under_traffic_loses_nothing(wire_pair: Pair) -> None:
 
 def test_a_size_that_does_not_fit_is_refused_and_harms_nothing(pair: Pair) -> None:
     b = pair[1]
-    settled(pair, list(range(10)))
+    deliver(pair, list(range(10)))
     before = b.rcq.cqe
     with pytest.raises(VerbsError, match="does it hold more completions than that") as e:
         b.rcq.resize(2)
     assert e.value.verb == "ibv_resize_cq"
     assert b.rcq.cqe == before
     assert b.rcq.poll_ids() == list(range(10))
-
-
-@pytest.mark.parametrize("bad", [0, -1, 1 << 31])
-def test_a_size_out_of_range_is_refused_with_the_limit(cq: CQ, bad: int) -> None:
-    limit = cq.context.query_device().max_cqe
-    with pytest.raises(ValueError, match=f"cqe is {bad}: it must be 1 to {limit}"):
-        cq.resize(bad)
 
 
 def test_moderation_is_refused_clearly_where_the_device_has_none(cq: CQ) -> None:

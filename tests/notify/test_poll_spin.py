@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import threading
 import time
@@ -142,32 +141,6 @@ def test_more_came_while_it_spun_than_one_poll_of_the_device_takes(loop: Loop) -
         assert more
         got += more
     assert got == list(range(60))
-
-
-@pytest.mark.parametrize(
-    "bad", [-1, -1e-9, math.nan, math.inf, -math.inf, 60.1, 61, 10**400, -(10**400)]
-)
-def test_a_spin_out_of_range_is_refused_in_words(cq: CQ, bad: float) -> None:
-    with pytest.raises(ValueError, match="spin is .*: it must be 0 to 60 seconds"):
-        cq.poll(spin=bad)
-
-
-def test_a_spin_of_too_many_digits_is_refused_too(cq: CQ) -> None:
-    with pytest.raises(ValueError, match="spin is far too large"):
-        cq.poll(spin=10**5000)
-
-
-@pytest.mark.parametrize("bad", ["1", None, [], 1j])
-def test_a_spin_that_is_no_number_is_refused_in_words(cq: CQ, bad: Any) -> None:
-    with pytest.raises(TypeError, match="spin must be a number of seconds, not "):
-        cq.poll(spin=bad)
-
-
-def test_spin_goes_by_name_and_not_with_the_bulk_forms(cq: CQ) -> None:
-    with pytest.raises(TypeError, match="positional"):
-        cq.poll(1, 0.5)  # type: ignore[misc]
-    with pytest.raises(TypeError, match="spin"):
-        cq.poll_ids(spin=0.5)  # type: ignore[call-arg]
 
 
 def test_a_number_that_closes_the_cq_while_it_is_converted(cq: CQ) -> None:

@@ -6,12 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from support import DEADLINE, Endpoint, connect, is_rxe, kernel, until
+from support import DEADLINE, Endpoint, Pair, connect, is_rxe, kernel, until
 
 from cqnotify import CQ, Context, QPType, SendFlags, WCStatus, WorkCompletion, WROpcode
 from cqnotify.conformance import Arm, Case, Outcome, Queue, Row, cases
 
-Pair = tuple[Endpoint, Endpoint]
 SIGNALED, SOLICITED = SendFlags.SIGNALED, SendFlags.SOLICITED
 SUCCESS, FLUSHED = WCStatus.SUCCESS, WCStatus.WR_FLUSH_ERR
 WRITE_IMM = WROpcode.RDMA_WRITE_WITH_IMM

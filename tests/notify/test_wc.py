@@ -14,11 +14,10 @@ import weakref
 from typing import Any
 
 import pytest
-from support import GRH, Endpoint, until, wait_completions, wait_one
+from support import GRH, Endpoint, Pair, until, wait_completions, wait_one
 
 from cqnotify import AH, QPState, WCArray, WCOpcode, WCStatus, WorkCompletion, WROpcode
 
-Pair = tuple[Endpoint, Endpoint]
 FIELDS = sorted(
     name for name in dir(WorkCompletion) if name[0] != "_" and name != "raise_for_status"
 )

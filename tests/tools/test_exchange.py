@@ -4,15 +4,13 @@
 import asyncio
 import contextlib
 import gc
-import re
 import socket
 import threading
 import time
 from ipaddress import IPv6Address
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from exchange_support import DONE, OURS, THEIRS, WIRE, many, read_all
 
 from cqnotify import QPAddress
 from cqnotify.exchange import (
@@ -23,12 +21,6 @@ from cqnotify.exchange import (
     exchange_as_server_blocking,
     listen,
 )
-
-OURS = QPAddress(0x12, 0x345, 0xABCDEF, IPv6Address("fe80::1"))
-THEIRS = QPAddress(0, 0xFFFFFF, 0, IPv6Address("::ffff:10.1.2.3"))
-WIRE = b"0012:000345:abcdef:fe800000000000000000000000000001\0"
-DONE = b"done\0"
-MANY = 256  # records, as ibv_srq_pingpong exchanges
 
 
 class AsyncRole:
@@ -52,12 +44,6 @@ both = pytest.mark.parametrize("role", [AsyncRole, BlockingRole], ids=["asyncio"
 
 
 @pytest.fixture
-def listener():
-    with listen(port=0) as sock:
-        yield sock
-
-
-@pytest.fixture
 def in_thread():
     """Runs a function in a thread; at the end all of them must have come back."""
     threads = []
@@ -75,17 +61,6 @@ def in_thread():
 
 def port_of(sock):
     return sock.getsockname()[1]
-
-
-def many(address):
-    return [address._replace(qp_num=i) for i in range(MANY)]
-
-
-def read_all(sock, size):
-    data = b""
-    while len(data) < size and (chunk := sock.recv(size - len(data))):
-        data += chunk
-    return data
 
 
 class TestRecord:
@@ -541,96 +516,3 @@ def test_servers_listen_on_ipv6_where_the_address_is_one():
         pytest.skip("no IPv6 here")
     with listen("::1", port=0) as sock:
         assert sock.family == socket.AF_INET6
-
-
-# ---- fuzzing ----------------------------------------------------------------------------------
-
-RECORD = re.compile(rb"[0-9a-f]{4}:[0-9a-f]{6}:[0-9a-f]{6}:[0-9a-f]{32}\0")
-fuzzed = settings(max_examples=200, deadline=None, derandomize=True, database=None)
-addresses = st.builds(
-    QPAddress,
-    st.integers(0, 0xFFFF),
-    st.integers(0, 0xFFFFFF),
-    st.integers(0, 0xFFFFFF),
-    st.builds(IPv6Address, st.integers(0, 2**128 - 1)),
-)
-
-
-@st.composite
-def spoiled(draw):
-    """Some records, of which a few bytes may be others, missing, or too many."""
-    data = bytearray(b"".join(a.to_wire() for a in draw(st.lists(addresses, max_size=3))))
-    for _ in range(draw(st.integers(0, 2))):
-        at = draw(st.integers(0, len(data)))
-        data[at : at + draw(st.integers(0, 2))] = draw(st.binary(max_size=2))
-    return bytes(data)
-
-
-@fuzzed
-@given(addresses)
-def test_every_address_survives_the_wire(address):
-    wire = address.to_wire()
-    assert len(wire) == 52
-    assert QPAddress.from_wire(wire) == address
-
-
-@fuzzed
-@given(st.one_of(st.binary(max_size=60), st.binary(min_size=52, max_size=52), spoiled()))
-def test_what_is_read_is_exactly_what_would_be_written(data):
-    try:
-        address = QPAddress.from_wire(data)
-    except ValueError:
-        assert not RECORD.fullmatch(data)
-    else:
-        assert address.to_wire() == data
-
-
-@fuzzed
-@given(st.one_of(spoiled(), st.binary(max_size=200)), st.integers(1, 3))
-def test_a_server_connects_to_nothing_but_whole_records(sent, count):
-    """The protocol's own steps, without a socket: a real one is too slow for so many."""
-    connected, answers = [], []
-    steps = _protocol.Server([THEIRS] * count, connected.append, None).steps()
-    rest = sent
-    with contextlib.suppress(ValueError, StopIteration):
-        step = next(steps)
-        while not isinstance(step, int) or len(rest) >= step:
-            if isinstance(step, int):
-                piece, rest = rest[:step], rest[step:]
-                step = steps.send(piece)
-            else:
-                answers.append(step)
-                step = steps.send(b"")
-    records = re.match(RECORD.pattern * count, sent)
-    if records is None:
-        assert connected == answers == []
-    else:
-        ((*remote,),) = connected
-        assert b"".join(address.to_wire() for address in remote) == records[0]
-        assert answers == [THEIRS.to_wire() * count]
-
-
-@settings(fuzzed, max_examples=25)
-@given(st.lists(st.one_of(spoiled(), st.binary(max_size=200)), max_size=4))
-def test_a_server_survives_whatever_clients_send(garbage):
-    """Over real sockets: the one that keeps to the protocol is served, after all the others."""
-    bad = [data for data in garbage if not RECORD.match(data)]
-    with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(listen(port=0))
-        listener.listen(8)
-        told, connected = [], []
-        for data in [*bad, WIRE + DONE]:
-            sock = socket.create_connection(listener.getsockname(), timeout=30)
-            stack.enter_context(sock).sendall(data)
-            if data in bad:
-                sock.shutdown(socket.SHUT_WR)
-        remote = exchange_as_server_blocking(
-            listener,
-            THEIRS,
-            connected.append,
-            timeout=30,
-            turned_away=lambda who, why: told.append(why),
-        )
-        assert (remote, connected) == (OURS, [OURS])
-        assert len(told) == len(bad)
-        assert read_all(sock, 52) == THEIRS.to_wire()

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import weakref
-from typing import Any
 
 import pytest
 from support import kernel
@@ -108,48 +107,9 @@ def test_read_only_memory_needs_access_0(pd: PD) -> None:
     assert memoryview(mr).readonly
 
 
-@pytest.mark.parametrize("bad", ["text", None, 1.5, object(), [1, 2]])
-def test_what_is_no_buffer_is_refused(pd: PD, bad: object) -> None:
-    with pytest.raises(TypeError):
-        MR(pd, bad)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("bad", [0, -1, 1 << 63, 1 << 64, (1 << 63) - 1])
-def test_a_length_out_of_range_is_refused(pd: PD, bad: int) -> None:
-    with pytest.raises((ValueError, MemoryError)):
-        MR(pd, bad)
-
-
-def test_an_empty_buffer_is_refused(pd: PD) -> None:
-    with pytest.raises(ValueError, match="at least 1 byte"):
-        MR(pd, bytearray())
-
-
-def test_a_strided_buffer_is_refused(pd: PD) -> None:
-    with pytest.raises(TypeError, match="contiguous"):
-        MR(pd, memoryview(bytearray(64))[::2])
-
-
-def test_remote_write_needs_local_write(pd: PD) -> None:
-    with pytest.raises(ValueError, match="need LOCAL_WRITE"):
-        MR(pd, 64, access=AccessFlags.REMOTE_WRITE)
-    assert MR(pd, 64, access=AccessFlags.REMOTE_READ).access == AccessFlags.REMOTE_READ
-
-
-def test_zero_based_addresses_are_refused(pd: PD) -> None:
-    with pytest.raises(ValueError, match="access is 0x21: ZERO_BASED is for memory windows"):
-        MR(pd, 64, access=AccessFlags.LOCAL_WRITE | AccessFlags.ZERO_BASED)
-
-
 def test_relaxed_ordering_is_a_wish_that_any_device_takes(pd: PD) -> None:
     access = AccessFlags.LOCAL_WRITE | AccessFlags.RELAXED_ORDERING
     assert MR(pd, 64, access=access).access == access
-
-
-@pytest.mark.parametrize("bad", [None, object(), "pd", 7])
-def test_a_pd_of_a_wrong_type_is_refused(bad: object) -> None:
-    with pytest.raises(TypeError, match="pd must be a cqnotify.PD"):
-        MR(bad, 64)  # type: ignore[arg-type]
 
 
 def test_a_slice_is_an_sge_of_these_bytes(pd: PD) -> None:
@@ -180,36 +140,6 @@ def test_with_lkey_is_the_same_memory_under_another_key(pd: PD) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "error"), [(-1, ValueError), (1 << 32, ValueError), ("", TypeError)]
-)
-def test_with_lkey_takes_a_key_of_32_bits(pd: PD, bad: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match="lkey"):
-        MR(pd, 64)[0:8].with_lkey(bad)
-
-
-@pytest.mark.parametrize(
-    "bad", [slice(0, 1001), slice(-1001, 5), slice(1001, None), slice(0, 1 << 70)]
-)
-def test_a_slice_out_of_bounds_is_refused_not_clamped(pd: PD, bad: slice) -> None:
-    with pytest.raises(IndexError):
-        MR(pd, 1000)[bad]
-
-
-@pytest.mark.parametrize("bad", [slice(5, 3), slice(0, 10, 2), slice(10, 0, -1)])
-def test_a_slice_that_is_no_range_is_refused(pd: PD, bad: slice) -> None:
-    with pytest.raises(ValueError, match="step"):
-        MR(pd, 1000)[bad]
-
-
-def test_an_index_is_refused_and_memoryview_recommended(pd: PD) -> None:
-    mr = MR(pd, 10)
-    with pytest.raises(TypeError, match="memoryview"):
-        mr[3]  # type: ignore[index]
-    memoryview(mr)[3] = 7
-    assert mr.read(1, 3) == b"\7"
-
-
-@pytest.mark.parametrize(
     ("length", "offset"), [(11, 0), (1, 10), (5, 6), (0, 11), (1 << 64 - 1, 5)]
 )
 def test_read_and_write_keep_the_bounds(pd: PD, length: int, offset: int) -> None:
@@ -231,28 +161,6 @@ def test_read_and_write_copy(pd: PD) -> None:
         mr.read(1, -1)
     with pytest.raises(TypeError, match="offset must be an integer, not str"):
         mr.read(1, "0")  # type: ignore[arg-type]
-
-
-def test_every_method_of_a_closed_mr_is_a_closed_error(pd: PD) -> None:
-    mr = MR(pd, 10)
-    mr.close()
-    mr.close()
-    assert mr.closed
-    for call in (
-        mr.read,
-        lambda: mr.write(b"x"),
-        lambda: mr[0:1],
-        lambda: memoryview(mr),
-        lambda: mr.addr,
-        lambda: mr.length,
-        lambda: mr.lkey,
-        lambda: mr.rkey,
-        lambda: mr.pd,
-        lambda: len(mr),
-        lambda: mr.over(8),
-    ):
-        with pytest.raises(ClosedError):
-            call()
 
 
 def test_a_memoryview_outlives_the_mr(pd: PD) -> None:

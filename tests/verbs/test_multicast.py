@@ -14,7 +14,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any
 
 import pytest
-from support import DEADLINE, GRH, Endpoint, is_rxe, wait_completions, wait_one, waiting
+from support import DEADLINE, GRH, QKEY, Endpoint, is_rxe, wait_completions, wait_one, waiting
 
 from cqnotify import (
     AH,
@@ -31,7 +31,6 @@ from cqnotify import (
     WROpcode,
 )
 
-QKEY = 0x11111111
 EVERYBODY = 0xFFFFFF  # the number that stands for all QPs of a group
 GROUP, OTHER_GROUP = "ff15::c0:1", "ff15::c0:2"
 IPV4_GROUP, OTHER_IPV4_GROUP = "239.192.0.1", "239.192.0.2"

@@ -6,13 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support import ALL_REMOTE, DEADLINE, Endpoint, connect, wait_one, waiting
+from support import ALL_REMOTE, DEADLINE, Endpoint, Pair, connect, wait_one, waiting
 
 from cqnotify import MR, PD, AccessFlags, Context, QPType, SendFlags, WCOpcode, WCStatus, WROpcode
 
 pytestmark = pytest.mark.rdma(atomics=True)
 
-Pair = tuple[Endpoint, Endpoint]
 CMP_AND_SWP = WROpcode.ATOMIC_CMP_AND_SWP
 FETCH_AND_ADD = WROpcode.ATOMIC_FETCH_AND_ADD
 ATOMIC = AccessFlags.REMOTE_ATOMIC

@@ -7,7 +7,7 @@ import errno
 from typing import Any
 
 import pytest
-from support import Endpoint, connect, is_rxe, kernel, wait_completions, wait_one
+from support import Endpoint, Pair, connect, is_rxe, kernel, wait_completions, wait_one
 
 from cqnotify import (
     CQ,
@@ -28,7 +28,6 @@ from cqnotify import (
     WROpcode,
 )
 
-Pair = tuple[Endpoint, Endpoint]
 WORD = b"8 bytes!"
 
 

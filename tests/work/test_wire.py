@@ -19,6 +19,7 @@ import pytest
 from support import (
     DEADLINE,
     Endpoint,
+    Pair,
     Waiter,
     connect,
     is_asleep,
@@ -44,7 +45,6 @@ pytestmark = pytest.mark.skipif(
     os.environ.get("CQNOTIFY_LAB") not in ("vm", "native"), reason="needs the lab's two devices"
 )
 
-Pair = tuple[Endpoint, Endpoint]
 Connector = Callable[..., Pair]
 SIGNALED = SendFlags.SIGNALED
 SUCCESS, FLUSHED = WCStatus.SUCCESS, WCStatus.WR_FLUSH_ERR

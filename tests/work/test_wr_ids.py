@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from support import ALL_REMOTE, until, wait_completions
+from support import ALL_REMOTE, UNSIGNALED, until, wait_completions
 
 from cqnotify import (
     CQ,
@@ -32,7 +32,6 @@ from cqnotify import (
 )
 
 IDS = (0, 1, 2**24 - 1, 2**24, 2**40, 2**40 + 5, 2**63, 2**64 - 1)
-UNSIGNALED = SendFlags(0)
 DEPTH = 64
 
 

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: MIT
+"""AsyncCQ.completion(): of what was posted by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from support import Endpoint, Link, anext_of, cancel, connect, eventually, ids, start, tick
+
+from cqnotify import QP, SRQ, Context, QPState, QPType, WCStatus
+from cqnotify.aio import AsyncCQ
+
+
+@pytest.mark.link(recv=True)
+async def test_completion_returns_what_is_there_already_and_leaves_the_others_in_order(
+    acq: AsyncCQ, link: Link
+) -> None:
+    for i in range(40):
+        link.qp.post_recv(None, wr_id=i) if i < 16 else None
+    link.bring(16)
+    assert (await acq.completion(9)).wr_id == 9
+    assert (await acq.completion(3, qp=link.qp)).wr_id == 3
+    left = [i for i in range(16) if i not in (3, 9)]
+    assert ids(await acq.wait(20)) == left
+    assert acq.stats.events == acq.stats.wakeups == 0
+
+
+@pytest.mark.link(recv=True)
+async def test_completion_sleeps_until_it_comes_and_leaves_the_others_in_order(
+    acq: AsyncCQ, link: Link
+) -> None:
+    for i in range(4):
+        link.qp.post_recv(None, wr_id=i)
+    task = await start(acq.completion(2))
+    for i in range(2):
+        link.bring()
+        await eventually(lambda i=i: acq.stats.events == i + 1)  # type: ignore[misc]
+        assert not task.done()
+    link.bring()
+    assert (await task).wr_id == 2
+    link.bring()
+    assert ids(await acq.wait()) + ids(await acq.wait()) == [0, 1, 3]
+    assert acq.stats.wakeups == 1
+
+
+@pytest.mark.link(recv=True)
+async def test_of_two_tasks_for_the_same_wr_id_the_first_goes_first(
+    acq: AsyncCQ, link: Link
+) -> None:
+    first, second = await start(acq.completion(5)), await start(acq.completion(5))
+    link.qp.post_recv(None, wr_id=5)
+    link.bring()
+    await first
+    await tick()
+    assert not second.done()
+    link.qp.post_recv(None, wr_id=5)
+    link.bring()
+    await second
+
+
+@pytest.mark.parametrize("then", ["completion", "wait"])
+@pytest.mark.link(recv=True)
+async def test_a_cancelled_completion_loses_nothing(acq: AsyncCQ, link: Link, then: str) -> None:
+    task = await start(acq.completion(5))
+    await cancel(task)
+    link.qp.post_recv(None, wr_id=5)
+    link.bring()
+    wc = await (acq.completion(5) if then == "completion" else anext_of(acq))
+    assert wc.wr_id == 5
+
+
+@pytest.mark.parametrize("then", ["completion", "wait", "second task", "waiter"])
+@pytest.mark.link(recv=True)
+async def test_a_completion_that_is_cancelled_after_it_was_woken_loses_nothing(
+    acq: AsyncCQ, link: Link, then: str
+) -> None:
+    task = await start(acq.completion(5))
+    heir: asyncio.Future[Any] | None = None
+    if then == "second task":
+        heir = await start(acq.completion(5))
+    elif then == "waiter":
+        heir = await start(anext_of(acq))
+    link.qp.post_recv(None, wr_id=5)
+    link.bring()
+    assert acq.poll() == []  # it is in the claim now, and the task has not run
+    await cancel(task)
+    if heir is None:
+        heir = asyncio.ensure_future(acq.completion(5) if then == "completion" else anext_of(acq))
+    assert (await heir).wr_id == 5
+    assert acq.poll() == []
+
+
+@pytest.mark.link(recv=True)
+async def test_completion_goes_before_wait(acq: AsyncCQ, link: Link) -> None:
+    anybody = await start(acq.wait())
+    named = await start(acq.completion(5))
+    for wr_id in (5, 6):
+        link.qp.post_recv(None, wr_id=wr_id)
+    link.bring()
+    assert (await named).wr_id == 5
+    await tick()
+    assert not anybody.done()
+    link.bring()
+    assert ids(await anybody) == [6]
+
+
+@pytest.mark.link(recv=True)
+async def test_completion_returns_a_failed_one_as_well(acq: AsyncCQ, link: Link) -> None:
+    link.qp.post_recv(None, wr_id=5)
+    task = await start(acq.completion(5))
+    link.qp.modify(qp_state=QPState.ERR)
+    assert (await task).status is WCStatus.WR_FLUSH_ERR
+
+
+async def test_completion_refuses_what_can_never_come(acq: AsyncCQ, link: Link) -> None:
+    for wr_id in (-1, 1 << 64):
+        with pytest.raises(ValueError, match="wr_id is"):
+            await acq.completion(wr_id)
+    with pytest.raises(TypeError):
+        await acq.completion("5")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="qp must be a QP"):
+        await acq.completion(5, qp=link.a)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="sends and receives on another CQ"):
+        await acq.completion(5, qp=link.b.qp)
+    with pytest.raises(TypeError, match="qp must be a QP, not an SRQ.*wait\\(\\) or completion"):
+        await acq.completion(5, qp=SRQ(link.a.pd, 4))  # type: ignore[arg-type]
+
+
+async def test_the_completions_of_an_srq_are_awaited_and_its_receives_are_posted_there(
+    ctx: Context,
+) -> None:
+    a, b = Endpoint(ctx, QPType.RC), Endpoint(ctx, QPType.RC)
+    srq = SRQ(a.pd, 8)
+    a.qp.close()
+    a.qp = QP(a.pd, QPType.RC, send_cq=a.scq, recv_cq=a.rcq, srq=srq)
+    connect(a, b)
+    async with AsyncCQ(a.rcq) as acq, AsyncCQ(a.scq) as sent:
+        with pytest.raises(TypeError, match="qp must be a QP, not an SRQ"):
+            await acq.recv(srq, a.mr[0:64])  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="receives from its SRQ: post there"):
+            await acq.recv(a.qp, a.mr[0:64])
+        for wr_id in (1, 2):
+            srq.post_recv(a.mr[0:64], wr_id=wr_id)
+        second = await start(acq.completion(2))
+        first = await start(acq.completion(1, qp=a.qp))
+        for task, wr_id in ((first, 1), (second, 2)):
+            b.qp.post_send(b.mr[0:8])
+            assert (await task).wr_id == wr_id
+        b.qp.post_recv(b.mr[0:8])
+        assert (await sent.send(a.qp, a.mr[0:8])).ok
+        assert srq.outstanding == 0

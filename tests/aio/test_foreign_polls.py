@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: MIT
+"""Who else polls, and polling that spins."""
+
+from __future__ import annotations
+
+import pytest
+from support import Link, Waiter, cancel, ids, start, tick
+
+from cqnotify import ClosedError
+from cqnotify.aio import AsyncCQ
+
+# ---- who else polls -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("thread", [False, True], ids=["here", "in a thread"])
+@pytest.mark.link(recv=True)
+async def test_a_foreign_poll_feeds_the_tasks_that_wait(
+    acq: AsyncCQ, link: Link, thread: bool
+) -> None:
+    """No event is raised here: a solicited completion would raise one."""
+    for i in range(3):
+        link.qp.post_recv(None, wr_id=i)
+    task = await start(acq.wait(solicited_only=True))
+    link.bring(3)
+    await tick()
+    assert not task.done()
+    assert (Waiter(link.a.rcq.poll).join() if thread else link.a.rcq.poll()) == []
+    assert ids(await task) == [0, 1, 2]
+    assert acq.stats.events == 0
+
+
+@pytest.mark.parametrize("thread", [False, True], ids=["here", "in a thread"])
+async def test_a_foreign_poll_feeds_the_operations(both: Link, thread: bool, into: AsyncCQ) -> None:
+    received = await start(into.recv(both.qp, None))
+    named = await start(into.completion(5))
+    both.qp.post_recv(None, wr_id=5)
+    both.bring(2)
+    poll = both.a.rcq.poll
+    assert (Waiter(poll).join() if thread else poll()) == []
+    assert (await received).ok
+    assert (await named).wr_id == 5
+
+
+@pytest.mark.parametrize("thread", [False, True], ids=["here", "in a thread"])
+@pytest.mark.link(recv=True)
+async def test_a_foreign_poll_while_nobody_waits_returns_the_completions(
+    acq: AsyncCQ, link: Link, thread: bool
+) -> None:
+    await cancel(await start(acq.wait()))  # the loop reads the channel from now on
+    for i in range(3):
+        link.qp.post_recv(None, wr_id=i)
+    link.bring(3)
+    poll = link.a.rcq.poll
+    assert ids(Waiter(poll).join() if thread else poll()) == [0, 1, 2]
+    assert acq.poll() == []
+
+
+@pytest.mark.link(recv=True)
+async def test_poll_after_close_does_not_touch_the_cq(acq: AsyncCQ, link: Link) -> None:
+    link.qp.post_recv(None)
+    task = await start(acq.wait())
+    acq.close()
+    link.bring()
+    with pytest.raises(ClosedError):
+        acq.poll()
+    with pytest.raises(ClosedError):
+        await task
+    assert len(link.a.rcq.poll()) == 1
+
+
+@pytest.mark.parametrize("bad", [0, 1 << 31, 1 << 40])
+@pytest.mark.link(recv=True)
+async def test_a_bad_max_entries_harms_nobody_else(acq: AsyncCQ, link: Link, bad: int) -> None:
+    task = await start(acq.wait())
+    for call in (acq.wait, acq.poll):
+        with pytest.raises(ValueError, match="max_entries"):
+            await call(bad)  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        await acq.wait(1.5)  # type: ignore[arg-type]
+    link.qp.post_recv(None, wr_id=1)
+    link.bring()
+    assert ids(await task) == [1]
+
+
+# ---- spinning -------------------------------------------------------------------------------
+
+
+@pytest.mark.link(recv=True)
+async def test_a_completion_that_comes_while_wait_spins_needs_no_event(
+    acq: AsyncCQ, link: Link
+) -> None:
+    link.qp.post_recv(None, wr_id=1)
+    # It waits for the receive's queue of the other side: nothing is sent before the spin.
+    sender = Waiter(lambda: send_when_polled(link))
+    assert ids(await acq.wait(spin=30)) == [1]
+    sender.join()
+    assert acq.stats.events == acq.stats.arms == acq.stats.wakeups == 0
+
+
+def send_when_polled(link: Link) -> None:
+    """In a thread, as soon as the CQ is polled."""
+    while link.a.rcq.stats.polls == 0:
+        pass
+    link.b.qp.post_send(None)
+
+
+@pytest.mark.link(recv=True)
+async def test_wait_falls_asleep_when_nothing_came_while_it_span(acq: AsyncCQ, link: Link) -> None:
+    link.qp.post_recv(None, wr_id=1)
+    task = await start(acq.wait(spin=0.001))
+    link.bring()
+    assert ids(await task) == [1]
+    assert acq.stats.events == acq.stats.wakeups == 1

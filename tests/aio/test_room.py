@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: MIT
+"""Operations that wait for room in a queue, and queue pairs that die under them."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from typing import Any
+
+import pytest
+from support import Link, Scenario, cancel, eventually, ids, start, tick
+
+from cqnotify import (
+    ClosedError,
+    CompletionError,
+    QPState,
+    SendFlags,
+    VerbsError,
+    WorkCompletion,
+    WROpcode,
+)
+from cqnotify.aio import AsyncCQ
+
+# ---- room in the queues ---------------------------------------------------------------------
+
+
+@pytest.mark.link(max_send_wr=4, max_recv_wr=4)
+async def test_a_hundred_sends_through_a_queue_of_four_complete_in_order(
+    acq: AsyncCQ, link: Link
+) -> None:
+    done: list[int] = []
+    under_way: list[int] = []
+
+    async def one(i: int) -> None:
+        done.append((await acq.send(link.qp, link.sg, wr_id=i, imm_data=i)).wr_id)
+        under_way.append(link.qp.outstanding[0])
+
+    tasks = [asyncio.ensure_future(one(i)) for i in range(100)]
+    await tick()
+    assert link.qp.outstanding[0] == link.qp.max_send_wr
+    link.take(100)
+    await asyncio.gather(*tasks)
+    assert done == link.arrived(100) == list(range(100))
+    assert max(under_way) <= link.qp.max_send_wr
+    assert acq.stats.events > 0
+
+
+@pytest.mark.link(max_send_wr=4, max_recv_wr=4, recv=True)
+async def test_a_hundred_receives_through_a_queue_of_four_complete_in_order(
+    acq: AsyncCQ, link: Link
+) -> None:
+    done: list[int] = []
+
+    async def one(i: int) -> None:
+        wc = await acq.recv(link.qp, link.a.mr[0:64], wr_id=i)
+        assert wc.imm_data == i
+        done.append(wc.wr_id)
+
+    tasks = [asyncio.ensure_future(one(i)) for i in range(100)]
+    await tick()
+    room = link.qp.max_recv_wr
+    assert link.qp.outstanding[1] == room
+    for i in range(100):
+        # It waits for the receive.
+        link.b.qp.post_send(link.b.mr[0:8], opcode=WROpcode.SEND_WITH_IMM, imm_data=i)
+        await eventually(lambda: len(link.b.scq.poll()) == 1)
+        await eventually(lambda i=i: len(done) == i + 1)  # type: ignore[misc]
+        assert link.qp.outstanding[1] == min(room, 99 - i)
+    await asyncio.gather(*tasks)
+    assert done == list(range(100))
+    assert acq.stats.events > 0
+
+
+async def fill(link: Link, acq: AsyncCQ) -> list[asyncio.Future[Any]]:
+    """As many sends as the queue takes."""
+    tasks = [await start(acq.send(link.qp, link.sg)) for _ in range(link.qp.max_send_wr)]
+    assert link.qp.outstanding[0] == link.qp.max_send_wr
+    return tasks
+
+
+@pytest.mark.link(max_send_wr=4, max_recv_wr=4)
+async def test_a_late_comer_does_not_overtake_who_waits_for_room(acq: AsyncCQ, link: Link) -> None:
+    full = await fill(link, acq)
+    waiting = await start(acq.send(link.qp, link.sg, imm_data=1))
+    link.take(1)
+    assert link.arrived(1) == [None]
+    late = asyncio.ensure_future(acq.send(link.qp, link.sg, imm_data=2))
+    await full[0]
+    await tick()
+    assert link.qp.outstanding[0] == link.qp.max_send_wr, "one of the two was posted"
+    link.take(len(full) + 1)
+    await asyncio.gather(*full, waiting, late)
+    assert link.arrived(len(full) + 1)[-2:] == [1, 2]
+
+
+@pytest.mark.link(max_send_wr=4, max_recv_wr=4)
+async def test_who_is_cancelled_waiting_for_room_was_never_posted_and_blocks_nobody(
+    acq: AsyncCQ, link: Link
+) -> None:
+    full = await fill(link, acq)
+    waiting = [await start(acq.send(link.qp, link.sg, wr_id=i, imm_data=i)) for i in range(3)]
+    await cancel(waiting[0])
+    link.take(1)
+    await full.pop(0)
+    await tick()
+    assert link.qp.outstanding[0] == link.qp.max_send_wr, "the next one was posted"
+    await cancel(waiting[2])
+    link.take(len(full) + 1)
+    await asyncio.gather(*full, waiting[1])
+    assert acq._awaited == 0
+    assert acq.poll() == []
+    link.take()
+    assert (await acq.send(link.qp, link.sg, wr_id=0, imm_data=9)).ok
+    assert link.arrived(len(full) + 3) == [None] * (len(full) + 1) + [1, 9]
+
+
+@pytest.mark.parametrize("flags", [SendFlags.SIGNALED, 0], ids=["signaled", "unsignaled"])
+@pytest.mark.link(max_send_wr=4, max_recv_wr=4)
+async def test_direct_posts_take_room(acq: AsyncCQ, link: Link, flags: int) -> None:
+    room = link.qp.max_send_wr
+    first = await start(acq.send(link.qp, link.sg))
+    for i in range(room - 1):
+        link.qp.post_send(link.sg, wr_id=i, send_flags=flags)
+    waiting = await start(acq.send(link.qp, link.sg))
+    assert link.qp.outstanding[0] == room
+    link.take(1)
+    await first
+    await tick()
+    assert link.qp.outstanding[0] == room, "one went, one came"
+    assert not waiting.done()
+    link.take(room)
+    assert (await waiting).ok
+    assert ids(acq.poll()) == (list(range(room - 1)) if flags else [])
+
+
+@pytest.mark.link(max_send_wr=4, max_recv_wr=4)
+async def test_a_queue_full_of_unsignaled_sends_works_or_says_why_not(
+    acq: AsyncCQ, link: Link
+) -> None:
+    for _ in range(link.qp.max_send_wr):
+        link.qp.post_send(link.sg, send_flags=0)
+    tasks = []
+    for _ in range(3):
+        tasks.append(asyncio.ensure_future(acq.send(link.qp, link.sg)))
+        await tick()
+    # Some devices take more than they granted. Then they complete.
+    link.take(link.qp.max_send_wr + 3)
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    refused = [e for e in results if isinstance(e, VerbsError)]
+    assert all(e.errno == errno.ENOMEM and "SendFlags.SIGNALED" in str(e) for e in refused)
+    assert all(isinstance(r, WorkCompletion) and r.ok for r in results if r not in refused)
+    link.arrived(link.qp.max_send_wr + 3 - len(refused))
+    assert link.b.rcq.poll() == []
+
+
+@pytest.mark.link(max_send_wr=4, max_recv_wr=4)
+async def test_a_queue_that_takes_no_more_unsignaled_sends_is_an_error_in_words(
+    acq: AsyncCQ, link: Link
+) -> None:
+    with pytest.raises(VerbsError, match="is full"):
+        for _ in range(10_000):
+            link.qp.post_send(link.sg, send_flags=0)
+    with pytest.raises(VerbsError, match=r"none of which .* with SendFlags\.SIGNALED") as e:
+        await acq.send(link.qp, link.sg)
+    assert (e.value.errno, e.value.verb) == (errno.ENOMEM, "ibv_post_send")
+    assert acq._awaited == 0
+
+
+# ---- the QP dies ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["failure", "modify"])
+@pytest.mark.link(max_send_wr=4, max_recv_wr=4)
+async def test_when_the_qp_dies_all_who_are_under_way_or_wait_for_room_end(
+    acq: AsyncCQ, link: Link, how: str
+) -> None:
+    first = await start(acq.send(link.qp, link.sg))
+    bad = await start(acq.write(link.qp, link.sg, link.b.mr.addr, 1))
+    rest = [await start(acq.send(link.qp, link.sg)) for _ in range(20)]
+    if how == "modify":
+        link.qp.modify(qp_state=QPState.ERR)
+    else:
+        link.take()
+    for task in (first, bad, *rest):
+        try:
+            wc = await task
+        except (CompletionError, VerbsError) as e:
+            assert not isinstance(e, VerbsError) or "is in ERR" in str(e)  # noqa: PT017
+        else:
+            assert wc.ok
+            assert (task, how) == (first, "failure")
+    assert link.qp.outstanding[0] == 0
+    assert acq._awaited == 0
+    with pytest.raises((CompletionError, VerbsError)):
+        await acq.send(link.qp, link.sg)
+
+
+@pytest.mark.parametrize("before", [0, 1])
+@pytest.mark.link(recv=True)
+async def test_a_receive_on_a_qp_in_err_is_refused(acq: AsyncCQ, link: Link, before: int) -> None:
+    """Some devices would take it, and never complete it."""
+    for _ in range(before):
+        task = await start(acq.recv(link.qp, None))
+        link.bring()
+        await task
+    link.qp.modify(qp_state=QPState.ERR)
+    with pytest.raises(VerbsError, match="is in ERR: .* connect it anew"):
+        await acq.recv(link.qp, None)
+    assert acq._awaited == 0
+    link.reconnect()
+    task = await start(acq.recv(link.qp, None))
+    link.bring()
+    assert (await task).ok
+
+
+async def test_a_receive_on_a_qp_whose_send_has_failed_is_refused(
+    both: Link, out: AsyncCQ, into: AsyncCQ
+) -> None:
+    task = await start(into.recv(both.qp, None))
+    both.bring()
+    await task
+    with pytest.raises(CompletionError):
+        await out.write(both.qp, both.sg, both.b.mr.addr, 1)
+    await eventually(lambda: both.qp.state == QPState.ERR)
+    with pytest.raises(VerbsError, match="is in ERR"):
+        await into.recv(both.qp, None)
+
+
+@pytest.mark.link(recv=True)
+async def test_a_reset_leaves_what_has_completed(acq: AsyncCQ, link: Link) -> None:
+    first, second = [await start(acq.recv(link.qp, None)) for _ in range(2)]
+    link.bring()
+    link.qp.modify(qp_state=QPState.RESET)
+    assert (await first).ok
+    with pytest.raises(ClosedError):
+        await second
+
+
+async def test_a_qp_and_its_asynccq_can_be_closed_in_one_breath(acq: AsyncCQ, link: Link) -> None:
+    task = await start(acq.send(link.qp, link.sg))
+    link.qp.close()
+    acq.close()
+    with pytest.raises(ClosedError):
+        await task
+
+
+def test_closing_a_qp_after_the_loop_forgets_what_was_under_way(run: Scenario, link: Link) -> None:
+    acq = AsyncCQ(link.a.scq)
+
+    async def scenario() -> None:
+        await start(acq.send(link.qp, link.sg))
+
+    run(scenario())
+    assert acq._awaited
+    link.qp.close()
+    assert acq._awaited == 0
+    acq.close()

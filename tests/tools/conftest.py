@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: MIT
+"""Fixtures of this folder."""
+
+from __future__ import annotations
+
+from textwrap import dedent
+
+import pytest
+from plugin_support import HEADER, Run
+
+from cqnotify.exchange import listen
+
+
+@pytest.fixture
+def run_suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs a suite of one file, in which a forgotten object or any other warning is an error.
+
+    With no other plugins, which would be loaded each time, and take much longer than the tests.
+    """
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pytester.makeini(
+        "[pytest]\n"
+        "filterwarnings = error\n"
+        "addopts = --strict-markers -rs -p no:cacheprovider -p no:faulthandler -p pytest_cqnotify\n"
+    )
+
+    def run(source: str, *options: str) -> pytest.RunResult:
+        pytester.makepyfile(HEADER + dedent(source))
+        return pytester.runpytest_inprocess(*options)
+
+    return run
+
+
+@pytest.fixture
+def listener():
+    with listen(port=0) as sock:
+        yield sock
