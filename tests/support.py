@@ -141,6 +141,23 @@ def wait_one(cq: CQ, status: WCStatus = WCStatus.SUCCESS) -> WorkCompletion:
     return wc
 
 
+def python(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """A Python process of its own, which has ended, and what it said."""
+    options = {"timeout": 4 * DEADLINE, **options}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, **options)
+
+
+@contextmanager
+def unraisables(told: Callable[[type[BaseException]], object]) -> Iterator[None]:
+    """Inside, the types of exceptions that nobody can catch go there."""
+    hook, sys.unraisablehook = sys.unraisablehook, lambda u: told(u.exc_type)
+    try:
+        yield
+    finally:
+        sys.unraisablehook = hook
+
+
 def until(condition: Callable[[], bool], what: str, deadline: float = DEADLINE) -> None:
     end = time.monotonic() + deadline
     while not condition():

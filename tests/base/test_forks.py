@@ -7,7 +7,6 @@ import contextlib
 import functools
 import select
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +21,7 @@ from support import (
     Waiter,
     connect,
     in_child,
+    python,
     until,
     wait_completions,
     wait_one,
@@ -113,9 +113,7 @@ def test_a_child_that_just_ends_does_so_cleanly(ctx: Context) -> None:
         "        sys.exit(0)\n"
         "    sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
     )
-    out = subprocess.run(
-        [sys.executable, "-X", "dev", "-c", code], capture_output=True, text=True, timeout=120
-    )
+    out = python("-X", "dev", "-c", code)
     assert (out.returncode, out.stdout, out.stderr) == (0, "", "")
 
 

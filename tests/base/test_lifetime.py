@@ -6,7 +6,6 @@ import gc
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -24,6 +23,8 @@ from support import (
     connect,
     in_child,
     need_room_for_queues,
+    python,
+    unraisables,
     wait_one,
 )
 from world import World
@@ -93,13 +94,9 @@ def test_a_resource_warning_that_is_an_error_still_closes(ctx: Context) -> None:
     seen: list[bool] = []
     other.add_close_callback(lambda: seen.append(True))
     unraisable: list[object] = []
-    hook, sys.unraisablehook = sys.unraisablehook, lambda u: unraisable.append(u.exc_type)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            del other, pd
-    finally:
-        sys.unraisablehook = hook
+    with unraisables(unraisable.append), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        del other, pd
     assert unraisable == [ResourceWarning]
     assert seen == [True]
 
@@ -191,12 +188,7 @@ for _ in range(3):
     ],
 )
 def test_a_program_ends_whatever_is_left_open(ctx: Context, end: str) -> None:
-    out = subprocess.run(
-        [sys.executable, "-X", "dev", "-W", "ignore::ResourceWarning", "-c", END + end],
-        capture_output=True,
-        text=True,
-        timeout=4 * DEADLINE,
-    )
+    out = python("-X", "dev", "-W", "ignore::ResourceWarning", "-c", END + end)
     assert (out.returncode, out.stdout) == (0, ""), out
     assert "Fatal" not in out.stderr
 
@@ -277,13 +269,9 @@ def test_close_callbacks_run_once_when_it_is_closed(
 
 def test_a_close_callback_that_raises_is_reported_and_the_rest_run(ctx: Context) -> None:
     seen: list[object] = []
-    hook, sys.unraisablehook = sys.unraisablehook, lambda u: seen.append(u.exc_type)
-    try:
-        with PD(ctx) as pd:
-            pd.add_close_callback(lambda: 1 / 0)
-            pd.add_close_callback(lambda: seen.append("second"))
-    finally:
-        sys.unraisablehook = hook
+    with unraisables(seen.append), PD(ctx) as pd:
+        pd.add_close_callback(lambda: 1 / 0)
+        pd.add_close_callback(lambda: seen.append("second"))
     assert seen == [ZeroDivisionError, "second"]
 
 
@@ -302,12 +290,9 @@ def test_an_interrupt_in_a_close_callback_is_raised_when_all_is_closed(
             thing.add_close_callback(lambda: seen.append("before"))
             thing.add_close_callback(interrupt)
             thing.add_close_callback(lambda: seen.append("after"))
-        hook, sys.unraisablehook = sys.unraisablehook, lambda u: seen.append(u.exc_type.__name__)
-        try:
-            with pytest.raises(KeyboardInterrupt):
-                (other if within else cq).close()
-        finally:
-            sys.unraisablehook = hook
+        told = unraisables(lambda kind: seen.append(kind.__name__))
+        with told, pytest.raises(KeyboardInterrupt):
+            (other if within else cq).close()
         again = ["before", "KeyboardInterrupt", "after"]  # the first is raised
         assert seen == ["before", "after", *(again + again if within else [])]
         assert cq.closed
@@ -329,12 +314,9 @@ def test_an_interrupt_in_a_close_callback_wins_over_what_leaves_the_block(ctx: C
 
 def test_an_interrupt_in_a_finalizer_is_reported(ctx: Context) -> None:
     seen: list[object] = []
-    hook, sys.unraisablehook = sys.unraisablehook, lambda u: seen.append(u.exc_type)
-    try:
+    with unraisables(seen.append):
         PD(ctx).add_close_callback(interrupt)
         gc.collect()
-    finally:
-        sys.unraisablehook = hook
     assert seen == [KeyboardInterrupt]
 
 
@@ -487,12 +469,7 @@ print("went")
 def test_a_long_chain_goes_without_much_stack(ctx: Context, kind: str) -> None:
     if kind == "open":
         need_room_for_queues(ctx)
-    out = subprocess.run(
-        [sys.executable, "-W", "error", "-c", CHAIN, kind],
-        capture_output=True,
-        text=True,
-        timeout=4 * DEADLINE,
-    )
+    out = python("-W", "error", "-c", CHAIN, kind)
     assert (out.returncode, out.stdout, out.stderr) == (0, "went\n", "")
 
 

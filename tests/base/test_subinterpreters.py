@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
-from support import DEADLINE
+from support import python
 
 from cqnotify import Context
 
@@ -98,12 +97,7 @@ OWN_GIL = pytest.mark.parametrize(
 
 
 def program(code: str) -> str:
-    out = subprocess.run(
-        [sys.executable, "-X", "dev", "-W", "ignore", "-c", PRELUDE + code],
-        capture_output=True,
-        text=True,
-        timeout=3 * DEADLINE,
-    )
+    out = python("-X", "dev", "-W", "ignore", "-c", PRELUDE + code)
     assert (out.returncode, out.stderr) == (0, ""), out
     return out.stdout
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
-from support import DEADLINE, PPOLL, Pair, Waiter, is_asleep, send, until
+from support import DEADLINE, PPOLL, Pair, Waiter, is_asleep, python, send, until
 
 from cqnotify import ClosedError, CompletionChannel, Context
 
@@ -250,10 +248,5 @@ for thread in threads:
 
 def test_nobody_is_lost_when_the_interpreter_ends_under_those_who_wait(ctx: Context) -> None:
     """Their stacks are gone by then; and one of them was the poller."""
-    out = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", END, ctx.name, PPOLL],
-        capture_output=True,
-        text=True,
-        timeout=2 * DEADLINE,
-    )
+    out = python("-W", "ignore", "-c", END, ctx.name, PPOLL)
     assert (out.returncode, out.stdout) == (0, "True\nTrue\n"), out

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import errno
-import sys
 import sysconfig
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +21,7 @@ from fault_world import (
     receive_shared,
     report_pending,
 )
-from support import DEADLINE, Waiter, until, wait_completions
+from support import DEADLINE, Waiter, unraisables, until, wait_completions
 
 from cqnotify import (
     CQ,
@@ -231,13 +230,10 @@ def test_what_cannot_be_destroyed_when_forgotten_is_reported(ctx: Context) -> No
     """It is tried twice, by the finalizer and at last; then it is leaked, but nothing crashes."""
     pd = PD(ctx)
     reports: list[type[BaseException]] = []
-    hook, sys.unraisablehook = sys.unraisablehook, lambda u: reports.append(u.exc_type)
-    try:
+    with unraisables(reports.append):
         mr = MR(pd, 64)
         core.fail_call(1)
         del mr
-    finally:
-        sys.unraisablehook = hook
     assert reports == [VerbsError]
     pd.close()  # the second try did it
 

@@ -2,13 +2,12 @@
 import os
 import select
 import signal
-import subprocess
 import sys
 import threading
 import time
 
 import pytest
-from support import DEADLINE, Pair, Waiter, in_child, send, waiting
+from support import DEADLINE, Pair, Waiter, in_child, python, send, waiting
 
 from cqnotify import CQ, MR, PD, QP, BusyError, ClosedError, CompletionChannel, Context, QPType
 
@@ -224,9 +223,7 @@ def test_a_thread_that_waits_does_not_keep_the_interpreter_from_ending(ctx: Cont
         "threading.Thread(target=channel.get_event, daemon=True).start()\n"
         "print('end')\n"
     )
-    out = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE * 2
-    )
+    out = python("-c", code)
     assert (out.returncode, out.stdout, out.stderr) == (0, "end\n", "")
 
 

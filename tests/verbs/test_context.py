@@ -4,7 +4,6 @@ import gc
 import os
 import re
 import subprocess
-import sys
 import warnings
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import is_iwarp, is_rxe, kernel
+from support import is_iwarp, is_rxe, kernel, python
 
 from cqnotify import (
     AH,
@@ -74,9 +73,7 @@ def test_without_permission_the_error_names_the_file(ctx: Context) -> None:
     try:
         for f in files:
             f.chmod(0o600)
-        out = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        )
+        out = python("-c", code, check=True)
     finally:
         for f, mode in zip(files, modes, strict=True):
             f.chmod(mode)

@@ -4,13 +4,11 @@ import errno
 import gc
 import mmap
 import resource
-import subprocess
-import sys
 import tempfile
 import weakref
 
 import pytest
-from support import kernel
+from support import kernel, python
 
 from cqnotify import (
     CQ,
@@ -236,7 +234,7 @@ def test_too_much_memory_for_the_limit_is_refused_with_the_limit(ctx: Context) -
         "    except cqnotify.VerbsError as e: print(e.errno, e.verb, e)\n"
         "    with cqnotify.MR(pd, 4096): print('small is fine')\n"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    out = python("-c", code, check=True)
     first, second = out.stdout.splitlines()
     assert first.startswith("12 ibv_reg_mr"), out
     assert "1048576 bytes" in first
