@@ -151,8 +151,11 @@ static PyMethodDef module_methods[] = {
      "The failures of a Context, and the events that were read and not handed out; takes none."},
 #ifdef CQN_FAULTS
     {"fail_call", cqn_fail_call, METH_VARARGS,
-     "fail_call(n, errno=ENOMEM, hold=False): the n-th call from now fails; 0: none. With hold it "
-     "does not return before the next fail_call(); only where that call releases the GIL."},
+     "fail_call(n, errno=ENOMEM, hold=False, minus_1=False): the n-th call from now fails; 0: "
+     "none. "
+     "With hold it does not return before the next fail_call(), where that call releases the GIL; "
+     "a "
+     "post, which does not, is refused and carried out. With minus_1 a post returns -1."},
     {"fail_alloc", cqn_fail_alloc, METH_VARARGS,
      "fail_alloc(n): the n-th allocation of this thread from now fails; 0: none."},
     {"before_call", cqn_before_call, METH_VARARGS,

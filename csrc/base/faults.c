@@ -17,6 +17,7 @@ typedef struct {
 static countdown calls, allocations;
 static atomic_int error;
 static atomic_bool hold; /* the failing call, until this is false, if it is made without the GIL */
+static atomic_bool minus_1; /* a post that fails says no more than errno does */
 static const char *_Atomic held;
 static atomic_long live;
 static pthread_t armed_by;
@@ -46,6 +47,17 @@ static bool is_its_turn(countdown *c, const char *what)
 int cqn_fault_errno(void)
 {
     return atomic_load(&error);
+}
+
+/* What a verb that returns its error returns. */
+int cqn_fault_result(void)
+{
+    return atomic_load(&minus_1) ? -1 : cqn_fault_errno();
+}
+
+bool cqn_fault_is_held(void)
+{
+    return atomic_load(&hold);
 }
 
 static void run_before(void)
@@ -92,7 +104,7 @@ int cqn_died(int rc)
 
 int cqn_posted(int rc, const char *call)
 {
-    return rc == 0 && cqn_fault(call) ? cqn_fault_errno() : rc;
+    return rc == 0 && cqn_fault(call) ? cqn_fault_result() : rc;
 }
 
 /* ---- events that no device gives ---- */
@@ -258,11 +270,12 @@ static void hook_allocators(void)
 PyObject *cqn_fail_call(PyObject *Py_UNUSED(module), PyObject *args)
 {
     long n;
-    int err = ENOMEM, held = 0;
-    if (!PyArg_ParseTuple(args, "l|ip:fail_call", &n, &err, &held)) {
+    int err = ENOMEM, is_held = 0, is_minus_1 = 0;
+    if (!PyArg_ParseTuple(args, "l|ipp:fail_call", &n, &err, &is_held, &is_minus_1)) {
         return NULL;
     }
-    atomic_store(&hold, held);
+    atomic_store(&hold, is_held);
+    atomic_store(&minus_1, is_minus_1);
     if (n > 0) {
         atomic_store(&error, err);
     }

@@ -41,6 +41,8 @@ PyObject *cqn_live_handles(PyObject *module, PyObject *unused);
 /* What the calls become. */
 bool cqn_fault(const char *call);
 int cqn_fault_errno(void);
+int cqn_fault_result(void);
+bool cqn_fault_is_held(void);
 void *cqn_born(void *handle);
 int cqn_died(int rc);
 int cqn_posted(int rc, const char *call);
@@ -57,10 +59,12 @@ void cqn_ack_async_event_unless_injected(struct ibv_async_event *event);
 #define MINUS_1_OR(call, ...) (cqn_fault(#call) ? -1 : call(__VA_ARGS__))
 #define ERROR_OR(call, ...) (cqn_fault(#call) ? cqn_fault_errno() : call(__VA_ARGS__))
 
-/* A post is refused at its first request; or else it is made, and fails all the same, without a
- * word about which request was refused. */
-#define POST_OR(call, wr, bad_wr, made) \
-    (cqn_fault(call) ? (*(bad_wr) = (wr), cqn_fault_errno()) : cqn_posted(made, call " when made"))
+/* A post is refused at its first request, and if it is to be held, carried out all the same, as
+ * devices do that keep what they have refused; or else it is made, and fails all the same, without
+ * a word about which request was refused. */
+#define POST_OR(call, wr, bad_wr, made)                                                            \
+    (cqn_fault(call) ? ((void)(cqn_fault_is_held() && made), *(bad_wr) = (wr), cqn_fault_result()) \
+                     : cqn_posted(made, call " when made"))
 
 /* In the header these are macros around something else. */
 #undef ibv_get_device_list

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from ipaddress import IPv6Address
@@ -143,6 +145,16 @@ def script(w: World) -> None:
 
 def open_files() -> list[str]:
     return sorted(os.listdir("/proc/self/fd"))
+
+
+def held_objects() -> dict[str, int]:
+    """How many of each of the core's types there are, as far as the garbage collector knows."""
+    gc.collect()
+    names = (type(thing).__name__ for thing in gc.get_objects() if type(thing) in CORE_TYPES)
+    return dict(Counter(names))
+
+
+CORE_TYPES = {thing for thing in vars(_core).values() if isinstance(thing, type)}
 
 
 TOLERATED = {

@@ -18,6 +18,7 @@ from fault_world import (
     emptied,
     event_pending,
     failures_pending,
+    held_objects,
     nothing,
     one,
     open_files,
@@ -260,3 +261,42 @@ def test_each_allocation_fails_once(w: World, name: str) -> None:
     else:
         pytest.fail("it never came to an end")
     assert bool(failures) == (name not in NEED_NO_MEMORY)
+
+
+def tracked_lists() -> int:
+    gc.collect()
+    return sum(type(thing) is list for thing in gc.get_objects())
+
+
+@pytest.mark.parametrize(
+    "name", [n for n, (setup, _) in CASES.items() if setup in (nothing, arrived)]
+)
+def test_what_is_half_made_when_memory_runs_out_goes_away(w: World, name: str) -> None:
+    """Again and again: each time it would leave one more of something."""
+    setup, call = CASES[name]
+    times = 5
+
+    def is_starved(n: int) -> bool:
+        nonlocal has_failed
+        try:
+            core.fail_alloc(n)
+            call(w, None)
+        except (MemoryError, SystemError):
+            return True
+        finally:
+            has_failed = core.failed() is not None
+            core.fail_alloc(0)
+        return False
+
+    has_failed = True
+    setup(w)
+    call(w, None)
+    for n in range(1, 3000):
+        setup(w)
+        is_starved(n)
+        if not has_failed:
+            break
+        objects, lists = held_objects(), tracked_lists()
+        if all(is_starved(n) for _ in range(times)):
+            assert held_objects() == objects, n
+            assert tracked_lists() < lists + times, n

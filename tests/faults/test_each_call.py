@@ -7,11 +7,10 @@ leaked, nothing that was there is lost, and everything still works and closes.""
 from __future__ import annotations
 
 import errno
-import gc
 from collections.abc import Callable
 
 import pytest
-from fault_world import TOLERATED, World, core, open_files, script
+from fault_world import TOLERATED, World, core, held_objects, open_files, script
 
 from cqnotify import Context, DeviceRemovedError, VerbsError, devices
 
@@ -57,6 +56,7 @@ EACH_CALL = {
 def fail_each_call(error: int, handles: int, files: object) -> set[str]:
     """The first call, then the second one, and so on; those that failed."""
     seen: set[str] = set()
+    objects = held_objects()
     for n in range(1, 1000):
         exception = run(lambda n=n: core.fail_call(n, error))  # type: ignore[misc]
         call = core.failed()
@@ -77,7 +77,7 @@ def fail_each_call(error: int, handles: int, files: object) -> set[str]:
             assert isinstance(exception, OSError), where
             assert exception.errno == error, where
         del exception
-        gc.collect()
+        assert held_objects() == objects, where
         assert core.live_handles() == handles, where
         assert open_files() == files, where
     return seen

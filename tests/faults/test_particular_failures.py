@@ -110,15 +110,21 @@ def test_a_list_is_one_call(w: World, kind: str) -> None:
     assert sum(w.qp.outstanding) == 10
 
 
+@pytest.mark.parametrize("negated", [True, False], ids=["negated", "-1"])
 @pytest.mark.parametrize("kind", ["send", "recv", "srq"])
-def test_an_error_that_a_provider_returns_negated_is_that_error(w: World, kind: str) -> None:
+def test_an_error_that_a_provider_returns_negated_or_in_errno_is_that_error(
+    w: World, kind: str, negated: bool
+) -> None:
     """As libsiw does."""
     posts: dict[str, Callable[[], None]] = {
         "send": lambda: w.qp.post_send(w.mr[0:8]),
         "recv": lambda: w.qp.post_recv(w.mr),
         "srq": lambda: w.srq.post_recv(w.mr),
     }
-    core.fail_call(1, -errno.ENOMEM)
+    if negated:
+        core.fail_call(1, -errno.ENOMEM)
+    else:
+        core.fail_call(1, errno.ENOMEM, False, True)
     with pytest.raises(VerbsError, match="is full") as e:
         posts[kind]()
     assert e.value.errno == errno.ENOMEM
@@ -160,6 +166,38 @@ def test_what_was_refused_is_none_of_what_is_posted_next(w: World, n: int) -> No
         w.qp.post_send(w.mr[8:16], wr_id=wr_id)
         w.sqp.post_send(w.mr[8:16], wr_id=wr_id + 2)
     assert finish(w) == dict.fromkeys(range(1, 9), 1)
+
+
+@pytest.mark.parametrize("kind", ["send", "recv", "srq"])
+def test_what_was_refused_and_completes_all_the_same_is_none_of_what_is_posted_next(
+    w: World, kind: str
+) -> None:
+    """Some devices keep what they have refused."""
+    emptied(w)
+    qp = w.sqp if kind == "srq" else w.qp
+    post_recv = w.srq.post_recv if kind == "srq" else w.qp.post_recv
+    post: Any = qp.post_send if kind == "send" else post_recv
+    cq = w.cq if kind == "send" else w.ex
+
+    def outstanding() -> int:
+        return w.srq.outstanding if kind == "srq" else qp.outstanding[kind == "recv"]
+
+    for _ in range(2 if kind == "send" else 0):
+        post_recv(w.mr[0:8])
+    core.fail_call(1, errno.ENOMEM, True)
+    with pytest.raises(VerbsError):
+        post(w.mr[8:16], wr_id=90)
+    core.fail_call(0)
+    post(w.mr[16:24], wr_id=1)
+    for _ in range(0 if kind == "send" else 2):
+        qp.post_send(w.mr[24:32])
+    assert outstanding() == 1
+    (refused,) = wait_completions(cq, 1)
+    assert refused.wr_id != 1
+    assert outstanding() == 1
+    (mine,) = wait_completions(cq, 1)
+    assert mine.wr_id == 1
+    assert outstanding() == 0
 
 
 @pytest.mark.parametrize("end", ["close", "reset"])
