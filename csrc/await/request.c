@@ -194,7 +194,7 @@ static PyObject *deliver_completion(cqn_request *self)
 }
 
 /* Whether its task can go on. Of those in wait() the first one can when there is something. */
-static bool is_ready(const cqn_request *self)
+static bool is_request_ready(const cqn_request *self)
 {
     return self->state == CQN_COMPLETE || self->state == CQN_FAILED ||
            (self->kind == CQN_WAITS && self->state == CQN_SLEEPING &&
@@ -328,7 +328,7 @@ static PySendResult sleep_unless_ready(cqn_request *self, PyObject **result)
     if (cqn_engine_flush(self->engine, false) < 0) {
         return PYGEN_ERROR;
     }
-    if (is_ready(self) || self->state == CQN_DONE) {
+    if (is_request_ready(self) || self->state == CQN_DONE) {
         Py_CLEAR(self->wakeup);
         return PYGEN_RETURN;
     }
@@ -352,7 +352,7 @@ static PySendResult run_request(cqn_request *self, PyObject **result)
         else if (self->kind == CQN_ENDS_SCOPE && self->state == CQN_SLEEPING && !self->held) {
             r = cqn_engine_join(self) < 0 ? PYGEN_ERROR : PYGEN_RETURN;
         }
-        else if (!is_ready(self)) {
+        else if (!is_request_ready(self)) {
             r = sleep_unless_ready(self, result);
         }
         else if (!self->slept && !self->paused && (cqn_turn_is_over() || engine->due > 0)) {

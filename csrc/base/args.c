@@ -62,7 +62,7 @@ int cqn_sort_args(const char *function, const char *const *names, int positional
 }
 
 /* A value for a message that refuses it. */
-static PyObject *text_of(PyObject *value)
+static PyObject *text_of_argument(PyObject *value)
 {
     PyObject *text = PyObject_Repr(value);
     if (text == NULL && PyErr_ExceptionMatches(PyExc_ValueError)) {
@@ -72,9 +72,9 @@ static PyObject *text_of(PyObject *value)
     return text;
 }
 
-static void refuse(PyObject *value, const char *name, uint64_t min, uint64_t max)
+static void refuse_range(PyObject *value, const char *name, uint64_t min, uint64_t max)
 {
-    PyObject *text = text_of(value);
+    PyObject *text = text_of_argument(value);
     if (text != NULL) {
         PyErr_Format(PyExc_ValueError, "%s is %U: it must be %llu to %llu", name, text,
                      (unsigned long long)min, (unsigned long long)max);
@@ -102,7 +102,7 @@ int cqn_range(PyObject *value, const char *name, uint64_t min, uint64_t max, uin
     }
     if (beyond || n < min || n > max) {
         PyErr_Clear();
-        refuse(value, name, min, max);
+        refuse_range(value, name, min, max);
         return -1;
     }
     *out = n;
@@ -185,7 +185,7 @@ int cqn_spin(PyObject *value, double *out)
         PyErr_Clear(); /* an int beyond all floats */
     }
     if (!(seconds >= 0 && seconds <= MAX_SPIN)) {
-        PyObject *text = text_of(value);
+        PyObject *text = text_of_argument(value);
         if (text != NULL) {
             PyErr_Format(PyExc_ValueError,
                          "spin is %U: it must be 0 to %d seconds; to wait longer, sleep: see "

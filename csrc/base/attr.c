@@ -109,7 +109,7 @@ static uint64_t load(const void *at, size_t size)
     return n;
 }
 
-static void store(void *at, size_t size, uint64_t n)
+static void store_uint(void *at, size_t size, uint64_t n)
 {
 #if __BYTE_ORDER == __LITTLE_ENDIAN
     memcpy(at, &n, size);
@@ -178,7 +178,7 @@ int cqn_field_from(PyObject *value, void *to, const cqn_field *field)
     if (cqn_uint(value, field->name, field->max, &n) < 0) {
         return -1;
     }
-    store(at, field->size, n);
+    store_uint(at, field->size, n);
     return 0;
 }
 

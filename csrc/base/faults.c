@@ -26,7 +26,7 @@ static char before_name[32];
 static PyMemAllocatorEx original[2];
 
 /* n == 0 stops it, and leaves what happened to be asked for. */
-static void arm(countdown *c, long n)
+static void arm_countdown(countdown *c, long n)
 {
     if (n > 0) {
         atomic_store(&calls.happened, NULL);
@@ -225,7 +225,7 @@ PyObject *cqn_pretend_fork(PyObject *module, PyObject *args)
 
 /* ---- allocations of the thread that asked for it ---- */
 
-static bool starve(void)
+static bool starves(void)
 {
     return atomic_load(&allocations.left) > 0 && pthread_equal(pthread_self(), armed_by) &&
            is_its_turn(&allocations, "allocation");
@@ -234,19 +234,19 @@ static bool starve(void)
 static void *faulty_malloc(void *ctx, size_t size)
 {
     const PyMemAllocatorEx *a = ctx;
-    return starve() ? NULL : a->malloc(a->ctx, size);
+    return starves() ? NULL : a->malloc(a->ctx, size);
 }
 
 static void *faulty_calloc(void *ctx, size_t n, size_t size)
 {
     const PyMemAllocatorEx *a = ctx;
-    return starve() ? NULL : a->calloc(a->ctx, n, size);
+    return starves() ? NULL : a->calloc(a->ctx, n, size);
 }
 
 static void *faulty_realloc(void *ctx, void *p, size_t size)
 {
     const PyMemAllocatorEx *a = ctx;
-    return starve() ? NULL : a->realloc(a->ctx, p, size);
+    return starves() ? NULL : a->realloc(a->ctx, p, size);
 }
 
 static void faulty_free(void *ctx, void *p)
@@ -279,7 +279,7 @@ PyObject *cqn_fail_call(PyObject *Py_UNUSED(module), PyObject *args)
     if (n > 0) {
         atomic_store(&error, err);
     }
-    arm(&calls, n);
+    arm_countdown(&calls, n);
     Py_RETURN_NONE;
 }
 
@@ -291,7 +291,7 @@ PyObject *cqn_fail_alloc(PyObject *Py_UNUSED(module), PyObject *args)
     }
     hook_allocators();
     armed_by = pthread_self();
-    arm(&allocations, n);
+    arm_countdown(&allocations, n);
     Py_RETURN_NONE;
 }
 

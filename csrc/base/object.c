@@ -83,7 +83,7 @@ static void remove_link(cqn_object *self, size_t slot)
     }
 }
 
-static void enlist(cqn_object *self, cqn_context *ctx)
+static void enlist_object(cqn_object *self, cqn_context *ctx)
 {
     cqn_object **first = &ctx->first[self->kind->rank], **last = &ctx->last[self->kind->rank];
     self->listed = true;
@@ -94,7 +94,7 @@ static void enlist(cqn_object *self, cqn_context *ctx)
 }
 
 /* Nobody finds it any more. What it uses still counts it. */
-static void unlist(cqn_object *self)
+static void unlist_object(cqn_object *self)
 {
     if (!self->listed) {
         return;
@@ -119,7 +119,7 @@ void cqn_adopt(cqn_object *self, void *handle)
     if (CQN_OBJ(ctx) == self) {
         return;
     }
-    enlist(self, ctx);
+    enlist_object(self, ctx);
     for (size_t i = 0; i < CQN_MAX_USES && self->uses[i]; i++) {
         self->uses[i]->users++;
         add_link(self, i);
@@ -342,11 +342,11 @@ static void run_close_callbacks(cqn_object *self, PyObject **interrupt)
 
 /* Takes a closed object out of the books. What it used is released last: that
  * can be the last reference to the context. */
-static void retire(cqn_object *self, PyObject **interrupt)
+static void retire_object(cqn_object *self, PyObject **interrupt)
 {
     cqn_object *used[CQN_MAX_USES];
     memcpy(used, self->uses, sizeof(used));
-    unlist(self);
+    unlist_object(self);
     for (int i = 0; i < CQN_MAX_USES && used[i]; i++) {
         used[i]->users--;
     }
@@ -363,7 +363,7 @@ static void retire(cqn_object *self, PyObject **interrupt)
     }
 }
 
-static int destroy(cqn_object *self, PyObject **interrupt)
+static int destroy_handle(cqn_object *self, PyObject **interrupt)
 {
     void *handle = self->handle;
     if (self->kind->before_destroy != NULL) {
@@ -385,7 +385,7 @@ static int destroy(cqn_object *self, PyObject **interrupt)
                         self->kind->name);
         return -1;
     }
-    retire(self, interrupt);
+    retire_object(self, interrupt);
     return 0;
 }
 
@@ -412,20 +412,20 @@ static int close_step(cqn_object *self, bool cascade, PyObject **interrupt)
     }
     if (forked) {
         self->handle = NULL;
-        retire(self, interrupt);
+        retire_object(self, interrupt);
         return 1;
     }
     if (self->pins > 0 && !cascade) {
         return REFUSED;
     }
     if (self->users == 0 && self->in_use == 0) {
-        return destroy(self, interrupt) < 0 ? -1 : 1;
+        return destroy_handle(self, interrupt) < 0 ? -1 : 1;
     }
     if (cqn_is_ending()) {
         /* That thread will never come back. The kernel cleans up, and what
          * this object uses, which still counts it, stays open. */
         self->handle = NULL;
-        unlist(self);
+        unlist_object(self);
         return 1;
     }
     cqn_wait_until_left(self->state);
@@ -568,7 +568,7 @@ int cqn_clear(PyObject *op)
     cqn_object *self = CQN_OBJ(op);
     Py_CLEAR(self->on_close);
     if (self->handle == NULL && self->closing == 0) {
-        unlist(self);
+        unlist_object(self);
         for (int i = 0; i < CQN_MAX_USES; i++) {
             Py_CLEAR(self->uses[i]);
         }
@@ -582,7 +582,7 @@ int cqn_tp_clear(PyObject *op)
     return CQN_OBJ(op)->kind->clear(op);
 }
 
-static void warn(cqn_object *self)
+static void warn_unclosed(cqn_object *self)
 {
     PyObject *op = (PyObject *)self;
     if (PyErr_ResourceWarning(op, 1, "unclosed %s %R", self->kind->name, op) < 0) {
@@ -602,7 +602,7 @@ void cqn_finalize(PyObject *op)
     }
     PyObject *pending = cqn_take_exception();
     if (!cqn_forked(self) && CQN_OBJ(self->context) == self && self->closing == 0) {
-        CQN_UNLOCKED(warn(self));
+        CQN_UNLOCKED(warn_unclosed(self));
     }
     if (cqn_close(self, true) < 0) {
         CQN_UNLOCKED(PyErr_WriteUnraisable(op));
@@ -625,7 +625,7 @@ static bool close_at_last(cqn_object *self)
         return true;
     }
     self->handle = NULL;
-    unlist(self);
+    unlist_object(self);
     for (int i = 0; i < CQN_MAX_USES && self->uses[i]; i++) {
         self->uses[i]->users--;
     }
@@ -634,7 +634,7 @@ static bool close_at_last(cqn_object *self)
 
 /* Whether it is to go: its finalizer can make it live on, and then it must be tracked. A
  * subclass in Python has called it before. */
-static bool finalize(PyObject *op)
+static bool finalize_object(PyObject *op)
 {
     if (PyObject_GC_IsFinalized(op)) {
         return true;
@@ -647,9 +647,9 @@ static bool finalize(PyObject *op)
     return true;
 }
 
-static void dealloc(PyObject *op)
+static void dealloc_object(PyObject *op)
 {
-    if (!finalize(op)) {
+    if (!finalize_object(op)) {
         return;
     }
     CQN_LOCKED;
@@ -676,7 +676,7 @@ void cqn_dealloc(PyObject *op)
 {
     PyObject_GC_UnTrack(op);
     Py_TRASHCAN_BEGIN(op, cqn_dealloc);
-    dealloc(op);
+    dealloc_object(op);
     Py_TRASHCAN_END;
 }
 

@@ -87,7 +87,7 @@ void cqn_gate_clear(cqn_gate *gate)
     gate->spares_len = 0;
 }
 
-static void ring(cqn_waiter *waiter)
+static void ring_waiter(cqn_waiter *waiter)
 {
     uint64_t one = 1;
     waiter->rung = true;
@@ -95,7 +95,7 @@ static void ring(cqn_waiter *waiter)
     (void)n; /* it is readable already if the counter is full */
 }
 
-static void unring(const cqn_waiter *waiter)
+static void unring_waiter(const cqn_waiter *waiter)
 {
     uint64_t count;
     ssize_t n = read(waiter->wake_fd, &count, sizeof(count));
@@ -108,7 +108,7 @@ void cqn_gate_wake(cqn_gate *gate)
     for (cqn_waiter *w = gate->waiters; w != NULL; w = w->next) {
         if (w->asleep && !atomic_load(&w->looks)) {
             atomic_store(&w->looks, true);
-            ring(w);
+            ring_waiter(w);
         }
     }
 }
@@ -167,7 +167,7 @@ static void hand_on_role(cqn_gate *gate)
     }
     if (w != NULL) {
         atomic_store(&gate->poller, w);
-        ring(w);
+        ring_waiter(w);
     }
 }
 
@@ -197,7 +197,7 @@ static int poll_until(struct pollfd *fds, nfds_t n, int64_t deadline)
 /* What is asked of it is written before its eventfd is: so it takes that back first. */
 static bool is_to_look(const cqn_waiter *waiter)
 {
-    unring(waiter);
+    unring_waiter(waiter);
     return atomic_load(&waiter->looks);
 }
 
@@ -226,7 +226,7 @@ static bool is_dead(const struct pollfd *fd)
     return (fd->revents & (POLLERR | POLLHUP)) && !(fd->revents & POLLIN);
 }
 
-static PyObject *interrupted(bool *by)
+static PyObject *raise_interrupted(bool *by)
 {
     *by = false;
     PyErr_SetString(PyExc_InterruptedError, "the wait was ended by interrupt()");
@@ -253,7 +253,7 @@ static int sleep_once(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *kin
     if (waiter->rung) {
         waiter->rung = false;
         atomic_store(&waiter->looks, false);
-        unring(waiter);
+        unring_waiter(waiter);
     }
     if (n < 0) {
         int rc = -1;
@@ -291,7 +291,7 @@ static PyObject *wait_in(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *
             return NULL;
         }
         if (waiter->interrupted) {
-            return interrupted(&waiter->interrupted);
+            return raise_interrupted(&waiter->interrupted);
         }
         if (late) {
             PyErr_SetString(PyExc_TimeoutError, kind->timed_out);
@@ -309,7 +309,7 @@ static PyObject *wait_in(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *
 }
 
 /* A new waiter is the last of those inside. NULL: an exception. */
-static cqn_waiter *enter(cqn_gate *gate, uint64_t told)
+static cqn_waiter *enter_gate(cqn_gate *gate, uint64_t told)
 {
     cqn_waiter *waiter = gate->spares;
     if (waiter != NULL) {
@@ -331,7 +331,7 @@ static cqn_waiter *enter(cqn_gate *gate, uint64_t told)
 
 /* A waiter that leaves for another reason passes an interrupt on. In a forked child the
  * others are not there, and their eventfds are the parent's. */
-static void leave(const cqn_object *self, cqn_gate *gate, cqn_waiter *waiter)
+static void leave_gate(const cqn_object *self, cqn_gate *gate, cqn_waiter *waiter)
 {
     cqn_waiter **link = &gate->waiters;
     while (*link != waiter) {
@@ -374,7 +374,7 @@ PyObject *cqn_gate_wait(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *k
         return NULL;
     }
     if (gate->interrupt_next) {
-        return interrupted(&gate->interrupt_next);
+        return raise_interrupted(&gate->interrupt_next);
     }
     if (looks_first(self, gate, kind, told)) {
         PyObject *found = kind->take(self);
@@ -383,11 +383,11 @@ PyObject *cqn_gate_wait(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *k
             return found;
         }
     }
-    cqn_waiter *waiter = enter(gate, told);
+    cqn_waiter *waiter = enter_gate(gate, told);
     if (waiter == NULL) {
         return NULL;
     }
     PyObject *found = wait_in(self, gate, kind, waiter, ns < 0 ? -1 : cqn_now_ns() + ns);
-    leave(self, gate, waiter);
+    leave_gate(self, gate, waiter);
     return found;
 }

@@ -91,7 +91,7 @@ static bool device_has_gone(const struct ibv_context *device)
 
 /* Takes the reports that the device has into the context's queue. That it has
  * gone is said after what came before. */
-static int drain(cqn_failure_watch *self)
+static int drain_for_watch(cqn_failure_watch *self)
 {
     cqn_state *st = self->base.state;
     cqn_context *ctx = self->base.context;
@@ -111,7 +111,7 @@ static PyObject *watch_read(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
     cqn_failure_watch *self = (cqn_failure_watch *)op;
-    if (cqn_open(CQN_OBJ(op)) == NULL || drain(self) < 0) {
+    if (cqn_open(CQN_OBJ(op)) == NULL || drain_for_watch(self) < 0) {
         return NULL;
     }
     PyObject *failures = cqn_async_failures(CQN_OBJ(op), &self->told);

@@ -42,7 +42,7 @@ static const cqn_report *next_failure(const cqn_channel *channel, uint64_t told)
     return found;
 }
 
-static void advance(cqn_channel *channel, uint64_t *told, uint64_t serial)
+static void advance_told(cqn_channel *channel, uint64_t *told, uint64_t serial)
 {
     *told = serial;
     channel->told = channel->told > serial ? channel->told : serial;
@@ -60,14 +60,14 @@ int cqn_async_check(cqn_channel *channel, uint64_t *told)
             cqn_state *st = channel->base.state;
             raise_failure(st, &copy);
             if (PyErr_ExceptionMatches(st->AsyncEventError)) {
-                advance(channel, told, copy.serial);
+                advance_told(channel, told, copy.serial);
             }
             return -1;
         }
-        advance(channel, told, copy.serial);
+        advance_told(channel, told, copy.serial);
     }
     if (*told < all) {
-        advance(channel, told, all);
+        advance_told(channel, told, all);
     }
     return 0;
 }
@@ -122,7 +122,7 @@ static int fill_pair(PyObject *pair, const cqn_context *ctx, const cqn_report *f
 }
 
 /* Makes the list one pair longer, or as short as it should be. */
-static int adjust(cqn_state *st, PyObject *pairs, Py_ssize_t wanted)
+static int adjust_pairs(cqn_state *st, PyObject *pairs, Py_ssize_t wanted)
 {
     Py_ssize_t size = PyList_GET_SIZE(pairs);
     if (size > wanted) {
@@ -165,7 +165,7 @@ PyObject *cqn_async_failures(cqn_object *self, uint64_t *told)
         const cqn_context *ctx = self->context;
         Py_ssize_t wanted = count_due(ctx, *told);
         if (PyList_GET_SIZE(pairs) != wanted) {
-            rc = adjust(st, pairs, wanted);
+            rc = adjust_pairs(st, pairs, wanted);
         }
         else if ((rc = fill_pairs(pairs, ctx, *told)) == 0) {
             *told = ctx->reports->serial;

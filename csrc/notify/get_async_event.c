@@ -3,7 +3,7 @@
 
 #include "notify/reports.h"
 
-static PyObject *take(cqn_object *self)
+static PyObject *take_report(cqn_object *self)
 {
     cqn_context *ctx = (cqn_context *)self;
     if (ctx->reports->queued == NULL && cqn_async_drain(ctx) < 0) {
@@ -22,7 +22,7 @@ static PyObject *take(cqn_object *self)
     report = ctx->reports->queued;
     if (report == NULL || report->serial != copy.serial) {
         Py_DECREF(event);
-        return cqn_open(self) == NULL ? NULL : take(self);
+        return cqn_open(self) == NULL ? NULL : take_report(self);
     }
     cqn_report *failure = cqn_report_find_same(ctx->reports->failures, report);
     if (failure != NULL && failure->serial == report->serial) {
@@ -78,7 +78,7 @@ static int queued_fd(const cqn_object *self)
 }
 
 static const cqn_wait_kind async_wait = {
-    .take = take,
+    .take = take_report,
     .check = check_nothing,
     .fd = queued_fd,
     .drain = cqn_async_drain,
@@ -115,6 +115,6 @@ const char cqn_try_get_async_event_doc[] =
 PyObject *cqn_try_get_async_event(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
-    PyObject *event = cqn_open(CQN_OBJ(op)) == NULL ? NULL : take(CQN_OBJ(op));
+    PyObject *event = cqn_open(CQN_OBJ(op)) == NULL ? NULL : take_report(CQN_OBJ(op));
     return event != NULL || PyErr_Occurred() ? event : Py_NewRef(Py_None);
 }

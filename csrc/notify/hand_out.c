@@ -7,7 +7,7 @@
 
 #include "notify/cq.h"
 
-static const struct ibv_wc *stashed(const cqn_cq *self, size_t i)
+static const struct ibv_wc *stashed_at(const cqn_cq *self, size_t i)
 {
     return &self->stash[self->stash_head + i];
 }
@@ -16,7 +16,7 @@ static const struct ibv_wc *stashed(const cqn_cq *self, size_t i)
 static size_t count_ok(const cqn_cq *self, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
-        if (stashed(self, i)->status != IBV_WC_SUCCESS) {
+        if (stashed_at(self, i)->status != IBV_WC_SUCCESS) {
             return i;
         }
     }
@@ -66,7 +66,7 @@ static inline PyObject *hand_out(cqn_cq *self, size_t max, bool only_ok,
                                  PyObject *(*make)(const cqn_cq *, const struct ibv_wc *))
 {
     PyObject *list = new_list(self, max, only_ok);
-    const struct ibv_wc *wc = stashed(self, 0);
+    const struct ibv_wc *wc = stashed_at(self, 0);
     const bool holes = self->holes > 0;
     size_t n = list == NULL ? 0 : (size_t)PyList_GET_SIZE(list);
     for (size_t i = 0; i < n; i++, wc++) {
@@ -96,9 +96,9 @@ PyObject *cqn_cq_hand_out(cqn_cq *self, uint64_t max)
  * raised. */
 static void raise_first(cqn_cq *self)
 {
-    const struct ibv_wc failed = *stashed(self, 0);
+    const struct ibv_wc failed = *stashed_at(self, 0);
     const uint64_t before = self->stats.completions;
-    PyObject *wc = new_wc(self, stashed(self, 0));
+    PyObject *wc = new_wc(self, stashed_at(self, 0));
     if (wc == NULL) {
         return;
     }
@@ -114,7 +114,7 @@ static void raise_first(cqn_cq *self)
 
 static bool first_failed(const cqn_cq *self)
 {
-    return self->stash_len > 0 && stashed(self, 0)->status != IBV_WC_SUCCESS;
+    return self->stash_len > 0 && stashed_at(self, 0)->status != IBV_WC_SUCCESS;
 }
 
 /* An AsyncCQ that is closed now may have left holes. */
@@ -123,7 +123,7 @@ static void set_rows(cqn_cq *self, PyObject *array, size_t n)
     if (self->holes > 0) {
         cqn_stash_pack(self);
     }
-    cqn_wc_array_set(array, stashed(self, 0), n);
+    cqn_wc_array_set(array, stashed_at(self, 0), n);
     if (n > 0) {
         cqn_stash_drop(self, n);
     }

@@ -48,7 +48,7 @@ void cqn_landing_free(cqn_cq *self)
     }
 }
 
-static uint16_t small(uint32_t value)
+static uint16_t to_uint16(uint32_t value)
 {
     return (uint16_t)value;
 }
@@ -69,7 +69,7 @@ static void read_extended(cqn_cq *self, struct ibv_wc *wc, cqn_wc_extra *extra)
     wc->byte_len = flags & IBV_WC_EX_WITH_BYTE_LEN ? ibv_wc_read_byte_len(ex) : 0;
     wc->imm_data = ibv_wc_read_imm_data(ex); /* or a key, see create_extended() */
     wc->src_qp = flags & IBV_WC_EX_WITH_SRC_QP ? ibv_wc_read_src_qp(ex) : 0;
-    wc->slid = flags & IBV_WC_EX_WITH_SLID ? small(ibv_wc_read_slid(ex)) : 0;
+    wc->slid = flags & IBV_WC_EX_WITH_SLID ? to_uint16(ibv_wc_read_slid(ex)) : 0;
     wc->sl = flags & IBV_WC_EX_WITH_SL ? ibv_wc_read_sl(ex) : 0;
     wc->dlid_path_bits = flags & IBV_WC_EX_WITH_DLID_PATH_BITS ? ibv_wc_read_dlid_path_bits(ex) : 0;
     if (extra == NULL) {
@@ -82,7 +82,7 @@ static void read_extended(cqn_cq *self, struct ibv_wc *wc, cqn_wc_extra *extra)
                             ? ibv_wc_read_completion_wallclock_ns(ex)
                             : 0,
         .flow_tag = flags & IBV_WC_EX_WITH_FLOW_TAG ? ibv_wc_read_flow_tag(ex) : 0,
-        .cvlan = flags & IBV_WC_EX_WITH_CVLAN ? ibv_wc_read_cvlan(ex) : small(0),
+        .cvlan = flags & IBV_WC_EX_WITH_CVLAN ? ibv_wc_read_cvlan(ex) : to_uint16(0),
     };
 }
 
@@ -120,7 +120,7 @@ void *cqn_landing_refuse(cqn_cq *self, int got)
 }
 
 /* Takes off n of those that have landed. */
-static void unload(cqn_landing *landing, size_t n, struct ibv_wc *wc, cqn_wc_extra *extra)
+static void unload_landed(cqn_landing *landing, size_t n, struct ibv_wc *wc, cqn_wc_extra *extra)
 {
     memcpy(wc, landing->wc + landing->head, n * sizeof(*wc));
     if (extra != NULL) {
@@ -145,7 +145,7 @@ int cqn_landing_obtain(cqn_cq *self, size_t *n, struct ibv_wc *wc, cqn_wc_extra 
     atomic_store(&landing->wanted, false);
     if (landing->len > 0) {
         *n = *n < landing->len ? *n : landing->len;
-        unload(landing, *n, wc, extra);
+        unload_landed(landing, *n, wc, extra);
         got = (int)*n;
     }
     else {
@@ -160,7 +160,7 @@ int cqn_landing_obtain(cqn_cq *self, size_t *n, struct ibv_wc *wc, cqn_wc_extra 
 
 /* Without the GIL: looks once. Returns how many completions have landed, also
  * those that another thread took, or the device's error. */
-static int land(cqn_cq *self, struct ibv_cq *handle)
+static int land_batch(cqn_cq *self, struct ibv_cq *handle)
 {
     cqn_landing *landing = self->landing;
     if (atomic_load(&landing->wanted) || pthread_mutex_trylock(&landing->lock) != 0) {
@@ -178,7 +178,7 @@ static int land(cqn_cq *self, struct ibv_cq *handle)
 }
 
 /* Tells the CPU that this is a loop that waits. */
-static void relax(void)
+static void relax_cpu(void)
 {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
@@ -188,7 +188,7 @@ static void relax(void)
 }
 
 /* Until one has landed or is in the stash, somebody closes the CQ or its
- * context, or the time has come. As land(). */
+ * context, or the time has come. As land_batch(). */
 int cqn_landing_spin(cqn_cq *self, int64_t until)
 {
     struct ibv_cq *handle = self->base.handle;
@@ -199,10 +199,10 @@ int cqn_landing_spin(cqn_cq *self, int64_t until)
     landing->spinning++;
     cqn_enter(&self->base);
     Py_BEGIN_ALLOW_THREADS
-        while ((got = land(self, handle)) == 0 && !atomic_load(&landing->stashed) &&
+        while ((got = land_batch(self, handle)) == 0 && !atomic_load(&landing->stashed) &&
                atomic_load(&self->base.closing) == 0 && atomic_load(&ctx->base.closing) == 0 &&
                cqn_now_ns() < until) {
-            relax();
+            relax_cpu();
         }
     Py_END_ALLOW_THREADS
     cqn_leave(&self->base);

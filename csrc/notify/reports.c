@@ -42,7 +42,7 @@ void cqn_reports_show(cqn_context *ctx)
     cqn_flag_set(&ctx->reports->flag, CQN_OBJ(ctx), ctx->reports->queued != NULL);
 }
 
-static void append(cqn_report **list, cqn_report *report)
+static void append_report(cqn_report **list, cqn_report *report)
 {
     while (*list != NULL) {
         list = &(*list)->next;
@@ -50,22 +50,22 @@ static void append(cqn_report **list, cqn_report *report)
     *list = report;
 }
 
-static bool same(const cqn_report *a, const cqn_report *b)
+static bool same_report(const cqn_report *a, const cqn_report *b)
 {
     return a->type == b->type && a->element == b->element && a->port_num == b->port_num;
 }
 
 cqn_report *cqn_report_find_same(cqn_report *list, const cqn_report *report)
 {
-    while (list != NULL && !same(list, report)) {
+    while (list != NULL && !same_report(list, report)) {
         list = list->next;
     }
     return list;
 }
 
-static void drop_same(cqn_report **list, const cqn_report *report)
+static void drop_same_report(cqn_report **list, const cqn_report *report)
 {
-    while (*list != NULL && !same(*list, report)) {
+    while (*list != NULL && !same_report(*list, report)) {
         list = &(*list)->next;
     }
     if (*list != NULL) {
@@ -76,7 +76,7 @@ static void drop_same(cqn_report **list, const cqn_report *report)
 }
 
 /* Frees the reports about `element`, or all. */
-static size_t drop(cqn_report **list, const cqn_object *element)
+static size_t drop_reports(cqn_report **list, const cqn_object *element)
 {
     size_t dropped = 0;
     while (*list != NULL) {
@@ -96,8 +96,8 @@ static size_t drop(cqn_report **list, const cqn_object *element)
 /* The object is closed: nobody needs to know any more. */
 void cqn_async_forget(cqn_context *ctx, const cqn_object *element)
 {
-    ctx->reports->queued_len -= drop(&ctx->reports->queued, element);
-    drop(&ctx->reports->failures, element);
+    ctx->reports->queued_len -= drop_reports(&ctx->reports->queued, element);
+    drop_reports(&ctx->reports->failures, element);
     cqn_reports_show(ctx);
 }
 
@@ -140,15 +140,15 @@ static void tell_watches(const cqn_context *ctx)
 }
 
 /* Both copies of the report are ours. */
-static void enter(cqn_context *ctx, cqn_report *report, cqn_report *copy)
+static void enter_report(cqn_context *ctx, cqn_report *report, cqn_report *copy)
 {
     report->serial = ++ctx->reports->serial;
     bool failure;
     cqn_report_scope_of(report->type, &failure);
     if (failure) {
-        drop_same(&ctx->reports->failures, report);
+        drop_same_report(&ctx->reports->failures, report);
         *copy = *report;
-        append(&ctx->reports->failures, copy);
+        append_report(&ctx->reports->failures, copy);
         tell_channels(ctx, report);
         tell_watches(ctx);
     }
@@ -160,13 +160,13 @@ static void enter(cqn_context *ctx, cqn_report *report, cqn_report *copy)
         PyMem_Free(report);
         return;
     }
-    append(&ctx->reports->queued, report);
+    append_report(&ctx->reports->queued, report);
     ctx->reports->queued_len++;
     cqn_reports_show(ctx);
 }
 
 /* Its element is alive, since destroying waits for our ack. */
-static void fill(cqn_report *report, const struct ibv_async_event *raw)
+static void fill_report(cqn_report *report, const struct ibv_async_event *raw)
 {
     bool failure;
     report->type = raw->event_type;
@@ -214,9 +214,9 @@ static int read_report(cqn_context *ctx)
         PyMem_Free(copy);
         return err == EAGAIN ? 0 : -1;
     }
-    fill(report, &raw);
+    fill_report(report, &raw);
     ibv_ack_async_event(&raw);
-    enter(ctx, report, copy);
+    enter_report(ctx, report, copy);
     return 1;
 }
 

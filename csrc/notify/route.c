@@ -92,7 +92,7 @@ static void settle_fields(cqn_cq *self, struct ibv_wc *wc, const cqn_wr_queue *q
 }
 
 /* Something of that queue pair has failed: it may work no more. */
-static void suspect(cqn_cq *cq, cqn_wr_queue *queue, const struct ibv_wc *wc)
+static void suspect_qp(cqn_cq *cq, cqn_wr_queue *queue, const struct ibv_wc *wc)
 {
     cqn_qp *qp = queue == NULL ? NULL : queue->qp;
     if (qp == NULL) { /* of an SRQ only the number tells, while the queue pair is open */
@@ -108,8 +108,8 @@ static void suspect(cqn_cq *cq, cqn_wr_queue *queue, const struct ibv_wc *wc)
 }
 
 /* Whether it was for a request that is awaited. */
-static bool complete_one(cqn_cq *self, cqn_wr_queue *q, struct ibv_wc *wc,
-                         const cqn_wc_extra *extra, cqn_object **trash)
+static bool route_one(cqn_cq *self, cqn_wr_queue *q, struct ibv_wc *wc, const cqn_wc_extra *extra,
+                      cqn_object **trash)
 {
     const cqn_awaiting *awaiting = self->base.state->awaiting;
     settle_fields(self, wc, q);
@@ -118,14 +118,14 @@ static bool complete_one(cqn_cq *self, cqn_wr_queue *q, struct ibv_wc *wc,
     }
     cqn_request *request = q != NULL ? cqn_wr_completed(self->base.context, q, wc, trash) : NULL;
     if (wc->status != IBV_WC_SUCCESS) {
-        suspect(self, q, wc);
+        suspect_qp(self, q, wc);
     }
     return (request != NULL && awaiting->completed(request, wc, extra)) ||
            (self->engine != NULL && awaiting->claim(self->engine, wc, extra));
 }
 
 /* One stays, behind `kept` others that do. */
-static void keep(struct ibv_wc *wcs, cqn_wc_extra *extra, size_t kept, size_t i, size_t n)
+static void keep_for_stash(struct ibv_wc *wcs, cqn_wc_extra *extra, size_t kept, size_t i, size_t n)
 {
     if (kept != i) {
         memmove(&wcs[kept], &wcs[i], n * sizeof(*wcs));
@@ -137,8 +137,8 @@ static void keep(struct ibv_wc *wcs, cqn_wc_extra *extra, size_t kept, size_t i,
 
 /* Mostly many in a row are of one queue, and there is nothing else to do for them. Returns how
  * many no task awaits, which are the first then. */
-static size_t complete(cqn_cq *self, struct ibv_wc *wcs, cqn_wc_extra *extra, size_t n,
-                       cqn_object **trash)
+static size_t route_batch(cqn_cq *self, struct ibv_wc *wcs, cqn_wc_extra *extra, size_t n,
+                          cqn_object **trash)
 {
     const cqn_awaiting *awaiting = self->base.state->awaiting;
     const bool alone = self->ex != NULL || (self->engine != NULL && awaiting->wants(self->engine));
@@ -150,12 +150,12 @@ static size_t complete(cqn_cq *self, struct ibv_wc *wcs, cqn_wc_extra *extra, si
         size_t stay = run = may_run ? cqn_wr_completed_run(q, &wcs[i], n - i, trash) : 0;
         if (run == 0) {
             run = 1;
-            stay = !complete_one(self, q, &wcs[i], extra ? &extra[i] : NULL, trash);
+            stay = !route_one(self, q, &wcs[i], extra ? &extra[i] : NULL, trash);
         }
         if (q != NULL && q->waiting.first != NULL) {
             awaiting->room(self->engine, q->qp);
         }
-        keep(wcs, extra, kept, i, stay);
+        keep_for_stash(wcs, extra, kept, i, stay);
         kept += stay;
     }
     return kept;
@@ -179,7 +179,7 @@ static int fetch_batch(cqn_cq *self, size_t *n, cqn_object **trash)
         cqn_landing_refuse(self, got);
         return -1;
     }
-    const size_t kept = complete(self, wc, extra, (size_t)got, trash);
+    const size_t kept = route_batch(self, wc, extra, (size_t)got, trash);
     memset(wc + kept, 0, ((size_t)got - kept) * sizeof(*wc));
     self->stash_len += kept;
     if (got == 0 && self->left != NULL) {
@@ -189,7 +189,7 @@ static int fetch_batch(cqn_cq *self, size_t *n, cqn_object **trash)
 }
 
 /* Until the stash holds `want`, or the device has no more. */
-static int fetch(cqn_cq *self, size_t want, cqn_object **trash)
+static int fetch_into_stash(cqn_cq *self, size_t want, cqn_object **trash)
 {
     while (cqn_stash_len(self) < want) {
         size_t n = want - cqn_stash_len(self);
@@ -216,10 +216,10 @@ int cqn_cq_settle(cqn_cq *self, cqn_object **trash)
     return got;
 }
 
-/* As fetch(). -1: there are none, and the device is to blame. */
-static int fetch_some(cqn_cq *self, size_t want, cqn_object **trash)
+/* As fetch_into_stash(). -1: there are none, and the device is to blame. */
+static int fetch_or_leave(cqn_cq *self, size_t want, cqn_object **trash)
 {
-    if (fetch(self, want, trash) < 0) {
+    if (fetch_into_stash(self, want, trash) < 0) {
         if (self->stash_len == 0) {
             return -1;
         }
@@ -242,7 +242,7 @@ static void count_look(cqn_cq *self, bool in_vain)
 int cqn_cq_look_to_hand_out(cqn_cq *self, size_t want, cqn_object **trash)
 {
     const uint64_t before = self->stats.completions;
-    if (fetch_some(self, want, trash) < 0) {
+    if (fetch_or_leave(self, want, trash) < 0) {
         self->stats.polls++;
         return -1;
     }
@@ -293,7 +293,7 @@ int cqn_cq_spin_for(cqn_cq *self, size_t want, double seconds, cqn_object **tras
             cqn_landing_refuse(self, got);
             return -1;
         }
-        if (got > 0 && fetch_some(self, want, trash) < 0) {
+        if (got > 0 && fetch_or_leave(self, want, trash) < 0) {
             return -1;
         }
     }

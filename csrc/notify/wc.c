@@ -39,7 +39,7 @@ typedef struct {
 } work_completion;
 
 /* The member of the enum for it; what it does not know stays an int. */
-static PyObject *member(PyObject *const *table, size_t n, uint32_t value)
+static PyObject *enum_member(PyObject *const *table, size_t n, uint32_t value)
 {
     return value < n && table[value] != NULL ? Py_NewRef(table[value])
                                              : PyLong_FromUnsignedLong(value);
@@ -78,18 +78,18 @@ static PyObject *number_or_none(bool valid, uint32_t value)
 
 /* A spare holds no references, not even to its type: the garbage collector does not see spares, and
  * must find the module when nothing else refers to it. */
-static PyObject *take_spare(cqn_state *st)
+static PyObject *take_spare_wc(cqn_state *st)
 {
     PyObject *op = st->wc_spares[--st->wc_spares_len];
     ASAN_UNPOISON_MEMORY_REGION(op, sizeof(work_completion));
     return op;
 }
 
-static work_completion *alloc(cqn_state *st)
+static work_completion *alloc_wc(cqn_state *st)
 {
     return st->wc_spares_len == 0
                ? PyObject_New(work_completion, st->WorkCompletion)
-               : (work_completion *)PyObject_Init(take_spare(st), st->WorkCompletion);
+               : (work_completion *)PyObject_Init(take_spare_wc(st), st->WorkCompletion);
 }
 
 static void free_or_spare(cqn_state *st, PyObject *op)
@@ -106,7 +106,7 @@ static void free_or_spare(cqn_state *st, PyObject *op)
 void cqn_wc_free_spares(cqn_state *st)
 {
     while (st->wc_spares_len > 0) {
-        PyObject_Free(take_spare(st));
+        PyObject_Free(take_spare_wc(st));
     }
 }
 
@@ -153,7 +153,7 @@ static PyObject *new_byte_len(cqn_state *st, uint32_t value)
 }
 
 /* Sets status, opcode and byte_len to objects that exist, as they do for most that succeeded. */
-static bool set_plain(work_completion *self, const cqn_state *st, const struct ibv_wc *raw)
+static bool set_plain_wc(work_completion *self, const cqn_state *st, const struct ibv_wc *raw)
 {
     if (!is_sized(raw) || raw->byte_len != st->byte_len_value || raw->opcode >= CQN_WC_OPCODES) {
         return false;
@@ -172,8 +172,9 @@ static bool set_plain(work_completion *self, const cqn_state *st, const struct i
 static int set_any(work_completion *self, cqn_state *st, const struct ibv_wc *raw)
 {
     const bool ok = is_ok(raw);
-    self->status = member(st->wc_status, CQN_WC_STATUSES, raw->status);
-    self->opcode = ok ? member(st->wc_opcode, CQN_WC_OPCODES, raw->opcode) : Py_NewRef(Py_None);
+    self->status = enum_member(st->wc_status, CQN_WC_STATUSES, raw->status);
+    self->opcode =
+        ok ? enum_member(st->wc_opcode, CQN_WC_OPCODES, raw->opcode) : Py_NewRef(Py_None);
     self->byte_len = is_sized(raw) ? new_byte_len(st, raw->byte_len) : Py_NewRef(Py_None);
     return self->status && self->opcode && self->byte_len ? 0 : -1;
 }
@@ -181,7 +182,7 @@ static int set_any(work_completion *self, cqn_state *st, const struct ibv_wc *ra
 PyObject *cqn_wc_new(cqn_state *st, const struct ibv_wc *raw, const cqn_wc_extra *extra,
                      uint32_t extra_fields)
 {
-    work_completion *self = alloc(st);
+    work_completion *self = alloc_wc(st);
     if (self == NULL) {
         return NULL;
     }
@@ -189,7 +190,7 @@ PyObject *cqn_wc_new(cqn_state *st, const struct ibv_wc *raw, const cqn_wc_extra
     self->extra = NULL;
     self->raw = *raw;
     self->wr_id = PyLong_FromUnsignedLongLong(raw->wr_id);
-    if ((!set_plain(self, st, raw) && set_any(self, st, raw) < 0) || self->wr_id == NULL ||
+    if ((!set_plain_wc(self, st, raw) && set_any(self, st, raw) < 0) || self->wr_id == NULL ||
         (extra != NULL && is_ok(raw) && set_extra(self, extra, extra_fields) < 0)) {
         Py_CLEAR(self);
     }
@@ -212,7 +213,7 @@ const struct ibv_wc *cqn_wc_raw(const cqn_state *st, PyObject *wc, const char *n
     return raw_of(wc);
 }
 
-static bool has(PyObject *op, uint32_t field)
+static bool wc_has(PyObject *op, uint32_t field)
 {
     return cqn_wc_fields(raw_of(op)) & field;
 }
@@ -243,20 +244,20 @@ static PyObject *wc_get_wc_flags(PyObject *op, void *Py_UNUSED(unused))
 static PyObject *wc_get_imm_data(PyObject *op, void *Py_UNUSED(unused))
 {
     const struct ibv_wc *raw = raw_of(op);
-    return number_or_none(has(op, IBV_WC_EX_WITH_IMM) && (raw->wc_flags & IBV_WC_WITH_IMM),
+    return number_or_none(wc_has(op, IBV_WC_EX_WITH_IMM) && (raw->wc_flags & IBV_WC_WITH_IMM),
                           raw->imm_data);
 }
 
 static PyObject *wc_get_invalidated_rkey(PyObject *op, void *Py_UNUSED(unused))
 {
     const struct ibv_wc *raw = raw_of(op);
-    return number_or_none(has(op, IBV_WC_EX_WITH_IMM) && (raw->wc_flags & IBV_WC_WITH_INV),
+    return number_or_none(wc_has(op, IBV_WC_EX_WITH_IMM) && (raw->wc_flags & IBV_WC_WITH_INV),
                           raw->invalidated_rkey);
 }
 
 static PyObject *wc_get_src_qp(PyObject *op, void *Py_UNUSED(unused))
 {
-    return number_or_none(has(op, IBV_WC_EX_WITH_SRC_QP), raw_of(op)->src_qp);
+    return number_or_none(wc_has(op, IBV_WC_EX_WITH_SRC_QP), raw_of(op)->src_qp);
 }
 
 /* Extended completions don't have it. */
@@ -269,17 +270,17 @@ static PyObject *wc_get_pkey_index(PyObject *op, void *Py_UNUSED(unused))
 
 static PyObject *wc_get_slid(PyObject *op, void *Py_UNUSED(unused))
 {
-    return number_or_none(has(op, IBV_WC_EX_WITH_SLID), raw_of(op)->slid);
+    return number_or_none(wc_has(op, IBV_WC_EX_WITH_SLID), raw_of(op)->slid);
 }
 
 static PyObject *wc_get_sl(PyObject *op, void *Py_UNUSED(unused))
 {
-    return number_or_none(has(op, IBV_WC_EX_WITH_SL), raw_of(op)->sl);
+    return number_or_none(wc_has(op, IBV_WC_EX_WITH_SL), raw_of(op)->sl);
 }
 
 static PyObject *wc_get_dlid_path_bits(PyObject *op, void *Py_UNUSED(unused))
 {
-    return number_or_none(has(op, IBV_WC_EX_WITH_DLID_PATH_BITS), raw_of(op)->dlid_path_bits);
+    return number_or_none(wc_has(op, IBV_WC_EX_WITH_DLID_PATH_BITS), raw_of(op)->dlid_path_bits);
 }
 
 /* The field of cqn_wc_extra that `flag` stands for, or NULL. */

@@ -13,8 +13,9 @@ typedef struct {
 } row;
 
 _Static_assert(sizeof(row) == 48, "the format below has no gaps");
-#define SAME_PLACE(field) \
-    _Static_assert(offsetof(row, field) == offsetof(struct ibv_wc, field), "see set_plain()")
+#define SAME_PLACE(field)                                                         \
+    _Static_assert(offsetof(row, field) == offsetof(struct ibv_wc, field), "see " \
+                                                                           "set_plain_field()")
 SAME_PLACE(wr_id);
 SAME_PLACE(status);
 SAME_PLACE(opcode);
@@ -39,12 +40,12 @@ size_t cqn_wc_array_room(PyObject *op)
 }
 
 /* Most have succeeded, with nothing to tell of them but their lengths. */
-static inline bool is_plain(const struct ibv_wc *wc)
+static inline bool is_plain_field(const struct ibv_wc *wc)
 {
     return wc->status == IBV_WC_SUCCESS && wc->wc_flags == 0;
 }
 
-static inline void set_plain(row *r, const struct ibv_wc *wc)
+static inline void set_plain_field(row *r, const struct ibv_wc *wc)
 {
     *r = (row){
         .qp_num = wc->qp_num,
@@ -85,8 +86,8 @@ void cqn_wc_array_set(PyObject *op, const struct ibv_wc *wcs, size_t n)
     wc_array *self = (wc_array *)op;
     row *rows = self->rows;
     for (size_t i = 0; i < n; i++) {
-        if (is_plain(&wcs[i])) {
-            set_plain(&rows[i], &wcs[i]);
+        if (is_plain_field(&wcs[i])) {
+            set_plain_field(&rows[i], &wcs[i]);
         }
         else {
             rows[i] = row_of(&wcs[i]);

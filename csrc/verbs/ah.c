@@ -23,8 +23,8 @@ static const cqn_kind ah_kind = {
 };
 
 /* With `wc` the way back to its sender is found first. */
-static int create(ah *self, cqn_object *pd, struct ibv_ah_attr *attr, struct ibv_wc *wc,
-                  struct ibv_grh *grh)
+static int create_ah(ah *self, cqn_object *pd, struct ibv_ah_attr *attr, struct ibv_wc *wc,
+                     struct ibv_grh *grh)
 {
     struct ibv_pd *handle = pd->handle;
     struct ibv_ah *created;
@@ -66,7 +66,7 @@ static PyObject *ah_make(PyTypeObject *type, cqn_object *pd, struct ibv_ah_attr 
                          struct ibv_wc *wc, struct ibv_grh *grh)
 {
     ah *self = cqn_new(type, &ah_kind, &pd, 1);
-    if (self != NULL && create(self, pd, attr, wc, grh) < 0) {
+    if (self != NULL && create_ah(self, pd, attr, wc, grh) < 0) {
         Py_CLEAR(self);
     }
     return (PyObject *)self;

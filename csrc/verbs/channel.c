@@ -92,12 +92,12 @@ static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     return (PyObject *)self;
 }
 
-static PyObject *take(cqn_object *op)
+static PyObject *take_for_wait(cqn_object *op)
 {
     return cqn_channel_take_event((cqn_channel *)op, op->handle);
 }
 
-static int check(cqn_object *op, uint64_t *told)
+static int check_failures(cqn_object *op, uint64_t *told)
 {
     return cqn_async_check((cqn_channel *)op, told);
 }
@@ -107,17 +107,17 @@ static int channel_fd(const cqn_object *op)
     return ((struct ibv_comp_channel *)op->handle)->fd;
 }
 
-static bool is_quiet(const cqn_object *op, uint64_t told)
+static bool is_channel_quiet(const cqn_object *op, uint64_t told)
 {
     const cqn_channel *self = (const cqn_channel *)op;
     return self->late == NULL && self->concerned <= told;
 }
 
 static const cqn_wait_kind event_wait = {
-    .take = take,
-    .check = check,
+    .take = take_for_wait,
+    .check = check_failures,
     .fd = channel_fd,
-    .is_quiet = is_quiet,
+    .is_quiet = is_channel_quiet,
     .drain = cqn_async_drain,
     .verb = "ibv_get_cq_event",
     .timed_out = "no completion event within the timeout",
@@ -157,7 +157,7 @@ static PyObject *channel_try_get_event(PyObject *op, PyObject *Py_UNUSED(unused)
 }
 
 /* Reads an event and gives it to the engine of its CQ. 1; 0: there is none; or -1. */
-static int dispatch(cqn_channel *self)
+static int dispatch_event(cqn_channel *self)
 {
     struct ibv_comp_channel *channel = cqn_open(&self->base);
     PyObject *cq = channel == NULL ? NULL : cqn_channel_take_event(self, channel);
@@ -174,13 +174,13 @@ static int dispatch(cqn_channel *self)
  * and then it looks for more, and as long as there are, reads many. */
 static int dispatch_some(cqn_channel *self)
 {
-    int n = 0, rc = dispatch(self);
+    int n = 0, rc = dispatch_event(self);
     if (rc < 0 || --self->until_more > 0) {
         return rc;
     }
     /* A task can have closed the last AsyncCQ: what comes now is for others. */
     while (++n < EVENTS_AT_ONCE && rc > 0 && self->loop != NULL) {
-        rc = dispatch(self);
+        rc = dispatch_event(self);
     }
     self->until_more = n > 2 ? 1 : LOOK_FOR_MORE;
     return rc;

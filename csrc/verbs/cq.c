@@ -93,7 +93,7 @@ static int parse_wc_flags(PyObject *value, cq_args *a)
     return 0;
 }
 
-static int parse_new(cqn_state *st, PyObject *args, PyObject *kwargs, cq_args *a)
+static int parse_new_cq(cqn_state *st, PyObject *args, PyObject *kwargs, cq_args *a)
 {
     static char *names[] = {"context",   "cqe",      "channel", "comp_vector",
                             "user_data", "wc_flags", NULL};
@@ -176,7 +176,7 @@ static PyObject *cq_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     CQN_COPY copy = NULL;
     cqn_state *st = cqn_state_of(type);
     cq_args a;
-    if (cqn_freeze_keywords(&kwargs, &copy) < 0 || parse_new(st, args, kwargs, &a) < 0) {
+    if (cqn_freeze_keywords(&kwargs, &copy) < 0 || parse_new_cq(st, args, kwargs, &a) < 0) {
         return NULL;
     }
     cqn_object *used[2] = {CQN_OBJ(a.context), CQN_OBJ(a.channel)};

@@ -4,8 +4,8 @@
 #include "verbs/verbs.h"
 
 /* The arguments max_entries and, unless `spin` is NULL, spin, of an open CQ. */
-static int parse(cqn_cq *self, const char *function, PyObject *const *args, Py_ssize_t nargs,
-                 PyObject *kwnames, uint64_t *max, double *spin)
+static int parse_poll(cqn_cq *self, const char *function, PyObject *const *args, Py_ssize_t nargs,
+                      PyObject *kwnames, uint64_t *max, double *spin)
 {
     static const char *const both[] = {"max_entries", "spin", NULL};
     static const char *const only_max[] = {"max_entries", NULL};
@@ -30,7 +30,7 @@ static int refuse_engine(const cqn_cq *self)
     return -1;
 }
 
-static PyObject *take(cqn_cq *self, uint64_t max, double spin)
+static PyObject *poll_without_engine(cqn_cq *self, uint64_t max, double spin)
 {
     cqn_object *trash = NULL;
     int rc = cqn_cq_look_to_hand_out(self, max, &trash);
@@ -48,12 +48,12 @@ PyObject *cqn_cq_poll(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyO
     cqn_cq *self = (cqn_cq *)op;
     uint64_t max;
     double spin = 0;
-    if (parse(self, "poll", args, nargs, kwnames, &max, &spin) < 0) {
+    if (parse_poll(self, "poll", args, nargs, kwnames, &max, &spin) < 0) {
         return NULL;
     }
     cqn_engine *engine = cqn_engine_of(self);
     if (engine == NULL) {
-        return take(self, max, spin);
+        return poll_without_engine(self, max, spin);
     }
     PyObject *list = cqn_engine_poll(engine, max, spin);
     Py_DECREF(engine);
@@ -65,7 +65,8 @@ PyObject *cqn_cq_poll_ids(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
     CQN_LOCKED;
     cqn_cq *self = (cqn_cq *)op;
     uint64_t max;
-    if (parse(self, "poll_ids", args, nargs, kwnames, &max, NULL) < 0 || refuse_engine(self) < 0) {
+    if (parse_poll(self, "poll_ids", args, nargs, kwnames, &max, NULL) < 0 ||
+        refuse_engine(self) < 0) {
         return NULL;
     }
     cqn_object *trash = NULL;

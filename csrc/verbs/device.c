@@ -10,7 +10,7 @@ const char cqn_no_device[] =
     "rdma_rxe\" and \"rdma link add rxe0 type rxe netdev eth0\"; and where neither can be, "
     "\"./lab\" of cqnotify's sources starts a small virtual machine that has two";
 
-static PyObject *describe(struct ibv_device *device)
+static PyObject *describe_device(struct ibv_device *device)
 {
     return Py_BuildValue("{s:s, s:i, s:i, s:K}", "name", ibv_get_device_name(device), "node_type",
                          (int)device->node_type, "transport_type", (int)device->transport_type,
@@ -33,7 +33,7 @@ PyObject *cqn_list_devices(PyObject *module, PyObject *Py_UNUSED(unused))
     }
     PyObject *result = PyList_New(0);
     for (int i = 0; result != NULL && i < n; i++) {
-        PyObject *device = describe(list[i]);
+        PyObject *device = describe_device(list[i]);
         if (device == NULL || PyList_Append(result, device) < 0) {
             Py_CLEAR(result);
         }

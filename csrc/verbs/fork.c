@@ -32,7 +32,7 @@ static enum ibv_fork_status ask_status(const cqn_state *st)
     return ask != NULL ? ask() : st->fork_initialized ? IBV_FORK_ENABLED : IBV_FORK_DISABLED;
 }
 
-static int warn(int err)
+static int warn_of_fork(int err)
 {
     return PyErr_WarnFormat(
         PyExc_RuntimeWarning, 1,
@@ -56,7 +56,7 @@ int cqn_prepare_for_fork(cqn_state *st)
     }
     const int err = ibv_fork_init();
     st->fork_initialized = err == 0;
-    return err == 0 ? 0 : warn(err);
+    return err == 0 ? 0 : warn_of_fork(err);
 }
 
 PyObject *cqn_fork_status(PyObject *module, PyObject *Py_UNUSED(unused))

@@ -19,7 +19,7 @@ static bool is_multicast(const union ibv_gid *gid)
            (memcmp(gid->raw, mapped, sizeof(mapped)) == 0 && gid->raw[12] >> 4 == 0xe);
 }
 
-static cqn_group *find(const cqn_qp *qp, const cqn_group *group)
+static cqn_group *find_group(const cqn_qp *qp, const cqn_group *group)
 {
     for (size_t i = 0; i < qp->groups_len; i++) {
         cqn_group *g = &qp->groups[i];
@@ -30,13 +30,13 @@ static cqn_group *find(const cqn_qp *qp, const cqn_group *group)
     return NULL;
 }
 
-static const char *text_of(const cqn_group *group, char text[INET6_ADDRSTRLEN])
+static const char *gid_text(const cqn_group *group, char text[INET6_ADDRSTRLEN])
 {
     return inet_ntop(AF_INET6, &group->gid, text, INET6_ADDRSTRLEN);
 }
 
-static int parse(cqn_qp *self, const char *function, PyObject *const *args, Py_ssize_t nargs,
-                 PyObject *kwnames, cqn_group *out)
+static int parse_group(cqn_qp *self, const char *function, PyObject *const *args, Py_ssize_t nargs,
+                       PyObject *kwnames, cqn_group *out)
 {
     static const char *const names[] = {"gid", "lid", NULL};
     PyObject *in[2] = {NULL, NULL};
@@ -57,14 +57,14 @@ static int parse(cqn_qp *self, const char *function, PyObject *const *args, Py_s
     if (!is_multicast(&out->gid)) {
         PyErr_Format(PyExc_ValueError,
                      "gid is %s: it must be a multicast address, of ff00::/8 or 224.0.0.0/4",
-                     text_of(out, text));
+                     gid_text(out, text));
         return -1;
     }
     return cqn_qp_await_turn(self);
 }
 
 /* Room is made before, so that what was joined can always be noted. */
-static int reserve(cqn_qp *self)
+static int reserve_group(cqn_qp *self)
 {
     cqn_group *groups = PyMem_Realloc(self->groups, (self->groups_len + 1) * sizeof(*groups));
     if (groups == NULL) {
@@ -75,11 +75,11 @@ static int reserve(cqn_qp *self)
     return 0;
 }
 
-static PyObject *refuse(cqn_qp *self, int err, const char *verb, const cqn_group *group)
+static PyObject *refuse_group(cqn_qp *self, int err, const char *verb, const cqn_group *group)
 {
     const struct ibv_device_attr *limits = &self->base.context->attr;
     char text[INET6_ADDRSTRLEN];
-    text_of(group, text);
+    gid_text(group, text);
     return err == ENOMEM
                ? cqn_verbs_error(self->base.state, err, verb,
                                  "group %s, lid %d: this device has room for %d groups, "
@@ -95,20 +95,20 @@ PyObject *cqn_qp_attach_mcast(PyObject *op, PyObject *const *args, Py_ssize_t na
     CQN_LOCKED;
     cqn_qp *self = (cqn_qp *)op;
     cqn_group group;
-    if (parse(self, "attach_mcast", args, nargs, kwnames, &group) < 0) {
+    if (parse_group(self, "attach_mcast", args, nargs, kwnames, &group) < 0) {
         return NULL;
     }
-    if (find(self, &group) != NULL) {
+    if (find_group(self, &group) != NULL) {
         Py_RETURN_NONE;
     }
-    if (reserve(self) < 0) {
+    if (reserve_group(self) < 0) {
         return NULL;
     }
     struct ibv_qp *qp = self->base.handle;
     int err;
     CQN_IN_KERNEL(&self->base, err = ibv_attach_mcast(qp, &group.gid, group.lid));
     if (err != 0) {
-        return refuse(self, err, "ibv_attach_mcast", &group);
+        return refuse_group(self, err, "ibv_attach_mcast", &group);
     }
     self->groups[self->groups_len++] = group;
     Py_RETURN_NONE;
@@ -120,21 +120,21 @@ PyObject *cqn_qp_detach_mcast(PyObject *op, PyObject *const *args, Py_ssize_t na
     CQN_LOCKED;
     cqn_qp *self = (cqn_qp *)op;
     cqn_group group;
-    if (parse(self, "detach_mcast", args, nargs, kwnames, &group) < 0) {
+    if (parse_group(self, "detach_mcast", args, nargs, kwnames, &group) < 0) {
         return NULL;
     }
-    cqn_group *found = find(self, &group);
+    cqn_group *found = find_group(self, &group);
     if (found == NULL) {
         char text[INET6_ADDRSTRLEN];
         PyErr_Format(PyExc_ValueError, "this QP is not attached to group %s with lid %d",
-                     text_of(&group, text), group.lid);
+                     gid_text(&group, text), group.lid);
         return NULL;
     }
     struct ibv_qp *qp = self->base.handle;
     int err;
     CQN_IN_KERNEL(&self->base, err = ibv_detach_mcast(qp, &group.gid, group.lid));
     if (err != 0) {
-        return refuse(self, err, "ibv_detach_mcast", &group);
+        return refuse_group(self, err, "ibv_detach_mcast", &group);
     }
     *found = self->groups[--self->groups_len];
     Py_RETURN_NONE;

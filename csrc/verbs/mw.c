@@ -26,7 +26,7 @@ static const cqn_kind mw_kind = {
     .clear = cqn_clear,
 };
 
-static int parse_type(PyObject *value, enum ibv_mw_type *out)
+static int parse_mw_type(PyObject *value, enum ibv_mw_type *out)
 {
     uint32_t type = IBV_MW_TYPE_1;
     if (value != NULL && cqn_u32(value, "mw_type", UINT8_MAX, &type) < 0) {
@@ -50,7 +50,7 @@ static PyObject *mw_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     enum ibv_mw_type mw_type;
     if (cqn_freeze_keywords(&kwargs, &copy) < 0 ||
         !PyArg_ParseTupleAndKeywords(args, kwargs, "O|O:MW", names, &pd, &type_value) ||
-        cqn_expect(pd, st->PD, "pd") < 0 || parse_type(type_value, &mw_type) < 0) {
+        cqn_expect(pd, st->PD, "pd") < 0 || parse_mw_type(type_value, &mw_type) < 0) {
         return NULL;
     }
     cqn_object *used = CQN_OBJ(pd);

@@ -98,7 +98,7 @@ static bool settle_cq(const cqn_qp *self, const cqn_wr_queue *q, cqn_cq *cq, cqn
     return ok;
 }
 
-static settled settle(const cqn_qp *self, cqn_object **trash)
+static settled settle_cqs(const cqn_qp *self, cqn_object **trash)
 {
     const bool send = settle_cq(self, self->sq, self->send_cq, trash);
     const bool recv = settle_cq(self, self->rq, self->recv_cq, trash);
@@ -135,7 +135,7 @@ static void qp_after_destroy(cqn_object *op)
     cqn_object *trash = NULL;
     /* A device that fails to be polled can make code run that closes all that this used. */
     cqn_context *ctx = (cqn_context *)Py_NewRef((PyObject *)self->pd->context);
-    const settled known = settle(self, &trash);
+    const settled known = settle_cqs(self, &trash);
     cqn_async_forget(ctx, op);
     Py_DECREF(ctx);
     drop_queues(self, known, &trash);
@@ -149,7 +149,7 @@ static void qp_after_destroy(cqn_object *op)
 static void forget_requests(cqn_qp *self)
 {
     cqn_object *trash = NULL;
-    const settled known = settle(self, &trash);
+    const settled known = settle_cqs(self, &trash);
     if (self->sq != NULL) { /* not closed meanwhile */
         cqn_wr_queue_forget(self->sq, &trash);
         cqn_wr_queue_forget(self->rq, &trash);
@@ -229,7 +229,8 @@ static int check_queue(PyTypeObject *type, PyObject *value, const char *name, Py
 }
 
 /* One of the five capacities, NULL for its default; device limit `max`. */
-static int capacity(PyObject *value, const char *name, uint32_t fallback, int max, uint32_t *out)
+static int parse_capacity(PyObject *value, const char *name, uint32_t fallback, int max,
+                          uint32_t *out)
 {
     *out = fallback;
     return value == NULL ? 0 : cqn_u32(value, name, (uint32_t)max, out);
@@ -247,11 +248,12 @@ static int parse_capacities(const struct ibv_device_attr *limits, PyObject *cons
         return -1;
     }
     int sge = limits->max_sge < CQN_MAX_SGE ? limits->max_sge : CQN_MAX_SGE;
-    return capacity(v[0], "max_send_wr", 16, limits->max_qp_wr, &cap->max_send_wr) < 0 ||
-                   capacity(v[1], "max_recv_wr", recvs, limits->max_qp_wr, &cap->max_recv_wr) < 0 ||
-                   capacity(v[2], "max_send_sge", 1, sge, &cap->max_send_sge) < 0 ||
-                   capacity(v[3], "max_recv_sge", recv_sge, sge, &cap->max_recv_sge) < 0 ||
-                   capacity(v[4], "max_inline_data", 0, INT32_MAX, &cap->max_inline_data) < 0
+    return parse_capacity(v[0], "max_send_wr", 16, limits->max_qp_wr, &cap->max_send_wr) < 0 ||
+                   parse_capacity(v[1], "max_recv_wr", recvs, limits->max_qp_wr,
+                                  &cap->max_recv_wr) < 0 ||
+                   parse_capacity(v[2], "max_send_sge", 1, sge, &cap->max_send_sge) < 0 ||
+                   parse_capacity(v[3], "max_recv_sge", recv_sge, sge, &cap->max_recv_sge) < 0 ||
+                   parse_capacity(v[4], "max_inline_data", 0, INT32_MAX, &cap->max_inline_data) < 0
                ? -1
                : 0;
 }
@@ -268,8 +270,8 @@ static int refuse_xrc(cqn_state *st, const struct ibv_device_attr *limits, uint3
     return -1;
 }
 
-static int parse_type(cqn_state *st, const struct ibv_device_attr *limits, PyObject *value,
-                      enum ibv_qp_type *out)
+static int parse_qp_type(cqn_state *st, const struct ibv_device_attr *limits, PyObject *value,
+                         enum ibv_qp_type *out)
 {
     uint32_t type;
     if (cqn_u32(value, "qp_type", UINT8_MAX, &type) < 0) {
@@ -295,7 +297,7 @@ static int check_atomic_write(const qp_args *a)
     return cqn_check_atomic_write(CQN_OBJ(a->pd));
 }
 
-static int parse_new(cqn_state *st, PyObject *args, PyObject *kwargs, qp_args *a)
+static int parse_new_qp(cqn_state *st, PyObject *args, PyObject *kwargs, qp_args *a)
 {
     /* clang-format off */
     static char *names[] = {"pd", "qp_type", "send_cq", "recv_cq", "srq", "max_send_wr",
@@ -324,7 +326,7 @@ static int parse_new(cqn_state *st, PyObject *args, PyObject *kwargs, qp_args *a
     }
     /* A copy: the conversions can run code that closes the PD. */
     const struct ibv_device_attr limits = CQN_OBJ(a->pd)->context->attr;
-    return parse_type(st, &limits, type, &a->attr.qp_type) < 0 ||
+    return parse_qp_type(st, &limits, type, &a->attr.qp_type) < 0 ||
                    parse_capacities(&limits, cap, a->srq != Py_None, &a->attr.cap) < 0 ||
                    cqn_open(CQN_OBJ(a->pd)) == NULL ||
                    check_queue(st->CQ, a->send_cq, "send_cq", a->pd) < 0 ||
@@ -356,7 +358,7 @@ static PyObject *qp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     CQN_COPY copy = NULL;
     cqn_state *st = cqn_state_of(type);
     qp_args a;
-    if (cqn_freeze_keywords(&kwargs, &copy) < 0 || parse_new(st, args, kwargs, &a) < 0) {
+    if (cqn_freeze_keywords(&kwargs, &copy) < 0 || parse_new_qp(st, args, kwargs, &a) < 0) {
         return NULL;
     }
     cqn_object *used[4] = {CQN_OBJ(a.pd), CQN_OBJ(a.send_cq), CQN_OBJ(a.recv_cq), CQN_OBJ(a.srq)};
@@ -447,7 +449,7 @@ static int cap_from(PyObject *mapping, struct ibv_qp_cap *cap)
     return rc;
 }
 
-/* One attribute of modify(). Returns its bit of the mask, or -1. */
+/* One attribute of modify_qp(). Returns its bit of the mask, or -1. */
 static int set_attribute(const cqn_qp *self, PyObject *name, PyObject *value, int ports,
                          struct ibv_qp_attr *attr)
 {
@@ -544,7 +546,7 @@ static const char *modify_hint(int err, int mask)
     }
 }
 
-/* What a modify() has brought. */
+/* What a modify_qp() has brought. */
 typedef struct {
     int err; /* all else only if it is 0 */
     bool has_cap;
@@ -579,7 +581,7 @@ static void enter_capacities(cqn_qp *self, const struct ibv_qp_cap *cap)
 
 /* A reset forgets the work requests without completing them. Nothing may be
  * posted from the moment in which the device may be in RESET. */
-static int modify(cqn_qp *self, struct ibv_qp_attr *attr, int mask)
+static int modify_qp(cqn_qp *self, struct ibv_qp_attr *attr, int mask)
 {
     if (cqn_qp_await_turn(self) < 0) {
         return -1;
@@ -640,7 +642,7 @@ static PyObject *qp_modify(PyObject *op, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     int mask = collect_attributes(self, kwargs, &attr);
-    if (mask < 0 || modify(self, &attr, mask) < 0) {
+    if (mask < 0 || modify_qp(self, &attr, mask) < 0) {
         return NULL;
     }
     PyObject *interrupt = NULL;
@@ -655,7 +657,7 @@ static PyObject *qp_modify(PyObject *op, PyObject *args, PyObject *kwargs)
     Py_RETURN_NONE;
 }
 
-static int add(PyObject *dict, const char *name, PyObject *value)
+static int add_to_dict(PyObject *dict, const char *name, PyObject *value)
 {
     int rc = value == NULL ? -1 : PyDict_SetItemString(dict, name, value);
     Py_XDECREF(value);
@@ -679,9 +681,10 @@ static PyObject *qp_query(PyObject *op, PyObject *Py_UNUSED(unused))
                                ((cqn_qp *)op)->qp_num);
     }
     PyObject *dict = cqn_struct_to_dict(&attr, cqn_qp_fields);
-    if (dict != NULL && (add(dict, "ah_attr", cqn_ah_attr_to_dict(&attr.ah_attr)) < 0 ||
-                         add(dict, "alt_ah_attr", cqn_ah_attr_to_dict(&attr.alt_ah_attr)) < 0 ||
-                         add(dict, "cap", cqn_struct_to_dict(&attr.cap, cqn_cap_fields)) < 0)) {
+    if (dict != NULL &&
+        (add_to_dict(dict, "ah_attr", cqn_ah_attr_to_dict(&attr.ah_attr)) < 0 ||
+         add_to_dict(dict, "alt_ah_attr", cqn_ah_attr_to_dict(&attr.alt_ah_attr)) < 0 ||
+         add_to_dict(dict, "cap", cqn_struct_to_dict(&attr.cap, cqn_cap_fields)) < 0)) {
         Py_CLEAR(dict);
     }
     return dict;
@@ -742,7 +745,7 @@ static PyMethodDef qp_methods[] = {
      "them.\n\nWraps ibv_modify_qp(3)."},
     {"check", (PyCFunction)(void (*)(void))qp_check, METH_VARARGS | METH_KEYWORDS,
      "check($self, /, **attrs)\n--\n\n"
-     "Refuse the attributes that modify() would refuse by itself; change nothing."},
+     "Refuse the attributes that modify_qp() would refuse by itself; change nothing."},
     {"query", qp_query, METH_NOARGS,
      "query($self, /)\n--\n\n"
      "All attributes, as the device has them now.\n\nWraps ibv_query_qp(3)."},

@@ -69,7 +69,7 @@ static int check_max_wr(const struct ibv_device_attr *device, PyObject *value, u
     return 0;
 }
 
-static int parse_new(cqn_state *st, PyObject *args, PyObject *kwargs, srq_args *a)
+static int parse_new_srq(cqn_state *st, PyObject *args, PyObject *kwargs, srq_args *a)
 {
     static char *names[] = {"pd", "max_wr", "max_sge", "srq_limit", "user_data", NULL};
     PyObject *max_wr, *max_sge = NULL, *srq_limit = NULL;
@@ -97,7 +97,7 @@ static int parse_new(cqn_state *st, PyObject *args, PyObject *kwargs, srq_args *
                : 0;
 }
 
-static struct ibv_srq *create(cqn_srq *self, const srq_args *a)
+static struct ibv_srq *create_srq(cqn_srq *self, const srq_args *a)
 {
     const cqn_object *pd = CQN_OBJ(a->pd);
     struct ibv_srq_init_attr init = {
@@ -122,7 +122,7 @@ static struct ibv_srq *create(cqn_srq *self, const srq_args *a)
 
 /* Sets one of both. With the GIL, so that nothing is posted meanwhile: rxe refuses
  * a size below what it holds, and has lost the queue then. */
-static int modify(cqn_srq *self, struct ibv_srq_attr attr, int mask)
+static int modify_srq(cqn_srq *self, struct ibv_srq_attr attr, int mask)
 {
     int err = ibv_modify_srq(self->base.handle, &attr, mask);
     if (err != 0) {
@@ -145,7 +145,7 @@ static int modify_both(cqn_srq *self, struct ibv_srq_attr attr)
 {
     int first = attr.max_wr > self->max_wr ? IBV_SRQ_MAX_WR : IBV_SRQ_LIMIT;
     int second = first == IBV_SRQ_LIMIT ? IBV_SRQ_MAX_WR : IBV_SRQ_LIMIT;
-    return modify(self, attr, first) < 0 || modify(self, attr, second) < 0 ? -1 : 0;
+    return modify_srq(self, attr, first) < 0 || modify_srq(self, attr, second) < 0 ? -1 : 0;
 }
 
 static PyObject *srq_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -154,7 +154,7 @@ static PyObject *srq_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     CQN_COPY copy = NULL;
     srq_args a;
     if (cqn_freeze_keywords(&kwargs, &copy) < 0 ||
-        parse_new(cqn_state_of(type), args, kwargs, &a) < 0) {
+        parse_new_srq(cqn_state_of(type), args, kwargs, &a) < 0) {
         return NULL;
     }
     cqn_object *pd = CQN_OBJ(a.pd);
@@ -164,7 +164,7 @@ static PyObject *srq_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     }
     self->user_data = Py_NewRef(a.user_data);
     self->rq = cqn_wr_queue_new_shared(self->base.state);
-    struct ibv_srq *srq = self->rq == NULL ? NULL : create(self, &a);
+    struct ibv_srq *srq = self->rq == NULL ? NULL : create_srq(self, &a);
     if (srq == NULL) {
         Py_DECREF(self);
         return NULL;
@@ -172,7 +172,7 @@ static PyObject *srq_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     cqn_adopt(CQN_OBJ(self), srq);
     /* Creating one need not heed a limit. */
     const struct ibv_srq_attr limit = {.srq_limit = a.srq_limit};
-    if (a.srq_limit > 0 && modify(self, limit, IBV_SRQ_LIMIT) < 0) {
+    if (a.srq_limit > 0 && modify_srq(self, limit, IBV_SRQ_LIMIT) < 0) {
         cqn_close(CQN_OBJ(self), true);
         Py_DECREF(self);
         return NULL;
@@ -180,9 +180,9 @@ static PyObject *srq_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
-/* What modify() is to set. Returns the mask, or -1. */
-static int collect(const cqn_srq *self, PyObject *max_wr, PyObject *srq_limit,
-                   struct ibv_srq_attr *attr)
+/* What modify_srq() is to set. Returns the mask, or -1. */
+static int collect_srq_attr(const cqn_srq *self, PyObject *max_wr, PyObject *srq_limit,
+                            struct ibv_srq_attr *attr)
 {
     const struct ibv_device_attr device = self->base.context->attr;
     int mask = 0;
@@ -236,13 +236,13 @@ static PyObject *srq_modify(PyObject *op, PyObject *const *args, Py_ssize_t narg
         cqn_args("modify", names, 0, 0, args, nargs, kwnames, in) < 0) {
         return NULL;
     }
-    int mask = collect(self, in[0], in[1], &attr);
+    int mask = collect_srq_attr(self, in[0], in[1], &attr);
     if (mask < 0 || cqn_open(&self->base) == NULL ||
         ((mask & IBV_SRQ_MAX_WR) && check_resize(self, attr.max_wr) < 0)) {
         return NULL;
     }
     bool both = mask == (IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT);
-    int rc = both ? modify_both(self, attr) : modify(self, attr, mask);
+    int rc = both ? modify_both(self, attr) : modify_srq(self, attr, mask);
     return rc < 0 ? NULL : Py_NewRef(Py_None);
 }
 
@@ -322,7 +322,7 @@ static PyType_Slot srq_slots[] = {
      "SRQ(pd, max_wr, *, max_sge=1, srq_limit=0, user_data=None)\n--\n\n"
      "A shared receive queue: any number of queue pairs, QP(..., srq=...), receive from it.\n\n"
      "It has room for at least `max_wr` receives of up to `max_sge` elements. `srq_limit` arms its "
-     "limit, see modify(). BusyError at close() while queue pairs use it. What one took "
+     "limit, see modify_srq(). BusyError at close() while queue pairs use it. What one took "
      "of it and did not complete when it was closed or reset is kept until the SRQ is closed.\n\n"
      "By the verbs the queue pairs need not be of its PD. (On rxe they must: there a receive fails "
      "in the end whose memory is not of the queue pair's.)\n\n"

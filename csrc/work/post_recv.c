@@ -3,13 +3,13 @@
 
 #include "work/wr.h"
 
-static int admit(const cqn_recv_queue *q, const cqn_sg *sg)
+static int admit_recv(const cqn_recv_queue *q, const cqn_sg *sg)
 {
     return cqn_sg_fits(sg, q->pd, q->max_sge) ? 0 : cqn_sg_refuse(sg, q->owner, q->pd, q->max_sge);
 }
 
 /* Returns an errno, or 0, and how many of the n, which lie in a row, were posted. */
-static int post(const cqn_recv_queue *q, struct ibv_recv_wr *first, size_t n, size_t *posted)
+static int post_recvs(const cqn_recv_queue *q, struct ibv_recv_wr *first, size_t n, size_t *posted)
 {
     struct ibv_recv_wr *bad = NULL;
     int err = cqn_errno_of(q->post(q->owner->handle, first, &bad));
@@ -17,8 +17,8 @@ static int post(const cqn_recv_queue *q, struct ibv_recv_wr *first, size_t n, si
     return err;
 }
 
-static PyObject *refuse(const cqn_recv_queue *q, int err, PyObject *bad_wr, size_t posted,
-                        size_t of)
+static PyObject *refuse_recv(const cqn_recv_queue *q, int err, PyObject *bad_wr, size_t posted,
+                             size_t of)
 {
     return cqn_wr_refused(&(cqn_wr_refusal){.owner = q->owner,
                                             .verb = q->verb,
@@ -31,27 +31,28 @@ static PyObject *refuse(const cqn_recv_queue *q, int err, PyObject *bad_wr, size
 }
 
 /* `object` is the request as an object of its own, or NULL. */
-static PyObject *post_one(const cqn_recv_queue *q, struct ibv_recv_wr *wr, uint64_t wr_id,
-                          const cqn_sg *sg, PyObject *object)
+static PyObject *post_one_recv(const cqn_recv_queue *q, struct ibv_recv_wr *wr, uint64_t wr_id,
+                               const cqn_sg *sg, PyObject *object)
 {
     size_t posted;
     const size_t entries = cqn_wr_entries(sg);
-    if (admit(q, sg) < 0 || cqn_wr_queue_reserve(q->books, entries) < 0) {
+    if (admit_recv(q, sg) < 0 || cqn_wr_queue_reserve(q->books, entries) < 0) {
         return NULL;
     }
     cqn_wr_cursor at = cqn_wr_queue_cursor(q->books);
     wr->wr_id = cqn_wr_queue_next_id(q->books, &at, entries);
-    int err = post(q, wr, 1, &posted);
+    int err = post_recvs(q, wr, 1, &posted);
     if (posted > 0) {
         cqn_wr_queue_push_recv(q->books, wr_id, sg);
     }
     else {
         cqn_wr_queue_refused(q->books, 1);
     }
-    return err == 0 ? Py_NewRef(Py_None) : refuse(q, err, posted == 0 ? object : NULL, posted, 1);
+    return err == 0 ? Py_NewRef(Py_None)
+                    : refuse_recv(q, err, posted == 0 ? object : NULL, posted, 1);
 }
 
-static PyObject *post_arguments(const cqn_recv_queue *q, PyObject *memory, uint64_t wr_id)
+static PyObject *post_recv_arguments(const cqn_recv_queue *q, PyObject *memory, uint64_t wr_id)
 {
     cqn_sg_room room;
     cqn_sg sg = CQN_SG_IN(room);
@@ -59,52 +60,52 @@ static PyObject *post_arguments(const cqn_recv_queue *q, PyObject *memory, uint6
         return NULL;
     }
     struct ibv_recv_wr wr = {.sg_list = sg.sge, .num_sge = (int)sg.num_sge};
-    return post_one(q, &wr, wr_id, &sg, NULL);
+    return post_one_recv(q, &wr, wr_id, &sg, NULL);
 }
 
-static cqn_recv_wr *item(PyObject *list, size_t i)
+static cqn_recv_wr *recv_item(PyObject *list, size_t i)
 {
     return (cqn_recv_wr *)PyTuple_GET_ITEM(list, (Py_ssize_t)i);
 }
 
 /* Copies of the requests, linked: one of them can be in the list more than once.
  * Returns how many entries they need in the books, or -1. */
-static Py_ssize_t link_list(const cqn_recv_queue *q, PyObject *list, struct ibv_recv_wr *wrs,
-                            size_t n)
+static Py_ssize_t link_recvs(const cqn_recv_queue *q, PyObject *list, struct ibv_recv_wr *wrs,
+                             size_t n)
 {
     size_t entries = 0;
     for (size_t i = 0; i < n; i++) {
-        if (admit(q, &item(list, i)->sg) < 0) {
+        if (admit_recv(q, &recv_item(list, i)->sg) < 0) {
             cqn_blame_item((Py_ssize_t)i);
             return -1;
         }
-        entries += cqn_wr_entries(&item(list, i)->sg);
-        wrs[i] = item(list, i)->wr;
+        entries += cqn_wr_entries(&recv_item(list, i)->sg);
+        wrs[i] = recv_item(list, i)->wr;
         wrs[i].next = i + 1 < n ? &wrs[i + 1] : NULL;
     }
     return (Py_ssize_t)entries;
 }
 
-static PyObject *post_linked(const cqn_recv_queue *q, PyObject *list, struct ibv_recv_wr *wrs,
-                             size_t n)
+static PyObject *post_linked_recvs(const cqn_recv_queue *q, PyObject *list, struct ibv_recv_wr *wrs,
+                                   size_t n)
 {
     size_t posted;
     cqn_wr_cursor at = cqn_wr_queue_cursor(q->books);
     for (size_t i = 0; i < n; i++) {
-        wrs[i].wr_id = cqn_wr_queue_next_id(q->books, &at, cqn_wr_entries(&item(list, i)->sg));
+        wrs[i].wr_id = cqn_wr_queue_next_id(q->books, &at, cqn_wr_entries(&recv_item(list, i)->sg));
     }
-    int err = post(q, wrs, n, &posted);
+    int err = post_recvs(q, wrs, n, &posted);
     for (size_t i = 0; i < posted; i++) {
-        cqn_wr_queue_push_recv(q->books, item(list, i)->wr_id, &item(list, i)->sg);
+        cqn_wr_queue_push_recv(q->books, recv_item(list, i)->wr_id, &recv_item(list, i)->sg);
     }
     if (posted < n) {
         cqn_wr_queue_refused(q->books, n - posted);
     }
-    PyObject *bad_wr = posted < n ? (PyObject *)item(list, posted) : NULL;
-    return err == 0 ? Py_NewRef(Py_None) : refuse(q, err, bad_wr, posted, n);
+    PyObject *bad_wr = posted < n ? (PyObject *)recv_item(list, posted) : NULL;
+    return err == 0 ? Py_NewRef(Py_None) : refuse_recv(q, err, bad_wr, posted, n);
 }
 
-static PyObject *post_list(const cqn_recv_queue *q, PyObject *list)
+static PyObject *post_recv_list(const cqn_recv_queue *q, PyObject *list)
 {
     const size_t n = (size_t)PyTuple_GET_SIZE(list);
     struct ibv_recv_wr *wrs = PyMem_New(struct ibv_recv_wr, n);
@@ -112,25 +113,26 @@ static PyObject *post_list(const cqn_recv_queue *q, PyObject *list)
         return PyErr_NoMemory();
     }
     PyObject *result = NULL;
-    Py_ssize_t entries = link_list(q, list, wrs, n);
+    Py_ssize_t entries = link_recvs(q, list, wrs, n);
     if (entries >= 0 && cqn_wr_queue_reserve(q->books, (size_t)entries) == 0) {
-        result = post_linked(q, list, wrs, n);
+        result = post_linked_recvs(q, list, wrs, n);
     }
     PyMem_Free(wrs);
     return result;
 }
 
 /* One that was built before, or a list of them. */
-static PyObject *post_prebuilt(cqn_object *owner, cqn_recv_queue_of queue_of, PyObject *what)
+static PyObject *post_prebuilt_recv(cqn_object *owner, cqn_recv_queue_of queue_of, PyObject *what)
 {
     PyTypeObject *type = owner->state->RecvWR;
     cqn_recv_queue q;
     if (Py_IS_TYPE(what, type)) {
         cqn_recv_wr *wr = (cqn_recv_wr *)what;
-        return queue_of(owner, &q) < 0 ? NULL : post_one(&q, &wr->wr, wr->wr_id, &wr->sg, what);
+        return queue_of(owner, &q) < 0 ? NULL
+                                       : post_one_recv(&q, &wr->wr, wr->wr_id, &wr->sg, what);
     }
     PyObject *list = cqn_wr_list(what, type);
-    PyObject *result = list == NULL || queue_of(owner, &q) < 0 ? NULL : post_list(&q, list);
+    PyObject *result = list == NULL || queue_of(owner, &q) < 0 ? NULL : post_recv_list(&q, list);
     Py_XDECREF(list);
     return result;
 }
@@ -152,12 +154,12 @@ PyObject *cqn_post_recv(cqn_object *owner, cqn_recv_queue_of queue_of, PyObject 
         return NULL;
     }
     if (Py_IS_TYPE(in[0], type) || cqn_wr_is_list(in[0], type)) {
-        return cqn_wr_is_alone(names, in) < 0 ? NULL : post_prebuilt(owner, queue_of, in[0]);
+        return cqn_wr_is_alone(names, in) < 0 ? NULL : post_prebuilt_recv(owner, queue_of, in[0]);
     }
     return (in[1] != NULL && cqn_uint(in[1], "wr_id", UINT64_MAX, &wr_id) < 0) ||
                    queue_of(owner, &q) < 0
                ? NULL
-               : post_arguments(&q, in[0], wr_id);
+               : post_recv_arguments(&q, in[0], wr_id);
 }
 
 /* ---- of a QP ---- */
@@ -243,7 +245,7 @@ static inline bool is_simple(const cqn_state *st, PyObject *const *args, PyObjec
 }
 
 /* Whether there is nothing to allocate or to refuse. */
-static inline bool is_ready(const cqn_qp *qp, const cqn_sg *sg)
+static inline bool is_recv_ready(const cqn_qp *qp, const cqn_sg *sg)
 {
     return cqn_is_open(&qp->base) && qp->state >= IBV_QPS_INIT && qp->srq == NULL &&
            cqn_sg_fits(sg, qp->pd, qp->cap.max_recv_sge) &&
@@ -269,7 +271,7 @@ PyObject *cqn_qp_post_recv(PyObject *op, PyObject *const *args, Py_ssize_t nargs
         wr_id = simple.wr_id;
         sg = &simple.sg;
     }
-    if (wr == NULL || !is_ready(qp, sg)) {
+    if (wr == NULL || !is_recv_ready(qp, sg)) {
         return cqn_post_recv(&qp->base, queue_of_qp, args, nargs, kwnames);
     }
     wr->wr_id = cqn_wr_queue_id(qp->rq, cqn_wr_entries(sg));
@@ -284,7 +286,7 @@ PyObject *cqn_qp_post_recv(PyObject *op, PyObject *const *args, Py_ssize_t nargs
         err = cqn_errno_of(err);
         cqn_recv_queue q;
         PyObject *bad_wr = bad == NULL || wr == &simple.wr ? NULL : args[0];
-        return queue_of_qp(&qp->base, &q) < 0 ? NULL : refuse(&q, err, bad_wr, bad == NULL, 1);
+        return queue_of_qp(&qp->base, &q) < 0 ? NULL : refuse_recv(&q, err, bad_wr, bad == NULL, 1);
     }
     Py_RETURN_NONE;
 }
@@ -296,13 +298,13 @@ int cqn_post_awaited_recv(cqn_qp *qp, const cqn_sg *sg, cqn_request *request)
     const size_t entries = cqn_wr_entries(sg);
     struct ibv_recv_wr wr = {.sg_list = sg->sge, .num_sge = (int)sg->num_sge};
     size_t posted;
-    if (!is_ready(qp, sg) && (queue_of_qp(&qp->base, &q) < 0 || admit(&q, sg) < 0 ||
-                              cqn_wr_queue_reserve(qp->rq, entries) < 0)) {
+    if (!is_recv_ready(qp, sg) && (queue_of_qp(&qp->base, &q) < 0 || admit_recv(&q, sg) < 0 ||
+                                   cqn_wr_queue_reserve(qp->rq, entries) < 0)) {
         return -1;
     }
     q = (cqn_recv_queue){.owner = &qp->base, .post = post_to_qp};
     wr.wr_id = cqn_wr_queue_id(qp->rq, entries);
-    int err = post(&q, &wr, 1, &posted);
+    int err = post_recvs(&q, &wr, 1, &posted);
     if (posted > 0) {
         cqn_wr_queue_push(qp->rq, &(cqn_wr){.request = request, .marks = CQN_WR_AWAITED}, sg);
         return 0;
@@ -315,7 +317,7 @@ void cqn_refuse_recv(cqn_qp *qp, int err)
 {
     cqn_recv_queue q;
     if (queue_of_qp(&qp->base, &q) == 0) {
-        refuse(&q, err, NULL, 0, 1);
+        refuse_recv(&q, err, NULL, 0, 1);
     }
 }
 

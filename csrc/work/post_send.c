@@ -63,7 +63,7 @@ static cqn_mw *window_of(const cqn_send *send)
 }
 
 /* Whether this QP can carry it out, now. */
-static int admit(cqn_qp *qp, const cqn_send *send)
+static int admit_send(cqn_qp *qp, const cqn_send *send)
 {
     const cqn_mw *mw = window_of(send);
     if (!(send->qp_types & (1u << qp->type))) {
@@ -90,7 +90,7 @@ static void choose_key(cqn_send *send)
 
 /* Returns an errno, or 0, and how many of the n, which lie in a row, were posted. What is
  * not known to be refused was. */
-static int post(cqn_qp *qp, struct ibv_send_wr *first, size_t n, size_t *posted)
+static int post_sends(cqn_qp *qp, struct ibv_send_wr *first, size_t n, size_t *posted)
 {
     struct ibv_send_wr *bad = NULL;
     int err = cqn_errno_of(ibv_post_send((struct ibv_qp *)qp->base.handle, first, &bad));
@@ -119,8 +119,8 @@ static int post_alone(cqn_qp *qp, const cqn_send *send, size_t *posted)
     return err;
 }
 
-static PyObject *refuse(const cqn_qp *qp, const char *verb, int err, PyObject *bad_wr,
-                        size_t posted, size_t of)
+static PyObject *refuse_send(const cqn_qp *qp, const char *verb, int err, PyObject *bad_wr,
+                             size_t posted, size_t of)
 {
     return cqn_wr_refused(&(cqn_wr_refusal){.owner = &qp->base,
                                             .verb = verb,
@@ -158,13 +158,13 @@ static void enter_books(cqn_qp *qp, const cqn_send *send, cqn_request *request)
 static int try_one(cqn_qp *qp, cqn_send *send, cqn_request *request, size_t *posted)
 {
     const size_t entries = cqn_wr_entries(&send->sg);
-    if (admit(qp, send) < 0 || cqn_wr_queue_reserve(qp->sq, entries) < 0) {
+    if (admit_send(qp, send) < 0 || cqn_wr_queue_reserve(qp->sq, entries) < 0) {
         return -1;
     }
     choose_key(send);
     send->wr.wr_id = cqn_wr_queue_id(qp->sq, entries);
-    int err =
-        send->opcode->atomic_write ? post_alone(qp, send, posted) : post(qp, &send->wr, 1, posted);
+    int err = send->opcode->atomic_write ? post_alone(qp, send, posted)
+                                         : post_sends(qp, &send->wr, 1, posted);
     if (*posted > 0) {
         enter_books(qp, send, request);
     }
@@ -175,7 +175,7 @@ static int try_one(cqn_qp *qp, cqn_send *send, cqn_request *request, size_t *pos
 }
 
 /* `object` is the request as an object of its own, or NULL. */
-static PyObject *post_one(cqn_qp *qp, cqn_send *send, PyObject *object)
+static PyObject *post_one_send(cqn_qp *qp, cqn_send *send, PyObject *object)
 {
     size_t posted;
     int err = try_one(qp, send, NULL, &posted);
@@ -184,7 +184,7 @@ static PyObject *post_one(cqn_qp *qp, cqn_send *send, PyObject *object)
     }
     const char *verb = send->opcode->atomic_write ? "ibv_wr_atomic_write" : "ibv_post_send";
     return err == 0 ? Py_NewRef(Py_None)
-                    : refuse(qp, verb, err, posted == 0 ? object : NULL, posted, 1);
+                    : refuse_send(qp, verb, err, posted == 0 ? object : NULL, posted, 1);
 }
 
 /* What is not known to be refused was posted. */
@@ -197,10 +197,10 @@ int cqn_post_awaited_send(cqn_qp *qp, cqn_send *send, cqn_request *request)
 
 void cqn_refuse_send(const cqn_qp *qp, int err)
 {
-    refuse(qp, "ibv_post_send", err, NULL, 0, 1);
+    refuse_send(qp, "ibv_post_send", err, NULL, 0, 1);
 }
 
-static cqn_send *item(PyObject *list, size_t i)
+static cqn_send *send_item(PyObject *list, size_t i)
 {
     return &((cqn_send_wr *)PyTuple_GET_ITEM(list, (Py_ssize_t)i))->send;
 }
@@ -228,12 +228,12 @@ static int check_listed(const cqn_send *send)
 /* Copies of the requests, linked: one of them can be in the list more than once.
  * Returns how many are in order, all or up to the one that an exception is set
  * about, and how many entries they need in the books. */
-static size_t link_list(cqn_qp *qp, PyObject *list, struct ibv_send_wr *wrs, size_t n,
-                        size_t *entries)
+static size_t link_sends(cqn_qp *qp, PyObject *list, struct ibv_send_wr *wrs, size_t n,
+                         size_t *entries)
 {
     for (size_t i = 0; i < n; i++) {
-        cqn_send *send = item(list, i);
-        if (admit(qp, send) < 0 || check_listed(send) < 0) {
+        cqn_send *send = send_item(list, i);
+        if (admit_send(qp, send) < 0 || check_listed(send) < 0) {
             cqn_blame_item((Py_ssize_t)i);
             return i;
         }
@@ -245,25 +245,25 @@ static size_t link_list(cqn_qp *qp, PyObject *list, struct ibv_send_wr *wrs, siz
     return n;
 }
 
-static PyObject *post_linked(cqn_qp *qp, PyObject *list, struct ibv_send_wr *wrs, size_t n)
+static PyObject *post_linked_sends(cqn_qp *qp, PyObject *list, struct ibv_send_wr *wrs, size_t n)
 {
     size_t posted;
     cqn_wr_cursor at = cqn_wr_queue_cursor(qp->sq);
     for (size_t i = 0; i < n; i++) {
-        wrs[i].wr_id = cqn_wr_queue_next_id(qp->sq, &at, cqn_wr_entries(&item(list, i)->sg));
+        wrs[i].wr_id = cqn_wr_queue_next_id(qp->sq, &at, cqn_wr_entries(&send_item(list, i)->sg));
     }
-    int err = post(qp, wrs, n, &posted);
+    int err = post_sends(qp, wrs, n, &posted);
     for (size_t i = 0; i < posted; i++) {
-        enter_books(qp, item(list, i), NULL);
+        enter_books(qp, send_item(list, i), NULL);
     }
     if (posted < n) {
         cqn_wr_queue_refused(qp->sq, n - posted);
     }
     PyObject *bad_wr = posted < n ? PyTuple_GET_ITEM(list, (Py_ssize_t)posted) : NULL;
-    return err == 0 ? Py_NewRef(Py_None) : refuse(qp, "ibv_post_send", err, bad_wr, posted, n);
+    return err == 0 ? Py_NewRef(Py_None) : refuse_send(qp, "ibv_post_send", err, bad_wr, posted, n);
 }
 
-static PyObject *post_list(cqn_qp *qp, PyObject *list)
+static PyObject *post_send_list(cqn_qp *qp, PyObject *list)
 {
     const size_t n = (size_t)PyTuple_GET_SIZE(list);
     struct ibv_send_wr *wrs = PyMem_New(struct ibv_send_wr, n);
@@ -271,21 +271,21 @@ static PyObject *post_list(cqn_qp *qp, PyObject *list)
         return PyErr_NoMemory();
     }
     size_t entries = 0;
-    const size_t linked = link_list(qp, list, wrs, n, &entries);
+    const size_t linked = link_sends(qp, list, wrs, n, &entries);
     for (size_t i = 0; i < linked; i++) {
-        if (window_of(item(list, i)) != NULL) {
-            window_of(item(list, i))->listed = false;
+        if (window_of(send_item(list, i)) != NULL) {
+            window_of(send_item(list, i))->listed = false;
         }
     }
     PyObject *result = NULL;
     if (linked == n && cqn_wr_queue_reserve(qp->sq, entries) == 0) {
-        result = post_linked(qp, list, wrs, n);
+        result = post_linked_sends(qp, list, wrs, n);
     }
     PyMem_Free(wrs);
     return result;
 }
 
-static PyObject *post_arguments(cqn_qp *qp, PyObject *const *in)
+static PyObject *post_send_arguments(cqn_qp *qp, PyObject *const *in)
 {
     cqn_sg_room room;
     cqn_send send;
@@ -296,7 +296,7 @@ static PyObject *post_arguments(cqn_qp *qp, PyObject *const *in)
     PyObject *result = NULL;
     if (cqn_send_gather(in, qp->base.state, &send) == 0 && cqn_send_check_window(&send) == 0 &&
         cqn_open(&qp->base) != NULL) {
-        result = post_one(qp, &send, NULL);
+        result = post_one_send(qp, &send, NULL);
     }
     cqn_sg_drop_bytes(&send.sg);
     return result;
@@ -342,7 +342,7 @@ PyObject *cqn_qp_post_send(PyObject *op, PyObject *const *args, Py_ssize_t nargs
         return NULL;
     }
     if (nargs == 1 && kwnames == NULL && Py_IS_TYPE(args[0], type)) {
-        return post_one(qp, &((cqn_send_wr *)args[0])->send, args[0]); /* the short way */
+        return post_one_send(qp, &((cqn_send_wr *)args[0])->send, args[0]); /* the short way */
     }
     PyObject *in[CQN_SEND_NAMES] = {NULL};
     CQN_COPY copy = NULL;
@@ -352,16 +352,16 @@ PyObject *cqn_qp_post_send(PyObject *op, PyObject *const *args, Py_ssize_t nargs
     }
     bool list = cqn_wr_is_list(in[0], type);
     if (!list && !Py_IS_TYPE(in[0], type)) {
-        return post_arguments(qp, in);
+        return post_send_arguments(qp, in);
     }
     if (cqn_wr_is_alone(cqn_send_names, in) < 0) {
         return NULL;
     }
     if (!list) {
-        return post_one(qp, &((cqn_send_wr *)in[0])->send, in[0]);
+        return post_one_send(qp, &((cqn_send_wr *)in[0])->send, in[0]);
     }
     PyObject *wrs = cqn_wr_list(in[0], type);
-    PyObject *result = wrs == NULL || cqn_open(&qp->base) == NULL ? NULL : post_list(qp, wrs);
+    PyObject *result = wrs == NULL || cqn_open(&qp->base) == NULL ? NULL : post_send_list(qp, wrs);
     Py_XDECREF(wrs);
     return result;
 }
@@ -392,14 +392,14 @@ static PyObject *post_bind(cqn_qp *qp, cqn_send *send)
     struct ibv_mw_bind bind = {.send_flags = send->wr.send_flags,
                                .bind_info = send->wr.bind_mw.bind_info};
     const size_t entries = cqn_wr_entries(&send->sg);
-    if (admit(qp, send) < 0 || cqn_wr_queue_reserve(qp->sq, entries) < 0) {
+    if (admit_send(qp, send) < 0 || cqn_wr_queue_reserve(qp->sq, entries) < 0) {
         return NULL;
     }
     bind.wr_id = cqn_wr_queue_id(qp->sq, entries);
     int err = ibv_bind_mw((struct ibv_qp *)qp->base.handle, mw, &bind);
     if (err != 0) {
         cqn_wr_queue_refused(qp->sq, 1);
-        return refuse(qp, "ibv_bind_mw", err, NULL, 0, 1);
+        return refuse_send(qp, "ibv_bind_mw", err, NULL, 0, 1);
     }
     send->wr.bind_mw.rkey = mw->rkey;
     enter_books(qp, send, NULL);
@@ -435,5 +435,5 @@ PyObject *cqn_qp_bind_mw(PyObject *op, PyObject *const *args, Py_ssize_t nargs, 
         return NULL;
     }
     return send.wr.bind_mw.mw->type == IBV_MW_TYPE_1 ? post_bind(qp, &send)
-                                                     : post_one(qp, &send, NULL);
+                                                     : post_one_send(qp, &send, NULL);
 }

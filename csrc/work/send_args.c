@@ -55,15 +55,15 @@ static const cqn_opcode *find_opcode(cqn_state *st, uint32_t opcode)
     return NULL;
 }
 
-static bool given(PyObject *const *in, int index)
+static bool is_given(PyObject *const *in, int index)
 {
     return in[index] != NULL && in[index] != Py_None;
 }
 
 /* An argument that is required, or refused, with this opcode or QP type. */
-static int presence(PyObject *const *in, int index, bool wanted, const char *what)
+static int check_presence(PyObject *const *in, int index, bool wanted, const char *what)
 {
-    if (given(in, index) == wanted) {
+    if (is_given(in, index) == wanted) {
         return 0;
     }
     PyErr_Format(PyExc_ValueError,
@@ -128,10 +128,10 @@ static int set_atomic(PyObject *const *in, const cqn_opcode *op, struct ibv_send
 static int set_remote(PyObject *const *in, const cqn_opcode *op, struct ibv_send_wr *wr)
 {
     const char *name = op->name;
-    if (presence(in, CQN_REMOTE_ADDR, op->remote, name) < 0 ||
-        presence(in, CQN_COMPARE_ADD, op->atomic, name) < 0 ||
-        presence(in, CQN_SWAP, op->swaps, name) < 0 ||
-        (op->does != CQN_WR_BINDS && presence(in, CQN_RKEY, op->remote, name) < 0)) {
+    if (check_presence(in, CQN_REMOTE_ADDR, op->remote, name) < 0 ||
+        check_presence(in, CQN_COMPARE_ADD, op->atomic, name) < 0 ||
+        check_presence(in, CQN_SWAP, op->swaps, name) < 0 ||
+        (op->does != CQN_WR_BINDS && check_presence(in, CQN_RKEY, op->remote, name) < 0)) {
         return -1;
     }
     if (op->atomic) {
@@ -150,14 +150,14 @@ static int set_bind(PyObject *const *in, cqn_send *out)
 {
     const bool binds = out->opcode->does == CQN_WR_BINDS;
     const char *name = out->opcode->name;
-    if (presence(in, CQN_MW, binds, name) < 0 ||
-        (!binds && presence(in, CQN_ACCESS, false, name) < 0)) {
+    if (check_presence(in, CQN_MW, binds, name) < 0 ||
+        (!binds && check_presence(in, CQN_ACCESS, false, name) < 0)) {
         return -1;
     }
-    out->has_rkey = binds && given(in, CQN_RKEY);
+    out->has_rkey = binds && is_given(in, CQN_RKEY);
     return (out->has_rkey &&
             cqn_u32(in[CQN_RKEY], "rkey", UINT32_MAX, &out->wr.bind_mw.rkey) < 0) ||
-                   (given(in, CQN_ACCESS) &&
+                   (is_given(in, CQN_ACCESS) &&
                     cqn_u32(in[CQN_ACCESS], "access", UINT32_MAX,
                             &out->wr.bind_mw.bind_info.mw_access_flags) < 0)
                ? -1
@@ -168,8 +168,8 @@ static int set_bind(PyObject *const *in, cqn_send *out)
 static int set_imm(PyObject *const *in, const cqn_opcode *op, struct ibv_send_wr *wr)
 {
     uint32_t imm;
-    if (presence(in, CQN_IMM_DATA, op->imm, op->name) < 0 ||
-        presence(in, CQN_INVALIDATE_RKEY, op->invalidates, op->name) < 0 ||
+    if (check_presence(in, CQN_IMM_DATA, op->imm, op->name) < 0 ||
+        check_presence(in, CQN_INVALIDATE_RKEY, op->invalidates, op->name) < 0 ||
         (op->imm && cqn_u32(in[CQN_IMM_DATA], "imm_data", UINT32_MAX, &imm) < 0)) {
         return -1;
     }
@@ -185,12 +185,13 @@ static int set_imm(PyObject *const *in, const cqn_opcode *op, struct ibv_send_wr
 static int set_destination(PyObject *const *in, const cqn_qp *qp, cqn_send *out)
 {
     struct ibv_send_wr *wr = &out->wr;
-    bool named = given(in, CQN_AH) || given(in, CQN_REMOTE_QPN) || given(in, CQN_REMOTE_QKEY);
+    bool named =
+        is_given(in, CQN_AH) || is_given(in, CQN_REMOTE_QPN) || is_given(in, CQN_REMOTE_QKEY);
     bool datagram = qp ? qp->type == IBV_QPT_UD : named && (out->opcode->qp_types & UD);
     const char *what = datagram ? "a UD QP" : qp ? "a connected QP" : out->opcode->name;
-    if (presence(in, CQN_AH, datagram, what) < 0 ||
-        presence(in, CQN_REMOTE_QPN, datagram, what) < 0 ||
-        presence(in, CQN_REMOTE_QKEY, datagram, what) < 0) {
+    if (check_presence(in, CQN_AH, datagram, what) < 0 ||
+        check_presence(in, CQN_REMOTE_QPN, datagram, what) < 0 ||
+        check_presence(in, CQN_REMOTE_QKEY, datagram, what) < 0) {
         return -1;
     }
     out->qp_types &= datagram ? UD : RC | UC;
@@ -349,7 +350,8 @@ static int gather_bind(PyObject *const *in, cqn_state *st, cqn_send *out)
     struct ibv_mw_bind_info *bind = &out->wr.bind_mw.bind_info;
     cqn_mr *mr;
     PyObject *to = in[CQN_SG];
-    if (presence(in, CQN_SG, true, "BIND_MW") < 0 || cqn_expect(in[CQN_MW], st->MW, "mw") < 0) {
+    if (check_presence(in, CQN_SG, true, "BIND_MW") < 0 ||
+        cqn_expect(in[CQN_MW], st->MW, "mw") < 0) {
         return -1;
     }
     if (!cqn_sg_locate(st, to, &mr, &bind->addr, &bind->length)) {
@@ -388,13 +390,13 @@ int cqn_send_gather(PyObject *const *in, cqn_state *st, cqn_send *out)
         return gather_bind(in, st, out);
     }
     if (out->opcode->does == CQN_WR_INVALIDATES) {
-        return presence(in, CQN_SG, false, out->opcode->name);
+        return check_presence(in, CQN_SG, false, out->opcode->name);
     }
     bool bytes = ((out->wr.send_flags & IBV_SEND_INLINE) || out->opcode->atomic_write) &&
                  is_plain_buffer(st, in[CQN_SG]);
     if ((bytes ? cqn_sg_gather_bytes(&out->sg, in[CQN_SG])
                : cqn_sg_gather(&out->sg, st, in[CQN_SG])) < 0 ||
-        (given(in, CQN_AH) && gather_ah(in[CQN_AH], st, out) < 0)) {
+        (is_given(in, CQN_AH) && gather_ah(in[CQN_AH], st, out) < 0)) {
         return -1;
     }
     out->wr.sg_list = out->sg.sge;

@@ -3,7 +3,7 @@
 
 #include "work/wr.h"
 
-static int build(PyObject *const *in, cqn_state *st, cqn_send *out)
+static int build_send(PyObject *const *in, cqn_state *st, cqn_send *out)
 {
     cqn_sg_room room;
     out->sg = (cqn_sg)CQN_SG_IN(room);
@@ -35,7 +35,7 @@ static PyObject *send_wr_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
         return NULL;
     }
     /* First what it is made of: to take a buffer can run code, which must not find half of it. */
-    if (build(in, cqn_state_of(type), &send) < 0) {
+    if (build_send(in, cqn_state_of(type), &send) < 0) {
         return NULL;
     }
     cqn_send_wr *self = (cqn_send_wr *)type->tp_alloc(type, 0);

@@ -18,7 +18,7 @@ static size_t mr_slot(const cqn_mw *self)
 }
 
 /* Lets go of the QP when nothing is bound through it any more. */
-static void settle_qp(cqn_mw *self, cqn_object **trash)
+static void settle_qp_of_window(cqn_mw *self, cqn_object **trash)
 {
     if (self->type == IBV_MW_TYPE_2 && self->binds == 0 && self->base.uses[2] == NULL) {
         cqn_use(&self->base, 1, NULL, trash);
@@ -67,18 +67,18 @@ void cqn_mw_bound(cqn_mw *self, cqn_object *mr, uint32_t rkey, bool ok, cqn_obje
     }
     if (self->binds == 0) {
         self->rkey = mw->rkey = self->bound_rkey; /* of one that failed it has no key */
-        settle_qp(self, trash);
+        settle_qp_of_window(self, trash);
     }
 }
 
-static void invalidated(cqn_mw *self, uint32_t rkey, cqn_object **trash)
+static void unbind_invalidated(cqn_mw *self, uint32_t rkey, cqn_object **trash)
 {
     if (self->bound_rkey != rkey) {
         self->gone_rkey = rkey;
     }
     else if (self->base.uses[2] != NULL) {
         cqn_use(&self->base, 2, NULL, trash);
-        settle_qp(self, trash);
+        settle_qp_of_window(self, trash);
     }
 }
 
@@ -90,7 +90,7 @@ void cqn_mw_invalidated(cqn_context *ctx, uint32_t rkey, cqn_object **trash)
         cqn_mw *self = (cqn_mw *)o;
         if (PyObject_TypeCheck(o, type) && o->handle != NULL && self->type == IBV_MW_TYPE_2 &&
             (self->bound_rkey == rkey || self->rkey == rkey)) {
-            invalidated(self, rkey, trash);
+            unbind_invalidated(self, rkey, trash);
             return;
         }
     }

@@ -37,7 +37,7 @@ static cqn_wr_queue *link_to(uint32_t number)
 }
 
 /* Nothing has the number 0, which also ends the list of free ones. */
-static int grow(cqn_state *st)
+static int grow_queue_table(cqn_state *st)
 {
     const uint32_t old = st->queues_len, len = old ? old * 2 : 64;
     if (len > CQN_WR_NUMBERS) {
@@ -60,7 +60,7 @@ static int grow(cqn_state *st)
 
 int cqn_wr_queue_register(cqn_state *st, cqn_wr_queue *q)
 {
-    if (st->free_number == 0 && grow(st) < 0) {
+    if (st->free_number == 0 && grow_queue_table(st) < 0) {
         return -1;
     }
     const uint32_t number = st->free_number;

@@ -18,7 +18,7 @@
 
 #include "work/queue.h"
 
-static cqn_wr *entry(const cqn_wr_queue *q, size_t i)
+static cqn_wr *entry_at(const cqn_wr_queue *q, size_t i)
 {
     return &q->ring[(q->next - q->len + i) & (q->room - 1)];
 }
@@ -109,7 +109,7 @@ int cqn_wr_queue_grow(cqn_wr_queue *q, size_t n)
         adopt_slots(q, &old);
     }
     for (size_t i = 0; i < q->len && !q->is_shared; i++) {
-        *entry(q, i) = *entry(&old, i);
+        *entry_at(q, i) = *entry_at(&old, i);
     }
     PyMem_Free(old.ring);
     return 0;
@@ -139,7 +139,7 @@ void cqn_wr_queue_push_shared(cqn_wr_queue *q, uint64_t wr_id, const cqn_sg *sg)
 
 /* ---- completions ---- */
 
-static inline void unpin(cqn_object *object, size_t n, cqn_object **trash)
+static inline void unpin_run(cqn_object *object, size_t n, cqn_object **trash)
 {
     if (object != NULL) {
         object->pins -= n;
@@ -149,7 +149,7 @@ static inline void unpin(cqn_object *object, size_t n, cqn_object **trash)
 
 /* Releases an entry, which stays where it is. What would die of that goes to
  * the trash. */
-static void release(cqn_wr_queue *q, const cqn_wr *wr, cqn_object **trash)
+static void release_entry(cqn_wr_queue *q, const cqn_wr *wr, cqn_object **trash)
 {
     if (wr->last && !(wr->marks & CQN_WR_FORGOTTEN)) {
         q->requests--;
@@ -164,15 +164,16 @@ static void release(cqn_wr_queue *q, const cqn_wr *wr, cqn_object **trash)
 /* The bind that begins at `i` is over. */
 static void settle_bind(const cqn_wr_queue *q, size_t i, bool ok, cqn_object **trash)
 {
-    const cqn_wr *wr = entry(q, i);
-    cqn_object *mr = wr->last ? NULL : entry(q, i + 1)->pinned;
+    const cqn_wr *wr = entry_at(q, i);
+    cqn_object *mr = wr->last ? NULL : entry_at(q, i + 1)->pinned;
     cqn_mw_bound((cqn_mw *)wr->pinned, mr, wr->rkey, ok, trash);
 }
 
 /* What a request that begins at `i` and is over has done to a window. */
-static void settle(cqn_context *ctx, const cqn_wr_queue *q, size_t i, bool ok, cqn_object **trash)
+static void settle_window(cqn_context *ctx, const cqn_wr_queue *q, size_t i, bool ok,
+                          cqn_object **trash)
 {
-    const cqn_wr *wr = entry(q, i);
+    const cqn_wr *wr = entry_at(q, i);
     if (wr->does == CQN_WR_BINDS) {
         settle_bind(q, i, ok, trash);
     }
@@ -200,17 +201,17 @@ static inline void see_if_flushed(cqn_wr_queue *q)
 
 /* The first n entries are done. All were carried out, but for the last request, if that
  * is not `ok`: of one that fails a completion tells. Those that are awaited all have one. */
-static void pop(cqn_context *ctx, cqn_wr_queue *q, size_t n, bool ok, cqn_object **trash)
+static void pop_entries(cqn_context *ctx, cqn_wr_queue *q, size_t n, bool ok, cqn_object **trash)
 {
     for (size_t i = 0; i < n; i++) {
-        const cqn_wr *wr = entry(q, i);
+        const cqn_wr *wr = entry_at(q, i);
         if (wr->does != CQN_WR_TRANSFERS) {
-            settle(ctx, q, i, ok || i + (wr->last ? 1 : 2) < n, trash);
+            settle_window(ctx, q, i, ok || i + (wr->last ? 1 : 2) < n, trash);
         }
         if (i + 1 < n && wr->last && (wr->marks & CQN_WR_AWAITED)) {
             ctx->base.state->awaiting->lost(wr->request, NULL);
         }
-        release(q, wr, trash);
+        release_entry(q, wr, trash);
     }
     q->len -= n;
     see_if_flushed(q);
@@ -218,7 +219,7 @@ static void pop(cqn_context *ctx, cqn_wr_queue *q, size_t n, bool ok, cqn_object
 
 /* Whether `wc` says that the plain request in entry `wr`, whose place its id has, succeeded, with
  * nothing to tell of it but its length. */
-static inline bool is_plain(const cqn_wr *wr, uint64_t place, const struct ibv_wc *wc)
+static inline bool is_plain_success(const cqn_wr *wr, uint64_t place, const struct ibv_wc *wc)
 {
     const uint64_t id = ((uint64_t)wr->generation << 48) + place;
     return wc->wr_id == id && wc->status == IBV_WC_SUCCESS && wc->wc_flags == 0 && wr->plain;
@@ -235,20 +236,20 @@ size_t cqn_wr_completed_run(cqn_wr_queue *q, struct ibv_wc *wcs, size_t n, cqn_o
     n = n < q->len ? n : q->len;
     for (i = 0; i < n; i++) {
         const cqn_wr *wr = &q->ring[(first + i) & mask];
-        if (!is_plain(wr, place, &wcs[i])) {
+        if (!is_plain_success(wr, place, &wcs[i])) {
             break;
         }
         place = (place + CQN_WR_NUMBERS) & (((uint64_t)CQN_WR_SLOTS << 24) - 1);
         wcs[i].wr_id = wr->wr_id;
         signaled += wr->signaled;
         if (wr->pinned != pinned) {
-            unpin(pinned, same, trash);
+            unpin_run(pinned, same, trash);
             pinned = wr->pinned;
             same = 0;
         }
         same++;
     }
-    unpin(pinned, same, trash);
+    unpin_run(pinned, same, trash);
     q->len -= i;
     q->requests -= i;
     q->signaled -= signaled;
@@ -265,7 +266,7 @@ static cqn_request *completed_in_order(cqn_context *ctx, cqn_wr_queue *q, struct
     if (i >= q->len) {
         return NULL;
     }
-    const cqn_wr *wr = entry(q, i);
+    const cqn_wr *wr = entry_at(q, i);
     if (!wr->last || wr->generation != cqn_wr_generation(position)) {
         return NULL;
     }
@@ -273,7 +274,7 @@ static cqn_request *completed_in_order(cqn_context *ctx, cqn_wr_queue *q, struct
     if (request == NULL) {
         wc->wr_id = wr->wr_id;
     }
-    pop(ctx, q, i + 1, wc->status == IBV_WC_SUCCESS, trash);
+    pop_entries(ctx, q, i + 1, wc->status == IBV_WC_SUCCESS, trash);
     return request;
 }
 
@@ -293,7 +294,7 @@ static void completed_shared(cqn_wr_queue *q, struct ibv_wc *wc, cqn_object **tr
     uint32_t at = slot;
     do {
         done = q->ring[at];
-        release(q, &done, trash);
+        release_entry(q, &done, trash);
         q->ring[at] = (cqn_wr){.next = q->free};
         q->free = at;
         q->len--;
@@ -321,7 +322,7 @@ void cqn_wr_queue_forget(cqn_wr_queue *q, cqn_object **trash)
 {
     const size_t n = q->is_shared ? q->room : q->len;
     for (size_t i = 0; i < n; i++) {
-        cqn_wr *wr = q->is_shared ? &q->ring[i] : entry(q, i);
+        cqn_wr *wr = q->is_shared ? &q->ring[i] : entry_at(q, i);
         if (wr->does == CQN_WR_BINDS) {
             settle_bind(q, i, true, trash); /* so it is assumed, since nothing tells */
         }
@@ -351,7 +352,7 @@ int cqn_wr_queue_traverse(const cqn_wr_queue *q, visitproc visit, void *arg)
 {
     const size_t n = q == NULL ? 0 : q->is_shared ? q->room : q->len;
     for (size_t i = 0; i < n; i++) {
-        Py_VISIT((q->is_shared ? &q->ring[i] : entry(q, i))->pinned);
+        Py_VISIT((q->is_shared ? &q->ring[i] : entry_at(q, i))->pinned);
     }
     return 0;
 }

@@ -24,7 +24,7 @@ IMMUTABLE = re.compile(
 )
 ALONE = {
     "array_subscript",  # it calls array_item()
-    "cqn_dealloc",  # it calls dealloc()
+    "cqn_dealloc",  # it calls dealloc_object()
     "cqn_list_devices",
     "request_get_name",  # given when it was made
     "request_method_send",  # it calls request_send()
