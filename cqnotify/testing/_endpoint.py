@@ -42,8 +42,8 @@ class Endpoint:
         this type on this device.
     cqe: the entries of each CQ.
     one_cq: whether one CQ serves both directions.
-    pd, channel, send_cq, recv_cq, mr: a part to use instead of a new one, so that several ends can
-        share it; close() leaves it open.
+    pd: a PD to use instead of a new one; likewise channel, send_cq, recv_cq and mr. So several ends
+        can share parts; close() leaves these open.
     qp: the other parameters of QP(); its queues hold 64 work requests by default.
 
     `connect()` connects two of them, the method an end to a peer elsewhere. `to_peer` then is what
