@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 import pytest
 import trio
-from flavors import Flavor, Task
+from flavors import FLAVORS, Flavor, Task
 from support import (
     SOLICITED,
     Endpoint,
@@ -133,11 +133,12 @@ async def test_a_waiter_that_is_woken_and_cancelled_passes_the_wake_up_on(
         assert ids(await third.result()) == [lane.sent - 1]
 
 
+@pytest.mark.parametrize("on", sorted(FLAVORS.keys() - {"anyio on uvloop"}), indirect=True)
 async def test_a_waiter_that_falls_asleep_in_a_cancelled_scope_leaves_the_completion(
     acq: AsyncCQ, lane: Lane, on: Flavor
 ) -> None:
-    """uvloop reads descriptors before anyio gets to cancel: then an event that is quick comes first,
-    and the task has the completion."""
+    """uvloop reads descriptors before anyio gets to cancel: then an event that is quick comes
+    first, and the task has the completion."""
     woken = 0
     while True:
         with on.cancelled() as scope:
@@ -154,6 +155,7 @@ async def test_a_waiter_that_falls_asleep_in_a_cancelled_scope_leaves_the_comple
 
 
 async def test_a_cancelled_completion_puts_back_what_it_was_given(lane: Lane, on: Flavor) -> None:
+    """On uvloop the wake-up comes before the cancellation."""
     async with AsyncCQ(lane.cq) as acq, on.tasks() as start:
         task = start(lambda: acq.completion(0))
         await on.tick()

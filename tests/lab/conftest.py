@@ -3,9 +3,39 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from lab_runs import ENGINES, LAB, PROJECT, lab
+
+
+@pytest.fixture(scope="session")
+def all_is_set_up() -> None:
+    subprocess.run([LAB, "--vm", "build"], check=True, cwd=PROJECT)
+    assert lab("--vm", "run", "true").returncode == 0  # KVM has been tried after this
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> str:
+    """The option for each of them."""
+    return ENGINES[request.param]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    path = PROJECT / f".lab-selftest-{os.getpid()}"
+    path.mkdir()
+    try:
+        yield path
+    finally:
+        for file in path.iterdir():
+            file.unlink()
+        path.rmdir()
+
 
 # In the background of a script, or under nohup, these are ignored, and the lab would inherit that.
 for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):

@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_uml import built
+from lab_runs import built
 
 from cqnotify.hosts import Host, Hosts, Program
 

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_lab_host import until
-from test_uml import built
+from lab_runs import built, until
 
 from cqnotify.hosts import Host, Hosts, Program
 

@@ -16,8 +16,7 @@ import pytest
 from doc_support import read
 from hosts import children
 from kernel import LabError
-from test_lab_host import LAB, PATIENCE, lab, until
-from test_uml import built
+from lab_runs import LAB, PATIENCE, built, lab, until
 
 from cqnotify.hosts import Host, HostError, Hosts
 

@@ -8,8 +8,7 @@ import re
 import subprocess
 
 import pytest
-from test_lab_host import PATIENCE, lab, own_words
-from test_uml import built
+from lab_runs import PATIENCE, built, lab, own_words
 
 DIFFERS = """
 from cqnotify import *

@@ -10,13 +10,7 @@ from pathlib import Path
 
 import pytest
 import uml
-from test_lab_host import CACHE, LAB, PATIENCE, PROJECT, lab, until
-
-REFUSAL = uml.refusal(None)
-built = pytest.mark.skipif(
-    bool(REFUSAL) or not uml.present(CACHE),
-    reason=REFUSAL or "no kernel was built here: ./lab kernels build",
-)
+from lab_runs import CACHE, LAB, PATIENCE, PROJECT, built, lab, until
 
 
 def in_uml(*words: str, **options: object) -> subprocess.CompletedProcess[bytes]:

@@ -8,8 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from test_lab_host import PATIENCE, PROJECT, lab
-from test_uml import built
+from lab_runs import PATIENCE, PROJECT, built, lab
 
 PINGPONG = "ibv_rc_pingpong -e -d rxe0 -g 1 -n 50"
 # A moment later, as a switched-on host is: the server's last acknowledgement can be lost for good,

@@ -9,8 +9,7 @@ import subprocess
 import time
 
 import pytest
-from test_lab_host import LAB, PATIENCE, lab
-from test_uml import built
+from lab_runs import LAB, PATIENCE, built, lab
 
 SLOWEST = 60  # seconds that an hour in the guest may take here
 

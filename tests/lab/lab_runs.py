@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: MIT
+"""The lab as its tests run it, from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import uml
+
+PROJECT = Path(__file__).resolve().parents[2]
+LAB = str(PROJECT / "lab")
+PATIENCE = 60
+CACHE = Path(
+    os.environ.get("CQNOTIFY_LAB_CACHE")
+    or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "cqnotify-lab")
+)
+REFUSAL = uml.refusal(None)
+built = pytest.mark.skipif(
+    bool(REFUSAL) or not uml.present(CACHE),
+    reason=REFUSAL or "no kernel was built here: ./lab kernels build",
+)
+ENGINES = {"microVM": "--vm", "process": "--uml"}
+
+
+if not uml.present(CACHE):
+    del ENGINES["process"]
+
+
+def lab(*words: str, **options: object) -> subprocess.CompletedProcess[bytes]:
+    settings: dict[str, object] = {"stdin": subprocess.DEVNULL, "timeout": PATIENCE * 2}
+    settings |= options
+    if "input" in settings:
+        del settings["stdin"]
+    return subprocess.run([LAB, *words], capture_output=True, **settings)  # type: ignore[call-overload, no-any-return]
+
+
+def shell(script: str, *words: str, **options: object) -> subprocess.CompletedProcess[bytes]:
+    return lab(*words, "run", "sh", "-c", script, **options)
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"never came true: {what}"
+        time.sleep(0.05)
+
+
+def descendants(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid for child in children for pid in (int(child), *descendants(int(child)))]
+
+
+def running(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def own_words(result: subprocess.CompletedProcess[bytes]) -> list[str]:
+    """What the lab said on stderr, without the line that is always there, the advice for machines
+    on which no kernel was built, and the one that other runs on this machine bring."""
+    usual = (", emulated", ", KVM", ", as a process", uml.ADVICE, "waiting for another ./lab")
+    lines = result.stderr.decode().splitlines()
+    return [s for s in lines if s.startswith("lab: ") and not any(word in s for word in usual)]
