@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What hostile tests share."""
+"""Worlds for hostile code, and collections that come when they are wanted."""
 
 from __future__ import annotations
 

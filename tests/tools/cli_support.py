@@ -3,13 +3,24 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import re
 import subprocess
 import sys
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeAlias
+
+import pytest
+from support import DEADLINE, until
+
+from cqnotify.cli import main
+from cqnotify.cli.pingpong._end import Plan
+from cqnotify.cli.pingpong._report import Report
 
 Outcome: TypeAlias = tuple[int, str, str]  # an exit code, stdout, stderr
 LIMIT = 150.0  # seconds for a command that does some work in an emulated machine
@@ -60,3 +71,75 @@ def figures(code: int, out: str, err: str) -> dict[str, Any]:
     assert (code, err) == (0, ""), err
     found: dict[str, Any] = json.loads(out)
     return found
+
+
+in_lab = pytest.mark.skipif(
+    os.environ.get("CQNOTIFY_LAB") not in ("vm", "native"), reason="needs the lab's two devices"
+)
+Capture = pytest.CaptureFixture[str]
+
+
+def plan(**options: Any) -> Plan:
+    defaults: dict[str, Any] = {
+        **{"service": "rc", "host": None, "port": 0, "bind": "127.0.0.1", "device": None},
+        **{"port_num": 1, "gid_index": None, "size": 64, "path_mtu": 1024},
+        **{"rx_depth": 8, "iters": 10},
+        **{"sl": 0, "num_qp": 1, "events": True, "check": True, "timeout": DEADLINE},
+    }
+    return Plan(**{**defaults, **options})
+
+
+def usage_of(capsys: Capture, *args: str) -> str:
+    """What is said of wrong usage."""
+    try:
+        code: Any = main(args)
+    except SystemExit as e:
+        code = e.code
+    assert code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    return str(err)
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is one."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+# ---- watch ----------------------------------------------------------------------------------
+
+
+def watching(*args: object, **options: Any) -> Any:
+    return started(command("watch", *args), **options)
+
+
+def asleep(process: subprocess.Popen[str]) -> None:
+    """Returns when it watches and sleeps."""
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("cqnotify: watching ")
+    until(lambda: state_of(process) == "S", "it sleeps")
+
+
+def state_of(process: subprocess.Popen[str]) -> str:
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(") ")[2].split()[0]
+
+
+# ---- figures --------------------------------------------------------------------------------
+
+
+def report(latencies: list[int], **options: Any) -> Report:
+    return Report(
+        plan=plan(**{"iters": len(latencies), **options}),
+        device="rxe0",
+        gid_index=0,
+        local=[],
+        remote=[],
+        nanoseconds=10**9,
+        latencies=array("q", latencies),
+        events=2 * len(latencies),
+        wakeups=len(latencies),
+        spurious=0,
+        checked=None,
+    )

@@ -18,8 +18,20 @@ import time
 from pathlib import Path
 
 import pytest
-from cli_more import Capture, Terminal, asleep, in_lab, report, usage_of, watching
-from cli_support import LIMIT, command, cqnotify, outcome, server
+from cli_support import (
+    LIMIT,
+    Capture,
+    Terminal,
+    asleep,
+    command,
+    cqnotify,
+    in_lab,
+    outcome,
+    report,
+    server,
+    usage_of,
+    watching,
+)
 from support import DEADLINE, ip_link
 
 from cqnotify import Context, Device, DeviceCapFlags, __version__, devices

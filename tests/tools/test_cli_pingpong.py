@@ -18,8 +18,22 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from cli_more import Capture, Terminal, in_lab, plan, report, state_of, usage_of
-from cli_support import LIMIT, Outcome, command, figures, outcome, server, started
+from cli_support import (
+    LIMIT,
+    Capture,
+    Outcome,
+    Terminal,
+    command,
+    figures,
+    in_lab,
+    outcome,
+    plan,
+    report,
+    server,
+    started,
+    state_of,
+    usage_of,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import DEADLINE, ip_link, until
