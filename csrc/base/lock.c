@@ -5,7 +5,7 @@
 
 #ifdef Py_GIL_DISABLED
 
-PyObject cqn_lock;
+cqn_mutex cqn_lock;
 _Thread_local unsigned cqn_sections; /* that this thread is in, and has not suspended */
 
 /* CPython forks when no other thread runs, and so none is in a section; but the
@@ -13,7 +13,7 @@ _Thread_local unsigned cqn_sections; /* that this thread is in, and has not susp
 static void free_in_child(void)
 {
     if (cqn_sections == 0) {
-        memset(&cqn_lock.ob_mutex, 0, sizeof(cqn_lock.ob_mutex));
+        memset(&cqn_lock, 0, sizeof(cqn_lock));
     }
 }
 

@@ -4,20 +4,20 @@
  *
  * On a free-threaded Python every function that Python calls, but for those that
  * touch nothing that changes, begins with CQN_LOCKED: until it returns it holds a
- * lock that all of the core shares. As with the GIL, there is one at a time in
- * here, and whoever releases the GIL (Py_BEGIN_ALLOW_THREADS) or waits for
+ * lock that all of the core shares. As with the GIL, one thread at a time is in the
+ * core, and a thread that releases the GIL (Py_BEGIN_ALLOW_THREADS) or waits for
  * something in CPython lets go of the lock meanwhile: it is a critical section.
  * So one set of rules holds for both, and comments say "the GIL" for either.
  *
  * What differs:
  *
- *   - nobody holds still what is the user's: a list or a dict that is read more than
- *     once is read in a copy, see cqn_freeze() and cqn_dict_copy();
+ *   - the core's lock does not stop the user's threads: a list or a dict that is read
+ *     more than once is read in a copy, see cqn_freeze() and cqn_dict_copy();
  *   - the last reference to an object can go in another thread at any time, which
  *     then waits in cqn_dealloc() for the lock. A thread that comes to an object by a
- *     pointer that holds no reference gets one by cqn_try_ref() alone;
- *   - a thread that computes under a lock is not switched, as under the GIL. So code of
- *     unknown length is called by CQN_UNLOCKED().
+ *     pointer that holds no reference gets one by cqn_try_ref_object() alone;
+ *   - the holder of a lock is never preempted for another thread, as the holder of the
+ *     GIL is. So code of unknown length is called by CQN_UNLOCKED().
  *
  * With a GIL all of it is nothing.
  */
@@ -26,12 +26,14 @@
 
 #include "base/python.h"
 
+/* ---- arguments that others may change ---- */
+
 static inline void cqn_drop(PyObject *const *copy)
 {
     Py_XDECREF(*copy);
 }
-/* Declares what cqn_freeze() and cqn_freeze_keywords() fill in, which is let go of at the end of
- * the function. */
+/* Declares what cqn_freeze() and cqn_freeze_keywords() fill in. The function owns it, and lets go
+ * of it as it returns. */
 #define CQN_COPY __attribute__((cleanup(cqn_drop))) PyObject *
 
 /* Makes a copy of a call's keywords, with a GIL, too. The dict can be the user's own, handed to
@@ -45,69 +47,46 @@ static inline int cqn_freeze_keywords(PyObject **kwargs, PyObject **copy)
     return *kwargs == NULL && PyErr_Occurred() ? -1 : 0;
 }
 
-#ifdef Py_GIL_DISABLED
-
-/* lock.c */
-extern PyObject cqn_lock; /* nobody refers to it, it is what gets locked */
-extern _Thread_local unsigned cqn_sections;
-int cqn_lock_init(void);
-
-/* At the end of the interpreter one thread is left, and waits for nobody: the lock
- * can have been handed to one that never comes back. */
-typedef struct {
-    PyCriticalSection section;
-    bool begun;
-} cqn_section;
-
-static inline void cqn_begin_section(cqn_section *self)
-{
-    self->begun = !Py_IsFinalizing();
-    if (self->begun) {
-        PyCriticalSection_Begin(&self->section, &cqn_lock);
-        cqn_sections++;
-    }
-}
-
-static inline void cqn_end_section(cqn_section *self)
-{
-    if (self->begun) {
-        cqn_sections--;
-        PyCriticalSection_End(&self->section);
-    }
-}
-
-#define CQN_LOCKED                                                \
-    cqn_section locked __attribute__((cleanup(cqn_end_section))); \
-    cqn_begin_section(&locked)
-
-/* Releasing the GIL suspends all sections that this thread is in, and taking it
- * resumes the innermost. If that is on an object of our own, the others wait for
- * its end. */
-#define CQN_UNLOCKED(call)                          \
-    do {                                            \
-        PyObject nobody = {0};                      \
-        PyCriticalSection outside;                  \
-        const unsigned sections = cqn_sections;     \
-        PyCriticalSection_Begin(&outside, &nobody); \
-        PyEval_RestoreThread(PyEval_SaveThread());  \
-        cqn_sections = 0;                           \
-        call;                                       \
-        cqn_sections = sections;                    \
-        PyCriticalSection_End(&outside);            \
-    } while (0)
-
-/* Makes a tuple of a list. */
+/* Makes a tuple of a list, without a GIL: another thread could change the list. */
 static inline int cqn_freeze(PyObject **value, PyObject **copy)
 {
+#ifdef Py_GIL_DISABLED
     if (*value != NULL && PyList_Check(*value)) {
         *copy = *value = PyList_AsTuple(*value);
     }
     return *value == NULL && PyErr_Occurred() ? -1 : 0;
+#else
+    (void)value;
+    (void)copy;
+    return 0;
+#endif
 }
 
-/* As CPython 3.14 has them: an object says that it may be referred to weakly, and
- * then its shared count tells other threads whether it lives. The thread that it
- * belongs to knows by its own count, which is 0 only while it is deallocated. */
+/* ---- the lock ---- */
+
+#ifdef Py_GIL_DISABLED
+
+/*
+ * CPython 3.14 made public what an extension needs to have one lock for all of its objects: a
+ * critical section over a mutex, and a reference by a pointer that holds none. CPython 3.13 has
+ * both, but offers the first for the mutex of an object alone, and the second to itself alone. So
+ * for 3.13t, and for nothing else, the four definitions below do what 3.14's do, by the private
+ * fields of objects. They can go with the support of 3.13t; no other file touches such a field.
+ */
+#if PY_VERSION_HEX >= 0x030E0000
+
+typedef PyMutex cqn_mutex;
+#define CQN_BEGIN_SECTION(section, mutex) PyCriticalSection_BeginMutex(section, mutex)
+#define cqn_enable_try_ref PyUnstable_EnableTryIncRef
+#define cqn_try_ref_object PyUnstable_TryIncRef
+
+#else
+
+typedef PyObject cqn_mutex; /* of which only ob_mutex is used: nobody refers to it */
+#define CQN_BEGIN_SECTION(section, mutex) PyCriticalSection_Begin(section, mutex)
+
+/* An object says that it may be referred to weakly: only then does its shared count tell other
+ * threads whether it lives. */
 static inline void cqn_enable_try_ref(PyObject *op)
 {
     Py_ssize_t shared = _Py_atomic_load_ssize_relaxed(&op->ob_ref_shared);
@@ -117,13 +96,8 @@ static inline void cqn_enable_try_ref(PyObject *op)
     }
 }
 
-/* It can't be told: another thread can drop the last at any moment. */
-static inline bool cqn_has_refs(PyObject *op)
-{
-    (void)op;
-    return true;
-}
-
+/* The thread that the object belongs to knows by its own count whether it lives, which is 0 only
+ * while it is deallocated; the others by the shared one. */
 static inline int cqn_try_ref_object(PyObject *op)
 {
     if (_Py_IsOwnedByCurrentThread(op)) {
@@ -143,19 +117,63 @@ static inline int cqn_try_ref_object(PyObject *op)
     return 0;
 }
 
+#endif
+
+/* lock.c */
+extern cqn_mutex cqn_lock;
+extern _Thread_local unsigned cqn_sections;
+int cqn_lock_init(void);
+
+/* At the end of the interpreter one thread is left, which must not wait: the lock can have been
+ * handed to a thread that never comes back. */
+typedef struct {
+    PyCriticalSection section;
+    bool begun;
+} cqn_section;
+
+static inline void cqn_begin_section(cqn_section *self)
+{
+    self->begun = !Py_IsFinalizing();
+    if (self->begun) {
+        CQN_BEGIN_SECTION(&self->section, &cqn_lock);
+        cqn_sections++;
+    }
+}
+
+static inline void cqn_end_section(cqn_section *self)
+{
+    if (self->begun) {
+        cqn_sections--;
+        PyCriticalSection_End(&self->section);
+    }
+}
+
+#define CQN_LOCKED                                                \
+    cqn_section locked __attribute__((cleanup(cqn_end_section))); \
+    cqn_begin_section(&locked)
+
+/* Releasing the GIL suspends all sections that this thread is in, and taking it
+ * resumes the innermost. If that is on a mutex of our own, the others wait for
+ * its end. */
+#define CQN_UNLOCKED(call)                         \
+    do {                                           \
+        cqn_mutex nobodys = {0};                   \
+        PyCriticalSection outside;                 \
+        const unsigned sections = cqn_sections;    \
+        CQN_BEGIN_SECTION(&outside, &nobodys);     \
+        PyEval_RestoreThread(PyEval_SaveThread()); \
+        cqn_sections = 0;                          \
+        call;                                      \
+        cqn_sections = sections;                   \
+        PyCriticalSection_End(&outside);           \
+    } while (0)
+
 #else /* with a GIL */
 
 #define CQN_LOCKED ((void)0)
+#define CQN_UNLOCKED(call) (call)
 static inline int cqn_lock_init(void)
 {
-    return 0;
-}
-#define CQN_UNLOCKED(call) (call)
-
-static inline int cqn_freeze(PyObject **value, PyObject **copy)
-{
-    (void)value;
-    (void)copy;
     return 0;
 }
 
@@ -164,14 +182,9 @@ static inline void cqn_enable_try_ref(PyObject *op)
     (void)op;
 }
 
-static inline bool cqn_has_refs(PyObject *op)
-{
-    return Py_REFCNT(op) > 0;
-}
-
 static inline int cqn_try_ref_object(PyObject *op)
 {
-    if (!cqn_has_refs(op)) {
+    if (Py_REFCNT(op) == 0) { /* it is being deallocated */
         return 0;
     }
     Py_INCREF(op);
@@ -179,5 +192,65 @@ static inline int cqn_try_ref_object(PyObject *op)
 }
 
 #endif
+
+/* ---- the references of an object ---- */
+
+/* What an object remembers of its references, beside their count. Guarded by the GIL. */
+typedef struct {
+    bool dying; /* it is being deallocated: no reference saves it any more */
+#ifdef Py_GIL_DISABLED
+    size_t deferred; /* that wait in a chain to be dropped, see cqn_trash_add() */
+#endif
+} cqn_refs;
+
+/* Whether it may be in use, for a look that takes no reference. Without a GIL only cqn_refs.dying
+ * tells: another thread can drop the last reference at any moment. */
+static inline bool cqn_refs_may_live(const cqn_refs *refs, PyObject *op)
+{
+#ifdef Py_GIL_DISABLED
+    (void)op;
+    return !refs->dying;
+#else
+    return !refs->dying && Py_REFCNT(op) > 0;
+#endif
+}
+
+/* Drops n references that the caller owns, but for what could deallocate the object: then the
+ * caller must put it into its chain, for cqn_refs_drop_deferred(). With a GIL that is the last
+ * reference. Without one it may be any, since the others can go meanwhile: all are deferred, and
+ * the object is in the chain once. */
+static inline bool cqn_refs_defer(cqn_refs *refs, PyObject *op, size_t n)
+{
+#ifdef Py_GIL_DISABLED
+    const bool is_first = refs->deferred == 0;
+    (void)op;
+    refs->deferred += n;
+    return is_first;
+#else
+    (void)refs;
+    const Py_ssize_t left = Py_REFCNT(op) - (Py_ssize_t)n;
+#ifdef Py_REF_DEBUG /* which counts all references of the interpreter as well */
+    for (Py_ssize_t i = left > 0 ? 0 : 1; i < (Py_ssize_t)n; i++) {
+        Py_DECREF(op);
+    }
+#else
+    Py_SET_REFCNT(op, left > 0 ? left : 1);
+#endif
+    return left <= 0;
+#endif
+}
+
+static inline void cqn_refs_drop_deferred(cqn_refs *refs, PyObject *op)
+{
+#ifdef Py_GIL_DISABLED
+    for (; refs->deferred > 1; refs->deferred--) {
+        Py_DECREF(op);
+    }
+    refs->deferred = 0;
+#else
+    (void)refs;
+#endif
+    Py_DECREF(op); /* the last, and the object may be gone */
+}
 
 #endif

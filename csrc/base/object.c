@@ -655,7 +655,7 @@ static void dealloc_object(PyObject *op)
     CQN_LOCKED;
     cqn_object *self = CQN_OBJ(op);
     PyTypeObject *type = Py_TYPE(op);
-    self->dying = true;
+    self->refs.dying = true;
     if (self->weakrefs != NULL) { /* first of all: what runs from here on must not find it */
         CQN_UNLOCKED(PyObject_ClearWeakRefs(op));
     }
@@ -759,38 +759,19 @@ void cqn_use(cqn_object *self, size_t slot, cqn_object *other, cqn_object **tras
 }
 
 /* To drop the last reference to an object can run any code. Where that must
- * wait, the reference goes to a chain, which is emptied when all is in order.
- * Without a GIL all go there, since those of others can go at any moment. */
-void cqn_trash_add(cqn_object **trash, cqn_object *object)
-{
-#ifdef Py_GIL_DISABLED
-    if (object->in_trash++ > 0) {
-        return;
-    }
-#else
-    if (Py_REFCNT(object) > 1) {
-        Py_DECREF(object);
-        return;
-    }
-#endif
-    object->trash_next = *trash;
-    *trash = object;
-}
-
-/* The same with n references at once. */
+ * wait, n references go to a chain, which the caller owns and empties when all is in
+ * order. */
 void cqn_trash_add_many(cqn_object **trash, cqn_object *object, size_t n)
 {
-#if defined(Py_GIL_DISABLED) || defined(Py_REF_DEBUG)
-    while (n-- > 0) {
-        cqn_trash_add(trash, object);
+    if (cqn_refs_defer(&object->refs, (PyObject *)object, n)) {
+        object->trash_next = *trash;
+        *trash = object;
     }
-#else
-    const Py_ssize_t refs = Py_REFCNT(object), left = refs - (Py_ssize_t)n;
-    Py_SET_REFCNT(object, left > 0 ? left : 1);
-    if (left <= 0) {
-        cqn_trash_add(trash, object);
-    }
-#endif
+}
+
+void cqn_trash_add(cqn_object **trash, cqn_object *object)
+{
+    cqn_trash_add_many(trash, object, 1);
 }
 
 void cqn_trash_empty(cqn_object *trash)
@@ -799,12 +780,6 @@ void cqn_trash_empty(cqn_object *trash)
         cqn_object *object = trash;
         trash = object->trash_next;
         object->trash_next = NULL;
-#ifdef Py_GIL_DISABLED
-        for (; object->in_trash > 1; object->in_trash--) {
-            Py_DECREF(object);
-        }
-        object->in_trash = 0;
-#endif
-        Py_DECREF(object);
+        cqn_refs_drop_deferred(&object->refs, (PyObject *)object);
     }
 }

@@ -75,8 +75,7 @@ struct cqn_object {
     size_t in_use;                  /* calls that work on it without the GIL */
     atomic_uint closing;            /* threads in close(): no new call may begin */
     cqn_object *trash_next;         /* see cqn_trash_add() */
-    size_t in_trash;                /* references that are there, without a GIL */
-    bool dying;                     /* nobody can save it any more */
+    cqn_refs refs;                  /* see lock.h */
     PyObject *on_close;             /* list of callables, or NULL */
     PyObject *weakrefs;
 };
@@ -120,7 +119,7 @@ int cqn_expect(PyObject *value, PyTypeObject *type, const char *name);
 /* A reference to one that is known by a pointer alone, if it is not being deallocated. */
 static inline bool cqn_try_ref(cqn_object *self)
 {
-    return !self->dying && cqn_try_ref_object((PyObject *)self);
+    return !self->refs.dying && cqn_try_ref_object((PyObject *)self);
 }
 void cqn_enter(cqn_object *self);
 void cqn_leave(cqn_object *self);

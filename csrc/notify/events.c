@@ -100,7 +100,7 @@ PyObject *cqn_channel_take_event(cqn_channel *self, struct ibv_comp_channel *cha
                 /* The latter is being deallocated, and soon destroyed, too; unless its
                  * __del__ saves it, in another thread. */
                 ibv_ack_cq_events(handle, 1);
-                if (cq->late++ == 0 && cq->base.handle != NULL && !cq->base.dying) {
+                if (cq->late++ == 0 && cq->base.handle != NULL && !cq->base.refs.dying) {
                     cq->armed = CQN_UNARMED;
                     cqn_channel_add_late(self, cq);
                 }

@@ -80,7 +80,7 @@ static bool is_due(const cqn_report *failure, uint64_t told)
     const cqn_object *element = failure->element;
     return failure->serial > told &&
            (element == NULL ||
-            (element->handle != NULL && !element->dying && cqn_has_refs((PyObject *)element)));
+            (element->handle != NULL && cqn_refs_may_live(&element->refs, (PyObject *)element)));
 }
 
 static Py_ssize_t count_due(const cqn_context *ctx, uint64_t told)
