@@ -12,6 +12,9 @@ static inline uint64_t cqn_unsigned(PyObject *number)
     const long n = PyLong_AsLongAndOverflow(number, &overflow);
     return overflow == 0 && n >= 0 ? (uint64_t)n : PyLong_AsUnsignedLongLong(number);
 }
+
+/* Sorts the arguments of a METH_FASTCALL | METH_KEYWORDS call into `out`, by their names;
+ * borrowed. What was not given stays as it was, NULL. -1 with TypeError. */
 int cqn_sort_args(const char *function, const char *const *names, int positional, int required,
                   PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **out);
 /* The same; most calls have no arguments. */
@@ -23,11 +26,22 @@ static inline int cqn_args(const char *function, const char *const *names, int p
                ? 0
                : cqn_sort_args(function, names, positional, required, args, nargs, kwnames, out);
 }
+
+/* The conversions below return -1 with TypeError or ValueError, which name the argument, the
+ * value and the limit. They can run any code: __index__() is the user's. */
 int cqn_range(PyObject *value, const char *name, uint64_t min, uint64_t max, uint64_t *out);
+
+/* An integer from 0 to `max`. */
 int cqn_uint(PyObject *value, const char *name, uint64_t max, uint64_t *out);
 int cqn_u32(PyObject *value, const char *name, uint32_t max, uint32_t *out);
+
+/* A GID from 16 bytes or an IP address; an IPv4 address is mapped into IPv6. */
 int cqn_gid(PyObject *value, const char *name, union ibv_gid *out);
+
+/* A timeout in seconds as nanoseconds, rounded up; -1 for None, which waits for ever. */
 int cqn_timeout(PyObject *value, int64_t *out_ns);
+
+/* Seconds to poll before sleeping, from 0 to 60. */
 int cqn_spin(PyObject *value, double *out);
 
 #endif

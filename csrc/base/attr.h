@@ -13,10 +13,19 @@ typedef struct {
     uint64_t max; /* for setting */
     int mask;     /* bit that goes with it in a modify */
 } cqn_field;
+
+/* A new dict, or tuple, of the fields of a struct, in the table's order. */
 PyObject *cqn_struct_to_dict(const void *from, const cqn_field *fields);
 PyObject *cqn_struct_to_tuple(const void *from, const cqn_field *fields);
+
+/* A copy of a dict that the user gave, which no other thread changes while it is read. TypeError
+ * names the argument, and the `kind` of dict that it should be. */
 PyObject *cqn_dict_copy(PyObject *mapping, const char *name, const char *kind);
+
+/* Stores a value in the field of the struct at `to`. -1 with an exception. */
 int cqn_field_from(PyObject *value, void *to, const cqn_field *field);
+
+/* An address as the dict that users know, and from it. `ports` is how many the device has. */
 PyObject *cqn_ah_attr_to_dict(const struct ibv_ah_attr *attr);
 int cqn_ah_attr_from(PyObject *mapping, const char *name, int ports, struct ibv_ah_attr *out);
 extern const cqn_field cqn_device_fields[], cqn_device_ex_fields[], cqn_port_fields[];

@@ -13,11 +13,19 @@ typedef struct {
     bool is_open, raised;
 } cqn_flag;
 
+/* Opens both descriptors. -1 with OSError; then cqn_flag_close() closes what was opened. */
 int cqn_flag_open(cqn_flag *flag, const struct ibv_context *device);
+
+/* Raises or lowers the flag. In a forked child it does nothing: the file is the parent's. */
 void cqn_flag_set(cqn_flag *flag, const cqn_object *owner, bool raised);
+
+/* Closes the descriptors, once. */
 void cqn_flag_close(cqn_flag *flag);
 
+/* -1 with errno, but no exception. */
 int cqn_set_nonblocking(int fd);
+
+/* A duplicate, as an int that the caller owns; NULL with OSError. */
 PyObject *cqn_dup(int fd);
 extern const char cqn_dup_doc[];
 

@@ -30,12 +30,28 @@ typedef struct {
     bool (*is_quiet)(const cqn_object *, uint64_t told);
 } cqn_wait_kind;
 
+/* The monotonic clock, in nanoseconds. */
 int64_t cqn_now_ns(void);
+
+/* Prepares a gate, whose owner calls cqn_gate_clear() at its end. -1 with an exception. */
 int cqn_gate_open(cqn_gate *gate);
+
+/* What the waiters wait for is gone for good: wakes them all, to find that out. With
+ * `nobody_left`, in a forked child, there are none to wake. */
 void cqn_gate_shut(cqn_gate *gate, bool nobody_left);
+
+/* Frees the spare records. Those in use are freed by their threads as they leave. */
 void cqn_gate_clear(cqn_gate *gate);
+
+/* Makes all sleepers look again. */
 void cqn_gate_wake(cqn_gate *gate);
+
+/* Ends the wait of all waiters; if there is none, of the next one. */
 void cqn_gate_interrupt(cqn_gate *gate);
+
+/* Waits until kind->take() finds something, and returns that. `timeout` is the argument of the
+ * method, or NULL; `told` is the serial of the latest failure that the waiter knows of. NULL with
+ * TimeoutError, InterruptedError, ClosedError, or what take() and check() raise. */
 PyObject *cqn_gate_wait(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *kind,
                         PyObject *timeout, uint64_t told);
 

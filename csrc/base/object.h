@@ -102,6 +102,8 @@ static inline bool cqn_is_open(const cqn_object *self)
     return self->handle != NULL && self->closing == 0 && !cqn_forked(self) &&
            self->context->base.closing == 0;
 }
+
+/* Raises ClosedError, and returns NULL. */
 void *cqn_refuse_closed(const cqn_object *self);
 /* The handle, or NULL with ClosedError. */
 static inline void *cqn_open(const cqn_object *self)
@@ -113,14 +115,25 @@ static inline bool cqn_still_open(const cqn_object *self, bool had_arguments)
 {
     return !had_arguments || cqn_open(self) != NULL;
 }
+
+/* Makes an object that uses the given open ones, without a handle yet. NULL with an exception:
+ * also if one of those was closed by the garbage collector that the allocation ran. */
 void *cqn_new(PyTypeObject *type, const cqn_kind *kind, cqn_object *const *uses, size_t n);
+
+/* Gives a new object its handle, which it owns from here on: it is listed on its context, counted
+ * by what it uses, and must be closed. */
 void cqn_adopt(cqn_object *self, void *handle);
+
+/* Checks that an argument is an open object of `type`. -1 with TypeError or ClosedError. */
 int cqn_expect(PyObject *value, PyTypeObject *type, const char *name);
 /* A reference to one that is known by a pointer alone, if it is not being deallocated. */
 static inline bool cqn_try_ref(cqn_object *self)
 {
     return !self->refs.dying && cqn_try_ref_object((PyObject *)self);
 }
+
+/* Around work on a handle without the GIL: close() waits until the object was left as often as it
+ * was entered. Entering and leaving need the GIL. */
 void cqn_enter(cqn_object *self);
 void cqn_leave(cqn_object *self);
 static inline void cqn_enter_used(cqn_object *self)
@@ -152,29 +165,57 @@ static inline void cqn_leave_used(cqn_object *self)
         Py_END_ALLOW_THREADS                    \
         leave(held);                            \
     } while (0)
+
+/* Sleeps without the GIL until some call has left some object; the caller looks whether it was
+ * its own. */
 void cqn_wait_until_left(cqn_state *st);
+
+/* Whether the interpreter is ending: other threads never come back from where they are. */
 bool cqn_is_ending(void);
+
+/* Closes; with `cascade` everything that uses it, too. -1 with an exception: it stays open, or a
+ * callback was interrupted, and then it is closed all the same. */
 int cqn_close(cqn_object *self, bool cascade);
+
+/* Handles the exception of a callback, which has no caller of its own: reports it, or keeps the
+ * first that is not an Exception in `*interrupt`, for cqn_raise_interrupt(). */
 void cqn_callback_failed(PyObject *callback, PyObject **interrupt);
+
+/* Raises what was kept; steals it. Returns -1. */
 int cqn_raise_interrupt(PyObject *interrupt);
+
+/* Methods and attributes that all types have, by the macros below. */
 PyObject *cqn_method_close(PyObject *self, PyObject *unused);
 PyObject *cqn_method_enter(PyObject *self, PyObject *unused);
 PyObject *cqn_method_exit(PyObject *self, PyObject *args);
 PyObject *cqn_method_add_close_callback(PyObject *self, PyObject *callback);
 PyObject *cqn_method_remove_close_callback(PyObject *self, PyObject *callback);
 PyObject *cqn_repr(PyObject *self);
-PyObject *cqn_short_repr(PyObject *self); /* under the lock */
+
+/* The repr() of a type that shows no more than its device. The caller holds the lock. */
+PyObject *cqn_short_repr(PyObject *self);
+
+/* For messages; borrowed from the device. */
 const char *cqn_device_name(const cqn_object *self);
 PyObject *cqn_get_closed(PyObject *self, void *unused);
 PyObject *cqn_get_context(PyObject *self, void *unused);
+
+/* Getters whose closure says what they get: the index in `uses`, or the offset of a field. */
 PyObject *cqn_get_used(PyObject *self, void *index);
 PyObject *cqn_get_u32(PyObject *self, void *offset);
 PyObject *cqn_get_object(PyObject *self, void *offset);
 int cqn_set_object(PyObject *self, PyObject *value, void *offset);
+
+/* Puts `other` (or NULL) into a slot of `uses`; the reference to what was there goes to `trash`. */
 void cqn_use(cqn_object *self, size_t slot, cqn_object *other, cqn_object **trash);
+
+/* Hands one reference, or n, over to a chain, to be dropped by cqn_trash_empty() when the
+ * caller's structures are in order: to drop the last one can run any code. */
 void cqn_trash_add(cqn_object **trash, cqn_object *object);
 void cqn_trash_add_many(cqn_object **trash, cqn_object *object, size_t n);
 void cqn_trash_empty(cqn_object *trash);
+
+/* Slots of all types. cqn_clear() is what a type's own kind->clear() ends with. */
 int cqn_traverse(PyObject *self, visitproc visit, void *arg);
 int cqn_clear(PyObject *self);
 int cqn_tp_clear(PyObject *self); /* for all kinds */

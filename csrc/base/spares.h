@@ -13,8 +13,13 @@ typedef struct {
     bool over;
 } cqn_spares;
 
+/* As tp_alloc(), from memory that was kept if there is some. */
 PyObject *cqn_spares_alloc(cqn_spares *spares, PyTypeObject *type);
+
+/* As tp_free(), for an object without references of its own: its memory is kept, or freed. */
 void cqn_spares_free(cqn_spares *spares, PyObject *op);
+
+/* Frees what is kept, and keeps no more: the type is about to go. */
 void cqn_spares_clear(cqn_spares *spares);
 
 #endif

@@ -61,9 +61,19 @@ typedef struct {
 } cqn_state;
 
 extern const char cqn_module_name[]; /* only our own module's definition has this very pointer */
+
+/* The state of the module that made `type`, or the base that it derives from; borrowed. Every
+ * method that has no cqn_object at hand gets the state by this. */
 cqn_state *cqn_state_of(PyTypeObject *type);
+
+/* Maps the page that tells a forked child from its parent. -1 with OSError. */
 int cqn_state_watch_for_fork(cqn_state *st);
+
+/* In a forked child that opens a device: from now on objects live again, but those of the parent
+ * stay dead. */
 void cqn_state_new_epoch(cqn_state *st);
+
+/* Frees what the state itself owns. The references in it are the module's to drop before. */
 void cqn_state_free(cqn_state *st);
 
 #endif

@@ -87,32 +87,78 @@ struct cqn_cq {
 };
 
 /* events.c */
+
+/* Reads an event, and counts it on its CQ. Returns that CQ, as a new reference; NULL without an
+ * exception: there is no event. */
 PyObject *cqn_channel_take_event(cqn_channel *channel, struct ibv_comp_channel *handle);
+
+/* The list of CQs that have events which are not in the channel. It holds no reference: a CQ
+ * leaves it before it is destroyed. */
 void cqn_channel_add_late(cqn_channel *channel, cqn_cq *cq);
 void cqn_channel_drop_late(cqn_channel *channel, const cqn_cq *cq);
+
+/* Acknowledges n of the events that were counted, at most `unacked`. */
 void cqn_cq_ack(cqn_cq *cq, unsigned int n);
+
+/* An event was read for the engine, which owes its acknowledgement; many are acknowledged at
+ * once. */
 void cqn_cq_dispatched(cqn_cq *cq);
 void cqn_cq_ack_dispatched(cqn_cq *cq);
 
 /* arm.c */
+
+/* Whether it is known to be armed, at least so. */
 bool cqn_cq_is_armed(const cqn_cq *cq, bool solicited_only);
+
+/* Arms a CQ that has a channel. -1 with an exception. */
 int cqn_cq_arm(cqn_cq *cq, bool solicited_only);
 
 /* landing.c */
+
+/* Takes up to *n completions: those that landed while a thread spun, and then *n becomes how many
+ * these were, or what the device has. Returns how many came; negative: the device failed, without
+ * an exception. */
 int cqn_landing_obtain(cqn_cq *cq, size_t *n, struct ibv_wc *wc, cqn_wc_extra *extra);
+
+/* Raises that failure, and returns NULL. */
 void *cqn_landing_refuse(cqn_cq *cq, int got);
+
+/* Polls without the GIL until something has landed, or is in the stash, the CQ or its context is
+ * being closed, or the time has come. Returns what cqn_landing_obtain() would. */
 int cqn_landing_spin(cqn_cq *cq, int64_t until);
+
+/* Prepares for threads that spin. -1 with MemoryError. */
 int cqn_landing_make(cqn_cq *cq);
+
+/* No thread spins any more: the CQ is closed. */
 void cqn_landing_free(cqn_cq *cq);
 
 /* route.c */
+
+/* The functions that look take completions from the device, route them, and put the references
+ * that their requests held into `trash`. -1 with an exception. This one looks until the CQ is
+ * empty. */
 int cqn_cq_settle(cqn_cq *cq, cqn_object **trash);
+
+/* Looks for a few: whether there are any. */
 int cqn_cq_look(cqn_cq *cq, cqn_object **trash);
+
+/* Looks until the stash holds `want`, or the device has no more. A failure of the device is
+ * raised when the stash is empty. */
 int cqn_cq_look_to_hand_out(cqn_cq *cq, size_t want, cqn_object **trash);
+
+/* Asks the device once, for up to n. Returns how many came; *more: there may be others. */
 int cqn_cq_look_once(cqn_cq *cq, size_t n, bool *more, cqn_object **trash);
+
+/* Looks as cqn_cq_look_to_hand_out(), then spins for so many seconds if there is nothing; and
+ * empties its trash itself, so any code may have run after it. */
 int cqn_cq_look_for(cqn_cq *cq, size_t want, double spin);
 int cqn_cq_spin_for(cqn_cq *cq, size_t want, double seconds, cqn_object **trash);
+
+/* Takes over the queue of a queue pair that is gone, of which completions may still come. */
 void cqn_cq_inherit(cqn_cq *cq, cqn_wr_queue *queue);
+
+/* Frees the stash and all that polling needs: the CQ is closed. */
 void cqn_cq_forget_completions(cqn_cq *cq);
 
 /* stash.c */
@@ -127,7 +173,11 @@ static inline int cqn_stash_reserve(cqn_cq *self, size_t n)
                ? 0
                : cqn_stash_make_room(self, n);
 }
+
+/* The first n completions were handed out. */
 void cqn_stash_drop(cqn_cq *self, size_t n);
+
+/* Closes the holes, after which places have changed. */
 void cqn_stash_pack(cqn_cq *self);
 void cqn_stash_free(cqn_cq *self);
 #define CQN_HOLE INT32_MAX /* as status: see stash.c */
@@ -140,14 +190,26 @@ static inline size_t cqn_stash_len(const cqn_cq *self)
 {
     return self->stash_len - self->holes;
 }
+
+/* Finds a completion by its wr_id, of that queue pair or, NULL, of any. */
 bool cqn_stash_has(cqn_cq *self, uint64_t wr_id, const cqn_qp *qp);
 bool cqn_stash_take(cqn_cq *self, uint64_t wr_id, const cqn_qp *qp, struct ibv_wc *wc,
                     cqn_wc_extra *extra);
+
+/* A completion whose task did not get it is the first again. Without memory it is lost, and that
+ * is reported. */
 void cqn_stash_put_back(cqn_cq *self, const struct ibv_wc *wc, const cqn_wc_extra *extra);
 
 /* hand_out.c */
+
+/* Takes up to `max` completions out of the stash: a new list of WorkCompletions. No completion
+ * leaves the stash before its object was made. */
 PyObject *cqn_cq_hand_out(cqn_cq *cq, uint64_t max);
+
+/* The same as wr_ids, up to the first that failed; if that is the first of all, it is raised. */
 PyObject *cqn_cq_hand_out_ids(cqn_cq *cq, size_t max);
+
+/* The same as rows of a WCArray; returns how many, as an int. */
 PyObject *cqn_cq_hand_out_rows(cqn_cq *cq, PyObject *array);
 
 /* wc_array.c */
@@ -160,10 +222,18 @@ void cqn_wc_array_set(PyObject *array, const struct ibv_wc *wcs, size_t n);
 #define CQN_WC_DATAGRAM (1u << 31)
 #define CQN_WC_LACKS(wc_ex_flags) ((uint32_t)(wc_ex_flags) << 24)
 #define CQN_WC_OURS 0xff000000u
+
+/* Which optional fields a completion has, as bits of IBV_WC_EX_WITH_*. */
 uint32_t cqn_wc_fields(const struct ibv_wc *raw);
+
+/* The struct behind a WorkCompletion, borrowed; NULL with TypeError, which names the argument. */
 const struct ibv_wc *cqn_wc_raw(const cqn_state *st, PyObject *wc, const char *name);
+
+/* A new WorkCompletion. `extra` may be NULL; `extra_fields` says what of it is there. */
 PyObject *cqn_wc_new(cqn_state *st, const struct ibv_wc *raw, const cqn_wc_extra *extra,
                      uint32_t extra_fields);
+
+/* Frees the memory that was kept of WorkCompletions, before their type goes. */
 void cqn_wc_free_spares(cqn_state *st);
 extern PyType_Spec cqn_wc_spec, cqn_wc_array_spec;
 

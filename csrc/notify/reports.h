@@ -59,29 +59,56 @@ typedef struct {
 } cqn_failure_watch;
 
 /* concerns.c */
+
+/* What a report is about, and whether completions may be missing after it. */
 cqn_report_scope cqn_report_scope_of(enum ibv_event_type type, bool *failure);
+
+/* Whether a failure may keep completions off that channel. */
 bool cqn_report_concerns(const cqn_report *report, const cqn_channel *channel);
 int cqn_report_add_cqs(const cqn_context *ctx, const cqn_report *failure, PyObject *cqs);
 
 /* reports.c */
+
+/* Prepares a new context for reports. -1 with an exception; cqn_async_clear() undoes it. */
 int cqn_async_open(cqn_context *ctx);
 void cqn_async_clear(cqn_context *ctx);
+
+/* Drops the reports about an element that is closed; NULL: all. */
 void cqn_async_forget(cqn_context *ctx, const cqn_object *element);
+
+/* Reads the reports that the device has, and tells whom they concern. Runs no Python code. -1
+ * with an exception. */
 int cqn_async_drain(cqn_context *ctx);
+
+/* The report of a list that is of the same type and about the same element, or NULL. */
 cqn_report *cqn_report_find_same(cqn_report *list, const cqn_report *report);
+
+/* The element, as a new reference; NULL: there is none, or it is being deallocated. */
 PyObject *cqn_report_own_element(const cqn_report *report);
+
+/* Makes the descriptor of the context, or of a watch, say whether there is something to read. */
 void cqn_reports_show(cqn_context *ctx);
 void cqn_failure_watch_show(cqn_failure_watch *watch);
 
 /* async_event.c */
+
+/* A new AsyncEvent; steals the reference to the element. */
 PyObject *cqn_async_event_new(cqn_state *st, const cqn_report *report, PyObject *element);
 extern PyType_Spec cqn_async_event_spec, cqn_failure_watch_spec;
 
 /* failures.c */
+
+/* -1 with AsyncEventError if a failure concerns this channel that a waiter does not know of,
+ * which knows all up to *told. Else *told is what it knows now. */
 int cqn_async_check(cqn_channel *channel, uint64_t *told);
+
+/* For FailureWatch.read(): a new list of pairs of an AsyncEvent and the CQs that it concerns, of
+ * all failures after *told, which is advanced. `self` is the watch. NULL with an exception. */
 PyObject *cqn_async_failures(cqn_object *self, uint64_t *told);
 
 /* get_async_event.c */
+
+/* A new list of what is known and was not handed out. Takes nothing. */
 PyObject *cqn_async_known(cqn_context *ctx);
 PyObject *cqn_get_async_event(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                               PyObject *kwnames);

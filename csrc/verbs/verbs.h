@@ -22,6 +22,8 @@ extern PyType_Spec cqn_cq_spec, cqn_srq_spec, cqn_qp_spec, cqn_ah_spec, cqn_mw_s
 extern PyStructSequence_Desc cqn_cq_stats_desc;
 
 /* atomic_write.c */
+
+/* -1 with VerbsError if the device has no ATOMIC_WRITE. */
 int cqn_check_atomic_write(cqn_object *pd);
 struct ibv_qp *cqn_create_atomic_write_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr);
 
@@ -32,15 +34,25 @@ PyObject *cqn_cq_poll_ids(PyObject *self, PyObject *const *args, Py_ssize_t narg
                           PyObject *kwnames);
 
 /* device.c */
+
+/* The module's list_devices(). */
 PyObject *cqn_list_devices(PyObject *module, PyObject *unused);
+
+/* Asks the device of an open object for all attributes, without the GIL: the object may be closed
+ * after it. -1 with an exception. */
 int cqn_device_attr_ex(cqn_object *self, struct ibv_device_attr_ex *out);
 extern const char cqn_no_device[];
 
 /* fork.c */
+
+/* Before the first device is opened: makes registered memory survive a fork, where that is still
+ * needed. -1 with an exception. */
 int cqn_prepare_for_fork(cqn_state *st);
 PyObject *cqn_fork_status(PyObject *module, PyObject *unused);
 
 /* implicit_mr.c */
+
+/* -1 with VerbsError if the device can't page on demand as `needed`, bits of IBV_ODP_SUPPORT*. */
 int cqn_check_odp(cqn_object *pd, uint64_t needed);
 PyObject *cqn_mr_implicit(PyObject *type, PyObject *args, PyObject *kwargs);
 PyObject *cqn_mr_over(PyObject *self, PyObject *buffer);
@@ -55,16 +67,29 @@ PyObject *cqn_qp_attach_mcast(PyObject *self, PyObject *const *args, Py_ssize_t 
                               PyObject *kwnames);
 PyObject *cqn_qp_detach_mcast(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                               PyObject *kwnames);
+
+/* Destroys a queue pair that may be in multicast groups; without the GIL. Returns an errno. */
 int cqn_qp_destroy_in_groups(struct ibv_qp *qp);
 extern const char cqn_qp_attach_mcast_doc[], cqn_qp_detach_mcast_doc[];
 
 /* mr_memory.c */
 extern const cqn_kind cqn_mr_kind;
+
+/* Converts and checks the argument `access`; NULL is LOCAL_WRITE. -1 with an exception. */
 int cqn_mr_access(PyObject *value, unsigned int *access);
+
+/* Takes the user's buffer, which the MR owns from here on, or maps memory of its own, if that is
+ * a length. -1 with an exception. Can run any code. */
 int cqn_mr_take_memory(cqn_mr *mr, PyObject *buffer);
+
+/* Registers the memory, and adopts the handle. Returns the MR, or NULL with an exception. */
 PyObject *cqn_mr_register(cqn_mr *mr, cqn_object *pd);
+
+/* What the kinds of MR have in common. */
 void cqn_mr_after_destroy(cqn_object *mr);
 int cqn_mr_clear(PyObject *mr);
+
+/* Gives the memory back when neither the device nor a memoryview uses it any more. */
 void cqn_mr_release(cqn_mr *mr);
 
 /* netdev.c: a socket to ask the names of network devices by, once it was needed */
@@ -72,13 +97,19 @@ typedef struct {
     int fd;
     bool is_open;
 } cqn_netdev;
+
+/* The name of a network device as str; None: there is none of that index. */
 PyObject *cqn_netdev_name(cqn_netdev *self, uint32_t ifindex);
 void cqn_netdev_close(cqn_netdev *self);
 
 /* qp.c */
+
+/* Before a context closes all its queue pairs one after the other: none sends again meanwhile. */
 void cqn_qps_stop_sending(cqn_context *ctx);
 
 /* sge.c */
+
+/* A new SGE over a range of an MR, which it holds. */
 PyObject *cqn_sge_new(cqn_mr *mr, uint64_t addr, uint32_t length);
 
 #endif

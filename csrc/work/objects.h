@@ -75,15 +75,31 @@ typedef struct cqn_qp {
 } cqn_qp;
 
 /* qp_state.c */
+
+/* How long a message may be, by the port's attributes. Asks the device, with or without the GIL. */
 uint32_t cqn_qp_ask_limit(struct ibv_qp *qp, uint8_t port_num);
+
+/* The same, remembered in the queue pair. */
 uint32_t cqn_qp_learn_limit(cqn_qp *qp);
+
+/* Waits until no other thread is inside a call that changes the queue pair. -1 with ClosedError. */
 int cqn_qp_await_turn(cqn_qp *qp);
+
+/* -1 with VerbsError unless the queue pair was brought as far as `least`. */
 int cqn_qp_require_state(const cqn_qp *qp, enum ibv_qp_state least, const char *verb);
 
 /* windows.c */
+
+/* -1 with ValueError if the window can't be bound through that queue pair now. */
 int cqn_mw_check(const cqn_mw *mw, const cqn_qp *qp);
+
+/* A bind was posted that gives the window the key `rkey`. */
 void cqn_mw_posted(cqn_mw *mw, cqn_qp *qp, uint32_t rkey);
+
+/* That bind is over; `ok`: the device carried it out. `mr` is NULL if it was to unbind. */
 void cqn_mw_bound(cqn_mw *mw, cqn_object *mr, uint32_t rkey, bool ok, cqn_object **trash);
+
+/* The peer, or a request of ours, has invalidated the window of that key, if there is one. */
 void cqn_mw_invalidated(cqn_context *ctx, uint32_t rkey, cqn_object **trash);
 
 #endif

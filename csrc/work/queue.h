@@ -82,6 +82,8 @@ typedef struct cqn_awaiting {
 } cqn_awaiting;
 
 /* wr_ids.c */
+
+/* Gives a queue its number, or takes it back. -1 with MemoryError. */
 int cqn_wr_queue_register(cqn_state *st, cqn_wr_queue *queue);
 void cqn_wr_queue_unregister(cqn_state *st, const cqn_wr_queue *queue);
 
@@ -113,16 +115,41 @@ static inline cqn_wr_queue *cqn_wr_queue_of(const cqn_state *st, uint64_t id)
 }
 
 /* wr_queue.c */
+
+/* A new queue of a queue pair, with one user. Its receives come from `srq`, or that is NULL. NULL
+ * with MemoryError. */
 cqn_wr_queue *cqn_wr_queue_new(cqn_qp *qp, uint32_t types, cqn_srq *srq);
+
+/* A new queue of an SRQ. */
 cqn_wr_queue *cqn_wr_queue_new_shared(cqn_state *st);
+
+/* One of its users goes, and with the last one the queue. */
 void cqn_wr_queue_drop(cqn_state *st, cqn_wr_queue *queue);
+
+/* The queue pair was moved to an error state: the queue is counted in `*count`, of its CQ, until
+ * nothing is in it. */
 void cqn_wr_queue_flushes(cqn_wr_queue *queue, size_t *count);
+
+/* The queue pair was destroyed or reset, so its requests will not complete: all that they keep
+ * alive goes to `trash`, and only their wr_ids stay. */
 void cqn_wr_queue_forget(cqn_wr_queue *queue, cqn_object **trash);
+
+/* Settles as many of n completions, from the first on, as are plain requests in a row of that
+ * queue: most are. Returns how many; 0: take the first one by cqn_wr_completed(). */
 size_t cqn_wr_completed_run(cqn_wr_queue *queue, struct ibv_wc *wcs, size_t n, cqn_object **trash);
+
+/* Settles the request that completed, and in a queue pair's queue all before it. Returns the
+ * request if a task awaits it, borrowed; else NULL, and the completion has the user's wr_id. */
 cqn_request *cqn_wr_completed(cqn_context *ctx, cqn_wr_queue *queue, struct ibv_wc *wc,
                               cqn_object **trash);
+
+/* Visits what the requests keep alive; NULL has none. */
 int cqn_wr_queue_traverse(const cqn_wr_queue *queue, visitproc visit, void *arg);
+
+/* Makes room for n more entries. -1 with MemoryError; then the queue is as it was. */
 int cqn_wr_queue_grow(cqn_wr_queue *queue, size_t n);
+
+/* A receive was posted to an SRQ, for which there is room. */
 void cqn_wr_queue_push_shared(cqn_wr_queue *queue, uint64_t wr_id, const cqn_sg *sg);
 
 /* Of a request that was posted, where it stands: its last entry. Not for an SRQ. */

@@ -7,8 +7,7 @@
 
 #define CQN_MAX_PINNED (CQN_MAX_SGE + 1) /* objects that a request can need: MRs, and an AH */
 
-/* In an object the arrays and
- * what is in them are its own, otherwise borrowed. */
+/* In an object the arrays and what is in them are its own, otherwise borrowed. */
 typedef struct {
     struct ibv_sge *sge;
     cqn_object **pinned; /* what must outlive the request, all of one PD */
@@ -28,14 +27,28 @@ typedef struct {
         .sge = (room).sge, .pinned = (room).pinned, .writable = true \
     }
 
+/* Finds the MR and the range of memory that an element means, which is an SGE or an MR; borrowed.
+ * False: it is neither. */
 bool cqn_sg_locate(cqn_state *st, PyObject *item, cqn_mr **mr, uint64_t *addr, uint64_t *length);
+
+/* Fills in a request's memory from the argument: an element, a list of them, or None. -1 with an
+ * exception. Runs no Python code. */
 int cqn_sg_gather(cqn_sg *sg, cqn_state *st, PyObject *value);
+
+/* The same from a buffer, for INLINE; cqn_sg_drop_bytes() gives the buffer back. Can
+ * run any code: the exporter's. */
 int cqn_sg_gather_bytes(cqn_sg *sg, PyObject *buffer);
+
+/* Adds an object that must outlive the request, borrowed. */
 void cqn_sg_pin(cqn_sg *sg, cqn_object *object);
+
+/* Makes the arrays, and the references in them, the request's own. cqn_sg_free() drops both. */
 int cqn_sg_keep(cqn_sg *sg);
 void cqn_sg_drop_bytes(cqn_sg *sg);
 void cqn_sg_free(cqn_sg *sg);
 int cqn_sg_traverse(const cqn_sg *sg, visitproc visit, void *arg);
+
+/* Raises why a queue of that PD does not take it. Returns -1. */
 int cqn_sg_refuse(const cqn_sg *sg, const cqn_object *owner, const cqn_object *pd,
                   uint32_t max_sge);
 

@@ -54,10 +54,15 @@ typedef struct {
     cqn_send send;
 } cqn_send_wr;
 
-/* post_send.c, post_recv.c: for a request that is awaited. 0, the device's errno without an
- * exception, or -1 */
+/* post_send.c, post_recv.c */
+
+/* Posts for a request that a task awaits, and enters it into the books as awaited; what is not
+ * known to be refused was posted. Returns 0; the device's errno without an exception; or -1 with
+ * one. */
 int cqn_post_awaited_send(cqn_qp *qp, cqn_send *send, cqn_request *request);
 int cqn_post_awaited_recv(cqn_qp *qp, const cqn_sg *sg, cqn_request *request);
+
+/* Raises VerbsError for the errno that these returned. */
 void cqn_refuse_send(const cqn_qp *qp, int err);
 void cqn_refuse_recv(cqn_qp *qp, int err);
 
@@ -81,13 +86,25 @@ enum {
     CQN_SEND_NAMES
 };
 extern const char *const cqn_send_names[CQN_SEND_NAMES + 1];
+
+/* What a send asks for, as far as it is numbers: conversions that can run any code. `qp` is the
+ * queue pair if it is known yet, else NULL. -1 with an exception. */
 int cqn_send_parse(PyObject *const *in, cqn_state *st, const cqn_qp *qp, uint32_t opcode,
                    cqn_send *out);
+
+/* The objects that it needs: memory, window, address; borrowed, but for the view of a buffer,
+ * which cqn_sg_drop_bytes() gives back, also after a failure. -1 with an exception. */
 int cqn_send_gather(PyObject *const *in, cqn_state *st, cqn_send *out);
+
+/* -1 with ValueError if it binds a window of type 1, which only QP.bind_mw() can. */
 int cqn_send_check_window(const cqn_send *send);
+
+/* Raises why queue pairs of that type can't carry it out. Returns -1. */
 int cqn_send_refuse_type(const cqn_send *send, enum ibv_qp_type type);
 
 /* recv_wr.c */
+
+/* -1 with ValueError if the memory is not for receiving into. */
 int cqn_recv_check(const cqn_sg *sg);
 
 /* post_recv.c: to whatever has a queue of receives */
@@ -100,6 +117,8 @@ typedef struct {
     int (*post)(void *handle, struct ibv_recv_wr *first, struct ibv_recv_wr **bad);
 } cqn_recv_queue;
 typedef int (*cqn_recv_queue_of)(cqn_object *owner, cqn_recv_queue *out); /* -1: it can't be now */
+/* The method post_recv() of whatever has such a queue. `queue_of` is called when no Python code
+ * runs any more until the device has the request. */
 PyObject *cqn_post_recv(cqn_object *owner, cqn_recv_queue_of queue_of, PyObject *const *args,
                         Py_ssize_t nargs, PyObject *kwnames);
 
@@ -113,11 +132,21 @@ typedef struct {
     size_t posted, of; /* of those of this call */
     PyObject *bad_wr;  /* borrowed; or NULL */
 } cqn_wr_refusal;
+
+/* Getter and setter of wr_id, whose closure is its offset in the object. */
 PyObject *cqn_wr_get_id(PyObject *self, void *offset);
 int cqn_wr_set_id(PyObject *self, PyObject *value, void *offset);
+
+/* -1 with TypeError if a request that was built before came with other arguments. */
 int cqn_wr_is_alone(const char *const *names, PyObject *const *in);
+
+/* Whether it is a list of requests of that type, and not one of memory. */
 bool cqn_wr_is_list(PyObject *value, PyTypeObject *type);
+
+/* The list as a new tuple, which no other thread changes. NULL with an exception. */
 PyObject *cqn_wr_list(PyObject *value, PyTypeObject *type);
+
+/* Raises VerbsError for a post that the device refused. Returns NULL. */
 void *cqn_wr_refused(const cqn_wr_refusal *refusal);
 
 /* the methods of QP and SRQ, and the types */
