@@ -129,7 +129,7 @@ def test_what_was_promised_holds_in_any_order(tally: Tally) -> None:
 
 def test_arguments_of_any_kind_are_refused_in_words_or_work(tally: Tally) -> None:
     before = descriptors()
-    run_barrage(tally, examples=60)
+    run_barrage(tally, examples=120)
     gc.collect()
     assert descriptors() <= before
     assert ours() == {}, "nothing is left"
