@@ -9,6 +9,8 @@ static int add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **slot)
     return *slot == NULL ? -1 : PyModule_AddType(module, *slot);
 }
 
+/* Runs once in each interpreter that imports the module. What it has made when it fails,
+ * module_clear() drops. */
 static int module_exec(PyObject *module)
 {
     cqn_state *st = PyModule_GetState(module);

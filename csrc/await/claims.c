@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Requests in lines, and those that are looked for by a number, in tables: a
- * completion() by its wr_id, a receive that its task has abandoned by its memory.
- * To join, to leave and to find takes the same time however many there are. Of
- * those with one number the first comes first.
+ * Lines of requests, and tables of lines by a number.
+ *
+ * A line is a list through the requests themselves, so that one leaves it in constant time. A table
+ * finds the completion() that asks for a wr_id, or the abandoned receive of the same memory.
+ * Neither holds references.
  */
 
 #include "await/engine.h"

@@ -77,6 +77,8 @@ void cqn_engine_hold(cqn_request *request)
     set_engine_busy(self, true);
 }
 
+/* Where a request stands depends on its kind: a completion() in the table of claims, an abandoned
+ * receive in that of the forsaken, the others in a line. */
 static void leave_line_or_table(cqn_request *request)
 {
     cqn_engine *self = request->engine;
@@ -173,6 +175,7 @@ int cqn_engine_enter(cqn_engine *self, cqn_qp *qp)
                : cqn_engine_do(self, "_raise_report", qp ? (PyObject *)qp : Py_None);
 }
 
+/* A completion(): it looks once, since what it asks for may be in the device or in the stash. */
 static int join_claims(cqn_request *request)
 {
     cqn_engine *self = request->engine;
@@ -191,6 +194,8 @@ static int join_claims(cqn_request *request)
     return 0;
 }
 
+/* A wait() stands in line even if there is something for it: so what comes is handed out in the
+ * order of the waits. */
 static int join_waiters(cqn_request *request)
 {
     cqn_engine *self = request->engine;
@@ -232,7 +237,8 @@ int cqn_engine_join(cqn_request *request)
 
 /* ---- what becomes of them ---- */
 
-/* The completion of a work request that is awaited. Whether it is for nobody else. */
+/* The completion of a work request that is awaited. Returns whether it is for no other consumer:
+ * neither a completion() nor the stash. */
 static bool request_completed(cqn_request *request, struct ibv_wc *wc, const cqn_wc_extra *extra)
 {
     const bool wanted = request->state == CQN_POSTED && !request->abandoned;
@@ -253,6 +259,7 @@ static bool request_completed(cqn_request *request, struct ibv_wc *wc, const cqn
     return true;
 }
 
+/* An operation that the device still has stays in the books after its task was told. */
 void cqn_request_fail(cqn_request *request, PyObject *error)
 {
     if (!request->held || request->kind == CQN_ENDS_SCOPE) {

@@ -140,7 +140,7 @@ struct cqn_engine {
     cqn_cq *cq;           /* strong; as the channel */
     cqn_channel *channel; /* of the CQ */
     PyObject *error;      /* that all get from now on, or NULL */
-    PyObject *reports;    /* list of failures that nobody was told of, or NULL */
+    PyObject *reports;    /* list of failures that no task was told of yet, or NULL */
     PyObject *weakrefs;
 
     cqn_request *first, *last; /* that are under way */
@@ -290,7 +290,7 @@ bool cqn_engine_resized(cqn_cq *cq);
 
 /* Wakes the tasks that the routing of completions concerned. -1 with an exception. */
 int cqn_engine_wake(cqn_cq *cq);
-/* After completions of that CQ were routed: those whom that concerns are woken. */
+/* Call after completions of that CQ were routed: wakes the tasks that they are for. */
 static inline int cqn_routed(cqn_cq *cq)
 {
     return cq->engine == NULL ? 0 : cqn_engine_wake(cq);
@@ -409,7 +409,8 @@ int cqn_operation_begin(cqn_request *self);
 /* The books go on without it, and remember the wr_id alone. */
 void cqn_operation_detach(cqn_request *self);
 
-/* The completion of an operation whose task did not take it. Whether it was for nobody else. */
+/* The completion of an operation whose task did not take it. Returns whether it is for no other
+ * consumer. */
 bool cqn_operation_abandoned(cqn_request *self, struct ibv_wc *wc, const cqn_wc_extra *extra);
 
 /* Its task has given up; if the device has it, the engine owns it from now on. */

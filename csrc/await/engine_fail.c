@@ -33,7 +33,7 @@ int cqn_engine_refuse(cqn_engine *self)
     return -1;
 }
 
-/* Nobody was told of it. */
+/* No task was told of this failure, so it is kept for the next one that waits. */
 void cqn_engine_report(cqn_engine *self, PyObject *error)
 {
     if (PyErr_GivenExceptionMatches(error, self->state->AsyncEventError) &&
@@ -174,6 +174,9 @@ static void fail_claims(cqn_engine *self, cqn_qp *qp)
     }
 }
 
+/* For the engine of one CQ of that queue pair. Requests of the queue pair itself were told by the
+ * books (cqn_request_lost()); this is for claims, for operations that wait for room, and for
+ * arming. */
 static void qp_changed(cqn_cq *cq, cqn_qp *qp, PyObject **interrupt)
 {
     cqn_engine *self = cqn_engine_of(cq);
@@ -185,7 +188,7 @@ static void qp_changed(cqn_cq *cq, cqn_qp *qp, PyObject **interrupt)
         fail_claims(self, qp);
     }
     else {
-        cqn_engine_room(self, qp); /* those who wait for room get to know its state */
+        cqn_engine_room(self, qp); /* operations that wait for room learn its state */
     }
     if (self->len > 0) {
         cqn_engine_prepare(self, false);

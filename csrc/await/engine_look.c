@@ -99,11 +99,12 @@ static bool look_later(cqn_engine *self)
 
 static bool only_solicited(const cqn_engine *self)
 {
-    /* What is flushed raises no solicited event on some devices, and concerns everybody. */
+    /* A flushed completion raises no solicited event on some devices, and every waiter must see it.
+     */
     return self->len == self->patient && self->cq->flushing == 0;
 }
 
-/* Nobody is about to sleep: or one in wait() is to be woken, which sees to the rest as it goes on.
+/* No task is about to sleep; or one in wait() is to be woken, which sees to the rest as it goes on.
  */
 static bool has_no_sleeper(const cqn_engine *self)
 {
@@ -130,6 +131,7 @@ static int look_and_arm(cqn_engine *self, bool looked, cqn_object **trash)
     return more ? 0 : cqn_cq_arm(cq, solicited);
 }
 
+/* Looks a few times in a row; if there are still completions then, the loop gets its turn first. */
 static int look_until_safe(cqn_engine *self, bool looked)
 {
     cqn_object *trash = NULL;
@@ -155,6 +157,8 @@ void cqn_engine_prepare(cqn_engine *self, bool looked)
 
 /* ---- poll() ---- */
 
+/* Completions that tasks in wait() are in line for are theirs: poll() then returns an empty list.
+ */
 PyObject *cqn_engine_poll(cqn_engine *self, uint64_t max, double spin)
 {
     cqn_cq *cq = self->cq;

@@ -61,6 +61,7 @@ PyObject *cqn_engine_shaped(cqn_engine *self, cqn_request *request)
     return coroutine;
 }
 
+/* Only sorts the arguments; all else happens when the request is awaited. */
 static PyObject *engine_wait(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                              PyObject *kwnames)
 {
@@ -78,6 +79,8 @@ static PyObject *engine_wait(PyObject *op, PyObject *const *args, Py_ssize_t nar
     return cqn_engine_shaped((cqn_engine *)op, request);
 }
 
+/* Arguments are converted when the request is awaited, not when it is made: conversions can run any
+ * code, and raise, which belongs to the task. */
 int cqn_wait_parse(cqn_request *self)
 {
     PyObject *const *in = self->in;
@@ -209,6 +212,7 @@ static int get_asyncio(cqn_state *st)
     return st->get_running_loop == NULL || st->anyio_name == NULL ? -1 : 0;
 }
 
+/* What __init__() demands of its CQ. */
 static int check_cq(cqn_state *st, PyObject *value)
 {
     if (!PyObject_TypeCheck(value, st->CQ)) {
@@ -308,7 +312,7 @@ static void engine_dealloc(PyObject *op)
     CQN_LOCKED;
     PyTypeObject *type = Py_TYPE(op);
     cqn_engine *self = (cqn_engine *)op;
-    cqn_engine_leave_cq(self); /* before anybody hears that it is gone */
+    cqn_engine_leave_cq(self); /* before any callback hears that it is gone */
     if (self->weakrefs != NULL) {
         PyObject_ClearWeakRefs(op);
     }

@@ -17,6 +17,7 @@ static uint64_t key_of_memory(const cqn_request *self)
     return addr ^ (uint64_t)(uintptr_t)self->qp * UINT64_C(0x9e3779b97f4a7c15);
 }
 
+/* Most receives have one element, which fits into the request itself. */
 int cqn_forsaken_remember(cqn_request *self, const cqn_sg *sg)
 {
     self->num_sge = sg->num_sge;
@@ -41,7 +42,7 @@ static bool is_same_memory(const cqn_request *a, const cqn_request *b)
     return same;
 }
 
-/* One whose wr_id the user has given may be looked for by it. */
+/* A completion() may look for a receive whose user gave it a wr_id. */
 static bool may_take_over(const cqn_request *self, const cqn_request *old)
 {
     return is_same_memory(self, old) &&
@@ -63,8 +64,8 @@ static cqn_request *find_forsaken(const cqn_request *self)
     return found;
 }
 
-/* Nobody looks for it any more. What was posted stays posted. Whether the table had a reference to
- * it. */
+/* No recv() finds it any more. What was posted stays posted. Returns whether the table had a
+ * reference to it. */
 static bool unlist_forsaken(cqn_request *old)
 {
     cqn_engine *engine = old->engine;

@@ -79,6 +79,7 @@ static const method adds = {
     .as = {0, CQN_SG, CQN_REMOTE_ADDR, CQN_RKEY, CQN_COMPARE_ADD, CQN_SEND_FLAGS, CQN_WR_ID},
 };
 
+/* What all six methods do: sort the arguments, and hold them until the request is awaited. */
 static PyObject *make_operation(const method *m, PyObject *op, PyObject *const *args,
                                 Py_ssize_t nargs, PyObject *kwnames)
 {
@@ -350,6 +351,8 @@ void cqn_operations_serve(cqn_qp *qp)
 
 /* ---- its life ---- */
 
+/* A receive takes over an abandoned one of the same memory, if there is one, and posts nothing
+ * then. */
 static int begin_recv(cqn_request *self)
 {
     cqn_sg_room room;
@@ -366,6 +369,8 @@ static int begin_recv(cqn_request *self)
     return post_or_queue(self, &send);
 }
 
+/* A send is checked and gathered first; if its queue is full it is kept, with its own references,
+ * and stands in line. */
 static int begin_send(cqn_request *self)
 {
     const cqn_state *st = self->engine->state;
@@ -410,14 +415,14 @@ void cqn_operation_detach(cqn_request *self)
     }
 }
 
-/* Whether its completion is for others if its task has given up: it tells of a message that came,
- * or the user can tell whose it is. */
+/* Whether the completion of an operation is for other consumers once its task has given up: it
+ * tells of a message that came, or has a wr_id that the user chose. */
 static bool is_for_others(const cqn_request *self)
 {
     return self->kind == CQN_RECEIVES || self->own_id;
 }
 
-/* A completion that its task did not take, or not any more. Whether it was for nobody else. */
+/* A completion that its task did not take, or does not want any more. */
 bool cqn_operation_abandoned(cqn_request *self, struct ibv_wc *wc, const cqn_wc_extra *extra)
 {
     cqn_engine *engine = self->engine;

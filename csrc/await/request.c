@@ -9,6 +9,7 @@
 
 #include "await/engine.h"
 
+/* The request holds its engine, and its engine does not hold it: see docs/internals.md. */
 cqn_request *cqn_request_new(cqn_engine *engine, cqn_request_kind kind, const char *name)
 {
     cqn_state *st = engine->state;
@@ -27,6 +28,8 @@ cqn_request *cqn_request_new(cqn_engine *engine, cqn_request_kind kind, const ch
 
 /* ---- its end ---- */
 
+/* What a request owns beside its references: the copy of a send that waits for room, and the
+ * elements of a receive. */
 static void free_kept(cqn_request *self)
 {
     cqn_send *kept = self->kept;
@@ -41,6 +44,8 @@ static void free_kept(cqn_request *self)
     self->sge = NULL;
 }
 
+/* Also for a request that is done: it lets go of all that it held, and can be kept for the next one
+ * (base/spares.c). */
 int cqn_request_clear(PyObject *op)
 {
     cqn_request *self = (cqn_request *)op;
@@ -109,6 +114,8 @@ void cqn_request_give_up(cqn_request *self)
 
 /* ---- what its task gets ---- */
 
+/* Why a FAILED request will never complete. An exception that others share is raised as a copy,
+ * since it collects the frames that it goes through. */
 static void raise_own_failure(cqn_request *self)
 {
     cqn_engine *engine = self->engine;
@@ -161,6 +168,8 @@ static PyObject *take_completions(cqn_request *self)
     return list;
 }
 
+/* The request has a copy of the completion. One that failed is an exception, except for
+ * completion(), which returns it. */
 static PyObject *make_completion(const cqn_request *self)
 {
     const cqn_engine *engine = self->engine;
@@ -201,6 +210,7 @@ static bool is_request_ready(const cqn_request *self)
             self->engine->waiters.first == self && self->engine->cq->stash_len > 0);
 }
 
+/* Ends the request: with its result, or with the exception that it failed with. */
 static PySendResult deliver_result(cqn_request *self, PyObject **result)
 {
     if (self->state == CQN_COMPLETE && self->kind != CQN_ENDS_SCOPE) {
@@ -242,6 +252,7 @@ static int begin_end_of_scope(cqn_request *self)
     return 0;
 }
 
+/* What the first step of the task does; until then nothing was converted, checked or posted. */
 static int begin_request(cqn_request *self)
 {
     if (self->kind <= CQN_RECEIVES) {
@@ -257,6 +268,8 @@ static int begin_request(cqn_request *self)
     return cqn_engine_join(self);
 }
 
+/* A task of asyncio sleeps on a Wakeup of the core, a task of another library on what its loop
+ * makes. */
 static int make_wakeup(cqn_request *self)
 {
     const cqn_channel *channel = self->engine->channel;
@@ -293,6 +306,8 @@ static PySendResult go_on_sleeping(cqn_request *self, PyObject *value, PyObject 
     return r;
 }
 
+/* The request hands its wakeup to the task runner, which brings the task back. The anchor is the
+ * engine's reference: it keeps the task alive while nothing else does. */
 static PySendResult fall_asleep(cqn_request *self, PyObject **result)
 {
     self->turn = cqn_turn_now();
@@ -308,8 +323,8 @@ static PySendResult fall_asleep(cqn_request *self, PyObject **result)
     return self->iterator == NULL ? PYGEN_ERROR : go_on_sleeping(self, Py_None, result);
 }
 
-/* One that never has to sleep lets the others run now and then, where it has its place; and always
- * those whose completions came before its own. */
+/* A task that never has to sleep yields to the loop now and then, and keeps its place among the
+ * waiters; and always to tasks whose completions came before its own. */
 static PySendResult give_turn(cqn_request *self, PyObject **result)
 {
     self->paused = true;
@@ -367,6 +382,7 @@ static PySendResult run_request(cqn_request *self, PyObject **result)
     }
 }
 
+/* A request is awaited once, by one task at a time, as a coroutine is. */
 static int refuse_to_run(const cqn_request *self, PyObject *value)
 {
     if (self->stepping) {
@@ -388,6 +404,8 @@ static int refuse_to_run(const cqn_request *self, PyObject *value)
     return -1;
 }
 
+/* One step of the task: it begins, or goes on where it slept, and sleeps again or has its result.
+ */
 static PySendResult step_request(cqn_request *self, PyObject *value, PyObject **result)
 {
     PySendResult r = PYGEN_RETURN;
@@ -427,6 +445,7 @@ PySendResult cqn_request_send(PyObject *op, PyObject *value, PyObject **result)
 
 /* ---- waking its task ---- */
 
+/* The reference keeps the wakeup while the task runs: the request may drop its own meanwhile. */
 int cqn_request_wake(cqn_request *self, bool resume)
 {
     PyObject *wakeup = self->wakeup;

@@ -71,6 +71,8 @@ static PyObject *throw_into_iterator(cqn_request *self, PyObject *const *args, P
     return result;
 }
 
+/* An exception is thrown into the task: a cancellation, mostly. The request gives up, and what it
+ * was given goes to others. */
 static PyObject *request_throw(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
 {
     CQN_LOCKED;
@@ -143,6 +145,8 @@ static void warn_never_awaited(cqn_request *self)
     }
 }
 
+/* A request that was made and never awaited is a mistake, which Python reports for coroutines, too.
+ */
 static void request_finalize(PyObject *op)
 {
     CQN_LOCKED;

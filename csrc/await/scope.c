@@ -11,7 +11,7 @@
 
 #include "await/engine.h"
 
-/* Counts a new operation where it belongs. */
+/* Counts a new operation in the innermost scope of its engine that has not ended. */
 int cqn_scope_enter(cqn_request *request)
 {
     cqn_engine *engine = request->engine;
@@ -79,6 +79,8 @@ PyObject *cqn_lost_error(const cqn_state *st, uint8_t lost, uint32_t qp_num)
     return cqn_take_exception();
 }
 
+/* The state counts the scopes that there are: without any an operation need not ask the context
+ * variable. */
 static PyObject *scope_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
 {
     CQN_LOCKED;

@@ -26,6 +26,7 @@ typedef struct {
     bool done;
 } wakeup;
 
+/* Its memory is reused: a task that awaits makes and drops a Wakeup for each sleep. */
 PyObject *cqn_wakeup_new(cqn_state *st, PyObject *loop, PyObject *done)
 {
     wakeup *self = (wakeup *)cqn_spares_alloc(&st->spare_wakeups, st->Wakeup);
@@ -62,6 +63,7 @@ void cqn_wakeup_yield(PyObject *op)
 
 /* ---- waking ---- */
 
+/* The task goes on in its own context, which asyncio handed over with the callback. */
 static int call_soon(wakeup *self)
 {
     PyObject *method = PyObject_GetAttrString(self->loop, "call_soon");
@@ -244,6 +246,7 @@ static PyObject *make_cancelled(PyObject *message)
     return error;
 }
 
+/* A task is cancelled through what it sleeps on, as asyncio cancels futures. */
 static PyObject *wakeup_cancel(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                                PyObject *kwnames)
 {

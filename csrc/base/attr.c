@@ -118,6 +118,8 @@ static void store_uint(void *at, size_t size, uint64_t n)
 #endif
 }
 
+/* The struct has the field in the byte order of the machine, but for GUIDs and GIDs, which are in
+ * that of the network. */
 static PyObject *field_value(const void *at, const cqn_field *field)
 {
     switch (field->type) {
@@ -197,7 +199,8 @@ static const cqn_field *ah_field(PyObject *name)
     return f->name == NULL ? NULL : f;
 }
 
-/* A copy, which nobody changes while it is read; `kind` is what the user knows such a dict as. */
+/* A copy, so that no other thread changes it while it is read; `kind` is the name by which the user
+ * knows such a dict. */
 PyObject *cqn_dict_copy(PyObject *mapping, const char *name, const char *kind)
 {
     if (!PyDict_Check(mapping)) {

@@ -116,6 +116,7 @@ static const struct {
 #undef X
 /* clang-format on */
 
+/* The Python side makes its enums of these, so that no number stands twice. */
 PyObject *cqn_constants(void)
 {
     PyObject *dict = PyDict_New();

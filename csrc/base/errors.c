@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* The exceptions, and where the errno of a verb becomes one. */
+/*
+ * The exceptions, and where the errno of a verb becomes one.
+ *
+ * Every message says which verb failed, the text of the errno, what was asked for, and, where it is
+ * known, what to do about it.
+ */
 
 #include "base/errors.h"
 
@@ -20,6 +25,8 @@ static PyObject *new_exception(PyObject *module, const char *name, const char *d
     return type;
 }
 
+/* DeviceRemovedError and BusyError are VerbsErrors, ClosedError is a ValueError, as for closed
+ * files. */
 int cqn_errors_init(PyObject *module, cqn_state *st)
 {
     PyObject *dict = Py_BuildValue("{s:s,s:i,s:O}", "verb", "", "posted", 0, "bad_wr", Py_None);
@@ -88,8 +95,8 @@ int cqn_errno_of(int result)
     return result >= 0 ? result : result == -1 && errno != 0 ? errno : -result;
 }
 
-/* The kernel and the providers use both where something can't be done at all. 0: a provider failed
- * to make something and set no errno, so nobody knows more. */
+/* The kernel and the providers use both errnos where something can't be done at all. 0 means that a
+ * provider failed to make something and set no errno: the reason is unknown. */
 static const char *text_of_errno(int err)
 {
     if (err == 0) {

@@ -33,7 +33,7 @@ typedef struct {
 /* The monotonic clock, in nanoseconds. */
 int64_t cqn_now_ns(void);
 
-/* Prepares a gate, whose owner calls cqn_gate_clear() at its end. -1 with an exception. */
+/* Prepares a gate; its owner calls cqn_gate_clear() at the end. -1 with an exception. */
 int cqn_gate_open(cqn_gate *gate);
 
 /* What the waiters wait for is gone for good: wakes them all, to find that out. With

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The lock of lock.h, and what becomes of it in a forked child. */
+/* The lock of lock.h, and what becomes of it in a forked child. It has no owner: all interpreters
+ * of the process share it. */
 
 #include "base/lock.h"
 

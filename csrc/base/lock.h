@@ -82,7 +82,7 @@ typedef PyMutex cqn_mutex;
 
 #else
 
-typedef PyObject cqn_mutex; /* of which only ob_mutex is used: nobody refers to it */
+typedef PyObject cqn_mutex; /* only its ob_mutex is used: it is no Python object */
 #define CQN_BEGIN_SECTION(section, mutex) PyCriticalSection_Begin(section, mutex)
 
 /* An object says that it may be referred to weakly: only then does its shared count tell other

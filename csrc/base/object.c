@@ -62,6 +62,7 @@ void *cqn_new(PyTypeObject *type, const cqn_kind *kind, cqn_object *const *uses,
     return self;
 }
 
+/* The links of an object are in the object, one for each that it uses: listing needs no memory. */
 static void add_link(cqn_object *self, size_t slot)
 {
     cqn_link **latest = &self->uses[slot]->latest[self->kind->rank];
@@ -83,6 +84,7 @@ static void remove_link(cqn_object *self, size_t slot)
     }
 }
 
+/* At the end of the list of its rank, so that each list is in the order of creation. */
 static void enlist_object(cqn_object *self, cqn_context *ctx)
 {
     cqn_object **first = &ctx->first[self->kind->rank], **last = &ctx->last[self->kind->rank];
@@ -93,7 +95,7 @@ static void enlist_object(cqn_object *self, cqn_context *ctx)
     *last = self;
 }
 
-/* Nobody finds it any more. What it uses still counts it. */
+/* It is in no list any more. What it uses still counts it. */
 static void unlist_object(cqn_object *self)
 {
     if (!self->listed) {
@@ -152,6 +154,7 @@ void cqn_enter(cqn_object *self)
     self->in_use++;
 }
 
+/* All sleepers look: they may wait for different objects. */
 static void tell_idle(cqn_state *st)
 {
     pthread_mutex_lock(&st->idle_lock);
@@ -321,6 +324,7 @@ int cqn_raise_interrupt(PyObject *interrupt)
     return -1;
 }
 
+/* The callbacks are taken out first: one that is added while they run finds a closed object. */
 static void run_close_callbacks(cqn_object *self, PyObject **interrupt)
 {
     PyObject *callbacks = self->on_close;
@@ -363,6 +367,8 @@ static void retire_object(cqn_object *self, PyObject **interrupt)
     }
 }
 
+/* The handle leaves the object before the GIL is released, so that no other thread can destroy it
+ * as well. What the object uses is entered, and can't be closed meanwhile. */
 static int destroy_handle(cqn_object *self, PyObject **interrupt)
 {
     void *handle = self->handle;
@@ -439,7 +445,8 @@ static int close_with(cqn_object *self, bool cascade, PyObject **interrupt)
     while (done == 0 && self->handle != NULL) {
         done = close_step(self, cascade, interrupt);
     }
-    /* In a forked child nobody waits, and the lock may be held for ever. */
+    /* In a forked child no thread waits, and the lock may be held for ever by one that is not
+     * there. */
     if (--self->closing == 0 && !cqn_forked(self)) {
         tell_idle(self->state);
     }
@@ -463,6 +470,7 @@ int cqn_close(cqn_object *self, bool cascade)
     return interrupt != NULL ? cqn_raise_interrupt(interrupt) : rc;
 }
 
+/* Only a context takes down what was made on it. */
 static PyObject *close_whole(cqn_object *self)
 {
     bool is_context = CQN_OBJ(self->context) == self;
@@ -481,9 +489,8 @@ PyObject *cqn_method_enter(PyObject *self, PyObject *Py_UNUSED(unused))
     return cqn_open(CQN_OBJ(self)) == NULL ? NULL : Py_NewRef(self);
 }
 
-/* An exception that leaves the block is worth more than that it left something
- * open, which is what a failing close would say; but not more than an interrupt,
- * whose context it is. */
+/* If the block raised, that exception wins over the BusyError of a failing close, but not over an
+ * interrupt, which gets it as its context. */
 PyObject *cqn_method_exit(PyObject *self, PyObject *args)
 {
     CQN_LOCKED;
@@ -496,6 +503,8 @@ PyObject *cqn_method_exit(PyObject *self, PyObject *args)
     return result;
 }
 
+/* The list is made before the object is asked whether it is open, since to make it can run code
+ * that closes the object. */
 PyObject *cqn_method_add_close_callback(PyObject *op, PyObject *callback)
 {
     CQN_LOCKED;
@@ -518,6 +527,8 @@ PyObject *cqn_method_add_close_callback(PyObject *op, PyObject *callback)
     return rc < 0 ? NULL : Py_NewRef(Py_None);
 }
 
+/* To compare can run any code: the list is copied, and replaced only if it is still the object's.
+ */
 PyObject *cqn_method_remove_close_callback(PyObject *op, PyObject *callback)
 {
     CQN_LOCKED;
@@ -582,6 +593,7 @@ int cqn_tp_clear(PyObject *op)
     return CQN_OBJ(op)->kind->clear(op);
 }
 
+/* The repr() shows which device it was. Python drops the warning unless it is asked for. */
 static void warn_unclosed(cqn_object *self)
 {
     PyObject *op = (PyObject *)self;
@@ -590,9 +602,9 @@ static void warn_unclosed(cqn_object *self)
     }
 }
 
-/* Still open when nobody refers to it any more: close, never raise. What uses it is
- * unreachable as well, and closed with it. Only of a context it is a mistake: what was
- * made on one is in good hands while that is open. */
+/* Still open when the last reference goes: close, and never raise. What uses it is unreachable as
+ * well, and closed with it. Only an unclosed context is a mistake, and warned of: what was made on
+ * one is closed with it. */
 void cqn_finalize(PyObject *op)
 {
     CQN_LOCKED;
@@ -610,10 +622,9 @@ void cqn_finalize(PyObject *op)
     cqn_put_exception(pending);
 }
 
-/* Open even after it was finalized: a subclass has a __del__ that did not call
- * ours, or the close failed. Nobody can use it any more, since users hold it;
- * so this is the last chance, and what can't be closed now is leaked: tables
- * and the device still point to it. */
+/* Open even after it was finalized: a subclass has a __del__ that did not call ours, or the close
+ * failed. No user is left, since users hold it, so this is the last chance. What can't be closed
+ * now is leaked, because tables and the device still point to it. */
 static bool close_at_last(cqn_object *self)
 {
     PyObject *pending = cqn_take_exception();

@@ -236,7 +236,7 @@ void cqn_dealloc(PyObject *self);
         "closed", cqn_get_closed, NULL, "True once close() was called, and in a forked child.", \
             NULL                                                                                \
     }
-/* An attribute that anybody may set. Members of T_OBJECT may not be, without a GIL. */
+/* An attribute that the user may set. Members of T_OBJECT may not be, without a GIL. */
 #define CQN_FREE_ATTRIBUTE(type, name, doc)                                      \
     {                                                                            \
 #name, cqn_get_object, cqn_set_object, doc, (void *)offsetof(type, name) \

@@ -22,6 +22,7 @@
 #define ASAN_UNPOISON_MEMORY_REGION(addr, size) ((void)(addr), (void)(size))
 #endif
 
+/* The latest first: it is most likely still in the cache. */
 static PyObject *take_spare(cqn_spares *spares)
 {
     PyObject *op = spares->kept[--spares->len];

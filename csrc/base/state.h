@@ -31,7 +31,7 @@ typedef struct {
     bool anyio_is_old;
     Py_ssize_t modules_seen; /* when it was looked for */
     cqn_spares spare_requests, spare_wakeups;
-    uint64_t ids_chosen; /* for requests whose user gave none */
+    uint64_t ids_chosen; /* wr_ids, for requests that came without one */
     PyObject *event_type[CQN_EVENT_TYPES];
 
     /* Memory of WorkCompletions that were dropped, and the int of the latest length; see

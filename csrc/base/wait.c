@@ -22,7 +22,7 @@
  * The records are not on the stacks of the threads: when the interpreter ends,
  * CPython lets no other thread have the GIL again, and up to 3.13 ends it where
  * it asks for it, while its record is still in the list. Nothing of such a
- * thread comes back, so at that time whoever goes to sleep polls for itself.
+ * thread comes back, so at that time each thread that goes to sleep polls for itself.
  */
 
 #include "base/args.h"
@@ -40,12 +40,14 @@ struct cqn_waiter {
     cqn_waiter *next;
     int wake_fd; /* eventfd */
     bool asleep; /* or on its way into ppoll, or back to the GIL */
-    bool rung;   /* somebody has made wake_fd readable during this sleep */
+    bool rung;   /* another thread made wake_fd readable during this sleep */
     bool interrupted;
-    atomic_bool looks; /* it is to take the GIL and look; guarded by it, and read without */
+    atomic_bool looks; /* it must take the GIL and look; written with the GIL, read without */
     uint64_t told;     /* serial of the latest failure that it knows of */
 };
 
+/* A waiter owns its eventfd. It is kept for the next wait, since each eventfd costs a system call.
+ */
 static cqn_waiter *new_waiter(void)
 {
     cqn_waiter *waiter = PyMem_Calloc(1, sizeof(*waiter));
@@ -87,6 +89,7 @@ void cqn_gate_clear(cqn_gate *gate)
     gate->spares_len = 0;
 }
 
+/* Makes the eventfd of a waiter readable, which ends its ppoll(2). */
 static void ring_waiter(cqn_waiter *waiter)
 {
     uint64_t one = 1;
@@ -95,6 +98,7 @@ static void ring_waiter(cqn_waiter *waiter)
     (void)n; /* it is readable already if the counter is full */
 }
 
+/* Takes that back, so that the next ppoll(2) sleeps. */
 static void unring_waiter(const cqn_waiter *waiter)
 {
     uint64_t count;

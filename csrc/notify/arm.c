@@ -1,5 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* Arming a CQ: what is known of what it is armed for. */
+/*
+ * Arming a CQ.
+ *
+ * The CQ remembers for what it is armed, so that it is not armed twice for one event. What is
+ * remembered ends when an event of it is read (events.c), and when a wait ends without one, since
+ * the event may have been lost.
+ */
 
 #include "notify/cq.h"
 

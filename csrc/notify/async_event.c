@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* AsyncEvent: the type of what a device reports besides completions. */
+/*
+ * AsyncEvent: the type of what a device reports besides completions.
+ *
+ * An immutable object, made from a report (reports.c) as that is handed out. It holds the object
+ * that it is about.
+ */
 
 #include "notify/reports.h"
 

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Whom a report of the device concerns: which channels, and which CQs, may miss completions after
- * a failure.
+ * The channels, and the CQs, that may miss completions after a failure that the device reports.
+ *
+ * A failure of a queue pair concerns both of its CQs, one of an SRQ the receive CQs of its queue
+ * pairs, one of a port all that work through it.
  */
 
 #include "notify/reports.h"

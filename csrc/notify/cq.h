@@ -22,7 +22,7 @@ struct cqn_channel {
     cqn_gate gate;
     cqn_cq *late;       /* CQs with events that could not be handed out, weak */
     uint64_t concerned; /* serial of the latest failure that concerns it */
-    uint64_t told;      /* and of the latest that somebody here was told of */
+    uint64_t told;      /* and of the latest that a waiter here was told of */
     uint64_t timeouts;  /* waits that ended without an event: one may have been lost */
     /* For the engines of its CQs, see await/engine.h. */
     PyObject *loop;     /* that reads its events, as cqnotify.aio knows it; or NULL */
@@ -31,7 +31,8 @@ struct cqn_channel {
     PyObject *on_fail;  /* what to call with an error that ends the reading */
     int until_more;     /* callbacks, until it looks for more than one event */
     uint64_t turn;      /* of the thread's loops, in which that was last seen to read */
-    cqn_engine *busy;   /* that somebody waits in: held, or nobody might */
+    cqn_engine
+        *busy; /* engines with tasks that wait: held, since often only their tasks refer to them */
 };
 
 /* Fields of extended completions that ibv_wc lacks. */
@@ -66,7 +67,7 @@ struct cqn_cq {
     unsigned int dispatched; /* those of them that were read for the engine */
     unsigned int late;       /* events that came while it was being destroyed */
     cqn_cq *late_next;
-    bool event_unpolled; /* an event came and nobody polled since */
+    bool event_unpolled; /* an event came, and no poll since */
     bool marked;         /* while the CQs that a failure concerns are collected */
     cqn_armed armed;     /* until its event is read, or a wait ends without one */
     uint64_t armed_at;   /* of the channel's timeouts */
@@ -74,7 +75,7 @@ struct cqn_cq {
         uint64_t events, acked, arms, polls, completions, spurious;
     } stats;
     cqn_wr_queue *left;   /* those of queue pairs that are gone, see route.c */
-    struct ibv_cq_ex *ex; /* the handle of an extended one, or NULL */
+    struct ibv_cq_ex *ex; /* the handle if it is an extended CQ, else NULL */
     uint32_t wc_flags;    /* what its completions have, see WCExFlags */
     /* Completions that were taken from the device and not yet handed out. */
     struct ibv_wc *stash;
@@ -83,7 +84,7 @@ struct cqn_cq {
     size_t holes;           /* in the midst of it: never the first or the last */
     uint64_t taken;         /* from its front, since the CQ was made */
     cqn_stash_index *index; /* by wr_id, or NULL: see stash.c */
-    cqn_landing *landing;   /* NULL until somebody spins */
+    cqn_landing *landing;   /* NULL until a thread spins */
 };
 
 /* events.c */

@@ -130,6 +130,7 @@ void cqn_channel_add_late(cqn_channel *self, cqn_cq *cq)
     cqn_gate_wake(&self->gate);
 }
 
+/* Before the CQ is destroyed: the list holds no reference to it. */
 void cqn_channel_drop_late(cqn_channel *self, const cqn_cq *cq)
 {
     cqn_cq **link = &self->late;

@@ -43,6 +43,7 @@ static const cqn_kind watch_kind = {
     .clear = watch_clear,
 };
 
+/* A new watch has been told of all failures until now. */
 static PyObject *watch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
@@ -107,6 +108,7 @@ static int drain_for_watch(cqn_failure_watch *self)
     return rc;
 }
 
+/* The watch has told the failures when the list is returned; an exception tells none. */
 static PyObject *watch_read(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;

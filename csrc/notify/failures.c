@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Telling of failures: the waits for completions that may never come now, and the watches of event
- * loops. Which have been told is known by serial numbers, see reports.c.
+ * Telling of failures: to the waits for completions that may never come now, and to the watches of
+ * event loops.
+ *
+ * Each failure has a serial number. A channel, a waiter and a watch each remember up to which one
+ * they were told (reports.c), so a failure is told once to each.
  */
 
 #include "notify/reports.h"
 
 /* ---- telling those that wait ---- */
 
-/* Raises AsyncEventError; -1, as whoever raises. */
+/* Raises AsyncEventError. Returns -1. */
 static int raise_failure(cqn_state *st, const cqn_report *report)
 {
     const char *name = ibv_event_type_str(report->type);
@@ -42,6 +45,7 @@ static const cqn_report *next_failure(const cqn_channel *channel, uint64_t told)
     return found;
 }
 
+/* A waiter and its channel each remember the latest failure that they were told. */
 static void advance_told(cqn_channel *channel, uint64_t *told, uint64_t serial)
 {
     *told = serial;
@@ -83,6 +87,7 @@ static bool is_due(const cqn_report *failure, uint64_t told)
             (element->handle != NULL && cqn_refs_may_live(&element->refs, (PyObject *)element)));
 }
 
+/* So many pairs are made before the first is filled in. */
 static Py_ssize_t count_due(const cqn_context *ctx, uint64_t told)
 {
     Py_ssize_t n = 0;
@@ -134,6 +139,7 @@ static int adjust_pairs(cqn_state *st, PyObject *pairs, Py_ssize_t wanted)
     return rc;
 }
 
+/* Fills in the pairs that were made, one for each failure that is still due. */
 static int fill_pairs(PyObject *pairs, const cqn_context *ctx, uint64_t told)
 {
     int rc = 0;

@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* Handing the device's reports out, once each: the methods of Context, and who looks on. */
+/*
+ * Hands the device's reports out, once each: the methods of Context. And shows them to an observer,
+ * which takes none.
+ *
+ * The waiting is that of a gate (base/wait.c), the reports are in reports.c.
+ */
 
 #include "notify/reports.h"
 
@@ -35,7 +40,7 @@ static PyObject *take_report(cqn_object *self)
     return event;
 }
 
-/* What was read and not handed out, and the failures, for whoever looks on: a list of AsyncEvents;
+/* What was read and not handed out, and the failures: a list of AsyncEvents for an observer;
  * nothing is taken. To make an event can run code that drops reports, so all are copied first. */
 PyObject *cqn_async_known(cqn_context *ctx)
 {

@@ -7,6 +7,7 @@
 
 #include "notify/cq.h"
 
+/* Entries from the front of the stash, holes included. */
 static const struct ibv_wc *stashed_at(const cqn_cq *self, size_t i)
 {
     return &self->stash[self->stash_head + i];
@@ -48,6 +49,8 @@ static PyObject *new_list(cqn_cq *self, size_t max, bool only_ok)
     }
 }
 
+/* A completion as an object, or as its wr_id: what hand_out() makes, without running any Python
+ * code. */
 static inline PyObject *new_wc(const cqn_cq *self, const struct ibv_wc *wc)
 {
     const cqn_wc_extra *extra = self->extra ? &self->extra[wc - self->stash] : NULL;

@@ -24,6 +24,7 @@ struct cqn_landing {
     cqn_wc_extra extra[LANDS];
 };
 
+/* Most CQs are never polled with spin, so the landing is made by the first poll that is. */
 int cqn_landing_make(cqn_cq *self)
 {
     if (self->landing != NULL) {
@@ -48,6 +49,7 @@ void cqn_landing_free(cqn_cq *self)
     }
 }
 
+/* For -Wconversion: the verbs declare some 16 bit fields as 32. */
 static uint16_t to_uint16(uint32_t value)
 {
     return (uint16_t)value;
@@ -187,8 +189,8 @@ static void relax_cpu(void)
 #endif
 }
 
-/* Until one has landed or is in the stash, somebody closes the CQ or its
- * context, or the time has come. As land_batch(). */
+/* Polls until a completion has landed or is in the stash, another thread closes the CQ or its
+ * context, or the time has come. Returns as land_batch(). */
 int cqn_landing_spin(cqn_cq *self, int64_t until)
 {
     struct ibv_cq *handle = self->base.handle;

@@ -24,6 +24,8 @@
 #define DRAIN_AT_MOST 64 /* then look what else there is to do */
 #define QUEUE_ROOM 1024  /* beyond, no more of a kind are added */
 
+/* The device's descriptor must not block: threads that were woken together read it one after the
+ * other. */
 int cqn_async_open(cqn_context *ctx)
 {
     struct ibv_context *device = ctx->base.handle;
@@ -42,6 +44,7 @@ void cqn_reports_show(cqn_context *ctx)
     cqn_flag_set(&ctx->reports->flag, CQN_OBJ(ctx), ctx->reports->queued != NULL);
 }
 
+/* The lists are short: a device rarely reports anything. */
 static void append_report(cqn_report **list, cqn_report *report)
 {
     while (*list != NULL) {
@@ -50,6 +53,7 @@ static void append_report(cqn_report **list, cqn_report *report)
     *list = report;
 }
 
+/* The same kind of thing happened to the same element: one of them is enough. */
 static bool same_report(const cqn_report *a, const cqn_report *b)
 {
     return a->type == b->type && a->element == b->element && a->port_num == b->port_num;
@@ -93,7 +97,7 @@ static size_t drop_reports(cqn_report **list, const cqn_object *element)
     return dropped;
 }
 
-/* The object is closed: nobody needs to know any more. */
+/* The element is closed: reports about it are of no use any more. */
 void cqn_async_forget(cqn_context *ctx, const cqn_object *element)
 {
     ctx->reports->queued_len -= drop_reports(&ctx->reports->queued, element);
@@ -101,6 +105,7 @@ void cqn_async_forget(cqn_context *ctx, const cqn_object *element)
     cqn_reports_show(ctx);
 }
 
+/* The context is closed: its descriptor goes as well. */
 void cqn_async_clear(cqn_context *ctx)
 {
     cqn_async_forget(ctx, NULL);
@@ -125,8 +130,8 @@ void cqn_failure_watch_show(cqn_failure_watch *self)
     cqn_flag_set(&self->flag, &self->base, self->latest > self->told);
 }
 
-/* A failure was entered, just now: all watches hear of it, also those of a
- * context whose closing may yet fail. No Python code runs in here. */
+/* A failure was just entered: raises the flags of all watches, also those of a context whose
+ * closing may yet fail. Runs no Python code. */
 static void tell_watches(const cqn_context *ctx)
 {
     PyTypeObject *type = ctx->base.state->FailureWatch;

@@ -259,6 +259,7 @@ int cqn_cq_look_once(cqn_cq *self, size_t n, bool *more, cqn_object **trash)
     return got;
 }
 
+/* Whether there are any: a few are enough. */
 int cqn_cq_look(cqn_cq *self, cqn_object **trash)
 {
     return cqn_cq_look_to_hand_out(self, LOOK, trash);

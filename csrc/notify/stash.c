@@ -24,16 +24,19 @@ struct cqn_stash_index {
 
 /* ---- the index ---- */
 
+/* wr_ids are mostly small and in a row, and some are pointers: multiplying spreads both. */
 static size_t bucket_of(const cqn_stash_index *index, uint64_t wr_id)
 {
     return (size_t)((wr_id * UINT64_C(0x9e3779b97f4a7c15)) >> 32) & (index->room - 1);
 }
 
+/* From a place, which counts from the beginning of the CQ, to the entry. */
 static struct ibv_wc *stash_at(const cqn_cq *self, uint64_t place)
 {
     return &self->stash[self->stash_head + (size_t)(place - self->taken)];
 }
 
+/* The index is only a way to find what is there: without it all is searched. */
 static void free_index(cqn_cq *self)
 {
     if (self->index != NULL) {
@@ -43,6 +46,7 @@ static void free_index(cqn_cq *self)
     }
 }
 
+/* No memory for an index is no failure: then the stash is searched. */
 static bool make_index(cqn_cq *self)
 {
     size_t room = 4 * SEARCHED;
@@ -113,6 +117,7 @@ static void leave_index(cqn_cq *self, uint64_t place)
 
 /* ---- room ---- */
 
+/* The CQ is closed: what was not handed out is gone. */
 void cqn_stash_free(cqn_cq *self)
 {
     free_index(self);
@@ -137,6 +142,7 @@ static void move_to(cqn_cq *self, size_t head)
     self->stash_head = head;
 }
 
+/* The memory that is new is zeroed, see above. */
 static int grow_stash(cqn_cq *self, size_t least)
 {
     size_t room = self->stash_room ? self->stash_room : ROOM;
@@ -188,6 +194,8 @@ static void drop_front(cqn_cq *self, size_t n)
     self->taken += n;
 }
 
+/* Holes at either end are of no use: so the first and the last entry are never holes, and an empty
+ * stash has none. */
 static void trim_holes(cqn_cq *self)
 {
     while (self->holes > 0 && cqn_stash_is_hole(stash_at(self, self->taken))) {
@@ -231,6 +239,7 @@ static void take_at(cqn_cq *self, uint64_t place, struct ibv_wc *wc, cqn_wc_extr
     trim_holes(self);
 }
 
+/* By the number of the queue pair, if one is given: the queue pair itself may be gone. */
 static bool is_sought(const struct ibv_wc *wc, uint64_t wr_id, const cqn_qp *qp)
 {
     return !cqn_stash_is_hole(wc) && wc->wr_id == wr_id && (qp == NULL || wc->qp_num == qp->qp_num);

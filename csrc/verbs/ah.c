@@ -1,5 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* AH: an address handle, where a UD send goes. */
+/*
+ * AH: an address handle, where a UD send goes.
+ *
+ * It is made from attributes, or from the completion of a datagram that is to be answered. Sends
+ * that are in flight pin it: the books of their queue (work/wr_queue.c) hold it until they
+ * complete.
+ */
 
 #include "verbs/verbs.h"
 #include <arpa/inet.h>
@@ -72,6 +78,7 @@ static PyObject *ah_make(PyTypeObject *type, cqn_object *pd, struct ibv_ah_attr 
     return (PyObject *)self;
 }
 
+/* The dict of attributes is read in a copy, see cqn_dict_copy(). */
 static PyObject *ah_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
@@ -113,6 +120,8 @@ static const char ah_from_wc_doc[] =
     "ValueError for what is no received datagram, VerbsError where there is no way back.\n\n"
     "Wraps ibv_init_ah_from_wc(3) and ibv_create_ah(3).";
 
+/* The address of the sender of a datagram, from its completion and the GRH at the beginning of its
+ * memory. */
 static PyObject *ah_from_wc(PyObject *cls, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;

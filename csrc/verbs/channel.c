@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * CompletionChannel: where the events of its CQs arrive.
- * How an event is read and counted is in notify/events.c.
  *
- * The channel's fd never blocks in read(2); waiting is in base/wait.c.
+ * The type alone: how an event is read and counted is in notify/events.c, how a thread waits for
+ * one in base/wait.c, and how a task does in await/. A thread calls get_event(), the callback of an
+ * event loop calls _on_event(). The channel's fd never blocks in read(2).
  */
 
 #include "verbs/verbs.h"
@@ -11,6 +12,7 @@
 #define EVENTS_AT_ONCE 32 /* then the loop gets its turn */
 #define LOOK_FOR_MORE 8   /* callbacks */
 
+/* Without the GIL, as all destroy functions of kinds. */
 static int destroy_channel(void *handle)
 {
     return ibv_destroy_comp_channel(handle);
@@ -50,6 +52,8 @@ static const cqn_kind channel_kind = {
     .clear = channel_clear,
 };
 
+/* A channel whose descriptor can't be made non-blocking is closed again: read(2) would sleep with
+ * the GIL. */
 static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
@@ -123,6 +127,8 @@ static const cqn_wait_kind event_wait = {
     .timed_out = "no completion event within the timeout",
 };
 
+/* A wait that timed out makes all CQs of the channel forget that they are armed: the event may have
+ * been lost. */
 static PyObject *wait_event(cqn_channel *self, PyObject *timeout)
 {
     PyObject *cq = cqn_gate_wait(&self->base, &self->gate, &event_wait, timeout, self->told);

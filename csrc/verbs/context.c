@@ -1,5 +1,12 @@
 /* SPDX-License-Identifier: MIT */
-/* Context: an open device, and the root of everything made on it. */
+/*
+ * Context: an open device, and the root of everything made on it.
+ *
+ * The layers below know a context by its head (cqn_context, base/object.h), which lists what is
+ * open on it. This file adds what they keep in it, the device's reports among that, and what is
+ * asked of a device: its attributes, ports, P_Keys and GIDs. Closing a context closes all that was
+ * made on it, which no other type does.
+ */
 
 #include "verbs/verbs.h"
 #include <endian.h>
@@ -36,6 +43,7 @@ static int context_clear(PyObject *op)
     return cqn_clear(op);
 }
 
+/* Queue pairs that send again and again would each be waited for in turn. */
 static void context_before_cascade(cqn_object *op)
 {
     cqn_qps_stop_sending((cqn_context *)op);
@@ -51,6 +59,7 @@ static const cqn_kind context_kind = {
     .clear = context_clear,
 };
 
+/* The names of all devices, for the message. */
 static PyObject *names_of(struct ibv_device **list)
 {
     PyObject *names = PyUnicode_FromString("");
@@ -61,6 +70,7 @@ static PyObject *names_of(struct ibv_device **list)
     return names;
 }
 
+/* Names what there is, when there is no device of that name. */
 static void *refuse_name(cqn_state *st, struct ibv_device **list, int err, const char *name)
 {
     if (list == NULL && err != ENOSYS) { /* which is a kernel that knows no RDMA */
@@ -245,6 +255,7 @@ static int port_of(const cqn_context *self, PyObject *value, uint8_t *out)
     return 0;
 }
 
+/* A tuple, not a dict: programs that wait for a port ask often. */
 static PyObject *context_query_port(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                                     PyObject *kwnames)
 {
@@ -286,6 +297,7 @@ static int pkey_entries(cqn_context *self, uint8_t port, uint64_t *out)
     return 0;
 }
 
+/* The length of the table is asked first: it is the limit that an error names. */
 static PyObject *context_query_pkey(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                                     PyObject *kwnames)
 {

@@ -1,6 +1,12 @@
 /* SPDX-License-Identifier: MIT */
-/* CQ: a completion queue and its events. Its events are in notify/events.c and notify/arm.c, its
- * completions in notify/route.c. */
+/*
+ * CQ: a completion queue.
+ *
+ * The type: making, arming, acknowledging, resizing, statistics. Its events are in notify/events.c
+ * and notify/arm.c, the way of its completions in notify/route.c, and its methods that poll in
+ * cq_poll.c. While it has an AsyncCQ its completions go to that engine (await/), which it does not
+ * own.
+ */
 
 #include "verbs/verbs.h"
 
@@ -66,6 +72,7 @@ typedef struct {
     bool extended;
 } cq_args;
 
+/* The device's limit is known since it was opened. */
 static int check_cqe(const cqn_context *ctx, PyObject *value, uint32_t *out)
 {
     uint64_t n;
@@ -76,6 +83,7 @@ static int check_cqe(const cqn_context *ctx, PyObject *value, uint32_t *out)
     return 0;
 }
 
+/* Without the argument the CQ is a plain one, whose completions have the fields of ibv_wc. */
 static int parse_wc_flags(PyObject *value, cq_args *a)
 {
     a->extended = value != Py_None;
@@ -124,6 +132,7 @@ static int parse_new_cq(cqn_state *st, PyObject *args, PyObject *kwargs, cq_args
     return 0;
 }
 
+/* The CQ object is the cookie of its events, by which notify/events.c finds it. */
 static struct ibv_cq *create_plain(cqn_cq *self, const cq_args *a)
 {
     struct ibv_context *context = CQN_OBJ(a->context)->handle;
@@ -218,6 +227,7 @@ static int parse_solicited_only(cqn_cq *self, const char *function, PyObject *co
     return solicited_only;
 }
 
+/* Arming alone; safe_to_sleep() is what most programs want. */
 static PyObject *cq_req_notify(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                                PyObject *kwnames)
 {
@@ -258,6 +268,7 @@ static PyObject *cq_safe_to_sleep(PyObject *op, PyObject *const *args, Py_ssize_
     return safe < 0 ? NULL : PyBool_FromLong(safe);
 }
 
+/* More than were counted would make ibv_destroy_cq() wait for ever, so that is refused. */
 static PyObject *cq_ack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     CQN_LOCKED;
@@ -282,9 +293,9 @@ static PyObject *cq_ack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, P
     Py_RETURN_NONE;
 }
 
-/* Not every device keeps a CQ armed that it resizes, and somebody may sleep. What
- * completed before it is armed anew has raised no event there: then the channel gets
- * one of ours, and so it does if that can't be told. An engine sees to it itself. */
+/* Not every device keeps a CQ armed that it resizes, and a thread may sleep on its event. What
+ * completed before the CQ is armed anew has raised no event there: then the channel gets one of our
+ * making, and so it does if that can't be told. An engine sees to it itself. */
 static int arm_again(cqn_cq *self)
 {
     const cqn_armed armed = self->armed;
@@ -331,6 +342,7 @@ static PyObject *cq_resize(PyObject *op, PyObject *const *args, Py_ssize_t nargs
     return arm_again(self) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
+/* Moderation is not remembered here: the device has it. */
 static PyObject *cq_modify(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     CQN_LOCKED;

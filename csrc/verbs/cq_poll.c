@@ -1,5 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* The methods of a CQ that poll. The way of the completions is in notify/route.c. */
+/*
+ * The methods of a CQ that poll.
+ *
+ * They look for completions (notify/route.c) and hand them out (notify/hand_out.c). With an AsyncCQ
+ * the engine does both, so that poll() and the tasks that wait share what comes; the two bulk forms
+ * are refused then.
+ */
 
 #include "verbs/verbs.h"
 
@@ -30,6 +36,7 @@ static int refuse_engine(const cqn_cq *self)
     return -1;
 }
 
+/* What the requests kept alive is dropped last: that can run code which polls this CQ. */
 static PyObject *poll_without_engine(cqn_cq *self, uint64_t max, double spin)
 {
     cqn_object *trash = NULL;

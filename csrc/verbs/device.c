@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The list of devices, and the attributes of one. */
+/* The list of devices, and the attributes of one that is open. */
 
 #include "verbs/verbs.h"
 #include <endian.h>

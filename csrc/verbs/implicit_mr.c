@@ -68,6 +68,7 @@ static const cqn_kind part_kind = {
     .clear = cqn_mr_clear,
 };
 
+/* The part uses the whole, which so stays open, and has its keys. */
 PyObject *cqn_mr_over(PyObject *op, PyObject *buffer)
 {
     CQN_LOCKED;

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/*
- * What is going on below a context, for reports about it: looking changes nothing, and asks
- * nothing of the device.
- */
+/* What is open on a context, and what its device has reported, for the report of a test that
+ * failed. To look changes nothing, and asks nothing of the device. */
 
 #include "verbs/verbs.h"
 

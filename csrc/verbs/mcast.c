@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The multicast groups of a queue pair. The kernel does not destroy one that is
- * attached to a group, so it knows its groups, and leaves them to be destroyed.
+ * The multicast groups of a queue pair.
+ *
+ * The kernel does not destroy a queue pair that is attached to a group. So the queue pair remembers
+ * its groups, in memory that it owns, and leaves them as it is destroyed.
  */
 
 #include "verbs/verbs.h"
@@ -89,6 +91,7 @@ static PyObject *refuse_group(cqn_qp *self, int err, const char *verb, const cqn
                : cqn_verbs_error(self->base.state, err, verb, "group %s, lid %d", text, group->lid);
 }
 
+/* Room for the group is made before the device is asked: after that nothing may fail. */
 PyObject *cqn_qp_attach_mcast(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                               PyObject *kwnames)
 {

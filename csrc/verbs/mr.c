@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* MR: a registered memory region. Its memory and its registration are in mr_memory.c. */
+/*
+ * MR: a registered memory region, and access to its bytes.
+ *
+ * The type: the buffer protocol, reading, writing and slicing. Its memory and its registration are
+ * in mr_memory.c, what is paged on demand in implicit_mr.c.
+ */
 
 #include "verbs/verbs.h"
 
@@ -9,6 +14,7 @@ static int mr_traverse(PyObject *op, visitproc visit, void *arg)
     return cqn_traverse(op, visit, arg);
 }
 
+/* The buffer is taken before the registration, which can sleep: it stays put from there on. */
 static PyObject *mr_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
@@ -53,6 +59,8 @@ static bool open_bytes(cqn_mr *self)
     return true;
 }
 
+/* Each memoryview keeps the memory, also when the MR is closed: cqn_mr_release() waits for the
+ * last. */
 static int mr_getbuffer(PyObject *op, Py_buffer *view, int flags)
 {
     CQN_LOCKED;
@@ -101,6 +109,8 @@ static int check_range(const cqn_mr *self, Py_ssize_t offset, Py_ssize_t length)
     return 0;
 }
 
+/* Copies bytes out, under the GIL: so no other thread of this process writes to them by write()
+ * meanwhile. The device may. */
 static PyObject *mr_read(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     CQN_LOCKED;
@@ -128,6 +138,7 @@ static PyObject *mr_read(PyObject *op, PyObject *const *args, Py_ssize_t nargs, 
     return PyBytes_FromStringAndSize((char *)self->addr + offset, length);
 }
 
+/* The data's buffer is held while it is copied, and may be this MR's own. */
 static PyObject *mr_write(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     CQN_LOCKED;

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The memory of an MR, and its registration: below the type in mr.c, and what is paged on demand in
- * implicit_mr.c.
+ * The memory of an MR, and its registration.
+ *
+ * An MR owns the view of the user's buffer, or pages of its own, until the device and the last
+ * memoryview of it have let go. This is below mr.c and implicit_mr.c, which make two kinds of MR of
+ * it.
  */
 
 #include "verbs/verbs.h"
@@ -55,6 +58,8 @@ const cqn_kind cqn_mr_kind = {
     .clear = cqn_mr_clear,
 };
 
+/* Pages of its own are mapped, not allocated: they begin at a page, and can go back to the system
+ * at once. */
 static int map_own(cqn_mr *self, uint64_t length)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -82,6 +87,7 @@ static const unsigned int USUAL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRI
                                   IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC |
                                   IBV_ACCESS_MW_BIND;
 
+/* The view keeps a bytearray from being resized, and an mmap from being closed. */
 static int pin_buffer(cqn_mr *self, PyObject *buffer)
 {
     bool writable = self->access & WRITING;
@@ -136,6 +142,7 @@ static const char *unpinnable_hint(const cqn_mr *self)
            "else map it with MAP_PRIVATE";
 }
 
+/* The errno alone rarely says what to do: the limit on locked memory is the most common reason. */
 static void *refuse_registration(cqn_mr *self, int err)
 {
     struct rlimit limit;
@@ -157,6 +164,7 @@ static void *refuse_registration(cqn_mr *self, int err)
                            self->access & ~USUAL ? ": does the device know all these flags?" : "");
 }
 
+/* The kernel pins all pages, which can take long: without the GIL. */
 PyObject *cqn_mr_register(cqn_mr *self, cqn_object *pd)
 {
     struct ibv_pd *handle = pd->handle;
@@ -174,6 +182,7 @@ PyObject *cqn_mr_register(cqn_mr *self, cqn_object *pd)
     return (PyObject *)self;
 }
 
+/* What the kernel would refuse with EINVAL, and no reason. */
 int cqn_mr_access(PyObject *value, unsigned int *access)
 {
     *access = IBV_ACCESS_LOCAL_WRITE;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * MW: a memory window, a second key to a part of an MR, which is bound to it by
- * a work request.
- * What binds do to one is in work/windows.c.
+ * MW: a memory window, a second key to a part of an MR.
+ *
+ * The type alone. A work request binds the window to its MR, and another one, or the peer, takes
+ * the key back: what these do to a window is in work/windows.c.
  */
 
 #include "verbs/verbs.h"
@@ -26,6 +27,7 @@ static const cqn_kind mw_kind = {
     .clear = cqn_clear,
 };
 
+/* Only the two types that the verbs know. */
 static int parse_mw_type(PyObject *value, enum ibv_mw_type *out)
 {
     uint32_t type = IBV_MW_TYPE_1;
@@ -40,6 +42,7 @@ static int parse_mw_type(PyObject *value, enum ibv_mw_type *out)
     return 0;
 }
 
+/* The window is bound to nothing yet; its key is of use to no peer. */
 static PyObject *mw_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;

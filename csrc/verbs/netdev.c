@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* The names of network devices. if_indextoname(3) makes a socket for each question, which takes
- * longer than the rest of query_gid(): a context keeps one. */
+/*
+ * The names of network devices.
+ *
+ * if_indextoname(3) makes a socket for each question, which takes longer than the rest of
+ * query_gid(). So a context keeps one, opened when it was first needed.
+ */
 
 #include "verbs/verbs.h"
 #include <net/if.h>

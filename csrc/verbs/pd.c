@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* PD: a protection domain. */
+/* PD: a protection domain, which memory, windows, addresses and queues belong to. It has nothing
+ * but its lifetime. */
 
 #include "verbs/verbs.h"
 

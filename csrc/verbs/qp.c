@@ -1,5 +1,12 @@
 /* SPDX-License-Identifier: MIT */
-/* QP: a queue pair, its states and attributes. For posting see wr.h. */
+/*
+ * QP: a queue pair, its states and attributes.
+ *
+ * The type: making, connecting by modify(), and going away. Posting is in work/post_send.c and
+ * work/post_recv.c; what is in flight in work/wr_queue.c. A queue pair owns the books of its two
+ * queues. As it is closed or reset it takes what has completed from its CQs first, so that it is
+ * known which requests were carried out.
+ */
 
 #include "verbs/verbs.h"
 #include <sys/random.h>
@@ -49,6 +56,7 @@ static cqn_qp *next_that_sends_again(cqn_object *op)
     return NULL;
 }
 
+/* The state is set before the GIL is released, so that no thread posts to a queue pair in RESET. */
 static void reset_before_all_close(cqn_qp *self)
 {
     struct ibv_qp *qp = self->base.handle;
@@ -81,8 +89,9 @@ typedef struct {
     bool send, recv;
 } settled;
 
-/* Takes what has completed into the stash, where that is possible, and so lets go of what it kept
- * alive. Else that is done when somebody polls. Whether nothing of that queue is left behind. */
+/* Takes what has completed into the stash, if the CQ can be polled, and so releases what the
+ * requests kept alive; else the next poll does that. Returns whether nothing of that queue is left
+ * behind. */
 static bool settle_cq(const cqn_qp *self, const cqn_wr_queue *q, cqn_cq *cq, cqn_object **trash)
 {
     if (q == NULL || (q->len == 0 && q->source == NULL) || cqn_forked(&self->base)) {
@@ -171,6 +180,8 @@ static void qp_destroy_failed(cqn_object *op)
     }
 }
 
+/* Engines learn of a close when the queue pair is in no list any more, and before its callbacks
+ * run. */
 static void qp_tell(cqn_object *op, PyObject **interrupt)
 {
     cqn_engines_tell((cqn_qp *)op, interrupt);
@@ -258,6 +269,8 @@ static int parse_capacities(const struct ibv_device_attr *limits, PyObject *cons
                : 0;
 }
 
+/* Two types are known to the verbs, and not to cqnotify: that is said of them, instead of an
+ * unknown number. */
 static int refuse_xrc(cqn_state *st, const struct ibv_device_attr *limits, uint32_t type)
 {
     const char *name = type == IBV_QPT_XRC_SEND ? "QPType.XRC_SEND" : "QPType.XRC_RECV";
@@ -297,6 +310,8 @@ static int check_atomic_write(const qp_args *a)
     return cqn_check_atomic_write(CQN_OBJ(a->pd));
 }
 
+/* The order matters: conversions can run code that closes what was checked before them, so the
+ * objects are checked again, or after them. */
 static int parse_new_qp(cqn_state *st, PyObject *args, PyObject *kwargs, qp_args *a)
 {
     /* clang-format off */

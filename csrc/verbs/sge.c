@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* SGE: a part of an MR, what a work request reads or fills. */
+/*
+ * SGE: a part of an MR, what a work request reads or fills.
+ *
+ * An immutable object that holds its MR. Slicing an MR makes it (mr.c); posting reads its fields
+ * (work/sg.c).
+ */
 
 #include "verbs/verbs.h"
 

@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* SRQ: a shared receive queue. Posting is in post_recv.c; what a completion releases is
- * in wr_queue.c. */
+/*
+ * SRQ: a shared receive queue.
+ *
+ * The type. Posting is in work/post_recv.c; what a completion releases in work/wr_queue.c. It owns
+ * the books of its queue, which the queues of its queue pairs use as well.
+ */
 
 #include "verbs/verbs.h"
 
@@ -9,6 +13,7 @@ static int destroy_srq(void *handle)
     return ibv_destroy_srq(handle);
 }
 
+/* Nothing that is posted to it completes any more: its memory is released. */
 static void drop_requests(cqn_srq *self)
 {
     cqn_object *trash = NULL;
@@ -69,6 +74,7 @@ static int check_max_wr(const struct ibv_device_attr *device, PyObject *value, u
     return 0;
 }
 
+/* The limits are the device's, known since it was opened. */
 static int parse_new_srq(cqn_state *st, PyObject *args, PyObject *kwargs, srq_args *a)
 {
     static char *names[] = {"pd", "max_wr", "max_sge", "srq_limit", "user_data", NULL};

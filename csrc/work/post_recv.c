@@ -1,8 +1,15 @@
 /* SPDX-License-Identifier: MIT */
-/* Posting of receives. */
+/*
+ * Posting of receives, to a queue pair or an SRQ.
+ *
+ * Both have a queue of receives (cqn_recv_queue), and share the way from the arguments to the
+ * books. The most common form of the call, one element of memory to a queue pair, has a short way
+ * of its own, which leaves all else to the long one.
+ */
 
 #include "work/wr.h"
 
+/* The common case is checked inline; only a refusal needs to know why. */
 static int admit_recv(const cqn_recv_queue *q, const cqn_sg *sg)
 {
     return cqn_sg_fits(sg, q->pd, q->max_sge) ? 0 : cqn_sg_refuse(sg, q->owner, q->pd, q->max_sge);
@@ -86,6 +93,7 @@ static Py_ssize_t link_recvs(const cqn_recv_queue *q, PyObject *list, struct ibv
     return (Py_ssize_t)entries;
 }
 
+/* What the device has taken is entered into the books, up to the first one that it refused. */
 static PyObject *post_linked_recvs(const cqn_recv_queue *q, PyObject *list, struct ibv_recv_wr *wrs,
                                    size_t n)
 {
@@ -105,6 +113,7 @@ static PyObject *post_linked_recvs(const cqn_recv_queue *q, PyObject *list, stru
     return err == 0 ? Py_NewRef(Py_None) : refuse_recv(q, err, bad_wr, posted, n);
 }
 
+/* Copies on the heap: a list can have any length. */
 static PyObject *post_recv_list(const cqn_recv_queue *q, PyObject *list)
 {
     const size_t n = (size_t)PyTuple_GET_SIZE(list);
@@ -169,6 +178,7 @@ static int post_to_qp(void *handle, struct ibv_recv_wr *first, struct ibv_recv_w
     return ibv_post_recv((struct ibv_qp *)handle, first, bad);
 }
 
+/* A queue pair with an SRQ has no queue of its own, and one in RESET takes no receives. */
 static int queue_of_qp(cqn_object *op, cqn_recv_queue *out)
 {
     cqn_qp *qp = (cqn_qp *)op;
@@ -328,6 +338,7 @@ static int post_to_srq(void *handle, struct ibv_recv_wr *first, struct ibv_recv_
     return ibv_post_srq_recv((struct ibv_srq *)handle, first, bad);
 }
 
+/* An SRQ takes receives in any state. */
 static int queue_of_srq(cqn_object *op, cqn_recv_queue *out)
 {
     cqn_srq *srq = (cqn_srq *)op;

@@ -132,6 +132,7 @@ static PyObject *refuse_send(const cqn_qp *qp, const char *verb, int err, PyObje
                                             .bad_wr = bad_wr});
 }
 
+/* The device has the request: from here on the books keep alive what it needs. */
 static void enter_books(cqn_qp *qp, const cqn_send *send, cqn_request *request)
 {
     const struct ibv_send_wr *wr = &send->wr;
@@ -245,6 +246,7 @@ static size_t link_sends(cqn_qp *qp, PyObject *list, struct ibv_send_wr *wrs, si
     return n;
 }
 
+/* What the device has taken is entered into the books, up to the first one that it refused. */
 static PyObject *post_linked_sends(cqn_qp *qp, PyObject *list, struct ibv_send_wr *wrs, size_t n)
 {
     size_t posted;
@@ -263,6 +265,7 @@ static PyObject *post_linked_sends(cqn_qp *qp, PyObject *list, struct ibv_send_w
     return err == 0 ? Py_NewRef(Py_None) : refuse_send(qp, "ibv_post_send", err, bad_wr, posted, n);
 }
 
+/* Copies on the heap: a list can have any length. */
 static PyObject *post_send_list(cqn_qp *qp, PyObject *list)
 {
     const size_t n = (size_t)PyTuple_GET_SIZE(list);
@@ -285,6 +288,7 @@ static PyObject *post_send_list(cqn_qp *qp, PyObject *list)
     return result;
 }
 
+/* Everything is on the stack, and borrowed from the arguments, until the books have it. */
 static PyObject *post_send_arguments(cqn_qp *qp, PyObject *const *in)
 {
     cqn_sg_room room;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* What posting, and changing, must know of the state of a queue pair. The type is in verbs/qp.c. */
+/* What posting and modify() must know of the state of a queue pair: how long its messages may be,
+ * whether it is ready, and whether another thread is changing it. The type is in verbs/qp.c. */
 
 #include "work/objects.h"
 

@@ -78,7 +78,7 @@ typedef struct cqn_awaiting {
     bool (*claim)(cqn_engine *engine, const struct ibv_wc *wc, const cqn_wc_extra *extra);
     bool (*wants)(const cqn_engine *engine); /* whether any completion() waits */
     void (*room)(cqn_engine *engine, cqn_qp *qp);
-    bool (*has_news)(const cqn_engine *engine); /* whether somebody is to be woken */
+    bool (*has_news)(const cqn_engine *engine); /* whether a task is to be woken */
 } cqn_awaiting;
 
 /* wr_ids.c */

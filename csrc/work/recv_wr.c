@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* RecvWR: a receive request that was built before. */
+/*
+ * RecvWR: a receive request that was built before.
+ *
+ * It owns its arrays and holds the MRs; posting copies the struct, so it can be posted any number
+ * of times, even within one list.
+ */
 
 #include "work/wr.h"
 
@@ -12,6 +17,7 @@ int cqn_recv_check(const cqn_sg *sg)
     return 0;
 }
 
+/* Gathered on the stack, and moved into memory of its own when all is in order. */
 static PyObject *recv_wr_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;

@@ -1,6 +1,12 @@
 /* SPDX-License-Identifier: MIT */
-/* What a send request is: which arguments go together, as far as that does not
- * depend on a queue pair. */
+/*
+ * What a send request is: which arguments go together, as far as that does not depend on a queue
+ * pair.
+ *
+ * It is made in two steps. cqn_send_parse() converts the numbers, which can run any code of the
+ * user's. cqn_send_gather() then takes the objects, and between that and the post no Python code
+ * runs: so what was checked still holds when the device gets it.
+ */
 
 #include "work/wr.h"
 #include <endian.h>
@@ -265,6 +271,8 @@ static bool is_plain_buffer(cqn_state *st, PyObject *memory)
     return memory != NULL && PyObject_CheckBuffer(memory) && !PyObject_TypeCheck(memory, st->MR);
 }
 
+/* What the opcode demands of the memory: the device would fail the request later, or do something
+ * else. */
 static int check_memory(const cqn_send *s)
 {
     if (s->opcode->fills && !s->sg.writable) {

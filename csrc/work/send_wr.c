@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* SendWR: a send request that was built before. */
+/*
+ * SendWR: a send request that was built before.
+ *
+ * It owns its arrays and holds the MRs, and the address or window. Posting copies the struct, so it
+ * can be posted any number of times.
+ */
 
 #include "work/wr.h"
 
@@ -16,6 +21,7 @@ static int build_send(PyObject *const *in, cqn_state *st, cqn_send *out)
     return 0;
 }
 
+/* Gathered on the stack, and moved into memory of its own when all is in order. */
 static PyObject *send_wr_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;

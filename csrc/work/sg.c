@@ -1,6 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* The memory of a work request: what is named by SGEs and MRs, or, for an INLINE
- * send, the bytes of any buffer. */
+/*
+ * The memory of a work request: what is named by SGEs and MRs, or, for an INLINE send, the bytes of
+ * any buffer.
+ *
+ * On the stack of a post everything is borrowed, since the arguments hold it. A request that is
+ * kept owns its arrays and references (cqn_sg_keep()).
+ */
 
 #include "work/sg.h"
 
@@ -46,6 +51,7 @@ bool cqn_sg_locate(cqn_state *st, PyObject *item, cqn_mr **mr, uint64_t *addr, u
     return true;
 }
 
+/* Runs no Python code, so the arguments keep what it borrows. */
 static int gather_one(cqn_sg *sg, cqn_state *st, PyObject *item)
 {
     cqn_mr *mr;

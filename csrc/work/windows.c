@@ -71,6 +71,8 @@ void cqn_mw_bound(cqn_mw *self, cqn_object *mr, uint32_t rkey, bool ok, cqn_obje
     }
 }
 
+/* The completion of the bind may not have been polled yet: then the key is remembered, and the
+ * window is unbound when it is. */
 static void unbind_invalidated(cqn_mw *self, uint32_t rkey, cqn_object **trash)
 {
     if (self->bound_rkey != rkey) {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* What SendWR and RecvWR, and the posting of both, have in common. */
+/* What SendWR and RecvWR, and the posting of both, have in common: the wr_id, lists of requests,
+ * and the error for a post that the device refused. */
 
 #include "work/wr.h"
 
@@ -48,7 +49,7 @@ bool cqn_wr_is_list(PyObject *value, PyTypeObject *type)
            Py_IS_TYPE(PySequence_Fast_GET_ITEM(value, 0), type);
 }
 
-/* The list as a tuple, which nobody can change; all in it are of that type. */
+/* The list as a tuple, which no other thread can change; all its elements are of that type. */
 PyObject *cqn_wr_list(PyObject *value, PyTypeObject *type)
 {
     Py_ssize_t n = PySequence_Fast_GET_SIZE(value);

@@ -58,6 +58,8 @@ static int grow_queue_table(cqn_state *st)
     return 0;
 }
 
+/* The number of a queue is used again after it is unregistered; the generation then tells the
+ * queues apart. */
 int cqn_wr_queue_register(cqn_state *st, cqn_wr_queue *q)
 {
     if (st->free_number == 0 && grow_queue_table(st) < 0) {

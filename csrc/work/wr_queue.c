@@ -25,6 +25,7 @@ static cqn_wr *entry_at(const cqn_wr_queue *q, size_t i)
 
 /* ---- a queue, and room in it ---- */
 
+/* With one user, and a number by which completions find it. */
 static cqn_wr_queue *new_queue(cqn_state *st)
 {
     cqn_wr_queue *q = PyMem_Calloc(1, sizeof(*q));
@@ -91,6 +92,8 @@ static void adopt_slots(cqn_wr_queue *q, const cqn_wr_queue *old)
     q->free = (uint32_t)old->room;
 }
 
+/* A ring is copied in its order; an SRQ's slots stay where they are, since ids of requests in
+ * flight lead to them. */
 int cqn_wr_queue_grow(cqn_wr_queue *q, size_t n)
 {
     size_t room = q->room ? q->room : 16;
@@ -278,6 +281,7 @@ static cqn_request *completed_in_order(cqn_context *ctx, cqn_wr_queue *q, struct
     return request;
 }
 
+/* An SRQ's slots that a request took are linked: all are freed, in any order of completion. */
 static void completed_shared(cqn_wr_queue *q, struct ibv_wc *wc, cqn_object **trash)
 {
     const uint64_t position = cqn_wr_position(wc->wr_id);
