@@ -39,16 +39,18 @@ size_t cqn_wc_array_room(PyObject *op)
     return (size_t)((wc_array *)op)->capacity;
 }
 
-/* Most have succeeded, with nothing to tell of them but their lengths. */
+/* Most have succeeded, with nothing to tell of them but their lengths; and rxe says of every
+ * receive that it has a GRH. */
 static inline bool is_plain_field(const struct ibv_wc *wc)
 {
-    return wc->status == IBV_WC_SUCCESS && wc->wc_flags == 0;
+    return wc->status == IBV_WC_SUCCESS && (wc->wc_flags & ~IBV_WC_GRH) == 0;
 }
 
 static inline void set_plain_field(row *r, const struct ibv_wc *wc)
 {
     *r = (row){
         .qp_num = wc->qp_num,
+        .wc_flags = wc->wc_flags,
         .fields = IBV_WC_EX_WITH_QP_NUM | IBV_WC_EX_WITH_BYTE_LEN,
     };
     memcpy(r, wc, offsetof(row, imm_data)); /* from wr_id to byte_len */
