@@ -27,7 +27,7 @@ ALONE = {
     "cqn_dealloc",  # it calls dealloc_object()
     "cqn_list_devices",
     "request_get_name",  # given when it was made
-    "request_method_send",  # it calls request_send()
+    "request_method_send",  # it calls cqn_request_send()
     "request_next",  # the same
     "scope_clear",
     "wakeup_clear",
