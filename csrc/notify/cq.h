@@ -91,7 +91,7 @@ struct cqn_cq {
 
 /* Reads an event, and counts it on its CQ. Returns that CQ, as a new reference; NULL without an
  * exception: there is no event. */
-PyObject *cqn_channel_take_event(cqn_channel *channel, struct ibv_comp_channel *handle);
+PyObject *cqn_channel_take_event(cqn_channel *self, struct ibv_comp_channel *channel);
 
 /* The list of CQs that have events which are not in the channel. It holds no reference: a CQ
  * leaves it before it is destroyed. */
