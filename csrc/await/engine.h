@@ -5,7 +5,7 @@
  *   engine.c       the requests that are under way, and where completions go
  *   engine_look.c  looking for completions, and arming the CQ
  *   engine_wake.c  waking the tasks that have something
- *   engine_fail.c  failures and ends, and who is told
+ *   engine_fail.c  failures and ends, and which tasks are told
  *   engine_type.c  Engine: the type that an AsyncCQ is built on
  *   loop.c         event loops: which one reads a channel, and its turns
  *   request.c      what a task does in a request: the steps of its state machine
@@ -44,14 +44,16 @@
 #include "notify/cq.h"
 #include "work/wr.h"
 
-/* Lines of requests by a number that they are looked for by. */
+/* A table of lines: requests are found by a number, `key`. Several numbers can share a line. */
 typedef struct {
     cqn_line *lines;
     size_t room, len; /* room is a power of two, or 0 */
 } cqn_table;
 
+/* What a request is for. The first two are operations, which post. */
 typedef enum { CQN_SENDS, CQN_RECEIVES, CQN_CLAIMS, CQN_WAITS, CQN_ENDS_SCOPE } cqn_request_kind;
 
+/* See above. */
 typedef enum {
     CQN_NEW,
     CQN_QUEUED,
@@ -62,9 +64,11 @@ typedef enum {
     CQN_DONE
 } cqn_request_state;
 
-/* Why an operation will never complete. */
+/* Why an operation will never complete: its queue pair was closed, or reset, or the completion of a
+ * later request came first. The exception is made of this when the task goes on. */
 typedef enum { CQN_NOT_LOST, CQN_LOST_CLOSED, CQN_LOST_RESET, CQN_LOST_SKIPPED } cqn_loss;
 
+/* What an AsyncCQ's scope counts: the operations that were made in it and have not completed. */
 typedef struct {
     PyObject_HEAD
     cqn_state *state;
@@ -78,6 +82,7 @@ typedef struct {
     char ended;
 } cqn_scope;
 
+/* What a method of an AsyncCQ returns and a task awaits. */
 struct cqn_request {
     PyObject_HEAD
     const char *name;   /* of the method that made it */
@@ -88,11 +93,14 @@ struct cqn_request {
     PyObject *iterator; /* of that, where it is not asyncio's */
     PyObject *anchor;   /* that as well, while it sleeps: of the engine, if that holds it */
     PyObject *error;    /* of one that FAILED */
+
+    /* The arguments, as they were given: converted when the request is awaited. */
     PyObject *in[CQN_SEND_NAMES];
     int given;      /* how many places of these may have one */
     cqn_send *kept; /* what a QUEUED one posts */
 
-    cqn_request *prev, *next;     /* of those that the engine holds */
+    /* Its places in lists: none of them holds it, but for the one of those to be woken. */
+    cqn_request *prev, *next;     /* of those that the engine lists */
     cqn_request *before, *behind; /* in its line */
     cqn_line *line;               /* or NULL */
     cqn_request *woken_next;
@@ -102,22 +110,22 @@ struct cqn_request {
     uint8_t lost;       /* why it FAILED, if there is no error: a cqn_loss */
     uint8_t opcode;     /* of a send */
     bool own_id;        /* the user gave the wr_id */
-    bool held;          /* listed by the engine */
-    bool owned;         /* and by a reference */
+    bool held;          /* listed by the engine as under way */
+    bool owned;         /* the engine has a reference as well */
     bool abandoned;     /* its task has given up */
     bool forsaken;      /* a receive: that stands in the engine's table */
-    bool stashed;       /* and its completion is in the stash */
-    bool shares_error;  /* with others */
-    bool left_scope;    /* it is not counted there any more */
-    bool woken;         /* it is on its way to its task */
-    bool to_wake;       /* in the engine's list of those */
-    bool slept, paused; /* its task */
-    bool looked;        /* for completions, since it began */
-    bool cleared;
-    uint8_t turns;   /* of the loop, to give before all else */
-    bool stepping;   /* its code runs */
-    bool due;        /* its task goes on soon */
-    bool is_wrapped; /* in a coroutine */
+    bool stashed;       /* a forsaken receive whose completion is in the stash */
+    bool shares_error;  /* `error` is that of other requests, too */
+    bool left_scope;    /* its scope does not count it any more */
+    bool woken;         /* what it was for is on its way to its task */
+    bool to_wake;       /* in the engine's list of requests to wake */
+    bool slept, paused; /* its task has slept; it has given the loop a turn */
+    bool looked;        /* the CQ was looked at since the request began */
+    bool cleared;       /* it has let go of all that it held */
+    uint8_t turns;      /* of the loop, to give before all else */
+    bool stepping;      /* its code runs */
+    bool due;           /* its task goes on soon */
+    bool is_wrapped;    /* in a coroutine */
     bool finalized;
     bool solicited_only; /* a wait() */
     uint32_t max_entries;
@@ -125,8 +133,9 @@ struct cqn_request {
     uint64_t turn;       /* in which its task went to sleep */
     double spin;
 
-    cqn_wr_queue *queue; /* that a POSTED one is in */
-    uint64_t position;   /* and where */
+    /* Of an operation. */
+    cqn_wr_queue *queue; /* the books that a POSTED one is in */
+    uint64_t position;   /* and where there */
     struct ibv_sge *sge; /* of a receive, to know its memory again */
     uint32_t num_sge;
     struct ibv_sge one;
@@ -134,6 +143,8 @@ struct cqn_request {
     cqn_wc_extra extra;
 };
 
+/* What an AsyncCQ is built on: it takes the completions of one CQ, for the tasks that await them.
+ */
 struct cqn_engine {
     PyObject_HEAD
     cqn_state *state;

@@ -2,9 +2,7 @@
 /*
  * The common head of all objects that own a handle of the device.
  *
- * Every object that owns a handle of the device begins with a cqn_object.
- * That common head carries the rules of lifetime, which object.c implements
- * once for all types:
+ * It carries the rules of lifetime, which object.c implements once for all types:
  *
  *   - an object holds what it needs (`uses`) strongly; it knows its own users,
  *     and a context all that was made on it, weakly;
@@ -14,10 +12,10 @@
  *     be closed; only a context closes everything below it;
  *   - in a forked child every handle of the parent is dead.
  *
- * All fields are guarded by the GIL, or what takes its place, see lock.h; a
- * thread that works without it may look at `closing`.
- * A call that releases it while it works with a handle holds the object by
- * cqn_enter() and cqn_leave(): see CQN_IN_KERNEL.
+ * All fields are guarded by the GIL (the core's lock on free-threaded builds, see lock.h); only
+ * `closing` is atomic, and may be read without it. A call that releases the GIL while it works with
+ * a handle enters the object before and leaves it after (cqn_enter(), cqn_leave()), mostly by
+ * CQN_IN_KERNEL.
  */
 #ifndef CQN_OBJECT_H
 #define CQN_OBJECT_H
@@ -29,10 +27,10 @@ typedef struct cqn_object cqn_object;
 typedef struct cqn_link cqn_link;
 typedef struct cqn_context cqn_context;
 
-/* What distinguishes the types in a close. The order of the ranks is the
- * order in which a context closes what is left open: queue pairs first, and then
- * shared receive queues, since the work requests on them pin memory regions and
- * address handles. */
+/* What distinguishes the types in a close: the functions that object.c calls. Those that a type
+ * does not need are NULL, but for destroy and clear. The order of the ranks is the order in which a
+ * context closes what is left open: queue pairs first, and then shared receive queues, since the
+ * work requests on them pin memory regions and address handles. */
 typedef struct {
     const char *name;         /* for messages */
     const char *destroy_verb; /* for messages */
@@ -92,11 +90,13 @@ struct cqn_context {
 
 #define CQN_OBJ(x) ((cqn_object *)(x))
 
-/* Asked in every call. */
+/* Whether the object belongs to the process that forked this one. Asked in every call. */
 static inline bool cqn_forked(const cqn_object *self)
 {
     return *self->state->epoch != self->born;
 }
+
+/* Whether it can be used: neither it nor its context is closed or being closed. */
 static inline bool cqn_is_open(const cqn_object *self)
 {
     return self->handle != NULL && self->closing == 0 && !cqn_forked(self) &&
@@ -136,6 +136,8 @@ static inline bool cqn_try_ref(cqn_object *self)
  * was entered. Entering and leaving need the GIL. */
 void cqn_enter(cqn_object *self);
 void cqn_leave(cqn_object *self);
+
+/* The same for all that an object uses: while its handle is created, or destroyed. */
 static inline void cqn_enter_used(cqn_object *self)
 {
     for (int i = 0; i < CQN_MAX_USES && self->uses[i]; i++) {
@@ -151,8 +153,8 @@ static inline void cqn_leave_used(cqn_object *self)
 /* What enters the kernel, and may wait there for the device, goes through one of these: they run
  * the statements without the GIL, which must keep errno themselves. By the first, `object` stays
  * open meanwhile; by the second, which creates the handle of a new `object`, all that it uses. A
- * close() that has begun by the end of it goes on when the caller releases the GIL next, so whoever
- * adopts the handle first leaves nothing behind. */
+ * close() that has begun by the end of it goes on when the caller releases the GIL next, so a
+ * caller that adopts the handle before that leaves nothing behind. */
 #define CQN_IN_KERNEL(object, ...) CQN_RELEASED(cqn_enter, cqn_leave, object, __VA_ARGS__)
 #define CQN_CREATING(object, ...) /* an errno of 0 then says that the provider set none */ \
     CQN_RELEASED(cqn_enter_used, cqn_leave_used, object, errno = 0; __VA_ARGS__)

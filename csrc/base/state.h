@@ -11,6 +11,8 @@
 #define CQN_EVENT_TYPES 32
 #define CQN_WC_SPARES 256
 
+/* All that the core would keep in globals otherwise. The references are strong, and the module's:
+ * module.c visits and clears them. */
 typedef struct {
     PyObject *VerbsError, *BusyError, *DeviceRemovedError;
     PyObject *ClosedError, *CompletionError, *AsyncEventError;
@@ -24,6 +26,8 @@ typedef struct {
     PyObject *wc_status[CQN_WC_STATUSES];
     PyObject *wc_opcode[CQN_WC_OPCODES];
     PyObject *wc_flags, *wc_ex_flags;
+
+    /* Of the engine, see await/. */
     PyObject *innermost_scope;    /* a context variable, see await/scope.c */
     size_t scopes;                /* that there are */
     PyObject *get_running_loop;   /* of asyncio; NULL before the first Engine, as the next */

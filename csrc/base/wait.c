@@ -283,7 +283,8 @@ static int sleep_once(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *kin
     return n == 0 || (deadline >= 0 && cqn_now_ns() >= deadline);
 }
 
-/* Sleeps until something is found, after a look in vain, or where none is worth it. */
+/* Sleeps until something is found, after a look that found nothing, or where the first look is not
+ * worth its cost. */
 static PyObject *wait_in(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *kind,
                          cqn_waiter *waiter, int64_t deadline)
 {

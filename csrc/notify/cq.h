@@ -17,6 +17,8 @@
 
 #include "work/queue.h"
 
+/* A completion channel. The first part is for threads that sleep in get_event(), the second one
+ * for the event loop that reads the channel's events instead. */
 struct cqn_channel {
     cqn_object base;
     cqn_gate gate;
@@ -24,7 +26,8 @@ struct cqn_channel {
     uint64_t concerned; /* serial of the latest failure that concerns it */
     uint64_t told;      /* and of the latest that a waiter here was told of */
     uint64_t timeouts;  /* waits that ended without an event: one may have been lost */
-    /* For the engines of its CQs, see await/engine.h. */
+
+    /* For the engines of its CQs, see await/engine.h; the references are strong. */
     PyObject *loop;     /* that reads its events, as cqnotify.aio knows it; or NULL */
     PyObject *raw_loop; /* the same of asyncio itself, or NULL */
     PyObject *done;     /* a future of that with a result */
@@ -35,7 +38,7 @@ struct cqn_channel {
         *busy; /* engines with tasks that wait: held, since often only their tasks refer to them */
 };
 
-/* Fields of extended completions that ibv_wc lacks. */
+/* Fields of extended completions that ibv_wc lacks; beside each ibv_wc in an array of their own. */
 struct cqn_wc_extra {
     uint64_t timestamp, wallclock_ns;
     uint32_t flow_tag;
@@ -55,6 +58,9 @@ typedef struct cqn_landing cqn_landing;
 /* For what a CQ raises an event; each includes those before it. */
 typedef enum { CQN_UNARMED, CQN_ARMED_SOLICITED, CQN_ARMED } cqn_armed;
 
+/* A completion queue: its events, which a channel brings, and its completions, from the device to
+ * the stash. Of each event that was got the library must be told once (`unacked`), or the CQ can't
+ * be destroyed. */
 struct cqn_cq {
     cqn_object base;
     cqn_channel *channel; /* borrowed from `uses`, or NULL */
@@ -77,7 +83,9 @@ struct cqn_cq {
     cqn_wr_queue *left;   /* those of queue pairs that are gone, see route.c */
     struct ibv_cq_ex *ex; /* the handle if it is an extended CQ, else NULL */
     uint32_t wc_flags;    /* what its completions have, see WCExFlags */
-    /* Completions that were taken from the device and not yet handed out. */
+
+    /* The stash: completions that were taken from the device and not yet handed out. Entries from
+     * stash_head on, stash_len of them with the holes; memory that is not in use is zeroed. */
     struct ibv_wc *stash;
     cqn_wc_extra *extra; /* of the stash, element by element, or NULL */
     size_t stash_head, stash_len, stash_room;
@@ -108,7 +116,7 @@ void cqn_cq_ack_dispatched(cqn_cq *cq);
 
 /* arm.c */
 
-/* Whether it is known to be armed, at least so. */
+/* Whether the CQ is known to be armed for that: for all events, or for solicited ones at least. */
 bool cqn_cq_is_armed(const cqn_cq *cq, bool solicited_only);
 
 /* Arms a CQ that has a channel. -1 with an exception. */

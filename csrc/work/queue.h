@@ -12,17 +12,18 @@
 typedef struct cqn_request cqn_request; /* see await/engine.h, as the next */
 typedef struct cqn_engine cqn_engine;
 
-/* Requests that are awaited, in the order in which they came, not held; see await/engine.h. */
+/* A line of requests that are awaited, in the order in which they came. It holds no references: a
+ * request leaves the line before it goes (await/claims.c). */
 typedef struct {
     cqn_request *first, *last;
 } cqn_line;
 
-/* What a work request does that the books must know of. */
+/* What a work request does that the books must know of: whether a memory window changes by it. */
 typedef enum { CQN_WR_TRANSFERS, CQN_WR_BINDS, CQN_WR_INVALIDATES } cqn_wr_does;
 
-/* One object that a work request in flight keeps alive. A request that needs
- * several takes as many entries, one that needs none takes one. Of one that
- * binds these are the window and the MR, if it does not unbind. */
+/* One object that a work request in flight keeps alive. A request that needs several objects takes
+ * as many entries, one that needs none takes one. A request that binds has two: the window, and the
+ * MR, unless it unbinds. The entry owns its reference, and counts as a pin of the object. */
 typedef struct {
     union {
         uint64_t wr_id;       /* the user's */
@@ -46,7 +47,8 @@ enum {
     CQN_WR_AWAITED = 2
 };
 
-/* The work requests of a queue that have not completed, see wr_queue.c. */
+/* The work requests of a queue that have not completed, see wr_queue.c. A QP owns two of these, an
+ * SRQ one, and it lives on with the last of its users. */
 struct cqn_wr_queue {
     cqn_wr *ring;     /* in the order of posting; of an SRQ in any order */
     uint32_t number;  /* see wr_ids.c */
