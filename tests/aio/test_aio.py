@@ -295,6 +295,21 @@ async def test_a_wr_id_that_was_handed_out_is_not_found_again_among_many(
     assert ids(acq.poll(255)) == [i for i in range(150, 200) if i != 160]
 
 
+async def test_what_came_after_the_last_of_many_was_taken_is_found_by_its_wr_id(
+    acq: AsyncCQ, lane: Lane
+) -> None:
+    """It stands where that one stood."""
+    nowhere = asyncio.ensure_future(acq.completion(12345))
+    await drained(lane, 40)
+    for last in (39, 38):
+        assert (await acq.completion(last)).wr_id == last
+    await drained(lane, 3)
+    for wr_id in (42, 40, 41):
+        assert (await acq.completion(wr_id)).wr_id == wr_id
+    assert not nowhere.done()
+    assert ids(acq.poll(255)) == list(range(38))
+
+
 # ---- closing --------------------------------------------------------------------------------
 
 

@@ -13,7 +13,18 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from support import Lane, Link, MakeLane, MakeLink, Scenario, ids, start, tick
+from support import (
+    CHOSEN,
+    Lane,
+    Link,
+    MakeLane,
+    MakeLink,
+    Scenario,
+    ids,
+    start,
+    tick,
+    wait_completions,
+)
 
 from cqnotify import (
     CQ,
@@ -359,6 +370,31 @@ def test_it_can_be_closed_after_a_loop_was_closed_under_its_waiter(lane: Lane) -
     loop.close()
     acq.close()
     assert acq.closed
+
+
+@pytest.mark.parametrize("what", ["send", "recv"])
+async def test_one_that_is_closed_goes_away_while_the_device_goes_on(link: Link, what: str) -> None:
+    """What completes then is for those that poll the CQ, also where no caller chose its wr_id."""
+    cq = link.a.scq if what == "send" else link.a.rcq
+
+    async def closed_under_one() -> weakref.ref[AsyncCQ]:
+        async with AsyncCQ(cq) as acq:
+            task = await start(
+                acq.send(link.qp, link.sg) if what == "send" else acq.recv(link.qp, link.into)
+            )
+        with pytest.raises(ClosedError):
+            await task
+        return weakref.ref(acq)
+
+    gone = await closed_under_one()
+    await tick()  # it was the end of the other task that woke us, and holds it
+    gc.collect()
+    assert gone() is None
+    assert sum(link.qp.outstanding) == 1
+    link.take() if what == "send" else link.bring()
+    (wc,) = wait_completions(cq, 1)
+    assert wc.ok
+    assert wc.wr_id >= CHOSEN
 
 
 # ---- queue pairs that give up --------------------------------------------------------------

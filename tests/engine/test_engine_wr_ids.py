@@ -12,9 +12,29 @@ from collections.abc import Awaitable
 from typing import Any
 
 import pytest
-from support import UNSIGNALED, Link, cancel, closes, eventually, ids, start, the_first_done, tick
+from support import (
+    UNSIGNALED,
+    Link,
+    cancel,
+    closes,
+    eventually,
+    ids,
+    start,
+    the_first_done,
+    tick,
+    wait_completions,
+)
 
-from cqnotify import MR, CompletionError, QPState, WCOpcode, WCStatus, WorkCompletion, WROpcode
+from cqnotify import (
+    MR,
+    ClosedError,
+    CompletionError,
+    QPState,
+    WCOpcode,
+    WCStatus,
+    WorkCompletion,
+    WROpcode,
+)
 from cqnotify.aio import AsyncCQ
 
 ID = 7
@@ -267,6 +287,28 @@ async def test_one_of_the_wr_id_of_a_cancelled_one_has_its_own_completion(
     assert not second.done()
     link.take()
     assert (await second).ok
+
+
+@pytest.mark.parametrize("what", ["sends", "receives"])
+async def test_what_is_under_way_when_the_asynccq_is_closed_completes_with_its_wr_id(
+    link: Link, what: str
+) -> None:
+    """For those that poll the CQ then."""
+    cq = link.a.scq if what == "sends" else link.a.rcq
+    async with AsyncCQ(cq) as acq:
+        tasks = [
+            await start(
+                acq.send(link.qp, link.sg, wr_id=wr_id)
+                if what == "sends"
+                else acq.recv(link.qp, link.into, wr_id=wr_id)
+            )
+            for wr_id in (ID, ID + 1)
+        ]
+    for task in tasks:
+        with pytest.raises(ClosedError):
+            await task
+    link.take(2) if what == "sends" else link.bring(2)
+    assert ids(wait_completions(cq, 2)) == [ID, ID + 1]
 
 
 # ---- what stays pinned ----------------------------------------------------------------------

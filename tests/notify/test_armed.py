@@ -70,6 +70,31 @@ def test_a_completion_before_a_resize_that_raised_no_event_wakes_who_sleeps(pair
     b.rcq.close()  # the library was told of no event too many
 
 
+@pytest.mark.parametrize("acked", ["one by one", "both at once", "the first", "by the closing"])
+def test_a_cq_closes_however_an_event_of_ours_and_one_of_the_device_are_acknowledged(
+    pair: Pair, acked: str
+) -> None:
+    """The library knows of the second one alone. Acknowledged there twice, or not at all, it would
+    keep the CQ from closing for ever."""
+    b = pair[1]
+    assert b.rcq.safe_to_sleep()
+    deliver(pair)
+    lose_event(b.channel)
+    b.rcq.resize(100)
+    assert b.channel.get_event(timeout=DEADLINE) is b.rcq
+    assert len(b.rcq.poll()) == 1
+    if acked in ("one by one", "the first"):
+        b.rcq.ack()
+    assert b.rcq.safe_to_sleep()
+    deliver(pair)
+    assert b.channel.get_event(timeout=DEADLINE) is b.rcq
+    if acked in ("one by one", "both at once"):
+        b.rcq.ack(b.rcq.unacked)
+        assert b.rcq.unacked == 0
+    b.qp.close()
+    b.rcq.close()
+
+
 @pytest.mark.parametrize("solicited_only", [False, True])
 def test_a_cq_that_was_not_armed_any_more_is_so_after_a_resize(
     pair: Pair, solicited_only: bool

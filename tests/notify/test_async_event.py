@@ -349,6 +349,18 @@ def test_who_is_about_to_wait_is_told_even_if_another_thread_took_the_report(
         a.channel.get_event(timeout=0)
 
 
+def test_a_thread_that_took_the_report_is_not_told_of_it_again(overflow: Overflow) -> None:
+    a = overflow.a
+    drain(a.ctx)
+    overflow.fill()
+    overflow.send(1)
+    assert cq_errors(a.ctx, 1)[0].cq is a.scq
+    with pytest.raises(TimeoutError):
+        a.channel.get_event(timeout=0)
+    with pytest.raises(TimeoutError):
+        Waiter(lambda: a.channel.get_event(timeout=0)).join()
+
+
 def test_two_failures_are_told_one_after_the_other(ctx: Context) -> None:
     channel = CompletionChannel(ctx)
     worlds = [Overflow(ctx) for _ in range(2)]

@@ -2,7 +2,9 @@
 """Taking completions in bulk, with extended fields, and preparing to sleep."""
 
 import errno
+import gc
 import struct
+import weakref
 
 import numpy
 import pytest
@@ -272,6 +274,19 @@ def test_fields_that_the_device_lacks_are_refused_clearly(ctx: Context, flag: WC
     with pytest.raises(VerbsError, match="this device does not report all of these fields") as e:
         CQ(ctx, 4, wc_flags=STANDARD | flag)
     assert e.value.verb == "ibv_create_cq_ex"
+
+
+def test_a_cq_that_could_not_be_made_keeps_nothing(ctx: Context) -> None:
+    class Thing:
+        pass
+
+    thing = Thing()
+    gone = weakref.ref(thing)
+    with pytest.raises(VerbsError):
+        CQ(ctx, 4, wc_flags=WCExFlags.COMPLETION_TIMESTAMP, user_data=thing)
+    del thing
+    gc.collect()
+    assert gone() is None
 
 
 # ---- safe to sleep -----------------------------------------------------------------------

@@ -268,6 +268,30 @@ def test_leaving_the_context_closes_everything(ctx: Context) -> None:
     assert mr.closed
 
 
+@pytest.mark.usefixtures("conversation")
+def test_a_context_closes_memory_after_the_queues_to_which_it_is_posted(ctx: Context) -> None:
+    """And the rest after what uses it, in whatever order they were made."""
+    pd, channel, watch = PD(ctx), CompletionChannel(ctx), FailureWatch(ctx)
+    cq = CQ(ctx, 16, channel=channel)
+    srq = SRQ(pd, 4)
+    qp, sqp = QP(pd, QPType.RC, send_cq=cq), QP(pd, QPType.RC, send_cq=cq, srq=srq)
+    mr, mw = MR(pd, 64), MW(pd)
+    gid = ctx.find_gid()
+    ah = AH(pd, dgid=gid.gid, sgid_index=gid.index)
+    qp.connect(qp.address())
+    qp.post_recv(mr)
+    srq.post_recv(mr)
+    stages = [{qp, sqp}, {srq}, {mr, mw, ah}, {cq}, {pd, channel, watch}, {ctx}]
+    closed: list[Any] = []
+    for thing in set[Any]().union(*stages):
+        thing.add_close_callback(partial(closed.append, thing))
+    ctx.close()
+    for stage in stages:
+        assert set(closed[: len(stage)]) == stage
+        del closed[: len(stage)]
+    assert closed == []
+
+
 def test_a_context_that_is_forgotten_warns_and_is_closed() -> None:
     context = Context()
     pd = PD(context)

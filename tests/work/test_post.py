@@ -145,6 +145,24 @@ def test_inline_takes_the_bytes_at_once(ctx: Context) -> None:
     assert b.mr.read(10) == b"from an mr"
 
 
+@pytest.mark.usefixtures("conversation")
+def test_inline_takes_as_many_bytes_as_the_qp_was_granted_and_not_one_more(ctx: Context) -> None:
+    a, b = connect(Endpoint(ctx, QPType.RC, max_inline_data=64), Endpoint(ctx, QPType.RC))
+    most = a.qp.max_inline_data
+    data = bytes(i % 251 for i in range(most + 1))
+    a.mr.write(data)
+    for sg in (data[:most], a.mr[0:most]):
+        b.qp.post_recv(b.mr)
+        a.qp.post_send(sg, send_flags=SendFlags.SIGNALED | SendFlags.INLINE)
+        assert wait_one(b.rcq).byte_len == most
+        assert b.mr.read(most) == data[:most]
+        wait_one(a.scq)
+    for sg in (data, a.mr[0 : most + 1]):
+        with pytest.raises(ValueError, match=f"has {most + 1} bytes: this QP sends at most {most}"):
+            a.qp.post_send(sg, send_flags=SendFlags.SIGNALED | SendFlags.INLINE)
+    assert a.qp.outstanding == (0, 0)
+
+
 def test_unsignaled_gives_no_completion_and_is_released_by_the_next(pair: Pair) -> None:
     a, b = pair
     for i in range(3):
