@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Taking completions in bulk, with extended fields, and preparing to sleep."""
 
+import ctypes
 import errno
 import gc
 import struct
@@ -176,6 +177,27 @@ def test_an_array_tells_who_sent_a_datagram(ud_pair: Pair) -> None:
     assert wcs[0].byte_len == GRH + 8
     assert wcs[0].pkey_index == 0
     assert wcs[0].slid is not None
+
+
+def test_each_attribute_is_the_field_of_its_name(ud_pair: Pair) -> None:
+    """Of these some are always 0 on RoCE: so they are written into the memory of an array."""
+    a, b = ud_pair
+    entry = b.ctx.find_gid()
+    with AH(a.pd, dgid=entry.gid, sgid_index=entry.index) as ah:
+        b.qp.post_recv(b.mr[0:128])
+        to = {"remote_qpn": b.qp.qp_num, "remote_qkey": b.qp.query().qkey}
+        a.qp.post_send(None, opcode=WROpcode.SEND_WITH_IMM, imm_data=1, ah=ah, **to)
+        wait_one(a.scq)
+        wcs = WCArray(1)
+        until(lambda: b.rcq.poll_into(wcs) == 1, "it arrives")
+    rows = numpy.asarray(wcs)
+    values = {"wr_id": 2**63, "byte_len": 70, "imm_data": 71, "qp_num": 72, "src_qp": 73}
+    values |= {"pkey_index": 74, "slid": 75, "sl": 76, "dlid_path_bits": 77}
+    changed = rows.copy()
+    for name, value in values.items():
+        changed[name] = value
+    ctypes.memmove(rows.ctypes.data, changed.ctypes.data, rows.nbytes)
+    assert {name: getattr(wcs[0], name) for name in values} == values
 
 
 # ---- extended ----------------------------------------------------------------------------
