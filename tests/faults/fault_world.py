@@ -165,16 +165,21 @@ TOLERATED = {
 }
 
 
-def arrived(w: World) -> None:
+def arrived(w: World, wr_id: int = 1) -> None:
     """A message is in both CQs, its events are read; nothing was polled since."""
     drain(w)
     w.ex.req_notify()
-    w.qp.post_recv(w.mr[0:64], wr_id=1)
+    w.qp.post_recv(w.mr[0:64], wr_id=wr_id)
     w.qp.post_send(w.mr[64:72], wr_id=2)
     wcs = WCArray(1)
     until(lambda: w.cq.poll_into(wcs) == 1, "sent")
     assert w.channel.get_event(timeout=DEADLINE) is w.ex
     w.ex.ack(w.ex.unacked)
+
+
+def arrived_with_a_large_wr_id(w: World) -> None:
+    """Of which Python has to make an int."""
+    arrived(w, 2**40)
 
 
 def drain(w: World) -> None:

@@ -13,6 +13,7 @@ from fault_world import (
     PACKED_GROUP,
     World,
     arrived,
+    arrived_with_a_large_wr_id,
     core,
     drain,
     emptied,
@@ -194,6 +195,7 @@ CASES: dict[str, tuple[Setup, Call]] = {
     "stats": (nothing, lambda w, _: w.cq.stats),
     "refusals": (nothing, lambda w, _: refuse_everything(w)),
     "poll": (arrived, lambda w, _: one(w.ex.poll())),
+    "poll of a large wr_id": (arrived_with_a_large_wr_id, lambda w, _: one(w.ex.poll())),
     "poll, ready to spin": (arrived, lambda w, _: one(w.ex.poll(spin=DEADLINE))),
     "poll_ids": (arrived, lambda w, _: one(w.ex.poll_ids())),
     "poll_into": (arrived, lambda w, _: w.ex.poll_into(ROOM) == 1 or one([])),
@@ -268,13 +270,15 @@ def tracked_lists() -> int:
     return sum(type(thing) is list for thing in gc.get_objects())
 
 
-@pytest.mark.parametrize(
-    "name", [n for n, (setup, _) in CASES.items() if setup in (nothing, arrived)]
-)
+CHEAP = (nothing, arrived, arrived_with_a_large_wr_id)
+
+
+@pytest.mark.parametrize("name", [n for n, (setup, _) in CASES.items() if setup in CHEAP])
 def test_what_is_half_made_when_memory_runs_out_goes_away(w: World, name: str) -> None:
-    """Again and again: each time it would leave one more of something."""
+    """Again and again: each time it would leave one more of something. Of lists a few come and go
+    with the exceptions, and those that Python makes of a table are its own."""
     setup, call = CASES[name]
-    times = 5
+    times = 12
 
     def is_starved(n: int) -> bool:
         nonlocal has_failed
@@ -299,4 +303,4 @@ def test_what_is_half_made_when_memory_runs_out_goes_away(w: World, name: str) -
         objects, lists = held_objects(), tracked_lists()
         if all(is_starved(n) for _ in range(times)):
             assert held_objects() == objects, n
-            assert tracked_lists() < lists + times, n
+            assert setup is nothing or tracked_lists() < lists + times // 2, n
