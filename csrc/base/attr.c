@@ -31,15 +31,9 @@ const cqn_field cqn_device_ex_fields[] = {
     E(comp_mask), E(odp_caps.general_caps), E(odp_caps.per_transport_caps.rc_odp_caps),
     E(odp_caps.per_transport_caps.uc_odp_caps), E(odp_caps.per_transport_caps.ud_odp_caps),
     E(completion_timestamp_mask), E(hca_core_clock), E(device_cap_flags_ex),
-    E(tso_caps.max_tso), E(tso_caps.supported_qpts), E(rss_caps.supported_qpts),
-    E(rss_caps.max_rwq_indirection_tables), E(rss_caps.max_rwq_indirection_table_size),
-    E(rss_caps.rx_hash_fields_mask), E(rss_caps.rx_hash_function), E(max_wq_type_rq),
     E(packet_pacing_caps.qp_rate_limit_min), E(packet_pacing_caps.qp_rate_limit_max),
-    E(packet_pacing_caps.supported_qpts), E(raw_packet_caps), E(tm_caps.max_rndv_hdr_size),
-    E(tm_caps.max_num_tags), E(tm_caps.flags), E(tm_caps.max_ops), E(tm_caps.max_sge),
-    E(cq_mod_caps.max_cq_count), E(cq_mod_caps.max_cq_period), E(max_dm_size),
-    E(pci_atomic_caps.fetch_add), E(pci_atomic_caps.swap), E(pci_atomic_caps.compare_swap),
-    E(xrc_odp_caps), E(phys_port_cnt_ex), END};
+    E(packet_pacing_caps.supported_qpts), E(cq_mod_caps.max_cq_count),
+    E(cq_mod_caps.max_cq_period), E(phys_port_cnt_ex), END};
 
 #define P(f) U(struct ibv_port_attr, f)
 const cqn_field cqn_port_fields[] = {

@@ -43,7 +43,7 @@ size_t cqn_wc_array_room(PyObject *op)
  * receive that it has a GRH. */
 static inline bool is_plain_field(const struct ibv_wc *wc)
 {
-    return wc->status == IBV_WC_SUCCESS && (wc->wc_flags & ~IBV_WC_GRH) == 0;
+    return wc->status == IBV_WC_SUCCESS && (wc->wc_flags & ~(unsigned)IBV_WC_GRH) == 0;
 }
 
 static inline void set_plain_field(row *r, const struct ibv_wc *wc)

@@ -225,8 +225,8 @@ static void pop_entries(cqn_context *ctx, cqn_wr_queue *q, size_t n, bool ok, cq
 static inline bool is_plain_success(const cqn_wr *wr, uint64_t place, const struct ibv_wc *wc)
 {
     const uint64_t id = ((uint64_t)wr->generation << 48) + place;
-    return wc->wr_id == id && wc->status == IBV_WC_SUCCESS && (wc->wc_flags & ~IBV_WC_GRH) == 0 &&
-           wr->plain;
+    return wc->wr_id == id && wc->status == IBV_WC_SUCCESS &&
+           (wc->wc_flags & ~(unsigned)IBV_WC_GRH) == 0 && wr->plain;
 }
 
 /* What cqn_wr_completed() does for as many of n completions, from the first on, as are the next
