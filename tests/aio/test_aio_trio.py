@@ -43,7 +43,7 @@ async def test_a_completion_at_the_very_moment_of_falling_asleep_is_not_missed(
     assert acq.stats.events == acq.stats.wakeups == 1
 
 
-@pytest.mark.parametrize("on", [FLAVORS["trio"]], ids=["trio"])
+@pytest.mark.parametrize("on", ["trio"], indirect=True)
 @pytest.mark.parametrize("call", ["wait", "completion"])
 async def test_a_completion_between_the_last_look_and_the_arm_is_not_missed(
     acq: AsyncCQ, lane: Lane, on: Flavor, monkeypatch: pytest.MonkeyPatch, call: str

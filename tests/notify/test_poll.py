@@ -6,6 +6,7 @@ import errno
 import gc
 import struct
 import weakref
+from typing import Any
 
 import numpy
 import pytest
@@ -185,8 +186,8 @@ def test_each_attribute_is_the_field_of_its_name(ud_pair: Pair) -> None:
     entry = b.ctx.find_gid()
     with AH(a.pd, dgid=entry.gid, sgid_index=entry.index) as ah:
         b.qp.post_recv(b.mr[0:128])
-        to = {"remote_qpn": b.qp.qp_num, "remote_qkey": b.qp.query().qkey}
-        a.qp.post_send(None, opcode=WROpcode.SEND_WITH_IMM, imm_data=1, ah=ah, **to)
+        to: dict[str, Any] = {"ah": ah, "remote_qpn": b.qp.qp_num, "remote_qkey": b.qp.query().qkey}
+        a.qp.post_send(None, opcode=WROpcode.SEND_WITH_IMM, imm_data=1, **to)
         wait_one(a.scq)
         wcs = WCArray(1)
         until(lambda: b.rcq.poll_into(wcs) == 1, "it arrives")

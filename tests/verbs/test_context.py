@@ -281,7 +281,7 @@ def test_a_context_closes_memory_after_the_queues_to_which_it_is_posted(ctx: Con
     qp.connect(qp.address())
     qp.post_recv(mr)
     srq.post_recv(mr)
-    stages = [{qp, sqp}, {srq}, {mr, mw, ah}, {cq}, {pd, channel, watch}, {ctx}]
+    stages: list[set[Any]] = [{qp, sqp}, {srq}, {mr, mw, ah}, {cq}, {pd, channel, watch}, {ctx}]
     closed: list[Any] = []
     for thing in set[Any]().union(*stages):
         thing.add_close_callback(partial(closed.append, thing))
