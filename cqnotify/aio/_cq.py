@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Coroutine
 from functools import partial
+from itertools import filterfalse
+from operator import is_
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -181,11 +183,7 @@ class AsyncCQ(Engine):
 
     def _put_off(self, interrupt: BaseException) -> None:
         """Raise the exception in the event loop's next iteration."""
-
-        def raise_it() -> None:
-            raise interrupt
-
-        self._reader.in_loop(raise_it)
+        self._reader.in_loop(partial(_raise, interrupt))
 
     def _look_later(self) -> None:
         """Continue in the event loop's next iteration, so that completions cannot block it."""
@@ -211,13 +209,17 @@ class AsyncCQ(Engine):
 
     def _keep_report(self, error: AsyncEventError) -> None:
         """Keep a failure that was raised in no task, for the next task that waits."""
-        new = error.event
-        self._reports = [old for old in self._reports or () if not same(old, new)] + [new]
+        others = filterfalse(partial(same, error.event), self._reports or ())
+        self._reports = [*others, error.event]
 
     def _raise_report(self, qp: QP | None) -> None:
         """Raise a kept failure in a task that is about to wait for this QP, or for any."""
         reports = self._reports or []
         for event in reports:
             if qp is None or event.qp is None or event.qp is qp:
-                self._reports = [other for other in reports if other is not event] or None
+                self._reports = list(filterfalse(partial(is_, event), reports)) or None
                 raise failure(event)
+
+
+def _raise(error: BaseException) -> None:
+    raise error

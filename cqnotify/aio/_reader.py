@@ -6,6 +6,10 @@ however many tasks wait. The reader stays in the loop between waits: that costs 
 adding it for each wait, and cancelling one waiter cannot stop the reading for others. The loop
 watches duplicates of the descriptors, so when the channel is closed, its descriptor's number cannot
 be reused for another file while the loop still watches it.
+
+What the loop and the core call here, and in _cq.py, has no variables that inner functions share.
+Python makes the cells for these before the first line of a function, outside of every `try`; and
+where it has no memory for one, Python 3.11 never releases the arguments of the call.
 """
 
 from __future__ import annotations
@@ -192,7 +196,7 @@ class Reader:
         try:
             for event, cqs in self._open_failures().read():
                 for acq, calls in self._living():
-                    if cqs is None or any(cq is acq.cq for cq in cqs):
+                    if cqs is None or id(acq.cq) in map(id, cqs):
                         calls.on_failure(acq, event, cqs is None)
         except Exception as e:
             self.fail(e)
@@ -204,11 +208,16 @@ class Reader:
 
     def _channel_closed(self) -> None:
         """Called in the thread that closed the channel."""
-        self.in_loop(lambda: self.fail(ClosedError("the completion channel was closed")))
+        error = ClosedError("the completion channel was closed")
+        self.in_loop(functools.partial(self.fail, error))
 
     def _living(self) -> list[tuple[AsyncCQ, Calls]]:
-        users = list(self._users.values())
-        return [(acq, calls) for ref, calls in users if (acq := ref()) is not None]
+        living = []
+        for ref, calls in list(self._users.values()):
+            acq = ref()
+            if acq is not None:
+                living.append((acq, calls))
+        return living
 
     def _forget(
         self,
@@ -246,10 +255,10 @@ class Reader:
 
 def weak_callback(method: Callable[[], None]) -> Callable[[], None]:
     """Return a callback that does not keep the method's object alive."""
-    ref = weakref.WeakMethod(method)
+    return functools.partial(_call_if_alive, weakref.WeakMethod(method))
 
-    def call() -> None:
-        if (alive := ref()) is not None:
-            alive()
 
-    return call
+def _call_if_alive(ref: weakref.WeakMethod[Callable[[], None]]) -> None:
+    method = ref()
+    if method is not None:
+        method()
