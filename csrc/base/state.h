@@ -57,7 +57,7 @@ typedef struct {
     uint32_t queues_len, free_number, queues_born;
 
     const struct cqn_awaiting
-        *awaiting; /* what the layers below the engine tell it, see work/wr.h */
+        *awaiting; /* what the layers below the engine tell it, see work/queue.h */
 
     /* Signalled whenever a call that held an object has left it. */
     pthread_mutex_t idle_lock;

@@ -5,7 +5,7 @@
  *
  * The stash is what makes polling safe: completions leave it only when all
  * that is made of them has been made. On the way there each gets the wr_id of the
- * user back, see work/wr_ids.c. When a queue pair is closed or reset, all that the
+ * user back, see work/wr_queue.c. When a queue pair is closed or reset, all that the
  * device still has goes to the stash, so that it is known what has completed.
  */
 

@@ -5,7 +5,7 @@
  * The layers below know a context by its head (cqn_context, base/object.h), which lists what is
  * open on it. This file adds what they keep in it, the device's reports among that, and what is
  * asked of a device: its attributes, ports, P_Keys and GIDs. Closing a context closes all that was
- * made on it, which no other type does.
+ * made on it, which no other type does; base/object.c has the order.
  */
 
 #include "verbs/verbs.h"

@@ -5,6 +5,8 @@
  * be the one that gets the copy, and the device goes on with pages that the parent no longer sees.
  * Newer kernels copy them at the fork, for the child. On others the library can keep them out of
  * children, if it is told to before the first of them is registered.
+ *
+ * That a forked child is refused the parent's objects is in base/object.c.
  */
 
 #include "verbs/verbs.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The ids that the device has of work requests. The user's wr_id, any number of 64
- * bits, stays in the books, and is put back when the completion was polled; the
+ * bits, stays in the books, and wr_queue.c puts it back when the completion was polled; the
  * device gets
  *
  *   bits 63 to 48   generation
