@@ -192,7 +192,7 @@ async def test_a_thread_that_spins_leaves_a_send_its_completion(
         await tick()
         b.qp.post_recv(b.mr[0:64])
         assert (await task).ok
-        # Either of them took it from the device; the spinner goes on where he did not.
+        # Either thread took it from the device; if the spinner did not, it spins on.
         if spinner.thread.is_alive():
             b.qp.post_recv(b.mr[0:64])
             a.qp.post_send(a.mr[0:8], wr_id=5)

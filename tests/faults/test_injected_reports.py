@@ -72,7 +72,7 @@ def test_each_failure_ends_the_waits_that_it_concerns_and_no_others(
         AsyncEventError if event_type == AsyncEventType.DEVICE_FATAL else InterruptedError
     ):
         other.join()
-    with pytest.raises(TimeoutError):  # who was told once goes on
+    with pytest.raises(TimeoutError):  # a thread that was told once is not told again
         w.channel.get_event(timeout=0)
 
 

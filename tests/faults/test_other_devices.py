@@ -115,7 +115,7 @@ def member(w: World) -> QP:
 @pytest.mark.parametrize(
     ("n", "call", "error"),
     [
-        (1, "ibv_detach_mcast", errno.EBUSY),  # which is what the kernel says of who is in a group
+        (1, "ibv_detach_mcast", errno.EBUSY),  # as the kernel says of a QP that is in a group
         (2, "ibv_detach_mcast", errno.EBUSY),
         (3, "ibv_destroy_qp", errno.EINVAL),
     ],
@@ -129,7 +129,7 @@ def test_a_qp_that_can_not_be_closed_is_in_its_groups_as_before(
         qp.close()
     assert (e.value.errno, e.value.verb, core.failed()) == (error, "ibv_destroy_qp", call)
     assert not qp.closed
-    qp.detach_mcast(GROUP)  # the kernel refuses it to who is not in it
+    qp.detach_mcast(GROUP)  # the kernel refuses it for a QP that is not in the group
     qp.attach_mcast(GROUP)
     qp.detach_mcast("ff15::c0:2")
     qp.close()

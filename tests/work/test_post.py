@@ -185,7 +185,7 @@ def test_sq_sig_all_completes_everything(ctx: Context) -> None:
 
 
 def poll_one(cq: CQ) -> WorkCompletion:
-    """Take one from the device, and no more, as who looks before he sleeps would."""
+    """Take one from the device, and no more, as a thread does that looks before it sleeps."""
     got: list[WorkCompletion] = []
     until(lambda: bool(got.extend(cq.poll(1)) or got), "a completion")
     return got[0]
