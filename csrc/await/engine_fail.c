@@ -2,45 +2,16 @@
 /*
  * Failures and ends: what the tasks that wait are told when a completion may never come.
  *
- * The device reports a failure, a queue pair is closed or reset, the CQ can not be polled, the
- * AsyncCQ is closed or its loop is. Each task gets the exception once, and what no task was told
- * of is kept for the next one that waits.
+ * The device reports a failure, the CQ can not be polled, the AsyncCQ is closed. Each task gets the
+ * exception once, and what no task was told of is kept for the next one that waits.
  */
 
-#include "await/engine.h"
-
-/* ---- exceptions ---- */
-
-/* An exception collects the frames through which it goes: so each task gets its own. */
-static void raise_copy(cqn_engine *self, PyObject *error)
-{
-    PyObject *copy = cqn_engine_call(self, "_fresh", error);
-    if (copy != NULL) {
-        PyErr_SetObject((PyObject *)Py_TYPE(copy), copy);
-        Py_DECREF(copy);
-    }
-}
-
-/* Why nothing can be awaited any more, see cqn_engine_check(). */
-int cqn_engine_refuse(cqn_engine *self)
-{
-    if (self->closed) {
-        PyErr_SetString(self->state->ClosedError, "this AsyncCQ is closed");
-    }
-    else {
-        raise_copy(self, self->error);
-    }
-    return -1;
-}
-
-/* No task was told of this failure, so it is kept for the next one that waits. */
-void cqn_engine_report(cqn_engine *self, PyObject *error)
-{
-    if (PyErr_GivenExceptionMatches(error, self->state->AsyncEventError) &&
-        cqn_engine_do(self, "_keep_report", error) < 0) {
-        PyErr_WriteUnraisable((PyObject *)self);
-    }
-}
+#include "await/engine_fail.h"
+#include "await/async_cq.h"
+#include "await/forsaken.h"
+#include "await/outcome.h"
+#include "await/pending.h"
+#include "await/scope.h"
 
 /* ---- telling ---- */
 
@@ -75,6 +46,17 @@ PyObject *cqn_engine_tell(PyObject *op, PyObject *args)
     }
     bool told = tell_tasks((cqn_engine *)op, error, qp == Py_None ? NULL : qp);
     return cqn_engine_hand_over((cqn_engine *)op) < 0 ? NULL : PyBool_FromLong(told);
+}
+
+/* Nothing here is awaited any more: what the device still has is for poll(). */
+void cqn_engine_drop_all(cqn_engine *self)
+{
+    cqn_forsaken_forget_all(self);
+    cqn_request *first;
+    while ((first = self->first) != NULL) {
+        cqn_scope_leave(first); /* which takes out no other than the scope's end */
+        cqn_engine_wake_later(cqn_engine_take_out(first));
+    }
 }
 
 static int fail_for_good(cqn_engine *self, PyObject *error)
@@ -142,70 +124,4 @@ PyObject *cqn_engine_shut(PyObject *op, PyObject *error)
     tell_tasks(self, error, NULL);
     cqn_engine_drop_all(self);
     Py_RETURN_TRUE;
-}
-
-/* Their event loop was closed: the tasks that wait will never run again. */
-PyObject *cqn_engine_forget_tasks(PyObject *op, PyObject *Py_UNUSED(unused))
-{
-    CQN_LOCKED;
-    cqn_engine *self = (cqn_engine *)op;
-    self->looks_later = false;
-    cqn_request *r = self->first;
-    while (r != NULL) {
-        if (r->abandoned || !cqn_try_ref_object((PyObject *)r)) {
-            r = r->next;
-            continue;
-        }
-        cqn_request_abandon(r);
-        Py_DECREF(r);
-        r = self->first;
-    }
-    Py_RETURN_NONE;
-}
-
-/* Requests of the queue pair may be gone: it was moved to an error state, or closed, or reset. */
-static void fail_claims(cqn_engine *self, cqn_qp *qp)
-{
-    for (cqn_request *r = self->first, *next; r != NULL; r = next) {
-        next = r->next;
-        if (r->kind == CQN_CLAIMS && r->qp == qp) {
-            cqn_request_lost(r, qp);
-        }
-    }
-}
-
-/* For the engine of one CQ of that queue pair. Requests of the queue pair itself were told by the
- * books (cqn_request_lost()); this is for claims, for operations that wait for room, and for
- * arming. */
-static void qp_changed(cqn_cq *cq, cqn_qp *qp, PyObject **interrupt)
-{
-    cqn_engine *self = cqn_engine_of(cq);
-    if (self == NULL) {
-        return;
-    }
-    const bool gone = qp->base.handle == NULL || qp->state == IBV_QPS_RESET;
-    if (gone) {
-        fail_claims(self, qp);
-    }
-    else {
-        cqn_engine_room(self, qp); /* operations that wait for room learn its state */
-    }
-    if (self->len > 0) {
-        cqn_engine_prepare(self, false);
-    }
-    if (PyErr_Occurred() || cqn_engine_hand_over(self) < 0) {
-        cqn_callback_failed((PyObject *)self, interrupt);
-    }
-    Py_DECREF(self);
-}
-
-void cqn_engines_tell(cqn_qp *qp, PyObject **interrupt)
-{
-    if (cqn_forked(&qp->base) || PyErr_Occurred()) {
-        return;
-    }
-    qp_changed(qp->send_cq, qp, interrupt);
-    if (qp->recv_cq != qp->send_cq) {
-        qp_changed(qp->recv_cq, qp, interrupt);
-    }
 }

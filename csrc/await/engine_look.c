@@ -10,66 +10,13 @@
  * task runs.
  */
 
-#include "await/engine.h"
+#include "await/engine_look.h"
+#include "await/async_cq.h"
+#include "await/engine_fail.h"
+#include "await/pending.h"
+#include "await/room.h"
 
 #define BATCHES 4 /* that are looked at in a row: then the loop gets its turn */
-
-/* ---- room in queues ---- */
-
-/* There may be room now for operations that wait for it. */
-void cqn_engine_room(cqn_engine *self, cqn_qp *qp)
-{
-    if (!qp->to_serve) {
-        qp->to_serve = true;
-        qp->serve_next = self->to_serve;
-        self->to_serve = (cqn_qp *)Py_NewRef((PyObject *)qp);
-    }
-}
-
-/* The other queue of that queue pair can be another engine's: what was posted there can have
- * failed. */
-static void tell_other(const cqn_engine *self, cqn_cq *cq)
-{
-    if (cq->engine != self && cqn_routed(cq) < 0) {
-        PyErr_WriteUnraisable((PyObject *)cq);
-    }
-}
-
-static cqn_qp *take_room(cqn_engine *self)
-{
-    cqn_qp *qp = self->to_serve;
-    if (qp != NULL) {
-        self->to_serve = qp->serve_next;
-        qp->to_serve = false;
-    }
-    return qp;
-}
-
-/* Posts those for which there is room. */
-void cqn_engine_post_queued(cqn_engine *self)
-{
-    cqn_qp *qp;
-    while ((qp = take_room(self)) != NULL) {
-        cqn_operations_serve(qp);
-        if (cqn_is_open(&qp->base)) { /* else its closing has told */
-            tell_other(self, qp->send_cq);
-        }
-        if (cqn_is_open(&qp->base)) {
-            tell_other(self, qp->recv_cq);
-        }
-        Py_DECREF(qp);
-    }
-}
-
-void cqn_engine_drop_rooms(cqn_engine *self)
-{
-    cqn_qp *qp;
-    while ((qp = take_room(self)) != NULL) {
-        Py_DECREF(qp);
-    }
-}
-
-/* ---- looking and arming ---- */
 
 /* Looks once, for a request that has just begun. */
 int cqn_engine_look(cqn_request *request)
@@ -155,32 +102,12 @@ void cqn_engine_prepare(cqn_engine *self, bool looked)
     cqn_engine_wake_first(self);
 }
 
-/* ---- poll() ---- */
-
-/* Completions that tasks in wait() are in line for are theirs: poll() then returns an empty list.
- */
-PyObject *cqn_engine_poll(cqn_engine *self, uint64_t max, double spin)
+/* For all that are under way, after anything that may have changed something; an exception is
+ * not set. */
+void cqn_engine_serve(cqn_engine *self)
 {
-    cqn_cq *cq = self->cq;
-    PyObject *list = NULL;
-    Py_INCREF(self);
-    if ((self->len > 0 && cqn_engine_do(self, "_leave_closed_loop", NULL) < 0) ||
-        (self->error != NULL && cq->stash_len == 0 && cqn_engine_check(self) < 0)) {
-        Py_DECREF(self);
-        return NULL;
+    if (!self->closed && self->len > 0) {
+        cqn_engine_prepare(self, false);
     }
-    const size_t want = max > CQN_BATCH ? (size_t)max : CQN_BATCH;
-    const bool ready = self->waiters.first == NULL && cq->stash_len > 0;
-    if (ready || cqn_cq_look_for(cq, want, self->waiters.first != NULL ? 0 : spin) == 0) {
-        cqn_engine_wake_first(self);
-        list =
-            self->waiters.first != NULL && !self->closed ? PyList_New(0) : cqn_cq_hand_out(cq, max);
-    }
-    PyObject *pending = list == NULL ? cqn_take_exception() : NULL;
     cqn_engine_hand_over_or_put_off(self);
-    if (pending != NULL) {
-        cqn_put_exception(pending);
-    }
-    Py_DECREF(self);
-    return list;
 }

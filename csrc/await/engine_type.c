@@ -4,127 +4,17 @@
  * other files of the engine, see engine.h.
  */
 
-#include "await/engine.h"
-
-/* ---- what is awaited ---- */
-
-/* anyio that is older than its TaskHandle takes only what Python itself made a coroutine of. Each
- * call asks, so what tells that anyio may have come must cost nothing: the size of sys.modules.
- * Python tells no version of a dict, and a look-up of the name in each call costs more. The size
- * does not tell of an import by which as many modules went as came; until the next import an old
- * anyio then refuses to start what is no coroutine, and says so. */
-static int wants_coroutines(cqn_engine *self)
-{
-    cqn_state *st = self->state;
-    PyObject *modules = PyImport_GetModuleDict();
-    if (PyDict_GET_SIZE(modules) == st->modules_seen) {
-        return st->anyio_is_old;
-    }
-    st->modules_seen = PyDict_GET_SIZE(modules);
-    PyObject *anyio = PyDict_GetItemWithError(modules, st->anyio_name);
-    if (anyio == NULL) {
-        return PyErr_Occurred() ? -1 : 0;
-    }
-    if (anyio != st->anyio) {
-        PyObject *wants = cqn_engine_call(self, "_wants_coroutines", anyio);
-        if (wants == NULL) {
-            return -1;
-        }
-        st->anyio_is_old = wants == Py_True;
-        Py_DECREF(wants);
-        Py_XSETREF(st->anyio, Py_NewRef(anyio));
-    }
-    return st->anyio_is_old;
-}
-
-/* What a method returns for a request. Steals it. */
-PyObject *cqn_engine_shaped(cqn_engine *self, cqn_request *request)
-{
-    int wanted = request == NULL ? -1 : wants_coroutines(self);
-    if (wanted == 0) {
-        return (PyObject *)request;
-    }
-    PyObject *coroutine = NULL, *name = NULL;
-    if (wanted > 0) {
-        coroutine = cqn_engine_call(self, "_coroutine", (PyObject *)request);
-        name =
-            coroutine == NULL ? NULL : PyObject_GetAttrString((PyObject *)request, "__qualname__");
-    }
-    if (name == NULL || PyObject_SetAttrString(coroutine, "__qualname__", name) < 0) {
-        Py_CLEAR(coroutine);
-    }
-    if (request != NULL) {
-        request->is_wrapped = true; /* the coroutine warns if it is never awaited */
-    }
-    Py_XDECREF(name);
-    Py_XDECREF(request);
-    return coroutine;
-}
-
-/* Only sorts the arguments; all else happens when the request is awaited. */
-static PyObject *engine_wait(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
-                             PyObject *kwnames)
-{
-    CQN_LOCKED;
-    static const char *const names[] = {"max_entries", "spin", "solicited_only", NULL};
-    PyObject *in[3] = {NULL, NULL, NULL};
-    if (cqn_args("wait", names, 1, 0, args, nargs, kwnames, in) < 0) {
-        return NULL;
-    }
-    cqn_request *request = cqn_request_new((cqn_engine *)op, CQN_WAITS, "wait");
-    for (int i = 0; request != NULL && i < 3; i++) {
-        request->in[i] = Py_XNewRef(in[i]);
-        request->given = i + 1;
-    }
-    return cqn_engine_shaped((cqn_engine *)op, request);
-}
-
-/* Arguments are converted when the request is awaited, not when it is made: conversions can run any
- * code, and raise, which belongs to the task. */
-int cqn_wait_parse(cqn_request *self)
-{
-    PyObject *const *in = self->in;
-    uint64_t max = CQN_BATCH;
-    int solicited_only = in[2] == NULL ? 0 : PyObject_IsTrue(in[2]);
-    if (solicited_only < 0 ||
-        (in[0] != NULL && cqn_range(in[0], "max_entries", 1, INT32_MAX, &max) < 0) ||
-        (in[1] != NULL && cqn_spin(in[1], &self->spin) < 0)) {
-        return -1;
-    }
-    self->max_entries = (uint32_t)max;
-    self->solicited_only = solicited_only;
-    return 0;
-}
-
-static PyObject *engine_completion(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
-                                   PyObject *kwnames)
-{
-    CQN_LOCKED;
-    static const char *const names[] = {"wr_id", "qp", NULL};
-    PyObject *in[2] = {NULL, NULL};
-    if (cqn_args("completion", names, 1, 1, args, nargs, kwnames, in) < 0) {
-        return NULL;
-    }
-    cqn_request *request = cqn_request_new((cqn_engine *)op, CQN_CLAIMS, "completion");
-    if (request != NULL) {
-        request->in[0] = Py_NewRef(in[0]);
-        request->given = 1;
-        request->qp = in[1] == NULL || in[1] == Py_None ? NULL : (cqn_qp *)Py_NewRef(in[1]);
-    }
-    return cqn_engine_shaped((cqn_engine *)op, request);
-}
-
-int cqn_completion_parse(cqn_request *self)
-{
-    if (PyBool_Check(self->in[0])) {
-        PyErr_SetString(PyExc_TypeError, "wr_id must be an integer, not bool");
-        return -1;
-    }
-    return cqn_uint(self->in[0], "wr_id", UINT64_MAX, &self->wr_id) < 0 ||
-                   (self->qp != NULL && cqn_request_check_qp(self) < 0)
-               ? -1
-               : 0;
-}
+#include "await/await.h"
+#include "await/async_cq.h"
+#include "await/engine_fail.h"
+#include "await/engine_look.h"
+#include "await/engine_wake.h"
+#include "await/give_up.h"
+#include "await/lines.h"
+#include "await/operation.h"
+#include "await/pending.h"
+#include "await/room.h"
+#include "await/waiting.h"
 
 /* ---- what is called ---- */
 
@@ -348,7 +238,7 @@ static PyMethodDef engine_methods[] = {
      "After close() it returns what had been taken from the CQ and not been handed out by then, "
      "and raises ClosedError when nothing is left. It may be called from other threads, as "
      "CQ.poll(), which comes here. Wraps ibv_poll_cq(3)."},
-    {"wait", (PyCFunction)(void (*)(void))engine_wait, METH_FASTCALL | METH_KEYWORDS,
+    {"wait", (PyCFunction)(void (*)(void))cqn_engine_wait, METH_FASTCALL | METH_KEYWORDS,
      "wait($self, /, max_entries=16, *, spin=0.0, solicited_only=False)\n--\n\n"
      "Await the next completions, at least one and at most `max_entries`.\n\n"
      "Those that a task awaits by completion(), send() and so on are not among them. Completions "
@@ -365,7 +255,8 @@ static PyMethodDef engine_methods[] = {
      "may be missing, once, and when it is a fatal one from then on; RuntimeError while another "
      "event loop that is not closed uses the channel, VerbsError for what the device refuses.\n\n"
      "Wraps ibv_req_notify_cq(3), ibv_get_cq_event(3) and ibv_poll_cq(3)."},
-    {"completion", (PyCFunction)(void (*)(void))engine_completion, METH_FASTCALL | METH_KEYWORDS,
+    {"completion", (PyCFunction)(void (*)(void))cqn_engine_completion,
+     METH_FASTCALL | METH_KEYWORDS,
      "completion($self, /, wr_id, *, qp=None)\n--\n\n"
      "Await the completion of this work request, whatever its status; leave all others.\n\n"
      "For work requests that were posted with QP.post_send() and post_recv(). With `qp` only those "

@@ -8,68 +8,35 @@
  * end if a signal's handler raises in the midst of it.
  */
 
-#include "await/engine.h"
+#include "await/engine_wake.h"
+#include "await/loop.h"
+#include "await/pending.h"
+#include "await/room.h"
+#include "await/wakeup.h"
 
-/* ---- those that are to be woken ---- */
-
-/* Steals a reference, or gets none. Woken, or let go of, when no completions are routed any more.
- */
-void cqn_engine_wake_later(cqn_request *request)
+/* The reference keeps the wakeup while the task runs: the request may drop its own meanwhile. */
+int cqn_request_wake(cqn_request *self, bool resume)
 {
-    if (request == NULL) {
-        return;
+    PyObject *wakeup = self->wakeup;
+    if (wakeup == NULL) { /* its code runs, and sees it */
+        return 0;
     }
-    if (request->to_wake) { /* it is in the list */
-        Py_DECREF(request);
-        return;
-    }
-    cqn_engine *self = request->engine;
-    request->woken = request->to_wake = true;
-    request->woken_next = NULL;
-    *(self->woken_last ? &self->woken_last->woken_next : &self->woken) = request;
-    self->woken_last = request;
-}
-
-/* The first in wait() goes on if there is something for it. It wakes the next one. */
-void cqn_engine_wake_first(cqn_engine *self)
-{
-    cqn_request *first = self->waiters.first;
-    if (first != NULL && !first->woken && self->cq->stash_len > 0) {
-        cqn_engine_wake_later(cqn_request_ref(first));
-    }
-}
-
-static cqn_request *take_woken(cqn_engine *self)
-{
-    cqn_request *request = self->woken;
-    if (request != NULL) {
-        self->woken = request->woken_next;
-        if (self->woken == NULL) {
-            self->woken_last = NULL;
+    Py_INCREF(wakeup);
+    int rc;
+    if (Py_IS_TYPE(wakeup, self->engine->state->Wakeup)) {
+        if (resume) {
+            self->turn = 0; /* in this turn of the loop, not in the next */
         }
-        request->woken_next = NULL;
-        request->to_wake = false;
+        rc = resume ? cqn_wakeup_resume(wakeup) : cqn_wakeup_wake(wakeup);
     }
-    return request;
-}
-
-void cqn_engine_drop_woken(cqn_engine *self)
-{
-    cqn_request *request;
-    while ((request = take_woken(self)) != NULL) {
-        Py_DECREF(request);
+    else {
+        PyObject *result;
+        CQN_UNLOCKED(result = PyObject_CallMethod(wakeup, "wake", NULL));
+        rc = result == NULL ? -1 : 0;
+        Py_XDECREF(result);
     }
-}
-
-/* ---- in the thread of the loop ---- */
-
-/* Its task goes on, or never will. */
-void cqn_engine_not_due(cqn_request *request)
-{
-    if (request->due) {
-        request->due = false;
-        request->engine->due--;
-    }
+    Py_DECREF(wakeup);
+    return rc;
 }
 
 /* To the end, whatever a handler of signals raises: that is kept. */
@@ -110,8 +77,8 @@ int cqn_engine_flush(cqn_engine *self, bool resume)
         return 0;
     }
     Py_INCREF(self);
-    cqn_request *first = resume && may_resume(self) ? take_woken(self) : NULL, *request;
-    while ((request = take_woken(self)) != NULL) {
+    cqn_request *first = resume && may_resume(self) ? cqn_engine_take_woken(self) : NULL, *request;
+    while ((request = cqn_engine_take_woken(self)) != NULL) {
         wake_task(request, false, &interrupt);
         Py_DECREF(request);
         cqn_engine_post_queued(self);
@@ -122,85 +89,4 @@ int cqn_engine_flush(cqn_engine *self, bool resume)
     }
     Py_DECREF(self);
     return interrupt == NULL ? 0 : cqn_raise_interrupt(interrupt);
-}
-
-/* An event of that CQ was read. Returns -1 for what must end the loop. */
-int cqn_engine_dispatch(cqn_cq *cq)
-{
-    cqn_engine *self = cqn_engine_of(cq);
-    if (self == NULL) {
-        return 0;
-    }
-    cqn_cq_dispatched(cq);
-    cqn_engine_prepare(self, false);
-    int rc = PyErr_Occurred() ? -1 : cqn_engine_flush(self, true);
-    Py_DECREF(self);
-    return rc;
-}
-
-/* ---- elsewhere ---- */
-
-/* Leaves waking to the loop's thread, whichever that is. */
-int cqn_engine_hand_over(cqn_engine *self)
-{
-    return cqn_engine_has_news(self) ? cqn_engine_do(self, "_hand_over", NULL) : 0;
-}
-
-/* What a handler of signals has raised where it can't be raised: the loop raises it soon. */
-static void put_off(cqn_engine *self)
-{
-    PyObject *error = cqn_take_exception(), *result = NULL;
-    if (!PyErr_GivenExceptionMatches(error, PyExc_Exception)) {
-        result = cqn_engine_call(self, "_put_off", error);
-        Py_DECREF(error);
-    }
-    else {
-        cqn_put_exception(error);
-    }
-    if (result == NULL) {
-        PyErr_WriteUnraisable((PyObject *)self);
-    }
-    Py_XDECREF(result);
-}
-
-/* The same, where no exception can be raised. */
-void cqn_engine_hand_over_or_put_off(cqn_engine *self)
-{
-    if (cqn_engine_hand_over(self) < 0) {
-        put_off(self);
-    }
-}
-
-/* Completions were routed outside of the loop's callbacks. */
-int cqn_engine_wake(cqn_cq *cq)
-{
-    cqn_engine *self = cqn_engine_has_news(cq->engine) ? cqn_engine_of(cq) : NULL;
-    if (self == NULL) {
-        return 0;
-    }
-    int rc = cqn_engine_hand_over(self);
-    Py_DECREF(self);
-    return rc;
-}
-
-/* For all that are under way, after anything that may have changed something; an exception is
- * not set. */
-void cqn_engine_serve(cqn_engine *self)
-{
-    if (!self->closed && self->len > 0) {
-        cqn_engine_prepare(self, false);
-    }
-    cqn_engine_hand_over_or_put_off(self);
-}
-
-/* The CQ may be armed no more. Whether there is an engine, which sees to it. */
-bool cqn_engine_resized(cqn_cq *cq)
-{
-    cqn_engine *self = cqn_engine_of(cq);
-    if (self == NULL) {
-        return false;
-    }
-    cqn_engine_serve(self);
-    Py_DECREF(self);
-    return true;
 }

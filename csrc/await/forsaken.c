@@ -9,7 +9,11 @@
  * stash; the others are owned by the engine, as all that are abandoned.
  */
 
-#include "await/engine.h"
+#include "await/forsaken.h"
+#include "await/lines.h"
+#include "await/outcome.h"
+#include "await/pending.h"
+#include "await/scope.h"
 
 static uint64_t key_of_memory(const cqn_request *self)
 {

@@ -9,7 +9,9 @@
  * a task that never has to sleep does not keep all others from running.
  */
 
-#include "await/engine.h"
+#include "await/loop.h"
+#include "await/async_cq.h"
+#include "await/await.h"
 
 #define STREAK 64 /* completions in one turn of the loop for which no task slept */
 
@@ -111,4 +113,16 @@ int cqn_loop_attach(cqn_engine *self)
     const bool known = running != Py_None && running == self->channel->raw_loop;
     Py_DECREF(running);
     return known ? 0 : cqn_engine_do(self, "_attach", NULL);
+}
+
+/* At the start of whatever may wait, for a completion of that QP or of any. */
+int cqn_engine_enter(cqn_engine *self, cqn_qp *qp)
+{
+    if (cqn_engine_check(self) < 0 || cqn_open(&self->cq->base) == NULL ||
+        cqn_loop_attach(self) < 0 || cqn_engine_check(self) < 0) {
+        return -1;
+    }
+    return self->reports == NULL || self->reports == Py_None
+               ? 0
+               : cqn_engine_do(self, "_raise_report", qp ? (PyObject *)qp : Py_None);
 }

@@ -1,10 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Request: the type of what a task awaits. It is shaped like a coroutine, so whatever takes one
- * takes it. What its task does in it is in request.c.
+ * takes it. What its task does in it is in step.c.
  */
 
-#include "await/engine.h"
+#include "await/await.h"
+#include "await/give_up.h"
+#include "await/outcome.h"
+#include "await/pending.h"
+#include "await/scope.h"
+#include "await/step.h"
 
 /* ---- as a coroutine ---- */
 

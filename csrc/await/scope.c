@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Scope: what AsyncCQ.scope() counts. An operation belongs to the innermost scope of
+ * What AsyncCQ.scope() counts. An operation belongs to the innermost scope of
  * its AsyncCQ that has not ended, when it is made, not when it is posted: so one that
  * a task has not begun yet is waited for, too. It leaves when its completion comes, if
  * its task was cancelled or not.
  *
  * Which one is the innermost is known to a context variable, whose value tasks inherit.
- * How scopes begin and end is in cqnotify/aio/_scope.py.
+ * How scopes begin and end is in cqnotify/aio/_scope.py; the type is in scope_type.c.
  */
 
+#include "await/scope.h"
 #include "await/engine.h"
+#include "await/pending.h"
 
 /* Counts a new operation in the innermost scope of its engine that has not ended. */
 int cqn_scope_enter(cqn_request *request)
@@ -36,12 +38,9 @@ int cqn_scope_enter(cqn_request *request)
 }
 
 /* The operation is over, or never began. Its holder lets go of the scope. */
-void cqn_scope_leave(cqn_request *request)
+void cqn_scope_left(cqn_request *request)
 {
     cqn_scope *scope = request->scope;
-    if (scope == NULL || request->left_scope) {
-        return;
-    }
     request->left_scope = true;
     if (--scope->pending == 0 && scope->end != NULL) {
         cqn_engine_settled(scope->end, CQN_COMPLETE);
@@ -78,119 +77,3 @@ PyObject *cqn_lost_error(const cqn_state *st, uint8_t lost, uint32_t qp_num)
     }
     return cqn_take_exception();
 }
-
-/* The state counts the scopes that there are: without any an operation need not ask the context
- * variable. */
-static PyObject *scope_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
-{
-    CQN_LOCKED;
-    PyObject *engine;
-    cqn_state *st = cqn_state_of(type);
-    if (!PyArg_ParseTuple(args, "O!:Scope", st->Engine, &engine) ||
-        cqn_engine_check_made((cqn_engine *)engine) < 0) {
-        return NULL;
-    }
-    cqn_scope *self = (cqn_scope *)type->tp_alloc(type, 0);
-    if (self != NULL) {
-        self->engine = (cqn_engine *)Py_NewRef(engine);
-        self->state = st;
-        st->scopes++;
-    }
-    return (PyObject *)self;
-}
-
-/* What its end awaits. */
-static PyObject *scope_drained(PyObject *op, PyObject *Py_UNUSED(unused))
-{
-    CQN_LOCKED;
-    cqn_scope *self = (cqn_scope *)op;
-    cqn_request *request = cqn_request_new(self->engine, CQN_ENDS_SCOPE, "scope");
-    if (request != NULL) {
-        request->scope = (cqn_scope *)Py_NewRef(op);
-        request->left_scope = true; /* it is not counted itself */
-    }
-    return (PyObject *)request;
-}
-
-static int scope_traverse(PyObject *op, visitproc visit, void *arg)
-{
-    cqn_scope *self = (cqn_scope *)op;
-    Py_VISIT(Py_TYPE(op));
-    Py_VISIT(self->engine);
-    Py_VISIT(self->outer);
-    Py_VISIT(self->error);
-    return 0;
-}
-
-static int scope_clear(PyObject *op)
-{
-    cqn_scope *self = (cqn_scope *)op;
-    Py_CLEAR(self->engine);
-    Py_CLEAR(self->outer);
-    Py_CLEAR(self->error);
-    return 0;
-}
-
-static void scope_dealloc(PyObject *op)
-{
-    PyObject_GC_UnTrack(op); /* before the lock: while we wait for it the collector can run */
-    CQN_LOCKED;
-    PyTypeObject *type = Py_TYPE(op);
-    Py_TRASHCAN_BEGIN(op, scope_dealloc);
-    scope_clear(op);
-    ((cqn_scope *)op)->state->scopes--;
-    type->tp_free(op);
-    Py_DECREF(type);
-    Py_TRASHCAN_END;
-}
-
-static PyObject *scope_get_error(PyObject *op, void *Py_UNUSED(unused))
-{
-    CQN_LOCKED;
-    const cqn_scope *self = (cqn_scope *)op;
-    if (self->error == NULL && self->lost != CQN_NOT_LOST) {
-        return cqn_lost_error(self->engine->state, self->lost, self->lost_of);
-    }
-    return Py_NewRef(self->error != NULL ? self->error : Py_None);
-}
-
-static PyMethodDef scope_methods[] = {
-    {"_drained", scope_drained, METH_NOARGS,
-     "_drained($self, /)\n--\n\nTo await: a turn of the loop, and then until nothing is "
-     "outstanding."},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyMemberDef scope_members[] = {
-    {"outstanding", T_PYSSIZET, offsetof(cqn_scope, pending), READONLY,
-     "Operations that were begun inside and have not completed."},
-    {"_ended", T_BOOL, offsetof(cqn_scope, ended), 0, "Whether nothing belongs to it any more."},
-    {NULL, 0, 0, 0, NULL},
-};
-
-static PyGetSetDef scope_getset[] = {
-    {"_outer", cqn_get_object, cqn_set_object, "The scope around it, or None.",
-     (void *)offsetof(cqn_scope, outer)},
-    {"_error", scope_get_error, NULL, "Why something in it may never complete, or None.", NULL},
-    {NULL, NULL, NULL, NULL, NULL},
-};
-
-static PyType_Slot scope_slots[] = {
-    {Py_tp_doc, "Scope(engine, /)\n--\n\nWhat is outstanding of a block."},
-    {Py_tp_new, scope_new},
-    {Py_tp_traverse, scope_traverse},
-    {Py_tp_clear, scope_clear},
-    {Py_tp_dealloc, scope_dealloc},
-    {Py_tp_methods, scope_methods},
-    {Py_tp_members, scope_members},
-    {Py_tp_getset, scope_getset},
-    {0, NULL},
-};
-
-PyType_Spec cqn_scope_spec = {
-    .name = "cqnotify.Scope",
-    .basicsize = sizeof(cqn_scope),
-    .flags =
-        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = scope_slots,
-};

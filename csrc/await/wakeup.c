@@ -13,7 +13,8 @@
  * which leaves it to the loop, as futures do.
  */
 
-#include "await/engine.h"
+#include "await/wakeup.h"
+#include "await/await.h"
 
 typedef struct {
     PyObject_HEAD

@@ -13,7 +13,7 @@
 #ifndef CQN_VERBS_H
 #define CQN_VERBS_H
 
-#include "await/engine.h"
+#include "await/await.h"
 #include "notify/reports.h"
 #include "work/wr.h"
 

@@ -9,11 +9,11 @@
 #include "work/objects.h"
 #include "work/sg.h"
 
-typedef struct cqn_request cqn_request; /* see await/engine.h, as the next */
-typedef struct cqn_engine cqn_engine;
+typedef struct cqn_request cqn_request; /* see await/request.h */
+typedef struct cqn_engine cqn_engine;   /* see await/engine.h */
 
 /* A line of requests that are awaited, in the order in which they came. It holds no references: a
- * request leaves the line before it goes (await/claims.c). */
+ * request leaves the line before it goes (await/lines.c). */
 typedef struct {
     cqn_request *first, *last;
 } cqn_line;

@@ -19,8 +19,6 @@ from pathlib import Path
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 # From the lowest to the highest. A file that is in none of them, module.c, is above all.
 FOLDERS = ("base", "work", "notify", "await", "verbs")
-# The files of the engine are the parts of one state machine, and call each other.
-ONE_MACHINE = {"await"}
 
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.M)
 
@@ -102,8 +100,6 @@ def circle_from(start: str, arrows: Arrows, inside: set[str]) -> list[str] | Non
 def circles(arrows: Arrows) -> Iterator[str]:
     for folder in FOLDERS:
         inside = {file for file in arrows if file.rpartition("/")[0] == folder}
-        if folder in ONE_MACHINE:
-            continue
         for file in sorted(inside):
             way = circle_from(file, arrows, inside)
             if way is not None:

@@ -69,11 +69,12 @@ def test_an_include_of_a_higher_header_is_found(tmp_path: Path) -> None:
     assert faults(tree(tmp_path, files)) == ["base/a.h points up to notify/b.h: #include"]
 
 
-def test_a_circle_within_a_folder_is_found(tmp_path: Path) -> None:
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_circle_within_a_folder_is_found(tmp_path: Path, folder: str) -> None:
     files = {
-        "work/a.c": CALL.format("a", "b"),
-        "work/b.c": CALL.format("b", "c"),
-        "work/c.c": CALL.format("c", "a"),
+        f"{folder}/a.c": CALL.format("a", "b"),
+        f"{folder}/b.c": CALL.format("b", "c"),
+        f"{folder}/c.c": CALL.format("c", "a"),
     }
-    wanted = "a circle: work/a.c -> work/b.c -> work/c.c -> work/a.c"
+    wanted = f"a circle: {folder}/a.c -> {folder}/b.c -> {folder}/c.c -> {folder}/a.c"
     assert faults(tree(tmp_path, files)) == [wanted]

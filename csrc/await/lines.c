@@ -7,7 +7,7 @@
  * Neither holds references.
  */
 
-#include "await/engine.h"
+#include "await/lines.h"
 
 void cqn_line_add(cqn_line *line, cqn_request *request)
 {

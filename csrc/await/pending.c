@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The lists of an engine: the requests that are pending, and those that are to be woken.
+ *
+ * A request joins when it is posted or goes to sleep, and leaves when it has what it was for, or
+ * never will, or its task has given up. Then it is listed to be woken, which is done when no
+ * completions are routed any more, see engine_wake.c. Nothing here runs Python code.
+ */
+
+#include "await/pending.h"
+#include "await/lines.h"
+#include "await/scope.h"
+
+/* ---- those that are to be woken ---- */
+
+/* Steals a reference, or gets none. Woken, or let go of, when no completions are routed any more.
+ */
+void cqn_engine_wake_later(cqn_request *request)
+{
+    if (request == NULL) {
+        return;
+    }
+    if (request->to_wake) { /* it is in the list */
+        Py_DECREF(request);
+        return;
+    }
+    cqn_engine *self = request->engine;
+    request->woken = request->to_wake = true;
+    request->woken_next = NULL;
+    *(self->woken_last ? &self->woken_last->woken_next : &self->woken) = request;
+    self->woken_last = request;
+}
+
+/* The first in wait() goes on if there is something for it. It wakes the next one. */
+void cqn_engine_wake_first(cqn_engine *self)
+{
+    cqn_request *first = self->waiters.first;
+    if (first != NULL && !first->woken && self->cq->stash_len > 0) {
+        cqn_engine_wake_later(cqn_request_ref(first));
+    }
+}
+
+void cqn_engine_drop_woken(cqn_engine *self)
+{
+    cqn_request *request;
+    while ((request = cqn_engine_take_woken(self)) != NULL) {
+        Py_DECREF(request);
+    }
+}
+
+/* ---- those that are pending ---- */
+
+/* The channel holds the engines that have requests under way: the loop knows nothing else of the
+ * tasks. */
+static void set_engine_busy(cqn_engine *self, bool busy)
+{
+    cqn_channel *channel = self->channel;
+    if (self->busy == busy) {
+        return;
+    }
+    self->busy = busy;
+    if (busy) {
+        Py_INCREF(self);
+        self->busy_prev = NULL;
+        self->busy_next = channel->busy;
+        if (channel->busy != NULL) {
+            channel->busy->busy_prev = self;
+        }
+        channel->busy = self;
+        return;
+    }
+    *(self->busy_prev ? &self->busy_prev->busy_next : &channel->busy) = self->busy_next;
+    if (self->busy_next != NULL) {
+        self->busy_next->busy_prev = self->busy_prev;
+    }
+    self->busy_prev = self->busy_next = NULL;
+    Py_DECREF(self); /* not the last: a request has one */
+}
+
+int cqn_engine_busy_traverse(const cqn_channel *channel, visitproc visit, void *arg)
+{
+    for (cqn_engine *engine = channel->busy; engine != NULL; engine = engine->busy_next) {
+        Py_VISIT(engine);
+    }
+    return 0;
+}
+
+/* It is under way. The engine does not own it: its task does, and that is held by what it sleeps
+ * on, the anchor. So one that is forgotten without a task, or with it, goes away. */
+void cqn_engine_hold(cqn_request *request)
+{
+    cqn_engine *self = request->engine;
+    request->held = true;
+    request->next = NULL;
+    request->prev = self->last;
+    *(self->last ? &self->last->next : &self->first) = request;
+    self->last = request;
+    self->len++;
+    set_engine_busy(self, true);
+}
+
+/* Where a request stands depends on its kind: a completion() in the table of claims, an abandoned
+ * receive in that of the forsaken, the others in a line. */
+static void leave_line_or_table(cqn_request *request)
+{
+    cqn_engine *self = request->engine;
+    if (request->line == NULL || request->stashed) {
+        return;
+    }
+    if (request->kind == CQN_CLAIMS) {
+        cqn_table_remove(&self->claims, request);
+    }
+    else if (request->forsaken) {
+        cqn_table_remove(&self->forsaken, request);
+        request->forsaken = false;
+    }
+    else {
+        cqn_line_remove(request);
+        self->patient -= request->kind == CQN_WAITS && request->solicited_only;
+    }
+}
+
+/* Its task has given up, and the device goes on with it. */
+void cqn_engine_own(cqn_request *request)
+{
+    request->abandoned = true;
+    if (!request->owned) {
+        request->owned = true;
+        Py_INCREF(request);
+    }
+}
+
+/* The books keep its wr_id, and it goes on without them. */
+static void detach_from_books(cqn_request *self)
+{
+    if (self->queue != NULL) {
+        cqn_wr *wr = cqn_wr_at(self->queue, self->position);
+        wr->wr_id = self->wr_id;
+        wr->marks &= (uint8_t)~CQN_WR_AWAITED;
+        self->queue = NULL;
+    }
+}
+
+/* Takes it out. Returns a reference, or NULL: it is being deallocated. */
+cqn_request *cqn_engine_take_out(cqn_request *request)
+{
+    cqn_engine *self = request->engine;
+    leave_line_or_table(request);
+    detach_from_books(request);
+    if (request->kind == CQN_ENDS_SCOPE) {
+        request->scope->end = NULL;
+    }
+    *(request->prev ? &request->prev->next : &self->first) = request->next;
+    *(request->next ? &request->next->prev : &self->last) = request->prev;
+    request->prev = request->next = NULL;
+    request->held = false;
+    if (--self->len == 0) {
+        set_engine_busy(self, false);
+    }
+    if (request->owned) {
+        request->owned = false;
+        return request;
+    }
+    return cqn_request_ref(request);
+}
+
+/* One that is under way has what it was for, or never will. */
+void cqn_engine_settled(cqn_request *request, cqn_request_state state)
+{
+    request->state = (uint8_t)state;
+    const bool sees_it = request->stepping; /* itself, and its task has a reference */
+    request = cqn_engine_take_out(request);
+    if (sees_it) {
+        Py_XDECREF(request);
+    }
+    else {
+        cqn_engine_wake_later(request);
+    }
+}

@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Posting an operation, and waiting for room in its queue.
+ *
+ * What others have posted, and what is unsignaled, takes room, too. An operation that finds none
+ * waits in the line of that queue, and nobody overtakes it. As soon as a completion has made room
+ * it is posted, before any task runs.
+ */
+
+#include "await/room.h"
+#include "await/async_cq.h"
+#include "await/lines.h"
+#include "await/outcome.h"
+#include "await/pending.h"
+
+/* ---- posting ---- */
+
+static cqn_wr_queue *queue_of(const cqn_request *self)
+{
+    return self->kind == CQN_RECEIVES ? self->qp->rq : self->qp->sq;
+}
+
+static uint32_t room_in(const cqn_request *self)
+{
+    const struct ibv_qp_cap *cap = &self->qp->cap;
+    return self->kind == CQN_RECEIVES ? cap->max_recv_wr : cap->max_send_wr;
+}
+
+/* Completions that the queue will give as it is. If there are none only the device knows whether
+ * there is room: some forget unsignaled work requests as soon as these are done. */
+static size_t completions_due(const cqn_request *self)
+{
+    const cqn_wr_queue *q = queue_of(self);
+    return self->kind == CQN_RECEIVES ? q->requests : q->signaled;
+}
+
+static int refuse_full(const cqn_request *self)
+{
+    const char *verb = self->kind == CQN_RECEIVES ? "ibv_post_recv" : "ibv_post_send";
+    cqn_verbs_error(self->engine->state, ENOMEM, verb,
+                    "the queue of QP %u takes no more than the %zu unsignaled work requests in "
+                    "it, none of which will complete and make room: post one in %u, or more, with "
+                    "SendFlags.SIGNALED",
+                    self->qp->qp_num, queue_of(self)->requests, room_in(self));
+    return -1;
+}
+
+static void note_posted(cqn_request *self)
+{
+    self->queue = queue_of(self);
+    self->position = self->queue->next - 1;
+    self->state = CQN_POSTED;
+    if (!self->held) {
+        cqn_engine_hold(self);
+    }
+}
+
+/* 1: it is posted; 0: there is no room, and a completion will come that makes some; or -1. */
+static int post_operation(cqn_request *self, cqn_send *send)
+{
+    const bool more_is_due = completions_due(self) > 0;
+    if (more_is_due && queue_of(self)->requests >= room_in(self)) {
+        return 0;
+    }
+    int err = self->kind == CQN_RECEIVES ? cqn_post_awaited_recv(self->qp, &send->sg, self)
+                                         : cqn_post_awaited_send(self->qp, send, self);
+    if (err == 0) {
+        note_posted(self);
+        return 1;
+    }
+    if (err == ENOMEM) {
+        return more_is_due ? 0 : refuse_full(self);
+    }
+    if (err > 0 && self->kind == CQN_RECEIVES) {
+        cqn_refuse_recv(self->qp, err);
+    }
+    else if (err > 0) {
+        cqn_refuse_send(self->qp, err);
+    }
+    return -1;
+}
+
+/* Some devices take a work request in state ERR and never complete it. So the state is asked for
+ * before the first one, and after something has failed. */
+static int check_state(const cqn_request *self)
+{
+    cqn_qp *qp = self->qp;
+    const uint32_t suspicions = qp->suspicions;
+    if (suspicions == qp->cleared) {
+        return 0;
+    }
+    struct ibv_qp *handle = cqn_open(&qp->base);
+    if (handle == NULL) {
+        return -1;
+    }
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
+    struct ibv_qp_init_attr init;
+    int err;
+    CQN_IN_KERNEL(&qp->base, err = ibv_query_qp(handle, &attr, IBV_QP_STATE, &init));
+    const bool receives = self->kind == CQN_RECEIVES;
+    if (err != 0) {
+        cqn_verbs_error(qp->base.state, err, "ibv_query_qp", "QP %u", qp->qp_num);
+        return -1;
+    }
+    if (attr.qp_state == IBV_QPS_ERR || (attr.qp_state == IBV_QPS_SQE && !receives)) {
+        cqn_verbs_error(qp->base.state, EINVAL, receives ? "ibv_post_recv" : "ibv_post_send",
+                        "QP %u is in %s: it works no more; move it to RESET and connect it anew",
+                        qp->qp_num, cqn_qp_state_name(attr.qp_state));
+        return -1;
+    }
+    if (attr.qp_state != IBV_QPS_SQE) {
+        qp->cleared = suspicions; /* of a later one nothing is known */
+    }
+    return cqn_open(&qp->base) == NULL ? -1 : 0;
+}
+
+/* In the line of its queue, with what it will post. */
+static int queue_up(cqn_request *self, const cqn_send *send)
+{
+    cqn_send *kept = PyMem_Malloc(sizeof(*kept));
+    if (kept == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    *kept = *send;
+    if (cqn_sg_keep(&kept->sg) < 0) {
+        PyMem_Free(kept);
+        return -1;
+    }
+    kept->wr.sg_list = kept->sg.sge;
+    self->kept = kept;
+    self->state = CQN_QUEUED;
+    cqn_line_add(&queue_of(self)->waiting, self);
+    cqn_engine_hold(self);
+    return 0;
+}
+
+int cqn_operation_post(cqn_request *self, cqn_send *send)
+{
+    if (check_state(self) < 0) {
+        return -1;
+    }
+    int rc = queue_of(self)->waiting.first != NULL ? 0 : post_operation(self, send);
+    return rc != 0 ? rc : queue_up(self, send);
+}
+
+/* ---- those that wait for room ---- */
+
+/* There may be room now for those in line, or their queue pair may work no more. */
+static void serve_line(cqn_qp *qp, bool receives)
+{
+    for (;;) {
+        const cqn_wr_queue *q = receives ? qp->rq : qp->sq;
+        cqn_request *first = q == NULL ? NULL : q->waiting.first;
+        if (first == NULL) {
+            return;
+        }
+        if (!cqn_try_ref_object((PyObject *)first)) { /* it is being deallocated */
+            cqn_line_remove(first);
+            continue;
+        }
+        int rc = check_state(first);
+        if (rc == 0 && first->state == CQN_QUEUED) {
+            rc = post_operation(first, first->kept);
+            if (rc == 0) {
+                Py_DECREF(first);
+                return;
+            }
+        }
+        PyObject *error = rc < 0 ? cqn_take_exception() : NULL;
+        if (first->state == CQN_QUEUED) {
+            cqn_request_fail(first, error);
+        }
+        else if (rc > 0) {
+            cqn_line_remove(first);
+        }
+        Py_XDECREF(error);
+        Py_DECREF(first);
+    }
+}
+
+static void serve_lines(cqn_qp *qp)
+{
+    serve_line(qp, false);
+    serve_line(qp, true);
+}
+
+/* There may be room now for operations that wait for it. */
+void cqn_engine_room(cqn_engine *self, cqn_qp *qp)
+{
+    if (!qp->to_serve) {
+        qp->to_serve = true;
+        qp->serve_next = self->to_serve;
+        self->to_serve = (cqn_qp *)Py_NewRef((PyObject *)qp);
+    }
+}
+
+/* The other queue of that queue pair can be another engine's: what was posted there can have
+ * failed. */
+static void tell_other(const cqn_engine *self, cqn_cq *cq)
+{
+    if (cq->engine != self && cqn_routed(cq) < 0) {
+        PyErr_WriteUnraisable((PyObject *)cq);
+    }
+}
+
+static cqn_qp *take_room(cqn_engine *self)
+{
+    cqn_qp *qp = self->to_serve;
+    if (qp != NULL) {
+        self->to_serve = qp->serve_next;
+        qp->to_serve = false;
+    }
+    return qp;
+}
+
+/* Posts those for which there is room. */
+void cqn_engine_serve_rooms(cqn_engine *self)
+{
+    cqn_qp *qp;
+    while ((qp = take_room(self)) != NULL) {
+        serve_lines(qp);
+        if (cqn_is_open(&qp->base)) { /* else its closing has told */
+            tell_other(self, qp->send_cq);
+        }
+        if (cqn_is_open(&qp->base)) {
+            tell_other(self, qp->recv_cq);
+        }
+        Py_DECREF(qp);
+    }
+}
+
+void cqn_engine_drop_rooms(cqn_engine *self)
+{
+    cqn_qp *qp;
+    while ((qp = take_room(self)) != NULL) {
+        Py_DECREF(qp);
+    }
+}

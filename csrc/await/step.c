@@ -1,0 +1,326 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What a task does that awaits a request: the steps from state to state, see engine.h.
+ *
+ * Before its task sleeps the CQ is armed and polled after that, and what came is routed, by
+ * cqn_engine_prepare(); from there to the moment in which the task yields no Python code
+ * runs that could take an event away.
+ */
+
+#include "await/step.h"
+#include "await/async_cq.h"
+#include "await/engine_look.h"
+#include "await/engine_wake.h"
+#include "await/give_up.h"
+#include "await/loop.h"
+#include "await/operation.h"
+#include "await/outcome.h"
+#include "await/pending.h"
+#include "await/scope.h"
+#include "await/waiting.h"
+#include "await/wakeup.h"
+
+/* ---- what its task gets ---- */
+
+/* Why a FAILED request will never complete. An exception that others share is raised as a copy,
+ * since it collects the frames that it goes through. */
+static void raise_own_failure(cqn_request *self)
+{
+    cqn_engine *engine = self->engine;
+    PyObject *error = self->error;
+    self->error = NULL;
+    if (error == NULL) {
+        const uint32_t qp_num = self->qp == NULL ? 0 : self->qp->qp_num;
+        error = cqn_lost_error(engine->state, self->lost, qp_num);
+    }
+    else if (self->shares_error) {
+        Py_SETREF(error, cqn_engine_call(engine, "_fresh", error));
+    }
+    if (error != NULL) {
+        cqn_put_exception(error);
+    }
+}
+
+static void count_woken(cqn_engine *engine, size_t completions)
+{
+    engine->wakeups++;
+    if (engine->max_per_wake < completions) {
+        engine->max_per_wake = completions;
+    }
+}
+
+/* Where a whole batch came there may be more. */
+static int look_for_more(cqn_cq *cq, size_t want)
+{
+    const size_t n = cqn_stash_len(cq);
+    return n < CQN_BATCH || n >= want ? 0 : cqn_cq_look_for(cq, want, 0);
+}
+
+static PyObject *take_completions(cqn_request *self)
+{
+    cqn_engine *engine = self->engine;
+    PyObject *list = look_for_more(engine->cq, self->max_entries) < 0
+                         ? NULL
+                         : cqn_cq_hand_out(engine->cq, self->max_entries);
+    const size_t n = list == NULL ? 0 : (size_t)PyList_GET_SIZE(list);
+    if (self->held) {
+        cqn_engine_let_go(self);
+    }
+    if (self->slept) {
+        count_woken(engine, n);
+    }
+    else {
+        cqn_turn_used(n);
+    }
+    cqn_engine_serve(engine); /* something may be left, for the next one */
+    return list;
+}
+
+/* The request has a copy of the completion. One that failed is an exception, except for
+ * completion(), which returns it. */
+static PyObject *make_completion(const cqn_request *self)
+{
+    const cqn_engine *engine = self->engine;
+    const cqn_cq *cq = engine->cq;
+    PyObject *wc =
+        cqn_wc_new(engine->state, &self->wc, cq->extra != NULL ? &self->extra : NULL, cq->wc_flags);
+    if (wc != NULL && self->kind != CQN_CLAIMS && self->wc.status != IBV_WC_SUCCESS) {
+        cqn_completion_error(engine->state, wc, &self->wc, self->operation);
+        Py_CLEAR(wc);
+    }
+    return wc;
+}
+
+/* Its completion, or the exception that is made of it. If that can't be made it stays COMPLETE, and
+ * its completion is for others. */
+static PyObject *deliver_completion(cqn_request *self)
+{
+    cqn_engine *engine = self->engine;
+    PyObject *wc = make_completion(self);
+    if (wc == NULL && !PyErr_ExceptionMatches(engine->state->CompletionError)) {
+        return NULL;
+    }
+    if (self->slept) {
+        count_woken(engine, 1);
+    }
+    else {
+        cqn_turn_used(1);
+    }
+    cqn_request_finish(self);
+    return wc;
+}
+
+/* Whether its task can go on. Of those in wait() the first one can when there is something. */
+static bool is_request_ready(const cqn_request *self)
+{
+    return self->state == CQN_COMPLETE || self->state == CQN_FAILED ||
+           (self->kind == CQN_WAITS && self->state == CQN_SLEEPING &&
+            self->engine->waiters.first == self && self->engine->cq->stash_len > 0);
+}
+
+/* Ends the request: with its result, or with the exception that it failed with. */
+static PySendResult deliver_result(cqn_request *self, PyObject **result)
+{
+    if (self->state == CQN_COMPLETE && self->kind != CQN_ENDS_SCOPE) {
+        *result = deliver_completion(self);
+        return *result == NULL ? PYGEN_ERROR : PYGEN_RETURN;
+    }
+    *result = NULL;
+    if (self->state == CQN_FAILED) {
+        raise_own_failure(self);
+    }
+    else {
+        *result = self->kind == CQN_WAITS ? take_completions(self) : Py_NewRef(Py_None);
+    }
+    if (self->held) { /* it has failed, and the device goes on with it */
+        cqn_engine_own(self);
+    }
+    else {
+        cqn_request_finish(self);
+    }
+    return *result == NULL ? PYGEN_ERROR : PYGEN_RETURN;
+}
+
+/* ---- what its task does ---- */
+
+/* What the first step of the task does; until then nothing was converted, checked or posted. */
+static int begin_request(cqn_request *self)
+{
+    return self->kind <= CQN_RECEIVES ? cqn_operation_begin(self) : cqn_waiting_begin(self);
+}
+
+/* A task of asyncio sleeps on a Wakeup of the core, a task of another library on what its loop
+ * makes. */
+static int make_wakeup(cqn_request *self)
+{
+    const cqn_channel *channel = self->engine->channel;
+    PyObject *wakeup, *loop;
+    if (channel->raw_loop != NULL) {
+        wakeup = cqn_wakeup_new(self->engine->state, channel->raw_loop, channel->done);
+    }
+    else if (channel->loop != NULL) {
+        loop = Py_NewRef(channel->loop); /* another thread can take it from the channel */
+        CQN_UNLOCKED(wakeup = PyObject_CallMethod(loop, "wakeup", NULL));
+        Py_DECREF(loop);
+    }
+    else {
+        cqn_refuse_closed(&channel->base);
+        return -1;
+    }
+    Py_XSETREF(self->wakeup, wakeup);
+    return wakeup == NULL ? -1 : 0;
+}
+
+/* What a task of another library than asyncio sleeps on. */
+static PySendResult go_on_sleeping(cqn_request *self, PyObject *value, PyObject **result)
+{
+    PyObject *iterator = Py_NewRef(self->iterator);
+    PySendResult r;
+    CQN_UNLOCKED(r = PyIter_Send(iterator, value, result));
+    Py_DECREF(iterator);
+    if (r != PYGEN_NEXT) {
+        Py_CLEAR(self->iterator);
+        if (r == PYGEN_RETURN) {
+            Py_CLEAR(*result);
+        }
+    }
+    return r;
+}
+
+/* The request hands its wakeup to the task runner, which brings the task back. The anchor is the
+ * engine's reference: it keeps the task alive while nothing else does. */
+static PySendResult fall_asleep(cqn_request *self, PyObject **result)
+{
+    self->turn = cqn_turn_now();
+    self->anchor = Py_NewRef(self->wakeup);
+    if (Py_IS_TYPE(self->wakeup, self->engine->state->Wakeup)) {
+        cqn_wakeup_yield(self->wakeup);
+        *result = Py_NewRef(self->wakeup);
+        return PYGEN_NEXT;
+    }
+    PyObject *wakeup = Py_NewRef(self->wakeup);
+    CQN_UNLOCKED(self->iterator = PyObject_CallMethod(wakeup, "__await__", NULL));
+    Py_DECREF(wakeup);
+    return self->iterator == NULL ? PYGEN_ERROR : go_on_sleeping(self, Py_None, result);
+}
+
+/* A task that never has to sleep yields to the loop now and then, and keeps its place among the
+ * waiters; and always to tasks whose completions came before its own. */
+static PySendResult give_turn(cqn_request *self, PyObject **result)
+{
+    self->paused = true;
+    return make_wakeup(self) < 0 || cqn_request_wake(self, false) < 0 ? PYGEN_ERROR
+                                                                      : fall_asleep(self, result);
+}
+
+/* Makes it safe to sleep, wakes the others, and sleeps; or is ready after all, PYGEN_RETURN. */
+static PySendResult sleep_unless_ready(cqn_request *self, PyObject **result)
+{
+    if (make_wakeup(self) < 0) {
+        return PYGEN_ERROR;
+    }
+    cqn_engine_prepare(self->engine, self->looked);
+    self->looked = false;
+    if (cqn_engine_flush(self->engine, false) < 0) {
+        return PYGEN_ERROR;
+    }
+    if (is_request_ready(self) || self->state == CQN_DONE) {
+        Py_CLEAR(self->wakeup);
+        return PYGEN_RETURN;
+    }
+    self->slept = true;
+    return fall_asleep(self, result);
+}
+
+/* The task runs, until it sleeps or has what it awaits. */
+static PySendResult run_request(cqn_request *self, PyObject **result)
+{
+    cqn_engine *engine = self->engine;
+    for (;;) {
+        PySendResult r;
+        if (cqn_engine_has_news(engine) && cqn_engine_flush(engine, false) < 0) {
+            return PYGEN_ERROR;
+        }
+        if (self->turns > 0) {
+            self->turns--;
+            r = give_turn(self, result);
+        }
+        else if (self->kind == CQN_ENDS_SCOPE && self->state == CQN_SLEEPING && !self->held) {
+            cqn_scope_end_join(self);
+            r = PYGEN_RETURN;
+        }
+        else if (!is_request_ready(self)) {
+            r = sleep_unless_ready(self, result);
+        }
+        else if (!self->slept && !self->paused && (cqn_turn_is_over() || engine->due > 0)) {
+            r = give_turn(self, result);
+        }
+        else {
+            return deliver_result(self, result);
+        }
+        if (r != PYGEN_RETURN) {
+            return r;
+        }
+    }
+}
+
+/* A request is awaited once, by one task at a time, as a coroutine is. */
+static int refuse_to_run(const cqn_request *self, PyObject *value)
+{
+    if (self->stepping) {
+        PyErr_SetString(PyExc_ValueError, "coroutine already executing");
+    }
+    else if (self->state == CQN_DONE || self->abandoned) {
+        PyErr_SetString(PyExc_RuntimeError, "cannot reuse already awaited coroutine");
+    }
+    else if (self->state == CQN_NEW && value != Py_None) {
+        PyErr_SetString(PyExc_TypeError, "can't send non-None value to a just-started coroutine");
+    }
+    else if (self->wakeup != NULL && Py_IS_TYPE(self->wakeup, self->engine->state->Wakeup) &&
+             !cqn_wakeup_is_done(self->wakeup)) {
+        PyErr_SetString(PyExc_RuntimeError, "coroutine is being awaited already");
+    }
+    else {
+        return 0;
+    }
+    return -1;
+}
+
+/* One step of the task: it begins, or goes on where it slept, and sleeps again or has its result.
+ */
+static PySendResult step_request(cqn_request *self, PyObject *value, PyObject **result)
+{
+    PySendResult r = PYGEN_RETURN;
+    self->woken = false;
+    cqn_engine_not_due(self);
+    if (self->state == CQN_NEW) {
+        r = begin_request(self) < 0 ? PYGEN_ERROR : PYGEN_RETURN;
+    }
+    else if (self->iterator != NULL) {
+        r = go_on_sleeping(self, value, result);
+    }
+    if (r == PYGEN_RETURN) {
+        Py_CLEAR(self->wakeup);
+        Py_CLEAR(self->anchor);
+        cqn_turn_passed(self->turn);
+        r = run_request(self, result);
+    }
+    return r;
+}
+
+PySendResult cqn_request_send(PyObject *op, PyObject *value, PyObject **result)
+{
+    CQN_LOCKED;
+    cqn_request *self = (cqn_request *)op;
+    *result = NULL;
+    if (refuse_to_run(self, value) < 0) {
+        return PYGEN_ERROR;
+    }
+    self->stepping = true;
+    PySendResult r = step_request(self, value, result);
+    self->stepping = false;
+    if (r == PYGEN_ERROR && self->state != CQN_DONE) {
+        cqn_request_give_up(self);
+    }
+    return r;
+}
