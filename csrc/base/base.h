@@ -4,7 +4,8 @@
  *
  *   state.h      the state of the module
  *   lock.h       what takes the GIL's place on a free-threaded Python
- *   object.h     the common head of all objects that own a handle, and their lifetime
+ *   object.h     the common head of all objects that own a handle, and their lifetime: object.c,
+ *                users.c, close.c, dealloc.c, trash.c; what all types have is in object_methods.c
  *   gate.h       where threads sleep
  *   flag.h       descriptors: one for event loops, and what is asked of others
  *   errors.h     from the errno of a verb to an exception

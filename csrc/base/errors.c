@@ -7,6 +7,7 @@
  */
 
 #include "base/errors.h"
+#include "base/lock.h"
 
 /* What the types are called with begins their docs, as in all others: inspect.signature() finds it
  * there. `__doc__` is the rest, which Python sees to for types that are made by a spec alone. */
@@ -288,5 +289,33 @@ int cqn_completion_error(cqn_state *st, PyObject *wc, const struct ibv_wc *raw,
                          const char *operation)
 {
     raise_error(new_completion_error(st, wc, raw, operation));
+    return -1;
+}
+
+/* What failed has no caller of its own, so its Exception is reported. Another, such as
+ * KeyboardInterrupt, is meant for the program: the first is kept, to be raised when all
+ * that must be done is done. */
+void cqn_callback_failed(PyObject *callback, PyObject **interrupt)
+{
+    if (*interrupt == NULL && !PyErr_ExceptionMatches(PyExc_Exception)) {
+        *interrupt = cqn_take_exception();
+    }
+    else {
+        CQN_UNLOCKED(PyErr_WriteUnraisable(callback));
+    }
+}
+
+/* Raises what was kept, and takes it over; an exception that is set becomes its context. */
+int cqn_raise_interrupt(PyObject *interrupt)
+{
+    PyObject *set = cqn_take_exception(), *context = PyException_GetContext(interrupt);
+    if (set != NULL && context == NULL) {
+        PyException_SetContext(interrupt, set);
+    }
+    else {
+        Py_XDECREF(set);
+    }
+    Py_XDECREF(context);
+    cqn_put_exception(interrupt);
     return -1;
 }

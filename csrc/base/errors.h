@@ -37,4 +37,11 @@ void *cqn_busy_error(cqn_state *st, const char *verb, PyObject *message);
 int cqn_completion_error(cqn_state *st, PyObject *wc, const struct ibv_wc *raw,
                          const char *operation);
 
+/* Handles the exception of a callback, which has no caller of its own: reports it, or keeps the
+ * first that is not an Exception in `*interrupt`, for cqn_raise_interrupt(). */
+void cqn_callback_failed(PyObject *callback, PyObject **interrupt);
+
+/* Raises what was kept; steals it. Returns -1. */
+int cqn_raise_interrupt(PyObject *interrupt);
+
 #endif

@@ -2,7 +2,7 @@
 /*
  * The common head of all objects that own a handle of the device.
  *
- * It carries the rules of lifetime, which object.c implements once for all types:
+ * It carries the rules of lifetime, which object.c and close.c implement once for all types:
  *
  *   - an object holds what it needs (`uses`) strongly; it knows its own users,
  *     and a context all that was made on it, weakly;
@@ -27,7 +27,7 @@ typedef struct cqn_object cqn_object;
 typedef struct cqn_link cqn_link;
 typedef struct cqn_context cqn_context;
 
-/* What distinguishes the types in a close: the functions that object.c calls. Those that a type
+/* What distinguishes the types in a close: the functions that close.c calls. Those that a type
  * does not need are NULL, but for destroy and clear. The order of the ranks is the order in which a
  * context closes what is left open: queue pairs first, and then shared receive queues, since the
  * work requests on them pin memory regions and address handles. */
@@ -116,6 +116,8 @@ static inline bool cqn_still_open(const cqn_object *self, bool had_arguments)
     return !had_arguments || cqn_open(self) != NULL;
 }
 
+/* ---- object.c ---- */
+
 /* Makes an object that uses the given open ones, without a handle yet. NULL with an exception:
  * also if one of those was closed by the garbage collector that the allocation ran. */
 void *cqn_new(PyTypeObject *type, const cqn_kind *kind, cqn_object *const *uses, size_t n);
@@ -123,6 +125,9 @@ void *cqn_new(PyTypeObject *type, const cqn_kind *kind, cqn_object *const *uses,
 /* Gives a new object its handle, which it owns from here on: it is listed on its context, counted
  * by what it uses, and must be closed. */
 void cqn_adopt(cqn_object *self, void *handle);
+
+/* Puts `other` (or NULL) into a slot of `uses`; the reference to what was there goes to `trash`. */
+void cqn_use(cqn_object *self, size_t slot, cqn_object *other, cqn_object **trash);
 
 /* Checks that an argument is an open object of `type`. -1 with TypeError or ClosedError. */
 int cqn_expect(PyObject *value, PyTypeObject *type, const char *name);
@@ -175,16 +180,13 @@ void cqn_wait_until_left(cqn_state *st);
 /* Whether the interpreter is ending: other threads never come back from where they are. */
 bool cqn_is_ending(void);
 
+/* ---- close.c ---- */
+
 /* Closes; with `cascade` everything that uses it, too. -1 with an exception: it stays open, or a
  * callback was interrupted, and then it is closed all the same. */
 int cqn_close(cqn_object *self, bool cascade);
 
-/* Handles the exception of a callback, which has no caller of its own: reports it, or keeps the
- * first that is not an Exception in `*interrupt`, for cqn_raise_interrupt(). */
-void cqn_callback_failed(PyObject *callback, PyObject **interrupt);
-
-/* Raises what was kept; steals it. Returns -1. */
-int cqn_raise_interrupt(PyObject *interrupt);
+/* ---- object_methods.c ---- */
 
 /* Methods and attributes that all types have, by the macros below. */
 PyObject *cqn_method_close(PyObject *self, PyObject *unused);
@@ -208,14 +210,15 @@ PyObject *cqn_get_u32(PyObject *self, void *offset);
 PyObject *cqn_get_object(PyObject *self, void *offset);
 int cqn_set_object(PyObject *self, PyObject *value, void *offset);
 
-/* Puts `other` (or NULL) into a slot of `uses`; the reference to what was there goes to `trash`. */
-void cqn_use(cqn_object *self, size_t slot, cqn_object *other, cqn_object **trash);
+/* ---- trash.c ---- */
 
 /* Hands one reference, or n, over to a chain, to be dropped by cqn_trash_empty() when the
  * caller's structures are in order: to drop the last one can run any code. */
 void cqn_trash_add(cqn_object **trash, cqn_object *object);
 void cqn_trash_add_many(cqn_object **trash, cqn_object *object, size_t n);
 void cqn_trash_empty(cqn_object *trash);
+
+/* ---- dealloc.c ---- */
 
 /* Slots of all types. cqn_clear() is what a type's own kind->clear() ends with. */
 int cqn_traverse(PyObject *self, visitproc visit, void *arg);

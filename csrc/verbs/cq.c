@@ -2,207 +2,18 @@
 /*
  * CQ: a completion queue.
  *
- * The type: making, arming, acknowledging, resizing, statistics. Its events are in notify/events.c
- * and notify/arm.c, the way of its completions in notify/route.c, and its methods that poll in
- * cq_poll.c. While it has an AsyncCQ its completions go to that engine (await/), which it does not
- * own.
+ * The type: arming, acknowledging, resizing, statistics; making one is in cq_create.c. Its events
+ * are in notify/events.c and notify/arm.c, the way of its completions in notify/route.c, and its
+ * methods that poll in cq_poll.c. While it has an AsyncCQ its completions go to that engine
+ * (await/), which it does not own.
  */
 
 #include "verbs/verbs.h"
-
-static int destroy_cq(void *handle)
-{
-    return ibv_destroy_cq(handle);
-}
-
-/* Destroying waits until every event that was got is acked. */
-static void cq_before_destroy(cqn_object *op)
-{
-    cqn_cq *self = (cqn_cq *)op;
-    cqn_cq_ack(self, self->unacked);
-    if (self->channel != NULL) {
-        cqn_channel_drop_late(self->channel, self);
-    }
-}
-
-static void cq_destroy_failed(cqn_object *op)
-{
-    cqn_cq *self = (cqn_cq *)op;
-    if (self->late > 0) {
-        self->armed = CQN_UNARMED;
-        cqn_channel_add_late(self->channel, self);
-    }
-}
-
-static void cq_after_destroy(cqn_object *op)
-{
-    cqn_async_forget((cqn_context *)op->uses[0], op);
-}
 
 static int cq_traverse(PyObject *op, visitproc visit, void *arg)
 {
     Py_VISIT(((cqn_cq *)op)->user_data);
     return cqn_traverse(op, visit, arg);
-}
-
-static int cq_clear(PyObject *op)
-{
-    cqn_cq *self = (cqn_cq *)op;
-    if (self->base.handle == NULL) {
-        cqn_cq_forget_completions(self);
-    }
-    Py_CLEAR(self->user_data);
-    return cqn_clear(op);
-}
-
-static const cqn_kind cq_kind = {
-    .name = "CQ",
-    .destroy_verb = "ibv_destroy_cq",
-    .rank = CQN_RANK_CQ,
-    .destroy = destroy_cq,
-    .before_destroy = cq_before_destroy,
-    .destroy_failed = cq_destroy_failed,
-    .after_destroy = cq_after_destroy,
-    .clear = cq_clear,
-};
-
-typedef struct {
-    PyObject *context, *channel, *user_data;
-    uint32_t cqe, comp_vector, wc_flags;
-    bool extended;
-} cq_args;
-
-/* The device's limit is known since it was opened. */
-static int check_cqe(const cqn_context *ctx, PyObject *value, uint32_t *out)
-{
-    uint64_t n;
-    if (cqn_range(value, "cqe", 1, (uint64_t)ctx->attr.max_cqe, &n) < 0) {
-        return -1;
-    }
-    *out = (uint32_t)n;
-    return 0;
-}
-
-/* Without the argument the CQ is a plain one, whose completions have the fields of ibv_wc. */
-static int parse_wc_flags(PyObject *value, cq_args *a)
-{
-    a->extended = value != Py_None;
-    if (!a->extended) {
-        return 0;
-    }
-    if (cqn_u32(value, "wc_flags", UINT32_MAX, &a->wc_flags) < 0) {
-        return -1;
-    }
-    if (a->wc_flags & ~(uint32_t)CQN_WC_EX_KNOWN) {
-        PyErr_Format(PyExc_ValueError, "wc_flags is 0x%x: 0x%x is no flag of WCExFlags",
-                     a->wc_flags, a->wc_flags & ~(uint32_t)CQN_WC_EX_KNOWN);
-        return -1;
-    }
-    return 0;
-}
-
-static int parse_new_cq(cqn_state *st, PyObject *args, PyObject *kwargs, cq_args *a)
-{
-    static char *names[] = {"context",   "cqe",      "channel", "comp_vector",
-                            "user_data", "wc_flags", NULL};
-    PyObject *cqe, *vector = NULL, *wc_flags = Py_None;
-    *a = (cq_args){.channel = Py_None, .user_data = Py_None};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$OOOO:CQ", names, &a->context, &cqe,
-                                     &a->channel, &vector, &a->user_data, &wc_flags) ||
-        cqn_expect(a->context, st->Context, "context") < 0) {
-        return -1;
-    }
-    struct ibv_context *ctx = CQN_OBJ(a->context)->handle;
-    uint32_t last_vector = (uint32_t)ctx->num_comp_vectors - 1;
-    if (check_cqe((cqn_context *)a->context, cqe, &a->cqe) < 0 ||
-        (vector != NULL && cqn_u32(vector, "comp_vector", last_vector, &a->comp_vector) < 0) ||
-        parse_wc_flags(wc_flags, a) < 0) {
-        return -1;
-    }
-    if (a->channel == Py_None) {
-        a->channel = NULL;
-    }
-    else if (cqn_expect(a->channel, st->CompletionChannel, "channel") < 0) {
-        return -1;
-    }
-    else if (CQN_OBJ(a->channel)->context != CQN_OBJ(a->context)->context) {
-        PyErr_SetString(PyExc_ValueError, "channel belongs to another Context");
-        return -1;
-    }
-    return 0;
-}
-
-/* The CQ object is the cookie of its events, by which notify/events.c finds it. */
-static struct ibv_cq *create_plain(cqn_cq *self, const cq_args *a)
-{
-    struct ibv_context *context = CQN_OBJ(a->context)->handle;
-    struct ibv_comp_channel *channel = a->channel ? CQN_OBJ(a->channel)->handle : NULL;
-    struct ibv_cq *cq;
-    int err;
-    CQN_CREATING(CQN_OBJ(self),
-                 cq = ibv_create_cq(context, (int)a->cqe, self, channel, (int)a->comp_vector);
-                 err = errno);
-    if (cq == NULL) {
-        cqn_verbs_error(self->base.state, err, "ibv_create_cq", "%u entries, comp_vector %u",
-                        a->cqe, a->comp_vector);
-    }
-    return cq;
-}
-
-/* The number of the QP is always asked for: each completion has it. So is the immediate
- * data, which may be the key of a window that the peer took back; a program that did not
- * ask does not see it. */
-static struct ibv_cq *create_extended(cqn_cq *self, const cq_args *a)
-{
-    struct ibv_cq_init_attr_ex attr = {
-        .cqe = a->cqe,
-        .cq_context = self,
-        .channel = a->channel ? CQN_OBJ(a->channel)->handle : NULL,
-        .comp_vector = a->comp_vector,
-        .wc_flags = a->wc_flags | IBV_WC_EX_WITH_QP_NUM | IBV_WC_EX_WITH_IMM,
-    };
-    struct ibv_context *context = CQN_OBJ(a->context)->handle;
-    struct ibv_cq_ex *cq;
-    int err;
-    CQN_CREATING(CQN_OBJ(self), cq = ibv_create_cq_ex(context, &attr); err = errno);
-    if (cq == NULL) {
-        bool too_much = err == EOPNOTSUPP || err == ENOSYS ||
-                        (err == EINVAL && (a->wc_flags & CQN_WC_EX_EXTRA));
-        cqn_verbs_error(self->base.state, err, "ibv_create_cq_ex",
-                        "%u entries, comp_vector %u, wc_flags 0x%x%s", a->cqe, a->comp_vector,
-                        a->wc_flags,
-                        too_much ? ": this device does not report all of these fields" : "");
-        return NULL;
-    }
-    self->ex = cq;
-    self->wc_flags = a->wc_flags | IBV_WC_EX_WITH_QP_NUM;
-    return ibv_cq_ex_to_cq(cq);
-}
-
-static PyObject *cq_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
-{
-    CQN_LOCKED;
-    CQN_COPY copy = NULL;
-    cqn_state *st = cqn_state_of(type);
-    cq_args a;
-    if (cqn_freeze_keywords(&kwargs, &copy) < 0 || parse_new_cq(st, args, kwargs, &a) < 0) {
-        return NULL;
-    }
-    cqn_object *used[2] = {CQN_OBJ(a.context), CQN_OBJ(a.channel)};
-    cqn_cq *self = cqn_new(type, &cq_kind, used, a.channel ? 2 : 1);
-    if (self == NULL) {
-        return NULL;
-    }
-    self->user_data = Py_NewRef(a.user_data);
-    self->channel = (cqn_channel *)a.channel;
-    self->comp_vector = (int)a.comp_vector;
-    struct ibv_cq *cq = a.extended ? create_extended(self, &a) : create_plain(self, &a);
-    if (cq == NULL) {
-        Py_DECREF(self);
-        return NULL;
-    }
-    cqn_adopt(CQN_OBJ(self), cq);
-    return (PyObject *)self;
 }
 
 /* The argument of what arms: 1, 0, or -1 with an exception. */
@@ -326,7 +137,7 @@ static PyObject *cq_resize(PyObject *op, PyObject *const *args, Py_ssize_t nargs
     uint32_t cqe;
     if (cqn_open(&self->base) == NULL ||
         cqn_args("resize", names, 1, 1, args, nargs, kwnames, &value) < 0 ||
-        check_cqe(self->base.context, value, &cqe) < 0 || cqn_open(&self->base) == NULL) {
+        cqn_check_cqe(self->base.context, value, &cqe) < 0 || cqn_open(&self->base) == NULL) {
         return NULL;
     }
     struct ibv_cq *cq = self->base.handle;
@@ -542,7 +353,7 @@ static PyType_Slot cq_slots[] = {
      "its completions have these fields, and qp_num, instead of the usual ones; VerbsError where "
      "the device does not report them. BusyError at close() while queue pairs use it.\n\n"
      "Wraps ibv_create_cq(3), or ibv_create_cq_ex(3) where wc_flags are given."},
-    {Py_tp_new, cq_new},
+    {Py_tp_new, cqn_cq_new},
     {Py_tp_repr, cq_repr},
     {Py_tp_traverse, cq_traverse},
     {Py_tp_clear, cqn_tp_clear},

@@ -6,7 +6,7 @@
  * Newer kernels copy them at the fork, for the child. On others the library can keep them out of
  * children, if it is told to before the first of them is registered.
  *
- * That a forked child is refused the parent's objects is in base/object.c.
+ * That a forked child is refused the parent's objects is in base/object.h and base/close.c.
  */
 
 #include "verbs/verbs.h"

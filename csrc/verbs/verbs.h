@@ -2,11 +2,14 @@
 /*
  * The types of the verbs: one file each, above the mechanisms that they have in common with others.
  *
- *   device.c, context.c   devices and what is open; netdev.c the names of network devices
+ *   device.c, context.c   devices and what is open; context_query.c what is asked of them, netdev.c
+ *                         the names of network devices
  *   pd.c, mr.c, sge.c     memory; mr_memory.c, implicit_mr.c below mr.c
  *   mw.c, ah.c            windows, address handles
- *   channel.c, cq.c       events and completions; cq_poll.c the methods that poll
- *   qp.c, srq.c           queues; mcast.c, atomic_write.c below qp.c
+ *   channel.c, cq.c       events and completions; cq_create.c making a CQ, cq_poll.c the methods
+ *                         that poll
+ *   qp.c, srq.c           queues; qp_create.c, qp_modify.c, qp_close.c, mcast.c, atomic_write.c
+ *                         below qp.c
  *   fork.c                whether registered memory survives a fork
  *   inspect.c             what is open, for reports
  */
@@ -26,6 +29,12 @@ extern PyStructSequence_Desc cqn_cq_stats_desc;
 /* -1 with VerbsError if the device has no ATOMIC_WRITE. */
 int cqn_check_atomic_write(cqn_object *pd);
 struct ibv_qp *cqn_create_atomic_write_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr);
+
+/* cq_create.c */
+PyObject *cqn_cq_new(PyTypeObject *type, PyObject *args, PyObject *kwargs);
+
+/* Converts the argument `cqe`, which the device limits. -1 with an exception. */
+int cqn_check_cqe(const cqn_context *ctx, PyObject *value, uint32_t *out);
 
 /* cq_poll.c */
 PyObject *cqn_cq_poll(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
@@ -102,7 +111,7 @@ typedef struct {
 PyObject *cqn_netdev_name(cqn_netdev *self, uint32_t ifindex);
 void cqn_netdev_close(cqn_netdev *self);
 
-/* qp.c */
+/* qp_close.c */
 
 /* Before a context closes all its queue pairs one after the other: none sends again meanwhile. */
 void cqn_qps_stop_sending(cqn_context *ctx);

@@ -61,7 +61,7 @@ typedef struct cqn_qp {
     enum ibv_qp_type type;
     enum ibv_qp_state state; /* as last set by us; the device may be in ERR */
     bool sq_sig_all, atomic_write;
-    bool must_stop, stopped; /* sending, before it is destroyed: see verbs/qp.c */
+    bool must_stop, stopped; /* sending, before it is destroyed: see verbs/qp_close.c */
     uint8_t port_num;        /* set in INIT; 0 before */
     uint32_t max_message;    /* bytes that its port sends in one message */
     struct ibv_qp_cap cap;

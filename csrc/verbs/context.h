@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: MIT */
+/* What the files of the Context share. */
+#ifndef CQN_CONTEXT_H
+#define CQN_CONTEXT_H
+
+#include "verbs/verbs.h"
+
+/* With what the layers below, which know a context by its head, need for each. */
+typedef struct {
+    cqn_context base;
+    cqn_reports reports;
+    cqn_netdev netdev;
+} cqn_device_context;
+
+/* context_query.c */
+PyObject *cqn_context_query_device(PyObject *self, PyObject *unused);
+PyObject *cqn_context_query_device_ex(PyObject *self, PyObject *unused);
+PyObject *cqn_context_query_rt_values(PyObject *self, PyObject *unused);
+PyObject *cqn_context_query_port(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                                 PyObject *kwnames);
+PyObject *cqn_context_query_pkey(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                                 PyObject *kwnames);
+PyObject *cqn_context_query_gid_table(PyObject *self, PyObject *unused);
+PyObject *cqn_context_query_gid(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                                PyObject *kwnames);
+
+#endif

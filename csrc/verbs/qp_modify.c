@@ -1,0 +1,302 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The attributes of a queue pair: modify(), check() and query().
+ */
+
+#include "verbs/qp.h"
+
+/* ---- attributes from arguments ---- */
+
+static const cqn_field *qp_field(PyObject *name)
+{
+    const cqn_field *f = cqn_qp_fields;
+    while (f->name != NULL && PyUnicode_CompareWithASCIIString(name, f->name) != 0) {
+        f++;
+    }
+    return f->name != NULL && f->mask != 0 ? f : NULL;
+}
+
+static int cap_fields_from(PyObject *mapping, struct ibv_qp_cap *cap)
+{
+    Py_ssize_t known = 0;
+    for (const cqn_field *f = cqn_cap_fields; f->name != NULL; f++) {
+        known += PyDict_GetItemString(mapping, f->name) != NULL;
+    }
+    if (known != PyDict_GET_SIZE(mapping)) {
+        PyErr_SetString(PyExc_TypeError, "cap has a key that is no field of QPCap");
+        return -1;
+    }
+    for (const cqn_field *f = cqn_cap_fields; f->name != NULL; f++) {
+        PyObject *value = PyDict_GetItemString(mapping, f->name);
+        if (value != NULL && cqn_field_from(value, cap, f) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static int cap_from(PyObject *mapping, struct ibv_qp_cap *cap)
+{
+    PyObject *copy = cqn_dict_copy(mapping, "cap", "a QPCap");
+    int rc = copy == NULL ? -1 : cap_fields_from(copy, cap);
+    Py_XDECREF(copy);
+    return rc;
+}
+
+/* One attribute of modify_qp(). Returns its bit of the mask, or -1. */
+static int set_attribute(const cqn_qp *self, PyObject *name, PyObject *value, int ports,
+                         struct ibv_qp_attr *attr)
+{
+    if (PyUnicode_CompareWithASCIIString(name, "ah_attr") == 0) {
+        return cqn_ah_attr_from(value, "ah_attr", ports, &attr->ah_attr) < 0 ? -1 : IBV_QP_AV;
+    }
+    if (PyUnicode_CompareWithASCIIString(name, "alt_ah_attr") == 0) {
+        return cqn_ah_attr_from(value, "alt_ah_attr", ports, &attr->alt_ah_attr) < 0
+                   ? -1
+                   : IBV_QP_ALT_PATH;
+    }
+    if (PyUnicode_CompareWithASCIIString(name, "cap") == 0) {
+        attr->cap = self->cap;
+        return cap_from(value, &attr->cap) < 0 ? -1 : IBV_QP_CAP;
+    }
+    const cqn_field *field = qp_field(name);
+    if (field == NULL) {
+        PyErr_Format(PyExc_TypeError, "modify() got an unexpected keyword argument '%U'", name);
+        return -1;
+    }
+    return cqn_field_from(value, attr, field) < 0 ? -1 : field->mask;
+}
+
+static int check_port(int port, const char *name, int ports)
+{
+    if (port < 1 || port > ports) {
+        PyErr_Format(PyExc_ValueError, "%s is %d: this device has port 1 to %d", name, port, ports);
+        return -1;
+    }
+    return 0;
+}
+
+/* One bit of the mask stands for all four attributes of the alternate path. */
+static int complete_alternate_path(struct ibv_qp_attr *attr, int ports)
+{
+    if (attr->alt_ah_attr.port_num == 0) {
+        PyErr_SetString(PyExc_TypeError,
+                        "alt_port_num, alt_pkey_index and alt_timeout go with alt_ah_attr");
+        return -1;
+    }
+    if (attr->alt_port_num == 0) {
+        attr->alt_port_num = attr->alt_ah_attr.port_num;
+    }
+    return check_port(attr->alt_port_num, "alt_port_num", ports);
+}
+
+/* Converting the values can run Python code, which can close the QP: `kwargs` is a copy. */
+static int collect_attributes(const cqn_qp *self, PyObject *kwargs, struct ibv_qp_attr *attr)
+{
+    const int ports = self->base.context->attr.phys_port_cnt;
+    int mask = 0;
+    PyObject *name, *value;
+    Py_ssize_t pos = 0;
+    while (kwargs != NULL && PyDict_Next(kwargs, &pos, &name, &value)) {
+        if (!PyUnicode_Check(name)) { /* which Python leaves to us */
+            PyErr_SetString(PyExc_TypeError, "keywords must be strings");
+            return -1;
+        }
+        int bit = set_attribute(self, name, value, ports, attr);
+        if (bit < 0) {
+            return -1;
+        }
+        mask |= bit;
+    }
+    if (mask == 0) {
+        PyErr_SetString(PyExc_TypeError, "modify() needs at least one attribute");
+        return -1;
+    }
+    return ((mask & IBV_QP_PORT) && check_port(attr->port_num, "port_num", ports) < 0) ||
+                   ((mask & IBV_QP_ALT_PATH) && complete_alternate_path(attr, ports) < 0)
+               ? -1
+               : mask;
+}
+
+/* ---- modify() ---- */
+
+static const char *modify_hint(int err, int mask)
+{
+    switch (err) {
+    case EINVAL:
+        if (mask & IBV_QP_ALT_PATH) {
+            return "the transition is not allowed with an alternate path (see the table in "
+                   "ibv_modify_qp(3)), or the port is of RoCE, which has none";
+        }
+        return "the transition is not allowed, an attribute that it needs is missing or wrong (see "
+               "the table in ibv_modify_qp(3)), or the peer's GID can't be reached from ours";
+    case ETIMEDOUT:
+    case EHOSTUNREACH:
+    case ENETUNREACH:
+        return "the peer's GID could not be reached: check that both GIDs are of one subnet and "
+               "that its link is up";
+    case EOPNOTSUPP:
+        return mask & IBV_QP_RATE_LIMIT ? "rate_limit" : "one of the attributes";
+    default:
+        return "see ibv_modify_qp(3)";
+    }
+}
+
+/* What a modify_qp() has brought. */
+typedef struct {
+    int err; /* all else only if it is 0 */
+    bool has_cap;
+    struct ibv_qp_cap cap;
+    uint32_t max_message; /* of the port that was set */
+} changes;
+
+/* Without the GIL. A device may take other capacities than it was asked for, and say nothing. */
+static changes carry_out(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
+{
+    changes made = {.err = ibv_modify_qp(qp, attr, mask)};
+    if (made.err == 0 && (mask & IBV_QP_CAP)) {
+        struct ibv_qp_attr now = {.qp_state = IBV_QPS_RESET};
+        struct ibv_qp_init_attr init;
+        made.has_cap = ibv_query_qp(qp, &now, IBV_QP_CAP, &init) == 0;
+        made.cap = now.cap;
+    }
+    if (made.err == 0 && (mask & IBV_QP_PORT)) {
+        made.max_message = cqn_qp_ask_limit(qp, attr->port_num);
+    }
+    return made;
+}
+
+/* With an SRQ there is no receive queue, whatever a device says of it. */
+static void enter_capacities(cqn_qp *self, const struct ibv_qp_cap *cap)
+{
+    self->cap = *cap;
+    if (self->srq != NULL) {
+        self->cap.max_recv_wr = self->cap.max_recv_sge = 0;
+    }
+}
+
+/* A reset forgets the work requests without completing them. Nothing may be
+ * posted from the moment in which the device may be in RESET. */
+static int modify_qp(cqn_qp *self, struct ibv_qp_attr *attr, int mask)
+{
+    if (cqn_qp_await_turn(self) < 0) {
+        return -1;
+    }
+    struct ibv_qp *qp = self->base.handle;
+    enum ibv_qp_state before = self->state;
+    enum ibv_qp_state after = mask & IBV_QP_STATE ? attr->qp_state : before;
+    if (after == IBV_QPS_RESET) {
+        self->state = after;
+    }
+    changes made;
+    CQN_IN_KERNEL(CQN_OBJ(self), made = carry_out(qp, attr, mask));
+    if (made.err != 0) {
+        self->state = before;
+        cqn_verbs_error(self->base.state, made.err, "ibv_modify_qp", "QP %u from %s to %s: %s",
+                        self->qp_num, cqn_qp_state_name(before), cqn_qp_state_name(after),
+                        modify_hint(made.err, mask));
+        return -1;
+    }
+    self->state = after;
+    if (made.has_cap) {
+        enter_capacities(self, &made.cap);
+    }
+    if (mask & IBV_QP_PORT) {
+        self->port_num = attr->port_num;
+        self->max_message = made.max_message;
+    }
+    if (after == IBV_QPS_RESET) {
+        cqn_qp_forget_requests(self);
+    }
+    return 0;
+}
+
+/* Whether requests that were posted before will not succeed any more. */
+static bool gives_up(enum ibv_qp_state state)
+{
+    return state == IBV_QPS_RESET || state == IBV_QPS_SQE || state == IBV_QPS_ERR;
+}
+
+/* Those that post get to know, and those that wait for solicited events alone. */
+static void note_failure(cqn_qp *self)
+{
+    self->suspicions++;
+    if (self->state != IBV_QPS_RESET) {
+        cqn_wr_queue_flushes(self->sq, &self->send_cq->flushing);
+        cqn_wr_queue_flushes(self->rq, &self->recv_cq->flushing);
+    }
+}
+
+PyObject *cqn_qp_modify(PyObject *op, PyObject *args, PyObject *kwargs)
+{
+    CQN_LOCKED;
+    CQN_COPY copy = NULL;
+    cqn_qp *self = (cqn_qp *)op;
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
+    if (!PyArg_ParseTuple(args, ";modify() takes attributes by name only") ||
+        cqn_open(&self->base) == NULL || cqn_freeze_keywords(&kwargs, &copy) < 0) {
+        return NULL;
+    }
+    int mask = collect_attributes(self, kwargs, &attr);
+    if (mask < 0 || modify_qp(self, &attr, mask) < 0) {
+        return NULL;
+    }
+    PyObject *interrupt = NULL;
+    if ((mask & IBV_QP_STATE) && gives_up(attr.qp_state) && cqn_is_open(&self->base)) {
+        note_failure(self);
+        cqn_engines_tell(self, &interrupt);
+    }
+    if (interrupt != NULL) {
+        cqn_raise_interrupt(interrupt);
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* ---- check() and query() ---- */
+
+PyObject *cqn_qp_check(PyObject *op, PyObject *args, PyObject *kwargs)
+{
+    CQN_LOCKED;
+    CQN_COPY copy = NULL;
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
+    if (!PyArg_ParseTuple(args, ";check() takes attributes by name only") ||
+        cqn_open(CQN_OBJ(op)) == NULL || cqn_freeze_keywords(&kwargs, &copy) < 0 ||
+        collect_attributes((cqn_qp *)op, kwargs, &attr) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static int add_to_dict(PyObject *dict, const char *name, PyObject *value)
+{
+    int rc = value == NULL ? -1 : PyDict_SetItemString(dict, name, value);
+    Py_XDECREF(value);
+    return rc;
+}
+
+PyObject *cqn_qp_query(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    struct ibv_qp *qp = cqn_open(CQN_OBJ(op));
+    if (qp == NULL) {
+        return NULL;
+    }
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
+    struct ibv_qp_init_attr init;
+    const int all = (IBV_QP_DEST_QPN << 1) - 1; /* the library refuses unknown bits */
+    int err;
+    CQN_IN_KERNEL(CQN_OBJ(op), err = ibv_query_qp(qp, &attr, all, &init));
+    if (err != 0) {
+        return cqn_verbs_error(CQN_OBJ(op)->state, err, "ibv_query_qp", "QP %u",
+                               ((cqn_qp *)op)->qp_num);
+    }
+    PyObject *dict = cqn_struct_to_dict(&attr, cqn_qp_fields);
+    if (dict != NULL &&
+        (add_to_dict(dict, "ah_attr", cqn_ah_attr_to_dict(&attr.ah_attr)) < 0 ||
+         add_to_dict(dict, "alt_ah_attr", cqn_ah_attr_to_dict(&attr.alt_ah_attr)) < 0 ||
+         add_to_dict(dict, "cap", cqn_struct_to_dict(&attr.cap, cqn_cap_fields)) < 0)) {
+        Py_CLEAR(dict);
+    }
+    return dict;
+}
