@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * What the core asks of the AsyncCQ, the class in Python that is built on an Engine (aio/_cq.py):
- * to read the channel's events, to keep a report, to wake tasks in the thread of the loop. All of
- * it can run any code.
+ * to have the channel's events read, to keep a report, to wake tasks in the thread of the loop, to
+ * wrap a request in a coroutine. Each of these calls can run any code.
  */
 
 #include "await/async_cq.h"
 
-/* A method of the AsyncCQ, which is Python code. */
+/* Calls a method of the AsyncCQ, without the lock of lock.h: the method is Python code. */
 PyObject *cqn_engine_call(cqn_engine *self, const char *method, PyObject *argument)
 {
     PyObject *result;
@@ -23,7 +23,7 @@ int cqn_engine_do(cqn_engine *self, const char *method, PyObject *argument)
     return result == NULL ? -1 : 0;
 }
 
-/* A subclass can forget to. */
+/* A subclass can have an __init__() that does not call the one of AsyncCQ. */
 int cqn_engine_check_made(const cqn_engine *self)
 {
     if (self->cq == NULL) {
@@ -35,7 +35,7 @@ int cqn_engine_check_made(const cqn_engine *self)
 
 /* ---- exceptions ---- */
 
-/* An exception collects the frames through which it goes: so each task gets its own. */
+/* An exception collects the frames through which it goes, so each task gets a copy of its own. */
 static void raise_copy(cqn_engine *self, PyObject *error)
 {
     PyObject *copy = cqn_engine_call(self, "_fresh", error);
@@ -45,7 +45,8 @@ static void raise_copy(cqn_engine *self, PyObject *error)
     }
 }
 
-/* Why nothing can be awaited any more, see cqn_engine_check(). */
+/* Raises why nothing can be awaited any more: the AsyncCQ was closed, or has failed for good. See
+ * cqn_engine_check(). */
 int cqn_engine_refuse(cqn_engine *self)
 {
     if (self->closed) {
@@ -57,7 +58,8 @@ int cqn_engine_refuse(cqn_engine *self)
     return -1;
 }
 
-/* No task was told of this failure, so it is kept for the next one that waits. */
+/* No task was told of this failure, so the AsyncCQ keeps it for the next task that waits. Errors of
+ * other types are not failures of the device, and are dropped. */
 void cqn_engine_report(cqn_engine *self, PyObject *error)
 {
     if (PyErr_GivenExceptionMatches(error, self->state->AsyncEventError) &&
@@ -68,13 +70,15 @@ void cqn_engine_report(cqn_engine *self, PyObject *error)
 
 /* ---- waking in the thread of the loop ---- */
 
-/* Leaves waking to the loop's thread, whichever that is. */
+/* The calling thread need not be that of the event loop, and only that one may wake tasks: so the
+ * AsyncCQ passes the waking on to it. */
 int cqn_engine_hand_over(cqn_engine *self)
 {
     return cqn_engine_has_news(self) ? cqn_engine_do(self, "_hand_over", NULL) : 0;
 }
 
-/* What a handler of signals has raised where it can't be raised: the loop raises it soon. */
+/* The caller can raise nothing here. What the handler of a signal has raised goes to the event
+ * loop, which raises it soon; an Exception is reported as unraisable. */
 static void put_off(cqn_engine *self)
 {
     PyObject *error = cqn_take_exception(), *result = NULL;
@@ -91,7 +95,7 @@ static void put_off(cqn_engine *self)
     Py_XDECREF(result);
 }
 
-/* The same, where no exception can be raised. */
+/* The same for callers that can raise no exception. */
 void cqn_engine_hand_over_or_put_off(cqn_engine *self)
 {
     if (cqn_engine_hand_over(self) < 0) {
@@ -99,7 +103,7 @@ void cqn_engine_hand_over_or_put_off(cqn_engine *self)
     }
 }
 
-/* Completions were routed outside of the loop's callbacks. */
+/* Completions were routed by another caller than the callback of the event loop. */
 int cqn_engine_wake(cqn_cq *cq)
 {
     cqn_engine *self = cqn_engine_has_news(cq->engine) ? cqn_engine_of(cq) : NULL;
@@ -142,7 +146,7 @@ static int wants_coroutines(cqn_engine *self)
     return st->anyio_is_old;
 }
 
-/* What a method returns for a request. Steals it. */
+/* What a method of the AsyncCQ returns for a request, whose reference is stolen. */
 PyObject *cqn_engine_shaped(cqn_engine *self, cqn_request *request)
 {
     int wanted = request == NULL ? -1 : wants_coroutines(self);

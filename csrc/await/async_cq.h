@@ -23,16 +23,17 @@ static inline int cqn_engine_check(cqn_engine *self)
     return !self->closed && self->error == NULL ? 0 : cqn_engine_refuse(self);
 }
 
-/* No task was told of that failure: the next one is. */
+/* No task was told of that failure: the next one that waits is. */
 void cqn_engine_report(cqn_engine *self, PyObject *error);
 
-/* Leaves waking to the thread of the loop. -1 with an exception. */
+/* If tasks are to be woken, has the thread of the event loop do that. -1 with an exception. */
 int cqn_engine_hand_over(cqn_engine *self);
 
-/* The same where none can be raised: the loop raises it soon. */
+/* The same where no exception can be raised: the event loop raises it soon. */
 void cqn_engine_hand_over_or_put_off(cqn_engine *self);
 
-/* A request as its method returns it: itself, or wrapped in a coroutine. Steals it. */
+/* What a method returns for a request: the request itself, or a coroutine around it for an old
+ * anyio. Steals the reference. */
 PyObject *cqn_engine_shaped(cqn_engine *self, cqn_request *request);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The engine to the rest of the core: what is told by the books and the CQ of completions, by the
- * loop's callback of an event, and by queue pairs and CQs that were changed; and poll().
+ * The engine to the other folders: the books and the CQ tell it of completions, the callback of the
+ * event loop of an event, queue pairs and CQs that they have changed; and CQ.poll() asks it.
  */
 
 #include "await/await.h"
@@ -35,7 +35,8 @@ const cqn_awaiting cqn_engine_awaiting = {
 
 /* ---- events ---- */
 
-/* An event of that CQ was read. Returns -1 for what must end the loop. */
+/* The callback of the event loop has read an event of that CQ. Returns -1 with an exception that
+ * must end the loop. In this callback no task is running, so one may be resumed at once. */
 int cqn_engine_dispatch(cqn_cq *cq)
 {
     cqn_engine *self = cqn_engine_of(cq);
@@ -49,7 +50,8 @@ int cqn_engine_dispatch(cqn_cq *cq)
     return rc;
 }
 
-/* The CQ may be armed no more. Whether there is an engine, which sees to it. */
+/* The device may have forgotten that the CQ was armed. Returns whether the CQ has an engine, which
+ * has seen to that. */
 bool cqn_engine_resized(cqn_cq *cq)
 {
     cqn_engine *self = cqn_engine_of(cq);
@@ -63,7 +65,7 @@ bool cqn_engine_resized(cqn_cq *cq)
 
 /* ---- queue pairs ---- */
 
-/* Requests of the queue pair may be gone: it was moved to an error state, or closed, or reset. */
+/* The queue pair was closed or reset: a completion() that names it will never complete. */
 static void fail_claims(cqn_engine *self, cqn_qp *qp)
 {
     for (cqn_request *r = self->first, *next; r != NULL; r = next) {
@@ -74,8 +76,8 @@ static void fail_claims(cqn_engine *self, cqn_qp *qp)
     }
 }
 
-/* For the engine of one CQ of that queue pair. Requests of the queue pair itself were told by the
- * books (cqn_request_lost()); this is for claims, for operations that wait for room, and for
+/* Tells the engine of one CQ of that queue pair. The books have told the operations that were
+ * posted there (cqn_request_lost()); this is for claims, for operations that wait for room, and for
  * arming. */
 static void qp_changed(cqn_cq *cq, cqn_qp *qp, PyObject **interrupt)
 {
@@ -88,7 +90,7 @@ static void qp_changed(cqn_cq *cq, cqn_qp *qp, PyObject **interrupt)
         fail_claims(self, qp);
     }
     else {
-        cqn_engine_room(self, qp); /* operations that wait for room learn its state */
+        cqn_engine_room(self, qp); /* operations that wait for room learn of it */
     }
     if (self->len > 0) {
         cqn_engine_prepare(self, false);
@@ -112,8 +114,8 @@ void cqn_engines_tell(cqn_qp *qp, PyObject **interrupt)
 
 /* ---- poll() ---- */
 
-/* Completions that tasks in wait() are in line for are theirs: poll() then returns an empty list.
- */
+/* While tasks stand in the line of wait(), all completions that no other task claims are theirs,
+ * and poll() returns an empty list. */
 PyObject *cqn_engine_poll(cqn_engine *self, uint64_t max, double spin)
 {
     cqn_cq *cq = self->cq;

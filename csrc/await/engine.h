@@ -29,23 +29,24 @@
  *
  *   NEW        made, and not awaited yet
  *   QUEUED     an operation that waits for room in its queue
- *   POSTED     an operation that the device has
+ *   POSTED     an operation whose work request the device has
  *   SLEEPING   a wait(), a completion() or the end of a scope, before what it is for came
- *   COMPLETE   that came; its task has not gone on yet
- *   FAILED     it never will, or the device has failed; its task has not gone on yet
- *   DONE       the task has it
+ *   COMPLETE   what it is for came; its task has not gone on yet
+ *   FAILED     what it is for never will come, or the device has failed; its task has not gone on
+ *   DONE       its task has the result or the exception
  *
- * While it is QUEUED, POSTED or SLEEPING the engine lists it (`first` to `last`). It does not own
- * the request, but what the task sleeps on, its anchor, which holds the task, and so the request.
- * One that was abandoned by its task is the engine's own, as long as the device has it. A diagram
- * is in docs/internals.md.
+ * While a request is QUEUED, POSTED or SLEEPING it is pending: the engine lists it (`first` to
+ * `last`). The engine does not own the request, but its anchor, on which the task sleeps: the
+ * anchor holds the task, and the task holds the request. A request that was abandoned by its task
+ * is owned by the engine, as long as the device has its work request. A diagram is in
+ * docs/internals.md.
  *
  * Completions are routed as they come from the device, where no Python code runs: each to the
- * operation that posted it, or to the completion() that asks for its wr_id, or into the stash of
- * the CQ. The requests that have what they were for are collected, and woken when the routing
- * is over. A wait() is woken with nothing: it takes from the stash what is there when it
- * goes on, and wakes the next one if something is left. So one that is cancelled at that very
- * moment has nothing to lose.
+ * operation that posted the work request, or to the completion() that asks for its wr_id, or into
+ * the stash of the CQ. The requests that have what they were for are collected, and woken when the
+ * routing is over. A wait() is woken with nothing: when its task goes on it takes from the stash
+ * what is there, and wakes the next one if something is left. So a task that is cancelled at that
+ * very moment has nothing to lose.
  */
 #ifndef CQN_AWAIT_ENGINE_H
 #define CQN_AWAIT_ENGINE_H
@@ -61,22 +62,22 @@ struct cqn_engine {
     PyObject_HEAD
     cqn_state *state;
     cqn_cq *cq;           /* strong; as the channel */
-    cqn_channel *channel; /* of the CQ */
-    PyObject *error;      /* that all get from now on, or NULL */
+    cqn_channel *channel; /* the channel of the CQ */
+    PyObject *error;      /* that every wait raises from now on, or NULL */
     PyObject *reports;    /* list of failures that no task was told of yet, or NULL */
     PyObject *weakrefs;
 
-    cqn_request *first, *last; /* that are under way */
+    cqn_request *first, *last; /* the pending requests; the engine owns their anchors */
     Py_ssize_t len;
     cqn_line waiters;                /* in wait() */
-    Py_ssize_t patient;              /* of these, wait for solicited events alone */
+    Py_ssize_t patient;              /* how many of these wait for solicited events only */
     cqn_table claims;                /* completion(), by wr_id */
     cqn_table forsaken;              /* receives that were abandoned, by their memory */
-    size_t stashed;                  /* of these, have completed */
-    cqn_request *woken, *woken_last; /* to be woken, in that order; strong */
-    cqn_qp *to_serve;                /* where there may be room now, strong */
+    size_t stashed;                  /* how many of these have completed */
+    cqn_request *woken, *woken_last; /* requests to be woken, in that order; strong */
+    cqn_qp *to_serve;                /* queue pairs where there may be room now, strong */
 
-    cqn_engine *busy_prev, *busy_next; /* of the channel, which holds it */
+    cqn_engine *busy_prev, *busy_next; /* in the list of the channel, which holds the engine */
     bool busy, looks_later;
     char closed;
     size_t due;    /* tasks that were woken and have not gone on: nothing overtakes them */
@@ -84,7 +85,7 @@ struct cqn_engine {
     uint64_t wakeups, max_per_wake;
 };
 
-/* The engine of that CQ, as a new reference; or NULL: there is none. */
+/* The engine of that CQ, as a new reference; or NULL if there is none. */
 static inline cqn_engine *cqn_engine_of(const cqn_cq *cq)
 {
     cqn_engine *engine = cq->engine;

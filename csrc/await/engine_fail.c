@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Failures and ends: what the tasks that wait are told when a completion may never come.
+ * Failures and ends: what the waiting tasks are told when a completion may never come.
  *
- * The device reports a failure, the CQ can not be polled, the AsyncCQ is closed. Each task gets the
- * exception once, and what no task was told of is kept for the next one that waits.
+ * The device reports a failure, the CQ can not be polled, or the AsyncCQ is closed. Each task gets
+ * the exception once. A failure that no task was told of is kept for the next task that waits.
  */
 
 #include "await/engine_fail.h"
@@ -15,8 +15,8 @@
 
 /* ---- telling ---- */
 
-/* Every task that waits, as far as it may be for this QP: whether there was one. Each is told
- * one error: of two in a row the second is for the next wait. */
+/* Tells every task whose wait may be for this QP (NULL: for any), and returns whether there was
+ * one. A task is told one error: of two failures in a row, the second is for its next wait. */
 static bool tell_tasks(cqn_engine *self, PyObject *error, PyObject *qp)
 {
     bool told = false;
@@ -30,7 +30,7 @@ static bool tell_tasks(cqn_engine *self, PyObject *error, PyObject *qp)
             r->shares_error |= is_told;
             cqn_request_fail(r, error);
         }
-        if (next != NULL && !next->held) { /* the end of a scope, all of which has failed now */
+        if (next != NULL && !next->held) { /* the end of a scope, all of which has failed */
             next = self->first;
         }
     }
@@ -48,13 +48,14 @@ PyObject *cqn_engine_tell(PyObject *op, PyObject *args)
     return cqn_engine_hand_over((cqn_engine *)op) < 0 ? NULL : PyBool_FromLong(told);
 }
 
-/* Nothing here is awaited any more: what the device still has is for poll(). */
+/* Nothing of this engine is awaited any more: completions that the device still has are for poll().
+ */
 void cqn_engine_drop_all(cqn_engine *self)
 {
     cqn_forsaken_forget_all(self);
     cqn_request *first;
     while ((first = self->first) != NULL) {
-        cqn_scope_leave(first); /* which takes out no other than the scope's end */
+        cqn_scope_leave(first); /* which takes out no other request than the end of the scope */
         cqn_engine_wake_later(cqn_engine_take_out(first));
     }
 }
@@ -75,12 +76,13 @@ PyObject *cqn_engine_fail(PyObject *op, PyObject *error)
     return fail_for_good((cqn_engine *)op, error) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-/* Every wait raises the exception that is set, and so does every later one, unless it is
- * memory that is missing. */
+/* Every task that waits raises the exception that is set. So does every later wait, unless only
+ * memory was missing. What is no Exception, such as KeyboardInterrupt, is left set, for the event
+ * loop. */
 void cqn_engine_break_down(cqn_engine *self)
 {
     PyObject *error = cqn_take_exception();
-    if (!PyErr_GivenExceptionMatches(error, PyExc_Exception)) { /* for the loop */
+    if (!PyErr_GivenExceptionMatches(error, PyExc_Exception)) { /* the caller raises it */
         cqn_put_exception(error);
         return;
     }
@@ -100,7 +102,7 @@ void cqn_engine_break_down(cqn_engine *self)
 
 /* ---- ends ---- */
 
-/* For good. */
+/* The engine takes no more completions, and acknowledges the events that were read for it. */
 void cqn_engine_leave_cq(cqn_engine *self)
 {
     self->closed = true;
@@ -112,7 +114,7 @@ void cqn_engine_leave_cq(cqn_engine *self)
     }
 }
 
-/* False: it was closed before. */
+/* Returns False if the AsyncCQ was closed before. */
 PyObject *cqn_engine_shut(PyObject *op, PyObject *error)
 {
     CQN_LOCKED;

@@ -8,10 +8,10 @@
 /* The device failed while it was polled or armed: all tasks get the exception that is set. */
 void cqn_engine_break_down(cqn_engine *self);
 
-/* The engine and its CQ part, for good. */
+/* The engine and its CQ part for good. */
 void cqn_engine_leave_cq(cqn_engine *self);
 
-/* Takes all out, and wakes none for it: the engine is closed. */
+/* The engine is closed: nothing is pending any more. Their tasks were told before. */
 void cqn_engine_drop_all(cqn_engine *self);
 
 /* Methods of the type, see _core.pyi. */

@@ -2,9 +2,10 @@
 /*
  * Looking for completions, and arming the CQ: what makes it safe to sleep.
  *
- * Before any task sleeps the CQ is armed, and polled after that, whatever lies unclaimed in the
- * stash: so no wake-up is lost. An event can be, to a program that reads the channel's descriptor
- * for one; so after a wait that ended without one the CQ is armed whatever it remembers.
+ * Before any task sleeps, the CQ is armed, and polled after that, even if the stash holds
+ * completions that no task has claimed: so no wake-up is lost. An event can be lost, to another
+ * program that reads the channel's descriptor for one; so after a wait that ended without an event,
+ * the CQ is armed whatever it remembers.
  *
  * Where completions made room in a queue, the operations that wait for room are posted before any
  * task runs.
@@ -16,9 +17,9 @@
 #include "await/pending.h"
 #include "await/room.h"
 
-#define BATCHES 4 /* that are looked at in a row: then the loop gets its turn */
+#define BATCHES 4 /* that are looked at in a row: then the event loop gets its turn */
 
-/* Looks once, for a request that has just begun. */
+/* Looks once: what a request that has just begun is for may be there already. */
 int cqn_engine_look(cqn_request *request)
 {
     cqn_engine *self = request->engine;
@@ -31,7 +32,8 @@ int cqn_engine_look(cqn_request *request)
     return got < 0 ? -1 : 0;
 }
 
-/* Whether it will be looked again soon. */
+/* Asks the AsyncCQ for a look in the next turn of the event loop. Returns whether there will be
+ * one. */
 static bool look_later(cqn_engine *self)
 {
     if (!self->looks_later) {
@@ -46,21 +48,21 @@ static bool look_later(cqn_engine *self)
 
 static bool only_solicited(const cqn_engine *self)
 {
-    /* A flushed completion raises no solicited event on some devices, and every waiter must see it.
-     */
+    /* On some devices a flushed completion raises no solicited event, and every waiting task must
+     * see it. */
     return self->len == self->patient && self->cq->flushing == 0;
 }
 
-/* No task is about to sleep; or one in wait() is to be woken, which sees to the rest as it goes on.
- */
+/* Whether the CQ need not be armed: no task is about to sleep, or a task in wait() is to be woken,
+ * which sees to the rest as it goes on. */
 static bool has_no_sleeper(const cqn_engine *self)
 {
     return self->len == 0 || (self->waiters.first != NULL && self->cq->stash_len > 0) ||
            !cqn_is_open(&self->cq->base);
 }
 
-/* One look, unless that was the last that was done. 1: it is safe to sleep; 0: look again; or -1.
- */
+/* Looks once, unless the caller has just `looked`, and arms the CQ if that found all there was.
+ * Returns 1 if it is safe to sleep, 0 to look again, or -1 with an exception. */
 static int look_and_arm(cqn_engine *self, bool looked, cqn_object **trash)
 {
     cqn_cq *cq = self->cq;
@@ -78,7 +80,8 @@ static int look_and_arm(cqn_engine *self, bool looked, cqn_object **trash)
     return more ? 0 : cqn_cq_arm(cq, solicited);
 }
 
-/* Looks a few times in a row; if there are still completions then, the loop gets its turn first. */
+/* Looks a few times in a row. If completions still come then, the event loop gets its turn first.
+ */
 static int look_until_safe(cqn_engine *self, bool looked)
 {
     cqn_object *trash = NULL;
@@ -91,8 +94,8 @@ static int look_until_safe(cqn_engine *self, bool looked)
     return safe < 0 ? -1 : 0;
 }
 
-/* Makes it safe to sleep for all that are under way, and those that have something are to be woken.
- * `looked`: since then nothing has been posted. */
+/* Makes it safe to sleep for all pending requests; those that have something are listed to be
+ * woken. `looked`: the caller has looked, and nothing was posted since. */
 void cqn_engine_prepare(cqn_engine *self, bool looked)
 {
     if (look_until_safe(self, looked) < 0) {
@@ -102,8 +105,8 @@ void cqn_engine_prepare(cqn_engine *self, bool looked)
     cqn_engine_wake_first(self);
 }
 
-/* For all that are under way, after anything that may have changed something; an exception is
- * not set. */
+/* After anything that may have changed something for the pending requests: it is made safe to sleep
+ * again, and the tasks that have something are woken. Leaves no exception set. */
 void cqn_engine_serve(cqn_engine *self)
 {
     if (!self->closed && self->len > 0) {

@@ -8,11 +8,12 @@
 /* Looks once for a request that has just begun. -1 with an exception. */
 int cqn_engine_look(cqn_request *request);
 
-/* Makes it safe to sleep for all that are under way: armed, then looked. `looked`: that was done
- * since the last post. A failure of the device is told to them all. */
+/* Makes it safe to sleep for all pending requests: arms the CQ, and looks after that. `looked`: the
+ * caller has looked, and nothing was posted since. If the device fails, all tasks are told. */
 void cqn_engine_prepare(cqn_engine *self, bool looked);
 
-/* After anything that may have changed something for those under way. Sets no exception. */
+/* Call after anything that may have changed something for the pending requests. Sets no exception.
+ */
 void cqn_engine_serve(cqn_engine *self);
 
 #endif

@@ -68,7 +68,7 @@ static PyObject *engine_look(PyObject *op, PyObject *Py_UNUSED(unused))
     return cqn_engine_flush(self, false) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-/* Takes what the device has; everything that is left over after it has not completed. */
+/* Fetches everything that the device has: what is pending after that has not completed. */
 static PyObject *engine_drain(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
@@ -102,7 +102,7 @@ static int get_asyncio(cqn_state *st)
     return st->get_running_loop == NULL || st->anyio_name == NULL ? -1 : 0;
 }
 
-/* What __init__() demands of its CQ. */
+/* The CQ must be open, have a channel, and have no AsyncCQ yet. */
 static int check_cq(cqn_state *st, PyObject *value)
 {
     if (!PyObject_TypeCheck(value, st->CQ)) {
@@ -202,7 +202,7 @@ static void engine_dealloc(PyObject *op)
     CQN_LOCKED;
     PyTypeObject *type = Py_TYPE(op);
     cqn_engine *self = (cqn_engine *)op;
-    cqn_engine_leave_cq(self); /* before any callback hears that it is gone */
+    cqn_engine_leave_cq(self); /* before callbacks of weak references run */
     if (self->weakrefs != NULL) {
         PyObject_ClearWeakRefs(op);
     }

@@ -2,10 +2,10 @@
 /*
  * Waking: which tasks go on, when, and in which thread.
  *
- * Completions are put down before any task is woken, so one that is cancelled at that very moment
- * loses nothing: it gives back what it was given, and sees to it that the CQ is armed for the
- * others. To wake a task is to call Python code: so that is the last that is done, and done to the
- * end if a signal's handler raises in the midst of it.
+ * Completions are given to their requests before any task is woken. So a task that is cancelled at
+ * that very moment loses nothing: it gives its completion back, and sees to it that the CQ is armed
+ * for the others. To wake a task is to call Python code: so waking comes last, and all tasks of the
+ * list are woken, even if the handler of a signal raises in the midst of it.
  */
 
 #include "await/engine_wake.h"
@@ -14,18 +14,19 @@
 #include "await/room.h"
 #include "await/wakeup.h"
 
-/* The reference keeps the wakeup while the task runs: the request may drop its own meanwhile. */
+/* Wakes the task, or with `resume` runs it here and now. The new reference keeps the wakeup alive
+ * while the task runs, since the request may drop its own meanwhile. */
 int cqn_request_wake(cqn_request *self, bool resume)
 {
     PyObject *wakeup = self->wakeup;
-    if (wakeup == NULL) { /* its code runs, and sees it */
+    if (wakeup == NULL) { /* the code of the request runs, and sees its new state itself */
         return 0;
     }
     Py_INCREF(wakeup);
     int rc;
     if (Py_IS_TYPE(wakeup, self->engine->state->Wakeup)) {
         if (resume) {
-            self->turn = 0; /* in this turn of the loop, not in the next */
+            self->turn = 0; /* the task goes on in this turn of the loop, not in the next */
         }
         rc = resume ? cqn_wakeup_resume(wakeup) : cqn_wakeup_wake(wakeup);
     }
@@ -39,7 +40,8 @@ int cqn_request_wake(cqn_request *self, bool resume)
     return rc;
 }
 
-/* To the end, whatever a handler of signals raises: that is kept. */
+/* Wakes one task. If the handler of a signal raises meanwhile, that exception is kept for the
+ * caller, and the task is woken all the same. */
 static void wake_task(cqn_request *request, bool resume, PyObject **interrupt)
 {
     if (!resume && request->wakeup != NULL && !request->due) {
@@ -56,8 +58,8 @@ static void wake_task(cqn_request *request, bool resume, PyObject **interrupt)
     }
 }
 
-/* A task that is resumed goes on in here: at most one of a CQ in a turn of the loop, and none
- * before those that were woken earlier. */
+/* A task that is resumed runs inside this call. So it is at most one task per CQ in a turn of the
+ * loop, and none overtakes those that were woken earlier. */
 static bool may_resume(cqn_engine *self)
 {
     if (self->turn == cqn_turn_now() || self->due > 0 || cqn_turn_is_over()) {
@@ -67,8 +69,9 @@ static bool may_resume(cqn_engine *self)
     return true;
 }
 
-/* Wakes those that have something: all soon, but with `resume` the first one at once, which only
- * the loop's callback may do. */
+/* Wakes the tasks of all listed requests. They go on soon, in later steps of the event loop; but
+ * with `resume` the first of them goes on at once, after the others were passed to the loop. Only
+ * the callback of the loop may ask for that: everywhere else another task is running. */
 int cqn_engine_flush(cqn_engine *self, bool resume)
 {
     PyObject *interrupt = NULL;

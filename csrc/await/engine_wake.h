@@ -8,8 +8,9 @@
 /* Wakes the task that sleeps on the request, if one does. -1 with an exception. */
 int cqn_request_wake(cqn_request *self, bool resume);
 
-/* Wakes all that are to be woken: soon, but with `resume`, for the loop's callback alone, the
- * first one at once. -1 with what a signal's handler raised. */
+/* Wakes the tasks of all requests that are to be woken: they go on soon; but with `resume`, which
+ * only the callback of the event loop may give, the first goes on at once. -1 with what the handler
+ * of a signal has raised. */
 int cqn_engine_flush(cqn_engine *self, bool resume);
 
 #endif

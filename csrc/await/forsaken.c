@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Receives that their task has abandoned. The device goes on with them, so the next recv() of the
- * same memory takes over the first that there is: its place in the books of the queue, or the
- * message that came meanwhile, from the stash. So a program that receives with a timeout again and
- * again has posted once.
+ * same memory takes over the first of them: its place in the books of the queue, or the message
+ * that came meanwhile, from the stash. So a program that receives with a timeout, again and again,
+ * has posted one receive.
  *
- * The engine has a table of them, by their memory, which owns those whose completion is in the
- * stash; the others are owned by the engine, as all that are abandoned.
+ * The engine has a table of them, by their memory. The table owns those whose completion is in the
+ * stash; the others are owned by the engine, as all abandoned requests are.
  */
 
 #include "await/forsaken.h"
@@ -21,7 +21,7 @@ static uint64_t key_of_memory(const cqn_request *self)
     return addr ^ (uint64_t)(uintptr_t)self->qp * UINT64_C(0x9e3779b97f4a7c15);
 }
 
-/* Most receives have one element, which fits into the request itself. */
+/* Most receives have one memory element, which fits into the request itself. */
 int cqn_forsaken_remember(cqn_request *self, const cqn_sg *sg)
 {
     self->num_sge = sg->num_sge;
@@ -46,7 +46,8 @@ static bool is_same_memory(const cqn_request *a, const cqn_request *b)
     return same;
 }
 
-/* A completion() may look for a receive whose user gave it a wr_id. */
+/* A receive with a wr_id of the user may only go on as one of the same wr_id, and not while a
+ * completion() asks for that. */
 static bool may_take_over(const cqn_request *self, const cqn_request *old)
 {
     return is_same_memory(self, old) &&
@@ -54,7 +55,7 @@ static bool may_take_over(const cqn_request *self, const cqn_request *old)
                              !cqn_engine_is_claimed(self->engine, old->wr_id)));
 }
 
-/* The first of those that were abandoned, by the order of the device. */
+/* The first abandoned receive of that memory, in the order in which the device has them. */
 static cqn_request *find_forsaken(const cqn_request *self)
 {
     cqn_request *found = NULL;
@@ -68,8 +69,8 @@ static cqn_request *find_forsaken(const cqn_request *self)
     return found;
 }
 
-/* No recv() finds it any more. What was posted stays posted. Returns whether the table had a
- * reference to it. */
+/* No recv() finds the old one any more; if it is posted it stays so. Returns whether the table had
+ * a reference to it. */
 static bool unlist_forsaken(cqn_request *old)
 {
     cqn_engine *engine = old->engine;
@@ -99,10 +100,11 @@ static void take_over_posted(cqn_request *self, cqn_request *old)
     cqn_wr_at(self->queue, self->position)->request = self;
     cqn_engine_hold(self);
     old->queue = NULL;
-    cqn_engine_let_go(old); /* the table, too */
+    cqn_engine_let_go(old); /* which takes it out of the table, too */
 }
 
-/* Whether a receive of the same memory was posted and abandoned: this one goes on with it. */
+/* If a receive of the same memory was posted and abandoned, this one takes its place. An old one
+ * whose message was taken from the stash by others is of no use, and the search goes on. */
 bool cqn_forsaken_take_over(cqn_request *self)
 {
     cqn_request *old;
@@ -125,8 +127,8 @@ bool cqn_forsaken_take_over(cqn_request *self)
     return false;
 }
 
-/* Those of which the stash has nothing any more. To drop one can run any code, which can change
- * the table: so that is left to the end. */
+/* Forgets the receives whose message others have taken from the stash. To drop a request can run
+ * any code, which can change the table: so they are dropped at the end. */
 static void sweep_forsaken(cqn_engine *engine)
 {
     cqn_line gone = {NULL, NULL};
@@ -156,7 +158,8 @@ void cqn_forsaken_forget_all(cqn_engine *engine)
     }
 }
 
-/* Its completion is put back, or comes later: it can be found by its memory. */
+/* The completion of this receive is being put back into the stash, or comes later; until the next
+ * recv() of the same memory, or the end of the AsyncCQ, the table knows it. */
 void cqn_forsaken_add(cqn_request *self)
 {
     cqn_engine *engine = self->engine;
@@ -164,7 +167,7 @@ void cqn_forsaken_add(cqn_request *self)
         return;
     }
     if (cqn_table_add(&engine->forsaken, self, key_of_memory(self)) < 0) {
-        PyErr_Clear(); /* then it is not found */
+        PyErr_Clear(); /* then no recv() finds it, and the message goes to wait() */
         return;
     }
     self->forsaken = true;

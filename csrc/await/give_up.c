@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What a task leaves behind that gives up: it was cancelled, has failed, or will never run again.
- * What is meant for others goes to them, and what the device has is the engine's from then on.
+ * What a task leaves behind that gives up: it was cancelled, or has failed, or will never run
+ * again. What is meant for others goes to them. What the device still has is the engine's from then
+ * on.
  */
 
 #include "await/give_up.h"
@@ -11,7 +12,8 @@
 #include "await/outcome.h"
 #include "await/pending.h"
 
-/* Its task has given up. If it was posted nothing can be done about it. */
+/* The task of an operation has given up. A work request that was posted can not be taken back, so
+ * the engine keeps the request. */
 static void give_up_operation(cqn_request *self)
 {
     cqn_engine *engine = self->engine;
@@ -40,7 +42,7 @@ static void give_up_operation(cqn_request *self)
     }
 }
 
-/* Its task will not go on: it is as if that had been cancelled, but that no other is woken. */
+/* The task will not go on: all is as if it had been cancelled, but no other task is woken. */
 static void abandon_request(cqn_request *self)
 {
     cqn_engine_not_due(self);
@@ -61,13 +63,13 @@ static void abandon_request(cqn_request *self)
     }
 }
 
-/* Its task goes on without it: it was cancelled, or has failed. What is meant for others goes to
- * them. An exception that is set stays so. */
+/* The task goes on without its request: it was cancelled, or has failed. What is meant for others
+ * goes to them. An exception that is set stays set. */
 void cqn_request_give_up(cqn_request *self)
 {
     cqn_engine *engine = (cqn_engine *)Py_NewRef((PyObject *)self->engine);
     PyObject *pending = cqn_take_exception();
-    if (self->slept) { /* without an event, which may have been lost */
+    if (self->slept) { /* the task slept, and no event woke it: the event may have been lost */
         engine->cq->armed = CQN_UNARMED;
     }
     if (self->state == CQN_FAILED && self->error != NULL) {
@@ -79,7 +81,8 @@ void cqn_request_give_up(cqn_request *self)
     cqn_put_exception(pending);
 }
 
-/* Their event loop was closed: the tasks that wait will never run again. */
+/* The event loop was closed: the tasks that wait will never run again. To abandon one can run code
+ * that changes the list, so the walk begins anew each time. */
 PyObject *cqn_engine_forget_tasks(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;

@@ -2,9 +2,9 @@
 /*
  * Lines of requests, and tables of lines by a number.
  *
- * A line is a list through the requests themselves, so that one leaves it in constant time. A table
- * finds the completion() that asks for a wr_id, or the abandoned receive of the same memory.
- * Neither holds references.
+ * A line is a list through the requests themselves, so that a request can leave it in constant
+ * time. A table finds the completion() that asks for a wr_id, or the abandoned receive of the same
+ * memory. Neither holds references: a request leaves before it goes.
  */
 
 #include "await/lines.h"
@@ -18,7 +18,7 @@ void cqn_line_add(cqn_line *line, cqn_request *request)
     line->last = request;
 }
 
-/* From whichever it is in. */
+/* Takes the request out of the line that it is in; the caller need not know which. */
 void cqn_line_remove(cqn_request *request)
 {
     cqn_line *line = request->line;
@@ -31,7 +31,8 @@ void cqn_line_remove(cqn_request *request)
     request->line = NULL;
 }
 
-/* Numbers of users are often small, or differ in a few bits only. */
+/* The numbers that users choose are often small, or differ in a few bits only: multiplying spreads
+ * them. */
 static size_t place_of(const cqn_table *table, uint64_t key)
 {
     return (size_t)((key * UINT64_C(0x9e3779b97f4a7c15)) >> 32) & (table->room - 1);
@@ -82,7 +83,7 @@ void cqn_table_remove(cqn_table *table, cqn_request *request)
     table->len--;
 }
 
-/* No request is in it. */
+/* The table must be empty. */
 void cqn_table_free(cqn_table *table)
 {
     PyMem_Free(table->lines);

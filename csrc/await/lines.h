@@ -13,7 +13,7 @@ typedef struct {
 
 void cqn_line_add(cqn_line *line, cqn_request *request);
 
-/* Takes it out of the line that it is in, if any. */
+/* Takes the request out of the line that it is in, if it is in one. */
 void cqn_line_remove(cqn_request *request);
 
 /* -1 with MemoryError. */

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The event loops, as the core knows them: which one reads the events of a channel, and when it is
+ * The event loops, as the core knows them: which loop reads the events of a channel, and when it is
  * in a new turn.
  *
- * No loop says when a turn begins. But when a channel is dispatched for the second time, or a task
- * goes on that went to sleep, there has been a new turn since; that may be less often than there
- * is one, never more often. What runs in one turn of the loops of a thread has one budget, so that
- * a task that never has to sleep does not keep all others from running.
+ * No loop tells when a turn begins. But when a channel is dispatched for the second time, or when a
+ * task goes on that went to sleep, there has been a new turn since. The core may count fewer turns
+ * than there are, never more. What runs in one turn of the loops of a thread has one budget, so
+ * that a task that never has to sleep does not keep all others from running.
  */
 
 #include "await/loop.h"
@@ -27,7 +27,7 @@ uint64_t cqn_turn_now(void)
     return this_thread.turn;
 }
 
-/* There has been a new turn since that one. */
+/* If that turn is still the current one for the core, a new one begins now. */
 void cqn_turn_passed(uint64_t since)
 {
     if (this_thread.turn == since) {
@@ -46,7 +46,7 @@ bool cqn_turn_is_over(void)
     return this_thread.streak >= STREAK;
 }
 
-/* The channel is dispatched: once in a turn. */
+/* The event loop dispatches a channel once in a turn. */
 void cqn_turn_dispatched(cqn_channel *channel)
 {
     cqn_turn_passed(channel->turn);
@@ -55,7 +55,7 @@ void cqn_turn_dispatched(cqn_channel *channel)
 
 /* ---- the loop of a channel ---- */
 
-/* A future of that loop that has a result. */
+/* A future of that loop that has a result already, see call_task() in wakeup.c. */
 static PyObject *make_done(PyObject *raw_loop)
 {
     PyObject *future = PyObject_CallMethod(raw_loop, "create_future", NULL);
@@ -70,7 +70,9 @@ static PyObject *make_done(PyObject *raw_loop)
 
 void cqn_channel_forget_loop(cqn_channel *self)
 {
-    Py_CLEAR(self->loop); /* the first: one without a raw_loop is not asyncio's */
+    /* The loop goes first: a channel without a raw_loop would pass for one of another library than
+     * asyncio. */
+    Py_CLEAR(self->loop);
     Py_CLEAR(self->raw_loop);
     Py_CLEAR(self->done);
     Py_CLEAR(self->on_fail);
@@ -103,7 +105,8 @@ PyObject *cqn_channel_set_loop(PyObject *op, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* The channel's events are read by the running loop from now on. */
+/* From now on the running event loop reads the events of the channel. A loop of asyncio that does
+ * so already is known, and the AsyncCQ is not asked again. */
 int cqn_loop_attach(cqn_engine *self)
 {
     PyObject *running = PyObject_CallNoArgs(self->state->get_running_loop);
@@ -115,7 +118,7 @@ int cqn_loop_attach(cqn_engine *self)
     return known ? 0 : cqn_engine_do(self, "_attach", NULL);
 }
 
-/* At the start of whatever may wait, for a completion of that QP or of any. */
+/* At the start of every wait, for a completion of that QP or of any. */
 int cqn_engine_enter(cqn_engine *self, cqn_qp *qp)
 {
     if (cqn_engine_check(self) < 0 || cqn_open(&self->cq->base) == NULL ||

@@ -8,7 +8,8 @@
 /* The turn of this thread's loops, as far as the core knows. */
 uint64_t cqn_turn_now(void);
 
-/* There was a new turn since that one: the budget is whole again. */
+/* There was a new turn since that one. If the core did not know of it, the budget is whole again.
+ */
 void cqn_turn_passed(uint64_t since);
 
 /* Takes n completions off the budget of this turn. */

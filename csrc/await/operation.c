@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The requests that post: AsyncCQ.send(), recv() and so on.
+ * The requests that post: AsyncCQ.send(), recv() and so on. Their methods, their arguments, and the
+ * first step of their tasks.
  *
- * One is posted when its task takes the first step, if there is room in the queue; else it waits
- * for room, see room.c. A receive whose task was cancelled stays posted, see forsaken.c.
+ * An operation is posted when its task takes the first step, if there is room in the queue; else it
+ * waits for room, see room.c. A receive whose task was cancelled stays posted, see forsaken.c.
  */
 
 #include "await/operation.h"
@@ -14,7 +15,7 @@
 #include "await/room.h"
 #include "await/scope.h"
 
-#define FIRST_OWN_ID (UINT64_C(1) << 63) /* those of the user end here */
+#define FIRST_OWN_ID (UINT64_C(1) << 63) /* the ids of the user end here */
 
 /* ---- the methods ---- */
 
@@ -26,7 +27,7 @@ typedef struct {
     uint8_t opcode, opcode_with_imm;
     uint8_t required; /* arguments, by position */
     const char *names[MAX_ARGS + 1];
-    uint8_t as[MAX_ARGS]; /* what each of these is, but the first, which is qp */
+    uint8_t as[MAX_ARGS]; /* which argument of a send each is; the first is qp */
 } method;
 
 static const method sends = {
@@ -81,7 +82,7 @@ static const method adds = {
     .as = {0, CQN_SG, CQN_REMOTE_ADDR, CQN_RKEY, CQN_COMPARE_ADD, CQN_SEND_FLAGS, CQN_WR_ID},
 };
 
-/* What all six methods do: sort the arguments, and hold them until the request is awaited. */
+/* What all six methods do: they sort the arguments, and hold them until the request is awaited. */
 static PyObject *make_operation(const method *m, PyObject *op, PyObject *const *args,
                                 Py_ssize_t nargs, PyObject *kwnames)
 {
@@ -93,7 +94,7 @@ static PyObject *make_operation(const method *m, PyObject *op, PyObject *const *
     if (self == NULL) {
         return NULL;
     }
-    self->qp = (cqn_qp *)Py_NewRef(in[0]); /* if it is one: asked when it begins */
+    self->qp = (cqn_qp *)Py_NewRef(in[0]); /* whether it is a QP is asked in the first step */
     for (int i = 1; m->names[i] != NULL; i++) {
         if (in[i] != NULL && (in[i] != Py_None || m->as[i] == CQN_SG)) {
             self->in[m->as[i]] = Py_NewRef(in[i]);
@@ -141,7 +142,7 @@ static int check_is_qp(const cqn_request *self)
     return -1;
 }
 
-/* Queues of it complete here: the sends, the receives, or either. */
+/* Sends must complete on the CQ of this engine, or receives must, or for a completion() either. */
 int cqn_request_check_qp(const cqn_request *self)
 {
     if (check_is_qp(self) < 0) {
@@ -160,7 +161,8 @@ int cqn_request_check_qp(const cqn_request *self)
     return -1;
 }
 
-/* The user's wr_id, or one of our own. */
+/* An operation has the wr_id of the user, or one that the core chooses and no other operation has.
+ */
 static int choose_id(cqn_request *self)
 {
     PyObject *value = self->in[CQN_WR_ID];
@@ -183,8 +185,8 @@ static int choose_id(cqn_request *self)
 
 /* ---- its first step ---- */
 
-/* A receive takes over an abandoned one of the same memory, if there is one, and posts nothing
- * then. */
+/* A receive takes over an abandoned receive of the same memory, if there is one, and then posts
+ * nothing. */
 static int begin_recv(cqn_request *self)
 {
     cqn_sg_room room;
@@ -201,8 +203,8 @@ static int begin_recv(cqn_request *self)
     return cqn_operation_post(self, &send);
 }
 
-/* A send is checked and gathered first; if its queue is full it is kept, with its own references,
- * and stands in line. */
+/* The arguments of a send are checked and gathered on the stack. If the queue is full, the request
+ * keeps a copy with references of its own. */
 static int begin_send(cqn_request *self)
 {
     const cqn_state *st = self->engine->state;

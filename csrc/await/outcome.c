@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What becomes of a request: its completion comes, is lost, or a failure concerns it.
+ * What becomes of a request: its completion comes, or is lost, or a failure concerns the request.
  *
- * A completion comes by the request that posted it, or by the wr_id that a completion() asks for.
- * Nothing here runs Python code: the tasks are woken later, see engine_wake.c.
+ * A completion finds its request by the work request that it completes, or by the wr_id that a
+ * completion() asks for. Nothing here runs Python code: the tasks are woken later, see
+ * engine_wake.c.
  */
 
 #include "await/outcome.h"
@@ -34,7 +35,8 @@ bool cqn_engine_is_claimed(const cqn_engine *self, uint64_t wr_id)
     return find_claim(self, wr_id, NULL) != NULL;
 }
 
-/* Whether a completion() has asked for it: it is that one's now. */
+/* The first completion() that asks for this wr_id, and for this QP if it names one, gets the
+ * completion. */
 bool cqn_engine_claim(cqn_engine *self, const struct ibv_wc *wc, const cqn_wc_extra *extra)
 {
     const uint32_t qp_num = wc->qp_num;
@@ -51,7 +53,7 @@ bool cqn_engine_claim(cqn_engine *self, const struct ibv_wc *wc, const cqn_wc_ex
     return true;
 }
 
-/* One that its task did not take is for others again. */
+/* The task did not take its completion, so others can have it again. */
 void cqn_engine_return(cqn_engine *self, const struct ibv_wc *wc, const cqn_wc_extra *extra)
 {
     self->cq->stats.completions--;
@@ -62,14 +64,15 @@ void cqn_engine_return(cqn_engine *self, const struct ibv_wc *wc, const cqn_wc_e
 
 /* ---- completions of operations ---- */
 
-/* Whether the completion of an operation is for other consumers once its task has given up: it
- * tells of a message that came, or has a wr_id that the user chose. */
+/* Whether others want the completion of an operation whose task has given up: it tells of a message
+ * that came, or has a wr_id that the user chose. */
 static bool is_for_others(const cqn_request *self)
 {
     return self->kind == CQN_RECEIVES || self->own_id;
 }
 
-/* A completion that its task did not take, or does not want any more. */
+/* The task did not take this completion, or does not want it any more. A receive that can be found
+ * by its memory stays in that table, which owns it from here on. */
 bool cqn_operation_abandoned(cqn_request *self, struct ibv_wc *wc, const cqn_wc_extra *extra)
 {
     cqn_engine *engine = self->engine;
@@ -83,13 +86,13 @@ bool cqn_operation_abandoned(cqn_request *self, struct ibv_wc *wc, const cqn_wc_
     if (self->forsaken && wc->status == IBV_WC_SUCCESS) {
         self->stashed = true;
         engine->stashed++;
-        Py_INCREF(self); /* the table's */
+        Py_INCREF(self); /* the reference of the table */
     }
     return false;
 }
 
-/* The completion of a work request that is awaited. Returns whether it is for no other consumer:
- * neither a completion() nor the stash. */
+/* The completion of a work request that a task awaits, or has awaited. Returns whether it goes to
+ * no one else: neither to a completion() nor to the stash. */
 bool cqn_request_completed(cqn_request *request, struct ibv_wc *wc, const cqn_wc_extra *extra)
 {
     const bool wanted = request->state == CQN_POSTED && !request->abandoned;
@@ -112,7 +115,8 @@ bool cqn_request_completed(cqn_request *request, struct ibv_wc *wc, const cqn_wc
 
 /* ---- failures ---- */
 
-/* An operation that the device still has stays in the books after its task was told. */
+/* While the device still has the work request of an operation, the request stays in the books, also
+ * after its task was told of the failure. */
 void cqn_request_fail(cqn_request *request, PyObject *error)
 {
     if (!request->held || request->kind == CQN_ENDS_SCOPE) {
@@ -127,11 +131,12 @@ void cqn_request_fail(cqn_request *request, PyObject *error)
         cqn_engine_settled(request, CQN_FAILED);
         return;
     }
-    request->state = CQN_FAILED; /* the device goes on with it */
+    request->state = CQN_FAILED; /* and stays pending: the device goes on with the work request */
     cqn_engine_wake_later(cqn_request_ref(request));
 }
 
-/* It will not complete: its queue pair was closed or reset, or a later one has completed. */
+/* The work request will not complete: its queue pair was closed or reset, or a later work request
+ * of the same queue has completed. The exception is made when the task goes on. */
 void cqn_request_lost(cqn_request *request, const cqn_qp *qp)
 {
     request->lost = qp == NULL                ? CQN_LOST_SKIPPED

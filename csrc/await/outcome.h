@@ -8,13 +8,13 @@
 /* The request is pending no more: its task has what it wants, or has given up. */
 void cqn_engine_let_go(cqn_request *request);
 
-/* Whether a completion() asks for that wr_id. */
+/* Whether any completion() asks for that wr_id. */
 bool cqn_engine_is_claimed(const cqn_engine *self, uint64_t wr_id);
 
 /* Gives a completion to the completion() that asked for its wr_id. False: none did. */
 bool cqn_engine_claim(cqn_engine *engine, const struct ibv_wc *wc, const cqn_wc_extra *extra);
 
-/* A completion that its task did not take is for the next claim, or back in the stash. */
+/* A completion that its task did not take goes to the next claim, or back into the stash. */
 void cqn_engine_return(cqn_engine *self, const struct ibv_wc *wc, const cqn_wc_extra *extra);
 
 /* The completion of an operation whose task did not take it. Returns whether it is for no other
@@ -24,7 +24,7 @@ bool cqn_operation_abandoned(cqn_request *self, struct ibv_wc *wc, const cqn_wc_
 /* The completion of a work request that is awaited, as in cqn_awaiting. */
 bool cqn_request_completed(cqn_request *request, struct ibv_wc *wc, const cqn_wc_extra *extra);
 
-/* The request will not complete; `qp` as in cqn_awaiting. */
+/* The work request will not complete; `qp` as in cqn_awaiting. */
 void cqn_request_lost(cqn_request *request, const cqn_qp *qp);
 
 /* A failure concerns the request; its task gets that error, or is told by another way if it is

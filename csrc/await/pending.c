@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The lists of an engine: the requests that are pending, and those that are to be woken.
+ * The two lists of an engine: the requests that are pending, and those that are to be woken.
  *
- * A request joins when it is posted or goes to sleep, and leaves when it has what it was for, or
- * never will, or its task has given up. Then it is listed to be woken, which is done when no
- * completions are routed any more, see engine_wake.c. Nothing here runs Python code.
+ * A request joins the first list when it is posted or goes to sleep, and leaves it when it has what
+ * it was for, when it never will, or when its task has given up. It then joins the second list,
+ * whose tasks are woken when no completions are routed any more (engine_wake.c). Nothing here runs
+ * Python code.
  */
 
 #include "await/pending.h"
@@ -13,14 +14,14 @@
 
 /* ---- those that are to be woken ---- */
 
-/* Steals a reference, or gets none. Woken, or let go of, when no completions are routed any more.
- */
+/* Steals the reference, if there is one. The request is woken, or only released, when no
+ * completions are routed any more. */
 void cqn_engine_wake_later(cqn_request *request)
 {
     if (request == NULL) {
         return;
     }
-    if (request->to_wake) { /* it is in the list */
+    if (request->to_wake) { /* the list has a reference already */
         Py_DECREF(request);
         return;
     }
@@ -31,7 +32,8 @@ void cqn_engine_wake_later(cqn_request *request)
     self->woken_last = request;
 }
 
-/* The first in wait() goes on if there is something for it. It wakes the next one. */
+/* The first task in wait() goes on if the stash has something for it; as it goes on it wakes the
+ * next. */
 void cqn_engine_wake_first(cqn_engine *self)
 {
     cqn_request *first = self->waiters.first;
@@ -50,8 +52,8 @@ void cqn_engine_drop_woken(cqn_engine *self)
 
 /* ---- those that are pending ---- */
 
-/* The channel holds the engines that have requests under way: the loop knows nothing else of the
- * tasks. */
+/* The channel holds each engine that has pending requests. The event loop holds the channel, so by
+ * this way, and no other, it keeps the waiting tasks alive. */
 static void set_engine_busy(cqn_engine *self, bool busy)
 {
     cqn_channel *channel = self->channel;
@@ -85,8 +87,9 @@ int cqn_engine_busy_traverse(const cqn_channel *channel, visitproc visit, void *
     return 0;
 }
 
-/* It is under way. The engine does not own it: its task does, and that is held by what it sleeps
- * on, the anchor. So one that is forgotten without a task, or with it, goes away. */
+/* The request is pending from now on. The engine does not own it: the task owns its request, and
+ * what the task sleeps on, the anchor, owns the task. So a request that is forgotten goes away,
+ * without a task or together with its task. */
 void cqn_engine_hold(cqn_request *request)
 {
     cqn_engine *self = request->engine;
@@ -100,7 +103,7 @@ void cqn_engine_hold(cqn_request *request)
 }
 
 /* Where a request stands depends on its kind: a completion() in the table of claims, an abandoned
- * receive in that of the forsaken, the others in a line. */
+ * receive in the table of the forsaken, the others in a line. */
 static void leave_line_or_table(cqn_request *request)
 {
     cqn_engine *self = request->engine;
@@ -120,7 +123,8 @@ static void leave_line_or_table(cqn_request *request)
     }
 }
 
-/* Its task has given up, and the device goes on with it. */
+/* The task has given up, and the device goes on with the work request: so the engine keeps the
+ * request. */
 void cqn_engine_own(cqn_request *request)
 {
     request->abandoned = true;
@@ -130,7 +134,7 @@ void cqn_engine_own(cqn_request *request)
     }
 }
 
-/* The books keep its wr_id, and it goes on without them. */
+/* The books keep the wr_id of the work request, and know the request no more. */
 static void detach_from_books(cqn_request *self)
 {
     if (self->queue != NULL) {
@@ -141,7 +145,8 @@ static void detach_from_books(cqn_request *self)
     }
 }
 
-/* Takes it out. Returns a reference, or NULL: it is being deallocated. */
+/* Takes the request out of all that lists it. Returns a reference: the engine's own, or a new one;
+ * or NULL, if the request is being deallocated. */
 cqn_request *cqn_engine_take_out(cqn_request *request)
 {
     cqn_engine *self = request->engine;
@@ -164,11 +169,11 @@ cqn_request *cqn_engine_take_out(cqn_request *request)
     return cqn_request_ref(request);
 }
 
-/* One that is under way has what it was for, or never will. */
+/* A pending request has what it was for, or never will. */
 void cqn_engine_settled(cqn_request *request, cqn_request_state state)
 {
     request->state = (uint8_t)state;
-    const bool sees_it = request->stepping; /* itself, and its task has a reference */
+    const bool sees_it = request->stepping; /* its own step runs, in its task */
     request = cqn_engine_take_out(request);
     if (sees_it) {
         Py_XDECREF(request);

@@ -5,26 +5,26 @@
 
 #include "await/engine.h"
 
-/* Lists a request as under way. While it is listed its engine is alive. */
+/* The request is pending from now on. While it is, the channel holds the engine. */
 void cqn_engine_hold(cqn_request *request);
 
-/* Takes it out again. Returns a reference, or NULL: it is being deallocated. */
+/* Takes a pending request out of its line or table, out of the books and out of the list. Returns a
+ * reference, or NULL if the request is being deallocated. */
 cqn_request *cqn_engine_take_out(cqn_request *request);
 
-/* The request was abandoned by its task: from now on the engine owns it by a reference. */
+/* The task has abandoned the request: from now on the engine owns it, by a reference. */
 void cqn_engine_own(cqn_request *request);
 
-/* A request has what it was for, or never will: takes it out, and its task is to be woken. */
+/* A pending request has what it was for, or never will: it gets that state, and is to be woken. */
 void cqn_engine_settled(cqn_request *request, cqn_request_state state);
 
-/* Puts a request into the list of those to wake; steals the reference, and does nothing for NULL.
- */
+/* Lists the request to be woken; steals the reference, and does nothing for NULL. */
 void cqn_engine_wake_later(cqn_request *request);
 
 /* The first in wait() is to be woken if the stash has something. */
 void cqn_engine_wake_first(cqn_engine *self);
 
-/* The next one of those to wake, with the list's reference; or NULL. */
+/* Takes the next request that is to be woken, with the reference of the list; or NULL. */
 static inline cqn_request *cqn_engine_take_woken(cqn_engine *self)
 {
     cqn_request *request = self->woken;
@@ -39,10 +39,10 @@ static inline cqn_request *cqn_engine_take_woken(cqn_engine *self)
     return request;
 }
 
-/* Drops the list of those to wake: the engine goes. */
+/* The engine goes: drops those that are to be woken. */
 void cqn_engine_drop_woken(cqn_engine *self);
 
-/* The task of a woken request has gone on, or never will. */
+/* The task of a woken request has gone on, or never will: it holds up no other task any more. */
 static inline void cqn_engine_not_due(cqn_request *request)
 {
     if (request->due) {

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A request: how it is made, and what it lets go of when it is done. What its task does in it is in
- * step.c, its type in request_type.c.
+ * How a request is made, and what it lets go of when it is done. What its task does with it is in
+ * step.c, the type is in request_type.c.
  */
 
 #include "await/request.h"
 #include "await/async_cq.h"
 #include "await/scope.h"
 
-/* The request holds its engine, and its engine does not hold it: see docs/internals.md. */
+/* The request holds its engine; the engine does not hold the request, see "What keeps a request
+ * alive" in docs/internals.md. */
 cqn_request *cqn_request_new(cqn_engine *engine, cqn_request_kind kind, const char *name)
 {
     cqn_state *st = engine->state;
@@ -25,7 +26,7 @@ cqn_request *cqn_request_new(cqn_engine *engine, cqn_request_kind kind, const ch
     return self;
 }
 
-/* What a request owns beside its references: the copy of a send that waits for room, and the
+/* What a request owns beside its references: the copy of a send that waits for room, and the memory
  * elements of a receive. */
 static void free_kept(cqn_request *self)
 {
@@ -41,8 +42,8 @@ static void free_kept(cqn_request *self)
     self->sge = NULL;
 }
 
-/* Also for a request that is done: it lets go of all that it held, and can be kept for the next one
- * (base/spares.c). */
+/* Not only for the garbage collector: a request that is done lets go of all that it held, and its
+ * memory is kept for the next request (base/spares.c). */
 int cqn_request_clear(PyObject *op)
 {
     cqn_request *self = (cqn_request *)op;
@@ -59,12 +60,12 @@ int cqn_request_clear(PyObject *op)
     return 0;
 }
 
-/* Its task has what it was for, or never will: nothing is left to do. */
+/* The task has its result, or never will: nothing is left to do. */
 void cqn_request_finish(cqn_request *self)
 {
     self->state = CQN_DONE;
     cqn_scope_leave(self);
-    if (!self->stashed) { /* else its memory is of use */
+    if (!self->stashed) { /* else the next recv() of the same memory looks at it */
         cqn_request_clear((PyObject *)self);
         self->cleared = true;
     }

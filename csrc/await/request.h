@@ -21,7 +21,7 @@ typedef enum {
 } cqn_request_state;
 
 /* Why an operation will never complete: its queue pair was closed, or reset, or the completion of a
- * later request came first. The exception is made of this when the task goes on. */
+ * later work request came first. The exception is made of this when the task goes on. */
 typedef enum { CQN_NOT_LOST, CQN_LOST_CLOSED, CQN_LOST_RESET, CQN_LOST_SKIPPED } cqn_loss;
 
 typedef struct cqn_scope cqn_scope;
@@ -29,22 +29,22 @@ typedef struct cqn_scope cqn_scope;
 /* What a method of an AsyncCQ returns and a task awaits. */
 struct cqn_request {
     PyObject_HEAD
-    const char *name;   /* of the method that made it */
+    const char *name;   /* name of the method that made it */
     cqn_engine *engine; /* strong, as all that follows */
     cqn_qp *qp;         /* or NULL */
     cqn_scope *scope;   /* that counts it, or NULL */
-    PyObject *wakeup;   /* what its task sleeps on, or NULL */
-    PyObject *iterator; /* of that, where it is not asyncio's */
-    PyObject *anchor;   /* that as well, while it sleeps: of the engine, if that holds it */
-    PyObject *error;    /* of one that FAILED */
+    PyObject *wakeup;   /* what its task sleeps on, or is about to; or NULL */
+    PyObject *iterator; /* of that wakeup, if it is not one of asyncio */
+    PyObject *anchor;   /* the wakeup while the task sleeps: the engine's, while pending */
+    PyObject *error;    /* why it FAILED, or NULL */
 
     /* The arguments, as they were given: converted when the request is awaited. */
     PyObject *in[CQN_SEND_NAMES];
-    int given;      /* how many places of these may have one */
-    cqn_send *kept; /* what a QUEUED one posts */
+    int given;      /* only so many places of `in` may have one */
+    cqn_send *kept; /* what a QUEUED operation will post */
 
-    /* Its places in lists: none of them holds it, but for the one of those to be woken. */
-    cqn_request *prev, *next;     /* of those that the engine lists */
+    /* Its places in lists. None of these holds the request, but the list of those to be woken. */
+    cqn_request *prev, *next;     /* in the list of pending requests */
     cqn_request *before, *behind; /* in its line */
     cqn_line *line;               /* or NULL */
     cqn_request *woken_next;
@@ -54,26 +54,26 @@ struct cqn_request {
     uint8_t lost;       /* why it FAILED, if there is no error: a cqn_loss */
     uint8_t opcode;     /* of a send */
     bool own_id;        /* the user gave the wr_id */
-    bool held;          /* listed by the engine as under way */
+    bool held;          /* pending: the engine lists it */
     bool owned;         /* the engine has a reference as well */
     bool abandoned;     /* its task has given up */
-    bool forsaken;      /* a receive: that stands in the engine's table */
+    bool forsaken;      /* an abandoned receive that the table of the engine knows */
     bool stashed;       /* a forsaken receive whose completion is in the stash */
     bool shares_error;  /* `error` is that of other requests, too */
     bool left_scope;    /* its scope does not count it any more */
-    bool woken;         /* what it was for is on its way to its task */
-    bool to_wake;       /* in the engine's list of requests to wake */
+    bool woken;         /* its task was woken, or is about to be */
+    bool to_wake;       /* in the list of those to be woken */
     bool slept, paused; /* its task has slept; it has given the loop a turn */
     bool looked;        /* the CQ was looked at since the request began */
     bool cleared;       /* it has let go of all that it held */
-    uint8_t turns;      /* of the loop, to give before all else */
-    bool stepping;      /* its code runs */
+    uint8_t turns;      /* how many turns it gives the loop before all else */
+    bool stepping;      /* one of its steps runs */
     bool due;           /* its task goes on soon */
-    bool is_wrapped;    /* in a coroutine */
+    bool is_wrapped;    /* in a coroutine of Python, which warns if it is not awaited */
     bool finalized;
     bool solicited_only; /* a wait() */
     uint32_t max_entries;
-    uint64_t wr_id, key; /* the key: by which a table knows it */
+    uint64_t wr_id, key; /* the key is the number by which a table knows it */
     uint64_t turn;       /* in which its task went to sleep */
     double spin;
 
@@ -87,7 +87,7 @@ struct cqn_request {
     cqn_wc_extra extra;
 };
 
-/* A new reference, or NULL: it is being deallocated. */
+/* A new reference, or NULL if the request is being deallocated. */
 static inline cqn_request *cqn_request_ref(cqn_request *request)
 {
     return cqn_try_ref_object((PyObject *)request) ? request : NULL;

@@ -13,7 +13,7 @@
 
 /* ---- as a coroutine ---- */
 
-/* As send() of a generator. */
+/* A result becomes a StopIteration, as by send() of a generator. */
 static PyObject *result_of(PySendResult r, PyObject *result)
 {
     if (r == PYGEN_RETURN) {
@@ -44,7 +44,7 @@ static PyObject *request_next(PyObject *op)
     return request_method_send(op, Py_None);
 }
 
-/* Raises what was given to throw(): an exception, or a type with what goes with it. */
+/* Raises the arguments of throw(): an exception, or a type with its value. */
 static void raise_given(PyObject *const *args, Py_ssize_t nargs)
 {
     PyObject *type = args[0], *value = nargs > 1 ? args[1] : Py_None;
@@ -76,8 +76,8 @@ static PyObject *throw_into_iterator(cqn_request *self, PyObject *const *args, P
     return result;
 }
 
-/* An exception is thrown into the task: a cancellation, mostly. The request gives up, and what it
- * was given goes to others. */
+/* An exception is thrown into the task, mostly because it was cancelled. The task gives its request
+ * up, and what the request had goes to others. */
 static PyObject *request_throw(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
 {
     CQN_LOCKED;
@@ -156,7 +156,7 @@ static void request_finalize(PyObject *op)
 {
     CQN_LOCKED;
     cqn_request *self = (cqn_request *)op;
-    self->finalized = true; /* Python does so once in its life */
+    self->finalized = true; /* Python finalizes an object once in its life */
     if (self->state == CQN_DONE || self->engine == NULL || self->abandoned) {
         return;
     }
@@ -166,7 +166,7 @@ static void request_finalize(PyObject *op)
         if (self->kind != CQN_ENDS_SCOPE && !self->is_wrapped) {
             CQN_UNLOCKED(warn_never_awaited(self));
         }
-        if (self->state == CQN_NEW) { /* sys.unraisablehook() can have awaited it after all */
+        if (self->state == CQN_NEW) { /* unless sys.unraisablehook() has awaited it */
             cqn_request_finish(self);
         }
         if (counted) {
@@ -211,7 +211,8 @@ static int request_tp_clear(PyObject *op)
     return cqn_request_clear(op);
 }
 
-/* Whether it is to go: the engine holds one that the device goes on with, and it is tracked. */
+/* Whether the request is to go. If the device goes on with its work request the engine holds it
+ * now, and the garbage collector must track it. */
 static bool finalize_from_dealloc(PyObject *op)
 {
     PyObject_GC_Track(op);
@@ -234,7 +235,7 @@ static void request_dealloc(PyObject *op)
     }
     Py_TRASHCAN_BEGIN(op, request_dealloc);
     cqn_state *st = self->engine != NULL ? self->engine->state : cqn_state_of(type);
-    if (self->held) { /* it was begun after its finalizer ran */
+    if (self->held) { /* a task has begun it after its finalizer ran */
         cqn_engine_let_go(self);
     }
     if (!self->cleared) {

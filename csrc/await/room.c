@@ -2,9 +2,9 @@
 /*
  * Posting an operation, and waiting for room in its queue.
  *
- * What others have posted, and what is unsignaled, takes room, too. An operation that finds none
- * waits in the line of that queue, and nobody overtakes it. As soon as a completion has made room
- * it is posted, before any task runs.
+ * Room is also taken by what others have posted, and by unsignaled work requests. An operation that
+ * finds no room waits in the line of that queue, and no later one overtakes it. As soon as a
+ * completion has made room, the operation is posted, before any task runs.
  */
 
 #include "await/room.h"
@@ -26,8 +26,8 @@ static uint32_t room_in(const cqn_request *self)
     return self->kind == CQN_RECEIVES ? cap->max_recv_wr : cap->max_send_wr;
 }
 
-/* Completions that the queue will give as it is. If there are none only the device knows whether
- * there is room: some forget unsignaled work requests as soon as these are done. */
+/* How many completions the queue will give as it is. If it gives none, only the device knows
+ * whether there is room: some devices forget unsignaled work requests as soon as these are done. */
 static size_t completions_due(const cqn_request *self)
 {
     const cqn_wr_queue *q = queue_of(self);
@@ -55,7 +55,8 @@ static void note_posted(cqn_request *self)
     }
 }
 
-/* 1: it is posted; 0: there is no room, and a completion will come that makes some; or -1. */
+/* Returns 1 if the operation is posted, 0 if there is no room and a completion will come that makes
+ * some, or -1 with an exception. */
 static int post_operation(cqn_request *self, cqn_send *send)
 {
     const bool more_is_due = completions_due(self) > 0;
@@ -80,8 +81,8 @@ static int post_operation(cqn_request *self, cqn_send *send)
     return -1;
 }
 
-/* Some devices take a work request in state ERR and never complete it. So the state is asked for
- * before the first one, and after something has failed. */
+/* Some devices take a work request in state ERR and never complete it. So the device is asked for
+ * the state of the queue pair before its first operation, and after something of it has failed. */
 static int check_state(const cqn_request *self)
 {
     cqn_qp *qp = self->qp;
@@ -109,12 +110,13 @@ static int check_state(const cqn_request *self)
         return -1;
     }
     if (attr.qp_state != IBV_QPS_SQE) {
-        qp->cleared = suspicions; /* of a later one nothing is known */
+        qp->cleared = suspicions; /* of failures since the device was asked nothing is known */
     }
     return cqn_open(&qp->base) == NULL ? -1 : 0;
 }
 
-/* In the line of its queue, with what it will post. */
+/* Puts the operation into the line of its queue, with a copy of what it will post: the arguments on
+ * the stack of the caller go away. */
 static int queue_up(cqn_request *self, const cqn_send *send)
 {
     cqn_send *kept = PyMem_Malloc(sizeof(*kept));
@@ -146,7 +148,8 @@ int cqn_operation_post(cqn_request *self, cqn_send *send)
 
 /* ---- those that wait for room ---- */
 
-/* There may be room now for those in line, or their queue pair may work no more. */
+/* Posts the operations in line, in their order, while there is room. Those whose queue pair does
+ * not work any more fail here. */
 static void serve_line(cqn_qp *qp, bool receives)
 {
     for (;;) {
@@ -155,7 +158,7 @@ static void serve_line(cqn_qp *qp, bool receives)
         if (first == NULL) {
             return;
         }
-        if (!cqn_try_ref_object((PyObject *)first)) { /* it is being deallocated */
+        if (!cqn_try_ref_object((PyObject *)first)) { /* the request is being deallocated */
             cqn_line_remove(first);
             continue;
         }
@@ -185,7 +188,7 @@ static void serve_lines(cqn_qp *qp)
     serve_line(qp, true);
 }
 
-/* There may be room now for operations that wait for it. */
+/* Notes that a queue of this queue pair may have room now. The list holds the queue pair. */
 void cqn_engine_room(cqn_engine *self, cqn_qp *qp)
 {
     if (!qp->to_serve) {
@@ -195,8 +198,8 @@ void cqn_engine_room(cqn_engine *self, cqn_qp *qp)
     }
 }
 
-/* The other queue of that queue pair can be another engine's: what was posted there can have
- * failed. */
+/* The two queues of a queue pair can belong to different engines. Operations of the other engine
+ * can have failed here, so it wakes its tasks. */
 static void tell_other(const cqn_engine *self, cqn_cq *cq)
 {
     if (cq->engine != self && cqn_routed(cq) < 0) {
@@ -214,13 +217,13 @@ static cqn_qp *take_room(cqn_engine *self)
     return qp;
 }
 
-/* Posts those for which there is room. */
+/* Posting can run Python code, which can close the queue pair or note others. */
 void cqn_engine_serve_rooms(cqn_engine *self)
 {
     cqn_qp *qp;
     while ((qp = take_room(self)) != NULL) {
         serve_lines(qp);
-        if (cqn_is_open(&qp->base)) { /* else its closing has told */
+        if (cqn_is_open(&qp->base)) { /* else close() has told the engines */
             tell_other(self, qp->send_cq);
         }
         if (cqn_is_open(&qp->base)) {

@@ -6,11 +6,11 @@
 #include "await/engine.h"
 #include "work/wr.h"
 
-/* Posts an operation, or puts it into the line of those that wait for room. -1 with an exception.
+/* Posts the operation, or puts it into the line of those that wait for room. -1 with an exception.
  */
 int cqn_operation_post(cqn_request *self, cqn_send *send);
 
-/* Completions made room in a queue of that queue pair. Only notes it: no Python code runs. */
+/* Completions made room in a queue of that queue pair. This is only noted: no Python code runs. */
 void cqn_engine_room(cqn_engine *engine, cqn_qp *qp);
 
 /* Posts the operations that waited for room where there is some now. */
@@ -22,7 +22,7 @@ static inline void cqn_engine_post_queued(cqn_engine *self)
     }
 }
 
-/* Forgets where there is room: nothing waits for it any more. */
+/* The engine goes: forgets where there is room. */
 void cqn_engine_drop_rooms(cqn_engine *self);
 
 #endif

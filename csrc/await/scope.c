@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What AsyncCQ.scope() counts. An operation belongs to the innermost scope of
- * its AsyncCQ that has not ended, when it is made, not when it is posted: so one that
- * a task has not begun yet is waited for, too. It leaves when its completion comes, if
- * its task was cancelled or not.
+ * What AsyncCQ.scope() counts. An operation belongs to the innermost scope of its AsyncCQ that has
+ * not ended when the operation is made, not when it is posted: so a scope also waits for operations
+ * that no task has begun yet. An operation leaves its scope when its completion comes, whether its
+ * task was cancelled or not.
  *
- * Which one is the innermost is known to a context variable, whose value tasks inherit.
- * How scopes begin and end is in cqnotify/aio/_scope.py; the type is in scope_type.c.
+ * A context variable knows the innermost scope, and tasks inherit its value. How scopes begin and
+ * end is in cqnotify/aio/_scope.py; the type is in scope_type.c.
  */
 
 #include "await/scope.h"
 #include "await/engine.h"
 #include "await/pending.h"
 
-/* Counts a new operation in the innermost scope of its engine that has not ended. */
+/* A program that has no scope does not pay for asking the context variable. */
 int cqn_scope_enter(cqn_request *request)
 {
     cqn_engine *engine = request->engine;
@@ -37,7 +37,8 @@ int cqn_scope_enter(cqn_request *request)
     return 0;
 }
 
-/* The operation is over, or never began. Its holder lets go of the scope. */
+/* The operation is over, or will never begin. The request keeps its reference to the scope until it
+ * is cleared. */
 void cqn_scope_left(cqn_request *request)
 {
     cqn_scope *scope = request->scope;
@@ -47,8 +48,8 @@ void cqn_scope_left(cqn_request *request)
     }
 }
 
-/* The operation may never complete; if it was posted its scope gets to know. The first error stays:
- * to drop one can run any code. */
+/* The operation may never complete. If it was posted, its scope is told. The first error stays,
+ * because to drop an error can run any code. */
 void cqn_scope_fail(cqn_request *request, PyObject *error)
 {
     cqn_scope *scope = request->scope;
@@ -61,7 +62,8 @@ void cqn_scope_fail(cqn_request *request, PyObject *error)
     cqn_scope_leave(request);
 }
 
-/* Made when it is raised: where operations are lost no Python code may run. */
+/* The exception is made when it is raised, because no Python code may run where operations are
+ * lost. */
 PyObject *cqn_lost_error(const cqn_state *st, uint8_t lost, uint32_t qp_num)
 {
     switch (lost) {

@@ -32,7 +32,8 @@ static inline void cqn_scope_leave(cqn_request *request)
     }
 }
 
-/* The operation may never complete: its scope raises that error at its end. */
+/* The operation may never complete: its scope raises that error at its end, or one that is made of
+ * `lost` if it is NULL. */
 void cqn_scope_fail(cqn_request *request, PyObject *error);
 
 /* A new exception for a cqn_loss; NULL with another one. */

@@ -7,8 +7,8 @@
 #include "await/async_cq.h"
 #include "await/scope.h"
 
-/* The state counts the scopes that there are: without any an operation need not ask the context
- * variable. */
+/* The state of the module counts the scopes: while there is none, operations need not ask the
+ * context variable. */
 static PyObject *scope_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
 {
     CQN_LOCKED;
@@ -27,7 +27,7 @@ static PyObject *scope_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUS
     return (PyObject *)self;
 }
 
-/* What its end awaits. */
+/* The request that the end of the scope awaits. */
 static PyObject *scope_drained(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
@@ -35,7 +35,7 @@ static PyObject *scope_drained(PyObject *op, PyObject *Py_UNUSED(unused))
     cqn_request *request = cqn_request_new(self->engine, CQN_ENDS_SCOPE, "scope");
     if (request != NULL) {
         request->scope = (cqn_scope *)Py_NewRef(op);
-        request->left_scope = true; /* it is not counted itself */
+        request->left_scope = true; /* the scope does not count its own end */
     }
     return (PyObject *)request;
 }

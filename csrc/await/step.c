@@ -2,9 +2,9 @@
 /*
  * What a task does that awaits a request: the steps from state to state, see engine.h.
  *
- * Before its task sleeps the CQ is armed and polled after that, and what came is routed, by
- * cqn_engine_prepare(); from there to the moment in which the task yields no Python code
- * runs that could take an event away.
+ * Before the task sleeps, cqn_engine_prepare() arms the CQ, polls it after that, and routes what
+ * came. From there to the moment in which the task yields, no Python code runs that could take an
+ * event away.
  */
 
 #include "await/step.h"
@@ -22,8 +22,8 @@
 
 /* ---- what its task gets ---- */
 
-/* Why a FAILED request will never complete. An exception that others share is raised as a copy,
- * since it collects the frames that it goes through. */
+/* Raises why a FAILED request will never complete. An exception that other requests share is raised
+ * as a copy, since an exception collects the frames through which it goes. */
 static void raise_own_failure(cqn_request *self)
 {
     cqn_engine *engine = self->engine;
@@ -49,7 +49,7 @@ static void count_woken(cqn_engine *engine, size_t completions)
     }
 }
 
-/* Where a whole batch came there may be more. */
+/* Where a whole batch came, the device may have more. */
 static int look_for_more(cqn_cq *cq, size_t want)
 {
     const size_t n = cqn_stash_len(cq);
@@ -72,12 +72,12 @@ static PyObject *take_completions(cqn_request *self)
     else {
         cqn_turn_used(n);
     }
-    cqn_engine_serve(engine); /* something may be left, for the next one */
+    cqn_engine_serve(engine); /* completions may be left for the next task */
     return list;
 }
 
-/* The request has a copy of the completion. One that failed is an exception, except for
- * completion(), which returns it. */
+/* The request has a copy of its completion. If that failed, the task gets an exception; but a
+ * completion() returns what it asked for, whatever the status. */
 static PyObject *make_completion(const cqn_request *self)
 {
     const cqn_engine *engine = self->engine;
@@ -91,8 +91,8 @@ static PyObject *make_completion(const cqn_request *self)
     return wc;
 }
 
-/* Its completion, or the exception that is made of it. If that can't be made it stays COMPLETE, and
- * its completion is for others. */
+/* The completion, or the exception that is made of it. If neither can be made the request stays
+ * COMPLETE, and others can have its completion. */
 static PyObject *deliver_completion(cqn_request *self)
 {
     cqn_engine *engine = self->engine;
@@ -110,7 +110,8 @@ static PyObject *deliver_completion(cqn_request *self)
     return wc;
 }
 
-/* Whether its task can go on. Of those in wait() the first one can when there is something. */
+/* Whether the task can go on. Of the tasks in wait() only the first can, when the stash has
+ * something. */
 static bool is_request_ready(const cqn_request *self)
 {
     return self->state == CQN_COMPLETE || self->state == CQN_FAILED ||
@@ -118,7 +119,7 @@ static bool is_request_ready(const cqn_request *self)
             self->engine->waiters.first == self && self->engine->cq->stash_len > 0);
 }
 
-/* Ends the request: with its result, or with the exception that it failed with. */
+/* Ends the request, with its result or with the exception by which it failed. */
 static PySendResult deliver_result(cqn_request *self, PyObject **result)
 {
     if (self->state == CQN_COMPLETE && self->kind != CQN_ENDS_SCOPE) {
@@ -132,7 +133,7 @@ static PySendResult deliver_result(cqn_request *self, PyObject **result)
     else {
         *result = self->kind == CQN_WAITS ? take_completions(self) : Py_NewRef(Py_None);
     }
-    if (self->held) { /* it has failed, and the device goes on with it */
+    if (self->held) { /* it has failed, and the device goes on with the work request */
         cqn_engine_own(self);
     }
     else {
@@ -143,14 +144,14 @@ static PySendResult deliver_result(cqn_request *self, PyObject **result)
 
 /* ---- what its task does ---- */
 
-/* What the first step of the task does; until then nothing was converted, checked or posted. */
+/* The first step of the task; until then nothing was converted, checked or posted. */
 static int begin_request(cqn_request *self)
 {
     return self->kind <= CQN_RECEIVES ? cqn_operation_begin(self) : cqn_waiting_begin(self);
 }
 
-/* A task of asyncio sleeps on a Wakeup of the core, a task of another library on what its loop
- * makes. */
+/* A task of asyncio sleeps on a Wakeup of the core, a task of another library on what its event
+ * loop makes (aio/_trio.py). */
 static int make_wakeup(cqn_request *self)
 {
     const cqn_channel *channel = self->engine->channel;
@@ -171,7 +172,8 @@ static int make_wakeup(cqn_request *self)
     return wakeup == NULL ? -1 : 0;
 }
 
-/* What a task of another library than asyncio sleeps on. */
+/* Passes a step of the task on to what it sleeps on, if its library is not asyncio. PYGEN_RETURN:
+ * the sleep is over. */
 static PySendResult go_on_sleeping(cqn_request *self, PyObject *value, PyObject **result)
 {
     PyObject *iterator = Py_NewRef(self->iterator);
@@ -187,8 +189,8 @@ static PySendResult go_on_sleeping(cqn_request *self, PyObject *value, PyObject 
     return r;
 }
 
-/* The request hands its wakeup to the task runner, which brings the task back. The anchor is the
- * engine's reference: it keeps the task alive while nothing else does. */
+/* The event loop gets the wakeup, and brings the task back when the wakeup is woken. The anchor is
+ * the reference of the engine: it keeps the task alive while nothing else does. */
 static PySendResult fall_asleep(cqn_request *self, PyObject **result)
 {
     self->turn = cqn_turn_now();
@@ -204,8 +206,8 @@ static PySendResult fall_asleep(cqn_request *self, PyObject **result)
     return self->iterator == NULL ? PYGEN_ERROR : go_on_sleeping(self, Py_None, result);
 }
 
-/* A task that never has to sleep yields to the loop now and then, and keeps its place among the
- * waiters; and always to tasks whose completions came before its own. */
+/* A task that never has to sleep yields to the event loop now and then, and keeps its place in its
+ * line. It always yields to tasks whose completions came before its own. */
 static PySendResult give_turn(cqn_request *self, PyObject **result)
 {
     self->paused = true;
@@ -213,7 +215,8 @@ static PySendResult give_turn(cqn_request *self, PyObject **result)
                                                                       : fall_asleep(self, result);
 }
 
-/* Makes it safe to sleep, wakes the others, and sleeps; or is ready after all, PYGEN_RETURN. */
+/* The task makes it safe to sleep, wakes the others, and sleeps. PYGEN_RETURN: the request is ready
+ * after all. */
 static PySendResult sleep_unless_ready(cqn_request *self, PyObject **result)
 {
     if (make_wakeup(self) < 0) {
@@ -232,7 +235,7 @@ static PySendResult sleep_unless_ready(cqn_request *self, PyObject **result)
     return fall_asleep(self, result);
 }
 
-/* The task runs, until it sleeps or has what it awaits. */
+/* The task runs until it sleeps or has its result. */
 static PySendResult run_request(cqn_request *self, PyObject **result)
 {
     cqn_engine *engine = self->engine;
@@ -286,8 +289,8 @@ static int refuse_to_run(const cqn_request *self, PyObject *value)
     return -1;
 }
 
-/* One step of the task: it begins, or goes on where it slept, and sleeps again or has its result.
- */
+/* One step of the task: it begins, or goes on where it slept; then it sleeps again, or has its
+ * result. */
 static PySendResult step_request(cqn_request *self, PyObject *value, PyObject **result)
 {
     PySendResult r = PYGEN_RETURN;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The requests that wait and post nothing: wait(), completion(), and the end of a scope.
+ * The requests that wait and post nothing: wait(), completion(), and the end of a scope. Their
+ * methods, and the first step of their tasks.
  */
 
 #include "await/waiting.h"
@@ -15,7 +16,7 @@
 
 /* ---- wait() ---- */
 
-/* Only sorts the arguments; all else happens when the request is awaited. */
+/* The methods only sort the arguments; all else happens when the request is awaited. */
 PyObject *cqn_engine_wait(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     CQN_LOCKED;
@@ -32,8 +33,8 @@ PyObject *cqn_engine_wait(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
     return cqn_engine_shaped((cqn_engine *)op, request);
 }
 
-/* Arguments are converted when the request is awaited, not when it is made: conversions can run any
- * code, and raise, which belongs to the task. */
+/* Arguments are converted when the request is awaited, not when it is made: a conversion can run
+ * any code, and what it raises belongs to the task that awaits. */
 static int parse_wait(cqn_request *self)
 {
     PyObject *const *in = self->in;
@@ -49,8 +50,8 @@ static int parse_wait(cqn_request *self)
     return 0;
 }
 
-/* A wait() stands in line even if there is something for it: so what comes is handed out in the
- * order of the waits. */
+/* A wait() stands in line even if the stash has something for it: so completions are handed out in
+ * the order of the waits. */
 static int join_waiters(cqn_request *request)
 {
     cqn_engine *self = request->engine;
@@ -58,7 +59,7 @@ static int join_waiters(cqn_request *request)
         request->looked = true;
         const size_t max = request->max_entries;
         if (cqn_cq_look_for(self->cq, max > CQN_BATCH ? max : CQN_BATCH, request->spin) < 0 ||
-            cqn_engine_check(self) < 0) { /* a signal's handler can have closed it while it spun */
+            cqn_engine_check(self) < 0) { /* a handler of a signal can have closed it meanwhile */
             return -1;
         }
         cqn_engine_post_queued(self);
@@ -102,7 +103,8 @@ static int parse_completion(cqn_request *self)
                : 0;
 }
 
-/* A completion(): it looks once, since what it asks for may be in the device or in the stash. */
+/* A completion() looks once, since the completion that it asks for may be in the device or in the
+ * stash. */
 static int join_claims(cqn_request *request)
 {
     cqn_engine *self = request->engine;
@@ -123,8 +125,9 @@ static int join_claims(cqn_request *request)
 
 /* ---- the end of a scope ---- */
 
-/* The end of a scope first gives the loop a turn, in which tasks that were started in it take their
- * first step: trio shuffles those that are to run, so there it takes two. */
+/* The end of a scope first gives the event loop a turn, in which tasks that were started in the
+ * scope take their first step. Trio shuffles the tasks that are to run, so there it takes two
+ * turns. */
 static int begin_end_of_scope(cqn_request *self)
 {
     if (cqn_loop_attach(self->engine) == 0) {
@@ -134,13 +137,13 @@ static int begin_end_of_scope(cqn_request *self)
         return -1;
     }
     else {
-        PyErr_Clear(); /* the channel is closed, say, and nothing to wait for */
+        PyErr_Clear(); /* the channel may be closed, and the scope has nothing to wait for */
     }
     self->state = CQN_SLEEPING;
     return 0;
 }
 
-/* It is under way from now on, or COMPLETE already. */
+/* The end of the scope is pending from now on, or COMPLETE already if the scope counts nothing. */
 void cqn_scope_end_join(cqn_request *request)
 {
     cqn_scope *scope = request->scope;
@@ -168,7 +171,7 @@ static int begin_completion(cqn_request *self)
                : join_claims(self);
 }
 
-/* Until then nothing was converted or checked. */
+/* What the first step of the task does; until then nothing was converted or checked. */
 int cqn_waiting_begin(cqn_request *self)
 {
     return self->kind == CQN_WAITS    ? begin_wait(self)

@@ -2,15 +2,14 @@
 /*
  * Wakeup: one sleep of one task of an asyncio loop.
  *
- * To the task it is a future: it has what asyncio.Task asks of one, which is the
- * protocol of `_asyncio_future_blocking`. For waking it is less and more.
- * It carries no result: the request that its task awaits has that. And the callback
- * that reads the channel's events for the loop resumes the task in that very
- * moment: with a future the loop would first finish its turn, and ask the kernel
- * once more, which is most of what it costs to be woken.
+ * To the task a Wakeup is a future: it has what asyncio.Task asks of one, which is the protocol of
+ * `_asyncio_future_blocking`. For waking it is less than a future, and more. It carries no result:
+ * the request that the task awaits has that. And the callback that reads the channel's events for
+ * the loop can resume the task in that very moment. With a future the loop would first finish its
+ * turn, and ask the kernel once more, which is most of what it costs to be woken.
  *
- * A task can be resumed only where no other runs, so all others call wake(),
- * which leaves it to the loop, as futures do.
+ * A task can be resumed only where no other task runs. All other callers use wake(), which leaves
+ * the task to the loop, as futures do.
  */
 
 #include "await/wakeup.h"
@@ -19,15 +18,15 @@
 typedef struct {
     PyObject_HEAD
     cqn_state *state;
-    PyObject *loop, *done_future; /* the latter: of that loop, with a result; or NULL */
+    PyObject *loop, *done_future; /* the latter: a future of that loop that has a result, or NULL */
     PyObject *callback, *context; /* of the task while it sleeps, or NULL */
-    PyObject *cancelled;          /* the exception, if it was */
-    PyObject *interrupt;          /* that was raised where it can't be: the loop's, in its turn */
+    PyObject *cancelled;          /* the CancelledError, if the task was cancelled; or NULL */
+    PyObject *interrupt;          /* an exception that is for the loop, or NULL */
     char blocking;
     bool done;
 } wakeup;
 
-/* Its memory is reused: a task that awaits makes and drops a Wakeup for each sleep. */
+/* A task makes and drops a Wakeup for each sleep, so the memory of dropped ones is used again. */
 PyObject *cqn_wakeup_new(cqn_state *st, PyObject *loop, PyObject *done)
 {
     wakeup *self = (wakeup *)cqn_spares_alloc(&st->spare_wakeups, st->Wakeup);
@@ -56,7 +55,7 @@ bool cqn_wakeup_is_done(const PyObject *op)
     return ((const wakeup *)op)->done;
 }
 
-/* The task is about to get it, and to sleep on it. */
+/* asyncio.Task gets the Wakeup next, and asks for this flag before the task sleeps on it. */
 void cqn_wakeup_yield(PyObject *op)
 {
     ((wakeup *)op)->blocking = 1;
@@ -81,13 +80,15 @@ static int call_soon(wakeup *self)
     return handle == NULL ? -1 : 0;
 }
 
-/* The loop calls this, and this the task. A loop that was closed never will. It is done at once,
- * since the loop can run any code, a signal's handler for one, that cancels it; should that raise
- * it can be done again, for if the loop calls twice the task goes on once. */
+/* Passes the Wakeup to call_soon() of the loop: the loop calls the Wakeup, and the Wakeup calls the
+ * task. A loop that was closed will not call, so the callback is dropped. The Wakeup counts as done
+ * at once, since the calls of the loop can run any code, a handler of a signal for one, which may
+ * cancel the task. If they raise, this can be called again: should the loop then call twice, the
+ * task goes on once. */
 static int schedule_task(wakeup *self)
 {
     self->done = true;
-    if (self->callback == NULL) { /* it has not gone to sleep */
+    if (self->callback == NULL) { /* the task has not gone to sleep */
         return 0;
     }
     PyObject *closed;
@@ -99,13 +100,15 @@ static int schedule_task(wakeup *self)
         Py_CLEAR(self->context);
     }
     if (is_closed < 0 || (is_closed == 0 && call_soon(self) < 0)) {
-        self->done = self->callback == NULL; /* it can have gone on all the same */
+        self->done = self->callback == NULL; /* the task can have gone on all the same */
         return -1;
     }
     return 0;
 }
 
-/* Calls the task. It asks what it is called with for a result: an asyncio.Future is asked fast. */
+/* Calls the task with a future, which the task asks for its result. It asks an asyncio.Future
+ * faster than a Wakeup, so it gets the future of the loop that has a result, unless it was
+ * cancelled. */
 static PyObject *call_task(wakeup *self, PyObject *callback)
 {
     PyObject *with =
@@ -117,7 +120,8 @@ static PyObject *call_task(wakeup *self, PyObject *callback)
     return result;
 }
 
-/* By the loop, in the task's context. */
+/* The loop calls this, in the context of the task. An exception that waits for the loop is raised
+ * after the task has run. */
 static PyObject *wakeup_call(PyObject *op, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
 {
     CQN_LOCKED;
@@ -137,7 +141,8 @@ static PyObject *wakeup_call(PyObject *op, PyObject *Py_UNUSED(args), PyObject *
     return result;
 }
 
-/* Where the task must not see what a handler of signals has raised meanwhile: it would be lost. */
+/* As schedule_task(), called by the task itself. If the handler of a signal raises meanwhile, the
+ * task must not get that exception, since it would be lost there: it is kept for the loop. */
 static int schedule_at_once(wakeup *self)
 {
     int rc = schedule_task(self);
@@ -160,7 +165,7 @@ static PyObject *wakeup_wake(PyObject *op, PyObject *Py_UNUSED(unused))
     return cqn_wakeup_wake(op) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-/* As a loop does it with what a callback raises. */
+/* Reports an exception of the task as the loop reports what a callback raises. */
 static int report_failure(wakeup *self)
 {
     PyObject *error = cqn_take_exception();
@@ -173,8 +178,8 @@ static int report_failure(wakeup *self)
     return result == NULL ? -1 : 0;
 }
 
-/* Runs the task, here and now, until it waits again. Returns -1 only for what
- * must end the loop. */
+/* Runs the task, here and now, until it waits again. Returns -1 only with an exception that must
+ * end the loop. */
 int cqn_wakeup_resume(PyObject *op)
 {
     wakeup *self = (wakeup *)op;
@@ -184,7 +189,7 @@ int cqn_wakeup_resume(PyObject *op)
     if (self->callback == NULL) {
         return schedule_task(self);
     }
-    if (PyContext_Enter(self->context) < 0) { /* our caller is in it */
+    if (PyContext_Enter(self->context) < 0) { /* which the caller is in already */
         PyErr_Clear();
         return schedule_task(self);
     }
@@ -261,7 +266,7 @@ static PyObject *wakeup_cancel(PyObject *op, PyObject *const *args, Py_ssize_t n
     if (self->done) {
         Py_RETURN_FALSE;
     }
-    PyObject *error = make_cancelled(message); /* it can run any code */
+    PyObject *error = make_cancelled(message); /* making it can run any code */
     if (error == NULL) {
         return NULL;
     }
@@ -352,7 +357,7 @@ static void wakeup_dealloc(PyObject *op)
 {
     PyTypeObject *type = Py_TYPE(op);
     PyObject_GC_UnTrack(op);
-    Py_TRASHCAN_BEGIN(op, wakeup_dealloc); /* of a long chain, too */
+    Py_TRASHCAN_BEGIN(op, wakeup_dealloc); /* a long chain of objects may be dropped with it */
     wakeup_clear(op);
     cqn_spares_free(&((wakeup *)op)->state->spare_wakeups, op);
     Py_DECREF(type);

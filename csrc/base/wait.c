@@ -1,28 +1,25 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Sleeping without the GIL: what get_event() and get_async_event() have in
- * common.
+ * Sleeping without the GIL: what get_event() and get_async_event() have in common.
  *
- * A gate is where threads sleep, in ppoll(2). Each has a record, a cqn_waiter,
- * with an eventfd by which the others wake it. What they want of it is written
- * to the record, under the GIL, before the eventfd is made readable; so a waiter
- * misses nothing, even if it has yet to enter ppoll. It sees to it when the GIL
- * is back, in this order: signals, close(), what it waits for, failures,
- * interrupt(), the deadline.
+ * A gate is where threads sleep, in ppoll(2). Each waiter has a record, a cqn_waiter, with an
+ * eventfd by which other threads wake it. What another thread wants of a waiter it writes to the
+ * record, under the GIL, before it makes the eventfd readable; so a waiter misses nothing, even if
+ * it has yet to enter ppoll. When the waiter has the GIL back it looks, in this order, at: signals,
+ * close(), what it waits for, failures, interrupt(), the deadline.
  *
- * The poller. One of the sleepers also polls the file that brings what all of
- * them wait for, and the device's asynchronous events: so an event wakes one
- * thread, not all. A waiter that goes to sleep takes that role if no other has
- * it, and lays it down, first of all, when it wakes. If it goes back to sleep it
- * takes the role again; but before it leaves for whatever reason, and before it
- * runs the handler of a signal, it hands the role on to the first sleeper. That
- * one enters ppoll anew, with more files, and does not take the GIL for it. What
- * came while no waiter polled is readable then.
+ * The poller. One of the sleepers also polls the descriptor that brings what all of them wait for,
+ * and the descriptor of the device's asynchronous events: so an event wakes one thread, not all. A
+ * waiter that goes to sleep takes the role of the poller if no other has it, and lays the role
+ * down, first of all, when it wakes. If it goes back to sleep it takes the role again. But before
+ * it leaves, for whatever reason, and before it runs the handler of a signal, it hands the role on
+ * to the first sleeper. That one enters ppoll anew, with more descriptors, and does not take the
+ * GIL for it. What came while no waiter polled is readable then.
  *
- * The records are not on the stacks of the threads: when the interpreter ends,
- * CPython lets no other thread have the GIL again, and up to 3.13 ends it where
- * it asks for it, while its record is still in the list. Nothing of such a
- * thread comes back, so at that time each thread that goes to sleep polls for itself.
+ * The records are not on the stacks of the threads. When the interpreter ends, CPython lets no
+ * other thread have the GIL again, and up to 3.13 it ends a thread that asks for the GIL, while the
+ * record of that thread is still in the list. Such a thread never comes back to lay its role down,
+ * so at that time each thread that goes to sleep makes itself the poller.
  */
 
 #include "base/args.h"
@@ -34,20 +31,19 @@
 #include <unistd.h>
 
 #define LOOK_EVERY 16
-#define SPARES 8 /* records that are kept for the next, since an eventfd is a system call */
+#define SPARES 8 /* records that are kept, since each eventfd costs a system call */
 
 struct cqn_waiter {
     cqn_waiter *next;
-    int wake_fd; /* eventfd */
-    bool asleep; /* or on its way into ppoll, or back to the GIL */
+    int wake_fd; /* an eventfd, which the record owns */
+    bool asleep; /* in ppoll, or on its way into it, or back to the GIL */
     bool rung;   /* another thread made wake_fd readable during this sleep */
     bool interrupted;
-    atomic_bool looks; /* it must take the GIL and look; written with the GIL, read without */
-    uint64_t told;     /* serial of the latest failure that it knows of */
+    atomic_bool looks; /* the waiter must take the GIL and look; written with it, read without */
+    uint64_t told;     /* serial of the latest failure that the waiter knows of */
 };
 
-/* A waiter owns its eventfd. It is kept for the next wait, since each eventfd costs a system call.
- */
+/* A new record, outside of all lists. NULL with an exception. */
 static cqn_waiter *new_waiter(void)
 {
     cqn_waiter *waiter = PyMem_Calloc(1, sizeof(*waiter));
@@ -70,7 +66,7 @@ static void free_waiter(cqn_waiter *waiter)
     PyMem_Free(waiter);
 }
 
-/* With a first record: a thread that waits alone needs no more. */
+/* A gate has one record from the beginning: a program with one waiter at a time needs no more. */
 int cqn_gate_open(cqn_gate *gate)
 {
     gate->spares = new_waiter();
@@ -78,7 +74,7 @@ int cqn_gate_open(cqn_gate *gate)
     return gate->spares != NULL ? 0 : -1;
 }
 
-/* Records of those inside are theirs to free. */
+/* Frees the spare records. Waiters that are still inside free their own. */
 void cqn_gate_clear(cqn_gate *gate)
 {
     while (gate->spares != NULL) {
@@ -95,10 +91,10 @@ static void ring_waiter(cqn_waiter *waiter)
     uint64_t one = 1;
     waiter->rung = true;
     ssize_t n = write(waiter->wake_fd, &one, sizeof(one));
-    (void)n; /* it is readable already if the counter is full */
+    (void)n; /* a counter that is full is readable already */
 }
 
-/* Takes that back, so that the next ppoll(2) sleeps. */
+/* Takes the ringing back, so that the next ppoll(2) sleeps. */
 static void unring_waiter(const cqn_waiter *waiter)
 {
     uint64_t count;
@@ -106,7 +102,7 @@ static void unring_waiter(const cqn_waiter *waiter)
     (void)n;
 }
 
-/* Makes all sleepers look again. */
+/* Makes all sleepers take the GIL and look. */
 void cqn_gate_wake(cqn_gate *gate)
 {
     for (cqn_waiter *w = gate->waiters; w != NULL; w = w->next) {
@@ -117,8 +113,8 @@ void cqn_gate_wake(cqn_gate *gate)
     }
 }
 
-/* What the waiters wait on was destroyed, for good. In a forked child none of
- * them is left, and their eventfds are the parent's. */
+/* The object that the waiters wait on was destroyed, for good. In a forked child the threads of the
+ * waiters are not there, and the eventfds are the parent's. */
 void cqn_gate_shut(cqn_gate *gate, bool nobody_left)
 {
     gate->gone = true;
@@ -128,7 +124,7 @@ void cqn_gate_shut(cqn_gate *gate, bool nobody_left)
     cqn_gate_clear(gate);
 }
 
-/* Ends the wait of all waiters; if there is none, that of the next one. */
+/* Ends the waits of all waiters; if there is no waiter, the wait of the next one. */
 void cqn_gate_interrupt(cqn_gate *gate)
 {
     for (cqn_waiter *w = gate->waiters; w != NULL; w = w->next) {
@@ -159,7 +155,7 @@ static void lay_down_role(cqn_gate *gate, const cqn_waiter *waiter)
     }
 }
 
-/* To the first sleeper, if no waiter has it. */
+/* Gives the role to the first sleeper, if no waiter has it. */
 static void hand_on_role(cqn_gate *gate)
 {
     if (atomic_load(&gate->poller) != NULL) {
@@ -184,7 +180,7 @@ int64_t cqn_now_ns(void)
     return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
 }
 
-/* ppoll(2) until the deadline; negative: none. */
+/* ppoll(2) until the deadline; a negative one never comes. */
 static int poll_until(struct pollfd *fds, nfds_t n, int64_t deadline)
 {
     struct timespec left, *limit = NULL;
@@ -198,16 +194,18 @@ static int poll_until(struct pollfd *fds, nfds_t n, int64_t deadline)
     return ppoll(fds, n, limit, NULL);
 }
 
-/* What is asked of it is written before its eventfd is: so it takes that back first. */
+/* Other threads write to the record before they ring, so the ringing is taken back before the
+ * record is read. */
 static bool is_to_look(const cqn_waiter *waiter)
 {
     unring_waiter(waiter);
     return atomic_load(&waiter->looks);
 }
 
-/* Until its eventfd is readable, the first file, or, for the poller, one of the
- * others; or the deadline has come, or a signal. As ppoll(2): > 0, 0, or -1 with
- * errno. A waiter that becomes the poller meanwhile sleeps on as that. */
+/* Sleeps until the eventfd of the waiter (the first descriptor) is readable and tells it to look,
+ * or, for the poller, one of the others is; or until the deadline, or a signal. Returns as
+ * ppoll(2): > 0, 0, or -1 with errno. A waiter that becomes the poller meanwhile sleeps on as that.
+ */
 static int sleep_until(cqn_gate *gate, const cqn_waiter *waiter, struct pollfd fds[3],
                        int64_t deadline)
 {
@@ -224,7 +222,7 @@ static int sleep_until(cqn_gate *gate, const cqn_waiter *waiter, struct pollfd f
     return n;
 }
 
-/* A device tells of its end by POLLERR or POLLHUP on its files. */
+/* A device tells of its end by POLLERR or POLLHUP on its descriptors. */
 static bool is_dead(const struct pollfd *fd)
 {
     return (fd->revents & (POLLERR | POLLHUP)) && !(fd->revents & POLLIN);
@@ -237,8 +235,8 @@ static PyObject *raise_interrupted(bool *by)
     return NULL;
 }
 
-/* Sleeps once, and handles what woke it but what all look for next. Returns
- * whether the deadline has come, or -1 with an exception. */
+/* Sleeps once. Handles signals, the end of the device and its reports here; wait_in() looks for all
+ * else. Returns whether the deadline has come, or -1 with an exception. */
 static int sleep_once(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *kind,
                       cqn_waiter *waiter, int64_t deadline)
 {
@@ -262,7 +260,7 @@ static int sleep_once(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *kin
     if (n < 0) {
         int rc = -1;
         if (err == EINTR) {
-            hand_on_role(gate); /* the handler can run for long, or wait here itself */
+            hand_on_role(gate); /* the handler can run for long, or wait in this gate itself */
             CQN_UNLOCKED(rc = PyErr_CheckSignals());
         }
         else {
@@ -271,7 +269,7 @@ static int sleep_once(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *kin
         }
         return rc;
     }
-    /* What it waits for comes first: it can be the last that this device brings. */
+    /* What the waiter waits for comes first: it can be the last that this device brings. */
     const bool came = fds[1].revents & POLLIN;
     if (!came && self->handle != NULL && (is_dead(&fds[1]) || is_dead(&fds[2]))) {
         cqn_verbs_error(self->state, EIO, kind->verb, "no more events will come");
@@ -283,14 +281,14 @@ static int sleep_once(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *kin
     return n == 0 || (deadline >= 0 && cqn_now_ns() >= deadline);
 }
 
-/* Sleeps until something is found, after a look that found nothing, or where the first look is not
- * worth its cost. */
+/* Sleeps until something is found. The caller has looked and found nothing, or has skipped the
+ * first look. */
 static PyObject *wait_in(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *kind,
                          cqn_waiter *waiter, int64_t deadline)
 {
     int late = 0;
     for (;;) {
-        /* To look can run any code. */
+        /* These checks can run any code, which can close the object. */
         if (cqn_open(self) == NULL || kind->check(self, &waiter->told) < 0 ||
             cqn_open(self) == NULL) {
             return NULL;
@@ -313,7 +311,7 @@ static PyObject *wait_in(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *
     }
 }
 
-/* A new waiter is the last of those inside. NULL: an exception. */
+/* A new waiter is the last of those inside. NULL with an exception. */
 static cqn_waiter *enter_gate(cqn_gate *gate, uint64_t told)
 {
     cqn_waiter *waiter = gate->spares;
@@ -334,8 +332,9 @@ static cqn_waiter *enter_gate(cqn_gate *gate, uint64_t told)
     return waiter;
 }
 
-/* A waiter that leaves for another reason passes an interrupt on. In a forked child the
- * others are not there, and their eventfds are the parent's. */
+/* A waiter that was interrupted, and leaves for another reason, passes the interrupt on to the next
+ * waiter. In a forked child the other threads are not there, and their eventfds are the parent's.
+ */
 static void leave_gate(const cqn_object *self, cqn_gate *gate, cqn_waiter *waiter)
 {
     cqn_waiter **link = &gate->waiters;
@@ -358,10 +357,9 @@ static void leave_gate(const cqn_object *self, cqn_gate *gate, cqn_waiter *waite
     }
 }
 
-/* Whether to look before the first sleep. Where the last wait had to sleep this one
- * will have to, most likely, and to look would be a system call for nothing. Now and
- * then it looks all the same: where what it waits for comes faster than it is taken,
- * to go to sleep first is what costs. */
+/* Whether to look before the first sleep. If the last wait had to sleep, this one will most likely
+ * have to as well, and a look would be a system call for nothing. Now and then a waiter looks all
+ * the same: if events come faster than they are taken, going to sleep first is what costs. */
 static bool looks_first(const cqn_object *self, cqn_gate *gate, const cqn_wait_kind *kind,
                         uint64_t told)
 {

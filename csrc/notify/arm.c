@@ -2,16 +2,16 @@
 /*
  * Arming a CQ.
  *
- * The CQ remembers for what it is armed, so that it is not armed twice for one event. What is
- * remembered ends when an event of it is read (events.c), and when a wait ends without one, since
- * the event may have been lost.
+ * The CQ remembers for what it is armed, so that it is not armed twice for one event. It forgets
+ * that when one of its events is read (events.c), and when a wait on its channel ends without one,
+ * since the event may have been lost.
  */
 
 #include "notify/cq.h"
 
-/* For what it is armed as far as is known. After a wait that timed out nothing is:
- * its event can have been lost, to another process that reads the descriptor or to
- * a lack of memory in the kernel, and then no other one ever comes. */
+/* For what the CQ is armed, as far as is known. After a wait that timed out nothing is known: the
+ * event can have been lost, to another process that reads the descriptor or to a lack of memory in
+ * the kernel, and then no other event ever comes. */
 static cqn_armed known_armed(const cqn_cq *self)
 {
     return self->armed_at == self->channel->timeouts ? self->armed : CQN_UNARMED;

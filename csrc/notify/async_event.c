@@ -2,8 +2,8 @@
 /*
  * AsyncEvent: the type of what a device reports besides completions.
  *
- * An immutable object, made from a report (reports.c) as that is handed out. It holds the object
- * that it is about.
+ * An AsyncEvent is immutable. It is made from a report (reports.c) when that is handed out, and
+ * holds the object that the report is about.
  */
 
 #include "notify/reports.h"

@@ -8,7 +8,7 @@
 
 #include "notify/reports.h"
 
-/* What an event is about, and whether completions may be missing after it. */
+/* What a report is about, and whether it is a failure, after which completions may be missing. */
 cqn_report_scope cqn_report_scope_of(enum ibv_event_type type, bool *failure)
 {
     *failure = false;
@@ -55,7 +55,7 @@ static bool qp_uses(const cqn_qp *qp, const cqn_channel *channel)
     return qp->send_cq->channel == channel || qp->recv_cq->channel == channel;
 }
 
-/* Only queue pairs have that rank. */
+/* All objects of that rank are queue pairs. */
 static const cqn_qp *first_qp(const cqn_context *ctx)
 {
     return (const cqn_qp *)ctx->first[CQN_RANK_QP];
@@ -86,7 +86,7 @@ static bool srq_serves(const cqn_channel *channel, const cqn_object *srq)
     return false;
 }
 
-/* Whether a failure that would keep completions off this channel. */
+/* Whether the report is a failure that may keep completions off this channel. */
 bool cqn_report_concerns(const cqn_report *report, const cqn_channel *channel)
 {
     bool failure;
@@ -134,7 +134,7 @@ static void mark_cqs_of_srq(const cqn_context *ctx, const cqn_object *srq)
     }
 }
 
-/* Appends the CQs that were marked, and leaves no mark. */
+/* Appends the marked CQs to the list, and leaves no mark. */
 static int append_marked(const cqn_context *ctx, PyObject *cqs)
 {
     int rc = 0;
@@ -147,7 +147,7 @@ static int append_marked(const cqn_context *ctx, PyObject *cqs)
         if (rc == 0 && o->handle != NULL && cqn_try_ref(o)) {
             rc = PyList_Append(cqs, (PyObject *)o);
             if (rc < 0) {
-                refused = o; /* to drop it can change the list that we walk */
+                refused = o; /* to drop a CQ can change the list that is walked here */
             }
             else {
                 Py_DECREF(o);
@@ -158,8 +158,8 @@ static int append_marked(const cqn_context *ctx, PyObject *cqs)
     return rc;
 }
 
-/* Appends the CQs that a failure concerns, whose element is alive. False: it is all of the device.
- */
+/* Appends the CQs that a failure concerns; the caller holds the element of the failure. Returns 1,
+ * or 0 if the failure concerns all CQs of the device, or -1 with an exception. */
 int cqn_report_add_cqs(const cqn_context *ctx, const cqn_report *failure, PyObject *cqs)
 {
     bool is_failure;

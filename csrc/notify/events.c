@@ -23,7 +23,7 @@
 
 #include "notify/cq.h"
 
-#define ACK_BATCH 32 /* an ack takes a mutex */
+#define ACK_BATCH 32 /* acknowledging takes a mutex, so it is done for many events at once */
 
 /* ---- counting and acknowledging ---- */
 
@@ -47,8 +47,8 @@ void cqn_cq_ack(cqn_cq *self, unsigned int n)
     self->stats.acked += n;
 }
 
-/* An event was read for its engine, which acknowledges many at once. What others have read is
- * theirs to acknowledge. */
+/* The callback of the event loop has read an event of this CQ, for its engine, which acknowledges
+ * many at once. Events that the program has read itself are the program's to acknowledge. */
 void cqn_cq_dispatched(cqn_cq *self)
 {
     if (++self->dispatched >= ACK_BATCH) {
@@ -67,7 +67,7 @@ void cqn_cq_ack_dispatched(cqn_cq *self)
 
 /* ---- reading ---- */
 
-/* Of the late events (see above), the CQ of the first, as a new reference. */
+/* Takes the first of the late events (see above): its CQ, as a new reference, or NULL. */
 static cqn_cq *take_late(cqn_channel *self)
 {
     cqn_cq **link = &self->late;
@@ -85,8 +85,8 @@ static cqn_cq *take_late(cqn_channel *self)
     return cq;
 }
 
-/* The CQ of the next event, which is now counted on it. NULL without an
- * exception: there is none. */
+/* Reads the next event, and counts it on its CQ, which is returned. NULL without an exception:
+ * there is no event. */
 PyObject *cqn_channel_take_event(cqn_channel *self, struct ibv_comp_channel *channel)
 {
     cqn_cq *cq = take_late(self);
@@ -97,8 +97,8 @@ PyObject *cqn_channel_take_event(cqn_channel *self, struct ibv_comp_channel *cha
         if (ibv_get_cq_event(channel, &handle, &cookie) == 0) {
             cq = cookie;
             if (cq->base.handle == NULL || !cqn_try_ref(&cq->base)) {
-                /* The latter is being deallocated, and soon destroyed, too; unless its
-                 * __del__ saves it, in another thread. */
+                /* The CQ is being destroyed, or it is being deallocated, and destroyed soon; unless
+                 * its __del__ saves it, in another thread. */
                 ibv_ack_cq_events(handle, 1);
                 if (cq->late++ == 0 && cq->base.handle != NULL && !cq->base.refs.dying) {
                     cq->armed = CQN_UNARMED;
@@ -111,7 +111,7 @@ PyObject *cqn_channel_take_event(cqn_channel *self, struct ibv_comp_channel *cha
         }
         else if (errno != EINTR) {
             if (errno != EAGAIN) {
-                /* A read of nothing at all means the same: the device left. */
+                /* A read of nothing at all means the same: the device has gone. */
                 cqn_verbs_error(self->base.state, errno ? errno : EIO, "ibv_get_cq_event",
                                 "no more events will come from this channel");
             }
@@ -121,8 +121,8 @@ PyObject *cqn_channel_take_event(cqn_channel *self, struct ibv_comp_channel *cha
     return (PyObject *)cq;
 }
 
-/* `cq` has events now that are not, or not any more, in the channel: its destroying
- * failed and they came meanwhile, or one was made. */
+/* `cq` has events now that are not, or not any more, in the channel: they came while the CQ was
+ * destroyed, and that failed; or one was made, see above. */
 void cqn_channel_add_late(cqn_channel *self, cqn_cq *cq)
 {
     cq->late_next = self->late;
@@ -130,7 +130,7 @@ void cqn_channel_add_late(cqn_channel *self, cqn_cq *cq)
     cqn_gate_wake(&self->gate);
 }
 
-/* Before the CQ is destroyed: the list holds no reference to it. */
+/* The list holds no references, so a CQ leaves it before it is destroyed. */
 void cqn_channel_drop_late(cqn_channel *self, const cqn_cq *cq)
 {
     cqn_cq **link = &self->late;

@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * FailureWatch: tells an event loop of the device's failures, and takes them
- * from nobody.
+ * FailureWatch: tells an event loop of the device's failures, and takes them from no one else.
  *
- * A loop can't sleep in get_event(), where it would be told, and must not call
- * get_async_event(), which hands each report out once, perhaps to the wrong
- * one. A watch has what it needs instead: a descriptor, and a serial number of
- * the latest failure that it told, as a channel has (see reports.c).
+ * A loop can't sleep in get_event(), where a thread would be told, and must not call
+ * get_async_event(), which hands each report out once, perhaps to the wrong caller. A watch has
+ * what the loop needs instead: a descriptor, and the serial number of the latest failure that the
+ * watch has told, as a channel has (see reports.c).
  *
- * The descriptor is readable for reports that nobody has read yet, and for
- * failures that somebody has read and this watch has not told. What merely waits
- * for get_async_event() does not make it readable, or the loop would spin.
+ * The descriptor is readable for reports that no thread has read yet, and for failures that were
+ * read and that this watch has not told. Reports that merely wait for get_async_event() do not make
+ * the descriptor readable, or the loop would spin.
  */
 
 #include "notify/reports.h"
@@ -82,8 +81,8 @@ static PyObject *watch_dup(PyObject *op, PyObject *Py_UNUSED(unused))
     return cqn_open(CQN_OBJ(op)) ? cqn_dup(((cqn_failure_watch *)op)->flag.fd) : NULL;
 }
 
-/* It tells of its end by POLLERR or POLLHUP; a reader that never sleeps may be
- * told merely that there is nothing yet. */
+/* A device tells of its end by POLLERR or POLLHUP. A reader that never sleeps may be told merely
+ * that there is nothing yet, so the descriptor is asked. */
 static bool device_has_gone(const struct ibv_context *device)
 {
     struct pollfd fd = {device->async_fd, POLLIN, 0};

@@ -32,7 +32,7 @@ static int raise_failure(cqn_state *st, const cqn_report *report)
     return -1;
 }
 
-/* The oldest failure after `told` that concerns the channel. */
+/* The oldest failure after `told` that concerns the channel, or NULL. */
 static const cqn_report *next_failure(const cqn_channel *channel, uint64_t told)
 {
     const cqn_report *found = NULL;
@@ -78,7 +78,7 @@ int cqn_async_check(cqn_channel *channel, uint64_t *told)
 
 /* ---- telling those that watch ---- */
 
-/* What is being closed, or deallocated, is past saving. */
+/* An object that is being closed or deallocated can not be held any more. */
 static bool is_due(const cqn_report *failure, uint64_t told)
 {
     const cqn_object *element = failure->element;
@@ -153,7 +153,7 @@ static int fill_pairs(PyObject *pairs, const cqn_context *ctx, uint64_t told)
             rc = fill_pair(PyList_GET_ITEM(pairs, i++), ctx, r, element);
         }
     }
-    /* Without a GIL an element can have gone since they were counted. */
+    /* Without a GIL an element can have gone since the failures were counted. */
     const Py_ssize_t size = PyList_GET_SIZE(pairs);
     return rc < 0 || i == size ? rc : PyList_SetSlice(pairs, i, size, NULL);
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Hands the device's reports out, once each: the methods of Context. And shows them to an observer,
- * which takes none.
+ * The methods of Context that hand the device's reports out, once each; and the list for an
+ * observer, who takes none.
  *
- * The waiting is that of a gate (base/wait.c), the reports are in reports.c.
+ * The waiting is done in a gate (base/wait.c), the reports are kept in reports.c.
  */
 
 #include "notify/reports.h"
@@ -18,7 +18,7 @@ static PyObject *take_report(cqn_object *self)
     if (report == NULL) {
         return NULL;
     }
-    /* The object first: to make it can run code that takes, or drops, this one. */
+    /* The AsyncEvent is made first: making it can run code that takes this report, or drops it. */
     const cqn_report copy = *report;
     PyObject *event = cqn_async_event_new(self->state, &copy, cqn_report_own_element(&copy));
     if (event == NULL) {
@@ -71,7 +71,7 @@ PyObject *cqn_async_known(cqn_context *ctx)
     return list;
 }
 
-/* A waiter for reports gets the failures as such. */
+/* A waiter for reports gets failures as reports, so they do not end its wait. */
 static int check_nothing(cqn_object *Py_UNUSED(self), uint64_t *Py_UNUSED(told))
 {
     return 0;

@@ -7,13 +7,13 @@
 
 #include "notify/cq.h"
 
-/* Entries from the front of the stash, holes included. */
+/* The entry at place i from the front of the stash; holes count. */
 static const struct ibv_wc *stashed_at(const cqn_cq *self, size_t i)
 {
     return &self->stash[self->stash_head + i];
 }
 
-/* Of the first n entries, those up to the first failed one. */
+/* How many of the first n entries come before the first that failed. */
 static size_t count_ok(const cqn_cq *self, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
@@ -24,7 +24,7 @@ static size_t count_ok(const cqn_cq *self, size_t n)
     return n;
 }
 
-/* How many can be handed out; with only_ok, up to the first failed one. */
+/* How many completions can be handed out; with only_ok, those before the first that failed. */
 static size_t count_ready(cqn_cq *self, size_t max, bool only_ok)
 {
     if (only_ok && self->holes > 0) { /* which an AsyncCQ has left */
@@ -34,8 +34,8 @@ static size_t count_ready(cqn_cq *self, size_t max, bool only_ok)
     return only_ok ? count_ok(self, n) : n;
 }
 
-/* A list for that many. Making it can run the garbage collector, and so code
- * that polls this CQ, or closes it: then there is less. */
+/* A list for as many as can be handed out. Making it can run the garbage collector, and so code
+ * that polls this CQ, or closes it: then there are fewer, and the list is made again. */
 static PyObject *new_list(cqn_cq *self, size_t max, bool only_ok)
 {
     for (;;) {
@@ -63,7 +63,7 @@ static inline PyObject *new_id(const cqn_cq *self, const struct ibv_wc *wc)
     return PyLong_FromUnsignedLongLong(wc->wr_id);
 }
 
-/* Hands out up to `max` completions of the stash, as what `make` makes, which
+/* Hands out up to `max` completions of the stash, as the objects that `make` makes of them. `make`
  * runs no code that could change the stash. */
 static inline PyObject *hand_out(cqn_cq *self, size_t max, bool only_ok,
                                  PyObject *(*make)(const cqn_cq *, const struct ibv_wc *))
@@ -94,9 +94,9 @@ PyObject *cqn_cq_hand_out(cqn_cq *self, uint64_t max)
     return hand_out(self, max, false, new_wc);
 }
 
-/* Raises the first one, which failed, and takes it out of the stash. Making the
- * exception can fail, and can run code that takes it out first: then nothing is
- * raised. */
+/* Raises the first completion, which has failed, and takes it out of the stash. Making the
+ * exception can fail, or run code that takes the completion first: then none is raised for it here.
+ */
 static void raise_first(cqn_cq *self)
 {
     const struct ibv_wc failed = *stashed_at(self, 0);
@@ -120,7 +120,7 @@ static bool first_failed(const cqn_cq *self)
     return self->stash_len > 0 && stashed_at(self, 0)->status != IBV_WC_SUCCESS;
 }
 
-/* An AsyncCQ that is closed now may have left holes. */
+/* Rows are copied in one piece, so holes are closed first; an AsyncCQ leaves them. */
 static void set_rows(cqn_cq *self, PyObject *array, size_t n)
 {
     if (self->holes > 0) {
@@ -132,8 +132,8 @@ static void set_rows(cqn_cq *self, PyObject *array, size_t n)
     }
 }
 
-/* The wr_ids of those that succeeded, up to the first that failed; if that is the first of all it
- * is raised. */
+/* The wr_ids of the completions before the first that failed. If the first of all has failed, it is
+ * raised. */
 PyObject *cqn_cq_hand_out_ids(cqn_cq *self, size_t max)
 {
     while (first_failed(self) && !PyErr_Occurred()) {
@@ -142,7 +142,7 @@ PyObject *cqn_cq_hand_out_ids(cqn_cq *self, size_t max)
     return PyErr_Occurred() ? NULL : hand_out(self, max, true, new_id);
 }
 
-/* As many as the array has room for; returns how many. */
+/* Fills the array with as many completions as it has room for; returns how many. */
 PyObject *cqn_cq_hand_out_rows(cqn_cq *self, PyObject *array)
 {
     const size_t n = count_ready(self, cqn_wc_array_room(array), false);

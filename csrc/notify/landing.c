@@ -2,12 +2,12 @@
 /*
  * Completions from the device; and where they land while a thread spins.
  *
- * A thread that spins polls without the GIL, so it can't touch the stash. What
- * it takes lands in a small array beside it, from where a thread that has the GIL
- * and wants completions takes it, before it asks the device for more. One lock is
- * around both, so completions keep their order, whichever thread took them: of those
- * of a send queue, each says that all before it are done. And no thread ever waits for
- * the end of a spin, nor needs memory for what has landed.
+ * A thread that spins polls without the GIL, so it can't touch the stash. The completions that it
+ * fetches land in a small array beside the stash. A thread that has the GIL and wants completions
+ * takes those first, before it asks the device for more. One lock is around both, so completions
+ * keep their order, whichever thread fetched them: a completion of a send queue says that all work
+ * requests before it are done. And no thread ever waits for the end of a spin, nor needs memory for
+ * what has landed.
  */
 
 #include "notify/cq.h"
@@ -15,10 +15,11 @@
 #define LANDS 16
 
 struct cqn_landing {
-    pthread_mutex_t lock; /* of what has landed, and of polling the device meanwhile */
-    atomic_bool wanted;   /* with the GIL; a spinning thread keeps off, or would lock that out */
-    atomic_bool stashed;  /* there are completions in the stash: the spin is over */
-    unsigned spinning;    /* threads that may be without the GIL; guarded by it */
+    pthread_mutex_t lock; /* guards what has landed, and polling the device while a thread spins */
+    atomic_bool
+        wanted; /* by a thread with the GIL; spinning threads then keep off, or would lock it out */
+    atomic_bool stashed; /* there are completions in the stash now: the spin is over */
+    unsigned spinning;   /* threads that may be without the GIL, which guards the number */
     size_t head, len;
     struct ibv_wc wc[LANDS];
     cqn_wc_extra extra[LANDS];
@@ -49,13 +50,14 @@ void cqn_landing_free(cqn_cq *self)
     }
 }
 
-/* For -Wconversion: the verbs declare some 16 bit fields as 32. */
+/* For -Wconversion: the verbs return some fields of 16 bits as 32. */
 static uint16_t to_uint16(uint32_t value)
 {
     return (uint16_t)value;
 }
 
-/* The current completion of an extended CQ: what was asked of the device, nothing else. */
+/* Reads the current completion of an extended CQ: the fields that the CQ was made with, and no
+ * other, which the device may not have. */
 static void read_extended(cqn_cq *self, struct ibv_wc *wc, cqn_wc_extra *extra)
 {
     struct ibv_cq_ex *ex = self->ex;
@@ -105,8 +107,8 @@ static int poll_extended(cqn_cq *self, int n, struct ibv_wc *wc, cqn_wc_extra *e
     return n;
 }
 
-/* What the device has, up to n, into memory that is zeroed. The handle is not read from the CQ:
- * without the GIL that could be too late. */
+/* Fetches what the device has, up to n, into memory that is zeroed. The handle is not read from the
+ * CQ: without the GIL that could be too late. */
 static inline int poll_device(cqn_cq *self, struct ibv_cq *handle, size_t n, struct ibv_wc *wc,
                               cqn_wc_extra *extra)
 {
@@ -121,7 +123,7 @@ void *cqn_landing_refuse(cqn_cq *self, int got)
                            "the CQ can't be polled (%d)", got);
 }
 
-/* Takes off n of those that have landed. */
+/* Takes n of the completions that have landed. */
 static void unload_landed(cqn_landing *landing, size_t n, struct ibv_wc *wc, cqn_wc_extra *extra)
 {
     memcpy(wc, landing->wc + landing->head, n * sizeof(*wc));
@@ -132,9 +134,9 @@ static void unload_landed(cqn_landing *landing, size_t n, struct ibv_wc *wc, cqn
     landing->len -= n;
 }
 
-/* Up to *n completions, in the order in which the device had them: what landed,
- * and then *n is how many that were, or what the device has. The lock is never
- * held for longer than one poll of the device. */
+/* Obtains up to *n completions, in the order in which the device had them: those that have landed,
+ * and then *n becomes their number; or else those that the device has. The lock is never held for
+ * longer than one poll of the device. */
 int cqn_landing_obtain(cqn_cq *self, size_t *n, struct ibv_wc *wc, cqn_wc_extra *extra)
 {
     cqn_landing *landing = self->landing;
@@ -160,13 +162,13 @@ int cqn_landing_obtain(cqn_cq *self, size_t *n, struct ibv_wc *wc, cqn_wc_extra 
     return got;
 }
 
-/* Without the GIL: looks once. Returns how many completions have landed, also
- * those that another thread took, or the device's error. */
+/* Looks once, without the GIL. Returns how many completions have landed, also if another thread
+ * fetched them, or the error of the device. */
 static int land_batch(cqn_cq *self, struct ibv_cq *handle)
 {
     cqn_landing *landing = self->landing;
     if (atomic_load(&landing->wanted) || pthread_mutex_trylock(&landing->lock) != 0) {
-        return 0; /* its holder looks as well */
+        return 0; /* the holder of the lock looks as well */
     }
     int got = (int)landing->len;
     if (got == 0) {

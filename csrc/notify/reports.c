@@ -21,11 +21,11 @@
 
 #include "notify/reports.h"
 
-#define DRAIN_AT_MOST 64 /* then look what else there is to do */
-#define QUEUE_ROOM 1024  /* beyond, no more of a kind are added */
+#define DRAIN_AT_MOST 64 /* in a row: then the thread looks what else there is to do */
+#define QUEUE_ROOM 1024  /* when so many are queued, no second report of a kind is added */
 
-/* The device's descriptor must not block: threads that were woken together read it one after the
- * other. */
+/* Reading the descriptor of the device must not block: threads that were woken together read one
+ * after the other. */
 int cqn_async_open(cqn_context *ctx)
 {
     struct ibv_context *device = ctx->base.handle;
@@ -53,7 +53,7 @@ static void append_report(cqn_report **list, cqn_report *report)
     *list = report;
 }
 
-/* The same kind of thing happened to the same element: one of them is enough. */
+/* Whether the same kind of thing happened to the same element, so that one report is enough. */
 static bool same_report(const cqn_report *a, const cqn_report *b)
 {
     return a->type == b->type && a->element == b->element && a->port_num == b->port_num;
@@ -79,7 +79,7 @@ static void drop_same_report(cqn_report **list, const cqn_report *report)
     }
 }
 
-/* Frees the reports about `element`, or all. */
+/* Frees the reports about `element`, or all if it is NULL; returns how many. */
 static size_t drop_reports(cqn_report **list, const cqn_object *element)
 {
     size_t dropped = 0;
@@ -97,7 +97,7 @@ static size_t drop_reports(cqn_report **list, const cqn_object *element)
     return dropped;
 }
 
-/* The element is closed: reports about it are of no use any more. */
+/* The element was closed: reports about it are of no use any more. */
 void cqn_async_forget(cqn_context *ctx, const cqn_object *element)
 {
     ctx->reports->queued_len -= drop_reports(&ctx->reports->queued, element);
@@ -105,14 +105,14 @@ void cqn_async_forget(cqn_context *ctx, const cqn_object *element)
     cqn_reports_show(ctx);
 }
 
-/* The context is closed: its descriptor goes as well. */
+/* The context was closed: its descriptor goes as well. */
 void cqn_async_clear(cqn_context *ctx)
 {
     cqn_async_forget(ctx, NULL);
     cqn_flag_close(&ctx->reports->flag);
 }
 
-/* Notes for each channel that a failure concerns it, and wakes the waiters. */
+/* Notes the failure for each channel that it concerns, and wakes the waiters of these. */
 static void tell_channels(const cqn_context *ctx, const cqn_report *report)
 {
     for (cqn_object *o = ctx->first[CQN_RANK_PD]; o != NULL; o = o->next) {
@@ -144,7 +144,8 @@ static void tell_watches(const cqn_context *ctx)
     }
 }
 
-/* Both copies of the report are ours. */
+/* Queues a report, and tells channels and watches of it if it is a failure. Takes over both copies:
+ * one is for the queue, the other for the list of failures. */
 static void enter_report(cqn_context *ctx, cqn_report *report, cqn_report *copy)
 {
     report->serial = ++ctx->reports->serial;
@@ -170,7 +171,7 @@ static void enter_report(cqn_context *ctx, cqn_report *report, cqn_report *copy)
     cqn_reports_show(ctx);
 }
 
-/* Its element is alive, since destroying waits for our ack. */
+/* The element is alive, since destroying it waits until this event is acknowledged. */
 static void fill_report(cqn_report *report, const struct ibv_async_event *raw)
 {
     bool failure;
@@ -193,8 +194,8 @@ static void fill_report(cqn_report *report, const struct ibv_async_event *raw)
     }
 }
 
-/* 1: one was read, 0: there is none, -1: an exception. What a report needs is
- * there before it is read, so none is lost; and no Python code runs in here. */
+/* Returns 1 if a report was read, 0 if there is none, -1 with an exception. The memory for a report
+ * is there before the report is read, so none is lost; and no Python code runs in here. */
 static int read_report(cqn_context *ctx)
 {
     cqn_report *report = PyMem_Calloc(1, sizeof(*report));
@@ -207,7 +208,7 @@ static int read_report(cqn_context *ctx)
         PyErr_NoMemory();
     }
     else if (ibv_get_async_event(ctx->base.handle, &raw) != 0) {
-        /* A read of nothing at all means the same as EIO: the device left. */
+        /* A read of nothing at all means the same as EIO: the device has gone. */
         err = errno == 0 ? EIO : errno == EINTR ? EAGAIN : errno;
         if (err != EAGAIN) {
             cqn_verbs_error(ctx->base.state, err, "ibv_get_async_event",
@@ -235,7 +236,7 @@ int cqn_async_drain(cqn_context *ctx)
     return rc < 0 ? -1 : 0;
 }
 
-/* One that is in the midst of being deallocated is past saving. */
+/* An element that is in the midst of being deallocated can not be held any more. */
 PyObject *cqn_report_own_element(const cqn_report *report)
 {
     cqn_object *element = report->element;

@@ -13,14 +13,15 @@
 #include <endian.h>
 #include <math.h>
 
-#define BATCH 64                /* of one ibv_poll_cq() */
-#define LOOK 16                 /* when only asked whether there are any */
+#define BATCH 64                /* completions of one ibv_poll_cq() */
+#define LOOK 16                 /* completions that are enough to know whether there are any */
 #define SLICE INT64_C(10000000) /* ns without the GIL: then signals get their turn */
 #define VENDOR_RXE 0xffffff
 
 /* ---- the queues whose queue pair is gone ---- */
 
-/* The queue pair of that queue is gone, and it is for the CQ to drop it. */
+/* The queue pair of that queue is gone. The CQ owns the queue now, and drops it when no completion
+ * of it can come any more. */
 void cqn_cq_inherit(cqn_cq *cq, cqn_wr_queue *q)
 {
     q->qp = NULL;
@@ -28,7 +29,7 @@ void cqn_cq_inherit(cqn_cq *cq, cqn_wr_queue *q)
     cq->left = q;
 }
 
-/* Nothing of theirs can come any more. */
+/* The CQ was found empty, or is closed: no completion of the left queues can come any more. */
 static void drop_left(cqn_cq *cq)
 {
     cqn_wr_queue *q;
@@ -38,7 +39,7 @@ static void drop_left(cqn_cq *cq)
     }
 }
 
-/* It is not polled any more. */
+/* The CQ is closed, and not polled any more. */
 void cqn_cq_forget_completions(cqn_cq *self)
 {
     cqn_landing_free(self);
@@ -48,8 +49,8 @@ void cqn_cq_forget_completions(cqn_cq *self)
 
 /* ---- one batch ---- */
 
-/* Whether it was a datagram's queue pair. Of an SRQ that serves other types, too, only the
- * number of the queue pair tells, while that is open. */
+/* Whether the completion is of a datagram, so of a queue pair of type UD. For an SRQ that serves
+ * other types as well, only the number of the queue pair tells, while that is open. */
 static bool is_datagram(const cqn_cq *self, const cqn_wr_queue *q, const struct ibv_wc *wc)
 {
     const uint32_t ud = 1u << IBV_QPT_UD;
@@ -65,7 +66,8 @@ static bool is_datagram(const cqn_cq *self, const cqn_wr_queue *q, const struct 
     return false;
 }
 
-/* Leaves no field undefined, and does what is done once: the byte order. */
+/* Leaves no field undefined, and converts once and for all what is in the byte order of the
+ * network. */
 static void settle_fields(cqn_cq *self, struct ibv_wc *wc, const cqn_wr_queue *q)
 {
     if (wc->status != IBV_WC_SUCCESS) {
@@ -77,7 +79,8 @@ static void settle_fields(cqn_cq *self, struct ibv_wc *wc, const cqn_wr_queue *q
     }
     wc->wc_flags &= ~CQN_WC_OURS;
     if ((wc->wc_flags & IBV_WC_IP_CSUM_OK) && self->base.context->attr.vendor_id == VENDOR_RXE) {
-        /* The kernel's value of WITH_INV, and no checksum, which it never looks at. */
+        /* rxe gives the kernel's value of WITH_INV here, which is this bit; it never looks at
+         * checksums. */
         wc->wc_flags ^= IBV_WC_IP_CSUM_OK | IBV_WC_WITH_INV;
     }
     if (wc->wc_flags & IBV_WC_WITH_IMM) {
@@ -91,11 +94,11 @@ static void settle_fields(cqn_cq *self, struct ibv_wc *wc, const cqn_wr_queue *q
     }
 }
 
-/* Something of that queue pair has failed: it may work no more. */
+/* A work request of that queue pair has failed: it may work no more. */
 static void suspect_qp(cqn_cq *cq, cqn_wr_queue *queue, const struct ibv_wc *wc)
 {
     cqn_qp *qp = queue == NULL ? NULL : queue->qp;
-    if (qp == NULL) { /* of an SRQ only the number tells, while the queue pair is open */
+    if (qp == NULL) { /* for an SRQ only the number tells, while the queue pair is open */
         cqn_object *o = cq->base.context->first[CQN_RANK_QP];
         while (o != NULL && ((cqn_qp *)o)->qp_num != wc->qp_num) {
             o = o->next;
@@ -107,7 +110,8 @@ static void suspect_qp(cqn_cq *cq, cqn_wr_queue *queue, const struct ibv_wc *wc)
     }
 }
 
-/* Whether it was for a request that is awaited. */
+/* Routes one completion. Returns whether a task awaits it, so that it does not go into the stash.
+ */
 static bool route_one(cqn_cq *self, cqn_wr_queue *q, struct ibv_wc *wc, const cqn_wc_extra *extra,
                       cqn_object **trash)
 {
@@ -124,7 +128,7 @@ static bool route_one(cqn_cq *self, cqn_wr_queue *q, struct ibv_wc *wc, const cq
            (self->engine != NULL && awaiting->claim(self->engine, wc, extra));
 }
 
-/* One stays, behind `kept` others that do. */
+/* Moves n completions that go into the stash behind the `kept` ones that do so already. */
 static void keep_for_stash(struct ibv_wc *wcs, cqn_wc_extra *extra, size_t kept, size_t i, size_t n)
 {
     if (kept != i) {
@@ -135,8 +139,9 @@ static void keep_for_stash(struct ibv_wc *wcs, cqn_wc_extra *extra, size_t kept,
     }
 }
 
-/* Mostly many in a row are of one queue, and there is nothing else to do for them. Returns how
- * many no task awaits, which are the first then. */
+/* Routes a batch. Mostly many completions in a row are of one queue, and there is nothing to do for
+ * them but to settle their work requests. Returns how many no task awaits; these are the first of
+ * the batch then. */
 static size_t route_batch(cqn_cq *self, struct ibv_wc *wcs, cqn_wc_extra *extra, size_t n,
                           cqn_object **trash)
 {

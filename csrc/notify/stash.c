@@ -12,13 +12,13 @@
 #include "notify/cq.h"
 
 #define ROOM 64     /* at first */
-#define SEARCHED 32 /* so many are looked through without an index */
+#define SEARCHED 32 /* so many completions are looked through without an index */
 
 /* Places are counted since the CQ was made, and kept plus one: 0 is none. Those of one
  * bucket are linked in their order. */
 struct cqn_stash_index {
     size_t room;    /* a power of two, at least as many as the stash holds */
-    uint64_t until; /* from here on nothing is in it yet */
+    uint64_t until; /* entries from this place on are not in the index yet */
     uint64_t *first, *last, *next;
 };
 
@@ -36,7 +36,7 @@ static struct ibv_wc *stash_at(const cqn_cq *self, uint64_t place)
     return &self->stash[self->stash_head + (size_t)(place - self->taken)];
 }
 
-/* The index is only a way to find what is there: without it all is searched. */
+/* The index is only a way to find entries faster: without one, the stash is searched. */
 static void free_index(cqn_cq *self)
 {
     if (self->index != NULL) {
@@ -46,7 +46,7 @@ static void free_index(cqn_cq *self)
     }
 }
 
-/* No memory for an index is no failure: then the stash is searched. */
+/* No memory for an index is no failure: the stash is searched then. */
 static bool make_index(cqn_cq *self)
 {
     size_t room = 4 * SEARCHED;
@@ -68,7 +68,7 @@ static void extend_index(cqn_cq *self)
 {
     cqn_stash_index *index = self->index;
     const uint64_t end = self->taken + self->stash_len;
-    /* Of what came since it was extended some may have been handed out. */
+    /* Of the entries that came since the index was extended, some may have been handed out. */
     uint64_t place = index->until > self->taken ? index->until : self->taken;
     for (; place < end; place++) {
         if (cqn_stash_is_hole(stash_at(self, place))) {
@@ -83,7 +83,7 @@ static void extend_index(cqn_cq *self)
     index->until = end;
 }
 
-/* An index of all that the stash holds, or NULL: there is no memory for one. */
+/* An index of all that the stash holds, or NULL if there is no memory for one. */
 static cqn_stash_index *whole_index(cqn_cq *self)
 {
     if (self->index != NULL && self->index->room < self->stash_len) {
@@ -96,7 +96,7 @@ static cqn_stash_index *whole_index(cqn_cq *self)
     return self->index;
 }
 
-/* Takes out what stands after `before`, or first in its bucket if that is 0. */
+/* Takes the entry out of its bucket that stands there after `before`, or first if that is 0. */
 static void unlink_place(cqn_stash_index *index, size_t bucket, uint64_t before, uint64_t place)
 {
     const uint64_t after = index->next[place & (index->room - 1)];
@@ -106,7 +106,7 @@ static void unlink_place(cqn_stash_index *index, size_t bucket, uint64_t before,
     }
 }
 
-/* The oldest that is handed out is the first in its bucket. */
+/* Entries are handed out from the oldest on, so one that goes is the first in its bucket. */
 static void leave_index(cqn_cq *self, uint64_t place)
 {
     if (self->index != NULL && place < self->index->until &&
@@ -117,7 +117,7 @@ static void leave_index(cqn_cq *self, uint64_t place)
 
 /* ---- room ---- */
 
-/* The CQ is closed: what was not handed out is gone. */
+/* The CQ is closed: completions that were not handed out are gone. */
 void cqn_stash_free(cqn_cq *self)
 {
     free_index(self);
@@ -128,7 +128,7 @@ void cqn_stash_free(cqn_cq *self)
     self->stash_head = self->stash_len = self->stash_room = self->holes = 0;
 }
 
-/* Moves what it holds to another place in its arrays. */
+/* Moves the entries to another place in the arrays. */
 static void move_to(cqn_cq *self, size_t head)
 {
     const size_t from = self->stash_head, n = self->stash_len;
@@ -142,7 +142,7 @@ static void move_to(cqn_cq *self, size_t head)
     self->stash_head = head;
 }
 
-/* The memory that is new is zeroed, see above. */
+/* New memory is zeroed, see above. */
 static int grow_stash(cqn_cq *self, size_t least)
 {
     size_t room = self->stash_room ? self->stash_room : ROOM;
@@ -168,7 +168,8 @@ static int grow_stash(cqn_cq *self, size_t least)
     return 0;
 }
 
-/* Where there is not enough behind what it holds. */
+/* Called if there is not enough room behind the last entry: what was handed out has left some in
+ * front, or the arrays grow. */
 int cqn_stash_make_room(cqn_cq *self, size_t n)
 {
     const size_t end = self->stash_head + self->stash_len;
@@ -181,7 +182,7 @@ int cqn_stash_make_room(cqn_cq *self, size_t n)
 
 /* ---- taking ---- */
 
-/* The first n are gone, holes among them. */
+/* The first n entries go, holes among them. */
 static void drop_front(cqn_cq *self, size_t n)
 {
     for (size_t i = 0; i < n && (self->index != NULL || self->holes > 0); i++) {
@@ -194,8 +195,8 @@ static void drop_front(cqn_cq *self, size_t n)
     self->taken += n;
 }
 
-/* Holes at either end are of no use: so the first and the last entry are never holes, and an empty
- * stash has none. */
+/* Holes at either end are dropped: so the first and the last entry are never holes, and a stash
+ * without completions has no entries. */
 static void trim_holes(cqn_cq *self)
 {
     while (self->holes > 0 && cqn_stash_is_hole(stash_at(self, self->taken))) {
@@ -239,21 +240,22 @@ static void take_at(cqn_cq *self, uint64_t place, struct ibv_wc *wc, cqn_wc_extr
     trim_holes(self);
 }
 
-/* By the number of the queue pair, if one is given: the queue pair itself may be gone. */
+/* Whether an entry is the completion that is sought, by the number of the queue pair if one is
+ * given: the queue pair itself may be gone. */
 static bool is_sought(const struct ibv_wc *wc, uint64_t wr_id, const cqn_qp *qp)
 {
     return !cqn_stash_is_hole(wc) && wc->wr_id == wr_id && (qp == NULL || wc->qp_num == qp->qp_num);
 }
 
-/* Where the first with that wr_id is, of that QP or of any, plus one; 0: nowhere. `before`: what
- * is before it in its bucket. */
+/* The place, plus one, of the first completion with that wr_id, of that QP or of any; 0 if there is
+ * none. `before` gets the entry before it in its bucket. */
 static uint64_t find_in_stash(cqn_cq *self, uint64_t wr_id, const cqn_qp *qp, uint64_t *before)
 {
     const cqn_stash_index *index = self->stash_len > SEARCHED ? whole_index(self) : NULL;
     const uint64_t end = self->taken + self->stash_len;
     *before = 0;
     if (index == NULL) {
-        free_index(self); /* which would not know what is taken */
+        free_index(self); /* the index would not know which entries are taken */
         uint64_t place = self->taken;
         while (place < end && !is_sought(stash_at(self, place), wr_id, qp)) {
             place++;
@@ -274,7 +276,7 @@ bool cqn_stash_has(cqn_cq *self, uint64_t wr_id, const cqn_qp *qp)
     return find_in_stash(self, wr_id, qp, &before) != 0;
 }
 
-/* Takes that one out. Whether there was one. */
+/* Takes that completion out of the stash. Returns whether there was one. */
 bool cqn_stash_take(cqn_cq *self, uint64_t wr_id, const cqn_qp *qp, struct ibv_wc *wc,
                     cqn_wc_extra *extra)
 {
@@ -290,7 +292,7 @@ bool cqn_stash_take(cqn_cq *self, uint64_t wr_id, const cqn_qp *qp, struct ibv_w
     return true;
 }
 
-/* Closes the holes. */
+/* Closes the holes, for what takes entries in one piece. */
 void cqn_stash_pack(cqn_cq *self)
 {
     struct ibv_wc *first = self->stash + self->stash_head;
@@ -310,14 +312,15 @@ void cqn_stash_pack(cqn_cq *self)
     self->holes = 0;
 }
 
-/* One that was taken for a task that did not get it is the first again. */
+/* A completion was taken for a task, and the task did not take it: it is the first of the stash
+ * again. */
 void cqn_stash_put_back(cqn_cq *self, const struct ibv_wc *wc, const cqn_wc_extra *extra)
 {
     if (cqn_stash_reserve(self, 1) < 0) {
         PyErr_WriteUnraisable((PyObject *)self);
         return;
     }
-    free_index(self); /* all places change */
+    free_index(self); /* the places of all entries change */
     if (self->stash_head == 0) {
         move_to(self, 1);
     }

@@ -10,7 +10,8 @@
 
 #include "notify/cq.h"
 
-/* How many are kept. The GIL guards them; without one, objects are deallocated under no lock. */
+/* How many spares are kept. The GIL guards them; without a GIL there are none, since objects are
+ * deallocated under no lock there. */
 #ifdef Py_GIL_DISABLED
 #define SPARES 0
 #else
@@ -27,18 +28,18 @@
 
 typedef struct {
     cqn_wc_extra values;
-    uint32_t valid; /* which of them are */
+    uint32_t valid; /* which of the fields are valid */
 } valid_extra;
 
 typedef struct {
     PyObject_HEAD
     PyObject *wr_id, *status, *opcode, *byte_len;
-    cqn_state *state;   /* kept alive by the type, and that by this object */
-    valid_extra *extra; /* own, or NULL */
+    cqn_state *state;   /* the type keeps the state alive, and this object the type */
+    valid_extra *extra; /* owned by this object, or NULL */
     struct ibv_wc raw;
 } work_completion;
 
-/* The member of the enum for it; what it does not know stays an int. */
+/* The member of the enum for that value; a value that the enum does not know stays an int. */
 static PyObject *enum_member(PyObject *const *table, size_t n, uint32_t value)
 {
     return value < n && table[value] != NULL ? Py_NewRef(table[value])
@@ -102,7 +103,7 @@ static void free_or_spare(cqn_state *st, PyObject *op)
     st->wc_spares[st->wc_spares_len++] = op;
 }
 
-/* When the module goes, and so no WorkCompletion is left. */
+/* The module goes, so no WorkCompletion is left. */
 void cqn_wc_free_spares(cqn_state *st)
 {
     while (st->wc_spares_len > 0) {
@@ -143,7 +144,7 @@ static bool is_sized(const struct ibv_wc *raw)
     return is_ok(raw) && !(raw->wc_flags & CQN_WC_LACKS(IBV_WC_EX_WITH_BYTE_LEN));
 }
 
-/* Completions in a row are mostly of one length, and share its int. */
+/* Completions in a row mostly have one length, and share its int. */
 static PyObject *new_byte_len(cqn_state *st, uint32_t value)
 {
     PyObject *byte_len = PyLong_FromUnsignedLong(value);
@@ -152,7 +153,8 @@ static PyObject *new_byte_len(cqn_state *st, uint32_t value)
     return byte_len;
 }
 
-/* Sets status, opcode and byte_len to objects that exist, as they do for most that succeeded. */
+/* Sets status, opcode and byte_len to objects that exist already, as they do for most completions
+ * that succeeded. */
 static bool set_plain_wc(work_completion *self, const cqn_state *st, const struct ibv_wc *raw)
 {
     if (!is_sized(raw) || raw->byte_len != st->byte_len_value || raw->opcode >= CQN_WC_OPCODES) {
@@ -202,7 +204,7 @@ static const struct ibv_wc *raw_of(PyObject *op)
     return &((work_completion *)op)->raw;
 }
 
-/* Or NULL, with TypeError: it is none. */
+/* NULL with TypeError if it is no WorkCompletion. */
 const struct ibv_wc *cqn_wc_raw(const cqn_state *st, PyObject *wc, const char *name)
 {
     if (!Py_IS_TYPE(wc, st->WorkCompletion)) {
@@ -225,7 +227,7 @@ static PyObject *wc_get_qp_num(PyObject *op, void *Py_UNUSED(unused))
 
 static PyObject *wc_get_vendor_err(PyObject *op, void *Py_UNUSED(unused))
 {
-    /* Devices set it for errors only. */
+    /* Devices set this field for errors only. */
     const struct ibv_wc *raw = raw_of(op);
     return PyLong_FromUnsignedLong(is_ok(raw) ? 0 : raw->vendor_err);
 }
@@ -260,7 +262,7 @@ static PyObject *wc_get_src_qp(PyObject *op, void *Py_UNUSED(unused))
     return number_or_none(wc_has(op, IBV_WC_EX_WITH_SRC_QP), raw_of(op)->src_qp);
 }
 
-/* Extended completions don't have it. */
+/* Extended completions do not have this field. */
 static PyObject *wc_get_pkey_index(PyObject *op, void *Py_UNUSED(unused))
 {
     const uint32_t datagram = IBV_WC_EX_WITH_SRC_QP | IBV_WC_EX_WITH_SLID;

@@ -56,7 +56,7 @@ static inline void set_plain_field(row *r, const struct ibv_wc *wc)
     memcpy(r, wc, offsetof(row, imm_data)); /* from wr_id to byte_len */
 }
 
-/* What is not valid is 0. */
+/* Fields that are not valid are 0. */
 static row row_of(const struct ibv_wc *wc)
 {
     const uint32_t fields = cqn_wc_fields(wc);
@@ -137,7 +137,7 @@ static Py_ssize_t array_length(PyObject *op)
     return ((wc_array *)op)->len;
 }
 
-/* As poll() would have returned it: what is not valid is None. */
+/* The row as poll() would have returned it: fields that are not valid are None. */
 static PyObject *array_item(PyObject *op, Py_ssize_t i)
 {
     CQN_LOCKED;
@@ -168,7 +168,7 @@ static PyObject *array_item(PyObject *op, Py_ssize_t i)
     return cqn_wc_new(cqn_state_of(Py_TYPE(op)), &wc, NULL, 0);
 }
 
-/* Any integer: what is beyond all indices is an IndexError, too. */
+/* Any integer may be asked for: one that is beyond all indices is an IndexError, too. */
 static PyObject *array_subscript(PyObject *op, PyObject *key)
 {
     Py_ssize_t i = PyNumber_AsSsize_t(key, PyExc_IndexError);

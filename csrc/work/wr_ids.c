@@ -1,19 +1,24 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The ids that the device has of work requests. The user's wr_id, any number of 64
- * bits, stays in the books, and wr_queue.c puts it back when the completion was polled; the
- * device gets
+ * The numbers of the queues, and so the ids that the device has of work requests.
+ *
+ * The user's wr_id, any number of 64 bits, stays in the books. The device gets
  *
  *   bits 63 to 48   generation
  *   bits 47 to 24   slot: the place of its last entry in the queue, or of its first in
  *                   an SRQ's
  *   bits 23 to 0    the number of the queue, which no other has at the time; never 0
  *
- * so that a completion leads to its request without a search. For one that is not in
- * the books any more, or never was, the generation tells that it is not the one which
- * has its slot now. In a queue pair's queue slot and generation are one number that
- * counts entries, and is moved on by a whole generation when a request is refused or
- * all are forgotten; in an SRQ's the generation counts requests.
+ * so that a completion leads to its work request without a search. If a work request is not in the
+ * books any more, or never was, the generation tells that it is not the one which has its slot now.
+ * In the queue of a queue pair, slot and generation are one number that counts entries; it is moved
+ * on by a whole generation when the device refuses a work request, or when all are forgotten. In
+ * the queue of an SRQ the generation counts work requests.
+ *
+ * This file gives a queue its number, and the generation to begin with, and has the table that
+ * leads from a number to its queue. Ids are made and taken apart by the inline functions of
+ * queue.h. What stands in a slot, and how the user's wr_id comes back when the completion was
+ * polled, is in wr_queue.c.
  *
  * A number is free again when no completion of its queue can be polled any more.
  */
@@ -30,7 +35,7 @@
 #define FIRST_GENERATION UINT64_C(0)
 #endif
 
-/* Free ones are linked by their numbers, where a pointer has no odd value. */
+/* Free numbers are linked through the table; a link is odd, which no pointer is. */
 static cqn_wr_queue *link_to(uint32_t number)
 {
     return (cqn_wr_queue *)((uintptr_t)number << 1 | 1);
