@@ -3,8 +3,8 @@
  * What becomes of a request: its completion comes, or is lost, or a failure concerns the request.
  *
  * A completion finds its request by the work request that it completes, or by the wr_id that a
- * completion() asks for. Nothing here runs Python code: the tasks are woken later, see
- * engine_wake.c.
+ * completion() asks for. It comes where no Python code may run, so nothing here wakes a task: the
+ * requests are listed, and woken later, see engine_wake.c.
  */
 
 #include "await/outcome.h"

@@ -3,9 +3,9 @@
  * The two lists of an engine: the requests that are pending, and those that are to be woken.
  *
  * A request joins the first list when it is posted or goes to sleep, and leaves it when it has what
- * it was for, when it never will, or when its task has given up. It then joins the second list,
- * whose tasks are woken when no completions are routed any more (engine_wake.c). Nothing here runs
- * Python code.
+ * it was for, when it never will, or when its task has given up. If its task is to learn of it, the
+ * request then joins the second list, and is woken when no completions are routed any more
+ * (engine_wake.c). To take a request out, and to list it, runs no Python code.
  */
 
 #include "await/pending.h"
