@@ -234,7 +234,7 @@ PyObject *cqn_qp_modify(PyObject *op, PyObject *args, PyObject *kwargs)
     cqn_qp *self = (cqn_qp *)op;
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
     if (!PyArg_ParseTuple(args, ";modify() takes attributes by name only") ||
-        cqn_open(&self->base) == NULL || cqn_freeze_keywords(&kwargs, &copy) < 0) {
+        cqn_freeze_keywords(&kwargs, &copy) < 0 || cqn_open(&self->base) == NULL) {
         return NULL;
     }
     int mask = collect_attributes(self, kwargs, &attr);
@@ -261,7 +261,7 @@ PyObject *cqn_qp_check(PyObject *op, PyObject *args, PyObject *kwargs)
     CQN_COPY copy = NULL;
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
     if (!PyArg_ParseTuple(args, ";check() takes attributes by name only") ||
-        cqn_open(CQN_OBJ(op)) == NULL || cqn_freeze_keywords(&kwargs, &copy) < 0 ||
+        cqn_freeze_keywords(&kwargs, &copy) < 0 || cqn_open(CQN_OBJ(op)) == NULL ||
         collect_attributes((cqn_qp *)op, kwargs, &attr) < 0) {
         return NULL;
     }
