@@ -212,13 +212,15 @@ class AsyncCQ(Engine):
         others = filterfalse(partial(same, error.event), self._reports or ())
         self._reports = [*others, error.event]
 
-    def _raise_report(self, qp: QP | None) -> None:
-        """Raise a kept failure in a task that is about to wait for this QP, or for any."""
+    def _take_report(self, qp: QP | None) -> AsyncEventError | None:
+        """Return a kept failure for a task that is about to wait for this QP, or for any."""
         reports = self._reports or []
         for event in reports:
             if qp is None or event.qp is None or event.qp is qp:
+                error = failure(event)  # first: if there is no memory for it, the report stays
                 self._reports = list(filterfalse(partial(is_, event), reports)) or None
-                raise failure(event)
+                return error
+        return None
 
 
 def _raise(error: BaseException) -> None:

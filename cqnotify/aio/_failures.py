@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import copy
-
 from .._core import AsyncEvent, AsyncEventError
 from ..enums import AsyncEventType
 
@@ -27,9 +25,17 @@ def same(a: AsyncEvent, b: AsyncEvent) -> bool:
 
 
 def fresh(error: Exception) -> Exception:
-    """Return a copy for one task: raising an exception adds that task's frames to it."""
+    """Return a copy for one task: raising an exception adds that task's frames to it.
+
+    Not by copy.copy(), whose inner functions share variables: see _reader.py.
+    """
     try:
-        own = copy.copy(error)
+        make, arguments, *state = error.__reduce_ex__(4)
+        own = make(*arguments)
+        if type(own) is not type(error):
+            return error
+        if state and state[0] is not None:
+            own.__setstate__(state[0])
     except Exception:  # the class cannot be copied
         return error
-    return own.with_traceback(None) if type(own) is type(error) else error
+    return own.with_traceback(None)

@@ -20,6 +20,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from types import MethodType
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from .._core import AsyncEvent, ClosedError, CompletionChannel, FailureWatch
@@ -254,11 +255,15 @@ class Reader:
 
 
 def weak_callback(method: Callable[[], None]) -> Callable[[], None]:
-    """Return a callback that does not keep the method's object alive."""
-    return functools.partial(_call_if_alive, weakref.WeakMethod(method))
+    """Return a callback that does not keep the method's object alive.
+
+    Not by weakref.WeakMethod, whose inner functions share variables.
+    """
+    assert isinstance(method, MethodType)
+    return functools.partial(_call_if_alive, weakref.ref(method.__self__), method.__func__)
 
 
-def _call_if_alive(ref: weakref.WeakMethod[Callable[[], None]]) -> None:
-    method = ref()
-    if method is not None:
-        method()
+def _call_if_alive(ref: weakref.ref[object], function: Callable[[object], None]) -> None:
+    target = ref()
+    if target is not None:
+        function(target)

@@ -118,6 +118,24 @@ int cqn_loop_attach(cqn_engine *self)
     return known ? 0 : cqn_engine_do(self, "_attach", NULL);
 }
 
+/* A failure that no task was told of is raised in the one that waits now, if it concerns that QP;
+ * NULL is any. */
+static int raise_report(cqn_engine *self, cqn_qp *qp)
+{
+    if (self->reports == NULL || self->reports == Py_None) {
+        return 0;
+    }
+    PyObject *error = cqn_engine_call(self, "_take_report", qp ? (PyObject *)qp : Py_None);
+    if (error != NULL && !PyExceptionInstance_Check(error)) { /* None: it does not concern it */
+        Py_DECREF(error);
+        return 0;
+    }
+    if (error != NULL) {
+        cqn_put_exception(error); /* which takes the reference */
+    }
+    return -1;
+}
+
 /* At the start of every wait, for a completion of that QP or of any. */
 int cqn_engine_enter(cqn_engine *self, cqn_qp *qp)
 {
@@ -125,7 +143,5 @@ int cqn_engine_enter(cqn_engine *self, cqn_qp *qp)
         cqn_loop_attach(self) < 0 || cqn_engine_check(self) < 0) {
         return -1;
     }
-    return self->reports == NULL || self->reports == Py_None
-               ? 0
-               : cqn_engine_do(self, "_raise_report", qp ? (PyObject *)qp : Py_None);
+    return raise_report(self, qp);
 }

@@ -37,6 +37,7 @@ from cqnotify import (
     QPType,
     WCExFlags,
     WorkCompletion,
+    WROpcode,
     _core,
 )
 from cqnotify.aio import AsyncCQ
@@ -271,6 +272,27 @@ def posted_receive(w: Loopback) -> None:
     w.qp.post_recv(w.into, wr_id=5)
 
 
+def unanswered(w: Loopback) -> None:
+    """A send whose receive is not posted yet: what is posted behind it waits for it."""
+    w.qp.post_send(w.sg, wr_id=10)
+
+
+def broken(w: Loopback) -> None:
+    """The queue pair fails, and the device reports that."""
+    w.qp.post_send(w.sg, opcode=WROpcode.RDMA_WRITE, remote_addr=addr(w)[0], rkey=1, wr_id=11)
+
+
+def broken_before(w: Loopback) -> None:
+    """No task was told of it."""
+    broken(w)
+
+    def is_kept() -> bool:
+        w.loop.turn(iter(w.loop.wait_for_events()))
+        return w.receives._reports is not None
+
+    until(is_kept, "the failure was read")
+
+
 MANY = 140
 
 
@@ -363,9 +385,28 @@ CASES: dict[str, Case] = {
         sees=(5,),
         error=(CompletionError, AsyncEventError),  # both are on their way
     ),
+    "write behind a send": Case(
+        lambda w: w.sends.write(w.qp, w.sg, *addr(w), wr_id=5),
+        before=unanswered,
+        then=Loopback.take,
+        sees=(5,),
+    ),
+    "write that fails behind a send": Case(
+        lambda w: w.sends.write(w.qp, w.sg, addr(w)[0], 1, wr_id=5),
+        before=unanswered,
+        then=Loopback.take,
+        sees=(5,),
+        error=(CompletionError, AsyncEventError),
+    ),
     "refusals": Case(lambda w: w.sends.send(w.qp, w.sg, wr_id=1 << 63), error=(ValueError,)),
     "wait": Case(
         lambda w: w.receives.wait(), before=posted_receive, then=Loopback.bring, sees=(5,)
+    ),
+    "wait that a failure ends": Case(
+        lambda w: w.receives.wait(), then=broken, error=(AsyncEventError,)
+    ),
+    "wait after a failure": Case(
+        lambda w: w.receives.wait(), before=broken_before, error=(AsyncEventError,)
     ),
     "first wait": Case(
         lambda w: w.receives.wait(),
@@ -513,7 +554,9 @@ def judge(w: Loopback, case: Case, steps: Steps, failed: bool, posted: bool) -> 
 
     def quiet() -> bool:
         for acq in (w.sends, w.receives):
-            seen.extend(ids_of(acq.poll(255)))
+            if failed:  # the AsyncCQ itself may have; its CQ has the completions
+                acq.close()
+            seen.extend(ids_of(acq.cq.poll(255)))
         return w.qp.outstanding[0] == 0
 
     until(quiet, "everything has completed", PATIENCE)
