@@ -338,9 +338,8 @@ def test_frames_that_are_lost_reordered_or_doubled(
     heavy = fault.get("loss", 0) > 0.1
     x, y = connected(a, b, mode, FOR_EVER if heavy else PATIENT)
     hosts.impair(**fault)  # type: ignore[misc]
-    count_of_messages = 40 if heavy else 100  # one of four packets is sent again in most rounds
-    x.send(count_of_messages)
-    y.send(count_of_messages)
+    x.send(100)
+    y.send(100)
     for end in (x, y):
         if heavy:
             end.await_done_with_rxe()
