@@ -229,8 +229,9 @@ def waiting(call: Callable[[], Any]) -> Iterator[Waiter]:
 class Overflow:
     """A sender whose CQ is too small: each completion beyond its room is lost, with a CQ_ERR."""
 
-    def __init__(self, ctx: Context) -> None:
-        self.a, self.b = connect(Endpoint(ctx, QPType.RC, cqe=1), Endpoint(ctx, QPType.RC))
+    def __init__(self, ctx: Context, **options: Any) -> None:
+        small = Endpoint(ctx, QPType.RC, cqe=1, **options)
+        self.a, self.b = connect(small, Endpoint(ctx, QPType.RC))
 
     def fill(self) -> None:
         self.send(self.a.scq.cqe)
@@ -330,12 +331,8 @@ class Lane:
     def __init__(self, ctx: Context, channel: CompletionChannel, cq_type: type[CQ] = CQ) -> None:
         self.cq = cq_type(ctx, 255, channel=channel)
         self.sent = 0
-        self._in = Endpoint(ctx, QPType.RC)
+        self._in = Endpoint(ctx, QPType.RC, recv_cq=self.cq, max_recv_wr=255)
         self._out = Endpoint(ctx, QPType.RC, max_recv_wr=1)
-        self._in.qp.close()
-        self._in.qp = type(self._in.qp)(
-            self._in.pd, QPType.RC, send_cq=self._in.scq, recv_cq=self.cq, max_recv_wr=255
-        )
         connect(self._out, self._in)
 
     def send(self, n: int = 1, flags: SendFlags = SendFlags.SIGNALED) -> None:

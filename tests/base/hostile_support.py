@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Worlds for hostile code, and collections that come when they are wanted."""
+"""Worlds for hostile code, and collections and alarms that come when they are wanted."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -68,6 +69,18 @@ def at_next_collection(action: Callable[[], object]) -> Iterator[None]:
         gc.set_threshold(*old)
         gc.callbacks.remove(callback)
         del garbage
+
+
+@contextlib.contextmanager
+def alarm(handler: object) -> Iterator[None]:
+    """The handler runs once, soon, in this thread."""
+    old = signal.signal(signal.SIGALRM, handler)  # type: ignore[arg-type]
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
 
 
 def mute(base: Any) -> Any:

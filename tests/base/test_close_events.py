@@ -60,6 +60,15 @@ class Source:
         assert stats.events == stats.acked
 
 
+def goes_on(channel: CompletionChannel, other: Source) -> None:
+    """Nothing is left on the channel, and it and the other CQ are as usable as before."""
+    assert channel.try_get_event() is None
+    other.raise_event()
+    other.read()
+    other.close()
+    channel.close()
+
+
 STATES = ("unread", "read", "acked")
 
 
@@ -89,11 +98,7 @@ def test_two_cqs_close_whatever_became_of_their_events(
     if states[1 - closed_first] == "unread":
         other.read()
         other.cq.ack()
-    assert channel.try_get_event() is None
-    other.raise_event()  # it is as usable as before
-    other.read()
-    other.close()
-    channel.close()
+    goes_on(channel, other)
 
 
 @pytest.mark.parametrize(
@@ -111,11 +116,7 @@ def test_a_cq_with_three_events_closes_however_many_were_read_and_acked(
     assert source.cq.unacked == read - acked
     source.close()
     assert source.cq.stats.events == read
-    assert channel.try_get_event() is None
-    other.raise_event()
-    other.read()
-    other.close()
-    channel.close()
+    goes_on(channel, other)
 
 
 @pytest.mark.parametrize("pattern", ["bab", "abab", "baab", "aba", "bbabaabb"])

@@ -18,7 +18,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from support import DEADLINE, Endpoint, Waiter, until, wait_one
+from support import DEADLINE, QKEY, Endpoint, Waiter, until, wait_one
 
 from cqnotify import (
     AH,
@@ -37,10 +37,10 @@ from cqnotify import (
     QPState,
     QPType,
 )
-from cqnotify.qp import DEFAULT_QKEY
 
 NAMES = ("pd", "channel", "cq", "mr", "qp", "ah")  # in the order in which they are made
 EVERYTHING = (*NAMES, "ctx")
+AROUND_AN_SRQ = ("pd", "srq", "cq", "mr", "qp")
 SHARED = (*NAMES[:4], "srq", *NAMES[4:])  # with a shared receive queue
 TYPE = {"pd": "PD", "channel": "CompletionChannel", "cq": "CQ", "mr": "MR", "qp": "QP", "ah": "AH"}
 TYPE["srq"] = "SRQ"
@@ -76,17 +76,10 @@ class World:
         self.peer = Endpoint(peer_ctx, qp_type, size=4096)
         if qp_type == QPType.RC:
             self.qp.connect(self.peer.qp.address())
-            self.peer.qp.connect(self.qp.address())
-            self.to_us: dict[str, Any] = {}
         else:
             self.qp.connect()
             self.qp.attach_mcast("ff15::c0:1")  # and in a group, which it leaves by closing
-            self.peer.qp.connect()
-            peer_ah = AH(self.peer.pd, dgid=gid.gid, sgid_index=gid.index)
-            self.to_us = self.datagram(peer_ah, self.qp.qp_num)
-
-    def datagram(self, ah: AH, qp_num: int) -> dict[str, Any]:
-        return {"ah": ah, "remote_qpn": qp_num, "remote_qkey": DEFAULT_QKEY}
+        self.peer.connect(self.qp.address())
 
     def open(self, name: str) -> bool:
         return not getattr(self, name).closed
@@ -102,12 +95,14 @@ class World:
     def receive(self, mr: MR) -> None:
         """A message comes in from the peer, or is under way."""
         self.post_recv(mr)
-        self.peer.qp.post_send(self.peer.mr[0:8], **self.to_us)
+        self.peer.qp.post_send(self.peer.mr[0:8], **self.peer.to_peer)
         wait_one(self.peer.scq)
 
     def send(self, mr: MR) -> None:
         """A message for the peer, which has no receive posted."""
-        path = self.datagram(self.ah, self.peer.qp.qp_num) if self.qp_type == QPType.UD else {}
+        path: dict[str, Any] = {}
+        if self.qp_type == QPType.UD:
+            path = {"ah": self.ah, "remote_qpn": self.peer.qp.qp_num, "remote_qkey": QKEY}
         self.qp.post_send(mr[64:72], wr_id=next(self.wr_ids), **path)
 
     def hold_sends(self) -> None:
@@ -138,7 +133,7 @@ class World:
     # Phases --------------------------------------------------------------------
 
     def idle(self) -> None:
-        pass
+        """Nothing is under way."""
 
     def armed(self) -> None:
         self.cq.req_notify()
@@ -219,17 +214,10 @@ class World:
 
     def close(self, name: str, phase: str, close: Callable[[Any], None]) -> None:
         """One step of an order."""
-        thing = getattr(self, name)
-        why = self.why_busy(name, phase)
-        if why:
-            with pytest.raises(BusyError, match=re.escape(why)):
-                close(thing)
+        if close_unless(self.why_busy(name, phase), getattr(self, name), close):
             self.prove(name, phase)
-        else:
-            close(thing)
-            assert thing.closed
-            if name == "ctx":
-                assert not any(self.open(n) for n in self.names)
+        elif name == "ctx":
+            assert not any(self.open(n) for n in self.names)
 
     def finish(self) -> None:
         """Closes the rest, in an order that nothing hinders, and looks at what is left."""
@@ -242,6 +230,7 @@ class World:
         if self.waiter is not None:
             with pytest.raises(ClosedError):
                 self.waiter.join()
+        self.peer.close()  # its context is the test's, which would else collect them all
 
 
 PHASES = ("idle", "armed", "event_unread", "event_unacked", "in_flight", "waiting")
@@ -274,6 +263,17 @@ def make(ctx: Context, conversation: None) -> Iterator[Make]:
 
 def directly(thing: Any) -> None:
     thing.close()
+
+
+def close_unless(why: str, thing: Any, close: Callable[[Any], None] = directly) -> bool:
+    """Closes it, if there is no reason why that is refused; says whether it was."""
+    if why:
+        with pytest.raises(BusyError, match=re.escape(why)):
+            close(thing)
+    else:
+        close(thing)
+    assert thing.closed == (not why)
+    return bool(why)
 
 
 def in_another_thread(thing: Any) -> None:
@@ -311,7 +311,6 @@ def test_what_is_needed_is_busy_and_stays_usable_and_the_rest_closes(
             w.close(first, phase, close)
             w.close(second, phase, close)
             w.finish()
-            close_peer(w)
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -320,50 +319,27 @@ def test_the_same_holds_with_a_shared_receive_queue(
     make: Make, phase: str, qp_type: QPType
 ) -> None:
     """The pairs of those that have to do with it."""
-    for first, second in itertools.permutations(("pd", "srq", "cq", "mr", "qp"), 2):
+    for first, second in itertools.permutations(AROUND_AN_SRQ, 2):
         w = make(qp_type, shared=True)
         getattr(w, phase)()
         w.close(first, phase, directly)
         w.close(second, phase, directly)
         w.finish()
-        close_peer(w)
 
 
-def close_in(w: World, order: Iterable[str], phase: str) -> None:
-    """What was busy is tried again at the end."""
-    getattr(w, phase)()
-    for name in order:
-        why = w.why_busy(name, phase)
-        if why:
-            with pytest.raises(BusyError, match=re.escape(why)):
-                getattr(w, name).close()
-            assert w.open(name)
-        else:
-            getattr(w, name).close()
-            assert not w.open(name)
-    w.finish()
-    close_peer(w)
-
-
+@pytest.mark.parametrize("names", [NAMES, AROUND_AN_SRQ], ids=["six", "srq"])
 @pytest.mark.parametrize("part", range(len(PHASES)), ids=PHASES)
-def test_all_orders_of_six_objects_close_at_last(make: Make, part: int) -> None:
-    """Each order once, shared out to the phases."""
-    for order in list(itertools.permutations(NAMES))[part :: len(PHASES)]:
-        close_in(make(QPType.RC), order, PHASES[part])
-
-
-@pytest.mark.parametrize("part", range(len(PHASES)), ids=PHASES)
-def test_all_orders_of_an_srq_and_those_around_it_close_at_last(make: Make, part: int) -> None:
-    for order in list(itertools.permutations(("pd", "srq", "cq", "mr", "qp")))[part :: len(PHASES)]:
-        close_in(make(QPType.RC, shared=True), order, PHASES[part])
-
-
-def close_peer(w: World) -> None:
-    """It belongs to the context of the test, which would else collect them all."""
-    peer = w.peer
-    for thing in (w.to_us.get("ah"), peer.qp, peer.mr, peer.rcq, peer.scq, peer.channel, peer.pd):
-        if thing is not None:
-            thing.close()
+def test_all_orders_of_some_objects_close_at_last(
+    make: Make, part: int, names: tuple[str, ...]
+) -> None:
+    """Each order once, shared out to the phases. What was busy is tried again at the end."""
+    phase = PHASES[part]
+    for order in list(itertools.permutations(names))[part :: len(PHASES)]:
+        w = make(QPType.RC, shared="srq" in names)
+        getattr(w, phase)()
+        for name in order:
+            close_unless(w.why_busy(name, phase), getattr(w, name))
+        w.finish()
 
 
 class Window:
@@ -402,14 +378,9 @@ class Window:
         return self.bound or self.in_flight
 
     def close(self, name: str) -> None:
-        why = self.why_busy(name)
-        if why:
-            with pytest.raises(BusyError, match=why):
-                getattr(self, name).close()
-        else:
-            getattr(self, name).close()
-            if name == "qp" and self.in_flight:
-                self.bound, self.in_flight = True, False  # as is assumed
+        busy = close_unless(self.why_busy(name), getattr(self, name))
+        if not busy and name == "qp" and self.in_flight:
+            self.bound, self.in_flight = True, False  # as is assumed
 
 
 @pytest.mark.parametrize("phase", ["unbound", "bound", "in_flight"])
@@ -459,12 +430,25 @@ def test_with_blocks_close_from_the_inside_out_and_hide_no_exception(
             assert (inner_busy or outer_busy) in str(caught or "")
             assert bool(caught) == bool(inner_busy or outer_busy)
         w.finish()
-        close_peer(w)
 
 
 def forget(w: World, names: Iterable[str]) -> None:
     for name in names:
         delattr(w, name)
+    gc.collect()
+
+
+def left_of(gone: dict[str, weakref.ref[Any]]) -> list[str]:
+    return [name for name, ref in gone.items() if ref() is not None]
+
+
+def end_the_wait(waiter: Waiter | None, gone: dict[str, weakref.ref[Any]]) -> None:
+    """The waiter's frame holds the channel, and that its context: only they are left."""
+    if waiter is not None:
+        assert {*left_of(gone)} == {"channel", "ctx"}
+        gone["ctx"]().close()
+        with pytest.raises(ClosedError):
+            waiter.join()
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -486,23 +470,14 @@ def test_references_that_go_in_any_order_close_everything_with_a_warning(
             # The usual record would hold what is warned of.
             warnings.showwarning = lambda message, *_, seen=warned, **__: seen.append(str(message))  # type: ignore[misc]
             forget(w, (first, second))
-            gc.collect()
             forget(w, [n for n in everything if n not in (first, second)])
+            end_the_wait(waiter, gone)
+            del waiter
             gc.collect()
-            if waiter is not None:
-                # The waiter's frame holds the channel, and that its context: only they are left.
-                assert {n for n in everything if gone[n]() is not None} == {"channel", "ctx"}
-                context = gone["ctx"]()
-                context.close()
-                del context
-                with pytest.raises(ClosedError):
-                    waiter.join()
-                del waiter
-                gc.collect()
-        assert [n for n in everything if gone[n]() is not None] == []
+        assert left_of(gone) == []
         kinds = [re.match(r"unclosed (\w+) ", text)[1] for text in warned]  # type: ignore[index]
         assert kinds == ([] if phase == "waiting" else ["Context"])  # it was closed in time
-        close_peer(w)
+        w.peer.close()
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -512,22 +487,16 @@ def test_a_world_in_a_cycle_is_collected_in_one_go(make: Make, phase: str) -> No
         w = make(QPType.RC, shared=name == "srq")
         everything = (*w.names, "ctx")
         getattr(w, phase)()
-        peer = World.__new__(World)
-        peer.__dict__ = {"peer": w.peer, "to_us": w.to_us}
+        peer = w.peer
         waiter, w.waiter = w.waiter, None
         getattr(w, name).user_data = w
         gone = {n: weakref.ref(getattr(w, n)) for n in everything}
-        context = w.ctx if waiter is not None else None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
             del w
             gc.collect()
-            if waiter is not None:
-                assert context is not None
-                context.close()
-                with pytest.raises(ClosedError):
-                    waiter.join()
-            del waiter, context
+            end_the_wait(waiter, gone)
+            del waiter
             gc.collect()
-        assert [n for n in everything if gone[n]() is not None] == []
-        close_peer(peer)
+        assert left_of(gone) == []
+        peer.close()

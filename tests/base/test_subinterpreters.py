@@ -26,6 +26,19 @@ def run(i, code):
     failure = interpreters.run_string(i, textwrap.dedent(code))  # 3.12 and before raise instead
     assert failure is None, failure
 
+def in_threads(ids, code, beside=lambda: None):
+    failed = []
+    def work(i):
+        try:
+            run(i, code)
+        except BaseException as e:
+            failed.append(e)
+    threads = [threading.Thread(target=work, args=[i]) for i in ids]
+    for t in threads: t.start()
+    beside()
+    for t in threads: t.join()
+    assert not failed, failed
+
 def states():
     # Each module state of the core has a page that the kernel wipes in a forked child. Neighbours
     # are one mapping. Those of a newer libc, for random numbers, the kernel may also drop.
@@ -152,18 +165,7 @@ def test_two_interpreters_at_once(ctx: Context, own_gil: bool) -> None:
     """Each in a thread of its own, with the main one at work, too."""
     program(f"""
 ids = [create({own_gil}) for _ in range(2)]
-failed = []
-def work(i):
-    try:
-        run(i, TRAFFIC + "messages(300)")
-    except BaseException as e:
-        failed.append(e)
-threads = [threading.Thread(target=work, args=[i]) for i in ids]
-for t in threads: t.start()
-exec(TRAFFIC)
-messages(300)
-for t in threads: t.join()
-assert not failed, failed
+in_threads(ids, MANY := TRAFFIC + "messages(300)", lambda: exec(MANY, globals()))
 assert states() == 3
 for i in ids: interpreters.destroy(i)
 assert states() == 1
@@ -176,7 +178,6 @@ def test_opening_and_closing_in_two_interpreters_at_once(ctx: Context, own_gil: 
     """libibverbs has locks of its own for what the process shares."""
     program(f"""
 ids = [create({own_gil}) for _ in range(2)]
-failed = []
 LOOP = '''
 for _ in range(25):
     assert c.devices()
@@ -185,15 +186,7 @@ for _ in range(25):
         qp = c.QP(c.PD(x), c.QPType.UC, send_cq=q)
         qp.connect(qp.address())
 '''
-def work(i):
-    try:
-        run(i, TRAFFIC + LOOP)
-    except BaseException as e:
-        failed.append(e)
-threads = [threading.Thread(target=work, args=[i]) for i in ids]
-for t in threads: t.start()
-for t in threads: t.join()
-assert not failed, failed
+in_threads(ids, TRAFFIC + LOOP)
 for i in ids: interpreters.destroy(i)
 """)
 

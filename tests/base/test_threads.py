@@ -13,7 +13,6 @@ import gc
 import os
 import random
 import signal
-import subprocess
 import sys
 import sysconfig
 import threading
@@ -23,13 +22,15 @@ from functools import partial
 from typing import Any
 
 import pytest
-from support import DEADLINE, Waiter, need_room_for_queues, until
+from support import DEADLINE, Waiter, in_child, need_room_for_queues, python, until
+from world import World
 
 from cqnotify import (
     CQ,
     MR,
     PD,
     QP,
+    AsyncEventError,
     BusyError,
     ClosedError,
     CompletionChannel,
@@ -40,6 +41,7 @@ from cqnotify import (
     SendWR,
     VerbsError,
     WCArray,
+    WCExFlags,
 )
 from cqnotify.aio import AsyncCQ
 from cqnotify.testing import Endpoint, connect
@@ -86,9 +88,8 @@ def test_a_gil_is_neither_needed_nor_turned_on() -> None:
         print(getattr(sys, "_is_gil_enabled", lambda: True)())
     """
     env = {name: value for name, value in os.environ.items() if name != "PYTHON_GIL"}
-    command = [sys.executable, "-W", "error", "-c", program]
-    said = subprocess.run(command, check=True, env=env, stdout=subprocess.PIPE, text=True).stdout
-    assert said.strip() == str(not FREE_THREADED)
+    out = python("-W", "error", "-c", program, env=env)
+    assert (out.returncode, out.stdout.strip()) == (0, str(not FREE_THREADED)), out
     assert getattr(sys, "_is_gil_enabled", lambda: True)() is not FREE_THREADED, "nor in here"
 
 
@@ -248,6 +249,21 @@ def test_a_context_is_closed_by_all_while_all_make_what_it_closes(ctx: Context) 
         assert all(thing.closed for thing in made)
 
 
+@pytest.mark.usefixtures("conversation")
+def test_things_that_all_threads_close_are_closed_once() -> None:
+    def close(w: World) -> None:
+        for _ in range(20):
+            for name in reversed(World.NAMES):
+                with contextlib.suppress(BusyError):
+                    getattr(w, name).close()
+        w.ctx.close()
+
+    for _ in range(10):
+        w = World()
+        at_once(*[partial(close, w)] * WORKERS)
+        assert all(getattr(w, name).closed for name in (*World.NAMES, "ctx"))
+
+
 def test_all_that_sleep_are_woken_by_a_close_from_any_thread(ctx: Context) -> None:
     def sleep(channel: CompletionChannel) -> None:
         with pytest.raises(ClosedError):
@@ -369,8 +385,8 @@ def test_a_process_ends_while_its_daemon_threads_are_at_work(ctx: Context) -> No
         mr.write(b"x")
     """
     for _ in range(4):
-        command = [sys.executable, "-W", "ignore", "-c", program, ctx.name]
-        subprocess.run(command, check=True, timeout=DEADLINE)
+        out = python("-W", "ignore", "-c", program, ctx.name, timeout=DEADLINE)
+        assert out.returncode == 0, out
 
 
 class Crowd:
@@ -379,12 +395,16 @@ class Crowd:
     def __init__(self, name: str) -> None:
         self.ctx = Context(name)
         self.channel, self.pd = CompletionChannel(self.ctx), PD(self.ctx)
-        self.cqs = [CQ(self.ctx, 1024, channel=self.channel) for _ in range(2)]
+        self.cqs = [
+            CQ(self.ctx, 1024, channel=self.channel),
+            CQ(self.ctx, 1024, channel=self.channel, wc_flags=WCExFlags(0x7F)),
+            CQ(self.ctx, 3, channel=self.channel),  # which loses completions, and reports that
+        ]
         self.mrs = [MR(self.pd, 64) for _ in range(4)]
-        self.qps = [self.new_qp() for _ in range(3)]
+        self.qps = [self.new_qp(n) for n in range(3)]
 
-    def new_qp(self) -> QP:
-        qp = QP(self.pd, QPType.RC, send_cq=self.cqs[0], recv_cq=self.cqs[1], max_recv_sge=2)
+    def new_qp(self, n: int) -> QP:
+        qp = QP(self.pd, QPType.RC, send_cq=self.cqs[n], recv_cq=self.cqs[1], max_recv_sge=2)
         qp.connect(qp.address())
         return qp
 
@@ -416,23 +436,28 @@ class Chaos:
             lambda: cq.poll_ids(64),
             lambda: cq.poll_into(self.array),
             lambda: cq.poll(8, spin=0.0005),
+            cq.safe_to_sleep,
             lambda: list(self.array),
         ])()  # fmt: skip
 
     def listen(self, w: Crowd, dice: random.Random) -> None:
         dice.choice(w.cqs).req_notify()
-        cq = (
-            w.channel.get_event(timeout=0.002) if dice.random() < 0.5 else w.channel.try_get_event()
-        )
-        if cq is not None:
-            cq.ack()
+        got = dice.choice([
+            lambda: w.channel.get_event(timeout=0.002),
+            w.channel.try_get_event,
+            lambda: w.ctx.get_async_event(timeout=0.002),
+        ])()  # fmt: skip
+        if isinstance(got, CQ):
+            got.ack()
 
     def change(self, w: Crowd, dice: random.Random) -> None:
-        qp, mr = dice.choice(w.qps), dice.choice(w.mrs)
+        n, mr = dice.randrange(3), dice.choice(w.mrs)
+        qp, small = w.qps[n], w.cqs[2]
         dice.choice([
             lambda: qp.modify(qp_state=0),
             lambda: qp.connect(qp.address()),
-            lambda: w.qps.__setitem__(dice.randrange(3), w.new_qp()),
+            lambda: w.qps.__setitem__(n, w.new_qp(n)),
+            lambda: small.resize(7 if small.cqe == 3 else 3),
             lambda: w.mrs.__setitem__(dice.randrange(4), MR(w.pd, 64)),
             lambda: memoryview(mr)[0:4].tobytes(),
             lambda: setattr(qp, "user_data", [qp.user_data]) or setattr(qp, "user_data", None),
@@ -450,7 +475,7 @@ class Chaos:
             # request fails when its QP, which is its own peer, was reset beneath it.
             with contextlib.suppress(
                 ClosedError, BusyError, VerbsError, ValueError, InterruptedError, TimeoutError,
-                IndexError, CompletionError,
+                IndexError, CompletionError, AsyncEventError,
             ):  # fmt: skip
                 call = dice.choice([self.post, self.poll, self.poll, self.listen, self.change])
                 call(self.world, dice)
@@ -496,23 +521,17 @@ def test_a_child_that_is_forked_while_others_work_has_a_device_of_its_own(ctx: C
         while at_work.left:
             cq.poll(), cq.stats
 
-    def in_child() -> int:
+    def child() -> None:
         signal.alarm(int(DEADLINE))
         with pytest.raises(ClosedError):
             cq.poll()
         with Context(name) as own:
-            return CQ(own, 16).poll() != []
+            assert CQ(own, 16).poll() == []
 
     def fork() -> None:
         try:
             for _ in range(3):  # to end takes a while, where coverage is counted
-                pid = os.fork()
-                if pid == 0:
-                    status = 1
-                    with contextlib.suppress(BaseException):
-                        status = in_child()
-                    os._exit(status)
-                assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+                assert in_child(child) == 0
         finally:
             at_work.one_is_done()
 

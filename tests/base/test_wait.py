@@ -4,15 +4,23 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 import pytest
-from support import DEADLINE, PPOLL, Pair, Waiter, is_asleep, python, send, until
+from hostile_support import alarm
+from support import (
+    DEADLINE,
+    PPOLL,
+    Pair,
+    Waiter,
+    is_asleep,
+    open_fds,
+    python,
+    send,
+    until,
+)
 
 from cqnotify import ClosedError, CompletionChannel, Context
 
@@ -27,16 +35,9 @@ def sleeps(thread: threading.Thread) -> int:
     raise AssertionError("no such line")
 
 
-@contextmanager
-def alarm(handler: object) -> Iterator[None]:
-    """The handler runs once, soon, in this thread."""
-    old = signal.signal(signal.SIGALRM, handler)  # type: ignore[arg-type]
-    signal.setitimer(signal.ITIMER_REAL, 0.2)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old)
+def asleep_at(channel: CompletionChannel, n: int) -> list[Waiter]:
+    waiters = [Waiter(lambda: channel.get_event(timeout=DEADLINE)) for _ in range(n)]
+    return [waiter.asleep() for waiter in waiters]
 
 
 class Behind(Waiter):
@@ -54,7 +55,7 @@ class Behind(Waiter):
 def test_an_event_wakes_one_of_many_waiters(pair: Pair) -> None:
     """Of those that do not get it, one takes over the polling, and the others sleep on."""
     b = pair[1]
-    waiters = [Waiter(lambda: b.channel.get_event(timeout=DEADLINE)).asleep() for _ in range(MANY)]
+    waiters = asleep_at(b.channel, MANY)
     woken = []
     while waiters:
         before = {w: sleeps(w.thread) for w in waiters}
@@ -74,9 +75,7 @@ def test_two_events_at_once_reach_two_waiters(pair: Pair) -> None:
     """The poller takes one of them; who polls next finds the other."""
     a, b = pair
     for _ in range(30):
-        waiters = [Waiter(lambda: b.channel.get_event(timeout=DEADLINE)) for _ in range(3)]
-        for waiter in waiters:
-            waiter.asleep()
+        waiters = asleep_at(b.channel, 3)
         b.rcq.req_notify()
         b.scq.req_notify()
         a.qp.post_recv(a.mr[0:64])
@@ -96,9 +95,7 @@ def test_two_events_at_once_reach_two_waiters(pair: Pair) -> None:
 def test_a_poller_whose_time_is_over_hands_on(pair: Pair, others: int) -> None:
     b = pair[1]
     first = Waiter(lambda: b.channel.get_event(timeout=0.5)).asleep()
-    waiters = [Waiter(lambda: b.channel.get_event(timeout=DEADLINE)) for _ in range(others)]
-    for waiter in waiters:
-        waiter.asleep()
+    waiters = asleep_at(b.channel, others)
     with pytest.raises(TimeoutError):
         first.join()
     for _ in waiters:
@@ -184,21 +181,18 @@ def test_a_handler_may_fork_and_the_waits_of_the_parent_go_on(pair: Pair) -> Non
 def test_one_who_waits_alone_needs_no_descriptor_and_of_many_few_are_kept(
     channel: CompletionChannel,
 ) -> None:
-    def open_files() -> int:
-        return len(os.listdir("/proc/self/fd"))
-
-    before = open_files()
+    before = open_fds()
     with pytest.raises(TimeoutError):
         channel.get_event(timeout=0.01)
-    assert open_files() == before
+    assert open_fds() == before
     waiters = [Waiter(channel.get_event).asleep() for _ in range(3 * MANY)]
     channel.interrupt()
     for waiter in waiters:
         with pytest.raises(InterruptedError):
             waiter.join()
-    assert open_files() <= before + MANY
+    assert open_fds() <= before + MANY
     channel.close()
-    assert open_files() < before
+    assert open_fds() < before
 
 
 # Without a function of its own, which would keep the module's names alive for longer.
