@@ -10,6 +10,7 @@ import inspect
 import os
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 import types
@@ -58,6 +59,7 @@ DEADLINE = 30.0  # seconds: the lab's guest is emulated, and can stall for a whi
 ALL_REMOTE = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_READ
 GRH = 40
 QKEY = DEFAULT_QKEY
+FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 PPOLL = "271"  # number of the system call on x86-64
 
 SOLICITED = SendFlags.SIGNALED | SendFlags.SOLICITED

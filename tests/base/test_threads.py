@@ -14,15 +14,14 @@ import os
 import random
 import signal
 import sys
-import sysconfig
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import pytest
-from support import DEADLINE, Waiter, in_child, need_room_for_queues, python, until
+from support import DEADLINE, FREE_THREADED, Waiter, in_child, need_room_for_queues, python, until
 from world import World
 
 from cqnotify import (
@@ -46,7 +45,6 @@ from cqnotify import (
 from cqnotify.aio import AsyncCQ
 from cqnotify.testing import Endpoint, connect
 
-FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 WORKERS = 4
 
 
@@ -59,27 +57,29 @@ def many_switches() -> Iterator[None]:
     sys.setswitchinterval(interval)
 
 
-def at_once(*calls: Callable[[], Any]) -> list[Any]:
-    """Runs each in a thread of its own, all from the same moment on; returns what they returned."""
-    start = threading.Barrier(len(calls), timeout=DEADLINE)
+def at_once(*calls: Callable[[], Any], meanwhile: Sequence[Callable[[], Any]] = ()) -> list[Any]:
+    """Runs each in a thread of its own, all from the same moment on; returns what they returned.
+    What is to be done meanwhile is done again and again, in threads of its own, until they end."""
+    start = threading.Barrier(len(calls) + len(meanwhile), timeout=DEADLINE)
+    over = threading.Event()
 
     def begin(call: Callable[[], Any]) -> Any:
         start.wait()
         return call()
 
-    return [waiter.join() for waiter in [Waiter(partial(begin, call)) for call in calls]]
+    def repeat(call: Callable[[], Any]) -> None:
+        start.wait()
+        while not over.is_set():
+            call()
 
-
-class AtWork:
-    """How many of some threads are still at it."""
-
-    def __init__(self, workers: int) -> None:
-        self.left = workers
-        self.lock = threading.Lock()
-
-    def one_is_done(self) -> None:
-        with self.lock:
-            self.left -= 1
+    beside = [Waiter(partial(repeat, call)) for call in meanwhile]
+    waiters = [Waiter(partial(begin, call)) for call in calls]
+    try:
+        return [waiter.join() for waiter in waiters]
+    finally:
+        over.set()
+        for waiter in beside:
+            waiter.join()
 
 
 def test_a_gil_is_neither_needed_nor_turned_on() -> None:
@@ -101,7 +101,6 @@ class Traffic:
         self.end.qp.connect(self.end.qp.address())
         self.cq = self.end.recv_cq
         self.rounds = rounds
-        self.at_work = AtWork(WORKERS)
 
     def take(self, how: int = 0) -> list[int]:
         repr(self.cq), self.cq.stats, self.end.qp.outstanding
@@ -127,22 +126,20 @@ class Traffic:
             self.post(partial(self.end.qp.post_send, [send]), got, i)
             self.cq.req_notify(i % 2 == 0)
             got += self.take(i)
-        self.at_work.one_is_done()
-        while self.at_work.left or self.end.qp.outstanding != (0, 0):
+        while self.end.qp.outstanding != (0, 0):
             got += self.take()
         return got
 
-    def read_events(self) -> None:
-        while self.at_work.left:
-            cq = self.end.channel.try_get_event()
-            if cq is not None:
-                cq.ack()
+    def read_event(self) -> None:
+        cq = self.end.channel.try_get_event()
+        if cq is not None:
+            cq.ack()
 
 
 def test_each_completion_goes_to_one_of_those_that_post_and_poll(ctx: Context) -> None:
     rounds = 200
     it = Traffic(ctx, rounds)
-    *lists, _ = at_once(*(partial(it.work, me) for me in range(WORKERS)), it.read_events)
+    lists = at_once(*(partial(it.work, me) for me in range(WORKERS)), meanwhile=[it.read_event])
     count = Counter(n for got in lists for n in got)
     assert count == Counter(range(WORKERS * rounds * 2))
     assert it.cq.stats.completions == WORKERS * rounds * 2
@@ -153,17 +150,15 @@ def test_a_list_that_others_change_is_posted_as_it_was_at_one_moment(ctx: Contex
     rounds = 500
     end = Endpoint(ctx, max_recv_wr=rounds, max_recv_sge=4)
     shared: list[Any] = []
-    stop = threading.Event()
 
     def change() -> None:
-        while not stop.is_set():
-            for n in (1, 3, 2, 0):
-                elements = [end.mr[0:8], end.mr[64:80]]
-                shared[:] = [RecvWR(elements, wr_id=i) for i in range(n)]
-            for element in (end.mr[0:8], end.mr[8:16], end.mr[16:24]):
-                shared.append(element)
-                shared.reverse()
-            shared.clear()
+        for n in (1, 3, 2, 0):
+            elements = [end.mr[0:8], end.mr[64:80]]
+            shared[:] = [RecvWR(elements, wr_id=i) for i in range(n)]
+        for element in (end.mr[0:8], end.mr[8:16], end.mr[16:24]):
+            shared.append(element)
+            shared.reverse()
+        shared.clear()
 
     def post() -> int:
         posted = 0
@@ -174,11 +169,11 @@ def test_a_list_that_others_change_is_posted_as_it_was_at_one_moment(ctx: Contex
                 posted += 1
             with contextlib.suppress(TypeError):
                 RecvWR(shared), SendWR(shared)
-        stop.set()
         return posted
 
     end.qp.connect(end.qp.address())
-    assert at_once(post, change)[0] > 0
+    (posted,) = at_once(post, meanwhile=[change])
+    assert posted > 0
     assert end.qp.outstanding[1] > 0
     end.close()
 
@@ -187,41 +182,33 @@ def test_queues_come_and_go_while_others_read_their_events(ctx: Context) -> None
     """They are left to the garbage, with events unread, by threads that did not make them."""
     rounds = 40
     other = Context(ctx.name)
-    channel, pd = CompletionChannel(other), PD(other)
-    mr = MR(pd, 4096)
-    at_work = AtWork(WORKERS)
+    shared = Endpoint(other)
+    channel, mr = shared.channel, shared.mr
+    events: list[bool] = []
     passed: list[Any] = [None] * WORKERS  # each drops what another one made
 
     def make(me: int) -> None:
         for i in range(rounds):
-            cq = CQ(other, 16, channel=channel)
-            qp = QP(pd, QPType.RC, send_cq=cq, recv_cq=cq)
-            qp.connect(qp.address())
-            cq.req_notify()
-            qp.post_recv(mr[0:64])
-            qp.post_send(mr[64:72])
-            passed[(me + i) % WORKERS] = (cq, qp) if i % 2 else qp
-            del cq, qp
-        at_work.one_is_done()
+            end = Endpoint(other, pd=shared.pd, channel=channel, mr=mr, cqe=16, one_cq=True)
+            end.connect(end.qp.address())
+            end.recv_cq.req_notify()
+            end.qp.post_recv(mr[0:64])
+            end.qp.post_send(mr[64:72])
+            passed[(me + i) % WORKERS] = end if i % 2 else end.qp
+            del end
 
-    def read() -> int:
-        events = 0
-        while at_work.left:
-            cq = channel.try_get_event()
-            if cq is not None:
-                events += 1
-                cq.poll(4)
-                cq.ack()
-            del cq
-        return events
+    def read() -> None:
+        cq = channel.try_get_event()
+        if cq is not None:
+            events.append(True)
+            cq.poll(4)
+            cq.ack()
 
-    *_, one, two = at_once(*(partial(make, me) for me in range(WORKERS)), read, read)
-    assert 0 < one + two <= WORKERS * rounds
+    at_once(*(partial(make, me) for me in range(WORKERS)), meanwhile=[read, read])
+    assert 0 < len(events) <= WORKERS * rounds
     passed.clear()
     gc.collect()
-    mr.close()  # nothing in flight needs it: all QPs are gone
-    pd.close()
-    channel.close()
+    shared.close()  # nothing in flight needs it: all QPs are gone
     other.close()
 
 
@@ -231,10 +218,9 @@ def test_a_context_is_closed_by_all_while_all_make_what_it_closes(ctx: Context) 
     def use(other: Context, made: list[Any]) -> None:
         with contextlib.suppress(ClosedError):
             for _ in range(20):
-                channel, pd = CompletionChannel(other), PD(other)
-                cq = CQ(other, 16, channel=channel)
-                qp = QP(pd, QPType.RC, send_cq=cq, recv_cq=cq)
-                made += [channel, pd, cq, qp, MR(pd, 64)]
+                end = Endpoint(other, size=64, cqe=16, one_cq=True)
+                cq, qp = end.recv_cq, end.qp
+                made += [end.channel, end.pd, cq, qp, end.mr]
                 cq.req_notify()
                 repr(qp), qp.qp_num, cq.cqe, cq.stats
 
@@ -298,31 +284,25 @@ def test_rows_of_an_array_that_others_fill_are_whole(ctx: Context) -> None:
     rounds = 100
     a, b = connect(Endpoint(ctx), Endpoint(ctx))
     array = WCArray(8)
-    was_read, stop = threading.Event(), threading.Event()
+    was_read: list[bool] = []
 
     def fill() -> None:
         done = 0
-        while done < rounds or not was_read.is_set():  # it may be over before the others begin
+        while done < rounds or not was_read:  # it may be over before the others begin
             b.qp.post_recv(b.mr[0:64], wr_id=done % rounds)
             a.qp.post_send(a.mr[0:8])
             until(lambda: b.recv_cq.poll_into(array) == 1, "it arrives")
             until(lambda: bool(a.send_cq.poll()), "it is sent")
             done += 1
-        stop.set()
 
-    def read() -> int:
-        read = 0
-        while not stop.is_set():
-            with contextlib.suppress(IndexError):  # for a moment there is none
-                wc = array[0]
-                assert (wc.ok, wc.byte_len, wc.qp_num) == (True, 8, b.qp.qp_num)
-                assert wc.wr_id < rounds
-                read += 1
-                was_read.set()
-        return read
+    def read() -> None:
+        with contextlib.suppress(IndexError):  # for a moment there is none
+            wc = array[0]
+            assert (wc.ok, wc.byte_len, wc.qp_num) == (True, 8, b.qp.qp_num)
+            assert wc.wr_id < rounds
+            was_read.append(True)
 
-    _, *read_by = at_once(fill, read, read)
-    assert sum(read_by) > 0
+    at_once(fill, meanwhile=[read, read])
     a.close()
     b.close()
 
@@ -417,7 +397,7 @@ class Chaos:
         self.rounds = rounds
         self.world = Crowd(name)
         self.array = WCArray(16)
-        self.at_work = AtWork(WORKERS)
+        self.worlds = 1
 
     def post(self, w: Crowd, dice: random.Random) -> None:
         qp, mr = dice.choice(w.qps), dice.choice(w.mrs)
@@ -480,22 +460,19 @@ class Chaos:
                 call = dice.choice([self.post, self.poll, self.poll, self.listen, self.change])
                 call(self.world, dice)
                 done += 1
-        self.at_work.one_is_done()
         return done
 
-    def replace(self) -> int:
-        worlds = 1
-        while self.at_work.left:
-            old, self.world = self.world, Crowd(self.name)
-            old.ctx.close()
-            worlds += 1
-        self.world.ctx.close()
-        return worlds
+    def replace(self) -> None:
+        old, self.world = self.world, Crowd(self.name)
+        old.ctx.close()
+        self.worlds += 1
 
     def run(self) -> None:
-        *done, worlds = at_once(*(partial(self.work, me) for me in range(WORKERS)), self.replace)
+        workers = [partial(self.work, me) for me in range(WORKERS)]
+        done = at_once(*workers, meanwhile=[self.replace])
+        self.world.ctx.close()
         assert min(done) > self.rounds // 10, "mostly it is possible"
-        assert worlds > 1
+        assert self.worlds > 1
 
 
 @pytest.mark.usefixtures("conversation")
@@ -515,11 +492,6 @@ def test_anything_may_be_done_by_any_thread_for_long(ctx: Context) -> None:
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_child_that_is_forked_while_others_work_has_a_device_of_its_own(ctx: Context) -> None:
     cq, name = CQ(ctx, 16), ctx.name
-    at_work = AtWork(1)
-
-    def work() -> None:
-        while at_work.left:
-            cq.poll(), cq.stats
 
     def child() -> None:
         signal.alarm(int(DEADLINE))
@@ -529,13 +501,10 @@ def test_a_child_that_is_forked_while_others_work_has_a_device_of_its_own(ctx: C
             assert CQ(own, 16).poll() == []
 
     def fork() -> None:
-        try:
-            for _ in range(3):  # to end takes a while, where coverage is counted
-                assert in_child(child) == 0
-        finally:
-            at_work.one_is_done()
+        for _ in range(3):  # to end takes a while, where coverage is counted
+            assert in_child(child) == 0
 
-    at_once(fork, *[work] * WORKERS)
+    at_once(fork, meanwhile=[lambda: (cq.poll(), cq.stats)] * WORKERS)
 
 
 def test_of_many_asynccqs_one_gets_the_cq(ctx: Context, channel: CompletionChannel) -> None:
@@ -558,23 +527,16 @@ def test_what_is_dropped_while_all_collect_is_dropped_once(
 ) -> None:
     """Without a GIL the collector runs while others are on their way to the core's lock."""
     acq = AsyncCQ(CQ(ctx, 8, channel=channel))
-    at_work = AtWork(3)
 
     def drop() -> None:
         for _ in range(20_000):
             acq.wait().close()
             acq.scope()
-        at_work.one_is_done()
 
     def drop_engines() -> None:
         for _ in range(100):
             with CQ(ctx, 8, channel=channel) as cq:
                 AsyncCQ(cq).wait().close()
-        at_work.one_is_done()
 
-    def collect() -> None:
-        while at_work.left:
-            gc.collect()
-
-    at_once(drop, drop, drop_engines, collect)
+    at_once(drop, drop, drop_engines, meanwhile=[gc.collect])
     assert acq._awaited == 0

@@ -40,6 +40,12 @@ def asleep_at(channel: CompletionChannel, n: int) -> list[Waiter]:
     return [waiter.asleep() for waiter in waiters]
 
 
+def raise_event(pair: Pair) -> None:
+    """On the channel of the second."""
+    pair[1].rcq.req_notify()
+    send(pair)
+
+
 class Behind(Waiter):
     """A thread that goes to sleep on the channel after the main thread, which polls."""
 
@@ -59,8 +65,7 @@ def test_an_event_wakes_one_of_many_waiters(pair: Pair) -> None:
     woken = []
     while waiters:
         before = {w: sleeps(w.thread) for w in waiters}
-        b.rcq.req_notify()
-        send(pair)
+        raise_event(pair)
         until(lambda: not all(w.thread.is_alive() for w in waiters), "one has it")
         (winner,) = [w for w in waiters if not w.thread.is_alive()]
         assert winner.join() is b.rcq
@@ -113,8 +118,7 @@ def test_others_get_events_while_the_poller_runs_a_signal_handler(pair: Pair) ->
 
     def handler(signum: int, frame: FrameType | None) -> None:
         other.asleep()
-        b.rcq.req_notify()
-        send(pair)
+        raise_event(pair)
         assert other.join() is b.rcq
 
     with alarm(handler), pytest.raises(TimeoutError):
@@ -132,8 +136,7 @@ def test_a_poller_whose_signal_handler_raises_hands_on(pair: Pair) -> None:
 
     with alarm(handler), pytest.raises(KeyError, match="mine"):
         b.channel.get_event(timeout=DEADLINE)
-    b.rcq.req_notify()
-    send(pair)
+    raise_event(pair)
     assert other.join() is b.rcq
 
 
@@ -141,11 +144,9 @@ def test_a_handler_that_waits_itself_gets_its_event_and_the_wait_goes_on(pair: P
     b = pair[1]
 
     def handler(signum: int, frame: FrameType | None) -> None:
-        b.rcq.req_notify()
-        send(pair)
+        raise_event(pair)
         assert b.channel.get_event(timeout=DEADLINE) is b.rcq
-        b.rcq.req_notify()
-        send(pair)
+        raise_event(pair)
 
     with alarm(handler):
         assert b.channel.get_event(timeout=DEADLINE) is b.rcq
@@ -173,8 +174,7 @@ def test_a_handler_may_fork_and_the_waits_of_the_parent_go_on(pair: Pair) -> Non
             if child == [0]:
                 os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child[0], 0)[1]) == 7
-    b.rcq.req_notify()
-    send(pair)
+    raise_event(pair)
     assert other.join() is b.rcq
 
 
