@@ -49,29 +49,21 @@ class Hostile:
     def __init__(self, action: Callable[[], object]) -> None:
         self.action = action
 
-    def __index__(self) -> int:
+    def _one(self) -> int:
         self.action()
         return 1
+
+    __index__ = __hash__ = __len__ = _one
+
+    def _true(self, *_: object) -> bool:
+        self.action()
+        return True
+
+    __bool__ = __eq__ = _true  # type: ignore[assignment]
 
     def __float__(self) -> float:
         self.action()
         return 0.001
-
-    def __bool__(self) -> bool:
-        self.action()
-        return True
-
-    def __eq__(self, other: object) -> bool:
-        self.action()
-        return True
-
-    def __hash__(self) -> int:
-        self.action()
-        return 1
-
-    def __len__(self) -> int:
-        self.action()
-        return 1
 
     def __iter__(self) -> Iterator[int]:
         self.action()
@@ -116,29 +108,31 @@ LITERALS = (
     *("''", "'text'", "'a\\0b'", "'\\ud800'", "'::1'", "b''", "b'0' * 51 + b'\\0'"),
     *("()", "{1: 2}", "{'sl': 'x', 'nonsense': 1}", "[1, None]", "slice(-(1 << 70), 'x', 0.5)"),
 )
+
+
+def released() -> memoryview:
+    view = memoryview(bytearray(8))
+    view.release()
+    return view
+
+
+# Arguments that can't be used twice, or hold on to something.
+FRESH: dict[str, Callable[[], Any]] = {
+    "bytearray": lambda: bytearray(64),
+    "view": lambda: memoryview(bytearray(64)),
+    "readonly": lambda: memoryview(bytes(64)),
+    "gaps": lambda: memoryview(bytearray(64))[::2],
+    "released": released,
+    "boom": lambda: Hostile(boom),
+}
 VICTIMS = ("ctx", "pd", "cq", "mr", "qp", "channel", "ah", "srq", "acq", "aqp")
-NASTY_FRESH = [
-    *("bytearray", "view", "readonly", "gaps", "released", "view_of_mr", "boom", "boom", "boom"),
-    *(f"close:{name}" for name in VICTIMS),
-    *("poll", "reset"),
-]
+NASTY_FRESH = [*FRESH, "view_of_mr", "boom", "boom"]
+NASTY_FRESH += [*(f"close:{name}" for name in VICTIMS), "poll", "reset"]
 # Without one of these it is a new world's turn.
 LASTING = (
-    "ctx",
-    "other",
-    "pd",
-    "channel",
-    "cq",
-    "mr",
-    "qp",
-    "srq",
-    "ah",
-    "mw",
-    "ud",
-    "xcq",
-    "watch",
+    *("ctx", "other", "pd", "channel", "cq", "mr", "qp", "srq", "ah", "mw", "ud", "xcq", "watch"),
+    *("new_qp", "ro_mr", "acq", "acq_cq", "acq_channel", "aqp", "amr"),
 )
-LASTING += ("watch", "new_qp", "ro_mr", "acq", "acq_cq", "acq_channel", "aqp", "amr")
 
 Values = tuple[list[str], dict[str, str]]  # by position, and by keyword
 
@@ -240,32 +234,17 @@ class Stock:
         qp.connect(qp.address(), timeout=8, retry_cnt=1, access=0xF)
 
     def fresh(self, name: str) -> Any:
-        """Arguments that can't be used twice, or hold on to something."""
-        if name == "bytearray":
-            return bytearray(64)
-        if name == "view":
-            return memoryview(bytearray(64))
-        if name == "readonly":
-            return memoryview(bytes(64))
-        if name == "gaps":
-            return memoryview(bytearray(64))[::2]
-        if name == "released":
-            view = memoryview(bytearray(8))
-            view.release()
-            return view
+        o = self.objects
+        if name in FRESH:
+            return FRESH[name]()
         if name == "view_of_mr":
-            mr = self.objects["mr"]
-            return bytearray(8) if mr.closed else memoryview(mr)[:64]
-        if name == "boom":
-            return Hostile(boom)
-        kind, _, victim = name.partition(":")
-        if kind == "close":
-            return Hostile(lambda: self.attempt(self.objects[victim].close))
-        if kind == "poll":
-            return Hostile(lambda: self.attempt(self.objects["cq"].poll))
-        if kind == "reset":
-            return Hostile(lambda: self.attempt(self.objects["qp"].modify, qp_state=0))
-        return self.objects.get(name) or self.constants[name]
+            return bytearray(8) if o["mr"].closed else memoryview(o["mr"])[:64]
+        if name == "poll":
+            return Hostile(lambda: self.attempt(o["cq"].poll))
+        if name == "reset":
+            return Hostile(lambda: self.attempt(o["qp"].modify, qp_state=0))
+        victim = o[name.removeprefix("close:")]
+        return Hostile(lambda: self.attempt(victim.close))
 
     @staticmethod
     def attempt(function: Callable[..., Any], **kwargs: Any) -> None:

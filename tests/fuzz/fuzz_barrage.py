@@ -177,7 +177,7 @@ RECEIVERS = (
     *("ah", "mw", "watch", "sge", "wc", "array", "send_wr", "recv_wr", "acq", "closed_acq"),
 )
 MAKERS = (Context, PD, MR, CompletionChannel, FailureWatch, CQ, QP, SRQ, AH, MW, WCArray)
-MAKERS += (SendWR, RecvWR)
+MAKERS += (SendWR, RecvWR, AsyncCQ)
 DUNDERS = ("enter", "repr", "len", "getitem", "next", "iter", "aiter")
 PRIVATE = {"_on_event", *(f"__{name}__" for name in DUNDERS)}
 AWAITABLE = {"wait", "completion", "send", "recv", "write", "read"}
@@ -235,7 +235,6 @@ def targets(w: Stock) -> dict[str, Target]:
 
     for cls in MAKERS:
         add(f"{cls.__name__}()", cls)
-    add("AsyncCQ()", AsyncCQ)
     for function in (QPAddress.from_wire, MR.implicit, AH.from_wc):
         add(function.__qualname__, function)
     found["QPAddress.from_wire#0"].good = {"data": ("own_wire",)}

@@ -73,20 +73,24 @@ class Machine(Model, RuleBasedStateMachine):
     def poll(self, n: int, form: int, count: int) -> None:
         self.poll_one(self.some("CQ", n), form, count)  # type: ignore[arg-type]
 
+    def some_to_arm(self, n: int, method: str) -> Any:
+        """None: it has no channel, and refuses."""
+        cq: Any = self.some("CQ", n)
+        if cq.uses:
+            return cq
+        self.refuse(f"CQ.{method}", ValueError, "without a channel", getattr(cq.obj, method))
+        return None
+
     @rule(n=N, solicited=st.booleans())
     def arm(self, n: int, solicited: bool) -> None:
-        cq: Any = self.some("CQ", n)
-        if not cq.uses:
-            self.refuse("CQ.req_notify", ValueError, "without a channel", cq.obj.req_notify)
+        if (cq := self.some_to_arm(n, "req_notify")) is None:
             return
         self.call("CQ.req_notify", cq.obj.req_notify, solicited)
         cq.arms += 1
 
     @rule(n=N, solicited=st.booleans())
     def prepare_to_sleep(self, n: int, solicited: bool) -> None:
-        cq: Any = self.some("CQ", n)
-        if not cq.uses:
-            self.refuse("CQ.safe_to_sleep", ValueError, "without a channel", cq.obj.safe_to_sleep)
+        if (cq := self.some_to_arm(n, "safe_to_sleep")) is None:
             return
         before = cq.obj.stats
         safe = self.call("CQ.safe_to_sleep", cq.obj.safe_to_sleep, solicited)
@@ -228,18 +232,12 @@ class Machine(Model, RuleBasedStateMachine):
 
     @rule(n=N, solicited=st.booleans())
     def sleep_until_a_message_comes(self, n: int, solicited: bool) -> None:
-        able = [
-            q
-            for q in self.live("QP")
-            if q.healthy and q.obj is not None and q.rcq.uses and q.peer.obj is not None
-        ]
+        able = [q for q in self.live("QP") if q.healthy and q.obj and q.rcq.uses and q.peer.obj]
         if not able:
             return
         qp = able[n % len(able)]
         cq, channel = qp.rcq, qp.rcq.uses[0]
-        if channel.obj is None or cq.obj is None or not self.room(qp, n):
-            return
-        if not self.room(qp.peer, n):
+        if not (channel.obj and cq.obj and self.room(qp, n) and self.room(qp.peer, n)):
             return
         safe = False
         end = time.monotonic() + DEADLINE
@@ -285,11 +283,10 @@ class Machine(Model, RuleBasedStateMachine):
 
     def async_event(self, timeout: float | None = None) -> bool:
         try:
-            event = (
-                self.ctx.try_get_async_event()
-                if timeout is None
-                else self.ctx.get_async_event(timeout)
-            )
+            if timeout is None:
+                event = self.ctx.try_get_async_event()
+            else:
+                event = self.ctx.get_async_event(timeout)
         except TimeoutError:
             return True
         assert event is None or isinstance(event, AsyncEvent)

@@ -52,6 +52,8 @@ from cqnotify import (
     WCStatus,
 )
 
+MODELS: dict[str, type[Thing]] = {"CQ": Queue, "MR": Region, "QP": Pair}
+
 
 class Model:
     """Real objects, and the model of them. A number chooses among what there is, or a new one."""
@@ -104,46 +106,42 @@ class Model:
         return [t for t in self.things if t.kind == kind and t.open]
 
     def make(self, kind: str, n: int) -> Any:
+        if kind == "CompletionChannel":
+            return self.keep(kind, [], CompletionChannel, self.ctx)
         if kind == "PD":
-            thing = Thing(kind, self.call("PD()", PD, self.ctx))
-        elif kind == "CompletionChannel":
-            thing = Thing(kind, self.call("CompletionChannel()", CompletionChannel, self.ctx))
-        elif kind == "CQ":
+            return self.keep(kind, [], PD, self.ctx)
+        if kind == "CQ":
             return self.make_cq(n)
-        elif kind == "MR":
-            return self.make_mr(self.some("PD", n), n)
-        elif kind == "SRQ":
-            pd = self.some("PD", n)
-            thing = Thing(kind, self.call("SRQ()", SRQ, pd.obj, 1 + n % 40), [pd])
-        elif kind == "AH":
-            return self.make_ah(self.some("PD", n))
-        else:
+        if kind == "QP":
             return self.make_pair(n, QPType.RC)
+        pd = self.some("PD", n)
+        if kind == "MR":
+            return self.make_mr(pd, n)
+        if kind == "SRQ":
+            return self.keep(kind, [pd], SRQ, pd.obj, 1 + n % 40)
+        return self.make_ah(pd)
+
+    def keep(self, kind: str, uses: list[Thing], make: Any, *args: Any, **options: Any) -> Any:
+        model = MODELS.get(kind, Thing)
+        thing = model(kind, self.call(f"{kind}()", make, *args, **options), uses)
         self.things.append(thing)
         return thing
 
-    def make_cq(self, n: int) -> Queue:
+    def make_cq(self, n: int) -> Any:
         channel = self.some("CompletionChannel", n) if n % 5 else None
         options: dict[str, Any] = {} if channel is None else {"channel": channel.obj}
         if n % 3 == 0:
             options["wc_flags"] = WCExFlags.BYTE_LEN | WCExFlags.IMM
-        cq = self.call("CQ()", CQ, self.ctx, 256, user_data=n, **options)
-        thing = Queue("CQ", cq, [channel] if channel else [])
-        self.things.append(thing)
-        return thing
+        uses = [channel] if channel else []
+        return self.keep("CQ", uses, CQ, self.ctx, 256, user_data=n, **options)
 
-    def make_mr(self, pd: Thing, n: int) -> Region:
+    def make_mr(self, pd: Thing, n: int) -> Any:
         buffer = SLOT * SLOTS if n % 2 else bytearray(SLOT * SLOTS)
         access = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_READ
-        thing = Region("MR", self.call("MR()", MR, pd.obj, buffer, access=access), [pd])
-        self.things.append(thing)
-        return thing
+        return self.keep("MR", [pd], MR, pd.obj, buffer, access=access)
 
-    def make_ah(self, pd: Thing) -> Thing:
-        ah = self.call("AH()", AH, pd.obj, dgid=self.gid, sgid_index=self.sgid_index)
-        thing = Thing("AH", ah, [pd])
-        self.things.append(thing)
-        return thing
+    def make_ah(self, pd: Thing) -> Any:
+        return self.keep("AH", [pd], AH, pd.obj, dgid=self.gid, sgid_index=self.sgid_index)
 
     def make_pair(self, n: int, qp_type: QPType) -> Pair:
         both = [self.make_qp(n + i, qp_type) for i in (0, 3)]
@@ -160,22 +158,13 @@ class Model:
             options["sq_sig_all"] = True
         if rcq is not scq:
             options["recv_cq"] = rcq.obj
-        qp = self.call(
-            "QP()",
-            QP,
-            pd.obj,
-            qp_type,
-            send_cq=scq.obj,
-            max_send_wr=2 * IN_FLIGHT,
-            max_recv_wr=2 * IN_FLIGHT,
-            max_send_sge=2,
-            **options,
-        )
-        thing = Pair("QP", qp, [pd, scq, rcq], type=qp_type)
+        options |= {"max_send_wr": 2 * IN_FLIGHT, "max_recv_wr": 2 * IN_FLIGHT, "max_send_sge": 2}
+        uses = [pd, scq, rcq]
+        thing: Pair = self.keep("QP", uses, QP, pd.obj, qp_type, send_cq=scq.obj, **options)
+        thing.type = qp_type
         thing.inline = "max_inline_data" in options
         thing.all_signaled = "sq_sig_all" in options
-        thing.num = qp.qp_num
-        self.things.append(thing)
+        thing.num = thing.obj.qp_num
         return thing
 
     def connect(self, a: Pair) -> None:
@@ -234,15 +223,16 @@ class Model:
         sg = work.mr.obj[at : at + SLOT]
         args, kwargs = self.form("RecvWR()", RecvWR, sg, {"wr_id": work.wr_id}, n)
         if qp.state == "RESET":
-            self.refuse(
-                "QP.post_recv", VerbsError, "is in RESET", qp.obj.post_recv, *args, **kwargs
-            )
-            self.let_go(work)
+            self.refuse_in_reset(work, "QP.post_recv", qp.obj.post_recv, *args, **kwargs)
             return
         self.call("QP.post_recv", qp.obj.post_recv, *args, **kwargs)
         work.must = False  # until it is matched by a send, or flushed
         self.posted(work)
         qp.unmatched.append(work)
+
+    def refuse_in_reset(self, work: Work, name: str, post: Any, *args: Any, **kwargs: Any) -> None:
+        self.refuse(name, VerbsError, "is in RESET", post, *args, **kwargs)
+        self.let_go(work)
 
     def form(
         self, name: str, make: Any, sg: Any, kwargs: dict[str, Any], n: int
@@ -303,10 +293,7 @@ class Model:
         kwargs |= {"wr_id": work.wr_id, "opcode": SEND_OPS[op], "send_flags": flags}
         args, kwargs = self.form("SendWR()", SendWR, sg, kwargs, n // 3)
         if qp.state == "RESET":
-            self.refuse(
-                "QP.post_send", VerbsError, "is in RESET", qp.obj.post_send, *args, **kwargs
-            )
-            self.let_go(work)
+            self.refuse_in_reset(work, "QP.post_send", qp.obj.post_send, *args, **kwargs)
             return
         self.call("QP.post_send", qp.obj.post_send, *args, **kwargs)
         self.posted(work)
@@ -407,24 +394,23 @@ class Model:
         form %= 3
         if form == 0:
             wcs = self.call("CQ.poll", cq.obj.poll, n)
-            for wc in wcs:
-                assert repr(wc).startswith("<WorkCompletion")
-                self.completed(cq, wc.wr_id, wc, wc.status)
         elif form == 1:
             n = 32
             count = self.call("CQ.poll_into", cq.obj.poll_into, self.array)
             assert count == len(self.array)
             wcs = [self.array[i] for i in range(count)]
-            for wc in wcs:
-                self.completed(cq, wc.wr_id, wc, wc.status)
         else:
             try:
                 wcs = self.call("CQ.poll_ids", cq.obj.poll_ids, max_entries=n)
             except CompletionError as e:
                 self.completed(cq, e.wr_id, e.wc, e.status)
                 return 1
-            for wr_id in wcs:
-                self.completed(cq, wr_id, None, WCStatus.SUCCESS)
+        for wc in wcs:
+            if isinstance(wc, int):
+                self.completed(cq, wc, None, WCStatus.SUCCESS)
+            else:
+                assert repr(wc).startswith("<WorkCompletion")
+                self.completed(cq, wc.wr_id, wc, wc.status)
         assert len(wcs) <= n
         if not wcs:  # what is not in a queue any more will not come any more
             cq.load = {w for w in cq.load if w in w.qp.sq or w in w.qp.rq}

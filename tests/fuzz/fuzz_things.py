@@ -11,8 +11,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from cqnotify import QP, SRQ, Context, QPType, WCOpcode, WROpcode
-from cqnotify.aio import AsyncCQ
+from cqnotify import QPType, WCOpcode, WROpcode
 
 
 @dataclass
@@ -36,27 +35,12 @@ class Tally:
 def ours() -> Counter[str]:
     """The objects of the package that exist and that the collector knows."""
     gc.collect()
-    names = (
-        "Context",
-        "PD",
-        "MR",
-        "SGE",
-        "CompletionChannel",
-        "CQ",
-        "SRQ",
-        "QP",
-        "AH",
-        "AsyncEvent",
-        "MW",
-        "SendWR",
-        "RecvWR",
-        "AsyncCQ",
-        "Request",
-    )
-    found = Counter(type(o).__name__ for o in gc.get_objects() if type(o).__module__ == "cqnotify")
-    found.update(
-        type(o).__name__ for o in gc.get_objects() if type(o) in (QP, SRQ, Context, AsyncCQ)
-    )
+    names = {
+        *("Context", "PD", "MR", "SGE", "CompletionChannel", "CQ", "SRQ", "QP", "AH", "MW"),
+        *("AsyncEvent", "SendWR", "RecvWR", "AsyncCQ", "Request"),
+    }
+    types = [type(o) for o in gc.get_objects()]
+    found = Counter(t.__name__ for t in types if str(t.__module__).startswith("cqnotify"))
     return Counter({name: found[name] for name in names if found[name]})
 
 

@@ -19,6 +19,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -117,22 +118,24 @@ def run_barrage(
         sys.unraisablehook = hook
 
 
-def test_what_was_promised_holds_in_any_order(tally: Tally) -> None:
+@contextmanager
+def leaving_nothing() -> Iterator[None]:
     before = descriptors()
-    run_machine(examples=25, steps=40)
-    gc.collect()
-    assert descriptors() <= before
+    yield
     assert ours() == {}, "nothing is left"
+    assert descriptors() <= before
+
+
+def test_what_was_promised_holds_in_any_order(tally: Tally) -> None:
+    with leaving_nothing():
+        run_machine(examples=25, steps=40)
     print(tally)
     assert tally.done.total() >= 0.3 * tally.calls
 
 
 def test_arguments_of_any_kind_are_refused_in_words_or_work(tally: Tally) -> None:
-    before = descriptors()
-    run_barrage(tally, examples=120)
-    gc.collect()
-    assert descriptors() <= before
-    assert ours() == {}, "nothing is left"
+    with leaving_nothing():
+        run_barrage(tally, examples=120)
     print(tally)
 
 
@@ -161,7 +164,6 @@ def test_many_calls_in_any_order_with_any_arguments_break_nothing_and_leak_nothi
     with capfd.disabled():
         Machine.progress = staticmethod(progress)
         Machine.tally = halves[0]
-        before = descriptors()
         try:
             for seed in range(SEED, SEED + 1_000_000):
                 total = halves[0].calls + halves[1].calls
@@ -169,12 +171,11 @@ def test_many_calls_in_any_order_with_any_arguments_break_nothing_and_leak_nothi
                     break
                 if not warm[0] and total >= MANY // 4:
                     warm = (rss(), total)
-                if halves[0].calls <= halves[1].calls:
-                    run_machine(25, 50, seed)
-                else:
-                    run_barrage(halves[1], 20, seed, faults)
-                assert descriptors() <= before
-                assert ours() == {}, "nothing is left"
+                with leaving_nothing():
+                    if halves[0].calls <= halves[1].calls:
+                        run_machine(25, 50, seed)
+                    else:
+                        run_barrage(halves[1], 20, seed, faults)
             grown = rss() - warm[0]
         finally:
             faulthandler.cancel_dump_traceback_later()
