@@ -168,13 +168,18 @@ TOLERATED = {
 def arrived(w: World, wr_id: int = 1) -> None:
     """A message is in both CQs, its events are read; nothing was polled since."""
     drain(w)
+    message(w, wr_id)
+    assert w.channel.get_event(timeout=DEADLINE) is w.ex
+    w.ex.ack(w.ex.unacked)
+
+
+def message(w: World, wr_id: int) -> None:
+    """It has raised an event; only the sender's completion was polled."""
     w.ex.req_notify()
     w.qp.post_recv(w.mr[0:64], wr_id=wr_id)
     w.qp.post_send(w.mr[64:72], wr_id=2)
     wcs = WCArray(1)
     until(lambda: w.cq.poll_into(wcs) == 1, "sent")
-    assert w.channel.get_event(timeout=DEADLINE) is w.ex
-    w.ex.ack(w.ex.unacked)
 
 
 def arrived_with_a_large_wr_id(w: World) -> None:
@@ -195,11 +200,7 @@ def drain(w: World) -> None:
 def event_pending(w: World) -> None:
     arrived(w)
     w.ex.poll(16)
-    w.ex.req_notify()
-    w.qp.post_recv(w.mr[0:64], wr_id=1)
-    w.qp.post_send(w.mr[64:72], wr_id=2)
-    wcs = WCArray(1)
-    until(lambda: w.cq.poll_into(wcs) == 1, "sent")
+    message(w, 1)
 
 
 def report_pending(w: World) -> None:
@@ -211,8 +212,7 @@ def report_pending(w: World) -> None:
 
 def failures_pending(w: World) -> None:
     """One was taken by get_async_event(), and one is unread."""
-    while w.ctx.try_get_async_event() is not None:
-        pass
+    take_all(w.ctx)
     inject(w, AsyncEventType.QP_FATAL, w.qp)
     core.inject_event(AsyncEventType.PORT_ERR, 1)
 
@@ -256,6 +256,20 @@ def inject(w: World, event_type: int, element: Any) -> None:
     assert event.srq is (element if isinstance(element, SRQ) else None)
     assert event.port_num == (element if isinstance(element, int) else None)
     assert repr(event)
+
+
+def starves(
+    call: Callable[[], object], n: int, errors: tuple[type[Exception], ...] = (MemoryError,)
+) -> bool:
+    """Whether it ends for lack of memory, if it comes to an n-th allocation, which fails."""
+    try:
+        core.fail_alloc(n)
+        call()
+    except errors:
+        return True
+    finally:
+        core.fail_alloc(0)
+    return False
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from fault_world import (
     one,
     open_files,
     report_pending,
+    starves,
     told,
 )
 from support import DEADLINE
@@ -233,7 +234,7 @@ def test_each_allocation_fails_once(w: World, name: str) -> None:
     setup, call = CASES[name]
     # Python itself may have no memory for the instance, or the frame, of an exception that we
     # raised; then its own comes in the place of ours.
-    starved = (MemoryError, SystemError) if name == "refusals" else MemoryError
+    starved = (MemoryError, SystemError) if name == "refusals" else (MemoryError,)
     setup(w)
     call(w, None)  # what is made once only is made now
     gc.collect()
@@ -242,19 +243,12 @@ def test_each_allocation_fails_once(w: World, name: str) -> None:
     for n in range(1, 3000):
         setup(w)
         completions = w.ex.stats.completions
-        try:
-            core.fail_alloc(n)
-            call(w, None)
-        except starved:
-            core.fail_alloc(0)
-            failures.append(n)
-            delivered = w.ex.stats.completions > completions
-        else:
-            failed = core.failed()
-            core.fail_alloc(0)
-            if failed is None:
+        if not starves(lambda: call(w, None), n, starved):
+            if core.failed() is None:
                 break
             continue
+        failures.append(n)
+        delivered = w.ex.stats.completions > completions
         gc.collect()
         assert core.live_handles() == handles, n
         assert open_files() == files, n
@@ -281,24 +275,14 @@ def test_what_is_half_made_when_memory_runs_out_goes_away(w: World, name: str) -
     times = 12
 
     def is_starved(n: int) -> bool:
-        nonlocal has_failed
-        try:
-            core.fail_alloc(n)
-            call(w, None)
-        except (MemoryError, SystemError):
-            return True
-        finally:
-            has_failed = core.failed() is not None
-            core.fail_alloc(0)
-        return False
+        return starves(lambda: call(w, None), n, (MemoryError, SystemError))
 
-    has_failed = True
     setup(w)
     call(w, None)
     for n in range(1, 3000):
         setup(w)
         is_starved(n)
-        if not has_failed:
+        if core.failed() is None:
             break
         objects, lists = held_objects(), tracked_lists()
         if all(is_starved(n) for _ in range(times)):

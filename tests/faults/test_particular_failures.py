@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import errno
-import sysconfig
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from fault_world import (
@@ -17,11 +16,13 @@ from fault_world import (
     drain,
     emptied,
     event_pending,
+    inside,
     receive,
     receive_shared,
     report_pending,
+    starves,
 )
-from support import DEADLINE, Waiter, unraisables, until, wait_completions
+from support import DEADLINE, FREE_THREADED, Waiter, unraisables, until, wait_completions
 
 from cqnotify import (
     CQ,
@@ -29,6 +30,7 @@ from cqnotify import (
     MW,
     PD,
     QP,
+    SRQ,
     AccessFlags,
     AsyncEventType,
     ClosedError,
@@ -43,10 +45,61 @@ from cqnotify import (
     WCExFlags,
 )
 
-FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
-
-
 # ---- particular failures -----------------------------------------------------------------
+
+
+class Failure(NamedTuple):
+    verb: str
+    fault: tuple[Any, ...]  # for fail_call(): which call it is, the errno, and how that is told
+    call: Callable[[World], Any]
+    match: str = "Errno"  # what the exception says
+
+
+POSTS: dict[str, Callable[[World], None]] = {
+    "ibv_post_send": lambda w: w.qp.post_send(w.mr[0:8]),
+    "ibv_post_recv": lambda w: w.qp.post_recv(w.mr),
+    "ibv_post_srq_recv": lambda w: w.srq.post_recv(w.mr),
+}
+PAGED = AccessFlags.LOCAL_WRITE | AccessFlags.ON_DEMAND
+NONE, FEW, NO_MEMORY = (1, errno.EOPNOTSUPP), (1, errno.ENOMEM), (2, errno.ENOMEM)
+FAILURES = [
+    Failure("ibv_modify_srq", NO_MEMORY, lambda w: SRQ(w.pd, 4, srq_limit=2), "srq_limit 2"),
+    Failure("ibv_alloc_mw", NONE, lambda w: MW(w.pd), "of type 1 are not supported by {name}"),
+    Failure("ibv_alloc_mw", FEW, lambda w: MW(w.pd), "of type 1: {name} has at most"),
+    Failure("ibv_query_device_ex", (1, errno.EINVAL), lambda w: MR.implicit(w.pd)),
+    Failure(
+        "ibv_reg_mr",  # by a device that has said it can
+        (2, errno.EOPNOTSUPP),
+        lambda w: MR(w.pd, bytearray(64), access=PAGED),
+        "not supported by this device: .*access 0x41",
+    ),
+    *(
+        Failure(verb, fault, lambda w: QP(w.pd, QPType.RC, send_cq=w.cq, atomic_write=True))
+        for verb, fault in (("ibv_query_device_ex", FEW), ("ibv_create_qp_ex", NO_MEMORY))
+    ),
+    # As libsiw tells errors: negated, or as -1 with the errno in its place.
+    *(Failure(verb, (1, -errno.ENOMEM), POSTS[verb], "is full") for verb in POSTS),
+    *(Failure(verb, (1, errno.ENOMEM, False, True), POSTS[verb], "is full") for verb in POSTS),
+    Failure(
+        "ibv_resize_cq",
+        (1, -errno.EOPNOTSUPP),
+        lambda w: w.cq.resize(32),
+        "not supported by this device",
+    ),
+]
+
+
+@pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: failure.verb)
+def test_what_fails_is_told_in_words_and_leaves_nothing_behind(w: World, failure: Failure) -> None:
+    core.boast(True)
+    handles, outstanding = core.live_handles(), (w.qp.outstanding, w.srq.outstanding)
+    core.fail_call(*failure.fault)
+    with pytest.raises(VerbsError, match=failure.match.format(name=w.ctx.name)) as e:
+        failure.call(w)
+    assert e.value.verb == core.failed() == failure.verb
+    assert e.value.errno == abs(failure.fault[1])
+    assert core.live_handles() == handles
+    assert (w.qp.outstanding, w.srq.outstanding) == outstanding
 
 
 @pytest.mark.parametrize(
@@ -108,30 +161,6 @@ def test_a_list_is_one_call(w: World, kind: str) -> None:
     assert core.failed() == f"ibv_post_{kind}"
     assert (e.value.posted, e.value.bad_wr) == (0, wrs[3])
     assert sum(w.qp.outstanding) == 10
-
-
-@pytest.mark.parametrize("negated", [True, False], ids=["negated", "-1"])
-@pytest.mark.parametrize("kind", ["send", "recv", "srq"])
-def test_an_error_that_a_provider_returns_negated_or_in_errno_is_that_error(
-    w: World, kind: str, negated: bool
-) -> None:
-    """As libsiw does."""
-    posts: dict[str, Callable[[], None]] = {
-        "send": lambda: w.qp.post_send(w.mr[0:8]),
-        "recv": lambda: w.qp.post_recv(w.mr),
-        "srq": lambda: w.srq.post_recv(w.mr),
-    }
-    if negated:
-        core.fail_call(1, -errno.ENOMEM)
-    else:
-        core.fail_call(1, errno.ENOMEM, False, True)
-    with pytest.raises(VerbsError, match="is full") as e:
-        posts[kind]()
-    assert e.value.errno == errno.ENOMEM
-    core.fail_call(1, -errno.EOPNOTSUPP)
-    with pytest.raises(VerbsError, match="not supported by this device") as e:
-        w.cq.resize(32)
-    assert e.value.errno == errno.EOPNOTSUPP
 
 
 def finish(w: World) -> dict[int, int]:
@@ -244,12 +273,6 @@ def test_a_bind_that_is_refused_leaves_everything_as_it_was(w: World) -> None:
         assert core.failed() == e.value.verb
         assert (mw.rkey, w.qp.outstanding) == (rkey, (0, 0))
     bind(w)
-    core.fail_call(1, errno.EOPNOTSUPP)
-    with pytest.raises(VerbsError, match=f"of type 1 are not supported by {w.ctx.name}"):
-        MW(w.pd)
-    core.fail_call(1, errno.ENOMEM)
-    with pytest.raises(VerbsError, match=f"of type 1: {w.ctx.name} has at most"):
-        MW(w.pd)
 
 
 def test_a_failure_while_a_context_closes_leaves_it_open_and_can_be_repeated(ctx: Context) -> None:
@@ -281,12 +304,9 @@ def test_an_event_that_is_read_while_its_cq_is_destroyed_in_vain_is_not_lost(w: 
     w.ex.poll()
     for qp in (w.qp, w.sqp):
         qp.close()
-    core.fail_call(1, errno.EINVAL, True)
-    closer = Waiter(w.ex.close)
-    until(lambda: core.failed() == "ibv_destroy_cq", "the destroying has begun")
-    assert w.channel.try_get_event() is None  # acked at once: the destroying would wait for it
-    waiter = Waiter(lambda: w.channel.get_event(DEADLINE)).asleep()
-    core.fail_call(0)
+    with inside("ibv_destroy_cq", w.ex.close, error=errno.EINVAL) as closer:
+        assert w.channel.try_get_event() is None  # acked at once: the destroying would wait for it
+        waiter = Waiter(lambda: w.channel.get_event(DEADLINE)).asleep()
     with pytest.raises(VerbsError, match="this CQ stays open"):
         closer.join()
     assert waiter.join() is w.ex
@@ -299,11 +319,8 @@ def test_an_event_that_is_read_while_its_cq_is_destroyed_in_vain_is_not_lost(w: 
     w.qp.connect(w.qp.address())
     event_pending(w)
     w.qp.close()
-    core.fail_call(1, errno.EINVAL, True)
-    closer = Waiter(w.ex.close)
-    until(lambda: core.failed() == "ibv_destroy_cq", "the destroying has begun")
-    assert w.channel.try_get_event() is None
-    core.fail_call(0)
+    with inside("ibv_destroy_cq", w.ex.close, error=errno.EINVAL) as closer:
+        assert w.channel.try_get_event() is None
     with pytest.raises(VerbsError):
         closer.join()
     w.ex.close()
@@ -431,10 +448,7 @@ def test_a_device_that_breaks_ends_the_spin(w: World) -> None:
 
 def test_the_report_of_a_queue_pair_is_not_lost_to_a_lack_of_memory(w: World) -> None:
     report_pending(w)
-    with pytest.raises(MemoryError):
-        core.fail_alloc(1)
-        w.ctx.try_get_async_event()
-    core.fail_alloc(0)
+    assert starves(w.ctx.try_get_async_event, 1)
     assert w.ctx.get_async_event(timeout=DEADLINE).event_type is AsyncEventType.SQ_DRAINED
 
 
