@@ -576,3 +576,10 @@ async def cpu_while_idle() -> float:
             once = await cpu_of_a_sleep(0.01)
             took = await cpu_of_a_sleep(IDLE) - once
     return took
+
+
+async def fill(acq: AsyncCQ, link: Link) -> list[asyncio.Future[Any]]:
+    """As many sends as the queue takes, none of which completes before the peer takes them."""
+    tasks = [await start(acq.send(link.qp, link.sg)) for _ in range(link.qp.max_send_wr)]
+    assert link.qp.outstanding[0] == link.qp.max_send_wr
+    return tasks
