@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
-from support import DEADLINE, PATIENCE, Link, MakeLink, Waiter, ids, start, tick
+from support import DEADLINE, Link, MakeLink, Scenario, Waiter, fill, ids, start, tick
 
 from cqnotify.aio import AsyncCQ
 
@@ -72,20 +72,32 @@ def no_collection() -> Iterator[None]:
 
 
 @pytest.fixture
-def reports(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What nobody could raise; and what the loop was told, see debugging()."""
+def reports(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """What nobody could raise, and what a loop was told: at the end there must be nothing."""
     reports: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda report: reports.append(report.exc_value))
-    return reports
+    yield reports
+    assert reports == []
 
 
-@contextlib.contextmanager
-def debugging(new_loop: NewLoop, reports: list[Any]) -> Iterator[Callable[[Any], Any]]:
-    with contextlib.closing(new_loop()) as loop:
+@pytest.fixture
+def new_loop(new_loop: NewLoop, reports: list[Any]) -> NewLoop:
+    """In debug mode; on it the tests of this file run, too."""
+
+    def make() -> asyncio.AbstractEventLoop:
+        loop = new_loop()
         loop.set_debug(True)
         loop.slow_callback_duration = DEADLINE  # type: ignore[attr-defined]
         loop.set_exception_handler(lambda loop, context: reports.append(context))
-        yield lambda scenario: loop.run_until_complete(asyncio.wait_for(scenario, PATIENCE))
+        return loop
+
+    return make
+
+
+def suspended(call: Coroutine[Any, Any, Any]) -> weakref.ref[Holder]:
+    """It sleeps, and was never a task's: who drives it has forgotten it."""
+    call.send(None)
+    return abandon(call)
 
 
 def post_for_others(link: Link) -> None:
@@ -94,7 +106,7 @@ def post_for_others(link: Link) -> None:
 
 
 async def others_are_served(
-    acq: AsyncCQ, link: Link, waiter: asyncio.Future[Any], named: asyncio.Future[Any]
+    link: Link, waiter: asyncio.Future[Any], named: asyncio.Future[Any]
 ) -> None:
     """Their receives are posted; one after the other, since each is woken by its own message."""
     link.bring(imm=1)
@@ -103,88 +115,58 @@ async def others_are_served(
     assert (await named).wr_id == 9
 
 
+async def awaits(call: Coroutine[Any, Any, Any]) -> None:
+    await call
+
+
 @pytest.mark.parametrize("how", ["the call", "a coroutine that awaits it"])
 @pytest.mark.parametrize("order", ["before the others", "behind the others"])
-def test_one_that_is_collected_in_another_thread_disturbs_nobody(
-    make_link: MakeLink,
-    new_loop: NewLoop,
-    reports: list[Any],
-    call: Call,
-    how: str,
-    order: str,
+@pytest.mark.link(one_cq=True)
+async def test_one_that_is_collected_in_another_thread_disturbs_nobody(
+    acq: AsyncCQ, link: Link, call: Call, how: str, order: str
 ) -> None:
-    """It was never a task's: who drives it has forgotten it."""
-    link = make_link(one_cq=True)
+    post_for_others(link)
 
-    async def awaits(acq: AsyncCQ) -> None:
-        await call(acq, link)
+    def suspend() -> weakref.ref[Holder]:
+        return suspended(call(acq, link) if how == "the call" else awaits(call(acq, link)))
 
-    async def scenario() -> None:
-        async with AsyncCQ(link.a.scq) as acq:
-            post_for_others(link)
-
-            def suspend() -> weakref.ref[Holder]:
-                coroutine = call(acq, link) if how == "the call" else awaits(acq)
-                coroutine.send(None)
-                return abandon(coroutine)
-
-            gone = suspend() if order == "before the others" else None
-            waiter = await start(acq.wait(1))
-            named = await start(acq.completion(9))
-            if gone is None:
-                gone = suspend()
-            collect_elsewhere(gone)
-            await tick()
-            await others_are_served(acq, link, waiter, named)
-            assert reports == []
-
-    with debugging(new_loop, reports) as run:
-        run(scenario())
-        assert reports == []
+    gone = suspend() if order == "before the others" else None
+    waiter = await start(acq.wait(1))
+    named = await start(acq.completion(9))
+    if gone is None:
+        gone = suspend()
+    collect_elsewhere(gone)
+    await tick()
+    await others_are_served(link, waiter, named)
 
 
 @pytest.mark.parametrize("when", ["before it is collected", "after"])
-def test_the_baton_of_one_that_is_collected_in_another_thread_goes_on(
-    make_link: MakeLink, new_loop: NewLoop, reports: list[Any], when: str
+@pytest.mark.link(recv=True)
+async def test_the_baton_of_one_that_is_collected_in_another_thread_goes_on(
+    acq: AsyncCQ, link: Link, when: str
 ) -> None:
     """It is the first that waits, so the completion wakes it, and nobody takes it up."""
-    link = make_link()
-
-    async def scenario() -> None:
-        async with AsyncCQ(link.a.rcq) as acq:
-            for wr_id in (1, 2):
-                link.qp.post_recv(link.into, wr_id=wr_id)
-
-            def suspend() -> weakref.ref[Holder]:
-                waiter = acq.wait(1)
-                waiter.send(None)
-                return abandon(waiter)
-
-            gone = suspend()
-            waiters = [await start(acq.wait(1)) for _ in range(2)]
-            if when == "after":
-                collect_elsewhere(gone)
-            link.bring()
-            while acq.stats.events == 0:
-                await asyncio.sleep(0)
-            await tick()
-            if when == "before it is collected":
-                assert not waiters[1].done()
-                collect_elsewhere(gone)
-            await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
-            link.bring()
-            assert [ids(await waiter) for waiter in waiters] == [[1], [2]]
-            assert reports == []
-
-    with debugging(new_loop, reports) as run:
-        run(scenario())
-        assert reports == []
+    for wr_id in (1, 2):
+        link.qp.post_recv(link.into, wr_id=wr_id)
+    gone = suspended(acq.wait(1))
+    waiters = [await start(acq.wait(1)) for _ in range(2)]
+    if when == "after":
+        collect_elsewhere(gone)
+    link.bring()
+    while acq.stats.events == 0:
+        await asyncio.sleep(0)
+    await tick()
+    if when == "before it is collected":
+        assert not waiters[1].done()
+        collect_elsewhere(gone)
+    await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
+    link.bring()
+    assert [ids(await waiter) for waiter in waiters] == [[1], [2]]
 
 
 def test_a_task_of_a_closed_loop_that_is_collected_in_another_thread_disturbs_nobody(
-    make_link: MakeLink, new_loop: NewLoop, reports: list[Any], call: Call
+    make_link: MakeLink, new_loop: NewLoop, run: Scenario, call: Call
 ) -> None:
-    """Its loop is closed; another one uses the AsyncCQ, in debug mode."""
     link = make_link(one_cq=True)
     acq = AsyncCQ(link.a.scq)
     post_for_others(link)
@@ -204,68 +186,39 @@ def test_a_task_of_a_closed_loop_that_is_collected_in_another_thread_disturbs_no
         named = await start(acq.completion(9))
         collect_elsewhere(gone)
         await tick()
-        await others_are_served(acq, link, waiter, named)
-        assert reports == []
+        await others_are_served(link, waiter, named)
 
-    with debugging(new_loop, reports) as run:
-        run(scenario())
-        acq.close()
-        assert reports == []
+    run(scenario())
+    acq.close()
 
 
-def test_a_whole_asynccq_that_is_collected_in_another_thread_disturbs_nobody(
-    make_link: MakeLink, new_loop: NewLoop, reports: list[Any]
+async def test_a_whole_asynccq_that_is_collected_in_another_thread_disturbs_nobody(
+    acq: AsyncCQ, link: Link
 ) -> None:
     """With its last call, while another one of the same channel waits."""
-    link = make_link()
 
-    async def scenario() -> None:
-        async with AsyncCQ(link.a.scq) as other:
+    def suspend() -> weakref.ref[Holder]:
+        other = AsyncCQ(link.a.rcq)
+        waits = other.wait()
+        return abandon([other, waits, waits.send(None)])
 
-            def suspend() -> weakref.ref[Holder]:
-                acq = AsyncCQ(link.a.rcq)
-                waits = acq.wait()
-                holder = abandon([acq, waits, waits.send(None)])
-                return holder
-
-            gone = suspend()
-            sent = await start(other.send(link.qp, link.sg))
-            Waiter(lambda: gc.collect() and None).join()
-            await tick()
-            link.take()
-            assert (await sent).ok
-            assert reports == []
-        del gone
-
-    with debugging(new_loop, reports) as run:
-        run(scenario())
-        assert reports == []
+    gone = suspend()
+    sent = await start(acq.send(link.qp, link.sg))
+    collect_elsewhere(gone)
+    await tick()
+    link.take()
+    assert (await sent).ok
 
 
-def test_one_that_waits_for_room_and_is_collected_in_another_thread_makes_room(
-    make_link: MakeLink, new_loop: NewLoop, reports: list[Any]
+@pytest.mark.link(max_send_wr=4)
+async def test_one_that_waits_for_room_and_is_collected_in_another_thread_makes_room(
+    acq: AsyncCQ, link: Link
 ) -> None:
-    link = make_link(max_send_wr=4)
-
-    async def scenario() -> None:
-        async with AsyncCQ(link.a.scq) as acq:
-            n = link.qp.max_send_wr
-            full = [await start(acq.send(link.qp, link.sg)) for _ in range(n)]
-
-            def suspend() -> weakref.ref[Holder]:
-                waits = acq.send(link.qp, link.sg)
-                waits.send(None)
-                return abandon(waits)
-
-            gone = suspend()
-            behind = await start(acq.send(link.qp, link.sg))
-            collect_elsewhere(gone)
-            link.take(n + 1)
-            await asyncio.gather(*full)
-            assert (await behind).ok
-            assert link.qp.outstanding == (0, 0)
-            assert reports == []
-
-    with debugging(new_loop, reports) as run:
-        run(scenario())
-        assert reports == []
+    full = await fill(acq, link)
+    gone = suspended(acq.send(link.qp, link.sg))
+    behind = await start(acq.send(link.qp, link.sg))
+    collect_elsewhere(gone)
+    link.take(len(full) + 1)
+    await asyncio.gather(*full)
+    assert (await behind).ok
+    assert link.qp.outstanding == (0, 0)

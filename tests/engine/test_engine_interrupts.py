@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
 import uvloop
-from support import Link, MakeLink, ids, start, wait_completions
+from support import Link, MakeLink, eventually, ids, start, wait_completions
 
 from cqnotify.aio import AsyncCQ
 
@@ -83,18 +82,21 @@ def loop(request: pytest.FixtureRequest) -> Iterator[Any]:
 class Sleepers:
     """Tasks that are asleep, what they return, and what wakes them."""
 
-    def __init__(self, link: Link, acq: AsyncCQ, out: AsyncCQ) -> None:
-        self.link = link
-        self.acq, self.out = acq, out  # of the receives, and of the sends
+    def __init__(self, loop: Any, link: Link) -> None:
+        self.loop, self.link = loop, link
+        self.acq, self.out = AsyncCQ(link.a.rcq), AsyncCQ(link.a.scq)
         self.got: dict[int, Any] = {}
         self.tasks: list[asyncio.Future[Any]] = []
         self.hit = 0  # tasks that were interrupted themselves
 
-    async def begin(self, *calls: Any) -> None:
+    def do(self, call: Awaitable[Any]) -> None:
+        self.loop.run_until_complete(asyncio.wait_for(call, PATIENCE))
+
+    async def begin(self, calls: Callable[[Sleepers], list[Any]]) -> None:
         async def keep(i: int, call: Any) -> None:
             self.got[i] = await call
 
-        for call in calls:
+        for call in calls(self):
             self.tasks.append(await start(keep(len(self.tasks), call)))
 
     def bring(self, n: int) -> None:
@@ -108,6 +110,56 @@ class Sleepers:
         self.bring(1)
         self.link.take()
         wait_completions(self.link.b.rcq, 1)
+
+    def are_interrupted(self) -> bool:
+        """Whether the loop was, while it served them."""
+        all_done = eventually(lambda: all(task.done() for task in self.tasks))
+        runner = self.loop.create_task(asyncio.wait_for(all_done, PATIENCE))
+        try:
+            self.loop.run_until_complete(runner)
+            return False
+        except (KeyboardInterrupt, SystemExit):
+            self.loop.left = None
+            self.loop.run_until_complete(runner)
+            return True
+        finally:
+            self.loop.left = None
+
+
+@contextlib.contextmanager
+def asleep(loop: Any, link: Link, calls: Callable[[Sleepers], list[Any]]) -> Iterator[Sleepers]:
+    """At the end all are still woken, and then all is closed."""
+    w = Sleepers(loop, link)
+    try:
+        w.do(w.begin(calls))
+        yield w
+        w.do(works_on(w))
+    except KeyboardInterrupt as e:
+        raise AssertionError("it was interrupted elsewhere") from e
+    finally:
+        w.acq.close()
+        w.out.close()
+        # Those of a test that fails may never end; nothing need be said of them.
+        loop.run_until_complete(asyncio.wait(w.tasks, timeout=1))
+        for task in w.tasks:
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            if task.done() and not task.cancelled():
+                task.exception()
+
+
+async def works_on(w: Sleepers) -> None:
+    """One after the other, so that none is served by what wakes another."""
+    link = w.link
+    task = await start(w.acq.wait())
+    w.bring(1)
+    assert ids(await task) == [0]
+    task = await start(w.acq.recv(link.qp, link.into))
+    link.bring(1)
+    assert (await task).ok
+    task = await start(w.out.send(link.qp, link.sg))
+    link.take()
+    assert (await task).ok
+    assert w.acq.poll() == w.out.poll() == []
 
 
 def numbers(wcs: list[Any]) -> list[int]:
@@ -179,34 +231,6 @@ SERVED["at the end of a scope"] = (
 )
 
 
-def is_interrupted(loop: Any, world: Sleepers) -> bool:
-    """Whether it was, while it served them."""
-    runner = loop.create_task(asyncio.wait_for(all_done(world), PATIENCE))
-    try:
-        loop.run_until_complete(runner)
-        return False
-    except KeyboardInterrupt:
-        loop.left = None
-        loop.run_until_complete(runner)
-        return True
-    finally:
-        loop.left = None
-
-
-def end(loop: Any, tasks: list[asyncio.Future[Any]]) -> None:
-    """Those of a test that fails may never end; nothing need be said of them."""
-    loop.run_until_complete(asyncio.wait(tasks, timeout=1))
-    for task in tasks:
-        task._log_destroy_pending = False  # type: ignore[attr-defined]
-        if task.done() and not task.cancelled():
-            task.exception()
-
-
-async def all_done(world: Sleepers) -> None:
-    while not all(task.done() for task in world.tasks):
-        await asyncio.sleep(0.001)
-
-
 def check_served(world: Sleepers, expected: list[int]) -> None:
     """All have what they awaited. If it was a task that was interrupted, in the midst of its call,
     what it would have got is still there."""
@@ -222,95 +246,47 @@ def check_served(world: Sleepers, expected: list[int]) -> None:
     assert world.link.qp.outstanding == (0, 0)
 
 
-def serve(loop: Any, link: Link, what: str, calls: int, when: str) -> bool:
-    """Whether the loop was interrupted, in that call; there may be fewer."""
-    begin, complete, expected = SERVED[what]
-
-    async def make() -> Sleepers:
-        world = Sleepers(link, AsyncCQ(link.a.rcq), AsyncCQ(link.a.scq))
-        await world.begin(*begin(world))
-        return world
-
-    world = loop.run_until_complete(make())
-    try:
-        complete(world)
-        loop.plant(calls, when)
-        interrupted = is_interrupted(loop, world)
-        check_served(world, expected)
-        loop.run_until_complete(asyncio.wait_for(works_on(world), PATIENCE))
-        return interrupted
-    except KeyboardInterrupt as e:
-        raise AssertionError("it was interrupted elsewhere") from e
-    finally:
-        world.acq.close()
-        world.out.close()
-        end(loop, world.tasks)
-
-
-async def works_on(world: Sleepers) -> None:
-    """All are still woken: one after the other, so that none is served by what wakes another."""
-    link = world.link
-    task = await start(world.acq.wait())
-    world.bring(1)
-    assert ids(await task) == [0]
-    task = await start(world.acq.recv(link.qp, link.into))
-    link.bring(1)
-    assert (await task).ok
-    task = await start(world.out.send(link.qp, link.sg))
-    link.take()
-    assert (await task).ok
-    assert world.acq.poll() == world.out.poll() == []
-
-
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("what", SERVED)
 def test_nothing_is_lost_by_an_interrupt_while_an_event_is_handled(
     loop: Any, make_link: MakeLink, what: str, when: str
 ) -> None:
-    for calls in itertools.count(1):
-        link = make_link(max_send_wr=4)
-        if not serve(loop, link, what, calls, when):
-            break
+    begin, complete, expected = SERVED[what]
+    interrupted = True
+    calls = 0
+    while interrupted:  # there may be fewer calls
+        calls += 1
         assert calls < 100, "it ends"
+        with asleep(loop, make_link(max_send_wr=4), begin) as w:
+            complete(w)
+            loop.plant(calls, when)
+            interrupted = w.are_interrupted()
+            check_served(w, expected)
 
 
 # ---- a task that is resumed raises it -------------------------------------------------------
 
 
+AWAITED: dict[str, Callable[[Sleepers, int], Awaitable[Any]]] = {
+    "wait": lambda w, i: w.acq.wait(1),
+    "completion": lambda w, i: w.acq.completion(i),
+    "recv": lambda w, i: w.acq.recv(w.link.qp, w.link.into, wr_id=i),
+}
+
+
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
-@pytest.mark.parametrize("others", ["wait", "completion", "recv"])
+@pytest.mark.parametrize("others", AWAITED)
 def test_a_task_that_is_resumed_and_ends_the_loop_takes_nothing_from_others(
     loop: Any, make_link: MakeLink, kind: type[BaseException], others: str
 ) -> None:
-    link = make_link()
+    async def bad(call: Awaitable[Any]) -> None:
+        await call
+        raise kind("mine")
 
-    async def make() -> Sleepers:
-        world = Sleepers(link, AsyncCQ(link.a.rcq), AsyncCQ(link.a.scq))
-
-        async def bad(call: Any) -> None:
-            await call
-            raise kind("mine")
-
-        for i, first in enumerate((True, False)):
-            if others == "wait":
-                call = world.acq.wait(1)
-            elif others == "completion":
-                call = world.acq.completion(i)
-            else:
-                call = world.acq.recv(link.qp, link.into, wr_id=i)
-            await world.begin(bad(call) if first else call)
-        return world
-
-    world = loop.run_until_complete(make())
-    link.bring(2) if others == "recv" else world.bring(2)
-
-    runner = loop.create_task(asyncio.wait_for(all_done(world), PATIENCE))
-    with pytest.raises(kind, match="mine"):
-        loop.run_until_complete(runner)
-    loop.run_until_complete(runner)
-    assert isinstance(world.tasks[0].exception(), kind)
-    assert numbers([world.got[1]]) == [1]
-    loop.run_until_complete(asyncio.wait_for(works_on(world), PATIENCE))
-    world.acq.close()
-    world.out.close()
-    end(loop, world.tasks)
+    call = AWAITED[others]
+    with asleep(loop, make_link(), lambda w: [bad(call(w, 0)), call(w, 1)]) as w:
+        w.link.bring(2) if others == "recv" else w.bring(2)
+        assert w.are_interrupted()
+        error = w.tasks[0].exception()
+        assert (type(error), str(error)) == (kind, "mine")
+        assert numbers([w.got[1]]) == [1]
