@@ -7,11 +7,9 @@ import asyncio
 import contextlib
 import gc
 import signal
-import subprocess
-import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -19,12 +17,15 @@ from support import (
     DEADLINE,
     Endpoint,
     Lane,
-    MakeLane,
     Scenario,
     Waiter,
+    anext_of,
+    cancel,
+    eventually,
     ids,
     in_child,
     open_fds,
+    python,
     start,
     tick,
     until,
@@ -46,57 +47,39 @@ async def collected(gone: weakref.ref[Any]) -> bool:
 # ---- loops that were closed -----------------------------------------------------------------
 
 
-@pytest.fixture
-def left_behind(new_loop: NewLoop) -> Callable[[Callable[[], Any]], None]:
-    """Starts to wait in a loop, and closes the loop."""
-
-    def leave(call: Callable[[], Any]) -> None:
-        loop = new_loop()
-        lost = loop.create_task(call())
-        loop.run_until_complete(tick())
-        loop.close()
-        lost._log_destroy_pending = False  # type: ignore[attr-defined]  # on purpose
-
-    return leave
+ASKS: dict[str, Callable[[AsyncCQ], Coroutine[Any, Any, WorkCompletion]]] = {
+    "completion": lambda acq: acq.completion(0),
+    "wait": anext_of,
+}
 
 
-def test_a_claim_of_a_closed_loop_takes_nothing_from_who_claims_the_same_now(
-    lane: Lane, run: Scenario, left_behind: Any
+@pytest.mark.parametrize("left", ASKS)
+@pytest.mark.parametrize("now", [*ASKS, "poll"])
+@pytest.mark.parametrize("sent", ["before", "later"])
+def test_what_a_closed_loop_awaited_takes_nothing_from_who_asks_now(
+    lane: Lane, run: Scenario, new_loop: NewLoop, left: str, now: str, sent: str
 ) -> None:
     acq = AsyncCQ(lane.cq)
-    left_behind(lambda: acq.completion(0))
+    loop = new_loop()
+    lost = loop.create_task(ASKS[left](acq))
+    loop.run_until_complete(tick())
+    loop.close()
+    lost._log_destroy_pending = False  # type: ignore[attr-defined]  # on purpose
 
-    async def scenario() -> None:
-        task = asyncio.ensure_future(acq.completion(0))
+    async def ask() -> int:
+        if sent == "before":
+            lane.send()
+        task = asyncio.ensure_future(ASKS[now](acq))
         await tick()
+        if sent == "later":
+            lane.send()
+        return (await task).wr_id
+
+    if now == "poll":
         lane.send()
-        assert (await task).wr_id == 0
-        acq.close()
-
-    run(scenario())
-
-
-def test_a_claim_of_a_closed_loop_takes_nothing_from_who_waits_now(
-    lane: Lane, run: Scenario, left_behind: Any
-) -> None:
-    acq = AsyncCQ(lane.cq)
-    left_behind(lambda: acq.completion(0))
-    lane.send()
-
-    async def scenario() -> None:
-        assert ids(await acq.wait()) == [0]
-        acq.close()
-
-    run(scenario())
-
-
-def test_a_waiter_of_a_closed_loop_keeps_nothing_from_who_polls(
-    lane: Lane, left_behind: Any
-) -> None:
-    acq = AsyncCQ(lane.cq)
-    left_behind(acq.wait)
-    lane.send()
-    assert ids(acq.poll()) == [0]
+        assert ids(acq.poll()) == [0]
+    else:
+        assert run(ask()) == 0
     acq.close()
 
 
@@ -108,37 +91,6 @@ async def woken(lane: Lane, acq: AsyncCQ) -> list[int]:
     task = await start(acq.wait())
     lane.send()
     return ids(await asyncio.wait_for(task, DEADLINE))
-
-
-def close_it(acqs: list[AsyncCQ], ctx: Context) -> None:
-    acqs[0].close()
-
-
-def drop_it(acqs: list[AsyncCQ], ctx: Context) -> None:
-    acqs.clear()
-    gc.collect()
-
-
-def close_the_context(acqs: list[AsyncCQ], ctx: Context) -> None:
-    ctx.close()
-
-
-@pytest.mark.parametrize("harm", [close_it, drop_it, close_the_context])
-def test_a_forked_child_does_not_make_the_loop_deaf(
-    ctx: Context,
-    lane: Lane,
-    new_loop: NewLoop,
-    harm: Callable[[list[AsyncCQ], Context], None],
-) -> None:
-    """It has the descriptors of the parent's loop, and with them what the loop listens to."""
-    acqs = [AsyncCQ(lane.cq)]
-
-    with contextlib.closing(new_loop()) as loop:
-        assert loop.run_until_complete(woken(lane, acqs[0])) == [0]
-        assert in_child(lambda: harm(acqs, ctx)) == 0
-        assert loop.run_until_complete(woken(lane, acqs[0])) == [1]
-        assert acqs[0].stats.wakeups == 2
-        acqs[0].close()
 
 
 def test_a_forked_child_can_not_wait(lane: Lane, new_loop: NewLoop) -> None:
@@ -229,54 +181,43 @@ async def test_a_reset_by_another_thread_leaves_what_is_posted_after_it(ctx: Con
         end.qp.connect(end.qp.address())
 
     async with AsyncCQ(end.rcq) as acq:
-        before = asyncio.ensure_future(acq.recv(end.qp, end.mr[0:64], wr_id=1))
-        await tick()
-        thread = threading.Thread(target=reset)
-        thread.start()
-        thread.join()
+        before = await start(acq.recv(end.qp, end.mr[0:64], wr_id=1))
+        Waiter(reset).join()
         asyncio.get_running_loop().call_soon(end.qp.post_send, end.mr[64:72])
         assert (await acq.recv(end.qp, end.mr[0:64], wr_id=2)).ok
         with pytest.raises(ClosedError, match="was reset"):
             await before
 
 
-def test_close_by_a_signal_ends_a_spin(lane: Lane, run: Scenario) -> None:
-    async def scenario() -> None:
-        before = open_fds()
-        acq = AsyncCQ(lane.cq)
-        signal.signal(signal.SIGALRM, lambda *_: acq.close())
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
+async def test_close_by_a_signal_ends_a_spin(lane: Lane) -> None:
+    before = open_fds()
+    acq = AsyncCQ(lane.cq)
+    signal.signal(signal.SIGALRM, lambda *_: acq.close())
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
         with pytest.raises(ClosedError):
             await acq.wait(spin=1.0)
-        assert open_fds() == before
-
-    try:
-        run(scenario())
     finally:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    assert open_fds() == before
 
 
 # ---- what is kept, and what is not ----------------------------------------------------------
 
 
-def test_a_task_that_only_the_asynccq_knows_is_not_collected(lane: Lane, run: Scenario) -> None:
+async def test_a_task_that_only_the_asynccq_knows_is_not_collected(lane: Lane) -> None:
     got: list[int] = []
 
     async def work() -> None:
         async with AsyncCQ(lane.cq) as acq:
             got.extend(ids(await acq.wait()))
 
-    async def scenario() -> None:
-        gone = weakref.ref(asyncio.ensure_future(work()))
-        await tick()
-        gc.collect()
-        lane.send()
-        while not got:
-            await asyncio.sleep(0)
-        assert await collected(gone)
-
-    run(scenario())
-    assert got == [0]
+    gone = weakref.ref(asyncio.ensure_future(work()))
+    await tick()
+    gc.collect()
+    lane.send()
+    await eventually(lambda: got == [0])
+    assert await collected(gone)
 
 
 async def test_the_context_of_the_first_waiter_is_not_kept(lane: Lane) -> None:
@@ -296,29 +237,14 @@ async def test_a_receive_that_was_cancelled_keeps_nothing_once_its_qp_is_closed(
 ) -> None:
     _, b = pair
     acq = AsyncCQ(b.rcq)
-    task = asyncio.ensure_future(acq.recv(b.qp, b.mr[0:8]))
-    await tick()
-    task.cancel()
-    await asyncio.wait([task])
+    await cancel(await start(acq.recv(b.qp, b.mr[0:8])))
     b.qp.close()
     gone = weakref.ref(acq)
-    del acq, task
+    del acq
     assert await collected(gone)
 
 
-async def test_a_claim_that_failed_is_forgotten(lane: Lane) -> None:
-    acq = AsyncCQ(lane.cq)
-    task = asyncio.ensure_future(acq.completion(7))
-    await tick()
-    acq.close()
-    with pytest.raises(ClosedError):
-        await task
-    assert acq._awaited == 0
-
-
-async def test_each_task_has_an_error_of_its_own_that_keeps_no_other(new_lane: MakeLane) -> None:
-    lane = new_lane()
-
+async def test_each_task_has_an_error_of_its_own_that_keeps_no_other(lane: Lane) -> None:
     class Local:
         pass
 
@@ -330,8 +256,7 @@ async def test_each_task_has_an_error_of_its_own_that_keeps_no_other(new_lane: M
         locals_.append(weakref.ref(local))
         await acq.wait()
 
-    tasks = [asyncio.ensure_future(wait()) for _ in range(2)]
-    await tick()
+    tasks = [await start(wait()) for _ in range(2)]
     lane.close()
     lane.cq.close()
     await asyncio.wait(tasks)
@@ -377,7 +302,5 @@ def test_one_that_is_not_closed_at_the_end_of_the_interpreter_says_nothing(
     ctx: Context, used: str, kept: str
 ) -> None:
     program = UNCLOSED + used + KEPT[kept]
-    out = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE * 2
-    )
+    out = python("-c", program)
     assert (out.returncode, out.stdout, out.stderr) == (0, "", "")

@@ -1,25 +1,30 @@
 # SPDX-License-Identifier: MIT
-"""AsyncCQ on trio, and on anyio with either of its backends, in lock-step as in test_aio.py."""
+"""AsyncCQ on trio, and on anyio with either of its backends: what depends on the event loop."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
+import weakref
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import anyio
 import pytest
 import trio
-from flavors import FLAVORS, Flavor, Task
+from flavors import FLAVORS, Flavor
 from support import (
-    SOLICITED,
+    DEADLINE,
     Endpoint,
     Lane,
     MakeLane,
+    Pair,
     Waiter,
     ids,
     in_child,
@@ -27,11 +32,12 @@ from support import (
     open_fds,
 )
 
-from cqnotify import ClosedError, CompletionError, Context, QPState, QPType
+from cqnotify import BusyError, ClosedError, CompletionError, Context, QPState, QPType
 from cqnotify.aio import AsyncCQ
 
-Scenario = Callable[[], Awaitable[Any]]
-
+# A reader watches a duplicate of the channel's descriptor, and of that of a FailureWatch, which has
+# two.
+READER_FDS = 4
 
 # ---- lock-step ------------------------------------------------------------------------------
 
@@ -68,32 +74,6 @@ async def test_a_completion_between_the_last_look_and_the_arm_is_not_missed(
     assert acq.stats.events == acq.stats.wakeups == 0
 
 
-async def woken(lane: Lane, on: Flavor, task: Task) -> list[int]:
-    """What a task that waits gets of one message, which is sent once it sleeps."""
-    await on.tick()
-    lane.send()
-    return ids(await task.result())
-
-
-async def test_every_completion_wakes_when_the_producer_waits_for_the_consumer(
-    lane: Lane, on: Flavor
-) -> None:
-    async with AsyncCQ(lane.cq) as acq, on.tasks() as start:
-        for i in range(50):
-            assert await woken(lane, on, start(acq.wait)) == [i]
-        assert acq.stats.events == acq.stats.wakeups == acq.stats.arms == 50
-        assert acq.stats.max_per_wake == 1
-
-
-async def test_a_forked_child_does_not_make_the_loop_deaf(lane: Lane, on: Flavor) -> None:
-    async with AsyncCQ(lane.cq) as acq, on.tasks() as start:
-        for i in range(2):
-            assert await woken(lane, on, start(acq.wait)) == [i]
-            if i == 0:
-                assert in_child(acq.close) == 0
-        assert acq.stats.wakeups == 2
-
-
 async def test_a_qp_that_another_thread_fails_and_closes_ends_what_awaits_it(
     ctx: Context, on: Flavor
 ) -> None:
@@ -107,26 +87,9 @@ async def test_a_qp_that_another_thread_fails_and_closes_ends_what_awaits_it(
     async with AsyncCQ(end.rcq) as acq, on.tasks() as start:
         task = start(lambda: acq.recv(end.qp, end.mr[0:8]))
         await on.tick()
-        thread = threading.Thread(target=fail)
-        thread.start()
-        thread.join()
+        Waiter(fail).join()
         with pytest.raises((ClosedError, CompletionError)):
             await task.result()
-
-
-async def test_of_two_waiters_each_gets_one_completion_in_the_order_of_coming(
-    lane: Lane, on: Flavor
-) -> None:
-    async with AsyncCQ(lane.cq) as acq, on.tasks() as start:
-        tasks = []
-        for _ in range(2):
-            tasks.append(start(acq.wait))
-            await on.tick()
-        for i, task in enumerate(tasks):
-            lane.send()
-            assert ids(await task.result()) == [i]
-            assert [t.done for t in tasks].count(True) == i + 1
-        assert acq.stats.events == 2
 
 
 @pytest.mark.parametrize("order", ["woken, cancelled", "cancelled, woken"])
@@ -182,93 +145,6 @@ async def test_a_cancelled_completion_puts_back_what_it_was_given(lane: Lane, on
         await on.tick()
         assert task.scope.cancelled_caught
         assert (await acq.completion(0)).wr_id == 0
-
-
-@pytest.mark.parametrize("scope", ["move_on_after", "fail_after"])
-async def test_a_deadline_that_has_passed_loses_nothing(
-    acq: AsyncCQ, lane: Lane, on: Flavor, scope: str
-) -> None:
-    for i in range(5):
-        if scope == "move_on_after":
-            with on.lib.move_on_after(0) as over:
-                await acq.wait()
-            assert over.cancelled_caught
-        else:
-            error = trio.TooSlowError if on.lib is trio else TimeoutError
-            with pytest.raises(error), on.lib.fail_after(0):
-                await acq.wait()
-        lane.send()
-        assert ids(await acq.wait()) == [i]
-
-
-async def test_a_cancelled_waiter_does_not_deafen_another_cq_of_the_channel(
-    new_lane: MakeLane, lane: Lane, on: Flavor
-) -> None:
-    other = new_lane()
-
-    async with AsyncCQ(lane.cq) as acq, AsyncCQ(other.cq) as other_acq, on.tasks() as start:
-        task, other_task = start(acq.wait), start(other_acq.wait)
-        await on.tick()
-        task.scope.cancel()
-        await on.tick()
-        other.send()
-        assert ids(await other_task.result()) == [0]
-        assert other_acq.stats.events == 1
-        acq.close()
-        other_task = start(other_acq.wait)
-        await on.tick()
-        other.send()
-        assert ids(await other_task.result()) == [1]
-
-
-async def test_a_cancelled_waiter_leaves_the_one_behind_it_armed(lane: Lane, on: Flavor) -> None:
-    async with AsyncCQ(lane.cq) as acq, on.tasks() as start:
-        first = start(acq.wait)
-        await on.tick()
-        second = start(acq.wait)
-        await on.tick()
-        first.scope.cancel()
-        await on.tick()
-        assert first.done
-        lane.send()
-        assert ids(await second.result()) == [0]
-        assert acq.stats.events == 1
-
-
-def test_events_are_acknowledged_when_two_cqs_of_one_channel_close(
-    new_lane: MakeLane, lane: Lane, on: Flavor
-) -> None:
-    lanes = [lane, new_lane()]
-
-    async def scenario() -> None:
-        async with AsyncCQ(lanes[0].cq) as acq, AsyncCQ(lanes[1].cq) as acq2, on.tasks() as start:
-            for i in range(40):
-                tasks = [start(each.wait) for each in (acq, acq2)]
-                await on.tick()
-                for each in lanes:
-                    each.send()
-                assert [ids(await task.result()) for task in tasks] == [[i], [i]]
-            assert acq.stats.acked == 32, "many at once, the rest at close"
-        for each in lanes:
-            assert each.cq.unacked == 0
-            assert each.cq.stats.acked == 40
-
-    on.run(scenario)
-    for each in lanes:
-        each.close()
-        Waiter(each.cq.close).join()
-
-
-async def test_a_solicited_message_wakes_who_waits_for_one(lane: Lane, on: Flavor) -> None:
-    async with AsyncCQ(lane.cq) as acq, on.tasks() as start:
-        task = start(partial(acq.wait, solicited_only=True))
-        await on.tick()
-        lane.send(7)
-        await on.tick()
-        assert not task.done
-        lane.send(flags=SOLICITED)
-        assert len(await task.result()) == 8
-        assert acq.stats.events == 1
 
 
 async def test_an_idle_waiter_burns_no_cpu_after_an_event(lane: Lane, on: Flavor) -> None:
@@ -348,32 +224,16 @@ def test_closing_wakes_who_waits(lane: Lane, on: Flavor, what: str, where: str) 
                     await task.result()
             with pytest.raises(ClosedError):
                 await acq.wait()
+        assert acq._awaited == 0
+        assert lane.cq.closed == (what != "AsyncCQ")
         acq.close()
+        with pytest.raises(ClosedError, match="AsyncCQ is closed"):
+            acq.poll()
 
     before = open_fds()
     on.run(scenario)
     gc.collect()
     assert open_fds() <= before
-
-
-async def test_iteration_ends_when_it_is_closed(lane: Lane, on: Flavor) -> None:
-    acq = AsyncCQ(lane.cq)
-    got: list[int] = []
-
-    async def consume() -> None:
-        async for wc in acq:
-            got.append(wc.wr_id)
-
-    async with on.tasks() as start:
-        task = start(consume)
-        await on.tick()
-        lane.send(20)
-        while len(got) < 20:
-            await on.tick()
-        await on.tick()
-        acq.close()
-        await task.result()
-    assert got == list(range(20))
 
 
 def test_what_is_closed_before_its_reader_has_run_disturbs_nothing(lane: Lane, on: Flavor) -> None:
@@ -420,3 +280,260 @@ async def test_another_file_that_gets_the_descriptors_number_is_heard(
         os.close(writable)
         with pytest.raises(ClosedError):
             await task.result()
+
+
+# ---- loops ----------------------------------------------------------------------------------
+
+
+async def one_message(on: Flavor, acq: AsyncCQ, lane: Lane) -> int:
+    """The wr_id of a message that a sleeping task was woken for; another one sleeps to the end."""
+    async with on.tasks() as start:
+        task = start(acq.wait)
+        await on.tick()
+        assert not task.done
+        lane.send()
+        (got,) = ids(await task.result())
+        start(acq.wait)
+        await on.tick()
+    return got
+
+
+def test_one_asynccq_works_in_one_loop_after_the_other(lane: Lane) -> None:
+    gc.collect()
+    before = open_fds()
+    acq = AsyncCQ(lane.cq)
+    flavors = [*FLAVORS.values(), *FLAVORS.values()]
+    for i, on in enumerate(flavors):
+        assert on.run(lambda on=on: one_message(on, acq, lane)) == i  # type: ignore[misc]
+    asyncio.run(asyncio.wait_for(native_message(acq, lane, len(flavors)), DEADLINE))
+    assert acq.stats.events == len(flavors) + 1
+    acq.close()
+    gc.collect()
+    assert open_fds() == before
+
+
+async def native_message(acq: AsyncCQ, lane: Lane, i: int) -> None:
+    task = asyncio.ensure_future(acq.wait())
+    await asyncio.sleep(0)
+    lane.send()
+    assert ids(await task) == [i]
+
+
+@pytest.mark.parametrize("first", ["asyncio", "trio"])
+def test_two_living_loops_on_one_channel_are_refused(lane: Lane, first: str) -> None:
+    acq = AsyncCQ(lane.cq)
+    attached, ended = threading.Event(), threading.Event()
+
+    async def refused() -> None:
+        with pytest.raises(RuntimeError, match="another event loop"):
+            await acq.wait()
+        with pytest.raises(RuntimeError, match="another event loop"):
+            await acq.completion(1)
+
+    async def holds(on: Flavor) -> None:
+        async with on.tasks() as start:
+            task = start(acq.wait)
+            await on.tick()
+            attached.set()
+            while not ended.is_set():
+                await on.tick()
+            lane.send()
+            assert ids(await task.result()) == [0]
+
+    flavors = ["anyio on asyncio", "trio"]
+    holder, other = (FLAVORS[f] for f in (flavors if first == "asyncio" else flavors[::-1]))
+    thread = Waiter(lambda: holder.run(lambda: holds(holder)))
+    assert attached.wait(DEADLINE)
+    try:
+        other.run(refused)
+    finally:
+        ended.set()
+    thread.join()
+    acq.close()
+
+
+async def test_the_last_one_that_closes_takes_the_reader_along(
+    new_lane: MakeLane, on: Flavor
+) -> None:
+    lanes = [new_lane(), new_lane()]
+    before = open_fds()
+    for _ in range(3):
+        async with AsyncCQ(lanes[0].cq) as acq:
+            async with AsyncCQ(lanes[1].cq) as acq2:
+                await one_message(on, acq, lanes[0])
+                await one_message(on, acq2, lanes[1])
+                assert open_fds() == before + READER_FDS
+            assert open_fds() == before + READER_FDS
+        assert open_fds() == before
+
+
+async def test_one_that_is_dropped_unclosed_goes_away_with_its_reader(
+    lane: Lane, on: Flavor
+) -> None:
+    before = open_fds()
+    acq = AsyncCQ(lane.cq)
+    await one_message(on, acq, lane)
+    assert open_fds() == before + READER_FDS
+    gone = weakref.ref(acq)
+    del acq
+    await on.tick()
+    gc.collect()
+    assert gone() is None
+    await on.tick()
+    assert open_fds() == before
+
+
+def drop(acqs: list[AsyncCQ], ctx: Context) -> None:
+    acqs.clear()
+    gc.collect()
+
+
+HARMS: dict[str, Callable[[list[AsyncCQ], Context], None]] = {
+    "closes it": lambda acqs, ctx: acqs[0].close(),
+    "drops it": drop,
+    "closes the context": lambda acqs, ctx: ctx.close(),
+}
+
+
+@pytest.mark.parametrize("harm", HARMS)
+async def test_a_forked_child_does_not_make_the_loop_deaf(
+    ctx: Context, lane: Lane, on: Flavor, harm: str
+) -> None:
+    """It has the descriptors of the parent's loop, and with them what the loop listens to."""
+    acqs = [AsyncCQ(lane.cq)]
+    assert await one_message(on, acqs[0], lane) == 0
+    assert in_child(lambda: HARMS[harm](acqs, ctx)) == 0
+    assert await one_message(on, acqs[0], lane) == 1
+    assert acqs[0].stats.wakeups == 2
+    acqs[0].close()
+
+
+def test_trio_as_a_guest_of_asyncio(lane: Lane) -> None:
+    """Its tasks are trio's, though an asyncio loop runs in their thread; the host closes it."""
+    on = FLAVORS["trio"]
+    acq = AsyncCQ(lane.cq)
+    asleep = threading.Event()
+
+    async def guest() -> None:
+        for i in range(3):
+            assert await one_message(on, acq, lane) == i
+        async with on.tasks() as start:
+            task = start(acq.wait)
+            await on.tick()
+            asleep.set()
+            with pytest.raises(ClosedError):
+                await task.result()
+
+    async def host() -> None:
+        loop = asyncio.get_running_loop()
+        over: asyncio.Future[Any] = loop.create_future()
+        trio.lowlevel.start_guest_run(
+            guest,
+            run_sync_soon_threadsafe=loop.call_soon_threadsafe,
+            done_callback=over.set_result,
+            host_uses_signal_set_wakeup_fd=True,
+        )
+        while not (asleep.is_set() or over.done()):
+            await asyncio.sleep(0)
+        with pytest.raises(RuntimeError, match="another event loop"):
+            await acq.wait()
+        acq.close()
+        (await asyncio.wait_for(over, DEADLINE)).unwrap()
+
+    asyncio.run(host())
+
+
+WITHOUT_TRIO = """
+import sys
+sys.modules["trio"] = sys.modules["anyio"] = None  # an import of it fails
+import asyncio
+from cqnotify import CQ, CompletionChannel, Context
+from cqnotify.aio import AsyncCQ
+
+async def main():
+    with Context() as ctx:
+        async with AsyncCQ(CQ(ctx, 4, channel=CompletionChannel(ctx))) as acq:
+            try:
+                await asyncio.wait_for(acq.wait(), 0.01)
+            except asyncio.TimeoutError:
+                pass
+            async with acq.scope():
+                pass
+
+asyncio.run(main())
+"""
+
+
+def test_it_works_where_there_is_no_trio(ctx: Context) -> None:
+    subprocess.run([sys.executable, "-c", WITHOUT_TRIO], check=True, timeout=DEADLINE)
+
+
+# ---- scopes ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("when", ["in the block", "at its end"])
+async def test_a_scope_ends_only_when_all_has_completed_though_a_scope_around_is_cancelled(
+    pair: Pair, on: Flavor, when: str
+) -> None:
+    """The send waits for a receive at the peer. Its memory is pinned till then, and no longer."""
+    a, b = pair
+
+    async with AsyncCQ(a.scq) as acq, on.tasks() as start:
+        left = False
+
+        async def body() -> None:
+            nonlocal left
+            async with acq.scope() as scope:
+                assert scope.outstanding == 0
+                try:
+                    if when == "in the block":
+                        await acq.send(a.qp, a.mr[0:8])
+                    else:
+                        start(lambda: acq.send(a.qp, a.mr[0:8]))
+                        await on.tick()
+                finally:
+                    assert scope.outstanding == 1
+            left = True  # not if the block was cancelled: that is raised at its end
+
+        task = start(body)
+        await on.tick()
+        await on.tick()
+        task.scope.cancel()
+        await on.tick()
+        assert not task.done
+        with pytest.raises(BusyError):
+            a.mr.close()
+        cpu = time.process_time()
+        await on.lib.sleep(1)
+        assert time.process_time() - cpu < 0.2, "it sleeps"
+        b.qp.post_recv(b.mr[0:64])
+        while not task.done:
+            await on.tick()
+        assert task.scope.cancelled_caught == (not left) == (when == "in the block")
+        a.mr.close()
+
+
+@pytest.mark.parametrize("end", ["closed", "flushed"])
+async def test_a_scope_ends_with_the_receives_that_were_cancelled_inside(
+    pair: Pair, on: Flavor, end: str
+) -> None:
+    b = pair[1]
+    acq = AsyncCQ(b.rcq)
+    async with on.tasks() as start:
+
+        async def body() -> None:
+            async with acq.scope():
+                with on.cancelled():
+                    await acq.recv(b.qp, b.mr[0:64])
+
+        task = start(body)
+        await on.tick()
+        assert not task.done
+        if end == "closed":
+            acq.close()
+            with pytest.raises(ClosedError):
+                await task.result()
+        else:
+            b.qp.modify(qp_state=QPState.ERR)
+            await task.result()
+    acq.close()

@@ -1,21 +1,51 @@
 # SPDX-License-Identifier: MIT
-"""A task whose calls never have to sleep lets the others run, whatever CQs these calls are of."""
+"""A task whose calls never have to sleep lets the others run, whatever CQs these calls are of.
+
+So it delays them by no more than one bounded drain, also under a flood. The guest of the lab is
+emulated and can stall, so the delay is counted in calls, not in seconds.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
-from support import Link, kernel, start, wait_completions
+from support import (
+    Endpoint,
+    Lane,
+    Link,
+    Scenario,
+    cancel,
+    ids,
+    kernel,
+    peer,
+    start,
+    tick,
+    wait_completions,
+)
 
-from cqnotify import CQ, PD, QP, CompletionChannel, Context, QPType, RecvWR, SendWR
+from cqnotify import CQ, PD, QP, CompletionChannel, Context, QPType, RecvWR, SendWR, WorkCompletion
 from cqnotify.aio import AsyncCQ
 
+# What is done in one turn of the loop, see csrc/await/engine_look.c and csrc/await/loop.c
+DRAIN = 4 * 16  # completions that are taken from the device and not handed out
+STREAK = 64  # completions that are handed out to tasks that need not sleep
+
 IN_A_CQ = 50
-AT_MOST = 130  # calls between two turns of another task
+
+
+def most_in_a_turn(max_entries: int) -> int:
+    """Of the loop, with one task that consumes: what it was woken with, then a streak that ends
+    with the call after which it is long enough. Twice, if the loop calls it, and then, when it has
+    fallen asleep, the reader resumes it."""
+    return 2 * (max_entries + STREAK - 1 + max_entries)
+
+
+AT_MOST = most_in_a_turn(1)  # calls between two turns of another task
 
 
 class Source:
@@ -85,7 +115,7 @@ CALLS: dict[str, Call] = {
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize(("channels", "cqs"), [(1, 1), (1, 24), (4, 6), (24, 1)])
-@pytest.mark.parametrize("order", ["round", "one after the other"])
+@pytest.mark.parametrize("order", ["round", "one after the other", "a task each"])
 async def test_another_task_has_its_turn_after_a_bounded_number_of_calls(
     ctx: Context, call: str, channels: int, cqs: int, order: str
 ) -> None:
@@ -95,40 +125,23 @@ async def test_another_task_has_its_turn_after_a_bounded_number_of_calls(
         pairs = [
             (await stack.enter_async_context(AsyncCQ(source.cq)), source) for source in all_sources
         ]
-        each = [(acq, source, i) for acq, source in pairs for i in range(IN_A_CQ)]
+        each = [[(acq, source, i) for i in range(IN_A_CQ)] for acq, source in pairs]
         if order == "round":
-            each.sort(key=lambda one: one[2])
+            each = [list(itertools.chain(*zip(*each, strict=True)))]
+        elif order == "one after the other":
+            each = [list(itertools.chain(*each))]
 
-        async def consume() -> None:
-            for acq, source, i in each:
+        async def consume(calls: list[tuple[AsyncCQ, Source, int]]) -> None:
+            for acq, source, i in calls:
                 await CALLS[call](acq, source, i)
                 turns.calls += 1
 
         for _ in range(max(1, 24 * 4 // len(pairs) // 4)):
             for source in all_sources:
                 source.fill()
-            await turns.beside(consume())
+            await turns.beside(asyncio.gather(*map(consume, each)))
         assert turns.calls >= 24 * IN_A_CQ
         assert sum(acq.stats.wakeups for acq, _ in pairs) == 0, "no call has slept"
-        assert turns.most <= AT_MOST
-
-
-async def test_tasks_that_take_turns_do_not_starve_another(ctx: Context) -> None:
-    """Each has its own CQ. None goes round, so it is the number of tasks that must not count."""
-    all_sources = sources(ctx, 1, 24)
-    turns = Turns()
-    async with contextlib.AsyncExitStack() as stack:
-
-        async def consume(acq: AsyncCQ) -> None:
-            for _ in range(IN_A_CQ):
-                await acq.wait(1)
-                turns.calls += 1
-
-        acqs = [await stack.enter_async_context(AsyncCQ(source.cq)) for source in all_sources]
-        for source in all_sources:
-            source.fill()
-        await turns.beside(asyncio.gather(*map(consume, acqs)))
-        assert turns.calls == 24 * IN_A_CQ
         assert turns.most <= AT_MOST
 
 
@@ -177,3 +190,144 @@ async def test_what_has_its_completion_at_once_does_not_overtake_those_that_were
         late.close()
         assert (await woken).wr_id == 1
         assert (await acq.completion(2)).wr_id == 2
+
+
+@pytest.mark.parametrize("how", ["completion", "wait"])
+async def test_who_never_has_to_sleep_lets_others_run_and_loses_nothing_if_they_cancel_him(
+    acq: AsyncCQ, lane: Lane, how: str
+) -> None:
+    lane.send(200)
+    got: list[int] = []
+
+    async def consume() -> None:
+        while True:
+            wcs = [await acq.completion(len(got))] if how == "completion" else await acq.wait(1)
+            got.extend(ids(wcs))
+
+    task = asyncio.ensure_future(consume())
+    await asyncio.sleep(0)
+    assert 0 < len(got) < 100
+    await cancel(task)
+    left: list[int] = []
+    while len(got) + len(left) < 200:
+        left += ids(await acq.wait())
+    assert got + left == list(range(200))
+    assert acq.stats.events == 0
+
+
+async def test_who_lets_others_run_is_not_overtaken(acq: AsyncCQ, lane: Lane) -> None:
+    lane.send(200)
+    calls = itertools.count()
+    others: list[int] = []
+
+    async def consume(name: str) -> None:
+        for _ in range(100):
+            call = next(calls)
+            (wc,) = await acq.wait(1)
+            assert wc.wr_id == call
+            if name == "b" and call < 150:
+                others.append(call)
+
+    await asyncio.gather(consume("a"), consume("b"))
+    assert others, "the second one did not wait for the end of the first"
+
+
+# ---- under a flood --------------------------------------------------------------------------
+
+BATCH = 16
+QUEUE = 4 * STREAK  # completions that are there before it starts
+
+# Says when the queue of the other end has been filled, and goes on.
+PEER = f"""
+import sys, cqnotify as c
+with c.Context() as ctx:
+    pd, cq = c.PD(ctx), c.CQ(ctx, 64)
+    qp = c.QP(pd, c.QPType.UC, send_cq=cq, max_send_wr=32)
+    sys.stdout.buffer.write(qp.address().to_wire())
+    sys.stdout.flush()
+    qp.connect(c.QPAddress.from_wire(sys.stdin.buffer.read(52)))
+    sent = 0
+    while True:
+        if qp.outstanding[0] < 32:
+            qp.post_send([])
+        n = len(cq.poll_ids(32))
+        if sent < {QUEUE} <= sent + n:
+            sys.stdout.buffer.write(b"!")
+            sys.stdout.flush()
+        sent += n
+"""
+
+
+@contextlib.contextmanager
+def flooded(end: Endpoint) -> Iterator[None]:
+    """Another process sends as fast as it can. What meets no receive is dropped."""
+    end.qp.to_init()
+    for _ in range(QUEUE):
+        end.qp.post_recv(None)
+    with peer(end, PEER) as child:
+        assert child.stdout is not None
+        assert child.stdout.read(1) == b"!"
+        yield
+
+
+async def one_by_one(acq: AsyncCQ) -> AsyncIterator[list[WorkCompletion]]:
+    async for wc in acq:
+        yield [wc]
+
+
+@pytest.mark.parametrize(
+    ("batches", "max_entries"), [(one_by_one, 1), (lambda acq: acq.batches(BATCH), BATCH)]
+)
+def test_a_flood_delays_others_by_no_more_than_a_bounded_drain(
+    ctx: Context, run: Scenario, batches: Any, max_entries: int
+) -> None:
+    end = Endpoint(ctx, QPType.UC, cqe=2 * QUEUE, max_recv_wr=QUEUE)
+    turns = Turns()
+
+    async def consume(acq: AsyncCQ) -> None:
+        async for wcs in batches(acq):
+            for wc in wcs:
+                assert wc.ok
+                end.qp.post_recv(None)
+            turns.calls += len(wcs)
+            if turns.calls > 20 * QUEUE:
+                return
+
+    async def scenario() -> None:
+        async with AsyncCQ(end.rcq) as acq:
+            await turns.beside(consume(acq))
+
+    with flooded(end):
+        run(scenario())
+    assert turns.most >= STREAK, "it was a flood"
+    assert turns.most <= most_in_a_turn(max_entries)
+
+
+async def test_completions_that_nobody_takes_are_drained_a_bounded_number_at_a_time(
+    acq: AsyncCQ, lane: Lane
+) -> None:
+    task = asyncio.ensure_future(acq.completion(12345))
+    await tick()
+    lane.send(200)
+    left = [lane.untaken]
+    assert left == [200]
+    while left[-1] > 0:
+        await asyncio.sleep(0)
+        left.append(lane.untaken)
+    assert max(a - b for a, b in itertools.pairwise(left)) == DRAIN
+    task.cancel()
+    assert ids(acq.poll(200)) == list(range(200))
+
+
+async def test_who_lets_others_run_does_not_lose_his_completion_to_them(
+    acq: AsyncCQ, lane: Lane
+) -> None:
+    """completion() goes before wait(), after a streak, too."""
+    lane.send(STREAK)
+    for _ in range(STREAK):
+        await acq.wait(1)
+    other = asyncio.ensure_future(acq.wait())
+    lane.send(1)
+    assert (await acq.completion(STREAK)).wr_id == STREAK
+    lane.send(1)
+    assert ids(await other) == [STREAK + 1]

@@ -166,7 +166,7 @@ def test_help_names_every_command() -> None:
 
 def test_suite_runs_in_two_guests_as_one() -> None:
     # Of two files, each of which takes longer than the other guest's boot.
-    files = ["tests/aio/test_aio_timing.py", "tests/aio/test_aio_failures.py"]
+    files = ["tests/aio/test_aio.py", "tests/aio/test_aio_failures.py"]
     result = lab("test", "-j", "2", "-v", *files, "-k", "no_cpu")
     assert result.returncode == 0, result.stderr.decode()
     output = result.stdout.decode()
