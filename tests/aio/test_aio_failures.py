@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import select
 from collections.abc import Iterator
-from contextlib import closing
 from typing import Any
 
 import pytest
@@ -37,7 +36,6 @@ from cqnotify import (
     AsyncEvent,
     AsyncEventError,
     AsyncEventType,
-    ClosedError,
     Context,
     QPState,
     QPType,
@@ -143,15 +141,6 @@ async def test_who_awaits_a_particular_completion_is_told(world: Overflow, acq: 
     while d.qp.outstanding[0]:
         await tick()
     assert acq.poll() == []
-
-
-async def test_the_report_is_there_for_who_asks_for_it(world: Overflow, acq: AsyncCQ) -> None:
-    tasks = [await start(acq.wait(solicited_only=True))]
-    lose_one(world)
-    (event,) = await all_are_told(tasks, CQ_ERR)
-    queued = world.a.ctx.get_async_event(timeout=0)
-    assert (queued.event_type, queued.cq) == (event.event_type, event.cq)
-    assert world.a.ctx.try_get_async_event() is None
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -275,36 +264,3 @@ async def test_a_port_that_goes_down_is_told_to_who_awaits_what_would_come_over_
         task = await start(acq.wait())
         b.qp.modify(qp_state=QPState.ERR)
         assert [wc.status for wc in await task] == [WCStatus.WR_FLUSH_ERR]
-
-
-@pytest.mark.parametrize("where", ["in the loop", "in another thread"])
-async def test_closing_the_context_ends_every_kind_of_wait_even_with_reports_untaken(
-    world: Overflow, acq: AsyncCQ, where: str
-) -> None:
-    a = world.a
-
-    async def in_scope() -> None:
-        async with acq.scope():
-            await acq.send(a.qp, a.mr[0:8], wr_id=1)
-
-    with closing(AsyncCQ(a.rcq)) as other:
-        tasks = [await start(acq.wait(solicited_only=True))]
-        lose_one(world)
-        await all_are_told(tasks, CQ_ERR)
-        acq.poll(200)
-        # The sends wait for receives at the peer.
-        tasks = await start_all(
-            acq.wait(),
-            acq.completion(7),
-            in_scope(),
-            *(acq.send(a.qp, a.mr[0:8]) for _ in range(a.qp.max_send_wr + 2)),
-            other.wait(),
-            other.completion(7, qp=a.qp),
-        )
-        if where == "in the loop":
-            a.ctx.close()
-        else:
-            Waiter(a.ctx.close).join()
-        for task in tasks:
-            with pytest.raises(ClosedError):
-                await task

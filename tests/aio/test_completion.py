@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from support import Endpoint, Link, anext_of, cancel, connect, eventually, ids, start, tick
 
-from cqnotify import QP, SRQ, Context, QPState, QPType, WCStatus
+from cqnotify import QP, SRQ, ClosedError, Context, QPType
 from cqnotify.aio import AsyncCQ
 
+pytestmark = pytest.mark.link(recv=True)
 
-@pytest.mark.link(recv=True)
+
 async def test_completion_returns_what_is_there_already_and_leaves_the_others_in_order(
     acq: AsyncCQ, link: Link
 ) -> None:
@@ -27,7 +28,6 @@ async def test_completion_returns_what_is_there_already_and_leaves_the_others_in
     assert acq.stats.events == acq.stats.wakeups == 0
 
 
-@pytest.mark.link(recv=True)
 async def test_completion_sleeps_until_it_comes_and_leaves_the_others_in_order(
     acq: AsyncCQ, link: Link
 ) -> None:
@@ -45,7 +45,6 @@ async def test_completion_sleeps_until_it_comes_and_leaves_the_others_in_order(
     assert acq.stats.wakeups == 1
 
 
-@pytest.mark.link(recv=True)
 async def test_of_two_tasks_for_the_same_wr_id_the_first_goes_first(
     acq: AsyncCQ, link: Link
 ) -> None:
@@ -60,19 +59,7 @@ async def test_of_two_tasks_for_the_same_wr_id_the_first_goes_first(
     await second
 
 
-@pytest.mark.parametrize("then", ["completion", "wait"])
-@pytest.mark.link(recv=True)
-async def test_a_cancelled_completion_loses_nothing(acq: AsyncCQ, link: Link, then: str) -> None:
-    task = await start(acq.completion(5))
-    await cancel(task)
-    link.qp.post_recv(None, wr_id=5)
-    link.bring()
-    wc = await (acq.completion(5) if then == "completion" else anext_of(acq))
-    assert wc.wr_id == 5
-
-
 @pytest.mark.parametrize("then", ["completion", "wait", "second task", "waiter"])
-@pytest.mark.link(recv=True)
 async def test_a_completion_that_is_cancelled_after_it_was_woken_loses_nothing(
     acq: AsyncCQ, link: Link, then: str
 ) -> None:
@@ -92,40 +79,26 @@ async def test_a_completion_that_is_cancelled_after_it_was_woken_loses_nothing(
     assert acq.poll() == []
 
 
-@pytest.mark.link(recv=True)
-async def test_completion_goes_before_wait(acq: AsyncCQ, link: Link) -> None:
-    anybody = await start(acq.wait())
-    named = await start(acq.completion(5))
-    for wr_id in (5, 6):
-        link.qp.post_recv(None, wr_id=wr_id)
-    link.bring()
-    assert (await named).wr_id == 5
-    await tick()
-    assert not anybody.done()
-    link.bring()
-    assert ids(await anybody) == [6]
+@pytest.mark.parametrize("wr_id", [5.5, 5.0, True, False, "5", None, b"5", -1, 1 << 64], ids=repr)
+async def test_completion_refuses_what_is_no_wr_id(acq: AsyncCQ, link: Link, wr_id: Any) -> None:
+    error, words = (ValueError, f"wr_id is {wr_id}") if type(wr_id) is int else (TypeError, None)
+    for qp in (None, link.qp):
+        with pytest.raises(error, match=words):
+            await acq.completion(wr_id, qp=qp)
 
 
-@pytest.mark.link(recv=True)
-async def test_completion_returns_a_failed_one_as_well(acq: AsyncCQ, link: Link) -> None:
-    link.qp.post_recv(None, wr_id=5)
-    task = await start(acq.completion(5))
-    link.qp.modify(qp_state=QPState.ERR)
-    assert (await task).status is WCStatus.WR_FLUSH_ERR
-
-
-async def test_completion_refuses_what_can_never_come(acq: AsyncCQ, link: Link) -> None:
-    for wr_id in (-1, 1 << 64):
-        with pytest.raises(ValueError, match="wr_id is"):
-            await acq.completion(wr_id)
-    with pytest.raises(TypeError):
-        await acq.completion("5")  # type: ignore[arg-type]
+async def test_completion_refuses_a_qp_whose_completions_never_come(
+    acq: AsyncCQ, link: Link
+) -> None:
     with pytest.raises(TypeError, match="qp must be a QP"):
         await acq.completion(5, qp=link.a)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="sends and receives on another CQ"):
         await acq.completion(5, qp=link.b.qp)
     with pytest.raises(TypeError, match="qp must be a QP, not an SRQ.*wait\\(\\) or completion"):
         await acq.completion(5, qp=SRQ(link.a.pd, 4))  # type: ignore[arg-type]
+    link.qp.close()
+    with pytest.raises(ClosedError):
+        await acq.completion(5, qp=link.qp)
 
 
 async def test_the_completions_of_an_srq_are_awaited_and_its_receives_are_posted_there(

@@ -3,19 +3,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from support import Link, Waiter, cancel, ids, start, tick
 
-from cqnotify import ClosedError
+from cqnotify import CQ, ClosedError, WorkCompletion
 from cqnotify.aio import AsyncCQ
+
+pytestmark = pytest.mark.link(recv=True)
 
 # ---- who else polls -------------------------------------------------------------------------
 
+Poll = Callable[[CQ], list[WorkCompletion]]
 
-@pytest.mark.parametrize("thread", [False, True], ids=["here", "in a thread"])
-@pytest.mark.link(recv=True)
+
+@pytest.fixture(params=["here", "in a thread"])
+def poll(request: pytest.FixtureRequest) -> Poll:
+    return CQ.poll if request.param == "here" else lambda cq: Waiter(cq.poll).join()
+
+
 async def test_a_foreign_poll_feeds_the_tasks_that_wait(
-    acq: AsyncCQ, link: Link, thread: bool
+    acq: AsyncCQ, link: Link, poll: Poll
 ) -> None:
     """No event is raised here: a solicited completion would raise one."""
     for i in range(3):
@@ -24,38 +33,32 @@ async def test_a_foreign_poll_feeds_the_tasks_that_wait(
     link.bring(3)
     await tick()
     assert not task.done()
-    assert (Waiter(link.a.rcq.poll).join() if thread else link.a.rcq.poll()) == []
+    assert poll(link.a.rcq) == []
     assert ids(await task) == [0, 1, 2]
     assert acq.stats.events == 0
 
 
-@pytest.mark.parametrize("thread", [False, True], ids=["here", "in a thread"])
-async def test_a_foreign_poll_feeds_the_operations(both: Link, thread: bool, into: AsyncCQ) -> None:
+async def test_a_foreign_poll_feeds_the_operations(both: Link, poll: Poll, into: AsyncCQ) -> None:
     received = await start(into.recv(both.qp, None))
     named = await start(into.completion(5))
     both.qp.post_recv(None, wr_id=5)
     both.bring(2)
-    poll = both.a.rcq.poll
-    assert (Waiter(poll).join() if thread else poll()) == []
+    assert poll(both.a.rcq) == []
     assert (await received).ok
     assert (await named).wr_id == 5
 
 
-@pytest.mark.parametrize("thread", [False, True], ids=["here", "in a thread"])
-@pytest.mark.link(recv=True)
 async def test_a_foreign_poll_while_nobody_waits_returns_the_completions(
-    acq: AsyncCQ, link: Link, thread: bool
+    acq: AsyncCQ, link: Link, poll: Poll
 ) -> None:
     await cancel(await start(acq.wait()))  # the loop reads the channel from now on
     for i in range(3):
         link.qp.post_recv(None, wr_id=i)
     link.bring(3)
-    poll = link.a.rcq.poll
-    assert ids(Waiter(poll).join() if thread else poll()) == [0, 1, 2]
+    assert ids(poll(link.a.rcq)) == [0, 1, 2]
     assert acq.poll() == []
 
 
-@pytest.mark.link(recv=True)
 async def test_poll_after_close_does_not_touch_the_cq(acq: AsyncCQ, link: Link) -> None:
     link.qp.post_recv(None)
     task = await start(acq.wait())
@@ -69,7 +72,6 @@ async def test_poll_after_close_does_not_touch_the_cq(acq: AsyncCQ, link: Link) 
 
 
 @pytest.mark.parametrize("bad", [0, 1 << 31, 1 << 40])
-@pytest.mark.link(recv=True)
 async def test_a_bad_max_entries_harms_nobody_else(acq: AsyncCQ, link: Link, bad: int) -> None:
     task = await start(acq.wait())
     for call in (acq.wait, acq.poll):
@@ -85,7 +87,6 @@ async def test_a_bad_max_entries_harms_nobody_else(acq: AsyncCQ, link: Link, bad
 # ---- spinning -------------------------------------------------------------------------------
 
 
-@pytest.mark.link(recv=True)
 async def test_a_completion_that_comes_while_wait_spins_needs_no_event(
     acq: AsyncCQ, link: Link
 ) -> None:
@@ -104,7 +105,6 @@ def send_when_polled(link: Link) -> None:
     link.b.qp.post_send(None)
 
 
-@pytest.mark.link(recv=True)
 async def test_wait_falls_asleep_when_nothing_came_while_it_span(acq: AsyncCQ, link: Link) -> None:
     link.qp.post_recv(None, wr_id=1)
     task = await start(acq.wait(spin=0.001))

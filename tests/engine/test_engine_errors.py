@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from support import Link, start, tick
+from support import Link, fill, start, tick
 
-from cqnotify import CQ, ClosedError, CompletionChannel, Context, QPState, VerbsError
+from cqnotify import CQ, CompletionChannel, Context, QPState, VerbsError
 from cqnotify.aio import AsyncCQ
 from cqnotify.aio._reader import Reader
 
@@ -36,11 +36,6 @@ class Refusing:
 
     def __index__(self) -> int:
         raise self.error
-
-
-async def fill(acq: AsyncCQ, link: Link) -> list[asyncio.Future[Any]]:
-    """As many sends as the queue takes."""
-    return [await start(acq.send(link.qp, link.sg)) for _ in range(link.qp.max_send_wr)]
 
 
 def call(acq: AsyncCQ, link: Link, number: Any) -> Awaitable[Any]:
@@ -102,50 +97,7 @@ async def test_what_the_device_refuses_later_has_its_errno_and_verb(
         task.exception()
 
 
-@pytest.mark.link(max_send_wr=4)
-async def test_memory_that_is_closed_before_there_is_room_is_its_own_errors_alone(
-    acq: AsyncCQ, link: Link
-) -> None:
-    full = await fill(acq, link)
-    mr = type(link.a.mr)(link.a.pd, 64)
-    waiting = await start(acq.send(link.qp, mr))
-    good = await start(acq.send(link.qp, link.sg))
-    mr.close()
-    link.take(len(full) + 1)
-    with pytest.raises(ClosedError):
-        await waiting
-    assert (await good).ok
-    await asyncio.gather(*full)
-
-
 # ---- completion() ---------------------------------------------------------------------------
-
-
-def await_later(make: Callable[[], Awaitable[Any]]) -> asyncio.Future[Any]:
-    """A task that makes the call, so that it does not matter when that refuses."""
-
-    async def later() -> Any:
-        return await make()
-
-    return asyncio.ensure_future(later())
-
-
-@pytest.mark.parametrize("wr_id", [5.5, 5.0, True, False, "5", None, b"5"], ids=repr)
-async def test_completion_refuses_what_is_no_number(acq: AsyncCQ, link: Link, wr_id: Any) -> None:
-    for qp in (None, link.qp):
-        task = await_later(lambda qp=qp: acq.completion(wr_id, qp=qp))  # type: ignore[misc]
-        await tick()
-        assert task.done(), "it waits for what never comes"
-        assert isinstance(task.exception(), TypeError)
-
-
-@pytest.mark.parametrize("wr_id", [-1, 1 << 64], ids=repr)
-async def test_completion_refuses_what_is_no_wr_id(acq: AsyncCQ, wr_id: int) -> None:
-    task = await_later(lambda: acq.completion(wr_id))
-    await tick()
-    assert task.done()
-    with pytest.raises(ValueError, match=rf"wr_id is {wr_id}"):
-        await task
 
 
 @pytest.mark.parametrize("wr_id", [0, 1 << 63, (1 << 64) - 1])

@@ -12,10 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support import Link, beside, cancel, eventually, ids, start, the_first_done, tick
+from support import CHOSEN, Link, beside, cancel, eventually, start, the_first_done, tick
 
-from cqnotify import ClosedError, CompletionError, QPState, VerbsError
+from cqnotify import ClosedError, CompletionError, QPState, VerbsError, WCOpcode
 from cqnotify.aio import AsyncCQ
+
+pytestmark = pytest.mark.link(recv=True)
 
 Memory = Callable[[Link], Any]
 MEMORY: dict[str, Memory] = {
@@ -57,30 +59,16 @@ async def test_many_that_time_out_do_not_fill_the_queue(
 
 
 @pytest.mark.link(max_recv_wr=4, recv=True)
-async def test_many_that_are_cancelled_do_not_fill_the_queue(
-    acq: AsyncCQ, link: Link, memory: Memory
-) -> None:
-    for _ in range(3 * link.qp.max_recv_wr):
-        await cancel(await start(acq.recv(link.qp, memory(link))))
-        assert link.qp.outstanding == (0, 1)
-    received = await start(acq.recv(link.qp, memory(link)))
-    link.bring(imm=5)
-    assert (await received).imm_data == 5
-    assert link.qp.outstanding == (0, 0)
-
-
-@pytest.mark.link(max_recv_wr=4, recv=True)
 async def test_a_message_between_two_calls_is_returned_by_the_second(
     acq: AsyncCQ, link: Link, memory: Memory
 ) -> None:
     for imm in range(3 * link.qp.max_recv_wr):
-        await cancel(await start(acq.recv(link.qp, memory(link))))
+        await abandon(acq, link, memory(link))
         link.bring(imm=imm)
         assert (await acq.recv(link.qp, memory(link))).imm_data == imm
         assert link.qp.outstanding == (0, 0)
 
 
-@pytest.mark.link(recv=True)
 async def test_a_message_between_two_calls_that_the_loop_has_seen_is_returned_by_the_second(
     acq: AsyncCQ, link: Link
 ) -> None:
@@ -97,7 +85,6 @@ async def test_a_message_between_two_calls_that_the_loop_has_seen_is_returned_by
 
 
 @pytest.mark.parametrize("when", ["not seen", "woken"])
-@pytest.mark.link(recv=True)
 async def test_a_message_at_the_moment_of_the_cancel_is_returned_by_the_next_call(
     acq: AsyncCQ, link: Link, when: str
 ) -> None:
@@ -111,7 +98,6 @@ async def test_a_message_at_the_moment_of_the_cancel_is_returned_by_the_next_cal
         assert link.qp.outstanding == (0, 0)
 
 
-@pytest.mark.link(recv=True)
 async def test_a_message_at_the_moment_of_a_timeout_is_not_lost(acq: AsyncCQ, link: Link) -> None:
     """Whichever is first: the message or the deadline."""
     for imm in range(50):
@@ -130,7 +116,6 @@ async def test_a_message_at_the_moment_of_a_timeout_is_not_lost(acq: AsyncCQ, li
         assert link.qp.outstanding == (0, 0)
 
 
-@pytest.mark.link(recv=True)
 async def test_one_of_other_memory_is_posted_anew(acq: AsyncCQ, link: Link) -> None:
     here, there, longer = link.a.mr[64:128], link.a.mr[128:192], link.a.mr[64:192]
     await abandon(acq, link, here)
@@ -147,7 +132,6 @@ async def test_one_of_other_memory_is_posted_anew(acq: AsyncCQ, link: Link) -> N
     assert link.qp.outstanding == (0, 0)
 
 
-@pytest.mark.link(recv=True)
 async def test_one_of_the_same_memory_on_another_qp_is_posted_anew(
     acq: AsyncCQ, link: Link
 ) -> None:
@@ -161,7 +145,6 @@ async def test_one_of_the_same_memory_on_another_qp_is_posted_anew(
     assert (await acq.recv(link.qp, link.into)).imm_data == 1
 
 
-@pytest.mark.link(recv=True)
 async def test_one_that_is_awaited_is_not_taken_over(acq: AsyncCQ, link: Link) -> None:
     tasks = [await start(acq.recv(link.qp, link.into)) for _ in range(2)]
     assert link.qp.outstanding == (0, 2)
@@ -176,7 +159,6 @@ async def test_one_that_is_awaited_is_not_taken_over(acq: AsyncCQ, link: Link) -
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.link(recv=True)
 async def test_of_two_that_were_cancelled_the_first_one_goes_first(
     acq: AsyncCQ, link: Link, when: str
 ) -> None:
@@ -199,12 +181,10 @@ async def test_of_two_that_were_cancelled_the_first_one_goes_first(
     assert link.qp.outstanding == (0, 0)
 
 
-@pytest.mark.link(recv=True)
 async def test_one_that_has_come_goes_before_one_that_is_still_posted(
     acq: AsyncCQ, link: Link
 ) -> None:
-    tasks = [await start(acq.recv(link.qp, link.into)) for _ in range(2)]
-    for task in tasks:
+    for task in [await start(acq.recv(link.qp, link.into)) for _ in range(2)]:
         await cancel(task)
     link.bring(imm=0)
     assert (await acq.recv(link.qp, link.into)).imm_data == 0
@@ -217,7 +197,6 @@ async def test_one_that_has_come_goes_before_one_that_is_still_posted(
 # ---- with a wr_id ---------------------------------------------------------------------------
 
 
-@pytest.mark.link(recv=True)
 async def test_one_with_a_wr_id_is_taken_over_by_one_of_that_wr_id(
     acq: AsyncCQ, link: Link
 ) -> None:
@@ -236,7 +215,6 @@ async def test_one_with_a_wr_id_is_taken_over_by_one_of_that_wr_id(
 
 @pytest.mark.parametrize("wr_id", [None, 6])
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.link(recv=True)
 async def test_one_with_a_wr_id_stays_for_who_asks_for_it(
     acq: AsyncCQ, link: Link, wr_id: int | None, when: str
 ) -> None:
@@ -256,7 +234,6 @@ async def test_one_with_a_wr_id_stays_for_who_asks_for_it(
     assert link.qp.outstanding == (0, 0)
 
 
-@pytest.mark.link(recv=True)
 async def test_one_without_a_wr_id_is_never_returned_as_one_with_it(
     acq: AsyncCQ, link: Link
 ) -> None:
@@ -273,19 +250,26 @@ async def test_one_without_a_wr_id_is_never_returned_as_one_with_it(
 
 
 @pytest.mark.parametrize("wr_id", [None, 5])
-@pytest.mark.link(recv=True)
+@pytest.mark.parametrize("woken", [False, True])
 async def test_who_waits_for_anything_gets_the_message_of_a_cancelled_one(
-    acq: AsyncCQ, link: Link, wr_id: int | None
+    acq: AsyncCQ, link: Link, wr_id: int | None, woken: bool
 ) -> None:
-    await abandon(acq, link, link.into, wr_id=wr_id)
-    waiter = await start(acq.wait())
-    link.bring(imm=1)
-    (wc,) = await waiter
-    assert wc.imm_data == 1
-    assert wr_id is None or ids([wc]) == [wr_id]
+    if woken:
+        task = await start(acq.recv(link.qp, link.into, wr_id=wr_id))
+        link.bring(imm=1)
+        assert acq.poll() == []  # it is the task's now, which has not run
+        await cancel(task)
+        (wc,) = await acq.wait()
+    else:
+        await abandon(acq, link, link.into, wr_id=wr_id)
+        waiter = await start(acq.wait())
+        link.bring(imm=1)
+        (wc,) = await waiter
+    assert (wc.opcode, wc.imm_data, wc.qp_num) == (WCOpcode.RECV, 1, link.qp.qp_num)
+    assert wc.wr_id == wr_id or (wr_id is None and wc.wr_id >= CHOSEN)
+    assert link.qp.outstanding == (0, 0)
 
 
-@pytest.mark.link(recv=True)
 async def test_one_that_was_reset_away_is_not_waited_for(acq: AsyncCQ, link: Link) -> None:
     await abandon(acq, link, link.into)
     link.qp.modify(qp_state=QPState.RESET)
@@ -296,7 +280,6 @@ async def test_one_that_was_reset_away_is_not_waited_for(acq: AsyncCQ, link: Lin
     assert (await received).imm_data == 1
 
 
-@pytest.mark.link(recv=True)
 async def test_one_that_was_flushed_ends_the_next_call(acq: AsyncCQ, link: Link) -> None:
     await abandon(acq, link, link.into)
     link.qp.modify(qp_state=QPState.ERR)
@@ -308,7 +291,6 @@ async def test_one_that_was_flushed_ends_the_next_call(acq: AsyncCQ, link: Link)
     acq.poll()
 
 
-@pytest.mark.link(recv=True)
 async def test_the_close_of_its_qp_ends_who_took_it_over(acq: AsyncCQ, link: Link) -> None:
     await abandon(acq, link, link.into)
     received = await start(acq.recv(link.qp, link.into))

@@ -7,12 +7,15 @@ What was posted by hand and what is awaited have the same wr_id here, on one QP,
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
+import weakref
 from collections.abc import Awaitable
 from typing import Any
 
 import pytest
 from support import (
+    CHOSEN,
     UNSIGNALED,
     Link,
     cancel,
@@ -33,7 +36,6 @@ from cqnotify import (
     WCOpcode,
     WCStatus,
     WorkCompletion,
-    WROpcode,
 )
 from cqnotify.aio import AsyncCQ
 
@@ -58,55 +60,46 @@ async def status(call: Awaitable[Any]) -> WCStatus:
     return WCStatus.SUCCESS
 
 
+def call(acq: AsyncCQ, link: Link, what: str, wr_id: int | None = ID) -> Awaitable[Any]:
+    if what == "send":
+        return acq.send(link.qp, link.sg, wr_id=wr_id)
+    return acq.recv(link.qp, link.into, wr_id=wr_id)
+
+
+def complete(link: Link, what: str, imm: int = 0) -> None:
+    """The oldest one that is posted."""
+    link.take() if what == "send" else link.bring(imm=imm)
+
+
 # ---- one by hand and one that is awaited ----------------------------------------------------
 
 
 @pytest.mark.parametrize("how", OTHERS)
 @pytest.mark.parametrize("first", ["by hand", "awaited"])
-async def test_of_two_sends_each_has_its_own_completion_by_their_order(
-    acq: AsyncCQ, link: Link, first: str, how: str
-) -> None:
-    if first == "by hand":
-        link.qp.post_send(link.sg, wr_id=ID)
-    sent = await start(acq.send(link.qp, link.sg, wr_id=ID))
-    if first == "awaited":
-        link.qp.post_send(link.sg, wr_id=ID)
-    by_hand = await start(other(acq, link, how))
-    in_order = [sent, by_hand] if first == "awaited" else [by_hand, sent]
-    for left in (in_order, in_order[1:]):
-        link.take()
-        assert await the_first_done(left) is left[0]
-        assert (left[0].result().ok, left[0].result().wr_id) == (True, ID)
-    assert link.qp.outstanding == (0, 0)
-
-
-@pytest.mark.parametrize("how", OTHERS)
-@pytest.mark.parametrize("first", ["by hand", "awaited"])
-@pytest.mark.parametrize("awaited", [WCOpcode.SEND, WCOpcode.RDMA_WRITE], ids=lambda o: o.name)
-async def test_of_a_send_and_a_write_each_has_its_own_completion(
-    acq: AsyncCQ, link: Link, awaited: WCOpcode, first: str, how: str
+@pytest.mark.parametrize("what", ["send", "recv"])
+@pytest.mark.link(one_cq=True)
+async def test_of_two_of_a_queue_each_has_its_own_completion_by_their_order(
+    acq: AsyncCQ, link: Link, what: str, first: str, how: str
 ) -> None:
     def post() -> None:
-        if awaited is WCOpcode.SEND:
-            addr, rkey = link.remote
-            write = WROpcode.RDMA_WRITE
-            link.qp.post_send(link.sg, wr_id=ID, opcode=write, remote_addr=addr, rkey=rkey)
-        else:
+        if what == "send":
             link.qp.post_send(link.sg, wr_id=ID)
+        else:
+            link.qp.post_recv(link.into, wr_id=ID)
 
-    link.qp.post_send(link.sg, send_flags=UNSIGNALED)  # holds up what is behind it
     if first == "by hand":
         post()
-    if awaited is WCOpcode.SEND:
-        task = await start(acq.send(link.qp, link.sg, wr_id=ID))
-    else:
-        task = await start(acq.write(link.qp, link.sg, *link.remote, wr_id=ID))
+    awaited = await start(call(acq, link, what))
     if first == "awaited":
         post()
     by_hand = await start(other(acq, link, how))
-    link.take(2)
-    assert (await task).opcode is awaited
-    assert {(await by_hand).opcode, awaited} == {WCOpcode.SEND, WCOpcode.RDMA_WRITE}
+    in_order = [awaited, by_hand] if first == "awaited" else [by_hand, awaited]
+    for imm, left in enumerate((in_order, in_order[1:])):
+        complete(link, what, imm)
+        assert await the_first_done(left) is left[0]
+        wc = left[0].result()
+        assert (wc.ok, wc.wr_id, wc.imm_data) == (True, ID, None if what == "send" else imm)
+    assert link.qp.outstanding == (0, 0)
 
 
 @pytest.mark.parametrize("how", OTHERS)
@@ -139,26 +132,6 @@ async def test_of_a_send_and_one_that_fails_each_has_its_own_completion(
     (good,) = got.keys() - {fails}
     assert got[fails] is WCStatus.REM_ACCESS_ERR
     assert got[good] is (WCStatus.WR_FLUSH_ERR if flushed else WCStatus.SUCCESS)
-
-
-@pytest.mark.parametrize("how", OTHERS)
-@pytest.mark.parametrize("first", ["by hand", "awaited"])
-@pytest.mark.link(recv=True)
-async def test_of_two_receives_each_has_its_own_message(
-    acq: AsyncCQ, link: Link, first: str, how: str
-) -> None:
-    if first == "by hand":
-        link.qp.post_recv(link.into, wr_id=ID)
-    received = await start(acq.recv(link.qp, link.into, wr_id=ID))
-    if first == "awaited":
-        link.qp.post_recv(link.into, wr_id=ID)
-    by_hand = await start(other(acq, link, how))
-    in_order = [received, by_hand] if first == "awaited" else [by_hand, received]
-    for imm, left in enumerate((in_order, in_order[1:])):
-        link.bring(imm=imm)
-        assert await the_first_done(left) is left[0]
-        assert (left[0].result().imm_data, left[0].result().wr_id) == (imm, ID)
-    assert link.qp.outstanding == (0, 0)
 
 
 @pytest.mark.parametrize("how", OTHERS)
@@ -221,57 +194,20 @@ async def test_who_waits_for_room_has_none_of_what_was_posted_before(
 # ---- two that are awaited -------------------------------------------------------------------
 
 
-async def test_two_awaited_sends_of_one_wr_id_complete_in_their_order(
-    acq: AsyncCQ, link: Link
+@pytest.mark.parametrize("what", ["send", "recv"])
+@pytest.mark.link(one_cq=True, max_send_wr=2, max_recv_wr=2)
+async def test_awaited_ones_of_one_wr_id_complete_in_their_order(
+    acq: AsyncCQ, link: Link, what: str
 ) -> None:
-    tasks = [await start(acq.send(link.qp, link.sg, wr_id=ID)) for _ in range(3)]
-    while tasks:
-        link.take()
-        assert await the_first_done(tasks) is tasks[0]
-        assert tasks.pop(0).result().wr_id == ID
-
-
-@pytest.mark.link(recv=True)
-async def test_two_awaited_receives_of_one_wr_id_complete_in_their_order(
-    acq: AsyncCQ, link: Link
-) -> None:
-    tasks = [await start(acq.recv(link.qp, link.into, wr_id=ID)) for _ in range(3)]
-    for imm in range(3):
-        link.bring(imm=imm)
+    """Also those that wait for room."""
+    room = link.qp.max_send_wr if what == "send" else link.qp.max_recv_wr
+    tasks = [await start(call(acq, link, what)) for _ in range(3 * room)]
+    for imm in range(3 * room):
+        assert sum(link.qp.outstanding) == min(room, len(tasks))
+        complete(link, what, imm)
         assert await the_first_done(tasks) is tasks[0]
         wc = tasks.pop(0).result()
-        assert (wc.wr_id, wc.imm_data) == (ID, imm)
-
-
-@pytest.mark.parametrize("first", ["send", "receive"])
-@pytest.mark.link(one_cq=True)
-async def test_an_awaited_send_and_an_awaited_receive_may_have_one_wr_id(
-    acq: AsyncCQ, link: Link, first: str
-) -> None:
-    received = await start(acq.recv(link.qp, link.into, wr_id=ID))
-    sent = await start(acq.send(link.qp, link.sg, wr_id=ID))
-    if first == "send":
-        link.take()
-        assert await the_first_done([sent, received]) is sent
-        link.bring()
-    else:
-        link.bring()
-        assert await the_first_done([sent, received]) is received
-        link.take()
-    assert (await received).opcode is WCOpcode.RECV
-    assert (await sent).opcode is WCOpcode.SEND
-
-
-@pytest.mark.link(max_send_wr=2)
-async def test_two_of_one_wr_id_through_a_queue_of_their_number_of_rooms(
-    acq: AsyncCQ, link: Link
-) -> None:
-    n = 3 * link.qp.max_send_wr
-    tasks = [await start(acq.send(link.qp, link.sg, wr_id=ID)) for _ in range(n)]
-    while tasks:
-        link.take()
-        assert await the_first_done(tasks) is tasks[0]
-        assert tasks.pop(0).result().ok
+        assert (wc.ok, wc.wr_id, wc.imm_data) == (True, ID, None if what == "send" else imm)
     assert link.qp.outstanding == (0, 0)
 
 
@@ -289,26 +225,31 @@ async def test_one_of_the_wr_id_of_a_cancelled_one_has_its_own_completion(
     assert (await second).ok
 
 
-@pytest.mark.parametrize("what", ["sends", "receives"])
-async def test_what_is_under_way_when_the_asynccq_is_closed_completes_with_its_wr_id(
-    link: Link, what: str
+@pytest.mark.parametrize("wr_ids", [(None, None), (ID, ID + 1)], ids=["chosen", "own"])
+@pytest.mark.parametrize("what", ["send", "recv"])
+@pytest.mark.link(one_cq=True)
+async def test_what_is_under_way_when_the_asynccq_is_closed_is_for_those_that_poll_the_cq_then(
+    link: Link, what: str, wr_ids: tuple[int | None, ...]
 ) -> None:
-    """For those that poll the CQ then."""
-    cq = link.a.scq if what == "sends" else link.a.rcq
-    async with AsyncCQ(cq) as acq:
-        tasks = [
-            await start(
-                acq.send(link.qp, link.sg, wr_id=wr_id)
-                if what == "sends"
-                else acq.recv(link.qp, link.into, wr_id=wr_id)
-            )
-            for wr_id in (ID, ID + 1)
-        ]
-    for task in tasks:
-        with pytest.raises(ClosedError):
-            await task
-    link.take(2) if what == "sends" else link.bring(2)
-    assert ids(wait_completions(cq, 2)) == [ID, ID + 1]
+    """Also where no caller chose its wr_id. The AsyncCQ goes away while the device goes on."""
+
+    async def closed_under_two() -> weakref.ref[AsyncCQ]:
+        async with AsyncCQ(link.a.scq) as acq:
+            tasks = [await start(call(acq, link, what, wr_id)) for wr_id in wr_ids]
+        for task in tasks:
+            with pytest.raises(ClosedError):
+                await task
+        return weakref.ref(acq)
+
+    gone = await closed_under_two()
+    await tick()  # it was the end of the other tasks that woke us, and holds it
+    gc.collect()
+    assert gone() is None
+    assert sum(link.qp.outstanding) == 2
+    link.take(2) if what == "send" else link.bring(2)
+    wcs = wait_completions(link.a.scq, 2)
+    assert [wc.ok for wc in wcs] == [True, True]
+    assert [wc.wr_id if wc.wr_id < CHOSEN else None for wc in wcs] == list(wr_ids)
 
 
 # ---- what stays pinned ----------------------------------------------------------------------
