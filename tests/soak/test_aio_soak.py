@@ -6,18 +6,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import faulthandler
 import gc
 import os
 import random
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable
 from itertools import count
 from typing import Any
 
 import pytest
+from soak_support import Progress
 from support import ALL_REMOTE, DEADLINE, SITS_IN, Endpoint, peer
 
 from cqnotify import (
@@ -38,52 +38,8 @@ from cqnotify.aio import AsyncCQ
 
 MANY = int(os.environ.get("CQNOTIFY_SOAK_COMPLETIONS", "1000000"))  # also sizes the lock-step
 SEED = int(os.environ.get("CQNOTIFY_SOAK_SEED", "20240229"))
-NO_PROGRESS = 120.0  # seconds: then all stacks are shown, and it ends
 
 NewLoop = Callable[[], asyncio.AbstractEventLoop]
-
-
-class Progress:
-    """Ends what gets stuck, however long the whole of it takes."""
-
-    def __init__(self, wanted: int, show: bool = False) -> None:
-        self.wanted = wanted
-        self.done = 0
-        self.state: Callable[[], object] = str  # what to say when it is stuck
-        self._show = show
-        self._start = time.monotonic()
-
-    def add(self, n: int) -> None:
-        step = max(500, self.wanted // 100)
-        if self.done // step != (self.done + n) // step and self._show:
-            # In place of pytest's limit for a whole test.
-            faulthandler.dump_traceback_later(NO_PROGRESS, exit=True)
-            print(f"\r{self.done + n} of {self.wanted}", end="", flush=True)
-        self.done += n
-
-    async def watch(self) -> None:
-        """Fails when nothing moves any more: a hang is a failure with a name."""
-        before = -1
-        while self.done != before:
-            before = self.done
-            await asyncio.sleep(DEADLINE)
-        pytest.fail(f"stuck after {self.done} of {self.wanted}: {self.state()}")
-
-    def report(self) -> str:
-        seconds = time.monotonic() - self._start
-        return f"{self.done} in {seconds:.0f} s, {seconds * 1e4 / self.done:.1f} s for each 10,000"
-
-
-@contextlib.contextmanager
-def shown(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
-    """On the terminal, and without pytest's limit for a whole test, see Progress."""
-    with capfd.disabled():
-        try:
-            faulthandler.dump_traceback_later(NO_PROGRESS, exit=True)
-            print()
-            yield
-        finally:
-            faulthandler.cancel_dump_traceback_later()
 
 
 def run_clean(
@@ -183,37 +139,27 @@ async def answer(end: Endpoint, progress: Progress) -> None:
         assert cq.stats.events == cq.stats.acked
 
 
-def lockstep(
-    ctx: Context, new_loop: NewLoop, monkeypatch: pytest.MonkeyPatch, progress: Progress
-) -> str:
-    end = Endpoint(ctx, QPType.RC)
-    end.qp.to_init()
-    for i in range(8):
-        end.qp.post_recv(None, wr_id=i)
-    with peer(end, PEER, os.getpid(), progress.wanted, SEED) as child:
-        run_clean(new_loop, monkeypatch, progress, answer(end, progress))
-        assert child.stdin is not None
-        child.stdin.close()
-        assert child.wait(DEADLINE) == 0
-    return f"{end.rcq.stats.events / progress.wanted:.2f} events per message; {progress.report()}"
-
-
 @pytest.mark.usefixtures("conversation")
 def test_every_message_of_another_process_wakes_though_none_follows_it(
-    ctx: Context, new_loop: NewLoop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    print(lockstep(ctx, new_loop, monkeypatch, Progress(1000)))
-
-
-@pytest.mark.soak
-def test_of_very_many_messages_every_one_wakes(
     ctx: Context,
     new_loop: NewLoop,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
+    is_long: bool,
 ) -> None:
-    with shown(capfd):
-        print(f"\r{lockstep(ctx, new_loop, monkeypatch, Progress(MANY // 10, show=True))}")
+    progress = Progress(MANY // 10 if is_long else 1000, is_long)
+    end = Endpoint(ctx, QPType.RC)
+    end.qp.to_init()
+    for i in range(8):
+        end.qp.post_recv(None, wr_id=i)
+    with progress.shown(capfd):
+        with peer(end, PEER, os.getpid(), progress.wanted, SEED) as child:
+            run_clean(new_loop, monkeypatch, progress, answer(end, progress))
+            assert child.stdin is not None
+            child.stdin.close()
+            assert child.wait(DEADLINE) == 0
+        events = end.rcq.stats.events / progress.wanted
+        print(f"\r{events:.2f} events per message; {progress.report()}")
 
 
 # ---- no completion is lost, nor comes twice -------------------------------------------------
@@ -500,27 +446,16 @@ class Stress:
         assert self.reopened > 0
 
 
-def stress(
-    ctx: Context, new_loop: NewLoop, monkeypatch: pytest.MonkeyPatch, progress: Progress
-) -> str:
-    it = Stress(ctx, progress)
-    progress.state = it.state
-    run_clean(new_loop, monkeypatch, progress, it.run())
-    return f"{progress.report()}; {it.reopened} reopenings"
-
-
 def test_each_completion_comes_once_whatever_is_cancelled_or_closed(
-    ctx: Context, new_loop: NewLoop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    print(stress(ctx, new_loop, monkeypatch, Progress(10000)))
-
-
-@pytest.mark.soak
-def test_of_a_million_completions_each_comes_once(
     ctx: Context,
     new_loop: NewLoop,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
+    is_long: bool,
 ) -> None:
-    with shown(capfd):
-        print(f"\r{stress(ctx, new_loop, monkeypatch, Progress(MANY, show=True))}")
+    progress = Progress(MANY if is_long else 10000, is_long)
+    stress = Stress(ctx, progress)
+    progress.state = stress.state
+    with progress.shown(capfd):
+        run_clean(new_loop, monkeypatch, progress, stress.run())
+        print(f"\r{progress.report()}; {stress.reopened} reopenings")

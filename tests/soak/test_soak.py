@@ -8,20 +8,19 @@ is in Lane and Soak.check(); the rest is the usual way to use a channel.
 
 from __future__ import annotations
 
-import faulthandler
 import gc
 import os
 import random
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
 import pytest
+from soak_support import Progress
 from support import ALL_REMOTE, DEADLINE, Waiter
 
 from cqnotify import CQ, MR, PD, QP, CompletionChannel, Context, QPState, QPType, WCStatus, WROpcode
@@ -31,7 +30,6 @@ MANY = int(os.environ.get("CQNOTIFY_SOAK_EVENTS", "1000000"))
 SEED = int(os.environ.get("CQNOTIFY_SOAK_SEED", "20240229"))
 HEAP_GROWTH = 64 << 10  # bytes: less than 0.1 for each of a million events
 RSS_GROWTH = 8 << 20  # what many tests left in pieces is filled and emptied, by some MiB
-NO_PROGRESS = 120.0  # seconds: then all stacks are shown, and it ends
 
 
 class Lane:
@@ -135,8 +133,7 @@ class Usage:
 @dataclass
 class Soak:
     ctx: Context
-    wanted: int  # events
-    progress: Callable[[int], None]
+    progress: Progress  # in events
     got: list[int] = field(default_factory=lambda: [0, 0])  # events that get_event() returned
     renewed: list[int] = field(default_factory=lambda: [0, 0])
     events: int = 0  # as closed CQs counted them
@@ -167,7 +164,7 @@ class Soak:
             except InterruptedError:
                 continue
             self.got[me] += 1
-            posts = 0 if sum(self.got) >= self.wanted else rng.choice((1, 1, 1, 2, 3))
+            posts = 0 if sum(self.got) >= self.progress.wanted else rng.choice((1, 1, 1, 2, 3))
             lane = cq.user_data
             if lane is not None:  # else its CQ was closed since, and the event acked
                 with lane.lock:
@@ -182,8 +179,8 @@ class Soak:
                     other.renew(rng.random() < 0.7, 0 if self.done else posts)
                 self.renewed[me] += 1
             if me == 0:
-                self.progress(sum(self.got))
-                if self.warm is None and sum(self.got) >= self.wanted // 10:
+                self.progress.add(sum(self.got) - self.progress.done)
+                if self.warm is None and sum(self.got) >= self.progress.wanted // 10:
                     self.warm = Usage.now()
 
     def end_if_all_is_in(self) -> None:
@@ -213,7 +210,7 @@ class Soak:
         return usage
 
     def check(self, usage: Usage) -> None:
-        assert sum(self.got) >= self.wanted
+        assert sum(self.got) >= self.progress.wanted
         assert min(self.got) > 0, "both threads took part"
         assert self.events == sum(self.got), "what the CQs counted is what get_event() returned"
         assert self.completions == next(self.wr_ids) - 1, "each work request completed once"
@@ -225,46 +222,28 @@ class Soak:
             assert usage.rss - self.warm.rss < RSS_GROWTH, (self.warm, usage)
 
 
-def soak(ctx: Context, events: int, progress: Callable[[int], None]) -> str:
+def soak(ctx: Context, progress: Progress) -> str:
     """Runs it and checks everything; returns the figures."""
     tracemalloc.start()
     try:
-        start = time.monotonic()
-        it = Soak(ctx, events, progress)
+        it = Soak(ctx, progress)
         usage = it.run()
-        seconds = time.monotonic() - start
+        report = progress.report()
         it.check(usage)
     finally:
         tracemalloc.stop()
     assert it.warm is not None
     return (
-        f"{sum(it.got)} events ({it.got[0]} + {it.got[1]} by thread), {it.completions} "
-        f"completions, {sum(it.renewed)} renewals in {seconds:.0f} s; since the first tenth: "
+        f"{report}: {it.got[0]} + {it.got[1]} events by thread, {it.completions} completions, "
+        f"{sum(it.renewed)} renewals; since the first tenth: "
         f"heap {usage.heap - it.warm.heap:+d} bytes, RSS {usage.rss - it.warm.rss:+d} bytes, "
         f"{usage.fds - it.warm.fds:+d} file descriptors"
     )
 
 
-def test_no_event_or_completion_is_lost_or_doubled_while_queues_come_and_go(ctx: Context) -> None:
-    print(soak(ctx, 5000, lambda _: None))
-
-
-@pytest.mark.soak
-def test_a_million_events_lose_nothing_and_leak_nothing(
-    ctx: Context, capfd: pytest.CaptureFixture[str]
+def test_no_event_or_completion_is_lost_or_doubled_while_queues_come_and_go(
+    ctx: Context, capfd: pytest.CaptureFixture[str], is_long: bool
 ) -> None:
-    with capfd.disabled():  # where stderr is the terminal's
-        shown = 0
-
-        def progress(events: int) -> None:
-            nonlocal shown
-            if events >= shown:
-                shown = events + max(1000, MANY // 100)
-                # In place of pytest's limit for a whole test.
-                faulthandler.dump_traceback_later(NO_PROGRESS, exit=True)
-                print(f"\r{events} of {MANY} events", end="", flush=True)
-
-        try:
-            print(f"\n{soak(ctx, MANY, progress)}")
-        finally:
-            faulthandler.cancel_dump_traceback_later()
+    progress = Progress(MANY if is_long else 5000, is_long)
+    with progress.shown(capfd):  # where stderr is the terminal's
+        print(f"\r{soak(ctx, progress)}")
