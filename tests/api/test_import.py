@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
+
+from support import python
 
 SOURCES = Path(__file__).parents[2] / "cqnotify"
 
@@ -15,11 +15,7 @@ def test_where_the_sources_are_in_the_way_the_import_says_so(tmp_path: Path) -> 
     shutil.copytree(
         SOURCES, tmp_path / "cqnotify", ignore=shutil.ignore_patterns("*.so", "__pycache__")
     )
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", "import cqnotify"],  # -S: without what is installed
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
+    # -S: without what is installed
+    done = python("-S", "-c", "import cqnotify", cwd=tmp_path)
     assert done.returncode == 1
     assert f"ModuleNotFoundError: {tmp_path}/cqnotify has cqnotify's sources" in done.stderr

@@ -95,6 +95,8 @@ def has_docstring(what: Any) -> bool:
 def test_everything_has_a_docstring_of_its_own() -> None:
     undocumented = [name for name, what in ALL.items() if not has_docstring(what)]
     assert [name for name in undocumented if not name.endswith("__")] == []
+    for_the_package = [n for n, what in ALL.items() if "consumer:" in (inspect.getdoc(what) or "")]
+    assert for_the_package == []
 
 
 def test_what_a_docstring_explains_is_a_parameter() -> None:

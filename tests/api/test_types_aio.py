@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from types_support import DEADLINE, Pair
+
 from cqnotify import CQ, QPAddress, SuccessfulCompletion, WCStatus, WorkCompletion
 from cqnotify.aio import AsyncCQ, AsyncCQStats, Batches, Scope
 from cqnotify.exchange import exchange_as_client, exchange_as_server, listen
@@ -16,10 +18,6 @@ if TYPE_CHECKING:
 else:
     from runtime_types import assert_type
 
-DEADLINE = 30.0
-
-Pair = tuple[Endpoint, Endpoint]
-
 
 def send(a: Endpoint, b: Endpoint, wr_id: int = 0) -> None:
     """One message, which completes at the receiver only after this."""
@@ -28,49 +26,41 @@ def send(a: Endpoint, b: Endpoint, wr_id: int = 0) -> None:
     wait_completions(a.send_cq)
 
 
-def test_waiting(rdma_rc_pair: Pair) -> None:
+async def test_waiting(rdma_rc_pair: Pair) -> None:
     a, b = rdma_rc_pair
+    async with AsyncCQ(b.recv_cq) as acq:
+        assert_type(acq, AsyncCQ)
+        assert_type(acq.cq, CQ)
+        send(a, b)
+        assert_type(await acq.wait(), list[WorkCompletion])
+        send(a, b)
+        found = await acq.wait(4, spin=1e-6, solicited_only=False)
+        assert_type(found, list[WorkCompletion])
+        send(a, b, wr_id=7)
+        assert_type(await acq.completion(7), WorkCompletion)
+        send(a, b, wr_id=8)
+        wc = await asyncio.wait_for(acq.completion(8, qp=b.qp), DEADLINE)
+        assert_type(wc, WorkCompletion)
+        assert_type(wc.status, WCStatus | int)
+        assert_type(acq.poll(), list[WorkCompletion])
+        assert_type(acq.stats, AsyncCQStats)
+        assert_type(acq.stats.wakeups, int)
+    assert_type(acq.closed, bool)
 
-    async def scenario() -> None:
-        async with AsyncCQ(b.recv_cq) as acq:
-            assert_type(acq, AsyncCQ)
-            assert_type(acq.cq, CQ)
-            send(a, b)
-            assert_type(await acq.wait(), list[WorkCompletion])
-            send(a, b)
-            found = await acq.wait(4, spin=1e-6, solicited_only=False)
-            assert_type(found, list[WorkCompletion])
-            send(a, b, wr_id=7)
-            assert_type(await acq.completion(7), WorkCompletion)
-            send(a, b, wr_id=8)
-            wc = await asyncio.wait_for(acq.completion(8, qp=b.qp), DEADLINE)
+
+async def test_iteration(rdma_rc_pair: Pair) -> None:
+    a, b = rdma_rc_pair
+    async with AsyncCQ(b.recv_cq) as acq:
+        send(a, b)
+        async for wc in acq:
             assert_type(wc, WorkCompletion)
-            assert_type(wc.status, WCStatus | int)
-            assert_type(acq.poll(), list[WorkCompletion])
-            assert_type(acq.stats, AsyncCQStats)
-            assert_type(acq.stats.wakeups, int)
-        assert_type(acq.closed, bool)
-
-    asyncio.run(asyncio.wait_for(scenario(), DEADLINE))
-
-
-def test_iteration(rdma_rc_pair: Pair) -> None:
-    a, b = rdma_rc_pair
-
-    async def scenario() -> None:
-        async with AsyncCQ(b.recv_cq) as acq:
-            send(a, b)
-            async for wc in acq:
-                assert_type(wc, WorkCompletion)
-                break
-            send(a, b)
-            batches = acq.batches(8, solicited_only=False)
-            assert_type(batches, Batches)
-            async for wcs in batches:
-                assert_type(wcs, list[WorkCompletion])
-                break
-
-    asyncio.run(asyncio.wait_for(scenario(), DEADLINE))
+            break
+        send(a, b)
+        batches = acq.batches(8, solicited_only=False)
+        assert_type(batches, Batches)
+        async for wcs in batches:
+            assert_type(wcs, list[WorkCompletion])
+            break
 
 
 async def post_and_await(acq: AsyncCQ, peer: AsyncCQ, a: Endpoint, b: Endpoint) -> None:
@@ -96,36 +86,28 @@ async def post_and_await(acq: AsyncCQ, peer: AsyncCQ, a: Endpoint, b: Endpoint) 
         assert_type(both[0], SuccessfulCompletion)
 
 
-def test_posting(rdma_pair: MakePair) -> None:
+async def test_posting(rdma_pair: MakePair) -> None:
     a, b = rdma_pair(one_cq=True)
-
-    async def scenario() -> None:
-        async with AsyncCQ(a.send_cq) as acq, AsyncCQ(b.recv_cq) as there:
-            await post_and_await(acq, there, a, b)
-
-    asyncio.run(asyncio.wait_for(scenario(), DEADLINE))
+    async with AsyncCQ(a.send_cq) as acq, AsyncCQ(b.recv_cq) as there:
+        await post_and_await(acq, there, a, b)
 
 
-def test_addresses_are_exchanged(rdma_rc_pair: Pair) -> None:
+async def test_addresses_are_exchanged(rdma_rc_pair: Pair) -> None:
     ours, theirs = (end.qp.address() for end in rdma_rc_pair)
     got: list[QPAddress] = []
     lists: list[list[QPAddress]] = []
-
-    async def scenario() -> None:
-        with listen(port=0) as listener:
-            port: int = listener.getsockname()[1]
-            served, answered = await asyncio.gather(
-                exchange_as_server(listener, ours, got.append),
-                exchange_as_client("127.0.0.1", port, theirs),
-            )
-            assert_type(served, QPAddress)
-            assert_type(answered, QPAddress)
-            all_served, all_answered = await asyncio.gather(
-                exchange_as_server(listener, [ours], lists.append),
-                exchange_as_client("127.0.0.1", port, [theirs]),
-            )
-            assert_type(all_served, list[QPAddress])
-            assert_type(all_answered, list[QPAddress])
-
-    asyncio.run(asyncio.wait_for(scenario(), DEADLINE))
+    with listen(port=0) as listener:
+        port: int = listener.getsockname()[1]
+        served, answered = await asyncio.gather(
+            exchange_as_server(listener, ours, got.append),
+            exchange_as_client("127.0.0.1", port, theirs),
+        )
+        assert_type(served, QPAddress)
+        assert_type(answered, QPAddress)
+        all_served, all_answered = await asyncio.gather(
+            exchange_as_server(listener, [ours], lists.append),
+            exchange_as_client("127.0.0.1", port, [theirs]),
+        )
+        assert_type(all_served, list[QPAddress])
+        assert_type(all_answered, list[QPAddress])
     assert (got, lists) == ([theirs], [[theirs]])
