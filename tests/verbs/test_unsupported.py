@@ -54,6 +54,10 @@ def test_the_devices_clock(rxe: Context) -> None:
 def test_moderation(rxe: Context, cq: CQ) -> None:
     assert rxe.query_device_ex().cq_mod_caps == (0, 0)
     refused(lambda: cq.modify(4, 10), "ibv_modify_cq", "moderation of events")
+    with pytest.raises(ValueError, match="cq_count is 65536: it must be 0 to 65535"):
+        cq.modify(65536, 0)
+    with pytest.raises(ValueError, match="cq_period is -1"):
+        cq.modify(1, -1)
 
 
 def test_a_rate_limit(rxe: Context) -> None:
