@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import pytest
-from mw_support import new_pair
+from mw_support import Window, new_pair
+from posting import Post
 from srq_hub import Hub
 from support import Pair
 
-from cqnotify import Context
+from cqnotify import QP, Context, MWType, SendWR
 
 
 @pytest.fixture
@@ -17,5 +18,19 @@ def mw_pair(ctx: Context) -> Pair:
 
 
 @pytest.fixture
+def window(request: pytest.FixtureRequest, mw_pair: Pair) -> Window:
+    """Of type 2, or of that which the test's parameter says."""
+    return Window(mw_pair, getattr(request, "param", MWType.TYPE_2))
+
+
+@pytest.fixture
 def hub(ctx: Context) -> Hub:
     return Hub(ctx)
+
+
+@pytest.fixture(params=["arguments", "request"])
+def post(request: pytest.FixtureRequest) -> Post:
+    """Posts a send by its arguments, or as a request that was built before."""
+    if request.param == "arguments":
+        return QP.post_send
+    return lambda qp, sg, **arguments: qp.post_send(SendWR(sg, **arguments))

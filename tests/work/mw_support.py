@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from support import Endpoint, Pair, connect, wait_completions, wait_one
 
 from cqnotify import MW, AccessFlags, Context, MWType, QPType, WCOpcode, WCStatus, WROpcode
@@ -43,3 +44,26 @@ def request(peer: Endpoint, opcode: WROpcode, addr: int, rkey: int, size: int = 
 def invalidate(owner: Endpoint, rkey: int) -> None:
     owner.qp.post_send(None, opcode=WROpcode.LOCAL_INV, invalidate_rkey=rkey)
     assert wait_one(owner.scq).opcode is WCOpcode.LOCAL_INV
+
+
+of_each_type = pytest.mark.parametrize("window", TYPES, indirect=True)
+
+
+class Window:
+    """A window on the memory of `owner`, through which `peer` comes."""
+
+    def __init__(self, pair: Pair, mw_type: MWType) -> None:
+        self.owner, self.peer = pair
+        self.mr = self.owner.mr
+        self.mw = MW(self.owner.pd, mw_type)
+
+    def bind(self, a: int = 0, b: int = 4096, access: AccessFlags = ALL) -> int:
+        return bind(self.owner, self.mw, a, b, access)
+
+    def request(self, opcode: WROpcode, at: int = 0, rkey: int | None = None) -> WCStatus:
+        """What comes of an operation of the peer's there, with the window's key or another."""
+        rkey = self.mw.rkey if rkey is None else rkey
+        return request(self.peer, opcode, self.mr.addr + at, rkey)
+
+    def write(self, at: int = 0, rkey: int | None = None) -> WCStatus:
+        return self.request(WROpcode.RDMA_WRITE, at, rkey)

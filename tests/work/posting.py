@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
-from support import QKEY, Endpoint
+from support import QKEY, Endpoint, Pair, connect
 
-from cqnotify import AH, MR, WROpcode
+from cqnotify import AH, MR, Context, QPType
+
+Post = Callable[..., None]
 
 
 def fill(mr: MR, n: int, seed: int = 1) -> bytes:
@@ -22,14 +25,14 @@ def ah_to(a: Endpoint, b: Endpoint) -> AH:
     return AH(a.pd, dgid=remote.gid, sgid_index=local.index)
 
 
-def write(e: Endpoint, **changes: Any) -> dict[str, Any]:
-    call = {"opcode": WROpcode.RDMA_WRITE, "remote_addr": e.mr.addr, "rkey": e.mr.rkey}
-    return {k: v for k, v in {**call, **changes}.items() if v is not ...}
-
-
 def path_to(a: Endpoint, b: Endpoint) -> dict[str, Any]:
     return {"ah": ah_to(a, b), "remote_qpn": b.qp.qp_num, "remote_qkey": QKEY}
 
 
 def remote(e: Endpoint, offset: int = 0) -> dict[str, Any]:
     return {"remote_addr": e.mr.addr + offset, "rkey": e.mr.rkey}
+
+
+def stuck(ctx: Context, **options: Any) -> Pair:
+    """An endpoint, and a peer that, without a receive, takes none of its sends."""
+    return connect(Endpoint(ctx, QPType.RC, **options), Endpoint(ctx, QPType.RC), rnr_retry=7)

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from posting import remote
 from support import Endpoint, Pair, connect, is_rxe, kernel, wait_completions, wait_one
 
 from cqnotify import (
@@ -31,42 +33,46 @@ from cqnotify import (
 WORD = b"8 bytes!"
 
 
+MakePair = Callable[..., Pair]
+
+
+@pytest.fixture
 def has_it(ctx: Context) -> bool:
     there = bool(ctx.query_device_ex().device_cap_flags_ex & DeviceCapFlags.ATOMIC_WRITE)
     assert not is_rxe(ctx) or there == (kernel() >= (6, 3))
     return there
 
 
-def new_pair(ctx: Context, **options: Any) -> Pair | None:
-    """None where there is no such thing, and the device said so."""
-    if has_it(ctx):
-        return connect(
-            Endpoint(ctx, QPType.RC, atomic_write=True, **options), Endpoint(ctx, QPType.RC)
-        )
-    pd, cq = PD(ctx), CQ(ctx, 4)
+@pytest.fixture
+def new_pair(ctx: Context, has_it: bool) -> MakePair:
+    if not has_it:
+        pytest.skip("this device has no ATOMIC_WRITE")
+
+    def make(**options: Any) -> Pair:
+        a = Endpoint(ctx, QPType.RC, atomic_write=True, **options)
+        return connect(a, Endpoint(ctx, QPType.RC))
+
+    return make
+
+
+def test_a_device_that_lacks_it_says_so(pd: PD, cq: CQ, has_it: bool) -> None:
+    if has_it:
+        pytest.skip("this device has it")
     with pytest.raises(VerbsError, match="not supported by this device: .*ATOMIC_WRITE") as e:
         QP(pd, QPType.RC, send_cq=cq, atomic_write=True)
     assert (e.value.errno, e.value.verb) == (errno.EOPNOTSUPP, "ibv_create_qp_ex")
     cq.close()
     pd.close()
-    return None
 
 
 def to(b: Endpoint, offset: int = 0, **more: Any) -> dict[str, Any]:
-    return {
-        "opcode": WROpcode.ATOMIC_WRITE,
-        "remote_addr": b.mr.addr + offset,
-        "rkey": b.mr.rkey,
-        **more,
-    }
+    """The arguments of an atomic write there."""
+    return {"opcode": WROpcode.ATOMIC_WRITE, **remote(b, offset), **more}
 
 
 @pytest.mark.parametrize("form", ["slice", "buffer", "request", "request of a buffer"])
-def test_eight_bytes_are_there(ctx: Context, form: str) -> None:
-    pair = new_pair(ctx)
-    if pair is None:
-        return
-    a, b = pair
+def test_eight_bytes_are_there(new_pair: MakePair, form: str) -> None:
+    a, b = new_pair()
     a.mr.write(WORD, 100)
     sg = bytearray(WORD) if "buffer" in form else a.mr[100:108]
     if "request" in form:
@@ -79,11 +85,8 @@ def test_eight_bytes_are_there(ctx: Context, form: str) -> None:
     assert a.qp.outstanding == (0, 0)
 
 
-def test_it_goes_in_order_with_the_other_operations(ctx: Context) -> None:
-    pair = new_pair(ctx)
-    if pair is None:
-        return
-    a, b = pair
+def test_it_goes_in_order_with_the_other_operations(new_pair: MakePair) -> None:
+    a, b = new_pair()
     a.mr.write(bytes(range(64)))
     rest = to(b)
     for i in range(8):
@@ -96,12 +99,9 @@ def test_it_goes_in_order_with_the_other_operations(ctx: Context) -> None:
 
 @pytest.mark.parametrize("sq_sig_all", [False, True])
 def test_unsignaled_ones_are_known_by_what_completes_behind_them(
-    ctx: Context, sq_sig_all: bool
+    new_pair: MakePair, sq_sig_all: bool
 ) -> None:
-    pair = new_pair(ctx, sq_sig_all=sq_sig_all)
-    if pair is None:
-        return
-    a, b = pair
+    a, b = new_pair(sq_sig_all=sq_sig_all)
     extra = MR(a.pd, 8)
     a.qp.post_send(extra, send_flags=SendFlags(0), **to(b))
     with pytest.raises(BusyError, match="needed by 1 work request"):
@@ -112,11 +112,8 @@ def test_unsignaled_ones_are_known_by_what_completes_behind_them(
     extra.close()
 
 
-def test_a_wrong_key_fails_it(ctx: Context) -> None:
-    pair = new_pair(ctx)
-    if pair is None:
-        return
-    a, b = pair
+def test_a_wrong_key_fails_it(new_pair: MakePair) -> None:
+    a, b = new_pair()
     a.qp.post_send(WORD, wr_id=3, **to(b, rkey=b.mr.rkey ^ 0xFF00))
     wc = wait_one(a.scq, WCStatus.REM_ACCESS_ERR)
     assert wc.wr_id == 3
@@ -124,11 +121,8 @@ def test_a_wrong_key_fails_it(ctx: Context) -> None:
     assert b.mr.read(8) == bytes(8)
 
 
-def test_a_queue_that_gets_full_says_so_and_goes_on(ctx: Context) -> None:
-    pair = new_pair(ctx, max_send_wr=4, cqe=4096)
-    if pair is None:
-        return
-    a, b = pair
+def test_a_queue_that_gets_full_says_so_and_goes_on(new_pair: MakePair) -> None:
+    a, b = new_pair(max_send_wr=4, cqe=4096)
     posted = reaped = 0
     with pytest.raises(VerbsError, match="is full: it was granted") as e:
         while posted < 100_000:
@@ -145,48 +139,42 @@ def test_a_queue_that_gets_full_says_so_and_goes_on(ctx: Context) -> None:
 
 def test_what_does_not_go_together_is_refused(ctx: Context) -> None:
     a, b = connect(Endpoint(ctx, QPType.RC, max_send_sge=2), Endpoint(ctx, QPType.RC))
-    for sg, message in (
-        (a.mr[0:4], "sg has 4 bytes in 1 element: ATOMIC_WRITE needs 8 bytes in one element"),
-        ([a.mr[0:4], a.mr[4:8]], "sg has 8 bytes in 2 elements: ATOMIC_WRITE needs"),
-        (b"123456789", "sg has 9 bytes"),
-        (None, "sg has 0 bytes in 0 elements"),
-    ):
+    whole = a.mr[0:8]
+    wrong: list[tuple[Any, dict[str, Any], str]] = [
+        (a.mr[0:4], {}, "sg has 4 bytes in 1 element: ATOMIC_WRITE needs 8 bytes in one element"),
+        ([a.mr[0:4], a.mr[4:8]], {}, "sg has 8 bytes in 2 elements: ATOMIC_WRITE needs"),
+        (b"123456789", {}, "sg has 9 bytes"),
+        (None, {}, "sg has 0 bytes in 0 elements"),
+        (whole, remote(b, 4), "ATOMIC_WRITE needs a multiple of 8"),
+        (whole, {"send_flags": SendFlags.INLINE}, "INLINE is not possible with ATOMIC_WRITE"),
+        (whole, {"send_flags": SendFlags.SOLICITED}, "SOLICITED is not possible with ATOMIC_WRITE"),
+        (whole, {"rkey": None}, "rkey is missing"),
+    ]
+    for sg, changes, message in wrong:
         with pytest.raises(ValueError, match=message):
-            SendWR(sg, **to(b))
-    with pytest.raises(ValueError, match=r"ATOMIC_WRITE needs a multiple of 8"):
-        SendWR(a.mr[0:8], **to(b, 4))
-    for flag in (SendFlags.INLINE, SendFlags.SOLICITED):
-        with pytest.raises(ValueError, match=f"{flag.name} is not possible with ATOMIC_WRITE"):
-            SendWR(a.mr[0:8], send_flags=flag, **to(b))
-    with pytest.raises(ValueError, match="rkey is missing"):
-        SendWR(a.mr[0:8], opcode=WROpcode.ATOMIC_WRITE, remote_addr=b.mr.addr)
-    wr = SendWR(a.mr[0:8], **to(b))
-    with pytest.raises(ValueError, match="ATOMIC_WRITE: that needs a QP made with atomic_write"):
-        a.qp.post_send(wr)
-    with pytest.raises(ValueError, match="ATOMIC_WRITE: that needs a QP made with atomic_write"):
-        a.qp.post_send(WORD, **to(b))
+            SendWR(sg, **to(b, **changes))
+    for post in (
+        lambda: a.qp.post_send(SendWR(whole, **to(b))),
+        lambda: a.qp.post_send(WORD, **to(b)),
+    ):
+        with pytest.raises(ValueError, match="ATOMIC_WRITE: that needs a QP made with atomic_wri"):
+            post()
     for qp_type in (QPType.UC, QPType.UD):
         with pytest.raises(ValueError, match="atomic_write is possible with QPType.RC only"):
             QP(a.pd, qp_type, send_cq=a.scq, atomic_write=True)
     assert a.qp.outstanding == (0, 0)
 
 
-def test_it_is_posted_alone(ctx: Context) -> None:
-    pair = new_pair(ctx)
-    if pair is None:
-        return
-    a, b = pair
+def test_it_is_posted_alone(new_pair: MakePair) -> None:
+    a, b = new_pair()
     wr = SendWR(a.mr[0:8], **to(b))
     with pytest.raises(ValueError, match=r"\[1\] of the list: ATOMIC_WRITE is not possible in a"):
         a.qp.post_send([SendWR(a.mr[0:8]), wr])
     assert a.qp.outstanding == (0, 0)
 
 
-def test_the_peer_must_be_allowed_to_write(ctx: Context) -> None:
-    pair = new_pair(ctx)
-    if pair is None:
-        return
-    a, b = pair
+def test_the_peer_must_be_allowed_to_write(new_pair: MakePair) -> None:
+    a, b = new_pair()
     closed = MR(b.pd, 64, access=AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_READ)
     a.qp.post_send(WORD, **to(b, remote_addr=closed.addr, rkey=closed.rkey))
     wait_one(a.scq, WCStatus.REM_ACCESS_ERR)

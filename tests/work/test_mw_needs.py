@@ -15,9 +15,11 @@ from mw_support import (
     REFUSED,
     TYPES,
     WRITE,
+    Window,
     bind,
     invalidate,
     new_pair,
+    of_each_type,
     request,
 )
 from support import (
@@ -51,10 +53,9 @@ from cqnotify import (
 # Keys ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mw_type", TYPES)
-def test_each_bind_gives_a_new_key_that_is_known_at_once(mw_pair: Pair, mw_type: MWType) -> None:
-    owner = mw_pair[0]
-    mw = MW(owner.pd, mw_type)
+@of_each_type
+def test_each_bind_gives_a_new_key_that_is_known_at_once(window: Window) -> None:
+    owner, mw = window.owner, window.mw
     before = mw.rkey
     owner.qp.bind_mw(mw, owner.mr[0:4096], access=READ)
     assert mw.rkey == inc_rkey(before)
@@ -62,20 +63,18 @@ def test_each_bind_gives_a_new_key_that_is_known_at_once(mw_pair: Pair, mw_type:
     assert mw.rkey == inc_rkey(before)
 
 
-def test_the_last_byte_of_a_key_of_type_2_can_be_chosen(mw_pair: Pair) -> None:
-    owner, peer = mw_pair
-    mw = MW(owner.pd, MWType.TYPE_2)
+def test_the_last_byte_of_a_key_of_type_2_can_be_chosen(window: Window) -> None:
+    owner, mw = window.owner, window.mw
     rkey = mw.rkey & ~0xFF | 0x5A
     assert bind(owner, mw, 0, 4096, rkey=rkey) == rkey
-    assert request(peer, WROpcode.RDMA_WRITE, owner.mr.addr, rkey) == WCStatus.SUCCESS
+    assert window.write() == WCStatus.SUCCESS
     invalidate(owner, rkey)
-    for bad in (rkey ^ 0x100, 1 << 31, 0):
-        with pytest.raises(ValueError, match="only the last byte can be chosen"):
-            owner.qp.bind_mw(mw, owner.mr[0:8], access=READ, rkey=bad)
-    with pytest.raises(ValueError, match="rkey is 4294967296"):
-        owner.qp.bind_mw(mw, owner.mr[0:8], access=READ, rkey=1 << 32)
-    with pytest.raises(ValueError, match="a window of type 1 gets its own"):
-        owner.qp.bind_mw(MW(owner.pd), owner.mr[0:8], access=READ, rkey=rkey)
+    wrong = [(mw, bad, "only the last byte can be chosen") for bad in (rkey ^ 0x100, 1 << 31, 0)]
+    wrong += [(mw, 1 << 32, "rkey is 4294967296")]
+    wrong += [(MW(owner.pd), rkey, "a window of type 1 gets its own")]
+    for which, bad, words in wrong:
+        with pytest.raises(ValueError, match=words):
+            owner.qp.bind_mw(which, owner.mr[0:8], access=READ, rkey=bad)
 
 
 def test_inc_rkey_counts_in_the_last_byte() -> None:
@@ -88,19 +87,9 @@ def test_a_bind_and_the_message_with_its_key_are_one_call(mw_pair: Pair) -> None
     rkey = inc_rkey(mw.rkey)
     owner.mr.write(rkey.to_bytes(4, "big"), 100)
     peer.qp.post_recv(peer.mr[0:4])
-    owner.qp.post_send(
-        [
-            SendWR(
-                owner.mr[0:64],
-                opcode=WROpcode.BIND_MW,
-                mw=mw,
-                access=WRITE,
-                rkey=rkey,
-                send_flags=UNSIGNALED,
-            ),
-            SendWR(owner.mr[100:104], wr_id=1),
-        ]
-    )
+    how = {"opcode": WROpcode.BIND_MW, "access": WRITE, "rkey": rkey, "send_flags": UNSIGNALED}
+    binds = SendWR(owner.mr[0:64], mw=mw, **how)
+    owner.qp.post_send([binds, SendWR(owner.mr[100:104], wr_id=1)])
     assert mw.rkey == rkey
     wait_one(peer.rcq)
     told = int.from_bytes(peer.mr.read(4), "big")
@@ -112,15 +101,14 @@ def test_a_bind_and_the_message_with_its_key_are_one_call(mw_pair: Pair) -> None
         owner.mr.close()
 
 
-def test_a_request_that_binds_is_used_many_times(mw_pair: Pair) -> None:
-    owner, peer = mw_pair
-    mw = MW(owner.pd, MWType.TYPE_2)
+def test_a_request_that_binds_is_used_many_times(window: Window) -> None:
+    owner, mw = window.owner, window.mw
     wr = SendWR(owner.mr[0:64], opcode=WROpcode.BIND_MW, mw=mw, access=WRITE)
     assert repr(wr) == "<SendWR wr_id=0, BIND_MW, 64 bytes>"
     for _ in range(3):
         owner.qp.post_send(wr)
         wait_one(owner.scq)
-        assert request(peer, WROpcode.RDMA_WRITE, owner.mr.addr, mw.rkey) == WCStatus.SUCCESS
+        assert window.write() == WCStatus.SUCCESS
         owner.qp.post_send(SendWR(opcode=WROpcode.LOCAL_INV, invalidate_rkey=mw.rkey))
         wait_one(owner.scq)
 
@@ -128,12 +116,11 @@ def test_a_request_that_binds_is_used_many_times(mw_pair: Pair) -> None:
 # What fails ------------------------------------------------------------------------------------
 
 
-def test_a_bind_that_fails_leaves_the_window_as_it_was(mw_pair: Pair) -> None:
+def test_a_bind_that_fails_leaves_the_window_as_it_was(window: Window) -> None:
     """One of type 2 that is bound already, which only the device knows for sure."""
-    owner = mw_pair[0]
-    mw = MW(owner.pd, MWType.TYPE_2)
+    owner, mw = window.owner, window.mw
     other = MR(owner.pd, 4096, access=BINDABLE)
-    rkey = bind(owner, mw, 0, 4096)
+    rkey = window.bind()
     owner.qp.bind_mw(mw, other[:], access=READ, wr_id=5)
     assert mw.rkey == inc_rkey(rkey)
     (wc,) = wait_completions(owner.scq, 1)
@@ -153,15 +140,13 @@ def test_a_bind_that_fails_leaves_the_window_as_it_was(mw_pair: Pair) -> None:
 
 
 def test_an_unsignaled_bind_that_fails_is_told_from_a_later_request_of_its_wr_id(
-    mw_pair: Pair,
+    window: Window,
 ) -> None:
-    owner = mw_pair[0]
-    mw = MW(owner.pd, MWType.TYPE_2)
+    owner, mw = window.owner, window.mw
     other = MR(owner.pd, 4096, access=BINDABLE)
-    rkey = bind(owner, mw, 0, 4096)
-    binds = SendWR(
-        other[:], opcode=WROpcode.BIND_MW, mw=mw, access=READ, wr_id=5, send_flags=UNSIGNALED
-    )
+    rkey = window.bind()
+    how = {"opcode": WROpcode.BIND_MW, "access": READ, "wr_id": 5, "send_flags": UNSIGNALED}
+    binds = SendWR(other[:], mw=mw, **how)
     owner.qp.post_send([binds, SendWR(owner.mr[0:8], wr_id=5)])
     assert [(wc.wr_id, wc.ok) for wc in wait_completions(owner.scq, 2)] == [(5, False)] * 2
     assert mw.rkey == rkey
@@ -200,32 +185,6 @@ def test_rxe_fails_what_it_lacks_on_uc(ctx: Context, opcode: WROpcode) -> None:
 # What a window needs -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mw_type", TYPES)
-def test_what_a_bind_in_flight_needs_stays_open(mw_pair: Pair, mw_type: MWType) -> None:
-    owner = mw_pair[0]
-    mw = MW(owner.pd, mw_type)
-    owner.qp.bind_mw(mw, owner.mr[0:64], access=READ)
-    for thing in (mw, owner.mr):
-        with pytest.raises(BusyError, match="still needed by 1 work request in flight"):
-            thing.close()
-    if mw_type == MWType.TYPE_2:
-        with pytest.raises(BusyError, match="this QP is still used by 1 MW"):
-            owner.qp.close()
-    wait_one(owner.scq)
-    with pytest.raises(BusyError, match="this MR is still used by 1 MW: close that first"):
-        owner.mr.close()
-    with pytest.raises(BusyError, match="1 MW"):
-        owner.pd.close()
-    if mw_type == MWType.TYPE_2:
-        with pytest.raises(BusyError, match="this QP is still used by 1 MW: close that first"):
-            owner.qp.close()
-    else:
-        owner.qp.close()
-    mw.close()
-    owner.mr.close()
-    owner.qp.close()
-
-
 def test_a_window_that_moves_lets_its_old_mr_go_when_that_is_known(mw_pair: Pair) -> None:
     owner = mw_pair[0]
     mw = MW(owner.pd)
@@ -261,24 +220,20 @@ def test_an_unsignaled_bind_is_known_by_what_completes_behind_it(mw_pair: Pair) 
     owner.mr.close()
 
 
-@pytest.mark.parametrize("mw_type", TYPES)
-def test_a_failure_that_may_be_of_an_unsignaled_bind_lets_nothing_of_it_go(
-    mw_pair: Pair, mw_type: MWType
-) -> None:
+@of_each_type
+def test_a_failure_that_may_be_of_an_unsignaled_bind_lets_nothing_of_it_go(window: Window) -> None:
     """Both requests have the same wr_id, and the first was carried out."""
-    owner, peer = mw_pair
-    mw = MW(owner.pd, mw_type)
+    owner, peer, mw = window.owner, window.peer, window.mw
     other = MR(owner.pd, 64)
     owner.qp.bind_mw(mw, owner.mr[0:64], access=READ, send_flags=UNSIGNALED)
     rkey = mw.rkey
-    owner.qp.post_send(
-        other[0:8], opcode=WROpcode.RDMA_WRITE, remote_addr=peer.mr.addr, rkey=peer.mr.rkey ^ 0xFF
-    )
+    wrong = {"remote_addr": peer.mr.addr, "rkey": peer.mr.rkey ^ 0xFF}
+    owner.qp.post_send(other[0:8], opcode=WROpcode.RDMA_WRITE, **wrong)
     wait_one(owner.scq, REFUSED)
     assert mw.rkey == rkey
     with pytest.raises(BusyError, match="this MR is still used by 1 MW"):
         owner.mr.close()
-    if mw_type == MWType.TYPE_2:
+    if mw.mw_type == MWType.TYPE_2:
         with pytest.raises(BusyError, match="this QP is still used by 1 MW"):
             owner.qp.close()
     mw.close()
@@ -288,11 +243,8 @@ def test_a_failure_that_may_be_of_an_unsignaled_bind_lets_nothing_of_it_go(
 
 
 def test_sq_sig_all_counts_for_binds(ctx: Context) -> None:
-    owner, peer = (
-        Endpoint(ctx, QPType.RC, access=BINDABLE, sq_sig_all=True),
-        Endpoint(ctx, QPType.RC),
-    )
-    connect(owner, peer)
+    owner = Endpoint(ctx, QPType.RC, access=BINDABLE, sq_sig_all=True)
+    connect(owner, Endpoint(ctx, QPType.RC))
     for mw_type in TYPES:
         mw = MW(owner.pd, mw_type)
         owner.qp.bind_mw(mw, owner.mr[0:64], access=READ, send_flags=UNSIGNALED)
@@ -316,18 +268,15 @@ def test_a_window_of_type_2_is_bound_through_one_qp(ctx: Context) -> None:
     assert request(peer, WROpcode.RDMA_WRITE, owner.mr.addr, mw.rkey) == WCStatus.SUCCESS
 
 
-@pytest.mark.parametrize("mw_type", TYPES)
-def test_of_a_bind_that_a_reset_dropped_it_is_assumed_that_it_was_done(
-    mw_pair: Pair, mw_type: MWType
-) -> None:
-    owner = mw_pair[0]
-    mw = MW(owner.pd, mw_type)
-    owner.qp.bind_mw(mw, owner.mr[0:64], access=READ, send_flags=UNSIGNALED)
+@of_each_type
+def test_of_a_bind_that_a_reset_dropped_it_is_assumed_that_it_was_done(window: Window) -> None:
+    owner = window.owner
+    owner.qp.bind_mw(window.mw, owner.mr[0:64], access=READ, send_flags=UNSIGNALED)
     owner.qp.modify(qp_state=QPState.RESET)
     assert owner.qp.outstanding == (0, 0)
     with pytest.raises(BusyError, match="this MR is still used by 1 MW"):
         owner.mr.close()
-    mw.close()
+    window.mw.close()
     owner.mr.close()
     owner.qp.close()
 

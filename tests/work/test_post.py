@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: MIT
-"""post_send() and post_recv(): what arrives, and what completes."""
+"""post_send() and post_recv(): what arrives, what completes, and what fails on the way."""
 
 from __future__ import annotations
 
-from typing import Any
+import gc
 
 import pytest
-from posting import ah_to, fill
-from support import GRH, QKEY, Endpoint, Pair, connect, until, wait_completions, wait_one
+from posting import Post, fill, path_to, remote, stuck
+from support import GRH, Endpoint, Pair, connect, until, wait_completions, wait_one
 
 from cqnotify import (
     CQ,
     MR,
-    ClosedError,
+    CompletionError,
     Context,
     QPState,
     QPType,
@@ -20,6 +20,7 @@ from cqnotify import (
     VerbsError,
     WCFlags,
     WCOpcode,
+    WCStatus,
     WorkCompletion,
     WROpcode,
 )
@@ -47,11 +48,11 @@ def test_send_brings_every_byte(request: pytest.FixtureRequest, kind: str, size:
 @pytest.mark.parametrize("kind", ["pair", "uc_pair"])
 @pytest.mark.parametrize("imm", [0, 1, 0x01020304, 0xFFFFFFFF])
 def test_immediate_data_arrives_in_host_order(
-    request: pytest.FixtureRequest, kind: str, imm: int
+    request: pytest.FixtureRequest, kind: str, post: Post, imm: int
 ) -> None:
     a, b = request.getfixturevalue(kind)
     b.qp.post_recv(b.mr[0:64])
-    a.qp.post_send(a.mr[0:8], opcode=WROpcode.SEND_WITH_IMM, imm_data=imm)
+    post(a.qp, a.mr[0:8], opcode=WROpcode.SEND_WITH_IMM, imm_data=imm)
     wc = wait_one(b.rcq)
     assert wc.imm_data == imm
     assert wc.opcode is WCOpcode.RECV
@@ -61,17 +62,13 @@ def test_immediate_data_arrives_in_host_order(
 
 @pytest.mark.parametrize("kind", ["pair", "uc_pair", "wire_pair"])
 def test_rdma_write_puts_the_bytes_and_completes_only_here(
-    request: pytest.FixtureRequest, kind: str
+    request: pytest.FixtureRequest, kind: str, post: Post
 ) -> None:
     a, b = request.getfixturevalue(kind)
     data = fill(a.mr, 5000)
-    a.qp.post_send(
-        a.mr[0:5000], opcode=WROpcode.RDMA_WRITE, remote_addr=b.mr.addr + 100, rkey=b.mr.rkey
-    )
+    post(a.qp, a.mr[0:5000], opcode=WROpcode.RDMA_WRITE, **remote(b, 100))
     assert wait_one(a.scq).opcode is WCOpcode.RDMA_WRITE
     if kind == "uc_pair":  # unreliable: done here does not mean arrived there
-        from support import until
-
         until(lambda: b.mr.read(5000, 100) == data, "the bytes")
     assert b.mr.read(5000, 100) == data
     assert b.mr.read(100) == bytes(100)
@@ -81,18 +78,13 @@ def test_rdma_write_puts_the_bytes_and_completes_only_here(
 
 @pytest.mark.parametrize("kind", ["pair", "uc_pair"])
 def test_rdma_write_with_imm_completes_at_both_ends(
-    request: pytest.FixtureRequest, kind: str
+    request: pytest.FixtureRequest, kind: str, post: Post
 ) -> None:
     a, b = request.getfixturevalue(kind)
     data = fill(a.mr, 3000)
     b.qp.post_recv(None, wr_id=3)
-    a.qp.post_send(
-        a.mr[0:3000],
-        opcode=WROpcode.RDMA_WRITE_WITH_IMM,
-        imm_data=77,
-        remote_addr=b.mr.addr,
-        rkey=b.mr.rkey,
-    )
+    opcode = WROpcode.RDMA_WRITE_WITH_IMM
+    post(a.qp, a.mr[0:3000], opcode=opcode, imm_data=77, **remote(b))
     wc = wait_one(b.rcq)
     assert (wc.wr_id, wc.opcode, wc.imm_data) == (3, WCOpcode.RECV_RDMA_WITH_IMM, 77)
     assert b.mr.read(3000) == data
@@ -100,49 +92,45 @@ def test_rdma_write_with_imm_completes_at_both_ends(
 
 
 @pytest.mark.parametrize("kind", ["pair", "wire_pair"])
-def test_rdma_read_brings_the_peers_bytes(request: pytest.FixtureRequest, kind: str) -> None:
+def test_rdma_read_brings_the_peers_bytes(
+    request: pytest.FixtureRequest, kind: str, post: Post
+) -> None:
     a, b = request.getfixturevalue(kind)
     data = fill(b.mr, 5000)
-    a.qp.post_send(
-        a.mr[1000:5000], opcode=WROpcode.RDMA_READ, remote_addr=b.mr.addr + 500, rkey=b.mr.rkey
-    )
-    wc = wait_one(a.scq)
-    assert wc.opcode is WCOpcode.RDMA_READ
+    post(a.qp, a.mr[1000:5000], opcode=WROpcode.RDMA_READ, **remote(b, 500))
+    assert wait_one(a.scq).opcode is WCOpcode.RDMA_READ
     assert a.mr.read(4000, 1000) == data[500:4500]
     assert b.rcq.poll() == []
 
 
 def test_scatter_and_gather(ctx: Context) -> None:
-    a, b = connect(
-        Endpoint(ctx, QPType.RC, max_send_sge=4, max_recv_sge=4),
-        Endpoint(ctx, QPType.RC, max_send_sge=4, max_recv_sge=4),
-    )
+    many = {"max_send_sge": 4, "max_recv_sge": 4}
+    a, b = connect(Endpoint(ctx, QPType.RC, **many), Endpoint(ctx, QPType.RC, **many))
     extra = MR(a.pd, bytearray(b"EXTRA"))
     a.mr.write(b"0123456789")
     b.qp.post_recv([b.mr[100:104], b.mr[200:202], b.mr[300:400]])
     a.qp.post_send((a.mr[0:3], extra, a.mr[7:10]))
     assert wait_one(b.rcq).byte_len == 11
-    assert (b.mr.read(5, 100), b.mr.read(3, 200), b.mr.read(6, 300)) == (
-        b"012E\0",
-        b"XT\0",
-        b"RA789\0",
-    )
+    got = (b.mr.read(5, 100), b.mr.read(3, 200), b.mr.read(6, 300))
+    assert got == (b"012E\0", b"XT\0", b"RA789\0")
 
 
 @pytest.mark.usefixtures("conversation")
 def test_inline_takes_the_bytes_at_once(ctx: Context) -> None:
     a, b = connect(Endpoint(ctx, QPType.RC, max_inline_data=128), Endpoint(ctx, QPType.RC))
-    for sg in (b"as bytes", bytearray(b"as bytes"), memoryview(b"as bytes")):
+    a.mr.write(b"as bytes")
+    for sg in (b"as bytes", bytearray(b"as bytes"), memoryview(b"as bytes"), a.mr[0:8]):
+        b.mr.write(bytes(8))
         b.qp.post_recv(b.mr[0:64])
         a.qp.post_send(sg, send_flags=SendFlags.SIGNALED | SendFlags.INLINE)
         assert wait_one(b.rcq).byte_len == 8
         assert b.mr.read(8) == b"as bytes"
         wait_one(a.scq)
-    a.mr.write(b"from an mr")
-    b.qp.post_recv(b.mr[0:64])
-    a.qp.post_send(a.mr[0:10], send_flags=SendFlags.SIGNALED | SendFlags.INLINE)
-    assert wait_one(b.rcq).byte_len == 10
-    assert b.mr.read(10) == b"from an mr"
+
+
+def post_all(a: Endpoint, flags: list[int]) -> None:
+    for i, flag in enumerate(flags):
+        a.qp.post_send(a.mr[0:8], wr_id=i, send_flags=flag)
 
 
 @pytest.mark.usefixtures("conversation")
@@ -161,27 +149,6 @@ def test_inline_takes_as_many_bytes_as_the_qp_was_granted_and_not_one_more(ctx: 
         with pytest.raises(ValueError, match=f"has {most + 1} bytes: this QP sends at most {most}"):
             a.qp.post_send(sg, send_flags=SendFlags.SIGNALED | SendFlags.INLINE)
     assert a.qp.outstanding == (0, 0)
-
-
-def test_unsignaled_gives_no_completion_and_is_released_by_the_next(pair: Pair) -> None:
-    a, b = pair
-    for i in range(3):
-        b.qp.post_recv(b.mr[0:64], wr_id=i)
-    a.qp.post_send(a.mr[0:8], wr_id=1, send_flags=0)
-    a.qp.post_send(a.mr[0:8], wr_id=2, send_flags=0)
-    assert len(wait_completions(b.rcq, 2)) == 2
-    assert a.scq.poll() == []
-    assert a.qp.outstanding == (2, 0)
-    a.qp.post_send(a.mr[0:8], wr_id=3)
-    assert wait_one(a.scq).wr_id == 3
-    assert a.qp.outstanding == (0, 0)
-
-
-def test_sq_sig_all_completes_everything(ctx: Context) -> None:
-    a, b = connect(Endpoint(ctx, QPType.RC, sq_sig_all=True), Endpoint(ctx, QPType.RC))
-    b.qp.post_recv(b.mr[0:64])
-    a.qp.post_send(a.mr[0:8], wr_id=9, send_flags=0)
-    assert wait_one(a.scq).wr_id == 9
 
 
 def poll_one(cq: CQ) -> WorkCompletion:
@@ -219,17 +186,10 @@ def test_outstanding_signaled_counts_all_sends_with_sq_sig_all(ctx: Context) -> 
         assert a.qp.outstanding_signaled == left
 
 
-def stuck(ctx: Context, flags: list[int], **qp: Any) -> Endpoint:
-    """An endpoint with these sends, which the peer, without a receive, does not take."""
-    a, _ = connect(Endpoint(ctx, QPType.RC, **qp), Endpoint(ctx, QPType.RC), rnr_retry=7)
-    for i, flag in enumerate(flags):
-        a.qp.post_send(a.mr[0:8], wr_id=i, send_flags=flag)
-    return a
-
-
 def test_outstanding_signaled_goes_down_with_the_sends_that_fail(ctx: Context) -> None:
     """An unsignaled one that fails completes as well, and is not among them."""
-    a = stuck(ctx, [0, SendFlags.SIGNALED, 0, SendFlags.SIGNALED])
+    a, _peer = stuck(ctx)
+    post_all(a, [0, SendFlags.SIGNALED, 0, SendFlags.SIGNALED])
     assert a.qp.outstanding_signaled == 2
     a.qp.modify(qp_state=QPState.ERR)
     for wr_id, left in enumerate([2, 1, 1, 0]):
@@ -238,24 +198,20 @@ def test_outstanding_signaled_goes_down_with_the_sends_that_fail(ctx: Context) -
         assert (a.qp.outstanding, a.qp.outstanding_signaled) == ((3 - wr_id, 0), left)
 
 
-def test_outstanding_signaled_is_0_after_a_reset_and_gone_after_close(ctx: Context) -> None:
-    a = stuck(ctx, [SendFlags.SIGNALED, 0])
+def test_outstanding_signaled_is_0_after_a_reset(ctx: Context) -> None:
+    a, _peer = stuck(ctx)
+    post_all(a, [SendFlags.SIGNALED, 0])
     assert a.qp.outstanding_signaled == 1
     a.qp.modify(qp_state=QPState.RESET)
     assert (a.qp.outstanding, a.qp.outstanding_signaled) == ((0, 0), 0)
-    with stuck(ctx, [SendFlags.SIGNALED]).qp as qp:
-        assert qp.outstanding_signaled == 1
-    with pytest.raises(ClosedError):
-        qp.outstanding_signaled  # noqa: B018
 
 
 def test_a_full_send_queue_of_unsignaled_requests_shows_that_nothing_will_complete(
     ctx: Context,
 ) -> None:
-    a = stuck(ctx, [], max_send_wr=4)
+    a, _peer = stuck(ctx, max_send_wr=4)
     with pytest.raises(VerbsError, match="is full"):
-        for _ in range(10_000):
-            a.qp.post_send(a.mr[0:8], send_flags=0)
+        post_all(a, [0] * 10_000)
     assert a.qp.outstanding[0] >= 4
     assert a.qp.outstanding_signaled == 0
     assert a.scq.poll() == []
@@ -265,24 +221,10 @@ def test_fence_lets_a_send_wait_for_a_read(pair: Pair) -> None:
     a, b = pair
     b.mr.write(b"fresh")
     b.qp.post_recv(b.mr[1000:1100])
-    a.qp.post_send(a.mr[0:5], opcode=WROpcode.RDMA_READ, remote_addr=b.mr.addr, rkey=b.mr.rkey)
+    a.qp.post_send(a.mr[0:5], opcode=WROpcode.RDMA_READ, **remote(b))
     a.qp.post_send(a.mr[0:5], send_flags=SendFlags.SIGNALED | SendFlags.FENCE)
     wait_one(b.rcq)
     assert b.mr.read(5, 1000) == b"fresh"
-
-
-def test_solicited_decides_who_wakes_the_receiver(wire_pair: Pair) -> None:
-    a, b = wire_pair
-    for i in range(4):
-        b.qp.post_recv(b.mr[0:64], wr_id=i)
-    b.rcq.req_notify(solicited_only=True)
-    for _ in range(3):
-        a.qp.post_send(a.mr[0:8])
-    assert len(wait_completions(a.scq, 3)) == 3  # acknowledged, so delivered
-    assert b.channel.try_get_event() is None
-    a.qp.post_send(a.mr[0:8], send_flags=SendFlags.SIGNALED | SendFlags.SOLICITED)
-    assert b.channel.get_event(timeout=30) is b.rcq
-    assert [wc.wr_id for wc in b.rcq.poll()] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("imm", [None, 0xDEADBEEF])
@@ -290,14 +232,9 @@ def test_a_datagram_arrives_with_a_grh_and_its_sender(ud_pair: Pair, imm: int | 
     a, b = ud_pair
     data = fill(a.mr, 500)
     b.qp.post_recv(b.mr[0:2000], wr_id=4)
-    a.qp.post_send(
-        a.mr[0:500],
-        opcode=WROpcode.SEND if imm is None else WROpcode.SEND_WITH_IMM,
-        imm_data=imm,
-        ah=ah_to(a, b),
-        remote_qpn=b.qp.qp_num,
-        remote_qkey=QKEY,
-    )
+    opcode = WROpcode.SEND if imm is None else WROpcode.SEND_WITH_IMM
+    a.qp.post_send(a.mr[0:500], opcode=opcode, imm_data=imm, **path_to(a, b))
+    gc.collect()  # only the work request holds the AH now
     wait_one(a.scq)
     wc = wait_one(b.rcq)
     assert wc.byte_len == 500 + GRH
@@ -309,21 +246,56 @@ def test_a_datagram_arrives_with_a_grh_and_its_sender(ud_pair: Pair, imm: int | 
     assert b.mr.read(500, GRH) == data
 
 
-def test_datagrams_cross_the_wire(ctx: Context, ctx2: Context) -> None:
-    a, b = connect(Endpoint(ctx, QPType.UD), Endpoint(ctx2, QPType.UD))
-    data = fill(a.mr, 100)
-    b.qp.post_recv(b.mr[0:200])
-    a.qp.post_send(a.mr[0:100], ah=ah_to(a, b), remote_qpn=b.qp.qp_num, remote_qkey=QKEY)
-    assert wait_one(b.rcq).src_qp == a.qp.qp_num
-    assert b.mr.read(100, GRH) == data
+# ---- what fails on the way ---------------------------------------------------------------
 
 
-def test_an_address_handle_is_needed_as_long_as_a_send_is_in_flight(ud_pair: Pair) -> None:
-    import gc
+@pytest.mark.parametrize(
+    ("wr_id", "what"), [(5, "work request 5"), (1 << 63, "a work request")], ids=["own", "aio's"]
+)
+def test_a_wrong_rkey_is_a_remote_access_error_that_names_a_wr_id_that_was_chosen(
+    pair: Pair, wr_id: int, what: str
+) -> None:
+    a, b = pair
+    wrong = {"remote_addr": b.mr.addr, "rkey": b.mr.rkey ^ 0xFF00}
+    a.qp.post_send(a.mr[0:8], wr_id=wr_id, opcode=WROpcode.RDMA_WRITE, **wrong)
+    wc = wait_one(a.scq, WCStatus.REM_ACCESS_ERR)
+    assert (wc.wr_id, wc.qp_num, wc.ok) == (wr_id, a.qp.qp_num, False)
+    fields = ("opcode", "byte_len", "wc_flags", "imm_data", "src_qp", "slid", "sl", "pkey_index")
+    assert [getattr(wc, name) for name in fields] == [None] * len(fields)
+    with pytest.raises(CompletionError) as e:
+        wc.raise_for_status()
+    assert str(e.value) == (
+        f"{what} on QP {wc.qp_num} failed: REM_ACCESS_ERR, remote access error "
+        f"(vendor_err {wc.vendor_err:#x})"
+    )
+    assert e.value.status is WCStatus.REM_ACCESS_ERR
+    assert (e.value.wr_id, e.value.qp_num, e.value.vendor_err) == (wr_id, wc.qp_num, wc.vendor_err)
+    assert e.value.wc is wc
 
-    a, b = ud_pair
-    b.qp.post_recv(b.mr[0:200])
-    a.qp.post_send(a.mr[0:8], ah=ah_to(a, b), remote_qpn=b.qp.qp_num, remote_qkey=QKEY)
-    gc.collect()  # only the work request holds the AH now
-    wait_one(b.rcq)
-    wait_one(a.scq)
+
+def test_a_wrong_lkey_is_a_local_protection_error(pair: Pair) -> None:
+    a, b = pair
+    b.mr.write(b"secret")
+    sge = a.mr[0:6].with_lkey(a.mr.lkey ^ 0xFF)
+    a.qp.post_send(sge, opcode=WROpcode.RDMA_READ, wr_id=5, **remote(b))
+    assert wait_one(a.scq, WCStatus.LOC_PROT_ERR).wr_id == 5
+    assert a.mr.read(6) == bytes(6)
+
+
+def test_a_wrong_lkey_of_a_receive_fails_both_ends(pair: Pair) -> None:
+    a, b = pair
+    b.qp.post_recv(b.mr[8:16].with_lkey(b.mr.lkey ^ 0xFF), wr_id=6)
+    a.qp.post_send(a.mr[0:8].with_lkey(a.mr.lkey), wr_id=5)  # the same key again
+    assert wait_one(a.scq, WCStatus.REM_OP_ERR).wr_id == 5
+    (received,) = wait_completions(b.rcq, 1)
+    assert (received.ok, received.wr_id) == (False, 6)
+    assert b.qp.outstanding == (0, 0)
+
+
+def test_memory_without_remote_access_can_not_be_written(pair: Pair) -> None:
+    a, b = pair
+    private = MR(b.pd, 64)
+    to = {"remote_addr": private.addr, "rkey": private.rkey}
+    a.qp.post_send(a.mr[0:8], opcode=WROpcode.RDMA_WRITE, **to)
+    wait_one(a.scq, WCStatus.REM_ACCESS_ERR)
+    assert private.read() == bytes(64)

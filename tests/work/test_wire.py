@@ -45,7 +45,7 @@ pytestmark = pytest.mark.skipif(
     os.environ.get("CQNOTIFY_LAB") not in ("vm", "native"), reason="needs the lab's two devices"
 )
 
-Connector = Callable[..., Pair]
+Connector = Callable[..., "Stream"]
 SIGNALED = SendFlags.SIGNALED
 SUCCESS, FLUSHED = WCStatus.SUCCESS, WCStatus.WR_FLUSH_ERR
 NETDEVS = os.environ.get("CQNOTIFY_LAB_NETDEVS", "").split()
@@ -108,44 +108,16 @@ def weather(*netem: str, on: list[str] = NETDEVS) -> Iterator[None]:
             tc("qdisc", "del", "dev", netdev, "root")
 
 
-@pytest.fixture
-def wired(ctx: Context, ctx2: Context) -> Connector:
-    """Makes two endpoints, connected from the first device to the second."""
-
-    def make(**options: int) -> Pair:
-        room: dict[str, Any] = {"size": (N + 1) * SIZE, "max_send_wr": N + 1, "max_recv_wr": N + 1}
-        a = Endpoint(ctx, QPType.RC, **room)
-        b = Endpoint(ctx2, QPType.RC, **room)
-        # Only by their link-local addresses do the two meet on the wire.
-        return connect(a, b, gid_index=0, **options)
-
-    return make
-
-
 def slot(end: Endpoint, i: int) -> SGE:
     """The place of message i."""
     return end.mr[i * SIZE : (i + 1) * SIZE]
 
 
-def fill(a: Endpoint) -> bytes:
-    data = random.Random(7).randbytes(N * SIZE)
-    a.mr.write(data)
-    return data
+def summary(completions: list[WorkCompletion]) -> list[tuple[int, WCStatus | int]]:
+    return [(wc.wr_id, wc.status) for wc in completions]
 
 
-def post_receives(b: Endpoint, n: int = N) -> None:
-    for i in range(n):
-        b.qp.post_recv(slot(b, i), wr_id=i)
-
-
-def send(a: Endpoint, i: int, flags: SendFlags = SIGNALED) -> None:
-    a.qp.post_send(
-        slot(a, i),
-        wr_id=i,
-        opcode=WROpcode.SEND_WITH_IMM,
-        imm_data=i,
-        send_flags=flags,
-    )
+ALL_SENT = [(i, SUCCESS) for i in range(N)]
 
 
 def receive(cq: CQ, n: int, got: list[WorkCompletion]) -> None:
@@ -159,20 +131,65 @@ def receive(cq: CQ, n: int, got: list[WorkCompletion]) -> None:
             cq.channel.get_event(timeout=DEADLINE).ack()
 
 
-def asleep_after(waiter: Waiter, got: list[WorkCompletion], n: int) -> None:
-    """Returns when the receiver has n completions, and sleeps for the next."""
-    until(lambda: len(got) == n and is_asleep(waiter.thread), f"asleep after {n} messages")
+class Stream:
+    """N messages from `a` to `b`, which has receives for them, and for `spare` more."""
+
+    def __init__(self, pair: Pair, spare: int) -> None:
+        self.a, self.b = pair
+        self.data = random.Random(7).randbytes(N * SIZE)
+        self.got: list[WorkCompletion] = []  # what b has received
+        self.a.mr.write(self.data)
+        self.post_receives(N + spare)
+
+    def post_receives(self, n: int = N) -> None:
+        for i in range(n):
+            self.b.qp.post_recv(slot(self.b, i), wr_id=i)
+
+    def send(self, i: int, flags: SendFlags = SIGNALED) -> None:
+        opcode = WROpcode.SEND_WITH_IMM
+        self.a.qp.post_send(slot(self.a, i), wr_id=i, opcode=opcode, imm_data=i, send_flags=flags)
+
+    def send_all(self) -> None:
+        for i in range(N):
+            self.send(i)
+
+    def sent(self) -> list[tuple[int, WCStatus | int]]:
+        """What became of them at the sender."""
+        return summary(wait_completions(self.a.scq, N))
+
+    def receive(self) -> None:
+        """Returns when all have come; sleeps whenever there is nothing."""
+        receive(self.b.rcq, N, self.got)
+
+    def asleep_after(self, n: int, waiter: Waiter) -> None:
+        """Returns when the receiver has n completions, and sleeps for the next."""
+        until(lambda: len(self.got) == n and is_asleep(waiter.thread), f"asleep after {n} messages")
+
+    def arrived_in_order(self) -> int:
+        """How many have arrived. What else the receiver got are the flushes of the rest."""
+        n = sum(wc.ok for wc in self.got)
+        arrived = self.got[:n]
+        assert [(wc.wr_id, wc.status, wc.imm_data) for wc in arrived] == [
+            (i, SUCCESS, i) for i in range(n)
+        ]
+        assert {wc.byte_len for wc in arrived} <= {SIZE}
+        assert self.b.mr.read(n * SIZE) == self.data[: n * SIZE]
+        assert summary(self.got[n:]) == [(i, FLUSHED) for i in range(n, len(self.got))]
+        return n
 
 
-def summary(completions: list[WorkCompletion]) -> list[tuple[int, WCStatus | int]]:
-    return [(wc.wr_id, wc.status) for wc in completions]
+@pytest.fixture
+def wired(ctx: Context, ctx2: Context) -> Connector:
+    """Makes two endpoints, connected from the first device to the second."""
 
+    def make(spare: int = 0, **options: int) -> Stream:
+        room: dict[str, Any] = {"size": (N + 1) * SIZE, "max_send_wr": N + 1, "max_recv_wr": N + 1}
+        a = Endpoint(ctx, QPType.RC, **room)
+        b = Endpoint(ctx2, QPType.RC, **room)
+        # Only by their link-local addresses do the two meet on the wire.
+        return Stream(connect(a, b, gid_index=0, **options), spare)
 
-def arrived_in_order(b: Endpoint, got: list[WorkCompletion], data: bytes) -> None:
-    n = len(got)
-    assert [(wc.wr_id, wc.status, wc.imm_data) for wc in got] == [(i, SUCCESS, i) for i in range(n)]
-    assert {wc.byte_len for wc in got} <= {SIZE}
-    assert b.mr.read(n * SIZE) == data[: n * SIZE]
+    return make
 
 
 def counter(end: Endpoint, *names: str) -> int:
@@ -196,71 +213,59 @@ def test_a_receiver_sleeps_for_each_message_on_a_wire_that_loses_every_fifth(
     wired: Connector,
 ) -> None:
     """One message at a time, and only when the receiver is asleep: one event for each."""
-    a, b = wired(timeout=QUICK, retry_cnt=FOR_EVER)
-    data = fill(a)
-    post_receives(b, N + 1)
-    got: list[WorkCompletion] = []
+    w = wired(spare=1, timeout=QUICK, retry_cnt=FOR_EVER)
     with weather(*WEATHER["loss"]):
-        waiter = Waiter(lambda: receive(b.rcq, N, got))
+        waiter = Waiter(w.receive)
         for i in range(N):
-            asleep_after(waiter, got, i)
-            send(a, i)
-            wait_one(a.scq)
+            w.asleep_after(i, waiter)
+            w.send(i)
+            wait_one(w.a.scq)
         waiter.join()
         losses = [dropped(netdev) for netdev in NETDEVS]
-    arrived_in_order(b, got, data)
+    assert w.arrived_in_order() == N
     assert all(losses), losses
-    assert b.rcq.stats.events == b.rcq.stats.acked == N
-    assert b.rcq.stats.spurious == 0
+    stats = w.b.rcq.stats
+    assert stats.events == stats.acked == N
+    assert stats.spurious == 0
     # Nothing came twice: the next one is another message.
-    send(a, N)
-    assert wait_one(b.rcq).imm_data == N
+    w.send(N)
+    assert wait_one(w.b.rcq).imm_data == N
 
 
 @pytest.mark.parametrize("kind", WEATHER)
 def test_a_stream_arrives_once_whole_and_in_order(wired: Connector, kind: str) -> None:
     """All messages are under way at once; the receiver sleeps whenever it has nothing."""
-    a, b = wired(timeout=QUICK, retry_cnt=FOR_EVER)
-    data = fill(a)
-    post_receives(b, N + 1)
-    got: list[WorkCompletion] = []
-    before = trouble(b)
+    w = wired(spare=1, timeout=QUICK, retry_cnt=FOR_EVER)
+    before = trouble(w.b)
     with weather(*WEATHER[kind]):
-        with waiting(lambda: receive(b.rcq, N, got)) as waiter:
-            for i in range(N):
-                send(a, i)
+        with waiting(w.receive) as waiter:
+            w.send_all()
         waiter.join()
-        assert summary(wait_completions(a.scq, N)) == [(i, SUCCESS) for i in range(N)]
-    arrived_in_order(b, got, data)
-    assert trouble(b) > before
-    stats = b.rcq.stats
+        assert w.sent() == ALL_SENT
+    assert w.arrived_in_order() == N
+    assert trouble(w.b) > before
+    stats = w.b.rcq.stats
     assert 1 <= stats.events <= N + stats.spurious
     assert stats.events == stats.acked
-    send(a, N)
-    assert wait_one(b.rcq).imm_data == N
-    assert b.qp.outstanding == (0, 0)
+    w.send(N)
+    assert wait_one(w.b.rcq).imm_data == N
+    assert w.b.qp.outstanding == (0, 0)
 
 
 def test_writes_and_reads_are_whole_on_a_wire_that_loses_every_fifth(wired: Connector) -> None:
     """Each is written to the peer, and read back to another place."""
-    a, b = wired(timeout=QUICK, retry_cnt=FOR_EVER)
+    w = wired(timeout=QUICK, retry_cnt=FOR_EVER)
     half = N // 2
-    data = fill(a)[: half * SIZE]
+    size = half * SIZE
     with weather(*WEATHER["loss"]):
         for i in range(half):
+            there = {"remote_addr": w.b.mr.addr + i * SIZE, "rkey": w.b.mr.rkey}
             for opcode, place in ((WROpcode.RDMA_WRITE, i), (WROpcode.RDMA_READ, half + i)):
-                a.qp.post_send(
-                    slot(a, place),
-                    wr_id=place,
-                    opcode=opcode,
-                    remote_addr=b.mr.addr + i * SIZE,
-                    rkey=b.mr.rkey,
-                )
-        got = wait_completions(a.scq, 2 * half)
+                w.a.qp.post_send(slot(w.a, place), wr_id=place, opcode=opcode, **there)
+        got = wait_completions(w.a.scq, 2 * half)
         losses = [dropped(netdev) for netdev in NETDEVS]
     assert summary(got) == [(p, SUCCESS) for i in range(half) for p in (i, half + i)]
-    assert b.mr.read(len(data)) == data
-    assert a.mr.read(len(data), half * SIZE) == data
+    assert w.b.mr.read(size) == w.a.mr.read(size, size) == w.data[:size]
     assert all(losses), losses
 
 
@@ -273,110 +278,88 @@ def test_on_a_cut_wire_every_request_comes_back_as_an_error(
     wired: Connector, delivered: int
 ) -> None:
     """The sender sleeps until it knows; the receiver does not know, and sleeps on."""
-    a, b = wired(timeout=QUICK, retry_cnt=2)
-    data = fill(a)
-    post_receives(b)
-    got: list[WorkCompletion] = []
-    receiver = Waiter(lambda: receive(b.rcq, N, got))
+    w = wired(timeout=QUICK, retry_cnt=2)
+    a, b = w.a, w.b
+    receiver = Waiter(w.receive)
     for i in range(delivered):
-        send(a, i)
+        w.send(i)
         wait_one(a.scq)
     failed: list[WorkCompletion] = []
     with weather("loss", "100%"):
         with waiting(lambda: receive(a.scq, N - delivered, failed)) as sender:
             for i in range(delivered, N):
                 # Signaled or not (the last is not): what fails says so.
-                send(a, i, SendFlags(0) if i % 2 else SIGNALED)
+                w.send(i, SendFlags(0) if i % 2 else SIGNALED)
         sender.join()
         assert all(dropped(netdev) for netdev in REQUESTS)
     assert summary(failed) == all_failed(delivered, N)
     assert a.qp.state is QPState.ERR
     assert a.qp.outstanding == (0, 0)
     assert a.scq.stats.events >= 1
-    asleep_after(receiver, got, delivered)
-    arrived_in_order(b, got, data)
+    w.asleep_after(delivered, receiver)
     assert b.qp.state is QPState.RTS
     b.qp.modify(qp_state=QPState.ERR)
     receiver.join()
-    assert summary(got[delivered:]) == [(i, FLUSHED) for i in range(delivered, N)]
+    assert w.arrived_in_order() == delivered
     assert a.scq.poll() == b.rcq.poll() == []
 
 
 def test_a_connection_is_made_anew_after_the_cut(wired: Connector) -> None:
-    a, b = wired(timeout=QUICK, retry_cnt=1)
-    data = fill(a)
+    w = wired(timeout=QUICK, retry_cnt=1)
     with weather("loss", "100%"):
-        post_receives(b)
-        send(a, 0)
-        wait_one(a.scq, WCStatus.RETRY_EXC_ERR)
-    for end in (a, b):
+        w.send(0)
+        wait_one(w.a.scq, WCStatus.RETRY_EXC_ERR)
+    for end in (w.a, w.b):
         end.qp.modify(qp_state=QPState.RESET)
-    connect(a, b, gid_index=0)
-    post_receives(b)
-    got: list[WorkCompletion] = []
-    with waiting(lambda: receive(b.rcq, N, got)) as waiter:
-        for i in range(N):
-            send(a, i)
+    connect(w.a, w.b, gid_index=0)
+    w.post_receives()
+    with waiting(w.receive) as waiter:
+        w.send_all()
     waiter.join()
-    arrived_in_order(b, got, data)
-    assert summary(wait_completions(a.scq, N)) == [(i, SUCCESS) for i in range(N)]
+    assert w.arrived_in_order() == N
+    assert w.sent() == ALL_SENT
 
 
 def test_what_was_received_stays_received_though_no_reply_gets_through(wired: Connector) -> None:
     """The sender repeats, and fails in the end; the receiver takes each message once."""
-    a, b = wired(timeout=QUICK, retry_cnt=3)
-    data = fill(a)
-    post_receives(b)
-    got: list[WorkCompletion] = []
-    before = counter(b, "duplicate_request")
+    w = wired(timeout=QUICK, retry_cnt=3)
+    before = counter(w.b, "duplicate_request")
     with weather("loss", "100%", on=REPLIES):
-        receiver = Waiter(lambda: receive(b.rcq, N, got)).asleep()
-        for i in range(N):
-            send(a, i)
-        assert summary(wait_completions(a.scq, N)) == all_failed(0, N)
-    assert counter(b, "duplicate_request") > before
-    b.qp.modify(qp_state=QPState.ERR)
+        receiver = Waiter(w.receive).asleep()
+        w.send_all()
+        assert w.sent() == all_failed(0, N)
+    assert counter(w.b, "duplicate_request") > before
+    w.b.qp.modify(qp_state=QPState.ERR)
     receiver.join()
-    arrived = [wc for wc in got if wc.ok]
-    assert arrived
-    arrived_in_order(b, arrived, data)
-    assert summary(got[len(arrived) :]) == [(i, FLUSHED) for i in range(len(arrived), N)]
+    assert w.arrived_in_order() > 0
 
 
 @pytest.mark.parametrize("retry_cnt", [0, 1])
 def test_each_message_arrives_or_its_error_does(wired: Connector, retry_cnt: int) -> None:
     """Too few retries for such a wire: somewhere it ends, and both sides agree on what was."""
-    a, b = wired(timeout=QUICK, retry_cnt=retry_cnt)
-    data = fill(a)
-    post_receives(b)
-    got: list[WorkCompletion] = []
+    w = wired(timeout=QUICK, retry_cnt=retry_cnt)
     with weather(*DELAY, "loss", "50%"):
-        with waiting(lambda: receive(b.rcq, N, got)) as receiver:
-            for i in range(N):
-                send(a, i)
-            sent = wait_completions(a.scq, N)
-            b.qp.modify(qp_state=QPState.ERR)
+        with waiting(w.receive) as receiver:
+            w.send_all()
+            sent = w.sent()
+            w.b.qp.modify(qp_state=QPState.ERR)
         receiver.join()
-    acknowledged = sum(wc.ok for wc in sent)
+    acknowledged = sum(status == SUCCESS for _, status in sent)
     assert acknowledged < N
-    assert summary(sent[:acknowledged]) == [(i, SUCCESS) for i in range(acknowledged)]
-    assert summary(sent[acknowledged:]) == all_failed(acknowledged, N)
-    arrived = [wc for wc in got if wc.ok]
-    assert len(arrived) >= acknowledged
-    arrived_in_order(b, arrived, data)
-    assert summary(got[len(arrived) :]) == [(i, FLUSHED) for i in range(len(arrived), N)]
+    assert sent == ALL_SENT[:acknowledged] + all_failed(acknowledged, N)
+    assert w.arrived_in_order() >= acknowledged
 
 
 def test_a_receiver_is_asleep_while_its_message_is_on_the_wire(wired: Connector) -> None:
-    a, b = wired(timeout=0)  # the sender waits for ever
-    post_receives(b)
-    b.rcq.req_notify()
+    w = wired(timeout=0)  # the sender waits for ever
+    cq, channel = w.b.rcq, w.b.channel
+    cq.req_notify()
     with weather("delay", "2s", on=REQUESTS):
-        with waiting(lambda: b.channel.get_event(timeout=DEADLINE)) as waiter:
-            send(a, 0)
+        with waiting(lambda: channel.get_event(timeout=DEADLINE)) as waiter:
+            w.send(0)
             assert is_asleep(waiter.thread)
-            assert a.scq.poll() == b.rcq.poll() == []
-        assert waiter.join() is b.rcq
-        b.rcq.ack()
-        assert wait_one(b.rcq).imm_data == 0
-        wait_one(a.scq)
+            assert w.a.scq.poll() == cq.poll() == []
+        assert waiter.join() is cq
+        cq.ack()
+        assert wait_one(cq).imm_data == 0
+        wait_one(w.a.scq)
