@@ -10,13 +10,24 @@ import select
 import struct
 
 import pytest
-from support import DEADLINE, Lane, MakeLane, Pair, Waiter, deliver, ids, start, waiting
+from support import (
+    DEADLINE,
+    SOLICITED,
+    Endpoint,
+    Lane,
+    MakeLane,
+    Pair,
+    Waiter,
+    deliver,
+    ids,
+    start,
+    waiting,
+)
 
-from cqnotify import CompletionChannel, Context, SendFlags
+from cqnotify import CompletionChannel, Context
 from cqnotify.aio import AsyncCQ
 
 SECONDS = 20
-SOLICITED = SendFlags.SIGNALED | SendFlags.SOLICITED
 
 
 def lose_event(channel: CompletionChannel) -> None:
@@ -27,22 +38,36 @@ def lose_event(channel: CompletionChannel) -> None:
     ctypes.CDLL("libibverbs.so.1").ibv_ack_cq_events(ctypes.c_void_p(address), 1)
 
 
-# ---- threads -----------------------------------------------------------------------------
+def send_unheard(lane: Lane) -> None:
+    """A message, whose event a foreign reader takes."""
+    lane.send()
+    lose_event(lane.cq.channel)
 
 
-def test_after_a_wait_that_timed_out_a_cq_is_armed_whatever_it_remembers(pair: Pair) -> None:
+@pytest.fixture
+def deaf(pair: Pair) -> Endpoint:
+    """The receiver. It believes that it is armed, but the event of what came is lost."""
     b = pair[1]
     assert b.rcq.safe_to_sleep()
     deliver(pair)
     lose_event(b.channel)
+    return b
+
+
+# ---- threads -----------------------------------------------------------------------------
+
+
+def test_after_a_wait_that_timed_out_a_cq_is_armed_whatever_it_remembers(
+    pair: Pair, deaf: Endpoint
+) -> None:
     with pytest.raises(TimeoutError):
-        b.channel.get_event(timeout=0.05)
-    assert not b.rcq.safe_to_sleep()
-    assert len(b.rcq.poll()) == 1
-    assert b.rcq.safe_to_sleep()
-    with waiting(lambda: b.channel.get_event(timeout=DEADLINE)) as waiter:
+        deaf.channel.get_event(timeout=0.05)
+    assert not deaf.rcq.safe_to_sleep()
+    assert len(deaf.rcq.poll()) == 1
+    assert deaf.rcq.safe_to_sleep()
+    with waiting(lambda: deaf.channel.get_event(timeout=DEADLINE)) as waiter:
         deliver(pair)
-    assert waiter.join() is b.rcq
+    assert waiter.join() is deaf.rcq
 
 
 def test_a_cq_that_is_armed_is_not_armed_again_but_once_after_each_time_out(pair: Pair) -> None:
@@ -55,44 +80,36 @@ def test_a_cq_that_is_armed_is_not_armed_again_but_once_after_each_time_out(pair
             b.channel.get_event(timeout=0.001)
 
 
-def test_a_completion_before_a_resize_that_raised_no_event_wakes_who_sleeps(pair: Pair) -> None:
-    b = pair[1]
-    assert b.rcq.safe_to_sleep()
-    deliver(pair)
-    lose_event(b.channel)
-    with waiting(lambda: b.channel.get_event(timeout=DEADLINE)) as waiter:
-        b.rcq.resize(100)
-    assert waiter.join() is b.rcq
-    b.rcq.ack()
-    assert len(b.rcq.poll()) == 1
-    assert b.rcq.unacked == 0
-    b.qp.close()
-    b.rcq.close()  # the library was told of no event too many
+def test_a_completion_before_a_resize_that_raised_no_event_wakes_who_sleeps(deaf: Endpoint) -> None:
+    with waiting(lambda: deaf.channel.get_event(timeout=DEADLINE)) as waiter:
+        deaf.rcq.resize(100)
+    assert waiter.join() is deaf.rcq
+    deaf.rcq.ack()
+    assert len(deaf.rcq.poll()) == 1
+    assert deaf.rcq.unacked == 0
+    deaf.qp.close()
+    deaf.rcq.close()  # the library was told of no event too many
 
 
 @pytest.mark.parametrize("acked", ["one by one", "both at once", "the first", "by the closing"])
 def test_a_cq_closes_however_an_event_of_ours_and_one_of_the_device_are_acknowledged(
-    pair: Pair, acked: str
+    pair: Pair, deaf: Endpoint, acked: str
 ) -> None:
     """The library knows of the second one alone. Acknowledged there twice, or not at all, it would
     keep the CQ from closing for ever."""
-    b = pair[1]
-    assert b.rcq.safe_to_sleep()
-    deliver(pair)
-    lose_event(b.channel)
-    b.rcq.resize(100)
-    assert b.channel.get_event(timeout=DEADLINE) is b.rcq
-    assert len(b.rcq.poll()) == 1
+    deaf.rcq.resize(100)
+    assert deaf.channel.get_event(timeout=DEADLINE) is deaf.rcq
+    assert len(deaf.rcq.poll()) == 1
     if acked in ("one by one", "the first"):
-        b.rcq.ack()
-    assert b.rcq.safe_to_sleep()
+        deaf.rcq.ack()
+    assert deaf.rcq.safe_to_sleep()
     deliver(pair)
-    assert b.channel.get_event(timeout=DEADLINE) is b.rcq
+    assert deaf.channel.get_event(timeout=DEADLINE) is deaf.rcq
     if acked in ("one by one", "both at once"):
-        b.rcq.ack(b.rcq.unacked)
-        assert b.rcq.unacked == 0
-    b.qp.close()
-    b.rcq.close()
+        deaf.rcq.ack(deaf.rcq.unacked)
+        assert deaf.rcq.unacked == 0
+    deaf.qp.close()
+    deaf.rcq.close()
 
 
 @pytest.mark.parametrize("solicited_only", [False, True])
@@ -127,22 +144,13 @@ def test_a_resize_arms_nothing_that_was_not_armed(pair: Pair) -> None:
 # ---- tasks -------------------------------------------------------------------------------
 
 
-async def test_a_task_that_sleeps_is_woken_after_a_resize(acq: AsyncCQ, lane: Lane) -> None:
-    task = await start(acq.wait())
-    lane.send()
-    lose_event(lane.cq.channel)
-    lane.cq.resize(128)
-    assert ids(await asyncio.wait_for(task, SECONDS)) == [lane.sent - 1]
-
-
 async def test_a_task_that_sleeps_on_an_arm_that_was_lost_is_woken_after_a_resize(
     acq: AsyncCQ, lane: Lane
 ) -> None:
     """Something else has read the event that took the arm, and the completion went elsewhere."""
     mine, other = await start(acq.wait(1)), asyncio.ensure_future(acq.completion(0))
     await asyncio.sleep(0)
-    lane.send()
-    lose_event(lane.cq.channel)
+    send_unheard(lane)
     lane.cq.poll()
     assert (await other).wr_id == 0
     lane.cq.resize(128)
@@ -152,13 +160,16 @@ async def test_a_task_that_sleeps_on_an_arm_that_was_lost_is_woken_after_a_resiz
     assert ids(await asyncio.wait_for(mine, SECONDS)) == [lane.sent - 1]
 
 
-async def test_a_resize_by_another_thread_wakes_the_task_in_its_loop(
-    acq: AsyncCQ, lane: Lane
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_a_task_that_sleeps_is_woken_in_its_loop_after_a_resize_by_any_thread(
+    acq: AsyncCQ, lane: Lane, elsewhere: bool
 ) -> None:
     task = await start(acq.wait())
-    lane.send()
-    lose_event(lane.cq.channel)
-    await asyncio.to_thread(lane.cq.resize, 128)
+    send_unheard(lane)
+    if elsewhere:
+        await asyncio.to_thread(lane.cq.resize, 128)
+    else:
+        lane.cq.resize(128)
     assert ids(await asyncio.wait_for(task, SECONDS)) == [lane.sent - 1]
 
 
@@ -177,12 +188,8 @@ async def test_a_closed_asynccq_is_no_consumer_of_a_resize(lane: Lane) -> None:
 async def test_after_a_task_was_cancelled_the_next_one_is_not_deaf(
     acq: AsyncCQ, lane: Lane, what: str
 ) -> None:
-    if what == "completion":
-        task = await start(acq.completion(99))
-    else:
-        task = await start(acq.wait())
-    lane.send()
-    lose_event(lane.cq.channel)
+    task = await start(acq.wait() if what == "wait" else acq.completion(99))
+    send_unheard(lane)
     task.cancel()
     assert len(await asyncio.wait_for(acq.wait(), SECONDS)) == 1
     task = await start(acq.wait())
@@ -196,8 +203,7 @@ async def test_who_times_out_wakes_the_others_whose_event_was_lost(
     task = await start(acq.wait())
     impatient = asyncio.ensure_future(asyncio.wait_for(acq.wait(), 0.05))
     await asyncio.sleep(0)
-    lane.send()
-    lose_event(lane.cq.channel)
+    send_unheard(lane)
     with pytest.raises(asyncio.TimeoutError):
         await impatient
     assert ids(await asyncio.wait_for(task, SECONDS)) == [lane.sent - 1]

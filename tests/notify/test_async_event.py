@@ -10,20 +10,21 @@ import weakref
 import pytest
 from support import (
     DEADLINE,
+    MakeLane,
     Overflow,
     Pair,
     Waiter,
     connect,
     hang_up,
     ip_link,
+    take_all,
+    take_cq_err,
     until,
-    wait_completions,
     waiting,
 )
 
 from cqnotify import (
     CQ,
-    MR,
     PD,
     QP,
     AsyncEvent,
@@ -38,189 +39,126 @@ from cqnotify import (
 )
 
 
-@pytest.fixture
-def overflow(ctx: Context) -> Overflow:
-    return Overflow(ctx)
-
-
 def readable(ctx: Context) -> bool:
     return bool(select.select([ctx.async_fd], [], [], 0)[0])
 
 
-def drain(ctx: Context) -> list[AsyncEvent]:
-    """What there is; a link that came up lately may have left something."""
-    events = []
-    while (event := ctx.try_get_async_event()) is not None:
-        events.append(event)
-    return events
-
-
 def cq_errors(ctx: Context, n: int) -> list[AsyncEvent]:
-    got: list[AsyncEvent] = []
-    while len(got) < n:
-        event = ctx.get_async_event(timeout=DEADLINE)
-        if event.event_type == AsyncEventType.CQ_ERR:
-            got.append(event)
-    return got
+    return [take_cq_err(ctx) for _ in range(n)]
+
+
+def is_told(world: Overflow) -> AsyncEvent:
+    """Who waits for completions of the sender is told of a failure: of this."""
+    with pytest.raises(AsyncEventError) as e:
+        world.a.channel.get_event(timeout=DEADLINE)
+    return e.value.event
+
+
+def is_not_told(world: Overflow) -> bool:
+    with pytest.raises(TimeoutError):
+        world.a.channel.get_event(timeout=0)
+    return True
 
 
 def test_without_events_it_times_out_and_the_fd_is_quiet(ctx: Context) -> None:
-    drain(ctx)
+    take_all(ctx)
     assert ctx.try_get_async_event() is None
     with pytest.raises(TimeoutError, match="no asynchronous event"):
         ctx.get_async_event(timeout=0.01)
     assert not readable(ctx)
 
 
-def test_an_event_names_its_cq_and_comes_once_for_each_lost_completion(overflow: Overflow) -> None:
-    ctx = overflow.a.ctx
-    drain(ctx)
-    overflow.fill()
+def test_an_event_names_its_cq_and_comes_once_for_each_lost_completion(full: Overflow) -> None:
+    ctx = full.a.ctx
     assert ctx.try_get_async_event() is None
-    overflow.send(3)
+    full.send(3)
     until(lambda: readable(ctx), "the fd tells of events")
     for event in cq_errors(ctx, 3):
         assert event.event_type is AsyncEventType.CQ_ERR
-        assert event.cq is overflow.a.scq
+        assert event.cq is full.a.scq
         assert event.qp is None
         assert event.port_num is None
-        assert repr(event) == f"<AsyncEvent CQ_ERR, {overflow.a.scq!r}>"
+        assert repr(event) == f"<AsyncEvent CQ_ERR, {full.a.scq!r}>"
     assert ctx.try_get_async_event() is None
     assert not readable(ctx)
 
 
-def test_after_an_overflow_the_cq_works_on(overflow: Overflow) -> None:
-    ctx = overflow.a.ctx
-    overflow.fill()
-    overflow.send(1)
-    cq_errors(ctx, 1)
-    cq = overflow.a.scq
-    assert len(cq.poll(64)) == cq.cqe
-    cq.req_notify()
-    overflow.send(1)
-    assert overflow.a.channel.get_event(timeout=DEADLINE) is cq  # who took the report knows it
-    assert len(wait_completions(cq, 1)) == 1
-
-
-def test_it_sleeps_until_an_event_comes(overflow: Overflow) -> None:
-    ctx = overflow.a.ctx
-    drain(ctx)
-    overflow.fill()
-    with waiting(lambda: ctx.get_async_event(DEADLINE)) as waiter:
-        overflow.send(1)
-    assert waiter.join().cq is overflow.a.scq
-
-
-def test_who_sleeps_for_completions_is_told_that_their_cq_failed(overflow: Overflow) -> None:
-    a, b = overflow.a, overflow.b
-    drain(a.ctx)
-    overflow.fill()
+def test_all_who_sleep_for_completions_are_told_that_their_cq_failed(full: Overflow) -> None:
+    a = full.a
     idle = CompletionChannel(a.ctx)
     with waiting(idle.get_event) as unconcerned:
-        with waiting(lambda: a.channel.get_event(DEADLINE)) as waiter:
-            b.qp.post_recv(b.mr[0:64])
-            a.qp.post_send(a.mr[0:8])
-        with pytest.raises(AsyncEventError, match="CQ error.*may never come") as e:
-            waiter.join()
-        assert e.value.event.cq is a.scq
+        waiters = [Waiter(a.channel.get_event).asleep() for _ in range(3)]
+        asker = Waiter(lambda: take_cq_err(a.ctx)).asleep()
+        full.send(1)
+        for waiter in waiters:
+            with pytest.raises(AsyncEventError, match="CQ error.*may never come") as e:
+                waiter.join()
+            assert e.value.event.cq is a.scq
+        assert asker.join().cq is a.scq, "who asks for the event gets it"
         idle.interrupt()
     with pytest.raises(InterruptedError):
         unconcerned.join()
-    # Told once; and it still is there for who asks the context.
-    with pytest.raises(TimeoutError):
-        a.channel.get_event(timeout=0)
-    assert cq_errors(a.ctx, 1)[0].cq is a.scq
+    assert is_not_told(full), "told once"
 
 
-def test_all_who_sleep_are_told_and_who_asks_for_the_event_gets_it(overflow: Overflow) -> None:
-    a = overflow.a
-    drain(a.ctx)
-    overflow.fill()
-    waiters = [Waiter(a.channel.get_event).asleep() for _ in range(3)]
-    asker = Waiter(lambda: cq_errors(a.ctx, 1)).asleep()
-    overflow.send(1)
-    for waiter in waiters:
-        with pytest.raises(AsyncEventError):
-            waiter.join()
-    assert asker.join()[0].cq is a.scq
-    with pytest.raises(TimeoutError):
-        a.channel.get_event(timeout=0)
+def test_who_goes_to_sleep_is_told_of_what_nobody_has_taken(full: Overflow) -> None:
+    full.send(2)
+    is_told(full)
+    assert is_not_told(full), "of two reports that say the same, once"
+    assert len(cq_errors(full.a.ctx, 2)) == 2
 
 
-def test_who_goes_to_sleep_is_told_of_what_nobody_has_taken(overflow: Overflow) -> None:
-    a = overflow.a
-    drain(a.ctx)
-    overflow.fill()
-    overflow.send(2)
-    with pytest.raises(AsyncEventError):
-        a.channel.get_event(timeout=DEADLINE)
-    with pytest.raises(TimeoutError):  # of two reports that say the same, once
-        a.channel.get_event(timeout=0)
-    assert len(cq_errors(a.ctx, 2)) == 2
-
-
-def test_completion_events_come_first_and_looking_is_not_waiting(overflow: Overflow) -> None:
-    a = overflow.a
+def test_completion_events_come_first_and_looking_is_not_waiting(ctx: Context) -> None:
+    world = Overflow(ctx)
+    a = world.a
     a.scq.req_notify()
-    overflow.fill()
-    overflow.send(1)
-    until(lambda: readable(a.ctx), "CQ_ERR")
+    world.fill()
+    world.send(1)
+    until(lambda: readable(ctx), "CQ_ERR")
     assert a.channel.get_event(timeout=DEADLINE) is a.scq
     assert a.channel.try_get_event() is None
-    with pytest.raises(AsyncEventError):
-        a.channel.get_event(timeout=DEADLINE)
+    is_told(world)
 
 
-def test_what_a_waiter_read_keeps_the_fd_readable_until_it_is_taken(overflow: Overflow) -> None:
+def test_what_a_waiter_read_keeps_the_fd_readable_until_it_is_taken(full: Overflow) -> None:
     """The device's own descriptor is empty then: an event loop must wake all the same."""
-    a = overflow.a
-    drain(a.ctx)
-    overflow.fill()
-    overflow.send(2)
-    with pytest.raises(AsyncEventError):
-        a.channel.get_event(timeout=DEADLINE)
+    ctx = full.a.ctx
+    full.send(2)
+    is_told(full)
     for _ in range(2):
-        assert readable(a.ctx)
-        cq_errors(a.ctx, 1)
-    assert not readable(a.ctx)
+        assert readable(ctx)
+        cq_errors(ctx, 1)
+    assert not readable(ctx)
 
 
 def test_closing_the_context_wakes_who_waits(ctx: Context) -> None:
     with Context(ctx.name) as other:
-        drain(other)
+        take_all(other)
         with waiting(lambda: other.get_async_event()) as waiter:
             other.close()
         with pytest.raises(ClosedError):
             waiter.join()
-    for call in (other.get_async_event, other.try_get_async_event, lambda: other.async_fd):
-        with pytest.raises(ClosedError):
-            call()
 
 
-def test_closing_never_hangs_with_events_unread_queued_or_taken(ctx: Context) -> None:
-    for state in ("unread", "queued", "taken"):
-        with Context(ctx.name) as other:
-            overflow = Overflow(other)
-            overflow.fill()
-            overflow.send(2)
-            until(lambda other=other: readable(other), "CQ_ERR")
-            if state != "unread":
-                with pytest.raises(AsyncEventError):
-                    overflow.a.channel.get_event(timeout=DEADLINE)
-            taken = cq_errors(other, 2) if state == "taken" else []
-            overflow.a.qp.close()
-            overflow.a.scq.close()
-            # What nobody has asked for goes with its object, in the kernel and here.
-            assert not [e for e in drain(other) if e.event_type == AsyncEventType.CQ_ERR]
-            assert all(event.cq is overflow.a.scq for event in taken)
-            # Of a closed CQ nobody is told any more.
-            with pytest.raises(TimeoutError):
-                overflow.a.channel.get_event(timeout=0)
+@pytest.mark.parametrize("state", ["unread", "queued", "taken"])
+def test_closing_never_hangs_with_events_unread_queued_or_taken(full: Overflow, state: str) -> None:
+    ctx = full.a.ctx
+    full.send(2)
+    until(lambda: readable(ctx), "CQ_ERR")
+    if state != "unread":
+        is_told(full)
+    taken = cq_errors(ctx, 2) if state == "taken" else []
+    full.a.qp.close()
+    full.a.scq.close()
+    # What nobody has asked for goes with its object, in the kernel and here.
+    assert not [e for e in take_all(ctx) if e.event_type == AsyncEventType.CQ_ERR]
+    assert all(event.cq is full.a.scq for event in taken)
+    assert is_not_told(full), "of a closed CQ"
 
 
 def test_an_event_of_a_qp_names_it(pair: Pair) -> None:
     a = pair[0]
-    drain(a.ctx)
+    take_all(a.ctx)
     a.qp.modify(qp_state=QPState.SQD)
     event = a.ctx.get_async_event(timeout=DEADLINE)
     assert event.event_type is AsyncEventType.SQ_DRAINED
@@ -235,7 +173,7 @@ def test_a_port_that_goes_down_is_told_to_those_with_a_qp_on_it(
     wire_pair: Pair, netdev: str
 ) -> None:
     b = wire_pair[1]
-    drain(b.ctx)
+    take_all(b.ctx)
     idle = CompletionChannel(b.ctx)
     CQ(b.ctx, 4, channel=idle, user_data="nothing of it is on the port")
     with waiting(idle.get_event) as unconcerned:
@@ -272,20 +210,17 @@ def test_an_unread_event_of_a_forgotten_world_is_collected(ctx: Context) -> None
     assert [ref() for ref in gone] == [None, None]
 
 
-def test_too_many_reports_are_kept_to_one_of_a_kind(overflow: Overflow) -> None:
+def test_too_many_reports_are_kept_to_one_of_a_kind(full: Overflow) -> None:
     """Where somebody waits for completions and nobody takes reports, they do not fill memory."""
-    a = overflow.a
-    drain(a.ctx)
-    overflow.fill()
+    a = full.a
     for _ in range(30):
-        overflow.send(40)
-        with pytest.raises(AsyncEventError):
-            a.channel.get_event(timeout=DEADLINE)
+        full.send(40)
+        is_told(full)
         with contextlib.suppress(TimeoutError):
             while True:
                 with contextlib.suppress(AsyncEventError):
                     a.channel.get_event(timeout=0.02)
-    assert 1024 <= len(drain(a.ctx)) < 1200
+    assert 1024 <= len(take_all(a.ctx)) < 1200
 
 
 @pytest.mark.parametrize("asleep", [False, True])
@@ -315,50 +250,29 @@ def test_a_device_that_went_away_is_an_error_for_all_who_wait(ctx: Context, asle
             os.close(keep)
 
 
-def test_objects_made_after_an_event_are_not_told_of_it(overflow: Overflow) -> None:
-    ctx = overflow.a.ctx
-    overflow.fill()
-    overflow.send(1)
-    with pytest.raises(AsyncEventError):
-        overflow.a.channel.get_event(timeout=DEADLINE)
-    channel = CompletionChannel(ctx)
-    pd = PD(ctx)
-    cq = CQ(ctx, 16, channel=channel)
-    qp = QP(pd, QPType.RC, send_cq=cq)
-    qp.connect(qp.address())
-    mr = MR(pd, 64)
-    qp.post_recv(mr)
-    cq.req_notify()
-    qp.post_send(mr[0:8])
-    assert channel.get_event(timeout=DEADLINE) is cq
+def test_objects_made_after_an_event_are_not_told_of_it(full: Overflow, new_lane: MakeLane) -> None:
+    full.send(1)
+    is_told(full)
+    lane = new_lane(on=CompletionChannel(full.a.ctx))
+    lane.cq.req_notify()
+    lane.send()
+    assert lane.cq.channel.get_event(timeout=DEADLINE) is lane.cq
 
 
 def test_who_is_about_to_wait_is_told_even_if_another_thread_took_the_report(
-    overflow: Overflow,
+    full: Overflow,
 ) -> None:
-    a = overflow.a
-    drain(a.ctx)
-    overflow.fill()
-    overflow.send(1)
-    taker = Waiter(lambda: cq_errors(a.ctx, 1))
-    assert taker.join()[0].cq is a.scq
-    with pytest.raises(AsyncEventError) as e:
-        a.channel.get_event(timeout=DEADLINE)
-    assert e.value.event.cq is a.scq
-    with pytest.raises(TimeoutError):
-        a.channel.get_event(timeout=0)
+    full.send(1)
+    assert Waiter(lambda: take_cq_err(full.a.ctx)).join().cq is full.a.scq
+    assert is_told(full).cq is full.a.scq
+    assert is_not_told(full)
 
 
-def test_a_thread_that_took_the_report_is_not_told_of_it_again(overflow: Overflow) -> None:
-    a = overflow.a
-    drain(a.ctx)
-    overflow.fill()
-    overflow.send(1)
-    assert cq_errors(a.ctx, 1)[0].cq is a.scq
-    with pytest.raises(TimeoutError):
-        a.channel.get_event(timeout=0)
-    with pytest.raises(TimeoutError):
-        Waiter(lambda: a.channel.get_event(timeout=0)).join()
+def test_a_thread_that_took_the_report_is_not_told_of_it_again(full: Overflow) -> None:
+    full.send(1)
+    assert take_cq_err(full.a.ctx).cq is full.a.scq
+    assert is_not_told(full)
+    assert Waiter(lambda: is_not_told(full)).join()
 
 
 def test_two_failures_are_told_one_after_the_other(ctx: Context) -> None:
@@ -375,8 +289,7 @@ def test_two_failures_are_told_one_after_the_other(ctx: Context) -> None:
     with waiting(lambda: channel.get_event(DEADLINE)) as waiter:
         for world in worlds:
             world.send(1)
-        taker = Waiter(lambda: cq_errors(ctx, 2))
-        taker.join()
+        Waiter(lambda: cq_errors(ctx, 2)).join()
     with pytest.raises(AsyncEventError) as first:
         waiter.join()
     with pytest.raises(AsyncEventError) as second:
@@ -385,20 +298,17 @@ def test_two_failures_are_told_one_after_the_other(ctx: Context) -> None:
     assert told == {world.a.scq for world in worlds}
 
 
-def test_of_what_was_closed_since_nobody_is_told(overflow: Overflow) -> None:
-    a = overflow.a
-    overflow.fill()
-    overflow.send(1)
-    Waiter(lambda: cq_errors(a.ctx, 1)).join()
-    a.qp.close()
-    a.scq.close()
-    with pytest.raises(TimeoutError):
-        a.channel.get_event(timeout=0)
+def test_of_what_was_closed_since_nobody_is_told(full: Overflow) -> None:
+    full.send(1)
+    Waiter(lambda: take_cq_err(full.a.ctx)).join()
+    full.a.qp.close()
+    full.a.scq.close()
+    assert is_not_told(full)
 
 
 def test_reports_do_not_keep_what_they_are_about(ctx: Context, channel: CompletionChannel) -> None:
     pd, cq = PD(ctx), CQ(ctx, 16, channel=channel)
-    drain(ctx)
+    take_all(ctx)
     alive = []
     for _ in range(20):
         qp = QP(pd, QPType.RC, send_cq=cq)
@@ -411,4 +321,4 @@ def test_reports_do_not_keep_what_they_are_about(ctx: Context, channel: Completi
         del qp
     gc.collect()
     assert [ref for ref in alive if ref() is not None] == []
-    assert drain(ctx) == []
+    assert take_all(ctx) == []

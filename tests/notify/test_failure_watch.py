@@ -19,6 +19,7 @@ from support import (
     Waiter,
     device_gone,
     in_child,
+    open_fds,
     take_all,
     take_cq_err,
     until,
@@ -31,7 +32,6 @@ from cqnotify import (
     AsyncEventError,
     AsyncEventType,
     ClosedError,
-    CompletionChannel,
     Context,
     DeviceRemovedError,
     FailureWatch,
@@ -40,15 +40,6 @@ from cqnotify import (
 
 CQ_ERR = AsyncEventType.CQ_ERR
 Failures = list[tuple[AsyncEvent, list[CQ] | None]]
-
-
-@pytest.fixture
-def full(ctx: Context) -> Overflow:
-    """The next completion of its sender is lost. What the device had to report was taken."""
-    world = Overflow(ctx)
-    world.fill()
-    take_all(ctx)
-    return world
 
 
 @pytest.fixture
@@ -84,6 +75,19 @@ def lose_and_report(world: Overflow) -> None:
         world.a.channel.get_event(timeout=DEADLINE)
 
 
+def test_a_watch_says_what_it_is_and_closes_when_its_block_ends(ctx: Context) -> None:
+    watch = FailureWatch(ctx)
+    assert watch.context is ctx
+    assert repr(watch) == f"<FailureWatch on {ctx.name}>"
+    assert not os.get_inheritable(watch.fileno())
+    closed: list[str] = []
+    watch.add_close_callback(lambda: closed.append("watch"))
+    with watch as entered:
+        assert entered is watch
+    assert closed == ["watch"]
+    assert watch.closed
+
+
 def test_a_failure_is_told_with_its_cq_and_taken_from_nobody(
     full: Overflow, watch: FailureWatch
 ) -> None:
@@ -98,17 +102,6 @@ def test_a_failure_is_told_with_its_cq_and_taken_from_nobody(
     assert e.value.event.cq is a.scq
     assert take_cq_err(a.ctx).cq is a.scq
     assert take_all(a.ctx) == []
-
-
-def test_reports_that_wait_to_be_taken_do_not_keep_it_readable(
-    full: Overflow, watch: FailureWatch
-) -> None:
-    full.send(3)
-    read_next(watch)
-    until(lambda: watch.read() == [] and not readable(watch), "all three are read")
-    assert readable(full.a.ctx.async_fd)
-    assert len([e for e in take_all(full.a.ctx) if e.event_type == CQ_ERR]) == 3
-    assert not readable(watch)
 
 
 def test_every_watch_is_told(full: Overflow, watch: FailureWatch) -> None:
@@ -151,20 +144,7 @@ def test_reading_wakes_those_who_sleep(full: Overflow, watch: FailureWatch) -> N
     assert taker.join().cq is full.a.scq
 
 
-def test_only_the_cq_that_failed_is_named_and_the_oldest_failure_comes_first(
-    full: Overflow, watch: FailureWatch
-) -> None:
-    ctx = full.a.ctx
-    other = Overflow(ctx)
-    other.fill()
-    full.send(1)
-    assert is_cq_err(read_next(watch), full.a.scq)
-    lose_and_report(other)
-    lose_and_report(full)
-    assert is_cq_err(watch.read(), other.a.scq, full.a.scq)
-
-
-def test_what_failed_again_comes_once_and_as_late_as_it_was_last(
+def test_of_several_failures_the_oldest_comes_first_and_each_once_as_late_as_it_was_last(
     full: Overflow, watch: FailureWatch
 ) -> None:
     other = Overflow(full.a.ctx)
@@ -207,14 +187,17 @@ def test_what_was_closed_since_is_not_told(full: Overflow, watch: FailureWatch) 
     assert not readable(watch)
 
 
-def test_more_reports_than_are_read_at_once_keep_it_readable(
+def test_reports_that_are_not_read_keep_it_readable_and_those_that_wait_to_be_taken_do_not(
     full: Overflow, watch: FailureWatch
 ) -> None:
+    """More than are read at once."""
     full.send(60)
     full.send(60)
     assert is_cq_err(read_next(watch), full.a.scq)
     until(lambda: watch.read() == [] and not readable(watch), "all are read")
+    assert readable(full.a.ctx.async_fd)
     assert len([e for e in take_all(full.a.ctx) if e.event_type == CQ_ERR]) == 120
+    assert not readable(watch)
 
 
 def test_an_event_loop_wakes_for_a_failure_and_does_not_spin(
@@ -250,37 +233,6 @@ def test_an_event_loop_wakes_for_a_failure_and_does_not_spin(
     assert readable(full.a.ctx.async_fd)
 
 
-def test_a_closed_watch_refuses_everything_and_closes_again(ctx: Context) -> None:
-    watch = FailureWatch(ctx)
-    assert watch.context is ctx
-    assert repr(watch) == f"<FailureWatch on {ctx.name}>"
-    assert not os.get_inheritable(watch.fileno())
-    closed: list[str] = []
-    watch.add_close_callback(lambda: closed.append("watch"))
-    with watch as entered:
-        assert entered is watch
-    assert closed == ["watch"]
-    watch.close()
-    assert watch.closed
-    assert repr(watch) == "<FailureWatch closed>"
-    calls: list[Callable[[], Any]] = [watch.read, watch.fileno, lambda: watch.context]
-    for call in (*calls, watch.__enter__):
-        with pytest.raises(ClosedError, match="this FailureWatch is closed"):
-            call()
-
-
-def test_closing_the_context_closes_its_watches(ctx: Context) -> None:
-    with Context(ctx.name) as other:
-        watches = [FailureWatch(other) for _ in range(3)]
-        watches[1].close()
-        CompletionChannel(other)
-    assert all(watch.closed for watch in watches)
-    with pytest.raises(ClosedError, match="this FailureWatch is closed"):
-        watches[0].read()
-    with pytest.raises(ClosedError, match="this Context is closed"):
-        FailureWatch(other)
-
-
 def test_a_forgotten_watch_is_closed(full: Overflow) -> None:
     watch = FailureWatch(full.a.ctx)
     gone = weakref.ref(watch)
@@ -304,7 +256,7 @@ def test_a_subclass_has_what_it_adds(full: Overflow) -> None:
 def test_no_descriptor_is_left(ctx: Context) -> None:
     def count() -> int:
         gc.collect()
-        return len(os.listdir("/proc/self/fd"))
+        return open_fds()
 
     before = count()
     for _ in range(3):
@@ -330,14 +282,14 @@ def test_a_forked_child_can_not_use_it_and_takes_nothing_from_the_parent(
     lose_and_report(full)
 
     def child() -> None:
-        fds = len(os.listdir("/proc/self/fd"))
+        fds = open_fds()
         for call in (watch.read, watch.fileno, watch.__enter__):
             with pytest.raises(ClosedError, match="fork"):
                 call()
         assert watch.closed
         watch.close()
         watch.close()
-        assert len(os.listdir("/proc/self/fd")) == fds - 2
+        assert open_fds() == fds - 2
 
     assert in_child(child) == 0
     assert readable(watch)

@@ -3,15 +3,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
-from support import DEADLINE, Endpoint, Pair, connect, until, wait_completions, wait_one
+from support import (
+    DEADLINE,
+    Endpoint,
+    Pair,
+    connect,
+    take_all,
+    take_cq_err,
+    until,
+    wait_completions,
+    wait_one,
+)
 
 from cqnotify import (
     CQ,
     MR,
     QP,
     AccessFlags,
-    AsyncEventType,
     BusyError,
     Context,
     QPState,
@@ -60,22 +72,26 @@ def barrier(pair: Pair, mark: bytes, qp: QP | None = None) -> None:
     """
     a, b = pair
     b.mr.write(mark, 1024)
-    (qp or a.qp).post_send(
-        a.mr[1024 : 1024 + len(mark)],
-        opcode=WROpcode.RDMA_READ,
-        send_flags=0,
-        remote_addr=b.mr.addr + 1024,
-        rkey=b.mr.rkey,
-    )
+    there: dict[str, int] = {"remote_addr": b.mr.addr + 1024, "rkey": b.mr.rkey}
+    into = a.mr[1024 : 1024 + len(mark)]
+    (qp or a.qp).post_send(into, opcode=WROpcode.RDMA_READ, send_flags=0, **there)
     until(lambda: a.mr.read(len(mark), 1024) == mark, "the bytes of the read")
+
+
+def close(qp: QP) -> None:
+    qp.close()
+
+
+def reset(qp: QP) -> None:
+    qp.modify(qp_state=QPState.RESET)
+    assert qp.outstanding == (0, 0)
 
 
 def take_reports(ctx: Context, n: int) -> None:
     """n reports of a CQ that has failed: who waits afterwards is not told of them again."""
-    while n > 0:
-        n -= ctx.get_async_event(timeout=DEADLINE).event_type == AsyncEventType.CQ_ERR
-    while ctx.try_get_async_event() is not None:
-        pass
+    for _ in range(n):
+        take_cq_err(ctx)
+    take_all(ctx)
 
 
 @pytest.fixture
@@ -127,9 +143,9 @@ def test_memory_of_a_lost_completion_is_released_by_a_later_one(few_sends: Pair)
 
 
 @pytest.mark.parametrize("polled", [True, False])
-@pytest.mark.parametrize("how", ["close", "reset"])
+@pytest.mark.parametrize("end", [close, reset])
 def test_memory_of_a_lost_completion_is_released_with_the_qp(
-    few_sends: Pair, how: str, polled: bool
+    few_sends: Pair, end: Callable[[QP], None], polled: bool
 ) -> None:
     a, _ = few_sends
     mr = MR(a.pd, 64)
@@ -138,11 +154,7 @@ def test_memory_of_a_lost_completion_is_released_with_the_qp(
         assert len(a.scq.poll(64)) == fit
     with pytest.raises(BusyError, match="in flight"):
         mr.close()
-    if how == "close":
-        a.qp.close()
-    else:
-        a.qp.modify(qp_state=QPState.RESET)
-        assert a.qp.outstanding == (0, 0)
+    end(a.qp)
     mr.close()
     assert len(a.scq.poll(64)) == (0 if polled else fit)
 
@@ -217,8 +229,10 @@ def test_a_receive_cq_that_overflows_ends_the_connection(few_receives: Pair) -> 
     assert b.qp.outstanding == (0, LOST)
 
 
-@pytest.mark.parametrize("how", ["close", "reset"])
-def test_memory_of_lost_receives_is_released_with_the_qp(few_receives: Pair, how: str) -> None:
+@pytest.mark.parametrize("end", [close, reset])
+def test_memory_of_lost_receives_is_released_with_the_qp(
+    few_receives: Pair, end: Callable[[QP], None]
+) -> None:
     _, b = few_receives
     mr = MR(b.pd, 64)
     fit, _ = overflow_receive_cq(few_receives, mr)
@@ -227,10 +241,7 @@ def test_memory_of_lost_receives_is_released_with_the_qp(few_receives: Pair, how
     assert len(b.rcq.poll(64)) == fit
     with pytest.raises(BusyError, match=f"{LOST} work requests in flight"):
         mr.close()
-    if how == "close":
-        b.qp.close()
-    else:
-        b.qp.modify(qp_state=QPState.RESET)
+    end(b.qp)
     mr.close()
 
 
@@ -265,19 +276,6 @@ def test_all_closes_in_order_after_an_overflow(
             assert thing.closed
 
 
-@pytest.mark.parametrize("kind", ["send", "receive"])
-def test_the_context_closes_everything_after_an_overflow(kind: str) -> None:
-    with Context() as ctx:
-        few, many = Endpoint(ctx, QPType.RC, cqe=FEW), Endpoint(ctx, QPType.RC)
-        pair = (few, many) if kind == "send" else (many, few)
-        connect(*pair, retry_cnt=1)
-        few.scq.req_notify()
-        few.rcq.req_notify()
-        overflow_send_cq(pair) if kind == "send" else overflow_receive_cq(pair)
-    assert few.mr.closed
-    assert few.qp.closed
-
-
 # Queue pairs that go to ERR.
 
 
@@ -298,43 +296,36 @@ def with_work(a: Endpoint, b: Endpoint, *, shared_wr_ids: bool = False) -> Pair:
     return a, b
 
 
-def test_a_qp_in_err_flushes_every_request_in_order(ctx: Context) -> None:
-    a, _ = with_work(Endpoint(ctx, QPType.RC), Endpoint(ctx, QPType.RC))
-    a.scq.req_notify()
-    a.rcq.req_notify()
+@pytest.mark.parametrize(
+    ("one_cq", "shared_wr_ids"), [(False, False), (False, True), (True, False), (True, True)]
+)
+def test_a_qp_in_err_flushes_every_request_once_and_in_order(
+    ctx: Context, one_cq: bool, shared_wr_ids: bool
+) -> None:
+    """Each queue in order; the same wr_id may stand for a send and a receive."""
+    ends = Endpoint(ctx, QPType.RC, one_cq=one_cq), Endpoint(ctx, QPType.RC)
+    a, _ = with_work(*ends, shared_wr_ids=shared_wr_ids)
+    sends = [(i, FLUSHED) for i in range(N)]
+    receives = sends if shared_wr_ids else [(100 + i, FLUSHED) for i in range(N)]
+    cqs = {a.scq, a.rcq}
+    for cq in cqs:
+        cq.req_notify()
     a.qp.modify(qp_state=QPState.ERR)
-    fired = {a.channel.get_event(timeout=DEADLINE) for _ in range(2)}
-    assert fired == {a.scq, a.rcq}
-    assert summary(poll_until(a.scq, N)) == [(i, FLUSHED) for i in range(N)]
-    assert summary(poll_until(a.rcq, N)) == [(100 + i, FLUSHED) for i in range(N)]
+    assert {a.channel.get_event(timeout=DEADLINE) for _ in cqs} == cqs
+    if one_cq:
+        got = summary(poll_until(a.scq, 2 * N))
+        assert sorted(got) == sorted(sends + receives)
+        assert shared_wr_ids or [wc for wc in got if wc[0] < 100] == sends
+        assert shared_wr_ids or [wc for wc in got if wc[0] >= 100] == receives
+    else:
+        assert summary(poll_until(a.scq, N)) == sends
+        assert summary(poll_until(a.rcq, N)) == receives
     assert a.channel.try_get_event() is None
     assert a.qp.outstanding == (0, 0)
     a.mr.close()
     # Nothing more came, nor comes after the QP has gone.
     a.qp.close()
     assert a.scq.poll() == a.rcq.poll() == []
-
-
-@pytest.mark.parametrize("shared_wr_ids", [False, True])
-def test_a_shared_cq_gets_every_flushed_request_once(ctx: Context, shared_wr_ids: bool) -> None:
-    """Each queue in order; the same wr_id may stand for a send and a receive."""
-    ends = Endpoint(ctx, QPType.RC, one_cq=True), Endpoint(ctx, QPType.RC)
-    a, _ = with_work(*ends, shared_wr_ids=shared_wr_ids)
-    a.scq.req_notify()
-    a.qp.modify(qp_state=QPState.ERR)
-    assert a.channel.get_event(timeout=DEADLINE) is a.scq
-    got = summary(poll_until(a.scq, 2 * N))
-    if shared_wr_ids:
-        assert sorted(got) == [(i, FLUSHED) for i in range(N) for _ in "sr"]
-    else:
-        assert [wc for wc in got if wc[0] < 100] == [(i, FLUSHED) for i in range(N)]
-        assert [wc for wc in got if wc[0] >= 100] == [(100 + i, FLUSHED) for i in range(N)]
-    assert len(got) == 2 * N
-    assert a.channel.try_get_event() is None
-    assert a.qp.outstanding == (0, 0)
-    a.mr.close()
-    a.qp.close()
-    assert a.scq.poll() == []
 
 
 def test_flushed_requests_that_find_no_room_are_released_with_the_qp(ctx: Context) -> None:
@@ -358,15 +349,10 @@ def test_a_failure_in_the_middle_splits_success_from_flush(pair: Pair) -> None:
     for i in range(3):
         b.qp.post_recv(b.mr[0:64], wr_id=i)
     b.rcq.req_notify()
+    write: dict[str, Any] = {"opcode": WROpcode.RDMA_WRITE, "remote_addr": b.mr.addr}
     for i in range(N):
-        a.qp.post_send(
-            a.mr[0:8],
-            wr_id=i,
-            opcode=WROpcode.RDMA_WRITE,
-            send_flags=every_other(i),
-            remote_addr=b.mr.addr,
-            rkey=b.mr.rkey ^ (0xFF if i == bad else 0),
-        )
+        rkey = b.mr.rkey ^ (0xFF if i == bad else 0)
+        a.qp.post_send(a.mr[0:8], wr_id=i, send_flags=every_other(i), rkey=rkey, **write)
     ok = [(i, SUCCESS) for i in range(bad) if every_other(i)]
     expected = [*ok, (bad, WCStatus.REM_ACCESS_ERR), *((i, FLUSHED) for i in range(bad + 1, N))]
     assert summary(wait_completions(a.scq, len(expected))) == expected

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support import Lane, MakeLane, Scenario, ids, start, tick
+from support import Lane, MakeLane, Scenario, ids, start, start_all, tick
 
 from cqnotify import ClosedError, CompletionChannel, Context
 from cqnotify._core import Wakeup
@@ -38,6 +38,13 @@ class Watched(CompletionChannel):
             self.log.append("over")
 
 
+async def is_woken(acq: AsyncCQ, lane: Lane) -> list[int]:
+    """The wr_ids that one gets who sleeps while a message comes."""
+    task = await start(acq.wait())
+    lane.send()
+    return ids(await task)
+
+
 @pytest.fixture
 def watched(ctx: Context) -> Watched:
     return Watched(ctx)
@@ -54,8 +61,7 @@ async def test_the_task_goes_on_while_the_event_is_read(
         watched.log.append("task")
 
     async with AsyncCQ(lane.cq) as acq:
-        task = asyncio.ensure_future(wait(acq))
-        await tick()
+        task = await start(wait(acq))
         for _ in range(others):
             await start(acq.wait())
         lane.send()
@@ -145,9 +151,7 @@ async def test_an_event_without_a_completion_wakes_nobody(acq: AsyncCQ, lane: La
 async def wait_again(acq: AsyncCQ, lane: Lane) -> None:
     lane.send()
     assert ids(await acq.wait()) == [1]
-    task = await start(acq.wait())
-    lane.send()
-    assert ids(await task) == [2]
+    assert await is_woken(acq, lane) == [2]
 
 
 async def poll(acq: AsyncCQ, lane: Lane) -> None:
@@ -195,8 +199,7 @@ async def test_the_task_that_was_resumed_can_do_anything(
         await act(acq, lane)
 
     acq = AsyncCQ(lane.cq)
-    task = asyncio.ensure_future(wait(acq))
-    await tick()
+    task = await start(wait(acq))
     lane.send()
     await task
     acq.close()
@@ -208,8 +211,7 @@ async def test_the_task_that_was_resumed_can_cancel_the_one_behind_it(lane: Lane
         second.cancel()
 
     async with AsyncCQ(lane.cq) as acq:
-        first = asyncio.ensure_future(wait(acq))
-        await tick()
+        first = await start(wait(acq))
         second, third = await start(acq.wait()), await start(acq.wait())
         lane.send(2)
         await first
@@ -230,8 +232,7 @@ async def test_after_the_last_one_is_closed_no_event_is_taken_from_others(
 
     for _ in range(20):  # so one of them looks for more events than one
         acq = AsyncCQ(lane.cq)
-        task = asyncio.ensure_future(wait(acq))
-        await tick()
+        task = await start(wait(acq))
         lane.send()
         await task
         await tick()
@@ -252,11 +253,10 @@ def test_what_ends_the_loop_goes_through_and_nothing_is_lost(
         await acq.wait()
         raise error
 
-    async def set_up() -> tuple[AsyncCQ, asyncio.Task[Any], asyncio.Task[Any]]:
+    async def set_up() -> list[Any]:
         acq, other_acq = AsyncCQ(lane.cq), AsyncCQ(other.cq)
-        tasks = asyncio.ensure_future(fail(acq)), asyncio.ensure_future(other_acq.wait())
-        await tick()
-        return acq, *tasks
+        tasks = await start_all(fail(acq), other_acq.wait())
+        return [acq, *tasks]
 
     with contextlib.closing(new_loop()) as loop:
         acq, failing, task = loop.run_until_complete(set_up())
@@ -275,14 +275,11 @@ async def test_an_exception_of_the_task_is_its_own(acq: AsyncCQ, lane: Lane) -> 
         await acq.wait()
         raise ValueError("mine")
 
-    task = asyncio.ensure_future(fail(acq))
-    await tick()
+    task = await start(fail(acq))
     lane.send()
     with pytest.raises(ValueError, match="mine"):
         await task
-    task2 = await start(acq.wait())
-    lane.send()
-    assert ids(await task2) == [1]
+    assert await is_woken(acq, lane) == [1]
 
 
 async def test_a_cancelled_sleeper_loses_nothing_and_keeps_its_message(
@@ -303,9 +300,7 @@ async def test_a_timeout_ends_a_sleep_and_the_next_is_not_deaf(acq: AsyncCQ, lan
         assert ids(await acq.wait()) == [i]
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(acq.wait(), 0.01)
-        task = await start(acq.wait())
-        lane.send()
-        assert ids(await task) == [i + 1]
+        assert await is_woken(acq, lane) == [i + 1]
 
 
 async def test_the_task_goes_on_in_its_own_context(acq: AsyncCQ, lane: Lane) -> None:
@@ -364,24 +359,6 @@ async def test_tasks_of_other_kinds_are_resumed_too(
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-
-
-def test_it_works_in_debug_mode(lane: Lane, run: Scenario) -> None:
-    errors: list[Any] = []
-
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_debug(True)
-        loop.slow_callback_duration = 60
-        loop.set_exception_handler(lambda loop, context: errors.append(context))
-        async with AsyncCQ(lane.cq) as acq:
-            for i in range(3):
-                task = await start(acq.wait())
-                lane.send()
-                assert ids(await task) == [i]
-
-    run(scenario())
-    assert not errors
 
 
 def test_a_burst_of_events_does_not_take_a_turn_for_each(
@@ -443,8 +420,7 @@ async def test_a_wakeup_is_done_once() -> None:
     loop = asyncio.get_running_loop()
     for end in (Wakeup.wake, Wakeup.cancel):
         wakeup = Wakeup(loop)
-        task = asyncio.ensure_future(sleep(wakeup))
-        await tick()
+        task = await start(sleep(wakeup))
         assert not wakeup.done()
         end(wakeup)
         assert wakeup.done()
@@ -472,8 +448,7 @@ async def test_however_often_the_loop_calls_a_wakeup_its_task_goes_on_once() -> 
 
     loop = asyncio.get_running_loop()
     wakeup = Wakeup(loop)
-    task = asyncio.ensure_future(sleep(wakeup))
-    await tick()
+    task = await start(sleep(wakeup))
     for _ in range(2):
         loop.call_soon(wakeup)
     wakeup.wake()
@@ -521,8 +496,7 @@ def test_a_task_that_is_cancelled_while_it_is_woken_goes_on_once(where: str) -> 
 
     async def scenario(loop: Interfering) -> None:
         wakeup = Wakeup(loop)
-        task = asyncio.ensure_future(sleep(wakeup))
-        await tick()
+        task = await start(sleep(wakeup))
         loop.calls[where] = task.cancel
         wakeup.wake()
         assert not loop.calls
