@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from textwrap import dedent
 
 import pytest
+from exchange_support import ROLES, Role, port_of
 from plugin_support import HEADER, Run
 
 from cqnotify.exchange import listen
@@ -31,7 +35,32 @@ def run_suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run
     return run
 
 
+# ---- the address exchange -------------------------------------------------------------------
+
+
 @pytest.fixture
-def listener():
+def listener() -> Iterator[socket.socket]:
     with listen(port=0) as sock:
         yield sock
+
+
+@pytest.fixture
+def port(listener: socket.socket) -> int:
+    return port_of(listener)
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor() as pool:
+        yield pool
+
+
+@pytest.fixture(params=ROLES)
+def role(request: pytest.FixtureRequest) -> Role:
+    return ROLES[request.param]
+
+
+@pytest.fixture(params=ROLES)
+def server_role(request: pytest.FixtureRequest) -> Role:
+    """For tests with two ends of ours: `role` is the client's then."""
+    return ROLES[request.param]

@@ -5,14 +5,23 @@ from __future__ import annotations
 
 import contextlib
 import re
-import socket
 
-from exchange_support import DONE, OURS, THEIRS, WIRE, addresses, read_all
+from exchange_support import (
+    DONE,
+    OURS,
+    ROLES,
+    THEIRS,
+    WIRE,
+    addresses,
+    client_by_hand,
+    ignore,
+    read_all,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cqnotify import QPAddress
-from cqnotify.exchange import _protocol, exchange_as_server_blocking, listen
+from cqnotify.exchange import _protocol, listen
 
 RECORD = re.compile(rb"[0-9a-f]{4}:[0-9a-f]{6}:[0-9a-f]{6}:[0-9a-f]{32}\0")
 fuzzed = settings(max_examples=200, deadline=None, derandomize=True, database=None)
@@ -47,22 +56,27 @@ def test_what_is_read_is_exactly_what_would_be_written(data):
         assert address.to_wire() == data
 
 
-@fuzzed
-@given(st.one_of(spoiled(), st.binary(max_size=200)), st.integers(1, 3))
-def test_a_server_connects_to_nothing_but_whole_records(sent, count):
+def answers_to(server, sent):
     """The protocol's own steps, without a socket: a real one is too slow for so many."""
-    connected, answers = [], []
-    steps = _protocol.Server([THEIRS] * count, connected.append, None).steps()
-    rest = sent
+    steps = server.steps()
+    answers = []
     with contextlib.suppress(ValueError, StopIteration):
         step = next(steps)
-        while not isinstance(step, int) or len(rest) >= step:
+        while not isinstance(step, int) or len(sent) >= step:
             if isinstance(step, int):
-                piece, rest = rest[:step], rest[step:]
+                piece, sent = sent[:step], sent[step:]
                 step = steps.send(piece)
             else:
                 answers.append(step)
                 step = steps.send(b"")
+    return answers
+
+
+@fuzzed
+@given(st.one_of(spoiled(), st.binary(max_size=200)), st.integers(1, 3))
+def test_a_server_connects_to_nothing_but_whole_records(sent, count):
+    connected = []
+    answers = answers_to(_protocol.Server([THEIRS] * count, connected.append, None), sent)
     records = re.match(RECORD.pattern * count, sent)
     if records is None:
         assert connected == answers == []
@@ -70,6 +84,15 @@ def test_a_server_connects_to_nothing_but_whole_records(sent, count):
         ((*remote,),) = connected
         assert b"".join(address.to_wire() for address in remote) == records[0]
         assert answers == [THEIRS.to_wire() * count]
+
+
+@fuzzed
+@given(st.one_of(st.binary(max_size=40), st.binary(max_size=9).map(lambda b: b"data:" + b)))
+def test_a_server_takes_nothing_else_for_a_payload(sent):
+    answers = answers_to(_protocol.Server(THEIRS, ignore, None, b""), WIRE + sent)
+    whole = re.match(rb"data:([0-9a-f]{8})\0", sent)
+    complete = whole is not None and len(sent) - 14 >= int(whole[1], 16)
+    assert answers == [THEIRS.to_wire(), b"data:00000000\0"][: 2 if complete else 1]
 
 
 @settings(fuzzed, max_examples=25)
@@ -82,16 +105,9 @@ def test_a_server_survives_whatever_clients_send(garbage):
         listener.listen(8)
         told, connected = [], []
         for data in [*bad, WIRE + DONE]:
-            sock = socket.create_connection(listener.getsockname(), timeout=30)
-            stack.enter_context(sock).sendall(data)
-            if data in bad:
-                sock.shutdown(socket.SHUT_WR)
-        remote = exchange_as_server_blocking(
-            listener,
-            THEIRS,
-            connected.append,
-            timeout=30,
-            turned_away=lambda who, why: told.append(why),
+            sock = stack.enter_context(client_by_hand(listener, data, ends=data in bad))
+        remote = ROLES["blocking"].server(
+            listener, connect=connected.append, turned_away=lambda who, why: told.append(why)
         )
         assert (remote, connected) == (OURS, [OURS])
         assert len(told) == len(bad)
