@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import re
+import select
+import signal
 import subprocess
 import sys
 from array import array
@@ -76,6 +79,9 @@ def figures(code: int, out: str, err: str) -> dict[str, Any]:
 in_lab = pytest.mark.skipif(
     os.environ.get("CQNOTIFY_LAB") not in ("vm", "native"), reason="needs the lab's two devices"
 )
+each_signal = pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"]
+)
 Capture = pytest.CaptureFixture[str]
 
 
@@ -89,16 +95,30 @@ def plan(**options: Any) -> Plan:
     return Plan(**{**defaults, **options})
 
 
+def refusal(capsys: Capture, code: int, *args: str) -> str:
+    """What is said by a command that does nothing else, and exits with this code."""
+    try:
+        ended: Any = main(args)
+    except SystemExit as e:
+        ended = e.code
+    out, err = capsys.readouterr()
+    assert (ended, out) == (code, "")
+    return str(err)
+
+
 def usage_of(capsys: Capture, *args: str) -> str:
     """What is said of wrong usage."""
-    try:
-        code: Any = main(args)
-    except SystemExit as e:
-        code = e.code
-    assert code == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    return str(err)
+    return refusal(capsys, 2, *args)
+
+
+def read_terminal(master: int) -> str:
+    """What is shown on a terminal until nobody has its other end, which is then closed here."""
+    shown = b""
+    with contextlib.suppress(OSError):  # the process has gone, and with it the other end
+        while select.select([master], [], [], LIMIT)[0]:
+            shown += os.read(master, 65536)
+    os.close(master)
+    return shown.decode()
 
 
 class Terminal(io.StringIO):

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
@@ -25,8 +24,11 @@ from cli_support import (
     asleep,
     command,
     cqnotify,
+    each_signal,
     in_lab,
     outcome,
+    read_terminal,
+    refusal,
     report,
     server,
     usage_of,
@@ -94,6 +96,9 @@ def test_help_says_all_exit_codes(args: list[str], capsys: Capture) -> None:
         "conformance --ib-port 0",
         "conformance --gid-idx -1",
         "conformance --gid-idx 256",
+        "conformance --ib-port x",
+        "conformance --gid-idx x",
+        "conformance more",
     ],
 )
 def test_wrong_usage_is_exit_code_2(args: str, capsys: Capture) -> None:
@@ -117,10 +122,8 @@ def test_a_device_without_its_option_is_told_the_option(name: str, capsys: Captu
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_such_device_is_exit_code_3_and_one_line(name: str, capsys: Capture) -> None:
-    assert main([name, "--device", "nonsense"]) == 3
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert re.fullmatch(r"cqnotify: .*\n", err)
+    said = refusal(capsys, 3, name, "--device", "nonsense")
+    assert re.fullmatch(r"cqnotify: .*\n", said)
 
 
 def test_all_times_that_are_taken_can_be_slept() -> None:
@@ -144,8 +147,7 @@ def test_too_little_memory_is_exit_code_1_and_one_line(
         raise MemoryError
 
     monkeypatch.setattr("cqnotify.cli.pingpong.device_names", run)
-    assert main(["pingpong"]) == 1
-    assert capsys.readouterr() == ("", "cqnotify: out of memory\n")
+    assert refusal(capsys, 1, "pingpong") == "cqnotify: out of memory\n"
 
 
 @pytest.mark.usefixtures("ctx")
@@ -204,18 +206,13 @@ def on_terminal(argv: list[str], **env: str) -> str:
         argv, stdin=slave, stdout=slave, stderr=slave, env={**plain, "TERM": "xterm", **env}
     )
     os.close(slave)
-    data = b""
     try:
-        end = time.monotonic() + LIMIT
-        with contextlib.suppress(OSError):  # the process has gone, and with it the other end
-            while select.select([master], [], [], max(0, end - time.monotonic()))[0]:
-                data += os.read(master, 65536)
+        shown = read_terminal(master)
         assert process.wait(DEADLINE) == 0
     finally:
         process.kill()
         process.wait()
-        os.close(master)
-    return data.decode()
+    return shown
 
 
 @pytest.mark.usefixtures("ctx")
@@ -311,10 +308,8 @@ def test_devices_are_named_with_or_without_the_option(
 
 
 def test_a_device_that_is_not_there_is_named(ctx: Context, capsys: Capture) -> None:
-    assert main(["devices", ctx.name, "nonsense"]) == 3
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("cqnotify: there is no device nonsense; there is ")
+    said = refusal(capsys, 3, "devices", ctx.name, "nonsense")
+    assert said.startswith("cqnotify: there is no device nonsense; there is ")
 
 
 def test_flags_are_a_number_and_shown_in_hex() -> None:
@@ -364,9 +359,7 @@ def test_watch_watches_all_devices_and_flushes_each_line(netdev: str, rdma_devic
 
 
 @pytest.mark.usefixtures("ctx")
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"]
-)
+@each_signal
 def test_a_signal_ends_watch_without_a_word(number: signal.Signals, code: int) -> None:
     with watching() as process:
         asleep(process)

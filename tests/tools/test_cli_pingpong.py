@@ -24,10 +24,12 @@ from cli_support import (
     Outcome,
     Terminal,
     command,
+    each_signal,
     figures,
     in_lab,
     outcome,
     plan,
+    refusal,
     report,
     server,
     started,
@@ -46,8 +48,6 @@ from cqnotify.cli.pingpong._play import Contents
 from cqnotify.cli.pingpong._report import WHAT, histogram, percentiles
 from cqnotify.context import gid_text
 from cqnotify.exchange import exchange_as_server_blocking, listen
-
-# ---- pingpong -------------------------------------------------------------------------------
 
 
 def both(
@@ -124,9 +124,7 @@ def silent_peer(ctx: Context) -> Iterator[tuple[int, threading.Event]]:
 
 
 @pytest.mark.usefixtures("conversation")
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"]
-)
+@each_signal
 @pytest.mark.parametrize("sleeps", [True, False], ids=["asleep", "polling"])
 def test_a_signal_ends_a_pingpong_without_a_word(
     ctx: Context, number: signal.Signals, code: int, sleeps: bool
@@ -143,9 +141,7 @@ def test_a_signal_ends_a_pingpong_without_a_word(
 
 
 @pytest.mark.usefixtures("conversation")
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"]
-)
+@each_signal
 def test_a_signal_ends_a_server_that_waits_without_a_word(
     number: signal.Signals, code: int
 ) -> None:
@@ -160,22 +156,19 @@ def test_a_lost_message_ends_uc_in_words(ctx: Context, sleeps: bool, capsys: Cap
     with silent_peer(ctx) as (port, _):
         args = ["pingpong", "--type", "uc", "--timeout", "1", "-p", str(port), "127.0.0.1"]
         start = time.monotonic()
-        assert main([*args, *["-e"] * sleeps]) == 1
+        said = refusal(capsys, 1, *args, *["-e"] * sleeps)
         assert time.monotonic() - start >= 1
-    assert capsys.readouterr() == (
-        "",
+    assert said == (
         "cqnotify: nothing came for 1 s, after 0 of 1000 messages "
-        "(UC does not send again what was lost)\n",
+        "(UC does not send again what was lost)\n"
     )
 
 
 @pytest.mark.usefixtures("conversation")
 def test_a_peer_that_is_not_there_ends_rc_in_words(ctx: Context, capsys: Capture) -> None:
     with silent_peer(ctx) as (port, _):
-        assert main(["pingpong", "-e", "-p", str(port), "127.0.0.1"]) == 1
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert re.fullmatch(r"cqnotify: .*transport retry counter exceeded.*\n", err)
+        said = refusal(capsys, 1, "pingpong", "-e", "-p", str(port), "127.0.0.1")
+    assert re.fullmatch(r"cqnotify: .*transport retry counter exceeded.*\n", said)
 
 
 @pytest.mark.usefixtures("conversation")
@@ -190,10 +183,8 @@ def test_a_peer_that_is_not_there_ends_rc_in_words(ctx: Context, capsys: Capture
     ids=["no client", "no server", "no such name", "no such address"],
 )
 def test_who_has_no_peer_says_so(args: list[str], words: str, capsys: Capture) -> None:
-    assert main(["pingpong", "--timeout", "0.3", *args]) == 1
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert re.fullmatch(f"cqnotify: {words}", err.splitlines()[-1])
+    said = refusal(capsys, 1, "pingpong", "--timeout", "0.3", *args)
+    assert re.fullmatch(f"cqnotify: {words}", said.splitlines()[-1])
 
 
 @pytest.mark.usefixtures("conversation")
@@ -304,17 +295,15 @@ def test_a_port_that_is_down_is_nothing_to_run_on(
 ) -> None:
     ip_link(netdev, "down")
     until(lambda: ctx2.query_port().state != PortState.ACTIVE, "the port is down")
-    assert main([name, "-d", ctx2.name]) == 3
-    assert re.fullmatch(
-        f"cqnotify: {ctx2.name} port 1 is .*, not ACTIVE\n", capsys.readouterr().err
-    )
+    said = refusal(capsys, 3, name, "-d", ctx2.name)
+    assert re.fullmatch(f"cqnotify: {ctx2.name} port 1 is .*, not ACTIVE\n", said)
 
 
 @pytest.mark.usefixtures("conversation")
 @pytest.mark.parametrize("name", ["pingpong", "conformance"])
 def test_a_gid_that_is_not_there_is_one_line(name: str, capsys: Capture) -> None:
-    assert main([name, "-g", "200"]) == 1
-    assert re.fullmatch("cqnotify: no GID at index 200; .* has .*\n", capsys.readouterr().err)
+    said = refusal(capsys, 1, name, "-g", "200")
+    assert re.fullmatch("cqnotify: no GID at index 200; .* has .*\n", said)
 
 
 @pytest.mark.usefixtures("conversation")
@@ -414,10 +403,8 @@ def test_without_matplotlib_it_says_so_before_it_runs(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     picture = tmp_path / "latency.svg"
-    assert main(["pingpong", "--plot", str(picture), "--device", "nonsense"]) == 3
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert re.fullmatch(r"cqnotify: --plot needs matplotlib.*pip install cqnotify\[plot\]\n", err)
+    said = refusal(capsys, 3, "pingpong", "--plot", str(picture), "--device", "nonsense")
+    assert re.fullmatch(r"cqnotify: --plot needs matplotlib.*pip install cqnotify\[plot\]\n", said)
     assert not picture.exists()
 
 

@@ -451,20 +451,3 @@ def test_the_command_prints_the_table_or_every_row(
     assert code == bool(found.deviating)
     assert main(["conformance", "--device", ctx.name, "--type", "ud"]) == 0
     assert capsys.readouterr() == (format_report(found) + "\n", "")
-
-
-@pytest.mark.parametrize("args", ["--type xrc", "--ib-port x", "--gid-idx x", "more"])
-def test_wrong_usage_is_exit_code_2(args: str, capsys: Capture) -> None:
-    with pytest.raises(SystemExit) as e:
-        main(["conformance", *args.split()])
-    assert e.value.code == 2
-    assert "usage: " in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("conversation")
-def test_no_such_device_is_exit_code_3_and_no_such_gid_1(ctx: Context, capsys: Capture) -> None:
-    assert main(["conformance", "--device", "nonsense"]) == 3
-    assert main(["conformance", "--device", ctx.name, "--type", "ud", "--gid-idx", "200"]) == 1
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert len(err.splitlines()) == 2

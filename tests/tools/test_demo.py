@@ -7,22 +7,17 @@ import contextlib
 import json
 import os
 import pty
-import select
 import signal
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_support import command, outcome, started
+from cli_support import command, each_signal, in_lab, outcome, read_terminal, started
 from support import until
 
 MESSAGES = 160
 LIMIT = 300.0  # seconds for six short runs on an emulated machine
-
-in_lab = pytest.mark.skipif(
-    os.environ.get("CQNOTIFY_LAB") not in ("vm", "native"), reason="needs the lab's two devices"
-)
 
 
 def demo(*args: str) -> subprocess.CompletedProcess[str]:
@@ -31,14 +26,7 @@ def demo(*args: str) -> subprocess.CompletedProcess[str]:
 
 def queue_disciplines() -> str:
     path = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
-    return subprocess.run(
-        ["tc", "qdisc"], capture_output=True, text=True, check=True, env={"PATH": path}
-    ).stdout
-
-
-def children_of(pid: int) -> list[int]:
-    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [int(child) for child in listed.split()]
+    return subprocess.check_output(["tc", "qdisc"], text=True, env={"PATH": path})
 
 
 @pytest.fixture(scope="module")
@@ -124,9 +112,7 @@ def test_the_table_is_aligned_and_says_what_it_means() -> None:
 
 @pytest.mark.usefixtures("conversation")
 @in_lab
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"]
-)
+@each_signal
 def test_a_signal_ends_it_cleanly(number: signal.Signals, code: int) -> None:
     with started(command("demo", "--messages", "100000")) as process:
         until(lambda: peers(process.pid) != [], "the peer runs")
@@ -145,13 +131,8 @@ def test_a_terminal_shows_each_run_from_its_first_message_on() -> None:
     master, slave = pty.openpty()
     with started(command("demo", "--messages", "16"), stderr=slave) as process:
         os.close(slave)
-        shown = b""
-        with contextlib.suppress(OSError):  # the process has gone, and with it the other end
-            while select.select([master], [], [], LIMIT)[0]:
-                shown += os.read(master, 65536)
-        os.close(master)
+        lines = read_terminal(master).split("\r")
         assert process.wait(LIMIT) == 0
-    lines = shown.decode().split("\r")
     assert lines[1] == "run 1 of 6 (ibv_rc_pingpong, asyncio), messages: 0 of 16\033[K"
     assert lines[-1] == "\033[K", "the line is cleared at the end"
     assert {line[: len("run 1 of 6")] for line in lines[1:-1]} == {
@@ -175,11 +156,8 @@ def sent_packets() -> int:
 def peers(pid: int) -> list[int]:
     """The demo's children that are a peer, not a short-lived helper."""
     found = []
-    for child in children_of(pid):
-        try:
-            name = Path(f"/proc/{child}/comm").read_text().strip()
-        except OSError:
-            continue
-        if name == "ibv_rc_pingpong":
-            found.append(child)
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{child}/comm").read_text().strip() == "ibv_rc_pingpong":
+                found.append(int(child))
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from ipaddress import IPv6Address
 
 from exchange_support import (
     DONE,
@@ -17,7 +18,7 @@ from exchange_support import (
     ignore,
     read_all,
 )
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cqnotify import QPAddress
@@ -39,6 +40,9 @@ def spoiled(draw):
 
 @fuzzed
 @given(addresses)
+@example(OURS)
+@example(QPAddress(0xFFFF, 0xFFFFFF, 0xFFFFFF, IPv6Address(2**128 - 1)))
+@example(QPAddress(0, 0, 0, IPv6Address(0)))
 def test_every_address_survives_the_wire(address):
     wire = address.to_wire()
     assert len(wire) == 52
