@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import is_rxe, kernel
+from support import is_rxe, kernel, take_all
 
 from cqnotify import Context, QPType, SendFlags, WCStatus
 from cqnotify.cli import main
@@ -141,8 +141,7 @@ def test_a_gid_that_is_not_there_is_a_lookup_error() -> None:
 
 
 def test_who_uses_the_device_is_not_told_of_the_failures(ctx: Context) -> None:
-    while ctx.try_get_async_event() is not None:
-        pass
+    take_all(ctx)
     chosen = [case for case in cases([RC]) if case.outcome is Outcome.TOO_SMALL][:6]
     assert measure(ctx.name, chosen).deviating
     assert ctx.try_get_async_event() is None

@@ -257,6 +257,21 @@ def cpu(case: str, subject: str) -> str:
     return f"{100 * cost / busy:.2g} %"
 
 
+def cpus(case: str) -> list[str]:
+    return [cpu(case, subject) for subject in ("C", "pyverbs", "cqnotify")]
+
+
+def over_c(bench: str, case: str, *subjects: str) -> list[str]:
+    """What it costs if C is 1."""
+    cells = measured(bench)
+    return ["1", *(cells[case, subject][1] for subject in subjects or ("pyverbs", "cqnotify"))]
+
+
+def computing() -> list[str]:
+    cells = measured("computing")
+    return ["", *(f"{cells['1 per ms', subject][0]} %" for subject in ("pyverbs", "cqnotify"))]
+
+
 def rows_of(page: str, heading: str) -> list[list[str]]:
     text = PAGES[page].read_text().partition(f"## {heading}\n")[2].partition("\n## ")[0]
     return table_of(text)[1:]
@@ -270,35 +285,31 @@ def test_what_waiting_costs_is_what_was_measured() -> None:
 
 
 def test_the_figures_beside_the_alternatives_are_what_was_measured() -> None:
-    three = ("C", "pyverbs", "cqnotify")
-    trip, drain, computing = measured("round_trip"), measured("drain"), measured("computing")
     wanted = [
-        [cpu("any", subject) for subject in three],
-        [cpu("1 in 16", subject) for subject in three],
+        cpus("any"),
+        cpus("1 in 16"),
         ["", cpu("any", "pyverbs asyncio"), cpu("any", "cqnotify asyncio")],
-        ["1", *(trip["64 B", subject][1] for subject in three[1:])],
-        ["1", *(drain["256/64", subject][1] for subject in three[1:])],
-        ["", *(f"{computing['1 per ms', subject][0]} %" for subject in three[1:])],
+        over_c("round_trip", "64 B"),
+        over_c("drain", "256/64"),
+        computing(),
     ]
     rows = rows_of("README.md", "Beside the alternatives")
     assert [row[1:] for row in rows[: len(wanted)]] == wanted
 
 
 def test_the_summary_of_performance_is_what_was_measured() -> None:
-    three = ("C", "pyverbs", "cqnotify")
-    trip, cycle, drain = measured("round_trip"), measured("cycle"), measured("drain")
-    post, completion, computing = measured("post"), measured("completion"), measured("computing")
+    trip, drain = measured("round_trip"), measured("drain")
     asyncio, uvloop = (trip["64 B", f"cqnotify {loop}"][1] for loop in ("asyncio", "uvloop"))
     ids, into = (drain["256/64", f"cqnotify {way}"][1] for way in ("poll_ids", "poll_into"))
     wanted = [
-        ["1", *(trip["64 B", subject][1] for subject in three[1:])],
+        over_c("round_trip", "64 B"),
         ["", trip["64 B", "pyverbs asyncio"][1], f"{asyncio}; {uvloop}"],
-        ["1", *(cycle["cycle", subject][1] for subject in three[1:])],
-        [cpu("any", subject) for subject in three],
-        ["1", *(drain["256/64", subject][1] for subject in three[1:])],
+        over_c("cycle", "cycle"),
+        cpus("any"),
+        over_c("drain", "256/64"),
         ["", "", f"{ids}; {into}"],
-        ["1", *(post["post_send", subject][1] for subject in three[1:])],
-        ["1", *(completion["8 B", subject][1] for subject in ("pyverbs", "cqnotify write"))],
-        ["", *(f"{computing['1 per ms', subject][0]} %" for subject in three[1:])],
+        over_c("post", "post_send"),
+        over_c("completion", "8 B", "pyverbs", "cqnotify write"),
+        computing(),
     ]
     assert [row[1:] for row in rows_of("performance.md", "In short")] == wanted

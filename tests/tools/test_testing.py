@@ -31,7 +31,7 @@ from cqnotify import (
     WROpcode,
     testing,
 )
-from cqnotify.testing import Endpoint, MakePair, _endpoint, connect, wait_completions
+from cqnotify.testing import Endpoint, MakePair, _endpoint, _state_report, connect, wait_completions
 
 pytestmark = pytest.mark.rdma
 
@@ -103,60 +103,57 @@ def test_connect_hands_its_options_on(ctx: Context) -> None:
             assert attr.ah_attr.dgid == ctx.query_gid(1).gid
 
 
+def assert_reaches(one: Endpoint, other: Endpoint) -> None:
+    header = GRH if one.qp.qp_type == QPType.UD else 0
+    one.mr.write(b"hello")
+    other.qp.post_recv(other.mr[100:200])
+    one.qp.post_send(one.mr[0:5], **one.to_peer)
+    assert wait_completions(other.recv_cq)[0].raise_for_status().byte_len == 5 + header
+    assert other.mr.read(5, 100 + header) == b"hello"
+    wait_completions(one.send_cq)[0].raise_for_status()
+
+
 @pytest.mark.parametrize("two_devices", [False, True], ids=["one device", "wire"])
 @pytest.mark.parametrize("qp_type", TYPES)
-def test_to_peer_reaches_it(rdma_pair: MakePair, qp_type: QPType, two_devices: bool) -> None:
+def test_to_peer_reaches_it(
+    rdma_pair: MakePair, qp_type: QPType, two_devices: bool, ctx: Context, ctx2: Context
+) -> None:
     a, b = rdma_pair(qp_type, two_devices=two_devices)
-    header = GRH if qp_type == QPType.UD else 0
+    assert a.ctx is ctx
+    assert b.ctx is (ctx2 if two_devices else ctx)
     for one, other in ((a, b), (b, a)):
-        one.mr.write(b"hello")
-        other.qp.post_recv(other.mr[100:200])
-        one.qp.post_send(one.mr[0:5], **one.to_peer)
-        (received,) = wait_completions(other.recv_cq)
-        assert received.byte_len == 5 + header
-        assert other.mr.read(5, 100 + header) == b"hello"
-        wait_completions(one.send_cq)[0].raise_for_status()
+        assert_reaches(one, other)
 
 
 def test_datagrams_carry_the_qkey_that_was_given(rdma_pair: MakePair) -> None:
     a, b = rdma_pair(QPType.UD, qkey=0x1234)
     assert a.to_peer["remote_qkey"] == 0x1234
-    b.qp.post_recv(b.mr[0:100])
-    a.qp.post_send(a.mr[0:1], **a.to_peer)
-    wait_completions(b.recv_cq)[0].raise_for_status()
+    assert_reaches(a, b)
 
 
-def test_without_a_gid_the_peer_is_reached_by_its_lid(
-    end: Endpoint, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("options", "path"),
+    [({}, {}), ({"sl": 3, "hop_limit": 2, "timeout": 14}, {"sl": 3, "hop_limit": 2})],
+    ids=["no options", "options of connect"],
+)
+def test_without_a_gid_a_datagram_goes_to_the_lid_on_the_path_that_connect_was_given(
+    end: Endpoint, options: dict[str, Any], path: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As it is on InfiniBand, which rxe is not: AH itself would refuse it."""
     given: dict[str, int] = {}
     monkeypatch.setattr(_endpoint, "AH", lambda pd, **attr: given.update(attr))
     peer = QPAddress(lid=7, qp_num=1, psn=0, gid=IPv6Address(0))
-    _endpoint._address_handle(end, peer, 1, None)
-    assert given == {"dlid": 7, "port_num": 1}
-
-
-def test_a_datagrams_path_has_what_connect_was_given_for_it(
-    end: Endpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: dict[str, int] = {}
-    monkeypatch.setattr(_endpoint, "AH", lambda pd, **attr: given.update(attr))
-    peer = QPAddress(lid=7, qp_num=1, psn=0, gid=IPv6Address(0))
-    _endpoint._address_handle(end, peer, 1, None, {"sl": 3, "hop_limit": 2, "timeout": 14})
-    assert given == {"dlid": 7, "port_num": 1, "sl": 3, "hop_limit": 2}
+    _endpoint._address_handle(end, peer, 1, None, options)
+    assert given == {"dlid": 7, "port_num": 1, **path}
 
 
 @pytest.mark.parametrize("qp_type", TYPES)
 def test_an_end_is_connected_to_an_address(ctx: Context, qp_type: QPType) -> None:
-    header = GRH if qp_type == QPType.UD else 0
     with Endpoint(ctx, qp_type) as a, Endpoint(ctx, qp_type) as b:
         addresses = a.qp.address(), b.qp.address()
         a.connect(addresses[1])
         b.connect(addresses[0])
-        b.qp.post_recv(b.mr[0:100])
-        a.qp.post_send(a.mr[0:5], **a.to_peer)
-        assert wait_completions(b.recv_cq)[0].raise_for_status().byte_len == 5 + header
+        assert_reaches(a, b)
 
 
 def test_ends_share_the_parts_that_they_are_given(ctx: Context) -> None:
@@ -182,6 +179,14 @@ def test_an_end_receives_from_an_srq(ctx: Context) -> None:
         srq.post_recv(b.mr)
         a.qp.post_send(a.mr[0:8])
         assert wait_completions(b.recv_cq)[0].raise_for_status().byte_len == 8
+
+
+def test_the_state_of_many_objects_is_few_lines(ctx: Context) -> None:
+    kept = [Endpoint(ctx) for _ in range(20)]
+    lines = _state_report.state_of(ctx)
+    assert len(lines) == 1 + 8 + 1 + 8 + 1
+    assert f"and {len(kept) - 8} QPs more" in lines
+    assert lines[-1] == "and 32 CQs more"
 
 
 # The end of it ----------------------------------------------------------------
