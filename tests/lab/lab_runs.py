@@ -7,7 +7,7 @@ import contextlib
 import os
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -42,6 +42,22 @@ def lab(*words: str, **options: object) -> subprocess.CompletedProcess[bytes]:
 
 def shell(script: str, *words: str, **options: object) -> subprocess.CompletedProcess[bytes]:
     return lab(*words, "run", "sh", "-c", script, **options)
+
+
+@contextlib.contextmanager
+def speaking(
+    *command: str, said: bytes, stdin: int = subprocess.DEVNULL
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has said this line; it is killed at the end."""
+    with subprocess.Popen(
+        command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        try:
+            assert process.stdout
+            assert process.stdout.readline() == said
+            yield process
+        finally:
+            process.kill()
 
 
 def until(condition: Callable[[], object], what: str) -> None:

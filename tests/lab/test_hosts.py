@@ -16,7 +16,7 @@ import pytest
 from doc_support import read
 from hosts import children
 from kernel import LabError
-from lab_runs import LAB, PATIENCE, built, lab, until
+from lab_runs import LAB, PATIENCE, built, lab, speaking, until
 
 from cqnotify.hosts import Host, HostError, Hosts
 
@@ -159,14 +159,7 @@ def test_a_killed_lab_leaves_no_host() -> None:
 @built
 def test_hosts_end_with_who_started_them() -> None:
     script = f"{LAB} --uml hosts 1 -- sh -c 'echo begun; exec sleep 1000' & exec cat"
-    with subprocess.Popen(
-        ["sh", "-c", script],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    ) as process:
-        assert process.stdout
-        assert process.stdout.readline() == b"1| begun\n"
+    with speaking("sh", "-c", script, said=b"1| begun\n", stdin=subprocess.PIPE) as process:
         (lab_process,) = children(process.pid)
         process.kill()
     until(lambda: not Path("/proc", str(lab_process)).exists(), "the lab has ended")
@@ -180,6 +173,11 @@ def uml_hosts(pytestconfig: pytest.Config) -> None:
     """The fixture's hosts, unless the caller wants others: kernels that are processes."""
     if pytestconfig.option.rdma_lab is None:
         pytestconfig.option.rdma_lab = f"{LAB} --uml"
+
+
+def assert_host2_is_silent_to(host: Host) -> None:
+    with pytest.raises(TimeoutError):
+        host.run("bash", "-c", "exec 3<>/dev/tcp/host2/99", timeout=1)
 
 
 def pingpong(server: Host, client: Host, n: int = 50) -> None:
@@ -247,8 +245,7 @@ def test_a_paused_host_goes_on_later(hosts: Hosts) -> None:
     time.sleep(0.3)  # what was under way has come
     hosts._hear(time.monotonic())
     ticks = len(clock.lines)
-    with pytest.raises(TimeoutError):
-        a.run("bash", "-c", "exec 3<>/dev/tcp/host2/99", timeout=1)
+    assert_host2_is_silent_to(a)
     assert len(clock.lines) == ticks
     b.resume()
     until(lambda: hosts._hear(time.monotonic() + 1) and len(clock.lines) > ticks, "it goes on")
@@ -273,8 +270,7 @@ def test_what_is_cut_is_silent_and_heals(hosts: Hosts) -> None:
     a, b = hosts
     pingpong(b, a)
     b.cut()
-    with pytest.raises(TimeoutError):
-        a.run("bash", "-c", "exec 3<>/dev/tcp/host2/99", timeout=1)
+    assert_host2_is_silent_to(a)
     assert hosts.counts()[1, 2]["cut"] > 0
     b.heal()
     pingpong(b, a)
@@ -287,8 +283,7 @@ def test_a_cut_between_two_leaves_the_third_alone(hosts: Hosts) -> None:
     a.cut(b)
     pingpong(c, a)
     pingpong(c, b)
-    with pytest.raises(TimeoutError):
-        a.run("bash", "-c", "exec 3<>/dev/tcp/host2/99", timeout=1)
+    assert_host2_is_silent_to(a)
 
 
 @built

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from lab_runs import LAB, PATIENCE, PROJECT, descendants, lab, running, shell, until
+from lab_runs import LAB, PATIENCE, PROJECT, descendants, lab, running, shell, speaking, until
 
 pytestmark = pytest.mark.usefixtures("all_is_set_up")
 
@@ -66,12 +66,9 @@ def test_empty_stdin_is_an_end_of_file(engine: str) -> None:
 
 def test_output_is_there_before_the_command_ends(engine: str) -> None:
     command = [LAB, engine, "run", "sh", "-c", "echo first; cat"]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as process:
+    with speaking(*command, said=b"first\n", stdin=subprocess.PIPE) as process:
         assert process.stdin
         assert process.stdout
-        assert process.stdout.readline() == b"first\n"
         process.stdin.write(b"second\n")
         process.stdin.flush()
         assert process.stdout.readline() == b"second\n"
@@ -171,21 +168,9 @@ def test_two_labs_run_beside_each_other(engine: str) -> None:
 # ---- signals and terminals ---------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def started(script: str, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+def started(script: str, *words: str) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
     """A run that has said "ready"."""
-    with subprocess.Popen(
-        [LAB, *words, "run", "bash", "-c", script],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    ) as process:
-        assert process.stdout
-        assert process.stdout.readline() == b"ready\n"
-        try:
-            yield process
-        finally:
-            process.kill()
+    return speaking(LAB, *words, "run", "bash", "-c", script, said=b"ready\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -230,14 +215,7 @@ def test_killed_lab_leaves_no_process_and_no_file(
 
 def test_lab_ends_with_the_process_that_started_it(engine: str) -> None:
     script = f"{LAB} {engine} run sh -c 'echo ready; sleep 1000' & wait"
-    with subprocess.Popen(
-        ["bash", "-c", script],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    ) as parent:
-        assert parent.stdout
-        assert parent.stdout.readline() == b"ready\n"
+    with speaking("bash", "-c", script, said=b"ready\n") as parent:
         pids = descendants(parent.pid)
         assert len(pids) >= 2
         parent.kill()
