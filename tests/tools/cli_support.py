@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
-from support import DEADLINE, until
+from support import DEADLINE, python, until
 
 from cqnotify.cli import main
 from cqnotify.cli.pingpong._end import Plan
@@ -34,7 +34,7 @@ def command(*args: object) -> list[str]:
 
 
 def cqnotify(*args: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*args), capture_output=True, text=True, timeout=LIMIT, **options)
+    return python("-m", "cqnotify", *map(str, args), **{"timeout": LIMIT, **options})
 
 
 @contextmanager

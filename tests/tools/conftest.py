@@ -50,6 +50,13 @@ def port(listener: socket.socket) -> int:
 
 
 @pytest.fixture
+def free_port() -> int:
+    """One on which nobody listens."""
+    with listen(port=0) as sock:
+        return port_of(sock)
+
+
+@pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor() as pool:
         yield pool

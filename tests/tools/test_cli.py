@@ -34,7 +34,7 @@ from cli_support import (
     usage_of,
     watching,
 )
-from support import DEADLINE, ip_link
+from support import DEADLINE, ip_link, python
 
 from cqnotify import Context, Device, DeviceCapFlags, __version__, devices
 from cqnotify.cli import COMMANDS, EXIT_CODES, LONGEST, main, seconds
@@ -47,8 +47,7 @@ from cqnotify.context import gid_text
 
 def test_importing_the_package_does_not_import_the_command_line() -> None:
     program = "import sys, cqnotify; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert not {"argparse", "asyncio", "cqnotify.cli"} & set(done.stdout.split())
+    assert not {"argparse", "asyncio", "cqnotify.cli"} & set(python("-c", program).stdout.split())
 
 
 def test_the_version() -> None:

@@ -13,15 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_support import command, each_signal, in_lab, outcome, read_terminal, started
+from cli_support import command, cqnotify, each_signal, in_lab, outcome, read_terminal, started
 from support import until
 
 MESSAGES = 160
 LIMIT = 300.0  # seconds for six short runs on an emulated machine
-
-
-def demo(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command("demo", *args), capture_output=True, text=True, timeout=LIMIT)
 
 
 def queue_disciplines() -> str:
@@ -32,7 +28,7 @@ def queue_disciplines() -> str:
 @pytest.fixture(scope="module")
 def figures() -> dict[str, Any]:
     """The demo's own figures, from one run for all tests of this file."""
-    done = demo("--json", "--messages", str(MESSAGES))
+    done = cqnotify("demo", "--json", "--messages", MESSAGES, timeout=LIMIT)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -97,7 +93,7 @@ def test_the_wire_is_as_before(figures: dict[str, Any]) -> None:
 
 @in_lab
 def test_the_table_is_aligned_and_says_what_it_means() -> None:
-    done = demo("--messages", "16")
+    done = cqnotify("demo", "--messages", 16, timeout=LIMIT)
     assert done.returncode == 0, done.stderr
     assert done.stderr == begins(16), "more progress is for terminals"
     blocks = [block.splitlines() for block in done.stdout.split("\n\n")]

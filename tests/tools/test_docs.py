@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from doc_support import DOCS, PAGES, ROOT, Block, Page, Program, matches, read
-from support import DEADLINE, is_rxe
+from support import DEADLINE, is_rxe, python
 
 from benchmarks import __main__ as bench
 from cqnotify import Context
@@ -82,13 +82,7 @@ def test_every_picture_is_shown_and_every_block_has_a_known_language(page: Page)
 
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "error", *words],
-        capture_output=True,
-        text=True,
-        timeout=3 * DEADLINE,
-        cwd=folder,
-    )
+    return python("-W", "error", *words, cwd=folder)
 
 
 @pytest.mark.usefixtures("ctx")

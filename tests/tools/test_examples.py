@@ -4,47 +4,31 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from support import DEADLINE
+from cli_support import outcome, started
 
 from cqnotify import Context
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def start(*args: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-X", "utf8", "-W", "error", *args],
-        cwd=EXAMPLES,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def run_both(program: str, *both: str, client: list[str] | None = None) -> tuple[str, str]:
+def run_both(program: str, *both: str, client: Sequence[str] = ()) -> tuple[str, str]:
     """The outputs of the server and of the client, after a good end of both."""
-    with start(program, *both, "--port", "0") as server:
-        try:
-            assert server.stdout is not None
-            first = server.stdout.readline()
-            port = first.removeprefix("listening on port ").strip()
-            assert port.isdigit(), (first, server.stderr and server.stderr.read())
-            other = start(program, *both, "--connect", "127.0.0.1", "--port", port, *(client or []))
-            with other:
-                try:
-                    client_out, client_err = other.communicate(timeout=4 * DEADLINE)
-                finally:
-                    other.kill()
-            server_out, server_err = server.communicate(timeout=4 * DEADLINE)
-        finally:
-            server.kill()
-    assert (other.returncode, client_err) == (0, ""), client_err
-    assert (server.returncode, server_err) == (0, ""), server_err
+    command = [sys.executable, "-X", "utf8", "-W", "error", program, *both, "--port"]
+    with started([*command, "0"], cwd=EXAMPLES) as server:
+        assert server.stdout is not None
+        first = server.stdout.readline()
+        port = first.removeprefix("listening on port ").strip()
+        assert port.isdigit(), (first, server.stderr and server.stderr.read())
+        with started([*command, port, "--connect", "127.0.0.1", *client], cwd=EXAMPLES) as other:
+            code, client_out, err = outcome(other)
+            assert (code, err) == (0, ""), err
+        code, server_out, err = outcome(server)
+        assert (code, err) == (0, ""), err
     return server_out, client_out
 
 

@@ -131,12 +131,12 @@ def test_a_record_may_come_in_pieces(
         sent.result(DEADLINE)
 
 
-def test_client_waits_for_a_server_that_starts_later(role: Role, pool: ThreadPoolExecutor) -> None:
-    with listen(port=0) as sock:
-        port = port_of(sock)
-    client = pool.submit(role.client, port)
+def test_client_waits_for_a_server_that_starts_later(
+    role: Role, free_port: int, pool: ThreadPoolExecutor
+) -> None:
+    client = pool.submit(role.client, free_port)
     time.sleep(0.3)
-    with listen(port=port) as late:
+    with listen(port=free_port) as late:
         assert role.server(late) == OURS
     assert client.result(DEADLINE) == THEIRS
 
@@ -146,11 +146,9 @@ def test_client_gives_up_on_a_silent_server(role: Role, listener: socket.socket,
         role.client(port, timeout=0.3)
 
 
-def test_client_gives_up_when_nobody_listens(role: Role) -> None:
-    with listen(port=0) as sock:
-        port = port_of(sock)
+def test_client_gives_up_when_nobody_listens(role: Role, free_port: int) -> None:
     with pytest.raises(TimeoutError):
-        role.client(port, timeout=0.3)
+        role.client(free_port, timeout=0.3)
 
 
 def test_the_listener_serves_again_after_nobody_came(role: Role, listener: socket.socket) -> None:

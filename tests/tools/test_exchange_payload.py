@@ -148,12 +148,12 @@ def pingpong(ctx: Context) -> Callable[..., Any]:
 
 
 @pytest.mark.usefixtures("conversation")
-def test_rdma_cores_server_has_none(role: Role, ctx: Context, pingpong: Callable[..., Any]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port = port_of(sock)
-    with pingpong(port) as peer:
+def test_rdma_cores_server_has_none(
+    role: Role, ctx: Context, pingpong: Callable[..., Any], free_port: int
+) -> None:
+    with pingpong(free_port) as peer:
         with pytest.raises(ConnectionError, match="it was given none, or is one of rdma-core's"):
-            role.client(port, OURS._replace(gid=ctx.find_gid().gid), payload=b"x")
+            role.client(free_port, OURS._replace(gid=ctx.find_gid().gid), payload=b"x")
         assert peer.wait(DEADLINE) == 1
 
 

@@ -11,7 +11,6 @@ import contextlib
 import os
 import re
 import shutil
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -42,11 +41,6 @@ def name(case: tuple[str, bool, bool, int]) -> str:
     return f"{service}, {role}, {'asleep' if sleeps else 'polling'}, {size} bytes"
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
-
-
 @contextlib.contextmanager
 def ours_goes_first(sleeps: bool) -> Iterator[None]:
     """On one CPU: the peer, which has the usual policy, runs only while our program sleeps.
@@ -64,7 +58,9 @@ def ours_goes_first(sleeps: bool) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=name)
-def test_a_pingpong_with_rdma_core(ctx: Context, case: tuple[str, bool, bool, int]) -> None:
+def test_a_pingpong_with_rdma_core(
+    ctx: Context, free_port: int, case: tuple[str, bool, bool, int]
+) -> None:
     service, client, sleeps, size = case
     program = shutil.which(f"ibv_{service}_pingpong")
     assert program is not None
@@ -72,7 +68,7 @@ def test_a_pingpong_with_rdma_core(ctx: Context, case: tuple[str, bool, bool, in
     theirs = ["chrt", "--other", "0", program, "-g", str(ctx.find_gid().index), *common]
     ours = ["--type", service, "--json", *common]
     if client:
-        port = str(free_port())
+        port = str(free_port)
         with (
             ours_goes_first(sleeps),
             started([*theirs, "-p", port]) as peer,
