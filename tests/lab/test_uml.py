@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import uml
-from lab_runs import CACHE, LAB, PATIENCE, PROJECT, built, lab, speaking, until
+from lab_runs import CACHE, LAB, PATIENCE, built, lab, speaking, until
 
 
 def in_uml(*words: str, **options: object) -> subprocess.CompletedProcess[bytes]:
@@ -37,19 +37,6 @@ def test_input_that_is_taken_slowly_all_arrives() -> None:
             assert int(process.stdout.readline()) == size + 1
         process.stdin.close()
         assert process.wait(PATIENCE) == 0
-
-
-@built
-def test_files_in_the_project_come_back_and_others_do_not() -> None:
-    name = f"test-uml-{os.getpid()}"
-    kept, lost = PROJECT / "build" / name, Path("/var/tmp", name)
-    kept.parent.mkdir(exist_ok=True)
-    try:
-        assert in_uml("sh", "-c", f"echo here >{kept}; echo gone >{lost}").returncode == 0
-        assert kept.read_text() == "here\n"
-        assert not lost.exists()
-    finally:
-        kept.unlink(missing_ok=True)
 
 
 @built
