@@ -10,10 +10,10 @@ import re
 import signal
 import socket
 import sys
-import threading
 import time
 from array import array
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -36,6 +36,7 @@ from cli_support import (
     state_of,
     usage_of,
 )
+from exchange_support import ignore, port_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import DEADLINE, ip_link, until
@@ -107,20 +108,14 @@ def test_a_server_outlives_bad_clients() -> None:
 
 
 @contextlib.contextmanager
-def silent_peer(ctx: Context) -> Iterator[tuple[int, threading.Event]]:
-    """A server that gives the address of a QP that is not there: its port, and whether it did."""
-    met = threading.Event()
+def silent_peer(ctx: Context) -> Iterator[tuple[int, Future[QPAddress]]]:
+    """A server that gives the address of a QP that is not there: its port, and when it did."""
     nobody = QPAddress(0, 0xFFFFFE, 0, ctx.find_gid().gid)
-
-    def serve() -> None:
-        exchange_as_server_blocking(listener, nobody, lambda remote: None, timeout=LIMIT)
-        met.set()
-
-    with listen(port=0) as listener:
-        thread = threading.Thread(target=serve)
-        thread.start()
-        yield listener.getsockname()[1], met
-        thread.join()
+    with ThreadPoolExecutor(1) as pool, listen(port=0) as listener:
+        ends = (listener, nobody, ignore)
+        met = pool.submit(exchange_as_server_blocking, *ends, timeout=LIMIT)
+        yield port_of(listener), met
+        met.result(LIMIT)
 
 
 @pytest.mark.usefixtures("conversation")
@@ -134,7 +129,7 @@ def test_a_signal_ends_a_pingpong_without_a_word(
         silent_peer(ctx) as (port, met),
         started(command("pingpong", "-p", port, *args)) as process,
     ):
-        assert met.wait(LIMIT)
+        met.result(LIMIT)
         until(lambda: state_of(process) == ("S" if sleeps else "R"), "it waits")
         process.send_signal(number)
         assert outcome(process) == (code, "", "")

@@ -19,13 +19,12 @@ from typing import Any
 
 import pytest
 import trio
-from exchange_support import ignore, port_of
+from exchange_support import ROLES, ignore, port_of
 from support import DEADLINE, Scenario, Waiter, cancel, start_all, until
 
 from cqnotify import QPAddress
 from cqnotify.exchange import (
     exchange_as_client,
-    exchange_as_client_blocking,
     exchange_as_server,
     exchange_as_server_blocking,
     listen,
@@ -45,7 +44,7 @@ async def serve(listener: socket.socket, number: int, **options: Any) -> int:
 
 
 def serve_blocking(listener: socket.socket, number: int) -> int:
-    return exchange_as_server_blocking(listener, address(number), ignore, timeout=DEADLINE).qp_num
+    return int(ROLES["blocking"].server(listener, address(number)).qp_num)
 
 
 async def call(listener: socket.socket, number: int) -> int:
@@ -55,8 +54,7 @@ async def call(listener: socket.socket, number: int) -> int:
 
 
 def call_blocking(listener: socket.socket, number: int) -> int:
-    port = port_of(listener)
-    return exchange_as_client_blocking("127.0.0.1", port, address(number), timeout=DEADLINE).qp_num
+    return int(ROLES["blocking"].client(port_of(listener), address(number)).qp_num)
 
 
 def waiting(listener: socket.socket, number: int) -> Waiter:

@@ -7,7 +7,8 @@ import asyncio
 import shutil
 import socket
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,14 +22,13 @@ from exchange_support import (
     WIRE,
     Role,
     client_by_hand,
-    port_of,
     read_all,
     server_by_hand,
 )
 from support import DEADLINE, wait_one
 
 from cqnotify import AccessFlags, Context, QPAddress, WROpcode
-from cqnotify.exchange import exchange_as_client_blocking, exchange_as_server, listen
+from cqnotify.exchange import exchange_as_server
 from cqnotify.exchange._protocol import MAX_PAYLOAD
 from cqnotify.testing import Endpoint
 
@@ -169,25 +169,19 @@ def test_rdma_cores_client_has_none(
 BUFFERS = 8
 
 
-def test_many_clients_write_to_the_memory_that_one_server_offers(ctx: Context) -> None:
+async def test_many_clients_write_to_the_memory_that_one_server_offers(
+    ctx: Context, listener: socket.socket, port: int, pool: ThreadPoolExecutor
+) -> None:
     """Each is told in the exchange where to: an address and an rkey."""
 
-    async def serve(listener: socket.socket, end: Endpoint) -> bytes:
+    async def serve(end: Endpoint) -> bytes:
         offer = end.mr.addr.to_bytes(8, "big") + end.mr.rkey.to_bytes(4, "big")
-        _, name = await exchange_as_server(
-            listener,
-            end.qp.address(),
-            lambda remote: end.qp.connect(remote, access=AccessFlags.REMOTE_WRITE),
-            timeout=DEADLINE,
-            payload=offer,
-        )
-        return name
+        connect = partial(end.qp.connect, access=AccessFlags.REMOTE_WRITE)
+        return (await exchange_as_server(listener, end.qp.address(), connect, payload=offer))[1]
 
-    def call(port: int, name: bytes) -> None:
+    def call(name: bytes) -> None:
         with Endpoint(ctx, size=64) as end:
-            remote, offer = exchange_as_client_blocking(
-                "127.0.0.1", port, end.qp.address(), timeout=DEADLINE, payload=name
-            )
+            remote, offer = ROLES["blocking"].client(port, end.qp.address(), payload=name)
             end.qp.connect(remote)
             end.mr.write(name)
             end.qp.post_send(
@@ -198,16 +192,10 @@ def test_many_clients_write_to_the_memory_that_one_server_offers(ctx: Context) -
             )
             wait_one(end.send_cq)
 
-    async def main() -> None:
-        with listen(port=0) as listener, ThreadPoolExecutor(BUFFERS) as pool:
-            ends = [Endpoint(ctx, size=64) for _ in range(BUFFERS)]
-            writes: list[Future[None]] = [
-                pool.submit(call, port_of(listener), b"client %d" % n) for n in range(BUFFERS)
-            ]
-            names = await asyncio.gather(*(serve(listener, end) for end in ends))
-            for write in writes:
-                await asyncio.wrap_future(write)
-            assert sorted(names) == [b"client %d" % n for n in range(BUFFERS)]
-            assert [end.mr.read(8) for end in ends] == names
-
-    asyncio.run(main())
+    sent = [b"client %d" % n for n in range(BUFFERS)]
+    ends = [Endpoint(ctx, size=64) for _ in sent]
+    calls = [asyncio.wrap_future(pool.submit(call, name)) for name in sent]
+    names = await asyncio.gather(*(serve(end) for end in ends))
+    await asyncio.gather(*calls)
+    assert sorted(names) == sent
+    assert [end.mr.read(8) for end in ends] == names

@@ -147,15 +147,6 @@ def test_without_a_gid_a_datagram_goes_to_the_lid_on_the_path_that_connect_was_g
     assert given == {"dlid": 7, "port_num": 1, **path}
 
 
-@pytest.mark.parametrize("qp_type", TYPES)
-def test_an_end_is_connected_to_an_address(ctx: Context, qp_type: QPType) -> None:
-    with Endpoint(ctx, qp_type) as a, Endpoint(ctx, qp_type) as b:
-        addresses = a.qp.address(), b.qp.address()
-        a.connect(addresses[1])
-        b.connect(addresses[0])
-        assert_reaches(a, b)
-
-
 def test_ends_share_the_parts_that_they_are_given(ctx: Context) -> None:
     with Endpoint(ctx) as a:
         shared = {"pd": a.pd, "channel": a.channel, "recv_cq": a.recv_cq, "mr": a.mr}
