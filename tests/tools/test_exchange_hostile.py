@@ -118,8 +118,9 @@ def test_a_server_says_what_is_wrong_with_its_client_and_connects_to_whole_recor
             assert read_all(sock, len(answer) or 1) == answer
 
 
+@pytest.mark.parametrize("options", [{}, {"turned_away": print}], ids=["raised", "turned away"])
 def test_a_client_that_trickles_does_not_stretch_the_deadline(
-    role: Role, listener: socket.socket, pool: ThreadPoolExecutor
+    role: Role, options: dict[str, Any], listener: socket.socket, pool: ThreadPoolExecutor
 ) -> None:
     def trickle(sock: socket.socket) -> None:
         with contextlib.suppress(OSError):  # it is hung up on
@@ -131,7 +132,7 @@ def test_a_client_that_trickles_does_not_stretch_the_deadline(
         pool.submit(trickle, sock)
         start = time.monotonic()
         with pytest.raises(TimeoutError):
-            role.server(listener, timeout=0.5)
+            role.server(listener, timeout=0.5, **options)
         assert time.monotonic() - start < 3
 
 
