@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from .._core import AsyncEvent, AsyncEventError
 from ..enums import AsyncEventType
 
@@ -30,12 +32,13 @@ def fresh(error: Exception) -> Exception:
     Not by copy.copy(), whose inner functions share variables: see _reader.py.
     """
     try:
-        make, arguments, *state = error.__reduce_ex__(4)
-        own = make(*arguments)
+        reduced: Any = error.__reduce_ex__(4)
+        own: Any = reduced[0](*reduced[1])
         if type(own) is not type(error):
             return error
-        if state and state[0] is not None:
-            own.__setstate__(state[0])
+        if len(reduced) > 2 and reduced[2] is not None:
+            own.__setstate__(reduced[2])
     except Exception:  # the class cannot be copied
         return error
-    return own.with_traceback(None)
+    copied: Exception = own.with_traceback(None)
+    return copied
