@@ -71,6 +71,22 @@ def test_a_child_may_close_and_drop_in_any_order(ctx: Context) -> None:
     w.ah.close()
 
 
+def test_a_child_does_not_call_what_its_parent_wants_called_at_the_close(ctx: Context) -> None:
+    called: list[str] = []
+    cq = CQ(ctx, 4)
+    cq.add_close_callback(lambda: called.append("cq"))
+    ctx.add_close_callback(lambda: called.append("ctx"))
+
+    def child() -> None:
+        cq.close()
+        ctx.close()
+        assert called == []
+
+    assert in_child(child) == 0
+    ctx.close()
+    assert called == ["cq", "ctx"]
+
+
 def test_a_child_opens_the_device_anew(ctx: Context, pair: Pair) -> None:
     name = ctx.name
 
