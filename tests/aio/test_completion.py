@@ -7,7 +7,18 @@ import asyncio
 from typing import Any
 
 import pytest
-from support import Endpoint, Link, anext_of, cancel, connect, eventually, ids, start, tick
+from support import (
+    Endpoint,
+    Link,
+    MakeLink,
+    anext_of,
+    cancel,
+    connect,
+    eventually,
+    ids,
+    start,
+    tick,
+)
 
 from cqnotify import QP, SRQ, ClosedError, Context, QPType
 from cqnotify.aio import AsyncCQ
@@ -57,6 +68,24 @@ async def test_of_two_tasks_for_the_same_wr_id_the_first_goes_first(
     link.qp.post_recv(None, wr_id=5)
     link.bring()
     await second
+
+
+async def test_of_two_qps_with_the_same_wr_id_each_completion_goes_to_its_own_task(
+    ctx: Context, make_link: MakeLink
+) -> None:
+    first = make_link()
+    a, b = Endpoint(ctx, QPType.RC, recv_cq=first.a.rcq), Endpoint(ctx, QPType.RC)
+    connect(a, b)
+    async with AsyncCQ(first.a.rcq) as acq:
+        tasks = [await start(acq.completion(5, qp=qp)) for qp in (first.qp, a.qp)]
+        for qp in (first.qp, a.qp):
+            qp.post_recv(None, wr_id=5)
+        b.qp.post_send(None)
+        assert (await tasks[1]).qp_num == a.qp.qp_num
+        await tick()
+        assert not tasks[0].done()
+        first.bring()
+        assert (await tasks[0]).qp_num == first.qp.qp_num
 
 
 @pytest.mark.parametrize("then", ["completion", "wait", "second task", "waiter"])
