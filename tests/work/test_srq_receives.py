@@ -191,6 +191,19 @@ def test_each_of_several_mrs_of_a_receive_is_needed_until_its_completion(ctx: Co
     assert hub.srq.outstanding == 0
 
 
+def test_growing_for_a_receive_of_several_mrs_loses_none_of_the_others(ctx: Context) -> None:
+    """Whatever the room is at first: one receive finds a place for one of its three MRs alone."""
+    for before in range(14, 17):
+        hub = Hub(ctx, 1, max_wr=64, max_sge=3)
+        hub.post(*range(before))
+        hub.srq.post_recv([MR(hub.pd, 8)[0:8] for _ in range(3)], wr_id=before)
+        hub.post(*range(before + 1, 40))
+        for _ in range(40):
+            hub.send(0)
+        assert [hub.receive(0).wr_id for _ in range(40)] == list(range(40))
+        assert hub.srq.outstanding == 0
+
+
 def test_a_receive_that_stays_does_not_let_the_rest_pile_up(hub: Hub) -> None:
     """The first queue pair's completion is never polled; thousands pass by."""
     hub.post(0, *range(1, 9))
