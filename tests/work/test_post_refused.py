@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from posting import ah_to, fill, path_to, remote
-from support import GRH, QKEY, Endpoint, Pair, connect, wait_one
+from support import GRH, QKEY, Endpoint, Pair, connect, ip_link, until, wait_one
 
 from cqnotify import (
     AH,
@@ -209,6 +210,15 @@ def test_memory_that_can_not_be_used_is_refused(pair: Pair, name: str) -> None:
     assert a.qp.outstanding == (0, 0)
 
 
+def test_after_a_first_good_receive_constant_memory_is_refused_as_well(pair: Pair) -> None:
+    a = pair[0]
+    mr = MR(a.pd, b"constant", access=AccessFlags(0))
+    a.qp.post_recv(a.mr[0:8])  # the next ones can go the short way
+    for sg in (mr, mr[0:8], [mr[0:8]]):
+        with pytest.raises(ValueError, match="needs access LOCAL_WRITE"):
+            a.qp.post_recv(sg)
+
+
 def test_constant_memory_can_be_sent(pair: Pair) -> None:
     a, b = pair
     mr = MR(a.pd, b"constant", access=AccessFlags(0))
@@ -399,6 +409,33 @@ def test_a_datagram_is_as_long_as_the_mtu_at_most(ud_pair: Pair) -> None:
     a.qp.post_send(a.mr[0:mtu], **path)
     assert wait_one(b.rcq).byte_len == mtu + GRH
     wait_one(a.scq)
+
+
+@pytest.mark.usefixtures("conversation")
+def test_the_longest_datagram_grows_with_the_mtu_of_the_link(ctx2: Context, netdev: str) -> None:
+    a, b = connect(Endpoint(ctx2, QPType.UD), Endpoint(ctx2, QPType.UD))
+
+    def mtu() -> int:
+        return ctx2.query_port().active_mtu.bytes  # type: ignore[union-attr]
+
+    def send(size: int) -> None:
+        a.qp.post_send(a.mr[0:size], **a.to_peer)
+
+    before = mtu()
+    assert before < 4096
+    with pytest.raises(ValueError, match=f"at most {before} in one datagram"):
+        send(4096)
+    length = Path("/sys/class/net", netdev, "mtu").read_text().strip()
+    ip_link(netdev, "mtu", "4500")
+    try:
+        until(lambda: mtu() == 4096, "the device has the larger MTU")
+        b.qp.post_recv(b.mr)
+        send(4096)
+        assert wait_one(b.rcq).byte_len == 4096 + GRH
+        with pytest.raises(ValueError, match="at most 4096 in one datagram"):
+            send(4097)
+    finally:
+        ip_link(netdev, "mtu", length)
 
 
 @pytest.mark.usefixtures("conversation")
