@@ -273,6 +273,28 @@ def test_it_takes_no_more_than_it_was_asked_for(rdma_rc_pair: tuple[Endpoint, En
     assert [wc.wr_id for wc in got] == [0, 1, 2]
 
 
+def test_nor_does_it_if_more_come_while_it_sleeps(
+    rdma_rc_pair: tuple[Endpoint, Endpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = rdma_rc_pair
+
+    def bring(n: int) -> None:
+        for _ in range(n):
+            a.qp.post_send(a.mr[0:8])
+        wait_completions(a.send_cq, n)  # so they have arrived
+
+    def two_come(*_: object) -> None:
+        monkeypatch.undo()
+        bring(2)
+
+    for i in range(3):
+        b.qp.post_recv(b.mr[0:64], wr_id=i)
+    bring(1)
+    monkeypatch.setattr(_endpoint, "_sleep", two_come)
+    assert [wc.wr_id for wc in wait_completions(b.recv_cq, 2)] == [0, 1]
+    assert [wc.wr_id for wc in wait_completions(b.recv_cq)] == [2]
+
+
 def test_it_returns_failures_too(rdma_rc_pair: tuple[Endpoint, Endpoint]) -> None:
     a, b = rdma_rc_pair
     a.qp.post_send(a.mr[0:8], opcode=WROpcode.RDMA_WRITE, remote_addr=b.mr.addr, rkey=b.mr.rkey ^ 1)
