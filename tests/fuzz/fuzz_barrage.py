@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import random
 from collections.abc import Callable, Iterator
@@ -208,9 +209,12 @@ def is_method(cls: type, name: str) -> bool:
     )
 
 
+signature = functools.cache(inspect.signature)  # they are asked for again for each new world
+
+
 def forms(name: str, function: Callable[..., Any], method: bool) -> Iterator[Target]:
     """A target for each of its forms, without the receiver."""
-    parameters = [*inspect.signature(function).parameters.values()][method:]
+    parameters = [*signature(function).parameters.values()][method:]
     names = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
     by_position = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
     needed = frozenset(p.name for p in parameters if p.default is p.empty) & {*names}
