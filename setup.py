@@ -10,8 +10,8 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import SetupError
 
 MISSING = """
-cqnotify needs a C compiler, CPython's headers and those of libibverbs (rdma-core 44 or later):
-    Debian, Ubuntu:  apt-get install gcc python3-dev libibverbs-dev
+cqnotify needs a C compiler, CPython's headers and those of rdma-core 44 or later:
+    Debian, Ubuntu:  apt-get install gcc python3-dev libibverbs-dev librdmacm-dev
     Fedora, RHEL:    dnf install gcc python3-devel rdma-core-devel
 To use it, the library and a provider for your device must be there as well
 (libibverbs1 and ibverbs-providers; on Fedora and RHEL: libibverbs, which has both).
@@ -22,6 +22,7 @@ To use it, the library and a provider for your device must be there as well
 PROBE = """
 #include <Python.h>
 #include <infiniband/verbs.h>
+#include <rdma/rdma_cma.h>
 int main(void) { return IBV_QP_EX_WITH_ATOMIC_WRITE == 0; }
 """
 

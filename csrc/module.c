@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* The module: its state, its types, and nothing else. */
 
-#include "verbs/verbs.h"
+#include "cm/cm.h"
 
 static int add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **slot)
 {
@@ -40,7 +40,9 @@ static int module_exec(PyObject *module)
         add_type(module, &cqn_wakeup_spec, &st->Wakeup) < 0 ||
         add_type(module, &cqn_engine_spec, &st->Engine) < 0 ||
         add_type(module, &cqn_request_spec, &st->Request) < 0 ||
-        add_type(module, &cqn_scope_spec, &st->Scope) < 0) {
+        add_type(module, &cqn_scope_spec, &st->Scope) < 0 ||
+        add_type(module, &cqn_cm_channel_spec, &st->CMChannel) < 0 ||
+        add_type(module, &cqn_cm_id_spec, &st->CMID) < 0) {
         return -1;
     }
     st->innermost_scope = PyContextVar_New("innermost_scope", NULL);
@@ -91,6 +93,8 @@ static int module_exec(PyObject *module)
     DO((st)->Engine);                           \
     DO((st)->Request);                          \
     DO((st)->Scope);                            \
+    DO((st)->CMChannel);                        \
+    DO((st)->CMID);                             \
     DO((st)->innermost_scope);                  \
     DO((st)->get_running_loop);                 \
     DO((st)->anyio_name);                       \

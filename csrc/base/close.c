@@ -98,7 +98,7 @@ static int close_step(cqn_object *self, bool cascade, PyObject **interrupt)
     bool forked = cqn_forked(self);
     cqn_object *user = cqn_next_user(self);
     if (user != NULL) {
-        if (!cascade && !forked) {
+        if (!cascade && !forked && !user->kind->goes_along) {
             return REFUSED;
         }
         /* One that is being deallocated waits for us there. */

@@ -63,7 +63,8 @@ void cqn_finalize(PyObject *op)
         return;
     }
     PyObject *pending = cqn_take_exception();
-    if (!cqn_forked(self) && CQN_OBJ(self->context) == self && self->closing == 0) {
+    if (!cqn_forked(self) && CQN_OBJ(self->context) == self && self->closing == 0 &&
+        !self->kind->goes_along) {
         CQN_UNLOCKED(warn_unclosed(self));
     }
     if (cqn_close(self, true) < 0) {

@@ -35,7 +35,8 @@ typedef struct {
     const char *name;         /* for messages */
     const char *destroy_verb; /* for messages */
     int rank;
-    int (*destroy)(void *handle);         /* without the GIL; 0 or an errno */
+    bool goes_along;              /* closed with what it uses, which it does not keep open */
+    int (*destroy)(void *handle); /* without the GIL; 0 or an errno */
     void (*before_destroy)(cqn_object *); /* handle still set; may be undone */
     void (*destroy_failed)(cqn_object *); /* it stays open */
     void (*after_destroy)(cqn_object *);  /* with the GIL, for good */

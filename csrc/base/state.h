@@ -21,6 +21,7 @@ typedef struct {
     PyTypeObject *SendWR, *RecvWR;
     PyTypeObject *WorkCompletion, *WCArray, *CQStats, *AsyncEvent, *FailureWatch, *Wakeup;
     PyTypeObject *Engine, *Request, *Scope;
+    PyTypeObject *CMChannel, *CMID;
 
     /* Members of the Python enums, by value; NULL where there is none. */
     PyObject *wc_status[CQN_WC_STATUSES];

@@ -18,7 +18,7 @@ from pathlib import Path
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 # From the lowest to the highest. A file that is in none of them, module.c, is above all.
-FOLDERS = ("base", "work", "notify", "await", "verbs")
+FOLDERS = ("base", "work", "notify", "await", "verbs", "cm")
 
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.M)
 

@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Connections by rdma_cm: a channel that brings events, and identifiers that have them.
+ *
+ *   library.c   librdmacm, loaded when it is first needed
+ *   sockaddr.c  addresses, from and to Python
+ *   events.c    reading events: fetched, copied and acknowledged in one go
+ *   calls.c     what is asked of a CMID, in which state
+ *   id.c        CMID: the type, and its end
+ *   hand_out.c  from events to what Python has of them
+ *   channel.c   CMChannel: the type
+ *
+ * librdmacm crashes where its functions are called out of order, and waits for ever in
+ * rdma_destroy_id() while an event was not acknowledged. So each CMID has a state, which is checked
+ * before each call, and no event is left unacknowledged while other code runs.
+ *
+ * The queue pairs are the user's own: a CMID knows the number of one, and rdma_init_qp_attr() says
+ * how to connect it. The policy (deadlines, which step follows which, what a program awaits) is
+ * Python's, in cqnotify/cm.
+ */
+#ifndef CQN_CM_H
+#define CQN_CM_H
+
+#include "verbs/verbs.h"
+#include <rdma/rdma_cma.h>
+
+/* ---- library.c ---- */
+
+/* The functions of librdmacm, see their man pages. */
+typedef struct {
+/* clang-format off */
+#define CQN_CM_FUNCTIONS(F) \
+    F(create_event_channel) F(destroy_event_channel) F(get_cm_event) F(ack_cm_event) \
+    F(create_id) F(destroy_id) F(bind_addr) F(resolve_addr) F(resolve_route) F(listen) \
+    F(connect) F(accept) F(reject) F(establish) F(disconnect) F(init_qp_attr) \
+    F(set_option) F(join_multicast) F(leave_multicast)
+/* clang-format on */
+#define CQN_CM_POINTER(name) __typeof__(rdma_##name) *name;
+    CQN_CM_FUNCTIONS(CQN_CM_POINTER)
+} cqn_cm_library;
+
+/* The library, loaded now if it was not; NULL with OSError where it is missing. */
+const cqn_cm_library *cqn_cm_load(void);
+
+/* The same where it was loaded, since there is an object that needs it. Calls that can fail go
+ * through CQN_CM, which in a build for tests lets them. */
+extern cqn_cm_library cqn_cm;
+#ifdef CQN_FAULTS
+#define CQN_CM(name, ...) (cqn_fault("rdma_" #name) ? -1 : cqn_cm.name(__VA_ARGS__))
+#define CQN_CM_OR_NULL(name) (cqn_fault("rdma_" #name) ? NULL : cqn_cm.name())
+#else
+#define CQN_CM(name, ...) cqn_cm.name(__VA_ARGS__)
+#define CQN_CM_OR_NULL(name) cqn_cm.name()
+#endif
+
+/* ---- what there is ---- */
+
+/* What is known of an identifier. The order is that of a connection's life; calls and events lead
+ * from one to the next. */
+typedef enum {
+    CQN_CM_NEW,
+    CQN_CM_BOUND,
+    CQN_CM_LISTENING,
+    CQN_CM_RESOLVING_ADDR,
+    CQN_CM_ADDR_RESOLVED,
+    CQN_CM_RESOLVING_ROUTE,
+    CQN_CM_ROUTE_RESOLVED,
+    CQN_CM_CONNECTING,
+    CQN_CM_RESPONDED, /* the peer has accepted; the queue pair is to be connected */
+    CQN_CM_REQUESTED, /* a peer wants to connect */
+    CQN_CM_ACCEPTING,
+    CQN_CM_ESTABLISHED,
+    CQN_CM_DISCONNECTING, /* asked for here; the peer has not answered */
+    CQN_CM_DISCONNECTED,
+    CQN_CM_FAILED,
+    CQN_CM_STATES
+} cqn_cm_state;
+
+typedef struct {
+    cqn_object base;     /* uses the channel, and then the queue pair, if there is one */
+    PyObject *user_data; /* or NULL */
+    uint8_t state;       /* a cqn_cm_state */
+    bool datagrams;      /* RDMA_PS_UDP */
+} cqn_cm_id;
+
+/* Of librdmacm's event all that is left: it was acknowledged. */
+typedef struct cqn_cm_event {
+    struct cqn_cm_event *next;
+    cqn_cm_id *owner;           /* borrowed */
+    struct rdma_cm_id *request; /* of a CONNECT_REQUEST: new, and owned by the event */
+    enum rdma_cm_event_type type;
+    int status;
+    struct rdma_conn_param conn;
+    struct rdma_ud_param ud;
+    bool datagrams; /* which of the two it is */
+    uint8_t private_data[UINT8_MAX];
+    uint8_t private_len;
+} cqn_cm_event;
+
+typedef struct {
+    cqn_context root;           /* lists the identifiers, as a Context does what was made on it */
+    cqn_cm_event *first, *last; /* were read, and not handed out */
+} cqn_cm_channel;
+
+/* ---- sockaddr.c ---- */
+
+/* From a tuple of a numeric address and a port. -1 with an exception. */
+int cqn_cm_sockaddr_from(PyObject *address, struct sockaddr_storage *out);
+
+/* A new tuple (address, port); None for an address of no family. */
+PyObject *cqn_cm_sockaddr_to(const struct sockaddr *address);
+
+/* ---- events.c ---- */
+
+/* Reads what has arrived, up to `max` events. Runs no Python code. -1 with an exception. */
+int cqn_cm_drain(cqn_cm_channel *self, size_t max);
+
+/* Frees an event that is in no list; the request that it owns is rejected. */
+void cqn_cm_drop_event(cqn_cm_event *event);
+
+/* Drops the events of an identifier that goes; NULL: all. Requests among them are rejected. */
+void cqn_cm_forget_events(cqn_cm_channel *self, const cqn_cm_id *owner);
+
+/* ---- calls.c ---- */
+
+extern PyMethodDef cqn_cm_id_methods[];
+extern const char *const cqn_cm_state_names[CQN_CM_STATES];
+
+/* ---- id.c ---- */
+
+/* A CMID for an identifier that came with a CONNECT_REQUEST, which it owns from here on; NULL with
+ * an exception: then it does not. */
+cqn_cm_id *cqn_cm_id_of_request(cqn_cm_channel *channel, struct rdma_cm_id *request);
+
+/* The channel that brings its events. */
+static inline cqn_cm_channel *cqn_cm_channel_of(const cqn_cm_id *self)
+{
+    return (cqn_cm_channel *)self->base.context;
+}
+
+/* ---- hand_out.c ---- */
+
+/* Hands out the oldest event that was read: a new tuple, or NULL; with an exception the event stays
+ * where it is. */
+PyObject *cqn_cm_next_event(cqn_cm_channel *self);
+
+extern PyType_Spec cqn_cm_channel_spec, cqn_cm_id_spec;
+
+#endif

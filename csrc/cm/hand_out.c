@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: MIT */
+/* From the events that were read to what Python has of them. */
+
+#include "cm/cm.h"
+
+/* What a peer said of a connection, or of where its datagrams go. */
+static PyObject *parameters(const cqn_cm_event *event)
+{
+    if (!event->datagrams) {
+        const struct rdma_conn_param *p = &event->conn;
+        return Py_BuildValue("{sIsBsBsBsBsB}", "qp_num", p->qp_num, "responder_resources",
+                             p->responder_resources, "initiator_depth", p->initiator_depth,
+                             "retry_count", p->retry_count, "rnr_retry_count", p->rnr_retry_count,
+                             "srq", p->srq);
+    }
+    PyObject *ah_attr = cqn_ah_attr_to_dict(&event->ud.ah_attr);
+    return ah_attr == NULL ? NULL
+                           : Py_BuildValue("{sIsIsN}", "qp_num", event->ud.qp_num, "qkey",
+                                           event->ud.qkey, "ah_attr", ah_attr);
+}
+
+/* (CMID, event, status, private data, parameters, request). The request's CMID owns what the event
+ * owned. */
+static PyObject *make_cm_event(cqn_cm_channel *self, cqn_cm_event *event, PyObject *owner)
+{
+    PyObject *dict = parameters(event);
+    PyObject *data =
+        PyBytes_FromStringAndSize((const char *)event->private_data, event->private_len);
+    PyObject *tuple = dict == NULL || data == NULL ? NULL : PyTuple_New(6);
+    PyObject *type = tuple == NULL ? NULL : PyLong_FromLong(event->type);
+    PyObject *status = type == NULL ? NULL : PyLong_FromLong(event->status);
+    PyObject *request = status == NULL ? NULL
+                        : event->request == NULL
+                            ? Py_NewRef(Py_None)
+                            : (PyObject *)cqn_cm_id_of_request(self, event->request);
+    if (request == NULL) {
+        Py_XDECREF(dict);
+        Py_XDECREF(data);
+        Py_XDECREF(tuple);
+        Py_XDECREF(type);
+        Py_XDECREF(status);
+        return NULL;
+    }
+    event->request = NULL;
+    PyTuple_SET_ITEM(tuple, 0, Py_NewRef(owner));
+    PyTuple_SET_ITEM(tuple, 1, type);
+    PyTuple_SET_ITEM(tuple, 2, status);
+    PyTuple_SET_ITEM(tuple, 3, data);
+    PyTuple_SET_ITEM(tuple, 4, dict);
+    PyTuple_SET_ITEM(tuple, 5, request);
+    return tuple;
+}
+
+/* The event is out of the list while its objects are made, which can run any code; and back in
+ * front, unless its owner was closed by that, if they could not be. */
+PyObject *cqn_cm_next_event(cqn_cm_channel *self)
+{
+    cqn_cm_event *event = self->first;
+    while (event != NULL) {
+        self->first = event->next;
+        self->last = self->first == NULL ? NULL : self->last;
+        cqn_cm_id *owner = event->owner;
+        PyObject *tuple = NULL;
+        const bool is_alive = cqn_try_ref(&owner->base);
+        if (is_alive) {
+            tuple = make_cm_event(self, event, (PyObject *)owner);
+        }
+        if (is_alive && tuple == NULL && owner->base.handle != NULL) {
+            event->next = self->first;
+            self->first = event;
+            self->last = self->last == NULL ? event : self->last;
+        }
+        else {
+            cqn_cm_drop_event(event);
+        }
+        if (is_alive) {
+            Py_DECREF(owner);
+        }
+        if (tuple != NULL || PyErr_Occurred()) {
+            return tuple;
+        }
+        event = self->first;
+    }
+    return NULL;
+}

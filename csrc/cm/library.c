@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * librdmacm, loaded when it is first needed: a machine without it can use all but connections.
+ *
+ * It is never unloaded, and one for all interpreters.
+ */
+
+#include "cm/cm.h"
+#include <dlfcn.h>
+
+#define NAME "librdmacm.so.1"
+
+cqn_cm_library cqn_cm;
+static pthread_mutex_t load_lock = PTHREAD_MUTEX_INITIALIZER;
+static bool is_loaded;
+
+/* Returns the name of what is missing, or NULL. */
+static const char *find_functions(void *handle)
+{
+#define FIND(name)                                           \
+    *(void **)(&cqn_cm.name) = dlsym(handle, "rdma_" #name); \
+    if (cqn_cm.name == NULL) {                               \
+        return "rdma_" #name;                                \
+    }
+    CQN_CM_FUNCTIONS(FIND)
+    return NULL;
+}
+
+/* -1 with OSError. */
+static int load_library(void)
+{
+    void *handle = dlopen(NAME, RTLD_NOW | RTLD_LOCAL);
+    if (handle == NULL) {
+        PyErr_Format(PyExc_OSError,
+                     "cqnotify.cm needs " NAME " (Debian, Ubuntu: apt-get install librdmacm1; "
+                     "Fedora, RHEL: dnf install librdmacm): %s",
+                     dlerror());
+        return -1;
+    }
+    const char *missing = find_functions(handle);
+    if (missing != NULL) {
+        PyErr_Format(PyExc_OSError,
+                     NAME " has no %s(): cqnotify.cm needs that of rdma-core 22, or later",
+                     missing);
+        dlclose(handle);
+        return -1;
+    }
+    is_loaded = true;
+    return 0;
+}
+
+const cqn_cm_library *cqn_cm_load(void)
+{
+    pthread_mutex_lock(&load_lock);
+    const int rc = is_loaded ? 0 : load_library();
+    pthread_mutex_unlock(&load_lock);
+    return rc < 0 ? NULL : &cqn_cm;
+}
