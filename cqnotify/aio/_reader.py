@@ -21,7 +21,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from types import MethodType
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 from .._core import AsyncEvent, ClosedError, CompletionChannel, FailureWatch
 from . import _loops
@@ -43,12 +43,18 @@ def _renew_lock() -> None:
 os.register_at_fork(after_in_child=_renew_lock)
 
 
+class HasDescriptor(Protocol):
+    """A channel of completions or of connections, or a FailureWatch."""
+
+    def _dup(self) -> int: ...
+
+
 class Watched:
     """A duplicate of a descriptor, which an event loop watches; this object owns it."""
 
     __slots__ = ("_fd", "_loop", "_pid")
 
-    def __init__(self, what: CompletionChannel | FailureWatch) -> None:
+    def __init__(self, what: HasDescriptor) -> None:
         self._fd = -1
         self._loop: Loop | None = None
         self._pid = os.getpid()
@@ -151,9 +157,7 @@ class Reader:
             raise
         return loop
 
-    def _watch(
-        self, what: CompletionChannel | FailureWatch, loop: Loop, callback: Callable[[], None]
-    ) -> None:
+    def _watch(self, what: HasDescriptor, loop: Loop, callback: Callable[[], None]) -> None:
         watched = Watched(what)
         self._watched.append(watched)  # first, so that it is closed even if start() fails
         watched.start(loop, callback)

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: MIT
+"""Connections by address, with rdma_cm, for asyncio (uvloop, too) and trio.
+
+The QP, its CQs and its context stay the program's own; rdma_cm finds the device that leads to an
+address, and connects the QP:
+
+    conn = await cm.connect(qp, "10.99.0.1", 7471, private_data=b"hello")
+    ...
+    async with cm.listen("10.99.0.1", 7471) as listener:
+        async for request in listener:
+            conn = await request.accept(make_qp(request.device))
+
+When a peer disconnects, or its process ends, its QP is moved to ERR: what is posted completes with
+WR_FLUSH_ERR, and `await conn.closed()` returns. A connection that is dropped is closed.
+`cqnotify.cm.blocking` has the same for threads.
+"""
+
+from ._awaited import Connection, Listener, Request, connect, listen
+from ._errors import (
+    CMError,
+    CMEventType,
+    DisconnectedError,
+    PeerGoneError,
+    RejectedError,
+    RejectReason,
+    UnreachableError,
+)
+
+__all__ = [
+    "CMError",
+    "CMEventType",
+    "Connection",
+    "DisconnectedError",
+    "Listener",
+    "PeerGoneError",
+    "RejectReason",
+    "RejectedError",
+    "Request",
+    "UnreachableError",
+    "connect",
+    "listen",
+]

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: MIT
+"""The events of rdma_cm by name, and the exceptions that are made of them."""
+
+from __future__ import annotations
+
+import enum
+import os
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
+
+from .._core import CMID
+from ..enums import enum_or_int
+
+
+class CMEventType(IntEnum):
+    """What happened to a connection: `enum rdma_cm_event_type`."""
+
+    __str__ = enum.Enum.__str__
+
+    ADDR_RESOLVED = 0
+    ADDR_ERROR = 1
+    ROUTE_RESOLVED = 2
+    ROUTE_ERROR = 3
+    CONNECT_REQUEST = 4
+    CONNECT_RESPONSE = 5
+    CONNECT_ERROR = 6
+    UNREACHABLE = 7
+    REJECTED = 8
+    ESTABLISHED = 9
+    DISCONNECTED = 10
+    DEVICE_REMOVAL = 11
+    MULTICAST_JOIN = 12
+    MULTICAST_ERROR = 13
+    ADDR_CHANGE = 14
+    TIMEWAIT_EXIT = 15
+
+
+class RejectReason(IntEnum):
+    """Why a peer, or its kernel, rejected a connection: `enum ib_cm_rej_reason`."""
+
+    __str__ = enum.Enum.__str__
+
+    NO_QP = 1
+    NO_EEC = 2
+    NO_RESOURCES = 3
+    TIMEOUT = 4
+    UNSUPPORTED = 5
+    INVALID_COMM_ID = 6
+    INVALID_COMM_INSTANCE = 7
+    INVALID_SERVICE_ID = 8
+    INVALID_TRANSPORT_TYPE = 9
+    STALE_CONN = 10
+    RDC_NOT_EXIST = 11
+    INVALID_GID = 12
+    INVALID_LID = 13
+    INVALID_SL = 14
+    INVALID_TRAFFIC_CLASS = 15
+    INVALID_HOP_LIMIT = 16
+    INVALID_PACKET_RATE = 17
+    INVALID_ALT_GID = 18
+    INVALID_ALT_LID = 19
+    INVALID_ALT_SL = 20
+    INVALID_ALT_TRAFFIC_CLASS = 21
+    INVALID_ALT_HOP_LIMIT = 22
+    INVALID_ALT_PACKET_RATE = 23
+    PORT_CM_REDIRECT = 24
+    PORT_REDIRECT = 25
+    INVALID_MTU = 26
+    INSUFFICIENT_RESP_RESOURCES = 27
+    CONSUMER_DEFINED = 28
+    INVALID_RNR_RETRY = 29
+    DUPLICATE_LOCAL_COMM_ID = 30
+    INVALID_CLASS_VERSION = 31
+    INVALID_FLOW_LABEL = 32
+    INVALID_ALT_FLOW_LABEL = 33
+
+
+class Event(NamedTuple):
+    """An event as the core reads it."""
+
+    id: CMID
+    event: int
+    status: int
+    private_data: bytes
+    parameters: dict[str, Any]
+    request: CMID | None
+
+
+class CMError(ConnectionError):
+    """A connection was not made, or is no more.
+
+    event: the CMEventType that said so; None if no event did.
+    status: what the event said: a negative errno, a RejectReason, or 0.
+    """
+
+    def __init__(
+        self, message: str = "", event: CMEventType | int | None = None, status: int = 0
+    ) -> None:
+        super().__init__(message)
+        self.event = event
+        self.status = status
+
+
+class RejectedError(CMError, ConnectionRefusedError):
+    """The peer, or its kernel, has rejected the connection.
+
+    reason: a RejectReason; INVALID_SERVICE_ID says that nobody listens there, CONSUMER_DEFINED that
+        the program there has rejected.
+    private_data: what the peer sent along, padded with zeros.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        event: CMEventType | int | None = None,
+        status: int = 0,
+        reason: RejectReason | int = 0,
+        private_data: bytes = b"",
+    ) -> None:
+        super().__init__(message, event, status)
+        self.reason = reason
+        self.private_data = private_data
+
+
+class UnreachableError(CMError):
+    """No answer came from the peer's host, or there is no way to it."""
+
+
+class DisconnectedError(CMError, ConnectionResetError):
+    """The connection has ended."""
+
+
+class PeerGoneError(CMError, ConnectionAbortedError):
+    """The peer that wanted to connect had given up before it was accepted."""
+
+
+REASONS: Final[dict[int, str]] = {
+    RejectReason.INVALID_SERVICE_ID: "nothing listens on that port",
+    RejectReason.CONSUMER_DEFINED: "the program there rejected it, or ended",
+    RejectReason.STALE_CONN: "the peer still knows a former connection of this queue pair",
+    RejectReason.TIMEOUT: "the peer did not get our answer in time",
+}
+
+UNREACHABLE: Final = (
+    CMEventType.ADDR_ERROR,
+    CMEventType.ROUTE_ERROR,
+    CMEventType.UNREACHABLE,
+)
+
+
+def name_of(event: int) -> str:
+    known = enum_or_int(CMEventType, event)
+    return known.name if isinstance(known, CMEventType) else str(known)
+
+
+def _words(status: int) -> str:
+    return os.strerror(-status) if status < 0 else f"status {status}"
+
+
+def error_of(event: Event, where: str) -> CMError:
+    """Return the exception for an event that ends an attempt, or a connection."""
+    kind = enum_or_int(CMEventType, event.event)
+    reason = reason_of(event)
+    if reason is not None:
+        name = reason.name if isinstance(reason, RejectReason) else str(reason)
+        text = f"{where}: rejected, {name}: {REASONS.get(reason, 'see RejectedError.reason')}"
+        return RejectedError(text, kind, event.status, reason, event.private_data)
+    if kind == CMEventType.DISCONNECTED:
+        return DisconnectedError(f"{where}: disconnected", kind, event.status)
+    cls = UnreachableError if kind in UNREACHABLE else CMError
+    return cls(f"{where}: {name_of(kind)}, {_words(event.status)}", kind, event.status)
+
+
+def reason_of(event: Event) -> RejectReason | int | None:
+    """Of a rejection. Of datagrams it comes as UNREACHABLE, with one of few reasons."""
+    if event.event == CMEventType.REJECTED:
+        return enum_or_int(RejectReason, event.status)
+    if event.event == CMEventType.UNREACHABLE and event.status > 0:
+        known = {1: RejectReason.INVALID_SERVICE_ID, 3: RejectReason.NO_QP}
+        return known.get(event.status, RejectReason.CONSUMER_DEFINED)
+    return None

@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: MIT
+"""What an identifier of rdma_cm goes through, from the first call to its end.
+
+The steps of each call are generators: they ask librdmacm for something, and yield a predicate that
+becomes true when the answer has come. Who runs them, an event loop or a thread, sleeps until then.
+So deadlines and cancellation are not theirs: whatever ends them early closes the link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .._core import CMID, ClosedError, VerbsError
+from ..aio._reader import weak_callback
+from ..enums import AccessFlags, QPState, QPType
+from ..qp import QP
+from ._errors import CMError, CMEventType, Event, PeerGoneError, error_of
+
+if TYPE_CHECKING:
+    from ._hub import Hub
+
+Steps = Generator[Callable[[], object], None, Any]
+Address = tuple[str, int]
+
+OPTION_TOS, OPTION_REUSEADDR, OPTION_AFONLY, OPTION_ACK_TIMEOUT = range(4)
+AS_MANY = 255  # of responder_resources and initiator_depth: what the device has
+RESOLVE_MS = 4000  # a neighbour that does not answer so long is not there
+
+# More than the program's own: what does not fit there the kernel drops without a word, and the peer
+# asks again after seconds.
+KERNELS_BACKLOG = 1024
+
+# What ends an attempt. UNREACHABLE is no end of what is established, only a hint.
+ENDS = (
+    CMEventType.ADDR_ERROR,
+    CMEventType.ROUTE_ERROR,
+    CMEventType.CONNECT_ERROR,
+    CMEventType.UNREACHABLE,
+    CMEventType.REJECTED,
+    CMEventType.DISCONNECTED,
+    CMEventType.DEVICE_REMOVAL,
+    CMEventType.MULTICAST_ERROR,
+)
+
+
+class Options(NamedTuple):
+    """Of a connection, besides its addresses."""
+
+    private_data: bytes = b""
+    access: AccessFlags | int = 0
+    ack_timeout: int | None = None
+    tos: int | None = None
+    retry_count: int = 6
+    rnr_retry_count: int = 7
+    responder_resources: int | None = None
+    initiator_depth: int | None = None
+
+
+class Link:
+    """An identifier, the queue pair that goes with it, and what is known of it."""
+
+    def __init__(self, hub: Hub, cmid: CMID | None = None, *, datagrams: bool = False) -> None:
+        self.hub: Hub = hub
+        try:
+            self.id: CMID = CMID(hub.channel, datagrams) if cmid is None else cmid
+        except BaseException:
+            hub.leave_unused()
+            raise
+        self.bell: Any = hub.bell()
+        self.events: deque[Event] = deque()
+        self.qp: QP | None = None
+        self.datagrams: bool = datagrams
+        self.error: Exception | None = None  # why it is over
+        self.where: str = "rdma_cm"  # for messages
+        self.troubles: int = 0
+        self.resolve_ms: int = RESOLVE_MS
+        self.answer: str | None = None  # of a request: how it was answered
+        self.backlog: int = 0  # of a listener: how many requests may wait
+        self._on_id_closed = weak_callback(self._id_closed)
+        self.id.user_data = weakref.ref(self)
+        self.id.add_close_callback(self._on_id_closed)
+        hub.add(self)
+
+    def resolve_within(self, timeout: float | None) -> None:
+        """How long the kernel may take to find the peer's address."""
+        if timeout is not None:
+            self.resolve_ms = min(RESOLVE_MS, max(1, int(timeout * 1000)))
+
+    # ---- what happens to it ----
+
+    def deliver(self, event: Event) -> None:
+        """Take in an event, in the thread that reads them."""
+        if event.event == CMEventType.UNREACHABLE and self.id.state == "ESTABLISHED":
+            self.troubles += 1
+            return
+        if event.event == CMEventType.DISCONNECTED:
+            self.hang_up()
+        if event.event in (CMEventType.DISCONNECTED, CMEventType.DEVICE_REMOVAL):
+            self.error = self.error or error_of(event, self.where)
+        if event.request is not None and len(self.events) >= self.backlog:
+            event.request.close()  # and so rejected
+            return
+        self.events.append(event)
+        self.bell.ring()
+
+    def hang_up(self) -> None:
+        """Tell the peer, and end what was posted: nothing of it can succeed any more."""
+        if self.qp is not None and not self.datagrams:
+            with contextlib.suppress(OSError, ClosedError):
+                self.qp.modify(qp_state=QPState.ERR)
+        with contextlib.suppress(OSError, ClosedError, RuntimeError):
+            self.id.disconnect()
+
+    def fail(self, error: Exception) -> None:
+        """The channel has failed, of which there is one error for each link."""
+        own = CMError(f"{self.where}: {error}")
+        own.__cause__ = error
+        self.error = (
+            own if self.error is None or isinstance(self.error, ClosedError) else self.error
+        )
+        self.bell.ring()
+
+    def _id_closed(self) -> None:
+        """The link, its queue pair or its context was closed; in the thread that did it."""
+        self.error = self.error or ClosedError(f"{self.where}: closed")
+        while self.events:  # requests that nobody will answer
+            request = self.events.popleft().request
+            if request is not None:
+                request.close()
+        self.hub.remove(self)
+        self.bell.ring()
+
+    def close(self) -> None:
+        """End it, without waiting for anything."""
+        if self.id.closed:
+            return
+        if self.id.state in ("ESTABLISHED", "ACCEPTING", "RESPONDED", "DISCONNECTED"):
+            self.hang_up()
+        self.id.close()
+
+    def __del__(self) -> None:
+        # Where __init__() has failed there may be no identifier. The collector has dropped the weak
+        # references by now, so that no callback has told the hub.
+        if hasattr(self, "_on_id_closed"):
+            self.close()
+            self.hub.leave_unused()
+
+    def say_goodbye(self) -> None:
+        """Begin to end it, unless it is over."""
+        if self.error is None:
+            self.hang_up()
+
+    def listen(
+        self, address: Address, backlog: int, *, reuse_address: bool, only_ipv6: bool
+    ) -> None:
+        self.where = f"listening on {address[0]} port {address[1]}"
+        self.backlog = backlog
+        if reuse_address:
+            self.id.set_option(OPTION_REUSEADDR, 1)
+        if only_ipv6:
+            self.id.set_option(OPTION_AFONLY, 1)
+        self.id.bind_addr(address)
+        self.id.listen(KERNELS_BACKLOG)
+
+    def begin_answer(self, answer: str, qp: QP | None = None) -> None:
+        """A request is answered once; not by a queue pair that cannot do it."""
+        if self.answer is not None:
+            raise ValueError(f"this request was {self.answer} already")
+        if self.error is not None:
+            raise ClosedError("this request was closed, and so rejected")
+        if qp is not None:
+            check_device(self.id, qp.context.name)
+        self.answer = answer
+
+    def reject(self, private_data: bytes) -> None:
+        self.begin_answer("rejected")
+        self.id.reject(private_data)
+        self.close()
+
+    # ---- steps ----
+
+    def expect(self, *wanted: CMEventType) -> Steps:
+        """Wait for one of these events; raise what ends the attempt."""
+        while True:
+            yield lambda: self.events or self.error is not None
+            while self.events:
+                event = self.events.popleft()
+                if event.event in wanted:
+                    return event
+                if event.event in ENDS:
+                    raise error_of(event, self.where)
+            if self.error is not None:
+                raise self.error
+
+    def resolve(self, source: Address | None, peer: Address, device: str | None) -> Steps:
+        """Find the way to an address; `device`: the one that it has to lead to."""
+        self.id.resolve_addr(source, peer, self.resolve_ms)
+        yield from self.expect(CMEventType.ADDR_RESOLVED)
+        if device is not None:
+            check_device(self.id, device)
+        self.id.resolve_route(self.resolve_ms)
+        yield from self.expect(CMEventType.ROUTE_RESOLVED)
+
+    def connect(self, qp: QP, source: Address | None, peer: Address, options: Options) -> Steps:
+        """Ask the peer for a connection, and make the queue pair part of it."""
+        self.where = f"connecting to {peer[0]} port {peer[1]}"
+        set_options(self.id, options)
+        self.take(qp)
+        yield from self.resolve(source, peer, qp.context.name)
+        if qp.qp_type == QPType.UD:
+            bring_up(self.id, qp, options)
+        self.id.connect(*parameters(qp, options))
+        event = yield from self.expect(CMEventType.CONNECT_RESPONSE, CMEventType.ESTABLISHED)
+        if event.event == CMEventType.CONNECT_RESPONSE:
+            bring_up(self.id, qp, options)
+            self.id.establish()
+        self.where = f"the connection to {peer[0]} port {peer[1]}"
+        return event
+
+    def accept(self, qp: QP, options: Options, on_init: Any = None) -> Steps:
+        """Answer the request of a peer."""
+        set_options(self.id, options)
+        self.take(qp)
+        try:
+            bring_up(self.id, qp, options, on_init)
+            self.id.accept(*parameters(qp, options))
+        except VerbsError as e:
+            if e.verb.startswith("ibv_"):  # the QP's own
+                raise
+            raise PeerGoneError(f"{self.where}: the peer has gone, or given up: {e}") from e
+        if qp.qp_type != QPType.UD:
+            try:
+                yield from self.expect(CMEventType.ESTABLISHED)
+            except CMError as e:
+                raise PeerGoneError(f"{self.where}: the peer has gone, or given up: {e}") from e
+        self.where = self.where.replace("accepting", "the connection from", 1)
+
+    def request(self) -> Steps:
+        """Wait for the next peer that wants to connect."""
+        return (yield from self.expect(CMEventType.CONNECT_REQUEST))
+
+    def ended(self) -> Steps:
+        """Wait until the connection is over."""
+        yield lambda: self.error is not None
+
+    def take(self, qp: QP) -> None:
+        """From now on the link goes along with that queue pair."""
+        self.id.bind_qp(qp)
+        self.qp = qp
+
+
+def check_device(cmid: CMID, device: str) -> None:
+    if cmid.device != device:
+        peer = cmid.peer[0] if cmid.peer else "the address"
+        raise ValueError(
+            f"the way to {peer} leads over device {cmid.device}, and the QP is of {device}: make "
+            f"it on a Context of {cmid.device}"
+        )
+
+
+def set_options(cmid: CMID, options: Options) -> None:
+    if options.ack_timeout is not None:
+        cmid.set_option(OPTION_ACK_TIMEOUT, options.ack_timeout)
+    if options.tos is not None:
+        cmid.set_option(OPTION_TOS, options.tos)
+
+
+def parameters(qp: QP, options: Options) -> tuple[Any, ...]:
+    responder, initiator = options.responder_resources, options.initiator_depth
+    return (
+        options.private_data,
+        qp.qp_num,
+        qp.srq is not None,
+        AS_MANY if responder is None else responder,
+        AS_MANY if initiator is None else initiator,
+        options.retry_count,
+        options.rnr_retry_count,
+    )
+
+
+def bring_up(cmid: CMID, qp: QP, options: Options, on_init: Any = None) -> None:
+    """Make the transitions from RESET to RTS, as rdma_cm says."""
+    if qp.state == QPState.RTS:  # of datagrams, which go to other peers already
+        return
+    for state in (QPState.INIT, QPState.RTR, QPState.RTS):
+        qp.modify(**transition(cmid, qp, state, options.access))
+        if state == QPState.INIT and on_init is not None:
+            on_init(qp)
+
+
+def transition(cmid: CMID, qp: QP, state: QPState, access: int) -> dict[str, Any]:
+    """The attributes of one transition. Datagrams have no path, of which rdma_cm could know."""
+    if qp.qp_type == QPType.UD and state != QPState.INIT:
+        return {"qp_state": state, **({"sq_psn": qp.sq_psn} if state == QPState.RTS else {})}
+    attrs: dict[str, Any] = cmid.init_qp_attr(state)
+    if "qp_access_flags" in attrs:
+        attrs["qp_access_flags"] = int(access)
+    return attrs

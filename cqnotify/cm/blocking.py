@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: MIT
+"""Connections by address, with rdma_cm, for threads: what `cqnotify.cm` has for event loops.
+
+    conn = blocking.connect(qp, "10.99.0.1", 7471, timeout=10)
+
+    with blocking.listen("10.99.0.1", 7471) as listener:
+        for request in listener:
+            conn = request.accept(make_qp(request.device))
+
+A call that waits releases the GIL, runs the handlers of signals, and ends when another thread
+closes what it waits for. One thread of the module's own reads the events of all connections: so a
+peer that disconnects is noticed at once, whatever the program waits for.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from .._core import ClosedError
+from ..enums import AccessFlags, QPType
+from ..qp import QP
+from . import _arguments as check
+from ._ends import BaseConnection, BaseListener, BaseRequest, link_of
+from ._hub import ThreadHub
+from ._link import Address, Link
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from ._link import Steps
+
+__all__ = ["Connection", "Listener", "Request", "connect", "listen"]
+
+
+def _run(link: Link, steps: Steps, timeout: float | None) -> Any:
+    """Run steps, which end within the timeout."""
+    end = None if timeout is None else time.monotonic() + timeout
+    try:
+        predicate = next(steps)
+        while True:
+            left = None if end is None else max(0.0, end - time.monotonic())
+            if link.bell.wait_for(predicate, left):
+                predicate = steps.send(None)
+            else:
+                raise TimeoutError(f"{link.where}: no answer in time")
+    except StopIteration as e:
+        return e.value
+
+
+def _run_or_close(link: Link, steps: Steps, timeout: float | None) -> Any:
+    """The same; a link whose steps did not come to their end is closed."""
+    try:
+        return _run(link, steps, timeout)
+    except BaseException:
+        link.close()
+        raise
+
+
+def _addresses(host: object, port: int) -> list[Address]:
+    name = check.host_name(host)
+    try:
+        return check.addresses_of(socket.getaddrinfo(name, port, type=socket.SOCK_STREAM))
+    except socket.gaierror as e:
+        raise check.unresolved(name, e) from None
+
+
+class Connection(BaseConnection):
+    """A connection that was made."""
+
+    def disconnect(self) -> None:
+        """See `cqnotify.cm.Connection.disconnect`."""
+        link_of(self).say_goodbye()
+
+    def closed(self, timeout: float | None = None) -> None:
+        """Wait until the connection is over, see `cqnotify.cm.Connection.closed`."""
+        check.check_timeout(timeout)
+        _run(link_of(self), link_of(self).ended(), timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def connect(
+    qp: QP,
+    host: str,
+    port: int,
+    *,
+    private_data: bytes = b"",
+    timeout: float | None = 10.0,
+    source: str | None = None,
+    access: AccessFlags | int = 0,
+    ack_timeout: int | None = None,
+    tos: int | None = None,
+    retry_count: int = 6,
+    rnr_retry_count: int = 7,
+    responder_resources: int | None = None,
+    initiator_depth: int | None = None,
+) -> Connection:
+    """Connect a QP to the program that listens on an address, see `cqnotify.cm.connect`.
+
+    A name that takes long to resolve is not bound by the timeout.
+    """
+    check.check_port(port, 1)
+    options = check.connection_options(
+        qp,
+        private_data,
+        check.CONNECT,
+        timeout,
+        access=access,
+        ack_timeout=ack_timeout,
+        tos=tos,
+        retry_count=retry_count,
+        rnr_retry_count=rnr_retry_count,
+        responder_resources=responder_resources,
+        initiator_depth=initiator_depth,
+    )
+    datagrams = qp.qp_type == QPType.UD
+    own = None if source is None else _addresses(source, 0)[0]
+    found = _addresses(host, port)
+    end = None if timeout is None else time.monotonic() + timeout
+    for i, address in enumerate(found):
+        link = Link(ThreadHub.get(), datagrams=datagrams)
+        left = None if end is None else max(0.0, end - time.monotonic())
+        link.resolve_within(left)
+        try:
+            event = _run_or_close(link, link.connect(qp, own, address, options), left)
+            return Connection(link, qp, (event.private_data, event.parameters))
+        except OSError:
+            if i == len(found) - 1:
+                raise
+    raise AssertionError("there is an address")
+
+
+class Request(BaseRequest):
+    """A peer that wants to connect. It is rejected if it is dropped or closed."""
+
+    def accept(
+        self,
+        qp: QP,
+        *,
+        private_data: bytes = b"",
+        timeout: float | None = 10.0,
+        on_init: Callable[[QP], object] | None = None,
+        access: AccessFlags | int = 0,
+        ack_timeout: int | None = None,
+        rnr_retry_count: int = 7,
+        responder_resources: int | None = None,
+        initiator_depth: int | None = None,
+    ) -> Connection:
+        """Accept the connection, see `cqnotify.cm.Request.accept`."""
+        options = check.connection_options(
+            qp,
+            private_data,
+            check.ACCEPT,
+            timeout,
+            access=access,
+            ack_timeout=ack_timeout,
+            rnr_retry_count=rnr_retry_count,
+            responder_resources=responder_resources,
+            initiator_depth=initiator_depth,
+        )
+        link = link_of(self)
+        link.begin_answer("accepted", qp)
+        _run_or_close(link, link.accept(qp, options, on_init), timeout)
+        return Connection(link, qp, (self.private_data, self.parameters))
+
+    def reject(self, private_data: bytes = b"") -> None:
+        """Reject the connection, see `cqnotify.cm.Request.reject`."""
+        data = check.check_private_data(private_data, check.REJECT, self.is_datagrams)
+        link_of(self).reject(data)
+
+
+class Listener(BaseListener):
+    """Where peers connect to, see `cqnotify.cm.Listener`."""
+
+    def get_request(self, timeout: float | None = None) -> Request:
+        """Wait for the next peer that wants to connect.
+
+        Raises TimeoutError, and ClosedError once the listener was closed.
+        """
+        check.check_timeout(timeout)
+        event = _run(link_of(self), link_of(self).request(), timeout)
+        link = link_of(self)
+        new = Link(link.hub, event.request, datagrams=link.datagrams)
+        return Request(new, event)
+
+    def __iter__(self) -> Iterator[Request]:
+        return self
+
+    def __next__(self) -> Request:
+        try:
+            return self.get_request()
+        except ClosedError:
+            raise StopIteration from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def listen(
+    host: str,
+    port: int,
+    *,
+    backlog: int = 64,
+    datagrams: bool = False,
+    reuse_address: bool = False,
+    only_ipv6: bool = False,
+) -> Listener:
+    """Listen on an address, see `cqnotify.cm.listen`."""
+    check.check_backlog(backlog)
+    check.check_port(port)
+    address = _addresses(host, port)[0]
+    link = Link(ThreadHub.get(), datagrams=datagrams)
+    try:
+        link.listen(address, backlog, reuse_address=reuse_address, only_ipv6=only_ipv6)
+    except BaseException:
+        link.close()
+        raise
+    return Listener(link)
