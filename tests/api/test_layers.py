@@ -20,6 +20,7 @@ FILES = sorted(path for path in ROOT.rglob("*.py"))
 BELOW = {
     "face": {"face"},
     "aio": {"_core", "enums"},
+    "cm": {"_core", "face", "aio"},
     "exchange": {"face"},
     "testing": {"face"},
     "hosts": set[str](),

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: MIT
+"""cqnotify.cm.blocking: connections for threads."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from cm_support import NOBODY, SOON, Side, address_of, serve_once
+from support import python, until
+
+from cqnotify import ClosedError, Context, QPState, cm
+from cqnotify.cm import blocking
+
+
+@pytest.fixture
+def listener(ctx: Context) -> Iterator[blocking.Listener]:
+    with blocking.listen(address_of(ctx), 0) as listener:
+        yield listener
+
+
+def pair_of(
+    ctx: Context, listener: blocking.Listener, **options: Any
+) -> tuple[Side, blocking.Connection, Side, blocking.Connection]:
+    client, server = Side(ctx), Side(ctx)
+    accepted: list[Any] = []
+    thread = threading.Thread(target=serve_once, args=(listener, server, accepted))
+    thread.start()
+    conn = blocking.connect(client.qp, *listener.local, **options)
+    thread.join()
+    client.post_recv()
+    return client, conn, server, accepted[0]
+
+
+def test_messages_go_to_the_server(ctx: Context, listener: blocking.Listener) -> None:
+    client, conn, server, accepted = pair_of(ctx, listener, private_data=b"hello")
+    assert accepted.private_data == b"hello" + bytes(51)
+    client.mr.write(b"ping")
+    client.qp.post_send(client.mr[:4])
+    server.cq.safe_to_sleep()
+    found: list[Any] = []
+    until(lambda: found.extend(server.cq.poll(4)) or bool(found), "it has arrived")
+    assert server.mr.read(4, 2048) == b"ping"
+    conn.close()
+    accepted.closed(SOON)
+
+
+@pytest.mark.parametrize("how", ["disconnect", "close", "QP", "context"])
+def test_the_other_end_knows_though_no_thread_waits_for_it(
+    ctx: Context, listener: blocking.Listener, how: str
+) -> None:
+    with Context(ctx.name) as other:
+        client, server = Side(other), Side(ctx)
+        accepted: list[Any] = []
+        thread = threading.Thread(target=serve_once, args=(listener, server, accepted))
+        thread.start()
+        conn = blocking.connect(client.qp, *listener.local)
+        thread.join()
+        end = {"disconnect": conn.disconnect, "close": conn.close}
+        end |= {"QP": client.qp.close, "context": other.close}
+        end[how]()
+        until(lambda: accepted[0].error is not None, "the server knows")
+        server.check_flushed()
+        assert isinstance(accepted[0].error, cm.DisconnectedError)
+
+
+def test_a_killed_process_disconnects(ctx: Context, listener: blocking.Listener) -> None:
+    host, port = listener.local
+    program = f"""
+import time
+from cqnotify import CQ, PD, QP, Context, QPType
+from cqnotify.cm import blocking
+ctx = Context({ctx.name!r})
+qp = QP(PD(ctx), QPType.RC, send_cq=CQ(ctx, 4))
+conn = blocking.connect(qp, {host!r}, {port})
+print("connected", flush=True)
+time.sleep(100)
+"""
+    side = Side(ctx)
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as child:
+        conn = listener.get_request(SOON).accept(side.qp, on_init=side.post_recv)
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"connected\n"
+        child.kill()
+        conn.closed(SOON)
+    side.check_flushed()
+
+
+# ---- waits end ------------------------------------------------------------------------------
+
+
+def test_waits_end_by_their_deadlines(ctx: Context, listener: blocking.Listener) -> None:
+    for wait in (
+        lambda: listener.get_request(0.05),
+        lambda: blocking.connect(Side(ctx).qp, *listener.local, timeout=0.05),
+        lambda: blocking.connect(Side(ctx).qp, NOBODY, 9, timeout=0.05),
+    ):
+        began = time.monotonic()
+        with pytest.raises(TimeoutError):
+            wait()
+        assert 0.05 <= time.monotonic() - began < SOON
+
+
+@pytest.mark.parametrize("what", ["listener", "connection"])
+def test_waits_end_when_another_thread_closes_it(
+    ctx: Context, listener: blocking.Listener, what: str
+) -> None:
+    ended: list[BaseException | None] = []
+
+    def wait() -> None:
+        try:
+            waited()
+            ended.append(None)
+        except ClosedError as e:
+            ended.append(e)
+
+    if what == "listener":
+        waited, closed = listener.get_request, listener
+    else:
+        _, conn, _, _ = pair_of(ctx, listener)
+        waited, closed = conn.closed, conn
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.05)
+    assert not ended
+    closed.close()
+    thread.join(SOON)
+    assert [type(e) for e in ended] == ([ClosedError] if what == "listener" else [type(None)])
+
+
+def test_a_signal_ends_a_wait_if_its_handler_raises(listener: blocking.Listener) -> None:
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(KeyboardInterrupt):
+            listener.get_request()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_many_threads_connect_at_once(ctx: Context, listener: blocking.Listener) -> None:
+    conns: list[Any] = []
+
+    def serve() -> None:
+        for request in listener:
+            conns.append(request.accept(Side(ctx).qp))
+
+    def connect() -> None:
+        conns.append(blocking.connect(Side(ctx).qp, *listener.local))
+
+    server = threading.Thread(target=serve)
+    clients = [threading.Thread(target=connect) for _ in range(8)]
+    for thread in (server, *clients):
+        thread.start()
+    for thread in clients:
+        thread.join()
+    until(lambda: len(conns) == 16, "all are accepted")
+    listener.close()
+    server.join()
+    assert all(conn.qp.state == QPState.RTS for conn in conns)
+    for conn in conns:
+        conn.close()
+
+
+# ---- processes ------------------------------------------------------------------------------
+
+
+def test_a_forked_child_can_connect_and_leaves_the_parents_connections(
+    ctx: Context, listener: blocking.Listener
+) -> None:
+    _, conn, _, accepted = pair_of(ctx, listener)
+    name, where = ctx.name, listener.local
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            conn.close()
+            with Context(name) as own:
+                blocking.connect(Side(own).qp, *where).close()
+            status = 0
+        except BaseException:
+            traceback.print_exc()  # which pytest shows
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+    listener.get_request(SOON).accept(Side(ctx).qp)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert conn.error is accepted.error is None
+
+
+def test_a_program_that_ends_without_closing_is_silent(ctx: Context) -> None:
+    program = f"""
+from cqnotify import CQ, PD, QP, Context, QPType
+from cqnotify.cm import blocking
+ctx = Context({ctx.name!r})
+listener = blocking.listen({address_of(ctx)!r}, 0)
+"""
+    ended = python("-W", "error", "-c", program + "ctx.close()\n")
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("", "", 0)
+
+
+def test_without_the_library_the_error_says_what_to_install(tmp_path: Any) -> None:
+    (tmp_path / "librdmacm.so.1").write_text("no library")
+    program = """
+import cqnotify.cm
+try:
+    cqnotify._core.CMChannel()
+except OSError as e:
+    print(e)
+"""
+    ended = python("-c", program, env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)})
+    words = "cqnotify.cm needs librdmacm.so.1 (Debian, Ubuntu: apt-get install librdmacm1"
+    assert words in ended.stdout, ended
