@@ -14,7 +14,7 @@ from .._core import ClosedError
 from ..enums import AccessFlags, QPType
 from ..qp import QP
 from . import _arguments as check
-from ._ends import BaseConnection, BaseListener, BaseRequest, link_of
+from ._ends import BaseConnection, BaseListener, BaseRequest, End, link_of
 from ._hub import LoopHub
 from ._link import Address, Link
 
@@ -68,7 +68,19 @@ async def addresses(host: object, port: int) -> list[Address]:
     return check.addresses_of(found)
 
 
-class Connection(BaseConnection):
+class _Closes(End):
+    """At the end of its `async with` block."""
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Connection(_Closes, BaseConnection):
     """A connection that was made."""
 
     async def disconnect(self) -> None:
@@ -90,14 +102,6 @@ class Connection(BaseConnection):
 
     async def __aenter__(self) -> Self:
         return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 async def connect(
@@ -230,7 +234,7 @@ class Request(BaseRequest):
         link_of(self).reject(data)
 
 
-class Listener(BaseListener):
+class Listener(_Closes, BaseListener):
     """Where peers connect to: `async with` starts it, `async for` gives its requests.
 
     Its `local` has the port that was chosen if 0 was asked for.
@@ -250,14 +254,6 @@ class Listener(BaseListener):
             self.close()
             raise
         return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        self.close()
 
     async def get_request(self, timeout: float | None = None) -> Request:
         """Wait for the next peer that wants to connect.

@@ -55,10 +55,9 @@ class Hub:
 
     def fail(self, error: Exception) -> None:
         """No event will come any more."""
-        links = list(self.links)
-        self.close()
-        for link in links:
+        for link in list(self.links):
             link.fail(error)
+        self.close()
 
     def close(self) -> None:
         self.channel.close()

@@ -43,7 +43,6 @@ ENDS = (
     CMEventType.REJECTED,
     CMEventType.DISCONNECTED,
     CMEventType.DEVICE_REMOVAL,
-    CMEventType.MULTICAST_ERROR,
 )
 
 
@@ -119,9 +118,7 @@ class Link:
         """The channel has failed, of which there is one error for each link."""
         own = CMError(f"{self.where}: {error}")
         own.__cause__ = error
-        self.error = (
-            own if self.error is None or isinstance(self.error, ClosedError) else self.error
-        )
+        self.error = self.error or own
         self.bell.ring()
 
     def _id_closed(self) -> None:
@@ -196,12 +193,11 @@ class Link:
             if self.error is not None:
                 raise self.error
 
-    def resolve(self, source: Address | None, peer: Address, device: str | None) -> Steps:
+    def resolve(self, source: Address | None, peer: Address, device: str) -> Steps:
         """Find the way to an address; `device`: the one that it has to lead to."""
         self.id.resolve_addr(source, peer, self.resolve_ms)
         yield from self.expect(CMEventType.ADDR_RESOLVED)
-        if device is not None:
-            check_device(self.id, device)
+        check_device(self.id, device)
         self.id.resolve_route(self.resolve_ms)
         yield from self.expect(CMEventType.ROUTE_RESOLVED)
 

@@ -24,7 +24,7 @@ from .._core import ClosedError
 from ..enums import AccessFlags, QPType
 from ..qp import QP
 from . import _arguments as check
-from ._ends import BaseConnection, BaseListener, BaseRequest, link_of
+from ._ends import BaseConnection, BaseListener, BaseRequest, End, link_of
 from ._hub import ThreadHub
 from ._link import Address, Link
 
@@ -68,17 +68,8 @@ def _addresses(host: object, port: int) -> list[Address]:
         raise check.unresolved(name, e) from None
 
 
-class Connection(BaseConnection):
-    """A connection that was made."""
-
-    def disconnect(self) -> None:
-        """See `cqnotify.cm.Connection.disconnect`."""
-        link_of(self).say_goodbye()
-
-    def closed(self, timeout: float | None = None) -> None:
-        """Wait until the connection is over, see `cqnotify.cm.Connection.closed`."""
-        check.check_timeout(timeout)
-        _run(link_of(self), link_of(self).ended(), timeout)
+class _Closes(End):
+    """At the end of its `with` block."""
 
     def __enter__(self) -> Self:
         return self
@@ -90,6 +81,19 @@ class Connection(BaseConnection):
         tb: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class Connection(_Closes, BaseConnection):
+    """A connection that was made."""
+
+    def disconnect(self) -> None:
+        """See `cqnotify.cm.Connection.disconnect`."""
+        link_of(self).say_goodbye()
+
+    def closed(self, timeout: float | None = None) -> None:
+        """Wait until the connection is over, see `cqnotify.cm.Connection.closed`."""
+        check.check_timeout(timeout)
+        _run(link_of(self), link_of(self).ended(), timeout)
 
 
 def connect(
@@ -182,7 +186,7 @@ class Request(BaseRequest):
         link_of(self).reject(data)
 
 
-class Listener(BaseListener):
+class Listener(_Closes, BaseListener):
     """Where peers connect to, see `cqnotify.cm.Listener`."""
 
     def get_request(self, timeout: float | None = None) -> Request:
@@ -204,17 +208,6 @@ class Listener(BaseListener):
             return self.get_request()
         except ClosedError:
             raise StopIteration from None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def listen(

@@ -358,42 +358,6 @@ static PyObject *cm_id_set_option(PyObject *op, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* ---- multicast ---- */
-
-static PyObject *cm_id_join_multicast(PyObject *op, PyObject *address)
-{
-    CQN_LOCKED;
-    cqn_cm_id *self = (cqn_cm_id *)op;
-    struct sockaddr_storage group;
-    struct rdma_cm_id *id =
-        cqn_cm_sockaddr_from(address, &group) < 0
-            ? NULL
-            : in_state(self, "rdma_join_multicast", IN(BOUND) | IN(ADDR_RESOLVED));
-    if (id == NULL) {
-        return NULL;
-    }
-    CALL(self, "rdma_join_multicast", self->state,
-         CQN_CM(join_multicast, id, (struct sockaddr *)&group, NULL), "group %R", address);
-    Py_RETURN_NONE;
-}
-
-static PyObject *cm_id_leave_multicast(PyObject *op, PyObject *address)
-{
-    CQN_LOCKED;
-    cqn_cm_id *self = (cqn_cm_id *)op;
-    struct sockaddr_storage group;
-    struct rdma_cm_id *id =
-        cqn_cm_sockaddr_from(address, &group) < 0
-            ? NULL
-            : in_state(self, "rdma_leave_multicast", IN(BOUND) | IN(ADDR_RESOLVED));
-    if (id == NULL) {
-        return NULL;
-    }
-    CALL(self, "rdma_leave_multicast", self->state,
-         CQN_CM(leave_multicast, id, (struct sockaddr *)&group), "group %R", address);
-    Py_RETURN_NONE;
-}
-
 PyMethodDef cqn_cm_id_methods[] = {
     {"bind_addr", cm_id_bind_addr, METH_O,
      "bind_addr($self, address, /)\n--\n\nWraps rdma_bind_addr(3)."},
@@ -423,10 +387,6 @@ PyMethodDef cqn_cm_id_methods[] = {
      "Wraps rdma_init_qp_attr(3)."},
     {"set_option", cm_id_set_option, METH_VARARGS,
      "set_option($self, option, value, /)\n--\n\nWraps rdma_set_option(3)."},
-    {"join_multicast", cm_id_join_multicast, METH_O,
-     "join_multicast($self, address, /)\n--\n\nWraps rdma_join_multicast(3)."},
-    {"leave_multicast", cm_id_leave_multicast, METH_O,
-     "leave_multicast($self, address, /)\n--\n\nWraps rdma_leave_multicast(3)."},
     CQN_OBJECT_METHODS(cqn_close_doc),
     {NULL, NULL, 0, NULL},
 };

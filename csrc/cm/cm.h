@@ -33,7 +33,7 @@ typedef struct {
     F(create_event_channel) F(destroy_event_channel) F(get_cm_event) F(ack_cm_event) \
     F(create_id) F(destroy_id) F(bind_addr) F(resolve_addr) F(resolve_route) F(listen) \
     F(connect) F(accept) F(reject) F(establish) F(disconnect) F(init_qp_attr) \
-    F(set_option) F(join_multicast) F(leave_multicast)
+    F(set_option)
 /* clang-format on */
 #define CQN_CM_POINTER(name) __typeof__(rdma_##name) *name;
     CQN_CM_FUNCTIONS(CQN_CM_POINTER)

@@ -49,8 +49,7 @@ static void copy_event(cqn_cm_event *event, const struct rdma_cm_event *raw)
     event->request = is_request ? raw->id : NULL;
     event->type = raw->event;
     event->status = raw->status;
-    event->datagrams = owner->ps == RDMA_PS_UDP || raw->event == RDMA_CM_EVENT_MULTICAST_JOIN ||
-                       raw->event == RDMA_CM_EVENT_MULTICAST_ERROR;
+    event->datagrams = owner->ps == RDMA_PS_UDP;
     if (event->datagrams) {
         event->ud = raw->param.ud;
         data = raw->param.ud.private_data;
