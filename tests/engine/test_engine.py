@@ -192,7 +192,7 @@ def test_an_asynccq_is_of_a_cq(wrong: Any) -> None:
 
 
 def test_one_that_is_forgotten_unclosed_leaves_its_cq(lane: Lane) -> None:
-    """Also to who hears of it: that callback runs while it is deallocated."""
+    """Also to the weak reference's callback, which runs while the AsyncCQ is deallocated."""
     acq = AsyncCQ(lane.cq)
     lane.send(3)
     assert ids(acq.poll(1)) == [0]

@@ -48,7 +48,7 @@ def cq_errors(ctx: Context, n: int) -> list[AsyncEvent]:
 
 
 def is_told(world: Overflow) -> AsyncEvent:
-    """Who waits for completions of the sender is told of a failure: of this."""
+    """A waiter for completions of the sender is told of a failure: of this one."""
     with pytest.raises(AsyncEventError) as e:
         world.a.channel.get_event(timeout=DEADLINE)
     return e.value.event

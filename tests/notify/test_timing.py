@@ -311,7 +311,7 @@ def test_a_handler_may_close_the_channel_under_the_wait(channel: CompletionChann
 
 
 def test_a_handler_may_interrupt_and_wait_itself(channel: CompletionChannel) -> None:
-    """The one who runs it is interrupted, and awake; neither he nor others may spin meanwhile."""
+    """The thread that runs the handler is awake; neither it nor others may spin meanwhile."""
     seen: list[tuple[float, float]] = []
 
     def wait() -> None:

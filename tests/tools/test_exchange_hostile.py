@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""The address exchange with anything at the other end: what is refused, who is turned away."""
+"""The address exchange with anything at the other end: what is refused, which clients are turned
+away."""
 
 from __future__ import annotations
 
