@@ -140,9 +140,14 @@ class Context(_core.Context):
 # Functions, which the methods call: a QP may have been made from a Context of the bare core.
 
 
+def is_iwarp(device: _core.Context | Device) -> bool:
+    """Return whether the device's QPs are connected by rdma_cm alone."""
+    return device.transport_type == TransportType.IWARP
+
+
 def needs_rdma_cm(device: _core.Context | Device) -> str | None:
     """Return why the device's QPs cannot be connected by verbs alone; None where they can."""
-    if device.transport_type != TransportType.IWARP:
+    if not is_iwarp(device):
         return None
     return f"{device.name} is an iWARP device, whose QPs are connected by rdma_cm alone"
 

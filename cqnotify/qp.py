@@ -21,7 +21,7 @@ from ._connection import RECORD_SIZE as RECORD_SIZE
 from ._connection import QPChanges as QPChanges
 from .attrs import QPAttr
 from .context import query_gid, query_port, refuse_iwarp
-from .enums import MTU, AccessFlags, LinkLayer, QPState, QPType
+from .enums import MTU, AccessFlags, LinkLayer, QPState, QPType, enum_or_int
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -65,7 +65,7 @@ class QP(_core.QP):
     @property
     def state(self) -> QPState | int:
         """The QP's state, queried from the device, which changes it by itself after an error."""
-        return self.query().qp_state
+        return enum_or_int(QPState, super().query()["qp_state"])
 
     def query(self) -> QPAttr:
         """Return the QP's attributes, as the device has them now. Wraps ibv_query_qp(3)."""

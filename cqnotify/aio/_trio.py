@@ -24,6 +24,11 @@ class TrioWakeup:
     def __await__(self) -> Generator[Any, None, object]:
         return self._event.wait().__await__()
 
+    async def wait(self, timeout: float | None) -> None:
+        """Return at the end of the timeout, too."""
+        with trio.move_on_after(float("inf") if timeout is None else timeout):
+            await self._event.wait()
+
 
 class TrioLoop:
     def __init__(self, token: Any) -> None:

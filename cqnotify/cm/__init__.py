@@ -15,7 +15,8 @@ WR_FLUSH_ERR, and `await conn.closed()` returns. A connection that is dropped is
 `cqnotify.cm.blocking` has the same for threads.
 """
 
-from ._awaited import Connection, Listener, Request, connect, listen
+from ._awaited import Connection, Group, Listener, Request, connect, join, listen, resolve
+from ._ends import Resolved
 from ._errors import (
     CMError,
     CMEventType,
@@ -25,18 +26,24 @@ from ._errors import (
     RejectReason,
     UnreachableError,
 )
+from ._own import addresses_of
 
 __all__ = [
     "CMError",
     "CMEventType",
     "Connection",
     "DisconnectedError",
+    "Group",
     "Listener",
     "PeerGoneError",
     "RejectReason",
     "RejectedError",
     "Request",
+    "Resolved",
     "UnreachableError",
+    "addresses_of",
     "connect",
+    "join",
     "listen",
+    "resolve",
 ]

@@ -3,17 +3,25 @@
 
 from __future__ import annotations
 
+import functools
+import ipaddress
 import socket
 from typing import Any, Final
 
-from ..enums import QPState, QPType, enum_or_int
+from ..context import is_iwarp
+from ..enums import QPState, QPType
 from ..qp import QP
+from ._keepalive import ack_timeout_for
 from ._link import Address, Options
 
 # How much private data the kernel lets a program send, by call and by whether it is of datagrams.
+# Of iWARP it is the same for each call.
 CONNECT: Final = {False: 56, True: 180}
 ACCEPT: Final = {False: 196, True: 136}
 REJECT: Final = {False: 148, True: 136}
+IWARP: Final = {False: 251}
+
+LEAST_KEEPALIVE: Final = 0.01
 
 LIMITS: Final = {
     "ack_timeout": 31,
@@ -61,20 +69,40 @@ def check_private_data(data: object, limits: dict[bool, int], datagrams: bool) -
     return private_data
 
 
+def rejection(data: object, iwarp: bool, datagrams: bool) -> bytes:
+    """The private data of a rejection, for which there is no QP."""
+    return check_private_data(data, IWARP if iwarp else REJECT, datagrams)
+
+
 def check_qp(qp: object) -> QP:
     """One that can be connected."""
     if not isinstance(qp, QP):
         raise TypeError(f"qp must be a QP, not {type(qp).__name__}")
-    kind, state = qp.qp_type, qp.state
+    kind, state = qp.qp_type, qp._own_state  # no device leaves RESET by itself
     if kind not in (QPType.RC, QPType.UD):
         raise ValueError(f"the QP is of type {kind.name}: rdma_cm connects RC and UD")
     if state == QPState.RESET or (kind == QPType.UD and state == QPState.RTS):
         return qp
-    name = getattr(enum_or_int(QPState, int(state)), "name", state)
+    needs_new = is_iwarp(qp.context)
+    if needs_new and state == QPState.INIT:  # its first state
+        return qp
+    name = getattr(qp.state, "name", state)
     raise ValueError(
-        f"QP {qp.qp_num} is in {name}: rdma_cm makes all transitions itself, so take a new QP, or "
-        "one that was reset"
+        f"QP {qp.qp_num} is in {name}: rdma_cm makes all transitions itself, so take a new QP"
+        + ("" if needs_new else ", or one that was reset")
     )
+
+
+def check_member(qp: object, timeout: object) -> None:
+    """Of a multicast group."""
+    if check_qp(qp).qp_type != QPType.UD:
+        raise ValueError("only a UD QP can be a member of a multicast group")
+    check_timeout(timeout)
+
+
+def check_group(host: str) -> None:
+    if not ipaddress.ip_address(host.partition("%")[0]).is_multicast:
+        raise ValueError(f"{host} is no multicast address: take one of 224.0.0.0/4 or ff00::/8")
 
 
 def connection_options(
@@ -85,27 +113,59 @@ def connection_options(
     **given: Any,
 ) -> Options:
     """Check what connect() and accept() take. `given`: the fields of Options."""
-    datagrams = check_qp(qp).qp_type == QPType.UD
+    qp = check_qp(qp)
+    datagrams = qp.qp_type == QPType.UD
     check_timeout(timeout)
     for name, most in LIMITS.items():
-        if given.get(name) is not None:
-            _number(name, given[name], 0, most)
+        value = given.get(name)
+        if value is not None and not (type(value) is int and 0 <= value <= most):
+            _number(name, value, 0, most)
     access = given["access"]
     if not isinstance(access, int):
         raise TypeError(f"access must be AccessFlags, not {type(access).__name__}")
+    if not 0 <= access <= 0xFFFFFFFF:
+        raise ValueError(f"access is {access:#x}: it must be AccessFlags")
+    if given["keepalive"] is not None:
+        check_keepalive(qp, given["keepalive"])
+        if given["ack_timeout"] is None:
+            given["ack_timeout"] = ack_timeout_for(given["keepalive"], given["retry_count"])
+    if is_iwarp(qp.context):
+        limits = IWARP
     return Options(check_private_data(private_data, limits, datagrams), **given)
+
+
+def check_keepalive(qp: QP, keepalive: object) -> None:
+    if isinstance(keepalive, bool) or not isinstance(keepalive, (int, float)):
+        raise TypeError(f"keepalive must be a number of seconds or None, not {keepalive!r}")
+    if not LEAST_KEEPALIVE <= keepalive < float("inf"):
+        raise ValueError(f"keepalive is {keepalive}: it must be {LEAST_KEEPALIVE} s or more")
+    if qp.qp_type == QPType.UD:
+        raise ValueError("keepalive is for RC: datagrams have no connection that could be lost")
+    if is_iwarp(qp.context):
+        raise ValueError(
+            f"keepalive: on {qp.context.name}, an iWARP device, an RDMA write completes before "
+            "the peer has it, and so tells nothing"
+        )
 
 
 # ---- addresses --------------------------------------------------------------------------------
 
 
-def numeric(host: str, port: int) -> Address | None:
-    """The address, if `host` is one and no name."""
+def _numeric_host(host: str) -> str | None:
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except socket.gaierror:
         return None
-    return addresses_of(found)[0]
+    return addresses_of(found)[0][0]
+
+
+_known_host = functools.lru_cache(256)(_numeric_host)
+
+
+def numeric(host: str, port: int) -> Address | None:
+    """The address, if `host` is one and no name."""
+    known = _known_host(host)
+    return None if known is None else (known, port)
 
 
 def host_name(host: object) -> str:

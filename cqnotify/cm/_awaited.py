@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +13,18 @@ from .._core import ClosedError
 from ..enums import AccessFlags, QPType
 from ..qp import QP
 from . import _arguments as check
-from ._ends import BaseConnection, BaseListener, BaseRequest, End, link_of
-from ._hub import LoopHub
-from ._link import Address, Link
+from ._ends import (
+    BaseConnection,
+    BaseGroup,
+    BaseListener,
+    BaseRequest,
+    End,
+    Resolved,
+    link_of,
+    resolved_by,
+)
+from ._hub import LoopHub, in_asyncio
+from ._link import Address, Link, deadline, left_until
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -24,19 +32,43 @@ if TYPE_CHECKING:
     from ._link import Steps
 
 
+class _Run:
+    """Steps, which go on in the callback of the event loop as events arrive: the task that waits
+    for their end is woken once."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self._predicate: Callable[[], object] = lambda: True
+        self._goes_on = False
+        self._is_over = False
+        self.error: BaseException | None = None
+        self.result: Any = None
+
+    def go_on(self) -> bool:
+        """Go as far as possible. Return whether that was the end."""
+        if self._goes_on:  # a step has rung the bell
+            return False
+        self._goes_on = True
+        try:
+            while not self._is_over and self._predicate():
+                self._predicate = next(self._steps)
+        except StopIteration as e:
+            self.result, self._is_over = e.value, True
+        except BaseException as e:
+            self.error, self._is_over = e, True
+        finally:
+            self._goes_on = False
+        return self._is_over
+
+
 async def run(link: Link, steps: Steps, timeout: float | None) -> Any:
     """Run steps, which end within the timeout."""
-    end = None if timeout is None else time.monotonic() + timeout
-    try:
-        predicate = next(steps)
-        while True:
-            left = None if end is None else max(0.0, end - time.monotonic())
-            if await link.bell.wait_for(predicate, left):
-                predicate = steps.send(None)
-            else:
-                raise TimeoutError(f"{link.where}: no answer in time")
-    except StopIteration as e:
-        return e.value
+    one = _Run(steps)
+    if not await link.bell.wait_for(one.go_on, timeout):
+        raise TimeoutError(f"{link.where}: no answer in time")
+    if one.error is not None:
+        raise one.error
+    return one.result
 
 
 async def run_or_close(link: Link, steps: Steps, timeout: float | None) -> Any:
@@ -48,28 +80,72 @@ async def run_or_close(link: Link, steps: Steps, timeout: float | None) -> Any:
         raise
 
 
-async def addresses(host: object, port: int) -> list[Address]:
-    """Resolve a name without stopping the event loop."""
+async def addresses(host: object, port: int, end: float | None = None) -> list[Address]:
+    """Resolve a name without stopping the event loop; `end`: until when, by time.monotonic()."""
     name = check.host_name(host)
     address = check.numeric(name, port)
     if address is not None:
         return [address]
     try:
-        hub = LoopHub.of_running_loop()
-        if hub.loop.asyncio is not None:
-            loop = asyncio.get_running_loop()
-            found: list[Any] = await loop.getaddrinfo(name, port, type=socket.SOCK_STREAM)
-        else:
-            import trio
-
-            found = await trio.socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+        return check.addresses_of(await within(end, getaddrinfo(name, port)))
     except socket.gaierror as e:
         raise check.unresolved(name, e) from None
-    return check.addresses_of(found)
+    except (TimeoutError, asyncio.TimeoutError):  # the same from Python 3.11 on
+        raise TimeoutError(f"{name!r} was not resolved in time") from None
+
+
+async def getaddrinfo(name: str, port: int) -> list[Any]:
+    if in_asyncio():
+        loop = asyncio.get_running_loop()
+        return await loop.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+    import trio
+
+    return await trio.socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+
+
+async def within(end: float | None, call: Coroutine[Any, Any, list[Any]]) -> list[Any]:
+    left = left_until(end)
+    if in_asyncio():
+        return await asyncio.wait_for(call, left)
+    import trio
+
+    with trio.move_on_after(float("inf") if left is None else left):
+        return await call
+    raise TimeoutError
+
+
+def hub_of(end: End) -> LoopHub:
+    hub = link_of(end).hub
+    assert isinstance(hub, LoopHub), "the ends of this module are made on one"
+    return hub
+
+
+async def of_the_first(
+    found: list[Address],
+    end: float | None,
+    datagrams: bool,
+    steps: Callable[[Link, Address], Steps],
+) -> tuple[Link, Any, Address]:
+    """Run steps for one address after the other, until they succeed; with links of their own."""
+    for i, address in enumerate(found):
+        link = Link(LoopHub.of_running_loop(), datagrams=datagrams)
+        left = left_until(end)
+        link.resolve_within(left)
+        try:
+            return link, await run_or_close(link, steps(link, address), left), address
+        except OSError:
+            if i == len(found) - 1:
+                raise
+    raise AssertionError("there is an address")
 
 
 class _Closes(End):
     """At the end of its `async with` block."""
+
+    async def aclose(self) -> None:
+        """Close it, in a turn of the event loop that has time for that: closing takes the kernel
+        some, which matters where hundreds of connections are closed at once."""
+        await hub_of(self).in_turn(self.close)
 
     async def __aexit__(
         self,
@@ -77,7 +153,7 @@ class _Closes(End):
         exc: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        self.close()
+        await self.aclose()
 
 
 class Connection(_Closes, BaseConnection):
@@ -89,7 +165,7 @@ class Connection(_Closes, BaseConnection):
 
         Does nothing if it is over already. Wraps rdma_disconnect(3).
         """
-        link_of(self).say_goodbye()
+        await hub_of(self).in_turn(link_of(self).say_goodbye)
 
     async def closed(self, timeout: float | None = None) -> None:
         """Wait until the connection is over: the peer has disconnected, or answered our
@@ -111,27 +187,33 @@ async def connect(
     *,
     private_data: bytes = b"",
     timeout: float | None = 10.0,
+    on_init: Callable[[QP], object] | None = None,
     source: str | None = None,
-    access: AccessFlags | int = 0,
+    access: AccessFlags | int = AccessFlags.REMOTE_WRITE,
     ack_timeout: int | None = None,
     tos: int | None = None,
     retry_count: int = 6,
     rnr_retry_count: int = 7,
     responder_resources: int | None = None,
     initiator_depth: int | None = None,
+    keepalive: float | None = None,
 ) -> Connection:
     """Connect a QP to the program that listens on an address.
 
     qp: an RC or a UD QP in RESET, of the device that the address leads to. Its transitions are made
-        here. A UD QP may be in RTS: it can have many peers.
+        here. A UD QP may be in RTS: it can have many peers. One of an iWARP device must be new.
     host, port: an IP address (of the link, with its interface: fe80::1%eth0) or a name.
     private_data: for the peer's program, which sees it in its request, padded with zeros: at most
-        56 bytes, or 180 of datagrams.
+        56 bytes, or 180 of datagrams; 251 on iWARP, without padding.
     timeout: in seconds, until the connection is made; None is as long as the kernel tries.
+    on_init: is called with the QP in INIT, to post receives before the peer can send. On iWARP a
+        message without a receive ends the connection.
     source: our own address, where several lead to the peer.
-    access: what the peer may do to our memory through this QP; nothing by default.
+    access: what the peer may do to our memory through this QP, where the memory region allows it as
+        well. REMOTE_WRITE, the default, is what keepalives of the peer need, which write nothing.
     ack_timeout: how long the QP waits for an acknowledgement, `4.096 us * 2**ack_timeout`. By
-        default it is the kernel's, some 2 s or less.
+        default it is the kernel's, some 2 s or less; with `keepalive` it is so short that the QP
+        gives up a send within half of that.
     tos: the type of service of the packets.
     retry_count: how often the QP sends again without an acknowledgement, 0 to 7. On rxe 7 is
         forever.
@@ -139,6 +221,10 @@ async def connect(
         our sends, what the peer gives as this in accept() holds.
     responder_resources, initiator_depth: how many RDMA reads and atomics can be in flight to us,
         and from us; by default as many as both devices can have.
+    keepalive: in seconds, for RC: the connection is over, with an UnreachableError, when the peer's
+        device has given no sign of life for so long. While nothing is sent, an empty RDMA write,
+        which takes one place in the send queue, asks for one every half of that. By default nothing
+        is asked, and only a send finds out that the peer's host is dead.
 
     Raises ValueError for a QP that cannot be connected, or is of another device than that to which
     the address leads; TimeoutError; RejectedError, UnreachableError or another CMError where it
@@ -161,22 +247,73 @@ async def connect(
         rnr_retry_count=rnr_retry_count,
         responder_resources=responder_resources,
         initiator_depth=initiator_depth,
+        keepalive=keepalive,
     )
     datagrams = qp.qp_type == QPType.UD
-    end = None if timeout is None else time.monotonic() + timeout
-    own = None if source is None else (await addresses(source, 0))[0]
-    found = await addresses(host, port)
-    for i, address in enumerate(found):
-        link = Link(LoopHub.of_running_loop(), datagrams=datagrams)
-        left = None if end is None else max(0.0, end - time.monotonic())
-        link.resolve_within(left)
-        try:
-            event = await run_or_close(link, link.connect(qp, own, address, options), left)
-            return Connection(link, qp, (event.private_data, event.parameters))
-        except OSError:
-            if i == len(found) - 1:
-                raise
-    raise AssertionError("there is an address")
+    end = deadline(timeout)
+    own = None if source is None else (await addresses(source, 0, end))[0]
+    link, event, _ = await of_the_first(
+        await addresses(host, port, end),
+        end,
+        datagrams,
+        lambda link, address: link.connect(qp, own, address, options, on_init),
+    )
+    return Connection(link, qp, (event.private_data, event.parameters))
+
+
+async def resolve(
+    host: str, *, timeout: float | None = 10.0, source: str | None = None
+) -> Resolved:
+    """Find out which device leads to an address, for a client that makes its QP on that device.
+
+    host: an IP address or a name, as in `connect`. Whether a program listens there is not asked.
+    timeout: in seconds; None is as long as the kernel tries.
+    source: our own address, where several lead to the peer.
+
+    Raises UnreachableError if no host has the address; VerbsError for what the kernel refuses at
+    once, such as an address without a route; TimeoutError. Wraps rdma_resolve_addr(3) and
+    rdma_resolve_route(3).
+    """
+    check.check_timeout(timeout)
+    end = deadline(timeout)
+    own = None if source is None else (await addresses(source, 0, end))[0]
+    link, _, address = await of_the_first(
+        await addresses(host, 0, end), end, False, lambda link, address: link.find(own, address)
+    )
+    return resolved_by(link, address)
+
+
+class Group(_Closes, BaseGroup):
+    """A QP is a member of a multicast group, until this is closed."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+
+async def join(
+    qp: QP, group: str, *, source: str | None = None, timeout: float | None = 10.0
+) -> Group:
+    """Make a QP a member of a multicast group: it receives what is sent to the group, also by us.
+
+    qp: a UD QP in RESET, or in RTS with the Q_Key of the group, of the device that leads there.
+    group: a multicast address (of the link, with its interface: ff12::c0:1%eth0).
+    source: our own address, where there is no route, or several.
+    timeout: in seconds; None is as long as the kernel tries.
+
+    Raises ValueError for a QP that cannot be a member, and for an address that is no group's;
+    TimeoutError; CMError where it fails; VerbsError for what the kernel refuses at once.
+
+    Wraps rdma_join_multicast(3); closing it, rdma_leave_multicast(3).
+    """
+    check.check_member(qp, timeout)
+    end = deadline(timeout)
+    own = None if source is None else (await addresses(source, 0, end))[0]
+    address = (await addresses(group, 0, end))[0]
+    check.check_group(address[0])
+    link, event, _ = await of_the_first(
+        [address], end, True, lambda link, address: link.join(qp, own, address)
+    )
+    return Group(link, qp, event)
 
 
 class Request(BaseRequest):
@@ -189,15 +326,16 @@ class Request(BaseRequest):
         private_data: bytes = b"",
         timeout: float | None = 10.0,
         on_init: Callable[[QP], object] | None = None,
-        access: AccessFlags | int = 0,
+        access: AccessFlags | int = AccessFlags.REMOTE_WRITE,
         ack_timeout: int | None = None,
         rnr_retry_count: int = 7,
         responder_resources: int | None = None,
         initiator_depth: int | None = None,
+        keepalive: float | None = None,
     ) -> Connection:
-        """Accept the connection with a QP in RESET, of the device `device`.
+        """Accept the connection with a QP in RESET, of the device that the request names.
 
-        private_data: for the peer's program: at most 196 bytes, or 136 of datagrams.
+        private_data: for the peer's program: at most 196 bytes, or 136 of datagrams; 251 on iWARP.
         timeout: in seconds, until the peer has taken note; None waits for ever.
         on_init: is called with the QP in INIT, to post receives before the peer can send.
 
@@ -215,8 +353,10 @@ class Request(BaseRequest):
             access=access,
             ack_timeout=ack_timeout,
             rnr_retry_count=rnr_retry_count,
+            retry_count=self.parameters.get("retry_count", 0),
             responder_resources=responder_resources,
             initiator_depth=initiator_depth,
+            keepalive=keepalive,
         )
         link = link_of(self)
         link.begin_answer("accepted", qp)
@@ -226,12 +366,12 @@ class Request(BaseRequest):
     async def reject(self, private_data: bytes = b"") -> None:
         """Reject the connection.
 
-        private_data: for the peer's program, see RejectedError: at most 148 bytes.
+        private_data: for the peer's program, see RejectedError: at most 148 bytes; 251 on iWARP.
 
         Wraps rdma_reject(3).
         """
-        data = check.check_private_data(private_data, check.REJECT, self.is_datagrams)
-        link_of(self).reject(data)
+        link = link_of(self)
+        link.reject(check.rejection(private_data, link.id.is_iwarp, self.is_datagrams))
 
 
 class Listener(_Closes, BaseListener):
@@ -242,6 +382,28 @@ class Listener(_Closes, BaseListener):
 
     def __init__(self, make: Callable[[], Link], where: tuple[str, int], **how: Any) -> None:
         self._make, self._where, self._how = make, where, how
+        self._entered: Link | None = None
+
+    @property
+    def _link(self) -> Link:
+        if self._entered is None:
+            raise RuntimeError("this listener does not listen yet: enter its `async with` block")
+        return self._entered
+
+    @_link.setter
+    def _link(self, link: Link) -> None:
+        self._entered = link
+
+    def close(self) -> None:
+        if self._entered is not None:
+            super().close()
+
+    close.__doc__ = BaseListener.close.__doc__
+
+    def __repr__(self) -> str:
+        host, port = self._where
+        where = f"{host} port {port}"
+        return f"<Listener: {where}, not entered>" if self._entered is None else super().__repr__()
 
     async def __aenter__(self) -> Self:
         check.check_port(self._where[1])
@@ -262,9 +424,7 @@ class Listener(_Closes, BaseListener):
         """
         check.check_timeout(timeout)
         event = await run(link_of(self), link_of(self).request(), timeout)
-        link = link_of(self)
-        new = Link(link.hub, event.request, datagrams=link.datagrams)
-        return Request(new, event)
+        return Request(link_of(self).of_request(event), event)
 
     def __aiter__(self) -> Self:
         return self

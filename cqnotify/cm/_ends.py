@@ -3,21 +3,52 @@
 
 from __future__ import annotations
 
-from typing import Any
+from ipaddress import IPv6Address, ip_address
+from typing import Any, NamedTuple
 
-from .._core import AH, PD
+from .._core import AH, CMID, PD
 from ..qp import QP
 from ._errors import Event
 from ._link import Address, Link
+from ._own import ipv6_addresses
 
 
-def known(address: Address | None) -> Address:
+def known(address: Address | None, cmid: CMID) -> Address:
+    """The address; one of the link has its interface, which the kernel leaves out of a request."""
     assert address is not None, "it has one from its first step on"
-    return address
+    host, port = address
+    if "%" in host or not ip_address(host).is_link_local or cmid.local is None:
+        return address
+    own = ip_address(cmid.local[0])
+    interfaces = [name for address, name in ipv6_addresses() if address == own]
+    return (f"{host}%{interfaces[0]}", port) if len(interfaces) == 1 else address
 
 
 def link_of(end: End) -> Link:
     return end._link
+
+
+class Resolved(NamedTuple):
+    """Where an address leads to, which `resolve` found out.
+
+    device, port_num: the name of our RDMA device, and its port.
+    local: our own IP address there.
+    peer: the peer's IP address, which `connect` takes: the one of a name's addresses that leads
+        there.
+    """
+
+    device: str
+    port_num: int
+    local: str
+    peer: str
+
+
+def resolved_by(link: Link, address: Address) -> Resolved:
+    """What a link has found out; it is not needed any more."""
+    found = link.id
+    result = Resolved(str(found.device), found.port_num, known(found.local, found)[0], address[0])
+    link.close()
+    return result
 
 
 class End:
@@ -32,12 +63,20 @@ class End:
         return self._link.id.device
 
     @property
+    def port_num(self) -> int:
+        """The port of that device; 0 of a listener on any address."""
+        return self._link.id.port_num
+
+    @property
     def local(self) -> Address:
         """Our own address: a tuple of an IP address and a port."""
-        return known(self._link.id.local)
+        return known(self._link.id.local, self._link.id)
 
     def close(self) -> None:
-        """End it at once, without waiting for the peer. Any thread may call this, and twice."""
+        """End it at once, without waiting for the peer. Any thread may call this, and twice.
+
+        It takes the kernel some time, for which the calling thread stops.
+        """
         self._link.close()
 
     def __repr__(self) -> str:
@@ -70,7 +109,7 @@ class BaseConnection(End):
     @property
     def peer(self) -> Address:
         """The peer's address: a tuple of an IP address and a port."""
-        return known(self._link.id.peer)
+        return known(self._link.id.peer, self._link.id)
 
     @property
     def remote_qpn(self) -> int:
@@ -108,6 +147,47 @@ class BaseConnection(End):
         return self._link.troubles
 
 
+class BaseGroup(End):
+    def __init__(self, link: Link, qp: QP, event: Event) -> None:
+        super().__init__(link)
+        self._qp = qp
+        self._parameters = event.parameters
+
+    @property
+    def qp(self) -> QP:
+        """The UD QP that receives what is sent to the group."""
+        return self._qp
+
+    @property
+    def address(self) -> str:
+        """The IP address of the group."""
+        return known(self._link.id.peer, self._link.id)[0]
+
+    @property
+    def gid(self) -> IPv6Address:
+        """The GID of the group."""
+        return IPv6Address(self._parameters["ah_attr"]["dgid"])
+
+    @property
+    def remote_qpn(self) -> int:
+        """The QP number to which a datagram for the group is sent: that of all members."""
+        return int(self._parameters["qp_num"])
+
+    @property
+    def remote_qkey(self) -> int:
+        """The Q_Key of the group."""
+        return int(self._parameters["qkey"])
+
+    def make_ah(self, pd: PD) -> AH:
+        """Return an address handle that leads to the group."""
+        return AH(pd, **self._parameters["ah_attr"])
+
+    @property
+    def error(self) -> Exception | None:
+        """Why it is no member any more; None while it is one."""
+        return self._link.error
+
+
 class BaseRequest(End):
     def __init__(self, link: Link, event: Event) -> None:
         super().__init__(link)
@@ -117,7 +197,7 @@ class BaseRequest(End):
     @property
     def peer(self) -> Address:
         """The peer's address: a tuple of an IP address and a port."""
-        return known(self._link.id.peer)
+        return known(self._link.id.peer, self._link.id)
 
     @property
     def private_data(self) -> bytes:

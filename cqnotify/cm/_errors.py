@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import enum
+import errno
 import os
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
@@ -136,7 +137,8 @@ class PeerGoneError(CMError, ConnectionAbortedError):
 
 REASONS: Final[dict[int, str]] = {
     RejectReason.INVALID_SERVICE_ID: "nothing listens on that port",
-    RejectReason.CONSUMER_DEFINED: "the program there rejected it, or ended",
+    RejectReason.CONSUMER_DEFINED: "the program there rejected it, ended, or listens on another "
+    "address",
     RejectReason.STALE_CONN: "the peer still knows a former connection of this queue pair",
     RejectReason.TIMEOUT: "the peer did not get our answer in time",
 }
@@ -171,9 +173,23 @@ def error_of(event: Event, where: str) -> CMError:
     return cls(f"{where}: {name_of(kind)}, {_words(event.status)}", kind, event.status)
 
 
+def error_of_tcp(code: int, where: str) -> CMError | None:
+    """Return the exception for an errno of connect(2), with which a peer's host has answered."""
+    if code == errno.ECONNREFUSED:
+        reason = RejectReason.INVALID_SERVICE_ID
+        text = f"{where}: rejected, {reason.name}: {REASONS[reason]}"
+        return RejectedError(text, CMEventType.REJECTED, -code, reason)
+    if code in (errno.ETIMEDOUT, errno.EHOSTUNREACH):
+        return UnreachableError(f"{where}: {os.strerror(code)}", CMEventType.UNREACHABLE, -code)
+    return None
+
+
 def reason_of(event: Event) -> RejectReason | int | None:
-    """Of a rejection. Of datagrams it comes as UNREACHABLE, with one of few reasons."""
+    """Of a rejection. Of datagrams it comes as UNREACHABLE, with one of few reasons; of iWARP with
+    an errno, by which devices tell different things."""
     if event.event == CMEventType.REJECTED:
+        if event.status < 0:
+            return RejectReason.CONSUMER_DEFINED
         return enum_or_int(RejectReason, event.status)
     if event.event == CMEventType.UNREACHABLE and event.status > 0:
         known = {1: RejectReason.INVALID_SERVICE_ID, 3: RejectReason.NO_QP}

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: MIT
 """Reading the events of connections: one channel for each event loop, and one for all threads.
 
-A hub lives as long as there are links on its channel. Events are handled in the thread of the event
-loop, or in a thread of the hub's own: so a peer that disconnects is noticed at once, even if no
-program waits for it.
+That of an event loop lives as long as there are links on its channel. Events are handled in the
+thread of the event loop, or in a thread of the hub's own: so a peer that disconnects is noticed at
+once, even if no program waits for it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import os
 import select
@@ -22,11 +23,10 @@ from .._core import CMChannel
 from ..aio._loops import Loop, adapt, running
 from ..aio._reader import Watched
 from ._errors import Event
+from ._turns import TURN, Turns
 
 if TYPE_CHECKING:
     from ._link import Link
-
-TURN = 0.005  # seconds for which events are handled before the loop gets its turn
 
 Predicate = Callable[[], object]
 
@@ -42,20 +42,24 @@ class Hub:
 
     def __init__(self) -> None:
         self.channel: CMChannel = CMChannel()
-        self.links: weakref.WeakSet[Link] = weakref.WeakSet()
+        # By id. Any thread may close a link, so no thread goes through a set that can change.
+        self.links: dict[int, weakref.ref[Link]] = {}
 
     def add(self, link: Link) -> None:
-        self.links.add(link)
+        self.links[id(link)] = weakref.ref(link)
 
     def remove(self, link: Link) -> None:
-        self.links.discard(link)
+        self.links.pop(id(link), None)
+
+    def living(self) -> list[Link]:
+        return [link for ref in list(self.links.values()) if (link := ref()) is not None]
 
     def leave_unused(self) -> None:
         """Close the channel of an event loop that has no link."""
 
     def fail(self, error: Exception) -> None:
         """No event will come any more."""
-        for link in list(self.links):
+        for link in self.living():
             link.fail(error)
         self.close()
 
@@ -72,7 +76,10 @@ class Hub:
             event = Event(*raw)
             link = event.id.user_data() if event.id.user_data is not None else None
             if link is not None:
-                link.deliver(event)
+                try:
+                    link.deliver(event)
+                except Exception as e:  # without memory, for example: the other links go on
+                    link.fail(e)
             elif event.request is not None:
                 event.request.close()  # and so rejected
         return True
@@ -82,6 +89,11 @@ class Hub:
 
 
 # ---- event loops ------------------------------------------------------------------------------
+
+
+def in_asyncio() -> bool:
+    """Whether the running event loop is asyncio's."""
+    return isinstance(running(), asyncio.AbstractEventLoop)
 
 
 class AsyncBell:
@@ -101,30 +113,32 @@ class AsyncBell:
             self._ring()
 
     def _ring(self) -> None:
-        for wake in self._sleepers:
+        for wake in self._sleepers[:]:  # what is asked can ring again
             wake()
 
     async def wait_for(self, predicate: Predicate, timeout: float | None) -> bool:
-        """Sleep until it is true. Return False at the end of the timeout."""
-        end = None if timeout is None else time.monotonic() + timeout
-        while not predicate():
-            left = None if end is None else end - time.monotonic()
-            if left is not None and left <= 0:
-                return False
-            if self._loop.asyncio is not None:
-                await self._sleep(self._loop.asyncio, left)
-            else:
-                await self._sleep_in_trio(left)
-        return True
+        """Sleep until it is true, for which it is asked whenever the bell is rung. Return False at
+        the end of the timeout."""
+        if predicate():
+            return True
+        if timeout is not None and timeout <= 0:
+            return False
+        if self._loop.asyncio is not None:
+            await self._sleep(self._loop.asyncio, predicate, timeout)
+        else:
+            await self._sleep_in_trio(predicate, timeout)
+        return bool(predicate())
 
-    async def _sleep(self, loop: asyncio.AbstractEventLoop, timeout: float | None) -> None:
+    async def _sleep(
+        self, loop: asyncio.AbstractEventLoop, predicate: Predicate, timeout: float | None
+    ) -> None:
         future: asyncio.Future[None] = loop.create_future()
 
-        def wake() -> None:
-            if not future.done():
+        def wake(is_late: bool = False) -> None:
+            if (is_late or predicate()) and not future.done():
                 future.set_result(None)
 
-        timer = None if timeout is None else loop.call_later(timeout, wake)
+        timer = None if timeout is None else loop.call_later(timeout, wake, True)
         self._sleepers.append(wake)
         try:
             await future
@@ -133,16 +147,20 @@ class AsyncBell:
             if timer is not None:
                 timer.cancel()
 
-    async def _sleep_in_trio(self, timeout: float | None) -> None:
-        import trio
+    async def _sleep_in_trio(self, predicate: Predicate, timeout: float | None) -> None:
+        from ..aio._trio import TrioWakeup
 
-        event = trio.Event()
-        self._sleepers.append(event.set)
+        wakeup = TrioWakeup()
+
+        def wake() -> None:
+            if predicate():
+                wakeup.wake()
+
+        self._sleepers.append(wake)
         try:
-            with trio.move_on_after(float("inf") if timeout is None else timeout):
-                await event.wait()
+            await wakeup.wait(timeout)
         finally:
-            self._sleepers.remove(event.set)
+            self._sleepers.remove(wake)
 
 
 class LoopHub(Hub):
@@ -155,18 +173,24 @@ class LoopHub(Hub):
         raw = running()
         hub = cls._hubs.get(raw)
         if hub is None:
-            for old in [old for old in cls._hubs.values() if old.loop.is_closed()]:
-                old.close()
+            for old in list(cls._hubs.values()):  # which other threads change
+                if old.loop.is_closed():
+                    old.close()
             hub = cls._hubs[raw] = cls(raw)
+        hub._is_wanted = True
         return hub
 
     def __init__(self, raw: object) -> None:
         super().__init__()
         self.loop = adapt(raw)
+        self._turns = Turns(self.loop)
         self._watched: Watched | None = None
+        # A link is being made: meanwhile the collector may take the last one of the others.
+        self._is_wanted = False
 
     def add(self, link: Link) -> None:
         super().add(link)
+        self._is_wanted = False
         if self._watched is None:
             self._watched = Watched(self.channel)
             self._watched.start(self.loop, self._on_readable)
@@ -176,7 +200,7 @@ class LoopHub(Hub):
         self.leave_unused()
 
     def leave_unused(self) -> None:
-        if self.links:
+        if self.links or self._is_wanted:
             return
         if self.loop.is_elsewhere():
             with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
@@ -186,7 +210,7 @@ class LoopHub(Hub):
 
     def close(self) -> None:
         if self._hubs.get(self.loop.raw) is self:
-            del self._hubs[self.loop.raw]
+            self._hubs.pop(self.loop.raw, None)
         if self._watched is not None:
             watched, self._watched = self._watched, None
             watched.close()
@@ -202,6 +226,13 @@ class LoopHub(Hub):
 
     def bell(self) -> AsyncBell:
         return AsyncBell(self.loop)
+
+    async def in_turn(self, call: Callable[[], None]) -> None:
+        """Make a call that takes the kernel's time, in a turn of the loop that has time for it."""
+        if self.loop.raw is running():
+            await self._turns.make(call, self.bell)
+        else:
+            call()  # from a loop that did not make the connection
 
 
 # ---- threads ----------------------------------------------------------------------------------
@@ -223,7 +254,7 @@ class ThreadBell:
 
 
 class ThreadHub(Hub):
-    """That of all threads, with one of its own that reads while there are links."""
+    """That of all threads, with one of its own that reads, from the first link on."""
 
     _hub: ClassVar[ThreadHub | None] = None
     _lock: ClassVar[threading.Lock] = threading.Lock()
@@ -241,30 +272,49 @@ class ThreadHub(Hub):
         cls._lock = threading.Lock()
         cls._hub = None
 
+    @classmethod
+    def end(cls) -> None:
+        """At the end of the interpreter: a sub-interpreter must not leave a thread."""
+        hub = cls._hub
+        if hub is None or hub._thread is None:
+            return
+        with cls._lock:
+            if hub._stop >= 0:
+                os.eventfd_write(hub._stop, 1)
+        hub._thread.join()
+
     def __init__(self) -> None:
         super().__init__()
         self._thread: threading.Thread | None = None
+        self._stop = -1  # a descriptor, while the thread runs
 
     def add(self, link: Link) -> None:
         super().add(link)
         with self._lock:
             if self._thread is None:
+                # A daemon: threads of the program that wait for a peer still find it at the end. An
+                # isolated sub-interpreter has none, and Python says so.
                 self._thread = threading.Thread(target=self._run, name="cqnotify.cm", daemon=True)
+                self._stop = os.eventfd(0)
                 self._thread.start()
 
     def _run(self) -> None:
         poller = select.poll()
         poller.register(self.channel.fileno(), select.POLLIN)
+        poller.register(self._stop, select.POLLIN)
         try:
-            while True:
-                poller.poll()
+            while self._stop not in dict(poller.poll()):
                 while self.handle_some():
                     pass
         except Exception as e:
             self.fail(e)
+        with self._lock:
+            os.close(self._stop)
+            self._stop = -1
 
     def bell(self) -> ThreadBell:
         return ThreadBell()
 
 
 os.register_at_fork(after_in_child=ThreadHub.forget)
+atexit.register(ThreadHub.end)

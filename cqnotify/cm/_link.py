@@ -9,6 +9,8 @@ So deadlines and cancellation are not theirs: whatever ends them early closes th
 from __future__ import annotations
 
 import contextlib
+import errno
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator
@@ -18,7 +20,17 @@ from .._core import CMID, ClosedError, VerbsError
 from ..aio._reader import weak_callback
 from ..enums import AccessFlags, QPState, QPType
 from ..qp import QP
-from ._errors import CMError, CMEventType, Event, PeerGoneError, error_of
+from ._closing import Closing
+from ._errors import (
+    CMError,
+    CMEventType,
+    Event,
+    PeerGoneError,
+    UnreachableError,
+    error_of,
+    error_of_tcp,
+)
+from ._keepalive import Keepalives
 
 if TYPE_CHECKING:
     from ._hub import Hub
@@ -30,9 +42,16 @@ OPTION_TOS, OPTION_REUSEADDR, OPTION_AFONLY, OPTION_ACK_TIMEOUT = range(4)
 AS_MANY = 255  # of responder_resources and initiator_depth: what the device has
 RESOLVE_MS = 4000  # a neighbour that does not answer so long is not there
 
+# Of one try. Where two ask for a neighbour at once, the kernel can miss its answer for one of them,
+# and looks again when the try is over.
+RESOLVE_TRY_MS = 500
+
 # More than the program's own: what does not fit there the kernel drops without a word, and the peer
 # asks again after seconds.
 KERNELS_BACKLOG = 1024
+
+# What the kernel says of a request whose peer has gone; no event does.
+GONE = (errno.EINVAL, errno.ENOTCONN)
 
 # What ends an attempt. UNREACHABLE is no end of what is established, only a hint.
 ENDS = (
@@ -43,7 +62,20 @@ ENDS = (
     CMEventType.REJECTED,
     CMEventType.DISCONNECTED,
     CMEventType.DEVICE_REMOVAL,
+    CMEventType.MULTICAST_ERROR,
 )
+
+# What tells of the end of what was established.
+OVER = (CMEventType.DISCONNECTED, CMEventType.DEVICE_REMOVAL, CMEventType.MULTICAST_ERROR)
+
+
+def deadline(timeout: float | None) -> float | None:
+    """By time.monotonic(); None is never."""
+    return None if timeout is None else time.monotonic() + timeout
+
+
+def left_until(end: float | None) -> float | None:
+    return None if end is None else max(0.0, end - time.monotonic())
 
 
 class Options(NamedTuple):
@@ -57,6 +89,7 @@ class Options(NamedTuple):
     rnr_retry_count: int = 7
     responder_resources: int | None = None
     initiator_depth: int | None = None
+    keepalive: float | None = None
 
 
 class Link:
@@ -64,11 +97,6 @@ class Link:
 
     def __init__(self, hub: Hub, cmid: CMID | None = None, *, datagrams: bool = False) -> None:
         self.hub: Hub = hub
-        try:
-            self.id: CMID = CMID(hub.channel, datagrams) if cmid is None else cmid
-        except BaseException:
-            hub.leave_unused()
-            raise
         self.bell: Any = hub.bell()
         self.events: deque[Event] = deque()
         self.qp: QP | None = None
@@ -79,10 +107,17 @@ class Link:
         self.resolve_ms: int = RESOLVE_MS
         self.answer: str | None = None  # of a request: how it was answered
         self.backlog: int = 0  # of a listener: how many requests may wait
+        self.group: tuple[bytes, int] | None = None  # that of its QP
+        self.hung_up: bool = False
+        try:
+            hub.add(self)
+            self.id: CMID = CMID(hub.channel, datagrams) if cmid is None else cmid
+        except BaseException:
+            hub.remove(self)
+            raise
         self._on_id_closed = weak_callback(self._id_closed)
         self.id.user_data = weakref.ref(self)
         self.id.add_close_callback(self._on_id_closed)
-        hub.add(self)
 
     def resolve_within(self, timeout: float | None) -> None:
         """How long the kernel may take to find the peer's address."""
@@ -96,23 +131,41 @@ class Link:
         if event.event == CMEventType.UNREACHABLE and self.id.state == "ESTABLISHED":
             self.troubles += 1
             return
+        if event.event in OVER:  # first, so that who sees the flush finds out why
+            self.error = self.error or error_of(event, self.where)
         if event.event == CMEventType.DISCONNECTED:
             self.hang_up()
-        if event.event in (CMEventType.DISCONNECTED, CMEventType.DEVICE_REMOVAL):
-            self.error = self.error or error_of(event, self.where)
+        if event.event in (CMEventType.TIMEWAIT_EXIT, CMEventType.ADDR_CHANGE):
+            return  # nothing follows from it
         if event.request is not None and len(self.events) >= self.backlog:
             event.request.close()  # and so rejected
             return
         self.events.append(event)
+        if self.id.closed:  # since the event was read
+            self._reject_waiting()
         self.bell.ring()
 
     def hang_up(self) -> None:
-        """Tell the peer, and end what was posted: nothing of it can succeed any more."""
+        """Tell the peer, and end what was posted: nothing of it can succeed any more. Once."""
+        if self.hung_up:
+            return
+        self.hung_up = True
         if self.qp is not None and not self.datagrams:
-            with contextlib.suppress(OSError, ClosedError):
-                self.qp.modify(qp_state=QPState.ERR)
-        with contextlib.suppress(OSError, ClosedError, RuntimeError):
-            self.id.disconnect()
+            self.attempt(fail_qp, self.qp)
+        self.attempt(CMID.disconnect, self.id)
+
+    def attempt(self, call: Callable[[Any], None], it: object) -> None:
+        """What fails is tried again by the next hang_up()."""
+        try:
+            call(it)
+        except (OSError, ClosedError, RuntimeError):
+            self.hung_up = False
+
+    def lose(self, why: str) -> None:
+        """The peer is taken for dead; called by the thread that has found out."""
+        self.error = self.error or UnreachableError(f"{self.where}: {why}")
+        self.hang_up()
+        self.bell.ring()
 
     def fail(self, error: Exception) -> None:
         """The channel has failed, of which there is one error for each link."""
@@ -124,27 +177,44 @@ class Link:
     def _id_closed(self) -> None:
         """The link, its queue pair or its context was closed; in the thread that did it."""
         self.error = self.error or ClosedError(f"{self.where}: closed")
-        while self.events:  # requests that nobody will answer
-            request = self.events.popleft().request
-            if request is not None:
-                request.close()
+        self._reject_waiting()
         self.hub.remove(self)
         self.bell.ring()
+
+    def _reject_waiting(self) -> None:
+        """The requests that nobody will answer; in any thread."""
+        with contextlib.suppress(IndexError):
+            while True:
+                request = self.events.popleft().request
+                if request is not None:
+                    request.close()
 
     def close(self) -> None:
         """End it, without waiting for anything."""
         if self.id.closed:
             return
-        if self.id.state in ("ESTABLISHED", "ACCEPTING", "RESPONDED", "DISCONNECTED"):
+        # Before the goodbye, of which an event of our own may tell.
+        self.error = self.error or ClosedError(f"{self.where}: closed")
+        if self.group is not None and self.qp is not None:
+            with contextlib.suppress(OSError, ClosedError):
+                self.qp.detach_mcast(*self.group)
+        elif self.qp is not None:
             self.hang_up()
-        self.id.close()
+        if self.id.is_iwarp and self.id.state == "CONNECTING":
+            # The kernel waits for the peer's host until it lets go of the identifier.
+            self.bell.ring()
+            Closing.begin(self.id)
+        else:
+            self.id.close()
 
     def __del__(self) -> None:
         # Where __init__() has failed there may be no identifier. The collector has dropped the weak
         # references by now, so that no callback has told the hub.
         if hasattr(self, "_on_id_closed"):
+            if self.id.closed and self.error is None:  # by the collector, a moment ago
+                self.hang_up()
             self.close()
-            self.hub.leave_unused()
+            self.hub.remove(self)
 
     def say_goodbye(self) -> None:
         """Begin to end it, unless it is over."""
@@ -161,7 +231,18 @@ class Link:
         if only_ipv6:
             self.id.set_option(OPTION_AFONLY, 1)
         self.id.bind_addr(address)
+        if self.id.local is not None:  # where a port was chosen
+            self.where = f"listening on {address[0]} port {self.id.local[1]}"
+        if self.datagrams and self.id.is_iwarp:
+            device = self.id.device
+            raise VerbsError(errno.EOPNOTSUPP, f"{device} is an iWARP device, without datagrams")
         self.id.listen(KERNELS_BACKLOG)
+
+    def of_request(self, event: Event) -> Link:
+        """The link of a peer that wants to connect to this one."""
+        if self.error is not None and self.hub.channel.closed:  # since the event was taken in
+            raise self.error
+        return Link(self.hub, event.request, datagrams=self.datagrams)
 
     def begin_answer(self, answer: str, qp: QP | None = None) -> None:
         """A request is answered once; not by a queue pair that cannot do it."""
@@ -175,8 +256,13 @@ class Link:
 
     def reject(self, private_data: bytes) -> None:
         self.begin_answer("rejected")
-        self.id.reject(private_data)
-        self.close()
+        try:
+            self.id.reject(private_data)
+        except VerbsError as e:
+            if e.errno not in GONE:
+                raise
+        finally:
+            self.close()
 
     # ---- steps ----
 
@@ -191,31 +277,88 @@ class Link:
                 if event.event in ENDS:
                     raise error_of(event, self.where)
             if self.error is not None:
-                raise self.error
+                raise self.error.with_traceback(None)  # which would grow with each raise
 
-    def resolve(self, source: Address | None, peer: Address, device: str) -> Steps:
-        """Find the way to an address; `device`: the one that it has to lead to."""
-        self.id.resolve_addr(source, peer, self.resolve_ms)
-        yield from self.expect(CMEventType.ADDR_RESOLVED)
-        check_device(self.id, device)
+    def resolve_addr(self, source: Address | None, peer: Address, device: str | None) -> Steps:
+        """Find the device that leads to an address; `device`: the one that it has to be."""
+        left = self.resolve_ms
+        while True:
+            self.id.resolve_addr(source, peer, min(left, RESOLVE_TRY_MS))
+            left -= RESOLVE_TRY_MS
+            try:
+                yield from self.expect(CMEventType.ADDR_RESOLVED)
+            except UnreachableError as e:
+                if left <= 0 or e.status != -errno.ETIMEDOUT:
+                    raise
+            else:
+                break
+        if device is not None:
+            check_device(self.id, device)
+
+    def resolve(self, source: Address | None, peer: Address, device: str | None = None) -> Steps:
+        """Find the way to an address."""
+        yield from self.resolve_addr(source, peer, device)
         self.id.resolve_route(self.resolve_ms)
         yield from self.expect(CMEventType.ROUTE_RESOLVED)
 
-    def connect(self, qp: QP, source: Address | None, peer: Address, options: Options) -> Steps:
+    def find(self, source: Address | None, peer: Address) -> Steps:
+        """No more than the way."""
+        self.where = f"the way to {peer[0]}"
+        yield from self.resolve(source, peer)
+
+    def connect(
+        self,
+        qp: QP,
+        source: Address | None,
+        peer: Address,
+        options: Options,
+        on_init: Any = None,
+    ) -> Steps:
         """Ask the peer for a connection, and make the queue pair part of it."""
         self.where = f"connecting to {peer[0]} port {peer[1]}"
         set_options(self.id, options)
         self.take(qp)
         yield from self.resolve(source, peer, qp.context.name)
-        if qp.qp_type == QPType.UD:
-            bring_up(self.id, qp, options)
-        self.id.connect(*parameters(qp, options))
+        if qp.qp_type == QPType.UD or self.id.is_iwarp:
+            bring_up(self.id, qp, options, on_init)
+        self.ask(qp, options)
         event = yield from self.expect(CMEventType.CONNECT_RESPONSE, CMEventType.ESTABLISHED)
         if event.event == CMEventType.CONNECT_RESPONSE:
-            bring_up(self.id, qp, options)
-            self.id.establish()
-        self.where = f"the connection to {peer[0]} port {peer[1]}"
+            try:
+                bring_up(self.id, qp, options, on_init)
+                self.id.establish()
+            except (OSError, RuntimeError):
+                if self.id.state in ("DISCONNECTED", "FAILED"):  # the peer has gone meanwhile
+                    yield from self.expect()
+                raise
+        self.begin(f"the connection to {peer[0]} port {peer[1]}", options)
         return event
+
+    def join(self, qp: QP, source: Address | None, group: Address) -> Steps:
+        """Become a member of a multicast group, and its queue pair as well."""
+        self.where = f"joining {group[0]}"
+        self.take(qp)
+        yield from self.resolve_addr(source, group, qp.context.name)
+        bring_up(self.id, qp, Options())
+        self.id.join_multicast(group)
+        event = yield from self.expect(CMEventType.MULTICAST_JOIN)
+        path = event.parameters["ah_attr"]
+        known = path["dgid"], path["dlid"]
+        qp.attach_mcast(*known)
+        self.group = known
+        self.where = f"the multicast group {group[0]}"
+        return event
+
+    def ask(self, qp: QP, options: Options) -> None:
+        """Of an iWARP device the call itself may connect to the peer's host, by TCP."""
+        try:
+            self.id.connect(*parameters(qp, options))
+        except VerbsError as e:
+            error = error_of_tcp(e.errno or 0, self.where) if self.id.is_iwarp else None
+            if error is None:
+                raise
+            self.qp = None  # which is as before, and can try again
+            raise error from e
 
     def accept(self, qp: QP, options: Options, on_init: Any = None) -> Steps:
         """Answer the request of a peer."""
@@ -233,7 +376,13 @@ class Link:
                 yield from self.expect(CMEventType.ESTABLISHED)
             except CMError as e:
                 raise PeerGoneError(f"{self.where}: the peer has gone, or given up: {e}") from e
-        self.where = self.where.replace("accepting", "the connection from", 1)
+        self.begin(self.where.replace("accepting", "the connection from", 1), options)
+
+    def begin(self, where: str, options: Options) -> None:
+        """It is established."""
+        self.where = where
+        if options.keepalive is not None:
+            Keepalives.add(self, options.keepalive)
 
     def request(self) -> Steps:
         """Wait for the next peer that wants to connect."""
@@ -247,6 +396,11 @@ class Link:
         """From now on the link goes along with that queue pair."""
         self.id.bind_qp(qp)
         self.qp = qp
+
+
+def fail_qp(qp: QP) -> None:
+    if qp._own_state != QPState.RESET:  # else it was not made part of a connection
+        qp.modify(qp_state=QPState.ERR)
 
 
 def check_device(cmid: CMID, device: str) -> None:
@@ -279,20 +433,11 @@ def parameters(qp: QP, options: Options) -> tuple[Any, ...]:
 
 
 def bring_up(cmid: CMID, qp: QP, options: Options, on_init: Any = None) -> None:
-    """Make the transitions from RESET to RTS, as rdma_cm says."""
-    if qp.state == QPState.RTS:  # of datagrams, which go to other peers already
+    """Make the transitions from RESET to RTS, as rdma_cm says. Of an iWARP device the kernel makes
+    those behind INIT itself."""
+    if qp._own_state == QPState.RTS:  # of datagrams, as it has other peers already
         return
-    for state in (QPState.INIT, QPState.RTR, QPState.RTS):
-        qp.modify(**transition(cmid, qp, state, options.access))
+    for state in (QPState.INIT,) if cmid.is_iwarp else (QPState.INIT, QPState.RTR, QPState.RTS):
+        cmid.modify_qp(state, options.access)
         if state == QPState.INIT and on_init is not None:
             on_init(qp)
-
-
-def transition(cmid: CMID, qp: QP, state: QPState, access: int) -> dict[str, Any]:
-    """The attributes of one transition. Datagrams have no path, of which rdma_cm could know."""
-    if qp.qp_type == QPType.UD and state != QPState.INIT:
-        return {"qp_state": state, **({"sq_psn": qp.sq_psn} if state == QPState.RTS else {})}
-    attrs: dict[str, Any] = cmid.init_qp_attr(state)
-    if "qp_access_flags" in attrs:
-        attrs["qp_access_flags"] = int(access)
-    return attrs

@@ -15,7 +15,6 @@ peer that disconnects is noticed at once, whatever the program waits for.
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -24,25 +23,34 @@ from .._core import ClosedError
 from ..enums import AccessFlags, QPType
 from ..qp import QP
 from . import _arguments as check
-from ._ends import BaseConnection, BaseListener, BaseRequest, End, link_of
+from ._ends import (
+    BaseConnection,
+    BaseGroup,
+    BaseListener,
+    BaseRequest,
+    End,
+    Resolved,
+    link_of,
+    resolved_by,
+)
 from ._hub import ThreadHub
-from ._link import Address, Link
+from ._link import Address, Link, deadline, left_until
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ._link import Steps
 
-__all__ = ["Connection", "Listener", "Request", "connect", "listen"]
+__all__ = ["Connection", "Group", "Listener", "Request", "connect", "join", "listen", "resolve"]
 
 
 def _run(link: Link, steps: Steps, timeout: float | None) -> Any:
     """Run steps, which end within the timeout."""
-    end = None if timeout is None else time.monotonic() + timeout
+    end = deadline(timeout)
     try:
         predicate = next(steps)
         while True:
-            left = None if end is None else max(0.0, end - time.monotonic())
+            left = left_until(end)
             if link.bell.wait_for(predicate, left):
                 predicate = steps.send(None)
             else:
@@ -66,6 +74,26 @@ def _addresses(host: object, port: int) -> list[Address]:
         return check.addresses_of(socket.getaddrinfo(name, port, type=socket.SOCK_STREAM))
     except socket.gaierror as e:
         raise check.unresolved(name, e) from None
+
+
+def _of_the_first(
+    found: list[Address],
+    timeout: float | None,
+    datagrams: bool,
+    steps: Callable[[Link, Address], Steps],
+) -> tuple[Link, Any, Address]:
+    """Run steps for one address after the other, until they succeed; with links of their own."""
+    end = deadline(timeout)
+    for i, address in enumerate(found):
+        link = Link(ThreadHub.get(), datagrams=datagrams)
+        left = left_until(end)
+        link.resolve_within(left)
+        try:
+            return link, _run_or_close(link, steps(link, address), left), address
+        except OSError:
+            if i == len(found) - 1:
+                raise
+    raise AssertionError("there is an address")
 
 
 class _Closes(End):
@@ -103,14 +131,16 @@ def connect(
     *,
     private_data: bytes = b"",
     timeout: float | None = 10.0,
+    on_init: Callable[[QP], object] | None = None,
     source: str | None = None,
-    access: AccessFlags | int = 0,
+    access: AccessFlags | int = AccessFlags.REMOTE_WRITE,
     ack_timeout: int | None = None,
     tos: int | None = None,
     retry_count: int = 6,
     rnr_retry_count: int = 7,
     responder_resources: int | None = None,
     initiator_depth: int | None = None,
+    keepalive: float | None = None,
 ) -> Connection:
     """Connect a QP to the program that listens on an address, see `cqnotify.cm.connect`.
 
@@ -129,22 +159,46 @@ def connect(
         rnr_retry_count=rnr_retry_count,
         responder_resources=responder_resources,
         initiator_depth=initiator_depth,
+        keepalive=keepalive,
     )
     datagrams = qp.qp_type == QPType.UD
     own = None if source is None else _addresses(source, 0)[0]
-    found = _addresses(host, port)
-    end = None if timeout is None else time.monotonic() + timeout
-    for i, address in enumerate(found):
-        link = Link(ThreadHub.get(), datagrams=datagrams)
-        left = None if end is None else max(0.0, end - time.monotonic())
-        link.resolve_within(left)
-        try:
-            event = _run_or_close(link, link.connect(qp, own, address, options), left)
-            return Connection(link, qp, (event.private_data, event.parameters))
-        except OSError:
-            if i == len(found) - 1:
-                raise
-    raise AssertionError("there is an address")
+    link, event, _ = _of_the_first(
+        _addresses(host, port),
+        timeout,
+        datagrams,
+        lambda link, address: link.connect(qp, own, address, options, on_init),
+    )
+    return Connection(link, qp, (event.private_data, event.parameters))
+
+
+def resolve(host: str, *, timeout: float | None = 10.0, source: str | None = None) -> Resolved:
+    """Find out which device leads to an address, see `cqnotify.cm.resolve`.
+
+    A name that takes long to resolve is not bound by the timeout.
+    """
+    check.check_timeout(timeout)
+    own = None if source is None else _addresses(source, 0)[0]
+    link, _, address = _of_the_first(
+        _addresses(host, 0), timeout, False, lambda link, address: link.find(own, address)
+    )
+    return resolved_by(link, address)
+
+
+class Group(_Closes, BaseGroup):
+    """A QP is a member of a multicast group, see `cqnotify.cm.Group`."""
+
+
+def join(qp: QP, group: str, *, source: str | None = None, timeout: float | None = 10.0) -> Group:
+    """Make a QP a member of a multicast group, see `cqnotify.cm.join`."""
+    check.check_member(qp, timeout)
+    own = None if source is None else _addresses(source, 0)[0]
+    address = _addresses(group, 0)[0]
+    check.check_group(address[0])
+    link, event, _ = _of_the_first(
+        [address], timeout, True, lambda link, address: link.join(qp, own, address)
+    )
+    return Group(link, qp, event)
 
 
 class Request(BaseRequest):
@@ -157,11 +211,12 @@ class Request(BaseRequest):
         private_data: bytes = b"",
         timeout: float | None = 10.0,
         on_init: Callable[[QP], object] | None = None,
-        access: AccessFlags | int = 0,
+        access: AccessFlags | int = AccessFlags.REMOTE_WRITE,
         ack_timeout: int | None = None,
         rnr_retry_count: int = 7,
         responder_resources: int | None = None,
         initiator_depth: int | None = None,
+        keepalive: float | None = None,
     ) -> Connection:
         """Accept the connection, see `cqnotify.cm.Request.accept`."""
         options = check.connection_options(
@@ -172,8 +227,10 @@ class Request(BaseRequest):
             access=access,
             ack_timeout=ack_timeout,
             rnr_retry_count=rnr_retry_count,
+            retry_count=self.parameters.get("retry_count", 0),
             responder_resources=responder_resources,
             initiator_depth=initiator_depth,
+            keepalive=keepalive,
         )
         link = link_of(self)
         link.begin_answer("accepted", qp)
@@ -182,8 +239,8 @@ class Request(BaseRequest):
 
     def reject(self, private_data: bytes = b"") -> None:
         """Reject the connection, see `cqnotify.cm.Request.reject`."""
-        data = check.check_private_data(private_data, check.REJECT, self.is_datagrams)
-        link_of(self).reject(data)
+        link = link_of(self)
+        link.reject(check.rejection(private_data, link.id.is_iwarp, self.is_datagrams))
 
 
 class Listener(_Closes, BaseListener):
@@ -196,9 +253,7 @@ class Listener(_Closes, BaseListener):
         """
         check.check_timeout(timeout)
         event = _run(link_of(self), link_of(self).request(), timeout)
-        link = link_of(self)
-        new = Link(link.hub, event.request, datagrams=link.datagrams)
-        return Request(new, event)
+        return Request(link_of(self).of_request(event), event)
 
     def __iter__(self) -> Iterator[Request]:
         return self

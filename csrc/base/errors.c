@@ -115,6 +115,8 @@ static void raise_error(PyObject *exc)
     }
 }
 
+#define KERNELS_ENOTSUPP 524 /* is not meant for programs, which have no name for it */
+
 /* "verb: text of err: what was asked and what to do". */
 static PyObject *new_verbs_error(cqn_state *st, int err, const char *verb, const char *format,
                                  va_list args)
@@ -124,6 +126,7 @@ static PyObject *new_verbs_error(cqn_state *st, int err, const char *verb, const
         return NULL;
     }
     err = err < 0 ? -err : err;
+    err = err == KERNELS_ENOTSUPP ? EOPNOTSUPP : err;
     PyObject *message = PyUnicode_FromFormat("%s: %s%s%U", verb, text_of_errno(err),
                                              PyUnicode_GET_LENGTH(detail) ? ": " : "", detail);
     Py_DECREF(detail);

@@ -13,8 +13,8 @@
 const char *const cqn_cm_state_names[CQN_CM_STATES] = {
     "NEW",           "BOUND",           "LISTENING",      "RESOLVING_ADDR",
     "ADDR_RESOLVED", "RESOLVING_ROUTE", "ROUTE_RESOLVED", "CONNECTING",
-    "RESPONDED",     "REQUESTED",       "ACCEPTING",      "ESTABLISHED",
-    "DISCONNECTING", "DISCONNECTED",    "FAILED",
+    "RESPONDED",     "REQUESTED",       "ACCEPTING",      "JOINING",
+    "ESTABLISHED",   "DISCONNECTING",   "DISCONNECTED",   "FAILED",
 };
 
 #define IN(state) (1u << CQN_CM_##state)
@@ -56,6 +56,10 @@ static int milliseconds(PyObject *value, int *out)
     return 0;
 }
 
+/* On iWARP an address is refused as it is resolved, else as the route is. */
+#define LOOPBACK \
+    "a loopback address has no RDMA device: use an address of an interface that has one"
+
 static PyObject *cm_id_bind_addr(PyObject *op, PyObject *address)
 {
     CQN_LOCKED;
@@ -90,7 +94,8 @@ static PyObject *cm_id_resolve_addr(PyObject *op, PyObject *args)
         return NULL;
     }
     CALL(self, "rdma_resolve_addr", CQN_CM_RESOLVING_ADDR,
-         CQN_CM(resolve_addr, id, own, (struct sockaddr *)&to, ms), "to %R", destination);
+         CQN_CM(resolve_addr, id, own, (struct sockaddr *)&to, ms), "to %R%s", destination,
+         err == EINVAL ? "; " LOOPBACK : "");
     Py_RETURN_NONE;
 }
 
@@ -106,7 +111,7 @@ static PyObject *cm_id_resolve_route(PyObject *op, PyObject *timeout)
         return NULL;
     }
     CALL(self, "rdma_resolve_route", CQN_CM_RESOLVING_ROUTE, CQN_CM(resolve_route, id, ms),
-         "a loopback address has no RDMA device: use an address of an interface that has one");
+         LOOPBACK);
     Py_RETURN_NONE;
 }
 
@@ -263,6 +268,30 @@ static PyObject *cm_id_disconnect(PyObject *op, PyObject *Py_UNUSED(unused))
     Py_RETURN_NONE;
 }
 
+/* An identifier joins one group, and leaves it as it is destroyed. The library refers to the group
+ * by its address. */
+static PyObject *cm_id_join_multicast(PyObject *op, PyObject *address)
+{
+    CQN_LOCKED;
+    cqn_cm_id *self = (cqn_cm_id *)op;
+    struct sockaddr_storage at;
+    struct rdma_cm_id *id = cqn_cm_sockaddr_from(address, &at) < 0
+                                ? NULL
+                                : in_state(self, "rdma_join_multicast", IN(ADDR_RESOLVED));
+    if (id == NULL) {
+        return NULL;
+    }
+    if (self->group == NULL && (self->group = PyMem_Malloc(sizeof(at))) == NULL) {
+        return PyErr_NoMemory();
+    }
+    *self->group = at;
+    CALL(self, "rdma_join_multicast", CQN_CM_JOINING,
+         CQN_CM(join_multicast, id, (struct sockaddr *)&at, NULL),
+         "group %R (on RoCE, kernels join groups of IPv4 alone)", address);
+    self->joined = true;
+    Py_RETURN_NONE;
+}
+
 /* ---- the queue pair ---- */
 
 static PyObject *cm_id_bind_qp(PyObject *op, PyObject *qp)
@@ -287,39 +316,45 @@ static PyObject *cm_id_bind_qp(PyObject *op, PyObject *qp)
     Py_RETURN_NONE;
 }
 
-/* Those fields that the mask names, so that QP.modify() can be called with them. */
-static PyObject *masked_dict(const struct ibv_qp_attr *attr, int mask)
+/* What librdmacm says of a transition. Of datagrams it knows no more than how to get to INIT: they
+ * have no path. -1 with an exception. */
+static int ask_for_attributes(cqn_cm_id *self, struct rdma_cm_id *id, const cqn_qp *qp,
+                              struct ibv_qp_attr *attr)
 {
-    PyObject *dict = PyDict_New();
-    for (const cqn_field *f = cqn_qp_fields; dict != NULL && f->name != NULL; f++) {
-        const cqn_field one[2] = {*f, {.name = NULL}};
-        if (!(f->mask & mask) || (f->mask & IBV_QP_ALT_PATH)) {
-            continue;
-        }
-        PyObject *value = cqn_struct_to_dict(attr, one);
-        if (value == NULL || PyDict_Update(dict, value) < 0) {
-            Py_CLEAR(dict);
-        }
-        Py_XDECREF(value);
+    if (self->datagrams && attr->qp_state != IBV_QPS_INIT) {
+        attr->sq_psn = qp->sq_psn;
+        return IBV_QP_STATE | (attr->qp_state == IBV_QPS_RTS ? IBV_QP_SQ_PSN : 0);
     }
-    PyObject *path =
-        dict == NULL || !(mask & IBV_QP_AV) ? NULL : cqn_ah_attr_to_dict(&attr->ah_attr);
-    if (path != NULL && PyDict_SetItemString(dict, "ah_attr", path) < 0) {
-        Py_CLEAR(path);
+    int rc, err, mask = 0;
+    CQN_IN_KERNEL(&self->base, rc = CQN_CM(init_qp_attr, id, attr, &mask); err = errno);
+    if (rc != 0) {
+        cqn_verbs_error(self->base.state, err, "rdma_init_qp_attr", "");
+        return -1;
     }
-    if (PyErr_Occurred()) {
-        Py_CLEAR(dict);
-    }
-    Py_XDECREF(path);
-    return dict;
+    return mask;
 }
 
-static PyObject *cm_id_init_qp_attr(PyObject *op, PyObject *state)
+static int modify_qp(cqn_cm_id *self, struct rdma_cm_id *id, cqn_qp *qp, unsigned int state,
+                     unsigned int access)
+{
+    struct ibv_qp_attr attr = {.qp_state = (enum ibv_qp_state)state};
+    const int mask = ask_for_attributes(self, id, qp, &attr);
+    if (mask < 0) {
+        return -1;
+    }
+    if (mask & IBV_QP_ACCESS_FLAGS) {
+        attr.qp_access_flags = access;
+    }
+    return cqn_qp_carry_out(qp, &attr, mask);
+}
+
+/* (state, access flags). Another thread can close both meanwhile. */
+static PyObject *cm_id_modify_qp(PyObject *op, PyObject *args)
 {
     CQN_LOCKED;
     cqn_cm_id *self = (cqn_cm_id *)op;
-    uint64_t wanted;
-    struct rdma_cm_id *id = cqn_uint(state, "qp_state", IBV_QPS_ERR, &wanted) < 0
+    unsigned int state, access;
+    struct rdma_cm_id *id = !PyArg_ParseTuple(args, "II:modify_qp", &state, &access)
                                 ? NULL
                                 : in_state(self, "rdma_init_qp_attr",
                                            IN(ADDR_RESOLVED) | IN(ROUTE_RESOLVED) | IN(CONNECTING) |
@@ -327,10 +362,13 @@ static PyObject *cm_id_init_qp_attr(PyObject *op, PyObject *state)
     if (id == NULL) {
         return NULL;
     }
-    struct ibv_qp_attr attr = {.qp_state = (enum ibv_qp_state)wanted};
-    int mask = 0;
-    CALL(self, "rdma_init_qp_attr", self->state, CQN_CM(init_qp_attr, id, &attr, &mask), "");
-    return masked_dict(&attr, mask);
+    if (self->base.uses[1] == NULL) {
+        return PyErr_Format(PyExc_RuntimeError, "modify_qp(): this CMID has no QP");
+    }
+    PyObject *qp = Py_NewRef((PyObject *)self->base.uses[1]);
+    const int rc = modify_qp(self, id, (cqn_qp *)qp, state, access);
+    Py_DECREF(qp);
+    return rc < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 /* ---- options ---- */
@@ -378,13 +416,17 @@ PyMethodDef cqn_cm_id_methods[] = {
      "establish($self, /)\n--\n\nWraps rdma_establish(3)."},
     {"disconnect", cm_id_disconnect, METH_NOARGS,
      "disconnect($self, /)\n--\n\nWraps rdma_disconnect(3)."},
+    {"join_multicast", cm_id_join_multicast, METH_O,
+     "join_multicast($self, address, /)\n--\n\n"
+     "It leaves the group as it is closed.\n\n"
+     "Wraps rdma_join_multicast(3) and rdma_leave_multicast(3)."},
     {"bind_qp", cm_id_bind_qp, METH_O,
      "bind_qp($self, qp, /)\n--\n\n"
      "From now on it goes along with that QP: it is closed before the QP is."},
-    {"init_qp_attr", cm_id_init_qp_attr, METH_O,
-     "init_qp_attr($self, qp_state, /)\n--\n\n"
-     "The attributes for a QP's transition to that state, as QP.modify() takes them.\n\n"
-     "Wraps rdma_init_qp_attr(3)."},
+    {"modify_qp", cm_id_modify_qp, METH_VARARGS,
+     "modify_qp($self, qp_state, access, /)\n--\n\n"
+     "The transition of its QP to that state, in INIT with that access.\n\n"
+     "Wraps rdma_init_qp_attr(3) and ibv_modify_qp(3)."},
     {"set_option", cm_id_set_option, METH_VARARGS,
      "set_option($self, option, value, /)\n--\n\nWraps rdma_set_option(3)."},
     CQN_OBJECT_METHODS(cqn_close_doc),

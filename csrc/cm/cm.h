@@ -33,7 +33,7 @@ typedef struct {
     F(create_event_channel) F(destroy_event_channel) F(get_cm_event) F(ack_cm_event) \
     F(create_id) F(destroy_id) F(bind_addr) F(resolve_addr) F(resolve_route) F(listen) \
     F(connect) F(accept) F(reject) F(establish) F(disconnect) F(init_qp_attr) \
-    F(set_option)
+    F(set_option) F(join_multicast) F(leave_multicast)
 /* clang-format on */
 #define CQN_CM_POINTER(name) __typeof__(rdma_##name) *name;
     CQN_CM_FUNCTIONS(CQN_CM_POINTER)
@@ -69,6 +69,7 @@ typedef enum {
     CQN_CM_RESPONDED, /* the peer has accepted; the queue pair is to be connected */
     CQN_CM_REQUESTED, /* a peer wants to connect */
     CQN_CM_ACCEPTING,
+    CQN_CM_JOINING, /* a multicast group; then it is ESTABLISHED */
     CQN_CM_ESTABLISHED,
     CQN_CM_DISCONNECTING, /* asked for here; the peer has not answered */
     CQN_CM_DISCONNECTED,
@@ -77,10 +78,12 @@ typedef enum {
 } cqn_cm_state;
 
 typedef struct {
-    cqn_object base;     /* uses the channel, and then the queue pair, if there is one */
-    PyObject *user_data; /* or NULL */
-    uint8_t state;       /* a cqn_cm_state */
-    bool datagrams;      /* RDMA_PS_UDP */
+    cqn_object base;                /* uses the channel, and then the queue pair, if there is one */
+    PyObject *user_data;            /* or NULL */
+    struct sockaddr_storage *group; /* of multicast, that it has joined; or NULL */
+    uint8_t state;                  /* a cqn_cm_state */
+    bool datagrams;                 /* RDMA_PS_UDP */
+    bool joined;                    /* the group */
 } cqn_cm_id;
 
 /* Of librdmacm's event all that is left: it was acknowledged. */
@@ -131,6 +134,13 @@ extern const char *const cqn_cm_state_names[CQN_CM_STATES];
 /* A CMID for an identifier that came with a CONNECT_REQUEST, which it owns from here on; NULL with
  * an exception: then it does not. */
 cqn_cm_id *cqn_cm_id_of_request(cqn_cm_channel *channel, struct rdma_cm_id *request);
+
+/* Whether its address leads to an iWARP device; of an open one. */
+static inline bool cqn_cm_is_iwarp(const cqn_cm_id *self)
+{
+    const struct rdma_cm_id *id = self->base.handle;
+    return id->verbs != NULL && id->verbs->device->transport_type == IBV_TRANSPORT_IWARP;
+}
 
 /* The channel that brings its events. */
 static inline cqn_cm_channel *cqn_cm_channel_of(const cqn_cm_id *self)

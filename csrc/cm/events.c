@@ -21,15 +21,18 @@ static cqn_cm_state state_after(const cqn_cm_id *id, enum rdma_cm_event_type typ
         return CQN_CM_ROUTE_RESOLVED;
     case RDMA_CM_EVENT_CONNECT_RESPONSE:
         return CQN_CM_RESPONDED;
+    case RDMA_CM_EVENT_MULTICAST_JOIN:
     case RDMA_CM_EVENT_ESTABLISHED:
         return id->state == CQN_CM_DISCONNECTING ? CQN_CM_STATES : CQN_CM_ESTABLISHED;
     case RDMA_CM_EVENT_DISCONNECTED:
         return CQN_CM_DISCONNECTED;
     case RDMA_CM_EVENT_UNREACHABLE: /* of one that is established no more than a hint */
         return id->state < CQN_CM_ESTABLISHED ? CQN_CM_FAILED : CQN_CM_STATES;
-    case RDMA_CM_EVENT_ADDR_ERROR:
+    case RDMA_CM_EVENT_ADDR_ERROR: /* the address can be asked for again */
+        return CQN_CM_BOUND;
     case RDMA_CM_EVENT_ROUTE_ERROR:
     case RDMA_CM_EVENT_CONNECT_ERROR:
+    case RDMA_CM_EVENT_MULTICAST_ERROR:
     case RDMA_CM_EVENT_REJECTED:
     case RDMA_CM_EVENT_DEVICE_REMOVAL:
         return CQN_CM_FAILED;
@@ -74,6 +77,15 @@ void cqn_cm_drop_event(cqn_cm_event *event)
     PyMem_Free(event);
 }
 
+/* On iWARP the kernel itself moves the queue pair to RTS, and nothing tells libibverbs. */
+static void note_established(const cqn_cm_id *owner)
+{
+    cqn_qp *qp = (cqn_qp *)owner->base.uses[1];
+    if (qp != NULL && qp->state < IBV_QPS_RTS && cqn_cm_is_iwarp(owner)) {
+        qp->state = IBV_QPS_RTS;
+    }
+}
+
 static void take_in(cqn_cm_channel *self, cqn_cm_event *event)
 {
     cqn_cm_id *owner = event->owner;
@@ -84,6 +96,9 @@ static void take_in(cqn_cm_channel *self, cqn_cm_event *event)
     const cqn_cm_state next = state_after(owner, event->type);
     if (next != CQN_CM_STATES) {
         owner->state = (uint8_t)next;
+    }
+    if (next == CQN_CM_ESTABLISHED) {
+        note_established(owner);
     }
     *(self->last != NULL ? &self->last->next : &self->first) = event;
     self->last = event;

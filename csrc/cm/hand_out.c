@@ -3,9 +3,18 @@
 
 #include "cm/cm.h"
 
+static bool has_parameters(enum rdma_cm_event_type type)
+{
+    return type == RDMA_CM_EVENT_CONNECT_REQUEST || type == RDMA_CM_EVENT_CONNECT_RESPONSE ||
+           type == RDMA_CM_EVENT_ESTABLISHED || type == RDMA_CM_EVENT_MULTICAST_JOIN;
+}
+
 /* What a peer said of a connection, or of where its datagrams go. */
 static PyObject *parameters(const cqn_cm_event *event)
 {
+    if (!has_parameters(event->type)) {
+        return PyDict_New();
+    }
     if (!event->datagrams) {
         const struct rdma_conn_param *p = &event->conn;
         return Py_BuildValue("{sIsBsBsBsBsB}", "qp_num", p->qp_num, "responder_resources",

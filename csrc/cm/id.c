@@ -12,6 +12,11 @@
 /* Of a request that was not accepted the peer gets a REJECTED, of a connection a DISCONNECTED. */
 static int destroy_cm_id(void *handle)
 {
+    cqn_cm_id *self = ((struct rdma_cm_id *)handle)->context;
+    if (self->joined) {
+        self->joined = false;
+        cqn_cm.leave_multicast(handle, (struct sockaddr *)self->group);
+    }
     return CQN_CM(destroy_id, handle) == 0 ? 0 : errno;
 }
 
@@ -32,7 +37,12 @@ static int cm_id_traverse(PyObject *op, visitproc visit, void *arg)
 
 static int cm_id_clear(PyObject *op)
 {
-    Py_CLEAR(((cqn_cm_id *)op)->user_data);
+    cqn_cm_id *self = (cqn_cm_id *)op;
+    Py_CLEAR(self->user_data);
+    if (self->base.handle == NULL) {
+        PyMem_Free(self->group);
+        self->group = NULL;
+    }
     return cqn_clear(op);
 }
 
@@ -107,6 +117,12 @@ static PyObject *cm_id_get_device(PyObject *op, void *Py_UNUSED(unused))
                                : PyUnicode_FromString(ibv_get_device_name(id->verbs->device));
 }
 
+static PyObject *cm_id_get_is_iwarp(PyObject *op, void *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    return PyBool_FromLong(cqn_is_open(CQN_OBJ(op)) && cqn_cm_is_iwarp((cqn_cm_id *)op));
+}
+
 static PyObject *cm_id_get_port_num(PyObject *op, void *Py_UNUSED(unused))
 {
     CQN_LOCKED;
@@ -151,6 +167,8 @@ static PyGetSetDef cm_id_getset[] = {
     {"state", cm_id_get_state, NULL, "The name of its state; CLOSED once it was closed.", NULL},
     {"device", cm_id_get_device, NULL,
      "The name of the device that its address leads to; None before it was resolved.", NULL},
+    {"is_iwarp", cm_id_get_is_iwarp, NULL,
+     "Whether that is an iWARP device; False once it was closed.", NULL},
     {"port_num", cm_id_get_port_num, NULL, "The port of that device, or 0.", NULL},
     {"local", cm_id_get_local, NULL, "Its own address, (address, port), or None.", NULL},
     {"peer", cm_id_get_peer, NULL, "The peer's address, (address, port), or None.", NULL},

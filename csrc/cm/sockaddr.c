@@ -2,6 +2,7 @@
 /* Addresses, from and to Python. Names are resolved there: here they are numbers. */
 
 #include "cm/cm.h"
+#include <arpa/inet.h>
 #include <netdb.h>
 
 int cqn_cm_sockaddr_from(PyObject *address, struct sockaddr_storage *out)
@@ -18,6 +19,13 @@ int cqn_cm_sockaddr_from(PyObject *address, struct sockaddr_storage *out)
         cqn_uint(port, "port", UINT16_MAX, &number) < 0) {
         return -1;
     }
+    memset(out, 0, sizeof(*out));
+    struct sockaddr_in *ipv4 = (struct sockaddr_in *)out;
+    if (inet_pton(AF_INET, host, &ipv4->sin_addr) == 1) { /* the short way */
+        ipv4->sin_family = AF_INET;
+        ipv4->sin_port = htons((uint16_t)number);
+        return 0;
+    }
     const struct addrinfo hints = {.ai_flags = AI_NUMERICHOST, .ai_socktype = SOCK_STREAM};
     struct addrinfo *found;
     const int err = getaddrinfo(host, NULL, &hints, &found);
@@ -25,7 +33,6 @@ int cqn_cm_sockaddr_from(PyObject *address, struct sockaddr_storage *out)
         PyErr_Format(PyExc_ValueError, "%s is no numeric IP address: %s", host, gai_strerror(err));
         return -1;
     }
-    memset(out, 0, sizeof(*out));
     memcpy(out, found->ai_addr, found->ai_addrlen);
     freeaddrinfo(found);
     const uint16_t in_order = htons((uint16_t)number);

@@ -110,8 +110,8 @@ static void suspect_qp(cqn_cq *cq, cqn_wr_queue *queue, const struct ibv_wc *wc)
     }
 }
 
-/* Routes one completion. Returns whether a task awaits it, so that it does not go into the stash.
- */
+/* Routes one completion. Returns whether it does not go into the stash: a task awaits it, or it is
+ * that of a probe. */
 static bool route_one(cqn_cq *self, cqn_wr_queue *q, struct ibv_wc *wc, const cqn_wc_extra *extra,
                       cqn_object **trash)
 {
@@ -120,11 +120,12 @@ static bool route_one(cqn_cq *self, cqn_wr_queue *q, struct ibv_wc *wc, const cq
     if (wc->wc_flags & IBV_WC_WITH_INV) {
         cqn_mw_invalidated(self->base.context, wc->invalidated_rkey, trash);
     }
+    const bool is_probe = q != NULL && cqn_wr_is_probe(q, wc);
     cqn_request *request = q != NULL ? cqn_wr_completed(self->base.context, q, wc, trash) : NULL;
     if (wc->status != IBV_WC_SUCCESS) {
         suspect_qp(self, q, wc);
     }
-    return (request != NULL && awaiting->completed(request, wc, extra)) ||
+    return is_probe || (request != NULL && awaiting->completed(request, wc, extra)) ||
            (self->engine != NULL && awaiting->claim(self->engine, wc, extra));
 }
 
@@ -140,8 +141,8 @@ static void keep_for_stash(struct ibv_wc *wcs, cqn_wc_extra *extra, size_t kept,
 }
 
 /* Routes a batch. Mostly many completions in a row are of one queue, and there is nothing to do for
- * them but to settle their work requests. Returns how many no task awaits; these are the first of
- * the batch then. */
+ * them but to settle their work requests. Returns how many go into the stash; these are the first
+ * of the batch then. */
 static size_t route_batch(cqn_cq *self, struct ibv_wc *wcs, cqn_wc_extra *extra, size_t n,
                           cqn_object **trash)
 {

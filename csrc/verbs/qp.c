@@ -25,20 +25,36 @@ static PyObject *qp_get_srq(PyObject *op, void *Py_UNUSED(unused))
     return cqn_open(CQN_OBJ(op)) ? Py_NewRef(srq ? srq : Py_None) : NULL;
 }
 
+/* A probe is no work request of the program's. */
+static Py_ssize_t probes(const cqn_qp *self)
+{
+    return self->sq->probe == CQN_PROBE_POSTED;
+}
+
 static PyObject *qp_get_outstanding(PyObject *op, void *Py_UNUSED(unused))
 {
     CQN_LOCKED;
     cqn_qp *self = (cqn_qp *)op;
-    return cqn_open(&self->base) ? Py_BuildValue("(nn)", (Py_ssize_t)self->sq->requests,
-                                                 (Py_ssize_t)self->rq->requests)
-                                 : NULL;
+    if (cqn_open(&self->base) == NULL) {
+        return NULL;
+    }
+    return Py_BuildValue("(nn)", (Py_ssize_t)self->sq->requests - probes(self),
+                         (Py_ssize_t)self->rq->requests);
+}
+
+static PyObject *qp_get_own_state(PyObject *op, void *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    cqn_qp *self = (cqn_qp *)op;
+    return cqn_open(&self->base) ? PyLong_FromLong(self->state) : NULL;
 }
 
 static PyObject *qp_get_outstanding_signaled(PyObject *op, void *Py_UNUSED(unused))
 {
     CQN_LOCKED;
     cqn_qp *self = (cqn_qp *)op;
-    return cqn_open(&self->base) ? PyLong_FromSize_t(self->sq->signaled) : NULL;
+    return cqn_open(&self->base) ? PyLong_FromSsize_t((Py_ssize_t)self->sq->signaled - probes(self))
+                                 : NULL;
 }
 
 static PyObject *qp_repr(PyObject *op)
@@ -64,6 +80,7 @@ static PyMethodDef qp_methods[] = {
     {"query", cqn_qp_query, METH_NOARGS,
      "query($self, /)\n--\n\n"
      "All attributes, as the device has them now.\n\nWraps ibv_query_qp(3)."},
+    {"_probe", cqn_qp_probe, METH_NOARGS, cqn_qp_probe_doc},
     {"attach_mcast", (PyCFunction)(void (*)(void))cqn_qp_attach_mcast,
      METH_FASTCALL | METH_KEYWORDS, cqn_qp_attach_mcast_doc},
     {"detach_mcast", (PyCFunction)(void (*)(void))cqn_qp_detach_mcast,
@@ -103,6 +120,10 @@ static PyGetSetDef qp_getset[] = {
      (void *)offsetof(cqn_qp, cap.max_recv_sge)},
     {"max_inline_data", cqn_get_u32, NULL, "Bytes that an INLINE send can have.",
      (void *)offsetof(cqn_qp, cap.max_inline_data)},
+    {"_own_state", qp_get_own_state, NULL,
+     "The state to which this process has brought it, without asking the device, which may have "
+     "moved it to ERR since.",
+     NULL},
     {"outstanding", qp_get_outstanding, NULL,
      "(sends, receives): work requests whose completion was not polled yet. The receives of an SRQ "
      "are not among them.",

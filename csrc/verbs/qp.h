@@ -13,6 +13,10 @@ PyObject *cqn_qp_modify(PyObject *self, PyObject *args, PyObject *kwargs);
 PyObject *cqn_qp_check(PyObject *self, PyObject *args, PyObject *kwargs);
 PyObject *cqn_qp_query(PyObject *self, PyObject *unused);
 
+/* qp_probe.c */
+extern const char cqn_qp_probe_doc[];
+PyObject *cqn_qp_probe(PyObject *self, PyObject *unused);
+
 /* qp_close.c */
 extern const cqn_kind cqn_qp_kind;
 

@@ -177,7 +177,7 @@ static void enter_capacities(cqn_qp *self, const struct ibv_qp_cap *cap)
 
 /* A reset forgets the work requests without completing them. Nothing may be
  * posted from the moment in which the device may be in RESET. */
-static int modify_qp(cqn_qp *self, struct ibv_qp_attr *attr, int mask)
+int cqn_qp_carry_out(cqn_qp *self, struct ibv_qp_attr *attr, int mask)
 {
     if (cqn_qp_await_turn(self) < 0) {
         return -1;
@@ -238,7 +238,7 @@ PyObject *cqn_qp_modify(PyObject *op, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     int mask = collect_attributes(self, kwargs, &attr);
-    if (mask < 0 || modify_qp(self, &attr, mask) < 0) {
+    if (mask < 0 || cqn_qp_carry_out(self, &attr, mask) < 0) {
         return NULL;
     }
     PyObject *interrupt = NULL;

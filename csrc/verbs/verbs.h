@@ -8,8 +8,8 @@
  *   mw.c, ah.c            windows, address handles
  *   channel.c, cq.c       events and completions; cq_create.c making a CQ, cq_poll.c the methods
  *                         that poll
- *   qp.c, srq.c           queues; qp_create.c, qp_modify.c, qp_close.c, mcast.c, atomic_write.c
- *                         below qp.c
+ *   qp.c, srq.c           queues; qp_create.c, qp_modify.c, qp_close.c, qp_probe.c, mcast.c,
+ *                         atomic_write.c below qp.c
  *   fork.c                whether registered memory survives a fork
  *   inspect.c             what is open, for reports
  */
@@ -115,6 +115,12 @@ void cqn_netdev_close(cqn_netdev *self);
 
 /* Before a context closes all its queue pairs one after the other: none sends again meanwhile. */
 void cqn_qps_stop_sending(cqn_context *ctx);
+
+/* qp_modify.c */
+
+/* Makes a transition, or sets attributes. -1 with an exception. Whoever moves a queue pair to a
+ * state where its work requests fail tells the engines. */
+int cqn_qp_carry_out(cqn_qp *qp, struct ibv_qp_attr *attr, int mask);
 
 /* sge.c */
 

@@ -88,12 +88,35 @@ static void choose_key(cqn_send *send)
     }
 }
 
+#define SIW_VENDOR 0x626d74
+
+/* siw completes reads after what was posted behind them, unless that waits for them: the books rely
+ * on the order. */
+static void keep_order(const cqn_qp *qp, struct ibv_send_wr *wrs, size_t n)
+{
+    for (size_t i = 0; qp->base.context->attr.vendor_id == SIW_VENDOR && i < n; i++) {
+        if (wrs[i].opcode != IBV_WR_RDMA_READ) {
+            wrs[i].send_flags |= IBV_SEND_FENCE;
+        }
+    }
+}
+
+/* libsiw names the first request for which it had no room, but does not fail. */
+static int forgotten_error(const cqn_qp *qp, const struct ibv_send_wr *bad)
+{
+    return bad != NULL && qp->base.context->attr.vendor_id == SIW_VENDOR ? ENOMEM : 0;
+}
+
 /* Returns an errno, or 0, and how many of the n, which lie in a row, were posted. What is
  * not known to be refused was. */
 static int post_sends(cqn_qp *qp, struct ibv_send_wr *first, size_t n, size_t *posted)
 {
     struct ibv_send_wr *bad = NULL;
+    const unsigned int flags = first->send_flags; /* a request can be posted again elsewhere */
+    keep_order(qp, first, n);
     int err = cqn_errno_of(ibv_post_send((struct ibv_qp *)qp->base.handle, first, &bad));
+    first->send_flags = flags;
+    err = err == 0 ? forgotten_error(qp, bad) : err;
     *posted = err == 0 || bad == NULL ? n : (size_t)(bad - first);
     return err;
 }
@@ -194,6 +217,27 @@ int cqn_post_awaited_send(cqn_qp *qp, cqn_send *send, cqn_request *request)
     size_t posted = 0;
     int err = try_one(qp, send, request, &posted);
     return err > 0 && posted > 0 ? 0 : err;
+}
+
+int cqn_post_probe(cqn_qp *qp)
+{
+    if (cqn_qp_require_state(qp, IBV_QPS_RTS, "ibv_post_send") < 0 ||
+        cqn_wr_queue_reserve(qp->sq, 1) < 0) {
+        return -1;
+    }
+    struct ibv_send_wr wr = {.wr_id = cqn_wr_queue_id(qp->sq, 1),
+                             .opcode = IBV_WR_RDMA_WRITE,
+                             .send_flags = IBV_SEND_SIGNALED};
+    size_t posted = 0;
+    int err = post_sends(qp, &wr, 1, &posted);
+    if (posted == 0) {
+        cqn_wr_queue_refused(qp->sq, 1);
+        cqn_refuse_send(qp, err);
+        return -1;
+    }
+    cqn_wr_queue_push(qp->sq, &(cqn_wr){.marks = CQN_WR_PROBE, .signaled = true}, &(cqn_sg){0});
+    qp->sq->probe = CQN_PROBE_POSTED;
+    return 0;
 }
 
 void cqn_refuse_send(const cqn_qp *qp, int err)

@@ -38,14 +38,23 @@ typedef struct {
     uint8_t does;        /* cqn_wr_does */
     bool signaled;
     bool last;     /* of its work request */
-    uint8_t marks; /* CQN_WR_FORGOTTEN, CQN_WR_AWAITED */
+    uint8_t marks; /* CQN_WR_FORGOTTEN, CQN_WR_AWAITED, CQN_WR_PROBE */
     bool plain;    /* a request of one entry, which touches no window and has no marks */
 } cqn_wr;
 
 enum {
     CQN_WR_FORGOTTEN = 1, /* it was reset or closed: only its wr_id is of use */
-    CQN_WR_AWAITED = 2
+    CQN_WR_AWAITED = 2,
+    CQN_WR_PROBE = 4 /* it asks whether the peer lives, and its completion is for nobody else */
 };
+
+/* What is known of a queue's latest probe. */
+typedef enum {
+    CQN_PROBE_NEVER, /* the queue never had one */
+    CQN_PROBE_POSTED,
+    CQN_PROBE_ANSWERED, /* or its queue pair was reset */
+    CQN_PROBE_FAILED
+} cqn_probe;
 
 /* The work requests of a queue that have not completed, see wr_queue.c. A QP owns two of these, an
  * SRQ one, and it lives on with the last of its users. */
@@ -57,6 +66,7 @@ struct cqn_wr_queue {
     size_t requests;
     size_t signaled;      /* of these, give a completion if they succeed */
     bool is_shared;       /* an SRQ's */
+    uint8_t probe;        /* cqn_probe */
     uint32_t free;        /* the first free slot of it */
     uint32_t types;       /* of the queue pairs that use it: bits 1 << IBV_QPT_* */
     size_t users;         /* the QP or SRQ, or the CQ that it was left to; and QPs, of an SRQ's */
@@ -144,6 +154,9 @@ size_t cqn_wr_completed_run(cqn_wr_queue *queue, struct ibv_wc *wcs, size_t n, c
  * request if a task awaits it, borrowed; else NULL, and the completion has the user's wr_id. */
 cqn_request *cqn_wr_completed(cqn_context *ctx, cqn_wr_queue *queue, struct ibv_wc *wc,
                               cqn_object **trash);
+
+/* Whether a completion, which was not settled yet, is that of a probe; see verbs/qp_probe.c. */
+bool cqn_wr_is_probe(const cqn_wr_queue *queue, const struct ibv_wc *wc);
 
 /* Visits what the requests keep alive; NULL has none. */
 int cqn_wr_queue_traverse(const cqn_wr_queue *queue, visitproc visit, void *arg);

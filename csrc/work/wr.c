@@ -72,6 +72,16 @@ PyObject *cqn_wr_list(PyObject *value, PyTypeObject *type)
     return list;
 }
 
+/* What many iWARP devices lack, and no attribute tells. */
+static const char *hint(const cqn_wr_refusal *r)
+{
+    const struct ibv_context *context = r->owner->context->base.handle;
+    const bool iwarp = context != NULL && context->device->transport_type == IBV_TRANSPORT_IWARP;
+    return iwarp && r->err == EINVAL ? ": few iWARP devices have immediate data or invalidation, "
+                                       "and some no receives without memory"
+                                     : "";
+}
+
 /* Raises VerbsError for a post that the device refused. One that does not say
  * which request it refused has taken them all, and may still carry them out. */
 void *cqn_wr_refused(const cqn_wr_refusal *r)
@@ -89,7 +99,8 @@ void *cqn_wr_refused(const cqn_wr_refusal *r)
         snprintf(some, sizeof(some), "; the first %zu of %zu were posted", r->posted, r->of);
     }
     if (r->err != ENOMEM || r->posted == r->of) {
-        return cqn_post_error(st, r->err, r->verb, r->posted, r->bad_wr, "%s%s", name, some);
+        return cqn_post_error(st, r->err, r->verb, r->posted, r->bad_wr, "%s%s%s", name, some,
+                              hint(r));
     }
     return cqn_post_error(st, r->err, r->verb, r->posted, r->bad_wr,
                           "%s%s is full: it was granted %u %s and %zd have not completed; poll %s, "

@@ -62,6 +62,10 @@ typedef struct {
 int cqn_post_awaited_send(cqn_qp *qp, cqn_send *send, cqn_request *request);
 int cqn_post_awaited_recv(cqn_qp *qp, const cqn_sg *sg, cqn_request *request);
 
+/* Posts a probe: an RDMA write of nothing, which needs no receive and no memory of the peer, and
+ * which only a peer that lives acknowledges. -1 with an exception. */
+int cqn_post_probe(cqn_qp *qp);
+
 /* Raises VerbsError for the errno that these returned. */
 void cqn_refuse_send(const cqn_qp *qp, int err);
 void cqn_refuse_recv(cqn_qp *qp, int err);

@@ -261,25 +261,46 @@ size_t cqn_wr_completed_run(cqn_wr_queue *q, struct ibv_wc *wcs, size_t n, cqn_o
     return i;
 }
 
+/* How many entries of a ring are done with the request that completed under that id; 0: it is not
+ * in the books. */
+static size_t entries_up_to(const cqn_wr_queue *q, uint64_t id)
+{
+    const uint64_t position = cqn_wr_position(id);
+    const size_t i = (position - (q->next - q->len)) & (CQN_WR_SLOTS - 1);
+    if (i >= q->len) {
+        return 0;
+    }
+    const cqn_wr *wr = entry_at(q, i);
+    return wr->last && wr->generation == cqn_wr_generation(position) ? i + 1 : 0;
+}
+
 /* Returns the request if it is awaited. */
 static cqn_request *completed_in_order(cqn_context *ctx, cqn_wr_queue *q, struct ibv_wc *wc,
                                        cqn_object **trash)
 {
-    const uint64_t position = cqn_wr_position(wc->wr_id);
-    const size_t i = (position - (q->next - q->len)) & (CQN_WR_SLOTS - 1);
-    if (i >= q->len) {
+    const size_t n = entries_up_to(q, wc->wr_id);
+    if (n == 0) {
         return NULL;
     }
-    const cqn_wr *wr = entry_at(q, i);
-    if (!wr->last || wr->generation != cqn_wr_generation(position)) {
-        return NULL;
+    const cqn_wr *wr = entry_at(q, n - 1);
+    if (wr->marks == CQN_WR_PROBE) {
+        q->probe = wc->status == IBV_WC_SUCCESS ? CQN_PROBE_ANSWERED : CQN_PROBE_FAILED;
     }
     cqn_request *request = wr->marks & CQN_WR_AWAITED ? wr->request : NULL;
     if (request == NULL) {
         wc->wr_id = wr->wr_id;
     }
-    pop_entries(ctx, q, i + 1, wc->status == IBV_WC_SUCCESS, trash);
+    pop_entries(ctx, q, n, wc->status == IBV_WC_SUCCESS, trash);
     return request;
+}
+
+bool cqn_wr_is_probe(const cqn_wr_queue *q, const struct ibv_wc *wc)
+{
+    if (q->probe == CQN_PROBE_NEVER) {
+        return false;
+    }
+    const size_t n = entries_up_to(q, wc->wr_id);
+    return n > 0 && (entry_at(q, n - 1)->marks & CQN_WR_PROBE);
 }
 
 /* An SRQ's slots that a request took are linked: all are freed, in any order of completion. */
@@ -340,13 +361,14 @@ void cqn_wr_queue_forget(cqn_wr_queue *q, cqn_object **trash)
         }
         wr->pinned = NULL;
         wr->does = CQN_WR_TRANSFERS;
-        wr->marks = CQN_WR_FORGOTTEN;
+        wr->marks = CQN_WR_FORGOTTEN | (wr->marks & CQN_WR_PROBE);
         wr->plain = false;
     }
     while (q->waiting.first != NULL) { /* its line is in here */
         q->qp->base.state->awaiting->lost(q->waiting.first, q->qp);
     }
     q->requests = q->signaled = 0;
+    q->probe = q->probe == CQN_PROBE_NEVER ? CQN_PROBE_NEVER : CQN_PROBE_ANSWERED;
     see_if_flushed(q);
     if (!q->is_shared) {
         cqn_wr_queue_refused(q, 1);
