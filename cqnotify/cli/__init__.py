@@ -236,10 +236,10 @@ def check_limit(where: str, option: str, value: int, limit: int) -> None:
         raise CommandError(f"{option} is {value}: the limit of {where} is {limit}", USAGE)
 
 
-def check_connects(context: Context) -> None:
+def check_connects(context: Context, hint: str = "") -> None:
     """Raise CommandError unless the device's QPs can be connected by verbs alone."""
     if why := needs_rdma_cm(context):
-        raise CommandError(why, CANNOT_RUN)
+        raise CommandError(why + hint, CANNOT_RUN)
 
 
 def check_port(context: Context, port_num: int) -> PortAttr:

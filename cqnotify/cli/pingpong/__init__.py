@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+from ...context import devices, needs_rdma_cm
 from .. import (
     CANNOT_RUN,
     OK,
@@ -36,9 +37,21 @@ the GIDs; ours is by default the first RoCE v2 one.
 
 The addresses of the queue pairs are exchanged over TCP, without encryption or authentication. A
 server listens on the loopback interface by default.
+
+With --rdma-cm both ends are cqnotify's, of type rc or ud, and rdma_cm connects them: HOST is an
+address of an interface that has an RDMA device, and chooses the devices. A server listens on all
+addresses by default, and turns away a client with another --size, --iters or --chk.
 """
 PORT: Final = 18515  # that of rdma-core's programs
 SUFFIXES: Final = (".svg", ".png")
+BY_RDMA_CM: Final = ("rc", "ud")
+CHOSEN: Final = {  # by rdma_cm
+    "device": "--device",
+    "port_num": "--ib-port",
+    "gid_index": "--gid-idx",
+    "path_mtu": "--mtu",
+    "sl": "--sl",
+}
 
 
 def add_parser(commands: Any) -> None:
@@ -65,6 +78,7 @@ def add_parser(commands: Any) -> None:
 
 def _add_traffic(parser: CommandParser) -> None:
     add_connection(parser, "port_num", "gid_index", "path_mtu", "sl")
+    parser.set_defaults(port_num=None, sl=None)  # so that --rdma-cm can tell what was given
     numbers = {
         ("-s", "--size"): (whole(), None, "bytes of a message (default: 4096; ud: 1024)"),
         ("-n", "--iters"): (
@@ -94,14 +108,21 @@ def _add_traffic(parser: CommandParser) -> None:
 def _add_peer(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("host", nargs="?", metavar="HOST", help="the server to connect to")
     parser.add_argument(
+        *("-R", "--rdma-cm"),
+        action="store_true",
+        help="connect by rdma_cm, instead of exchanging addresses over TCP",
+    )
+    parser.add_argument(
         *("-p", "--port"),
         metavar="P",
         type=whole(0, 65535),
         default=PORT,
-        help=f"TCP port; 0 takes a free one for a server (default: {PORT})",
+        help=f"port, of TCP or rdma_cm; 0 takes a free one for a server (default: {PORT})",
     )
     parser.add_argument(
-        "--bind", metavar="ADDRESS", help="address on which a server listens (default: 127.0.0.1)"
+        "--bind",
+        metavar="ADDRESS",
+        help="address on which a server listens (default: 127.0.0.1; with --rdma-cm all)",
     )
     parser.add_argument(
         "--timeout",
@@ -147,16 +168,35 @@ def _plan(args: argparse.Namespace) -> Plan:
     if args.rx_depth < num_qp:
         raise CommandError(f"--rx-depth is {args.rx_depth}: {num_qp} QPs need {num_qp}", USAGE)
     given = {field.name: getattr(args, field.name) for field in fields(Plan)}
-    given["bind"] = args.bind or "127.0.0.1"
+    given["port_num"] = args.port_num or 1
+    given["sl"] = args.sl or 0
+    given["bind"] = args.bind or (_everywhere() if args.rdma_cm else "127.0.0.1")
     given["size"] = args.size or (1024 if ud else 4096)
-    given["path_mtu"] = None if ud else args.path_mtu or 1024
+    given["path_mtu"] = None if ud or args.rdma_cm else args.path_mtu or 1024
     given["num_qp"] = num_qp
     return Plan(**given)
 
 
+def _everywhere() -> str:
+    """Return all addresses: those of IPv6 and IPv4, but for iWARP devices only one kind at once."""
+    return "0.0.0.0" if any(map(needs_rdma_cm, devices())) else "::"
+
+
+def _refuse_with_rdma_cm(args: argparse.Namespace) -> str | None:
+    """Return why an option does not go with --rdma-cm."""
+    if args.service not in BY_RDMA_CM:
+        return f"--rdma-cm connects {' and '.join(BY_RDMA_CM)}, not {args.service}"
+    for name, option in CHOSEN.items():
+        if getattr(args, name) is not None:
+            return f"{option} means nothing to --rdma-cm: the address decides on it"
+    return None
+
+
 def _refuse_combinations(args: argparse.Namespace) -> None:
-    wrong = None
-    if args.num_qp is not None and args.service != "srq":
+    wrong = _refuse_with_rdma_cm(args) if args.rdma_cm else None
+    if wrong:
+        pass
+    elif args.num_qp is not None and args.service != "srq":
         wrong = "--num-qp is for --type srq"
     elif args.num_qp is not None and args.num_qp >= SRQ_RECORDS:
         wrong = f"--num-qp is {args.num_qp}: it must be below {SRQ_RECORDS}"

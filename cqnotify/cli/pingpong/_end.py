@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..._connection import NO_GID, PATIENT
-from ..._core import CQ, MR, PD, SGE, SRQ, CompletionChannel, VerbsError, WorkCompletion
+from ..._core import AH, CQ, MR, PD, SGE, SRQ, CompletionChannel, VerbsError, WorkCompletion
 from ...attrs import PortAttr
 from ...context import Context, gid_text
 from ...enums import MTU, AccessFlags, LinkLayer, QPType
@@ -48,6 +48,7 @@ class Plan:
     events: bool
     check: bool
     timeout: float
+    rdma_cm: bool = False
 
     @property
     def client(self) -> bool:
@@ -56,6 +57,8 @@ class Plan:
 
 class End:
     """An endpoint of type RC or UC: its receives are posted, and its CQ is armed.
+
+    By rdma_cm its QP is in RESET, and `start` is called when it no longer is.
 
     The peer sends only after our answer, so all receives share one slot of memory, and are posted
     again at once. A client's messages have memory of their own; a server sends each message back
@@ -68,10 +71,8 @@ class End:
     def __init__(self, context: Context, plan: Plan) -> None:
         self.plan = plan
         self.device = context.name
-        self.gid_index = _gid_index(context, plan)
+        self.gid_index = None if plan.rdma_cm else _gid_index(context, plan)
         self.endpoints = self._make_endpoints(context)
-        for endpoint in self.endpoints:
-            endpoint.qp.to_init(port_num=plan.port_num)
         self.recv_mr = self.endpoints[0].mr
         self._slot = _pieces(self.recv_mr, self._room)
         if plan.client:
@@ -79,6 +80,14 @@ class End:
             self._message = _pieces(self.send_mr, plan.size)
         else:
             self._message = _pieces(self.recv_mr, self._room, self.offset)
+        if not plan.rdma_cm:
+            for endpoint in self.endpoints:
+                endpoint.qp.to_init(port_num=plan.port_num)
+            self.start()
+
+    def start(self) -> None:
+        """Post the receives, and arm the CQ."""
+        plan = self.plan
         for number in range(plan.rx_depth):
             self._post_recv(number % len(self._slot))
         if plan.events:
@@ -200,6 +209,18 @@ class UDEnd(End):
     qp_type = QPType.UD
     offset = GRH
 
+    def received(self, wc: WorkCompletion) -> None:
+        endpoint = self.endpoints[0]
+        if not endpoint.to_peer:  # a server's, by rdma_cm: the first message says where it is from
+            assert wc.src_qp is not None
+            handle = AH.from_wc(endpoint.pd, wc, self.recv_mr.read(GRH, wc.wr_id * self._room))
+            endpoint.to_peer = {
+                "ah": handle,
+                "remote_qpn": wc.src_qp,
+                "remote_qkey": endpoint.qp.query().qkey,
+            }
+        super().received(wc)
+
 
 class SRQEnd(End):
     """RC QPs that share one receive queue.
@@ -278,7 +299,8 @@ def open_end(plan: Plan) -> Iterator[End]:
 
 def _check(context: Context, plan: Plan) -> None:
     """Refuse what the device would refuse, by the names of the options."""
-    check_connects(context)
+    if not plan.rdma_cm:
+        check_connects(context, ": use --rdma-cm")
     attr = context.query_device()
     port = check_port(context, plan.port_num)
     where = f"{context.name} port {plan.port_num}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A whole ping-pong: create our end, meet the peer, exchange the messages, and report.
+"""A whole ping-pong: meet the peer, exchange the messages, and report.
 
 Each end sends its next message when its last one is sent and answered.
 """
@@ -7,22 +7,18 @@ Each end sends its next message when its last one is sent and answered.
 from __future__ import annotations
 
 import mmap
-import threading
 import time
 from array import array
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final
 
-from ..._core import CompletionError, VerbsError, WorkCompletion
-from ...exchange import exchange_as_client_blocking, exchange_as_server_blocking, listen
-from ...qp import QPAddress
-from .. import CommandError, note
+from ..._core import CompletionError, WorkCompletion
+from .. import CommandError
 from .._terminal import Progress
-from ._end import SEND, End, Plan, open_end
+from . import _rdma_cm, _tcp
+from ._end import SEND, Plan
+from ._meeting import Met
 from ._report import Report
 
-SOON: Final = 1.0  # seconds after which a client says that it still waits for its server
 SLICE: Final = 0.1  # seconds of polling between checks of the deadline
 PAGE: Final = 4096
 PERIOD: Final = 251  # messages until one repeats; a prime, which divides no page or packet
@@ -34,88 +30,23 @@ def hold(plan: Plan) -> Report:
 
     Raises CommandError, VerbsError, CompletionError or AsyncEventError if it fails.
     """
-    with open_end(plan) as end:
-        return _play(end, _meet(end))
+    with _rdma_cm.meet(plan) if plan.rdma_cm else _tcp.meet(plan) as met:
+        return _play(met)
 
 
-def _meet(end: End) -> list[QPAddress]:
-    """Exchange addresses with the peer, connect, and return the peer's addresses."""
-    plan = end.plan
-    try:
-        return _serve(end) if plan.host is None else _call(end)
-    except TimeoutError:
-        server = f"{plan.host} port {plan.port}"
-        what = "no client came" if plan.host is None else f"{server} did not answer"
-        raise CommandError(f"{what} within {plan.timeout:g} s") from None
-    except VerbsError:
-        raise
-    except (OSError, ValueError) as e:
-        why = getattr(e, "strerror", None) or e
-        raise CommandError(f"the exchange of addresses failed: {why}") from e
-
-
-def _call(end: End) -> list[QPAddress]:
-    plan = end.plan
-    assert plan.host is not None
-    with _told_soon(f"waiting for {plan.host} port {plan.port} to answer, {_how_long(plan)}"):
-        remote = exchange_as_client_blocking(
-            plan.host, plan.port, end.addresses, timeout=plan.timeout
-        )
-    end.connect(remote)
-    return remote
-
-
-def _how_long(plan: Plan) -> str:
-    return f"for {plan.timeout:g} s at most (--timeout; Ctrl-C ends it)"
-
-
-@contextmanager
-def _told_soon(text: str) -> Iterator[None]:
-    """Print the text if the block takes long.
-
-    A thread prints it, since looking up a host name and connecting may block.
-    """
-    timer = threading.Timer(SOON, note, [text])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        timer.join()
-
-
-def _serve(end: End) -> list[QPAddress]:
-    plan = end.plan
-
-    def turned_away(peer: str, why: Exception) -> None:
-        note(f"{peer} is turned away: {why}")
-
-    try:
-        listener = listen(plan.bind, plan.port)
-    except OSError as e:
-        why = e.strerror or e
-        raise CommandError(f"cannot listen on {plan.bind} port {plan.port}: {why}") from e
-    with listener:
-        host, port = listener.getsockname()[:2]
-        note(f"listening on {host} port {port}, {_how_long(plan)}")
-        return exchange_as_server_blocking(
-            listener, end.addresses, end.connect, timeout=plan.timeout, turned_away=turned_away
-        )
-
-
-def _play(end: End, remote: list[QPAddress]) -> Report:
-    plan = end.plan
+def _play(met: Met) -> Report:
+    end, plan = met.end, met.end.plan
     with Progress("messages", plan.iters) as progress:
-        play = Play(end, progress)
+        play = Play(met, progress)
         play.run()
     stats = end.cq.stats
     return Report(
         plan=plan,
         device=end.device,
         gid_index=end.gid_index,
-        local=end.addresses[: plan.num_qp],
-        remote=remote[: plan.num_qp],
+        path_mtu=met.path_mtu,
+        local=met.local,
+        remote=met.remote,
         nanoseconds=play.nanoseconds,
         latencies=play.latencies,
         events=stats.events,
@@ -132,9 +63,10 @@ class Play:
     was polled. A server has one less than iterations: its last message is not answered.
     """
 
-    def __init__(self, end: End, progress: Progress) -> None:
-        self._end = end
+    def __init__(self, met: Met, progress: Progress) -> None:
+        self._end = end = met.end
         self._plan = end.plan
+        self._has_gone = met.has_gone
         self._progress = progress
         self._by_qp_num = end.by_qp_num
         self._awaited = [0 if self._plan.client else ANSWERED] * self._plan.num_qp
@@ -204,9 +136,9 @@ class Play:
         try:
             wc.raise_for_status()
         except CompletionError as e:
-            if self.received:
-                raise
-            raise CommandError(f"{e}; do both ends have the same --type and --size?") from e
+            if not self._is_past():
+                raise self._loss(e) from e
+            return
         index = self._by_qp_num[wc.qp_num]
         if wc.wr_id == SEND:
             self._sent += 1
@@ -218,6 +150,26 @@ class Play:
             self._awaited[index] &= ~ANSWERED
         if not self._awaited[index] and self._sent < self._plan.iters:
             self._send(index)
+
+    def _is_past(self) -> bool:
+        """Whether all messages have been answered, so that this one was flushed by the goodbye.
+
+        What was answered has arrived, even if our own device does not know.
+        """
+        iters = self._plan.iters
+        if self.received < iters or (self._sent < iters and not self._plan.client):
+            return False
+        self._sent = max(self._sent, iters)
+        return True
+
+    def _loss(self, error: CompletionError) -> Exception:
+        """Return what to say of a message that failed."""
+        if self._has_gone():
+            done = f"{self.received} of {self._plan.iters} messages"
+            return CommandError(f"the peer has gone, after {done}")
+        if self.received or self._plan.rdma_cm:
+            return error
+        return CommandError(f"{error}; do both ends have the same --type and --size?")
 
     def _take_message(self, wc: WorkCompletion, index: int) -> None:
         if self._posted[index]:

@@ -9,8 +9,6 @@ from array import array
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from ...context import gid_text
-from ...qp import QPAddress
 from .._terminal import columns, paint
 from ._end import Plan
 
@@ -34,8 +32,9 @@ class Report:
     plan: Plan
     device: str
     gid_index: int | None
-    local: list[QPAddress]
-    remote: list[QPAddress]
+    path_mtu: int | None
+    local: list[dict[str, Any]]
+    remote: list[dict[str, Any]]
     nanoseconds: int
     latencies: array[int]
     events: int
@@ -72,10 +71,11 @@ class Report:
             "device": self.device,
             "port_num": plan.port_num,
             "gid_index": self.gid_index,
-            "local": [_plain(address) for address in self.local],
-            "remote": [_plain(address) for address in self.remote],
+            "rdma_cm": plan.rdma_cm,
+            "local": self.local,
+            "remote": self.remote,
             "size": plan.size,
-            "mtu": plan.path_mtu,
+            "mtu": self.path_mtu,
             "rx_depth": plan.rx_depth,
             "num_qp": plan.num_qp,
             "iters": plan.iters,
@@ -149,10 +149,6 @@ def _borders(least: int, most: int) -> list[float]:
     low = max(border for border in every if border <= least)
     high = min(border for border in every if border > most)
     return [border for border in every if low <= border <= high]
-
-
-def _plain(address: QPAddress) -> dict[str, Any]:
-    return {**address._asdict(), "gid": gid_text(address.gid)}
 
 
 # ---- for a terminal -------------------------------------------------------------------------
