@@ -288,7 +288,6 @@ def rdma_pair(request: pytest.FixtureRequest, rdma_context: Context) -> Iterator
     on rdma_context2. The options are those of Endpoint and of cqnotify.testing.connect.
     """
     from cqnotify import QP, QPType
-    from cqnotify.context import needs_rdma_cm
     from cqnotify.testing import Endpoint, connect
 
     config = request.config
@@ -305,8 +304,6 @@ def rdma_pair(request: pytest.FixtureRequest, rdma_context: Context) -> Iterator
         connection.update((name, options.pop(name)) for name in of_connect & options.keys())
         there = request.getfixturevalue("rdma_context2") if two_devices else rdma_context
         for ctx in (rdma_context, there):
-            if why := needs_rdma_cm(ctx):
-                _unavailable(config, why)
             _check_port(config, ctx, connection["port_num"])
             ends.append(Endpoint(ctx, qp_type, **options))
         a, b = ends[-2:]

@@ -16,7 +16,6 @@ from . import (
     add_command,
     add_connection,
     add_device,
-    check_connects,
     check_port,
     device_names,
     print_json,
@@ -64,7 +63,6 @@ def run(args: argparse.Namespace) -> int:
 
     device = device_names(args.device)[0]
     with Context(device) as context:
-        check_connects(context)
         check_port(context, args.port_num)
     names = args.type or TYPES
     chosen = list(conformance.cases([QPType[name.upper()] for name in TYPES if name in names]))

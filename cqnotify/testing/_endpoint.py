@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar
 from .._connection import DEFAULT_QKEY, NO_GID
 from .._core import AH, CQ, MR, PD, BusyError, CompletionChannel, WorkCompletion
 from ..attrs import AHAttr
-from ..context import Context
+from ..context import Context, is_iwarp
 from ..enums import AccessFlags, AtomicCap, QPType
 from ..qp import QP, QPAddress
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
     from .._connection import ConnectOptions
+    from ..cm.blocking import Connection
     from ._options import PairOptions, QPOptions
 
 __all__ = ["Endpoint", "MakePair", "ToPeer", "connect", "wait_completions"]
@@ -48,7 +49,8 @@ class Endpoint:
 
     `connect()` connects two of them, the method an end to a peer elsewhere. `to_peer` then is what
     `post_send` needs to reach the peer: nothing on RC and UC; on UD the address handle, the QP
-    number and the Q_Key. So this sends on all three: `a.qp.post_send(a.mr[0:8], **a.to_peer)`.
+    number and the Q_Key. So this sends on all three: `a.qp.post_send(a.mr[0:8], **a.to_peer)`. On
+    iWARP `connection` is the one that rdma_cm has made, else None.
     """
 
     ctx: Context
@@ -59,6 +61,7 @@ class Endpoint:
     mr: MR
     qp: QP
     to_peer: ToPeer
+    connection: Connection | None
 
     def __init__(
         self,
@@ -83,6 +86,7 @@ class Endpoint:
             options.setdefault("max_recv_wr", 64)
         self.ctx = ctx
         self.to_peer = {}
+        self.connection = None
         self._handles: list[AH] = []
         self._own: list[PD | CompletionChannel | CQ | MR] = []
         with ExitStack() as opened:
@@ -176,9 +180,17 @@ def connect(
     options: the other parameters of `QP.connect`, for both ends. But `access` is by default all
         that the QP's type and the device support: the `access` of each MR limits what a peer can
         reach.
+
+    iWARP devices are connected by rdma_cm: over an address of theirs, so that the GID does not
+    matter, nor do the timers, since TCP has its own.
     """
     if a.qp.qp_type != QPType.UD:
         options.setdefault("access", _all_remote(a.ctx, a.qp.qp_type))
+    if is_iwarp(a.ctx) or is_iwarp(b.ctx):
+        from ._by_address import connect_by_address
+
+        a.connection, b.connection = connect_by_address(a.qp, b.qp, options)
+        return a, b
     addresses = [end.qp.address(port_num, gid_index) for end in (a, b)]
     for end, remote in zip((a, b), reversed(addresses), strict=True):
         end.connect(remote, port_num=port_num, gid_index=gid_index, **options)

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: MIT
+"""Connecting two endpoints of iWARP devices: by rdma_cm, which alone can."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypedDict
+
+from .._core import ClosedError, Context
+from ..cm import addresses_of, blocking
+from ..context import gid_table
+from ..enums import AccessFlags
+
+if TYPE_CHECKING:
+    from .._connection import ConnectOptions
+    from ..qp import QP
+
+_TIMEOUT = 30.0
+
+
+class _Shared(TypedDict, total=False):
+    """What both ends of a connection give."""
+
+    timeout: float
+    access: AccessFlags | int
+    responder_resources: int
+    initiator_depth: int
+
+
+def connect_by_address(
+    a: QP, b: QP, options: ConnectOptions
+) -> tuple[blocking.Connection, blocking.Connection]:
+    """Connect two queue pairs of this process. Of the options those count that TCP leaves open."""
+    where, host = _way(a.context, b.context)
+    shared: _Shared = {"timeout": _TIMEOUT, "access": options.get("access", 0)}
+    if "max_dest_rd_atomic" in options:
+        shared["responder_resources"] = options["max_dest_rd_atomic"]
+    if "max_rd_atomic" in options:
+        shared["initiator_depth"] = options["max_rd_atomic"]
+    with blocking.listen(host, 0) as listener, ThreadPoolExecutor(1) as pool:
+        port = listener.local[1]
+        asking = pool.submit(blocking.connect, a, where, port, **shared)
+        asking.add_done_callback(lambda done: _wake(listener, done))
+        try:
+            accepted = listener.get_request(_TIMEOUT).accept(b, **shared)
+        except ClosedError:
+            asking.result()
+            raise
+        return asking.result(), accepted
+
+
+def _wake(listener: blocking.Listener, done: Future[blocking.Connection]) -> None:
+    """Nobody will ask."""
+    if done.exception() is not None:
+        listener.close()
+
+
+def _way(a: Context, b: Context) -> tuple[str, str]:
+    """Return where the first connects to, and where the second listens.
+
+    The address of a link names our own interface, so that traffic between two devices takes the
+    cable that joins them.
+    """
+    addresses = addresses_of(b)
+    if not addresses:
+        raise LookupError(f"no address of this host leads to device {b.name}")
+    if a.name == b.name:
+        return addresses[0], addresses[0]
+    for host in addresses:
+        for entry in gid_table(a) if "%" in host else ():
+            if entry.netdev is not None:
+                return f"{host.partition('%')[0]}%{entry.netdev}", host
+    return addresses[0], addresses[0]
