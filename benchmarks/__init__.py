@@ -15,5 +15,6 @@ NAMES = (
     "computing",
     "completion",
     "awaiting",
+    "connections",
 )
 """The benchmarks, a module each, in the order of the report."""

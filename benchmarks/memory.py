@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
+import os
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from cqnotify import CQ, MR, PD, QP, CompletionChannel, Context, QPType
+from cqnotify import CQ, MR, PD, QP, CompletionChannel, Context, QPType, cm
 from cqnotify.aio import AsyncCQ
 
 from .endpoints import Loopback, PyverbsLoopback
@@ -76,6 +77,27 @@ async def of_each_task(wait: Callable[[], Awaitable[object]]) -> Figures:
     return {"ops": N, "total": total - 8 * N}
 
 
+async def of_each_connection(ctx: Context) -> Figures:
+    """Measure both ends, without their queue pairs."""
+    pd, cq = PD(ctx), CQ(ctx, 16)
+    qps = [QP(pd, QPType.RC, send_cq=cq) for _ in range(2 * N + 2)]
+    kept: list[object] = [None] * N
+
+    async def connect(listener: cm.Listener) -> object:
+        asking = asyncio.create_task(cm.connect(qps.pop(), *listener.local))
+        accepted = await (await listener.get_request()).accept(qps.pop())
+        return accepted, await asking
+
+    async with cm.listen(os.environ["BENCH_HOST"], 0) as listener:
+        first = await connect(listener)  # includes what the first one sets up
+        before = in_use()
+        for i in range(N):
+            kept[i] = await connect(listener)
+        total = in_use() - before
+        del first
+    return {"ops": N, "total": total}
+
+
 def cqnotify() -> Round:
     end = Loopback()
     buffer = bytearray(4096)
@@ -98,6 +120,7 @@ def cqnotify() -> Round:
                 "MR": of_each(lambda: MR(pd, buffer)),
                 "WorkCompletion": completions,
                 "task that waits": waiting,
+                "connection": asyncio.run(of_each_connection(ctx)),
             }
 
     return run

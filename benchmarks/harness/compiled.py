@@ -29,5 +29,10 @@ def compile_c(source: Path, target: Path) -> None:
     if target.suffix == ".so":
         end = ["-shared", "-fPIC", str(source)]
     else:
-        end = [str(source), *(str(SOURCES / f"{name}.c") for name in SHARED), "-libverbs"]
+        end = [
+            str(source),
+            *(str(SOURCES / f"{name}.c") for name in SHARED),
+            "-libverbs",
+            "-lrdmacm",
+        ]
     subprocess.run(["gcc", *FLAGS, "-o", str(target), *end], check=True)

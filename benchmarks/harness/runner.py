@@ -29,12 +29,13 @@ FAILED = 2  # the exit code where a subject does not work
 
 def find_device() -> dict[str, str]:
     """Return environment variables that give all subjects the same device and address."""
-    from cqnotify import Context, LinkLayer
+    from cqnotify import Context, LinkLayer, cm
 
     with Context() as ctx:
         ethernet = ctx.query_port().link_layer == LinkLayer.ETHERNET
         index = ctx.find_gid().index if ethernet else -1
-        return {"BENCH_DEVICE": ctx.name, "BENCH_GID_INDEX": str(index)}
+        host = next(iter(cm.addresses_of(ctx)), "")
+        return {"BENCH_DEVICE": ctx.name, "BENCH_GID_INDEX": str(index), "BENCH_HOST": host}
 
 
 def environment(place: Place) -> dict[str, str]:
