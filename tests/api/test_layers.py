@@ -22,11 +22,11 @@ BELOW = {
     "aio": {"_core", "enums"},
     "cm": {"_core", "face", "aio"},
     "exchange": {"face"},
-    "testing": {"face"},
+    "testing": {"_core", "face", "cm"},
     "hosts": set[str](),
     "conformance": {"face", "testing"},
     "demo": {"face", "aio", "exchange", "testing"},
-    "cli": {"face", "exchange", "testing", "conformance", "demo"},
+    "cli": {"face", "cm", "exchange", "testing", "conformance", "demo"},
 }
 
 # Private by their look, but documented: of named tuples, of enums, of asyncio.

@@ -316,6 +316,7 @@ def test_a_subclass_whose_del_does_not_call_ours_is_closed_all_the_same(ctx: Con
         pd.close()
 
 
+@pytest.mark.not_on_iwarp("siw does not flush what is posted on a QP in ERR")
 def test_a_failed_receive_and_send_of_one_wr_id_let_go_of_their_memory(ctx: Context) -> None:
     """With one CQ for both nobody can say which is which; but all of them is all of them."""
     a, b = connect(Endpoint(ctx, QPType.RC, one_cq=True), Endpoint(ctx, QPType.RC))

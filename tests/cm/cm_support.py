@@ -8,21 +8,31 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from support import until
+import pytest
+from support import address_of as address_of
+from support import is_iwarp, until
 
 from cqnotify import CQ, MR, PD, QP, AccessFlags, CompletionChannel, Context, QPState, QPType, cm
 from cqnotify.cm import blocking
+from cqnotify.cm._hub import LoopHub, ThreadHub
 
 SOON = 10.0
+GIVEN_UP = 20.0  # when an attempt has: siw takes 10 s for one that the peer does not answer
 NOBODY = "10.99.0.77"  # an address of the same network that no host has
 
 
-def address_of(ctx: Context) -> str:
-    """The IPv4 address that leads to the device of this context."""
-    for entry in ctx.gid_table():
-        if entry.gid.ipv4_mapped is not None:
-            return str(entry.gid.ipv4_mapped)
-    raise AssertionError("the device has no IPv4 address")
+def link_local(ctx: Context, interface: str | None = None) -> str:
+    """The device's address of the link, by its own interface, or as it is reached by another."""
+    for host in cm.addresses_of(ctx):
+        address, _, own = host.partition("%")
+        if own:
+            return f"{address}%{interface or own}"
+    raise AssertionError("the device has no address of the link")
+
+
+def padded(ctx: Context, data: bytes, size: int) -> bytes:
+    """As private data arrives: of iWARP with its own length."""
+    return data if is_iwarp(ctx) else data.ljust(size, b"\0")
 
 
 class Side:
@@ -30,13 +40,23 @@ class Side:
 
     def __init__(self, ctx: Context, qp_type: QPType = QPType.RC) -> None:
         self.pd = PD(ctx)
-        self.cq = CQ(ctx, 64, channel=CompletionChannel(ctx))
-        self.qp = QP(self.pd, qp_type, send_cq=self.cq)
+        self.qp_type = qp_type
+        self.renew()
         self.mr = MR(self.pd, 4096, access=AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE)
+
+    def renew(self) -> None:
+        """With another QP, and a CQ that knows nothing of the former."""
+        self.cq = CQ(self.pd.context, 64, channel=CompletionChannel(self.pd.context))
+        self.qp = QP(self.pd, self.qp_type, send_cq=self.cq)
 
     def post_recv(self, qp: QP | None = None) -> None:
         """With a wr_id of 5. Fits `on_init`."""
         self.qp.post_recv(self.mr[2048:4096], wr_id=5)
+
+    def post_ten(self, qp: QP | None = None) -> None:
+        """Their wr_ids are 0 to 9. Fits `on_init`."""
+        for i in range(10):
+            self.qp.post_recv(self.mr[200 * i : 200 * (i + 1)], wr_id=i)
 
     def check_flushed(self) -> None:
         """The QP has failed, and what was posted has come back."""
@@ -44,6 +64,16 @@ class Side:
         found: list[Any] = []
         until(lambda: found.extend(self.cq.poll(16)) or bool(found), "the receive is flushed")
         assert [(wc.wr_id, wc.status.name) for wc in found] == [(5, "WR_FLUSH_ERR")]
+
+
+def asleep() -> int:
+    """How many calls of cqnotify.cm are asleep, in this thread's event loop and in threads: what
+    happens from now on must wake them."""
+    hubs: list[Any] = [*LoopHub._hubs.values(), *filter(None, [ThreadHub._hub])]
+    bells = [link.bell for hub in hubs for link in hub.living()]
+    return sum(len(getattr(bell, "_sleepers", ())) for bell in bells) + sum(
+        len(bell._condition._waiters) for bell in bells if hasattr(bell, "_condition")
+    )
 
 
 @asynccontextmanager
@@ -60,6 +90,16 @@ async def connected(
     client.post_recv()
     async with conn, accepted:
         yield client, conn, server, accepted
+
+
+async def check_gone(ctx: Context, request: cm.Request) -> None:
+    """Its client has given up. On iWARP that may be noticed when the connection is made."""
+    error = (cm.PeerGoneError, cm.DisconnectedError) if is_iwarp(ctx) else cm.PeerGoneError
+    with pytest.raises(error):
+        conn = await request.accept(Side(ctx).qp)
+        await conn.closed(SOON)
+        assert conn.error is not None
+        raise conn.error
 
 
 def serve_once(listener: blocking.Listener, side: Side, into: list[Any]) -> None:

@@ -8,12 +8,14 @@ import contextlib
 import os
 import shutil
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
+import pytest
 from cm_support import SOON, Side, address_of
+from support import is_iwarp
 
-from cqnotify import AH, MR, QP, AccessFlags, CompletionError, Context, QPState, QPType, cm
+from cqnotify import AH, MR, QP, AccessFlags, CompletionError, Context, QPType, WCStatus, cm
 from cqnotify.aio import AsyncCQ
 
 REMOTE = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_READ
@@ -45,16 +47,20 @@ async def started(*command: object) -> AsyncIterator[asyncio.subprocess.Process]
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
+        await process.wait()
 
 
-async def connect_patiently(side: Side, host: str, port: int) -> cm.Connection:
+async def connect_patiently(
+    side: Side, host: str, port: int, on_init: Callable[[QP], object] | None = None
+) -> cm.Connection:
     """The program may not listen yet."""
     access = AccessFlags(0) if side.qp.qp_type == QPType.UD else REMOTE
     while True:
         try:
-            return await cm.connect(side.qp, host, port, access=access)
+            return await cm.connect(side.qp, host, port, access=access, on_init=on_init)
         except cm.RejectedError:
-            side.qp.modify(qp_state=QPState.RESET)
+            side.qp.close()
+            side.renew()
             await asyncio.sleep(0.02)
 
 
@@ -84,8 +90,7 @@ async def test_our_client_pings_rping(ctx: Context) -> None:
     host = address_of(ctx)
     async with started("rping", "-s", "-a", host, "-p", 7472, "-C", 5, "-S", SIZE, "-V"):
         ours = Pinger(ctx)
-        conn = await connect_patiently(ours.side, host, 7472)
-        ours.post()
+        conn = await connect_patiently(ours.side, host, 7472, ours.post)
         async with conn, AsyncCQ(ours.side.cq) as acq:
             for i in range(5):
                 ping = bytes(65 + (i + j) % 26 for j in range(SIZE - 1)) + b"\0"
@@ -97,6 +102,17 @@ async def test_our_client_pings_rping(ctx: Context) -> None:
                 await ours.hear(acq)
                 assert ours.data.read(SIZE) == ping
             await conn.disconnect()
+
+
+@contextlib.contextmanager
+def last_word(conn: cm.Connection) -> Iterator[None]:
+    """A peer that disconnects as soon as it has our message can be faster than the acknowledgement:
+    then the send is flushed."""
+    try:
+        yield
+    except CompletionError as e:
+        if e.status != WCStatus.WR_FLUSH_ERR or not isinstance(conn.error, cm.DisconnectedError):
+            raise
 
 
 async def test_rping_pings_our_server(ctx: Context) -> None:
@@ -114,7 +130,8 @@ async def test_rping_pings_our_server(ctx: Context) -> None:
                     await ours.tell(acq)
                     addr, rkey, size = await ours.hear(acq)
                     await acq.write(ours.side.qp, ours.data[:size], addr, rkey)
-                    await ours.tell(acq)
+                    with last_word(conn):
+                        await ours.tell(acq)
                 await conn.closed(SOON)
                 assert isinstance(conn.error, cm.DisconnectedError)
 
@@ -127,7 +144,8 @@ async def test_our_client_and_rdma_server(ctx: Context) -> None:
         async with conn, AsyncCQ(side.cq) as acq:
             answer = asyncio.create_task(acq.recv(side.qp, side.mr[64:128]))
             await asyncio.sleep(0)
-            await acq.send(side.qp, side.mr[:SHORT])
+            with last_word(conn):
+                await acq.send(side.qp, side.mr[:SHORT])
             assert (await answer).byte_len == SHORT
             await conn.disconnect()
 
@@ -141,7 +159,8 @@ async def test_rdma_client_and_our_server(ctx: Context) -> None:
             conn = await request.accept(side.qp, on_init=side.post_recv)
             async with conn, AsyncCQ(side.cq) as acq:
                 assert (await acq.completion(5)).byte_len == SHORT
-                await acq.send(side.qp, side.mr[:SHORT])
+                with last_word(conn):
+                    await acq.send(side.qp, side.mr[:SHORT])
                 await conn.closed(SOON)
 
 
@@ -167,32 +186,40 @@ async def test_rdma_xclient_and_our_server(ctx: Context) -> None:
                 await conn.closed(SOON)
 
 
+def refuse_if_the_server_sends_first(ctx: Context) -> None:
+    """As ucmatose's does. On iWARP the connection fails, if that is before the client knows."""
+    if is_iwarp(ctx):
+        pytest.skip("on iWARP the side that has connected sends first, and ucmatose's does not")
+
+
 async def test_our_client_and_ucmatose(ctx: Context) -> None:
     """It sends ten messages, and awaits as many."""
+    refuse_if_the_server_sends_first(ctx)
     host = address_of(ctx)
     async with started("ucmatose", "-b", host, "-p", 7475):
         side = Side(ctx)
-        conn = await connect_patiently(side, host, 7475)
+        conn = await connect_patiently(side, host, 7475, side.post_ten)
         async with conn, AsyncCQ(side.cq) as acq:
-            for _ in range(10):
-                assert (await acq.recv(side.qp, side.mr[:100])).byte_len == 100
+            for i in range(10):
+                assert (await acq.completion(i)).byte_len == 100
             for _ in range(10):
                 await acq.send(side.qp, side.mr[:100])
             await conn.closed(SOON)
 
 
 async def test_ucmatose_and_our_server(ctx: Context) -> None:
+    refuse_if_the_server_sends_first(ctx)
     side = Side(ctx)
     async with cm.listen(address_of(ctx), 0) as listener:
         host, port = listener.local
         async with started("ucmatose", "-s", host, "-p", port):
             request = await listener.get_request(SOON)
-            conn = await request.accept(side.qp)
+            conn = await request.accept(side.qp, on_init=side.post_ten)
             async with conn, AsyncCQ(side.cq) as acq:
                 for _ in range(10):
                     await acq.send(side.qp, side.mr[:100])
-                for _ in range(10):
-                    assert (await acq.recv(side.qp, side.mr[:100])).byte_len == 100
+                for i in range(10):
+                    assert (await acq.completion(i)).byte_len == 100
                 await conn.disconnect()
                 await conn.closed(SOON)
 
@@ -204,8 +231,7 @@ async def test_our_client_and_udaddy(ctx: Context) -> None:
         side = Side(ctx, QPType.UD)
         conn = await connect_patiently(side, host, UDADDY)
         async with conn, AsyncCQ(side.cq) as acq:
-            for i in range(10):
-                side.qp.post_recv(side.mr[200 * i : 200 * (i + 1)], wr_id=i)
+            side.post_ten()
             path: dict[str, Any] = {
                 "remote_qpn": conn.remote_qpn,
                 "remote_qkey": conn.remote_qkey,
@@ -220,18 +246,13 @@ async def test_our_client_and_udaddy(ctx: Context) -> None:
 
 async def test_udaddy_and_our_server(ctx: Context) -> None:
     side = Side(ctx, QPType.UD)
-
-    def post(qp: QP) -> None:
-        for i in range(10):
-            qp.post_recv(side.mr[200 * i : 200 * (i + 1)], wr_id=i)
-
     host = address_of(ctx)
     async with (
         cm.listen(host, UDADDY, datagrams=True) as listener,
         started("udaddy", "-s", host),
     ):
         request = await listener.get_request(SOON)
-        conn = await request.accept(side.qp, on_init=post)
+        conn = await request.accept(side.qp, on_init=side.post_ten)
         async with conn, AsyncCQ(side.cq) as acq:
             wcs = [await acq.completion(i) for i in range(10)]
             ah = AH.from_wc(side.pd, wcs[0], side.mr.read(GRH))

@@ -6,17 +6,19 @@ from __future__ import annotations
 import asyncio
 import errno
 import math
+import os
+import socket
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from cm_support import SOON, Side, address_of, connected
+from support import is_iwarp, new_state
 
-from cqnotify import CQ, PD, QP, ClosedError, Context, QPState, QPType, VerbsError, cm
+from cqnotify import CQ, PD, QP, ClosedError, Context, QPType, VerbsError, cm
 from cqnotify.cm import blocking
 
 OPTIONS = [
-    ({"private_data": bytes(57)}, ValueError, "private_data has 57 bytes: at most 56 fit here"),
     ({"private_data": "text"}, TypeError, "private_data must be a bytes-like object, not str"),
     ({"timeout": -1}, ValueError, "timeout is -1: it must be 0 or more seconds, or None"),
     ({"timeout": math.nan}, ValueError, "timeout is nan"),
@@ -32,13 +34,19 @@ OPTIONS = [
     ({"source": "nowhere.invalid"}, OSError, "'nowhere.invalid' does not resolve"),
 ]
 
+# Of connect, accept and reject; on iWARP or not.
+LIMITS = {False: (56, 196, 148), True: (251, 251, 251)}
+
 WHERE = [
     (("", 7), ValueError, "host is '': give an address or a name"),
     (("no.such.name.invalid", 7), OSError, "'no.such.name.invalid' does not resolve"),
     (("10.99.0.1", 0), ValueError, "port is 0: it must be 1 to 65535"),
     (("10.99.0.1", 65536), ValueError, "port is 65536: it must be 1 to 65535"),
     (("10.99.0.1", "7"), TypeError, "port must be an int, not str"),
+    (("10.99.0.256", 7), OSError, "'10.99.0.256' does not resolve"),
+    (("a\0b", 7), ValueError, "give an address or a name"),
     (("127.0.0.1", 7), VerbsError, "a loopback address has no RDMA device"),
+    (("::1", 7), VerbsError, "a loopback address has no RDMA device"),
     (("192.0.2.1", 7), VerbsError, "rdma_resolve_addr: Network is unreachable"),
 ]
 
@@ -56,7 +64,33 @@ def test_options(ctx: Context, options: dict[str, Any], error: type[Exception], 
     for call in both(side.qp, address_of(ctx), 9, **options):
         with pytest.raises(error, match=words.replace("(", r"\(")):
             call()
-    assert side.qp.state == QPState.RESET
+    assert side.qp.state == new_state(ctx)
+
+
+def test_private_data_has_a_limit(ctx: Context) -> None:
+    most, *_ = LIMITS[is_iwarp(ctx)]
+    words = f"private_data has {most + 1} bytes: at most {most} fit here"
+    for call in both(Side(ctx).qp, address_of(ctx), 9, private_data=bytes(most + 1)):
+        with pytest.raises(ValueError, match=words):
+            call()
+
+
+async def test_the_most_private_data_arrives(ctx: Context) -> None:
+    of_connect, of_accept, of_reject = (os.urandom(most) for most in LIMITS[is_iwarp(ctx)])
+    async with cm.listen(address_of(ctx), 0) as listener:
+        for answer in ("accept", "reject"):
+            where = listener.local
+            asking = asyncio.create_task(cm.connect(Side(ctx).qp, *where, private_data=of_connect))
+            request = await listener.get_request(SOON)
+            assert request.private_data == of_connect
+            if answer == "accept":
+                async with await request.accept(Side(ctx).qp, private_data=of_accept):
+                    assert (await asking).private_data == of_accept
+            else:
+                await request.reject(of_reject)
+                with pytest.raises(cm.RejectedError) as e:
+                    await asking
+                assert e.value.private_data == of_reject
 
 
 @pytest.mark.parametrize(("where", "error", "words"), WHERE, ids=lambda x: str(x)[:40])
@@ -65,7 +99,7 @@ def test_addresses(ctx: Context, where: Any, error: type[Exception], words: str)
     for call in both(side.qp, *where):
         with pytest.raises(error, match=words):
             call()
-    assert side.qp.state == QPState.RESET
+    assert side.qp.state == new_state(ctx)
 
 
 def test_queue_pairs(ctx: Context, ctx2: Context) -> None:
@@ -106,10 +140,11 @@ async def test_requests_are_answered_once(ctx: Context, ctx2: Context) -> None:
         request = await listener.get_request(SOON)
         with pytest.raises(ValueError, match=f"and the QP is of {ctx2.name}"):
             await request.accept(Side(ctx2).qp)
-        with pytest.raises(ValueError, match="at most 196 fit here"):
-            await request.accept(Side(ctx).qp, private_data=bytes(197))
-        with pytest.raises(ValueError, match="at most 148 fit here"):
-            await request.reject(bytes(149))
+        _, most, most_of_reject = LIMITS[is_iwarp(ctx)]
+        with pytest.raises(ValueError, match=f"at most {most} fit here"):
+            await request.accept(Side(ctx).qp, private_data=bytes(most + 1))
+        with pytest.raises(ValueError, match=f"at most {most_of_reject} fit here"):
+            await request.reject(bytes(most_of_reject + 1))
         conn = await request.accept(Side(ctx).qp)
         await asking
         with pytest.raises(ValueError, match="this request was accepted already"):
@@ -123,6 +158,13 @@ async def test_requests_are_answered_once(ctx: Context, ctx2: Context) -> None:
         with pytest.raises(ClosedError, match="this request was closed, and so rejected"):
             await request.accept(Side(ctx).qp)
         await asyncio.wait([asking])
+        asking = asyncio.create_task(cm.connect(Side(ctx).qp, *listener.local))
+        request = await listener.get_request(SOON)
+        await request.reject()
+        for answer in (request.accept(Side(ctx).qp), request.reject()):
+            with pytest.raises(ValueError, match="this request was rejected already"):
+                await answer
+        await asyncio.wait([asking])
 
 
 async def test_listeners(ctx: Context) -> None:
@@ -132,10 +174,16 @@ async def test_listeners(ctx: Context) -> None:
             (listener.local, {}, errno.EADDRINUSE),
             (("192.0.2.1", 9), {}, errno.EADDRNOTAVAIL),
         ):
-            with pytest.raises(VerbsError) as e:
+            with pytest.raises(VerbsError, match=f"{where[0]}.*{where[1]}") as e:
                 async with cm.listen(*where, **options):
                     pass
             assert (e.value.errno, e.value.verb) == (code, "rdma_bind_addr")
+        listener.close()
+        with pytest.raises(ClosedError, match="listening on .* port [1-9][0-9]*: closed"):
+            await listener.get_request()
+    with pytest.raises(socket.gaierror, match="'nowhere.invalid' does not resolve"):
+        async with cm.listen("nowhere.invalid", 0):
+            pass
     for bad, error in (({"backlog": 0}, ValueError), ({"backlog": "1"}, TypeError)):
         with pytest.raises(error, match="backlog"):
             cm.listen(host, 0, **bad)
@@ -143,6 +191,35 @@ async def test_listeners(ctx: Context) -> None:
             blocking.listen(host, 0, **bad)
     with pytest.raises(ValueError, match="port is 65536"):
         blocking.listen(host, 65536)
+
+
+async def test_a_listener_whose_block_was_not_entered(ctx: Context) -> None:
+    listener = cm.listen(address_of(ctx), 7)
+    assert repr(listener) == f"<Listener: {address_of(ctx)} port 7, not entered>"
+    with pytest.raises(RuntimeError, match="does not listen yet: enter its `async with` block"):
+        _ = listener.local
+    listener.close()
+    with pytest.raises(RuntimeError, match="does not listen yet"):
+        await listener.get_request()
+
+
+async def test_datagrams_have_limits_of_their_own(ctx: Context) -> None:
+    ends = [Side(ctx, QPType.UD).qp for _ in range(2)]
+    with pytest.raises(ValueError, match="private_data has 181 bytes: at most 180 fit here"):
+        await cm.connect(ends[0], address_of(ctx), 9, private_data=bytes(181))
+    async with cm.listen(address_of(ctx), 0, datagrams=True) as listener:
+        most = bytes(range(180))
+        asking = asyncio.create_task(cm.connect(ends[0], *listener.local, private_data=most))
+        request = await listener.get_request(SOON)
+        assert request.private_data[:180] == most
+        for answer in (
+            request.accept(ends[1], private_data=bytes(137)),
+            request.reject(bytes(137)),
+        ):
+            with pytest.raises(ValueError, match="at most 136 fit here"):
+                await answer
+        (await request.accept(ends[1], private_data=most[:136])).close()
+        assert (await asking).private_data[:136] == most[:136]
 
 
 def test_a_qp_whose_cq_is_gone(ctx: Context) -> None:

@@ -18,6 +18,7 @@ from support import (
     MakeLink,
     Waiter,
     ids,
+    number_of,
     start,
     tick,
 )
@@ -163,7 +164,7 @@ async def test_completions_of_an_extended_cq_have_their_fields(
             link.bring(imm=3)
             got = await task
             wc = got[0] if isinstance(got, list) else got
-            assert (wc.wr_id, wc.byte_len, wc.imm_data) == (7, 0, 3)
+            assert (wc.wr_id, number_of(wc)) == (7, 3)
             assert wc.qp_num == link.qp.qp_num
 
 
@@ -280,6 +281,7 @@ WAITS: dict[str, Callable[[AsyncCQ, Link], Awaitable[Any]]] = {
 }
 
 
+@pytest.mark.not_on_iwarp("closing a QP flushes its receives first")
 @pytest.mark.parametrize("order", list(itertools.permutations(ALL)), ids="-".join)
 def test_everything_can_be_closed_in_any_order_under_tasks_that_wait(
     make_link: MakeLink, order: tuple[str, ...]
@@ -353,6 +355,7 @@ async def test_both_asynccqs_of_a_qp_are_told_that_it_was_moved_to_err(make_link
         assert (wc.wr_id, wc.status) == (1, WCStatus.WR_FLUSH_ERR)
 
 
+@pytest.mark.not_on_iwarp("siw takes transitions that are not allowed")
 async def test_nobody_is_told_of_a_change_that_failed_or_drops_nothing(make_link: MakeLink) -> None:
     link = make_link()
     async with AsyncCQ(link.a.rcq) as acq:
@@ -367,6 +370,7 @@ async def test_nobody_is_told_of_a_change_that_failed_or_drops_nothing(make_link
         assert not task.done()
 
 
+@pytest.mark.not_on_iwarp("closing a QP flushes its receives first")
 @pytest.mark.parametrize("victim", ["qp", "ctx"])
 async def test_a_callback_that_a_qp_is_closed_may_close_everything(
     ctx: Context, make_link: MakeLink, victim: str

@@ -54,6 +54,7 @@ async def leaving(acq: AsyncCQ, body: Callable[[Scope], Awaitable[Any]]) -> asyn
     return task
 
 
+@pytest.mark.not_on_iwarp("a send completes when TCP has it, so that none waits")
 @pytest.mark.link(max_send_wr=4, max_recv_wr=4)
 async def test_a_scope_waits_for_what_was_cancelled_inside(acq: AsyncCQ, link: Link) -> None:
     mr = MR(link.a.pd, 8)
@@ -75,6 +76,7 @@ async def test_a_scope_waits_for_what_was_cancelled_inside(acq: AsyncCQ, link: L
     assert link.qp.outstanding[0] == 0
 
 
+@pytest.mark.not_on_iwarp("a send completes when TCP has it, so that none waits")
 async def test_a_scope_hands_an_exception_on_after_all_is_done(acq: AsyncCQ, link: Link) -> None:
     async def post(scope: Scope) -> None:
         await start(acq.send(link.qp, link.sg))
@@ -87,6 +89,7 @@ async def test_a_scope_hands_an_exception_on_after_all_is_done(acq: AsyncCQ, lin
     assert link.qp.outstanding[0] == 0
 
 
+@pytest.mark.not_on_iwarp("a send completes when TCP has it, so that none waits")
 @pytest.mark.parametrize("when", ["in the body", "at the end", "both"])
 async def test_a_cancellation_is_raised_after_all_is_done(
     acq: AsyncCQ, link: Link, when: str
@@ -110,6 +113,7 @@ async def test_a_cancellation_is_raised_after_all_is_done(
     assert link.qp.outstanding[0] == 0
 
 
+@pytest.mark.not_on_iwarp("a send completes when TCP has it, so that none waits")
 @pytest.mark.parametrize("how", ["wait_for", "timeout"])
 async def test_a_timeout_is_reported_after_all_is_done(acq: AsyncCQ, link: Link, how: str) -> None:
     if how == "timeout" and sys.version_info < (3, 11):
@@ -137,6 +141,7 @@ async def test_a_timeout_is_reported_after_all_is_done(acq: AsyncCQ, link: Link,
     mr.close()
 
 
+@pytest.mark.not_on_iwarp("a send completes when TCP has it, so that none waits")
 async def test_a_scope_counts_what_the_tasks_post_that_were_started_in_it(
     acq: AsyncCQ, link: Link
 ) -> None:
@@ -158,6 +163,7 @@ async def test_a_scope_counts_what_the_tasks_post_that_were_started_in_it(
     await asyncio.gather(outside, inside)
 
 
+@pytest.mark.not_on_iwarp("a send completes when TCP has it, so that none waits")
 async def test_a_task_that_outlives_its_scope_counts_in_the_one_around(
     acq: AsyncCQ, link: Link
 ) -> None:
@@ -311,6 +317,7 @@ async def writes(acq: AsyncCQ, link: Link, sg: Any) -> None:
     await acq.send(link.qp, sg)
 
 
+@pytest.mark.not_on_iwarp("a send completes when TCP has it, so that none waits")
 @pytest.mark.parametrize("what", ["the call itself", "a coroutine that makes it"])
 @pytest.mark.parametrize("n", [1, 10])
 @pytest.mark.link(max_send_wr=4)

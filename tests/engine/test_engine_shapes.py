@@ -149,6 +149,7 @@ if sys.version_info >= (3, 11):
     WAYS |= {"TaskGroup": in_a_group, "timeout": timed}
 
 
+@pytest.mark.not_on_iwarp("a send completes when TCP has it, so that none waits", only=r"send")
 @pytest.mark.parametrize("way", WAYS)
 async def test_it_sleeps_and_returns_its_completion(
     acq: AsyncCQ, link: Link, name: str, way: str
@@ -159,6 +160,9 @@ async def test_it_sleeps_and_returns_its_completion(
     assert acq.stats.wakeups == 1, "it slept"
 
 
+@pytest.mark.not_on_iwarp(
+    "a send completes when TCP has it, so that none waits", only=r"send|write"
+)
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_cancellation_reaches_it_and_loses_nothing(
     acq: AsyncCQ, link: Link, name: str, way: str
@@ -174,6 +178,7 @@ async def test_a_cancellation_reaches_it_and_loses_nothing(
     assert link.qp.outstanding == (0, 0)
 
 
+@pytest.mark.not_on_iwarp("a send completes when TCP has it, so that none waits", only=r"send")
 @pytest.mark.parametrize("way", ["awaited", "wait_for", *["timeout"] * ("timeout" in WAYS)])
 async def test_a_deadline_ends_it(acq: AsyncCQ, link: Link, name: str, way: str) -> None:
     call = CALLS[name](acq, link)
@@ -269,6 +274,7 @@ async def test_one_that_is_dropped_unstarted_warns_by_its_name(
     assert link.qp.outstanding == (0, 0)
 
 
+@pytest.mark.not_on_iwarp("a send completes when TCP has it, so that none waits", only=r"send")
 @pytest.mark.parametrize("how", ["closed", "thrown into", "started", "cancelled in a task"])
 async def test_one_that_was_begun_or_ended_does_not_warn(
     acq: AsyncCQ, link: Link, name: str, how: str
@@ -336,6 +342,7 @@ async def test_one_that_another_task_awaits_is_refused(acq: AsyncCQ, link: Link,
     assert own(await first) == 3
 
 
+@pytest.mark.not_on_iwarp("a send completes when TCP has it, so that none waits", only=r"send")
 @pytest.mark.parametrize("error", [KeyError("mine"), GeneratorExit(), asyncio.CancelledError()])
 async def test_what_is_thrown_into_one_that_sleeps_comes_out(
     acq: AsyncCQ, link: Link, name: str, error: BaseException
@@ -408,6 +415,7 @@ async def test_a_method_that_a_nursery_has_started_is_cancelled(
             await on.tick()
 
 
+@pytest.mark.not_on_iwarp("a send completes when TCP has it, so that none waits", only=r"send")
 async def test_a_deadline_of_another_library_ends_it(link: Link, name: str, on: Flavor) -> None:
     async with AsyncCQ(link.a.scq) as acq:
         with on.lib.move_on_after(0.01) as scope:
@@ -417,6 +425,7 @@ async def test_a_deadline_of_another_library_ends_it(link: Link, name: str, on: 
         assert own(await acq.wait()) == 3
 
 
+@pytest.mark.not_on_iwarp("a send completes when TCP has it, so that none waits", only=r"send")
 async def test_a_method_returns_its_completion_in_another_library(
     link: Link, name: str, on: Flavor
 ) -> None:

@@ -187,6 +187,21 @@ def pingpong(server: Host, client: Host, n: int = 50) -> None:
     assert listener.wait() == 0
 
 
+def pingpong_in_the_end(server: Host, client: Host) -> None:
+    """rxe of Linux 7.2 can forget a message whose last acknowledgement was lost, for ever."""
+    for _ in range(3):
+        listener = server.start(*PINGPONG, "-n", "50")
+        listener.expect("local address")
+        try:
+            client.run(*PINGPONG, "-n", "50", server.name, check=True, timeout=20)
+        except TimeoutError:
+            listener.end()
+            continue
+        assert listener.wait() == 0
+        return
+    pytest.fail("three ping-pongs have not come to their end")
+
+
 @built
 def test_programs_have_streams_environment_folder_and_status(hosts: Hosts) -> None:
     a, b = hosts
@@ -301,7 +316,7 @@ def test_a_host_without_carrier_says_so(hosts: Hosts) -> None:
 def test_a_bad_network_does_what_it_was_told(hosts: Hosts) -> None:
     a, b = hosts
     hosts.impair(loss=0.05, duplicate=0.05, reorder=0.05, delay=0.001, jitter=0.001)
-    pingpong(b, a)
+    pingpong_in_the_end(b, a)
     for counts in hosts.counts().values():
         assert min(counts["lost"], counts["duplicated"], counts["reordered"]) > 0
         assert counts["delivered"] == counts["frames"] - counts["lost"] + counts["duplicated"]

@@ -166,6 +166,7 @@ def test_what_was_read_before_the_watch_was_made_is_not_told(full: Overflow) -> 
         assert is_cq_err(watch.read(), full.a.scq)
 
 
+@pytest.mark.not_on_iwarp("siw knows no SQD, and so no SQ_DRAINED")
 def test_news_that_are_no_failure_are_read_and_left_in_the_queue(
     pair: tuple[Endpoint, Endpoint],
 ) -> None:

@@ -361,6 +361,7 @@ async def test_tasks_of_other_kinds_are_resumed_too(
             await task
 
 
+@pytest.mark.not_on_iwarp("libsiw has room for 144 pages of queues in a context")
 def test_a_burst_of_events_does_not_take_a_turn_for_each(
     watched: Watched, new_lane: MakeLane, run: Scenario
 ) -> None:

@@ -25,6 +25,7 @@ from cqnotify.cli import main
 from cqnotify.cli.pingpong._end import Plan
 from cqnotify.cli.pingpong._report import Report
 
+Capture = pytest.CaptureFixture[str]
 Outcome: TypeAlias = tuple[int, str, str]  # an exit code, stdout, stderr
 LIMIT = 150.0  # seconds for a command that does some work in an emulated machine
 
@@ -50,17 +51,30 @@ def started(argv: list[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
 
 @contextmanager
 def server(*args: object) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A ping-pong server of ours that listens, and its TCP port."""
+    """A ping-pong server of ours that listens, and its port."""
     with started(command("pingpong", "--port", 0, *args)) as process:
         assert process.stderr is not None
         line = process.stderr.readline()
         found = re.fullmatch(
-            r"cqnotify: listening on 127\.0\.0\.1 port (\d+), for \S+ s at most "
+            r"cqnotify: listening on (?:127\.0\.0\.1|0\.0\.0\.0|::) port (\d+), for \S+ s at most "
             r"\(--timeout; Ctrl-C ends it\)\n",
             line,
         )
         assert found, line
         yield process, int(found[1])
+
+
+def both(
+    capsys: Capture,
+    server_args: list[object],
+    client_args: list[object],
+    host: str = "127.0.0.1",
+) -> tuple[Outcome, Outcome]:
+    """The outcomes of a server and a client of ours; the client needs no process of its own."""
+    with server(*server_args) as (process, port):
+        capsys.readouterr()
+        code = main(["pingpong", "-p", str(port), *map(str, client_args), host])
+        return outcome(process), (code, *capsys.readouterr())
 
 
 def outcome(process: subprocess.Popen[str]) -> Outcome:
@@ -82,7 +96,6 @@ in_lab = pytest.mark.skipif(
 each_signal = pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"]
 )
-Capture = pytest.CaptureFixture[str]
 
 
 def plan(**options: Any) -> Plan:
@@ -154,6 +167,7 @@ def report(latencies: list[int], **options: Any) -> Report:
         plan=plan(**{"iters": len(latencies), **options}),
         device="rxe0",
         gid_index=0,
+        path_mtu=1024,
         local=[],
         remote=[],
         nanoseconds=10**9,

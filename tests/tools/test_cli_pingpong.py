@@ -21,8 +21,8 @@ import pytest
 from cli_support import (
     LIMIT,
     Capture,
-    Outcome,
     Terminal,
+    both,
     command,
     each_signal,
     figures,
@@ -49,16 +49,6 @@ from cqnotify.cli.pingpong._play import Contents
 from cqnotify.cli.pingpong._report import WHAT, histogram, percentiles
 from cqnotify.context import gid_text
 from cqnotify.exchange import exchange_as_server_blocking, listen
-
-
-def both(
-    capsys: Capture, server_args: list[object], client_args: list[object]
-) -> tuple[Outcome, Outcome]:
-    """The outcomes of a server and a client of ours; the client needs no process of its own."""
-    with server(*server_args) as (process, port):
-        capsys.readouterr()
-        code = main(["pingpong", "-p", str(port), *map(str, client_args), "127.0.0.1"])
-        return outcome(process), (code, *capsys.readouterr())
 
 
 @pytest.mark.usefixtures("conversation")

@@ -82,6 +82,7 @@ KNOWN: dict[Outcome, tuple[int, dict[tuple[Queue, Deviation], int]]] = {
 }
 
 
+@pytest.mark.not_on_iwarp("nothing stays in flight", only=r"NO_PEER|FLUSH")
 @pytest.mark.parametrize("outcome", Outcome, ids=lambda outcome: outcome.name)
 def test_each_row_is_measured_once_and_rxe_departs_where_it_is_known_to(
     ctx: Context, rows_of: RowsOf, outcome: Outcome
@@ -117,6 +118,7 @@ def test_the_cases_are_all_combinations_that_mean_something() -> None:
         assert list(cases([qp_type])) == [case for case in every if case.qp_type == qp_type]
 
 
+@pytest.mark.not_on_iwarp("neither the port nor its GID matters to rdma_cm")
 def test_a_part_can_be_measured_on_any_port_and_gid(ctx: Context) -> None:
     chosen = [case for case in cases([UD]) if case.outcome is Outcome.SUCCESS]
     done: list[int] = []
@@ -134,6 +136,7 @@ def test_nothing_chosen_is_nothing_measured(ctx: Context) -> None:
     assert measure(ctx.name, []).rows == ()
 
 
+@pytest.mark.not_on_iwarp("neither the port nor its GID matters to rdma_cm")
 @pytest.mark.usefixtures("ctx")
 def test_a_gid_that_is_not_there_is_a_lookup_error() -> None:
     with pytest.raises(LookupError, match="no GID at index 200"):
@@ -302,6 +305,7 @@ def test_the_document_tells_of_three_kernels() -> None:
     assert measured == ["6.1", "6.12", "6.12", None]
 
 
+@pytest.mark.not_on_iwarp("nothing stays in flight")
 def test_the_table_fits_a_terminal_and_marks_what_departs(report: Report) -> None:
     plain = format_report(report)
     assert max(map(len, plain.splitlines())) <= 100

@@ -22,7 +22,7 @@ MODULES += ["cqnotify.exchange", "cqnotify.testing"]
 MODULES += ["cqnotify.hosts", "cqnotify.conformance"]
 OF_ALL = {"close", "add_close_callback", "remove_close_callback"}  # of objects that own a handle
 MADE_BY_OTHERS = {"Batches", "Scope", "Host", "Program", "MakePair", "ToPeer"}
-MADE_BY_OTHERS |= {"Connection", "Listener", "Request"}  # nobody calls these
+MADE_BY_OTHERS |= {"Connection", "Group", "Listener", "Request"}  # nobody calls these
 
 CALL = re.compile(r"\*\*`([\w.]+)\((.*?)\)`\*\*")
 MEANING = re.compile(r"- (`\w+`(?:, `\w+`)*): ")

@@ -83,6 +83,7 @@ def test_what_it_is_told_counts(ctx: Context) -> None:
         assert end.qp.max_send_sge >= 3
 
 
+@pytest.mark.not_on_iwarp("siw has no atomics, and does not tell the access of a QP")
 @pytest.mark.parametrize("qp_type", TYPES)
 def test_a_peer_may_do_what_the_type_of_the_qp_can(ctx: Context, qp_type: QPType) -> None:
     with Endpoint(ctx, qp_type) as a, Endpoint(ctx, qp_type) as b:
@@ -92,6 +93,7 @@ def test_a_peer_may_do_what_the_type_of_the_qp_can(ctx: Context, qp_type: QPType
             assert end.qp.query().qp_access_flags & RIGHTS[QPType.RC] == RIGHTS[qp_type]
 
 
+@pytest.mark.not_on_iwarp("path and timers are those of TCP")
 def test_connect_hands_its_options_on(ctx: Context) -> None:
     with Endpoint(ctx) as a, Endpoint(ctx) as b:
         assert connect(a, b, path_mtu=512, access=REMOTE_READ, gid_index=1) == (a, b)
@@ -295,6 +297,7 @@ def test_nor_does_it_if_more_come_while_it_sleeps(
     assert [wc.wr_id for wc in wait_completions(b.recv_cq)] == [2]
 
 
+@pytest.mark.not_on_iwarp("a write completes when TCP has it, though the peer refuses it")
 def test_it_returns_failures_too(rdma_rc_pair: tuple[Endpoint, Endpoint]) -> None:
     a, b = rdma_rc_pair
     a.qp.post_send(a.mr[0:8], opcode=WROpcode.RDMA_WRITE, remote_addr=b.mr.addr, rkey=b.mr.rkey ^ 1)

@@ -78,21 +78,65 @@ def test_each_step_of_a_connection_says_who_connects(
         assert end.qp.state == before
 
 
-def test_a_pair_and_a_measurement_of_conformance_say_so_too(iwarp: Context) -> None:
-    refusal = pytest.raises(VerbsError, match=REFUSAL.format(iwarp.name))
-    with Endpoint(iwarp) as a, Endpoint(iwarp) as b, refusal:
+def test_a_pair_is_connected_by_rdma_cm(iwarp: Context) -> None:
+    with Endpoint(iwarp) as a, Endpoint(iwarp) as b:
         connect(a, b)
-    with pytest.raises(VerbsError, match=REFUSAL.format(iwarp.name)):
-        conformance.measure(iwarp.name)
+        assert a.connection is not None
+        assert b.connection is not None
+        assert a.connection.local == b.connection.peer
+        b.qp.post_recv(b.mr)
+        a.qp.post_send(a.mr[0:5])
+        assert wait_completions(b.recv_cq)[0].byte_len == 5
+    assert a.connection.error is not None
 
 
-@pytest.mark.parametrize("command", ["pingpong", "pingpong 127.0.0.1", "conformance", "demo"])
+def test_two_devices_are_connected_over_the_cable_between_them(
+    iwarp: Context, ctx2: Context
+) -> None:
+    with Endpoint(iwarp) as a, Endpoint(ctx2) as b:
+        connect(a, b)
+        assert a.connection is not None
+        assert a.connection.device == iwarp.name
+        assert a.connection.peer[0].startswith("fe80::")
+        b.qp.post_recv(b.mr)
+        a.qp.post_send(a.mr[0:5])
+        assert wait_completions(b.recv_cq)[0].byte_len == 5
+
+
+def test_a_pair_that_can_not_be_connected_says_why(iwarp: Context) -> None:
+    with Endpoint(iwarp) as a, Endpoint(iwarp) as b, Endpoint(iwarp) as c:
+        connect(a, b)
+        with pytest.raises(ValueError, match="is in RTS: rdma_cm makes all transitions itself"):
+            connect(a, c)
+        with pytest.raises(ValueError, match="is in RTS: rdma_cm makes all transitions itself"):
+            connect(c, a)
+
+
+def test_conformance_is_measured_over_rdma_cm(iwarp: Context) -> None:
+    chosen = [
+        case
+        for case in conformance.cases([QPType.RC])
+        if case.operation == "SEND" and case.armed is conformance.Arm.ANY
+    ]
+    rows = conformance.measure(iwarp.name, chosen).rows
+    outcomes = {row.case.outcome for row in rows}
+    assert conformance.Outcome.SUCCESS in outcomes
+    assert conformance.Outcome.NO_PEER not in outcomes, "TCP never says"
+    assert all(
+        row.events == row.expected_events and not row.deviations
+        for row in rows
+        if row.case.outcome is conformance.Outcome.SUCCESS and row.refusal is None
+    )
+
+
+@pytest.mark.parametrize("command", ["pingpong", "pingpong 127.0.0.1", "demo"])
 def test_a_command_that_needs_a_peer_is_exit_code_3_and_one_line(
     iwarp: Context, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name, *host = command.split()
     assert main([name, *host, "-d", iwarp.name]) == 3
-    assert capsys.readouterr() == ("", f"cqnotify: {REFUSAL.format(iwarp.name)}\n")
+    hint = ": use --rdma-cm" if name == "pingpong" else ""
+    assert capsys.readouterr() == ("", f"cqnotify: {REFUSAL.format(iwarp.name)}{hint}\n")
 
 
 # ---- without a peer -------------------------------------------------------------------------

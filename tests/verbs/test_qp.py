@@ -12,6 +12,7 @@ from support import (
     Link,
     Pair,
     connect,
+    join,
     new_state,
     take_all,
     wait_completions,
@@ -72,6 +73,7 @@ def test_more_inline_data_than_the_device_takes_is_refused(pd: PD, cq: CQ) -> No
     assert e.value.errno == errno.EINVAL
 
 
+@pytest.mark.not_on_iwarp("a connection of TCP has neither path nor timers")
 def test_connect_sets_what_was_asked_for(pair: Pair) -> None:
     a, b = pair
     attr = a.qp.query()
@@ -116,6 +118,7 @@ def test_every_transition_with_its_attributes_by_hand(ctx: Context) -> None:
     b.mr.close()
 
 
+@pytest.mark.not_on_iwarp("siw knows no RESET")
 def test_a_reset_drops_the_work_requests_and_keeps_the_completions(link: Link) -> None:
     a, b = link.a, link.b
     for i in range(4):
@@ -151,6 +154,7 @@ def drain(end: Endpoint) -> None:
     assert (attr.qp_state, attr.sq_draining) == (QPState.SQD, 0)
 
 
+@pytest.mark.not_on_iwarp("siw knows no SQD")
 @pytest.mark.parametrize("qp_type", TYPES)
 def test_a_drained_send_queue_keeps_what_is_posted_and_still_receives(
     ctx: Context, qp_type: QPType
@@ -168,6 +172,7 @@ def test_a_drained_send_queue_keeps_what_is_posted_and_still_receives(
         assert [wc.wr_id for wc in wait_completions(cq, 2)] == [1, 2]
 
 
+@pytest.mark.not_on_iwarp("a connection of TCP has neither path nor timers")
 def test_what_a_ready_qp_lets_change_is_read_back(pair: Pair) -> None:
     qp = pair[0].qp
     qp.modify(
@@ -181,6 +186,7 @@ def test_what_a_ready_qp_lets_change_is_read_back(pair: Pair) -> None:
     assert (attr.qp_state, attr.path_mig_state) == (QPState.RTS, MigState.REARM)
 
 
+@pytest.mark.not_on_iwarp("a connection of TCP has neither path nor timers")
 def test_a_drained_qp_lets_its_path_and_timers_change(pair: Pair) -> None:
     a, b = pair
     drain(a)
@@ -204,6 +210,7 @@ def test_a_drained_qp_lets_its_path_and_timers_change(pair: Pair) -> None:
     assert wait_one(b.rcq).wr_id == 1
 
 
+@pytest.mark.not_on_iwarp("siw takes transitions that are not allowed")
 @pytest.mark.parametrize("qp_type", TYPES)
 def test_only_the_device_moves_a_qp_to_sqe(ctx: Context, qp_type: QPType) -> None:
     a, b = connect(Endpoint(ctx, qp_type), Endpoint(ctx, qp_type))
@@ -214,6 +221,7 @@ def test_only_the_device_moves_a_qp_to_sqe(ctx: Context, qp_type: QPType) -> Non
     assert wait_one(b.rcq).wr_id == 1
 
 
+@pytest.mark.not_on_iwarp("a connection of TCP has neither path nor timers")
 def test_an_alternate_path_is_complete_and_not_for_roce(pair: Pair) -> None:
     qp = pair[0].qp
     gid = qp.context.find_gid()
@@ -325,16 +333,16 @@ def test_receives_can_be_posted_before_the_connection(ctx: Context) -> None:
     assert wait_one(b.rcq).wr_id == 3
 
 
+@pytest.mark.not_on_iwarp("libsiw has room for 144 pages of queues in a context")
 def test_many_qps_share_a_cq_and_keep_their_numbers_apart(ctx: Context) -> None:
     """More than fit the first table, closed in a mixed order."""
     hub = Endpoint(ctx, QPType.RC, cqe=256)
     sender = Endpoint(ctx, QPType.RC, cqe=256)
-    rows = []
+    rows, joined = [], []
     for _ in range(40):
         a = QP(sender.pd, QPType.RC, send_cq=sender.scq)
         b = QP(hub.pd, QPType.RC, send_cq=hub.rcq)
-        a.connect(b.address())
-        b.connect(a.address())
+        joined.append(join(a, b))
         b.post_recv(hub.mr[0:64], wr_id=b.qp_num)
         rows.append((a, b))
     for a, b in rows[::3]:

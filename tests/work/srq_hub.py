@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from support import Endpoint, wait_one
+from support import Endpoint, join, wait_one
 
 from cqnotify import AH, CQ, MR, PD, QP, SRQ, CompletionChannel, Context, QPType, WorkCompletion
 
@@ -37,6 +37,7 @@ class Hub:
         self.channel = CompletionChannel(ctx)
         self.qps: list[QP] = []
         self.peers: list[Endpoint] = []
+        self.joined: list[object] = []  # keeps them connected
         shared = self.new_cq()
         for _ in range(qps):
             recv_cq = shared if one_cq else self.new_cq()
@@ -54,8 +55,7 @@ class Hub:
             qp.connect()
             peer.qp.connect()
         else:
-            qp.connect(peer.qp.address(), **options)
-            peer.qp.connect(qp.address(), **options)
+            self.joined.append(join(qp, peer.qp, **options))
 
     def post(self, *wr_ids: int, size: int = SLOT) -> None:
         for wr_id in wr_ids:

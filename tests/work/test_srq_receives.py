@@ -91,6 +91,7 @@ def test_queue_pairs_take_receives_in_the_order_of_posting(ctx: Context, one_cq:
     assert hub.srq.outstanding == 0
 
 
+@pytest.mark.not_on_iwarp("a message without a receive ends the connection")
 def test_a_sender_waits_until_the_empty_srq_is_refilled(ctx: Context) -> None:
     hub = Hub(ctx, 2, rnr_retry=7, min_rnr_timer=1)
     for i in (0, 1):
@@ -354,6 +355,7 @@ def fail_receive(hub: Hub, i: int) -> None:
     assert not wc.ok
 
 
+@pytest.mark.not_on_iwarp("what the peer does with a message does not reach its sender")
 @pytest.mark.parametrize("own_send_cqs", [False, True])
 def test_a_receive_that_fails_is_let_go_alone(ctx: Context, own_send_cqs: bool) -> None:
     hub = Hub(ctx, 2, own_send_cqs=own_send_cqs)
@@ -368,6 +370,7 @@ def test_a_receive_that_fails_is_let_go_alone(ctx: Context, own_send_cqs: bool) 
     assert hub.srq.outstanding == 0
 
 
+@pytest.mark.not_on_iwarp("what the peer does with a message does not reach its sender")
 def test_failed_sends_with_the_wr_ids_of_waiting_receives_let_none_of_these_go(
     ctx: Context,
 ) -> None:
@@ -389,6 +392,7 @@ def test_failed_sends_with_the_wr_ids_of_waiting_receives_let_none_of_these_go(
         assert hub.srq.outstanding == left
 
 
+@pytest.mark.not_on_iwarp("what the peer does with a message does not reach its sender")
 def test_a_send_and_a_receive_of_one_wr_id_that_fail_are_told_apart(ctx: Context) -> None:
     hub = Hub(ctx, 1, own_send_cqs=False)
     hub.qps[0].post_send(hub.mr[0:8], wr_id=5)

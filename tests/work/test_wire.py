@@ -23,6 +23,7 @@ from support import (
     Waiter,
     connect,
     is_asleep,
+    is_iwarp,
     until,
     wait_completions,
     wait_one,
@@ -198,8 +199,9 @@ def counter(end: Endpoint, *names: str) -> int:
 
 
 def trouble(b: Endpoint) -> int:
-    """How many requests came to the receiver's device that it had, or that left a gap."""
-    return counter(b, "duplicate_request", "out_of_seq_request")
+    """How many requests came to the receiver's device that it had, or that left a gap. On iWARP
+    that is a matter of TCP."""
+    return 0 if is_iwarp(b.ctx) else counter(b, "duplicate_request", "out_of_seq_request")
 
 
 def test_the_wire_is_as_before_even_after_a_failure() -> None:
@@ -243,7 +245,7 @@ def test_a_stream_arrives_once_whole_and_in_order(wired: Connector, kind: str) -
         waiter.join()
         assert w.sent() == ALL_SENT
     assert w.arrived_in_order() == N
-    assert trouble(w.b) > before
+    assert is_iwarp(w.b.ctx) or trouble(w.b) > before
     stats = w.b.rcq.stats
     assert 1 <= stats.events <= N + stats.spurious
     assert stats.events == stats.acked
@@ -320,6 +322,7 @@ def test_a_connection_is_made_anew_after_the_cut(wired: Connector) -> None:
     assert w.sent() == ALL_SENT
 
 
+@pytest.mark.not_on_iwarp("TCP retries for minutes")
 def test_what_was_received_stays_received_though_no_reply_gets_through(wired: Connector) -> None:
     """The sender repeats, and fails in the end; the receiver takes each message once."""
     w = wired(timeout=QUICK, retry_cnt=3)

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: MIT
+"""Many connections on one event channel in one loop: no turn of the loop is long as all close."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import selectors
+import time
+from typing import Any
+
+import pytest
+from cm_support import address_of
+from support import is_iwarp, need_room_for_queues
+
+from cqnotify import CQ, PD, QP, Context, QPType, cm
+from cqnotify.cm._turns import TURN
+
+WINDOW = 32  # connections that are being made
+LONGEST = 0.020  # seconds for one turn; on an emulated machine, too
+
+
+class TurnSelector(selectors.EpollSelector):
+    """Measures the turns of its loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns: list[float] = []
+        self._began = time.monotonic()
+
+    def select(self, timeout: float | None = None) -> Any:
+        self.turns.append(time.monotonic() - self._began)
+        found = super().select(timeout)
+        self._began = time.monotonic()
+        return found
+
+
+async def connect(ctx: Context, n: int) -> list[cm.Connection]:
+    """Both ends of n connections."""
+    pd, cq = PD(ctx), CQ(ctx, 64)
+    window = asyncio.Semaphore(WINDOW)
+
+    def new_qp() -> QP:
+        return QP(pd, QPType.RC, send_cq=cq)
+
+    async def ask(listener: cm.Listener) -> cm.Connection:
+        async with window:
+            return await cm.connect(new_qp(), *listener.local, timeout=None)
+
+    async with cm.listen(address_of(ctx), 0) as listener:
+        asking = [asyncio.create_task(ask(listener)) for _ in range(n)]
+        answers = [
+            asyncio.create_task((await listener.get_request()).accept(new_qp(), timeout=None))
+            for _ in range(n)
+        ]
+        return await asyncio.gather(*asking, *answers)
+
+
+async def close_by_peers(conns: list[cm.Connection]) -> None:
+    """One end disconnects, the other hears of it; each task closes its own, then."""
+
+    async def wait_and_close(conn: cm.Connection) -> None:
+        async with conn:
+            await conn.closed()
+
+    waiting = []
+    for conn in conns:
+        waiting.append(asyncio.create_task(wait_and_close(conn)))
+        await asyncio.sleep(0)
+    for conn in conns[: len(conns) // 2]:
+        await conn.disconnect()
+    for task in waiting:
+        await task
+
+
+async def close_in_a_loop(conns: list[cm.Connection]) -> None:
+    """Nobody has said goodbye."""
+    for conn in conns:
+        await conn.aclose()
+
+
+def turns_of_closing(ctx: Context, n: int, close: Any) -> list[float]:
+    """In seconds, the longest first."""
+
+    async def main() -> list[cm.Connection]:
+        conns = await connect(ctx, n)
+        await asyncio.sleep(0)
+        selector.turns.clear()
+        await close(conns)
+        assert all(conn.error is not None for conn in conns)
+        return conns
+
+    selector = TurnSelector()
+    loop = asyncio.SelectorEventLoop(selector)
+    gc.collect()
+    gc.disable()  # else a turn can have all the garbage of the tests before this one
+    try:
+        loop.run_until_complete(main())
+    finally:
+        gc.enable()
+        loop.close()
+    return sorted(selector.turns, reverse=True)
+
+
+def show(turns: list[float], n: int) -> None:
+    longest = ", ".join(f"{turn * 1e3:.1f}" for turn in turns[:8])
+    print(f"{n} connections closed in {len(turns)} turns; the longest, in ms: {longest}")
+
+
+@pytest.mark.parametrize("close", [close_by_peers, close_in_a_loop])
+def test_the_loop_has_many_turns_as_many_close(ctx: Context, close: Any) -> None:
+    """On a busy machine a turn takes long, whatever is done in it: so this counts them."""
+    n = 20 if is_iwarp(ctx) else 200  # libsiw has room for 144 pages of queues in a context
+    turns = turns_of_closing(ctx, n, close)
+    show(turns, n)
+    spent = sum(turns)
+    assert len(turns) > min(n, spent / (4 * TURN))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("close", [close_by_peers, close_in_a_loop])
+def test_no_turn_is_long_as_a_thousand_close(ctx: Context, close: Any) -> None:
+    """Needs a machine that does nothing else."""
+    need_room_for_queues(ctx)
+    turns = turns_of_closing(ctx, 1000, close)
+    show(turns, 1000)
+    assert turns[len(turns) // 100] < LONGEST

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: MIT
+"""What happens at an unlucky moment: between two steps, in another thread, in the collector."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from cm_support import SOON, Side, address_of
+from support import is_iwarp
+
+from cqnotify import ClosedError, Context, cm
+from cqnotify.cm import _hub, blocking
+from cqnotify.cm._errors import Event
+
+
+@contextlib.contextmanager
+def collecting_by_hand() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+async def test_the_collector_takes_the_last_link_while_the_next_is_made(
+    ctx: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The channel of an event loop is closed with its last link: not if there is another then."""
+    host = address_of(ctx)
+    bell = _hub.LoopHub.bell
+
+    def collect(hub: _hub.LoopHub) -> _hub.AsyncBell:
+        gc.collect()
+        return bell(hub)
+
+    for _ in range(2):
+        with collecting_by_hand():
+            listener = await cm.listen(host, 0).__aenter__()
+            cycle: list[Any] = [listener]
+            cycle.append(cycle)
+            del listener, cycle
+            monkeypatch.setattr(_hub.LoopHub, "bell", collect)
+            assert (await cm.resolve(host)).device == ctx.name
+        monkeypatch.setattr(_hub.LoopHub, "bell", bell)
+
+
+async def test_a_server_that_goes_when_it_has_accepted_is_no_other_error(ctx: Context) -> None:
+    """Both of its messages are there before the client has done anything with the first."""
+    async with cm.listen(address_of(ctx), 0) as listener:
+        side = Side(ctx)
+        asking = asyncio.create_task(cm.connect(side.qp, *listener.local))
+        request = await listener.get_request(SOON)
+        with pytest.raises(TimeoutError):
+            await request.accept(Side(ctx).qp, timeout=0)
+        if is_iwarp(ctx):  # which moves its QP itself, and may have established it
+            await asyncio.wait([asking])
+            if asking.exception() is None:
+                conn = asking.result()
+                await conn.closed(SOON)
+                assert isinstance(conn.error, cm.DisconnectedError)
+                return
+        with pytest.raises((cm.DisconnectedError, cm.RejectedError)):
+            await asking
+
+
+async def test_a_request_that_comes_as_the_listener_is_closed_is_rejected(ctx: Context) -> None:
+    """Its event had been read, and another thread closed the listener."""
+    async with cm.listen(address_of(ctx), 0) as listener:
+        link = listener._link
+        delivered: list[Event] = []
+        link.deliver = delivered.append  # type: ignore[method-assign]
+        asking = asyncio.create_task(cm.connect(Side(ctx).qp, *listener.local))
+        while not delivered:
+            await asyncio.sleep(0.001)
+        del link.deliver  # type: ignore[method-assign]
+    link.deliver(delivered[0])
+    with pytest.raises(cm.RejectedError):
+        await asking
+    with pytest.raises(ClosedError):
+        await listener.get_request()
+
+
+async def test_hubs_come_and_go_in_other_threads(
+    ctx: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Elsewhere:
+        """The hub of a loop of another thread, where one more begins just now."""
+
+        @property
+        def loop(self) -> Elsewhere:
+            return self
+
+        def is_closed(self) -> bool:
+            hubs[object()] = self
+            return False
+
+    hubs: dict[object, Any] = {object(): Elsewhere()}
+    monkeypatch.setattr(_hub.LoopHub, "_hubs", hubs)
+    assert (await cm.resolve(address_of(ctx))).device == ctx.name
+
+
+async def test_a_client_that_has_gone_can_be_rejected(ctx: Context) -> None:
+    """A program cannot know: no event tells."""
+    async with cm.listen(address_of(ctx), 0) as listener:
+        asking = asyncio.create_task(cm.connect(Side(ctx).qp, *listener.local))
+        request = await listener.get_request(SOON)
+        asking.cancel()
+        await asyncio.wait([asking])
+        await request.reject(b"no room")
+        assert request._link.id.closed
+
+
+async def test_a_name_that_takes_long_is_bound_by_the_deadline(
+    ctx: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def getaddrinfo(*_: object, **__: object) -> list[object]:
+        return await asyncio.Future()
+
+    with contextlib.suppress(AttributeError):  # uvloop's loop has no room for it
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+        for call in (
+            cm.resolve("some.where", timeout=0.05),
+            cm.connect(Side(ctx).qp, "some.where", 9, timeout=0.05),
+            cm.connect(Side(ctx).qp, address_of(ctx), 9, source="some.where", timeout=0.05),
+        ):
+            began = time.monotonic()
+            with pytest.raises(TimeoutError, match="'some.where' was not resolved in time"):
+                await call
+            assert 0.05 <= time.monotonic() - began < SOON
+
+
+def test_an_error_that_is_raised_often_does_not_grow(ctx: Context) -> None:
+    with blocking.listen(address_of(ctx), 0) as listener:
+        pass
+    lengths = []
+    for _ in range(3):
+        with pytest.raises(ClosedError) as e:
+            listener.get_request()
+        lengths.append(len(e.traceback))
+    assert len(set(lengths)) == 1
