@@ -25,6 +25,7 @@ root_doc = "index"
 myst_heading_anchors = 4
 
 default_role = "py:obj"  # in docstrings `name` is code, and a link where there is such a name
+suppress_warnings = ["ref.python"]  # of a parameter that is called as attributes of some classes
 autodoc_default_options = {
     "members": True,
     "inherited-members": "tuple, dict, int, OSError, BaseException, Protocol",  # but not of these
