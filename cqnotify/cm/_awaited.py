@@ -130,7 +130,6 @@ async def of_the_first(
     for i, address in enumerate(found):
         link = Link(LoopHub.of_running_loop(), datagrams=datagrams)
         left = left_until(end)
-        link.resolve_within(left)
         try:
             return link, await run_or_close(link, steps(link, address), left), address
         except OSError:

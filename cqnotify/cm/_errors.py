@@ -77,7 +77,8 @@ class RejectReason(IntEnum):
 
 
 class Event(NamedTuple):
-    """An event as the core reads it."""
+    """An event as the core reads it; `error`: of the step that the core took with it, and that
+    failed."""
 
     id: CMID
     event: int
@@ -85,6 +86,7 @@ class Event(NamedTuple):
     private_data: bytes
     parameters: dict[str, Any]
     request: CMID | None
+    error: Exception | None = None
 
 
 class CMError(ConnectionError):

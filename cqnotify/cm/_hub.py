@@ -73,6 +73,8 @@ class Hub:
             raw = self.channel.read_event()
             if raw is None:
                 return False
+            if not raw:  # the core took a step
+                continue
             event = Event(*raw)
             link = event.id.user_data() if event.id.user_data is not None else None
             if link is not None:

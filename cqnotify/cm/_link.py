@@ -65,6 +65,9 @@ ENDS = (
     CMEventType.MULTICAST_ERROR,
 )
 
+# What tells that the peer has accepted: ESTABLISHED of datagrams, and of iWARP.
+ANSWERS = (CMEventType.CONNECT_RESPONSE, CMEventType.ESTABLISHED)
+
 # What tells of the end of what was established.
 OVER = (CMEventType.DISCONNECTED, CMEventType.DEVICE_REMOVAL, CMEventType.MULTICAST_ERROR)
 
@@ -104,7 +107,6 @@ class Link:
         self.error: Exception | None = None  # why it is over
         self.where: str = "rdma_cm"  # for messages
         self.troubles: int = 0
-        self.resolve_ms: int = RESOLVE_MS
         self.answer: str | None = None  # of a request: how it was answered
         self.backlog: int = 0  # of a listener: how many requests may wait
         self.group: tuple[bytes, int] | None = None  # that of its QP
@@ -118,11 +120,6 @@ class Link:
         self._on_id_closed = weak_callback(self._id_closed)
         self.id.user_data = weakref.ref(self)
         self.id.add_close_callback(self._on_id_closed)
-
-    def resolve_within(self, timeout: float | None) -> None:
-        """How long the kernel may take to find the peer's address."""
-        if timeout is not None:
-            self.resolve_ms = min(RESOLVE_MS, max(1, int(timeout * 1000)))
 
     # ---- what happens to it ----
 
@@ -151,7 +148,7 @@ class Link:
             return
         self.hung_up = True
         if self.qp is not None and not self.datagrams:
-            self.attempt(fail_qp, self.qp)
+            self.attempt(QP._fail, self.qp)
         self.attempt(CMID.disconnect, self.id)
 
     def attempt(self, call: Callable[[Any], None], it: object) -> None:
@@ -272,6 +269,10 @@ class Link:
             yield lambda: self.events or self.error is not None
             while self.events:
                 event = self.events.popleft()
+                if event.error is not None:
+                    if self.id.state in ("DISCONNECTED", "FAILED"):
+                        continue  # the peer has gone meanwhile, of which an event tells
+                    raise event.error
                 if event.event in wanted:
                     return event
                 if event.event in ENDS:
@@ -279,32 +280,29 @@ class Link:
             if self.error is not None:
                 raise self.error.with_traceback(None)  # which would grow with each raise
 
-    def resolve_addr(self, source: Address | None, peer: Address, device: str | None) -> Steps:
-        """Find the device that leads to an address; `device`: the one that it has to be."""
-        left = self.resolve_ms
+    def resolve(
+        self, source: Address | None, peer: Address, goal: str, *wanted: CMEventType
+    ) -> Steps:
+        """Find the way to an address, and go on to the goal, of which one of the events tells."""
+        left = RESOLVE_MS
         while True:
-            self.id.resolve_addr(source, peer, min(left, RESOLVE_TRY_MS))
+            self.id.resolve_addr(source, peer, min(left, RESOLVE_TRY_MS), goal)
             left -= RESOLVE_TRY_MS
             try:
-                yield from self.expect(CMEventType.ADDR_RESOLVED)
+                event = yield from self.expect(CMEventType.ADDR_RESOLVED, *wanted)
             except UnreachableError as e:
-                if left <= 0 or e.status != -errno.ETIMEDOUT:
+                if left <= 0 or (e.event, e.status) != (CMEventType.ADDR_ERROR, -errno.ETIMEDOUT):
                     raise
             else:
                 break
-        if device is not None:
-            check_device(self.id, device)
-
-    def resolve(self, source: Address | None, peer: Address, device: str | None = None) -> Steps:
-        """Find the way to an address."""
-        yield from self.resolve_addr(source, peer, device)
-        self.id.resolve_route(self.resolve_ms)
-        yield from self.expect(CMEventType.ROUTE_RESOLVED)
+        if event.event == CMEventType.ADDR_RESOLVED and self.qp is not None:
+            check_device(self.id, self.qp.context.name)
+        return event
 
     def find(self, source: Address | None, peer: Address) -> Steps:
         """No more than the way."""
         self.where = f"the way to {peer[0]}"
-        yield from self.resolve(source, peer)
+        yield from self.resolve(source, peer, "ROUTE_RESOLVED", CMEventType.ROUTE_RESOLVED)
 
     def connect(
         self,
@@ -316,30 +314,56 @@ class Link:
     ) -> Steps:
         """Ask the peer for a connection, and make the queue pair part of it."""
         self.where = f"connecting to {peer[0]} port {peer[1]}"
-        set_options(self.id, options)
-        self.take(qp)
-        yield from self.resolve(source, peer, qp.context.name)
-        if qp.qp_type == QPType.UD or self.id.is_iwarp:
-            bring_up(self.id, qp, options, on_init)
-        self.ask(qp, options)
-        event = yield from self.expect(CMEventType.CONNECT_RESPONSE, CMEventType.ESTABLISHED)
-        if event.event == CMEventType.CONNECT_RESPONSE:
-            try:
-                bring_up(self.id, qp, options, on_init)
-                self.id.establish()
-            except (OSError, RuntimeError):
-                if self.id.state in ("DISCONNECTED", "FAILED"):  # the peer has gone meanwhile
-                    yield from self.expect()
+        self.take(qp, options)
+        try:
+            if on_init is None:
+                event = yield from self.resolve(source, peer, "ESTABLISHED", *ANSWERS)
+            else:
+                event = yield from self.connect_in_steps(qp, source, peer, options, on_init)
+        except VerbsError as e:
+            # Of an iWARP device the call itself may connect to the peer's host, by TCP.
+            error = error_of_tcp(e.errno or 0, self.where) if self.id.is_iwarp else None
+            if error is None or e.verb != "rdma_connect":
                 raise
+            self.qp = None  # which is as before, and can try again
+            raise error from e
         self.begin(f"the connection to {peer[0]} port {peer[1]}", options)
         return event
+
+    def connect_in_steps(
+        self, qp: QP, source: Address | None, peer: Address, options: Options, on_init: Any
+    ) -> Steps:
+        """The same, where the program has a say once the queue pair is in INIT."""
+        route = CMEventType.ROUTE_RESOLVED
+        yield from self.resolve(source, peer, "ROUTE_RESOLVED", route)
+        if self.datagrams or self.id.is_iwarp:  # it is ready before the peer is asked
+            self.to_init(qp, options, on_init)
+            self.id.connect("ESTABLISHED")
+            return (yield from self.expect(*ANSWERS))
+        self.id.connect("RESPONDED")
+        event = yield from self.expect(*ANSWERS)
+        try:
+            self.to_init(qp, options, on_init)
+            self.id.establish()
+        except (OSError, RuntimeError):
+            if self.id.state in ("DISCONNECTED", "FAILED"):  # the peer has gone meanwhile
+                yield from self.expect()
+            raise
+        return event
+
+    def to_init(self, qp: QP, options: Options, on_init: Any) -> None:
+        if on_init is not None and qp._own_state != QPState.RTS:
+            self.id.modify_qp(QPState.INIT, options.access)
+            on_init(qp)
 
     def join(self, qp: QP, source: Address | None, group: Address) -> Steps:
         """Become a member of a multicast group, and its queue pair as well."""
         self.where = f"joining {group[0]}"
         self.take(qp)
-        yield from self.resolve_addr(source, group, qp.context.name)
-        bring_up(self.id, qp, Options())
+        yield from self.resolve(source, group, "ADDR_RESOLVED")
+        for state in (QPState.INIT, QPState.RTR, QPState.RTS):
+            if qp._own_state < state:
+                self.id.modify_qp(state, 0)
         self.id.join_multicast(group)
         event = yield from self.expect(CMEventType.MULTICAST_JOIN)
         path = event.parameters["ah_attr"]
@@ -349,24 +373,12 @@ class Link:
         self.where = f"the multicast group {group[0]}"
         return event
 
-    def ask(self, qp: QP, options: Options) -> None:
-        """Of an iWARP device the call itself may connect to the peer's host, by TCP."""
-        try:
-            self.id.connect(*parameters(qp, options))
-        except VerbsError as e:
-            error = error_of_tcp(e.errno or 0, self.where) if self.id.is_iwarp else None
-            if error is None:
-                raise
-            self.qp = None  # which is as before, and can try again
-            raise error from e
-
     def accept(self, qp: QP, options: Options, on_init: Any = None) -> Steps:
         """Answer the request of a peer."""
-        set_options(self.id, options)
-        self.take(qp)
+        self.take(qp, options)
         try:
-            bring_up(self.id, qp, options, on_init)
-            self.id.accept(*parameters(qp, options))
+            self.to_init(qp, options, on_init)
+            self.id.accept()
         except VerbsError as e:
             if e.verb.startswith("ibv_"):  # the QP's own
                 raise
@@ -392,15 +404,15 @@ class Link:
         """Wait until the connection is over."""
         yield lambda: self.error is not None
 
-    def take(self, qp: QP) -> None:
-        """From now on the link goes along with that queue pair."""
+    def take(self, qp: QP, options: Options | None = None) -> None:
+        """From now on the link goes along with that queue pair, which is connected as the options
+        say."""
+        if options is not None:
+            set_options(self.id, options)
         self.id.bind_qp(qp)
         self.qp = qp
-
-
-def fail_qp(qp: QP) -> None:
-    if qp._own_state != QPState.RESET:  # else it was not made part of a connection
-        qp.modify(qp_state=QPState.ERR)
+        if options is not None:
+            self.id.prepare(*parameters(options))
 
 
 def check_device(cmid: CMID, device: str) -> None:
@@ -419,25 +431,14 @@ def set_options(cmid: CMID, options: Options) -> None:
         cmid.set_option(OPTION_TOS, options.tos)
 
 
-def parameters(qp: QP, options: Options) -> tuple[Any, ...]:
+def parameters(options: Options) -> tuple[Any, ...]:
+    """What CMID.prepare() takes."""
     responder, initiator = options.responder_resources, options.initiator_depth
     return (
         options.private_data,
-        qp.qp_num,
-        qp.srq is not None,
+        options.access,
         AS_MANY if responder is None else responder,
         AS_MANY if initiator is None else initiator,
         options.retry_count,
         options.rnr_retry_count,
     )
-
-
-def bring_up(cmid: CMID, qp: QP, options: Options, on_init: Any = None) -> None:
-    """Make the transitions from RESET to RTS, as rdma_cm says. Of an iWARP device the kernel makes
-    those behind INIT itself."""
-    if qp._own_state == QPState.RTS:  # of datagrams, as it has other peers already
-        return
-    for state in (QPState.INIT,) if cmid.is_iwarp else (QPState.INIT, QPState.RTR, QPState.RTS):
-        cmid.modify_qp(state, options.access)
-        if state == QPState.INIT and on_init is not None:
-            on_init(qp)

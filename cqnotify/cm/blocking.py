@@ -87,7 +87,6 @@ def _of_the_first(
     for i, address in enumerate(found):
         link = Link(ThreadHub.get(), datagrams=datagrams)
         left = left_until(end)
-        link.resolve_within(left)
         try:
             return link, _run_or_close(link, steps(link, address), left), address
         except OSError:

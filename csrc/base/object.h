@@ -86,6 +86,8 @@ struct cqn_context {
     uint64_t last_serial;
     struct ibv_device_attr attr;
     size_t mws;                  /* memory windows that are open */
+    uint8_t limited_port;        /* of which this is known, or 0: */
+    uint32_t max_message;        /* bytes that it sends in one message */
     struct cqn_reports *reports; /* what the device reports, see notify/reports.h */
 };
 

@@ -101,8 +101,9 @@ static PyMethodDef cm_channel_methods[] = {
      "read_event($self, /)\n--\n\n"
      "The oldest event that has arrived, acknowledged already, or None; never sleeps.\n\n"
      "A tuple: the CMID that it is of, the event's number, its status, the private data, a dict of "
-     "the peer's parameters, and of a CONNECT_REQUEST the CMID of the new connection, else "
-     "None.\n\n"
+     "the peer's parameters, of a CONNECT_REQUEST the CMID of the new connection, else None, and "
+     "the exception of the step that the core took and that failed, or None. An empty tuple: the "
+     "core took a step towards the goal of a CMID, and there may be more.\n\n"
      "Wraps rdma_get_cm_event(3) and rdma_ack_cm_event(3)."},
     {"fileno", cm_channel_fileno, METH_NOARGS,
      "fileno($self, /)\n--\n\n"

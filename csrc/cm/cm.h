@@ -6,6 +6,7 @@
  *   sockaddr.c  addresses, from and to Python
  *   events.c    reading events: fetched, copied and acknowledged in one go
  *   calls.c     what is asked of a CMID, in which state
+ *   connect.c   its queue pair, and the steps to a connection, which follow from events
  *   id.c        CMID: the type, and its end
  *   hand_out.c  from events to what Python has of them
  *   channel.c   CMChannel: the type
@@ -15,8 +16,8 @@
  * before each call, and no event is left unacknowledged while other code runs.
  *
  * The queue pairs are the user's own: a CMID knows the number of one, and rdma_init_qp_attr() says
- * how to connect it. The policy (deadlines, which step follows which, what a program awaits) is
- * Python's, in cqnotify/cm.
+ * how to connect it. The policy (deadlines, what a program awaits) is Python's, in cqnotify/cm;
+ * steps between which no program has a say are made here, as soon as the event is read.
  */
 #ifndef CQN_CM_H
 #define CQN_CM_H
@@ -77,11 +78,20 @@ typedef enum {
     CQN_CM_STATES
 } cqn_cm_state;
 
+/* How its queue pair is to be connected. */
+typedef struct {
+    struct rdma_conn_param param;
+    unsigned int access;
+    uint8_t private_data[UINT8_MAX];
+} cqn_cm_plan;
+
 typedef struct {
     cqn_object base;                /* uses the channel, and then the queue pair, if there is one */
     PyObject *user_data;            /* or NULL */
     struct sockaddr_storage *group; /* of multicast, that it has joined; or NULL */
+    cqn_cm_plan *plan;              /* or NULL */
     uint8_t state;                  /* a cqn_cm_state */
+    uint8_t goal;                   /* up to which one event leads to the next by itself */
     bool datagrams;                 /* RDMA_PS_UDP */
     bool joined;                    /* the group */
 } cqn_cm_id;
@@ -128,6 +138,12 @@ void cqn_cm_forget_events(cqn_cm_channel *self, const cqn_cm_id *owner);
 
 extern PyMethodDef cqn_cm_id_methods[];
 extern const char *const cqn_cm_state_names[CQN_CM_STATES];
+
+/* ---- connect.c ---- */
+
+/* Takes the next step, if the event asks for one: 1. 0: the event is the program's; -1 with an
+ * exception: so is it, and the step failed. */
+int cqn_cm_go_on(cqn_cm_id *self, enum rdma_cm_event_type type);
 
 /* ---- id.c ---- */
 

@@ -28,14 +28,15 @@ static PyObject *parameters(const cqn_cm_event *event)
                                            event->ud.qkey, "ah_attr", ah_attr);
 }
 
-/* (CMID, event, status, private data, parameters, request). The request's CMID owns what the event
- * owned. */
-static PyObject *make_cm_event(cqn_cm_channel *self, cqn_cm_event *event, PyObject *owner)
+/* (CMID, event, status, private data, parameters, request, error). The request's CMID owns what the
+ * event owned. */
+static PyObject *make_cm_event(cqn_cm_channel *self, cqn_cm_event *event, PyObject *owner,
+                               PyObject *error)
 {
     PyObject *dict = parameters(event);
     PyObject *data =
         PyBytes_FromStringAndSize((const char *)event->private_data, event->private_len);
-    PyObject *tuple = dict == NULL || data == NULL ? NULL : PyTuple_New(6);
+    PyObject *tuple = dict == NULL || data == NULL ? NULL : PyTuple_New(7);
     PyObject *type = tuple == NULL ? NULL : PyLong_FromLong(event->type);
     PyObject *status = type == NULL ? NULL : PyLong_FromLong(event->status);
     PyObject *request = status == NULL ? NULL
@@ -57,11 +58,26 @@ static PyObject *make_cm_event(cqn_cm_channel *self, cqn_cm_event *event, PyObje
     PyTuple_SET_ITEM(tuple, 3, data);
     PyTuple_SET_ITEM(tuple, 4, dict);
     PyTuple_SET_ITEM(tuple, 5, request);
+    PyTuple_SET_ITEM(tuple, 6, Py_NewRef(error != NULL ? error : Py_None));
     return tuple;
 }
 
-/* The event is out of the list while its objects are made, which can run any code; and back in
- * front, unless its owner was closed by that, if they could not be. */
+/* Takes the step that follows, or hands out the event, with the error of a step that failed. A new
+ * tuple, an empty one for a step; NULL with an exception. */
+static PyObject *handle_event(cqn_cm_channel *self, cqn_cm_event *event, cqn_cm_id *owner)
+{
+    const int rc = cqn_cm_go_on(owner, event->type);
+    if (rc > 0) {
+        return PyTuple_New(0);
+    }
+    PyObject *error = rc < 0 ? cqn_take_exception() : NULL;
+    PyObject *tuple = make_cm_event(self, event, (PyObject *)owner, error);
+    Py_XDECREF(error);
+    return tuple;
+}
+
+/* The event is out of the list while it is handled, which can run any code; and back in front,
+ * unless its owner was closed by that, if its objects could not be made. */
 PyObject *cqn_cm_next_event(cqn_cm_channel *self)
 {
     cqn_cm_event *event = self->first;
@@ -72,7 +88,7 @@ PyObject *cqn_cm_next_event(cqn_cm_channel *self)
         PyObject *tuple = NULL;
         const bool is_alive = cqn_try_ref(&owner->base);
         if (is_alive) {
-            tuple = make_cm_event(self, event, (PyObject *)owner);
+            tuple = handle_event(self, event, owner);
         }
         if (is_alive && tuple == NULL && owner->base.handle != NULL) {
             event->next = self->first;

@@ -41,7 +41,9 @@ static int cm_id_clear(PyObject *op)
     Py_CLEAR(self->user_data);
     if (self->base.handle == NULL) {
         PyMem_Free(self->group);
+        PyMem_Free(self->plan);
         self->group = NULL;
+        self->plan = NULL;
     }
     return cqn_clear(op);
 }

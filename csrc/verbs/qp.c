@@ -80,6 +80,7 @@ static PyMethodDef qp_methods[] = {
     {"query", cqn_qp_query, METH_NOARGS,
      "query($self, /)\n--\n\n"
      "All attributes, as the device has them now.\n\nWraps ibv_query_qp(3)."},
+    {"_fail", cqn_qp_fail, METH_NOARGS, cqn_qp_fail_doc},
     {"_probe", cqn_qp_probe, METH_NOARGS, cqn_qp_probe_doc},
     {"attach_mcast", (PyCFunction)(void (*)(void))cqn_qp_attach_mcast,
      METH_FASTCALL | METH_KEYWORDS, cqn_qp_attach_mcast_doc},

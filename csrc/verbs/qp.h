@@ -10,6 +10,8 @@ PyObject *cqn_qp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs);
 
 /* qp_modify.c */
 PyObject *cqn_qp_modify(PyObject *self, PyObject *args, PyObject *kwargs);
+extern const char cqn_qp_fail_doc[];
+PyObject *cqn_qp_fail(PyObject *self, PyObject *unused);
 PyObject *cqn_qp_check(PyObject *self, PyObject *args, PyObject *kwargs);
 PyObject *cqn_qp_query(PyObject *self, PyObject *unused);
 

@@ -150,17 +150,26 @@ typedef struct {
     uint32_t max_message; /* of the port that was set */
 } changes;
 
-/* Without the GIL. A device may take other capacities than it was asked for, and say nothing. */
-static changes carry_out(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
+/* What was learned of a port, if it is that; or 0. It does not change, but for datagrams, whose
+ * limit is the MTU. */
+static uint32_t known_limit(const cqn_qp *self, const struct ibv_qp_attr *attr)
 {
-    changes made = {.err = ibv_modify_qp(qp, attr, mask)};
+    const cqn_context *ctx = self->base.context;
+    const struct ibv_qp *qp = self->base.handle;
+    return qp->qp_type != IBV_QPT_UD && ctx->limited_port == attr->port_num ? ctx->max_message : 0;
+}
+
+/* Without the GIL. A device may take other capacities than it was asked for, and say nothing. */
+static changes carry_out(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask, uint32_t limit)
+{
+    changes made = {.err = ibv_modify_qp(qp, attr, mask), .max_message = limit};
     if (made.err == 0 && (mask & IBV_QP_CAP)) {
         struct ibv_qp_attr now = {.qp_state = IBV_QPS_RESET};
         struct ibv_qp_init_attr init;
         made.has_cap = ibv_query_qp(qp, &now, IBV_QP_CAP, &init) == 0;
         made.cap = now.cap;
     }
-    if (made.err == 0 && (mask & IBV_QP_PORT)) {
+    if (made.err == 0 && (mask & IBV_QP_PORT) && limit == 0) {
         made.max_message = cqn_qp_ask_limit(qp, attr->port_num);
     }
     return made;
@@ -172,6 +181,17 @@ static void enter_capacities(cqn_qp *self, const struct ibv_qp_cap *cap)
     self->cap = *cap;
     if (self->srq != NULL) {
         self->cap.max_recv_wr = self->cap.max_recv_sge = 0;
+    }
+}
+
+static void enter_port(cqn_qp *self, uint8_t port_num, uint32_t max_message)
+{
+    cqn_context *ctx = self->base.context;
+    self->port_num = port_num;
+    self->max_message = max_message;
+    if (((struct ibv_qp *)self->base.handle)->qp_type != IBV_QPT_UD && max_message != UINT32_MAX) {
+        ctx->limited_port = port_num;
+        ctx->max_message = max_message;
     }
 }
 
@@ -188,8 +208,9 @@ int cqn_qp_carry_out(cqn_qp *self, struct ibv_qp_attr *attr, int mask)
     if (after == IBV_QPS_RESET) {
         self->state = after;
     }
+    const uint32_t limit = known_limit(self, attr);
     changes made;
-    CQN_IN_KERNEL(CQN_OBJ(self), made = carry_out(qp, attr, mask));
+    CQN_IN_KERNEL(CQN_OBJ(self), made = carry_out(qp, attr, mask, limit));
     if (made.err != 0) {
         self->state = before;
         cqn_verbs_error(self->base.state, made.err, "ibv_modify_qp", "QP %u from %s to %s: %s",
@@ -202,8 +223,7 @@ int cqn_qp_carry_out(cqn_qp *self, struct ibv_qp_attr *attr, int mask)
         enter_capacities(self, &made.cap);
     }
     if (mask & IBV_QP_PORT) {
-        self->port_num = attr->port_num;
-        self->max_message = made.max_message;
+        enter_port(self, attr->port_num, made.max_message);
     }
     if (after == IBV_QPS_RESET) {
         cqn_qp_forget_requests(self);
@@ -227,6 +247,24 @@ static void note_failure(cqn_qp *self)
     }
 }
 
+/* The same, and all that has to be told of it. */
+static PyObject *modify(cqn_qp *self, struct ibv_qp_attr *attr, int mask)
+{
+    PyObject *interrupt = NULL;
+    if (cqn_qp_carry_out(self, attr, mask) < 0) {
+        return NULL;
+    }
+    if ((mask & IBV_QP_STATE) && gives_up(attr->qp_state) && cqn_is_open(&self->base)) {
+        note_failure(self);
+        cqn_engines_tell(self, &interrupt);
+    }
+    if (interrupt != NULL) {
+        cqn_raise_interrupt(interrupt);
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
 PyObject *cqn_qp_modify(PyObject *op, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
@@ -238,19 +276,22 @@ PyObject *cqn_qp_modify(PyObject *op, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     int mask = collect_attributes(self, kwargs, &attr);
-    if (mask < 0 || cqn_qp_carry_out(self, &attr, mask) < 0) {
+    return mask < 0 ? NULL : modify(self, &attr, mask);
+}
+
+const char cqn_qp_fail_doc[] =
+    "_fail($self, /)\n--\n\n"
+    "Move to ERR, unless it is in RESET: nothing that was posted succeeds any more.";
+
+PyObject *cqn_qp_fail(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    cqn_qp *self = (cqn_qp *)op;
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
+    if (cqn_open(&self->base) == NULL) {
         return NULL;
     }
-    PyObject *interrupt = NULL;
-    if ((mask & IBV_QP_STATE) && gives_up(attr.qp_state) && cqn_is_open(&self->base)) {
-        note_failure(self);
-        cqn_engines_tell(self, &interrupt);
-    }
-    if (interrupt != NULL) {
-        cqn_raise_interrupt(interrupt);
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    return self->state == IBV_QPS_RESET ? Py_NewRef(Py_None) : modify(self, &attr, IBV_QP_STATE);
 }
 
 /* ---- check() and query() ---- */

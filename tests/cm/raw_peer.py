@@ -14,7 +14,7 @@ import time
 from cqnotify import CQ, PD, QP, Context, QPType
 from cqnotify._core import CMID, CMChannel
 from cqnotify.cm import CMEventType
-from cqnotify.cm._link import Options, bring_up, parameters
+from cqnotify.cm._link import Options, parameters
 
 DEADLINE = 30.0
 OPTIONS = Options(b"raw")
@@ -54,21 +54,23 @@ class RawPeer:
 
     def ask(self, host: str, port: int | str) -> None:
         """For a connection; returns when the request is on its way."""
-        self.id.bind_qp(self.qp)
-        self.id.resolve_addr(None, (host, int(port)), 2000)
+        self.take_qp()
+        self.id.resolve_addr(None, (host, int(port)), 2000, "ADDR_RESOLVED")
         self.await_event("ADDR_RESOLVED")
         self.id.resolve_route(2000)
         self.await_event("ROUTE_RESOLVED")
-        self.id.connect(*parameters(self.qp, OPTIONS))
+        self.id.connect("RESPONDED")
+
+    def take_qp(self) -> None:
+        self.id.bind_qp(self.qp)
+        self.id.prepare(*parameters(OPTIONS))
 
     def accept(self) -> None:
         """Raises VerbsError where the client has gone."""
-        self.id.bind_qp(self.qp)
-        bring_up(self.id, self.qp, OPTIONS)
-        self.id.accept(*parameters(self.qp, OPTIONS))
+        self.take_qp()
+        self.id.accept()
 
     def establish(self) -> None:
-        bring_up(self.id, self.qp, OPTIONS)
         self.id.establish()
 
     def is_answered(self) -> bool:

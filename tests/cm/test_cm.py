@@ -244,9 +244,9 @@ def next_event(channel: CMChannel) -> CMEventType:
 def test_an_address_that_was_not_found_can_be_asked_for_again(ctx: Context) -> None:
     """The kernel misses some answers, so connect() tries several times."""
     with contextlib.closing(CMChannel()) as channel, contextlib.closing(CMID(channel, False)) as it:
-        it.resolve_addr(None, (NOBODY, 9), 100)
+        it.resolve_addr(None, (NOBODY, 9), 100, "ADDR_RESOLVED")
         assert next_event(channel) == CMEventType.ADDR_ERROR
-        it.resolve_addr(None, (address_of(ctx), 9), 4000)
+        it.resolve_addr(None, (address_of(ctx), 9), 4000, "ADDR_RESOLVED")
         assert next_event(channel) == CMEventType.ADDR_RESOLVED
 
 
