@@ -40,7 +40,10 @@ Address = tuple[str, int]
 
 OPTION_TOS, OPTION_REUSEADDR, OPTION_AFONLY, OPTION_ACK_TIMEOUT = range(4)
 AS_MANY = 255  # of responder_resources and initiator_depth: what the device has
-RESOLVE_MS = 4000  # a neighbour that does not answer so long is not there
+
+# A neighbour that does not answer so long is not there. The caller's deadline does not shorten it:
+# the kernel's answer would come as the deadline ends, and either could be first.
+RESOLVE_MS = 4000
 
 # Of one try. Where two ask for a neighbour at once, the kernel can miss its answer for one of them,
 # and looks again when the try is over.
