@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Iterator
 from time import perf_counter_ns
 
 from cqnotify import CQ, PD, QP, Context, QPType, cm
@@ -18,53 +19,54 @@ PORT = 7474
 
 
 class Ends:
-    """Both ends of the connections; one of them does what c/connections.c does."""
+    """Both ends of the connections; some tasks for each do what c/connections.c does."""
 
     def __init__(self, ctx: Context, n: int) -> None:
         self.pd, self.n = PD(ctx), n
         self.cq = CQ(ctx, 1024)
-        self.window = asyncio.Semaphore(WINDOW)
         self.clients: list[cm.Connection] = []
         self.servers: list[cm.Connection] = []
 
     def new_qp(self) -> QP:
         return QP(self.pd, QPType.RC, send_cq=self.cq)
 
-    async def accept(self, request: cm.Request) -> None:
-        self.servers.append(await request.accept(self.new_qp(), timeout=None))
+    async def accept(self, listener: cm.Listener, turns: Iterator[int]) -> None:
+        for _ in turns:
+            request = await listener.get_request()
+            self.servers.append(await request.accept(self.new_qp(), timeout=None))
 
-    async def serve(self, listener: cm.Listener) -> None:
-        answers = []
-        async for request in listener:
-            answers.append(asyncio.create_task(self.accept(request)))
-            if len(answers) == self.n:
-                break
-        await asyncio.gather(*answers)
-
-    async def connect(self, host: str) -> None:
-        async with self.window:
+    async def connect(self, host: str, turns: Iterator[int]) -> None:
+        for _ in turns:
             self.clients.append(await cm.connect(self.new_qp(), host, PORT, timeout=None))
 
     async def connect_all(self, host: str) -> None:
+        to_connect, to_accept = iter(range(self.n)), iter(range(self.n))
         async with cm.listen(host, PORT, backlog=WINDOW) as listener:
-            server = asyncio.create_task(self.serve(listener))
-            await asyncio.gather(*(self.connect(host) for _ in range(self.n)))
-            await server
+            await asyncio.gather(
+                *(self.accept(listener, to_accept) for _ in range(WINDOW)),
+                *(self.connect(host, to_connect) for _ in range(WINDOW)),
+            )
 
     async def close(self, conn: cm.Connection) -> None:
         await conn.closed()
         await conn.aclose()
         conn.qp.close()
 
-    async def close_one(self, conn: cm.Connection) -> None:
-        async with self.window:
+    async def disconnect(self, clients: Iterator[cm.Connection]) -> None:
+        for conn in clients:
             await conn.disconnect()
             await self.close(conn)
 
+    async def follow(self, servers: Iterator[cm.Connection]) -> None:
+        for conn in servers:
+            await self.close(conn)
+
     async def close_all(self) -> None:
-        servers = [asyncio.create_task(self.close(conn)) for conn in self.servers]
-        await asyncio.gather(*map(self.close_one, self.clients))
-        await asyncio.gather(*servers)
+        clients, servers = iter(self.clients), iter(self.servers)
+        await asyncio.gather(
+            *(self.follow(servers) for _ in range(WINDOW)),
+            *(self.disconnect(clients) for _ in range(WINDOW)),
+        )
         self.clients.clear()
         self.servers.clear()
 
@@ -93,7 +95,7 @@ BENCHMARK = Benchmark(
     subjects={"C": InC("connections", str(N)), "cqnotify": cqnotify},
     # Instructions of Python beside those of C. In seconds most is the kernel's, of both.
     limits=(
-        Limit("cqnotify", case="connect", over="C", at_most=2.8),
-        Limit("cqnotify", case="close", over="C", at_most=3.0),
+        Limit("cqnotify", case="connect", over="C", at_most=2.3),
+        Limit("cqnotify", case="close", over="C", at_most=2.2),
     ),
 )

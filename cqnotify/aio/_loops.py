@@ -37,11 +37,18 @@ class Loop(Protocol):
         """Whether the loop runs in another thread than the caller's."""
         ...
 
+    def runs_here(self) -> bool:
+        """Whether the caller runs in a task or a callback of this loop."""
+        ...
+
     def watch(self, fd: int, callback: Callable[[], None]) -> None:
         """Call `callback`, which must not raise, whenever fd is readable."""
 
     def unwatch(self, fd: int) -> None:
         """Stop watching fd, which the caller then closes."""
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """Call `callback` in the next turn of the loop, in whose thread the caller is."""
 
     def call_soon_threadsafe(self, callback: Callable[[], None]) -> None:
         """Call `callback` in the loop's thread; RuntimeError when the loop is closed."""
@@ -57,9 +64,14 @@ class AsyncioLoop:
     def is_closed(self) -> bool:
         return self._loop.is_closed()
 
+    def runs_here(self) -> bool:
+        return asyncio._get_running_loop() is self._loop
+
     def is_elsewhere(self) -> bool:
+        if asyncio._get_running_loop() is self._loop:
+            return False
         if self._loop.is_running():
-            return asyncio._get_running_loop() is not self._loop
+            return True
         return self.thread != threading.get_ident() and not self._loop.is_closed()
 
     def watch(self, fd: int, callback: Callable[[], None]) -> None:
@@ -68,6 +80,9 @@ class AsyncioLoop:
 
     def unwatch(self, fd: int) -> None:
         self._loop.remove_reader(fd)
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self._loop.call_soon(callback)
 
     def call_soon_threadsafe(self, callback: Callable[[], None]) -> None:
         self._loop.call_soon_threadsafe(callback)

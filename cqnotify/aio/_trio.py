@@ -21,13 +21,11 @@ class TrioWakeup:
     def wake(self) -> None:
         self._event.set()
 
+    def resume(self) -> None:
+        self._event.set()
+
     def __await__(self) -> Generator[Any, None, object]:
         return self._event.wait().__await__()
-
-    async def wait(self, timeout: float | None) -> None:
-        """Return at the end of the timeout, too."""
-        with trio.move_on_after(float("inf") if timeout is None else timeout):
-            await self._event.wait()
 
 
 class TrioLoop:
@@ -38,7 +36,7 @@ class TrioLoop:
         self._token = token
         self._watches: dict[int, trio.CancelScope] = {}
         # trio.RunFinishedError is a RuntimeError
-        self.call_soon_threadsafe = token.run_sync_soon
+        self.call_soon = self.call_soon_threadsafe = token.run_sync_soon
 
     def is_closed(self) -> bool:
         try:
@@ -49,6 +47,12 @@ class TrioLoop:
 
     def is_elsewhere(self) -> bool:
         return self.thread != threading.get_ident() and not self.is_closed()
+
+    def runs_here(self) -> bool:
+        try:
+            return trio.lowlevel.current_trio_token() is self._token
+        except RuntimeError:
+            return False
 
     def wakeup(self) -> TrioWakeup:
         return TrioWakeup()

@@ -8,6 +8,7 @@ import ipaddress
 import socket
 from typing import Any, Final
 
+from .. import _core
 from ..context import is_iwarp
 from ..enums import QPState, QPType
 from ..qp import QP
@@ -20,6 +21,10 @@ CONNECT: Final = {False: 56, True: 180}
 ACCEPT: Final = {False: 196, True: 136}
 REJECT: Final = {False: 148, True: 136}
 IWARP: Final = {False: 251}
+
+# Each connection asks for these several times.
+RC, UD, RESET = int(QPType.RC), int(QPType.UD), int(QPState.RESET)
+raw_type: Final = _core.QP.qp_type.__get__
 
 LEAST_KEEPALIVE: Final = 0.01
 
@@ -59,7 +64,7 @@ def check_timeout(timeout: object) -> None:
 
 def check_private_data(data: object, limits: dict[bool, int], datagrams: bool) -> bytes:
     try:
-        private_data = bytes(memoryview(data))  # type: ignore[arg-type]
+        private_data = data if type(data) is bytes else bytes(memoryview(data))  # type: ignore[arg-type]
     except TypeError:
         kind = type(data).__name__
         raise TypeError(f"private_data must be a bytes-like object, not {kind}") from None
@@ -78,10 +83,10 @@ def check_qp(qp: object) -> QP:
     """One that can be connected."""
     if not isinstance(qp, QP):
         raise TypeError(f"qp must be a QP, not {type(qp).__name__}")
-    kind, state = qp.qp_type, qp._own_state  # no device leaves RESET by itself
-    if kind not in (QPType.RC, QPType.UD):
-        raise ValueError(f"the QP is of type {kind.name}: rdma_cm connects RC and UD")
-    if state == QPState.RESET or (kind == QPType.UD and state == QPState.RTS):
+    kind, state = raw_type(qp), qp._own_state  # no device leaves RESET by itself
+    if kind != RC and kind != UD:
+        raise ValueError(f"the QP is of type {qp.qp_type.name}: rdma_cm connects RC and UD")
+    if state == RESET or (kind == UD and state == QPState.RTS):
         return qp
     needs_new = is_iwarp(qp.context)
     if needs_new and state == QPState.INIT:  # its first state
@@ -91,6 +96,10 @@ def check_qp(qp: object) -> QP:
         f"QP {qp.qp_num} is in {name}: rdma_cm makes all transitions itself, so take a new QP"
         + ("" if needs_new else ", or one that was reset")
     )
+
+
+def is_datagrams(qp: QP) -> bool:
+    return bool(raw_type(qp) == UD)
 
 
 def check_member(qp: object, timeout: object) -> None:
@@ -114,12 +123,12 @@ def connection_options(
 ) -> Options:
     """Check what connect() and accept() take. `given`: the fields of Options."""
     qp = check_qp(qp)
-    datagrams = qp.qp_type == QPType.UD
     check_timeout(timeout)
-    for name, most in LIMITS.items():
-        value = given.get(name)
-        if value is not None and not (type(value) is int and 0 <= value <= most):
-            _number(name, value, 0, most)
+    for name, value in given.items():
+        if value is not None and name in LIMITS:
+            most = LIMITS[name]
+            if not (type(value) is int and 0 <= value <= most):
+                _number(name, value, 0, most)
     access = given["access"]
     if not isinstance(access, int):
         raise TypeError(f"access must be AccessFlags, not {type(access).__name__}")
@@ -131,7 +140,7 @@ def connection_options(
             given["ack_timeout"] = ack_timeout_for(given["keepalive"], given["retry_count"])
     if is_iwarp(qp.context):
         limits = IWARP
-    return Options(check_private_data(private_data, limits, datagrams), **given)
+    return Options(check_private_data(private_data, limits, is_datagrams(qp)), **given)
 
 
 def check_keepalive(qp: QP, keepalive: object) -> None:

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .._core import ClosedError
-from ..enums import AccessFlags, QPType
+from ..enums import AccessFlags
 from ..qp import QP
 from . import _arguments as check
 from ._ends import (
@@ -36,29 +36,28 @@ class _Run:
     """Steps, which go on in the callback of the event loop as events arrive: the task that waits
     for their end is woken once."""
 
+    __slots__ = ("error", "is_over", "result", "steps")
+
     def __init__(self, steps: Steps) -> None:
-        self._steps = steps
-        self._predicate: Callable[[], object] = lambda: True
-        self._goes_on = False
-        self._is_over = False
+        self.steps: Any = steps
+        self.is_over = False
         self.error: BaseException | None = None
         self.result: Any = None
 
     def go_on(self) -> bool:
         """Go as far as possible. Return whether that was the end."""
-        if self._goes_on:  # a step has rung the bell
-            return False
-        self._goes_on = True
+        if self.is_over or self.steps.gi_running:  # then a step has rung the bell
+            return self.is_over
         try:
-            while not self._is_over and self._predicate():
-                self._predicate = next(self._steps)
+            next(self.steps)
         except StopIteration as e:
-            self.result, self._is_over = e.value, True
+            self.result = e.value
         except BaseException as e:
-            self.error, self._is_over = e, True
-        finally:
-            self._goes_on = False
-        return self._is_over
+            self.error = e
+        else:
+            return False
+        self.is_over = True
+        return True
 
 
 async def run(link: Link, steps: Steps, timeout: float | None) -> Any:
@@ -114,10 +113,9 @@ async def within(end: float | None, call: Coroutine[Any, Any, list[Any]]) -> lis
     raise TimeoutError
 
 
-def hub_of(end: End) -> LoopHub:
-    hub = link_of(end).hub
-    assert isinstance(hub, LoopHub), "the ends of this module are made on one"
-    return hub
+def hub_of(link: Link) -> LoopHub:
+    assert isinstance(link.hub, LoopHub), "the links of this module are made on one"
+    return link.hub
 
 
 async def of_the_first(
@@ -144,7 +142,7 @@ class _Closes(End):
     async def aclose(self) -> None:
         """Close it, in a turn of the event loop that has time for that: closing takes the kernel
         some, which matters where hundreds of connections are closed at once."""
-        await hub_of(self).in_turn(self.close)
+        await hub_of(link_of(self)).in_turn(self.close)
 
     async def __aexit__(
         self,
@@ -164,7 +162,8 @@ class Connection(_Closes, BaseConnection):
 
         Does nothing if it is over already. Wraps rdma_disconnect(3).
         """
-        await hub_of(self).in_turn(link_of(self).say_goodbye)
+        link = link_of(self)
+        await hub_of(link).in_turn(link.say_goodbye)
 
     async def closed(self, timeout: float | None = None) -> None:
         """Wait until the connection is over: the peer has disconnected, or answered our
@@ -173,7 +172,9 @@ class Connection(_Closes, BaseConnection):
         The death of the peer's host ends nothing: see `keepalive`. Raises TimeoutError.
         """
         check.check_timeout(timeout)
-        await run(link_of(self), link_of(self).ended(), timeout)
+        link = link_of(self)
+        if not await link.bell.wait_for(link.is_over, timeout):
+            raise TimeoutError(f"{link.where}: no answer in time")
 
     async def __aenter__(self) -> Self:
         return self
@@ -248,13 +249,12 @@ async def connect(
         initiator_depth=initiator_depth,
         keepalive=keepalive,
     )
-    datagrams = qp.qp_type == QPType.UD
     end = deadline(timeout)
     own = None if source is None else (await addresses(source, 0, end))[0]
     link, event, _ = await of_the_first(
         await addresses(host, port, end),
         end,
-        datagrams,
+        check.is_datagrams(qp),
         lambda link, address: link.connect(qp, own, address, options, on_init),
     )
     return Connection(link, qp, (event.private_data, event.parameters))

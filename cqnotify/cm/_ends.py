@@ -17,7 +17,8 @@ def known(address: Address | None, cmid: CMID) -> Address:
     """The address; one of the link has its interface, which the kernel leaves out of a request."""
     assert address is not None, "it has one from its first step on"
     host, port = address
-    if "%" in host or not ip_address(host).is_link_local or cmid.local is None:
+    is_of_link = host[:3] in ("fe8", "fe9", "fea", "feb")
+    if not is_of_link or "%" in host or cmid.local is None:
         return address
     own = ip_address(cmid.local[0])
     interfaces = [name for address, name in ipv6_addresses() if address == own]

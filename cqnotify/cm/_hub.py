@@ -16,16 +16,17 @@ import select
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from .._core import CMChannel
+from .._core import CMChannel, Wakeup
 from ..aio._loops import Loop, adapt, running
 from ..aio._reader import Watched
 from ._errors import Event
 from ._turns import TURN, Turns
 
 if TYPE_CHECKING:
+    from ..aio._trio import TrioWakeup
     from ._link import Link
 
 Predicate = Callable[[], object]
@@ -35,6 +36,8 @@ class Bell(Protocol):
     """What is rung when something has changed for those that wait for it."""
 
     def ring(self) -> None: ...
+
+    def ring_at_once(self, has_news: Predicate) -> None: ...
 
 
 class Hub:
@@ -73,18 +76,21 @@ class Hub:
             raw = self.channel.read_event()
             if raw is None:
                 return False
-            if not raw:  # the core took a step
-                continue
-            event = Event(*raw)
-            link = event.id.user_data() if event.id.user_data is not None else None
-            if link is not None:
-                try:
-                    link.deliver(event)
-                except Exception as e:  # without memory, for example: the other links go on
-                    link.fail(e)
-            elif event.request is not None:
-                event.request.close()  # and so rejected
+            if raw:  # else the core took a step
+                self.handle(Event(*raw))
+            if self.channel.closed:  # by a task that was woken
+                return False
         return True
+
+    def handle(self, event: Event) -> None:
+        link = event.id.user_data() if event.id.user_data is not None else None
+        if link is not None:
+            try:
+                link.deliver(event)
+            except Exception as e:  # without memory, for example: the other links go on
+                link.fail(e)
+        elif event.request is not None:
+            event.request.close()  # and so rejected
 
     def bell(self) -> Bell:
         raise NotImplementedError
@@ -98,12 +104,21 @@ def in_asyncio() -> bool:
     return isinstance(running(), asyncio.AbstractEventLoop)
 
 
+def new_wakeup(loop: Loop) -> Wakeup | TrioWakeup:
+    """What a task of that loop awaits once."""
+    if loop.asyncio is not None:
+        return Wakeup(loop.asyncio)
+    return loop.wakeup()  # type: ignore[attr-defined, no-any-return]
+
+
 class AsyncBell:
     """Rung in the thread of the event loop; from other threads, soon."""
 
+    __slots__ = ("_loop", "_sleepers")
+
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._sleepers: list[Callable[[], None]] = []
+        self._sleepers: list[tuple[Predicate, Wakeup | TrioWakeup]] = []
 
     def ring(self) -> None:
         if self._loop.is_elsewhere():
@@ -115,8 +130,22 @@ class AsyncBell:
             self._ring()
 
     def _ring(self) -> None:
-        for wake in self._sleepers[:]:  # what is asked can ring again
-            wake()
+        for predicate, wakeup in self._sleepers[:]:  # what is asked can ring again
+            if predicate():
+                wakeup.wake()
+
+    def ring_at_once(self, has_news: Predicate) -> None:
+        """The same in a callback of the loop, where no task runs: tasks that wait go on in it,
+        while there are news."""
+        try:
+            for predicate, wakeup in self._sleepers[:]:
+                if predicate():
+                    wakeup.resume()
+                if not has_news():
+                    break
+        except BaseException:  # which is the loop's
+            self._ring()
+            raise
 
     async def wait_for(self, predicate: Predicate, timeout: float | None) -> bool:
         """Sleep until it is true, for which it is asked whenever the bell is rung. Return False at
@@ -125,44 +154,28 @@ class AsyncBell:
             return True
         if timeout is not None and timeout <= 0:
             return False
-        if self._loop.asyncio is not None:
-            await self._sleep(self._loop.asyncio, predicate, timeout)
-        else:
-            await self._sleep_in_trio(predicate, timeout)
+        sleeper = predicate, new_wakeup(self._loop)
+        self._sleepers.append(sleeper)
+        try:
+            await self._sleep(sleeper[1], timeout)
+        finally:
+            self._sleepers.remove(sleeper)
         return bool(predicate())
 
-    async def _sleep(
-        self, loop: asyncio.AbstractEventLoop, predicate: Predicate, timeout: float | None
-    ) -> None:
-        future: asyncio.Future[None] = loop.create_future()
-
-        def wake(is_late: bool = False) -> None:
-            if (is_late or predicate()) and not future.done():
-                future.set_result(None)
-
-        timer = None if timeout is None else loop.call_later(timeout, wake, True)
-        self._sleepers.append(wake)
-        try:
-            await future
-        finally:
-            self._sleepers.remove(wake)
-            if timer is not None:
+    async def _sleep(self, wakeup: Wakeup | TrioWakeup, timeout: float | None) -> None:
+        if timeout is None:
+            await wakeup
+        elif self._loop.asyncio is not None:
+            timer = self._loop.asyncio.call_later(timeout, wakeup.wake)
+            try:
+                await wakeup
+            finally:
                 timer.cancel()
+        else:
+            import trio
 
-    async def _sleep_in_trio(self, predicate: Predicate, timeout: float | None) -> None:
-        from ..aio._trio import TrioWakeup
-
-        wakeup = TrioWakeup()
-
-        def wake() -> None:
-            if predicate():
-                wakeup.wake()
-
-        self._sleepers.append(wake)
-        try:
-            await wakeup.wait(timeout)
-        finally:
-            self._sleepers.remove(wake)
+            with trio.move_on_after(timeout):
+                await wakeup
 
 
 class LoopHub(Hub):
@@ -185,7 +198,7 @@ class LoopHub(Hub):
     def __init__(self, raw: object) -> None:
         super().__init__()
         self.loop = adapt(raw)
-        self._turns = Turns(self.loop)
+        self._turns = Turns(self.loop, new_wakeup)
         self._watched: Watched | None = None
         # A link is being made: meanwhile the collector may take the last one of the others.
         self._is_wanted = False
@@ -199,7 +212,8 @@ class LoopHub(Hub):
 
     def remove(self, link: Link) -> None:
         super().remove(link)
-        self.leave_unused()
+        if not self.links:
+            self.leave_unused()
 
     def leave_unused(self) -> None:
         if self.links or self._is_wanted:
@@ -222,19 +236,16 @@ class LoopHub(Hub):
         """Never raise: the loop would call it again at once, for ever."""
         try:
             if self.handle_some():
-                self.loop.call_soon_threadsafe(self._on_readable)
+                self.loop.call_soon(self._on_readable)
         except Exception as e:
             self.fail(e)
 
     def bell(self) -> AsyncBell:
         return AsyncBell(self.loop)
 
-    async def in_turn(self, call: Callable[[], None]) -> None:
+    def in_turn(self, call: Callable[[], None]) -> Coroutine[Any, Any, None]:
         """Make a call that takes the kernel's time, in a turn of the loop that has time for it."""
-        if self.loop.raw is running():
-            await self._turns.make(call, self.bell)
-        else:
-            call()  # from a loop that did not make the connection
+        return self._turns.make(call)
 
 
 # ---- threads ----------------------------------------------------------------------------------
@@ -249,6 +260,9 @@ class ThreadBell:
     def ring(self) -> None:
         with self._condition:
             self._condition.notify_all()
+
+    def ring_at_once(self, has_news: Predicate) -> None:
+        self.ring()
 
     def wait_for(self, predicate: Predicate, timeout: float | None) -> bool:
         with self._condition:

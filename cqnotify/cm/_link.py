@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
 """What an identifier of rdma_cm goes through, from the first call to its end.
 
-The steps of each call are generators: they ask librdmacm for something, and yield a predicate that
-becomes true when the answer has come. Who runs them, an event loop or a thread, sleeps until then.
-So deadlines and cancellation are not theirs: whatever ends them early closes the link.
+The steps of each call are generators: they ask librdmacm for something, and yield until something
+has happened to the link. An event loop or a thread runs them, and sleeps meanwhile. So deadlines
+and cancellation are not theirs: whatever ends them early closes the link. Steps between which no
+program has a say are not here: the core takes them, see csrc/cm/connect.c.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import errno
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._core import CMID, ClosedError, VerbsError
@@ -35,7 +36,7 @@ from ._keepalive import Keepalives
 if TYPE_CHECKING:
     from ._hub import Hub
 
-Steps = Generator[Callable[[], object], None, Any]
+Steps = Generator[None, None, Any]
 Address = tuple[str, int]
 
 OPTION_TOS, OPTION_REUSEADDR, OPTION_AFONLY, OPTION_ACK_TIMEOUT = range(4)
@@ -56,23 +57,30 @@ KERNELS_BACKLOG = 1024
 # What the kernel says of a request whose peer has gone; no event does.
 GONE = (errno.EINVAL, errno.ENOTCONN)
 
+# What a call fails with that can be tried again, or is too late.
+FAILURES = (OSError, ClosedError, RuntimeError)
+
 # What ends an attempt. UNREACHABLE is no end of what is established, only a hint.
-ENDS = (
+UNREACHABLE, DISCONNECTED = CMEventType.UNREACHABLE, CMEventType.DISCONNECTED
+ENDS = {
     CMEventType.ADDR_ERROR,
     CMEventType.ROUTE_ERROR,
     CMEventType.CONNECT_ERROR,
-    CMEventType.UNREACHABLE,
+    UNREACHABLE,
     CMEventType.REJECTED,
-    CMEventType.DISCONNECTED,
+    DISCONNECTED,
     CMEventType.DEVICE_REMOVAL,
     CMEventType.MULTICAST_ERROR,
-)
+}
 
 # What tells that the peer has accepted: ESTABLISHED of datagrams, and of iWARP.
 ANSWERS = (CMEventType.CONNECT_RESPONSE, CMEventType.ESTABLISHED)
 
 # What tells of the end of what was established.
-OVER = (CMEventType.DISCONNECTED, CMEventType.DEVICE_REMOVAL, CMEventType.MULTICAST_ERROR)
+OVER = {DISCONNECTED, CMEventType.DEVICE_REMOVAL, CMEventType.MULTICAST_ERROR}
+
+# What nothing follows from.
+NOTHING = {CMEventType.TIMEWAIT_EXIT, CMEventType.ADDR_CHANGE}
 
 
 def deadline(timeout: float | None) -> float | None:
@@ -128,37 +136,38 @@ class Link:
 
     def deliver(self, event: Event) -> None:
         """Take in an event, in the thread that reads them."""
-        if event.event == CMEventType.UNREACHABLE and self.id.state == "ESTABLISHED":
+        kind = event.event
+        if kind in NOTHING:
+            return
+        if kind == UNREACHABLE and self.id.state == "ESTABLISHED":
             self.troubles += 1
             return
-        if event.event in OVER:  # first, so that who sees the flush finds out why
+        if kind in OVER:
+            # First, so that whoever sees the flush finds out why.
             self.error = self.error or error_of(event, self.where)
-        if event.event == CMEventType.DISCONNECTED:
-            self.hang_up()
-        if event.event in (CMEventType.TIMEWAIT_EXIT, CMEventType.ADDR_CHANGE):
-            return  # nothing follows from it
+            if kind == DISCONNECTED:
+                self.hang_up()
         if event.request is not None and len(self.events) >= self.backlog:
             event.request.close()  # and so rejected
             return
         self.events.append(event)
         if self.id.closed:  # since the event was read
             self._reject_waiting()
-        self.bell.ring()
+        self.bell.ring_at_once(self.has_news)
 
     def hang_up(self) -> None:
         """Tell the peer, and end what was posted: nothing of it can succeed any more. Once."""
         if self.hung_up:
             return
-        self.hung_up = True
-        if self.qp is not None and not self.datagrams:
-            self.attempt(QP._fail, self.qp)
-        self.attempt(CMID.disconnect, self.id)
-
-    def attempt(self, call: Callable[[Any], None], it: object) -> None:
-        """What fails is tried again by the next hang_up()."""
+        self.hung_up = True  # what fails is tried again by the next hang_up()
         try:
-            call(it)
-        except (OSError, ClosedError, RuntimeError):
+            if self.qp is not None and not self.datagrams:
+                self.qp._fail()
+        except FAILURES:
+            self.hung_up = False
+        try:
+            self.id.disconnect()
+        except FAILURES:
             self.hung_up = False
 
     def lose(self, why: str) -> None:
@@ -183,8 +192,8 @@ class Link:
 
     def _reject_waiting(self) -> None:
         """The requests that nobody will answer; in any thread."""
-        with contextlib.suppress(IndexError):
-            while True:
+        while self.events:
+            with contextlib.suppress(IndexError):  # another thread was faster
                 request = self.events.popleft().request
                 if request is not None:
                     request.close()
@@ -211,9 +220,10 @@ class Link:
         # Where __init__() has failed there may be no identifier. The collector has dropped the weak
         # references by now, so that no callback has told the hub.
         if hasattr(self, "_on_id_closed"):
-            if self.id.closed and self.error is None:  # by the collector, a moment ago
+            if not self.id.closed:
+                self.close()
+            elif self.error is None:  # closed by the collector, a moment ago
                 self.hang_up()
-            self.close()
             self.hub.remove(self)
 
     def say_goodbye(self) -> None:
@@ -269,7 +279,6 @@ class Link:
     def expect(self, *wanted: CMEventType) -> Steps:
         """Wait for one of these events; raise what ends the attempt."""
         while True:
-            yield lambda: self.events or self.error is not None
             while self.events:
                 event = self.events.popleft()
                 if event.error is not None:
@@ -282,6 +291,7 @@ class Link:
                     raise error_of(event, self.where)
             if self.error is not None:
                 raise self.error.with_traceback(None)  # which would grow with each raise
+            yield
 
     def resolve(
         self, source: Address | None, peer: Address, goal: str, *wanted: CMEventType
@@ -403,9 +413,12 @@ class Link:
         """Wait for the next peer that wants to connect."""
         return (yield from self.expect(CMEventType.CONNECT_REQUEST))
 
-    def ended(self) -> Steps:
-        """Wait until the connection is over."""
-        yield lambda: self.error is not None
+    def has_news(self) -> bool:
+        """For steps that wait."""
+        return bool(self.events) or self.error is not None
+
+    def is_over(self) -> bool:
+        return self.error is not None
 
     def take(self, qp: QP, options: Options | None = None) -> None:
         """From now on the link goes along with that queue pair, which is connected as the options

@@ -10,17 +10,20 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from .._core import Wakeup
     from ..aio._loops import Loop
-    from ._hub import AsyncBell
+    from ..aio._trio import TrioWakeup
 
 TURN: Final = 0.005  # seconds for which calls are made before the loop gets its turn
 
 
 class _Call:
-    """One that waits in line."""
+    """One that waits in line, and the task that waits for it."""
 
-    def __init__(self, call: Callable[[], None], bell: AsyncBell) -> None:
-        self.call, self.bell = call, bell
+    __slots__ = ("call", "error", "is_done", "wakeup")
+
+    def __init__(self, call: Callable[[], None], wakeup: Wakeup | TrioWakeup) -> None:
+        self.call, self.wakeup = call, wakeup
         self.is_done = False
         self.error: BaseException | None = None
 
@@ -30,37 +33,36 @@ class _Call:
         except BaseException as e:
             self.error = e
         self.is_done = True
-        self.bell.ring()
 
 
 class Turns:
     """Those of one event loop; used in its thread alone."""
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: Loop, new_wakeup: Callable[[Loop], Wakeup | TrioWakeup]) -> None:
         self._loop = loop
+        self._new_wakeup = new_wakeup
         self._line: deque[_Call] = deque()
+        self._is_scheduled = False
         self._spent = 0.0  # in calls, since the last turn that began with a call from the line
 
-    async def make(self, call: Callable[[], None], new_bell: Callable[[], AsyncBell]) -> None:
+    async def make(self, call: Callable[[], None]) -> None:
         """Make the call, now or in a later turn; if the task is cancelled meanwhile, at once."""
-        if self._line or self._spent >= TURN:
-            await self._line_up(_Call(call, new_bell()))
-        else:
-            self._spend(call)
-
-    def _spend(self, call: Callable[[], None]) -> None:
-        start = time.monotonic()
-        try:
+        if not self._loop.runs_here():  # the task is of a loop that did not make the connection
             call()
-        finally:
-            self._spent += time.monotonic() - start
+        elif self._line or self._spent >= TURN:
+            await self._line_up(_Call(call, self._new_wakeup(self._loop)))
+        else:
+            start = time.monotonic()
+            try:
+                call()
+            finally:
+                self._spent += time.monotonic() - start
 
     async def _line_up(self, one: _Call) -> None:
-        if not self._line:
-            self._loop.call_soon_threadsafe(self._new_turn)
         self._line.append(one)
+        self._schedule()
         try:
-            await one.bell.wait_for(lambda: one.is_done, None)
+            await one.wakeup
         finally:
             if not one.is_done:
                 self._line.remove(one)
@@ -68,9 +70,22 @@ class Turns:
         if one.error is not None:
             raise one.error
 
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._new_turn)
+
     def _new_turn(self) -> None:
+        """In a callback of the loop, where no task runs: tasks go on in it."""
+        self._is_scheduled = False
+        start = time.monotonic()
         self._spent = 0.0
-        while self._line and self._spent < TURN:
-            self._spend(self._line.popleft().make)
-        if self._line:
-            self._loop.call_soon_threadsafe(self._new_turn)
+        try:
+            while self._line and self._spent < TURN:
+                one = self._line.popleft()
+                one.make()
+                one.wakeup.resume()
+                self._spent = time.monotonic() - start
+        finally:
+            if self._line:
+                self._schedule()

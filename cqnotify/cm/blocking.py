@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .._core import ClosedError
-from ..enums import AccessFlags, QPType
+from ..enums import AccessFlags
 from ..qp import QP
 from . import _arguments as check
 from ._ends import (
@@ -48,12 +48,9 @@ def _run(link: Link, steps: Steps, timeout: float | None) -> Any:
     """Run steps, which end within the timeout."""
     end = deadline(timeout)
     try:
-        predicate = next(steps)
         while True:
-            left = left_until(end)
-            if link.bell.wait_for(predicate, left):
-                predicate = steps.send(None)
-            else:
+            next(steps)
+            if not link.bell.wait_for(link.has_news, left_until(end)):
                 raise TimeoutError(f"{link.where}: no answer in time")
     except StopIteration as e:
         return e.value
@@ -120,7 +117,9 @@ class Connection(_Closes, BaseConnection):
     def closed(self, timeout: float | None = None) -> None:
         """Wait until the connection is over, see `cqnotify.cm.Connection.closed`."""
         check.check_timeout(timeout)
-        _run(link_of(self), link_of(self).ended(), timeout)
+        link = link_of(self)
+        if not link.bell.wait_for(link.is_over, timeout):
+            raise TimeoutError(f"{link.where}: no answer in time")
 
 
 def connect(
@@ -160,7 +159,7 @@ def connect(
         initiator_depth=initiator_depth,
         keepalive=keepalive,
     )
-    datagrams = qp.qp_type == QPType.UD
+    datagrams = check.is_datagrams(qp)
     own = None if source is None else _addresses(source, 0)[0]
     link, event, _ = _of_the_first(
         _addresses(host, port),

@@ -216,6 +216,12 @@ int cqn_wakeup_resume(PyObject *op)
     return rc;
 }
 
+static PyObject *wakeup_resume(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    return cqn_wakeup_resume(op) < 0 ? NULL : Py_NewRef(Py_None);
+}
+
 /* ---- what the task asks ---- */
 
 static PyObject *wakeup_add_done_callback(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
@@ -368,6 +374,10 @@ static PyMethodDef wakeup_methods[] = {
     {"wake", wakeup_wake, METH_NOARGS,
      "wake($self, /)\n--\n\nThe task goes on in the next turn of the loop, unless it does "
      "already."},
+    {"resume", wakeup_resume, METH_NOARGS,
+     "resume($self, /)\n--\n\nThe task goes on here and now, until it waits again: for callbacks "
+     "of "
+     "the loop, where no task runs."},
     {"done", wakeup_done, METH_NOARGS,
      "done($self, /)\n--\n\nWhether it was woken, or its task cancelled."},
     {"add_done_callback", (PyCFunction)(void (*)(void))wakeup_add_done_callback,

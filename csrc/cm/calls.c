@@ -6,24 +6,6 @@
 
 #include "cm/calls.h"
 
-const char *const cqn_cm_state_names[CQN_CM_STATES] = {
-    "NEW",           "BOUND",           "LISTENING",      "RESOLVING_ADDR",
-    "ADDR_RESOLVED", "RESOLVING_ROUTE", "ROUTE_RESOLVED", "CONNECTING",
-    "RESPONDED",     "REQUESTED",       "ACCEPTING",      "JOINING",
-    "ESTABLISHED",   "DISCONNECTING",   "DISCONNECTED",   "FAILED",
-};
-
-struct rdma_cm_id *cqn_cm_in_state(const cqn_cm_id *self, const char *verb, unsigned int states)
-{
-    struct rdma_cm_id *id = cqn_open(&self->base);
-    if (id != NULL && !(states & (1u << self->state))) {
-        PyErr_Format(PyExc_RuntimeError, "%s(): the state of this CMID is %s", verb,
-                     cqn_cm_state_names[self->state]);
-        return NULL;
-    }
-    return id;
-}
-
 /* The same for functions that return an object. */
 #define CALL(...)                         \
     do {                                  \
@@ -44,10 +26,6 @@ static int milliseconds(PyObject *value, int *out)
     return 0;
 }
 
-/* On iWARP an address is refused as it is resolved, else as the route is. */
-#define LOOPBACK \
-    "a loopback address has no RDMA device: use an address of an interface that has one"
-
 static PyObject *cm_id_bind_addr(PyObject *op, PyObject *address)
 {
     CQN_LOCKED;
@@ -62,23 +40,6 @@ static PyObject *cm_id_bind_addr(PyObject *op, PyObject *address)
     CALL(self, "rdma_bind_addr", CQN_CM_BOUND, CQN_CM(bind_addr, id, (struct sockaddr *)&at),
          "address %R", address);
     Py_RETURN_NONE;
-}
-
-#define GOALS                                                                      \
-    (CQN_CM_IN(ADDR_RESOLVED) | CQN_CM_IN(ROUTE_RESOLVED) | CQN_CM_IN(RESPONDED) | \
-     CQN_CM_IN(ESTABLISHED))
-
-int cqn_cm_goal_from(PyObject *name, uint8_t *goal)
-{
-    for (uint8_t state = 0; PyUnicode_Check(name) && state < CQN_CM_STATES; state++) {
-        if ((GOALS & (1u << state)) != 0 &&
-            PyUnicode_CompareWithASCIIString(name, cqn_cm_state_names[state]) == 0) {
-            *goal = state;
-            return 0;
-        }
-    }
-    PyErr_Format(PyExc_ValueError, "%R is no state that events lead to", name);
-    return -1;
 }
 
 /* (source or None, destination, milliseconds, goal). */
@@ -105,20 +66,8 @@ static PyObject *cm_id_resolve_addr(PyObject *op, PyObject *args)
     self->goal = state;
     CALL(self, "rdma_resolve_addr", CQN_CM_RESOLVING_ADDR,
          CQN_CM(resolve_addr, id, own, (struct sockaddr *)&to, ms), "to %R%s", destination,
-         err == EINVAL ? "; " LOOPBACK : "");
+         err == EINVAL ? "; " CQN_CM_LOOPBACK : "");
     Py_RETURN_NONE;
-}
-
-int cqn_cm_resolve_route(cqn_cm_id *self, int timeout_ms)
-{
-    struct rdma_cm_id *id = cqn_cm_in_state(self, "rdma_resolve_route", CQN_CM_IN(ADDR_RESOLVED));
-    if (id == NULL) {
-        return -1;
-    }
-    int rc;
-    CQN_CM_CALL(rc, self, "rdma_resolve_route", CQN_CM_RESOLVING_ROUTE,
-                CQN_CM(resolve_route, id, timeout_ms), LOOPBACK);
-    return rc;
 }
 
 static PyObject *cm_id_resolve_route(PyObject *op, PyObject *timeout)

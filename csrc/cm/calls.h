@@ -11,6 +11,8 @@
 #define CQN_CM_CONNECTED \
     (CQN_CM_IN(ESTABLISHED) | CQN_CM_IN(DISCONNECTING) | CQN_CM_IN(DISCONNECTED))
 
+/* ---- state.c ---- */
+
 /* The open handle in one of these states, or NULL with an exception. */
 struct rdma_cm_id *cqn_cm_in_state(const cqn_cm_id *self, const char *verb, unsigned int states);
 
@@ -35,15 +37,17 @@ static inline PyObject *cqn_cm_done(int rc)
     return rc < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-/* ---- calls.c ---- */
-
 /* From the name of a state that events lead to. -1 with an exception. */
 int cqn_cm_goal_from(PyObject *name, uint8_t *goal);
 
+/* On iWARP an address is refused as it is resolved, else as the route is. */
+#define CQN_CM_LOOPBACK \
+    "a loopback address has no RDMA device: use an address of an interface that has one"
+
+/* ---- connect.c: a step, and methods of CMID ---- */
+
 /* Asks for the way to an address that is known. -1 with an exception. */
 int cqn_cm_resolve_route(cqn_cm_id *self, int timeout_ms);
-
-/* ---- connect.c: methods of CMID ---- */
 
 PyObject *cqn_cm_id_bind_qp(PyObject *op, PyObject *qp);
 PyObject *cqn_cm_id_prepare(PyObject *op, PyObject *args);

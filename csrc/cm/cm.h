@@ -5,6 +5,7 @@
  *   library.c   librdmacm, loaded when it is first needed
  *   sockaddr.c  addresses, from and to Python
  *   events.c    reading events: fetched, copied and acknowledged in one go
+ *   state.c     the states of a CMID
  *   calls.c     what is asked of a CMID, in which state
  *   connect.c   its queue pair, and the steps to a connection, which follow from events
  *   id.c        CMID: the type, and its end
@@ -134,10 +135,13 @@ void cqn_cm_drop_event(cqn_cm_event *event);
 /* Drops the events of an identifier that goes; NULL: all. Requests among them are rejected. */
 void cqn_cm_forget_events(cqn_cm_channel *self, const cqn_cm_id *owner);
 
+/* ---- state.c ---- */
+
+extern const char *const cqn_cm_state_names[CQN_CM_STATES];
+
 /* ---- calls.c ---- */
 
 extern PyMethodDef cqn_cm_id_methods[];
-extern const char *const cqn_cm_state_names[CQN_CM_STATES];
 
 /* ---- connect.c ---- */
 

@@ -166,6 +166,18 @@ static int bring_up(cqn_cm_id *self)
 
 /* ---- the steps ---- */
 
+int cqn_cm_resolve_route(cqn_cm_id *self, int timeout_ms)
+{
+    struct rdma_cm_id *id = cqn_cm_in_state(self, "rdma_resolve_route", CQN_CM_IN(ADDR_RESOLVED));
+    if (id == NULL) {
+        return -1;
+    }
+    int rc;
+    CQN_CM_CALL(rc, self, "rdma_resolve_route", CQN_CM_RESOLVING_ROUTE,
+                CQN_CM(resolve_route, id, timeout_ms), CQN_CM_LOOPBACK);
+    return rc;
+}
+
 /* Asks the peer. Its answer finds the queue pair of datagrams, and of iWARP, ready. */
 static int ask_peer(cqn_cm_id *self)
 {

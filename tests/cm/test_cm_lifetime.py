@@ -194,7 +194,8 @@ async def test_a_device_that_is_removed_ends_what_waits(ctx: Context) -> None:
         for end, call in ((conn, conn.closed()), (listener, listener.get_request())):
             waiting = await start(call)
             link = end._link
-            link.deliver(Event(link.id, CMEventType.DEVICE_REMOVAL, 0, b"", {}, None))
+            event = Event(link.id, CMEventType.DEVICE_REMOVAL, 0, b"", {}, None)
+            asyncio.get_running_loop().call_soon(link.deliver, event)
             if end is listener:
                 with pytest.raises(cm.CMError, match="listening on .*: DEVICE_REMOVAL"):
                     await waiting
