@@ -5,10 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 from collections.abc import Iterator
 from time import perf_counter_ns
 
-from cqnotify import CQ, PD, QP, Context, QPType, cm
+from cqnotify import CQ, PD, QP, AccessFlags, Context, QPType, cm
+from cqnotify._core import CMID, CMChannel
+from cqnotify.cm import CMEventType
+from cqnotify.cm._errors import Event
+from cqnotify.cm._link import Options, parameters
 
 from .harness.plan import Benchmark, Figures, InC, Limit, Round
 from .harness.subject import DEVICE
@@ -71,17 +76,97 @@ class Ends:
         self.servers.clear()
 
 
+class Core:
+    """The same by the calls of the core alone: no tasks, no event loop, no deadlines."""
+
+    def __init__(self, ctx: Context, n: int) -> None:
+        self.pd, self.cq, self.n = PD(ctx), CQ(ctx, 1024), n
+        self.channel = CMChannel()
+        self.poller = select.poll()
+        self.poller.register(self.channel.fileno(), select.POLLIN)
+        self.clients: list[CMID] = []
+        self.servers: list[CMID] = []
+        self.qps: list[QP] = []
+
+    def take_qp(self, cmid: CMID) -> None:
+        qp = QP(self.pd, QPType.RC, send_cq=self.cq)
+        self.qps.append(qp)
+        cmid.bind_qp(qp)
+        cmid.prepare(*parameters(Options(access=AccessFlags.REMOTE_WRITE)))
+
+    def next_event(self) -> Event:
+        while not (raw := self.channel.read_event()):
+            if raw is None:
+                self.poller.poll()
+        return Event(*raw)
+
+    def ask(self, host: str) -> None:
+        cmid = CMID(self.channel)
+        self.take_qp(cmid)
+        cmid.resolve_addr(None, (host, PORT), 4000, "ESTABLISHED")
+        self.clients.append(cmid)
+
+    def connect_all(self, host: str) -> None:
+        listener = CMID(self.channel)
+        listener.bind_addr((host, PORT))
+        listener.listen(1024)
+        ended = 0
+        while ended < 2 * self.n:
+            while len(self.clients) < min(self.n, ended // 2 + WINDOW):
+                self.ask(host)
+            event = self.next_event()
+            if event.request is not None:
+                self.take_qp(event.request)
+                event.request.accept()
+                self.servers.append(event.request)
+            else:
+                ended += 1
+        listener.close()
+
+    def close_all(self) -> None:
+        for cmid in self.clients:
+            hang_up(cmid)
+        servers, left = set(self.servers), 0
+        while left < 2 * self.n:
+            event = self.next_event()
+            if event.event == CMEventType.DISCONNECTED:
+                left += 1
+                if event.id in servers:
+                    hang_up(event.id)
+        for one in (*self.clients, *self.servers, *self.qps):
+            one.close()
+        self.channel.close()
+
+
+def hang_up(cmid: CMID) -> None:
+    assert cmid.qp is not None
+    cmid.qp._fail()
+    cmid.disconnect()
+
+
+def figures(start: int, connected: int, end: int) -> dict[str, Figures]:
+    return {
+        "connect": {"ops": N, "total": connected - start},
+        "close": {"ops": N, "total": end - connected},
+    }
+
+
+def measure_core(ctx: Context) -> dict[str, Figures]:
+    ends = Core(ctx, N)
+    start = perf_counter_ns()
+    ends.connect_all(os.environ["BENCH_HOST"])
+    connected = perf_counter_ns()
+    ends.close_all()
+    return figures(start, connected, perf_counter_ns())
+
+
 async def measure(ctx: Context) -> dict[str, Figures]:
     ends = Ends(ctx, N)
     start = perf_counter_ns()
     await ends.connect_all(os.environ["BENCH_HOST"])
     connected = perf_counter_ns()
     await ends.close_all()
-    end = perf_counter_ns()
-    return {
-        "connect": {"ops": N, "total": connected - start},
-        "close": {"ops": N, "total": end - connected},
-    }
+    return figures(start, connected, perf_counter_ns())
 
 
 def cqnotify() -> Round:
@@ -89,10 +174,15 @@ def cqnotify() -> Round:
     return lambda: asyncio.run(measure(ctx))
 
 
+def core() -> Round:
+    ctx = Context(DEVICE)
+    return lambda: measure_core(ctx)
+
+
 BENCHMARK = Benchmark(
     title="Connections by rdma_cm: to make one, and to close it, both ends",
     op="connection",
-    subjects={"C": InC("connections", str(N)), "cqnotify": cqnotify},
+    subjects={"C": InC("connections", str(N)), "core": core, "cqnotify": cqnotify},
     # Instructions of Python beside those of C. In seconds most is the kernel's, of both.
     limits=(
         Limit("cqnotify", case="connect", over="C", at_most=2.3),

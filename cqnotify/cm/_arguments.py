@@ -16,11 +16,11 @@ from ._keepalive import ack_timeout_for
 from ._link import Address, Options
 
 # How much private data the kernel lets a program send, by call and by whether it is of datagrams.
-# Of iWARP it is the same for each call.
+# Of iWARP it is the same for each call, and more.
 CONNECT: Final = {False: 56, True: 180}
 ACCEPT: Final = {False: 196, True: 136}
 REJECT: Final = {False: 148, True: 136}
-IWARP: Final = {False: 251}
+IWARP: Final = 251
 
 # Each connection asks for these several times.
 RC, UD, RESET = int(QPType.RC), int(QPType.UD), int(QPState.RESET)
@@ -62,21 +62,34 @@ def check_timeout(timeout: object) -> None:
         raise ValueError(f"timeout is {timeout}: it must be 0 or more seconds, or None")
 
 
-def check_private_data(data: object, limits: dict[bool, int], datagrams: bool) -> bytes:
+def _bytes_of(data: object) -> bytes:
+    if type(data) is bytes:
+        return data
     try:
-        private_data = data if type(data) is bytes else bytes(memoryview(data))  # type: ignore[arg-type]
+        return bytes(memoryview(data))  # type: ignore[arg-type]
     except TypeError:
         kind = type(data).__name__
         raise TypeError(f"private_data must be a bytes-like object, not {kind}") from None
-    limit = limits[datagrams]
-    if len(private_data) > limit:
-        raise ValueError(f"private_data has {len(private_data)} bytes: at most {limit} fit here")
-    return private_data
+
+
+def _check_length(data: bytes, limit: int) -> bytes:
+    if len(data) > limit:
+        raise ValueError(f"private_data has {len(data)} bytes: at most {limit} fit here")
+    return data
+
+
+def check_private_data(data: object, limits: dict[bool, int], qp: QP) -> bytes:
+    """Of a connection of that QP."""
+    private_data = _bytes_of(data)
+    limit = limits[is_datagrams(qp)]
+    if len(private_data) > limit and is_iwarp(qp.context):
+        limit = IWARP
+    return _check_length(private_data, limit)
 
 
 def rejection(data: object, iwarp: bool, datagrams: bool) -> bytes:
     """The private data of a rejection, for which there is no QP."""
-    return check_private_data(data, IWARP if iwarp else REJECT, datagrams)
+    return _check_length(_bytes_of(data), IWARP if iwarp else REJECT[datagrams])
 
 
 def check_qp(qp: object) -> QP:
@@ -124,23 +137,31 @@ def connection_options(
     """Check what connect() and accept() take. `given`: the fields of Options."""
     qp = check_qp(qp)
     check_timeout(timeout)
-    for name, value in given.items():
-        if value is not None and name in LIMITS:
-            most = LIMITS[name]
-            if not (type(value) is int and 0 <= value <= most):
-                _number(name, value, 0, most)
+    if given["keepalive"] is not None:
+        check_keepalive(qp, given["keepalive"])
+    try:
+        options = _known_options(**given)
+    except TypeError:  # also of what cannot be in a cache: that is not of the type, either
+        options = _options(**given)
+    data = check_private_data(private_data, limits, qp)
+    return options._replace(private_data=data) if data else options
+
+
+def _options(**given: Any) -> Options:
+    for name, most in LIMITS.items():
+        if given.get(name) is not None:
+            _number(name, given[name], 0, most)
     access = given["access"]
     if not isinstance(access, int):
         raise TypeError(f"access must be AccessFlags, not {type(access).__name__}")
     if not 0 <= access <= 0xFFFFFFFF:
         raise ValueError(f"access is {access:#x}: it must be AccessFlags")
-    if given["keepalive"] is not None:
-        check_keepalive(qp, given["keepalive"])
-        if given["ack_timeout"] is None:
-            given["ack_timeout"] = ack_timeout_for(given["keepalive"], given["retry_count"])
-    if is_iwarp(qp.context):
-        limits = IWARP
-    return Options(check_private_data(private_data, limits, is_datagrams(qp)), **given)
+    if given["keepalive"] is not None and given["ack_timeout"] is None:
+        given["ack_timeout"] = ack_timeout_for(given["keepalive"], given["retry_count"])
+    return Options(**given)
+
+
+_known_options = functools.lru_cache(256, typed=True)(_options)  # most connections have the same
 
 
 def check_keepalive(qp: QP, keepalive: object) -> None:

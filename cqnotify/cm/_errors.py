@@ -163,14 +163,14 @@ def _words(status: int) -> str:
 
 def error_of(event: Event, where: str) -> CMError:
     """Return the exception for an event that ends an attempt, or a connection."""
+    if event.event == CMEventType.DISCONNECTED:
+        return DisconnectedError(f"{where}: disconnected", CMEventType.DISCONNECTED, event.status)
     kind = enum_or_int(CMEventType, event.event)
     reason = reason_of(event)
     if reason is not None:
         name = reason.name if isinstance(reason, RejectReason) else str(reason)
         text = f"{where}: rejected, {name}: {REASONS.get(reason, 'see RejectedError.reason')}"
         return RejectedError(text, kind, event.status, reason, event.private_data)
-    if kind == CMEventType.DISCONNECTED:
-        return DisconnectedError(f"{where}: disconnected", kind, event.status)
     cls = UnreachableError if kind in UNREACHABLE else CMError
     return cls(f"{where}: {name_of(kind)}, {_words(event.status)}", kind, event.status)
 

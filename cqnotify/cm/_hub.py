@@ -154,18 +154,20 @@ class AsyncBell:
             return True
         if timeout is not None and timeout <= 0:
             return False
-        sleeper = predicate, new_wakeup(self._loop)
+        wakeup = new_wakeup(self._loop)
+        sleeper = predicate, wakeup
         self._sleepers.append(sleeper)
         try:
-            await self._sleep(sleeper[1], timeout)
+            if timeout is None:
+                await wakeup
+            else:
+                await self._sleep(wakeup, timeout)
         finally:
             self._sleepers.remove(sleeper)
         return bool(predicate())
 
-    async def _sleep(self, wakeup: Wakeup | TrioWakeup, timeout: float | None) -> None:
-        if timeout is None:
-            await wakeup
-        elif self._loop.asyncio is not None:
+    async def _sleep(self, wakeup: Wakeup | TrioWakeup, timeout: float) -> None:
+        if self._loop.asyncio is not None:
             timer = self._loop.asyncio.call_later(timeout, wakeup.wake)
             try:
                 await wakeup

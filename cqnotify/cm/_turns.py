@@ -50,25 +50,23 @@ class Turns:
         if not self._loop.runs_here():  # the task is of a loop that did not make the connection
             call()
         elif self._line or self._spent >= TURN:
-            await self._line_up(_Call(call, self._new_wakeup(self._loop)))
+            one = _Call(call, self._new_wakeup(self._loop))
+            self._line.append(one)
+            self._schedule()
+            try:
+                await one.wakeup
+            finally:
+                if not one.is_done:
+                    self._line.remove(one)
+                    one.make()
+            if one.error is not None:
+                raise one.error
         else:
             start = time.monotonic()
             try:
                 call()
             finally:
                 self._spent += time.monotonic() - start
-
-    async def _line_up(self, one: _Call) -> None:
-        self._line.append(one)
-        self._schedule()
-        try:
-            await one.wakeup
-        finally:
-            if not one.is_done:
-                self._line.remove(one)
-                one.make()
-        if one.error is not None:
-            raise one.error
 
     def _schedule(self) -> None:
         if not self._is_scheduled:
