@@ -79,10 +79,9 @@ typedef enum {
     CQN_CM_STATES
 } cqn_cm_state;
 
-/* How its queue pair is to be connected. */
+/* What the peer is to be told of its queue pair. */
 typedef struct {
     struct rdma_conn_param param;
-    unsigned int access;
     uint8_t private_data[UINT8_MAX];
 } cqn_cm_plan;
 
@@ -90,11 +89,13 @@ typedef struct {
     cqn_object base;                /* uses the channel, and then the queue pair, if there is one */
     PyObject *user_data;            /* or NULL */
     struct sockaddr_storage *group; /* of multicast, that it has joined; or NULL */
-    cqn_cm_plan *plan;              /* or NULL */
+    cqn_cm_plan *plan;              /* until the peer was told; or NULL */
+    unsigned int access;            /* what the peer may do by its queue pair */
     uint8_t state;                  /* a cqn_cm_state */
     uint8_t goal;                   /* up to which one event leads to the next by itself */
     bool datagrams;                 /* RDMA_PS_UDP */
     bool joined;                    /* the group */
+    bool prepared;                  /* how its queue pair is to be connected is known */
 } cqn_cm_id;
 
 /* Of librdmacm's event all that is left: it was acknowledged. */

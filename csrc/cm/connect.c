@@ -41,11 +41,11 @@ PyObject *cqn_cm_id_bind_qp(PyObject *op, PyObject *qp)
 
 /* ---- how it is to be connected ---- */
 
-static int plan_from(PyObject *args, Py_buffer *data, cqn_cm_plan *plan)
+static int plan_from(PyObject *args, Py_buffer *data, cqn_cm_plan *plan, unsigned int *access)
 {
     unsigned char responder, initiator, retry, rnr_retry;
-    if (!PyArg_ParseTuple(args, "y*Ibbbb:prepare", data, &plan->access, &responder, &initiator,
-                          &retry, &rnr_retry)) {
+    if (!PyArg_ParseTuple(args, "y*Ibbbb:prepare", data, access, &responder, &initiator, &retry,
+                          &rnr_retry)) {
         return -1;
     }
     if (data->len > UINT8_MAX) {
@@ -72,8 +72,9 @@ PyObject *cqn_cm_id_prepare(PyObject *op, PyObject *args)
     CQN_LOCKED;
     cqn_cm_id *self = (cqn_cm_id *)op;
     cqn_cm_plan plan;
+    unsigned int access;
     Py_buffer data;
-    if (plan_from(args, &data, &plan) < 0 || cqn_open(&self->base) == NULL) {
+    if (plan_from(args, &data, &plan, &access) < 0 || cqn_open(&self->base) == NULL) {
         return NULL;
     }
     const cqn_qp *qp = qp_of(self);
@@ -87,6 +88,8 @@ PyObject *cqn_cm_id_prepare(PyObject *op, PyObject *args)
     self->plan->param.private_data = self->plan->private_data;
     self->plan->param.qp_num = qp->qp_num;
     self->plan->param.srq = qp->srq != NULL;
+    self->access = access;
+    self->prepared = true;
     Py_RETURN_NONE;
 }
 
@@ -149,7 +152,7 @@ PyObject *cqn_cm_id_modify_qp(PyObject *op, PyObject *args)
  * INIT itself. A UD QP may be in RTS, as it has other peers already. */
 static int bring_up(cqn_cm_id *self)
 {
-    if (self->plan == NULL) {
+    if (!self->prepared) {
         PyErr_SetString(PyExc_RuntimeError, "how this CMID is to be connected was not said");
         return -1;
     }
@@ -157,7 +160,7 @@ static int bring_up(cqn_cm_id *self)
     const enum ibv_qp_state last = iwarp ? IBV_QPS_INIT : IBV_QPS_RTS;
     enum ibv_qp_state state = iwarp ? IBV_QPS_RESET : qp_of(self)->state;
     while (state < last) {
-        if (modify_qp(self, ++state, self->plan->access) < 0) {
+        if (modify_qp(self, ++state, self->access) < 0) {
             return -1;
         }
     }
@@ -178,25 +181,35 @@ int cqn_cm_resolve_route(cqn_cm_id *self, int timeout_ms)
     return rc;
 }
 
+/* What the peer is to be told: taken from the CMID, since it is told once. NULL with an exception;
+ * else the caller frees it. */
+static cqn_cm_plan *take_plan(cqn_cm_id *self)
+{
+    cqn_cm_plan *plan = self->plan;
+    self->plan = NULL;
+    if (plan == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "how this CMID is to be connected was not said");
+    }
+    return plan;
+}
+
 /* Asks the peer. Its answer finds the queue pair of datagrams, and of iWARP, ready. */
 static int ask_peer(cqn_cm_id *self)
 {
-    if (cqn_cm_in_state(self, "rdma_connect", CQN_CM_IN(ROUTE_RESOLVED)) == NULL ||
+    const unsigned int states = CQN_CM_IN(ROUTE_RESOLVED);
+    if (cqn_cm_in_state(self, "rdma_connect", states) == NULL ||
         ((self->datagrams || cqn_cm_is_iwarp(self)) && bring_up(self) < 0)) {
         return -1;
     }
-    struct rdma_cm_id *id = cqn_cm_in_state(self, "rdma_connect", CQN_CM_IN(ROUTE_RESOLVED));
-    if (id == NULL) {
-        return -1;
-    }
-    if (self->plan == NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "how this CMID is to be connected was not said");
+    struct rdma_cm_id *id = cqn_cm_in_state(self, "rdma_connect", states);
+    cqn_cm_plan *plan = id == NULL ? NULL : take_plan(self);
+    if (plan == NULL) {
         return -1;
     }
     int rc;
-    CQN_CM_CALL(rc, self, "rdma_connect", CQN_CM_CONNECTING,
-                CQN_CM(connect, id, &self->plan->param), "private data of %d bytes",
-                (int)self->plan->param.private_data_len);
+    CQN_CM_CALL(rc, self, "rdma_connect", CQN_CM_CONNECTING, CQN_CM(connect, id, &plan->param),
+                "private data of %d bytes", (int)plan->param.private_data_len);
+    PyMem_Free(plan);
     return rc;
 }
 
@@ -216,14 +229,16 @@ PyObject *cqn_cm_id_accept(PyObject *op, PyObject *Py_UNUSED(unused))
         return NULL;
     }
     struct rdma_cm_id *id = cqn_cm_in_state(self, "rdma_accept", CQN_CM_IN(REQUESTED));
-    if (id == NULL) {
+    cqn_cm_plan *plan = id == NULL ? NULL : take_plan(self);
+    if (plan == NULL) {
         return NULL;
     }
     const uint8_t next = self->datagrams ? CQN_CM_ESTABLISHED : CQN_CM_ACCEPTING;
     int rc;
-    CQN_CM_CALL(rc, self, "rdma_accept", next, CQN_CM(accept, id, &self->plan->param),
+    CQN_CM_CALL(rc, self, "rdma_accept", next, CQN_CM(accept, id, &plan->param),
                 "the peer may have gone, or given up; private data of %d bytes",
-                (int)self->plan->param.private_data_len);
+                (int)plan->param.private_data_len);
+    PyMem_Free(plan);
     return cqn_cm_done(rc);
 }
 
