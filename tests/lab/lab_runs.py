@@ -37,7 +37,19 @@ def lab(*words: str, **options: object) -> subprocess.CompletedProcess[bytes]:
     settings |= options
     if "input" in settings:
         del settings["stdin"]
-    return subprocess.run([LAB, *words], capture_output=True, **settings)  # type: ignore[call-overload, no-any-return]
+    try:
+        result = subprocess.run([LAB, *words], capture_output=True, **settings)  # type: ignore[call-overload]
+    except subprocess.TimeoutExpired as e:
+        show(e.stdout, e.stderr)
+        raise
+    show(result.stdout, result.stderr)
+    return result  # type: ignore[no-any-return]
+
+
+def show(*streams: bytes | None) -> None:
+    """For the report of a test that fails: pytest has all of it, and cuts an assertion's bytes."""
+    for stream in streams:
+        print((stream or b"").decode(errors="replace"), end="")
 
 
 def shell(script: str, *words: str, **options: object) -> subprocess.CompletedProcess[bytes]:
