@@ -29,6 +29,8 @@ OPTIONS = [
     ({"tos": 256}, ValueError, "tos is 256: it must be 0 to 255"),
     ({"responder_resources": 256}, ValueError, "responder_resources is 256"),
     ({"initiator_depth": 1.5}, TypeError, "initiator_depth must be an int, not float"),
+    ({"retry_count": True}, TypeError, "retry_count must be an int, not bool"),
+    ({"rnr_retry_count": [7]}, TypeError, "rnr_retry_count must be an int, not list"),
     ({"access": "all"}, TypeError, "access must be AccessFlags, not str"),
     ({"source": ""}, ValueError, "host is '': give an address or a name"),
     ({"source": "nowhere.invalid"}, OSError, "'nowhere.invalid' does not resolve"),
