@@ -37,7 +37,8 @@ def connect():
     listener = blocking.listen(HOST, 0)
     thread = threading.Thread(target=serve, args=[listener])
     thread.start()
-    conn = blocking.connect(new_qp(), *listener.local, keepalive=60)
+    keepalive = None if ctx.transport_type == c.TransportType.IWARP else 60
+    conn = blocking.connect(new_qp(), *listener.local, keepalive=keepalive)
     thread.join()
 '''
 LOOPS = CONNECTION
