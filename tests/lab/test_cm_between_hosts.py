@@ -7,7 +7,7 @@ seconds; test_cm_faults_now.py has the main faults in real time.
 from __future__ import annotations
 
 import pytest
-from cm_runs import MODES, Seen, Story, check_cell, ends, rping, run, seconds_of, table
+from cm_runs import MODES, PENDING, Seen, Story, check_cell, ends, rping, run, seconds_of, table
 from lab_runs import built
 
 DEAD_BEFORE = "the server's host was dead before; its MAC address is not known"
@@ -226,6 +226,7 @@ def test_closing_while_sends_are_tried_for_ever() -> None:
             ends(2, *sending, "at=200", "state", "close", port=HASTY),
         ],
         two=[serve(), serve(port=HASTY)],
+        freed=PENDING,
     )
     for port in (7001, HASTY):
         assert one.seen("state", port=port).outcome == "RTS"
