@@ -35,7 +35,10 @@ DEBUG = {
         ["-O1", SANITIZE, "-fno-sanitize-recover=undefined", "-fno-wrapv"],
         [SANITIZE, "-static-libubsan", "-Wl,-Bsymbolic"],
     ),
-    "coverage": (["-O0", "--coverage", "-fprofile-update=atomic"], ["--coverage"]),
+    "coverage": (
+        ["-O0", "--coverage", "-fprofile-update=atomic", "-DCQN_COVERAGE"],
+        ["--coverage"],
+    ),
     "faults": (["-DCQN_FAULTS"], []),
 }
 # Python's own flags have -g, too. What it makes is three quarters of the core, and of no use where
