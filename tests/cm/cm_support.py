@@ -9,14 +9,14 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from support import DEADLINE, is_iwarp, until
 from support import address_of as address_of
-from support import is_iwarp, until
 
 from cqnotify import CQ, MR, PD, QP, AccessFlags, CompletionChannel, Context, QPState, QPType, cm
 from cqnotify.cm import blocking
 from cqnotify.cm._hub import LoopHub, ThreadHub
 
-SOON = 10.0
+SOON = DEADLINE  # a peer's process, too, has begun by then
 GIVEN_UP = 20.0  # when an attempt has: siw takes 10 s for one that the peer does not answer
 NOBODY = "10.99.0.77"  # an address of the same network that no host has
 
