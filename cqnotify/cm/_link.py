@@ -115,7 +115,8 @@ class Link:
         self.events: deque[Event] = deque()
         self.qp: QP | None = None
         self.datagrams: bool = datagrams
-        self.error: Exception | None = None  # why it is over
+        self.error: Exception | None = None  # why it is over, or is about to be
+        self.ended: bool = False  # and its QP has failed
         self.where: str = "rdma_cm"  # for messages
         self.troubles: int = 0
         self.answer: str | None = None  # of a request: how it was answered
@@ -147,6 +148,7 @@ class Link:
             self.error = self.error or error_of(event, self.where)
             if kind == DISCONNECTED:
                 self.hang_up()
+            self.ended = True
         if event.request is not None and len(self.events) >= self.backlog:
             event.request.close()  # and so rejected
             return
@@ -174,6 +176,7 @@ class Link:
         """The peer is taken for dead; called by the thread that has found out."""
         self.error = self.error or UnreachableError(f"{self.where}: {why}")
         self.hang_up()
+        self.ended = True
         self.bell.ring()
 
     def fail(self, error: Exception) -> None:
@@ -181,6 +184,7 @@ class Link:
         own = CMError(f"{self.where}: {error}")
         own.__cause__ = error
         self.error = self.error or own
+        self.ended = True
         self.bell.ring()
 
     def _id_closed(self) -> None:
@@ -188,6 +192,7 @@ class Link:
         self.error = self.error or ClosedError(f"{self.where}: closed")
         self._reject_waiting()
         self.hub.remove(self)
+        self.ended = True
         self.bell.ring()
 
     def _reject_waiting(self) -> None:
@@ -211,6 +216,7 @@ class Link:
             self.hang_up()
         if self.id.is_iwarp and self.id.state == "CONNECTING":
             # The kernel waits for the peer's host until it lets go of the identifier.
+            self.ended = True
             self.bell.ring()
             Closing.begin(self.id)
         else:
@@ -418,7 +424,7 @@ class Link:
         return bool(self.events) or self.error is not None
 
     def is_over(self) -> bool:
-        return self.error is not None
+        return self.ended
 
     def take(self, qp: QP, options: Options | None = None) -> None:
         """From now on the link goes along with that queue pair, which is connected as the options

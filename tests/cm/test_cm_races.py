@@ -6,17 +6,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from cm_support import SOON, Side, address_of
-from support import is_iwarp
+from cm_support import SOON, Side, address_of, serve_once
+from support import is_iwarp, until
 
-from cqnotify import ClosedError, Context, cm
+from cqnotify import ClosedError, Context, QPState, cm
 from cqnotify.cm import _hub, blocking
 from cqnotify.cm._errors import Event
+from cqnotify.cm._link import Link
 
 
 @contextlib.contextmanager
@@ -145,3 +147,36 @@ def test_an_error_that_is_raised_often_does_not_grow(ctx: Context) -> None:
             listener.get_request()
         lengths.append(len(e.traceback))
     assert len(set(lengths)) == 1
+
+
+def test_closed_returns_when_the_queue_pair_has_failed(
+    ctx: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reason is known before: a thread that sees the flush finds it."""
+    client, server = Side(ctx), Side(ctx)
+    accepted: list[Any] = []
+    with blocking.listen(address_of(ctx), 0) as listener:
+        thread = threading.Thread(target=serve_once, args=(listener, server, accepted))
+        thread.start()
+        conn = blocking.connect(client.qp, *listener.local)
+        thread.join()
+    link, goes_on, seen = accepted[0]._link, threading.Event(), []
+
+    def hang_up() -> None:
+        seen.append(link.error)
+        assert goes_on.wait(SOON)
+        Link.hang_up(link)
+
+    monkeypatch.setattr(link, "hang_up", hang_up)
+    conn.disconnect()
+    until(lambda: bool(seen), "the server knows")
+    assert isinstance(seen[0], cm.DisconnectedError)
+    with pytest.raises(TimeoutError):
+        accepted[0].closed(0.05)
+    assert server.qp.state == QPState.RTS
+    goes_on.set()
+    accepted[0].closed(SOON)
+    assert server.qp.state == QPState.ERR
+    monkeypatch.undo()
+    accepted[0].close()
+    conn.close()
