@@ -173,7 +173,7 @@ def test_closed_returns_when_the_queue_pair_has_failed(
     assert isinstance(seen[0], cm.DisconnectedError)
     with pytest.raises(TimeoutError):
         accepted[0].closed(0.05)
-    assert server.qp.state == QPState.RTS
+    assert is_iwarp(ctx) or server.qp.state == QPState.RTS
     goes_on.set()
     accepted[0].closed(SOON)
     assert server.qp.state == QPState.ERR
