@@ -600,6 +600,6 @@ def left_over() -> tuple[Any, ...]:
     counts: dict[str, int] = {}
     for o in gc.get_objects():
         kind = type(o)
-        if kind.__module__.startswith("cqnotify"):
+        if str(kind.__module__).startswith("cqnotify"):  # of some types it is a descriptor
             counts[kind.__qualname__] = counts.get(kind.__qualname__, 0) + 1
     return core.live_handles(), sorted(os.listdir("/proc/self/fd")), counts
