@@ -22,6 +22,8 @@ names its manual page. What stands on them is imported by itself, since asyncio 
 load than all of the above:
 
     cqnotify.aio                  AsyncCQ: await completions
+    cqnotify.cm                   connections by address, with rdma_cm
+    cqnotify.messages             messages of any size over such connections
     cqnotify.exchange             swap addresses with a peer over TCP
     cqnotify.testing              pairs of connected QPs; see docs/pytest.md
     cqnotify.hosts                several hosts with a faulty network between them; docs/hosts.md
@@ -30,8 +32,8 @@ load than all of the above:
     cqnotify.cli                  the command line
 
 For contributors: imports go one way. The files beside this one stand on the C core, `aio` on the
-core and the enums, and the tools on all of these; among the tools `exchange` and `testing` stand
-below `conformance` and `demo`, and `cli` above the rest.
+core and the enums, `cm` on these, `messages` on `cm`, and the tools on all of these; among the
+tools `exchange` and `testing` stand below `conformance` and `demo`, and `cli` above the rest.
 """
 
 try:

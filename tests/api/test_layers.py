@@ -21,6 +21,7 @@ BELOW = {
     "face": {"face"},
     "aio": {"_core", "enums"},
     "cm": {"_core", "face", "aio"},
+    "messages": {"face", "aio", "cm"},
     "exchange": {"face"},
     "testing": {"_core", "face", "cm"},
     "hosts": set[str](),

@@ -18,7 +18,7 @@ import cqnotify
 from cqnotify.qp import QPChanges
 
 MODULES = ["cqnotify", "cqnotify.aio", "cqnotify.cm", "cqnotify.cm.blocking"]
-MODULES += ["cqnotify.exchange", "cqnotify.testing"]
+MODULES += ["cqnotify.messages", "cqnotify.exchange", "cqnotify.testing"]
 MODULES += ["cqnotify.hosts", "cqnotify.conformance"]
 OF_ALL = {"close", "add_close_callback", "remove_close_callback"}  # of objects that own a handle
 MADE_BY_OTHERS = {"Batches", "Scope", "Host", "Program", "MakePair", "ToPeer"}

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: MIT
+"""A connection, as the program has it."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from .. import ClosedError
+from ._errors import FarewellError, ProtocolError, fresh
+from ._incoming import Fetch, Incoming, Place, copy
+from ._memory import MemoryStats, bytes_of
+from ._reader import Reading
+from ._sender import Outgoing
+from ._waits import check_timeout, deadline, wait
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from .._core import _Buffer as AnyBuffer
+    from ._parts import Address
+    from ._session import Session
+
+FAREWELL: Final = 10.0  # seconds
+
+
+class Stats(NamedTuple):
+    """messages_sent, messages_received: how many there were.
+    waits: how often a message had to wait, for credits or for the peer to read it.
+    wakeups: how often completions have woken this end.
+    memory: what was registered, see MemoryStats.
+    """
+
+    messages_sent: int
+    messages_received: int
+    waits: int
+    wakeups: int
+    memory: MemoryStats
+
+
+class Connection:
+    """Carries messages to a peer, and the peer's messages to us.
+
+    Used in the event loop in which it was made, by any number of tasks. It is closed at the end of
+    its `async with` block: with a farewell, or aborted if the block raises.
+    """
+
+    def __init__(self, session: Session) -> None:
+        # The session does not know the connection, and so does not keep it alive.
+        self._session = session
+        self._waits = self._received = 0
+
+    # ---- what is known of it ----
+
+    @property
+    def local(self) -> Address:
+        """Our own address: a tuple of an IP address and a port."""
+        return self._session.parts.local
+
+    @property
+    def peer(self) -> Address:
+        """The peer's address: a tuple of an IP address and a port."""
+        return self._session.parts.peer
+
+    @property
+    def error(self) -> Exception | None:
+        """Why it is over; None while it is not. A FarewellError, LostError or ProtocolError; after
+        our own end a ClosedError."""
+        return self._session.error
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it is over, for whatever reason."""
+        return self._session.error is not None
+
+    @property
+    def stats(self) -> Stats:
+        """Counters since it was made."""
+        parts = self._session.parts
+        wakeups = parts.sent.stats.wakeups + parts.received.stats.wakeups
+        memory = parts.registrations.stats
+        sent = self._session.flow.sent
+        return Stats(sent, self._received, self._waits, wakeups, memory)
+
+    def __repr__(self) -> str:
+        state = "open" if self.error is None else type(self.error).__name__
+        return f"<Connection: {self.local} to {self.peer}, {state}>"
+
+    # ---- sending ----
+
+    async def send(self, *buffers: AnyBuffer, timeout: float | None = None) -> None:
+        """Send a message of as many frames as there are buffers, of any sizes.
+
+        buffers: bytes-like objects, contiguous in memory. The caller may use them again when this
+            has returned.
+        timeout: in seconds.
+
+        A small message is copied, and is on its way when this returns; this waits only until the
+        peer's program has received enough of those before. A larger one is read by the peer when
+        its program receives it, and this returns when the peer has it all.
+
+        Raises TimeoutError; ValueError for a message that is larger than the peer takes;
+        ClosedError after close; FarewellError, LostError or ProtocolError when the connection is
+        over; VerbsError (ENOMEM) where the limit of locked memory, which it names, leaves no room
+        to register the buffers.
+
+        A message of which nothing was sent when the task is cancelled, or the time is up, never
+        will be. Otherwise it goes on, and keeps the buffers until the peer has them.
+        """
+        check_timeout(timeout)
+        session = self._session
+        session.check_open()
+        outgoing = Outgoing([bytes_of(buffer) for buffer in buffers])
+        session.sender.check(outgoing)
+        session.sender.waiting.append(outgoing)
+        session.go_on()
+        if session.flow.is_low:
+            session.look()  # perhaps credits have come without an event
+        if not outgoing.is_over:
+            await self._sent(outgoing, timeout)
+        elif outgoing.error is not None:
+            raise outgoing.error
+
+    async def _sent(self, outgoing: Outgoing, timeout: float | None) -> None:
+        self._waits += 1
+        outgoing.future = asyncio.get_running_loop().create_future()
+        try:
+            await wait(outgoing.future, deadline(timeout), "the message was not sent in time")
+        except BaseException:
+            self._session.sender.withdraw(outgoing)
+            self._session.wake()
+            raise
+
+    # ---- receiving ----
+
+    async def recv(
+        self,
+        *,
+        into: Sequence[AnyBuffer] | None = None,
+        allocate: Callable[[int], AnyBuffer] | None = None,
+        timeout: float | None = None,
+    ) -> list[Any]:
+        """Return the next message: a list of its frames, writable buffers that are the caller's.
+
+        into: a writable buffer for each frame, at least as large; the frames are memoryviews of
+            them. ValueError, and the message remains, if they do not fit.
+        allocate: is called with the size of each frame, and returns a buffer for it, the same.
+        timeout: in seconds.
+
+        A small frame is a bytearray, a large one a memoryview of its own memory, into which the
+        device has read it. Raises TimeoutError. What was sent before the peer's farewell is
+        received, and then this raises FarewellError; it raises LostError or ProtocolError when the
+        connection is over otherwise, ClosedError after close. Cancelling it loses no message.
+        """
+        check_timeout(timeout)
+        if into is not None and allocate is not None:
+            raise TypeError("give into or allocate, not both")
+        end = deadline(timeout)
+        place = Place(into, allocate)
+        incoming = await self._take(end)
+        try:
+            if incoming.offer is None:
+                frames = copy(incoming, place)
+            else:
+                frames = await self._read(incoming, place, end)
+        except ProtocolError as e:
+            self._session.inbox.put_back(incoming)
+            self._session.violated(e)
+            raise fresh(self._session.error or e) from None
+        except BaseException:
+            self._session.inbox.put_back(incoming)
+            raise
+        self._received += 1
+        self._session.taken(incoming)
+        return frames
+
+    async def _take(self, end: float | None) -> Incoming:
+        inbox = self._session.inbox
+        if self._session.is_ending:
+            raise ClosedError("this connection was closed")
+        if len(inbox):
+            return inbox.pop()
+        self._session.check_open()
+        return await inbox.take(end)
+
+    async def _read(self, incoming: Incoming, place: Place, end: float | None) -> list[Any]:
+        session = self._session
+        session.check_open()
+        future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+        reading = Reading(Fetch(session.parts, incoming, place, session.limits), future)
+        session.reader.start(reading)
+        session.go_on()
+        try:
+            return await wait(future, end, "the message was not read in time")
+        except BaseException:
+            reading.give_up()
+            raise
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[Any]:
+        try:
+            return await self.recv()
+        except FarewellError:
+            raise StopAsyncIteration from None
+        except ClosedError:
+            if not self._session.is_ending:
+                raise
+            raise StopAsyncIteration from None
+
+    # ---- ends ----
+
+    async def aclose(self, timeout: float | None = FAREWELL) -> None:
+        """Close it with a farewell: all that was sent arrives first.
+
+        timeout: in seconds, for the peer to receive what it reads itself. Then the connection is
+            aborted, and TimeoutError is raised; LostError if it is lost meanwhile.
+
+        Tasks that wait in recv() get ClosedError. Does nothing if it is over already.
+        """
+        check_timeout(timeout)
+        session = self._session
+        if session.error is None and not session.is_ending:
+            try:
+                await session.say_farewell(deadline(timeout))
+            except BaseException:
+                session.abort()
+                raise
+        if session.settling is not None:
+            await asyncio.shield(session.settling)
+
+    def abort(self) -> None:
+        """End it at once, without a farewell: the peer loses the connection. Twice is fine."""
+        self._session.abort()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        if exc is not None:
+            self.abort()
+        await self.aclose()
+
+    def __del__(self, warn: Callable[..., None] = warnings.warn) -> None:
+        session: Session | None = getattr(self, "_session", None)
+        if session is not None and not session.parts.is_closed:
+            warn(f"unclosed {self!r}", ResourceWarning, source=self)
+            session.forget()

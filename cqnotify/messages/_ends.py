@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: MIT
+"""Making connections: the two ends introduce themselves in the private data of rdma_cm."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+from .. import ClosedError, cm
+from . import _wire as wire
+from ._connection import Connection
+from ._errors import RefusedError, fresh
+from ._inbox import Inbox
+from ._options import Options
+from ._parts import PEER, Address, Device, Parts
+from ._session import Session
+from ._waits import check_timeout, deadline, left_until
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+HANDSHAKE: Final = 10.0  # seconds
+
+
+async def connect(
+    host: str,
+    port: int,
+    *,
+    timeout: float | None = 10.0,
+    options: Options | None = None,
+    source: str | None = None,
+) -> Connection:
+    """Connect to a program that listens by `listen`.
+
+    host, port: an IP address (of the link, with its interface: fe80::1%eth0) or a name.
+    timeout: in seconds, until the connection is made; None is as long as the kernel tries.
+    options: of this end.
+    source: our own address, where several lead to the peer.
+
+    Raises RefusedError if the two ends do not fit, TimeoutError, and the errors of
+    `cqnotify.cm.connect`.
+    """
+    check_timeout(timeout)
+    options = options or Options()
+    end = deadline(timeout)
+    found = await cm.resolve(host, timeout=timeout, source=source)
+    parts = Parts(Device.of(found.device), options)
+    try:
+        parts.connected(
+            await cm.connect(
+                parts.qp,
+                found.peer,
+                port,
+                private_data=wire.hello(options),
+                timeout=left_until(end),
+                on_init=parts.post_receives,
+                source=source,
+                access=PEER,
+                keepalive=options.keepalive,
+            )
+        )
+        assert parts.conn is not None, "it was made"
+        session = Session(parts, wire.parse_hello(parts.conn.private_data))
+    except BaseException as e:
+        parts.close()
+        words = wire.parse_refusal(e.private_data) if isinstance(e, cm.RejectedError) else None
+        if words is None:
+            raise
+        raise RefusedError(f"{host} port {port} has refused the connection: {words}") from e
+    if parts.device.is_iwarp:
+        session.speak_first()
+    return Connection(session)
+
+
+class Listener:
+    """Where peers connect to: `async with` starts it, `async for` gives the connections.
+
+    Strangers, and peers with another version, are refused, with words that say why; the program
+    sees nothing of them.
+    """
+
+    def __init__(self, host: str, port: int, options: Options, backlog: int) -> None:
+        self._options, self._backlog = options, backlog
+        self._listener = cm.listen(host, port, backlog=backlog)
+        self._ready: Inbox[Connection] = Inbox("no peer has connected in time")
+        self._devices: dict[str, Device] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._error: Exception | None = None  # why it does not listen any more
+
+    @property
+    def local(self) -> Address:
+        """The address that it listens on: a tuple of an IP address and a port."""
+        return self._listener.local
+
+    def __repr__(self) -> str:
+        return f"<{self._listener!r} of messages>"
+
+    async def __aenter__(self) -> Self:
+        await self._listener.__aenter__()
+        self._run(self._serve())
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def _run(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self) -> None:
+        try:
+            while True:
+                self._run(self._welcome(await self._listener.get_request()))
+        except (ClosedError, OSError) as e:
+            self._end(e)
+
+    async def _welcome(self, request: cm.Request) -> None:
+        """One peer, which may take its time without keeping the others waiting."""
+        with contextlib.suppress(OSError, TimeoutError):  # the peer has gone, or is none
+            try:
+                peer = wire.parse_hello(request.private_data)
+                if len(self._ready) + len(self._tasks) > self._backlog:
+                    raise RefusedError("too many connections wait for the program there")
+                conn = await self._accept(request, peer)
+            except RefusedError as e:
+                await request.reject(wire.refusal(str(e)))
+                return
+            if self._error is not None:
+                conn.abort()
+            else:
+                self._ready.put(conn)
+
+    async def _accept(self, request: cm.Request, peer: wire.Hello) -> Connection:
+        name = request.device
+        assert name is not None, "a request has come by a device"
+        if name not in self._devices:
+            self._devices[name] = Device.of(name)
+        parts = Parts(Device.of(name), self._options)
+        try:
+            parts.connected(
+                await request.accept(
+                    parts.qp,
+                    private_data=wire.hello(self._options),
+                    timeout=HANDSHAKE,
+                    on_init=parts.post_receives,
+                    access=PEER,
+                    keepalive=self._options.keepalive,
+                )
+            )
+            session = Session(parts, peer)
+            if parts.device.is_iwarp:
+                await session.has_heard(deadline(HANDSHAKE))
+        except BaseException:
+            parts.close()
+            raise
+        return Connection(session)
+
+    async def accept(self, timeout: float | None = None) -> Connection:
+        """Wait for the next connection. Raises TimeoutError, and ClosedError after close."""
+        check_timeout(timeout)
+        if len(self._ready):
+            return self._ready.pop()
+        if self._error is not None:
+            raise fresh(self._error)
+        return await self._ready.take(deadline(timeout))
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Connection:
+        try:
+            return await self.accept()
+        except ClosedError:
+            raise StopAsyncIteration from None
+
+    def close(self) -> None:
+        """Listen no more. Connections that the program has not taken are aborted."""
+        self._end(ClosedError("this listener was closed"))
+
+    def _end(self, error: Exception) -> None:
+        if self._error is not None:
+            return
+        self._error = error
+        self._listener.close()
+        for task in self._tasks:
+            task.cancel()
+        self._ready.fail(error)
+        while len(self._ready):
+            self._ready.pop().abort()
+        for device in self._devices.values():
+            device.leave()
+        self._devices.clear()
+
+    async def aclose(self) -> None:
+        """The same; afterwards nothing of it runs any more."""
+        self.close()
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def listen(host: str, port: int, *, options: Options | None = None, backlog: int = 64) -> Listener:
+    """Listen on an address, in an `async with` block.
+
+    host: an IP address, or a name; "0.0.0.0" and "::" are all addresses, "::" those of IPv4, too.
+    port: 0 chooses one, see `Listener.local`.
+    options: of this end of each connection.
+    backlog: how many peers may wait; more are refused.
+
+    Raises VerbsError (EADDRINUSE, EADDRNOTAVAIL) as the block is entered.
+    """
+    return Listener(host, port, options or Options(), backlog)

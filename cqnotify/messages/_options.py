@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: MIT
+"""What the two ends of a connection may choose, and its limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Final
+
+LEAST_EAGER: Final = 256
+# What can be in flight to one end besides messages: see _flow.py.
+SPARE: Final = 7
+
+LIMITS: Final = {
+    "credits": (2, 4096),
+    "eager": (LEAST_EAGER, 1 << 20),
+    "max_message": (0, 1 << 48),
+    "max_frames": (1, 1 << 24),
+    "offers": (1, 1024),
+    "cache": (0, 1 << 48),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a connection. Each end has its own.
+
+    credits: how many messages the peer may send that were not received by the program yet.
+    eager: the size of the memory for each of these, in bytes, and the most that this end copies
+        there to send it. A message that does not fit into the smaller one of both ends' is read by
+        the receiver from the sender's memory.
+    max_message, max_frames: the largest message that this end receives, in bytes and frames. The
+        peer's send() refuses larger ones.
+    offers: how many messages that the receiver reads itself can be under way from this end.
+    cache: how many bytes of memory stay registered that are not in use; 0: none. Memory that the
+        peer was to read remains readable to it as long.
+    keepalive: in seconds: the connection is lost when the peer's device has given no sign of life
+        for so long. None: only a send finds out that the peer's host is dead.
+    """
+
+    credits: int = 16
+    eager: int = 32768
+    max_message: int = 1 << 30
+    max_frames: int = 65536
+    offers: int = 8
+    cache: int = 64 << 20
+    keepalive: float | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if field.name in LIMITS:
+                _check(field.name, getattr(self, field.name))
+
+    @property
+    def receives(self) -> int:
+        """How many receives are posted: no frame of the peer ever finds none."""
+        return self.credits + self.offers + SPARE
+
+
+def _check(name: str, value: object) -> None:
+    least, most = LIMITS[name]
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, not {type(value).__name__}")
+    if not least <= value <= most:
+        raise ValueError(f"{name} is {value}: it must be {least} to {most}")

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: MIT
+"""The objects of the verbs that connections are made of, and the end of them.
+
+All connections of an event loop over one device share its context and a completion channel. Each
+has a protection domain of its own, so a peer reaches no memory but what was granted to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, ClassVar
+
+from .. import (
+    CQ,
+    MR,
+    PD,
+    QP,
+    AccessFlags,
+    CompletionChannel,
+    Context,
+    QPType,
+    RecvWR,
+    VerbsError,
+)
+from ..aio import AsyncCQ
+from ..context import is_iwarp
+from ._memory import Registrations, own_memory
+from ._options import Options
+
+if TYPE_CHECKING:
+    from .. import cm
+
+Address = tuple[str, int]
+
+READS = 8  # under way at a time
+FRAMES_UNDER_WAY = 64  # in the send queue, besides the reads
+SENDING = 4  # times `eager`: the memory from which frames are sent
+PEER = AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE  # the latter for keepalives
+
+
+class Device:
+    """A device in an event loop. It is closed when the last connection is."""
+
+    _known: ClassVar[dict[tuple[int, str], Device]] = {}
+
+    @classmethod
+    def of(cls, name: str) -> Device:
+        loop = asyncio.get_running_loop()
+        device = cls._known.get((id(loop), name))
+        if device is None or device.context.closed:
+            device = cls(loop, name)
+            cls._known[id(loop), name] = device
+        device._users += 1
+        return device
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
+        self._users = 0
+        self._loop = loop  # so that no other loop gets its id
+        self.name = name
+        self.context: Context = Context(name)
+        try:
+            self.channel: CompletionChannel = CompletionChannel(self.context)
+            self.max_msg_sz: int = self.context.query_port().max_msg_sz
+        except BaseException:
+            self.context.close()
+            raise
+        self.is_iwarp: bool = is_iwarp(self.context)
+        # Where the device puts what it reads from a peer: iWARP sees this as writes of the peer.
+        self.sink: AccessFlags = AccessFlags.LOCAL_WRITE
+        if self.is_iwarp:
+            self.sink |= AccessFlags.REMOTE_WRITE
+
+    def leave(self) -> None:
+        self._users -= 1
+        if self._users:
+            return
+        key = id(self._loop), self.name
+        if self._known.get(key) is self:
+            del self._known[key]
+        self.context.close()
+
+
+class Parts:
+    """Those of one connection. Of its memory the first part receives, the rest sends."""
+
+    def __init__(self, device: Device, options: Options) -> None:
+        self.device = device
+        self.options = options
+        self.conn: cm.Connection | None = None
+        self.local: Address = ("", 0)
+        self.peer: Address = ("", 0)
+        self.is_closed: bool = False
+        self.reads: int = 1  # how many can be under way
+        self._made: list[PD | CQ | QP] = []
+        try:
+            self._make(device, options)
+        except BaseException:
+            self.close()
+            raise
+
+    def _make(self, device: Device, options: Options) -> None:
+        receives, eager = options.receives, options.eager
+        self.pd: PD = PD(device.context)
+        self._made.append(self.pd)
+        self.registrations: Registrations = Registrations(self.pd, options.cache)
+        self.places: int = FRAMES_UNDER_WAY + READS
+        self.send_cq: CQ = CQ(device.context, self.places, channel=device.channel)
+        self._made.append(self.send_cq)
+        self.recv_cq: CQ = CQ(device.context, receives, channel=device.channel)
+        self._made.append(self.recv_cq)
+        self.qp: QP = QP(
+            self.pd,
+            QPType.RC,
+            send_cq=self.send_cq,
+            recv_cq=self.recv_cq,
+            max_send_wr=self.places + 1,  # and a keepalive
+            max_recv_wr=receives,
+        )
+        self._made.append(self.qp)
+        self.sending_from: int = receives * eager
+        size = self.sending_from + SENDING * eager
+        self.mr: MR = own_memory(self.pd, size, AccessFlags.LOCAL_WRITE)
+        self.memory: memoryview = memoryview(self.mr)
+        self.receives: list[RecvWR] = [
+            RecvWR(self.mr[i * eager : (i + 1) * eager], wr_id=i) for i in range(receives)
+        ]
+        self.sent: AsyncCQ = AsyncCQ(self.send_cq)
+        self.received: AsyncCQ = AsyncCQ(self.recv_cq)
+
+    def post_receives(self, qp: QP) -> None:
+        """Fits `on_init`."""
+        qp.post_recv(self.receives)
+
+    def repost(self, slot: int) -> None:
+        self.qp.post_recv(self.receives[slot])
+
+    def connected(self, conn: cm.Connection) -> None:
+        self.conn = conn
+        self.local, self.peer = conn.local, conn.peer
+        depth = self.qp.query().max_rd_atomic
+        self.reads = max(1, min(READS, depth))
+
+    def slot(self, number: int, length: int) -> memoryview:
+        """What a receive has brought."""
+        at = number * self.options.eager
+        return self.memory[at : at + length]
+
+    def close(self) -> None:
+        """At once; the peer is told that this is the end. Twice is fine."""
+        if self.conn is not None:
+            self.conn.close()
+        self._close_rest()
+
+    async def aclose(self) -> None:
+        """The same, in turns of the event loop that have time for it."""
+        if self.conn is not None:
+            await self.conn.aclose()
+        self._close_rest()
+
+    def _close_rest(self) -> None:
+        if self.is_closed:
+            return
+        self.is_closed = True
+        for acq in (getattr(self, "sent", None), getattr(self, "received", None)):
+            if acq is not None:
+                acq.close()
+        for one in reversed(self._made):
+            if isinstance(one, PD):
+                self._release_memory()
+            with contextlib.suppress(VerbsError):  # of a device that is gone
+                one.close()
+        self._made.clear()
+        self.device.leave()
+
+    def _release_memory(self) -> None:
+        """That which messages lie in remains, as long as there are views of it."""
+        self.registrations.close()
+        if hasattr(self, "mr"):
+            self.mr.close()

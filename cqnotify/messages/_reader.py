@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: MIT
+"""Reading offered messages from the peer's memory, several at a time, in the order of recv()."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from ._errors import fresh
+
+if TYPE_CHECKING:
+    from .. import SGE
+    from ._incoming import Fetch
+    from ._queue import SendQueue
+    from ._wire import Remote
+
+
+class Reading:
+    """One message, whose frames the future gets."""
+
+    def __init__(self, fetch: Fetch, future: asyncio.Future[list[Any]]) -> None:
+        self._fetch = fetch
+        self._steps = fetch.steps()
+        self._waits = False  # for the reads under way
+        self._runs = False
+        self.future = future
+        self.under_way: int = 0
+        self.is_over: bool = False
+
+    def post_next(self, queue: SendQueue) -> bool:
+        """Post a read. Return False if none is to be posted now."""
+        if self.is_over or self._waits:
+            return False
+        try:
+            step = self._next_step()
+            if step is None:
+                self._waits = self.under_way > 0
+                return not self._waits and self.post_next(queue)
+            self.under_way += 1  # first: if posting fails, the queue pair's end releases it
+            queue.post_read(*step, self)
+            return True
+        except StopIteration as e:
+            self._end(e.value, None)
+        except BaseException as e:
+            if not isinstance(e, Exception):
+                self.give_up()
+                raise
+            self._end(None, e)
+        return False
+
+    def _next_step(self) -> tuple[SGE, Remote] | None:
+        self._runs = True
+        try:
+            return next(self._steps)
+        finally:
+            self._runs = False
+
+    def completed(self) -> None:
+        self.under_way -= 1
+        self._waits = self._waits and self.under_way > 0
+        if self.is_over and not self.under_way:
+            self._fetch.release()
+
+    def _end(self, frames: list[Any] | None, error: Exception | None) -> None:
+        self.give_up()
+        if self.future.done():
+            return
+        if error is not None:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(frames or [])
+
+    def give_up(self) -> None:
+        """Post no more; what is under way keeps its memory until it has completed."""
+        self.is_over = True
+        if not self._runs:  # it may be that its own `allocate` has ended the connection
+            self._steps.close()
+        if not self.under_way:
+            self._fetch.release()
+
+    def fail(self, error: Exception) -> None:
+        """The queue pair is closed."""
+        self.under_way = 0
+        self.give_up()
+        if not self.future.done():
+            self.future.set_exception(fresh(error))
+
+
+class Reader:
+    def __init__(self, queue: SendQueue, most: int) -> None:
+        """most: how many reads can be under way."""
+        self._queue = queue
+        self._most = most
+        self._readings: list[Reading] = []
+
+    @property
+    def _under_way(self) -> int:
+        return sum(reading.under_way for reading in self._readings)
+
+    def start(self, reading: Reading) -> None:
+        self._readings.append(reading)
+        self.post()
+
+    def post(self) -> None:
+        """Post as many reads as there may be; the messages that were asked for first go first."""
+        for reading in self._readings:
+            while self._under_way < self._most and self._queue.has_place:
+                if not reading.post_next(self._queue):
+                    break
+        self._readings = [one for one in self._readings if not one.is_over or one.under_way]
+
+    def fail(self, error: Exception) -> None:
+        for reading in self._readings:
+            reading.fail(error)
+        self._readings.clear()

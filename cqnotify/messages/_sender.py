@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: MIT
+"""Messages on their way out, in the order in which they were sent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from . import _wire as wire
+from ._errors import fresh
+from ._memory import READABLE, own_memory
+from ._wire import Hello, Kind, Remote
+
+if TYPE_CHECKING:
+    from .. import MR
+    from ._flow import Flow
+    from ._memory import Registration
+    from ._parts import Parts
+    from ._queue import SendQueue
+
+
+class Outgoing:
+    """A message. It keeps its buffers until the peer has them."""
+
+    def __init__(self, views: Sequence[memoryview]) -> None:
+        self.views: Sequence[memoryview] = views
+        self.nbytes: int = sum(view.nbytes for view in views)
+        self.is_over: bool = False
+        self.error: BaseException | None = None
+        self.future: asyncio.Future[None] | None = None  # of the task that waits
+        self._registrations: list[Registration] = []
+        self._body: MR | None = None
+
+    def offer(self, parts: Parts, eager: int) -> tuple[Remote, list[Remote], list[memoryview]]:
+        """Grant the peer access to the large frames. Return where the body is, which is not written
+        yet if it is to follow the offer; the table of frames; and the small ones."""
+        remotes: list[Remote] = []
+        small: list[memoryview] = []
+        for view in self.views:
+            if view.nbytes < eager:
+                remotes.append(Remote(view.nbytes, 0, 0))
+                small.append(view)
+                continue
+            one = parts.registrations.take(view, READABLE)
+            self._registrations.append(one)
+            remotes.append(Remote(view.nbytes, one.mr.addr, one.mr.rkey))
+        length = len(remotes) * wire.ENTRY_SIZE + sum(view.nbytes for view in small)
+        if wire.OFFER_SIZE + length <= eager:
+            return Remote(length, 0, 0), remotes, small
+        self._body = own_memory(parts.pd, length, READABLE)
+        wire.put_body(memoryview(self._body), 0, remotes, small)
+        return Remote(length, self._body.addr, self._body.rkey), remotes, small
+
+    def end(self, parts: Parts, error: BaseException | None = None) -> None:
+        """It was sent, or never will be; the device has done with it."""
+        self.is_over, self.error = True, error
+        for one in self._registrations:
+            parts.registrations.give_back(one)
+        self._registrations.clear()
+        if self._body is not None:
+            self._body.close()
+            self._body = None
+        self.views = ()
+        if self.future is not None and not self.future.done():
+            if error is None:
+                self.future.set_result(None)
+            else:
+                self.future.set_exception(error)
+
+
+class Sender:
+    def __init__(self, parts: Parts, flow: Flow, queue: SendQueue, peer: Hello) -> None:
+        self._parts, self._flow, self._queue = parts, flow, queue
+        self._peer = peer
+        self._eager = min(parts.options.eager, peer.eager)
+        self.waiting: deque[Outgoing] = deque()
+        self._offered: deque[Outgoing] = deque()  # the peer has not read them yet
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.waiting and not self._offered
+
+    def check(self, outgoing: Outgoing) -> None:
+        """Whether the peer takes such a message."""
+        most_frames, most = self._peer.max_frames, self._peer.max_message
+        if len(outgoing.views) > most_frames:
+            raise ValueError(
+                f"a message of {len(outgoing.views)} frames: the peer takes at most {most_frames}"
+            )
+        if outgoing.nbytes > most:
+            raise ValueError(
+                f"a message of {outgoing.nbytes} bytes: the peer takes at most {most} (max_message "
+                "of its Options)"
+            )
+
+    def post(self) -> None:
+        """Send as many messages as credits and room allow."""
+        while self.waiting and self._flow.room:
+            outgoing = self.waiting[0]
+            nbytes = wire.data_size(len(outgoing.views), outgoing.nbytes)
+            if nbytes > self._eager:
+                if not self._post_offer(outgoing):
+                    return
+                continue
+            frame = self._queue.frame(nbytes)
+            if frame is None:
+                return
+            self.waiting.popleft()
+            wire.put_header(frame, self._flow.header(Kind.DATA))
+            wire.put_data(frame, outgoing.views)
+            self._queue.post_frame(solicited=True)
+            outgoing.end(self._parts)
+
+    def _post_offer(self, outgoing: Outgoing) -> bool:
+        """Return False if it has to wait."""
+        if self._flow.unread >= self._parts.options.offers:
+            return False
+        frame = self._queue.frame(self._eager)
+        if frame is None:
+            return False
+        try:
+            body, remotes, small = outgoing.offer(self._parts, self._eager)
+        except (OSError, MemoryError, BufferError, TypeError) as e:
+            self.waiting.popleft()
+            outgoing.end(self._parts, e)
+            return True
+        length = wire.OFFER_SIZE
+        if body.addr == 0:
+            wire.put_body(frame, length, remotes, small)
+            length += body.length
+        self.waiting.popleft()
+        self._offered.append(outgoing)
+        wire.put_header(frame, self._flow.header(Kind.OFFER))
+        wire.put_offer(frame, len(remotes), body)
+        self._queue.shorten(length)
+        self._queue.post_frame(solicited=True)
+        return True
+
+    def done(self, count: int) -> None:
+        """The peer has read that many offers."""
+        for _ in range(count):
+            self._offered.popleft().end(self._parts)
+
+    def withdraw(self, outgoing: Outgoing) -> None:
+        """The task has given up. What has begun goes on; what has not never will."""
+        outgoing.future = None
+        if outgoing in self.waiting:
+            self.waiting.remove(outgoing)
+            outgoing.end(self._parts)
+
+    def fail(self, error: Exception) -> None:
+        """The connection is over, and its queue pair closed."""
+        for outgoing in (*self._offered, *self.waiting):
+            outgoing.end(self._parts, fresh(error))
+        self._offered.clear()
+        self.waiting.clear()

@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: MIT
+"""What goes on between two ends: frames that arrive, work that completes, and the end of it.
+
+All of it happens in the thread of the event loop, and between two awaits it is consistent. Two
+tasks wait for completions, of what was sent and of what has arrived; they end when the parts are
+closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from .. import AsyncEventError, ClosedError, WCStatus, WorkCompletion
+from . import _wire as wire
+from ._errors import FarewellError, LostError, MessagesError, ProtocolError, fresh
+from ._flow import Flow
+from ._inbox import Inbox
+from ._incoming import Incoming
+from ._options import LEAST_EAGER
+from ._queue import SendQueue
+from ._reader import Reader
+from ._sender import Sender
+from ._waits import deadline, wait
+from ._wire import Hello, Kind, Limits
+
+if TYPE_CHECKING:
+    from ..aio import AsyncCQ
+    from ._parts import Parts
+
+LAST_WORDS: Final = 1.0  # seconds, for why a connection is closed to reach the peer
+BATCH: Final = 64
+CLOSED: Final = "this connection was closed"
+
+
+class _LastWords:
+    """A frame after which no more are sent."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self.have_arrived = False
+
+    def completed(self) -> None:
+        self.have_arrived = True
+        self._wake()
+
+
+class Session:
+    """One end of a connection.
+
+    error: why it is over.
+    is_ending: whether the program has closed it, so that nothing more is sent or received.
+    """
+
+    def __init__(self, parts: Parts, peer: Hello) -> None:
+        options = parts.options
+        self.parts = parts
+        self.limits: Limits = Limits(options.max_frames, options.max_message)
+        self.flow: Flow = Flow(options.credits, peer.credits)
+        self._queue = SendQueue(parts.qp, parts.mr, parts.sending_from, parts.places)
+        self.sender: Sender = Sender(parts, self.flow, self._queue, peer)
+        self.reader: Reader = Reader(self._queue, parts.reads)
+        self.inbox: Inbox[Incoming] = Inbox("no message came in time")
+        self.error: MessagesError | ClosedError | None = None
+        self.is_ending: bool = False
+        self.settling: asyncio.Task[None] | None = None  # which closes the parts
+        self._has_heard = False
+        self._farewell: _LastWords | None = None
+        self._sleepers: list[asyncio.Future[None]] = []
+        # iWARP devices need not tell what is solicited: siw does not.
+        solicited = not parts.device.is_iwarp
+        self._pumps = [
+            asyncio.ensure_future(self._pump(parts.received, self._on_received, solicited)),
+            asyncio.ensure_future(self._pump(parts.sent, self._on_sent, False)),
+        ]
+
+    # ---- beginning ----
+
+    def speak_first(self) -> None:
+        """On iWARP the end that has connected has to."""
+        self.flow.is_ack_due = self.flow.is_urgent = True
+        self.go_on()
+
+    async def has_heard(self, end: float | None) -> None:
+        """And the other one waits for it."""
+        await self._until(lambda: self._has_heard, end, "the peer has sent nothing")
+
+    # ---- what the device tells ----
+
+    async def _pump(
+        self,
+        acq: AsyncCQ,
+        handle: Callable[[list[WorkCompletion]], None],
+        solicited_only: bool,
+    ) -> None:
+        """Hand on what completes, until the AsyncCQ is closed."""
+        try:
+            while True:
+                handle(await acq.wait(BATCH, solicited_only=solicited_only))
+        except ClosedError:
+            pass
+        except asyncio.CancelledError:  # the event loop ends
+            self.abort()
+            raise
+        except Exception as e:  # the device fails, or there is no memory
+            self._lose(str(e) or type(e).__name__, e)
+
+    def look(self) -> None:
+        """Have taken in soon what has completed without an event: credits, for example."""
+        if self.error is None:
+            with contextlib.suppress(ClosedError, AsyncEventError):  # the tasks hear of it as well
+                self._on_received(self.parts.received.poll(BATCH))  # or they get them
+
+    def _on_received(self, wcs: list[WorkCompletion]) -> None:
+        for wc in wcs:
+            if self.error is not None:
+                return
+            if not wc.ok:
+                # The peer closes when it has heard our farewell, of which its completion tells.
+                if self._farewell is None:
+                    self._failed(wc)
+                return
+            try:
+                self._arrived(wc.wr_id, self.parts.slot(wc.wr_id, wc.byte_len or 0))
+            except ProtocolError as e:
+                self.violated(e)
+                return
+        self.go_on()
+
+    def _arrived(self, slot: int, frame: memoryview) -> None:
+        header = wire.parse_header(frame)
+        self._has_heard = True
+        self.sender.done(self.flow.take_in(header))
+        if header.kind == Kind.DATA:
+            self.inbox.put(Incoming(slot, frame, wire.parse_data(frame, self.limits)))
+        elif header.kind == Kind.OFFER:
+            offer = wire.parse_offer(frame, self.limits)
+            self.inbox.put(Incoming(slot, frame, [], offer, self.flow.offers_received - 1))
+        elif header.kind == Kind.ACK:
+            self.parts.repost(slot)
+        elif header.kind == Kind.BYE:
+            if self.flow.offers_received > self.flow.done_here:
+                raise ProtocolError("a farewell before all messages were read")
+            self._end(FarewellError("the peer has closed the connection, with a farewell"))
+        else:
+            words = wire.parse_error(frame)
+            self._end(ProtocolError(f"the peer has closed the connection: {words}"))
+
+    def _on_sent(self, wcs: list[WorkCompletion]) -> None:
+        for wc in wcs:
+            if not wc.ok:
+                self._failed(wc)
+                return
+            self._queue.completed(wc.wr_id)
+        self.go_on()
+
+    def _failed(self, wc: WorkCompletion) -> None:
+        """A work request has failed, and so the queue pair."""
+        if self.error is not None:
+            self.wake()
+            return
+        if wc.status == WCStatus.WR_FLUSH_ERR:
+            with contextlib.suppress(ClosedError, AsyncEventError):
+                others = self.parts.sent.poll(BATCH)
+                wc = next((one for one in others if one.status != WCStatus.WR_FLUSH_ERR), wc)
+        self._lose(f"the queue pair has failed: {getattr(wc.status, 'name', wc.status)}")
+
+    # ---- going on ----
+
+    def go_on(self) -> None:
+        """Send what can be sent: messages, reads, and an ACK if no message has carried it."""
+        if self.error is None:
+            try:
+                self.sender.post()
+                self.reader.post()
+                if self.flow.is_ack_due:
+                    self._acknowledge()
+            except (OSError, ClosedError, RuntimeError) as e:  # of the queue pair
+                self._lose(str(e), e)
+        self.wake()
+
+    def _acknowledge(self) -> None:
+        frame = self._queue.frame(wire.HEADER_SIZE)
+        if frame is None:
+            return  # it is due still, and goes when there is room
+        is_urgent = self.flow.is_urgent
+        wire.put_header(frame, self.flow.header(Kind.ACK))
+        self._queue.post_frame(solicited=is_urgent)
+
+    def taken(self, incoming: Incoming) -> None:
+        """The program has the message: its memory awaits another one."""
+        if self.error is None:
+            self.parts.repost(incoming.slot)
+            self.flow.free()
+            if incoming.offer is not None:
+                self.flow.read(incoming.number)
+            self.go_on()
+
+    def wake(self) -> None:
+        """Something has changed, for tasks that close the connection."""
+        for future in self._sleepers:
+            if not future.done():
+                future.set_result(None)
+
+    async def _until(self, condition: Callable[[], bool], end: float | None, what: str) -> None:
+        """Sleep until the condition holds, or the connection is over for another reason."""
+        before = self.error
+        while not condition() and self.error is before and not self.parts.is_closed:
+            future = asyncio.get_running_loop().create_future()
+            self._sleepers.append(future)
+            try:
+                await wait(future, end, what)
+            finally:
+                self._sleepers.remove(future)
+
+    # ---- ends ----
+
+    def check_open(self) -> None:
+        if self.error is not None:
+            raise fresh(self.error)
+        if self.is_ending:
+            raise ClosedError(CLOSED)
+
+    async def say_farewell(self, end: float | None) -> None:
+        """When all that was sent has arrived."""
+        self.is_ending = True
+        self.inbox.fail(ClosedError(CLOSED))
+        what = "the peer has not received everything in time, so the connection was aborted"
+        self.look()
+        await self._until(lambda: self.sender.is_idle, end, what)
+        if self.error is None:
+            await self._send_last(Kind.BYE, b"", end, what)
+        if isinstance(self.error, LostError | ProtocolError):
+            raise fresh(self.error)
+        self._end(ClosedError(CLOSED))
+
+    async def _send_last(self, kind: Kind, words: bytes, end: float | None, what: str) -> None:
+        """Send a frame after which there are no more, and wait until it has arrived."""
+        length = wire.HEADER_SIZE + len(words)
+        await self._until(lambda: self._queue.has_room(length), end, what)
+        if self.parts.is_closed or (frame := self._queue.frame(length)) is None:
+            return
+        wire.put_header(frame, self.flow.header(kind))
+        wire.put_words(frame, words)
+        last = _LastWords(self.wake)
+        if kind == Kind.BYE:
+            self._farewell = last
+        self._queue.post_frame(solicited=True, done=last)
+        await self._until(lambda: last.have_arrived, end, what)
+
+    def forget(self) -> None:
+        """The program has dropped the connection; perhaps the collector did, in another thread."""
+        if self.error is None:
+            self.error = ClosedError("this connection was dropped")
+        self.parts.close()
+
+    async def _is_heard(self) -> None:
+        """On iWARP what was sent need not have arrived: the peer closes when it has."""
+        if self.parts.device.is_iwarp and self.parts.conn is not None:
+            await self.parts.conn.closed(LAST_WORDS)
+
+    def abort(self) -> None:
+        if self.error is None:
+            self.error = ClosedError("this connection was aborted")
+        self.parts.close()
+        self._release()
+
+    def _lose(self, text: str, why: BaseException | None = None) -> None:
+        host, port = self.parts.peer
+        if self.parts.conn is not None and self.parts.conn.error is not None:
+            why = self.parts.conn.error  # rdma_cm knows better
+            text = str(why)
+        error = LostError(f"the connection to {host} port {port} is lost: {text}")
+        error.__cause__ = why
+        self._end(error)
+
+    def violated(self, error: ProtocolError) -> None:
+        """The peer is told why, as far as it listens, and that is the end."""
+        words = str(error).encode("ascii", "replace")[: LEAST_EAGER - wire.HEADER_SIZE]
+        self._end(error, words)
+
+    def _end(self, error: MessagesError | ClosedError, words: bytes = b"") -> None:
+        """It is over, for the first reason that there is; the task that closes it goes on."""
+        if self.error is not None:
+            return
+        self.error = error
+        self.inbox.fail(error)
+        self.wake()
+        self.settling = asyncio.ensure_future(self._settle(words))
+
+    async def _settle(self, words: bytes) -> None:
+        """Close what it is made of, and then tell the tasks whose messages are under way."""
+        try:
+            with contextlib.suppress(TimeoutError, OSError, ClosedError):
+                if words:
+                    await self._send_last(Kind.ERROR, words, deadline(LAST_WORDS), "unheard")
+                if words or isinstance(self.error, ClosedError):
+                    await self._is_heard()
+            await self.parts.aclose()
+        finally:
+            self.parts.close()
+            self._release()
+
+    def _release(self) -> None:
+        """The queue pair is closed: the device does nothing any more."""
+        assert self.error is not None, "it is over"
+        self.inbox.fail(self.error)
+        self.sender.fail(self.error)
+        self.reader.fail(self.error)
+        self.wake()

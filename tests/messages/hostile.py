@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: MIT
+"""An end that speaks the protocol byte by byte, and need not keep to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from messages_support import SOON, address_of
+from support import is_iwarp
+
+from cqnotify import (
+    CQ,
+    MR,
+    PD,
+    QP,
+    AccessFlags,
+    CompletionChannel,
+    Context,
+    QPType,
+    SendFlags,
+    cm,
+    messages,
+)
+from cqnotify.aio import AsyncCQ
+from cqnotify.messages import Connection, Options
+from cqnotify.messages import _wire as wire
+from cqnotify.messages._wire import Header, Kind, Remote
+
+RECEIVES = 64
+SIZE = 32768
+REMOTE = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE
+
+
+class Raw:
+    """A QP with memory that its peer may read and write."""
+
+    def __init__(self, ctx: Context) -> None:
+        self.pd = PD(ctx)
+        self.cq = CQ(ctx, 256, channel=CompletionChannel(ctx))
+        self.qp = QP(self.pd, QPType.RC, send_cq=self.cq, max_send_wr=64, max_recv_wr=RECEIVES)
+        self.mr = MR(self.pd, (RECEIVES + 1) * SIZE, access=REMOTE)
+        self.acq = AsyncCQ(self.cq)
+        self.conn: cm.Connection | None = None
+        self._next = 0
+
+    def post_all(self, qp: QP) -> None:
+        for i in range(RECEIVES):
+            self.qp.post_recv(self.mr[i * SIZE : (i + 1) * SIZE], wr_id=i)
+
+    async def send(self, frame: bytes) -> None:
+        at = RECEIVES * SIZE
+        self.mr.write(frame, at)
+        flags = SendFlags.SIGNALED | SendFlags.SOLICITED
+        await self.acq.send(self.qp, self.mr[at : at + len(frame)], send_flags=flags)
+
+    async def recv(self) -> bytes:
+        """The next frame of the peer."""
+        slot, self._next = self._next, self._next + 1
+        wc = await asyncio.wait_for(self.acq.completion(slot), SOON)
+        wc.raise_for_status()
+        return self.mr.read(wc.byte_len, slot * SIZE)
+
+    async def recv_kind(self, kind: Kind) -> bytes:
+        while True:
+            frame = await self.recv()
+            if wire.parse_header(memoryview(frame)).kind == kind:
+                return frame
+
+    async def close(self) -> None:
+        self.acq.close()
+        if self.conn is not None:
+            await self.conn.aclose()
+
+
+def header(kind: int, flags: int = 0, freed: int = 0, done: int = 0, zero: int = 0) -> bytes:
+    return wire._HEADER.pack(kind, flags, zero, freed & wire.MASK, done & wire.MASK)
+
+
+def data(*frames: bytes, freed: int = 0, done: int = 0) -> bytes:
+    views = [memoryview(frame) for frame in frames]
+    frame = bytearray(wire.data_size(len(frames), sum(map(len, frames))))
+    wire.put_header(memoryview(frame), Header(Kind.DATA, 0, freed, done))
+    wire.put_data(memoryview(frame), views)
+    return bytes(frame)
+
+
+def offer(remotes: list[Remote], small: bytes = b"", length: int | None = None) -> bytes:
+    """With its table in the frame."""
+    own = len(remotes) * wire.ENTRY_SIZE + len(small)
+    body = Remote(own if length is None else length, 0, 0)
+    frame = bytearray(wire.OFFER_SIZE + own)
+    wire.put_header(memoryview(frame), Header(Kind.OFFER, 0, 0, 0))
+    wire.put_offer(memoryview(frame), len(remotes), body)
+    wire.put_body(memoryview(frame), wire.OFFER_SIZE, remotes, [memoryview(small)])
+    return bytes(frame)
+
+
+def offer_elsewhere(frames: int, body: Remote) -> bytes:
+    frame = bytearray(wire.OFFER_SIZE)
+    wire.put_header(memoryview(frame), Header(Kind.OFFER, 0, 0, 0))
+    wire.put_offer(memoryview(frame), frames, body)
+    return bytes(frame)
+
+
+@asynccontextmanager
+async def hostile_client(
+    ctx: Context, options: Options | None = None, hello: bytes | None = None
+) -> AsyncIterator[tuple[Raw, Connection]]:
+    """And the server's end, which is ours."""
+    raw = Raw(ctx)
+    said = wire.hello(Options()) if hello is None else hello
+    async with messages.listen(address_of(ctx), 0, options=options) as listener:
+        raw.conn = await cm.connect(
+            raw.qp, *listener.local, private_data=said, on_init=raw.post_all, access=REMOTE
+        )
+        if is_iwarp(ctx):
+            await raw.send(header(Kind.ACK))  # that end has to speak first
+        server = await listener.accept(SOON)
+    try:
+        yield raw, server
+    finally:
+        server.abort()
+        await server.aclose()
+        await raw.close()

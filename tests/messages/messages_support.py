@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: MIT
+"""Pairs of connections, and peers that keep to no protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from support import address_of as address_of
+
+from cqnotify import Context, messages
+from cqnotify.messages import Connection, Options
+from cqnotify.messages import _wire as wire
+
+SOON = 10.0
+PATTERN = bytes(i * i % 251 for i in range(65521))
+SMALL = Options(credits=2, eager=256, offers=1)  # what is used up soon
+
+
+@asynccontextmanager
+async def connected(
+    ctx: Context, options: Options | None = None, peers: Options | None = None
+) -> AsyncIterator[tuple[Connection, Connection]]:
+    """A client, with the options, and the server's end; the peer's options are the same unless
+    they are given."""
+    async with messages.listen(address_of(ctx), 0, options=peers or options) as listener:
+        client = await messages.connect(*listener.local, options=options)
+        server = await listener.accept(SOON)
+    try:
+        yield client, server
+    finally:
+        client.abort()
+        server.abort()
+        await asyncio.gather(client.aclose(), server.aclose())
+
+
+@functools.cache
+def data_of(size: int) -> bytes:
+    """No two places near each other look alike."""
+    return (PATTERN * (size // len(PATTERN) + 1))[:size]
+
+
+def eager_limit(conn: Connection, frames: int = 1) -> int:
+    """The largest message of so many frames that is copied."""
+    return conn._session.parts.options.eager - wire.data_size(frames, 0)
+
+
+def took(frames: list[Any]) -> list[bytes]:
+    return [bytes(frame) for frame in frames]
+
+
+def receives_posted(conn: Connection) -> int:
+    return conn._session.parts.qp.outstanding[1]
+
+
+async def reads(conn: Connection) -> None:
+    """Until it reads a message from the peer's memory, which takes many turns of the loop."""
+    while not conn._session.reader._under_way:
+        await asyncio.sleep(0)
+
+
+def read_slowly(conn: Connection) -> None:
+    conn._session.parts.device.max_msg_sz = 4096

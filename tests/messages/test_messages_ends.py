@@ -1,0 +1,385 @@
+# SPDX-License-Identifier: MIT
+"""How connections end, and that both ends know how."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from messages_support import SMALL, SOON, address_of, connected, data_of, read_slowly, reads, took
+from support import eventually, open_fds, start, tick
+
+from cqnotify import ClosedError, Context, QPState, WCStatus, messages
+from cqnotify.messages import (
+    Connection,
+    FarewellError,
+    LostError,
+    MessagesError,
+    Options,
+    ProtocolError,
+)
+from cqnotify.messages._parts import Device
+
+LARGE = 300000
+BLINK = 0.05
+GONE = 0.5
+
+
+async def over(conn: Connection) -> None:
+    """Until it is over, and closed."""
+    await eventually(lambda: conn.is_closed)
+    await conn.aclose()
+    assert conn._session.parts.is_closed
+
+
+# ---- farewells ------------------------------------------------------------------------------
+
+
+async def test_a_farewell_is_known_on_both_sides(ctx: Context) -> None:
+    async with connected(ctx) as (a, b):
+        taking = await start(b.recv())
+        await a.aclose()
+        with pytest.raises(FarewellError, match="closed the connection, with a farewell"):
+            await taking
+        with pytest.raises(FarewellError):
+            await b.recv()
+        with pytest.raises(FarewellError):
+            await b.send(b"1")
+        assert isinstance(b.error, EOFError)
+        assert isinstance(a.error, ClosedError)
+        for call in (a.send(b"1"), a.recv()):
+            with pytest.raises(ClosedError, match="this connection was closed"):
+                await call
+        await b.aclose()
+        await a.aclose()
+
+
+async def test_what_was_sent_arrives_before_the_farewell(ctx: Context) -> None:
+    async with connected(ctx) as (a, b):
+        for i in range(10):
+            await a.send(bytes([i]))
+        sending = await start(a.send(data_of(LARGE)))
+        closing = await start(a.aclose())
+        with pytest.raises(ClosedError, match="this connection was closed"):
+            await a.send(b"too late")
+        for i in range(10):
+            assert took(await b.recv(timeout=SOON)) == [bytes([i])]
+        assert not closing.done()
+        assert took(await b.recv(timeout=SOON)) == [data_of(LARGE)]
+        await closing
+        await sending
+        with pytest.raises(FarewellError):
+            await b.recv()
+
+
+async def test_messages_are_received_when_everything_else_is_closed(ctx: Context) -> None:
+    async with connected(ctx) as (a, b):
+        for i in range(5):
+            await a.send(bytes([i]), data_of(1000))
+        await a.aclose()
+        await over(b)
+        for i in range(5):
+            assert took(await b.recv()) == [bytes([i]), data_of(1000)]
+        with pytest.raises(FarewellError):
+            await b.recv()
+
+
+async def test_a_farewell_that_is_not_heard_in_time(ctx: Context) -> None:
+    async with connected(ctx) as (a, b):
+        sending = await start(a.send(data_of(LARGE)))
+        with pytest.raises(TimeoutError, match="has not received everything in time"):
+            await a.aclose(BLINK)
+        with pytest.raises(ClosedError, match="aborted"):
+            await sending
+        with pytest.raises(LostError):
+            await b.recv(timeout=SOON)
+
+
+async def test_a_cancelled_farewell_aborts(ctx: Context) -> None:
+    async with connected(ctx) as (a, b):
+        sending = await start(a.send(data_of(LARGE)))
+        closing = await start(a.aclose())
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        with pytest.raises(ClosedError):
+            await sending
+        await eventually(lambda: b.is_closed)
+        assert isinstance(b.error, LostError)
+
+
+async def test_both_say_farewell_at_once(ctx: Context) -> None:
+    for _ in range(10):
+        async with connected(ctx) as (a, b):
+            await a.send(b"1")
+            await asyncio.gather(a.aclose(), b.aclose(), a.aclose())
+            assert isinstance(a.error, ClosedError | FarewellError)
+            assert isinstance(b.error, ClosedError | FarewellError)
+
+
+async def test_a_peer_that_closes_first_has_heard_the_farewell(ctx: Context) -> None:
+    """Its end may be seen before the completion that says that our farewell has arrived."""
+    async with connected(ctx) as (a, b):
+        await a.send(b"1")
+        closing = asyncio.ensure_future(a.aclose())
+        while a._session._farewell is None:
+            await asyncio.sleep(0)
+        flushed: Any = SimpleNamespace(ok=False, status=WCStatus.WR_FLUSH_ERR)
+        a._session._on_received([flushed])
+        await closing
+        assert isinstance(a.error, ClosedError)
+        await over(b)
+        assert isinstance(b.error, FarewellError)
+
+
+async def test_a_receiver_here_is_told_of_our_own_end(ctx: Context) -> None:
+    async with connected(ctx) as (a, _):
+        taking = await start(a.recv())
+        iterating = await start(anext(aiter(a)))
+        await a.aclose()
+        with pytest.raises(ClosedError):
+            await taking
+        with pytest.raises(StopAsyncIteration):
+            await iterating
+
+
+async def test_a_block_ends_with_a_farewell_and_an_exception_without(ctx: Context) -> None:
+    async with connected(ctx) as (a, b):
+        async with a:
+            await a.send(b"1")
+        await over(b)
+        assert isinstance(b.error, FarewellError)
+    async with connected(ctx) as (a, b):
+        with pytest.raises(ZeroDivisionError):
+            async with a:
+                raise ZeroDivisionError
+        await over(b)
+        assert isinstance(b.error, LostError)
+
+
+# ---- losses ---------------------------------------------------------------------------------
+
+
+async def test_an_abort_is_a_loss_for_the_peer(ctx: Context) -> None:
+    async with connected(ctx) as (a, b):
+        await a.send(b"arrived")
+        await eventually(lambda: bool(b._session.look() or len(b._session.inbox)))
+        taking = [await start(a.recv()), await start(a.send(data_of(LARGE)))]
+        sending = await start(b.send(data_of(LARGE)))
+        a.abort()
+        a.abort()
+        for task in taking:
+            with pytest.raises(ClosedError, match="this connection was aborted"):
+                await task
+        with pytest.raises(LostError, match="is lost: .*(disconnected|failed)"):
+            await sending
+        assert took(await b.recv()) == [b"arrived"]
+        for _ in range(2):
+            with pytest.raises(LostError):
+                await b.recv()
+        assert isinstance(b.error, ConnectionResetError)
+        with pytest.raises(LostError):
+            async for _ in b:
+                pass
+        await b.aclose()
+
+
+async def test_an_offer_that_is_lost_is_no_message(ctx: Context) -> None:
+    async with connected(ctx) as (a, b):
+        sending = await start(a.send(data_of(LARGE)))
+        await eventually(lambda: bool(b._session.look() or len(b._session.inbox)))
+        a.abort()
+        await over(b)
+        for _ in range(2):
+            with pytest.raises(LostError):
+                await b.recv()
+        with pytest.raises(ClosedError):
+            await sending
+
+
+async def test_a_read_under_way_ends_with_the_connection(ctx: Context) -> None:
+    for end in (0, 1):
+        async with connected(ctx) as pair:
+            a, b = pair
+            read_slowly(b)
+            sending = asyncio.ensure_future(a.send(data_of(LARGE)))
+            target = bytearray(LARGE)
+            taking = asyncio.ensure_future(b.recv(into=[target]))
+            await reads(b)
+            pair[end].abort()
+            with pytest.raises(MessagesError if end == 0 else ClosedError):
+                await taking
+            target.append(1)  # the device has done with it
+            with pytest.raises(ClosedError if end == 0 else LostError):
+                await sending
+
+
+async def test_a_queue_pair_that_fails_is_a_loss(ctx: Context) -> None:
+    async with connected(ctx) as (a, b):
+        taking = await start(a.recv())
+        a._session.parts.qp.modify(qp_state=QPState.ERR)
+        with pytest.raises(LostError, match="is lost: .*(WR_FLUSH_ERR|disconnected)"):
+            await taking
+        await over(a)
+        await over(b)
+        assert isinstance(b.error, LostError)
+
+
+PEER = """
+import asyncio, sys
+from cqnotify import messages
+
+async def main():
+    conn = await messages.connect(sys.argv[1], int(sys.argv[2]))
+    await conn.send(b"hello")
+    await conn.send(bytes(300000))
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("action", ["receive", "send"])
+async def test_a_peer_that_is_killed_is_lost(ctx: Context, action: str) -> None:
+    async with messages.listen(address_of(ctx), 0) as listener:
+        host, port = listener.local
+        with subprocess.Popen([sys.executable, "-c", PEER, host, str(port)]) as process:
+            conn = await listener.accept(3 * SOON)
+            assert took(await conn.recv(timeout=SOON)) == [b"hello"]
+            if action == "receive":
+                assert len((await conn.recv(timeout=SOON))[0]) == LARGE
+                task = await start(conn.recv())
+            else:
+                task = await start(conn.send(bytes(LARGE)))
+            process.kill()
+            with pytest.raises(LostError):
+                await task
+            await conn.aclose()
+
+
+@pytest.mark.not_on_iwarp("a write completes before the peer has it, so that keepalive is refused")
+async def test_a_dead_peer_is_found_by_keepalive(ctx: Context) -> None:
+    async with connected(ctx, Options(keepalive=GONE), Options()) as (a, b):
+        await asyncio.sleep(2 * GONE)
+        assert not a.is_closed, "a peer that lives is not lost"
+        taking = await start(a.recv())
+        b._session.parts.qp.modify(qp_state=QPState.RESET)  # as that of a dead host
+        with pytest.raises(LostError, match="no sign of life|not answered"):
+            await asyncio.wait_for(taking, SOON)
+
+
+async def test_whatever_fails_here_is_a_loss(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with connected(ctx) as (a, b):
+        taking = await start(b.recv())
+
+        def fails(*_: object) -> None:
+            raise MemoryError
+
+        monkeypatch.setattr(b._session.inbox, "put", fails)
+        await a.send(b"1")
+        with pytest.raises(LostError, match="is lost: MemoryError"):
+            await taking
+        await over(a)
+        assert isinstance(a.error, LostError)
+
+
+# ---- what is dropped ------------------------------------------------------------------------
+
+
+async def test_a_connection_that_is_dropped_is_closed(ctx: Context) -> None:
+    async with messages.listen(address_of(ctx), 0) as listener:
+        conn = await messages.connect(*listener.local)
+        server = await listener.accept(SOON)
+    session = weakref.ref(conn._session)
+    qp = weakref.ref(conn._session.parts.qp)
+    await tick()
+    with pytest.warns(ResourceWarning, match="unclosed <Connection"):
+        del conn
+        gc.collect()
+    await over(server)
+    assert isinstance(server.error, LostError)
+    await eventually(lambda: not gc.collect() and session() is None and qp() is None)
+
+
+async def test_nothing_is_left_of_connections(ctx: Context) -> None:
+    async def one() -> None:
+        async with connected(ctx, SMALL) as (a, b):
+            await asyncio.gather(a.send(data_of(5000)), b.recv(timeout=SOON))
+            await a.aclose()
+            await over(b)
+
+    await one()
+    fds, tasks = open_fds(), len(asyncio.all_tasks())
+    for _ in range(5):
+        await one()
+    await tick()
+    assert open_fds() <= fds
+    assert len(asyncio.all_tasks()) <= tasks
+    assert Device._known == {}
+
+
+def test_a_loop_that_ends_takes_its_connections_along(
+    ctx: Context, new_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    kept: list[Any] = []
+
+    async def scenario() -> None:
+        listener = await messages.listen(address_of(ctx), 0).__aenter__()
+        kept.append(await messages.connect(*listener.local))
+        kept.append(await listener.accept(SOON))
+        kept.append(asyncio.ensure_future(kept[0].recv()))
+        kept.append(asyncio.ensure_future(kept[1].send(bytes(LARGE))))
+        await tick()
+        listener.close()
+
+    with contextlib.closing(new_loop()) as loop:
+        loop.run_until_complete(scenario())
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+    assert kept[0].is_closed
+    assert kept[1].is_closed
+    assert Device._known == {}
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_a_program_that_closes_nothing_ends(ctx: Context) -> None:
+    program = f"""
+import asyncio, sys, warnings
+warnings.simplefilter("ignore")
+from cqnotify import messages
+
+async def main():
+    listener = await messages.listen({address_of(ctx)!r}, 0).__aenter__()
+    a = await messages.connect(*listener.local)
+    b = await listener.accept()
+    asyncio.ensure_future(a.send(bytes(300000)))
+    globals().update(kept=(a, b, listener))
+    await asyncio.sleep(0)
+    if sys.argv[1] == "raise":
+        raise SystemExit(3)
+
+run = asyncio.run if sys.argv[1] != "loop" else asyncio.new_event_loop().run_until_complete
+run(main())
+"""
+    for how, code in (("return", 0), ("raise", 3), ("loop", 0)):
+        done = subprocess.run(
+            [sys.executable, "-c", program, how], capture_output=True, text=True, timeout=3 * SOON
+        )
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr, done.stderr
+
+
+async def test_an_error_is_a_connection_error(ctx: Context) -> None:
+    for kind in (FarewellError, LostError, ProtocolError, messages.RefusedError):
+        assert issubclass(kind, MessagesError)
+        assert issubclass(kind, ConnectionError)

@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: MIT
+"""Tasks that wait: for credits, for the peer, for a message; and what they leave that give up."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from messages_support import (
+    SMALL,
+    SOON,
+    connected,
+    data_of,
+    read_slowly,
+    reads,
+    receives_posted,
+    took,
+)
+from support import cancel, eventually, start, tick
+
+from cqnotify import Context
+from cqnotify.messages import Connection, Options
+
+LARGE = 300000
+BLINK = 0.05  # seconds
+
+
+async def fill(a: Connection) -> int:
+    """Send until a message would have to wait. Return how many were sent."""
+    sent = 0
+    while True:
+        sending = asyncio.ensure_future(a.send(bytes([sent])))
+        await tick()
+        if not sending.done():
+            await cancel(sending)
+            return sent
+        sent += 1
+
+
+# ---- backpressure ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("credits", [2, 3, 16])
+async def test_a_sender_without_credits_waits_until_the_program_has_received(
+    ctx: Context, credits: int
+) -> None:
+    async with connected(ctx, Options(credits=credits, eager=256)) as (a, b):
+        assert await fill(a) == credits
+        sending = await start(a.send(b"more"))
+        got = 0
+        while not sending.done():
+            assert took(await b.recv(timeout=SOON)) == [bytes([got])]
+            got += 1
+            await asyncio.sleep(BLINK)  # as no event need come of one message
+        assert got == (credits + 1) // 2, "credits come in halves"
+        await sending
+        for i in range(got, credits):
+            assert took(await b.recv(timeout=SOON)) == [bytes([i])]
+        assert took(await b.recv(timeout=SOON)) == [b"more"]
+
+
+async def test_no_frame_ever_finds_no_receive(ctx: Context) -> None:
+    """Those for frames without credit are there, whatever the program does not receive."""
+    async with connected(ctx, SMALL) as (a, b):
+        all_of_them = receives_posted(b)
+        sending = [asyncio.ensure_future(a.send(data_of(1000))) for _ in range(20)]
+        for i in range(20):
+            assert receives_posted(a) >= all_of_them - SMALL.credits
+            assert receives_posted(b) >= all_of_them - SMALL.credits
+            await b.send(data_of(100 * (i % 2)), timeout=SOON) if i % 3 else None
+            await b.recv(timeout=SOON)
+            if i % 3:
+                await a.recv(timeout=SOON)
+        await asyncio.gather(*sending)
+
+
+async def test_offers_wait_for_earlier_ones(ctx: Context) -> None:
+    async with connected(ctx, Options(offers=2)) as (a, b):
+        sending = [asyncio.ensure_future(a.send(data_of(LARGE), bytes([i]))) for i in range(5)]
+        await tick()
+        assert a._session.flow.offered == 2
+        for i in range(5):
+            assert took((await b.recv(timeout=SOON))[1:]) == [bytes([i])]
+        await asyncio.gather(*sending)
+
+
+@pytest.mark.not_on_iwarp("siw raises no event for a solicited message")
+async def test_credits_alone_wake_nobody(ctx: Context) -> None:
+    """Each half of the credits comes in a frame of its own, and a sender finds it in time."""
+    async with connected(ctx) as (a, b):
+        for _ in range(200):
+            await a.send(b"x")
+            await b.recv(timeout=SOON)
+        received = a._session.parts.received.stats
+        assert received.completions >= 10, "acknowledgements have come"
+        assert received.events == 0
+
+
+async def test_an_idle_connection_costs_nothing(ctx: Context) -> None:
+    async with connected(ctx) as (a, b):
+        await a.send(b"1")
+        await b.recv(timeout=SOON)
+        taking = await start(b.recv())
+        await asyncio.sleep(BLINK)
+        before = [end._session.parts.received.stats for end in (a, b)]
+        sends = [end._session.parts.sent.stats for end in (a, b)]
+        await asyncio.sleep(10 * BLINK)
+        assert [end._session.parts.received.stats for end in (a, b)] == before
+        assert [end._session.parts.sent.stats for end in (a, b)] == sends
+        await cancel(taking)
+
+
+# ---- timeouts -------------------------------------------------------------------------------
+
+
+async def test_nothing_comes_in_time(ctx: Context) -> None:
+    async with connected(ctx) as (a, b):
+        start = time.monotonic()
+        with pytest.raises(TimeoutError, match="no message came in time"):
+            await b.recv(timeout=BLINK)
+        assert time.monotonic() - start >= BLINK
+        with pytest.raises(TimeoutError):
+            await b.recv(timeout=0)
+        await a.send(b"1")
+        assert took(await b.recv(timeout=SOON)) == [b"1"]
+
+
+@pytest.mark.parametrize("timeout", [-1, "1", True, float("nan")])
+async def test_a_timeout_is_a_number_of_seconds(ctx: Context, timeout: float) -> None:
+    async with connected(ctx) as (a, b):
+        for call in (a.send(b"1", timeout=timeout), b.recv(timeout=timeout)):
+            with pytest.raises((TypeError, ValueError), match="timeout"):
+                await call
+        with pytest.raises((TypeError, ValueError), match="timeout"):
+            await a.aclose(timeout)
+        assert not a.is_closed
+
+
+async def test_a_message_without_a_credit_is_withdrawn(ctx: Context) -> None:
+    async with connected(ctx, SMALL) as (a, b):
+        sent = await fill(a)
+        for size in (5, LARGE):
+            with pytest.raises(TimeoutError, match="the message was not sent in time"):
+                await a.send(data_of(size), timeout=BLINK)
+        sending = await start(a.send(b"behind"))
+        for i in range(sent):
+            assert took(await b.recv(timeout=SOON)) == [bytes([i])]
+        await sending
+        assert took(await b.recv(timeout=SOON)) == [b"behind"]
+
+
+async def test_a_message_that_has_begun_goes_on_and_keeps_its_buffers(ctx: Context) -> None:
+    async with connected(ctx) as (a, b):
+        frame = bytearray(data_of(LARGE))
+        with pytest.raises(TimeoutError, match="the message was not sent in time"):
+            await a.send(frame, timeout=BLINK)
+        with pytest.raises(BufferError):  # it is still registered
+            frame.append(1)
+        assert took(await b.recv(timeout=SOON)) == [data_of(LARGE)]
+        await eventually(lambda: a._session.sender.is_idle)
+        frame.append(1)
+
+
+# ---- cancellation ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [5, LARGE])
+async def test_a_cancelled_receiver_loses_no_message(ctx: Context, size: int) -> None:
+    async with connected(ctx) as (a, b):
+        for i in range(10):
+            taking = await start(b.recv())
+            sending = asyncio.ensure_future(a.send(data_of(size), bytes([i])))
+            for _ in range(i):
+                await asyncio.sleep(0)
+            if not taking.done():
+                await cancel(taking)
+                taking = asyncio.ensure_future(b.recv(timeout=SOON))
+            assert took(await taking) == [data_of(size), bytes([i])]
+            await sending
+
+
+async def test_a_cancelled_read_is_read_again_elsewhere(ctx: Context) -> None:
+    async with connected(ctx) as (a, b):
+        read_slowly(b)
+        sending = asyncio.ensure_future(a.send(data_of(LARGE)))
+        first, second = bytearray(LARGE), bytearray(LARGE)
+        taking = asyncio.ensure_future(b.recv(into=[first]))
+        await reads(b)
+        await cancel(taking)
+        assert took(await b.recv(into=[second], timeout=SOON)) == [data_of(LARGE)]
+        assert second == data_of(LARGE)
+        await sending
+        await eventually(lambda: not b._session.reader._under_way)
+        b._session.reader.post()
+        first.append(1)  # no device writes to it any more
+        second.append(1)
+
+
+async def reaches(a: Connection, b: Connection, data: bytes) -> None:
+    """Send it, and return when the first task that waits there is to be woken with it."""
+    future = b._session.inbox._takers[0]
+    await a.send(data)
+    while not future.done():
+        await asyncio.sleep(0)
+
+
+async def test_a_message_that_comes_with_the_cancellation_goes_to_the_next(ctx: Context) -> None:
+    async with connected(ctx) as (a, b):
+        first, second = await start(b.recv()), await start(b.recv())
+        await reaches(a, b, b"1")  # and the task has not gone on yet
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        assert took(await second) == [b"1"]
+        third = await start(b.recv())
+        await reaches(a, b, b"2")
+        third.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await third
+        assert took(await b.recv(timeout=0)) == [b"2"]
+
+
+async def test_a_cancelled_sender_is_withdrawn_or_goes_on(ctx: Context) -> None:
+    async with connected(ctx, SMALL) as (a, b):
+        sent = await fill(a)
+        waiting = await start(a.send(b"never"))
+        behind = await start(a.send(b"behind"))
+        await cancel(waiting)
+        for i in range(sent):
+            assert took(await b.recv(timeout=SOON)) == [bytes([i])]
+        assert took(await b.recv(timeout=SOON)) == [b"behind"]
+        await behind
+        offered = await start(a.send(data_of(LARGE)))
+        await cancel(offered)
+        assert took(await b.recv(timeout=SOON)) == [data_of(LARGE)]
+        await a.send(b"goes on")
+        assert took(await b.recv(timeout=SOON)) == [b"goes on"]
+
+
+async def test_messages_survive_any_pattern_of_cancellations(ctx: Context) -> None:
+    """What was not cancelled arrives, in order; what was, arrives as a whole or not at all."""
+    async with connected(ctx, SMALL) as (a, b):
+        wanted, maybe = [], set()
+
+        async def send() -> None:
+            for i in range(150):
+                size = (5, 100, 5000)[i % 3]
+                sending = asyncio.ensure_future(a.send(data_of(size), str(i).encode()))
+                if i % 4 == 1:
+                    for _ in range(i % 5):
+                        await asyncio.sleep(0)
+                    await cancel(sending) if not sending.done() else None
+                    maybe.add(i)
+                    continue
+                wanted.append(i)
+                await sending
+            await a.aclose()
+
+        sending = asyncio.ensure_future(send())
+        got = []
+        tries = 0
+        while True:
+            taking = asyncio.ensure_future(b.recv())
+            tries += 1
+            if tries % 3 == 0:
+                for _ in range(tries % 7):
+                    await asyncio.sleep(0)
+                if not taking.done():
+                    await cancel(taking)
+                    continue
+            try:
+                data, number = await taking
+            except EOFError:
+                break
+            i = int(bytes(number))
+            assert bytes(data) == data_of((5, 100, 5000)[i % 3])
+            got.append(i)
+        await sending
+        assert got == sorted(got)
+        assert set(wanted) <= set(got) <= set(wanted) | maybe
