@@ -16,5 +16,6 @@ NAMES = (
     "completion",
     "awaiting",
     "connections",
+    "messages",
 )
 """The benchmarks, a module each, in the order of the report."""
