@@ -81,7 +81,7 @@ def test_an_address_that_no_host_has(ctx: Context, resolve: Resolve) -> None:
     began = time.monotonic()
     with pytest.raises(TimeoutError, match=f"^the way to {NOBODY}: no answer in time"):
         resolve(NOBODY, timeout=0.05)
-    assert 0.05 <= time.monotonic() - began < SOON
+    assert 0.049 <= time.monotonic() - began < SOON  # uvloop counts milliseconds
 
 
 @each_way

@@ -396,7 +396,7 @@ def test_a_timeout_of_0_does_not_sleep(channel: CompletionChannel) -> None:
 
     sleeps(0)  # whatever has to be paged in is there now
     assert min(sleeps(0) for _ in range(3)) == 0
-    assert sleeps(0.001) >= 20, "this does show sleeping"
+    assert sleeps(0.01) >= 20, "this does show sleeping"  # not over before it has begun
 
 
 @pytest.mark.parametrize("timeout", [1e9, 1e18, 1e300, float("inf"), 10**30, 10**400, None])
