@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..aio._loops import Loop
     from ..aio._trio import TrioWakeup
 
-TURN: Final = 0.005  # seconds for which calls are made before the loop gets its turn
+TURN: Final = 0.003  # seconds for which calls are made before the loop gets its turn
 
 
 class _Call:
