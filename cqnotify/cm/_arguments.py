@@ -9,6 +9,7 @@ import socket
 from typing import Any, Final
 
 from .. import _core
+from .._timeouts import check_timeout as check_timeout
 from ..context import is_iwarp
 from ..enums import QPState, QPType
 from ..qp import QP
@@ -51,15 +52,6 @@ def check_port(port: object, least: int = 0) -> None:
 
 def check_backlog(backlog: object) -> None:
     _number("backlog", backlog, 1, 0x7FFFFFFF)
-
-
-def check_timeout(timeout: object) -> None:
-    if timeout is None:
-        return
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
-        raise TypeError(f"timeout must be a number of seconds or None, not {timeout!r}")
-    if not timeout >= 0:
-        raise ValueError(f"timeout is {timeout}: it must be 0 or more seconds, or None")
 
 
 def _bytes_of(data: object) -> bytes:

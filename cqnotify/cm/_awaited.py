@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .._core import ClosedError
+from .._timeouts import deadline, left_until
 from ..enums import AccessFlags
 from ..qp import QP
 from . import _arguments as check
@@ -24,7 +25,7 @@ from ._ends import (
     resolved_by,
 )
 from ._hub import LoopHub, in_asyncio
-from ._link import Address, Link, deadline, left_until
+from ._link import Address, Link
 
 if TYPE_CHECKING:
     from typing_extensions import Self

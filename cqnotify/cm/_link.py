@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import time
 import weakref
 from collections import deque
 from collections.abc import Generator
@@ -81,15 +80,6 @@ OVER = {DISCONNECTED, CMEventType.DEVICE_REMOVAL, CMEventType.MULTICAST_ERROR}
 
 # What nothing follows from.
 NOTHING = {CMEventType.TIMEWAIT_EXIT, CMEventType.ADDR_CHANGE}
-
-
-def deadline(timeout: float | None) -> float | None:
-    """By time.monotonic(); None is never."""
-    return None if timeout is None else time.monotonic() + timeout
-
-
-def left_until(end: float | None) -> float | None:
-    return None if end is None else max(0.0, end - time.monotonic())
 
 
 class Options(NamedTuple):

@@ -10,12 +10,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from .. import ClosedError
+from .._timeouts import check_timeout, deadline
 from ._errors import FarewellError, ProtocolError, fresh
 from ._incoming import Fetch, Incoming, Place, copy
 from ._memory import MemoryStats, bytes_of
 from ._reader import Reading
 from ._sender import Outgoing
-from ._waits import check_timeout, deadline, wait
+from ._waits import wait
 
 if TYPE_CHECKING:
     from typing_extensions import Self

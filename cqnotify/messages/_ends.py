@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from .. import ClosedError, cm
+from .._timeouts import check_timeout, deadline, left_until
 from . import _wire as wire
 from ._connection import Connection
 from ._errors import RefusedError, fresh
@@ -17,7 +18,6 @@ from ._inbox import Inbox
 from ._options import Options
 from ._parts import PEER, Address, Device, Parts
 from ._session import Session
-from ._waits import check_timeout, deadline, left_until
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -86,11 +86,6 @@ class SendQueue:
     def has_room(self, length: int) -> bool:
         return self.has_place and self._ring.has_room(length)
 
-    @property
-    def posted(self) -> int:
-        """How many work requests there are of which it is not known that they have completed."""
-        return len(self._posted)
-
     def frame(self, length: int) -> memoryview | None:
         """Memory for a frame, which the caller writes and then posts. None if there is no room."""
         if not self.has_place:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from .. import AsyncEventError, ClosedError, WCStatus, WorkCompletion
+from .._timeouts import deadline
 from . import _wire as wire
 from ._errors import FarewellError, LostError, MessagesError, ProtocolError, fresh
 from ._flow import Flow
@@ -23,7 +24,7 @@ from ._options import LEAST_EAGER
 from ._queue import SendQueue
 from ._reader import Reader
 from ._sender import Sender
-from ._waits import deadline, wait
+from ._waits import wait
 from ._wire import Hello, Kind, Limits
 
 if TYPE_CHECKING:

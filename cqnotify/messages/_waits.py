@@ -4,28 +4,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TypeVar
 
+from .._timeouts import left_until
+
 _T = TypeVar("_T")
-
-
-def check_timeout(timeout: object) -> None:
-    if timeout is None:
-        return
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
-        raise TypeError(f"timeout must be a number of seconds or None, not {timeout!r}")
-    if not timeout >= 0:
-        raise ValueError(f"timeout is {timeout}: it must be 0 or more seconds, or None")
-
-
-def deadline(timeout: float | None) -> float | None:
-    """By time.monotonic(); None is never."""
-    return None if timeout is None else time.monotonic() + timeout
-
-
-def left_until(end: float | None) -> float | None:
-    return None if end is None else max(0.0, end - time.monotonic())
 
 
 def _expire(future: asyncio.Future[_T], what: str) -> None:

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: MIT
+"""Timeouts of calls that wait in several steps: checked, and as the time at which they end."""
+
+from __future__ import annotations
+
+import time
+
+
+def check_timeout(timeout: object) -> None:
+    if timeout is None:
+        return
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+        raise TypeError(f"timeout must be a number of seconds or None, not {timeout!r}")
+    if not timeout >= 0:
+        raise ValueError(f"timeout is {timeout}: it must be 0 or more seconds, or None")
+
+
+def deadline(timeout: float | None) -> float | None:
+    """By time.monotonic(); None is never."""
+    return None if timeout is None else time.monotonic() + timeout
+
+
+def left_until(end: float | None) -> float | None:
+    return None if end is None else max(0.0, end - time.monotonic())
