@@ -65,7 +65,8 @@ def until_it_boots(run: subprocess.Popen[bytes]) -> None:
         (["kernels", "fetch", "nonsense"], "no such suite or file: nonsense"),
         (["kernels", "build", "5.10"], "build is for 6.1 or 7.2, not '5.10'"),
         (["kernels", "make"], "kernels knows only 'fetch' and 'build'"),
-        (["test", "--asan", "--coverage"], "--asan and --coverage exclude each other"),
+        (["test", "--asan", "--refleak"], "--asan and --refleak exclude each other"),
+        (["test", "--asan", "--coverage", "--refleak"], "--asan-coverage and --refleak exclude"),
         (["--refleak", "run", "true"], "--refleak goes with test only"),
         (["test", "--coverage", "--fail-under"], "--fail-under wants a value"),
         (["test", "--coverage", "--fail-under", "most"], "--fail-under wants a number"),
@@ -209,7 +210,7 @@ def test_what_reads_the_terminal_runs_in_one_guest_as_a_whole() -> None:
         (["--asan"], 0, ""),
         (["--refleak"], 0, " runs of "),
         (["--coverage"], 0, "csrc/module.c"),
-        (["--coverage", "--fail-under", "100"], 1, "csrc/module.c"),
+        (["--coverage", "--asan", "--fail-under", "100"], 1, "csrc/module.c"),
     ],
 )
 def test_variant_runs_the_tests_on_a_build_of_its_own(
