@@ -42,9 +42,14 @@ def connect_by_address(
         asking = pool.submit(blocking.connect, a, where, port, **shared)
         asking.add_done_callback(lambda done: _wake(listener, done))
         try:
-            accepted = listener.get_request(_TIMEOUT).accept(b, **shared)
+            request = listener.get_request(_TIMEOUT)
         except ClosedError:
             asking.result()
+            raise
+        try:
+            accepted = request.accept(b, **shared)
+        except BaseException:
+            request.close()  # for which the other end waits
             raise
         return asking.result(), accepted
 
