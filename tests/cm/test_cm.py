@@ -77,7 +77,9 @@ async def test_the_parameters_reach_the_queue_pairs(ctx: Context) -> None:
         assert accepted.parameters["rnr_retry_count"] == 2
 
 
-@pytest.mark.parametrize("base", [asyncio.SelectorEventLoop, uvloop.Loop])
+@pytest.mark.parametrize(
+    "base", [asyncio.SelectorEventLoop, uvloop.Loop], ids=["asyncio", "uvloop"]
+)
 def test_a_name_is_resolved_by_the_event_loop(ctx: Context, base: Any) -> None:
     class Loop(base):  # type: ignore[misc]
         async def getaddrinfo(self, host: str, port: int, **_: object) -> list[object]:

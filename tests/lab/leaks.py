@@ -91,9 +91,24 @@ class Record:
 summary: dict[str, tuple[int, str]] = {}
 
 
+class Finalizers:
+    """Those of the test's fixtures. With each run, each of them is once more in the list of each
+    wider one that it uses, until that one ends."""
+
+    def __init__(self, item: pytest.Item) -> None:
+        known = item._fixtureinfo.name2fixturedefs.values()  # type: ignore[attr-defined]
+        self.lists = [fixture._finalizers for fixtures in known for fixture in fixtures]
+        self.lengths = array("q", map(len, self.lists))
+
+    def forget_new(self) -> None:
+        for finalizers, length in zip(self.lists, self.lengths, strict=True):
+            del finalizers[length:]
+
+
 def run_again(item: pytest.Item, nextitem: pytest.Item | None, record: Record, limit: int) -> str:
     """Runs a test that has passed, until it is cleared; says what is wrong with it, if anything."""
     before = threads()
+    finalizers = Finalizers(item)
     # Nothing here may hold more, or less, in one turn than in another.
     for run in range(limit):
         if run > 0:
@@ -103,6 +118,7 @@ def run_again(item: pytest.Item, nextitem: pytest.Item | None, record: Record, l
                 return f"passes, but not when it is run again:\n\n{failed.longreprtext}"
             del reports, failed
             item._report_sections.clear()
+            finalizers.forget_new()
         settle(before)
         record.take()
         if record.cleared():
