@@ -31,6 +31,9 @@ succeed and fail in every way, with CQs that are not armed, armed for any comple
 solicited ones only. Rows that behave alike are printed as one line. Then come the deviations from
 the manual, and what they mean for a program. --json prints every row.
 
+Each of these cases arms a CQ once. A second table has sequences, of what programs do to a CQ before
+they sleep: they arm it again, before or after they poll, resize it, or let it overflow.
+
 A deviation is a result, not a failure: the exit code is 0, or 1 with --strict.
 """
 
@@ -50,6 +53,9 @@ def add_parser(commands: Any) -> None:
         help="type of the queue pairs; may be given several times (default: all)",
     )
     add_connection(parser, "port_num", "gid_index")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--cases", action="store_true", help="leave the sequences out")
+    only.add_argument("--sequences", action="store_true", help="leave the other cases out")
     parser.add_argument(
         "--strict",
         action="store_true",
@@ -64,20 +70,25 @@ def run(args: argparse.Namespace) -> int:
     device = device_names(args.device)[0]
     with Context(device) as context:
         check_port(context, args.port_num)
-    names = args.type or TYPES
-    chosen = list(conformance.cases([QPType[name.upper()] for name in TYPES if name in names]))
-    with Progress("cases", len(chosen)) as progress:
+    types = [QPType[name.upper()] for name in TYPES if name in (args.type or TYPES)]
+    chosen = [] if args.sequences else list(conformance.cases(types))
+    sequences = [] if args.cases else list(conformance.sequences(types))
+    with Progress("cases and sequences", len(chosen) + len(sequences)) as progress:
         report = conformance.measure(
             device,
             chosen,
+            sequences=sequences,
             port_num=args.port_num,
             gid_index=args.gid_index,
             progress=progress.show,
         )
-    if all(row.refusal for row in report.rows):
-        raise CommandError(f"{device} supports none of it: {report.rows[0].refusal}", CANNOT_RUN)
+    refusals = [row.refusal for row in report.rows]
+    refusals += [row.refusal for row in report.sequences]
+    if all(refusals):
+        raise CommandError(f"{device} supports none of it: {refusals[0]}", CANNOT_RUN)
     if args.json:
         print_json(report.as_dict())
     else:
         print(conformance.format_report(report, paint, columns()))
-    return FAILED if args.strict and report.deviating else OK
+    deviates = report.deviating or report.deviating_sequences
+    return FAILED if args.strict and deviates else OK

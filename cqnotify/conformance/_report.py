@@ -9,21 +9,8 @@ from typing import Any, Final, NamedTuple
 
 from ..enums import QPType, SendFlags, WCStatus
 from ._cases import Arm, Case, Outcome, Queue
-
-
-class Deviation(Enum):
-    """A way in which a row differs from what was expected."""
-
-    NO_EVENT = "no event"
-    SURPLUS_EVENT = "an event too many"
-    NO_COMPLETION = "no completion"
-    SURPLUS_COMPLETION = "a completion too many"
-    OTHER_STATUS = "another status"
-
-    @property
-    def of_events(self) -> bool:
-        """Whether it contradicts ibv_req_notify_cq(3)."""
-        return self in (Deviation.NO_EVENT, Deviation.SURPLUS_EVENT)
+from ._deviation import Deviation
+from ._sequence_report import SequenceRow
 
 
 class Row(NamedTuple):
@@ -110,16 +97,22 @@ _READ: Final[dict[str, Callable[[Any], Any]]] = {
 
 
 class Report(NamedTuple):
-    """All rows of one measurement, with the device and the kernel."""
+    """All rows of one measurement, with the device and the kernel; and those of the sequences."""
 
     device: str
     kernel: str
     rows: tuple[Row, ...]
+    sequences: tuple[SequenceRow, ...] = ()
 
     @property
     def deviating(self) -> tuple[Row, ...]:
         """The rows that have deviations."""
         return tuple(row for row in self.rows if row.deviations)
+
+    @property
+    def deviating_sequences(self) -> tuple[SequenceRow, ...]:
+        """The rows of sequences that have deviations."""
+        return tuple(row for row in self.sequences if row.deviations)
 
     def as_dict(self) -> dict[str, Any]:
         """Return what `--json` prints."""
@@ -127,10 +120,12 @@ class Report(NamedTuple):
             "device": self.device,
             "kernel": self.kernel,
             "rows": [row.as_dict() for row in self.rows],
+            "sequences": [row.as_dict() for row in self.sequences],
         }
 
     @classmethod
     def from_dict(cls, report: Mapping[str, Any]) -> Report:
-        """Return the report that `as_dict` was called on."""
+        """Return the report that `as_dict` was called on; older ones have no sequences."""
         rows = tuple(map(Row.from_dict, report["rows"]))
-        return cls(report["device"], report["kernel"], rows)
+        sequences = tuple(map(SequenceRow.from_dict, report.get("sequences", ())))
+        return cls(report["device"], report["kernel"], rows, sequences)

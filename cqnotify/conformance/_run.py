@@ -1,110 +1,68 @@
 # SPDX-License-Identifier: MIT
-"""Running the cases on a device, in batches."""
+"""Running the cases of a batch."""
 
 from __future__ import annotations
 
-import errno
-import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
-from .._connection import PATIENT, ConnectOptions
-from .._core import CQ, MR, MW, PD, SGE, CompletionChannel, CompletionError, VerbsError
-from ..attrs import Device
-from ..context import Context, is_iwarp
-from ..enums import AccessFlags, AtomicCap, LinkLayer, MWType, QPState, WCStatus, WROpcode
-from ..qp import QP, QPAddress
+from .._connection import ConnectOptions
+from .._core import CQ, SGE, CompletionError, VerbsError
+from ..enums import AccessFlags, QPState, WCStatus, WROpcode
 from ..testing import Endpoint, connect
-from ._cases import OPERATIONS, RECV, UD, Arm, Case, Outcome, Queue, cases
-from ._report import Deviation, Report, Row
+from ._bench import (
+    COMPLETE,
+    GRH,
+    LACKS_COMPLETION,
+    LACKS_EVENT,
+    RECV_AT,
+    REFUSALS,
+    REMOTE_AT,
+    SEND_AT,
+    SIZE,
+    TIMERS,
+    Bench,
+)
+from ._cases import OPERATIONS, RECV, UD, Arm, Case, Outcome, Queue
+from ._deviation import Deviation
+from ._report import Row
 from ._rules import expected_events, expected_statuses
 
-_SIZE: Final = 8  # bytes of a message: what an atomic operation works on
-_GRH: Final = 40  # bytes that come before a datagram
+__all__ = ["play_cases", "stays_in_flight"]
+
 _WRONG: Final = 0xFF  # makes a key a wrong one, by exclusive or
-_SEND_AT, _REMOTE_AT, _RECV_AT = 0, 8, 16  # where in the memory that all trials write to
 
 _DEPTH: Final = 16  # of a QP's queues
 _BINDING: Final = 5.0  # seconds for a window to be bound
-
-# The errors by which providers and kernels refuse what they do not support.
-_REFUSALS: Final = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EPROTONOSUPPORT, errno.EINVAL)
 
 # Outcomes in which the receiver is not connected; and those in which it has no receive.
 _ALONE: Final = (Outcome.NO_PEER, Outcome.FLUSH, Outcome.POSTED_IN_ERR)
 _NO_RECEIVE: Final = (Outcome.NO_RECEIVE, *_ALONE)
 
-# A retry count of 7 would be retries without end.
-_TIMERS: Final[ConnectOptions] = {"timeout": PATIENT, "retry_cnt": 6, "rnr_retry": 0}
 _TIMERS_OF: Final[dict[Outcome, ConnectOptions]] = {
     Outcome.NO_PEER: {"timeout": 8, "retry_cnt": 1},  # 1 ms, or the device's minimum
     Outcome.FLUSH: {"timeout": 0},  # stays in flight forever
 }
 
-_BATCH: Final = 128  # cases, with two queue pairs and two CQs each
-_BATCH_OF_IWARP: Final = 20  # a context of libsiw has room for 144 queues
 
-# A batch ends after so many seconds in which nothing came: while due completions are missing, while
-# due events are missing, and otherwise.
-_LACKS_COMPLETION, _LACKS_EVENT, _COMPLETE = 5.0, 1.0, 0.3
-
-
-def measure(
-    device: str | Device | None = None,
-    chosen: Iterable[Case] | None = None,
-    *,
-    port_num: int = 1,
-    gid_index: int | None = None,
-    progress: Callable[[int], object] | None = None,
-) -> Report:
-    """Run cases on a device and return the results.
-
-    device: the device, or its name; by default the first one. It is opened anew, so contexts that
-        are already open get no event for the failures.
-    chosen: the cases, by default all.
-    port_num, gid_index: the port between whose queue pairs the traffic is, and its GID.
-    progress: called from time to time with the number of cases done.
-
-    The queue pairs of an iWARP device are connected by rdma_cm, so neither the port nor its GID
-    matters there.
-
-    Raises VerbsError where the device cannot be opened, or fails in another way than by not
-    supporting an operation; LookupError where the port has no GID.
-    """
-    todo = list(cases() if chosen is None else chosen)
-    rows: list[Row] = []
-    with Context(device) as context:
-        name = context.name
-        size = _BATCH
-        if is_iwarp(context):
-            size = _BATCH_OF_IWARP
-            todo = [case for case in todo if not _stays_in_flight(case)]
-    for start in range(0, len(todo), size):
-        if progress is not None:
-            progress(start)
-        with Context(name) as context:
-            trials = _play(Bench(context, port_num, gid_index), todo[start : start + size])
-            rows += [row for trial in trials for row in trial.rows()]  # the context closes the rest
-    return Report(name, os.uname().release, tuple(rows))
-
-
-def _stays_in_flight(case: Case) -> bool:
+def stays_in_flight(case: Case) -> bool:
     """On iWARP nothing does: a QP has a peer from its first state on, and TCP takes all."""
     return case.operation != RECV.name and case.outcome in (Outcome.NO_PEER, Outcome.FLUSH)
 
 
-def _play(bench: Bench, batch: Sequence[Case]) -> list[Trial]:
+def play_cases(bench: Bench, batch: Sequence[Case]) -> list[Row]:
+    """Run the cases of a batch at the same time, and return their rows."""
     trials = [Trial(bench, case) for case in batch]
     for trial in trials:
         trial.prepare()
     if any(case.outcome is Outcome.POSTED_IN_ERR for case in batch):
-        time.sleep(_COMPLETE)  # a flush that still goes on would include what is posted now
+        time.sleep(COMPLETE)  # a flush that still goes on would include what is posted now
     for trial in trials:
         trial.act()
     _collect(bench, trials)
-    return trials
+    return [row for trial in trials for row in trial.rows()]
 
 
 def _collect(bench: Bench, trials: Sequence[Trial]) -> None:
@@ -122,7 +80,7 @@ def _collect(bench: Bench, trials: Sequence[Trial]) -> None:
         if bench.drain() or any(came):
             last = time.monotonic()
         quiet = time.monotonic() - last
-        if quiet > _COMPLETE and quiet > _patience(trials):
+        if quiet > COMPLETE and quiet > _patience(trials):
             return
         time.sleep(0.01)
 
@@ -130,53 +88,8 @@ def _collect(bench: Bench, trials: Sequence[Trial]) -> None:
 def _patience(trials: Iterable[Trial]) -> float:
     deviations = {d for trial in trials for row in trial.rows() for d in row.deviations}
     if Deviation.NO_COMPLETION in deviations:
-        return _LACKS_COMPLETION
-    return _LACKS_EVENT if Deviation.NO_EVENT in deviations else _COMPLETE
-
-
-class Bench:
-    """The objects that many trials share, and that none of them changes."""
-
-    def __init__(self, context: Context, port_num: int, gid_index: int | None) -> None:
-        self.context = context
-        self.port_num = port_num
-        self.is_iwarp = is_iwarp(context)
-        port = context.query_port(port_num)
-        if gid_index is None and not self.is_iwarp and port.link_layer == LinkLayer.ETHERNET:
-            gid_index = context.find_gid(port_num=port_num).index
-        self.gid_index = gid_index
-        self.access = AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_READ
-        if context.query_device().atomic_cap != AtomicCap.NONE:
-            self.access |= AccessFlags.REMOTE_ATOMIC
-        self.pd = PD(context)
-        self.mr = MR(self.pd, 256, access=self.access | AccessFlags.LOCAL_WRITE)
-        self.channel = CompletionChannel(context)
-        self.unwatched = CQ(context, 1)  # at most for completions of the preparation
-        self._template: QPAddress | None = None
-        self._bindable: MR | None = None
-        self._windows: list[MW] = []
-
-    def address(self, qp: QP) -> QPAddress:
-        """Return what `qp.address()` does, with one query of the device for all QPs."""
-        if self._template is None:
-            self._template = qp.address(self.port_num, self.gid_index)
-        return self._template._replace(qp_num=qp.qp_num, psn=qp.sq_psn)
-
-    def new_window(self) -> tuple[MW, SGE]:
-        """Return a window of type 2, and memory to bind it to."""
-        if self._bindable is None:
-            access = AccessFlags.LOCAL_WRITE | AccessFlags.MW_BIND
-            self._bindable = MR(self.pd, 256, access=access)
-        self._windows.append(MW(self.pd, MWType.TYPE_2))  # kept, or it would be closed
-        return self._windows[-1], self._bindable[:]
-
-    def drain(self) -> bool:
-        """Take all events, which the CQs' statistics count; return whether there were any."""
-        any_came = False
-        while (cq := self.channel.try_get_event()) is not None:
-            cq.ack()
-            any_came = True
-        return any_came
+        return LACKS_COMPLETION
+    return LACKS_EVENT if Deviation.NO_EVENT in deviations else COMPLETE
 
 
 class Trial:
@@ -254,7 +167,7 @@ class Trial:
         try:
             yield
         except VerbsError as e:
-            if e.errno not in _REFUSALS:
+            if e.errno not in REFUSALS:
                 raise
             self._refusal = str(e)
         except (CompletionError, TimeoutError) as e:  # in preparation
@@ -264,16 +177,11 @@ class Trial:
         bench = self._bench
         for queue in Queue:
             watched = self._cqs[queue]
-            self._ends[queue] = Endpoint(
-                bench.context,
+            self._ends[queue] = bench.new_end(
                 self.case.qp_type,
-                pd=bench.pd,
-                channel=bench.channel,
                 send_cq=watched if queue is Queue.SEND else bench.unwatched,
                 recv_cq=watched if queue is Queue.RECV else bench.unwatched,
-                mr=bench.mr,
-                max_send_wr=_DEPTH,
-                max_recv_wr=_DEPTH,
+                depth=_DEPTH,
                 sq_sig_all=self.case.sq_sig_all,
             )
 
@@ -287,13 +195,10 @@ class Trial:
             self._to_rts(receiver, sender)
 
     def _to_rts(self, end: Endpoint, peer: Endpoint) -> None:
-        bench = self._bench
-        options: ConnectOptions = {**_TIMERS, **_TIMERS_OF.get(self.case.outcome, {})}
+        options: ConnectOptions = {**TIMERS, **_TIMERS_OF.get(self.case.outcome, {})}
         if self.case.qp_type != UD:
-            options["access"] = bench.access
-        end.connect(
-            bench.address(peer.qp), port_num=bench.port_num, gid_index=bench.gid_index, **options
-        )
+            options["access"] = self._bench.access
+        self._bench.to_rts(end, peer, options)
 
     def _bind(self, owner: Queue) -> None:
         qp = self._ends[owner].qp
@@ -310,9 +215,9 @@ class Trial:
         self._ends[queue].qp.modify(qp_state=QPState.ERR)
 
     def _post_recv(self) -> None:
-        header = _GRH if self.case.qp_type == UD else 0
-        room = _SIZE // 2 if self.case.outcome is Outcome.TOO_SMALL else _SIZE
-        sge = self._sge(_RECV_AT, header + room, wrong=self.case.outcome is Outcome.BAD_RECV_LKEY)
+        header = GRH if self.case.qp_type == UD else 0
+        room = SIZE // 2 if self.case.outcome is Outcome.TOO_SMALL else SIZE
+        sge = self._sge(RECV_AT, header + room, wrong=self.case.outcome is Outcome.BAD_RECV_LKEY)
         self._ends[Queue.RECV].qp.post_recv(sge)
 
     def _post_send(self) -> None:
@@ -325,12 +230,12 @@ class Trial:
         options: dict[str, Any] = {**operation.arguments, **sender.to_peer}
         if operation.remote:
             wrong = _WRONG if case.outcome is Outcome.BAD_RKEY else 0
-            options["remote_addr"] = bench.mr.addr + _REMOTE_AT
+            options["remote_addr"] = bench.mr.addr + REMOTE_AT
             options["rkey"] = bench.mr.rkey ^ wrong
         if operation.invalidates:
             options["invalidate_rkey"] = self._rkey
         wrong_lkey = case.outcome is Outcome.BAD_LKEY
-        sg = None if operation.local else self._sge(_SEND_AT, _SIZE, wrong=wrong_lkey)
+        sg = None if operation.local else self._sge(SEND_AT, SIZE, wrong=wrong_lkey)
         assert operation.opcode is not None
         sender.qp.post_send(sg, opcode=operation.opcode, send_flags=case.send_flags, **options)
 

@@ -10,7 +10,10 @@ from typing import Final, NamedTuple
 
 from ..enums import QPType, SendFlags, WCStatus
 from ._cases import Arm, Outcome, Queue
-from ._report import Deviation, Report, Row
+from ._deviation import Deviation
+from ._report import Report, Row
+from ._sequence_report import SequenceRow
+from ._sequence_text import SEQUENCES_LEGEND, of_sequences, refused_sequences, sequence_table
 
 _HEAD: Final = ("CQ", "QP", "completion", "not", "any", "solicited", "operations, send flags")
 _WIDTH: Final = 100
@@ -29,32 +32,54 @@ def _plain(text: str, _color: str) -> str:
 
 
 def format_report(report: Report, paint: Paint = _plain, width: int = _WIDTH) -> str:
-    """Return the table of a report, and what the deviations mean for a program.
+    """Return the tables of a report, and what the deviations mean for a program.
 
     report: what `measure` returned.
     paint: a function that returns a text in a colour; it is called with the text and "red" or
         "bold".
     width: the columns of the terminal. The table needs 80, or more if a line has many completions.
     """
+    with_cases = report.rows or not report.sequences
+    parts = _of_cases(report, paint, width) if with_cases else []
+    if report.sequences:
+        parts += _of_sequences(report, paint, width)
+    return "\n\n".join(filter(None, parts))
+
+
+def _of_cases(report: Report, paint: Paint, width: int) -> list[str]:
     rows = report.rows
-    parts = [
-        _fill(_title(report), width),
+    return [
+        _fill(_title(report, f"{len(rows)} rows", rows), width),
         _table(rows, paint, width),
-        "\n".join(_fill(line, width) for line in _LEGEND.splitlines()),
+        _legend(_LEGEND, width),
         _section("Deviations from ibv_req_notify_cq(3):", of_events(rows), width),
         _section(
             "Completions that differ from what InfiniBand requires:", of_completions(rows), width
         ),
         _section("Not supported:", _refusals(rows), width),
     ]
-    return "\n\n".join(filter(None, parts))
 
 
-def _title(report: Report) -> str:
-    found = [deviation for row in report.rows for deviation in row.deviations]
+def _of_sequences(report: Report, paint: Paint, width: int) -> list[str]:
+    rows = report.sequences
+    return [
+        _fill(_title(report, f"{len(rows)} sequences", rows), width),
+        sequence_table(rows, paint, width),
+        _legend(SEQUENCES_LEGEND, width),
+        _section("Sequences that deviate:", of_sequences(rows), width),
+        _section("Sequences that are not supported:", refused_sequences(rows), width),
+    ]
+
+
+def _legend(text: str, width: int) -> str:
+    return "\n".join(_fill(line, width) for line in text.splitlines())
+
+
+def _title(report: Report, what: str, rows: Iterable[Row] | Iterable[SequenceRow]) -> str:
+    found = [deviation for row in rows for deviation in row.deviations]
     events = sum(deviation.of_events for deviation in found)
     return (
-        f"{report.device} on Linux {report.kernel}: {len(report.rows)} rows; not as expected: "
+        f"{report.device} on Linux {report.kernel}: {what}; not as expected: "
         f"{events} events, {len(found) - events} completions"
     )
 

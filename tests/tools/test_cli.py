@@ -97,6 +97,7 @@ def test_help_says_all_exit_codes(args: list[str], capsys: Capture) -> None:
         "conformance --ib-port x",
         "conformance --gid-idx x",
         "conformance more",
+        "conformance --cases --sequences",
     ],
 )
 def test_wrong_usage_is_exit_code_2(args: str, capsys: Capture) -> None:
