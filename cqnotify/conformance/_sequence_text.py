@@ -45,7 +45,7 @@ def sequence_table(rows: Iterable[SequenceRow], paint: Paint, width: int) -> str
     for row in rows:
         if row.refusal is None:
             by_name[row.sequence.name].append(row)
-    found = {name: list(_lines(of_name)) for name, of_name in by_name.items()}
+    found = {name: _lines(of_name) for name, of_name in by_name.items()}
     every = [_HEAD, *(line.cells() for lines in found.values() for line in lines)]
     widths = [max(len(cells[column]) for cells in every) for column in (0, 1)]
     text = [_layout(_HEAD, widths, width)]
@@ -66,16 +66,18 @@ def _painted(line: str, paint: Paint) -> str:
     return re.sub(r"(\d+ of )?(\d+ )?\w+!", lambda found: paint(found[0], "red"), line)
 
 
-def _lines(rows: Iterable[SequenceRow]) -> Iterator[_Line]:
+def _lines(rows: Iterable[SequenceRow]) -> list[_Line]:
     alike: dict[str, dict[Queue, list[QPType]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         alike[_steps(row)][row.sequence.queue].append(row.sequence.qp_type)
+    lines = []
     for steps, by_queue in alike.items():
         by_types: dict[tuple[QPType, ...], list[Queue]] = defaultdict(list)
         for queue, qp_types in by_queue.items():
             by_types[tuple(t for t in QP_TYPES if t in qp_types)].append(queue)
-        for types, queues in by_types.items():
-            yield _Line(tuple(queues), types, steps)
+        lines += [_Line(tuple(queues), types, steps) for types, queues in by_types.items()]
+    order = list(Queue)
+    return sorted(lines, key=lambda line: order.index(line.queues[0]))
 
 
 # ---- the steps of a row ---------------------------------------------------------------------

@@ -356,7 +356,7 @@ def test_rows_that_are_alike_are_one_line() -> None:
         "  recv  RC UC UD  " + steps.format("event"),
     ]
     odd = rows[0]._replace(events=(2, 0, 0))
-    lines = text_of(odd, *rows[1:]).splitlines()
+    lines = text_of(odd, *rows[1:], width=120).splitlines()
     assert lines[4:6] == [
         "  send  RC        " + steps.format("-").replace("1: -", "1: 2 events!", 1),
         "  send  UC UD     " + steps.format("-"),
