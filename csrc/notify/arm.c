@@ -22,16 +22,18 @@ bool cqn_cq_is_armed(const cqn_cq *self, bool solicited_only)
     return known_armed(self) >= (solicited_only ? CQN_ARMED_SOLICITED : CQN_ARMED);
 }
 
+/* In InfiniBand, an arm for any completion outlasts a later one for solicited completions. On some
+ * devices, such as siw, the later one takes its place. So what is known to be armed for any is
+ * armed for any again. */
 int cqn_cq_arm(cqn_cq *self, bool solicited_only)
 {
-    int err = ibv_req_notify_cq(self->base.handle, solicited_only);
+    const bool any = !solicited_only || known_armed(self) == CQN_ARMED;
+    int err = ibv_req_notify_cq(self->base.handle, !any);
     if (err != 0) {
         cqn_verbs_error(self->base.state, err, "ibv_req_notify_cq", "");
         return -1;
     }
-    const cqn_armed before = known_armed(self);
-    const cqn_armed armed = solicited_only ? CQN_ARMED_SOLICITED : CQN_ARMED;
-    self->armed = before > armed ? before : armed;
+    self->armed = any ? CQN_ARMED : CQN_ARMED_SOLICITED;
     self->armed_at = self->channel->timeouts;
     self->stats.arms++;
     return 0;

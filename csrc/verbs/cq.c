@@ -274,9 +274,10 @@ static PyMethodDef cq_methods[] = {
      "req_notify($self, /, solicited_only=False)\n--\n\n"
      "Arm the CQ: the next completion that is added raises one event on its channel.\n\n"
      "With `solicited_only`, only a receive whose sender set SOLICITED does, and by the man page "
-     "an unsuccessful completion (not every device does that). Completions that are already "
-     "queued raise none: arm, then poll again, and sleep only if that found nothing: "
-     "safe_to_sleep() does all of it.\n\nWraps ibv_req_notify_cq(3)."},
+     "an unsuccessful completion (not every device does that); but a CQ that is armed for any "
+     "completion stays so. Completions that are already queued raise none: arm, then poll again, "
+     "and sleep only if that found nothing: safe_to_sleep() does all of it.\n\n"
+     "Wraps ibv_req_notify_cq(3)."},
     {"safe_to_sleep", (PyCFunction)(void (*)(void))cq_safe_to_sleep, METH_FASTCALL | METH_KEYWORDS,
      "safe_to_sleep($self, /, solicited_only=False)\n--\n\n"
      "Prepare to sleep until the next completion; False if there is one already.\n\n"
