@@ -156,8 +156,8 @@ _ADVICE: Final[dict[str, str]] = {
     "armed when some completions are polled and others are not": "Poll until the CQ is empty.",
     "armed while the CQ is full": "Poll before you arm, and create larger CQs.",
     "resized while armed": "Arm a CQ again when it was resized, and poll; CQ.resize() does that.",
-    "armed for any, then for solicited": "To arm for solicited completions takes back what it was "
-    "armed for before: arm for any again before you sleep.",
+    "armed for any, then for solicited": "An arm for solicited completions takes the place of one "
+    "for any, unless CQ.req_notify() knows of that one.",
     "armed for solicited, then for any": _ONE_KIND,
     "armed for solicited: a plain completion, then a solicited one": _ONE_KIND,
     "armed for solicited while a solicited completion waits": _ONE_KIND,

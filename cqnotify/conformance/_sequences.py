@@ -126,15 +126,17 @@ SEQUENCES: Final[dict[str, tuple[Step, ...]]] = {
         *(_FILL, _ANY, _EVENTS),
         *(_POLL_ONE, _ONE, _EVENTS),
     ),
-    # `CQ.resize()` arms anew what it believes to be armed, for devices that would forget. When the
-    # event of an arm before was read last, it takes this CQ for not armed.
+    # A CQ makes up for devices on which to resize it, or to arm it for solicited completions, takes
+    # back what it was armed for. It is to show here what the device does, so it must not know that
+    # it is armed: when an event is read, it takes itself for not armed any more.
     "resized while armed": (
         *(_ANY, _ONE, _ANY, _EVENTS),
         *(_RESIZE, _ONE, _EVENTS),
         *(_ONE, _EVENTS),
     ),
     "armed for any, then for solicited": (
-        *(_ANY, _SOLICITED, _ONE, _EVENTS),
+        *(_ANY, _ONE, _ANY, _EVENTS),
+        *(_SOLICITED, _ONE, _EVENTS),
         *(_WANTED, _EVENTS),
     ),
     "armed for solicited, then for any": (
