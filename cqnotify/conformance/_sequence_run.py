@@ -30,7 +30,7 @@ from ._sequences import Action, Sequence, Step
 
 __all__ = ["play_sequences"]
 
-_ENTRIES: Final = 4  # of a CQ: few, as some sequences fill it
+_FEW: Final = 4  # entries of a CQ that is to be filled
 _SPARE: Final = 8  # entries of a QP's queues, besides those of the CQ
 _TURNS: Final = 20  # of a wait at least: a guest that stood still has not waited
 
@@ -81,6 +81,14 @@ def _may_be_under_way(step: Step | None) -> bool:
     return step is not None and (step.action in _POSTS or step.action.takes_events)
 
 
+def _entries(sequence: Sequence) -> int:
+    """Return how many entries its CQs need: all completions have room, unless that is the point."""
+    actions = [step.action for step in sequence.steps]
+    if Action.FILL in actions or Action.OVERFLOW in actions:
+        return _FEW
+    return max(_FEW, sum(step.n for step in sequence.steps if step.action in _POSTS))
+
+
 class _Ends(NamedTuple):
     sender: Endpoint
     receiver: Endpoint
@@ -92,7 +100,7 @@ class _Watched:
     def __init__(self, bench: Bench, sequence: Sequence, channel: CompletionChannel) -> None:
         self._bench = bench
         self._sequence = sequence
-        self.cq = CQ(bench.context, _ENTRIES, channel=channel)
+        self.cq = CQ(bench.context, _entries(sequence), channel=channel)
         self._depth = self.cq.cqe + _SPARE
         self._witness = CQ(bench.context, self._depth)
         self.missing = 0  # witnesses

@@ -43,7 +43,22 @@ from cqnotify import (
     WorkCompletion,
     WROpcode,
 )
-from cqnotify.conformance import Arm, Case, Outcome, Queue, Report, Row, cases, measure
+from cqnotify.conformance import (
+    Arm,
+    Case,
+    Deviation,
+    Outcome,
+    Queue,
+    Report,
+    Row,
+    Sequence,
+    SequenceRow,
+    Step,
+    cases,
+    expected_in_sequence,
+    measure,
+    sequences,
+)
 from cqnotify.exchange import exchange_as_client_blocking, exchange_as_server_blocking, listen
 from cqnotify.testing import Endpoint, MakePair, ToPeer, connect, wait_completions
 
@@ -260,3 +275,11 @@ def test_conformance(rdma_device: Device) -> None:
     assert_type(report.rows, tuple[Row, ...])
     assert_type(report.rows[0].queue, Queue)
     assert_type(report.rows[0].statuses, tuple[WCStatus | int, ...])
+    sequence = next(sequences())
+    assert_type(sequence, Sequence)
+    assert_type(sequence.steps, tuple[Step, ...])
+    assert_type(expected_in_sequence(sequence), tuple[int | None, ...])
+    (row,) = measure(rdma_device, sequences=[sequence]).sequences
+    assert_type(row, SequenceRow)
+    assert_type(row.events, tuple[int, ...])
+    assert_type(row.deviations, tuple[Deviation, ...])

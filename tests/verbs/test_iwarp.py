@@ -129,6 +129,19 @@ def test_conformance_is_measured_over_rdma_cm(iwarp: Context) -> None:
     )
 
 
+def test_sequences_are_measured_over_rdma_cm(iwarp: Context) -> None:
+    chosen = [
+        sequence
+        for sequence in conformance.sequences([QPType.RC])
+        if sequence.name in ("armed while the CQ is full", "two CQs of a channel, both armed")
+    ]
+    rows = conformance.measure(iwarp.name, sequences=chosen).sequences
+    assert [row.sequence for row in rows] == chosen
+    for row in rows:
+        assert (row.refusal, row.deviations) == (None, ()), row
+        assert row.completed == row.posted
+
+
 @pytest.mark.parametrize("command", ["pingpong", "pingpong 127.0.0.1", "demo"])
 def test_a_command_that_needs_a_peer_is_exit_code_3_and_one_line(
     iwarp: Context, command: str, capsys: pytest.CaptureFixture[str]
