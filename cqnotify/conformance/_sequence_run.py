@@ -32,7 +32,7 @@ __all__ = ["play_sequences"]
 
 _FEW: Final = 4  # entries of a CQ that is to be filled
 _SPARE: Final = 8  # entries of a QP's queues, besides those of the CQ
-_TURNS: Final = 20  # of a wait at least: a guest that stood still has not waited
+_TURN: Final = 0.03  # seconds that a turn of a wait counts at most: a guest may have stood still
 
 # Where a CQ overflows, the peer of a QP does not answer any more.
 _IMPATIENT: Final[ConnectOptions] = {"timeout": 14, "retry_cnt": 2}  # 0.2 s
@@ -63,17 +63,15 @@ def _settle(bench: Bench, trials: Collection[SequenceTrial]) -> None:
     does not tell, and whether an event is still to come, only a time tells in which nothing came;
     see `_collect()` in _run.py. All trials of a batch spend that time together.
     """
-    last, turns = time.monotonic(), 0
-    while True:
+    quiet, before = 0.0, time.monotonic()
+    while quiet <= max(trial.patience() for trial in trials):
+        time.sleep(0.01)
+        now = time.monotonic()
+        quiet, before = quiet + min(now - before, _TURN), now
         bench.count_overflows()
         came = [trial.look() for trial in trials]
         if any(came):
-            last, turns = time.monotonic(), 0
-        turns += 1
-        patience = max(trial.patience() for trial in trials)
-        if turns > _TURNS and time.monotonic() - last > patience:
-            return
-        time.sleep(0.01)
+            quiet = 0.0
 
 
 def _may_be_under_way(step: Step | None) -> bool:
