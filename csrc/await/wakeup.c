@@ -375,9 +375,9 @@ static PyMethodDef wakeup_methods[] = {
      "wake($self, /)\n--\n\nThe task goes on in the next turn of the loop, unless it does "
      "already."},
     {"resume", wakeup_resume, METH_NOARGS,
-     "resume($self, /)\n--\n\nThe task goes on here and now, until it waits again: for callbacks "
-     "of "
-     "the loop, where no task runs."},
+     "resume($self, /)\n--\n\n"
+     "The task goes on here and now, until it waits again: for callbacks of the loop, where no "
+     "task runs."},
     {"done", wakeup_done, METH_NOARGS,
      "done($self, /)\n--\n\nWhether it was woken, or its task cancelled."},
     {"add_done_callback", (PyCFunction)(void (*)(void))wakeup_add_done_callback,
