@@ -45,19 +45,27 @@ int cqn_cm_sockaddr_from(PyObject *address, struct sockaddr_storage *out)
     return 0;
 }
 
+static PyObject *address_tuple(const char *host, uint16_t port)
+{
+    return Py_BuildValue("si", host, ntohs(port));
+}
+
+/* Only of an IPv6 address does the interface belong to it, which is for getnameinfo() to name. */
 PyObject *cqn_cm_sockaddr_to(const struct sockaddr *address)
 {
     char host[NI_MAXHOST];
-    const bool is_6 = address->sa_family == AF_INET6;
-    if (!is_6 && address->sa_family != AF_INET) {
+    if (address->sa_family == AF_INET) {
+        const struct sockaddr_in *ipv4 = (const struct sockaddr_in *)address;
+        return address_tuple(inet_ntop(AF_INET, &ipv4->sin_addr, host, sizeof(host)),
+                             ipv4->sin_port);
+    }
+    if (address->sa_family != AF_INET6) {
         Py_RETURN_NONE;
     }
-    const uint16_t port = is_6 ? ((const struct sockaddr_in6 *)address)->sin6_port
-                               : ((const struct sockaddr_in *)address)->sin_port;
-    const socklen_t size = is_6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
-    const int err = getnameinfo(address, size, host, sizeof(host), NULL, 0, NI_NUMERICHOST);
+    const int err = getnameinfo(address, sizeof(struct sockaddr_in6), host, sizeof(host), NULL, 0,
+                                NI_NUMERICHOST);
     if (err != 0) {
         return PyErr_Format(PyExc_OSError, "getnameinfo(): %s", gai_strerror(err));
     }
-    return Py_BuildValue("si", host, ntohs(port));
+    return address_tuple(host, ((const struct sockaddr_in6 *)address)->sin6_port);
 }
