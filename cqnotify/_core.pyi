@@ -689,7 +689,15 @@ class CMChannel(_Object):
     def read_event(
         self,
     ) -> (
-        tuple[CMID, int, int, bytes, dict[str, Any], CMID | None, Exception | None]
+        tuple[
+            CMID,
+            int,
+            int,
+            bytes,
+            tuple[int, int, int, int, int, int] | dict[str, Any] | None,
+            CMID | None,
+            Exception | None,
+        ]
         | tuple[()]
         | None
     ): ...

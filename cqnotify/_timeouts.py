@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from typing import cast
 
 
 def check_timeout(timeout: object) -> None:
@@ -18,6 +19,14 @@ def check_timeout(timeout: object) -> None:
 def deadline(timeout: float | None) -> float | None:
     """By time.monotonic(); None is never."""
     return None if timeout is None else time.monotonic() + timeout
+
+
+def checked_deadline(timeout: object) -> float | None:
+    """The same of a timeout that is checked first."""
+    if timeout is None:
+        return None
+    check_timeout(timeout)
+    return deadline(cast(float, timeout))
 
 
 def left_until(end: float | None) -> float | None:

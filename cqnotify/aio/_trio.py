@@ -27,6 +27,8 @@ class TrioWakeup:
     def __await__(self) -> Generator[Any, None, object]:
         return self._event.wait().__await__()
 
+    __iter__ = __await__  # for generators that are part of a task
+
 
 class TrioLoop:
     def __init__(self, token: Any) -> None:

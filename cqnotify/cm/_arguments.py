@@ -14,7 +14,7 @@ from ..context import is_iwarp
 from ..enums import QPState, QPType
 from ..qp import QP
 from ._keepalive import ack_timeout_for
-from ._link import Address, Options
+from ._link import AS_MANY, Address, Options
 
 # How much private data the kernel lets a program send, by call and by whether it is of datagrams.
 # Of iWARP it is the same for each call, and more.
@@ -28,6 +28,12 @@ RC, UD, RESET = int(QPType.RC), int(QPType.UD), int(QPState.RESET)
 raw_type: Final = _core.QP.qp_type.__get__
 
 LEAST_KEEPALIVE: Final = 0.01
+
+# Fields of Options, as connect() has them.
+GIVEN: Final = (
+    *("access", "ack_timeout", "tos", "retry_count", "rnr_retry_count"),
+    *("responder_resources", "initiator_depth", "keepalive"),
+)
 
 LIMITS: Final = {
     "ack_timeout": 31,
@@ -47,7 +53,8 @@ def _number(name: str, value: object, least: int, most: int) -> None:
 
 
 def check_port(port: object, least: int = 0) -> None:
-    _number("port", port, least, 0xFFFF)
+    if type(port) is not int or not least <= port <= 0xFFFF:
+        _number("port", port, least, 0xFFFF)
 
 
 def check_backlog(backlog: object) -> None:
@@ -72,6 +79,8 @@ def _check_length(data: bytes, limit: int) -> bytes:
 
 def check_private_data(data: object, limits: dict[bool, int], qp: QP) -> bytes:
     """Of a connection of that QP."""
+    if type(data) is bytes and not data:
+        return data
     private_data = _bytes_of(data)
     limit = limits[is_datagrams(qp)]
     if len(private_data) > limit and is_iwarp(qp.context):
@@ -124,24 +133,25 @@ def connection_options(
     private_data: object,
     limits: dict[bool, int],
     timeout: object,
-    **given: Any,
+    given: tuple[Any, ...],
 ) -> Options:
-    """Check what connect() and accept() take. `given`: the fields of Options."""
+    """Check what connect() and accept() take. `given`: what GIVEN names."""
     qp = check_qp(qp)
     check_timeout(timeout)
-    if given["keepalive"] is not None:
-        check_keepalive(qp, given["keepalive"])
+    if given[-1] is not None:
+        check_keepalive(qp, given[-1])
     try:
-        options = _known_options(**given)
+        options = _known_options(*given)
     except TypeError:  # also of what cannot be in a cache: that is not of the type, either
-        options = _options(**given)
+        options = _options(*given)
     data = check_private_data(private_data, limits, qp)
     return options._replace(private_data=data) if data else options
 
 
-def _options(**given: Any) -> Options:
+def _options(*fields: Any) -> Options:
+    given = dict(zip(GIVEN, fields, strict=True))
     for name, most in LIMITS.items():
-        if given.get(name) is not None:
+        if given[name] is not None:
             _number(name, given[name], 0, most)
     access = given["access"]
     if not isinstance(access, int):
@@ -150,6 +160,9 @@ def _options(**given: Any) -> Options:
         raise ValueError(f"access is {access:#x}: it must be AccessFlags")
     if given["keepalive"] is not None and given["ack_timeout"] is None:
         given["ack_timeout"] = ack_timeout_for(given["keepalive"], given["retry_count"])
+    for name in ("responder_resources", "initiator_depth"):
+        if given[name] is None:
+            given[name] = AS_MANY
     return Options(**given)
 
 

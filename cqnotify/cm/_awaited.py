@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .._core import ClosedError
-from .._timeouts import deadline, left_until
+from .._timeouts import checked_deadline, deadline, left_until
 from ..enums import AccessFlags
 from ..qp import QP
 from . import _arguments as check
@@ -21,71 +21,32 @@ from ._ends import (
     BaseRequest,
     End,
     Resolved,
+    event_of,
     link_of,
     resolved_by,
 )
 from ._hub import LoopHub, in_asyncio
-from ._link import Address, Link
+from ._link import REQUEST, Address, Link
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from ._link import Steps
+    from ._link import AwaitedSteps
+    from ._turns import Turns
 
 
-class _Run:
-    """Steps, which go on in the callback of the event loop as events arrive: the task that waits
-    for their end is woken once."""
-
-    __slots__ = ("error", "is_over", "result", "steps")
-
-    def __init__(self, steps: Steps) -> None:
-        self.steps: Any = steps
-        self.is_over = False
-        self.error: BaseException | None = None
-        self.result: Any = None
-
-    def go_on(self) -> bool:
-        """Go as far as possible. Return whether that was the end."""
-        if self.is_over or self.steps.gi_running:  # then a step has rung the bell
-            return self.is_over
-        try:
-            next(self.steps)
-        except StopIteration as e:
-            self.result = e.value
-        except BaseException as e:
-            self.error = e
-        else:
-            return False
-        self.is_over = True
-        return True
-
-
-async def run(link: Link, steps: Steps, timeout: float | None) -> Any:
-    """Run steps, which end within the timeout."""
-    one = _Run(steps)
-    if not await link.bell.wait_for(one.go_on, timeout):
-        raise TimeoutError(f"{link.where}: no answer in time")
-    if one.error is not None:
-        raise one.error
-    return one.result
-
-
-async def run_or_close(link: Link, steps: Steps, timeout: float | None) -> Any:
-    """The same; a link whose steps did not come to their end is closed."""
-    try:
-        return await run(link, steps, timeout)
-    except BaseException:
-        link.close()
-        raise
+def known_addresses(host: object, port: int) -> list[Address] | None:
+    """That of a host which is an address and no name."""
+    address = check.numeric(check.host_name(host), port)
+    return None if address is None else [address]
 
 
 async def addresses(host: object, port: int, end: float | None = None) -> list[Address]:
     """Resolve a name without stopping the event loop; `end`: until when, by time.monotonic()."""
+    known = known_addresses(host, port)
+    if known is not None:
+        return known
     name = check.host_name(host)
-    address = check.numeric(name, port)
-    if address is not None:
-        return [address]
     try:
         return check.addresses_of(await within(end, getaddrinfo(name, port)))
     except socket.gaierror as e:
@@ -114,25 +75,26 @@ async def within(end: float | None, call: Coroutine[Any, Any, list[Any]]) -> lis
     raise TimeoutError
 
 
-def hub_of(link: Link) -> LoopHub:
+def turns_of(link: Link) -> Turns:
+    """Those of the loop in which its events are handled."""
     assert isinstance(link.hub, LoopHub), "the links of this module are made on one"
-    return link.hub
+    return link.hub.turns
 
 
 async def of_the_first(
     found: list[Address],
     end: float | None,
     datagrams: bool,
-    steps: Callable[[Link, Address], Steps],
+    steps: Callable[[Link, Address], AwaitedSteps],
 ) -> tuple[Link, Any, Address]:
     """Run steps for one address after the other, until they succeed; with links of their own."""
     for i, address in enumerate(found):
-        link = Link(LoopHub.of_running_loop(), datagrams=datagrams)
-        left = left_until(end)
+        link = Link(LoopHub.of_running_loop(), datagrams=datagrams, end=end)
         try:
-            return link, await run_or_close(link, steps(link, address), left), address
-        except OSError:
-            if i == len(found) - 1:
+            return link, await steps(link, address), address
+        except BaseException as e:
+            link.close()
+            if not isinstance(e, OSError) or i == len(found) - 1:
                 raise
     raise AssertionError("there is an address")
 
@@ -143,7 +105,10 @@ class _Closes(End):
     async def aclose(self) -> None:
         """Close it, in a turn of the event loop that has time for that: closing takes the kernel
         some, which matters where hundreds of connections are closed at once."""
-        await hub_of(link_of(self)).in_turn(self.close)
+        link = link_of(self)
+        turns = turns_of(link)
+        if not turns.make_now(link.close):
+            await turns.make_later(link.close)
 
     async def __aexit__(
         self,
@@ -164,7 +129,9 @@ class Connection(_Closes, BaseConnection):
         Does nothing if it is over already. Wraps rdma_disconnect(3).
         """
         link = link_of(self)
-        await hub_of(link).in_turn(link.say_goodbye)
+        turns = turns_of(link)
+        if not turns.make_now(link.say_goodbye):
+            await turns.make_later(link.say_goodbye)
 
     async def closed(self, timeout: float | None = None) -> None:
         """Wait until the connection is over: the peer has disconnected, or answered our
@@ -172,10 +139,7 @@ class Connection(_Closes, BaseConnection):
 
         The death of the peer's host ends nothing: see `keepalive`. Raises TimeoutError.
         """
-        check.check_timeout(timeout)
-        link = link_of(self)
-        if not await link.bell.wait_for(link.is_over, timeout):
-            raise TimeoutError(f"{link.where}: no answer in time")
+        await link_of(self).over(checked_deadline(timeout))
 
     async def __aenter__(self) -> Self:
         return self
@@ -241,24 +205,26 @@ async def connect(
         private_data,
         check.CONNECT,
         timeout,
-        access=access,
-        ack_timeout=ack_timeout,
-        tos=tos,
-        retry_count=retry_count,
-        rnr_retry_count=rnr_retry_count,
-        responder_resources=responder_resources,
-        initiator_depth=initiator_depth,
-        keepalive=keepalive,
+        (
+            access,
+            ack_timeout,
+            tos,
+            retry_count,
+            rnr_retry_count,
+            responder_resources,
+            initiator_depth,
+            keepalive,
+        ),
     )
     end = deadline(timeout)
     own = None if source is None else (await addresses(source, 0, end))[0]
     link, event, _ = await of_the_first(
-        await addresses(host, port, end),
+        known_addresses(host, port) or await addresses(host, port, end),
         end,
         check.is_datagrams(qp),
         lambda link, address: link.connect(qp, own, address, options, on_init),
     )
-    return Connection(link, qp, (event.private_data, event.parameters))
+    return Connection(link, qp, event)
 
 
 async def resolve(
@@ -345,23 +311,32 @@ class Request(BaseRequest):
         ValueError for a QP that cannot be connected, and for a request that was answered already;
         TimeoutError. Wraps rdma_accept(3).
         """
+        event = event_of(self)
         options = check.connection_options(
             qp,
             private_data,
             check.ACCEPT,
             timeout,
-            access=access,
-            ack_timeout=ack_timeout,
-            rnr_retry_count=rnr_retry_count,
-            retry_count=self.parameters.get("retry_count", 0),
-            responder_resources=responder_resources,
-            initiator_depth=initiator_depth,
-            keepalive=keepalive,
+            (
+                access,
+                ack_timeout,
+                None,
+                event.retry_count,
+                rnr_retry_count,
+                responder_resources,
+                initiator_depth,
+                keepalive,
+            ),
         )
         link = link_of(self)
         link.begin_answer("accepted", qp)
-        await run_or_close(link, link.accept(qp, options, on_init), timeout)
-        return Connection(link, qp, (self.private_data, self.parameters))
+        link.end = deadline(timeout)
+        try:
+            await link.accept(qp, options, on_init)
+        except BaseException:
+            link.close()
+            raise
+        return Connection(link, qp, event)
 
     async def reject(self, private_data: bytes = b"") -> None:
         """Reject the connection.
@@ -422,9 +397,9 @@ class Listener(_Closes, BaseListener):
 
         Raises TimeoutError, and ClosedError once the listener was closed.
         """
-        check.check_timeout(timeout)
-        event = await run(link_of(self), link_of(self).request(), timeout)
-        return Request(link_of(self).of_request(event), event)
+        link = link_of(self)
+        event = await link.expect_until(checked_deadline(timeout), REQUEST)
+        return Request(link.of_request(event), event)
 
     def __aiter__(self) -> Self:
         return self

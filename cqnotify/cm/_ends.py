@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from ipaddress import IPv6Address, ip_address
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from .._core import AH, CMID, PD
 from ..qp import QP
@@ -12,13 +12,14 @@ from ._errors import Event
 from ._link import Address, Link
 from ._own import ipv6_addresses
 
+OF_A_LINK: Final = ("fe8", "fe9", "fea", "feb")
+
 
 def known(address: Address | None, cmid: CMID) -> Address:
     """The address; one of the link has its interface, which the kernel leaves out of a request."""
     assert address is not None, "it has one from its first step on"
     host, port = address
-    is_of_link = host[:3] in ("fe8", "fe9", "fea", "feb")
-    if not is_of_link or "%" in host or cmid.local is None:
+    if not host.startswith(OF_A_LINK) or "%" in host or cmid.local is None:
         return address
     own = ip_address(cmid.local[0])
     interfaces = [name for address, name in ipv6_addresses() if address == own]
@@ -27,6 +28,11 @@ def known(address: Address | None, cmid: CMID) -> Address:
 
 def link_of(end: End) -> Link:
     return end._link
+
+
+def event_of(request: BaseRequest) -> Event:
+    """That which has brought it."""
+    return request._event
 
 
 class Resolved(NamedTuple):
@@ -86,10 +92,10 @@ class End:
 
 
 class BaseConnection(End):
-    def __init__(self, link: Link, qp: QP, said: tuple[bytes, dict[str, Any]]) -> None:
-        super().__init__(link)
+    def __init__(self, link: Link, qp: QP, event: Event) -> None:
+        self._link = link
         self._qp = qp
-        self._private_data, self._parameters = said
+        self._event = event  # which has brought what the peer said
 
     @property
     def qp(self) -> QP:
@@ -99,13 +105,13 @@ class BaseConnection(End):
     @property
     def private_data(self) -> bytes:
         """What the peer sent along, padded with zeros to the full size of the message."""
-        return self._private_data
+        return self._event.private_data
 
     @property
     def parameters(self) -> dict[str, Any]:
         """What the peer said of itself: the fields of struct rdma_conn_param; of datagrams, of
         struct rdma_ud_param."""
-        return self._parameters
+        return self._event.parameters
 
     @property
     def peer(self) -> Address:
@@ -193,7 +199,7 @@ class BaseRequest(End):
     def __init__(self, link: Link, event: Event) -> None:
         super().__init__(link)
         self._event = event
-        link.where = f"accepting {self.peer[0]} port {self.peer[1]}"
+        link.doing, link.address = "accepting", self.peer
 
     @property
     def peer(self) -> Address:
@@ -213,7 +219,7 @@ class BaseRequest(End):
     @property
     def is_datagrams(self) -> bool:
         """Whether the peer has a UD QP."""
-        return "qkey" in self._event.parameters
+        return isinstance(self._event.said, dict)
 
 
 class BaseListener(End):

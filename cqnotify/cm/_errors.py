@@ -76,6 +76,17 @@ class RejectReason(IntEnum):
     INVALID_ALT_FLOW_LABEL = 33
 
 
+# What the core says of struct rdma_conn_param.
+CONN_PARAM: Final = (
+    "qp_num",
+    "responder_resources",
+    "initiator_depth",
+    "retry_count",
+    "rnr_retry_count",
+    "srq",
+)
+
+
 class Event(NamedTuple):
     """An event as the core reads it; `error`: of the step that the core took with it, and that
     failed."""
@@ -84,9 +95,21 @@ class Event(NamedTuple):
     event: int
     status: int
     private_data: bytes
-    parameters: dict[str, Any]
+    said: tuple[int, ...] | dict[str, Any] | None
     request: CMID | None
     error: Exception | None = None
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """What the peer said of itself."""
+        if self.said is None or isinstance(self.said, dict):
+            return self.said or {}
+        return dict(zip(CONN_PARAM, self.said, strict=True))
+
+    @property
+    def retry_count(self) -> int:
+        """That of the peer; 0 of datagrams."""
+        return self.said[3] if isinstance(self.said, tuple) else 0
 
 
 class CMError(ConnectionError):

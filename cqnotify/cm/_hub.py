@@ -11,15 +11,17 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import functools
 import os
 import select
 import threading
 import time
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from .._core import CMChannel, Wakeup
+from .._timeouts import left_until
 from ..aio._loops import Loop, adapt, running
 from ..aio._reader import Watched
 from ._errors import Event
@@ -31,13 +33,18 @@ if TYPE_CHECKING:
 
 Predicate = Callable[[], object]
 
+# Each event passes here.
+new_event: Callable[[Sequence[Any]], Event] = functools.partial(tuple.__new__, Event)
+
 
 class Bell(Protocol):
     """What is rung when something has changed for those that wait for it."""
 
     def ring(self) -> None: ...
 
-    def ring_at_once(self, has_news: Predicate) -> None: ...
+    def ring_at_once(self, news: Sequence[object] | None = None) -> None: ...
+
+    def sleep(self, has_news: Predicate, end: float | None) -> Generator[Any, None, bool]: ...
 
 
 class Hub:
@@ -77,13 +84,14 @@ class Hub:
             if raw is None:
                 return False
             if raw:  # else the core took a step
-                self.handle(Event(*raw))
+                self.handle(new_event(raw))
             if self.channel.closed:  # by a task that was woken
                 return False
         return True
 
     def handle(self, event: Event) -> None:
-        link = event.id.user_data() if event.id.user_data is not None else None
+        ref = event.id.user_data
+        link = None if ref is None else ref()
         if link is not None:
             try:
                 link.deliver(event)
@@ -118,7 +126,7 @@ class AsyncBell:
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._sleepers: list[tuple[Predicate, Wakeup | TrioWakeup]] = []
+        self._sleepers: list[Wakeup | TrioWakeup] = []
 
     def ring(self) -> None:
         if self._loop.is_elsewhere():
@@ -130,54 +138,51 @@ class AsyncBell:
             self._ring()
 
     def _ring(self) -> None:
-        for predicate, wakeup in self._sleepers[:]:  # what is asked can ring again
-            if predicate():
-                wakeup.wake()
+        for wakeup in self._sleepers[:]:
+            wakeup.wake()
 
-    def ring_at_once(self, has_news: Predicate) -> None:
-        """The same in a callback of the loop, where no task runs: tasks that wait go on in it,
-        while there are news."""
+    def ring_at_once(self, news: Sequence[object] | None = None) -> None:
+        """The same in a callback of the loop, where no task runs: tasks that wait go on in it;
+        with `news`, while there are any left."""
         try:
-            for predicate, wakeup in self._sleepers[:]:
-                if predicate():
-                    wakeup.resume()
-                if not has_news():
+            for wakeup in self._sleepers[:]:
+                wakeup.resume()
+                if news is not None and not news:
                     break
         except BaseException:  # which is the loop's
             self._ring()
             raise
 
-    async def wait_for(self, predicate: Predicate, timeout: float | None) -> bool:
-        """Sleep until it is true, for which it is asked whenever the bell is rung. Return False at
-        the end of the timeout."""
-        if predicate():
-            return True
-        if timeout is not None and timeout <= 0:
+    def sleep(self, has_news: Predicate, end: float | None) -> Generator[Any, None, bool]:
+        """Sleep, as a part of a task, until the bell is rung. Return False if there are no news and
+        the time is over."""
+        if end is not None and time.monotonic() >= end:
             return False
-        wakeup = new_wakeup(self._loop)
-        sleeper = predicate, wakeup
-        self._sleepers.append(sleeper)
+        loop = self._loop.asyncio
+        wakeup = new_wakeup(self._loop) if loop is None else Wakeup(loop)
+        self._sleepers.append(wakeup)
         try:
-            if timeout is None:
-                await wakeup
-            else:
-                await self._sleep(wakeup, timeout)
+            if end is None:
+                yield from wakeup
+                return True
+            yield from self._sleep_until(end, wakeup)
         finally:
-            self._sleepers.remove(sleeper)
-        return bool(predicate())
+            self._sleepers.remove(wakeup)
+        return bool(has_news()) or time.monotonic() < end
 
-    async def _sleep(self, wakeup: Wakeup | TrioWakeup, timeout: float) -> None:
+    def _sleep_until(self, end: float, wakeup: Wakeup | TrioWakeup) -> Generator[Any, None, None]:
+        left = end - time.monotonic()
         if self._loop.asyncio is not None:
-            timer = self._loop.asyncio.call_later(timeout, wakeup.wake)
+            timer = self._loop.asyncio.call_later(left, wakeup.wake)
             try:
-                await wakeup
+                yield from wakeup
             finally:
                 timer.cancel()
         else:
             import trio
 
-            with trio.move_on_after(timeout):
-                await wakeup
+            with trio.move_on_after(left):
+                yield from wakeup
 
 
 class LoopHub(Hub):
@@ -200,21 +205,20 @@ class LoopHub(Hub):
     def __init__(self, raw: object) -> None:
         super().__init__()
         self.loop = adapt(raw)
-        self._turns = Turns(self.loop, new_wakeup)
+        self.turns = Turns(self.loop, new_wakeup)
         self._watched: Watched | None = None
         # A link is being made: meanwhile the collector may take the last one of the others.
         self._is_wanted = False
 
     def add(self, link: Link) -> None:
-        super().add(link)
+        self.links[id(link)] = weakref.ref(link)
         self._is_wanted = False
         if self._watched is None:
             self._watched = Watched(self.channel)
             self._watched.start(self.loop, self._on_readable)
 
     def remove(self, link: Link) -> None:
-        super().remove(link)
-        if not self.links:
+        if self.links.pop(id(link), None) is not None and not self.links:
             self.leave_unused()
 
     def leave_unused(self) -> None:
@@ -245,10 +249,6 @@ class LoopHub(Hub):
     def bell(self) -> AsyncBell:
         return AsyncBell(self.loop)
 
-    def in_turn(self, call: Callable[[], None]) -> Coroutine[Any, Any, None]:
-        """Make a call that takes the kernel's time, in a turn of the loop that has time for it."""
-        return self._turns.make(call)
-
 
 # ---- threads ----------------------------------------------------------------------------------
 
@@ -263,12 +263,14 @@ class ThreadBell:
         with self._condition:
             self._condition.notify_all()
 
-    def ring_at_once(self, has_news: Predicate) -> None:
+    def ring_at_once(self, news: Sequence[object] | None = None) -> None:
         self.ring()
 
-    def wait_for(self, predicate: Predicate, timeout: float | None) -> bool:
+    def sleep(self, has_news: Predicate, end: float | None) -> Generator[Any, None, bool]:
+        """The calling thread sleeps, so this yields nothing, which a task would have to."""
+        yield from ()
         with self._condition:
-            return bool(self._condition.wait_for(predicate, timeout))
+            return bool(self._condition.wait_for(has_news, left_until(end)))
 
 
 class ThreadHub(Hub):

@@ -1,24 +1,24 @@
 # SPDX-License-Identifier: MIT
 """What an identifier of rdma_cm goes through, from the first call to its end.
 
-The steps of each call are generators: they ask librdmacm for something, and yield until something
-has happened to the link. An event loop or a thread runs them, and sleeps meanwhile. So deadlines
-and cancellation are not theirs: whatever ends them early closes the link. Steps between which no
-program has a say are not here: the core takes them, see csrc/cm/connect.c.
+The steps of each call are generators: they ask librdmacm for something, and sleep until something
+has happened to the link. A task runs them as a part of itself, and goes on in them as the event is
+handled; a thread runs them in one go, and sleeps in them. Whatever ends them early closes the link.
+Steps between which no program has a say are not here: the core takes them, see csrc/cm/connect.c.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import functools
+import types
 import weakref
-from collections import deque
-from collections.abc import Generator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Awaitable, Callable, Generator
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, cast
 
 from .._core import CMID, ClosedError, VerbsError
-from ..aio._reader import weak_callback
-from ..enums import AccessFlags, QPState, QPType
+from ..enums import AccessFlags, QPState
 from ..qp import QP
 from ._closing import Closing
 from ._errors import (
@@ -33,9 +33,9 @@ from ._errors import (
 from ._keepalive import Keepalives
 
 if TYPE_CHECKING:
-    from ._hub import Hub
+    from ._hub import Bell, Hub
 
-Steps = Generator[None, None, Any]
+Steps = Generator[Any, None, Any]
 Address = tuple[str, int]
 
 OPTION_TOS, OPTION_REUSEADDR, OPTION_AFONLY, OPTION_ACK_TIMEOUT = range(4)
@@ -61,6 +61,7 @@ FAILURES = (OSError, ClosedError, RuntimeError)
 
 # What ends an attempt. UNREACHABLE is no end of what is established, only a hint.
 UNREACHABLE, DISCONNECTED = CMEventType.UNREACHABLE, CMEventType.DISCONNECTED
+ADDR_RESOLVED, ESTABLISHED = CMEventType.ADDR_RESOLVED, CMEventType.ESTABLISHED
 ENDS = {
     CMEventType.ADDR_ERROR,
     CMEventType.ROUTE_ERROR,
@@ -73,7 +74,10 @@ ENDS = {
 }
 
 # What tells that the peer has accepted: ESTABLISHED of datagrams, and of iWARP.
-ANSWERS = (CMEventType.CONNECT_RESPONSE, CMEventType.ESTABLISHED)
+ANSWERS = (CMEventType.CONNECT_RESPONSE, ESTABLISHED)
+
+# What tells that a peer wants to connect.
+REQUEST = (CMEventType.CONNECT_REQUEST,)
 
 # What tells of the end of what was established.
 OVER = {DISCONNECTED, CMEventType.DEVICE_REMOVAL, CMEventType.MULTICAST_ERROR}
@@ -82,46 +86,84 @@ OVER = {DISCONNECTED, CMEventType.DEVICE_REMOVAL, CMEventType.MULTICAST_ERROR}
 NOTHING = {CMEventType.TIMEWAIT_EXIT, CMEventType.ADDR_CHANGE}
 
 
+P = ParamSpec("P")
+
+
+class AwaitedSteps(Generator[Any, None, Any], Awaitable[Any]):
+    """The type of steps that a task awaits, and a thread runs."""
+
+
+def awaited(steps: Callable[P, Steps]) -> Callable[P, AwaitedSteps]:
+    return cast("Callable[P, AwaitedSteps]", types.coroutine(steps))
+
+
 class Options(NamedTuple):
     """Of a connection, besides its addresses."""
 
     private_data: bytes = b""
     access: AccessFlags | int = 0
-    ack_timeout: int | None = None
-    tos: int | None = None
+    responder_resources: int = AS_MANY
+    initiator_depth: int = AS_MANY
     retry_count: int = 6
     rnr_retry_count: int = 7
-    responder_resources: int | None = None
-    initiator_depth: int | None = None
+    ack_timeout: int | None = None
+    tos: int | None = None
     keepalive: float | None = None
 
 
 class Link:
     """An identifier, the queue pair that goes with it, and what is known of it."""
 
-    def __init__(self, hub: Hub, cmid: CMID | None = None, *, datagrams: bool = False) -> None:
+    qp: QP | None = None
+    why: Exception | Event | None = None  # it is over, or is about to be
+    ended: bool = False  # and its QP has failed
+    doing: str = "rdma_cm"  # for messages, with the address
+    address: Address | None = None
+    troubles: int = 0
+    answer: str | None = None  # of a request: how it was answered
+    backlog: int = 0  # of a listener: how many requests may wait
+    group: tuple[bytes, int] | None = None  # that of its QP
+    hung_up: bool = False
+    is_whole: bool = False  # it was made, and its identifier not closed: there is an end to come
+
+    def __init__(
+        self,
+        hub: Hub,
+        cmid: CMID | None = None,
+        *,
+        datagrams: bool = False,
+        end: float | None = None,
+    ) -> None:
         self.hub: Hub = hub
-        self.bell: Any = hub.bell()
-        self.events: deque[Event] = deque()
-        self.qp: QP | None = None
+        self.bell: Bell = hub.bell()
+        self.events: list[Event] = []
         self.datagrams: bool = datagrams
-        self.error: Exception | None = None  # why it is over, or is about to be
-        self.ended: bool = False  # and its QP has failed
-        self.where: str = "rdma_cm"  # for messages
-        self.troubles: int = 0
-        self.answer: str | None = None  # of a request: how it was answered
-        self.backlog: int = 0  # of a listener: how many requests may wait
-        self.group: tuple[bytes, int] | None = None  # that of its QP
-        self.hung_up: bool = False
+        self.end: float | None = end  # of what it is asked for, by time.monotonic()
         try:
             hub.add(self)
             self.id: CMID = CMID(hub.channel, datagrams) if cmid is None else cmid
         except BaseException:
             hub.remove(self)
             raise
-        self._on_id_closed = weak_callback(self._id_closed)
-        self.id.user_data = weakref.ref(self)
-        self.id.add_close_callback(self._on_id_closed)
+        self.is_whole = True
+        ref: weakref.ref[Link] = weakref.ref(self)
+        self.id.user_data = ref
+        self.id.add_close_callback(functools.partial(self._id_closed, ref))
+
+    @property
+    def where(self) -> str:
+        """For messages."""
+        if self.address is None:
+            return self.doing
+        host, port = self.address
+        return f"{self.doing} {host} port {port}" if port else f"{self.doing} {host}"
+
+    @property
+    def error(self) -> Exception | None:
+        """Why it is over, or is about to be. Few ask for that of an event."""
+        if isinstance(self.why, Event):
+            self.why = error_of(self.why, self.where)
+        return self.why
 
     # ---- what happens to it ----
 
@@ -135,17 +177,19 @@ class Link:
             return
         if kind in OVER:
             # First, so that whoever sees the flush finds out why.
-            self.error = self.error or error_of(event, self.where)
+            self.why = self.why or event
             if kind == DISCONNECTED:
                 self.hang_up()
             self.ended = True
+            self.bell.ring_at_once()
+            return
         if event.request is not None and len(self.events) >= self.backlog:
             event.request.close()  # and so rejected
             return
         self.events.append(event)
         if self.id.closed:  # since the event was read
             self._reject_waiting()
-        self.bell.ring_at_once(self.has_news)
+        self.bell.ring_at_once(self.events)
 
     def hang_up(self) -> None:
         """Tell the peer, and end what was posted: nothing of it can succeed any more. Once."""
@@ -164,7 +208,7 @@ class Link:
 
     def lose(self, why: str) -> None:
         """The peer is taken for dead; called by the thread that has found out."""
-        self.error = self.error or UnreachableError(f"{self.where}: {why}")
+        self.why = self.why or UnreachableError(f"{self.where}: {why}")
         self.hang_up()
         self.ended = True
         self.bell.ring()
@@ -173,23 +217,31 @@ class Link:
         """The channel has failed, of which there is one error for each link."""
         own = CMError(f"{self.where}: {error}")
         own.__cause__ = error
-        self.error = self.error or own
+        self.why = self.why or own
         self.ended = True
         self.bell.ring()
 
-    def _id_closed(self) -> None:
-        """The link, its queue pair or its context was closed; in the thread that did it."""
-        self.error = self.error or ClosedError(f"{self.where}: closed")
-        self._reject_waiting()
+    @staticmethod
+    def _id_closed(ref: weakref.ref[Link]) -> None:
+        """The link, its queue pair or its context was closed; in the thread that did it. The CMID
+        keeps no link alive."""
+        self = ref()
+        if self is None:
+            return
+        self.is_whole = False
+        self.why = self.why or ClosedError(f"{self.where}: closed")
+        if self.events:
+            self._reject_waiting()
         self.hub.remove(self)
-        self.ended = True
-        self.bell.ring()
+        if not self.ended:  # else nobody sleeps any more, or is being woken
+            self.ended = True
+            self.bell.ring()
 
     def _reject_waiting(self) -> None:
         """The requests that nobody will answer; in any thread."""
         while self.events:
             with contextlib.suppress(IndexError):  # another thread was faster
-                request = self.events.popleft().request
+                request = self.events.pop(0).request
                 if request is not None:
                     request.close()
 
@@ -198,11 +250,11 @@ class Link:
         if self.id.closed:
             return
         # Before the goodbye, of which an event of our own may tell.
-        self.error = self.error or ClosedError(f"{self.where}: closed")
+        self.why = self.why or ClosedError(f"{self.where}: closed")
         if self.group is not None and self.qp is not None:
             with contextlib.suppress(OSError, ClosedError):
                 self.qp.detach_mcast(*self.group)
-        elif self.qp is not None:
+        elif self.qp is not None and not self.hung_up:
             self.hang_up()
         if self.id.is_iwarp and self.id.state == "CONNECTING":
             # The kernel waits for the peer's host until it lets go of the identifier.
@@ -215,22 +267,22 @@ class Link:
     def __del__(self) -> None:
         # Where __init__() has failed there may be no identifier. The collector has dropped the weak
         # references by now, so that no callback has told the hub.
-        if hasattr(self, "_on_id_closed"):
+        if self.is_whole:
             if not self.id.closed:
                 self.close()
-            elif self.error is None:  # closed by the collector, a moment ago
+            elif self.why is None:  # closed by the collector, a moment ago
                 self.hang_up()
             self.hub.remove(self)
 
     def say_goodbye(self) -> None:
         """Begin to end it, unless it is over."""
-        if self.error is None:
+        if self.why is None:
             self.hang_up()
 
     def listen(
         self, address: Address, backlog: int, *, reuse_address: bool, only_ipv6: bool
     ) -> None:
-        self.where = f"listening on {address[0]} port {address[1]}"
+        self.doing, self.address = "listening on", address
         self.backlog = backlog
         if reuse_address:
             self.id.set_option(OPTION_REUSEADDR, 1)
@@ -238,7 +290,7 @@ class Link:
             self.id.set_option(OPTION_AFONLY, 1)
         self.id.bind_addr(address)
         if self.id.local is not None:  # where a port was chosen
-            self.where = f"listening on {address[0]} port {self.id.local[1]}"
+            self.address = address[0], self.id.local[1]
         if self.datagrams and self.id.is_iwarp:
             device = self.id.device
             raise VerbsError(errno.EOPNOTSUPP, f"{device} is an iWARP device, without datagrams")
@@ -246,7 +298,7 @@ class Link:
 
     def of_request(self, event: Event) -> Link:
         """The link of a peer that wants to connect to this one."""
-        if self.error is not None and self.hub.channel.closed:  # since the event was taken in
+        if self.hub.channel.closed and self.error is not None:  # since the event was taken in
             raise self.error
         return Link(self.hub, event.request, datagrams=self.datagrams)
 
@@ -254,7 +306,7 @@ class Link:
         """A request is answered once; not by a queue pair that cannot do it."""
         if self.answer is not None:
             raise ValueError(f"this request was {self.answer} already")
-        if self.error is not None:
+        if self.why is not None:
             raise ClosedError("this request was closed, and so rejected")
         if qp is not None:
             check_device(self.id, qp.context.name)
@@ -274,20 +326,39 @@ class Link:
 
     def expect(self, *wanted: CMEventType) -> Steps:
         """Wait for one of these events; raise what ends the attempt."""
+        return self.expect_until(self.end, wanted)
+
+    @awaited
+    def expect_until(self, end: float | None, wanted: tuple[CMEventType, ...]) -> Steps:
         while True:
             while self.events:
-                event = self.events.popleft()
+                event = self.events.pop(0)
                 if event.error is not None:
-                    if self.id.state in ("DISCONNECTED", "FAILED"):
-                        continue  # the peer has gone meanwhile, of which an event tells
+                    if self.peer_has_gone():
+                        continue
                     raise event.error
                 if event.event in wanted:
                     return event
                 if event.event in ENDS:
                     raise error_of(event, self.where)
-            if self.error is not None:
+            if self.why is not None and self.error is not None:
                 raise self.error.with_traceback(None)  # which would grow with each raise
-            yield
+            if not (yield from self.bell.sleep(self.has_news, end)):
+                raise self.no_answer()
+
+    @awaited
+    def over(self, end: float | None) -> Steps:
+        """Wait until it is over."""
+        while not self.ended:
+            if not (yield from self.bell.sleep(self.is_over, end)):
+                raise self.no_answer()
+
+    def peer_has_gone(self) -> bool:
+        """Why a step has failed: an event tells of it, or will."""
+        return self.id.state in ("DISCONNECTED", "FAILED")
+
+    def no_answer(self) -> TimeoutError:
+        return TimeoutError(f"{self.where}: no answer in time")
 
     def resolve(
         self, source: Address | None, peer: Address, goal: str, *wanted: CMEventType
@@ -298,21 +369,23 @@ class Link:
             self.id.resolve_addr(source, peer, min(left, RESOLVE_TRY_MS), goal)
             left -= RESOLVE_TRY_MS
             try:
-                event = yield from self.expect(CMEventType.ADDR_RESOLVED, *wanted)
+                event = yield from self.expect(ADDR_RESOLVED, *wanted)
             except UnreachableError as e:
                 if left <= 0 or (e.event, e.status) != (CMEventType.ADDR_ERROR, -errno.ETIMEDOUT):
                     raise
             else:
                 break
-        if event.event == CMEventType.ADDR_RESOLVED and self.qp is not None:
+        if event.event == ADDR_RESOLVED and self.qp is not None:
             check_device(self.id, self.qp.context.name)
         return event
 
+    @awaited
     def find(self, source: Address | None, peer: Address) -> Steps:
         """No more than the way."""
-        self.where = f"the way to {peer[0]}"
+        self.doing, self.address = "the way to", peer
         yield from self.resolve(source, peer, "ROUTE_RESOLVED", CMEventType.ROUTE_RESOLVED)
 
+    @awaited
     def connect(
         self,
         qp: QP,
@@ -322,7 +395,7 @@ class Link:
         on_init: Any = None,
     ) -> Steps:
         """Ask the peer for a connection, and make the queue pair part of it."""
-        self.where = f"connecting to {peer[0]} port {peer[1]}"
+        self.doing, self.address = "connecting to", peer
         self.take(qp, options)
         try:
             if on_init is None:
@@ -336,7 +409,7 @@ class Link:
                 raise
             self.qp = None  # which is as before, and can try again
             raise error from e
-        self.begin(f"the connection to {peer[0]} port {peer[1]}", options)
+        self.begin("the connection to", options)
         return event
 
     def connect_in_steps(
@@ -355,7 +428,7 @@ class Link:
             self.to_init(qp, options, on_init)
             self.id.establish()
         except (OSError, RuntimeError):
-            if self.id.state in ("DISCONNECTED", "FAILED"):  # the peer has gone meanwhile
+            if self.peer_has_gone():
                 yield from self.expect()
             raise
         return event
@@ -365,9 +438,10 @@ class Link:
             self.id.modify_qp(QPState.INIT, options.access)
             on_init(qp)
 
+    @awaited
     def join(self, qp: QP, source: Address | None, group: Address) -> Steps:
         """Become a member of a multicast group, and its queue pair as well."""
-        self.where = f"joining {group[0]}"
+        self.doing, self.address = "joining", group
         self.take(qp)
         yield from self.resolve(source, group, "ADDR_RESOLVED")
         for state in (QPState.INIT, QPState.RTR, QPState.RTS):
@@ -379,9 +453,10 @@ class Link:
         known = path["dgid"], path["dlid"]
         qp.attach_mcast(*known)
         self.group = known
-        self.where = f"the multicast group {group[0]}"
+        self.doing = "the multicast group"
         return event
 
+    @awaited
     def accept(self, qp: QP, options: Options, on_init: Any = None) -> Steps:
         """Answer the request of a peer."""
         self.take(qp, options)
@@ -392,34 +467,31 @@ class Link:
             if e.verb.startswith("ibv_"):  # the QP's own
                 raise
             raise PeerGoneError(f"{self.where}: the peer has gone, or given up: {e}") from e
-        if qp.qp_type != QPType.UD:
+        if not self.datagrams:
             try:
-                yield from self.expect(CMEventType.ESTABLISHED)
+                yield from self.expect(ESTABLISHED)
             except CMError as e:
                 raise PeerGoneError(f"{self.where}: the peer has gone, or given up: {e}") from e
-        self.begin(self.where.replace("accepting", "the connection from", 1), options)
+        self.begin("the connection from", options)
 
-    def begin(self, where: str, options: Options) -> None:
+    def begin(self, what: str, options: Options) -> None:
         """It is established."""
-        self.where = where
+        self.doing = what
         if options.keepalive is not None:
             Keepalives.add(self, options.keepalive)
 
-    def request(self) -> Steps:
-        """Wait for the next peer that wants to connect."""
-        return (yield from self.expect(CMEventType.CONNECT_REQUEST))
-
     def has_news(self) -> bool:
         """For steps that wait."""
-        return bool(self.events) or self.error is not None
+        return bool(self.events) or self.why is not None
 
     def is_over(self) -> bool:
+        """For those that wait for its end."""
         return self.ended
 
     def take(self, qp: QP, options: Options | None = None) -> None:
         """From now on the link goes along with that queue pair, which is connected as the options
         say."""
-        if options is not None:
+        if options is not None and (options.ack_timeout, options.tos) != (None, None):
             set_options(self.id, options)
         self.id.bind_qp(qp)
         self.qp = qp
@@ -445,12 +517,4 @@ def set_options(cmid: CMID, options: Options) -> None:
 
 def parameters(options: Options) -> tuple[Any, ...]:
     """What CMID.prepare() takes."""
-    responder, initiator = options.responder_resources, options.initiator_depth
-    return (
-        options.private_data,
-        options.access,
-        AS_MANY if responder is None else responder,
-        AS_MANY if initiator is None else initiator,
-        options.retry_count,
-        options.rnr_retry_count,
-    )
+    return options[:6]

@@ -36,7 +36,7 @@ class _Call:
 
 
 class Turns:
-    """Those of one event loop; used in its thread alone."""
+    """Those of one event loop; used in its thread, but for calls that another loop makes now."""
 
     def __init__(self, loop: Loop, new_wakeup: Callable[[Loop], Wakeup | TrioWakeup]) -> None:
         self._loop = loop
@@ -45,28 +45,30 @@ class Turns:
         self._is_scheduled = False
         self._spent = 0.0  # in calls, since the last turn that began with a call from the line
 
-    async def make(self, call: Callable[[], None]) -> None:
-        """Make the call, now or in a later turn; if the task is cancelled meanwhile, at once."""
-        if not self._loop.runs_here():  # the task is of a loop that did not make the connection
+    def make_now(self, call: Callable[[], None]) -> bool:
+        """Make the call, if this turn has time for it, and return whether it has."""
+        if (self._line or self._spent >= TURN) and self._loop.runs_here():
+            return False  # a task of a loop that did not make the connection has no turn here
+        start = time.monotonic()
+        try:
             call()
-        elif self._line or self._spent >= TURN:
-            one = _Call(call, self._new_wakeup(self._loop))
-            self._line.append(one)
-            self._schedule()
-            try:
-                await one.wakeup
-            finally:
-                if not one.is_done:
-                    self._line.remove(one)
-                    one.make()
-            if one.error is not None:
-                raise one.error
-        else:
-            start = time.monotonic()
-            try:
-                call()
-            finally:
-                self._spent += time.monotonic() - start
+        finally:
+            self._spent += time.monotonic() - start
+        return True
+
+    async def make_later(self, call: Callable[[], None]) -> None:
+        """Make the call in a later turn; if the task is cancelled meanwhile, at once."""
+        one = _Call(call, self._new_wakeup(self._loop))
+        self._line.append(one)
+        self._schedule()
+        try:
+            await one.wakeup
+        finally:
+            if not one.is_done:
+                self._line.remove(one)
+                one.make()
+        if one.error is not None:
+            raise one.error
 
     def _schedule(self) -> None:
         if not self._is_scheduled:

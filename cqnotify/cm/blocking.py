@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .._core import ClosedError
-from .._timeouts import deadline, left_until
+from .._timeouts import checked_deadline, deadline
 from ..enums import AccessFlags
 from ..qp import QP
 from . import _arguments as check
@@ -31,11 +31,12 @@ from ._ends import (
     BaseRequest,
     End,
     Resolved,
+    event_of,
     link_of,
     resolved_by,
 )
 from ._hub import ThreadHub
-from ._link import Address, Link
+from ._link import REQUEST, Address, Link
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -45,22 +46,19 @@ if TYPE_CHECKING:
 __all__ = ["Connection", "Group", "Listener", "Request", "connect", "join", "listen", "resolve"]
 
 
-def _run(link: Link, steps: Steps, timeout: float | None) -> Any:
-    """Run steps, which end within the timeout."""
-    end = deadline(timeout)
+def _run(steps: Steps) -> Any:
+    """Run steps, of which none yields: the bell of a thread lets it sleep."""
     try:
-        while True:
-            next(steps)
-            if not link.bell.wait_for(link.has_news, left_until(end)):
-                raise TimeoutError(f"{link.where}: no answer in time")
+        next(steps)
     except StopIteration as e:
         return e.value
+    raise AssertionError("a step has yielded, in a thread")
 
 
-def _run_or_close(link: Link, steps: Steps, timeout: float | None) -> Any:
+def _run_or_close(link: Link, steps: Steps) -> Any:
     """The same; a link whose steps did not come to their end is closed."""
     try:
-        return _run(link, steps, timeout)
+        return _run(steps)
     except BaseException:
         link.close()
         raise
@@ -83,10 +81,9 @@ def _of_the_first(
     """Run steps for one address after the other, until they succeed; with links of their own."""
     end = deadline(timeout)
     for i, address in enumerate(found):
-        link = Link(ThreadHub.get(), datagrams=datagrams)
-        left = left_until(end)
+        link = Link(ThreadHub.get(), datagrams=datagrams, end=end)
         try:
-            return link, _run_or_close(link, steps(link, address), left), address
+            return link, _run_or_close(link, steps(link, address)), address
         except OSError:
             if i == len(found) - 1:
                 raise
@@ -117,10 +114,7 @@ class Connection(_Closes, BaseConnection):
 
     def closed(self, timeout: float | None = None) -> None:
         """Wait until the connection is over, see `cqnotify.cm.Connection.closed`."""
-        check.check_timeout(timeout)
-        link = link_of(self)
-        if not link.bell.wait_for(link.is_over, timeout):
-            raise TimeoutError(f"{link.where}: no answer in time")
+        _run(link_of(self).over(checked_deadline(timeout)))
 
 
 def connect(
@@ -151,14 +145,16 @@ def connect(
         private_data,
         check.CONNECT,
         timeout,
-        access=access,
-        ack_timeout=ack_timeout,
-        tos=tos,
-        retry_count=retry_count,
-        rnr_retry_count=rnr_retry_count,
-        responder_resources=responder_resources,
-        initiator_depth=initiator_depth,
-        keepalive=keepalive,
+        (
+            access,
+            ack_timeout,
+            tos,
+            retry_count,
+            rnr_retry_count,
+            responder_resources,
+            initiator_depth,
+            keepalive,
+        ),
     )
     datagrams = check.is_datagrams(qp)
     own = None if source is None else _addresses(source, 0)[0]
@@ -168,7 +164,7 @@ def connect(
         datagrams,
         lambda link, address: link.connect(qp, own, address, options, on_init),
     )
-    return Connection(link, qp, (event.private_data, event.parameters))
+    return Connection(link, qp, event)
 
 
 def resolve(host: str, *, timeout: float | None = 10.0, source: str | None = None) -> Resolved:
@@ -218,23 +214,28 @@ class Request(BaseRequest):
         keepalive: float | None = None,
     ) -> Connection:
         """Accept the connection, see `cqnotify.cm.Request.accept`."""
+        event = event_of(self)
         options = check.connection_options(
             qp,
             private_data,
             check.ACCEPT,
             timeout,
-            access=access,
-            ack_timeout=ack_timeout,
-            rnr_retry_count=rnr_retry_count,
-            retry_count=self.parameters.get("retry_count", 0),
-            responder_resources=responder_resources,
-            initiator_depth=initiator_depth,
-            keepalive=keepalive,
+            (
+                access,
+                ack_timeout,
+                None,
+                event.retry_count,
+                rnr_retry_count,
+                responder_resources,
+                initiator_depth,
+                keepalive,
+            ),
         )
         link = link_of(self)
         link.begin_answer("accepted", qp)
-        _run_or_close(link, link.accept(qp, options, on_init), timeout)
-        return Connection(link, qp, (self.private_data, self.parameters))
+        link.end = deadline(timeout)
+        _run_or_close(link, link.accept(qp, options, on_init))
+        return Connection(link, qp, event)
 
     def reject(self, private_data: bytes = b"") -> None:
         """Reject the connection, see `cqnotify.cm.Request.reject`."""
@@ -250,8 +251,7 @@ class Listener(_Closes, BaseListener):
 
         Raises TimeoutError, and ClosedError once the listener was closed.
         """
-        check.check_timeout(timeout)
-        event = _run(link_of(self), link_of(self).request(), timeout)
+        event = _run(link_of(self).expect_until(checked_deadline(timeout), REQUEST))
         return Request(link_of(self).of_request(event), event)
 
     def __iter__(self) -> Iterator[Request]:

@@ -100,10 +100,13 @@ static PyMethodDef cm_channel_methods[] = {
     {"read_event", cm_channel_read, METH_NOARGS,
      "read_event($self, /)\n--\n\n"
      "The oldest event that has arrived, acknowledged already, or None; never sleeps.\n\n"
-     "A tuple: the CMID that it is of, the event's number, its status, the private data, a dict of "
-     "the peer's parameters, of a CONNECT_REQUEST the CMID of the new connection, else None, and "
-     "the exception of the step that the core took and that failed, or None. An empty tuple: the "
-     "core took a step towards the goal of a CMID, and there may be more.\n\n"
+     "A tuple: the CMID that it is of, the event's number, its status, the private data, what the "
+     "peer said of itself, of a CONNECT_REQUEST the CMID of the new connection, else None, and the "
+     "exception of the step that the core took and that failed, or None. An empty tuple: the core "
+     "took a step towards the goal of a CMID, and there may be more.\n\n"
+     "A peer says the fields of struct rdma_conn_param: the number of its QP, responder_resources, "
+     "initiator_depth, retry_count, rnr_retry_count, srq; of datagrams it is a dict of those of "
+     "struct rdma_ud_param; of other events None.\n\n"
      "Wraps rdma_get_cm_event(3) and rdma_ack_cm_event(3)."},
     {"fileno", cm_channel_fileno, METH_NOARGS,
      "fileno($self, /)\n--\n\n"

@@ -9,18 +9,17 @@ static bool has_parameters(enum rdma_cm_event_type type)
            type == RDMA_CM_EVENT_ESTABLISHED || type == RDMA_CM_EVENT_MULTICAST_JOIN;
 }
 
-/* What a peer said of a connection, or of where its datagrams go. */
+/* What a peer said of a connection, or of where its datagrams go. Few programs look at the former:
+ * its fields have their names in Python. */
 static PyObject *parameters(const cqn_cm_event *event)
 {
     if (!has_parameters(event->type)) {
-        return PyDict_New();
+        Py_RETURN_NONE;
     }
     if (!event->datagrams) {
         const struct rdma_conn_param *p = &event->conn;
-        return Py_BuildValue("{sIsBsBsBsBsB}", "qp_num", p->qp_num, "responder_resources",
-                             p->responder_resources, "initiator_depth", p->initiator_depth,
-                             "retry_count", p->retry_count, "rnr_retry_count", p->rnr_retry_count,
-                             "srq", p->srq);
+        return Py_BuildValue("(IBBBBB)", p->qp_num, p->responder_resources, p->initiator_depth,
+                             p->retry_count, p->rnr_retry_count, p->srq);
     }
     PyObject *ah_attr = cqn_ah_attr_to_dict(&event->ud.ah_attr);
     return ah_attr == NULL ? NULL
@@ -33,10 +32,10 @@ static PyObject *parameters(const cqn_cm_event *event)
 static PyObject *make_cm_event(cqn_cm_channel *self, cqn_cm_event *event, PyObject *owner,
                                PyObject *error)
 {
-    PyObject *dict = parameters(event);
+    PyObject *said = parameters(event);
     PyObject *data =
         PyBytes_FromStringAndSize((const char *)event->private_data, event->private_len);
-    PyObject *tuple = dict == NULL || data == NULL ? NULL : PyTuple_New(7);
+    PyObject *tuple = said == NULL || data == NULL ? NULL : PyTuple_New(7);
     PyObject *type = tuple == NULL ? NULL : PyLong_FromLong(event->type);
     PyObject *status = type == NULL ? NULL : PyLong_FromLong(event->status);
     PyObject *request = status == NULL ? NULL
@@ -44,7 +43,7 @@ static PyObject *make_cm_event(cqn_cm_channel *self, cqn_cm_event *event, PyObje
                             ? Py_NewRef(Py_None)
                             : (PyObject *)cqn_cm_id_of_request(self, event->request);
     if (request == NULL) {
-        Py_XDECREF(dict);
+        Py_XDECREF(said);
         Py_XDECREF(data);
         Py_XDECREF(tuple);
         Py_XDECREF(type);
@@ -56,7 +55,7 @@ static PyObject *make_cm_event(cqn_cm_channel *self, cqn_cm_event *event, PyObje
     PyTuple_SET_ITEM(tuple, 1, type);
     PyTuple_SET_ITEM(tuple, 2, status);
     PyTuple_SET_ITEM(tuple, 3, data);
-    PyTuple_SET_ITEM(tuple, 4, dict);
+    PyTuple_SET_ITEM(tuple, 4, said);
     PyTuple_SET_ITEM(tuple, 5, request);
     PyTuple_SET_ITEM(tuple, 6, Py_NewRef(error != NULL ? error : Py_None));
     return tuple;
