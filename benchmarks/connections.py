@@ -185,7 +185,7 @@ BENCHMARK = Benchmark(
     subjects={"C": InC("connections", str(N)), "core": core, "cqnotify": cqnotify},
     # Instructions of Python beside those of C. In seconds most is the kernel's, of both.
     limits=(
-        Limit("cqnotify", case="connect", over="C", at_most=2.1),
-        Limit("cqnotify", case="close", over="C", at_most=2.0),
+        Limit("cqnotify", case="connect", over="C", at_most=1.8),
+        Limit("cqnotify", case="close", over="C", at_most=1.75),
     ),
 )
