@@ -332,7 +332,10 @@ class Link:
     def expect_until(self, end: float | None, wanted: tuple[CMEventType, ...]) -> Steps:
         while True:
             while self.events:
-                event = self.events.pop(0)
+                try:
+                    event = self.events.pop(0)
+                except IndexError:  # another thread was faster
+                    break
                 if event.error is not None:
                     if self.peer_has_gone():
                         continue

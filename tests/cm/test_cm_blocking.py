@@ -109,6 +109,20 @@ def test_waits_end_by_their_deadlines(ctx: Context, listener: blocking.Listener)
         assert 0.05 <= time.monotonic() - began < GIVEN_UP
 
 
+def test_of_two_threads_one_takes_the_request(listener: blocking.Listener) -> None:
+    class TakenMeanwhile(list[Any]):
+        """Another thread takes what this one has just seen."""
+
+        def pop(self, _: Any = -1) -> Any:
+            self.clear()
+            return super().pop(0)
+
+    listener._link.events = TakenMeanwhile([None])
+    with pytest.raises(TimeoutError):
+        listener.get_request(timeout=0)
+    assert not listener._link.events
+
+
 @pytest.mark.parametrize("what", ["listener", "connection"])
 def test_waits_end_when_another_thread_closes_it(
     ctx: Context, listener: blocking.Listener, what: str
