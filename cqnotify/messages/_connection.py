@@ -114,8 +114,13 @@ class Connection:
         check_timeout(timeout)
         session = self._session
         session.check_open()
-        outgoing = Outgoing([bytes_of(buffer) for buffer in buffers])
-        session.sender.check(outgoing)
+        views = [bytes_of(buffer) for buffer in buffers]
+        nbytes = sum([view.nbytes for view in views])
+        session.sender.check(len(views), nbytes)
+        if session.send_now(views, nbytes):
+            return
+        outgoing = Outgoing(views, nbytes)
+        del views  # the traceback of what this raises would keep the buffers
         session.sender.waiting.append(outgoing)
         session.go_on()
         if session.flow.is_low:
@@ -191,7 +196,8 @@ class Connection:
         session = self._session
         session.check_open()
         future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
-        reading = Reading(Fetch(session.parts, incoming, place, session.limits), future)
+        fetch = Fetch(session.parts, incoming, place, session.limits)
+        reading = Reading(fetch, future, session.go_on)
         session.reader.start(reading)
         session.go_on()
         try:
@@ -233,6 +239,7 @@ class Connection:
                 raise
         if session.settling is not None:
             await asyncio.shield(session.settling)
+        await session.parts.registrations.pinning.idle()
 
     def abort(self) -> None:
         """End it at once, without a farewell: the peer loses the connection. Twice is fine."""

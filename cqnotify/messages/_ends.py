@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
-from .. import ClosedError, cm
+from .. import ClosedError, VerbsError, cm
 from .._timeouts import check_timeout, deadline, left_until
 from . import _wire as wire
 from ._connection import Connection
@@ -125,7 +125,8 @@ class Listener:
 
     async def _welcome(self, request: cm.Request) -> None:
         """One peer, which may take its time without keeping the others waiting."""
-        with contextlib.suppress(OSError, TimeoutError):  # the peer has gone, or is none
+        # The peer has gone, or is none; or there is no memory even for an answer.
+        with contextlib.suppress(OSError, TimeoutError, MemoryError):
             try:
                 peer = wire.parse_hello(request.private_data)
                 if len(self._ready) + len(self._tasks) > self._backlog:
@@ -140,11 +141,7 @@ class Listener:
                 self._ready.put(conn)
 
     async def _accept(self, request: cm.Request, peer: wire.Hello) -> Connection:
-        name = request.device
-        assert name is not None, "a request has come by a device"
-        if name not in self._devices:
-            self._devices[name] = Device.of(name)
-        parts = Parts(Device.of(name), self._options)
+        parts = self._new_parts(request)
         try:
             parts.connected(
                 await request.accept(
@@ -163,6 +160,16 @@ class Listener:
             parts.close()
             raise
         return Connection(session)
+
+    def _new_parts(self, request: cm.Request) -> Parts:
+        name = request.device
+        assert name is not None, "a request has come by a device"
+        try:
+            if name not in self._devices:
+                self._devices[name] = Device.of(name)
+            return Parts(Device.of(name), self._options)
+        except (VerbsError, MemoryError) as e:
+            raise RefusedError(f"there is no room for another connection there: {e}") from e
 
     async def accept(self, timeout: float | None = None) -> Connection:
         """Wait for the next connection. Raises TimeoutError, and ClosedError after close."""
@@ -190,21 +197,25 @@ class Listener:
         if self._error is not None:
             return
         self._error = error
-        self._listener.close()
         for task in self._tasks:
             task.cancel()
         self._ready.fail(error)
-        while len(self._ready):
-            self._ready.pop().abort()
-        for device in self._devices.values():
-            device.leave()
-        self._devices.clear()
+        try:
+            self._listener.close()
+        finally:
+            while len(self._ready):
+                self._ready.pop().abort()
+            for device in self._devices.values():
+                device.leave()
+            self._devices.clear()
 
     async def aclose(self) -> None:
         """The same; afterwards nothing of it runs any more."""
-        self.close()
-        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
-        await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            self.close()
+        finally:
+            tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def listen(host: str, port: int, *, options: Options | None = None, backlog: int = 64) -> Listener:

@@ -15,7 +15,7 @@ come once each, and so does the first frame on iWARP. These are the SPARE receiv
 from __future__ import annotations
 
 from ._errors import ProtocolError
-from ._wire import LAST, MASK, Header, Kind
+from ._wire import LAST, MASK, MESSAGES, OFFER, Header, Kind
 
 
 def _ahead(name: str, value: int, known: int, most: int) -> int:
@@ -70,9 +70,9 @@ class Flow:
     def header(self, kind: Kind) -> Header:
         """That of a frame which is sent now."""
         flags = 0
-        if kind in (Kind.DATA, Kind.OFFER):
+        if kind in MESSAGES:
             self.sent += 1
-            self.offered += kind == Kind.OFFER
+            self.offered += kind is OFFER
             flags = 0 if self.room else LAST
         if self.freed_here > self._told:
             self._peer_waits = False
@@ -87,13 +87,13 @@ class Flow:
         self.freed = _ahead("the number of messages taken", header.freed, self.freed, self.sent)
         done = _ahead("the number of offers read", header.done, self.done, self.offered)
         newly, self.done = done - self.done, done
-        if header.kind in (Kind.DATA, Kind.OFFER):
+        if header.kind in MESSAGES:
             self._message(header)
         return newly
 
     def _message(self, header: Header) -> None:
         self.received += 1
-        self.offers_received += header.kind == Kind.OFFER
+        self.offers_received += header.kind is OFFER
         left = self._granted_here + self._told - self.received
         if left < 0:
             raise ProtocolError(f"message {self.received} was sent without a credit")

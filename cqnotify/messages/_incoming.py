@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Union
 
 from . import _wire as wire
 from ._memory import own_memory, writable_bytes_of
+from ._pinning import SLOW, result_later
 from ._wire import Limits, Offer, Piece, Remote
 
 if TYPE_CHECKING:
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from .._core import _Buffer as AnyBuffer
     from ._memory import Registration
     from ._parts import Parts
+
+_T = TypeVar("_T")
 
 LARGEST_READ = 1 << 20  # bytes of one work request
 
@@ -72,8 +76,10 @@ def copy(incoming: Incoming, place: Place) -> list[Any]:
     return [place.copied(i, frame[a:b]) for i, (a, b) in enumerate(incoming.bounds)]
 
 
-# What is to be read next; None: not until all reads that were begun have completed.
-Steps = Generator["tuple[SGE, Remote] | None", None, list[Any]]
+# What is to be read next. None: not until all reads that were begun have completed; a future: not
+# until there is memory.
+Step = Union["tuple[SGE, Remote]", "asyncio.Future[Any]", None]
+Steps = Generator[Step, None, list[Any]]
 
 
 class Fetch:
@@ -85,6 +91,7 @@ class Fetch:
         self._most = min(parts.device.max_msg_sz, LARGEST_READ)
         self._own: list[MR] = []
         self._registrations: list[Registration] = []
+        self._let_go: Callable[[], None] | None = None  # of what a thread is making
 
     def steps(self) -> Steps:
         offer = self._incoming.offer
@@ -108,23 +115,40 @@ class Fetch:
         yield None
         return frames
 
-    def _frame(
-        self, index: int, piece: Piece, remote: Remote
-    ) -> Generator[tuple[SGE, Remote], None, memoryview]:
+    def _frame(self, index: int, piece: Piece, remote: Remote) -> Generator[Step, None, memoryview]:
         if not self._place.is_given:
             return (yield from self._fetch(remote))
         view = self._place.memory(index, piece.length)
-        one = self._parts.registrations.take(view, self._sink)
+        registrations = self._parts.registrations
+        if registrations.is_slow(view, self._sink):
+            making = registrations.take_slowly(view, self._sink)
+            one = yield from self._made(making, registrations.give_back)
+        else:
+            one = registrations.take(view, self._sink)
         self._registrations.append(one)
         yield from self._reads(one.mr, remote)
         return view
 
-    def _fetch(self, remote: Remote) -> Generator[tuple[SGE, Remote], None, memoryview]:
+    def _fetch(self, remote: Remote) -> Generator[Step, None, memoryview]:
         """Into new memory."""
-        mr = own_memory(self._parts.pd, remote.length, self._sink)
+        pd, pinning, sink = self._parts.pd, self._parts.registrations.pinning, self._sink
+        if remote.length < SLOW:
+            mr = own_memory(pd, remote.length, sink)
+        else:
+            making = pinning.start(lambda: own_memory(pd, remote.length, sink))
+            mr = yield from self._made(making, pinning.close)
         self._own.append(mr)
         yield from self._reads(mr, remote)
         return memoryview(mr)
+
+    def _made(
+        self, making: asyncio.Future[_T], give_back: Callable[[_T], None]
+    ) -> Generator[Step, None, _T]:
+        """What a thread makes."""
+        self._let_go = lambda: result_later(making, give_back)
+        yield making
+        self._let_go = None
+        return making.result()
 
     @property
     def _sink(self) -> AccessFlags:
@@ -137,8 +161,11 @@ class Fetch:
 
     def release(self) -> None:
         """What was read remains in memory; the device reaches it no more."""
+        if self._let_go is not None:
+            self._let_go()
+            self._let_go = None
         for mr in self._own:
-            mr.close()
+            self._parts.registrations.pinning.close(mr)
         self._own.clear()
         for one in self._registrations:
             self._parts.registrations.give_back(one)

@@ -149,14 +149,17 @@ class Parts:
     def close(self) -> None:
         """At once; the peer is told that this is the end. Twice is fine."""
         if self.conn is not None:
-            self.conn.close()
+            _close(self.conn)
         self._close_rest()
 
     async def aclose(self) -> None:
         """The same, in turns of the event loop that have time for it."""
         if self.conn is not None:
-            await self.conn.aclose()
+            with contextlib.suppress(VerbsError):
+                await self.conn.aclose()
         self._close_rest()
+        if hasattr(self, "registrations"):
+            await self.registrations.pinning.idle()
 
     def _close_rest(self) -> None:
         if self.is_closed:
@@ -165,16 +168,22 @@ class Parts:
         for acq in (getattr(self, "sent", None), getattr(self, "received", None)):
             if acq is not None:
                 acq.close()
-        for one in reversed(self._made):
-            if isinstance(one, PD):
-                self._release_memory()
-            with contextlib.suppress(VerbsError):  # of a device that is gone
-                one.close()
-        self._made.clear()
+        while self._made and not isinstance(self._made[-1], PD):
+            _close(self._made.pop())
+        if not hasattr(self, "registrations"):
+            self._close_last()
+            return
+        self.registrations.close()
+        if hasattr(self, "mr"):  # that which messages lie in remains, while there are views of it
+            self.mr.close()
+        self.registrations.pinning.when_idle(self._close_last)
+
+    def _close_last(self) -> None:
+        while self._made:
+            _close(self._made.pop())
         self.device.leave()
 
-    def _release_memory(self) -> None:
-        """That which messages lie in remains, as long as there are views of it."""
-        self.registrations.close()
-        if hasattr(self, "mr"):
-            self.mr.close()
+
+def _close(one: PD | CQ | QP | cm.Connection) -> None:
+    with contextlib.suppress(VerbsError):  # of a device that is gone
+        one.close()

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
 SIGNAL_EACH: Final = 8  # frames; and each quarter of the ring's memory
 ALIGN: Final = 64
+# By whether it is solicited, and then signaled: combining flags is slow.
+FLAGS: Final = (
+    (SendFlags(0), SendFlags.SIGNALED),
+    (SendFlags.SOLICITED, SendFlags.SOLICITED | SendFlags.SIGNALED),
+)
 
 
 class Ring:
@@ -45,6 +50,10 @@ class Ring:
         self._taken = taken
         return at
 
+    def take_back(self, mark: int) -> None:
+        """Nothing that was taken since is used."""
+        self._taken = mark
+
     @property
     def mark(self) -> int:
         """For free_to(), of what was taken so far."""
@@ -60,8 +69,15 @@ class Done(Protocol):
     def completed(self) -> None: ...
 
 
-class _Posted(NamedTuple):
+class _Signaled(NamedTuple):
+    """A work request that has a completion.
+
+    places: those in the queue of this one, and of those before it that have none.
+    mark: of the ring, with all of them.
+    """
+
     number: int
+    places: int
     mark: int
     done: Done | None
 
@@ -73,15 +89,22 @@ class SendQueue:
         self._memory = memoryview(mr)[start:]
         self._ring = Ring(len(self._memory))
         self._places = places
-        self._posted: deque[_Posted] = deque()
+        self._posted: deque[_Signaled] = deque()
         self._number = 0
-        self._unsignaled = 0
+        self._taken = 0  # places
+        self._unsignaled = 0  # the last so many work requests
         self._signaled_to = 0  # of the ring
         self._at = self._length = 0  # of the frame that is being written
+        self._before = 0  # the ring's mark without that frame
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the completion of everything in it is known."""
+        return not self._taken
 
     @property
     def has_place(self) -> bool:
-        return len(self._posted) < self._places
+        return self._taken < self._places
 
     def has_room(self, length: int) -> bool:
         return self.has_place and self._ring.has_room(length)
@@ -90,6 +113,7 @@ class SendQueue:
         """Memory for a frame, which the caller writes and then posts. None if there is no room."""
         if not self.has_place:
             return None
+        self._before = self._ring.mark
         at = self._ring.place(length)
         if at is None:
             return None
@@ -100,22 +124,22 @@ class SendQueue:
         """The frame that is being written has become shorter than the memory for it."""
         self._length = length
 
+    def drop_frame(self) -> None:
+        """Nothing is to be sent after all."""
+        self._ring.take_back(self._before)
+
     def post_frame(self, *, solicited: bool, done: Done | None = None) -> None:
         """Send the frame; `done` hears of its completion."""
-        self._unsignaled += 1
-        flags = SendFlags.SOLICITED if solicited else SendFlags(0)
-        is_quarter = 4 * (self._ring.mark - self._signaled_to) >= len(self._memory)
-        if done is not None or is_quarter or self._unsignaled >= SIGNAL_EACH:
-            self._signals()
-            flags |= SendFlags.SIGNALED
+        self._before = mark = self._ring.mark
+        is_quarter = 4 * (mark - self._signaled_to) >= len(self._memory)
+        is_signaled = done is not None or is_quarter or self._unsignaled >= SIGNAL_EACH - 1
+        self._count(is_signaled, done)
         start = self._start + self._at
         sge = self._mr[start : start + self._length]
-        self._post(done)
-        self._qp.post_send(sge, wr_id=self._number, send_flags=flags)
+        self._qp.post_send(sge, wr_id=self._number, send_flags=FLAGS[solicited][is_signaled])
 
     def post_read(self, sge: SGE, remote: Remote, done: Done) -> None:
-        self._signals()
-        self._post(done)
+        self._count(True, done)
         self._qp.post_send(
             sge,
             wr_id=self._number,
@@ -124,18 +148,32 @@ class SendQueue:
             rkey=remote.rkey,
         )
 
-    def _signals(self) -> None:
-        self._unsignaled = 0
-        self._signaled_to = self._ring.mark
+    def post_question(self) -> None:
+        """Ask the peer's device for a sign of life. Nothing is done if the queue is full: all of
+        that finds out by itself."""
+        if self.has_place:
+            self._count(True, None)
+            number = self._number
+            self._qp.post_send(
+                None, wr_id=number, opcode=WROpcode.RDMA_WRITE, remote_addr=0, rkey=0
+            )
 
-    def _post(self, done: Done | None) -> None:
+    def _count(self, is_signaled: bool, done: Done | None) -> None:
+        """Another work request is about to be posted."""
         self._number += 1
-        self._posted.append(_Posted(self._number, self._ring.mark, done))
+        self._taken += 1
+        self._unsignaled += 1
+        if is_signaled:
+            self._signaled_to = self._ring.mark
+            posted = _Signaled(self._number, self._unsignaled, self._signaled_to, done)
+            self._posted.append(posted)
+            self._unsignaled = 0
 
     def completed(self, number: int) -> None:
         """By the wr_id of a completion that succeeded."""
         while self._posted and self._posted[0].number <= number:
             one = self._posted.popleft()
+            self._taken -= one.places
             self._ring.free_to(one.mark)
             if one.done is not None:
                 one.done.completed()

@@ -4,22 +4,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ._errors import fresh
 
 if TYPE_CHECKING:
-    from .. import SGE
-    from ._incoming import Fetch
+    from ._incoming import Fetch, Step
     from ._queue import SendQueue
-    from ._wire import Remote
 
 
 class Reading:
     """One message, whose frames the future gets."""
 
-    def __init__(self, fetch: Fetch, future: asyncio.Future[list[Any]]) -> None:
-        self._fetch = fetch
+    def __init__(
+        self, fetch: Fetch, future: asyncio.Future[list[Any]], go_on: Callable[[], None]
+    ) -> None:
+        self._fetch, self._go_on = fetch, go_on
+        self._has_memory = True
         self._steps = fetch.steps()
         self._waits = False  # for the reads under way
         self._runs = False
@@ -29,10 +31,14 @@ class Reading:
 
     def post_next(self, queue: SendQueue) -> bool:
         """Post a read. Return False if none is to be posted now."""
-        if self.is_over or self._waits:
+        if self.is_over or self._waits or not self._has_memory:
             return False
         try:
             step = self._next_step()
+            if isinstance(step, asyncio.Future):
+                self._has_memory = False
+                step.add_done_callback(self._got_memory)
+                return False
             if step is None:
                 self._waits = self.under_way > 0
                 return not self._waits and self.post_next(queue)
@@ -48,7 +54,11 @@ class Reading:
             self._end(None, e)
         return False
 
-    def _next_step(self) -> tuple[SGE, Remote] | None:
+    def _got_memory(self, _: object) -> None:
+        self._has_memory = True
+        self._go_on()
+
+    def _next_step(self) -> Step:
         self._runs = True
         try:
             return next(self._steps)
@@ -92,6 +102,10 @@ class Reader:
         self._queue = queue
         self._most = most
         self._readings: list[Reading] = []
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._readings
 
     @property
     def _under_way(self) -> int:

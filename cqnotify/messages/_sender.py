@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from . import _wire as wire
 from ._errors import fresh
 from ._memory import READABLE, own_memory
-from ._wire import Hello, Kind, Remote
+from ._pinning import result_later
+from ._wire import DATA, OFFER, Hello, Remote
 
 if TYPE_CHECKING:
     from .. import MR
@@ -24,27 +25,48 @@ if TYPE_CHECKING:
 class Outgoing:
     """A message. It keeps its buffers until the peer has them."""
 
-    def __init__(self, views: Sequence[memoryview]) -> None:
+    def __init__(self, views: Sequence[memoryview], nbytes: int) -> None:
         self.views: Sequence[memoryview] = views
-        self.nbytes: int = sum(view.nbytes for view in views)
+        self.nbytes: int = nbytes
         self.is_over: bool = False
         self.error: BaseException | None = None
         self.future: asyncio.Future[None] | None = None  # of the task that waits
         self._registrations: list[Registration] = []
         self._body: MR | None = None
+        self._pinning: asyncio.Future[Registration] | None = None  # in a thread
+        self._pinned: list[Registration | None] = []  # of the first views; None: that is quick
+
+    def is_pinned(self, parts: Parts, then: Callable[[], None]) -> bool:
+        """Whether offer() takes the kernel no long time. If it would, threads begin with that, and
+        call `then`. Raises what has failed in them."""
+        if self._pinning is not None:
+            if not self._pinning.done():
+                return False
+            done, self._pinning = self._pinning, None
+            self._pinned.append(done.result())
+        for view in self.views[len(self._pinned) :]:
+            if parts.registrations.is_slow(view, READABLE):
+                self._pinning = parts.registrations.take_slowly(view, READABLE)
+                self._pinning.add_done_callback(lambda _: then())
+                return False
+            self._pinned.append(None)
+        return True
 
     def offer(self, parts: Parts, eager: int) -> tuple[Remote, list[Remote], list[memoryview]]:
         """Grant the peer access to the large frames. Return where the body is, which is not written
         yet if it is to follow the offer; the table of frames; and the small ones."""
         remotes: list[Remote] = []
         small: list[memoryview] = []
-        for view in self.views:
+        pinned, self._pinned = self._pinned, []
+        self._registrations += filter(None, pinned)
+        for view, known in zip(self.views, pinned, strict=True):
             if view.nbytes < eager:
                 remotes.append(Remote(view.nbytes, 0, 0))
                 small.append(view)
                 continue
-            one = parts.registrations.take(view, READABLE)
-            self._registrations.append(one)
+            one = known or parts.registrations.take(view, READABLE)
+            if known is None:
+                self._registrations.append(one)
             remotes.append(Remote(view.nbytes, one.mr.addr, one.mr.rkey))
         length = len(remotes) * wire.ENTRY_SIZE + sum(view.nbytes for view in small)
         if wire.OFFER_SIZE + length <= eager:
@@ -56,11 +78,15 @@ class Outgoing:
     def end(self, parts: Parts, error: BaseException | None = None) -> None:
         """It was sent, or never will be; the device has done with it."""
         self.is_over, self.error = True, error
-        for one in self._registrations:
+        if self._pinning is not None:
+            result_later(self._pinning, parts.registrations.give_back)
+            self._pinning = None
+        for one in (*self._registrations, *filter(None, self._pinned)):
             parts.registrations.give_back(one)
         self._registrations.clear()
+        self._pinned.clear()
         if self._body is not None:
-            self._body.close()
+            parts.registrations.pinning.close(self._body)
             self._body = None
         self.views = ()
         if self.future is not None and not self.future.done():
@@ -71,9 +97,11 @@ class Outgoing:
 
 
 class Sender:
-    def __init__(self, parts: Parts, flow: Flow, queue: SendQueue, peer: Hello) -> None:
+    def __init__(
+        self, parts: Parts, flow: Flow, queue: SendQueue, peer: Hello, go_on: Callable[[], None]
+    ) -> None:
         self._parts, self._flow, self._queue = parts, flow, queue
-        self._peer = peer
+        self._peer, self._go_on = peer, go_on
         self._eager = min(parts.options.eager, peer.eager)
         self.waiting: deque[Outgoing] = deque()
         self._offered: deque[Outgoing] = deque()  # the peer has not read them yet
@@ -82,16 +110,14 @@ class Sender:
     def is_idle(self) -> bool:
         return not self.waiting and not self._offered
 
-    def check(self, outgoing: Outgoing) -> None:
+    def check(self, frames: int, nbytes: int) -> None:
         """Whether the peer takes such a message."""
         most_frames, most = self._peer.max_frames, self._peer.max_message
-        if len(outgoing.views) > most_frames:
+        if frames > most_frames:
+            raise ValueError(f"a message of {frames} frames: the peer takes at most {most_frames}")
+        if nbytes > most:
             raise ValueError(
-                f"a message of {len(outgoing.views)} frames: the peer takes at most {most_frames}"
-            )
-        if outgoing.nbytes > most:
-            raise ValueError(
-                f"a message of {outgoing.nbytes} bytes: the peer takes at most {most} (max_message "
+                f"a message of {nbytes} bytes: the peer takes at most {most} (max_message "
                 "of its Options)"
             )
 
@@ -99,30 +125,45 @@ class Sender:
         """Send as many messages as credits and room allow."""
         while self.waiting and self._flow.room:
             outgoing = self.waiting[0]
-            nbytes = wire.data_size(len(outgoing.views), outgoing.nbytes)
-            if nbytes > self._eager:
+            if wire.data_size(len(outgoing.views), outgoing.nbytes) > self._eager:
                 if not self._post_offer(outgoing):
                     return
-                continue
-            frame = self._queue.frame(nbytes)
-            if frame is None:
+            elif self._post_data(outgoing.views, outgoing.nbytes):
+                self.waiting.popleft()
+                outgoing.end(self._parts)
+            else:
                 return
-            self.waiting.popleft()
-            wire.put_header(frame, self._flow.header(Kind.DATA))
-            wire.put_data(frame, outgoing.views)
-            self._queue.post_frame(solicited=True)
-            outgoing.end(self._parts)
+
+    def post_now(self, views: Sequence[memoryview], nbytes: int) -> bool:
+        """Send a message that is copied, and need not wait. Return False if that is not so."""
+        if self.waiting or self._flow.room < 1:
+            return False
+        return self._post_data(views, nbytes)
+
+    def _post_data(self, views: Sequence[memoryview], nbytes: int) -> bool:
+        """Return False if it is too large, or there is no room for it."""
+        size = wire.data_size(len(views), nbytes)
+        frame = self._queue.frame(size) if size <= self._eager else None
+        if frame is None:
+            return False
+        wire.put_header(frame, self._flow.header(DATA))
+        wire.put_data(frame, views)
+        self._queue.post_frame(solicited=True)
+        return True
 
     def _post_offer(self, outgoing: Outgoing) -> bool:
         """Return False if it has to wait."""
         if self._flow.unread >= self._parts.options.offers:
             return False
-        frame = self._queue.frame(self._eager)
-        if frame is None:
-            return False
         try:
+            if not outgoing.is_pinned(self._parts, self._go_on):
+                return False
+            frame = self._queue.frame(self._eager)
+            if frame is None:
+                return False
             body, remotes, small = outgoing.offer(self._parts, self._eager)
-        except (OSError, MemoryError, BufferError, TypeError) as e:
+        except (OSError, MemoryError, BufferError, TypeError, ValueError) as e:
+            self._queue.drop_frame()
             self.waiting.popleft()
             outgoing.end(self._parts, e)
             return True
@@ -132,7 +173,7 @@ class Sender:
             length += body.length
         self.waiting.popleft()
         self._offered.append(outgoing)
-        wire.put_header(frame, self._flow.header(Kind.OFFER))
+        wire.put_header(frame, self._flow.header(OFFER))
         wire.put_offer(frame, len(remotes), body)
         self._queue.shorten(length)
         self._queue.post_frame(solicited=True)

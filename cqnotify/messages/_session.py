@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from .. import AsyncEventError, ClosedError, WCStatus, WorkCompletion
 from .._timeouts import deadline
 from . import _wire as wire
+from ._asking import Asking
 from ._errors import FarewellError, LostError, MessagesError, ProtocolError, fresh
 from ._flow import Flow
 from ._inbox import Inbox
@@ -25,7 +26,7 @@ from ._queue import SendQueue
 from ._reader import Reader
 from ._sender import Sender
 from ._waits import wait
-from ._wire import Hello, Kind, Limits
+from ._wire import ACK, BYE, DATA, OFFER, Hello, Kind, Limits
 
 if TYPE_CHECKING:
     from ..aio import AsyncCQ
@@ -61,7 +62,7 @@ class Session:
         self.limits: Limits = Limits(options.max_frames, options.max_message)
         self.flow: Flow = Flow(options.credits, peer.credits)
         self._queue = SendQueue(parts.qp, parts.mr, parts.sending_from, parts.places)
-        self.sender: Sender = Sender(parts, self.flow, self._queue, peer)
+        self.sender: Sender = Sender(parts, self.flow, self._queue, peer, self.go_on)
         self.reader: Reader = Reader(self._queue, parts.reads)
         self.inbox: Inbox[Incoming] = Inbox("no message came in time")
         self.error: MessagesError | ClosedError | None = None
@@ -70,6 +71,7 @@ class Session:
         self._has_heard = False
         self._farewell: _LastWords | None = None
         self._sleepers: list[asyncio.Future[None]] = []
+        self._asking = Asking(options.keepalive, self._waits_for_peer, self._ask)
         # iWARP devices need not tell what is solicited: siw does not.
         solicited = not parts.device.is_iwarp
         self._pumps = [
@@ -133,15 +135,16 @@ class Session:
     def _arrived(self, slot: int, frame: memoryview) -> None:
         header = wire.parse_header(frame)
         self._has_heard = True
-        self.sender.done(self.flow.take_in(header))
-        if header.kind == Kind.DATA:
+        if newly := self.flow.take_in(header):
+            self.sender.done(newly)
+        if header.kind is DATA:
             self.inbox.put(Incoming(slot, frame, wire.parse_data(frame, self.limits)))
-        elif header.kind == Kind.OFFER:
+        elif header.kind is OFFER:
             offer = wire.parse_offer(frame, self.limits)
             self.inbox.put(Incoming(slot, frame, [], offer, self.flow.offers_received - 1))
-        elif header.kind == Kind.ACK:
+        elif header.kind is ACK:
             self.parts.repost(slot)
-        elif header.kind == Kind.BYE:
+        elif header.kind is BYE:
             if self.flow.offers_received > self.flow.done_here:
                 raise ProtocolError("a farewell before all messages were read")
             self._end(FarewellError("the peer has closed the connection, with a farewell"))
@@ -174,20 +177,54 @@ class Session:
         """Send what can be sent: messages, reads, and an ACK if no message has carried it."""
         if self.error is None:
             try:
-                self.sender.post()
-                self.reader.post()
+                if self.sender.waiting:
+                    self.sender.post()
+                if not self.reader.is_idle:
+                    self.reader.post()
                 if self.flow.is_ack_due:
                     self._acknowledge()
             except (OSError, ClosedError, RuntimeError) as e:  # of the queue pair
                 self._lose(str(e), e)
-        self.wake()
+        self._asking.look()
+        if self._sleepers:
+            self.wake()
+
+    def send_now(self, views: Sequence[memoryview], nbytes: int) -> bool:
+        """Send a message at once, if that is possible."""
+        try:
+            is_sent = self.sender.post_now(views, nbytes)
+        except (OSError, ClosedError, RuntimeError) as e:
+            self._lose(str(e), e)
+            self.check_open()  # raises
+            raise
+        if is_sent and self.flow.is_low:
+            self.look()  # perhaps credits have come without an event
+        elif is_sent and self.parts.options.keepalive is not None:
+            self._asking.look()
+        return is_sent
+
+    def _waits_for_peer(self) -> bool:
+        """Whether it has to ask from time to time if the peer is alive. On iWARP a write completes
+        before the peer has it, and tells nothing."""
+        if self.error is not None or self.parts.device.is_iwarp:
+            return False
+        if self.flow.unread or not self.reader.is_idle:
+            return True
+        may_wait = self.is_ending or self.parts.options.keepalive is not None
+        return may_wait and not self._queue.is_empty
+
+    def _ask(self) -> None:
+        try:
+            self._queue.post_question()
+        except (OSError, ClosedError, RuntimeError) as e:  # of the queue pair
+            self._lose(str(e), e)
 
     def _acknowledge(self) -> None:
         frame = self._queue.frame(wire.HEADER_SIZE)
         if frame is None:
             return  # it is due still, and goes when there is room
         is_urgent = self.flow.is_urgent
-        wire.put_header(frame, self.flow.header(Kind.ACK))
+        wire.put_header(frame, self.flow.header(ACK))
         self._queue.post_frame(solicited=is_urgent)
 
     def taken(self, incoming: Incoming) -> None:
@@ -197,7 +234,8 @@ class Session:
             self.flow.free()
             if incoming.offer is not None:
                 self.flow.read(incoming.number)
-            self.go_on()
+            if self.flow.is_ack_due:
+                self.go_on()
 
     def wake(self) -> None:
         """Something has changed, for tasks that close the connection."""
@@ -232,7 +270,7 @@ class Session:
         self.look()
         await self._until(lambda: self.sender.is_idle, end, what)
         if self.error is None:
-            await self._send_last(Kind.BYE, b"", end, what)
+            await self._send_last(BYE, b"", end, what)
         if isinstance(self.error, LostError | ProtocolError):
             raise fresh(self.error)
         self._end(ClosedError(CLOSED))
@@ -246,15 +284,17 @@ class Session:
         wire.put_header(frame, self.flow.header(kind))
         wire.put_words(frame, words)
         last = _LastWords(self.wake)
-        if kind == Kind.BYE:
+        if kind is BYE:
             self._farewell = last
         self._queue.post_frame(solicited=True, done=last)
         await self._until(lambda: last.have_arrived, end, what)
 
     def forget(self) -> None:
-        """The program has dropped the connection; perhaps the collector did, in another thread."""
+        """The program has dropped the connection; perhaps the collector did, in another thread.
+        A timer that still runs finds that it is over."""
         if self.error is None:
             self.error = ClosedError("this connection was dropped")
+        self.parts.registrations.pinning.is_forsaken = True
         self.parts.close()
 
     async def _is_heard(self) -> None:
@@ -307,6 +347,7 @@ class Session:
     def _release(self) -> None:
         """The queue pair is closed: the device does nothing any more."""
         assert self.error is not None, "it is over"
+        self._asking.end()
         self.inbox.fail(self.error)
         self.sender.fail(self.error)
         self.reader.fail(self.error)

@@ -89,6 +89,15 @@ class Kind(IntEnum):
 
 LAST: Final = 1  # a flag: the sender now waits for credits
 
+# Each message looks at these, and an enumeration's attributes are slow.
+DATA: Final = Kind.DATA
+OFFER: Final = Kind.OFFER
+ACK: Final = Kind.ACK
+BYE: Final = Kind.BYE
+MESSAGES: Final = (DATA, OFFER)
+_BARE: Final = (ACK, BYE)
+_KINDS: Final = {int(kind): kind for kind in Kind}
+
 _HEADER: Final = struct.Struct("<BBHII")  # kind, flags, 0, freed, done
 _COUNT: Final = struct.Struct("<I")
 _OFFER: Final = struct.Struct("<IQQI")  # number of frames; length, address and rkey of the body
@@ -155,13 +164,12 @@ def parse_header(frame: memoryview) -> Header:
     if len(frame) < _HEADER.size:
         raise ProtocolError(f"a frame of {len(frame)} bytes has no header")
     kind, flags, zero, freed, done = _HEADER.unpack_from(frame)
-    try:
-        known = Kind(kind)
-    except ValueError:
-        raise ProtocolError(f"a frame of the unknown kind {kind}") from None
-    if zero or flags & ~LAST or (flags and known not in (Kind.DATA, Kind.OFFER)):
+    known = _KINDS.get(kind)
+    if known is None:
+        raise ProtocolError(f"a frame of the unknown kind {kind}")
+    if zero or flags & ~LAST or (flags and known not in MESSAGES):
         raise ProtocolError(f"a frame {known.name} with the flags {flags:#x}, {zero:#x}")
-    if known in (Kind.ACK, Kind.BYE) and len(frame) != _HEADER.size:
+    if known in _BARE and len(frame) != _HEADER.size:
         raise ProtocolError(f"a frame {known.name} of {len(frame)} bytes")
     return Header(known, flags, freed, done)
 

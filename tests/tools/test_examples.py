@@ -10,13 +10,16 @@ from pathlib import Path
 
 import pytest
 from cli_support import outcome, started
+from support import address_of
 
 from cqnotify import Context
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def run_both(program: str, *both: str, client: Sequence[str] = ()) -> tuple[str, str]:
+def run_both(
+    program: str, *both: str, client: Sequence[str] = (), host: str = "127.0.0.1"
+) -> tuple[str, str]:
     """The outputs of the server and of the client, after a good end of both."""
     command = [sys.executable, "-X", "utf8", "-W", "error", program, *both, "--port"]
     with started([*command, "0"], cwd=EXAMPLES) as server:
@@ -24,7 +27,7 @@ def run_both(program: str, *both: str, client: Sequence[str] = ()) -> tuple[str,
         first = server.stdout.readline()
         port = first.removeprefix("listening on port ").strip()
         assert port.isdigit(), (first, server.stderr and server.stderr.read())
-        with started([*command, port, "--connect", "127.0.0.1", *client], cwd=EXAMPLES) as other:
+        with started([*command, port, "--connect", host, *client], cwd=EXAMPLES) as other:
             code, client_out, err = outcome(other)
             assert (code, err) == (0, ""), err
         code, server_out, err = outcome(server)
@@ -58,3 +61,15 @@ def test_solicited(ctx: Context) -> None:
     # A wake-up for each batch, or fewer where the receiver was slow; none for a message alone.
     assert 1 <= int(found[2]) <= 20
     assert int(found[1]) <= 21  # and the last send's own
+
+
+def test_arrays(ctx: Context) -> None:
+    server, client = run_both("arrays.py", host=address_of(ctx), client=["--rows", "700", "walk"])
+    assert server == f"kept walk {700 * 8000}\n"
+    first, *others = client.splitlines()
+    assert re.fullmatch(r"put 5600000 bytes, \d+\.\d MB/s", first)
+    assert others == [
+        "got rows 0 to 1 as put: True",
+        "got rows 350 to 700 as put: True",
+        "no array x",
+    ]

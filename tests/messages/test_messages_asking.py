@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: MIT
+"""An end that waits for its peer asks from time to time if its device is there.
+
+What that finds out is tested between hosts: tests/lab/test_messages_between_hosts.py."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from messages_support import SOON, connected, data_of, took
+from support import eventually, on_iwarp, start
+
+from cqnotify import Context
+from cqnotify.messages import Connection, Options, _asking
+
+LARGE = 300000
+OFTEN = 0.01  # seconds
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    if on_iwarp():
+        pytest.skip("iWARP: a write completes before the peer has it, so nothing is asked")
+    monkeypatch.setattr(_asking, "EACH", OFTEN)
+
+
+def posted(conn: Connection) -> int:
+    """Work requests, since the connection was made."""
+    return conn._session._queue._number
+
+
+async def settled(conn: Connection) -> int:
+    """What it has posted when it posts no more."""
+    while True:
+        before = posted(conn)
+        await asyncio.sleep(10 * OFTEN)
+        if posted(conn) == before:
+            return before
+
+
+async def test_the_sender_of_what_is_not_read_asks(ctx: Context) -> None:
+    """The peer's program is not woken for it, and nothing is asked when the message was read."""
+    async with connected(ctx) as (a, b):
+        sending = await start(a.send(data_of(LARGE)))
+        await eventually(lambda: len(b._session.inbox) > 0)
+        first, woken = posted(a), b.stats.wakeups
+        await eventually(lambda: posted(a) > first + 5)
+        assert b.stats.wakeups == woken
+        assert not sending.done()
+        assert took(await b.recv(timeout=SOON)) == [data_of(LARGE)]
+        await sending
+        count = await settled(a)
+        await asyncio.sleep(5 * OFTEN)
+        assert posted(a) == count
+
+
+async def test_what_is_asked_never_fills_the_queue(ctx: Context) -> None:
+    async with connected(ctx) as (a, b):
+        sending = await start(a.send(data_of(LARGE)))
+        await eventually(lambda: posted(a) > a._session.parts.places + 10)
+        await b.send(b"on")
+        assert took(await a.recv(timeout=SOON)) == [b"on"]
+        assert took(await b.recv(timeout=SOON)) == [data_of(LARGE)]
+        await sending
+
+
+async def test_an_idle_connection_asks_nothing(ctx: Context) -> None:
+    async with connected(ctx) as (a, b):
+        await a.send(b"1")
+        assert took(await b.recv(timeout=SOON)) == [b"1"]
+        before = posted(a), posted(b)
+        await asyncio.sleep(10 * OFTEN)
+        assert (posted(a), posted(b)) == before
+        assert not a._session._queue.is_empty, "so it is not that which has asked"
+
+
+async def test_with_a_keepalive_the_send_queue_gets_empty(ctx: Context) -> None:
+    """Which rdma_cm's keepalive waits for."""
+    async with connected(ctx, Options(keepalive=1.0)) as (a, b):
+        for i in range(3):
+            await a.send(bytes([i]))
+            assert took(await b.recv(timeout=SOON)) == [bytes([i])]
+        assert not a._session._queue.is_empty
+        await eventually(lambda: a._session._queue.is_empty)
+        count = posted(a)
+        await asyncio.sleep(5 * OFTEN)
+        assert posted(a) == count

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: MIT
+"""Large memory is registered in threads: the event loop goes on while the kernel pins it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy
+import pytest
+from messages_support import SOON, connected, data_of, took
+from support import eventually, start
+
+from cqnotify import MR, AccessFlags, ClosedError, Context, VerbsError
+from cqnotify.messages import Connection, _memory
+from cqnotify.messages._parts import Device
+from cqnotify.messages._pinning import SLOW
+
+LARGE = SLOW + 5
+
+
+class Kernel:
+    """Pins when it is told to; fails as often as it is told to."""
+
+    def __init__(self) -> None:
+        self.may_go_on = threading.Event()
+        self.entered = 0
+        self.failures = 0
+        self.loops_thread = threading.get_ident()
+
+    def register(self, pd: Any, memory: Any, access: AccessFlags) -> MR:
+        size = memory if isinstance(memory, int) else len(memory)
+        if size < SLOW:
+            return MR(pd, memory, access=access)
+        assert threading.get_ident() != self.loops_thread
+        self.entered += 1
+        assert self.may_go_on.wait(SOON)
+        if self.failures:
+            self.failures -= 1
+            raise VerbsError(errno.ENOMEM, "ibv_reg_mr")
+        return MR(pd, memory, access=access)
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
+    it = Kernel()
+    monkeypatch.setattr(_memory, "register", it.register)
+    yield it
+    it.may_go_on.set()
+
+
+async def begun(kernel: Kernel, count: int = 1) -> None:
+    await eventually(lambda: kernel.entered == count)
+
+
+def frames() -> list[Any]:
+    """Of each kind that is told from others in its own way."""
+    return [data_of(LARGE), numpy.frombuffer(data_of(LARGE), numpy.uint8), b"small",
+            memoryview(data_of(2 * LARGE))[3 : LARGE + 3]]  # fmt: skip
+
+
+async def test_the_loop_goes_on_while_the_kernel_pins(ctx: Context, kernel: Kernel) -> None:
+    async with connected(ctx) as (a, b):
+        sending = await start(a.send(*frames()))
+        taking = await start(b.recv(timeout=SOON))
+        await begun(kernel)
+        await b.send(b"meanwhile")
+        assert took(await a.recv(timeout=SOON)) == [b"meanwhile"]
+        assert not sending.done()
+        kernel.may_go_on.set()
+        assert took(await taking) == took(frames())
+        await sending
+        assert kernel.entered == 6
+        assert a.stats.memory.registered == 3
+
+
+async def test_messages_keep_their_order(ctx: Context, kernel: Kernel) -> None:
+    async with connected(ctx) as (a, b):
+        sending = [await start(a.send(data_of(LARGE))), await start(a.send(b"later"))]
+        taking = await start(b.recv(timeout=SOON))
+        await begun(kernel)
+        kernel.may_go_on.set()
+        assert took(await taking) == [data_of(LARGE)]
+        assert took(await b.recv(timeout=SOON)) == [b"later"]
+        await asyncio.gather(*sending)
+
+
+async def test_the_same_buffer_of_two_messages(ctx: Context, kernel: Kernel) -> None:
+    async with connected(ctx) as (a, b):
+        array = numpy.frombuffer(data_of(LARGE), numpy.uint8)
+        targets = [numpy.zeros(LARGE, numpy.uint8)] * 2
+        sending = [await start(a.send(array)), await start(a.send(array))]
+        taking = [await start(b.recv(into=[target])) for target in targets]
+        await begun(kernel)
+        kernel.may_go_on.set()
+        await asyncio.gather(*sending, *taking)
+        assert targets[0].tobytes() == data_of(LARGE)
+        assert (a.stats.memory.registered, a.stats.memory.reused) == (1, 1)
+        assert b.stats.memory.kept == 1
+
+
+@pytest.mark.parametrize("way", ["send", "recv", "into"])
+async def test_giving_up_meanwhile(ctx: Context, kernel: Kernel, way: str) -> None:
+    """What comes of the thread is let go of, and the connection goes on."""
+    async with connected(ctx) as (a, b):
+        target = numpy.zeros(LARGE, numpy.uint8)
+        into: Any = {"into": [target]} if way == "into" else {}
+        kernel.may_go_on.set()
+        if way != "send":
+            sending = await start(a.send(data_of(LARGE)))
+            await eventually(lambda: len(b._session.inbox) > 0)
+            kernel.may_go_on.clear()
+            giving_up = await start(b.recv(**into))
+            await begun(kernel, 2)
+        else:
+            kernel.may_go_on.clear()
+            giving_up = await start(a.send(target))
+            await begun(kernel)
+        giving_up.cancel()
+        await asyncio.wait([giving_up])
+        kernel.may_go_on.set()
+        if way != "send":
+            assert took(await b.recv(timeout=SOON)) == [data_of(LARGE)]
+            await sending
+        await a.send(b"on")
+        assert took(await b.recv(timeout=SOON)) == [b"on"]
+        await asyncio.gather(a.aclose(), b.aclose())
+
+
+@pytest.mark.parametrize("way", ["send", "recv"])
+async def test_the_end_of_the_connection_waits_for_the_kernel(
+    ctx: Context, kernel: Kernel, way: str
+) -> None:
+    async with connected(ctx) as (a, b):
+        kernel.may_go_on.set()
+        if way == "recv":
+            sending = await start(a.send(data_of(LARGE)))
+            await eventually(lambda: len(b._session.inbox) > 0)
+        kernel.may_go_on.clear()
+        first = kernel.entered
+        one: Connection = b if way == "recv" else a
+        pinning = await start(one.recv() if way == "recv" else one.send(data_of(LARGE)))
+        await begun(kernel, first + 1)
+        one.abort()
+        closing = await start(one.aclose())
+        assert not closing.done()
+        assert Device._known
+        kernel.may_go_on.set()
+        await closing
+        with pytest.raises(ClosedError, match="aborted"):
+            await pinning
+        if way == "recv":
+            await asyncio.wait([sending])
+            sending.exception()
+        await asyncio.gather(a.aclose(), b.aclose())
+        assert Device._known == {}
+
+
+@pytest.mark.parametrize("way", ["send", "recv", "into"])
+async def test_the_kernel_refuses(ctx: Context, kernel: Kernel, way: str) -> None:
+    """What was kept may be in the way, so it is tried again without that."""
+    async with connected(ctx) as (a, b):
+        kernel.may_go_on.set()
+        array, target = numpy.zeros(50000), numpy.zeros(400000, numpy.uint8)
+        await asyncio.gather(a.send(array), b.recv(into=[target], timeout=SOON))
+        assert a.stats.memory.kept == b.stats.memory.kept == 1
+        into: Any = {"into": [bytearray(LARGE)]} if way == "into" else {}
+        if way == "send":
+            kernel.failures = 1
+            sending = await start(a.send(data_of(LARGE)))
+            assert took(await b.recv(timeout=SOON)) == [data_of(LARGE)]
+            await sending
+            assert a.stats.memory.kept == 0
+            kernel.failures = 1
+            with pytest.raises(VerbsError, match="ibv_reg_mr"):
+                await a.send(data_of(LARGE))
+        else:
+            sending = await start(a.send(data_of(LARGE)))
+            await eventually(lambda: len(b._session.inbox) > 0)
+            kernel.failures = 2
+            with pytest.raises(VerbsError, match="ibv_reg_mr"):
+                await b.recv(**into)
+            kernel.failures = 0
+            assert took(await b.recv(timeout=SOON)) == [data_of(LARGE)]
+            await sending
+        await a.send(b"on")
+        assert took(await b.recv(timeout=SOON)) == [b"on"]
