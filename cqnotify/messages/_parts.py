@@ -78,7 +78,8 @@ class Device:
         key = id(self._loop), self.name
         if self._known.get(key) is self:
             del self._known[key]
-        self.context.close()
+        with contextlib.suppress(VerbsError):
+            self.context.close()
 
 
 class Parts:
@@ -175,7 +176,7 @@ class Parts:
             return
         self.registrations.close()
         if hasattr(self, "mr"):  # that which messages lie in remains, while there are views of it
-            self.mr.close()
+            self.registrations.pinning.close(self.mr)
         self.registrations.pinning.when_idle(self._close_last)
 
     def _close_last(self) -> None:

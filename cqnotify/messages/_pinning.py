@@ -6,8 +6,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from .. import VerbsError
 
 if TYPE_CHECKING:
     from .. import MR
@@ -44,12 +47,14 @@ class Pinning:
             then()
 
     def close(self, mr: MR) -> None:
-        """In a thread if that takes time, and if this is the event loop's thread."""
+        """In a thread if that takes time, and if this is the event loop's thread. What the device
+        does not let go of goes with its context."""
         is_here = asyncio._get_running_loop() is self._loop and not self.is_forsaken
         if not mr.closed and mr.length >= SLOW and is_here:
             self.start(mr.close)
         else:
-            mr.close()
+            with contextlib.suppress(VerbsError):
+                mr.close()
 
     def when_idle(self, then: Callable[[], None]) -> None:
         """Call it when nothing is under way, once."""

@@ -43,10 +43,17 @@ PyObject *cqn_spares_alloc(cqn_spares *spares, PyTypeObject *type)
     return op;
 }
 
+/* The collector takes types, modules and objects apart in any order when the interpreter ends: the
+ * spares are part of the module's state, and the type has let go of the module. */
+static bool are_gone(PyTypeObject *type)
+{
+    return ((PyHeapTypeObject *)type)->ht_module == NULL;
+}
+
 /* As tp_free(), of one that the collector has not finalized. */
 void cqn_spares_free(cqn_spares *spares, PyObject *op)
 {
-    if (spares->over || spares->len == KEPT) {
+    if (are_gone(Py_TYPE(op)) || spares->over || spares->len == KEPT) {
         PyObject_GC_Del(op);
         return;
     }
