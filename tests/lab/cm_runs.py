@@ -142,9 +142,9 @@ def run(
 # ---- the page ---------------------------------------------------------------------------------
 
 
-def table() -> dict[str, list[str]]:
-    """By fault: without a timeout, with the default one, and rping."""
-    text = PAGE.read_text().partition(HEADING)[2].partition("\n#")[0]
+def table(page: Path = PAGE, heading: str = HEADING) -> dict[str, list[str]]:
+    """By fault: without a timeout, with the default one, and rping; or what another page has."""
+    text = page.read_text().partition(heading)[2].partition("\n#")[0]
     rows = [line for line in text.splitlines() if line.startswith("| ")][1:]
     cells = [[cell.strip() for cell in row[1:].rstrip("|").split("|")] for row in rows]
     return {fault: others for fault, *others in cells}
