@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Messages whose peer dies, is cut off, or comes back, in virtual time: what each end sees, and
-after how many seconds. docs/messages.md has the seconds. test_messages_faults_now.py has what
-needs real time.
+after how many seconds. docs/messages.md has the seconds.
 """
 
 from __future__ import annotations
