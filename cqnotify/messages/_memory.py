@@ -12,6 +12,7 @@ messages. What takes the kernel long is done in threads: see _pinning.py.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import functools
 import sys
@@ -46,6 +47,11 @@ class MemoryStats(NamedTuple):
 def bytes_of(buffer: AnyBuffer) -> memoryview:
     """The bytes of any contiguous buffer, in the order in which they are in memory."""
     contiguous: Any = buffer
+    if isinstance(contiguous, memoryview) and contiguous.c_contiguous:
+        # Up to 3.12, Python crashes when it collects a memoryview together with a PickleBuffer of
+        # it, as when an exception keeps the frames of functions that have both.
+        with contextlib.suppress(TypeError):  # PickleBuffer takes any format
+            return contiguous.cast("B")
     try:
         return PickleBuffer(contiguous).raw()
     except TypeError:

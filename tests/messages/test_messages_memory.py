@@ -9,6 +9,7 @@ import resource
 import subprocess
 import sys
 import weakref
+from array import array
 from typing import Any
 
 import numpy
@@ -17,6 +18,7 @@ from messages_support import SOON, address_of, connected, data_of, took
 
 from cqnotify import Context
 from cqnotify.messages import Connection, MemoryStats, Options
+from cqnotify.messages._memory import bytes_of
 
 LARGE = 100000
 
@@ -29,6 +31,17 @@ async def send(a: Connection, b: Connection, *frames: Any) -> list[Any]:
 
 def memory(conn: Connection) -> MemoryStats:
     return conn.stats.memory
+
+
+@pytest.mark.parametrize("source", [bytearray(10), numpy.zeros((3, 4)), array("d", [1, 2])])
+def test_a_memoryview_can_be_collected_together_with_its_bytes(source: Any) -> None:
+    view = memoryview(source)
+    own = bytes_of(view)
+    assert (own.nbytes, own.format, own.ndim) == (view.nbytes, "B", 1)
+    cycle: list[object] = [view, own]
+    cycle.append(cycle)
+    del view, own, cycle
+    gc.collect()  # which crashes up to Python 3.12 if there is a PickleBuffer of the memoryview
 
 
 async def test_an_array_that_comes_again_is_not_registered_again(ctx: Context) -> None:
