@@ -22,6 +22,7 @@ BELOW = {
     "aio": {"_core", "enums"},
     "cm": {"_core", "face", "aio"},
     "messages": {"face", "aio", "cm"},
+    "dask": {"face", "cm", "messages"},
     "exchange": {"face"},
     "testing": {"_core", "face", "cm"},
     "hosts": set[str](),

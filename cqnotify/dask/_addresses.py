@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: MIT
+"""Addresses: rdma://host:port, as with TCP."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+from typing import Any, Final
+
+from distributed.comm.addressing import parse_host_port, unparse_host_port
+from distributed.utils import ensure_ip
+
+from .. import Context, devices
+from ..cm import addresses_of
+
+PREFIX: Final = "rdma://"
+ANY: Final = ("", "0.0.0.0", "::")
+
+
+def parse(loc: str, default_port: int | None = None) -> tuple[str, int]:
+    """The host, which is empty for any address, and the port. ValueError, also for loopback."""
+    host, port = parse_host_port(loc, default_port)
+    if host not in ANY and _is_loopback(str(ensure_ip(host))):
+        raise ValueError(
+            f"{PREFIX}{loc}: no RDMA device is reached by a loopback address; give an address of "
+            f"an interface that has one (host=, or interface=), {_for_example()}"
+        )
+    return str(host), int(port)
+
+
+def url(host: str, port: int | None) -> str:
+    return PREFIX + str(unparse_host_port(host, port))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)
+
+
+def _for_example() -> str:
+    own = own_addresses()
+    return f"here {', '.join(own)}" if own else "of which this host has none"
+
+
+def own_addresses() -> list[str]:
+    """Those of this host that lead to an RDMA device, IPv4 first, and those of the link last."""
+    found: list[str] = []
+    for device in devices():
+        with Context(device) as context:
+            found += addresses_of(context)
+    return sorted(found, key=lambda address: (":" in address, "%" in address))
+
+
+def own_address() -> str:
+    """The one at which peers reach a listener that listens on all of them."""
+    own = own_addresses()
+    if not own:
+        raise OSError(errno.ENODEV, f"{PREFIX}: this host has no address of an RDMA device")
+    return own[0]
+
+
+def check_security(loc: str, given: dict[str, Any]) -> None:
+    """Refuse what would make believe that the connection is encrypted."""
+    for name in ("require_encryption", "ssl_context"):
+        if given.get(name):
+            raise RuntimeError(
+                f"{PREFIX}{loc}: RDMA carries nothing encrypted, so a Dask configuration with "
+                f"{name} is refused; use tls://, or leave security= out in a network that you trust"
+            )

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: MIT
+"""What distributed asks for by its entry point."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from distributed.comm import registry
+from distributed.comm.addressing import parse_host_port, unparse_host_port
+from distributed.utils import ensure_ip, get_ip
+
+from ._comm import Comm
+from ._ends import Connector, Listener
+
+
+class Backend(registry.Backend):
+    """Here `loc` is an address without rdma://."""
+
+    def get_connector(self) -> Connector:
+        return Connector()
+
+    def get_listener(
+        self, loc: str, handle_comm: Callable[[Comm], Any], deserialize: bool, **given: Any
+    ) -> Listener:
+        return Listener(loc, handle_comm, deserialize, **given)
+
+    def get_address_host(self, loc: str) -> str:
+        return str(parse_host_port(loc)[0])
+
+    def get_address_host_port(self, loc: str) -> tuple[str, int]:
+        host, port = parse_host_port(loc)
+        return str(host), int(port)
+
+    def resolve_address(self, loc: str) -> str:
+        host, port = parse_host_port(loc)
+        return str(unparse_host_port(ensure_ip(host), port))
+
+    def get_local_address_for(self, loc: str) -> str:
+        """By which the kernel would send there."""
+        host, _ = parse_host_port(loc)
+        return str(unparse_host_port(get_ip(ensure_ip(host))))

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: MIT
+"""The options of a connection between two ends of a Dask cluster."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import dask.config
+from dask.utils import parse_timedelta
+from distributed.system import MEMORY_LIMIT
+
+from .. import Context, devices
+from ..context import is_iwarp
+from ..messages import Options
+
+# A cluster has many connections, which wait for most of their time: so each has little memory, and
+# what is larger than `eager`, as data are, is read out of the sender's memory.
+CREDITS: Final = 4
+OFFERS: Final = 2
+EAGER: Final = 8192
+MAX_FRAMES: Final = 1 << 20
+
+
+def options() -> Options:
+    return Options(
+        credits=CREDITS,
+        offers=OFFERS,
+        eager=EAGER,
+        max_message=int(MEMORY_LIMIT),  # no end can receive more
+        max_frames=MAX_FRAMES,
+        cache=0,  # Dask sends an array once, and its memory is to be freed
+        keepalive=_keepalive(),
+    )
+
+
+def _keepalive() -> float | None:
+    """What Dask asks of TCP. None where a device of this host cannot do it."""
+    for device in devices():
+        with Context(device) as context:
+            if is_iwarp(context):
+                return None
+    configured = dask.config.get("distributed.comm.timeouts.tcp")
+    return float(parse_timedelta(configured, default="seconds"))

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: MIT
+"""rdma:// addresses, and what is refused before anything is connected."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import ssl
+
+import pytest
+from dask_support import SOON, listening, url_of
+from distributed.comm import connect, get_address_host, listen, resolve_address
+from distributed.comm.addressing import get_address_host_port, get_local_address_for
+from distributed.comm.registry import get_backend
+from distributed.security import Security
+from support import address_of
+
+from cqnotify import Context, dask
+
+
+async def nobody(comm: dask.Comm) -> None:
+    raise AssertionError("nobody connects")
+
+
+def test_distributed_finds_the_backend_by_its_entry_point() -> None:
+    assert isinstance(get_backend("rdma"), dask.Backend)
+    (found,) = importlib.metadata.entry_points(group="distributed.comm.backends", name="rdma")
+    assert found.load() is dask.Backend
+
+
+def test_addresses_are_taken_apart_as_those_of_tcp() -> None:
+    assert get_address_host("rdma://10.99.0.1:80") == "10.99.0.1"
+    assert get_address_host_port("rdma://10.99.0.1:80") == ("10.99.0.1", 80)
+    assert get_address_host_port("rdma://[fe80::1%v0]:80") == ("fe80::1%v0", 80)
+    assert resolve_address("rdma://localhost:80") == "rdma://127.0.0.1:80"
+    with pytest.raises(ValueError, match="missing port"):
+        get_address_host_port("rdma://10.99.0.1")
+
+
+def test_the_local_address_is_the_one_from_which_the_peer_is_reached(ctx: Context) -> None:
+    own = url_of(ctx, 80)
+    assert get_local_address_for(own) == own.removesuffix(":80")
+
+
+async def test_a_port_is_chosen(ctx: Context) -> None:
+    async with listening(ctx) as (one, _), listening(ctx) as (other, _):
+        assert one.contact_address == one.listen_address
+        host, port = one.get_host_port()
+        assert host == address_of(ctx)
+        assert port not in (0, other.get_host_port()[1])
+
+
+@pytest.mark.parametrize("url", ["rdma://", "rdma://0.0.0.0:0", "rdma://[::]:0"])
+async def test_for_any_address_the_contact_address_can_be_reached(ctx: Context, url: str) -> None:
+    async with listening(ctx, url) as (listener, accepted):
+        host, port = get_address_host_port(listener.contact_address)
+        assert host == address_of(ctx)
+        assert get_address_host_port(listener.listen_address)[1] == port > 0
+        client = await connect(listener.contact_address)
+        server = await accepted.get()
+        await client.close()
+        server.abort()
+
+
+async def test_a_port_that_is_in_use_is_an_error(ctx: Context) -> None:
+    async with listening(ctx) as (listener, _):
+        with pytest.raises(OSError, match="in use") as caught:
+            await listen(listener.listen_address, nobody)
+        assert caught.value.errno == 98  # by which Dask tries the next port of a range
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "localhost", "[::1]"])
+async def test_loopback_is_refused_in_words(ctx: Context, host: str) -> None:
+    words = f"rdma://{host}:7471: no RDMA device is reached by a loopback address".replace("[", ".")
+    with pytest.raises(ValueError, match=words.replace("]", ".")) as caught:
+        listen(f"rdma://{host}:7471", nobody)
+    assert address_of(ctx) in str(caught.value)  # which can be used instead
+    with pytest.raises(ValueError, match="loopback"):
+        await connect(f"rdma://{host}:7471", timeout=SOON)
+
+
+@pytest.mark.parametrize("name", ["require_encryption", "ssl_context"])
+async def test_security_is_refused_in_words(ctx: Context, name: str) -> None:
+    given = Security(require_encryption=True).get_listen_args("scheduler")
+    if name == "ssl_context":
+        given = {**given, "require_encryption": False, name: ssl.create_default_context()}
+    words = f"nothing encrypted, so a Dask configuration with {name} is refused"
+    with pytest.raises(RuntimeError, match=words):
+        listen(url_of(ctx), nobody, **given)
+    with pytest.raises(RuntimeError, match=words):
+        await connect(url_of(ctx, 7471), **given)
+
+
+async def test_security_without_certificates_changes_nothing(ctx: Context) -> None:
+    async with listening(ctx, **Security().get_listen_args("scheduler")) as (listener, accepted):
+        args = Security().get_connection_args("client")
+        client = await connect(listener.contact_address, **args)
+        await client.close()
+        (await accepted.get()).abort()
