@@ -7,11 +7,9 @@ import errno
 import ipaddress
 from typing import Any, Final
 
-from distributed.comm.addressing import parse_host_port, unparse_host_port
-from distributed.utils import ensure_ip
-
 from .. import Context, devices
 from ..cm import addresses_of
+from ._distributed import ensure_ip, parse_host_port, unparse_host_port
 
 PREFIX: Final = "rdma://"
 ANY: Final = ("", "0.0.0.0", "::")

@@ -6,15 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from distributed.comm import registry
-from distributed.comm.addressing import parse_host_port, unparse_host_port
-from distributed.utils import ensure_ip, get_ip
-
 from ._comm import Comm
+from ._distributed import BaseBackend, ensure_ip, get_ip, parse_host_port, unparse_host_port
 from ._ends import Connector, Listener
 
 
-class Backend(registry.Backend):
+class Backend(BaseBackend):
     """Here `loc` is an address without rdma://."""
 
     def get_connector(self) -> Connector:

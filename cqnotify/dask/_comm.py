@@ -8,13 +8,9 @@ import logging
 import weakref
 from typing import Any, Final, NoReturn
 
-from distributed.comm import core
-from distributed.comm.core import CommClosedError
-from distributed.comm.utils import from_frames, to_frames
-from distributed.protocol.utils import host_array
-
 from .. import ClosedError
 from ..messages import Connection, MessagesError
+from ._distributed import BaseComm, CommClosedError, from_frames, host_array, to_frames
 
 logger: Final = logging.getLogger(__name__)
 
@@ -28,7 +24,7 @@ def _drop(conn: Connection, what: str) -> None:
     conn.abort()
 
 
-class Comm(core.Comm):
+class Comm(BaseComm):
     """One end of a connection. A task reads and a task writes; as with TCP, `write()` returns when
     the message is under way, and a `read()` that is cancelled aborts the connection.
     """
@@ -48,12 +44,12 @@ class Comm(core.Comm):
         self._is_closed = False
         self._failure: Exception | None = None  # of a message that was under way
         self._sending: set[asyncio.Task[None]] = set()
-        self._finalizer: weakref.finalize[..., Comm] = weakref.finalize(
+        self._finalizer: weakref.finalize[..., Any] = weakref.finalize(
             self, _drop, conn, repr(conn)
         )
         self._finalizer.atexit = False
         super().__init__(deserialize=deserialize)
-        self.allow_offload: bool = allow_offload
+        self.allow_offload = allow_offload
 
     @property
     def local_address(self) -> str:

@@ -9,19 +9,16 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-import dask.config
-from distributed.comm import core
-from distributed.comm.core import BaseListener, CommClosedError
-
 from .. import messages
 from ._addresses import ANY, PREFIX, check_security, own_address, parse, url
 from ._comm import Comm
+from ._distributed import BaseConnector, BaseListener, CommClosedError, config
 from ._options import options
 
 logger: Final = logging.getLogger(__name__)
 
 
-class Connector(core.Connector):
+class Connector(BaseConnector):
     async def connect(self, address: str, deserialize: bool = True, **given: Any) -> Comm:
         """Connect to rdma://address. The caller sets the time for it, and tries again."""
         check_security(address, given)
@@ -78,7 +75,7 @@ class Listener(BaseListener):
             self._host or "0.0.0.0",
             self._port,
             options=options(),
-            backlog=int(dask.config.get("distributed.comm.socket-backlog")),
+            backlog=int(config.get("distributed.comm.socket-backlog")),
         )
         await listener.__aenter__()
         self._listener, self._local = listener, listener.local

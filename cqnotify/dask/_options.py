@@ -5,13 +5,10 @@ from __future__ import annotations
 
 from typing import Final
 
-import dask.config
-from dask.utils import parse_timedelta
-from distributed.system import MEMORY_LIMIT
-
 from .. import Context, devices
 from ..context import is_iwarp
 from ..messages import Options
+from ._distributed import MEMORY_LIMIT, config, parse_timedelta
 
 # A cluster has many connections, which wait for most of their time: so each has little memory, and
 # what is larger than `eager`, as data are, is read out of the sender's memory.
@@ -39,5 +36,5 @@ def _keepalive() -> float | None:
         with Context(device) as context:
             if is_iwarp(context):
                 return None
-    configured = dask.config.get("distributed.comm.timeouts.tcp")
+    configured = config.get("distributed.comm.timeouts.tcp")
     return float(parse_timedelta(configured, default="seconds"))
