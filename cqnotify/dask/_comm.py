@@ -87,12 +87,14 @@ class Comm(BaseComm):
         self._sending.add(task)
         # The task has begun when this one goes on, so the order is that of the calls. A small
         # message is sent then; Dask does not wait until the peer has read a large one.
-        await asyncio.sleep(0)
+        try:
+            await asyncio.sleep(0)
+        finally:
+            if not task.done():
+                task.add_done_callback(self._sent)
         if task.done():
             self._sending.discard(task)
             self._check_sent(task)
-        else:
-            task.add_done_callback(self._sent)
         return sum(memoryview(frame).nbytes for frame in frames)
 
     def _check_sent(self, task: asyncio.Task[None]) -> None:
