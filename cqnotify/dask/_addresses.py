@@ -61,6 +61,12 @@ def own_address() -> str:
     return own[0]
 
 
+def means_in_use(error: OSError, host: str) -> bool:
+    """Whether it is the port that cannot be bound; Dask tries the next one of a range then. Where
+    one of the listeners listens on all addresses, rdma_cm says that there is no such address."""
+    return error.errno == errno.EADDRNOTAVAIL and (host in ANY or host in own_addresses())
+
+
 def check_security(loc: str, given: dict[str, Any]) -> None:
     """Refuse what would make believe that the connection is encrypted."""
     for name in ("require_encryption", "ssl_context"):

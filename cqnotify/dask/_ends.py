@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import inspect
 import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from .. import messages
-from ._addresses import ANY, PREFIX, check_security, own_address, parse, url
+from ._addresses import ANY, PREFIX, check_security, means_in_use, own_address, parse, url
 from ._comm import Comm
 from ._distributed import BaseConnector, BaseListener, CommClosedError, config
 from ._options import options
@@ -77,7 +78,13 @@ class Listener(BaseListener):
             options=options(),
             backlog=int(config.get("distributed.comm.socket-backlog")),
         )
-        await listener.__aenter__()
+        try:
+            await listener.__aenter__()
+        except OSError as e:
+            if not means_in_use(e, self._host):
+                raise
+            where = url(self._host, self._port)
+            raise OSError(errno.EADDRINUSE, f"{where}: the port is in use ({e})") from e
         self._listener, self._local = listener, listener.local
         self._run(self._serve(listener))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from .. import Context, devices
+from .. import devices
 from ..context import is_iwarp
 from ..messages import Options
 from ._distributed import MEMORY_LIMIT, config, parse_timedelta
@@ -32,9 +32,7 @@ def options() -> Options:
 
 def _keepalive() -> float | None:
     """What Dask asks of TCP. None where a device of this host cannot do it."""
-    for device in devices():
-        with Context(device) as context:
-            if is_iwarp(context):
-                return None
+    if any(is_iwarp(device) for device in devices()):
+        return None
     configured = config.get("distributed.comm.timeouts.tcp")
     return float(parse_timedelta(configured, default="seconds"))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import ssl
 
@@ -61,11 +62,21 @@ async def test_for_any_address_the_contact_address_can_be_reached(ctx: Context, 
         server.abort()
 
 
-async def test_a_port_that_is_in_use_is_an_error(ctx: Context) -> None:
-    async with listening(ctx) as (listener, _):
+@pytest.mark.parametrize("first", ["0.0.0.0", "own"])
+@pytest.mark.parametrize("second", ["0.0.0.0", "own"])
+async def test_a_port_that_is_in_use_is_an_error(ctx: Context, first: str, second: str) -> None:
+    own = get_address_host(url_of(ctx))
+    async with listening(ctx, f"rdma://{first.replace('own', own)}:0") as (listener, _):
+        port = listener.get_host_port()[1]
         with pytest.raises(OSError, match="in use") as caught:
-            await listen(listener.listen_address, nobody)
-        assert caught.value.errno == 98  # by which Dask tries the next port of a range
+            await listen(f"rdma://{second.replace('own', own)}:{port}", nobody)
+        assert caught.value.errno == errno.EADDRINUSE  # by which Dask tries the next of a range
+
+
+async def test_an_address_of_another_host_is_an_error(ctx: Context) -> None:
+    with pytest.raises(OSError, match="192.0.2.1") as caught:
+        await listen("rdma://192.0.2.1:7471", nobody)
+    assert caught.value.errno == errno.EADDRNOTAVAIL
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "localhost", "[::1]"])
