@@ -53,13 +53,16 @@ class Comm(BaseComm):
 
     @property
     def local_address(self) -> str:
+        """Our own address, with rdma://."""
         return self._local_addr
 
     @property
     def peer_address(self) -> str:
+        """The peer's address, with rdma://."""
         return self._peer_addr
 
     def closed(self) -> bool:
+        """Return whether it is over, for whatever reason."""
         return self._is_closed or self._conn.is_closed
 
     def _raise_closed(self, error: Exception) -> NoReturn:
@@ -152,5 +155,6 @@ class Comm(BaseComm):
             logger.debug("%r was not closed with a farewell: %s", self, e)
 
     def abort(self) -> None:
+        """End it at once: the peer loses the connection."""
         self._is_closed = True
         self._conn.abort()

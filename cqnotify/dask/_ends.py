@@ -20,6 +20,8 @@ logger: Final = logging.getLogger(__name__)
 
 
 class Connector(BaseConnector):
+    """Makes connections to listeners."""
+
     async def connect(self, address: str, deserialize: bool = True, **given: Any) -> Comm:
         """Connect to rdma://address. The caller sets the time for it, and tries again."""
         check_security(address, given)
@@ -29,6 +31,8 @@ class Connector(BaseConnector):
 
 
 class Listener(BaseListener):
+    """Where peers connect to: it hands each connection to Dask, after the handshake of both."""
+
     prefix: Final = PREFIX  # a worker shows it
 
     def __init__(
@@ -54,16 +58,19 @@ class Listener(BaseListener):
     # ---- addresses ----
 
     def get_host_port(self) -> tuple[str, int]:
+        """Return what it listens on. ValueError before the start."""
         if self._local is None:
             raise ValueError("this listener was not started")
         return self._local
 
     @property
     def listen_address(self) -> str:
+        """What it listens on, with rdma://."""
         return url(*self.get_host_port())
 
     @property
     def contact_address(self) -> str:
+        """The address to which peers connect, with rdma://."""
         host, port = self.get_host_port()
         if host in ANY:
             host = self._default_host or own_address()
@@ -72,6 +79,7 @@ class Listener(BaseListener):
     # ---- connections ----
 
     async def start(self) -> None:
+        """Begin to listen. OSError (EADDRINUSE, EADDRNOTAVAIL) if that is not possible."""
         listener = messages.listen(
             self._host or "0.0.0.0",
             self._port,

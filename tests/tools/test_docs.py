@@ -101,7 +101,7 @@ def test_a_program_runs_and_prints_what_stands_below_it(program: Program, tmp_pa
     for words, why in NOT_ON_IWARP.items():
         if on_iwarp() and words in program.source:
             pytest.skip(f"iWARP: {why}")
-    path = tmp_path / f"{Path(program.page).stem}.py"
+    path = tmp_path / f"page_{Path(program.page).stem}.py"  # which hides no package
     path.write_text(program.source)
     done = run(tmp_path, path.name)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
