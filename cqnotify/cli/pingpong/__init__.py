@@ -4,15 +4,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 from dataclasses import fields
-from importlib import import_module
-from pathlib import Path
 from typing import Any, Final
 
-from ...context import devices, needs_rdma_cm
 from .. import (
-    CANNOT_RUN,
     OK,
     USAGE,
     CommandError,
@@ -25,6 +20,8 @@ from .. import (
     seconds,
     whole,
 )
+from .._meeting import everywhere
+from .._plots import add_plot, need_matplotlib
 from ._end import KINDS, SRQ_RECORDS, Plan
 from ._report import save_plot
 
@@ -43,7 +40,6 @@ address of an interface that has an RDMA device, and chooses the devices. A serv
 addresses by default, and turns away a client with another --size, --iters or --chk.
 """
 PORT: Final = 18515  # that of rdma-core's programs
-SUFFIXES: Final = (".svg", ".png")
 BY_RDMA_CM: Final = ("rc", "ud")
 CHOSEN: Final = {  # by rdma_cm
     "device": "--device",
@@ -68,12 +64,7 @@ def add_parser(commands: Any) -> None:
     add_device(parser)
     _add_traffic(parser)
     _add_peer(parser)
-    parser.add_argument(
-        "--plot",
-        metavar="FILE",
-        type=_picture,
-        help="draw the latencies into FILE, .svg or .png (needs matplotlib: cqnotify[plot])",
-    )
+    add_plot(parser, "the latencies")
 
 
 def _add_traffic(parser: CommandParser) -> None:
@@ -133,20 +124,11 @@ def _add_peer(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _picture(text: str) -> str:
-    if not text.endswith(SUFFIXES):
-        raise argparse.ArgumentTypeError(f"'{text}' ends neither in .svg nor in .png")
-    path = Path(text)
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise argparse.ArgumentTypeError(f"'{text}' cannot be written")
-    return text
-
-
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
     plan = _plan(args)
     if args.plot:
-        _need_matplotlib()
+        need_matplotlib()
     device_names(plan.device)
     from ._play import hold  # which imports asyncio
 
@@ -170,16 +152,11 @@ def _plan(args: argparse.Namespace) -> Plan:
     given = {field.name: getattr(args, field.name) for field in fields(Plan)}
     given["port_num"] = args.port_num or 1
     given["sl"] = args.sl or 0
-    given["bind"] = args.bind or (_everywhere() if args.rdma_cm else "127.0.0.1")
+    given["bind"] = args.bind or (everywhere() if args.rdma_cm else "127.0.0.1")
     given["size"] = args.size or (1024 if ud else 4096)
     given["path_mtu"] = None if ud or args.rdma_cm else args.path_mtu or 1024
     given["num_qp"] = num_qp
     return Plan(**given)
-
-
-def _everywhere() -> str:
-    """Return all addresses: those of IPv6 and IPv4, but for iWARP devices only one kind at once."""
-    return "0.0.0.0" if any(map(needs_rdma_cm, devices())) else "::"
 
 
 def _refuse_with_rdma_cm(args: argparse.Namespace) -> str | None:
@@ -208,14 +185,3 @@ def _refuse_combinations(args: argparse.Namespace) -> None:
         wrong = "--port 0 is for a server"
     if wrong:
         raise CommandError(wrong, USAGE)
-
-
-def _need_matplotlib() -> None:
-    """Raise CommandError if --plot cannot work, before the ping-pong runs."""
-    try:
-        import_module("matplotlib.figure")
-    except ImportError as e:
-        raise CommandError(
-            f"--plot needs matplotlib, which cannot be imported ({e}): pip install cqnotify[plot]",
-            CANNOT_RUN,
-        ) from e

@@ -1,18 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""What the two ways to meet the peer have in common: by TCP, and by rdma_cm."""
+"""What an end of a ping-pong is, once it has met its peer: by TCP, or by rdma_cm."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
-from .. import CommandError, note
-from ._end import End, Plan
-
-SOON: Final = 1.0  # seconds after which a client says that it still waits for its server
+from ._end import End
 
 
 def _never() -> bool:
@@ -32,51 +27,3 @@ class Met:
     local: list[dict[str, Any]]
     remote: list[dict[str, Any]]
     has_gone: Callable[[], bool] = _never
-
-
-def server_of(plan: Plan) -> str:
-    """Return the address of a client's server, in words."""
-    return f"{plan.host} port {plan.port}"
-
-
-def nobody_came(plan: Plan, hint: str = "") -> CommandError:
-    """Return what to say when the timeout is over."""
-    what = "no client came" if plan.host is None else f"{server_of(plan)} did not answer"
-    return CommandError(f"{what} within {plan.timeout:g} s{hint}")
-
-
-def say_listening(host: str, port: int, plan: Plan) -> None:
-    """Print where a server listens."""
-    note(f"listening on {host} port {port}, {_how_long(plan)}")
-
-
-def cannot_listen(plan: Plan, error: OSError) -> CommandError:
-    """Return what to say of an address that cannot be taken."""
-    why = error.strerror or error
-    return CommandError(f"cannot listen on {plan.bind} port {plan.port}: {why}")
-
-
-def say_turned_away(peer: str, why: object) -> None:
-    """Print that a client was not the right one."""
-    note(f"{peer} is turned away: {why}")
-
-
-def _how_long(plan: Plan) -> str:
-    return f"for {plan.timeout:g} s at most (--timeout; Ctrl-C ends it)"
-
-
-@contextmanager
-def told_soon(plan: Plan) -> Iterator[None]:
-    """If the block, in which a client waits for its server, takes long: say so.
-
-    A thread prints it, since looking up a host name and connecting may block.
-    """
-    text = f"waiting for {server_of(plan)} to answer, {_how_long(plan)}"
-    timer = threading.Timer(SOON, note, [text])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        timer.join()

@@ -15,10 +15,7 @@ from ..._core import VerbsError
 from ...cm import blocking
 from ...enums import AccessFlags, QPState, QPType
 from .. import CommandError, device_names
-from ._end import End, Plan, open_end
-from ._hello import Hello, hello_of
-from ._meeting import (
-    Met,
+from .._meeting import (
     cannot_listen,
     nobody_came,
     say_listening,
@@ -26,6 +23,9 @@ from ._meeting import (
     server_of,
     told_soon,
 )
+from ._end import End, Plan, open_end
+from ._hello import Hello, hello_of
+from ._meeting import Met
 
 NO_ACCESS: Final = AccessFlags(0)
 RETRY: Final = 0.05  # seconds until a client tries again

@@ -12,8 +12,9 @@ from ...context import gid_text
 from ...exchange import exchange_as_client_blocking, exchange_as_server_blocking, listen
 from ...qp import QPAddress
 from .. import CommandError
+from .._meeting import cannot_listen, nobody_came, say_listening, say_turned_away, told_soon
 from ._end import End, Plan, open_end
-from ._meeting import Met, cannot_listen, nobody_came, say_listening, say_turned_away, told_soon
+from ._meeting import Met
 
 
 @contextmanager
