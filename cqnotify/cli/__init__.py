@@ -31,6 +31,8 @@ __all__ = ["CANNOT_RUN", "FAILED", "OK", "USAGE", "CommandError", "main"]
 COMMANDS: Final = (
     "devices",
     "pingpong",
+    "latency",
+    "bandwidth",
     "conformance",
     "watch",
     "demo",

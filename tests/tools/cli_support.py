@@ -50,9 +50,9 @@ def started(argv: list[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
 
 
 @contextmanager
-def server(*args: object) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A ping-pong server of ours that listens, and its port."""
-    with started(command("pingpong", "--port", 0, *args)) as process:
+def server(*args: object, name: str = "pingpong") -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A server of ours that listens, and its port."""
+    with started(command(name, "--port", 0, *args)) as process:
         assert process.stderr is not None
         line = process.stderr.readline()
         found = re.fullmatch(
@@ -69,11 +69,12 @@ def both(
     server_args: list[object],
     client_args: list[object],
     host: str = "127.0.0.1",
+    name: str = "pingpong",
 ) -> tuple[Outcome, Outcome]:
     """The outcomes of a server and a client of ours; the client needs no process of its own."""
-    with server(*server_args) as (process, port):
+    with server(*server_args, name=name) as (process, port):
         capsys.readouterr()
-        code = main(["pingpong", "-p", str(port), *map(str, client_args), host])
+        code = main([name, "-p", str(port), *map(str, client_args), host])
         return outcome(process), (code, *capsys.readouterr())
 
 
@@ -84,7 +85,7 @@ def outcome(process: subprocess.Popen[str]) -> Outcome:
 
 
 def figures(code: int, out: str, err: str) -> dict[str, Any]:
-    """The figures of a ping-pong that went well."""
+    """The figures of a command that went well."""
     assert (code, err) == (0, ""), err
     found: dict[str, Any] = json.loads(out)
     return found

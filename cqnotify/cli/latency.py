@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: MIT
+"""`cqnotify latency`: the latency of sends, writes, reads and atomic operations."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, Final
+
+from . import OK, print_json
+from ._plots import need_matplotlib
+from .perf._options import add_options, plan_of
+
+WHAT: Final = "measure the latency of sends, writes, reads or atomic operations"
+DETAILS: Final = """\
+Measure the latency of sends, writes, reads or atomic operations, in Python. Of sends and writes it
+is half the round trip. A write alone does not wake the peer: with --events it has immediate data.
+"""
+SIZE: Final = 2
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to the parser's commands."""
+    add_options(commands, "latency", WHAT, DETAILS, ("send", "write", "read", "atomic"), run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command."""
+    from .perf._latency import DEPTH, Latency, measure
+    from .perf._latency_report import head, row, save_plot, to_dict
+    from .perf._meeting import meet
+
+    plan = plan_of(
+        args,
+        SIZE,
+        num_qp=1,
+        tx_depth=DEPTH,
+        rx_depth=DEPTH,
+        bidirectional=False,
+        immediate=args.immediate or (args.op == "write" and args.events),
+    )
+    if args.plot:
+        need_matplotlib()
+    done: list[Latency] = []
+    with meet(plan) as end:
+        if not args.json:
+            print(head(end), flush=True)
+        for size in plan.sizes:
+            done.append(measure(end, size))
+            if not args.json:
+                print(row(done[-1]), flush=True)
+        end.control.flush()
+        if args.json:
+            print_json(to_dict(end, done))
+        if args.plot:
+            save_plot(end, done, args.plot)
+    return OK

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: MIT
+"""Measuring bandwidth: an end keeps its send queues full, and the other one its receive queues.
+
+Messages go in batches, each a list that was built before and is posted in one call. Only the last
+message of a batch completes, so that Python has work for each batch, and not for each message.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections import Counter
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, Final, NamedTuple
+
+from ..._core import CQ, CompletionError, SendWR
+from ._end import End
+from ._run import Effort, begin, requests, what_failed
+from ._statistics import fastest
+from ._waits import SPINS, OverError, Silence, nap
+
+LARGEST_BATCH: Final = 32
+AT_ONCE: Final = 256  # completions to take from a CQ
+
+
+class Rate(NamedTuple):
+    """What an end has sent: the messages, and how many per second, on average and at best."""
+
+    messages: int
+    average: float
+    peak: float
+
+
+class Bandwidth(NamedTuple):
+    """The figures of a size. Each end has those of both.
+
+    sent, received: of our messages, and of the peer's; None where only the other end sends.
+    ours, theirs: what it has cost the end, see Effort; None for a program of perftest.
+    """
+
+    size: int
+    sent: Rate | None
+    received: Rate | None
+    ours: dict[str, Any]
+    theirs: dict[str, Any] | None
+
+
+def measure(end: End, size: int) -> Bandwidth:
+    """Measure one size. Raises CommandError, VerbsError or CompletionError if it fails."""
+    try:
+        return _measure(end, size)
+    except CompletionError as e:
+        raise what_failed(end, e) from e
+
+
+def _measure(end: End, size: int) -> Bandwidth:
+    plan = end.plan
+    stream = Stream(end, size) if plan.client or plan.bidirectional else None
+    sink = Sink(end) if plan.receives and (plan.bidirectional or not plan.client) else None
+    begin(end, size)
+    effort = Effort(end)
+    told = _Traffic(end, stream, sink).run()
+    ours = effort.so_far()
+    theirs = end.control.swap(ours, plan.client, plan.timeout)
+    sent = stream.rate if stream else None
+    received = Rate(*told) if told else None
+    return Bandwidth(size, sent, received, ours, theirs)
+
+
+class Stream:
+    """The messages that we send through all QPs."""
+
+    def __init__(self, end: End, size: int) -> None:
+        plan = end.plan
+        self._batch = max(1, min(LARGEST_BATCH, plan.tx_depth // 4))
+        self._window = plan.tx_depth // self._batch
+        self.cq = end.send_cq
+        self._poll = self.cq.poll_ids
+        self._post = [qp.post_send for qp in end.qps]
+        self._lists = [_batch(requests(end, size, i), self._batch) for i in range(plan.num_qp)]
+        self._left = [plan.iters or 0] * plan.num_qp  # to be posted
+        self._duration_ns = int((plan.duration or 0) * 1e9)
+        self._deadline = 0
+        self._flying = 0  # batches
+        self._posted = array("q")
+        self._completed = array("q")
+        self._messages = array("q")
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all messages have completed."""
+        return not self._flying
+
+    def begin(self) -> None:
+        """Fill the send queues."""
+        self._deadline = time.perf_counter_ns() + self._duration_ns
+        for _ in range(self._window):
+            for index in range(len(self._post)):
+                self._post_batch(index, time.perf_counter_ns())
+
+    def step(self) -> bool:
+        """Post the next batches for those that have completed; whether there were any."""
+        done = self._poll(AT_ONCE)
+        if not done:
+            return False
+        now = time.perf_counter_ns()
+        self._flying -= len(done)
+        self._completed.extend([now] * len(done))
+        for index in done:
+            self._post_batch(index, now)
+        return True
+
+    def _post_batch(self, index: int, now: int) -> None:
+        wrs = self._lists[index]
+        n = self._batch
+        if self._duration_ns:
+            if now >= self._deadline:
+                return
+        else:
+            n = min(n, self._left[index])
+            if not n:
+                return
+            self._left[index] -= n
+        self._post[index](wrs if n == self._batch else wrs[-n:])
+        self._flying += 1
+        self._posted.append(now)
+        self._messages.append(n)
+
+    @cached_property
+    def rate(self) -> Rate:
+        """What was sent, when it is over."""
+        messages = sum(self._messages)
+        nanoseconds = max(self._completed[-1] - self._posted[0], 1)
+        peak = fastest(self._posted, self._completed, self._messages)
+        return Rate(messages, messages / nanoseconds * 1e9, peak * 1e9)
+
+
+def _batch(of: tuple[SendWR, SendWR], n: int) -> list[SendWR]:
+    """Return n messages of which the last one completes."""
+    plain, signaled = of
+    return [plain] * (n - 1) + [signaled]
+
+
+class Sink:
+    """The messages that come, from now on: each receive is posted again."""
+
+    def __init__(self, end: End) -> None:
+        self.cq = end.recv_cq
+        self._poll = self.cq.poll_ids
+        self._post = [qp.post_recv for qp in end.qps]
+        self._receives = end.receives
+        self.received = 0
+
+    def step(self) -> bool:
+        """Take messages; whether there were any."""
+        done = self._poll(AT_ONCE)
+        if not done:
+            return False
+        self.received += len(done)
+        for index, n in Counter(done).items() if len(self._post) > 1 else ((0, len(done)),):
+            self._post[index](self._receives[index][:n])
+        return True
+
+
+class _Traffic:
+    """A run: until our messages have completed, and all of the peer's have come."""
+
+    def __init__(self, end: End, stream: Stream | None, sink: Sink | None) -> None:
+        self._end = end
+        self._stream = stream
+        self._sink = sink
+        self._told: Any = None  # by the peer: the Rate of its messages
+
+    def run(self) -> Any:
+        """Return what the peer has told of its messages, if it has sent any."""
+        stream, timeout = self._stream, self._end.plan.timeout
+        if stream is not None:
+            stream.begin()
+            self._go_on(lambda: stream.is_over, timeout)
+            self._end.control.send({"sent": stream.rate})
+        if stream is None or self._end.plan.bidirectional:
+            self._go_on(self._has_all, timeout if self._sink else None)
+        return self._told
+
+    def _has_all(self) -> bool:
+        if self._told is None:
+            return False
+        return self._sink is None or self._sink.received >= self._told[0]
+
+    def _go_on(self, is_over: Callable[[], bool], timeout: float | None) -> None:
+        """Send and receive."""
+        parts = [part for part in (self._stream, self._sink) if part is not None]
+        idle = _Idle(self._end, [part.cq for part in parts], timeout)
+        while not is_over():
+            busy = [part.step() for part in parts]
+            if any(busy):
+                idle.is_over()
+                continue
+            try:
+                idle.wait()
+            except OverError as over:
+                self._take(over.message)
+
+    def _take(self, message: Any) -> None:
+        if self._told is None:
+            self._told = message["sent"]
+        else:  # what it has cost the peer, while the last of its messages are not taken yet
+            self._end.control.keep(message)
+
+
+class _Idle:
+    """Moments in which nothing is to be done: an end sleeps, or polls."""
+
+    def __init__(self, end: End, cqs: list[CQ], timeout: float | None) -> None:
+        self._end = end
+        self._timeout = timeout
+        self._silence: Silence | None = None
+        self._passes = 0
+        self._cqs = cqs
+        self._nap = nap(end)
+        self._sleeps = end.plan.events or not cqs
+
+    def is_over(self) -> None:
+        """Something came."""
+        self._silence = None
+
+    def wait(self) -> None:
+        """Wait a moment, in which the message of a peer that is done is looked for, at times."""
+        if self._sleeps:
+            if not all(cq.safe_to_sleep() for cq in self._cqs) or self._nap():
+                return
+        else:
+            self._passes += 1
+            if self._passes % SPINS:
+                return
+        self._silence = self._silence or Silence(self._end, self._timeout)
+        self._silence.go_on()

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: MIT
+"""The figures of `cqnotify bandwidth`: as a table, as JSON, and as a picture."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from .._terminal import paint
+from ._bandwidth import Bandwidth, Rate
+from ._description import cpu_percent, describe, title
+from ._end import End
+
+
+class Unit(NamedTuple):
+    """A unit of bandwidth, and the bytes per second that it is."""
+
+    name: str
+    bytes: float
+
+
+MIB, GBIT = Unit("MiB/sec", 2**20), Unit("Gb/sec", 1e9 / 8)
+
+
+def total(done: Bandwidth) -> Rate:
+    """Return the sum of both directions."""
+    rates = [rate for rate in (done.sent, done.received) if rate is not None]
+    return Rate(*(sum(values) for values in zip(*rates, strict=True)))
+
+
+def head(end: End, unit: Unit) -> str:
+    """Return the lines above the table."""
+    columns = (
+        f" #bytes     #iterations    BW peak[{unit.name}]    BW average[{unit.name}]   "
+        "MsgRate[Mpps]   CPU[%]   peer's CPU[%]"
+    )
+    return f"{title(end)}\n{paint(columns, 'bold')}"
+
+
+def row(done: Bandwidth, unit: Unit) -> str:
+    """Return the line of a size, in the columns of perftest and two more."""
+    rate = total(done)
+    peak, average = (done.size * each / unit.bytes for each in (rate.peak, rate.average))
+    wide = len(unit.name)
+    ours, theirs = map(cpu_percent, (done.ours, done.theirs))
+    return (
+        f" {done.size:<11}{rate.messages:<12}{peak:{wide + 12}.2f}{average:{wide + 15}.2f}"
+        f"{rate.average / 1e6:16.6f}{ours:>9}{theirs:>16}"
+    )
+
+
+def to_dict(end: End, done: list[Bandwidth]) -> dict[str, Any]:
+    """Return what `--json` prints."""
+    plan = end.plan
+    return {
+        **describe(end),
+        "tx_depth": plan.tx_depth,
+        "rx_depth": plan.rx_depth,
+        "bidirectional": plan.bidirectional,
+        "results": [_to_dict(one) for one in done],
+    }
+
+
+def _to_dict(done: Bandwidth) -> dict[str, Any]:
+    return {
+        "size": done.size,
+        **_rate(total(done), done.size),
+        "sent": done.sent and _rate(done.sent, done.size),
+        "received": done.received and _rate(done.received, done.size),
+        "local": done.ours,
+        "remote": done.theirs,
+    }
+
+
+def _rate(rate: Rate, size: int) -> dict[str, Any]:
+    return {
+        "iterations": rate.messages,
+        "messages_per_second": rate.average,
+        "bytes_per_second": rate.average * size,
+        "peak_bytes_per_second": rate.peak * size,
+    }
+
+
+def save_plot(end: End, done: list[Bandwidth], unit: Unit, path: str) -> None:
+    """Draw the bandwidths of all sizes into an SVG or PNG file."""
+    from matplotlib.figure import Figure  # which only --plot needs
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.add_subplot(xlabel="bytes", ylabel=unit.name, title=title(end))
+    axes.set_xscale("log", base=2)
+    sizes = [one.size for one in done]
+    for name in ("peak", "average"):
+        values = [getattr(total(one), name) * one.size / unit.bytes for one in done]
+        axes.plot(sizes, values, marker="o", label=name)
+    axes.legend()
+    figure.savefig(path)

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: MIT
+"""What an end tells its peer when they have met; and what was run, for the figures."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from .. import CommandError
+from ._end import End
+from ._plan import check_shared
+
+MAGIC: Final = b"cqnotify perf 1"
+OTHER_PROGRAM: Final = "the peer is another program, or of another version of cqnotify"
+
+
+def swap_descriptions(end: End) -> None:
+    """Tell the peer what our end is, and learn what it is; CommandError unless they fit."""
+    plan = end.plan
+    ours = plan.shared()
+    theirs = end.control.swap({"shared": ours, "end": end.describe()}, plan.client, plan.timeout)
+    end.control.flush()  # so that the peer can say, too, what does not fit
+    if not isinstance(theirs, dict):
+        raise CommandError(OTHER_PROGRAM)
+    check_shared(ours, theirs.get("shared") or {})
+    end.remote = theirs["end"]
+
+
+def title(end: End) -> str:
+    """Return it in a line."""
+    plan = end.plan
+    role = "client" if plan.client else "server"
+    ours, theirs = (_waits(events) for events in (plan.events, end.remote["events"]))
+    pairs = f", {plan.num_qp} QPs" if plan.num_qp > 1 else ""
+    both = ", both directions" if plan.bidirectional else ""
+    return (
+        f"{plan.name} of {plan.op}, {role} on {end.device} port {plan.port_num}{pairs}{both}: "
+        f"{ours} here, {theirs} there"
+    )
+
+
+def _waits(events: bool | None) -> str:
+    return "perftest" if events is None else "sleeps" if events else "polls"
+
+
+def cpu_percent(effort: dict[str, Any] | None) -> str:
+    """Return a cell of a table; of a program of perftest it is not known."""
+    return "-" if effort is None else f"{effort['cpu_percent']:.1f}"
+
+
+def describe(end: End) -> dict[str, Any]:
+    """Return it for `--json`."""
+    plan = end.plan
+    return {
+        "command": plan.name,
+        "op": plan.op,
+        "role": "client" if plan.client else "server",
+        "device": end.device,
+        "port_num": plan.port_num,
+        "gid_index": end.gid_index,
+        "rdma_cm": plan.rdma_cm,
+        "perftest": plan.perftest,
+        "mtu": end.path_mtu,
+        "num_qp": plan.num_qp,
+        "duration": plan.duration,
+        "inline_size": plan.inline,
+        "write_with_imm": plan.immediate,
+        "sleeps": plan.events,
+        "peer": {"device": end.remote["device"], "sleeps": end.remote["events"]},
+    }

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: MIT
+"""One end: the queue pairs through which it is measured, with their memory, and its control.
+
+All CQs share one channel, so that an end that sleeps is woken by whatever comes. The memory has two
+halves of the largest size: the first is sent, and the peer writes into the second, reads it, or
+sends into it. It is open to the peer for the operation that is measured, and no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from ..._connection import PATIENT
+from ..._core import CQ, MR, PD, SGE, CompletionChannel, RecvWR
+from ...attrs import DeviceAttr
+from ...context import Context, is_iwarp
+from ...enums import MTU, AccessFlags, AtomicCap, LinkLayer, QPType
+from ...qp import QP, QPAddress
+from .. import CANNOT_RUN, CommandError, check_connects, check_limit, check_port
+from ._control import Control, Talk
+from ._plan import Plan
+
+LINE: Final = 64  # bytes of a cache line
+ROOM: Final = 65536  # bytes that a peer of perftest may use, however small its messages are
+OPEN: Final = {
+    "send": AccessFlags(0),
+    "write": AccessFlags.REMOTE_WRITE,
+    "read": AccessFlags.REMOTE_READ,
+    "atomic": AccessFlags.REMOTE_ATOMIC,
+}
+
+
+class End:
+    """An end on an open device. By rdma_cm its QPs are in RESET, else in INIT.
+
+    talk: how the ends talk; by default through a Control, whose QP is to be connected, too.
+    """
+
+    own_control: Control
+
+    def __init__(self, context: Context, plan: Plan, talk: Talk | None = None) -> None:
+        self.plan = plan
+        self.context = context
+        self.device = context.name
+        self.gid_index = None if plan.rdma_cm else _gid_index(context, plan)
+        self.access = OPEN[plan.op]
+        self.pd = PD(context)
+        self.channel = CompletionChannel(context)
+        if talk is None:
+            talk = self.own_control = Control(self.pd, self.channel)
+        self.control = talk
+        self._make_memory()
+        self._make_qps()
+        self.remote: dict[str, Any] = {}  # what the peer's end is, when it has said so
+        if not plan.rdma_cm:
+            self._to_init()
+
+    def _to_init(self) -> None:
+        port_num = self.plan.port_num
+        for index, qp in enumerate(self.qps):
+            qp.to_init(port_num=port_num, access=self.access)
+            self.start(index)
+        if not self.plan.perftest:
+            self.own_control.qp.to_init(port_num=port_num, access=Control.access)
+            self.own_control.start()
+
+    def _make_memory(self) -> None:
+        room = -(-max(*self.plan.sizes, ROOM) // LINE) * LINE
+        access = AccessFlags.LOCAL_WRITE | self.access
+        if self.plan.op == "read" and is_iwarp(self.context):
+            access |= AccessFlags.REMOTE_WRITE  # the answer to a read is a write there
+        self.mr = MR(self.pd, 2 * room, access=access)
+        self._room = room
+
+    def _make_qps(self) -> None:
+        plan, context = self.plan, self.context
+        self.send_cq = CQ(context, plan.num_qp * plan.tx_depth, channel=self.channel)
+        self.recv_cq = CQ(context, plan.num_qp * plan.rx_depth, channel=self.channel)
+        self.qps = [
+            QP(
+                *(self.pd, QPType.RC),
+                send_cq=self.send_cq,
+                recv_cq=self.recv_cq,
+                max_send_wr=plan.tx_depth,
+                max_recv_wr=plan.rx_depth,
+                max_inline_data=plan.inline,
+            )
+            for _ in range(plan.num_qp)
+        ]
+
+        sg = None if plan.immediate else self.into(max(plan.sizes))
+        self.receives = [[RecvWR(sg, wr_id=i)] * plan.rx_depth for i in range(plan.num_qp)]
+        """For each QP as many as it has room for."""
+
+    def start(self, index: int) -> None:
+        """Post the receives of a QP, which is at least in INIT."""
+        if self.plan.receives:
+            self.qps[index].post_recv(self.receives[index])
+
+    def out(self, size: int) -> SGE:
+        """Return the memory of a message that we send, or into which we read."""
+        return self.mr[0:size]
+
+    def into(self, size: int) -> SGE:
+        """Return the memory of a message that we receive."""
+        return self.mr[self._room : self._room + size]
+
+    def views(self, size: int) -> tuple[memoryview, memoryview]:
+        """Return the same two as the program sees them."""
+        whole = memoryview(self.mr)
+        return whole[:size], whole[self._room : self._room + size]
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the peer has to know of this end."""
+        attr = self.context.query_device()
+        return {
+            "device": self.device,
+            "events": self.plan.events,
+            "addr": self.into(1).addr,
+            "rkey": self.mr.rkey,
+            "rd_atomic": [attr.max_qp_init_rd_atom, attr.max_qp_rd_atom],
+            "qps": []
+            if self.plan.rdma_cm
+            else [self.address(qp).to_wire().decode() for qp in self.qps],
+        }
+
+    @property
+    def path_mtu(self) -> int | None:
+        """The path MTU in bytes, of QPs that are connected; None where the device has none."""
+        mtu = self.qps[0].query().path_mtu
+        return mtu.bytes if isinstance(mtu, MTU) else None
+
+    @property
+    def control_address(self) -> QPAddress:
+        """The address of the control's QP."""
+        return self.address(self.own_control.qp)
+
+    def address(self, qp: QP) -> QPAddress:
+        """Return the address of one of our QPs."""
+        return qp.address(self.plan.port_num, self.gid_index)
+
+    def connect_control(self, remote: QPAddress) -> None:
+        """Connect the QP of the control to the peer's."""
+        self.connect_qp(self.own_control.qp, remote)
+
+    def connect(self) -> None:
+        """Connect all others, to those of the peer that has described itself."""
+        ours, theirs = self.describe()["rd_atomic"], self.remote["rd_atomic"]
+        for qp, text in zip(self.qps, self.remote["qps"], strict=True):
+            address = QPAddress.from_wire(text.encode())
+            self.connect_qp(qp, address, min(ours[0], theirs[1]), min(ours[1], theirs[0]))
+
+    def connect_qp(self, qp: QP, remote: QPAddress, reads: int = 1, reads_of_peer: int = 1) -> None:
+        """Connect one of our QPs; `reads` is how many reads and atomics can be under way."""
+        qp.connect(
+            remote,
+            port_num=self.plan.port_num,
+            gid_index=self.gid_index,
+            path_mtu=self.plan.path_mtu,
+            sl=self.plan.sl,
+            timeout=PATIENT,
+            max_rd_atomic=reads,
+            max_dest_rd_atomic=reads_of_peer,
+        )
+
+
+@contextmanager
+def open_end(plan: Plan, talk: Talk | None = None) -> Iterator[End]:
+    """Open the device and make our end; CommandError if the device's limits are exceeded."""
+    with Context(plan.device) as context:
+        _check(context, plan)
+        yield End(context, plan, talk)
+
+
+def _check(context: Context, plan: Plan) -> None:
+    """Refuse what the device would refuse, by the names of the options."""
+    if not plan.rdma_cm:
+        check_connects(context, ": use --rdma_cm")
+    attr = context.query_device()
+    port = check_port(context, plan.port_num)
+    where = f"{context.name} port {plan.port_num}"
+    mtu = port.active_mtu.bytes if isinstance(port.active_mtu, MTU) else port.active_mtu
+    check_limit(where, "--mtu", plan.path_mtu or 0, mtu)
+    check_limit(where, "--size", max(plan.sizes), port.max_msg_sz)
+    _check_depths(context.name, plan, attr)
+    if plan.op == "atomic" and attr.atomic_cap == AtomicCap.NONE:
+        raise CommandError(f"{context.name} has no atomic operations", CANNOT_RUN)
+    if plan.immediate and is_iwarp(context):
+        why = "writes with immediate data, which --write_with_imm and --events of writes need"
+        raise CommandError(f"{context.name} is an iWARP device, which has no {why}", CANNOT_RUN)
+
+
+def _check_depths(device: str, plan: Plan, attr: DeviceAttr) -> None:
+    check_limit(device, "--qp", plan.num_qp, attr.max_qp - 1)
+    for option, depth in (("--tx-depth", plan.tx_depth), ("--rx-depth", plan.rx_depth)):
+        check_limit(device, option, depth, min(attr.max_qp_wr, attr.max_cqe // plan.num_qp))
+
+
+def _gid_index(context: Context, plan: Plan) -> int | None:
+    """Return the index of the GID to use; InfiniBand needs none."""
+    if plan.gid_index is not None:
+        return context.query_gid(plan.gid_index, plan.port_num).index
+    if context.query_port(plan.port_num).link_layer != LinkLayer.ETHERNET:
+        return None
+    return context.find_gid(port_num=plan.port_num).index

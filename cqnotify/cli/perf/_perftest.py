@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: MIT
+"""Measuring with ib_send_lat, or with ib_write_bw as the server, at the other end.
+
+perftest's programs have a protocol without a name: both ends say the same things in the same order,
+the client first, and nothing tells what the peer was asked to do. A record of an address is also
+what they wait for each other with. This end says that its version is VERSION, which newer programs
+take into account.
+
+    the version, the bytes in which buffers repeat, those of a cache line, the MTU
+    the address of the queue pair; then both connect
+    ... again, until both are ready: RECORDS times in all
+    what is measured
+    ... again; of a bandwidth, the figures, one after the other
+    ... again, and "done"
+"""
+
+from __future__ import annotations
+
+import re
+import select
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from ipaddress import IPv6Address
+from typing import Any, Final
+
+from ...enums import MTU
+from ...exchange import listen
+from ...qp import QPAddress
+from .. import CommandError
+from .._meeting import cannot_listen, nobody_came, say_listening, told_soon
+from ._control import GONE, GoneError
+from ._end import ROOM, End, open_end
+from ._plan import Plan
+
+VERSION: Final = b"6.06"
+OLDEST: Final = 5.70
+PAGE: Final = 4096  # buffers repeat in it
+LINE: Final = 64
+RECORD: Final = 108
+RETRY: Final = 0.05  # seconds until a client tries again
+RECORDS: Final = {"latency": 4, "bandwidth": 3}
+_INT: Final = struct.Struct("!i")
+_FIGURES: Final = struct.Struct("!QQddd")  # size, iterations, peak, average, millions a second
+_ADDRESS: Final = re.compile(
+    rb"([0-9a-f]{4}):([0-9a-f]{4}):([0-9a-f]{6}):([0-9a-f]{6}):([0-9a-f]{8}):([0-9a-f]{16}):"
+    rb"((?:[0-9a-f]{2}:){16})[0-9a-f]{8}:"
+)
+OTHER_PROGRAM: Final = "the peer is no program of perftest, or has no GID (its option -x)"
+
+
+class Perftest:
+    """The conversation with the peer, in place of a Control."""
+
+    cq = None
+
+    def __init__(self, plan: Plan, sock: socket.socket) -> None:
+        self._plan = plan
+        self._sock = sock
+        self._record = b""
+        sock.settimeout(plan.timeout)
+
+    # ---- the bytes --------------------------------------------------------------------------
+
+    def _swap(self, data: bytes) -> bytes:
+        """Send bytes and return as many of the peer's. A client is the first to send."""
+        try:
+            if self._plan.client:
+                self._sock.sendall(data)
+            answer = self._read(len(data))
+            if not self._plan.client:
+                self._sock.sendall(data)
+        except ConnectionError as e:
+            raise GoneError(GONE) from e
+        except TimeoutError as e:
+            raise CommandError(f"the peer said nothing for {self._plan.timeout:g} s") from e
+        return answer
+
+    def _read(self, n: int) -> bytes:
+        data = b""
+        while len(data) < n:
+            chunk = self._sock.recv(n - len(data))
+            if not chunk:
+                raise GoneError(GONE)
+            data += chunk
+        return data
+
+    def agree(self, path_mtu: int) -> int:
+        """Swap what comes before the addresses, and return the smaller path MTU in bytes."""
+        version = self._swap(VERSION.ljust(16, b"\0")).split(b"\0")[0]
+        with suppress(ValueError):
+            if float(version) >= OLDEST:
+                break_at = _INT.unpack(self._swap(_INT.pack(PAGE)))[0]
+                _INT.unpack(self._swap(_INT.pack(LINE)))
+                if break_at > ROOM:
+                    raise CommandError(
+                        f"the peer's buffers repeat in {break_at} bytes: the limit is {ROOM}"
+                    )
+                ours = next(mtu for mtu in MTU if mtu.bytes == path_mtu)
+                theirs = MTU(int(self._swap(b"%d\0" % ours).split(b"\0")[0]))
+                return min(ours, theirs).bytes
+        raise CommandError(f"the peer's version is {version!r}: the oldest is {OLDEST:.2f}")
+
+    def swap_addresses(self, end: End) -> QPAddress:
+        """Swap the addresses of the queue pairs, and note where the peer's memory is."""
+        ours = end.address(end.qps[0])
+        gid = "".join(f"{byte:02x}:" for byte in ours.gid.packed)
+        self._record = (
+            (
+                f"{ours.lid:04x}:{1:04x}:{ours.qp_num:06x}:{ours.psn:06x}:{end.mr.rkey:08x}:"
+                f"{end.into(1).addr:016x}:{gid}{0:08x}:"
+            )
+            .encode()
+            .ljust(RECORD, b"\0")
+        )
+        found = _ADDRESS.match(self._swap(self._record))
+        if found is None:
+            raise CommandError(OTHER_PROGRAM)
+        lid, _, qp_num, psn, rkey, addr = (int(found[i], 16) for i in range(1, 7))
+        end.remote = {"device": None, "events": None, "addr": addr, "rkey": rkey}
+        return QPAddress(
+            lid, qp_num, psn, IPv6Address(bytes.fromhex(found[7].decode().replace(":", "")))
+        )
+
+    def _meet(self) -> None:
+        """Wait until the peer is as far."""
+        self._swap(self._record)
+
+    # ---- as a Control -----------------------------------------------------------------------
+
+    def swap(self, message: dict[str, Any], _first: bool, _timeout: float) -> Any:
+        """Be ready with the peer; or tell it what the run has cost, which it does not know of."""
+        if "ready" in message:
+            for _ in range(RECORDS[self._plan.name] - 1):
+                self._meet()
+        return None
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Tell the peer the figures of a bandwidth."""
+        if "sent" in message:
+            self._meet()
+            messages, average, peak = message["sent"]
+            size = self._plan.sizes[0]
+            self._swap_figures(messages, peak * size / 2**20, average * size / 2**20, average / 1e6)
+
+    def _swap_figures(self, *figures: float) -> None:
+        data = _FIGURES.pack(self._plan.sizes[0], *figures)
+        for at in range(0, len(data), 8):
+            self._swap(data[at : at + 8])
+
+    def wait(self, _timeout: float | None) -> Any:
+        """Return None: a peer has nothing to say of a latency."""
+        return None
+
+    def keep(self, message: Any) -> None:
+        """Not called: a peer says one thing."""
+        raise AssertionError(message)
+
+    def poll(self) -> Any:
+        """Return None: the peer says nothing by itself. Raises GoneError."""
+        if select.select([self._sock], [], [], 0)[0] and not self._sock.recv(1, socket.MSG_PEEK):
+            raise GoneError(GONE)
+        return None
+
+    def ask(self) -> None:
+        """Nothing: `poll` sees when the peer has gone."""
+
+    def safe_to_sleep(self) -> bool:
+        """Whether to sleep: the peer's words do not wake, and are read after a slice of time."""
+        return True
+
+    def has_gone(self) -> bool:
+        """Whether the peer has gone."""
+        try:
+            self.poll()
+        except (GoneError, OSError):
+            return True
+        return False
+
+    def flush(self) -> None:
+        """Say goodbye."""
+        with suppress(GoneError, OSError):
+            self._meet()
+            self._sock.sendall(b"done\0")
+
+
+# ---- the meeting ----------------------------------------------------------------------------
+
+
+@contextmanager
+def meet(plan: Plan) -> Iterator[End]:
+    """Agree with the peer on what can be chosen, swap addresses, and connect."""
+    try:
+        sock = _serve(plan) if plan.host is None else _call(plan, plan.host)
+    except TimeoutError:
+        raise nobody_came(plan) from None
+    with sock:
+        talk = Perftest(plan, sock)
+        assert plan.path_mtu is not None
+        found = replace(plan, path_mtu=talk.agree(plan.path_mtu))
+        with open_end(found, talk) as end:
+            remote = talk.swap_addresses(end)
+            end.connect_qp(end.qps[0], remote)
+            yield end
+
+
+def _serve(plan: Plan) -> socket.socket:
+    try:
+        listener = listen(plan.bind, plan.port)
+    except OSError as e:
+        raise cannot_listen(plan, e) from e
+    with listener:
+        host, port = listener.getsockname()[:2]
+        say_listening(host, port, plan)
+        listener.settimeout(plan.timeout)
+        return listener.accept()[0]
+
+
+def _call(plan: Plan, host: str) -> socket.socket:
+    """Try until a server is there."""
+    deadline = time.monotonic() + plan.timeout
+    with told_soon(plan):
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            try:
+                return socket.create_connection((host, plan.port), timeout=left)
+            except ConnectionRefusedError:
+                time.sleep(RETRY)
+            except socket.gaierror as e:
+                raise CommandError(f"{host}: {e.strerror}") from e

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: MIT
+"""What to run: the options of the command, and what both ends have to be told alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from .. import CommandError
+
+# What both ends need alike, by the names of the options.
+SHARED: Final = {
+    "size": "sizes",
+    "iters": "iters",
+    "duration": "duration",
+    "qp": "num_qp",
+    "tx-depth": "tx_depth",
+    "rx-depth": "rx_depth",
+    "mtu": "path_mtu",
+}
+SWITCHES: Final = {
+    "bidirectional": "bidirectional",
+    "write_with_imm": "immediate",
+}
+ATOMIC: Final = 8  # bytes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run. Sizes are in bytes, `duration` and `timeout` in seconds.
+
+    name: of the command.
+    perftest: whether the peer is a program of perftest.
+    iters: the messages of each size through each QP; None if the duration ends it.
+    path_mtu: in bytes; None if rdma_cm chooses it.
+    immediate: whether writes have immediate data, so that they complete at the peer.
+    inline: the largest size that is sent inline.
+    """
+
+    name: str
+    op: str
+    host: str | None
+    port: int
+    bind: str
+    rdma_cm: bool
+    perftest: bool
+    device: str | None
+    port_num: int
+    gid_index: int | None
+    path_mtu: int | None
+    sl: int
+    sizes: tuple[int, ...]
+    iters: int | None
+    duration: float | None
+    num_qp: int
+    tx_depth: int
+    rx_depth: int
+    bidirectional: bool
+    events: bool
+    immediate: bool
+    inline: int
+    timeout: float
+
+    @property
+    def client(self) -> bool:
+        """Whether our end asks for the connection; it also begins each run."""
+        return self.host is not None
+
+    @property
+    def receives(self) -> bool:
+        """Whether messages need receives at the peer."""
+        return self.op == "send" or self.immediate
+
+    def shared(self) -> dict[str, Any]:
+        """Return what the peer has to have, too, by the names of the options."""
+        found: dict[str, Any] = {"command": f"{self.name} --op {self.op}"}
+        found.update((name, getattr(self, field)) for name, field in SHARED.items())
+        found.update((name, bool(getattr(self, field))) for name, field in SWITCHES.items())
+        found["size"] = list(self.sizes)
+        return found
+
+
+def check_shared(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """Raise CommandError, in words, unless the peer was told the same."""
+    differ = [name for name in ours if theirs.get(name) != ours[name]]
+    if not differ:
+        return
+    if "command" in differ:
+        differ = ["command"]
+    has, have = (" and ".join(_option(n, told.get(n)) for n in differ) for told in (theirs, ours))
+    raise CommandError(f"the peer has {has}, we have {have}: give both the same")
+
+
+def _option(name: str, value: Any) -> str:
+    """Return an option as the user gives it."""
+    if name == "command":
+        return f"`cqnotify {value}`"
+    if name in SWITCHES:
+        return f"--{name}" if value else f"no --{name}"
+    if name == "size" and isinstance(value, list) and len(value) != 1:
+        return "--all"
+    value = value[0] if isinstance(value, list) else value
+    return f"no --{name}" if value is None else f"--{name} {value}"

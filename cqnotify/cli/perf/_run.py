@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: MIT
+"""A run of one size: what both commands do around what they measure."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+from ..._core import CompletionError, SendWR
+from ...enums import SendFlags, WROpcode
+from .. import CommandError
+from ._control import GONE
+from ._end import End
+
+OPCODES: Final = {
+    "send": WROpcode.SEND,
+    "write": WROpcode.RDMA_WRITE,
+    "read": WROpcode.RDMA_READ,
+    "atomic": WROpcode.ATOMIC_FETCH_AND_ADD,
+}
+
+
+class Effort:
+    """What a run costs this end, from now on: CPU time of the process, and events."""
+
+    def __init__(self, end: End) -> None:
+        self._cqs = (end.send_cq, end.recv_cq)
+        self._events = self._count()
+        self._cpu = time.process_time_ns()
+        self._start = time.perf_counter_ns()
+
+    def _count(self) -> int:
+        return sum(cq.stats.events for cq in self._cqs)
+
+    def so_far(self) -> dict[str, Any]:
+        """Return it as it is told to the peer."""
+        wall = time.perf_counter_ns() - self._start
+        cpu = time.process_time_ns() - self._cpu
+        return {"cpu_percent": 100 * cpu / max(wall, 1), "events": self._count() - self._events}
+
+
+def begin(end: End, size: int) -> None:
+    """Wait until both ends are ready for a run of this size. The client begins it."""
+    end.control.swap({"ready": size}, end.plan.client, end.plan.timeout)
+
+
+def what_failed(end: End, error: CompletionError) -> Exception:
+    """Return what to say of a message that failed."""
+    return CommandError(GONE) if end.control.has_gone() else error
+
+
+def requests(end: End, size: int, wr_id: int = 0) -> tuple[SendWR, SendWR]:
+    """Return the work request of a message without and with a completion."""
+    plan = end.plan
+    options: dict[str, Any] = {"opcode": OPCODES[plan.op], "wr_id": wr_id}
+    if plan.immediate:
+        options.update(opcode=WROpcode.RDMA_WRITE_WITH_IMM, imm_data=0)
+    if plan.op != "send":
+        options.update(remote_addr=end.remote["addr"], rkey=end.remote["rkey"])
+    if plan.op == "atomic":
+        options.update(compare_add=1)
+    flags = SendFlags(0)
+    if size <= plan.inline and plan.op in ("send", "write"):
+        flags |= SendFlags.INLINE
+    message = end.out(size)
+    return (
+        SendWR(message, send_flags=flags, **options),
+        SendWR(message, send_flags=flags | SendFlags.SIGNALED, **options),
+    )

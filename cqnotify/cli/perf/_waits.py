@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: MIT
+"""How an end waits while it is measured: it polls all the time, or sleeps until an event.
+
+What is called for each message is a closure, which is faster in Python than a method. It looks at
+the time, and whether the peer still lives, only when nothing has come for long.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from ..._core import CQ
+from .. import CommandError
+from ._control import SLICE
+from ._end import End
+
+SPINS: Final = 2000  # looks until one at the time: less than a millisecond
+
+
+class OverError(Exception):
+    """The peer says that the run is over; `message` is what it said."""
+
+    def __init__(self, message: Any) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class Silence:
+    """Time in which nothing came, until anything comes, or it was longer than the timeout.
+
+    Without a timeout it lasts as long as the peer lives.
+    """
+
+    def __init__(self, end: End, timeout: float | None) -> None:
+        self._control = end.control
+        self._timeout = timeout
+        self._begun = self._asked = time.monotonic()
+
+    def go_on(self) -> None:
+        """Look at the control and the time. Raises OverError, GoneError and CommandError."""
+        if (message := self._control.poll()) is not None:
+            raise OverError(message)
+        now = time.monotonic()
+        if self._timeout is not None and now - self._begun > self._timeout:
+            raise CommandError(f"nothing came for {self._timeout:g} s")
+        if now - self._asked > SLICE:
+            self._asked = now
+            self._control.ask()
+
+
+def wait_for_one(end: End, cq: CQ) -> Callable[[], None]:
+    """Return a function that returns when a completion of this CQ has come, and takes it."""
+    return (_sleeper if end.plan.events else _spinner)(end, cq)
+
+
+def _spinner(end: End, cq: CQ) -> Callable[[], None]:
+    poll = cq.poll_ids
+
+    def wait() -> None:
+        silence = None
+        while True:
+            for _ in range(SPINS):
+                if poll(1):
+                    return
+            silence = silence or Silence(end, end.plan.timeout)
+            silence.go_on()
+
+    return wait
+
+
+def _sleeper(end: End, cq: CQ) -> Callable[[], None]:
+    poll, safe_to_sleep, sleep = cq.poll_ids, cq.safe_to_sleep, nap(end)
+
+    def wait() -> None:
+        silence = None
+        while not poll(1):
+            if safe_to_sleep() and not sleep():
+                silence = silence or Silence(end, end.plan.timeout)
+                silence.go_on()
+
+    return wait
+
+
+def nap(end: End) -> Callable[[], bool]:
+    """Return a function that sleeps for a SLICE or until an event; False if it is not for the data.
+
+    The CQs must be safe to sleep. That of the control is, whenever the function sleeps.
+    """
+    get_event, control = end.channel.get_event, end.control
+    limit = min(SLICE, end.plan.timeout)
+
+    def sleep() -> bool:
+        if not control.safe_to_sleep():
+            return False
+        try:
+            cq = get_event(limit)
+        except TimeoutError:
+            return False
+        cq.ack()
+        return cq is not control.cq
+
+    return sleep
+
+
+def wait_for_byte(end: End, size: int) -> Callable[[int], None]:
+    """Return a function that returns when the last byte of the peer's write has this value."""
+    view, last = end.views(size)[1], size - 1
+
+    def wait(value: int) -> None:
+        silence = None
+        while True:
+            for _ in range(SPINS):
+                if view[last] == value:
+                    return
+            silence = silence or Silence(end, end.plan.timeout)
+            silence.go_on()
+
+    return wait

@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: MIT
+"""cqnotify latency: each operation, asleep and polling, and peers that do not fit or die."""
+
+from __future__ import annotations
+
+import re
+import signal
+import statistics
+from array import array
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from cli_support import (
+    Capture,
+    both,
+    command,
+    each_signal,
+    figures,
+    in_lab,
+    outcome,
+    refusal,
+    server,
+    started,
+    state_of,
+    usage_of,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import address_of, is_iwarp, until
+
+from cqnotify import AccessFlags, Context
+from cqnotify.cli.perf._end import open_end
+from cqnotify.cli.perf._plan import Plan
+from cqnotify.cli.perf._statistics import FIGURES, latencies
+
+OPS = ("send", "write", "read", "atomic")
+ANSWERED = ("send", "write")  # by the server's program, and not by its device
+FOREVER = ("-D", 600)
+
+
+def plan(**options: Any) -> Plan:
+    defaults: dict[str, Any] = {
+        **{"name": "latency", "op": "send", "host": None, "port": 0, "bind": "127.0.0.1"},
+        **{
+            "rdma_cm": False,
+            "perftest": False,
+            "device": None,
+            "port_num": 1,
+            "gid_index": None,
+            "path_mtu": 1024,
+        },
+        **{"sl": 0, "sizes": (64,), "iters": 10, "duration": None, "num_qp": 1, "tx_depth": 4},
+        **{"rx_depth": 4, "bidirectional": False, "events": True, "immediate": False},
+        **{"inline": 0, "timeout": 60.0},
+    }
+    return Plan(**{**defaults, **options})
+
+
+def results(capsys: Capture, *args: object, host: str = "127.0.0.1") -> tuple[Any, Any]:
+    """What a server and a client have measured."""
+    ends = both(capsys, [*args, "--json"], [*args, "--json"], host, name="latency")
+    ours, theirs = (figures(*end) for end in ends)
+    assert (ours["role"], theirs["role"]) == ("server", "client")
+    return ours, theirs
+
+
+def check_figures(ours: dict[str, Any], theirs: dict[str, Any], sizes: list[int], n: int) -> None:
+    assert [one["size"] for one in theirs["results"]] == sizes
+    for one, other in zip(ours["results"], theirs["results"], strict=True):
+        assert one["iterations"] == other["iterations"] == n
+        assert {name: one[name] for name in FIGURES} == {name: other[name] for name in FIGURES}
+        assert 0 < one["t_min"] <= one["t_typical"] <= one["p99"] <= one["p99.9"] <= one["t_max"]
+        assert one["t_min"] <= one["t_avg"] <= one["t_max"]
+        assert (one["local"], one["remote"]) == (other["remote"], other["local"])
+
+
+@pytest.mark.usefixtures("conversation")
+@pytest.mark.parametrize("op", OPS)
+def test_an_end_that_sleeps_has_events(op: str, ctx: Context, capsys: Capture) -> None:
+    n = 200
+    ours, theirs = results(capsys, "--op", op, "-n", n, "-e")
+    check_figures(ours, theirs, [8 if op == "atomic" else 2], n)
+    (one,) = theirs["results"]
+    most = n + n // 32 + 1  # one for each message, and for each batch of those that are answered
+    if op in ANSWERED:
+        assert 0 < one["local"]["events"] <= most
+        assert 0 < one["remote"]["events"] <= most
+    else:
+        assert one["local"]["events"] <= n  # software may have completed it when it was posted
+        assert one["remote"]["events"] == 0
+    assert theirs["write_with_imm"] == (op == "write")
+    assert (theirs["device"], theirs["peer"]) == (ctx.name, {"device": ctx.name, "sleeps": True})
+    assert theirs["mtu"] == 1024
+    assert "half the round trip" in theirs["what"] or op not in ANSWERED
+
+
+@pytest.mark.usefixtures("conversation")
+@pytest.mark.parametrize("op", OPS)
+def test_an_end_that_polls_has_none(op: str, capsys: Capture) -> None:
+    ours, theirs = results(capsys, "--op", op, "-n", 20)
+    check_figures(ours, theirs, [8 if op == "atomic" else 2], 20)
+    (one,) = theirs["results"]
+    assert one["local"]["events"] == one["remote"]["events"] == 0
+    assert not theirs["sleeps"]
+
+
+@pytest.mark.usefixtures("conversation")
+def test_one_end_may_sleep_and_the_other_poll_for_a_time_and_inline(capsys: Capture) -> None:
+    options = ["-D", 0.5, "-I", 16, "-s", 16, "--json"]
+    ends = both(capsys, [*options, "-e"], options, name="latency")
+    ours, theirs = (figures(*end) for end in ends)
+    n = theirs["results"][0]["iterations"]
+    check_figures(ours, theirs, [16], n)
+    assert n >= 32
+    assert n % 32 == 0
+    assert (ours["sleeps"], theirs["sleeps"]) == (True, False)
+
+
+@pytest.mark.usefixtures("conversation")
+def test_the_table_has_the_columns_of_perftest(tmp_path: Path, capsys: Capture) -> None:
+    picture = tmp_path / "a.svg"
+    options: list[object] = ["-a", "-n", 1, "-e", "--op", "write"]
+    ends = both(capsys, options, [*options, "--plot", picture], name="latency")
+    for code, out, err in ends:
+        assert (code, err) == (0, "")
+        assert re.search(
+            r"^ #bytes #iterations +t_min\[usec\] +t_max\[usec\] +t_typical\[usec\] +t_avg\[usec\] "
+            r"+t_stdev\[usec\] +99% percentile\[usec\] +99\.9% percentile\[usec\] ",
+            out,
+            re.M,
+        )
+        rows = re.findall(r"^ (\d+) +1((?: +\d+\.\d+){9})$", out, re.M)
+        assert [int(size) for size, _ in rows] == [1 << power for power in range(1, 24)]
+    assert ElementTree.parse(picture).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+    assert "99.9" in picture.read_text()
+
+
+@pytest.mark.parametrize("op", ["send", "read"])
+def test_ends_meet_by_rdma_cm(op: str, ctx: Context, capsys: Capture) -> None:
+    ours, theirs = results(capsys, "-R", "--op", op, "-n", 100, "-e", host=address_of(ctx))
+    check_figures(ours, theirs, [2], 100)
+    assert ours["rdma_cm"]
+    assert theirs["device"] == ctx.name
+
+
+def test_by_rdma_cm_what_a_device_lacks_is_said_before(ctx: Context, capsys: Capture) -> None:
+    if not is_iwarp(ctx):
+        for op, size in (("write", 2), ("atomic", 8)):
+            args = ("-R", "--op", op, "-n", 20, "-e")
+            check_figures(*results(capsys, *args, host=address_of(ctx)), [size], 20)
+        return
+    for args, words in (
+        (["--op", "write", "-e"], "no writes with immediate data, which .* need"),
+        (["--op", "atomic"], "has no atomic operations"),
+    ):
+        with server("-R", *args, name="latency") as (process, port):
+            said = refusal(capsys, 3, "latency", "-R", *args, "-p", str(port), address_of(ctx))
+            assert re.search(words, said)
+            process.kill()
+
+
+# ---- peers that do not fit, or die ----------------------------------------------------------
+
+
+@pytest.mark.usefixtures("conversation")
+@pytest.mark.parametrize(
+    ("ours", "theirs", "our_words", "their_words"),
+    [
+        (["-s", 3, "-n", 9], ["-s", 4], "--size 3 and --iters 9", "--size 4 and --iters 1000"),
+        (
+            ["--op", "write"],
+            ["--op", "write", "-e"],
+            "no --write_with_imm",
+            "--write_with_imm",
+        ),
+        (
+            ["--op", "read"],
+            ["--op", "atomic"],
+            "`cqnotify latency --op read`",
+            "`cqnotify latency --op atomic`",
+        ),
+        (
+            ["-D", 2],
+            ["-a"],
+            "--size 2 and no --iters and --duration 2.0",
+            "--all and --iters 1000 and no --duration",
+        ),
+    ],
+    ids=["size", "imm", "op", "all"],
+)
+def test_ends_that_do_not_fit_both_say_so(
+    ours: list[object],
+    theirs: list[object],
+    our_words: str,
+    their_words: str,
+    capsys: Capture,
+) -> None:
+    ends = both(capsys, ours, theirs, name="latency")
+    for end, has, have in zip(
+        ends, (their_words, our_words), (our_words, their_words), strict=True
+    ):
+        said = f"cqnotify: the peer has {has}, we have {have}: give both the same\n"
+        assert end == (1, "", said)
+
+
+@pytest.mark.usefixtures("conversation")
+@pytest.mark.parametrize(
+    ("op", "sleeps"), [("send", True), ("read", False)], ids=["send, asleep", "read, polling"]
+)
+def test_a_client_whose_server_dies_says_so(op: str, sleeps: bool, capsys: Capture) -> None:
+    args = ["--op", op, *FOREVER, *["-e"] * sleeps]
+    with (
+        server(*args, name="latency") as (us, port),
+        started(command("latency", "-p", port, *args, "127.0.0.1")) as client,
+    ):
+        assert client.stdout is not None
+        client.stdout.readline()  # so they have met
+        client.stdout.readline()
+        us.kill()
+        code, out, err = outcome(client)
+    assert (code, out, err) == (1, "", "cqnotify: the peer has gone\n")
+
+
+@pytest.mark.usefixtures("conversation")
+def test_a_server_whose_client_dies_says_so() -> None:
+    args = ["--op", "read", *FOREVER, "-e"]
+    with (
+        server(*args, name="latency") as (us, port),
+        started(command("latency", "-p", port, *args, "127.0.0.1")) as client,
+    ):
+        assert us.stdout is not None
+        us.stdout.readline()
+        us.stdout.readline()
+        client.kill()
+        code, out, err = outcome(us)
+    assert (code, out, err) == (1, "", "cqnotify: the peer has gone\n")
+
+
+@pytest.mark.usefixtures("conversation")
+def test_a_client_whose_server_stands_still_says_so() -> None:
+    args = [*FOREVER, "-e", "--timeout", 1]
+    with (
+        server(*args, name="latency") as (us, port),
+        started(command("latency", "-p", port, *args, "127.0.0.1")) as client,
+    ):
+        assert client.stdout is not None
+        client.stdout.readline()
+        client.stdout.readline()
+        us.send_signal(signal.SIGSTOP)
+        code, out, err = outcome(client)
+    assert (code, out) == (1, "")
+    # The second is said if the server was stopped before it was ready to begin.
+    assert err in {
+        f"cqnotify: {who} for 1 s\n" for who in ("nothing came", "the peer said nothing")
+    }
+
+
+@pytest.mark.usefixtures("conversation")
+@each_signal
+@pytest.mark.parametrize("sleeps", [True, False], ids=["asleep", "polling"])
+def test_a_signal_ends_it_without_a_word(number: signal.Signals, code: int, sleeps: bool) -> None:
+    args = ["--op", "read", *FOREVER, *["-e"] * sleeps]
+    with (
+        server(*args, name="latency") as (us, port),
+        started(command("latency", "-p", port, *args, "127.0.0.1")) as client,
+    ):
+        assert client.stdout is not None
+        assert us.stdout is not None
+        for stream in (client.stdout, us.stdout):
+            stream.readline()
+            stream.readline()
+        until(lambda: state_of(us) == "S", "the server, which has nothing to do, sleeps")
+        client.send_signal(number)
+        us.send_signal(number)
+        assert outcome(client) == (code, "", "")
+        assert outcome(us) == (code, "", "")
+
+
+@pytest.mark.usefixtures("conversation")
+def test_who_has_no_peer_says_so(capsys: Capture) -> None:
+    said = refusal(capsys, 1, "latency", "--timeout", "0.3", "--port", "0")
+    assert said.endswith("cqnotify: no client came within 0.3 s\n")
+
+
+@pytest.mark.usefixtures("conversation")
+@pytest.mark.parametrize("option", ["--ib-port", "--size", "--mtu"])
+@in_lab
+def test_what_the_device_refuses_is_refused_by_the_options_name(
+    ctx: Context, option: str, capsys: Capture
+) -> None:
+    limits = {
+        "--ib-port": (ctx.query_device().phys_port_cnt, ""),
+        "--size": (ctx.query_port().max_msg_sz, " port 1"),
+        "--mtu": (1024, " port 1"),
+    }
+    limit, where = limits[option]
+    value = 2048 if option == "--mtu" else limit + 1
+    said = usage_of(capsys, "latency", option, str(value))
+    assert said == f"cqnotify: {option} is {value}: the limit of {ctx.name}{where} is {limit}\n"
+
+
+@pytest.mark.usefixtures("conversation")
+@pytest.mark.parametrize(
+    ("op", "access"),
+    [
+        ("send", AccessFlags(0)),
+        ("write", AccessFlags.REMOTE_WRITE),
+        ("read", AccessFlags.REMOTE_READ),
+        ("atomic", AccessFlags.REMOTE_ATOMIC),
+    ],
+)
+def test_memory_is_open_for_what_is_measured_alone(op: str, access: AccessFlags) -> None:
+    with open_end(plan(op=op)) as end:
+        assert end.mr.access == access | AccessFlags.LOCAL_WRITE
+        assert end.qps[0].query().qp_access_flags == access
+
+
+# ---- the figures ----------------------------------------------------------------------------
+
+
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@given(st.lists(st.integers(1, 10**11), min_size=1, max_size=2000), st.sampled_from([1, 2]))
+def test_figures_are_those_of_statistics(samples: list[int], parts: int) -> None:
+    found = latencies(array("q", samples), parts)
+    unit = 1000 * parts
+    assert found["t_min"] * unit == pytest.approx(min(samples))
+    assert found["t_max"] * unit == pytest.approx(max(samples))
+    assert found["t_typical"] * unit == pytest.approx(statistics.median(samples))
+    assert found["t_avg"] * unit == pytest.approx(statistics.fmean(samples))
+    assert found["t_stdev"] * unit == pytest.approx(statistics.pstdev(samples), abs=1e-3)
+    for name, part in (("p99", 0.99), ("p99.9", 0.999)):
+        at = found[name] * unit
+        assert sum(one <= at + 0.5 for one in samples) >= part * len(samples)
+        assert sum(one < at - 0.5 for one in samples) < part * len(samples)
