@@ -82,9 +82,7 @@ class BuildCore(build_ext):
             objects = self.compiler.compile(
                 [str(source)], output_dir=str(folder), include_dirs=self.include_dirs
             )
-            self.compiler.link_shared_object(
-                objects, str(folder / "probe.so"), libraries=["ibverbs"]
-            )
+            self.compiler.link_shared_object(objects, str(folder / "probe.so"))
         except Exception:  # what the compiler said of it stands above
             raise SetupError(MISSING) from None
         finally:
@@ -98,7 +96,8 @@ setup(
             sources=sorted(str(p) for p in Path("csrc").rglob("*.c")),
             depends=sorted(str(p) for p in Path("csrc").rglob("*.h")),
             include_dirs=["csrc"],
-            libraries=["ibverbs"],
+            # libibverbs is loaded at run time. Before glibc 2.34 these two were not in libc.
+            libraries=["dl", "pthread"],
             extra_compile_args=[
                 # A thread that ends in a call of Python must not run what cleans up after ours.
                 *["-std=c11", "-fvisibility=hidden", "-fno-exceptions"],

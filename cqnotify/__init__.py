@@ -67,16 +67,6 @@ except ModuleNotFoundError as _error:
         "folder, or build the core by pip install -e .",
         name=_error.name,
     ) from None
-except ImportError as _error:
-    if not str(_error).startswith("libibverbs.so.1: "):  # as dlopen(3) says it of a missing one
-        raise
-    raise ImportError(
-        "cqnotify needs libibverbs.so.1, which is not installed here. "
-        "Debian, Ubuntu: apt-get install libibverbs1 ibverbs-providers; "
-        "Fedora, RHEL: dnf install libibverbs",
-        name=_error.name,
-        path=_error.path,
-    ) from _error
 from .attrs import (
     AHAttr,
     CQModerationCaps,

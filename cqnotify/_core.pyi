@@ -47,7 +47,6 @@ _Absent = TypeVar("_Absent", bound=None, default=None, covariant=True)
 constants: Final[dict[str, int]]
 """Every enumerator of <infiniband/verbs.h> that this build knows, by its C name."""
 
-NO_DEVICE: Final[str]
 """The advice for a machine without an RDMA device."""
 
 class VerbsError(OSError):
@@ -76,6 +75,7 @@ class _Device(TypedDict):
     guid: int
 
 def fork_status() -> int: ...
+def why_no_device() -> str: ...
 def list_devices() -> list[_Device]: ...
 def _register_enums(
     wc_status: type[WCStatus],

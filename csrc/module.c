@@ -54,9 +54,6 @@ static int module_exec(PyObject *module)
     if (st->CQStats == NULL || PyModule_AddType(module, st->CQStats) < 0) {
         return -1;
     }
-    if (PyModule_AddStringConstant(module, "NO_DEVICE", cqn_no_device) < 0) {
-        return -1;
-    }
     PyObject *constants = cqn_constants();
     if (constants == NULL || PyModule_AddObjectRef(module, "constants", constants) < 0) {
         Py_XDECREF(constants);
@@ -142,6 +139,9 @@ static PyMethodDef module_methods[] = {
      "list_devices($module, /)\n--\n\n"
      "The RDMA devices of this machine, a dict each; an empty list where there is none.\n\n"
      "Wraps ibv_get_device_list(3)."},
+    {"why_no_device", cqn_why_no_device, METH_NOARGS,
+     "why_no_device($module, /)\n--\n\n"
+     "What a machine lacks where list_devices() is empty, and how to get it."},
     {"fork_status", cqn_fork_status, METH_NOARGS,
      "fork_status($module, /)\n--\n\n"
      "ForkStatus.\n\nWraps ibv_is_fork_initialized(3)."},

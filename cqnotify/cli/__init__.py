@@ -8,6 +8,7 @@ returns an exit code. Modules that only some commands need are imported when the
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ from types import FrameType
 from typing import Any, Final, NoReturn, TextIO
 
 from .. import AsyncEventError, CompletionError, __version__
-from .._core import NO_DEVICE
+from .._core import why_no_device
 from ..attrs import PortAttr
 from ..context import Context, needs_rdma_cm
 from ..context import devices as list_devices  # the command `devices` is a module of that name
@@ -77,7 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CommandError as e:
         return _complain(e, e.code)
     except (OSError, LookupError, CompletionError, AsyncEventError) as e:
-        return _complain(e, FAILED)
+        lacks_library = isinstance(e, OSError) and e.errno == errno.ELIBACC
+        return _complain(e, CANNOT_RUN if lacks_library else FAILED)
     except MemoryError as e:  # the messages that the options ask for are too many or too large
         return _complain(CommandError(str(e) or "out of memory"), FAILED)
 
@@ -224,7 +226,7 @@ def device_names(wanted: str | None = None) -> list[str]:
     """Return the names of all devices, or `wanted`; CommandError if there is no such device."""
     names = [device.name for device in list_devices()]
     if not names:
-        raise CommandError(NO_DEVICE, CANNOT_RUN)
+        raise CommandError(why_no_device(), CANNOT_RUN)
     if wanted is None:
         return names
     if wanted not in names:

@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Final
 
-from .._core import NO_DEVICE
+from .._core import why_no_device
 from ..context import Context, devices, needs_rdma_cm
 from ._receivers import Asyncio, Blocking, BusyPolling, Receiver, measure
 from ._report import Report, Result, conclusions, problems
@@ -86,7 +86,7 @@ def _plan(
     present = {d.name: d for d in devices()}
     names = list(present)
     if not names:
-        raise CannotRunError(NO_DEVICE)
+        raise CannotRunError(why_no_device())
     for name in (device, peer_device):
         if name is not None and name not in names:
             raise CannotRunError(f"there is no device {name}; there is {', '.join(names)}")

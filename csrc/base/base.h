@@ -8,6 +8,7 @@
  *                users.c, close.c, dealloc.c, trash.c; what all types have is in object_methods.c
  *   gate.h       where threads sleep
  *   flag.h       descriptors: one for event loops, and what is asked of others
+ *   library.h    libibverbs itself
  *   errors.h     from the errno of a verb to an exception
  *   args.h       from the arguments of a call to values
  *   attr.h       structs of the verbs as dicts and tuples
@@ -23,6 +24,7 @@
 #include "base/errors.h"
 #include "base/flag.h"
 #include "base/gate.h"
+#include "base/library.h"
 #include "base/object.h"
 #include "base/spares.h"
 #include "base/state.h"

@@ -7,6 +7,7 @@
  */
 
 #include "base/errors.h"
+#include "base/library.h"
 #include "base/lock.h"
 
 /* What the types are called with begins their docs, as in all others: inspect.signature() finds it
@@ -127,7 +128,9 @@ static PyObject *new_verbs_error(cqn_state *st, int err, const char *verb, const
     }
     err = err < 0 ? -err : err;
     err = err == KERNELS_ENOTSUPP ? EOPNOTSUPP : err;
-    PyObject *message = PyUnicode_FromFormat("%s: %s%s%U", verb, text_of_errno(err),
+    char lack[CQN_WHY];
+    const char *text = err == ENOSYS && cqn_library_lacks(verb, lack) ? lack : text_of_errno(err);
+    PyObject *message = PyUnicode_FromFormat("%s: %s%s%U", verb, text,
                                              PyUnicode_GET_LENGTH(detail) ? ": " : "", detail);
     Py_DECREF(detail);
     if (message == NULL) {

@@ -186,12 +186,12 @@ static enum ibv_fork_status pretended_fork_status(void)
     return (enum ibv_fork_status)fork_answer;
 }
 
-void *cqn_dlsym(void *library, const char *name)
+void *cqn_find_unless_pretended(const char *function)
 {
     enum ibv_fork_status (*pretended)(void) = pretended_fork_status;
     void *found = NULL;
     if (fork_answer == OWN) {
-        return (dlsym)(library, name);
+        return (cqn_library_find)(function);
     }
     if (fork_answer != UNKNOWN) {
         memcpy(&found, &pretended, sizeof(found));

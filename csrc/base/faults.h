@@ -50,7 +50,7 @@ int cqn_query_device(struct ibv_context *device, struct ibv_device_attr *attr);
 int cqn_query_device_ex(struct ibv_context *device, const struct ibv_query_device_ex_input *input,
                         struct ibv_device_attr_ex *attr);
 struct ibv_mr *cqn_reg_mr(struct ibv_pd *pd, void *addr, size_t length, unsigned int access);
-void *cqn_dlsym(void *library, const char *name);
+void *cqn_find_unless_pretended(const char *function);
 int cqn_fork_init(void);
 int cqn_get_async_event_or_injected(struct ibv_context *device, struct ibv_async_event *event);
 void cqn_ack_async_event_unless_injected(struct ibv_async_event *event);
@@ -134,7 +134,7 @@ void cqn_ack_async_event_unless_injected(struct ibv_async_event *event);
 #define ibv_wr_complete(ex) \
     (cqn_fault("ibv_wr_complete") ? (ibv_wr_abort(ex), cqn_fault_errno()) : ibv_wr_complete(ex))
 
-#define dlsym(library, name) cqn_dlsym(library, name)
+#define cqn_library_find(function) cqn_find_unless_pretended(function)
 #define ibv_fork_init() cqn_fork_init()
 
 #define eventfd(...) MINUS_1_OR(eventfd, __VA_ARGS__)

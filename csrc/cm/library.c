@@ -29,6 +29,11 @@ static const char *find_functions(void *handle)
 /* -1 with OSError. */
 static int load_library(void)
 {
+    char why[CQN_WHY];
+    if (!cqn_library_load(why)) {
+        PyErr_SetString(PyExc_OSError, why);
+        return -1;
+    }
     void *handle = dlopen(NAME, RTLD_NOW | RTLD_LOCAL);
     if (handle == NULL) {
         PyErr_Format(PyExc_OSError,

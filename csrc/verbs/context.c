@@ -73,7 +73,12 @@ static void *refuse_name(cqn_state *st, struct ibv_device **list, int err, const
         return cqn_verbs_error(st, err, "ibv_get_device_list", "");
     }
     if (list == NULL || list[0] == NULL) {
-        return cqn_verbs_error(st, ENODEV, "ibv_open_device", "%s", cqn_no_device);
+        PyObject *why = cqn_why_no_device(NULL, NULL);
+        if (why != NULL) {
+            cqn_verbs_error(st, ENODEV, "ibv_open_device", "%U", why);
+            Py_DECREF(why);
+        }
+        return NULL;
     }
     PyObject *names = names_of(list);
     if (names != NULL) {
@@ -167,7 +172,7 @@ static PyObject *context_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
         !PyArg_ParseTupleAndKeywords(args, kwargs, "|z:Context", names, &name)) {
         return NULL;
     }
-    if (cqn_prepare_for_fork(cqn_state_of(type)) < 0) {
+    if (cqn_load_verbs(cqn_state_of(type)) < 0 || cqn_prepare_for_fork(cqn_state_of(type)) < 0) {
         return NULL;
     }
     cqn_state_new_epoch(cqn_state_of(type));

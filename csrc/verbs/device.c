@@ -2,13 +2,70 @@
 /* The list of devices, and the attributes of one that is open. */
 
 #include "verbs/verbs.h"
+#include <dirent.h>
 #include <endian.h>
 
-const char cqn_no_device[] =
+static const char no_device[] =
     "this machine has no RDMA device. Hardware needs its driver, and its provider of libibverbs "
     "(packages rdma-core and ibverbs-providers); a software device is made, by root, by \"modprobe "
     "rdma_rxe\" and \"rdma link add rxe0 type rxe netdev eth0\"; and where neither can be, "
     "\"./lab\" of cqnotify's sources starts a small virtual machine that has two";
+
+/* A device of the kernel's that no program can use, whose class of devices is empty. */
+static const char no_uverbs[] =
+    "the kernel has %U, but offers it to no program, as /sys/class/infiniband_verbs is empty: load "
+    "the module ib_uverbs, by \"modprobe ib_uverbs\"";
+
+/* One that libibverbs leaves out. */
+static const char no_provider[] =
+    "the kernel has %U, but libibverbs has no provider for it. They are in the package "
+    "ibverbs-providers (on Fedora and RHEL: libibverbs), and looked for by the files in "
+    "/etc/libibverbs.d; in a container /dev/infiniband and /sys must be there as well. "
+    "\"ibv_devinfo\" says what is missing";
+
+/* The names that the kernel has in a folder, as a str; "" where there is none. */
+static PyObject *names_in(const char *folder)
+{
+    PyObject *names = PyUnicode_FromString("");
+    DIR *dir = opendir(folder);
+    const struct dirent *entry;
+    while (names != NULL && dir != NULL && (entry = readdir(dir)) != NULL) {
+        if (entry->d_name[0] != '.' && strcmp(entry->d_name, "abi_version") != 0) {
+            Py_SETREF(names,
+                      PyUnicode_FromFormat("%U%s%s", names, PyUnicode_GET_LENGTH(names) ? ", " : "",
+                                           entry->d_name));
+        }
+    }
+    if (dir != NULL) {
+        closedir(dir);
+    }
+    return names;
+}
+
+PyObject *cqn_why_no_device(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+{
+    PyObject *devices = names_in("/sys/class/infiniband");
+    PyObject *uverbs = devices == NULL ? NULL : names_in("/sys/class/infiniband_verbs");
+    PyObject *why = NULL;
+    if (uverbs != NULL) {
+        why = PyUnicode_GET_LENGTH(devices) == 0  ? PyUnicode_FromString(no_device)
+              : PyUnicode_GET_LENGTH(uverbs) == 0 ? PyUnicode_FromFormat(no_uverbs, devices)
+                                                  : PyUnicode_FromFormat(no_provider, devices);
+    }
+    Py_XDECREF(uverbs);
+    Py_XDECREF(devices);
+    return why;
+}
+
+int cqn_load_verbs(cqn_state *st)
+{
+    char why[CQN_WHY];
+    if (cqn_library_load(why)) {
+        return 0;
+    }
+    cqn_verbs_error(st, ELIBACC, "ibv_get_device_list", "%s", why);
+    return -1;
+}
 
 static PyObject *describe_device(struct ibv_device *device)
 {
@@ -21,6 +78,9 @@ PyObject *cqn_list_devices(PyObject *module, PyObject *Py_UNUSED(unused))
 {
     int n = 0, err;
     struct ibv_device **list;
+    if (cqn_load_verbs(PyModule_GetState(module)) < 0) {
+        return NULL;
+    }
     Py_BEGIN_ALLOW_THREADS /* it asks the kernel, and loads the providers */
         list = ibv_get_device_list(&n);
         err = errno;

@@ -10,20 +10,15 @@
  */
 
 #include "verbs/verbs.h"
-#include <dlfcn.h>
 
 typedef enum ibv_fork_status (*asker)(void);
 
 /* ibv_is_fork_initialized(), which is newer than the library must be; or NULL. */
 static asker find_asker(void)
 {
-    void *library = dlopen("libibverbs.so.1", RTLD_LAZY | RTLD_NOLOAD);
-    void *found = library == NULL ? NULL : dlsym(library, "ibv_is_fork_initialized");
+    void *found = cqn_library_find("ibv_is_fork_initialized");
     asker ask;
     memcpy(&ask, &found, sizeof(ask)); /* ISO C has no cast for it */
-    if (library != NULL) {
-        dlclose(library); /* we are linked with it, so it stays */
-    }
     return ask;
 }
 
@@ -64,5 +59,6 @@ int cqn_prepare_for_fork(cqn_state *st)
 PyObject *cqn_fork_status(PyObject *module, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
-    return PyLong_FromLong(ask_status(PyModule_GetState(module)));
+    cqn_state *st = PyModule_GetState(module);
+    return cqn_load_verbs(st) < 0 ? NULL : PyLong_FromLong(ask_status(st));
 }

@@ -44,13 +44,18 @@ PyObject *cqn_cq_poll_ids(PyObject *self, PyObject *const *args, Py_ssize_t narg
 
 /* device.c */
 
+/* Loads libibverbs if that was not done; -1 with VerbsError if it can't be. */
+int cqn_load_verbs(cqn_state *st);
+
 /* The module's list_devices(). */
 PyObject *cqn_list_devices(PyObject *module, PyObject *unused);
 
 /* Asks the device of an open object for all attributes, without the GIL: the object may be closed
  * after it. -1 with an exception. */
 int cqn_device_attr_ex(cqn_object *self, struct ibv_device_attr_ex *out);
-extern const char cqn_no_device[];
+
+/* The module's why_no_device(): of a machine without a device, what it lacks and how to get it. */
+PyObject *cqn_why_no_device(PyObject *module, PyObject *unused);
 
 /* fork.c */
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import cqnotify
-from cqnotify._core import NO_DEVICE
+from cqnotify._core import why_no_device
 from cqnotify.cli import COMMANDS
 
 pytestmark = pytest.mark.skipif(
@@ -37,13 +37,13 @@ def test_the_command_line_says_so_too(command: str) -> None:
         [sys.executable, "-m", "cqnotify", command], capture_output=True, text=True
     )
     assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr == f"cqnotify: {NO_DEVICE}\n"
+    assert done.stderr == f"cqnotify: {why_no_device()}\n"
 
 
 def test_both_say_the_same_and_name_every_way_out() -> None:
     for way in ("ibverbs-providers", "modprobe rdma_rxe", "rdma link add", "./lab"):
-        assert way in NO_DEVICE
-    with pytest.raises(cqnotify.VerbsError, match=re.escape(NO_DEVICE)):
+        assert way in why_no_device()
+    with pytest.raises(cqnotify.VerbsError, match=re.escape(why_no_device())):
         cqnotify.Context()
 
 

@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * libibverbs: finding it, and its functions under the names that <infiniband/verbs.h> declares.
+ *
+ * The core is not linked with it. Instead each function is defined here, hidden, and calls the
+ * library's: so calls look as in any program, also those in the header's inline functions. What
+ * they cost is one jump, as through the table of the linker.
+ *
+ * A function is looked up as the linker would: first in what the program has preloaded or is itself
+ * linked with, then in the library, in both in the default version, as dlsym(3) does.
+ *
+ * The library is never unloaded, and one for all interpreters. The pointers are written before any
+ * object exists, and not afterwards.
+ */
+
+#include <Python.h>
+#include <infiniband/verbs.h>
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include "base/library.h"
+
+/* In the header these are macros around the functions, and two have a third name between. */
+#undef ibv_get_device_list
+#undef ibv_query_port
+#undef ibv_reg_mr
+
+/* clang-format off */
+
+/* Those of any libibverbs since 1.1.6, which is older than rdma-core: F(result, name, parameters,
+ * arguments). */
+#define FUNCTIONS(F) \
+    F(struct ibv_device **, ibv_get_device_list, (int *n), (n)) \
+    F(const char *, ibv_get_device_name, (struct ibv_device *device), (device)) \
+    F(__be64, ibv_get_device_guid, (struct ibv_device *device), (device)) \
+    F(struct ibv_context *, ibv_open_device, (struct ibv_device *device), (device)) \
+    F(int, ibv_close_device, (struct ibv_context *context), (context)) \
+    F(int, ibv_get_async_event, (struct ibv_context *context, struct ibv_async_event *event), \
+      (context, event)) \
+    F(int, ibv_query_device, (struct ibv_context *context, struct ibv_device_attr *attr), \
+      (context, attr)) \
+    F(int, ibv_query_port, \
+      (struct ibv_context *context, uint8_t port, struct _compat_ibv_port_attr *attr), \
+      (context, port, attr)) \
+    F(int, ibv_query_pkey, \
+      (struct ibv_context *context, uint8_t port, int index, __be16 *pkey), \
+      (context, port, index, pkey)) \
+    F(struct ibv_pd *, ibv_alloc_pd, (struct ibv_context *context), (context)) \
+    F(int, ibv_dealloc_pd, (struct ibv_pd *pd), (pd)) \
+    F(struct ibv_mr *, ibv_reg_mr, (struct ibv_pd *pd, void *addr, size_t length, int access), \
+      (pd, addr, length, access)) \
+    F(int, ibv_dereg_mr, (struct ibv_mr *mr), (mr)) \
+    F(struct ibv_comp_channel *, ibv_create_comp_channel, (struct ibv_context *context), \
+      (context)) \
+    F(int, ibv_destroy_comp_channel, (struct ibv_comp_channel *channel), (channel)) \
+    F(struct ibv_cq *, ibv_create_cq, \
+      (struct ibv_context *context, int cqe, void *cq_context, struct ibv_comp_channel *channel, \
+       int comp_vector), \
+      (context, cqe, cq_context, channel, comp_vector)) \
+    F(int, ibv_resize_cq, (struct ibv_cq *cq, int cqe), (cq, cqe)) \
+    F(int, ibv_destroy_cq, (struct ibv_cq *cq), (cq)) \
+    F(int, ibv_get_cq_event, \
+      (struct ibv_comp_channel *channel, struct ibv_cq **cq, void **cq_context), \
+      (channel, cq, cq_context)) \
+    F(struct ibv_srq *, ibv_create_srq, (struct ibv_pd *pd, struct ibv_srq_init_attr *attr), \
+      (pd, attr)) \
+    F(int, ibv_modify_srq, (struct ibv_srq *srq, struct ibv_srq_attr *attr, int mask), \
+      (srq, attr, mask)) \
+    F(int, ibv_query_srq, (struct ibv_srq *srq, struct ibv_srq_attr *attr), (srq, attr)) \
+    F(int, ibv_destroy_srq, (struct ibv_srq *srq), (srq)) \
+    F(struct ibv_qp *, ibv_create_qp, (struct ibv_pd *pd, struct ibv_qp_init_attr *attr), \
+      (pd, attr)) \
+    F(int, ibv_query_qp, \
+      (struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask, struct ibv_qp_init_attr *init), \
+      (qp, attr, mask, init)) \
+    F(int, ibv_modify_qp, (struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask), \
+      (qp, attr, mask)) \
+    F(int, ibv_destroy_qp, (struct ibv_qp *qp), (qp)) \
+    F(struct ibv_ah *, ibv_create_ah, (struct ibv_pd *pd, struct ibv_ah_attr *attr), (pd, attr)) \
+    F(int, ibv_init_ah_from_wc, \
+      (struct ibv_context *context, uint8_t port, struct ibv_wc *wc, struct ibv_grh *grh, \
+       struct ibv_ah_attr *attr), \
+      (context, port, wc, grh, attr)) \
+    F(int, ibv_destroy_ah, (struct ibv_ah *ah), (ah)) \
+    F(int, ibv_attach_mcast, (struct ibv_qp *qp, const union ibv_gid *gid, uint16_t lid), \
+      (qp, gid, lid)) \
+    F(int, ibv_detach_mcast, (struct ibv_qp *qp, const union ibv_gid *gid, uint16_t lid), \
+      (qp, gid, lid)) \
+    F(int, ibv_fork_init, (void), ()) \
+    F(const char *, ibv_wc_status_str, (enum ibv_wc_status status), (status)) \
+    F(const char *, ibv_event_type_str, (enum ibv_event_type type), (type))
+
+/* The same without a result: F(name, parameters, arguments). */
+#define PROCEDURES(F) \
+    F(ibv_free_device_list, (struct ibv_device **list), (list)) \
+    F(ibv_ack_async_event, (struct ibv_async_event *event), (event)) \
+    F(ibv_ack_cq_events, (struct ibv_cq *cq, unsigned int n), (cq, n))
+
+/* Later ones, each with the rdma-core that brought it and the verb that needs it: without it the
+ * verb fails with ENOSYS, and everything else works. F(since, verb, what it returns then, result,
+ * name, parameters, arguments). */
+#define LATER_FUNCTIONS(F) \
+    F(24, "ibv_qp_to_qp_ex", NULL, \
+      struct ibv_qp_ex *, ibv_qp_to_qp_ex, (struct ibv_qp *qp), (qp)) \
+    F(28, "ibv_reg_mr", NULL, \
+      struct ibv_mr *, ibv_reg_mr_iova2, \
+      (struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, unsigned int access), \
+      (pd, addr, length, iova, access)) \
+    F(32, "ibv_query_gid_ex", ENOSYS, \
+      int, _ibv_query_gid_ex, \
+      (struct ibv_context *context, uint32_t port, uint32_t index, struct ibv_gid_entry *entry, \
+       uint32_t flags, size_t size), \
+      (context, port, index, entry, flags, size)) \
+    F(32, "ibv_query_gid_table", -ENOSYS, \
+      ssize_t, _ibv_query_gid_table, \
+      (struct ibv_context *context, struct ibv_gid_entry *entries, size_t n, uint32_t flags, \
+       size_t size), \
+      (context, entries, n, flags, size))
+
+/* ---- the table ---- */
+
+#define POINTER(result, name, parameters, arguments) __typeof__(name) *name;
+#define POINTER_2(name, parameters, arguments) __typeof__(name) *name;
+#define POINTER_3(since, verb, without, result, name, parameters, arguments) \
+    __typeof__(name) *name;
+static struct {
+    FUNCTIONS(POINTER)
+    PROCEDURES(POINTER_2)
+    LATER_FUNCTIONS(POINTER_3)
+} library;
+
+#define CALL(result, name, parameters, arguments) \
+    result name parameters { return library.name arguments; }
+#define CALL_2(name, parameters, arguments) void name parameters { library.name arguments; }
+#define CALL_3(since, verb, without, result, name, parameters, arguments) \
+    result name parameters \
+    { \
+        if (library.name == NULL) { \
+            errno = ENOSYS; \
+            return without; \
+        } \
+        return library.name arguments; \
+    }
+FUNCTIONS(CALL)
+PROCEDURES(CALL_2)
+LATER_FUNCTIONS(CALL_3)
+
+/* clang-format on */
+
+/* ---- loading ---- */
+
+static pthread_mutex_t load_lock = PTHREAD_MUTEX_INITIALIZER;
+static bool is_loaded;
+static void *handle;
+static char release[32]; /* " (rdma-core 44.0)", if the name of its file tells */
+
+static void *find(const char *function)
+{
+    void *found = dlsym(RTLD_DEFAULT, function);
+    return found != NULL ? found : dlsym(handle, function);
+}
+
+/* The file is called libibverbs.so.1.14.44.0, after the newest of its versions and rdma-core. */
+static void find_release(void)
+{
+    Dl_info info;
+    void *function = dlsym(handle, "ibv_get_device_list");
+    char *path =
+        function != NULL && dladdr(function, &info) != 0 ? realpath(info.dli_fname, NULL) : NULL;
+    const char *name = path == NULL ? NULL : strstr(path, "/" CQN_LIBIBVERBS ".");
+    unsigned newest, major, minor;
+    if (name != NULL &&
+        sscanf(name, "/" CQN_LIBIBVERBS ".%u.%u.%u", &newest, &major, &minor) == 3) {
+        snprintf(release, sizeof(release), " (rdma-core %u.%u)", major, minor);
+    }
+    free(path);
+}
+
+/* Returns the name of a function that it cannot be without, and lacks; or NULL. */
+static const char *find_functions(void)
+{
+#define FIND(name) *(void **)(&library.name) = find(#name)
+#define REQUIRE(name)           \
+    FIND(name);                 \
+    if (library.name == NULL) { \
+        return #name;           \
+    }
+#define REQUIRE_1(result, name, parameters, arguments) REQUIRE(name)
+#define REQUIRE_2(name, parameters, arguments) REQUIRE(name)
+#define FIND_3(since, verb, without, result, name, parameters, arguments) FIND(name);
+    FUNCTIONS(REQUIRE_1)
+    PROCEDURES(REQUIRE_2)
+    LATER_FUNCTIONS(FIND_3)
+    return NULL;
+}
+
+static bool load_library(char why[CQN_WHY])
+{
+    handle = dlopen(CQN_LIBIBVERBS, RTLD_NOW | RTLD_LOCAL);
+    if (handle == NULL) {
+        snprintf(why, CQN_WHY,
+                 "cqnotify needs " CQN_LIBIBVERBS
+                 " (Debian, Ubuntu: apt-get install libibverbs1 ibverbs-providers; "
+                 "Fedora, RHEL: dnf install libibverbs): %s",
+                 dlerror());
+        return false;
+    }
+    const char *missing = find_functions();
+    if (missing != NULL) {
+        snprintf(why, CQN_WHY, CQN_LIBIBVERBS " has no %s(): it is not that of rdma-core", missing);
+        dlclose(handle);
+        return false;
+    }
+    find_release();
+    return true;
+}
+
+bool cqn_library_load(char why[CQN_WHY])
+{
+    pthread_mutex_lock(&load_lock);
+    is_loaded = is_loaded || load_library(why);
+    const bool rc = is_loaded;
+    pthread_mutex_unlock(&load_lock);
+    return rc;
+}
+
+void *cqn_library_find(const char *function)
+{
+    return find(function);
+}
+
+bool cqn_library_lacks(const char *verb, char why[CQN_WHY])
+{
+#define LACK(since, needed_by, without, result, name, parameters, arguments)                  \
+    if (library.name == NULL && strcmp(verb, needed_by) == 0) {                               \
+        snprintf(why, CQN_WHY, "this libibverbs%s has no %s(), which came with rdma-core %d", \
+                 release, #name, since);                                                      \
+        return true;                                                                          \
+    }
+    LATER_FUNCTIONS(LACK)
+    return false;
+}

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: MIT */
+/* libibverbs, which is loaded when a device is first asked for: so the core can be installed and
+ * imported where it is missing, and works with older ones than those that it was built with. */
+#ifndef CQN_LIBRARY_H
+#define CQN_LIBRARY_H
+
+#include <stdbool.h>
+
+#define CQN_LIBIBVERBS "libibverbs.so.1"
+
+enum { CQN_WHY = 1024 }; /* the room for a reason */
+
+/* Loads the library if it was not loaded, which must come before the first verb. False with the
+ * reason: what is missing, and which package has it. */
+bool cqn_library_load(char why[CQN_WHY]);
+
+/* A function of the library that was loaded, which the core can do without; or NULL. */
+void *cqn_library_find(const char *function);
+
+/* Whether the library is too old for a verb, and the reason for that. */
+bool cqn_library_lacks(const char *verb, char why[CQN_WHY]);
+
+#endif

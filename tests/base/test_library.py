@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: MIT
+"""libibverbs is loaded when a device is first asked for; what is missing is said in words.
+
+A stand-in takes its place for what no rdma-core that is installed here does: it lacks functions,
+or is something else by that name.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import cqnotify._core as core
+
+PROJECT = Path(__file__).parents[2]
+NAMES = re.findall(r"\b_?ibv_\w+(?=, \()", (PROJECT / "csrc/base/library.c").read_text())
+
+PROGRAM = """
+import os
+import cqnotify
+
+def libraries():
+    return {line.split()[-1] for line in open("/proc/self/maps") if "libibverbs.so" in line}
+
+"""
+
+SAY = PROGRAM + """
+for call in cqnotify.devices, cqnotify.Context, cqnotify.fork_status:
+    try:
+        call()
+    except cqnotify.VerbsError as e:
+        print(e.errno, e.verb, e.strerror)
+"""
+
+
+def run(program: str, library_path: Path | None = None) -> str:
+    env = dict(os.environ)
+    if library_path is not None:
+        env["LD_LIBRARY_PATH"] = str(library_path)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=env, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def compile_library(folder: Path, *sources: str) -> None:
+    files = [folder / f"{n}.c" for n in range(len(sources))]
+    for file, source in zip(files, sources, strict=True):
+        file.write_text(source)
+    command = ["gcc", "-shared", "-fPIC", "-o", folder / "libibverbs.so.1", *files]
+    subprocess.run(command, check=True)
+
+
+def test_the_import_does_not_load_it() -> None:
+    program = PROGRAM + "print(len(libraries()))\ncqnotify.devices()\nprint(len(libraries()))"
+    assert run(program) == "0\n1\n"
+
+
+def test_the_core_needs_no_library_of_rdma() -> None:
+    path = core.__file__
+    assert path is not None
+    listed = subprocess.run(["readelf", "-dW", path], capture_output=True, text=True, check=True)
+    assert "libc.so.6" in listed.stdout
+    assert not re.search(r"NEEDED.*(ibverbs|rdmacm)", listed.stdout)
+    exported = subprocess.run(["nm", "-D", path], capture_output=True, text=True, check=True)
+    assert "PyInit__core" in exported.stdout
+    assert "ibv_" not in exported.stdout  # neither asked for, nor offered to others
+
+
+def test_where_it_cannot_be_loaded_the_error_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "libibverbs.so.1").write_bytes(b"")
+    lines = run(SAY, tmp_path).splitlines()
+    assert len(lines) == 3
+    for line in lines:
+        assert line.startswith(f"{errno.ELIBACC} ibv_get_device_list ibv_get_device_list: ")
+        assert "needs libibverbs.so.1 (Debian, Ubuntu: apt-get install libibverbs1 ibv" in line
+        assert "Fedora, RHEL: dnf install libibverbs): " in line
+        assert str(tmp_path) in line  # the linker's own words end it
+
+
+def test_another_library_of_that_name_is_refused(tmp_path: Path) -> None:
+    compile_library(tmp_path, "void ibv_get_device_list(void) {}")
+    said = run(SAY, tmp_path).splitlines()
+    assert len(said) == 3
+    for line in said:
+        assert re.search(r"libibverbs.so.1 has no ibv_\w+\(\): it is not that of rdma-core", line)
+
+
+# ---- one that is older than some verbs -------------------------------------------------------
+
+# It has a device that carries no data, and of the rest of the functions the names.
+DEVICE = PROJECT / "benchmarks/c/stand_in.c"
+NAME = "const char *ibv_get_device_name(struct ibv_device *it) { return it->name; }"
+NEWER = {"ibv_qp_to_qp_ex", "ibv_reg_mr_iova2", "_ibv_query_gid_ex", "_ibv_query_gid_table"}
+
+ASK = """
+import cqnotify
+
+ctx = cqnotify.Context()
+pd = cqnotify.PD(ctx)
+for call in ctx.query_gid_table, lambda: ctx.query_gid(0), lambda: cqnotify.MR(pd, bytearray(64)):
+    try:
+        call()
+    except cqnotify.VerbsError as e:
+        print(e.errno == 38, e.verb, e.strerror)
+print(cqnotify.CompletionChannel(ctx).closed)
+"""
+
+
+def test_a_verb_that_an_older_library_lacks_is_refused_in_words(tmp_path: Path) -> None:
+    rest = {*NAMES} - NEWER - {"ibv_get_device_name"} - set(re.findall(r"^\w.*?\b(ibv_\w+)\(", DEVICE.read_text(), re.M))
+    stubs = "".join(f"long {name}(void) {{ return 0; }}\n" for name in sorted(rest))
+    device = f'#define ibv_reg_mr_iova2 left_out\n#include "{DEVICE}"\n{NAME}'
+    compile_library(tmp_path, device, stubs)
+    (tmp_path / "libibverbs.so.1").rename(tmp_path / "libibverbs.so.1.5.22.3")
+    (tmp_path / "libibverbs.so.1").symlink_to("libibverbs.so.1.5.22.3")
+    table, gid, mr, closed = run(ASK, tmp_path).splitlines()
+    old = "this libibverbs (rdma-core 22.3) has no"
+    assert f"True ibv_query_gid_table ibv_query_gid_table: {old} _ibv_query_gid_table()" in table
+    assert f"True ibv_query_gid_ex ibv_query_gid_ex: {old} _ibv_query_gid_ex(), which came" in gid
+    assert "with rdma-core 32" in gid
+    assert f"True ibv_reg_mr ibv_reg_mr: {old} ibv_reg_mr_iova2(), which came with rdma-c" in mr
+    assert "with rdma-core 28" in mr
+    assert closed == "False"  # all else works
