@@ -17,7 +17,7 @@ from pathlib import Path
 import cqnotify._core as core
 
 PROJECT = Path(__file__).parents[2]
-NAMES = re.findall(r"\b_?ibv_\w+(?=, \()", (PROJECT / "csrc/base/library.c").read_text())
+NAMES = re.findall(r"\b_?ibv_\w+(?=, \\?\s*\()", (PROJECT / "csrc/base/library.c").read_text())
 
 PROGRAM = """
 import os

@@ -17,15 +17,11 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Final
 
 PROJECT: Final = Path(__file__).resolve().parents[2]
-
-# They belong to the machine, with the providers of its devices: a copy would not find them.
-NEVER_BUNDLED: Final = ("libibverbs.so.1", "librdmacm.so.1")
 
 # Python's own flags, but for the folders of this machine in the library path.
 LINKER: Final = "gcc -shared"
@@ -83,8 +79,7 @@ def build(out: Path) -> Distributions:
             shutil.copy2(PROJECT / file, source / file)
         _run("build", "--outdir", str(raw), str(source))
         made = Distributions.of(raw)
-        excludes = (word for library in NEVER_BUNDLED for word in ("--exclude", library))
-        _run("auditwheel", "repair", *excludes, "--wheel-dir", str(out), str(made.wheel))
+        _run("auditwheel", "repair", "--wheel-dir", str(out), str(made.wheel))
         shutil.copy2(made.sdist, out)
     return Distributions.of(out)
 
@@ -112,10 +107,9 @@ def debug_sections(core: Path) -> set[str]:
     return set(re.findall(r"\] (\.debug_\w+)", _readelf("--sections", core)))
 
 
-def verbs_needed(core: Path) -> Iterator[tuple[str, str]]:
-    """The functions of libibverbs that it needs, and the version of each."""
-    for match in re.finditer(r" UND (\w+)@(IBVERBS_\S+)", _readelf("--dyn-syms", core)):
-        yield match[1], match[2]
+def dynamic_symbols(core: Path) -> set[str]:
+    """What it offers to others, and what it asks of them."""
+    return set(re.findall(r" (\w+)(?:@\S+)?(?: \(\d+\))?$", _readelf("--dyn-syms", core), re.M))
 
 
 def _readelf(option: str, path: Path) -> str:

@@ -62,6 +62,7 @@ def steps() -> dict[str, list[str]]:
     for suite in SUITES:
         table[suite] = ["./lab", "--userland", suite, "test", "-q"]
         table[f"newcomer-{suite}"] = ["tests/lab/newcomer.sh", suite]
+        table[f"bare-{suite}"] = ["tests/lab/bare.sh", suite]
     return table
 
 
