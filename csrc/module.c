@@ -11,7 +11,7 @@ static int add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **slot)
 
 /* Runs once in each interpreter that imports the module. What it has made when it fails,
  * module_clear() drops. */
-static int module_exec(PyObject *module)
+CQN_RARE static int module_exec(PyObject *module)
 {
     cqn_state *st = PyModule_GetState(module);
     st->awaiting = &cqn_engine_awaiting;

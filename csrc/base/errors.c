@@ -119,8 +119,8 @@ static void raise_error(PyObject *exc)
 #define KERNELS_ENOTSUPP 524 /* is not meant for programs, which have no name for it */
 
 /* "verb: text of err: what was asked and what to do". */
-static PyObject *new_verbs_error(cqn_state *st, int err, const char *verb, const char *format,
-                                 va_list args)
+CQN_RARE static PyObject *new_verbs_error(cqn_state *st, int err, const char *verb,
+                                          const char *format, va_list args)
 {
     PyObject *detail = PyUnicode_FromFormatV(format, args);
     if (detail == NULL) {

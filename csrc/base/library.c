@@ -129,6 +129,21 @@ static struct {
     LATER_FUNCTIONS(POINTER_3)
 } library;
 
+/* The names in the same order, each with its end, and one more at the end of all. Text in one
+ * piece needs no relocations. */
+#define NAME(result, name, parameters, arguments) #name "\0"
+#define NAME_2(name, parameters, arguments) #name "\0"
+#define NAME_3(since, verb, without, result, name, parameters, arguments) #name "\0"
+#define REQUIRED FUNCTIONS(NAME) PROCEDURES(NAME_2)
+static const char names[] = REQUIRED LATER_FUNCTIONS(NAME_3);
+enum { REQUIRED_SIZE = sizeof(REQUIRED) - 1 };
+
+#define LATER(since, verb, without, result, name, parameters, arguments) {since, verb, #name},
+static const struct {
+    int since;
+    char verb[24], name[24];
+} later[] = {LATER_FUNCTIONS(LATER)};
+
 #define CALL(result, name, parameters, arguments) \
     result name parameters { return library.name arguments; }
 #define CALL_2(name, parameters, arguments) void name parameters { library.name arguments; }
@@ -179,22 +194,17 @@ static void find_release(void)
 /* Returns the name of a function that it cannot be without, and lacks; or NULL. */
 static const char *find_functions(void)
 {
-#define FIND(name) *(void **)(&library.name) = find(#name)
-#define REQUIRE(name)           \
-    FIND(name);                 \
-    if (library.name == NULL) { \
-        return #name;           \
+    void **pointer = (void **)&library; /* which has nothing but them, in the order of the names */
+    for (const char *name = names; *name != 0; name += strlen(name) + 1, pointer++) {
+        *pointer = find(name);
+        if (*pointer == NULL && name < names + REQUIRED_SIZE) {
+            return name;
+        }
     }
-#define REQUIRE_1(result, name, parameters, arguments) REQUIRE(name)
-#define REQUIRE_2(name, parameters, arguments) REQUIRE(name)
-#define FIND_3(since, verb, without, result, name, parameters, arguments) FIND(name);
-    FUNCTIONS(REQUIRE_1)
-    PROCEDURES(REQUIRE_2)
-    LATER_FUNCTIONS(FIND_3)
     return NULL;
 }
 
-static bool load_library(char why[CQN_WHY])
+CQN_RARE static bool load_library(char why[CQN_WHY])
 {
     handle = dlopen(CQN_LIBIBVERBS, RTLD_NOW | RTLD_LOCAL);
     if (handle == NULL) {
@@ -229,14 +239,20 @@ void *cqn_library_find(const char *function)
     return find(function);
 }
 
-bool cqn_library_lacks(const char *verb, char why[CQN_WHY])
+/* The last of the table. */
+static void *const *later_pointer(size_t i)
 {
-#define LACK(since, needed_by, without, result, name, parameters, arguments)                  \
-    if (library.name == NULL && strcmp(verb, needed_by) == 0) {                               \
-        snprintf(why, CQN_WHY, "this libibverbs%s has no %s(), which came with rdma-core %d", \
-                 release, #name, since);                                                      \
-        return true;                                                                          \
+    return (void *const *)(&library + 1) - Py_ARRAY_LENGTH(later) + i;
+}
+
+CQN_RARE bool cqn_library_lacks(const char *verb, char why[CQN_WHY])
+{
+    for (size_t i = 0; i < Py_ARRAY_LENGTH(later); i++) {
+        if (strcmp(verb, later[i].verb) == 0 && *later_pointer(i) == NULL) {
+            snprintf(why, CQN_WHY, "this libibverbs%s has no %s(), which came with rdma-core %d",
+                     release, later[i].name, later[i].since);
+            return true;
+        }
     }
-    LATER_FUNCTIONS(LACK)
     return false;
 }

@@ -8,6 +8,9 @@
 
 #define CQN_LIBIBVERBS "libibverbs.so.1"
 
+/* Of a function that runs once, or only where something fails: small rather than fast. */
+#define CQN_RARE __attribute__((cold))
+
 enum { CQN_WHY = 1024 }; /* the room for a reason */
 
 /* Loads the library if it was not loaded, which must come before the first verb. False with the

@@ -14,15 +14,20 @@ cqn_cm_library cqn_cm;
 static pthread_mutex_t load_lock = PTHREAD_MUTEX_INITIALIZER;
 static bool is_loaded;
 
+/* In the order of the pointers, each with its end, and one more at the end of all. */
+#define EACH(name) "rdma_" #name "\0"
+static const char names[] = CQN_CM_FUNCTIONS(EACH);
+
 /* Returns the name of what is missing, or NULL. */
 static const char *find_functions(void *handle)
 {
-#define FIND(name)                                           \
-    *(void **)(&cqn_cm.name) = dlsym(handle, "rdma_" #name); \
-    if (cqn_cm.name == NULL) {                               \
-        return "rdma_" #name;                                \
+    void **pointer = (void **)&cqn_cm; /* which has nothing but them */
+    for (const char *name = names; *name != 0; name += strlen(name) + 1, pointer++) {
+        *pointer = dlsym(handle, name);
+        if (*pointer == NULL) {
+            return name;
+        }
     }
-    CQN_CM_FUNCTIONS(FIND)
     return NULL;
 }
 

@@ -67,7 +67,8 @@ static PyObject *names_of(struct ibv_device **list)
 }
 
 /* Names what there is, when there is no device of that name. */
-static void *refuse_name(cqn_state *st, struct ibv_device **list, int err, const char *name)
+CQN_RARE static void *refuse_name(cqn_state *st, struct ibv_device **list, int err,
+                                  const char *name)
 {
     if (list == NULL && err != ENOSYS) { /* which is a kernel that knows no RDMA */
         return cqn_verbs_error(st, err, "ibv_get_device_list", "");
@@ -91,7 +92,7 @@ static void *refuse_name(cqn_state *st, struct ibv_device **list, int err, const
 
 /* Why it could not be opened. The library tries several ways, and tells the
  * errno of the last, so the device's file is asked once more. */
-static void *refuse_open(cqn_state *st, const struct ibv_device *device, int err)
+CQN_RARE static void *refuse_open(cqn_state *st, const struct ibv_device *device, int err)
 {
     char path[sizeof("/dev/infiniband/") + IBV_SYSFS_NAME_MAX];
     snprintf(path, sizeof(path), "/dev/infiniband/%s", device->dev_name);

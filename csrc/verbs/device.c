@@ -24,7 +24,7 @@ static const char no_provider[] =
     "\"ibv_devinfo\" says what is missing";
 
 /* The names that the kernel has in a folder, as a str; "" where there is none. */
-static PyObject *names_in(const char *folder)
+CQN_RARE static PyObject *names_in(const char *folder)
 {
     PyObject *names = PyUnicode_FromString("");
     DIR *dir = opendir(folder);
@@ -42,7 +42,7 @@ static PyObject *names_in(const char *folder)
     return names;
 }
 
-PyObject *cqn_why_no_device(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+CQN_RARE PyObject *cqn_why_no_device(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
     PyObject *devices = names_in("/sys/class/infiniband");
     PyObject *uverbs = devices == NULL ? NULL : names_in("/sys/class/infiniband_verbs");

