@@ -13,7 +13,7 @@ MISSING = """
 cqnotify needs a C compiler, CPython's headers and those of rdma-core 44 or later:
     Debian, Ubuntu:  apt-get install gcc python3-dev libibverbs-dev librdmacm-dev
     Fedora, RHEL:    dnf install gcc python3-devel rdma-core-devel
-To use it, the library and a provider for your device must be there as well
+To use it, the library and a provider for your device must be there as well, from rdma-core 32 on
 (libibverbs1 and ibverbs-providers; on Fedora and RHEL: libibverbs, which has both).
 """
 

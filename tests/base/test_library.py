@@ -14,6 +14,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import cqnotify._core as core
 
 PROJECT = Path(__file__).parents[2]
@@ -28,13 +30,16 @@ def libraries():
 
 """
 
-SAY = PROGRAM + """
+SAY = (
+    PROGRAM
+    + """
 for call in cqnotify.devices, cqnotify.Context, cqnotify.fork_status:
     try:
         call()
     except cqnotify.VerbsError as e:
         print(e.errno, e.verb, e.strerror)
 """
+)
 
 
 def run(program: str, library_path: Path | None = None) -> str:
@@ -52,7 +57,7 @@ def compile_library(folder: Path, *sources: str) -> None:
     files = [folder / f"{n}.c" for n in range(len(sources))]
     for file, source in zip(files, sources, strict=True):
         file.write_text(source)
-    command = ["gcc", "-shared", "-fPIC", "-o", folder / "libibverbs.so.1", *files]
+    command = ["gcc", "-shared", "-fPIC", "-o", str(folder / "libibverbs.so.1"), *map(str, files)]
     subprocess.run(command, check=True)
 
 
@@ -113,7 +118,12 @@ print(cqnotify.CompletionChannel(ctx).closed)
 
 
 def test_a_verb_that_an_older_library_lacks_is_refused_in_words(tmp_path: Path) -> None:
-    rest = {*NAMES} - NEWER - {"ibv_get_device_name"} - set(re.findall(r"^\w.*?\b(ibv_\w+)\(", DEVICE.read_text(), re.M))
+    rest = (
+        {*NAMES}
+        - NEWER
+        - {"ibv_get_device_name"}
+        - set(re.findall(r"^\w.*?\b(ibv_\w+)\(", DEVICE.read_text(), re.M))
+    )
     stubs = "".join(f"long {name}(void) {{ return 0; }}\n" for name in sorted(rest))
     device = f'#define ibv_reg_mr_iova2 left_out\n#include "{DEVICE}"\n{NAME}'
     compile_library(tmp_path, device, stubs)
@@ -127,3 +137,29 @@ def test_a_verb_that_an_older_library_lacks_is_refused_in_words(tmp_path: Path) 
     assert f"True ibv_reg_mr ibv_reg_mr: {old} ibv_reg_mr_iova2(), which came with rdma-c" in mr
     assert "with rdma-core 28" in mr
     assert closed == "False"  # all else works
+
+
+# ---- a machine without a device --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("devices", "uverbs", "said"),
+    [
+        ([], [], "this machine has no RDMA device. Hardware needs its driver"),
+        (["mlx5_0"], ["abi_version"], "the kernel has mlx5_0, but .* load the module ib_uverbs"),
+        (["mlx5_0"], ["abi_version", "uverbs0"], "libibverbs has no provider .*libibverbs\\.d"),
+    ],
+)
+def test_what_is_missing_is_told_apart(
+    tmp_path: Path, devices: list[str], uverbs: list[str], said: str
+) -> None:
+    """By what the kernel shows in /sys/class, or, here, another folder in its place."""
+    for folder, names in (("infiniband", devices), ("infiniband_verbs", uverbs)):
+        for name in names:
+            (tmp_path / folder / name).mkdir(parents=True)
+    program = "from cqnotify._core import why_no_device; print(why_no_device())"
+    script = 'mount --bind "$1" /sys/class && exec "$2" -c "$3"'
+    own = ["unshare", "--mount", *(["--map-root-user"] if os.geteuid() else [])]
+    command = [*own, "sh", "-c", script, "sh", str(tmp_path), sys.executable, program]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert re.search(said, done.stdout), (done.stdout, done.stderr)

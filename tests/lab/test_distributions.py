@@ -171,6 +171,7 @@ def test_what_pip_made_of_the_sources_is_typed(python: Path, tmp_path: Path) -> 
 
 # ---- where a library is missing -----------------------------------------------------------
 
+
 @pytest.fixture(scope="session")
 def hide_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     library = tmp_path_factory.mktemp("audit") / "hide_library.so"
