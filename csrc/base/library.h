@@ -17,8 +17,9 @@ enum { CQN_WHY = 1024 }; /* the room for a reason */
  * reason: what is missing, and which package has it. */
 bool cqn_library_load(char why[CQN_WHY]);
 
-/* A function of the library that was loaded, which the core can do without; or NULL. */
-void *cqn_library_find(const char *function);
+/* A function of the library that was loaded, which the core can do without; or NULL. In a build for
+ * tests a macro of that name goes before it, see faults.h. */
+void *(cqn_library_find)(const char *function);
 
 /* Whether the library is too old for a verb, and the reason for that. */
 bool cqn_library_lacks(const char *verb, char why[CQN_WHY]);
