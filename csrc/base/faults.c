@@ -191,7 +191,8 @@ void *cqn_find_unless_pretended(const char *function)
     enum ibv_fork_status (*pretended)(void) = pretended_fork_status;
     void *found = NULL;
     if (fork_answer == OWN) {
-        return (cqn_library_find)(function);
+        void *(*find)(const char *) = cqn_library_find; /* no call, so not the macro */
+        return find(function);
     }
     if (fork_answer != UNKNOWN) {
         memcpy(&found, &pretended, sizeof(found));

@@ -115,5 +115,8 @@ int cqn_device_attr_ex(cqn_object *self, struct ibv_device_attr_ex *out)
         cqn_verbs_error(self->state, err, "ibv_query_device_ex", "");
         return -1;
     }
+    if (out->phys_port_cnt_ex == 0) { /* of a libibverbs that does not have that member yet */
+        out->phys_port_cnt_ex = out->orig_attr.phys_port_cnt;
+    }
     return 0;
 }
