@@ -78,8 +78,11 @@ class Device:
         key = id(self._loop), self.name
         if self._known.get(key) is self:
             del self._known[key]
-        with contextlib.suppress(VerbsError):
+        try:
             self.context.close()
+        except VerbsError:  # what is still open can be closed by another call
+            with contextlib.suppress(VerbsError):
+                self.context.close()
 
 
 class Parts:
