@@ -24,6 +24,7 @@ from cli_support import (
     refusal,
     server,
     started,
+    state_of,
     usage_of,
 )
 from support import DEADLINE, address_of, is_iwarp, until
@@ -316,6 +317,8 @@ def test_a_signal_ends_who_waits_without_a_word(
         process = stack.enter_context(started(command("pingpong", "-R", *args)))
         assert process.stderr is not None
         assert re.match("cqnotify: (listening on|waiting for)", process.stderr.readline())
+        # A signal on its way into a wait can be noticed at its end only.
+        until(lambda: state_of(process) == "S", "it sleeps")
         process.send_signal(number)
         assert outcome(process) == (code, "", "")
 
