@@ -25,7 +25,7 @@ from .._timeouts import left_until
 from ..aio._loops import Loop, adapt, running
 from ..aio._reader import Watched
 from ._errors import Event
-from ._turns import TURN, UNMEASURED, Turns
+from ._turns import TURN, Turns
 
 if TYPE_CHECKING:
     from ..aio._trio import TrioWakeup
@@ -79,15 +79,13 @@ class Hub:
     def handle_some(self) -> bool:
         """Handle what has arrived. Return whether there may be more."""
         end = time.monotonic() + TURN
-        looks = False  # at the clock, after each second event: that can take as long as the event
         while (raw := self.channel.read_event()) is not None:
             if raw:  # else the core took a step
                 self.handle(new_event(raw))
             if self.channel.closed:  # by a task that was woken
                 return False
-            if looks and time.monotonic() >= end:
+            if time.monotonic() >= end:
                 return True
-            looks = not looks
         return False
 
     def handle(self, event: Event) -> None:
@@ -238,13 +236,6 @@ class LoopHub(Hub):
             watched, self._watched = self._watched, None
             watched.close()
         super().close()
-
-    def handle(self, event: Event) -> None:
-        self.turns.unmeasured = UNMEASURED
-        try:
-            super().handle(event)
-        finally:
-            self.turns.unmeasured = 0
 
     def _on_readable(self) -> None:
         """Never raise: the loop would call it again at once, for ever."""

@@ -16,10 +16,6 @@ if TYPE_CHECKING:
 
 TURN: Final = 0.003  # seconds for which calls are made before the loop gets its turn
 
-# Calls of a task that goes on in a callback which looks at the clock when the task sleeps again. On
-# some kernels a look at the clock takes as long as a short call.
-UNMEASURED: Final = 2
-
 
 class _Call:
     """One that waits in line, and the task that waits for it."""
@@ -48,14 +44,9 @@ class Turns:
         self._line: deque[_Call] = deque()
         self._is_scheduled = False
         self._spent = 0.0  # in calls, since the last turn that began with a call from the line
-        self.unmeasured: int = 0  # so many calls may still be made
 
     def make_now(self, call: Callable[[], None]) -> bool:
         """Make the call, if this turn has time for it, and return whether it has."""
-        if self.unmeasured:
-            self.unmeasured -= 1
-            call()
-            return True
         if (self._line or self._spent >= TURN) and self._loop.runs_here():
             return False  # a task of a loop that did not make the connection has no turn here
         start = time.monotonic()
@@ -93,10 +84,8 @@ class Turns:
             while self._line and self._spent < TURN:
                 one = self._line.popleft()
                 one.make()
-                self.unmeasured = UNMEASURED
                 one.wakeup.resume()
                 self._spent = time.monotonic() - start
         finally:
-            self.unmeasured = 0
             if self._line:
                 self._schedule()
