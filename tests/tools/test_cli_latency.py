@@ -85,8 +85,10 @@ def test_an_end_that_sleeps_has_events(op: str, ctx: Context, capsys: Capture) -
     (one,) = theirs["results"]
     most = n + n // 32 + 1  # one for each message, and for each batch of those that are answered
     if op in ANSWERED:
-        assert 0 < one["local"]["events"] <= most
-        assert 0 < one["remote"]["events"] <= most
+        # Where both share a CPU, the answer to one of them may always be there when it looks.
+        events = one["local"]["events"], one["remote"]["events"]
+        assert sum(events) > 0
+        assert max(events) <= most
     else:
         assert one["local"]["events"] <= n  # software may have completed it when it was posted
         assert one["remote"]["events"] == 0
