@@ -142,26 +142,12 @@ static int parse_new_qp(cqn_state *st, PyObject *args, PyObject *kwargs, qp_args
 
 /* ---- making ---- */
 
-static atomic_uint_fast64_t psn_state;
-
-static void seed_psn(void)
-{
-    uint64_t seed = 0;
-    ssize_t got = getrandom(&seed, sizeof(seed), GRND_NONBLOCK);
-    (void)got; /* 0 is a seed, too */
-    atomic_store(&psn_state, seed);
-}
-
-/* PSNs need not be secret, only different: the kernel is asked once, and each is the next number of
- * SplitMix64. */
 static uint32_t random_psn(void)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, seed_psn);
-    uint64_t n = atomic_fetch_add(&psn_state, UINT64_C(0x9e3779b97f4a7c15));
-    n = (n ^ (n >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    n = (n ^ (n >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return (uint32_t)(n ^ (n >> 31)) & 0xffffff;
+    uint32_t n = 0;
+    ssize_t got = getrandom(&n, sizeof(n), GRND_NONBLOCK);
+    (void)got; /* 0 is a PSN, too */
+    return n & 0xffffff;
 }
 
 static int make_queues(cqn_qp *self, enum ibv_qp_type type)
