@@ -63,8 +63,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--rdma-lab",
         metavar="COMMAND",
-        help="the lab that starts the hosts of the fixture `hosts`, with options: '.../lab --uml'; "
-        "by default that of the project that cqnotify is installed from",
+        help="the lab that starts the hosts of the fixture `hosts`, with options; by default "
+        "'cqnotify lab'",
     )
     group.addoption(
         "--rdma-seed",

@@ -1,6 +1,8 @@
-"""Builds the C core. Everything else about the package is in pyproject.toml."""
+"""Builds the C core, and the package's page. Everything else about it is in pyproject.toml."""
 
 import os
+import platform
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -53,6 +55,11 @@ for word in debug:
         raise SetupError(f"CQNOTIFY_DEBUG knows {', '.join(DEBUG)}; not '{word}'.")
 
 
+# Programs of the lab's guests, linked to libc alone: no compiler is needed where the package is
+# installed. The guests are for x86-64.
+LAB = ("guest", "seeded")
+
+
 class BuildCore(build_ext):
     def finalize_options(self) -> None:
         super().finalize_options()
@@ -67,10 +74,26 @@ class BuildCore(build_ext):
         self.probe()
         if debug:  # gcov would look for the source of each note, also of a file that has gone
             shutil.rmtree(self.build_temp, ignore_errors=True)
-        if not (debug or wanted or self.beside_sources or self.editable_mode):
+        beside = self.beside_sources or self.editable_mode
+        if not (debug or wanted or beside):
             for extension in self.extensions:
                 extension.extra_link_args.append(STRIP)
         super().build_extensions()
+        if platform.machine() == "x86_64" and not (debug or beside):
+            self.build_lab()
+
+    def build_lab(self) -> None:
+        for name in LAB:
+            out = str(Path(self.build_lib, "cqnotify/lab", name))
+            objects = self.compiler.compile(
+                [f"cqnotify/lab/{name}.c"],
+                output_dir=self.build_temp,
+                extra_postargs=["-std=c11", "-O2"],
+            )
+            link = self.compiler.link_shared_object
+            if name == "guest":
+                link = self.compiler.link_executable
+            link(objects, out, extra_postargs=["-s"])
 
     def probe(self) -> None:
         """Say what is missing in words, instead of a page of compiler errors."""
@@ -89,7 +112,31 @@ class BuildCore(build_ext):
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def page(url: str, version: str) -> str:
+    """README.md, for an index: there are no files beside it. What it links to is this version's at
+    `url`, where the repository is; or, without one, a name."""
+
+    def link(match: re.Match[str]) -> str:
+        text, target = match.groups()
+        return f"[{text}]({url}/blob/v{version}/{target})" if url else text
+
+    readme = Path("README.md").read_text(encoding="utf-8")
+    return re.sub(r"\[([^\]]*)\]\((?!https?:|#)([^)]+)\)", link, readme)
+
+
+url = os.environ.get("CQNOTIFY_URL", "").rstrip("/")
+(version,) = re.findall(r'^__version__ = "(.*)"$', Path("cqnotify/__init__.py").read_text(), re.M)
+
 setup(
+    long_description=page(url, version),
+    long_description_content_type="text/markdown",
+    project_urls={
+        "Source": url,
+        "Documentation": f"{url}/blob/v{version}/docs/index.md",
+        "Changelog": f"{url}/blob/v{version}/CHANGELOG.md",
+    }
+    if url
+    else {},
     ext_modules=[
         Extension(
             "cqnotify._core",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""cqnotify compared with C and pyverbs, on the same work; run by ./lab bench."""
+"""cqnotify compared with C, pyverbs and ibverbs, on the same work; run by ./lab bench."""
 
 NAMES = (
     "drain",

@@ -27,9 +27,9 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     split = list(arguments).index("--")
     parser = argparse.ArgumentParser(
         prog="./lab bench",
-        description="Measure the cost of cqnotify, C and pyverbs on the same work in one run. The "
-        "exit code is 1 if a limit is broken or two boots differ by more than 1 %, 2 if a subject "
-        "fails.",
+        description="Measure the cost of cqnotify, C, pyverbs and ibverbs on the same work in one "
+        "run. The exit code is 1 if a limit is broken or two boots differ by more than 1 %, 2 if a "
+        "subject fails.",
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="run only these (default: all)")
     parser.add_argument("--list", action="store_true", help="list the benchmarks and exit")

@@ -16,7 +16,7 @@ from cqnotify.aio import AsyncCQ
 from cqnotify.testing import Endpoint
 
 from .end import ACK_BATCH, check
-from .endpoints import ACCESS, connect_to_itself
+from .endpoints import ACCESS, connect_to_itself, ibverbs_context, ibverbs_loop_back, ibverbs_region
 from .harness.plan import Benchmark, Figures, InC, Limit, Round
 from .harness.subject import DEVICE, GID_INDEX, clock, clock_cost, settle
 
@@ -96,6 +96,27 @@ class PyverbsCrowd:
         self.qps[i % len(self.qps)].post_send(self._wr)
 
 
+class IbverbsCrowd:
+    def __init__(self, ctx: Any, count: int) -> None:
+        import ibverbs
+
+        self.pd = ctx.alloc_pd()
+        self.mr = mr = ibverbs_region(self.pd, 4096, ibverbs.AccessFlags.REMOTE_WRITE)
+        self.channel = ctx.create_comp_channel()
+        self.cqs = [ctx.create_cq(DEPTH, self.channel) for _ in range(count)]
+        self.unacked = dict.fromkeys(self.cqs, 0)
+        self.qps = []
+        for cq in self.cqs:
+            init = ibverbs.QPInitAttr(*(cq, cq, ibverbs.QPType.UC, DEPTH, DEPTH), sq_sig_all=True)
+            self.qps.append(self.pd.create_qp(init))
+            ibverbs_loop_back(ctx, self.qps[-1])
+        opcode = ibverbs.WROpcode.RDMA_WRITE
+        self._wr = ibverbs.SendWR(0, [mr.sge(8)], opcode, remote_addr=mr.addr, rkey=mr.rkey)
+
+    def post(self, i: int) -> None:
+        self.qps[i % len(self.qps)].post_send(self._wr)
+
+
 def cqnotify() -> Round:
     ctx = Context(DEVICE)
     crowds = {count: Crowd(ctx, count) for count in COUNTS}
@@ -154,6 +175,34 @@ def pyverbs() -> Round:
             cq.req_notify()
             _, (wc,) = cq.poll(16)
             check(wc)
+            total += clock() - start - cost
+        return {"ops": EVENTS, "total": total, "events": EVENTS, "arms": EVENTS}
+
+    return lambda: {str(count): measure(crowd) for count, crowd in crowds.items()}
+
+
+def ibverbs() -> Round:
+    ctx = ibverbs_context()
+    crowds = {count: IbverbsCrowd(ctx, count) for count in COUNTS}
+    cost = clock_cost()
+
+    def measure(crowd: IbverbsCrowd) -> Figures:
+        get_event, unacked = crowd.channel.get_cq_event, crowd.unacked
+        for cq in crowd.cqs:
+            cq.req_notify()
+        total = 0
+        for i in range(EVENTS):
+            crowd.post(i)
+            settle(1)
+            start = clock()
+            cq = get_event()
+            unacked[cq] += 1
+            if unacked[cq] == ACK_BATCH:
+                cq.ack_events(ACK_BATCH)
+                unacked[cq] = 0
+            cq.req_notify()
+            (wc,) = cq.poll(16)
+            wc.raise_for_status()
             total += clock() - start - cost
         return {"ops": EVENTS, "total": total, "events": EVENTS, "arms": EVENTS}
 
@@ -220,11 +269,15 @@ BENCHMARK = Benchmark(
     subjects={
         "C": InC("channels"),
         "pyverbs": pyverbs,
+        "ibverbs": ibverbs,
         "cqnotify": cqnotify,
         "cqnotify asyncio": cqnotify_asyncio,
     },
-    limits=tuple(
-        Limit(subject, case=str(MANY), over=subject, over_case="1", at_most=1.02)
-        for subject in ("cqnotify", "cqnotify asyncio")
+    limits=(
+        Limit("cqnotify", over="ibverbs", at_most=0.72),
+        *(
+            Limit(subject, case=str(MANY), over=subject, over_case="1", at_most=1.02)
+            for subject in ("cqnotify", "cqnotify asyncio")
+        ),
     ),
 )

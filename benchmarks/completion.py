@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from cqnotify.aio import AsyncCQ
 
 from .end import check
-from .endpoints import SIZE, Loopback, PyverbsLoopback
+from .endpoints import SIZE, IbverbsLoopback, Loopback, PyverbsLoopback
 from .harness.plan import Benchmark, Figures, InC, Limit, Round
 from .harness.subject import clock
 
@@ -42,6 +42,16 @@ async def pyverbs_polling(end: PyverbsLoopback) -> None:
         check(wcs[0])
 
 
+async def ibverbs_polling(end: IbverbsLoopback) -> None:
+    """ibverbs has nothing to await, either."""
+    qp, cq, wr = end.qp, end.cq, end.wrs[0]
+    for _ in range(OPS):
+        qp.post_send(wr)
+        while not (wcs := cq.poll(1)):
+            await asyncio.sleep(0)
+        wcs[0].raise_for_status()
+
+
 def rounds(run: Callable[[], Awaitable[None]]) -> Round:
     loop = asyncio.new_event_loop()
 
@@ -64,17 +74,24 @@ def pyverbs() -> Round:
     return rounds(lambda: pyverbs_polling(end))
 
 
+def ibverbs() -> Round:
+    end = IbverbsLoopback()
+    return rounds(lambda: ibverbs_polling(end))
+
+
 BENCHMARK = Benchmark(
     title="Posting one RDMA write, and awaiting its completion",
     op="operation",
     subjects={
         "C": InC("completion"),
         "pyverbs": pyverbs,
+        "ibverbs": ibverbs,
         "cqnotify write": lambda: cqnotify(by_operation),
         "cqnotify completion": lambda: cqnotify(by_wr_id),
     },
     limits=(
         Limit("cqnotify write", over="C", at_most=1.3),
+        Limit("cqnotify write", over="ibverbs", at_most=1),
         Limit("cqnotify completion", over="C", at_most=1.3),
     ),
 )

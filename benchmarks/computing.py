@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from .end import ACK_BATCH, End, Peer, PyverbsEnd, check
+from .end import ACK_BATCH, End, IbverbsEnd, Peer, PyverbsEnd, check
 from .harness.plan import Benchmark, InC, Limit, Round
 from .harness.subject import clock
 
@@ -69,6 +69,22 @@ def pyverbs_receive(end: PyverbsEnd) -> None:
         left -= n
 
 
+def ibverbs_receive(end: IbverbsEnd) -> None:
+    cq, get_event, post_recv = end.cq, end.channel.get_cq_event, end.qp.post_recv
+    left = MESSAGES
+    while left:
+        get_event()
+        end.events += 1
+        if end.events % ACK_BATCH == 0:
+            cq.ack_events(ACK_BATCH)
+        cq.req_notify()
+        wcs = cq.poll(BATCH)
+        for wc in wcs:
+            wc.raise_for_status()
+            post_recv(end.receives[wc.wr_id])
+        left -= len(wcs)
+
+
 def rounds(make: Callable[..., Any], receive: Callable[[Any], None]) -> Round:
     peer = Peer()
     end = make(peer, SIZE, slots=SLOTS)
@@ -103,8 +119,12 @@ BENCHMARK = Benchmark(
     unit="%",
     subjects={
         "pyverbs": lambda: rounds(PyverbsEnd, pyverbs_receive),
+        "ibverbs": lambda: rounds(IbverbsEnd, ibverbs_receive),
         "cqnotify": lambda: rounds(End, receive),
     },
-    limits=(Limit("cqnotify", at_least=95),),
+    limits=(
+        Limit("cqnotify", at_least=95),
+        Limit("cqnotify", over="ibverbs", at_least=0.99),
+    ),
     peer=InC("peer"),
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One end of an RC connection between a subject and its peer, with cqnotify and with pyverbs.
+"""One end of an RC connection between a subject and its peer, with cqnotify, pyverbs and ibverbs.
 
 c/end.h is the same in C, and describes how the two ends meet; c/peer.c is the other end.
 """
@@ -18,6 +18,7 @@ from cqnotify import AccessFlags, Context, QPAddress, RecvWR, SendFlags, SendWR
 from cqnotify.aio import AsyncCQ
 from cqnotify.testing import Endpoint
 
+from .endpoints import ibverbs_context, ibverbs_path, ibverbs_region
 from .harness.plan import Counter, Figures
 from .harness.subject import DEVICE, GID_INDEX, peer
 
@@ -57,7 +58,7 @@ class Peer:
 
 
 class Sender:
-    """The base of the ends with cqnotify and with pyverbs."""
+    """The base of the ends."""
 
     qp: Any
     unsignaled: Any
@@ -193,6 +194,76 @@ class PyverbsEnd(Sender):
         self.ctx.close()
 
 
+class IbverbsEnd(Sender):
+    """An end with ibverbs, which has no counters either."""
+
+    def __init__(
+        self, peer: Peer, size: int, *, send_size: int | None = None, slots: int = SLOTS
+    ) -> None:
+        import ibverbs
+
+        peer.order(f"connect {size}")
+        self.ctx = ibverbs_context()
+        self.pd = self.ctx.alloc_pd()
+        self.channel = self.ctx.create_comp_channel()
+        self.fd = self.channel.fd
+        self.cq = self.ctx.create_cq(DEPTH, self.channel)
+        self.send_cq = self.ctx.create_cq(DEPTH)
+        self.mr = ibverbs_region(self.pd, (slots + 1) * size, 0)
+        init = ibverbs.QPInitAttr(self.send_cq, self.cq, max_send_wr=DEPTH, max_recv_wr=DEPTH)
+        self.qp = self.pd.create_qp(init)
+        self.qp.to_init(1, ibverbs.AccessFlags.LOCAL_WRITE)
+        places = [self.mr.sge(size, i * size) for i in range(slots)]
+        self.receives = [ibverbs.RecvWR(i, [place]) for i, place in enumerate(places)]
+        self.qp.post_recv(self.receives)
+        message, send = [self.mr.sge(send_size or size, slots * size)], ibverbs.WROpcode.SEND
+        self.unsignaled = ibverbs.SendWR(0, message, send)
+        self._signaled = ibverbs.SendWR(0, message, send, ibverbs.SendFlags.SIGNALED)
+        self.events = self.arms = self.spurious = 0
+        self._connect(peer.exchange(self._address()))
+        peer.meet()
+
+    def _address(self) -> QPAddress:
+        gid = bytes(16) if GID_INDEX is None else self.ctx.query_gid(1, GID_INDEX).raw
+        return QPAddress(self.ctx.query_port(1).lid, self.qp.qp_num, 0, IPv6Address(gid))
+
+    def _connect(self, remote: QPAddress) -> None:
+        from ibverbs import MTU, QPAttrMask, QPState
+
+        mask = QPAttrMask.STATE | QPAttrMask.AV | QPAttrMask.PATH_MTU | QPAttrMask.DEST_QPN
+        mask |= QPAttrMask.RQ_PSN | QPAttrMask.MAX_DEST_RD_ATOMIC | QPAttrMask.MIN_RNR_TIMER
+        self.qp.modify(
+            mask,
+            ibverbs_path(remote.lid, remote.gid.packed),
+            qp_state=QPState.RTR,
+            path_mtu=MTU.MTU_1024,
+            dest_qp_num=remote.qp_num,
+            rq_psn=remote.psn,
+            max_dest_rd_atomic=1,
+            min_rnr_timer=12,
+        )
+        self.qp.to_rts(0, timeout=14, retry_cnt=6, rnr_retry=6)
+
+    def send_signaled(self) -> None:
+        self.qp.post_send(self._signaled)
+        while not (wcs := self.send_cq.poll(1)):
+            sleep(1e-5)
+        wcs[0].raise_for_status()
+
+    def counters(self) -> tuple[int, int, int]:
+        return self.events, self.arms, self.spurious
+
+    def close(self) -> None:
+        """Close one after the other: a context does not close what was made from it."""
+        self.qp.close()
+        self.mr.close()
+        self.cq.close()  # acknowledges its events
+        self.send_cq.close()
+        self.channel.close()
+        self.pd.close()
+        self.ctx.close()
+
+
 def check(wc: Any) -> None:
     """Do for pyverbs what raise_for_status() does."""
     if wc.status:
@@ -207,7 +278,7 @@ def _event_fds() -> set[int]:
 class Meter:
     """Measures from its creation to figures(), by real time or the CPU time of the process."""
 
-    def __init__(self, clock: Callable[[], int], end: End | PyverbsEnd) -> None:
+    def __init__(self, clock: Callable[[], int], end: End | PyverbsEnd | IbverbsEnd) -> None:
         self._clock = clock
         self._end = end
         self._counters = self._count()

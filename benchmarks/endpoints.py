@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A queue pair that is connected to itself, with cqnotify and with pyverbs.
+"""A queue pair that is connected to itself, with cqnotify, pyverbs and ibverbs.
 
 Each RDMA write on it causes a completion, so completions can be made before they are polled. A
 second queue pair, the receiver, takes receives for which no message comes.
@@ -7,6 +7,7 @@ second queue pair, the receiver, takes receives for which no message comes.
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 from cqnotify import QP, AccessFlags, Context, QPType, SendWR, WROpcode
@@ -115,3 +116,93 @@ class PyverbsLoopback:
 
         self.receiver.modify(self.to_reset, IBV_QP_STATE)
         self.receiver.to_init(self.to_init)
+
+
+def ibverbs_context() -> Any:
+    import ibverbs
+
+    (device,) = (each for each in ibverbs.get_device_list() if each.name == DEVICE)
+    return device.open()
+
+
+def ibverbs_region(pd: Any, size: int, access: int) -> Any:
+    """Register memory, and keep it: ibverbs takes addresses."""
+    import ibverbs
+
+    memory = ctypes.create_string_buffer(size)
+    mr = pd.reg_mr(ctypes.addressof(memory), size, access | ibverbs.AccessFlags.LOCAL_WRITE)
+    return mr._keepalive(memory)
+
+
+def ibverbs_path(lid: int, gid: bytes) -> Any:
+    """Return the path to a port: on InfiniBand by its LID."""
+    import ibverbs
+
+    if GID_INDEX is None:
+        return ibverbs.AHAttr(is_global=0, dlid=lid)
+    return ibverbs.AHAttr(gid, GID_INDEX, hop_limit=64)
+
+
+def ibverbs_loop_back(ctx: Any, qp: Any) -> None:
+    """Connect a UC queue pair to itself: QP.to_rtr() and to_rts() are for RC and UD."""
+    from ibverbs import MTU, AccessFlags, QPAttrMask, QPState
+
+    gid = bytes(16) if GID_INDEX is None else ctx.query_gid(1, GID_INDEX).raw
+    path = ibverbs_path(ctx.query_port(1).lid, gid)
+    mask = QPAttrMask
+    qp.to_init(1, AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE)
+    qp.modify(
+        mask.STATE | mask.AV | mask.PATH_MTU | mask.DEST_QPN | mask.RQ_PSN,
+        path,
+        qp_state=QPState.RTR,
+        path_mtu=MTU.MTU_1024,
+        dest_qp_num=qp.qp_num,
+    )
+    qp.modify(mask.STATE | mask.SQ_PSN, qp_state=QPState.RTS)
+
+
+class IbverbsLoopback:
+    def __init__(self) -> None:
+        import ibverbs
+
+        self.ctx = ibverbs_context()
+        self.pd = self.ctx.alloc_pd()
+        self.channel = self.ctx.create_comp_channel()
+        self.cq = self.ctx.create_cq(DEPTH, self.channel)
+        self.mr = ibverbs_region(self.pd, 4096, ibverbs.AccessFlags.REMOTE_WRITE)
+        self.qp = self.create_qp(ibverbs.QPType.UC)
+        self.receiver = self.create_qp(ibverbs.QPType.RC)
+        self.receiver.to_init(1)
+        ibverbs_loop_back(self.ctx, self.qp)
+        self.wrs = [self.write(FIRST_ID + i) for i in range(DEPTH)]
+
+    def create_qp(self, qp_type: int) -> Any:
+        import ibverbs
+
+        init = ibverbs.QPInitAttr(
+            self.cq, self.cq, qp_type, max_send_wr=DEPTH, max_recv_wr=DEPTH, sq_sig_all=True
+        )
+        return self.pd.create_qp(init)
+
+    def write(self, wr_id: int) -> Any:
+        import ibverbs
+
+        opcode, mr = ibverbs.WROpcode.RDMA_WRITE, self.mr
+        return ibverbs.SendWR(wr_id, [mr.sge(SIZE)], opcode, remote_addr=mr.addr, rkey=mr.rkey)
+
+    def fill(self, n: int) -> None:
+        for wr in self.wrs[:n]:
+            self.qp.post_send(wr)
+        settle(n)
+
+    def drain(self, n: int) -> None:
+        while n:
+            for wc in self.cq.poll(16):
+                wc.raise_for_status()
+                n -= 1
+
+    def reset_receiver(self) -> None:
+        import ibverbs
+
+        self.receiver.modify(ibverbs.QPAttrMask.STATE, qp_state=ibverbs.QPState.RESET)
+        self.receiver.to_init(1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from .harness.plan import Benchmark, Figures, Round, Subject
+from .harness.plan import Benchmark, Figures, Limit, Round, Subject
 
 IMPORT = """
 import sys, time
@@ -39,8 +39,12 @@ BENCHMARK = Benchmark(
     op="import",
     subjects={
         "pyverbs": importing("pyverbs.device, pyverbs.pd, pyverbs.mr, pyverbs.cq, pyverbs.qp"),
+        "ibverbs": importing("ibverbs"),
         "asyncio": importing("asyncio"),
+        "asyncio, ibverbs": importing("asyncio, ibverbs"),
         "cqnotify": importing("cqnotify"),
+        "cqnotify, and what comes later": importing("cqnotify.attrs, cqnotify._connection"),
         "cqnotify.aio": importing("cqnotify.aio"),
     },
+    limits=(Limit("cqnotify", over="ibverbs", at_most=0.65),),
 )

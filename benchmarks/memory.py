@@ -16,8 +16,8 @@ from typing import Any
 from cqnotify import CQ, MR, PD, QP, CompletionChannel, Context, QPType, cm
 from cqnotify.aio import AsyncCQ
 
-from .endpoints import Loopback, PyverbsLoopback
-from .harness.plan import Benchmark, Figures, InC, Round
+from .endpoints import IbverbsLoopback, Loopback, PyverbsLoopback
+from .harness.plan import Benchmark, Figures, InC, Limit, Round
 from .harness.subject import DEVICE
 
 N = 100
@@ -149,6 +149,28 @@ def pyverbs() -> Round:
     return run
 
 
+def ibverbs() -> Round:
+    import ibverbs
+
+    end = IbverbsLoopback()
+    init = ibverbs.QPInitAttr(end.cq, end.cq, max_send_wr=16, max_recv_wr=16)
+
+    def region() -> object:
+        return end.pd.reg_mr(end.mr.addr, 4096, ibverbs.AccessFlags.LOCAL_WRITE)
+
+    def run() -> dict[str, Figures]:
+        end.fill(N)
+        completions = of_each_in(end.cq.poll)
+        return {
+            "CQ": of_each(lambda: end.ctx.create_cq(16, end.channel)),
+            "QP": of_each(lambda: end.pd.create_qp(init)),
+            "MR": of_each(region),
+            "WorkCompletion": completions,
+        }
+
+    return run
+
+
 def bare_asyncio() -> Round:
     """Measure a task that waits for a future."""
 
@@ -166,7 +188,14 @@ BENCHMARK = Benchmark(
         "C": InC("memory"),
         "asyncio": bare_asyncio,
         "pyverbs": pyverbs,
+        "ibverbs": ibverbs,
         "cqnotify": cqnotify,
     },
+    limits=(
+        Limit("cqnotify", case="CQ", over="ibverbs", at_most=2.4),
+        Limit("cqnotify", case="QP", over="ibverbs", at_most=2.05),
+        Limit("cqnotify", case="MR", over="ibverbs", at_most=3.8),
+        Limit("cqnotify", case="WorkCompletion", over="ibverbs", at_most=0.85),
+    ),
     env={"PYTHONMALLOC": "malloc"},
 )

@@ -2,7 +2,8 @@
 """Messages beside asyncio's TCP streams over the same interface: both ends in one process and loop.
 
 A round trip of small ones, and streams of larger ones, which are received into given memory and
-sent out of a numpy array; TCP copies them into the kernel and out of it.
+sent out of a numpy array; TCP copies them into the kernel and out of it. C does the same by
+c/messages.c, with an end in each of two processes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy
 
 from cqnotify import messages
 
-from .harness.plan import Benchmark, Figures, Round
+from .harness.plan import Benchmark, Figures, InC, Limit, Round
 
 SMALL = 64
 TRIPS = 200
@@ -154,12 +155,19 @@ def subject(connect: Callable[[str], Awaitable[Pair]], uvloop: bool = False) -> 
 
 
 BENCHMARK = Benchmark(
-    title="Messages beside TCP streams of asyncio: a round trip of 64 bytes, and streams",
+    title="Messages beside C and TCP streams of asyncio: a round trip of 64 bytes, and streams",
     op="message",
     subjects={
+        "C": InC("messages", "verbs"),
+        "C, rsockets": InC("messages", "rsockets"),
         "TCP": subject(by_tcp),
         "TCP, uvloop": subject(by_tcp, uvloop=True),
         "cqnotify": subject(by_messages),
         "cqnotify, uvloop": subject(by_messages, uvloop=True),
     },
+    limits=(
+        Limit("cqnotify", case="64 B round trip", over="C", at_most=8.2),
+        Limit("cqnotify", case="64 KiB", over="C", at_most=1.7),
+        Limit("cqnotify", case="16 MiB", over="C", at_most=1.02),
+    ),
 )

@@ -12,7 +12,7 @@ from typing import Any
 
 from cqnotify import QPState, RecvWR, SendWR, WROpcode
 
-from .endpoints import FIRST_ID, SIZE, Loopback, PyverbsLoopback
+from .endpoints import FIRST_ID, SIZE, IbverbsLoopback, Loopback, PyverbsLoopback
 from .harness.plan import Benchmark, Figures, InC, Limit, Round
 from .harness.subject import clock
 
@@ -104,6 +104,43 @@ def pyverbs(way: str) -> Round:
     return run
 
 
+def ibverbs(way: str) -> Round:
+    import ibverbs
+
+    end = IbverbsLoopback()
+    mr, write = end.mr, end.wrs[0]
+
+    def receive() -> Any:
+        return ibverbs.RecvWR(FIRST_ID, [mr.sge(RECEIVE)])
+
+    def each_receive_built() -> None:
+        for _ in repeat(None, POSTS):
+            end.receiver.post_recv(receive())
+
+    def each_write_built() -> None:
+        for _ in repeat(None, POSTS):
+            end.qp.post_send(end.write(FIRST_ID))
+
+    def run() -> dict[str, Figures]:
+        end.reset_receiver()
+        if way == "reusable":
+            figures = (
+                timed(reusable, end.receiver.post_recv, receive()),
+                timed(reusable, end.qp.post_send, write),
+            )
+        elif way == "arguments":
+            figures = timed(each_receive_built), timed(each_write_built)
+        else:
+            figures = (
+                timed(as_lists, end.receiver.post_recv, [receive()] * LIST),
+                timed(as_lists, end.qp.post_send, [write] * LIST),
+            )
+        end.drain(POSTS)
+        return {"post_recv": figures[0], "post_send": figures[1]}
+
+    return run
+
+
 BENCHMARK = Benchmark(
     title="Posting a work request",
     op="work request",
@@ -112,13 +149,18 @@ BENCHMARK = Benchmark(
         "C, lists": InC("post", "lists"),
         "pyverbs": lambda: pyverbs("reusable"),
         "pyverbs, built each time": lambda: pyverbs("arguments"),
+        "ibverbs": lambda: ibverbs("reusable"),
+        "ibverbs, built each time": lambda: ibverbs("arguments"),
+        "ibverbs, lists": lambda: ibverbs("lists"),
         "cqnotify": lambda: cqnotify("reusable"),
         "cqnotify, arguments": lambda: cqnotify("arguments"),
         "cqnotify, lists": lambda: cqnotify("lists"),
     },
     limits=(
-        Limit("cqnotify", case="post_recv", over="C", at_most=3.9),
-        Limit("cqnotify, arguments", case="post_recv", over="C", at_most=5.3),
+        Limit("cqnotify", case="post_recv", over="C", at_most=4),
+        Limit("cqnotify", case="post_recv", over="ibverbs", at_most=0.25),
+        Limit("cqnotify", case="post_send", over="ibverbs", at_most=0.95),
+        Limit("cqnotify, arguments", case="post_recv", over="C", at_most=5.4),
         Limit("cqnotify, lists", case="post_recv", over="C", at_most=2.2),
     ),
     quick=True,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from cqnotify import Context
 
+from .endpoints import ibverbs_context
 from .harness.plan import Benchmark, Figures, Limit, Round
 from .harness.subject import DEVICE, clock
 
@@ -39,13 +40,23 @@ def pyverbs() -> Round:
     }
 
 
+def ibverbs() -> Round:
+    ctx = ibverbs_context()
+    return lambda: {
+        "GID": asked(lambda: ctx.query_gid(1, 0)),
+        "port": asked(lambda: ctx.query_port(1)),
+    }
+
+
 BENCHMARK = Benchmark(
     title="Querying one GID, and the state of a port",
     op="question",
-    subjects={"pyverbs": pyverbs, "cqnotify": cqnotify},
+    subjects={"pyverbs": pyverbs, "ibverbs": ibverbs, "cqnotify": cqnotify},
     limits=(
-        Limit("cqnotify", case="GID", over="pyverbs", at_most=1.5),
-        Limit("cqnotify", case="port", over="pyverbs", at_most=1.5),
+        Limit("cqnotify", case="GID", over="pyverbs", at_most=0.8),
+        Limit("cqnotify", case="GID", over="ibverbs", at_most=1.45),
+        Limit("cqnotify", case="port", over="pyverbs", at_most=0.7),
+        Limit("cqnotify", case="port", over="ibverbs", at_most=1.55),
     ),
     quick=True,
 )

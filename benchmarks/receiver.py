@@ -10,7 +10,7 @@ from typing import Any
 
 from cqnotify import WorkCompletion
 
-from .end import ACK_BATCH, End, Meter, Peer, PyverbsEnd, check
+from .end import ACK_BATCH, End, IbverbsEnd, Meter, Peer, PyverbsEnd, check
 from .harness.plan import Benchmark, Figures, InC, Limit, Round
 from .harness.subject import clock
 
@@ -189,6 +189,107 @@ async def pyverbs_reading_solicited(end: PyverbsEnd, left: int) -> None:
     await pyverbs_reading(end, left, solicited_only=True)
 
 
+# ---- ibverbs --------------------------------------------------------------------------------
+
+
+def ibverbs_take(end: IbverbsEnd, wcs: list[Any]) -> int:
+    post_recv, receives = end.qp.post_recv, end.receives
+    for wc in wcs:
+        wc.raise_for_status()
+        post_recv(receives[wc.wr_id])
+    return len(wcs)
+
+
+def ibverbs_busy(end: IbverbsEnd, left: int) -> None:
+    poll = end.cq.poll
+    while left:
+        left -= ibverbs_take(end, poll(BATCH))
+
+
+def ibverbs_get_event(end: IbverbsEnd) -> None:
+    end.channel.get_cq_event()
+    end.events += 1
+    if end.events % ACK_BATCH == 0:
+        end.cq.ack_events(ACK_BATCH)
+
+
+def ibverbs_asleep(end: IbverbsEnd, left: int) -> None:
+    cq = end.cq
+    while left:
+        ibverbs_get_event(end)
+        cq.req_notify()
+        end.arms += 1
+        wcs = cq.poll(BATCH)
+        end.spurious += not wcs
+        left -= ibverbs_take(end, wcs)
+
+
+def ibverbs_asleep_solicited(end: IbverbsEnd, left: int) -> None:
+    """Post the receives of many messages with one call."""
+    cq, qp, receives = end.cq, end.qp, end.receives
+    while left:
+        ibverbs_get_event(end)
+        cq.req_notify(True)
+        end.arms += 1
+        again = []
+        for wc in cq.poll(BATCH):
+            wc.raise_for_status()
+            again.append(receives[wc.wr_id])
+        end.spurious += not again
+        qp.post_recv(again)
+        left -= len(again)
+
+
+def ibverbs_spin(end: IbverbsEnd) -> list[Any]:
+    poll, deadline = end.cq.poll, clock() + SPIN
+    wcs: list[Any] = poll(BATCH)
+    while not wcs and clock() < deadline:
+        wcs = poll(BATCH)
+    return wcs
+
+
+def ibverbs_spinning(end: IbverbsEnd, left: int) -> None:
+    cq = end.cq
+    while left:
+        wcs = ibverbs_spin(end)
+        if not wcs:
+            cq.req_notify()
+            end.arms += 1
+            wcs = cq.poll(BATCH)
+        if not wcs:
+            ibverbs_get_event(end)
+            wcs = cq.poll(BATCH)
+            end.spurious += not wcs
+        left -= ibverbs_take(end, wcs)
+
+
+async def ibverbs_reading(end: IbverbsEnd, left: int, solicited_only: bool = False) -> None:
+    """One reader of the descriptor, and a future for each wait: ibverbs has nothing to await."""
+    cq = end.cq
+    loop = asyncio.get_running_loop()
+    future = loop.create_future()
+
+    def on_event() -> None:
+        ibverbs_get_event(end)
+        cq.req_notify(solicited_only)
+        end.arms += 1
+        wcs = cq.poll(BATCH)
+        end.spurious += not wcs
+        if wcs:
+            future.set_result(wcs)
+
+    loop.add_reader(end.fd, on_event)
+    while left:
+        wcs = await future
+        future = loop.create_future()
+        left -= ibverbs_take(end, wcs)
+    loop.remove_reader(end.fd)
+
+
+async def ibverbs_reading_solicited(end: IbverbsEnd, left: int) -> None:
+    await ibverbs_reading(end, left, solicited_only=True)
+
+
 # ---- rounds ---------------------------------------------------------------------------------
 
 
@@ -258,6 +359,18 @@ BENCHMARK = Benchmark(
         "pyverbs asyncio": lambda: awaits(
             PyverbsEnd, {ANY: pyverbs_reading, SOME: pyverbs_reading_solicited}
         ),
+        "ibverbs": lambda: blocks(
+            IbverbsEnd,
+            {
+                BUSY: ibverbs_busy,
+                ANY: ibverbs_asleep,
+                SOME: ibverbs_asleep_solicited,
+                SPINNING: ibverbs_spinning,
+            },
+        ),
+        "ibverbs asyncio": lambda: awaits(
+            IbverbsEnd, {ANY: ibverbs_reading, SOME: ibverbs_reading_solicited}
+        ),
         "cqnotify": lambda: blocks(
             End, {BUSY: busy, ANY: asleep, SOME: asleep_solicited, SPINNING: spinning}
         ),
@@ -268,6 +381,11 @@ BENCHMARK = Benchmark(
     limits=(
         Limit("cqnotify", case=ANY, over="C", at_most=1.9),
         Limit("cqnotify", case=SOME, over="C", at_most=3),
+        Limit("cqnotify", case=ANY, over="ibverbs", at_most=0.72),
+        Limit("cqnotify", case=SOME, over="ibverbs", at_most=0.65),
+        Limit("cqnotify", case=SPINNING, over="ibverbs", at_most=0.96),
+        Limit("cqnotify asyncio", case=ANY, over="ibverbs asyncio", at_most=0.65),
+        Limit("cqnotify asyncio", case=SOME, over="ibverbs asyncio", at_most=0.5),
         exactly("cqnotify", ANY, MESSAGES),
         exactly("cqnotify", SOME, MESSAGES // SOLICITED),
         exactly("cqnotify asyncio", ANY, MESSAGES),

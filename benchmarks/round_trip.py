@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from .end import ACK_BATCH, SIGNAL_EVERY, End, Meter, Peer, PyverbsEnd, check
+from .end import ACK_BATCH, SIGNAL_EVERY, End, IbverbsEnd, Meter, Peer, PyverbsEnd, check
 from .harness.plan import Benchmark, Figures, InC, Limit, Round
 from .harness.subject import clock
 
@@ -63,6 +63,29 @@ def pyverbs_blocking(end: PyverbsEnd) -> None:
             end.spurious += n == 0
         for wc in wcs:
             check(wc)
+            post_recv(receives[wc.wr_id])
+        if end.events % ACK_BATCH == 0:
+            cq.ack_events(ACK_BATCH)
+
+
+def ibverbs_blocking(end: IbverbsEnd) -> None:
+    cq, get_event, post_recv = end.cq, end.channel.get_cq_event, end.qp.post_recv
+    post_send, message, receives = end.qp.post_send, end.unsignaled, end.receives
+    for i in range(OPS):
+        if i % SIGNAL_EVERY:
+            post_send(message)
+        else:
+            end.send_signaled()
+        wcs = None
+        while not wcs:
+            get_event()
+            end.events += 1
+            cq.req_notify()
+            end.arms += 1
+            wcs = cq.poll(BATCH)
+            end.spurious += not wcs
+        for wc in wcs:
+            wc.raise_for_status()
             post_recv(receives[wc.wr_id])
         if end.events % ACK_BATCH == 0:
             cq.ack_events(ACK_BATCH)
@@ -135,6 +158,35 @@ async def pyverbs_reader(end: PyverbsEnd) -> None:
     loop.remove_reader(end.fd)
 
 
+async def ibverbs_reader(end: IbverbsEnd) -> None:
+    """The same with ibverbs, which has nothing to await, either."""
+    cq, get_event, post_recv = end.cq, end.channel.get_cq_event, end.qp.post_recv
+    loop = asyncio.get_running_loop()
+    future = loop.create_future()
+
+    def on_event() -> None:
+        get_event()
+        end.events += 1
+        if end.events % ACK_BATCH == 0:
+            cq.ack_events(ACK_BATCH)
+        cq.req_notify()
+        end.arms += 1
+        wcs = cq.poll(BATCH)
+        end.spurious += not wcs
+        if wcs:
+            future.set_result(wcs)
+
+    loop.add_reader(end.fd, on_event)
+    for _ in range(OPS):
+        end.send()
+        wcs = await future
+        future = loop.create_future()
+        for wc in wcs:
+            wc.raise_for_status()
+            post_recv(end.receives[wc.wr_id])
+    loop.remove_reader(end.fd)
+
+
 def blocks(make: Callable[[Peer, int], Any], ping_pong: Callable[[Any], None]) -> Round:
     peer = Peer()
     end = make(peer, SIZE)
@@ -181,6 +233,8 @@ BENCHMARK = Benchmark(
         "C epoll": InC("round_trip", "epoll"),
         "pyverbs": lambda: blocks(PyverbsEnd, pyverbs_blocking),
         "pyverbs asyncio": lambda: awaits(PyverbsEnd, pyverbs_reader, asyncio.new_event_loop()),
+        "ibverbs": lambda: blocks(IbverbsEnd, ibverbs_blocking),
+        "ibverbs asyncio": lambda: awaits(IbverbsEnd, ibverbs_reader, asyncio.new_event_loop()),
         "cqnotify": lambda: blocks(End, blocking),
         "cqnotify add_reader": lambda: awaits(End, reader, asyncio.new_event_loop()),
         "cqnotify asyncio": lambda: awaits(End, awaiting, asyncio.new_event_loop()),
@@ -189,7 +243,9 @@ BENCHMARK = Benchmark(
     limits=(
         Limit("cqnotify", over="C", at_most=1.17),
         Limit("cqnotify", over="pyverbs", at_most=0.8),
+        Limit("cqnotify", over="ibverbs", at_most=0.95),
         Limit("cqnotify asyncio", over="C epoll", at_most=1.57),
+        Limit("cqnotify asyncio", over="ibverbs asyncio", at_most=0.8),
         Limit("cqnotify uvloop", over="C epoll", at_most=1.27),
         Limit("cqnotify asyncio", figure="wakeups", at_least=1, at_most=1),
     ),

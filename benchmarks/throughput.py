@@ -10,7 +10,7 @@ from collections.abc import Callable
 from time import perf_counter_ns, process_time_ns
 from typing import Any, NamedTuple
 
-from .end import ACK_BATCH, SLOTS, End, Meter, Peer, PyverbsEnd, check
+from .end import ACK_BATCH, SLOTS, End, IbverbsEnd, Meter, Peer, PyverbsEnd, check
 from .harness.plan import Benchmark, Figures, InC, Limit, Round
 
 CREDIT = 8  # bytes of the message that asks for more
@@ -26,7 +26,7 @@ SMALL, LARGE = "64 B, CPU", "64 KiB, time"
 CASES = {SMALL: Case(64, 6400, process_time_ns), LARGE: Case(65536, 128, perf_counter_ns)}
 
 
-def ask(end: End | PyverbsEnd, asked: int, got: int, messages: int) -> int:
+def ask(end: End | PyverbsEnd | IbverbsEnd, asked: int, got: int, messages: int) -> int:
     """Ask for half a window of messages as soon as there is room for it."""
     while asked < messages and asked - got <= SLOTS // 2:
         end.send()
@@ -87,6 +87,26 @@ def pyverbs_receive(end: PyverbsEnd, messages: int) -> None:
         got += n
 
 
+def ibverbs_receive(end: IbverbsEnd, messages: int) -> None:
+    cq, qp, get_event, receives = end.cq, end.qp, end.channel.get_cq_event, end.receives
+    asked = got = 0
+    while got < messages:
+        asked = ask(end, asked, got, messages)
+        get_event()
+        end.events += 1
+        if end.events % ACK_BATCH == 0:
+            cq.ack_events(ACK_BATCH)
+        cq.req_notify()
+        end.arms += 1
+        again = []
+        for wc in cq.poll(SLOTS):
+            wc.raise_for_status()
+            again.append(receives[wc.wr_id])
+        end.spurious += not again
+        qp.post_recv(again)
+        got += len(again)
+
+
 def rounds(make: Callable[..., Any], receive: Callable[[Any, int], None]) -> Round:
     peer = Peer()
 
@@ -109,12 +129,15 @@ BENCHMARK = Benchmark(
     subjects={
         "C": InC("throughput"),
         "pyverbs": lambda: rounds(PyverbsEnd, pyverbs_receive),
+        "ibverbs": lambda: rounds(IbverbsEnd, ibverbs_receive),
         "cqnotify": lambda: rounds(End, receive),
         "cqnotify poll_ids": lambda: rounds(End, receive_ids),
     },
     limits=(
         Limit("cqnotify", case=SMALL, over="C", at_most=2.5),
+        Limit("cqnotify", case=SMALL, over="ibverbs", at_most=0.68),
         Limit("cqnotify", case=LARGE, over="C", at_most=1 / 0.99),
+        Limit("cqnotify", case=LARGE, over="ibverbs", at_most=1 / 0.99),
     ),
     peer=InC("peer"),
     realtime=True,

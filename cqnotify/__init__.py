@@ -7,6 +7,7 @@ In the order in which a program uses them:
     fork_status                   whether registered memory survives a fork
     DeviceAttr, DeviceAttrEx      what a device can do
     PD, MR, SGE                   memory: mr[a:b] is what a work request names
+    DM, TD, ParentDomain          memory on the device; domains of threads
     CompletionChannel, CQ         get_event, req_notify, poll, ack
     WorkCompletion, WCArray       what poll returns, what poll_into fills
     SuccessfulCompletion          what raise_for_status returns: a type for annotations
@@ -15,6 +16,9 @@ In the order in which a program uses them:
     QP, QPAddress, AH             connect, post_send, post_recv
     SRQ                           receives that several QPs share, and their limit
     MW, inc_rkey                  memory windows: QP.bind_mw
+    XRCD                          XRC: QPs of a domain that bring messages to its SRQs
+    Flow, FlowSpecEth, ...        which packets a QP gets; FlowCounters count them
+    WQ, RwqIndTable, RxHashConf   RSS: packets spread over several queues
     SendWR, RecvWR                work requests that are built once and posted many times
 
 The classes are those of libibverbs, their methods the verbs without the prefix: each docstring
@@ -24,6 +28,7 @@ load than all of the above:
     cqnotify.aio                  AsyncCQ: await completions
     cqnotify.cm                   connections by address, with rdma_cm
     cqnotify.messages             messages of any size over such connections
+    cqnotify.metrics              what CQs count, for Prometheus and OpenTelemetry
     cqnotify.exchange             swap addresses with a peer over TCP
     cqnotify.testing              pairs of connected QPs; see docs/pytest.md
     cqnotify.hosts                several hosts with a faulty network between them; docs/hosts.md
@@ -40,9 +45,12 @@ try:
     from ._core import (
         AH,
         CQ,
+        DM,
         MR,
         PD,
         SGE,
+        TD,
+        XRCD,
         AsyncEvent,
         AsyncEventError,
         BusyError,
@@ -52,7 +60,10 @@ try:
         CQStats,
         DeviceRemovedError,
         FailureWatch,
+        FlowCounters,
+        ParentDomain,
         RecvWR,
+        RwqIndTable,
         SendWR,
         VerbsError,
         WCArray,
@@ -67,29 +78,19 @@ except ModuleNotFoundError as _error:
         "folder, or build the core by pip install -e .",
         name=_error.name,
     ) from None
-from .attrs import (
-    AHAttr,
-    CQModerationCaps,
-    Device,
-    DeviceAttr,
-    DeviceAttrEx,
-    GIDEntry,
-    ODPCaps,
-    ODPPerTransportCaps,
-    PacketPacingCaps,
-    PortAttr,
-    QPAttr,
-    QPCap,
-    RTValues,
-    SRQAttr,
-)
+from ._later import later as _later
 from .context import Context, devices, fork_status
 from .enums import (
     MTU,
     AccessFlags,
+    AdviseMRAdvice,
+    AdviseMRFlags,
     AsyncEventType,
     AtomicCap,
+    CounterDescription,
     DeviceCapFlags,
+    FlowAttrFlags,
+    FlowAttrType,
     ForkStatus,
     GIDType,
     LinkLayer,
@@ -98,27 +99,93 @@ from .enums import (
     NodeType,
     ODPGeneralCaps,
     ODPTransportCaps,
+    OpsFlags,
+    OpsWROpcode,
     PortState,
+    QPCreateFlags,
     QPState,
     QPType,
+    RawPacketCaps,
+    ReadCountersFlags,
+    RxHashFields,
+    RxHashFunction,
     SendFlags,
+    SRQType,
+    TMCapFlags,
     TransportType,
     WCExFlags,
     WCFlags,
     WCOpcode,
     WCStatus,
+    WQFlags,
+    WQState,
+    WQType,
     WROpcode,
 )
 from .mw import MW, inc_rkey
-from .qp import QP, QPAddress
+from .qp import QP
 from .srq import SRQ
-from .wc import SuccessfulCompletion
+from .wq import WQ
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .attrs import (
+        ECE,
+        AHAttr,
+        CQModerationCaps,
+        Device,
+        DeviceAttr,
+        DeviceAttrEx,
+        GIDEntry,
+        ODPCaps,
+        ODPPerTransportCaps,
+        PacketPacingCaps,
+        PortAttr,
+        QPAttr,
+        QPCap,
+        RSSCaps,
+        RTValues,
+        RxHashConf,
+        SRQAttr,
+        TMCaps,
+        TSOCaps,
+    )
+    from .flow import (
+        Flow,
+        FlowSpec,
+        FlowSpecActionCount,
+        FlowSpecActionDrop,
+        FlowSpecActionTag,
+        FlowSpecEth,
+        FlowSpecIPv4,
+        FlowSpecIPv6,
+        FlowSpecTCP,
+        FlowSpecUDP,
+    )
+    from .qp import QPAddress
+    from .wc import SuccessfulCompletion
+
+if not TYPE_CHECKING:  # to type checkers any name would be one of them
+    __getattr__, __dir__ = _later(
+        globals(),
+        {
+            "attrs": "ECE AHAttr CQModerationCaps Device DeviceAttr DeviceAttrEx GIDEntry ODPCaps "
+            "ODPPerTransportCaps PacketPacingCaps PortAttr QPAttr QPCap RSSCaps RTValues "
+            "RxHashConf SRQAttr TMCaps TSOCaps attrs",
+            "flow": "Flow FlowSpec FlowSpecActionCount FlowSpecActionDrop FlowSpecActionTag "
+            "FlowSpecEth FlowSpecIPv4 FlowSpecIPv6 FlowSpecTCP FlowSpecUDP flow",
+            "_connection": "QPAddress",
+            "wc": "SuccessfulCompletion wc",
+        },
+    )
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AH",
     "CQ",
+    "DM",
+    "ECE",
     "MR",
     "MTU",
     "MW",
@@ -126,8 +193,13 @@ __all__ = [
     "QP",
     "SGE",
     "SRQ",
+    "TD",
+    "WQ",
+    "XRCD",
     "AHAttr",
     "AccessFlags",
+    "AdviseMRAdvice",
+    "AdviseMRFlags",
     "AsyncEvent",
     "AsyncEventError",
     "AsyncEventType",
@@ -139,12 +211,26 @@ __all__ = [
     "CompletionChannel",
     "CompletionError",
     "Context",
+    "CounterDescription",
     "Device",
     "DeviceAttr",
     "DeviceAttrEx",
     "DeviceCapFlags",
     "DeviceRemovedError",
     "FailureWatch",
+    "Flow",
+    "FlowAttrFlags",
+    "FlowAttrType",
+    "FlowCounters",
+    "FlowSpec",
+    "FlowSpecActionCount",
+    "FlowSpecActionDrop",
+    "FlowSpecActionTag",
+    "FlowSpecEth",
+    "FlowSpecIPv4",
+    "FlowSpecIPv6",
+    "FlowSpecTCP",
+    "FlowSpecUDP",
     "ForkStatus",
     "GIDEntry",
     "GIDType",
@@ -156,20 +242,35 @@ __all__ = [
     "ODPGeneralCaps",
     "ODPPerTransportCaps",
     "ODPTransportCaps",
+    "OpsFlags",
+    "OpsWROpcode",
     "PacketPacingCaps",
+    "ParentDomain",
     "PortAttr",
     "PortState",
     "QPAddress",
     "QPAttr",
     "QPCap",
+    "QPCreateFlags",
     "QPState",
     "QPType",
+    "RSSCaps",
     "RTValues",
+    "RawPacketCaps",
+    "ReadCountersFlags",
     "RecvWR",
+    "RwqIndTable",
+    "RxHashConf",
+    "RxHashFields",
+    "RxHashFunction",
     "SRQAttr",
+    "SRQType",
     "SendFlags",
     "SendWR",
     "SuccessfulCompletion",
+    "TMCapFlags",
+    "TMCaps",
+    "TSOCaps",
     "TransportType",
     "VerbsError",
     "WCArray",
@@ -177,6 +278,9 @@ __all__ = [
     "WCFlags",
     "WCOpcode",
     "WCStatus",
+    "WQFlags",
+    "WQState",
+    "WQType",
     "WROpcode",
     "WorkCompletion",
     "devices",

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from ipaddress import IPv6Address
 from typing import Any
 
@@ -20,6 +21,9 @@ from .attrs import (
     PortAttr,
     QPAttr,
     QPCap,
+    RSSCaps,
+    TMCaps,
+    TSOCaps,
 )
 from .enums import (
     MTU,
@@ -34,6 +38,10 @@ from .enums import (
     ODPTransportCaps,
     PortState,
     QPState,
+    RawPacketCaps,
+    RxHashFields,
+    RxHashFunction,
+    TMCapFlags,
     TransportType,
     enum_or_int,
 )
@@ -61,7 +69,11 @@ def device_attr_ex(raw: Mapping[str, Any]) -> DeviceAttrEx:
         "orig_attr": device_attr(raw["orig_attr"]),
         "odp_caps": _odp_caps(tree["odp_caps"]),
         "device_cap_flags_ex": DeviceCapFlags(raw["device_cap_flags_ex"]),
+        "tso_caps": TSOCaps(**tree["tso_caps"]),
+        "rss_caps": _rss_caps(tree["rss_caps"]),
         "packet_pacing_caps": PacketPacingCaps(**tree["packet_pacing_caps"]),
+        "raw_packet_caps": RawPacketCaps(raw["raw_packet_caps"]),
+        "tm_caps": TMCaps(**{**tree["tm_caps"], "flags": TMCapFlags(raw["tm_caps.flags"])}),
         "cq_mod_caps": CQModerationCaps(**tree["cq_mod_caps"]),
     }
     rest = {name: tree[name] for name in DeviceAttrEx._fields if name in tree}
@@ -71,6 +83,14 @@ def device_attr_ex(raw: Mapping[str, Any]) -> DeviceAttrEx:
 def _odp_caps(raw: Mapping[str, Any]) -> ODPCaps:
     transports = {k: ODPTransportCaps(v) for k, v in raw["per_transport_caps"].items()}
     return ODPCaps(ODPGeneralCaps(raw["general_caps"]), ODPPerTransportCaps(**transports))
+
+
+def _rss_caps(raw: Mapping[str, Any]) -> RSSCaps:
+    enums = {
+        "rx_hash_fields_mask": RxHashFields(raw["rx_hash_fields_mask"]),
+        "rx_hash_function": RxHashFunction(raw["rx_hash_function"]),
+    }
+    return RSSCaps(**{**raw, **enums})
 
 
 def _nested(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,7 +105,7 @@ def _nested(raw: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def port_attr(raw: tuple[int, ...]) -> PortAttr:
+def _port_attr(raw: tuple[int, ...]) -> PortAttr:
     fields: list[Any] = list(raw)
     for i, members in _PORT_ENUMS:
         fields[i] = members.get(fields[i], fields[i])
@@ -106,9 +126,15 @@ _PORT_ENUMS: list[tuple[int, dict[int, Any]]] = [
 ]
 
 
-def gid_entry(raw: tuple[bytes, int, int, int, str | None]) -> GIDEntry:
+def _gid_entry(raw: tuple[bytes, int, int, int, str | None]) -> GIDEntry:
     gid, index, port_num, gid_type, netdev = raw
     return GIDEntry(IPv6Address(gid), index, port_num, enum_or_int(GIDType, gid_type), netdev)
+
+
+# Programs ask for ports and GIDs often, and get the same answer for long. The device is asked each
+# time; what is kept is which tuple stands for which answer.
+port_attr = lru_cache(64)(_port_attr)
+gid_entry = lru_cache(1024)(_gid_entry)
 
 
 def ah_attr(raw: Mapping[str, Any]) -> AHAttr:

@@ -136,7 +136,10 @@ def init_attrs(
     attrs: QPChanges = {"qp_state": QPState.INIT}
     attrs["pkey_index"] = pkey_index
     attrs["port_num"] = port_num
-    if qp.qp_type == QPType.UD:
+    if qp.qp_type == QPType.RAW_PACKET:  # which has no keys
+        _refuse(qp.qp_type, access=access or None, pkey_index=pkey_index or None, qkey=qkey)
+        del attrs["pkey_index"]
+    elif qp.qp_type == QPType.UD:
         _refuse(qp.qp_type, access=access or None)
         attrs["qkey"] = DEFAULT_QKEY if qkey is None else qkey
     else:
@@ -186,7 +189,7 @@ def rtr_attrs(
         attrs["rq_psn"] = remote.psn
     if access is not None:
         attrs["qp_access_flags"] = access
-    if qp.qp_type == QPType.RC:
+    if qp.qp_type in (QPType.RC, QPType.XRC_RECV):
         attrs["max_dest_rd_atomic"] = max_dest_rd_atomic
         attrs["min_rnr_timer"] = min_rnr_timer
     return attrs
@@ -196,9 +199,12 @@ def rts_attrs(
     qp: QP, timeout: int, retry_cnt: int, rnr_retry: int, max_rd_atomic: int
 ) -> QPChanges:
     """Return the attributes of the transition from RTR to RTS."""
-    attrs: QPChanges = {"qp_state": QPState.RTS, "sq_psn": qp.sq_psn}
-    if qp.qp_type == QPType.RC:
+    attrs: QPChanges = {"qp_state": QPState.RTS}
+    if qp.qp_type != QPType.RAW_PACKET:
+        attrs["sq_psn"] = qp.sq_psn
+    if qp.qp_type in (QPType.RC, QPType.XRC_SEND, QPType.XRC_RECV):
         attrs["timeout"] = timeout
+    if qp.qp_type in (QPType.RC, QPType.XRC_SEND):
         attrs["retry_cnt"] = retry_cnt
         attrs["rnr_retry"] = rnr_retry
         attrs["max_rd_atomic"] = max_rd_atomic
@@ -213,7 +219,7 @@ def own_gid_index(context: _core.Context, port_num: int, gid_index: int | None) 
 def _check_remote(qp_type: QPType, remote: QPAddress | None) -> None:
     if remote is not None and not isinstance(remote, QPAddress):
         raise TypeError(f"remote must be a QPAddress, not {type(remote).__name__}")
-    connected = qp_type in (QPType.RC, QPType.UC)
+    connected = qp_type not in (QPType.UD, QPType.RAW_PACKET)
     if connected and remote is None:
         raise ValueError(f"{_type_name(qp_type)} is connected to one peer: give `remote`")
     if not connected and remote is not None:

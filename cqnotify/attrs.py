@@ -23,10 +23,15 @@ from .enums import (
     ODPTransportCaps,
     PortState,
     QPState,
+    RawPacketCaps,
+    RxHashFields,
+    RxHashFunction,
+    TMCapFlags,
     TransportType,
 )
 
 __all__ = [
+    "ECE",
     "AHAttr",
     "CQModerationCaps",
     "Device",
@@ -39,8 +44,12 @@ __all__ = [
     "PortAttr",
     "QPAttr",
     "QPCap",
+    "RSSCaps",
     "RTValues",
+    "RxHashConf",
     "SRQAttr",
+    "TMCaps",
+    "TSOCaps",
 ]
 
 
@@ -131,6 +140,59 @@ class CQModerationCaps(NamedTuple):
     max_cq_period: int
 
 
+class TSOCaps(NamedTuple):
+    """Segmentation by the device: `struct ibv_tso_caps`.
+
+    `max_tso` is the largest message, in bytes. In `supported_qpts` the bit `1 << QPType` stands for
+    a type.
+    """
+
+    max_tso: int
+    supported_qpts: int
+
+
+class RSSCaps(NamedTuple):
+    """The limits of an `RwqIndTable`, and of `RxHashConf`: `struct ibv_rss_caps`.
+
+    In `supported_qpts` the bit `1 << QPType` stands for a type.
+    """
+
+    supported_qpts: int
+    max_rwq_indirection_tables: int
+    max_rwq_indirection_table_size: int
+    rx_hash_fields_mask: RxHashFields
+    rx_hash_function: RxHashFunction
+
+
+class TMCaps(NamedTuple):
+    """The limits of an `SRQ` of type TM: `struct ibv_tm_caps`."""
+
+    max_rndv_hdr_size: int
+    max_num_tags: int
+    flags: TMCapFlags
+    max_ops: int
+    max_sge: int
+
+
+class RxHashConf(NamedTuple):
+    """How a QP with `rwq_ind_tbl` hashes the headers of packets: `struct ibv_rx_hash_conf`.
+
+    `rx_hash_key` has 1 to 255 bytes, as the device wants them: 40 for TOEPLITZ, mostly.
+    """
+
+    rx_hash_function: RxHashFunction | int
+    rx_hash_key: bytes
+    rx_hash_fields_mask: RxHashFields | int
+
+
+class ECE(NamedTuple):
+    """The options of enhanced connection establishment: `struct ibv_ece`."""
+
+    vendor_id: int
+    options: int = 0
+    comp_mask: int = 0
+
+
 class DeviceAttrEx(NamedTuple):
     """What a device can do: `struct ibv_device_attr_ex`, as far as cqnotify has a verb for it.
 
@@ -147,9 +209,15 @@ class DeviceAttrEx(NamedTuple):
     completion_timestamp_mask: int
     hca_core_clock: int
     device_cap_flags_ex: DeviceCapFlags
+    tso_caps: TSOCaps
+    rss_caps: RSSCaps
+    max_wq_type_rq: int
     packet_pacing_caps: PacketPacingCaps
+    raw_packet_caps: RawPacketCaps
+    tm_caps: TMCaps
     cq_mod_caps: CQModerationCaps
     phys_port_cnt_ex: int
+    max_dm_size: int
 
 
 class RTValues(NamedTuple):

@@ -4,15 +4,33 @@
 from __future__ import annotations
 
 import errno
-from ipaddress import IPv4Address, IPv6Address, ip_address
-from typing import TYPE_CHECKING
 
-from . import _answers, _core
-from .attrs import Device, DeviceAttr, DeviceAttrEx, GIDEntry, PortAttr, RTValues
+from . import _core
 from .enums import ForkStatus, GIDType, TransportType, enum_or_int
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ipaddress import IPv4Address, IPv6Address
+
     from typing_extensions import Self
+
+    from ._answers import gid_entry, port_attr
+    from .attrs import Device, DeviceAttr, DeviceAttrEx, GIDEntry, PortAttr, RTValues
+else:
+    # Queries of these are frequent: at the first one each of them takes the other's place.
+
+    def gid_entry(raw):
+        global gid_entry
+        from ._answers import gid_entry
+
+        return gid_entry(raw)
+
+    def port_attr(raw):
+        global port_attr
+        from ._answers import port_attr
+
+        return port_attr(raw)
+
 
 __all__ = ["Context", "devices", "fork_status"]
 
@@ -22,7 +40,9 @@ def devices() -> list[Device]:
 
     Wraps ibv_get_device_list(3).
     """
-    return [_answers.device(raw) for raw in _core.list_devices()]
+    from ._answers import device
+
+    return [device(raw) for raw in _core.list_devices()]
 
 
 def fork_status() -> ForkStatus:
@@ -50,7 +70,11 @@ class Context(_core.Context):
     __slots__ = ()
 
     def __new__(cls, name: str | Device | None = None) -> Self:
-        return super().__new__(cls, name.name if isinstance(name, Device) else name)
+        if name is not None and not isinstance(name, str):
+            from .attrs import Device
+
+            name = name.name if isinstance(name, Device) else name
+        return super().__new__(cls, name)
 
     @property
     def transport_type(self) -> TransportType | int:
@@ -59,14 +83,18 @@ class Context(_core.Context):
 
     def query_device(self) -> DeviceAttr:
         """Return the device's limits and capabilities. Wraps ibv_query_device(3)."""
-        return _answers.device_attr(super().query_device())
+        from ._answers import device_attr
+
+        return device_attr(super().query_device())
 
     def query_device_ex(self) -> DeviceAttrEx:
         """Return what `query_device` returns, and later capabilities such as on-demand paging.
 
         Wraps ibv_query_device_ex(3).
         """
-        return _answers.device_attr_ex(super().query_device_ex())
+        from ._answers import device_attr_ex
+
+        return device_attr_ex(super().query_device_ex())
 
     def query_rt_values(self) -> RTValues:
         """Return the time of the device's clock, in the ticks that `completion_ts` counts.
@@ -74,11 +102,13 @@ class Context(_core.Context):
         Raises VerbsError (EOPNOTSUPP) where the clock cannot be read.
         Wraps ibv_query_rt_values_ex(3).
         """
+        from .attrs import RTValues
+
         return RTValues(**super().query_rt_values())
 
     def query_port(self, port_num: int = 1) -> PortAttr:
         """Return the state of a port; ports count from 1. Wraps ibv_query_port(3)."""
-        return _answers.port_attr(_core.Context.query_port(self, port_num))
+        return port_attr(_core.Context.query_port(self, port_num))
 
     def get_pkey_index(self, pkey: int, port_num: int = 1) -> int:
         """Return the index of a P_Key in a port's table, for `pkey_index` of a QP.
@@ -163,12 +193,12 @@ def refuse_iwarp(context: _core.Context) -> None:
 
 def query_port(context: _core.Context, port_num: int) -> PortAttr:
     """See `Context.query_port`."""
-    return _answers.port_attr(_core.Context.query_port(context, port_num))
+    return port_attr(_core.Context.query_port(context, port_num))
 
 
 def gid_table(context: _core.Context, port_num: int | None = None) -> list[GIDEntry]:
     """See `Context.gid_table`."""
-    table = [_answers.gid_entry(raw) for raw in _core.Context.query_gid_table(context)]
+    table = [gid_entry(raw) for raw in _core.Context.query_gid_table(context)]
     wanted = [entry for entry in table if port_num in (None, entry.port_num)]
     return sorted(wanted, key=lambda entry: (entry.port_num, entry.index))
 
@@ -179,7 +209,7 @@ def query_gid(context: _core.Context, index: int, port_num: int = 1) -> GIDEntry
     if raw is None:
         table = gid_table(context, port_num)
         raise LookupError(f"no GID at index {index}; {_listing(context, table, port_num)}")
-    return _answers.gid_entry(raw)
+    return gid_entry(raw)
 
 
 def find_gid(
@@ -208,6 +238,8 @@ def find_gid(
 
 
 def _as_gid(address: str | IPv4Address | IPv6Address) -> IPv6Address:
+    from ipaddress import IPv4Address, IPv6Address, ip_address
+
     parsed = ip_address(address) if isinstance(address, str) else address
     if not isinstance(parsed, IPv4Address | IPv6Address):
         raise TypeError(f"address must be an IP address or its text, not {type(parsed).__name__}")

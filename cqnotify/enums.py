@@ -7,16 +7,26 @@ library that has no name here stays a plain int, see `enum_or_int`.
 
 import enum
 from enum import IntEnum, IntFlag
-from typing import TypeVar
 
 from ._core import constants as _c
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    _E = TypeVar("_E", bound=enum.Enum)
 
 __all__ = [
     "MTU",
     "AccessFlags",
+    "AdviseMRAdvice",
+    "AdviseMRFlags",
     "AsyncEventType",
     "AtomicCap",
+    "CounterDescription",
     "DeviceCapFlags",
+    "FlowAttrFlags",
+    "FlowAttrType",
     "ForkStatus",
     "GIDType",
     "LinkLayer",
@@ -25,23 +35,33 @@ __all__ = [
     "NodeType",
     "ODPGeneralCaps",
     "ODPTransportCaps",
+    "OpsFlags",
+    "OpsWROpcode",
     "PortState",
+    "QPCreateFlags",
     "QPState",
     "QPType",
+    "RawPacketCaps",
+    "ReadCountersFlags",
+    "RxHashFields",
+    "RxHashFunction",
+    "SRQType",
     "SendFlags",
+    "TMCapFlags",
     "TransportType",
     "WCExFlags",
     "WCFlags",
     "WCOpcode",
     "WCStatus",
+    "WQFlags",
+    "WQState",
+    "WQType",
     "WROpcode",
     "enum_or_int",
 ]
 
-_E = TypeVar("_E", bound=enum.Enum)
 
-
-def enum_or_int(cls: type[_E], value: int) -> _E | int:
+def enum_or_int(cls: "type[_E]", value: int) -> "_E | int":
     """Return the member of `cls` with this value, or the value itself where there is none."""
     # The lookup that cls(value) does, several times as fast.
     return cls._value2member_map_.get(value, value)  # type: ignore[return-value]
@@ -147,6 +167,7 @@ class WCExFlags(_Flag):
     COMPLETION_TIMESTAMP = _c["IBV_WC_EX_WITH_COMPLETION_TIMESTAMP"]
     CVLAN = _c["IBV_WC_EX_WITH_CVLAN"]
     FLOW_TAG = _c["IBV_WC_EX_WITH_FLOW_TAG"]
+    TM_INFO = _c["IBV_WC_EX_WITH_TM_INFO"]
     COMPLETION_TIMESTAMP_WALLCLOCK = _c["IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK"]
 
 
@@ -218,6 +239,20 @@ class AccessFlags(_Flag):
     RELAXED_ORDERING = _c["IBV_ACCESS_RELAXED_ORDERING"]
     FLUSH_GLOBAL = _c["IBV_ACCESS_FLUSH_GLOBAL"]
     FLUSH_PERSISTENT = _c["IBV_ACCESS_FLUSH_PERSISTENT"]
+
+
+class AdviseMRAdvice(_Enum):
+    """What `PD.advise_mr` asks for: `enum ibv_advise_mr_advice`."""
+
+    PREFETCH = _c["IBV_ADVISE_MR_ADVICE_PREFETCH"]
+    PREFETCH_WRITE = _c["IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE"]
+    PREFETCH_NO_FAULT = _c["IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT"]
+
+
+class AdviseMRFlags(_Flag):
+    """How `PD.advise_mr` goes about it: `enum ibv_advise_mr_flags`."""
+
+    FLUSH = _c["IBV_ADVISE_MR_FLAG_FLUSH"]
 
 
 class ForkStatus(_Enum):
@@ -398,3 +433,125 @@ class ODPTransportCaps(_Flag):
     SRQ_RECV = _c["IBV_ODP_SUPPORT_SRQ_RECV"]
     FLUSH = _c["IBV_ODP_SUPPORT_FLUSH"]
     ATOMIC_WRITE = _c["IBV_ODP_SUPPORT_ATOMIC_WRITE"]
+
+
+class QPCreateFlags(_Flag):
+    """Options of a new QP: `enum ibv_qp_create_flags`."""
+
+    BLOCK_SELF_MCAST_LB = _c["IBV_QP_CREATE_BLOCK_SELF_MCAST_LB"]
+    SCATTER_FCS = _c["IBV_QP_CREATE_SCATTER_FCS"]
+    CVLAN_STRIPPING = _c["IBV_QP_CREATE_CVLAN_STRIPPING"]
+    SOURCE_QPN = _c["IBV_QP_CREATE_SOURCE_QPN"]
+    PCI_WRITE_END_PADDING = _c["IBV_QP_CREATE_PCI_WRITE_END_PADDING"]
+
+
+class CounterDescription(_Enum):
+    """What is counted of the packets of a Flow: `enum ibv_counter_description`."""
+
+    PACKETS = _c["IBV_COUNTER_PACKETS"]
+    BYTES = _c["IBV_COUNTER_BYTES"]
+
+
+class ReadCountersFlags(_Flag):
+    """How counters are read: `enum ibv_read_counters_flags`."""
+
+    PREFER_CACHED = _c["IBV_READ_COUNTERS_ATTR_PREFER_CACHED"]
+
+
+class SRQType(_Enum):
+    """What an SRQ is for: `enum ibv_srq_type`."""
+
+    BASIC = _c["IBV_SRQT_BASIC"]
+    XRC = _c["IBV_SRQT_XRC"]
+    TM = _c["IBV_SRQT_TM"]
+
+
+class OpsWROpcode(_Enum):
+    """What an operation does to the list of tags of an SRQ: `enum ibv_ops_wr_opcode`."""
+
+    TAG_ADD = _c["IBV_WR_TAG_ADD"]
+    TAG_DEL = _c["IBV_WR_TAG_DEL"]
+    TAG_SYNC = _c["IBV_WR_TAG_SYNC"]
+
+
+class OpsFlags(_Flag):
+    """Options of an operation on the list of tags of an SRQ: `enum ibv_ops_flags`."""
+
+    SIGNALED = _c["IBV_OPS_SIGNALED"]
+    TM_SYNC = _c["IBV_OPS_TM_SYNC"]
+
+
+class WQType(_Enum):
+    """What a WQ is for: `enum ibv_wq_type`."""
+
+    RQ = _c["IBV_WQT_RQ"]
+
+
+class WQState(_Enum):
+    """The state of a WQ: `enum ibv_wq_state`."""
+
+    RESET = _c["IBV_WQS_RESET"]
+    RDY = _c["IBV_WQS_RDY"]
+    ERR = _c["IBV_WQS_ERR"]
+    UNKNOWN = _c["IBV_WQS_UNKNOWN"]
+
+
+class WQFlags(_Flag):
+    """Options of a WQ: `enum ibv_wq_flags`."""
+
+    CVLAN_STRIPPING = _c["IBV_WQ_FLAGS_CVLAN_STRIPPING"]
+    SCATTER_FCS = _c["IBV_WQ_FLAGS_SCATTER_FCS"]
+    DELAY_DROP = _c["IBV_WQ_FLAGS_DELAY_DROP"]
+    PCI_WRITE_END_PADDING = _c["IBV_WQ_FLAGS_PCI_WRITE_END_PADDING"]
+
+
+class RxHashFunction(_Flag):
+    """How a hash of packet headers is made: `enum ibv_rx_hash_function_flags`."""
+
+    TOEPLITZ = _c["IBV_RX_HASH_FUNC_TOEPLITZ"]
+
+
+class RxHashFields(_Flag):
+    """What goes into a hash of packet headers: `enum ibv_rx_hash_fields`."""
+
+    SRC_IPV4 = _c["IBV_RX_HASH_SRC_IPV4"]
+    DST_IPV4 = _c["IBV_RX_HASH_DST_IPV4"]
+    SRC_IPV6 = _c["IBV_RX_HASH_SRC_IPV6"]
+    DST_IPV6 = _c["IBV_RX_HASH_DST_IPV6"]
+    SRC_PORT_TCP = _c["IBV_RX_HASH_SRC_PORT_TCP"]
+    DST_PORT_TCP = _c["IBV_RX_HASH_DST_PORT_TCP"]
+    SRC_PORT_UDP = _c["IBV_RX_HASH_SRC_PORT_UDP"]
+    DST_PORT_UDP = _c["IBV_RX_HASH_DST_PORT_UDP"]
+    IPSEC_SPI = _c["IBV_RX_HASH_IPSEC_SPI"]
+    INNER = _c["IBV_RX_HASH_INNER"]
+
+
+class FlowAttrType(_Enum):
+    """The kinds of rules for packets: `enum ibv_flow_attr_type`."""
+
+    NORMAL = _c["IBV_FLOW_ATTR_NORMAL"]
+    ALL_DEFAULT = _c["IBV_FLOW_ATTR_ALL_DEFAULT"]
+    MC_DEFAULT = _c["IBV_FLOW_ATTR_MC_DEFAULT"]
+    SNIFFER = _c["IBV_FLOW_ATTR_SNIFFER"]
+
+
+class FlowAttrFlags(_Flag):
+    """Options of a rule for packets: `enum ibv_flow_flags`."""
+
+    DONT_TRAP = _c["IBV_FLOW_ATTR_FLAGS_DONT_TRAP"]
+    EGRESS = _c["IBV_FLOW_ATTR_FLAGS_EGRESS"]
+
+
+class RawPacketCaps(_Flag):
+    """What a device can do with raw packets: `enum ibv_raw_packet_caps`."""
+
+    CVLAN_STRIPPING = _c["IBV_RAW_PACKET_CAP_CVLAN_STRIPPING"]
+    SCATTER_FCS = _c["IBV_RAW_PACKET_CAP_SCATTER_FCS"]
+    IP_CSUM = _c["IBV_RAW_PACKET_CAP_IP_CSUM"]
+    DELAY_DROP = _c["IBV_RAW_PACKET_CAP_DELAY_DROP"]
+
+
+class TMCapFlags(_Flag):
+    """The transports that can match tags: `enum ibv_tm_cap_flags`."""
+
+    RC = _c["IBV_TM_CAP_RC"]

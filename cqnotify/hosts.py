@@ -21,6 +21,7 @@ import select
 import shlex
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -154,7 +155,7 @@ class Program:
                 self.wait(timeout)
             except TimeoutError:
                 self.signal(signal.SIGKILL)
-                self.wait(timeout)
+                self.wait()
         return self._result()
 
     def _result(self) -> subprocess.CompletedProcess[str]:
@@ -320,8 +321,8 @@ class Hosts(Sequence[Host]):
     """Several hosts; they are up when the constructor returns.
 
     count: how many, 1 to 8.
-    lab: the command that starts the lab, with its options; by default the `lab` of the project
-        that cqnotify is installed from.
+    lab: the command that starts the lab, with its options; by default `cqnotify lab`, or the `lab`
+        of the project that cqnotify is installed from in place.
     seed: of the random faults. With the same seed, the same happens to the n-th frame from one host
         to another.
     """
@@ -540,11 +541,6 @@ def pipe(file: IO[bytes] | None) -> IO[bytes]:
 
 
 def default_lab() -> list[str]:
-    """Return the lab in the folder that cqnotify was installed from."""
+    """Return the lab in the folder that cqnotify was installed from, or the package's own."""
     lab = Path(__file__).resolve().parent.parent / "lab"
-    if not os.access(lab, os.X_OK):
-        raise HostError(
-            "hosts are guests of cqnotify's lab, which comes with its source, not with the "
-            "installed package: name the lab's program, /path/to/cqnotify/lab"
-        )
-    return [str(lab)]
+    return [str(lab)] if os.access(lab, os.X_OK) else [sys.executable, "-m", "cqnotify", "lab"]

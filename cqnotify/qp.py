@@ -3,37 +3,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from . import _core
-from ._answers import qp_attr, raw_changes
-from ._connection import DEFAULT_QKEY as DEFAULT_QKEY
-from ._connection import (
-    NO_GID,
-    QPAddress,
-    init_attrs,
-    own_gid_index,
-    path_from,
-    rtr_attrs,
-    rts_attrs,
-)
-from ._connection import RECORD_SIZE as RECORD_SIZE
-from ._connection import QPChanges as QPChanges
-from .attrs import QPAttr
+from ._later import later
 from .context import query_gid, query_port, refuse_iwarp
 from .enums import MTU, AccessFlags, LinkLayer, QPState, QPType, enum_or_int
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from ._connection import DEFAULT_QKEY as DEFAULT_QKEY
+    from ._connection import RECORD_SIZE as RECORD_SIZE
+    from ._connection import QPAddress
+    from ._connection import QPChanges as QPChanges
+    from .attrs import ECE, QPAttr
+
 __all__ = ["QP", "QPAddress"]
+
+if not TYPE_CHECKING:  # to type checkers any name would be one of them
+    __getattr__, __dir__ = later(
+        globals(), {"_connection": "DEFAULT_QKEY RECORD_SIZE QPAddress QPChanges"}
+    )
 
 
 class QP(_core.QP):
     """A queue pair. Wraps ibv_create_qp(3).
 
-    pd: the protection domain of the QP and of the memory that it uses.
-    qp_type: RC, UC or UD.
+    pd: the protection domain of the QP and of the memory that it uses; None for XRC_RECV.
+    qp_type: RC, UC, UD, RAW_PACKET, XRC_SEND or XRC_RECV.
     send_cq, recv_cq: the CQs on which sends and receives complete; by default `recv_cq` is
         `send_cq`.
     srq: the shared receive queue to receive from, instead of a receive queue of the QP's own.
@@ -42,12 +39,23 @@ class QP(_core.QP):
     max_inline_data: how many bytes a send can carry inline.
     sq_sig_all: whether every send completes, signaled or not.
     atomic_write: whether the QP can post ATOMIC_WRITE.
+    create_flags: `QPCreateFlags`.
+    source_qpn: the QP number that its packets say they come from; with it SOURCE_QPN is set.
+    max_tso_header: how many bytes the header of a TSO can have, for RAW_PACKET or UD; 0: no TSO.
+    xrcd: the domain of an XRC_RECV QP.
+    rwq_ind_tbl: a table of the WQs that packets are spread over, for RAW_PACKET or UD.
+    rx_hash_conf: by which hash, an `RxHashConf`.
     user_data: any object, kept as an attribute.
 
     RC and UC are connected to one peer: exchange `address()` with it, then `connect(remote)`. UD is
     not connected: `connect()` without a peer makes it ready, and each send names its receiver. A
     peer may send as soon as it is connected, so post receives before you hand out the address;
     receives can be posted from INIT on (`to_init()`).
+
+    An XRC_SEND QP has no receive queue. An XRC_RECV QP has no queues at all, nor one with
+    `rwq_ind_tbl`: these take no CQ, and `pd`, `send_cq` and `recv_cq` raise AttributeError where
+    there is none. RAW_PACKET sends and receives whole frames, and needs the capability CAP_NET_RAW.
+    Raises VerbsError (EOPNOTSUPP) for what the device lacks.
     """
 
     __slots__ = ()
@@ -59,17 +67,30 @@ class QP(_core.QP):
 
     @property
     def qp_type(self) -> QPType:
-        """The transport service: RC, UC or UD."""
+        """The transport service."""
         return QPType(super().qp_type)
 
     @property
     def state(self) -> QPState | int:
         """The QP's state, queried from the device, which changes it by itself after an error."""
-        return enum_or_int(QPState, super().query()["qp_state"])
+        return enum_or_int(QPState, self._query_state())
 
     def query(self) -> QPAttr:
         """Return the QP's attributes, as the device has them now. Wraps ibv_query_qp(3)."""
+        from ._answers import qp_attr
+
         return qp_attr(super().query())
+
+    def query_ece(self) -> ECE:
+        """Return the options of enhanced connection establishment.
+
+        Before RTR they are what this end can do, and from then on what both ends do. Send them to
+        the peer, for its `set_ece`. Raises VerbsError (EOPNOTSUPP) where the device has none. Wraps
+        ibv_query_ece(3).
+        """
+        from .attrs import ECE
+
+        return ECE(*super().query_ece())
 
     # The core takes any name and refuses unknown ones; Unpack lets type checkers refuse them, too.
     def modify(self, **attrs: Unpack[QPChanges]) -> None:  # type: ignore[override]
@@ -78,10 +99,14 @@ class QP(_core.QP):
         Raises ValueError for a value that does not fit its field, VerbsError for what the device
         refuses. Wraps ibv_modify_qp(3).
         """
+        from ._answers import raw_changes
+
         super().modify(**raw_changes(attrs))
 
     def check(self, **attrs: Unpack[QPChanges]) -> None:  # type: ignore[override]
         """Validate as `modify` would, without touching the device."""
+        from ._answers import raw_changes
+
         super().check(**raw_changes(attrs))
 
     def address(self, port_num: int = 1, gid_index: int | None = None) -> QPAddress:
@@ -94,6 +119,8 @@ class QP(_core.QP):
 
         Raises VerbsError (EOPNOTSUPP) on an iWARP device, see `connect`.
         """
+        from ._connection import NO_GID, QPAddress, own_gid_index
+
         refuse_iwarp(self.context)
         port = query_port(self.context, port_num)
         gid = NO_GID
@@ -114,6 +141,8 @@ class QP(_core.QP):
 
         The parameters are those of `connect`. Wraps ibv_modify_qp(3).
         """
+        from ._connection import init_attrs
+
         self.modify(**init_attrs(self, port_num, pkey_index, access, qkey))
 
     def to_rtr(
@@ -136,6 +165,8 @@ class QP(_core.QP):
         The parameters are those of `connect`; `access`, if given, replaces that of `to_init`.
         Wraps ibv_modify_qp(3).
         """
+        from ._connection import path_from, rtr_attrs
+
         refuse_iwarp(self.context)
         path = path_from(port_num, hop_limit, sl, traffic_class, flow_label)
         attrs = rtr_attrs(
@@ -150,6 +181,8 @@ class QP(_core.QP):
 
         The parameters are those of `connect`; UC and UD ignore them. Wraps ibv_modify_qp(3).
         """
+        from ._connection import rts_attrs
+
         refuse_iwarp(self.context)
         self.modify(**rts_attrs(self, timeout, retry_cnt, rnr_retry, max_rd_atomic))
 
@@ -203,6 +236,8 @@ class QP(_core.QP):
         GID), and (EOPNOTSUPP) on an iWARP device, where only rdma_cm can connect QPs.
         Wraps ibv_modify_qp(3).
         """
+        from ._connection import init_attrs, path_from, rtr_attrs, rts_attrs
+
         refuse_iwarp(self.context)
         path = path_from(port_num, hop_limit, sl, traffic_class, flow_label)
         state = self.state

@@ -4,7 +4,11 @@
 from __future__ import annotations
 
 from . import _core
-from .attrs import SRQAttr
+from .enums import SRQType, enum_or_int
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .attrs import SRQAttr
 
 __all__ = ["SRQ"]
 
@@ -15,17 +19,35 @@ class SRQ(_core.SRQ):
     max_wr: how many receives it has room for, at least.
     max_sge: how many elements a receive can have.
     srq_limit: the limit to arm, see `modify`.
+    srq_type: BASIC, XRC or TM.
+    xrcd: the domain of an SRQ of type XRC.
+    cq: the CQ on which messages complete, for XRC and TM.
+    max_num_tags: how many receives the list of tags of type TM has room for.
+    max_ops: how many operations on that list can be under way.
+    user_data: any object, kept as an attribute.
 
     A message completes on the receive CQ of the queue pair to which it came. Only the wr_id of the
     completion says which receive the message took, so give each receive its own.
 
     close() raises BusyError while queue pairs use the SRQ. A receive that a queue pair took and did
     not complete before it was closed or reset stays pinned until the SRQ is closed. The verbs allow
-    queue pairs of other PDs; on rxe the receives of these fail. Wraps ibv_create_srq(3).
+    queue pairs of other PDs; on rxe the receives of these fail.
+
+    An SRQ of type XRC gets the messages that name its number, `get_srq_num`, through any XRC_RECV
+    QP of its domain, and they complete on `cq`. One of type TM matches tags, see `post_ops`. Raises
+    VerbsError (EOPNOTSUPP) where the device lacks these. Wraps ibv_create_srq(3), and for XRC and
+    TM ibv_create_srq_ex(3).
     """
 
     __slots__ = ()
 
+    @property
+    def srq_type(self) -> SRQType | int:
+        """BASIC, XRC or TM."""
+        return enum_or_int(SRQType, super().srq_type)
+
     def query(self) -> SRQAttr:
         """Return the SRQ's attributes, as the device has them now. Wraps ibv_query_srq(3)."""
+        from .attrs import SRQAttr
+
         return SRQAttr(**super().query())

@@ -3,10 +3,15 @@
 
 #include "cm/cm.h"
 
+static int add_derived(PyObject *module, PyType_Spec *spec, PyTypeObject *base, PyTypeObject **slot)
+{
+    *slot = (PyTypeObject *)PyType_FromModuleAndSpec(module, spec, (PyObject *)base);
+    return *slot == NULL ? -1 : PyModule_AddType(module, *slot);
+}
+
 static int add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **slot)
 {
-    *slot = (PyTypeObject *)PyType_FromModuleAndSpec(module, spec, NULL);
-    return *slot == NULL ? -1 : PyModule_AddType(module, *slot);
+    return add_derived(module, spec, NULL, slot);
 }
 
 /* Runs once in each interpreter that imports the module. What it has made when it fails,
@@ -31,6 +36,14 @@ CQN_RARE static int module_exec(PyObject *module)
         add_type(module, &cqn_qp_spec, &st->QP) < 0 ||
         add_type(module, &cqn_ah_spec, &st->AH) < 0 ||
         add_type(module, &cqn_mw_spec, &st->MW) < 0 ||
+        add_type(module, &cqn_xrcd_spec, &st->XRCD) < 0 ||
+        add_type(module, &cqn_flow_spec, &st->Flow) < 0 ||
+        add_type(module, &cqn_flow_counters_spec, &st->FlowCounters) < 0 ||
+        add_type(module, &cqn_wq_spec, &st->WQ) < 0 ||
+        add_type(module, &cqn_rwq_ind_table_spec, &st->RwqIndTable) < 0 ||
+        add_type(module, &cqn_dm_spec, &st->DM) < 0 ||
+        add_type(module, &cqn_td_spec, &st->TD) < 0 ||
+        add_derived(module, &cqn_parent_domain_spec, st->PD, &st->ParentDomain) < 0 ||
         add_type(module, &cqn_send_wr_spec, &st->SendWR) < 0 ||
         add_type(module, &cqn_recv_wr_spec, &st->RecvWR) < 0 ||
         add_type(module, &cqn_wc_spec, &st->WorkCompletion) < 0 ||
@@ -42,7 +55,10 @@ CQN_RARE static int module_exec(PyObject *module)
         add_type(module, &cqn_request_spec, &st->Request) < 0 ||
         add_type(module, &cqn_scope_spec, &st->Scope) < 0 ||
         add_type(module, &cqn_cm_channel_spec, &st->CMChannel) < 0 ||
-        add_type(module, &cqn_cm_id_spec, &st->CMID) < 0) {
+        add_type(module, &cqn_cm_id_spec, &st->CMID) < 0 ||
+        add_type(module, &cqn_cm_link_spec, &st->CMLink) < 0 ||
+        add_type(module, &cqn_cm_wait_spec, &st->CMWait) < 0 ||
+        add_type(module, &cqn_cm_call_spec, &st->CMCall) < 0) {
         return -1;
     }
     st->innermost_scope = PyContextVar_New("innermost_scope", NULL);
@@ -80,6 +96,14 @@ CQN_RARE static int module_exec(PyObject *module)
     DO((st)->QP);                               \
     DO((st)->AH);                               \
     DO((st)->MW);                               \
+    DO((st)->XRCD);                             \
+    DO((st)->Flow);                             \
+    DO((st)->FlowCounters);                     \
+    DO((st)->WQ);                               \
+    DO((st)->RwqIndTable);                      \
+    DO((st)->DM);                               \
+    DO((st)->TD);                               \
+    DO((st)->ParentDomain);                     \
     DO((st)->SendWR);                           \
     DO((st)->RecvWR);                           \
     DO((st)->WorkCompletion);                   \
@@ -92,6 +116,9 @@ CQN_RARE static int module_exec(PyObject *module)
     DO((st)->Scope);                            \
     DO((st)->CMChannel);                        \
     DO((st)->CMID);                             \
+    DO((st)->CMLink);                           \
+    DO((st)->CMWait);                           \
+    DO((st)->CMCall);                           \
     DO((st)->innermost_scope);                  \
     DO((st)->get_running_loop);                 \
     DO((st)->anyio_name);                       \
@@ -169,14 +196,25 @@ static PyMethodDef module_methods[] = {
      "is made with the GIL."},
     {"inject_event", cqn_inject_event, METH_VARARGS,
      "inject_event(event_type, element): what is read next instead of the device's own "
-     "asynchronous "
-     "event; element is a CQ, a QP, an SRQ, the number of a port, or None."},
+     "asynchronous event; element is a CQ, a QP, an SRQ, the number of a port, or None. "
+     "A type below 0: nothing."},
     {"hide_features", cqn_hide_features, METH_VARARGS,
      "hide_features(*names): what devices that are asked from now on say that they have not, of "
      "\"atomics\", \"SRQ\" and \"SRQ resize\"."},
     {"boast", cqn_boast, METH_O,
      "boast(boast): whether devices that are asked from now on say that they have XRC, "
-     "ATOMIC_WRITE and paging on demand."},
+     "ATOMIC_WRITE and paging on demand; those that are opened have what stand_in.h says, too."},
+    {"stand_in_calls", cqn_stand_in_calls, METH_NOARGS,
+     "stand_in_calls(): of what a boasting device was asked for, since the last call, the verb, "
+     "what it returned or was about, a pointer, and the bytes of its struct, or its arguments as "
+     "text."},
+    {"stand_in_complete", cqn_stand_in_complete, METH_VARARGS,
+     "stand_in_complete(pd, cq, id, opcode, wc_flags=0, tag=0, priv=0): what that device knows by "
+     "that id succeeds; without arguments, after the completion was polled: nothing is left of "
+     "it."},
+    {"rereg_returns", cqn_rereg_returns, METH_VARARGS,
+     "rereg_returns(result, errno): what ibv_rereg_mr() of a device that boasts comes to; 0: it "
+     "works."},
     {"failed", cqn_failed, METH_NOARGS, "failed(): what failed since; None: nothing."},
     {"held", cqn_held, METH_NOARGS, "held(): the call that waits for fail_call(0); None: none."},
     {"pretend_fork", cqn_pretend_fork, METH_VARARGS,

@@ -32,6 +32,7 @@ autodoc_default_options = {
 }
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
+autodoc_mock_imports = ["opentelemetry", "prometheus_client"]
 add_module_names = False
 python_maximum_signature_line_length = 88
 pygments_style = "friendly"

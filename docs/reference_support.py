@@ -21,7 +21,7 @@ from cqnotify import CQStats
 
 STUBS: Final = Path(__file__).parent.parent / "cqnotify" / "_core.pyi"
 COMPLETE: Final = ["cqnotify", "cqnotify.aio", "cqnotify.testing", "cqnotify.exchange"]
-COMPLETE += ["cqnotify.conformance", "cqnotify.hosts", "cqnotify.messages"]
+COMPLETE += ["cqnotify.conformance", "cqnotify.hosts", "cqnotify.messages", "cqnotify.metrics"]
 
 MADE_BY_OTHERS: Final = (CQStats, enum.Enum)  # nobody calls these
 

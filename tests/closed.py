@@ -18,8 +18,7 @@ OPEN_TO_ALL = {
     "stats",
     "user_data",
     "remove_close_callback",
-    "from_wc",
-    "implicit",
+    *("from_wc", "implicit", "from_fd", "from_handle", "from_dm", "from_dmabuf", "null", "open"),
 }
 SPECIAL = {"__enter__", "__iter__", "__len__", "_on_event"}
 

@@ -271,7 +271,10 @@ def run(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> Scenario:
 
     def run(scenario: Coroutine[Any, Any, Any]) -> Any:
         with contextlib.closing(new_loop()) as loop:
-            return loop.run_until_complete(bounded(scenario))
+            try:
+                return loop.run_until_complete(bounded(scenario))
+            finally:  # threads may still let go of memory, of which the loop is to hear
+                loop.run_until_complete(loop.shutdown_default_executor())
 
     return run
 

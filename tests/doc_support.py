@@ -136,7 +136,7 @@ def matches(printed: str, shown: str) -> bool:
 
 
 def of_both_libraries(page: Page) -> list[list[Block]]:
-    """Of the page that shows each task twice: the programs with cqnotify, each with the set-up."""
+    """Of a page that shows each task twice: the programs with cqnotify, each with the set-up."""
     ours = [blocks[1] for section in page.sections if (blocks := section.of("python"))]
     return [[ours[0], task] for task in ours[1:]]
 
@@ -147,7 +147,7 @@ def write_programs(folder: Path) -> None:
     for name in PAGES:
         page = read(name)
         programs = page.programs
-        if name == "pyverbs.md":
+        if name in ("pyverbs.md", "ibverbs.md"):
             both = of_both_libraries(page)
             programs = [Program(name, task.line, [setup, task], []) for setup, task in both]
         for program in programs:

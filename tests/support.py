@@ -305,9 +305,29 @@ def device_gone(ctx: Context) -> Iterator[None]:
         os.close(keep)
 
 
+def no_thread_is_ending() -> bool:
+    """Whether those that Python does not know are asleep. One that was joined has its last steps
+    before it; in them it holds locks of the sanitizer, which a forked child would have for ever."""
+    awake = set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it has just gone
+            if (task / "stat").read_text().rpartition(")")[2].split()[0] != "S":
+                awake.add(task.name)
+    # Asked last: one that Python still knows was not ending when its state was read.
+    known = {str(thread.native_id) for thread in threading.enumerate()}
+    known.add(str(threading.get_native_id()))  # in a child the thread may have that of the parent
+    return awake <= known
+
+
+def fork() -> int:
+    """As os.fork(), when no thread is ending."""
+    until(no_thread_is_ending, "threads have ended")
+    return os.fork()
+
+
 def in_child(action: Callable[[], object]) -> int:
     """The exit status of a forked child that runs it."""
-    pid = os.fork()
+    pid = fork()
     if pid == 0:
         status = 1
         try:
@@ -567,15 +587,26 @@ IDLE = 5.0  # seconds
 IDLE_LIMIT = 0.01 * IDLE
 
 
-async def cpu_of_a_sleep(seconds: float) -> float:
+Sleep = Callable[[float], Awaitable[object]]
+
+
+async def cpu_of_a_sleep(seconds: float, sleep: Sleep = asyncio.sleep) -> float:
     start = time.process_time()
-    await asyncio.sleep(seconds)
+    await sleep(seconds)
     return time.process_time() - start
 
 
+async def sleeps(seconds: float, cpu: float, sleep: Sleep = asyncio.sleep) -> bool:
+    """Whether that takes less CPU time than `cpu`, in seconds; of a few times the best, since a
+    stall of the machine can look like work."""
+    for _ in range(3):
+        if await cpu_of_a_sleep(seconds, sleep) < cpu:
+            return True
+    return False
+
+
 async def cpu_while_idle() -> float:
-    """Beyond what it takes to fall asleep and to wake; the best of a few times, since a stall of
-    the machine can look like work."""
+    """Beyond what it takes to fall asleep and to wake; the best of a few times, as in sleeps()."""
     await tick()
     gc.collect()
     took = IDLE_LIMIT

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* The floor of benchmarks/connections.py: both ends of N connections, on one event channel. */
+/* The floor of benchmarks/connections.py: both ends of N connections, on one event channel. Each
+ * end is closed as soon as it is over. */
 
 #include "bench.h"
 #include <arpa/inet.h>
 #include <rdma/rdma_cma.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,6 +14,7 @@ enum { WINDOW = 32, PORT = 7473 };
 struct side {
     struct rdma_cm_id *id;
     struct ibv_qp *qp;
+    bool hung_up;
 };
 
 static struct bench b;
@@ -51,7 +54,7 @@ static struct rdma_conn_param parameters(const struct side *side)
 static void ask(void)
 {
     struct side *side = &clients[asked++];
-    side->qp = create_qp();
+    *side = (struct side){.qp = create_qp()};
     CHECK(rdma_create_id(events, &side->id, side, RDMA_PS_TCP) == 0);
     CHECK(rdma_resolve_addr(side->id, NULL, (struct sockaddr *)&address, 4000) == 0);
 }
@@ -59,16 +62,26 @@ static void ask(void)
 static void answer(struct rdma_cm_id *id)
 {
     struct side *side = &servers[accepted++];
-    side->qp = create_qp();
-    side->id = id;
+    *side = (struct side){.id = id, .qp = create_qp()};
     id->context = side;
     bring_up(side);
     struct rdma_conn_param param = parameters(side);
     CHECK(rdma_accept(id, &param) == 0);
 }
 
-static void hang_up(const struct side *side)
+static void close_side(struct side *side)
 {
+    CHECK(ibv_destroy_qp(side->qp) == 0);
+    CHECK(rdma_destroy_id(side->id) == 0);
+}
+
+/* Of two sides each tells the other, once. */
+static void hang_up(struct side *side)
+{
+    if (side->hung_up) {
+        return;
+    }
+    side->hung_up = true;
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
     CHECK(ibv_modify_qp(side->qp, &attr, IBV_QP_STATE) == 0);
     rdma_disconnect(side->id);
@@ -98,6 +111,7 @@ static void handle(enum rdma_cm_event_type type, struct rdma_cm_id *id)
         break;
     case RDMA_CM_EVENT_DISCONNECTED:
         hang_up(side);
+        close_side(side);
         left++;
         break;
     default:
@@ -126,12 +140,6 @@ static void connect_all(long n)
     }
 }
 
-static void close_side(struct side *side)
-{
-    CHECK(ibv_destroy_qp(side->qp) == 0);
-    CHECK(rdma_destroy_id(side->id) == 0);
-}
-
 static void close_all(long n)
 {
     left = 0;
@@ -143,10 +151,6 @@ static void close_all(long n)
     }
     while (left < 2 * n) {
         handle_next();
-    }
-    for (long i = 0; i < n; i++) {
-        close_side(&clients[i]);
-        close_side(&servers[i]);
     }
 }
 

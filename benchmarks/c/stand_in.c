@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* A stand-in for libibverbs, to be preloaded: one device, "stand_in0", that carries no data. It is
- * for the timing of what C, pyverbs and cqnotify do around the verbs, and for nothing else.
+ * for the timing of what C, pyverbs, ibverbs and cqnotify do around the verbs, and for
+ * nothing else.
  *
  * What is posted to a send queue completes at once, with success. With STAND_IN_ON_ARM set it
  * waits, and each req_notify brings one of them, with its event. Not for several threads. */
@@ -293,6 +294,15 @@ int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int attr_mask)
     return 0;
 }
 
+/* As the library does it, which ibverbs does not reach beside this one. */
+void ibv_ack_cq_events(struct ibv_cq *cq, unsigned int nevents)
+{
+    pthread_mutex_lock(&cq->mutex);
+    cq->comp_events_completed += nevents;
+    pthread_cond_signal(&cq->cond);
+    pthread_mutex_unlock(&cq->mutex);
+}
+
 int ibv_query_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int attr_mask,
                  struct ibv_qp_init_attr *init)
 {
@@ -306,3 +316,29 @@ int ibv_destroy_qp(struct ibv_qp *qp)
     free(qp);
     return 0;
 }
+
+/* ---- what ibverbs looks for as it is imported ------------------------------------------- */
+
+const char *ibv_get_device_name(struct ibv_device *dev)
+{
+    return dev->name;
+}
+
+#define NOT_CALLED(function)                     \
+    void no_##function(void) __asm__(#function); \
+    void no_##function(void)                     \
+    {                                            \
+        abort();                                 \
+    }
+
+NOT_CALLED(ibv_ack_async_event)
+NOT_CALLED(ibv_create_ah)
+NOT_CALLED(ibv_create_srq)
+NOT_CALLED(ibv_destroy_ah)
+NOT_CALLED(ibv_destroy_srq)
+NOT_CALLED(ibv_event_type_str)
+NOT_CALLED(ibv_get_async_event)
+NOT_CALLED(ibv_modify_srq)
+NOT_CALLED(ibv_query_gid)
+NOT_CALLED(ibv_query_srq)
+NOT_CALLED(ibv_wc_status_str)

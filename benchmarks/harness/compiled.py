@@ -11,6 +11,8 @@ BUILD = SOURCES.parents[1] / "build" / "benchmarks"
 FLAGS = ("-O2", "-Wall", "-Wextra", "-Werror")
 SHARED = ("bench", "end")  # linked into all programs
 STAND_IN = BUILD / "stand_in.so"
+STAND_IN_AS_LIBRARY = BUILD / "stand_in" / "libibverbs.so.1"
+"""The same by the library's name, for a subject that looks for functions in the library alone."""
 
 
 def build() -> None:
@@ -22,6 +24,9 @@ def build() -> None:
         old = not target.exists() or target.stat().st_mtime < newest
         if source.stem not in SHARED and old:
             compile_c(source, target)
+    STAND_IN_AS_LIBRARY.parent.mkdir(exist_ok=True)
+    if not STAND_IN_AS_LIBRARY.is_symlink():
+        STAND_IN_AS_LIBRARY.symlink_to(STAND_IN)
 
 
 def compile_c(source: Path, target: Path) -> None:

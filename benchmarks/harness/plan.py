@@ -86,7 +86,8 @@ class Benchmark:
     op: str
     """The name of one operation: "completion", "round trip"."""
     subjects: Mapping[str, Subject]
-    """The subjects by name, in the order of running; "C" is the floor, "pyverbs" the peer."""
+    """The subjects by name, in the order of running; "C" is the floor, "pyverbs" and "ibverbs" are
+    the peers."""
     places: tuple[Place, ...] = ("device",)
     limits: tuple[Limit, ...] = ()
     unit: str = ""

@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from .report import number
 from .results import FLOOR, Row, Table
 
-COLOURS = {"C": "tab:gray", "pyverbs": "tab:orange", "cqnotify": "tab:blue"}
+COLOURS = {"C": "tab:gray", "pyverbs": "tab:orange", "ibverbs": "tab:red", "cqnotify": "tab:blue"}
 BAR = 0.24  # inches
 LONG = 12.0
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from .plan import COUNTERS, Limit, Place
-from .results import FLOOR, PEER, Row, Run, Table, Verdict
+from .results import FLOOR, PEERS, Row, Run, Table, Verdict
 
 HEADINGS: dict[str, str] = {**{name: name for name in COUNTERS}, "wakeups": "wake-ups"}
 
@@ -53,14 +53,16 @@ def cells(table: Table, brief: bool) -> tuple[list[str], list[list[str]]]:
     brief: omit what belongs to one machine or run: nanoseconds, and how far the boots are apart.
     """
     headings = [
-        *["case", "subject", f"{table.unit} / {table.benchmark.op}", f"x {FLOOR}", f"x {PEER}"],
+        *["case", "subject", f"{table.unit} / {table.benchmark.op}"],
+        *[f"x {name}" for name in (FLOOR, *PEERS)],
         *[f"{HEADINGS[name]} / op" for name in COUNTERS],
         *["boots", "limits"],
     ]
     rows = [
         [
             *[row.case, row.subject, "" if brief and table.unit == "ns" else number(row.cost)],
-            *[number(row.over_floor), number(row.over_peer)],
+            number(row.over_floor),
+            *[number(row.over_peers[peer]) for peer in PEERS],
             *[number(row.counters.get(name)) for name in COUNTERS],
             "" if brief else agreement(row),
             "; ".join(map(judgement, row.verdicts)),

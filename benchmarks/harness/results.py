@@ -14,7 +14,7 @@ AGREE = 0.01
 """How far two boots may differ."""
 
 FLOOR = "C"
-PEER = "pyverbs"
+PEERS = ("pyverbs", "ibverbs")
 
 
 class About(TypedDict):
@@ -65,7 +65,7 @@ class Row:
     cost: float
     counters: dict[str, float]
     over_floor: float | None
-    over_peer: float | None
+    over_peers: dict[str, float | None]
     apart: float | None
     """How far the boots differ; None for a single one."""
     verdicts: list[Verdict] = field(default_factory=list)
@@ -181,7 +181,9 @@ def table(name: str, benchmark: Benchmark, runs: Sequence[Run]) -> Table | None:
                 n: statistics.fmean(f[n] for f in figures) for n in figures[0] if n != "cost"
             },
             over_floor=mean([ratio(boot, key, (key[0], FLOOR)) for boot in boots]),
-            over_peer=mean([ratio(boot, key, (key[0], PEER)) for boot in boots]),
+            over_peers={
+                peer: mean([ratio(boot, key, (key[0], peer)) for boot in boots]) for peer in PEERS
+            },
             apart=apart(costs),
             verdicts=list(verdicts(limits, boots, key)),
         )

@@ -19,7 +19,7 @@ from contextlib import ExitStack, suppress
 from types import TracebackType
 
 from . import plan
-from .compiled import BUILD, STAND_IN
+from .compiled import BUILD, STAND_IN, STAND_IN_AS_LIBRARY
 from .plan import Benchmark, Figures, InC, Place
 from .results import About, Result
 from .subject import STAND_IN_DEVICE, importable
@@ -65,10 +65,13 @@ class Process:
     def __init__(self, name: str, subject: str, env: dict[str, str]) -> None:
         benchmark = plan.load(name)
         what = benchmark.subjects[subject]
+        env = {**env, **(stand_in() if benchmark.stand_in else {}), **benchmark.env}
         command = [sys.executable, "-m", "benchmarks.harness.subject", name, subject]
         if isinstance(what, InC):
             command = in_c(what)
         self.peer: subprocess.Popen[bytes] | None = None
+        if "ibverbs" in subject and env["BENCH_DEVICE"] == STAND_IN_DEVICE:
+            env = {**env, "LD_LIBRARY_PATH": str(STAND_IN_AS_LIBRARY.parent)}
         with ExitStack() as stack:
             fds: tuple[int, ...] = ()
             if benchmark.peer is not None:
@@ -122,9 +125,8 @@ def same_addresses() -> Sequence[str]:
 def start(
     benchmark: Benchmark, command: list[str], env: dict[str, str], peer: int | None = None
 ) -> subprocess.Popen[bytes]:
-    env = {**env, **(stand_in() if benchmark.stand_in else {}), **benchmark.env}
     if peer is not None:
-        env["BENCH_PEER"] = str(peer)
+        env = {**env, "BENCH_PEER": str(peer)}
     prefix = [*same_addresses()]
     if benchmark.realtime and os.geteuid() == 0:
         prefix += ["chrt", "-f", "10"]
@@ -134,7 +136,7 @@ def start(
 
 
 def can_run(name: str, subject: str) -> bool:
-    for module in ("pyverbs.cq", "uvloop.loop"):
+    for module in ("pyverbs.cq", "ibverbs.enums", "uvloop.loop"):
         package = module.split(".")[0]
         if package in subject and not importable(module):
             print(f"bench: {name}: no '{subject}', this Python has no {package}", file=sys.stderr)

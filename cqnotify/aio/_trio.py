@@ -59,6 +59,11 @@ class TrioLoop:
     def wakeup(self) -> TrioWakeup:
         return TrioWakeup()
 
+    def sleep(self, wakeup: TrioWakeup, seconds: float) -> Generator[Any, None, None]:
+        """Sleep on it as a part of a task, and not longer than that."""
+        with trio.move_on_after(seconds):
+            yield from wakeup
+
     def watch(self, fd: int, callback: Callable[[], None]) -> None:
         scope = self._watches[fd] = trio.CancelScope()
         trio.lowlevel.spawn_system_task(_call_when_readable, fd, callback, scope)

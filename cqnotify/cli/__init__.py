@@ -28,7 +28,7 @@ from ..enums import MTU, PortState
 
 __all__ = ["CANNOT_RUN", "FAILED", "OK", "USAGE", "CommandError", "main"]
 
-# The names of their modules, in the order of the help.
+# The names of their modules, in the order of the help; `lab`, which needs no device, comes last.
 COMMANDS: Final = (
     "devices",
     "pingpong",
@@ -93,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"cqnotify {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
-    for name in COMMANDS:
+    for name in (*COMMANDS, "lab"):
         import_module(f"{__name__}.{name}").add_parser(commands)
     return parser
 
@@ -106,9 +106,12 @@ class CommandParser(argparse.ArgumentParser):
     """
 
     takes_device = False
+    takes_words = False  # as they are, to parse them itself
 
     def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
         """Return the namespace; for unknown arguments, exit with this command's usage."""
+        if self.takes_words:
+            return argparse.Namespace(words=list(args[0]), run=self.get_default("run")), []
         found, unknown = super().parse_known_args(*args, **kwargs)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}{self._hint(unknown)}")

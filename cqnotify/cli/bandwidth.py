@@ -59,10 +59,10 @@ def run(args: argparse.Namespace) -> int:
     with meet(plan) as end:
         if not args.json:
             print(head(end, unit), flush=True)
-        for size in plan.sizes:
+        for size in end.plan.sizes:
             done.append(measure(end, size))
             if not args.json:
-                print(row(done[-1], unit), flush=True)
+                print(row(done[-1], unit, plan.loses), flush=True)
         end.control.flush()
         if args.json:
             print_json(to_dict(end, done))

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     with meet(plan) as end:
         if not args.json:
             print(head(end), flush=True)
-        for size in plan.sizes:
+        for size in end.plan.sizes:
             done.append(measure(end, size))
             if not args.json:
                 print(row(done[-1]), flush=True)

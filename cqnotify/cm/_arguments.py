@@ -79,8 +79,6 @@ def _check_length(data: bytes, limit: int) -> bytes:
 
 def check_private_data(data: object, limits: dict[bool, int], qp: QP) -> bytes:
     """Of a connection of that QP."""
-    if type(data) is bytes and not data:
-        return data
     private_data = _bytes_of(data)
     limit = limits[is_datagrams(qp)]
     if len(private_data) > limit and is_iwarp(qp.context):
@@ -136,16 +134,19 @@ def connection_options(
     given: tuple[Any, ...],
 ) -> Options:
     """Check what connect() and accept() take. `given`: what GIVEN names."""
-    qp = check_qp(qp)
-    check_timeout(timeout)
+    if type(qp) is not QP or raw_type(qp) != RC or qp._own_state != RESET:
+        qp = check_qp(qp)
+    if timeout is not None:
+        check_timeout(timeout)
     if given[-1] is not None:
         check_keepalive(qp, given[-1])
     try:
         options = _known_options(*given)
     except TypeError:  # also of what cannot be in a cache: that is not of the type, either
         options = _options(*given)
-    data = check_private_data(private_data, limits, qp)
-    return options._replace(private_data=data) if data else options
+    if private_data == b"" and type(private_data) is bytes:
+        return options
+    return options._replace(private_data=check_private_data(private_data, limits, qp))
 
 
 def _options(*fields: Any) -> Options:
@@ -187,6 +188,7 @@ def check_keepalive(qp: QP, keepalive: object) -> None:
 
 
 def _numeric_host(host: str) -> str | None:
+    host_name(host)
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except socket.gaierror:
@@ -197,9 +199,9 @@ def _numeric_host(host: str) -> str | None:
 _known_host = functools.lru_cache(256)(_numeric_host)
 
 
-def numeric(host: str, port: int) -> Address | None:
+def numeric(host: object, port: int) -> Address | None:
     """The address, if `host` is one and no name."""
-    known = _known_host(host)
+    known = _known_host(host_name(host) if type(host) is not str else host)
     return None if known is None else (known, port)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Coroutine
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,6 @@ from ._ends import (
     End,
     Resolved,
     event_of,
-    link_of,
     resolved_by,
 )
 from ._hub import LoopHub, in_asyncio
@@ -32,20 +32,13 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ._link import AwaitedSteps
-    from ._turns import Turns
-
-
-def known_addresses(host: object, port: int) -> list[Address] | None:
-    """That of a host which is an address and no name."""
-    address = check.numeric(check.host_name(host), port)
-    return None if address is None else [address]
 
 
 async def addresses(host: object, port: int, end: float | None = None) -> list[Address]:
     """Resolve a name without stopping the event loop; `end`: until when, by time.monotonic()."""
-    known = known_addresses(host, port)
+    known = check.numeric(host, port)
     if known is not None:
-        return known
+        return [known]
     name = check.host_name(host)
     try:
         return check.addresses_of(await within(end, getaddrinfo(name, port)))
@@ -75,23 +68,23 @@ async def within(end: float | None, call: Coroutine[Any, Any, list[Any]]) -> lis
     raise TimeoutError
 
 
-def turns_of(link: Link) -> Turns:
-    """Those of the loop in which its events are handled."""
-    assert isinstance(link.hub, LoopHub), "the links of this module are made on one"
-    return link.hub.turns
+def new_link(datagrams: bool, end: float | None = None) -> Link:
+    link = LoopHub.of_running_loop().new_link(None, datagrams)
+    link.end = end
+    return link
 
 
 async def of_the_first(
     found: list[Address],
     end: float | None,
     datagrams: bool,
-    steps: Callable[[Link, Address], AwaitedSteps],
+    steps: Callable[..., AwaitedSteps],
 ) -> tuple[Link, Any, Address]:
     """Run steps for one address after the other, until they succeed; with links of their own."""
     for i, address in enumerate(found):
-        link = Link(LoopHub.of_running_loop(), datagrams=datagrams, end=end)
+        link = new_link(datagrams, end)
         try:
-            return link, await steps(link, address), address
+            return link, await steps(link, peer=address), address
         except BaseException as e:
             link.close()
             if not isinstance(e, OSError) or i == len(found) - 1:
@@ -105,10 +98,7 @@ class _Closes(End):
     async def aclose(self) -> None:
         """Close it, in a turn of the event loop that has time for that: closing takes the kernel
         some, which matters where hundreds of connections are closed at once."""
-        link = link_of(self)
-        turns = turns_of(link)
-        if not turns.make_now(link.close):
-            await turns.make_later(link.close)
+        await self._link.channel.in_turn(self._link.close)
 
     async def __aexit__(
         self,
@@ -128,10 +118,7 @@ class Connection(_Closes, BaseConnection):
 
         Does nothing if it is over already. Wraps rdma_disconnect(3).
         """
-        link = link_of(self)
-        turns = turns_of(link)
-        if not turns.make_now(link.say_goodbye):
-            await turns.make_later(link.say_goodbye)
+        await self._link.channel.in_turn(self._link.say_goodbye)
 
     async def closed(self, timeout: float | None = None) -> None:
         """Wait until the connection is over: the peer has disconnected, or answered our
@@ -139,7 +126,7 @@ class Connection(_Closes, BaseConnection):
 
         The death of the peer's host ends nothing: see `keepalive`. Raises TimeoutError.
         """
-        await link_of(self).over(checked_deadline(timeout))
+        await self._link.over(checked_deadline(timeout))
 
     async def __aenter__(self) -> Self:
         return self
@@ -218,12 +205,19 @@ async def connect(
     )
     end = deadline(timeout)
     own = None if source is None else (await addresses(source, 0, end))[0]
-    link, event, _ = await of_the_first(
-        known_addresses(host, port) or await addresses(host, port, end),
-        end,
-        check.is_datagrams(qp),
-        lambda link, address: link.connect(qp, own, address, options, on_init),
-    )
+    datagrams = check.is_datagrams(qp)
+    address = check.numeric(host, port)
+    if address is None:
+        found = await addresses(host, port, end)
+        steps = partial(Link.connect, qp=qp, source=own, options=options, on_init=on_init)
+        link, event, _ = await of_the_first(found, end, datagrams, steps)
+        return Connection(link, qp, event)
+    link = new_link(datagrams, end)
+    try:
+        event = await link.connect(qp, own, address, options, on_init)
+    except BaseException:
+        link.close()
+        raise
     return Connection(link, qp, event)
 
 
@@ -244,7 +238,7 @@ async def resolve(
     end = deadline(timeout)
     own = None if source is None else (await addresses(source, 0, end))[0]
     link, _, address = await of_the_first(
-        await addresses(host, 0, end), end, False, lambda link, address: link.find(own, address)
+        await addresses(host, 0, end), end, False, lambda link, peer: link.find(own, peer)
     )
     return resolved_by(link, address)
 
@@ -277,7 +271,7 @@ async def join(
     address = (await addresses(group, 0, end))[0]
     check.check_group(address[0])
     link, event, _ = await of_the_first(
-        [address], end, True, lambda link, address: link.join(qp, own, address)
+        [address], end, True, lambda link, peer: link.join(qp, own, peer)
     )
     return Group(link, qp, event)
 
@@ -328,7 +322,7 @@ class Request(BaseRequest):
                 keepalive,
             ),
         )
-        link = link_of(self)
+        link = self._link
         link.begin_answer("accepted", qp)
         link.end = deadline(timeout)
         try:
@@ -345,7 +339,7 @@ class Request(BaseRequest):
 
         Wraps rdma_reject(3).
         """
-        link = link_of(self)
+        link = self._link
         link.reject(check.rejection(private_data, link.id.is_iwarp, self.is_datagrams))
 
 
@@ -397,8 +391,8 @@ class Listener(_Closes, BaseListener):
 
         Raises TimeoutError, and ClosedError once the listener was closed.
         """
-        link = link_of(self)
-        event = await link.expect_until(checked_deadline(timeout), REQUEST)
+        link = self._entered or self._link
+        event = await link.expect(REQUEST, checked_deadline(timeout))
         return Request(link.of_request(event), event)
 
     def __aiter__(self) -> Self:
@@ -435,7 +429,7 @@ def listen(
     check.check_backlog(backlog)
 
     def make() -> Link:
-        return Link(LoopHub.of_running_loop(), datagrams=datagrams)
+        return new_link(datagrams)
 
     how = {"backlog": backlog, "reuse_address": reuse_address, "only_ipv6": only_ipv6}
     return Listener(make, (host, port), **how)

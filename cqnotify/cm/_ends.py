@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from .._core import AH, CMID, PD
 from ..qp import QP
-from ._errors import Event
+from ._errors import Event, parameters_of
 from ._link import Address, Link
 from ._own import ipv6_addresses
 
@@ -95,7 +95,7 @@ class BaseConnection(End):
     def __init__(self, link: Link, qp: QP, event: Event) -> None:
         self._link = link
         self._qp = qp
-        self._event = event  # which has brought what the peer said
+        self._private_data, self._said = event.private_data, event.said
 
     @property
     def qp(self) -> QP:
@@ -105,13 +105,13 @@ class BaseConnection(End):
     @property
     def private_data(self) -> bytes:
         """What the peer sent along, padded with zeros to the full size of the message."""
-        return self._event.private_data
+        return self._private_data
 
     @property
     def parameters(self) -> dict[str, Any]:
         """What the peer said of itself: the fields of struct rdma_conn_param; of datagrams, of
         struct rdma_ud_param."""
-        return self._event.parameters
+        return parameters_of(self._said)
 
     @property
     def peer(self) -> Address:
@@ -197,9 +197,9 @@ class BaseGroup(End):
 
 class BaseRequest(End):
     def __init__(self, link: Link, event: Event) -> None:
-        super().__init__(link)
+        self._link = link
         self._event = event
-        link.doing, link.address = "accepting", self.peer
+        link.doing = "accepting"
 
     @property
     def peer(self) -> Address:

@@ -87,6 +87,15 @@ CONN_PARAM: Final = (
 )
 
 
+Said = tuple[int, ...] | dict[str, Any] | None
+
+
+def parameters_of(said: Said) -> dict[str, Any]:
+    if said is None or isinstance(said, dict):
+        return said or {}
+    return dict(zip(CONN_PARAM, said, strict=True))
+
+
 class Event(NamedTuple):
     """An event as the core reads it; `error`: of the step that the core took with it, and that
     failed."""
@@ -95,16 +104,14 @@ class Event(NamedTuple):
     event: int
     status: int
     private_data: bytes
-    said: tuple[int, ...] | dict[str, Any] | None
+    said: Said
     request: CMID | None
     error: Exception | None = None
 
     @property
     def parameters(self) -> dict[str, Any]:
         """What the peer said of itself."""
-        if self.said is None or isinstance(self.said, dict):
-            return self.said or {}
-        return dict(zip(CONN_PARAM, self.said, strict=True))
+        return parameters_of(self.said)
 
     @property
     def retry_count(self) -> int:

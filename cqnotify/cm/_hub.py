@@ -11,96 +11,47 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import functools
 import os
 import select
 import threading
-import time
-import weakref
-from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar, Final
 
-from .._core import CMChannel, Wakeup
+from .._core import CMChannel
 from .._timeouts import left_until
-from ..aio._loops import Loop, adapt, running
+from ..aio._loops import adapt, running
 from ..aio._reader import Watched
 from ._errors import Event
-from ._turns import TURN, Turns
+from ._link import Link
 
 if TYPE_CHECKING:
-    from ..aio._trio import TrioWakeup
-    from ._link import Link
+    from .._core import CMID
 
 Predicate = Callable[[], object]
-
-# Each event passes here.
-new_event: Callable[[Sequence[Any]], Event] = functools.partial(tuple.__new__, Event)
-
-
-class Bell(Protocol):
-    """What is rung when something has changed for those that wait for it."""
-
-    def ring(self) -> None: ...
-
-    def ring_at_once(self, news: Sequence[object] | None = None) -> None: ...
-
-    def sleep(self, has_news: Predicate, end: float | None) -> Generator[Any, None, bool]: ...
+PAUSED_WITHIN: Final = 1.0  # seconds that a fork waits for the thread that reads
 
 
 class Hub:
     """A channel, and the links whose events it brings."""
 
     def __init__(self) -> None:
-        self.channel: CMChannel = CMChannel()
-        # By id. Any thread may close a link, so no thread goes through a set that can change.
-        self.links: dict[int, weakref.ref[Link]] = {}
+        self.channel: CMChannel = CMChannel(Event)
 
-    def add(self, link: Link) -> None:
-        self.links[id(link)] = weakref.ref(link)
-
-    def remove(self, link: Link) -> None:
-        self.links.pop(id(link), None)
-
-    def living(self) -> list[Link]:
-        return [link for ref in list(self.links.values()) if (link := ref()) is not None]
+    def new_link(self, cmid: CMID | None, datagrams: bool) -> Link:
+        """With the identifier of a request, or a new one."""
+        raise NotImplementedError
 
     def leave_unused(self) -> None:
         """Close the channel of an event loop that has no link."""
 
     def fail(self, error: Exception) -> None:
         """No event will come any more."""
-        for link in self.living():
+        for link in self.channel.links:
             link.fail(error)
         self.close()
 
     def close(self) -> None:
         self.channel.close()
-
-    def handle_some(self) -> bool:
-        """Handle what has arrived. Return whether there may be more."""
-        end = time.monotonic() + TURN
-        while (raw := self.channel.read_event()) is not None:
-            if raw:  # else the core took a step
-                self.handle(new_event(raw))
-            if self.channel.closed:  # by a task that was woken
-                return False
-            if time.monotonic() >= end:
-                return True
-        return False
-
-    def handle(self, event: Event) -> None:
-        ref = event.id.user_data
-        link = None if ref is None else ref()
-        if link is not None:
-            try:
-                link.deliver(event)
-            except Exception as e:  # without memory, for example: the other links go on
-                link.fail(e)
-        elif event.request is not None:
-            event.request.close()  # and so rejected
-
-    def bell(self) -> Bell:
-        raise NotImplementedError
 
 
 # ---- event loops ------------------------------------------------------------------------------
@@ -109,79 +60,6 @@ class Hub:
 def in_asyncio() -> bool:
     """Whether the running event loop is asyncio's."""
     return isinstance(running(), asyncio.AbstractEventLoop)
-
-
-def new_wakeup(loop: Loop) -> Wakeup | TrioWakeup:
-    """What a task of that loop awaits once."""
-    if loop.asyncio is not None:
-        return Wakeup(loop.asyncio)
-    return loop.wakeup()  # type: ignore[attr-defined, no-any-return]
-
-
-class AsyncBell:
-    """Rung in the thread of the event loop; from other threads, soon."""
-
-    __slots__ = ("_loop", "_sleepers")
-
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
-        self._sleepers: list[Wakeup | TrioWakeup] = []
-
-    def ring(self) -> None:
-        if self._loop.is_elsewhere():
-            try:
-                self._loop.call_soon_threadsafe(self._ring)
-            except RuntimeError:  # the loop is closed, and with it the tasks that wait
-                return
-        else:
-            self._ring()
-
-    def _ring(self) -> None:
-        for wakeup in self._sleepers[:]:
-            wakeup.wake()
-
-    def ring_at_once(self, news: Sequence[object] | None = None) -> None:
-        """The same in a callback of the loop, where no task runs: tasks that wait go on in it;
-        with `news`, while there are any left."""
-        try:
-            for wakeup in self._sleepers[:]:
-                wakeup.resume()
-                if news is not None and not news:
-                    break
-        except BaseException:  # which is the loop's
-            self._ring()
-            raise
-
-    def sleep(self, has_news: Predicate, end: float | None) -> Generator[Any, None, bool]:
-        """Sleep, as a part of a task, until the bell is rung. Return False if there are no news and
-        the time is over."""
-        if end is not None and time.monotonic() >= end:
-            return False
-        loop = self._loop.asyncio
-        wakeup = new_wakeup(self._loop) if loop is None else Wakeup(loop)
-        self._sleepers.append(wakeup)
-        try:
-            if end is None:
-                yield from wakeup
-                return True
-            yield from self._sleep_until(end, wakeup)
-        finally:
-            self._sleepers.remove(wakeup)
-        return bool(has_news()) or time.monotonic() < end
-
-    def _sleep_until(self, end: float, wakeup: Wakeup | TrioWakeup) -> Generator[Any, None, None]:
-        left = end - time.monotonic()
-        if self._loop.asyncio is not None:
-            timer = self._loop.asyncio.call_later(left, wakeup.wake)
-            try:
-                yield from wakeup
-            finally:
-                timer.cancel()
-        else:
-            import trio
-
-            with trio.move_on_after(left):
-                yield from wakeup
 
 
 class LoopHub(Hub):
@@ -204,24 +82,26 @@ class LoopHub(Hub):
     def __init__(self, raw: object) -> None:
         super().__init__()
         self.loop = adapt(raw)
-        self.turns = Turns(self.loop, new_wakeup)
+        self.channel._set_loop(self.loop)
         self._watched: Watched | None = None
         # A link is being made: meanwhile the collector may take the last one of the others.
         self._is_wanted = False
 
-    def add(self, link: Link) -> None:
-        self.links[id(link)] = weakref.ref(link)
+    def new_link(self, cmid: CMID | None, datagrams: bool) -> Link:
+        try:
+            link = Link(self, self.channel, None, cmid, datagrams)
+        except BaseException:
+            self._is_wanted = False
+            self.leave_unused()
+            raise
         self._is_wanted = False
         if self._watched is None:
             self._watched = Watched(self.channel)
             self._watched.start(self.loop, self._on_readable)
-
-    def remove(self, link: Link) -> None:
-        if self.links.pop(id(link), None) is not None and not self.links:
-            self.leave_unused()
+        return link
 
     def leave_unused(self) -> None:
-        if self.links or self._is_wanted:
+        if self.channel.links or self._is_wanted:
             return
         if self.loop.is_elsewhere():
             with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
@@ -240,13 +120,13 @@ class LoopHub(Hub):
     def _on_readable(self) -> None:
         """Never raise: the loop would call it again at once, for ever."""
         try:
-            if self.handle_some():
+            if self.channel.handle_events():
                 self.loop.call_soon(self._on_readable)
         except Exception as e:
             self.fail(e)
-
-    def bell(self) -> AsyncBell:
-        return AsyncBell(self.loop)
+        except BaseException:  # of a task that went on; there may be more events
+            self.loop.call_soon(self._on_readable)
+            raise
 
 
 # ---- threads ----------------------------------------------------------------------------------
@@ -262,14 +142,10 @@ class ThreadBell:
         with self._condition:
             self._condition.notify_all()
 
-    def ring_at_once(self, news: Sequence[object] | None = None) -> None:
-        self.ring()
-
-    def sleep(self, has_news: Predicate, end: float | None) -> Generator[Any, None, bool]:
-        """The calling thread sleeps, so this yields nothing, which a task would have to."""
-        yield from ()
+    def sleep(self, has_news: Predicate, end: float | None) -> None:
+        """The calling thread sleeps until there are news, or the time is over."""
         with self._condition:
-            return bool(self._condition.wait_for(has_news, left_until(end)))
+            self._condition.wait_for(has_news, left_until(end))
 
 
 class ThreadHub(Hub):
@@ -277,6 +153,7 @@ class ThreadHub(Hub):
 
     _hub: ClassVar[ThreadHub | None] = None
     _lock: ClassVar[threading.Lock] = threading.Lock()
+    _reading = threading.RLock()  # held by the hub's thread while it calls librdmacm, and by forks
 
     @classmethod
     def get(cls) -> ThreadHub:
@@ -286,9 +163,22 @@ class ThreadHub(Hub):
             return cls._hub
 
     @classmethod
+    def pause(cls) -> None:
+        """Before a fork: the child would for ever have the locks of librdmacm that the thread holds
+        just then. Not for long: the thread may wait for what a signal handler that forks has
+        interrupted."""
+        cls._reading.acquire(timeout=PAUSED_WITHIN)
+
+    @classmethod
+    def go_on(cls) -> None:
+        with contextlib.suppress(RuntimeError):  # the thread did not pause in time
+            cls._reading.release()
+
+    @classmethod
     def forget(cls) -> None:
         """In a forked child, where neither the thread nor the channel lives on."""
         cls._lock = threading.Lock()
+        cls._reading = threading.RLock()
         cls._hub = None
 
     @classmethod
@@ -307,8 +197,8 @@ class ThreadHub(Hub):
         self._thread: threading.Thread | None = None
         self._stop = -1  # a descriptor, while the thread runs
 
-    def add(self, link: Link) -> None:
-        super().add(link)
+    def new_link(self, cmid: CMID | None, datagrams: bool) -> Link:
+        link = Link(self, self.channel, ThreadBell(), cmid, datagrams)
         with self._lock:
             if self._thread is None:
                 # A daemon: threads of the program that wait for a peer still find it at the end. An
@@ -316,6 +206,7 @@ class ThreadHub(Hub):
                 self._thread = threading.Thread(target=self._run, name="cqnotify.cm", daemon=True)
                 self._stop = os.eventfd(0)
                 self._thread.start()
+        return link
 
     def _run(self) -> None:
         poller = select.poll()
@@ -323,17 +214,17 @@ class ThreadHub(Hub):
         poller.register(self._stop, select.POLLIN)
         try:
             while self._stop not in dict(poller.poll()):
-                while self.handle_some():
-                    pass
+                with self._reading:
+                    while self.channel.handle_events():
+                        pass
         except Exception as e:
             self.fail(e)
         with self._lock:
             os.close(self._stop)
             self._stop = -1
 
-    def bell(self) -> ThreadBell:
-        return ThreadBell()
 
-
-os.register_at_fork(after_in_child=ThreadHub.forget)
+os.register_at_fork(
+    before=ThreadHub.pause, after_in_parent=ThreadHub.go_on, after_in_child=ThreadHub.forget
+)
 atexit.register(ThreadHub.end)

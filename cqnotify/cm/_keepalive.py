@@ -16,6 +16,7 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
 from .._core import ClosedError, VerbsError
@@ -42,15 +43,17 @@ class Keepalives:
     """The connections that are asked, and the thread that does it."""
 
     _one: ClassVar[Keepalives | None] = None
-    _lock: ClassVar[threading.Lock] = threading.Lock()
+    _lock: ClassVar[threading.RLock] = threading.RLock()  # the collector may drop() within it
 
     @classmethod
     def add(cls, link: Link, seconds: float) -> None:
+        ref = weakref.ref(link)
         with cls._lock:
             if cls._one is None:
                 cls._one = cls()
             one = cls._one
-            one._push(weakref.ref(link), seconds)
+            one._asked.add(ref)
+            one._push(ref, seconds)
             one._changed.notify()
             if one._thread is None:
                 one._thread = threading.Thread(
@@ -59,9 +62,20 @@ class Keepalives:
                 one._thread.start()
 
     @classmethod
+    def drop(cls, link: Link, ref_to: Callable[[Link], object] = weakref.ref) -> None:
+        """Ask no more, since it was closed; with the last one the thread ends. When the interpreter
+        ends, the names of this module can be None here."""
+        one, ref = cls._one, ref_to(link)
+        if one is not None and ref in one._asked:
+            one._asked.discard(ref)
+            if not one._asked:
+                with cls._lock:
+                    one._changed.notify()
+
+    @classmethod
     def forget(cls) -> None:
         """In a forked child, which has neither the thread nor the connections."""
-        cls._lock = threading.Lock()
+        cls._lock = threading.RLock()
         cls._one = None
 
     @classmethod
@@ -78,6 +92,8 @@ class Keepalives:
 
     def __init__(self) -> None:
         self._changed = threading.Condition(self._lock)
+        self._asked: set[weakref.ref[Link]] = set()
+        # With those that were dropped, until they are due.
         self._heap: list[tuple[float, int, weakref.ref[Link], float]] = []
         self._count = itertools.count()  # no two entries are equal up to the reference
         self._thread: threading.Thread | None = None
@@ -90,12 +106,13 @@ class Keepalives:
     def _next(self) -> tuple[float, weakref.ref[Link], float] | None:
         """Sleep until a connection is due. None when there is none left."""
         with self._lock:
-            while self._heap and not self._is_over:
+            while self._asked and not self._is_over:
                 left = self._heap[0][0] - time.monotonic()
                 if left <= 0:
                     due, _, link, seconds = heapq.heappop(self._heap)
                     return due, link, seconds
                 self._changed.wait(left)
+            self._heap.clear()
             self._thread = None  # the next add() starts another
             return None
 
@@ -107,6 +124,8 @@ class Keepalives:
             if ask(ref, seconds, is_late):
                 with self._lock:
                     self._push(ref, seconds)
+            else:
+                self._asked.discard(ref)
 
 
 os.register_at_fork(after_in_child=Keepalives.forget)

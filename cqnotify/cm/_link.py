@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import types
-import weakref
 from collections.abc import Awaitable, Callable, Generator
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, cast
 
-from .._core import CMID, ClosedError, VerbsError
+from .._core import CMID, ClosedError, CMLink, CMWait, VerbsError
 from ..enums import AccessFlags, QPState
 from ..qp import QP
 from ._closing import Closing
@@ -33,21 +31,17 @@ from ._errors import (
 from ._keepalive import Keepalives
 
 if TYPE_CHECKING:
-    from ._hub import Bell, Hub
+    from ._hub import Hub
 
 Steps = Generator[Any, None, Any]
 Address = tuple[str, int]
 
-OPTION_TOS, OPTION_REUSEADDR, OPTION_AFONLY, OPTION_ACK_TIMEOUT = range(4)
+OPTION_REUSEADDR, OPTION_AFONLY = 1, 2  # of the identifier
 AS_MANY = 255  # of responder_resources and initiator_depth: what the device has
 
 # A neighbour that does not answer so long is not there. The caller's deadline does not shorten it:
 # the kernel's answer would come as the deadline ends, and either could be first.
 RESOLVE_MS = 4000
-
-# Of one try. Where two ask for a neighbour at once, the kernel can miss its answer for one of them,
-# and looks again when the try is over.
-RESOLVE_TRY_MS = 500
 
 # More than the program's own: what does not fit there the kernel drops without a word, and the peer
 # asks again after seconds.
@@ -56,34 +50,24 @@ KERNELS_BACKLOG = 1024
 # What the kernel says of a request whose peer has gone; no event does.
 GONE = (errno.EINVAL, errno.ENOTCONN)
 
-# What a call fails with that can be tried again, or is too late.
-FAILURES = (OSError, ClosedError, RuntimeError)
 
-# What ends an attempt. UNREACHABLE is no end of what is established, only a hint.
-UNREACHABLE, DISCONNECTED = CMEventType.UNREACHABLE, CMEventType.DISCONNECTED
-ADDR_RESOLVED, ESTABLISHED = CMEventType.ADDR_RESOLVED, CMEventType.ESTABLISHED
-ENDS = {
-    CMEventType.ADDR_ERROR,
-    CMEventType.ROUTE_ERROR,
-    CMEventType.CONNECT_ERROR,
-    UNREACHABLE,
-    CMEventType.REJECTED,
-    DISCONNECTED,
-    CMEventType.DEVICE_REMOVAL,
-    CMEventType.MULTICAST_ERROR,
-}
+def bits(*events: CMEventType) -> int:
+    """As CMLink.expect() takes them."""
+    return sum(1 << event for event in events)
+
 
 # What tells that the peer has accepted: ESTABLISHED of datagrams, and of iWARP.
-ANSWERS = (CMEventType.CONNECT_RESPONSE, ESTABLISHED)
+ANSWERS = bits(CMEventType.CONNECT_RESPONSE, CMEventType.ESTABLISHED)
 
-# What tells that a peer wants to connect.
-REQUEST = (CMEventType.CONNECT_REQUEST,)
+ADDR_RESOLVED = CMEventType.ADDR_RESOLVED
+RESOLVED = bits(ADDR_RESOLVED)
 
-# What tells of the end of what was established.
-OVER = {DISCONNECTED, CMEventType.DEVICE_REMOVAL, CMEventType.MULTICAST_ERROR}
-
-# What nothing follows from.
-NOTHING = {CMEventType.TIMEWAIT_EXIT, CMEventType.ADDR_CHANGE}
+# What tells that a peer wants to connect; that the connection is there for both; and so on.
+REQUEST = bits(CMEventType.CONNECT_REQUEST)
+ESTABLISHED = bits(CMEventType.ESTABLISHED)
+ROUTE = bits(CMEventType.ROUTE_RESOLVED)
+JOIN = bits(CMEventType.MULTICAST_JOIN)
+NONE = bits()  # but what ends the attempt
 
 
 P = ParamSpec("P")
@@ -98,7 +82,7 @@ def awaited(steps: Callable[P, Steps]) -> Callable[P, AwaitedSteps]:
 
 
 class Options(NamedTuple):
-    """Of a connection, besides its addresses."""
+    """Of a connection, besides its addresses; in the order in which CMID.prepare() takes them."""
 
     private_data: bytes = b""
     access: AccessFlags | int = 0
@@ -111,107 +95,66 @@ class Options(NamedTuple):
     keepalive: float | None = None
 
 
-class Link:
-    """An identifier, the queue pair that goes with it, and what is known of it."""
+class Link(CMLink):
+    """An identifier, the queue pair that goes with it, and what is known of it; how to wait for
+    what happens to it is the core's."""
 
-    qp: QP | None = None
-    why: Exception | Event | None = None  # it is over, or is about to be
-    ended: bool = False  # and its QP has failed
-    doing: str = "rdma_cm"  # for messages, with the address
-    address: Address | None = None
-    troubles: int = 0
-    answer: str | None = None  # of a request: how it was answered
-    backlog: int = 0  # of a listener: how many requests may wait
-    group: tuple[bytes, int] | None = None  # that of its QP
-    hung_up: bool = False
-    is_whole: bool = False  # it was made, and its identifier not closed: there is an end to come
+    __slots__ = ("__weakref__",)
 
-    def __init__(
-        self,
-        hub: Hub,
-        cmid: CMID | None = None,
-        *,
-        datagrams: bool = False,
-        end: float | None = None,
-    ) -> None:
-        self.hub: Hub = hub
-        self.bell: Bell = hub.bell()
-        self.events: list[Event] = []
-        self.datagrams: bool = datagrams
-        self.end: float | None = end  # of what it is asked for, by time.monotonic()
-        try:
-            hub.add(self)
-            self.id: CMID = CMID(hub.channel, datagrams) if cmid is None else cmid
-        except BaseException:
-            hub.remove(self)
-            raise
-        self.is_whole = True
-        ref: weakref.ref[Link] = weakref.ref(self)
-        self.id.user_data = ref
-        self.id.add_close_callback(functools.partial(self._id_closed, ref))
+    qp: QP | None
+    why: Exception | Event | type[ClosedError] | None
+    ended: bool
+    kept_alive: bool
+    hub: Hub
+    end: float | None
+    doing: str | None
+    address: Address | None
+    answer: str | None
+    group: tuple[bytes, int] | None
 
     @property
     def where(self) -> str:
-        """For messages."""
-        if self.address is None:
-            return self.doing
-        host, port = self.address
-        return f"{self.doing} {host} port {port}" if port else f"{self.doing} {host}"
+        """For messages. That of a request is asked for here alone, since few need it."""
+        address = self.address or self.id.last_peer
+        doing = self.doing or "rdma_cm"
+        if address is None:
+            return doing
+        host, port = address
+        return f"{doing} {host} port {port}" if port else f"{doing} {host}"
 
     @property
     def error(self) -> Exception | None:
         """Why it is over, or is about to be. Few ask for that of an event."""
-        if isinstance(self.why, Event):
-            self.why = error_of(self.why, self.where)
-        return self.why
+        why = self.why
+        if isinstance(why, Event):
+            self.why = error_of(why, self.where)
+        elif isinstance(why, type):
+            self.why = why(f"{self.where}: closed")
+        return cast("Exception | None", self.why)
 
-    # ---- what happens to it ----
+    # ---- what happens to it: what the core leaves to this class ----
 
-    def deliver(self, event: Event) -> None:
-        """Take in an event, in the thread that reads them."""
-        kind = event.event
-        if kind in NOTHING:
-            return
-        if kind == UNREACHABLE and self.id.state == "ESTABLISHED":
-            self.troubles += 1
-            return
-        if kind in OVER:
-            # First, so that whoever sees the flush finds out why.
-            self.why = self.why or event
-            if kind == DISCONNECTED:
-                self.hang_up()
-            self.ended = True
-            self.bell.ring_at_once()
-            return
-        if event.request is not None and len(self.events) >= self.backlog:
-            event.request.close()  # and so rejected
-            return
-        self.events.append(event)
-        if self.id.closed:  # since the event was read
-            self._reject_waiting()
-        self.bell.ring_at_once(self.events)
+    def _error_of(self, event: Event) -> Exception:
+        """That of an event which ends the attempt."""
+        return error_of(event, self.where)
 
-    def hang_up(self) -> None:
-        """Tell the peer, and end what was posted: nothing of it can succeed any more. Once."""
-        if self.hung_up:
-            return
-        self.hung_up = True  # what fails is tried again by the next hang_up()
-        try:
-            if self.qp is not None and not self.datagrams:
-                self.qp._fail()
-        except FAILURES:
-            self.hung_up = False
-        try:
-            self.id.disconnect()
-        except FAILURES:
-            self.hung_up = False
+    def _no_answer(self) -> TimeoutError:
+        return TimeoutError(f"{self.where}: no answer in time")
+
+    def has_news(self) -> bool:
+        """For a thread that waits for an event."""
+        return bool(self.events) or self.why is not None
+
+    def is_over(self) -> bool:
+        """For one that waits for the end."""
+        return self.ended
 
     def lose(self, why: str) -> None:
         """The peer is taken for dead; called by the thread that has found out."""
         self.why = self.why or UnreachableError(f"{self.where}: {why}")
         self.hang_up()
         self.ended = True
-        self.bell.ring()
+        self.ring()
 
     def fail(self, error: Exception) -> None:
         """The channel has failed, of which there is one error for each link."""
@@ -219,65 +162,29 @@ class Link:
         own.__cause__ = error
         self.why = self.why or own
         self.ended = True
-        self.bell.ring()
+        self.ring()
 
-    @staticmethod
-    def _id_closed(ref: weakref.ref[Link]) -> None:
-        """The link, its queue pair or its context was closed; in the thread that did it. The CMID
-        keeps no link alive."""
-        self = ref()
-        if self is None:
-            return
-        self.is_whole = False
-        self.why = self.why or ClosedError(f"{self.where}: closed")
-        if self.events:
-            self._reject_waiting()
-        self.hub.remove(self)
-        if not self.ended:  # else nobody sleeps any more, or is being woken
-            self.ended = True
-            self.bell.ring()
+    # When the interpreter ends, the names of this module can be None here.
+    def _end_keepalive(self, keepalives: type[Keepalives] = Keepalives) -> None:
+        """The link, its queue pair or its context was closed; in the thread that did it."""
+        self.kept_alive = False
+        keepalives.drop(self)
 
-    def _reject_waiting(self) -> None:
-        """The requests that nobody will answer; in any thread."""
-        while self.events:
-            with contextlib.suppress(IndexError):  # another thread was faster
-                request = self.events.pop(0).request
-                if request is not None:
-                    request.close()
+    def _was_last(self) -> None:
+        """The same of the last link whose events the hub brings."""
+        self.hub.leave_unused()
 
-    def close(self) -> None:
-        """End it, without waiting for anything."""
-        if self.id.closed:
-            return
-        # Before the goodbye, of which an event of our own may tell.
-        self.why = self.why or ClosedError(f"{self.where}: closed")
-        if self.group is not None and self.qp is not None:
-            with contextlib.suppress(OSError, ClosedError):
-                self.qp.detach_mcast(*self.group)
-        elif self.qp is not None and not self.hung_up:
+    def _part(self) -> None:
+        """Its datagrams end with it: of a group its queue pair leaves that."""
+        if self.group is None or self.qp is None:
             self.hang_up()
-        if self.id.is_iwarp and self.id.state == "CONNECTING":
-            # The kernel waits for the peer's host until it lets go of the identifier.
-            self.ended = True
-            self.bell.ring()
-            Closing.begin(self.id)
-        else:
-            self.id.close()
+            return
+        with contextlib.suppress(OSError, ClosedError):
+            self.qp.detach_mcast(*self.group)
 
-    def __del__(self) -> None:
-        # Where __init__() has failed there may be no identifier. The collector has dropped the weak
-        # references by now, so that no callback has told the hub.
-        if self.is_whole:
-            if not self.id.closed:
-                self.close()
-            elif self.why is None:  # closed by the collector, a moment ago
-                self.hang_up()
-            self.hub.remove(self)
-
-    def say_goodbye(self) -> None:
-        """Begin to end it, unless it is over."""
-        if self.why is None:
-            self.hang_up()
+    def _close_slowly(self) -> None:
+        """Closing it would wait for the peer's host."""
+        Closing.begin(self.id)
 
     def listen(
         self, address: Address, backlog: int, *, reuse_address: bool, only_ipv6: bool
@@ -298,9 +205,9 @@ class Link:
 
     def of_request(self, event: Event) -> Link:
         """The link of a peer that wants to connect to this one."""
-        if self.hub.channel.closed and self.error is not None:  # since the event was taken in
+        if self.channel.closed and self.error is not None:  # since the event was taken in
             raise self.error
-        return Link(self.hub, event.request, datagrams=self.datagrams)
+        return self.hub.new_link(event.request, self.datagrams)
 
     def begin_answer(self, answer: str, qp: QP | None = None) -> None:
         """A request is answered once; not by a queue pair that cannot do it."""
@@ -308,8 +215,8 @@ class Link:
             raise ValueError(f"this request was {self.answer} already")
         if self.why is not None:
             raise ClosedError("this request was closed, and so rejected")
-        if qp is not None:
-            check_device(self.id, qp.context.name)
+        if qp is not None and not self.id.is_for(qp):
+            raise leads_elsewhere(self.id, qp)
         self.answer = answer
 
     def reject(self, private_data: bytes) -> None:
@@ -324,69 +231,21 @@ class Link:
 
     # ---- steps ----
 
-    def expect(self, *wanted: CMEventType) -> Steps:
-        """Wait for one of these events; raise what ends the attempt."""
-        return self.expect_until(self.end, wanted)
-
-    @awaited
-    def expect_until(self, end: float | None, wanted: tuple[CMEventType, ...]) -> Steps:
-        while True:
-            while self.events:
-                try:
-                    event = self.events.pop(0)
-                except IndexError:  # another thread was faster
-                    break
-                if event.error is not None:
-                    if self.peer_has_gone():
-                        continue
-                    raise event.error
-                if event.event in wanted:
-                    return event
-                if event.event in ENDS:
-                    raise error_of(event, self.where)
-            if self.why is not None and self.error is not None:
-                raise self.error.with_traceback(None)  # which would grow with each raise
-            if not (yield from self.bell.sleep(self.has_news, end)):
-                raise self.no_answer()
-
-    @awaited
-    def over(self, end: float | None) -> Steps:
-        """Wait until it is over."""
-        while not self.ended:
-            if not (yield from self.bell.sleep(self.is_over, end)):
-                raise self.no_answer()
-
     def peer_has_gone(self) -> bool:
-        """Why a step has failed: an event tells of it, or will."""
+        """Why a step has failed."""
         return self.id.state in ("DISCONNECTED", "FAILED")
 
-    def no_answer(self) -> TimeoutError:
-        return TimeoutError(f"{self.where}: no answer in time")
-
-    def resolve(
-        self, source: Address | None, peer: Address, goal: str, *wanted: CMEventType
-    ) -> Steps:
-        """Find the way to an address, and go on to the goal, of which one of the events tells."""
-        left = RESOLVE_MS
-        while True:
-            self.id.resolve_addr(source, peer, min(left, RESOLVE_TRY_MS), goal)
-            left -= RESOLVE_TRY_MS
-            try:
-                event = yield from self.expect(ADDR_RESOLVED, *wanted)
-            except UnreachableError as e:
-                if left <= 0 or (e.event, e.status) != (CMEventType.ADDR_ERROR, -errno.ETIMEDOUT):
-                    raise
-            else:
-                break
-        if event.event == ADDR_RESOLVED and self.qp is not None:
-            check_device(self.id, self.qp.context.name)
-        return event
+    def resolve(self, source: Address | None, peer: Address, goal: str, wanted: int) -> CMWait:
+        """Find the way to an address, and go on to the goal, of which one of the events tells; or
+        ADDR_RESOLVED, where the way leads to another device than that of the queue pair."""
+        self.id.resolve_addr(source, peer, RESOLVE_MS, goal)
+        return self.expect(wanted | RESOLVED, self.end)
 
     @awaited
     def find(self, source: Address | None, peer: Address) -> Steps:
         """No more than the way."""
         self.doing, self.address = "the way to", peer
-        yield from self.resolve(source, peer, "ROUTE_RESOLVED", CMEventType.ROUTE_RESOLVED)
+        yield from self.resolve(source, peer, "ROUTE_RESOLVED", ROUTE)
 
     @awaited
     def connect(
@@ -402,7 +261,7 @@ class Link:
         self.take(qp, options)
         try:
             if on_init is None:
-                event = yield from self.resolve(source, peer, "ESTABLISHED", *ANSWERS)
+                event = yield from self.resolve(source, peer, "ESTABLISHED", ANSWERS)
             else:
                 event = yield from self.connect_in_steps(qp, source, peer, options, on_init)
         except VerbsError as e:
@@ -412,6 +271,8 @@ class Link:
                 raise
             self.qp = None  # which is as before, and can try again
             raise error from e
+        if event.event == ADDR_RESOLVED:
+            raise leads_elsewhere(self.id, qp)
         self.begin("the connection to", options)
         return event
 
@@ -419,20 +280,21 @@ class Link:
         self, qp: QP, source: Address | None, peer: Address, options: Options, on_init: Any
     ) -> Steps:
         """The same, where the program has a say once the queue pair is in INIT."""
-        route = CMEventType.ROUTE_RESOLVED
-        yield from self.resolve(source, peer, "ROUTE_RESOLVED", route)
+        event = yield from self.resolve(source, peer, "ROUTE_RESOLVED", ROUTE)
+        if event.event == ADDR_RESOLVED:
+            return event
         if self.datagrams or self.id.is_iwarp:  # it is ready before the peer is asked
             self.to_init(qp, options, on_init)
             self.id.connect("ESTABLISHED")
-            return (yield from self.expect(*ANSWERS))
+            return (yield from self.expect(ANSWERS, self.end))
         self.id.connect("RESPONDED")
-        event = yield from self.expect(*ANSWERS)
+        event = yield from self.expect(ANSWERS, self.end)
         try:
             self.to_init(qp, options, on_init)
             self.id.establish()
         except (OSError, RuntimeError):
-            if self.peer_has_gone():
-                yield from self.expect()
+            if self.peer_has_gone():  # an event tells of it, or will
+                yield from self.expect(NONE, self.end)
             raise
         return event
 
@@ -446,12 +308,14 @@ class Link:
         """Become a member of a multicast group, and its queue pair as well."""
         self.doing, self.address = "joining", group
         self.take(qp)
-        yield from self.resolve(source, group, "ADDR_RESOLVED")
+        yield from self.resolve(source, group, "ADDR_RESOLVED", NONE)
+        if not self.id.is_for(qp):
+            raise leads_elsewhere(self.id, qp)
         for state in (QPState.INIT, QPState.RTR, QPState.RTS):
             if qp._own_state < state:
                 self.id.modify_qp(state, 0)
         self.id.join_multicast(group)
-        event = yield from self.expect(CMEventType.MULTICAST_JOIN)
+        event = yield from self.expect(JOIN, self.end)
         path = event.parameters["ah_attr"]
         known = path["dgid"], path["dlid"]
         qp.attach_mcast(*known)
@@ -472,7 +336,7 @@ class Link:
             raise PeerGoneError(f"{self.where}: the peer has gone, or given up: {e}") from e
         if not self.datagrams:
             try:
-                yield from self.expect(ESTABLISHED)
+                yield from self.expect(ESTABLISHED, self.end)
             except CMError as e:
                 raise PeerGoneError(f"{self.where}: the peer has gone, or given up: {e}") from e
         self.begin("the connection from", options)
@@ -481,43 +345,21 @@ class Link:
         """It is established."""
         self.doing = what
         if options.keepalive is not None:
+            self.kept_alive = True
             Keepalives.add(self, options.keepalive)
-
-    def has_news(self) -> bool:
-        """For steps that wait."""
-        return bool(self.events) or self.why is not None
-
-    def is_over(self) -> bool:
-        """For those that wait for its end."""
-        return self.ended
 
     def take(self, qp: QP, options: Options | None = None) -> None:
         """From now on the link goes along with that queue pair, which is connected as the options
         say."""
-        if options is not None and (options.ack_timeout, options.tos) != (None, None):
-            set_options(self.id, options)
         self.id.bind_qp(qp)
-        self.qp = qp
         if options is not None:
-            self.id.prepare(*parameters(options))
+            self.id.prepare(options)
+        self.qp = qp
 
 
-def check_device(cmid: CMID, device: str) -> None:
-    if cmid.device != device:
-        peer = cmid.peer[0] if cmid.peer else "the address"
-        raise ValueError(
-            f"the way to {peer} leads over device {cmid.device}, and the QP is of {device}: make "
-            f"it on a Context of {cmid.device}"
-        )
-
-
-def set_options(cmid: CMID, options: Options) -> None:
-    if options.ack_timeout is not None:
-        cmid.set_option(OPTION_ACK_TIMEOUT, options.ack_timeout)
-    if options.tos is not None:
-        cmid.set_option(OPTION_TOS, options.tos)
-
-
-def parameters(options: Options) -> tuple[Any, ...]:
-    """What CMID.prepare() takes."""
-    return options[:6]
+def leads_elsewhere(cmid: CMID, qp: QP) -> ValueError:
+    peer = cmid.peer[0] if cmid.peer else "the address"
+    return ValueError(
+        f"the way to {peer} leads over device {cmid.device}, and the QP is of {qp.context.name}: "
+        f"make it on a Context of {cmid.device}"
+    )

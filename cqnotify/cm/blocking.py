@@ -81,7 +81,8 @@ def _of_the_first(
     """Run steps for one address after the other, until they succeed; with links of their own."""
     end = deadline(timeout)
     for i, address in enumerate(found):
-        link = Link(ThreadHub.get(), datagrams=datagrams, end=end)
+        link = ThreadHub.get().new_link(None, datagrams)
+        link.end = end
         try:
             return link, _run_or_close(link, steps(link, address)), address
         except OSError:
@@ -251,7 +252,7 @@ class Listener(_Closes, BaseListener):
 
         Raises TimeoutError, and ClosedError once the listener was closed.
         """
-        event = _run(link_of(self).expect_until(checked_deadline(timeout), REQUEST))
+        event = _run(link_of(self).expect(REQUEST, checked_deadline(timeout)))
         return Request(link_of(self).of_request(event), event)
 
     def __iter__(self) -> Iterator[Request]:
@@ -277,7 +278,7 @@ def listen(
     check.check_backlog(backlog)
     check.check_port(port)
     address = _addresses(host, port)[0]
-    link = Link(ThreadHub.get(), datagrams=datagrams)
+    link = ThreadHub.get().new_link(None, datagrams)
     try:
         link.listen(address, backlog, reuse_address=reuse_address, only_ipv6=only_ipv6)
     except BaseException:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from .. import Context, devices
 from ..cm import addresses_of
+from ..context import is_iwarp
 from ._distributed import ensure_ip, parse_host_port, unparse_host_port
 
 PREFIX: Final = "rdma://"
@@ -53,9 +54,11 @@ def own_addresses() -> list[str]:
     return sorted(found, key=lambda address: (":" in address, "%" in address))
 
 
-def own_address() -> str:
-    """The one at which peers reach a listener that listens on all of them."""
+def own_address(host: str) -> str:
+    """The one at which peers reach a listener that listens on all of them, which the host means."""
     own = own_addresses()
+    if host == "::" and any(is_iwarp(device) for device in devices()):
+        own = [address for address in own if ":" in address]  # all that the kernel listens on then
     if not own:
         raise OSError(errno.ENODEV, f"{PREFIX}: this host has no address of an RDMA device")
     return own[0]

@@ -73,7 +73,7 @@ class Listener(BaseListener):
         """The address to which peers connect, with rdma://."""
         host, port = self.get_host_port()
         if host in ANY:
-            host = self._default_host or own_address()
+            host = self._default_host or own_address(host)
         return url(host, port)
 
     # ---- connections ----

@@ -27,6 +27,7 @@ def options() -> Options:
         max_frames=MAX_FRAMES,
         cache=0,  # Dask sends an array once, and its memory is to be freed
         keepalive=_keepalive(),
+        name="dask",
     )
 
 

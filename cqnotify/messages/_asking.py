@@ -2,8 +2,12 @@
 """Asking whether the peer's device still answers, while this end waits for the peer.
 
 What is sent finds out by itself that a peer's host has died. But the sender of an offer has nothing
-under way while the peer reads it, or does not yet, and would wait for a dead one for ever. So from
-time to time it asks, by an RDMA write of nothing. The peer's program does nothing for that.
+under way while the peer reads it, or does not yet, and would wait for a dead one for ever; and so
+would one that has no credits left. So from time to time it asks, by an RDMA write of nothing. The
+peer's program does nothing for that.
+
+It asks while reads are under way, too, if none completes: newer Soft-RoCE can forget one until
+another request is posted. Then it asks by another read, see Reader.ask().
 
 rdma_cm's keepalive does the same for idle connections. It takes a send queue for busy while frames
 are in it that have asked for no completion. The write's completion stands for theirs, too; so one

@@ -22,7 +22,8 @@ from ._session import Session
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-HANDSHAKE: Final = 10.0  # seconds
+# Seconds. A peer whose last word was lost repeats it when rdma_cm asks again, each 5 s or so.
+HANDSHAKE: Final = 30.0
 
 
 async def connect(
@@ -100,6 +101,12 @@ class Listener:
 
     async def __aenter__(self) -> Self:
         await self._listener.__aenter__()
+        try:
+            if (name := self._listener.device) is not None:
+                self._open(name)  # now: then the first peer costs no more than those after it
+        except BaseException:
+            self.close()
+            raise
         self._run(self._serve())
         return self
 
@@ -161,12 +168,16 @@ class Listener:
             raise
         return Connection(session)
 
+    def _open(self, name: str) -> None:
+        """Until the listener is closed, so that not each peer opens the device anew."""
+        if name not in self._devices:
+            self._devices[name] = Device.of(name)
+
     def _new_parts(self, request: cm.Request) -> Parts:
         name = request.device
         assert name is not None, "a request has come by a device"
         try:
-            if name not in self._devices:
-                self._devices[name] = Device.of(name)
+            self._open(name)
             return Parts(Device.of(name), self._options)
         except (VerbsError, MemoryError) as e:
             raise RefusedError(f"there is no room for another connection there: {e}") from e

@@ -33,6 +33,8 @@ class Options:
     offers: how many messages that the receiver reads itself can be under way from this end.
     cache: how many bytes of memory stay registered that are not in use; 0: none. Memory that the
         peer was to read remains readable to it as long.
+    name: of the CQs in `cqnotify.metrics`, as "messages: sends" and "messages: receives". What is
+        counted stays for each name: one for each peer is too many, unless these are few.
     keepalive: in seconds: the connection is lost when the peer's device has given no sign of life
         for so long. None: only a send finds out that the peer's host is dead.
     """
@@ -44,11 +46,14 @@ class Options:
     offers: int = 8
     cache: int = 64 << 20
     keepalive: float | None = None
+    name: str = "messages"
 
     def __post_init__(self) -> None:
         for field in fields(self):
             if field.name in LIMITS:
                 _check(field.name, getattr(self, field.name))
+        if not isinstance(self.name, str):
+            raise TypeError(f"name must be a str, not {type(self.name).__name__}")
 
     @property
     def receives(self) -> int:

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 Address = tuple[str, int]
 
 READS = 8  # under way at a time
-FRAMES_UNDER_WAY = 64  # in the send queue, besides the reads
+FRAMES_UNDER_WAY = 64  # in the send queue, besides the reads; and at most
+FRAMES_PER_CREDIT = 8  # of our own: an end with few of them is to take little memory
 SENDING = 4  # times `eager`: the memory from which frames are sent
 PEER = AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE  # the latter for keepalives
 
@@ -108,10 +109,15 @@ class Parts:
         self.pd: PD = PD(device.context)
         self._made.append(self.pd)
         self.registrations: Registrations = Registrations(self.pd, options.cache)
-        self.places: int = FRAMES_UNDER_WAY + READS
-        self.send_cq: CQ = CQ(device.context, self.places, channel=device.channel)
+        frames = min(FRAMES_UNDER_WAY, FRAMES_PER_CREDIT * options.credits)
+        self.places: int = frames + READS
+        self.send_cq: CQ = CQ(
+            device.context, self.places, channel=device.channel, name=f"{options.name}: sends"
+        )
         self._made.append(self.send_cq)
-        self.recv_cq: CQ = CQ(device.context, receives, channel=device.channel)
+        self.recv_cq: CQ = CQ(
+            device.context, receives, channel=device.channel, name=f"{options.name}: receives"
+        )
         self._made.append(self.recv_cq)
         self.qp: QP = QP(
             self.pd,
@@ -143,7 +149,7 @@ class Parts:
         self.conn = conn
         self.local, self.peer = conn.local, conn.peer
         depth = self.qp.query().max_rd_atomic
-        self.reads = max(1, min(READS, depth))
+        self.reads = max(1, min(READS, depth - 1))  # and one that asks whether the peer is alive
 
     def slot(self, number: int, length: int) -> memoryview:
         """What a receive has brought."""

@@ -103,6 +103,11 @@ class SendQueue:
         return not self._taken
 
     @property
+    def oldest(self) -> int:
+        """Which work request completes next, of those that have a completion."""
+        return self._posted[0].number if self._posted else self._number + 1
+
+    @property
     def has_place(self) -> bool:
         return self._taken < self._places
 

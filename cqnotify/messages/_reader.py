@@ -8,8 +8,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ._errors import fresh
+from ._wire import Remote
 
 if TYPE_CHECKING:
+    from .. import SGE
     from ._incoming import Fetch, Step
     from ._queue import SendQueue
 
@@ -25,6 +27,7 @@ class Reading:
         self._steps = fetch.steps()
         self._waits = False  # for the reads under way
         self._runs = False
+        self._latest: tuple[SGE, Remote] | None = None
         self.future = future
         self.under_way: int = 0
         self.is_over: bool = False
@@ -42,8 +45,8 @@ class Reading:
             if step is None:
                 self._waits = self.under_way > 0
                 return not self._waits and self.post_next(queue)
-            self.under_way += 1  # first: if posting fails, the queue pair's end releases it
-            queue.post_read(*step, self)
+            self._latest = step
+            self._post(queue, *step)
             return True
         except StopIteration as e:
             self._end(e.value, None)
@@ -53,6 +56,18 @@ class Reading:
                 raise
             self._end(None, e)
         return False
+
+    def _post(self, queue: SendQueue, sge: SGE, remote: Remote) -> None:
+        self.under_way += 1  # first: if posting fails, the queue pair's end releases it
+        queue.post_read(sge, remote, self)
+
+    def read_again(self, queue: SendQueue) -> None:
+        """One byte of what is under way, into the same place. The message is not there before that
+        has completed: then the peer may forget its memory."""
+        assert self._latest is not None, "something is under way"
+        sge, remote = self._latest
+        at = sge.addr - sge.mr.addr
+        self._post(queue, sge.mr[at : at + 1], Remote(1, remote.addr, remote.rkey))
 
     def _got_memory(self, _: object) -> None:
         self._has_memory = True
@@ -102,6 +117,7 @@ class Reader:
         self._queue = queue
         self._most = most
         self._readings: list[Reading] = []
+        self._oldest = -1  # work request of the queue, at the last ask()
 
     @property
     def is_idle(self) -> bool:
@@ -122,6 +138,21 @@ class Reader:
                 if not reading.post_next(self._queue):
                     break
         self._readings = [one for one in self._readings if not one.is_over or one.under_way]
+
+    def ask(self) -> bool:
+        """Ask the peer's device for a sign of life, unless it has given one since the last call.
+        Return False if no read is under way.
+
+        An empty write behind reads could end the connection: newer Soft-RoCE that is asked for a
+        whole read again refuses it (REM_ACCESS_ERR) if the latest write or read was of nothing.
+        """
+        under_way = [reading for reading in self._readings if reading.under_way]
+        if under_way and self._queue.oldest == self._oldest and self._queue.has_place:
+            # Of a message that was given up, the peer may forget the memory while another one reads
+            # it; so such a message comes last.
+            min(under_way, key=lambda reading: reading.is_over).read_again(self._queue)
+        self._oldest = self._queue.oldest
+        return bool(under_way)
 
     def fail(self, error: Exception) -> None:
         for reading in self._readings:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from .. import AsyncEventError, ClosedError, WCStatus, WorkCompletion
 from .._timeouts import deadline
+from ..cm import DisconnectedError
 from . import _wire as wire
 from ._asking import Asking
 from ._errors import FarewellError, LostError, MessagesError, ProtocolError, fresh
@@ -208,14 +209,15 @@ class Session:
         before the peer has it, and tells nothing."""
         if self.error is not None or self.parts.device.is_iwarp:
             return False
-        if self.flow.unread or not self.reader.is_idle:
+        if self.flow.unread or self.sender.waiting or not self.reader.is_idle:
             return True
         may_wait = self.is_ending or self.parts.options.keepalive is not None
         return may_wait and not self._queue.is_empty
 
     def _ask(self) -> None:
         try:
-            self._queue.post_question()
+            if not self.reader.ask():
+                self._queue.post_question()
         except (OSError, ClosedError, RuntimeError) as e:  # of the queue pair
             self._lose(str(e), e)
 
@@ -313,6 +315,11 @@ class Session:
         if self.parts.conn is not None and self.parts.conn.error is not None:
             why = self.parts.conn.error  # rdma_cm knows better
             text = str(why)
+        if self._farewell is not None and isinstance(why, DisconnectedError):
+            # Of what was sent before the farewell all has arrived. A peer that has heard it closes,
+            # which can be known here before the device has told that it has arrived.
+            self._end(ClosedError(CLOSED))
+            return
         error = LostError(f"the connection to {host} port {port} is lost: {text}")
         error.__cause__ = why
         self._end(error)

@@ -44,7 +44,11 @@ int cqn_engine_dispatch(cqn_cq *cq)
         return 0;
     }
     cqn_cq_dispatched(cq);
+    if (cq->base.handle != NULL && cq->base.context->measure_latency) {
+        self->channel->event_at = cqn_now_ns();
+    }
     cqn_engine_prepare(self, false);
+    self->channel->event_at = 0;
     int rc = PyErr_Occurred() ? -1 : cqn_engine_flush(self, true);
     Py_DECREF(self);
     return rc;
@@ -103,7 +107,7 @@ static void qp_changed(cqn_cq *cq, cqn_qp *qp, PyObject **interrupt)
 
 void cqn_engines_tell(cqn_qp *qp, PyObject **interrupt)
 {
-    if (cqn_forked(&qp->base) || PyErr_Occurred()) {
+    if (cqn_forked(&qp->base) || PyErr_Occurred() || qp->send_cq == NULL) {
         return;
     }
     qp_changed(qp->send_cq, qp, interrupt);

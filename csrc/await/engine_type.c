@@ -11,6 +11,7 @@
 #include "await/engine_wake.h"
 #include "await/give_up.h"
 #include "await/lines.h"
+#include "await/loop.h"
 #include "await/operation.h"
 #include "await/pending.h"
 #include "await/room.h"
@@ -90,16 +91,10 @@ static PyObject *engine_drain(PyObject *op, PyObject *Py_UNUSED(unused))
 
 static int get_asyncio(cqn_state *st)
 {
-    if (st->get_running_loop == NULL) {
-        PyObject *asyncio = PyImport_ImportModule("asyncio");
-        st->get_running_loop =
-            asyncio == NULL ? NULL : PyObject_GetAttrString(asyncio, "_get_running_loop");
-        Py_XDECREF(asyncio);
-    }
     if (st->anyio_name == NULL) {
         st->anyio_name = PyUnicode_InternFromString("anyio");
     }
-    return st->get_running_loop == NULL || st->anyio_name == NULL ? -1 : 0;
+    return st->anyio_name == NULL ? -1 : cqn_loop_know_asyncio(st);
 }
 
 /* The CQ must be open, have a channel, and have no AsyncCQ yet. */
@@ -266,7 +261,7 @@ static PyMethodDef engine_methods[] = {
      "QP is closed or reset. Wraps the same verbs."},
     {"send", (PyCFunction)(void (*)(void))cqn_engine_sends, METH_FASTCALL | METH_KEYWORDS,
      "send($self, /, qp, sg, *, imm_data=None, send_flags=2, wr_id=None, ah=None, "
-     "remote_qpn=None, remote_qkey=None)\n--\n\n"
+     "remote_qpn=None, remote_qkey=None, remote_srqn=None)\n--\n\n"
      "Post a SEND, or a SEND_WITH_IMM if `imm_data` is given, and await its completion.\n\n"
      "`qp` must send on this CQ. The arguments are those of QP.post_send(); SIGNALED is always "
      "set. Where the send queue is full it waits for room, first come, first served.\n\n"
@@ -288,7 +283,7 @@ static PyMethodDef engine_methods[] = {
      "Wraps ibv_post_recv(3) and ibv_poll_cq(3)."},
     {"write", (PyCFunction)(void (*)(void))cqn_engine_writes, METH_FASTCALL | METH_KEYWORDS,
      "write($self, /, qp, sg, remote_addr, rkey, *, imm_data=None, send_flags=2, "
-     "wr_id=None)\n--\n\n"
+     "wr_id=None, remote_srqn=None)\n--\n\n"
      "Post an RDMA_WRITE (with `imm_data` RDMA_WRITE_WITH_IMM), and await its completion.\n\n"
      "See send()."},
     {"read", (PyCFunction)(void (*)(void))cqn_engine_reads, METH_FASTCALL | METH_KEYWORDS,

@@ -23,19 +23,10 @@ int cqn_request_wake(cqn_request *self, bool resume)
         return 0;
     }
     Py_INCREF(wakeup);
-    int rc;
-    if (Py_IS_TYPE(wakeup, self->engine->state->Wakeup)) {
-        if (resume) {
-            self->turn = 0; /* the task goes on in this turn of the loop, not in the next */
-        }
-        rc = resume ? cqn_wakeup_resume(wakeup) : cqn_wakeup_wake(wakeup);
+    if (resume && Py_IS_TYPE(wakeup, self->engine->state->Wakeup)) {
+        self->turn = 0; /* the task goes on in this turn of the loop, not in the next */
     }
-    else {
-        PyObject *result;
-        CQN_UNLOCKED(result = PyObject_CallMethod(wakeup, "wake", NULL));
-        rc = result == NULL ? -1 : 0;
-        Py_XDECREF(result);
-    }
+    const int rc = cqn_wakeup_of_any(self->engine->state, wakeup, resume);
     Py_DECREF(wakeup);
     return rc;
 }

@@ -78,11 +78,64 @@ void cqn_channel_forget_loop(cqn_channel *self)
     Py_CLEAR(self->on_fail);
 }
 
+int cqn_loop_know_asyncio(cqn_state *st)
+{
+    if (st->get_running_loop == NULL) {
+        PyObject *asyncio = PyImport_ImportModule("asyncio");
+        st->get_running_loop =
+            asyncio == NULL ? NULL : PyObject_GetAttrString(asyncio, "_get_running_loop");
+        Py_XDECREF(asyncio);
+    }
+    return st->get_running_loop == NULL ? -1 : 0;
+}
+
+int cqn_loop_parts(cqn_state *st, PyObject *loop, PyObject **raw_loop, PyObject **done)
+{
+    PyObject *raw = PyObject_GetAttrString(loop, "asyncio");
+    *raw_loop = *done = NULL;
+    if (raw == Py_None) {
+        Py_CLEAR(raw);
+        return 0;
+    }
+    if (raw == NULL || cqn_loop_know_asyncio(st) < 0 || (*done = make_done(raw)) == NULL) {
+        Py_XDECREF(raw);
+        return -1;
+    }
+    *raw_loop = raw;
+    return 0;
+}
+
+/* Whether the caller runs in that loop of asyncio; NULL is none. -1 with an exception. */
+static int runs_in(const cqn_state *st, const PyObject *raw_loop)
+{
+    PyObject *running = PyObject_CallNoArgs(st->get_running_loop);
+    if (running == NULL) {
+        return -1;
+    }
+    const int rc = running == raw_loop;
+    Py_DECREF(running);
+    return rc;
+}
+
+int cqn_loop_runs_here(const cqn_state *st, PyObject *loop, PyObject *raw_loop)
+{
+    PyObject *answer;
+    if (raw_loop != NULL) {
+        return runs_in(st, raw_loop);
+    }
+    Py_INCREF(loop);
+    CQN_UNLOCKED(answer = PyObject_CallMethod(loop, "runs_here", NULL));
+    Py_DECREF(loop);
+    const int rc = answer == NULL ? -1 : PyObject_IsTrue(answer);
+    Py_XDECREF(answer);
+    return rc;
+}
+
 PyObject *cqn_channel_set_loop(PyObject *op, PyObject *args)
 {
     CQN_LOCKED;
     cqn_channel *self = (cqn_channel *)op;
-    PyObject *loop, *on_fail, *raw, *done = NULL;
+    PyObject *loop, *on_fail, *raw, *done;
     if (!PyArg_ParseTuple(args, "OO:_set_loop", &loop, &on_fail)) {
         return NULL;
     }
@@ -90,13 +143,8 @@ PyObject *cqn_channel_set_loop(PyObject *op, PyObject *args)
     if (loop == Py_None) {
         Py_RETURN_NONE;
     }
-    raw = PyObject_GetAttrString(loop, "asyncio");
-    if (raw == NULL || (raw != Py_None && (done = make_done(raw)) == NULL)) {
-        Py_XDECREF(raw);
+    if (cqn_loop_parts(self->base.state, loop, &raw, &done) < 0) {
         return NULL;
-    }
-    if (raw == Py_None) {
-        Py_CLEAR(raw);
     }
     Py_XSETREF(self->raw_loop, raw);
     Py_XSETREF(self->done, done);
@@ -109,13 +157,8 @@ PyObject *cqn_channel_set_loop(PyObject *op, PyObject *args)
  * so already is known, and the AsyncCQ is not asked again. */
 int cqn_loop_attach(cqn_engine *self)
 {
-    PyObject *running = PyObject_CallNoArgs(self->state->get_running_loop);
-    if (running == NULL) {
-        return -1;
-    }
-    const bool known = running != Py_None && running == self->channel->raw_loop;
-    Py_DECREF(running);
-    return known ? 0 : cqn_engine_do(self, "_attach", NULL);
+    const int known = runs_in(self->state, self->channel->raw_loop);
+    return known < 0 ? -1 : known > 0 ? 0 : cqn_engine_do(self, "_attach", NULL);
 }
 
 /* A failure that no task was told of is raised in the one that waits now, if it concerns that QP;

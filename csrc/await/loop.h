@@ -18,6 +18,18 @@ void cqn_turn_used(size_t n);
 /* Whether the budget is used up. */
 bool cqn_turn_is_over(void);
 
+/* Looks asyncio up, which an interpreter does once. -1 with an exception. */
+int cqn_loop_know_asyncio(cqn_state *st);
+
+/* Of a loop as cqnotify has it, the asyncio loop itself, and a future of it that has a result, see
+ * call_task() in wakeup.c: new references; NULL of a loop of another library. -1 with an exception.
+ */
+int cqn_loop_parts(cqn_state *st, PyObject *loop, PyObject **raw_loop, PyObject **done);
+
+/* Whether the caller runs in a task or a callback of that loop, of which cqn_loop_parts() has told.
+ * -1 with an exception. */
+int cqn_loop_runs_here(const cqn_state *st, PyObject *loop, PyObject *raw_loop);
+
 /* Sees to it that the running loop reads the events of the engine's channel. -1 with an
  * exception. Can run any code. */
 int cqn_loop_attach(cqn_engine *self);

@@ -36,9 +36,10 @@ static const method sends = {
     .opcode = IBV_WR_SEND,
     .opcode_with_imm = IBV_WR_SEND_WITH_IMM,
     .required = 2,
-    .names = {"qp", "sg", "imm_data", "send_flags", "wr_id", "ah", "remote_qpn", "remote_qkey"},
+    .names = {"qp", "sg", "imm_data", "send_flags", "wr_id", "ah", "remote_qpn", "remote_qkey",
+              "remote_srqn"},
     .as = {0, CQN_SG, CQN_IMM_DATA, CQN_SEND_FLAGS, CQN_WR_ID, CQN_AH, CQN_REMOTE_QPN,
-           CQN_REMOTE_QKEY},
+           CQN_REMOTE_QKEY, CQN_REMOTE_SRQN},
 };
 static const method receives = {
     .name = "recv",
@@ -53,8 +54,9 @@ static const method writes = {
     .opcode = IBV_WR_RDMA_WRITE,
     .opcode_with_imm = IBV_WR_RDMA_WRITE_WITH_IMM,
     .required = 4,
-    .names = {"qp", "sg", "remote_addr", "rkey", "imm_data", "send_flags", "wr_id"},
-    .as = {0, CQN_SG, CQN_REMOTE_ADDR, CQN_RKEY, CQN_IMM_DATA, CQN_SEND_FLAGS, CQN_WR_ID},
+    .names = {"qp", "sg", "remote_addr", "rkey", "imm_data", "send_flags", "wr_id", "remote_srqn"},
+    .as = {0, CQN_SG, CQN_REMOTE_ADDR, CQN_RKEY, CQN_IMM_DATA, CQN_SEND_FLAGS, CQN_WR_ID,
+           CQN_REMOTE_SRQN},
 };
 static const method reads = {
     .name = "read",

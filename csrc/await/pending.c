@@ -28,6 +28,7 @@ void cqn_engine_wake_later(cqn_request *request)
     cqn_engine *self = request->engine;
     request->woken = request->to_wake = true;
     request->woken_next = NULL;
+    request->event_at = self->channel->event_at;
     *(self->woken_last ? &self->woken_last->woken_next : &self->woken) = request;
     self->woken_last = request;
 }

@@ -75,6 +75,7 @@ struct cqn_request {
     uint32_t max_entries;
     uint64_t wr_id, key; /* the key is the number by which a table knows it */
     uint64_t turn;       /* in which its task went to sleep */
+    int64_t event_at;    /* when the event was read that wakes it, while that is measured; or 0 */
     double spin;
 
     /* Of an operation. */

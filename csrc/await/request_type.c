@@ -5,6 +5,7 @@
  */
 
 #include "await/await.h"
+#include "await/coroutine.h"
 #include "await/give_up.h"
 #include "await/outcome.h"
 #include "await/pending.h"
@@ -13,100 +14,29 @@
 
 /* ---- as a coroutine ---- */
 
-/* A result becomes a StopIteration, as by send() of a generator. */
-static PyObject *result_of(PySendResult r, PyObject *result)
-{
-    if (r == PYGEN_RETURN) {
-        if (result == Py_None) {
-            PyErr_SetNone(PyExc_StopIteration);
-        }
-        else {
-            PyObject *stop = PyObject_CallOneArg(PyExc_StopIteration, result);
-            if (stop != NULL) {
-                PyErr_SetObject(PyExc_StopIteration, stop);
-                Py_DECREF(stop);
-            }
-        }
-        Py_CLEAR(result);
-    }
-    return result;
-}
-
-static PyObject *request_method_send(PyObject *op, PyObject *value)
-{
-    PyObject *result;
-    PySendResult r = cqn_request_send(op, value, &result);
-    return result_of(r, result);
-}
-
-static PyObject *request_next(PyObject *op)
-{
-    return request_method_send(op, Py_None);
-}
-
-/* Raises the arguments of throw(): an exception, or a type with its value. */
-static void raise_given(PyObject *const *args, Py_ssize_t nargs)
-{
-    PyObject *type = args[0], *value = nargs > 1 ? args[1] : Py_None;
-    if (PyExceptionInstance_Check(type)) {
-        PyErr_SetObject((PyObject *)Py_TYPE(type), type);
-    }
-    else if (!PyExceptionClass_Check(type)) {
-        PyErr_Format(PyExc_TypeError,
-                     "exceptions must be classes or instances deriving from BaseException, not %s",
-                     Py_TYPE(type)->tp_name);
-    }
-    else if (value == Py_None) {
-        PyErr_SetNone(type);
-    }
-    else {
-        PyErr_SetObject(type, value);
-    }
-}
-
-static PyObject *throw_into_iterator(cqn_request *self, PyObject *const *args, Py_ssize_t nargs)
-{
-    PyObject *iterator = Py_NewRef(self->iterator), *result = NULL;
-    PyObject *method = PyObject_GetAttrString(iterator, "throw");
-    if (method != NULL) {
-        CQN_UNLOCKED(result = PyObject_Vectorcall(method, args, (size_t)nargs, NULL));
-    }
-    Py_XDECREF(method);
-    Py_DECREF(iterator);
-    return result;
-}
-
 /* An exception is thrown into the task, mostly because it was cancelled. The task gives its request
  * up, and what the request had goes to others. */
 static PyObject *request_throw(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
 {
     CQN_LOCKED;
     cqn_request *self = (cqn_request *)op;
-    if (nargs < 1 || nargs > 3) {
-        PyErr_Format(PyExc_TypeError, "throw expected 1 to 3 arguments, got %zd", nargs);
-        return NULL;
-    }
-    if (self->stepping) {
-        PyErr_SetString(PyExc_ValueError, "coroutine already executing");
-        return NULL;
-    }
-    if (self->state == CQN_DONE || self->abandoned) {
-        PyErr_SetString(PyExc_RuntimeError, "cannot reuse already awaited coroutine");
+    if (cqn_check_throw(nargs) < 0 ||
+        cqn_refuse_step(self->stepping, self->state == CQN_DONE || self->abandoned) < 0) {
         return NULL;
     }
     if (self->state == CQN_NEW) {
         cqn_request_finish(self);
-        raise_given(args, nargs);
+        cqn_raise_given(args, nargs);
         return NULL;
     }
     PyObject *yielded = NULL;
     if (self->iterator != NULL) {
         self->stepping = true;
-        yielded = throw_into_iterator(self, args, nargs);
+        yielded = cqn_throw_into(self->iterator, args, nargs);
         self->stepping = false;
     }
     else {
-        raise_given(args, nargs);
+        cqn_raise_given(args, nargs);
     }
     if (yielded == NULL) {
         cqn_request_give_up(self);
@@ -118,8 +48,7 @@ static PyObject *request_close(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
     cqn_request *self = (cqn_request *)op;
-    if (self->stepping) {
-        PyErr_SetString(PyExc_ValueError, "coroutine already executing");
+    if (cqn_refuse_step(self->stepping, false) < 0) {
         return NULL;
     }
     if (self->iterator != NULL) {
@@ -278,10 +207,7 @@ static PyObject *request_get_running(PyObject *op, void *Py_UNUSED(unused))
 }
 
 static PyMethodDef request_methods[] = {
-    {"send", request_method_send, METH_O, "send($self, value, /)\n--\n\nAs of a coroutine."},
-    {"throw", (PyCFunction)(void (*)(void))request_throw, METH_FASTCALL,
-     "throw($self, type, value=None, traceback=None, /)\n--\n\nAs of a coroutine."},
-    {"close", request_close, METH_NOARGS, "close($self, /)\n--\n\nAs of a coroutine."},
+    CQN_COROUTINE_METHODS(request_throw, request_close),
     {NULL, NULL, 0, NULL},
 };
 
@@ -297,7 +223,7 @@ static PyType_Slot request_slots[] = {
     {Py_am_await, PyObject_SelfIter},
     {Py_am_send, cqn_request_send},
     {Py_tp_iter, PyObject_SelfIter},
-    {Py_tp_iternext, request_next},
+    {Py_tp_iternext, cqn_coroutine_next},
     {Py_tp_repr, request_repr},
     {Py_tp_finalize, request_finalize},
     {Py_tp_traverse, request_traverse},

@@ -9,6 +9,7 @@
 
 #include "await/step.h"
 #include "await/async_cq.h"
+#include "await/coroutine.h"
 #include "await/engine_look.h"
 #include "await/engine_wake.h"
 #include "await/give_up.h"
@@ -44,6 +45,7 @@ static void raise_own_failure(cqn_request *self)
 static void count_woken(cqn_engine *engine, size_t completions)
 {
     engine->wakeups++;
+    engine->cq->stats.task_wakeups++;
     if (engine->max_per_wake < completions) {
         engine->max_per_wake = completions;
     }
@@ -176,15 +178,9 @@ static int make_wakeup(cqn_request *self)
  * the sleep is over. */
 static PySendResult go_on_sleeping(cqn_request *self, PyObject *value, PyObject **result)
 {
-    PyObject *iterator = Py_NewRef(self->iterator);
-    PySendResult r;
-    CQN_UNLOCKED(r = PyIter_Send(iterator, value, result));
-    Py_DECREF(iterator);
+    const PySendResult r = cqn_send_into(self->iterator, value, result);
     if (r != PYGEN_NEXT) {
         Py_CLEAR(self->iterator);
-        if (r == PYGEN_RETURN) {
-            Py_CLEAR(*result);
-        }
     }
     return r;
 }
@@ -194,6 +190,8 @@ static PySendResult go_on_sleeping(cqn_request *self, PyObject *value, PyObject 
 static PySendResult fall_asleep(cqn_request *self, PyObject **result)
 {
     self->turn = cqn_turn_now();
+    self->event_at = 0;
+    CQN_TRACE_N(sleep, self->engine->cq, (intptr_t)self);
     self->anchor = Py_NewRef(self->wakeup);
     if (Py_IS_TYPE(self->wakeup, self->engine->state->Wakeup)) {
         cqn_wakeup_yield(self->wakeup);
@@ -270,13 +268,10 @@ static PySendResult run_request(cqn_request *self, PyObject **result)
 /* A request is awaited once, by one task at a time, as a coroutine is. */
 static int refuse_to_run(const cqn_request *self, PyObject *value)
 {
-    if (self->stepping) {
-        PyErr_SetString(PyExc_ValueError, "coroutine already executing");
+    if (cqn_refuse_step(self->stepping, self->state == CQN_DONE || self->abandoned) < 0) {
+        return -1;
     }
-    else if (self->state == CQN_DONE || self->abandoned) {
-        PyErr_SetString(PyExc_RuntimeError, "cannot reuse already awaited coroutine");
-    }
-    else if (self->state == CQN_NEW && value != Py_None) {
+    if (self->state == CQN_NEW && value != Py_None) {
         PyErr_SetString(PyExc_TypeError, "can't send non-None value to a just-started coroutine");
     }
     else if (self->wakeup != NULL && Py_IS_TYPE(self->wakeup, self->engine->state->Wakeup) &&
@@ -289,6 +284,18 @@ static int refuse_to_run(const cqn_request *self, PyObject *value)
     return -1;
 }
 
+/* The task goes on where it slept. */
+static void woke_up(cqn_request *self)
+{
+    cqn_cq *cq = self->engine->cq;
+    CQN_TRACE_N(wake, cq, (intptr_t)self);
+    if (self->event_at != 0) {
+        cqn_histogram_add(&cq->histograms[CQN_TASK_LATENCY],
+                          (uint64_t)(cqn_now_ns() - self->event_at));
+        self->event_at = 0;
+    }
+}
+
 /* One step of the task: it begins, or goes on where it slept; then it sleeps again, or has its
  * result. */
 static PySendResult step_request(cqn_request *self, PyObject *value, PyObject **result)
@@ -299,8 +306,9 @@ static PySendResult step_request(cqn_request *self, PyObject *value, PyObject **
     if (self->state == CQN_NEW) {
         r = begin_request(self) < 0 ? PYGEN_ERROR : PYGEN_RETURN;
     }
-    else if (self->iterator != NULL) {
-        r = go_on_sleeping(self, value, result);
+    else {
+        woke_up(self);
+        r = self->iterator != NULL ? go_on_sleeping(self, value, result) : r;
     }
     if (r == PYGEN_RETURN) {
         Py_CLEAR(self->wakeup);

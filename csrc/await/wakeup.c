@@ -222,6 +222,17 @@ static PyObject *wakeup_resume(PyObject *op, PyObject *Py_UNUSED(unused))
     return cqn_wakeup_resume(op) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
+int cqn_wakeup_of_any(const cqn_state *st, PyObject *op, bool resume)
+{
+    if (Py_IS_TYPE(op, st->Wakeup)) {
+        return resume ? cqn_wakeup_resume(op) : cqn_wakeup_wake(op);
+    }
+    PyObject *result;
+    CQN_UNLOCKED(result = PyObject_CallMethod(op, "wake", NULL));
+    Py_XDECREF(result);
+    return result == NULL ? -1 : 0;
+}
+
 /* ---- what the task asks ---- */
 
 static PyObject *wakeup_add_done_callback(PyObject *op, PyObject *const *args, Py_ssize_t nargs,

@@ -20,4 +20,7 @@ int cqn_wakeup_wake(PyObject *wakeup);
 /* The task goes on here and now, and runs until it waits again. -1 with what must end the loop. */
 int cqn_wakeup_resume(PyObject *wakeup);
 
+/* The same of any wakeup: that of a task of another library than asyncio only has wake(). */
+int cqn_wakeup_of_any(const cqn_state *st, PyObject *wakeup, bool resume);
+
 #endif

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Arguments: keywords for fast calls, and conversions that name the argument, the value and the
- * limit when they refuse.
+ * Arguments: their names, and conversions that name the argument, the value and the limit when they
+ * refuse.
  *
- * CPython's own parser (PyArg_ParseTupleAndKeywords) serves the constructors, where its cost does
- * not matter.
+ * CPython's own parser (PyArg_ParseTupleAndKeywords) serves the constructors of which a program
+ * makes few.
  */
 
 #include "base/args.h"
@@ -15,8 +15,12 @@
 /* The first letter tells most names apart, so strcmp() is rarely called. */
 static Py_ssize_t index_of(PyObject *keyword, const char *const *names)
 {
-    if (!PyUnicode_IS_COMPACT_ASCII(keyword)) {
-        return -1; /* as all names are */
+    if (!PyUnicode_IS_COMPACT_ASCII(keyword)) { /* as all names are, but for a subclass of str */
+        Py_ssize_t i = 0;
+        while (names[i] != NULL && PyUnicode_CompareWithASCIIString(keyword, names[i]) != 0) {
+            i++;
+        }
+        return names[i] != NULL ? i : -1;
     }
     const char *text = PyUnicode_DATA(keyword);
     for (Py_ssize_t i = 0; names[i] != NULL; i++) {
@@ -27,11 +31,8 @@ static Py_ssize_t index_of(PyObject *keyword, const char *const *names)
     return -1;
 }
 
-/* Sorts the arguments of a METH_FASTCALL | METH_KEYWORDS call into `out`, in
- * the order of `names` (NULL at its end); what was not given stays NULL. The
- * first `positional` may come by position, the first `required` must come. */
-int cqn_sort_args(const char *function, const char *const *names, int positional, int required,
-                  PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **out)
+static int sort_positional(const char *function, int positional, PyObject *const *args,
+                           Py_ssize_t nargs, PyObject **out)
 {
     if (nargs > positional) {
         PyErr_Format(PyExc_TypeError, "%s() takes at most %d positional argument%s (%zd given)",
@@ -41,22 +42,30 @@ int cqn_sort_args(const char *function, const char *const *names, int positional
     for (Py_ssize_t i = 0; i < nargs; i++) {
         out[i] = args[i];
     }
-    Py_ssize_t nkw = kwnames == NULL ? 0 : PyTuple_GET_SIZE(kwnames);
-    for (Py_ssize_t k = 0; k < nkw; k++) {
-        PyObject *keyword = PyTuple_GET_ITEM(kwnames, k);
-        Py_ssize_t i = index_of(keyword, names);
-        if (i < 0) {
-            PyErr_Format(PyExc_TypeError, "%s() got an unexpected keyword argument '%U'", function,
-                         keyword);
-            return -1;
-        }
-        if (out[i] != NULL) {
-            PyErr_Format(PyExc_TypeError, "%s() got multiple values for argument '%s'", function,
-                         names[i]);
-            return -1;
-        }
-        out[i] = args[nargs + k];
+    return 0;
+}
+
+static int sort_keyword(const char *function, const char *const *names, PyObject *keyword,
+                        PyObject *value, PyObject **out)
+{
+    const Py_ssize_t i = index_of(keyword, names);
+    if (i < 0) {
+        PyErr_Format(PyExc_TypeError, "%s() got an unexpected keyword argument '%U'", function,
+                     keyword);
+        return -1;
     }
+    if (out[i] != NULL) {
+        PyErr_Format(PyExc_TypeError, "%s() got multiple values for argument '%s'", function,
+                     names[i]);
+        return -1;
+    }
+    out[i] = value;
+    return 0;
+}
+
+static int check_required(const char *function, const char *const *names, int required,
+                          PyObject *const *out)
+{
     for (int i = 0; i < required; i++) {
         if (out[i] == NULL) {
             PyErr_Format(PyExc_TypeError, "%s() missing required argument '%s'", function,
@@ -65,6 +74,46 @@ int cqn_sort_args(const char *function, const char *const *names, int positional
         }
     }
     return 0;
+}
+
+/* Sorts the arguments of a METH_FASTCALL | METH_KEYWORDS call into `out`, in
+ * the order of `names` (NULL at its end); what was not given stays NULL. The
+ * first `positional` may come by position, the first `required` must come. */
+int cqn_sort_args(const char *function, const char *const *names, int positional, int required,
+                  PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **out)
+{
+    if (sort_positional(function, positional, args, nargs, out) < 0) {
+        return -1;
+    }
+    const Py_ssize_t nkw = kwnames == NULL ? 0 : PyTuple_GET_SIZE(kwnames);
+    for (Py_ssize_t k = 0; k < nkw; k++) {
+        if (sort_keyword(function, names, PyTuple_GET_ITEM(kwnames, k), args[nargs + k], out) < 0) {
+            return -1;
+        }
+    }
+    return check_required(function, names, required, out);
+}
+
+/* The same of a constructor's. No code runs meanwhile, so the dict stays as it is. */
+int cqn_sort_new(const char *type, const char *const *names, int positional, int required,
+                 PyObject *args, PyObject *kwargs, PyObject **out)
+{
+    PyObject *keyword, *value;
+    Py_ssize_t at = 0;
+    if (sort_positional(type, positional, &PyTuple_GET_ITEM(args, 0), PyTuple_GET_SIZE(args), out) <
+        0) {
+        return -1;
+    }
+    while (kwargs != NULL && PyDict_Next(kwargs, &at, &keyword, &value)) {
+        if (!PyUnicode_Check(keyword)) { /* which Python leaves to us */
+            PyErr_SetString(PyExc_TypeError, "keywords must be strings");
+            return -1;
+        }
+        if (sort_keyword(type, names, keyword, value, out) < 0) {
+            return -1;
+        }
+    }
+    return check_required(type, names, required, out);
 }
 
 /* A value for a message that refuses it. */

@@ -27,6 +27,22 @@ static inline int cqn_args(const char *function, const char *const *names, int p
                : cqn_sort_args(function, names, positional, required, args, nargs, kwnames, out);
 }
 
+/* The same for the tuple and the dict, or NULL, that a constructor of `type` was called with. */
+int cqn_sort_new(const char *type, const char *const *names, int positional, int required,
+                 PyObject *args, PyObject *kwargs, PyObject **out);
+
+/* None in the place of what was not given. */
+static inline PyObject *cqn_given(PyObject *value)
+{
+    return value != NULL ? value : Py_None;
+}
+
+/* True or false, as Python takes a value; NULL is false. -1 with an exception. */
+static inline int cqn_truth(PyObject *value)
+{
+    return value == NULL ? 0 : PyObject_IsTrue(value);
+}
+
 /* The conversions below return -1 with TypeError or ValueError, which name the argument, the
  * value and the limit. They can run any code: __index__() is the user's. */
 int cqn_range(PyObject *value, const char *name, uint64_t min, uint64_t max, uint64_t *out);

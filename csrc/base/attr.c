@@ -31,9 +31,14 @@ const cqn_field cqn_device_ex_fields[] = {
     E(comp_mask), E(odp_caps.general_caps), E(odp_caps.per_transport_caps.rc_odp_caps),
     E(odp_caps.per_transport_caps.uc_odp_caps), E(odp_caps.per_transport_caps.ud_odp_caps),
     E(completion_timestamp_mask), E(hca_core_clock), E(device_cap_flags_ex),
+    E(tso_caps.max_tso), E(tso_caps.supported_qpts), E(rss_caps.supported_qpts),
+    E(rss_caps.max_rwq_indirection_tables), E(rss_caps.max_rwq_indirection_table_size),
+    E(rss_caps.rx_hash_fields_mask), E(rss_caps.rx_hash_function), E(max_wq_type_rq),
+    E(raw_packet_caps), E(tm_caps.max_rndv_hdr_size), E(tm_caps.max_num_tags), E(tm_caps.flags),
+    E(tm_caps.max_ops), E(tm_caps.max_sge),
     E(packet_pacing_caps.qp_rate_limit_min), E(packet_pacing_caps.qp_rate_limit_max),
     E(packet_pacing_caps.supported_qpts), E(cq_mod_caps.max_cq_count),
-    E(cq_mod_caps.max_cq_period), E(phys_port_cnt_ex), END};
+    E(cq_mod_caps.max_cq_period), E(phys_port_cnt_ex), E(max_dm_size), END};
 
 #define P(f) U(struct ibv_port_attr, f)
 const cqn_field cqn_port_fields[] = {
@@ -163,6 +168,40 @@ PyObject *cqn_struct_to_tuple(const void *from, const cqn_field *fields)
     return tuple;
 }
 
+PyObject *cqn_tuple_of(PyObject *const *items, size_t n)
+{
+    PyObject *tuple = PyTuple_New((Py_ssize_t)n);
+    bool ok = tuple != NULL;
+    for (size_t i = 0; i < n; i++) {
+        ok = ok && items[i] != NULL;
+        if (tuple != NULL) {
+            PyTuple_SET_ITEM(tuple, (Py_ssize_t)i, items[i]);
+        }
+        else {
+            Py_XDECREF(items[i]);
+        }
+    }
+    if (!ok) {
+        Py_CLEAR(tuple);
+    }
+    return tuple;
+}
+
+/* The first letter tells most names apart, as in args.c. */
+const cqn_field *cqn_field_of(const cqn_field *fields, PyObject *name)
+{
+    Py_ssize_t size;
+    const char *text = PyUnicode_Check(name) ? PyUnicode_AsUTF8AndSize(name, &size) : NULL;
+    if (text == NULL || strlen(text) != (size_t)size) {
+        PyErr_Clear(); /* it can't be written in UTF-8, so it is none of these */
+        return NULL;
+    }
+    while (fields->name != NULL && (*text != *fields->name || strcmp(text, fields->name) != 0)) {
+        fields++;
+    }
+    return fields->name != NULL ? fields : NULL;
+}
+
 /* Stores `value` in the struct at `to`, within the field's limit. */
 int cqn_field_from(PyObject *value, void *to, const cqn_field *field)
 {
@@ -183,16 +222,6 @@ PyObject *cqn_ah_attr_to_dict(const struct ibv_ah_attr *attr)
     return cqn_struct_to_dict(attr, ah_fields);
 }
 
-static const cqn_field *ah_field(PyObject *name)
-{
-    const cqn_field *f = ah_fields;
-    while (f->name != NULL &&
-           (!PyUnicode_Check(name) || PyUnicode_CompareWithASCIIString(name, f->name) != 0)) {
-        f++;
-    }
-    return f->name == NULL ? NULL : f;
-}
-
 /* A copy, so that no other thread changes it while it is read; `kind` is the name by which the user
  * knows such a dict. */
 PyObject *cqn_dict_copy(PyObject *mapping, const char *name, const char *kind)
@@ -210,7 +239,7 @@ static int ah_fields_from(PyObject *mapping, const char *name, struct ibv_ah_att
     Py_ssize_t pos = 0;
     bool given_global = false;
     while (PyDict_Next(mapping, &pos, &key, &value)) {
-        const cqn_field *field = ah_field(key);
+        const cqn_field *field = cqn_field_of(ah_fields, key);
         if (field == NULL) {
             PyErr_Format(PyExc_TypeError, "%s has no field %R", name, key);
             return -1;

@@ -18,9 +18,16 @@ typedef struct {
 PyObject *cqn_struct_to_dict(const void *from, const cqn_field *fields);
 PyObject *cqn_struct_to_tuple(const void *from, const cqn_field *fields);
 
+/* A new tuple of n new references, which it takes over in any case. NULL if one of them is NULL,
+ * with the exception that made it so, or with MemoryError. */
+PyObject *cqn_tuple_of(PyObject *const *items, size_t n);
+
 /* A copy of a dict that the user gave, which no other thread changes while it is read. TypeError
  * names the argument, and the `kind` of dict that it should be. */
 PyObject *cqn_dict_copy(PyObject *mapping, const char *name, const char *kind);
+
+/* The field of that name, or NULL. */
+const cqn_field *cqn_field_of(const cqn_field *fields, PyObject *name);
 
 /* Stores a value in the field of the struct at `to`. -1 with an exception. */
 int cqn_field_from(PyObject *value, void *to, const cqn_field *field);

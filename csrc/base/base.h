@@ -14,6 +14,7 @@
  *   attr.h       structs of the verbs as dicts and tuples
  *   constants.h  numbers of the verbs by their names
  *   spares.h     memory of objects that were dropped, for the next ones
+ *   trace.h      places that tracers find
  */
 #ifndef CQN_BASE_H
 #define CQN_BASE_H
@@ -28,5 +29,6 @@
 #include "base/object.h"
 #include "base/spares.h"
 #include "base/state.h"
+#include "base/trace.h"
 
 #endif

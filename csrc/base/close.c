@@ -4,7 +4,8 @@
  *
  * close() in the order of its steps:
  *   1. in a forked child, forget the handle and touch nothing;
- *   2. while open objects use this one: BusyError, or close them first;
+ *   2. while open objects use this one: BusyError, or close them first, but for those that pin it,
+ *      which it does not know;
  *   3. while another thread is inside a call on it, or is just destroying one
  *      of its users: wait (every such call is bounded, nothing sleeps in one),
  *      and let no new call begin, or there might always be another;
@@ -114,7 +115,7 @@ static int close_step(cqn_object *self, bool cascade, PyObject **interrupt)
         retire_object(self, interrupt);
         return 1;
     }
-    if (self->pins > 0 && !cascade) {
+    if (self->pins > 0 && (!cascade || self->kind->pinned_by != NULL)) {
         return REFUSED;
     }
     if (self->users == 0 && self->in_use == 0) {

@@ -11,9 +11,6 @@
 /* Takes the object out of all lists; what it uses still counts it. */
 void cqn_unlist(cqn_object *self);
 
-/* Wakes the threads in cqn_wait_until_left(). */
-void cqn_tell_idle(cqn_state *st);
-
 /* users.c */
 
 /* The open object to close first if `self` is to go; NULL: no open object uses it. */

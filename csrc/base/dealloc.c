@@ -68,7 +68,14 @@ void cqn_finalize(PyObject *op)
         CQN_UNLOCKED(warn_unclosed(self));
     }
     if (cqn_close(self, true) < 0) {
-        CQN_UNLOCKED(PyErr_WriteUnraisable(op));
+        /* What is closed after it can still need it, or what uses it: the window of a bind in
+         * flight, or the table of a WQ. Then close_at_last() succeeds. */
+        if (self->pins > 0 || PyErr_ExceptionMatches(self->state->BusyError)) {
+            PyErr_Clear();
+        }
+        else {
+            CQN_UNLOCKED(PyErr_WriteUnraisable(op));
+        }
     }
     cqn_put_exception(pending);
 }

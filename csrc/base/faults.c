@@ -162,8 +162,24 @@ int cqn_query_device_ex(struct ibv_context *device, const struct ibv_query_devic
     if (err == 0 && atomic_load(&boasting)) {
         attr->odp_caps.general_caps = IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT;
         attr->device_cap_flags_ex |= CQN_DEVICE_ATOMIC_WRITE;
+        cqn_stand_in_attr(attr);
+        attr->max_dm_size = 1 << 20;
     }
     return err;
+}
+
+bool cqn_boasts(void)
+{
+    return atomic_load(&boasting);
+}
+
+struct ibv_context *cqn_open_device(struct ibv_device *device)
+{
+    struct ibv_context *context = (ibv_open_device)(device);
+    if (context != NULL && atomic_load(&boasting)) {
+        cqn_stand_in(context);
+    }
+    return context;
 }
 
 struct ibv_mr *cqn_reg_mr(struct ibv_pd *pd, void *addr, size_t length, unsigned int access)
@@ -331,7 +347,7 @@ PyObject *cqn_inject_event(PyObject *module, PyObject *args)
     else if (element != Py_None) {
         injected.element.port_num = (int)PyLong_AsLong(element);
     }
-    injection = READY;
+    injection = type < 0 ? NO_EVENT : READY;
     Py_RETURN_NONE;
 }
 

@@ -10,7 +10,7 @@
  * can be made to report can be put in the place of its next asynchronous event,
  * and a device can be made to say that it can do less, or that it has XRC,
  * ATOMIC_WRITE and paging on demand: then memory that shall be paged is registered
- * as usual, and a page in the place of all memory.
+ * as usual, and a page in the place of all memory; for all else that it has then see stand_in.h.
  */
 #ifndef CQN_FAULTS_H
 #define CQN_FAULTS_H
@@ -25,6 +25,8 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+
+#include "base/stand_in.h"
 
 /* The methods of the module by which tests say what is to fail. */
 PyObject *cqn_fail_call(PyObject *module, PyObject *args);
@@ -51,7 +53,10 @@ int cqn_query_device_ex(struct ibv_context *device, const struct ibv_query_devic
                         struct ibv_device_attr_ex *attr);
 struct ibv_mr *cqn_reg_mr(struct ibv_pd *pd, void *addr, size_t length, unsigned int access);
 void *cqn_find_unless_pretended(const char *function);
+
+bool cqn_boasts(void);
 int cqn_fork_init(void);
+struct ibv_context *cqn_open_device(struct ibv_device *device);
 int cqn_get_async_event_or_injected(struct ibv_context *device, struct ibv_async_event *event);
 void cqn_ack_async_event_unless_injected(struct ibv_async_event *event);
 
@@ -85,7 +90,8 @@ void cqn_ack_async_event_unless_injected(struct ibv_async_event *event);
 #define ibv_query_gid_table(...) \
     (cqn_fault("ibv_query_gid_table") ? -cqn_fault_errno() : ibv_query_gid_table(__VA_ARGS__))
 
-#define ibv_open_device(...) cqn_born(NULL_OR(ibv_open_device, __VA_ARGS__))
+#define ibv_open_device(...) \
+    cqn_born(cqn_fault("ibv_open_device") ? NULL : cqn_open_device(__VA_ARGS__))
 #define ibv_alloc_pd(...) cqn_born(NULL_OR(ibv_alloc_pd, __VA_ARGS__))
 #define ibv_reg_mr(...) \
     cqn_born(cqn_fault("ibv_reg_mr") ? NULL : cqn_reg_mr(__VA_ARGS__))
@@ -93,21 +99,64 @@ void cqn_ack_async_event_unless_injected(struct ibv_async_event *event);
 #define ibv_create_cq(...) cqn_born(NULL_OR(ibv_create_cq, __VA_ARGS__))
 #define ibv_create_cq_ex(...) cqn_born(NULL_OR(ibv_create_cq_ex, __VA_ARGS__))
 #define ibv_create_srq(...) cqn_born(NULL_OR(ibv_create_srq, __VA_ARGS__))
-#define ibv_create_qp(...) cqn_born(NULL_OR(ibv_create_qp, __VA_ARGS__))
+#define ibv_create_qp(...) \
+    cqn_born(cqn_fault("ibv_create_qp") ? NULL : cqn_stand_in_create_qp(__VA_ARGS__))
 #define ibv_create_qp_ex(...) cqn_born(NULL_OR(ibv_create_qp_ex, __VA_ARGS__))
+#define ibv_open_qp(...) cqn_born(NULL_OR(ibv_open_qp, __VA_ARGS__))
+#define ibv_open_xrcd(...) cqn_born(NULL_OR(ibv_open_xrcd, __VA_ARGS__))
+#define ibv_create_srq_ex(...) cqn_born(NULL_OR(ibv_create_srq_ex, __VA_ARGS__))
+#define ibv_create_flow(...) cqn_born(NULL_OR(ibv_create_flow, __VA_ARGS__))
+#define ibv_create_counters(...) cqn_born(NULL_OR(ibv_create_counters, __VA_ARGS__))
+#define ibv_create_wq(...) cqn_born(NULL_OR(ibv_create_wq, __VA_ARGS__))
+#define ibv_create_rwq_ind_table(...) cqn_born(NULL_OR(ibv_create_rwq_ind_table, __VA_ARGS__))
 #define ibv_init_ah_from_wc(...) MINUS_1_OR(ibv_init_ah_from_wc, __VA_ARGS__)
 #define ibv_alloc_mw(...) cqn_born(NULL_OR(ibv_alloc_mw, __VA_ARGS__))
 #define ibv_create_ah(...) cqn_born(NULL_OR(ibv_create_ah, __VA_ARGS__))
 
 #define ibv_close_device(...) cqn_died(MINUS_1_OR(ibv_close_device, __VA_ARGS__))
-#define ibv_dealloc_pd(...) cqn_died(ERROR_OR(ibv_dealloc_pd, __VA_ARGS__))
+#define ibv_dealloc_pd(...) \
+    cqn_died(cqn_fault("ibv_dealloc_pd") ? cqn_fault_errno() : cqn_stand_in_dealloc_pd(__VA_ARGS__))
 #define ibv_dereg_mr(...) cqn_died(ERROR_OR(ibv_dereg_mr, __VA_ARGS__))
 #define ibv_destroy_comp_channel(...) cqn_died(ERROR_OR(ibv_destroy_comp_channel, __VA_ARGS__))
 #define ibv_destroy_cq(...) cqn_died(ERROR_OR(ibv_destroy_cq, __VA_ARGS__))
-#define ibv_destroy_srq(...) cqn_died(ERROR_OR(ibv_destroy_srq, __VA_ARGS__))
-#define ibv_destroy_qp(...) cqn_died(ERROR_OR(ibv_destroy_qp, __VA_ARGS__))
+#define ibv_destroy_srq(...) \
+    cqn_died(cqn_fault("ibv_destroy_srq") ? cqn_fault_errno() : cqn_stand_in_destroy_srq(__VA_ARGS__))
+#define ibv_destroy_qp(...) \
+    cqn_died(cqn_fault("ibv_destroy_qp") ? cqn_fault_errno() : cqn_stand_in_destroy_qp(__VA_ARGS__))
+#define ibv_close_xrcd(...) cqn_died(ERROR_OR(ibv_close_xrcd, __VA_ARGS__))
+#define ibv_destroy_flow(...) cqn_died(ERROR_OR(ibv_destroy_flow, __VA_ARGS__))
+#define ibv_destroy_counters(...) cqn_died(ERROR_OR(ibv_destroy_counters, __VA_ARGS__))
+#define ibv_destroy_wq(...) cqn_died(ERROR_OR(ibv_destroy_wq, __VA_ARGS__))
+#define ibv_destroy_rwq_ind_table(...) cqn_died(ERROR_OR(ibv_destroy_rwq_ind_table, __VA_ARGS__))
 #define ibv_dealloc_mw(...) cqn_died(ERROR_OR(ibv_dealloc_mw, __VA_ARGS__))
 #define ibv_destroy_ah(...) cqn_died(ERROR_OR(ibv_destroy_ah, __VA_ARGS__))
+
+#define ibv_rereg_mr(...) \
+    (cqn_fault("ibv_rereg_mr") ? IBV_REREG_MR_ERR_CMD : cqn_rereg_mr(__VA_ARGS__))
+#define ibv_reg_mr_iova2(...) cqn_born(NULL_OR(ibv_reg_mr_iova2, __VA_ARGS__))
+#define ibv_alloc_dm(...) cqn_born(NULL_OR(ibv_alloc_dm, __VA_ARGS__))
+#define ibv_free_dm(...) cqn_died(ERROR_OR(ibv_free_dm, __VA_ARGS__))
+#define ibv_memcpy_to_dm(...) ERROR_OR(ibv_memcpy_to_dm, __VA_ARGS__)
+#define ibv_memcpy_from_dm(...) ERROR_OR(ibv_memcpy_from_dm, __VA_ARGS__)
+#define ibv_reg_dm_mr(...) cqn_born(NULL_OR(ibv_reg_dm_mr, __VA_ARGS__))
+#define ibv_reg_dmabuf_mr(...) \
+    cqn_born(cqn_fault("ibv_reg_dmabuf_mr") ? NULL : cqn_reg_dmabuf_mr(__VA_ARGS__))
+#define ibv_alloc_null_mr(...) cqn_born(NULL_OR(ibv_alloc_null_mr, __VA_ARGS__))
+#define ibv_advise_mr(...) ERROR_OR(ibv_advise_mr, __VA_ARGS__)
+#define ibv_alloc_td(...) cqn_born(NULL_OR(ibv_alloc_td, __VA_ARGS__))
+#define ibv_dealloc_td(...) cqn_died(ERROR_OR(ibv_dealloc_td, __VA_ARGS__))
+#define ibv_alloc_parent_domain(...) cqn_born(NULL_OR(ibv_alloc_parent_domain, __VA_ARGS__))
+#define ibv_import_device(...) \
+    cqn_born(cqn_fault("ibv_import_device") ? NULL : cqn_import_device(__VA_ARGS__))
+#define ibv_import_pd(...) \
+    cqn_born(cqn_fault("ibv_import_pd") ? NULL : cqn_import_pd(__VA_ARGS__))
+#define ibv_import_mr(...) \
+    cqn_born(cqn_fault("ibv_import_mr") ? NULL : cqn_import_mr(__VA_ARGS__))
+#define ibv_import_dm(...) \
+    cqn_born(cqn_fault("ibv_import_dm") ? NULL : cqn_import_dm(__VA_ARGS__))
+#define ibv_unimport_pd(...) (cqn_unimport_pd(__VA_ARGS__), (void)cqn_died(0))
+#define ibv_unimport_mr(...) (cqn_unimport_mr(__VA_ARGS__), (void)cqn_died(0))
+#define ibv_unimport_dm(...) (cqn_unimport_dm(__VA_ARGS__), (void)cqn_died(0))
 
 #define ibv_req_notify_cq(...) ERROR_OR(ibv_req_notify_cq, __VA_ARGS__)
 #define ibv_resize_cq(...) ERROR_OR(ibv_resize_cq, __VA_ARGS__)
@@ -120,7 +169,19 @@ void cqn_ack_async_event_unless_injected(struct ibv_async_event *event);
 #define ibv_ack_async_event(...) cqn_ack_async_event_unless_injected(__VA_ARGS__)
 #define ibv_modify_srq(...) ERROR_OR(ibv_modify_srq, __VA_ARGS__)
 #define ibv_query_srq(...) ERROR_OR(ibv_query_srq, __VA_ARGS__)
-#define ibv_modify_qp(...) ERROR_OR(ibv_modify_qp, __VA_ARGS__)
+#define ibv_modify_qp(...) \
+    (cqn_fault("ibv_modify_qp") ? cqn_fault_errno() : cqn_stand_in_modify_qp(__VA_ARGS__))
+#define ibv_get_srq_num(...) ERROR_OR(ibv_get_srq_num, __VA_ARGS__)
+#define ibv_attach_counters_point_flow(...) ERROR_OR(ibv_attach_counters_point_flow, __VA_ARGS__)
+#define ibv_read_counters(...) ERROR_OR(ibv_read_counters, __VA_ARGS__)
+#define ibv_modify_wq(...) ERROR_OR(ibv_modify_wq, __VA_ARGS__)
+#define ibv_query_ece(...) \
+    (cqn_fault("ibv_query_ece") ? cqn_fault_errno() : cqn_stand_in_query_ece(__VA_ARGS__))
+#define ibv_set_ece(...) \
+    (cqn_fault("ibv_set_ece") ? cqn_fault_errno() : cqn_stand_in_set_ece(__VA_ARGS__))
+#define ibv_query_qp_data_in_order(...) \
+    (cqn_fault("ibv_query_qp_data_in_order") ? -cqn_fault_errno() \
+                                             : cqn_stand_in_data_in_order(__VA_ARGS__))
 #define ibv_query_qp(...) ERROR_OR(ibv_query_qp, __VA_ARGS__)
 #define ibv_attach_mcast(...) ERROR_OR(ibv_attach_mcast, __VA_ARGS__)
 #define ibv_detach_mcast(...) ERROR_OR(ibv_detach_mcast, __VA_ARGS__)
@@ -130,6 +191,9 @@ void cqn_ack_async_event_unless_injected(struct ibv_async_event *event);
     POST_OR("ibv_post_recv", wr, bad_wr, ibv_post_recv(qp, wr, bad_wr))
 #define ibv_post_srq_recv(srq, wr, bad_wr) \
     POST_OR("ibv_post_srq_recv", wr, bad_wr, ibv_post_srq_recv(srq, wr, bad_wr))
+#define ibv_post_wq_recv(wq, wr, bad_wr) \
+    POST_OR("ibv_post_wq_recv", wr, bad_wr, ibv_post_wq_recv(wq, wr, bad_wr))
+#define ibv_post_srq_ops(...) ERROR_OR(ibv_post_srq_ops, __VA_ARGS__)
 #define ibv_bind_mw(...) ERROR_OR(ibv_bind_mw, __VA_ARGS__)
 #define ibv_wr_complete(ex) \
     (cqn_fault("ibv_wr_complete") ? (ibv_wr_abort(ex), cqn_fault_errno()) : ibv_wr_complete(ex))

@@ -18,6 +18,13 @@ typedef struct {
     unsigned sleeps;              /* waits in a row for which nothing was there at once */
 } cqn_gate;
 
+/* How a wait has slept. */
+typedef struct {
+    bool timed;      /* by the caller: whether to look at the clock */
+    bool slept;      /* once at least */
+    int64_t woke_at; /* the end of the last sleep, without the GIL; or 0 */
+} cqn_sleep;
+
 /* What one waits for at a gate. */
 typedef struct {
     PyObject *(*take)(cqn_object *);        /* NULL without an exception: nothing yet */
@@ -51,8 +58,9 @@ void cqn_gate_interrupt(cqn_gate *gate);
 
 /* Waits until kind->take() finds something, and returns that. `timeout` is the argument of the
  * method, or NULL; `told` is the serial of the latest failure that the waiter knows of. NULL with
- * TimeoutError, InterruptedError, ClosedError, or what take() and check() raise. */
+ * TimeoutError, InterruptedError, ClosedError, or what take() and check() raise. `sleep` is filled
+ * in. */
 PyObject *cqn_gate_wait(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *kind,
-                        PyObject *timeout, uint64_t told);
+                        PyObject *timeout, uint64_t told, cqn_sleep *sleep);
 
 #endif

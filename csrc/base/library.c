@@ -100,12 +100,35 @@
  * verb fails with ENOSYS, and everything else works. F(since, verb, what it returns then, result,
  * name, parameters, arguments). */
 #define LATER_FUNCTIONS(F) \
+    F(17, "ibv_rereg_mr", -1, \
+      int, ibv_rereg_mr, \
+      (struct ibv_mr *mr, int flags, struct ibv_pd *pd, void *addr, size_t length, int access), \
+      (mr, flags, pd, addr, length, access)) \
     F(24, "ibv_qp_to_qp_ex", NULL, \
       struct ibv_qp_ex *, ibv_qp_to_qp_ex, (struct ibv_qp *qp), (qp)) \
     F(28, "ibv_reg_mr", NULL, \
       struct ibv_mr *, ibv_reg_mr_iova2, \
       (struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, unsigned int access), \
       (pd, addr, length, iova, access)) \
+    F(31, "ibv_query_ece", ENOSYS, \
+      int, ibv_query_ece, (struct ibv_qp *qp, struct ibv_ece *ece), (qp, ece)) \
+    F(31, "ibv_set_ece", ENOSYS, \
+      int, ibv_set_ece, (struct ibv_qp *qp, struct ibv_ece *ece), (qp, ece)) \
+    F(31, "ibv_import_device", NULL, \
+      struct ibv_context *, ibv_import_device, (int cmd_fd), (cmd_fd)) \
+    F(31, "ibv_import_pd", NULL, \
+      struct ibv_pd *, ibv_import_pd, (struct ibv_context *context, uint32_t pd), (context, pd)) \
+    F(31, "ibv_unimport_pd", , void, ibv_unimport_pd, (struct ibv_pd *pd), (pd)) \
+    F(31, "ibv_import_mr", NULL, \
+      struct ibv_mr *, ibv_import_mr, (struct ibv_pd *pd, uint32_t mr), (pd, mr)) \
+    F(31, "ibv_unimport_mr", , void, ibv_unimport_mr, (struct ibv_mr *mr), (mr)) \
+    F(34, "ibv_reg_dmabuf_mr", NULL, \
+      struct ibv_mr *, ibv_reg_dmabuf_mr, \
+      (struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access), \
+      (pd, offset, length, iova, fd, access)) \
+    F(35, "ibv_import_dm", NULL, \
+      struct ibv_dm *, ibv_import_dm, (struct ibv_context *context, uint32_t dm), (context, dm)) \
+    F(35, "ibv_unimport_dm", , void, ibv_unimport_dm, (struct ibv_dm *dm), (dm)) \
     F(32, "ibv_query_gid_ex", ENOSYS, \
       int, _ibv_query_gid_ex, \
       (struct ibv_context *context, uint32_t port, uint32_t index, struct ibv_gid_entry *entry, \
@@ -115,7 +138,10 @@
       ssize_t, _ibv_query_gid_table, \
       (struct ibv_context *context, struct ibv_gid_entry *entries, size_t n, uint32_t flags, \
        size_t size), \
-      (context, entries, n, flags, size))
+      (context, entries, n, flags, size)) \
+    F(36, "ibv_query_qp_data_in_order", -ENOSYS, \
+      int, ibv_query_qp_data_in_order, \
+      (struct ibv_qp *qp, enum ibv_wr_opcode op, uint32_t flags), (qp, op, flags))
 
 /* ---- the table ---- */
 
@@ -141,7 +167,7 @@ enum { REQUIRED_SIZE = sizeof(REQUIRED) - 1 };
 #define LATER(since, verb, without, result, name, parameters, arguments) {since, verb, #name},
 static const struct {
     int since;
-    char verb[24], name[24];
+    char verb[28], name[28];
 } later[] = {LATER_FUNCTIONS(LATER)};
 
 #define CALL(result, name, parameters, arguments) \

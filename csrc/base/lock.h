@@ -195,6 +195,18 @@ static inline int cqn_try_ref_object(PyObject *op)
 
 /* ---- the references of an object ---- */
 
+/* As many more references to it. */
+static inline void cqn_refs_add(PyObject *op, size_t n)
+{
+#if defined(Py_GIL_DISABLED) || defined(Py_REF_DEBUG) /* which counts those of all objects */
+    for (size_t i = 0; i < n; i++) {
+        Py_INCREF(op);
+    }
+#else
+    Py_SET_REFCNT(op, Py_REFCNT(op) + (Py_ssize_t)n);
+#endif
+}
+
 /* What an object remembers of its references, beside their count. Guarded by the GIL. */
 typedef struct {
     bool dying; /* it is being deallocated: no reference saves it any more */

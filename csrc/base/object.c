@@ -16,7 +16,7 @@ void *cqn_new(PyTypeObject *type, const cqn_kind *kind, cqn_object *const *uses,
     if (self == NULL) {
         return NULL;
     }
-    self->state = cqn_state_of(type);
+    self->state = n > 0 ? uses[0]->state : cqn_state_of(type);
     self->kind = kind;
     self->born = *self->state->epoch;
     cqn_enable_try_ref((PyObject *)self);
@@ -125,7 +125,9 @@ void *cqn_refuse_closed(const cqn_object *self)
 {
     const char *why = cqn_forked(self) ? "was opened before a fork, by the parent process: open "
                                          "the device anew in the child"
-                                       : "is closed";
+                      : self->handle != NULL && self->changes & 1
+                          ? "is being registered anew by another thread"
+                          : "is closed";
     PyErr_Format(self->state->ClosedError, "this %s %s", self->kind->name, why);
     return NULL;
 }
@@ -141,6 +143,19 @@ int cqn_expect(PyObject *value, PyTypeObject *type, const char *name)
     return cqn_open(CQN_OBJ(value)) == NULL ? -1 : 0;
 }
 
+int cqn_expect_beside(PyObject *value, PyTypeObject *type, const char *name, PyObject *other,
+                      const char *other_name)
+{
+    if (cqn_expect(value, type, name) < 0) {
+        return -1;
+    }
+    if (CQN_OBJ(value)->context != CQN_OBJ(other)->context) {
+        PyErr_Format(PyExc_ValueError, "%s belongs to another Context than %s", name, other_name);
+        return -1;
+    }
+    return 0;
+}
+
 /* Then other threads never come back from where they are. */
 bool cqn_is_ending(void)
 {
@@ -153,33 +168,23 @@ bool cqn_is_ending(void)
 
 /* ---- calls without the GIL ---- */
 
-/* Around work on the handle without the GIL: close() waits until it is over. */
-void cqn_enter(cqn_object *self)
-{
-    self->in_use++;
-}
-
 /* All sleepers look: they may wait for different objects. */
-void cqn_tell_idle(cqn_state *st)
+void cqn_wake_idle(cqn_state *st)
 {
     pthread_mutex_lock(&st->idle_lock);
     pthread_cond_broadcast(&st->idle);
     pthread_mutex_unlock(&st->idle_lock);
 }
 
-void cqn_leave(cqn_object *self)
-{
-    self->in_use--;
-    cqn_tell_idle(self->state);
-}
-
 /* Sleeps until some call has left some object. The lock is taken before the
- * GIL is released, and cqn_tell_idle() holds both: no wake-up can be missed. */
+ * GIL is released, and cqn_wake_idle() holds both: no wake-up can be missed. */
 void cqn_wait_until_left(cqn_state *st)
 {
+    st->idle_sleepers++;
     pthread_mutex_lock(&st->idle_lock);
     PyThreadState *ts = PyEval_SaveThread();
     pthread_cond_wait(&st->idle, &st->idle_lock);
     pthread_mutex_unlock(&st->idle_lock);
     PyEval_RestoreThread(ts);
+    st->idle_sleepers--;
 }

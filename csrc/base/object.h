@@ -29,13 +29,14 @@ typedef struct cqn_context cqn_context;
 
 /* What distinguishes the types in a close: the functions that close.c calls. Those that a type
  * does not need are NULL, but for destroy and clear. The order of the ranks is the order in which a
- * context closes what is left open: queue pairs first, and then shared receive queues, since the
- * work requests on them pin memory regions and address handles. */
+ * context closes what is left open: flows, then queue pairs, and then queues of receives alone,
+ * since the work requests on them pin memory regions and address handles. */
 typedef struct {
     const char *name;         /* for messages */
     const char *destroy_verb; /* for messages */
     int rank;
     bool goes_along;              /* closed with what it uses, which it does not keep open */
+    const char *pinned_by;        /* other objects that pin it, for messages; or NULL: requests */
     int (*destroy)(void *handle); /* without the GIL; 0 or an errno */
     void (*before_destroy)(cqn_object *); /* handle still set; may be undone */
     void (*destroy_failed)(cqn_object *); /* it stays open */
@@ -46,7 +47,15 @@ typedef struct {
     int (*clear)(PyObject *);             /* the type's own tp_clear */
 } cqn_kind;
 
-enum { CQN_RANK_QP, CQN_RANK_SRQ, CQN_RANK_OTHER, CQN_RANK_CQ, CQN_RANK_PD, CQN_RANKS };
+enum {
+    CQN_RANK_FLOW,
+    CQN_RANK_QP,
+    CQN_RANK_SRQ,
+    CQN_RANK_OTHER,
+    CQN_RANK_CQ,
+    CQN_RANK_PD,
+    CQN_RANKS
+};
 
 #define CQN_MAX_USES 4
 
@@ -61,20 +70,21 @@ struct cqn_object {
     cqn_state *state;
     const cqn_kind *kind;
     uint32_t born;                  /* in which epoch */
+    uint32_t in_use;                /* calls that work on it without the GIL */
     void *handle;                   /* NULL: closed, or being closed */
     cqn_context *context;           /* borrowed: `uses` keeps it alive; or NULL */
     cqn_object *uses[CQN_MAX_USES]; /* strong; the first NULL ends it */
     cqn_link links[CQN_MAX_USES];   /* of each, while listed */
     cqn_object *prev, *next;        /* the context's list of its rank, weak */
     uint64_t serial;                /* rises with each that the context lists */
-    bool listed;                    /* there, and by what it uses */
     cqn_link *latest[CQN_RANKS];    /* open objects that use this one, by rank, weak */
-    size_t users;                   /* how many places in `uses` of others it has */
     size_t pins;                    /* work requests in flight that need it */
-    size_t in_use;                  /* calls that work on it without the GIL */
     atomic_uint closing;            /* threads in close(): no new call may begin */
+    uint32_t changes;               /* of an MR: how often it became another; odd: it is about to */
     cqn_object *trash_next;         /* see cqn_trash_add() */
     cqn_refs refs;                  /* see lock.h */
+    bool listed;                    /* by its context, and by what it uses */
+    uint32_t users;                 /* how many places in `uses` of others it has */
     PyObject *on_close;             /* list of callables, or NULL */
     PyObject *weakrefs;
 };
@@ -86,6 +96,7 @@ struct cqn_context {
     uint64_t last_serial;
     struct ibv_device_attr attr;
     size_t mws;                  /* memory windows that are open */
+    bool measure_latency;        /* of the waits that begin from now on */
     uint8_t limited_port;        /* of which this is known, or 0: */
     uint32_t max_message;        /* bytes that it sends in one message */
     struct cqn_reports *reports; /* what the device reports, see notify/reports.h */
@@ -134,6 +145,9 @@ void cqn_use(cqn_object *self, size_t slot, cqn_object *other, cqn_object **tras
 
 /* Checks that an argument is an open object of `type`. -1 with TypeError or ClosedError. */
 int cqn_expect(PyObject *value, PyTypeObject *type, const char *name);
+/* The same, of an object of the context of `other`, which is open and called `other_name`. */
+int cqn_expect_beside(PyObject *value, PyTypeObject *type, const char *name, PyObject *other,
+                      const char *other_name);
 /* A reference to one that is known by a pointer alone, if it is not being deallocated. */
 static inline bool cqn_try_ref(cqn_object *self)
 {
@@ -142,8 +156,23 @@ static inline bool cqn_try_ref(cqn_object *self)
 
 /* Around work on a handle without the GIL: close() waits until the object was left as often as it
  * was entered. Entering and leaving need the GIL. */
-void cqn_enter(cqn_object *self);
-void cqn_leave(cqn_object *self);
+static inline void cqn_enter(cqn_object *self)
+{
+    self->in_use++;
+}
+/* Wakes the threads in cqn_wait_until_left(); mostly there is none. */
+void cqn_wake_idle(cqn_state *st);
+static inline void cqn_tell_idle(cqn_state *st)
+{
+    if (st->idle_sleepers > 0) {
+        cqn_wake_idle(st);
+    }
+}
+static inline void cqn_leave(cqn_object *self)
+{
+    self->in_use--;
+    cqn_tell_idle(self->state);
+}
 
 /* The same for all that an object uses: while its handle is created, or destroyed. */
 static inline void cqn_enter_used(cqn_object *self)
@@ -210,6 +239,7 @@ PyObject *cqn_get_context(PyObject *self, void *unused);
 /* Getters whose closure says what they get: the index in `uses`, or the offset of a field. */
 PyObject *cqn_get_used(PyObject *self, void *index);
 PyObject *cqn_get_u32(PyObject *self, void *offset);
+PyObject *cqn_get_pointer(PyObject *self, void *unused);
 PyObject *cqn_get_object(PyObject *self, void *offset);
 int cqn_set_object(PyObject *self, PyObject *value, void *offset);
 
@@ -243,6 +273,14 @@ void cqn_dealloc(PyObject *self);
     {                                                                                           \
         "closed", cqn_get_closed, NULL, "True once close() was called, and in a forked child.", \
             NULL                                                                                \
+    }
+/* Of the types whose handle is a struct of the verbs. */
+#define CQN_POINTER(type)                                                                    \
+    {                                                                                        \
+        "pointer", cqn_get_pointer, NULL,                                                    \
+            "Address of the " type " that it wraps, for calls of C functions by ctypes.\n\n" \
+            "It is valid until close(), and nothing looks after what is done with it.",      \
+            NULL                                                                             \
     }
 /* An attribute that the user may set. Members of T_OBJECT may not be, without a GIL. */
 #define CQN_FREE_ATTRIBUTE(type, name, doc)                                      \

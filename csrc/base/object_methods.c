@@ -145,6 +145,13 @@ PyObject *cqn_get_u32(PyObject *op, void *offset)
                : NULL;
 }
 
+PyObject *cqn_get_pointer(PyObject *op, void *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    void *handle = cqn_open(CQN_OBJ(op));
+    return handle == NULL ? NULL : PyLong_FromVoidPtr(handle);
+}
+
 /* The closure is the offset of a reference, which is NULL once it was deleted. */
 PyObject *cqn_get_object(PyObject *op, void *offset)
 {

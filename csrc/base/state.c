@@ -59,6 +59,7 @@ void cqn_state_new_epoch(cqn_state *st)
         /* Another thread of the parent may have held it. */
         pthread_mutex_init(&st->idle_lock, NULL);
         pthread_cond_init(&st->idle, NULL);
+        st->idle_sleepers = 0;
     }
 }
 

@@ -18,10 +18,12 @@ typedef struct {
     PyObject *ClosedError, *CompletionError, *AsyncEventError;
 
     PyTypeObject *Context, *PD, *MR, *SGE, *CompletionChannel, *CQ, *SRQ, *QP, *AH, *MW;
+    PyTypeObject *XRCD, *Flow, *FlowCounters, *WQ, *RwqIndTable;
+    PyTypeObject *DM, *TD, *ParentDomain;
     PyTypeObject *SendWR, *RecvWR;
     PyTypeObject *WorkCompletion, *WCArray, *CQStats, *AsyncEvent, *FailureWatch, *Wakeup;
     PyTypeObject *Engine, *Request, *Scope;
-    PyTypeObject *CMChannel, *CMID;
+    PyTypeObject *CMChannel, *CMID, *CMLink, *CMWait, *CMCall;
 
     /* Members of the Python enums, by value; NULL where there is none. */
     PyObject *wc_status[CQN_WC_STATUSES];
@@ -31,7 +33,7 @@ typedef struct {
     /* Of the engine, see await/. */
     PyObject *innermost_scope;    /* a context variable, see await/scope.c */
     size_t scopes;                /* that there are */
-    PyObject *get_running_loop;   /* of asyncio; NULL before the first Engine, as the next */
+    PyObject *get_running_loop;   /* of asyncio; NULL before it is needed, as the next */
     PyObject *anyio_name, *anyio; /* the module that is known, if it was imported */
     bool anyio_is_old;
     Py_ssize_t modules_seen; /* when it was looked for */
@@ -60,9 +62,10 @@ typedef struct {
     const struct cqn_awaiting
         *awaiting; /* what the layers below the engine tell it, see work/queue.h */
 
-    /* Signalled whenever a call that held an object has left it. */
+    /* Signalled whenever a call that held an object has left it, if a thread sleeps until then. */
     pthread_mutex_t idle_lock;
     pthread_cond_t idle;
+    size_t idle_sleepers; /* guarded by the GIL */
 } cqn_state;
 
 extern const char cqn_module_name[]; /* only our own module's definition has this very pointer */

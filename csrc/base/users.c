@@ -110,6 +110,13 @@ int cqn_refuse_users(cqn_object *self)
 
 int cqn_refuse_pins(cqn_object *self)
 {
+    if (self->kind->pinned_by != NULL) {
+        cqn_busy_error(self->state, self->kind->destroy_verb,
+                       PyUnicode_FromFormat("this %s is still used by %zu %s%s: close that first",
+                                            self->kind->name, self->pins, self->kind->pinned_by,
+                                            self->pins == 1 ? "" : "s"));
+        return -1;
+    }
     cqn_busy_error(
         self->state, self->kind->destroy_verb,
         PyUnicode_FromFormat("this %s is still needed by %zu work request%s in flight: poll the "

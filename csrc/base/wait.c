@@ -25,6 +25,7 @@
 #include "base/args.h"
 #include "base/errors.h"
 #include "base/gate.h"
+#include "base/trace.h"
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <time.h>
@@ -41,6 +42,7 @@ struct cqn_waiter {
     bool interrupted;
     atomic_bool looks; /* the waiter must take the GIL and look; written with it, read without */
     uint64_t told;     /* serial of the latest failure that the waiter knows of */
+    cqn_sleep *sleep;  /* the caller's, while the wait lasts */
 };
 
 /* A new record, outside of all lists. NULL with an exception. */
@@ -210,6 +212,7 @@ static int sleep_until(cqn_gate *gate, const cqn_waiter *waiter, struct pollfd f
                        int64_t deadline)
 {
     int n, err;
+    cqn_sleep *const sleep = waiter->sleep;
     Py_BEGIN_ALLOW_THREADS
         bool polls;
         do {
@@ -217,6 +220,9 @@ static int sleep_until(cqn_gate *gate, const cqn_waiter *waiter, struct pollfd f
             n = poll_until(fds, polls ? 3 : 1, deadline);
             err = errno;
         } while (n > 0 && !polls && !is_to_look(waiter));
+        if (sleep->timed) {
+            sleep->woke_at = cqn_now_ns();
+        }
     Py_END_ALLOW_THREADS
     errno = err;
     return n;
@@ -246,10 +252,12 @@ static int sleep_once(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *kin
         {kind->fd(self), POLLIN, 0},
         {device->async_fd, POLLIN, 0},
     };
-    waiter->asleep = true;
+    waiter->asleep = waiter->sleep->slept = true;
     take_role(gate, waiter);
+    CQN_TRACE_N(sleep, self, 0);
     int n = sleep_until(gate, waiter, fds, deadline);
     int err = errno;
+    CQN_TRACE_N(wake, self, 0);
     lay_down_role(gate, waiter);
     waiter->asleep = false;
     if (waiter->rung) {
@@ -312,7 +320,7 @@ static PyObject *wait_in(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *
 }
 
 /* A new waiter is the last of those inside. NULL with an exception. */
-static cqn_waiter *enter_gate(cqn_gate *gate, uint64_t told)
+static cqn_waiter *enter_gate(cqn_gate *gate, uint64_t told, cqn_sleep *sleep)
 {
     cqn_waiter *waiter = gate->spares;
     if (waiter != NULL) {
@@ -324,6 +332,7 @@ static cqn_waiter *enter_gate(cqn_gate *gate, uint64_t told)
     }
     waiter->next = NULL;
     waiter->told = told;
+    waiter->sleep = sleep;
     cqn_waiter **end = &gate->waiters;
     while (*end != NULL) {
         end = &(*end)->next;
@@ -370,7 +379,7 @@ static bool looks_first(const cqn_object *self, cqn_gate *gate, const cqn_wait_k
 /* Waits until kind->take() finds something. `timeout` is the argument, `told` the
  * serial of the latest failure that is known already. */
 PyObject *cqn_gate_wait(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *kind,
-                        PyObject *timeout, uint64_t told)
+                        PyObject *timeout, uint64_t told, cqn_sleep *sleep)
 {
     int64_t ns;
     if (cqn_timeout(timeout, &ns) < 0 || !cqn_still_open(self, timeout != NULL)) {
@@ -386,7 +395,7 @@ PyObject *cqn_gate_wait(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *k
             return found;
         }
     }
-    cqn_waiter *waiter = enter_gate(gate, told);
+    cqn_waiter *waiter = enter_gate(gate, told, sleep);
     if (waiter == NULL) {
         return NULL;
     }

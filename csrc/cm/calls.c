@@ -57,17 +57,10 @@ static PyObject *cm_id_resolve_addr(PyObject *op, PyObject *args)
         cqn_cm_goal_from(goal, &state) < 0) {
         return NULL;
     }
-    struct sockaddr *own = source == Py_None ? NULL : (struct sockaddr *)&from;
-    struct rdma_cm_id *id =
-        cqn_cm_in_state(self, "rdma_resolve_addr", CQN_CM_IN(NEW) | CQN_CM_IN(BOUND));
-    if (id == NULL) {
-        return NULL;
-    }
     self->goal = state;
-    CALL(self, "rdma_resolve_addr", CQN_CM_RESOLVING_ADDR,
-         CQN_CM(resolve_addr, id, own, (struct sockaddr *)&to, ms), "to %R%s", destination,
-         err == EINVAL ? "; " CQN_CM_LOOPBACK : "");
-    Py_RETURN_NONE;
+    self->left_ms = ms;
+    return cqn_cm_done(cqn_cm_resolve(self, source == Py_None ? NULL : (struct sockaddr *)&from,
+                                      (struct sockaddr *)&to, destination));
 }
 
 static PyObject *cm_id_resolve_route(PyObject *op, PyObject *timeout)
@@ -122,7 +115,7 @@ static PyObject *cm_id_reject(PyObject *op, PyObject *args)
 }
 
 /* The answer to a peer that has disconnected leaves the state as it is. */
-static PyObject *cm_id_disconnect(PyObject *op, PyObject *Py_UNUSED(unused))
+PyObject *cqn_cm_id_disconnect(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
     cqn_cm_id *self = (cqn_cm_id *)op;
@@ -164,27 +157,14 @@ static PyObject *cm_id_join_multicast(PyObject *op, PyObject *address)
 
 /* ---- options ---- */
 
-/* (option, value); its size is that of the option. */
+/* (option, value). */
 static PyObject *cm_id_set_option(PyObject *op, PyObject *args)
 {
     CQN_LOCKED;
-    cqn_cm_id *self = (cqn_cm_id *)op;
     int option, value;
-    struct rdma_cm_id *id = !PyArg_ParseTuple(args, "ii:set_option", &option, &value)
-                                ? NULL
-                                : cqn_cm_in_state(self, "rdma_set_option",
-                                                  ~(CQN_CM_IN(DISCONNECTED) | CQN_CM_IN(FAILED)));
-    if (id == NULL) {
-        return NULL;
-    }
-    const bool is_byte = option == RDMA_OPTION_ID_TOS || option == RDMA_OPTION_ID_ACK_TIMEOUT;
-    uint8_t byte = (uint8_t)value;
-    void *at = is_byte ? (void *)&byte : (void *)&value;
-    const size_t size = is_byte ? sizeof(byte) : sizeof(value);
-    CALL(self, "rdma_set_option", self->state,
-         CQN_CM(set_option, id, RDMA_OPTION_ID, option, at, size), "option %d, value %d", option,
-         value);
-    Py_RETURN_NONE;
+    return PyArg_ParseTuple(args, "ii:set_option", &option, &value)
+               ? cqn_cm_done(cqn_cm_set_option((cqn_cm_id *)op, option, value))
+               : NULL;
 }
 
 PyMethodDef cqn_cm_id_methods[] = {
@@ -193,9 +173,9 @@ PyMethodDef cqn_cm_id_methods[] = {
     {"resolve_addr", cm_id_resolve_addr, METH_VARARGS,
      "resolve_addr($self, source, destination, timeout_ms, goal, /)\n--\n\n"
      "Ask for the way to an address. `goal`: the state up to which the core itself goes on as "
-     "events "
-     "arrive: ADDR_RESOLVED, ROUTE_RESOLVED, RESPONDED or ESTABLISHED. Only the event that leads "
-     "there is read from the channel, or one that ends the way.\n\n"
+     "events arrive: ADDR_RESOLVED, ROUTE_RESOLVED, RESPONDED or ESTABLISHED. Only the event that "
+     "leads there is read from the channel, or one that ends the way. The time is that of all "
+     "tries, of 500 ms each.\n\n"
      "Wraps rdma_resolve_addr(3)."},
     {"resolve_route", cm_id_resolve_route, METH_O,
      "resolve_route($self, timeout_ms, /)\n--\n\nWraps rdma_resolve_route(3)."},
@@ -203,10 +183,14 @@ PyMethodDef cqn_cm_id_methods[] = {
     {"bind_qp", cqn_cm_id_bind_qp, METH_O,
      "bind_qp($self, qp, /)\n--\n\n"
      "From now on it goes along with that QP: it is closed before the QP is."},
-    {"prepare", cqn_cm_id_prepare, METH_VARARGS,
-     "prepare($self, private_data, access, responder_resources, initiator_depth, retry_count, "
-     "rnr_retry_count, /)\n--\n\n"
-     "Say how its QP is to be connected, by connect() or accept()."},
+    {"is_for", cqn_cm_id_is_for, METH_O,
+     "is_for($self, qp, /)\n--\n\nWhether its address leads to the device of that QP."},
+    {"prepare", cqn_cm_id_prepare, METH_O,
+     "prepare($self, options, /)\n--\n\n"
+     "Say how its QP is to be connected, by connect() or accept(): a tuple that begins with "
+     "private_data, access, responder_resources, initiator_depth, retry_count, rnr_retry_count, "
+     "and ack_timeout and tos or None.\n\n"
+     "Wraps rdma_set_option(3)."},
     {"modify_qp", cqn_cm_id_modify_qp, METH_VARARGS,
      "modify_qp($self, qp_state, access, /)\n--\n\n"
      "The transition of its QP to that state, in INIT with that access.\n\n"
@@ -227,7 +211,7 @@ PyMethodDef cqn_cm_id_methods[] = {
      "establish($self, /)\n--\n\n"
      "Bring up the QP, and establish the connection that the peer has accepted.\n\n"
      "Wraps rdma_init_qp_attr(3), ibv_modify_qp(3) and rdma_establish(3)."},
-    {"disconnect", cm_id_disconnect, METH_NOARGS,
+    {"disconnect", cqn_cm_id_disconnect, METH_NOARGS,
      "disconnect($self, /)\n--\n\nWraps rdma_disconnect(3)."},
     {"join_multicast", cm_id_join_multicast, METH_O,
      "join_multicast($self, address, /)\n--\n\n"

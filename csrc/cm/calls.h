@@ -44,16 +44,33 @@ int cqn_cm_goal_from(PyObject *name, uint8_t *goal);
 #define CQN_CM_LOOPBACK \
     "a loopback address has no RDMA device: use an address of an interface that has one"
 
-/* ---- connect.c: a step, and methods of CMID ---- */
+/* ---- ask.c: all of them -1 with an exception ---- */
 
-/* Asks for the way to an address that is known. -1 with an exception. */
+/* The address of a peer, in a try that takes its time from what is left; `from` may be NULL, `name`
+ * is that of the destination. */
+int cqn_cm_resolve(cqn_cm_id *self, struct sockaddr *from, struct sockaddr *to, PyObject *name);
+
+/* The same address once more. */
+int cqn_cm_resolve_again(cqn_cm_id *self);
+
+/* The way to an address that is known. */
 int cqn_cm_resolve_route(cqn_cm_id *self, int timeout_ms);
 
+/* One of RDMA_OPTION_ID; its size is that of the option. */
+int cqn_cm_set_option(cqn_cm_id *self, int option, int value);
+
+/* ---- connect.c: methods of CMID ---- */
+
 PyObject *cqn_cm_id_bind_qp(PyObject *op, PyObject *qp);
-PyObject *cqn_cm_id_prepare(PyObject *op, PyObject *args);
+PyObject *cqn_cm_id_is_for(PyObject *op, PyObject *qp);
+PyObject *cqn_cm_id_prepare(PyObject *op, PyObject *options);
 PyObject *cqn_cm_id_modify_qp(PyObject *op, PyObject *args);
 PyObject *cqn_cm_id_connect(PyObject *op, PyObject *goal);
 PyObject *cqn_cm_id_accept(PyObject *op, PyObject *unused);
 PyObject *cqn_cm_id_establish(PyObject *op, PyObject *unused);
+
+/* ---- calls.c: the same ---- */
+
+PyObject *cqn_cm_id_disconnect(PyObject *op, PyObject *unused);
 
 #endif

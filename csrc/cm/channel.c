@@ -6,10 +6,16 @@
  * them as it is closed. Its descriptor never blocks; who sleeps on it is Python's matter.
  */
 
-#include "cm/cm.h"
+#include "await/loop.h"
+#include "cm/link.h"
 #include <errno.h>
 
-#define EVENTS_AT_ONCE 8 /* then the event loop gets its turn */
+#define EVENTS_AT_ONCE 8 /* that are read before they are handled */
+
+/* A look at the clock can take as long as an event: some are handled between two looks, if the last
+ * ones took no longer than this, in seconds; else one. */
+#define EVENTS_BETWEEN_LOOKS 4
+#define QUICK (CQN_CM_TURN / 8)
 
 static int destroy_cm_channel(void *handle)
 {
@@ -22,6 +28,26 @@ static void cm_channel_after_destroy(cqn_object *op)
     cqn_cm_forget_events((cqn_cm_channel *)op, NULL);
 }
 
+static int cm_channel_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    const cqn_cm_channel *self = (cqn_cm_channel *)op;
+    Py_VISIT(self->event_type);
+    Py_VISIT(self->loop);
+    Py_VISIT(self->raw_loop);
+    Py_VISIT(self->done);
+    return cqn_traverse(op, visit, arg);
+}
+
+static int cm_channel_clear(PyObject *op)
+{
+    cqn_cm_channel *self = (cqn_cm_channel *)op;
+    Py_CLEAR(self->event_type);
+    Py_CLEAR(self->loop);
+    Py_CLEAR(self->raw_loop);
+    Py_CLEAR(self->done);
+    return cqn_clear(op);
+}
+
 static const cqn_kind cm_channel_kind = {
     .name = "CMChannel",
     .destroy_verb = "rdma_destroy_event_channel",
@@ -29,15 +55,21 @@ static const cqn_kind cm_channel_kind = {
     .goes_along = true, /* with the program's last connection */
     .destroy = destroy_cm_channel,
     .after_destroy = cm_channel_after_destroy,
-    .clear = cqn_clear,
+    .clear = cm_channel_clear,
 };
 
 static PyObject *cm_channel_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
-    static char *names[] = {NULL};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, ":CMChannel", names) || cqn_cm_load() == NULL) {
+    static char *names[] = {"event", NULL};
+    PyTypeObject *event = &PyTuple_Type;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O!:CMChannel", names, &PyType_Type, &event) ||
+        cqn_cm_load() == NULL) {
         return NULL;
+    }
+    if (!PyType_IsSubtype(event, &PyTuple_Type)) {
+        return PyErr_Format(PyExc_TypeError, "event must be a subclass of tuple, not %s",
+                            event->tp_name);
     }
     cqn_cm_channel *self = cqn_new(type, &cm_channel_kind, NULL, 0);
     if (self == NULL) {
@@ -45,6 +77,7 @@ static PyObject *cm_channel_new(PyTypeObject *type, PyObject *args, PyObject *kw
     }
     struct rdma_event_channel *channel;
     int err;
+    self->event_type = (PyTypeObject *)Py_NewRef((PyObject *)event);
     self->root.base.context = &self->root;
     CQN_CREATING(&self->root.base, channel = CQN_CM_OR_NULL(create_event_channel); err = errno);
     if (channel == NULL) {
@@ -74,6 +107,102 @@ static PyObject *cm_channel_read(PyObject *op, PyObject *Py_UNUSED(unused))
     }
     PyObject *event = cqn_cm_next_event(self);
     return event != NULL || PyErr_Occurred() ? event : Py_NewRef(Py_None);
+}
+
+/* ---- the loop ---- */
+
+/* Which loop reads its events, as cqnotify has it. */
+static PyObject *cm_channel_set_loop(PyObject *op, PyObject *loop)
+{
+    CQN_LOCKED;
+    cqn_cm_channel *self = (cqn_cm_channel *)op;
+    PyObject *raw, *done;
+    if (cqn_loop_parts(self->root.base.state, loop, &raw, &done) < 0) {
+        return NULL;
+    }
+    Py_XSETREF(self->loop, Py_NewRef(loop));
+    Py_XSETREF(self->raw_loop, raw);
+    Py_XSETREF(self->done, done);
+    Py_RETURN_NONE;
+}
+
+/* An event that its link cannot take in, without memory for example, ends that link: the others go
+ * on. */
+static int fail_link(cqn_cm_link *link)
+{
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) {
+        return -1;
+    }
+    PyObject *error = cqn_take_exception(), *result;
+    CQN_UNLOCKED(result = PyObject_CallMethod((PyObject *)link, "fail", "O", error));
+    Py_DECREF(error);
+    Py_XDECREF(result);
+    return result == NULL ? -1 : 0;
+}
+
+/* A request whose listener has gone is rejected as the event goes. */
+static int handle_event(PyObject *event)
+{
+    if (PyTuple_GET_SIZE(event) == 0) { /* the core took a step */
+        return 0;
+    }
+    cqn_cm_link *link = cqn_cm_link_of((cqn_cm_id *)PyTuple_GET_ITEM(event, CQN_CM_EVENT_ID));
+    if (link == NULL) {
+        return cqn_cm_reject(event);
+    }
+    int rc = cqn_cm_link_deliver(link, event);
+    rc = rc < 0 ? fail_link(link) : 0;
+    Py_DECREF(link);
+    return rc;
+}
+
+/* What has arrived, in one turn of the loop. 1: there may be more; -1 with an exception. */
+static int handle_some(cqn_cm_channel *self)
+{
+    const double began = cqn_cm_now();
+    double looked = began;
+    int between = 1, left = 1;
+    while (cqn_is_open(&self->root.base)) { /* else it was closed, by a task that was woken */
+        if (self->first == NULL && cqn_cm_drain(self, EVENTS_AT_ONCE) < 0) {
+            return -1;
+        }
+        PyObject *event = cqn_cm_next_event(self);
+        if (event == NULL) {
+            return PyErr_Occurred() ? -1 : 0;
+        }
+        self->timed = CQN_CM_CALLS_OF_AN_EVENT;
+        const int rc = handle_event(event);
+        Py_DECREF(event);
+        if (rc < 0) {
+            return -1;
+        }
+        if (--left > 0) {
+            continue;
+        }
+        const double now = cqn_cm_now();
+        if (now - began >= CQN_CM_TURN) {
+            return 1;
+        }
+        between = now - looked < QUICK ? Py_MIN(2 * between, EVENTS_BETWEEN_LOOKS) : 1;
+        left = between;
+        looked = now;
+    }
+    return 0;
+}
+
+static PyObject *cm_channel_handle_events(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    cqn_cm_channel *self = (cqn_cm_channel *)op;
+    const int rc = handle_some(self);
+    self->timed = 0;
+    return rc < 0 ? NULL : PyBool_FromLong(rc);
+}
+
+static PyObject *cm_channel_get_links(PyObject *op, void *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    return cqn_cm_links((cqn_cm_channel *)op);
 }
 
 static PyObject *cm_channel_fileno(PyObject *op, PyObject *Py_UNUSED(unused))
@@ -108,6 +237,15 @@ static PyMethodDef cm_channel_methods[] = {
      "initiator_depth, retry_count, rnr_retry_count, srq; of datagrams it is a dict of those of "
      "struct rdma_ud_param; of other events None.\n\n"
      "Wraps rdma_get_cm_event(3) and rdma_ack_cm_event(3)."},
+    {"_set_loop", cm_channel_set_loop, METH_O,
+     "_set_loop($self, loop, /)\n--\n\nWhich loop reads its events."},
+    {"handle_events", cm_channel_handle_events, METH_NOARGS,
+     "handle_events($self, /)\n--\n\n"
+     "Hand what has arrived to the CMLinks of its CMIDs, for some ms; returns whether there may be "
+     "more. In a callback of the loop, where no task runs; or in a thread that reads for all."},
+    {"in_turn", cqn_cm_in_turn, METH_O, cqn_cm_in_turn_doc},
+    {"_new_turn", cqn_cm_new_turn, METH_NOARGS,
+     "_new_turn($self, /)\n--\n\nFor the loop: make some of the calls that wait."},
     {"fileno", cm_channel_fileno, METH_NOARGS,
      "fileno($self, /)\n--\n\n"
      "The file descriptor, readable while the kernel has events; see read_event()."},
@@ -117,6 +255,7 @@ static PyMethodDef cm_channel_methods[] = {
 };
 
 static PyGetSetDef cm_channel_getset[] = {
+    {"links", cm_channel_get_links, NULL, "A list of the CMLinks whose events it brings.", NULL},
     CQN_OBJECT_GETSET,
     {NULL, NULL, NULL, NULL, NULL},
 };
@@ -124,12 +263,13 @@ static PyGetSetDef cm_channel_getset[] = {
 static PyMemberDef cm_channel_members[] = {CQN_OBJECT_MEMBERS, {NULL, 0, 0, 0, NULL}};
 
 static PyType_Slot cm_channel_slots[] = {
-    {Py_tp_doc, "CMChannel()\n--\n\n"
-                "Where the events of connections arrive, see cqnotify.cm.\n\n"
+    {Py_tp_doc, "CMChannel(event=tuple)\n--\n\n"
+                "Where the events of connections arrive, see cqnotify.cm. `event` is what they are "
+                "made as: a subclass of tuple.\n\n"
                 "Wraps rdma_create_event_channel(3)."},
     {Py_tp_new, cm_channel_new},
     {Py_tp_repr, cm_channel_repr},
-    {Py_tp_traverse, cqn_traverse},
+    {Py_tp_traverse, cm_channel_traverse},
     {Py_tp_clear, cqn_tp_clear},
     {Py_tp_finalize, cqn_finalize},
     {Py_tp_dealloc, cqn_dealloc},

@@ -6,10 +6,15 @@
  *   sockaddr.c  addresses, from and to Python
  *   events.c    reading events: fetched, copied and acknowledged in one go
  *   state.c     the states of a CMID
- *   calls.c     what is asked of a CMID, in which state
+ *   ask.c       what is asked of librdmacm by methods, and by steps
+ *   calls.c     the methods of a CMID, each for some states
  *   connect.c   its queue pair, and the steps to a connection, which follow from events
  *   id.c        CMID: the type, and its end
  *   hand_out.c  from events to what Python has of them
+ *   link.h      CMLink: what has happened to a CMID, and what waits for that: link.c,
+ *               link_end.c, wait.c, link_type.c
+ *   sleep.h     one sleep of one task
+ *   turns.c     calls that take the kernel long, few in one turn of an event loop
  *   channel.c   CMChannel: the type
  *
  * librdmacm crashes where its functions are called out of order, and waits for ever in
@@ -87,14 +92,17 @@ typedef struct {
 
 typedef struct {
     cqn_object base;                /* uses the channel, and then the queue pair, if there is one */
-    PyObject *user_data;            /* or NULL */
+    struct cqn_cm_link *link;       /* what its events are handed to, weakly; or NULL */
     struct sockaddr_storage *group; /* of multicast, that it has joined; or NULL */
     cqn_cm_plan *plan;              /* until the peer was told; or NULL */
+    struct sockaddr_in6 peer;       /* of any family; once it is closed */
     unsigned int access;            /* what the peer may do by its queue pair */
+    int left_ms;                    /* for more tries to resolve its address */
     uint8_t state;                  /* a cqn_cm_state */
     uint8_t goal;                   /* up to which one event leads to the next by itself */
     bool datagrams;                 /* RDMA_PS_UDP */
     bool joined;                    /* the group */
+    bool lost;                      /* it had been established when it failed */
     bool prepared;                  /* how its queue pair is to be connected is known */
 } cqn_cm_id;
 
@@ -115,7 +123,28 @@ typedef struct cqn_cm_event {
 typedef struct {
     cqn_context root;           /* lists the identifiers, as a Context does what was made on it */
     cqn_cm_event *first, *last; /* were read, and not handed out */
+    PyTypeObject *event_type;   /* of what is handed out: tuple, or a subtype */
+    /* The loop that reads the events, as cqnotify has it; the asyncio loop itself and a future of
+     * it that has a result. Else NULL. */
+    PyObject *loop, *raw_loop, *done;
+    struct cqn_cm_link *links;           /* the CMLinks whose events it brings; weak */
+    struct cqn_cm_call *line, *line_end; /* calls that wait for a turn of the loop */
+    double spent;                        /* seconds, in calls of this turn */
+    uint8_t timed;                       /* calls that the clock need not be asked for */
+    bool turn_comes;                     /* the loop will call _new_turn() */
 } cqn_cm_channel;
+
+/* What an event is in Python. */
+enum {
+    CQN_CM_EVENT_ID,
+    CQN_CM_EVENT_TYPE,
+    CQN_CM_EVENT_STATUS,
+    CQN_CM_EVENT_DATA,
+    CQN_CM_EVENT_SAID,
+    CQN_CM_EVENT_REQUEST,
+    CQN_CM_EVENT_ERROR,
+    CQN_CM_EVENT_FIELDS
+};
 
 /* ---- sockaddr.c ---- */
 
@@ -148,9 +177,12 @@ extern PyMethodDef cqn_cm_id_methods[];
 
 /* Takes the next step, if the event asks for one: 1. 0: the event is the program's; -1 with an
  * exception: so is it, and the step failed. */
-int cqn_cm_go_on(cqn_cm_id *self, enum rdma_cm_event_type type);
+int cqn_cm_go_on(cqn_cm_id *self, enum rdma_cm_event_type type, int status);
 
 /* ---- id.c ---- */
+
+/* A new CMID; NULL with an exception. */
+PyObject *cqn_cm_id_create(PyTypeObject *type, cqn_object *channel, bool datagrams);
 
 /* A CMID for an identifier that came with a CONNECT_REQUEST, which it owns from here on; NULL with
  * an exception: then it does not. */
@@ -175,6 +207,19 @@ static inline cqn_cm_channel *cqn_cm_channel_of(const cqn_cm_id *self)
  * where it is. */
 PyObject *cqn_cm_next_event(cqn_cm_channel *self);
 
-extern PyType_Spec cqn_cm_channel_spec, cqn_cm_id_spec;
+/* ---- turns.c ---- */
+
+#define CQN_CM_TURN 0.003 /* seconds for which calls are made before the loop gets its turn */
+
+/* What a task does when an event has woken it: it closes the connection, and ends another one. The
+ * time of so many calls is taken together with that of the event. */
+#define CQN_CM_CALLS_OF_AN_EVENT 2
+
+extern const char cqn_cm_in_turn_doc[];
+PyObject *cqn_cm_in_turn(PyObject *channel, PyObject *call);
+PyObject *cqn_cm_new_turn(PyObject *channel, PyObject *unused);
+
+extern PyType_Spec cqn_cm_channel_spec, cqn_cm_id_spec, cqn_cm_link_spec, cqn_cm_wait_spec,
+    cqn_cm_call_spec;
 
 #endif

@@ -39,45 +39,109 @@ PyObject *cqn_cm_id_bind_qp(PyObject *op, PyObject *qp)
     Py_RETURN_NONE;
 }
 
-/* ---- how it is to be connected ---- */
-
-static int plan_from(PyObject *args, Py_buffer *data, cqn_cm_plan *plan, unsigned int *access)
+/* Of one whose address was not resolved nothing is known, and so nothing speaks against it. */
+static bool leads_to_device_of(const cqn_cm_id *self, const cqn_qp *qp)
 {
-    unsigned char responder, initiator, retry, rnr_retry;
-    if (!PyArg_ParseTuple(args, "y*Ibbbb:prepare", data, access, &responder, &initiator, &retry,
-                          &rnr_retry)) {
-        return -1;
-    }
-    if (data->len > UINT8_MAX) {
-        PyErr_Format(PyExc_ValueError, "private_data has %zd bytes: at most 255", data->len);
-        PyBuffer_Release(data);
-        return -1;
-    }
-    memcpy(plan->private_data, data->buf, (size_t)data->len);
-    plan->param = (struct rdma_conn_param){
-        .private_data_len = (uint8_t)data->len,
-        .responder_resources = responder,
-        .initiator_depth = initiator,
-        .retry_count = retry,
-        .rnr_retry_count = rnr_retry,
-    };
-    PyBuffer_Release(data);
-    return 0;
+    const struct rdma_cm_id *id = self->base.handle;
+    const struct ibv_context *own = qp->base.context->base.handle;
+    return own == NULL || id == NULL || id->verbs == NULL ||
+           strcmp(ibv_get_device_name(id->verbs->device), ibv_get_device_name(own->device)) == 0;
 }
 
-/* (private data, access flags, responder resources, initiator depth, retry count, RNR retry
- * count). */
-PyObject *cqn_cm_id_prepare(PyObject *op, PyObject *args)
+PyObject *cqn_cm_id_is_for(PyObject *op, PyObject *qp)
+{
+    CQN_LOCKED;
+    const cqn_cm_id *self = (cqn_cm_id *)op;
+    return cqn_expect(qp, self->base.state->QP, "qp") < 0 || cqn_open(&self->base) == NULL ||
+                   cqn_open(CQN_OBJ(qp)) == NULL
+               ? NULL
+               : PyBool_FromLong(leads_to_device_of(self, (cqn_qp *)qp));
+}
+
+/* ---- how it is to be connected ---- */
+
+/* What prepare() takes, in this order; whatever follows is Python's. */
+enum {
+    PRIVATE_DATA,
+    ACCESS,
+    RESPONDER_RESOURCES,
+    INITIATOR_DEPTH,
+    RETRY_COUNT,
+    RNR_RETRY_COUNT,
+    ACK_TIMEOUT,
+    TOS,
+    OPTIONS
+};
+
+/* A number that fits; -1 with an exception. */
+static int64_t number_from(PyObject *options, Py_ssize_t i, int64_t most)
+{
+    const int64_t n = PyLong_AsLongLong(PyTuple_GET_ITEM(options, i));
+    if (n >= 0 && n <= most) {
+        return n;
+    }
+    if (!PyErr_Occurred()) {
+        PyErr_Format(PyExc_ValueError, "option %zd is %lld: it must be 0 to %lld", i, (long long)n,
+                     (long long)most);
+    }
+    return -1;
+}
+
+static int plan_from(PyObject *options, cqn_cm_plan *plan, int64_t *access)
+{
+    if (!PyTuple_Check(options) || PyTuple_GET_SIZE(options) < OPTIONS ||
+        !PyBytes_Check(PyTuple_GET_ITEM(options, PRIVATE_DATA))) {
+        PyErr_SetString(PyExc_TypeError, "prepare() takes a tuple that begins with bytes");
+        return -1;
+    }
+    PyObject *data = PyTuple_GET_ITEM(options, PRIVATE_DATA);
+    const Py_ssize_t len = PyBytes_GET_SIZE(data);
+    if (len > UINT8_MAX) {
+        PyErr_Format(PyExc_ValueError, "private_data has %zd bytes: at most 255", len);
+        return -1;
+    }
+    int64_t bytes[ACK_TIMEOUT] = {0};
+    *access = number_from(options, ACCESS, UINT32_MAX);
+    for (Py_ssize_t i = RESPONDER_RESOURCES; *access >= 0 && i <= RNR_RETRY_COUNT; i++) {
+        if ((bytes[i] = number_from(options, i, UINT8_MAX)) < 0) {
+            return -1;
+        }
+    }
+    memcpy(plan->private_data, PyBytes_AS_STRING(data), (size_t)len);
+    plan->param = (struct rdma_conn_param){
+        .private_data_len = (uint8_t)len,
+        .responder_resources = (uint8_t)bytes[RESPONDER_RESOURCES],
+        .initiator_depth = (uint8_t)bytes[INITIATOR_DEPTH],
+        .retry_count = (uint8_t)bytes[RETRY_COUNT],
+        .rnr_retry_count = (uint8_t)bytes[RNR_RETRY_COUNT],
+    };
+    return *access < 0 ? -1 : 0;
+}
+
+/* None leaves an option as it is. */
+static int set_option_from(cqn_cm_id *self, PyObject *options, Py_ssize_t i, int option)
+{
+    if (PyTuple_GET_ITEM(options, i) == Py_None) {
+        return 0;
+    }
+    const int64_t value = number_from(options, i, UINT8_MAX);
+    return value < 0 ? -1 : cqn_cm_set_option(self, option, (int)value);
+}
+
+PyObject *cqn_cm_id_prepare(PyObject *op, PyObject *options)
 {
     CQN_LOCKED;
     cqn_cm_id *self = (cqn_cm_id *)op;
     cqn_cm_plan plan;
-    unsigned int access;
-    Py_buffer data;
-    if (plan_from(args, &data, &plan, &access) < 0 || cqn_open(&self->base) == NULL) {
+    int64_t access;
+    if (plan_from(options, &plan, &access) < 0 || cqn_open(&self->base) == NULL) {
         return NULL;
     }
-    const cqn_qp *qp = qp_of(self);
+    if (set_option_from(self, options, ACK_TIMEOUT, RDMA_OPTION_ID_ACK_TIMEOUT) < 0 ||
+        set_option_from(self, options, TOS, RDMA_OPTION_ID_TOS) < 0) {
+        return NULL;
+    }
+    const cqn_qp *qp = qp_of(self); /* which another thread can have closed meanwhile */
     if (qp == NULL) {
         return PyErr_Format(PyExc_RuntimeError, "prepare(): this CMID has no QP");
     }
@@ -88,26 +152,36 @@ PyObject *cqn_cm_id_prepare(PyObject *op, PyObject *args)
     self->plan->param.private_data = self->plan->private_data;
     self->plan->param.qp_num = qp->qp_num;
     self->plan->param.srq = qp->srq != NULL;
-    self->access = access;
+    self->access = (unsigned int)access;
     self->prepared = true;
     Py_RETURN_NONE;
 }
 
 /* ---- the transitions ---- */
 
+/* Whose queue pair it is, and what librdmacm does not know of it. */
+typedef struct {
+    struct rdma_cm_id *id;
+    unsigned int access;
+    uint32_t psn; /* of datagrams */
+    bool datagrams;
+} asked_of;
+
 /* What librdmacm says of a transition. Of datagrams it knows no more than how to get to INIT: they
- * have no path. The mask, or -1 with an exception. */
-static int ask_for_attributes(cqn_cm_id *self, struct rdma_cm_id *id, struct ibv_qp_attr *attr)
+ * have no path. */
+static int ask_for_attributes(const void *of, struct ibv_qp_attr *attr)
 {
-    if (self->datagrams && attr->qp_state != IBV_QPS_INIT) {
-        attr->sq_psn = qp_of(self)->sq_psn;
+    const asked_of *whose = of;
+    if (whose->datagrams && attr->qp_state != IBV_QPS_INIT) {
+        attr->sq_psn = whose->psn;
         return IBV_QP_STATE | (attr->qp_state == IBV_QPS_RTS ? IBV_QP_SQ_PSN : 0);
     }
-    int rc, err, mask = 0;
-    CQN_IN_KERNEL(&self->base, rc = CQN_CM(init_qp_attr, id, attr, &mask); err = errno);
-    if (rc != 0) {
-        cqn_verbs_error(self->base.state, err, "rdma_init_qp_attr", "");
+    int mask = 0;
+    if (CQN_CM(init_qp_attr, whose->id, attr, &mask) != 0) {
         return -1;
+    }
+    if (mask & IBV_QP_ACCESS_FLAGS) {
+        attr->qp_access_flags = whose->access;
     }
     return mask;
 }
@@ -116,8 +190,8 @@ static int ask_for_attributes(cqn_cm_id *self, struct rdma_cm_id *id, struct ibv
     (CQN_CM_IN(ADDR_RESOLVED) | CQN_CM_IN(ROUTE_RESOLVED) | CQN_CM_IN(CONNECTING) | \
      CQN_CM_IN(RESPONDED) | CQN_CM_IN(REQUESTED) | CQN_CM_CONNECTED)
 
-/* Another thread can close both meanwhile. -1 with an exception. */
-static int modify_qp(cqn_cm_id *self, enum ibv_qp_state state, unsigned int access)
+/* -1 with an exception. */
+static int climb(cqn_cm_id *self, enum ibv_qp_state from, enum ibv_qp_state to, unsigned int access)
 {
     struct rdma_cm_id *id = cqn_cm_in_state(self, "rdma_init_qp_attr", KNOWS_ATTRIBUTES);
     if (id == NULL) {
@@ -128,12 +202,14 @@ static int modify_qp(cqn_cm_id *self, enum ibv_qp_state state, unsigned int acce
         return -1;
     }
     cqn_qp *qp = (cqn_qp *)Py_NewRef((PyObject *)qp_of(self));
-    struct ibv_qp_attr attr = {.qp_state = state};
-    const int mask = ask_for_attributes(self, id, &attr);
-    if (mask >= 0 && (mask & IBV_QP_ACCESS_FLAGS)) {
-        attr.qp_access_flags = access;
-    }
-    const int rc = mask < 0 ? -1 : cqn_qp_carry_out(qp, &attr, mask);
+    const asked_of whose = {.id = id,
+                            .access = access,
+                            .psn = self->datagrams ? cqn_qp_psn(qp) : 0,
+                            .datagrams = self->datagrams};
+    const cqn_qp_source source = {ask_for_attributes, &whose, "rdma_init_qp_attr"};
+    cqn_enter(&self->base); /* another thread can close both when this one has left them */
+    const int rc = cqn_qp_climb(qp, from, to, &source);
+    cqn_leave(&self->base);
     Py_DECREF(qp);
     return rc;
 }
@@ -145,7 +221,7 @@ PyObject *cqn_cm_id_modify_qp(PyObject *op, PyObject *args)
     unsigned int state, access;
     return !PyArg_ParseTuple(args, "II:modify_qp", &state, &access)
                ? NULL
-               : cqn_cm_done(modify_qp((cqn_cm_id *)op, (enum ibv_qp_state)state, access));
+               : cqn_cm_done(climb((cqn_cm_id *)op, state - 1, state, access));
 }
 
 /* Makes the transitions that are left up to RTS. Of an iWARP device the kernel makes those behind
@@ -157,29 +233,12 @@ static int bring_up(cqn_cm_id *self)
         return -1;
     }
     const bool iwarp = cqn_cm_is_iwarp(self);
-    const enum ibv_qp_state last = iwarp ? IBV_QPS_INIT : IBV_QPS_RTS;
-    enum ibv_qp_state state = iwarp ? IBV_QPS_RESET : qp_of(self)->state;
-    while (state < last) {
-        if (modify_qp(self, ++state, self->access) < 0) {
-            return -1;
-        }
-    }
-    return 0;
+    const enum ibv_qp_state from = iwarp ? IBV_QPS_RESET : qp_of(self)->state;
+    const enum ibv_qp_state to = iwarp ? IBV_QPS_INIT : IBV_QPS_RTS;
+    return from < to ? climb(self, from, to, self->access) : 0;
 }
 
 /* ---- the steps ---- */
-
-int cqn_cm_resolve_route(cqn_cm_id *self, int timeout_ms)
-{
-    struct rdma_cm_id *id = cqn_cm_in_state(self, "rdma_resolve_route", CQN_CM_IN(ADDR_RESOLVED));
-    if (id == NULL) {
-        return -1;
-    }
-    int rc;
-    CQN_CM_CALL(rc, self, "rdma_resolve_route", CQN_CM_RESOLVING_ROUTE,
-                CQN_CM(resolve_route, id, timeout_ms), CQN_CM_LOOPBACK);
-    return rc;
-}
 
 /* What the peer is to be told: taken from the CMID, since it is told once. NULL with an exception;
  * else the caller frees it. */
@@ -264,20 +323,14 @@ PyObject *cqn_cm_id_establish(PyObject *op, PyObject *Py_UNUSED(unused))
     return cqn_cm_done(establish((cqn_cm_id *)op));
 }
 
-/* Whether the address leads to another device than that of the queue pair, which Python refuses. */
-static bool leads_elsewhere(const cqn_cm_id *self)
+int cqn_cm_go_on(cqn_cm_id *self, enum rdma_cm_event_type type, int status)
 {
-    const struct rdma_cm_id *id = self->base.handle;
-    const struct ibv_context *own =
-        qp_of(self) == NULL ? NULL : qp_of(self)->base.context->base.handle;
-    return own != NULL && id != NULL && id->verbs != NULL &&
-           strcmp(ibv_get_device_name(id->verbs->device), ibv_get_device_name(own->device)) != 0;
-}
-
-int cqn_cm_go_on(cqn_cm_id *self, enum rdma_cm_event_type type)
-{
+    if (type == RDMA_CM_EVENT_ADDR_ERROR && status == -ETIMEDOUT && self->left_ms > 0) {
+        return cqn_cm_resolve_again(self) < 0 ? -1 : 1;
+    }
     if (type == RDMA_CM_EVENT_ADDR_RESOLVED && self->goal > CQN_CM_ADDR_RESOLVED) {
-        return leads_elsewhere(self) ? 0 : cqn_cm_resolve_route(self, ROUTE_MS) < 0 ? -1 : 1;
+        const bool is_here = qp_of(self) == NULL || leads_to_device_of(self, qp_of(self));
+        return !is_here ? 0 : cqn_cm_resolve_route(self, ROUTE_MS) < 0 ? -1 : 1;
     }
     if (type == RDMA_CM_EVENT_ROUTE_RESOLVED && self->goal > CQN_CM_ROUTE_RESOLVED) {
         return ask_peer(self) < 0 ? -1 : 1;

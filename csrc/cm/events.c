@@ -95,6 +95,7 @@ static void take_in(cqn_cm_channel *self, cqn_cm_event *event)
     }
     const cqn_cm_state next = state_after(owner, event->type);
     if (next != CQN_CM_STATES) {
+        owner->lost = next == CQN_CM_FAILED && owner->state >= CQN_CM_ESTABLISHED;
         owner->state = (uint8_t)next;
     }
     if (next == CQN_CM_ESTABLISHED) {

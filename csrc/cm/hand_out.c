@@ -3,10 +3,31 @@
 
 #include "cm/cm.h"
 
+#define PARAMETERS 6 /* fields of struct rdma_conn_param */
+
 static bool has_parameters(enum rdma_cm_event_type type)
 {
     return type == RDMA_CM_EVENT_CONNECT_REQUEST || type == RDMA_CM_EVENT_CONNECT_RESPONSE ||
            type == RDMA_CM_EVENT_ESTABLISHED || type == RDMA_CM_EVENT_MULTICAST_JOIN;
+}
+
+/* A new tuple, which the collector need not look at. */
+static PyObject *numbers(const unsigned int of_peer[static PARAMETERS])
+{
+    PyObject *tuple = PyTuple_New(PARAMETERS);
+    for (Py_ssize_t i = 0; tuple != NULL && i < PARAMETERS; i++) {
+        PyObject *number = PyLong_FromUnsignedLong(of_peer[i]);
+        if (number == NULL) {
+            Py_CLEAR(tuple);
+        }
+        else {
+            PyTuple_SET_ITEM(tuple, i, number);
+        }
+    }
+    if (tuple != NULL) {
+        PyObject_GC_UnTrack(tuple);
+    }
+    return tuple;
 }
 
 /* What a peer said of a connection, or of where its datagrams go. Few programs look at the former:
@@ -18,13 +39,20 @@ static PyObject *parameters(const cqn_cm_event *event)
     }
     if (!event->datagrams) {
         const struct rdma_conn_param *p = &event->conn;
-        return Py_BuildValue("(IBBBBB)", p->qp_num, p->responder_resources, p->initiator_depth,
-                             p->retry_count, p->rnr_retry_count, p->srq);
+        return numbers((const unsigned int[]){p->qp_num, p->responder_resources, p->initiator_depth,
+                                              p->retry_count, p->rnr_retry_count, p->srq});
     }
     PyObject *ah_attr = cqn_ah_attr_to_dict(&event->ud.ah_attr);
     return ah_attr == NULL ? NULL
                            : Py_BuildValue("{sIsIsN}", "qp_num", event->ud.qp_num, "qkey",
                                            event->ud.qkey, "ah_attr", ah_attr);
+}
+
+/* A new tuple of that type, to be filled. */
+static PyObject *new_event(PyTypeObject *type)
+{
+    return type == &PyTuple_Type ? PyTuple_New(CQN_CM_EVENT_FIELDS)
+                                 : type->tp_alloc(type, CQN_CM_EVENT_FIELDS);
 }
 
 /* (CMID, event, status, private data, parameters, request, error). The request's CMID owns what the
@@ -35,7 +63,7 @@ static PyObject *make_cm_event(cqn_cm_channel *self, cqn_cm_event *event, PyObje
     PyObject *said = parameters(event);
     PyObject *data =
         PyBytes_FromStringAndSize((const char *)event->private_data, event->private_len);
-    PyObject *tuple = said == NULL || data == NULL ? NULL : PyTuple_New(7);
+    PyObject *tuple = said == NULL || data == NULL ? NULL : new_event(self->event_type);
     PyObject *type = tuple == NULL ? NULL : PyLong_FromLong(event->type);
     PyObject *status = type == NULL ? NULL : PyLong_FromLong(event->status);
     PyObject *request = status == NULL ? NULL
@@ -51,13 +79,13 @@ static PyObject *make_cm_event(cqn_cm_channel *self, cqn_cm_event *event, PyObje
         return NULL;
     }
     event->request = NULL;
-    PyTuple_SET_ITEM(tuple, 0, Py_NewRef(owner));
-    PyTuple_SET_ITEM(tuple, 1, type);
-    PyTuple_SET_ITEM(tuple, 2, status);
-    PyTuple_SET_ITEM(tuple, 3, data);
-    PyTuple_SET_ITEM(tuple, 4, said);
-    PyTuple_SET_ITEM(tuple, 5, request);
-    PyTuple_SET_ITEM(tuple, 6, Py_NewRef(error != NULL ? error : Py_None));
+    PyTuple_SET_ITEM(tuple, CQN_CM_EVENT_ID, Py_NewRef(owner));
+    PyTuple_SET_ITEM(tuple, CQN_CM_EVENT_TYPE, type);
+    PyTuple_SET_ITEM(tuple, CQN_CM_EVENT_STATUS, status);
+    PyTuple_SET_ITEM(tuple, CQN_CM_EVENT_DATA, data);
+    PyTuple_SET_ITEM(tuple, CQN_CM_EVENT_SAID, said);
+    PyTuple_SET_ITEM(tuple, CQN_CM_EVENT_REQUEST, request);
+    PyTuple_SET_ITEM(tuple, CQN_CM_EVENT_ERROR, Py_NewRef(error != NULL ? error : Py_None));
     return tuple;
 }
 
@@ -65,7 +93,7 @@ static PyObject *make_cm_event(cqn_cm_channel *self, cqn_cm_event *event, PyObje
  * tuple, an empty one for a step; NULL with an exception. */
 static PyObject *handle_event(cqn_cm_channel *self, cqn_cm_event *event, cqn_cm_id *owner)
 {
-    const int rc = cqn_cm_go_on(owner, event->type);
+    const int rc = cqn_cm_go_on(owner, event->type, event->status);
     if (rc > 0) {
         return PyTuple_New(0);
     }

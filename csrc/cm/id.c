@@ -6,7 +6,7 @@
  * pair: closing that, or the context, closes it as well. To destroy it never waits for the network.
  */
 
-#include "cm/cm.h"
+#include "cm/link.h"
 #include <errno.h>
 
 /* Of a request that was not accepted the peer gets a REJECTED, of a connection a DISCONNECTED. */
@@ -20,7 +20,7 @@ static int destroy_cm_id(void *handle)
     return CQN_CM(destroy_id, handle) == 0 ? 0 : errno;
 }
 
-/* Its events go now, while it still owns the channel, and again after other threads have run. */
+/* Its events go while it still owns the channel, and again after other threads have run. */
 static void cm_id_forget_events(cqn_object *op)
 {
     cqn_cm_id *self = (cqn_cm_id *)op;
@@ -29,16 +29,26 @@ static void cm_id_forget_events(cqn_object *op)
     }
 }
 
-static int cm_id_traverse(PyObject *op, visitproc visit, void *arg)
+static void cm_id_before_destroy(cqn_object *op)
 {
-    Py_VISIT(((cqn_cm_id *)op)->user_data);
-    return cqn_traverse(op, visit, arg);
+    const struct rdma_cm_id *id = op->handle;
+    ((cqn_cm_id *)op)->peer = id->route.addr.dst_sin6;
+    cm_id_forget_events(op);
+}
+
+/* What waits for it must not wait for ever. */
+static void tell_link(cqn_object *op, PyObject **interrupt)
+{
+    cqn_cm_link *link = cqn_forked(op) ? NULL : cqn_cm_link_of((cqn_cm_id *)op);
+    if (link != NULL) {
+        cqn_cm_link_closed(link, interrupt);
+        Py_DECREF(link);
+    }
 }
 
 static int cm_id_clear(PyObject *op)
 {
     cqn_cm_id *self = (cqn_cm_id *)op;
-    Py_CLEAR(self->user_data);
     if (self->base.handle == NULL) {
         PyMem_Free(self->group);
         PyMem_Free(self->plan);
@@ -54,8 +64,9 @@ static const cqn_kind cm_id_kind = {
     .rank = CQN_RANK_QP,
     .goes_along = true,
     .destroy = destroy_cm_id,
-    .before_destroy = cm_id_forget_events,
+    .before_destroy = cm_id_before_destroy,
     .after_destroy = cm_id_forget_events,
+    .tell = tell_link,
     .clear = cm_id_clear,
 };
 
@@ -69,12 +80,16 @@ static PyObject *cm_id_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         cqn_expect(channel, cqn_state_of(type)->CMChannel, "channel") < 0) {
         return NULL;
     }
-    cqn_object *used = CQN_OBJ(channel);
-    cqn_cm_id *self = cqn_new(type, &cm_id_kind, &used, 1);
+    return cqn_cm_id_create(type, CQN_OBJ(channel), datagrams);
+}
+
+PyObject *cqn_cm_id_create(PyTypeObject *type, cqn_object *channel, bool datagrams)
+{
+    cqn_cm_id *self = cqn_new(type, &cm_id_kind, &channel, 1);
     if (self == NULL) {
         return NULL;
     }
-    struct rdma_event_channel *events = used->handle;
+    struct rdma_event_channel *events = channel->handle;
     const enum rdma_port_space space = datagrams ? RDMA_PS_UDP : RDMA_PS_TCP;
     struct rdma_cm_id *id;
     int rc, err;
@@ -146,6 +161,16 @@ static PyObject *cm_id_get_peer(PyObject *op, void *Py_UNUSED(unused))
     return id == NULL ? NULL : cqn_cm_sockaddr_to(&id->route.addr.dst_addr);
 }
 
+/* For messages that come later. */
+static PyObject *cm_id_get_last_peer(PyObject *op, void *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    const cqn_cm_id *self = (cqn_cm_id *)op;
+    const struct rdma_cm_id *id = self->base.handle;
+    return cqn_cm_sockaddr_to(id != NULL ? &id->route.addr.dst_addr
+                                         : (const struct sockaddr *)&self->peer);
+}
+
 static PyObject *cm_id_get_qp(PyObject *op, void *Py_UNUSED(unused))
 {
     CQN_LOCKED;
@@ -162,8 +187,23 @@ static PyObject *cm_id_repr(PyObject *op)
         "<CMID %s>", cqn_is_open(&self->base) ? cqn_cm_state_names[self->state] : "closed");
 }
 
+/* The collector takes its link as well, and may have come to that later. */
+static void cm_id_finalize(PyObject *op)
+{
+    CQN_LOCKED;
+    cqn_cm_link *link = cqn_forked(CQN_OBJ(op)) ? NULL : cqn_cm_link_of((cqn_cm_id *)op);
+    if (link != NULL) {
+        PyObject *pending = cqn_take_exception();
+        if (cqn_cm_link_hang_up(link) < 0) {
+            PyErr_WriteUnraisable(op);
+        }
+        Py_DECREF(link);
+        cqn_put_exception(pending);
+    }
+    cqn_finalize(op);
+}
+
 static PyGetSetDef cm_id_getset[] = {
-    CQN_USER_DATA(cqn_cm_id),
     {"channel", cqn_get_used, NULL, "The CMChannel that brings its events.", (void *)0},
     {"qp", cm_id_get_qp, NULL, "The QP that goes with it, or None; see bind_qp().", NULL},
     {"state", cm_id_get_state, NULL, "The name of its state; CLOSED once it was closed.", NULL},
@@ -174,6 +214,7 @@ static PyGetSetDef cm_id_getset[] = {
     {"port_num", cm_id_get_port_num, NULL, "The port of that device, or 0.", NULL},
     {"local", cm_id_get_local, NULL, "Its own address, (address, port), or None.", NULL},
     {"peer", cm_id_get_peer, NULL, "The peer's address, (address, port), or None.", NULL},
+    {"last_peer", cm_id_get_last_peer, NULL, "The same, also once it was closed.", NULL},
     CQN_OBJECT_GETSET,
     {NULL, NULL, NULL, NULL, NULL},
 };
@@ -187,9 +228,9 @@ static PyType_Slot cm_id_slots[] = {
      "Wraps rdma_create_id(3)."},
     {Py_tp_new, cm_id_new},
     {Py_tp_repr, cm_id_repr},
-    {Py_tp_traverse, cm_id_traverse},
+    {Py_tp_traverse, cqn_traverse},
     {Py_tp_clear, cqn_tp_clear},
-    {Py_tp_finalize, cqn_finalize},
+    {Py_tp_finalize, cm_id_finalize},
     {Py_tp_dealloc, cqn_dealloc},
     {Py_tp_methods, cqn_cm_id_methods},
     {Py_tp_getset, cm_id_getset},

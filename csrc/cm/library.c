@@ -50,7 +50,7 @@ static int load_library(void)
     const char *missing = find_functions(handle);
     if (missing != NULL) {
         PyErr_Format(PyExc_OSError,
-                     NAME " has no %s(): cqnotify.cm needs that of rdma-core 22, or later",
+                     NAME " has no %s(): cqnotify.cm needs that of rdma-core 23, or later",
                      missing);
         dlclose(handle);
         return -1;

@@ -28,6 +28,7 @@ bool cqn_cq_is_armed(const cqn_cq *self, bool solicited_only)
 int cqn_cq_arm(cqn_cq *self, bool solicited_only)
 {
     const bool any = !solicited_only || known_armed(self) == CQN_ARMED;
+    CQN_TRACE_N(arm, self, !any);
     int err = ibv_req_notify_cq(self->base.handle, !any);
     if (err != 0) {
         cqn_verbs_error(self->base.state, err, "ibv_req_notify_cq", "");

@@ -50,9 +50,11 @@ cqn_report_scope cqn_report_scope_of(enum ibv_event_type type, bool *failure)
     }
 }
 
+/* What comes through a queue pair that has no CQ completes on those of others: on any. */
 static bool qp_uses(const cqn_qp *qp, const cqn_channel *channel)
 {
-    return qp->send_cq->channel == channel || qp->recv_cq->channel == channel;
+    return qp->send_cq == NULL || qp->send_cq->channel == channel ||
+           qp->recv_cq->channel == channel;
 }
 
 /* All objects of that rank are queue pairs. */
@@ -78,8 +80,12 @@ static bool port_serves(const cqn_channel *channel, int port_num)
 
 static bool srq_serves(const cqn_channel *channel, const cqn_object *srq)
 {
+    const cqn_cq *own = ((const cqn_srq *)srq)->cq;
+    if (own != NULL && own->channel == channel) {
+        return true;
+    }
     for (const cqn_qp *qp = first_qp(channel->base.context); qp != NULL; qp = next_qp(qp)) {
-        if (CQN_OBJ(qp->srq) == srq && qp->recv_cq->channel == channel) {
+        if (CQN_OBJ(qp->srq) == srq && qp_uses(qp, channel)) {
             return true;
         }
     }
@@ -111,8 +117,19 @@ bool cqn_report_concerns(const cqn_report *report, const cqn_channel *channel)
 
 /* ---- CQs ---- */
 
-static void mark_cqs_of(const cqn_qp *qp)
+static void mark_all_cqs(const cqn_context *ctx)
 {
+    for (cqn_object *o = ctx->first[CQN_RANK_CQ]; o != NULL; o = o->next) {
+        ((cqn_cq *)o)->marked |= PyObject_TypeCheck(o, ctx->base.state->CQ);
+    }
+}
+
+static void mark_cqs_of(const cqn_context *ctx, const cqn_qp *qp)
+{
+    if (qp->send_cq == NULL) {
+        mark_all_cqs(ctx);
+        return;
+    }
     qp->send_cq->marked = qp->recv_cq->marked = true;
 }
 
@@ -120,13 +137,16 @@ static void mark_cqs_of_port(const cqn_context *ctx, int port_num)
 {
     for (const cqn_qp *qp = first_qp(ctx); qp != NULL; qp = next_qp(qp)) {
         if (qp->base.handle != NULL && qp->port_num == port_num) {
-            mark_cqs_of(qp);
+            mark_cqs_of(ctx, qp);
         }
     }
 }
 
 static void mark_cqs_of_srq(const cqn_context *ctx, const cqn_object *srq)
 {
+    if (((const cqn_srq *)srq)->cq != NULL) {
+        ((const cqn_srq *)srq)->cq->marked = true;
+    }
     for (const cqn_qp *qp = first_qp(ctx); qp != NULL; qp = next_qp(qp)) {
         if (qp->base.handle != NULL && CQN_OBJ(qp->srq) == srq) {
             qp->recv_cq->marked = true;
@@ -168,7 +188,7 @@ int cqn_report_add_cqs(const cqn_context *ctx, const cqn_report *failure, PyObje
         ((cqn_cq *)failure->element)->marked = true;
         break;
     case CQN_OF_QP:
-        mark_cqs_of((cqn_qp *)failure->element);
+        mark_cqs_of(ctx, (cqn_qp *)failure->element);
         break;
     case CQN_OF_SRQ:
         mark_cqs_of_srq(ctx, failure->element);

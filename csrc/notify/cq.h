@@ -11,10 +11,12 @@
  *   hand_out.c  from the stash to Python
  *   wc.c        WorkCompletion: the type
  *   wc_array.c  WCArray: the type
+ *   counters.h  what a CQ counts
  */
 #ifndef CQN_CQ_H
 #define CQN_CQ_H
 
+#include "notify/counters.h"
 #include "work/queue.h"
 
 /* A completion channel. The first part is for threads that sleep in get_event(), the second one
@@ -34,6 +36,7 @@ struct cqn_channel {
     PyObject *on_fail;  /* what to call with an error that ends the reading */
     int until_more;     /* callbacks, until it looks for more than one event */
     uint64_t turn;      /* of the thread's loops, in which that was last seen to read */
+    int64_t event_at;   /* when the event was read for which tasks are listed now; or 0 */
     cqn_engine
         *busy; /* engines with tasks that wait: held, since often only their tasks refer to them */
 };
@@ -41,19 +44,29 @@ struct cqn_channel {
 /* Fields of extended completions that ibv_wc lacks; beside each ibv_wc in an array of their own. */
 struct cqn_wc_extra {
     uint64_t timestamp, wallclock_ns;
-    uint32_t flow_tag;
+    uint64_t tm_tag;
+    uint32_t tm_priv, flow_tag;
     uint16_t cvlan;
 };
 
 #define CQN_WC_EX_EXTRA                                                                     \
     (IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_CVLAN | IBV_WC_EX_WITH_FLOW_TAG | \
-     IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK)
+     IBV_WC_EX_WITH_TM_INFO | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK)
 #define CQN_WC_EX_KNOWN (IBV_WC_STANDARD_FLAGS | CQN_WC_EX_EXTRA)
+
+/* Whether it is that of a message which came with a tag. */
+static inline bool cqn_wc_has_tag(const struct ibv_wc *wc)
+{
+    return wc->opcode == IBV_WC_TM_RECV || wc->opcode == IBV_WC_TM_NO_TAG;
+}
 
 typedef struct cqn_stash_index cqn_stash_index;
 
 /* What threads take that poll without the GIL, see landing.c. */
 typedef struct cqn_landing cqn_landing;
+
+/* What the CQs of one name have counted that are closed, see verbs/tally.c. */
+typedef struct cqn_tally cqn_tally;
 
 /* For what a CQ raises an event; each includes those before it. */
 typedef enum { CQN_UNARMED, CQN_ARMED_SOLICITED, CQN_ARMED } cqn_armed;
@@ -65,6 +78,7 @@ struct cqn_cq {
     cqn_object base;
     cqn_channel *channel; /* borrowed from `uses`, or NULL */
     PyObject *user_data;
+    PyObject *name;     /* a str, empty if it was given none */
     cqn_engine *engine; /* that its completions go to, weak; or NULL */
     size_t flushing;    /* its queues that were moved to an error state and are not empty */
     int comp_vector;
@@ -73,13 +87,10 @@ struct cqn_cq {
     unsigned int dispatched; /* those of them that were read for the engine */
     unsigned int late;       /* events that came while it was being destroyed */
     cqn_cq *late_next;
-    bool event_unpolled; /* an event came, and no poll since */
-    bool marked;         /* while the CQs that a failure concerns are collected */
-    cqn_armed armed;     /* until its event is read, or a wait ends without one */
-    uint64_t armed_at;   /* of the channel's timeouts */
-    struct {
-        uint64_t events, acked, arms, polls, completions, spurious;
-    } stats;
+    bool event_unpolled;  /* an event came, and no poll since */
+    bool marked;          /* while the CQs that a failure concerns are collected */
+    cqn_armed armed;      /* until its event is read, or a wait ends without one */
+    uint64_t armed_at;    /* of the channel's timeouts */
     cqn_wr_queue *left;   /* those of queue pairs that are gone, see route.c */
     struct ibv_cq_ex *ex; /* the handle if it is an extended CQ, else NULL */
     uint32_t wc_flags;    /* what its completions have, see WCExFlags */
@@ -93,6 +104,11 @@ struct cqn_cq {
     uint64_t taken;         /* from its front, since the CQ was made */
     cqn_stash_index *index; /* by wr_id, or NULL: see stash.c */
     cqn_landing *landing;   /* NULL until a thread spins */
+
+    uint64_t fetched_before; /* the latest event */
+    cqn_tally *tally;        /* of the CQs of its name; the context's */
+    cqn_counts stats;
+    cqn_histogram *histograms[CQN_HISTOGRAMS]; /* NULL: nothing was added */
 };
 
 /* events.c */
@@ -113,6 +129,9 @@ void cqn_cq_ack(cqn_cq *cq, unsigned int n);
  * once. */
 void cqn_cq_dispatched(cqn_cq *cq);
 void cqn_cq_ack_dispatched(cqn_cq *cq);
+
+/* Counts the completions since the latest event, which are all that it has brought. */
+void cqn_cq_event_is_over(cqn_cq *cq);
 
 /* arm.c */
 
@@ -241,6 +260,11 @@ const struct ibv_wc *cqn_wc_raw(const cqn_state *st, PyObject *wc, const char *n
 /* A new WorkCompletion. `extra` may be NULL; `extra_fields` says what of it is there. */
 PyObject *cqn_wc_new(cqn_state *st, const struct ibv_wc *raw, const cqn_wc_extra *extra,
                      uint32_t extra_fields);
+
+/* Makes WorkCompletions of as many of n completions, from the first on, as have succeeded and are
+ * alike but for their wr_ids, from the memory of dropped ones. Returns how many; 0: the first one
+ * must be made by cqn_wc_new(). Of none is `extra` known. */
+size_t cqn_wc_new_run(cqn_state *st, const struct ibv_wc *wcs, size_t n, PyObject **items);
 
 /* Frees the memory that was kept of WorkCompletions, before their type goes. */
 void cqn_wc_free_spares(cqn_state *st);

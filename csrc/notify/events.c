@@ -27,9 +27,20 @@
 
 /* ---- counting and acknowledging ---- */
 
+void cqn_cq_event_is_over(cqn_cq *self)
+{
+    if (self->stats.events > 0) {
+        cqn_histogram_add(&self->histograms[CQN_PER_EVENT],
+                          self->stats.fetched - self->fetched_before);
+    }
+    self->fetched_before = self->stats.fetched;
+}
+
 /* An event of this CQ was read from the channel. */
 static void count_event(cqn_cq *self)
 {
+    cqn_cq_event_is_over(self);
+    CQN_TRACE(event, self);
     self->unacked++;
     self->stats.events++;
     self->event_unpolled = true;
@@ -39,6 +50,7 @@ static void count_event(cqn_cq *self)
 void cqn_cq_ack(cqn_cq *self, unsigned int n)
 {
     unsigned int paid = n < self->prepaid ? n : self->prepaid;
+    CQN_TRACE_N(ack, self, n);
     if (n > paid) {
         ibv_ack_cq_events(self->base.handle, n - paid);
     }

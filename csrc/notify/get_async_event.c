@@ -105,11 +105,13 @@ PyObject *cqn_get_async_event(PyObject *op, PyObject *const *args, Py_ssize_t na
     CQN_LOCKED;
     static const char *const names[] = {"timeout", NULL};
     PyObject *timeout = NULL;
+    cqn_sleep sleep = {.timed = false};
     if (cqn_open(CQN_OBJ(op)) == NULL ||
         cqn_args("get_async_event", names, 1, 0, args, nargs, kwnames, &timeout) < 0) {
         return NULL;
     }
-    return cqn_gate_wait(CQN_OBJ(op), &((cqn_context *)op)->reports->gate, &async_wait, timeout, 0);
+    return cqn_gate_wait(CQN_OBJ(op), &((cqn_context *)op)->reports->gate, &async_wait, timeout, 0,
+                         &sleep);
 }
 
 const char cqn_try_get_async_event_doc[] =

@@ -49,39 +49,56 @@ static PyObject *new_list(cqn_cq *self, size_t max, bool only_ok)
     }
 }
 
-/* A completion as an object, or as its wr_id: what hand_out() makes, without running any Python
- * code. */
+/* What hand_out() makes of the first of n completions, and of as many that follow as it can at
+ * once: objects, or wr_ids. Runs no Python code. Returns how many; 0 with an exception. */
+typedef size_t make(const cqn_cq *, const struct ibv_wc *wcs, size_t n, PyObject **items);
+
 static inline PyObject *new_wc(const cqn_cq *self, const struct ibv_wc *wc)
 {
     const cqn_wc_extra *extra = self->extra ? &self->extra[wc - self->stash] : NULL;
     return cqn_wc_new(self->base.state, wc, extra, self->wc_flags);
 }
 
-static inline PyObject *new_id(const cqn_cq *self, const struct ibv_wc *wc)
+static inline size_t make_wcs(const cqn_cq *self, const struct ibv_wc *wcs, size_t n,
+                              PyObject **items)
 {
-    (void)self;
-    return PyLong_FromUnsignedLongLong(wc->wr_id);
+    size_t made = self->extra ? 0 : cqn_wc_new_run(self->base.state, wcs, n, items);
+    if (made == 0) {
+        items[0] = new_wc(self, wcs);
+        made = items[0] != NULL;
+    }
+    return made;
 }
 
-/* Hands out up to `max` completions of the stash, as the objects that `make` makes of them. `make`
- * runs no code that could change the stash. */
-static inline PyObject *hand_out(cqn_cq *self, size_t max, bool only_ok,
-                                 PyObject *(*make)(const cqn_cq *, const struct ibv_wc *))
+static inline size_t make_ids(const cqn_cq *self, const struct ibv_wc *wcs, size_t n,
+                              PyObject **items)
+{
+    (void)self;
+    for (size_t i = 0; i < n; i++) {
+        items[i] = PyLong_FromUnsignedLongLong(wcs[i].wr_id);
+        if (items[i] == NULL) {
+            return 0;
+        }
+    }
+    return n;
+}
+
+/* Hands out up to `max` completions of the stash, as the objects that `make` makes of them. */
+static inline PyObject *hand_out(cqn_cq *self, size_t max, bool only_ok, make *make)
 {
     PyObject *list = new_list(self, max, only_ok);
     const struct ibv_wc *wc = stashed_at(self, 0);
     const bool holes = self->holes > 0;
-    size_t n = list == NULL ? 0 : (size_t)PyList_GET_SIZE(list);
-    for (size_t i = 0; i < n; i++, wc++) {
+    const size_t n = list == NULL ? 0 : (size_t)PyList_GET_SIZE(list);
+    for (size_t i = 0, made; i < n; i += made, wc += made) {
         while (holes && cqn_stash_is_hole(wc)) {
             wc++;
         }
-        PyObject *item = make(self, wc);
-        if (item == NULL) {
+        made = make(self, wc, holes ? 1 : n - i, PySequence_Fast_ITEMS(list) + i);
+        if (made == 0) {
             Py_DECREF(list);
             return NULL;
         }
-        PyList_SET_ITEM(list, (Py_ssize_t)i, item);
     }
     if (n > 0) {
         cqn_stash_drop(self, n);
@@ -91,7 +108,7 @@ static inline PyObject *hand_out(cqn_cq *self, size_t max, bool only_ok,
 
 PyObject *cqn_cq_hand_out(cqn_cq *self, uint64_t max)
 {
-    return hand_out(self, max, false, new_wc);
+    return hand_out(self, max, false, make_wcs);
 }
 
 /* Raises the first completion, which has failed, and takes it out of the stash. Making the
@@ -139,7 +156,7 @@ PyObject *cqn_cq_hand_out_ids(cqn_cq *self, size_t max)
     while (first_failed(self) && !PyErr_Occurred()) {
         raise_first(self);
     }
-    return PyErr_Occurred() ? NULL : hand_out(self, max, true, new_id);
+    return PyErr_Occurred() ? NULL : hand_out(self, max, true, make_ids);
 }
 
 /* Fills the array with as many completions as it has room for; returns how many. */

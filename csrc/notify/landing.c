@@ -79,7 +79,13 @@ static void read_extended(cqn_cq *self, struct ibv_wc *wc, cqn_wc_extra *extra)
     if (extra == NULL) {
         return;
     }
+    struct ibv_wc_tm_info tm = {.tag = 0};
+    if ((flags & IBV_WC_EX_WITH_TM_INFO) && cqn_wc_has_tag(wc)) {
+        ibv_wc_read_tm_info(ex, &tm);
+    }
     *extra = (cqn_wc_extra){
+        .tm_tag = tm.tag,
+        .tm_priv = tm.priv,
         .timestamp =
             flags & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP ? ibv_wc_read_completion_ts(ex) : 0,
         .wallclock_ns = flags & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK

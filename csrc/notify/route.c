@@ -180,11 +180,13 @@ static int fetch_batch(cqn_cq *self, size_t *n, cqn_object **trash)
     struct ibv_wc *wc = self->stash + end;
     cqn_wc_extra *extra = self->extra ? self->extra + end : NULL;
     int got = cqn_landing_obtain(self, n, wc, extra);
+    CQN_TRACE_N(poll, self, got);
     if (got < 0) {
         memset(wc, 0, *n * sizeof(*wc));
         cqn_landing_refuse(self, got);
         return -1;
     }
+    self->stats.fetched += (size_t)got;
     const size_t kept = route_batch(self, wc, extra, (size_t)got, trash);
     memset(wc + kept, 0, ((size_t)got - kept) * sizeof(*wc));
     self->stash_len += kept;

@@ -111,14 +111,15 @@ void cqn_wc_free_spares(cqn_state *st)
     }
 }
 
+/* None of the four is NULL, see cqn_wc_new(). */
 static void wc_dealloc(PyObject *op)
 {
     work_completion *self = (work_completion *)op;
     PyTypeObject *type = Py_TYPE(op);
-    Py_XDECREF(self->wr_id);
-    Py_XDECREF(self->status);
-    Py_XDECREF(self->opcode);
-    Py_XDECREF(self->byte_len);
+    Py_DECREF(self->wr_id);
+    Py_DECREF(self->status);
+    Py_DECREF(self->opcode);
+    Py_DECREF(self->byte_len);
     if (self->extra != NULL) {
         PyMem_Free(self->extra);
     }
@@ -145,40 +146,48 @@ static bool is_sized(const struct ibv_wc *raw)
 }
 
 /* Completions in a row mostly have one length, and share its int. */
-static PyObject *new_byte_len(cqn_state *st, uint32_t value)
+static PyObject *shared_byte_len(cqn_state *st, uint32_t value)
 {
-    PyObject *byte_len = PyLong_FromUnsignedLong(value);
-    Py_XSETREF(st->byte_len, Py_XNewRef(byte_len));
-    st->byte_len_value = value;
-    return byte_len;
+    if (st->byte_len == NULL || st->byte_len_value != value) {
+        Py_XSETREF(st->byte_len, PyLong_FromUnsignedLong(value));
+        st->byte_len_value = value;
+    }
+    return Py_XNewRef(st->byte_len);
 }
 
-/* Sets status, opcode and byte_len to objects that exist already, as they do for most completions
- * that succeeded. */
-static bool set_plain_wc(work_completion *self, const cqn_state *st, const struct ibv_wc *raw)
+/* Whether what is made of a completion differs from what is made of another, a plain one, by the
+ * wr_id alone. */
+static bool is_alike(const struct ibv_wc *raw, const struct ibv_wc *plain)
 {
-    if (!is_sized(raw) || raw->byte_len != st->byte_len_value || raw->opcode >= CQN_WC_OPCODES) {
-        return false;
-    }
-    PyObject *status = st->wc_status[IBV_WC_SUCCESS], *opcode = st->wc_opcode[raw->opcode];
-    if (status == NULL || opcode == NULL || st->byte_len == NULL) {
-        return false;
-    }
-    self->status = Py_NewRef(status);
-    self->opcode = Py_NewRef(opcode);
-    self->byte_len = Py_NewRef(st->byte_len);
-    return true;
+    return is_sized(raw) && raw->byte_len == plain->byte_len && raw->opcode == plain->opcode;
 }
 
-/* The same for any completion. */
-static int set_any(work_completion *self, cqn_state *st, const struct ibv_wc *raw)
+/* Whether status, opcode and byte_len are objects that exist already, as they do for most
+ * completions that succeeded. */
+static bool is_plain(const cqn_state *st, const struct ibv_wc *raw)
+{
+    return is_sized(raw) && raw->byte_len == st->byte_len_value && st->byte_len != NULL &&
+           raw->opcode < CQN_WC_OPCODES && st->wc_opcode[raw->opcode] != NULL &&
+           st->wc_status[IBV_WC_SUCCESS] != NULL;
+}
+
+static void set_any(work_completion *self, cqn_state *st, const struct ibv_wc *raw)
 {
     const bool ok = is_ok(raw);
     self->status = enum_member(st->wc_status, CQN_WC_STATUSES, raw->status);
     self->opcode =
         ok ? enum_member(st->wc_opcode, CQN_WC_OPCODES, raw->opcode) : Py_NewRef(Py_None);
-    self->byte_len = is_sized(raw) ? new_byte_len(st, raw->byte_len) : Py_NewRef(Py_None);
-    return self->status && self->opcode && self->byte_len ? 0 : -1;
+    self->byte_len = is_sized(raw) ? shared_byte_len(st, raw->byte_len) : Py_NewRef(Py_None);
+}
+
+/* Without memory a field is None: the object is dropped then. */
+static int no_null(PyObject **field)
+{
+    if (*field != NULL) {
+        return 0;
+    }
+    *field = Py_NewRef(Py_None);
+    return -1;
 }
 
 PyObject *cqn_wc_new(cqn_state *st, const struct ibv_wc *raw, const cqn_wc_extra *extra,
@@ -192,11 +201,47 @@ PyObject *cqn_wc_new(cqn_state *st, const struct ibv_wc *raw, const cqn_wc_extra
     self->extra = NULL;
     self->raw = *raw;
     self->wr_id = PyLong_FromUnsignedLongLong(raw->wr_id);
-    if ((!set_plain_wc(self, st, raw) && set_any(self, st, raw) < 0) || self->wr_id == NULL ||
+    set_any(self, st, raw);
+    if (no_null(&self->wr_id) + no_null(&self->status) + no_null(&self->opcode) +
+                no_null(&self->byte_len) <
+            0 ||
         (extra != NULL && is_ok(raw) && set_extra(self, extra, extra_fields) < 0)) {
         Py_CLEAR(self);
     }
     return (PyObject *)self;
+}
+
+/* Most completions are like the one before, and a program that drains a CQ has dropped as many as
+ * come: those are made here, in a row. */
+size_t cqn_wc_new_run(cqn_state *st, const struct ibv_wc *wcs, size_t n, PyObject **items)
+{
+    if (!is_plain(st, wcs)) {
+        return 0;
+    }
+    PyObject *status = st->wc_status[IBV_WC_SUCCESS], *opcode = st->wc_opcode[wcs->opcode];
+    size_t i;
+    n = n < st->wc_spares_len ? n : st->wc_spares_len;
+    for (i = 0; i < n && (i == 0 || is_alike(&wcs[i], wcs)); i++) {
+        PyObject *wr_id = PyLong_FromUnsignedLongLong(wcs[i].wr_id);
+        if (wr_id == NULL) {
+            PyErr_Clear(); /* without memory the next one is made alone, or not at all */
+            break;
+        }
+        work_completion *self =
+            (work_completion *)PyObject_Init(take_spare_wc(st), st->WorkCompletion);
+        self->wr_id = wr_id;
+        self->status = status;
+        self->opcode = opcode;
+        self->byte_len = st->byte_len;
+        self->state = st;
+        self->extra = NULL;
+        self->raw = wcs[i];
+        items[i] = (PyObject *)self;
+    }
+    cqn_refs_add(status, i);
+    cqn_refs_add(opcode, i);
+    cqn_refs_add(st->byte_len, i);
+    return i;
 }
 
 static const struct ibv_wc *raw_of(PyObject *op)
@@ -316,6 +361,20 @@ static PyObject *wc_get_flow_tag(PyObject *op, void *Py_UNUSED(unused))
     return extra ? PyLong_FromUnsignedLong(extra->flow_tag) : Py_NewRef(Py_None);
 }
 
+static PyObject *wc_get_tm_tag(PyObject *op, void *Py_UNUSED(unused))
+{
+    const cqn_wc_extra *extra = extra_of(op, IBV_WC_EX_WITH_TM_INFO);
+    return extra && cqn_wc_has_tag(raw_of(op)) ? PyLong_FromUnsignedLongLong(extra->tm_tag)
+                                               : Py_NewRef(Py_None);
+}
+
+static PyObject *wc_get_tm_priv(PyObject *op, void *Py_UNUSED(unused))
+{
+    const cqn_wc_extra *extra = extra_of(op, IBV_WC_EX_WITH_TM_INFO);
+    return extra && cqn_wc_has_tag(raw_of(op)) ? PyLong_FromUnsignedLong(extra->tm_priv)
+                                               : Py_NewRef(Py_None);
+}
+
 static PyObject *wc_get_ok(PyObject *op, void *Py_UNUSED(unused))
 {
     return PyBool_FromLong(is_ok(raw_of(op)));
@@ -376,6 +435,11 @@ static PyGetSetDef wc_getset[] = {
     {"cvlan", wc_get_cvlan, NULL, "Its VLAN; None unless the CQ's wc_flags ask for it.", NULL},
     {"flow_tag", wc_get_flow_tag, NULL, "Its flow tag; None unless the CQ's wc_flags ask for it.",
      NULL},
+    {"tm_tag", wc_get_tm_tag, NULL,
+     "The tag of a message to an SRQ of type TM; None unless the CQ's wc_flags ask for TM_INFO.",
+     NULL},
+    {"tm_priv", wc_get_tm_priv, NULL,
+     "What the sender's header says besides the tag, as for tm_tag.", NULL},
     {"ok", wc_get_ok, NULL, "True if the work request succeeded.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

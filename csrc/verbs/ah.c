@@ -181,6 +181,7 @@ static PyMethodDef ah_methods[] = {
 };
 
 static PyGetSetDef ah_getset[] = {
+    CQN_POINTER("struct ibv_ah"),
     {"pd", cqn_get_used, NULL, "The PD that it belongs to.", (void *)0},
     CQN_OBJECT_GETSET,
     {NULL, NULL, NULL, NULL, NULL},

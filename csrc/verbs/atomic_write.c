@@ -24,23 +24,3 @@ int cqn_check_atomic_write(cqn_object *pd)
     }
     return 0;
 }
-
-/* As ibv_create_qp(), without the GIL. */
-struct ibv_qp *cqn_create_atomic_write_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
-{
-    struct ibv_qp_init_attr_ex ex = {
-        .qp_context = attr->qp_context,
-        .send_cq = attr->send_cq,
-        .recv_cq = attr->recv_cq,
-        .srq = attr->srq,
-        .cap = attr->cap,
-        .qp_type = attr->qp_type,
-        .sq_sig_all = attr->sq_sig_all,
-        .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
-        .pd = pd,
-        .send_ops_flags = IBV_QP_EX_WITH_ATOMIC_WRITE,
-    };
-    struct ibv_qp *qp = ibv_create_qp_ex(pd->context, &ex);
-    attr->cap = ex.cap;
-    return qp;
-}

@@ -7,7 +7,7 @@
  * event loop calls _on_event(). The channel's fd never blocks in read(2).
  */
 
-#include "verbs/verbs.h"
+#include "verbs/context.h"
 
 #define EVENTS_AT_ONCE 32 /* then the loop gets its turn */
 #define LOOK_FOR_MORE 8   /* callbacks */
@@ -127,14 +127,40 @@ static const cqn_wait_kind event_wait = {
     .timed_out = "no completion event within the timeout",
 };
 
+/* What is counted after other code has run, which can have closed the channel, goes to the context
+ * that it had before: a new reference. */
+static cqn_device_context *hold_context(const cqn_channel *self)
+{
+    return (cqn_device_context *)Py_NewRef((PyObject *)self->base.context);
+}
+
+/* A thread has slept, and holds the GIL again with the event of this CQ. */
+static void count_woken(cqn_cq *cq, const cqn_sleep *sleep)
+{
+    cq->stats.thread_wakeups++;
+    if (sleep->woke_at != 0) {
+        cqn_histogram_add(&cq->histograms[CQN_THREAD_LATENCY],
+                          (uint64_t)(cqn_now_ns() - sleep->woke_at));
+    }
+}
+
 /* A wait that timed out makes all CQs of the channel forget that they are armed: the event may have
  * been lost. */
 static PyObject *wait_event(cqn_channel *self, PyObject *timeout)
 {
-    PyObject *cq = cqn_gate_wait(&self->base, &self->gate, &event_wait, timeout, self->told);
+    cqn_sleep sleep = {.timed = self->base.context->measure_latency};
+    cqn_device_context *ctx = hold_context(self);
+    PyObject *cq =
+        cqn_gate_wait(&self->base, &self->gate, &event_wait, timeout, self->told, &sleep);
+    if (cq != NULL && sleep.slept) {
+        count_woken((cqn_cq *)cq, &sleep);
+        ctx->channels.thread_wakeups++;
+    }
     if (cq == NULL && PyErr_ExceptionMatches(PyExc_TimeoutError)) {
         self->timeouts++;
+        ctx->channels.timeouts++;
     }
+    Py_DECREF(ctx);
     return cq;
 }
 
@@ -180,15 +206,22 @@ static int dispatch_event(cqn_channel *self)
  * and then it looks for more, and as long as there are, reads many. */
 static int dispatch_some(cqn_channel *self)
 {
+    if (cqn_open(&self->base) == NULL) {
+        return -1;
+    }
+    cqn_device_context *ctx = hold_context(self);
     int n = 0, rc = dispatch_event(self);
-    if (rc < 0 || --self->until_more > 0) {
-        return rc;
+    unsigned int events = rc > 0;
+    if (rc >= 0 && --self->until_more <= 0) {
+        /* A task can have closed the last AsyncCQ: what comes now is for others. */
+        while (++n < EVENTS_AT_ONCE && rc > 0 && self->loop != NULL) {
+            rc = dispatch_event(self);
+            events += rc > 0;
+        }
+        self->until_more = n > 2 ? 1 : LOOK_FOR_MORE;
     }
-    /* A task can have closed the last AsyncCQ: what comes now is for others. */
-    while (++n < EVENTS_AT_ONCE && rc > 0 && self->loop != NULL) {
-        rc = dispatch_event(self);
-    }
-    self->until_more = n > 2 ? 1 : LOOK_FOR_MORE;
+    cqn_histogram_add(&ctx->channels.per_wake, events);
+    Py_DECREF(ctx);
     return rc;
 }
 
@@ -292,6 +325,7 @@ static PyMethodDef channel_methods[] = {
 };
 
 static PyGetSetDef channel_getset[] = {
+    CQN_POINTER("struct ibv_comp_channel"),
     {"context", cqn_get_context, NULL, "The Context that it belongs to.", NULL},
     CQN_OBJECT_GETSET,
     {NULL, NULL, NULL, NULL, NULL},

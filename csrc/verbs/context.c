@@ -9,6 +9,8 @@
  */
 
 #include "verbs/context.h"
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* ---- its kind ---- */
@@ -33,6 +35,10 @@ static int context_clear(PyObject *op)
         cqn_gate_clear(&self->reports.gate);
         cqn_async_clear(&self->base);
         cqn_netdev_close(&self->netdev);
+        cqn_tallies_free(&self->tallies);
+        Py_CLEAR(self->port_fields);
+        PyMem_Free(self->channels.per_wake);
+        self->channels.per_wake = NULL;
     }
     return cqn_clear(op);
 }
@@ -136,6 +142,18 @@ static opened find_and_open(const char *name, struct ibv_device_attr *attr)
     return o;
 }
 
+/* The attributes of a new handle, which the object has adopted. */
+static int told_attributes(cqn_context *self, struct ibv_context *handle, int err)
+{
+    snprintf(((cqn_device_context *)self)->name, IBV_SYSFS_NAME_MAX, "%s",
+             ibv_get_device_name(handle->device));
+    if (err != 0) {
+        cqn_verbs_error(self->base.state, err, "ibv_query_device", "%s",
+                        ibv_get_device_name(handle->device));
+    }
+    return err == 0 ? 0 : -1;
+}
+
 /* Gives the object its handle; -1 with an exception, and then it may have one. */
 static int open_device(cqn_context *self, const char *name)
 {
@@ -146,10 +164,7 @@ static int open_device(cqn_context *self, const char *name)
     Py_END_ALLOW_THREADS
     if (o.handle != NULL) {
         cqn_adopt(CQN_OBJ(self), o.handle);
-        if (o.query_err != 0) {
-            cqn_verbs_error(st, o.query_err, "ibv_query_device", "%s",
-                            ibv_get_device_name(o.device));
-        }
+        told_attributes(self, o.handle, o.query_err);
     }
     else if (o.device == NULL) {
         refuse_name(st, o.list, o.err, name);
@@ -163,6 +178,29 @@ static int open_device(cqn_context *self, const char *name)
     return o.handle == NULL || o.query_err != 0 ? -1 : 0;
 }
 
+/* A context without a handle yet. */
+static cqn_context *new_context(PyTypeObject *type)
+{
+    if (cqn_load_verbs(cqn_state_of(type)) < 0 || cqn_prepare_for_fork(cqn_state_of(type)) < 0) {
+        return NULL;
+    }
+    cqn_state_new_epoch(cqn_state_of(type));
+    cqn_context *self = cqn_new(type, &context_kind, NULL, 0);
+    if (self != NULL) {
+        self->base.context = self;
+        self->reports = &((cqn_device_context *)self)->reports;
+    }
+    return self;
+}
+
+/* Drops the object with the exception that is set. */
+static PyObject *not_opened(cqn_context *self)
+{
+    cqn_close(CQN_OBJ(self), false);
+    Py_DECREF(self);
+    return NULL;
+}
+
 static PyObject *context_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
@@ -173,22 +211,80 @@ static PyObject *context_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
         !PyArg_ParseTupleAndKeywords(args, kwargs, "|z:Context", names, &name)) {
         return NULL;
     }
-    if (cqn_load_verbs(cqn_state_of(type)) < 0 || cqn_prepare_for_fork(cqn_state_of(type)) < 0) {
-        return NULL;
-    }
-    cqn_state_new_epoch(cqn_state_of(type));
-    cqn_context *self = cqn_new(type, &context_kind, NULL, 0);
+    cqn_context *self = new_context(type);
     if (self == NULL) {
         return NULL;
     }
-    self->base.context = self;
-    self->reports = &((cqn_device_context *)self)->reports;
-    if (open_device(self, name) < 0 || cqn_async_open(self) < 0) {
-        cqn_close(CQN_OBJ(self), false);
-        Py_DECREF(self);
+    return open_device(self, name) < 0 || cqn_async_open(self) < 0 ? not_opened(self)
+                                                                   : (PyObject *)self;
+}
+
+/* ---- of another process ---- */
+
+static bool is_same_file(const struct stat *a, int fd)
+{
+    struct stat b;
+    return fstat(fd, &b) == 0 && a->st_ino == b.st_ino && a->st_dev == b.st_dev;
+}
+
+/* The library owns `fd` from here on; if it fails, it has closed it only if it came to ask the
+ * provider, so what still is that file is closed here. */
+static int import_device(cqn_context *self, int fd, const struct stat *file)
+{
+    struct ibv_context *handle;
+    int err, query_err = 0;
+    Py_BEGIN_ALLOW_THREADS
+        errno = 0;
+        handle = ibv_import_device(fd);
+        err = errno;
+        if (handle != NULL) {
+            query_err = ibv_query_device(handle, &self->attr);
+        }
+        else if (is_same_file(file, fd)) {
+            close(fd);
+        }
+    Py_END_ALLOW_THREADS
+    if (handle == NULL) {
+        cqn_verbs_error(self->base.state, err, "ibv_import_device",
+                        "only some providers import the contexts of other processes");
+        return -1;
+    }
+    cqn_adopt(CQN_OBJ(self), handle);
+    return told_attributes(self, handle, query_err);
+}
+
+/* The library gets a duplicate, since it closes what it imports. */
+static PyObject *context_from_fd(PyObject *cls, PyObject *file)
+{
+    CQN_LOCKED;
+    struct stat st;
+    const int given = PyObject_AsFileDescriptor(file);
+    if (given < 0) {
         return NULL;
     }
-    return (PyObject *)self;
+    /* A high one: open() takes the lowest, so that none gets its number when it was closed. */
+    int fd = fcntl(given, F_DUPFD_CLOEXEC, 512);
+    if (fd < 0 && errno == EINVAL) { /* the limit is lower */
+        fd = fcntl(given, F_DUPFD_CLOEXEC, 0);
+    }
+    if (fd < 0 || fstat(fd, &st) < 0) {
+        PyErr_SetFromErrno(PyExc_OSError);
+    }
+    else if (!S_ISCHR(st.st_mode)) {
+        PyErr_Format(PyExc_ValueError,
+                     "cmd_fd is %d: it must be the cmd_fd of a Context, passed on by SCM_RIGHTS or "
+                     "inherited",
+                     given);
+    }
+    cqn_context *self = PyErr_Occurred() ? NULL : new_context((PyTypeObject *)cls);
+    if (self == NULL) {
+        if (fd >= 0) {
+            close(fd);
+        }
+        return NULL;
+    }
+    return import_device(self, fd, &st) < 0 || cqn_async_open(self) < 0 ? not_opened(self)
+                                                                        : (PyObject *)self;
 }
 
 /* ---- the type ---- */
@@ -214,11 +310,38 @@ static PyObject *context_get_async_fd(PyObject *op, void *Py_UNUSED(unused))
     return handle == NULL ? NULL : PyLong_FromLong(((cqn_context *)op)->reports->flag.fd);
 }
 
+static PyObject *context_get_cmd_fd(PyObject *op, void *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    struct ibv_context *handle = cqn_open(CQN_OBJ(op));
+    return handle == NULL ? NULL : PyLong_FromLong(handle->cmd_fd);
+}
+
 static PyObject *context_get_num_comp_vectors(PyObject *op, void *Py_UNUSED(unused))
 {
     CQN_LOCKED;
     struct ibv_context *handle = cqn_open(CQN_OBJ(op));
     return handle == NULL ? NULL : PyLong_FromLong(handle->num_comp_vectors);
+}
+
+static PyObject *context_get_measure_latency(PyObject *op, void *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    return cqn_open(CQN_OBJ(op)) ? PyBool_FromLong(((cqn_context *)op)->measure_latency) : NULL;
+}
+
+static int context_set_measure_latency(PyObject *op, PyObject *value, void *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    if (value == NULL || !PyBool_Check(value)) {
+        PyErr_SetString(PyExc_TypeError, "measure_latency is True or False");
+        return -1;
+    }
+    if (cqn_open(CQN_OBJ(op)) == NULL) {
+        return -1;
+    }
+    ((cqn_context *)op)->measure_latency = value == Py_True;
+    return 0;
 }
 
 static PyObject *context_repr(PyObject *op)
@@ -263,9 +386,20 @@ static PyMethodDef context_methods[] = {
      "query_gid($self, /, index, port_num=1)\n--\n\n"
      "One of these entries; None where the port's table has no valid one at `index`.\n\n"
      "Wraps ibv_query_gid_ex(3)."},
+    {"from_fd", context_from_fd, METH_CLASS | METH_O,
+     "from_fd($type, cmd_fd, /)\n--\n\n"
+     "The context of another process, whose `cmd_fd` this is: a descriptor, or an object with "
+     "fileno().\n\n"
+     "PD.from_handle(), MR.from_handle() and DM.from_handle() find its objects. The descriptor is "
+     "duplicated and stays the caller's. VerbsError (EOPNOTSUPP) where the device's provider "
+     "imports no contexts.\n\n"
+     "Wraps ibv_import_device(3)."},
     {"get_async_event", (PyCFunction)(void (*)(void))cqn_get_async_event,
      METH_FASTCALL | METH_KEYWORDS, cqn_get_async_event_doc},
     {"try_get_async_event", cqn_try_get_async_event, METH_NOARGS, cqn_try_get_async_event_doc},
+    {"_counters", cqn_context_counters, METH_NOARGS,
+     "_counters($self, /)\n--\n\nFor cqnotify.metrics: the device, what its CQs counted, by "
+     "name, and its channels."},
     CQN_OBJECT_METHODS(context_close_doc),
     {NULL, NULL, 0, NULL},
 };
@@ -279,8 +413,15 @@ static PyGetSetDef context_getset[] = {
      "Then call try_get_async_event() until it returns None. It is not the device's own (it stands "
      "for that one and for what was read from it already): do not read it.",
      NULL},
+    {"cmd_fd", context_get_cmd_fd, NULL,
+     "The descriptor of the device's file, by which the library asks the kernel.\n\n"
+     "Pass it on to another process for Context.from_fd(), and do not close it.",
+     NULL},
+    CQN_POINTER("struct ibv_context"),
     {"num_comp_vectors", context_get_num_comp_vectors, NULL,
      "How many completion vectors a CQ can choose from.", NULL},
+    {"measure_latency", context_get_measure_latency, context_set_measure_latency,
+     "Whether wake-ups are timed, see cqnotify.metrics: False, unless it was set.", NULL},
     CQN_OBJECT_GETSET,
     {NULL, NULL, NULL, NULL, NULL},
 };

@@ -76,7 +76,21 @@ static int port_of(const cqn_context *self, PyObject *value, uint8_t *out)
     return 0;
 }
 
-/* A tuple, not a dict: programs that wait for a port ask often. */
+/* A tuple, not a dict: programs that wait for a port ask often. Mostly the answer is the one
+ * before, and then the tuple is. */
+static PyObject *port_fields(cqn_device_context *self, const struct ibv_port_attr *attr)
+{
+    if (self->port_fields == NULL || memcmp(attr, &self->port, sizeof(*attr)) != 0) {
+        PyObject *fields = cqn_struct_to_tuple(attr, cqn_port_fields);
+        if (fields == NULL) {
+            return NULL;
+        }
+        memcpy(&self->port, attr, sizeof(*attr)); /* with its padding */
+        Py_XSETREF(self->port_fields, fields);
+    }
+    return Py_NewRef(self->port_fields);
+}
+
 PyObject *cqn_context_query_port(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                                  PyObject *kwnames)
 {
@@ -97,7 +111,7 @@ PyObject *cqn_context_query_port(PyObject *op, PyObject *const *args, Py_ssize_t
     int err;
     CQN_IN_KERNEL(CQN_OBJ(op), err = ibv_query_port(handle, port, &attr));
     return err ? cqn_verbs_error(CQN_OBJ(op)->state, err, "ibv_query_port", "port %d", port)
-               : cqn_struct_to_tuple(&attr, cqn_port_fields);
+               : port_fields((cqn_device_context *)op, &attr);
 }
 
 /* How many P_Keys a port has, and so the limit of their index. */
@@ -181,9 +195,17 @@ static PyObject *gid_entry(cqn_context *self, const struct ibv_gid_entry *e)
 {
     PyObject *netdev = cqn_netdev_name(&((cqn_device_context *)self)->netdev,
                                        cqn_is_open(&self->base) ? e->ndev_ifindex : 0);
-    return netdev == NULL ? NULL
-                          : Py_BuildValue("(y#IIIN)", e->gid.raw, (Py_ssize_t)sizeof(e->gid.raw),
-                                          e->gid_index, e->port_num, e->gid_type, netdev);
+    if (netdev == NULL) {
+        return NULL;
+    }
+    PyObject *fields[] = {
+        PyBytes_FromStringAndSize((const char *)e->gid.raw, sizeof(e->gid.raw)),
+        PyLong_FromUnsignedLong(e->gid_index),
+        PyLong_FromUnsignedLong(e->port_num),
+        PyLong_FromUnsignedLong(e->gid_type),
+        netdev,
+    };
+    return cqn_tuple_of(fields, Py_ARRAY_LENGTH(fields));
 }
 
 static PyObject *gid_list(cqn_context *self, const struct ibv_gid_entry *entries, ssize_t n)

@@ -206,6 +206,12 @@ static PyObject *cq_get_comp_vector(PyObject *op, void *Py_UNUSED(unused))
     return cqn_open(CQN_OBJ(op)) ? PyLong_FromLong(((cqn_cq *)op)->comp_vector) : NULL;
 }
 
+static PyObject *cq_get_name(PyObject *op, void *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    return cqn_open(CQN_OBJ(op)) ? Py_NewRef(((cqn_cq *)op)->name) : NULL;
+}
+
 /* What was asked for, and the number of the QP. */
 static PyObject *cq_get_wc_flags(PyObject *op, void *Py_UNUSED(unused))
 {
@@ -322,12 +328,16 @@ static PyMethodDef cq_methods[] = {
      "modify($self, /, cq_count, cq_period)\n--\n\n"
      "Moderate: an event only after `cq_count` completions or `cq_period` microseconds.\n\n"
      "VerbsError (EOPNOTSUPP) where the device does not know this.\n\nWraps ibv_modify_cq(3)."},
+    {"_counters", cqn_cq_counters, METH_NOARGS,
+     "_counters($self, /)\n--\n\nFor cqnotify.metrics: what it counted."},
     CQN_OBJECT_METHODS(cqn_close_doc),
     {NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef cq_getset[] = {
     CQN_USER_DATA(cqn_cq),
+    {"name", cq_get_name, NULL, "The name under which it is counted, see cqnotify.metrics.", NULL},
+    CQN_POINTER("struct ibv_cq"),
     {"context", cqn_get_context, NULL, "The Context that it belongs to.", NULL},
     {"channel", cq_get_channel, NULL, "Its CompletionChannel, or None.", NULL},
     {"cqe", cq_get_cqe, NULL, "How many entries it has: at least what was asked for.", NULL},
@@ -348,11 +358,14 @@ static PyMemberDef cq_members[] = {
 
 static PyType_Slot cq_slots[] = {
     {Py_tp_doc,
-     "CQ(context, cqe, *, channel=None, comp_vector=0, user_data=None, wc_flags=None)\n--\n\n"
+     "CQ(context, cqe, *, channel=None, comp_vector=0, user_data=None, wc_flags=None, "
+     "parent_domain=None, name='')\n--\n\n"
      "A completion queue with room for at least `cqe` completions.\n\n"
      "With a `channel` it can raise events there: see req_notify(). With `wc_flags`, WCExFlags, "
      "its completions have these fields, and qp_num, instead of the usual ones; VerbsError where "
-     "the device does not report them. BusyError at close() while queue pairs use it.\n\n"
+     "the device does not report them. A CQ of a `parent_domain` is made so in any case, and has "
+     "the usual fields without `wc_flags`. What the CQs of one `name` count, cqnotify.metrics adds "
+     "up. BusyError at close() while queue pairs use it.\n\n"
      "Wraps ibv_create_cq(3), or ibv_create_cq_ex(3) where wc_flags are given."},
     {Py_tp_new, cqn_cq_new},
     {Py_tp_repr, cq_repr},

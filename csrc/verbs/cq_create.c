@@ -34,6 +34,7 @@ static void cq_destroy_failed(cqn_object *op)
 static void cq_after_destroy(cqn_object *op)
 {
     cqn_async_forget((cqn_context *)op->uses[0], op);
+    cqn_tally_close((cqn_cq *)op);
 }
 
 static int cq_clear(PyObject *op)
@@ -41,6 +42,11 @@ static int cq_clear(PyObject *op)
     cqn_cq *self = (cqn_cq *)op;
     if (self->base.handle == NULL) {
         cqn_cq_forget_completions(self);
+        Py_CLEAR(self->name); /* an open one may still be handed out */
+        for (size_t i = 0; i < CQN_HISTOGRAMS; i++) {
+            PyMem_Free(self->histograms[i]);
+            self->histograms[i] = NULL;
+        }
     }
     Py_CLEAR(self->user_data);
     return cqn_clear(op);
@@ -60,7 +66,7 @@ static const cqn_kind cq_kind = {
 /* ---- arguments ---- */
 
 typedef struct {
-    PyObject *context, *channel, *user_data;
+    PyObject *context, *channel, *user_data, *parent_domain, *name;
     uint32_t cqe, comp_vector, wc_flags;
     bool extended;
 } cq_args;
@@ -94,38 +100,60 @@ static int parse_wc_flags(PyObject *value, cq_args *a)
     return 0;
 }
 
+/* An object of the same context; None becomes NULL. */
+static int parse_part(PyObject **part, PyTypeObject *type, const char *name, const cq_args *a)
+{
+    if (*part == Py_None) {
+        *part = NULL;
+        return 0;
+    }
+    return cqn_expect_beside(*part, type, name, a->context, "context");
+}
+
 static int parse_new_cq(cqn_state *st, PyObject *args, PyObject *kwargs, cq_args *a)
 {
-    static char *names[] = {"context",   "cqe",      "channel", "comp_vector",
-                            "user_data", "wc_flags", NULL};
-    PyObject *cqe, *vector = NULL, *wc_flags = Py_None;
-    *a = (cq_args){.channel = Py_None, .user_data = Py_None};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$OOOO:CQ", names, &a->context, &cqe,
-                                     &a->channel, &vector, &a->user_data, &wc_flags) ||
-        cqn_expect(a->context, st->Context, "context") < 0) {
+    static const char *const names[] = {"context",     "cqe",           "channel",
+                                        "user_data",   "parent_domain", "wc_flags",
+                                        "comp_vector", "name",          NULL};
+    PyObject *in[Py_ARRAY_LENGTH(names) - 1] = {NULL};
+    if (cqn_sort_new("CQ", names, 2, 2, args, kwargs, in) < 0 ||
+        cqn_expect(in[0], st->Context, "context") < 0) {
         return -1;
     }
+    *a = (cq_args){.context = in[0],
+                   .channel = cqn_given(in[2]),
+                   .user_data = cqn_given(in[3]),
+                   .parent_domain = cqn_given(in[4]),
+                   .name = in[7]};
+    PyObject *const vector = in[6];
     struct ibv_context *ctx = CQN_OBJ(a->context)->handle;
     uint32_t last_vector = (uint32_t)ctx->num_comp_vectors - 1;
-    if (cqn_check_cqe((cqn_context *)a->context, cqe, &a->cqe) < 0 ||
+    if (cqn_check_cqe((cqn_context *)a->context, in[1], &a->cqe) < 0 ||
         (vector != NULL && cqn_u32(vector, "comp_vector", last_vector, &a->comp_vector) < 0) ||
-        parse_wc_flags(wc_flags, a) < 0) {
+        parse_wc_flags(cqn_given(in[5]), a) < 0) {
         return -1;
     }
-    if (a->channel == Py_None) {
-        a->channel = NULL;
-    }
-    else if (cqn_expect(a->channel, st->CompletionChannel, "channel") < 0) {
+    if (a->name != NULL && !PyUnicode_Check(a->name)) {
+        PyErr_Format(PyExc_TypeError, "name must be str, not %s", Py_TYPE(a->name)->tp_name);
         return -1;
     }
-    else if (CQN_OBJ(a->channel)->context != CQN_OBJ(a->context)->context) {
-        PyErr_SetString(PyExc_ValueError, "channel belongs to another Context");
-        return -1;
-    }
-    return 0;
+    return parse_part(&a->channel, st->CompletionChannel, "channel", a) < 0 ||
+                   parse_part(&a->parent_domain, st->ParentDomain, "parent_domain", a) < 0
+               ? -1
+               : 0;
 }
 
 /* ---- making ---- */
+
+/* Under this name it is counted, also when it is closed. The name goes to exporters, as UTF-8. */
+static int set_name(cqn_cq *self, const cq_args *a)
+{
+    self->name = a->name != NULL ? PyUnicode_FromObject(a->name) : PyUnicode_FromString("");
+    if (self->name != NULL && PyUnicode_AsUTF8(self->name) != NULL) {
+        self->tally = cqn_tally_for((cqn_context *)a->context, self->name);
+    }
+    return self->tally != NULL ? 0 : -1;
+}
 
 /* The CQ object is the cookie of its events, by which notify/events.c finds it. */
 static struct ibv_cq *create_plain(cqn_cq *self, const cq_args *a)
@@ -155,6 +183,8 @@ static struct ibv_cq *create_extended(cqn_cq *self, const cq_args *a)
         .channel = a->channel ? CQN_OBJ(a->channel)->handle : NULL,
         .comp_vector = a->comp_vector,
         .wc_flags = a->wc_flags | IBV_WC_EX_WITH_QP_NUM | IBV_WC_EX_WITH_IMM,
+        .comp_mask = a->parent_domain ? IBV_CQ_INIT_ATTR_MASK_PD : 0,
+        .parent_domain = a->parent_domain ? CQN_OBJ(a->parent_domain)->handle : NULL,
     };
     struct ibv_context *context = CQN_OBJ(a->context)->handle;
     struct ibv_cq_ex *cq;
@@ -183,15 +213,28 @@ PyObject *cqn_cq_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (cqn_freeze_keywords(&kwargs, &copy) < 0 || parse_new_cq(st, args, kwargs, &a) < 0) {
         return NULL;
     }
-    cqn_object *used[2] = {CQN_OBJ(a.context), CQN_OBJ(a.channel)};
-    cqn_cq *self = cqn_new(type, &cq_kind, used, a.channel ? 2 : 1);
+    cqn_object *used[3] = {CQN_OBJ(a.context)};
+    size_t n = 1;
+    if (a.channel != NULL) {
+        used[n++] = CQN_OBJ(a.channel);
+    }
+    if (a.parent_domain != NULL) {
+        used[n++] = CQN_OBJ(a.parent_domain);
+        if (!a.extended) { /* which only such a one can have: with the fields of a plain one */
+            a.extended = true;
+            a.wc_flags = IBV_WC_STANDARD_FLAGS;
+        }
+    }
+    cqn_cq *self = cqn_new(type, &cq_kind, used, n);
     if (self == NULL) {
         return NULL;
     }
     self->user_data = Py_NewRef(a.user_data);
     self->channel = (cqn_channel *)a.channel;
     self->comp_vector = (int)a.comp_vector;
-    struct ibv_cq *cq = a.extended ? create_extended(self, &a) : create_plain(self, &a);
+    struct ibv_cq *cq = set_name(self, &a) < 0 ? NULL
+                        : a.extended           ? create_extended(self, &a)
+                                               : create_plain(self, &a);
     if (cq == NULL) {
         Py_DECREF(self);
         return NULL;

@@ -9,7 +9,7 @@ static const char no_device[] =
     "this machine has no RDMA device. Hardware needs its driver, and its provider of libibverbs "
     "(packages rdma-core and ibverbs-providers); a software device is made, by root, by \"modprobe "
     "rdma_rxe\" and \"rdma link add rxe0 type rxe netdev eth0\"; and where neither can be, "
-    "\"./lab\" of cqnotify's sources starts a small virtual machine that has two";
+    "\"cqnotify lab run -- COMMAND\" runs a program on a Linux kernel of its own that has two";
 
 /* A device of the kernel's that no program can use, whose class of devices is empty. */
 static const char no_uverbs[] =

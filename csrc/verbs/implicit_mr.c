@@ -43,7 +43,7 @@ PyObject *cqn_mr_implicit(PyObject *cls, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     self->access = access | IBV_ACCESS_ON_DEMAND;
-    self->length = SIZE_MAX;
+    self->memory.length = SIZE_MAX;
     self->implicit = true;
     if (cqn_check_odp(used, IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT) < 0 ||
         cqn_mr_register(self, used) == NULL) {

@@ -3,15 +3,43 @@
  * MR: a registered memory region, and access to its bytes.
  *
  * The type: the buffer protocol, reading, writing and slicing. Its memory and its registration are
- * in mr_memory.c, what is paged on demand in implicit_mr.c.
+ * in mr_memory.c, to change it in mr_rereg.c, what is paged on demand in implicit_mr.c, and memory
+ * that is not this process's in mr_foreign.c.
  */
 
 #include "verbs/verbs.h"
+#include <unistd.h>
 
 static int mr_traverse(PyObject *op, visitproc visit, void *arg)
 {
-    Py_VISIT(((cqn_mr *)op)->view.obj);
+    Py_VISIT(((cqn_mr *)op)->memory.view.obj);
     return cqn_traverse(op, visit, arg);
+}
+
+/* By which address the device is to know the memory, if not by its own. The kernel would refuse
+ * another place in the page with EINVAL, and no reason. */
+static int choose_iova(cqn_mr *self, PyObject *value)
+{
+    const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    if (value == NULL || value == Py_None) {
+        return 0;
+    }
+    if (cqn_uint(value, "iova", UINT64_MAX - self->memory.length, &self->iova) < 0 ||
+        cqn_open(self->base.uses[0]) == NULL) { /* which keeps the context */
+        return -1;
+    }
+    if (self->base.context->attr.vendor_id == CQN_SIW_VENDOR) { /* which would ignore it */
+        cqn_verbs_error(self->base.state, EOPNOTSUPP, "ibv_reg_mr", "iova: siw has none");
+        return -1;
+    }
+    if ((self->iova ^ (uintptr_t)self->memory.addr) % page != 0) {
+        PyErr_Format(PyExc_ValueError,
+                     "iova is %llu: its place in a page of %llu bytes must be that of the "
+                     "buffer, which is at %p",
+                     (unsigned long long)self->iova, (unsigned long long)page, self->memory.addr);
+        return -1;
+    }
+    return 0;
 }
 
 /* The buffer is taken before the registration, which can sleep: it stays put from there on. */
@@ -19,24 +47,24 @@ static PyObject *mr_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
     CQN_COPY copy = NULL;
-    static char *names[] = {"pd", "buffer", "access", NULL};
-    PyObject *pd, *buffer, *access_value = NULL;
+    static const char *const names[] = {"pd", "buffer", "access", "iova", NULL};
+    PyObject *in[4] = {NULL};
     unsigned int access;
     cqn_state *st = cqn_state_of(type);
     if (cqn_freeze_keywords(&kwargs, &copy) < 0 ||
-        !PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$O:MR", names, &pd, &buffer,
-                                     &access_value) ||
-        cqn_expect(pd, st->PD, "pd") < 0 || cqn_mr_access(access_value, &access) < 0) {
+        cqn_sort_new("MR", names, 2, 2, args, kwargs, in) < 0 ||
+        cqn_expect(in[0], st->PD, "pd") < 0 || cqn_mr_access(in[2], &access) < 0) {
         return NULL;
     }
-    cqn_object *used = CQN_OBJ(pd);
+    cqn_object *used = CQN_OBJ(in[0]);
     cqn_mr *self = cqn_new(type, &cqn_mr_kind, &used, 1);
     if (self == NULL) {
         return NULL;
     }
     self->access = access;
     /* Taking the user's buffer can run Python code, which can close the PD. */
-    if (cqn_mr_take_memory(self, buffer) < 0 || cqn_open(used) == NULL ||
+    if (cqn_mr_take_memory(self, in[1]) < 0 || choose_iova(self, in[3]) < 0 ||
+        cqn_open(used) == NULL ||
         (access & IBV_ACCESS_ON_DEMAND && cqn_check_odp(used, IBV_ODP_SUPPORT) < 0) ||
         cqn_mr_register(self, used) == NULL) {
         Py_DECREF(self);
@@ -45,8 +73,8 @@ static PyObject *mr_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
-/* As cqn_open(), and it must have bytes. */
-static bool open_bytes(cqn_mr *self)
+/* As cqn_open(), and it must have elements. */
+static bool open_whole(cqn_mr *self)
 {
     if (cqn_open(&self->base) == NULL) {
         return false;
@@ -54,6 +82,19 @@ static bool open_bytes(cqn_mr *self)
     if (self->implicit) {
         PyErr_SetString(PyExc_ValueError,
                         "an implicit MR has no bytes of its own: take over(buffer) of it");
+        return false;
+    }
+    return true;
+}
+
+/* The same, and this process must have its bytes. */
+static bool open_bytes(cqn_mr *self)
+{
+    if (!open_whole(self)) {
+        return false;
+    }
+    if (self->memory.addr == NULL) {
+        PyErr_SetString(PyExc_ValueError, "the bytes of this MR are not in this process's memory");
         return false;
     }
     return true;
@@ -69,8 +110,9 @@ static int mr_getbuffer(PyObject *op, Py_buffer *view, int flags)
     if (!open_bytes(self)) {
         return -1;
     }
-    bool readonly = self->view.obj != NULL && self->view.readonly;
-    if (PyBuffer_FillInfo(view, op, self->addr, (Py_ssize_t)self->length, readonly, flags) < 0) {
+    bool readonly = self->memory.view.obj != NULL && self->memory.view.readonly;
+    if (PyBuffer_FillInfo(view, op, self->memory.addr, (Py_ssize_t)self->memory.length, readonly,
+                          flags) < 0) {
         return -1;
     }
     self->exports++;
@@ -100,7 +142,7 @@ static int size_from(PyObject *value, const char *name, Py_ssize_t *out)
 /* offset and length within the region; IndexError otherwise. */
 static int check_range(const cqn_mr *self, Py_ssize_t offset, Py_ssize_t length)
 {
-    Py_ssize_t size = (Py_ssize_t)self->length;
+    Py_ssize_t size = (Py_ssize_t)self->memory.length;
     if (offset < 0 || length < 0 || offset > size || length > size - offset) {
         PyErr_Format(PyExc_IndexError, "%zd bytes at offset %zd: this MR has %zd bytes", length,
                      offset, size);
@@ -129,13 +171,13 @@ static PyObject *mr_read(PyObject *op, PyObject *const *args, Py_ssize_t nargs, 
     if (cqn_open(&self->base) == NULL) {
         return NULL;
     }
-    if (rest && offset >= 0 && offset <= (Py_ssize_t)self->length) {
-        length = (Py_ssize_t)self->length - offset;
+    if (rest && offset >= 0 && offset <= (Py_ssize_t)self->memory.length) {
+        length = (Py_ssize_t)self->memory.length - offset;
     }
     if (check_range(self, offset, length) < 0) {
         return NULL;
     }
-    return PyBytes_FromStringAndSize((char *)self->addr + offset, length);
+    return PyBytes_FromStringAndSize((char *)self->memory.addr + offset, length);
 }
 
 /* The data's buffer is held while it is copied, and may be this MR's own. */
@@ -155,11 +197,11 @@ static PyObject *mr_write(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
     PyObject *result = NULL;
     if (cqn_open(&self->base) == NULL) {
     }
-    else if (self->view.obj != NULL && self->view.readonly) {
+    else if (self->memory.view.obj != NULL && self->memory.view.readonly) {
         PyErr_SetString(PyExc_TypeError, "this MR is over a read-only buffer");
     }
     else if (check_range(self, offset, data.len) == 0) {
-        memmove((char *)self->addr + offset, data.buf, (size_t)data.len);
+        memmove((char *)self->memory.addr + offset, data.buf, (size_t)data.len);
         result = PyLong_FromSsize_t(data.len);
     }
     PyBuffer_Release(&data);
@@ -170,7 +212,7 @@ static Py_ssize_t mr_length(PyObject *op)
 {
     CQN_LOCKED;
     cqn_mr *self = (cqn_mr *)op;
-    return open_bytes(self) ? (Py_ssize_t)self->length : -1;
+    return open_whole(self) ? (Py_ssize_t)self->memory.length : -1;
 }
 
 /* An end of a slice: counted from the back if negative, but never clamped. A
@@ -198,7 +240,7 @@ static PyObject *mr_subscript(PyObject *op, PyObject *key)
 {
     CQN_LOCKED;
     cqn_mr *self = (cqn_mr *)op;
-    if (!open_bytes(self)) {
+    if (!open_whole(self)) {
         return NULL;
     }
     if (!PySlice_Check(key)) {
@@ -209,7 +251,7 @@ static PyObject *mr_subscript(PyObject *op, PyObject *key)
         return NULL;
     }
     PySliceObject *slice = (PySliceObject *)key;
-    Py_ssize_t start, stop, step = 1, length = (Py_ssize_t)self->length;
+    Py_ssize_t start, stop, step = 1, length = (Py_ssize_t)self->memory.length;
     if (slice_end(slice->start, 0, length, &start) < 0 ||
         slice_end(slice->stop, length, length, &stop) < 0) {
         return NULL;
@@ -231,22 +273,30 @@ static PyObject *mr_subscript(PyObject *op, PyObject *key)
                      UINT32_MAX);
         return NULL;
     }
-    if (cqn_open(&self->base) == NULL) {
+    /* The ends may have run code that registered other memory. */
+    if (cqn_open(&self->base) == NULL || check_range(self, start, stop - start) < 0) {
         return NULL;
     }
-    return cqn_sge_new(self, (uintptr_t)self->addr + (uint64_t)start, (uint32_t)(stop - start));
+    return cqn_sge_new(self, self->iova + (uint64_t)start, (uint32_t)(stop - start));
 }
 
 static PyObject *mr_get_addr(PyObject *op, void *Py_UNUSED(unused))
 {
     CQN_LOCKED;
-    return cqn_open(CQN_OBJ(op)) ? PyLong_FromVoidPtr(((cqn_mr *)op)->addr) : NULL;
+    return cqn_open(CQN_OBJ(op)) ? PyLong_FromUnsignedLongLong(((cqn_mr *)op)->iova) : NULL;
 }
 
 static PyObject *mr_get_length(PyObject *op, void *Py_UNUSED(unused))
 {
     CQN_LOCKED;
-    return cqn_open(CQN_OBJ(op)) ? PyLong_FromSize_t(((cqn_mr *)op)->length) : NULL;
+    return cqn_open(CQN_OBJ(op)) ? PyLong_FromSize_t(((cqn_mr *)op)->memory.length) : NULL;
+}
+
+static PyObject *mr_get_handle(PyObject *op, void *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    const struct ibv_mr *mr = cqn_open(CQN_OBJ(op));
+    return mr == NULL ? NULL : PyLong_FromUnsignedLong(mr->handle);
 }
 
 static PyObject *mr_repr(PyObject *op)
@@ -260,8 +310,8 @@ static PyObject *mr_repr(PyObject *op)
     return self->base.handle == NULL
                ? cqn_short_repr(op)
                : PyUnicode_FromFormat("<MR on %s, %zu bytes at %p, lkey=0x%x>",
-                                      cqn_device_name(&self->base), self->length, self->addr,
-                                      (unsigned)self->lkey);
+                                      cqn_device_name(&self->base), self->memory.length,
+                                      (void *)(uintptr_t)self->iova, (unsigned)self->lkey);
 }
 
 static PyMethodDef mr_methods[] = {
@@ -274,6 +324,15 @@ static PyMethodDef mr_methods[] = {
     {"implicit", (PyCFunction)(void (*)(void))cqn_mr_implicit,
      METH_CLASS | METH_VARARGS | METH_KEYWORDS, cqn_mr_implicit_doc},
     {"over", cqn_mr_over, METH_O, cqn_mr_over_doc},
+    {"from_dm", (PyCFunction)(void (*)(void))cqn_mr_from_dm,
+     METH_CLASS | METH_VARARGS | METH_KEYWORDS, cqn_mr_from_dm_doc},
+    {"from_dmabuf", (PyCFunction)(void (*)(void))cqn_mr_from_dmabuf,
+     METH_CLASS | METH_VARARGS | METH_KEYWORDS, cqn_mr_from_dmabuf_doc},
+    {"from_handle", (PyCFunction)(void (*)(void))cqn_mr_from_handle,
+     METH_CLASS | METH_VARARGS | METH_KEYWORDS, cqn_mr_from_handle_doc},
+    {"null", cqn_mr_null, METH_CLASS | METH_O, cqn_mr_null_doc},
+    {"rereg", (PyCFunction)(void (*)(void))cqn_mr_rereg, METH_FASTCALL | METH_KEYWORDS,
+     cqn_mr_rereg_doc},
     CQN_OBJECT_METHODS(cqn_close_doc),
     {NULL, NULL, 0, NULL},
 };
@@ -281,6 +340,8 @@ static PyMethodDef mr_methods[] = {
 static PyGetSetDef mr_getset[] = {
     {"pd", cqn_get_used, NULL, "The PD that it belongs to.", (void *)0},
     {"addr", mr_get_addr, NULL, "Address of its first byte, as a peer names it.", NULL},
+    {"handle", mr_get_handle, NULL, "The kernel's number of it, for MR.from_handle().", NULL},
+    CQN_POINTER("struct ibv_mr"),
     {"length", mr_get_length, NULL, "Its size in bytes.", NULL},
     {"lkey", cqn_get_u32, NULL, "Key for local use.", (void *)offsetof(cqn_mr, lkey)},
     {"rkey", cqn_get_u32, NULL, "Key for a peer's RDMA operations.",
@@ -295,7 +356,7 @@ static PyMemberDef mr_members[] = {CQN_OBJECT_MEMBERS, {NULL, 0, 0, 0, NULL}};
 
 static PyType_Slot mr_slots[] = {
     {Py_tp_doc,
-     "MR(pd, buffer, *, access=AccessFlags.LOCAL_WRITE)\n--\n\n"
+     "MR(pd, buffer, *, access=AccessFlags.LOCAL_WRITE, iova=None)\n--\n\n"
      "Memory that the device may work with.\n\n"
      "`buffer` is any writable buffer (bytearray, mmap, array, numpy), which stays pinned, or a "
      "length in bytes for page-aligned memory of its own, zeroed. With access=0 the buffer may "
@@ -305,7 +366,9 @@ static PyType_Slot mr_slots[] = {
      "element; its ends "
      "are never clamped, IndexError refuses them. memoryview(mr) is the bytes. BusyError at "
      "close() while a work request in flight needs it. VerbsError (EOPNOTSUPP) for ON_DEMAND on a "
-     "device that can't page; implicit() needs no buffer.\n\n"
+     "device that can't page; implicit() needs no buffer. `iova` is the address by which peers and "
+     "work requests name its first byte, if not that of the buffer: it must be as far from the "
+     "begin of a page.\n\n"
      "Wraps ibv_reg_mr(3)."},
     {Py_tp_new, mr_new},
     {Py_tp_repr, mr_repr},

@@ -12,22 +12,26 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-/* The buffer is released when both the registration and the last memoryview
- * of this object are gone. `registered` says more than `handle`: while another
- * thread is inside ibv_dereg_mr() the device may still use the memory. */
+void cqn_memory_drop(cqn_memory *memory)
+{
+    if (memory->own_length != 0) {
+        munmap(memory->addr, memory->own_length);
+        memory->own_length = 0;
+    }
+    else if (memory->view.obj != NULL) {
+        Py_buffer view = memory->view;
+        memory->view.obj = NULL;
+        PyBuffer_Release(&view);
+    }
+}
+
+/* It is released when both the registration and the last memoryview of this object are gone.
+ * `registered` says more than `handle`: while another thread is inside ibv_dereg_mr() the device
+ * may still use the memory. */
 void cqn_mr_release(cqn_mr *self)
 {
-    if (self->exports > 0 || self->registered) {
-        return;
-    }
-    if (self->own_length != 0) {
-        munmap(self->addr, self->own_length);
-        self->own_length = 0;
-    }
-    else if (self->view.obj != NULL) {
-        Py_buffer view = self->view;
-        self->view.obj = NULL;
-        PyBuffer_Release(&view);
+    if (self->exports == 0 && !self->registered) {
+        cqn_memory_drop(&self->memory);
     }
 }
 
@@ -60,7 +64,7 @@ const cqn_kind cqn_mr_kind = {
 
 /* Pages of its own are mapped, not allocated: they begin at a page, and can go back to the system
  * at once. */
-static int map_own(cqn_mr *self, uint64_t length)
+static int map_own(cqn_memory *self, uint64_t length)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     if (length > SSIZE_MAX - page) {
@@ -81,16 +85,14 @@ static int map_own(cqn_mr *self, uint64_t length)
     return 0;
 }
 
-static const unsigned int WRITING =
-    IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
 static const unsigned int USUAL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
                                   IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC |
                                   IBV_ACCESS_MW_BIND;
 
 /* The view keeps a bytearray from being resized, and an mmap from being closed. */
-static int pin_buffer(cqn_mr *self, PyObject *buffer)
+static int pin_buffer(cqn_memory *self, PyObject *buffer, unsigned int access)
 {
-    bool writable = self->access & WRITING;
+    bool writable = access & CQN_WRITING;
     if (PyObject_GetBuffer(buffer, &self->view, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0) {
         if (!PyErr_ExceptionMatches(PyExc_BufferError) &&
             !PyErr_ExceptionMatches(PyExc_TypeError)) {
@@ -113,12 +115,12 @@ static int pin_buffer(cqn_mr *self, PyObject *buffer)
     return 0;
 }
 
-int cqn_mr_take_memory(cqn_mr *self, PyObject *buffer)
+int cqn_memory_take(cqn_memory *self, PyObject *buffer, unsigned int access)
 {
     uint64_t length;
     int rc = PyLong_Check(buffer) ? cqn_range(buffer, "length", 1, SSIZE_MAX, &length) : 0;
     if (rc == 0) {
-        rc = PyLong_Check(buffer) ? map_own(self, length) : pin_buffer(self, buffer);
+        rc = PyLong_Check(buffer) ? map_own(self, length) : pin_buffer(self, buffer, access);
     }
     if (rc == 0 && self->length == 0) {
         PyErr_SetString(PyExc_ValueError, "an MR needs at least 1 byte, this has 0");
@@ -127,12 +129,21 @@ int cqn_mr_take_memory(cqn_mr *self, PyObject *buffer)
     return rc;
 }
 
+int cqn_mr_take_memory(cqn_mr *self, PyObject *buffer)
+{
+    if (cqn_memory_take(&self->memory, buffer, self->access) < 0) {
+        return -1;
+    }
+    self->iova = (uintptr_t)self->memory.addr;
+    return 0;
+}
+
 /* The kernel can't pin the memory: it could not write to it either, or has no page to pin. Before
  * Linux 6.2 it pins for writing whatever the access, which only a private mapping can be forced to.
  */
-static const char *unpinnable_hint(const cqn_mr *self)
+static const char *unpinnable_hint(const cqn_memory *memory)
 {
-    if (self->view.obj != NULL && self->view.readonly) {
+    if (memory->view.obj != NULL && memory->view.readonly) {
         return "before Linux 6.2, memory that is read-only and shared can't be registered (an mmap "
                "of PROT_READ): map it with MAP_PRIVATE or writable, or copy it, bytes(buffer)";
     }
@@ -143,43 +154,51 @@ static const char *unpinnable_hint(const cqn_mr *self)
 }
 
 /* The errno alone rarely says what to do: the limit on locked memory is the most common reason. */
-static void *refuse_registration(cqn_mr *self, int err)
+void *cqn_mr_refuse(cqn_state *st, int err, const char *verb, const cqn_memory *memory,
+                    unsigned int access, const char *end)
 {
     struct rlimit limit;
     if (err == EFAULT) {
-        return cqn_verbs_error(self->base.state, err, "ibv_reg_mr",
-                               "%zu bytes at %p, access 0x%x: %s", self->length, self->addr,
-                               self->access, unpinnable_hint(self));
+        return cqn_verbs_error(st, err, verb, "%zu bytes at %p, access 0x%x: %s%s", memory->length,
+                               memory->addr, access, unpinnable_hint(memory), end);
     }
     if ((err == ENOMEM || err == EPERM || err == EAGAIN) &&
         getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
-        return cqn_verbs_error(self->base.state, err, "ibv_reg_mr",
+        return cqn_verbs_error(st, err, verb,
                                "%zu bytes were asked for, and this process may lock %llu bytes of "
                                "memory: raise the limit (ulimit -l, or memlock in "
-                               "/etc/security/limits.conf)",
-                               self->length, (unsigned long long)limit.rlim_cur);
+                               "/etc/security/limits.conf)%s",
+                               memory->length, (unsigned long long)limit.rlim_cur, end);
     }
-    return cqn_verbs_error(self->base.state, err, "ibv_reg_mr", "%zu bytes at %p, access 0x%x%s",
-                           self->length, self->addr, self->access,
-                           self->access & ~USUAL ? ": does the device know all these flags?" : "");
+    return cqn_verbs_error(st, err, verb, "%zu bytes at %p, access 0x%x%s%s", memory->length,
+                           memory->addr, access,
+                           access & ~USUAL ? ": does the device know all these flags?" : "", end);
+}
+
+PyObject *cqn_mr_adopt(cqn_mr *self, struct ibv_mr *mr)
+{
+    self->lkey = mr->lkey;
+    self->rkey = mr->rkey;
+    self->registered = true;
+    cqn_adopt(CQN_OBJ(self), mr);
+    return (PyObject *)self;
 }
 
 /* The kernel pins all pages, which can take long: without the GIL. */
 PyObject *cqn_mr_register(cqn_mr *self, cqn_object *pd)
 {
     struct ibv_pd *handle = pd->handle;
+    const cqn_memory *m = &self->memory;
+    const bool elsewhere = self->iova != (uintptr_t)m->addr;
     struct ibv_mr *mr;
     int err;
-    CQN_CREATING(CQN_OBJ(self), mr = ibv_reg_mr(handle, self->addr, self->length, self->access);
+    CQN_CREATING(CQN_OBJ(self),
+                 mr = elsewhere
+                          ? ibv_reg_mr_iova2(handle, m->addr, m->length, self->iova, self->access)
+                          : ibv_reg_mr(handle, m->addr, m->length, self->access);
                  err = errno);
-    if (mr == NULL) {
-        return refuse_registration(self, err);
-    }
-    self->lkey = mr->lkey;
-    self->rkey = mr->rkey;
-    self->registered = true;
-    cqn_adopt(CQN_OBJ(self), mr);
-    return (PyObject *)self;
+    return mr == NULL ? cqn_mr_refuse(self->base.state, err, "ibv_reg_mr", m, self->access, "")
+                      : cqn_mr_adopt(self, mr);
 }
 
 /* What the kernel would refuse with EINVAL, and no reason. */
@@ -197,10 +216,11 @@ int cqn_mr_access(PyObject *value, unsigned int *access)
         return -1;
     }
     if (*access & IBV_ACCESS_ZERO_BASED) {
-        PyErr_Format(PyExc_ValueError,
-                     "access is 0x%x: ZERO_BASED is for memory windows; devices differ in what it "
-                     "does to an MR, whose elements have the addresses of its memory",
-                     *access);
+        PyErr_Format(
+            PyExc_ValueError,
+            "access is 0x%x: ZERO_BASED is for memory windows, since devices differ in what "
+            "it does to an MR; iova=0 makes one whose addresses begin at 0",
+            *access);
         return -1;
     }
     return 0;

@@ -95,6 +95,7 @@ static PyObject *mw_repr(PyObject *op)
 static PyMethodDef mw_methods[] = {CQN_OBJECT_METHODS(cqn_close_doc), {NULL, NULL, 0, NULL}};
 
 static PyGetSetDef mw_getset[] = {
+    CQN_POINTER("struct ibv_mw"),
     {"pd", cqn_get_used, NULL, "The PD that it belongs to.", (void *)0},
     {"mw_type", cqn_get_u32, NULL, "MWType.", (void *)offsetof(cqn_mw, type)},
     {"rkey", cqn_get_u32, NULL,

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* PD: a protection domain, which memory, windows, addresses and queues belong to. It has nothing
+/* PD: a protection domain, which memory, windows, addresses and queues belong to. It has little
  * but its lifetime. */
 
 #include "verbs/verbs.h"
 
-static int dealloc_pd(void *handle)
+int cqn_dealloc_pd(void *handle)
 {
     return ibv_dealloc_pd(handle);
 }
@@ -13,33 +13,101 @@ static const cqn_kind pd_kind = {
     .name = "PD",
     .destroy_verb = "ibv_dealloc_pd",
     .rank = CQN_RANK_PD,
-    .destroy = dealloc_pd,
+    .destroy = cqn_dealloc_pd,
     .clear = cqn_clear,
 };
+
+PyObject *cqn_new_of_context(PyTypeObject *type, PyObject *args, PyObject *kwargs,
+                             const cqn_kind *kind, const cqn_alloc *alloc)
+{
+    CQN_COPY copy = NULL;
+    static const char *const names[] = {"context", NULL};
+    PyObject *in[1] = {NULL};
+    cqn_state *st = cqn_state_of(type);
+    if (cqn_freeze_keywords(&kwargs, &copy) < 0 ||
+        cqn_sort_new(kind->name, names, 1, 1, args, kwargs, in) < 0 ||
+        cqn_expect(in[0], st->Context, "context") < 0) {
+        return NULL;
+    }
+    cqn_object *used = CQN_OBJ(in[0]);
+    cqn_object *self = cqn_new(type, kind, &used, 1);
+    if (self == NULL) {
+        return NULL;
+    }
+    struct ibv_context *device = used->handle;
+    void *handle;
+    int err;
+    CQN_CREATING(self, handle = alloc->call(device); err = errno);
+    if (handle == NULL) {
+        cqn_verbs_error(st, err, alloc->verb, "%s", alloc->what);
+        Py_DECREF(self);
+        return NULL;
+    }
+    cqn_adopt(self, handle);
+    return (PyObject *)self;
+}
+
+static void *alloc_pd(struct ibv_context *context)
+{
+    return ibv_alloc_pd(context);
+}
 
 static PyObject *pd_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
+    static const cqn_alloc alloc = {alloc_pd, "ibv_alloc_pd", ""};
+    return cqn_new_of_context(type, args, kwargs, &pd_kind, &alloc);
+}
+
+/* ---- of another process ---- */
+
+static int unimport_pd(void *handle)
+{
+    ibv_unimport_pd(handle);
+    return 0;
+}
+
+/* The domain is its maker's: this process only forgets it. */
+static const cqn_kind imported_kind = {
+    .name = "PD",
+    .destroy_verb = "ibv_unimport_pd",
+    .rank = CQN_RANK_PD,
+    .destroy = unimport_pd,
+    .clear = cqn_clear,
+};
+
+static PyObject *pd_from_handle(PyObject *cls, PyObject *args, PyObject *kwargs)
+{
+    CQN_LOCKED;
     CQN_COPY copy = NULL;
-    static char *names[] = {"context", NULL};
-    PyObject *context;
+    static char *names[] = {"context", "handle", NULL};
+    PyTypeObject *type = (PyTypeObject *)cls;
+    PyObject *context, *number_value;
+    uint32_t number;
     cqn_state *st = cqn_state_of(type);
     if (cqn_freeze_keywords(&kwargs, &copy) < 0 ||
-        !PyArg_ParseTupleAndKeywords(args, kwargs, "O:PD", names, &context) ||
-        cqn_expect(context, st->Context, "context") < 0) {
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "OO:from_handle", names, &context,
+                                     &number_value) ||
+        cqn_expect(context, st->Context, "context") < 0 ||
+        cqn_u32(number_value, "handle", UINT32_MAX, &number) < 0 ||
+        cqn_open(CQN_OBJ(context)) == NULL) {
+        return NULL;
+    }
+    if (PyType_IsSubtype(type, st->ParentDomain)) {
+        PyErr_SetString(PyExc_TypeError, "a ParentDomain is made of a PD: import that");
         return NULL;
     }
     cqn_object *used = CQN_OBJ(context);
-    cqn_object *self = cqn_new(type, &pd_kind, &used, 1);
+    cqn_object *self = cqn_new(type, &imported_kind, &used, 1);
     if (self == NULL) {
         return NULL;
     }
     struct ibv_context *handle = used->handle;
     struct ibv_pd *pd;
     int err;
-    CQN_CREATING(self, pd = ibv_alloc_pd(handle); err = errno);
+    CQN_CREATING(self, pd = ibv_import_pd(handle, number); err = errno);
     if (pd == NULL) {
-        cqn_verbs_error(st, err, "ibv_alloc_pd", "");
+        cqn_verbs_error(st, err, "ibv_import_pd", "handle %u", number);
         Py_DECREF(self);
         return NULL;
     }
@@ -47,20 +115,105 @@ static PyObject *pd_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
-/* The handle is the kernel's number of it within this context. */
+/* ---- advice ---- */
+
+/* The kernel may have to read pages from a disk: without the GIL, and the MRs stay meanwhile. */
+static PyObject *give_advice(cqn_object *self, uint32_t advice, uint32_t flags, cqn_sg *sg)
+{
+    struct ibv_pd *handle = self->handle;
+    int err;
+    for (uint32_t i = 0; i < sg->num_pinned; i++) {
+        cqn_enter(sg->pinned[i]);
+    }
+    CQN_IN_KERNEL(self, err = cqn_errno_of(ibv_advise_mr(handle, (enum ibv_advise_mr_advice)advice,
+                                                         flags, sg->sge, sg->num_sge)));
+    for (uint32_t i = 0; i < sg->num_pinned; i++) {
+        cqn_leave(sg->pinned[i]);
+    }
+    if (err != 0) {
+        return cqn_verbs_error(self->state, err, "ibv_advise_mr",
+                               "advice %u, flags 0x%x, %llu bytes in %u element%s%s", advice, flags,
+                               (unsigned long long)sg->length, sg->num_sge,
+                               sg->num_sge == 1 ? "" : "s",
+                               err == EINVAL || err == EFAULT || err == ENOENT
+                                   ? ": advice is for MRs with access ON_DEMAND"
+                                   : "");
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *pd_advise_mr(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                              PyObject *kwnames)
+{
+    CQN_LOCKED;
+    static const char *const names[] = {"advice", "sg", "flags", NULL};
+    CQN_COPY copy = NULL;
+    cqn_object *self = CQN_OBJ(op);
+    PyObject *in[3] = {NULL, NULL, NULL};
+    uint32_t advice, flags = 0;
+    cqn_sg_room room;
+    cqn_sg sg = CQN_SG_IN(room);
+    if (cqn_open(self) == NULL ||
+        cqn_args("advise_mr", names, 2, 2, args, nargs, kwnames, in) < 0 ||
+        cqn_u32(in[0], "advice", UINT32_MAX, &advice) < 0 ||
+        (in[2] != NULL && cqn_u32(in[2], "flags", UINT32_MAX, &flags) < 0) ||
+        cqn_freeze(&in[1], &copy) < 0 || cqn_open(self) == NULL ||
+        cqn_sg_gather(&sg, self->state, in[1]) < 0) {
+        return NULL;
+    }
+    if (sg.num_sge == 0) {
+        PyErr_SetString(PyExc_ValueError, "sg is empty: advice is about one element at least");
+        return NULL;
+    }
+    if (!cqn_sg_fits(&sg, self, CQN_MAX_SGE)) {
+        cqn_sg_refuse(&sg, self, self, CQN_MAX_SGE);
+        return NULL;
+    }
+    return give_advice(self, advice, flags, &sg);
+}
+
+/* ---- the type ---- */
+
+static PyObject *pd_get_handle(PyObject *op, void *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    const struct ibv_pd *pd = cqn_open(CQN_OBJ(op));
+    return pd == NULL ? NULL : PyLong_FromUnsignedLong(pd->handle);
+}
+
 static PyObject *pd_repr(PyObject *op)
 {
     CQN_LOCKED;
     const struct ibv_pd *pd = CQN_OBJ(op)->handle;
     return pd == NULL ? cqn_short_repr(op)
-                      : PyUnicode_FromFormat("<PD on %s, handle %u>", cqn_device_name(CQN_OBJ(op)),
-                                             pd->handle);
+                      : PyUnicode_FromFormat("<%s on %s, handle %u>", CQN_OBJ(op)->kind->name,
+                                             cqn_device_name(CQN_OBJ(op)), pd->handle);
 }
 
-static PyMethodDef pd_methods[] = {CQN_OBJECT_METHODS(cqn_close_doc), {NULL, NULL, 0, NULL}};
+static PyMethodDef pd_methods[] = {
+    {"advise_mr", (PyCFunction)(void (*)(void))pd_advise_mr, METH_FASTCALL | METH_KEYWORDS,
+     "advise_mr($self, /, advice, sg, *, flags=0)\n--\n\n"
+     "Tell the device what will be done with memory that it pages on demand.\n\n"
+     "`advice` is an AdviseMRAdvice, such as to fetch the pages ahead; `sg` mr[a:b], an MR, or a "
+     "list of these; with AdviseMRFlags.FLUSH in `flags` the call returns when it is done. "
+     "VerbsError (EOPNOTSUPP) where the device takes no advice.\n\n"
+     "Wraps ibv_advise_mr(3)."},
+    {"from_handle", (PyCFunction)(void (*)(void))pd_from_handle,
+     METH_CLASS | METH_VARARGS | METH_KEYWORDS,
+     "from_handle($type, /, context, handle)\n--\n\n"
+     "The PD of another process, on a context from Context.from_fd().\n\n"
+     "`handle` is its attribute there. close() forgets it and deallocates nothing: its maker must "
+     "keep it as long. VerbsError (EOPNOTSUPP) where the device's provider imports no objects.\n\n"
+     "Wraps ibv_import_pd(3) and ibv_unimport_pd(3)."},
+    CQN_OBJECT_METHODS(cqn_close_doc),
+    {NULL, NULL, 0, NULL},
+};
 
 static PyGetSetDef pd_getset[] = {
     {"context", cqn_get_context, NULL, "The Context that it belongs to.", NULL},
+    {"handle", pd_get_handle, NULL,
+     "The kernel's number of it within this context, for PD.from_handle().", NULL},
+    CQN_POINTER("struct ibv_pd"),
     CQN_OBJECT_GETSET,
     {NULL, NULL, NULL, NULL, NULL},
 };

@@ -7,6 +7,17 @@
 
 /* qp_create.c */
 PyObject *cqn_qp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs);
+extern const char cqn_qp_open_doc[];
+PyObject *cqn_qp_open(PyObject *type, PyObject *args, PyObject *kwargs);
+
+/* qp_ece.c */
+extern const char cqn_qp_query_ece_doc[], cqn_qp_set_ece_doc[];
+extern const char cqn_qp_query_data_in_order_doc[];
+PyObject *cqn_qp_query_ece(PyObject *self, PyObject *unused);
+PyObject *cqn_qp_set_ece(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                         PyObject *kwnames);
+PyObject *cqn_qp_query_data_in_order(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                                     PyObject *kwnames);
 
 /* qp_modify.c */
 PyObject *cqn_qp_modify(PyObject *self, PyObject *args, PyObject *kwargs);
@@ -14,6 +25,8 @@ extern const char cqn_qp_fail_doc[];
 PyObject *cqn_qp_fail(PyObject *self, PyObject *unused);
 PyObject *cqn_qp_check(PyObject *self, PyObject *args, PyObject *kwargs);
 PyObject *cqn_qp_query(PyObject *self, PyObject *unused);
+extern const char cqn_qp_query_state_doc[];
+PyObject *cqn_qp_query_state(PyObject *self, PyObject *unused);
 
 /* qp_probe.c */
 extern const char cqn_qp_probe_doc[];

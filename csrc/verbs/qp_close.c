@@ -160,7 +160,7 @@ static void qp_after_destroy(cqn_object *op)
     cqn_qp *self = (cqn_qp *)op;
     cqn_object *trash = NULL;
     /* A device that fails to be polled can make code run that closes all that this used. */
-    cqn_context *ctx = (cqn_context *)Py_NewRef((PyObject *)self->pd->context);
+    cqn_context *ctx = (cqn_context *)Py_NewRef((PyObject *)op->uses[0]->context);
     const settled known = settle_cqs(self, &trash);
     cqn_async_forget(ctx, op);
     Py_DECREF(ctx);

@@ -7,15 +7,6 @@
 
 /* ---- attributes from arguments ---- */
 
-static const cqn_field *qp_field(PyObject *name)
-{
-    const cqn_field *f = cqn_qp_fields;
-    while (f->name != NULL && PyUnicode_CompareWithASCIIString(name, f->name) != 0) {
-        f++;
-    }
-    return f->name != NULL && f->mask != 0 ? f : NULL;
-}
-
 static int cap_fields_from(PyObject *mapping, struct ibv_qp_cap *cap)
 {
     Py_ssize_t known = 0;
@@ -47,6 +38,10 @@ static int cap_from(PyObject *mapping, struct ibv_qp_cap *cap)
 static int set_attribute(const cqn_qp *self, PyObject *name, PyObject *value, int ports,
                          struct ibv_qp_attr *attr)
 {
+    const cqn_field *field = cqn_field_of(cqn_qp_fields, name);
+    if (field != NULL && field->mask != 0) {
+        return cqn_field_from(value, attr, field) < 0 ? -1 : field->mask;
+    }
     if (PyUnicode_CompareWithASCIIString(name, "ah_attr") == 0) {
         return cqn_ah_attr_from(value, "ah_attr", ports, &attr->ah_attr) < 0 ? -1 : IBV_QP_AV;
     }
@@ -59,12 +54,8 @@ static int set_attribute(const cqn_qp *self, PyObject *name, PyObject *value, in
         attr->cap = self->cap;
         return cap_from(value, &attr->cap) < 0 ? -1 : IBV_QP_CAP;
     }
-    const cqn_field *field = qp_field(name);
-    if (field == NULL) {
-        PyErr_Format(PyExc_TypeError, "modify() got an unexpected keyword argument '%U'", name);
-        return -1;
-    }
-    return cqn_field_from(value, attr, field) < 0 ? -1 : field->mask;
+    PyErr_Format(PyExc_TypeError, "modify() got an unexpected keyword argument '%U'", name);
+    return -1;
 }
 
 static int check_port(int port, const char *name, int ports)
@@ -150,18 +141,26 @@ typedef struct {
     uint32_t max_message; /* of the port that was set */
 } changes;
 
-/* What was learned of a port, if it is that; or 0. It does not change, but for datagrams, whose
- * limit is the MTU. */
-static uint32_t known_limit(const cqn_qp *self, const struct ibv_qp_attr *attr)
+/* What was learned of a port. It does not change, but for datagrams, whose limit is the MTU. */
+typedef struct {
+    uint8_t port_num; /* or 0 */
+    uint32_t max_message;
+} limit_of_port;
+
+static limit_of_port known_limit(const cqn_qp *self)
 {
     const cqn_context *ctx = self->base.context;
     const struct ibv_qp *qp = self->base.handle;
-    return qp->qp_type != IBV_QPT_UD && ctx->limited_port == attr->port_num ? ctx->max_message : 0;
+    if (qp->qp_type == IBV_QPT_UD) {
+        return (limit_of_port){0};
+    }
+    return (limit_of_port){ctx->limited_port, ctx->max_message};
 }
 
 /* Without the GIL. A device may take other capacities than it was asked for, and say nothing. */
-static changes carry_out(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask, uint32_t limit)
+static changes carry_out(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask, limit_of_port known)
 {
+    const uint32_t limit = known.port_num == attr->port_num ? known.max_message : 0;
     changes made = {.err = ibv_modify_qp(qp, attr, mask), .max_message = limit};
     if (made.err == 0 && (mask & IBV_QP_CAP)) {
         struct ibv_qp_attr now = {.qp_state = IBV_QPS_RESET};
@@ -195,9 +194,17 @@ static void enter_port(cqn_qp *self, uint8_t port_num, uint32_t max_message)
     }
 }
 
+static int modify_failed(const cqn_qp *self, int err, enum ibv_qp_state after, int mask)
+{
+    cqn_verbs_error(self->base.state, err, "ibv_modify_qp", "QP %u from %s to %s: %s", self->qp_num,
+                    cqn_qp_state_name(self->state), cqn_qp_state_name(after),
+                    modify_hint(err, mask));
+    return -1;
+}
+
 /* A reset forgets the work requests without completing them. Nothing may be
  * posted from the moment in which the device may be in RESET. */
-int cqn_qp_carry_out(cqn_qp *self, struct ibv_qp_attr *attr, int mask)
+static int change(cqn_qp *self, struct ibv_qp_attr *attr, int mask)
 {
     if (cqn_qp_await_turn(self) < 0) {
         return -1;
@@ -208,15 +215,12 @@ int cqn_qp_carry_out(cqn_qp *self, struct ibv_qp_attr *attr, int mask)
     if (after == IBV_QPS_RESET) {
         self->state = after;
     }
-    const uint32_t limit = known_limit(self, attr);
+    const limit_of_port known = known_limit(self);
     changes made;
-    CQN_IN_KERNEL(CQN_OBJ(self), made = carry_out(qp, attr, mask, limit));
+    CQN_IN_KERNEL(CQN_OBJ(self), made = carry_out(qp, attr, mask, known));
     if (made.err != 0) {
         self->state = before;
-        cqn_verbs_error(self->base.state, made.err, "ibv_modify_qp", "QP %u from %s to %s: %s",
-                        self->qp_num, cqn_qp_state_name(before), cqn_qp_state_name(after),
-                        modify_hint(made.err, mask));
-        return -1;
+        return modify_failed(self, made.err, after, mask);
     }
     self->state = after;
     if (made.has_cap) {
@@ -231,6 +235,62 @@ int cqn_qp_carry_out(cqn_qp *self, struct ibv_qp_attr *attr, int mask)
     return 0;
 }
 
+/* How far several transitions came. */
+typedef struct {
+    enum ibv_qp_state reached;
+    limit_of_port port; /* that was set; or of port 0 */
+    int unknown;        /* why the attributes of the next one are not known: an errno */
+    int err, mask;      /* of the next one, if it has failed */
+} climbed;
+
+/* Without the GIL. */
+static climbed climb(struct ibv_qp *qp, enum ibv_qp_state from, enum ibv_qp_state to,
+                     const cqn_qp_source *source, limit_of_port known)
+{
+    climbed done = {.reached = from};
+    while (done.reached < to) {
+        struct ibv_qp_attr attr = {.qp_state = done.reached + 1};
+        done.mask = source->ask(source->of, &attr);
+        if (done.mask < 0) {
+            done.unknown = errno;
+            break;
+        }
+        const changes made = carry_out(qp, &attr, done.mask, known);
+        if (made.err != 0) {
+            done.err = made.err;
+            break;
+        }
+        if (done.mask & IBV_QP_PORT) {
+            done.port = (limit_of_port){attr.port_num, made.max_message};
+        }
+        done.reached = attr.qp_state;
+    }
+    return done;
+}
+
+int cqn_qp_climb(cqn_qp *self, enum ibv_qp_state from, enum ibv_qp_state to,
+                 const cqn_qp_source *source)
+{
+    if (cqn_qp_await_turn(self) < 0) {
+        return -1;
+    }
+    struct ibv_qp *qp = self->base.handle;
+    const limit_of_port known = known_limit(self);
+    climbed done;
+    CQN_IN_KERNEL(CQN_OBJ(self), done = climb(qp, from, to, source, known));
+    if (done.reached != from) {
+        self->state = done.reached;
+    }
+    if (done.port.port_num != 0) {
+        enter_port(self, done.port.port_num, done.port.max_message);
+    }
+    if (done.unknown != 0) {
+        cqn_verbs_error(self->base.state, done.unknown, source->verb, "");
+        return -1;
+    }
+    return done.err != 0 ? modify_failed(self, done.err, done.reached + 1, done.mask) : 0;
+}
+
 /* Whether requests that were posted before will not succeed any more. */
 static bool gives_up(enum ibv_qp_state state)
 {
@@ -241,7 +301,7 @@ static bool gives_up(enum ibv_qp_state state)
 static void note_failure(cqn_qp *self)
 {
     self->suspicions++;
-    if (self->state != IBV_QPS_RESET) {
+    if (self->state != IBV_QPS_RESET && self->send_cq != NULL) {
         cqn_wr_queue_flushes(self->sq, &self->send_cq->flushing);
         cqn_wr_queue_flushes(self->rq, &self->recv_cq->flushing);
     }
@@ -251,7 +311,7 @@ static void note_failure(cqn_qp *self)
 static PyObject *modify(cqn_qp *self, struct ibv_qp_attr *attr, int mask)
 {
     PyObject *interrupt = NULL;
-    if (cqn_qp_carry_out(self, attr, mask) < 0) {
+    if (change(self, attr, mask) < 0) {
         return NULL;
     }
     if ((mask & IBV_QP_STATE) && gives_up(attr->qp_state) && cqn_is_open(&self->base)) {
@@ -316,21 +376,38 @@ static int add_to_dict(PyObject *dict, const char *name, PyObject *value)
     return rc;
 }
 
+static int query(PyObject *op, struct ibv_qp_attr *attr, int mask)
+{
+    struct ibv_qp *qp = cqn_open(CQN_OBJ(op));
+    if (qp == NULL) {
+        return -1;
+    }
+    struct ibv_qp_init_attr init;
+    int err;
+    CQN_IN_KERNEL(CQN_OBJ(op), err = ibv_query_qp(qp, attr, mask, &init));
+    if (err != 0) {
+        cqn_verbs_error(CQN_OBJ(op)->state, err, "ibv_query_qp", "QP %u", ((cqn_qp *)op)->qp_num);
+        return -1;
+    }
+    return 0;
+}
+
+const char cqn_qp_query_state_doc[] = "_query_state($self, /)\n--\n\n"
+                                      "The state, as the device has it now, and nothing else.";
+
+PyObject *cqn_qp_query_state(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
+    return query(op, &attr, IBV_QP_STATE) < 0 ? NULL : PyLong_FromLong(attr.qp_state);
+}
+
 PyObject *cqn_qp_query(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
-    struct ibv_qp *qp = cqn_open(CQN_OBJ(op));
-    if (qp == NULL) {
-        return NULL;
-    }
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
-    struct ibv_qp_init_attr init;
-    const int all = (IBV_QP_DEST_QPN << 1) - 1; /* the library refuses unknown bits */
-    int err;
-    CQN_IN_KERNEL(CQN_OBJ(op), err = ibv_query_qp(qp, &attr, all, &init));
-    if (err != 0) {
-        return cqn_verbs_error(CQN_OBJ(op)->state, err, "ibv_query_qp", "QP %u",
-                               ((cqn_qp *)op)->qp_num);
+    if (query(op, &attr, (IBV_QP_DEST_QPN << 1) - 1) < 0) { /* the library refuses unknown bits */
+        return NULL;
     }
     PyObject *dict = cqn_struct_to_dict(&attr, cqn_qp_fields);
     if (dict != NULL &&

@@ -17,6 +17,7 @@ PyObject *cqn_sge_new(cqn_mr *mr, uint64_t addr, uint32_t length)
         self->addr = addr;
         self->length = length;
         self->lkey = mr->lkey;
+        self->changes = mr->base.changes;
     }
     return (PyObject *)self;
 }
@@ -56,6 +57,7 @@ static PyObject *sge_with_lkey(PyObject *op, PyObject *lkey)
     cqn_sge *copy = (cqn_sge *)cqn_sge_new(self->mr, self->addr, self->length);
     if (copy != NULL) {
         copy->lkey = other;
+        copy->changes = self->changes;
     }
     return (PyObject *)copy;
 }

@@ -4,14 +4,17 @@
  *
  *   device.c, context.c   devices and what is open; context_query.c what is asked of them, netdev.c
  *                         the names of network devices
- *   pd.c, mr.c, sge.c     memory; mr_memory.c, implicit_mr.c below mr.c
+ *   pd.c, mr.c, sge.c     memory; mr_memory.c, mr_rereg.c, mr_foreign.c, implicit_mr.c below mr.c
+ *   dm.c, domains.c       device memory; thread domains and parent domains
  *   mw.c, ah.c            windows, address handles
  *   channel.c, cq.c       events and completions; cq_create.c making a CQ, cq_poll.c the methods
- *                         that poll
+ *                         that poll, tally.c what is counted
  *   qp.c, srq.c           queues; qp_create.c, qp_modify.c, qp_close.c, qp_probe.c, mcast.c,
- *                         atomic_write.c below qp.c
- *   fork.c                whether registered memory survives a fork
- *   inspect.c             what is open, for reports
+ *                         atomic_write.c, qp_ece.c below qp.c; srq_create.c, srq_ops.c below srq.c
+ *   xrcd.c                domains of XRC
+ *   flow.c                rules for what packets a queue pair gets; flow_counters.c what counts
+ * them wq.c, rwq_ind_table.c queues of receives alone, and tables of them, for RSS fork.c whether
+ * registered memory survives a fork inspect.c             what is open, for reports
  */
 #ifndef CQN_VERBS_H
 #define CQN_VERBS_H
@@ -22,13 +25,15 @@
 
 extern PyType_Spec cqn_context_spec, cqn_pd_spec, cqn_mr_spec, cqn_sge_spec, cqn_channel_spec;
 extern PyType_Spec cqn_cq_spec, cqn_srq_spec, cqn_qp_spec, cqn_ah_spec, cqn_mw_spec;
+extern PyType_Spec cqn_xrcd_spec, cqn_flow_spec, cqn_wq_spec, cqn_rwq_ind_table_spec;
+extern PyType_Spec cqn_flow_counters_spec;
+extern PyType_Spec cqn_dm_spec, cqn_td_spec, cqn_parent_domain_spec;
 extern PyStructSequence_Desc cqn_cq_stats_desc;
 
 /* atomic_write.c */
 
 /* -1 with VerbsError if the device has no ATOMIC_WRITE. */
 int cqn_check_atomic_write(cqn_object *pd);
-struct ibv_qp *cqn_create_atomic_write_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr);
 
 /* cq_create.c */
 PyObject *cqn_cq_new(PyTypeObject *type, PyObject *args, PyObject *kwargs);
@@ -56,6 +61,12 @@ int cqn_device_attr_ex(cqn_object *self, struct ibv_device_attr_ex *out);
 
 /* The module's why_no_device(): of a machine without a device, what it lacks and how to get it. */
 PyObject *cqn_why_no_device(PyObject *module, PyObject *unused);
+
+/* dm.c */
+typedef struct {
+    cqn_object base;
+    size_t length;
+} cqn_dm;
 
 /* fork.c */
 
@@ -86,18 +97,40 @@ PyObject *cqn_qp_detach_mcast(PyObject *self, PyObject *const *args, Py_ssize_t 
 int cqn_qp_destroy_in_groups(struct ibv_qp *qp);
 extern const char cqn_qp_attach_mcast_doc[], cqn_qp_detach_mcast_doc[];
 
+/* mr_foreign.c */
+PyObject *cqn_mr_from_dm(PyObject *type, PyObject *args, PyObject *kwargs);
+PyObject *cqn_mr_from_dmabuf(PyObject *type, PyObject *args, PyObject *kwargs);
+PyObject *cqn_mr_from_handle(PyObject *type, PyObject *args, PyObject *kwargs);
+PyObject *cqn_mr_null(PyObject *type, PyObject *pd);
+extern const char cqn_mr_from_dm_doc[], cqn_mr_from_dmabuf_doc[], cqn_mr_from_handle_doc[];
+extern const char cqn_mr_null_doc[];
+
 /* mr_memory.c */
 extern const cqn_kind cqn_mr_kind;
+
+/* Access that needs memory which can be written. */
+#define CQN_WRITING (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC)
 
 /* Converts and checks the argument `access`; NULL is LOCAL_WRITE. -1 with an exception. */
 int cqn_mr_access(PyObject *value, unsigned int *access);
 
-/* Takes the user's buffer, which the MR owns from here on, or maps memory of its own, if that is
- * a length. -1 with an exception. Can run any code. */
+/* Takes the user's buffer, or maps memory, if that is a length; cqn_memory_drop() gives it back. -1
+ * with an exception, and then there may be something to give back, too. Can run any code. */
+int cqn_memory_take(cqn_memory *memory, PyObject *buffer, unsigned int access);
+void cqn_memory_drop(cqn_memory *memory);
+
+/* The same for the memory of a new MR. */
 int cqn_mr_take_memory(cqn_mr *mr, PyObject *buffer);
 
 /* Registers the memory, and adopts the handle. Returns the MR, or NULL with an exception. */
 PyObject *cqn_mr_register(cqn_mr *mr, cqn_object *pd);
+
+/* Gives an MR its handle and keys. Returns it. */
+PyObject *cqn_mr_adopt(cqn_mr *self, struct ibv_mr *mr);
+
+/* Raises why memory could not be registered; `end` is put after it. Returns NULL. */
+void *cqn_mr_refuse(cqn_state *st, int err, const char *verb, const cqn_memory *memory,
+                    unsigned int access, const char *end);
 
 /* What the kinds of MR have in common. */
 void cqn_mr_after_destroy(cqn_object *mr);
@@ -105,6 +138,19 @@ int cqn_mr_clear(PyObject *mr);
 
 /* Gives the memory back when neither the device nor a memoryview uses it any more. */
 void cqn_mr_release(cqn_mr *mr);
+
+/* mr_rereg.c */
+PyObject *cqn_mr_rereg(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+extern const char cqn_mr_rereg_doc[];
+
+/* tally.c */
+
+/* That of the CQs of this name, a str, which the context owns. NULL with MemoryError. */
+cqn_tally *cqn_tally_for(cqn_context *ctx, PyObject *name);
+void cqn_tally_close(cqn_cq *cq);
+void cqn_tallies_free(cqn_tally **tallies);
+PyObject *cqn_cq_counters(PyObject *self, PyObject *unused);
+PyObject *cqn_context_counters(PyObject *self, PyObject *unused);
 
 /* netdev.c: a socket to ask the names of network devices by, once it was needed */
 typedef struct {
@@ -116,6 +162,25 @@ typedef struct {
 PyObject *cqn_netdev_name(cqn_netdev *self, uint32_t ifindex);
 void cqn_netdev_close(cqn_netdev *self);
 
+/* pd.c */
+
+/* Deallocates it; also a parent domain, which is one. */
+int cqn_dealloc_pd(void *handle);
+
+/* Makes an object that its type's only argument, a context, is enough for: a PD, or what is made
+ * alike. NULL with an exception. */
+typedef struct {
+    void *(*call)(struct ibv_context *context); /* without the GIL; NULL with errno */
+    const char *verb, *what;                    /* for messages */
+} cqn_alloc;
+PyObject *cqn_new_of_context(PyTypeObject *type, PyObject *args, PyObject *kwargs,
+                             const cqn_kind *kind, const cqn_alloc *alloc);
+
+/* qp_create.c */
+
+/* The packet sequence number that it has of us, to start sending with. */
+uint32_t cqn_qp_psn(cqn_qp *self);
+
 /* qp_close.c */
 
 /* Before a context closes all its queue pairs one after the other: none sends again meanwhile. */
@@ -123,9 +188,18 @@ void cqn_qps_stop_sending(cqn_context *ctx);
 
 /* qp_modify.c */
 
-/* Makes a transition, or sets attributes. -1 with an exception. Whoever moves a queue pair to a
- * state where its work requests fail tells the engines. */
-int cqn_qp_carry_out(cqn_qp *qp, struct ibv_qp_attr *attr, int mask);
+/* Who knows the attributes that a transition needs. */
+typedef struct {
+    /* For attr->qp_state, without the GIL: the mask, or -1 and errno. */
+    int (*ask)(const void *of, struct ibv_qp_attr *attr);
+    const void *of;
+    const char *verb; /* by which it asks */
+} cqn_qp_source;
+
+/* Makes the transitions from one state to a later one, in one go without the GIL. -1 with an
+ * exception: those before the one that failed are made. */
+int cqn_qp_climb(cqn_qp *self, enum ibv_qp_state from, enum ibv_qp_state to,
+                 const cqn_qp_source *source);
 
 /* sge.c */
 

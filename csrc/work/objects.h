@@ -6,23 +6,30 @@
 
 #include "base/base.h"
 
-#define CQN_MAX_SGE 64 /* of one work request; no known device takes more */
+#define CQN_SIW_VENDOR 0x626d74 /* vendor_id of Soft-iWARP, which has ways of its own */
+#define CQN_MAX_SGE 64          /* of one work request; no known device takes more */
 
 typedef struct cqn_channel cqn_channel; /* see notify/cq.h, as the next */
 typedef struct cqn_cq cqn_cq;
 typedef struct cqn_wr_queue cqn_wr_queue; /* see queue.h */
 typedef struct cqn_group cqn_group;       /* of multicast, see verbs/mcast.c */
 
+/* Where the bytes of an MR are, and what keeps them there. */
 typedef struct {
-    cqn_object base;
-    void *addr;
+    void *addr; /* NULL: not in this process */
     size_t length;
-    unsigned int access;
-    uint32_t lkey, rkey;
-    bool registered;   /* the device may use the memory */
-    bool implicit;     /* all memory, and no bytes of its own */
     Py_buffer view;    /* the user's buffer, or obj == NULL: own memory */
     size_t own_length; /* of the own mapping, in whole pages */
+} cqn_memory;
+
+typedef struct {
+    cqn_object base;
+    cqn_memory memory;
+    uint64_t iova; /* by which address the device knows its first byte */
+    unsigned int access;
+    uint32_t lkey, rkey;
+    bool registered; /* the device may use the memory */
+    bool implicit;   /* all memory, and no bytes of its own */
     Py_ssize_t exports;
 } cqn_mr;
 
@@ -31,6 +38,7 @@ typedef struct {
     cqn_mr *mr;
     uint64_t addr;
     uint32_t length, lkey;
+    uint32_t changes; /* of the MR, when this was made */
 } cqn_sge;
 
 typedef struct {
@@ -43,25 +51,40 @@ typedef struct {
     bool listed;         /* in the list of requests that is being checked */
 } cqn_mw;
 
+/* A receive that was added to a list of tags: its id in the books, and its handle. */
+typedef struct {
+    uint64_t id; /* 0: none */
+    uint32_t handle;
+} cqn_tagged;
+
 typedef struct {
     cqn_object base;
     PyObject *user_data;
+    cqn_tagged *tagged; /* max_num_tags of them; or NULL */
+    uint32_t max_num_tags;
+    cqn_cq *cq; /* of what comes to it, borrowed from `uses`; or NULL: that of each queue pair */
+    enum ibv_srq_type type;
     uint32_t max_wr, max_sge; /* as granted */
     cqn_wr_queue *rq;         /* NULL once it was closed */
 } cqn_srq;
 
 typedef struct cqn_qp {
     cqn_object base;
-    /* Borrowed from `uses`. */
-    cqn_object *pd;
+    /* Borrowed from `uses`; NULL where it has none. One that has no queues has no CQ. */
+    cqn_object *pd, *xrcd, *rwq_ind_tbl;
     cqn_cq *send_cq, *recv_cq;
-    cqn_srq *srq; /* or NULL */
+    cqn_srq *srq;
     PyObject *user_data;
-    uint32_t qp_num, sq_psn;
+    uint32_t qp_num;
+    uint32_t sq_psn; /* 0 until it is drawn, see cqn_qp_psn() */
     enum ibv_qp_type type;
     enum ibv_qp_state state; /* as last set by us; the device may be in ERR */
     bool sq_sig_all, atomic_write;
+    uint16_t max_tso_header; /* bytes of the header of TSO; 0: it has none */
+    uint32_t max_tso;        /* bytes that the device segments */
+    bool no_recvs;           /* what comes through it goes elsewhere, and not to its srq */
     bool must_stop, stopped; /* sending, before it is destroyed: see verbs/qp_close.c */
+    bool to_serve;           /* it is in the list of `serve_next` */
     uint8_t port_num;        /* set in INIT; 0 before */
     uint32_t max_message;    /* bytes that its port sends in one message */
     struct ibv_qp_cap cap;
@@ -69,7 +92,6 @@ typedef struct cqn_qp {
     /* How often something of it failed, and up to which of these it was seen to work after all. */
     uint32_t suspicions, cleared;
     struct cqn_qp *serve_next; /* of those where there may be room now, see await/room.c */
-    bool to_serve;
     cqn_group *groups;
     size_t groups_len;
 } cqn_qp;

@@ -187,6 +187,14 @@ static int queue_of_qp(cqn_object *op, cqn_recv_queue *out)
                      "QP %u receives from its SRQ: post there, qp.srq.post_recv()", qp->qp_num);
         return -1;
     }
+    if (cqn_is_open(op) && qp->no_recvs) {
+        PyErr_Format(PyExc_ValueError, "QP %u is of type %s and has no receive queue%s", qp->qp_num,
+                     cqn_qp_type_name(qp->type),
+                     qp->type == IBV_QPT_XRC_RECV ? ": post to the SRQ that its messages name"
+                     : qp->rwq_ind_tbl != NULL    ? ": post to the WQs of its rwq_ind_tbl"
+                                                  : "");
+        return -1;
+    }
     *out = (cqn_recv_queue){.owner = op,
                             .pd = qp->pd,
                             .books = qp->rq,
@@ -249,6 +257,7 @@ static inline bool is_simple(const cqn_state *st, PyObject *const *args, PyObjec
     out->sg.sge = &out->sge;
     out->sg.pinned = &out->pinned;
     out->sg.num_sge = out->sg.num_pinned = 1;
+    out->sg.changes = element->changes;
     out->wr_id = wr_id;
     out->wr = (struct ibv_recv_wr){.sg_list = &out->sge, .num_sge = 1};
     return element->mr->access & IBV_ACCESS_LOCAL_WRITE;
@@ -258,7 +267,7 @@ static inline bool is_simple(const cqn_state *st, PyObject *const *args, PyObjec
 static inline bool is_recv_ready(const cqn_qp *qp, const cqn_sg *sg)
 {
     return cqn_is_open(&qp->base) && qp->state >= IBV_QPS_INIT && qp->srq == NULL &&
-           cqn_sg_fits(sg, qp->pd, qp->cap.max_recv_sge) &&
+           !qp->no_recvs && cqn_sg_fits(sg, qp->pd, qp->cap.max_recv_sge) &&
            cqn_wr_queue_has_room(qp->rq, cqn_wr_entries(sg));
 }
 

@@ -7,9 +7,32 @@
 
 #include "work/wr.h"
 
-/* Some devices take a message that is too long, and lose it. */
-static int check_length(cqn_qp *qp, uint64_t length)
+/* What a device cuts into messages. */
+static int check_segments(const cqn_qp *qp, const cqn_send *send)
 {
+    const uint16_t header = send->wr.tso.hdr_sz;
+    if (header > qp->max_tso_header) {
+        PyErr_Format(PyExc_ValueError,
+                     "tso_header has %d bytes: this QP sends at most %d (max_tso_header)",
+                     (int)header, (int)qp->max_tso_header);
+        return -1;
+    }
+    if (send->sg.length > qp->max_tso) {
+        PyErr_Format(PyExc_ValueError,
+                     "sg has %llu bytes: %s segments at most %u (query_device_ex().tso_caps)",
+                     (unsigned long long)send->sg.length, cqn_device_name(&qp->base), qp->max_tso);
+        return -1;
+    }
+    return 0;
+}
+
+/* Some devices take a message that is too long, and lose it. */
+static int check_length(cqn_qp *qp, const cqn_send *send)
+{
+    const uint64_t length = send->sg.length;
+    if (send->opcode->tso) {
+        return check_segments(qp, send);
+    }
     /* The limit can have grown with the link's MTU. */
     if (length <= qp->max_message || length <= cqn_qp_learn_limit(qp)) {
         return 0;
@@ -22,7 +45,15 @@ static int check_length(cqn_qp *qp, uint64_t length)
 
 static int check_inline(const cqn_qp *qp, const cqn_send *send)
 {
-    if (!(send->wr.send_flags & IBV_SEND_INLINE) || send->sg.length <= qp->cap.max_inline_data) {
+    const bool is_inline = send->wr.send_flags & IBV_SEND_INLINE;
+    if (send->sg.unreadable && (is_inline || send->opcode->atomic_write)) {
+        PyErr_Format(PyExc_ValueError,
+                     "sg: %s copies the bytes from this process, and the addresses of this MR are "
+                     "others, or there are none: pass a buffer such as memoryview(mr)[a:b]",
+                     is_inline ? "INLINE" : "ATOMIC_WRITE");
+        return -1;
+    }
+    if (!is_inline || send->sg.length <= qp->cap.max_inline_data) {
         return 0;
     }
     PyErr_Format(PyExc_ValueError,
@@ -35,6 +66,10 @@ static int check_inline(const cqn_qp *qp, const cqn_send *send)
 static int check_device(const cqn_qp *qp, const cqn_send *send)
 {
     const struct ibv_device_attr *device = &qp->base.context->attr;
+    if (qp->send_cq == NULL) {
+        PyErr_Format(PyExc_ValueError, "QP %u has no send queue", qp->qp_num);
+        return -1;
+    }
     if (send->opcode->atomic_write && !qp->atomic_write) {
         PyErr_SetString(PyExc_ValueError,
                         "opcode is ATOMIC_WRITE: that needs a QP made with atomic_write=True");
@@ -46,12 +81,13 @@ static int check_device(const cqn_qp *qp, const cqn_send *send)
                         send->opcode->name, cqn_device_name(&qp->base));
         return -1;
     }
+    const bool raw = qp->type == IBV_QPT_RAW_PACKET;
     if ((send->wr.send_flags & IBV_SEND_IP_CSUM) &&
-        !(device->device_cap_flags & IBV_DEVICE_UD_IP_CSUM)) {
+        !(device->device_cap_flags & (raw ? IBV_DEVICE_RAW_IP_CSUM : IBV_DEVICE_UD_IP_CSUM))) {
         cqn_verbs_error(qp->base.state, EOPNOTSUPP, "ibv_post_send",
                         "send_flags: IP_CSUM is not supported by %s (its device_cap_flags lack "
-                        "UD_IP_CSUM)",
-                        cqn_device_name(&qp->base));
+                        "%s_IP_CSUM)",
+                        cqn_device_name(&qp->base), raw ? "RAW" : "UD");
         return -1;
     }
     return 0;
@@ -74,7 +110,7 @@ static int admit_send(cqn_qp *qp, const cqn_send *send)
     }
     return cqn_qp_require_state(qp, IBV_QPS_RTS, "ibv_post_send") < 0 ||
                    check_device(qp, send) < 0 || check_inline(qp, send) < 0 ||
-                   check_length(qp, send->sg.length) < 0 || (mw != NULL && cqn_mw_check(mw, qp) < 0)
+                   check_length(qp, send) < 0 || (mw != NULL && cqn_mw_check(mw, qp) < 0)
                ? -1
                : 0;
 }
@@ -88,13 +124,11 @@ static void choose_key(cqn_send *send)
     }
 }
 
-#define SIW_VENDOR 0x626d74
-
 /* siw completes reads after what was posted behind them, unless that waits for them: the books rely
  * on the order. */
 static void keep_order(const cqn_qp *qp, struct ibv_send_wr *wrs, size_t n)
 {
-    for (size_t i = 0; qp->base.context->attr.vendor_id == SIW_VENDOR && i < n; i++) {
+    for (size_t i = 0; qp->base.context->attr.vendor_id == CQN_SIW_VENDOR && i < n; i++) {
         if (wrs[i].opcode != IBV_WR_RDMA_READ) {
             wrs[i].send_flags |= IBV_SEND_FENCE;
         }
@@ -104,7 +138,7 @@ static void keep_order(const cqn_qp *qp, struct ibv_send_wr *wrs, size_t n)
 /* libsiw names the first request for which it had no room, but does not fail. */
 static int forgotten_error(const cqn_qp *qp, const struct ibv_send_wr *bad)
 {
-    return bad != NULL && qp->base.context->attr.vendor_id == SIW_VENDOR ? ENOMEM : 0;
+    return bad != NULL && qp->base.context->attr.vendor_id == CQN_SIW_VENDOR ? ENOMEM : 0;
 }
 
 /* Returns an errno, or 0, and how many of the n, which lie in a row, were posted. What is
@@ -353,7 +387,7 @@ static PyObject *post_send_arguments(cqn_qp *qp, PyObject *const *in)
 const char cqn_qp_post_send_doc[] =
     "post_send($self, /, sg, *, wr_id=0, opcode=2, send_flags=2, imm_data=None, remote_addr=None, "
     "rkey=None, compare_add=None, swap=None, invalidate_rkey=None, mw=None, access=None, ah=None, "
-    "remote_qpn=None, remote_qkey=None)\n--\n\n"
+    "remote_qpn=None, remote_qkey=None, remote_srqn=None, tso_header=None, mss=None)\n--\n\n"
     "Post one work request: send, write or read the memory `sg`, change a number of the peer's "
     "in one step, or bind or invalidate a memory window.\n\n"
     "Or post a SendWR, which has all of the arguments, or a list of them, with one call of the "
@@ -365,7 +399,9 @@ const char cqn_qp_post_send_doc[] =
     "bytes are taken at once. Without SIGNALED a success gives no completion. `imm_data` (32 bits) "
     "goes with the `*_WITH_IMM` opcodes, `remote_addr` and `rkey` with `RDMA_*` and `ATOMIC_*`, "
     "`ah`, "
-    "`remote_qpn` and `remote_qkey` with a UD QP. The memory is kept alive until the completion, "
+    "`remote_qpn` and `remote_qkey` with a UD QP, and `remote_srqn` with what takes a receive, on "
+    "an "
+    "XRC_SEND QP: the number of the peer's SRQ. The memory is kept alive until the completion, "
     "its own or a later one's, was polled or the QP closed. ValueError for what does not go "
     "together, VerbsError (ENOMEM) when the queue is full.\n\n"
     "`ATOMIC_*` work on a number of 64 bits in the peer's byte order, at a multiple of 8: "
@@ -376,6 +412,9 @@ const char cqn_qp_post_send_doc[] =
     "ATOMIC_WRITE writes 8 bytes, of `sg` or of any buffer, to a multiple of 8, so that the peer "
     "sees all of them or none. It needs a QP made with `atomic_write`, and is posted alone, by "
     "ibv_wr_atomic_write(3).\n\n"
+    "TSO, on a UD or RAW_PACKET QP made with `max_tso_header`, sends `sg` in packets of `mss` "
+    "bytes "
+    "each at most, and each begins with a copy of `tso_header`, bytes, that the device adapts.\n\n"
     "SEND_WITH_INV sends, and invalidates the peer's window whose key is `invalidate_rkey`; "
     "LOCAL_INV, without `sg`, invalidates an own one. BIND_MW binds `mw`, of type 2, to `sg`, with "
     "`access` and `rkey` as in bind_mw().\n\n"
@@ -444,7 +483,7 @@ static PyObject *post_bind(cqn_qp *qp, cqn_send *send)
         return NULL;
     }
     bind.wr_id = cqn_wr_queue_id(qp->sq, entries);
-    int err = ibv_bind_mw((struct ibv_qp *)qp->base.handle, mw, &bind);
+    int err = cqn_errno_of(ibv_bind_mw((struct ibv_qp *)qp->base.handle, mw, &bind));
     if (err != 0) {
         cqn_wr_queue_refused(qp->sq, 1);
         return refuse_send(qp, "ibv_bind_mw", err, NULL, 0, 1);

@@ -18,8 +18,9 @@ typedef struct {
     cqn_request *first, *last;
 } cqn_line;
 
-/* What a work request does that the books must know of: whether a memory window changes by it. */
-typedef enum { CQN_WR_TRANSFERS, CQN_WR_BINDS, CQN_WR_INVALIDATES } cqn_wr_does;
+/* What a work request does that the books must know of: whether a memory window changes by it, or a
+ * receive goes that was posted with a tag. */
+typedef enum { CQN_WR_TRANSFERS, CQN_WR_BINDS, CQN_WR_INVALIDATES, CQN_WR_DELETES } cqn_wr_does;
 
 /* One object that a work request in flight keeps alive. A request that needs several objects takes
  * as many entries, one that needs none takes one. A request that binds has two: the window, and the
@@ -59,17 +60,17 @@ typedef enum {
 /* The work requests of a queue that have not completed, see wr_queue.c. A QP owns two of these, an
  * SRQ one, and it lives on with the last of its users. */
 struct cqn_wr_queue {
-    cqn_wr *ring;     /* in the order of posting; of an SRQ in any order */
-    uint32_t number;  /* see wr_ids.c */
-    uint64_t next;    /* position of the next entry; of an SRQ how many were posted */
-    size_t len, room; /* in entries; room is a power of two, or 0 */
-    size_t requests;
-    size_t signaled;      /* of these, give a completion if they succeed */
+    cqn_wr *ring;         /* in the order of posting; of an SRQ in any order */
+    uint64_t next;        /* position of the next entry; of an SRQ how many were posted */
+    uint32_t len, room;   /* in entries; room is a power of two up to CQN_WR_SLOTS, or 0 */
+    uint32_t requests;    /* not more than there are entries */
+    uint32_t signaled;    /* of these, give a completion if they succeed */
+    uint32_t number;      /* see wr_ids.c */
+    uint32_t users;       /* the QP or SRQ, or the CQ that it was left to; and QPs, of an SRQ's */
+    uint32_t free;        /* the first free slot, of an SRQ's */
+    uint16_t types;       /* of the queue pairs that use it: bits 1 << IBV_QPT_* */
     bool is_shared;       /* an SRQ's */
     uint8_t probe;        /* cqn_probe */
-    uint32_t free;        /* the first free slot of it */
-    uint32_t types;       /* of the queue pairs that use it: bits 1 << IBV_QPT_* */
-    size_t users;         /* the QP or SRQ, or the CQ that it was left to; and QPs, of an SRQ's */
     cqn_line waiting;     /* operations that wait for room */
     cqn_qp *qp;           /* whose it is; NULL: an SRQ's, or it is gone */
     size_t *flushes;      /* its CQ's count of those which are flushed, if it is one; or NULL */
@@ -132,6 +133,9 @@ static inline cqn_wr_queue *cqn_wr_queue_of(const cqn_state *st, uint64_t id)
  * with MemoryError. */
 cqn_wr_queue *cqn_wr_queue_new(cqn_qp *qp, uint32_t types, cqn_srq *srq);
 
+/* Whether the request of that id is in the books of an SRQ. */
+bool cqn_wr_queue_has(const cqn_wr_queue *queue, uint64_t id);
+
 /* A new queue of an SRQ. */
 cqn_wr_queue *cqn_wr_queue_new_shared(cqn_state *st);
 
@@ -166,6 +170,10 @@ int cqn_wr_queue_grow(cqn_wr_queue *queue, size_t n);
 
 /* A receive was posted to an SRQ, for which there is room. */
 void cqn_wr_queue_push_shared(cqn_wr_queue *queue, uint64_t wr_id, const cqn_sg *sg);
+
+/* An operation on its list of tags was posted, for whose two entries there is room. When it has
+ * completed, the receive of the id `deleted` never does; 0: it deletes none. */
+void cqn_wr_queue_push_op(cqn_wr_queue *queue, uint64_t wr_id, uint64_t deleted);
 
 /* Of a request that was posted, where it stands: its last entry. Not for an SRQ. */
 static inline cqn_wr *cqn_wr_at(const cqn_wr_queue *q, uint64_t position)

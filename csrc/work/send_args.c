@@ -11,30 +11,39 @@
 #include "work/wr.h"
 #include <endian.h>
 
-enum { RC = 1 << IBV_QPT_RC, UC = 1 << IBV_QPT_UC, UD = 1 << IBV_QPT_UD };
+enum {
+    RC = 1 << IBV_QPT_RC,
+    UC = 1 << IBV_QPT_UC,
+    UD = 1 << IBV_QPT_UD,
+    RAW = 1 << IBV_QPT_RAW_PACKET,
+    XRC = 1 << IBV_QPT_XRC_SEND,
+    ALL = RC | UC | UD | RAW | XRC
+};
 enum { ATOMIC_SIZE = 8 }; /* bytes that an atomic operation works on */
 
 /* clang-format off */
 #define OPCODE(name, types, ...) [IBV_WR_##name] = {#name, types, __VA_ARGS__}
 static const cqn_opcode opcodes[] = {
-    OPCODE(SEND, RC | UC | UD, .solicited = true, .inlined = true),
-    OPCODE(SEND_WITH_IMM, RC | UC | UD, .imm = true, .solicited = true, .inlined = true),
-    OPCODE(RDMA_WRITE, RC | UC, .remote = true, .inlined = true),
-    OPCODE(RDMA_WRITE_WITH_IMM, RC | UC, .imm = true, .remote = true, .solicited = true,
+    OPCODE(SEND, ALL, .solicited = true, .inlined = true),
+    OPCODE(SEND_WITH_IMM, RC | UC | UD | XRC, .imm = true, .solicited = true, .inlined = true),
+    OPCODE(RDMA_WRITE, RC | UC | XRC, .remote = true, .inlined = true),
+    OPCODE(RDMA_WRITE_WITH_IMM, RC | UC | XRC, .imm = true, .remote = true, .solicited = true,
            .inlined = true),
-    OPCODE(RDMA_READ, RC, .remote = true, .fills = true),
-    OPCODE(ATOMIC_CMP_AND_SWP, RC, .remote = true, .fills = true, .atomic = true, .swaps = true),
-    OPCODE(ATOMIC_FETCH_AND_ADD, RC, .remote = true, .fills = true, .atomic = true),
-    OPCODE(SEND_WITH_INV, RC | UC, .invalidates = true, .solicited = true, .inlined = true),
-    OPCODE(LOCAL_INV, RC | UC, .invalidates = true, .does = CQN_WR_INVALIDATES),
-    OPCODE(BIND_MW, RC | UC, .does = CQN_WR_BINDS),
+    OPCODE(RDMA_READ, RC | XRC, .remote = true, .fills = true),
+    OPCODE(ATOMIC_CMP_AND_SWP, RC | XRC, .remote = true, .fills = true, .atomic = true, .swaps = true),
+    OPCODE(ATOMIC_FETCH_AND_ADD, RC | XRC, .remote = true, .fills = true, .atomic = true),
+    OPCODE(SEND_WITH_INV, RC | UC | XRC, .invalidates = true, .solicited = true, .inlined = true),
+    OPCODE(LOCAL_INV, RC | UC | XRC, .invalidates = true, .does = CQN_WR_INVALIDATES),
+    OPCODE(BIND_MW, RC | UC | XRC, .does = CQN_WR_BINDS),
     OPCODE(ATOMIC_WRITE, RC, .remote = true, .atomic_write = true),
+    OPCODE(TSO, UD | RAW, .solicited = true, .tso = true),
 };
 #undef OPCODE
 
 const char *const cqn_send_names[CQN_SEND_NAMES + 1] = {
     "sg", "wr_id", "opcode", "send_flags", "imm_data", "remote_addr", "rkey", "compare_add", "swap",
-    "invalidate_rkey", "mw", "access", "ah", "remote_qpn", "remote_qkey", NULL};
+    "invalidate_rkey", "mw", "access", "ah", "remote_qpn", "remote_qkey",
+    "remote_srqn", "tso_header", "mss", NULL};
 /* clang-format on */
 
 /* What ibv_post_send() can't do, whatever the device. */
@@ -48,7 +57,7 @@ static void refuse_opcode(cqn_state *st, uint32_t opcode)
     PyErr_Format(PyExc_ValueError,
                  "opcode is %u: a work request takes SEND, SEND_WITH_IMM, SEND_WITH_INV, "
                  "RDMA_WRITE, RDMA_WRITE_WITH_IMM, RDMA_READ, ATOMIC_CMP_AND_SWP, "
-                 "ATOMIC_FETCH_AND_ADD, LOCAL_INV, BIND_MW and ATOMIC_WRITE",
+                 "ATOMIC_FETCH_AND_ADD, LOCAL_INV, BIND_MW, ATOMIC_WRITE and TSO",
                  opcode);
 }
 
@@ -187,20 +196,79 @@ static int set_imm(PyObject *const *in, const cqn_opcode *op, struct ibv_send_wr
                            : 0;
 }
 
-/* A request that names its receiver is a datagram; others are for a connected QP. */
+/* The header that each segment begins with, whose bytes the device takes at the post. */
+static int set_tso(PyObject *const *in, cqn_send *out)
+{
+    const cqn_opcode *op = out->opcode;
+    PyObject *header = in[CQN_TSO_HEADER];
+    uint64_t mss = 0;
+    out->header = NULL;
+    if (check_presence(in, CQN_TSO_HEADER, op->tso, op->name) < 0 ||
+        check_presence(in, CQN_MSS, op->tso, op->name) < 0) {
+        return -1;
+    }
+    if (!op->tso) {
+        return 0;
+    }
+    if (!PyBytes_Check(header)) {
+        PyErr_Format(PyExc_TypeError, "tso_header must be bytes, not %s", Py_TYPE(header)->tp_name);
+        return -1;
+    }
+    const Py_ssize_t size = PyBytes_GET_SIZE(header);
+    if (size < 1 || size > UINT16_MAX) {
+        PyErr_Format(PyExc_ValueError, "tso_header has %zd bytes: it must have 1 to %d", size,
+                     UINT16_MAX);
+        return -1;
+    }
+    if (cqn_range(in[CQN_MSS], "mss", 1, UINT16_MAX, &mss) < 0) {
+        return -1;
+    }
+    out->header = header;
+    out->wr.tso.hdr = PyBytes_AS_STRING(header);
+    out->wr.tso.hdr_sz = (uint16_t)size;
+    out->wr.tso.mss = (uint16_t)mss;
+    return 0;
+}
+
+/* The SRQ of the peer, for what takes a receive there. */
+static int set_srq(PyObject *const *in, cqn_send *out)
+{
+    return cqn_u32(in[CQN_REMOTE_SRQN], "remote_srqn", 0xffffff, &out->wr.qp_type.xrc.remote_srqn);
+}
+
+/* Of which types the queue pairs are, by what names the receiver. */
+static uint32_t types_by_receiver(PyObject *const *in, const cqn_send *s)
+{
+    if (is_given(in, CQN_REMOTE_SRQN)) {
+        return XRC;
+    }
+    if (is_given(in, CQN_AH) || is_given(in, CQN_REMOTE_QPN) || is_given(in, CQN_REMOTE_QKEY)) {
+        return s->opcode->qp_types & UD ? UD : RC | UC;
+    }
+    return RC | UC | RAW | (s->opcode->solicited ? 0 : XRC);
+}
+
+/* A request that names its receiver is a datagram, and one that names an SRQ is for an XRC_SEND QP;
+ * others are for a connected QP, or one of raw packets. */
 static int set_destination(PyObject *const *in, const cqn_qp *qp, cqn_send *out)
 {
     struct ibv_send_wr *wr = &out->wr;
-    bool named =
-        is_given(in, CQN_AH) || is_given(in, CQN_REMOTE_QPN) || is_given(in, CQN_REMOTE_QKEY);
-    bool datagram = qp ? qp->type == IBV_QPT_UD : named && (out->opcode->qp_types & UD);
-    const char *what = datagram ? "a UD QP" : qp ? "a connected QP" : out->opcode->name;
+    const uint32_t types = qp ? 1u << qp->type : types_by_receiver(in, out);
+    const bool datagram = types == UD, shared = types == XRC && out->opcode->solicited;
+    const char *what = datagram       ? "a UD QP"
+                       : !qp          ? out->opcode->name
+                       : types == RAW ? "a RAW_PACKET QP"
+                       : types == XRC ? "an XRC_SEND QP"
+                                      : "a connected QP";
     if (check_presence(in, CQN_AH, datagram, what) < 0 ||
         check_presence(in, CQN_REMOTE_QPN, datagram, what) < 0 ||
-        check_presence(in, CQN_REMOTE_QKEY, datagram, what) < 0) {
+        check_presence(in, CQN_REMOTE_QKEY, datagram, what) < 0 ||
+        check_presence(in, CQN_REMOTE_SRQN, shared,
+                       types == XRC && !shared ? out->opcode->name : what) < 0 ||
+        (shared && set_srq(in, out) < 0)) {
         return -1;
     }
-    out->qp_types &= datagram ? UD : RC | UC;
+    out->qp_types &= types;
     return datagram && (cqn_u32(in[CQN_REMOTE_QPN], "remote_qpn", 0xffffff, &wr->wr.ud.remote_qpn) <
                             0 ||
                         cqn_u32(in[CQN_REMOTE_QKEY], "remote_qkey", UINT32_MAX,
@@ -217,14 +285,21 @@ int cqn_send_refuse_type(const cqn_send *send, enum ibv_qp_type type)
         PyErr_Format(PyExc_ValueError, "opcode %s is not possible on a %s QP", send->opcode->name,
                      cqn_qp_type_name(type));
     }
-    else if ((send->wr.send_flags & IBV_SEND_FENCE) && bit != RC) {
+    else if ((send->wr.send_flags & IBV_SEND_FENCE) && !(bit & (RC | XRC))) {
         PyErr_SetString(PyExc_ValueError, "send_flags: FENCE is possible on an RC QP only");
     }
-    else if ((send->wr.send_flags & IBV_SEND_IP_CSUM) && bit != UD) {
+    else if ((send->wr.send_flags & IBV_SEND_IP_CSUM) && !(bit & (UD | RAW))) {
         PyErr_SetString(PyExc_ValueError, "send_flags: IP_CSUM is possible on a UD QP only");
     }
     else if (bit == UD) {
         PyErr_SetString(PyExc_ValueError, "ah is missing: a UD QP needs it");
+    }
+    else if (bit == XRC) {
+        PyErr_SetString(PyExc_ValueError, "remote_srqn is missing: an XRC_SEND QP needs it");
+    }
+    else if (send->qp_types & XRC) {
+        PyErr_Format(PyExc_ValueError, "remote_srqn was given, but a %s QP does not take it",
+                     cqn_qp_type_name(type));
     }
     else {
         PyErr_SetString(PyExc_ValueError, "ah was given, but a connected QP does not take it");
@@ -253,13 +328,13 @@ int cqn_send_parse(PyObject *const *in, cqn_state *st, const cqn_qp *qp, uint32_
     if (out->opcode == NULL) {
         return -1;
     }
-    out->qp_types = out->opcode->qp_types & (flags & IBV_SEND_FENCE ? RC : RC | UC | UD) &
-                    (flags & IBV_SEND_IP_CSUM ? UD : RC | UC | UD);
+    out->qp_types = out->opcode->qp_types & (flags & IBV_SEND_FENCE ? RC | XRC : ALL) &
+                    (flags & IBV_SEND_IP_CSUM ? UD | RAW : ALL);
     if (qp != NULL && !(out->qp_types & (1u << qp->type))) {
         return cqn_send_refuse_type(out, qp->type);
     }
     if (check_flags(out->opcode, wr) < 0 || set_imm(in, out->opcode, wr) < 0 ||
-        set_remote(in, out->opcode, wr) < 0 || set_bind(in, out) < 0 ||
+        set_remote(in, out->opcode, wr) < 0 || set_bind(in, out) < 0 || set_tso(in, out) < 0 ||
         set_destination(in, qp, out) < 0) {
         return -1;
     }
@@ -362,7 +437,11 @@ static int gather_bind(PyObject *const *in, cqn_state *st, cqn_send *out)
         cqn_expect(in[CQN_MW], st->MW, "mw") < 0) {
         return -1;
     }
-    if (!cqn_sg_locate(st, to, &mr, &bind->addr, &bind->length)) {
+    const int located = cqn_sg_locate(st, to, &mr, &bind->addr, &bind->length);
+    if (located < 0) {
+        return -1;
+    }
+    if (located == 0) {
         PyErr_Format(PyExc_TypeError, "sg must be mr[a:b] or an MR, what mw is bound to, not %s",
                      Py_TYPE(to)->tp_name);
         return -1;

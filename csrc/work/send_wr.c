@@ -31,11 +31,12 @@ static PyObject *send_wr_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     cqn_send send;
     if (cqn_freeze_keywords(&kwargs, &copy) < 0 ||
         !PyArg_ParseTupleAndKeywords(
-            args, kwargs, "|O$OOOOOOOOOOOOOO:SendWR", (char **)cqn_send_names, &in[CQN_SG],
+            args, kwargs, "|O$OOOOOOOOOOOOOOOOO:SendWR", (char **)cqn_send_names, &in[CQN_SG],
             &in[CQN_WR_ID], &in[CQN_OPCODE], &in[CQN_SEND_FLAGS], &in[CQN_IMM_DATA],
             &in[CQN_REMOTE_ADDR], &in[CQN_RKEY], &in[CQN_COMPARE_ADD], &in[CQN_SWAP],
             &in[CQN_INVALIDATE_RKEY], &in[CQN_MW], &in[CQN_ACCESS], &in[CQN_AH],
-            &in[CQN_REMOTE_QPN], &in[CQN_REMOTE_QKEY]) ||
+            &in[CQN_REMOTE_QPN], &in[CQN_REMOTE_QKEY], &in[CQN_REMOTE_SRQN], &in[CQN_TSO_HEADER],
+            &in[CQN_MSS]) ||
         cqn_freeze(&in[CQN_SG], &list) < 0 ||
         cqn_send_parse(in, cqn_state_of(type), NULL, IBV_WR_SEND, &send) < 0) {
         return NULL;
@@ -50,6 +51,7 @@ static PyObject *send_wr_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
         return NULL;
     }
     self->send = send;
+    Py_XINCREF(send.header);
     return (PyObject *)self;
 }
 
@@ -57,6 +59,7 @@ static PyObject *send_wr_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
 static int send_wr_traverse(PyObject *op, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(op));
+    Py_VISIT(((cqn_send_wr *)op)->send.header);
     return cqn_sg_traverse(&((cqn_send_wr *)op)->send.sg, visit, arg);
 }
 
@@ -65,6 +68,7 @@ static void send_wr_dealloc(PyObject *op)
     PyTypeObject *type = Py_TYPE(op);
     PyObject_GC_UnTrack(op);
     cqn_sg_free(&((cqn_send_wr *)op)->send.sg);
+    Py_XDECREF(((cqn_send_wr *)op)->send.header);
     type->tp_free(op);
     Py_DECREF(type);
 }
@@ -89,7 +93,7 @@ static PyType_Slot send_wr_slots[] = {
     {Py_tp_doc,
      "SendWR(sg=None, *, wr_id=0, opcode=2, send_flags=2, imm_data=None, remote_addr=None, "
      "rkey=None, compare_add=None, swap=None, invalidate_rkey=None, mw=None, access=None, ah=None, "
-     "remote_qpn=None, remote_qkey=None)\n--\n\n"
+     "remote_qpn=None, remote_qkey=None, remote_srqn=None, tso_header=None, mss=None)\n--\n\n"
      "A send work request that is built once and posted any number of times, by post_send().\n\n"
      "What its arguments mean, and which go together, see QP.post_send(). It holds its MRs, AH, MW "
      "or "

@@ -18,6 +18,7 @@ void cqn_sg_pin(cqn_sg *sg, cqn_object *object)
         }
     }
     sg->pinned[sg->num_pinned++] = object;
+    sg->changes += object->changes;
 }
 
 static int refuse_element(cqn_state *st, PyObject *item)
@@ -32,23 +33,31 @@ static int refuse_element(cqn_state *st, PyObject *item)
     return -1;
 }
 
+static int refuse_stale(const char *what)
+{
+    PyErr_Format(PyExc_ValueError,
+                 "%s: its MR was registered anew since it was made, by rereg(): slice that again",
+                 what);
+    return -1;
+}
+
 /* Whether it is one element, an SGE or an MR as a whole, and where that is. */
-bool cqn_sg_locate(cqn_state *st, PyObject *item, cqn_mr **mr, uint64_t *addr, uint64_t *length)
+int cqn_sg_locate(cqn_state *st, PyObject *item, cqn_mr **mr, uint64_t *addr, uint64_t *length)
 {
     if (Py_IS_TYPE(item, st->SGE)) {
-        *mr = ((cqn_sge *)item)->mr;
-        *addr = ((cqn_sge *)item)->addr;
-        *length = ((cqn_sge *)item)->length;
+        const cqn_sge *sge = (const cqn_sge *)item;
+        *mr = sge->mr;
+        *addr = sge->addr;
+        *length = sge->length;
+        return sge->changes == sge->mr->base.changes ? 1 : refuse_stale("sg has an old SGE");
     }
-    else if (PyObject_TypeCheck(item, st->MR)) {
+    if (PyObject_TypeCheck(item, st->MR)) {
         *mr = (cqn_mr *)item;
-        *addr = (uintptr_t)(*mr)->addr;
-        *length = (*mr)->length;
+        *addr = (*mr)->iova;
+        *length = (*mr)->memory.length;
+        return 1;
     }
-    else {
-        return false;
-    }
-    return true;
+    return 0;
 }
 
 /* Runs no Python code, so the arguments keep what it borrows. */
@@ -56,8 +65,9 @@ static int gather_one(cqn_sg *sg, cqn_state *st, PyObject *item)
 {
     cqn_mr *mr;
     uint64_t addr, length;
-    if (!cqn_sg_locate(st, item, &mr, &addr, &length)) {
-        return refuse_element(st, item);
+    const int located = cqn_sg_locate(st, item, &mr, &addr, &length);
+    if (located <= 0) {
+        return located < 0 ? -1 : refuse_element(st, item);
     }
     if (sg->num_sge >= CQN_MAX_SGE) {
         PyErr_Format(PyExc_ValueError, "sg has more elements than the %d that any queue takes",
@@ -66,13 +76,15 @@ static int gather_one(cqn_sg *sg, cqn_state *st, PyObject *item)
     }
     if (length > UINT32_MAX) {
         PyErr_Format(PyExc_ValueError, "sg: the MR has %zu bytes, an element at most %u: slice it",
-                     mr->length, UINT32_MAX);
+                     mr->memory.length, UINT32_MAX);
         return -1;
     }
     uint32_t lkey = Py_IS_TYPE(item, st->SGE) ? ((cqn_sge *)item)->lkey : mr->lkey;
     sg->sge[sg->num_sge++] = (struct ibv_sge){addr, (uint32_t)length, lkey};
     sg->length += length;
     sg->writable = sg->writable && (mr->access & IBV_ACCESS_LOCAL_WRITE);
+    sg->unreadable =
+        sg->unreadable || mr->memory.addr == NULL || mr->iova != (uintptr_t)mr->memory.addr;
     cqn_sg_pin(sg, CQN_OBJ(mr));
     return 0;
 }
@@ -117,7 +129,7 @@ static int check_pinned(const cqn_sg *sg, const cqn_object *pd, const char *whos
             return -1;
         }
         pd = pd == NULL ? object->uses[0] : pd;
-        if (object->uses[0] != pd) {
+        if (cqn_root_pd(object->uses[0]) != cqn_root_pd(pd)) {
             PyErr_Format(PyExc_ValueError, "the %s belongs to another PD than the %s",
                          object->kind->name, whose);
             return -1;
@@ -181,6 +193,9 @@ int cqn_sg_refuse(const cqn_sg *sg, const cqn_object *owner, const cqn_object *p
 {
     if (check_pinned(sg, pd, owner->kind->name) < 0) {
         return -1;
+    }
+    if (sg->num_sge <= max_sge) {
+        return refuse_stale("this work request is out of date");
     }
     PyErr_Format(PyExc_ValueError, "sg has more elements than the %u that this %s takes", max_sge,
                  owner->kind->name);

@@ -13,8 +13,10 @@ typedef struct {
     cqn_object **pinned; /* what must outlive the request, all of one PD */
     uint32_t num_sge, num_pinned;
     uint64_t length;
-    bool writable;   /* every MR may be written by the device */
-    Py_buffer bytes; /* of an INLINE send straight from a buffer; or obj == NULL */
+    uint32_t changes; /* of what is pinned, in all */
+    bool writable;    /* every MR may be written by the device */
+    bool unreadable;  /* some MR has its bytes elsewhere than at its addresses, for this process */
+    Py_buffer bytes;  /* of an INLINE send straight from a buffer; or obj == NULL */
 } cqn_sg;
 
 /* Room for the largest, on the stack. */
@@ -28,8 +30,8 @@ typedef struct {
     }
 
 /* Finds the MR and the range of memory that an element means, which is an SGE or an MR; borrowed.
- * False: it is neither. */
-bool cqn_sg_locate(cqn_state *st, PyObject *item, cqn_mr **mr, uint64_t *addr, uint64_t *length);
+ * 0: it is neither. -1 with ValueError: its MR was registered anew since. */
+int cqn_sg_locate(cqn_state *st, PyObject *item, cqn_mr **mr, uint64_t *addr, uint64_t *length);
 
 /* Fills in a request's memory from the argument: an element, a list of them, or None. -1 with an
  * exception. Runs no Python code. */
@@ -52,17 +54,26 @@ int cqn_sg_traverse(const cqn_sg *sg, visitproc visit, void *arg);
 int cqn_sg_refuse(const cqn_sg *sg, const cqn_object *owner, const cqn_object *pd,
                   uint32_t max_sge);
 
+/* The PD itself, or that of a parent domain, which stands for it. Both are open. */
+static inline const cqn_object *cqn_root_pd(const cqn_object *pd)
+{
+    return pd->uses[0] == CQN_OBJ(pd->context) ? pd : pd->uses[0];
+}
+
 /* Whether a queue of that PD takes it; cqn_sg_refuse() says why not. */
 static inline bool cqn_sg_fits(const cqn_sg *sg, const cqn_object *pd, uint32_t max_sge)
 {
+    uint32_t changes = 0;
     for (uint32_t i = 0; i < sg->num_pinned; i++) {
         const cqn_object *object = sg->pinned[i];
         /* What has the PD of an open queue is of its context and process, too. */
-        if (object->uses[0] != pd || object->handle == NULL || object->closing != 0) {
+        if (object->handle == NULL || object->closing != 0 ||
+            (object->uses[0] != pd && cqn_root_pd(object->uses[0]) != cqn_root_pd(pd))) {
             return false;
         }
+        changes += object->changes;
     }
-    return sg->num_sge <= max_sge;
+    return sg->num_sge <= max_sge && changes == sg->changes;
 }
 
 #endif

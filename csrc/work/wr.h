@@ -37,6 +37,7 @@ typedef struct {
     uint32_t qp_types; /* bits 1 << IBV_QPT_* */
     bool imm, invalidates, remote, solicited, inlined, fills, atomic, swaps;
     bool atomic_write; /* has a verb of its own */
+    bool tso;
     cqn_wr_does does;
 } cqn_opcode;
 
@@ -46,6 +47,7 @@ typedef struct {
     const cqn_opcode *opcode;
     uint32_t qp_types; /* that can carry it out */
     bool has_rkey;     /* for a window; else it gets the next one */
+    PyObject *header;  /* bytes, of TSO, or NULL; of an object its own, otherwise borrowed */
     cqn_sg sg;
 } cqn_send;
 
@@ -87,6 +89,9 @@ enum {
     CQN_AH,
     CQN_REMOTE_QPN,
     CQN_REMOTE_QKEY,
+    CQN_REMOTE_SRQN,
+    CQN_TSO_HEADER,
+    CQN_MSS,
     CQN_SEND_NAMES
 };
 extern const char *const cqn_send_names[CQN_SEND_NAMES + 1];

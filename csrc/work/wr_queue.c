@@ -47,12 +47,12 @@ cqn_wr_queue *cqn_wr_queue_new(cqn_qp *qp, uint32_t types, cqn_srq *srq)
     cqn_wr_queue *q = new_queue(qp->base.state);
     if (q != NULL) {
         q->qp = qp;
-        q->types = types;
+        q->types = (uint16_t)types;
     }
     if (q != NULL && srq != NULL) {
         q->source = srq->rq;
         q->source->users++;
-        q->source->types |= types;
+        q->source->types |= (uint16_t)types;
     }
     return q;
 }
@@ -107,7 +107,7 @@ int cqn_wr_queue_grow(cqn_wr_queue *q, size_t n)
     }
     const cqn_wr_queue old = *q;
     q->ring = ring;
-    q->room = room;
+    q->room = (uint32_t)room;
     if (q->is_shared) {
         adopt_slots(q, &old);
     }
@@ -135,9 +135,20 @@ void cqn_wr_queue_push_shared(cqn_wr_queue *q, uint64_t wr_id, const cqn_sg *sg)
         cqn_wr_pin(place->pinned);
     }
     q->next++;
-    q->len += n;
+    q->len += (uint32_t)n;
     q->requests++;
     q->signaled++;
+}
+
+/* Its second entry has what it deletes, in the place of a wr_id. */
+void cqn_wr_queue_push_op(cqn_wr_queue *q, uint64_t wr_id, uint64_t deleted)
+{
+    cqn_object *nothing[2] = {NULL, NULL};
+    const cqn_wr *first = &q->ring[q->free];
+    cqn_wr_queue_push_shared(q, wr_id, &(cqn_sg){.num_pinned = 2, .pinned = nothing});
+    cqn_wr *second = &q->ring[first->next];
+    second->wr_id = deleted;
+    second->does = deleted != 0 ? CQN_WR_DELETES : CQN_WR_TRANSFERS;
 }
 
 /* ---- completions ---- */
@@ -216,7 +227,7 @@ static void pop_entries(cqn_context *ctx, cqn_wr_queue *q, size_t n, bool ok, cq
         }
         release_entry(q, wr, trash);
     }
-    q->len -= n;
+    q->len -= (uint32_t)n;
     see_if_flushed(q);
 }
 
@@ -235,10 +246,11 @@ size_t cqn_wr_completed_run(cqn_wr_queue *q, struct ibv_wc *wcs, size_t n, cqn_o
 {
     const uint64_t first = q->next - q->len, mask = q->room - 1;
     uint64_t place = cqn_wr_id(q, first & (CQN_WR_SLOTS - 1)); /* the id without generation */
-    size_t i, signaled = 0, same = 0;
+    uint32_t i, signaled = 0;
+    size_t same = 0;
     cqn_object *pinned = NULL;
-    n = n < q->len ? n : q->len;
-    for (i = 0; i < n; i++) {
+    const uint32_t limit = n < q->len ? (uint32_t)n : q->len;
+    for (i = 0; i < limit; i++) {
         const cqn_wr *wr = &q->ring[(first + i) & mask];
         if (!is_plain_success(wr, place, &wcs[i])) {
             break;
@@ -303,29 +315,62 @@ bool cqn_wr_is_probe(const cqn_wr_queue *q, const struct ibv_wc *wc)
     return n > 0 && (entry_at(q, n - 1)->marks & CQN_WR_PROBE);
 }
 
-/* An SRQ's slots that a request took are linked: all are freed, in any order of completion. */
-static void completed_shared(cqn_wr_queue *q, struct ibv_wc *wc, cqn_object **trash)
+/* The first slot of the request of that id in an SRQ's queue, or NULL if it is free, or another's.
+ */
+static cqn_wr *slot_of(const cqn_wr_queue *q, uint64_t id)
 {
-    const uint64_t position = cqn_wr_position(wc->wr_id);
+    const uint64_t position = cqn_wr_position(id);
     const uint32_t slot = position & (CQN_WR_SLOTS - 1);
-    if (slot >= q->room) {
-        return;
-    }
-    const cqn_wr *wr = &q->ring[slot];
-    if (!wr->signaled || wr->generation != cqn_wr_generation(position)) { /* free, or another's */
-        return;
-    }
-    wc->wr_id = wr->wr_id;
+    cqn_wr *wr = slot < q->room ? &q->ring[slot] : NULL;
+    return wr != NULL && wr->signaled && wr->generation == cqn_wr_generation(position) ? wr : NULL;
+}
+
+bool cqn_wr_queue_has(const cqn_wr_queue *q, uint64_t id)
+{
+    return slot_of(q, id) != NULL;
+}
+
+/* An SRQ's slots that a request took are linked: all are freed, in any order of completion. Returns
+ * the id of the receive that it was to delete, or 0. */
+static uint64_t free_slots(cqn_wr_queue *q, cqn_wr *first, cqn_object **trash)
+{
     cqn_wr done;
-    uint32_t at = slot;
+    uint64_t deleted = 0;
+    uint32_t at = (uint32_t)(first - q->ring);
     do {
         done = q->ring[at];
+        deleted = done.does == CQN_WR_DELETES ? done.wr_id : deleted;
         release_entry(q, &done, trash);
         q->ring[at] = (cqn_wr){.next = q->free};
         q->free = at;
         q->len--;
         at = done.next;
     } while (!done.last);
+    return deleted;
+}
+
+/* Of a receive with a tag it can be told that it matched, before its data is there. */
+static bool is_to_come(const struct ibv_wc *wc)
+{
+    return wc->opcode == IBV_WC_TM_RECV && wc->status == IBV_WC_SUCCESS &&
+           !(wc->wc_flags & IBV_WC_TM_DATA_VALID);
+}
+
+static void completed_shared(cqn_wr_queue *q, struct ibv_wc *wc, cqn_object **trash)
+{
+    cqn_wr *first = slot_of(q, wc->wr_id);
+    if (first == NULL) {
+        return;
+    }
+    wc->wr_id = first->wr_id;
+    if (is_to_come(wc)) {
+        return;
+    }
+    const uint64_t deleted = free_slots(q, first, trash);
+    first = deleted != 0 && wc->status == IBV_WC_SUCCESS ? slot_of(q, deleted) : NULL;
+    if (first != NULL) {
+        free_slots(q, first, trash);
+    }
 }
 
 /* A request of that queue completed: releases it, and in a queue pair's queue all before it. If it

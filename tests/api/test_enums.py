@@ -18,6 +18,8 @@ PREFIXES = {
     enums.SendFlags: "IBV_SEND_",
     enums.AccessFlags: "IBV_ACCESS_",
     enums.MWType: "IBV_MW_",
+    enums.AdviseMRAdvice: "IBV_ADVISE_MR_ADVICE_",
+    enums.AdviseMRFlags: "IBV_ADVISE_MR_FLAG_",
     enums.QPType: "IBV_QPT_",
     enums.QPState: "IBV_QPS_",
     enums.MTU: "IBV_",
@@ -37,6 +39,21 @@ PREFIXES = {
     WCFlags: "IBV_WC_",
     enums.WCExFlags: "IBV_WC_EX_WITH_",
     enums.AsyncEventType: "IBV_EVENT_",
+    enums.QPCreateFlags: "IBV_QP_CREATE_",
+    enums.CounterDescription: "IBV_COUNTER_",
+    enums.ReadCountersFlags: "IBV_READ_COUNTERS_ATTR_",
+    enums.SRQType: "IBV_SRQT_",
+    enums.OpsWROpcode: "IBV_WR_",
+    enums.OpsFlags: "IBV_OPS_",
+    enums.WQType: "IBV_WQT_",
+    enums.WQState: "IBV_WQS_",
+    enums.WQFlags: "IBV_WQ_FLAGS_",
+    enums.RxHashFunction: "IBV_RX_HASH_FUNC_",
+    enums.RxHashFields: "IBV_RX_HASH_",
+    enums.FlowAttrType: "IBV_FLOW_ATTR_",
+    enums.FlowAttrFlags: "IBV_FLOW_ATTR_FLAGS_",
+    enums.RawPacketCaps: "IBV_RAW_PACKET_CAP_",
+    enums.TMCapFlags: "IBV_TM_CAP_",
 }
 
 # str() and format(), which differ between versions of Python, and the number.
@@ -90,12 +107,22 @@ KNOWN = {
     enums.DeviceCapFlags.XRC: 1 << 20,
     enums.DeviceCapFlags.PCI_WRITE_END_PADDING: 1 << 36,
     enums.ODPTransportCaps.SRQ_RECV: 32,
+    enums.QPCreateFlags.SOURCE_QPN: 1 << 10,
+    enums.SRQType.TM: 2,
+    enums.OpsWROpcode.TAG_SYNC: 2,
+    enums.CounterDescription.BYTES: 1,
+    enums.ReadCountersFlags.PREFER_CACHED: 1,
+    enums.WQState.ERR: 2,
+    enums.WQFlags.PCI_WRITE_END_PADDING: 8,
+    enums.RxHashFields.DST_PORT_UDP: 128,
+    enums.FlowAttrType.SNIFFER: 3,
+    enums.FlowAttrFlags.EGRESS: 4,
 }
 
 
 @pytest.mark.parametrize("cls", PREFIXES, ids=lambda cls: cls.__name__)
 def test_every_member_has_the_value_of_its_enumerator(cls):
-    assert len(cls) > 1
+    assert len(cls) >= 1
     for name, member in cls.__members__.items():
         assert member == _core.constants[PREFIXES[cls] + name]
 

@@ -23,16 +23,18 @@ BELOW = {
     "cm": {"_core", "face", "aio"},
     "messages": {"face", "aio", "cm"},
     "dask": {"face", "cm", "messages"},
+    "metrics": {"_core"},
     "exchange": {"face"},
     "testing": {"_core", "face", "cm"},
     "hosts": set[str](),
+    "lab": set[str](),
     "conformance": {"face", "testing"},
     "demo": {"face", "aio", "exchange", "testing"},
-    "cli": {"face", "cm", "exchange", "testing", "conformance", "demo"},
+    "cli": {"face", "cm", "exchange", "testing", "conformance", "demo", "lab"},
 }
 
-# Private by their look, but documented: of named tuples, of enums, of asyncio.
-DOCUMENTED = {"_asdict", "_fields", "_replace", "_value2member_map_", "_get_running_loop"}
+# Private by their look, but documented: of named tuples, of enums, of asyncio, of os.
+DOCUMENTED = {"_asdict", "_exit", "_fields", "_replace", "_value2member_map_", "_get_running_loop"}
 
 
 def part_of(name: str) -> str:

@@ -16,7 +16,7 @@ import cqnotify.aio
 OBJECT = {"add_close_callback", "close", "closed", "remove_close_callback"}
 
 NAMES = {
-    "AH": OBJECT | {"from_wc", "pd"},
+    "AH": OBJECT | {"from_wc", "pd", "pointer"},
     "AsyncCQ": {
         *("atomic_cmp_and_swp", "atomic_fetch_and_add", "batches", "close", "closed", "completion"),
         *("cq", "poll", "read", "recv", "scope", "send", "stats", "wait", "write"),
@@ -25,11 +25,12 @@ NAMES = {
     "Batches": set(),
     "CQ": OBJECT
     | {
-        *("ack", "channel", "comp_vector", "context", "cqe", "modify", "poll", "poll_ids"),
-        *("poll_into", "req_notify", "resize", "safe_to_sleep", "stats", "unacked", "user_data"),
-        "wc_flags",
+        *("ack", "channel", "comp_vector", "context", "cqe", "modify", "name", "poll"),
+        *("poll_ids", "poll_into", "req_notify", "resize", "safe_to_sleep", "stats", "unacked"),
+        *("user_data", "wc_flags", "pointer"),
     },
-    "CompletionChannel": OBJECT | {"context", "fileno", "get_event", "interrupt", "try_get_event"},
+    "CompletionChannel": OBJECT
+    | {"context", "fileno", "get_event", "interrupt", "pointer", "try_get_event"},
     "FailureWatch": OBJECT | {"context", "fileno", "read"},
     "Scope": {"outstanding"},
 }

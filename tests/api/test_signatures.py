@@ -141,7 +141,9 @@ def keys(options: type) -> set[str]:
 
 
 def test_typed_options_are_those_of_the_calls() -> None:
-    assert keys(QPOptions) == names(QP) - {"pd", "qp_type", "send_cq", "recv_cq"}
+    of_hardware = {"create_flags", "source_qpn", "max_tso_header"}
+    of_hardware |= {"xrcd", "rwq_ind_tbl", "rx_hash_conf"}
+    assert keys(QPOptions) == names(QP) - {"pd", "qp_type", "send_cq", "recv_cq"} - of_hardware
     of_both_ends = {"remote", "port_num", "gid_index"}
     assert keys(ConnectOptions) == names(QP.connect) - of_both_ends
     assert names(connect) >= {"port_num", "gid_index"}

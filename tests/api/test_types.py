@@ -16,13 +16,16 @@ from types_support import DEADLINE, Pair, exchange
 
 from cqnotify import (
     CQ,
+    DM,
     MR,
     MTU,
     MW,
     PD,
     QP,
     SGE,
+    TD,
     AccessFlags,
+    AdviseMRAdvice,
     AtomicCap,
     ClosedError,
     CompletionChannel,
@@ -44,6 +47,7 @@ from cqnotify import (
     ODPPerTransportCaps,
     ODPTransportCaps,
     PacketPacingCaps,
+    ParentDomain,
     PortAttr,
     PortState,
     QPState,
@@ -167,6 +171,12 @@ def test_memory(rdma_pd: PD) -> None:
     over.close()
     with suppress(VerbsError):  # not every device pages on demand
         assert_type(MR.implicit(rdma_pd).over(bytearray(8)), MR)
+    with suppress(VerbsError):
+        assert_type(MR.from_dm(rdma_pd, DM(rdma_pd.context, 64)), MR)
+        assert_type(MR.null(rdma_pd).pointer, int)
+        assert_type(ParentDomain(rdma_pd, TD(rdma_pd.context)).td, TD | None)
+        assert_type(Context.from_fd(rdma_pd.context.cmd_fd), Context)
+        assert_type(rdma_pd.advise_mr(AdviseMRAdvice.PREFETCH, MR(rdma_pd, 64)), None)
 
 
 @pytest.mark.not_on_iwarp("siw grants no more inline data than it was asked for")
@@ -286,7 +296,7 @@ def test_work_completion(rdma_rc_pair: Pair) -> None:
         assert_type(optional, int | None)
     for optional in (wc.slid, wc.sl, wc.dlid_path_bits):
         assert_type(optional, int | None)
-    for optional in (wc.completion_ts, wc.completion_wallclock_ns, wc.cvlan, wc.flow_tag):
+    for optional in (wc.completion_ts, wc.cvlan, wc.flow_tag, wc.tm_tag, wc.tm_priv):
         assert_type(optional, int | None)
 
 

@@ -6,12 +6,17 @@ from __future__ import annotations
 import contextlib
 import gc
 import signal
+import threading
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
+from support import Waiter, is_asleep, until
 from world import World
 
 from cqnotify import QPType, SendWR, _core
+
+Handler = Callable[[int, FrameType | None], object]
 
 
 class Bare(World):
@@ -72,14 +77,27 @@ def at_next_collection(action: Callable[[], object]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def alarm(handler: object) -> Iterator[None]:
-    """The handler runs once, soon, in this thread."""
-    old = signal.signal(signal.SIGALRM, handler)  # type: ignore[arg-type]
-    signal.setitimer(signal.ITIMER_REAL, 0.2)
+def alarm(handler: Handler, other: Waiter | None = None) -> Iterator[None]:
+    """The handler runs once in this thread, when that sleeps, and the other one does."""
+    main = threading.main_thread()
+
+    def ring() -> None:
+        until(lambda: is_asleep(main), "the main thread sleeps")
+        if other is not None:
+            other.asleep()
+        assert main.ident is not None
+        signal.pthread_kill(main.ident, signal.SIGALRM)
+
+    def answer(signum: int, frame: FrameType | None) -> None:
+        ringer.join()  # the handler may fork, and then no thread may be ending
+        handler(signum, frame)
+
+    old = signal.signal(signal.SIGALRM, answer)
+    ringer = Waiter(ring)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        ringer.join()
         signal.signal(signal.SIGALRM, old)
 
 

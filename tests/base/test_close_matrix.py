@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Closing in every order, in every phase of an event's life, in every way to close.
 
-A World has one object of each type. The model of what must happen is USERS, what needs what, and
+A World has one object of each type that a device in software has; the others are in
+tests/faults/test_stand_in_closing.py. The model of what must happen is USERS, what needs what, and
 Phase.pins, which objects work requests in flight need. Everything else follows from that."""
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from support import (
     PPOLL,
     Pair,
     Waiter,
+    fork,
     is_asleep,
     open_fds,
     python,
@@ -117,11 +118,10 @@ def test_others_get_events_while_the_poller_runs_a_signal_handler(pair: Pair) ->
     other = Behind(b.channel)
 
     def handler(signum: int, frame: FrameType | None) -> None:
-        other.asleep()
         raise_event(pair)
         assert other.join() is b.rcq
 
-    with alarm(handler), pytest.raises(TimeoutError):
+    with alarm(handler, other), pytest.raises(TimeoutError):
         b.channel.get_event(timeout=1.0)
     assert b.rcq.unacked == 1
 
@@ -131,10 +131,9 @@ def test_a_poller_whose_signal_handler_raises_hands_on(pair: Pair) -> None:
     other = Behind(b.channel)
 
     def handler(signum: int, frame: FrameType | None) -> None:
-        other.asleep()
         raise KeyError("mine")
 
-    with alarm(handler), pytest.raises(KeyError, match="mine"):
+    with alarm(handler, other), pytest.raises(KeyError, match="mine"):
         b.channel.get_event(timeout=DEADLINE)
     raise_event(pair)
     assert other.join() is b.rcq
@@ -159,11 +158,10 @@ def test_a_handler_may_fork_and_the_waits_of_the_parent_go_on(pair: Pair) -> Non
     child = []
 
     def handler(signum: int, frame: FrameType | None) -> None:
-        other.asleep()
-        child.append(os.fork())
+        child.append(fork())
 
     status = 1
-    with alarm(handler):
+    with alarm(handler, other):
         try:
             b.channel.get_event(timeout=1.0)
         except ClosedError:

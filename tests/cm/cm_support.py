@@ -70,9 +70,9 @@ def asleep() -> int:
     """How many calls of cqnotify.cm are asleep, in this thread's event loop and in threads: what
     happens from now on must wake them."""
     hubs: list[Any] = [*LoopHub._hubs.values(), *filter(None, [ThreadHub._hub])]
-    bells = [link.bell for hub in hubs for link in hub.living()]
-    return sum(len(getattr(bell, "_sleepers", ())) for bell in bells) + sum(
-        len(bell._condition._waiters) for bell in bells if hasattr(bell, "_condition")
+    links = [link for hub in hubs for link in hub.channel.links]
+    return sum(link.asleep for link in links) + sum(
+        len(link.bell._condition._waiters) for link in links if link.bell is not None
     )
 
 

@@ -14,7 +14,7 @@ import time
 from cqnotify import CQ, PD, QP, Context, QPType
 from cqnotify._core import CMID, CMChannel
 from cqnotify.cm import CMEventType
-from cqnotify.cm._link import Options, parameters
+from cqnotify.cm._link import Options
 
 DEADLINE = 30.0
 OPTIONS = Options(b"raw")
@@ -63,7 +63,7 @@ class RawPeer:
 
     def take_qp(self) -> None:
         self.id.bind_qp(self.qp)
-        self.id.prepare(*parameters(OPTIONS))
+        self.id.prepare(OPTIONS)
 
     def accept(self) -> None:
         """Raises VerbsError where the client has gone."""

@@ -221,8 +221,8 @@ async def test_a_listener_that_does_not_answer_ends_by_the_deadline(ctx: Context
         side = Side(ctx)
         began = time.monotonic()
         with pytest.raises(TimeoutError, match="no answer in time"):
-            await cm.connect(side.qp, *listener.local, timeout=0.3)
-        assert 0.299 <= time.monotonic() - began < GIVEN_UP  # uvloop counts milliseconds
+            await cm.connect(side.qp, *listener.local, timeout=1)
+        assert 0.999 <= time.monotonic() - began < GIVEN_UP  # uvloop counts milliseconds
         assert side.qp.state == (QPState.ERR if is_iwarp(ctx) else QPState.RESET)
         request = await listener.get_request(SOON)
         await check_gone(ctx, request)

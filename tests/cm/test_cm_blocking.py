@@ -11,14 +11,15 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 import pytest
 from cm_support import GIVEN_UP, NOBODY, SOON, Side, address_of, asleep, padded, serve_once
-from support import python, until
+from support import Waiter, fork, python, until
 
 from cqnotify import ClosedError, Context, QPState, cm
-from cqnotify.cm import blocking
+from cqnotify.cm import _hub, blocking
 
 
 @pytest.fixture
@@ -109,18 +110,18 @@ def test_waits_end_by_their_deadlines(ctx: Context, listener: blocking.Listener)
         assert 0.05 <= time.monotonic() - began < GIVEN_UP
 
 
-def test_of_two_threads_one_takes_the_request(listener: blocking.Listener) -> None:
-    class TakenMeanwhile(list[Any]):
-        """Another thread takes what this one has just seen."""
-
-        def pop(self, _: Any = -1) -> Any:
-            self.clear()
-            return super().pop(0)
-
-    listener._link.events = TakenMeanwhile([None])
-    with pytest.raises(TimeoutError):
-        listener.get_request(timeout=0)
-    assert not listener._link.events
+def test_of_two_threads_one_takes_the_request(ctx: Context, listener: blocking.Listener) -> None:
+    with ThreadPoolExecutor() as pool:
+        takers = [pool.submit(listener.get_request, SOON) for _ in range(2)]
+        until(lambda: asleep() == 2, "both wait")
+        asking = pool.submit(blocking.connect, Side(ctx).qp, *listener.local)
+        first = next(as_completed(takers))
+        assert first.result().accept(Side(ctx).qp)
+        asking.result().close()
+        until(lambda: asleep() == 1, "the other one waits on")
+        listener.close()
+        with pytest.raises(ClosedError):
+            next(one for one in takers if one is not first).result()
 
 
 @pytest.mark.parametrize("what", ["listener", "connection"])
@@ -154,15 +155,25 @@ def test_a_signal_ends_a_wait_if_its_handler_raises(listener: blocking.Listener)
     waiting: list[int] = []
 
     def interrupt(*_: object) -> None:
-        waiting.append(asleep())
-        raise KeyboardInterrupt
+        if not waiting:
+            waiting.append(asleep())
+            raise KeyboardInterrupt
 
+    def ring() -> None:
+        """More than once, as Python does not see one that comes just before its lock sleeps."""
+        until(lambda: asleep() == 1, "it waits")
+        while not waiting:
+            signal.pthread_kill(main, signal.SIGALRM)
+            time.sleep(0.05)
+
+    main = threading.get_ident()
     before = signal.signal(signal.SIGALRM, interrupt)
+    ringer = Waiter(ring)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
         with pytest.raises(KeyboardInterrupt):
             listener.get_request()
     finally:
+        ringer.join()
         signal.signal(signal.SIGALRM, before)
     assert waiting == [1]
 
@@ -199,7 +210,7 @@ def test_a_forked_child_can_connect_and_leaves_the_parents_connections(
 ) -> None:
     _, conn, _, accepted = pair_of(ctx, listener)
     name, where = ctx.name, listener.local
-    pid = os.fork()
+    pid = fork()
     if pid == 0:
         status = 1
         try:
@@ -215,6 +226,42 @@ def test_a_forked_child_can_connect_and_leaves_the_parents_connections(
     listener.get_request(SOON).accept(Side(ctx).qp)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert conn.error is accepted.error is None
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_fork_waits_for_the_thread_that_reads_events(
+    ctx: Context, listener: blocking.Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which may hold locks of librdmacm: the child could not connect."""
+    inside, go_on, forked = threading.Event(), threading.Event(), threading.Event()
+    ring = _hub.ThreadBell.ring
+
+    def slow(bell: _hub.ThreadBell) -> None:
+        inside.set()
+        assert go_on.wait(SOON)
+        ring(bell)
+
+    def let_go() -> None:
+        main, pause = threading.main_thread().ident, _hub.ThreadHub.pause.__code__
+        until(lambda: sys._current_frames()[main].f_code is pause, "the fork waits")
+        go_on.set()
+        assert forked.wait(SOON)  # as no thread may be ending while it forks
+
+    monkeypatch.setattr(_hub.ThreadBell, "ring", slow)
+    monkeypatch.setattr(_hub, "PAUSED_WITHIN", SOON)
+    with ThreadPoolExecutor() as pool:
+        connecting = pool.submit(blocking.connect, Side(ctx).qp, *listener.local, timeout=SOON)
+        assert inside.wait(SOON)
+        other = Waiter(let_go)
+        pid = fork()
+        if pid == 0:
+            os._exit(0)
+        assert go_on.is_set()
+        forked.set()
+        other.join()
+        assert os.waitpid(pid, 0) == (pid, 0)
+        listener.get_request(SOON).accept(Side(ctx).qp)
+        connecting.result(SOON)
 
 
 def test_a_program_that_ends_without_closing_is_silent(ctx: Context) -> None:

@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import pytest
-from cm_support import SOON, Side, address_of
+from cm_support import NOBODY, SOON, Side, address_of
 from raw_peer import RawPeer
 from support import is_iwarp, new_state
 
-from cqnotify import Context, QPState
-from cqnotify._core import CMID, CMChannel
+from cqnotify import ClosedError, Context, QPState
+from cqnotify._core import CMID, CMChannel, CMLink
 from cqnotify.cm import CMEventType
 from cqnotify.cm._errors import Event
-from cqnotify.cm._link import Options, parameters
+from cqnotify.cm._link import Options
 
-PREPARED = parameters(Options())
+PREPARED = Options()
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def next_event(channel: CMChannel) -> tuple[int, Event]:
 def asking(channel: CMChannel, side: Side, where: tuple[str, int], goal: str) -> CMID:
     cmid = CMID(channel)
     cmid.bind_qp(side.qp)
-    cmid.prepare(*PREPARED)
+    cmid.prepare(PREPARED)
     cmid.resolve_addr(None, where, 4000, goal)
     return cmid
 
@@ -108,8 +108,8 @@ def test_calls_out_of_order(ctx: Context, channel: CMChannel) -> None:
         (cmid.accept, RuntimeError, r"rdma_accept\(\): .* is NEW"),
         (cmid.establish, RuntimeError, r"rdma_establish\(\): .* is NEW"),
         (lambda: cmid.modify_qp(1, 0), RuntimeError, r"rdma_init_qp_attr\(\): .* is NEW"),
-        (lambda: cmid.prepare(*PREPARED), RuntimeError, "this CMID has no QP"),
-        (lambda: cmid.prepare(b"x" * 256, *PREPARED[1:]), ValueError, "at most 255"),
+        (lambda: cmid.prepare(PREPARED), RuntimeError, "this CMID has no QP"),
+        (lambda: cmid.prepare(Options(b"x" * 256)), ValueError, "at most 255"),
         (lambda: cmid.connect("NEW"), ValueError, "'NEW' is no state that events lead to"),
         (lambda: cmid.connect(12), ValueError, "12 is no state"),  # type: ignore[arg-type]
         (lambda: cmid.resolve_addr(None, ("10.0.0.1", 9), 1, "?"), ValueError, "no state"),
@@ -118,3 +118,66 @@ def test_calls_out_of_order(ctx: Context, channel: CMChannel) -> None:
         with pytest.raises(error, match=words):
             call()
     assert (cmid.state, side.qp.state) == ("NEW", new_state(ctx))
+
+
+def test_options_that_cannot_be(ctx: Context, channel: CMChannel) -> None:
+    cmid, side = CMID(channel), Side(ctx)
+    cmid.bind_qp(side.qp)
+    for options, error, words in (
+        (None, TypeError, "takes a tuple"),
+        (PREPARED[:7], TypeError, "takes a tuple"),
+        (Options("text"), TypeError, "begins with bytes"),  # type: ignore[arg-type]
+        (Options(access=-1), ValueError, "option 1 is -1"),
+        (Options(access=1 << 32), ValueError, "option 1 is 4294967296: .* 0 to 4294967295"),
+        (Options(retry_count=256), ValueError, "option 4 is 256: .* 0 to 255"),
+        (Options(rnr_retry_count="7"), TypeError, "integer"),  # type: ignore[arg-type]
+        (Options(ack_timeout=256), ValueError, "option 6 is 256"),
+        (Options(tos=1 << 64), OverflowError, "too (big|large)"),
+    ):
+        with pytest.raises(error, match=words):
+            cmid.prepare(options)  # type: ignore[arg-type]
+    cmid.prepare(PREPARED)
+
+
+def test_whether_it_is_for_a_qp(ctx: Context, channel: CMChannel) -> None:
+    cmid, side = CMID(channel), Side(ctx)
+    assert cmid.is_for(side.qp)  # nothing is known yet
+    with pytest.raises(TypeError):
+        cmid.is_for(ctx)  # type: ignore[arg-type]
+    side.qp.close()
+    with pytest.raises(ClosedError):
+        cmid.is_for(side.qp)
+    cmid.close()
+    with pytest.raises(ClosedError):
+        cmid.is_for(Side(ctx).qp)
+
+
+def test_the_peer_is_known_when_it_is_closed(ctx: Context, channel: CMChannel) -> None:
+    where = (address_of(ctx), 9)
+    cmid = CMID(channel)
+    assert cmid.last_peer is None
+    cmid.resolve_addr(None, where, 4000, "ADDR_RESOLVED")
+    assert cmid.peer == cmid.last_peer == where
+    cmid.close()
+    assert cmid.last_peer == where
+    with pytest.raises(ClosedError):
+        _ = cmid.peer
+
+
+def test_an_identifier_has_one_link(channel: CMChannel) -> None:
+    link = CMLink(None, channel, None, None, False)
+    with pytest.raises(RuntimeError, match="this CMID has a link"):
+        CMLink(None, channel, None, link.id, False)
+    assert link.channel is channel
+    cmid = link.id
+    del link
+    CMLink(None, channel, None, cmid, False)
+
+
+def test_the_time_of_a_resolution_is_that_of_all_tries(channel: CMChannel) -> None:
+    """Two of 500 ms, of which the kernel tells of the second alone."""
+    cmid = CMID(channel)
+    cmid.resolve_addr(None, (NOBODY, 9), 1000, "ADDR_RESOLVED")
+    steps, event = next_event(channel)
+    assert (steps, event.event) == (1, CMEventType.ADDR_ERROR)
+    assert cmid.state == "BOUND"

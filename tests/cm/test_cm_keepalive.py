@@ -19,6 +19,7 @@ from cqnotify.aio import AsyncCQ
 from cqnotify.cm import _keepalive, blocking
 
 BOUND = 2.0
+SLACK = 5.0  # seconds, of a busy machine; test_cm_between_hosts.py is exact
 
 not_on_iwarp = pytest.mark.not_on_iwarp(
     "a write completes before the peer has it, so that keepalive is refused"
@@ -78,7 +79,7 @@ async def test_a_silent_peer_ends_the_connection(ctx: Context, answers: list[boo
         server.qp.modify(qp_state=QPState.RESET)
         began = time.monotonic()
         await conn.closed(timeout=SOON)
-        assert time.monotonic() - began < 1.5 * BOUND
+        assert time.monotonic() - began < BOUND + SLACK
         assert isinstance(conn.error, cm.UnreachableError)
         assert "keepalive was not answered" in str(conn.error) or "sign of life" in str(conn.error)
         client.check_flushed()
@@ -148,9 +149,9 @@ async def test_the_thread_ends_with_the_last_connection(ctx: Context) -> None:
     def threads() -> list[str]:
         return [t.name for t in threading.enumerate() if "keepalive" in t.name]
 
-    async with connected(ctx, keepalive=0.1):
+    async with connected(ctx, keepalive=600):
         assert threads() == ["cqnotify.cm keepalive"]
-    until(lambda: not threads(), "the thread ends")
+    until(lambda: not threads(), "the thread ends, though nothing was to be asked for long")
     async with connected(ctx, keepalive=0.1):
         assert len(threads()) == 1
 

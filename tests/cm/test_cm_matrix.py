@@ -26,7 +26,7 @@ from cqnotify import Context, VerbsError, cm
 from cqnotify._core import CMID, CMChannel
 from cqnotify.cm import blocking
 
-AT_ONCE = 1.0  # seconds, for a close: it waits for nobody
+AT_ONCE = 2.0  # seconds of a busy machine, for a close: it waits for nobody
 BRIEF = 0.3
 
 # ---- our side, in a loop or in threads ------------------------------------------------------

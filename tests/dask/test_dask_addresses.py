@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import importlib.metadata
+import ipaddress
 import ssl
 
 import pytest
@@ -13,7 +14,7 @@ from distributed.comm import connect, get_address_host, listen, resolve_address
 from distributed.comm.addressing import get_address_host_port, get_local_address_for
 from distributed.comm.registry import get_backend
 from distributed.security import Security
-from support import address_of
+from support import address_of, is_iwarp
 
 from cqnotify import Context, dask
 
@@ -54,7 +55,10 @@ async def test_a_port_is_chosen(ctx: Context) -> None:
 async def test_for_any_address_the_contact_address_can_be_reached(ctx: Context, url: str) -> None:
     async with listening(ctx, url) as (listener, accepted):
         host, port = get_address_host_port(listener.contact_address)
-        assert host == address_of(ctx)
+        if is_iwarp(ctx) and "::" in url:  # the kernel listens for each kind by itself
+            assert ipaddress.ip_address(host).version == 6
+        else:
+            assert host == address_of(ctx)
         assert get_address_host_port(listener.listen_address)[1] == port > 0
         client = await connect(listener.contact_address)
         server = await accepted.get()

@@ -15,7 +15,7 @@ import pytest
 from dask_support import SOON, connected, listening, url_of
 from distributed.comm import CommClosedError, connect
 from distributed.protocol import Serialized, to_serialize
-from support import address_of
+from support import address_of, sleeps
 
 from cqnotify import CQ, PD, QP, Context, QPType, cm, messages
 from cqnotify.context import is_iwarp
@@ -205,7 +205,7 @@ async def test_a_peer_without_dasks_handshake_is_dropped(
 
 
 async def test_many_listeners_and_many_comms(ctx: Context) -> None:
-    number = 8
+    number = 2 if is_iwarp(ctx) else 8  # libsiw has room for 144 pages of queues in a context
 
     async def talk(listener_number: int) -> int:
         async with listening(ctx) as (listener, accepted):
@@ -236,11 +236,8 @@ async def test_comms_that_are_idle_use_no_cpu(ctx: Context) -> None:
         assert await reader == "x"
         reader = asyncio.ensure_future(server.read())
         await asyncio.sleep(0)
-        began = time.process_time()
-        await asyncio.sleep(1)
-        used = time.process_time() - began
+        assert await sleeps(1, 0.1)
         assert not reader.done()
-        assert used < 0.1
         await client.write("y")
         assert await asyncio.wait_for(reader, SOON) == "y"
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -23,8 +24,11 @@ def frozen() -> None:
 @pytest.fixture(autouse=True)
 def unarmed() -> Iterator[None]:
     yield
+    core.fail_call(sys.maxsize)  # never: but arming forgets what has failed
     core.fail_call(0)
     core.fail_alloc(0)
+    core.before_call("", None)
+    core.inject_event(-1, None)
     core.hide_features()
     core.boast(False)
     core.pretend_fork(-2)

@@ -143,6 +143,17 @@ def script(w: World) -> None:
         thing.close()
 
 
+def calls() -> list[tuple[str, int, bytes]]:
+    """What the device that stands in was asked for since the last time: the verb, what it returned
+    or was about, and the struct, or the arguments as text."""
+    return core.stand_in_calls()  # type: ignore[no-any-return]
+
+
+def asked() -> str:
+    """Of the latest call, the arguments."""
+    return calls()[-1][2].decode()
+
+
 def open_files() -> list[str]:
     return sorted(os.listdir("/proc/self/fd"))
 

@@ -14,7 +14,6 @@ from fault_world import GROUP, World, core, drain, inside, receive
 from support import Waiter, until
 
 from cqnotify import (
-    CQ,
     MR,
     PD,
     QP,
@@ -204,15 +203,6 @@ def test_a_warning_of_forks_that_is_an_error_opens_nothing(ctx: Context) -> None
 
 
 # ---- a device that can do more ---------------------------------------------------------------
-
-
-def test_xrc_is_refused_in_other_words_where_the_device_has_it(ctx: Context) -> None:
-    core.boast(True)
-    with Context(ctx.name) as able:
-        pd, cq = PD(able), CQ(able, 4)
-        for qp_type in (QPType.XRC_SEND, QPType.XRC_RECV):
-            with pytest.raises(ValueError, match=f"QPType.{qp_type.name}: cqnotify has no XRC"):
-                QP(pd, qp_type, send_cq=cq)
 
 
 def test_memory_that_is_paged_on_demand_is_like_any_other(w: World) -> None:

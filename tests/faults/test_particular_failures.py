@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import errno
+import gc
+import select
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -34,6 +37,7 @@ from cqnotify import (
     AccessFlags,
     AsyncEventType,
     ClosedError,
+    CompletionChannel,
     Context,
     DeviceRemovedError,
     QPState,
@@ -43,6 +47,7 @@ from cqnotify import (
     VerbsError,
     WCArray,
     WCExFlags,
+    WROpcode,
 )
 
 # ---- particular failures -----------------------------------------------------------------
@@ -76,6 +81,18 @@ FAILURES = [
     *(
         Failure(verb, fault, lambda w: QP(w.pd, QPType.RC, send_cq=w.cq, atomic_write=True))
         for verb, fault in (("ibv_query_device_ex", FEW), ("ibv_create_qp_ex", NO_MEMORY))
+    ),
+    Failure(
+        "ibv_create_qp_ex",  # by the provider of an older rdma-core
+        (2, errno.EOPNOTSUPP),
+        lambda w: QP(w.pd, QPType.RC, send_cq=w.cq, atomic_write=True),
+        "atomic_write: {name} has it, but not its provider",
+    ),
+    Failure(
+        "ibv_bind_mw",  # as older ones of rxe
+        (1, -errno.ENOMEM),
+        lambda w: w.qp.bind_mw(w.mw1, w.mr[0:64], access=AccessFlags.REMOTE_READ),
+        "is full",
     ),
     # As libsiw tells errors: negated, or as -1 with the errno in its place.
     *(Failure(verb, (1, -errno.ENOMEM), POSTS[verb], "is full") for verb in POSTS),
@@ -297,6 +314,41 @@ def test_what_cannot_be_destroyed_when_forgotten_is_reported(ctx: Context) -> No
         del mr
     assert reports == [VerbsError]
     pd.close()  # the second try did it
+
+
+def test_a_cq_that_the_collector_can_not_close_is_whole_for_who_gets_its_event(w: World) -> None:
+    channel = CompletionChannel(w.ctx)
+    cq = CQ(w.ctx, 4, channel=channel, name="mine")
+    with QP(w.pd, QPType.RC, send_cq=cq) as qp:
+        qp.connect(qp.address())
+        cq.req_notify()
+        qp.post_send(w.mr[0:8], opcode=WROpcode.RDMA_WRITE, remote_addr=0, rkey=0)
+        assert select.select([channel], [], [], DEADLINE)[0]  # of a failure, as it happens
+    names: list[str] = []
+
+    def look(_: object) -> None:
+        got = channel.try_get_event()
+        if got is not None:
+            got.ack()
+            names.append(got.name)
+
+    goes = (lambda: None).__code__.replace(co_name="goes")  # the collector does not know it
+    ref = weakref.ref(goes, look)  # so this is called as the list that has it is cleared,
+    gc.collect()  # which is younger than the CQ, and so comes after it
+    first: list[Any] = [cq, goes]
+    second = [first]
+    first.append(second)
+    cq.user_data = first
+    handles = core.live_handles()
+    reports: list[type[BaseException]] = []
+    with unraisables(reports.append):
+        core.fail_call(1, errno.EINVAL)
+        del cq, goes, first, second
+        gc.collect()
+    assert ref() is None
+    assert (reports, names) == ([VerbsError], ["mine"])
+    assert core.live_handles() == handles - 1  # the second try did it
+    channel.close()
 
 
 def test_an_event_that_is_read_while_its_cq_is_destroyed_in_vain_is_not_lost(w: World) -> None:

@@ -213,6 +213,7 @@ class Stock:
             "own_type": gid.gid_type,
             "own_wire": o["address"].to_wire(),
             "own_addr": mr.addr + 64,
+            "own_cmd_fd": self.ctx.cmd_fd,
             "own_rkey": mr.rkey,
             "own_qpn": o["ud"].qp_num,
             "own_qkey": DEFAULT_QKEY,

@@ -23,18 +23,26 @@ from hypothesis import note
 from cqnotify import (
     AH,
     CQ,
+    DM,
     MR,
     MW,
     PD,
     QP,
     SRQ,
+    TD,
+    WQ,
+    XRCD,
     ClosedError,
     CompletionChannel,
     Context,
     FailureWatch,
+    Flow,
+    FlowCounters,
+    ParentDomain,
     QPAddress,
     QPState,
     RecvWR,
+    RwqIndTable,
     SendWR,
     VerbsError,
     WCArray,
@@ -58,7 +66,23 @@ GOOD: Good = {
     **dict.fromkeys(("max_dest_rd_atomic", "min_rnr_timer", "lkey"), ONE),
     **dict.fromkeys(("max_sge", "max_send_sge", "max_recv_sge", "mw_type"), ("1", "2")),
     **dict.fromkeys(("name", "netdev", "qkey", "exc_type", "exc", "tb"), ("None",)),
+    # Of what the device lacks.
+    **dict.fromkeys(
+        ("create_flags", "srq_type", "wq_type", "max_num_tags", "max_ops", "max_tso_header"), ZERO
+    ),
+    **dict.fromkeys(("flow_type", "priority", "flags", "options", "comp_mask"), ZERO),
+    **dict.fromkeys(("recv_wr_id", "handle", "unexpected_cnt", "tag", "mask"), ZERO),
+    **dict.fromkeys(("source_qpn", "xrcd", "rwq_ind_tbl", "rx_hash_conf", "fd"), ("None",)),
+    **dict.fromkeys(("remote_srqn", "tso_header", "mss", "counters"), ("None",)),
+    **dict.fromkeys(("vendor_id", "qp_num"), ONE),
+    **dict.fromkeys(("specs", "wqs"), ("()",)),
+    "oflags": ("64",),
+    "qp": ("ud", "qp"),
+    **dict.fromkeys(("advice", "flags", "log_align_req"), ZERO),
+    **dict.fromkeys(("parent_domain", "td"), ("None",)),
+    **dict.fromkeys(("cmd_fd", "fd"), ("own_cmd_fd",)),
     "access": ACCESS,
+    "addr": ("own_addr",),
     "address": ("own_gid", "None"),
     "ah": ("ah",),
     "ah_attr": ("dict",),
@@ -71,14 +95,17 @@ GOOD: Good = {
     "cqe": ("64", "255"),
     "data": BUFFERS,
     "dgid": ("own_gid",),
+    "dm": ("object",),  # which only other devices have
     "gid": ("group", "'group'"),
     "gid_index": ("None", "own_index"),
     "gid_type": ("own_type", "None"),
     "grh": ("bytes40",),
+    "handle": ONE,
     "hop_limit": ("64",),
     "imm_data": ("None", "7"),
     "index": ("own_index",),
     "invalidate_rkey": ("own_rkey",),
+    "iova": ("None", "0"),
     "key": ("slice",),
     "length": ("64", "None", "0"),
     "max_inline_data": ("0", "64"),
@@ -139,6 +166,10 @@ AWAITED: Good = {
 EIGHT = {**AWAITED, "sg": ("eight",), "compare_add": SMALL, "swap": SMALL}
 WHOLE = dict.fromkeys(("port_num", "gid_index", "access", "path_mtu", "timeout", "hop_limit"))
 FORMS: dict[str, list[Good]] = {
+    "CQ()": [
+        dict.fromkeys(("context", "cqe", "channel", "comp_vector", "user_data", "wc_flags"), ())
+    ],
+    "SRQ()": [dict.fromkeys(("pd", "max_wr", "max_sge", "srq_limit", "user_data"), ())],
     "QP.modify": [dict.fromkeys(ATTRS, ()), {"min_rnr_timer": ("1", "7", "0")}],
     "QP.check": [dict.fromkeys(ATTRS, ())],
     "QP.connect": [dict.fromkeys(("remote", *WHOLE, "max_rd_atomic"), ())],
@@ -178,7 +209,10 @@ RECEIVERS = (
     *("ah", "mw", "watch", "sge", "wc", "array", "send_wr", "recv_wr", "acq", "closed_acq"),
 )
 MAKERS = (Context, PD, MR, CompletionChannel, FailureWatch, CQ, QP, SRQ, AH, MW, WCArray)
-MAKERS += (SendWR, RecvWR, AsyncCQ)
+MAKERS += (SendWR, RecvWR, AsyncCQ, XRCD, Flow, FlowCounters, WQ, RwqIndTable)
+MAKERS += (DM, TD, ParentDomain)
+CLASS_METHODS = (QPAddress.from_wire, MR.implicit, AH.from_wc, Context.from_fd, PD.from_handle)
+CLASS_METHODS += (MR.from_dm, MR.from_dmabuf, MR.null, MR.from_handle, DM.from_handle, QP.open)
 DUNDERS = ("enter", "repr", "len", "getitem", "next", "iter", "aiter")
 PRIVATE = {"_on_event", *(f"__{name}__" for name in DUNDERS)}
 AWAITABLE = {"wait", "completion", "send", "recv", "write", "read"}
@@ -239,7 +273,7 @@ def targets(w: Stock) -> dict[str, Target]:
 
     for cls in MAKERS:
         add(f"{cls.__name__}()", cls)
-    for function in (QPAddress.from_wire, MR.implicit, AH.from_wc):
+    for function in CLASS_METHODS:
         add(function.__qualname__, function)
     found["QPAddress.from_wire#0"].good = {"data": ("own_wire",)}
     for name, address in (("address", o["address"]), ("bad", w.constants["bad_address"])):
@@ -382,7 +416,9 @@ class Barrage:
             return endless
         if key.startswith(("SRQ()", "SRQ.modify")):
             return "65535" in names  # kernel memory, of which the guest has little
-        return key.startswith(("MR()", "MR.over")) and bool({"2**24", "2**31-1", "2**32"} & names)
+        return key.startswith(("MR()", "MR.over", "MR.rereg")) and bool(
+            {"2**24", "2**31-1", "2**32"} & names
+        )
 
     def call(self, seed: str) -> None:
         rng = random.Random(seed)

@@ -37,7 +37,8 @@ def ours() -> Counter[str]:
     gc.collect()
     names = {
         *("Context", "PD", "MR", "SGE", "CompletionChannel", "CQ", "SRQ", "QP", "AH", "MW"),
-        *("AsyncEvent", "SendWR", "RecvWR", "AsyncCQ", "Request"),
+        *("AsyncEvent", "SendWR", "RecvWR", "AsyncCQ", "Request", "XRCD", "Flow", "WQ"),
+        *("FlowCounters", "RwqIndTable"),
     }
     types = [type(o) for o in gc.get_objects()]
     found = Counter(t.__name__ for t in types if str(t.__module__).startswith("cqnotify"))

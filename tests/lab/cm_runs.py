@@ -94,12 +94,12 @@ class Story:
             assert abs(other.after - first.after) < self.same
         return Seen(first.outcome, first.more, first.after, first.at)
 
-    def check_closing(self, freed: float = SHORT) -> None:
+    def check_closing(self, freed: float = SHORT, limit: float = SHORT) -> None:
         """It takes no time, and every end has come to it. `freed`: the time for the QPs."""
         for told in self.told:
             if told.step in ("close", "disconnect", "free"):
                 assert told.outcome == "ok", told
-                assert told.after < (freed if told.step == "free" else SHORT), told
+                assert told.after < (max(freed, limit) if told.step == "free" else limit), told
         ends = {told.port for told in self.told}
         assert {told.port for told in self.told if told.step == "free"} == ends
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from distributions import Distributions, build
 from lab_runs import ENGINES, LAB, PROJECT, lab
 
 
@@ -23,6 +24,12 @@ def all_is_set_up() -> None:
 def engine(request: pytest.FixtureRequest) -> str:
     """The option for each of them."""
     return ENGINES[request.param]
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Distributions:
+    folder = pytestconfig.getoption("--distributions")
+    return Distributions.of(Path(folder)) if folder else build(tmp_path_factory.mktemp("dist"))
 
 
 @pytest.fixture

@@ -16,9 +16,16 @@ import sys
 import tarfile
 import urllib.request
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
-from kernel import MIRROR, LabError, note, run
+if __name__ == "__main__":  # by any Python, for which no core is built
+    bare = ModuleType("cqnotify")
+    bare.__path__ = [str(Path(__file__).resolve().parents[2] / "cqnotify")]
+    sys.modules["cqnotify"] = bare
+
+from cqnotify.lab.base import LabError, note, run
+from cqnotify.lab.debian import MIRROR
 
 UBUNTU = "http://archive.ubuntu.com/ubuntu"
 

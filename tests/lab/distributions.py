@@ -40,6 +40,12 @@ def project_files(project: Path = PROJECT) -> set[str]:
     return {n for n in names if (project / n).is_file() and "egg-info" not in n}
 
 
+def copy_sources(target: Path) -> None:
+    for file in project_files():
+        (target / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(PROJECT / file, target / file)
+
+
 @dataclass(frozen=True)
 class Distributions:
     sdist: Path
@@ -74,9 +80,7 @@ def build(out: Path) -> Distributions:
     that it is for."""
     with tempfile.TemporaryDirectory() as name:
         source, raw = Path(name, "source"), Path(name, "raw")
-        for file in project_files():
-            (source / file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(PROJECT / file, source / file)
+        copy_sources(source)
         _run("build", "--outdir", str(raw), str(source))
         made = Distributions.of(raw)
         _run("auditwheel", "repair", "--wheel-dir", str(out), str(made.wheel))

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import uml
+
+from cqnotify.lab import uml
 
 PROJECT = Path(__file__).resolve().parents[2]
 LAB = str(PROJECT / "lab")
@@ -72,6 +73,16 @@ def speaking(
             process.kill()
 
 
+def on_signal(number: int, then: str) -> list[str]:
+    """A command that says "ready", and does this in Python when the signal has come.
+
+    It is no loop of a shell with a trap: a bash that SIGINT reaches as it begins to wait for a
+    child, which is just after the line before, sends itself that signal for ever.
+    """
+    wait = f"signal.pthread_sigmask(signal.SIG_BLOCK, {{{number:d}}}); print('ready', flush=True)"
+    return ["python3", "-c", f"import signal; {wait}; signal.sigwait({{{number:d}}}); {then}"]
+
+
 def until(condition: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + PATIENCE
     while not condition():
@@ -79,15 +90,24 @@ def until(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.05)
 
 
+def of_process(pid: int, file: str) -> str:
+    """What the kernel tells of it; nothing when it has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/{file}").read_text()
+    return ""
+
+
+def name_of(pid: int) -> str:
+    return of_process(pid, "comm").strip()
+
+
 def descendants(pid: int) -> list[int]:
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    children = of_process(pid, f"task/{pid}/children").split()
     return [pid for child in children for pid in (int(child), *descendants(int(child)))]
 
 
 def running(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
+    return of_process(pid, "stat").rpartition(")")[2].split()[:1] not in ([], ["Z"])
 
 
 def own_words(result: subprocess.CompletedProcess[bytes]) -> list[str]:

@@ -63,6 +63,10 @@ def steps() -> dict[str, list[str]]:
         table[suite] = ["./lab", "--userland", suite, "test", "-q"]
         table[f"newcomer-{suite}"] = ["tests/lab/newcomer.sh", suite]
         table[f"bare-{suite}"] = ["tests/lab/bare.sh", suite]
+        table[f"debian-{suite}"] = ["tests/lab/debian.sh", suite]
+    bare = [word for suite in (*SUITES, "jammy") for word in ("--bare", suite)]
+    table["wheels"] = [sys.executable, "-B", "tests/lab/wheels.py", "build/wheels", *bare]
+    table["rdma-core-39"] = ["tests/lab/older.sh"]
     return table
 
 

@@ -164,6 +164,20 @@ def test_the_clients_host_dies_while_we_accept() -> None:
     check_attempts(CLIENT_DIES, one, 4.5, "PeerGoneError", "accept")
 
 
+def test_the_server_goes_before_it_has_our_last_word() -> None:
+    """Its kernel rejects what is established here. Our word is on its way from 4.5 to 5."""
+    one, two = run(
+        *("--net", "delay=500"),
+        one=[ends(2, "listen", "request=None", "accept=0.7", "close")],
+        two=[ends(1, "at=3", "connect=None", "closed=60", "state", "close")],
+    )
+    assert one.seen("accept").outcome == "TimeoutError"
+    assert two.seen("connect").outcome == "ok"
+    assert two.seen("closed").outcome.startswith("RejectedError")
+    assert two.seen("closed").at < 6
+    assert two.seen("state").outcome == "ERR"
+
+
 # ---- connected --------------------------------------------------------------------------------
 
 

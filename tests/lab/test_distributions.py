@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import importlib
 import os
+import platform
 import re
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -15,7 +17,6 @@ import pytest
 from distributions import (
     PROJECT,
     Distributions,
-    build,
     debug_sections,
     dynamic_symbols,
     isolated,
@@ -26,18 +27,14 @@ from distributions import (
 import cqnotify
 from cqnotify._core import why_no_device
 
-LARGEST_CORE = 420_000  # bytes; four times that with what is for debuggers
+LARGEST_CORE = 590_000  # bytes; four times that with what is for debuggers
+LARGEST_LAB = 150_000  # bytes of the wheel
+LAB_PROGRAMS = ("guest", "seeded") if platform.machine() == "x86_64" else ()
 
 DEVICES = Path("/sys/class/infiniband")
 
 
 WHERE_THE_CORE_IS = "import cqnotify._core as core; print(core.__file__, end='')"
-
-
-@pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Distributions:
-    folder = pytestconfig.getoption("--distributions")
-    return Distributions.of(Path(folder)) if folder else build(tmp_path_factory.mktemp("dist"))
 
 
 @pytest.fixture(scope="session")
@@ -81,14 +78,54 @@ def test_the_wheel_is_the_package_and_nothing_else(made: Distributions) -> None:
     (core,) = (name for name in names if name.endswith(".so"))
     assert re.fullmatch(r"cqnotify/_core\.cpython-\w+-[\w-]+\.so", core)
     package = {name for name in project_files() if name.startswith("cqnotify/")}
-    assert names - {core} == package | {"pytest_cqnotify.py"}
+    programs = {f"cqnotify/lab/{name}" for name in LAB_PROGRAMS}
+    assert names - {core} == package | programs | {"pytest_cqnotify.py"}
     assert package >= {"cqnotify/py.typed", "cqnotify/_core.pyi"}
+
+
+def test_the_lab_is_a_small_part_of_the_wheel(made: Distributions) -> None:
+    with zipfile.ZipFile(made.wheel) as wheel:
+        lab = [e.compress_size for e in wheel.infolist() if e.filename.startswith("cqnotify/lab/")]
+    assert sum(lab) < LARGEST_LAB
 
 
 def test_an_index_takes_them(made: Distributions, tmp_path: Path) -> None:
     check = [sys.executable, "-m", "twine", "check", "--strict"]
     done = run(*check, made.sdist, made.wheel, cwd=tmp_path)
     assert done.returncode == 0, done.stdout
+
+
+RELATIVE_LINK = re.compile(r"\]\((?!https?:|#)")
+
+
+def page(metadata: bytes) -> str:
+    return metadata.decode().partition("\n\n")[2]
+
+
+def test_the_page_of_an_index_has_no_link_to_files_beside_it(made: Distributions) -> None:
+    with zipfile.ZipFile(made.wheel) as wheel:
+        (name,) = (n for n in wheel.namelist() if n.endswith(".dist-info/METADATA"))
+        said = page(wheel.read(name))
+    assert said.startswith("# cqnotify\n")
+    assert RELATIVE_LINK.search(said) is None
+
+
+def test_with_the_repositorys_address_the_pages_links_lead_there(
+    made: Distributions, tmp_path: Path
+) -> None:
+    with tarfile.open(made.sdist) as tar:
+        tar.extractall(tmp_path, filter="data")
+    (source,) = tmp_path.iterdir()
+    program = "import setuptools.build_meta as b; print(b.prepare_metadata_for_build_wheel('.'))"
+    url = "https://git.example.org/it/cqnotify"
+    done = run(sys.executable, "-c", program, cwd=source, env={"CQNOTIFY_URL": f"{url}/"})
+    metadata = source / done.stdout.splitlines()[-1] / "METADATA"
+    said = metadata.read_text()
+    assert f"Project-URL: Source, {url}\n" in said
+    assert RELATIVE_LINK.search(said) is None
+    linked = re.findall(re.escape(f"]({url}/blob/v{cqnotify.__version__}/") + r"([^)#]*)", said)
+    assert "docs/lab.md" in linked
+    assert [name for name in linked if not (PROJECT / name).exists()] == []
 
 
 # ---- the core in the wheel ----------------------------------------------------------------
@@ -154,6 +191,10 @@ def test_the_version_is_the_same_everywhere(
     assert made.wheel.name.startswith(f"cqnotify-{version}-")
     headings = re.findall(r"^## \[(.*?)\]", (PROJECT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert headings[0] == version
+    recipe = (PROJECT / "packaging/conda/recipe.yaml").read_text()
+    assert re.findall(r"^  version: (.*)", recipe, re.MULTILINE)[0] == version
+    entry = (PROJECT / "packaging/debian/changelog").read_text()
+    assert entry.startswith(f"cqnotify ({version}-")
 
 
 def test_what_pip_made_of_the_sources_runs(python: Path, tmp_path: Path) -> None:

@@ -4,25 +4,20 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
-import struct
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import engine
-import kernel
 import pytest
-import uml
-import vm
-from kernel import LabError
+from forbid import PTRACE, SECCOMP, forbid
 
-DRIVER = Path(engine.__file__).with_name("driver.py")
+from cqnotify.lab import engine, kernel, uml, vm
+from cqnotify.lab.base import LabError
+
+DRIVER = Path(engine.__file__).with_name("__main__.py")
 STOCK = "6.1.0-99-amd64"
-PTRACE = [(101, 0)]
-SECCOMP = [(317, 1), (157, 22)]  # seccomp(2), and prctl(2) for the same
 
 
 @pytest.fixture
@@ -177,22 +172,8 @@ def test_the_kernel_is_fetched_only_where_it_is_used(
 # ---- where no kernel can be a process ----------------------------------------------------
 
 
-def forbid(*calls: tuple[int, int]) -> None:
-    """From now on these system calls fail with EPERM, as in a container, with that argument."""
-    load, equal, leave = 0x20, 0x15, 0x06
-    code = []
-    for number, first in calls:
-        code += [(load, 0, 0, 0), (equal, 0, 3, number), (load, 0, 0, 16), (equal, 0, 1, first)]
-        code += [(leave, 0, 0, 0x50001)]
-    code += [(leave, 0, 0, 0x7FFF0000)]
-    filters = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *each) for each in code))
-    program = struct.pack("@HP", len(code), ctypes.addressof(filters))
-    assert uml.LIBC.prctl(38, 1, 0, 0, 0) == 0
-    assert uml.LIBC.prctl(22, 2, program, 0, 0) == 0
-
-
 def foreseen(cache: Path, *words: str, without: list[tuple[int, int]]) -> tuple[str, str]:
-    command = [sys.executable, "-B", DRIVER, "foresee", "--project", cache, "--cache", cache]
+    command = [sys.executable, "-B", DRIVER, "foresee", "--cache", cache]
     result = subprocess.run(
         [*command, *words, "--"],
         capture_output=True,

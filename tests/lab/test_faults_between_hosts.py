@@ -20,18 +20,19 @@ from cqnotify.hosts import Host, Hosts, Program
 
 PEERS = Path(__file__).with_name("peers")
 RECEIVES = 32  # that each lane has posted
+SENDS = 16  # that it has under way at most
 LANES = ("rc", "srq", "ud")
 WRONG = ("garbled", "twice", "out_of_order", "skipped")
 RELIABLE = ("rc", "srq")
-SHORT = 1.0  # seconds that closing may take
+SLACK = 3.0  # seconds, of a busy machine
+SHORT = 2.0  # seconds that closing may take there
 # The same where packets wait on the way out, for a neighbour's answer: rxe's QP waits for them, and
 # the kernel for the neighbour, up to 3 s.
 PARKED = SHORT + 3
 
 # ack timeout as a code, retry_cnt
 IMPATIENT = (14, 1)
-PATIENT = (14, 6)
-VERY_PATIENT = (17, 6)
+PATIENT = (17, 6)
 FOR_EVER = (14, 7)  # on rxe
 
 
@@ -74,6 +75,25 @@ class End:
     def send(self, count: int, every: float = 0) -> None:
         self.order("send", count, every)
 
+    def send_until_stopped(self) -> None:
+        self.send(100_000, 0.02)
+
+    def stop(self) -> None:
+        """When nobody answers any more, however late that began."""
+        self.await_silence()
+        self.order("stop")
+
+    def await_silence(self) -> None:
+        """Over each connection as many messages are under way as can be, or one has failed."""
+
+        def silent() -> bool:
+            tally = self.tally()
+            return all(
+                tally[lane]["under_way"] == SENDS or tally[lane]["failed"] for lane in RELIABLE
+            )
+
+        until(silent, "nobody answers")
+
     def await_done(self, timeout: float = 60) -> None:
         """Until all that was to be sent has completed; of the time until the next ones succeed, at
         most so many seconds."""
@@ -81,9 +101,9 @@ class End:
             pass
 
     def await_done_with_rxe(self) -> None:
-        """The same where many frames are lost. On Linux 7.2, in one of some 50 runs, rxe forgets
-        its timer when the acknowledgement of the last message was lost: nothing is sent again, no
-        completion comes, until another message is posted on that QP."""
+        """The same where frames are lost. On Linux 7.2, in one of some 50 runs that lose many, rxe
+        forgets its timer when the acknowledgement of the last message was lost: nothing is sent
+        again, no completion comes, until another message is posted on that QP."""
         for _ in range(5):
             try:
                 return self.await_done(timeout=10)
@@ -105,6 +125,12 @@ class End:
         self.order("cpu")
         cpu, wall = self.program.expect(r"^cpu (\S+) in (\S+)$").groups()
         return float(cpu) / float(wall)
+
+    def sleeps(self) -> bool:
+        """Takes no CPU time for half a second."""
+        self.cpu_share()
+        time.sleep(0.5)
+        return self.cpu_share() < 0.1
 
     def end(self, limit: float = SHORT) -> None:
         """Close everything, whatever is under way, and leave."""
@@ -152,7 +178,7 @@ def check_failed(end: End, settings: tuple[int, int]) -> None:
         # patience begins anew with each post.
         timeout, retry_cnt = settings
         least = patience((timeout, retry_cnt - 1))
-        assert 0.9 * least < end.first_failure(lane) < 2 * patience(settings) + 1
+        assert 0.9 * least < end.first_failure(lane) < 2 * patience(settings) + SLACK
     check_succeeded(tally["ud"])
     assert tally["srq"]["flushed"] == 0  # they are for other QPs, too
 
@@ -181,9 +207,11 @@ def check_arrived(sender: End, receiver: End, *, all_of_them: bool = True) -> No
 
     def all_came() -> bool:
         received.update(receiver.tally())
+        if not received["ud"]["got"]:
+            return False  # nothing says when a datagram comes, but of these some do
         return all(received[lane]["got"] >= sent[lane]["succeeded"] for lane in RELIABLE)
 
-    until(all_came, "what was acknowledged has arrived")
+    until(all_came, "what was acknowledged has arrived, and a datagram")
     for lane in RELIABLE:
         books = received[lane]
         assert [books.get(name, 0) for name in WRONG] == [0] * len(WRONG)
@@ -191,7 +219,7 @@ def check_arrived(sender: End, receiver: End, *, all_of_them: bool = True) -> No
         if all_of_them:
             assert books["got"] == sent[lane]["posted"]
     assert received["ud"].get("garbled", 0) == 0
-    assert 0 < received["ud"]["got"] <= sent["ud"]["posted"]
+    assert received["ud"]["got"] <= sent["ud"]["posted"]
 
 
 def all_failed(end: End) -> bool:
@@ -200,7 +228,7 @@ def all_failed(end: End) -> bool:
 
 
 def check_that_it_works(a: Host, b: Host, mode: str) -> None:
-    x, y = connected(a, b, mode, VERY_PATIENT)
+    x, y = connected(a, b, mode, PATIENT)
     x.send(20)
     x.await_done()
     check_all_succeeded(x)
@@ -212,9 +240,10 @@ def check_that_it_works(a: Host, b: Host, mode: str) -> None:
 def test_the_peers_host_dies_while_we_send(hosts: Hosts, mode: str) -> None:
     a, b = hosts
     x, y = connected(a, b, mode)
-    x.send(60, 0.02)
+    x.send_until_stopped()
     y.await_got(10)
     b.kill()
+    x.stop()
     x.await_done()
     check_failed(x, IMPATIENT)
     x.end()
@@ -226,12 +255,10 @@ def test_the_peers_host_dies_while_we_receive(hosts: Hosts, mode: str) -> None:
     """A receiver learns nothing, sleeps, and learns it when it sends."""
     a, b = hosts
     x, y = connected(a, b, mode)
-    y.send(60, 0.02)
+    y.send_until_stopped()
     x.await_got(10)
     b.kill()
-    x.cpu_share()
-    time.sleep(1)
-    assert x.cpu_share() < 0.1
+    assert any(x.sleeps() for _ in range(3))  # a stall of the machine can look like work
     for books in x.tally().values():
         assert books["state"] == "QPState.RTS"
         assert books["flushed"] == 0
@@ -253,22 +280,24 @@ def test_the_peers_host_dies_and_everything_is_closed(hosts: Hosts, mode: str, k
     if not known:
         a.run("ip", "neigh", "flush", "dev", "v0", check=True)
     time.sleep(1)
-    assert all(books["under_way"] for name, books in x.tally().items() if name in RELIABLE)
+    x.await_silence()
+    assert not any(x.tally()[lane]["failed"] for lane in RELIABLE)
     x.end(SHORT if known else PARKED)
 
 
 def test_the_peers_host_pauses_less_than_the_patience(hosts: Hosts, mode: str) -> None:
     a, b = hosts
-    x, y = connected(a, b, mode, VERY_PATIENT)
-    x.send(60, 0.02)
+    x, y = connected(a, b, mode, PATIENT)
+    x.send_until_stopped()
     y.await_got(10)
     b.pause()
-    time.sleep(2.5)
+    x.stop()
+    time.sleep(1.5)
     b.resume()
     x.await_done()
     check_all_succeeded(x)
     check_arrived(x, y)
-    assert all(x.tally()[lane]["slowest"] > 2 for lane in RELIABLE)
+    assert all(x.tally()[lane]["slowest"] > 1.5 for lane in RELIABLE)
     x.end()
     y.end()
 
@@ -277,9 +306,10 @@ def test_the_peers_host_pauses_more_than_the_patience(hosts: Hosts, mode: str) -
     """What comes when it goes on again may have arrived, though its send failed."""
     a, b = hosts
     x, y = connected(a, b, mode)
-    x.send(60, 0.02)
+    x.send_until_stopped()
     y.await_got(10)
     b.pause()
+    x.stop()
     x.await_done()
     b.resume()
     check_failed(x, IMPATIENT)
@@ -291,11 +321,11 @@ def test_the_peers_host_pauses_more_than_the_patience(hosts: Hosts, mode: str) -
 
 def test_a_cut_shorter_than_the_patience(hosts: Hosts, mode: str) -> None:
     a, b = hosts
-    x, y = connected(a, b, mode, VERY_PATIENT)
-    x.send(60, 0.02)
+    x, y = connected(a, b, mode, PATIENT)
+    x.send_until_stopped()
     y.await_got(10)
     hosts.cut()
-    time.sleep(0.5)
+    x.stop()
     hosts.heal()
     x.await_done()
     assert hosts.counts()[1, 2]["cut"] > 0
@@ -308,9 +338,10 @@ def test_a_cut_shorter_than_the_patience(hosts: Hosts, mode: str) -> None:
 def test_a_cut_longer_than_the_patience(hosts: Hosts, mode: str) -> None:
     a, b = hosts
     x, y = connected(a, b, mode)
-    x.send(60, 0.02)
+    x.send_until_stopped()
     y.await_got(10)
     hosts.cut()
+    x.stop()
     x.await_done()
     hosts.heal()
     check_failed(x, IMPATIENT)
@@ -324,7 +355,7 @@ def test_a_cut_longer_than_the_patience(hosts: Hosts, mode: str) -> None:
     ("fault", "count"),
     [
         ({"loss": 0.05}, "lost"),
-        ({"loss": 0.2}, "lost"),
+        ({"loss": 0.1}, "lost"),  # with twice as many, rxe can send for ever: see docs/errors.md
         ({"reorder": 0.2}, "reordered"),
         ({"duplicate": 0.2}, "duplicated"),
     ],
@@ -335,13 +366,13 @@ def test_frames_that_are_lost_reordered_or_doubled(
 ) -> None:
     """Both ways, so that of acknowledgements, too."""
     a, b = hosts
-    heavy = fault.get("loss", 0) > 0.1
-    x, y = connected(a, b, mode, FOR_EVER if heavy else PATIENT)
+    lossy = "loss" in fault
+    x, y = connected(a, b, mode, FOR_EVER if lossy else PATIENT)
     hosts.impair(**fault)  # type: ignore[misc]
     x.send(100)
     y.send(100)
     for end in (x, y):
-        if heavy:
+        if lossy:
             end.await_done_with_rxe()
         else:
             end.await_done()
@@ -361,10 +392,11 @@ def test_the_carrier_is_lost_and_comes_back(hosts: Hosts, mode: str) -> None:
     """Whoever waits is told at once; sends fail as if the peer did not answer."""
     a, b = hosts
     x, y = connected(a, b, mode)
-    x.send(60, 0.02)
+    x.send_until_stopped()
     y.await_got(10)
     a.unplug()
     x.program.expect("^event PORT_ERR$")
+    x.stop()
     x.await_done()
     until(lambda: all_failed(x), "the retries are over")
     a.plug()
@@ -385,10 +417,11 @@ def test_the_carrier_of_the_peer_is_lost_and_comes_back(hosts: Hosts, mode: str)
     """The peer is told, and we see silence."""
     a, b = hosts
     x, y = connected(a, b, mode)
-    x.send(60, 0.02)
+    x.send_until_stopped()
     y.await_got(10)
     b.unplug()
     y.program.expect("^event PORT_ERR$")
+    x.stop()
     x.await_done()
     b.plug()
     y.program.expect("^event PORT_ACTIVE$")

@@ -13,7 +13,18 @@ import time
 from pathlib import Path
 
 import pytest
-from lab_runs import CACHE, LAB, PATIENCE, PROJECT, descendants, lab, own_words, shell, until
+from lab_runs import (
+    CACHE,
+    LAB,
+    PATIENCE,
+    PROJECT,
+    descendants,
+    lab,
+    name_of,
+    own_words,
+    shell,
+    until,
+)
 
 pytestmark = pytest.mark.usefixtures("all_is_set_up")
 
@@ -93,8 +104,7 @@ def test_guest_that_does_not_come_up_is_booted_once_more() -> None:
 
 def test_guest_whose_emulator_crashes_as_it_boots_is_booted_once_more() -> None:
     def emulators(pid: int) -> list[int]:
-        children = descendants(pid)
-        return [c for c in children if Path(f"/proc/{c}/comm").read_text().startswith("qemu")]
+        return [child for child in descendants(pid) if name_of(child).startswith("qemu")]
 
     command = [LAB, "--accel", "tcg", "run", "echo", "hello"]
     with subprocess.Popen(
@@ -113,16 +123,26 @@ def lab_whose_first_guest_has(option: str) -> subprocess.CompletedProcess[str]:
     """Runs `echo hello`; the first kernel that boots has one more option."""
     program = f"""
 import sys
-sys.path.insert(0, {str(PROJECT / "tests/lab")!r})
-import driver, vm
+from cqnotify.lab import driver, vm
 options = [{option!r}]
 def command(*arguments, original=vm.qemu_command):
     words = original(*arguments)
     words[words.index("-append") + 1] += " " + (options.pop() if options else "")
     return words
 vm.qemu_command = command
-sys.exit(driver.main())"""
-    words = ["run", "--project", PROJECT, "--cache", CACHE, "--accel", "tcg", "--", "echo", "hello"]
+sys.exit(driver.main(sys.argv[1:]))"""
+    words = [
+        "run",
+        "--writable",
+        PROJECT,
+        "--cache",
+        CACHE,
+        "--accel",
+        "tcg",
+        "--",
+        "echo",
+        "hello",
+    ]
     return subprocess.run(
         [sys.executable, "-B", "-c", program, *words],
         stdin=subprocess.DEVNULL,
@@ -230,7 +250,11 @@ def test_two_runs_of_a_variant_do_not_share_its_files() -> None:
     command = [LAB, "test", "--asan", "-q", "tests/api/test_enums.py"]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as first:
         until_it_boots(first)
-        second = lab(*command[1:])
+        first.send_signal(signal.SIGSTOP)  # so it is running, however long the second one takes
+        try:
+            second = lab(*command[1:])
+        finally:
+            first.send_signal(signal.SIGCONT)
         assert second.returncode == 125
         assert own_words(second) == ["lab: another ./lab test --asan of this project is running"]
         assert first.wait(2 * PATIENCE) == 0
@@ -246,7 +270,9 @@ def test_debug_build_of_an_unknown_kind_is_refused() -> None:
 
 def test_debug_build_keeps_nothing_of_a_file_that_has_gone(tmp_path: Path) -> None:
     """Of its folder, which stays from build to build, the lines that ran are counted."""
-    shutil.copy(PROJECT / "setup.py", tmp_path)
+    (tmp_path / "cqnotify").mkdir()
+    for name in ("setup.py", "README.md", "cqnotify/__init__.py"):  # what setup.py reads
+        shutil.copy(PROJECT / name, tmp_path / name)
     (tmp_path / "csrc/base").mkdir(parents=True)
     for name in ("module.c", "base/gone.c"):
         (tmp_path / "csrc" / name).touch()

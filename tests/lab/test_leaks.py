@@ -38,6 +38,15 @@ def test_a_leak_of_memory_alone_is_one_too(suite: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["leaks 1* memory blocks per run; *"])
 
 
+@pytest.mark.parametrize("test", ["made()", "[numpy for _ in range(1)]"])
+def test_what_numpy_does_not_count_is_not_counted(suite: pytest.Pytester, test: str) -> None:
+    source = "import numpy\ndef made(): return numpy.ones(1)\n"
+    more = "def leak(): count[0] += 1\ndef test_it():\n    leak()\n    "
+    result = outcome(suite, source + more + test + "\ndef test_other(): leak()")
+    result.assert_outcomes(failed=1, passed=1)
+    result.stdout.fnmatch_lines(["FAILED *::test_other - leaks 1*"])
+
+
 def test_a_leak_of_a_fixture_is_its_tests(suite: pytest.Pytester) -> None:
     source = """
         import pytest

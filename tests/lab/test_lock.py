@@ -11,7 +11,8 @@ CSRC = Path(__file__).resolve().parents[2] / "csrc"
 # What a table names that Python calls, in the form of a definition.
 TABLE = re.compile(r"static Py(?:MethodDef|GetSetDef|Type_Slot) \w+\[\] = \{(.*?)\n\};", re.S)
 SHARED = re.compile(
-    r"^#define CQN_(?:OBJECT_METHODS|OBJECT_GETSET|FREE_ATTRIBUTE)\b.*?[^\\]$", re.M | re.S
+    r"^#define CQN_(?:OBJECT_METHODS|OBJECT_GETSET|FREE_ATTRIBUTE|COROUTINE_METHODS)\b.*?[^\\]$",
+    re.M | re.S,
 )
 FUNCTION = re.compile(
     r"^(?:static )?(?:PyObject \*|\w+ )(\w+)\([^;{}]*\)\n\{\n(.*?)^\}", re.M | re.S
@@ -24,17 +25,18 @@ IMMUTABLE = re.compile(
 )
 ALONE = {
     "array_subscript",  # it calls array_item()
+    "cm_call_dealloc",  # it calls cm_call_tp_clear()
+    "cqn_coroutine_next",  # it calls am_send of the type
+    "cqn_coroutine_send",  # the same
     "cqn_dealloc",  # it calls dealloc_object()
     "cqn_list_devices",
     "request_get_name",  # given when it was made
-    "request_method_send",  # it calls cqn_request_send()
-    "request_next",  # the same
     "scope_clear",
     "wakeup_clear",
     "wakeup_dealloc",
     "wakeup_next",  # it calls wakeup_send()
 }
-FOR_TESTS = {"faults.c"}
+FOR_TESTS = {"faults.c", "stand_in.c", "stand_in_memory.c"}
 
 
 def functions() -> Iterator[tuple[str, str]]:

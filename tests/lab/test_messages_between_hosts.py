@@ -27,6 +27,7 @@ CUT_SHORT = "the network is cut while we send, for 1.5 s"
 CUT_LONG = "the network is cut while we send, for 22 s: the sender"
 RESTARTS = "the server's host restarts, and we connect again when the connection is lost"
 LOSS = "20 % of the frames are lost, both ways: messages of one packet"
+LOSS_OF_READS = "10 %, with `keepalive=1`: messages that the receiver reads"
 LOSS_OF_ALL_SIZES = "1 % of the frames are lost, both ways: messages of up to 2 MB"
 
 FAULTS = [text for name, text in globals().items() if name.isupper() and isinstance(text, str)]
@@ -36,6 +37,7 @@ SLOW = ("--net", "delay=50")  # ms one way
 NARROW = ("--net", "delay=50,rate=10")  # Mbit/s: a message of 2 MB takes 1.7 s and more
 LARGE = "send=100,2000000,0"
 ASKED = ",keepalive:5"
+ALL_READ = ",eager:256,keepalive:1"
 
 pytestmark = built
 
@@ -179,19 +181,31 @@ def test_the_servers_host_restarts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "percent", "step", "count"),
-    [(LOSS, 20, "send=60,100,0.05", 60), (LOSS_OF_ALL_SIZES, 1, "mixed=36", 36)],
+    ("fault", "percent", "options", "step", "count"),
+    [
+        (LOSS, 20, "", "send=60,100,0.05", 60),
+        # The receiver asks whether the sender is alive while it reads again what was lost.
+        (LOSS_OF_READS, 10, ALL_READ, "send=200,1000,0.01", 200),
+        (LOSS_OF_ALL_SIZES, 1, "", "mixed=36", 36),
+    ],
 )
 def test_messages_arrive_though_frames_are_lost(
-    fault: str, percent: int, step: str, count: int
+    fault: str, percent: int, options: str, step: str, count: int
 ) -> None:
     """In both directions at once. Which frames are lost depends on the seed alone."""
     assert cell(fault).startswith("nothing")
     other = PORT + 1
+    connect = f"connect=None{options}"
     one, two = run(
         *("--net", f"loss={percent}", "--seed", "3"),
-        one=[end(2, "at=3", "connect=None", step, "aclose=60"), server(2, port=other)],
-        two=[server(1), end(1, "at=3", "connect=None", step, "aclose=60", port=other)],
+        one=[
+            end(2, "at=3", connect, step, "aclose=60"),
+            server(2, options=options, port=other),
+        ],
+        two=[
+            server(1, options=options),
+            end(1, "at=3", connect, step, "aclose=60", port=other),
+        ],
     )
     for sender, receiver, port in ((one, two, PORT), (two, one, other)):
         sent = sender.seen(step.partition("=")[0], port=port)

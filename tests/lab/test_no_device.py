@@ -41,7 +41,7 @@ def test_the_command_line_says_so_too(command: str) -> None:
 
 
 def test_both_say_the_same_and_name_every_way_out() -> None:
-    for way in ("ibverbs-providers", "modprobe rdma_rxe", "rdma link add", "./lab"):
+    for way in ("ibverbs-providers", "modprobe rdma_rxe", "rdma link add", "cqnotify lab run"):
         assert way in why_no_device()
     with pytest.raises(cqnotify.VerbsError, match=re.escape(why_no_device())):
         cqnotify.Context()

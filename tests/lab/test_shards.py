@@ -160,7 +160,10 @@ def test_report_is_one(run: Run, tmp_path: Path) -> None:
 
 
 def test_with_v_each_line_says_which_guest_it_is_from(run: Run) -> None:
-    suite = {f"test_{name}.py": "import time\ndef test(): time.sleep(0.5)\n" for name in "abcd"}
+    text = "import os, pathlib, time\ndef test():\n"  # each guest waits for the other one
+    text += " pathlib.Path(os.environ['GUEST']).touch()\n"
+    text += " while not all(pathlib.Path(guest).exists() for guest in '12'): time.sleep(0.01)\n"
+    suite = {f"test_{name}.py": text for name in "abcd"}
     result = run(suite, "-v")
     assert result.returncode == 0
     lines = re.findall(r"^\[([12])\] \[ *\d+%\] PASSED (test_\w\.py)::test", result.stdout, re.M)

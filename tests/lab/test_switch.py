@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from kernel import HERE
-from switch import HELD, Faults, Link
+
+from cqnotify.lab.base import HERE
+from cqnotify.lab.switch import HELD, Faults, Link
 
 MACS = {n: bytes([0x52, 0x54, 0, 0x99, 0, n]) for n in range(1, 4)}
 

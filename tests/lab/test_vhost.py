@@ -11,8 +11,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
-import vhost
-from timetravel import NEVER, PLACE, PLACE_SIZE, PLACES_AT, SHARES_TIME, WISHES, Calendar
+
+from cqnotify.lab import vhost
+from cqnotify.lab.timetravel import (
+    NEVER,
+    PLACE,
+    PLACE_SIZE,
+    PLACES_AT,
+    SHARES_TIME,
+    WISHES,
+    Calendar,
+)
 
 MAC = bytes.fromhex("525400980001")
 START = 0x60000000  # of the kernel's memory, by its own addresses

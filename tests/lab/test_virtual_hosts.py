@@ -106,7 +106,7 @@ def test_of_many_seeds_those_that_fail_are_shown_and_fail_again_alone() -> None:
 
 
 @built
-@pytest.mark.parametrize("net", ["loss=5", "loss=20", "reorder=20", "duplicate=20", BAD_NET])
+@pytest.mark.parametrize("net", ["loss=5", "loss=10", "reorder=20", "duplicate=20", BAD_NET])
 def test_messages_arrive_once_and_in_order_whatever_the_network_does(net: str) -> None:
     """conversation.py looks at each. A connection may fail, but no completed send is lost."""
     program = str(PROJECT / "tests/lab/conversation.py")

@@ -118,9 +118,32 @@ async def hostile_client(
         if is_iwarp(ctx):
             await raw.send(header(Kind.ACK))  # that end has to speak first
         server = await listener.accept(SOON)
-    try:
+    async with both(raw, server):
         yield raw, server
+
+
+@asynccontextmanager
+async def hostile_server(
+    ctx: Context, options: Options | None = None
+) -> AsyncIterator[tuple[Raw, Connection]]:
+    """And the client's end, which is ours."""
+    raw = Raw(ctx)
+    async with cm.listen(address_of(ctx), 0) as listener:
+        connecting = asyncio.ensure_future(messages.connect(*listener.local, options=options))
+        request = await listener.get_request()
+        raw.conn = await request.accept(
+            raw.qp, private_data=wire.hello(Options()), on_init=raw.post_all, access=REMOTE
+        )
+        client = await connecting
+    async with both(raw, client):
+        yield raw, client
+
+
+@asynccontextmanager
+async def both(raw: Raw, ours: Connection) -> AsyncIterator[None]:
+    try:
+        yield
     finally:
-        server.abort()
-        await server.aclose()
+        ours.abort()
+        await ours.aclose()
         await raw.close()

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from messages_support import SOON, connected, data_of, took
+from messages_support import SMALL, SOON, connected, data_of, read_slowly, reads, took
 from support import eventually, on_iwarp, start
 
-from cqnotify import Context
+from cqnotify import Context, QPState
 from cqnotify.messages import Connection, Options, _asking
 
 LARGE = 300000
@@ -55,6 +55,19 @@ async def test_the_sender_of_what_is_not_read_asks(ctx: Context) -> None:
         assert posted(a) == count
 
 
+async def test_a_sender_without_credits_asks(ctx: Context) -> None:
+    messages = [b"1", b"2", b"3"]
+    async with connected(ctx, SMALL) as (a, b):
+        for message in messages[:2]:
+            await a.send(message)
+        sending = await start(a.send(messages[2]))
+        first = posted(a)
+        await eventually(lambda: posted(a) > first + 5)
+        assert not sending.done()
+        assert [took(await b.recv(timeout=SOON)) for _ in messages] == [[m] for m in messages]
+        await sending
+
+
 async def test_what_is_asked_never_fills_the_queue(ctx: Context) -> None:
     async with connected(ctx) as (a, b):
         sending = await start(a.send(data_of(LARGE)))
@@ -62,6 +75,48 @@ async def test_what_is_asked_never_fills_the_queue(ctx: Context) -> None:
         await b.send(b"on")
         assert took(await a.recv(timeout=SOON)) == [b"on"]
         assert took(await b.recv(timeout=SOON)) == [data_of(LARGE)]
+        await sending
+
+
+async def test_reads_that_do_not_complete_are_asked_for_by_reads(ctx: Context) -> None:
+    """They take the memory of a message that was given up only if nothing else is read."""
+    async with connected(ctx) as (a, b):
+        await start(b.send(data_of(LARGE)))
+        await eventually(lambda: len(a._session.inbox) > 0)
+        b._session._asking._is_due = lambda: False
+        b._session.parts.qp.modify(qp_state=QPState.RESET)  # a device that does not answer
+        first = posted(a)
+        receiving = await start(a.recv())
+        await eventually(lambda: posted(a) > first + 1)
+        (old,) = a._session.reader._readings
+        assert old.under_way == posted(a) - first
+        receiving.cancel()
+        so_far = old.under_way
+        await eventually(lambda: old.under_way > so_far)
+        await start(a.recv())
+        new = a._session.reader._readings[-1]
+        so_far = old.under_way
+        await eventually(lambda: new.under_way > 3)
+        assert (new is not old, old.is_over, old.under_way) == (True, True, so_far)
+        assert new.under_way + so_far == posted(a) - first
+
+
+async def test_reads_that_complete_are_not_asked_for(ctx: Context) -> None:
+    async with connected(ctx) as (a, b):
+        read_slowly(a)
+        session, queue = a._session, a._session._queue
+        session._asking._is_due = lambda: False
+        sending = await start(b.send(data_of(LARGE)))
+        await eventually(lambda: len(session.inbox) > 0)
+        receiving = asyncio.ensure_future(a.recv())
+        await reads(a)
+        while not session.reader.is_idle:
+            before, oldest = posted(a), queue.oldest
+            session._ask()
+            assert posted(a) == before
+            while queue.oldest == oldest:
+                await asyncio.sleep(0)
+        assert took(await receiving) == [data_of(LARGE)]
         await sending
 
 

@@ -140,6 +140,22 @@ async def test_a_peer_that_closes_first_has_heard_the_farewell(ctx: Context) -> 
         assert isinstance(b.error, FarewellError)
 
 
+@pytest.mark.not_on_iwarp("a send completes when TCP has it, so that no farewell is on its way")
+async def test_a_peer_that_disconnects_as_our_farewell_arrives_has_heard_it(
+    ctx: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device may be told of the end before the acknowledgement of the farewell has come."""
+    async with connected(ctx) as (a, b):
+        await a.send(b"1")
+        assert took(await b.recv(timeout=SOON)) == [b"1"]
+        monkeypatch.setattr(a._session._queue, "post_frame", lambda **_: None)  # on its way
+        closing = await start(a.aclose())
+        assert a._session._farewell is not None
+        b.abort()
+        await closing
+        assert isinstance(a.error, ClosedError)
+
+
 async def test_a_receiver_here_is_told_of_our_own_end(ctx: Context) -> None:
     async with connected(ctx) as (a, _):
         taking = await start(a.recv())
@@ -323,6 +339,18 @@ async def test_nothing_is_left_of_connections(ctx: Context) -> None:
     await tick()
     assert open_fds() <= fds
     assert len(asyncio.all_tasks()) <= tasks
+    assert Device._known == {}
+
+
+async def test_a_listener_has_no_more_open_after_its_first_peer_than_before(ctx: Context) -> None:
+    async with messages.listen(address_of(ctx), 0) as listener:
+        fds = open_fds()
+        conn = await messages.connect(*listener.local)
+        server = await listener.accept(SOON)
+        assert open_fds() > fds
+        await conn.aclose()
+        await over(server)
+        await eventually(lambda: open_fds() <= fds)
     assert Device._known == {}
 
 

@@ -111,7 +111,7 @@ def test_other_threads_run_while_one_spins(loop: Loop) -> None:
     n = 0
     while cpu_ticks(waiter.thread) < before + 5:  # it computes, and so do we
         n += 1
-    assert n > 5
+    assert n > 1
     assert waiter.thread.is_alive()
     loop.send([1])
     assert len(waiter.join()) == 1

@@ -129,6 +129,37 @@ def test_thousands_at_once_are_thousands(wcs: WCArray) -> None:
     assert sys.getallocatedblocks() - before < KEPT + 100
 
 
+@pytest.mark.parametrize("spare", [0, 1, 3, 200])
+def test_those_of_one_poll_are_what_they_are_one_by_one(pair: Pair, spare: int) -> None:
+    """Whether their memory was another's before, or only that of the first is there."""
+    a, b = pair
+    lengths = [8] * 5 + [16] + [8, 0] * 2 + [0] * 3
+    for i, length in enumerate(lengths):
+        b.qp.post_recv(b.mr[0:64], wr_id=2**40 + i)
+        a.qp.post_send(a.mr[0:length])
+    wait_completions(a.scq, len(lengths))
+    b.qp.post_recv(b.mr[0:64], wr_id=2**41)
+    b.qp.modify(qp_state=QPState.ERR)
+    rows = WCArray(1)
+    until(lambda: b.rcq.poll_into(rows) == 1, "it is there")
+    counted = (WCStatus.SUCCESS, WCOpcode.RECV, WCStatus.WR_FLUSH_ERR)
+    held = [rows[0] for _ in range(KEPT + spare)]  # the spares are used up
+    before = [sys.getrefcount(each) for each in counted]
+    del held[KEPT:]
+    got = wait_completions(b.rcq, len(lengths))
+    shown = [(wc.wr_id, wc.byte_len, wc.status, wc.opcode) for wc in got]
+    assert shown == [
+        *((2**40 + i, n, WCStatus.SUCCESS, WCOpcode.RECV) for i, n in enumerate(lengths) if i),
+        (2**41, None, WCStatus.WR_FLUSH_ERR, None),
+    ]
+    del got, shown
+    assert FREE_THREADED or [sys.getrefcount(each) for each in counted] == [
+        before[0] - spare,
+        before[1] - spare,
+        before[2],
+    ]
+
+
 def test_each_has_its_own_length(pair: Pair) -> None:
     a, b = pair
     lengths = [8, 8, 5, 8, 1000, 1000, 0, 1000, 8]

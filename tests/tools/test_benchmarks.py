@@ -63,7 +63,7 @@ def test_ratios_are_taken_within_a_boot() -> None:
     row = made.rows[2]
     assert (row.subject, row.cost) == ("cqnotify", 20)
     assert row.over_floor == pytest.approx((2 + 1) / 2)
-    assert row.over_peer == pytest.approx((0.5 + 0.25) / 2)
+    assert row.over_peers == {"pyverbs": pytest.approx((0.5 + 0.25) / 2), "ibverbs": None}
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,46 @@ def test_both_directions_at_once_asleep_for_a_time(capsys: Capture) -> None:
 
 
 @pytest.mark.usefixtures("conversation")
+@pytest.mark.parametrize("sleeps", [True, False], ids=["asleep", "polling"])
+@pytest.mark.parametrize(("op", "connection"), [("send", "UD"), ("send", "UC"), ("write", "UC")])
+def test_services_that_do_not_send_again(
+    op: str, connection: str, sleeps: bool, capsys: Capture
+) -> None:
+    args = ["--op", op, "-c", connection, "-n", 300, "-s", 1024, "-q", 2, "-b", *["-e"] * sleeps]
+    ours, theirs = results(capsys, *args)
+    (one,), (other,) = ours["results"], theirs["results"]
+    assert one["received"] == other["sent"]
+    assert one["sent"] == other["received"]
+    check_rate(one["sent"], 1024, 600)
+    for rate in (one["sent"], one["received"]):  # who writes cannot tell
+        assert rate["lost"] is None if op == "write" else 0 <= rate["lost"] <= 600
+
+
+@pytest.mark.usefixtures("conversation")
+def test_messages_that_are_lost_are_counted(capsys: Capture) -> None:
+    common = ["-c", "UD", "-n", 3000, "-t", 128, "-r", 1]  # there is a receive for few of them
+    (code, out, err), ours = both(capsys, common, [*common, "--json"], name=NAME)
+    assert (code, err) == (0, "")
+    lost = figures(*ours)["results"][0]["sent"]["lost"]
+    assert 0 < lost < 3000
+    assert re.search(rf"^ 1024 .* {lost}$", out, re.M)
+
+
+@pytest.mark.usefixtures("conversation")
+def test_a_sender_whose_receiver_dies_says_so() -> None:
+    args = ["-c", "UD", *FOREVER, "-s", 1024]
+    with (
+        server(*args, name=NAME) as (us, port),
+        started(command(NAME, "-p", port, *args, "127.0.0.1")) as client,
+    ):
+        assert client.stdout is not None
+        client.stdout.readline()
+        client.stdout.readline()
+        us.kill()
+        assert outcome(client) == (1, "", "cqnotify: the peer has gone\n")
+
+
+@pytest.mark.usefixtures("conversation")
 @pytest.mark.parametrize("depth", [1, 2, 5])
 def test_any_depth_will_do(depth: int, capsys: Capture) -> None:
     args = ("--op", "write", "--write_with_imm", "-n", 23, "-t", depth, "-r", depth, "-e")

@@ -30,10 +30,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import address_of, is_iwarp, until
 
-from cqnotify import AccessFlags, Context
-from cqnotify.cli.perf._end import open_end
+from cqnotify import AccessFlags, Context, QPAddress
+from cqnotify.cli.perf._description import MAGIC, swap_descriptions
+from cqnotify.cli.perf._end import End, open_end
 from cqnotify.cli.perf._plan import Plan
+from cqnotify.cli.perf._run import begin
 from cqnotify.cli.perf._statistics import FIGURES, latencies
+from cqnotify.exchange import exchange_as_client_blocking
 
 OPS = ("send", "write", "read", "atomic")
 ANSWERED = ("send", "write")  # by the server's program, and not by its device
@@ -109,6 +112,55 @@ def test_an_end_that_polls_has_none(op: str, capsys: Capture) -> None:
 
 
 @pytest.mark.usefixtures("conversation")
+@pytest.mark.parametrize(
+    ("op", "connection", "sleeps"),
+    [("send", "UC", False), ("write", "UC", True), ("send", "UD", True)],
+)
+def test_services_that_do_not_send_again(
+    op: str, connection: str, sleeps: bool, capsys: Capture
+) -> None:
+    args = ("--op", op, "-c", connection, "-n", 100, "-I", 8, *["-e"] * sleeps)
+    ours, theirs = results(capsys, *args)
+    check_figures(ours, theirs, [2], 100)
+    assert ours["connection"] == theirs["connection"] == connection
+    assert ours["mtu"] == theirs["mtu"] == 1024
+    (one,) = theirs["results"]
+    assert (one["local"]["events"] + one["remote"]["events"] > 0) == sleeps
+
+
+@pytest.mark.usefixtures("conversation")
+@pytest.mark.parametrize("mtu", [256, 1024])
+def test_all_sizes_of_ud_end_with_the_mtu(mtu: int, capsys: Capture) -> None:
+    sizes = [1 << power for power in range(1, mtu.bit_length())]
+    check_figures(*results(capsys, "-c", "UD", "-a", "-n", 3, "-m", mtu), sizes, 3)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--op", "read", "-c", "UC"], "--connection UC does not go with --op read, only RC"),
+        (["--op", "atomic", "-c", "UD"], "--connection UD does not go with --op atomic, only RC"),
+        (
+            ["--op", "write", "-c", "UD"],
+            "--connection UD does not go with --op write, only RC and UC",
+        ),
+        (
+            ["-R", "-c", "UC"],
+            "--connection UC does not go with --rdma_cm, which connects no UC QPs",
+        ),
+        (
+            ["-c", "UD", "-s", 1025],
+            "--size is 1025: the limit of UD is the MTU, 1024 bytes (--mtu)",
+        ),
+    ],
+)
+def test_what_a_service_cannot_do_is_refused(
+    args: list[object], words: str, capsys: Capture
+) -> None:
+    assert usage_of(capsys, "latency", *map(str, args)) == f"cqnotify: {words}\n"
+
+
+@pytest.mark.usefixtures("conversation")
 def test_one_end_may_sleep_and_the_other_poll_for_a_time_and_inline(capsys: Capture) -> None:
     options = ["-D", 0.5, "-I", 16, "-s", 16, "--json"]
     ends = both(capsys, [*options, "-e"], options, name="latency")
@@ -145,6 +197,21 @@ def test_ends_meet_by_rdma_cm(op: str, ctx: Context, capsys: Capture) -> None:
     check_figures(ours, theirs, [2], 100)
     assert ours["rdma_cm"]
     assert theirs["device"] == ctx.name
+
+
+def test_ud_takes_the_path_of_rdma_cm(ctx: Context, capsys: Capture) -> None:
+    args, host = ["-R", "-c", "UD", "-e"], address_of(ctx)
+    if is_iwarp(ctx):
+        with server(*args, name="latency") as (_, port):
+            said = refusal(capsys, 3, "latency", *args, "-p", str(port), host)
+            words = "an iWARP device, which has no UD: --connection RC is its only one"
+            assert said == f"cqnotify: {ctx.name} is {words}\n"
+        return
+    mtu = getattr(ctx.query_port().active_mtu, "bytes", 0)
+    sizes = [1 << power for power in range(1, mtu.bit_length())]
+    ours, theirs = results(capsys, *args, "-a", "-n", 20, host=host)
+    check_figures(ours, theirs, sizes, 20)
+    assert theirs["mtu"] == mtu
 
 
 def test_by_rdma_cm_what_a_device_lacks_is_said_before(ctx: Context, capsys: Capture) -> None:
@@ -257,6 +324,39 @@ def test_a_client_whose_server_stands_still_says_so() -> None:
     assert err in {
         f"cqnotify: {who} for 1 s\n" for who in ("nothing came", "the peer said nothing")
     }
+
+
+@pytest.mark.usefixtures("conversation")
+def test_a_message_that_is_lost_ends_it_in_words(ctx: Context) -> None:
+    lost = "nothing came for 1 s: UD does not send again what was lost"
+    common = ["-c", "UD", "-n", 100, "--timeout", 1]
+    with (
+        server(*common, "-e", name="latency") as (us, port),
+        open_end(
+            plan(
+                host="127.0.0.1",
+                port=port,
+                connection="UD",
+                iters=100,
+                sizes=(2,),
+                tx_depth=64,
+                rx_depth=64,
+            )
+        ) as end,
+    ):
+        end.connect_control(_address_of_server(end, port))
+        swap_descriptions(end)
+        end.connect()
+        begin(end, 2)  # and no message: it is lost
+        assert outcome(us)[::2] == (1, f"cqnotify: {lost}\n")
+
+
+def _address_of_server(end: End, port: int) -> QPAddress:
+    remote, payload = exchange_as_client_blocking(
+        "127.0.0.1", port, end.control_address, payload=MAGIC
+    )
+    assert payload == MAGIC
+    return remote
 
 
 @pytest.mark.usefixtures("conversation")

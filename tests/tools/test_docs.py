@@ -22,9 +22,14 @@ from support import DEADLINE, is_rxe, on_iwarp, python
 from benchmarks import __main__ as bench
 from cqnotify import Context
 from cqnotify.cli import COMMANDS, _parser
+from cqnotify.lab import front
 
 # Programs that are compared, and those that command hosts from outside.
-BY_THEMSELVES = {"pyverbs.md": "test_pyverbs_doc.py", "hosts.md": "test_hosts.py"}
+BY_THEMSELVES = {
+    "pyverbs.md": "test_pyverbs_doc.py",
+    "ibverbs.md": "test_ibverbs_doc.py",
+    "hosts.md": "test_hosts.py",
+}
 pages: list[Page] = [read(name) for name in PAGES]
 LANGUAGES = {"python", "sh", "console", "text", "", "{eval-rst}"}
 PYTEST = " -q -x -k -m "  # what its own help, which takes long, has for us
@@ -179,12 +184,16 @@ def check_python(words: list[str]) -> bool:
 
 
 def check_cqnotify(words: list[str]) -> bool:
-    return exits_well(lambda: _parser().parse_args(words))
+    if words[0] != "lab":
+        return exits_well(lambda: _parser().parse_args(words))
+    own, action, rest = front.split(words[1:])
+    front.parser().parse_args(own)
+    return action != "run" or check_command(rest)
 
 
 def check_pip(words: list[str]) -> bool:
     extras = re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.M)
-    extra = re.fullmatch(r"\.(?:\[(\w+)\])?", words[-1])
+    extra = re.fullmatch(r"(?:\.|cqnotify)(?:\[(\w+)\])?", words[-1])
     return words[0] == "install" and extra is not None and extra[1] in (None, *extras)
 
 
@@ -256,27 +265,42 @@ def measured(bench: str) -> dict[tuple[str, str], list[str]]:
     return {(case, subject): cells for case, subject, *cells in table_of(table)}
 
 
+LIBRARIES = ("pyverbs", "ibverbs", "cqnotify")
+
+
+def figure(bench: str, case: str, subject: str, column: int) -> str:
+    """Of a subject that has no row there is none."""
+    cells = measured(bench).get((case, subject))
+    return "" if cells is None else cells[column]
+
+
 def cpu(case: str, subject: str) -> str:
     cost, busy = (
-        float(measured("receiver")[key][0].replace(",", ""))
+        figure("receiver", *key, 0).replace(",", "")
         for key in [(case, subject), ("busy", "cqnotify")]
     )
-    return f"{100 * cost / busy:.2g} %"
+    return f"{100 * float(cost) / float(busy):.2g} %" if cost else ""
 
 
 def cpus(case: str) -> list[str]:
-    return [cpu(case, subject) for subject in ("C", "pyverbs", "cqnotify")]
+    return [cpu(case, subject) for subject in ("C", *LIBRARIES)]
 
 
 def over_c(bench: str, case: str, *subjects: str) -> list[str]:
     """What it costs if C is 1."""
-    cells = measured(bench)
-    return ["1", *(cells[case, subject][1] for subject in subjects or ("pyverbs", "cqnotify"))]
+    return ["1", *(figure(bench, case, subject, 1) for subject in subjects or LIBRARIES)]
 
 
 def computing() -> list[str]:
-    cells = measured("computing")
-    return ["", *(f"{cells['1 per ms', subject][0]} %" for subject in ("pyverbs", "cqnotify"))]
+    shares = (figure("computing", "1 per ms", subject, 0) for subject in LIBRARIES)
+    return ["", *(f"{share} %" if share else "" for share in shares)]
+
+
+def importing(*subjects: str) -> list[str]:
+    """In millions of instructions."""
+    cells = measured("imports")
+    costs = [float(cells["import", subject][0].replace(",", "")) for subject in subjects]
+    return ["", *(f"{cost / 1e6:.0f}" for cost in costs)]
 
 
 def rows_of(page: str, heading: str) -> list[list[str]]:
@@ -295,10 +319,11 @@ def test_the_figures_beside_the_alternatives_are_what_was_measured() -> None:
     wanted = [
         cpus("any"),
         cpus("1 in 16"),
-        ["", cpu("any", "pyverbs asyncio"), cpu("any", "cqnotify asyncio")],
+        ["", *(cpu("any", f"{library} asyncio") for library in LIBRARIES)],
         over_c("round_trip", "64 B"),
         over_c("drain", "256/64"),
         computing(),
+        importing(*LIBRARIES),
     ]
     rows = rows_of("README.md", "Beside the alternatives")
     assert [row[1:] for row in rows[: len(wanted)]] == wanted
@@ -310,13 +335,22 @@ def test_the_summary_of_performance_is_what_was_measured() -> None:
     ids, into = (drain["256/64", f"cqnotify {way}"][1] for way in ("poll_ids", "poll_into"))
     wanted = [
         over_c("round_trip", "64 B"),
-        ["", trip["64 B", "pyverbs asyncio"][1], f"{asyncio}; {uvloop}"],
+        [
+            "",
+            *(
+                figure("round_trip", "64 B", f"{name} asyncio", 1)
+                for name in ("pyverbs", "ibverbs")
+            ),
+            f"{asyncio}; {uvloop}",
+        ],
         over_c("cycle", "cycle"),
         cpus("any"),
         over_c("drain", "256/64"),
-        ["", "", f"{ids}; {into}"],
+        over_c("drain", "256/64", *(f"{library}, unread" for library in LIBRARIES)),
+        ["", "", "", f"{ids}; {into}"],
         over_c("post", "post_send"),
-        over_c("completion", "8 B", "pyverbs", "cqnotify write"),
+        over_c("completion", "8 B", "pyverbs", "ibverbs", "cqnotify write"),
         computing(),
+        importing(*LIBRARIES),
     ]
     assert [row[1:] for row in rows_of("performance.md", "In short")] == wanted

@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from cli_support import outcome, started
-from support import address_of
+from support import DEADLINE, address_of
 
 from cqnotify import Context
 
@@ -73,3 +75,28 @@ def test_arrays(ctx: Context) -> None:
         "got rows 350 to 700 as put: True",
         "no array x",
     ]
+
+
+@pytest.mark.usefixtures("conversation")
+def test_metrics() -> None:
+    command = [sys.executable, "-W", "error", "metrics.py", "--messages", "20", "--port", "0"]
+    with started(command, cwd=EXAMPLES) as program:
+        assert program.stdout is not None
+        url, counts, latency, end = (program.stdout.readline() for _ in range(4))
+        assert counts == "20 messages, 20 events, 20 wake-ups of tasks, 0 spurious events\n"
+        assert re.fullmatch(r"\d+ us from an event to its task, .* \d+ us or less\n", latency)
+        assert end == "Ctrl-C ends\n"
+        page = urllib.request.urlopen(url.strip(), timeout=DEADLINE).read().decode()
+        assert re.search(r'^cqnotify_events_total{cq="receives",device="\w+"} 20.0$', page, re.M)
+        program.send_signal(signal.SIGINT)
+        code, _, err = outcome(program)
+        assert (code, err) == (0, "")
+
+
+def test_mlx5dv(ctx: Context) -> None:
+    """A function of another provider says so of this device; on one of mlx5 the program goes on."""
+    command = [sys.executable, "-X", "utf8", "-W", "error", "mlx5dv.py", ctx.name]
+    with started(command, cwd=EXAMPLES) as program:
+        code, out, err = outcome(program)
+    assert (code, err) == (0, "")
+    assert re.fullmatch(rf"{ctx.name}(: version \d+, flags 0x\w+| is not a device of mlx5)\n", out)

@@ -19,10 +19,12 @@ from cqnotify.qp import QPChanges
 
 MODULES = ["cqnotify", "cqnotify.aio", "cqnotify.cm", "cqnotify.cm.blocking"]
 MODULES += ["cqnotify.messages", "cqnotify.exchange", "cqnotify.testing"]
-MODULES += ["cqnotify.hosts", "cqnotify.conformance"]
+MODULES += ["cqnotify.hosts", "cqnotify.conformance", "cqnotify.metrics"]
+MODULES += ["cqnotify.metrics.prometheus", "cqnotify.metrics.opentelemetry"]
 OF_ALL = {"close", "add_close_callback", "remove_close_callback"}  # of objects that own a handle
 MADE_BY_OTHERS = {"Batches", "Scope", "Host", "Program", "MakePair", "ToPeer"}
 MADE_BY_OTHERS |= {"Connection", "Group", "Listener", "Request"}  # nobody calls these
+MADE_BY_OTHERS |= {"Snapshot", "Counters", "ChannelCounters", "Histogram", "Instruments"}
 
 CALL = re.compile(r"\*\*`([\w.]+)\((.*?)\)`\*\*")
 MEANING = re.compile(r"- (`\w+`(?:, `\w+`)*): ")
@@ -68,7 +70,9 @@ def explained(module: str, call: Call) -> set[str]:
 
 
 def methods_of(cls: type) -> Iterator[str]:
+    """Also those that it inherits, unless from another class of users."""
     ours = [base for base in cls.__mro__ if base.__module__.startswith("cqnotify")]
+    ours = [cls, *(base for base in ours[1:] if getattr(cqnotify, base.__name__, None) is not base)]
     names = {name for base in ours for name in vars(base) if not name.startswith("_")}
     for name in sorted(names - (OF_ALL if hasattr(cls, "add_close_callback") else set())):
         member = inspect.getattr_static(cls, name)

@@ -8,7 +8,7 @@ import tempfile
 import weakref
 
 import pytest
-from support import kernel, python
+from support import Endpoint, connect, kernel, on_iwarp, python, wait_one
 
 from cqnotify import (
     MR,
@@ -16,7 +16,10 @@ from cqnotify import (
     SGE,
     AccessFlags,
     Context,
+    QPType,
+    SendFlags,
     VerbsError,
+    WROpcode,
 )
 
 
@@ -101,6 +104,40 @@ def test_read_only_memory_needs_access_0(pd: PD) -> None:
 def test_relaxed_ordering_is_a_wish_that_any_device_takes(pd: PD) -> None:
     access = AccessFlags.LOCAL_WRITE | AccessFlags.RELAXED_ORDERING
     assert MR(pd, 64, access=access).access == access
+
+
+def test_an_mr_at_another_address_is_named_by_that(ctx: Context, pd: PD) -> None:
+    """The device counts from iova; the bytes stay where they are. siw knows no such thing."""
+    if on_iwarp():
+        with pytest.raises(VerbsError, match="not supported by this device: iova"):
+            MR(pd, 4096, iova=0)
+        return
+    access = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE
+    a, b = connect(*(Endpoint(ctx, QPType.RC) for _ in range(2)))
+    with MR(a.pd, 4096, iova=0) as source, MR(b.pd, 8192, access=access, iova=1 << 40) as target:
+        assert (source.addr, source[8:16].addr, target.addr) == (0, 8, 1 << 40)
+        source.write(b"from offset 8", 8)
+        a.qp.post_send(
+            source[8:21],
+            opcode=WROpcode.RDMA_WRITE,
+            remote_addr=target.addr + 5000,
+            rkey=target.rkey,
+        )
+        wait_one(a.scq).raise_for_status()
+        assert bytes(memoryview(target)[5000:5013]) == target.read(13, 5000) == b"from offset 8"
+        with pytest.raises(ValueError, match="INLINE copies the bytes from this process"):
+            a.qp.post_send(source[:4], send_flags=SendFlags.INLINE)
+        a.qp.post_send(
+            memoryview(source)[8:12],
+            send_flags=SendFlags.INLINE | SendFlags.SIGNALED,
+            opcode=WROpcode.RDMA_WRITE,
+            remote_addr=target.addr,
+            rkey=target.rkey,
+        )
+        wait_one(a.scq).raise_for_status()
+        assert target.read(4) == b"from"
+    with pytest.raises(ValueError, match="iova is 1: its place in a page of 4096 bytes must"):
+        MR(a.pd, 4096, iova=1)
 
 
 def test_a_slice_is_an_sge_of_these_bytes(pd: PD) -> None:

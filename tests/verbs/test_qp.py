@@ -53,6 +53,7 @@ def test_a_new_qp_is_in_reset_and_knows_what_it_was_made_of(
         assert qp.outstanding == (0, 0)
         assert qp.max_send_wr >= 16
         assert 0 <= qp.sq_psn < 1 << 24
+        assert qp.sq_psn == qp.sq_psn  # drawn once
         qp.close()
 
 

@@ -4,6 +4,11 @@
 from __future__ import annotations
 
 import errno
+import os
+import socket
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -12,13 +17,17 @@ from support import Endpoint, connect, is_rxe, wait_one
 
 from cqnotify import (
     CQ,
+    DM,
     MR,
     PD,
     QP,
+    TD,
     AccessFlags,
+    AdviseMRAdvice,
+    AdviseMRFlags,
     Context,
-    DeviceCapFlags,
     ODPGeneralCaps,
+    ParentDomain,
     QPState,
     QPType,
     VerbsError,
@@ -67,15 +76,6 @@ def test_a_rate_limit(rxe: Context) -> None:
     assert a.qp.state is QPState.RTS
 
 
-@pytest.mark.parametrize("qp_type", [QPType.XRC_SEND, QPType.XRC_RECV])
-def test_xrc(ctx: Context, pd: PD, cq: CQ, qp_type: QPType) -> None:
-    if ctx.query_device().device_cap_flags & DeviceCapFlags.XRC:
-        with pytest.raises(ValueError, match=f"qp_type is QPType.{qp_type.name}: cqnotify has no"):
-            QP(pd, qp_type, send_cq=cq)
-    else:
-        refused(lambda: QP(pd, qp_type, send_cq=cq), "ibv_create_qp", f"QPType.{qp_type.name}")
-
-
 def test_paging_on_demand(ctx: Context) -> None:
     """rxe has it from Linux 6.15 on."""
     caps = ctx.query_device_ex().odp_caps
@@ -101,6 +101,85 @@ def test_paging_of_all_memory_on_demand(ctx: Context) -> None:
         assert b.mr.read(8) == b"anywhere"
     else:
         refused(lambda: MR.implicit(PD(ctx)), "ibv_reg_mr", "implicit on-demand paging")
+
+
+SOFTWARE = [
+    ("ibv_rereg_mr", "The MR stays as it was", lambda c, pd, mr: mr.rereg(access=0)),
+    ("ibv_rereg_mr", "8192 bytes at .* stays as it was", lambda c, pd, mr: mr.rereg(8192)),
+    ("ibv_rereg_mr", "stays as it was", lambda c, pd, mr: mr.rereg(pd=PD(c))),
+    ("ibv_alloc_dm", "64 bytes of device memory.*max_dm_size", lambda c, pd, mr: DM(c, 64)),
+    ("ibv_alloc_null_mr", "null MRs", lambda c, pd, mr: MR.null(pd)),
+    ("ibv_alloc_td", "thread domains", lambda c, pd, mr: TD(c)),
+    ("ibv_alloc_parent_domain", "parent domains", lambda c, pd, mr: ParentDomain(pd)),
+    ("ibv_import_pd", "handle 5", lambda c, pd, mr: PD.from_handle(c, 5)),
+    ("ibv_import_mr", "handle 6", lambda c, pd, mr: MR.from_handle(pd, 6)),
+    ("ibv_import_dm", "handle 7", lambda c, pd, mr: DM.from_handle(c, 7, 4096)),
+    ("ibv_import_device", "only some providers", lambda c, pd, mr: Context.from_fd(c.cmd_fd)),
+]
+
+
+@pytest.mark.parametrize(("verb", "what", "call"), SOFTWARE)
+def test_a_verb_of_other_devices_is_refused_and_nothing_is_left_of_it(
+    ctx: Context, verb: str, what: str, call: Callable[[Context, PD, MR], object]
+) -> None:
+    """By rxe and siw alike: their providers have none of these."""
+    with Context(ctx.name) as own, PD(own) as pd, MR(pd, 4096) as mr:
+        before = (mr.addr, mr.length, mr.lkey, mr.access, mr.pd)
+        files = os.listdir("/proc/self/fd")
+        refused(lambda: call(own, pd, mr), verb, what)
+        assert os.listdir("/proc/self/fd") == files
+        assert (mr.addr, mr.length, mr.lkey, mr.access, mr.pd) == before
+        mr.write(b"as before")
+
+
+def test_a_dmabuf(pd: PD) -> None:
+    """The fd is a file's: who takes dma-bufs says that it is none."""
+    with tempfile.TemporaryFile() as file:
+        refused(lambda: MR.from_dmabuf(pd, file, 4096), "ibv_reg_dmabuf_mr", "4096 bytes at offset")
+
+
+def test_advice_about_memory(ctx: Context, pd: PD) -> None:
+    """The provider of rdma-core 44 takes none; from 59 on it passes advice on to rxe."""
+    with MR(pd, 8192) as mr, pytest.raises(VerbsError, match="4096 bytes in 1 element") as e:
+        pd.advise_mr(AdviseMRAdvice.PREFETCH, mr[4096:], flags=AdviseMRFlags.FLUSH)
+    assert e.value.verb == "ibv_advise_mr"
+    assert e.value.errno in (errno.EOPNOTSUPP, errno.EINVAL, errno.EFAULT)  # it is not paged
+    with pytest.raises(ValueError, match="sg is empty"):
+        pd.advise_mr(AdviseMRAdvice.PREFETCH, [])
+
+
+IMPORT = """
+import socket, sys
+from cqnotify import MR, PD, Context, VerbsError
+
+_, fds, _, _ = socket.recv_fds(socket.socket(fileno=int(sys.argv[1])), 1, 1)
+try:
+    with Context.from_fd(fds[0]) as ctx:
+        pd = PD.from_handle(ctx, int(sys.argv[2]))
+        print(MR.from_handle(pd, int(sys.argv[3])).lkey)
+except VerbsError as e:
+    print(e)
+"""
+
+
+def test_a_context_of_another_process(ctx: Context) -> None:
+    with Context(ctx.name) as own, PD(own) as pd, MR(pd, 4096) as mr:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            command = [sys.executable, "-c", IMPORT, str(theirs.fileno()), str(pd.handle)]
+            child = subprocess.Popen(
+                [*command, str(mr.handle)],
+                pass_fds=[theirs.fileno()],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            socket.send_fds(ours, [b"1"], [own.cmd_fd])
+            printed = child.communicate(timeout=60)[0]
+        assert child.returncode == 0
+        if "ibv_import_device: not supported by this device" not in printed:
+            assert int(printed) == mr.lkey
+        # What belongs to this process is as before.
+        MR(pd, 64).close()
 
 
 def test_an_access_flag_that_the_device_does_not_know_is_hinted_at(pd: PD) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from srq_hub import SLOT, TYPES, Hub
-from support import GRH, Endpoint, is_rxe, wait_completions, wait_one
+from support import GRH, Endpoint, is_rxe, until, wait_completions, wait_one
 
 from cqnotify import (
     MR,
@@ -114,6 +114,28 @@ def test_a_qp_that_stops_leaves_the_receives_to_the_others(hub: Hub, state: QPSt
     # What the first one received is its own, and nothing of the rest was flushed through it.
     assert [(wc.wr_id, wc.ok) for wc in hub.qps[0].recv_cq.poll()] == [(0, True)]
     assert hub.srq.outstanding == 0
+
+
+@pytest.mark.not_on_iwarp("a send that fails ends the connection")
+def test_a_peer_that_stops_in_the_middle_of_a_message_takes_its_receive_along(ctx: Context) -> None:
+    """Rxe of Linux 6.1 flushes it, that of 7.2 never completes it."""
+    hub = Hub(ctx, 1, rnr_retry=1)
+    qp = QP(hub.pd, QPType.RC, send_cq=hub.new_cq(), srq=hub.srq)
+    stopping = Endpoint(ctx, QPType.RC, max_send_sge=2)
+    hub.add(qp, stopping)
+    hub.post(0, 1, size=4096)
+    stopping.mr.write(b"begun")
+    refused = stopping.mr[0:8].with_lkey(MR(PD(ctx), 8).lkey)
+    stopping.qp.post_send([stopping.mr[0:2048], refused])
+    (wc,) = wait_completions(stopping.scq, 1)
+    assert not wc.ok
+    until(lambda: hub.memory(0, 5) == b"begun", "the message has begun to arrive")
+    qp.modify(qp_state=QPState.ERR)
+    hub.send(0)
+    assert hub.receive(0).wr_id == 1
+    hub.peers[0].qp.post_send(hub.peers[0].mr[0:8])
+    (wc,) = wait_completions(hub.peers[0].scq, 1)
+    assert wc.status == WCStatus.RNR_RETRY_EXC_ERR
 
 
 def test_a_qp_of_another_pd_leaves_the_memory_to_the_srq(ctx: Context) -> None:

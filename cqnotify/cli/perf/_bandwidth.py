@@ -15,21 +15,28 @@ from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 from ..._core import CQ, CompletionError, SendWR
+from ._control import SLICE
 from ._end import End
+from ._plan import Plan
 from ._run import Effort, begin, requests, what_failed
 from ._statistics import fastest
 from ._waits import SPINS, OverError, Silence, nap
 
 LARGEST_BATCH: Final = 32
+LULL: Final = 1.0  # seconds after which what has not come, of all that was sent, is lost
 AT_ONCE: Final = 256  # completions to take from a CQ
 
 
 class Rate(NamedTuple):
-    """What an end has sent: the messages, and how many per second, on average and at best."""
+    """What an end has sent: the messages, and how many per second, on average and at best.
+
+    lost: how many of the messages did not come; None where nobody can tell, as of writes by UC.
+    """
 
     messages: int
     average: float
     peak: float
+    lost: int | None = 0
 
 
 class Bandwidth(NamedTuple):
@@ -62,10 +69,25 @@ def _measure(end: End, size: int) -> Bandwidth:
     effort = Effort(end)
     told = _Traffic(end, stream, sink).run()
     ours = effort.so_far()
-    theirs = end.control.swap(ours, plan.client, plan.timeout)
+    received = _received(plan, told, sink)
+    lost = received.lost if received else None
+    answer = end.control.swap({"effort": ours, "lost": lost}, plan.client, plan.timeout)
+    theirs = answer or {}  # of a program of perftest
     sent = stream.rate if stream else None
-    received = Rate(*told) if told else None
-    return Bandwidth(size, sent, received, ours, theirs)
+    if sent and plan.loses:
+        sent = sent._replace(lost=theirs.get("lost"))
+    return Bandwidth(size, sent, received, ours, theirs.get("effort"))
+
+
+def _received(plan: Plan, told: Any, sink: Sink | None) -> Rate | None:
+    if told is None:
+        return None
+    rate = Rate(*told[:3])
+    if sink is None:
+        return rate._replace(lost=None) if plan.loses else rate
+    if plan.perftest and plan.op == "send":  # which has told nothing but their number
+        rate = sink.rate(rate.messages)
+    return rate._replace(lost=max(0, rate.messages - sink.received))
 
 
 class Stream:
@@ -151,26 +173,36 @@ class Sink:
         self._post = [qp.post_recv for qp in end.qps]
         self._receives = end.receives
         self.received = 0
+        self._first = self._last = 0  # when, in ns
 
     def step(self) -> bool:
         """Take messages; whether there were any."""
         done = self._poll(AT_ONCE)
         if not done:
             return False
+        self._last = time.perf_counter_ns()
+        self._first = self._first or self._last
         self.received += len(done)
         for index, n in Counter(done).items() if len(self._post) > 1 else ((0, len(done)),):
             self._post[index](self._receives[index][:n])
         return True
 
+    def rate(self, messages: int) -> Rate:
+        """Return how fast they came, of so many that were sent."""
+        average = self.received / max(self._last - self._first, 1) * 1e9
+        return Rate(messages, average, average)
+
 
 class _Traffic:
-    """A run: until our messages have completed, and all of the peer's have come."""
+    """A run: until our messages have completed, and all of the peer's have come, or are lost."""
 
     def __init__(self, end: End, stream: Stream | None, sink: Sink | None) -> None:
         self._end = end
         self._stream = stream
         self._sink = sink
         self._told: Any = None  # by the peer: the Rate of its messages
+        self._lull = (-1, 0.0)  # how many had come, and when that was seen first
+        self._asked = time.monotonic()
 
     def run(self) -> Any:
         """Return what the peer has told of its messages, if it has sent any."""
@@ -186,16 +218,37 @@ class _Traffic:
     def _has_all(self) -> bool:
         if self._told is None:
             return False
-        return self._sink is None or self._sink.received >= self._told[0]
+        if self._sink is None or self._sink.received >= self._told[0]:
+            return True
+        return self._end.plan.loses and self._is_lull(self._sink.received)
+
+    def _is_lull(self, received: int) -> bool:
+        """Whether no message has come for long."""
+        now = time.monotonic()
+        if received != self._lull[0]:
+            self._lull = received, now
+        return now - self._lull[1] > LULL
+
+    def _ask(self) -> None:
+        """Ask at times whether the peer lives, where messages complete whether or not it does."""
+        now = time.monotonic()
+        if now - self._asked > SLICE:
+            self._asked = now
+            self._end.control.ask()
+            if (message := self._end.control.poll()) is not None:
+                self._take(message)
 
     def _go_on(self, is_over: Callable[[], bool], timeout: float | None) -> None:
         """Send and receive."""
         parts = [part for part in (self._stream, self._sink) if part is not None]
         idle = _Idle(self._end, [part.cq for part in parts], timeout)
+        loses = self._end.plan.loses
         while not is_over():
             busy = [part.step() for part in parts]
             if any(busy):
                 idle.is_over()
+                if loses:
+                    self._ask()
                 continue
             try:
                 idle.wait()

@@ -24,7 +24,13 @@ MIB, GBIT = Unit("MiB/sec", 2**20), Unit("Gb/sec", 1e9 / 8)
 def total(done: Bandwidth) -> Rate:
     """Return the sum of both directions."""
     rates = [rate for rate in (done.sent, done.received) if rate is not None]
-    return Rate(*(sum(values) for values in zip(*rates, strict=True)))
+    lost = [rate.lost for rate in rates if rate.lost is not None]
+    return Rate(
+        sum(rate.messages for rate in rates),
+        sum(rate.average for rate in rates),
+        sum(rate.peak for rate in rates),
+        sum(lost) if len(lost) == len(rates) else None,
+    )
 
 
 def head(end: End, unit: Unit) -> str:
@@ -32,19 +38,20 @@ def head(end: End, unit: Unit) -> str:
     columns = (
         f" #bytes     #iterations    BW peak[{unit.name}]    BW average[{unit.name}]   "
         "MsgRate[Mpps]   CPU[%]   peer's CPU[%]"
-    )
+    ) + ("   lost" if end.plan.loses else "")
     return f"{title(end)}\n{paint(columns, 'bold')}"
 
 
-def row(done: Bandwidth, unit: Unit) -> str:
-    """Return the line of a size, in the columns of perftest and two more."""
+def row(done: Bandwidth, unit: Unit, loses: bool) -> str:
+    """Return the line of a size, in the columns of perftest and two more, or three."""
     rate = total(done)
     peak, average = (done.size * each / unit.bytes for each in (rate.peak, rate.average))
     wide = len(unit.name)
     ours, theirs = map(cpu_percent, (done.ours, done.theirs))
+    lost = f"{'-' if rate.lost is None else rate.lost:>7}" if loses else ""
     return (
         f" {done.size:<11}{rate.messages:<12}{peak:{wide + 12}.2f}{average:{wide + 15}.2f}"
-        f"{rate.average / 1e6:16.6f}{ours:>9}{theirs:>16}"
+        f"{rate.average / 1e6:16.6f}{ours:>9}{theirs:>16}{lost}"
     )
 
 
@@ -74,6 +81,7 @@ def _to_dict(done: Bandwidth) -> dict[str, Any]:
 def _rate(rate: Rate, size: int) -> dict[str, Any]:
     return {
         "iterations": rate.messages,
+        "lost": rate.lost,
         "messages_per_second": rate.average,
         "bytes_per_second": rate.average * size,
         "peak_bytes_per_second": rate.peak * size,

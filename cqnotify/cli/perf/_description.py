@@ -9,7 +9,7 @@ from .. import CommandError
 from ._end import End
 from ._plan import check_shared
 
-MAGIC: Final = b"cqnotify perf 1"
+MAGIC: Final = b"cqnotify perf 2"
 OTHER_PROGRAM: Final = "the peer is another program, or of another version of cqnotify"
 
 
@@ -31,11 +31,10 @@ def title(end: End) -> str:
     role = "client" if plan.client else "server"
     ours, theirs = (_waits(events) for events in (plan.events, end.remote["events"]))
     pairs = f", {plan.num_qp} QPs" if plan.num_qp > 1 else ""
+    service = f" by {plan.connection}" if plan.loses else ""
     both = ", both directions" if plan.bidirectional else ""
-    return (
-        f"{plan.name} of {plan.op}, {role} on {end.device} port {plan.port_num}{pairs}{both}: "
-        f"{ours} here, {theirs} there"
-    )
+    where = f"{role} on {end.device} port {plan.port_num}"
+    return f"{plan.name} of {plan.op}{service}, {where}{pairs}{both}: {ours} here, {theirs} there"
 
 
 def _waits(events: bool | None) -> str:
@@ -53,6 +52,7 @@ def describe(end: End) -> dict[str, Any]:
     return {
         "command": plan.name,
         "op": plan.op,
+        "connection": plan.connection,
         "role": "client" if plan.client else "server",
         "device": end.device,
         "port_num": plan.port_num,

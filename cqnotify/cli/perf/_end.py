@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final
 
-from ..._connection import PATIENT
-from ..._core import CQ, MR, PD, SGE, CompletionChannel, RecvWR
-from ...attrs import DeviceAttr
+from ..._connection import DEFAULT_QKEY, NO_GID, PATIENT
+from ..._core import AH, CQ, MR, PD, SGE, CompletionChannel, RecvWR
+from ...attrs import AHAttr, DeviceAttr
 from ...context import Context, is_iwarp
 from ...enums import MTU, AccessFlags, AtomicCap, LinkLayer, QPType
 from ...qp import QP, QPAddress
@@ -23,6 +24,7 @@ from ._control import Control, Talk
 from ._plan import Plan
 
 LINE: Final = 64  # bytes of a cache line
+HOPS: Final = 64  # routers at most
 ROOM: Final = 65536  # bytes that a peer of perftest may use, however small its messages are
 OPEN: Final = {
     "send": AccessFlags(0),
@@ -34,6 +36,8 @@ OPEN: Final = {
 
 class End:
     """An end on an open device. By rdma_cm its QPs are in RESET, else in INIT.
+
+    By rdma_cm UD QPs are in INIT, too, for only the control is connected by it: they take its path.
 
     talk: how the ends talk; by default through a Control, whose QP is to be connected, too.
     """
@@ -54,20 +58,23 @@ class End:
         self._make_memory()
         self._make_qps()
         self.remote: dict[str, Any] = {}  # what the peer's end is, when it has said so
-        if not plan.rdma_cm:
-            self._to_init()
+        self.to_peer: list[dict[str, Any]] = [{} for _ in self.qps]
+        """What a message through each QP needs to reach the peer; on UD its address."""
+        self._to_init()
 
     def _to_init(self) -> None:
-        port_num = self.plan.port_num
+        plan, port_num = self.plan, self.plan.port_num
+        if plan.rdma_cm and plan.connection != "UD":
+            return
         for index, qp in enumerate(self.qps):
             qp.to_init(port_num=port_num, access=self.access)
             self.start(index)
-        if not self.plan.perftest:
+        if not plan.perftest and not plan.rdma_cm:
             self.own_control.qp.to_init(port_num=port_num, access=Control.access)
             self.own_control.start()
 
     def _make_memory(self) -> None:
-        room = -(-max(*self.plan.sizes, ROOM) // LINE) * LINE
+        room = -(-(max(*self.plan.sizes, ROOM) + self.plan.header) // LINE) * LINE
         access = AccessFlags.LOCAL_WRITE | self.access
         if self.plan.op == "read" and is_iwarp(self.context):
             access |= AccessFlags.REMOTE_WRITE  # the answer to a read is a write there
@@ -80,7 +87,7 @@ class End:
         self.recv_cq = CQ(context, plan.num_qp * plan.rx_depth, channel=self.channel)
         self.qps = [
             QP(
-                *(self.pd, QPType.RC),
+                *(self.pd, QPType[plan.connection]),
                 send_cq=self.send_cq,
                 recv_cq=self.recv_cq,
                 max_send_wr=plan.tx_depth,
@@ -90,7 +97,7 @@ class End:
             for _ in range(plan.num_qp)
         ]
 
-        sg = None if plan.immediate else self.into(max(plan.sizes))
+        sg = None if plan.immediate else self.into(max(plan.sizes) + plan.header)
         self.receives = [[RecvWR(sg, wr_id=i)] * plan.rx_depth for i in range(plan.num_qp)]
         """For each QP as many as it has room for."""
 
@@ -104,7 +111,7 @@ class End:
         return self.mr[0:size]
 
     def into(self, size: int) -> SGE:
-        """Return the memory of a message that we receive."""
+        """Return the memory of a message that we receive, with what is before it."""
         return self.mr[self._room : self._room + size]
 
     def views(self, size: int) -> tuple[memoryview, memoryview]:
@@ -122,13 +129,15 @@ class End:
             "rkey": self.mr.rkey,
             "rd_atomic": [attr.max_qp_init_rd_atom, attr.max_qp_rd_atom],
             "qps": []
-            if self.plan.rdma_cm
+            if self.plan.rdma_cm and self.plan.connection != "UD"
             else [self.address(qp).to_wire().decode() for qp in self.qps],
         }
 
     @property
     def path_mtu(self) -> int | None:
         """The path MTU in bytes, of QPs that are connected; None where the device has none."""
+        if self.plan.connection == "UD":
+            return self.plan.path_mtu or _active_mtu(self.context, self.plan.port_num)
         mtu = self.qps[0].query().path_mtu
         return mtu.bytes if isinstance(mtu, MTU) else None
 
@@ -143,16 +152,47 @@ class End:
 
     def connect_control(self, remote: QPAddress) -> None:
         """Connect the QP of the control to the peer's."""
-        self.connect_qp(self.own_control.qp, remote)
+        self._connect_qp(self.own_control.qp, remote)
 
     def connect(self) -> None:
         """Connect all others, to those of the peer that has described itself."""
         ours, theirs = self.describe()["rd_atomic"], self.remote["rd_atomic"]
-        for qp, text in zip(self.qps, self.remote["qps"], strict=True):
-            address = QPAddress.from_wire(text.encode())
-            self.connect_qp(qp, address, min(ours[0], theirs[1]), min(ours[1], theirs[0]))
+        reads = min(ours[0], theirs[1]), min(ours[1], theirs[0])
+        for index, text in enumerate(self.remote["qps"]):
+            self.connect_to(index, QPAddress.from_wire(text.encode()), *reads)
 
-    def connect_qp(self, qp: QP, remote: QPAddress, reads: int = 1, reads_of_peer: int = 1) -> None:
+    def connect_to(
+        self, index: int, remote: QPAddress, reads: int = 1, reads_of_peer: int = 1
+    ) -> None:
+        """Connect one of our QPs to one of the peer's, or on UD keep where that is."""
+        qp = self.qps[index]
+        if self.plan.connection != "UD":
+            self._connect_qp(qp, remote, reads, reads_of_peer)
+            return
+        qp.connect(port_num=self.plan.port_num)
+        self.to_peer[index] = {
+            "ah": AH(self.pd, **self._path_to(remote)._asdict()),
+            "remote_qpn": remote.qp_num,
+            "remote_qkey": DEFAULT_QKEY,
+        }
+
+    def _path_to(self, remote: QPAddress) -> AHAttr:
+        if self.plan.rdma_cm:  # which has found a path, that of the control
+            path = self.own_control.qp.query().ah_attr
+            assert path is not None
+            return path
+        return AHAttr(
+            dgid=None if remote.gid == NO_GID else remote.gid,
+            sgid_index=self.gid_index or 0,
+            dlid=remote.lid,
+            port_num=self.plan.port_num,
+            hop_limit=HOPS,
+            sl=self.plan.sl,
+        )
+
+    def _connect_qp(
+        self, qp: QP, remote: QPAddress, reads: int = 1, reads_of_peer: int = 1
+    ) -> None:
         """Connect one of our QPs; `reads` is how many reads and atomics can be under way."""
         qp.connect(
             remote,
@@ -171,19 +211,38 @@ def open_end(plan: Plan, talk: Talk | None = None) -> Iterator[End]:
     """Open the device and make our end; CommandError if the device's limits are exceeded."""
     with Context(plan.device) as context:
         _check(context, plan)
-        yield End(context, plan, talk)
+        yield End(context, _fitting(context, plan), talk)
+
+
+def _fitting(context: Context, plan: Plan) -> Plan:
+    """Return it with as many of all sizes as go through a UD QP here, where rdma_cm has chosen."""
+    if plan.connection != "UD" or len(plan.sizes) == 1:
+        return plan
+    limit = plan.path_mtu or _active_mtu(context, plan.port_num)
+    return replace(plan, sizes=tuple(size for size in plan.sizes if size <= limit))
+
+
+def _active_mtu(context: Context, port_num: int) -> int:
+    mtu = context.query_port(port_num).active_mtu
+    return mtu.bytes if isinstance(mtu, MTU) else mtu
 
 
 def _check(context: Context, plan: Plan) -> None:
     """Refuse what the device would refuse, by the names of the options."""
+    if plan.loses and is_iwarp(context):
+        why = f"an iWARP device, which has no {plan.connection}: --connection RC is its only one"
+        raise CommandError(f"{context.name} is {why}", CANNOT_RUN)
     if not plan.rdma_cm:
         check_connects(context, ": use --rdma_cm")
     attr = context.query_device()
     port = check_port(context, plan.port_num)
     where = f"{context.name} port {plan.port_num}"
-    mtu = port.active_mtu.bytes if isinstance(port.active_mtu, MTU) else port.active_mtu
+    mtu = _active_mtu(context, plan.port_num)
     check_limit(where, "--mtu", plan.path_mtu or 0, mtu)
-    check_limit(where, "--size", max(plan.sizes), port.max_msg_sz)
+    if plan.connection != "UD":
+        check_limit(where, "--size", max(plan.sizes), port.max_msg_sz)
+    elif len(plan.sizes) == 1:
+        check_limit(f"UD on {where}", "--size", plan.sizes[0], plan.path_mtu or mtu)
     _check_depths(context.name, plan, attr)
     if plan.op == "atomic" and attr.atomic_cap == AtomicCap.NONE:
         raise CommandError(f"{context.name} has no atomic operations", CANNOT_RUN)

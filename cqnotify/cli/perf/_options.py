@@ -15,7 +15,13 @@ from ._plan import ATOMIC, Plan
 
 PORT: Final = 18515  # that of perftest's programs
 LARGEST: Final = 23  # the power of two with which --all ends
-PROGRAMS: Final = {("latency", "send"): "ib_send_lat", ("bandwidth", "write"): "ib_write_bw"}
+PROGRAMS: Final = {
+    ("latency", "send"): "ib_send_lat",
+    ("bandwidth", "send"): "ib_send_bw",
+    ("bandwidth", "write"): "ib_write_bw",
+}
+CONNECTIONS: Final = {"send": ("RC", "UC", "UD"), "write": ("RC", "UC")}
+DEFAULT_MTU: Final = 1024  # bytes
 FEWEST: Final = 5  # iterations that perftest takes
 CHOSEN: Final = {  # by rdma_cm
     "device": "--ib-dev",
@@ -53,6 +59,12 @@ def add_options(
     parser.add_argument(
         "--op", choices=ops, default="send", help="the operation to measure (default: send)"
     )
+    parser.add_argument(
+        *("-c", "--connection"),
+        choices=CONNECTIONS["send"],
+        default="RC",
+        help="the transport service: UC for send and write, UD for send (default: RC)",
+    )
     _add_traffic(parser)
     _add_path(parser)
     _add_peer(parser)
@@ -64,7 +76,10 @@ def _add_traffic(parser: CommandParser) -> None:
     sizes = parser.add_mutually_exclusive_group()
     sizes.add_argument("-s", "--size", metavar="N", type=whole(), help="bytes of a message")
     sizes.add_argument(
-        "-a", "--all", action="store_true", help=f"all sizes from 2 to 2^{LARGEST} bytes"
+        "-a",
+        "--all",
+        action="store_true",
+        help=f"all sizes from 2 to 2^{LARGEST} bytes; UD: to the MTU",
     )
     ends = parser.add_mutually_exclusive_group()
     ends.add_argument(
@@ -111,7 +126,7 @@ def _add_path(parser: CommandParser) -> None:
         dest="path_mtu",
         type=int,
         choices=[mtu.bytes for mtu in MTU],
-        help="path MTU (default: 1024)",
+        help=f"path MTU (default: {DEFAULT_MTU})",
     )
 
 
@@ -126,7 +141,7 @@ def _add_peer(parser: CommandParser) -> None:
     parser.add_argument(
         "--perftest",
         action="store_true",
-        help="the peer is ib_send_lat, or ib_write_bw as the server, with the same -s and -n",
+        help="the peer is ib_send_lat, ib_send_bw or ib_write_bw, with the same -c, -s and -n",
     )
     parser.add_argument(
         *("-p", "--port"),
@@ -167,9 +182,10 @@ def plan_of(args: argparse.Namespace, size: int, **fields: Any) -> Plan:
         device=args.device,
         port_num=args.port_num or 1,
         gid_index=args.gid_index,
-        path_mtu=None if args.rdma_cm else args.path_mtu or 1024,
+        path_mtu=None if args.rdma_cm else args.path_mtu or DEFAULT_MTU,
         sl=args.sl or 0,
         sizes=_sizes(args, size),
+        connection=args.connection,
         iters=None if args.duration else args.iters or 1000,
         duration=args.duration,
         events=args.events,
@@ -182,9 +198,17 @@ def plan_of(args: argparse.Namespace, size: int, **fields: Any) -> Plan:
 def _sizes(args: argparse.Namespace, size: int) -> tuple[int, ...]:
     if args.op == "atomic":
         return (ATOMIC,)
+    largest, is_ud = _largest(args), args.connection == "UD"
     if args.all:
-        return tuple(1 << power for power in range(1, LARGEST + 1))
-    return (args.size or size,)
+        return tuple(1 << power for power in range(1, LARGEST + 1) if 1 << power <= largest)
+    return (args.size or (min(size, largest, DEFAULT_MTU) if is_ud else size),)
+
+
+def _largest(args: argparse.Namespace) -> int:
+    """Return the bytes of the largest message, as far as the options tell."""
+    if args.connection != "UD":
+        return 1 << LARGEST
+    return max(mtu.bytes for mtu in MTU) if args.rdma_cm else args.path_mtu or DEFAULT_MTU
 
 
 def _refuse_combinations(args: argparse.Namespace) -> None:
@@ -196,6 +220,13 @@ def _refuse_combinations(args: argparse.Namespace) -> None:
         wrong = "--bind is for a server, and HOST makes it a client"
     elif args.host is not None and args.port == 0:
         wrong = "--port 0 is for a server"
+    elif args.connection not in CONNECTIONS.get(args.op, ("RC",)):
+        fit = " and ".join(CONNECTIONS.get(args.op, ("RC",)))
+        wrong = f"--connection {args.connection} does not go with --op {args.op}, only {fit}"
+    elif args.connection == "UC" and args.rdma_cm:
+        wrong = "--connection UC does not go with --rdma_cm, which connects no UC QPs"
+    elif args.connection == "UD" and args.size is not None and args.size > _largest(args):
+        wrong = f"--size is {args.size}: the limit of UD is the MTU, {_largest(args)} bytes (--mtu)"
     elif args.op == "atomic" and (args.all or args.size not in (None, ATOMIC)):
         wrong = f"an atomic operation has {ATOMIC} bytes"
     elif args.immediate and args.op != "write":
@@ -212,9 +243,7 @@ def _refuse_with_perftest(args: argparse.Namespace) -> str | None:
     """Return why an option does not go with --perftest."""
     if PROGRAMS.get((args.command, args.op)) is None:
         programs = [f"{name} --op {op}: {program}" for (name, op), program in PROGRAMS.items()]
-        return f"--perftest is for {' and '.join(programs)}"
-    if args.command == "bandwidth" and args.host is None:
-        return "--perftest needs HOST: ib_write_bw is the server"
+        return f"--perftest is for {', '.join(programs)}"
     others = {
         "--rdma_cm": args.rdma_cm,
         "--all": args.all,

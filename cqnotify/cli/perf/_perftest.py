@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Measuring with ib_send_lat, or with ib_write_bw as the server, at the other end.
+"""Measuring with ib_send_lat, ib_send_bw or ib_write_bw at the other end.
 
 perftest's programs have a protocol without a name: both ends say the same things in the same order,
 the client first, and nothing tells what the peer was asked to do. A record of an address is also
@@ -10,7 +10,7 @@ take into account.
     the address of the queue pair; then both connect
     ... again, until both are ready: RECORDS times in all
     what is measured
-    ... again; of a bandwidth, the figures, one after the other
+    ... again; of the bandwidth of writes, the figures, one after the other
     ... again, and "done"
 """
 
@@ -42,7 +42,7 @@ PAGE: Final = 4096  # buffers repeat in it
 LINE: Final = 64
 RECORD: Final = 108
 RETRY: Final = 0.05  # seconds until a client tries again
-RECORDS: Final = {"latency": 4, "bandwidth": 3}
+RECORDS: Final = {"send": 4, "write": 3}  # of sends one more, when the receives are posted
 _INT: Final = struct.Struct("!i")
 _FIGURES: Final = struct.Struct("!QQddd")  # size, iterations, peak, average, millions a second
 _ADDRESS: Final = re.compile(
@@ -61,6 +61,7 @@ class Perftest:
         self._plan = plan
         self._sock = sock
         self._record = b""
+        self._has_told = False
         sock.settimeout(plan.timeout)
 
     # ---- the bytes --------------------------------------------------------------------------
@@ -134,22 +135,22 @@ class Perftest:
     def swap(self, message: dict[str, Any], _first: bool, _timeout: float) -> Any:
         """Be ready with the peer; or tell it what the run has cost, which it does not know of."""
         if "ready" in message:
-            for _ in range(RECORDS[self._plan.name] - 1):
+            for _ in range(RECORDS[self._plan.op] - 1):
                 self._meet()
         return None
 
     def send(self, message: dict[str, Any]) -> None:
-        """Tell the peer the figures of a bandwidth."""
-        if "sent" in message:
+        """Tell the peer the figures of a bandwidth, unless it has those of its own."""
+        if "sent" in message and self._plan.op == "write":
             self._meet()
-            messages, average, peak = message["sent"]
+            messages, average, peak = message["sent"][:3]
             size = self._plan.sizes[0]
             self._swap_figures(messages, peak * size / 2**20, average * size / 2**20, average / 1e6)
 
-    def _swap_figures(self, *figures: float) -> None:
+    def _swap_figures(self, *figures: float) -> tuple[Any, ...]:
         data = _FIGURES.pack(self._plan.sizes[0], *figures)
-        for at in range(0, len(data), 8):
-            self._swap(data[at : at + 8])
+        theirs = b"".join(self._swap(data[at : at + 8]) for at in range(0, len(data), 8))
+        return _FIGURES.unpack(theirs)
 
     def wait(self, _timeout: float | None) -> Any:
         """Return None: a peer has nothing to say of a latency."""
@@ -160,10 +161,25 @@ class Perftest:
         raise AssertionError(message)
 
     def poll(self) -> Any:
-        """Return None: the peer says nothing by itself. Raises GoneError."""
-        if select.select([self._sock], [], [], 0)[0] and not self._sock.recv(1, socket.MSG_PEEK):
+        """Return the figures of a client whose messages are all sent, else None. Raises
+        GoneError.
+
+        Of sends the client keeps them to itself: only their number is known."""
+        if not select.select([self._sock], [], [], 0)[0]:
+            return None
+        if not self._sock.recv(1, socket.MSG_PEEK):
             raise GoneError(GONE)
-        return None
+        if self._plan.name != "bandwidth" or self._plan.client or self._has_told:
+            return None
+        self._has_told = True
+        if self._plan.op == "send":  # these are its words before "done", see flush()
+            return {"sent": [self._plan.iters, 0.0, 0.0]}
+        self._meet()
+        size, messages, peak, average, millions = self._swap_figures(0, 0, 0, 0)
+        if size != self._plan.sizes[0]:
+            raise CommandError(f"the peer's messages have {size} bytes, and not what -s says here")
+        rate = millions * 1e6
+        return {"sent": [messages, rate, rate * (peak / average if average else 1)]}
 
     def ask(self) -> None:
         """Nothing: `poll` sees when the peer has gone."""
@@ -203,7 +219,7 @@ def meet(plan: Plan) -> Iterator[End]:
         found = replace(plan, path_mtu=talk.agree(plan.path_mtu))
         with open_end(found, talk) as end:
             remote = talk.swap_addresses(end)
-            end.connect_qp(end.qps[0], remote)
+            end.connect_to(0, remote)
             yield end
 
 

@@ -10,6 +10,7 @@ from .. import CommandError
 
 # What both ends need alike, by the names of the options.
 SHARED: Final = {
+    "connection": "connection",
     "size": "sizes",
     "iters": "iters",
     "duration": "duration",
@@ -23,6 +24,7 @@ SWITCHES: Final = {
     "write_with_imm": "immediate",
 }
 ATOMIC: Final = 8  # bytes
+GRH: Final = 40  # bytes of routing header before each message that a UD QP receives
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Plan:
     path_mtu: in bytes; None if rdma_cm chooses it.
     immediate: whether writes have immediate data, so that they complete at the peer.
     inline: the largest size that is sent inline.
+    connection: the transport service, by the name of its QPType: RC, UC or UD.
     """
 
     name: str
@@ -60,6 +63,7 @@ class Plan:
     immediate: bool
     inline: int
     timeout: float
+    connection: str = "RC"
 
     @property
     def client(self) -> bool:
@@ -70,6 +74,16 @@ class Plan:
     def receives(self) -> bool:
         """Whether messages need receives at the peer."""
         return self.op == "send" or self.immediate
+
+    @property
+    def loses(self) -> bool:
+        """Whether a message that is lost is not sent again."""
+        return self.connection != "RC"
+
+    @property
+    def header(self) -> int:
+        """The bytes before each message that is received."""
+        return GRH if self.connection == "UD" else 0
 
     def shared(self) -> dict[str, Any]:
         """Return what the peer has to have, too, by the names of the options."""

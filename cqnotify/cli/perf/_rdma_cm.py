@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Meeting the peer by rdma_cm: a connection for the control, and then one for each other QP.
 
+UD QPs need none: they are addressed by the path that rdma_cm has found for the control.
+
 The connections of a client have a number that it has chosen, so that a server knows them.
 """
 
@@ -99,6 +101,9 @@ def _call(plan: Plan, stack: ExitStack) -> End:
         except TimeoutError:
             raise _NobodyError from None
     swap_descriptions(end)
+    if plan.connection == "UD":
+        end.connect()
+        return end
     for index, qp in enumerate(end.qps):
         conn = blocking.connect(
             *(qp, way.peer, plan.port),
@@ -166,6 +171,9 @@ def _serve(plan: Plan, stack: ExitStack) -> End:
         )
         stack.enter_context(conn)
         swap_descriptions(end)
+        if plan.connection == "UD":
+            end.connect()
+            return end
         for _ in end.qps:
             _accept(end, *_next(listener, token.client, time.monotonic() + plan.timeout), stack)
     return end

@@ -57,6 +57,7 @@ def requests(end: End, size: int, wr_id: int = 0) -> tuple[SendWR, SendWR]:
         options.update(opcode=WROpcode.RDMA_WRITE_WITH_IMM, imm_data=0)
     if plan.op != "send":
         options.update(remote_addr=end.remote["addr"], rkey=end.remote["rkey"])
+    options.update(end.to_peer[wr_id])
     if plan.op == "atomic":
         options.update(compare_add=1)
     flags = SendFlags(0)

@@ -36,6 +36,9 @@ class Silence:
     def __init__(self, end: End, timeout: float | None) -> None:
         self._control = end.control
         self._timeout = timeout
+        self._why = ""
+        if end.plan.loses:
+            self._why = f": {end.plan.connection} does not send again what was lost"
         self._begun = self._asked = time.monotonic()
 
     def go_on(self) -> None:
@@ -44,7 +47,7 @@ class Silence:
             raise OverError(message)
         now = time.monotonic()
         if self._timeout is not None and now - self._begun > self._timeout:
-            raise CommandError(f"nothing came for {self._timeout:g} s")
+            raise CommandError(f"nothing came for {self._timeout:g} s{self._why}")
         if now - self._asked > SLICE:
             self._asked = now
             self._control.ask()

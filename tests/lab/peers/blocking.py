@@ -25,7 +25,6 @@ class ThreadLane(Lane):
         self.thread.start()
 
     def send(self, count: int, every: float) -> None:
-        self.busy = True
         super().send(count, every)
         self.channel.interrupt()
 
@@ -68,8 +67,7 @@ class ThreadLane(Lane):
             number = self.sent.post()
             self.qp.post_send(self.memory_of(number), wr_id=number, **self.to_peer)
         if self.busy and not self.left and not self.sent.under_way:
-            self.busy = False
-            self.end.check_done()
+            self.end.done(self)
         return None
 
     def take(self, wcs: list[WorkCompletion]) -> None:
@@ -103,9 +101,10 @@ class End:
         except ClosedError:
             pass
 
-    def check_done(self) -> None:
+    def done(self, lane: ThreadLane) -> None:
         """By a lane that has sent all, or failed: the last one tells."""
         with self.lock:
+            lane.busy = False
             if not any(lane.busy for lane in self.lanes.values()):
                 say("done")
 
@@ -115,7 +114,12 @@ class End:
                 self.lanes[words[0]].connect(words[1])
             case "send":
                 for lane in self.lanes.values():
+                    lane.busy = True  # before one of them can be done
+                for lane in self.lanes.values():
                     lane.send(int(words[0]), float(words[1]))
+            case "stop":
+                for lane in self.lanes.values():
+                    lane.send(0, 0)
             case "nudge":
                 for lane in self.lanes.values():
                     lane.nudge()

@@ -5,6 +5,7 @@ Each program is one end of a few lanes, and obeys orders on standard input, a li
 
     connect LANE ADDRESS    to the lane of that name of the other program
     send COUNT EVERY        on all lanes, a message each EVERY seconds; then "done"
+    stop                    no more of them
     nudge                   another message on the lanes whose sends are still under way
     tally                   one line of JSON for each lane: its books
     cpu                     the CPU time of this process since the last time, and the time

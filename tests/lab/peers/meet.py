@@ -3,7 +3,8 @@
 
     meet.py MODE ROLE HOST TIMEOUT      MODE: blocking or tasks; ROLE: server or client
 
-A server says "connecting" when it has a client's address, and goes on when it gets a line.
+It says "ready" when nothing but the exchange is left, and begins when it gets a line. A server says
+"connecting" when it has a client's address, and goes on when it gets another one.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ def main() -> None:
                 sys.stdin.readline()
             qp.connect(remote)
 
+        say("ready")
+        sys.stdin.readline()
         start = time.monotonic()
         try:
             if mode == "blocking":

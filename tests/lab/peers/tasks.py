@@ -68,11 +68,14 @@ class TaskLane(Lane):
         self.told.append(name_of(error.event.event_type))
 
     async def send_all(self, count: int, every: float) -> None:
+        self.send(count, every)
         sends = []
-        for _ in range(count):
+        while True:
             await self.window.acquire()
-            if self.sent.failed:
+            if self.sent.failed or not self.left:
+                self.window.release()
                 break
+            self.left -= 1
             sends.append(self.start(self.send_one(self.sent.post())))
             await asyncio.sleep(every)
         await asyncio.gather(*sends)
@@ -127,6 +130,9 @@ class End:
             case "send":
                 work = self.send_all(int(words[0]), float(words[1]))
                 self.sending = asyncio.ensure_future(work)
+            case "stop":
+                for lane in self.lanes.values():
+                    lane.send(0, 0)
             case "nudge":
                 for lane in self.lanes.values():
                     lane.nudge()

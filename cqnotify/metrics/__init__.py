@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: MIT
+"""What the CQs and channels of a context count, and how long their waiters take to wake.
+
+See docs/metrics.md.
+
+    snapshot(ctx)                 now, of all its CQs, by their names; closed ones included
+    later - earlier               what happened in between
+    cqnotify.metrics.prometheus   exports them to Prometheus
+    cqnotify.metrics.opentelemetry   ... to OpenTelemetry
+
+Counting is always on. Latencies are measured while `ctx.measure_latency` is True.
+"""
+
+from ._counters import (
+    BOUNDS,
+    ChannelCounters,
+    Counters,
+    Histogram,
+    Snapshot,
+    counters,
+    snapshot,
+)
+
+__all__ = ["BOUNDS", "ChannelCounters", "Counters", "Histogram", "Snapshot", "counters", "snapshot"]

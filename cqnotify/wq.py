@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: MIT
+"""Queues of receives alone: the core's WQ with its enums."""
+
+from __future__ import annotations
+
+from . import _core
+from .enums import WQState, WQType, enum_or_int
+
+__all__ = ["WQ"]
+
+
+class WQ(_core.WQ):
+    """A queue of receives alone, in state RESET: an `RwqIndTable` spreads packets over several.
+
+    pd: the protection domain of the memory that is posted.
+    cq: the CQ on which the receives complete.
+    max_wr: how many receives it has room for, at least.
+    max_sge: how many elements a receive can have.
+    wq_type: RQ.
+    create_flags: `WQFlags`.
+    user_data: any object, kept as an attribute.
+
+    close() raises BusyError while tables name the WQ. Raises VerbsError (EOPNOTSUPP) where the
+    device has none. Wraps ibv_create_wq(3).
+    """
+
+    __slots__ = ()
+
+    @property
+    def wq_type(self) -> WQType | int:
+        """RQ."""
+        return enum_or_int(WQType, super().wq_type)
+
+    @property
+    def state(self) -> WQState | int:
+        """The state to which it was brought; the device may have moved it to ERR since."""
+        return enum_or_int(WQState, super().state)

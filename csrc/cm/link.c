@@ -1,0 +1,308 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * CMLink: what has happened to an identifier, in the order in which it did, and what waits for it.
+ *
+ * The base of Python's Link, which knows what follows from it (cqnotify/cm/_link.py). An event that
+ * was read is put into the list of its link; then the tasks that wait for it go on, in this very
+ * moment, or the threads are woken. What ends a connection ends its queue pair and answers the peer
+ * at once, even if no program waits for that.
+ */
+
+#include "await/loop.h"
+#include "await/wakeup.h"
+#include "cm/link.h"
+#include "cm/calls.h"
+#include "verbs/qp.h"
+
+/* Events that tell of the end of what was established, and those from which nothing follows. */
+#define OVER (CQN_CM_BIT(DISCONNECTED) | CQN_CM_BIT(DEVICE_REMOVAL) | CQN_CM_BIT(MULTICAST_ERROR))
+#define NOTHING (CQN_CM_BIT(TIMEWAIT_EXIT) | CQN_CM_BIT(ADDR_CHANGE))
+
+/* Room for one more than `n` things of that size; most links never have more than one. What there
+ * is, or NULL with an exception: then it is as it was. */
+static void *make_room(void *things, size_t n, size_t *room, size_t size)
+{
+    if (n < *room) {
+        return things;
+    }
+    const size_t more = *room == 0 ? 1 : 2 * *room;
+    void *moved = PyMem_Realloc(things, more * size);
+    if (moved == NULL) {
+        return PyErr_NoMemory();
+    }
+    *room = more;
+    return moved;
+}
+
+/* ---- ringing ---- */
+
+int cqn_cm_link_add_sleeper(cqn_cm_link *self, PyObject *wakeup)
+{
+    cqn_cm_sleeper *sleepers =
+        make_room(self->sleepers, self->asleep, &self->asleep_room, sizeof(*sleepers));
+    if (sleepers == NULL) {
+        return -1;
+    }
+    self->sleepers = sleepers;
+    self->sleepers[self->asleep++] = (cqn_cm_sleeper){.wakeup = Py_NewRef(wakeup)};
+    return 0;
+}
+
+void cqn_cm_link_remove_sleeper(cqn_cm_link *self, const PyObject *wakeup)
+{
+    for (size_t i = 0; i < self->asleep; i++) {
+        PyObject *one = self->sleepers[i].wakeup;
+        if (one == wakeup) {
+            self->asleep--;
+            memmove(self->sleepers + i, self->sleepers + i + 1,
+                    (self->asleep - i) * sizeof(*self->sleepers));
+            Py_DECREF(one);
+            return;
+        }
+    }
+}
+
+/* The oldest that was not rung for since unring_all(), from now on it is; borrowed. */
+static PyObject *ring_next(cqn_cm_link *self)
+{
+    for (size_t i = 0; i < self->asleep; i++) {
+        if (!self->sleepers[i].is_rung) {
+            self->sleepers[i].is_rung = true;
+            return self->sleepers[i].wakeup;
+        }
+    }
+    return NULL;
+}
+
+static size_t unring_all(cqn_cm_link *self)
+{
+    for (size_t i = 0; i < self->asleep; i++) {
+        self->sleepers[i].is_rung = false;
+    }
+    return self->asleep;
+}
+
+/* Sleepers come and go meanwhile, those that come at the end. */
+int cqn_cm_link_wake_all(cqn_cm_link *self, bool at_once, bool while_news)
+{
+    PyObject *pending = NULL, *wakeup;
+    for (size_t left = unring_all(self); left > 0 && (wakeup = ring_next(self)) != NULL; left--) {
+        Py_INCREF(wakeup);
+        const int rc = cqn_wakeup_of_any(self->state, wakeup, at_once);
+        Py_DECREF(wakeup);
+        if (rc == 0 && while_news && self->waiting == 0) {
+            break;
+        }
+        if (rc < 0 && pending == NULL) { /* all of them, also that which has failed */
+            pending = cqn_take_exception();
+            at_once = while_news = false;
+            left = unring_all(self) + 1;
+        }
+        else if (rc < 0) {
+            PyErr_WriteUnraisable((PyObject *)self);
+        }
+    }
+    cqn_put_exception(pending);
+    return pending == NULL ? 0 : -1;
+}
+
+static int ring_bell(cqn_cm_link *self)
+{
+    PyObject *bell = Py_NewRef(self->bell), *result;
+    CQN_UNLOCKED(result = PyObject_CallMethod(bell, "ring", NULL));
+    Py_DECREF(bell);
+    Py_XDECREF(result);
+    return result == NULL ? -1 : 0;
+}
+
+/* In a callback of the loop, where no task runs; or in the thread that reads for all threads. */
+static int ring_at_once(cqn_cm_link *self, bool while_news)
+{
+    if (self->bell != NULL) {
+        return ring_bell(self);
+    }
+    return cqn_cm_link_wake_all(self, true, while_news);
+}
+
+/* 1: the loop was asked to call link_wake_all(), or is closed, and with it the tasks that wait; 0:
+ * the caller is in the thread of the loop; -1 with an exception. */
+static int ring_elsewhere(cqn_cm_link *self)
+{
+    const cqn_cm_channel *channel = cqn_cm_link_channel(self);
+    const int here = cqn_loop_runs_here(self->state, channel->loop, channel->raw_loop);
+    if (here != 0) {
+        return here < 0 ? -1 : 0;
+    }
+    PyObject *loop = Py_NewRef(channel->loop), *answer, *wake;
+    CQN_UNLOCKED(answer = PyObject_CallMethod(loop, "is_elsewhere", NULL));
+    int rc = answer == NULL ? -1 : PyObject_IsTrue(answer);
+    Py_XDECREF(answer);
+    if (rc > 0) {
+        wake = PyObject_GetAttrString((PyObject *)self, "_wake_all");
+        CQN_UNLOCKED(answer = wake == NULL
+                                  ? NULL
+                                  : PyObject_CallMethod(loop, "call_soon_threadsafe", "O", wake));
+        if (answer == NULL && PyErr_ExceptionMatches(PyExc_RuntimeError)) {
+            PyErr_Clear();
+        }
+        rc = PyErr_Occurred() ? -1 : 1;
+        Py_XDECREF(answer);
+        Py_XDECREF(wake);
+    }
+    Py_DECREF(loop);
+    return rc;
+}
+
+int cqn_cm_link_ring(cqn_cm_link *self)
+{
+    if (self->bell != NULL) {
+        return ring_bell(self);
+    }
+    if (self->asleep == 0 || cqn_cm_link_channel(self)->loop == NULL) {
+        return 0;
+    }
+    const int rc = ring_elsewhere(self);
+    return rc < 0 ? -1 : rc > 0 ? 0 : cqn_cm_link_wake_all(self, false, false);
+}
+
+/* ---- what happens to it ---- */
+
+void cqn_cm_link_set_why(cqn_cm_link *self, PyObject *why)
+{
+    if (!cqn_cm_link_has_why(self)) {
+        Py_XSETREF(self->why, Py_NewRef(why));
+    }
+}
+
+/* Whether a call was made. What fails for a reason that may pass, or since it is too late, says so
+ * by `failed`. -1 with any other exception. */
+static int try_call(PyObject *result, bool *failed)
+{
+    if (result != NULL) {
+        Py_DECREF(result);
+        return 0;
+    }
+    if (!PyErr_ExceptionMatches(PyExc_OSError) && !PyErr_ExceptionMatches(PyExc_ValueError) &&
+        !PyErr_ExceptionMatches(PyExc_RuntimeError)) {
+        return -1;
+    }
+    PyErr_Clear();
+    *failed = true;
+    return 0;
+}
+
+int cqn_cm_link_hang_up(cqn_cm_link *self)
+{
+    if (self->hung_up) {
+        return 0;
+    }
+    self->hung_up = true;
+    bool failed = false;
+    PyObject *result;
+    if (self->qp != NULL && PyObject_TypeCheck(self->qp, self->state->QP) && !self->datagrams) {
+        PyObject *qp = Py_NewRef(self->qp);
+        CQN_UNLOCKED(result = cqn_qp_fail(qp, NULL));
+        Py_DECREF(qp);
+        if (try_call(result, &failed) < 0) {
+            return -1;
+        }
+    }
+    if (cqn_cm_link_id(self) != NULL) {
+        PyObject *id = Py_NewRef(self->id);
+        CQN_UNLOCKED(result = cqn_cm_id_disconnect(id, NULL));
+        Py_DECREF(id);
+        if (try_call(result, &failed) < 0) {
+            return -1;
+        }
+    }
+    self->hung_up = !failed;
+    return 0;
+}
+
+static bool is_closed(const cqn_cm_link *self)
+{
+    const cqn_cm_id *id = cqn_cm_link_id(self);
+    return id == NULL || !cqn_is_open(&id->base);
+}
+
+int cqn_cm_reject(PyObject *event)
+{
+    PyObject *request = Py_NewRef(PyTuple_GET_ITEM(event, CQN_CM_EVENT_REQUEST)), *result;
+    CQN_UNLOCKED(result =
+                     request == Py_None ? Py_NewRef(Py_None) : cqn_method_close(request, NULL));
+    Py_DECREF(request);
+    Py_XDECREF(result);
+    return result == NULL ? -1 : 0;
+}
+
+static int add_event(cqn_cm_link *self, PyObject *event)
+{
+    PyObject **events =
+        make_room(self->events, self->waiting, &self->waiting_room, sizeof(*events));
+    if (events == NULL) {
+        return -1;
+    }
+    self->events = events;
+    self->events[self->waiting++] = Py_NewRef(event);
+    return 0;
+}
+
+PyObject *cqn_cm_link_pop(cqn_cm_link *self)
+{
+    PyObject *event = self->events[0];
+    self->waiting--;
+    memmove(self->events, self->events + 1, self->waiting * sizeof(*self->events));
+    return event;
+}
+
+int cqn_cm_link_reject_waiting(cqn_cm_link *self)
+{
+    int rc = 0;
+    while (rc == 0 && self->waiting > 0) {
+        PyObject *event = cqn_cm_link_pop(self);
+        rc = cqn_cm_reject(event);
+        Py_DECREF(event);
+    }
+    return rc;
+}
+
+/* First of all it is known why, so that whatever sees the flush finds that out. */
+static int deliver_end(cqn_cm_link *self, PyObject *event, bool hangs_up)
+{
+    cqn_cm_link_set_why(self, event);
+    if (hangs_up && cqn_cm_link_hang_up(self) < 0) {
+        return -1;
+    }
+    self->ended = true;
+    return ring_at_once(self, false);
+}
+
+int cqn_cm_link_deliver(cqn_cm_link *self, PyObject *event)
+{
+    const long number = PyLong_AsLong(PyTuple_GET_ITEM(event, CQN_CM_EVENT_TYPE));
+    if (number < 0 || number >= 32) {
+        return PyErr_Occurred() ? -1 : 0;
+    }
+    const unsigned int type = 1u << number;
+    const cqn_cm_id *id = cqn_cm_link_id(self);
+    /* A peer that goes before it has our last word is rejected by its kernel. */
+    const bool is_lost = id != NULL && id->lost && type == CQN_CM_BIT(REJECTED);
+    if ((type & OVER) || is_lost) {
+        return deliver_end(self, event, is_lost || type == CQN_CM_BIT(DISCONNECTED));
+    }
+    if (type & NOTHING) {
+        return 0;
+    }
+    if (type == CQN_CM_BIT(UNREACHABLE) && id != NULL && id->state == CQN_CM_ESTABLISHED) {
+        self->troubles++;
+        return 0;
+    }
+    if (type == CQN_CM_BIT(CONNECT_REQUEST) && self->waiting >= (size_t)self->backlog) {
+        return cqn_cm_reject(event);
+    }
+    if (add_event(self, event) < 0 ||
+        (is_closed(self) /* since the event was read */ && cqn_cm_link_reject_waiting(self) < 0)) {
+        return -1;
+    }
+    return ring_at_once(self, true);
+}

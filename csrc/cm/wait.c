@@ -1,0 +1,325 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * CMWait: what waits for something to happen to a link. It is shaped like a coroutine: a task
+ * awaits it, and a generator of steps goes through it; in a thread its first step sleeps and has
+ * the result.
+ *
+ * Before a task sleeps it can be found and woken, and looks once more.
+ */
+
+#include "await/coroutine.h"
+#include "cm/calls.h"
+#include "cm/link.h"
+
+/* Events that end an attempt. UNREACHABLE is no end of what is established, only a hint. */
+#define ENDS                                                                        \
+    (CQN_CM_BIT(ADDR_ERROR) | CQN_CM_BIT(ROUTE_ERROR) | CQN_CM_BIT(CONNECT_ERROR) | \
+     CQN_CM_BIT(UNREACHABLE) | CQN_CM_BIT(REJECTED) | CQN_CM_BIT(DISCONNECTED) |    \
+     CQN_CM_BIT(DEVICE_REMOVAL) | CQN_CM_BIT(MULTICAST_ERROR))
+
+typedef struct {
+    PyObject_HEAD
+    cqn_cm_link *link; /* NULL: it is over */
+    cqn_cm_sleep sleep;
+    double end;          /* by the monotonic clock */
+    unsigned int wanted; /* events */
+    bool for_end;        /* of what was established, and no event */
+    bool stepping;
+} cm_wait;
+
+/* ---- looking ---- */
+
+static bool has_news(const cm_wait *self)
+{
+    const cqn_cm_link *link = self->link;
+    return self->for_end ? link->ended : link->waiting > 0 || cqn_cm_link_has_why(link);
+}
+
+/* An exception that can be raised often does not grow with each raise. */
+static PySendResult raise_again(PyObject *error)
+{
+    if (error != NULL && PyExceptionInstance_Check(error)) {
+        PyException_SetTraceback(error, Py_None);
+        cqn_put_exception(error);
+    }
+    else if (error != NULL) {
+        PyErr_Format(PyExc_SystemError, "no exception: %R", error);
+        Py_DECREF(error);
+    }
+    return PYGEN_ERROR;
+}
+
+/* What Python makes of it: a method of the link says which exception that is. */
+static PySendResult raise_by(cqn_cm_link *link, const char *method, PyObject *event)
+{
+    PyObject *error;
+    CQN_UNLOCKED(
+        error = PyObject_CallMethod((PyObject *)link, method, event == NULL ? NULL : "(O)", event));
+    return raise_again(error);
+}
+
+/* Why a step has failed: an event tells of it, or will. */
+static bool peer_has_gone(const cqn_cm_link *link)
+{
+    const cqn_cm_id *id = cqn_cm_link_id(link);
+    return id != NULL && cqn_is_open(&id->base) &&
+           (id->state == CQN_CM_DISCONNECTED || id->state == CQN_CM_FAILED);
+}
+
+/* Takes an event, and the reference to it. PYGEN_NEXT: it is none for this wait. */
+static PySendResult take(cm_wait *self, PyObject *event, PyObject **result)
+{
+    PyObject *error = PyTuple_GET_ITEM(event, CQN_CM_EVENT_ERROR);
+    const long number = PyLong_AsLong(PyTuple_GET_ITEM(event, CQN_CM_EVENT_TYPE));
+    const unsigned int type = number < 0 || number >= 32 ? 0 : 1u << number;
+    PySendResult r = PYGEN_NEXT;
+    if (error != Py_None) {
+        r = peer_has_gone(self->link) ? PYGEN_NEXT : raise_again(Py_NewRef(error));
+    }
+    else if (type & self->wanted) {
+        *result = Py_NewRef(event);
+        r = PYGEN_RETURN;
+    }
+    else if (type & ENDS) {
+        r = raise_by(self->link, "_error_of", event);
+    }
+    Py_DECREF(event);
+    return r;
+}
+
+/* PYGEN_NEXT: what is waited for has not happened. */
+static PySendResult look(cm_wait *self, PyObject **result)
+{
+    cqn_cm_link *link = self->link;
+    if (self->for_end) {
+        *result = link->ended ? Py_NewRef(Py_None) : NULL;
+        return link->ended ? PYGEN_RETURN : PYGEN_NEXT;
+    }
+    while (link->waiting > 0) {
+        const PySendResult r = take(self, cqn_cm_link_pop(link), result);
+        if (r != PYGEN_NEXT) {
+            return r;
+        }
+    }
+    if (!cqn_cm_link_has_why(link)) {
+        return PYGEN_NEXT;
+    }
+    PyObject *error;
+    CQN_UNLOCKED(error = PyObject_GetAttrString((PyObject *)link, "error"));
+    return raise_again(error);
+}
+
+/* ---- sleeping ---- */
+
+static void wake_up(cm_wait *self)
+{
+    if (self->sleep.wakeup != NULL) {
+        cqn_cm_link_remove_sleeper(self->link, self->sleep.wakeup);
+        cqn_cm_sleep_end(&self->sleep);
+    }
+}
+
+/* PYGEN_RETURN: there may be news. */
+static PySendResult sleep_in_task(cm_wait *self, PyObject **result)
+{
+    if (cqn_cm_sleep_prepare(&self->sleep, cqn_cm_link_channel(self->link), self->end) < 0 ||
+        cqn_cm_link_add_sleeper(self->link, self->sleep.wakeup) < 0) {
+        return PYGEN_ERROR;
+    }
+    return has_news(self) ? PYGEN_RETURN : cqn_cm_sleep_begin(&self->sleep, result);
+}
+
+static PySendResult sleep_in_thread(cm_wait *self)
+{
+    PyObject *bell = Py_NewRef(self->link->bell), *result;
+    PyObject *predicate =
+        PyObject_GetAttrString((PyObject *)self->link, self->for_end ? "is_over" : "has_news");
+    PyObject *end = self->end == CQN_CM_NEVER ? Py_NewRef(Py_None) : PyFloat_FromDouble(self->end);
+    CQN_UNLOCKED(result = predicate == NULL || end == NULL
+                              ? NULL
+                              : PyObject_CallMethod(bell, "sleep", "OO", predicate, end));
+    Py_XDECREF(end);
+    Py_XDECREF(predicate);
+    Py_XDECREF(result);
+    Py_DECREF(bell);
+    return result == NULL ? PYGEN_ERROR : PYGEN_RETURN;
+}
+
+/* ---- steps ---- */
+
+static PySendResult run(cm_wait *self, PyObject **result)
+{
+    for (;;) {
+        PySendResult r = look(self, result);
+        if (r != PYGEN_NEXT) {
+            return r;
+        }
+        if (self->end < CQN_CM_NEVER && cqn_cm_now() >= self->end) {
+            return raise_by(self->link, "_no_answer", NULL);
+        }
+        r = self->link->bell != NULL ? sleep_in_thread(self) : sleep_in_task(self, result);
+        if (r != PYGEN_RETURN) {
+            return r;
+        }
+        wake_up(self);
+    }
+}
+
+static void finish(cm_wait *self)
+{
+    if (self->link != NULL) {
+        wake_up(self);
+        Py_CLEAR(self->link);
+    }
+}
+
+static PySendResult cm_wait_am_send(PyObject *op, PyObject *value, PyObject **result)
+{
+    CQN_LOCKED;
+    cm_wait *self = (cm_wait *)op;
+    *result = NULL;
+    if (cqn_refuse_step(self->stepping, self->link == NULL) < 0) {
+        return PYGEN_ERROR;
+    }
+    self->stepping = true;
+    PySendResult r =
+        self->sleep.wakeup == NULL ? PYGEN_RETURN : cqn_cm_sleep_go_on(&self->sleep, value, result);
+    if (r == PYGEN_RETURN) {
+        wake_up(self);
+        r = run(self, result);
+    }
+    self->stepping = false;
+    if (r != PYGEN_NEXT) {
+        finish(self);
+    }
+    return r;
+}
+
+/* Mostly since the task was cancelled. */
+static PyObject *cm_wait_throw(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
+{
+    CQN_LOCKED;
+    cm_wait *self = (cm_wait *)op;
+    if (cqn_check_throw(nargs) < 0 || cqn_refuse_step(self->stepping, self->link == NULL) < 0) {
+        return NULL;
+    }
+    self->stepping = true;
+    PyObject *yielded = cqn_cm_sleep_throw(&self->sleep, args, nargs);
+    PySendResult r = yielded == NULL ? PYGEN_ERROR : PYGEN_NEXT;
+    if (yielded == NULL && self->sleep.iterator != NULL &&
+        PyErr_ExceptionMatches(PyExc_StopIteration)) { /* by its deadline, which is of the sleep */
+        PyErr_Clear();
+        wake_up(self);
+        r = run(self, &yielded);
+    }
+    self->stepping = false;
+    if (r != PYGEN_NEXT) {
+        finish(self);
+    }
+    return cqn_send_result(r, yielded);
+}
+
+static PyObject *cm_wait_close(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    cm_wait *self = (cm_wait *)op;
+    if (cqn_refuse_step(self->stepping, false) < 0) {
+        return NULL;
+    }
+    if (self->link != NULL && cqn_cm_sleep_close(&self->sleep) < 0) {
+        return NULL;
+    }
+    finish(self);
+    Py_RETURN_NONE;
+}
+
+/* ---- the type ---- */
+
+static PyObject *new_wait(cqn_cm_link *link, unsigned int wanted, bool for_end, PyObject *end)
+{
+    const double at = end == Py_None ? CQN_CM_NEVER : PyFloat_AsDouble(end);
+    if (at == -1 && PyErr_Occurred()) {
+        return NULL;
+    }
+    PyTypeObject *type = link->state->CMWait;
+    cm_wait *self = (cm_wait *)type->tp_alloc(type, 0);
+    if (self != NULL) {
+        self->link = (cqn_cm_link *)Py_NewRef((PyObject *)link);
+        self->wanted = wanted;
+        self->for_end = for_end;
+        self->end = at;
+    }
+    return (PyObject *)self;
+}
+
+PyObject *cqn_cm_link_expect(PyObject *op, PyObject *args)
+{
+    CQN_LOCKED;
+    unsigned int wanted;
+    PyObject *end;
+    return PyArg_ParseTuple(args, "IO:expect", &wanted, &end)
+               ? new_wait((cqn_cm_link *)op, wanted, false, end)
+               : NULL;
+}
+
+PyObject *cqn_cm_link_over(PyObject *op, PyObject *end)
+{
+    CQN_LOCKED;
+    return new_wait((cqn_cm_link *)op, 0, true, end);
+}
+
+static int cm_wait_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    const cm_wait *self = (cm_wait *)op;
+    Py_VISIT(Py_TYPE(op));
+    Py_VISIT(self->link);
+    return cqn_cm_sleep_traverse(&self->sleep, visit, arg);
+}
+
+static int cm_wait_tp_clear(PyObject *op)
+{
+    CQN_LOCKED;
+    cm_wait *self = (cm_wait *)op;
+    if (self->link != NULL && self->sleep.wakeup != NULL) {
+        cqn_cm_link_remove_sleeper(self->link, self->sleep.wakeup);
+    }
+    cqn_cm_sleep_clear(&self->sleep);
+    Py_CLEAR(self->link);
+    return 0;
+}
+
+static void cm_wait_dealloc(PyObject *op)
+{
+    PyObject_GC_UnTrack(op); /* before the lock: while we wait for it the collector can run */
+    CQN_LOCKED;
+    PyTypeObject *type = Py_TYPE(op);
+    finish((cm_wait *)op);
+    type->tp_free(op);
+    Py_DECREF(type);
+}
+
+static PyMethodDef cm_wait_methods[] = {
+    CQN_COROUTINE_METHODS(cm_wait_throw, cm_wait_close),
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot cm_wait_slots[] = {
+    {Py_tp_doc, "What waits for something to happen to a link, for one `await`: a coroutine."},
+    {Py_am_await, PyObject_SelfIter},
+    {Py_am_send, cm_wait_am_send},
+    {Py_tp_iter, PyObject_SelfIter},
+    {Py_tp_iternext, cqn_coroutine_next},
+    {Py_tp_traverse, cm_wait_traverse},
+    {Py_tp_clear, cm_wait_tp_clear},
+    {Py_tp_dealloc, cm_wait_dealloc},
+    {Py_tp_methods, cm_wait_methods},
+    {0, NULL},
+};
+
+PyType_Spec cqn_cm_wait_spec = {
+    .name = "cqnotify._core.CMWait",
+    .basicsize = sizeof(cm_wait),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE |
+             Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = cm_wait_slots,
+};

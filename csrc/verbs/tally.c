@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The counters of a context: for each name that its CQs were given, those of its CQs of that name,
+ * the closed ones included.
+ *
+ * So a sum over a context never falls, and what is kept of closed CQs takes memory for each name,
+ * not for each CQ. The tallies are made with the first CQ of a name, and freed with the context.
+ */
+
+#include "verbs/context.h"
+
+struct cqn_tally {
+    cqn_tally *next;
+    PyObject *name;      /* a str */
+    cqn_counters closed; /* of those that are closed */
+};
+
+/* ---- of a CQ ---- */
+
+/* To make one runs no other code between the look and the list. NULL with MemoryError. */
+cqn_tally *cqn_tally_for(cqn_context *ctx, PyObject *name)
+{
+    cqn_tally **link = &((cqn_device_context *)ctx)->tallies;
+    while (*link != NULL && PyUnicode_Compare((*link)->name, name) != 0) {
+        link = &(*link)->next;
+    }
+    if (*link == NULL && (*link = PyMem_Calloc(1, sizeof(**link))) != NULL) {
+        (*link)->name = Py_NewRef(name);
+    }
+    return *link != NULL ? *link : (cqn_tally *)PyErr_NoMemory();
+}
+
+/* All that is counted is numbers of 64 bits. */
+static void add_numbers(void *sum, const void *more, size_t size)
+{
+    uint64_t *to = sum;
+    const uint64_t *from = more;
+    for (size_t i = 0; i < size / sizeof(*to); i++) {
+        to[i] += from[i];
+    }
+}
+
+static void add_counters(cqn_counters *sum, const cqn_cq *cq)
+{
+    add_numbers(&sum->counts, &cq->stats, sizeof(cq->stats));
+    for (size_t i = 0; i < CQN_HISTOGRAMS; i++) {
+        if (cq->histograms[i] != NULL) {
+            add_numbers(&sum->histograms[i], cq->histograms[i], sizeof(cqn_histogram));
+        }
+    }
+}
+
+/* The CQ is closed, and its context has the tally still. */
+void cqn_tally_close(cqn_cq *cq)
+{
+    cqn_cq_event_is_over(cq);
+    add_counters(&cq->tally->closed, cq);
+}
+
+void cqn_tallies_free(cqn_tally **tallies)
+{
+    cqn_tally *tally;
+    while ((tally = *tallies) != NULL) {
+        *tallies = tally->next;
+        Py_DECREF(tally->name);
+        PyMem_Free(tally);
+    }
+}
+
+/* ---- as rows of numbers ---- */
+
+/* Counters are numbers of 64 bits, so many bytes of them. */
+static PyObject *row_of(const void *counters, size_t size)
+{
+    const uint64_t *numbers = counters;
+    const Py_ssize_t n = (Py_ssize_t)(size / sizeof(*numbers));
+    PyObject *row = PyTuple_New(n);
+    for (Py_ssize_t i = 0; row != NULL && i < n; i++) {
+        PyObject *number = PyLong_FromUnsignedLongLong(numbers[i]);
+        if (number == NULL) {
+            Py_CLEAR(row);
+            break;
+        }
+        PyTuple_SET_ITEM(row, i, number);
+    }
+    return row;
+}
+
+PyObject *cqn_cq_counters(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    cqn_counters copy = {.counts.events = 0};
+    add_counters(&copy, (cqn_cq *)op);
+    return row_of(&copy, sizeof(copy));
+}
+
+/* What is told of one name. */
+typedef struct {
+    PyObject *name; /* the tally's */
+    Py_ssize_t open;
+    cqn_counters sum;
+} total;
+
+/* Adds the CQs that are open, or are being closed. Returns how many are. */
+static Py_ssize_t add_open(const cqn_context *ctx, const cqn_tally *tally, cqn_counters *sum)
+{
+    Py_ssize_t n = 0;
+    for (const cqn_object *o = ctx->first[CQN_RANK_CQ]; o != NULL; o = o->next) {
+        if (((const cqn_cq *)o)->tally == tally) {
+            add_counters(sum, (const cqn_cq *)o);
+            n++;
+        }
+    }
+    return n;
+}
+
+/* To make an object can run code that closes CQs, or makes some: so all is added up before. */
+static total *add_up(const cqn_context *ctx, size_t *n)
+{
+    const cqn_tally *first = ((const cqn_device_context *)ctx)->tallies;
+    *n = 0;
+    for (const cqn_tally *tally = first; tally != NULL; tally = tally->next) {
+        ++*n;
+    }
+    total *totals = PyMem_Calloc(*n + 1, sizeof(*totals));
+    size_t i = 0;
+    for (const cqn_tally *tally = first; totals != NULL && tally != NULL; tally = tally->next) {
+        total *t = &totals[i++];
+        t->name = tally->name;
+        t->sum = tally->closed;
+        t->open = add_open(ctx, tally, &t->sum);
+    }
+    return totals != NULL ? totals : (total *)PyErr_NoMemory();
+}
+
+/* What the channels have counted, a row. */
+typedef struct {
+    uint64_t timeouts, thread_wakeups;
+    cqn_histogram per_wake;
+} channel_row;
+
+static channel_row row_of_channels(const cqn_channel_counters *channels)
+{
+    channel_row row = {channels->timeouts, channels->thread_wakeups, {.sum = 0}};
+    if (channels->per_wake != NULL) {
+        row.per_wake = *channels->per_wake;
+    }
+    return row;
+}
+
+/* The name of the device; of each name of CQs: that, how many are open, and the sums; and what the
+ * channels have counted. Also of a closed context. */
+PyObject *cqn_context_counters(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    size_t n;
+    const channel_row channels = row_of_channels(&((cqn_device_context *)op)->channels);
+    total *totals = add_up((cqn_context *)op, &n);
+    PyObject *list = totals == NULL ? NULL : PyList_New(0);
+    for (size_t i = 0; list != NULL && i < n; i++) {
+        PyObject *row = row_of(&totals[i].sum, sizeof(totals[i].sum));
+        PyObject *item =
+            row == NULL ? NULL : Py_BuildValue("(OnN)", totals[i].name, totals[i].open, row);
+        if (item == NULL || PyList_Append(list, item) < 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(item);
+    }
+    PyMem_Free(totals);
+    PyObject *row = list == NULL ? NULL : row_of(&channels, sizeof(channels));
+    if (row == NULL) {
+        Py_XDECREF(list);
+        return NULL;
+    }
+    return Py_BuildValue("(sNN)", ((cqn_device_context *)op)->name, list, row);
+}

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: MIT
+"""A number that other processes count up by RDMA, without disturbing the process that has it."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from cqnotify import MR, QP, WROpcode
+
+
+class Tally:
+    """The number at an address of a queue pair's peer: 8 bytes in the byte order of the machine.
+
+    qp: is connected (RC); its peer permits REMOTE_ATOMIC. Its send CQ has a channel.
+    mr: at least 8 bytes of our own, into which the device writes.
+    addr, rkey: where the number is, a multiple of 8.
+    """
+
+    def __init__(self, qp: QP, mr: MR, addr: int, rkey: int) -> None:
+        self.qp, self.mr, self.addr, self.rkey = qp, mr, addr, rkey
+
+    def add(self, n: int = 1, timeout: float = 5.0) -> int:
+        """Add n to the number, and return what it was before.
+
+        Raises CompletionError if the peer is gone or refuses, TimeoutError if nothing is heard.
+        """
+        self.qp.post_send(
+            self.mr[0:8],
+            opcode=WROpcode.ATOMIC_FETCH_AND_ADD,
+            remote_addr=self.addr,
+            rkey=self.rkey,
+            compare_add=n,
+        )
+        self._await_completion(timeout)
+        return int.from_bytes(self.mr.read(8), sys.byteorder)
+
+    def _await_completion(self, timeout: float) -> None:
+        cq, end = self.qp.send_cq, time.monotonic() + timeout
+        assert cq.channel is not None
+        while not (done := cq.poll(1)):
+            if cq.safe_to_sleep():
+                cq.channel.get_event(max(0.0, end - time.monotonic())).ack()
+        done[0].raise_for_status()
