@@ -309,20 +309,20 @@ def test_a_server_whose_client_dies_says_so() -> None:
 
 @pytest.mark.usefixtures("conversation")
 def test_a_client_whose_server_stands_still_says_so() -> None:
-    args = [*FOREVER, "-e", "--timeout", 1]
+    args = [*FOREVER, "-e", "--timeout", 3]  # in which a busy machine's server answers
     with (
         server(*args, name="latency") as (us, port),
         started(command("latency", "-p", port, *args, "127.0.0.1")) as client,
     ):
         assert client.stdout is not None
-        client.stdout.readline()
-        client.stdout.readline()
+        assert client.stdout.readline()
+        assert client.stdout.readline()
         us.send_signal(signal.SIGSTOP)
         code, out, err = outcome(client)
     assert (code, out) == (1, "")
     # The second is said if the server was stopped before it was ready to begin.
     assert err in {
-        f"cqnotify: {who} for 1 s\n" for who in ("nothing came", "the peer said nothing")
+        f"cqnotify: {who} for 3 s\n" for who in ("nothing came", "the peer said nothing")
     }
 
 
