@@ -202,8 +202,9 @@ async def test_our_client_and_ucmatose(ctx: Context) -> None:
         async with conn, AsyncCQ(side.cq) as acq:
             for i in range(10):
                 assert (await acq.completion(i)).byte_len == 100
-            for _ in range(10):
-                await acq.send(side.qp, side.mr[:100])
+            with last_word(conn):
+                for _ in range(10):
+                    await acq.send(side.qp, side.mr[:100])
             await conn.closed(SOON)
 
 
