@@ -70,13 +70,15 @@ static inline int cqn_freeze(PyObject **value, PyObject **copy)
  * CPython 3.14 made public what an extension needs to have one lock for all of its objects: a
  * critical section over a mutex, and a reference by a pointer that holds none. CPython 3.13 has
  * both, but offers the first for the mutex of an object alone, and the second to itself alone. So
- * for 3.13t, and for nothing else, the four definitions below do what 3.14's do, by the private
- * fields of objects. They can go with the support of 3.13t; no other file touches such a field.
+ * for 3.13t, and for nothing else, the definitions below do what 3.14's do, by private fields of
+ * objects and of the thread. They can go with the support of 3.13t; no other file touches such a
+ * field.
  */
 #if PY_VERSION_HEX >= 0x030E0000
 
 typedef PyMutex cqn_mutex;
 #define CQN_BEGIN_SECTION(section, mutex) PyCriticalSection_BeginMutex(section, mutex)
+#define cqn_is_innermost(mutex) false /* 3.14 sees to it */
 #define cqn_enable_try_ref PyUnstable_EnableTryIncRef
 #define cqn_try_ref_object PyUnstable_TryIncRef
 
@@ -84,6 +86,16 @@ typedef PyMutex cqn_mutex;
 
 typedef PyObject cqn_mutex; /* only its ob_mutex is used: it is no Python object */
 #define CQN_BEGIN_SECTION(section, mutex) PyCriticalSection_Begin(section, mutex)
+
+/* Whether the innermost section of this thread is one on that mutex. Another one on it would spin
+ * for the mutex, which the thread has, before it suspends the outer one. */
+static inline bool cqn_is_innermost(const cqn_mutex *mutex)
+{
+    const uintptr_t innermost = PyThreadState_GetUnchecked()->critical_section;
+    const uintptr_t suspended = 1, flags = 3;
+    return innermost != 0 && (innermost & suspended) == 0 &&
+           ((const PyCriticalSection *)(innermost & ~flags))->_cs_mutex == &mutex->ob_mutex;
+}
 
 /* An object says that it may be referred to weakly: only then does its shared count tell other
  * threads whether it lives. */
@@ -125,7 +137,7 @@ extern _Thread_local unsigned cqn_sections;
 int cqn_lock_init(void);
 
 /* At the end of the interpreter one thread is left, which must not wait: the lock can have been
- * handed to a thread that never comes back. */
+ * handed to a thread that never comes back. A section within another one is nothing. */
 typedef struct {
     PyCriticalSection section;
     bool begun;
@@ -133,7 +145,7 @@ typedef struct {
 
 static inline void cqn_begin_section(cqn_section *self)
 {
-    self->begun = !Py_IsFinalizing();
+    self->begun = !Py_IsFinalizing() && !cqn_is_innermost(&cqn_lock);
     if (self->begun) {
         CQN_BEGIN_SECTION(&self->section, &cqn_lock);
         cqn_sections++;
