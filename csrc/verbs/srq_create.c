@@ -50,8 +50,6 @@ static int srq_clear(PyObject *op)
     cqn_srq *self = (cqn_srq *)op;
     if (self->base.handle == NULL) {
         drop_requests(self);
-    }
-    if (self->base.handle == NULL) {
         PyMem_Free(self->tagged);
         self->tagged = NULL;
     }
