@@ -78,7 +78,7 @@ static inline int cqn_freeze(PyObject **value, PyObject **copy)
 
 typedef PyMutex cqn_mutex;
 #define CQN_BEGIN_SECTION(section, mutex) PyCriticalSection_BeginMutex(section, mutex)
-#define cqn_is_innermost(mutex) false /* 3.14 sees to it */
+#define cqn_is_innermost(mutex) false /* 3.14 looks for it by itself */
 #define cqn_enable_try_ref PyUnstable_EnableTryIncRef
 #define cqn_try_ref_object PyUnstable_TryIncRef
 
@@ -137,7 +137,8 @@ extern _Thread_local unsigned cqn_sections;
 int cqn_lock_init(void);
 
 /* At the end of the interpreter one thread is left, which must not wait: the lock can have been
- * handed to a thread that never comes back. A section within another one is nothing. */
+ * handed to a thread that never comes back. A section within another one of the same thread is
+ * nothing. */
 typedef struct {
     PyCriticalSection section;
     bool begun;

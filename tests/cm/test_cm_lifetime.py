@@ -354,7 +354,7 @@ def test_threads_connect_close_and_drop_at_once(ctx: Context) -> None:
         with Context(ctx.name) as own:
             crowd = Crowd(own, rounds=25)
             crowd.run()
-            assert crowd.made > 0, "at times it is possible"
+            assert crowd.made > 10, "mostly it is possible"
             assert not crowd.late, "a client whose deadline has not come gets an answer"
     finally:
         sys.setswitchinterval(interval)

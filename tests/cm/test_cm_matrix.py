@@ -166,7 +166,7 @@ class Scene:
         await self.unanswered(timeout=SOON)
         await self.peer.do("accept")
         await self.connected()
-        await self.peer.do("ESTABLISHED")  # before that its kernel says no goodbye
+        await self.peer.do("ESTABLISHED")  # before that the peer's kernel drops its goodbye
 
     async def connected(self) -> None:
         assert self.call is not None

@@ -165,7 +165,7 @@ async def test_the_peers_words_are_told(ctx: Context) -> None:
 
 
 REFUSES = "a read or write that is refused ends the connection, without saying so"
-# Flushed, if the connection's end hears of it and hangs up before its device answers.
+# What is refused is flushed, if our end hears of it and hangs up before its device has answered.
 REFUSED = (WCStatus.REM_ACCESS_ERR, WCStatus.WR_FLUSH_ERR)
 
 

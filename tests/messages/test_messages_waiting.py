@@ -237,7 +237,7 @@ async def test_a_cancelled_sender_is_withdrawn_or_goes_on(ctx: Context) -> None:
         assert took(await b.recv(timeout=SOON)) == [b"behind"]
         await behind
         sending = await start(a.send(data_of(LARGE)))
-        while a._session.flow.offered == 0:  # it has no credit yet
+        while a._session.flow.offered == 0:  # the sender has no credit yet
             await asyncio.sleep(0)
         await cancel(sending)
         assert took(await b.recv(timeout=SOON)) == [data_of(LARGE)]

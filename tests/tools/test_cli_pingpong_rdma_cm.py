@@ -348,7 +348,6 @@ def test_who_goes_while_they_play_is_missed_at_once(
                 for process, before in zip((a, b), ticks, strict=True)
             ),
             "they play",
-            2 * DEADLINE,
         )
         goes, stays = (a, b) if who == "server" else (b, a)
         goes.send_signal(number)

@@ -16,8 +16,6 @@ import pytest
 from cli_support import command, cqnotify, each_signal, in_lab, outcome, read_terminal, started
 from support import until
 
-from cqnotify.cli import FAILED
-
 MESSAGES = 160
 FEW = ("--messages", "16", "--interval", "60")  # of which none is missed on a busy machine
 LIMIT = 300.0  # seconds for six short runs on an emulated machine
@@ -32,9 +30,7 @@ def queue_disciplines() -> str:
 def figures() -> dict[str, Any]:
     """The demo's own figures, from one run for all tests of this file."""
     done = cqnotify("demo", "--json", "--messages", MESSAGES, timeout=LIMIT)
-    if done.returncode == FAILED:  # a machine that stalls misses many of the pauses: once more
-        done = cqnotify("demo", "--json", "--messages", MESSAGES, timeout=LIMIT)
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == 0, (done.stdout, done.stderr)  # the problems stand in the figures
     return json.loads(done.stdout)
 
 
