@@ -8,6 +8,7 @@ import contextlib
 import gc
 import inspect
 import os
+import resource
 import subprocess
 import sys
 import sysconfig
@@ -62,7 +63,8 @@ from cqnotify.qp import DEFAULT_QKEY
 from cqnotify.testing import connect as connect
 from cqnotify.testing import wait_completions as wait_completions
 
-DEADLINE = 30.0  # seconds: the lab's guest is emulated, and can stall for a while
+DEADLINE = 120.0  # seconds: only a hang reaches it, however busy the machine is
+SPIN = 60.0  # seconds, the most that poll() takes: only a hang reaches them
 ALL_REMOTE = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_READ
 GRH = 40
 QKEY = DEFAULT_QKEY
@@ -72,7 +74,6 @@ PPOLL = "271"  # number of the system call on x86-64
 SOLICITED = SendFlags.SIGNALED | SendFlags.SOLICITED
 UNSIGNALED = SendFlags(0)
 REMOTE = AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_READ | AccessFlags.REMOTE_ATOMIC
-PATIENCE = 6.0  # seconds for what takes some milliseconds where nothing is lost
 
 Scenario = Callable[[Coroutine[Any, Any, Any]], Any]
 _T = TypeVar("_T")
@@ -183,6 +184,14 @@ def is_asleep(thread: threading.Thread) -> bool:
         return sits_in(f"/proc/self/task/{thread.native_id}", PPOLL)
     except OSError:
         return False
+
+
+def switches(thread: threading.Thread) -> int:
+    """How often the thread has gone to sleep, for whatever reason."""
+    for line in Path(f"/proc/self/task/{thread.native_id}/status").read_text().splitlines():
+        if line.startswith("voluntary_ctxt_switches:"):
+            return int(line.split()[1])
+    raise AssertionError("no such line")
 
 
 class Waiter:
@@ -423,7 +432,7 @@ class Link:
                 self.b.qp.post_send(self.b.mr[0:i] if i else None, send_flags=flags)
             else:
                 self.b.qp.post_send(None, opcode=opcode, imm_data=i, send_flags=flags)
-            wait_completions(self.b.scq, 1, timeout=PATIENCE)
+            wait_completions(self.b.scq, 1, timeout=DEADLINE)
 
     def fail(self, wr_id: int = 0) -> None:
         """Post by hand what the peer refuses; all that is posted behind it is flushed."""
@@ -583,38 +592,28 @@ def open_fds() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-IDLE = 5.0  # seconds
-IDLE_LIMIT = 0.01 * IDLE
+IDLE = 1.0  # seconds
+BUSY = 0.3 * IDLE  # of CPU time: what never sleeps takes all of it, and what sleeps next to nothing
+WAKES = 20  # of all threads: what looks again and again sleeps more often
 
 
 Sleep = Callable[[float], Awaitable[object]]
 
 
-async def cpu_of_a_sleep(seconds: float, sleep: Sleep = asyncio.sleep) -> float:
-    start = time.process_time()
-    await sleep(seconds)
-    return time.process_time() - start
-
-
-async def sleeps(seconds: float, cpu: float, sleep: Sleep = asyncio.sleep) -> bool:
-    """Whether that takes less CPU time than `cpu`, in seconds; of a few times the best, since a
-    stall of the machine can look like work."""
-    for _ in range(3):
-        if await cpu_of_a_sleep(seconds, sleep) < cpu:
+async def sleeps(sleep: Sleep = asyncio.sleep, more: Callable[[], object] = lambda: None) -> bool:
+    """Whether the process sleeps while its tasks wait, and `more` stays as it is: it does not
+    compute, and is not woken again and again. Something may be under way at first, and a stall of
+    the machine can look like work: so once in a few times is enough."""
+    await sleep(0)
+    gc.collect()
+    for _ in range(5):
+        before, seen = resource.getrusage(resource.RUSAGE_SELF), more()
+        await sleep(IDLE)
+        after = resource.getrusage(resource.RUSAGE_SELF)
+        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        if cpu < BUSY and after.ru_nvcsw - before.ru_nvcsw < WAKES and more() == seen:
             return True
     return False
-
-
-async def cpu_while_idle() -> float:
-    """Beyond what it takes to fall asleep and to wake; the best of a few times, as in sleeps()."""
-    await tick()
-    gc.collect()
-    took = IDLE_LIMIT
-    for _ in range(3):
-        if took >= IDLE_LIMIT:
-            once = await cpu_of_a_sleep(0.01)
-            took = await cpu_of_a_sleep(IDLE) - once
-    return took
 
 
 async def fill(acq: AsyncCQ, link: Link) -> list[asyncio.Future[Any]]:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from support import (
     DEADLINE,
+    SPIN,
     Endpoint,
     Lane,
     Scenario,
@@ -138,7 +139,7 @@ async def test_a_thread_that_spins_leaves_a_send_its_completion(
     async with AsyncCQ(a.scq) as acq:
         acq._reader.attach()  # so the thread is a stranger from the start
         polls = acq.stats.polls
-        spinner = Waiter(lambda: a.scq.poll(spin=DEADLINE))
+        spinner = Waiter(lambda: a.scq.poll(spin=SPIN))
         until(lambda: acq.stats.polls > polls, "it spins")
         task = asyncio.ensure_future(acq.send(a.qp, a.mr[0:8]))
         await tick()
@@ -164,7 +165,7 @@ def test_what_a_poll_finds_goes_to_the_task_of_another_thread_that_began_to_wait
         return ids(await asyncio.wait_for(task, DEADLINE))
 
     waiting = Waiter(lambda: loop.run_until_complete(wait()))
-    assert acq.poll(spin=DEADLINE) == []
+    assert acq.poll(spin=SPIN) == []
     polled.set()
     assert waiting.join() == [0]
     acq.close()

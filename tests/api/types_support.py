@@ -6,7 +6,7 @@ from __future__ import annotations
 from cqnotify import WorkCompletion
 from cqnotify.testing import Endpoint, wait_completions
 
-DEADLINE = 30.0
+DEADLINE = 120.0
 Pair = tuple[Endpoint, Endpoint]
 
 

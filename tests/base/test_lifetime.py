@@ -263,6 +263,7 @@ def pd_with_mrs(ctx: Context) -> tuple[PD, list[MR], list[MR]]:
     return pds[0], mrs[::2], mrs
 
 
+@pytest.mark.clock
 @pytest.mark.parametrize("make", [context_with_pds, pd_with_mrs])
 def test_the_time_to_close_is_linear(
     ctx: Context, make: Callable[[Context], tuple[Context | PD, Sequence[PD | MR], object]]

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import threading
-from pathlib import Path
 from types import FrameType
 
 import pytest
@@ -20,20 +19,13 @@ from support import (
     open_fds,
     python,
     send,
+    switches,
     until,
 )
 
 from cqnotify import ClosedError, CompletionChannel, Context
 
 MANY = 8
-
-
-def sleeps(thread: threading.Thread) -> int:
-    """How often the thread has gone to sleep, for whatever reason."""
-    for line in Path(f"/proc/self/task/{thread.native_id}/status").read_text().splitlines():
-        if line.startswith("voluntary_ctxt_switches:"):
-            return int(line.split()[1])
-    raise AssertionError("no such line")
 
 
 def asleep_at(channel: CompletionChannel, n: int) -> list[Waiter]:
@@ -65,13 +57,13 @@ def test_an_event_wakes_one_of_many_waiters(pair: Pair) -> None:
     waiters = asleep_at(b.channel, MANY)
     woken = []
     while waiters:
-        before = {w: sleeps(w.thread) for w in waiters}
+        before = {w: switches(w.thread) for w in waiters}
         raise_event(pair)
         until(lambda: not all(w.thread.is_alive() for w in waiters), "one has it")
         (winner,) = [w for w in waiters if not w.thread.is_alive()]
         assert winner.join() is b.rcq
         waiters.remove(winner)
-        woken.append(sum(sleeps(w.asleep().thread) - before[w] for w in waiters))
+        woken.append(sum(switches(w.asleep().thread) - before[w] for w in waiters))
     assert b.rcq.unacked == b.rcq.stats.events == MANY
     # When all wake for each event it is 28, and more, since they wait for the GIL as well.
     assert sum(woken) < 2 * MANY, woken

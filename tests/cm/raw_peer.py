@@ -16,7 +16,7 @@ from cqnotify._core import CMID, CMChannel
 from cqnotify.cm import CMEventType
 from cqnotify.cm._link import Options
 
-DEADLINE = 30.0
+DEADLINE = 120.0
 OPTIONS = Options(b"raw")
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import uvloop
 from cm_support import (
-    GIVEN_UP,
     NOBODY,
     SOON,
     Side,
@@ -139,9 +138,10 @@ async def test_those_that_wait_when_the_listener_is_closed_are_rejected(ctx: Con
 async def test_more_requests_than_the_backlog_are_rejected(ctx: Context) -> None:
     async with cm.listen(address_of(ctx), 0, backlog=2) as listener:
         asking = [asyncio.create_task(cm.connect(Side(ctx).qp, *listener.local)) for _ in range(5)]
-        done, waiting = await asyncio.wait(asking, timeout=2)
-        assert len(done) == 3
-        assert all(isinstance(task.exception(), cm.RejectedError) for task in done)
+        await eventually(lambda: sum(task.done() for task in asking) >= 3)
+        waiting = [task for task in asking if not task.done()]
+        assert len(waiting) == 2
+        assert all(isinstance(task.exception(), cm.RejectedError) for task in asking if task.done())
         for _ in range(2):
             await (await listener.get_request(SOON)).accept(Side(ctx).qp)
         await asyncio.gather(*waiting)
@@ -222,7 +222,7 @@ async def test_a_listener_that_does_not_answer_ends_by_the_deadline(ctx: Context
         began = time.monotonic()
         with pytest.raises(TimeoutError, match="no answer in time"):
             await cm.connect(side.qp, *listener.local, timeout=1)
-        assert 0.999 <= time.monotonic() - began < GIVEN_UP  # uvloop counts milliseconds
+        assert time.monotonic() - began >= 0.999  # uvloop counts milliseconds
         assert side.qp.state == (QPState.ERR if is_iwarp(ctx) else QPState.RESET)
         request = await listener.get_request(SOON)
         await check_gone(ctx, request)
@@ -232,7 +232,7 @@ async def test_an_address_that_no_host_has(ctx: Context) -> None:
     with pytest.raises(TimeoutError, match=f"connecting to {NOBODY} port 9: no answer in time"):
         await cm.connect(Side(ctx).qp, NOBODY, 9, timeout=0.2)
     with pytest.raises(cm.UnreachableError, match="ADDR_ERROR") as e:
-        await cm.connect(Side(ctx).qp, NOBODY, 9, timeout=8)
+        await cm.connect(Side(ctx).qp, NOBODY, 9, timeout=SOON)
     assert e.value.status == -errno.ETIMEDOUT
 
 

@@ -19,7 +19,6 @@ from cqnotify.aio import AsyncCQ
 from cqnotify.cm import _keepalive, blocking
 
 BOUND = 2.0
-SLACK = 5.0  # seconds, of a busy machine; test_cm_between_hosts.py is exact
 
 not_on_iwarp = pytest.mark.not_on_iwarp(
     "a write completes before the peer has it, so that keepalive is refused"
@@ -77,9 +76,7 @@ async def test_a_silent_peer_ends_the_connection(ctx: Context, answers: list[boo
     async with connected(ctx, keepalive=BOUND) as (client, conn, server, accepted):
         await until_in_loop(answers, 2)
         server.qp.modify(qp_state=QPState.RESET)
-        began = time.monotonic()
-        await conn.closed(timeout=SOON)
-        assert time.monotonic() - began < BOUND + SLACK
+        await conn.closed(timeout=SOON)  # when exactly: test_cm_between_hosts.py
         assert isinstance(conn.error, cm.UnreachableError)
         assert "keepalive was not answered" in str(conn.error) or "sign of life" in str(conn.error)
         client.check_flushed()

@@ -134,7 +134,7 @@ async def test_a_name_that_takes_long_is_bound_by_the_deadline(
             began = time.monotonic()
             with pytest.raises(TimeoutError, match="'some.where' was not resolved in time"):
                 await call
-            assert 0.049 <= time.monotonic() - began < SOON  # uvloop counts milliseconds
+            assert time.monotonic() - began >= 0.049  # uvloop counts milliseconds
 
 
 def test_an_error_that_is_raised_often_does_not_grow(ctx: Context) -> None:

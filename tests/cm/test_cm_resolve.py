@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from cm_support import NOBODY, SOON, Side, address_of, link_local, serve_once
+from cm_support import NOBODY, Side, address_of, link_local, serve_once
 from support import on_iwarp
 
 from cqnotify import Context, VerbsError, cm
@@ -81,7 +81,7 @@ def test_an_address_that_no_host_has(ctx: Context, resolve: Resolve) -> None:
     began = time.monotonic()
     with pytest.raises(TimeoutError, match=f"^the way to {NOBODY}: no answer in time"):
         resolve(NOBODY, timeout=0.05)
-    assert 0.049 <= time.monotonic() - began < SOON  # uvloop counts milliseconds
+    assert time.monotonic() - began >= 0.049  # uvloop counts milliseconds
 
 
 @each_way

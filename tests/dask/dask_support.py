@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from distributed.comm import connect, listen
-from support import address_of
+from support import DEADLINE, address_of
 
 from cqnotify import Context
 from cqnotify.dask import Comm, Listener
 
-SOON = 10.0
+SOON = DEADLINE
 
 
 def url_of(ctx: Context, port: int = 0) -> str:

@@ -167,7 +167,7 @@ async def test_where_nobody_listens_connecting_takes_the_time_it_is_given(ctx: C
     began = time.monotonic()
     with pytest.raises(OSError, match=r"Timed out trying to connect to rdma://.* after 0.3 s"):
         await connect(gone, timeout=0.3)
-    assert 0.25 < time.monotonic() - began < SOON
+    assert time.monotonic() - began > 0.25
 
 
 async def test_a_stranger_is_refused_and_the_listener_goes_on(ctx: Context) -> None:
@@ -236,7 +236,7 @@ async def test_comms_that_are_idle_use_no_cpu(ctx: Context) -> None:
         assert await reader == "x"
         reader = asyncio.ensure_future(server.read())
         await asyncio.sleep(0)
-        assert await sleeps(1, 0.1)
+        assert await sleeps()
         assert not reader.done()
         await client.write("y")
         assert await asyncio.wait_for(reader, SOON) == "y"

@@ -2,7 +2,8 @@
 """What one of many costs: no more than one of few, whatever is queued and whoever waits.
 
 The time for each, with 2,000 and with 100; a list that is searched for each would make it many
-times as much. The best of several, since the machine can have something else to do.
+times as much. The best of several, since the machine can have something else to do. So they have
+the marker `clock`; with `./lab --icount` the time is a count of instructions.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from support import ALL_REMOTE, DEADLINE, REMOTE, Link, Scenario, fill, start, s
 
 from cqnotify import CQ, MR, PD, QP, CompletionChannel, Context, QPType, SendWR
 from cqnotify.aio import AsyncCQ
+
+pytestmark = pytest.mark.clock
 
 FEW, MANY = 100, 2000
 LIMIT = 1.8  # it is 0.4 to 1.5; where a cancelled task is searched for among all, 2.6 to 5

@@ -15,11 +15,9 @@ from typing import Any
 
 import pytest
 import uvloop
-from support import Link, MakeLink, eventually, ids, start, wait_completions
+from support import DEADLINE, Link, MakeLink, eventually, ids, start, wait_completions
 
 from cqnotify.aio import AsyncCQ
-
-PATIENCE = 3.0  # seconds
 
 
 class Interrupted:
@@ -90,7 +88,7 @@ class Sleepers:
         self.hit = 0  # tasks that were interrupted themselves
 
     def do(self, call: Awaitable[Any]) -> None:
-        self.loop.run_until_complete(asyncio.wait_for(call, PATIENCE))
+        self.loop.run_until_complete(asyncio.wait_for(call, DEADLINE))
 
     async def begin(self, calls: Callable[[Sleepers], list[Any]]) -> None:
         async def keep(i: int, call: Any) -> None:
@@ -114,7 +112,7 @@ class Sleepers:
     def are_interrupted(self) -> bool:
         """Whether the loop was, while it served them."""
         all_done = eventually(lambda: all(task.done() for task in self.tasks))
-        runner = self.loop.create_task(asyncio.wait_for(all_done, PATIENCE))
+        runner = self.loop.create_task(asyncio.wait_for(all_done, DEADLINE))
         try:
             self.loop.run_until_complete(runner)
             return False

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 from support import (
     DEADLINE,
-    PATIENCE,
     SOLICITED,
     Link,
     Waiter,
@@ -73,7 +72,7 @@ class UnderTest:
         self.outcome: list[Any] = []  # what the request returned or raised
 
     def do(self, call: Awaitable[Any]) -> Any:
-        return self.loop.run_until_complete(asyncio.wait_for(call, PATIENCE))
+        return self.loop.run_until_complete(asyncio.wait_for(call, DEADLINE))
 
     @staticmethod
     async def record(call: Awaitable[Any], outcome: list[Any]) -> None:
@@ -107,7 +106,7 @@ class UnderTest:
         self.acq.close()
         tasks = [task for task in (self.task, *self.fillers) if task is not None]
         if tasks:
-            self.loop.run_until_complete(asyncio.wait(tasks, timeout=PATIENCE))
+            self.loop.run_until_complete(asyncio.wait(tasks, timeout=DEADLINE))
         self.loop.close()
         assert all(task.done() for task in tasks), tasks
         for task in tasks:

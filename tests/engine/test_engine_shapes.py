@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from flavors import Flavor
-from support import PATIENCE, Link, MakeLink, cancel, eventually, start, tick
+from support import DEADLINE, Link, MakeLink, cancel, eventually, start, tick
 
 from cqnotify import QPState, WorkCompletion
 from cqnotify.aio import AsyncCQ
@@ -130,7 +130,7 @@ WAYS: dict[str, Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]] = {
     "create_task": lambda call: asyncio.get_running_loop().create_task(call),
     "gather": gathered,
     "shield": asyncio.shield,
-    "wait_for": lambda call: asyncio.wait_for(call, PATIENCE),
+    "wait_for": lambda call: asyncio.wait_for(call, DEADLINE),
     "as_completed": as_completed,
     "__await__": by_hand,
 }
@@ -143,7 +143,7 @@ if sys.version_info >= (3, 11):
         return task.result()
 
     async def timed(call: Coroutine[Any, Any, Any]) -> Any:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(DEADLINE):
             return await call
 
     WAYS |= {"TaskGroup": in_a_group, "timeout": timed}
@@ -215,8 +215,8 @@ def test_debug_mode_finds_nothing(
 
     with contextlib.closing(new_loop()) as loop, caplog.at_level(logging.WARNING):
         loop.set_debug(True)
-        loop.slow_callback_duration = PATIENCE  # type: ignore[attr-defined]
-        loop.run_until_complete(asyncio.wait_for(scenario(), PATIENCE))
+        loop.slow_callback_duration = DEADLINE  # type: ignore[attr-defined]
+        loop.run_until_complete(asyncio.wait_for(scenario(), DEADLINE))
         gc.collect()
     assert caplog.records == []
 

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from support import until
+from support import DEADLINE, until
 
 from cqnotify import (
     CQ,
@@ -44,7 +44,6 @@ from cqnotify.aio import AsyncCQ
 
 core: Any = _core  # the stub does not have what only the debug build has
 CONTEXT = contextvars.copy_context()
-PATIENCE = 10.0
 ROOM = 4  # of the send queue
 REMOTE = AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_READ | AccessFlags.REMOTE_ATOMIC
 
@@ -513,7 +512,7 @@ def go_through(w: Loopback, case: Case, way: str, phase: str, n: int) -> bool:
     posted = phase != PHASES[0] or steps.error is None or sum(w.qp.outstanding) > before
     case.then(w)
     armed = phase == PHASES[1]
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + DEADLINE
     while not steps.done:
         assert time.monotonic() < end, f"it hangs: {w.sends} {w.receives}"
         callbacks = iter(() if case.cancel else w.loop.wait_for_events())
@@ -559,9 +558,9 @@ def judge(w: Loopback, case: Case, steps: Steps, failed: bool, posted: bool) -> 
             seen.extend(ids_of(acq.cq.poll(255)))
         return w.qp.outstanding[0] == 0
 
-    until(quiet, "everything has completed", PATIENCE)
+    until(quiet, "everything has completed")
     w.qp.modify(qp_state=QPState.ERR)
-    until(lambda: quiet() and w.qp.outstanding == (0, 0), "everything has completed", PATIENCE)
+    until(lambda: quiet() and w.qp.outstanding == (0, 0), "everything has completed")
     found = [sum(one >> 63 if wr_id < 0 else one == wr_id for one in seen) for wr_id in case.sees]
     # Without memory for a traceback Python 3.11 drops an exception that passes through a coroutine,
     # and one of ours has the completion.

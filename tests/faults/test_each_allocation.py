@@ -27,7 +27,7 @@ from fault_world import (
     starves,
     told,
 )
-from support import DEADLINE
+from support import DEADLINE, SPIN
 
 from cqnotify import (
     AH,
@@ -197,7 +197,7 @@ CASES: dict[str, tuple[Setup, Call]] = {
     "refusals": (nothing, lambda w, _: refuse_everything(w)),
     "poll": (arrived, lambda w, _: one(w.ex.poll())),
     "poll of a large wr_id": (arrived_with_a_large_wr_id, lambda w, _: one(w.ex.poll())),
-    "poll, ready to spin": (arrived, lambda w, _: one(w.ex.poll(spin=DEADLINE))),
+    "poll, ready to spin": (arrived, lambda w, _: one(w.ex.poll(spin=SPIN))),
     "poll_ids": (arrived, lambda w, _: one(w.ex.poll_ids())),
     "poll_into": (arrived, lambda w, _: w.ex.poll_into(ROOM) == 1 or one([])),
     "poll_ids of a failure": (flushed, lambda w, _: raised(w)),

@@ -25,7 +25,7 @@ from fault_world import (
     report_pending,
     starves,
 )
-from support import DEADLINE, FREE_THREADED, Waiter, unraisables, until, wait_completions
+from support import DEADLINE, FREE_THREADED, SPIN, Waiter, unraisables, until, wait_completions
 
 from cqnotify import (
     CQ,
@@ -463,7 +463,7 @@ def test_what_comes_while_one_spins_is_not_lost_to_a_lack_of_memory(
         def starving(n: int = n, cq: CQ = cq, seen: list[Any] = seen) -> list[Any]:
             core.fail_alloc(n)
             try:
-                return cq.poll(spin=DEADLINE)
+                return cq.poll(spin=SPIN)
             finally:
                 core.fail_alloc(0)
                 seen.append(core.failed())
@@ -476,7 +476,7 @@ def test_what_comes_while_one_spins_is_not_lost_to_a_lack_of_memory(
         except MemoryError:
             failures += 1
             assert seen[0] is not None
-            got = cq.poll(spin=DEADLINE)
+            got = cq.poll(spin=SPIN)
         assert [wc.wr_id for wc in got] == [n]
         assert qp.outstanding[1] == 0
         qp.close()
@@ -493,7 +493,7 @@ def test_a_device_that_breaks_ends_the_spin(w: World) -> None:
     for cq, error in ((w.cq, errno.EPROTO), (w.ex, errno.EIO)):
         core.fail_call(20, errno.EIO)  # the first look finds nothing, and nothing is wrong
         with pytest.raises(VerbsError, match="can't be polled") as e:
-            cq.poll(spin=DEADLINE)
+            cq.poll(spin=SPIN)
         assert e.value.errno == error
         assert cq.poll(spin=1e-6) == []
 

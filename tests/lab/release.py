@@ -54,6 +54,17 @@ def steps() -> dict[str, list[str]]:
         "coverage": ["./lab", "test", "--coverage", "-q"],
         "asan": ["./lab", "test", "--asan", "-q"],
         "refleak": ["./lab", "test", "--refleak", "-q"],
+        "clock": ["./lab", "test", "-j", "1", "-q", "-m", "clock"],
+        "clock-icount": [
+            "./lab",
+            "--icount",
+            "test",
+            "-q",
+            "-m",
+            "clock",
+            "tests/engine",
+            "tests/base",
+        ],
         "soak": ["./lab", "--timeout", "14400", "test", "-q", "-m", "soak"],
     }
     # What is not found here, the lab builds.

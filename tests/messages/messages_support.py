@@ -9,13 +9,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from support import DEADLINE
 from support import address_of as address_of
 
 from cqnotify import Context, messages
 from cqnotify.messages import Connection, Options
 from cqnotify.messages import _wire as wire
 
-SOON = 10.0
+SOON = DEADLINE
 PATTERN = bytes(i * i % 251 for i in range(65521))
 SMALL = Options(credits=2, eager=256, offers=1)  # what is used up soon
 

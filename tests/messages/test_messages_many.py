@@ -6,9 +6,8 @@ from __future__ import annotations
 import asyncio
 import gc
 
-import pytest
 from messages_support import SMALL, SOON, address_of, took
-from support import cpu_of_a_sleep, need_room_for_queues
+from support import need_room_for_queues, sleeps
 
 from cqnotify import Context, messages
 from cqnotify.messages import Connection
@@ -16,7 +15,6 @@ from cqnotify.messages._parts import Device
 
 MANY = 500
 WINDOW = 16  # connections that are being made
-IDLE = 1.0  # seconds
 MOST = 160 << 10  # bytes of both ends of a connection
 
 
@@ -56,14 +54,11 @@ async def many(ctx: Context) -> None:
     conns = await pairs(ctx, MANY)
     assert (resident() - before) / MANY < MOST
     taking = [asyncio.ensure_future(b.recv()) for _, b in conns]
-    for _ in range(3):  # something may be under way, and a stall of the machine look like work
-        wakeups = sum(a.stats.wakeups + b.stats.wakeups for a, b in conns)
-        cpu = await cpu_of_a_sleep(IDLE)
-        wakeups = sum(a.stats.wakeups + b.stats.wakeups for a, b in conns) - wakeups
-        if cpu < 0.05 * IDLE and wakeups == 0:
-            break
-    else:
-        pytest.fail(f"idle connections have taken {cpu} s, and {wakeups} wake-ups")
+
+    def woken() -> int:
+        return sum(a.stats.wakeups + b.stats.wakeups for a, b in conns)
+
+    assert await sleeps(more=woken), "idle connections keep the process awake"
     await asyncio.gather(*(a.send(bytes([i % 251]) * 1000) for i, (a, _) in enumerate(conns)))
     for i, frames in enumerate(await asyncio.gather(*taking)):
         assert took(frames) == [bytes([i % 251]) * 1000]

@@ -110,8 +110,8 @@ async def test_an_idle_connection_costs_nothing(ctx: Context) -> None:
 
         seen = [stats()]
         while seen[-2:-1] != seen[-1:]:
-            assert len(seen) < 5, seen  # at first the last completions may come
-            await asyncio.sleep(10 * BLINK)
+            assert len(seen) < 20, seen  # at first the last completions may come
+            await asyncio.sleep(4 * BLINK)
             seen.append(stats())
         await cancel(taking)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import Waiter, until, wait_completions
+from support import SPIN, Waiter, until, wait_completions
 
 from cqnotify import (
     CQ,
@@ -30,8 +30,6 @@ from cqnotify import (
     WCExFlags,
     WROpcode,
 )
-
-LONG = 60.0  # twice what anybody here waits for a thread
 
 
 class Loop:
@@ -96,7 +94,7 @@ def spinning(cq: CQ, call: Callable[[], Any]) -> Waiter:
 
 
 def test_a_completion_that_comes_ends_the_spin(loop: Loop) -> None:
-    waiter = spinning(loop.cq, lambda: loop.cq.poll(spin=LONG))
+    waiter = spinning(loop.cq, lambda: loop.cq.poll(spin=SPIN))
     loop.send([7])
     (wc,) = waiter.join()
     assert (wc.wr_id, wc.imm_data, wc.ok) == (7, 7, True)
@@ -106,7 +104,7 @@ def test_a_completion_that_comes_ends_the_spin(loop: Loop) -> None:
 
 
 def test_other_threads_run_while_one_spins(loop: Loop) -> None:
-    waiter = spinning(loop.cq, lambda: loop.cq.poll(spin=LONG))
+    waiter = spinning(loop.cq, lambda: loop.cq.poll(spin=SPIN))
     before = cpu_ticks(waiter.thread)
     n = 0
     while cpu_ticks(waiter.thread) < before + 5:  # it computes, and so do we
@@ -119,9 +117,9 @@ def test_other_threads_run_while_one_spins(loop: Loop) -> None:
 
 def test_what_is_there_is_returned_without_a_spin(loop: Loop) -> None:
     loop.deliver(range(20))
-    assert [wc.wr_id for wc in loop.cq.poll(spin=LONG)] == list(range(16))
-    assert [wc.wr_id for wc in loop.cq.poll(2, spin=LONG)] == [16, 17]
-    assert [wc.wr_id for wc in loop.cq.poll(spin=LONG)] == [18, 19]
+    assert [wc.wr_id for wc in loop.cq.poll(spin=SPIN)] == list(range(16))
+    assert [wc.wr_id for wc in loop.cq.poll(2, spin=SPIN)] == [16, 17]
+    assert [wc.wr_id for wc in loop.cq.poll(spin=SPIN)] == [18, 19]
 
 
 @pytest.mark.parametrize("spin", [0, 0.0, -0.0, 1e-9, 0.05, False])
@@ -133,11 +131,11 @@ def test_when_nothing_came_in_time_the_list_is_empty(loop: Loop, spin: float) ->
 
 
 def test_more_came_while_it_spun_than_one_poll_of_the_device_takes(loop: Loop) -> None:
-    waiter = spinning(loop.cq, lambda: loop.cq.poll(3, spin=LONG))
+    waiter = spinning(loop.cq, lambda: loop.cq.poll(3, spin=SPIN))
     loop.deliver(range(60))
     got = [wc.wr_id for wc in waiter.join()]
     while len(got) < 60:
-        more = [wc.wr_id for wc in loop.cq.poll(7, spin=LONG)]
+        more = [wc.wr_id for wc in loop.cq.poll(7, spin=SPIN)]
         assert more
         got += more
     assert got == list(range(60))
@@ -147,7 +145,7 @@ def test_a_number_that_closes_the_cq_while_it_is_converted(cq: CQ) -> None:
     class Hostile:
         def __float__(self) -> float:
             cq.close()
-            return LONG
+            return SPIN
 
     with pytest.raises(ClosedError):
         cq.poll(spin=Hostile())  # type: ignore[arg-type]
@@ -158,14 +156,14 @@ def test_a_number_that_closes_the_cq_while_it_is_converted(cq: CQ) -> None:
 
 def test_closing_the_cq_ends_the_spin(ctx: Context) -> None:
     cq = CQ(ctx, 4)
-    waiter = spinning(cq, lambda: cq.poll(spin=LONG))
+    waiter = spinning(cq, lambda: cq.poll(spin=SPIN))
     cq.close()
     with pytest.raises(ClosedError):
         waiter.join()
 
 
 def test_closing_the_context_ends_every_spin(loop: Loop, ctx: Context) -> None:
-    waiters = [spinning(loop.cq, lambda: loop.cq.poll(spin=LONG)) for _ in range(2)]
+    waiters = [spinning(loop.cq, lambda: loop.cq.poll(spin=SPIN)) for _ in range(2)]
     ctx.close()
     for waiter in waiters:
         with pytest.raises(ClosedError):
@@ -173,7 +171,7 @@ def test_closing_the_context_ends_every_spin(loop: Loop, ctx: Context) -> None:
 
 
 def test_a_close_that_is_refused_does_not_end_the_spin(loop: Loop) -> None:
-    waiter = spinning(loop.cq, lambda: loop.cq.poll(spin=LONG))
+    waiter = spinning(loop.cq, lambda: loop.cq.poll(spin=SPIN))
     with pytest.raises(BusyError):
         loop.cq.close()
     loop.send([3])
@@ -211,21 +209,21 @@ def test_a_handler_that_raises_ends_the_spin_and_nothing_is_lost(loop: Loop) -> 
         raise Stop
 
     with signal_when_spinning(loop.cq, handler), pytest.raises(Stop):
-        loop.cq.poll(spin=LONG)
+        loop.cq.poll(spin=SPIN)
     assert [wc.wr_id for wc in loop.cq.poll()] == [5]
 
 
 def test_after_a_handler_that_returns_the_spin_goes_on(loop: Loop) -> None:
     ran = []
     with signal_when_spinning(loop.cq, lambda: ran.append(loop.send([6]))):
-        assert [wc.wr_id for wc in loop.cq.poll(spin=LONG)] == [6]
+        assert [wc.wr_id for wc in loop.cq.poll(spin=SPIN)] == [6]
     assert ran
 
 
 def test_a_handler_may_close_the_cq(ctx: Context) -> None:
     cq = CQ(ctx, 4)
     with signal_when_spinning(cq, cq.close), pytest.raises(ClosedError):
-        cq.poll(spin=LONG)
+        cq.poll(spin=SPIN)
 
 
 def test_a_handler_may_spin_itself(loop: Loop) -> None:
@@ -233,11 +231,11 @@ def test_a_handler_may_spin_itself(loop: Loop) -> None:
 
     def handler() -> None:
         loop.send([8])
-        inner.extend(loop.cq.poll(spin=LONG))
+        inner.extend(loop.cq.poll(spin=SPIN))
         loop.send([9])
 
     with signal_when_spinning(loop.cq, handler):
-        assert [wc.wr_id for wc in loop.cq.poll(spin=LONG)] == [9]
+        assert [wc.wr_id for wc in loop.cq.poll(spin=SPIN)] == [9]
     assert [wc.wr_id for wc in inner] == [8]
 
 
@@ -282,7 +280,7 @@ def test_a_spinning_thread_and_another_share_each_completion_once(
 
 
 def test_what_another_thread_takes_from_the_device_and_leaves_ends_the_spin(loop: Loop) -> None:
-    waiter = spinning(loop.cq, lambda: loop.cq.poll(spin=LONG))
+    waiter = spinning(loop.cq, lambda: loop.cq.poll(spin=SPIN))
     loop.deliver([1])
     loop.cq.safe_to_sleep()  # it looks, and hands nothing out
     assert [wc.wr_id for wc in waiter.join()] == [1]
@@ -296,7 +294,7 @@ def test_queue_pairs_are_made_and_reset_while_one_spins(loop: Loop, renew: str) 
 
     def collect() -> None:
         while len(got) < rounds * n:
-            more = loop.cq.poll(3, spin=LONG)
+            more = loop.cq.poll(3, spin=SPIN)
             assert more
             got.extend(wc.wr_id for wc in more)
 

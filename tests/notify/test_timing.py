@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""What takes how long: the GIL beside a waiter, wake-ups, signals, timeouts.
+"""The GIL beside a waiter, wake-ups, signals, timeouts: that they are as they should and, in the
+tests with the marker `clock`, how long they take.
 
 The guest of the lab is emulated and can stall. So each latency is measured together with a control
 that does the same without RDMA: an attempt counts against us only where the control was in time.
@@ -20,7 +21,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from support import DEADLINE, PPOLL, Endpoint, Pair, Waiter, peer, send, sits_in, until, waiting
+from support import (
+    DEADLINE,
+    PPOLL,
+    Endpoint,
+    Pair,
+    Waiter,
+    peer,
+    send,
+    sits_in,
+    switches,
+    until,
+    waiting,
+)
 
 from cqnotify import ClosedError, CompletionChannel, Context, QPType
 
@@ -68,6 +81,18 @@ def keeps_95_percent(beside: Callable[[], float], seconds: float) -> None:
     pytest.fail(f"slower beside the waiter (speeds alone, beside): {rounds}")
 
 
+def test_a_thread_that_sleeps_is_not_woken_while_another_one_computes(
+    channel: CompletionChannel,
+) -> None:
+    with waiting(channel.get_event) as waiter:
+        before = switches(waiter.thread)
+        for _ in range(1_000_000):
+            pass
+        assert switches(waiter.thread) == before
+        channel.interrupt()
+
+
+@pytest.mark.clock
 def test_a_computing_thread_keeps_its_speed_beside_one_that_sleeps(
     channel: CompletionChannel,
 ) -> None:
@@ -99,6 +124,7 @@ with c.Context() as ctx:
 """
 
 
+@pytest.mark.clock
 def test_a_computing_thread_keeps_its_speed_beside_one_that_is_woken_often(ctx: Context) -> None:
     b = Endpoint(ctx, QPType.UC, max_recv_wr=4096)
     wakes = 0
@@ -174,7 +200,24 @@ def timed(call: Callable[[], object]) -> Callable[[], float]:
     return run
 
 
-@pytest.mark.parametrize(("what", "waiters"), [("channel", 1), ("context", 1), ("channel", 8)])
+WAITERS = pytest.mark.parametrize(
+    ("what", "waiters"), [("channel", 1), ("context", 1), ("channel", 8)]
+)
+
+
+@WAITERS
+def test_close_wakes_each_waiter(ctx: Context, what: str, waiters: int) -> None:
+    with Context(ctx.name) as other:
+        channel = CompletionChannel(other)
+        asleep = [Waiter(channel.get_event).asleep() for _ in range(waiters)]
+        (channel if what == "channel" else other).close()
+        for waiter in asleep:
+            with pytest.raises(ClosedError):
+                waiter.join()
+
+
+@pytest.mark.clock
+@WAITERS
 def test_close_wakes_each_waiter_within_a_tenth_of_a_second(
     ctx: Context, what: str, waiters: int
 ) -> None:
@@ -216,10 +259,10 @@ PAUSE = "34"
 class Sleeper:
     """A program whose main thread is asleep, in get_event() or in pause(2)."""
 
-    def __init__(self, how: str) -> None:
+    def __init__(self, how: str, times: int) -> None:
         self.syscall = PPOLL if how == "get_event" else PAUSE
         self.child = subprocess.Popen(
-            [sys.executable, "-c", SLEEPER, how, str(ATTEMPTS)],
+            [sys.executable, "-c", SLEEPER, how, str(times)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -248,8 +291,16 @@ class Sleeper:
         return err
 
 
+def test_ctrl_c_ends_a_wait(ctx: Context) -> None:
+    ours = Sleeper("get_event", 3)
+    for _ in range(3):
+        ours.asleep().interrupt()
+    assert "KeyboardInterrupt" in ours.end()
+
+
+@pytest.mark.clock
 def test_ctrl_c_ends_a_wait_within_a_tenth_of_a_second(ctx: Context) -> None:
-    ours, control = Sleeper("get_event"), Sleeper("pause")
+    ours, control = Sleeper("get_event", ATTEMPTS), Sleeper("pause", ATTEMPTS)
     latencies = []
     for _ in range(ATTEMPTS):
         ours.asleep()
@@ -281,12 +332,14 @@ def test_signals_run_their_handlers_and_the_wait_keeps_its_deadline(
     """They never stop coming: a wait that began anew after each would never end."""
     seen: list[float] = []
     with handling(signal.SIGALRM, lambda: seen.append(time.monotonic()), 0.05, 0.05):
-        start = time.monotonic()
-        with pytest.raises(TimeoutError):
-            channel.get_event(timeout=0.5)
-        end = time.monotonic()
-    assert end - start >= 0.5
-    assert len([t for t in seen if start <= t <= end]) >= 2
+        within = 0
+        while within < 2:  # where the machine stalls, several of them are one
+            start = time.monotonic()
+            with pytest.raises(TimeoutError):
+                channel.get_event(timeout=0.3)
+            end = time.monotonic()
+            assert end - start >= 0.3
+            within = len([t for t in seen if start <= t <= end])
 
 
 def test_an_event_ends_a_wait_that_signals_interrupt(pair: Pair) -> None:
@@ -312,13 +365,16 @@ def test_a_handler_may_close_the_channel_under_the_wait(channel: CompletionChann
 
 def test_a_handler_may_interrupt_and_wait_itself(channel: CompletionChannel) -> None:
     """The thread that runs the handler is awake; neither it nor others may spin meanwhile."""
-    seen: list[tuple[float, float]] = []
+    seen: list[int] = []
 
     def wait() -> None:
-        start, cpu = time.monotonic(), time.thread_time()
+        """It sleeps, so it is asleep once: and neither is woken, nor looks again and again."""
+        before = resource.getrusage(resource.RUSAGE_THREAD)
         with pytest.raises(TimeoutError):
             channel.get_event(timeout=0.5)
-        seen.append((time.monotonic() - start, time.thread_time() - cpu))
+        after = resource.getrusage(resource.RUSAGE_THREAD)
+        assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.25
+        seen.append(after.ru_nvcsw - before.ru_nvcsw)
 
     def handler() -> None:
         channel.interrupt()
@@ -329,7 +385,7 @@ def test_a_handler_may_interrupt_and_wait_itself(channel: CompletionChannel) -> 
     with handling(signal.SIGALRM, handler, 0.2), pytest.raises(InterruptedError):
         channel.get_event(timeout=DEADLINE)
     assert len(seen) == 2
-    assert all(0.5 <= took < DEADLINE / 2 and cpu < 0.25 for took, cpu in seen), seen
+    assert all(1 <= slept < 20 for slept in seen), seen
 
 
 def test_a_handler_that_raises_ends_the_wait_and_an_interrupt_reaches_the_next(
@@ -369,34 +425,51 @@ def test_a_signal_in_another_thread_leaves_its_wait_alone(pair: Pair) -> None:
 # Timeouts ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("timeout", [0, 0.0, 1e-9, 1e-6, 1e-3, 0.05, 0.3])
-def test_a_timeout_is_never_early_and_hardly_late(
-    channel: CompletionChannel, timeout: float
-) -> None:
+TIMEOUTS = pytest.mark.parametrize("timeout", [0, 0.0, 1e-9, 1e-6, 1e-3, 0.05, 0.3])
+
+
+def overtime(channel: CompletionChannel, timeout: float) -> float:
+    """By how many seconds a wait is late, if it is not early."""
+    start = time.monotonic()
+    with pytest.raises(TimeoutError):
+        channel.get_event(timeout)
+    late = time.monotonic() - start - timeout
+    assert late >= 0
+    return late
+
+
+@TIMEOUTS
+def test_a_timeout_is_never_early(channel: CompletionChannel, timeout: float) -> None:
+    for _ in range(3):
+        overtime(channel, timeout)
+
+
+@pytest.mark.clock
+@TIMEOUTS
+def test_a_timeout_is_hardly_late(channel: CompletionChannel, timeout: float) -> None:
     latencies = []
     poll = select.poll()
     for _ in range(5):
+        ours = overtime(channel, timeout)
         start = time.monotonic()
-        with pytest.raises(TimeoutError):
-            channel.get_event(timeout)
-        end = time.monotonic()
-        assert end - start >= timeout
         poll.poll(timeout * 1000)  # the control; it is as late as the machine is
-        latencies.append((end - start - timeout, time.monotonic() - end - timeout))
+        latencies.append((ours, time.monotonic() - start - timeout))
     judge(latencies)
 
 
 def test_a_timeout_of_0_does_not_sleep(channel: CompletionChannel) -> None:
-    def sleeps(timeout: float) -> int:
+    """One that sleeps does so each time; the machine, and what has to be paged in, now and then."""
+    calls = 50
+
+    def slept(timeout: float) -> int:
         before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
-        for _ in range(20):
+        for _ in range(calls):
             with pytest.raises(TimeoutError):
                 channel.get_event(timeout)
         return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before
 
-    sleeps(0)  # whatever has to be paged in is there now
-    assert min(sleeps(0) for _ in range(3)) == 0
-    assert sleeps(0.01) >= 20, "this does show sleeping"  # not over before it has begun
+    assert min(slept(0) for _ in range(10)) < calls / 5
+    assert slept(0.005) >= calls, "this does show sleeping"
 
 
 @pytest.mark.parametrize("timeout", [1e9, 1e18, 1e300, float("inf"), 10**30, 10**400, None])

@@ -13,12 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_support import command, cqnotify, each_signal, in_lab, outcome, read_terminal, started
+from cli_support import (
+    LIMIT,
+    command,
+    cqnotify,
+    each_signal,
+    in_lab,
+    outcome,
+    read_terminal,
+    started,
+)
 from support import until
 
 MESSAGES = 160
 FEW = ("--messages", "16", "--interval", "60")  # of which none is missed on a busy machine
-LIMIT = 300.0  # seconds for six short runs on an emulated machine
 
 
 def queue_disciplines() -> str:
@@ -61,20 +69,18 @@ def test_all_messages_arrive_in_every_way(figures: dict[str, Any]) -> None:
 def test_a_receiver_sleeps_for_every_message(
     figures: dict[str, Any], traffic: str, receiver: str
 ) -> None:
+    """On a busy machine some come before it sleeps; it never polls again and again."""
     sleeping = result(figures, traffic, receiver)
-    assert 0.9 <= sleeping["events_per_message"] <= 1
-    assert 0.9 * MESSAGES <= sleeping["wakeups"] <= MESSAGES
-    assert sleeping["cpu"] < 0.7 * result(figures, traffic, "busy polling")["cpu"]
+    assert MESSAGES / 4 <= sleeping["wakeups"] <= sleeping["events"] <= MESSAGES
+    assert sleeping["polls"] <= 4 * MESSAGES
 
 
 @in_lab
 def test_solicited_messages_alone_wake(figures: dict[str, Any]) -> None:
     solicited = result(figures, "paced stream", "asyncio, solicited only")
     assert solicited["wakeups"] == solicited["events"]
-    # A guest that stalls for longer than a group takes can sleep through one, never wake more.
-    assert MESSAGES // 16 - 1 <= solicited["wakeups"] <= MESSAGES // 16
-    busy = result(figures, "paced stream", "busy polling")
-    assert solicited["cpu"] < 0.2 * busy["cpu"]
+    # A guest that stalls for longer than a group takes can sleep through some, never wake more.
+    assert 1 <= solicited["wakeups"] <= MESSAGES // 16
 
 
 @in_lab
@@ -83,7 +89,19 @@ def test_busy_polling_never_sleeps(figures: dict[str, Any], traffic: str) -> Non
     busy = result(figures, traffic, "busy polling")
     assert busy["events"] == busy["wakeups"] == busy["arms"] == 0
     assert busy["polls"] > 10 * MESSAGES
-    assert busy["cpu"] > 0.7 * busy["wall"]
+
+
+@in_lab
+@pytest.mark.clock
+def test_sleeping_receivers_take_less_cpu_than_busy_polling(figures: dict[str, Any]) -> None:
+    for traffic, receivers in {
+        "ibv_rc_pingpong": {"asyncio": 0.7, "blocking": 0.7},
+        "paced stream": {"asyncio": 0.7, "asyncio, solicited only": 0.2},
+    }.items():
+        busy = result(figures, traffic, "busy polling")
+        assert busy["cpu"] > 0.7 * busy["wall"]
+        for receiver, share in receivers.items():
+            assert result(figures, traffic, receiver)["cpu"] < share * busy["cpu"]
 
 
 @in_lab
