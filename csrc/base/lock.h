@@ -80,7 +80,14 @@ typedef PyMutex cqn_mutex;
 #define CQN_BEGIN_SECTION(section, mutex) PyCriticalSection_BeginMutex(section, mutex)
 #define cqn_is_innermost(mutex) false /* 3.14 looks for it by itself */
 #define cqn_enable_try_ref PyUnstable_EnableTryIncRef
-#define cqn_try_ref_object PyUnstable_TryIncRef
+
+/* PyUnstable_TryIncRef() knows an object that is being deallocated by its merged count. A finalizer
+ * that runs then, such as __del__, gives the object back to its thread, with a local count that
+ * drops to 0 and that the call accepts in this thread. */
+static inline int cqn_try_ref_object(PyObject *op)
+{
+    return (Py_REFCNT(op) > 0 || !PyObject_GC_IsFinalized(op)) && PyUnstable_TryIncRef(op);
+}
 
 #else
 
