@@ -123,15 +123,8 @@ class AsyncCQ(Engine):
         if not hasattr(self, "_reader"):  # it was not made, or not to the end
             return
         self.cq.remove_close_callback(self._on_cq_closed)
-        if self._reader.is_elsewhere():
-            self._reader.in_loop(self._end)
-        else:
-            self._end()
-
-    def _end(self) -> None:
-        """The part of close() that must run in the event loop's thread."""
-        self._reader.unregister(self)
-        self._wake()
+        self._hand_over()
+        self._reader.unregister(self)  # last: until then the reader stays in the tasks' loop
 
     async def __aenter__(self) -> Self:
         if self.closed:
@@ -176,10 +169,7 @@ class AsyncCQ(Engine):
 
     def _hand_over(self) -> None:
         """Wake the tasks that have a result, in the event loop's thread."""
-        if self._reader.is_elsewhere():
-            self._reader.in_loop(self._wake)
-        else:
-            self._wake()
+        self._reader.in_its_thread(self._wake)
 
     def _put_off(self, interrupt: BaseException) -> None:
         """Raise the exception in the event loop's next iteration."""

@@ -173,6 +173,7 @@ class Reader:
         with lock:
             if loop is None or self.loop is not loop:
                 return False
+            assert not loop.is_elsewhere(), "only the loop's own thread takes the reader out of it"
             self.loop = None
             self._channel._set_loop(None, None)
             watched, self._watched = self._watched, []
@@ -191,6 +192,13 @@ class Reader:
         except RuntimeError:  # the loop is closed
             call()
 
+    def in_its_thread(self, call: Callable[[], None]) -> None:
+        """The same, but at once where the caller is in that thread."""
+        if self.is_elsewhere():
+            self.in_loop(call)
+        else:
+            call()
+
     def is_elsewhere(self) -> bool:
         """Whether the reader's loop runs in another thread than the caller's."""
         loop = self.loop  # a copy, since another thread can change the attribute
@@ -207,9 +215,10 @@ class Reader:
             self.fail(e)
 
     def fail(self, error: Exception) -> None:
-        self._detach(self.loop)
+        """In the loop's thread, or where there is none."""
         for acq, calls in self._living():
             calls.fail(acq, error)
+        self._detach(self.loop)  # last: a thread that closes an AsyncCQ must find the tasks' loop
 
     def _channel_closed(self) -> None:
         """Called in the thread that closed the channel."""
@@ -237,12 +246,16 @@ class Reader:
             self.in_loop(self._detach_unused)
 
     def _detach_unused(self) -> None:
+        """Leave the loop if no AsyncCQ is left. Called in any thread: it goes on in the loop's."""
         with lock:
             if self._users:
                 return
             loop = self.loop
             self._close_failures()
-        self._detach(loop)
+        if loop is not None and loop.is_elsewhere():
+            self.in_loop(self._detach_unused)
+        else:
+            self._detach(loop)
 
     def _open_failures(self) -> FailureWatch:
         if self._failures is None or self._failures.closed:

@@ -183,7 +183,8 @@ static int raise_report(cqn_engine *self, cqn_qp *qp)
 int cqn_engine_enter(cqn_engine *self, cqn_qp *qp)
 {
     if (cqn_engine_check(self) < 0 || cqn_open(&self->cq->base) == NULL ||
-        cqn_loop_attach(self) < 0 || cqn_engine_check(self) < 0) {
+        cqn_loop_attach(self) < 0 || cqn_engine_check(self) < 0 ||
+        cqn_open(&self->cq->base) == NULL) {
         return -1;
     }
     return raise_report(self, qp);

@@ -195,7 +195,8 @@ static int begin_recv(cqn_request *self)
     cqn_send send;
     send.sg = (cqn_sg)CQN_SG_IN(room);
     if (cqn_sg_gather(&send.sg, self->engine->state, self->in[CQN_SG]) < 0 ||
-        cqn_recv_check(&send.sg) < 0 || cqn_forsaken_remember(self, &send.sg) < 0) {
+        cqn_recv_check(&send.sg) < 0 || cqn_engine_check(self->engine) < 0 ||
+        cqn_forsaken_remember(self, &send.sg) < 0) {
         return -1;
     }
     self->operation = "RECV";

@@ -174,7 +174,8 @@ cqn_request *cqn_engine_take_out(cqn_request *request)
 void cqn_engine_settled(cqn_request *request, cqn_request_state state)
 {
     request->state = (uint8_t)state;
-    const bool sees_it = request->stepping; /* its own step runs, in its task */
+    /* Its own step runs, in its task, and looks at the state before the task sleeps. */
+    const bool sees_it = request->stepping && !request->dozing;
     request = cqn_engine_take_out(request);
     if (sees_it) {
         Py_XDECREF(request);

@@ -68,6 +68,7 @@ struct cqn_request {
     bool cleared;       /* it has let go of all that it held */
     uint8_t turns;      /* how many turns it gives the loop before all else */
     bool stepping;      /* one of its steps runs */
+    bool dozing;        /* in that step, the event loop's Python code puts the task to sleep */
     bool due;           /* its task goes on soon */
     bool is_wrapped;    /* in a coroutine of Python, which warns if it is not awaited */
     bool finalized;

@@ -31,9 +31,9 @@ static PyObject *request_throw(PyObject *op, PyObject *const *args, Py_ssize_t n
     }
     PyObject *yielded = NULL;
     if (self->iterator != NULL) {
-        self->stepping = true;
+        self->stepping = self->dozing = true;
         yielded = cqn_throw_into(self->iterator, args, nargs);
-        self->stepping = false;
+        self->stepping = self->dozing = false;
     }
     else {
         cqn_raise_given(args, nargs);

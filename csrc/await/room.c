@@ -139,7 +139,7 @@ static int queue_up(cqn_request *self, const cqn_send *send)
 
 int cqn_operation_post(cqn_request *self, cqn_send *send)
 {
-    if (check_state(self) < 0) {
+    if (check_state(self) < 0 || cqn_engine_check(self->engine) < 0) {
         return -1;
     }
     int rc = queue_of(self)->waiting.first != NULL ? 0 : post_operation(self, send);
@@ -162,7 +162,7 @@ static void serve_line(cqn_qp *qp, bool receives)
             cqn_line_remove(first);
             continue;
         }
-        int rc = check_state(first);
+        int rc = cqn_open(&qp->base) == NULL ? -1 : check_state(first);
         if (rc == 0 && first->state == CQN_QUEUED) {
             rc = post_operation(first, first->kept);
             if (rc == 0) {

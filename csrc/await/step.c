@@ -175,14 +175,28 @@ static int make_wakeup(cqn_request *self)
 }
 
 /* Passes a step of the task on to what it sleeps on, if its library is not asyncio. PYGEN_RETURN:
- * the sleep is over. */
+ * the sleep is over. Meanwhile other threads can run: what becomes of the request then wakes the
+ * wakeup, which the library may do before the task sleeps on it. */
 static PySendResult go_on_sleeping(cqn_request *self, PyObject *value, PyObject **result)
 {
+    self->dozing = true;
     const PySendResult r = cqn_send_into(self->iterator, value, result);
+    self->dozing = false;
     if (r != PYGEN_NEXT) {
         Py_CLEAR(self->iterator);
     }
     return r;
+}
+
+/* The first such step: makes what it sleeps on. */
+static PySendResult begin_sleeping(cqn_request *self, PyObject **result)
+{
+    PyObject *wakeup = Py_NewRef(self->wakeup);
+    self->dozing = true;
+    CQN_UNLOCKED(self->iterator = PyObject_CallMethod(wakeup, "__await__", NULL));
+    self->dozing = false;
+    Py_DECREF(wakeup);
+    return self->iterator == NULL ? PYGEN_ERROR : go_on_sleeping(self, Py_None, result);
 }
 
 /* The event loop gets the wakeup, and brings the task back when the wakeup is woken. The anchor is
@@ -198,10 +212,14 @@ static PySendResult fall_asleep(cqn_request *self, PyObject **result)
         *result = Py_NewRef(self->wakeup);
         return PYGEN_NEXT;
     }
-    PyObject *wakeup = Py_NewRef(self->wakeup);
-    CQN_UNLOCKED(self->iterator = PyObject_CallMethod(wakeup, "__await__", NULL));
-    Py_DECREF(wakeup);
-    return self->iterator == NULL ? PYGEN_ERROR : go_on_sleeping(self, Py_None, result);
+    const PySendResult r = begin_sleeping(self, result);
+    if (r == PYGEN_RETURN) { /* it was woken before it slept */
+        self->woken = false;
+        cqn_engine_not_due(self);
+        Py_CLEAR(self->wakeup);
+        Py_CLEAR(self->anchor);
+    }
+    return r;
 }
 
 /* A task that never has to sleep yields to the event loop now and then, and keeps its place in its

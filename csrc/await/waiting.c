@@ -108,7 +108,7 @@ static int parse_completion(cqn_request *self)
 static int join_claims(cqn_request *request)
 {
     cqn_engine *self = request->engine;
-    if (cqn_engine_look(request) < 0) {
+    if (cqn_engine_look(request) < 0 || cqn_engine_check(self) < 0) {
         return -1;
     }
     if (cqn_stash_take(self->cq, request->wr_id, request->qp, &request->wc, &request->extra)) {

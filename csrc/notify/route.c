@@ -173,6 +173,10 @@ static size_t route_batch(cqn_cq *self, struct ibv_wc *wcs, cqn_wc_extra *extra,
  * Returns how many came, or -1. */
 static int fetch_batch(cqn_cq *self, size_t *n, cqn_object **trash)
 {
+    if (self->base.handle == NULL) { /* another thread is closing it */
+        cqn_refuse_closed(&self->base);
+        return -1;
+    }
     if (cqn_stash_reserve(self, *n) < 0) {
         return -1;
     }
