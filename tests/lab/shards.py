@@ -4,6 +4,7 @@
 This is pytest, with a plugin in place of its loop over the tests. So its options, its report, its
 JUnit file and its exit codes are pytest's own. worker.py is the guests' side. Tests are handed out
 in small lots of one file, those that took longest first, so the guests end at about the same time.
+What has failed is run again at the end, alone: if it passes then, it is reported as flaky.
 
 Usage: shards.py JOBS DURATIONS DRIVER... -- python -m pytest ARGUMENT...
 JOBS may be 0: as many as pay. "{shard}" in a driver's word becomes the guest's number.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copy
 import json
 import os
 import re
@@ -39,6 +41,7 @@ DEFAULT_MEMORY = 2048  # MB, of one guest
 OVERHEAD = 256  # MB more for its QEMU
 TIMED_OUT = 124
 PATIENCE = 15  # seconds for a guest to end when asked to; its driver's own are fewer
+AGAIN = 20  # failures at most that are run again: of more, the machine is not the reason
 TAIL = 60  # lines of a guest's stderr that are shown with the test it died in
 
 
@@ -62,6 +65,13 @@ def how_many(expected: float, cores: int, available: int, memory: int) -> int:
     """How many guests pay for tests that take so many seconds; memory in MB."""
     fit = min(cores, available // (memory + OVERHEAD), int(expected // WORTH), MOST)
     return max(1, fit)
+
+
+def places(driver: list[str], cores: int) -> int:
+    """For guests. Half of the suite's time is waiting, in which another guest may compute; not
+    where computing is slow, or waiting takes no time."""
+    computes = option(driver, "--accel") == "tcg" or "--virtual-time" in driver
+    return cores if computes else 2 * cores
 
 
 def option(words: list[str], name: str) -> str | None:
@@ -97,6 +107,7 @@ class Guest:
         self._workerinfocache = f"guest {number}"  # pytest puts it above a failure
         self.tests: collections.deque[str] = collections.deque()  # that it has and must report
         self.running: tuple[str, tuple[str, int | None, str]] | None = None
+        self.reports: list[pytest.TestReport] = []  # of the test that is running
         self.began = False
         self.idle = False
         self.said: collections.deque[str] = collections.deque(maxlen=TAIL)
@@ -197,6 +208,9 @@ class Shards:
         self.seconds: dict[str, float] = {}
         self.took: collections.Counter[str] = collections.Counter()
         self.left: collections.deque[list[str]] = collections.deque()
+        self.failed: dict[str, list[pytest.TestReport]] = {}  # to be run again
+        self.flaky: dict[str, pytest.TestReport] = {}  # and how it failed at first
+        self.second: dict[str, list[pytest.TestReport]] = {}  # that run again, or have been
         self.broken: set[str] = set()  # what could not be collected in a guest
         self.troubles: list[str] = []
         self.status = 0  # of a guest that did no test, or took too long
@@ -229,6 +243,7 @@ class Shards:
         if not session.items:
             return None
         self.session, self.config = session, session.config
+        self.runs_again = not self.config.getoption("maxfail")
         with contextlib.suppress(OSError, ValueError):
             self.seconds = json.loads(self.durations.read_text())
         tests = [item.nodeid for item in session.items]
@@ -240,6 +255,7 @@ class Shards:
                     self.handle(guest, event)
                 self.serve_idle(guests)
         finally:
+            self.give_up_on_failed()
             self.keep_durations()
             guests.stop()
         if self.left:
@@ -249,7 +265,7 @@ class Shards:
 
     def start(self, expected: float) -> Guests:
         memory = int(option(self.driver, "--mem") or DEFAULT_MEMORY)
-        cores = len(os.sched_getaffinity(0))
+        cores = places(self.driver, len(os.sched_getaffinity(0)))
         count = self.jobs or how_many(expected, cores, available_memory(), memory)
         self.count = count = min(count, len(self.left))
         several = ["--cpus", "1"] if count > 1 and not option(self.driver, "--cpus") else []
@@ -259,14 +275,23 @@ class Shards:
         return Guests(count, [*self.driver, *several, "--", *command])
 
     def serve_idle(self, guests: Guests) -> None:
-        """They may go when nobody has tests: a guest that dies leaves some."""
+        """They may go when nobody has tests: a guest that dies leaves some, and what has failed is
+        run again, while all others are idle."""
         for guest in guests.alive:
             if guest.idle and self.left:
                 guest.give(self.left.popleft())
-        if not any(guest.tests for guest in guests.alive):
-            for guest in guests.alive:
-                if guest.idle:
-                    guest.give(None)
+        if any(guest.tests for guest in guests.alive):
+            return
+        idle = [guest for guest in guests.alive if guest.idle]
+        if self.failed and idle:
+            test = next(iter(self.failed))
+            self.second[test] = self.failed.pop(test)
+            # Preferably not in the process that it failed in.
+            here = getattr(self.second[test][0], "node", None)
+            min(idle, key=lambda guest: guest is here).give([test])
+            return
+        for guest in idle:
+            guest.give(None)
 
     def handle(self, guest: Guest, event: dict[str, Any] | None) -> None:
         hook = self.config.hook
@@ -285,12 +310,14 @@ class Shards:
                 assert event
                 guest.began = True
                 guest.running = event["test"], tuple(event["location"])
+                guest.reports = []
                 hook.pytest_runtest_logstart(nodeid=event["test"], location=guest.running[1])
             case "report" | "collectreport" as kind:
                 assert event
                 self.report(guest, kind, event["report"])
             case "finish":
                 assert event
+                self.settle(event["test"], guest.reports)
                 hook.pytest_runtest_logfinish(nodeid=event["test"], location=event["location"])
                 guest.done(event["test"])
             case "unknown":
@@ -318,7 +345,41 @@ class Shards:
             self.broken.add(report.nodeid)
             return
         self.took[report.nodeid] += report.duration
-        hook.pytest_runtest_logreport(report=report)
+        guest.reports.append(report)
+
+    # -- what has failed once
+
+    def settle(self, test: str, reports: list[pytest.TestReport]) -> None:
+        """A test has ended. It is reported, unless it will be run again."""
+        failure = next((report for report in reports if report.failed), None)
+        first = self.second.get(test)
+        if failure is None and first is not None:
+            self.flaky[test] = next(report for report in first if report.failed)
+        if failure is None or first is not None or not self.runs_again:
+            self.log(reports)
+            return
+        self.failed[test] = reports
+        again = copy.copy(failure)
+        again.outcome = "again"  # type: ignore[assignment]
+        self.log([again])
+        if len(self.failed) > AGAIN:
+            self.give_up_on_failed()
+
+    def log(self, reports: list[pytest.TestReport]) -> None:
+        for report in reports:
+            self.config.hook.pytest_runtest_logreport(report=report)
+
+    def give_up_on_failed(self) -> None:
+        """They have failed, and are not run again, nor what will fail."""
+        self.runs_again = False
+        failed, self.failed = self.failed, {}
+        for reports in failed.values():
+            self.log(reports)
+
+    def pytest_report_teststatus(
+        self, report: pytest.CollectReport | pytest.TestReport
+    ) -> tuple[str, str, str] | None:
+        return ("", "A", "AGAIN") if str(report.outcome) == "again" else None
 
     def warn(self, event: dict[str, Any]) -> None:
         message = warnings.WarningMessage(
@@ -353,6 +414,7 @@ class Shards:
 
     def fail(self, guest: Guest, test: str, why: str) -> None:
         location = guest.running[1] if guest.running else (test.partition("::")[0], None, test)
+        reports = []
         for when in ("setup", "call", "teardown"):
             report = pytest.TestReport(
                 test,
@@ -363,7 +425,8 @@ class Shards:
                 when=when,
             )
             report.node = guest  # type: ignore[attr-defined]
-            self.config.hook.pytest_runtest_logreport(report=report)
+            reports.append(report)
+        self.settle(test, reports)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -375,6 +438,12 @@ class Shards:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         for trouble in self.troubles:
             terminalreporter.write_line(trouble, red=True)
+        if self.flaky:
+            terminalreporter.section("flaky: failed, and passed when run again alone", yellow=True)
+            terminalreporter.stats["flaky"] = list(self.flaky.values())
+        for test, report in self.flaky.items():
+            terminalreporter.write_line(f"FLAKY {test}", yellow=True)
+            report.toterminal(terminalreporter._tw)
 
     def keep_durations(self) -> None:
         """For the next run: of the tests that ran now, and of the others as they were."""

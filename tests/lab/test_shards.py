@@ -95,6 +95,19 @@ def test_there_are_as_many_guests_as_pay_and_fit(
     assert shards.how_many(expected, cores, available, 2048) == guests
 
 
+@pytest.mark.parametrize(
+    ("words", "guests"),
+    [
+        (["--accel", "uml"], 4),
+        (["--accel", "kvm"], 4),
+        (["--accel", "uml", "--virtual-time"], 2),
+        (["--accel", "tcg"], 2),
+    ],
+)
+def test_guests_share_cores_where_the_tests_wait(words: list[str], guests: int) -> None:
+    assert shards.places(["driver", *words, "--"], 2) == guests
+
+
 # ---- a run -------------------------------------------------------------------------------
 
 
@@ -255,6 +268,76 @@ def test_guest_that_does_not_come_up_is_done_without(run: Run) -> None:
     result = run(SUITE, "-q", "-k", "many", absent=2)
     assert closing_line(result) == "30 passed, 7 deselected"
     assert result.returncode == 0
+
+
+# ---- what has failed is run again ----------------------------------------------------------
+
+ONCE = """
+import os, pathlib, pytest, time
+def first(name):
+    mark = pathlib.Path(name)
+    if mark.exists(): return False
+    mark.touch()
+    return True
+"""
+
+
+def test_one_that_passes_then_is_flaky_and_shown_with_how_it_failed(
+    run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "once.py").write_text(ONCE)
+    flaky = "from once import *\ndef test_flaky():\n print('as it was')\n assert not first('x')\n"
+    flaky += "@pytest.fixture\ndef it():\n assert not first('y')\n"
+    flaky += "def test_of_a_fixture(it): pass\n"
+    result = run({"test_c.py": flaky}, "-v", "--junitxml=junit.xml")
+    assert closing_line(result) == "2 passed, 2 flaky", result.stdout + result.stderr
+    assert result.returncode == 0
+    shown = result.stdout.partition("flaky: failed, and passed when run again alone")[2]
+    assert "FLAKY test_c.py::test_flaky\n" in shown
+    assert "FLAKY test_c.py::test_of_a_fixture\n" in shown
+    assert "as it was" in shown
+    assert "AGAIN test_c.py::test_flaky" in result.stdout
+    suite = xml.etree.ElementTree.parse(tmp_path / "junit.xml").getroot()[0]
+    assert [suite.get(name) for name in ("tests", "failures", "errors")] == ["2", "0", "0"]
+
+
+def test_it_runs_again_alone_when_all_others_have_ended(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "once.py").write_text(ONCE)
+    flaky = "from once import *\ndef test_flaky():\n assert not first('x'), 'first'\n"
+    flaky += " assert pathlib.Path('ended').exists()\n"
+    other = "from once import *\ndef test_long():\n while not os.path.exists('x'):\n"
+    other += "  time.sleep(0.01)\n time.sleep(1)\n first('ended')\n"
+    result = run({"test_c.py": flaky, "test_d.py": other})
+    assert closing_line(result) == "2 passed, 1 flaky", result.stdout + result.stderr
+
+
+def test_a_guest_that_died_in_a_test_is_a_failure_that_another_may_mend(
+    run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "once.py").write_text(ONCE)
+    flaky = "from once import *\ndef test_kills():\n if first('x'): os._exit(3)\n"
+    result = run({**SUITE, "test_c.py": flaky}, "-k", "many or kills")
+    assert closing_line(result) == "31 passed, 7 deselected, 1 flaky", result.stdout
+    assert "ended with 3 in this test" in result.stdout
+    assert result.returncode == 0
+
+
+def test_a_failure_that_stays_is_told_once(run: Run) -> None:
+    text = "def test_it():\n import os\n open('runs', 'a').write('x')\n assert False\n"
+    result = run({"test_a.py": text})
+    assert closing_line(result) == "1 failed"
+    assert result.stdout.count("FAILED test_a.py::test_it") == 1
+    assert result.returncode == 1
+
+
+def test_of_many_failures_none_is_run_again(run: Run, tmp_path: Path) -> None:
+    n = shards.AGAIN + 5
+    text = "import pytest\n"
+    text += f"@pytest.mark.parametrize('i', range({n}))\ndef test_it(i):\n"
+    text += " open('runs', 'a').write('x')\n assert False\n"
+    result = run({"test_a.py": text})
+    assert closing_line(result) == f"{n} failed"
+    assert (tmp_path / "runs").stat().st_size == n
 
 
 def test_leaks_in_any_guest_are_summed_up(run: Run) -> None:
