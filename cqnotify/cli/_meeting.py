@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,15 @@ class Plan(Protocol):
     def bind(self) -> str: ...
     @property
     def timeout(self) -> float: ...
+
+
+def has_one_cpu() -> bool:
+    """Whether an end that polls must yield the CPU: this host has no other one.
+
+    The peer may be on this host, too, and a device in software always is. What an end waits for
+    then comes only while it does not run, else a tick of the scheduler later.
+    """
+    return os.cpu_count() == 1
 
 
 def server_of(plan: Plan) -> str:

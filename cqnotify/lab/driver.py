@@ -20,6 +20,7 @@ from .base import HERE, LabError, locked, note, version_key
 KEPT = ("TERM", "COLORTERM", "NO_COLOR", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "USER", "CI")
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 HOST_MEMORY = 640  # MB of one of several hosts
+SAME_MHZ = "1000.000"  # of hosts in virtual time, whose runs are the same on each machine
 NETWORK = str(HERE / "network.sh")
 PROGRAM = str(HERE / "__main__.py")
 
@@ -191,7 +192,9 @@ def job(options: argparse.Namespace, guest: vm.Machine) -> vm.Job:
     if guest.accel != "uml":  # which has no modules
         modules = str(kernel.modules(options.cache, guest.kernel))
         shares.insert(0, vm.Share(modules, f"/lib/modules/{guest.kernel}", False))
-    return vm.Job(options.command, environment(options), os.getcwd(), shares, network_of(options))
+    mhz = uml.frequency() if guest.accel == "uml" else None
+    cwd, network = os.getcwd(), network_of(options)
+    return vm.Job(options.command, environment(options), cwd, shares, network, mhz)
 
 
 def run_in_vm(options: argparse.Namespace) -> int:
@@ -290,7 +293,7 @@ def virtual_hosts(options: argparse.Namespace, version: str) -> int:
 
     def job_at(place: vm.Place, command: list[str]) -> vm.Job:
         there = argparse.Namespace(**{**vars(options), "place": place, "command": command})
-        return replace(job(there, guest), is_tty=[False] * 3)
+        return replace(job(there, guest), is_tty=[False] * 3, mhz=SAME_MHZ)
 
     return virtual_run.main(options.command, guest, job_at, options.timeout)
 

@@ -47,6 +47,7 @@ static int ports[PORTS] = {-1, -1, -1, -1, -1};
 static struct {
     char *argv[MAX_WORDS], *env[MAX_WORDS], *shares[MAX_SHARES];
     char *cwd, *network;
+    char *mhz;                                     // of this machine's CPU, for /proc/cpuinfo
     char *hostfs_root, *hostfs_shares[MAX_SHARES]; // of User Mode Linux, else NULL
     bool is_tty[3];
     struct winsize size;
@@ -176,6 +177,9 @@ static void read_job(void)
             break;
         case 'd':
             job.cwd = r + 1;
+            break;
+        case 'f':
+            job.mhz = r + 1;
             break;
         case 'n':
             job.network = r + 1;
@@ -328,6 +332,25 @@ static void mount_rest(void)
         else // cache=mmap: what the host changes is seen, and files can be mapped all the same.
             mount_on("9p", tag, job.shares[i], 0, NINEP "cache=mmap");
     }
+}
+
+// User Mode Linux does not say how fast its CPU is, which programs that count its cycles ask for.
+static void tell_frequency(void)
+{
+    static const char known[] = "/proc/cpuinfo", told[] = "/run/cpuinfo";
+    char line[4096];
+    FILE *from = fopen(known, "re"), *to = fopen(told, "we");
+    if (!from || !to)
+        fail("copy", known);
+    while (fgets(line, sizeof line, from)) {
+        fputs(line, to);
+        if (strncmp(line, "model name", strlen("model name")) == 0)
+            fprintf(to, "cpu MHz\t\t: %s\n", job.mhz);
+    }
+    fclose(from);
+    if (fclose(to) != 0)
+        fail("write", told);
+    mount_on(NULL, told, known, MS_BIND, NULL);
 }
 
 static void set_limits(void)
@@ -634,6 +657,8 @@ int main(void)
     say_with_clock("up");
     switch_root();
     mount_rest();
+    if (job.mhz)
+        tell_frequency();
     set_limits();
     make_network();
 

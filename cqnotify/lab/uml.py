@@ -292,6 +292,12 @@ def initramfs(cache: Path) -> bytes:
     return kernel.cpio(kernel.init(cache))
 
 
+def frequency() -> str | None:
+    """Of this machine's CPU in MHz, as it says itself."""
+    found = re.search(r"^cpu MHz\s*: (\S+)$", Path("/proc/cpuinfo").read_text(), re.M)
+    return found[1] if found else None
+
+
 def run_folder(cache: Path) -> Path:
     """For the file with its number that it insists on; see tidy_up()."""
     folder(cache).mkdir(parents=True, exist_ok=True)  # not there if others have built the kernel

@@ -89,6 +89,7 @@ class Job:
     cwd: str
     shares: list[Share]
     network: dict[str, str] = field(default_factory=dict)  # variables of network.sh
+    mhz: str | None = None  # what /proc/cpuinfo is to say, where the kernel does not
     is_tty: list[bool] = field(default_factory=lambda: [os.isatty(fd) for fd in range(3)])
 
     def records(self, hostfs_root: Path | None = None) -> bytes:
@@ -97,6 +98,7 @@ class Job:
         if hostfs_root is not None:
             words += [f"r{hostfs_root}", *(f"h{share.host}" for share in self.shares)]
         words += [f"v{name}={value}" for name, value in self.network.items()]
+        words += [f"f{self.mhz}"] if self.mhz else []
         words += [f"a{word}" for word in self.argv]
         words += [f"e{name}={value}" for name, value in self.env.items()]
         words += [f"s{share.guest}" for share in self.shares]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -76,6 +77,14 @@ def test_it_is_up_within_seconds() -> None:
         return time.monotonic() - start
 
     assert any(took() < 10 for _ in range(3))
+
+
+@built
+def test_its_cpu_is_as_fast_as_this_machine_says() -> None:
+    """Programs that count cycles, as perftest's, ask /proc/cpuinfo for it."""
+    said = in_uml("cat", "/proc/cpuinfo").stdout.decode()
+    there = re.findall(r"^cpu MHz\t+: (\d+\.\d+)$", said, re.M)
+    assert len(there) == bool(uml.frequency()) == said.count("model name")
 
 
 @built

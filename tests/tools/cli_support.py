@@ -78,6 +78,20 @@ def both(
         return outcome(process), (code, *capsys.readouterr())
 
 
+def counted_yields(monkeypatch: pytest.MonkeyPatch, cpus: int) -> list[None]:
+    """This host seems to have so many CPUs; what is returned grows with each call that yields."""
+    yields: list[None] = []
+    sched_yield = os.sched_yield
+
+    def counted() -> None:
+        yields.append(None)
+        sched_yield()
+
+    monkeypatch.setattr(os, "cpu_count", lambda: cpus)
+    monkeypatch.setattr(os, "sched_yield", counted)
+    return yields
+
+
 def outcome(process: subprocess.Popen[str]) -> Outcome:
     """What it has ended with, and said from now on."""
     out, err = process.communicate(timeout=LIMIT)

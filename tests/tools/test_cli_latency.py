@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import statistics
@@ -16,6 +17,7 @@ from cli_support import (
     Capture,
     both,
     command,
+    counted_yields,
     each_signal,
     figures,
     in_lab,
@@ -31,6 +33,7 @@ from hypothesis import strategies as st
 from support import address_of, is_iwarp, until
 
 from cqnotify import AccessFlags, Context, QPAddress
+from cqnotify.cli.perf import _run
 from cqnotify.cli.perf._description import MAGIC, swap_descriptions
 from cqnotify.cli.perf._end import End, open_end
 from cqnotify.cli.perf._plan import Plan
@@ -96,7 +99,8 @@ def test_an_end_that_sleeps_has_events(op: str, ctx: Context, capsys: Capture) -
         assert one["local"]["events"] <= n  # software may have completed it when it was posted
         assert one["remote"]["events"] == 0
     assert theirs["write_with_imm"] == (op == "write")
-    assert (theirs["device"], theirs["peer"]) == (ctx.name, {"device": ctx.name, "sleeps": True})
+    assert theirs["device"] == ctx.name
+    assert theirs["peer"] == {"device": ctx.name, "sleeps": True, "yields": False}
     assert theirs["mtu"] == 1024
     assert "half the round trip" in theirs["what"] or op not in ANSWERED
 
@@ -109,6 +113,40 @@ def test_an_end_that_polls_has_none(op: str, capsys: Capture) -> None:
     (one,) = theirs["results"]
     assert one["local"]["events"] == one["remote"]["events"] == 0
     assert not theirs["sleeps"]
+
+
+@pytest.mark.usefixtures("conversation")
+@pytest.mark.parametrize("cpus", [1, 2])
+@pytest.mark.parametrize("op", ANSWERED)
+def test_an_end_that_polls_yields_the_only_cpu(
+    op: str, cpus: int, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the peer, and a device in software, would run at the next tick of the scheduler."""
+    yields = counted_yields(monkeypatch, cpus)
+    theirs = results(capsys, "--op", op, "-n", 20)[1]
+    assert theirs["yields"] == (cpus == 1)
+    assert bool(yields) == (cpus == 1)
+
+
+@pytest.mark.usefixtures("conversation")
+def test_the_title_says_who_yields(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    _, (code, out, _) = both(capsys, ["-n", 5, "-e"], ["-n", 5], name="latency")
+    assert code == 0
+    assert ": polls and yields its only CPU here, sleeps there; " in out.splitlines()[0]
+
+
+@pytest.mark.usefixtures("conversation")
+def test_the_cpu_time_of_a_run_of_a_few_ticks_is_not_known(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_run, "MEASURABLE", 1e9)
+    theirs = results(capsys, "-n", 5)[1]
+    assert theirs["results"][0]["local"]["cpu_percent"] is None
+    monkeypatch.setattr(_run, "MEASURABLE", 0)
+    _, (code, out, _) = both(capsys, ["-n", 5], ["-n", 5], name="latency")
+    assert code == 0
+    assert re.search(r" \d+\.\d +(-|\d+\.\d)$", out, re.M), "ours; the server's run was short"
 
 
 @pytest.mark.usefixtures("conversation")
@@ -185,7 +223,7 @@ def test_the_table_has_the_columns_of_perftest(tmp_path: Path, capsys: Capture) 
             out,
             re.M,
         )
-        rows = re.findall(r"^ (\d+) +1((?: +\d+\.\d+){9})$", out, re.M)
+        rows = re.findall(r"^ (\d+) +1((?: +\d+\.\d+){7}(?: +(?:-|\d+\.\d)){2})$", out, re.M)
         assert [int(size) for size, _ in rows] == [1 << power for power in range(1, 24)]
     assert ElementTree.parse(picture).getroot().tag == "{http://www.w3.org/2000/svg}svg"
     assert "99.9" in picture.read_text()

@@ -24,6 +24,7 @@ from cli_support import (
     Terminal,
     both,
     command,
+    counted_yields,
     each_signal,
     figures,
     in_lab,
@@ -79,6 +80,18 @@ def test_the_report_has_percentiles_a_histogram_and_events(capsys: Capture) -> N
         slept = r"^\d+ events, \d\.\d+ per iteration; woken from sleep \d+ times"
         assert re.search(slept, out, re.M)
         assert out.endswith("50 messages checked: every byte is right\n")
+
+
+@pytest.mark.usefixtures("conversation")
+@pytest.mark.parametrize("cpus", [1, 2])
+def test_an_end_that_polls_yields_the_only_cpu_and_says_so(
+    cpus: int, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    yields = counted_yields(monkeypatch, cpus)
+    _, (code, out, err) = both(capsys, ["-n", 20], ["-n", 20])
+    assert (code, err) == (0, "")
+    assert bool(yields) == (cpus == 1)
+    assert ("polled, and yielded the only CPU in between: no events" in out) == (cpus == 1)
 
 
 @pytest.mark.usefixtures("conversation")

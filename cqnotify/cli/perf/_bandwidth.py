@@ -7,6 +7,7 @@ message of a batch completes, so that Python has work for each batch, and not fo
 
 from __future__ import annotations
 
+import os
 import time
 from array import array
 from collections import Counter
@@ -20,7 +21,7 @@ from ._end import End
 from ._plan import Plan
 from ._run import Effort, begin, requests, what_failed
 from ._statistics import fastest
-from ._waits import SPINS, OverError, Silence, nap
+from ._waits import OverError, Silence, looks_of, nap
 
 LARGEST_BATCH: Final = 32
 LULL: Final = 1.0  # seconds after which what has not come, of all that was sent, is lost
@@ -270,6 +271,7 @@ class _Idle:
         self._timeout = timeout
         self._silence: Silence | None = None
         self._passes = 0
+        self._looks = looks_of(end)
         self._cqs = cqs
         self._nap = nap(end)
         self._sleeps = end.plan.events or not cqs
@@ -285,7 +287,9 @@ class _Idle:
                 return
         else:
             self._passes += 1
-            if self._passes % SPINS:
+            if self._end.yields:
+                os.sched_yield()
+            if self._passes % self._looks:
                 return
         self._silence = self._silence or Silence(self._end, self._timeout)
         self._silence.go_on()

@@ -29,7 +29,8 @@ def title(end: End) -> str:
     """Return it in a line."""
     plan = end.plan
     role = "client" if plan.client else "server"
-    ours, theirs = (_waits(events) for events in (plan.events, end.remote["events"]))
+    ours = _waits(plan.events, end.yields)
+    theirs = _waits(end.remote["events"], end.remote["yields"])
     pairs = f", {plan.num_qp} QPs" if plan.num_qp > 1 else ""
     service = f" by {plan.connection}" if plan.loses else ""
     both = ", both directions" if plan.bidirectional else ""
@@ -37,13 +38,16 @@ def title(end: End) -> str:
     return f"{plan.name} of {plan.op}{service}, {where}{pairs}{both}: {ours} here, {theirs} there"
 
 
-def _waits(events: bool | None) -> str:
-    return "perftest" if events is None else "sleeps" if events else "polls"
+def _waits(events: bool | None, yields: bool | None) -> str:
+    if events is None:
+        return "perftest"
+    return "sleeps" if events else "polls and yields its only CPU" if yields else "polls"
 
 
 def cpu_percent(effort: dict[str, Any] | None) -> str:
-    """Return a cell of a table; of a program of perftest it is not known."""
-    return "-" if effort is None else f"{effort['cpu_percent']:.1f}"
+    """Return a cell of a table; a dash where it is not known, see Effort."""
+    percent = effort and effort["cpu_percent"]
+    return "-" if percent is None else f"{percent:.1f}"
 
 
 def describe(end: End) -> dict[str, Any]:
@@ -65,5 +69,10 @@ def describe(end: End) -> dict[str, Any]:
         "inline_size": plan.inline,
         "write_with_imm": plan.immediate,
         "sleeps": plan.events,
-        "peer": {"device": end.remote["device"], "sleeps": end.remote["events"]},
+        "yields": end.yields,
+        "peer": {
+            "device": end.remote["device"],
+            "sleeps": end.remote["events"],
+            "yields": end.remote["yields"],
+        },
     }

@@ -20,6 +20,7 @@ from ...context import Context, is_iwarp
 from ...enums import MTU, AccessFlags, AtomicCap, LinkLayer, QPType
 from ...qp import QP, QPAddress
 from .. import CANNOT_RUN, CommandError, check_connects, check_limit, check_port
+from .._meeting import has_one_cpu
 from ._control import Control, Talk
 from ._plan import Plan
 
@@ -40,6 +41,7 @@ class End:
     By rdma_cm UD QPs are in INIT, too, for only the control is connected by it: they take its path.
 
     talk: how the ends talk; by default through a Control, whose QP is to be connected, too.
+    yields: whether our end yields the CPU whenever it has polled for nothing.
     """
 
     own_control: Control
@@ -50,6 +52,7 @@ class End:
         self.device = context.name
         self.gid_index = None if plan.rdma_cm else _gid_index(context, plan)
         self.access = OPEN[plan.op]
+        self.yields = not plan.events and has_one_cpu()
         self.pd = PD(context)
         self.channel = CompletionChannel(context)
         if talk is None:
@@ -125,6 +128,7 @@ class End:
         return {
             "device": self.device,
             "events": self.plan.events,
+            "yields": self.yields,
             "addr": self.into(1).addr,
             "rkey": self.mr.rkey,
             "rd_atomic": [attr.max_qp_init_rd_atom, attr.max_qp_rd_atom],

@@ -121,7 +121,7 @@ class Perftest:
         if found is None:
             raise CommandError(OTHER_PROGRAM)
         lid, _, qp_num, psn, rkey, addr = (int(found[i], 16) for i in range(1, 7))
-        end.remote = {"device": None, "events": None, "addr": addr, "rkey": rkey}
+        end.remote = {"device": None, "events": None, "yields": None, "addr": addr, "rkey": rkey}
         return QPAddress(
             lid, qp_num, psn, IPv6Address(bytes.fromhex(found[7].decode().replace(":", "")))
         )

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any, Final
 
@@ -20,8 +21,14 @@ OPCODES: Final = {
 }
 
 
+MEASURABLE: Final = 10 / os.sysconf("SC_CLK_TCK")  # seconds: some kernels count CPU time in ticks
+
+
 class Effort:
-    """What a run costs this end, from now on: CPU time of the process, and events."""
+    """What a run costs this end, from now on: CPU time of the process, and events.
+
+    The CPU time is None if the run is too short to measure it.
+    """
 
     def __init__(self, end: End) -> None:
         self._cqs = (end.send_cq, end.recv_cq)
@@ -36,7 +43,8 @@ class Effort:
         """Return it as it is told to the peer."""
         wall = time.perf_counter_ns() - self._start
         cpu = time.process_time_ns() - self._cpu
-        return {"cpu_percent": 100 * cpu / max(wall, 1), "events": self._count() - self._events}
+        percent = 100 * cpu / wall if wall >= MEASURABLE * 1e9 else None
+        return {"cpu_percent": percent, "events": self._count() - self._events}
 
 
 def begin(end: End, size: int) -> None:

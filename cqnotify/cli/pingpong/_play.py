@@ -7,12 +7,14 @@ Each end sends its next message when its last one is sent and answered.
 from __future__ import annotations
 
 import mmap
+import os
 import time
 from array import array
 from typing import Final
 
 from ..._core import CompletionError, WorkCompletion
 from .. import CommandError
+from .._meeting import has_one_cpu
 from .._terminal import Progress
 from . import _rdma_cm, _tcp
 from ._end import SEND, Plan
@@ -53,6 +55,7 @@ def _play(met: Met) -> Report:
         wakeups=play.wakeups,
         spurious=stats.spurious,
         checked=play.received if plan.check else None,
+        yields=play.yields,
     )
 
 
@@ -67,6 +70,7 @@ class Play:
         self._end = end = met.end
         self._plan = end.plan
         self._has_gone = met.has_gone
+        self.yields = not self._plan.events and has_one_cpu()
         self._progress = progress
         self._by_qp_num = end.by_qp_num
         self._awaited = [0 if self._plan.client else ANSWERED] * self._plan.num_qp
@@ -118,7 +122,9 @@ class Play:
     def _poll(self) -> list[WorkCompletion]:
         cq = self._end.cq
         deadline = time.monotonic() + self._plan.timeout
-        while not (wcs := cq.poll(cq.cqe, spin=SLICE)):
+        while not (wcs := cq.poll(cq.cqe, spin=0 if self.yields else SLICE)):
+            if self.yields:
+                os.sched_yield()
             if time.monotonic() > deadline:
                 raise self._silence()
         return wcs

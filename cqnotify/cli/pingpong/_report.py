@@ -27,7 +27,10 @@ class Bucket(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """The figures of one end. Latencies are in nanoseconds."""
+    """The figures of one end. Latencies are in nanoseconds.
+
+    yields: whether it polled, and yielded the CPU whenever that found nothing.
+    """
 
     plan: Plan
     device: str
@@ -41,6 +44,7 @@ class Report:
     wakeups: int
     spurious: int
     checked: int | None
+    yields: bool = False
 
     @property
     def bytes(self) -> int:
@@ -91,6 +95,7 @@ class Report:
             },
             "histogram": [bucket._asdict() for bucket in histogram(self.latencies)],
             "sleeps": plan.events,
+            "yields": self.yields,
             "events": self.events,
             "events_per_iter": self.events_per_iter,
             "wakeups": self.wakeups,
@@ -189,7 +194,10 @@ def _mark() -> str:
 
 def _event_line(report: Report) -> str:
     if not report.plan.events:
-        return "polled all the time: no events, no wake-ups (use --events to sleep)"
+        how = "polled all the time"
+        if report.yields:
+            how = "polled, and yielded the only CPU in between"
+        return f"{how}: no events, no wake-ups (use --events to sleep)"
     return (
         f"{report.events} events, {report.events_per_iter:.3f} per iteration; woken from sleep "
         f"{report.wakeups} times; {report.spurious} events were spurious"
