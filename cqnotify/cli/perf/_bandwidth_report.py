@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from .._plots import draw_bars, picture, scale_sizes
 from .._terminal import paint
 from ._bandwidth import Bandwidth, Rate
 from ._description import cpu_percent, describe, title
@@ -89,15 +90,29 @@ def _rate(rate: Rate, size: int) -> dict[str, Any]:
 
 
 def save_plot(end: End, done: list[Bandwidth], unit: Unit, path: str) -> None:
-    """Draw the bandwidths of all sizes into an SVG or PNG file."""
-    from matplotlib.figure import Figure  # which only --plot needs
+    """Draw the bandwidths into an SVG or PNG file: of all sizes, or as bars those of one."""
+    if len(done) == 1:
+        (one,) = done
+        heading = f"{title(end)}; {total(one).messages} messages of {one.size} bytes"
+        with picture(path, heading, xlabel=unit.name) as axes:
+            _draw_bars(axes, one, unit)
+        return
+    with picture(path, title(end), xlabel="bytes", ylabel=unit.name) as axes:
+        sizes = [one.size for one in done]
+        for name in ("peak", "average"):
+            values = [getattr(total(one), name) * one.size / unit.bytes for one in done]
+            axes.plot(sizes, values, marker=".", label=name)
+        scale_sizes(axes, sizes)
+        axes.legend()
 
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.add_subplot(xlabel="bytes", ylabel=unit.name, title=title(end))
-    axes.set_xscale("log", base=2)
-    sizes = [one.size for one in done]
-    for name in ("peak", "average"):
-        values = [getattr(total(one), name) * one.size / unit.bytes for one in done]
-        axes.plot(sizes, values, marker="o", label=name)
-    axes.legend()
-    figure.savefig(path)
+
+def _draw_bars(axes: Any, one: Bandwidth, unit: Unit) -> None:
+    rates = {"": total(one)}
+    if one.sent and one.received:
+        rates |= {"sent: ": one.sent, "received: ": one.received}
+    values = {
+        f"{which}{name}": getattr(rate, name) * one.size / unit.bytes
+        for which, rate in rates.items()
+        for name in ("average", "peak")
+    }
+    draw_bars(axes, values)

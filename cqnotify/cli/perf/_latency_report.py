@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from .._plots import draw_bars, picture, scale, scale_sizes
 from .._terminal import paint
 from ._description import cpu_percent, describe, title
 from ._end import End
@@ -15,6 +16,13 @@ HEAD: Final = (
     " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    "
     "t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec]   CPU[%]   peer's CPU[%]"
 )
+MARKS: Final = {
+    "t_min": "shortest",
+    "t_typical": "median",
+    "p99": "99 %",
+    "p99.9": "99.9 %",
+    "t_max": "longest",
+}
 WIDTHS: Final = (15, 15, 17, 15, 17, 23, 25)
 
 
@@ -59,15 +67,50 @@ def to_dict(end: End, done: list[Latency]) -> dict[str, Any]:
 
 
 def save_plot(end: End, done: list[Latency], path: str) -> None:
-    """Draw the latencies of all sizes into an SVG or PNG file."""
-    from matplotlib.figure import Figure  # which only --plot needs
+    """Draw the figures of all sizes into an SVG or PNG file, or all the latencies of one size.
 
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.add_subplot(xlabel="bytes", ylabel=f"usec, {what(end.plan.op)}", title=title(end))
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
+    A server has only the figures of these, too.
+    """
+    if len(done) > 1:
+        heading = f"{title(end)}; {what(end.plan.op)}"
+        with picture(path, heading, xlabel="bytes", ylabel="usec") as axes:
+            _draw_sizes(axes, done)
+        return
+    (one,) = done
+    heading = f"{title(end)}; {one.size} bytes, {one.iterations} times; {what(end.plan.op)}"
+    if one.samples:
+        with picture(path, heading, xlabel="percentile", ylabel="usec") as axes:
+            _draw_percentiles(axes, one, parts_of(end.plan.op))
+    else:
+        with picture(path, heading, xlabel="usec") as axes:
+            draw_bars(axes, {shown: one.figures[name] for name, shown in MARKS.items()})
+
+
+def _draw_sizes(axes: Any, done: list[Latency]) -> None:
     sizes = [one.size for one in done]
-    for name in ("t_min", "t_typical", "p99", "p99.9"):
-        axes.plot(sizes, [one.figures[name] for one in done], marker="o", label=name)
+    for name, shown in MARKS.items():
+        axes.plot(sizes, [one.figures[name] for one in done], marker=".", label=shown)
+    scale_sizes(axes, sizes)
+    scale(axes, "y", [one.figures[name] for one in done for name in MARKS])
     axes.legend()
-    figure.savefig(path)
+
+
+def _draw_percentiles(axes: Any, one: Latency, parts: int) -> None:
+    """Draw how long how many of the latencies were.
+
+    The place of a latency is 1 for the shortest, 2 for the median, 10 for the 90th percentile: how
+    many there are for each one that is as long or longer.
+    """
+    n, ordered = len(one.samples), sorted(one.samples)
+    places = [n / (n - rank) for rank in range(n)]
+    axes.plot(places, [sample / 1000 / parts for sample in ordered], drawstyle="steps-post")
+    for (name, shown), place in zip(MARKS.items(), (1, 2, 100, 1000, n), strict=True):
+        if place <= n:
+            value = one.figures[name]
+            axes.plot([place], [value], "o", label=f"{shown}: {value:,.2f} usec")
+    axes.set_xscale("log")
+    named = [1, 2, *(10**nines for nines in range(1, len(str(n))))]
+    axes.set_xticks(named, [f"{100 - 100 / place:.10g} %" for place in named])
+    axes.minorticks_off()
+    scale(axes, "y", [one.figures[name] for name in MARKS])
+    axes.legend(loc="upper left")

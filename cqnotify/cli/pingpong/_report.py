@@ -9,11 +9,13 @@ from array import array
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from .._plots import picture, scale
 from .._terminal import columns, paint
 from ._end import Plan
 
 PER_MILLE: Final = {"min": 0, "p50": 500, "p90": 900, "p99": 990, "p99.9": 999, "max": 1000}
 STEPS: Final = (1, 1.5, 2, 3, 5, 7)  # the borders of a histogram, in each power of ten
+BARS: Final = 60  # of a histogram in a picture
 WHAT: Final = "full round trip, from posting a message to polling its answer"
 
 
@@ -209,24 +211,27 @@ def _event_line(report: Report) -> str:
 
 def save_plot(report: Report, path: str) -> None:
     """Draw the histogram, and lines at the percentiles, into an SVG or PNG file."""
-    from matplotlib.figure import Figure  # which only --plot needs
-
     plan = report.plan
-    buckets = histogram(report.latencies)
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.add_subplot(
-        xscale="log",
-        xlabel=f"usec, {WHAT}",
-        ylabel="messages",
-        title=f"{plan.service} ping-pong of {plan.iters} x {plan.size} bytes, {report.device}, "
-        f"{'sleeping' if plan.events else 'polling'}",
+    how = "sleeps" if plan.events else "polls"
+    title = (
+        f"{plan.service} ping-pong of {plan.iters} x {plan.size} bytes, "
+        f"{'client' if plan.client else 'server'} on {report.device}: {how}; {WHAT}"
     )
-    starts = [bucket.start for bucket in buckets]
-    widths = [bucket.end - bucket.start for bucket in buckets]
-    counts = [bucket.samples for bucket in buckets]
-    axes.bar(starts, counts, widths, align="edge", edgecolor="white", color="tab:blue")
-    for name, value in percentiles(report.latencies).items():
-        if value is not None and name.startswith("p"):
-            axes.axvline(value, color="tab:red", linewidth=1)
-            axes.annotate(name, (value, 1), xycoords=("data", "axes fraction"), rotation=90)
-    figure.savefig(path)
+    with picture(path, title, xlabel="usec", ylabel="messages") as axes:
+        if not report.latencies:  # of a server's only message
+            return
+        borders = _fine_borders(report.latencies)
+        values = [latency / 1e3 for latency in report.latencies]
+        axes.hist(values, borders, edgecolor="white", linewidth=0.3, color="0.7")
+        scale(axes, "x", borders)
+        for number, (name, value) in enumerate(percentiles(report.latencies).items()):
+            if name.startswith("p"):
+                label = f"{name[1:]} %: {value:,.1f} usec"
+                axes.axvline(value, color=f"C{number}", linewidth=1.5, label=label)
+        axes.legend()
+
+
+def _fine_borders(latencies: array[int]) -> list[float]:
+    """Return the borders of a histogram in microseconds, as a row with a constant ratio."""
+    least, most = min(latencies) / 1e3, max(latencies) / 1e3
+    return [least * (most / least) ** (i / BARS) for i in range(BARS + 1)]
