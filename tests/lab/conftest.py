@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from again import pytest_configure as pytest_configure
+from again import pytest_runtest_protocol as pytest_runtest_protocol
+from again import pytest_terminal_summary as pytest_terminal_summary
 from distributions import Distributions, build
 from lab_runs import ENGINES, LAB, PROJECT, lab
 
@@ -23,7 +26,7 @@ def all_is_set_up() -> None:
 @pytest.fixture(params=ENGINES)
 def engine(request: pytest.FixtureRequest) -> str:
     """The option for each of them."""
-    return ENGINES[request.param]
+    return str(request.param)
 
 
 @pytest.fixture(scope="session")

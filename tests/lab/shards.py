@@ -85,6 +85,16 @@ def available_memory() -> int:
     return int(found[1]) // 1024 if found else 0
 
 
+def show_flaky(reporter: pytest.TerminalReporter, flaky: Mapping[str, pytest.TestReport]) -> None:
+    """And how they failed at first; they are counted in the last line."""
+    if flaky:
+        reporter.section("flaky: failed, and passed when run again alone", yellow=True)
+        reporter.stats["flaky"] = list(flaky.values())
+    for test, report in flaky.items():
+        reporter.write_line(f"FLAKY {test}", yellow=True)
+        report.toterminal(reporter._tw)
+
+
 # ---- a guest -----------------------------------------------------------------------------
 
 
@@ -438,12 +448,7 @@ class Shards:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         for trouble in self.troubles:
             terminalreporter.write_line(trouble, red=True)
-        if self.flaky:
-            terminalreporter.section("flaky: failed, and passed when run again alone", yellow=True)
-            terminalreporter.stats["flaky"] = list(self.flaky.values())
-        for test, report in self.flaky.items():
-            terminalreporter.write_line(f"FLAKY {test}", yellow=True)
-            report.toterminal(terminalreporter._tw)
+        show_flaky(terminalreporter, self.flaky)
 
     def keep_durations(self) -> None:
         """For the next run: of the tests that ran now, and of the others as they were."""

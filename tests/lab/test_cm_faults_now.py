@@ -18,7 +18,7 @@ from cqnotify.hosts import Host, Hosts, Program
 
 QUICK = "10,ack_timeout:14"  # so a send fails after 7 * 67 ms that nobody answers
 PATIENCE = 0.47
-SLACK = 8.0  # seconds, of a busy machine: in virtual time they are exact
+SLACK = 60.0  # seconds, of a busy machine: in virtual time they are exact
 SENDS = "send=2000,0.02"
 
 pytestmark = built
@@ -54,7 +54,7 @@ def story(program: Program) -> Story:
     assert program.wait() == 0, program.err
     assert program.err == ""
     told = Story(program.out.splitlines(), same=math.inf)  # one may have to say goodbye twice
-    told.check_closing(limit=2.0)  # of a busy machine
+    told.check_closing(limit=30.0)  # of a busy machine
     return told
 
 

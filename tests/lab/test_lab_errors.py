@@ -227,9 +227,10 @@ def test_what_reads_the_terminal_runs_in_one_guest_as_a_whole() -> None:
 @pytest.mark.parametrize(
     ("words", "status", "text"),
     [
-        (["--asan"], 0, ""),
-        (["--refleak"], 0, " runs of "),
-        (["--coverage"], 0, "csrc/module.c"),
+        pytest.param(["--asan"], 0, "", marks=pytest.mark.release),
+        pytest.param(["--refleak"], 0, " runs of ", marks=pytest.mark.release),
+        pytest.param(["--coverage"], 0, "csrc/module.c", marks=pytest.mark.release),
+        # That of .ci/run.
         (["--coverage", "--asan", "--fail-under", "100"], 1, "csrc/module.c"),
     ],
 )
@@ -247,7 +248,7 @@ def test_variant_runs_the_tests_on_a_build_of_its_own(
 
 
 def test_two_runs_of_a_variant_do_not_share_its_files() -> None:
-    command = [LAB, "test", "--asan", "-q", "tests/api/test_enums.py"]
+    command = [LAB, "test", "--asan", "--coverage", "-q", "tests/api/test_enums.py"]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as first:
         until_it_boots(first)
         first.send_signal(signal.SIGSTOP)  # so it is running, however long the second one takes
@@ -256,7 +257,8 @@ def test_two_runs_of_a_variant_do_not_share_its_files() -> None:
         finally:
             first.send_signal(signal.SIGCONT)
         assert second.returncode == 125
-        assert own_words(second) == ["lab: another ./lab test --asan of this project is running"]
+        (said,) = own_words(second)
+        assert said == "lab: another ./lab test --asan-coverage of this project is running"
         assert first.wait(2 * PATIENCE) == 0
 
 
@@ -299,6 +301,7 @@ def test_clean_removes_what_the_lab_made_and_nothing_else(tmp_path: Path) -> Non
     assert [path.name for path in cache.iterdir()] == ["mine"]
 
 
+@pytest.mark.clock
 def test_warm_start_takes_less_than_three_seconds_to_the_boot() -> None:
     """The best of three: other work on the machine must not fail it."""
     took = []

@@ -17,7 +17,6 @@ import signal
 import struct
 import subprocess
 import termios
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -204,10 +203,8 @@ def test_second_interrupt_ends_everything_at_once(engine: str) -> None:
         assert run.stdout
         run.send_signal(signal.SIGINT)
         assert run.stdout.readline() == b"caught\n"
-        begin = time.monotonic()
         run.send_signal(signal.SIGINT)
         assert run.wait(PATIENCE) == 130
-        assert time.monotonic() - begin < 10
 
 
 def test_killed_lab_leaves_no_process_and_no_file(

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
+import re
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -199,12 +200,18 @@ def test_frames_for_a_host_without_power_are_gone(cables: Cables) -> None:
 
 def test_it_sleeps_when_there_is_nothing_to_do(cables: Cables) -> None:
     cables.ask("counts")
-    clock = os.path.join("/proc", str(cables.process.pid), "stat")
+    process = Path("/proc", str(cables.process.pid))
 
-    def ticks() -> int:
-        with open(clock) as file:
-            return sum(map(int, file.read().rpartition(")")[2].split()[11:13]))
+    def sleeps() -> bool:
+        """It computes little, and is woken seldom; a stall of the machine can look like work."""
+        found = []
+        for _ in range(2):
+            ticks = (process / "stat").read_text().rpartition(")")[2].split()[11:13]
+            status = (process / "status").read_text()
+            woken = re.findall(r"^voluntary_ctxt_switches:\s+(\d+)", status, re.MULTILINE)
+            found.append((sum(map(int, ticks)), int(woken[0])))
+            time.sleep(1)
+        (cpu, wakes), (cpu_then, wakes_then) = found
+        return cpu_then - cpu < 30 and wakes_then - wakes < 10
 
-    before = ticks()
-    time.sleep(1)
-    assert ticks() - before <= 5  # hundredths of a second
+    assert any(sleeps() for _ in range(5))

@@ -9,6 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
 from lab_runs import CACHE, LAB, PATIENCE, built, lab, speaking, until
 
 from cqnotify.lab import uml
@@ -68,6 +69,7 @@ def test_a_kernel_that_others_have_built_is_named_by_its_path() -> None:
 
 
 @built
+@pytest.mark.clock
 def test_it_is_up_within_seconds() -> None:
     """The best of three: other work on the machine must not fail it."""
 

@@ -347,7 +347,7 @@ def test_a_server_whose_client_dies_says_so() -> None:
 
 @pytest.mark.usefixtures("conversation")
 def test_a_client_whose_server_stands_still_says_so() -> None:
-    args = [*FOREVER, "-e", "--timeout", 3]  # in which a busy machine's server answers
+    args = [*FOREVER, "-e", "--timeout", 6]  # in which a busy machine's server answers
     with (
         server(*args, name="latency") as (us, port),
         started(command("latency", "-p", port, *args, "127.0.0.1")) as client,
@@ -360,15 +360,15 @@ def test_a_client_whose_server_stands_still_says_so() -> None:
     assert (code, out) == (1, "")
     # The second is said if the server was stopped before it was ready to begin.
     assert err in {
-        "cqnotify: nothing came for 3 s\n",
-        "cqnotify: the peer said nothing for 3 s\n",
+        "cqnotify: nothing came for 6 s\n",
+        "cqnotify: the peer said nothing for 6 s\n",
     }
 
 
 @pytest.mark.usefixtures("conversation")
 def test_a_message_that_is_lost_ends_it_in_words(ctx: Context) -> None:
-    lost = "nothing came for 1 s: UD does not send again what was lost"
-    common = ["-c", "UD", "-n", 100, "--timeout", 1]
+    lost = "nothing came for 4 s: UD does not send again what was lost"
+    common = ["-c", "UD", "-n", 100, "--timeout", 4]
     with (
         server(*common, "-e", name="latency") as (us, port),
         open_end(

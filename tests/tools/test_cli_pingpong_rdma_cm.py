@@ -146,7 +146,7 @@ def test_what_the_servers_goodbye_flushes_is_no_failure(host: str) -> None:
 
 def test_the_peer_may_do_nothing_to_our_memory(ctx: Context, host: str) -> None:
     with (
-        server("-R", "-n", 10, "-s", 64, "-c", "--timeout", 5) as (process, port),
+        server("-R", "-n", 10, "-s", 64, "-c", "--timeout", 60) as (process, port),
         client_of(host, port) as play,
     ):
         endpoint = play._end.endpoints[0]
