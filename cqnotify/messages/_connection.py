@@ -19,9 +19,10 @@ from ._sender import Outgoing
 from ._waits import wait
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
     from .._core import _Buffer as AnyBuffer
+    from ._inbox import Numbered
     from ._parts import Address
     from ._session import Session
 
@@ -53,6 +54,8 @@ class Connection:
         # The session does not know the connection, and so does not keep it alive.
         self._session = session
         self._waits = self._received = 0
+        # Reads that a recv() has begun and given up, by the number of the offer.
+        self._begun: dict[int, Reading] = {}
 
     # ---- what is known of it ----
 
@@ -159,31 +162,34 @@ class Connection:
         A small frame is a bytearray, a large one a memoryview of its own memory, into which the
         device has read it. Raises TimeoutError. What was sent before the peer's farewell is
         received, and then this raises FarewellError; it raises LostError or ProtocolError when the
-        connection is over otherwise, ClosedError after close. Cancelling it loses no message.
+        connection is over otherwise, ClosedError after close. Cancelling it loses no message, and
+        after that or a timeout the next call goes on with a read that has begun, unless one of the
+        two calls has `into` or `allocate`.
         """
         check_timeout(timeout)
         if into is not None and allocate is not None:
             raise TypeError("give into or allocate, not both")
         end = deadline(timeout)
         place = Place(into, allocate)
-        incoming = await self._take(end)
+        numbered = await self._take(end)
+        incoming = numbered.thing
         try:
             if incoming.offer is None:
                 frames = copy(incoming, place)
             else:
                 frames = await self._read(incoming, place, end)
         except ProtocolError as e:
-            self._session.inbox.put_back(incoming)
+            self._session.inbox.put_back(numbered)
             self._session.violated(e)
             raise fresh(self._session.error or e) from None
         except BaseException:
-            self._session.inbox.put_back(incoming)
+            self._session.inbox.put_back(numbered)
             raise
         self._received += 1
         self._session.taken(incoming)
         return frames
 
-    async def _take(self, end: float | None) -> Incoming:
+    async def _take(self, end: float | None) -> Numbered[Incoming]:
         inbox = self._session.inbox
         if self._session.is_ending:
             raise ClosedError("this connection was closed")
@@ -193,17 +199,25 @@ class Connection:
         return await inbox.take(end)
 
     async def _read(self, incoming: Incoming, place: Place, end: float | None) -> list[Any]:
+        """The next call goes on with a read into memory of its own that this one gives up."""
         session = self._session
         session.check_open()
-        future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
-        fetch = Fetch(session.parts, incoming, place, session.limits)
-        reading = Reading(fetch, future, session.go_on)
-        session.reader.start(reading)
-        session.go_on()
-        try:
-            return await wait(future, end, "the message was not read in time")
-        except BaseException:
+        reading = self._begun.pop(incoming.number, None)
+        if reading is not None and place.is_given:
             reading.give_up()
+            reading = None
+        if reading is None:
+            fetch = Fetch(session.parts, incoming, place, session.limits)
+            reading = Reading(fetch, session.go_on)
+            session.reader.start(reading)
+            session.go_on()
+        try:
+            return await wait(reading.result(), end, "the message was not read in time")
+        except BaseException:
+            if reading.may_go_on and not place.is_given:
+                self._begun[incoming.number] = reading
+            else:
+                reading.give_up()
             raise
 
     def __aiter__(self) -> Self:

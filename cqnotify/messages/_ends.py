@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Coroutine
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
@@ -20,10 +21,16 @@ from ._parts import PEER, Address, Device, Parts
 from ._session import Session
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 # Seconds. A peer whose last word was lost repeats it when rdma_cm asks again, each 5 s or so.
 HANDSHAKE: Final = 30.0
+
+# Peers whose connections are being made: each has its memory already, so there are only so many at
+# a time. When others wait, one that takes longer than PATIENCE seconds makes way for them.
+HALF_OPEN: Final = 64
+PATIENCE: Final = 3.0
+WAITING: Final = 1024  # requests that wait for that, of which nothing is kept but what was asked
 
 
 async def connect(
@@ -85,10 +92,11 @@ class Listener:
 
     def __init__(self, host: str, port: int, options: Options, backlog: int) -> None:
         self._options, self._backlog = options, backlog
-        self._listener = cm.listen(host, port, backlog=backlog)
+        self._listener = cm.listen(host, port, backlog=max(backlog, WAITING))
         self._ready: Inbox[Connection] = Inbox("no peer has connected in time")
         self._devices: dict[str, Device] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._half_open: dict[asyncio.Task[None], float] = {}  # and since when; the oldest first
         self._error: Exception | None = None  # why it does not listen any more
 
     @property
@@ -118,17 +126,37 @@ class Listener:
     ) -> None:
         await self.aclose()
 
-    def _run(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _run(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _serve(self) -> None:
         try:
             while True:
-                self._run(self._welcome(await self._listener.get_request()))
+                request = await self._listener.get_request()
+                await self._has_place()
+                task = self._run(self._welcome(request))
+                self._half_open[task] = time.monotonic()
+                task.add_done_callback(self._half_open.pop)
         except (ClosedError, OSError) as e:
             self._end(e)
+
+    async def _has_place(self) -> None:
+        """Until another connection may be made, or is to be refused."""
+        while True:
+            places = min(HALF_OPEN, self._backlog - len(self._ready))
+            if places <= 0 or len(self._half_open) < places:
+                return
+            oldest, since = next(iter(self._half_open.items()))
+            patience = max(0.0, since + PATIENCE - time.monotonic())
+            done, _ = await asyncio.wait(
+                self._half_open, timeout=patience, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                oldest.cancel()
+                await asyncio.wait([oldest])
 
     async def _welcome(self, request: cm.Request) -> None:
         """One peer, which may take its time without keeping the others waiting."""
@@ -136,7 +164,7 @@ class Listener:
         with contextlib.suppress(OSError, TimeoutError, MemoryError):
             try:
                 peer = wire.parse_hello(request.private_data)
-                if len(self._ready) + len(self._tasks) > self._backlog:
+                if len(self._ready) >= self._backlog:
                     raise RefusedError("too many connections wait for the program there")
                 conn = await self._accept(request, peer)
             except RefusedError as e:
@@ -186,10 +214,10 @@ class Listener:
         """Wait for the next connection. Raises TimeoutError, and ClosedError after close."""
         check_timeout(timeout)
         if len(self._ready):
-            return self._ready.pop()
+            return self._ready.pop().thing
         if self._error is not None:
             raise fresh(self._error)
-        return await self._ready.take(deadline(timeout))
+        return (await self._ready.take(deadline(timeout))).thing
 
     def __aiter__(self) -> Self:
         return self
@@ -215,7 +243,7 @@ class Listener:
             self._listener.close()
         finally:
             while len(self._ready):
-                self._ready.pop().abort()
+                self._ready.pop().thing.abort()
             for device in self._devices.values():
                 device.leave()
             self._devices.clear()
@@ -235,7 +263,9 @@ def listen(host: str, port: int, *, options: Options | None = None, backlog: int
     host: an IP address, or a name; "0.0.0.0" and "::" are all addresses, "::" those of IPv4, too.
     port: 0 chooses one, see `Listener.local`.
     options: of this end of each connection.
-    backlog: how many peers may wait; more are refused.
+    backlog: how many connections may wait for accept(); more peers are refused. Peers that come
+        while 64 connections are being made wait for their turn; one that has not completed its
+        connection within 3 s then makes way for them.
 
     Raises VerbsError (EADDRINUSE, EADDRNOTAVAIL) as the block is entered.
     """

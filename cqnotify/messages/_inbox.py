@@ -5,12 +5,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Generic, TypeVar
+from itertools import takewhile
+from typing import Generic, NamedTuple, TypeVar
 
 from ._errors import fresh
 from ._waits import wait
 
 _T = TypeVar("_T")
+
+
+class Numbered(NamedTuple, Generic[_T]):
+    """A thing, and its place in the order in which they came."""
+
+    number: int
+    thing: _T
 
 
 class Inbox(Generic[_T]):
@@ -20,35 +28,39 @@ class Inbox(Generic[_T]):
     def __init__(self, what: str) -> None:
         """what: the words of a TimeoutError."""
         self._what = what
-        self._things: deque[_T] = deque()
-        self._takers: deque[asyncio.Future[_T]] = deque()
+        self._count = 0  # things that have come
+        self._things: deque[Numbered[_T]] = deque()  # in the order in which they came
+        self._takers: deque[asyncio.Future[Numbered[_T]]] = deque()
 
     def __len__(self) -> int:
         return len(self._things)
 
     def put(self, thing: _T) -> None:
-        if not self._hand_out(thing):
-            self._things.append(thing)
+        numbered = Numbered(self._count, thing)
+        self._count += 1
+        if not self._hand_out(numbered):
+            self._things.append(numbered)
 
-    def put_back(self, thing: _T) -> None:
-        """It comes before all others."""
-        if not self._hand_out(thing):
-            self._things.appendleft(thing)
+    def put_back(self, numbered: Numbered[_T]) -> None:
+        """It goes to its old place: several tasks can give up, in any order."""
+        if not self._hand_out(numbered):
+            earlier = takewhile(lambda one: one.number < numbered.number, self._things)
+            self._things.insert(sum(1 for _ in earlier), numbered)
 
-    def _hand_out(self, thing: _T) -> bool:
+    def _hand_out(self, numbered: Numbered[_T]) -> bool:
         while self._takers:
             future = self._takers.popleft()
             if not future.done():
-                future.set_result(thing)
+                future.set_result(numbered)
                 return True
         return False
 
-    def pop(self) -> _T:
+    def pop(self) -> Numbered[_T]:
         return self._things.popleft()
 
-    async def take(self, end: float | None) -> _T:
+    async def take(self, end: float | None) -> Numbered[_T]:
         """Wait for the next one, for which no other task was waiting before."""
-        future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Numbered[_T]] = asyncio.get_running_loop().create_future()
         self._takers.append(future)
         try:
             return await wait(future, end, self._what)

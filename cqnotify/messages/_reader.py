@@ -17,20 +17,39 @@ if TYPE_CHECKING:
 
 
 class Reading:
-    """One message, whose frames the future gets."""
+    """One message. It goes on while no task waits for its result."""
 
-    def __init__(
-        self, fetch: Fetch, future: asyncio.Future[list[Any]], go_on: Callable[[], None]
-    ) -> None:
+    def __init__(self, fetch: Fetch, go_on: Callable[[], None]) -> None:
         self._fetch, self._go_on = fetch, go_on
+        self._future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
         self._has_memory = True
         self._steps = fetch.steps()
         self._waits = False  # for the reads under way
         self._runs = False
         self._latest: tuple[SGE, Remote] | None = None
-        self.future = future
         self.under_way: int = 0
         self.is_over: bool = False
+
+    def result(self) -> asyncio.Future[list[Any]]:
+        """A future that gets the frames; to cancel it, or have it time out, ends nothing."""
+        result: asyncio.Future[list[Any]] = self._future.get_loop().create_future()
+
+        def hand_on(future: asyncio.Future[list[Any]]) -> None:
+            error = future.exception()
+            if result.done():
+                return
+            if error is not None:
+                result.set_exception(error)
+            else:
+                result.set_result(future.result())
+
+        self._future.add_done_callback(hand_on)
+        return result
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether another task can have the result: it was read, or is being read."""
+        return self._future.exception() is None if self._future.done() else not self.is_over
 
     def post_next(self, queue: SendQueue) -> bool:
         """Post a read. Return False if none is to be posted now."""
@@ -88,12 +107,12 @@ class Reading:
 
     def _end(self, frames: list[Any] | None, error: Exception | None) -> None:
         self.give_up()
-        if self.future.done():
+        if self._future.done():
             return
         if error is not None:
-            self.future.set_exception(error)
+            self._future.set_exception(error)
         else:
-            self.future.set_result(frames or [])
+            self._future.set_result(frames or [])
 
     def give_up(self) -> None:
         """Post no more; what is under way keeps its memory until it has completed."""
@@ -107,8 +126,8 @@ class Reading:
         """The queue pair is closed."""
         self.under_way = 0
         self.give_up()
-        if not self.future.done():
-            self.future.set_exception(fresh(error))
+        if not self._future.done():
+            self._future.set_exception(fresh(error))
 
 
 class Reader:

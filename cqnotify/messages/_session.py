@@ -60,7 +60,8 @@ class Session:
     def __init__(self, parts: Parts, peer: Hello) -> None:
         options = parts.options
         self.parts = parts
-        self.limits: Limits = Limits(options.max_frames, options.max_message)
+        eager = min(options.eager, peer.eager)  # a smaller frame follows the table of its offer
+        self.limits: Limits = Limits(options.max_frames, options.max_message, eager)
         self.flow: Flow = Flow(options.credits, peer.credits)
         self._queue = SendQueue(parts.qp, parts.mr, parts.sending_from, parts.places)
         self.sender: Sender = Sender(parts, self.flow, self._queue, peer, self.go_on)

@@ -123,10 +123,15 @@ class Header(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """What this end has told the peer that it receives."""
+    """What this end has told the peer that it receives.
+
+    least_remote: the smallest frame that an offer leaves in the peer's memory. Each such frame is
+        read into pages of its own.
+    """
 
     max_frames: int
     max_message: int
+    least_remote: int = 0
 
 
 class Remote(NamedTuple):
@@ -261,7 +266,7 @@ def parse_body(body: memoryview, count: int, limits: Limits) -> list[Piece]:
     """The frames of an offer."""
     at = count * _ENTRY.size
     pieces: list[Piece] = []
-    total = 0
+    total, smallest = 0, limits.least_remote
     for length, addr, rkey in _ENTRY.iter_unpack(body[:at]):
         total += length
         _check_total(total, limits)
@@ -270,8 +275,14 @@ def parse_body(body: memoryview, count: int, limits: Limits) -> list[Piece]:
             at += length
         else:
             pieces.append(Piece(length, 0, _remote(length, addr, rkey)))
+            smallest = min(smallest, length)
     if at != len(body):
         raise ProtocolError(f"an offer with a body of {len(body)} bytes, by its table {at}")
+    if smallest < limits.least_remote:
+        raise ProtocolError(
+            f"an offer whose frame of {smallest} bytes does not follow its table: frames of less "
+            f"than {limits.least_remote} bytes do"
+        )
     return pieces
 
 

@@ -85,7 +85,7 @@ async def test_reads_that_do_not_complete_are_asked_for_by_reads(ctx: Context) -
         b._session._asking._is_due = lambda: False
         b._session.parts.qp.modify(qp_state=QPState.RESET)  # a device that does not answer
         first = posted(a)
-        receiving = await start(a.recv())
+        receiving = await start(a.recv(into=[bytearray(LARGE)]))  # which no other goes on with
         await eventually(lambda: posted(a) > first + 1)
         (old,) = a._session.reader._readings
         assert old.under_way == posted(a) - first

@@ -21,7 +21,7 @@ from hostile import (
 from messages_support import SOON, data_of, took
 from support import eventually, start
 
-from cqnotify import CompletionError, Context, VerbsError, WCStatus
+from cqnotify import MR, AccessFlags, CompletionError, Context, VerbsError, WCStatus
 from cqnotify.messages import Connection, LostError, MessagesError, Options, ProtocolError
 from cqnotify.messages import _wire as wire
 from cqnotify.messages._wire import Kind, Remote
@@ -110,6 +110,21 @@ async def test_a_table_that_lies_ends_it(ctx: Context, what: str, elsewhere: boo
         with pytest.raises(ProtocolError, match=words.replace("(", ".")):
             await server.recv(timeout=SOON)
         await refused(raw, server, words)
+
+
+async def test_an_offer_of_many_small_frames_ends_it(ctx: Context) -> None:
+    """Each would be read into pages of its own: 65,536 of one byte into 260 MB."""
+    count = 65536
+    async with hostile_client(ctx, Options(max_message=1 << 20)) as (raw, server):
+        table = bytearray(count * wire.ENTRY_SIZE)
+        wire.put_body(memoryview(table), 0, [Remote(1, raw.mr.addr, raw.mr.rkey)] * count, [])
+        with MR(raw.pd, len(table), access=AccessFlags.REMOTE_READ) as body:
+            body.write(bytes(table))
+            await raw.send(offer_elsewhere(count, Remote(len(table), body.addr, body.rkey)))
+            with pytest.raises(ProtocolError, match="a frame|frame of 1 bytes"):
+                await server.recv(timeout=SOON)
+            await refused(raw, server, "frames of less than 32768 bytes do")
+            assert server.stats.memory.registered < 1 << 20
 
 
 async def test_memory_that_was_not_granted_ends_it(ctx: Context) -> None:

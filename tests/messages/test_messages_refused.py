@@ -10,11 +10,13 @@ import struct
 
 import pytest
 from hostile import Raw
-from messages_support import SOON, address_of, took
-from support import start
+from messages_support import SMALL, SOON, address_of, took
+from support import eventually, start
 
-from cqnotify import ClosedError, Context, VerbsError, cm, messages
-from cqnotify.messages import Options, RefusedError
+from cqnotify import CQ, PD, QP, ClosedError, Context, QPType, VerbsError, cm, messages
+from cqnotify._core import CMID, CMChannel
+from cqnotify.cm._link import Options as CMOptions
+from cqnotify.messages import Connection, Options, RefusedError, _ends
 from cqnotify.messages import _wire as wire
 from cqnotify.messages._parts import Device
 
@@ -152,6 +154,80 @@ async def test_more_peers_than_the_backlog_are_refused(ctx: Context) -> None:
             pass
         for conn in conns:
             await conn.aclose()
+
+
+async def test_as_many_peers_as_the_backlog_wait(ctx: Context) -> None:
+    async with messages.listen(address_of(ctx), 0, backlog=8) as listener:
+        conns = [await messages.connect(*listener.local, options=SMALL) for _ in range(8)]
+        with pytest.raises(RefusedError, match="too many connections wait for the program there"):
+            await messages.connect(*listener.local)
+        for conn in conns:
+            (await listener.accept(SOON)).abort()
+            conn.abort()
+        await asyncio.gather(*(conn.aclose() for conn in conns))
+
+
+@pytest.mark.parametrize(("count", "backlog"), [(8, 8), (64, 64), (150, 64), (20, 1)])
+async def test_a_burst_of_peers_is_not_refused_while_the_program_accepts(
+    ctx: Context, count: int, backlog: int
+) -> None:
+    host = address_of(ctx)
+    async with messages.listen(host, 0, options=SMALL, backlog=backlog) as listener:
+
+        async def accept_all() -> None:
+            for _ in range(count):
+                accepted.append(await listener.accept(SOON))
+
+        accepted: list[Connection] = []
+        accepting = asyncio.ensure_future(accept_all())
+        calls = (
+            messages.connect(*listener.local, options=SMALL, timeout=SOON) for _ in range(count)
+        )
+        conns = await asyncio.gather(*calls)
+        await accepting
+        assert len(listener._half_open) == 0
+    for conn in (*conns, *accepted):
+        conn.abort()
+    await asyncio.gather(*(conn.aclose() for conn in (*conns, *accepted)))
+
+
+def ask_and_say_no_more(ctx: Context, where: tuple[str, int], channel: CMChannel) -> CMID:
+    """A client that never says that it is ready: its connection stays half open."""
+    one = CMID(channel)
+    one.bind_qp(QP(PD(ctx), QPType.RC, send_cq=CQ(ctx, 4)))
+    one.prepare(CMOptions(private_data=HELLO, access=0))
+    one.resolve_addr(None, where, 4000, "RESPONDED")
+    return one
+
+
+async def test_peers_that_never_complete_their_connection_make_way(
+    ctx: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When others wait; the oldest first. What they would take has a limit of its own."""
+    monkeypatch.setattr(_ends, "HALF_OPEN", 2)
+    monkeypatch.setattr(_ends, "PATIENCE", 0.01)
+    async with messages.listen(address_of(ctx), 0) as listener:
+        channel = CMChannel()
+        silent = []
+        for _ in range(5):
+            silent.append(ask_and_say_no_more(ctx, listener.local, channel))
+
+        def have_all_been_answered() -> bool:
+            while channel.read_event() is not None:
+                pass
+            assert len(listener._half_open) <= 2
+            return all(one.state in ("RESPONDED", "FAILED") for one in silent)
+
+        await eventually(have_all_been_answered)
+        async with (
+            await messages.connect(*listener.local, timeout=SOON) as a,
+            await listener.accept(SOON) as b,
+        ):
+            await a.send(b"in")
+            assert took(await b.recv(timeout=SOON)) == [b"in"]
+        for one in silent:
+            one.close()
+        channel.close()
 
 
 async def test_a_listener_that_is_closed(ctx: Context) -> None:

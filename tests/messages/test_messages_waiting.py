@@ -19,8 +19,10 @@ from messages_support import (
 )
 from support import cancel, eventually, start, tick
 
-from cqnotify import Context
-from cqnotify.messages import Connection, Options
+from cqnotify import SGE, ClosedError, Context
+from cqnotify.messages import Connection, LostError, Options
+from cqnotify.messages._queue import Done
+from cqnotify.messages._wire import Remote
 
 LARGE = 300000
 BLINK = 0.05  # seconds
@@ -36,6 +38,19 @@ async def fill(a: Connection) -> int:
             await cancel(sending)
             return sent
         sent += 1
+
+
+def counted_reads(conn: Connection) -> list[Remote]:
+    """What it reads from now on."""
+    queue = conn._session._queue
+    post_read, posted = queue.post_read, []
+
+    def post(sge: SGE, remote: Remote, done: Done) -> None:
+        posted.append(remote)
+        post_read(sge, remote, done)
+
+    queue.post_read = post  # type: ignore[method-assign]
+    return posted
 
 
 # ---- backpressure ---------------------------------------------------------------------------
@@ -182,6 +197,117 @@ async def test_a_cancelled_receiver_loses_no_message(ctx: Context, size: int) ->
                 await cancel(taking)
                 taking = asyncio.ensure_future(b.recv(timeout=SOON))
             assert took(await taking) == [data_of(size), bytes([i])]
+            await sending
+
+
+@pytest.mark.parametrize("size", [5, LARGE], ids=["small", "offered"])
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)], ids=str)
+async def test_receivers_that_give_up_together_keep_the_order_of_the_messages(
+    ctx: Context, size: int, order: tuple[int, ...]
+) -> None:
+    """Each has a message when it is cancelled."""
+    async with connected(ctx) as (a, b):
+        read_slowly(b)
+        inbox = b._session.inbox
+        taking = [await start(b.recv()) for _ in order]
+        sending = [asyncio.ensure_future(a.send(data_of(size), bytes([i]))) for i in range(5)]
+        while inbox._takers:
+            await asyncio.sleep(0)
+        for i in order:
+            taking[i].cancel()
+        results = await asyncio.gather(*taking, return_exceptions=True)
+        had = [one[1] for one in results if isinstance(one, list)]
+        left = [(await b.recv(timeout=SOON))[1] for _ in range(5 - len(had))]
+        assert len(left) > 1
+        assert [bytes(one) for one in left] == sorted(bytes(one) for one in left)
+        assert sorted(bytes(one) for one in had + left) == [bytes([i]) for i in range(5)]
+        await asyncio.gather(*sending)
+
+
+@pytest.mark.parametrize("size", [5, LARGE], ids=["small", "offered"])
+async def test_receivers_of_a_group_that_fails_keep_the_order_of_the_messages(
+    ctx: Context, size: int
+) -> None:
+    async with connected(ctx) as (a, b):
+        sending = [asyncio.ensure_future(a.send(data_of(size), bytes([i]))) for i in range(6)]
+        await eventually(lambda: len(b._session.inbox) == 6)
+        had = []
+
+        async def receive() -> None:
+            had.append((await b.recv())[1])
+
+        async def fail() -> None:
+            await asyncio.sleep(0)
+            raise KeyError
+
+        with pytest.raises(ExceptionGroup):
+            async with asyncio.TaskGroup() as group:
+                receiving = [group.create_task(receive()) for _ in range(4)]
+                group.create_task(fail())
+        assert all(one.done() for one in receiving)
+        left = [(await b.recv(timeout=SOON))[1] for _ in range(6 - len(had))]
+        assert [bytes(one) for one in left] == sorted(bytes(one) for one in left)
+        await asyncio.gather(*sending)
+
+
+async def test_the_next_receiver_goes_on_with_a_read_that_was_given_up(ctx: Context) -> None:
+    """So that a timeout may be shorter than the transfer."""
+    async with connected(ctx) as (a, b):
+        read_slowly(b)
+        sending = asyncio.ensure_future(a.send(data_of(LARGE)))
+        await eventually(lambda: len(b._session.inbox) == 1)
+        posted = counted_reads(b)
+        taking = asyncio.ensure_future(b.recv())
+        await reads(b)
+        await cancel(taking)
+        assert took(await b.recv(timeout=SOON)) == [data_of(LARGE)]
+        assert len(posted) == -(-LARGE // 4096), "each part was read once"
+        await sending
+        assert not b._begun
+
+
+async def test_a_message_that_was_read_meanwhile_is_the_next_receivers(ctx: Context) -> None:
+    async with connected(ctx) as (a, b):
+        read_slowly(b)
+        sending = [asyncio.ensure_future(a.send(data_of(LARGE), bytes([i]))) for i in range(2)]
+        taking = asyncio.ensure_future(b.recv())
+        await reads(b)
+        await cancel(taking)
+        await eventually(lambda: b._session.reader.is_idle)
+        posted = counted_reads(b)
+        assert took(await b.recv(timeout=SOON)) == [data_of(LARGE), b"\0"]
+        assert not posted
+        assert took(await b.recv(timeout=SOON)) == [data_of(LARGE), b"\1"]
+        await asyncio.gather(*sending)
+
+
+async def test_a_read_that_was_given_up_is_read_anew_into_memory_of_the_caller(
+    ctx: Context,
+) -> None:
+    async with connected(ctx) as (a, b):
+        read_slowly(b)
+        sending = asyncio.ensure_future(a.send(data_of(LARGE)))
+        taking = asyncio.ensure_future(b.recv())
+        await reads(b)
+        await cancel(taking)
+        into = bytearray(LARGE)
+        await b.recv(into=[into], timeout=SOON)
+        assert into == data_of(LARGE)
+        await sending
+
+
+async def test_a_read_that_was_given_up_ends_with_the_connection(ctx: Context) -> None:
+    async with connected(ctx) as (a, b):
+        read_slowly(b)
+        sending = asyncio.ensure_future(a.send(data_of(LARGE)))
+        taking = asyncio.ensure_future(b.recv())
+        await reads(b)
+        await cancel(taking)
+        a.abort()
+        with pytest.raises(LostError):
+            while True:
+                await b.recv(timeout=SOON)
+        with pytest.raises(ClosedError):
             await sending
 
 

@@ -99,6 +99,19 @@ def test_an_offer_is_read_back() -> None:
     assert wire.parse_offer(memoryview(elsewhere_frame(50, remote)), LIMITS) == (50, remote)
 
 
+def test_a_small_frame_of_an_offer_follows_its_table() -> None:
+    """Each that does not is read into pages of its own, and an honest sender leaves none there."""
+    limits = LIMITS._replace(least_remote=256)
+    for length, fits in ((255, False), (1, False), (256, True)):
+        remotes = [Remote(600, 4096, 1), Remote(length, 4096, 1), Remote(3, 0, 0)]
+        body = memoryview(offer_frame(remotes, [b"123"]))[wire.OFFER_SIZE :]
+        if fits:
+            assert len(wire.parse_body(body, 3, limits)) == 3
+        else:
+            with pytest.raises(ProtocolError, match=f"frame of {length} bytes does not follow"):
+                wire.parse_body(body, 3, limits)
+
+
 def test_words_of_an_error_do_no_harm() -> None:
     frame = packed(Kind.ERROR, 30)
     wire.put_words(memoryview(frame), b"no\x1b\xff")
