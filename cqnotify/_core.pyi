@@ -6,9 +6,9 @@ from contextvars import Context as _Variables
 from contextvars import ContextVar
 from ipaddress import IPv4Address, IPv6Address
 from types import GenericAlias, TracebackType
-from typing import Any, Final, Generic, Protocol, TypeAlias, TypedDict, final, overload
+from typing import Any, Final, Generic, Never, Protocol, Self, TypeAlias, TypedDict, final, overload
 
-from typing_extensions import Buffer, Never, Self, TypeVar, disjoint_base
+from typing_extensions import Buffer, TypeVar, disjoint_base
 
 from .context import Context as _Context
 from .enums import (

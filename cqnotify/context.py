@@ -11,8 +11,7 @@ from .enums import ForkStatus, GIDType, TransportType, enum_or_int
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ipaddress import IPv4Address, IPv6Address
-
-    from typing_extensions import Self
+    from typing import Self
 
     from ._answers import gid_entry, port_attr
     from .attrs import Device, DeviceAttr, DeviceAttrEx, GIDEntry, PortAttr, RTValues

@@ -12,7 +12,7 @@ from . import _core
 from .enums import FlowAttrFlags, FlowAttrType
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = [
     "Flow",

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypedDict, overload
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack
+    from typing import Self, Unpack
 
 __all__ = ["Host", "HostError", "Hosts", "Line", "Program"]
 

@@ -8,7 +8,7 @@ from .enums import MWType, enum_or_int
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["MW", "inc_rkey"]
 

@@ -10,7 +10,7 @@ from .enums import MTU, AccessFlags, LinkLayer, QPState, QPType, enum_or_int
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing import Unpack
 
     from ._connection import DEFAULT_QKEY as DEFAULT_QKEY
     from ._connection import RECORD_SIZE as RECORD_SIZE

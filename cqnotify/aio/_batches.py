@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from .._core import WorkCompletion
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
     from ._cq import AsyncCQ
 

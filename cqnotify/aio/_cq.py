@@ -23,7 +23,7 @@ from ._scope import Scope
 from ._stats import AsyncCQStats
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
     from .._core import QP
 

@@ -11,7 +11,7 @@ from .._core import innermost_scope
 from . import _loops
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
     from ._cq import AsyncCQ
 

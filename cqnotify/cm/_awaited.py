@@ -29,7 +29,7 @@ from ._hub import LoopHub, in_asyncio
 from ._link import REQUEST, Address, Link
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
     from ._link import AwaitedSteps
 
@@ -44,7 +44,7 @@ async def addresses(host: object, port: int, end: float | None = None) -> list[A
         return check.addresses_of(await within(end, getaddrinfo(name, port)))
     except socket.gaierror as e:
         raise check.unresolved(name, e) from None
-    except (TimeoutError, asyncio.TimeoutError):  # the same from Python 3.11 on
+    except TimeoutError:  # the same from Python 3.11 on
         raise TimeoutError(f"{name!r} was not resolved in time") from None
 
 

@@ -39,7 +39,7 @@ from ._hub import ThreadHub
 from ._link import REQUEST, Address, Link
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
     from ._link import Steps
 

@@ -306,7 +306,7 @@ async def _open(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.Str
 async def _limited(work: Coroutine[object, object, _T], timeout: float) -> _T:
     try:
         return await asyncio.wait_for(work, timeout)
-    except asyncio.TimeoutError:  # before Python 3.11 this is not the builtin one
+    except TimeoutError:  # before Python 3.11 this is not the builtin one
         raise TimeoutError("the address exchange took too long") from None
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from .. import _core
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 BOUNDS: Final[tuple[float, ...]] = (0, *(2**i for i in range(38)), math.inf)
 """The largest value of each bucket of a Histogram: 0, 1, 2, 4, 8 and so on, and infinity."""

@@ -15,7 +15,7 @@ from ..enums import AccessFlags, AtomicCap, QPType
 from ..qp import QP, QPAddress
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack
+    from typing import Self, Unpack
 
     from .._connection import ConnectOptions
     from ..cm.blocking import Connection

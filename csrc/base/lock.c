@@ -6,7 +6,7 @@
 
 #ifdef Py_GIL_DISABLED
 
-cqn_mutex cqn_lock;
+PyMutex cqn_lock;
 _Thread_local unsigned cqn_sections; /* that this thread is in, and has not suspended */
 
 /* CPython forks when no other thread runs, and so none is in a section; but the

@@ -66,19 +66,10 @@ static inline int cqn_freeze(PyObject **value, PyObject **copy)
 
 #ifdef Py_GIL_DISABLED
 
-/*
- * CPython 3.14 made public what an extension needs to have one lock for all of its objects: a
- * critical section over a mutex, and a reference by a pointer that holds none. CPython 3.13 has
- * both, but offers the first for the mutex of an object alone, and the second to itself alone. So
- * for 3.13t, and for nothing else, the definitions below do what 3.14's do, by private fields of
- * objects and of the thread. They can go with the support of 3.13t; no other file touches such a
- * field.
- */
-#if PY_VERSION_HEX >= 0x030E0000
+#if PY_VERSION_HEX < 0x030E0000
+#error "a free-threaded Python must be 3.14 or later"
+#endif
 
-typedef PyMutex cqn_mutex;
-#define CQN_BEGIN_SECTION(section, mutex) PyCriticalSection_BeginMutex(section, mutex)
-#define cqn_is_innermost(mutex) false /* 3.14 looks for it by itself */
 #define cqn_enable_try_ref PyUnstable_EnableTryIncRef
 
 /* PyUnstable_TryIncRef() knows an object that is being deallocated by its merged count. A finalizer
@@ -89,63 +80,13 @@ static inline int cqn_try_ref_object(PyObject *op)
     return (Py_REFCNT(op) > 0 || !PyObject_GC_IsFinalized(op)) && PyUnstable_TryIncRef(op);
 }
 
-#else
-
-typedef PyObject cqn_mutex; /* only its ob_mutex is used: it is no Python object */
-#define CQN_BEGIN_SECTION(section, mutex) PyCriticalSection_Begin(section, mutex)
-
-/* Whether the innermost section of this thread is one on that mutex. Another one on it would spin
- * for the mutex, which the thread has, before it suspends the outer one. */
-static inline bool cqn_is_innermost(const cqn_mutex *mutex)
-{
-    const uintptr_t innermost = PyThreadState_GetUnchecked()->critical_section;
-    const uintptr_t suspended = 1, flags = 3;
-    return innermost != 0 && (innermost & suspended) == 0 &&
-           ((const PyCriticalSection *)(innermost & ~flags))->_cs_mutex == &mutex->ob_mutex;
-}
-
-/* An object says that it may be referred to weakly: only then does its shared count tell other
- * threads whether it lives. */
-static inline void cqn_enable_try_ref(PyObject *op)
-{
-    Py_ssize_t shared = _Py_atomic_load_ssize_relaxed(&op->ob_ref_shared);
-    while ((shared & _Py_REF_SHARED_FLAG_MASK) == 0 &&
-           !_Py_atomic_compare_exchange_ssize(&op->ob_ref_shared, &shared,
-                                              shared | _Py_REF_MAYBE_WEAKREF)) {
-    }
-}
-
-/* The thread that the object belongs to knows by its own count whether it lives, which is 0 only
- * while it is deallocated; the others by the shared one. */
-static inline int cqn_try_ref_object(PyObject *op)
-{
-    if (_Py_IsOwnedByCurrentThread(op)) {
-        if (_Py_atomic_load_uint32_relaxed(&op->ob_ref_local) == 0) {
-            return 0;
-        }
-        Py_INCREF(op);
-        return 1;
-    }
-    Py_ssize_t shared = _Py_atomic_load_ssize_relaxed(&op->ob_ref_shared);
-    while (shared != 0 && shared != _Py_REF_MERGED) {
-        if (_Py_atomic_compare_exchange_ssize(&op->ob_ref_shared, &shared,
-                                              shared + (1 << _Py_REF_SHARED_SHIFT))) {
-            return 1;
-        }
-    }
-    return 0;
-}
-
-#endif
-
 /* lock.c */
-extern cqn_mutex cqn_lock;
+extern PyMutex cqn_lock;
 extern _Thread_local unsigned cqn_sections;
 int cqn_lock_init(void);
 
 /* At the end of the interpreter one thread is left, which must not wait: the lock can have been
- * handed to a thread that never comes back. A section within another one of the same thread is
- * nothing. */
+ * handed to a thread that never comes back. */
 typedef struct {
     PyCriticalSection section;
     bool begun;
@@ -153,9 +94,9 @@ typedef struct {
 
 static inline void cqn_begin_section(cqn_section *self)
 {
-    self->begun = !Py_IsFinalizing() && !cqn_is_innermost(&cqn_lock);
+    self->begun = !Py_IsFinalizing();
     if (self->begun) {
-        CQN_BEGIN_SECTION(&self->section, &cqn_lock);
+        PyCriticalSection_BeginMutex(&self->section, &cqn_lock);
         cqn_sections++;
     }
 }
@@ -175,17 +116,17 @@ static inline void cqn_end_section(cqn_section *self)
 /* Releasing the GIL suspends all sections that this thread is in, and taking it
  * resumes the innermost. If that is on a mutex of our own, the others wait for
  * its end. */
-#define CQN_UNLOCKED(call)                         \
-    do {                                           \
-        cqn_mutex nobodys = {0};                   \
-        PyCriticalSection outside;                 \
-        const unsigned sections = cqn_sections;    \
-        CQN_BEGIN_SECTION(&outside, &nobodys);     \
-        PyEval_RestoreThread(PyEval_SaveThread()); \
-        cqn_sections = 0;                          \
-        call;                                      \
-        cqn_sections = sections;                   \
-        PyCriticalSection_End(&outside);           \
+#define CQN_UNLOCKED(call)                                \
+    do {                                                  \
+        PyMutex nobodys = {0};                            \
+        PyCriticalSection outside;                        \
+        const unsigned sections = cqn_sections;           \
+        PyCriticalSection_BeginMutex(&outside, &nobodys); \
+        PyEval_RestoreThread(PyEval_SaveThread());        \
+        cqn_sections = 0;                                 \
+        call;                                             \
+        cqn_sections = sections;                          \
+        PyCriticalSection_End(&outside);                  \
     } while (0)
 
 #else /* with a GIL */

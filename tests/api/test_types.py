@@ -73,7 +73,7 @@ from cqnotify.enums import enum_or_int
 from cqnotify.testing import Endpoint, connect, wait_completions
 
 if TYPE_CHECKING:
-    from typing_extensions import assert_type
+    from typing import assert_type
 else:
     from runtime_types import assert_type
 

@@ -14,7 +14,7 @@ from cqnotify.exchange import exchange_as_client, exchange_as_server, listen
 from cqnotify.testing import Endpoint, MakePair, wait_completions
 
 if TYPE_CHECKING:
-    from typing_extensions import assert_type
+    from typing import assert_type
 else:
     from runtime_types import assert_type
 

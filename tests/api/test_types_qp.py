@@ -63,7 +63,7 @@ from cqnotify.exchange import exchange_as_client_blocking, exchange_as_server_bl
 from cqnotify.testing import Endpoint, MakePair, ToPeer, connect, wait_completions
 
 if TYPE_CHECKING:
-    from typing_extensions import assert_type
+    from typing import assert_type
 else:
     from runtime_types import assert_type
 

@@ -120,7 +120,7 @@ async def test_a_message_at_the_moment_of_a_timeout_is_not_lost(acq: AsyncCQ, li
         link.bring(imm=imm)
         try:
             wc = await task
-        except asyncio.TimeoutError:
+        except TimeoutError:
             wc = await acq.recv(link.qp, link.into)
         assert number_of(wc) == imm
         assert link.qp.outstanding == (0, 0)

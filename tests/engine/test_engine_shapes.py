@@ -125,6 +125,17 @@ async def delegated(call: Coroutine[Any, Any, Any]) -> Any:
     return await call
 
 
+async def in_a_group(call: Coroutine[Any, Any, Any]) -> Any:
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(call)
+    return task.result()
+
+
+async def timed(call: Coroutine[Any, Any, Any]) -> Any:
+    async with asyncio.timeout(DEADLINE):
+        return await call
+
+
 WAYS: dict[str, Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]] = {
     "awaited": delegated,
     "create_task": lambda call: asyncio.get_running_loop().create_task(call),
@@ -133,20 +144,9 @@ WAYS: dict[str, Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]] = {
     "wait_for": lambda call: asyncio.wait_for(call, DEADLINE),
     "as_completed": as_completed,
     "__await__": by_hand,
+    "TaskGroup": in_a_group,
+    "timeout": timed,
 }
-
-if sys.version_info >= (3, 11):
-
-    async def in_a_group(call: Coroutine[Any, Any, Any]) -> Any:
-        async with asyncio.TaskGroup() as group:
-            task = group.create_task(call)
-        return task.result()
-
-    async def timed(call: Coroutine[Any, Any, Any]) -> Any:
-        async with asyncio.timeout(DEADLINE):
-            return await call
-
-    WAYS |= {"TaskGroup": in_a_group, "timeout": timed}
 
 
 @pytest.mark.not_on_iwarp("a send completes when TCP has it, so that none waits", only=r"send")

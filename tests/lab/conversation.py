@@ -82,7 +82,7 @@ async def receive(ctx: Context, host: int, messages: int) -> None:
                 assert found == message(host, received), f"not message {received}: {found[:20]!r}"
                 received += 1
             await asyncio.sleep(SILENCE)  # so that the last acknowledgement can be sent again
-        except (CompletionError, asyncio.TimeoutError) as error:
+        except (TimeoutError, CompletionError) as error:
             print(f"host {host} fell silent: {type(error).__name__}")
         for wait in waits:
             wait.cancel()

@@ -38,9 +38,6 @@ class Source(NamedTuple):
 
 # 3.11 is what Debian 12 has.
 SOURCES = {
-    "3.10": Source(
-        "3.10.4", UBUNTU, "80bf925f571da436b35210886cf79f6eb5fa5d6c571316b73568343451f77a19"
-    ),
     "3.12": Source(
         "3.12.3", UBUNTU, "56bfef1fdfc1221ce6720e43a661e3eb41785dd914ce99698d8c7896af4bdaa1"
     ),
@@ -50,8 +47,11 @@ SOURCES = {
     "3.14": Source(
         "3.14.4", UBUNTU, "d923c51303e38e249136fc1bdf3568d56ecb03214efdef48516176d3d7faaef8"
     ),
+    "3.15": Source(
+        "3.15.2", MIRROR, "8b5536d280142ecf6cdfe15d12a21ba1c65e300bbf7b28a8d0cdb849575797de"
+    ),
 }
-WITHOUT_GIL = ("3.13t", "3.14t")
+WITHOUT_GIL = ("3.14t", "3.15t")
 NAMES = (*SOURCES, *WITHOUT_GIL)
 
 
@@ -85,7 +85,7 @@ def build(folder: Path, name: str, flags: list[str], target: Path) -> None:
     source = SOURCES[series]
     note(f"building CPython {source.release}{name[len(series) :]} (once; some minutes)")
     with tarfile.open(fileobj=io.BytesIO(fetch(series, source))) as tar:
-        tar.extraction_filter = getattr(tarfile, "data_filter", None)  # not in all 3.10 and 3.11
+        tar.extraction_filter = getattr(tarfile, "data_filter", None)  # not in all 3.11
         tar.extractall(folder)
     (tree,) = folder.iterdir()
     run("./configure", "-q", f"--prefix={target}", *flags, cwd=tree)

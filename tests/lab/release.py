@@ -19,7 +19,7 @@ from pathlib import Path
 import cpython
 
 PROJECT = Path(__file__).resolve().parents[2]
-OLDEST = (3, 10)
+OLDEST = (3, 11)
 SUITES = ("bookworm", "trixie")
 
 

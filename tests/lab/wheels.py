@@ -3,7 +3,7 @@
 
     PYTHON tests/lab/wheels.py FOLDER [--bare SUITE]... [NAME]...
 
-builds those of the CPythons that are named, "3.10" to "3.14t", or of all; installs each in a new
+builds those of the CPythons that are named, "3.11" to "3.15t", or of all; installs each in a new
 environment of its Python; and then on a bare Debian or Ubuntu, for which it must be root. The
 compiler is zig's, which knows the symbols of each glibc: it links for the one that pyproject.toml
 names. PYTHON is that of the lab's environment, of which `./lab build` prints the folder, and gets

@@ -267,7 +267,7 @@ class Lane:
             task.cancel()
             await asyncio.wait([task])
             return None if task.cancelled() else task.result()
-        except asyncio.TimeoutError:
+        except TimeoutError:
             return None
         except ClosedError:
             assert self.stress.done or self.former, "closed by nobody"
