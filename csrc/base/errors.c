@@ -225,17 +225,23 @@ void cqn_blame_item(Py_ssize_t i)
     Py_DECREF(exc);
 }
 
+/* Such a request did nothing wrong, and its status does not say what did. */
+#define WHY_FLUSHED                                                                         \
+    ": the QP had moved to ERR, because an earlier request failed, or because its rdma_cm " \
+    "connection ended (conn.error says how)"
+
 /* "RETRY_EXC_ERR, transport retry counter exceeded (vendor_err 0x81)". */
 static PyObject *describe_status(PyObject *wc, const struct ibv_wc *raw)
 {
+    const char *const why = raw->status == IBV_WC_WR_FLUSH_ERR ? WHY_FLUSHED : "";
     PyObject *status = PyObject_GetAttrString(wc, "status");
     PyObject *name = status == NULL              ? NULL
                      : PyLong_CheckExact(status) ? PyUnicode_FromFormat("status %S", status)
                                                  : PyObject_GetAttrString(status, "name");
     PyObject *text = name == NULL ? NULL
-                                  : PyUnicode_FromFormat("%S, %s (vendor_err 0x%x)", name,
+                                  : PyUnicode_FromFormat("%S, %s (vendor_err 0x%x)%s", name,
                                                          ibv_wc_status_str(raw->status),
-                                                         (unsigned)raw->vendor_err);
+                                                         (unsigned)raw->vendor_err, why);
     Py_XDECREF(name);
     Py_XDECREF(status);
     return text;

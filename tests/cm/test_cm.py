@@ -25,7 +25,7 @@ from cm_support import (
 )
 from support import eventually, is_iwarp, new_state, start
 
-from cqnotify import ClosedError, Context, QPState, QPType, cm
+from cqnotify import ClosedError, CompletionError, Context, QPState, QPType, cm
 from cqnotify._core import CMID, CMChannel
 from cqnotify.aio import AsyncCQ
 from cqnotify.cm import CMEventType, RejectReason
@@ -201,6 +201,16 @@ async def test_a_context_takes_its_connections_along(ctx: Context) -> None:
         await conn.closed(SOON)
         await accepted.closed(SOON)
         assert server.qp.state == QPState.ERR
+
+
+async def test_a_request_that_a_goodbye_has_flushed_names_where_the_reason_is(ctx: Context) -> None:
+    async with connected(ctx) as (_, conn, server, accepted):
+        async with AsyncCQ(server.cq) as acq:
+            waiting = await start(acq.completion(5))
+            await conn.disconnect()
+            with pytest.raises(CompletionError, match=r"WR_FLUSH_ERR, .*\(conn.error says how\)"):
+                (await waiting).raise_for_status()
+        assert isinstance(accepted.error, cm.DisconnectedError)
 
 
 async def test_what_ends_while_nobody_waits_is_known(ctx: Context) -> None:
