@@ -16,7 +16,7 @@ from ._incoming import Fetch, Incoming, Place, copy
 from ._memory import MemoryStats, bytes_of
 from ._reader import Reading
 from ._sender import Outgoing
-from ._waits import wait
+from ._waits import call_in, check_loop, wait
 
 if TYPE_CHECKING:
     from typing import Self
@@ -46,8 +46,9 @@ class Stats(NamedTuple):
 class Connection:
     """Carries messages to a peer, and the peer's messages to us.
 
-    Used in the event loop in which it was made, by any number of tasks. It is closed at the end of
-    its `async with` block: with a farewell, or aborted if the block raises.
+    It belongs to the event loop in which it was made, where any number of tasks use it; elsewhere,
+    and when that loop is closed, its coroutines raise RuntimeError. It is closed at the end of its
+    `async with` block: with a farewell, or aborted if the block raises.
     """
 
     def __init__(self, session: Session) -> None:
@@ -116,6 +117,7 @@ class Connection:
         """
         check_timeout(timeout)
         session = self._session
+        check_loop(session.loop, "this connection")
         session.check_open()
         views = [bytes_of(buffer) for buffer in buffers]
         nbytes = sum([view.nbytes for view in views])
@@ -124,7 +126,7 @@ class Connection:
             return
         outgoing = Outgoing(views, nbytes)
         del views  # the traceback of what this raises would keep the buffers
-        session.sender.waiting.append(outgoing)
+        session.sender.waiting[outgoing] = None
         session.go_on()
         if session.flow.is_low:
             session.look()  # perhaps credits have come without an event
@@ -169,6 +171,7 @@ class Connection:
         check_timeout(timeout)
         if into is not None and allocate is not None:
             raise TypeError("give into or allocate, not both")
+        check_loop(self._session.loop, "this connection")
         end = deadline(timeout)
         place = Place(into, allocate)
         numbered = await self._take(end)
@@ -211,14 +214,19 @@ class Connection:
             reading = Reading(fetch, session.go_on)
             session.reader.start(reading)
             session.go_on()
+        session.readers += 1
         try:
             return await wait(reading.result(), end, "the message was not read in time")
         except BaseException:
-            if reading.may_go_on and not place.is_given:
+            if reading.may_go_on and not place.is_given and not session.is_ending:
                 self._begun[incoming.number] = reading
             else:
                 reading.give_up()
             raise
+        finally:
+            session.readers -= 1
+            if session.is_ending:
+                session.go_on()
 
     def __aiter__(self) -> Self:
         return self
@@ -241,11 +249,17 @@ class Connection:
         timeout: in seconds, for the peer to receive what it reads itself. Then the connection is
             aborted, and TimeoutError is raised; LostError if it is lost meanwhile.
 
-        Tasks that wait in recv() get ClosedError. Does nothing if it is over already.
+        Tasks that wait in recv() get ClosedError. The peer's send() raises FarewellError for what
+        this end has not received; if both ends close, each gives up what the other has not. Does
+        nothing if it is over already.
         """
         check_timeout(timeout)
         session = self._session
+        check_loop(session.loop, "this connection")
         if session.error is None and not session.is_ending:
+            for reading in self._begun.values():
+                reading.give_up()
+            self._begun.clear()
             try:
                 await session.say_farewell(deadline(timeout))
             except BaseException:
@@ -256,8 +270,12 @@ class Connection:
         await session.parts.registrations.pinning.idle()
 
     def abort(self) -> None:
-        """End it at once, without a farewell: the peer loses the connection. Twice is fine."""
-        self._session.abort()
+        """End it at once, without a farewell: the peer loses the connection. Twice is fine.
+
+        May be called in any thread; while the connection's event loop runs in another one, it ends
+        in that loop's next turn.
+        """
+        call_in(self._session.loop, self._session.abort)
 
     async def __aenter__(self) -> Self:
         return self

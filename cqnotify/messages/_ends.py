@@ -19,6 +19,7 @@ from ._inbox import Inbox
 from ._options import Options
 from ._parts import PEER, Address, Device, Parts
 from ._session import Session
+from ._waits import call_in, check_loop
 
 if TYPE_CHECKING:
     from typing import Self
@@ -87,7 +88,7 @@ class Listener:
     """Where peers connect to: `async with` starts it, `async for` gives the connections.
 
     Strangers, and peers with another version, are refused, with words that say why; the program
-    sees nothing of them.
+    sees nothing of them. It belongs to the event loop in which its block is entered.
     """
 
     def __init__(self, host: str, port: int, options: Options, backlog: int) -> None:
@@ -98,6 +99,7 @@ class Listener:
         self._tasks: set[asyncio.Task[None]] = set()
         self._half_open: dict[asyncio.Task[None], float] = {}  # and since when; the oldest first
         self._error: Exception | None = None  # why it does not listen any more
+        self._loop: asyncio.AbstractEventLoop | None = None  # in which its block was entered
 
     @property
     def local(self) -> Address:
@@ -109,6 +111,7 @@ class Listener:
 
     async def __aenter__(self) -> Self:
         await self._listener.__aenter__()
+        self._loop = asyncio.get_running_loop()
         try:
             if (name := self._listener.device) is not None:
                 self._open(name)  # now: then the first peer costs no more than those after it
@@ -211,8 +214,10 @@ class Listener:
             raise RefusedError(f"there is no room for another connection there: {e}") from e
 
     async def accept(self, timeout: float | None = None) -> Connection:
-        """Wait for the next connection. Raises TimeoutError, and ClosedError after close."""
+        """Wait for the next connection. Raises TimeoutError, ClosedError after close, and
+        RuntimeError in another event loop."""
         check_timeout(timeout)
+        check_loop(self._loop, "this listener")
         if len(self._ready):
             return self._ready.pop().thing
         if self._error is not None:
@@ -229,16 +234,19 @@ class Listener:
             raise StopAsyncIteration from None
 
     def close(self) -> None:
-        """Listen no more. Connections that the program has not taken are aborted."""
-        self._end(ClosedError("this listener was closed"))
+        """Listen no more. Connections that the program has not taken are aborted. May be called in
+        any thread; while the listener's event loop runs in another one, it ends in its next turn.
+        """
+        call_in(self._loop, lambda: self._end(ClosedError("this listener was closed")))
 
     def _end(self, error: Exception) -> None:
         if self._error is not None:
             return
         self._error = error
-        for task in self._tasks:
-            task.cancel()
-        self._ready.fail(error)
+        if self._loop is None or not self._loop.is_closed():
+            for task in self._tasks:
+                task.cancel()
+            self._ready.fail(error)
         try:
             self._listener.close()
         finally:
@@ -249,7 +257,10 @@ class Listener:
             self._devices.clear()
 
     async def aclose(self) -> None:
-        """The same; afterwards nothing of it runs any more."""
+        """The same; afterwards nothing of it runs any more. Raises RuntimeError in another event
+        loop."""
+        if self._loop is not None:
+            check_loop(self._loop, "this listener")
         try:
             self.close()
         finally:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict, deque
 from itertools import takewhile
 from typing import Generic, NamedTuple, TypeVar
 
@@ -30,7 +30,8 @@ class Inbox(Generic[_T]):
         self._what = what
         self._count = 0  # things that have come
         self._things: deque[Numbered[_T]] = deque()  # in the order in which they came
-        self._takers: deque[asyncio.Future[Numbered[_T]]] = deque()
+        # Any of them may give up.
+        self._takers: OrderedDict[asyncio.Future[Numbered[_T]], None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._things)
@@ -49,7 +50,7 @@ class Inbox(Generic[_T]):
 
     def _hand_out(self, numbered: Numbered[_T]) -> bool:
         while self._takers:
-            future = self._takers.popleft()
+            future, _ = self._takers.popitem(last=False)
             if not future.done():
                 future.set_result(numbered)
                 return True
@@ -61,12 +62,12 @@ class Inbox(Generic[_T]):
     async def take(self, end: float | None) -> Numbered[_T]:
         """Wait for the next one, for which no other task was waiting before."""
         future: asyncio.Future[Numbered[_T]] = asyncio.get_running_loop().create_future()
-        self._takers.append(future)
+        self._takers[future] = None
         try:
             return await wait(future, end, self._what)
         except BaseException:
             if future in self._takers:
-                self._takers.remove(future)
+                del self._takers[future]
             elif future.done() and not future.cancelled() and future.exception() is None:
                 self.put_back(future.result())  # it came together with the cancellation
             raise
@@ -74,6 +75,6 @@ class Inbox(Generic[_T]):
     def fail(self, error: Exception) -> None:
         """Nothing will come any more."""
         while self._takers:
-            future = self._takers.popleft()
+            future, _ = self._takers.popitem(last=False)
             if not future.done():
                 future.set_exception(fresh(error))

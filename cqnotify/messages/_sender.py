@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from . import _wire as wire
-from ._errors import fresh
+from ._errors import ProtocolError, fresh
 from ._memory import READABLE, own_memory
 from ._pinning import result_later
 from ._wire import DATA, OFFER, Hello, Remote
@@ -103,8 +103,9 @@ class Sender:
         self._parts, self._flow, self._queue = parts, flow, queue
         self._peer, self._go_on = peer, go_on
         self._eager = min(parts.options.eager, peer.eager)
-        self.waiting: deque[Outgoing] = deque()
+        self.waiting: OrderedDict[Outgoing, None] = OrderedDict()  # any of which may give up
         self._offered: deque[Outgoing] = deque()  # the peer has not read them yet
+        self._refused: Exception | None = None  # why the peer receives no more
 
     @property
     def is_idle(self) -> bool:
@@ -112,6 +113,8 @@ class Sender:
 
     def check(self, frames: int, nbytes: int) -> None:
         """Whether the peer takes such a message."""
+        if self._refused is not None:
+            raise fresh(self._refused)
         most_frames, most = self._peer.max_frames, self._peer.max_message
         if frames > most_frames:
             raise ValueError(f"a message of {frames} frames: the peer takes at most {most_frames}")
@@ -124,12 +127,12 @@ class Sender:
     def post(self) -> None:
         """Send as many messages as credits and room allow."""
         while self.waiting and self._flow.room:
-            outgoing = self.waiting[0]
+            outgoing = next(iter(self.waiting))
             if wire.data_size(len(outgoing.views), outgoing.nbytes) > self._eager:
                 if not self._post_offer(outgoing):
                     return
             elif self._post_data(outgoing.views, outgoing.nbytes):
-                self.waiting.popleft()
+                del self.waiting[outgoing]
                 outgoing.end(self._parts)
             else:
                 return
@@ -164,14 +167,14 @@ class Sender:
             body, remotes, small = outgoing.offer(self._parts, self._eager)
         except (OSError, MemoryError, BufferError, TypeError, ValueError) as e:
             self._queue.drop_frame()
-            self.waiting.popleft()
+            del self.waiting[outgoing]
             outgoing.end(self._parts, e)
             return True
         length = wire.OFFER_SIZE
         if body.addr == 0:
             wire.put_body(frame, length, remotes, small)
             length += body.length
-        self.waiting.popleft()
+        del self.waiting[outgoing]
         self._offered.append(outgoing)
         wire.put_header(frame, self._flow.header(OFFER))
         wire.put_offer(frame, len(remotes), body)
@@ -181,6 +184,8 @@ class Sender:
 
     def done(self, count: int) -> None:
         """The peer has read that many offers."""
+        if count > len(self._offered):
+            raise ProtocolError("offers were read behind the word that no more would be")
         for _ in range(count):
             self._offered.popleft().end(self._parts)
 
@@ -188,11 +193,18 @@ class Sender:
         """The task has given up. What has begun goes on; what has not never will."""
         outgoing.future = None
         if outgoing in self.waiting:
-            self.waiting.remove(outgoing)
+            del self.waiting[outgoing]
             outgoing.end(self._parts)
 
+    def refuse(self, error: Exception) -> None:
+        """The peer receives no more, and its device has nothing under way."""
+        if self._refused is not None:
+            raise ProtocolError("an end that closes twice")
+        self._refused = error
+        self.fail(error)
+
     def fail(self, error: Exception) -> None:
-        """The connection is over, and its queue pair closed."""
+        """None of them will be read any more."""
         for outgoing in (*self._offered, *self.waiting):
             outgoing.end(self._parts, fresh(error))
         self._offered.clear()

@@ -27,7 +27,7 @@ from ._queue import SendQueue
 from ._reader import Reader
 from ._sender import Sender
 from ._waits import wait
-from ._wire import ACK, BYE, DATA, OFFER, Hello, Kind, Limits
+from ._wire import ACK, BYE, CLOSING, DATA, OFFER, Hello, Kind, Limits
 
 if TYPE_CHECKING:
     from ..aio import AsyncCQ
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 LAST_WORDS: Final = 1.0  # seconds, for why a connection is closed to reach the peer
 BATCH: Final = 64
 CLOSED: Final = "this connection was closed"
+REFUSED: Final = "the peer closes the connection, and receives no more"
 
 
 class _LastWords:
@@ -53,13 +54,16 @@ class _LastWords:
 class Session:
     """One end of a connection.
 
+    loop: that it belongs to.
     error: why it is over.
     is_ending: whether the program has closed it, so that nothing more is sent or received.
+    readers: how many tasks are in recv() whose message is being read.
     """
 
     def __init__(self, parts: Parts, peer: Hello) -> None:
         options = parts.options
         self.parts = parts
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         eager = min(options.eager, peer.eager)  # a smaller frame follows the table of its offer
         self.limits: Limits = Limits(options.max_frames, options.max_message, eager)
         self.flow: Flow = Flow(options.credits, peer.credits)
@@ -69,8 +73,10 @@ class Session:
         self.inbox: Inbox[Incoming] = Inbox("no message came in time")
         self.error: MessagesError | ClosedError | None = None
         self.is_ending: bool = False
+        self.readers: int = 0
         self.settling: asyncio.Task[None] | None = None  # which closes the parts
         self._has_heard = False
+        self._has_refused = False  # what the peer sends: it was told that nothing is received
         self._farewell: _LastWords | None = None
         self._sleepers: list[asyncio.Future[None]] = []
         self._asking = Asking(options.keepalive, self._waits_for_peer, self._ask)
@@ -146,8 +152,10 @@ class Session:
             self.inbox.put(Incoming(slot, frame, [], offer, self.flow.offers_received - 1))
         elif header.kind is ACK:
             self.parts.repost(slot)
+            if header.flags & CLOSING:
+                self.sender.refuse(FarewellError(REFUSED))
         elif header.kind is BYE:
-            if self.flow.offers_received > self.flow.done_here:
+            if self.flow.offers_received > self.flow.done_here and not self._has_refused:
                 raise ProtocolError("a farewell before all messages were read")
             self._end(FarewellError("the peer has closed the connection, with a farewell"))
         else:
@@ -222,12 +230,12 @@ class Session:
         except (OSError, ClosedError, RuntimeError) as e:  # of the queue pair
             self._lose(str(e), e)
 
-    def _acknowledge(self) -> None:
+    def _acknowledge(self, flags: int = 0) -> None:
         frame = self._queue.frame(wire.HEADER_SIZE)
         if frame is None:
             return  # it is due still, and goes when there is room
-        is_urgent = self.flow.is_urgent
-        wire.put_header(frame, self.flow.header(ACK))
+        is_urgent = self.flow.is_urgent or flags != 0
+        wire.put_header(frame, self.flow.header(ACK)._replace(flags=flags))
         self._queue.post_frame(solicited=is_urgent)
 
     def taken(self, incoming: Incoming) -> None:
@@ -271,12 +279,27 @@ class Session:
         self.inbox.fail(ClosedError(CLOSED))
         what = "the peer has not received everything in time, so the connection was aborted"
         self.look()
+        await self._receive_no_more(end, what)
         await self._until(lambda: self.sender.is_idle, end, what)
         if self.error is None:
             await self._send_last(BYE, b"", end, what)
         if isinstance(self.error, LostError | ProtocolError):
             raise fresh(self.error)
         self._end(ClosedError(CLOSED))
+
+    async def _receive_no_more(self, end: float | None, what: str) -> None:
+        """What tasks have begun to read they get first. The peer is told where it is to read
+        something of ours: it may close, too, and wait for us."""
+
+        def can_tell() -> bool:
+            is_reading = self.readers or not self.reader.is_idle
+            return not is_reading and self._queue.has_room(wire.HEADER_SIZE)
+
+        self.go_on()  # what was given up is no more to be read
+        await self._until(can_tell, end, what)
+        if self.error is None and not self.sender.is_idle:
+            self._has_refused = True
+            self._acknowledge(CLOSING)
 
     async def _send_last(self, kind: Kind, words: bytes, end: float | None, what: str) -> None:
         """Send a frame after which there are no more, and wait until it has arrived."""
@@ -309,7 +332,8 @@ class Session:
         if self.error is None:
             self.error = ClosedError("this connection was aborted")
         self.parts.close()
-        self._release()
+        if not self.loop.is_closed():  # otherwise no task waits any more
+            self._release()
 
     def _lose(self, text: str, why: BaseException | None = None) -> None:
         host, port = self.parts.peer
@@ -326,9 +350,10 @@ class Session:
         self._end(error)
 
     def violated(self, error: ProtocolError) -> None:
-        """The peer is told why, as far as it listens, and that is the end."""
+        """The peer is told why, as far as it listens, which it does not behind a farewell; and
+        that is the end."""
         words = str(error).encode("ascii", "replace")[: LEAST_EAGER - wire.HEADER_SIZE]
-        self._end(error, words)
+        self._end(error, words if self._farewell is None else b"")
 
     def _end(self, error: MessagesError | ClosedError, words: bytes = b"") -> None:
         """It is over, for the first reason that there is; the task that closes it goes on."""

@@ -87,7 +87,9 @@ class Kind(IntEnum):
     ERROR = 5  # why the sender closes the connection
 
 
-LAST: Final = 1  # a flag: the sender now waits for credits
+# Flags.
+LAST: Final = 1  # of a message: the sender now waits for credits
+CLOSING: Final = 2  # of an ACK: the sender receives no more, and waits for its own to be received
 
 # Each message looks at these, and an enumeration's attributes are slow.
 DATA: Final = Kind.DATA
@@ -97,6 +99,7 @@ BYE: Final = Kind.BYE
 MESSAGES: Final = (DATA, OFFER)
 _BARE: Final = (ACK, BYE)
 _KINDS: Final = {int(kind): kind for kind in Kind}
+_FLAGS: Final = {DATA: LAST, OFFER: LAST, ACK: CLOSING, BYE: 0, Kind.ERROR: 0}
 
 _HEADER: Final = struct.Struct("<BBHII")  # kind, flags, 0, freed, done
 _COUNT: Final = struct.Struct("<I")
@@ -172,7 +175,7 @@ def parse_header(frame: memoryview) -> Header:
     known = _KINDS.get(kind)
     if known is None:
         raise ProtocolError(f"a frame of the unknown kind {kind}")
-    if zero or flags & ~LAST or (flags and known not in MESSAGES):
+    if zero or (flags and flags & ~_FLAGS[known]):
         raise ProtocolError(f"a frame {known.name} with the flags {flags:#x}, {zero:#x}")
     if known in _BARE and len(frame) != _HEADER.size:
         raise ProtocolError(f"a frame {known.name} of {len(frame)} bytes")

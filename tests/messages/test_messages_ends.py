@@ -181,6 +181,66 @@ async def test_a_block_ends_with_a_farewell_and_an_exception_without(ctx: Contex
         assert isinstance(b.error, LostError)
 
 
+async def test_two_ends_that_close_with_unread_messages_wait_for_nothing(ctx: Context) -> None:
+    """Neither receives what the other has offered, and both say so."""
+    async with connected(ctx) as (a, b):
+        sending = [await start(end.send(data_of(LARGE))) for end in (a, b) for _ in range(3)]
+        await asyncio.gather(a.aclose(SOON), b.aclose(SOON))
+        for task in sending:
+            with pytest.raises(FarewellError, match="closes the connection, and receives no more"):
+                await task
+        for end in (a, b):
+            assert isinstance(end.error, ClosedError | FarewellError)
+            assert end._session.parts.is_closed
+
+
+async def test_an_end_that_closes_gives_up_what_its_peer_sends_and_waits_for_its_own(
+    ctx: Context,
+) -> None:
+    async with connected(ctx) as (a, b):
+        ours = await start(a.send(data_of(LARGE)))
+        theirs = await start(b.send(data_of(LARGE)))
+        closing = await start(a.aclose(SOON))
+        for send in (theirs, b.send(b"1"), b.send(data_of(LARGE))):
+            with pytest.raises(FarewellError, match="closes the connection, and receives no more"):
+                await send
+        assert not closing.done()
+        assert not b.is_closed
+        assert took(await b.recv(timeout=SOON)) == [data_of(LARGE)]
+        await closing
+        await ours
+        with pytest.raises(FarewellError, match="has closed the connection"):
+            await b.recv(timeout=SOON)
+
+
+async def test_a_message_that_is_being_read_is_received_although_both_close(ctx: Context) -> None:
+    async with connected(ctx) as (a, b):
+        read_slowly(b)
+        first = await start(a.send(data_of(LARGE)))
+        others = [await start(end.send(data_of(LARGE))) for end in (a, b)]
+        taking = asyncio.ensure_future(b.recv())
+        await reads(b)
+        await asyncio.gather(a.aclose(SOON), b.aclose(SOON))
+        assert took(await taking) == [data_of(LARGE)]
+        await first
+        for task in others:
+            with pytest.raises(FarewellError):
+                await task
+
+
+async def test_a_peer_that_closes_although_it_has_not_read_all_is_no_breach(ctx: Context) -> None:
+    async with connected(ctx) as (a, b):
+        sending = [await start(end.send(data_of(LARGE))) for end in (a, b)]
+        closing = await start(a.aclose(SOON))
+        with pytest.raises(FarewellError):
+            await sending[1]
+        await b.aclose(SOON)
+        await closing
+        assert isinstance(a.error, FarewellError)
+        with pytest.raises(FarewellError):
+            await sending[0]
+
+
 # ---- losses ---------------------------------------------------------------------------------
 
 

@@ -22,7 +22,14 @@ from messages_support import SOON, data_of, took
 from support import eventually, start
 
 from cqnotify import MR, AccessFlags, CompletionError, Context, VerbsError, WCStatus
-from cqnotify.messages import Connection, LostError, MessagesError, Options, ProtocolError
+from cqnotify.messages import (
+    Connection,
+    FarewellError,
+    LostError,
+    MessagesError,
+    Options,
+    ProtocolError,
+)
 from cqnotify.messages import _wire as wire
 from cqnotify.messages._wire import Kind, Remote
 
@@ -149,6 +156,25 @@ async def refused_after(server: Connection, count: int) -> None:
     await eventually(lambda: server.is_closed)
     for _ in range(count):
         assert took(await server.recv()) == [b"1"]
+
+
+async def test_an_end_that_closes_twice_ends_it(ctx: Context) -> None:
+    async with hostile_client(ctx) as (raw, server):
+        for _ in range(2):
+            await raw.send(header(Kind.ACK, wire.CLOSING))
+        await refused(raw, server, "an end that closes twice")
+
+
+async def test_an_offer_that_is_read_behind_the_last_ends_it(ctx: Context) -> None:
+    """Its memory is not granted any more: the sender was told that the peer reads nothing."""
+    async with hostile_client(ctx) as (raw, server):
+        sending = await start(server.send(bytes(100000)))
+        await raw.recv_kind(Kind.OFFER)
+        await raw.send(header(Kind.ACK, wire.CLOSING))
+        with pytest.raises(FarewellError):
+            await sending
+        await raw.send(header(Kind.ACK, freed=1, done=1))
+        await refused(raw, server, "offers were read behind the word that no more would be")
 
 
 async def test_a_farewell_with_unread_offers_ends_it(ctx: Context) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 from messages_support import (
@@ -22,6 +24,7 @@ from support import cancel, eventually, start, tick
 from cqnotify import SGE, ClosedError, Context
 from cqnotify.messages import Connection, LostError, Options
 from cqnotify.messages._queue import Done
+from cqnotify.messages._sender import Outgoing
 from cqnotify.messages._wire import Remote
 
 LARGE = 300000
@@ -330,7 +333,7 @@ async def test_a_cancelled_read_is_read_again_elsewhere(ctx: Context) -> None:
 
 async def reaches(a: Connection, b: Connection, data: bytes) -> None:
     """Send it, and return when the first task that waits there is to be woken with it."""
-    future = b._session.inbox._takers[0]
+    future = next(iter(b._session.inbox._takers))
     await a.send(data)
     while not future.done():
         await asyncio.sleep(0)
@@ -369,6 +372,53 @@ async def test_a_cancelled_sender_is_withdrawn_or_goes_on(ctx: Context) -> None:
         assert took(await b.recv(timeout=SOON)) == [data_of(LARGE)]
         await a.send(b"goes on")
         assert took(await b.recv(timeout=SOON)) == [b"goes on"]
+
+
+class Counted(asyncio.Future[Any]):
+    """How often any two were compared: a step of a search through those that wait."""
+
+    compared = 0
+    __hash__ = asyncio.Future.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Counted.compared += 1
+        return self is other
+
+
+MANY = 1000
+
+
+async def cancel_all(calls: list[Coroutine[Any, Any, Any]], waiting: Callable[[], int]) -> None:
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    await eventually(lambda: waiting() == MANY)
+    for task in reversed(tasks):
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert waiting() == 0
+
+
+async def test_the_cost_of_cancelling_a_sender_does_not_depend_on_how_many_wait(
+    ctx: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Counted, "compared", 0)
+    monkeypatch.setattr(Outgoing, "__eq__", Counted.__eq__)
+    async with connected(ctx, SMALL) as (a, _):
+        await fill(a)
+        waiting = a._session.sender.waiting
+        await cancel_all([a.send(b"x") for _ in range(MANY)], lambda: len(waiting))
+        assert Counted.compared < MANY
+
+
+async def test_the_cost_of_cancelling_a_receiver_does_not_depend_on_how_many_wait(
+    ctx: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Counted, "compared", 0)
+    async with connected(ctx) as (_, b):
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(loop, "create_future", lambda: Counted(loop=loop))
+        waiting = b._session.inbox._takers
+        await cancel_all([b.recv() for _ in range(MANY)], lambda: len(waiting))
+        assert Counted.compared < MANY
 
 
 async def test_messages_survive_any_pattern_of_cancellations(ctx: Context) -> None:
