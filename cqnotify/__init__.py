@@ -68,7 +68,6 @@ try:
         VerbsError,
         WCArray,
         WorkCompletion,
-        _register_enums,
     )
 except ModuleNotFoundError as _error:
     if _error.name != f"{__name__}._core":
@@ -80,104 +79,30 @@ except ModuleNotFoundError as _error:
     ) from None
 from ._later import later as _later
 from .context import Context, devices, fork_status
-from .enums import (
-    MTU,
-    AccessFlags,
-    AdviseMRAdvice,
-    AdviseMRFlags,
-    AsyncEventType,
-    AtomicCap,
-    CounterDescription,
-    DeviceCapFlags,
-    FlowAttrFlags,
-    FlowAttrType,
-    ForkStatus,
-    GIDType,
-    LinkLayer,
-    MigState,
-    MWType,
-    NodeType,
-    ODPGeneralCaps,
-    ODPTransportCaps,
-    OpsFlags,
-    OpsWROpcode,
-    PortState,
-    QPCreateFlags,
-    QPState,
-    QPType,
-    RawPacketCaps,
-    ReadCountersFlags,
-    RxHashFields,
-    RxHashFunction,
-    SendFlags,
-    SRQType,
-    TMCapFlags,
-    TransportType,
-    WCExFlags,
-    WCFlags,
-    WCOpcode,
-    WCStatus,
-    WQFlags,
-    WQState,
-    WQType,
-    WROpcode,
-)
 from .mw import MW, inc_rkey
 from .qp import QP
 from .srq import SRQ
 from .wq import WQ
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from .attrs import (
-        ECE,
-        AHAttr,
-        CQModerationCaps,
-        Device,
-        DeviceAttr,
-        DeviceAttrEx,
-        GIDEntry,
-        ODPCaps,
-        ODPPerTransportCaps,
-        PacketPacingCaps,
-        PortAttr,
-        QPAttr,
-        QPCap,
-        RSSCaps,
-        RTValues,
-        RxHashConf,
-        SRQAttr,
-        TMCaps,
-        TSOCaps,
-    )
-    from .flow import (
-        Flow,
-        FlowSpec,
-        FlowSpecActionCount,
-        FlowSpecActionDrop,
-        FlowSpecActionTag,
-        FlowSpecEth,
-        FlowSpecIPv4,
-        FlowSpecIPv6,
-        FlowSpecTCP,
-        FlowSpecUDP,
-    )
-    from .qp import QPAddress
-    from .wc import SuccessfulCompletion
-
-if not TYPE_CHECKING:  # to type checkers any name would be one of them
-    __getattr__, __dir__ = _later(
-        globals(),
-        {
-            "attrs": "ECE AHAttr CQModerationCaps Device DeviceAttr DeviceAttrEx GIDEntry ODPCaps "
-            "ODPPerTransportCaps PacketPacingCaps PortAttr QPAttr QPCap RSSCaps RTValues "
-            "RxHashConf SRQAttr TMCaps TSOCaps attrs",
-            "flow": "Flow FlowSpec FlowSpecActionCount FlowSpecActionDrop FlowSpecActionTag "
-            "FlowSpecEth FlowSpecIPv4 FlowSpecIPv6 FlowSpecTCP FlowSpecUDP flow",
-            "_connection": "QPAddress",
-            "wc": "SuccessfulCompletion wc",
-        },
-    )
+__getattr__, __dir__ = _later(
+    globals(),
+    {
+        "attrs": "ECE AHAttr CQModerationCaps Device DeviceAttr DeviceAttrEx GIDEntry ODPCaps "
+        "ODPPerTransportCaps PacketPacingCaps PortAttr QPAttr QPCap RSSCaps RTValues "
+        "RxHashConf SRQAttr TMCaps TSOCaps attrs",
+        "enums": "MTU AccessFlags AdviseMRAdvice AdviseMRFlags AsyncEventType AtomicCap "
+        "CounterDescription DeviceCapFlags FlowAttrFlags FlowAttrType "
+        "ForkStatus GIDType LinkLayer MigState MWType NodeType ODPGeneralCaps "
+        "ODPTransportCaps OpsFlags OpsWROpcode PortState QPCreateFlags QPState "
+        "QPType RawPacketCaps ReadCountersFlags RxHashFields RxHashFunction "
+        "SendFlags SRQType TMCapFlags TransportType WCExFlags WCFlags WCOpcode "
+        "WCStatus WQFlags WQState WQType WROpcode",
+        "flow": "Flow FlowSpec FlowSpecActionCount FlowSpecActionDrop FlowSpecActionTag "
+        "FlowSpecEth FlowSpecIPv4 FlowSpecIPv6 FlowSpecTCP FlowSpecUDP flow",
+        "_connection": "QPAddress",
+        "wc": "SuccessfulCompletion wc",
+    },
+)
 
 __version__ = "0.1.0"
 
@@ -287,6 +212,3 @@ __all__ = [
     "fork_status",
     "inc_rkey",
 ]
-
-# The core gives completions and events these enums' members.
-_register_enums(WCStatus, WCOpcode, WCFlags, WCExFlags, AsyncEventType)

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import errno
 
-from . import _core
-from .enums import ForkStatus, GIDType, TransportType, enum_or_int
+from . import _core, enums
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
 
     from ._answers import gid_entry, port_attr
     from .attrs import Device, DeviceAttr, DeviceAttrEx, GIDEntry, PortAttr, RTValues
+    from .enums import ForkStatus, GIDType, TransportType
 else:
     # Queries of these are frequent: at the first one each of them takes the other's place.
 
@@ -52,7 +52,7 @@ def fork_status() -> ForkStatus:
     turns that on. DISABLED: registered memory does not survive; before the first Context this is
     not decided yet. Wraps ibv_is_fork_initialized(3).
     """
-    return ForkStatus(_core.fork_status())
+    return enums.ForkStatus(_core.fork_status())
 
 
 class Context(_core.Context):
@@ -78,7 +78,7 @@ class Context(_core.Context):
     @property
     def transport_type(self) -> TransportType | int:
         """The protocol on the wire: IB, for InfiniBand and RoCE, or IWARP."""
-        return enum_or_int(TransportType, super().transport_type)
+        return enums.enum_or_int(enums.TransportType, super().transport_type)
 
     def query_device(self) -> DeviceAttr:
         """Return the device's limits and capabilities. Wraps ibv_query_device(3)."""
@@ -171,7 +171,7 @@ class Context(_core.Context):
 
 def is_iwarp(device: _core.Context | Device) -> bool:
     """Return whether the device's QPs are connected by rdma_cm alone."""
-    return device.transport_type == TransportType.IWARP
+    return device.transport_type == enums.TransportType.IWARP
 
 
 def needs_rdma_cm(device: _core.Context | Device) -> str | None:
@@ -233,7 +233,7 @@ def find_gid(
         conditions = {"address": address, "gid_type": gid_type, "netdev": netdev}
         asked = ", ".join(f"{k}={v}" for k, v in conditions.items() if v is not None)
         raise LookupError(f"no GID {asked or 'at all'}; {_listing(context, table, port_num)}")
-    return min(matches, key=lambda entry: (entry.gid_type != GIDType.ROCE_V2, entry.index))
+    return min(matches, key=lambda entry: (entry.gid_type != enums.GIDType.ROCE_V2, entry.index))
 
 
 def _as_gid(address: str | IPv4Address | IPv6Address) -> IPv6Address:
@@ -266,4 +266,4 @@ def _listing(context: _core.Context, table: list[GIDEntry], port_num: int) -> st
 
 def _type_name(entry: GIDEntry) -> str:
     kind = entry.gid_type
-    return kind.name if isinstance(kind, GIDType) else str(kind)
+    return kind.name if isinstance(kind, enums.GIDType) else str(kind)

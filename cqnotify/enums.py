@@ -3,18 +3,40 @@
 
 The values come from the header that the C core was built with. A value from a device or a newer
 library that has no name here stays a plain int, see `enum_or_int`.
-"""
 
-import enum
-from enum import IntEnum, IntFlag
+An enum takes long to build, and a program uses few of them: each is built when its name is first
+asked for.
+"""
 
 from ._core import constants as _c
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import enum
     from typing import TypeVar
 
+    from ._named import NamedFlag as _Flag
+    from ._named import NamedInt as _Enum
+
     _E = TypeVar("_E", bound=enum.Enum)
+
+else:
+    _bodies = {}
+
+    class _Later(type):
+        """What `class` does below: the name of the base, and the body, are kept."""
+
+        def __new__(cls, name, bases, body):
+            if not bases:
+                return super().__new__(cls, name, bases, body)
+            _bodies[name] = bases[0].built_from, body
+
+    class _Enum(metaclass=_Later):
+        built_from = "NamedInt"
+
+    class _Flag(metaclass=_Later):
+        built_from = "NamedFlag"
+
 
 __all__ = [
     "MTU",
@@ -65,24 +87,6 @@ def enum_or_int(cls: "type[_E]", value: int) -> "_E | int":
     """Return the member of `cls` with this value, or the value itself where there is none."""
     # The lookup that cls(value) does, several times as fast.
     return cls._value2member_map_.get(value, value)  # type: ignore[return-value]
-
-
-# Members print as names, and are numbers in all else. For IntEnum and IntFlag, what str() and
-# format() return depends on the Python version.
-
-
-class _Enum(IntEnum):
-    __str__ = enum.Enum.__str__
-
-    def __format__(self, spec: str) -> str:
-        return int.__format__(self, spec) if spec else str(self)
-
-
-class _Flag(IntFlag):
-    __str__ = enum.Flag.__str__
-
-    def __format__(self, spec: str) -> str:
-        return int.__format__(self, spec) if spec else str(self)
 
 
 class WCStatus(_Enum):
@@ -555,3 +559,19 @@ class TMCapFlags(_Flag):
     """The transports that can match tags: `enum ibv_tm_cap_flags`."""
 
     RC = _c["IBV_TM_CAP_RC"]
+
+
+if not TYPE_CHECKING:
+    for _name in _bodies:
+        del globals()[_name]
+
+    def __getattr__(name):
+        if name not in _bodies:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from . import _named
+
+        # Of several threads that come here at once one's class is everybody's.
+        return globals().setdefault(name, _named.build(name, *_bodies[name]))
+
+    def __dir__():
+        return __all__

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from . import _core
-from .enums import MWType, enum_or_int
+from . import _core, enums
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Self
+    from .enums import MWType
 
 __all__ = ["MW", "inc_rkey"]
 
@@ -24,13 +23,10 @@ class MW(_core.MW):
 
     __slots__ = ()
 
-    def __new__(cls, pd: _core.PD, mw_type: MWType | int = MWType.TYPE_1) -> Self:
-        return super().__new__(cls, pd, mw_type)
-
     @property
     def mw_type(self) -> MWType | int:
         """TYPE_1 or TYPE_2."""
-        return enum_or_int(MWType, super().mw_type)
+        return enums.enum_or_int(enums.MWType, super().mw_type)
 
 
 def inc_rkey(rkey: int) -> int:

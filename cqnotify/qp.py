@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-from . import _core
+from . import _core, enums
 from ._later import later
 from .context import query_gid, query_port, refuse_iwarp
-from .enums import MTU, AccessFlags, LinkLayer, QPState, QPType, enum_or_int
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from ._connection import QPAddress
     from ._connection import QPChanges as QPChanges
     from .attrs import ECE, QPAttr
+    from .enums import MTU, AccessFlags, QPState, QPType
 
 __all__ = ["QP", "QPAddress"]
 
@@ -68,12 +68,12 @@ class QP(_core.QP):
     @property
     def qp_type(self) -> QPType:
         """The transport service."""
-        return QPType(super().qp_type)
+        return enums.QPType(super().qp_type)
 
     @property
     def state(self) -> QPState | int:
         """The QP's state, queried from the device, which changes it by itself after an error."""
-        return enum_or_int(QPState, self._query_state())
+        return enums.enum_or_int(enums.QPState, self._query_state())
 
     def query(self) -> QPAttr:
         """Return the QP's attributes, as the device has them now. Wraps ibv_query_qp(3)."""
@@ -124,7 +124,7 @@ class QP(_core.QP):
         refuse_iwarp(self.context)
         port = query_port(self.context, port_num)
         gid = NO_GID
-        if gid_index is not None or port.link_layer == LinkLayer.ETHERNET:
+        if gid_index is not None or port.link_layer == enums.LinkLayer.ETHERNET:
             index = own_gid_index(self.context, port_num, gid_index)
             gid = query_gid(self.context, index, port_num).gid
         return QPAddress(port.lid, self.qp_num, self.sq_psn, gid)
@@ -241,11 +241,11 @@ class QP(_core.QP):
         refuse_iwarp(self.context)
         path = path_from(port_num, hop_limit, sl, traffic_class, flow_label)
         state = self.state
-        if state not in (QPState.RESET, QPState.INIT):
-            name = state.name if isinstance(state, QPState) else state
+        if state not in (enums.QPState.RESET, enums.QPState.INIT):
+            name = state.name if isinstance(state, enums.QPState) else state
             raise ValueError(f"this QP is in state {name}: connect() starts in RESET or INIT")
         # A QP that the caller has moved to INIT keeps its access, unless connect() was given one.
-        new_access = access if access and state == QPState.INIT else None
+        new_access = access if access and state == enums.QPState.INIT else None
         steps = [
             init_attrs(self, port_num, pkey_index, access, qkey),
             rtr_attrs(
@@ -256,5 +256,5 @@ class QP(_core.QP):
         ]
         for attrs in steps:
             self.check(**attrs)
-        for attrs in steps[state == QPState.INIT :]:
+        for attrs in steps[state == enums.QPState.INIT :]:
             self.modify(**attrs)

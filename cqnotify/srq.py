@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from . import _core
-from .enums import SRQType, enum_or_int
+from . import _core, enums
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .attrs import SRQAttr
+    from .enums import SRQType
 
 __all__ = ["SRQ"]
 
@@ -44,7 +44,7 @@ class SRQ(_core.SRQ):
     @property
     def srq_type(self) -> SRQType | int:
         """BASIC, XRC or TM."""
-        return enum_or_int(SRQType, super().srq_type)
+        return enums.enum_or_int(enums.SRQType, super().srq_type)
 
     def query(self) -> SRQAttr:
         """Return the SRQ's attributes, as the device has them now. Wraps ibv_query_srq(3)."""

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
-from . import _core
-from .enums import WQState, WQType, enum_or_int
+from . import _core, enums
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .enums import WQState, WQType
 
 __all__ = ["WQ"]
 
@@ -29,9 +32,9 @@ class WQ(_core.WQ):
     @property
     def wq_type(self) -> WQType | int:
         """RQ."""
-        return enum_or_int(WQType, super().wq_type)
+        return enums.enum_or_int(enums.WQType, super().wq_type)
 
     @property
     def state(self) -> WQState | int:
         """The state to which it was brought; the device may have moved it to ERR since."""
-        return enum_or_int(WQState, super().state)
+        return enums.enum_or_int(enums.WQState, super().state)

@@ -172,10 +172,6 @@ static PyMethodDef module_methods[] = {
     {"fork_status", cqn_fork_status, METH_NOARGS,
      "fork_status($module, /)\n--\n\n"
      "ForkStatus.\n\nWraps ibv_is_fork_initialized(3)."},
-    {"_register_enums", cqn_register_enums, METH_VARARGS,
-     "_register_enums($module, wc_status, wc_opcode, wc_flags, wc_ex_flags, "
-     "event_type, /)\n--\n\n"
-     "Name the enums whose members WorkCompletion and AsyncEvent carry."},
     {"open_objects", cqn_open_objects, METH_O,
      "open_objects($module, context, /)\n--\n\n"
      "What is open below a Context: those of each type in the order in which they were made."},

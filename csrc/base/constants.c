@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The enumerators of <infiniband/verbs.h>, and the Python enums that are made of
+/* The enumerators of <infiniband/verbs.h>, and the members of the Python enums that are made of
  * them. They are no macros, so what an older header lacks can't be asked for by
  * #ifdef: later additions have numbers of our own. */
 
@@ -180,48 +180,53 @@ const char *cqn_qp_state_name(enum ibv_qp_state state)
     return (size_t)state < Py_ARRAY_LENGTH(names) ? names[state] : "an unknown state";
 }
 
-/* Fills a table with the members of an enum, by value. */
-static int fill_table(PyObject *enum_type, PyObject **table, size_t n)
+/* A new reference to a class of cqnotify.enums, which builds it when it is first asked for. */
+static PyObject *enum_of(const char *name)
 {
-    PyObject *members = PySequence_List(enum_type);
-    if (members == NULL) {
-        return -1;
-    }
-    int rc = 0;
-    for (Py_ssize_t i = 0; rc == 0 && i < PyList_GET_SIZE(members); i++) {
+    PyObject *module = PyImport_ImportModule("cqnotify.enums");
+    PyObject *found = module == NULL ? NULL : PyObject_GetAttrString(module, name);
+    Py_XDECREF(module);
+    return found;
+}
+
+/* Nothing here runs Python's code, so other threads see the table as it was or complete. */
+static int fill_table(PyObject *members, PyObject **table, size_t n)
+{
+    for (Py_ssize_t i = PyList_GET_SIZE(members); i-- > 0;) {
         PyObject *one = PyList_GET_ITEM(members, i);
         size_t value = PyLong_AsSize_t(one);
         if (value == (size_t)-1 && PyErr_Occurred()) {
-            rc = -1;
+            return -1;
         }
-        else if (value < n) {
-            Py_XSETREF(table[value], Py_NewRef(one));
+        if (value < n && table[value] == NULL) {
+            table[value] = Py_NewRef(one);
         }
     }
-    Py_DECREF(members);
+    return 0;
+}
+
+int cqn_know_members(const char *name, PyObject **table, size_t n)
+{
+    if (table[0] != NULL) {
+        return 0;
+    }
+    PyObject *found = enum_of(name);
+    PyObject *members = found == NULL ? NULL : PySequence_List(found);
+    int rc = members == NULL ? -1 : fill_table(members, table, n);
+    Py_XDECREF(members);
+    Py_XDECREF(found);
+    assert(rc < 0 || table[0] != NULL);
     return rc;
 }
 
-/* As a member of a registered enum of flags. */
-PyObject *cqn_flags(PyObject *enum_type, uint32_t flags)
+PyObject *cqn_flags(const char *name, PyObject **slot, uint32_t flags)
 {
-    return enum_type == NULL ? PyLong_FromUnsignedLong(flags)
-                             : PyObject_CallFunction(enum_type, "I", flags);
-}
-
-PyObject *cqn_register_enums(PyObject *module, PyObject *args)
-{
-    CQN_LOCKED;
-    cqn_state *st = PyModule_GetState(module);
-    PyObject *status, *opcode, *flags, *ex_flags, *event_type;
-    if (!PyArg_ParseTuple(args, "OOOOO:_register_enums", &status, &opcode, &flags, &ex_flags,
-                          &event_type) ||
-        fill_table(status, st->wc_status, CQN_WC_STATUSES) < 0 ||
-        fill_table(opcode, st->wc_opcode, CQN_WC_OPCODES) < 0 ||
-        fill_table(event_type, st->event_type, CQN_EVENT_TYPES) < 0) {
-        return NULL;
+    if (*slot == NULL) {
+        PyObject *found = enum_of(name);
+        if (found == NULL) {
+            return NULL;
+        }
+        Py_XSETREF(*slot, found);
     }
-    Py_XSETREF(st->wc_flags, Py_NewRef(flags));
-    Py_XSETREF(st->wc_ex_flags, Py_NewRef(ex_flags));
-    Py_RETURN_NONE;
+    return PyObject_CallFunction(*slot, "I", flags);
 }

@@ -13,11 +13,14 @@ enum { CQN_ACCESS_FLUSH_GLOBAL = 1 << 8, CQN_ACCESS_FLUSH_PERSISTENT = 1 << 9 };
 /* A new dict of the names of the verbs' constants and their numbers. */
 PyObject *cqn_constants(void);
 
-/* A member of a registered enum of flags; a plain int before the enums are registered. */
-PyObject *cqn_flags(PyObject *enum_type, uint32_t flags);
+/* The enums of cqnotify.enums whose members the core hands out are looked for when they are first
+ * needed, as they take long to build. The caller holds the lock, and Python's code runs. */
 
-/* The module's method by which the Python side hands over its enums. */
-PyObject *cqn_register_enums(PyObject *module, PyObject *args);
+/* Fills a table with the members of an enum that has a 0, by value, unless it is filled. */
+int cqn_know_members(const char *name, PyObject **table, size_t n);
+
+/* A member of an enum of flags; `slot` keeps the class. */
+PyObject *cqn_flags(const char *name, PyObject **slot, uint32_t flags);
 
 /* Names for messages; borrowed, for ever. */
 const char *cqn_qp_type_name(enum ibv_qp_type type);

@@ -25,7 +25,8 @@ typedef struct {
     PyTypeObject *Engine, *Request, *Scope;
     PyTypeObject *CMChannel, *CMID, *CMLink, *CMWait, *CMCall;
 
-    /* Members of the Python enums, by value; NULL where there is none. */
+    /* Members of the Python enums, by value; NULL where there is none, and before they are needed,
+     * see base/constants.h. */
     PyObject *wc_status[CQN_WC_STATUSES];
     PyObject *wc_opcode[CQN_WC_OPCODES];
     PyObject *wc_flags, *wc_ex_flags;

@@ -24,8 +24,12 @@ PyObject *cqn_async_event_new(cqn_state *st, const cqn_report *report, PyObject 
 
 static PyObject *event_get_event_type(PyObject *op, void *Py_UNUSED(unused))
 {
+    CQN_LOCKED;
     uint32_t type = ((cqn_async_event *)op)->type;
-    PyObject *const *members = cqn_state_of(Py_TYPE(op))->event_type;
+    PyObject **members = cqn_state_of(Py_TYPE(op))->event_type;
+    if (cqn_know_members("AsyncEventType", members, CQN_EVENT_TYPES) < 0) {
+        return NULL;
+    }
     return type < CQN_EVENT_TYPES && members[type] != NULL ? Py_NewRef(members[type])
                                                            : PyLong_FromUnsignedLong(type);
 }

@@ -279,13 +279,14 @@ static PyObject *wc_get_vendor_err(PyObject *op, void *Py_UNUSED(unused))
 
 static PyObject *wc_get_wc_flags(PyObject *op, void *Py_UNUSED(unused))
 {
+    CQN_LOCKED;
     const struct ibv_wc *raw = raw_of(op);
     if (!is_ok(raw)) {
         Py_RETURN_NONE;
     }
     cqn_state *st = cqn_state_of(Py_TYPE(op));
     uint32_t flags = raw->wc_flags & ~CQN_WC_OURS;
-    return cqn_flags(st->wc_flags, flags);
+    return cqn_flags("WCFlags", &st->wc_flags, flags);
 }
 
 static PyObject *wc_get_imm_data(PyObject *op, void *Py_UNUSED(unused))

@@ -220,7 +220,8 @@ static PyObject *cq_get_wc_flags(PyObject *op, void *Py_UNUSED(unused))
     if (cqn_open(CQN_OBJ(op)) == NULL) {
         return NULL;
     }
-    return self->ex ? cqn_flags(self->base.state->wc_ex_flags, self->wc_flags) : Py_NewRef(Py_None);
+    return self->ex ? cqn_flags("WCExFlags", &self->base.state->wc_ex_flags, self->wc_flags)
+                    : Py_NewRef(Py_None);
 }
 
 static PyObject *cq_get_unacked(PyObject *op, void *Py_UNUSED(unused))

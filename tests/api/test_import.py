@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from support import python
 
 import cqnotify
+from cqnotify import enums
 
 SOURCES = Path(__file__).parents[2] / "cqnotify"
 
@@ -32,9 +34,9 @@ def test_importing_the_package_brings_no_module_that_takes_long_and_is_not_neede
     )
     done = python("-I", "-S", "-c", program)
     brought = set(done.stdout.split())
-    assert "cqnotify.enums" in brought
-    late = {"typing", "re", "ipaddress", "dataclasses", "inspect", "asyncio", "cqnotify.attrs"}
-    assert not brought & late
+    assert "cqnotify.context" in brought
+    late = {"enum", "typing", "re", "ipaddress", "dataclasses", "inspect", "asyncio"}
+    assert not brought & {*late, "cqnotify.attrs"}
 
 
 def test_names_that_come_later_are_the_same_from_wherever_they_are_asked_for() -> None:
@@ -43,3 +45,52 @@ def test_names_that_come_later_are_the_same_from_wherever_they_are_asked_for() -
     assert set(cqnotify.__all__) <= set(dir(cqnotify))
     with pytest.raises(AttributeError, match="module 'cqnotify' has no attribute 'nothing'"):
         cqnotify.nothing  # noqa: B018
+
+
+def test_an_enum_is_built_when_it_is_first_asked_for_and_no_other_with_it() -> None:
+    program = (
+        "import cqnotify, cqnotify.enums as enums, sys\n"
+        "def built(): return [name for name in enums.__all__ if name in vars(enums)]\n"
+        "print(built())\n"
+        "assert cqnotify.QPType is enums.QPType is cqnotify.QPType\n"
+        "print(built())"
+    )
+    done = python("-c", program)
+    assert (done.stdout, done.stderr) == ("['enum_or_int']\n['QPType', 'enum_or_int']\n", "")
+
+
+def test_all_threads_that_ask_for_an_enum_first_get_the_same_class() -> None:
+    program = """
+import sys, threading
+from cqnotify import enums
+sys.setswitchinterval(1e-6)
+n, names = 4, [name for name in enums.__all__ if name != "enum_or_int"]
+together, found = threading.Barrier(n), [[] for _ in range(n)]
+def ask(mine):
+    for name in names:
+        together.wait()
+        mine.append(getattr(enums, name))
+threads = [threading.Thread(target=ask, args=(mine,)) for mine in found]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert len(found[0]) == len(names) and all(mine == found[0] for mine in found)
+assert found[0] == [getattr(enums, name) for name in names]
+"""
+    done = python("-c", program)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_process_that_has_not_built_an_enum_unpickles_its_members(protocol: int) -> None:
+    members = [enums.QPType.UD, enums.SendFlags.SIGNALED | enums.SendFlags.FENCE, enums.MTU]
+    program = (
+        f"import pickle; a, b, c = pickle.loads({pickle.dumps(members, protocol)!r})\n"
+        "print(a, b == 3, type(b).__name__, c.MTU_256.bytes)"
+    )
+    done = python("-c", program)
+    assert (done.stdout, done.stderr) == ("QPType.UD True SendFlags 256\n", "")
+
+
+def test_a_star_import_brings_enums_that_were_not_built_yet() -> None:
+    done = python("-c", "from cqnotify import *; print(QPType.RC, WCStatus(0))")
+    assert (done.stdout, done.stderr) == ("QPType.RC WCStatus.SUCCESS\n", "")
