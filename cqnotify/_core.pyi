@@ -55,6 +55,10 @@ class _Array(Protocol):
 
 _Buffer: TypeAlias = Buffer | _Array
 
+_MaybeNone: TypeAlias = Any
+"""None, in a type of which a program knows at each place whether it is: with None itself, type
+checkers would want each use to ask."""
+
 class _HasFileno(Protocol):
     def fileno(self) -> int: ...
 
@@ -202,6 +206,7 @@ class PD(_Object):
         *,
         flags: AdviseMRFlags | int = 0,
     ) -> None: ...
+    def _close_all(self) -> None: ...
 
 @disjoint_base
 class TD(_Object):
@@ -390,7 +395,7 @@ class CQ(_Object):
     @property
     def context(self) -> _Context: ...
     @property
-    def channel(self) -> CompletionChannel | None: ...
+    def channel(self) -> CompletionChannel | _MaybeNone: ...
     @property
     def cqe(self) -> int: ...
     @property

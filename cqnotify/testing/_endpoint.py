@@ -134,9 +134,12 @@ class Endpoint:
     def close(self) -> None:
         """Close all of it, whatever is in flight; closing twice is fine.
 
-        Raises BusyError where something else still uses a part; the parts before it are closed
-        then. The context and the parts that were given stay open.
+        With the PD, unless that was given, goes what else was made from it: other MRs, QPs and the
+        like. The context and the parts that were given stay open. Raises BusyError where something
+        else still uses a part; the parts before it are closed then.
         """
+        if self.pd in self._own:
+            self.pd._close_all()
         for part in (self.qp, *self._handles, *self._own):
             part.close()
 
@@ -218,7 +221,6 @@ def wait_completions(cq: CQ, n: int = 1, *, timeout: float = 30.0) -> list[WorkC
 
 def _sleep(cq: CQ, end: float, what_came: str) -> None:
     __tracebackhide__ = True
-    assert cq.channel is not None  # or safe_to_sleep() would have raised
     try:
         cq.channel.get_event(max(0.0, end - time.monotonic())).ack()
     except TimeoutError:

@@ -190,6 +190,12 @@ static PyObject *pd_repr(PyObject *op)
                                              cqn_device_name(CQN_OBJ(op)), pd->handle);
 }
 
+static PyObject *pd_close_all(PyObject *self, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    return cqn_close(CQN_OBJ(self), true) < 0 ? NULL : Py_NewRef(Py_None);
+}
+
 static PyMethodDef pd_methods[] = {
     {"advise_mr", (PyCFunction)(void (*)(void))pd_advise_mr, METH_FASTCALL | METH_KEYWORDS,
      "advise_mr($self, /, advice, sg, *, flags=0)\n--\n\n"
@@ -205,6 +211,9 @@ static PyMethodDef pd_methods[] = {
      "`handle` is its attribute there. close() forgets it and deallocates nothing: its maker must "
      "keep it as long. VerbsError (EOPNOTSUPP) where the device's provider imports no objects.\n\n"
      "Wraps ibv_import_pd(3) and ibv_unimport_pd(3)."},
+    {"_close_all", pd_close_all, METH_NOARGS,
+     "_close_all($self, /)\n--\n\n"
+     "Close it with everything that was made from it, as a Context does."},
     CQN_OBJECT_METHODS(cqn_close_doc),
     {NULL, NULL, 0, NULL},
 };

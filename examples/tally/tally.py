@@ -37,7 +37,6 @@ class Tally:
 
     def _await_completion(self, timeout: float) -> None:
         cq, end = self.qp.send_cq, time.monotonic() + timeout
-        assert cq.channel is not None
         while not (done := cq.poll(1)):
             if cq.safe_to_sleep():
                 cq.channel.get_event(max(0.0, end - time.monotonic())).ack()

@@ -244,12 +244,14 @@ def test_completion_channel(rdma_rc_pair: Pair) -> None:
 
 def test_cq(rdma_context: Context, rdma_channel: CompletionChannel) -> None:
     with CQ(rdma_context, 16, wc_flags=WCExFlags.BYTE_LEN) as extended:
-        assert_type(extended.channel, CompletionChannel | None)
+        none: CompletionChannel | None = extended.channel
+        assert none is None
         assert_type(extended.wc_flags, WCExFlags | None)
     cq = CQ(rdma_context, 16, channel=rdma_channel, comp_vector=0, user_data="mine")
     assert_type(cq, CQ)
     assert_type(cq.context, Context)
-    assert_type(cq.channel, CompletionChannel | None)
+    descriptor: int = cq.channel.fileno()
+    assert descriptor == rdma_channel.fileno()
     assert_type(cq.wc_flags, WCExFlags | None)
     assert_type(cq.safe_to_sleep(), bool)
     assert_type(cq.poll(), list[WorkCompletion])

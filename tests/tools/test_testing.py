@@ -213,24 +213,49 @@ def test_connecting_again_leaves_no_address_handle_behind(ctx: Context) -> None:
     assert left_open() == []
 
 
+def test_what_was_made_from_its_pd_is_closed_with_it(ctx: Context) -> None:
+    with Endpoint(ctx) as end:
+        made = [
+            *(MR(end.pd, 4096), SRQ(end.pd, 4), QP(end.pd, QPType.RC, send_cq=end.send_cq)),
+            Endpoint(ctx, pd=end.pd, channel=end.channel, send_cq=end.send_cq, recv_cq=end.recv_cq),
+        ]
+        end.qp.to_init()
+        end.qp.post_recv(made[0])  # in flight
+    assert all(part.closed for part in (*made[:3], made[3].qp, made[3].mr, *parts(end)))
+    assert left_open() == []
+
+
+def test_what_was_made_from_a_pd_that_was_given_stays_open(ctx: Context) -> None:
+    with PD(ctx) as pd, Endpoint(ctx, pd=pd) as end, MR(pd, 4096) as mr:
+        end.close()
+        assert end.qp.closed
+        assert end.mr.closed
+        assert not mr.closed
+
+
 def test_what_somebody_else_uses_is_a_busy_error_that_names_it(end: Endpoint) -> None:
-    other = QP(end.pd, QPType.RC, send_cq=end.send_cq)
+    pd = PD(end.ctx)
+    other = QP(pd, QPType.RC, send_cq=end.send_cq)
     with pytest.raises(BusyError, match="QP"):
         end.close()
     assert end.qp.closed
     assert not end.send_cq.closed
     other.close()
+    pd.close()
     end.close()
     assert all(part.closed for part in parts(end))
 
 
 def test_an_exception_is_worth_more_than_what_is_busy(ctx: Context) -> None:
+    pd = PD(ctx)
     with pytest.raises(ZeroDivisionError), Endpoint(ctx) as end:
-        other = QP(end.pd, QPType.RC, send_cq=end.send_cq)
+        other = QP(pd, QPType.RC, send_cq=end.send_cq)
         raise ZeroDivisionError
     with pytest.raises(BusyError), end:
         pass
     other.close()
+    pd.close()
+    end.close()
 
 
 @pytest.mark.parametrize(
