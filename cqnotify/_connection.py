@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
 from . import _core
 from .attrs import AHAttr, QPCap
 from .context import find_gid, query_port
-from .enums import MTU, AccessFlags, LinkLayer, MigState, QPState, QPType, enum_or_int
+from .enums import MTU, AccessFlags, LinkLayer, MigState, QPState, QPType, enum_or_int, number_of
 
 if TYPE_CHECKING:
     from .qp import QP
@@ -240,6 +240,7 @@ def _path_mtu(wanted: MTU | int | None, active: MTU | int) -> MTU | int:
     """Return the path MTU as a code; `wanted` may be a code or a number of bytes."""
     if wanted is None:
         return active
+    wanted = number_of(wanted, "path_mtu", "an MTU such as MTU.MTU_1024")
     by_bytes = {mtu.bytes: mtu for mtu in MTU}
     mtu = enum_or_int(MTU, by_bytes.get(wanted, wanted))
     if not isinstance(mtu, MTU):

@@ -221,6 +221,8 @@ def find_gid(
 ) -> GIDEntry:
     """See `Context.find_gid`."""
     gid = None if address is None else _as_gid(address)
+    if gid_type is not None:
+        enums.number_of(gid_type, "gid_type", "a GIDType such as GIDType.ROCE_V2")
     table = gid_table(context, port_num)
     matches = [
         entry

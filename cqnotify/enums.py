@@ -89,6 +89,19 @@ def enum_or_int(cls: "type[_E]", value: int) -> "_E | int":
     return cls._value2member_map_.get(value, value)  # type: ignore[return-value]
 
 
+def number_of(value: object, name: str, kind: str) -> int:
+    """Return the number of a member that was given as the argument `name`.
+
+    kind: "a QPType such as QPType.RC", for the TypeError.
+    """
+    from operator import index
+
+    try:
+        return index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{name} must be {kind}, not {value!r}") from None
+
+
 class WCStatus(_Enum):
     """How a work request ended: `enum ibv_wc_status`."""
 

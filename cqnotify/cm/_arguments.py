@@ -11,7 +11,7 @@ from typing import Any, Final
 from .. import _core
 from .._timeouts import check_timeout as check_timeout
 from ..context import is_iwarp
-from ..enums import QPState, QPType
+from ..enums import QPState, QPType, number_of
 from ..qp import QP
 from ._keepalive import ack_timeout_for
 from ._link import AS_MANY, Address, Options
@@ -154,9 +154,7 @@ def _options(*fields: Any) -> Options:
     for name, most in LIMITS.items():
         if given[name] is not None:
             _number(name, given[name], 0, most)
-    access = given["access"]
-    if not isinstance(access, int):
-        raise TypeError(f"access must be AccessFlags, not {type(access).__name__}")
+    access = number_of(given["access"], "access", "AccessFlags such as AccessFlags.REMOTE_WRITE")
     if not 0 <= access <= 0xFFFFFFFF:
         raise ValueError(f"access is {access:#x}: it must be AccessFlags")
     if given["keepalive"] is not None and given["ack_timeout"] is None:

@@ -138,6 +138,12 @@ static void refuse_range(PyObject *value, const char *name, uint64_t min, uint64
     }
 }
 
+static int refuse_member(PyObject *value, const char *name, const char *kind)
+{
+    PyErr_Format(PyExc_TypeError, "%s must be %s, not %R", name, kind, value);
+    return -1;
+}
+
 /* An integer of min to max. */
 int cqn_range(PyObject *value, const char *name, uint64_t min, uint64_t max, uint64_t *out)
 {
@@ -178,6 +184,17 @@ int cqn_u32(PyObject *value, const char *name, uint32_t max, uint32_t *out)
     }
     *out = (uint32_t)n;
     return 0;
+}
+
+int cqn_member(PyObject *value, const char *name, const char *kind, uint64_t max, uint64_t *out)
+{
+    return PyIndex_Check(value) ? cqn_uint(value, name, max, out)
+                                : refuse_member(value, name, kind);
+}
+
+int cqn_member32(PyObject *value, const char *name, const char *kind, uint32_t max, uint32_t *out)
+{
+    return PyIndex_Check(value) ? cqn_u32(value, name, max, out) : refuse_member(value, name, kind);
 }
 
 /* The bytes of an address of the module ipaddress, or of its text; NULL without

@@ -51,6 +51,10 @@ int cqn_range(PyObject *value, const char *name, uint64_t min, uint64_t max, uin
 int cqn_uint(PyObject *value, const char *name, uint64_t max, uint64_t *out);
 int cqn_u32(PyObject *value, const char *name, uint32_t max, uint32_t *out);
 
+/* A member of an enum, or its number; `kind` is "a QPType such as QPType.RC", for the TypeError. */
+int cqn_member(PyObject *value, const char *name, const char *kind, uint64_t max, uint64_t *out);
+int cqn_member32(PyObject *value, const char *name, const char *kind, uint32_t max, uint32_t *out);
+
 /* A GID from 16 bytes or an IP address; an IPv4 address is mapped into IPv6. */
 int cqn_gid(PyObject *value, const char *name, union ibv_gid *out);
 

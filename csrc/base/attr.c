@@ -7,9 +7,11 @@
 
 /* Tables read better in rows. */
 /* clang-format off */
-#define FIELD(st, f, type, max, mask) {#f, offsetof(st, f), sizeof(((st *)0)->f), type, max, mask}
+#define OF_KIND(st, f, type, max, mask, kind) \
+    {#f, offsetof(st, f), sizeof(((st *)0)->f), type, max, mask, kind}
+#define FIELD(st, f, type, max, mask) OF_KIND(st, f, type, max, mask, NULL)
 #define U(st, f) FIELD(st, f, CQN_UINT, UINT64_MAX, 0)
-#define END {NULL, 0, 0, CQN_UINT, 0, 0}
+#define END {NULL, 0, 0, CQN_UINT, 0, 0, NULL}
 
 #define D(f) U(struct ibv_device_attr, f)
 const cqn_field cqn_device_fields[] = {
@@ -54,16 +56,18 @@ const cqn_field cqn_cap_fields[] = {C(max_send_wr), C(max_recv_wr), C(max_send_s
 /* What fits a field's bits; a state or an MTU that does not exist is refused
  * by its number, a combination that does not go by the kernel. */
 #define Q(f, max, mask) FIELD(struct ibv_qp_attr, f, CQN_UINT, max, mask)
+#define QE(f, max, mask, kind) OF_KIND(struct ibv_qp_attr, f, CQN_UINT, max, mask, kind)
 const cqn_field cqn_qp_fields[] = {
-    Q(qp_state, IBV_QPS_ERR, IBV_QP_STATE),
-    Q(cur_qp_state, IBV_QPS_ERR, IBV_QP_CUR_STATE),
-    Q(path_mtu, IBV_MTU_4096, IBV_QP_PATH_MTU),
-    Q(path_mig_state, IBV_MIG_ARMED, IBV_QP_PATH_MIG_STATE),
+    QE(qp_state, IBV_QPS_ERR, IBV_QP_STATE, "a QPState such as QPState.RTS"),
+    QE(cur_qp_state, IBV_QPS_ERR, IBV_QP_CUR_STATE, "a QPState such as QPState.RTS"),
+    QE(path_mtu, IBV_MTU_4096, IBV_QP_PATH_MTU, "an MTU such as MTU.MTU_1024"),
+    QE(path_mig_state, IBV_MIG_ARMED, IBV_QP_PATH_MIG_STATE, "a MigState such as MigState.ARMED"),
     Q(qkey, UINT32_MAX, IBV_QP_QKEY),
     Q(rq_psn, 0xffffff, IBV_QP_RQ_PSN),
     Q(sq_psn, 0xffffff, IBV_QP_SQ_PSN),
     Q(dest_qp_num, 0xffffff, IBV_QP_DEST_QPN),
-    Q(qp_access_flags, UINT32_MAX, IBV_QP_ACCESS_FLAGS),
+    QE(qp_access_flags, UINT32_MAX, IBV_QP_ACCESS_FLAGS,
+       "AccessFlags such as AccessFlags.REMOTE_WRITE"),
     Q(pkey_index, UINT16_MAX, IBV_QP_PKEY_INDEX),
     Q(alt_pkey_index, UINT16_MAX, IBV_QP_ALT_PATH),
     Q(en_sqd_async_notify, 1, IBV_QP_EN_SQD_ASYNC_NOTIFY),
@@ -210,7 +214,8 @@ int cqn_field_from(PyObject *value, void *to, const cqn_field *field)
         return cqn_gid(value, field->name, (union ibv_gid *)at);
     }
     uint64_t n;
-    if (cqn_uint(value, field->name, field->max, &n) < 0) {
+    if ((field->kind == NULL ? cqn_uint(value, field->name, field->max, &n)
+                             : cqn_member(value, field->name, field->kind, field->max, &n)) < 0) {
         return -1;
     }
     store_uint(at, field->size, n);

@@ -10,8 +10,9 @@ typedef struct {
     const char *name;
     size_t offset, size;
     cqn_field_type type;
-    uint64_t max; /* for setting */
-    int mask;     /* bit that goes with it in a modify */
+    uint64_t max;     /* for setting */
+    int mask;         /* bit that goes with it in a modify */
+    const char *kind; /* of an enum: see cqn_member() */
 } cqn_field;
 
 /* A new dict, or tuple, of the fields of a struct, in the table's order. */

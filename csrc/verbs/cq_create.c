@@ -89,7 +89,8 @@ static int parse_wc_flags(PyObject *value, cq_args *a)
     if (!a->extended) {
         return 0;
     }
-    if (cqn_u32(value, "wc_flags", UINT32_MAX, &a->wc_flags) < 0) {
+    if (cqn_member32(value, "wc_flags", "WCExFlags such as WCExFlags.BYTE_LEN", UINT32_MAX,
+                     &a->wc_flags) < 0) {
         return -1;
     }
     if (a->wc_flags & ~(uint32_t)CQN_WC_EX_KNOWN) {

@@ -110,30 +110,26 @@ static int take_specs(PyObject *specs, flow_args *a)
 
 static int parse_numbers(PyObject *const *in, flow_args *a)
 {
-    const struct {
-        const char *name;
-        uint32_t max;
-    } limits[] = {{"flow_type", IBV_FLOW_ATTR_SNIFFER},
-                  {"priority", UINT16_MAX},
-                  {"flags", IBV_FLOW_ATTR_FLAGS_DONT_TRAP | IBV_FLOW_ATTR_FLAGS_EGRESS}};
-    uint32_t n[3] = {IBV_FLOW_ATTR_NORMAL, 0, 0};
+    const uint32_t all_flags = IBV_FLOW_ATTR_FLAGS_DONT_TRAP | IBV_FLOW_ATTR_FLAGS_EGRESS;
+    uint32_t type = IBV_FLOW_ATTR_NORMAL, priority = 0, flags = 0;
     uint64_t port = 1;
     const int ports = CQN_OBJ(a->qp)->context->attr.phys_port_cnt; /* before code may close it */
-    for (int i = 0; i < 3; i++) {
-        if (in[i] != NULL && cqn_u32(in[i], limits[i].name, limits[i].max, &n[i]) < 0) {
-            return -1;
-        }
-    }
-    if (in[3] != NULL && cqn_range(in[3], "port_num", 1, (uint64_t)ports, &port) < 0) {
+    if ((in[0] != NULL &&
+         cqn_member32(in[0], "flow_type", "a FlowAttrType such as FlowAttrType.NORMAL",
+                      IBV_FLOW_ATTR_SNIFFER, &type) < 0) ||
+        (in[1] != NULL && cqn_u32(in[1], "priority", UINT16_MAX, &priority) < 0) ||
+        (in[2] != NULL && cqn_member32(in[2], "flags", "FlowAttrFlags such as FlowAttrFlags.EGRESS",
+                                       all_flags, &flags) < 0) ||
+        (in[3] != NULL && cqn_range(in[3], "port_num", 1, (uint64_t)ports, &port) < 0)) {
         return -1;
     }
-    if (n[2] & 1) {
-        PyErr_Format(PyExc_ValueError, "flags is 0x%x: 0x1 is no flag", n[2]);
+    if (flags & 1) {
+        PyErr_Format(PyExc_ValueError, "flags is 0x%x: 0x1 is no flag", flags);
         return -1;
     }
-    a->attr.type = n[0];
-    a->attr.priority = (uint16_t)n[1];
-    a->attr.flags = n[2];
+    a->attr.type = type;
+    a->attr.priority = (uint16_t)priority;
+    a->attr.flags = flags;
     a->attr.port = (uint8_t)port;
     return 0;
 }

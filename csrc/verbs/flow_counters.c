@@ -49,7 +49,9 @@ static PyObject *counters_attach(PyObject *op, PyObject *const *args, Py_ssize_t
     struct ibv_counter_attach_attr attr = {.comp_mask = 0};
     if (cqn_open(&self->base) == NULL ||
         cqn_args("attach", names, 2, 1, args, nargs, kwnames, in) < 0 ||
-        cqn_u32(in[0], "counter_desc", IBV_COUNTER_BYTES, &desc) < 0 ||
+        cqn_member32(in[0], "counter_desc",
+                     "a CounterDescription such as CounterDescription.PACKETS", IBV_COUNTER_BYTES,
+                     &desc) < 0 ||
         (in[1] != NULL && cqn_u32(in[1], "index", UINT16_MAX, &attr.index) < 0)) {
         return NULL;
     }
@@ -112,7 +114,8 @@ static PyObject *counters_read(PyObject *op, PyObject *const *args, Py_ssize_t n
     if (cqn_open(&self->base) == NULL ||
         cqn_args("read", names, 0, 0, args, nargs, kwnames, in) < 0 ||
         (in[0] != NULL &&
-         cqn_u32(in[0], "flags", IBV_READ_COUNTERS_ATTR_PREFER_CACHED, &flags) < 0) ||
+         cqn_member32(in[0], "flags", "ReadCountersFlags such as ReadCountersFlags.PREFER_CACHED",
+                      IBV_READ_COUNTERS_ATTR_PREFER_CACHED, &flags) < 0) ||
         cqn_open(&self->base) == NULL) {
         return NULL;
     }

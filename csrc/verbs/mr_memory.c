@@ -205,7 +205,9 @@ PyObject *cqn_mr_register(cqn_mr *self, cqn_object *pd)
 int cqn_mr_access(PyObject *value, unsigned int *access)
 {
     *access = IBV_ACCESS_LOCAL_WRITE;
-    if (value != NULL && cqn_u32(value, "access", UINT32_MAX, access) < 0) {
+    if (value != NULL &&
+        cqn_member32(value, "access", "AccessFlags such as AccessFlags.LOCAL_WRITE", UINT32_MAX,
+                     access) < 0) {
         return -1;
     }
     if ((*access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC)) &&

@@ -31,7 +31,8 @@ static const cqn_kind mw_kind = {
 static int parse_mw_type(PyObject *value, enum ibv_mw_type *out)
 {
     uint32_t type = IBV_MW_TYPE_1;
-    if (value != NULL && cqn_u32(value, "mw_type", UINT8_MAX, &type) < 0) {
+    if (value != NULL &&
+        cqn_member32(value, "mw_type", "an MWType such as MWType.TYPE_1", UINT8_MAX, &type) < 0) {
         return -1;
     }
     if (type != IBV_MW_TYPE_1 && type != IBV_MW_TYPE_2) {

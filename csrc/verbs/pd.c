@@ -155,8 +155,10 @@ static PyObject *pd_advise_mr(PyObject *op, PyObject *const *args, Py_ssize_t na
     cqn_sg sg = CQN_SG_IN(room);
     if (cqn_open(self) == NULL ||
         cqn_args("advise_mr", names, 2, 2, args, nargs, kwnames, in) < 0 ||
-        cqn_u32(in[0], "advice", UINT32_MAX, &advice) < 0 ||
-        (in[2] != NULL && cqn_u32(in[2], "flags", UINT32_MAX, &flags) < 0) ||
+        cqn_member32(in[0], "advice", "an AdviseMRAdvice such as AdviseMRAdvice.PREFETCH",
+                     UINT32_MAX, &advice) < 0 ||
+        (in[2] != NULL && cqn_member32(in[2], "flags", "AdviseMRFlags such as AdviseMRFlags.FLUSH",
+                                       UINT32_MAX, &flags) < 0) ||
         cqn_freeze(&in[1], &copy) < 0 || cqn_open(self) == NULL ||
         cqn_sg_gather(&sg, self->state, in[1]) < 0) {
         return NULL;

@@ -49,7 +49,7 @@ static int parse_capacities(const struct ibv_device_attr *limits, PyObject *cons
 static int parse_qp_type(PyObject *value, enum ibv_qp_type *out)
 {
     uint32_t type;
-    if (cqn_u32(value, "qp_type", UINT8_MAX, &type) < 0) {
+    if (cqn_member32(value, "qp_type", "a QPType such as QPType.RC", UINT8_MAX, &type) < 0) {
         return -1;
     }
     if (type != IBV_QPT_RC && type != IBV_QPT_UC && type != IBV_QPT_UD &&
@@ -145,7 +145,9 @@ static int parse_flags(PyObject *flags, PyObject *source_qpn, struct ibv_qp_init
                            IBV_QP_CREATE_PCI_WRITE_END_PADDING;
     uint32_t value = 0;
     const bool has_source = source_qpn != NULL && source_qpn != Py_None;
-    if ((flags != NULL && cqn_u32(flags, "create_flags", UINT32_MAX, &value) < 0) ||
+    if ((flags != NULL &&
+         cqn_member32(flags, "create_flags", "QPCreateFlags such as QPCreateFlags.SOURCE_QPN",
+                      UINT32_MAX, &value) < 0) ||
         (has_source && cqn_u32(source_qpn, "source_qpn", 0xffffff, &attr->source_qpn) < 0)) {
         return -1;
     }
@@ -250,10 +252,13 @@ static int parse_hash(PyObject *value, qp_args *a)
         PyErr_SetString(PyExc_TypeError, "rx_hash_conf must be an RxHashConf");
         return -1;
     }
-    if (cqn_u32(PyTuple_GET_ITEM(value, 0), "rx_hash_function", UINT8_MAX, &function) < 0 ||
+    if (cqn_member32(PyTuple_GET_ITEM(value, 0), "rx_hash_function",
+                     "a RxHashFunction such as RxHashFunction.TOEPLITZ", UINT8_MAX,
+                     &function) < 0 ||
         parse_hash_key(PyTuple_GET_ITEM(value, 1), a) < 0 ||
-        cqn_uint(PyTuple_GET_ITEM(value, 2), "rx_hash_fields_mask", UINT64_MAX,
-                 &conf->rx_hash_fields_mask) < 0) {
+        cqn_member(PyTuple_GET_ITEM(value, 2), "rx_hash_fields_mask",
+                   "RxHashFields such as RxHashFields.SRC_IPV4", UINT64_MAX,
+                   &conf->rx_hash_fields_mask) < 0) {
         return -1;
     }
     conf->rx_hash_function = (uint8_t)function;

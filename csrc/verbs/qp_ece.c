@@ -79,7 +79,8 @@ PyObject *cqn_qp_query_data_in_order(PyObject *op, PyObject *const *args, Py_ssi
     uint32_t opcode, flags = 0;
     if (cqn_open(CQN_OBJ(op)) == NULL ||
         cqn_args("query_data_in_order", names, 2, 1, args, nargs, kwnames, in) < 0 ||
-        cqn_u32(in[0], "opcode", UINT8_MAX, &opcode) < 0 ||
+        cqn_member32(in[0], "opcode", "a WROpcode such as WROpcode.RDMA_WRITE", UINT8_MAX,
+                     &opcode) < 0 ||
         (in[1] != NULL && cqn_u32(in[1], "flags", UINT32_MAX, &flags) < 0)) {
         return NULL;
     }

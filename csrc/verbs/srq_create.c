@@ -132,7 +132,8 @@ static int parse_tags(PyObject *tags, PyObject *ops, srq_args *a)
 /* What the type asks for besides the sizes. */
 static int parse_srq_type(cqn_state *st, PyObject *type, PyObject *tags, PyObject *ops, srq_args *a)
 {
-    if (type != NULL && cqn_u32(type, "srq_type", UINT8_MAX, &a->type) < 0) {
+    if (type != NULL && cqn_member32(type, "srq_type", "an SRQType such as SRQType.BASIC",
+                                     UINT8_MAX, &a->type) < 0) {
         return -1;
     }
     if (a->type > IBV_SRQT_TM) {

@@ -63,8 +63,8 @@ static int parse_numbers(PyObject *const *in, struct ibv_ops_wr *op, uint64_t *w
         (!adds && (check_given(in, SG, false, name) < 0 || check_given(in, MASK, false, name) < 0 ||
                    check_given(in, RECV_WR_ID, false, name) < 0)) ||
         (in[WR_ID] && cqn_uint(in[WR_ID], "wr_id", UINT64_MAX, wr_id) < 0) ||
-        (in[FLAGS] &&
-         cqn_u32(in[FLAGS], "flags", IBV_OPS_SIGNALED | IBV_OPS_TM_SYNC, &flags) < 0) ||
+        (in[FLAGS] && cqn_member32(in[FLAGS], "flags", "OpsFlags such as OpsFlags.SIGNALED",
+                                   IBV_OPS_SIGNALED | IBV_OPS_TM_SYNC, &flags) < 0) ||
         (in[UNEXPECTED] &&
          cqn_u32(in[UNEXPECTED], "unexpected_cnt", UINT32_MAX, &op->tm.unexpected_cnt) < 0) ||
         (deletes && cqn_u32(in[HANDLE], "handle", UINT32_MAX, &op->tm.handle) < 0) ||
@@ -83,7 +83,8 @@ static int parse_op(PyObject *const *in, struct ibv_ops_wr *op, uint64_t *wr_id,
                     uint64_t *recv_wr_id)
 {
     uint32_t opcode;
-    if (cqn_u32(in[OPCODE], "opcode", IBV_WR_TAG_SYNC, &opcode) < 0) {
+    if (cqn_member32(in[OPCODE], "opcode", "an OpsWROpcode such as OpsWROpcode.TAG_ADD",
+                     IBV_WR_TAG_SYNC, &opcode) < 0) {
         return -1;
     }
     op->opcode = opcode;

@@ -92,8 +92,10 @@ static int parse_sizes(PyObject *const *in, const struct ibv_device_attr *limits
     uint32_t type = IBV_WQT_RQ;
     if ((in[0] != NULL && cqn_range(in[0], "max_wr", 1, (uint64_t)limits->max_qp_wr, &wr) < 0) ||
         (in[1] != NULL && cqn_range(in[1], "max_sge", 1, (uint64_t)sge, &n) < 0) ||
-        (in[2] != NULL && cqn_u32(in[2], "wq_type", IBV_WQT_RQ, &type) < 0) ||
-        (in[3] != NULL && cqn_u32(in[3], "create_flags", all_flags, &attr->create_flags) < 0)) {
+        (in[2] != NULL &&
+         cqn_member32(in[2], "wq_type", "a WQType such as WQType.RQ", IBV_WQT_RQ, &type) < 0) ||
+        (in[3] != NULL && cqn_member32(in[3], "create_flags", "WQFlags such as WQFlags.DELAY_DROP",
+                                       all_flags, &attr->create_flags) < 0)) {
         return -1;
     }
     attr->max_wr = (uint32_t)wr;
@@ -175,10 +177,14 @@ static PyObject *wq_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 static int parse_modify(PyObject *const *in, struct ibv_wq_attr *attr)
 {
     uint32_t state = IBV_WQS_RESET, current = IBV_WQS_RESET;
-    if ((in[0] != NULL && cqn_u32(in[0], "wq_state", IBV_WQS_ERR, &state) < 0) ||
-        (in[1] != NULL && cqn_u32(in[1], "curr_wq_state", IBV_WQS_ERR, &current) < 0) ||
-        (in[2] != NULL && cqn_u32(in[2], "flags", all_flags, &attr->flags) < 0) ||
-        (in[3] != NULL && cqn_u32(in[3], "flags_mask", all_flags, &attr->flags_mask) < 0)) {
+    if ((in[0] != NULL && cqn_member32(in[0], "wq_state", "a WQState such as WQState.RDY",
+                                       IBV_WQS_ERR, &state) < 0) ||
+        (in[1] != NULL && cqn_member32(in[1], "curr_wq_state", "a WQState such as WQState.RDY",
+                                       IBV_WQS_ERR, &current) < 0) ||
+        (in[2] != NULL && cqn_member32(in[2], "flags", "WQFlags such as WQFlags.DELAY_DROP",
+                                       all_flags, &attr->flags) < 0) ||
+        (in[3] != NULL && cqn_member32(in[3], "flags_mask", "WQFlags such as WQFlags.DELAY_DROP",
+                                       all_flags, &attr->flags_mask) < 0)) {
         return -1;
     }
     if (in[0] == NULL && in[2] == NULL) {

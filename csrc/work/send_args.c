@@ -173,8 +173,9 @@ static int set_bind(PyObject *const *in, cqn_send *out)
     return (out->has_rkey &&
             cqn_u32(in[CQN_RKEY], "rkey", UINT32_MAX, &out->wr.bind_mw.rkey) < 0) ||
                    (is_given(in, CQN_ACCESS) &&
-                    cqn_u32(in[CQN_ACCESS], "access", UINT32_MAX,
-                            &out->wr.bind_mw.bind_info.mw_access_flags) < 0)
+                    cqn_member32(in[CQN_ACCESS], "access",
+                                 "AccessFlags such as AccessFlags.REMOTE_READ", UINT32_MAX,
+                                 &out->wr.bind_mw.bind_info.mw_access_flags) < 0)
                ? -1
                : 0;
 }
@@ -317,9 +318,12 @@ int cqn_send_parse(PyObject *const *in, cqn_state *st, const cqn_qp *qp, uint32_
     *wr = (struct ibv_send_wr){.wr_id = 0};
     out->wr_id = 0;
     if ((in[CQN_WR_ID] != NULL && cqn_uint(in[CQN_WR_ID], "wr_id", UINT64_MAX, &out->wr_id) < 0) ||
-        (in[CQN_OPCODE] != NULL && cqn_u32(in[CQN_OPCODE], "opcode", UINT8_MAX, &opcode) < 0) ||
+        (in[CQN_OPCODE] != NULL &&
+         cqn_member32(in[CQN_OPCODE], "opcode", "a WROpcode such as WROpcode.SEND", UINT8_MAX,
+                      &opcode) < 0) ||
         (in[CQN_SEND_FLAGS] != NULL &&
-         cqn_u32(in[CQN_SEND_FLAGS], "send_flags", UINT32_MAX, &flags) < 0)) {
+         cqn_member32(in[CQN_SEND_FLAGS], "send_flags", "SendFlags such as SendFlags.SIGNALED",
+                      UINT32_MAX, &flags) < 0)) {
         return -1;
     }
     wr->opcode = opcode;

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -17,13 +18,17 @@ from cqnotify import (
     PD,
     QP,
     SRQ,
+    WQ,
     AccessFlags,
     CompletionChannel,
     Context,
     FailureWatch,
+    Flow,
     QPType,
+    SendWR,
     WCArray,
 )
+from cqnotify.cm import blocking
 
 RC, NAN, INF = QPType.RC, math.nan, math.inf
 FAR = 10**5000  # more digits than Python shows
@@ -86,7 +91,7 @@ ROWS: list[Row] = [
     ("CQ", lambda s, bad: CQ(s.ctx, 4, wc_flags=bad), [0x80000001], ValueError,
      "0x80000000 is no flag of WCExFlags"),
     ("CQ", lambda s, bad: CQ(s.ctx, 4, wc_flags=bad), ["all"], TypeError,
-     "wc_flags must be an integer"),
+     "wc_flags must be WCExFlags such as WCExFlags.BYTE_LEN, not 'all'"),
     ("poll", lambda s, bad: s.cq.poll(bad), OUT_OF_RANGE, ValueError, "max_entries is"),
     ("poll", lambda s, bad: s.cq.poll(bad), [FAR], ValueError,
      "max_entries is .*: it must be 1 to 2147483647"),
@@ -152,7 +157,7 @@ ROWS: list[Row] = [
     ("QP", lambda s, bad: QP(s.cq, RC, send_cq=s.cq), [None], TypeError,
      "pd must be a cqnotify.PD"),
     ("QP", lambda s, bad: QP(s.pd, bad, send_cq=s.cq), ["RC"], TypeError,
-     "qp_type must be an integer"),
+     "qp_type must be a QPType such as QPType.RC, not 'RC'"),
     ("QP", lambda s, bad: QP(s.pd, RC, send_cq=CQ(s.other, 4)), [None], ValueError,
      "send_cq belongs to another Context"),
     ("QP", lambda s, bad: QP(s.pd, RC, send_cq=s.cq, recv_cq=CQ(s.other, 4)), [None], ValueError,
@@ -187,7 +192,8 @@ ROWS: list[Row] = [
     ("MW", lambda s, bad: MW(s.pd, bad), [0, 3, 255], ValueError,
      "mw_type is {bad}: it must be MWType.TYPE_1"),
     ("MW", lambda s, bad: MW(s.pd, bad), [256], ValueError, "mw_type is 256"),
-    ("MW", lambda s, bad: MW(s.pd, bad), ["2"], TypeError, "mw_type must be an integer"),
+    ("MW", lambda s, bad: MW(s.pd, bad), ["2"], TypeError,
+     "mw_type must be an MWType such as MWType.TYPE_1, not '2'"),
     ("MW", lambda s, bad: MW(s.ctx), [None], TypeError, "pd must be a"),
 ]  # fmt: skip
 
@@ -218,6 +224,47 @@ def test_what_is_refused_says_why_and_leaves_nothing(ctx: Context, name: str) ->
             getattr(s, made).close()
         pd.close()  # nothing is left that needs them
         cq.close()
+
+
+TEXT: list[tuple[Callable[[Any], Any], str]] = [
+    (lambda s: QP(s.pd, "RC", send_cq=s.cq), "qp_type must be a QPType such as QPType.RC"),
+    (lambda s: QP(s.pd, RC, send_cq=s.cq, create_flags="RC"), "create_flags must be QPCreateFlags"),
+    (lambda s: SRQ(s.pd, 4, srq_type="RC"), "srq_type must be an SRQType such as SRQType.BASIC"),
+    (lambda s: MR(s.pd, 64, access="RC"), "access must be AccessFlags such as AccessFlags.LOCAL"),
+    (lambda s: s.mr.rereg(access="RC"), "access must be AccessFlags such as AccessFlags.LOCAL"),
+    (lambda s: WQ(s.pd, s.cq, wq_type="RC"), "wq_type must be a WQType such as WQType.RQ"),
+    (lambda s: WQ(s.pd, s.cq, create_flags="RC"), "create_flags must be WQFlags such as WQFlags"),
+    (lambda s: s.pd.advise_mr("RC", s.mr), "advice must be an AdviseMRAdvice such as"),
+    (lambda s: s.pd.advise_mr(0, s.mr, flags="RC"), "flags must be AdviseMRFlags such as"),
+    (lambda s: s.qp.modify(qp_state="RC"), "qp_state must be a QPState such as QPState.RTS"),
+    (lambda s: s.qp.modify(path_mtu="RC"), "path_mtu must be an MTU such as MTU.MTU_1024"),
+    (lambda s: s.qp.check(path_mig_state="RC"), "path_mig_state must be a MigState such as"),
+    (lambda s: s.qp.to_init(access="RC"), "qp_access_flags must be AccessFlags such as"),
+    (lambda s: s.qp.connect(s.qp.address(), path_mtu="RC"), "path_mtu must be an MTU such as"),
+    (lambda s: s.qp.post_send(s.mr, opcode="RC"), "opcode must be a WROpcode such as WROpcode."),
+    (lambda s: s.qp.post_send(s.mr, send_flags="RC"), "send_flags must be SendFlags such as Send"),
+    (lambda s: SendWR(s.mr, opcode="RC"), "opcode must be a WROpcode such as WROpcode.SEND"),
+    (lambda s: s.qp.bind_mw(s.mw, s.mr, access="RC"), "access must be AccessFlags such as Access"),
+    (lambda s: s.qp.query_data_in_order("RC"), "opcode must be a WROpcode such as WROpcode."),
+    (lambda s: s.ctx.find_gid(gid_type="RC"), "gid_type must be a GIDType such as GIDType.ROCE_V2"),
+    (lambda s: Flow(s.ud, flow_type="RC"), "flow_type must be a FlowAttrType such as"),
+    (lambda s: Flow(s.ud, flags="RC"), "flags must be FlowAttrFlags such as FlowAttrFlags.EGRESS"),
+    (lambda s: check_access(s.qp, "RC"), "access must be AccessFlags such as AccessFlags.REMOTE"),
+]
+
+
+def check_access(qp: QP, access: Any) -> None:
+    blocking.connect(qp, "127.0.0.1", 1, access=access)
+
+
+@pytest.mark.parametrize(("call", "says"), TEXT, ids=[says.split(" such")[0] for _, says in TEXT])
+def test_text_in_the_place_of_a_member_is_told_which_enum_to_use(
+    ctx: Context, pd: PD, cq: CQ, call: Callable[[Any], Any], says: str
+) -> None:
+    s = SimpleNamespace(ctx=ctx, pd=pd, cq=cq, mr=MR(pd, 64), mw=MW(pd))
+    s.qp, s.ud = QP(pd, RC, send_cq=cq), QP(pd, QPType.UD, send_cq=cq)
+    with pytest.raises(TypeError, match=f"^{re.escape(says)}.*, not 'RC'$"):
+        call(s)
 
 
 def test_the_limits_themselves_are_taken(ctx: Context, pd: PD, cq: CQ) -> None:

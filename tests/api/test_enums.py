@@ -189,7 +189,7 @@ def test_enums_import_nothing_of_the_package_but_the_core_and_their_bases():
     modules |= {
         a.name for node in ast.walk(tree) if isinstance(node, ast.Import) for a in node.names
     }
-    assert modules <= {"enum", "typing", "_core", "_named", None}
+    assert modules <= {"enum", "operator", "typing", "_core", "_named", None}
 
 
 def test_importing_has_no_side_effects():

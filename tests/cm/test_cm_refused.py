@@ -31,7 +31,11 @@ OPTIONS = [
     ({"initiator_depth": 1.5}, TypeError, "initiator_depth must be an int, not float"),
     ({"retry_count": True}, TypeError, "retry_count must be an int, not bool"),
     ({"rnr_retry_count": [7]}, TypeError, "rnr_retry_count must be an int, not list"),
-    ({"access": "all"}, TypeError, "access must be AccessFlags, not str"),
+    (
+        {"access": "all"},
+        TypeError,
+        "access must be AccessFlags such as AccessFlags.REMOTE_WRITE, not 'all'",
+    ),
     ({"source": ""}, ValueError, "host is '': give an address or a name"),
     ({"source": "nowhere.invalid"}, OSError, "'nowhere.invalid' does not resolve"),
 ]

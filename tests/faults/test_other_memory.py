@@ -435,7 +435,7 @@ def test_advice_names_the_memory(w: World) -> None:
         pytest.raises(ValueError, match="MR belongs to another PD than the PD"),
     ):
         other.advise_mr(AdviseMRAdvice.PREFETCH, w.mr)
-    with pytest.raises(TypeError, match="advice must be an integer"):
+    with pytest.raises(TypeError, match="advice must be an AdviseMRAdvice such as"):
         w.pd.advise_mr("prefetch", w.mr)  # type: ignore[arg-type]
     with inside("ibv_advise_mr", lambda: w.pd.advise_mr(0, w.foreign), error=errno.EINVAL) as giver:
         pass
