@@ -15,7 +15,7 @@ import os
 import select
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar
 
 from .._core import CMChannel
 from .._timeouts import left_until
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from .._core import CMID
 
 Predicate = Callable[[], object]
-PAUSED_WITHIN: Final = 1.0  # seconds that a fork waits for the thread that reads
 
 
 class Hub:
@@ -153,7 +152,6 @@ class ThreadHub(Hub):
 
     _hub: ClassVar[ThreadHub | None] = None
     _lock: ClassVar[threading.Lock] = threading.Lock()
-    _reading = threading.RLock()  # held by the hub's thread while it calls librdmacm, and by forks
 
     @classmethod
     def get(cls) -> ThreadHub:
@@ -163,22 +161,9 @@ class ThreadHub(Hub):
             return cls._hub
 
     @classmethod
-    def pause(cls) -> None:
-        """Before a fork: the child would for ever have the locks of librdmacm that the thread holds
-        just then. Not for long: the thread may wait for what a signal handler that forks has
-        interrupted."""
-        cls._reading.acquire(timeout=PAUSED_WITHIN)
-
-    @classmethod
-    def go_on(cls) -> None:
-        with contextlib.suppress(RuntimeError):  # the thread did not pause in time
-            cls._reading.release()
-
-    @classmethod
     def forget(cls) -> None:
         """In a forked child, where neither the thread nor the channel lives on."""
         cls._lock = threading.Lock()
-        cls._reading = threading.RLock()
         cls._hub = None
 
     @classmethod
@@ -214,9 +199,8 @@ class ThreadHub(Hub):
         poller.register(self._stop, select.POLLIN)
         try:
             while self._stop not in dict(poller.poll()):
-                with self._reading:
-                    while self.channel.handle_events():
-                        pass
+                while self.channel.handle_events():
+                    pass
         except Exception as e:
             self.fail(e)
         with self._lock:
@@ -224,7 +208,5 @@ class ThreadHub(Hub):
             self._stop = -1
 
 
-os.register_at_fork(
-    before=ThreadHub.pause, after_in_parent=ThreadHub.go_on, after_in_child=ThreadHub.forget
-)
+os.register_at_fork(after_in_child=ThreadHub.forget)
 atexit.register(ThreadHub.end)

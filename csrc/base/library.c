@@ -188,6 +188,43 @@ LATER_FUNCTIONS(CALL_3)
 
 /* clang-format on */
 
+/* ---- forks ---- */
+
+/* Calls hold it to read, a fork to write. */
+static pthread_rwlock_t calls = PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
+static bool fork_has_it;
+
+void cqn_library_enter(void)
+{
+    pthread_rwlock_rdlock(&calls);
+}
+
+void cqn_library_leave(void)
+{
+    pthread_rwlock_unlock(&calls);
+}
+
+/* The forking thread has the GIL, so it does not wait for ever: a driver can hang. */
+static void before_fork(void)
+{
+    struct timespec end;
+    clock_gettime(CLOCK_REALTIME, &end);
+    end.tv_sec += 1;
+    fork_has_it = pthread_rwlock_timedwrlock(&calls, &end) == 0;
+}
+
+static void after_fork_in_parent(void)
+{
+    if (fork_has_it) {
+        pthread_rwlock_unlock(&calls);
+    }
+}
+
+static void after_fork_in_child(void)
+{
+    calls = (pthread_rwlock_t)PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
+}
+
 /* ---- loading ---- */
 
 static pthread_mutex_t load_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -244,6 +281,11 @@ CQN_RARE static bool load_library(char why[CQN_WHY])
     const char *missing = find_functions();
     if (missing != NULL) {
         snprintf(why, CQN_WHY, CQN_LIBIBVERBS " has no %s(): it is not that of rdma-core", missing);
+        dlclose(handle);
+        return false;
+    }
+    if (pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) != 0) {
+        snprintf(why, CQN_WHY, "pthread_atfork: there is no memory");
         dlclose(handle);
         return false;
     }

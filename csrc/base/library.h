@@ -21,6 +21,12 @@ bool cqn_library_load(char why[CQN_WHY]);
  * tests a macro of that name goes before it, see faults.h. */
 void *(cqn_library_find)(const char *function);
 
+/* Around what takes locks that a whole library has: a fork waits until no thread is in between,
+ * since its child would have the locks for ever. In between no Python code runs, nor is the GIL
+ * waited for. errno stays as it is. */
+void cqn_library_enter(void);
+void cqn_library_leave(void);
+
 /* Whether the library is too old for a verb, and the reason for that. */
 bool cqn_library_lacks(const char *verb, char why[CQN_WHY]);
 

@@ -18,6 +18,9 @@ void *cqn_new(PyTypeObject *type, const cqn_kind *kind, cqn_object *const *uses,
     }
     self->state = n > 0 ? uses[0]->state : cqn_state_of(type);
     self->kind = kind;
+    if (n == 0) { /* what a forked child makes of its own is its own */
+        cqn_state_new_epoch(self->state);
+    }
     self->born = *self->state->epoch;
     cqn_enable_try_ref((PyObject *)self);
     for (size_t i = 0; i < n; i++) {

@@ -51,7 +51,7 @@ int cqn_state_watch_for_fork(cqn_state *st)
     return 0;
 }
 
-/* A child that opens a device begins a time of its own. */
+/* A forked child that makes the first object of its own begins a time of its own. */
 void cqn_state_new_epoch(cqn_state *st)
 {
     if (*st->epoch == 0) {

@@ -50,7 +50,7 @@ typedef struct {
     uint32_t byte_len_value;
 
     /* A page that the kernel wipes in a forked child: *epoch is 0 there, until
-     * the child opens a device of its own. Objects are dead in any other epoch
+     * the child makes an object of its own. Objects are dead in any other epoch
      * than the one in which they were born. */
     volatile uint32_t *epoch;
     uint32_t last_epoch;

@@ -53,12 +53,21 @@ const cqn_cm_library *cqn_cm_load(void);
  * through CQN_CM, which in a build for tests lets them. */
 extern cqn_cm_library cqn_cm;
 #ifdef CQN_FAULTS
-#define CQN_CM(name, ...) (cqn_fault("rdma_" #name) ? -1 : cqn_cm.name(__VA_ARGS__))
-#define CQN_CM_OR_NULL(name) (cqn_fault("rdma_" #name) ? NULL : cqn_cm.name())
+#define CQN_CM_FAILS(name) cqn_fault("rdma_" #name)
 #else
-#define CQN_CM(name, ...) cqn_cm.name(__VA_ARGS__)
-#define CQN_CM_OR_NULL(name) cqn_cm.name()
+#define CQN_CM_FAILS(name) false
 #endif
+#define CQN_CM(name, ...) (CQN_CM_FAILS(name) ? -1 : CQN_CM_CALLED(cqn_cm.name(__VA_ARGS__)))
+#define CQN_CM_OR_NULL(name) (CQN_CM_FAILS(name) ? NULL : CQN_CM_CALLED(cqn_cm.name()))
+
+/* Most functions of librdmacm take a lock of its own. */
+#define CQN_CM_CALLED(call)                  \
+    __extension__({                          \
+        cqn_library_enter();                 \
+        __typeof__(call) came_back = (call); \
+        cqn_library_leave();                 \
+        came_back;                           \
+    })
 
 /* ---- what there is ---- */
 

@@ -72,7 +72,7 @@ static void copy_event(cqn_cm_event *event, const struct rdma_cm_event *raw)
 void cqn_cm_drop_event(cqn_cm_event *event)
 {
     if (event->request != NULL) {
-        cqn_cm.destroy_id(event->request);
+        (void)CQN_CM_CALLED(cqn_cm.destroy_id(event->request));
     }
     PyMem_Free(event);
 }

@@ -15,7 +15,7 @@ static int destroy_cm_id(void *handle)
     cqn_cm_id *self = ((struct rdma_cm_id *)handle)->context;
     if (self->joined) {
         self->joined = false;
-        cqn_cm.leave_multicast(handle, (struct sockaddr *)self->group);
+        (void)CQN_CM_CALLED(cqn_cm.leave_multicast(handle, (struct sockaddr *)self->group));
     }
     return CQN_CM(destroy_id, handle) == 0 ? 0 : errno;
 }

@@ -160,7 +160,9 @@ static int open_device(cqn_context *self, const char *name)
     cqn_state *st = self->base.state;
     opened o;
     Py_BEGIN_ALLOW_THREADS
+        cqn_library_enter();
         o = find_and_open(name, &self->attr);
+        cqn_library_leave();
     Py_END_ALLOW_THREADS
     if (o.handle != NULL) {
         cqn_adopt(CQN_OBJ(self), o.handle);
@@ -184,7 +186,6 @@ static cqn_context *new_context(PyTypeObject *type)
     if (cqn_load_verbs(cqn_state_of(type)) < 0 || cqn_prepare_for_fork(cqn_state_of(type)) < 0) {
         return NULL;
     }
-    cqn_state_new_epoch(cqn_state_of(type));
     cqn_context *self = cqn_new(type, &context_kind, NULL, 0);
     if (self != NULL) {
         self->base.context = self;

@@ -82,8 +82,10 @@ PyObject *cqn_list_devices(PyObject *module, PyObject *Py_UNUSED(unused))
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS /* it asks the kernel, and loads the providers */
+        cqn_library_enter();
         list = ibv_get_device_list(&n);
         err = errno;
+        cqn_library_leave();
     Py_END_ALLOW_THREADS
     if (list == NULL) {
         /* A kernel without InfiniBand support has no device. */

@@ -16,6 +16,7 @@ from support import (
     Endpoint,
     Overflow,
     Pair,
+    address_of,
     connect,
     in_child,
     python,
@@ -297,3 +298,111 @@ def test_the_collector_may_close_what_a_callback_is_added_to(ctx: Context) -> No
         added = True
     pd.close()
     assert bool(called) == added
+
+
+# ---- forks at any moment --------------------------------------------------------------------
+
+# In each of them another thread is in a library all the time, and the libraries have locks.
+MEANWHILE = {
+    "devices": "devices()",
+    "Context": "Context().close()",
+    "resolve": "blocking.resolve(HOST, timeout=30)",
+}
+FORKS = """
+import os, sys, threading, warnings
+from cqnotify import Context, cm, devices
+from cqnotify.cm import blocking
+
+warnings.simplefilter("ignore", DeprecationWarning)
+with Context() as ctx:
+    HOST = cm.addresses_of(ctx)[0]
+over = threading.Event()
+turns = 0
+
+def work():
+    global turns
+    while not over.is_set():
+        {meanwhile}
+        turns += 1
+
+thread = threading.Thread(target=work)
+thread.start()
+for i in range(25):
+    before = turns
+    while turns == before:
+        pass
+    pid = os.fork()
+    if pid == 0:
+        Context().close()
+        devices()
+        blocking.resolve(HOST, timeout=30)
+        os._exit(0)
+    assert os.waitpid(pid, 0) == (pid, 0)
+over.set()
+thread.join()
+print("all", i + 1)
+"""
+
+
+@pytest.mark.parametrize("meanwhile", MEANWHILE)
+def test_a_child_can_use_the_libraries_whatever_another_thread_did_at_the_fork(
+    meanwhile: str,
+) -> None:
+    ended = python("-c", FORKS.format(meanwhile=MEANWHILE[meanwhile]), timeout=100)
+    assert ended.stdout == "all 25\n", ended
+
+
+FIRST_USES = {
+    "listen": "async with cm.listen(HOST, 0) as one: print(one.local[1] > 0)",
+    "listen, then a Context": "async with cm.listen(HOST, 0) as one:\n"
+    "  with Context(): pass\n"
+    "  print(one.local[1] > 0)",
+    "resolve": "print(bool(await cm.resolve(HOST)))",
+    "messages": "async with messages.listen(HOST, 0) as one:\n"
+    "  a, b = await asyncio.gather(messages.connect(*one.local), one.accept())\n"
+    "  await a.send(b'')\n"
+    "  print(len(await b.recv()) == 1)\n"
+    "  a.abort(); b.abort()\n"
+    "  await asyncio.gather(a.aclose(), b.aclose())",
+    "blocking": "with blocking.listen(HOST, 0) as one:\n"
+    "  with Context(): pass\n"
+    "  print(one.local[1] > 0)",
+}
+IN_A_CHILD = """
+import asyncio, os, sys
+from cqnotify import Context, cm, messages
+from cqnotify.cm import blocking
+
+HOST = {host!r}
+
+async def first():
+    {use}
+
+if {by_fork}:
+    pid = os.fork()
+    if pid == 0:
+        asyncio.run(first())
+        sys.stdout.flush()
+        os._exit(0)
+    assert os.waitpid(pid, 0) == (pid, 0)
+else:
+    import multiprocessing
+
+    one = multiprocessing.get_context("fork").Process(target=lambda: asyncio.run(first()))
+    one.start()
+    one.join()
+    assert one.exitcode == 0
+"""
+
+
+@pytest.mark.parametrize("by_fork", [True, False], ids=["os.fork", "multiprocessing"])
+@pytest.mark.parametrize("use", FIRST_USES)
+def test_what_a_child_makes_is_its_own_whatever_it_makes_first(
+    ctx: Context, use: str, by_fork: bool
+) -> None:
+    """Before it has opened a device."""
+    body = FIRST_USES[use].replace("\n", "\n    ")
+    ended = python(
+        "-c", IN_A_CHILD.format(host=address_of(ctx), use=body, by_fork=by_fork), timeout=100
+    )
+    assert ended.stdout == "True\n", ended

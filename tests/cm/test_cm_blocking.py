@@ -19,7 +19,7 @@ from cm_support import NOBODY, SOON, Side, address_of, asleep, padded, serve_onc
 from support import Waiter, fork, python, until
 
 from cqnotify import ClosedError, Context, QPState, cm
-from cqnotify.cm import _hub, blocking
+from cqnotify.cm import blocking
 
 
 @pytest.fixture
@@ -226,42 +226,6 @@ def test_a_forked_child_can_connect_and_leaves_the_parents_connections(
     listener.get_request(SOON).accept(Side(ctx).qp)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert conn.error is accepted.error is None
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_fork_waits_for_the_thread_that_reads_events(
-    ctx: Context, listener: blocking.Listener, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Which may hold locks of librdmacm: the child could not connect."""
-    inside, go_on, forked = threading.Event(), threading.Event(), threading.Event()
-    ring = _hub.ThreadBell.ring
-
-    def slow(bell: _hub.ThreadBell) -> None:
-        inside.set()
-        assert go_on.wait(SOON)
-        ring(bell)
-
-    def let_go() -> None:
-        main, pause = threading.main_thread().ident, _hub.ThreadHub.pause.__code__
-        until(lambda: sys._current_frames()[main].f_code is pause, "the fork waits")
-        go_on.set()
-        assert forked.wait(SOON)  # as no thread may be ending while it forks
-
-    monkeypatch.setattr(_hub.ThreadBell, "ring", slow)
-    monkeypatch.setattr(_hub, "PAUSED_WITHIN", SOON)
-    with ThreadPoolExecutor() as pool:
-        connecting = pool.submit(blocking.connect, Side(ctx).qp, *listener.local, timeout=SOON)
-        assert inside.wait(SOON)
-        other = Waiter(let_go)
-        pid = fork()
-        if pid == 0:
-            os._exit(0)
-        assert go_on.is_set()
-        forked.set()
-        other.join()
-        assert os.waitpid(pid, 0) == (pid, 0)
-        listener.get_request(SOON).accept(Side(ctx).qp)
-        connecting.result(SOON)
 
 
 def test_a_program_that_ends_without_closing_is_silent(ctx: Context) -> None:
