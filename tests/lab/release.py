@@ -21,6 +21,7 @@ import cpython
 PROJECT = Path(__file__).resolve().parents[2]
 OLDEST = (3, 11)
 SUITES = ("bookworm", "trixie")
+COUNTED = ("tests/engine", "tests/base")  # whose times may be instructions
 
 
 def pythons() -> dict[str, str]:
@@ -55,7 +56,7 @@ def steps() -> dict[str, list[str]]:
         "asan": ["./lab", "test", "--asan", "-q"],
         "refleak": ["./lab", "test", "--refleak", "-q"],
         "clock": ["./lab", "test", "-j", "1", "-q", "-m", "clock"],
-        "instructions": ["./lab", "--icount", "test", "-q", "-m", "clock", "tests/engine"],
+        "instructions": ["./lab", "--icount", "test", "-q", "-m", "clock", *COUNTED],
         "soak": ["./lab", "--timeout", "14400", "test", "-q", "-m", "soak"],
     }
     # What is not found here, the lab builds.
