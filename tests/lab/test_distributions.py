@@ -158,6 +158,7 @@ def test_a_debugger_finds_the_lines_of_what_is_built_in_place() -> None:
     assert {".debug_info", ".debug_line"} <= debug_sections(Path(core))
 
 
+@pytest.mark.release
 def test_who_asks_for_debug_information_gets_it(made: Distributions, tmp_path: Path) -> None:
     """As the tools of Linux distributions do, which keep it in packages of its own."""
     build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", tmp_path, made.sdist]
