@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from fault_world import core, held_objects, open_files
-from support import address_of
+from support import DEADLINE, address_of
 
 from cqnotify import ClosedError, Context, messages
 from cqnotify.messages import Connection, Options
@@ -110,7 +110,7 @@ async def script(host: str, n: int, error: int) -> BaseException | None:
 
 
 def run(host: str, n: int, error: int) -> tuple[str | None, BaseException | None]:
-    failure = asyncio.run(asyncio.wait_for(script(host, n, error), 6 * SOON))
+    failure = asyncio.run(asyncio.wait_for(script(host, n, error), DEADLINE))
     return script.call, failure  # type: ignore[attr-defined]
 
 
