@@ -14,7 +14,7 @@ from support import address_of
 
 from cqnotify import CQ, PD, QP, CompletionError, Context, QPType, cm
 
-SOON = 1.0
+SOON = 3.0
 
 CALLS = {
     *("rdma_create_event_channel", "rdma_create_id", "rdma_destroy_id", "rdma_get_cm_event"),
