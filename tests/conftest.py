@@ -11,6 +11,7 @@ import gc
 import inspect
 import os
 import re
+import sys
 import tempfile
 import traceback
 import warnings
@@ -275,6 +276,11 @@ def run(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> Scenario:
                 return loop.run_until_complete(bounded(scenario))
             finally:  # threads may still let go of memory, of which the loop is to hear
                 loop.run_until_complete(loop.shutdown_default_executor())
+                pinning = sys.modules.get("cqnotify.messages._pinning")
+                if pinning is not None and pinning._threads is not None:
+                    pinning._threads.shutdown()
+                    pinning._threads = None
+                    loop.run_until_complete(asyncio.sleep(0))
 
     return run
 

@@ -7,17 +7,40 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeVar
 
-from .. import VerbsError
-
-if TYPE_CHECKING:
-    from .. import MR
+from .. import MR, VerbsError
 
 _T = TypeVar("_T")
 
 SLOW: Final = 4 << 20  # bytes: less than this is pinned sooner than a thread would begin
+
+
+# Threads of our own: those of the event loop's executor can all be waiting for a message.
+THREADS: Final = 4
+_threads: ThreadPoolExecutor | None = None
+_lock = threading.Lock()  # around that, and around what is under way
+
+
+def _submit(call: Callable[..., None], *args: Any) -> None:
+    global _threads
+    with _lock:
+        if _threads is None:
+            _threads = ThreadPoolExecutor(THREADS, "cqnotify.messages")
+        _threads.submit(call, *args)
+
+
+def _forget() -> None:
+    """In a forked child, which has none of the threads."""
+    global _threads, _lock
+    _threads, _lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 class Pinning:
@@ -33,17 +56,43 @@ class Pinning:
 
     def start(self, call: Callable[[], _T]) -> asyncio.Future[_T]:
         """Call it in a thread. Nobody may cancel the future, since the thread goes on."""
-        future = self._loop.run_in_executor(None, call)
+        future: asyncio.Future[_T] = self._loop.create_future()
         self._under_way.add(future)
-        future.add_done_callback(self._ended)
+        _submit(self._run, call, future)
         return future
 
-    def _ended(self, future: asyncio.Future[Any]) -> None:
-        self._under_way.discard(future)
-        if not future.cancelled():
+    def _run(self, call: Callable[[], _T], future: asyncio.Future[_T]) -> None:
+        """In a thread."""
+        result: Any = None
+        error: BaseException | None = None
+        try:
+            result = call()
+        except BaseException as e:
+            error = e
+        try:
+            self._loop.call_soon_threadsafe(self._came_back, future, result, error)
+        except RuntimeError:  # the loop was closed, and no task of it will ever use the result
+            if isinstance(result, MR):
+                self.close(result)
+            self._ended(future)
+
+    def _came_back(
+        self, future: asyncio.Future[_T], result: _T, error: BaseException | None
+    ) -> None:
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
             future.exception()  # perhaps nobody asks
-        if self._then is not None and not self._under_way:
-            then, self._then = self._then, None
+        self._ended(future)
+
+    def _ended(self, future: asyncio.Future[Any]) -> None:
+        with _lock:
+            self._under_way.discard(future)
+            then = None if self._under_way else self._then
+            if then is not None:
+                self._then = None
+        if then is not None:
             then()
 
     def close(self, mr: MR) -> None:
@@ -58,10 +107,11 @@ class Pinning:
 
     def when_idle(self, then: Callable[[], None]) -> None:
         """Call it when nothing is under way, once."""
-        if self._under_way:
-            self._then = then
-        else:
-            then()
+        with _lock:
+            if self._under_way:
+                self._then = then
+                return
+        then()
 
     async def idle(self) -> None:
         while self._under_way:

@@ -7,15 +7,16 @@ import asyncio
 import contextlib
 import errno
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy
 import pytest
-from messages_support import SOON, connected, data_of, took
-from support import eventually, start
+import uvloop
+from messages_support import SOON, address_of, connected, data_of, took
+from support import eventually, start, until
 
-from cqnotify import MR, AccessFlags, ClosedError, Context, VerbsError
+from cqnotify import MR, AccessFlags, ClosedError, Context, VerbsError, messages
 from cqnotify.messages import Connection, LostError, _memory
 from cqnotify.messages._parts import Device
 from cqnotify.messages._pinning import SLOW
@@ -190,3 +191,47 @@ async def test_the_kernel_refuses(ctx: Context, kernel: Kernel, way: str) -> Non
             await sending
         await a.send(b"on")
         assert took(await b.recv(timeout=SOON)) == [b"on"]
+
+
+# ---- whose threads --------------------------------------------------------------------------
+
+
+async def test_the_loops_executor_may_be_full(ctx: Context) -> None:
+    """Of threads that wait for the message itself, say."""
+    loop, over = asyncio.get_running_loop(), threading.Event()
+    async with connected(ctx) as (a, b):
+        busy = [loop.run_in_executor(None, over.wait, SOON) for _ in range(40)]
+        try:
+            sending = await start(a.send(data_of(LARGE)))
+            assert took(await b.recv(timeout=SOON)) == [data_of(LARGE)]
+            await sending
+        finally:
+            over.set()
+            await asyncio.gather(*busy)
+
+
+@pytest.mark.parametrize("make", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_loop_that_is_closed_at_once_leaves_nothing_open(
+    ctx: Context, kernel: Kernel, make: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    """While a thread registers memory for it."""
+    host = address_of(ctx)
+
+    async def scenario() -> list[Context]:
+        async with messages.listen(host, 0) as listener:
+            a = await messages.connect(*listener.local)
+            b = await listener.accept(SOON)
+        sending = asyncio.ensure_future(a.send(*frames()))
+        await begun(kernel)
+        a.abort()
+        b.abort()
+        with contextlib.suppress(ClosedError):
+            await sending
+        return [a._session.parts.device.context]
+
+    loop = make()
+    contexts = loop.run_until_complete(scenario())
+    loop.close()
+    assert not contexts[0].closed
+    kernel.may_go_on.set()
+    until(lambda: contexts[0].closed, "the thread closes what it was for")
