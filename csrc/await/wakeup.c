@@ -186,7 +186,10 @@ int cqn_wakeup_resume(PyObject *op)
     if (self->done) {
         return 0;
     }
-    if (self->callback == NULL) {
+    /* A task in Python is one that may run a loop within the loop, as under nest_asyncio, which
+     * replaces the tasks in C because these refuse that. The inner loop could not call the callback
+     * that we are in. */
+    if (self->callback == NULL || PyMethod_Check(self->callback)) {
         return schedule_task(self);
     }
     if (PyContext_Enter(self->context) < 0) { /* which the caller is in already */

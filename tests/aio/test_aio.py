@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import sys
 import threading
 from collections.abc import Callable
 
@@ -24,6 +25,7 @@ from support import (
     hang_up,
     ids,
     open_fds,
+    python,
     sleeps,
     start,
     tick,
@@ -407,3 +409,38 @@ async def test_each_says_whose_it_is_and_what_is_due(lane: Lane) -> None:
 
 def test_one_that_could_not_be_made_has_a_repr(cq: CQ) -> None:
     assert "AsyncCQ" in repr(AsyncCQ.__new__(AsyncCQ))
+
+
+# ---- a loop within the loop -----------------------------------------------------------------
+
+NESTED = """
+import asyncio, nest_asyncio
+from cqnotify import Context
+from cqnotify.aio import AsyncCQ
+from cqnotify.testing import Endpoint, connect
+
+nest_asyncio.apply()
+
+async def message(acq, a, b):
+    asyncio.get_running_loop().call_later(0.05, a.qp.post_send, a.mr[:8])
+    return (await acq.recv(b.qp, b.mr[:64])).byte_len
+
+async def main(ctx):
+    a, b = connect(Endpoint(ctx), Endpoint(ctx))
+    async with AsyncCQ(b.recv_cq) as acq:
+        print(await message(acq, a, b))  # resumes this task
+        print(asyncio.get_running_loop().run_until_complete(message(acq, a, b)))
+        print(await message(acq, a, b))
+        assert acq.stats.wakeups == 3
+
+with Context({name!r}) as ctx:
+    asyncio.run(asyncio.wait_for(main(ctx), {deadline}))
+"""
+
+
+if sys.version_info < (3, 14):  # from where on nest_asyncio does not work
+
+    def test_a_task_may_run_a_loop_within_the_loop(ctx: Context) -> None:
+        """As in notebooks. An event has resumed the task, and the inner loop waits for another."""
+        ended = python("-c", NESTED.format(name=ctx.name, deadline=DEADLINE))
+        assert (ended.stdout, ended.returncode) == ("8\n8\n8\n", 0), ended
