@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import ctypes
 import functools
+import re
 import sys
 import weakref
 from collections import OrderedDict
@@ -47,6 +48,12 @@ class MemoryStats(NamedTuple):
 def bytes_of(buffer: AnyBuffer) -> memoryview:
     """The bytes of any contiguous buffer, in the order in which they are in memory."""
     contiguous: Any = buffer
+    if has_objects(contiguous):
+        raise TypeError(
+            f"a frame must have bytes of its own: this {type(buffer).__name__} has references to "
+            "Python objects, which mean nothing to the peer; convert it to a type of a fixed size, "
+            "or pickle it"
+        )
     if isinstance(contiguous, memoryview) and contiguous.c_contiguous:
         # Up to 3.12, Python crashes when it collects a memoryview together with a PickleBuffer of
         # it, as when an exception keeps the frames of functions that have both.
@@ -60,6 +67,32 @@ def bytes_of(buffer: AnyBuffer) -> memoryview:
     except BufferError:
         kind = type(buffer).__name__
         raise BufferError(f"a frame must be contiguous in memory: this {kind} is not") from None
+    except ValueError:  # numpy has no format for a date, nor for types of other packages
+        array = flat(contiguous)
+        if array is None:
+            raise
+        return memoryview(array)
+
+
+def has_objects(buffer: Any) -> bool:
+    """Whether it has references to Python objects, in the place of bytes."""
+    if isinstance(buffer, memoryview):
+        return "O" in re.sub(":[^:]*:", "", buffer.format)
+    dtype = getattr(buffer, "dtype", None)
+    return dtype is not None and getattr(dtype, "hasobject", False) is True
+
+
+def flat(array: Any) -> Any:
+    """The bytes of a numpy array, as an array; None if it is something else."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not isinstance(array, numpy.ndarray):
+        return None
+    plain = array.view(numpy.ndarray)
+    if not plain.flags.c_contiguous:
+        plain = plain.T
+    if not plain.flags.c_contiguous:
+        raise BufferError("a frame must be contiguous in memory: this array is not")
+    return plain.reshape(-1).view(numpy.uint8)
 
 
 def writable_bytes_of(buffer: AnyBuffer, nbytes: int) -> memoryview:

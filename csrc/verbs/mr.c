@@ -191,6 +191,7 @@ static PyObject *mr_write(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
     Py_buffer data;
     if (!open_bytes(self) || cqn_args("write", names, 2, 1, args, nargs, kwnames, in) < 0 ||
         (in[1] && size_from(in[1], "offset", &offset) < 0) ||
+        (PyObject_CheckBuffer(in[0]) && cqn_refuse_objects(in[0], "data") < 0) ||
         PyObject_GetBuffer(in[0], &data, PyBUF_SIMPLE) < 0) {
         return NULL;
     }

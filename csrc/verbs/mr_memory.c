@@ -89,9 +89,69 @@ static const unsigned int USUAL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRI
                                   IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC |
                                   IBV_ACCESS_MW_BIND;
 
+/* Whether a format of PEP 3118 has a reference to an object; names of fields are between colons. */
+static bool has_references(const char *format)
+{
+    bool in_name = false;
+    for (const char *c = format == NULL ? "" : format; *c != 0; c++) {
+        in_name ^= *c == ':';
+        if (*c == 'O' && !in_name) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The buffer of a numpy array has no format if there are dates in it, but its type tells. */
+static int has_objects_by_type(PyObject *buffer)
+{
+    PyObject *dtype = PyObject_GetAttrString(buffer, "dtype");
+    PyObject *answer = dtype == NULL ? NULL : PyObject_GetAttrString(dtype, "hasobject");
+    const int rc = answer == NULL ? -1 : PyObject_IsTrue(answer);
+    Py_XDECREF(answer);
+    Py_XDECREF(dtype);
+    if (rc < 0 && PyErr_ExceptionMatches(PyExc_AttributeError)) {
+        PyErr_Clear();
+        return 0;
+    }
+    return rc;
+}
+
+int cqn_refuse_objects(PyObject *buffer, const char *name)
+{
+    Py_buffer view;
+    int rc = 0;
+    if (PyBytes_CheckExact(buffer) || PyByteArray_CheckExact(buffer)) {
+        return 0;
+    }
+    if (PyObject_GetBuffer(buffer, &view, PyBUF_FULL_RO) == 0) {
+        rc = has_references(view.format);
+        PyBuffer_Release(&view);
+    }
+    else if (PyErr_ExceptionMatches(PyExc_Exception)) { /* that of its simple buffer is raised */
+        PyErr_Clear();
+        rc = has_objects_by_type(buffer);
+    }
+    else {
+        return -1;
+    }
+    if (rc > 0) {
+        PyErr_Format(PyExc_TypeError,
+                     "%s must have bytes of its own: this %s has references to Python objects, "
+                     "which mean nothing to a peer; convert it to a type of a fixed size, or "
+                     "pickle it",
+                     name, Py_TYPE(buffer)->tp_name);
+        return -1;
+    }
+    return rc;
+}
+
 /* The view keeps a bytearray from being resized, and an mmap from being closed. */
 static int pin_buffer(cqn_memory *self, PyObject *buffer, unsigned int access)
 {
+    if (PyObject_CheckBuffer(buffer) && cqn_refuse_objects(buffer, "buffer") < 0) {
+        return -1;
+    }
     bool writable = access & CQN_WRITING;
     if (PyObject_GetBuffer(buffer, &self->view, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0) {
         if (!PyErr_ExceptionMatches(PyExc_BufferError) &&

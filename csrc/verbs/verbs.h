@@ -116,6 +116,9 @@ int cqn_mr_access(PyObject *value, unsigned int *access);
 
 /* Takes the user's buffer, or maps memory, if that is a length; cqn_memory_drop() gives it back. -1
  * with an exception, and then there may be something to give back, too. Can run any code. */
+/* Refuses a buffer that has references to objects instead of bytes: -1 with TypeError. */
+int cqn_refuse_objects(PyObject *buffer, const char *name);
+
 int cqn_memory_take(cqn_memory *memory, PyObject *buffer, unsigned int access);
 void cqn_memory_drop(cqn_memory *memory);
 

@@ -158,6 +158,11 @@ async def test_any_contiguous_buffer_is_a_frame(ctx: Context, n: int) -> None:
         numpy.asfortranarray(numpy.arange(2 * n).reshape(n, 2)),
         numpy.array(3.0),
         numpy.empty((0, 3)),
+        numpy.arange(n).astype("M8[s]"),
+        numpy.asfortranarray(numpy.arange(2 * n).reshape(n, 2).astype("m8[ms]")),
+        numpy.ones(n, dtype=[("when", "M8[s]"), ("much", "f8")]),
+        numpy.array(7).astype("M8[s]"),
+        numpy.arange(n).astype("M8[s]").view(numpy.recarray),
     ]
     wanted = [bytes(frame) if i < 5 else frame.tobytes("A") for i, frame in enumerate(frames)]
     async with connected(ctx) as (a, b):
@@ -186,7 +191,29 @@ async def test_what_is_no_buffer_is_refused(ctx: Context) -> None:
             await a.send(b"1", "2")  # type: ignore[arg-type]
         with pytest.raises(BufferError, match="contiguous in memory: this ndarray is not"):
             await a.send(numpy.zeros((9, 9))[:, 1])
+        with pytest.raises(BufferError, match="contiguous in memory: this array is not"):
+            await a.send(numpy.zeros((9, 9), "M8[s]")[:, 1])
         await passes(a, b, b"and it goes on")
+
+
+@pytest.mark.parametrize("n", [3, 9000])
+async def test_references_to_objects_are_refused(ctx: Context, n: int) -> None:
+    """They mean nothing to the peer, and what it sends in their place would crash Python."""
+    refused: list[Any] = [
+        numpy.array([object()] * n),
+        memoryview(numpy.array([object()] * n)),
+        numpy.zeros(n, [("when", "M8[s]"), ("what", "O")]),
+    ]
+    words = "must have bytes of its own: this .* has references to Python objects"
+    async with connected(ctx) as (a, b):
+        for array_of_objects in refused:
+            with pytest.raises(TypeError, match=words):
+                await a.send(array_of_objects)
+        sending = asyncio.ensure_future(a.send(bytes(8 * n)))
+        with pytest.raises(TypeError, match=words):
+            await b.recv(into=[refused[0]], timeout=SOON)
+        assert took(await b.recv(timeout=SOON)) == [bytes(8 * n)]
+        await sending
 
 
 async def test_a_message_that_the_peer_does_not_take_is_refused_here(ctx: Context) -> None:

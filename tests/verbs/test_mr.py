@@ -4,9 +4,12 @@ import errno
 import gc
 import mmap
 import resource
+import sys
 import tempfile
 import weakref
+from typing import Any
 
+import numpy
 import pytest
 from support import Endpoint, connect, kernel, on_iwarp, python, wait_one
 
@@ -259,3 +262,46 @@ def test_too_much_memory_for_the_limit_is_refused_with_the_limit(ctx: Context) -
     assert "ulimit -l" in first
     assert second == "small is fine"
     assert resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] != 65536
+
+
+# ---- what has no bytes of its own -----------------------------------------------------------
+
+WITH_OBJECTS = {
+    "objects": numpy.array([object()] * 3),
+    "strings": numpy.array(["a", None]),
+    "a field": numpy.zeros(2, [("O", "i4"), ("b", "O")]),
+    "a field beside a date": numpy.zeros(2, [("when", "M8[s]"), ("what", "O")]),
+    "a memoryview": memoryview(numpy.array([object()])),
+}
+
+
+@pytest.mark.parametrize("what", WITH_OBJECTS)
+def test_references_to_objects_are_refused(pd: PD, what: str) -> None:
+    """What is read into such an array, or from it, would crash Python."""
+    array: Any = WITH_OBJECTS[what]
+    kind = type(array).__name__
+    with pytest.raises(TypeError, match=f"buffer must have bytes of its own: this .*{kind} has"):
+        MR(pd, array)
+    with MR(pd, 64) as mr, pytest.raises(TypeError, match="data must have bytes of its own"):
+        mr.write(array)
+
+
+WITH_BYTES = {
+    "dates": numpy.arange(4).astype("M8[s]"),
+    "spans": numpy.arange(4).astype("m8[ms]"),
+    "records with dates": numpy.zeros(3, [("when", "M8[s]"), ("much", "f8")]),
+    "a field called O": numpy.zeros(3, [("O", "i4")]),
+}
+if sys.version_info < (3, 15):  # for which the package has no wheels yet
+    import ml_dtypes
+
+    for name in ("bfloat16", "float8_e4m3", "int4"):
+        WITH_BYTES[name] = numpy.arange(4).astype(getattr(ml_dtypes, name))
+
+
+@pytest.mark.parametrize("what", WITH_BYTES)
+def test_arrays_of_any_other_type_are_registered(pd: PD, what: str) -> None:
+    array: Any = WITH_BYTES[what]
+    with MR(pd, array) as mr:
+        assert mr.length == array.nbytes
+        assert mr.read() == array.tobytes()
