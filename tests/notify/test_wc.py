@@ -181,7 +181,7 @@ def test_only_the_core_makes_them_and_nothing_holds_them_weakly(wcs: WCArray) ->
         type("Mine", (WorkCompletion,), {})
     with pytest.raises(TypeError, match="cannot create"):
         WorkCompletion()
-    with pytest.raises(TypeError, match="is not safe"):
+    with pytest.raises(TypeError, match="WorkCompletion"):  # the rest of the text is CPython's
         object.__new__(WorkCompletion)
     with pytest.raises(TypeError):
         copy.copy(wc)
