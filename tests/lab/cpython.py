@@ -27,28 +27,37 @@ if __name__ == "__main__":  # by any Python, for which no core is built
 from cqnotify.lab.base import LabError, note, run
 from cqnotify.lab.debian import MIRROR
 
-UBUNTU = "http://archive.ubuntu.com/ubuntu"
+UBUNTU = "http://archive.ubuntu.com/ubuntu/pool"
 
 
 class Source(NamedTuple):
     release: str
-    archive: str  # of a distribution that keeps this release as long as it lives
+    archive: str  # the component of a distribution that keeps this release as long as it lives
     sha256: str
 
 
-# 3.11 is what Debian 12 has.
+# 3.11 is what Debian 12 has. Of 3.15 mirrors keep the second release candidate, which has the ABI
+# and the grammar of the release.
 SOURCES = {
     "3.12": Source(
-        "3.12.3", UBUNTU, "56bfef1fdfc1221ce6720e43a661e3eb41785dd914ce99698d8c7896af4bdaa1"
+        "3.12.3",
+        f"{UBUNTU}/main",
+        "56bfef1fdfc1221ce6720e43a661e3eb41785dd914ce99698d8c7896af4bdaa1",
     ),
     "3.13": Source(
-        "3.13.5", MIRROR, "93e583f243454e6e9e4588ca2c2662206ad961659863277afcdb96801647d640"
+        "3.13.5",
+        f"{MIRROR}/pool/main",
+        "93e583f243454e6e9e4588ca2c2662206ad961659863277afcdb96801647d640",
     ),
     "3.14": Source(
-        "3.14.4", UBUNTU, "d923c51303e38e249136fc1bdf3568d56ecb03214efdef48516176d3d7faaef8"
+        "3.14.4",
+        f"{UBUNTU}/main",
+        "d923c51303e38e249136fc1bdf3568d56ecb03214efdef48516176d3d7faaef8",
     ),
     "3.15": Source(
-        "3.15.2", MIRROR, "8b5536d280142ecf6cdfe15d12a21ba1c65e300bbf7b28a8d0cdb849575797de"
+        "3.15.0~rc2",
+        f"{UBUNTU}/universe",
+        "8d93af5eaaaea5adfd41bd786a7ba3f03f2ad1ab57c6a65e0b963deab91d5ad7",
     ),
 }
 WITHOUT_GIL = ("3.14t", "3.15t")
@@ -57,9 +66,11 @@ NAMES = (*SOURCES, *WITHOUT_GIL)
 
 def addresses(series: str, source: Source) -> list[str]:
     name = f"python{series}"
+    folder = source.release.partition("~")[0]
+    release = source.release.replace("~", "")
     return [
-        f"{source.archive}/pool/main/p/{name}/{name}_{source.release}.orig.tar.xz",
-        f"https://www.python.org/ftp/python/{source.release}/Python-{source.release}.tar.xz",
+        f"{source.archive}/p/{name}/{name}_{source.release}.orig.tar.xz",
+        f"https://www.python.org/ftp/python/{folder}/Python-{release}.tar.xz",
     ]
 
 
