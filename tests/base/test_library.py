@@ -134,6 +134,98 @@ def test_a_verb_that_an_older_library_lacks_is_refused_in_words(tmp_path: Path) 
     assert closed == "False"  # all else works
 
 
+# ---- a fork while a thread is inside ---------------------------------------------------------
+
+# It has a lock, as libibverbs has. A second thread holds it until the process has forked, or the
+# main thread sleeps as it is about to fork.
+HOLDER = """
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static atomic_bool has_forked;
+
+static void note_fork(void)
+{
+    has_forked = true;
+}
+
+__attribute__((constructor)) static void watch(void)
+{
+    pthread_atfork(NULL, note_fork, NULL);
+}
+
+static bool main_thread_sleeps(void)
+{
+    char path[64], text[512] = "";
+    snprintf(path, sizeof(path), "/proc/self/task/%d/stat", getpid());
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = read(fd, text, sizeof(text) - 1);
+    close(fd);
+    return n > 0 && strstr(text, ") S ") != NULL;
+}
+
+void *ibv_get_device_list(int *n)
+{
+    pthread_mutex_lock(&lock);
+    if (gettid() != getpid()) {
+        char byte = 0;
+        if (write(atoi(getenv("INSIDE")), &byte, 1) != 1 ||
+            read(atoi(getenv("FORKING")), &byte, 1) != 1) {
+            abort();
+        }
+        while (!has_forked && !main_thread_sleeps()) {
+            sched_yield();
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    *n = 0;
+    return calloc(1, sizeof(void *));
+}
+"""
+
+FORK = """
+import contextlib, os, signal, threading
+import cqnotify
+
+def call():
+    with contextlib.suppress(cqnotify.VerbsError):  # there is no device
+        cqnotify.{call}()
+
+inside, forking = os.pipe(), os.pipe()
+os.environ |= {{"INSIDE": str(inside[1]), "FORKING": str(forking[0])}}
+os.register_at_fork(before=lambda: os.write(forking[1], b"x"))
+thread = threading.Thread(target=call)
+thread.start()
+os.read(inside[0], 1)
+pid = os.fork()
+if pid == 0:
+    signal.alarm(60)  # ends a child that hangs
+    call()
+    os._exit(0)
+thread.join()
+print(os.waitpid(pid, 0)[1])
+"""
+
+
+@pytest.mark.parametrize("call", ["devices", "Context"])
+def test_a_fork_waits_for_a_thread_that_holds_a_lock_of_the_library(
+    tmp_path: Path, call: str
+) -> None:
+    rest = {*NAMES} - {"ibv_get_device_list"}
+    stubs = "".join(f"long {name}(void) {{ return 0; }}\n" for name in sorted(rest))
+    compile_library(tmp_path, HOLDER, stubs)
+    assert run(FORK.format(call=call), tmp_path) == "0\n"
+
+
 # ---- a machine without a device --------------------------------------------------------------
 
 
