@@ -76,9 +76,10 @@ def copy(incoming: Incoming, place: Place) -> list[Any]:
     return [place.copied(i, frame[a:b]) for i, (a, b) in enumerate(incoming.bounds)]
 
 
-# What is to be read next. None: not until all reads that were begun have completed; a future: not
-# until there is memory.
-Step = Union["tuple[SGE, Remote]", "asyncio.Future[Any]", None]
+# What is to be read next, of which the device tells once. None: not until all reads that were begun
+# have completed; a future: not until there is memory.
+Reads = Sequence["tuple[SGE, Remote]"]
+Step = Union["asyncio.Future[Any]", Reads, None]
 Steps = Generator[Step, None, list[Any]]
 
 
@@ -89,6 +90,9 @@ class Fetch:
         self._parts, self._incoming, self._place = parts, incoming, place
         self._limits = limits
         self._most = min(parts.device.max_msg_sz, LARGEST_READ)
+        # A half of those that can be under way: the device has the other half to go on with while
+        # this one is told of.
+        self._together = max(1, parts.reads // 2)
         self._own: list[MR] = []
         self._registrations: list[Registration] = []
         self._let_go: Callable[[], None] | None = None  # of what a thread is making
@@ -154,10 +158,14 @@ class Fetch:
     def _sink(self) -> AccessFlags:
         return self._parts.device.sink
 
-    def _reads(self, mr: MR, remote: Remote) -> Generator[tuple[SGE, Remote], None, None]:
-        for at in range(0, remote.length, self._most):
-            end = min(at + self._most, remote.length)
-            yield mr[at:end], Remote(end - at, remote.addr + at, remote.rkey)
+    def _reads(self, mr: MR, remote: Remote) -> Generator[Reads, None, None]:
+        bounds = range(0, remote.length, self._most)
+        for i in range(0, len(bounds), self._together):
+            yield [self._part(mr, remote, at) for at in bounds[i : i + self._together]]
+
+    def _part(self, mr: MR, remote: Remote, at: int) -> tuple[SGE, Remote]:
+        end = min(at + self._most, remote.length)
+        return mr[at:end], Remote(end - at, remote.addr + at, remote.rkey)
 
     def release(self) -> None:
         """What was read remains in memory; the device reaches it no more."""

@@ -8,6 +8,7 @@ frames ask for one. What fails always has one.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from .. import QP, SGE, SendFlags, WROpcode
@@ -25,6 +26,10 @@ FLAGS: Final = (
 )
 
 
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGN) * ALIGN
+
+
 class Ring:
     """Places in memory, which are freed in the order in which they were taken."""
 
@@ -36,7 +41,7 @@ class Ring:
         """Where so many bytes in one piece would be, and how far the ring were taken then."""
         at = self._taken % self._size
         skipped = self._size - at if at + nbytes > self._size else 0
-        taken = self._taken + skipped + -(-nbytes // ALIGN) * ALIGN
+        taken = self._taken + skipped + _aligned(nbytes)
         return (0 if skipped else at), taken
 
     def has_room(self, nbytes: int) -> bool:
@@ -49,6 +54,10 @@ class Ring:
             return None
         self._taken = taken
         return at
+
+    def shorten(self, nbytes: int, to: int) -> None:
+        """The latest place, of `nbytes`, needs less."""
+        self._taken -= _aligned(nbytes) - _aligned(to)
 
     def take_back(self, mark: int) -> None:
         """Nothing that was taken since is used."""
@@ -108,6 +117,10 @@ class SendQueue:
         return self._posted[0].number if self._posted else self._number + 1
 
     @property
+    def places_left(self) -> int:
+        return self._places - self._taken
+
+    @property
     def has_place(self) -> bool:
         return self._taken < self._places
 
@@ -127,6 +140,7 @@ class SendQueue:
 
     def shorten(self, length: int) -> None:
         """The frame that is being written has become shorter than the memory for it."""
+        self._ring.shorten(self._length, length)
         self._length = length
 
     def drop_frame(self) -> None:
@@ -143,15 +157,20 @@ class SendQueue:
         sge = self._mr[start : start + self._length]
         self._qp.post_send(sge, wr_id=self._number, send_flags=FLAGS[solicited][is_signaled])
 
-    def post_read(self, sge: SGE, remote: Remote, done: Done) -> None:
-        self._count(True, done)
-        self._qp.post_send(
-            sge,
-            wr_id=self._number,
-            opcode=WROpcode.RDMA_READ,
-            remote_addr=remote.addr,
-            rkey=remote.rkey,
-        )
+    def post_reads(self, reads: Sequence[tuple[SGE, Remote]], done: Done) -> None:
+        """For which there are places; `done` hears of the completion of the last one."""
+        last = len(reads) - 1
+        for i, (sge, remote) in enumerate(reads):
+            is_last = i == last
+            self._count(is_last, done if is_last else None)
+            self._qp.post_send(
+                sge,
+                wr_id=self._number,
+                opcode=WROpcode.RDMA_READ,
+                remote_addr=remote.addr,
+                rkey=remote.rkey,
+                send_flags=FLAGS[0][is_last],
+            )
 
     def post_question(self) -> None:
         """Ask the peer's device for a sign of life. Nothing is done if the queue is full: all of

@@ -5,15 +5,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ._errors import fresh
 from ._wire import Remote
 
 if TYPE_CHECKING:
-    from .. import SGE
-    from ._incoming import Fetch, Step
+    from ._incoming import Fetch, Reads, Step
     from ._queue import SendQueue
+
+
+class _Posted(NamedTuple):
+    """Reads of one message of which the device tells once."""
+
+    reading: Reading
+    number: int
+
+    def completed(self) -> None:
+        self.reading.completed(self.number)
 
 
 class Reading:
@@ -26,7 +35,8 @@ class Reading:
         self._steps = fetch.steps()
         self._waits = False  # for the reads under way
         self._runs = False
-        self._latest: tuple[SGE, Remote] | None = None
+        self._next: Reads | None = None  # which wait for places
+        self._latest: Reads | None = None
         self.under_way: int = 0
         self.is_over: bool = False
 
@@ -51,21 +61,24 @@ class Reading:
         """Whether another task can have the result: it was read, or is being read."""
         return self._future.exception() is None if self._future.done() else not self.is_over
 
-    def post_next(self, queue: SendQueue) -> bool:
-        """Post a read. Return False if none is to be posted now."""
-        if self.is_over or self._waits or not self._has_memory:
+    def post_next(self, queue: SendQueue, room: int) -> bool:
+        """Post reads, of which there may be `room`. Return False if none is to be posted now."""
+        if self.is_over or self._waits or not self._has_memory or room < 1:
             return False
         try:
-            step = self._next_step()
+            step = self._next or self._next_step()
             if isinstance(step, asyncio.Future):
                 self._has_memory = False
                 step.add_done_callback(self._got_memory)
                 return False
             if step is None:
                 self._waits = self.under_way > 0
-                return not self._waits and self.post_next(queue)
-            self._latest = step
-            self._post(queue, *step)
+                return not self._waits and self.post_next(queue, room)
+            if len(step) > room:
+                self._next = step
+                return False
+            self._next, self._latest = None, step
+            self._post(queue, step)
             return True
         except StopIteration as e:
             self._end(e.value, None)
@@ -76,17 +89,17 @@ class Reading:
             self._end(None, e)
         return False
 
-    def _post(self, queue: SendQueue, sge: SGE, remote: Remote) -> None:
-        self.under_way += 1  # first: if posting fails, the queue pair's end releases it
-        queue.post_read(sge, remote, self)
+    def _post(self, queue: SendQueue, reads: Reads) -> None:
+        self.under_way += len(reads)  # first: if posting fails, the queue pair's end releases it
+        queue.post_reads(reads, _Posted(self, len(reads)))
 
     def read_again(self, queue: SendQueue) -> None:
         """One byte of what is under way, into the same place. The message is not there before that
         has completed: then the peer may forget its memory."""
         assert self._latest is not None, "something is under way"
-        sge, remote = self._latest
+        sge, remote = self._latest[-1]
         at = sge.addr - sge.mr.addr
-        self._post(queue, sge.mr[at : at + 1], Remote(1, remote.addr, remote.rkey))
+        self._post(queue, [(sge.mr[at : at + 1], Remote(1, remote.addr, remote.rkey))])
 
     def _got_memory(self, _: object) -> None:
         self._has_memory = True
@@ -99,8 +112,8 @@ class Reading:
         finally:
             self._runs = False
 
-    def completed(self) -> None:
-        self.under_way -= 1
+    def completed(self, number: int) -> None:
+        self.under_way -= number
         self._waits = self._waits and self.under_way > 0
         if self.is_over and not self.under_way:
             self._fetch.release()
@@ -146,6 +159,11 @@ class Reader:
     def _under_way(self) -> int:
         return sum(reading.under_way for reading in self._readings)
 
+    @property
+    def _room(self) -> int:
+        """How many reads can be posted."""
+        return min(self._most - self._under_way, self._queue.places_left)
+
     def start(self, reading: Reading) -> None:
         self._readings.append(reading)
         self.post()
@@ -153,9 +171,8 @@ class Reader:
     def post(self) -> None:
         """Post as many reads as there may be; the messages that were asked for first go first."""
         for reading in self._readings:
-            while self._under_way < self._most and self._queue.has_place:
-                if not reading.post_next(self._queue):
-                    break
+            while reading.post_next(self._queue, self._room):
+                pass
         self._readings = [one for one in self._readings if not one.is_over or one.under_way]
 
     def ask(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,6 +15,8 @@ from support import address_of as address_of
 from cqnotify import Context, messages
 from cqnotify.messages import Connection, Options
 from cqnotify.messages import _wire as wire
+from cqnotify.messages._incoming import Reads
+from cqnotify.messages._queue import Done
 
 SOON = DEADLINE
 PATTERN = bytes(i * i % 251 for i in range(65521))
@@ -63,5 +65,25 @@ async def reads(conn: Connection) -> None:
         await asyncio.sleep(0)
 
 
+def read_a_part(conn: Connection) -> Callable[[], None]:
+    """Its next read is the last one, until what this returns is called."""
+    session, queue, reader = conn._session, conn._session._queue, conn._session.reader
+    post_reads, most = queue.post_reads, reader._most
+
+    def post(parts: Reads, done: Done) -> None:
+        post_reads(parts, done)
+        reader._most = 0
+
+    def go_on() -> None:
+        queue.post_reads, reader._most = post_reads, most  # type: ignore[method-assign]
+        session.go_on()
+
+    queue.post_reads = post  # type: ignore[method-assign]
+    return go_on
+
+
 def read_slowly(conn: Connection) -> None:
-    conn._session.parts.device.max_msg_sz = 4096
+    """In many parts, of which each waits for the one before."""
+    parts = conn._session.parts
+    parts.device.max_msg_sz = 4096
+    parts.reads = conn._session.reader._most = 1

@@ -204,6 +204,9 @@ def test_places_in_the_ring_never_overlap(size: int) -> None:
             continue
         assert 0 <= at <= at + length <= size
         assert all(at + length <= a or b <= at for a, b, _ in taken)
+        if chosen.random() < 0.3:
+            length, longer = chosen.randrange(length + 1), length
+            ring.shorten(longer, length)
         taken.append((at, at + length, ring.mark))
         if chosen.random() < 0.3:
             ring.free_to(taken.popleft()[2])

@@ -14,6 +14,7 @@ from messages_support import (
     SOON,
     connected,
     data_of,
+    read_a_part,
     read_slowly,
     reads,
     receives_posted,
@@ -21,9 +22,10 @@ from messages_support import (
 )
 from support import cancel, eventually, start, tick
 
-from cqnotify import SGE, ClosedError, Context
+from cqnotify import ClosedError, Context
 from cqnotify.messages import Connection, LostError, Options
-from cqnotify.messages._queue import Done
+from cqnotify.messages._incoming import Reads
+from cqnotify.messages._queue import SIGNAL_EACH, Done
 from cqnotify.messages._sender import Outgoing
 from cqnotify.messages._wire import Remote
 
@@ -46,13 +48,13 @@ async def fill(a: Connection) -> int:
 def counted_reads(conn: Connection) -> list[Remote]:
     """What it reads from now on."""
     queue = conn._session._queue
-    post_read, posted = queue.post_read, []
+    post_reads, posted = queue.post_reads, []
 
-    def post(sge: SGE, remote: Remote, done: Done) -> None:
-        posted.append(remote)
-        post_read(sge, remote, done)
+    def post(reads: Reads, done: Done) -> None:
+        posted.extend(remote for _, remote in reads)
+        post_reads(reads, done)
 
-    queue.post_read = post  # type: ignore[method-assign]
+    queue.post_reads = post  # type: ignore[method-assign]
     return posted
 
 
@@ -114,6 +116,40 @@ async def test_credits_alone_wake_nobody(ctx: Context) -> None:
         received = a._session.parts.received.stats
         assert received.completions >= 10 + late, "acknowledgements have come that were in time"
         assert received.events <= late
+
+
+async def test_no_more_reads_are_under_way_than_may_be(ctx: Context) -> None:
+    """Though several messages are read at once, some in one part, and some in several together."""
+    sizes = [50000, 3 << 20, 60000, 70000, 2 << 20, 80000, 3 << 20, 90000]
+    async with connected(ctx, Options(offers=len(sizes))) as (a, b):
+        reader, queue = b._session.reader, b._session._queue
+        post_reads, under_way = queue.post_reads, []
+
+        def post(reads: Reads, done: Done) -> None:
+            under_way.append(reader._under_way)
+            post_reads(reads, done)
+
+        queue.post_reads = post  # type: ignore[method-assign]
+        sending = [asyncio.ensure_future(a.send(data_of(size))) for size in sizes]
+        got = await asyncio.gather(*(b.recv(timeout=SOON) for _ in sizes))
+        assert [took(frames) for frames in got] == [[data_of(size)] for size in sizes]
+        await asyncio.gather(*sending)
+        assert max(under_way) == b._session.parts.reads
+
+
+@pytest.mark.parametrize(("size", "most"), [(LARGE, 3), (16 << 20, 6)], ids=["1 read", "16 reads"])
+async def test_what_a_large_message_wakes_its_two_ends_for(
+    ctx: Context, size: int, most: int
+) -> None:
+    """The receiver for the offer and for each four of the reads, the sender when it was read.
+    Besides, one frame of so many has a completion."""
+    rounds = SIGNAL_EACH
+    async with connected(ctx) as (a, b):
+        array = bytearray(size)
+        for _ in range(rounds):
+            await asyncio.gather(a.send(array), b.recv(timeout=SOON))
+        wakeups = a.stats.wakeups + b.stats.wakeups
+        assert rounds < wakeups <= rounds * most + 2
 
 
 async def test_an_idle_connection_costs_nothing(ctx: Context) -> None:
@@ -319,9 +355,11 @@ async def test_a_cancelled_read_is_read_again_elsewhere(ctx: Context) -> None:
         read_slowly(b)
         sending = asyncio.ensure_future(a.send(data_of(LARGE)))
         first, second = bytearray(LARGE), bytearray(LARGE)
+        go_on = read_a_part(b)
         taking = asyncio.ensure_future(b.recv(into=[first]))
-        await reads(b)
+        await eventually(lambda: b._session.reader._most == 0)
         await cancel(taking)
+        go_on()
         assert took(await b.recv(into=[second], timeout=SOON)) == [data_of(LARGE)]
         assert second == data_of(LARGE)
         await sending
