@@ -7,12 +7,12 @@ import asyncio
 import warnings
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from .. import ClosedError
 from .._timeouts import check_timeout, deadline
 from ._errors import FarewellError, ProtocolError, fresh
-from ._incoming import Fetch, Incoming, Place, copy
+from ._incoming import Fetch, Frame, Incoming, Place, copy
 from ._memory import MemoryStats, bytes_of
 from ._reader import Reading
 from ._sender import Outgoing
@@ -153,7 +153,7 @@ class Connection:
         into: Sequence[AnyBuffer] | None = None,
         allocate: Callable[[int], AnyBuffer] | None = None,
         timeout: float | None = None,
-    ) -> list[Any]:
+    ) -> list[Frame]:
         """Return the next message: a list of its frames, writable buffers that are the caller's.
 
         into: a writable buffer for each frame, at least as large; the frames are memoryviews of
@@ -201,7 +201,7 @@ class Connection:
         self._session.check_open()
         return await inbox.take(end)
 
-    async def _read(self, incoming: Incoming, place: Place, end: float | None) -> list[Any]:
+    async def _read(self, incoming: Incoming, place: Place, end: float | None) -> list[Frame]:
         """The next call goes on with a read into memory of its own that this one gives up."""
         session = self._session
         session.check_open()
@@ -231,7 +231,7 @@ class Connection:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> list[Any]:
+    async def __anext__(self) -> list[Frame]:
         try:
             return await self.recv()
         except FarewellError:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ._parts import Parts
 
 _T = TypeVar("_T")
+Frame = bytearray | memoryview
 
 LARGEST_READ = 1 << 20  # bytes of one work request
 
@@ -60,7 +61,7 @@ class Place:
         assert self._allocate is not None, "see is_given"
         return writable_bytes_of(self._allocate(nbytes), nbytes)
 
-    def copied(self, index: int, source: memoryview) -> Any:
+    def copied(self, index: int, source: memoryview) -> Frame:
         """A frame, copied into the caller's memory or into new."""
         if not self.is_given:
             return bytearray(source)
@@ -69,7 +70,7 @@ class Place:
         return target
 
 
-def copy(incoming: Incoming, place: Place) -> list[Any]:
+def copy(incoming: Incoming, place: Place) -> list[Frame]:
     """The frames of a message that has come as a whole."""
     place.check(len(incoming.bounds))
     frame = incoming.frame
@@ -80,7 +81,7 @@ def copy(incoming: Incoming, place: Place) -> list[Any]:
 # have completed; a future: not until there is memory.
 Reads = Sequence["tuple[SGE, Remote]"]
 Step = Union["asyncio.Future[Any]", Reads, None]
-Steps = Generator[Step, None, list[Any]]
+Steps = Generator[Step, None, list[Frame]]
 
 
 class Fetch:
@@ -107,7 +108,7 @@ class Fetch:
             yield None
         pieces = wire.parse_body(body, offer.frames, self._limits)
         self._place.check(len(pieces))
-        frames = []
+        frames: list[Frame] = []
         for i, piece in enumerate(pieces):
             if piece.remote is None:
                 source = body[piece.start : piece.start + piece.length]

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ._errors import fresh
 from ._wire import Remote
 
 if TYPE_CHECKING:
-    from ._incoming import Fetch, Reads, Step
+    from ._incoming import Fetch, Frame, Reads, Step
     from ._queue import SendQueue
 
 
@@ -30,7 +30,7 @@ class Reading:
 
     def __init__(self, fetch: Fetch, go_on: Callable[[], None]) -> None:
         self._fetch, self._go_on = fetch, go_on
-        self._future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+        self._future: asyncio.Future[list[Frame]] = asyncio.get_running_loop().create_future()
         self._has_memory = True
         self._steps = fetch.steps()
         self._waits = False  # for the reads under way
@@ -40,11 +40,11 @@ class Reading:
         self.under_way: int = 0
         self.is_over: bool = False
 
-    def result(self) -> asyncio.Future[list[Any]]:
+    def result(self) -> asyncio.Future[list[Frame]]:
         """A future that gets the frames; to cancel it, or have it time out, ends nothing."""
-        result: asyncio.Future[list[Any]] = self._future.get_loop().create_future()
+        result: asyncio.Future[list[Frame]] = self._future.get_loop().create_future()
 
-        def hand_on(future: asyncio.Future[list[Any]]) -> None:
+        def hand_on(future: asyncio.Future[list[Frame]]) -> None:
             error = future.exception()
             if result.done():
                 return
@@ -118,7 +118,7 @@ class Reading:
         if self.is_over and not self.under_way:
             self._fetch.release()
 
-    def _end(self, frames: list[Any] | None, error: Exception | None) -> None:
+    def _end(self, frames: list[Frame] | None, error: Exception | None) -> None:
         self.give_up()
         if self._future.done():
             return
