@@ -91,11 +91,11 @@ __getattr__, __dir__ = _later(
         "ODPPerTransportCaps PacketPacingCaps PortAttr QPAttr QPCap RSSCaps RTValues "
         "RxHashConf SRQAttr TMCaps TSOCaps attrs",
         "enums": "MTU AccessFlags AdviseMRAdvice AdviseMRFlags AsyncEventType AtomicCap "
-        "CounterDescription DeviceCapFlags FlowAttrFlags FlowAttrType "
+        "CQCreateFlags CounterDescription DeviceCapFlags FlowAttrFlags FlowAttrType "
         "ForkStatus GIDType LinkLayer MigState MWType NodeType ODPGeneralCaps "
-        "ODPTransportCaps OpsFlags OpsWROpcode PortState QPCreateFlags QPState "
+        "ODPTransportCaps OpsFlags OpsWROpcode PlacementType PortState QPCreateFlags QPState "
         "QPType RawPacketCaps ReadCountersFlags RxHashFields RxHashFunction "
-        "SendFlags SRQType TMCapFlags TransportType WCExFlags WCFlags WCOpcode "
+        "SelectivityLevel SendFlags SRQType TMCapFlags TransportType WCExFlags WCFlags WCOpcode "
         "WCStatus WQFlags WQState WQType WROpcode",
         "flow": "Flow FlowSpec FlowSpecActionCount FlowSpecActionDrop FlowSpecActionTag "
         "FlowSpecEth FlowSpecIPv4 FlowSpecIPv6 FlowSpecTCP FlowSpecUDP flow",
@@ -130,6 +130,7 @@ __all__ = [
     "AsyncEventType",
     "AtomicCap",
     "BusyError",
+    "CQCreateFlags",
     "CQModerationCaps",
     "CQStats",
     "ClosedError",
@@ -171,6 +172,7 @@ __all__ = [
     "OpsWROpcode",
     "PacketPacingCaps",
     "ParentDomain",
+    "PlacementType",
     "PortAttr",
     "PortState",
     "QPAddress",
@@ -190,6 +192,7 @@ __all__ = [
     "RxHashFunction",
     "SRQAttr",
     "SRQType",
+    "SelectivityLevel",
     "SendFlags",
     "SendWR",
     "SuccessfulCompletion",

@@ -74,6 +74,7 @@ def device_attr_ex(raw: Mapping[str, Any]) -> DeviceAttrEx:
         "packet_pacing_caps": PacketPacingCaps(**tree["packet_pacing_caps"]),
         "raw_packet_caps": RawPacketCaps(raw["raw_packet_caps"]),
         "tm_caps": TMCaps(**{**tree["tm_caps"], "flags": TMCapFlags(raw["tm_caps.flags"])}),
+        "xrc_odp_caps": ODPTransportCaps(raw["xrc_odp_caps"]),
         "cq_mod_caps": CQModerationCaps(**tree["cq_mod_caps"]),
     }
     rest = {name: tree[name] for name in DeviceAttrEx._fields if name in tree}

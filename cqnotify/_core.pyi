@@ -17,14 +17,17 @@ from .enums import (
     AdviseMRFlags,
     AsyncEventType,
     CounterDescription,
+    CQCreateFlags,
     FlowAttrFlags,
     FlowAttrType,
     MWType,
     OpsFlags,
     OpsWROpcode,
+    PlacementType,
     QPCreateFlags,
     QPType,
     ReadCountersFlags,
+    SelectivityLevel,
     SendFlags,
     SRQType,
     WCExFlags,
@@ -387,6 +390,7 @@ class CQ(_Object):
         wc_flags: WCExFlags | int | None = None,
         parent_domain: ParentDomain | None = None,
         name: str = "",
+        create_flags: CQCreateFlags | int = 0,
     ) -> Self: ...
     @property
     def pointer(self) -> int: ...
@@ -501,6 +505,9 @@ class SendWR:
         remote_srqn: int | None = None,
         tso_header: bytes | None = None,
         mss: int | None = None,
+        length: int | None = None,
+        placement: PlacementType | int | None = None,
+        level: SelectivityLevel | int | None = None,
     ) -> Self: ...
 
 @final
@@ -683,6 +690,7 @@ class QP(_Object):
         max_inline_data: int = 0,
         sq_sig_all: bool = False,
         atomic_write: bool = False,
+        flush: bool = False,
         create_flags: QPCreateFlags | int = 0,
         source_qpn: int | None = None,
         max_tso_header: int = 0,
@@ -792,6 +800,9 @@ class QP(_Object):
         remote_srqn: int | None = None,
         tso_header: bytes | None = None,
         mss: int | None = None,
+        length: int | None = None,
+        placement: PlacementType | int | None = None,
+        level: SelectivityLevel | int | None = None,
     ) -> None: ...
     @overload
     def post_send(self, sg: _SendWRs) -> None: ...

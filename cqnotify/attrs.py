@@ -218,6 +218,7 @@ class DeviceAttrEx(NamedTuple):
     cq_mod_caps: CQModerationCaps
     phys_port_cnt_ex: int
     max_dm_size: int
+    xrc_odp_caps: ODPTransportCaps
 
 
 class RTValues(NamedTuple):
@@ -230,7 +231,11 @@ class RTValues(NamedTuple):
 
 
 class PortAttr(NamedTuple):
-    """A port of a device: `struct ibv_port_attr`."""
+    """A port of a device: `struct ibv_port_attr`.
+
+    `active_speed_ex` is 0, and `active_speed` has the speed, where the speed fits that, and where
+    rdma-core is older than 50.
+    """
 
     state: PortState | int
     max_mtu: MTU | int
@@ -254,6 +259,7 @@ class PortAttr(NamedTuple):
     link_layer: LinkLayer | int
     flags: int
     port_cap_flags2: int
+    active_speed_ex: int
 
 
 class GIDEntry(NamedTuple):

@@ -45,6 +45,7 @@ __all__ = [
     "AdviseMRFlags",
     "AsyncEventType",
     "AtomicCap",
+    "CQCreateFlags",
     "CounterDescription",
     "DeviceCapFlags",
     "FlowAttrFlags",
@@ -59,6 +60,7 @@ __all__ = [
     "ODPTransportCaps",
     "OpsFlags",
     "OpsWROpcode",
+    "PlacementType",
     "PortState",
     "QPCreateFlags",
     "QPState",
@@ -68,6 +70,7 @@ __all__ = [
     "RxHashFields",
     "RxHashFunction",
     "SRQType",
+    "SelectivityLevel",
     "SendFlags",
     "TMCapFlags",
     "TransportType",
@@ -211,6 +214,7 @@ class AsyncEventType(_Enum):
     CLIENT_REREGISTER = _c["IBV_EVENT_CLIENT_REREGISTER"]
     GID_CHANGE = _c["IBV_EVENT_GID_CHANGE"]
     WQ_FATAL = _c["IBV_EVENT_WQ_FATAL"]
+    DEVICE_SPEED_CHANGE = _c["IBV_EVENT_DEVICE_SPEED_CHANGE"]
 
 
 class WROpcode(_Enum):
@@ -240,6 +244,23 @@ class SendFlags(_Flag):
     SOLICITED = _c["IBV_SEND_SOLICITED"]
     INLINE = _c["IBV_SEND_INLINE"]
     IP_CSUM = _c["IBV_SEND_IP_CSUM"]
+
+
+class PlacementType(_Flag):
+    """Where the bytes are when a FLUSH has completed: `enum ibv_placement_type`.
+
+    GLOBAL: every observer at the peer sees them. PERSISTENT: they outlast a loss of power.
+    """
+
+    GLOBAL = _c["IBV_FLUSH_GLOBAL"]
+    PERSISTENT = _c["IBV_FLUSH_PERSISTENT"]
+
+
+class SelectivityLevel(_Enum):
+    """What a FLUSH is about, some bytes or the whole MR: `enum ibv_selectivity_level`."""
+
+    RANGE = _c["IBV_FLUSH_RANGE"]
+    MR = _c["IBV_FLUSH_MR"]
 
 
 class AccessFlags(_Flag):
@@ -450,6 +471,13 @@ class ODPTransportCaps(_Flag):
     SRQ_RECV = _c["IBV_ODP_SUPPORT_SRQ_RECV"]
     FLUSH = _c["IBV_ODP_SUPPORT_FLUSH"]
     ATOMIC_WRITE = _c["IBV_ODP_SUPPORT_ATOMIC_WRITE"]
+
+
+class CQCreateFlags(_Flag):
+    """Options of a new CQ: `enum ibv_create_cq_attr_flags`."""
+
+    SINGLE_THREADED = _c["IBV_CREATE_CQ_ATTR_SINGLE_THREADED"]
+    IGNORE_OVERRUN = _c["IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN"]
 
 
 class QPCreateFlags(_Flag):

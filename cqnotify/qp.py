@@ -39,6 +39,7 @@ class QP(_core.QP):
     max_inline_data: how many bytes a send can carry inline.
     sq_sig_all: whether every send completes, signaled or not.
     atomic_write: whether the QP can post ATOMIC_WRITE.
+    flush: whether the QP can post FLUSH.
     create_flags: `QPCreateFlags`.
     source_qpn: the QP number that its packets say they come from; with it SOURCE_QPN is set.
     max_tso_header: how many bytes the header of a TSO can have, for RAW_PACKET or UD; 0: no TSO.

@@ -21,6 +21,7 @@ class QPOptions(TypedDict, total=False):
     max_inline_data: int
     sq_sig_all: bool
     atomic_write: bool
+    flush: bool
     user_data: object
 
 

@@ -217,7 +217,7 @@ static int begin_send(cqn_request *self)
     memcpy(in, self->in, sizeof(in));
     in[CQN_WR_ID] = NULL;
     send.sg = (cqn_sg)CQN_SG_IN(room);
-    if (cqn_send_parse(in, (cqn_state *)st, self->qp, self->opcode, &send) < 0) {
+    if (cqn_send_parse(in, self->qp, self->opcode, &send) < 0) {
         return -1;
     }
     send.wr.send_flags |= IBV_SEND_SIGNALED; /* a task that awaits a completion needs one */

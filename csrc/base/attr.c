@@ -40,14 +40,17 @@ const cqn_field cqn_device_ex_fields[] = {
     E(tm_caps.max_ops), E(tm_caps.max_sge),
     E(packet_pacing_caps.qp_rate_limit_min), E(packet_pacing_caps.qp_rate_limit_max),
     E(packet_pacing_caps.supported_qpts), E(cq_mod_caps.max_cq_count),
-    E(cq_mod_caps.max_cq_period), E(phys_port_cnt_ex), E(max_dm_size), END};
+    E(cq_mod_caps.max_cq_period), E(phys_port_cnt_ex), E(max_dm_size),
+    E(xrc_odp_caps), END};
 
 #define P(f) U(struct ibv_port_attr, f)
 const cqn_field cqn_port_fields[] = {
     P(state), P(max_mtu), P(active_mtu), P(gid_tbl_len), P(port_cap_flags), P(max_msg_sz),
     P(bad_pkey_cntr), P(qkey_viol_cntr), P(pkey_tbl_len), P(lid), P(sm_lid), P(lmc),
     P(max_vl_num), P(sm_sl), P(subnet_timeout), P(init_type_reply), P(active_width),
-    P(active_speed), P(phys_state), P(link_layer), P(flags), P(port_cap_flags2), END};
+    P(active_speed), P(phys_state), P(link_layer), P(flags), P(port_cap_flags2),
+    {"active_speed_ex", offsetof(cqn_port_attr, later.active_speed_ex), 4, CQN_UINT, UINT64_MAX, 0,
+     NULL}, END};
 
 #define C(f) FIELD(struct ibv_qp_cap, f, CQN_UINT, UINT32_MAX, 0)
 const cqn_field cqn_cap_fields[] = {C(max_send_wr), C(max_recv_wr), C(max_send_sge),
@@ -90,7 +93,7 @@ const cqn_field cqn_srq_fields[] = {S(max_wr), S(max_sge), S(srq_limit), END};
 #define A(f, max) FIELD(struct ibv_ah_attr, f, CQN_UINT, max, 0)
 #define GRH(f, type, max)                                                                  \
     {#f, offsetof(struct ibv_ah_attr, grh.f), sizeof(((struct ibv_ah_attr *)0)->grh.f), type, \
-     max, 0}
+     max, 0, NULL}
 static const cqn_field ah_fields[] = {
     GRH(dgid, CQN_GID, 0),
     GRH(flow_label, CQN_UINT, 0xfffff),

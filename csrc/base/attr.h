@@ -15,6 +15,15 @@ typedef struct {
     const char *kind; /* of an enum: see cqn_member() */
 } cqn_field;
 
+/* A port as rdma-core has described it from 50 on; an older library leaves the rest 0. */
+typedef union {
+    struct ibv_port_attr attr;
+    struct {
+        char before[52];
+        uint32_t active_speed_ex;
+    } later;
+} cqn_port_attr;
+
 /* A new dict, or tuple, of the fields of a struct, in the table's order. */
 PyObject *cqn_struct_to_dict(const void *from, const cqn_field *fields);
 PyObject *cqn_struct_to_tuple(const void *from, const cqn_field *fields);

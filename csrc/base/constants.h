@@ -8,7 +8,14 @@
 /* These are newer than the oldest header; the numbers are the kernel's. */
 enum { CQN_WR_FLUSH = 14, CQN_WC_FLUSH = 8 };
 enum { CQN_ACCESS_FLUSH_GLOBAL = 1 << 8, CQN_ACCESS_FLUSH_PERSISTENT = 1 << 9 };
-#define CQN_DEVICE_ATOMIC_WRITE (1ULL << 40) /* of device_cap_flags_ex */
+enum { CQN_EVENT_DEVICE_SPEED_CHANGE = 20 };
+enum { CQN_FLUSH_GLOBAL = 1 << 0, CQN_FLUSH_PERSISTENT = 1 << 1 }; /* enum ibv_placement_type */
+enum { CQN_FLUSH_RANGE = 0, CQN_FLUSH_MR = 1 };                    /* enum ibv_selectivity_level */
+#define CQN_QP_EX_WITH_FLUSH (1ULL << 11)
+/* Of device_cap_flags_ex. */
+#define CQN_DEVICE_FLUSH_GLOBAL (1ULL << 38)
+#define CQN_DEVICE_FLUSH_PERSISTENT (1ULL << 39)
+#define CQN_DEVICE_ATOMIC_WRITE (1ULL << 40)
 
 /* A new dict of the names of the verbs' constants and their numbers. */
 PyObject *cqn_constants(void);

@@ -161,7 +161,7 @@ int cqn_query_device_ex(struct ibv_context *device, const struct ibv_query_devic
     int err = (ibv_query_device_ex)(device, input, attr);
     if (err == 0 && atomic_load(&boasting)) {
         attr->odp_caps.general_caps = IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT;
-        attr->device_cap_flags_ex |= CQN_DEVICE_ATOMIC_WRITE;
+        attr->device_cap_flags_ex |= CQN_DEVICE_ATOMIC_WRITE | CQN_DEVICE_FLUSH_GLOBAL;
         cqn_stand_in_attr(attr);
         attr->max_dm_size = 1 << 20;
     }

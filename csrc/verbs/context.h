@@ -11,7 +11,7 @@ typedef struct {
     cqn_reports reports;
     cqn_netdev netdev;
     cqn_tally *tallies;            /* see tally.c */
-    struct ibv_port_attr port;     /* the latest that a port has answered, */
+    cqn_port_attr port;            /* the latest that a port has answered, */
     PyObject *port_fields;         /* and as a tuple; or NULL */
     cqn_channel_counters channels; /* of them all, the closed ones included */
     char name[IBV_SYSFS_NAME_MAX]; /* of the device, also when it is closed */

@@ -76,9 +76,22 @@ static int port_of(const cqn_context *self, PyObject *value, uint8_t *out)
     return 0;
 }
 
+/* The header's inline function tells the library the size of the header's struct. */
+static int query_port(struct ibv_context *handle, uint8_t port, cqn_port_attr *out)
+{
+    struct verbs_context *ops = verbs_get_ctx_op(handle, query_port);
+#ifdef CQN_FAULTS
+    if (ops != NULL && cqn_fault("ibv_query_port")) {
+        return cqn_fault_errno();
+    }
+#endif
+    return ops != NULL ? ops->query_port(handle, port, &out->attr, sizeof(*out))
+                       : ibv_query_port(handle, port, &out->attr);
+}
+
 /* A tuple, not a dict: programs that wait for a port ask often. Mostly the answer is the one
  * before, and then the tuple is. */
-static PyObject *port_fields(cqn_device_context *self, const struct ibv_port_attr *attr)
+static PyObject *port_fields(cqn_device_context *self, const cqn_port_attr *attr)
 {
     if (self->port_fields == NULL || memcmp(attr, &self->port, sizeof(*attr)) != 0) {
         PyObject *fields = cqn_struct_to_tuple(attr, cqn_port_fields);
@@ -107,9 +120,10 @@ PyObject *cqn_context_query_port(PyObject *op, PyObject *const *args, Py_ssize_t
     if (handle == NULL) {
         return NULL;
     }
-    struct ibv_port_attr attr = {.flags = 0};
+    cqn_port_attr attr;
     int err;
-    CQN_IN_KERNEL(CQN_OBJ(op), err = ibv_query_port(handle, port, &attr));
+    memset(&attr, 0, sizeof(attr));
+    CQN_IN_KERNEL(CQN_OBJ(op), err = query_port(handle, port, &attr));
     return err ? cqn_verbs_error(CQN_OBJ(op)->state, err, "ibv_query_port", "port %d", port)
                : port_fields((cqn_device_context *)op, &attr);
 }

@@ -360,14 +360,15 @@ static PyMemberDef cq_members[] = {
 static PyType_Slot cq_slots[] = {
     {Py_tp_doc,
      "CQ(context, cqe, *, channel=None, comp_vector=0, user_data=None, wc_flags=None, "
-     "parent_domain=None, name='')\n--\n\n"
+     "parent_domain=None, name='', create_flags=0)\n--\n\n"
      "A completion queue with room for at least `cqe` completions.\n\n"
      "With a `channel` it can raise events there: see req_notify(). With `wc_flags`, WCExFlags, "
      "its completions have these fields, and qp_num, instead of the usual ones; VerbsError where "
-     "the device does not report them. A CQ of a `parent_domain` is made so in any case, and has "
-     "the usual fields without `wc_flags`. What the CQs of one `name` count, cqnotify.metrics adds "
+     "the device does not report them. A CQ of a `parent_domain`, or with `create_flags`, "
+     "CQCreateFlags, is made so in any case, and has the usual fields without `wc_flags`. What the "
+     "CQs of one `name` count, cqnotify.metrics adds "
      "up. BusyError at close() while queue pairs use it.\n\n"
-     "Wraps ibv_create_cq(3), or ibv_create_cq_ex(3) where wc_flags are given."},
+     "Wraps ibv_create_cq(3), or ibv_create_cq_ex(3) where any of these is given."},
     {Py_tp_new, cqn_cq_new},
     {Py_tp_repr, cq_repr},
     {Py_tp_traverse, cq_traverse},

@@ -67,7 +67,7 @@ static const cqn_kind cq_kind = {
 
 typedef struct {
     PyObject *context, *channel, *user_data, *parent_domain, *name;
-    uint32_t cqe, comp_vector, wc_flags;
+    uint32_t cqe, comp_vector, wc_flags, create_flags;
     bool extended;
 } cq_args;
 
@@ -101,6 +101,21 @@ static int parse_wc_flags(PyObject *value, cq_args *a)
     return 0;
 }
 
+static int parse_create_flags(PyObject *value, cq_args *a)
+{
+    const uint32_t known = IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
+    if (cqn_member32(value, "create_flags", "CQCreateFlags such as CQCreateFlags.IGNORE_OVERRUN",
+                     UINT32_MAX, &a->create_flags) < 0) {
+        return -1;
+    }
+    if (a->create_flags & ~known) {
+        PyErr_Format(PyExc_ValueError, "create_flags is 0x%x: 0x%x is no flag of CQCreateFlags",
+                     a->create_flags, a->create_flags & ~known);
+        return -1;
+    }
+    return 0;
+}
+
 /* An object of the same context; None becomes NULL. */
 static int parse_part(PyObject **part, PyTypeObject *type, const char *name, const cq_args *a)
 {
@@ -113,9 +128,9 @@ static int parse_part(PyObject **part, PyTypeObject *type, const char *name, con
 
 static int parse_new_cq(cqn_state *st, PyObject *args, PyObject *kwargs, cq_args *a)
 {
-    static const char *const names[] = {"context",     "cqe",           "channel",
-                                        "user_data",   "parent_domain", "wc_flags",
-                                        "comp_vector", "name",          NULL};
+    static const char *const names[] = {"context",       "cqe",      "channel",     "user_data",
+                                        "parent_domain", "wc_flags", "comp_vector", "name",
+                                        "create_flags",  NULL};
     PyObject *in[Py_ARRAY_LENGTH(names) - 1] = {NULL};
     if (cqn_sort_new("CQ", names, 2, 2, args, kwargs, in) < 0 ||
         cqn_expect(in[0], st->Context, "context") < 0) {
@@ -131,7 +146,8 @@ static int parse_new_cq(cqn_state *st, PyObject *args, PyObject *kwargs, cq_args
     uint32_t last_vector = (uint32_t)ctx->num_comp_vectors - 1;
     if (cqn_check_cqe((cqn_context *)a->context, in[1], &a->cqe) < 0 ||
         (vector != NULL && cqn_u32(vector, "comp_vector", last_vector, &a->comp_vector) < 0) ||
-        parse_wc_flags(cqn_given(in[5]), a) < 0) {
+        parse_wc_flags(cqn_given(in[5]), a) < 0 ||
+        (in[8] != NULL && parse_create_flags(in[8], a) < 0)) {
         return -1;
     }
     if (a->name != NULL && !PyUnicode_Check(a->name)) {
@@ -184,7 +200,9 @@ static struct ibv_cq *create_extended(cqn_cq *self, const cq_args *a)
         .channel = a->channel ? CQN_OBJ(a->channel)->handle : NULL,
         .comp_vector = a->comp_vector,
         .wc_flags = a->wc_flags | IBV_WC_EX_WITH_QP_NUM | IBV_WC_EX_WITH_IMM,
-        .comp_mask = a->parent_domain ? IBV_CQ_INIT_ATTR_MASK_PD : 0,
+        .comp_mask = (a->parent_domain ? IBV_CQ_INIT_ATTR_MASK_PD : 0u) |
+                     (a->create_flags ? IBV_CQ_INIT_ATTR_MASK_FLAGS : 0u),
+        .flags = a->create_flags,
         .parent_domain = a->parent_domain ? CQN_OBJ(a->parent_domain)->handle : NULL,
     };
     struct ibv_context *context = CQN_OBJ(a->context)->handle;
@@ -192,11 +210,12 @@ static struct ibv_cq *create_extended(cqn_cq *self, const cq_args *a)
     int err;
     CQN_CREATING(CQN_OBJ(self), cq = ibv_create_cq_ex(context, &attr); err = errno);
     if (cq == NULL) {
-        bool too_much = err == EOPNOTSUPP || err == ENOSYS ||
-                        (err == EINVAL && (a->wc_flags & CQN_WC_EX_EXTRA));
+        bool too_much =
+            a->create_flags == 0 && (err == EOPNOTSUPP || err == ENOSYS ||
+                                     (err == EINVAL && (a->wc_flags & CQN_WC_EX_EXTRA)));
         cqn_verbs_error(self->base.state, err, "ibv_create_cq_ex",
-                        "%u entries, comp_vector %u, wc_flags 0x%x%s", a->cqe, a->comp_vector,
-                        a->wc_flags,
+                        "%u entries, comp_vector %u, wc_flags 0x%x%s%s", a->cqe, a->comp_vector,
+                        a->wc_flags, a->create_flags ? ", with these create_flags" : "",
                         too_much ? ": this device does not report all of these fields" : "");
         return NULL;
     }
@@ -231,10 +250,10 @@ PyObject *cqn_cq_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     }
     if (a.parent_domain != NULL) {
         used[n++] = CQN_OBJ(a.parent_domain);
-        if (!a.extended) { /* which only such a one can have: with the fields of a plain one */
-            a.extended = true;
-            a.wc_flags = IBV_WC_STANDARD_FLAGS;
-        }
+    }
+    if ((a.parent_domain != NULL || a.create_flags != 0) && !a.extended) {
+        a.extended = true; /* which only such a one can have: with the fields of a plain one */
+        a.wc_flags = IBV_WC_STANDARD_FLAGS;
     }
     cqn_cq *self = cqn_new(type, &cq_kind, used, n);
     if (self == NULL) {

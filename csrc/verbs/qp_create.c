@@ -11,7 +11,7 @@
 typedef struct {
     PyObject *pd, *send_cq, *recv_cq, *srq, *xrcd, *rwq_ind_tbl, *user_data;
     struct ibv_qp_init_attr_ex attr;
-    bool atomic_write;
+    uint64_t ops;     /* that it must be made for, see qp_ops.c */
     uint32_t max_tso; /* bytes that the device segments */
     uint8_t rx_hash_key[UINT8_MAX];
 } qp_args;
@@ -266,13 +266,23 @@ static int parse_hash(PyObject *value, qp_args *a)
     return check_hash_fields(conf->rx_hash_fields_mask);
 }
 
-static int check_atomic_write(const qp_args *a)
+/* The operations that it must be made for. */
+static int parse_ops(PyObject *atomic_write, PyObject *flush, qp_args *a)
 {
-    if (a->attr.qp_type != IBV_QPT_RC) {
-        PyErr_SetString(PyExc_ValueError, "atomic_write is possible with QPType.RC only");
+    const int writes = cqn_truth(atomic_write), flushes = writes < 0 ? -1 : cqn_truth(flush);
+    a->ops =
+        (writes > 0 ? IBV_QP_EX_WITH_ATOMIC_WRITE : 0u) | (flushes > 0 ? CQN_QP_EX_WITH_FLUSH : 0u);
+    return flushes < 0 ? -1 : 0;
+}
+
+static int check_ops(const qp_args *a)
+{
+    if (a->ops != 0 && a->attr.qp_type != IBV_QPT_RC) {
+        PyErr_Format(PyExc_ValueError, "%s is possible with QPType.RC only",
+                     a->ops & CQN_QP_EX_WITH_FLUSH ? "flush" : "atomic_write");
         return -1;
     }
-    return cqn_check_atomic_write(CQN_OBJ(a->pd));
+    return cqn_check_ops(CQN_OBJ(a->pd), a->ops);
 }
 
 /* The domain that it is of. */
@@ -307,18 +317,17 @@ static int parse_new_qp(cqn_state *st, PyObject *args, PyObject *kwargs, qp_args
     static const char *const names[] = {
         "pd", "qp_type", "send_cq", "recv_cq", "srq", "xrcd", "rwq_ind_tbl", "user_data",
         "max_send_wr", "max_recv_wr", "max_send_sge", "max_recv_sge", "max_inline_data",
-        "sq_sig_all", "atomic_write", "create_flags", "source_qpn", "max_tso_header",
+        "sq_sig_all", "atomic_write", "flush", "create_flags", "source_qpn", "max_tso_header",
         "rx_hash_conf", NULL};
     /* clang-format on */
-    enum { CAP = 8, SIG_ALL = 13, ATOMIC_WRITE, FLAGS, SOURCE_QPN, TSO, HASH };
+    enum { CAP = 8, SIG_ALL = 13, ATOMIC_WRITE, FLUSH, FLAGS, SOURCE_QPN, TSO, HASH };
     PyObject *in[Py_ARRAY_LENGTH(names) - 1] = {NULL};
     if (cqn_sort_new("QP", names, 2, 2, args, kwargs, in) < 0) {
         return -1;
     }
     PyObject *const *cap = &in[CAP];
     const int sig_all = cqn_truth(in[SIG_ALL]);
-    const int atomic_write = sig_all < 0 ? -1 : cqn_truth(in[ATOMIC_WRITE]);
-    if (atomic_write < 0) {
+    if (sig_all < 0 || parse_ops(in[ATOMIC_WRITE], in[FLUSH], a) < 0) {
         return -1;
     }
     a->pd = in[0];
@@ -329,7 +338,6 @@ static int parse_new_qp(cqn_state *st, PyObject *args, PyObject *kwargs, qp_args
     a->rwq_ind_tbl = cqn_given(in[6]);
     a->user_data = cqn_given(in[7]);
     a->attr.sq_sig_all = sig_all;
-    a->atomic_write = atomic_write;
     if (parse_qp_type(in[1], &a->attr.qp_type) < 0 || check_parts(a, cap) < 0 ||
         (a->pd == Py_None && a->xrcd != Py_None ? cqn_expect(a->xrcd, st->XRCD, "xrcd")
                                                 : cqn_expect(a->pd, st->PD, "pd")) < 0) {
@@ -346,7 +354,7 @@ static int parse_new_qp(cqn_state *st, PyObject *args, PyObject *kwargs, qp_args
                    (has_queues && parse_capacities(&limits, cap, no_recvs, &a->attr.cap) < 0) ||
                    parse_flags(in[FLAGS], in[SOURCE_QPN], &a->attr) < 0 ||
                    parse_tso(in[TSO], a) < 0 || parse_hash(in[HASH], a) < 0 ||
-                   check_open(st, a) < 0 || (atomic_write && check_atomic_write(a) < 0)
+                   check_open(st, a) < 0 || check_ops(a) < 0
                ? -1
                : 0;
 }
@@ -397,8 +405,8 @@ static size_t collect_parts(qp_args *a, cqn_qp *parts, cqn_object **used)
     attr->rwq_ind_tbl = use(a->rwq_ind_tbl, used, &n, &parts->rwq_ind_tbl);
     attr->comp_mask |= (attr->pd ? IBV_QP_INIT_ATTR_PD : 0u) |
                        (attr->xrcd ? IBV_QP_INIT_ATTR_XRCD : 0u) |
-                       (a->atomic_write ? IBV_QP_INIT_ATTR_SEND_OPS_FLAGS : 0u);
-    attr->send_ops_flags = a->atomic_write ? IBV_QP_EX_WITH_ATOMIC_WRITE : 0;
+                       (a->ops ? IBV_QP_INIT_ATTR_SEND_OPS_FLAGS : 0u);
+    attr->send_ops_flags = a->ops;
     attr->rx_hash_conf.rx_hash_key = attr->rwq_ind_tbl ? a->rx_hash_key : NULL;
     if (attr->qp_type == IBV_QPT_XRC_SEND) {
         attr->recv_cq = NULL;
@@ -492,20 +500,18 @@ PyObject *cqn_qp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     struct ibv_qp *qp;
     int err;
     CQN_CREATING(CQN_OBJ(self), qp = create_qp(device, &a.attr); err = errno);
-    if (qp == NULL && a.atomic_write && err == EOPNOTSUPP) {
-        cqn_verbs_error(st, err, "ibv_create_qp_ex",
-                        "atomic_write: %s has it, but not its provider of this libibverbs; that of "
-                        "Soft-RoCE has it from rdma-core 44 on",
-                        cqn_device_name(CQN_OBJ(self)));
-        Py_DECREF(self);
-        return NULL;
-    }
     if (qp == NULL) {
-        refuse_qp(st, err, &a.attr);
+        if (a.ops != 0 && err == EOPNOTSUPP) {
+            cqn_refuse_provider(CQN_OBJ(self), a.ops);
+        }
+        else {
+            refuse_qp(st, err, &a.attr);
+        }
         Py_DECREF(self);
         return NULL;
     }
-    self->atomic_write = a.atomic_write;
+    self->atomic_write = a.ops & IBV_QP_EX_WITH_ATOMIC_WRITE;
+    self->flush = a.ops & CQN_QP_EX_WITH_FLUSH;
     self->max_tso_header = a.attr.max_tso_header;
     self->max_tso = a.max_tso;
     enter_handle(self, qp, &a.attr);

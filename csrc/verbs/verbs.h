@@ -10,7 +10,7 @@
  *   channel.c, cq.c       events and completions; cq_create.c making a CQ, cq_poll.c the methods
  *                         that poll, tally.c what is counted
  *   qp.c, srq.c           queues; qp_create.c, qp_modify.c, qp_close.c, qp_probe.c, mcast.c,
- *                         atomic_write.c, qp_ece.c below qp.c; srq_create.c, srq_ops.c below srq.c
+ *                         qp_ops.c, qp_ece.c below qp.c; srq_create.c, srq_ops.c below srq.c
  *   xrcd.c                domains of XRC
  *   flow.c                rules for what packets a queue pair gets; flow_counters.c what counts
  * them wq.c, rwq_ind_table.c queues of receives alone, and tables of them, for RSS fork.c whether
@@ -30,10 +30,13 @@ extern PyType_Spec cqn_flow_counters_spec;
 extern PyType_Spec cqn_dm_spec, cqn_td_spec, cqn_parent_domain_spec;
 extern PyStructSequence_Desc cqn_cq_stats_desc;
 
-/* atomic_write.c */
+/* qp_ops.c: `ops` are those of IBV_QP_EX_WITH_* that a queue pair must be made for. */
 
-/* -1 with VerbsError if the device has no ATOMIC_WRITE. */
-int cqn_check_atomic_write(cqn_object *pd);
+/* -1 with VerbsError if the device lacks one. It may take it all the same, and fail it later. */
+int cqn_check_ops(cqn_object *pd, uint64_t ops);
+
+/* Raises that the provider lacks one that the device has. */
+void cqn_refuse_provider(cqn_object *qp, uint64_t ops);
 
 /* cq_create.c */
 PyObject *cqn_cq_new(PyTypeObject *type, PyObject *args, PyObject *kwargs);

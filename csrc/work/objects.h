@@ -79,7 +79,7 @@ typedef struct cqn_qp {
     uint32_t sq_psn; /* 0 until it is drawn, see cqn_qp_psn() */
     enum ibv_qp_type type;
     enum ibv_qp_state state; /* as last set by us; the device may be in ERR */
-    bool sq_sig_all, atomic_write;
+    bool sq_sig_all, atomic_write, flush;
     uint16_t max_tso_header; /* bytes of the header of TSO; 0: it has none */
     uint32_t max_tso;        /* bytes that the device segments */
     bool no_recvs;           /* what comes through it goes elsewhere, and not to its srq */

@@ -75,6 +75,10 @@ static int check_device(const cqn_qp *qp, const cqn_send *send)
                         "opcode is ATOMIC_WRITE: that needs a QP made with atomic_write=True");
         return -1;
     }
+    if (send->opcode->flush && !qp->flush) {
+        PyErr_SetString(PyExc_ValueError, "opcode is FLUSH: that needs a QP made with flush=True");
+        return -1;
+    }
     if (send->opcode->atomic && device->atomic_cap == IBV_ATOMIC_NONE) {
         cqn_verbs_error(qp->base.state, EOPNOTSUPP, "ibv_post_send",
                         "%s: %s has no atomic operations (its atomic_cap is NONE)",
@@ -155,25 +159,35 @@ static int post_sends(cqn_qp *qp, struct ibv_send_wr *first, size_t n, size_t *p
     return err;
 }
 
-/* Returns an errno, or 0. The bytes are taken at once. */
-static int post_atomic_write(cqn_qp *qp, const struct ibv_send_wr *wr)
+/* ibv_wr_flush(), which stands behind what a header of rdma-core 44 declares. A provider that has
+ * made a QP for FLUSH has it. */
+static void wr_flush(struct ibv_qp_ex *ex, const cqn_send *send)
 {
+    void (*flush)(struct ibv_qp_ex *, uint32_t, uint64_t, size_t, uint8_t, uint8_t);
+    memcpy(&flush, &ex->wr_atomic_write + 1, sizeof(flush));
+    flush(ex, send->wr.wr.rdma.rkey, send->wr.wr.rdma.remote_addr, send->flush_length,
+          send->placement, send->level);
+}
+
+/* What has a verb of its own is posted one at a time. Returns an errno, or 0. The bytes of an
+ * atomic write are taken at once. */
+static int post_alone(cqn_qp *qp, const cqn_send *send, size_t *posted)
+{
+    const struct ibv_send_wr *wr = &send->wr;
     struct ibv_qp_ex *ex = ibv_qp_to_qp_ex(qp->base.handle);
     ibv_wr_start(ex);
     ex->wr_id = wr->wr_id;
     ex->wr_flags = wr->send_flags;
-    ibv_wr_atomic_write(ex, wr->wr.rdma.rkey, wr->wr.rdma.remote_addr,
-                        (const void *)(uintptr_t)wr->sg_list[0].addr);
+    if (send->opcode->flush) {
+        wr_flush(ex, send);
+    }
+    else {
+        ibv_wr_atomic_write(ex, wr->wr.rdma.rkey, wr->wr.rdma.remote_addr,
+                            (const void *)(uintptr_t)wr->sg_list[0].addr);
+    }
     int err = ibv_wr_complete(ex);
-    return err == ENOSPC ? ENOMEM : err; /* which ibv_post_send() says of a full queue */
-}
-
-/* Its verb posts one at a time. */
-static int post_alone(cqn_qp *qp, const cqn_send *send, size_t *posted)
-{
-    int err = post_atomic_write(qp, &send->wr);
     *posted = err == 0;
-    return err;
+    return err == ENOSPC ? ENOMEM : err; /* which ibv_post_send() says of a full queue */
 }
 
 static PyObject *refuse_send(const cqn_qp *qp, const char *verb, int err, PyObject *bad_wr,
@@ -221,7 +235,7 @@ static int try_one(cqn_qp *qp, cqn_send *send, cqn_request *request, size_t *pos
     }
     choose_key(send);
     send->wr.wr_id = cqn_wr_queue_id(qp->sq, entries);
-    int err = send->opcode->atomic_write ? post_alone(qp, send, posted)
+    int err = send->opcode->verb != NULL ? post_alone(qp, send, posted)
                                          : post_sends(qp, &send->wr, 1, posted);
     if (*posted > 0) {
         enter_books(qp, send, request);
@@ -240,7 +254,7 @@ static PyObject *post_one_send(cqn_qp *qp, cqn_send *send, PyObject *object)
     if (err < 0) {
         return NULL;
     }
-    const char *verb = send->opcode->atomic_write ? "ibv_wr_atomic_write" : "ibv_post_send";
+    const char *verb = send->opcode->verb != NULL ? send->opcode->verb : "ibv_post_send";
     return err == 0 ? Py_NewRef(Py_None)
                     : refuse_send(qp, verb, err, posted == 0 ? object : NULL, posted, 1);
 }
@@ -288,8 +302,9 @@ static cqn_send *send_item(PyObject *list, size_t i)
 static int check_listed(const cqn_send *send)
 {
     cqn_mw *mw = window_of(send);
-    if (send->opcode->atomic_write) {
-        PyErr_SetString(PyExc_ValueError, "ATOMIC_WRITE is not possible in a list: post it alone");
+    if (send->opcode->verb != NULL) {
+        PyErr_Format(PyExc_ValueError, "%s is not possible in a list: post it alone",
+                     send->opcode->name);
         return -1;
     }
     if (mw == NULL) {
@@ -372,7 +387,7 @@ static PyObject *post_send_arguments(cqn_qp *qp, PyObject *const *in)
     cqn_sg_room room;
     cqn_send send;
     send.sg = (cqn_sg)CQN_SG_IN(room);
-    if (cqn_send_parse(in, qp->base.state, qp, IBV_WR_SEND, &send) < 0) {
+    if (cqn_send_parse(in, qp, IBV_WR_SEND, &send) < 0) {
         return NULL;
     }
     PyObject *result = NULL;
@@ -387,7 +402,8 @@ static PyObject *post_send_arguments(cqn_qp *qp, PyObject *const *in)
 const char cqn_qp_post_send_doc[] =
     "post_send($self, /, sg, *, wr_id=0, opcode=2, send_flags=2, imm_data=None, remote_addr=None, "
     "rkey=None, compare_add=None, swap=None, invalidate_rkey=None, mw=None, access=None, ah=None, "
-    "remote_qpn=None, remote_qkey=None, remote_srqn=None, tso_header=None, mss=None)\n--\n\n"
+    "remote_qpn=None, remote_qkey=None, remote_srqn=None, tso_header=None, mss=None, length=None, "
+    "placement=None, level=None)\n--\n\n"
     "Post one work request: send, write or read the memory `sg`, change a number of the peer's "
     "in one step, or bind or invalidate a memory window.\n\n"
     "Or post a SendWR, which has all of the arguments, or a list of them, with one call of the "
@@ -412,6 +428,11 @@ const char cqn_qp_post_send_doc[] =
     "ATOMIC_WRITE writes 8 bytes, of `sg` or of any buffer, to a multiple of 8, so that the peer "
     "sees all of them or none. It needs a QP made with `atomic_write`, and is posted alone, by "
     "ibv_wr_atomic_write(3).\n\n"
+    "FLUSH, without `sg`, completes when what was written before to `length` bytes from "
+    "`remote_addr` on, or with `level` SelectivityLevel.MR to the whole MR, is where `placement`, "
+    "a PlacementType, says. The peer's MR and QP must allow it, by AccessFlags.FLUSH_GLOBAL or "
+    "FLUSH_PERSISTENT. It needs a QP made with `flush`, and is posted alone, by "
+    "ibv_wr_flush(3).\n\n"
     "TSO, on a UD or RAW_PACKET QP made with `max_tso_header`, sends `sg` in packets of `mss` "
     "bytes "
     "each at most, and each begins with a copy of `tso_header`, bytes, that the device adapts.\n\n"
@@ -516,7 +537,7 @@ PyObject *cqn_qp_bind_mw(PyObject *op, PyObject *const *args, Py_ssize_t nargs, 
     in[CQN_WR_ID] = given[3];
     in[CQN_RKEY] = given[4];
     in[CQN_SEND_FLAGS] = given[5];
-    int rc = cqn_send_parse(in, qp->base.state, qp, IBV_WR_SEND, &send);
+    int rc = cqn_send_parse(in, qp, IBV_WR_SEND, &send);
     Py_DECREF(opcode);
     if (rc < 0 || cqn_send_gather(in, qp->base.state, &send) < 0 || cqn_open(&qp->base) == NULL) {
         return NULL;

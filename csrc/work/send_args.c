@@ -35,7 +35,8 @@ static const cqn_opcode opcodes[] = {
     OPCODE(SEND_WITH_INV, RC | UC | XRC, .invalidates = true, .solicited = true, .inlined = true),
     OPCODE(LOCAL_INV, RC | UC | XRC, .invalidates = true, .does = CQN_WR_INVALIDATES),
     OPCODE(BIND_MW, RC | UC | XRC, .does = CQN_WR_BINDS),
-    OPCODE(ATOMIC_WRITE, RC, .remote = true, .atomic_write = true),
+    OPCODE(ATOMIC_WRITE, RC, .remote = true, .atomic_write = true, .verb = "ibv_wr_atomic_write"),
+    [CQN_WR_FLUSH] = {"FLUSH", RC, .remote = true, .flush = true, .verb = "ibv_wr_flush"},
     OPCODE(TSO, UD | RAW, .solicited = true, .tso = true),
 };
 #undef OPCODE
@@ -43,30 +44,19 @@ static const cqn_opcode opcodes[] = {
 const char *const cqn_send_names[CQN_SEND_NAMES + 1] = {
     "sg", "wr_id", "opcode", "send_flags", "imm_data", "remote_addr", "rkey", "compare_add", "swap",
     "invalidate_rkey", "mw", "access", "ah", "remote_qpn", "remote_qkey",
-    "remote_srqn", "tso_header", "mss", NULL};
+    "remote_srqn", "tso_header", "mss", "length", "placement", "level", NULL};
 /* clang-format on */
 
-/* What ibv_post_send() can't do, whatever the device. */
-static void refuse_opcode(cqn_state *st, uint32_t opcode)
-{
-    if (opcode == CQN_WR_FLUSH) {
-        cqn_verbs_error(st, EOPNOTSUPP, "ibv_post_send",
-                        "opcode FLUSH is not supported by this verb, but by ibv_wr_flush(3) alone");
-        return;
-    }
-    PyErr_Format(PyExc_ValueError,
-                 "opcode is %u: a work request takes SEND, SEND_WITH_IMM, SEND_WITH_INV, "
-                 "RDMA_WRITE, RDMA_WRITE_WITH_IMM, RDMA_READ, ATOMIC_CMP_AND_SWP, "
-                 "ATOMIC_FETCH_AND_ADD, LOCAL_INV, BIND_MW, ATOMIC_WRITE and TSO",
-                 opcode);
-}
-
-static const cqn_opcode *find_opcode(cqn_state *st, uint32_t opcode)
+static const cqn_opcode *find_opcode(uint32_t opcode)
 {
     if (opcode < Py_ARRAY_LENGTH(opcodes) && opcodes[opcode].name != NULL) {
         return &opcodes[opcode];
     }
-    refuse_opcode(st, opcode);
+    PyErr_Format(PyExc_ValueError,
+                 "opcode is %u: a work request takes SEND, SEND_WITH_IMM, SEND_WITH_INV, "
+                 "RDMA_WRITE, RDMA_WRITE_WITH_IMM, RDMA_READ, ATOMIC_CMP_AND_SWP, "
+                 "ATOMIC_FETCH_AND_ADD, LOCAL_INV, BIND_MW, ATOMIC_WRITE, FLUSH and TSO",
+                 opcode);
     return NULL;
 }
 
@@ -231,6 +221,40 @@ static int set_tso(PyObject *const *in, cqn_send *out)
     return 0;
 }
 
+static int set_flush(PyObject *const *in, cqn_send *out)
+{
+    const cqn_opcode *op = out->opcode;
+    if (!op->flush) {
+        return check_presence(in, CQN_LENGTH, false, op->name) < 0 ||
+                       check_presence(in, CQN_PLACEMENT, false, op->name) < 0 ||
+                       check_presence(in, CQN_LEVEL, false, op->name) < 0
+                   ? -1
+                   : 0;
+    }
+    uint32_t placement = CQN_FLUSH_GLOBAL, level = CQN_FLUSH_RANGE;
+    if (check_presence(in, CQN_PLACEMENT, true, op->name) < 0 ||
+        cqn_member32(in[CQN_PLACEMENT], "placement", "a PlacementType such as PlacementType.GLOBAL",
+                     CQN_FLUSH_GLOBAL | CQN_FLUSH_PERSISTENT, &placement) < 0 ||
+        (is_given(in, CQN_LEVEL) &&
+         cqn_member32(in[CQN_LEVEL], "level", "a SelectivityLevel such as SelectivityLevel.RANGE",
+                      CQN_FLUSH_MR, &level) < 0)) {
+        return -1;
+    }
+    if (placement == 0) {
+        PyErr_SetString(PyExc_ValueError, "placement is 0: it must be GLOBAL, PERSISTENT or both");
+        return -1;
+    }
+    out->placement = (uint8_t)placement;
+    out->level = (uint8_t)level;
+    out->flush_length = 0;
+    const bool range = level == CQN_FLUSH_RANGE;
+    return check_presence(in, CQN_LENGTH, range,
+                          range ? "FLUSH of a RANGE" : "FLUSH of a whole MR") < 0 ||
+                   (range && cqn_u32(in[CQN_LENGTH], "length", UINT32_MAX, &out->flush_length) < 0)
+               ? -1
+               : 0;
+}
+
 /* The SRQ of the peer, for what takes a receive there. */
 static int set_srq(PyObject *const *in, cqn_send *out)
 {
@@ -310,8 +334,7 @@ int cqn_send_refuse_type(const cqn_send *send, enum ibv_qp_type type)
 
 /* Everything of the request but the objects that it names: all that can run Python
  * code. For that QP, or for any. The opcode, if none is named. */
-int cqn_send_parse(PyObject *const *in, cqn_state *st, const cqn_qp *qp, uint32_t opcode,
-                   cqn_send *out)
+int cqn_send_parse(PyObject *const *in, const cqn_qp *qp, uint32_t opcode, cqn_send *out)
 {
     uint32_t flags = IBV_SEND_SIGNALED;
     struct ibv_send_wr *wr = &out->wr;
@@ -328,7 +351,7 @@ int cqn_send_parse(PyObject *const *in, cqn_state *st, const cqn_qp *qp, uint32_
     }
     wr->opcode = opcode;
     wr->send_flags = flags;
-    out->opcode = find_opcode(st, opcode);
+    out->opcode = find_opcode(opcode);
     if (out->opcode == NULL) {
         return -1;
     }
@@ -339,7 +362,7 @@ int cqn_send_parse(PyObject *const *in, cqn_state *st, const cqn_qp *qp, uint32_
     }
     if (check_flags(out->opcode, wr) < 0 || set_imm(in, out->opcode, wr) < 0 ||
         set_remote(in, out->opcode, wr) < 0 || set_bind(in, out) < 0 || set_tso(in, out) < 0 ||
-        set_destination(in, qp, out) < 0) {
+        set_flush(in, out) < 0 || set_destination(in, qp, out) < 0) {
         return -1;
     }
     return out->qp_types == 0 ? cqn_send_refuse_type(out, IBV_QPT_UD) : 0;
@@ -480,7 +503,7 @@ int cqn_send_gather(PyObject *const *in, cqn_state *st, cqn_send *out)
     if (out->opcode->does == CQN_WR_BINDS) {
         return gather_bind(in, st, out);
     }
-    if (out->opcode->does == CQN_WR_INVALIDATES) {
+    if (out->opcode->does == CQN_WR_INVALIDATES || out->opcode->flush) {
         return check_presence(in, CQN_SG, false, out->opcode->name);
     }
     bool bytes = ((out->wr.send_flags & IBV_SEND_INLINE) || out->opcode->atomic_write) &&

@@ -30,15 +30,8 @@ static PyObject *send_wr_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     CQN_COPY list = NULL;
     cqn_send send;
     if (cqn_freeze_keywords(&kwargs, &copy) < 0 ||
-        !PyArg_ParseTupleAndKeywords(
-            args, kwargs, "|O$OOOOOOOOOOOOOOOOO:SendWR", (char **)cqn_send_names, &in[CQN_SG],
-            &in[CQN_WR_ID], &in[CQN_OPCODE], &in[CQN_SEND_FLAGS], &in[CQN_IMM_DATA],
-            &in[CQN_REMOTE_ADDR], &in[CQN_RKEY], &in[CQN_COMPARE_ADD], &in[CQN_SWAP],
-            &in[CQN_INVALIDATE_RKEY], &in[CQN_MW], &in[CQN_ACCESS], &in[CQN_AH],
-            &in[CQN_REMOTE_QPN], &in[CQN_REMOTE_QKEY], &in[CQN_REMOTE_SRQN], &in[CQN_TSO_HEADER],
-            &in[CQN_MSS]) ||
-        cqn_freeze(&in[CQN_SG], &list) < 0 ||
-        cqn_send_parse(in, cqn_state_of(type), NULL, IBV_WR_SEND, &send) < 0) {
+        cqn_sort_new("SendWR", cqn_send_names, 1, 0, args, kwargs, in) < 0 ||
+        cqn_freeze(&in[CQN_SG], &list) < 0 || cqn_send_parse(in, NULL, IBV_WR_SEND, &send) < 0) {
         return NULL;
     }
     /* First what it is made of: to take a buffer can run code, which must not find half of it. */
@@ -93,7 +86,8 @@ static PyType_Slot send_wr_slots[] = {
     {Py_tp_doc,
      "SendWR(sg=None, *, wr_id=0, opcode=2, send_flags=2, imm_data=None, remote_addr=None, "
      "rkey=None, compare_add=None, swap=None, invalidate_rkey=None, mw=None, access=None, ah=None, "
-     "remote_qpn=None, remote_qkey=None, remote_srqn=None, tso_header=None, mss=None)\n--\n\n"
+     "remote_qpn=None, remote_qkey=None, remote_srqn=None, tso_header=None, mss=None, "
+     "length=None, placement=None, level=None)\n--\n\n"
      "A send work request that is built once and posted any number of times, by post_send().\n\n"
      "What its arguments mean, and which go together, see QP.post_send(). It holds its MRs, AH, MW "
      "or "

@@ -36,8 +36,8 @@ typedef struct {
     const char *name;
     uint32_t qp_types; /* bits 1 << IBV_QPT_* */
     bool imm, invalidates, remote, solicited, inlined, fills, atomic, swaps;
-    bool atomic_write; /* has a verb of its own */
-    bool tso;
+    bool atomic_write, flush, tso;
+    const char *verb; /* of its own, by which it is posted alone; or NULL */
     cqn_wr_does does;
 } cqn_opcode;
 
@@ -47,7 +47,9 @@ typedef struct {
     const cqn_opcode *opcode;
     uint32_t qp_types; /* that can carry it out */
     bool has_rkey;     /* for a window; else it gets the next one */
-    PyObject *header;  /* bytes, of TSO, or NULL; of an object its own, otherwise borrowed */
+    uint32_t flush_length;
+    uint8_t placement, level; /* of FLUSH */
+    PyObject *header;         /* bytes, of TSO, or NULL; of an object its own, otherwise borrowed */
     cqn_sg sg;
 } cqn_send;
 
@@ -92,14 +94,16 @@ enum {
     CQN_REMOTE_SRQN,
     CQN_TSO_HEADER,
     CQN_MSS,
+    CQN_LENGTH,
+    CQN_PLACEMENT,
+    CQN_LEVEL,
     CQN_SEND_NAMES
 };
 extern const char *const cqn_send_names[CQN_SEND_NAMES + 1];
 
 /* What a send asks for, as far as it is numbers: conversions that can run any code. `qp` is the
  * queue pair if it is known yet, else NULL. -1 with an exception. */
-int cqn_send_parse(PyObject *const *in, cqn_state *st, const cqn_qp *qp, uint32_t opcode,
-                   cqn_send *out);
+int cqn_send_parse(PyObject *const *in, const cqn_qp *qp, uint32_t opcode, cqn_send *out);
 
 /* The objects that it needs: memory, window, address; borrowed, but for the view of a buffer,
  * which cqn_sg_drop_bytes() gives back, also after a failure. -1 with an exception. */

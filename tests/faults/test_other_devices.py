@@ -24,6 +24,7 @@ from cqnotify import (
     ClosedError,
     Context,
     ForkStatus,
+    PlacementType,
     QPType,
     VerbsError,
     WorkCompletion,
@@ -297,6 +298,29 @@ def test_an_implicit_mr_that_is_forgotten_with_its_parts_is_closed(w: World) -> 
     del whole, part
     gc.collect()
     assert core.live_handles() == handles
+
+
+def test_a_flush_that_is_refused_is_not_in_the_books(w: World) -> None:
+    core.boast(True)
+    try:
+        qp = QP(w.pd, QPType.RC, send_cq=w.cq, flush=True)
+    except VerbsError as e:
+        pytest.skip(str(e))  # before rdma-core 47
+    qp.connect(qp.address())
+    core.fail_call(1, errno.ENOSPC)
+    with pytest.raises(VerbsError, match="is full") as refused:
+        qp.post_send(
+            None,
+            opcode=WROpcode.FLUSH,
+            placement=PlacementType.GLOBAL,
+            length=8,
+            remote_addr=w.mr.addr,
+            rkey=w.mr.rkey,
+        )
+    assert core.failed() == "ibv_wr_complete"
+    assert (refused.value.verb, refused.value.errno) == ("ibv_wr_flush", errno.ENOMEM)
+    assert qp.outstanding == (0, 0)
+    qp.close()
 
 
 def test_an_atomic_write_that_is_refused_is_not_in_the_books(w: World) -> None:

@@ -89,6 +89,13 @@ FAILURES = [
         "atomic_write: {name} has it, but not its provider",
     ),
     Failure(
+        "ibv_create_qp_ex",
+        (2, errno.EOPNOTSUPP),
+        lambda w: QP(w.pd, QPType.RC, send_cq=w.cq, flush=True),
+        "flush: {name} has it, but not its provider",
+    ),
+    Failure("ibv_query_device_ex", FEW, lambda w: QP(w.pd, QPType.RC, send_cq=w.cq, flush=True)),
+    Failure(
         "ibv_bind_mw",  # as older ones of rxe
         (1, -errno.ENOMEM),
         lambda w: w.qp.bind_mw(w.mw1, w.mr[0:64], access=AccessFlags.REMOTE_READ),

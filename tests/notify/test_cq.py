@@ -2,9 +2,19 @@
 import select
 
 import pytest
-from support import DEADLINE, Endpoint, Pair, deliver, until
+from support import DEADLINE, Endpoint, Pair, deliver, is_rxe, until
 
-from cqnotify import CQ, QP, Context, QPType, WorkCompletion
+from cqnotify import (
+    CQ,
+    QP,
+    Context,
+    CQCreateFlags,
+    QPState,
+    QPType,
+    VerbsError,
+    WCExFlags,
+    WorkCompletion,
+)
 
 
 def arrived(b: Endpoint) -> bool:
@@ -33,6 +43,28 @@ def test_a_cq_has_at_least_the_entries_that_were_asked_for(ctx: Context) -> None
             assert cq.comp_vector == 0
             assert cq.unacked == 0
             assert cq.user_data == "mine"
+
+
+def test_a_cq_for_one_thread_has_the_usual_fields(ctx: Context, pair: Pair) -> None:
+    b = pair[1]
+    with (
+        CQ(ctx, 4, create_flags=CQCreateFlags.SINGLE_THREADED) as cq,
+        QP(b.pd, QPType.UD, send_cq=cq) as qp,
+    ):
+        assert cq.wc_flags is not None
+        assert cq.wc_flags & WCExFlags.BYTE_LEN
+        qp.connect()
+        qp.post_recv(b.mr, wr_id=5)
+        qp.modify(qp_state=QPState.ERR)
+        assert wait_poll(cq, 1)[0].wr_id == 5
+
+
+def test_a_device_looks_for_overruns_or_says_that_it_does(ctx: Context) -> None:
+    if is_rxe(ctx):
+        with pytest.raises(VerbsError, match="ibv_create_cq_ex.*with these create_flags"):
+            CQ(ctx, 4, create_flags=CQCreateFlags.IGNORE_OVERRUN)
+    with pytest.raises(ValueError, match="create_flags is 0x8: 0x8 is no flag of CQCreateFlags"):
+        CQ(ctx, 4, create_flags=8)
 
 
 def test_poll_returns_what_there_is_up_to_max_entries(pair: Pair) -> None:

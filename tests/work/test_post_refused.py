@@ -145,15 +145,6 @@ def test_what_the_type_of_the_qp_does_not_allow_is_refused(
         call(MR(pd, 8), **arguments)
 
 
-def test_flush_that_another_call_posts_is_not_supported(pair: Pair) -> None:
-    a = pair[0]
-    call = "FLUSH is not supported by this verb, but by ibv_wr_flush"
-    for post in (a.qp.post_send, SendWR):
-        with pytest.raises(VerbsError, match=call) as e:
-            post(a.mr[0:8], opcode=WROpcode.FLUSH)  # type: ignore[operator]
-        assert e.value.errno == errno.EOPNOTSUPP
-
-
 def test_checksums_are_for_devices_that_make_them(ud_pair: Pair) -> None:
     a, b = ud_pair
     if a.ctx.query_device().device_cap_flags & 1 << 18:
