@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .._core import ClosedError
-from .._timeouts import checked_deadline, deadline, left_until
+from .._timeouts import deadline, left_until
 from ..enums import AccessFlags
 from ..qp import QP
 from . import _arguments as check
@@ -126,7 +126,7 @@ class Connection(_Closes, BaseConnection):
 
         The death of the peer's host ends nothing: see `keepalive`. Raises TimeoutError.
         """
-        await self._link.over(checked_deadline(timeout))
+        await self._link.over(deadline(timeout))
 
     async def __aenter__(self) -> Self:
         return self
@@ -392,7 +392,7 @@ class Listener(_Closes, BaseListener):
         Raises TimeoutError, and ClosedError once the listener was closed.
         """
         link = self._entered or self._link
-        event = await link.expect(REQUEST, checked_deadline(timeout))
+        event = await link.expect(REQUEST, deadline(timeout))
         return Request(link.of_request(event), event)
 
     def __aiter__(self) -> Self:

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .._core import ClosedError
-from .._timeouts import checked_deadline, deadline
+from .._timeouts import deadline
 from ..enums import AccessFlags
 from ..qp import QP
 from . import _arguments as check
@@ -115,7 +115,7 @@ class Connection(_Closes, BaseConnection):
 
     def closed(self, timeout: float | None = None) -> None:
         """Wait until the connection is over, see `cqnotify.cm.Connection.closed`."""
-        _run(link_of(self).over(checked_deadline(timeout)))
+        _run(link_of(self).over(deadline(timeout)))
 
 
 def connect(
@@ -252,7 +252,7 @@ class Listener(_Closes, BaseListener):
 
         Raises TimeoutError, and ClosedError once the listener was closed.
         """
-        event = _run(link_of(self).expect(REQUEST, checked_deadline(timeout)))
+        event = _run(link_of(self).expect(REQUEST, deadline(timeout)))
         return Request(link_of(self).of_request(event), event)
 
     def __iter__(self) -> Iterator[Request]:

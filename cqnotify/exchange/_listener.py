@@ -30,6 +30,7 @@ __all__ = ["Client", "Listener", "accept", "accept_blocking", "left"]
 Client = tuple[socket.socket, object]  # a connection, and the address of its other end
 
 # Both mean that there is nothing to accept; the second, that a client has gone again.
+_LONGEST: Final = 1e6  # seconds, of one poll(2)
 _NONE_THERE: Final = (BlockingIOError, ConnectionAbortedError)
 
 
@@ -203,4 +204,4 @@ def _wait(place: _Place, wake: int, deadline: float) -> Client:
         client = place.accept()
         if client is not None:
             return client
-        poller.poll(seconds * 1000)
+        poller.poll(min(seconds, _LONGEST) * 1000)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Final, TypeAlias, TypeVar, overload
 
+from .._timeouts import seconds_of, time_until
 from ..qp import RECORD_SIZE
 from ._listener import Listener, accept, accept_blocking, left
 from ._protocol import (
@@ -85,12 +86,13 @@ async def exchange_as_client(
     payload: bytes for the server. The server's are returned, too, then:
         `remote, payload = await exchange_as_client(...)`.
     """
+    seconds = seconds_of(timeout)
     steps = client(as_addresses(address), as_payload(payload))
 
     async def run() -> Met:
         return await _drive(steps, *await _open(host, port))
 
-    return _result(address, await _limited(run(), timeout))
+    return _result(address, await _limited(run(), seconds))
 
 
 @overload
@@ -139,7 +141,7 @@ async def exchange_as_server(
     accept().
     """
     server = Server(address, connect, turned_away, as_payload(payload))
-    deadline = time.monotonic() + timeout
+    deadline = time_until(timeout)
 
     async def serve(sock: socket.socket) -> Met:
         streams = await asyncio.open_connection(sock=sock, limit=RECORD_SIZE)
@@ -184,7 +186,7 @@ def exchange_as_client_blocking(
 ) -> Addresses | tuple[Addresses, bytes]:
     """Do what `exchange_as_client` does, without asyncio."""
     steps = client(as_addresses(address), as_payload(payload))
-    deadline = time.monotonic() + timeout
+    deadline = time_until(timeout)
     while True:
         try:
             sock = socket.create_connection((host, port), timeout=left(deadline))
@@ -230,7 +232,7 @@ def exchange_as_server_blocking(
     Several threads can wait on one listener; any of them gets the next client.
     """
     server = Server(address, connect, turned_away, as_payload(payload))
-    deadline = time.monotonic() + timeout
+    deadline = time_until(timeout)
     while True:
         sock, peer = accept_blocking(listener, deadline)
         with sock:
@@ -303,7 +305,7 @@ async def _open(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.Str
             await asyncio.sleep(_RETRY)
 
 
-async def _limited(work: Coroutine[object, object, _T], timeout: float) -> _T:
+async def _limited(work: Coroutine[object, object, _T], timeout: float | None) -> _T:
     try:
         return await asyncio.wait_for(work, timeout)
     except TimeoutError:  # before Python 3.11 this is not the builtin one

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar
 
 from .._connection import DEFAULT_QKEY, NO_GID
 from .._core import AH, CQ, MR, PD, BusyError, CompletionChannel, WorkCompletion
+from .._timeouts import deadline, left_until
 from ..attrs import AHAttr
 from ..context import Context, is_iwarp
 from ..enums import AccessFlags, AtomicCap, QPType
@@ -210,19 +210,19 @@ def wait_completions(cq: CQ, n: int = 1, *, timeout: float = 30.0) -> list[WorkC
     The events that end the sleep, of any CQ of the channel, are acknowledged.
     """
     __tracebackhide__ = True  # so that pytest shows the line of the test that waited
-    end = time.monotonic() + timeout
+    end = deadline(timeout)
     got = cq.poll(n)
     while len(got) < n:
         if cq.safe_to_sleep():
-            _sleep(cq, end, f"{len(got)} of {n} completions within {timeout:g} s: {got}")
+            _sleep(cq, end, f"{len(got)} of {n} completions within {timeout} s: {got}")
         got += cq.poll(n - len(got))
     return got
 
 
-def _sleep(cq: CQ, end: float, what_came: str) -> None:
+def _sleep(cq: CQ, end: float | None, what_came: str) -> None:
     __tracebackhide__ = True
     try:
-        cq.channel.get_event(max(0.0, end - time.monotonic())).ack()
+        cq.channel.get_event(left_until(end)).ack()
     except TimeoutError:
         raise TimeoutError(what_came) from None
 
