@@ -72,17 +72,22 @@ try:
 except ModuleNotFoundError as _error:
     if _error.name != f"{__name__}._core":
         raise
-    raise ModuleNotFoundError(
-        f"{__path__[0]} has cqnotify's sources without the built C core: start Python in another "
-        "folder, or build the core by pip install -e .",
-        name=_error.name,
-    ) from None
+    from ._no_core import why_no_core
+
+    raise ModuleNotFoundError(why_no_core(__path__[0]), name=_error.name) from None
 from ._later import later as _later
 from .context import Context, devices, fork_status
 from .mw import MW, inc_rkey
 from .qp import QP
 from .srq import SRQ
 from .wq import WQ
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # for tools that look for imports in the code, as PyInstaller does
+    from . import _connection as _connection
+    from . import attrs as attrs
+    from . import flow as flow
+    from . import wc as wc
 
 __getattr__, __dir__ = _later(
     globals(),

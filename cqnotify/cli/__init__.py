@@ -15,7 +15,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from importlib import import_module
 from types import FrameType
 from typing import Any, Final, NoReturn, TextIO
 
@@ -93,9 +92,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"cqnotify {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
-    for name in (*COMMANDS, "lab"):
-        import_module(f"{__name__}.{name}").add_parser(commands)
+    _add_commands(commands)
     return parser
+
+
+def _add_commands(commands: Any) -> None:
+    """Of the modules of COMMANDS and `lab`, by name: so a frozen program has them."""
+    from . import bandwidth, conformance, demo, devices, lab, latency, pingpong, watch
+
+    for command in (devices, pingpong, latency, bandwidth, conformance, watch, demo, lab):
+        command.add_parser(commands)
 
 
 class CommandParser(argparse.ArgumentParser):

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import pickle
 import shutil
+from importlib.machinery import EXTENSION_SUFFIXES
+from modulefinder import ModuleFinder
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from support import python
 
 import cqnotify
 from cqnotify import enums
+from cqnotify.cli import COMMANDS
 
 SOURCES = Path(__file__).parents[2] / "cqnotify"
 
@@ -63,6 +66,7 @@ def test_all_threads_that_ask_for_an_enum_first_get_the_same_class() -> None:
     program = """
 import sys, threading
 from cqnotify import enums
+from cqnotify.cli import COMMANDS
 sys.setswitchinterval(1e-6)
 n, names = 4, [name for name in enums.__all__ if name != "enum_or_int"]
 together, found = threading.Barrier(n), [[] for _ in range(n)]
@@ -94,3 +98,36 @@ def test_a_process_that_has_not_built_an_enum_unpickles_its_members(protocol: in
 def test_a_star_import_brings_enums_that_were_not_built_yet() -> None:
     done = python("-c", "from cqnotify import *; print(QPType.RC, WCStatus(0))")
     assert (done.stdout, done.stderr) == ("QPType.RC WCStatus.SUCCESS\n", "")
+
+
+def test_the_core_of_another_python_is_named_with_this_python(tmp_path: Path) -> None:
+    shutil.copytree(
+        SOURCES, tmp_path / "cqnotify", ignore=shutil.ignore_patterns("*.so", "__pycache__")
+    )
+    (tmp_path / "cqnotify/_core.cpython-39-x86_64-linux-gnu.so").touch()
+    done = python("-S", "-c", "import cqnotify", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "core for another Python, _core.cpython-39-x86_64-linux-gnu.so: this is " in done.stderr
+    assert f"which needs _core{EXTENSION_SUFFIXES[0]}" in done.stderr
+
+
+def test_in_an_archive_the_import_says_that_the_core_is_not_loaded_from_there(
+    tmp_path: Path,
+) -> None:
+    archive = shutil.make_archive(
+        str(tmp_path / "all"), "zip", root_dir=SOURCES.parent, base_dir="cqnotify"
+    )
+    done = python(
+        "-S", "-c", f"import sys; sys.path[:0] = [{archive!r}]; import cqnotify", cwd=tmp_path
+    )
+    assert done.returncode == 1
+    assert f"ModuleNotFoundError: {archive}/cqnotify is in an archive" in done.stderr
+
+
+def test_what_comes_later_is_imported_by_name_somewhere_so_that_frozen_programs_have_it() -> None:
+    finder = ModuleFinder(path=[str(SOURCES.parent)], excludes=["asyncio", "multiprocessing"])
+    finder.import_hook("cqnotify")
+    finder.import_hook("cqnotify.cli")
+    modules = {"attrs", "enums", "flow", "wc", "_connection", "_answers", "_named", "_no_core"}
+    modules |= {f"cli.{name}" for name in ("lab", *COMMANDS)}
+    assert {f"cqnotify.{name}" for name in modules} <= set(finder.modules)
