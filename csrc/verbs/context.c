@@ -66,8 +66,9 @@ static PyObject *names_of(struct ibv_device **list)
 {
     PyObject *names = PyUnicode_FromString("");
     for (int i = 0; names != NULL && list[i] != NULL; i++) {
-        Py_SETREF(names, PyUnicode_FromFormat("%U%s%s", names, i ? ", " : "",
-                                              ibv_get_device_name(list[i])));
+        char name[IBV_SYSFS_NAME_MAX];
+        cqn_device_name_now(list[i], name);
+        Py_SETREF(names, PyUnicode_FromFormat("%U%s%s", names, i ? ", " : "", name));
     }
     return names;
 }
@@ -111,11 +112,23 @@ CQN_RARE static void *refuse_open(cqn_state *st, const struct ibv_device *device
     return cqn_verbs_error(st, err, "ibv_open_device", "%s (%s): %s", device->name, path, hint);
 }
 
+/* By the old name libibverbs would read attributes, such as P_Keys, of what has that name now. */
+CQN_RARE static void *refuse_renamed(cqn_state *st, const struct ibv_device *device)
+{
+    char now[IBV_SYSFS_NAME_MAX];
+    cqn_device_name_now(device, now);
+    return cqn_verbs_error(st, ESTALE, "ibv_open_device",
+                           "%s was called %s when this process first listed the devices, and "
+                           "libibverbs goes on to look for it by that name: start the program anew",
+                           now, device->name);
+}
+
 /* What opening a device has brought. */
 typedef struct {
     struct ibv_device **list;  /* or NULL */
     struct ibv_device *device; /* of the list; NULL: none has that name */
     struct ibv_context *handle;
+    bool renamed;  /* since libibverbs first saw it: it is not opened */
     int err;       /* of the list, or of opening */
     int query_err; /* of asking for the attributes, without which it is of no use */
 } opened;
@@ -127,11 +140,14 @@ static opened find_and_open(const char *name, struct ibv_device_attr *attr)
     opened o = {.list = ibv_get_device_list(&n)};
     o.err = errno;
     for (int i = 0; i < n && o.device == NULL; i++) {
-        if (name == NULL || strcmp(name, ibv_get_device_name(o.list[i])) == 0) {
+        char now[IBV_SYSFS_NAME_MAX];
+        cqn_device_name_now(o.list[i], now);
+        if (name == NULL || strcmp(name, now) == 0) {
             o.device = o.list[i];
+            o.renamed = strcmp(now, o.device->name) != 0;
         }
     }
-    if (o.device != NULL) {
+    if (o.device != NULL && !o.renamed) {
         errno = 0;
         o.handle = ibv_open_device(o.device);
         o.err = errno ? errno : ENODEV;
@@ -170,6 +186,9 @@ static int open_device(cqn_context *self, const char *name)
     }
     else if (o.device == NULL) {
         refuse_name(st, o.list, o.err, name);
+    }
+    else if (o.renamed) {
+        refuse_renamed(st, o.device);
     }
     else {
         refuse_open(st, o.device, o.err);

@@ -67,11 +67,29 @@ int cqn_load_verbs(cqn_state *st)
     return -1;
 }
 
+/* libibverbs keeps the name by which it first saw a device, and what it calls a character device is
+ * what the kernel does. */
+void cqn_device_name_now(const struct ibv_device *device, char name[IBV_SYSFS_NAME_MAX])
+{
+    char path[sizeof("/sys/class/infiniband_verbs//ibdev") + IBV_SYSFS_NAME_MAX];
+    snprintf(path, sizeof(path), "/sys/class/infiniband_verbs/%s/ibdev", device->dev_name);
+    FILE *file = fopen(path, "re");
+    if (file == NULL || fgets(name, IBV_SYSFS_NAME_MAX, file) == NULL) {
+        snprintf(name, IBV_SYSFS_NAME_MAX, "%s", device->name);
+    }
+    name[strcspn(name, "\n")] = '\0';
+    if (file != NULL) {
+        fclose(file);
+    }
+}
+
 static PyObject *describe_device(struct ibv_device *device)
 {
-    return Py_BuildValue("{s:s, s:i, s:i, s:K}", "name", ibv_get_device_name(device), "node_type",
-                         (int)device->node_type, "transport_type", (int)device->transport_type,
-                         "guid", (unsigned long long)be64toh(ibv_get_device_guid(device)));
+    char name[IBV_SYSFS_NAME_MAX];
+    cqn_device_name_now(device, name);
+    return Py_BuildValue("{s:s, s:i, s:i, s:K}", "name", name, "node_type", (int)device->node_type,
+                         "transport_type", (int)device->transport_type, "guid",
+                         (unsigned long long)be64toh(ibv_get_device_guid(device)));
 }
 
 PyObject *cqn_list_devices(PyObject *module, PyObject *Py_UNUSED(unused))

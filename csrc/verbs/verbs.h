@@ -62,6 +62,9 @@ PyObject *cqn_list_devices(PyObject *module, PyObject *unused);
  * after it. -1 with an exception. */
 int cqn_device_attr_ex(cqn_object *self, struct ibv_device_attr_ex *out);
 
+/* The name that the kernel has for a device now; libibverbs' own where the kernel does not say. */
+void cqn_device_name_now(const struct ibv_device *device, char name[IBV_SYSFS_NAME_MAX]);
+
 /* The module's why_no_device(): of a machine without a device, what it lacks and how to get it. */
 PyObject *cqn_why_no_device(PyObject *module, PyObject *unused);
 
