@@ -15,6 +15,7 @@ import sysconfig
 import threading
 import time
 import types
+import warnings
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -329,9 +330,12 @@ def no_thread_is_ending() -> bool:
 
 
 def fork() -> int:
-    """As os.fork(), when no thread is ending."""
+    """As os.fork(), when no thread is ending. Python warns of other threads, and from 3.15 on of
+    faulthandler's, too."""
     until(no_thread_is_ending, "threads have ended")
-    return os.fork()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
+        return os.fork()
 
 
 def in_child(action: Callable[[], object]) -> int:

@@ -489,7 +489,6 @@ def test_anything_may_be_done_by_any_thread_for_long(ctx: Context) -> None:
     faulthandler.cancel_dump_traceback_later()
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_child_that_is_forked_while_others_work_has_a_device_of_its_own(ctx: Context) -> None:
     cq, name = CQ(ctx, 16), ctx.name
 
