@@ -14,7 +14,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from messages_support import SMALL, SOON, address_of, connected, data_of, read_slowly, reads, took
+from messages_support import (
+    SMALL,
+    SOON,
+    address_of,
+    connected,
+    data_of,
+    read_a_part,
+    read_slowly,
+    reads,
+    took,
+)
 from support import eventually, open_fds, start, tick
 
 from cqnotify import ClosedError, Context, QPState, WCStatus, messages
@@ -248,6 +258,8 @@ async def test_an_abort_is_a_loss_for_the_peer(ctx: Context) -> None:
     async with connected(ctx) as (a, b):
         await a.send(b"arrived")
         await eventually(lambda: bool(b._session.look() or len(b._session.inbox)))
+        read_slowly(a)
+        read_a_part(a)  # and so not all that the peer sends
         taking = [await start(a.recv()), await start(a.send(data_of(LARGE)))]
         sending = await start(b.send(data_of(LARGE)))
         a.abort()
@@ -286,10 +298,12 @@ async def test_a_read_under_way_ends_with_the_connection(ctx: Context) -> None:
         async with connected(ctx) as pair:
             a, b = pair
             read_slowly(b)
+            read_a_part(b)
             sending = asyncio.ensure_future(a.send(data_of(LARGE)))
             target = bytearray(LARGE)
             taking = asyncio.ensure_future(b.recv(into=[target]))
-            await reads(b)
+            while b._session.reader._most:
+                await asyncio.sleep(0)
             pair[end].abort()
             with pytest.raises(MessagesError if end == 0 else ClosedError):
                 await taking
