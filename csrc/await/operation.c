@@ -98,6 +98,7 @@ static PyObject *make_operation(const method *m, PyObject *op, PyObject *const *
     }
     self->qp = (cqn_qp *)Py_NewRef(in[0]); /* whether it is a QP is asked in the first step */
     for (int i = 1; m->names[i] != NULL; i++) {
+        assert(m->as[i] < CQN_AWAITED_NAMES);
         if (in[i] != NULL && (in[i] != Py_None || m->as[i] == CQN_SG)) {
             self->in[m->as[i]] = Py_NewRef(in[i]);
             self->given = self->given > m->as[i] ? self->given : m->as[i] + 1;
@@ -211,10 +212,10 @@ static int begin_recv(cqn_request *self)
 static int begin_send(cqn_request *self)
 {
     const cqn_state *st = self->engine->state;
-    PyObject *in[CQN_SEND_NAMES];
+    PyObject *in[CQN_SEND_NAMES] = {NULL};
     cqn_sg_room room;
     cqn_send send;
-    memcpy(in, self->in, sizeof(in));
+    memcpy(in, self->in, sizeof(self->in));
     in[CQN_WR_ID] = NULL;
     send.sg = (cqn_sg)CQN_SG_IN(room);
     if (cqn_send_parse(in, self->qp, self->opcode, &send) < 0) {

@@ -39,7 +39,7 @@ struct cqn_request {
     PyObject *error;    /* why it FAILED, or NULL */
 
     /* The arguments, as they were given: converted when the request is awaited. */
-    PyObject *in[CQN_SEND_NAMES];
+    PyObject *in[CQN_AWAITED_NAMES];
     int given;      /* only so many places of `in` may have one */
     cqn_send *kept; /* what a QUEUED operation will post */
 

@@ -92,7 +92,8 @@ enum {
     CQN_REMOTE_QPN,
     CQN_REMOTE_QKEY,
     CQN_REMOTE_SRQN,
-    CQN_TSO_HEADER,
+    CQN_AWAITED_NAMES, /* those above are all that operations take which a task awaits */
+    CQN_TSO_HEADER = CQN_AWAITED_NAMES,
     CQN_MSS,
     CQN_LENGTH,
     CQN_PLACEMENT,

@@ -48,6 +48,7 @@ NEWS = {
     AsyncEventType.SM_CHANGE: "port",
     AsyncEventType.CLIENT_REREGISTER: "port",
     AsyncEventType.GID_CHANGE: "port",
+    AsyncEventType.DEVICE_SPEED_CHANGE: "device",
 }
 
 
