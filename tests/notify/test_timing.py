@@ -469,7 +469,7 @@ def test_a_timeout_of_0_does_not_sleep(channel: CompletionChannel) -> None:
         return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before
 
     assert min(slept(0) for _ in range(10)) < calls / 5
-    assert slept(0.005) >= calls, "this does show sleeping"
+    assert slept(0.005) > calls / 2, "this does show sleeping"  # some are over before they begin
 
 
 @pytest.mark.parametrize("timeout", [1e9, 1e18, 1e300, float("inf"), 10**30, 10**400, None])
