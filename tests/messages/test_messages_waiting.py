@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -364,8 +365,14 @@ async def test_a_cancelled_read_is_read_again_elsewhere(ctx: Context) -> None:
         assert second == data_of(LARGE)
         await sending
         await eventually(lambda: not b._session.reader._under_way)
-        b._session.reader.post()
-        first.append(1)  # no device writes to it any more
+
+        def is_free() -> bool:
+            b._session.reader.post()
+            with contextlib.suppress(BufferError):
+                first.append(1)
+            return len(first) > LARGE
+
+        await eventually(is_free)  # no device writes to it any more
         second.append(1)
 
 
