@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict, deque
 from itertools import takewhile
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from ._errors import fresh
 from ._waits import wait
@@ -14,11 +14,14 @@ from ._waits import wait
 _T = TypeVar("_T")
 
 
-class Numbered(NamedTuple, Generic[_T]):
+class Numbered(Generic[_T]):
     """A thing, and its place in the order in which they came."""
 
-    number: int
-    thing: _T
+    __slots__ = ("number", "thing")
+
+    def __init__(self, number: int, thing: _T) -> None:
+        self.number: int = number
+        self.thing: _T = thing
 
 
 class Inbox(Generic[_T]):

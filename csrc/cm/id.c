@@ -91,7 +91,7 @@ PyObject *cqn_cm_id_create(PyTypeObject *type, cqn_object *channel, bool datagra
     }
     struct rdma_event_channel *events = channel->handle;
     const enum rdma_port_space space = datagrams ? RDMA_PS_UDP : RDMA_PS_TCP;
-    struct rdma_cm_id *id;
+    struct rdma_cm_id *id = NULL;
     int rc, err;
     CQN_CREATING(&self->base, rc = CQN_CM(create_id, events, &id, self, space); err = errno);
     if (rc != 0) {
