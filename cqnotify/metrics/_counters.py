@@ -194,16 +194,26 @@ class Snapshot:
             "channels": self.channels.as_dict(),
         }
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A mapping that can't be written to pickles as little as it copies: a dict goes instead.
+        return _snapshot_of, (self.device, self.seconds, dict(self.cqs), self.channels)
+
     def __sub__(self, earlier: Self) -> Snapshot:
         if self.device != earlier.device or earlier.cqs.keys() - self.cqs.keys():
             raise ValueError("these are not a later and an earlier snapshot of one context")
         cqs = {name: c - earlier.cqs.get(name, Counters()) for name, c in self.cqs.items()}
-        return Snapshot(
+        return _snapshot_of(
             self.device,
             self.seconds - earlier.seconds,
-            MappingProxyType(cqs),
+            cqs,
             self.channels - earlier.channels,
         )
+
+
+def _snapshot_of(
+    device: str, seconds: float, cqs: dict[str, Counters], channels: ChannelCounters
+) -> Snapshot:
+    return Snapshot(device, seconds, MappingProxyType(cqs), channels)
 
 
 # The rows of the core: single numbers in this order, and then the histograms.
@@ -246,4 +256,4 @@ def snapshot(context: _core.Context) -> Snapshot:
     cqs = {name: _counters_of(row, is_open) for name, is_open, row in rows}
     timeouts, thread_wakeups, total, *buckets = row
     channels = ChannelCounters(thread_wakeups, timeouts, Histogram(total, tuple(buckets)))
-    return Snapshot(device, time.monotonic(), MappingProxyType(cqs), channels)
+    return _snapshot_of(device, time.monotonic(), cqs, channels)

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import gc
+import pickle
 import threading
 import urllib.request
 import warnings
@@ -22,7 +24,7 @@ from support import DEADLINE, Lane, MakeLane, in_child, start, until, waiting
 
 from cqnotify import CQ, ClosedError, Context
 from cqnotify.aio import AsyncCQ
-from cqnotify.metrics import snapshot
+from cqnotify.metrics import Snapshot, snapshot
 from cqnotify.metrics.opentelemetry import instrument
 from cqnotify.metrics.prometheus import Collector
 
@@ -223,6 +225,29 @@ def test_a_closed_context_stays_counted_and_a_dropped_one_goes(ctx: Context) -> 
     assert gone() is None
     assert (exported()["cqnotify_polls_total"], exported()["cqnotify_open_cqs"]) == (9, 0)
     assert in_child(exported) == 0
+
+
+def copies(taken: Snapshot) -> Iterator[Snapshot]:
+    """By each way out of a process, and by those of the module copy."""
+    yield copy.copy(taken)
+    yield copy.deepcopy(taken)
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        yield pickle.loads(pickle.dumps(taken, protocol))
+
+
+def test_a_snapshot_and_a_difference_leave_the_process_whole(ctx: Context, receiving: Lane) -> None:
+    before = snapshot(ctx)
+    wake_threads(receiving)
+    receiving.cq.ack(ROUNDS)
+    after = snapshot(ctx)
+    for taken in (after, after - before):
+        assert taken.cqs["in"].events == ROUNDS
+        for made in copies(taken):
+            assert made == taken
+            assert made.as_dict() == taken.as_dict()
+            assert type(made.cqs) is type(taken.cqs)  # which cannot be written to
+    (made, *_) = copies(after)
+    assert made - before == after - before
 
 
 def test_opentelemetry_gets_what_was_counted(ctx: Context, receiving: Lane) -> None:
