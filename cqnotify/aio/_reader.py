@@ -208,6 +208,8 @@ class Reader:
         """Pass failures of the device to the AsyncCQs concerned; like _on_event(), never raise."""
         try:
             for event, cqs in self._open_failures().read():
+                if event.transient and not self._channel.transient_errors:
+                    continue
                 for acq, calls in self._living():
                     if cqs is None or id(acq.cq) in map(id, cqs):
                         calls.on_failure(acq, event, cqs is None)

@@ -50,6 +50,11 @@ static PyObject *event_get_port_num(PyObject *op, void *Py_UNUSED(unused))
     return port_num > 0 ? PyLong_FromLong(port_num) : Py_NewRef(Py_None);
 }
 
+static PyObject *event_get_transient(PyObject *op, void *Py_UNUSED(unused))
+{
+    return PyBool_FromLong(cqn_report_is_transient(((cqn_async_event *)op)->type));
+}
+
 static PyObject *event_repr(PyObject *op)
 {
     const cqn_async_event *self = (cqn_async_event *)op;
@@ -100,6 +105,8 @@ static PyGetSetDef event_getset[] = {
     {"qp", event_get_element, NULL, "The QP that it is about, or None.", (void *)CQN_OF_QP},
     {"srq", event_get_element, NULL, "The SRQ that it is about, or None.", (void *)CQN_OF_SRQ},
     {"port_num", event_get_port_num, NULL, "The port that it is about, or None.", NULL},
+    {"transient", event_get_transient, NULL,
+     "Whether it is a failure after which QPs may go on: PORT_ERR, PATH_MIG_ERR.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -4,6 +4,9 @@
  *
  * A failure of a queue pair concerns both of its CQs, one of an SRQ the receive CQs of its queue
  * pairs, one of a port all that work through it.
+ *
+ * A transient failure leaves queue pairs as they are: they go on when the port is back, or fail
+ * with completions that say so. It concerns only channels whose program asks for it.
  */
 
 #include "notify/reports.h"
@@ -48,6 +51,11 @@ cqn_report_scope cqn_report_scope_of(enum ibv_event_type type, bool *failure)
     default:
         return CQN_OF_NOTHING;
     }
+}
+
+bool cqn_report_is_transient(enum ibv_event_type type)
+{
+    return type == IBV_EVENT_PORT_ERR || type == IBV_EVENT_PATH_MIG_ERR;
 }
 
 /* What comes through a queue pair that has no CQ completes on those of others: on any. */
@@ -98,7 +106,7 @@ bool cqn_report_concerns(const cqn_report *report, const cqn_channel *channel)
     bool failure;
     cqn_report_scope what = cqn_report_scope_of(report->type, &failure);
     const cqn_object *element = report->element;
-    if (!failure) {
+    if (!failure || (cqn_report_is_transient(report->type) && !channel->transient_errors)) {
         return false;
     }
     switch (what) {

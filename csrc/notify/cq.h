@@ -24,10 +24,11 @@
 struct cqn_channel {
     cqn_object base;
     cqn_gate gate;
-    cqn_cq *late;       /* CQs with events that could not be handed out, weak */
-    uint64_t concerned; /* serial of the latest failure that concerns it */
-    uint64_t told;      /* and of the latest that a waiter here was told of */
-    uint64_t timeouts;  /* waits that ended without an event: one may have been lost */
+    cqn_cq *late;          /* CQs with events that could not be handed out, weak */
+    uint64_t concerned;    /* serial of the latest failure that concerns it */
+    uint64_t told;         /* and of the latest that a waiter here was told of */
+    uint64_t timeouts;     /* waits that ended without an event: one may have been lost */
+    bool transient_errors; /* its waits are to be told of failures that may pass, too */
 
     /* For the engines of its CQs, see await/engine.h; the references are strong. */
     PyObject *loop;     /* that reads its events, as cqnotify.aio knows it; or NULL */

@@ -60,11 +60,12 @@ static PyObject *watch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (self == NULL) {
         return NULL;
     }
-    if (cqn_flag_open(&self->flag, used->handle) < 0) {
+    if (cqn_flag_open(&self->flag, used->handle) < 0 ||
+        cqn_async_catch_up((cqn_context *)used, &self->told) < 0) {
         Py_DECREF(self);
         return NULL;
     }
-    self->latest = self->told = ((cqn_context *)used)->reports->serial;
+    self->latest = self->told;
     cqn_adopt(CQN_OBJ(self), self);
     return (PyObject *)self;
 }
@@ -129,7 +130,8 @@ static PyMethodDef watch_methods[] = {
      "A list of pairs: the AsyncEvent (CQ_ERR, QP_FATAL, QP_REQ_ERR, QP_ACCESS_ERR, PATH_MIG_ERR, "
      "SRQ_ERR, PORT_ERR, DEVICE_FATAL), and a list of the open CQs in which completions may be "
      "missing for "
-     "it, or None: in all of the device. The same failure several times may come once, one of "
+     "it, or come late (PORT_ERR), or None: in all of the device. The same failure several times "
+     "may come once, one of "
      "what was closed meanwhile does not come. Never sleeps. get_async_event() still hands each "
      "report out, and get_event() still tells of it. DeviceRemovedError when the device has gone, "
      "after what came before; stop watching then: fileno() stays readable.\n\n"

@@ -9,7 +9,8 @@
  *
  * Those that tell of a failure also end the waits for completions that may now
  * never come: of each channel that the failure concerns when it is read, all
- * waits that are going on, or else the next one, once. For that the latest
+ * waits that are going on, or else the next one, once. What came before a
+ * channel was made is read as it is made, and not told to it. For that the latest
  * report of each failure is kept as long as the failed object lives, with a
  * serial number that channels and waiters compare to what they were told. Only
  * the thread that got a report from get_async_event() is not told of it again.
@@ -234,6 +235,20 @@ int cqn_async_drain(cqn_context *ctx)
         rc = read_report(ctx);
     }
     return rc < 0 ? -1 : 0;
+}
+
+/* That the device has gone is for those to say that wait for its reports. */
+int cqn_async_catch_up(cqn_context *ctx, uint64_t *told)
+{
+    int rc;
+    while ((rc = read_report(ctx)) > 0) {
+    }
+    if (rc < 0 && PyErr_ExceptionMatches(ctx->base.state->DeviceRemovedError)) {
+        PyErr_Clear();
+        rc = 0;
+    }
+    *told = ctx->reports->serial;
+    return rc;
 }
 
 /* An element that is in the midst of being deallocated can not be held any more. */

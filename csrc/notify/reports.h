@@ -63,6 +63,9 @@ typedef struct {
 /* What a report is about, and whether completions may be missing after it. */
 cqn_report_scope cqn_report_scope_of(enum ibv_event_type type, bool *failure);
 
+/* Whether it is a failure after which queue pairs may go on. */
+bool cqn_report_is_transient(enum ibv_event_type type);
+
 /* Whether a failure may keep completions off that channel. */
 bool cqn_report_concerns(const cqn_report *report, const cqn_channel *channel);
 int cqn_report_add_cqs(const cqn_context *ctx, const cqn_report *failure, PyObject *cqs);
@@ -79,6 +82,10 @@ void cqn_async_forget(cqn_context *ctx, const cqn_object *element);
 /* Reads the reports that the device has, and tells whom they concern. Runs no Python code. -1
  * with an exception. */
 int cqn_async_drain(cqn_context *ctx);
+
+/* The same until the device has no more. Returns the serial number of the latest in *told: what is
+ * made now, and remembers it, is not told of what came before. */
+int cqn_async_catch_up(cqn_context *ctx, uint64_t *told);
 
 /* The report of a list that is of the same type and about the same element, or NULL. */
 cqn_report *cqn_report_find_same(cqn_report *list, const cqn_report *report);

@@ -58,11 +58,13 @@ static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
 {
     CQN_LOCKED;
     CQN_COPY copy = NULL;
-    static char *names[] = {"context", NULL};
+    static char *names[] = {"context", "transient_errors", NULL};
     PyObject *context;
+    int transient_errors = 0;
     cqn_state *st = cqn_state_of(type);
     if (cqn_freeze_keywords(&kwargs, &copy) < 0 ||
-        !PyArg_ParseTupleAndKeywords(args, kwargs, "O:CompletionChannel", names, &context) ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "O|$p:CompletionChannel", names, &context,
+                                     &transient_errors) ||
         cqn_expect(context, st->Context, "context") < 0) {
         return NULL;
     }
@@ -71,7 +73,9 @@ static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     if (self == NULL) {
         return NULL;
     }
-    if (cqn_gate_open(&self->gate) < 0) {
+    self->transient_errors = transient_errors;
+    if (cqn_gate_open(&self->gate) < 0 ||
+        cqn_async_catch_up((cqn_context *)used, &self->told) < 0) {
         Py_DECREF(self);
         return NULL;
     }
@@ -85,7 +89,6 @@ static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
         return NULL;
     }
     self->until_more = LOOK_FOR_MORE;
-    self->told = ((cqn_context *)used)->reports->serial;
     cqn_adopt(CQN_OBJ(self), channel);
     if (cqn_set_nonblocking(channel->fd) < 0) {
         PyErr_SetFromErrno(PyExc_OSError);
@@ -295,7 +298,8 @@ static PyMethodDef channel_methods[] = {
      "completion behind it. `timeout` is in seconds, None waits for ever; TimeoutError at its "
      "end, ClosedError if the channel is closed meanwhile, InterruptedError after interrupt(), "
      "AsyncEventError when the device reports that a CQ of this channel, a QP of such a CQ, its "
-     "SRQ, its port or the device failed (once, also if that was before the call, and not to a "
+     "SRQ or the device failed, with `transient_errors` its port, too (once, also if that was "
+     "before the call, and not to a "
      "thread that has it from get_async_event() already), DeviceRemovedError when the device has "
      "gone. Signals run their handlers, and the wait goes on.\n\n"
      "A loop over the channel does the same, and ends when the channel is closed.\n\n"
@@ -331,11 +335,19 @@ static PyGetSetDef channel_getset[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-static PyMemberDef channel_members[] = {CQN_OBJECT_MEMBERS, {NULL, 0, 0, 0, NULL}};
+static PyMemberDef channel_members[] = {
+    {"transient_errors", T_BOOL, offsetof(cqn_channel, transient_errors), READONLY,
+     "Whether its waits raise AsyncEventError for failures that may pass."},
+    CQN_OBJECT_MEMBERS,
+    {NULL, 0, 0, 0, NULL},
+};
 
 static PyType_Slot channel_slots[] = {
-    {Py_tp_doc, "CompletionChannel(context)\n--\n\n"
+    {Py_tp_doc, "CompletionChannel(context, *, transient_errors=False)\n--\n\n"
                 "Where the completion events of any number of CQs arrive.\n\n"
+                "transient_errors: whether waits, those of an AsyncCQ as well, raise "
+                "AsyncEventError also for failures after which QPs may go on: PORT_ERR, "
+                "PATH_MIG_ERR.\n\n"
                 "Wraps ibv_create_comp_channel(3)."},
     {Py_tp_new, channel_new},
     {Py_tp_repr, cqn_repr},

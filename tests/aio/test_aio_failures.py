@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import select
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -29,12 +30,15 @@ from support import (
     take_all,
     take_cq_err,
     tick,
+    until,
 )
 
 from cqnotify import (
     AsyncEvent,
     AsyncEventError,
     AsyncEventType,
+    CompletionChannel,
+    CompletionError,
     Context,
     QPState,
     QPType,
@@ -249,10 +253,11 @@ async def test_a_qp_that_was_moved_to_err_and_closed_disturbs_nobody(pair: Pair)
 # ---- the port, and the end ------------------------------------------------------------------
 
 
-async def test_a_port_that_goes_down_is_told_to_who_awaits_what_would_come_over_it(
-    wire_pair: Pair, netdev: str
+async def test_a_port_that_goes_down_is_told_to_who_asks_for_it_and_awaits_what_comes_over_it(
+    ctx: Context, ctx2: Context, netdev: str
 ) -> None:
-    b = wire_pair[1]
+    asking = CompletionChannel(ctx2, transient_errors=True)
+    b = connect(Endpoint(ctx, QPType.RC), Endpoint(ctx2, QPType.RC, channel=asking))[1]
     async with AsyncCQ(b.rcq) as acq:
         take_all(b.ctx)
         tasks = await start_all(acq.wait(), acq.completion(7), acq.recv(b.qp, b.mr[0:64]))
@@ -264,3 +269,76 @@ async def test_a_port_that_goes_down_is_told_to_who_awaits_what_would_come_over_
         task = await start(acq.wait())
         b.qp.modify(qp_state=QPState.ERR)
         assert [wc.status for wc in await task] == [WCStatus.WR_FLUSH_ERR]
+
+
+async def port_is(ctx: Context, kind: AsyncEventType) -> None:
+    """Return when the device has reported that, and the loop has seen it."""
+    await asyncio.to_thread(
+        until, lambda: kind in [event.event_type for event in take_all(ctx)], kind.name
+    )
+    await tick()
+
+
+@pytest.mark.not_on_iwarp("TCP has retries of its own")
+async def test_tasks_go_on_when_a_link_comes_back_before_the_retries_are_over(
+    ctx: Context, ctx2: Context, netdev: str
+) -> None:
+    a, b = connect(Endpoint(ctx, QPType.RC), Endpoint(ctx2, QPType.RC), retry_cnt=7)
+    async with AsyncCQ(a.scq) as sent, AsyncCQ(b.rcq) as received:
+        take_all(ctx2)
+        receive = await start(received.recv(b.qp, b.mr[0:64]))
+        ip_link(netdev, "down")
+        await port_is(ctx2, AsyncEventType.PORT_ERR)
+        send = await start(sent.send(a.qp, a.mr[0:8]))
+        assert not receive.done()
+        ip_link(netdev, "up")
+        assert (await send).ok
+        assert (await receive).byte_len == 8
+        assert sent.stats.wakeups == received.stats.wakeups == 1
+
+
+@pytest.mark.not_on_iwarp("TCP has retries of its own")
+async def test_a_send_fails_and_a_receive_waits_where_a_link_is_down_longer_than_the_retries(
+    ctx: Context, ctx2: Context, netdev: str
+) -> None:
+    a, b = connect(Endpoint(ctx, QPType.RC), Endpoint(ctx2, QPType.RC), retry_cnt=0)
+    async with AsyncCQ(a.scq) as sent, AsyncCQ(b.rcq) as received:
+        take_all(ctx2)
+        receive = await start(received.recv(b.qp, b.mr[0:64]))
+        ip_link(netdev, "down")
+        with pytest.raises(CompletionError, match="RETRY_EXC_ERR"):
+            await sent.send(a.qp, a.mr[0:8])
+        await tick()
+        assert not receive.done()
+        ip_link(netdev, "up")
+        await port_is(ctx2, AsyncEventType.PORT_ACTIVE)
+        until(lambda: bool(ctx2.gid_table()), "its addresses are back")
+        a.qp.modify(qp_state=QPState.RESET)
+        b.qp.modify(qp_state=QPState.ERR)
+        # The kernel may have kept the packet until the link was back.
+        with suppress(CompletionError):
+            await receive
+        b.qp.modify(qp_state=QPState.RESET)
+        connect(a, b)
+        receive = await start(received.recv(b.qp, b.mr[0:64]))
+        assert (await sent.send(a.qp, a.mr[0:8])).ok
+        assert (await receive).ok
+
+
+@pytest.mark.not_on_iwarp("TCP has retries of its own")
+async def test_an_async_cq_made_when_the_link_is_up_again_is_not_told_that_it_was_down(
+    ctx2: Context, netdev: str
+) -> None:
+    with Context(ctx2.name) as unaware:
+        take_all(ctx2)
+        ip_link(netdev, "down")
+        ip_link(netdev, "up")
+        await port_is(ctx2, AsyncEventType.PORT_ACTIVE)
+        until(lambda: bool(unaware.gid_table()), "its addresses are back")
+        asking = CompletionChannel(unaware, transient_errors=True)
+        a = Endpoint(unaware, QPType.RC, channel=asking)
+        a, b = connect(a, Endpoint(unaware, QPType.RC, channel=asking))
+        async with AsyncCQ(a.scq) as sent, AsyncCQ(b.rcq) as received:
+            receive = await start(received.recv(b.qp, b.mr[0:64]))
+            assert (await sent.send(a.qp, a.mr[0:8])).ok
+            assert (await receive).ok

@@ -21,7 +21,7 @@ NAMES = {
         *("atomic_cmp_and_swp", "atomic_fetch_and_add", "batches", "close", "closed", "completion"),
         *("cq", "poll", "read", "recv", "scope", "send", "stats", "wait", "write"),
     },
-    "AsyncEvent": {"cq", "event_type", "port_num", "qp", "srq"},
+    "AsyncEvent": {"cq", "event_type", "port_num", "qp", "srq", "transient"},
     "Batches": set(),
     "CQ": OBJECT
     | {
@@ -30,7 +30,15 @@ NAMES = {
         *("user_data", "wc_flags", "pointer"),
     },
     "CompletionChannel": OBJECT
-    | {"context", "fileno", "get_event", "interrupt", "pointer", "try_get_event"},
+    | {
+        "context",
+        "fileno",
+        "get_event",
+        "interrupt",
+        "pointer",
+        "transient_errors",
+        "try_get_event",
+    },
     "FailureWatch": OBJECT | {"context", "fileno", "read"},
     "Scope": {"outstanding"},
 }

@@ -28,6 +28,7 @@ from cqnotify import (
     AsyncEvent,
     AsyncEventError,
     AsyncEventType,
+    CompletionChannel,
     Context,
     DeviceRemovedError,
     QPState,
@@ -45,11 +46,17 @@ PER_QP = [
 
 
 class TwoLinks:
-    """Two connections, whose receiving ends, b and d, work with the CQs of b."""
+    """Two connections, whose receiving ends, b and d, work with the CQs of b. Waits of a and b are
+    told of failures that may pass, too."""
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
-        self.a, self.b = connect(Endpoint(ctx, QPType.RC), Endpoint(ctx, QPType.RC))
+        self.a, self.b = connect(
+            *(
+                Endpoint(ctx, QPType.RC, channel=CompletionChannel(ctx, transient_errors=True))
+                for _ in range(2)
+            )
+        )
         shared = Endpoint(ctx, QPType.RC, send_cq=self.b.scq, recv_cq=self.b.rcq)
         self.c, self.d = connect(Endpoint(ctx, QPType.RC), shared)
         take_all(ctx)
@@ -112,6 +119,27 @@ async def test_a_failed_qp_or_port_is_told_to_those_that_it_concerns_and_no_othe
         d.qp.post_recv(d.mr[0:64], wr_id=5)
         c.qp.post_send(c.mr[0:8])
         assert (await others[0]).ok
+
+
+@pytest.mark.parametrize(
+    "kind", [AsyncEventType.PORT_ERR, AsyncEventType.PATH_MIG_ERR], ids=lambda kind: kind.name
+)
+async def test_a_failure_that_may_pass_leaves_tasks_waiting(
+    ctx: Context, kind: AsyncEventType
+) -> None:
+    a, b = connect(Endpoint(ctx, QPType.RC), Endpoint(ctx, QPType.RC))
+    take_all(ctx)
+    async with AsyncCQ(b.rcq) as acq:
+        tasks = await start_all(acq.recv(b.qp, b.mr[0:64]), acq.wait())
+        core.inject_event(kind, 1 if kind is AsyncEventType.PORT_ERR else b.qp)
+        assert [event.event_type for event in take_all(ctx)] == [kind]
+        await tick()
+        assert not any(task.done() for task in tasks)
+        b.qp.post_recv(b.mr[0:64])
+        for _ in tasks:
+            a.qp.post_send(a.mr[0:8])
+        assert (await tasks[0]).ok
+        assert len(await tasks[1]) == 1
 
 
 async def test_a_failed_srq_is_told_to_those_who_receive_from_it(w: TwoLinks) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from fault_world import World, core, failures_pending, inject, starves, told
-from support import DEADLINE, device_fd, device_gone, until, waiting
+from support import DEADLINE, device_fd, device_gone, take_all, until, waiting
 
 from cqnotify import (
     CQ,
@@ -21,20 +21,21 @@ from cqnotify import (
     AsyncEventType,
     CompletionChannel,
     DeviceRemovedError,
+    FailureWatch,
     QPType,
     WCArray,
 )
 
-FAILURES = {
+LASTING = {
     AsyncEventType.CQ_ERR: "cq",
     AsyncEventType.QP_FATAL: "qp",
     AsyncEventType.QP_REQ_ERR: "qp",
     AsyncEventType.QP_ACCESS_ERR: "qp",
-    AsyncEventType.PATH_MIG_ERR: "qp",
     AsyncEventType.SRQ_ERR: "srq",
-    AsyncEventType.PORT_ERR: "port",
     AsyncEventType.DEVICE_FATAL: "device",
 }
+TRANSIENT = {AsyncEventType.PATH_MIG_ERR: "qp", AsyncEventType.PORT_ERR: "port"}
+FAILURES = LASTING | TRANSIENT
 UNSUPPORTED = {AsyncEventType.WQ_FATAL}
 NEWS = {
     AsyncEventType.COMM_EST: "qp",
@@ -56,7 +57,7 @@ def element_of(w: World, kind: str) -> Any:
     return {"cq": w.cq, "qp": w.qp, "srq": w.srq, "port": 1, "device": None}[kind]
 
 
-@pytest.mark.parametrize("event_type", FAILURES, ids=lambda t: t.name)
+@pytest.mark.parametrize("event_type", LASTING, ids=lambda t: t.name)
 def test_each_failure_ends_the_waits_that_it_concerns_and_no_others(
     w: World, event_type: AsyncEventType
 ) -> None:
@@ -75,6 +76,51 @@ def test_each_failure_ends_the_waits_that_it_concerns_and_no_others(
         other.join()
     with pytest.raises(TimeoutError):  # a thread that was told once is not told again
         w.channel.get_event(timeout=0)
+
+
+@pytest.mark.parametrize("event_type", TRANSIENT, ids=lambda t: t.name)
+def test_a_failure_that_may_pass_ends_only_the_waits_of_channels_that_ask_for_it(
+    w: World, event_type: AsyncEventType
+) -> None:
+    asking = CompletionChannel(w.ctx, transient_errors=True)
+    qp = QP(w.pd, QPType.RC, send_cq=CQ(w.ctx, 4, channel=asking))
+    qp.connect(qp.address())
+    with waiting(asking.get_event) as concerned, waiting(w.channel.get_event) as other:
+        for each in (w.qp, qp):
+            inject(w, event_type, each if TRANSIENT[event_type] == "qp" else 1)
+        w.channel.interrupt()
+    with pytest.raises(AsyncEventError) as e:
+        concerned.join()
+    assert e.value.event.event_type is event_type
+    assert e.value.event.transient
+    with pytest.raises(InterruptedError):
+        other.join()
+
+
+def test_what_came_before_a_channel_or_a_watch_was_made_is_not_told_to_it(w: World) -> None:
+    take_all(w.ctx)
+    for unread in (1, 200):  # more than are read in a row elsewhere
+        for _ in range(unread):
+            core.inject_event(AsyncEventType.DEVICE_FATAL, None)
+        channel = CompletionChannel(w.ctx)
+        assert FailureWatch(w.ctx).read() == []
+        with pytest.raises(TimeoutError):
+            channel.get_event(timeout=0)
+        with pytest.raises(AsyncEventError, match="catastrophic"):
+            w.channel.get_event(timeout=0)
+        left = [event.event_type for event in take_all(w.ctx)]
+        assert left == [AsyncEventType.DEVICE_FATAL], "the same one comes once"
+
+
+def test_a_channel_and_a_watch_are_made_on_a_device_that_has_gone_and_their_waits_say_so(
+    w: World,
+) -> None:
+    for make in (CompletionChannel, FailureWatch):
+        with device_gone(w.ctx):
+            made = make(w.ctx)
+            wait = made.read if isinstance(made, FailureWatch) else made.get_event
+            with pytest.raises(DeviceRemovedError, match="no more events will come"):
+                wait()
 
 
 @pytest.mark.parametrize("event_type", NEWS, ids=lambda t: t.name)
@@ -101,6 +147,7 @@ def test_a_watch_tells_each_failure_with_the_cqs_that_it_concerns(
         assert event.qp is (w.qp if kind == "qp" else None)
         assert event.srq is (w.srq if kind == "srq" else None)
         assert event.port_num == (1 if kind == "port" else None)
+        assert event.transient == (event_type in TRANSIENT)
         assert cqs == {"cq": [w.cq], "srq": [w.ex], "device": None}.get(kind, [w.cq, w.ex])
         assert w.watch.read() == []
         queued = w.ctx.try_get_async_event()

@@ -10,6 +10,7 @@ import weakref
 import pytest
 from support import (
     DEADLINE,
+    Endpoint,
     MakeLane,
     Overflow,
     Pair,
@@ -20,6 +21,8 @@ from support import (
     take_all,
     take_cq_err,
     until,
+    wait_completions,
+    wait_one,
     waiting,
 )
 
@@ -34,8 +37,10 @@ from cqnotify import (
     CompletionChannel,
     Context,
     DeviceRemovedError,
+    FailureWatch,
     QPState,
     QPType,
+    WCStatus,
 )
 
 
@@ -170,29 +175,121 @@ def test_an_event_of_a_qp_names_it(pair: Pair) -> None:
         a.channel.get_event(timeout=0)
 
 
-def test_a_port_that_goes_down_is_told_to_those_with_a_qp_on_it(
-    wire_pair: Pair, netdev: str
+def asking(ctx: Context) -> Endpoint:
+    """Its waits are told of failures that may pass, too."""
+    return Endpoint(ctx, QPType.RC, channel=CompletionChannel(ctx, transient_errors=True), cqe=16)
+
+
+def await_event(ctx: Context, kind: AsyncEventType) -> set[AsyncEventType | int]:
+    """Take the device's events up to this one."""
+    seen: set[AsyncEventType | int] = set()
+    while kind not in seen:
+        seen.add(ctx.get_async_event(timeout=DEADLINE).event_type)
+    return seen
+
+
+def test_a_port_that_goes_down_ends_only_waits_that_ask_for_it_and_have_a_qp_on_it(
+    ctx: Context, ctx2: Context, netdev: str
 ) -> None:
-    b = wire_pair[1]
-    take_all(b.ctx)
-    idle = CompletionChannel(b.ctx)
-    CQ(b.ctx, 4, channel=idle, user_data="nothing of it is on the port")
-    with waiting(idle.get_event) as unconcerned:
+    b = connect(Endpoint(ctx, QPType.RC), asking(ctx2))[1]
+    plain = connect(Endpoint(ctx, QPType.RC), Endpoint(ctx2, QPType.RC))[1]
+    take_all(ctx2)
+    idle = CompletionChannel(ctx2, transient_errors=True)
+    CQ(ctx2, 4, channel=idle, user_data="nothing of it is on the port")
+    with (
+        FailureWatch(ctx2) as watch,
+        waiting(idle.get_event) as unconcerned,
+        waiting(plain.channel.get_event) as patient,
+    ):
         with waiting(b.channel.get_event) as waiter:
             ip_link(netdev, "down")
         with pytest.raises(AsyncEventError, match="port error") as e:
             waiter.join()
-        assert e.value.event.event_type is AsyncEventType.PORT_ERR
-        assert e.value.event.port_num == 1
-        assert e.value.event.cq is e.value.event.qp is None
-        assert repr(e.value.event) == "<AsyncEvent PORT_ERR, port 1>"
+        event = e.value.event
+        assert event.event_type is AsyncEventType.PORT_ERR
+        assert event.transient
+        assert event.port_num == 1
+        assert event.cq is event.qp is None
+        assert repr(event) == "<AsyncEvent PORT_ERR, port 1>"
+        ((told, cqs),) = watch.read()
+        assert told.event_type is AsyncEventType.PORT_ERR
+        assert cqs == [b.scq, b.rcq, plain.scq, plain.rcq]
         ip_link(netdev, "up")
-        seen = set()
-        while AsyncEventType.PORT_ACTIVE not in seen:
-            seen.add(b.ctx.get_async_event(timeout=DEADLINE).event_type)
-        idle.interrupt()
-    with pytest.raises(InterruptedError):
-        unconcerned.join()
+        assert AsyncEventType.PORT_ERR in await_event(ctx2, AsyncEventType.PORT_ACTIVE)
+        for channel in (idle, plain.channel):
+            channel.interrupt()
+    for waiter in (unconcerned, patient):
+        with pytest.raises(InterruptedError):
+            waiter.join()
+
+
+@pytest.mark.not_on_iwarp("TCP has retries of its own")
+def test_a_link_that_comes_back_before_the_retries_are_over_ends_nothing(
+    ctx: Context, ctx2: Context, netdev: str
+) -> None:
+    a, b = connect(Endpoint(ctx, QPType.RC), Endpoint(ctx2, QPType.RC), retry_cnt=7)
+    take_all(ctx2)
+    b.qp.post_recv(b.mr[0:64], wr_id=1)
+    for end in (a, b):
+        assert end.channel.try_get_event() is None
+    with (
+        waiting(lambda: wait_completions(b.rcq)) as receiver,
+        waiting(lambda: wait_completions(a.scq)) as sender,
+    ):
+        ip_link(netdev, "down")
+        await_event(ctx2, AsyncEventType.PORT_ERR)
+        a.qp.post_send(a.mr[0:8], wr_id=2)
+        ip_link(netdev, "up")
+    (received,), (sent,) = receiver.join(), sender.join()
+    assert (received.wr_id, received.status) == (1, WCStatus.SUCCESS)
+    assert (sent.wr_id, sent.status) == (2, WCStatus.SUCCESS)
+
+
+@pytest.mark.not_on_iwarp("TCP has retries of its own")
+def test_a_link_that_stays_down_longer_than_the_retries_fails_the_send_and_not_the_wait(
+    ctx: Context, ctx2: Context, netdev: str
+) -> None:
+    a, b = connect(Endpoint(ctx, QPType.RC), Endpoint(ctx2, QPType.RC), retry_cnt=0)
+    take_all(ctx2)
+    b.qp.post_recv(b.mr[0:64], wr_id=1)
+    with waiting(lambda: wait_completions(b.rcq)) as receiver:
+        ip_link(netdev, "down")
+        await_event(ctx2, AsyncEventType.PORT_ERR)
+        a.qp.post_send(a.mr[0:8])
+        wait_one(a.scq, WCStatus.RETRY_EXC_ERR)
+        receiver.asleep()
+        ip_link(netdev, "up")
+        await_event(ctx2, AsyncEventType.PORT_ACTIVE)
+        until(lambda: bool(ctx2.gid_table()), "its addresses are back")
+        a.qp.modify(qp_state=QPState.RESET)
+        c = connect(a, Endpoint(ctx2, QPType.RC))[1]
+        b.qp.modify(qp_state=QPState.ERR)
+    # The kernel may have kept the packet until the link was back.
+    assert receiver.join()[0].status in (WCStatus.SUCCESS, WCStatus.WR_FLUSH_ERR)
+    c.qp.post_recv(c.mr[0:64])
+    a.qp.post_send(a.mr[0:8])
+    wait_one(a.scq)
+    wait_one(c.rcq)
+
+
+@pytest.mark.not_on_iwarp("TCP has retries of its own")
+def test_what_is_made_when_the_link_is_up_again_is_not_told_that_it_was_down(
+    ctx2: Context, netdev: str
+) -> None:
+    with Context(ctx2.name) as unaware:
+        take_all(ctx2)
+        ip_link(netdev, "down")
+        ip_link(netdev, "up")
+        await_event(ctx2, AsyncEventType.PORT_ACTIVE)
+        until(lambda: bool(unaware.gid_table()), "its addresses are back")
+        a, b = connect(asking(unaware), asking(unaware))
+        with FailureWatch(unaware) as watch:
+            assert watch.read() == []
+        b.qp.post_recv(b.mr[0:64])
+        a.qp.post_send(a.mr[0:8])
+        wait_one(a.scq)
+        wait_one(b.rcq)
+        assert AsyncEventType.PORT_ERR in [event.event_type for event in take_all(unaware)]
 
 
 @pytest.mark.usefixtures("conversation")

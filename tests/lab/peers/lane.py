@@ -150,7 +150,7 @@ class Lane:
         self.every = 0.0
         self.to_peer: dict[str, Any] = {}
         self.pd = PD(ctx)
-        self.channel = CompletionChannel(ctx)
+        self.channel = CompletionChannel(ctx, transient_errors=True)
         self.cq = CQ(ctx, 2 * (RECEIVES + SENDS), channel=self.channel)
         self.out = MR(self.pd, self.size * SENDS)
         self.room = self.size + GRH
