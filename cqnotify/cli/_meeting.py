@@ -48,6 +48,14 @@ def nobody_came(plan: Plan, hint: str = "") -> CommandError:
     return CommandError(f"{what} within {plan.timeout:g} s{hint}")
 
 
+def to_be_reached(plan: Plan) -> str:
+    """Return what a server of ours needs so that a client on another host finds it by TCP."""
+    host = plan.host
+    if host is None or host == "localhost" or host.startswith("127.") or host == "::1":
+        return ""
+    return "; `cqnotify` there listens for other hosts only with --bind (0.0.0.0 or ::)"
+
+
 def say_listening(host: str, port: int, plan: Plan) -> None:
     """Print where a server listens."""
     note(f"listening on {host} port {port}, {_how_long(plan)}")
@@ -69,12 +77,12 @@ def _how_long(plan: Plan) -> str:
 
 
 @contextmanager
-def told_soon(plan: Plan) -> Iterator[None]:
+def told_soon(plan: Plan, hint: str = "") -> Iterator[None]:
     """If the block, in which a client waits for its server, takes long: say so.
 
     A thread prints it, since looking up a host name and connecting may block.
     """
-    text = f"waiting for {server_of(plan)} to answer, {_how_long(plan)}"
+    text = f"waiting for {server_of(plan)} to answer, {_how_long(plan)}{hint}"
     timer = threading.Timer(SOON, note, [text])
     timer.daemon = True
     timer.start()

@@ -9,11 +9,48 @@ from ipaddress import IPv6Address
 from typing import Any, Final
 
 from ..context import Context, devices, gid_text
-from ..enums import MTU
-from . import OK, add_command, add_device, device_names, print_json
+from ..enums import MTU, DeviceCapFlags
+from . import FAILED, OK, add_command, add_device, device_names, note, print_json
 from ._terminal import paint
 
-BITS: Final = ("device_cap_flags", "max_mr_size", "page_size_cap", "port_cap_flags", "vendor_id")
+BITS: Final = ("max_mr_size", "page_size_cap", "vendor_id")
+
+# Names that the manual has for numbers, and the library's enums have not: of bits, by their place,
+# and of values.
+PORT_CAPS: Final = {
+    **{1: "SM", 2: "NOTICE_SUP", 3: "TRAP_SUP", 4: "OPT_IPD_SUP", 5: "AUTO_MIGR_SUP"},
+    **{6: "SL_MAP_SUP", 7: "MKEY_NVRAM", 8: "PKEY_NVRAM", 9: "LED_INFO_SUP"},
+    **{11: "SYS_IMAGE_GUID_SUP", 12: "PKEY_SW_EXT_PORT_TRAP_SUP", 14: "EXTENDED_SPEEDS_SUP"},
+    **{15: "CAP_MASK2_SUP", 16: "CM_SUP", 17: "SNMP_TUNNEL_SUP", 18: "REINIT_SUP"},
+    **{19: "DEVICE_MGMT_SUP", 20: "VENDOR_CLASS_SUP", 21: "DR_NOTICE_SUP"},
+    **{22: "CAP_MASK_NOTICE_SUP", 23: "BOOT_MGMT_SUP", 24: "LINK_LATENCY_SUP"},
+    **{25: "CLIENT_REG_SUP", 26: "IP_BASED_GIDS"},
+}
+PORT_CAPS2: Final = {
+    **{0: "SET_NODE_DESC_SUP", 1: "INFO_EXT_SUP", 2: "VIRT_SUP", 3: "SWITCH_PORT_STATE_TABLE_SUP"},
+    **{4: "LINK_WIDTH_2X_SUP", 5: "LINK_SPEED_HDR_SUP", 10: "LINK_SPEED_NDR_SUP"},
+}
+DEVICE_CAPS: Final = {
+    flag.bit_length() - 1: name for name, flag in DeviceCapFlags.__members__.items()
+}
+SETS: Final = {
+    "device_cap_flags": DEVICE_CAPS,
+    "port_cap_flags": PORT_CAPS,
+    "port_cap_flags2": PORT_CAPS2,
+    "flags": {0: "GRH_REQUIRED"},
+}
+VALUES: Final = {
+    "phys_state": {
+        **{1: "SLEEP", 2: "POLLING", 3: "DISABLED", 4: "PORT_CONFIGURATION_TRAINING"},
+        **{5: "LINK_UP", 6: "LINK_ERROR_RECOVERY", 7: "PHY_TEST"},
+    },
+    "active_width": {1: "1X", 2: "4X", 4: "8X", 8: "12X", 16: "2X"},
+    "active_speed": {
+        **{0: "unknown", 1: "2.5 Gb/s", 2: "5 Gb/s", 4: "10 Gb/s (QDR)", 8: "10 Gb/s (FDR10)"},
+        **{16: "14 Gb/s", 32: "25 Gb/s", 64: "50 Gb/s", 128: "100 Gb/s", 256: "200 Gb/s"},
+    },
+    "max_vl_num": {1: "VL0", 2: "VL0-1", 3: "VL0-3", 4: "VL0-7", 5: "VL0-14"},
+}
 
 
 def add_parser(commands: Any) -> None:
@@ -34,12 +71,18 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    found = [_describe(name) for name in _chosen(args)]
+    found, code = [], OK
+    for name in _chosen(args):
+        try:
+            found.append(_describe(name))
+        except OSError as e:  # the others may be opened all the same
+            note(f"{name}: {e}")
+            code = FAILED
     if args.json:
         print_json(found)
-    else:
+    elif found:
         print("\n".join(line for device in found for line in _device_lines(device, args.verbose)))
-    return OK
+    return code
 
 
 def _chosen(args: argparse.Namespace) -> list[str]:
@@ -127,6 +170,18 @@ def _all_lines(fields: dict[str, Any], indent: str) -> list[str]:
 
 
 def _shown(name: str, value: Any) -> str:
-    """Return the value as text, sets of bits in hex."""
-    bits = name in BITS and isinstance(value, int)
-    return f"{value:#x}" if bits else str(value)
+    """Return the value as text, with what the manual calls it."""
+    if name in BITS:
+        return f"{value:#x}"
+    if name in SETS:
+        return ", ".join(_bit_names(value, SETS[name])) or "none"
+    if name in VALUES and value in VALUES[name]:
+        return f"{value}: {VALUES[name][value]}"
+    return str(value)
+
+
+def _bit_names(bits: int, names: dict[int, str]) -> list[str]:
+    """Return the names of those that are set, and in hex what is left."""
+    known = [bit for bit in names if bits >> bit & 1]
+    left = bits & ~sum(1 << bit for bit in known)
+    return [*(names[bit] for bit in known), *([f"{left:#x}"] if left else [])]

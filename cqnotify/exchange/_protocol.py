@@ -31,6 +31,7 @@ __all__ = [
     "Addresses",
     "Met",
     "Payload",
+    "PerftestError",
     "Server",
     "Steps",
     "as_addresses",
@@ -46,6 +47,9 @@ _DONE: Final = b"done\0"
 _DATA: Final = b"data:"  # as long as _DONE; then come the length and the bytes
 _LENGTH: Final = re.compile(rb"([0-9a-f]{8})\0")
 _LENGTH_SIZE: Final = 9
+_BEGIN: Final = re.compile(rb"[0-9a-f]{4}:")  # of a record
+_BEGIN_SIZE: Final = 5
+_VERSION: Final = re.compile(rb"\d\.\d\d\0")  # with which the programs of perftest begin
 _WHY_NONE: Final = "it was given none, or is one of rdma-core's programs"
 
 Addresses = TypeVar("Addresses", QPAddress, "list[QPAddress]")
@@ -57,6 +61,10 @@ class Met(NamedTuple):
 
     addresses: list[QPAddress]
     payload: bytes | None
+
+
+class PerftestError(ValueError):
+    """The peer is a program of perftest, whose protocol is another one."""
 
 
 Steps: TypeAlias = Generator["bytes | int", bytes, Met]
@@ -166,9 +174,19 @@ def _to_wire(addresses: list[QPAddress]) -> bytes:
 
 
 def _receive(count: int) -> Generator[int, bytes, list[QPAddress]]:
-    """Parse each record when it has come: a peer that sends garbage is refused at once."""
-    theirs = []
-    for _ in range(count):
+    """Parse each record when it has come: a peer that sends garbage is refused at once.
+
+    So is one that sends less, and waits for an answer to that.
+    """
+    begin = yield _BEGIN_SIZE
+    if _VERSION.match(begin):
+        raise PerftestError(
+            f"not an address record: it begins with {begin!r}, as programs of perftest do"
+        )
+    if not _BEGIN.match(begin):
+        raise ValueError(f"not an address record: it begins with {begin!r}")
+    theirs = [QPAddress.from_wire(begin + (yield RECORD_SIZE - _BEGIN_SIZE))]
+    for _ in range(count - 1):
         theirs.append(QPAddress.from_wire((yield RECORD_SIZE)))
     return theirs
 

@@ -12,11 +12,12 @@ import os
 import signal
 import sys
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 from . import hosts, hosts_serve, vm
 from .base import FRONT, LabError, note
 
+USAGE = f"{FRONT} hosts 2 -- COMMAND --- COMMAND"
 MUCH = 262144  # bytes of input under way
 GRACE_SECONDS = 5  # for the other commands to end, when one has failed
 PERCENT, MILLISECONDS, MEGABITS = 1e-2, 1e-3, 1e6
@@ -46,10 +47,21 @@ def faults(text: str) -> dict[str, float]:
     return found
 
 
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise LabError(f"hosts: {message} (see {FRONT} --help)")
+
+
+def number_of_hosts(text: str) -> int:
+    if not text.isdecimal():
+        raise LabError(f"hosts wants a number, not '{text}': {USAGE}")
+    return int(text)
+
+
 def split(words: list[str]) -> tuple[argparse.Namespace, list[list[str]]]:
     at = words.index("--") if "--" in words else len(words)
-    parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False, add_help=False)
-    parser.add_argument("count", type=int)
+    parser = Parser(allow_abbrev=False, add_help=False)
+    parser.add_argument("count", type=number_of_hosts, nargs="?")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--net", type=str)
     parser.add_argument("--serve", action="store_true")
@@ -59,12 +71,9 @@ def split(words: list[str]) -> tuple[argparse.Namespace, list[list[str]]]:
     parser.add_argument("--log", type=str)
     parser.add_argument("--at", action="append", default=[])
     parser.add_argument("--until", type=float, default=3600)
-    try:
-        options, unknown = parser.parse_known_args(words[:at])
-    except argparse.ArgumentError as error:
-        raise LabError(f"hosts: {error} (see {FRONT} --help)") from None
-    except SystemExit:
-        raise LabError(f"hosts wants a number: {FRONT} hosts 2 -- COMMAND --- COMMAND") from None
+    options, unknown = parser.parse_known_args(words[:at])
+    if options.count is None:
+        raise LabError(f"hosts wants a number: {USAGE}")
     if unknown:
         raise LabError(f"hosts: there is no option '{unknown[0]}' (see {FRONT} --help)")
     if not 1 <= options.count <= hosts.MOST:

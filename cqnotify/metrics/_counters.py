@@ -152,6 +152,18 @@ def _values(counters: Counters | ChannelCounters) -> list[tuple[str, Any]]:
     return [(field.name, getattr(counters, field.name)) for field in fields(counters)]
 
 
+def _shown(counters: Counters | ChannelCounters) -> list[str]:
+    """Return those that are not 0, each with its name; of a histogram its mean and two bounds."""
+    shown: list[str] = []
+    for name, value in _values(counters):
+        if not isinstance(value, Histogram):
+            shown += [f"{name} {value}"] if value else []
+        elif value.count:
+            median, worst = value.quantile(0.5), value.quantile(1)
+            shown.append(f"{name} {value.mean:.1f} (median <= {median:g}, all <= {worst:g})")
+    return shown
+
+
 def _as_dict(counters: Counters | ChannelCounters) -> dict[str, Any]:
     return {
         name: {"sum": value.sum, "buckets": list(value.buckets)}
@@ -197,6 +209,13 @@ class Snapshot:
     def __reduce__(self) -> tuple[Any, ...]:
         # A mapping that can't be written to pickles as little as it copies: a dict goes instead.
         return _snapshot_of, (self.device, self.seconds, dict(self.cqs), self.channels)
+
+    def __str__(self) -> str:
+        """Return the counters as lines of text, without those that are 0."""
+        rows = {f"CQs {name!r}" if name else "CQs": _shown(c) for name, c in self.cqs.items()}
+        rows["channels"] = _shown(self.channels)
+        lines = [f"  {title}: {', '.join(row) or 'nothing'}" for title, row in rows.items()]
+        return "\n".join([f"{self.device} at {self.seconds:.3f} s", *lines])
 
     def __sub__(self, earlier: Self) -> Snapshot:
         if self.device != earlier.device or earlier.cqs.keys() - self.cqs.keys():

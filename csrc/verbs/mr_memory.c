@@ -90,7 +90,7 @@ static const unsigned int USUAL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRI
                                   IBV_ACCESS_MW_BIND;
 
 /* Whether a format of PEP 3118 has a reference to an object; names of fields are between colons. */
-static bool has_references(const char *format)
+CQN_RARE static bool has_references(const char *format)
 {
     bool in_name = false;
     for (const char *c = format == NULL ? "" : format; *c != 0; c++) {
@@ -103,7 +103,7 @@ static bool has_references(const char *format)
 }
 
 /* The buffer of a numpy array has no format if there are dates in it, but its type tells. */
-static int has_objects_by_type(PyObject *buffer)
+CQN_RARE static int has_objects_by_type(PyObject *buffer)
 {
     PyObject *dtype = PyObject_GetAttrString(buffer, "dtype");
     PyObject *answer = dtype == NULL ? NULL : PyObject_GetAttrString(dtype, "hasobject");
@@ -117,7 +117,7 @@ static int has_objects_by_type(PyObject *buffer)
     return rc;
 }
 
-int cqn_refuse_objects(PyObject *buffer, const char *name)
+CQN_RARE int cqn_refuse_objects(PyObject *buffer, const char *name)
 {
     Py_buffer view;
     int rc = 0;

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -12,13 +13,11 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from cli_support import (
-    LIMIT,
     Capture,
     Terminal,
     asleep,
@@ -29,17 +28,16 @@ from cli_support import (
     outcome,
     read_terminal,
     refusal,
-    report,
     server,
     usage_of,
     watching,
 )
 from support import DEADLINE, ip_link, python
 
-from cqnotify import Context, Device, DeviceCapFlags, __version__, devices
+from cqnotify import Context, Device, DeviceCapFlags, VerbsError, __version__, devices
 from cqnotify.cli import COMMANDS, EXIT_CODES, LONGEST, main, seconds
-from cqnotify.cli._terminal import Progress, colored, paint
-from cqnotify.cli.devices import _plain_value, _shown
+from cqnotify.cli._terminal import colored
+from cqnotify.cli.devices import SETS, _plain_value, _shown
 from cqnotify.context import gid_text
 
 # ---- all commands ---------------------------------------------------------------------------
@@ -172,51 +170,6 @@ def test_too_little_memory_is_exit_code_1_and_one_line(
     assert refusal(capsys, 1, "pingpong") == "cqnotify: out of memory\n"
 
 
-@pytest.mark.usefixtures("ctx")
-@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
-def test_a_reader_that_has_gone_is_exit_code_141_without_a_word(unbuffered: str) -> None:
-    read, write = os.pipe()
-    os.close(read)
-    done = subprocess.run(
-        command("devices"),
-        stdout=write,
-        stderr=subprocess.PIPE,
-        timeout=LIMIT,
-        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
-    )
-    os.close(write)
-    assert (done.returncode, done.stderr) == (141, b"")
-
-
-@pytest.mark.usefixtures("ctx")
-def test_a_full_disk_is_exit_code_1_and_one_line() -> None:
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            command("devices"), stdout=full, stderr=subprocess.PIPE, text=True, timeout=LIMIT
-        )
-    assert done.returncode == 1
-    assert re.fullmatch(r"cqnotify: .*No space left.*\n", done.stderr)
-
-
-@pytest.mark.parametrize("stderr", ["&-", "/dev/full"])
-def test_without_stderr_it_says_nothing_and_has_the_same_exit_code(stderr: str) -> None:
-    line = f'"$@" 2>{stderr}'
-    argv = ["sh", "-c", line, "sh", *command("devices", "--device", "nonsense")]
-    done = subprocess.run(argv, stdout=subprocess.PIPE, timeout=LIMIT)
-    assert (done.returncode, done.stdout) == (3, b"")
-
-
-def test_without_streams_there_is_neither_colour_nor_progress(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sys, "stdout", None)
-    monkeypatch.setattr(sys, "stderr", None)
-    assert paint("red", "red") == "red"
-    assert "#" in report([1000, 2000]).as_text()
-    with Progress("messages", 9) as progress:
-        progress.show(1)
-
-
 # ---- terminals ------------------------------------------------------------------------------
 
 
@@ -326,16 +279,52 @@ def test_devices_are_named_with_or_without_the_option(
     assert found == [names[word] for word in listed]
 
 
+def test_a_device_that_cannot_be_opened_is_named_and_the_others_are_listed(
+    rdma_device: Device,
+    rdma_device2: Device,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def open_context(device: Device) -> Context:
+        if device.name == rdma_device2.name:
+            raise VerbsError(errno.EACCES, "ibv_open_device")
+        return Context(device)
+
+    monkeypatch.setattr("cqnotify.cli.devices.Context", open_context)
+    code = main(["devices", "--json", rdma_device.name, rdma_device2.name])
+    out, err = capsys.readouterr()
+    assert code == 1
+    assert [device["name"] for device in json.loads(out)] == [rdma_device.name]
+    assert re.fullmatch(rf"cqnotify: {rdma_device2.name}: .*Permission denied.*\n", err)
+
+
 def test_a_device_that_is_not_there_is_named(ctx: Context, capsys: Capture) -> None:
     said = refusal(capsys, 3, "devices", ctx.name, "nonsense")
     assert said.startswith("cqnotify: there is no device nonsense; there is ")
 
 
-def test_flags_are_a_number_and_shown_in_hex() -> None:
-    flags = DeviceCapFlags(0x3)
+def test_flags_are_a_number_in_json_and_shown_by_their_names() -> None:
+    flags = DeviceCapFlags(0x3 | 1 << 62)
     plain = _plain_value("device_cap_flags", flags)
-    assert (type(plain), plain) == (int, 3)
-    assert _shown("device_cap_flags", plain) == "0x3"
+    assert (type(plain), plain) == (int, flags.value)
+    shown = "RESIZE_MAX_WR, BAD_PKEY_CNTR, 0x4000000000000000"
+    assert _shown("device_cap_flags", plain) == shown
+    assert _shown("port_cap_flags", 1 << 16 | 1 << 26) == "CM_SUP, IP_BASED_GIDS"
+    assert _shown("flags", 0) == "none"
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_each_bit_has_a_name_of_its_own(name: str) -> None:
+    names = SETS[name]
+    assert len(set(names.values())) == len(names)
+    assert _shown(name, sum(1 << bit for bit in names)) == ", ".join(names.values())
+
+
+def test_numbers_that_stand_for_something_are_shown_with_it() -> None:
+    assert _shown("phys_state", 5) == "5: LINK_UP"
+    assert _shown("active_width", 2) == "2: 4X"
+    assert _shown("active_speed", 32) == "32: 25 Gb/s"
+    assert _shown("active_speed", 3) == "3"
 
 
 def switches(process: subprocess.Popen[str]) -> int:

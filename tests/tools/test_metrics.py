@@ -8,6 +8,7 @@ import contextlib
 import copy
 import gc
 import pickle
+import re
 import threading
 import urllib.request
 import warnings
@@ -127,6 +128,16 @@ def test_prometheus_gets_what_was_counted(ctx: Context, receiving: Lane) -> None
             assert value("wake_latency_seconds_count", waiter=waiter) == ROUNDS
             assert value("wake_latency_seconds_sum", waiter=waiter) == latency.sum / 1e9
             assert value("wake_latency_seconds_bucket", waiter=waiter, le="+Inf") == ROUNDS
+
+
+def test_a_snapshot_prints_what_is_not_0(ctx: Context, receiving: Lane) -> None:
+    lines = str(snapshot(ctx)).splitlines()
+    assert re.fullmatch(rf"{ctx.name} at \d+\.\d{{3}} s", lines[0])
+    (row,) = (line for line in lines if line.startswith("  CQs 'in': open 1"))
+    counted = snapshot(ctx).cqs["in"]
+    for name, value in counted.as_dict().items():
+        assert (f" {name} " in row) == bool(value["sum"] if isinstance(value, dict) else value)
+    assert lines[-1].startswith("  channels: ")
 
 
 def test_channels_count_what_wakes_nobody(ctx: Context, receiving: Lane) -> None:

@@ -16,7 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_support import Capture, Outcome, command, figures, outcome, refusal, server, started
+from cli_support import (
+    Capture,
+    Outcome,
+    both,
+    command,
+    figures,
+    outcome,
+    refusal,
+    server,
+    started,
+)
 from support import DEADLINE, until
 
 from cqnotify import Context
@@ -178,6 +188,51 @@ def test_an_ib_send_lat_that_dies_is_an_error(ctx: Context) -> None:
         assert outcome(us) == (1, "", "cqnotify: the peer has gone\n")
 
 
+def test_a_client_of_perftest_is_told_apart_where_the_option_is_missing(ctx: Context) -> None:
+    with (
+        server("-n", 20, "--timeout", 3, name="latency") as (us, port),
+        started([*theirs(ctx, "latency", "-p", port, "-n", 20), "127.0.0.1"]),
+    ):
+        assert us.stderr is not None
+        said = us.stderr.readline()
+    assert re.fullmatch(
+        r"cqnotify: 127\.0\.0\.1:\d+ is turned away: not an address record: it begins with "
+        r"b'6\.\d\d\\x00', as programs of perftest do; if the peer is a program of perftest, such "
+        r"as ib_send_lat: --perftest\n",
+        said,
+    )
+
+
+def test_a_server_of_perftest_may_be_one_where_the_option_is_missing(
+    ctx: Context, free_port: int, capsys: Capture
+) -> None:
+    with started(theirs(ctx, "latency", "-p", free_port, "-n", 20)):
+        until(lambda: listens(free_port), "it listens")
+        said = refusal(capsys, 1, "latency", "-p", str(free_port), "127.0.0.1")
+    assert said.startswith("cqnotify: the exchange of addresses failed: ")
+    assert said.endswith(
+        "; if the peer is a program of perftest, such as ib_send_lat: --perftest\n"
+    )
+
+
+@pytest.mark.parametrize("perftest_is", ["server", "client"])
+def test_where_only_one_of_ours_has_the_option_both_say_so(
+    perftest_is: str, capsys: Capture
+) -> None:
+    at_server, at_client = (["--perftest"] * (perftest_is == role) for role in ("server", "client"))
+    with server(*at_server, "--timeout", 3, name="latency") as (us, port):
+        said = refusal(capsys, 1, "latency", "-p", str(port), *at_client, "127.0.0.1")
+        code, _, err = outcome(us)
+    assert code == 1
+    assert "--perftest" in said
+    assert "--perftest" in err
+
+
+def test_scripts_of_perftest_may_have_an_option_that_means_nothing(capsys: Capture) -> None:
+    (code, *_), (other, *_) = both(capsys, ["-n", 5, "-F"], ["-n", 5, "--CPU-freq"], name="latency")
+    assert (code, other) == (0, 0)
+
+
 def test_a_server_that_says_nothing_is_refused_in_words(
     listener: socket.socket, port: int, capsys: Capture
 ) -> None:
@@ -187,7 +242,14 @@ def test_a_server_that_says_nothing_is_refused_in_words(
 
 @pytest.mark.parametrize(
     ("version", "words"),
-    [(b"5.60", "the peer's version is b'5.60': the oldest is 5.70"), (b"", "the peer has gone")],
+    [
+        (b"5.60", "the peer's version is b'5.60': the oldest is 5.70"),
+        (
+            b"",
+            "the peer has gone at the first word; if it is `cqnotify latency`, give --perftest to "
+            "neither",
+        ),
+    ],
     ids=["old", "gone"],
 )
 def test_a_server_that_cannot_be_a_peer_is_refused_in_words(

@@ -141,5 +141,5 @@ def test_a_latency_of_one_size_has_all_that_were_measured(
     curve, *marks = drawn[0].axes[0].lines
     assert list(curve.get_ydata()) == [sample / 2000 for sample in sorted(measured.samples)]
     assert [mark.get_ydata()[0] for mark in marks] == [
-        measured.figures[name] for name in ("t_min", "t_typical", "p99", "p99.9", "t_max")
+        measured.figures[name] for name in ("t_min", "t_typical", "p99", "p99_9", "t_max")
     ]

@@ -9,7 +9,7 @@ from .. import CommandError
 from ._end import End
 from ._plan import check_shared
 
-MAGIC: Final = b"cqnotify perf 2"
+MAGIC: Final = b"cqnotify perf 3"
 OTHER_PROGRAM: Final = "the peer is another program, or of another version of cqnotify"
 
 

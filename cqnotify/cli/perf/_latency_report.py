@@ -20,7 +20,7 @@ MARKS: Final = {
     "t_min": "shortest",
     "t_typical": "median",
     "p99": "99 %",
-    "p99.9": "99.9 %",
+    "p99_9": "99.9 %",
     "t_max": "longest",
 }
 WIDTHS: Final = (15, 15, 17, 15, 17, 23, 25)

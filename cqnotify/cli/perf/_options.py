@@ -144,6 +144,11 @@ def _add_peer(parser: CommandParser) -> None:
         help="the peer is ib_send_lat, ib_send_bw or ib_write_bw, with the same -c, -s and -n",
     )
     parser.add_argument(
+        *("-F", "--CPU-freq"),
+        action="store_true",
+        help="means nothing, and is accepted since scripts for perftest have it",
+    )
+    parser.add_argument(
         *("-p", "--port"),
         metavar="P",
         type=whole(0, 65535),

@@ -49,6 +49,7 @@ _ADDRESS: Final = re.compile(
     rb"([0-9a-f]{4}):([0-9a-f]{4}):([0-9a-f]{6}):([0-9a-f]{6}):([0-9a-f]{8}):([0-9a-f]{16}):"
     rb"((?:[0-9a-f]{2}:){16})[0-9a-f]{8}:"
 )
+_RECORD_BEGIN: Final = re.compile(rb"[0-9a-f]{4}:")  # of an address, as our own ends send it
 OTHER_PROGRAM: Final = "the peer is no program of perftest, or has no GID (its option -x)"
 
 
@@ -91,7 +92,12 @@ class Perftest:
 
     def agree(self, path_mtu: int) -> int:
         """Swap what comes before the addresses, and return the smaller path MTU in bytes."""
-        version = self._swap(VERSION.ljust(16, b"\0")).split(b"\0")[0]
+        try:
+            version = self._swap(VERSION.ljust(16, b"\0")).split(b"\0")[0]
+        except GoneError:
+            raise CommandError(f"{GONE} at the first word; {self._other()}") from None
+        if _RECORD_BEGIN.match(version):
+            raise CommandError(f"the peer is no program of perftest; {self._other()}")
         with suppress(ValueError):
             if float(version) >= OLDEST:
                 break_at = _INT.unpack(self._swap(_INT.pack(PAGE)))[0]
@@ -104,6 +110,9 @@ class Perftest:
                 theirs = MTU(int(self._swap(b"%d\0" % ours).split(b"\0")[0]))
                 return min(ours, theirs).bytes
         raise CommandError(f"the peer's version is {version!r}: the oldest is {OLDEST:.2f}")
+
+    def _other(self) -> str:
+        return f"if it is `cqnotify {self._plan.name}`, give --perftest to neither"
 
     def swap_addresses(self, end: End) -> QPAddress:
         """Swap the addresses of the queue pairs, and note where the peer's memory is."""

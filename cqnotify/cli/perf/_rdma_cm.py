@@ -95,11 +95,16 @@ def _call(plan: Plan, stack: ExitStack) -> End:
         try:
             way = blocking.resolve(plan.host, timeout=plan.timeout)
             found = replace(plan, device=way.device, port_num=way.port_num)
-            end = _connect_control(found, way.peer, us, deadline, stack)
+            end, said = _connect_control(found, way.peer, us, deadline, stack)
         except VerbsError:
             raise
         except TimeoutError:
             raise _NobodyError from None
+    if not said.startswith(MAGIC):
+        raise CommandError(
+            f"{server_of(plan)}: {OTHER_PROGRAM}, such as rping: does `cqnotify {plan.name} -R` "
+            "run there?"
+        )
     swap_descriptions(end)
     if plan.connection == "UD":
         end.connect()
@@ -116,8 +121,10 @@ def _call(plan: Plan, stack: ExitStack) -> End:
     return end
 
 
-def _connect_control(plan: Plan, peer: str, us: bytes, deadline: float, stack: ExitStack) -> End:
-    """Try until a server is there."""
+def _connect_control(
+    plan: Plan, peer: str, us: bytes, deadline: float, stack: ExitStack
+) -> tuple[End, bytes]:
+    """Try until a server is there; return also what it says."""
     with ExitStack() as made:
         end = made.enter_context(open_end(plan))
         while (conn := _try(end, peer, us, _left(deadline))) is None:
@@ -127,7 +134,7 @@ def _connect_control(plan: Plan, peer: str, us: bytes, deadline: float, stack: E
                 end = made.enter_context(open_end(plan))
         made.enter_context(conn)
         stack.push(made.pop_all())
-        return end
+        return end, conn.private_data
 
 
 def _try(end: End, peer: str, us: bytes, timeout: float) -> blocking.Connection | None:
@@ -165,6 +172,7 @@ def _serve(plan: Plan, stack: ExitStack) -> End:
         end = stack.enter_context(open_end(found))
         conn = request.accept(
             end.own_control.qp,
+            private_data=MAGIC,
             timeout=plan.timeout,
             on_init=lambda _: end.own_control.start(),
             access=Control.access,

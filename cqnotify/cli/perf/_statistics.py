@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Final
 
-FIGURES: Final = ("t_min", "t_max", "t_typical", "t_avg", "t_stdev", "p99", "p99.9")
+FIGURES: Final = ("t_min", "t_max", "t_typical", "t_avg", "t_stdev", "p99", "p99_9")
 STRETCHES: Final = 500  # parts of a run among which the fastest stretch is sought
 
 

@@ -8,8 +8,16 @@ from contextlib import contextmanager
 
 from ..._core import VerbsError
 from ...exchange import exchange_as_client_blocking, exchange_as_server_blocking, listen
+from ...exchange._protocol import PerftestError
 from .. import CommandError
-from .._meeting import cannot_listen, nobody_came, say_listening, say_turned_away, told_soon
+from .._meeting import (
+    cannot_listen,
+    nobody_came,
+    say_listening,
+    say_turned_away,
+    to_be_reached,
+    told_soon,
+)
 from ._description import MAGIC, OTHER_PROGRAM, swap_descriptions
 from ._end import End, open_end
 from ._plan import Plan
@@ -22,12 +30,12 @@ def meet(plan: Plan) -> Iterator[End]:
         try:
             payload = _serve(end) if plan.host is None else _call(end, plan.host)
         except TimeoutError:
-            raise nobody_came(plan) from None
+            raise nobody_came(plan, to_be_reached(plan)) from None
         except VerbsError:
             raise
         except (OSError, ValueError) as e:
             why = getattr(e, "strerror", None) or e
-            raise CommandError(f"the exchange of addresses failed: {why}") from e
+            raise CommandError(f"the exchange of addresses failed: {why}{_hint(plan, e)}") from e
         if payload != MAGIC:
             raise CommandError(OTHER_PROGRAM)
         swap_descriptions(end)
@@ -35,9 +43,19 @@ def meet(plan: Plan) -> Iterator[End]:
         yield end
 
 
+def _hint(plan: Plan, error: Exception) -> str:
+    """Return what to do about a peer that seems to be one of perftest.
+
+    A server of these hangs up without a word.
+    """
+    if isinstance(error, PerftestError) or (plan.client and isinstance(error, ConnectionError)):
+        return "; if the peer is a program of perftest, such as ib_send_lat: --perftest"
+    return ""
+
+
 def _call(end: End, host: str) -> bytes:
     plan = end.plan
-    with told_soon(plan):
+    with told_soon(plan, to_be_reached(plan)):
         remote, payload = exchange_as_client_blocking(
             host, plan.port, end.control_address, timeout=plan.timeout, payload=MAGIC
         )
@@ -47,6 +65,10 @@ def _call(end: End, host: str) -> bytes:
 
 def _serve(end: End) -> bytes:
     plan = end.plan
+
+    def turned_away(peer: str, error: Exception) -> None:
+        say_turned_away(peer, f"{error}{_hint(plan, error)}")
+
     try:
         listener = listen(plan.bind, plan.port)
     except OSError as e:
@@ -59,7 +81,7 @@ def _serve(end: End) -> bytes:
             end.control_address,
             end.connect_control,
             timeout=plan.timeout,
-            turned_away=say_turned_away,
+            turned_away=turned_away,
             payload=MAGIC,
         )
     return payload

@@ -13,7 +13,7 @@ from .._plots import picture, scale
 from .._terminal import columns, paint
 from ._end import Plan
 
-PER_MILLE: Final = {"min": 0, "p50": 500, "p90": 900, "p99": 990, "p99.9": 999, "max": 1000}
+PER_MILLE: Final = {"min": 0, "p50": 500, "p90": 900, "p99": 990, "p99_9": 999, "max": 1000}
 STEPS: Final = (1, 1.5, 2, 3, 5, 7)  # the borders of a histogram, in each power of ten
 BARS: Final = 60  # of a histogram in a picture
 WHAT: Final = "full round trip, from posting a message to polling its answer"
@@ -165,8 +165,13 @@ def _percentile_lines(report: Report) -> list[str]:
     found = percentiles(report.latencies)
     values = [f"{value:.1f}" for value in found.values()]
     width = max(9, *map(len, values)) + 1
-    head = "".join(name.rjust(width) for name in found)
+    head = "".join(_shown(name).rjust(width) for name in found)
     return [paint(head, "bold"), "".join(value.rjust(width) for value in values)]
+
+
+def _shown(name: str) -> str:
+    """Return the name of a percentile as people write it; as a key of JSON it has no full stop."""
+    return name.replace("_", ".")
 
 
 def _histogram_lines(report: Report) -> list[str]:
@@ -226,7 +231,7 @@ def save_plot(report: Report, path: str) -> None:
         scale(axes, "x", borders)
         for number, (name, value) in enumerate(percentiles(report.latencies).items()):
             if name.startswith("p"):
-                label = f"{name[1:]} %: {value:,.1f} usec"
+                label = f"{_shown(name)[1:]} %: {value:,.1f} usec"
                 axes.axvline(value, color=f"C{number}", linewidth=1.5, label=label)
         axes.legend()
 

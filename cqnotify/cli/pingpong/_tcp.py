@@ -12,7 +12,14 @@ from ...context import gid_text
 from ...exchange import exchange_as_client_blocking, exchange_as_server_blocking, listen
 from ...qp import QPAddress
 from .. import CommandError
-from .._meeting import cannot_listen, nobody_came, say_listening, say_turned_away, told_soon
+from .._meeting import (
+    cannot_listen,
+    nobody_came,
+    say_listening,
+    say_turned_away,
+    to_be_reached,
+    told_soon,
+)
 from ._end import End, Plan, open_end
 from ._meeting import Met
 
@@ -34,7 +41,7 @@ def _exchange(end: End) -> list[QPAddress]:
     try:
         return _serve(end) if end.plan.host is None else _call(end, end.plan.host)
     except TimeoutError:
-        raise nobody_came(end.plan) from None
+        raise nobody_came(end.plan, to_be_reached(end.plan)) from None
     except VerbsError:
         raise
     except (OSError, ValueError) as e:
@@ -44,7 +51,7 @@ def _exchange(end: End) -> list[QPAddress]:
 
 def _call(end: End, host: str) -> list[QPAddress]:
     plan = end.plan
-    with told_soon(plan):
+    with told_soon(plan, to_be_reached(plan)):
         remote = exchange_as_client_blocking(host, plan.port, end.addresses, timeout=plan.timeout)
     end.connect(remote)
     return remote
