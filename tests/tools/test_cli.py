@@ -287,7 +287,7 @@ def test_a_device_that_cannot_be_opened_is_named_and_the_others_are_listed(
 ) -> None:
     def open_context(device: Device) -> Context:
         if device.name == rdma_device2.name:
-            raise VerbsError(errno.EACCES, "ibv_open_device")
+            raise VerbsError(errno.EACCES, "ibv_open_device: Permission denied")
         return Context(device)
 
     monkeypatch.setattr("cqnotify.cli.devices.Context", open_context)
