@@ -328,19 +328,23 @@ static PyMethodDef channel_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static PyObject *channel_get_transient_errors(PyObject *op, void *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    const cqn_channel *self = (cqn_channel *)op;
+    return cqn_open(&self->base) == NULL ? NULL : PyBool_FromLong(self->transient_errors);
+}
+
 static PyGetSetDef channel_getset[] = {
+    {"transient_errors", channel_get_transient_errors, NULL,
+     "Whether its waits raise AsyncEventError for failures that may pass.", NULL},
     CQN_POINTER("struct ibv_comp_channel"),
     {"context", cqn_get_context, NULL, "The Context that it belongs to.", NULL},
     CQN_OBJECT_GETSET,
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-static PyMemberDef channel_members[] = {
-    {"transient_errors", T_BOOL, offsetof(cqn_channel, transient_errors), READONLY,
-     "Whether its waits raise AsyncEventError for failures that may pass."},
-    CQN_OBJECT_MEMBERS,
-    {NULL, 0, 0, 0, NULL},
-};
+static PyMemberDef channel_members[] = {CQN_OBJECT_MEMBERS, {NULL, 0, 0, 0, NULL}};
 
 static PyType_Slot channel_slots[] = {
     {Py_tp_doc, "CompletionChannel(context, *, transient_errors=False)\n--\n\n"

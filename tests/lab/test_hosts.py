@@ -37,7 +37,7 @@ def on_hosts(*words: str, **options: object) -> subprocess.CompletedProcess[byte
         (["--", "true"], "hosts wants a number: "),
         (["true"], "hosts wants a number, not 'true': "),
         (["2", "--seed", "x", "--", "true"], "hosts: argument --seed: invalid int value: 'x'"),
-        (["x", "--", "true"], "invalid int value: 'x'"),
+        (["x", "--", "true"], "hosts wants a number, not 'x': "),
         (["0", "--", "true"], "from 1 to 8 of them, not 0"),
         (["9", "--", "true"], "from 1 to 8 of them, not 9"),
         (["2", "--sed", "7", "--", "true"], "there is no option '--sed'"),
