@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import logging
 from typing import Any, Final
 
 from .. import Context, devices
@@ -14,6 +15,8 @@ from ._distributed import ensure_ip, parse_host_port, unparse_host_port
 
 PREFIX: Final = "rdma://"
 ANY: Final = ("", "0.0.0.0", "::")
+LOCAL_CLUSTERS: Final = "127.0.0.1"
+logger: Final = logging.getLogger(__name__)
 
 
 def parse(loc: str, default_port: int | None = None) -> tuple[str, int]:
@@ -25,6 +28,17 @@ def parse(loc: str, default_port: int | None = None) -> tuple[str, int]:
             f"an interface that has one (host=, or interface=), {_for_example()}"
         )
     return str(host), int(port)
+
+
+def where_to_listen(loc: str, default_port: int | None = None) -> tuple[str, int]:
+    """The same for a listener. LocalCluster that was given no host asks for 127.0.0.1, which means
+    this machine: that is the address of its first device."""
+    host, port = parse_host_port(loc, default_port)
+    if host != LOCAL_CLUSTERS:
+        return parse(loc, default_port)
+    host = own_address(host)
+    logger.info("%s leads to no RDMA device: listening on %s", PREFIX + loc, host)
+    return host, int(port)
 
 
 def url(host: str, port: int | None) -> str:

@@ -11,7 +11,16 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from .. import messages
-from ._addresses import ANY, PREFIX, check_security, means_in_use, own_address, parse, url
+from ._addresses import (
+    ANY,
+    PREFIX,
+    check_security,
+    means_in_use,
+    own_address,
+    parse,
+    url,
+    where_to_listen,
+)
 from ._comm import Comm
 from ._distributed import BaseConnector, BaseListener, CommClosedError, config
 from ._options import options
@@ -47,7 +56,7 @@ class Listener(BaseListener):
     ) -> None:
         super().__init__()
         check_security(loc, given)
-        self._host, self._port = parse(loc, default_port)
+        self._host, self._port = where_to_listen(loc, default_port)
         self._default_host = default_host
         self._handle_comm = handle_comm
         self._deserialize, self._allow_offload = deserialize, allow_offload

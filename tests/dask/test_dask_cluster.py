@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 
 import numpy
+import pytest
 from distributed import Client, LocalCluster, wait
 from support import address_of
 
@@ -16,14 +17,16 @@ def column(seed: int) -> numpy.ndarray:
     return numpy.random.default_rng(seed).random(50_000)
 
 
-async def test_a_cluster_computes(ctx: Context) -> None:
+@pytest.mark.parametrize("given", [True, False], ids=["host", "no host"])
+async def test_a_cluster_computes(ctx: Context, given: bool) -> None:
+    where = {"host": address_of(ctx)} if given else {}
     async with (
         LocalCluster(
             n_workers=2,
             threads_per_worker=1,
             processes=False,
             protocol="rdma://",
-            host=address_of(ctx),
+            **where,
             dashboard_address=None,
             asynchronous=True,
         ) as cluster,
@@ -31,7 +34,7 @@ async def test_a_cluster_computes(ctx: Context) -> None:
     ):
         addresses = [worker.address for worker in cluster.workers.values()]
         assert all(address.startswith("rdma://") for address in addresses)
-        assert client.scheduler.addr.startswith("rdma://")
+        assert client.scheduler.addr.startswith(f"rdma://{address_of(ctx)}:")
         # Some on each worker, which gets the others' for the sum.
         columns = [client.submit(column, seed, workers=[addresses[seed % 2]]) for seed in range(6)]
         await wait(columns)
