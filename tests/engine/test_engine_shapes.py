@@ -279,6 +279,7 @@ async def test_one_that_is_dropped_unstarted_warns_by_its_name(
 async def test_one_that_was_begun_or_ended_does_not_warn(
     acq: AsyncCQ, link: Link, name: str, how: str
 ) -> None:
+    gc.collect()  # what other tests have left
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         call = CALLS[name](acq, link)
