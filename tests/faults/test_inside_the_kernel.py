@@ -36,7 +36,7 @@ ENTERING: dict[str, tuple[int, Callable[[World], Any]]] = {
     "ibv_get_device_list": (1, lambda w: devices()),
     "ibv_open_device": (2, lambda w: Context(w.ctx.name)),
     "ibv_alloc_pd": (1, lambda w: PD(w.ctx)),
-    "ibv_create_comp_channel": (2, lambda w: CompletionChannel(w.ctx)),
+    "ibv_create_comp_channel": (3, lambda w: CompletionChannel(w.ctx)),
     "ibv_create_cq": (1, lambda w: CQ(w.ctx, 4, channel=w.channel)),
     "ibv_create_cq_ex": (1, lambda w: CQ(w.ctx, 4, channel=w.channel, wc_flags=WCExFlags(0))),
     "ibv_create_srq": (1, lambda w: SRQ(w.pd, 4)),
