@@ -33,9 +33,11 @@ from support import (
     Scenario,
     connect,
     ip_link,
+    is_rxe,
     on_iwarp,
     reaping,
     until,
+    until_addresses_are_back,
 )
 
 from cqnotify import (
@@ -205,7 +207,8 @@ def netdev(rdma_device2: Device) -> Iterator[str]:
     ip_link(names[1], "up")
     with Context(rdma_device2) as ctx:
         until(lambda: ctx.query_port().state == 4, "the link is up again")
-        until(lambda: bool(ctx.gid_table()), "its addresses are back")
+        if is_rxe(ctx):
+            until_addresses_are_back(ctx)
 
 
 # ---- tests that are coroutines ------------------------------------------------------------

@@ -40,8 +40,10 @@ from iwarp import number_of as number_of
 from iwarp import on_iwarp as on_iwarp
 
 from cqnotify import (
+    AH,
     CQ,
     MR,
+    PD,
     QP,
     AccessFlags,
     AsyncEvent,
@@ -133,6 +135,20 @@ def deliver(
     """As send(); when it returns they are acknowledged, and in the CQ of the second."""
     send(pair, wr_ids, flags)
     wait_completions(pair[0].scq, len(wr_ids))
+
+
+def until_addresses_are_back(ctx: Context) -> None:
+    """After the link was down: the kernel restores them, and ways to them, by and by."""
+
+    def reaches_itself() -> bool:
+        try:
+            with PD(ctx) as pd:
+                AH(pd, dgid=ctx.query_gid(0).gid, sgid_index=0).close()
+        except (OSError, ValueError):
+            return False
+        return True
+
+    until(reaches_itself, "its addresses are back")
 
 
 def remind(end: testing.Endpoint, other: testing.Endpoint) -> None:

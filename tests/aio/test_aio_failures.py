@@ -32,6 +32,7 @@ from support import (
     take_cq_err,
     tick,
     until,
+    until_addresses_are_back,
 )
 
 from cqnotify import (
@@ -290,7 +291,7 @@ async def test_tasks_go_on_when_a_link_comes_back(ctx: Context, ctx2: Context, n
         await port_is(ctx2, AsyncEventType.PORT_ERR)
         ip_link(netdev, "up")
         await port_is(ctx2, AsyncEventType.PORT_ACTIVE)
-        until(lambda: bool(ctx2.gid_table()), "its addresses are back")
+        until_addresses_are_back(ctx2)
         assert not receive.done()
         send = asyncio.ensure_future(sent.send(a.qp, a.mr[0:8]))
         while not (await asyncio.wait([send], timeout=5))[0]:
@@ -315,7 +316,7 @@ async def test_a_send_fails_and_a_receive_waits_where_a_link_is_down_longer_than
         assert not receive.done()
         ip_link(netdev, "up")
         await port_is(ctx2, AsyncEventType.PORT_ACTIVE)
-        until(lambda: bool(ctx2.gid_table()), "its addresses are back")
+        until_addresses_are_back(ctx2)
         a.qp.modify(qp_state=QPState.RESET)
         b.qp.modify(qp_state=QPState.ERR)
         # The kernel may have kept the packet until the link was back.
@@ -337,7 +338,7 @@ async def test_an_async_cq_made_when_the_link_is_up_again_is_not_told_that_it_wa
         ip_link(netdev, "down")
         ip_link(netdev, "up")
         await port_is(ctx2, AsyncEventType.PORT_ACTIVE)
-        until(lambda: bool(unaware.gid_table()), "its addresses are back")
+        until_addresses_are_back(unaware)
         asking = CompletionChannel(unaware, transient_errors=True)
         a = Endpoint(unaware, QPType.RC, channel=asking)
         a, b = connect(a, Endpoint(unaware, QPType.RC, channel=asking))

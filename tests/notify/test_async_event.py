@@ -22,6 +22,7 @@ from support import (
     take_all,
     take_cq_err,
     until,
+    until_addresses_are_back,
     wait_completions,
     wait_one,
     waiting,
@@ -241,7 +242,7 @@ def test_a_link_that_goes_and_comes_back_ends_nothing(
         await_event(ctx2, AsyncEventType.PORT_ERR)
         ip_link(netdev, "up")
         await_event(ctx2, AsyncEventType.PORT_ACTIVE)
-        until(lambda: bool(ctx2.gid_table()), "its addresses are back")
+        until_addresses_are_back(ctx2)
         receiver.asleep()
         sender.asleep()
         a.qp.post_send(a.mr[0:8], wr_id=2)
@@ -269,7 +270,7 @@ def test_a_link_that_stays_down_longer_than_the_retries_fails_the_send_and_not_t
         receiver.asleep()
         ip_link(netdev, "up")
         await_event(ctx2, AsyncEventType.PORT_ACTIVE)
-        until(lambda: bool(ctx2.gid_table()), "its addresses are back")
+        until_addresses_are_back(ctx2)
         a.qp.modify(qp_state=QPState.RESET)
         c = connect(a, Endpoint(ctx2, QPType.RC))[1]
         b.qp.modify(qp_state=QPState.ERR)
@@ -290,7 +291,7 @@ def test_what_is_made_when_the_link_is_up_again_is_not_told_that_it_was_down(
         ip_link(netdev, "down")
         ip_link(netdev, "up")
         await_event(ctx2, AsyncEventType.PORT_ACTIVE)
-        until(lambda: bool(unaware.gid_table()), "its addresses are back")
+        until_addresses_are_back(unaware)
         a, b = connect(asking(unaware), asking(unaware))
         with FailureWatch(unaware) as watch:
             assert watch.read() == []
