@@ -218,7 +218,7 @@ class QP(_core.QP):
         qkey: the Q_Key of a UD QP; 0x11111111 by default.
         path_mtu: an MTU or its bytes, at most what both ports support; by default our port's.
         max_rd_atomic, max_dest_rd_atomic: how many RDMA reads and atomics can be in flight from us,
-            and to us.
+            and to us; where it is 0 from us, posting refuses them.
         min_rnr_timer: how long a peer waits before it sends again when we had no receive posted, as
             a code: 12 is 0.64 ms.
         hop_limit, sl, traffic_class, flow_label: see `AHAttr`.

@@ -172,7 +172,8 @@ async def connect(
     rnr_retry_count: how often the peer sends again when we had no receive posted; 7 is forever. For
         our sends, what the peer gives as this in accept() holds.
     responder_resources, initiator_depth: how many RDMA reads and atomics can be in flight to us,
-        and from us; by default as many as both devices can have.
+        and from us; by default as many as both devices can have. From us there are no more than
+        the `responder_resources` of the peer; where these are 0, posting refuses them.
     keepalive: in seconds, for RC: the connection is over, with an UnreachableError, when the peer's
         device has given no sign of life for so long. While nothing is sent, an empty RDMA write,
         which takes one place in the send queue, asks for one every half of that. By default nothing

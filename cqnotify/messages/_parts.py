@@ -25,6 +25,7 @@ from .. import (
 )
 from ..aio import AsyncCQ
 from ..context import is_iwarp
+from ._errors import ProtocolError
 from ._memory import Registrations, own_memory
 from ._options import Options
 
@@ -149,6 +150,10 @@ class Parts:
         self.conn = conn
         self.local, self.peer = conn.local, conn.peer
         depth = self.qp.query().max_rd_atomic
+        if depth == 0 and not self.device.is_iwarp:  # where nothing tells it
+            raise ProtocolError(
+                "the peer grants no RDMA reads (its responder_resources is 0), and messages need them"
+            )
         self.reads = max(1, min(READS, depth - 1))  # and one that asks whether the peer is alive
 
     def slot(self, number: int, length: int) -> memoryview:

@@ -106,6 +106,7 @@ typedef struct {
     cqn_cm_plan *plan;              /* until the peer was told; or NULL */
     struct sockaddr_in6 peer;       /* of any family; once it is closed */
     unsigned int access;            /* what the peer may do by its queue pair */
+    uint8_t depth;                  /* initiator_depth, of which the peer may grant less */
     int left_ms;                    /* for more tries to resolve its address */
     uint8_t state;                  /* a cqn_cm_state */
     uint8_t goal;                   /* up to which one event leads to the next by itself */

@@ -153,6 +153,7 @@ PyObject *cqn_cm_id_prepare(PyObject *op, PyObject *options)
     self->plan->param.qp_num = qp->qp_num;
     self->plan->param.srq = qp->srq != NULL;
     self->access = (unsigned int)access;
+    self->depth = plan.param.initiator_depth;
     self->prepared = true;
     Py_RETURN_NONE;
 }
@@ -163,7 +164,8 @@ PyObject *cqn_cm_id_prepare(PyObject *op, PyObject *options)
 typedef struct {
     struct rdma_cm_id *id;
     unsigned int access;
-    uint32_t psn; /* of datagrams */
+    uint32_t psn;  /* of datagrams */
+    uint8_t depth; /* at most; the kernel does not know that of one who accepts yet */
     bool datagrams;
 } asked_of;
 
@@ -182,6 +184,9 @@ static int ask_for_attributes(const void *of, struct ibv_qp_attr *attr)
     }
     if (mask & IBV_QP_ACCESS_FLAGS) {
         attr->qp_access_flags = whose->access;
+    }
+    if ((mask & IBV_QP_MAX_QP_RD_ATOMIC) && attr->max_rd_atomic > whose->depth) {
+        attr->max_rd_atomic = whose->depth;
     }
     return mask;
 }
@@ -205,8 +210,10 @@ static int climb(cqn_cm_id *self, enum ibv_qp_state from, enum ibv_qp_state to, 
     const asked_of whose = {.id = id,
                             .access = access,
                             .psn = self->datagrams ? cqn_qp_psn(qp) : 0,
+                            .depth = self->prepared ? self->depth : UINT8_MAX,
                             .datagrams = self->datagrams};
-    const cqn_qp_source source = {ask_for_attributes, &whose, "rdma_init_qp_attr"};
+    const cqn_qp_source source = {ask_for_attributes, &whose, "rdma_init_qp_attr",
+                                  .depth_granted = self->depth > 0};
     cqn_enter(&self->base); /* another thread can close both when this one has left them */
     const int rc = cqn_qp_climb(qp, from, to, &source);
     cqn_leave(&self->base);

@@ -475,6 +475,7 @@ static void enter_handle(cqn_qp *self, struct ibv_qp *qp, const struct ibv_qp_in
 {
     self->qp_num = qp->qp_num;
     self->state = IBV_QPS_RESET;
+    self->max_rd_atomic = CQN_DEPTH_UNKNOWN;
     self->sq_sig_all = attr->sq_sig_all;
     self->cap = attr->cap;
     if (self->srq != NULL || self->no_recvs) { /* a device may leave anything there */

@@ -194,6 +194,13 @@ static void enter_port(cqn_qp *self, uint8_t port_num, uint32_t max_message)
     }
 }
 
+/* How many reads and atomics of ours can be in flight: posting refuses those that never could. */
+static void enter_depth(cqn_qp *self, uint8_t max_rd_atomic, bool granted)
+{
+    self->max_rd_atomic = max_rd_atomic;
+    self->depth_granted = granted;
+}
+
 static int modify_failed(const cqn_qp *self, int err, enum ibv_qp_state after, int mask)
 {
     cqn_verbs_error(self->base.state, err, "ibv_modify_qp", "QP %u from %s to %s: %s", self->qp_num,
@@ -229,7 +236,11 @@ static int change(cqn_qp *self, struct ibv_qp_attr *attr, int mask)
     if (mask & IBV_QP_PORT) {
         enter_port(self, attr->port_num, made.max_message);
     }
+    if (mask & IBV_QP_MAX_QP_RD_ATOMIC) {
+        enter_depth(self, attr->max_rd_atomic, false);
+    }
     if (after == IBV_QPS_RESET) {
+        enter_depth(self, CQN_DEPTH_UNKNOWN, false);
         cqn_qp_forget_requests(self);
     }
     return 0;
@@ -239,6 +250,8 @@ static int change(cqn_qp *self, struct ibv_qp_attr *attr, int mask)
 typedef struct {
     enum ibv_qp_state reached;
     limit_of_port port; /* that was set; or of port 0 */
+    bool has_depth;
+    uint8_t max_rd_atomic; /* that was set, if has_depth */
     int unknown;        /* why the attributes of the next one are not known: an errno */
     int err, mask;      /* of the next one, if it has failed */
 } climbed;
@@ -263,6 +276,10 @@ static climbed climb(struct ibv_qp *qp, enum ibv_qp_state from, enum ibv_qp_stat
         if (done.mask & IBV_QP_PORT) {
             done.port = (limit_of_port){attr.port_num, made.max_message};
         }
+        if (done.mask & IBV_QP_MAX_QP_RD_ATOMIC) {
+            done.has_depth = true;
+            done.max_rd_atomic = attr.max_rd_atomic;
+        }
         done.reached = attr.qp_state;
     }
     return done;
@@ -283,6 +300,9 @@ int cqn_qp_climb(cqn_qp *self, enum ibv_qp_state from, enum ibv_qp_state to,
     }
     if (done.port.port_num != 0) {
         enter_port(self, done.port.port_num, done.port.max_message);
+    }
+    if (done.has_depth) {
+        enter_depth(self, done.max_rd_atomic, source->depth_granted);
     }
     if (done.unknown != 0) {
         cqn_verbs_error(self->base.state, done.unknown, source->verb, "");

@@ -202,7 +202,8 @@ typedef struct {
     /* For attr->qp_state, without the GIL: the mask, or -1 and errno. */
     int (*ask)(const void *of, struct ibv_qp_attr *attr);
     const void *of;
-    const char *verb; /* by which it asks */
+    const char *verb;   /* by which it asks */
+    bool depth_granted; /* max_rd_atomic is what the peer has granted */
 } cqn_qp_source;
 
 /* Makes the transitions from one state to a later one, in one go without the GIL. -1 with an

@@ -8,6 +8,7 @@
 
 #define CQN_SIW_VENDOR 0x626d74 /* vendor_id of Soft-iWARP, which has ways of its own */
 #define CQN_MAX_SGE 64          /* of one work request; no known device takes more */
+#define CQN_DEPTH_UNKNOWN 255
 
 typedef struct cqn_channel cqn_channel; /* see notify/cq.h, as the next */
 typedef struct cqn_cq cqn_cq;
@@ -86,6 +87,8 @@ typedef struct cqn_qp {
     bool must_stop, stopped; /* sending, before it is destroyed: see verbs/qp_close.c */
     bool to_serve;           /* it is in the list of `serve_next` */
     uint8_t port_num;        /* set in INIT; 0 before */
+    uint8_t max_rd_atomic;   /* of ours, in flight; CQN_DEPTH_UNKNOWN: not set by this process */
+    bool depth_granted;      /* max_rd_atomic is what the peer of an rdma_cm connection granted */
     uint32_t max_message;    /* bytes that its port sends in one message */
     struct ibv_qp_cap cap;
     cqn_wr_queue *sq, *rq; /* NULL once it was closed */

@@ -97,6 +97,23 @@ static int check_device(const cqn_qp *qp, const cqn_send *send)
     return 0;
 }
 
+/* A device would keep it, and all that is posted behind it, until one more may be in flight: for
+ * ever. */
+static int check_depth(const cqn_qp *qp, const cqn_send *send)
+{
+    if (!send->opcode->rd_atomic || qp->max_rd_atomic > 0) {
+        return 0;
+    }
+    PyErr_Format(PyExc_ValueError,
+                 "opcode is %s: max_rd_atomic of QP %u is 0, so that no read or atomic can be in "
+                 "flight from it: %s",
+                 send->opcode->name, qp->qp_num,
+                 qp->depth_granted
+                     ? "the peer has granted none (its responder_resources is 0)"
+                     : "connect it with 1 or more (over rdma_cm that is initiator_depth)");
+    return -1;
+}
+
 static cqn_mw *window_of(const cqn_send *send)
 {
     return send->opcode->does == CQN_WR_BINDS ? (cqn_mw *)send->sg.pinned[0] : NULL;
@@ -113,8 +130,8 @@ static int admit_send(cqn_qp *qp, const cqn_send *send)
         return cqn_sg_refuse(&send->sg, &qp->base, qp->pd, qp->cap.max_send_sge);
     }
     return cqn_qp_require_state(qp, IBV_QPS_RTS, "ibv_post_send") < 0 ||
-                   check_device(qp, send) < 0 || check_inline(qp, send) < 0 ||
-                   check_length(qp, send) < 0 || (mw != NULL && cqn_mw_check(mw, qp) < 0)
+                   check_device(qp, send) < 0 || check_depth(qp, send) < 0 ||
+                   check_inline(qp, send) < 0 || check_length(qp, send) < 0 || (mw != NULL && cqn_mw_check(mw, qp) < 0)
                ? -1
                : 0;
 }

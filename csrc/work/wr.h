@@ -36,6 +36,7 @@ typedef struct {
     const char *name;
     uint32_t qp_types; /* bits 1 << IBV_QPT_* */
     bool imm, invalidates, remote, solicited, inlined, fills, atomic, swaps;
+    bool rd_atomic; /* the device counts it against max_rd_atomic */
     bool atomic_write, flush, tso;
     const char *verb; /* of its own, by which it is posted alone; or NULL */
     cqn_wr_does does;

@@ -76,6 +76,41 @@ async def test_the_parameters_reach_the_queue_pairs(ctx: Context) -> None:
         assert accepted.parameters["rnr_retry_count"] == 2
 
 
+GRANTED = r"the peer has granted none \(its responder_resources is 0\)"
+OWN = r"connect it with 1 or more \(over rdma_cm that is initiator_depth\)"
+
+# Who sets what to 0; which side can't read then, and why.
+DEPTHS = [
+    ("server", "responder_resources", "client", GRANTED),
+    ("client", "responder_resources", "server", GRANTED),
+    ("client", "initiator_depth", "client", OWN),
+    ("server", "initiator_depth", "server", OWN),
+]
+
+
+@pytest.mark.not_on_iwarp("siw fails such a read by itself, and tells no depths")
+@pytest.mark.parametrize(("who", "what", "whose", "words"), DEPTHS)
+async def test_reads_that_the_peer_or_the_program_does_not_allow_are_refused(
+    ctx: Context, who: str, what: str, whose: str, words: str
+) -> None:
+    sides, options = {"client": Side(ctx), "server": Side(ctx)}, {who: {what: 0}}
+    async with cm.listen(address_of(ctx), 0) as listener:
+        asking = await start(
+            cm.connect(sides["client"].qp, *listener.local, **options.get("client", {}))
+        )
+        request = await listener.get_request(SOON)
+        accepted = await request.accept(sides["server"].qp, **options.get("server", {}))
+        conn = await asking
+    async with conn, accepted, AsyncCQ(sides[whose].cq) as acq:
+        side = sides.pop(whose)
+        (peer,) = sides.values()
+        assert side.qp.query().max_rd_atomic == 0
+        assert peer.qp.query().max_rd_atomic > 0
+        with pytest.raises(ValueError, match=f"RDMA_READ: max_rd_atomic of QP .* is 0, .*{words}"):
+            await acq.read(side.qp, side.mr[0:8], peer.mr.addr, peer.mr.rkey)
+        await acq.write(side.qp, side.mr[0:8], peer.mr.addr, peer.mr.rkey)
+
+
 @pytest.mark.parametrize(
     "base", [asyncio.SelectorEventLoop, uvloop.Loop], ids=["asyncio", "uvloop"]
 )

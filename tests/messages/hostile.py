@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from messages_support import SOON, address_of
 from support import is_iwarp
@@ -124,7 +125,7 @@ async def hostile_client(
 
 @asynccontextmanager
 async def hostile_server(
-    ctx: Context, options: Options | None = None
+    ctx: Context, options: Options | None = None, **accept: Any
 ) -> AsyncIterator[tuple[Raw, Connection]]:
     """And the client's end, which is ours."""
     raw = Raw(ctx)
@@ -132,7 +133,11 @@ async def hostile_server(
         connecting = asyncio.ensure_future(messages.connect(*listener.local, options=options))
         request = await listener.get_request()
         raw.conn = await request.accept(
-            raw.qp, private_data=wire.hello(Options()), on_init=raw.post_all, access=REMOTE
+            raw.qp,
+            private_data=wire.hello(Options()),
+            on_init=raw.post_all,
+            access=REMOTE,
+            **accept,
         )
         client = await connecting
     async with both(raw, client):

@@ -262,6 +262,14 @@ async def test_a_peer_that_reaches_for_more_is_lost(ctx: Context, action: str) -
             await sending
 
 
+@pytest.mark.not_on_iwarp("where nothing tells what the peer grants")
+async def test_a_peer_that_lets_nothing_be_read_is_told_so(ctx: Context) -> None:
+    """It would be a large message, later, that could not be read."""
+    with pytest.raises(ProtocolError, match="the peer grants no RDMA reads"):
+        async with hostile_server(ctx, responder_resources=0):
+            pass
+
+
 HOSTILE = {"client": hostile_client, "server": hostile_server}
 
 

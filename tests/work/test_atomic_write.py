@@ -174,6 +174,15 @@ def test_it_is_posted_alone(new_pair: MakePair) -> None:
     assert a.qp.outstanding == (0, 0)
 
 
+def test_it_needs_room_among_the_reads_in_flight(new_pair: MakePair) -> None:
+    a, b = new_pair()
+    for end in (a, b):
+        end.qp.modify(qp_state=QPState.RESET)
+    connect(a, b, max_rd_atomic=0)
+    with pytest.raises(ValueError, match="ATOMIC_WRITE: max_rd_atomic of QP .* is 0"):
+        a.qp.post_send(WORD, **to(b))
+
+
 def test_the_peer_must_be_allowed_to_write(new_pair: MakePair) -> None:
     a, b = new_pair()
     closed = MR(b.pd, 64, access=AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_READ)

@@ -22,6 +22,7 @@ from cqnotify import (
     AccessFlags,
     ClosedError,
     Context,
+    QPState,
     QPType,
     RecvWR,
     SendFlags,
@@ -508,6 +509,30 @@ def test_address_handles_check_their_arguments(pd: PD) -> None:
     for its_pd, attributes, error, words in wrong:
         with pytest.raises(error, match=words):
             AH(its_pd, **attributes)
+
+
+@pytest.mark.not_on_iwarp("rdma_cm connects there, and siw fails such a read by itself")
+@pytest.mark.parametrize("opcode", [READ, ADD, SWAP], ids=lambda call: call["opcode"].name)
+def test_what_could_never_be_in_flight_is_refused(ctx: Context, opcode: dict[str, Any]) -> None:
+    a, b = connect(Endpoint(ctx, QPType.RC), Endpoint(ctx, QPType.RC), max_rd_atomic=0)
+    call = {**opcode, **remote(b), "opcode": opcode["opcode"]}
+    words = rf"{opcode['opcode'].name}: max_rd_atomic of QP {a.qp.qp_num} is 0, .*: connect it with"
+    for post in (
+        lambda: a.qp.post_send(a.mr[0:8], **call),
+        lambda: a.qp.post_send(SendWR(a.mr[0:8], **call)),
+        lambda: a.qp.post_send([SendWR(a.mr[0:8]), SendWR(a.mr[0:8], **call)]),
+    ):
+        with pytest.raises(ValueError, match=words):
+            post()
+    assert a.qp.outstanding == (0, 0)
+    b.qp.post_recv(b.mr[0:8])
+    a.qp.post_send(a.mr[0:8])
+    wait_one(a.scq)
+    for end in (a, b):  # a reset forgets it
+        end.qp.modify(qp_state=QPState.RESET)
+    connect(a, b)
+    a.qp.post_send(a.mr[0:8], opcode=WROpcode.RDMA_READ, **remote(b))
+    wait_one(a.scq)
 
 
 def test_an_address_handle_that_can_not_be_used_is_refused(pd: PD, ud_pair: Pair) -> None:
