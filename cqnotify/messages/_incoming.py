@@ -131,7 +131,7 @@ class Fetch:
         else:
             one = registrations.take(view, self._sink)
         self._registrations.append(one)
-        yield from self._reads(one.mr, remote)
+        yield from self._reads(one.mr, remote, one.addr - one.mr.addr)
         return view
 
     def _fetch(self, remote: Remote) -> Generator[Step, None, memoryview]:
@@ -159,14 +159,15 @@ class Fetch:
     def _sink(self) -> AccessFlags:
         return self._parts.device.sink
 
-    def _reads(self, mr: MR, remote: Remote) -> Generator[Reads, None, None]:
+    def _reads(self, mr: MR, remote: Remote, to: int = 0) -> Generator[Reads, None, None]:
+        """Into the memory region, from its byte `to` on."""
         bounds = range(0, remote.length, self._most)
         for i in range(0, len(bounds), self._together):
-            yield [self._part(mr, remote, at) for at in bounds[i : i + self._together]]
+            yield [self._part(mr, remote, at, to) for at in bounds[i : i + self._together]]
 
-    def _part(self, mr: MR, remote: Remote, at: int) -> tuple[SGE, Remote]:
+    def _part(self, mr: MR, remote: Remote, at: int, to: int) -> tuple[SGE, Remote]:
         end = min(at + self._most, remote.length)
-        return mr[at:end], Remote(end - at, remote.addr + at, remote.rkey)
+        return mr[to + at : to + end], Remote(end - at, remote.addr + at, remote.rkey)
 
     def release(self) -> None:
         """What was read remains in memory; the device reaches it no more."""

@@ -1,30 +1,28 @@
 # SPDX-License-Identifier: MIT
 """Registered memory: that of the program's buffers, and our own.
 
-A buffer is registered while a message uses it, once for all messages that do. Afterwards the
-registration is kept if the buffer is a numpy array: it is found again by its address, and a weak
-reference tells when the array goes. Such a registration does not keep the array alive, and while
-there is a weak reference numpy refuses to resize it, so the address leads to the same memory. Other
-buffers can be resized, or cannot be referenced weakly, and their registrations end with the
-messages. What takes the kernel long is done in threads: see _pinning.py.
+A buffer is registered while a message uses it, once for all messages that do, of all connections
+that share a protection domain: see _pool.py. Afterwards the registration is kept if the buffer is a
+numpy array, of which a weak reference tells when it goes. Such a registration does not keep the
+array alive, and while there is a weak reference numpy refuses to resize it, so the address leads to
+the same memory. Other buffers can be resized, or cannot be referenced weakly, and their
+registrations end with the messages. What takes the kernel long is done in threads: see _pinning.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import functools
 import re
 import sys
-import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from pickle import PickleBuffer
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import MR, PD, AccessFlags, ClosedError, VerbsError
 from ._pinning import SLOW, Pinning
+from ._pool import Pool, Region, Wanted, memory_of
 
 if TYPE_CHECKING:
     from .._core import _Buffer as AnyBuffer
@@ -33,9 +31,10 @@ READABLE = AccessFlags.REMOTE_READ  # by the peer
 
 
 class MemoryStats(NamedTuple):
-    """registered: how often the device was asked to register a buffer.
+    """registered: how often the device was asked to register a buffer for this connection.
     reused: how often that was not necessary.
-    kept: how many registrations are kept though nothing uses them.
+    kept: how many registrations are kept though nothing uses them, for all connections that share
+        them.
     kept_bytes: what they register.
     """
 
@@ -116,223 +115,155 @@ def own_memory(pd: PD, nbytes: int, access: AccessFlags) -> MR:
 
 
 class Registration:
-    """A registered buffer, as long as a message uses it, or while it is kept."""
+    """A buffer that is registered while a message uses it, from `addr` on."""
 
-    def __init__(self, mr: MR, key: Hashable, view: memoryview) -> None:
-        self.mr = mr
-        self.key = key
-        self.users = 1
-        self.view: memoryview | None = view  # while it is in use
-        self.array: weakref.ref[Any] | None = None
+    def __init__(self, region: Region, wanted: Wanted) -> None:
+        self.region = region
+        self.addr: int = region.mr.addr + wanted.start - region.start
+
+    @property
+    def mr(self) -> MR:
+        return self.region.mr
 
 
 class Registrations:
-    """Those of one connection."""
+    """Those that the messages of one connection use."""
 
-    def __init__(self, pd: PD, most_kept: int) -> None:
-        self.pd: PD = pd
-        self._most_kept = most_kept
-        self._used: dict[Hashable, Registration] = {}
-        self._kept: OrderedDict[Hashable, Registration] = OrderedDict()  # the oldest first
-        self._registered = self._reused = self._kept_bytes = 0
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._used: set[Registration] = set()
+        self._registered = self._reused = 0
         self.is_closed: bool = False
         self.pinning: Pinning = Pinning()
+        pool.join(self)
 
     @property
     def stats(self) -> MemoryStats:
-        return MemoryStats(self._registered, self._reused, len(self._kept), self._kept_bytes)
+        return MemoryStats(self._registered, self._reused, *self._pool.kept)
 
     def take(self, view: memoryview, access: AccessFlags) -> Registration:
         """Have a buffer registered until give_back(). VerbsError (ENOMEM) names the limit."""
-        array = _array_of(view)
-        key: Hashable = _key_of(view, array, access)
-        found = self._known(key, view)
-        if found is None:
-            found = self._add(self._register(view, array, access), key, view, array)
-        return found
+        wanted = Wanted(view, access)
+        region = self._pool.take(wanted)
+        if region is not None:
+            return self.reused(region, wanted)
+        start, mr = self._register(wanted)
+        return self.registered(self._pool.add(mr, wanted, start, self.pinning), wanted)
+
+    def _register(self, wanted: Wanted) -> tuple[int, MR]:
+        while True:
+            start, end = self._pool.extent(wanted)
+            try:
+                return start, register(self._pool.pd, memory_of(wanted, start, end), wanted.access)
+            except VerbsError:
+                if not self._pool.drop_oldest(self.pinning):  # it may have been in the way
+                    raise
 
     def is_slow(self, view: memoryview, access: AccessFlags) -> bool:
         """Whether the kernel would take long for it."""
-        if view.nbytes < SLOW:
-            return False
-        key = _key_of(view, _array_of(view), access)
-        return key not in self._used and key not in self._kept
+        return view.nbytes >= SLOW and not self._pool.has(Wanted(view, access))
 
     def take_slowly(self, view: memoryview, access: AccessFlags) -> asyncio.Future[Registration]:
-        """The same as take(), in a thread."""
-        return _Making(self, view, access).future
+        """The same as take(), in a thread; in one for all messages that want it."""
+        wanted = Wanted(view, access)
+        for registering in self._pool.under_way:
+            if registering.contains(wanted):
+                return registering.join(self, wanted)
+        registering = Registering(self._pool, wanted)
+        future = registering.join(self, wanted)
+        registering.start(self)
+        return future
 
-    def take_made(self, mr: MR, key: Hashable, view: memoryview, array: Any) -> Registration:
-        found = self._known(key, view)
-        if found is None:
-            return self._add(mr, key, view, array)
-        self.pinning.close(mr)  # another message has done it meanwhile
-        return found
-
-    def _known(self, key: Hashable, view: memoryview) -> Registration | None:
-        found = self._used.get(key)
-        if found is not None:
-            found.users += 1
-            self._reused += 1
-            return found
-        found = self._kept.pop(key, None)
-        if found is not None:
-            self._reused += 1
-            self._kept_bytes -= view.nbytes
-            found.users, found.view = 1, view
-            self._used[key] = found
-        return found
-
-    def _add(self, mr: MR, key: Hashable, view: memoryview, array: Any) -> Registration:
-        found = self._used[key] = Registration(mr, key, view)
+    def registered(self, region: Region, wanted: Wanted) -> Registration:
         self._registered += 1
-        if array is not None and view.nbytes <= self._most_kept:
-            self._watch(found, array)
-        return found
+        return self._use(region, wanted)
 
-    def _register(self, view: memoryview, array: Any, access: AccessFlags) -> MR:
-        memory = _memory_of(view, array)
-        while True:
-            try:
-                return register(self.pd, memory, access)
-            except VerbsError:
-                if not self._kept:
-                    raise
-                self._drop(next(iter(self._kept)))  # it may have been in the way
+    def reused(self, region: Region, wanted: Wanted) -> Registration:
+        self._reused += 1
+        return self._use(region, wanted)
+
+    def _use(self, region: Region, wanted: Wanted) -> Registration:
+        one = Registration(region, wanted)
+        self._used.add(one)
+        return one
 
     def give_back(self, one: Registration) -> None:
-        one.users -= 1
-        if one.users:
-            return
-        if self._used.pop(one.key, None) is None:
-            return  # closed meanwhile
-        array = None if one.array is None else one.array()
-        if array is None:
-            one.view = None
-            self.pinning.close(one.mr)
-            return
-        self._kept[one.key] = one
-        self._kept_bytes += one.mr.length
-        one.view = None
-        while self._kept_bytes > self._most_kept:
-            _, oldest = self._kept.popitem(last=False)
-            self._kept_bytes -= oldest.mr.length
-            self.pinning.close(oldest.mr)
-
-    def _watch(self, one: Registration, array: Any) -> None:
-        """End the registration before the memory is freed, in whichever thread that is."""
-        registrations, key = weakref.ref(self), one.key
-
-        def gone(_: object) -> None:
-            own = registrations()
-            if own is not None:
-                own._drop(key)
-
-        one.array = weakref.ref(array, gone)
-
-    def _drop(self, key: Hashable) -> None:
-        one = self._kept.pop(key, None)
-        if one is not None:
-            self._kept_bytes -= one.mr.length
-            one.mr.close()
-
-    def drop_all(self) -> bool:
-        """Let go of what is kept, which may be in the way. Return False if nothing is."""
-        is_any = bool(self._kept)
-        while self._kept:
-            self._drop(next(iter(self._kept)))
-        return is_any
+        if one in self._used:  # otherwise the connection was closed meanwhile
+            self._used.remove(one)
+            self._pool.give_back(one.region, self.pinning)
 
     def close(self) -> None:
         """The queue pair is closed: nothing uses any of them."""
         self.is_closed = True
-        for one in (*self._used.values(), *self._kept.values()):
-            self.pinning.close(one.mr)
-            one.view = one.array = None
-        self._used.clear()
-        self._kept.clear()
-        self._kept_bytes = 0
+        while self._used:
+            self._pool.give_back(self._used.pop().region, self.pinning)
+        self._pool.leave(self)
 
 
-class _Making:
-    """A registration that a thread makes.
+class Registering:
+    """A registration that a thread makes, and the messages that wait for it.
 
-    It has none of this when it is over, because its future may then be part of a reference cycle,
+    It has none of this when it is over, because its futures may then be part of a reference cycle,
     by the traceback of an exception: the garbage collector of Python 3.11 crashes where it finds a
     memoryview there whose memory an MR still uses.
     """
 
-    def __init__(self, registrations: Registrations, view: memoryview, access: AccessFlags) -> None:
-        self._registrations = registrations
-        self._array = _array_of(view)
-        self._key = _key_of(view, self._array, access)
-        memory = _memory_of(view, self._array)
-        self._view: memoryview | None = view
-        self._call: Callable[[], MR] | None = functools.partial(
-            register, registrations.pd, memory, access
-        )
-        self.future: asyncio.Future[Registration] = asyncio.get_running_loop().create_future()
-        self._start()
+    def __init__(self, pool: Pool, wanted: Wanted) -> None:
+        self._pool = pool
+        self._wanted: Wanted | None = wanted
+        self._start, self._end = wanted.start, wanted.end
+        self._call: Callable[[], MR] | None = None
+        self._waiting: list[tuple[Registrations, Wanted, asyncio.Future[Registration]]] = []
+        pool.under_way.append(self)
 
-    def _start(self) -> None:
-        assert self._call is not None, "it is not over"
-        self._registrations.pinning.start(self._call).add_done_callback(self._made)
+    def contains(self, other: Wanted) -> bool:
+        wanted = self._wanted
+        assert wanted is not None, "it is not over"
+        if (wanted.access, wanted.key) != (other.access, other.key):
+            return False
+        return self._start <= other.start and other.end <= self._end
 
-    def _made(self, making: asyncio.Future[MR]) -> None:
-        owner = self._registrations
+    def join(self, owner: Registrations, wanted: Wanted) -> asyncio.Future[Registration]:
+        """What one of them waits for. Nobody may cancel it."""
+        future: asyncio.Future[Registration] = asyncio.get_running_loop().create_future()
+        self._waiting.append((owner, wanted, future))
+        return future
+
+    def start(self, owner: Registrations) -> None:
+        wanted, pool = self._wanted, self._pool
+        assert wanted is not None, "it is not over"
+        start, end = pool.extent(wanted)
+        self._start = min(start, *(own.start for _, own, _ in self._waiting))
+        self._end = max(end, *(own.end for _, own, _ in self._waiting))
+        memory = memory_of(wanted, self._start, self._end)
+        self._call = functools.partial(register, pool.pd, memory, wanted.access)
+        made = functools.partial(self._made, owner)
+        owner.pinning.start(self._call).add_done_callback(made)
+
+    def _made(self, starter: Registrations, making: asyncio.Future[MR]) -> None:
         error = making.exception()
-        if isinstance(error, VerbsError) and owner.drop_all():
-            self._start()  # once more, with more room
-            return
-        view, array, key = self._view, self._array, self._key
-        self._call = self._view = self._array = self._key = None
-        assert view is not None, "it was not over"
-        if error is None and owner.is_closed:
-            error = ClosedError("this connection was closed")
-            owner.pinning.close(making.result())
-        if error is not None:
-            self.future.set_exception(error)
-        else:
-            self.future.set_result(owner.take_made(making.result(), key, view, array))
-
-
-def _owner_of(view: memoryview) -> Any:
-    """The object that is behind views of views."""
-    owner: Any = view
-    while isinstance(owner, memoryview):
-        owner = owner.obj
-    return owner
-
-
-def _array_of(view: memoryview) -> Any:
-    """The numpy array that owns the memory, or holds what does; None if it is another buffer."""
-    numpy = sys.modules.get("numpy")
-    array = _owner_of(view)
-    if numpy is None or not isinstance(array, numpy.ndarray):
-        return None
-    while isinstance(array.base, numpy.ndarray):
-        array = array.base
-    return array
-
-
-def _address_of(view: memoryview) -> int:
-    """Of an array's memory, which can be read-only."""
-    numpy: Any = sys.modules["numpy"]
-    return int(numpy.frombuffer(view, numpy.uint8).__array_interface__["data"][0])
-
-
-def _memory_of(view: memoryview, array: Any) -> Any:
-    """What an MR is made of. It does not keep an array alive."""
-    if array is None:
-        return view
-    return (ctypes.c_char * view.nbytes).from_address(_address_of(view))
-
-
-def _key_of(view: memoryview, array: Any, access: AccessFlags) -> Hashable:
-    """Two buffers with the same key are the same memory, while either of them is in use."""
-    if array is not None:
-        return _address_of(view), view.nbytes, access
-    owner = _owner_of(view)
-    if not isinstance(owner, MR) and memoryview(owner).nbytes == view.nbytes:
-        return id(owner), view.nbytes, access, "whole"
-    return object()  # a part of something, which is found by nobody
+        owner = next((one for one, _, _ in self._waiting if not one.is_closed), None)
+        if owner is not None and isinstance(error, VerbsError):
+            has_room = self._pool.drop_all(owner.pinning)
+            if has_room:
+                self.start(owner)  # once more
+                return
+        waiting, wanted = self._waiting, self._wanted
+        self._waiting, self._wanted, self._call = [], None, None
+        self._pool.under_way.remove(self)
+        assert wanted is not None, "it was not over"
+        mr = None if error is not None else making.result()
+        for one, own, future in waiting:
+            if error is not None:
+                future.set_exception(error)
+            elif one.is_closed:
+                future.set_exception(ClosedError("this connection was closed"))
+            elif (region := self._pool.take(own)) is not None:
+                future.set_result(one.reused(region, own))
+            else:
+                assert mr is not None, "the first one has it contain those of all"
+                region = self._pool.add(mr, wanted, self._start, one.pinning)
+                future.set_result(one.registered(region, own))
+                mr = None
+        if mr is not None:  # another message has done it meanwhile, or nobody wants it any more
+            (owner or starter).pinning.close(mr)

@@ -31,8 +31,10 @@ class Options:
     max_message, max_frames: the largest message that this end receives, in bytes and frames. The
         peer's send() refuses larger ones.
     offers: how many messages that the receiver reads itself can be under way from this end.
-    cache: how many bytes of memory stay registered that are not in use; 0: none. Memory that the
-        peer was to read remains readable to it as long.
+    cache: how many bytes of memory stay registered that are not in use, for all connections of the
+        same `cache` together; 0: none. Memory that a peer was to read remains readable as long.
+    isolated: whether the connection shares registrations with no other one. Otherwise a peer that
+        knows, or guesses, what was offered to another peer can read that, too. On iWARP all are.
     name: of the CQs in `cqnotify.metrics`, as "messages: sends" and "messages: receives". What is
         counted stays for each name: one for each peer is too many, unless these are few.
     keepalive: in seconds: the connection is lost when the peer's device has given no sign of life
@@ -45,6 +47,7 @@ class Options:
     max_frames: int = 65536
     offers: int = 8
     cache: int = 64 << 20
+    isolated: bool = False
     keepalive: float | None = None
     name: str = "messages"
 
@@ -52,6 +55,8 @@ class Options:
         for field in fields(self):
             if field.name in LIMITS:
                 _check(field.name, getattr(self, field.name))
+        if not isinstance(self.isolated, bool):
+            raise TypeError(f"isolated must be a bool, not {type(self.isolated).__name__}")
         if not isinstance(self.name, str):
             raise TypeError(f"name must be a str, not {type(self.name).__name__}")
 

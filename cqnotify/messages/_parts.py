@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The objects of the verbs that connections are made of, and the end of them.
 
-All connections of an event loop over one device share its context and a completion channel. Each
-has a protection domain of its own, so a peer reaches no memory but what was granted to it.
+All connections of an event loop over one device share its context and a completion channel, and
+those that keep as much memory registered share a protection domain, so that an array for several
+peers is registered once.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from ..context import is_iwarp
 from ._errors import ProtocolError
 from ._memory import Registrations, own_memory
 from ._options import Options
+from ._pool import Pool
 
 if TYPE_CHECKING:
     from .. import cm
@@ -72,6 +74,18 @@ class Device:
         self.sink: AccessFlags = AccessFlags.LOCAL_WRITE
         if self.is_iwarp:
             self.sink |= AccessFlags.REMOTE_WRITE
+        self._pools: dict[int, Pool] = {}
+
+    def pool(self, options: Options) -> Pool:
+        """The registrations of a connection."""
+        if (
+            options.isolated or self.is_iwarp
+        ):  # where each peer could write to what another one sends
+            return Pool(PD(self.context), options.cache)
+        pool = self._pools.get(options.cache)
+        if pool is None or pool.is_closed:
+            pool = self._pools[options.cache] = Pool(PD(self.context), options.cache)
+        return pool
 
     def leave(self) -> None:
         self._users -= 1
@@ -98,7 +112,7 @@ class Parts:
         self.peer: Address = ("", 0)
         self.is_closed: bool = False
         self.reads: int = 1  # how many can be under way
-        self._made: list[PD | CQ | QP] = []
+        self._made: list[CQ | QP] = []
         try:
             self._make(device, options)
         except BaseException:
@@ -107,9 +121,9 @@ class Parts:
 
     def _make(self, device: Device, options: Options) -> None:
         receives, eager = options.receives, options.eager
-        self.pd: PD = PD(device.context)
-        self._made.append(self.pd)
-        self.registrations: Registrations = Registrations(self.pd, options.cache)
+        self._pool: Pool = device.pool(options)
+        self.pd: PD = self._pool.pd
+        self.registrations: Registrations = Registrations(self._pool)
         frames = min(FRAMES_UNDER_WAY, FRAMES_PER_CREDIT * options.credits)
         self.places: int = frames + READS
         self.send_cq: CQ = CQ(
@@ -183,22 +197,25 @@ class Parts:
         for acq in (getattr(self, "sent", None), getattr(self, "received", None)):
             if acq is not None:
                 acq.close()
-        while self._made and not isinstance(self._made[-1], PD):
+        while self._made:
             _close(self._made.pop())
         if not hasattr(self, "registrations"):
-            self._close_last()
+            self.device.leave()
             return
-        self.registrations.close()
         if hasattr(self, "mr"):  # that which messages lie in remains, while there are views of it
             self.registrations.pinning.close(self.mr)
+        self.registrations.pinning.in_loop(self._close_shared)
+
+    def _close_shared(self) -> None:
+        """What other connections use as well."""
+        self.registrations.close()
         self.registrations.pinning.when_idle(self._close_last)
 
     def _close_last(self) -> None:
-        while self._made:
-            _close(self._made.pop())
+        self._pool.close_if_last()
         self.device.leave()
 
 
-def _close(one: PD | CQ | QP | cm.Connection) -> None:
+def _close(one: CQ | QP | cm.Connection) -> None:
     with contextlib.suppress(VerbsError):  # of a device that is gone
         one.close()

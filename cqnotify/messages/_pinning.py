@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
-from .. import MR, VerbsError
+from .. import MR, ClosedError, VerbsError
 
 _T = TypeVar("_T")
 
@@ -51,7 +51,7 @@ class Pinning:
         self._under_way: set[asyncio.Future[Any]] = set()
         self._then: Callable[[], None] | None = None
         # The collector is about to take the connection apart, and must not find memory in use: see
-        # _Making in _memory.py.
+        # Registering in _memory.py.
         self.is_forsaken: bool = False
 
     def start(self, call: Callable[[], _T]) -> asyncio.Future[_T]:
@@ -99,11 +99,20 @@ class Pinning:
         """In a thread if that takes time, and if this is the event loop's thread. What the device
         does not let go of goes with its context."""
         is_here = asyncio._get_running_loop() is self._loop and not self.is_forsaken
-        if not mr.closed and mr.length >= SLOW and is_here:
-            self.start(mr.close)
-        else:
-            with contextlib.suppress(VerbsError):
+        with contextlib.suppress(VerbsError, ClosedError):  # as its array is freed elsewhere
+            if is_here and mr.length >= SLOW:
+                self.start(mr.close)
+            else:
                 mr.close()
+
+    def in_loop(self, call: Callable[[], None]) -> None:
+        """At once; for the collector, which may interrupt the event loop, or be in another thread,
+        in the loop's next turn, if there will be one."""
+        if self.is_forsaken and self._loop.is_running():
+            with contextlib.suppress(RuntimeError):  # it was closed just now
+                self._loop.call_soon_threadsafe(call)
+                return
+        call()
 
     def when_idle(self, then: Callable[[], None]) -> None:
         """Call it when nothing is under way, once."""

@@ -67,7 +67,7 @@ class Outgoing:
             one = known or parts.registrations.take(view, READABLE)
             if known is None:
                 self._registrations.append(one)
-            remotes.append(Remote(view.nbytes, one.mr.addr, one.mr.rkey))
+            remotes.append(Remote(view.nbytes, one.addr, one.mr.rkey))
         length = len(remotes) * wire.ENTRY_SIZE + sum(view.nbytes for view in small)
         if wire.OFFER_SIZE + length <= eager:
             return Remote(length, 0, 0), remotes, small

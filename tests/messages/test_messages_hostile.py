@@ -232,7 +232,11 @@ async def test_a_peer_reads_what_was_offered_and_nothing_else(ctx: Context) -> N
 @pytest.mark.not_on_iwarp(REFUSES)
 @pytest.mark.parametrize("action", ["read behind", "write", "write slab", "read slab", "other"])
 async def test_a_peer_that_reaches_for_more_is_lost(ctx: Context, action: str) -> None:
-    async with hostile_client(ctx) as (raw, server), hostile_client(ctx) as (other, second):
+    alone = Options(isolated=True)
+    async with (
+        hostile_client(ctx, alone) as (raw, server),
+        hostile_client(ctx, alone) as (other, second),
+    ):
         victim = second if action == "other" else server
         thief = other if action == "other" else raw
         sending = await start(victim.send(bytes(100000)))
