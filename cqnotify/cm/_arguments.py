@@ -35,6 +35,12 @@ GIVEN: Final = (
     *("responder_resources", "initiator_depth", "keepalive"),
 )
 
+DEPTHS: Final = slice(5, 7)  # of GIVEN
+LIMITED_BY: Final = {  # by which attribute of the device
+    "responder_resources": "max_qp_rd_atom",
+    "initiator_depth": "max_qp_init_rd_atom",
+}
+
 LIMITS: Final = {
     "ack_timeout": 31,
     "tos": 255,
@@ -144,9 +150,23 @@ def connection_options(
         options = _known_options(*given)
     except TypeError:  # also of what cannot be in a cache: that is not of the type, either
         options = _options(*given)
+    if given[DEPTHS] != (None, None):
+        check_depths(qp, *given[DEPTHS])
     if private_data == b"" and type(private_data) is bytes:
         return options
     return options._replace(private_data=check_private_data(private_data, limits, qp))
+
+
+def check_depths(qp: QP, *given: int | None) -> None:
+    """librdmacm refuses what the device does not have, without a word."""
+    device = _core.Context.query_device(qp.context)
+    for (name, limit), value in zip(LIMITED_BY.items(), given, strict=True):
+        most = device[limit]
+        if value is not None and 0 < most < value:  # a device may not say
+            raise ValueError(
+                f"{name} is {value}: {qp.context.name} has at most {most} ({limit}); None is as "
+                "many as it has"
+            )
 
 
 def _options(*fields: Any) -> Options:

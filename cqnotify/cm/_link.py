@@ -48,7 +48,7 @@ RESOLVE_MS = 4000
 KERNELS_BACKLOG = 1024
 
 # What the kernel says of a request whose peer has gone; no event does.
-GONE = (errno.EINVAL, errno.ENOTCONN)
+GONE = (errno.EINVAL, errno.ENOTCONN, errno.ECONNRESET)
 
 
 def bits(*events: CMEventType) -> int:
@@ -331,13 +331,15 @@ class Link(CMLink):
             self.to_init(qp, options, on_init)
             self.id.accept()
         except VerbsError as e:
-            if e.verb.startswith("ibv_"):  # the QP's own
+            if e.errno not in GONE or e.verb.startswith("ibv_"):  # the QP's own
                 raise
             raise PeerGoneError(f"{self.where}: the peer has gone, or given up: {e}") from e
         if not self.datagrams:
             try:
                 yield from self.expect(ESTABLISHED, self.end)
             except CMError as e:
+                if e.event in (None, CMEventType.DEVICE_REMOVAL):  # that is on our side
+                    raise
                 raise PeerGoneError(f"{self.where}: the peer has gone, or given up: {e}") from e
         self.begin("the connection from", options)
 

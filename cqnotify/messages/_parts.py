@@ -166,7 +166,7 @@ class Parts:
         depth = self.qp.query().max_rd_atomic
         if depth == 0 and not self.device.is_iwarp:  # where nothing tells it
             raise ProtocolError(
-                "the peer grants no RDMA reads (its responder_resources is 0), and messages need them"
+                "the peer grants no RDMA reads (its responder_resources is 0): messages need them"
             )
         self.reads = max(1, min(READS, depth - 1))  # and one that asks whether the peer is alive
 

@@ -274,7 +274,9 @@ static int ask_peer(cqn_cm_id *self)
     }
     int rc;
     CQN_CM_CALL(rc, self, "rdma_connect", CQN_CM_CONNECTING, CQN_CM(connect, id, &plan->param),
-                "private data of %d bytes", (int)plan->param.private_data_len);
+                "private data of %d bytes, responder_resources %d, initiator_depth %d",
+                (int)plan->param.private_data_len, (int)plan->param.responder_resources,
+                (int)plan->param.initiator_depth);
     PyMem_Free(plan);
     return rc;
 }
@@ -302,8 +304,9 @@ PyObject *cqn_cm_id_accept(PyObject *op, PyObject *Py_UNUSED(unused))
     const uint8_t next = self->datagrams ? CQN_CM_ESTABLISHED : CQN_CM_ACCEPTING;
     int rc;
     CQN_CM_CALL(rc, self, "rdma_accept", next, CQN_CM(accept, id, &plan->param),
-                "the peer may have gone, or given up; private data of %d bytes",
-                (int)plan->param.private_data_len);
+                "private data of %d bytes, responder_resources %d, initiator_depth %d",
+                (int)plan->param.private_data_len, (int)plan->param.responder_resources,
+                (int)plan->param.initiator_depth);
     PyMem_Free(plan);
     return cqn_cm_done(rc);
 }

@@ -59,6 +59,13 @@ static int create_ah(ah *self, cqn_object *pd, struct ibv_ah_attr *attr, struct 
                         "before this message, and port_num its port?",
                         attr->port_num);
     }
+    else if (err == ENODATA) {
+        PyObject *there = cqn_context_gid_indices(self->base.context, attr->port_num);
+        cqn_verbs_error(self->base.state, err, "ibv_create_ah",
+                        "port %d has no GID at index %d (sgid_index); it has GIDs at %V",
+                        attr->port_num, attr->grh.sgid_index, there, "?");
+        Py_XDECREF(there);
+    }
     else {
         cqn_verbs_error(self->base.state, err, "ibv_create_ah",
                         "port %d, sgid_index %d: RoCE needs dgid, both GIDs must be of one subnet, "

@@ -128,8 +128,7 @@ PyObject *cqn_context_query_port(PyObject *op, PyObject *const *args, Py_ssize_t
                : port_fields((cqn_device_context *)op, &attr);
 }
 
-/* How many P_Keys a port has, and so the limit of their index. */
-static int pkey_entries(cqn_context *self, uint8_t port, uint64_t *out)
+int cqn_context_pkey_entries(cqn_context *self, uint8_t port, uint64_t *out)
 {
     struct ibv_context *handle = cqn_open(&self->base);
     if (handle == NULL) {
@@ -158,7 +157,7 @@ PyObject *cqn_context_query_pkey(PyObject *op, PyObject *const *args, Py_ssize_t
     uint64_t entries, index;
     if (cqn_open(&self->base) == NULL ||
         cqn_args("query_pkey", names, 2, 1, args, nargs, kwnames, in) < 0 ||
-        port_of(self, in[1], &port) < 0 || pkey_entries(self, port, &entries) < 0) {
+        port_of(self, in[1], &port) < 0 || cqn_context_pkey_entries(self, port, &entries) < 0) {
         return NULL;
     }
     if (entries == 0) { /* of iWARP, which has no partitions */
@@ -237,11 +236,9 @@ static PyObject *gid_list(cqn_context *self, const struct ibv_gid_entry *entries
     return list;
 }
 
-PyObject *cqn_context_query_gid_table(PyObject *op, PyObject *Py_UNUSED(unused))
+static PyObject *gid_table(cqn_context *self)
 {
-    CQN_LOCKED;
-    cqn_context *self = (cqn_context *)op;
-    struct ibv_context *handle = cqn_open(CQN_OBJ(op));
+    struct ibv_context *handle = cqn_open(&self->base);
     Py_ssize_t room = handle == NULL ? -1 : gid_entries(self, handle);
     if (room < 0) {
         return NULL;
@@ -256,6 +253,36 @@ PyObject *cqn_context_query_gid_table(PyObject *op, PyObject *Py_UNUSED(unused))
                            : gid_list(self, entries, n);
     PyMem_Free(entries);
     return list;
+}
+
+PyObject *cqn_context_query_gid_table(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    return gid_table((cqn_context *)op);
+}
+
+/* Of one port, from the list of all. */
+static PyObject *indices_of(PyObject *list, uint8_t port)
+{
+    PyObject *text = PyUnicode_FromString("");
+    for (Py_ssize_t i = 0; text != NULL && i < PyList_GET_SIZE(list); i++) {
+        PyObject *entry = PyList_GET_ITEM(list, i), *more;
+        if (PyLong_AsLong(PyTuple_GET_ITEM(entry, 2)) == port) {
+            more = PyUnicode_FromFormat("%U%s%S", text, PyUnicode_GET_LENGTH(text) > 0 ? ", " : "",
+                                        PyTuple_GET_ITEM(entry, 1));
+            Py_SETREF(text, more);
+        }
+    }
+    return text;
+}
+
+PyObject *cqn_context_gid_indices(cqn_context *self, uint8_t port)
+{
+    PyObject *list = gid_table(self);
+    PyObject *text = list != NULL ? indices_of(list, port) : PyUnicode_FromString("");
+    PyErr_Clear();
+    Py_XDECREF(list);
+    return text;
 }
 
 /* An index of 32 bits; false: it is none, or an exception is set. */

@@ -2,9 +2,9 @@
 /*
  * QP: the type of a queue pair.
  *
- * Its parts are in qp_create.c, cqn_qp_modify.c and qp_close.c; posting is in work/post_send.c and
- * work/post_recv.c, and what is in flight in work/wr_queue.c. A queue pair owns the books of its
- * two queues.
+ * Its parts are in qp_create.c, qp_modify.c, qp_transitions.c and qp_close.c; posting is in
+ * work/post_send.c and work/post_recv.c, and what is in flight in work/wr_queue.c. A queue pair
+ * owns the books of its two queues.
  */
 
 #include "verbs/qp.h"

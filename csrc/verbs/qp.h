@@ -28,6 +28,19 @@ PyObject *cqn_qp_query(PyObject *self, PyObject *unused);
 extern const char cqn_qp_query_state_doc[];
 PyObject *cqn_qp_query_state(PyObject *self, PyObject *unused);
 
+/* The state of a queue pair as the device has it, or `known` where it does not say. Without the
+ * GIL. */
+enum ibv_qp_state cqn_qp_ask_state(struct ibv_qp *qp, enum ibv_qp_state known);
+
+/* qp_transitions.c */
+
+#define CQN_EXPLAINED 512 /* bytes that any explanation has room in */
+
+/* Says what attributes are missing for a transition or are not of it, or that there is none. False:
+ * nothing of that, and so a value is wrong. */
+bool cqn_qp_explain(enum ibv_qp_type type, enum ibv_qp_state from, enum ibv_qp_state to, int mask,
+                    char buffer[CQN_EXPLAINED]);
+
 /* qp_probe.c */
 extern const char cqn_qp_probe_doc[];
 PyObject *cqn_qp_probe(PyObject *self, PyObject *unused);

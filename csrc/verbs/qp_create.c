@@ -536,14 +536,6 @@ static int parse_open(cqn_state *st, PyObject *args, PyObject *kwargs, qp_args *
                : 0;
 }
 
-/* In which state another process has left it. Without the GIL. */
-static enum ibv_qp_state ask_state(struct ibv_qp *qp)
-{
-    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
-    struct ibv_qp_init_attr init;
-    return ibv_query_qp(qp, &attr, IBV_QP_STATE, &init) == 0 ? attr.qp_state : IBV_QPS_RESET;
-}
-
 const char cqn_qp_open_doc[] =
     "open($type, /, xrcd, qp_num, *, user_data=None)\n--\n\n"
     "The XRC_RECV queue pair of that number, which another process of the same domain has made.\n\n"
@@ -574,7 +566,8 @@ PyObject *cqn_qp_open(PyObject *cls, PyObject *args, PyObject *kwargs)
     enum ibv_qp_state state = IBV_QPS_RESET;
     int err;
     CQN_CREATING(CQN_OBJ(self), qp = ibv_open_qp(device, &open); err = errno;
-                 state = qp != NULL ? ask_state(qp) : state);
+                 /* in which another process has left it */
+                 state = qp != NULL ? cqn_qp_ask_state(qp, state) : state);
     if (qp == NULL) {
         cqn_verbs_error(st, err, "ibv_open_qp", "qp_num %u: is it an XRC_RECV QP of that domain?",
                         open.qp_num);

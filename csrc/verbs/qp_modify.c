@@ -81,6 +81,61 @@ static int complete_alternate_path(struct ibv_qp_attr *attr, int ports)
     return check_port(attr->alt_port_num, "alt_port_num", ports);
 }
 
+/* A device may take more than it has, and then have none, or fail what needs them. Some don't say
+ * how many they have. */
+static int check_depth(const cqn_qp *self, const char *name, int value, int limit, const char *of)
+{
+    if (limit > 0 && value > limit) {
+        PyErr_Format(PyExc_ValueError, "%s is %d: %s has at most %d (%s)", name, value,
+                     cqn_device_name(&self->base), limit, of);
+        return -1;
+    }
+    return 0;
+}
+
+static int check_depths(const cqn_qp *self, const struct ibv_qp_attr *attr, int mask)
+{
+    const struct ibv_device_attr *has = &self->base.context->attr;
+    return ((mask & IBV_QP_MAX_QP_RD_ATOMIC) &&
+            check_depth(self, "max_rd_atomic", attr->max_rd_atomic, has->max_qp_init_rd_atom,
+                        "max_qp_init_rd_atom") < 0) ||
+                   ((mask & IBV_QP_MAX_DEST_RD_ATOMIC) &&
+                    check_depth(self, "max_dest_rd_atomic", attr->max_dest_rd_atomic,
+                                has->max_qp_rd_atom, "max_qp_rd_atom") < 0)
+               ? -1
+               : 0;
+}
+
+/* Only the first index is in every table; for others the port is asked. */
+static int check_pkey(const cqn_qp *self, const char *name, uint16_t index, uint8_t port)
+{
+    uint64_t entries;
+    if (index == 0 || port == 0) {
+        return 0;
+    }
+    if (cqn_context_pkey_entries(self->base.context, port, &entries) < 0) {
+        return -1;
+    }
+    if (index >= entries) {
+        PyErr_Format(PyExc_ValueError, "%s is %d: port %d has %llu P_Key%s, from index 0 on", name,
+                     index, port, (unsigned long long)entries, entries == 1 ? "" : "s");
+        return -1;
+    }
+    return 0;
+}
+
+static int check_pkeys(const cqn_qp *self, const struct ibv_qp_attr *attr, int mask)
+{
+    return ((mask & IBV_QP_PKEY_INDEX) &&
+            check_pkey(self, "pkey_index", attr->pkey_index,
+                       mask & IBV_QP_PORT ? attr->port_num : self->port_num) < 0) ||
+                   ((mask & IBV_QP_ALT_PATH) &&
+                    check_pkey(self, "alt_pkey_index", attr->alt_pkey_index, attr->alt_port_num) <
+                        0)
+               ? -1
+               : 0;
+}
+
 /* Converting the values can run Python code, which can close the QP: `kwargs` is a copy. */
 static int collect_attributes(const cqn_qp *self, PyObject *kwargs, struct ibv_qp_attr *attr)
 {
@@ -104,23 +159,28 @@ static int collect_attributes(const cqn_qp *self, PyObject *kwargs, struct ibv_q
         return -1;
     }
     return ((mask & IBV_QP_PORT) && check_port(attr->port_num, "port_num", ports) < 0) ||
-                   ((mask & IBV_QP_ALT_PATH) && complete_alternate_path(attr, ports) < 0)
+                   ((mask & IBV_QP_ALT_PATH) && complete_alternate_path(attr, ports) < 0) ||
+                   check_depths(self, attr, mask) < 0 || check_pkeys(self, attr, mask) < 0
                ? -1
                : mask;
 }
 
 /* ---- modify() ---- */
 
+enum ibv_qp_state cqn_qp_ask_state(struct ibv_qp *qp, enum ibv_qp_state known)
+{
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
+    struct ibv_qp_init_attr init;
+    return ibv_query_qp(qp, &attr, IBV_QP_STATE, &init) == 0 ? attr.qp_state : known;
+}
+
 static const char *modify_hint(int err, int mask)
 {
     switch (err) {
     case EINVAL:
-        if (mask & IBV_QP_ALT_PATH) {
-            return "the transition is not allowed with an alternate path (see the table in "
-                   "ibv_modify_qp(3)), or the port is of RoCE, which has none";
-        }
-        return "the transition is not allowed, an attribute that it needs is missing or wrong (see "
-               "the table in ibv_modify_qp(3)), or the peer's GID can't be reached from ours";
+        return mask & IBV_QP_ALT_PATH
+                   ? "a value is wrong, or the port is of RoCE, which has no alternate path"
+                   : "a value is wrong, or the peer's GID can't be reached from ours";
     case ETIMEDOUT:
     case EHOSTUNREACH:
     case ENETUNREACH:
@@ -135,7 +195,8 @@ static const char *modify_hint(int err, int mask)
 
 /* What a modify_qp() has brought. */
 typedef struct {
-    int err; /* all else only if it is 0 */
+    int err;                 /* of the rest only `state` if it is not 0 */
+    enum ibv_qp_state state; /* in which the device refused it: ERR, perhaps, by itself */
     bool has_cap;
     struct ibv_qp_cap cap;
     uint32_t max_message; /* of the port that was set */
@@ -162,6 +223,9 @@ static changes carry_out(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask, 
 {
     const uint32_t limit = known.port_num == attr->port_num ? known.max_message : 0;
     changes made = {.err = ibv_modify_qp(qp, attr, mask), .max_message = limit};
+    if (made.err != 0) {
+        made.state = cqn_qp_ask_state(qp, IBV_QPS_UNKNOWN);
+    }
     if (made.err == 0 && (mask & IBV_QP_CAP)) {
         struct ibv_qp_attr now = {.qp_state = IBV_QPS_RESET};
         struct ibv_qp_init_attr init;
@@ -201,11 +265,42 @@ static void enter_depth(cqn_qp *self, uint8_t max_rd_atomic, bool granted)
     self->depth_granted = granted;
 }
 
-static int modify_failed(const cqn_qp *self, int err, enum ibv_qp_state after, int mask)
+/* What the device has refused, and in which state. */
+typedef struct {
+    int err, mask;
+    enum ibv_qp_state state;
+    struct ibv_qp_attr attr;
+} refusal;
+
+static int no_such_gid(const cqn_qp *self, const refusal *why)
 {
-    cqn_verbs_error(self->base.state, err, "ibv_modify_qp", "QP %u from %s to %s: %s", self->qp_num,
-                    cqn_qp_state_name(self->state), cqn_qp_state_name(after),
-                    modify_hint(err, mask));
+    const bool alt = !(why->mask & IBV_QP_AV);
+    const struct ibv_ah_attr *path = alt ? &why->attr.alt_ah_attr : &why->attr.ah_attr;
+    PyObject *there = cqn_context_gid_indices(self->base.context, path->port_num);
+    cqn_verbs_error(self->base.state, why->err, "ibv_modify_qp",
+                    "QP %u: port %d has no GID at index %d (sgid_index of %s); it has GIDs at %V",
+                    self->qp_num, path->port_num, path->grh.sgid_index,
+                    alt ? "alt_ah_attr" : "ah_attr", there, "?");
+    Py_XDECREF(there);
+    return -1;
+}
+
+static int modify_failed(const cqn_qp *self, const refusal *why)
+{
+    char explained[CQN_EXPLAINED];
+    const struct ibv_qp *qp = self->base.handle;
+    const enum ibv_qp_state from = why->state == IBV_QPS_UNKNOWN ? self->state : why->state;
+    const enum ibv_qp_state to = why->mask & IBV_QP_STATE ? why->attr.qp_state : from;
+    if (why->err == ENODATA && (why->mask & (IBV_QP_AV | IBV_QP_ALT_PATH))) {
+        return no_such_gid(self, why);
+    }
+    /* iWARP has a table of its own. */
+    const bool known = why->err == EINVAL &&
+                       qp->context->device->transport_type != IBV_TRANSPORT_IWARP &&
+                       cqn_qp_explain(self->type, from, to, why->mask, explained);
+    cqn_verbs_error(self->base.state, why->err, "ibv_modify_qp", "QP %u from %s to %s: %s",
+                    self->qp_num, cqn_qp_state_name(from), cqn_qp_state_name(to),
+                    known ? explained : modify_hint(why->err, why->mask));
     return -1;
 }
 
@@ -227,7 +322,8 @@ static int change(cqn_qp *self, struct ibv_qp_attr *attr, int mask)
     CQN_IN_KERNEL(CQN_OBJ(self), made = carry_out(qp, attr, mask, known));
     if (made.err != 0) {
         self->state = before;
-        return modify_failed(self, made.err, after, mask);
+        return modify_failed(
+            self, &(refusal){.err = made.err, .mask = mask, .state = made.state, .attr = *attr});
     }
     self->state = after;
     if (made.has_cap) {
@@ -252,8 +348,8 @@ typedef struct {
     limit_of_port port; /* that was set; or of port 0 */
     bool has_depth;
     uint8_t max_rd_atomic; /* that was set, if has_depth */
-    int unknown;        /* why the attributes of the next one are not known: an errno */
-    int err, mask;      /* of the next one, if it has failed */
+    int unknown;           /* why the attributes of the next one are not known: an errno */
+    refusal failed;        /* of the next one, if its `err` is not 0 */
 } climbed;
 
 /* Without the GIL. */
@@ -263,20 +359,20 @@ static climbed climb(struct ibv_qp *qp, enum ibv_qp_state from, enum ibv_qp_stat
     climbed done = {.reached = from};
     while (done.reached < to) {
         struct ibv_qp_attr attr = {.qp_state = done.reached + 1};
-        done.mask = source->ask(source->of, &attr);
-        if (done.mask < 0) {
+        const int mask = source->ask(source->of, &attr);
+        if (mask < 0) {
             done.unknown = errno;
             break;
         }
-        const changes made = carry_out(qp, &attr, done.mask, known);
+        const changes made = carry_out(qp, &attr, mask, known);
         if (made.err != 0) {
-            done.err = made.err;
+            done.failed = (refusal){made.err, mask, made.state, attr};
             break;
         }
-        if (done.mask & IBV_QP_PORT) {
+        if (mask & IBV_QP_PORT) {
             done.port = (limit_of_port){attr.port_num, made.max_message};
         }
-        if (done.mask & IBV_QP_MAX_QP_RD_ATOMIC) {
+        if (mask & IBV_QP_MAX_QP_RD_ATOMIC) {
             done.has_depth = true;
             done.max_rd_atomic = attr.max_rd_atomic;
         }
@@ -308,7 +404,7 @@ int cqn_qp_climb(cqn_qp *self, enum ibv_qp_state from, enum ibv_qp_state to,
         cqn_verbs_error(self->base.state, done.unknown, source->verb, "");
         return -1;
     }
-    return done.err != 0 ? modify_failed(self, done.err, done.reached + 1, done.mask) : 0;
+    return done.failed.err != 0 ? modify_failed(self, &done.failed) : 0;
 }
 
 /* Whether requests that were posted before will not succeed any more. */

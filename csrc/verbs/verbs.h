@@ -9,12 +9,15 @@
  *   mw.c, ah.c            windows, address handles
  *   channel.c, cq.c       events and completions; cq_create.c making a CQ, cq_poll.c the methods
  *                         that poll, tally.c what is counted
- *   qp.c, srq.c           queues; qp_create.c, qp_modify.c, qp_close.c, qp_probe.c, mcast.c,
- *                         qp_ops.c, qp_ece.c below qp.c; srq_create.c, srq_ops.c below srq.c
+ *   qp.c, srq.c           queues; qp_create.c, qp_modify.c, qp_transitions.c, qp_close.c,
+ *                         qp_probe.c, mcast.c, qp_ops.c, qp_ece.c below qp.c; srq_create.c,
+ *                         srq_ops.c below srq.c
  *   xrcd.c                domains of XRC
- *   flow.c                rules for what packets a queue pair gets; flow_counters.c what counts
- * them wq.c, rwq_ind_table.c queues of receives alone, and tables of them, for RSS fork.c whether
- * registered memory survives a fork inspect.c             what is open, for reports
+ *   flow.c                rules for what packets a queue pair gets; flow_counters.c what
+ *                         counts them
+ *   wq.c, rwq_ind_table.c queues of receives, and tables of them, for RSS
+ *   fork.c                whether registered memory survives a fork
+ *   inspect.c             what is open, for reports
  */
 #ifndef CQN_VERBS_H
 #define CQN_VERBS_H
@@ -194,6 +197,15 @@ uint32_t cqn_qp_psn(cqn_qp *self);
 
 /* Before a context closes all its queue pairs one after the other: none sends again meanwhile. */
 void cqn_qps_stop_sending(cqn_context *ctx);
+
+/* context_query.c */
+
+/* How many P_Keys a port has: the limit of their index. -1 with an exception. */
+int cqn_context_pkey_entries(cqn_context *self, uint8_t port, uint64_t *out);
+
+/* The indices of a port's GIDs as new text, for an error; what can't be asked for is left out. NULL
+ * without an exception if there is no memory. */
+PyObject *cqn_context_gid_indices(cqn_context *self, uint8_t port);
 
 /* qp_modify.c */
 

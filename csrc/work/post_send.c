@@ -131,7 +131,8 @@ static int admit_send(cqn_qp *qp, const cqn_send *send)
     }
     return cqn_qp_require_state(qp, IBV_QPS_RTS, "ibv_post_send") < 0 ||
                    check_device(qp, send) < 0 || check_depth(qp, send) < 0 ||
-                   check_inline(qp, send) < 0 || check_length(qp, send) < 0 || (mw != NULL && cqn_mw_check(mw, qp) < 0)
+                   check_inline(qp, send) < 0 || check_length(qp, send) < 0 ||
+                   (mw != NULL && cqn_mw_check(mw, qp) < 0)
                ? -1
                : 0;
 }

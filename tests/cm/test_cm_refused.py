@@ -28,6 +28,16 @@ OPTIONS = [
     ({"ack_timeout": 32}, ValueError, "ack_timeout is 32: it must be 0 to 31"),
     ({"tos": 256}, ValueError, "tos is 256: it must be 0 to 255"),
     ({"responder_resources": 256}, ValueError, "responder_resources is 256"),
+    (
+        {"responder_resources": 255},
+        ValueError,
+        "is 255: .* at most .*max_qp_rd_atom",
+    ),
+    (
+        {"initiator_depth": 254},
+        ValueError,
+        "is 254: .* at most .*max_qp_init_rd_atom",
+    ),
     ({"initiator_depth": 1.5}, TypeError, "initiator_depth must be an int, not float"),
     ({"retry_count": True}, TypeError, "retry_count must be an int, not bool"),
     ({"rnr_retry_count": [7]}, TypeError, "rnr_retry_count must be an int, not list"),
