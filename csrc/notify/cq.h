@@ -102,7 +102,7 @@ struct cqn_cq {
     cqn_wc_extra *extra; /* of the stash, element by element, or NULL */
     size_t stash_head, stash_len, stash_room;
     size_t holes;           /* in the midst of it: never the first or the last */
-    uint64_t taken;         /* from its front, since the CQ was made */
+    uint64_t taken;         /* from its front, less those that were put back */
     cqn_stash_index *index; /* by wr_id, or NULL: see stash.c */
     cqn_landing *landing;   /* NULL until a thread spins */
 

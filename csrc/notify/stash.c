@@ -14,36 +14,57 @@
 #define ROOM 64     /* at first */
 #define SEARCHED 32 /* so many completions are looked through without an index */
 
-/* Places are counted since the CQ was made, and kept plus one: 0 is none. Those of one
- * bucket are linked in their order. */
+/* The entries of one key, and of others in the same bucket, in their order. */
+typedef struct {
+    uint32_t *first, *last;  /* by bucket */
+    uint32_t *before, *next; /* by slot */
+} chains;
+
+/* Slots are places modulo the room, and kept plus one: 0 is none. */
 struct cqn_stash_index {
-    size_t room;    /* a power of two, at least as many as the stash holds */
-    uint64_t until; /* entries from this place on are not in the index yet */
-    uint64_t *first, *last, *next;
+    size_t room;         /* a power of two, at least as many as the stash holds */
+    uint64_t until;      /* entries from this place on are not in the index yet */
+    chains by_id, by_qp; /* the key is the wr_id, or that together with the number of the QP */
 };
 
 /* ---- the index ---- */
 
-/* wr_ids are mostly small and in a row, and some are pointers: multiplying spreads both. */
-static size_t bucket_of(const cqn_stash_index *index, uint64_t wr_id)
+static uint64_t key_of(uint64_t wr_id, uint32_t qp_num)
 {
-    return (size_t)((wr_id * UINT64_C(0x9e3779b97f4a7c15)) >> 32) & (index->room - 1);
+    return wr_id ^ (qp_num + UINT64_C(1)) * UINT64_C(0xbf58476d1ce4e5b9);
 }
 
-/* From a place, which counts from the beginning of the CQ, to the entry. */
+/* wr_ids are mostly small and in a row, and some are pointers: multiplying spreads both. */
+static size_t bucket_of(const cqn_stash_index *index, uint64_t key)
+{
+    return (size_t)((key * UINT64_C(0x9e3779b97f4a7c15)) >> 32) & (index->room - 1);
+}
+
+/* Places count completions since the CQ was made; one that is put back takes the place before the
+ * first. */
 static struct ibv_wc *stash_at(const cqn_cq *self, uint64_t place)
 {
     return &self->stash[self->stash_head + (size_t)(place - self->taken)];
+}
+
+static uint64_t place_of(const cqn_cq *self, uint32_t slot)
+{
+    return self->taken + ((slot - 1 - self->taken) & (self->index->room - 1));
 }
 
 /* The index is only a way to find entries faster: without one, the stash is searched. */
 static void free_index(cqn_cq *self)
 {
     if (self->index != NULL) {
-        PyMem_Free(self->index->first);
+        PyMem_Free(self->index->by_id.first);
         PyMem_Free(self->index);
         self->index = NULL;
     }
+}
+
+static chains chains_in(uint32_t *arrays, size_t room)
+{
+    return (chains){arrays, arrays + room, arrays + 2 * room, arrays + 3 * room};
 }
 
 /* No memory for an index is no failure: the stash is searched then. */
@@ -53,15 +74,56 @@ static bool make_index(cqn_cq *self)
     while (room < 2 * self->stash_len) {
         room *= 2;
     }
-    cqn_stash_index *index = PyMem_Malloc(sizeof(*index));
-    uint64_t *arrays = index == NULL ? NULL : PyMem_Calloc(3 * room, sizeof(*arrays));
+    cqn_stash_index *index = room < UINT32_MAX ? PyMem_Malloc(sizeof(*index)) : NULL;
+    uint32_t *arrays = index == NULL ? NULL : PyMem_Calloc(8 * room, sizeof(*arrays));
     if (arrays == NULL) {
         PyMem_Free(index);
         return false;
     }
-    *index = (cqn_stash_index){room, self->taken, arrays, arrays + room, arrays + 2 * room};
+    *index = (cqn_stash_index){room, self->taken, chains_in(arrays, room),
+                               chains_in(arrays + 4 * room, room)};
     self->index = index;
     return true;
+}
+
+static void link_slot(chains *c, size_t bucket, uint32_t slot)
+{
+    const uint32_t last = c->last[bucket];
+    c->before[slot - 1] = last;
+    c->next[slot - 1] = 0;
+    *(last ? &c->next[last - 1] : &c->first[bucket]) = slot;
+    c->last[bucket] = slot;
+}
+
+static void link_slot_first(chains *c, size_t bucket, uint32_t slot)
+{
+    const uint32_t first = c->first[bucket];
+    c->before[slot - 1] = 0;
+    c->next[slot - 1] = first;
+    *(first ? &c->before[first - 1] : &c->last[bucket]) = slot;
+    c->first[bucket] = slot;
+}
+
+static void unlink_slot(chains *c, size_t bucket, uint32_t slot)
+{
+    const uint32_t before = c->before[slot - 1], after = c->next[slot - 1];
+    *(before ? &c->next[before - 1] : &c->first[bucket]) = after;
+    *(after ? &c->before[after - 1] : &c->last[bucket]) = before;
+}
+
+static void change_index(cqn_cq *self, uint64_t place,
+                         void (*change)(chains *c, size_t bucket, uint32_t slot))
+{
+    cqn_stash_index *index = self->index;
+    const struct ibv_wc *wc = stash_at(self, place);
+    const uint32_t slot = (uint32_t)(place & (index->room - 1)) + 1;
+    change(&index->by_id, bucket_of(index, wc->wr_id), slot);
+    change(&index->by_qp, bucket_of(index, key_of(wc->wr_id, wc->qp_num)), slot);
+}
+
+static bool knows_place(const cqn_cq *self, uint64_t place)
+{
+    return self->index != NULL && (int64_t)(self->index->until - place) > 0;
 }
 
 static void extend_index(cqn_cq *self)
@@ -69,16 +131,11 @@ static void extend_index(cqn_cq *self)
     cqn_stash_index *index = self->index;
     const uint64_t end = self->taken + self->stash_len;
     /* Of the entries that came since the index was extended, some may have been handed out. */
-    uint64_t place = index->until > self->taken ? index->until : self->taken;
-    for (; place < end; place++) {
-        if (cqn_stash_is_hole(stash_at(self, place))) {
-            continue;
+    uint64_t place = knows_place(self, self->taken) ? index->until : self->taken;
+    for (; place != end; place++) {
+        if (!cqn_stash_is_hole(stash_at(self, place))) {
+            change_index(self, place, link_slot);
         }
-        const size_t bucket = bucket_of(index, stash_at(self, place)->wr_id);
-        const uint64_t last = index->last[bucket];
-        index->next[place & (index->room - 1)] = 0;
-        *(last ? &index->next[(last - 1) & (index->room - 1)] : &index->first[bucket]) = place + 1;
-        index->last[bucket] = place + 1;
     }
     index->until = end;
 }
@@ -96,22 +153,11 @@ static cqn_stash_index *whole_index(cqn_cq *self)
     return self->index;
 }
 
-/* Takes the entry out of its bucket that stands there after `before`, or first if that is 0. */
-static void unlink_place(cqn_stash_index *index, size_t bucket, uint64_t before, uint64_t place)
-{
-    const uint64_t after = index->next[place & (index->room - 1)];
-    *(before ? &index->next[(before - 1) & (index->room - 1)] : &index->first[bucket]) = after;
-    if (after == 0) {
-        index->last[bucket] = before;
-    }
-}
-
-/* Entries are handed out from the oldest on, so one that goes is the first in its bucket. */
+/* The entry goes, unless it is gone already and has left a hole. */
 static void leave_index(cqn_cq *self, uint64_t place)
 {
-    if (self->index != NULL && place < self->index->until &&
-        !cqn_stash_is_hole(stash_at(self, place))) {
-        unlink_place(self->index, bucket_of(self->index, stash_at(self, place)->wr_id), 0, place);
+    if (knows_place(self, place) && !cqn_stash_is_hole(stash_at(self, place))) {
+        change_index(self, place, unlink_slot);
     }
 }
 
@@ -136,9 +182,9 @@ static void move_to(cqn_cq *self, size_t head)
     if (self->extra != NULL) {
         memmove(self->extra + head, self->extra + from, n * sizeof(*self->extra));
     }
-    if (head < from) {
-        memset(self->stash + head + n, 0, (from - head) * sizeof(*self->stash));
-    }
+    const size_t left = head < from ? head + n : from,
+                 gap = head < from ? from - head : head - from;
+    memset(self->stash + left, 0, gap * sizeof(*self->stash));
     self->stash_head = head;
 }
 
@@ -207,7 +253,7 @@ static void trim_holes(cqn_cq *self)
         self->stash_len--;
         self->holes--;
         *stash_at(self, self->taken + self->stash_len) = (struct ibv_wc){.wr_id = 0};
-        if (self->index != NULL && self->index->until > self->taken + self->stash_len) {
+        if (knows_place(self, self->taken + self->stash_len)) {
             self->index->until = self->taken + self->stash_len;
         }
     }
@@ -247,48 +293,51 @@ static bool is_sought(const struct ibv_wc *wc, uint64_t wr_id, const cqn_qp *qp)
     return !cqn_stash_is_hole(wc) && wc->wr_id == wr_id && (qp == NULL || wc->qp_num == qp->qp_num);
 }
 
-/* The place, plus one, of the first completion with that wr_id, of that QP or of any; 0 if there is
- * none. `before` gets the entry before it in its bucket. */
-static uint64_t find_in_stash(cqn_cq *self, uint64_t wr_id, const cqn_qp *qp, uint64_t *before)
+static bool find_in_index(const cqn_cq *self, uint64_t wr_id, const cqn_qp *qp, uint64_t *place)
 {
-    const cqn_stash_index *index = self->stash_len > SEARCHED ? whole_index(self) : NULL;
-    const uint64_t end = self->taken + self->stash_len;
-    *before = 0;
-    if (index == NULL) {
-        free_index(self); /* the index would not know which entries are taken */
-        uint64_t place = self->taken;
-        while (place < end && !is_sought(stash_at(self, place), wr_id, qp)) {
-            place++;
+    const cqn_stash_index *index = self->index;
+    const chains *c = qp == NULL ? &index->by_id : &index->by_qp;
+    uint32_t slot = c->first[bucket_of(index, qp == NULL ? wr_id : key_of(wr_id, qp->qp_num))];
+    for (; slot != 0; slot = c->next[slot - 1]) {
+        *place = place_of(self, slot);
+        if (is_sought(stash_at(self, *place), wr_id, qp)) {
+            return true;
         }
-        return place < end ? place + 1 : 0;
     }
-    uint64_t one = index->first[bucket_of(index, wr_id)];
-    while (one != 0 && !is_sought(stash_at(self, one - 1), wr_id, qp)) {
-        *before = one;
-        one = index->next[(one - 1) & (index->room - 1)];
+    return false;
+}
+
+/* Finds the first completion with that wr_id, of that QP or of any. */
+static bool find_in_stash(cqn_cq *self, uint64_t wr_id, const cqn_qp *qp, uint64_t *place)
+{
+    if (self->stash_len > SEARCHED && whole_index(self) != NULL) {
+        return find_in_index(self, wr_id, qp, place);
     }
-    return one;
+    const uint64_t end = self->taken + self->stash_len;
+    for (*place = self->taken; *place != end; ++*place) {
+        if (is_sought(stash_at(self, *place), wr_id, qp)) {
+            return true;
+        }
+    }
+    return false;
 }
 
 bool cqn_stash_has(cqn_cq *self, uint64_t wr_id, const cqn_qp *qp)
 {
-    uint64_t before;
-    return find_in_stash(self, wr_id, qp, &before) != 0;
+    uint64_t place;
+    return find_in_stash(self, wr_id, qp, &place);
 }
 
 /* Takes that completion out of the stash. Returns whether there was one. */
 bool cqn_stash_take(cqn_cq *self, uint64_t wr_id, const cqn_qp *qp, struct ibv_wc *wc,
                     cqn_wc_extra *extra)
 {
-    uint64_t before;
-    const uint64_t one = find_in_stash(self, wr_id, qp, &before);
-    if (one == 0) {
+    uint64_t place;
+    if (!find_in_stash(self, wr_id, qp, &place)) {
         return false;
     }
-    if (self->index != NULL) {
-        unlink_place(self->index, bucket_of(self->index, wr_id), before, one - 1);
-    }
-    take_at(self, one - 1, wc, extra);
+    leave_index(self, place);
+    take_at(self, place, wc, extra);
     return true;
 }
 
@@ -316,18 +365,26 @@ void cqn_stash_pack(cqn_cq *self)
  * again. */
 void cqn_stash_put_back(cqn_cq *self, const struct ibv_wc *wc, const cqn_wc_extra *extra)
 {
-    if (cqn_stash_reserve(self, 1) < 0) {
-        PyErr_WriteUnraisable((PyObject *)self);
-        return;
+    if (self->stash_head == 0 || self->stash_len == 0) {
+        const size_t front = 1 + self->stash_len / 2; /* the next ones find room, too */
+        if (cqn_stash_reserve(self, front) < 0) {
+            PyErr_WriteUnraisable((PyObject *)self);
+            return;
+        }
+        move_to(self, front);
     }
-    free_index(self); /* the places of all entries change */
-    if (self->stash_head == 0) {
-        move_to(self, 1);
-    }
+    const bool indexed = self->index != NULL && (int64_t)(self->index->until - self->taken) >= 0;
     self->stash_head--;
     self->stash_len++;
+    self->taken--;
     self->stash[self->stash_head] = *wc;
     if (self->extra != NULL) {
         self->extra[self->stash_head] = *extra;
+    }
+    if (indexed && self->stash_len <= self->index->room) {
+        change_index(self, self->taken, link_slot_first);
+    }
+    else {
+        free_index(self);
     }
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
+import random
 import weakref
 from collections.abc import Awaitable
 from typing import Any
@@ -324,3 +325,51 @@ async def test_nothing_is_pinned_when_all_of_one_wr_id_were_flushed(
     assert {wc.status for wc in got} == {WCStatus.WR_FLUSH_ERR}
     assert link.qp.outstanding == (0, 0)
     assert all(map(closes, mrs))
+
+
+@pytest.mark.link(one_cq=True)
+async def test_the_one_that_asked_first_has_the_completion_whether_or_not_it_names_the_qp(
+    acq: AsyncCQ, link: Link
+) -> None:
+    order = [None, link.qp, link.qp, None, None, link.qp]
+    tasks = [await start(acq.completion(ID, qp=qp)) for qp in order]
+    for i in range(len(order)):
+        link.qp.post_recv(link.into, wr_id=ID)
+        link.bring(imm=i)
+    assert [number_of(wc) for wc in await asyncio.gather(*tasks)] == list(range(len(order)))
+
+
+@pytest.mark.link(one_cq=True, max_recv_wr=255)
+async def test_each_of_many_that_are_there_is_found_in_their_order(
+    acq: AsyncCQ, link: Link
+) -> None:
+    """By wr_id and with the QP or without, in any order of wr_ids; some are put back in front by
+    tasks that are cancelled as they come, and some are polled."""
+    rng, many, numbers, others = random.Random(3), 200, itertools.count(), itertools.count(100)
+    there: list[tuple[int, int]] = []  # wr_id and number
+
+    def come(wr_id: int) -> tuple[int, int]:
+        number = next(numbers)
+        link.qp.post_recv(link.into, wr_id=wr_id)
+        link.bring(imm=number)
+        acq._drain()
+        return wr_id, number
+
+    for _ in range(many):
+        there.append(come(rng.randrange(20)))
+    while there:
+        step = rng.randrange(8)
+        if step == 0:
+            (wc,) = acq.poll(1)
+            assert (wc.wr_id, number_of(wc)) == there.pop(0)
+        elif step == 1:
+            wr_id = next(others)
+            task = await start(acq.completion(wr_id))
+            there.insert(0, come(wr_id))
+            await cancel(task)
+        else:
+            wr_id = rng.choice(there)[0]
+            place = next(i for i, (of, _) in enumerate(there) if of == wr_id)
+            wc = await acq.completion(wr_id, qp=rng.choice([None, link.qp]))
+            assert (wc.wr_id, number_of(wc)) == there.pop(place)
+    assert acq.poll() == []
