@@ -172,26 +172,43 @@ static void enter_report(cqn_context *ctx, cqn_report *report, cqn_report *copy)
     cqn_reports_show(ctx);
 }
 
-/* The element is alive, since destroying it waits until this event is acknowledged. */
-static void fill_report(cqn_report *report, const struct ibv_async_event *raw)
+static bool is_listed(const cqn_context *ctx, const void *object)
+{
+    for (int rank = 0; rank < CQN_RANKS; rank++) {
+        const cqn_object *o = ctx->first[rank];
+        while (o != NULL && o != object) {
+            o = o->next;
+        }
+        if (o != NULL) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The element is alive, since destroying it waits until this event is acknowledged. Returns whether
+ * the report is for us: a device that librdmacm has opened is shared with all that use librdmacm in
+ * this process, and has objects which others made. */
+static bool fill_report(const cqn_context *ctx, cqn_report *report,
+                        const struct ibv_async_event *raw)
 {
     bool failure;
     report->type = raw->event_type;
     switch (cqn_report_scope_of(raw->event_type, &failure)) {
     case CQN_OF_CQ:
         report->element = raw->element.cq->cq_context;
-        break;
+        return is_listed(ctx, report->element);
     case CQN_OF_QP:
         report->element = raw->element.qp->qp_context;
-        break;
+        return is_listed(ctx, report->element);
     case CQN_OF_SRQ:
         report->element = raw->element.srq->srq_context;
-        break;
+        return is_listed(ctx, report->element);
     case CQN_OF_PORT:
         report->port_num = raw->element.port_num;
-        break;
+        return true;
     default:
-        break;
+        return true;
     }
 }
 
@@ -221,9 +238,15 @@ static int read_report(cqn_context *ctx)
         PyMem_Free(copy);
         return err == EAGAIN ? 0 : -1;
     }
-    fill_report(report, &raw);
+    const bool ours = fill_report(ctx, report, &raw);
     ibv_ack_async_event(&raw);
-    enter_report(ctx, report, copy);
+    if (ours) {
+        enter_report(ctx, report, copy);
+    }
+    else {
+        PyMem_Free(report);
+        PyMem_Free(copy);
+    }
     return 1;
 }
 
