@@ -15,6 +15,7 @@ NAMES = (
     "computing",
     "completion",
     "awaiting",
+    "many",
     "connections",
     "messages",
 )

@@ -189,7 +189,7 @@ static PyMethodDef module_methods[] = {
      "fail_alloc(n): the n-th allocation of this thread from now fails; 0: none."},
     {"before_call", cqn_before_call, METH_VARARGS,
      "before_call(name, callback): once, before the next call of that name, which must be one that "
-     "is made with the GIL."},
+     "is made with the GIL; or at the next place of that name where the lock was let go of."},
     {"inject_event", cqn_inject_event, METH_VARARGS,
      "inject_event(event_type, element): what is read next instead of the device's own "
      "asynchronous event; element is a CQ, a QP, an SRQ, the number of a port, or None. "

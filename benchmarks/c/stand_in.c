@@ -20,7 +20,7 @@
 #undef ibv_reg_mr
 #undef ibv_query_port
 
-enum { MOST_CQE = 4096, FIRST_NUM = 17 };
+enum { MOST_CQE = 1 << 15, FIRST_NUM = 17 };
 
 struct cq {
     struct ibv_cq ibv;

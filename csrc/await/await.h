@@ -13,8 +13,9 @@ extern const cqn_awaiting cqn_engine_awaiting;
 /* An event of that CQ was read by the loop's callback. -1 with what must end the loop. */
 int cqn_engine_dispatch(cqn_cq *cq);
 
-/* The CQ may have lost its arming. Whether it has an engine, which has seen to it. */
-bool cqn_engine_resized(cqn_cq *cq);
+/* The CQ may have lost its arming, or its tasks an event. Whether it has an engine, which has seen
+ * to it. */
+bool cqn_engine_look_again(cqn_cq *cq);
 
 /* The queue pair was closed, reset or moved to an error state: tells the engines of its CQs.
  * `interrupt` as in cqn_callback_failed(). */

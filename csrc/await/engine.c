@@ -16,7 +16,7 @@
 
 static bool engine_wants(const cqn_engine *self)
 {
-    return self->claims.len > 0;
+    return self->claims.len > 0 || self->qp_claims.len > 0;
 }
 
 static bool engine_has_news(const cqn_engine *self)
@@ -48,15 +48,16 @@ int cqn_engine_dispatch(cqn_cq *cq)
         self->channel->event_at = cqn_now_ns();
     }
     cqn_engine_prepare(self, false);
+    CQN_PLACE("event");
     self->channel->event_at = 0;
     int rc = PyErr_Occurred() ? -1 : cqn_engine_flush(self, true);
     Py_DECREF(self);
     return rc;
 }
 
-/* The device may have forgotten that the CQ was armed. Returns whether the CQ has an engine, which
- * has seen to that. */
-bool cqn_engine_resized(cqn_cq *cq)
+/* The device may have forgotten that the CQ was armed, or an event was lost while destroying it
+ * failed. Returns whether the CQ has an engine, which has seen to that. */
+bool cqn_engine_look_again(cqn_cq *cq)
 {
     cqn_engine *self = cqn_engine_of(cq);
     if (self == NULL) {
@@ -69,12 +70,13 @@ bool cqn_engine_resized(cqn_cq *cq)
 
 /* ---- queue pairs ---- */
 
-/* The queue pair was closed or reset: a completion() that names it will never complete. */
-static void fail_claims(cqn_engine *self, cqn_qp *qp)
+/* The queue pair was closed or reset: a completion() that names it will never complete. Those of
+ * the other engine of the queue pair are for that engine to tell. */
+static void fail_claims(const cqn_engine *self, const cqn_qp *qp)
 {
-    for (cqn_request *r = self->first, *next; r != NULL; r = next) {
-        next = r->next;
-        if (r->kind == CQN_CLAIMS && r->qp == qp) {
+    for (cqn_request *r = qp->first_claim, *next; r != NULL; r = next) {
+        next = r->qp_behind;
+        if (r->engine == self) {
             cqn_request_lost(r, qp);
         }
     }
@@ -125,8 +127,9 @@ PyObject *cqn_engine_poll(cqn_engine *self, uint64_t max, double spin)
     cqn_cq *cq = self->cq;
     PyObject *list = NULL;
     Py_INCREF(self);
-    if ((self->len > 0 && cqn_engine_do(self, "_leave_closed_loop", NULL) < 0) ||
-        (self->error != NULL && cq->stash_len == 0 && cqn_engine_check(self) < 0)) {
+    const int rc = self->len > 0 ? cqn_engine_do(self, "_leave_closed_loop", NULL) : 0;
+    CQN_PLACE("poll");
+    if (rc < 0 || (self->error != NULL && cq->stash_len == 0 && cqn_engine_check(self) < 0)) {
         Py_DECREF(self);
         return NULL;
     }

@@ -16,6 +16,7 @@
  *   room.c          posting, and waiting for room in a queue
  *   engine_fail.c   failures and ends, and which tasks are told
  *   forsaken.c      receives that were abandoned: the next one of the same memory goes on with them
+ *   claims.c        which completion() awaits which completion
  *   outcome.c       what becomes of a request: completion, loss, failure
  *   request.c       how a request is made, and what it lets go of
  *   scope.c         what an AsyncCQ's scope counts
@@ -47,6 +48,41 @@
  * routing is over. A wait() is woken with nothing: when its task goes on it takes from the stash
  * what is there, and wakes the next one if something is left. So a task that is cancelled at that
  * very moment has nothing to lose.
+ *
+ * Any thread may close the AsyncCQ, its CQ, the channel, a queue pair or the context, poll the CQ
+ * or arm it, wherever the code here lets go of the lock. So after each such place it looks again at
+ * what it goes on with. By the names that a debug build has for the places (CQN_PLACE), where
+ * tests/faults/test_places.py lets another thread act:
+ *
+ *   place      what runs there                          what is looked at afterwards
+ *   arguments  __index__() and the like                 all: cqn_engine_enter(), check_qp()
+ *   attach     Reader.attach(), in Python               AsyncCQ and CQ: cqn_engine_enter(); the QP
+ *   report     AsyncCQ._take_report(), in Python        the same
+ *   memory     buffers, __len__() of the SGEs           AsyncCQ, and the QP as it is posted to
+ *   state      ibv_query_qp(), without the GIL          AsyncCQ, QP; in a line, the request's state
+ *   look       destructors of what completed; spin;     AsyncCQ, the QP of a completion(); one that
+ *              handlers of signals                      is listed already is told by who closes
+ *   wakeup     the wakeup of another library            the state of the request, how often the CQ
+ *                                                       was armed since the look
+ *   arm        destructors, AsyncCQ._look_later()       CQ: has_no_sleeper(), in each round
+ *   prepare    call_soon() of the tasks woken           the state of the request
+ *   lie down,  the other library, which puts the task   nothing: `dozing` has who changes the state
+ *   doze,      to sleep, or is passed an exception      wake the task, which may not sleep yet
+ *   throw
+ *   turn       call_soon() of the task itself           the task goes on, and looks at its state
+ *   take       destructors of what completed            the stash; if it is empty AsyncCQ and CQ
+ *   event      as in prepare, in the loop's callback    `woken`, which lists who has something
+ *   wake       call_soon() of each task                 the list of those to be woken, each time
+ *   room       as in state, for each in line            QP, before its other queue is asked
+ *   poll       AsyncCQ._leave_closed_loop(), in Python  CQ: fetch_batch(); AsyncCQ: as it hands out
+ *   give up    destructors of the task's objects        CQ: has_no_sleeper()
+ *
+ * A close marks first, and then tells: the AsyncCQ that is closed takes no new request, and fails
+ * those that it lists; a queue pair without a handle fails what its books list, and its claims. A
+ * request that is listed after such a look is thus told, and one that is not has looked. To take a
+ * request out of a list and to list it runs no code of others. While the CQ is destroyed it has no
+ * handle and is not armed; if that fails, cqn_engine_look_again() looks. Tasks are woken in the
+ * thread of their loop alone: AsyncCQ._hand_over(), and Reader.loop changes there only.
  */
 #ifndef CQN_AWAIT_ENGINE_H
 #define CQN_AWAIT_ENGINE_H
@@ -67,11 +103,12 @@ struct cqn_engine {
     PyObject *reports;    /* list of failures that no task was told of yet, or NULL */
     PyObject *weakrefs;
 
-    cqn_request *first, *last; /* the pending requests; the engine owns their anchors */
-    Py_ssize_t len;
+    cqn_request *first, *last;       /* the pending requests; the engine owns their anchors */
+    Py_ssize_t len, wanted;          /* how many, and how many of them have a task */
     cqn_line waiters;                /* in wait() */
     Py_ssize_t patient;              /* how many of these wait for solicited events only */
-    cqn_table claims;                /* completion(), by wr_id */
+    cqn_table claims, qp_claims;     /* completion() of any queue pair, and of one: claims.c */
+    uint64_t claimed;                /* since the engine was made */
     cqn_table forsaken;              /* receives that were abandoned, by their memory */
     size_t stashed;                  /* how many of these have completed */
     cqn_request *woken, *woken_last; /* requests to be woken, in that order; strong */
@@ -79,7 +116,7 @@ struct cqn_engine {
 
     cqn_engine *busy_prev, *busy_next; /* in the list of the channel, which holds the engine */
     bool busy, looks_later;
-    char closed;
+    bool closed;
     size_t due;    /* tasks that were woken and have not gone on: nothing overtakes them */
     uint64_t turn; /* in which it resumed a task */
     uint64_t wakeups, max_per_wake;

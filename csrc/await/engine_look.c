@@ -27,7 +27,9 @@ int cqn_engine_look(cqn_request *request)
     bool more;
     int got = cqn_cq_look_once(self->cq, CQN_BATCH, &more, &trash);
     request->looked = !more;
+    request->arms = self->cq->stats.arms;
     cqn_trash_empty(trash);
+    CQN_PLACE("look");
     cqn_engine_post_queued(self);
     return got < 0 ? -1 : 0;
 }
@@ -54,11 +56,13 @@ static bool only_solicited(const cqn_engine *self)
 }
 
 /* Whether the CQ need not be armed: no task is about to sleep, or a task in wait() is to be woken,
- * which sees to the rest as it goes on. */
+ * which sees to the rest as it goes on. Nor can it be while it is destroyed, which tells the engine
+ * how it ended; until then it can, since it may stay open. */
 static bool has_no_sleeper(const cqn_engine *self)
 {
+    const cqn_object *cq = &self->cq->base;
     return self->len == 0 || (self->waiters.first != NULL && self->cq->stash_len > 0) ||
-           !cqn_is_open(&self->cq->base);
+           cq->handle == NULL || cqn_forked(cq);
 }
 
 /* Looks once, unless the caller has just `looked`, and arms the CQ if that found all there was.
@@ -90,6 +94,7 @@ static int look_until_safe(cqn_engine *self, bool looked)
         safe = look_and_arm(self, looked && i == 0, &trash);
         cqn_trash_empty(trash);
         trash = NULL;
+        CQN_PLACE("arm");
     }
     return safe < 0 ? -1 : 0;
 }

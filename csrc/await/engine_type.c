@@ -203,6 +203,7 @@ static void engine_dealloc(PyObject *op)
     }
     engine_clear(op);
     cqn_table_free(&self->claims);
+    cqn_table_free(&self->qp_claims);
     cqn_table_free(&self->forsaken);
     Py_CLEAR(self->channel);
     Py_CLEAR(self->cq);
@@ -215,6 +216,18 @@ static PyObject *engine_get_cq(PyObject *op, void *Py_UNUSED(unused))
     CQN_LOCKED;
     const cqn_engine *self = (cqn_engine *)op;
     return cqn_engine_check_made(self) < 0 ? NULL : Py_NewRef((PyObject *)self->cq);
+}
+
+static PyObject *engine_get_closed(PyObject *op, void *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    return PyBool_FromLong(((cqn_engine *)op)->closed);
+}
+
+static PyObject *engine_get_awaited(PyObject *op, void *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    return PyLong_FromSsize_t(((cqn_engine *)op)->len);
 }
 
 static PyObject *engine_get_woken(PyObject *op, void *Py_UNUSED(unused))
@@ -325,14 +338,14 @@ static PyMethodDef engine_methods[] = {
 
 static PyMemberDef engine_members[] = {
     {"__weaklistoffset__", T_PYSSIZET, offsetof(cqn_engine, weakrefs), READONLY, NULL},
-    {"closed", T_BOOL, offsetof(cqn_engine, closed), READONLY, "True once close() was called."},
-    {"_awaited", T_PYSSIZET, offsetof(cqn_engine, len), READONLY,
-     "Tasks that wait, and operations whose completion is due."},
     {NULL, 0, 0, 0, NULL},
 };
 
 static PyGetSetDef engine_getset[] = {
     {"cq", engine_get_cq, NULL, "The CQ that it was made for.", NULL},
+    {"closed", engine_get_closed, NULL, "True once close() was called.", NULL},
+    {"_awaited", engine_get_awaited, NULL,
+     "Tasks that wait, and operations whose completion is due.", NULL},
     {"_channel", cqn_get_object, NULL, "Of its CQ.", (void *)offsetof(cqn_engine, channel)},
     {"_error", cqn_get_object, NULL, "What every wait raises, or None.",
      (void *)offsetof(cqn_engine, error)},

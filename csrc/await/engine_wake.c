@@ -75,6 +75,7 @@ int cqn_engine_flush(cqn_engine *self, bool resume)
     while ((request = cqn_engine_take_woken(self)) != NULL) {
         wake_task(request, false, &interrupt);
         Py_DECREF(request);
+        CQN_PLACE("wake");
         cqn_engine_post_queued(self);
     }
     if (first != NULL) {

@@ -10,10 +10,13 @@
  */
 
 #include "await/forsaken.h"
+#include "await/claims.h"
 #include "await/lines.h"
 #include "await/outcome.h"
 #include "await/pending.h"
 #include "await/scope.h"
+
+#define FEW 16 /* whose message is gone: not worth a look at all */
 
 static uint64_t key_of_memory(const cqn_request *self)
 {
@@ -52,7 +55,7 @@ static bool may_take_over(const cqn_request *self, const cqn_request *old)
 {
     return is_same_memory(self, old) &&
            (!old->own_id || (self->own_id && self->wr_id == old->wr_id &&
-                             !cqn_engine_is_claimed(self->engine, old->wr_id)));
+                             cqn_claims_find(self->engine, old->wr_id, old->qp->qp_num) == NULL));
 }
 
 /* The first abandoned receive of that memory, in the order in which the device has them. */
@@ -171,7 +174,7 @@ void cqn_forsaken_add(cqn_request *self)
         return;
     }
     self->forsaken = true;
-    if (engine->stashed > cqn_stash_len(engine->cq)) {
+    if (engine->stashed > 2 * cqn_stash_len(engine->cq) + FEW) {
         sweep_forsaken(engine);
     }
 }

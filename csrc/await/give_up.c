@@ -76,6 +76,7 @@ void cqn_request_give_up(cqn_request *self)
         cqn_engine_report(engine, self->error);
     }
     abandon_request(self);
+    CQN_PLACE("give up");
     cqn_engine_serve(engine);
     Py_DECREF(engine);
     cqn_put_exception(pending);

@@ -158,7 +158,17 @@ PyObject *cqn_channel_set_loop(PyObject *op, PyObject *args)
 int cqn_loop_attach(cqn_engine *self)
 {
     const int known = runs_in(self->state, self->channel->raw_loop);
-    return known < 0 ? -1 : known > 0 ? 0 : cqn_engine_do(self, "_attach", NULL);
+    if (known != 0) {
+        return known < 0 ? -1 : 0;
+    }
+    const int rc = cqn_engine_do(self, "_attach", NULL);
+    CQN_PLACE("attach");
+    return rc;
+}
+
+static int check_open(cqn_engine *self)
+{
+    return cqn_engine_check(self) < 0 || cqn_open(&self->cq->base) == NULL ? -1 : 0;
 }
 
 /* A failure that no task was told of is raised in the one that waits now, if it concerns that QP;
@@ -169,9 +179,10 @@ static int raise_report(cqn_engine *self, cqn_qp *qp)
         return 0;
     }
     PyObject *error = cqn_engine_call(self, "_take_report", qp ? (PyObject *)qp : Py_None);
+    CQN_PLACE("report");
     if (error != NULL && !PyExceptionInstance_Check(error)) { /* None: it does not concern it */
         Py_DECREF(error);
-        return 0;
+        return check_open(self);
     }
     if (error != NULL) {
         cqn_put_exception(error); /* which takes the reference */
@@ -182,10 +193,7 @@ static int raise_report(cqn_engine *self, cqn_qp *qp)
 /* At the start of every wait, for a completion of that QP or of any. */
 int cqn_engine_enter(cqn_engine *self, cqn_qp *qp)
 {
-    if (cqn_engine_check(self) < 0 || cqn_open(&self->cq->base) == NULL ||
-        cqn_loop_attach(self) < 0 || cqn_engine_check(self) < 0 ||
-        cqn_open(&self->cq->base) == NULL) {
-        return -1;
-    }
-    return raise_report(self, qp);
+    return check_open(self) < 0 || cqn_loop_attach(self) < 0 || check_open(self) < 0
+               ? -1
+               : raise_report(self, qp);
 }

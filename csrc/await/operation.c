@@ -195,8 +195,9 @@ static int begin_recv(cqn_request *self)
     cqn_sg_room room;
     cqn_send send;
     send.sg = (cqn_sg)CQN_SG_IN(room);
-    if (cqn_sg_gather(&send.sg, self->engine->state, self->in[CQN_SG]) < 0 ||
-        cqn_recv_check(&send.sg) < 0 || cqn_engine_check(self->engine) < 0 ||
+    const int gathered = cqn_sg_gather(&send.sg, self->engine->state, self->in[CQN_SG]);
+    CQN_PLACE("memory");
+    if (gathered < 0 || cqn_recv_check(&send.sg) < 0 || cqn_engine_check(self->engine) < 0 ||
         cqn_forsaken_remember(self, &send.sg) < 0) {
         return -1;
     }
@@ -224,6 +225,7 @@ static int begin_send(cqn_request *self)
     send.wr.send_flags |= IBV_SEND_SIGNALED; /* a task that awaits a completion needs one */
     self->operation = send.opcode->name;
     int rc = cqn_send_gather(in, (cqn_state *)st, &send);
+    CQN_PLACE("memory");
     rc = rc == 0 && cqn_open(&self->qp->base) != NULL ? cqn_operation_post(self, &send) : -1;
     if (self->kept == NULL) {
         cqn_sg_drop_bytes(&send.sg);
@@ -234,8 +236,12 @@ static int begin_send(cqn_request *self)
 int cqn_operation_begin(cqn_request *self)
 {
     cqn_engine *engine = self->engine;
-    if (choose_id(self) < 0 || cqn_request_check_qp(self) < 0 ||
-        cqn_engine_enter(engine, self->qp) < 0 || cqn_open(&self->qp->base) == NULL) {
+    if (choose_id(self) < 0) {
+        return -1;
+    }
+    CQN_PLACE("arguments");
+    if (cqn_request_check_qp(self) < 0 || cqn_engine_enter(engine, self->qp) < 0 ||
+        cqn_open(&self->qp->base) == NULL) {
         return -1;
     }
     int rc = self->kind == CQN_RECEIVES ? begin_recv(self) : begin_send(self);

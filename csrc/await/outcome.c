@@ -8,7 +8,7 @@
  */
 
 #include "await/outcome.h"
-#include "await/lines.h"
+#include "await/claims.h"
 #include "await/pending.h"
 #include "await/scope.h"
 
@@ -20,27 +20,11 @@ void cqn_engine_let_go(cqn_request *request)
 
 /* ---- completions that are looked for by wr_id ---- */
 
-static cqn_request *find_claim(const cqn_engine *self, uint64_t wr_id, const uint32_t *qp_num)
-{
-    cqn_request *r = cqn_table_line(&self->claims, wr_id)->first;
-    while (r != NULL &&
-           (r->key != wr_id || (r->qp != NULL && qp_num != NULL && r->qp->qp_num != *qp_num))) {
-        r = r->behind;
-    }
-    return r;
-}
-
-bool cqn_engine_is_claimed(const cqn_engine *self, uint64_t wr_id)
-{
-    return find_claim(self, wr_id, NULL) != NULL;
-}
-
 /* The first completion() that asks for this wr_id, and for this QP if it names one, gets the
  * completion. */
 bool cqn_engine_claim(cqn_engine *self, const struct ibv_wc *wc, const cqn_wc_extra *extra)
 {
-    const uint32_t qp_num = wc->qp_num;
-    cqn_request *claim = find_claim(self, wc->wr_id, &qp_num);
+    cqn_request *claim = cqn_claims_find(self, wc->wr_id, wc->qp_num);
     if (claim == NULL) {
         return false;
     }

@@ -8,9 +8,6 @@
 /* The request is pending no more: its task has what it wants, or has given up. */
 void cqn_engine_let_go(cqn_request *request);
 
-/* Whether any completion() asks for that wr_id. */
-bool cqn_engine_is_claimed(const cqn_engine *self, uint64_t wr_id);
-
 /* Gives a completion to the completion() that asked for its wr_id. False: none did. */
 bool cqn_engine_claim(cqn_engine *engine, const struct ibv_wc *wc, const cqn_wc_extra *extra);
 

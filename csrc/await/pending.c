@@ -9,6 +9,7 @@
  */
 
 #include "await/pending.h"
+#include "await/claims.h"
 #include "await/lines.h"
 #include "await/scope.h"
 
@@ -53,11 +54,14 @@ void cqn_engine_drop_woken(cqn_engine *self)
 
 /* ---- those that are pending ---- */
 
-/* The channel holds each engine that has pending requests. The event loop holds the channel, so by
- * this way, and no other, it keeps the waiting tasks alive. */
-static void set_engine_busy(cqn_engine *self, bool busy)
+/* The channel holds each engine that has pending requests which a task wants. The event loop holds
+ * the channel, so by this way, and no other, it keeps the waiting tasks alive. What was abandoned
+ * keeps nothing: an engine that is dropped then goes, and with it its QPs and their memory. */
+static void see_if_busy(cqn_engine *self)
 {
     cqn_channel *channel = self->channel;
+    const bool busy = self->wanted > 0;
+    assert(self->wanted >= 0 && self->wanted <= self->len);
     if (self->busy == busy) {
         return;
     }
@@ -94,13 +98,17 @@ int cqn_engine_busy_traverse(const cqn_channel *channel, visitproc visit, void *
 void cqn_engine_hold(cqn_request *request)
 {
     cqn_engine *self = request->engine;
+    /* The end of a scope waits for operations that no task has begun: they will find it closed. */
+    assert(!self->closed || request->kind == CQN_ENDS_SCOPE);
+    assert(!request->held && !request->abandoned);
     request->held = true;
     request->next = NULL;
     request->prev = self->last;
     *(self->last ? &self->last->next : &self->first) = request;
     self->last = request;
     self->len++;
-    set_engine_busy(self, true);
+    self->wanted++;
+    see_if_busy(self);
 }
 
 /* Where a request stands depends on its kind: a completion() in the table of claims, an abandoned
@@ -112,7 +120,7 @@ static void leave_line_or_table(cqn_request *request)
         return;
     }
     if (request->kind == CQN_CLAIMS) {
-        cqn_table_remove(&self->claims, request);
+        cqn_claims_remove(request);
     }
     else if (request->forsaken) {
         cqn_table_remove(&self->forsaken, request);
@@ -128,10 +136,15 @@ static void leave_line_or_table(cqn_request *request)
  * request. */
 void cqn_engine_own(cqn_request *request)
 {
-    request->abandoned = true;
+    assert(request->held);
     if (!request->owned) {
         request->owned = true;
         Py_INCREF(request);
+    }
+    if (!request->abandoned) {
+        request->abandoned = true;
+        request->engine->wanted--;
+        see_if_busy(request->engine);
     }
 }
 
@@ -160,9 +173,9 @@ cqn_request *cqn_engine_take_out(cqn_request *request)
     *(request->next ? &request->next->prev : &self->last) = request->prev;
     request->prev = request->next = NULL;
     request->held = false;
-    if (--self->len == 0) {
-        set_engine_busy(self, false);
-    }
+    self->len--;
+    self->wanted -= !request->abandoned;
+    see_if_busy(self);
     if (request->owned) {
         request->owned = false;
         return request;

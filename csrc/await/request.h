@@ -44,9 +44,10 @@ struct cqn_request {
     cqn_send *kept; /* what a QUEUED operation will post */
 
     /* Its places in lists. None of these holds the request, but the list of those to be woken. */
-    cqn_request *prev, *next;     /* in the list of pending requests */
-    cqn_request *before, *behind; /* in its line */
-    cqn_line *line;               /* or NULL */
+    cqn_request *prev, *next;           /* in the list of pending requests */
+    cqn_request *before, *behind;       /* in its line */
+    cqn_line *line;                     /* or NULL */
+    cqn_request *qp_before, *qp_behind; /* of the completions() that name one queue pair */
     cqn_request *woken_next;
 
     const char *operation; /* for messages */
@@ -64,7 +65,7 @@ struct cqn_request {
     bool woken;         /* its task was woken, or is about to be */
     bool to_wake;       /* in the list of those to be woken */
     bool slept, paused; /* its task has slept; it has given the loop a turn */
-    bool looked;        /* the CQ was looked at since the request began */
+    bool looked;        /* the CQ was looked at since the request began, after so many `arms` */
     bool cleared;       /* it has let go of all that it held */
     uint8_t turns;      /* how many turns it gives the loop before all else */
     bool stepping;      /* one of its steps runs */
@@ -74,6 +75,7 @@ struct cqn_request {
     bool finalized;
     bool solicited_only; /* a wait() */
     uint32_t max_entries;
+    uint64_t arms;
     uint64_t wr_id, key; /* the key is the number by which a table knows it */
     uint64_t turn;       /* in which its task went to sleep */
     int64_t event_at;    /* when the event was read that wakes it, while that is measured; or 0 */
@@ -81,7 +83,7 @@ struct cqn_request {
 
     /* Of an operation. */
     cqn_wr_queue *queue; /* the books that a POSTED one is in */
-    uint64_t position;   /* and where there */
+    uint64_t position;   /* and where there; of a completion(), among those of its engine */
     struct ibv_sge *sge; /* of a receive, to know its memory again */
     uint32_t num_sge;
     struct ibv_sge one;

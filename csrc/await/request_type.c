@@ -5,6 +5,7 @@
  */
 
 #include "await/await.h"
+#include "await/async_cq.h"
 #include "await/coroutine.h"
 #include "await/give_up.h"
 #include "await/outcome.h"
@@ -33,6 +34,7 @@ static PyObject *request_throw(PyObject *op, PyObject *const *args, Py_ssize_t n
     if (self->iterator != NULL) {
         self->stepping = self->dozing = true;
         yielded = cqn_throw_into(self->iterator, args, nargs);
+        CQN_PLACE("throw");
         self->stepping = self->dozing = false;
     }
     else {
@@ -98,8 +100,8 @@ static void request_finalize(PyObject *op)
         if (self->state == CQN_NEW) { /* unless sys.unraisablehook() has awaited it */
             cqn_request_finish(self);
         }
-        if (counted) {
-            cqn_routed(self->engine->cq);
+        if (counted) { /* also of an engine that has left its CQ */
+            cqn_engine_hand_over_or_put_off(self->engine);
         }
     }
     else {

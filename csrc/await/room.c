@@ -99,6 +99,7 @@ static int check_state(const cqn_request *self)
     int err;
     CQN_IN_KERNEL(&qp->base, err = ibv_query_qp(handle, &attr, IBV_QP_STATE, &init));
     const bool receives = self->kind == CQN_RECEIVES;
+    CQN_PLACE("state");
     if (err != 0) {
         cqn_verbs_error(qp->base.state, err, "ibv_query_qp", "QP %u", qp->qp_num);
         return -1;
@@ -223,6 +224,7 @@ void cqn_engine_serve_rooms(cqn_engine *self)
     cqn_qp *qp;
     while ((qp = take_room(self)) != NULL) {
         serve_lines(qp);
+        CQN_PLACE("room");
         if (cqn_is_open(&qp->base)) { /* else close() has told the engines */
             tell_other(self, qp->send_cq);
         }

@@ -61,9 +61,13 @@ static int look_for_more(cqn_cq *cq, size_t want)
 static PyObject *take_completions(cqn_request *self)
 {
     cqn_engine *engine = self->engine;
-    PyObject *list = look_for_more(engine->cq, self->max_entries) < 0
-                         ? NULL
-                         : cqn_cq_hand_out(engine->cq, self->max_entries);
+    int rc = look_for_more(engine->cq, self->max_entries);
+    CQN_PLACE("take");
+    if (rc == 0 && cqn_stash_len(engine->cq) == 0) { /* they went with the CQ, or after a close */
+        rc = cqn_engine_check(engine) < 0 || cqn_open(&engine->cq->base) == NULL ? -1 : 0;
+        assert(rc < 0);
+    }
+    PyObject *list = rc < 0 ? NULL : cqn_cq_hand_out(engine->cq, self->max_entries);
     const size_t n = list == NULL ? 0 : (size_t)PyList_GET_SIZE(list);
     if (self->held) {
         cqn_engine_let_go(self);
@@ -166,11 +170,15 @@ static int make_wakeup(cqn_request *self)
         CQN_UNLOCKED(wakeup = PyObject_CallMethod(loop, "wakeup", NULL));
         Py_DECREF(loop);
     }
-    else {
-        cqn_refuse_closed(&channel->base);
+    else { /* the reader has left the loop since the task began: because of a close, or a failure */
+        if (cqn_engine_check(self->engine) == 0 && cqn_open(&channel->base) != NULL) {
+            PyErr_SetString(PyExc_RuntimeError,
+                            "another thread has closed the event loop that read this channel");
+        }
         return -1;
     }
     Py_XSETREF(self->wakeup, wakeup);
+    CQN_PLACE("wakeup");
     return wakeup == NULL ? -1 : 0;
 }
 
@@ -181,6 +189,7 @@ static PySendResult go_on_sleeping(cqn_request *self, PyObject *value, PyObject 
 {
     self->dozing = true;
     const PySendResult r = cqn_send_into(self->iterator, value, result);
+    CQN_PLACE("doze");
     self->dozing = false;
     if (r != PYGEN_NEXT) {
         Py_CLEAR(self->iterator);
@@ -194,6 +203,7 @@ static PySendResult begin_sleeping(cqn_request *self, PyObject **result)
     PyObject *wakeup = Py_NewRef(self->wakeup);
     self->dozing = true;
     CQN_UNLOCKED(self->iterator = PyObject_CallMethod(wakeup, "__await__", NULL));
+    CQN_PLACE("lie down");
     self->dozing = false;
     Py_DECREF(wakeup);
     return self->iterator == NULL ? PYGEN_ERROR : go_on_sleeping(self, Py_None, result);
@@ -227,8 +237,11 @@ static PySendResult fall_asleep(cqn_request *self, PyObject **result)
 static PySendResult give_turn(cqn_request *self, PyObject **result)
 {
     self->paused = true;
-    return make_wakeup(self) < 0 || cqn_request_wake(self, false) < 0 ? PYGEN_ERROR
-                                                                      : fall_asleep(self, result);
+    if (make_wakeup(self) < 0 || cqn_request_wake(self, false) < 0) {
+        return PYGEN_ERROR;
+    }
+    CQN_PLACE("turn");
+    return fall_asleep(self, result);
 }
 
 /* The task makes it safe to sleep, wakes the others, and sleeps. PYGEN_RETURN: the request is ready
@@ -238,17 +251,21 @@ static PySendResult sleep_unless_ready(cqn_request *self, PyObject **result)
     if (make_wakeup(self) < 0) {
         return PYGEN_ERROR;
     }
-    cqn_engine_prepare(self->engine, self->looked);
+    /* What came after the look raises no event if the CQ was armed after it. */
+    cqn_engine_prepare(self->engine, self->looked && self->arms == self->engine->cq->stats.arms);
     self->looked = false;
     if (cqn_engine_flush(self->engine, false) < 0) {
         return PYGEN_ERROR;
     }
+    CQN_PLACE("prepare");
     if (is_request_ready(self) || self->state == CQN_DONE) {
         Py_CLEAR(self->wakeup);
         return PYGEN_RETURN;
     }
     self->slept = true;
-    return fall_asleep(self, result);
+    const PySendResult r = fall_asleep(self, result);
+    assert(r != PYGEN_NEXT || self->woken || !is_request_ready(self));
+    return r;
 }
 
 /* The task runs until it sleeps or has its result. */

@@ -7,6 +7,7 @@
 #include "await/waiting.h"
 #include "await/async_cq.h"
 #include "await/engine_look.h"
+#include "await/claims.h"
 #include "await/lines.h"
 #include "await/loop.h"
 #include "await/operation.h"
@@ -57,12 +58,16 @@ static int join_waiters(cqn_request *request)
     cqn_engine *self = request->engine;
     if (self->waiters.first == NULL && self->cq->stash_len == 0) {
         request->looked = true;
+        request->arms = self->cq->stats.arms;
         const size_t max = request->max_entries;
-        if (cqn_cq_look_for(self->cq, max > CQN_BATCH ? max : CQN_BATCH, request->spin) < 0 ||
-            cqn_engine_check(self) < 0) { /* a handler of a signal can have closed it meanwhile */
+        if (cqn_cq_look_for(self->cq, max > CQN_BATCH ? max : CQN_BATCH, request->spin) < 0) {
             return -1;
         }
+        CQN_PLACE("look");
         cqn_engine_post_queued(self);
+        if (cqn_engine_check(self) < 0) {
+            return -1;
+        }
     }
     cqn_line_add(&self->waiters, request);
     self->patient += request->solicited_only;
@@ -115,7 +120,8 @@ static int join_claims(cqn_request *request)
         request->state = CQN_COMPLETE;
         return 0;
     }
-    if (cqn_table_add(&self->claims, request, request->wr_id) < 0) {
+    if ((request->qp != NULL && cqn_open(&request->qp->base) == NULL) ||
+        cqn_claims_add(request) < 0) {
         return -1;
     }
     request->state = CQN_SLEEPING;
@@ -160,15 +166,20 @@ void cqn_scope_end_join(cqn_request *request)
 
 static int begin_wait(cqn_request *self)
 {
-    return parse_wait(self) < 0 || cqn_engine_enter(self->engine, NULL) < 0 ? -1
-                                                                            : join_waiters(self);
+    if (parse_wait(self) < 0) {
+        return -1;
+    }
+    CQN_PLACE("arguments");
+    return cqn_engine_enter(self->engine, NULL) < 0 ? -1 : join_waiters(self);
 }
 
 static int begin_completion(cqn_request *self)
 {
-    return parse_completion(self) < 0 || cqn_engine_enter(self->engine, self->qp) < 0
-               ? -1
-               : join_claims(self);
+    if (parse_completion(self) < 0) {
+        return -1;
+    }
+    CQN_PLACE("arguments");
+    return cqn_engine_enter(self->engine, self->qp) < 0 ? -1 : join_claims(self);
 }
 
 /* What the first step of the task does; until then nothing was converted or checked. */

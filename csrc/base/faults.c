@@ -72,6 +72,17 @@ static void run_before(void)
     Py_DECREF(callback);
 }
 
+void cqn_place(const char *name)
+{
+    if (before != NULL && strcmp(name, before_name) == 0) {
+        PyObject *pending = PyErr_Occurred() ? cqn_take_exception() : NULL;
+        CQN_UNLOCKED(run_before());
+        if (pending != NULL) {
+            cqn_put_exception(pending);
+        }
+    }
+}
+
 bool cqn_fault(const char *call)
 {
     /* A thread that spins makes its calls without the GIL. */

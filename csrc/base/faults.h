@@ -40,6 +40,10 @@ PyObject *cqn_held(PyObject *module, PyObject *unused);
 PyObject *cqn_pretend_fork(PyObject *module, PyObject *args);
 PyObject *cqn_live_handles(PyObject *module, PyObject *unused);
 
+/* Runs what the test wants to be done at that place, where the lock has just been let go of. */
+void cqn_place(const char *name);
+#define CQN_PLACE(name) cqn_place(name)
+
 /* What the calls become. */
 bool cqn_fault(const char *call);
 int cqn_fault_errno(void);

@@ -27,6 +27,7 @@ bool cqn_cq_is_armed(const cqn_cq *self, bool solicited_only)
  * armed for any again. */
 int cqn_cq_arm(cqn_cq *self, bool solicited_only)
 {
+    assert(self->base.handle != NULL);
     const bool any = !solicited_only || known_armed(self) == CQN_ARMED;
     CQN_TRACE_N(arm, self, !any);
     int err = ibv_req_notify_cq(self->base.handle, !any);

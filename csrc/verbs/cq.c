@@ -111,7 +111,7 @@ static int arm_again(cqn_cq *self)
 {
     const cqn_armed armed = self->armed;
     self->armed = CQN_UNARMED;
-    if (armed == CQN_UNARMED || cqn_engine_resized(self)) {
+    if (armed == CQN_UNARMED || cqn_engine_look_again(self)) {
         return 0;
     }
     cqn_object *trash = NULL;

@@ -22,11 +22,19 @@ static void cq_before_destroy(cqn_object *op)
     }
 }
 
+/* Events that came meanwhile are handed out later, to threads. An engine looks itself, and for more
+ * than these: a task can have gone to sleep while the CQ had no handle to arm. */
 static void cq_destroy_failed(cqn_object *op)
 {
     cqn_cq *self = (cqn_cq *)op;
-    if (self->late > 0) {
+    const bool late = self->late > 0;
+    if (late) {
         self->armed = CQN_UNARMED;
+    }
+    if (cqn_engine_look_again(self)) {
+        self->late = 0;
+    }
+    else if (late) {
         cqn_channel_add_late(self->channel, self);
     }
 }

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import gc
 import sys
+import warnings
 import weakref
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
@@ -17,7 +18,9 @@ from typing import Any
 import pytest
 from support import DEADLINE, Link, MakeLink, Scenario, Waiter, fill, ids, start, tick
 
+from cqnotify import Context
 from cqnotify.aio import AsyncCQ
+from cqnotify.testing import Endpoint
 
 NewLoop = Callable[[], asyncio.AbstractEventLoop]
 Call = Callable[[AsyncCQ, Link], Coroutine[Any, Any, Any]]
@@ -224,3 +227,46 @@ async def test_one_that_waits_for_room_and_is_collected_in_another_thread_makes_
     await asyncio.gather(*full)
     assert (await behind).ok
     assert link.qp.outstanding == (0, 0)
+
+
+async def test_what_is_dropped_after_its_receive_has_timed_out_is_collected(ctx: Context) -> None:
+    """The device keeps the receive, and nobody awaits it any more."""
+
+    async def leave() -> weakref.ref[Context]:
+        link = Link(Context(ctx.name))
+        acq = AsyncCQ(link.a.rcq)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(acq.recv(link.qp, link.into), 0.01)
+        assert link.qp.outstanding == (0, 1)
+        return weakref.ref(link.a.ctx)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # of what is dropped unclosed
+        gone = await leave()
+        for _ in range(2):  # the loop lets go of the channel in between
+            gc.collect()
+            await tick()
+        assert gone() is None
+
+
+async def test_a_receive_that_somebody_awaits_keeps_what_was_dropped(ctx: Context) -> None:
+    async def leave() -> tuple[weakref.ref[Context], Endpoint]:
+        link = Link(Context(ctx.name))
+        acq = AsyncCQ(link.a.rcq)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(acq.recv(link.qp, link.into), 0.01)
+        received = await start(acq.recv(link.qp, link.a.mr[8:16]))
+        received.add_done_callback(lambda task: messages.append(task.result().ok))
+        return weakref.ref(link.a.ctx), link.b
+
+    messages: list[bool] = []
+    kept, peer = await leave()
+    gc.collect()
+    ctx_of_both = kept()
+    assert ctx_of_both is not None
+    for _ in range(2):  # the first is for the receive that was given up
+        peer.qp.post_send(None)
+    while not messages:
+        await asyncio.sleep(0)
+    assert messages == [True]
+    ctx_of_both.close()

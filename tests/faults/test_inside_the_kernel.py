@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 from fault_world import World, core, inside
-from support import Waiter, until
+from support import DEADLINE, Link, Waiter, cancel, start, tick, until
 
 from cqnotify import (
     AH,
@@ -30,6 +31,8 @@ from cqnotify import (
     WCExFlags,
     devices,
 )
+from cqnotify.aio import AsyncCQ
+from cqnotify.testing import Endpoint, connect
 
 # What makes one call after the first `n - 1`, by its name.
 ENTERING: dict[str, tuple[int, Callable[[World], Any]]] = {
@@ -140,3 +143,26 @@ def test_one_gid_is_asked_for_by_one_verb(w: World) -> None:
     core.fail_call(2, errno.EIO)
     assert w.ctx.query_gid(w.gid.index) == w.gid
     assert core.failed() is None
+
+
+async def test_a_task_that_waits_while_destroying_its_cq_fails_is_woken_later(w: World) -> None:
+    """A cancelled task leaves the CQ unarmed, and it can't be armed while it has no handle."""
+    link = Link(w.ctx)
+    cq = link.a.scq
+    link.qp.close()
+    acq = AsyncCQ(cq)
+    waits, behind = await start(acq.wait()), await start(acq.wait())
+    with inside("ibv_destroy_cq", cq.close, 1, errno.EBUSY) as closing:
+        await cancel(waits)
+        await tick()
+    with pytest.raises(VerbsError, match="stays open"):
+        closing.join()
+    assert not cq.closed
+    end = Endpoint(w.ctx, send_cq=cq)
+    other = Endpoint(w.ctx)
+    connect(end, other)
+    other.qp.post_recv(other.mr[:8])
+    end.qp.post_send(end.mr[:8])
+    (wc,) = await asyncio.wait_for(behind, DEADLINE)
+    assert wc.ok
+    acq.close()
