@@ -144,7 +144,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
     return 0;
 }
 
-static int module_clear(PyObject *module)
+CQN_RARE static int module_clear(PyObject *module)
 {
     cqn_state *st = PyModule_GetState(module);
     cqn_spares_clear(&st->spare_requests);

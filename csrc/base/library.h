@@ -8,7 +8,8 @@
 
 #define CQN_LIBIBVERBS "libibverbs.so.1"
 
-/* Of a function that runs once, or only where something fails: small rather than fast. */
+/* Of a function that runs seldom: once, or where something fails, or before the kernel makes what
+ * takes it far longer. It is small rather than fast. */
 #define CQN_RARE __attribute__((cold))
 
 enum { CQN_WHY = 1024 }; /* the room for a reason */

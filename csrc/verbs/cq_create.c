@@ -241,7 +241,7 @@ static int know_members(cqn_state *st)
     return cqn_know_members("WCStatus", st->wc_status, CQN_WC_STATUSES);
 }
 
-PyObject *cqn_cq_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+CQN_RARE PyObject *cqn_cq_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
     CQN_COPY copy = NULL;

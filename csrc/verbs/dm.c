@@ -20,7 +20,7 @@ static const cqn_kind dm_kind = {
     .clear = cqn_clear,
 };
 
-static PyObject *dm_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+CQN_RARE static PyObject *dm_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
     CQN_COPY copy = NULL;
@@ -77,7 +77,7 @@ static const cqn_kind imported_kind = {
 };
 
 /* The device does not tell its length. */
-static PyObject *dm_from_handle(PyObject *cls, PyObject *args, PyObject *kwargs)
+CQN_RARE static PyObject *dm_from_handle(PyObject *cls, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
     CQN_COPY copy = NULL;

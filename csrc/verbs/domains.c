@@ -97,7 +97,7 @@ static int check_parts(cqn_state *st, PyObject *pd, PyObject *td)
     return td == NULL ? 0 : cqn_expect_beside(td, st->TD, "td", pd, "pd");
 }
 
-static PyObject *parent_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+CQN_RARE static PyObject *parent_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
     CQN_COPY copy = NULL;

@@ -201,7 +201,7 @@ static PyObject *create_flow(PyTypeObject *type, flow_args *a)
     return (PyObject *)self;
 }
 
-static PyObject *flow_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+CQN_RARE static PyObject *flow_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
     CQN_COPY copy = NULL;

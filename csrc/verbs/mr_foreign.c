@@ -53,7 +53,7 @@ static int parse_part(const cqn_dm *dm, PyObject *length_value, PyObject *offset
 }
 
 /* Such an MR is always zero-based, which the device wants to be told. */
-PyObject *cqn_mr_from_dm(PyObject *cls, PyObject *args, PyObject *kwargs)
+CQN_RARE PyObject *cqn_mr_from_dm(PyObject *cls, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
     CQN_COPY copy = NULL;
@@ -109,7 +109,7 @@ static int parse_dmabuf(PyObject *length_value, PyObject *offset_value, PyObject
                : cqn_uint(iova_value, "iova", UINT64_MAX - *length, iova);
 }
 
-PyObject *cqn_mr_from_dmabuf(PyObject *cls, PyObject *args, PyObject *kwargs)
+CQN_RARE PyObject *cqn_mr_from_dmabuf(PyObject *cls, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
     CQN_COPY copy = NULL;
@@ -199,7 +199,7 @@ static const cqn_kind imported_kind = {
     .clear = cqn_mr_clear,
 };
 
-PyObject *cqn_mr_from_handle(PyObject *cls, PyObject *args, PyObject *kwargs)
+CQN_RARE PyObject *cqn_mr_from_handle(PyObject *cls, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
     CQN_COPY copy = NULL;

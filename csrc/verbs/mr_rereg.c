@@ -175,7 +175,8 @@ static PyObject *carry_out(cqn_mr *self, change *c)
 }
 
 /* The new buffer is taken before the call, which can sleep, and the old one released after it. */
-PyObject *cqn_mr_rereg(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+CQN_RARE PyObject *cqn_mr_rereg(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                                PyObject *kwnames)
 {
     CQN_LOCKED;
     static const char *const names[] = {"buffer", "pd", "access", NULL};

@@ -44,7 +44,7 @@ static int parse_mw_type(PyObject *value, enum ibv_mw_type *out)
 }
 
 /* The window is bound to nothing yet; its key is of use to no peer. */
-static PyObject *mw_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+CQN_RARE static PyObject *mw_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
     CQN_COPY copy = NULL;

@@ -76,7 +76,7 @@ static const cqn_kind imported_kind = {
     .clear = cqn_clear,
 };
 
-static PyObject *pd_from_handle(PyObject *cls, PyObject *args, PyObject *kwargs)
+CQN_RARE static PyObject *pd_from_handle(PyObject *cls, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
     CQN_COPY copy = NULL;
@@ -142,8 +142,8 @@ static PyObject *give_advice(cqn_object *self, uint32_t advice, uint32_t flags, 
     Py_RETURN_NONE;
 }
 
-static PyObject *pd_advise_mr(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
-                              PyObject *kwnames)
+CQN_RARE static PyObject *pd_advise_mr(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                                       PyObject *kwnames)
 {
     CQN_LOCKED;
     static const char *const names[] = {"advice", "sg", "flags", NULL};

@@ -484,7 +484,7 @@ static void enter_handle(cqn_qp *self, struct ibv_qp *qp, const struct ibv_qp_in
     cqn_adopt(CQN_OBJ(self), qp);
 }
 
-PyObject *cqn_qp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+CQN_RARE PyObject *cqn_qp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
     CQN_COPY copy = NULL;
@@ -542,7 +542,7 @@ const char cqn_qp_open_doc[] =
     "Both can be closed on their own: the queue pair goes with the last of them.\n\n"
     "Wraps ibv_open_qp(3).";
 
-PyObject *cqn_qp_open(PyObject *cls, PyObject *args, PyObject *kwargs)
+CQN_RARE PyObject *cqn_qp_open(PyObject *cls, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
     CQN_COPY copy = NULL;

@@ -159,7 +159,7 @@ static PyObject *new_table(PyTypeObject *type, cqn_state *st, PyObject *context,
     return (PyObject *)self;
 }
 
-static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+CQN_RARE static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
     CQN_COPY copy = NULL;

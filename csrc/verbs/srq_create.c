@@ -276,7 +276,7 @@ static cqn_srq *new_srq(PyTypeObject *type, const srq_args *a)
     return self;
 }
 
-PyObject *cqn_srq_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+CQN_RARE PyObject *cqn_srq_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
     CQN_COPY copy = NULL;

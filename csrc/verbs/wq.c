@@ -140,7 +140,7 @@ static struct ibv_wq *create_wq(cqn_wq *self, struct ibv_wq_init_attr *attr)
     return wq;
 }
 
-static PyObject *wq_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+CQN_RARE static PyObject *wq_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
     CQN_COPY copy = NULL;
@@ -240,7 +240,8 @@ static int carry_out(cqn_wq *self, struct ibv_wq_attr *attr)
     return 0;
 }
 
-static PyObject *wq_modify(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+CQN_RARE static PyObject *wq_modify(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                                    PyObject *kwnames)
 {
     CQN_LOCKED;
     static const char *const names[] = {"wq_state", "curr_wq_state", "flags", "flags_mask", NULL};

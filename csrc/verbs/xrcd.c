@@ -44,7 +44,7 @@ static int parse_file(PyObject *file, PyObject *flags, struct ibv_xrcd_init_attr
     return 0;
 }
 
-static PyObject *xrcd_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+CQN_RARE static PyObject *xrcd_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
     CQN_COPY copy = NULL;
