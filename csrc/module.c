@@ -47,7 +47,7 @@ CQN_RARE static int module_exec(PyObject *module)
         add_type(module, &cqn_send_wr_spec, &st->SendWR) < 0 ||
         add_type(module, &cqn_recv_wr_spec, &st->RecvWR) < 0 ||
         add_type(module, &cqn_wc_spec, &st->WorkCompletion) < 0 ||
-        add_type(module, &cqn_wc_array_spec, &st->WCArray) < 0 ||
+        add_type(module, &cqn_wc_array_spec, &st->WCArray) < 0 || cqn_wc_array_init(st) < 0 ||
         add_type(module, &cqn_async_event_spec, &st->AsyncEvent) < 0 ||
         add_type(module, &cqn_failure_watch_spec, &st->FailureWatch) < 0 ||
         add_type(module, &cqn_wakeup_spec, &st->Wakeup) < 0 ||

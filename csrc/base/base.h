@@ -13,6 +13,7 @@
  *   args.h       from the arguments of a call to values
  *   attr.h       structs of the verbs as dicts and tuples
  *   constants.h  numbers of the verbs by their names
+ *   value.h      what is copied and pickled
  *   spares.h     memory of objects that were dropped, for the next ones
  *   trace.h      places that tracers find
  */
@@ -30,5 +31,6 @@
 #include "base/spares.h"
 #include "base/state.h"
 #include "base/trace.h"
+#include "base/value.h"
 
 #endif

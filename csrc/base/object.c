@@ -8,21 +8,29 @@
 
 /* ---- making ---- */
 
+void *cqn_new_left(PyTypeObject *type, const cqn_kind *kind)
+{
+    cqn_object *self = (cqn_object *)type->tp_alloc(type, 0);
+    if (self != NULL) {
+        self->state = cqn_state_of(type);
+        self->kind = kind;
+        cqn_enable_try_ref((PyObject *)self);
+    }
+    return self;
+}
+
 /* Makes an object without a handle yet, which uses the given open ones. What
  * was learned of them before this call can be out of date after it. */
 void *cqn_new(PyTypeObject *type, const cqn_kind *kind, cqn_object *const *uses, size_t n)
 {
-    cqn_object *self = (cqn_object *)type->tp_alloc(type, 0);
+    cqn_object *self = cqn_new_left(type, kind);
     if (self == NULL) {
         return NULL;
     }
-    self->state = n > 0 ? uses[0]->state : cqn_state_of(type);
-    self->kind = kind;
     if (n == 0) { /* what a forked child makes of its own is its own */
         cqn_state_new_epoch(self->state);
     }
     self->born = *self->state->epoch;
-    cqn_enable_try_ref((PyObject *)self);
     for (size_t i = 0; i < n; i++) {
         /* The allocation can have run the garbage collector, and so any code. */
         if (cqn_open(uses[i]) == NULL) {
@@ -126,8 +134,9 @@ void cqn_use(cqn_object *self, size_t slot, cqn_object *other, cqn_object **tras
 
 void *cqn_refuse_closed(const cqn_object *self)
 {
-    const char *why = cqn_forked(self) ? "was opened before a fork, by the parent process: open "
-                                         "the device anew in the child"
+    const char *why = cqn_is_left(self)  ? "stayed in the process that pickled it"
+                      : cqn_forked(self) ? "was opened before a fork, by the parent process: open "
+                                           "the device anew in the child"
                       : self->handle != NULL && self->changes & 1
                           ? "is being registered anew by another thread"
                           : "is closed";

@@ -69,7 +69,7 @@ struct cqn_object {
     PyObject_HEAD
     cqn_state *state;
     const cqn_kind *kind;
-    uint32_t born;                  /* in which epoch */
+    uint32_t born;                  /* in which epoch; 0: it stayed elsewhere, see cqn_new_left() */
     uint32_t in_use;                /* calls that work on it without the GIL */
     void *handle;                   /* NULL: closed, or being closed */
     cqn_context *context;           /* borrowed: `uses` keeps it alive; or NULL */
@@ -135,6 +135,14 @@ static inline bool cqn_still_open(const cqn_object *self, bool had_arguments)
 /* Makes an object that uses the given open ones, without a handle yet. NULL with an exception:
  * also if one of those was closed by the garbage collector that the allocation ran. */
 void *cqn_new(PyTypeObject *type, const cqn_kind *kind, cqn_object *const *uses, size_t n);
+
+/* What stands for an object that a pickled value referred to, and that stayed in its process: it is
+ * closed from birth, and uses nothing. */
+void *cqn_new_left(PyTypeObject *type, const cqn_kind *kind);
+static inline bool cqn_is_left(const cqn_object *self)
+{
+    return self->born == 0;
+}
 
 /* Gives a new object its handle, which it owns from here on: it is listed on its context, counted
  * by what it uses, and must be closed. */

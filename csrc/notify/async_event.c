@@ -3,7 +3,8 @@
  * AsyncEvent: the type of what a device reports besides completions.
  *
  * An AsyncEvent is immutable. It is made from a report (reports.c) when that is handed out, and
- * holds the object that the report is about.
+ * holds the object that the report is about. That object stays in its process: of one that was
+ * pickled the text is left.
  */
 
 #include "notify/reports.h"
@@ -39,8 +40,8 @@ static PyObject *event_get_element(PyObject *op, void *wanted)
 {
     const cqn_async_event *self = (cqn_async_event *)op;
     bool failure;
-    bool it_is =
-        self->element != NULL && (uintptr_t)wanted == cqn_report_scope_of(self->type, &failure);
+    bool it_is = self->element != NULL && !PyUnicode_Check(self->element) &&
+                 (uintptr_t)wanted == cqn_report_scope_of(self->type, &failure);
     return Py_NewRef(it_is ? self->element : Py_None);
 }
 
@@ -55,7 +56,15 @@ static PyObject *event_get_transient(PyObject *op, void *Py_UNUSED(unused))
     return PyBool_FromLong(cqn_report_is_transient(((cqn_async_event *)op)->type));
 }
 
-static PyObject *event_repr(PyObject *op)
+/* A new reference; NULL without an exception: there is no object. */
+CQN_RARE static PyObject *text_of_element(const cqn_async_event *self)
+{
+    return self->element == NULL            ? NULL
+           : PyUnicode_Check(self->element) ? Py_NewRef(self->element)
+                                            : PyObject_Repr(self->element);
+}
+
+CQN_RARE static PyObject *event_repr(PyObject *op)
 {
     const cqn_async_event *self = (cqn_async_event *)op;
     PyObject *type = event_get_event_type(op, NULL);
@@ -64,17 +73,48 @@ static PyObject *event_repr(PyObject *op)
         PyErr_Clear();
         name = Py_NewRef(type);
     }
-    PyObject *repr = NULL;
-    if (name != NULL) {
-        repr = self->element ? PyUnicode_FromFormat("<AsyncEvent %S, %R>", name, self->element)
+    PyObject *repr = NULL, *element = name != NULL ? text_of_element(self) : NULL;
+    if (name != NULL && !PyErr_Occurred()) {
+        repr = element ? PyUnicode_FromFormat("<AsyncEvent %S, %U>", name, element)
                : self->port_num > 0
                    ? PyUnicode_FromFormat("<AsyncEvent %S, port %d>", name, self->port_num)
                    : PyUnicode_FromFormat("<AsyncEvent %S>", name);
     }
+    Py_XDECREF(element);
     Py_XDECREF(name);
     Py_XDECREF(type);
     return repr;
 }
+
+CQN_RARE static PyObject *event_reduce(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    const cqn_async_event *self = (cqn_async_event *)op;
+    PyObject *element = text_of_element(self);
+    PyObject *args = PyErr_Occurred() ? NULL
+                                      : Py_BuildValue("(iiO)", (int)self->type, self->port_num,
+                                                      element != NULL ? element : Py_None);
+    Py_XDECREF(element);
+    return cqn_reduce(op, args);
+}
+
+CQN_RARE static PyObject *event_restore(PyObject *type, PyObject *args)
+{
+    CQN_LOCKED;
+    cqn_report report = {.element = NULL};
+    int event_type;
+    PyObject *element;
+    if (!PyArg_ParseTuple(args, "iiO", &event_type, &report.port_num, &element)) {
+        return NULL;
+    }
+    report.type = (enum ibv_event_type)event_type;
+    return cqn_async_event_new(cqn_state_of((PyTypeObject *)type), &report,
+                               PyUnicode_Check(element) ? Py_NewRef(element) : NULL);
+}
+
+static PyMethodDef event_methods[] = {
+    CQN_VALUE_METHODS(cqn_value_copy, event_reduce, event_restore),
+    {NULL, NULL, 0, NULL},
+};
 
 static int event_traverse(PyObject *op, visitproc visit, void *arg)
 {
@@ -111,13 +151,16 @@ static PyGetSetDef event_getset[] = {
 };
 
 static PyType_Slot event_slots[] = {
-    {Py_tp_doc, "What a device reports besides completions, see Context.get_async_event().\n\n"
-                "It is about a CQ, a QP, an SRQ, a port, or the whole device.\n\n"
-                "Wraps struct ibv_async_event, see ibv_get_async_event(3)."},
+    {Py_tp_doc,
+     "What a device reports besides completions, see Context.get_async_event().\n\n"
+     "It is about a CQ, a QP, an SRQ, a port, or the whole device. Of an object, the text "
+     "is left where it was pickled: repr() has it.\n\n"
+     "Wraps struct ibv_async_event, see ibv_get_async_event(3)."},
     {Py_tp_repr, event_repr},
     {Py_tp_traverse, event_traverse},
     {Py_tp_clear, event_clear},
     {Py_tp_dealloc, event_dealloc},
+    {Py_tp_methods, event_methods},
     {Py_tp_getset, event_getset},
     {0, NULL},
 };

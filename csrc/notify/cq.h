@@ -11,6 +11,7 @@
  *   hand_out.c  from the stash to Python
  *   wc.c        WorkCompletion: the type
  *   wc_array.c  WCArray: the type
+ *   wc_row.c    a completion as a row
  *   counters.h  what a CQ counts
  */
 #ifndef CQN_CQ_H
@@ -47,8 +48,10 @@ struct cqn_wc_extra {
     uint64_t timestamp, wallclock_ns;
     uint64_t tm_tag;
     uint32_t tm_priv, flow_tag;
-    uint16_t cvlan;
+    uint16_t cvlan, reserved;
+    uint32_t valid; /* of a WorkCompletion: which of these are; else 0 */
 };
+_Static_assert(sizeof(cqn_wc_extra) == 40, "there are no gaps: it is compared as bytes");
 
 #define CQN_WC_EX_EXTRA                                                                     \
     (IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_CVLAN | IBV_WC_EX_WITH_FLOW_TAG | \
@@ -242,10 +245,13 @@ PyObject *cqn_cq_hand_out_ids(cqn_cq *cq, size_t max);
 PyObject *cqn_cq_hand_out_rows(cqn_cq *cq, PyObject *array);
 
 /* wc_array.c */
+
+/* Tells collections.abc of the type. -1 with an exception. */
+int cqn_wc_array_init(cqn_state *st);
 size_t cqn_wc_array_room(PyObject *array);
 void cqn_wc_array_set(PyObject *array, const struct ibv_wc *wcs, size_t n);
 
-/* wc.c. Of wc_flags, the highest byte is ours: which fields are not there, and
+/* wc_row.c. Of wc_flags, the highest byte is ours: which fields are not there, and
  * whether it came in on a UD queue pair. Where the flags say so, imm_data is in
  * host order from route.c on. */
 #define CQN_WC_DATAGRAM (1u << 31)
@@ -254,6 +260,21 @@ void cqn_wc_array_set(PyObject *array, const struct ibv_wc *wcs, size_t n);
 
 /* Which optional fields a completion has, as bits of IBV_WC_EX_WITH_*. */
 uint32_t cqn_wc_fields(const struct ibv_wc *raw);
+
+/* A completion as WCArray shows it, and as it is compared and pickled: what is not valid is 0. */
+typedef struct {
+    uint64_t wr_id;
+    uint32_t status, opcode, vendor_err, byte_len, imm_data, qp_num, src_qp, wc_flags;
+    uint16_t pkey_index, slid;
+    uint8_t sl, dlid_path_bits;
+    uint16_t fields; /* which of these are valid, as in WCExFlags */
+} cqn_wc_row;
+_Static_assert(sizeof(cqn_wc_row) == 48, "there are no gaps");
+
+cqn_wc_row cqn_wc_row_of(const struct ibv_wc *wc);
+struct ibv_wc cqn_wc_of_row(const cqn_wc_row *row);
+
+/* wc.c */
 
 /* The struct behind a WorkCompletion, borrowed; NULL with TypeError, which names the argument. */
 const struct ibv_wc *cqn_wc_raw(const cqn_state *st, PyObject *wc, const char *name);

@@ -46,7 +46,7 @@ typedef struct cqn_reports {
 
 typedef struct {
     PyObject_HEAD
-    PyObject *element; /* the CQ, QP or SRQ, or NULL */
+    PyObject *element; /* the CQ, QP or SRQ, or NULL; its repr() where this was pickled */
     enum ibv_event_type type;
     int port_num;
 } cqn_async_event;

@@ -27,15 +27,10 @@
 #endif
 
 typedef struct {
-    cqn_wc_extra values;
-    uint32_t valid; /* which of the fields are valid */
-} valid_extra;
-
-typedef struct {
     PyObject_HEAD
     PyObject *wr_id, *status, *opcode, *byte_len;
-    cqn_state *state;   /* the type keeps the state alive, and this object the type */
-    valid_extra *extra; /* owned by this object, or NULL */
+    cqn_state *state;    /* the type keeps the state alive, and this object the type */
+    cqn_wc_extra *extra; /* owned by this object, or NULL */
     struct ibv_wc raw;
 } work_completion;
 
@@ -49,25 +44,6 @@ static PyObject *enum_member(PyObject *const *table, size_t n, uint32_t value)
 static bool is_ok(const struct ibv_wc *raw)
 {
     return raw->status == IBV_WC_SUCCESS;
-}
-
-/* Which fields are valid, as WCExFlags. Those that tell of the sender are there
- * for a received datagram. */
-uint32_t cqn_wc_fields(const struct ibv_wc *raw)
-{
-    uint32_t fields = IBV_WC_EX_WITH_QP_NUM;
-    if (!is_ok(raw)) {
-        return fields;
-    }
-    fields |= IBV_WC_EX_WITH_BYTE_LEN;
-    if (raw->wc_flags & (IBV_WC_WITH_IMM | IBV_WC_WITH_INV)) {
-        fields |= IBV_WC_EX_WITH_IMM;
-    }
-    if ((raw->opcode & IBV_WC_RECV) && (raw->wc_flags & CQN_WC_DATAGRAM)) {
-        fields |= IBV_WC_EX_WITH_SRC_QP | IBV_WC_EX_WITH_SLID | IBV_WC_EX_WITH_SL |
-                  IBV_WC_EX_WITH_DLID_PATH_BITS;
-    }
-    return fields & ~(raw->wc_flags >> 24);
 }
 
 static PyObject *number_or_none(bool valid, uint32_t value)
@@ -136,7 +112,8 @@ static int set_extra(work_completion *self, const cqn_wc_extra *extra, uint32_t 
         PyErr_NoMemory();
         return -1;
     }
-    *self->extra = (valid_extra){.values = *extra, .valid = fields & CQN_WC_EX_EXTRA};
+    *self->extra = *extra;
+    self->extra->valid = fields & CQN_WC_EX_EXTRA;
     return 0;
 }
 
@@ -335,7 +312,7 @@ static PyObject *wc_get_dlid_path_bits(PyObject *op, void *Py_UNUSED(unused))
 static const cqn_wc_extra *extra_of(PyObject *op, uint32_t flag)
 {
     const work_completion *self = (work_completion *)op;
-    return self->extra != NULL && (self->extra->valid & flag) ? &self->extra->values : NULL;
+    return self->extra != NULL && (self->extra->valid & flag) ? self->extra : NULL;
 }
 
 static PyObject *wc_get_completion_ts(PyObject *op, void *Py_UNUSED(unused))
@@ -402,6 +379,64 @@ static PyObject *wc_repr(PyObject *op)
                                 self->wr_id, (unsigned)raw->qp_num, self->opcode, self->byte_len);
 }
 
+/* ---- as a value ---- */
+
+static bool same_extra(const cqn_wc_extra *a, const cqn_wc_extra *b)
+{
+    return a == NULL || b == NULL ? a == b : memcmp(a, b, sizeof(*a)) == 0;
+}
+
+CQN_RARE static PyObject *wc_richcompare(PyObject *op, PyObject *other, int how)
+{
+    if (!CQN_COMPARABLE(op, other, how)) {
+        Py_RETURN_NOTIMPLEMENTED;
+    }
+    const cqn_wc_row a = cqn_wc_row_of(raw_of(op)), b = cqn_wc_row_of(raw_of(other));
+    return CQN_COMPARED(
+        memcmp(&a, &b, sizeof(a)) == 0 &&
+            same_extra(((work_completion *)op)->extra, ((work_completion *)other)->extra),
+        how);
+}
+
+static Py_hash_t wc_hash(PyObject *op)
+{
+    const cqn_wc_row row = cqn_wc_row_of(raw_of(op));
+    uint64_t words[sizeof(row) / sizeof(uint64_t)];
+    memcpy(words, &row, sizeof(row));
+    return cqn_hash(words, Py_ARRAY_LENGTH(words));
+}
+
+CQN_RARE static PyObject *wc_reduce(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    const cqn_wc_extra *extra = ((work_completion *)op)->extra;
+    const cqn_wc_row row = cqn_wc_row_of(raw_of(op));
+    return cqn_reduce(op, Py_BuildValue("(y#y#)", &row, (Py_ssize_t)sizeof(row), extra,
+                                        (Py_ssize_t)(extra != NULL ? sizeof(*extra) : 0)));
+}
+
+CQN_RARE static PyObject *wc_restore(PyObject *type, PyObject *args)
+{
+    CQN_LOCKED;
+    cqn_wc_row row;
+    cqn_wc_extra extra;
+    const char *bytes, *others;
+    Py_ssize_t n, m;
+    if (!PyArg_ParseTuple(args, "y#z#", &bytes, &n, &others, &m)) {
+        return NULL;
+    }
+    if (n != sizeof(row) || (others != NULL && m != sizeof(extra))) {
+        PyErr_SetString(PyExc_ValueError, "this WorkCompletion is of another version of cqnotify");
+        return NULL;
+    }
+    memcpy(&row, bytes, sizeof(row));
+    if (others != NULL) {
+        memcpy(&extra, others, sizeof(extra));
+    }
+    const struct ibv_wc wc = cqn_wc_of_row(&row);
+    return cqn_wc_new(cqn_state_of((PyTypeObject *)type), &wc, others != NULL ? &extra : NULL,
+                      others != NULL ? extra.valid : 0);
+}
+
 static PyMethodDef wc_methods[] = {
     {"raise_for_status", wc_raise_for_status, METH_NOARGS,
      "raise_for_status($self, /)\n--\n\n"
@@ -410,6 +445,7 @@ static PyMethodDef wc_methods[] = {
     {"__class_getitem__", Py_GenericAlias, METH_O | METH_CLASS,
      "__class_getitem__($type, item, /)\n--\n\n"
      "For type checkers: see SuccessfulCompletion."},
+    CQN_VALUE_METHODS(cqn_value_copy, wc_reduce, wc_restore),
     {NULL, NULL, 0, NULL},
 };
 
@@ -463,6 +499,8 @@ static PyType_Slot wc_slots[] = {
                 "Fields that its status, opcode, QP or CQ does not define are None.\n\n"
                 "Wraps struct ibv_wc, see ibv_poll_cq(3)."},
     {Py_tp_repr, wc_repr},
+    {Py_tp_richcompare, wc_richcompare},
+    {Py_tp_hash, wc_hash},
     {Py_tp_dealloc, wc_dealloc},
     {Py_tp_methods, wc_methods},
     {Py_tp_getset, wc_getset},

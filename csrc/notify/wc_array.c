@@ -4,18 +4,10 @@
 
 #include "notify/cq.h"
 
-typedef struct {
-    uint64_t wr_id;
-    uint32_t status, opcode, vendor_err, byte_len, imm_data, qp_num, src_qp, wc_flags;
-    uint16_t pkey_index, slid;
-    uint8_t sl, dlid_path_bits;
-    uint16_t fields; /* which of these are valid, as in WCExFlags */
-} row;
-
-_Static_assert(sizeof(row) == 48, "the format below has no gaps");
 #define SAME_PLACE(field)                                                         \
-    _Static_assert(offsetof(row, field) == offsetof(struct ibv_wc, field), "see " \
-                                                                           "set_plain_field()")
+    _Static_assert(offsetof(cqn_wc_row, field) == offsetof(struct ibv_wc, field), \
+                   "see "                                                         \
+                   "set_plain_field()")
 SAME_PLACE(wr_id);
 SAME_PLACE(status);
 SAME_PLACE(opcode);
@@ -30,7 +22,7 @@ static char row_format[] = "T{=Q:wr_id:=I:status:=I:opcode:=I:vendor_err:=I:byte
 
 typedef struct {
     PyObject_HEAD
-    row *rows;
+    cqn_wc_row *rows;
     Py_ssize_t capacity, len;
 } wc_array;
 
@@ -46,56 +38,48 @@ static inline bool is_plain_field(const struct ibv_wc *wc)
     return wc->status == IBV_WC_SUCCESS && (wc->wc_flags & ~(unsigned)IBV_WC_GRH) == 0;
 }
 
-static inline void set_plain_field(row *r, const struct ibv_wc *wc)
+static inline void set_plain_field(cqn_wc_row *r, const struct ibv_wc *wc)
 {
-    *r = (row){
+    *r = (cqn_wc_row){
         .qp_num = wc->qp_num,
         .wc_flags = wc->wc_flags,
         .fields = IBV_WC_EX_WITH_QP_NUM | IBV_WC_EX_WITH_BYTE_LEN,
     };
-    memcpy(r, wc, offsetof(row, imm_data)); /* from wr_id to byte_len */
-}
-
-/* Fields that are not valid are 0. */
-static row row_of(const struct ibv_wc *wc)
-{
-    const uint32_t fields = cqn_wc_fields(wc);
-    row r = {
-        .wr_id = wc->wr_id,
-        .status = wc->status,
-        .vendor_err = wc->vendor_err,
-        .qp_num = wc->qp_num,
-        .fields = (uint16_t)fields,
-    };
-    if (wc->status == IBV_WC_SUCCESS) {
-        r.opcode = wc->opcode;
-        r.wc_flags = wc->wc_flags & ~CQN_WC_OURS;
-    }
-    r.byte_len = fields & IBV_WC_EX_WITH_BYTE_LEN ? wc->byte_len : 0;
-    r.imm_data = fields & IBV_WC_EX_WITH_IMM ? wc->imm_data : 0;
-    if (fields & IBV_WC_EX_WITH_SRC_QP) {
-        r.src_qp = wc->src_qp;
-        r.pkey_index = wc->pkey_index;
-    }
-    r.slid = fields & IBV_WC_EX_WITH_SLID ? wc->slid : (uint16_t)0;
-    r.sl = fields & IBV_WC_EX_WITH_SL ? wc->sl : (uint8_t)0;
-    r.dlid_path_bits = fields & IBV_WC_EX_WITH_DLID_PATH_BITS ? wc->dlid_path_bits : (uint8_t)0;
-    return r;
+    memcpy(r, wc, offsetof(cqn_wc_row, imm_data)); /* from wr_id to byte_len */
 }
 
 void cqn_wc_array_set(PyObject *op, const struct ibv_wc *wcs, size_t n)
 {
     wc_array *self = (wc_array *)op;
-    row *rows = self->rows;
+    cqn_wc_row *rows = self->rows;
     for (size_t i = 0; i < n; i++) {
         if (is_plain_field(&wcs[i])) {
             set_plain_field(&rows[i], &wcs[i]);
         }
         else {
-            rows[i] = row_of(&wcs[i]);
+            rows[i] = cqn_wc_row_of(&wcs[i]);
         }
     }
     self->len = (Py_ssize_t)n;
+}
+
+/* One with the first `len` of `rows`. */
+CQN_RARE static PyObject *make_array(PyTypeObject *type, Py_ssize_t capacity, const void *rows,
+                                     Py_ssize_t len)
+{
+    wc_array *self = (wc_array *)type->tp_alloc(type, 0);
+    if (self == NULL) {
+        return NULL;
+    }
+    self->rows = PyMem_Calloc((size_t)capacity, sizeof(cqn_wc_row));
+    if (self->rows == NULL) {
+        Py_DECREF(self);
+        return PyErr_Format(PyExc_MemoryError, "no memory for %zd completions", capacity);
+    }
+    self->capacity = capacity;
+    self->len = len;
+    memcpy(self->rows, rows, (size_t)len * sizeof(cqn_wc_row));
+    return (PyObject *)self;
 }
 
 static PyObject *array_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -109,18 +93,7 @@ static PyObject *array_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         cqn_range(value, "capacity", 1, INT32_MAX, &capacity) < 0) {
         return NULL;
     }
-    wc_array *self = (wc_array *)type->tp_alloc(type, 0);
-    if (self == NULL) {
-        return NULL;
-    }
-    self->rows = PyMem_Calloc(capacity, sizeof(row));
-    if (self->rows == NULL) {
-        Py_DECREF(self);
-        return PyErr_Format(PyExc_MemoryError, "no memory for %llu completions",
-                            (unsigned long long)capacity);
-    }
-    self->capacity = (Py_ssize_t)capacity;
-    return (PyObject *)self;
+    return make_array(type, (Py_ssize_t)capacity, "", 0);
 }
 
 static void array_dealloc(PyObject *op)
@@ -137,7 +110,6 @@ static Py_ssize_t array_length(PyObject *op)
     return ((wc_array *)op)->len;
 }
 
-/* The row as poll() would have returned it: fields that are not valid are None. */
 static PyObject *array_item(PyObject *op, Py_ssize_t i)
 {
     CQN_LOCKED;
@@ -146,31 +118,35 @@ static PyObject *array_item(PyObject *op, Py_ssize_t i)
         return PyErr_Format(PyExc_IndexError, "the last poll_into() brought %zd completions",
                             self->len);
     }
-    const row *r = &self->rows[i];
-    struct ibv_wc wc = {
-        .wr_id = r->wr_id,
-        .status = r->status,
-        .opcode = r->opcode,
-        .vendor_err = r->vendor_err,
-        .byte_len = r->byte_len,
-        .imm_data = r->imm_data,
-        .qp_num = r->qp_num,
-        .src_qp = r->src_qp,
-        .wc_flags = r->wc_flags,
-        .pkey_index = r->pkey_index,
-        .slid = r->slid,
-        .sl = r->sl,
-        .dlid_path_bits = r->dlid_path_bits,
-    };
-    if (wc.status == IBV_WC_SUCCESS) {
-        wc.wc_flags |= CQN_WC_DATAGRAM | CQN_WC_LACKS(IBV_WC_STANDARD_FLAGS & ~r->fields);
-    }
+    const struct ibv_wc wc = cqn_wc_of_row(&self->rows[i]);
     return cqn_wc_new(cqn_state_of(Py_TYPE(op)), &wc, NULL, 0);
+}
+
+CQN_RARE static PyObject *slice_of(PyObject *op, PyObject *slice)
+{
+    Py_ssize_t start, stop, step;
+    if (PySlice_Unpack(slice, &start, &stop, &step) < 0) {
+        return NULL;
+    }
+    const Py_ssize_t n = PySlice_AdjustIndices(array_length(op), &start, &stop, step);
+    PyObject *list = PyList_New(n);
+    for (Py_ssize_t i = 0; list != NULL && i < n; i++) {
+        PyObject *item = array_item(op, start + i * step);
+        if (item == NULL) {
+            Py_CLEAR(list);
+            break;
+        }
+        PyList_SET_ITEM(list, i, item);
+    }
+    return list;
 }
 
 /* Any integer may be asked for: one that is beyond all indices is an IndexError, too. */
 static PyObject *array_subscript(PyObject *op, PyObject *key)
 {
+    if (PySlice_Check(key)) {
+        return slice_of(op, key);
+    }
     Py_ssize_t i = PyNumber_AsSsize_t(key, PyExc_IndexError);
     if (i == -1 && PyErr_Occurred()) {
         return NULL;
@@ -178,14 +154,73 @@ static PyObject *array_subscript(PyObject *op, PyObject *key)
     return array_item(op, i < 0 ? i + ((wc_array *)op)->len : i);
 }
 
+/* As that of collections.abc.Sequence. */
+CQN_RARE static PyObject *array_index(PyObject *op, PyObject *args)
+{
+    PyObject *value;
+    Py_ssize_t start = 0, stop = PY_SSIZE_T_MAX;
+    if (!PyArg_ParseTuple(args, "O|nn:index", &value, &start, &stop)) {
+        return NULL;
+    }
+    PySlice_AdjustIndices(array_length(op), &start, &stop, 1);
+    for (Py_ssize_t i = start; i < stop && i < array_length(op); i++) {
+        PyObject *item = array_item(op, i);
+        const int same = item == NULL ? -1 : PyObject_RichCompareBool(item, value, Py_EQ);
+        Py_XDECREF(item);
+        if (same != 0) {
+            return same < 0 ? NULL : PyLong_FromSsize_t(i);
+        }
+    }
+    PyErr_SetString(PyExc_ValueError, "the last poll_into() brought no such completion");
+    return NULL;
+}
+
+CQN_RARE static PyObject *array_count(PyObject *op, PyObject *value)
+{
+    const Py_ssize_t n = PySequence_Count(op, value);
+    return n < 0 ? NULL : PyLong_FromSsize_t(n);
+}
+
+/* ---- copies ---- */
+
+CQN_RARE static PyObject *array_copy(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    const wc_array *self = (wc_array *)op;
+    return make_array(Py_TYPE(op), self->capacity, self->rows, self->len);
+}
+
+CQN_RARE static PyObject *array_reduce(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    const wc_array *self = (wc_array *)op;
+    return cqn_reduce(op, Py_BuildValue("(ny#)", self->capacity, self->rows,
+                                        self->len * (Py_ssize_t)sizeof(cqn_wc_row)));
+}
+
+CQN_RARE static PyObject *array_restore(PyObject *type, PyObject *args)
+{
+    Py_ssize_t capacity, n;
+    const char *rows;
+    if (!PyArg_ParseTuple(args, "ny#", &capacity, &rows, &n)) {
+        return NULL;
+    }
+    const Py_ssize_t len = n / (Py_ssize_t)sizeof(cqn_wc_row);
+    if (n % (Py_ssize_t)sizeof(cqn_wc_row) != 0 || len > capacity || capacity > INT32_MAX) {
+        PyErr_SetString(PyExc_ValueError, "this WCArray is of another version of cqnotify");
+        return NULL;
+    }
+    return make_array((PyTypeObject *)type, capacity, rows, len);
+}
+
 static int array_getbuffer(PyObject *op, Py_buffer *view, int flags)
 {
     wc_array *self = (wc_array *)op;
-    if (PyBuffer_FillInfo(view, op, self->rows, self->capacity * (Py_ssize_t)sizeof(row), 1,
+    if (PyBuffer_FillInfo(view, op, self->rows, self->capacity * (Py_ssize_t)sizeof(cqn_wc_row), 1,
                           flags) < 0) {
         return -1;
     }
-    view->itemsize = sizeof(row);
+    view->itemsize = sizeof(cqn_wc_row);
     if (flags & PyBUF_FORMAT) {
         view->format = row_format;
     }
@@ -202,6 +237,16 @@ static PyObject *array_repr(PyObject *op)
     return PyUnicode_FromFormat("<WCArray with %zd of %zd completions>", self->len, self->capacity);
 }
 
+static PyMethodDef array_methods[] = {
+    {"index", array_index, METH_VARARGS,
+     "index($self, value, start=0, stop=sys.maxsize, /)\n--\n\n"
+     "Where the first completion is that equals `value`; ValueError if there is none."},
+    {"count", array_count, METH_O,
+     "count($self, value, /)\n--\n\nHow many completions equal `value`."},
+    CQN_VALUE_METHODS(array_copy, array_reduce, array_restore),
+    {NULL, NULL, 0, NULL},
+};
+
 static PyMemberDef array_members[] = {
     {"capacity", T_PYSSIZET, offsetof(wc_array, capacity), READONLY,
      "How many completions fit in it."},
@@ -212,13 +257,16 @@ static PyType_Slot array_slots[] = {
     {Py_tp_doc,
      "WCArray(capacity)\n--\n\n"
      "Room for `capacity` completions, for CQ.poll_into().\n\n"
-     "As a sequence it has the completions that the last call brought, as WorkCompletions. As a "
-     "read-only buffer it has `capacity` rows with the fields of ibv_wc, which numpy.asarray() "
+     "As a sequence it has the completions that the last call brought, as WorkCompletions; a slice "
+     "is a list of them. As a read-only buffer it has `capacity` rows with the fields of ibv_wc, "
+     "which numpy.asarray() "
      "shows without copying; imm_data is in host order, and `fields` says, in WCExFlags, "
      "which of the others are valid; what is not is 0."},
     {Py_tp_new, array_new},
     {Py_tp_repr, array_repr},
     {Py_tp_dealloc, array_dealloc},
+    {Py_tp_iter, PySeqIter_New},
+    {Py_tp_methods, array_methods},
     {Py_tp_members, array_members},
     {Py_sq_length, array_length},
     {Py_sq_item, array_item},
@@ -230,6 +278,19 @@ static PyType_Slot array_slots[] = {
 PyType_Spec cqn_wc_array_spec = {
     .name = "cqnotify.WCArray",
     .basicsize = sizeof(wc_array),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_SEQUENCE,
     .slots = array_slots,
 };
+
+/* For isinstance(); what a pattern takes for a sequence, the flag above says. */
+CQN_RARE int cqn_wc_array_init(cqn_state *st)
+{
+    PyObject *abc = PyImport_ImportModule("_collections_abc");
+    PyObject *sequence = abc == NULL ? NULL : PyObject_GetAttrString(abc, "Sequence");
+    PyObject *type =
+        sequence == NULL ? NULL : PyObject_CallMethod(sequence, "register", "O", st->WCArray);
+    Py_XDECREF(abc);
+    Py_XDECREF(sequence);
+    Py_XDECREF(type);
+    return type == NULL ? -1 : 0;
+}

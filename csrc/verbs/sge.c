@@ -3,7 +3,7 @@
  * SGE: a part of an MR, what a work request reads or fills.
  *
  * An immutable object that holds its MR. Slicing an MR makes it (mr.c); posting reads its fields
- * (work/sg.c).
+ * (work/sg.c). One that was pickled has its numbers, and an MR that is closed from birth.
  */
 
 #include "verbs/verbs.h"
@@ -69,12 +69,63 @@ static PyObject *sge_repr(PyObject *op)
                                 self->length, self->lkey);
 }
 
+/* ---- as a value ---- */
+
+static bool same_mr(const cqn_object *a, const cqn_object *b)
+{
+    return a == b || (cqn_is_left(a) && cqn_is_left(b));
+}
+
+CQN_RARE static PyObject *sge_richcompare(PyObject *op, PyObject *other, int how)
+{
+    if (!CQN_COMPARABLE(op, other, how)) {
+        Py_RETURN_NOTIMPLEMENTED;
+    }
+    const cqn_sge *a = (cqn_sge *)op, *b = (cqn_sge *)other;
+    return CQN_COMPARED(a->addr == b->addr && a->length == b->length && a->lkey == b->lkey &&
+                            a->changes == b->changes && same_mr(CQN_OBJ(a->mr), CQN_OBJ(b->mr)),
+                        how);
+}
+
+static Py_hash_t sge_hash(PyObject *op)
+{
+    const cqn_sge *self = (cqn_sge *)op;
+    return cqn_hash((uint64_t[]){self->addr, self->length, self->lkey}, 3);
+}
+
+CQN_RARE static PyObject *sge_reduce(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    const cqn_sge *self = (cqn_sge *)op;
+    return cqn_reduce(
+        op, Py_BuildValue("(KII)", (unsigned long long)self->addr, self->length, self->lkey));
+}
+
+CQN_RARE static PyObject *sge_restore(PyObject *type, PyObject *args)
+{
+    CQN_LOCKED;
+    unsigned long long addr;
+    unsigned int length, lkey;
+    if (!PyArg_ParseTuple(args, "KII", &addr, &length, &lkey)) {
+        return NULL;
+    }
+    cqn_mr *mr = cqn_new_left(cqn_state_of((PyTypeObject *)type)->MR, &cqn_mr_kind);
+    if (mr == NULL) {
+        return NULL;
+    }
+    mr->access = IBV_ACCESS_LOCAL_WRITE; /* so that a post refuses it because it is closed */
+    mr->lkey = lkey;
+    PyObject *self = cqn_sge_new(mr, addr, length);
+    Py_DECREF(mr);
+    return self;
+}
+
 static PyMethodDef sge_methods[] = {
     {"with_lkey", sge_with_lkey, METH_O,
      "with_lkey($self, lkey, /)\n--\n\n"
      "Return an SGE of the same memory under another local key.\n\n"
      "For tests of errors: nobody but the device judges the key, so that a wrong one fails the "
      "work request, with LOC_PROT_ERR on most devices."},
+    CQN_VALUE_METHODS(cqn_value_copy, sge_reduce, sge_restore),
     {NULL, NULL, 0, NULL},
 };
 
@@ -88,8 +139,12 @@ static PyMemberDef sge_members[] = {
 };
 
 static PyType_Slot sge_slots[] = {
-    {Py_tp_doc, "A scatter/gather element: mr[a:b]. It keeps its MR alive."},
+    {Py_tp_doc,
+     "A scatter/gather element: mr[a:b]. It keeps its MR alive. Those of the same memory "
+     "are equal. One that was pickled has its numbers, and an `mr` that is closed."},
     {Py_tp_repr, sge_repr},
+    {Py_tp_richcompare, sge_richcompare},
+    {Py_tp_hash, sge_hash},
     {Py_tp_traverse, sge_traverse},
     {Py_tp_dealloc, sge_dealloc},
     {Py_tp_methods, sge_methods},

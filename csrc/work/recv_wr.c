@@ -3,7 +3,8 @@
  * RecvWR: a receive request that was built before.
  *
  * It owns its arrays and holds the MRs; posting copies the struct, so it can be posted any number
- * of times, even within one list.
+ * of times, even within one list. Its MRs stay in their process: one that was pickled is no more
+ * than its wr_id and length, and can't be posted.
  */
 
 #include "work/wr.h"
@@ -15,6 +16,20 @@ int cqn_recv_check(const cqn_sg *sg)
         return -1;
     }
     return 0;
+}
+
+/* Takes over what the memory owns. */
+static PyObject *make_recv_wr(PyTypeObject *type, uint64_t wr_id, cqn_sg *sg)
+{
+    cqn_recv_wr *self = (cqn_recv_wr *)type->tp_alloc(type, 0);
+    if (self == NULL) {
+        cqn_sg_free(sg);
+        return NULL;
+    }
+    self->sg = *sg;
+    self->wr_id = wr_id;
+    self->wr = (struct ibv_recv_wr){.sg_list = sg->sge, .num_sge = (int)sg->num_sge};
+    return (PyObject *)self;
 }
 
 /* Gathered on the stack, and moved into memory of its own when all is in order. */
@@ -32,21 +47,12 @@ static PyObject *recv_wr_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
         (id != NULL && cqn_uint(id, "wr_id", UINT64_MAX, &wr_id) < 0)) {
         return NULL;
     }
-    cqn_recv_wr *self = (cqn_recv_wr *)type->tp_alloc(type, 0);
-    if (self == NULL) {
-        return NULL;
-    }
     cqn_sg_room room;
     cqn_sg sg = CQN_SG_IN(room);
-    if (cqn_sg_gather(&sg, cqn_state_of(type), memory) < 0 || cqn_recv_check(&sg) < 0 ||
-        cqn_sg_keep(&sg) < 0) {
-        Py_DECREF(self);
-        return NULL;
-    }
-    self->sg = sg;
-    self->wr_id = wr_id;
-    self->wr = (struct ibv_recv_wr){.sg_list = sg.sge, .num_sge = (int)sg.num_sge};
-    return (PyObject *)self;
+    return cqn_sg_gather(&sg, cqn_state_of(type), memory) < 0 || cqn_recv_check(&sg) < 0 ||
+                   cqn_sg_keep(&sg) < 0
+               ? NULL
+               : make_recv_wr(type, wr_id, &sg);
 }
 
 /* No tp_clear, as SGE has none: what it holds was there before, so that a cycle
@@ -73,6 +79,38 @@ static PyObject *recv_wr_repr(PyObject *op)
                                 (unsigned long long)self->sg.length);
 }
 
+CQN_RARE static PyObject *recv_wr_copy(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    cqn_sg sg = ((cqn_recv_wr *)op)->sg;
+    return cqn_sg_copy(&sg) < 0 ? NULL : make_recv_wr(Py_TYPE(op), ((cqn_recv_wr *)op)->wr_id, &sg);
+}
+
+CQN_RARE static PyObject *recv_wr_reduce(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    const cqn_recv_wr *self = (cqn_recv_wr *)op;
+    return cqn_reduce(op, Py_BuildValue("(KK)", (unsigned long long)self->wr_id,
+                                        (unsigned long long)self->sg.length));
+}
+
+CQN_RARE static PyObject *recv_wr_restore(PyObject *op, PyObject *args)
+{
+    CQN_LOCKED;
+    PyTypeObject *type = (PyTypeObject *)op;
+    unsigned long long wr_id, length;
+    cqn_sg sg;
+    return !PyArg_ParseTuple(args, "KK", &wr_id, &length) ||
+                   cqn_sg_leave(&sg, cqn_state_of(type)->MR, length) < 0
+               ? NULL
+               : make_recv_wr(type, wr_id, &sg);
+}
+
+static PyMethodDef recv_wr_methods[] = {
+    CQN_VALUE_METHODS(recv_wr_copy, recv_wr_reduce, recv_wr_restore),
+    {NULL, NULL, 0, NULL},
+};
+
 static PyGetSetDef recv_wr_getset[] = {
     {"wr_id", cqn_wr_get_id, cqn_wr_set_id, "Comes back in the completion; can be set.",
      (void *)offsetof(cqn_recv_wr, wr_id)},
@@ -83,12 +121,14 @@ static PyType_Slot recv_wr_slots[] = {
     {Py_tp_doc,
      "RecvWR(sg=None, *, wr_id=0)\n--\n\n"
      "A receive that is built once and posted any number of times, by post_recv().\n\n"
-     "It holds its MRs, but they can be closed: then ClosedError refuses to post it. What the "
-     "arguments mean, see QP.post_recv().\n\nWraps struct ibv_recv_wr."},
+     "It holds its MRs, but they can be closed: then ClosedError refuses to post it, and so where "
+     "it "
+     "was pickled. What the arguments mean, see QP.post_recv().\n\nWraps struct ibv_recv_wr."},
     {Py_tp_new, recv_wr_new},
     {Py_tp_repr, recv_wr_repr},
     {Py_tp_traverse, recv_wr_traverse},
     {Py_tp_dealloc, recv_wr_dealloc},
+    {Py_tp_methods, recv_wr_methods},
     {Py_tp_getset, recv_wr_getset},
     {0, NULL},
 };

@@ -50,7 +50,7 @@ const char *const cqn_send_names[CQN_SEND_NAMES + 1] = {
     "remote_srqn", "tso_header", "mss", "length", "placement", "level", NULL};
 /* clang-format on */
 
-static const cqn_opcode *find_opcode(uint32_t opcode)
+const cqn_opcode *cqn_opcode_of(uint32_t opcode)
 {
     if (opcode < Py_ARRAY_LENGTH(opcodes) && opcodes[opcode].name != NULL) {
         return &opcodes[opcode];
@@ -354,7 +354,7 @@ int cqn_send_parse(PyObject *const *in, const cqn_qp *qp, uint32_t opcode, cqn_s
     }
     wr->opcode = opcode;
     wr->send_flags = flags;
-    out->opcode = find_opcode(opcode);
+    out->opcode = cqn_opcode_of(opcode);
     if (out->opcode == NULL) {
         return -1;
     }

@@ -3,7 +3,8 @@
  * SendWR: a send request that was built before.
  *
  * It owns its arrays and holds the MRs, and the address or window. Posting copies the struct, so it
- * can be posted any number of times.
+ * can be posted any number of times. What it names stays in its process: one that was pickled is no
+ * more than its wr_id, opcode and length, and can't be posted.
  */
 
 #include "work/wr.h"
@@ -21,6 +22,19 @@ static int build_send(PyObject *const *in, cqn_state *st, cqn_send *out)
     return 0;
 }
 
+/* Takes over what the memory owns. */
+static PyObject *make_send_wr(PyTypeObject *type, cqn_send *send)
+{
+    cqn_send_wr *self = (cqn_send_wr *)type->tp_alloc(type, 0);
+    if (self == NULL) {
+        cqn_sg_free(&send->sg);
+        return NULL;
+    }
+    self->send = *send;
+    Py_XINCREF(send->header);
+    return (PyObject *)self;
+}
+
 /* Gathered on the stack, and moved into memory of its own when all is in order. */
 static PyObject *send_wr_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
@@ -35,17 +49,7 @@ static PyObject *send_wr_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
         return NULL;
     }
     /* First what it is made of: to take a buffer can run code, which must not find half of it. */
-    if (build_send(in, cqn_state_of(type), &send) < 0) {
-        return NULL;
-    }
-    cqn_send_wr *self = (cqn_send_wr *)type->tp_alloc(type, 0);
-    if (self == NULL) {
-        cqn_sg_free(&send.sg);
-        return NULL;
-    }
-    self->send = send;
-    Py_XINCREF(send.header);
-    return (PyObject *)self;
+    return build_send(in, cqn_state_of(type), &send) < 0 ? NULL : make_send_wr(type, &send);
 }
 
 /* No tp_clear, as RecvWR has none. */
@@ -66,15 +70,68 @@ static void send_wr_dealloc(PyObject *op)
     Py_DECREF(type);
 }
 
+static bool binds(const cqn_send *send)
+{
+    return send->opcode->does == CQN_WR_BINDS;
+}
+
+static unsigned long long length_of(const cqn_send *send)
+{
+    return binds(send) ? send->wr.bind_mw.bind_info.length : send->sg.length;
+}
+
 static PyObject *send_wr_repr(PyObject *op)
 {
     const cqn_send *send = &((cqn_send_wr *)op)->send;
-    const uint64_t length =
-        send->opcode->does == CQN_WR_BINDS ? send->wr.bind_mw.bind_info.length : send->sg.length;
     return PyUnicode_FromFormat("<SendWR wr_id=%llu, %s, %llu bytes>",
                                 (unsigned long long)send->wr_id, send->opcode->name,
-                                (unsigned long long)length);
+                                length_of(send));
 }
+
+CQN_RARE static PyObject *send_wr_copy(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    cqn_send send = ((cqn_send_wr *)op)->send;
+    if (cqn_sg_copy(&send.sg) < 0) {
+        return NULL;
+    }
+    send.wr.sg_list = send.sg.sge;
+    return make_send_wr(Py_TYPE(op), &send);
+}
+
+CQN_RARE static PyObject *send_wr_reduce(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    const cqn_send *send = &((cqn_send_wr *)op)->send;
+    return cqn_reduce(op, Py_BuildValue("(IKK)", (unsigned int)send->wr.opcode,
+                                        (unsigned long long)send->wr_id, length_of(send)));
+}
+
+CQN_RARE static PyObject *send_wr_restore(PyObject *op, PyObject *args)
+{
+    CQN_LOCKED;
+    PyTypeObject *type = (PyTypeObject *)op;
+    const cqn_state *st = cqn_state_of(type);
+    unsigned int opcode;
+    unsigned long long wr_id, length;
+    cqn_send send = {.qp_types = UINT32_MAX}; /* each queue pair is to say why it can't be posted */
+    if (!PyArg_ParseTuple(args, "IKK", &opcode, &wr_id, &length) ||
+        (send.opcode = cqn_opcode_of(opcode)) == NULL ||
+        cqn_sg_leave(&send.sg, binds(&send) ? st->MW : st->MR, length) < 0) {
+        return NULL;
+    }
+    send.wr_id = wr_id;
+    send.wr.opcode = opcode;
+    if (binds(&send)) {
+        send.wr.bind_mw.bind_info.length = length;
+    }
+    return make_send_wr(type, &send);
+}
+
+static PyMethodDef send_wr_methods[] = {
+    CQN_VALUE_METHODS(send_wr_copy, send_wr_reduce, send_wr_restore),
+    {NULL, NULL, 0, NULL},
+};
 
 static PyGetSetDef send_wr_getset[] = {
     {"wr_id", cqn_wr_get_id, cqn_wr_set_id, "Comes back in the completion; can be set.",
@@ -91,13 +148,13 @@ static PyType_Slot send_wr_slots[] = {
      "A send work request that is built once and posted any number of times, by post_send().\n\n"
      "What its arguments mean, and which go together, see QP.post_send(). It holds its MRs, AH, MW "
      "or "
-     "buffer, but all but the buffer can be closed: then ClosedError refuses to post it. The bytes "
-     "are "
-     "taken at each post.\n\nWraps struct ibv_send_wr."},
+     "buffer, but all but the buffer can be closed: then ClosedError refuses to post it, and so "
+     "where it was pickled. The bytes are taken at each post.\n\nWraps struct ibv_send_wr."},
     {Py_tp_new, send_wr_new},
     {Py_tp_repr, send_wr_repr},
     {Py_tp_traverse, send_wr_traverse},
     {Py_tp_dealloc, send_wr_dealloc},
+    {Py_tp_methods, send_wr_methods},
     {Py_tp_getset, send_wr_getset},
     {0, NULL},
 };

@@ -138,13 +138,8 @@ static int check_pinned(const cqn_sg *sg, const cqn_object *pd, const char *whos
     return 0;
 }
 
-/* Moves what was gathered on the stack to memory of its own, with references of
- * its own, for a request that is kept. */
-int cqn_sg_keep(cqn_sg *sg)
+static int own(cqn_sg *sg)
 {
-    if (check_pinned(sg, NULL, "rest of the work request") < 0) {
-        return -1;
-    }
     size_t sges = sg->num_sge * sizeof(*sg->sge), pins = sg->num_pinned * sizeof(*sg->pinned);
     char *own = PyMem_Malloc(sges + pins);
     if (own == NULL) {
@@ -159,6 +154,46 @@ int cqn_sg_keep(cqn_sg *sg)
         Py_INCREF(sg->pinned[i]);
     }
     return 0;
+}
+
+/* Moves what was gathered on the stack to memory of its own, with references of
+ * its own, for a request that is kept. */
+int cqn_sg_keep(cqn_sg *sg)
+{
+    return check_pinned(sg, NULL, "rest of the work request") < 0 ? -1 : own(sg);
+}
+
+/* Each has a view of the buffer. */
+CQN_RARE int cqn_sg_copy(cqn_sg *sg)
+{
+    PyObject *buffer = sg->bytes.obj;
+    sg->bytes.obj = NULL;
+    if (own(sg) < 0) {
+        return -1;
+    }
+    if (buffer != NULL && cqn_sg_gather_bytes(sg, buffer) < 0) {
+        cqn_sg_free(sg);
+        return -1;
+    }
+    return 0;
+}
+
+/* For messages: what a queue says of it is that it is closed. */
+static const cqn_kind left_kind = {.name = "work request", .clear = cqn_clear};
+
+CQN_RARE int cqn_sg_leave(cqn_sg *sg, PyTypeObject *type, uint64_t length)
+{
+    cqn_object *left = cqn_new_left(type, &left_kind);
+    if (left == NULL) {
+        return -1;
+    }
+    cqn_sg_room room;
+    *sg = (cqn_sg)CQN_SG_IN(room);
+    sg->length = length;
+    cqn_sg_pin(sg, left);
+    int rc = own(sg);
+    Py_DECREF(left);
+    return rc;
 }
 
 /* Lets go of the buffer of an INLINE send. */

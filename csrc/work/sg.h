@@ -46,6 +46,14 @@ void cqn_sg_pin(cqn_sg *sg, cqn_object *object);
 
 /* Makes the arrays, and the references in them, the request's own. cqn_sg_free() drops both. */
 int cqn_sg_keep(cqn_sg *sg);
+
+/* Makes a struct that was copied from a request's a request's own, too. -1 with an exception:
+ * nothing is left to be freed. Can run any code, if there is a buffer. */
+int cqn_sg_copy(cqn_sg *sg);
+
+/* What is left of the memory of a request that was pickled: its length, and an object of `type`
+ * that is closed, so that no queue takes it. -1 with an exception. */
+int cqn_sg_leave(cqn_sg *sg, PyTypeObject *type, uint64_t length);
 void cqn_sg_drop_bytes(cqn_sg *sg);
 void cqn_sg_free(cqn_sg *sg);
 int cqn_sg_traverse(const cqn_sg *sg, visitproc visit, void *arg);

@@ -111,6 +111,9 @@ int cqn_send_parse(PyObject *const *in, const cqn_qp *qp, uint32_t opcode, cqn_s
  * which cqn_sg_drop_bytes() gives back, also after a failure. -1 with an exception. */
 int cqn_send_gather(PyObject *const *in, cqn_state *st, cqn_send *out);
 
+/* The entry of an opcode; NULL with ValueError. */
+const cqn_opcode *cqn_opcode_of(uint32_t opcode);
+
 /* -1 with ValueError if it binds a window of type 1, which only QP.bind_mw() can. */
 int cqn_send_check_window(const cqn_send *send);
 

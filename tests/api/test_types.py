@@ -274,6 +274,11 @@ def test_poll(rdma_rc_pair: Pair) -> None:
         pass
     assert_type(found, int)
     assert_type(wcs[0], WorkCompletion)
+    assert_type(wcs[0:1], list[WorkCompletion])
+    for wc in wcs:
+        assert_type(wc, WorkCompletion)
+    assert_type(wcs.index(wcs[0]), int)
+    assert_type(wcs.count(wcs[0]), int)
     assert_type(wcs.capacity, int)
     assert_type(len(wcs), int)
     assert_type(bytes(memoryview(wcs)), bytes)
@@ -354,10 +359,15 @@ def test_a_successful_completion_is_a_completion(rdma_rc_pair: Pair) -> None:
     assert_type(wc.byte_len, int)
 
 
+LOST = (WCStatus.RETRY_EXC_ERR, WCStatus.RNR_RETRY_EXC_ERR)
+
+
 def told(wc: WorkCompletion) -> str:
     match wc:
         case WorkCompletion(status=WCStatus.SUCCESS, opcode=WCOpcode.RECV, byte_len=int(size)):
             return f"a message of {assert_type(size, int)} bytes"
+        case WorkCompletion(status=WCStatus() as status) if status in LOST:
+            return f"lost, {status.name}"
         case WorkCompletion(status=WCStatus() as status):
             return assert_type(status, WCStatus).name
         case _:

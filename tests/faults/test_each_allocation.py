@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextvars
+import copy
 import gc
 from collections.abc import Callable
 from typing import Any
@@ -37,6 +38,7 @@ from cqnotify import (
     PD,
     QP,
     SRQ,
+    AsyncEvent,
     CompletionChannel,
     CompletionError,
     Context,
@@ -44,10 +46,12 @@ from cqnotify import (
     QPState,
     QPType,
     RecvWR,
+    SendFlags,
     SendWR,
     VerbsError,
     WCArray,
     WCExFlags,
+    WorkCompletion,
     _core,
     devices,
 )
@@ -157,6 +161,21 @@ def implicit_mr(w: World) -> None:
         repr(whole), part[:]
 
 
+def values(w: World) -> list[Any]:
+    """One of each that is copied and pickled."""
+    array = WCArray._restore(4, bytes(2 * 48))
+    wcs = [*array[:], WorkCompletion._restore(bytes(48), bytes(40))]
+    assert (len({*wcs}), array.count(wcs[0]), array.index(wcs[1])) == (2, 2, 0)
+    events = [AsyncEvent._restore(0, 1, None), AsyncEvent._restore(1, 0, "<a QP>")]
+    inline = SendWR(bytearray(8), send_flags=SendFlags.INLINE)
+    return [array, *wcs, *events, w.mr[0:8], RecvWR(w.mr), SendWR([w.mr[0:8], w.mr]), inline]
+
+
+def leave_and_come_back(value: Any) -> None:
+    restore, arguments = value.__reduce__()
+    repr(restore(*arguments))
+
+
 NEED_NO_MEMORY = {"safe_to_sleep", "poll_into", "get_event", "try_get_event"}
 ROOM = WCArray(2)
 CASES: dict[str, tuple[Setup, Call]] = {
@@ -187,6 +206,9 @@ CASES: dict[str, tuple[Setup, Call]] = {
     "query_device_ex": (nothing, lambda w, _: _core.Context.query_device_ex(w.ctx)),
     "query_pkey": (nothing, lambda w, _: w.ctx.query_pkey(0)),
     "gid_table": (nothing, lambda w, _: w.ctx.gid_table()),
+    "values": (nothing, lambda w, _: len(values(w))),
+    "copies": (nothing, lambda w, _: [copy.deepcopy(value) for value in values(w)]),
+    "pickles": (nothing, lambda w, _: [leave_and_come_back(value) for value in values(w)]),
     "multicast": (datagrams, lambda w, _: join_and_leave(w)),
     "implicit MR": (lambda _: core.boast(True), lambda w, _: implicit_mr(w)),
     "memory": (nothing, lambda w, _: [w.mr[0:8], w.mr.read(4), memoryview(w.mr)]),

@@ -143,6 +143,7 @@ def test_what_was_made_of_an_mr_before_is_refused_and_never_reaches_the_device(w
     part, send, receive = mr[:8], SendWR(mr[:8]), RecvWR(mr[:8])
     inline = SendWR(mr[:8], send_flags=SendFlags.INLINE | SendFlags.SIGNALED)
     mr.rereg(bytearray(64))
+    assert part == part.with_lkey(part.lkey) != mr[:8]
     for call in (
         lambda: w.qp.post_send(part),
         lambda: w.qp.post_send([mr[:8], part.with_lkey(mr.lkey)]),

@@ -109,6 +109,7 @@ GOOD: Good = {
     "key": ("slice",),
     "length": ("64", "None", "0"),
     "max_inline_data": ("0", "64"),
+    "memo": ("dict",),
     "mw": ("mw",),
     "offset": ("0", "64", "2"),
     "opcode": ("2",),
@@ -201,7 +202,9 @@ FORMS: dict[str, list[Good]] = {
     "Context.query_pkey": [{"index": ZERO, "port_num": ONE}],
     "MR.over": [{"buffer": BUFFERS}],
     "SGE.__getitem__": [{"key": ("slice",)}],
-    "WCArray.__getitem__": [{"key": ZERO}],
+    "WCArray.__getitem__": [{"key": ZERO}, {"key": ("slice",)}],
+    "WCArray.index": [{"value": ("wc",), "start": ZERO, "stop": SMALL}],
+    "WCArray.count": [{"value": ("wc",)}],
 }
 
 # On what the methods are called.
@@ -215,7 +218,7 @@ MAKERS += (SendWR, RecvWR, AsyncCQ, XRCD, Flow, FlowCounters, WQ, RwqIndTable)
 MAKERS += (DM, TD, ParentDomain)
 CLASS_METHODS = (QPAddress.from_wire, MR.implicit, AH.from_wc, Context.from_fd, PD.from_handle)
 CLASS_METHODS += (MR.from_dm, MR.from_dmabuf, MR.null, MR.from_handle, DM.from_handle, QP.open)
-DUNDERS = ("enter", "repr", "len", "getitem", "next", "iter", "aiter")
+DUNDERS = ("enter", "repr", "len", "getitem", "next", "iter", "aiter", "copy", "deepcopy")
 PRIVATE = {"_on_event", *(f"__{name}__" for name in DUNDERS)}
 AWAITABLE = {"wait", "completion", "send", "recv", "write", "read"}
 AWAITABLE |= {"atomic_cmp_and_swp", "atomic_fetch_and_add"}
