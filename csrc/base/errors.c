@@ -274,8 +274,8 @@ static PyObject *completion_message(PyObject *wc, const struct ibv_wc *raw, cons
     return message;
 }
 
-static PyObject *new_completion_error(cqn_state *st, PyObject *wc, const struct ibv_wc *raw,
-                                      const char *operation)
+CQN_RARE static PyObject *new_completion_error(cqn_state *st, PyObject *wc,
+                                               const struct ibv_wc *raw, const char *operation)
 {
     PyObject *message = completion_message(wc, raw, operation);
     PyObject *exc = message ? PyObject_CallOneArg(st->CompletionError, message) : NULL;

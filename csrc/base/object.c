@@ -4,6 +4,7 @@
  * states the rules; closing is in close.c.
  */
 
+#include "base/library.h"
 #include "base/object.h"
 
 /* ---- making ---- */
@@ -132,7 +133,7 @@ void cqn_use(cqn_object *self, size_t slot, cqn_object *other, cqn_object **tras
 
 /* ---- open or closed ---- */
 
-void *cqn_refuse_closed(const cqn_object *self)
+CQN_RARE void *cqn_refuse_closed(const cqn_object *self)
 {
     const char *why = cqn_is_left(self)  ? "stayed in the process that pickled it"
                       : cqn_forked(self) ? "was opened before a fork, by the parent process: open "

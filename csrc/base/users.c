@@ -6,6 +6,7 @@
 
 #include "base/close.h"
 #include "base/errors.h"
+#include "base/library.h"
 
 /* ---- the next to close ---- */
 
@@ -85,7 +86,7 @@ static users_of_kind take_oldest(users_of_kind *kinds)
 }
 
 /* "this PD is still used by 2 QPs, 1 MR: close that first". */
-int cqn_refuse_users(cqn_object *self)
+CQN_RARE int cqn_refuse_users(cqn_object *self)
 {
     users_of_kind kinds[KINDS] = {{.kind = NULL}}, one;
     for (int rank = 0; rank < CQN_RANKS; rank++) {

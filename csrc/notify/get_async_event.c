@@ -42,7 +42,7 @@ static PyObject *take_report(cqn_object *self)
 
 /* What was read and not handed out, and the failures: a list of AsyncEvents for an observer;
  * nothing is taken. To make an event can run code that drops reports, so all are copied first. */
-PyObject *cqn_async_known(cqn_context *ctx)
+CQN_RARE PyObject *cqn_async_known(cqn_context *ctx)
 {
     cqn_report known[16];
     size_t n = 0;

@@ -221,7 +221,7 @@ static PyObject *not_opened(cqn_context *self)
     return NULL;
 }
 
-static PyObject *context_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+CQN_RARE static PyObject *context_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
     CQN_COPY copy = NULL;

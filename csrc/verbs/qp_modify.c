@@ -137,7 +137,8 @@ static int check_pkeys(const cqn_qp *self, const struct ibv_qp_attr *attr, int m
 }
 
 /* Converting the values can run Python code, which can close the QP: `kwargs` is a copy. */
-static int collect_attributes(const cqn_qp *self, PyObject *kwargs, struct ibv_qp_attr *attr)
+CQN_RARE static int collect_attributes(const cqn_qp *self, PyObject *kwargs,
+                                       struct ibv_qp_attr *attr)
 {
     const int ports = self->base.context->attr.phys_port_cnt;
     int mask = 0;
@@ -381,8 +382,8 @@ static climbed climb(struct ibv_qp *qp, enum ibv_qp_state from, enum ibv_qp_stat
     return done;
 }
 
-int cqn_qp_climb(cqn_qp *self, enum ibv_qp_state from, enum ibv_qp_state to,
-                 const cqn_qp_source *source)
+CQN_RARE int cqn_qp_climb(cqn_qp *self, enum ibv_qp_state from, enum ibv_qp_state to,
+                          const cqn_qp_source *source)
 {
     if (cqn_qp_await_turn(self) < 0) {
         return -1;
@@ -424,7 +425,7 @@ static void note_failure(cqn_qp *self)
 }
 
 /* The same, and all that has to be told of it. */
-static PyObject *modify(cqn_qp *self, struct ibv_qp_attr *attr, int mask)
+CQN_RARE static PyObject *modify(cqn_qp *self, struct ibv_qp_attr *attr, int mask)
 {
     PyObject *interrupt = NULL;
     if (change(self, attr, mask) < 0) {

@@ -69,8 +69,8 @@ static int check_resize(const cqn_srq *self, uint32_t max_wr)
     return 0;
 }
 
-static PyObject *srq_modify(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
-                            PyObject *kwnames)
+CQN_RARE static PyObject *srq_modify(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                                     PyObject *kwnames)
 {
     CQN_LOCKED;
     static const char *const names[] = {"max_wr", "srq_limit", NULL};

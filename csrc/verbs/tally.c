@@ -150,7 +150,7 @@ static channel_row row_of_channels(const cqn_channel_counters *channels)
 
 /* The name of the device; of each name of CQs: that, how many are open, and the sums; and what the
  * channels have counted. Also of a closed context. */
-PyObject *cqn_context_counters(PyObject *op, PyObject *Py_UNUSED(unused))
+CQN_RARE PyObject *cqn_context_counters(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
     size_t n;

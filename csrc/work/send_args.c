@@ -306,7 +306,7 @@ static int set_destination(PyObject *const *in, const cqn_qp *qp, cqn_send *out)
 }
 
 /* Says why a QP of that type can't carry it out. */
-int cqn_send_refuse_type(const cqn_send *send, enum ibv_qp_type type)
+CQN_RARE int cqn_send_refuse_type(const cqn_send *send, enum ibv_qp_type type)
 {
     const uint32_t bit = 1u << type;
     if (!(send->opcode->qp_types & bit)) {

@@ -224,7 +224,8 @@ int cqn_sg_traverse(const cqn_sg *sg, visitproc visit, void *arg)
 }
 
 /* Says why cqn_sg_fits() does not hold for the queue of `owner`. */
-int cqn_sg_refuse(const cqn_sg *sg, const cqn_object *owner, const cqn_object *pd, uint32_t max_sge)
+CQN_RARE int cqn_sg_refuse(const cqn_sg *sg, const cqn_object *owner, const cqn_object *pd,
+                           uint32_t max_sge)
 {
     if (check_pinned(sg, pd, owner->kind->name) < 0) {
         return -1;

@@ -84,7 +84,7 @@ static const char *hint(const cqn_wr_refusal *r)
 
 /* Raises VerbsError for a post that the device refused. One that does not say
  * which request it refused has taken them all, and may still carry them out. */
-void *cqn_wr_refused(const cqn_wr_refusal *r)
+CQN_RARE void *cqn_wr_refused(const cqn_wr_refusal *r)
 {
     cqn_state *st = r->owner->state;
     const bool is_qp = PyObject_TypeCheck((PyObject *)r->owner, st->QP);
