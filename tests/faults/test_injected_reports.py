@@ -8,6 +8,7 @@ import os
 import select
 import socket
 import sys
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -153,6 +154,19 @@ def test_a_watch_tells_each_failure_with_the_cqs_that_it_concerns(
         queued = w.ctx.try_get_async_event()
         assert queued is not None
         assert queued.event_type is event_type
+
+
+@pytest.mark.parametrize("kind", ["cq", "qp", "srq"])
+def test_what_is_about_an_object_that_others_made_on_the_device_is_nobodys(
+    w: World, kind: str
+) -> None:
+    """As those of a library that shares the device by librdmacm: what our object would be there is
+    theirs."""
+    event_type = next(t for t, of in FAILURES.items() if of == kind)
+    with closing(World(w.ctx.name)) as other:
+        core.inject_event(event_type, element_of(other, kind))
+        assert w.watch.read() == []
+        assert w.ctx.try_get_async_event() is None
 
 
 def test_a_port_without_queue_pairs_concerns_no_cq(w: World) -> None:
