@@ -24,6 +24,19 @@
  * The queue pairs are the user's own: a CMID knows the number of one, and rdma_init_qp_attr() says
  * how to connect it. The policy (deadlines, what a program awaits) is Python's, in cqnotify/cm;
  * steps between which no program has a say are made here, as soon as the event is read.
+ *
+ * Any thread may close a connection or a listener wherever the code here lets go of the lock. By
+ * the names that a debug build has for the places (CQN_PLACE, as in await/engine.h):
+ *
+ *   place        what runs there                        what is looked at afterwards
+ *   cm prepare   the wakeup and timer of the loop       has_news(), when the task can be found
+ *   cm sleep     the other library, which puts the      nothing: the task is found, and a wakeup
+ *                task to sleep                          that is woken early ends the sleep
+ *   cm end       QP.modify(), rdma_disconnect()         nothing: what ends is told what it is, once
+ *   cm farewell  the same, of a close                   CMID: takes_long(), its own close()
+ *   cm call      what a turn of the loop has time for   the line, from its beginning
+ *                the verbs of CQN_CM_CALL, without the  the state of the CMID, which the call has
+ *                GIL                                    moved on before
  */
 #ifndef CQN_CM_H
 #define CQN_CM_H

@@ -273,6 +273,7 @@ static int deliver_end(cqn_cm_link *self, PyObject *event, bool hangs_up)
     if (hangs_up && cqn_cm_link_hang_up(self) < 0) {
         return -1;
     }
+    CQN_PLACE("cm end");
     self->ended = true;
     return ring_at_once(self, false);
 }

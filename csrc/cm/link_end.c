@@ -131,7 +131,9 @@ PyObject *cqn_cm_link_close(PyObject *op, PyObject *Py_UNUSED(unused))
         Py_RETURN_NONE;
     }
     cqn_cm_link_set_why(self, self->state->ClosedError);
-    if (say_farewell(self) < 0) {
+    const int rc = say_farewell(self);
+    CQN_PLACE("cm farewell");
+    if (rc < 0) {
         return NULL;
     }
     if (cqn_is_open(&id->base) && takes_long(id)) {

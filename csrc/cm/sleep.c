@@ -29,18 +29,16 @@ static int prepare_of_asyncio(cqn_cm_sleep *self, const cqn_cm_channel *channel,
 
 static int prepare_of_another(cqn_cm_sleep *self, const cqn_cm_channel *channel, double left)
 {
-    PyObject *loop = channel->loop, *wakeup, *iterator;
+    PyObject *loop = Py_NewRef(channel->loop), *wakeup, *iterator = NULL;
     CQN_UNLOCKED(wakeup = PyObject_CallMethod(loop, "wakeup", NULL));
-    if (wakeup == NULL) {
-        return -1;
-    }
     self->wakeup = wakeup;
-    if (left < CQN_CM_NEVER) {
+    if (wakeup != NULL && left < CQN_CM_NEVER) {
         CQN_UNLOCKED(iterator = PyObject_CallMethod(loop, "sleep", "Od", wakeup, left));
     }
-    else {
+    else if (wakeup != NULL) {
         CQN_UNLOCKED(iterator = PyObject_CallMethod(wakeup, "__await__", NULL));
     }
+    Py_DECREF(loop);
     self->iterator = iterator;
     return iterator == NULL ? -1 : 0;
 }

@@ -55,6 +55,7 @@ static int make_call(cm_call *self)
     CQN_UNLOCKED(result = PyObject_CallNoArgs(call));
     Py_DECREF(call);
     Py_XDECREF(result);
+    CQN_PLACE("cm call");
     return result == NULL ? -1 : 0;
 }
 

@@ -122,11 +122,17 @@ static void wake_up(cm_wait *self)
 /* PYGEN_RETURN: there may be news. */
 static PySendResult sleep_in_task(cm_wait *self, PyObject **result)
 {
-    if (cqn_cm_sleep_prepare(&self->sleep, cqn_cm_link_channel(self->link), self->end) < 0 ||
-        cqn_cm_link_add_sleeper(self->link, self->sleep.wakeup) < 0) {
+    const int rc = cqn_cm_sleep_prepare(&self->sleep, cqn_cm_link_channel(self->link), self->end);
+    CQN_PLACE("cm prepare");
+    if (rc < 0 || cqn_cm_link_add_sleeper(self->link, self->sleep.wakeup) < 0) {
         return PYGEN_ERROR;
     }
-    return has_news(self) ? PYGEN_RETURN : cqn_cm_sleep_begin(&self->sleep, result);
+    if (has_news(self)) { /* a coroutine that never began would warn of that */
+        return cqn_cm_sleep_close(&self->sleep) < 0 ? PYGEN_ERROR : PYGEN_RETURN;
+    }
+    const PySendResult r = cqn_cm_sleep_begin(&self->sleep, result);
+    CQN_PLACE("cm sleep");
+    return r;
 }
 
 static PySendResult sleep_in_thread(cm_wait *self)
