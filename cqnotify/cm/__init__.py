@@ -15,7 +15,7 @@ WR_FLUSH_ERR, and `await conn.closed()` returns. A connection that is dropped is
 `cqnotify.cm.blocking` has the same for threads.
 """
 
-from ._awaited import Connection, Group, Listener, Request, connect, join, listen, resolve
+from ._awaited import Connection, Group, Listener, Request, connect, join, listen, lookup, resolve
 from ._ends import Resolved
 from ._errors import (
     CMError,
@@ -45,5 +45,6 @@ __all__ = [
     "connect",
     "join",
     "listen",
+    "lookup",
     "resolve",
 ]

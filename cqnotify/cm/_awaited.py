@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .._core import ClosedError
+from .._several import none_works, share_of
 from .._timeouts import deadline, left_until
 from ..enums import AccessFlags
 from ..qp import QP
@@ -26,7 +27,7 @@ from ._ends import (
     resolved_by,
 )
 from ._hub import LoopHub, in_asyncio
-from ._link import REQUEST, Address, Link
+from ._link import FAILS, REQUEST, Address, Link
 
 if TYPE_CHECKING:
     from typing import Self
@@ -80,16 +81,20 @@ async def of_the_first(
     datagrams: bool,
     steps: Callable[..., AwaitedSteps],
 ) -> tuple[Link, Any, Address]:
-    """Run steps for one address after the other, until they succeed; with links of their own."""
-    for i, address in enumerate(found):
-        link = new_link(datagrams, end)
+    """Run steps for one address after the other, until they succeed; with links of their own, and
+    a share of the time."""
+    failures: list[tuple[str, Exception]] = []
+    for address in found:
+        link = new_link(datagrams, share_of(end, len(found) - len(failures)))
         try:
             return link, await steps(link, peer=address), address
-        except BaseException as e:
+        except FAILS as e:
             link.close()
-            if not isinstance(e, OSError) or i == len(found) - 1:
-                raise
-    raise AssertionError("there is an address")
+            failures.append((address[0], e))
+        except BaseException:
+            link.close()
+            raise
+    raise none_works(failures)
 
 
 class _Closes(End):
@@ -154,7 +159,8 @@ async def connect(
 
     qp: an RC or a UD QP in RESET, of the device that the address leads to. Its transitions are made
         here. A UD QP may be in RTS: it can have many peers. One of an iWARP device must be new.
-    host, port: an IP address (of the link, with its interface: fe80::1%eth0) or a name.
+    host, port: an IP address (of the link, with its interface: fe80::1%eth0) or a name, whose
+        addresses are tried one after the other, each with its share of the time.
     private_data: for the peer's program, which sees it in its request, padded with zeros: at most
         56 bytes, or 180 of datagrams; 251 on iWARP, without padding.
     timeout: in seconds, until the connection is made; None is as long as the kernel tries.
@@ -220,6 +226,19 @@ async def connect(
         link.close()
         raise
     return Connection(link, qp, event)
+
+
+async def lookup(host: str, *, timeout: float | None = 10.0) -> list[str]:
+    """Return the addresses of a name, in the order in which they are to be tried.
+
+    host: a name, or an IP address, which is its own (of the link, with its interface:
+        fe80::1%eth0).
+    timeout: in seconds; None is as long as the name servers take.
+
+    For a client that makes a QP for each address, on the device that `resolve` tells. Raises
+    socket.gaierror and TimeoutError. Wraps getaddrinfo(3), which a thread calls.
+    """
+    return [address for address, _ in await addresses(host, 0, deadline(timeout))]
 
 
 async def resolve(

@@ -33,6 +33,11 @@ from ._keepalive import Keepalives
 if TYPE_CHECKING:
     from ._hub import Hub
 
+
+class WrongDevice(ValueError):
+    """The address leads to another device than that of the queue pair."""
+
+
 Steps = Generator[Any, None, Any]
 Address = tuple[str, int]
 
@@ -68,6 +73,10 @@ ESTABLISHED = bits(CMEventType.ESTABLISHED)
 ROUTE = bits(CMEventType.ROUTE_RESOLVED)
 JOIN = bits(CMEventType.MULTICAST_JOIN)
 NONE = bits()  # but what ends the attempt
+
+
+# What fails with one address of a name may succeed with another one; that leads to another device.
+FAILS = (OSError, WrongDevice)
 
 
 P = ParamSpec("P")
@@ -361,7 +370,7 @@ class Link(CMLink):
 
 def leads_elsewhere(cmid: CMID, qp: QP) -> ValueError:
     peer = cmid.peer[0] if cmid.peer else "the address"
-    return ValueError(
+    return WrongDevice(
         f"the way to {peer} leads over device {cmid.device}, and the QP is of {qp.context.name}: "
         f"make it on a Context of {cmid.device}"
     )

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .._core import ClosedError
+from .._several import none_works, share_of
 from .._timeouts import deadline
 from ..enums import AccessFlags
 from ..qp import QP
@@ -36,7 +37,7 @@ from ._ends import (
     resolved_by,
 )
 from ._hub import ThreadHub
-from ._link import REQUEST, Address, Link
+from ._link import FAILS, REQUEST, Address, Link
 
 if TYPE_CHECKING:
     from typing import Self
@@ -78,17 +79,18 @@ def _of_the_first(
     datagrams: bool,
     steps: Callable[[Link, Address], Steps],
 ) -> tuple[Link, Any, Address]:
-    """Run steps for one address after the other, until they succeed; with links of their own."""
+    """Run steps for one address after the other, until they succeed; with links of their own, and
+    a share of the time."""
     end = deadline(timeout)
-    for i, address in enumerate(found):
+    failures: list[tuple[str, Exception]] = []
+    for address in found:
         link = ThreadHub.get().new_link(None, datagrams)
-        link.end = end
+        link.end = share_of(end, len(found) - len(failures))
         try:
             return link, _run_or_close(link, steps(link, address)), address
-        except OSError:
-            if i == len(found) - 1:
-                raise
-    raise AssertionError("there is an address")
+        except FAILS as e:
+            failures.append((address[0], e))
+    raise none_works(failures)
 
 
 class _Closes(End):

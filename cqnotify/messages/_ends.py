@@ -6,7 +6,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +19,7 @@ from ._errors import RefusedError, fresh
 from ._inbox import Inbox
 from ._options import Options
 from ._parts import PEER, Address, Device, Parts
+from ._racing import first_of
 from ._session import Session
 from ._waits import call_in, check_loop
 
@@ -35,7 +37,7 @@ WAITING: Final = 1024  # requests that wait for that, of which nothing is kept b
 
 
 async def connect(
-    host: str,
+    host: str | Sequence[str],
     port: int,
     *,
     timeout: float | None = 10.0,
@@ -44,7 +46,10 @@ async def connect(
 ) -> Connection:
     """Connect to a program that listens by `listen`.
 
-    host, port: an IP address (of the link, with its interface: fe80::1%eth0) or a name.
+    host, port: an IP address (of the link, with its interface: fe80::1%eth0); or a name, or
+        several addresses: these are tried in turn, each on the device that it leads to. When one
+        has not answered within 0.25 s, the next one is tried as well, and the first to accept
+        remains.
     timeout: in seconds, until the connection is made; None is as long as the kernel tries.
     options: of this end.
     source: our own address, where several lead to the peer.
@@ -52,10 +57,18 @@ async def connect(
     Raises RefusedError if the two ends do not fit, TimeoutError, and the errors of
     `cqnotify.cm.connect`.
     """
-    check_timeout(timeout)
-    options = options or Options()
     end = deadline(timeout)
-    found = await cm.resolve(host, timeout=timeout, source=source)
+    hosts = await cm.lookup(host, timeout=timeout) if isinstance(host, str) else host
+    own = options or Options()
+    attempts = [(one, partial(_connect, one, port, end, own, source)) for one in hosts]
+    return await first_of(attempts, Connection.abort)
+
+
+async def _connect(
+    host: str, port: int, end: float | None, options: Options, source: str | None
+) -> Connection:
+    """By one address."""
+    found = await cm.resolve(host, timeout=left_until(end), source=source)
     parts = Parts(Device.of(found.device), options)
     try:
         parts.connected(
