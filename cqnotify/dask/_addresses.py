@@ -9,9 +9,9 @@ import logging
 from typing import Any, Final
 
 from .. import Context, devices
-from ..cm import addresses_of
+from ..cm import addresses_of, lookup
 from ..context import is_iwarp
-from ._distributed import ensure_ip, parse_host_port, unparse_host_port
+from ._distributed import parse_host_port, unparse_host_port
 
 PREFIX: Final = "rdma://"
 ANY: Final = ("", "0.0.0.0", "::")
@@ -22,12 +22,27 @@ logger: Final = logging.getLogger(__name__)
 def parse(loc: str, default_port: int | None = None) -> tuple[str, int]:
     """The host, which is empty for any address, and the port. ValueError, also for loopback."""
     host, port = parse_host_port(loc, default_port)
-    if host not in ANY and _is_loopback(str(ensure_ip(host))):
-        raise ValueError(
-            f"{PREFIX}{loc}: no RDMA device is reached by a loopback address; give an address of "
-            f"an interface that has one (host=, or interface=), {_for_example()}"
-        )
+    if _is_loopback(str(host)):
+        raise _loopback(loc)
     return str(host), int(port)
+
+
+async def addresses(loc: str, host: str) -> list[str]:
+    """Those of a host by which it may be reached. A thread asks the name servers, as long as they
+    take. ValueError if it has none but loopback."""
+    if host in ANY:
+        return [host]
+    found = [one for one in await lookup(host, timeout=None) if not _is_loopback(one)]
+    if not found:
+        raise _loopback(loc)
+    return found
+
+
+def _loopback(loc: str) -> ValueError:
+    return ValueError(
+        f"{PREFIX}{loc}: no RDMA device is reached by a loopback address; give an address of "
+        f"an interface that has one (host=, or interface=), {_for_example()}"
+    )
 
 
 def where_to_listen(loc: str, default_port: int | None = None) -> tuple[str, int]:

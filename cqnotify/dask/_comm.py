@@ -61,6 +61,12 @@ class Comm(BaseComm):
         """The peer's address, with rdma://."""
         return self._peer_addr
 
+    @property
+    def same_host(self) -> bool:
+        """Whether the peer is on this host, by the addresses that they are connected by: Dask would
+        ask the name servers here."""
+        return self._conn.local[0] == self._conn.peer[0]
+
     def closed(self) -> bool:
         """Return whether it is over, for whatever reason."""
         return self._is_closed or self._conn.is_closed

@@ -14,6 +14,7 @@ from .. import messages
 from ._addresses import (
     ANY,
     PREFIX,
+    addresses,
     check_security,
     means_in_use,
     own_address,
@@ -29,14 +30,35 @@ logger: Final = logging.getLogger(__name__)
 
 
 class Connector(BaseConnector):
-    """Makes connections to listeners."""
+    """Makes a connection to a listener."""
+
+    def __init__(self) -> None:
+        self._lookup: asyncio.Task[list[str]] | None = None
 
     async def connect(self, address: str, deserialize: bool = True, **given: Any) -> Comm:
         """Connect to rdma://address. The caller sets the time for it, and tries again."""
         check_security(address, given)
         host, port = parse(address)
-        conn = await messages.connect(host, port, timeout=None, options=options())
+        hosts = await self._addresses(address, host)
+        conn = await messages.connect(hosts, port, timeout=None, options=options())
         return Comm(conn, url(*conn.local), PREFIX + address, deserialize=deserialize)
+
+    async def _addresses(self, address: str, host: str) -> list[str]:
+        """Asked for once, though the name servers may take longer than an attempt may."""
+        if self._lookup is None:
+            self._lookup = asyncio.ensure_future(addresses(address, host))
+            self._lookup.add_done_callback(_seen)
+        try:
+            return await asyncio.shield(self._lookup)
+        except OSError:
+            self._lookup = None  # perhaps they know it later
+            raise
+
+
+def _seen(lookup: asyncio.Task[list[str]]) -> None:
+    """Perhaps nobody waits for it any more."""
+    if not lookup.cancelled():
+        lookup.exception()
 
 
 class Listener(BaseListener):
@@ -56,6 +78,7 @@ class Listener(BaseListener):
     ) -> None:
         super().__init__()
         check_security(loc, given)
+        self._loc = loc
         self._host, self._port = where_to_listen(loc, default_port)
         self._default_host = default_host
         self._handle_comm = handle_comm
@@ -89,8 +112,9 @@ class Listener(BaseListener):
 
     async def start(self) -> None:
         """Begin to listen. OSError (EADDRINUSE, EADDRNOTAVAIL) if that is not possible."""
+        host = (await addresses(self._loc, self._host))[0]
         listener = messages.listen(
-            self._host or "0.0.0.0",
+            host or "0.0.0.0",
             self._port,
             options=options(),
             backlog=int(config.get("distributed.comm.socket-backlog")),
@@ -98,9 +122,9 @@ class Listener(BaseListener):
         try:
             await listener.__aenter__()
         except OSError as e:
-            if not means_in_use(e, self._host):
+            if not means_in_use(e, host):
                 raise
-            where = url(self._host, self._port)
+            where = url(host, self._port)
             raise OSError(errno.EADDRINUSE, f"{where}: the port is in use ({e})") from e
         self._listener, self._local = listener, listener.local
         self._run(self._serve(listener))

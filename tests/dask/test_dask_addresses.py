@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import importlib.metadata
 import ipaddress
+import socket
 import ssl
+from typing import Any
 
 import pytest
 from dask_support import SOON, listening, url_of
@@ -14,9 +17,10 @@ from distributed.comm import connect, get_address_host, listen, resolve_address
 from distributed.comm.addressing import get_address_host_port, get_local_address_for
 from distributed.comm.registry import get_backend
 from distributed.security import Security
-from support import address_of, is_iwarp
+from support import address_of, is_iwarp, start
 
 from cqnotify import Context, dask
+from cqnotify.cm import addresses_of
 
 
 async def nobody(comm: dask.Comm) -> None:
@@ -91,7 +95,100 @@ async def test_loopback_is_refused_in_words(ctx: Context, host: str) -> None:
     assert address_of(ctx) in str(caught.value)  # which can be used instead
     if host != "127.0.0.1":
         with pytest.raises(ValueError, match="loopback"):
-            listen(f"rdma://{host}:7471", nobody)
+            await listen(f"rdma://{host}:7471", nobody)
+
+
+# ---- names ------------------------------------------------------------------------------------
+
+NAME = "some.where"
+
+
+class NameServer:
+    """Answers when it is told to. In the event loop's thread nobody may wait for it."""
+
+    def __init__(self, *hosts: str) -> None:
+        self.hosts = hosts
+        self.asked = 0
+        self.answers = asyncio.Event()
+        self._real = socket.getaddrinfo
+
+    def in_the_loop(self, host: Any, *args: Any, **options: Any) -> Any:
+        assert host != NAME or options.get("flags"), "that stops the loop"
+        return self._real(host, *args, **options)
+
+    async def getaddrinfo(self, host: str, port: int) -> Any:
+        assert host == NAME
+        self.asked += 1
+        await self.answers.wait()
+        if not self.hosts:
+            raise socket.gaierror(socket.EAI_NONAME, "nobody knows it")
+        return [self._real(one, port, type=socket.SOCK_STREAM)[0] for one in self.hosts]
+
+
+@pytest.fixture
+def server(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> NameServer:
+    it = NameServer("127.0.0.1", addresses_of(ctx)[-1], address_of(ctx))
+    monkeypatch.setattr(socket, "getaddrinfo", it.in_the_loop)
+    monkeypatch.setattr("cqnotify.cm._awaited.getaddrinfo", it.getaddrinfo)
+    return it
+
+
+async def test_a_name_server_is_asked_once_though_it_takes_longer_than_an_attempt(
+    ctx: Context, server: NameServer
+) -> None:
+    async with listening(ctx) as (listener, accepted):
+        port = listener.get_host_port()[1]
+        connector = dask.Backend().get_connector()
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(connector.connect(f"{NAME}:{port}"), 0.01)
+        attempt = await start(connector.connect(f"{NAME}:{port}"))
+        server.answers.set()
+        comm = await attempt
+        assert server.asked == 1
+        assert comm.peer_address == f"rdma://{NAME}:{port}"
+        assert comm.local_address.startswith(url_of(ctx).removesuffix("0"))
+        comm.abort()
+        assert accepted.empty(), "there was no handshake"
+
+
+async def test_all_addresses_of_a_name_are_tried(ctx: Context, server: NameServer) -> None:
+    """The last one is that of the listener."""
+    server.answers.set()
+    async with listening(ctx) as (listener, accepted):
+        port = listener.get_host_port()[1]
+        client = await connect(f"rdma://{NAME}:{port}", timeout=SOON)
+        assert client.same_host
+        await client.close()
+        (await accepted.get()).abort()
+
+
+async def test_a_name_that_nobody_knows_is_asked_for_again(
+    ctx: Context, server: NameServer
+) -> None:
+    server.answers.set()
+    hosts, server.hosts = server.hosts, ()
+    connector = dask.Backend().get_connector()
+    async with listening(ctx) as (listener, _):
+        port = listener.get_host_port()[1]
+        with pytest.raises(OSError, match="does not resolve: nobody knows it"):
+            await connector.connect(f"{NAME}:{port}")
+        server.hosts = hosts
+        (await connector.connect(f"{NAME}:{port}")).abort()
+    assert server.asked == 2
+    server.hosts = ("127.0.0.1", "::1")
+    with pytest.raises(ValueError, match=f"rdma://{NAME}:{port}: no RDMA device"):
+        await connect(f"rdma://{NAME}:{port}", timeout=SOON)
+
+
+async def test_a_listener_asks_for_a_name_in_a_thread(ctx: Context, server: NameServer) -> None:
+    server.hosts = ("127.0.0.1", address_of(ctx))
+    beginning = await start(listen(f"rdma://{NAME}:0", nobody).__aenter__())
+    server.answers.set()
+    listener = await beginning
+    assert server.asked == 1
+    assert listener.get_host_port()[0] == address_of(ctx)
+    listener.stop()
 
 
 async def test_what_a_local_cluster_listens_on_by_itself_is_an_address_of_a_device(
