@@ -80,14 +80,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", HOSTS_MARKER)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        try:
-            list(_requirements(item))
-        except ValueError as error:
-            raise pytest.UsageError(f"{item.nodeid}: {error}") from None
-
-
 @pytest.hookimpl(tryfirst=True)  # before pytest evaluates the markers that skip
 def pytest_runtest_setup(item: pytest.Item) -> None:
     try:
@@ -101,7 +93,12 @@ def _requirements(item: pytest.Item) -> Iterator[Requirements]:
     for marker in item.iter_markers("rdma"):
         from cqnotify.testing._requirements import Requirements
 
-        yield Requirements.of(*marker.args, **marker.kwargs)
+        try:
+            yield Requirements.of(*marker.args, **marker.kwargs)
+        except ValueError as error:
+            # That of this test, and not earlier: what is raised as tests are collected ends the
+            # workers of pytest-xdist, with an internal error in the place of its text.
+            raise pytest.fail.Exception(str(error), pytrace=False) from None
 
 
 def _require(config: pytest.Config, requirements: Requirements) -> None:

@@ -230,16 +230,27 @@ def test_all_markers_of_a_test_count(run_suite: Run) -> None:
 KNOWN = "devices, atomics, srq, mw, multicast, link_layer, min_mtu, min_kernel"
 
 
-def test_what_the_marker_does_not_know_is_an_error_at_collection(run_suite: Run) -> None:
+def test_a_mistake_in_the_marker_fails_its_test_and_no_other(run_suite: Run) -> None:
     result = run_suite(
         """
         @pytest.mark.rdma(atomic=True)
         def test_it(): pass
-        """,
-        "--collect-only",
+
+        @pytest.mark.rdma(devices=0)
+        @pytest.mark.skip
+        def test_skipped(): pass
+
+        @pytest.mark.rdma
+        def test_other(): pass
+        """
     )
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"ERROR: *.py::test_it: rdma() knows {KNOWN}; not atomic"])
+    result.assert_outcomes(errors=2, passed=1)
+    result.stdout.fnmatch_lines(
+        [
+            f"rdma() knows {KNOWN}; not atomic",
+            "rdma(devices=0): devices must be a number of at least 1",
+        ]
+    )
 
 
 @pytest.mark.parametrize(
