@@ -15,6 +15,7 @@ from ..enums import QPState, QPType, number_of
 from ..qp import QP
 from ._keepalive import ack_timeout_for
 from ._link import AS_MANY, Address, Options
+from ._own import ipv6_addresses
 
 # How much private data the kernel lets a program send, by call and by whether it is of datagrams.
 # Of iWARP it is the same for each call, and more.
@@ -27,6 +28,7 @@ IWARP: Final = 251
 RC, UD, RESET = int(QPType.RC), int(QPType.UD), int(QPState.RESET)
 raw_type: Final = _core.QP.qp_type.__get__
 
+OF_LINKS: Final = ipaddress.IPv6Network("fe80::/10")
 LEAST_KEEPALIVE: Final = 0.01
 
 # Fields of Options, as connect() has them.
@@ -238,6 +240,19 @@ def addresses_of(found: list[Any]) -> list[Address]:
         if (host, address[1]) not in addresses:
             addresses.append((host, address[1]))
     return addresses
+
+
+def own(found: list[Address]) -> Address:
+    """One that a link is bound to. The kernel takes one of the link only with its interface."""
+    address = found[0]
+    ip = ipaddress.ip_address(address[0])
+    if ip in OF_LINKS and "%" not in address[0]:
+        names = [name for mine, name in ipv6_addresses() if mine == ip]
+        raise ValueError(
+            f"{ip} is an address of the link, which each interface can have: add the interface, as "
+            f"in {ip}%{names[0] if names else 'eth0'}"
+        )
+    return address
 
 
 def unresolved(host: str, error: socket.gaierror) -> socket.gaierror:

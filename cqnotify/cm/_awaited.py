@@ -211,7 +211,7 @@ async def connect(
         ),
     )
     end = deadline(timeout)
-    own = None if source is None else (await addresses(source, 0, end))[0]
+    own = None if source is None else check.own(await addresses(source, 0, end))
     datagrams = check.is_datagrams(qp)
     address = check.numeric(host, port)
     if address is None:
@@ -256,7 +256,7 @@ async def resolve(
     """
     check.check_timeout(timeout)
     end = deadline(timeout)
-    own = None if source is None else (await addresses(source, 0, end))[0]
+    own = None if source is None else check.own(await addresses(source, 0, end))
     link, _, address = await of_the_first(
         await addresses(host, 0, end), end, False, lambda link, peer: link.find(own, peer)
     )
@@ -287,7 +287,7 @@ async def join(
     """
     check.check_member(qp, timeout)
     end = deadline(timeout)
-    own = None if source is None else (await addresses(source, 0, end))[0]
+    own = None if source is None else check.own(await addresses(source, 0, end))
     address = (await addresses(group, 0, end))[0]
     check.check_group(address[0])
     link, event, _ = await of_the_first(
@@ -396,7 +396,7 @@ class Listener(_Closes, BaseListener):
 
     async def __aenter__(self) -> Self:
         check.check_port(self._where[1])
-        address = (await addresses(*self._where))[0]
+        address = check.own(await addresses(*self._where))
         link = self._make()
         super().__init__(link)
         try:

@@ -160,7 +160,7 @@ def connect(
         ),
     )
     datagrams = check.is_datagrams(qp)
-    own = None if source is None else _addresses(source, 0)[0]
+    own = None if source is None else check.own(_addresses(source, 0))
     link, event, _ = _of_the_first(
         _addresses(host, port),
         timeout,
@@ -176,7 +176,7 @@ def resolve(host: str, *, timeout: float | None = 10.0, source: str | None = Non
     A name that takes long to resolve is not bound by the timeout.
     """
     check.check_timeout(timeout)
-    own = None if source is None else _addresses(source, 0)[0]
+    own = None if source is None else check.own(_addresses(source, 0))
     link, _, address = _of_the_first(
         _addresses(host, 0), timeout, False, lambda link, address: link.find(own, address)
     )
@@ -190,7 +190,7 @@ class Group(_Closes, BaseGroup):
 def join(qp: QP, group: str, *, source: str | None = None, timeout: float | None = 10.0) -> Group:
     """Make a QP a member of a multicast group, see `cqnotify.cm.join`."""
     check.check_member(qp, timeout)
-    own = None if source is None else _addresses(source, 0)[0]
+    own = None if source is None else check.own(_addresses(source, 0))
     address = _addresses(group, 0)[0]
     check.check_group(address[0])
     link, event, _ = _of_the_first(
@@ -279,7 +279,7 @@ def listen(
     """Listen on an address, see `cqnotify.cm.listen`."""
     check.check_backlog(backlog)
     check.check_port(port)
-    address = _addresses(host, port)[0]
+    address = check.own(_addresses(host, port))
     link = ThreadHub.get().new_link(None, datagrams)
     try:
         link.listen(address, backlog, reuse_address=reuse_address, only_ipv6=only_ipv6)

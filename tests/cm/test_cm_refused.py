@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from cm_support import SOON, Side, address_of, connected
+from cm_support import SOON, Side, address_of, connected, link_local
 from support import is_iwarp, new_state
 
 from cqnotify import CQ, PD, QP, ClosedError, Context, QPType, VerbsError, cm
@@ -65,6 +65,32 @@ WHERE = [
     (("::1", 7), VerbsError, "a loopback address has no RDMA device"),
     (("192.0.2.1", 7), VerbsError, "rdma_resolve_addr: Network is unreachable"),
 ]
+
+
+async def listen(*args: Any) -> None:
+    async with cm.listen(*args):
+        pass
+
+
+def test_an_address_of_the_link_is_bound_with_its_interface(ctx: Context) -> None:
+    """Each interface can have it; the kernel says EINVAL."""
+    whole = link_local(ctx)
+    host = whole.partition("%")[0]
+    words = f"{host} is an address of the link, .* add the interface, as in {whole}"
+    qp = Side(ctx).qp
+    calls: list[Callable[[], object]] = [
+        lambda: asyncio.run(listen(host, 0)),
+        lambda: blocking.listen(host, 0),
+        lambda: asyncio.run(cm.connect(qp, whole, 9, source=host)),
+        lambda: blocking.connect(qp, whole, 9, source=host),
+        lambda: asyncio.run(cm.resolve(whole, source=host)),
+        lambda: blocking.resolve(whole, source=host),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=words):
+            call()
+    with pytest.raises(ValueError, match=r"as in fe80::1234%eth0"):
+        blocking.listen("fe80::1234", 0)
 
 
 def both(qp: Any, *where: Any, **options: Any) -> list[Callable[[], object]]:
