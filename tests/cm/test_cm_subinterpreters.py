@@ -117,6 +117,8 @@ connect()  # the others' end was not ours
 @OWN_GIL
 def test_event_loops_connect_in_interpreters_of_each_kind(ctx: Context, own_gil: bool) -> None:
     """Threads do where Python has daemons."""
+    if own_gil and sys.version_info < (3, 13):
+        pytest.skip("asyncio of Python 3.12 crashes by itself in interpreters of their own GIL")
     program(
         ctx,
         f"""

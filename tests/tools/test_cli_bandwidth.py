@@ -88,7 +88,7 @@ def test_an_end_that_polls_yields_the_only_cpu(
     cpus: int, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     yields = counted_yields(monkeypatch, cpus)
-    theirs = results(capsys, "-n", 333, "-s", 1000, "-t", 4)[1]
+    theirs = results(capsys, "-n", 333, "-s", 1000, "-b", "-t", 1)[1]
     assert theirs["yields"] == (cpus == 1)
     assert bool(yields) == (cpus == 1)
 
