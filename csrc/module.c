@@ -137,7 +137,7 @@ CQN_RARE static int module_exec(PyObject *module)
     DO((st)->wc_ex_flags);                      \
     DO((st)->byte_len)
 
-static int module_traverse(PyObject *module, visitproc visit, void *arg)
+CQN_RARE static int module_traverse(PyObject *module, visitproc visit, void *arg)
 {
     cqn_state *st = PyModule_GetState(module);
     VISIT_OBJECTS(st, Py_VISIT);

@@ -58,7 +58,7 @@ static const cqn_kind cm_channel_kind = {
     .clear = cm_channel_clear,
 };
 
-static PyObject *cm_channel_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+CQN_RARE static PyObject *cm_channel_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
     static char *names[] = {"event", NULL};

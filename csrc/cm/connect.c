@@ -128,7 +128,7 @@ static int set_option_from(cqn_cm_id *self, PyObject *options, Py_ssize_t i, int
     return value < 0 ? -1 : cqn_cm_set_option(self, option, (int)value);
 }
 
-PyObject *cqn_cm_id_prepare(PyObject *op, PyObject *options)
+CQN_RARE PyObject *cqn_cm_id_prepare(PyObject *op, PyObject *options)
 {
     CQN_LOCKED;
     cqn_cm_id *self = (cqn_cm_id *)op;

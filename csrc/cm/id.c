@@ -70,7 +70,7 @@ static const cqn_kind cm_id_kind = {
     .clear = cm_id_clear,
 };
 
-static PyObject *cm_id_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+CQN_RARE static PyObject *cm_id_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
     static char *names[] = {"channel", "datagrams", NULL};

@@ -151,11 +151,9 @@ static PyGetSetDef event_getset[] = {
 };
 
 static PyType_Slot event_slots[] = {
-    {Py_tp_doc,
-     "What a device reports besides completions, see Context.get_async_event().\n\n"
-     "It is about a CQ, a QP, an SRQ, a port, or the whole device. Of an object, the text "
-     "is left where it was pickled: repr() has it.\n\n"
-     "Wraps struct ibv_async_event, see ibv_get_async_event(3)."},
+    {Py_tp_doc, "What a device reports besides completions, see Context.get_async_event().\n\n"
+                "It is about a CQ, a QP, an SRQ, a port, or the whole device.\n\n"
+                "Wraps struct ibv_async_event, see ibv_get_async_event(3)."},
     {Py_tp_repr, event_repr},
     {Py_tp_traverse, event_traverse},
     {Py_tp_clear, event_clear},

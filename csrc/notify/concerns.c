@@ -188,7 +188,7 @@ static int append_marked(const cqn_context *ctx, PyObject *cqs)
 
 /* Appends the CQs that a failure concerns; the caller holds the element of the failure. Returns 1,
  * or 0 if the failure concerns all CQs of the device, or -1 with an exception. */
-int cqn_report_add_cqs(const cqn_context *ctx, const cqn_report *failure, PyObject *cqs)
+CQN_RARE int cqn_report_add_cqs(const cqn_context *ctx, const cqn_report *failure, PyObject *cqs)
 {
     bool is_failure;
     switch (cqn_report_scope_of(failure->type, &is_failure)) {

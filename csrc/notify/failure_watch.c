@@ -43,7 +43,7 @@ static const cqn_kind watch_kind = {
 };
 
 /* A new watch has been told of all failures until now. */
-static PyObject *watch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+CQN_RARE static PyObject *watch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
     CQN_COPY copy = NULL;

@@ -162,7 +162,7 @@ static int fill_pairs(PyObject *pairs, const cqn_context *ctx, uint64_t told)
  * is the watch. To make an object can run any code, which can close this one or
  * enter another failure: so all are made before the first is filled in, and
  * from there to the end nothing changes. Without memory nothing is told. */
-PyObject *cqn_async_failures(cqn_object *self, uint64_t *told)
+CQN_RARE PyObject *cqn_async_failures(cqn_object *self, uint64_t *told)
 {
     cqn_state *st = self->state;
     PyObject *pairs = PyList_New(0);

@@ -425,7 +425,7 @@ CQN_RARE static PyObject *wc_restore(PyObject *type, PyObject *args)
         return NULL;
     }
     if (n != sizeof(row) || (others != NULL && m != sizeof(extra))) {
-        PyErr_SetString(PyExc_ValueError, "this WorkCompletion is of another version of cqnotify");
+        PyErr_SetString(PyExc_ValueError, "this was pickled by another version of cqnotify");
         return NULL;
     }
     memcpy(&row, bytes, sizeof(row));

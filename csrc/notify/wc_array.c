@@ -82,7 +82,7 @@ CQN_RARE static PyObject *make_array(PyTypeObject *type, Py_ssize_t capacity, co
     return (PyObject *)self;
 }
 
-static PyObject *array_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+CQN_RARE static PyObject *array_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"capacity", NULL};
     PyObject *value;
@@ -207,7 +207,7 @@ CQN_RARE static PyObject *array_restore(PyObject *type, PyObject *args)
     }
     const Py_ssize_t len = n / (Py_ssize_t)sizeof(cqn_wc_row);
     if (n % (Py_ssize_t)sizeof(cqn_wc_row) != 0 || len > capacity || capacity > INT32_MAX) {
-        PyErr_SetString(PyExc_ValueError, "this WCArray is of another version of cqnotify");
+        PyErr_SetString(PyExc_ValueError, "this was pickled by another version of cqnotify");
         return NULL;
     }
     return make_array((PyTypeObject *)type, capacity, rows, len);
@@ -240,9 +240,8 @@ static PyObject *array_repr(PyObject *op)
 static PyMethodDef array_methods[] = {
     {"index", array_index, METH_VARARGS,
      "index($self, value, start=0, stop=sys.maxsize, /)\n--\n\n"
-     "Where the first completion is that equals `value`; ValueError if there is none."},
-    {"count", array_count, METH_O,
-     "count($self, value, /)\n--\n\nHow many completions equal `value`."},
+     "Where the first that equals `value` is; ValueError if there is none."},
+    {"count", array_count, METH_O, "count($self, value, /)\n--\n\nHow many equal `value`."},
     CQN_VALUE_METHODS(array_copy, array_reduce, array_restore),
     {NULL, NULL, 0, NULL},
 };

@@ -75,8 +75,8 @@ static int create_ah(ah *self, cqn_object *pd, struct ibv_ah_attr *attr, struct 
     return -1;
 }
 
-static PyObject *ah_make(PyTypeObject *type, cqn_object *pd, struct ibv_ah_attr *attr,
-                         struct ibv_wc *wc, struct ibv_grh *grh)
+CQN_RARE static PyObject *ah_make(PyTypeObject *type, cqn_object *pd, struct ibv_ah_attr *attr,
+                                  struct ibv_wc *wc, struct ibv_grh *grh)
 {
     ah *self = cqn_new(type, &ah_kind, &pd, 1);
     if (self != NULL && create_ah(self, pd, attr, wc, grh) < 0) {
@@ -86,7 +86,7 @@ static PyObject *ah_make(PyTypeObject *type, cqn_object *pd, struct ibv_ah_attr 
 }
 
 /* The dict of attributes is read in a copy, see cqn_dict_copy(). */
-static PyObject *ah_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+CQN_RARE static PyObject *ah_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
     PyObject *pd;
@@ -129,7 +129,7 @@ static const char ah_from_wc_doc[] =
 
 /* The address of the sender of a datagram, from its completion and the GRH at the beginning of its
  * memory. */
-static PyObject *ah_from_wc(PyObject *cls, PyObject *args, PyObject *kwargs)
+CQN_RARE static PyObject *ah_from_wc(PyObject *cls, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
     CQN_COPY copy = NULL;

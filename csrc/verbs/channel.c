@@ -54,7 +54,7 @@ static const cqn_kind channel_kind = {
 
 /* A channel whose descriptor can't be made non-blocking is closed again: read(2) would sleep with
  * the GIL. */
-static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+CQN_RARE static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
     CQN_COPY copy = NULL;

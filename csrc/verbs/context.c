@@ -274,7 +274,7 @@ static int import_device(cqn_context *self, int fd, const struct stat *file)
 }
 
 /* The library gets a duplicate, since it closes what it imports. */
-static PyObject *context_from_fd(PyObject *cls, PyObject *file)
+CQN_RARE static PyObject *context_from_fd(PyObject *cls, PyObject *file)
 {
     CQN_LOCKED;
     struct stat st;

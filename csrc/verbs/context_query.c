@@ -146,8 +146,8 @@ int cqn_context_pkey_entries(cqn_context *self, uint8_t port, uint64_t *out)
 }
 
 /* The length of the table is asked first: it is the limit that an error names. */
-PyObject *cqn_context_query_pkey(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
-                                 PyObject *kwnames)
+CQN_RARE PyObject *cqn_context_query_pkey(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                                          PyObject *kwnames)
 {
     CQN_LOCKED;
     static const char *const names[] = {"index", "port_num", NULL};
@@ -236,7 +236,7 @@ static PyObject *gid_list(cqn_context *self, const struct ibv_gid_entry *entries
     return list;
 }
 
-static PyObject *gid_table(cqn_context *self)
+CQN_RARE static PyObject *gid_table(cqn_context *self)
 {
     struct ibv_context *handle = cqn_open(&self->base);
     Py_ssize_t room = handle == NULL ? -1 : gid_entries(self, handle);

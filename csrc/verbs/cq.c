@@ -128,7 +128,8 @@ static int arm_again(cqn_cq *self)
     return rc;
 }
 
-static PyObject *cq_resize(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+CQN_RARE static PyObject *cq_resize(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                                    PyObject *kwnames)
 {
     CQN_LOCKED;
     static const char *const names[] = {"cqe", NULL};
@@ -154,7 +155,8 @@ static PyObject *cq_resize(PyObject *op, PyObject *const *args, Py_ssize_t nargs
 }
 
 /* Moderation is not remembered here: the device has it. */
-static PyObject *cq_modify(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+CQN_RARE static PyObject *cq_modify(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                                    PyObject *kwnames)
 {
     CQN_LOCKED;
     static const char *const names[] = {"cq_count", "cq_period", NULL};

@@ -128,7 +128,8 @@ static int check_range(const cqn_dm *self, uint64_t offset, uint64_t length)
 }
 
 /* Without the GIL: each word is fetched over the bus. */
-static PyObject *dm_read(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+CQN_RARE static PyObject *dm_read(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                                  PyObject *kwnames)
 {
     CQN_LOCKED;
     static const char *const names[] = {"length", "offset", NULL};
@@ -168,7 +169,8 @@ static PyObject *dm_read(PyObject *op, PyObject *const *args, Py_ssize_t nargs, 
     return bytes;
 }
 
-static PyObject *dm_write(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+CQN_RARE static PyObject *dm_write(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                                   PyObject *kwnames)
 {
     CQN_LOCKED;
     static const char *const names[] = {"data", "offset", NULL};

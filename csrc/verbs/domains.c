@@ -29,7 +29,7 @@ static void *alloc_td(struct ibv_context *context)
     return ibv_alloc_td(context, &attr);
 }
 
-static PyObject *td_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+CQN_RARE static PyObject *td_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
     static const cqn_alloc alloc = {alloc_td, "ibv_alloc_td", "thread domains"};

@@ -31,15 +31,15 @@ static void *create_counters(struct ibv_context *context)
     return ibv_create_counters(context, &attr);
 }
 
-static PyObject *counters_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+CQN_RARE static PyObject *counters_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
     static const cqn_alloc alloc = {create_counters, "ibv_create_counters", "counters of flows"};
     return cqn_new_of_context(type, args, kwargs, &counters_kind, &alloc);
 }
 
-static PyObject *counters_attach(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
-                                 PyObject *kwnames)
+CQN_RARE static PyObject *counters_attach(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                                          PyObject *kwnames)
 {
     CQN_LOCKED;
     static const char *const names[] = {"counter_desc", "index", NULL};
@@ -103,8 +103,8 @@ static PyObject *read_values(flow_counters *self, uint32_t flags)
     return list;
 }
 
-static PyObject *counters_read(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
-                               PyObject *kwnames)
+CQN_RARE static PyObject *counters_read(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                                        PyObject *kwnames)
 {
     CQN_LOCKED;
     static const char *const names[] = {"flags", NULL};

@@ -43,7 +43,7 @@ static int choose_iova(cqn_mr *self, PyObject *value)
 }
 
 /* The buffer is taken before the registration, which can sleep: it stays put from there on. */
-static PyObject *mr_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+CQN_RARE static PyObject *mr_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
     CQN_COPY copy = NULL;

@@ -17,8 +17,8 @@ static const cqn_kind pd_kind = {
     .clear = cqn_clear,
 };
 
-PyObject *cqn_new_of_context(PyTypeObject *type, PyObject *args, PyObject *kwargs,
-                             const cqn_kind *kind, const cqn_alloc *alloc)
+CQN_RARE PyObject *cqn_new_of_context(PyTypeObject *type, PyObject *args, PyObject *kwargs,
+                                      const cqn_kind *kind, const cqn_alloc *alloc)
 {
     CQN_COPY copy = NULL;
     static const char *const names[] = {"context", NULL};

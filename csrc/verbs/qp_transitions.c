@@ -169,8 +169,8 @@ static void add_attributes(text *out, const char *what, int mask)
     }
 }
 
-bool cqn_qp_explain(enum ibv_qp_type type, enum ibv_qp_state from, enum ibv_qp_state to, int mask,
-                    char buffer[CQN_EXPLAINED])
+CQN_RARE bool cqn_qp_explain(enum ibv_qp_type type, enum ibv_qp_state from, enum ibv_qp_state to,
+                             int mask, char buffer[CQN_EXPLAINED])
 {
     static const attributes none = {0, 0};
     text out = {buffer, 0};

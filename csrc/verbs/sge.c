@@ -140,8 +140,8 @@ static PyMemberDef sge_members[] = {
 
 static PyType_Slot sge_slots[] = {
     {Py_tp_doc,
-     "A scatter/gather element: mr[a:b]. It keeps its MR alive. Those of the same memory "
-     "are equal. One that was pickled has its numbers, and an `mr` that is closed."},
+     "A scatter/gather element: mr[a:b]. It keeps its MR alive; those of the same memory are "
+     "equal."},
     {Py_tp_repr, sge_repr},
     {Py_tp_richcompare, sge_richcompare},
     {Py_tp_hash, sge_hash},

@@ -157,7 +157,8 @@ const char cqn_srq_post_ops_doc[] =
     "for a handle that no receive has.\n\n"
     "Wraps ibv_post_srq_ops(3).";
 
-PyObject *cqn_srq_post_ops(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+CQN_RARE PyObject *cqn_srq_post_ops(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                                    PyObject *kwnames)
 {
     CQN_LOCKED;
     cqn_srq *srq = (cqn_srq *)op;
