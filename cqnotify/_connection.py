@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from ipaddress import IPv6Address
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict, TypeVar
 
 from . import _core
 from .attrs import AHAttr, QPCap
@@ -18,6 +18,8 @@ from .enums import MTU, AccessFlags, LinkLayer, MigState, QPState, QPType, enum_
 
 if TYPE_CHECKING:
     from .qp import QP
+
+_M = TypeVar("_M", bound=int)
 
 RECORD_SIZE: Final = 52
 """The length of an address record on the wire, in bytes."""
@@ -36,12 +38,15 @@ class QPAddress(NamedTuple):
     qp_num: the QP's number.
     psn: the number of the first packet that the QP will send.
     gid: the port's GID; :: where the path needs none, which is possible only on InfiniBand.
+    mtu: the active MTU of the port; None where it is not known, as in a record from the wire, which
+        has no room for it.
     """
 
     lid: int
     qp_num: int
     psn: int
     gid: IPv6Address
+    mtu: MTU | int | None = None
 
     def to_wire(self) -> bytes:
         """Return the address as the 52 bytes that rdma-core's ping-pong programs exchange.
@@ -184,7 +189,7 @@ def rtr_attrs(
             else own_gid_index(qp.context, path.port_num, gid_index),
             dlid=remote.lid,
         )
-        attrs["path_mtu"] = _path_mtu(path_mtu, port.active_mtu)
+        attrs["path_mtu"] = _path_mtu(path_mtu, port.active_mtu, remote.mtu)
         attrs["dest_qp_num"] = remote.qp_num
         attrs["rq_psn"] = remote.psn
     if access is not None:
@@ -219,6 +224,9 @@ def own_gid_index(context: _core.Context, port_num: int, gid_index: int | None) 
 def _check_remote(qp_type: QPType, remote: QPAddress | None) -> None:
     if remote is not None and not isinstance(remote, QPAddress):
         raise TypeError(f"remote must be a QPAddress, not {type(remote).__name__}")
+    mtu = None if remote is None else remote.mtu
+    if mtu is not None and number_of(mtu, "remote.mtu", "an MTU or None") < 1:
+        raise ValueError(f"remote.mtu is {mtu}: it must be an MTU, or None")
     connected = qp_type not in (QPType.UD, QPType.RAW_PACKET)
     if connected and remote is None:
         raise ValueError(f"{_type_name(qp_type)} is connected to one peer: give `remote`")
@@ -236,19 +244,25 @@ def _dgid(remote: QPAddress, link_layer: LinkLayer | int) -> IPv6Address | None:
     return None
 
 
-def _path_mtu(wanted: MTU | int | None, active: MTU | int) -> MTU | int:
+def smaller_mtu(ours: _M, theirs: _M | None) -> _M:
+    """Return the path MTU of two ports, as both must take its packets; None is not known."""
+    return ours if theirs is None else min(ours, theirs)
+
+
+def _path_mtu(wanted: MTU | int | None, active: MTU | int, peers: MTU | int | None) -> MTU | int:
     """Return the path MTU as a code; `wanted` may be a code or a number of bytes."""
     if wanted is None:
-        return active
+        return smaller_mtu(active, peers)
     wanted = number_of(wanted, "path_mtu", "an MTU such as MTU.MTU_1024")
     by_bytes = {mtu.bytes: mtu for mtu in MTU}
     mtu = enum_or_int(MTU, by_bytes.get(wanted, wanted))
     if not isinstance(mtu, MTU):
         sizes = ", ".join(map(str, by_bytes))
         raise ValueError(f"path_mtu is {wanted}: it must be an MTU, or its bytes: {sizes}")
-    if mtu > active:
-        limit = active.bytes if isinstance(active, MTU) else active
-        raise ValueError(f"path_mtu is {mtu.bytes} bytes: the port's active MTU is {limit}")
+    for whose, port in (("the", active), ("the peer's", peers)):
+        if port is not None and mtu > port:
+            limit = port.bytes if isinstance(port, MTU) else port
+            raise ValueError(f"path_mtu is {mtu.bytes} bytes: {whose} port's active MTU is {limit}")
     return mtu
 
 

@@ -128,7 +128,7 @@ class QP(_core.QP):
         if gid_index is not None or port.link_layer == enums.LinkLayer.ETHERNET:
             index = own_gid_index(self.context, port_num, gid_index)
             gid = query_gid(self.context, index, port_num).gid
-        return QPAddress(port.lid, self.qp_num, self.sq_psn, gid)
+        return QPAddress(port.lid, self.qp_num, self.sq_psn, gid, port.active_mtu)
 
     def to_init(
         self,
@@ -216,7 +216,8 @@ class QP(_core.QP):
         pkey_index: the index of the partition key, see `Context.get_pkey_index`.
         access: what the peer may do to our memory through this QP; nothing by default.
         qkey: the Q_Key of a UD QP; 0x11111111 by default.
-        path_mtu: an MTU or its bytes, at most what both ports support; by default our port's.
+        path_mtu: an MTU or its bytes, at most what both ports support, and the same at both ends;
+            by default our port's, or the peer's if `remote` has it and it is smaller.
         max_rd_atomic, max_dest_rd_atomic: how many RDMA reads and atomics can be in flight from us,
             and to us; where it is 0 from us, posting refuses them.
         min_rnr_timer: how long a peer waits before it sends again when we had no receive posted, as

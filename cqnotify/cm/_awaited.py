@@ -322,8 +322,9 @@ class Request(BaseRequest):
         The other parameters are those of `connect`.
 
         Raises PeerGoneError where the peer has given up, of which there is no earlier notice;
-        ValueError for a QP that cannot be connected, and for a request that was answered already;
-        TimeoutError. Wraps rdma_accept(3).
+        VerbsError (EMSGSIZE) where the MTU of its port is larger than that of ours; ValueError for
+        a QP that cannot be connected, and for a request that was answered already; TimeoutError.
+        Wraps rdma_accept(3).
         """
         event = event_of(self)
         options = check.connection_options(

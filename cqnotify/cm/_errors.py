@@ -170,7 +170,7 @@ class PeerGoneError(CMError, ConnectionAbortedError):
 REASONS: Final[dict[int, str]] = {
     RejectReason.INVALID_SERVICE_ID: "nothing listens on that port",
     RejectReason.CONSUMER_DEFINED: "the program there rejected it, ended, or listens on another "
-    "address",
+    "address; or the MTU of its port is smaller than that of ours",
     RejectReason.STALE_CONN: "the peer still knows a former connection of this queue pair",
     RejectReason.TIMEOUT: "the peer did not get our answer in time",
 }

@@ -226,6 +226,8 @@ class Link(CMLink):
             raise ClosedError("this request was closed, and so rejected")
         if qp is not None and not self.id.is_for(qp):
             raise leads_elsewhere(self.id, qp)
+        if qp is not None:
+            self.id.check_mtu()
         self.answer = answer
 
     def reject(self, private_data: bytes) -> None:

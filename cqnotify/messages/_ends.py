@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import time
 from collections.abc import Coroutine, Sequence
 from functools import partial
@@ -33,6 +34,9 @@ HANDSHAKE: Final = 30.0
 # a time. When others wait, one that takes longer than PATIENCE seconds makes way for them.
 HALF_OPEN: Final = 64
 PATIENCE: Final = 3.0
+SMALLER_MTU: Final = (
+    "the MTU of your port is larger than that of ours: give both network interfaces the same one"
+)
 WAITING: Final = 1024  # requests that wait for that, of which nothing is kept but what was asked
 
 
@@ -207,8 +211,10 @@ class Listener:
             session = Session(parts, peer)
             if parts.device.is_iwarp:
                 await session.has_heard(deadline(HANDSHAKE))
-        except BaseException:
+        except BaseException as e:
             parts.close()
+            if isinstance(e, VerbsError) and e.errno == errno.EMSGSIZE:
+                raise RefusedError(SMALLER_MTU) from e
             raise
         return Connection(session)
 

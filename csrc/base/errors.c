@@ -230,10 +230,17 @@ void cqn_blame_item(Py_ssize_t i)
     ": the QP had moved to ERR, because an earlier request failed, or because its rdma_cm " \
     "connection ended (conn.error says how)"
 
+/* This one does, but several things lead to it. */
+#define WHY_INVALID                                                                             \
+    ": the peer's receive was too small for the message, its max_dest_rd_atomic for a read or " \
+    "atomic, or the path MTU of its QP is another one"
+
 /* "RETRY_EXC_ERR, transport retry counter exceeded (vendor_err 0x81)". */
 static PyObject *describe_status(PyObject *wc, const struct ibv_wc *raw)
 {
-    const char *const why = raw->status == IBV_WC_WR_FLUSH_ERR ? WHY_FLUSHED : "";
+    const char *const why = raw->status == IBV_WC_WR_FLUSH_ERR      ? WHY_FLUSHED
+                            : raw->status == IBV_WC_REM_INV_REQ_ERR ? WHY_INVALID
+                                                                    : "";
     PyObject *status = PyObject_GetAttrString(wc, "status");
     PyObject *name = status == NULL              ? NULL
                      : PyLong_CheckExact(status) ? PyUnicode_FromFormat("status %S", status)

@@ -183,6 +183,10 @@ PyMethodDef cqn_cm_id_methods[] = {
     {"bind_qp", cqn_cm_id_bind_qp, METH_O,
      "bind_qp($self, qp, /)\n--\n\n"
      "From now on it goes along with that QP: it is closed before the QP is."},
+    {"check_mtu", cqn_cm_id_check_mtu, METH_NOARGS,
+     "check_mtu($self, /)\n--\n\nVerbsError (EMSGSIZE) where a request asks for longer packets "
+     "than "
+     "our port takes."},
     {"is_for", cqn_cm_id_is_for, METH_O,
      "is_for($self, qp, /)\n--\n\nWhether its address leads to the device of that QP."},
     {"prepare", cqn_cm_id_prepare, METH_O,

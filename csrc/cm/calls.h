@@ -63,6 +63,7 @@ int cqn_cm_set_option(cqn_cm_id *self, int option, int value);
 
 PyObject *cqn_cm_id_bind_qp(PyObject *op, PyObject *qp);
 PyObject *cqn_cm_id_is_for(PyObject *op, PyObject *qp);
+PyObject *cqn_cm_id_check_mtu(PyObject *op, PyObject *unused);
 PyObject *cqn_cm_id_prepare(PyObject *op, PyObject *options);
 PyObject *cqn_cm_id_modify_qp(PyObject *op, PyObject *args);
 PyObject *cqn_cm_id_connect(PyObject *op, PyObject *goal);

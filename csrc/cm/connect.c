@@ -58,6 +58,38 @@ PyObject *cqn_cm_id_is_for(PyObject *op, PyObject *qp)
                : PyBool_FromLong(leads_to_device_of(self, (cqn_qp *)qp));
 }
 
+/* The packets of a connection are as long as the port of the peer that asked for it takes, which no
+ * message of rdma_cm changes: where our port takes shorter ones only, none would come through. */
+static int check_mtu(cqn_cm_id *self)
+{
+    const struct rdma_cm_id *id = cqn_open(&self->base);
+    if (id == NULL || self->datagrams || id->verbs == NULL || cqn_cm_is_iwarp(self) ||
+        id->route.num_paths < 1) {
+        return id == NULL ? -1 : 0;
+    }
+    const int asked = id->route.path_rec->mtu;
+    struct ibv_context *device = id->verbs;
+    const uint8_t port_num = id->port_num;
+    struct ibv_port_attr port = {.flags = 0};
+    int err;
+    CQN_IN_KERNEL(&self->base, err = ibv_query_port(device, port_num, &port));
+    if (err != 0 || asked <= (int)port.active_mtu) {
+        return 0;
+    }
+    cqn_verbs_error(self->base.state, EMSGSIZE, "rdma_accept",
+                    "the peer's port sends packets of %d bytes (its MTU), and port %d of %s takes "
+                    "%d: give both network interfaces the same MTU, or let this end connect",
+                    128 << asked, port_num, ibv_get_device_name(device->device),
+                    128 << port.active_mtu);
+    return -1;
+}
+
+PyObject *cqn_cm_id_check_mtu(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    return cqn_cm_done(check_mtu((cqn_cm_id *)op));
+}
+
 /* ---- how it is to be connected ---- */
 
 /* What prepare() takes, in this order; whatever follows is Python's. */

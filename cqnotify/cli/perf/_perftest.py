@@ -27,6 +27,7 @@ from dataclasses import replace
 from ipaddress import IPv6Address
 from typing import Any, Final
 
+from ..._connection import smaller_mtu
 from ...enums import MTU
 from ...exchange import listen
 from ...qp import QPAddress
@@ -108,7 +109,7 @@ class Perftest:
                     )
                 ours = next(mtu for mtu in MTU if mtu.bytes == path_mtu)
                 theirs = MTU(int(self._swap(b"%d\0" % ours).split(b"\0")[0]))
-                return min(ours, theirs).bytes
+                return smaller_mtu(ours, theirs).bytes
         raise CommandError(f"the peer's version is {version!r}: the oldest is {OLDEST:.2f}")
 
     def _other(self) -> str:
