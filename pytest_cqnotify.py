@@ -177,11 +177,11 @@ def pytest_runtest_makereport(
     if report.failed and report.when != "teardown" and "cqnotify.hosts" in sys.modules:
         report.sections += [(HOSTS_SECTION, text) for text in _hosts_report(item)]
     if report.failed and report.when != "teardown" and "cqnotify" in sys.modules:
-        from cqnotify.testing._state_report import state_of
+        import cqnotify
 
-        lines = [line for context in _contexts(item) for line in state_of(context)]
-        if lines:
-            report.sections.append((SECTION, "\n".join(lines)))
+        texts = [cqnotify.report(context) for context in _contexts(item)]
+        if texts:
+            report.sections.append((SECTION, "\n".join(texts)))
     return report
 
 

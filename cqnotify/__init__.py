@@ -20,6 +20,7 @@ In the order in which a program uses them:
     Flow, FlowSpecEth, ...        which packets a QP gets; FlowCounters count them
     WQ, RwqIndTable, RxHashConf   RSS: packets spread over several queues
     SendWR, RecvWR                work requests that are built once and posted many times
+    report, register_report       what is open and what it waits for; the same on a signal
 
 The classes are those of libibverbs, their methods the verbs without the prefix: each docstring
 names its manual page. What stands on them is imported by itself, since asyncio takes longer to
@@ -85,6 +86,7 @@ from .wq import WQ
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # for tools that look for imports in the code, as PyInstaller does
     from . import _connection as _connection
+    from . import _report as _report
     from . import attrs as attrs
     from . import flow as flow
     from . import wc as wc
@@ -105,6 +107,7 @@ __getattr__, __dir__ = _later(
         "flow": "Flow FlowSpec FlowSpecActionCount FlowSpecActionDrop FlowSpecActionTag "
         "FlowSpecEth FlowSpecIPv4 FlowSpecIPv6 FlowSpecTCP FlowSpecUDP flow",
         "_connection": "QPAddress",
+        "_report": "register_report report unregister_report",
         "wc": "SuccessfulCompletion wc",
     },
 )
@@ -219,4 +222,7 @@ __all__ = [
     "devices",
     "fork_status",
     "inc_rkey",
+    "register_report",
+    "report",
+    "unregister_report",
 ]

@@ -38,6 +38,9 @@ from ._core import SendWR as SendWR
 from ._core import VerbsError as VerbsError
 from ._core import WCArray as WCArray
 from ._core import WorkCompletion as WorkCompletion
+from ._report import register_report as register_report
+from ._report import report as report
+from ._report import unregister_report as unregister_report
 from .attrs import ECE as ECE
 from .attrs import AHAttr as AHAttr
 from .attrs import CQModerationCaps as CQModerationCaps
@@ -229,6 +232,9 @@ __all__ = [
     "devices",
     "fork_status",
     "inc_rkey",
+    "register_report",
+    "report",
+    "unregister_report",
 ]
 
 __version__: str

@@ -172,6 +172,9 @@ static PyMethodDef module_methods[] = {
     {"fork_status", cqn_fork_status, METH_NOARGS,
      "fork_status($module, /)\n--\n\n"
      "ForkStatus.\n\nWraps ibv_is_fork_initialized(3)."},
+    {"open_contexts", cqn_open_contexts, METH_NOARGS,
+     "open_contexts($module, /)\n--\n\n"
+     "The contexts that are open in this process, the newest first."},
     {"open_objects", cqn_open_objects, METH_O,
      "open_objects($module, context, /)\n--\n\n"
      "What is open below a Context: those of each type in the order in which they were made."},

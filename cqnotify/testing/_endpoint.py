@@ -205,7 +205,8 @@ def wait_completions(cq: CQ, n: int = 1, *, timeout: float = 30.0) -> list[WorkC
 
     cq: a CQ with a channel.
     n: how many completions to wait for.
-    timeout: in seconds; TimeoutError then lists the completions that did come.
+    timeout: in seconds; TimeoutError then lists the completions that did come, and says why there
+        were no more, as far as that is known.
 
     The events that end the sleep, of any CQ of the channel, are acknowledged.
     """
@@ -224,7 +225,7 @@ def _sleep(cq: CQ, end: float | None, what_came: str) -> None:
     try:
         cq.channel.get_event(left_until(end)).ack()
     except TimeoutError:
-        raise TimeoutError(what_came) from None
+        raise TimeoutError(f"{what_came}; {cq._why_silent()}") from None
 
 
 def _all_remote(ctx: Context, qp_type: QPType) -> AccessFlags:

@@ -238,6 +238,25 @@ static PyObject *engine_get_woken(PyObject *op, void *Py_UNUSED(unused))
                          (unsigned long long)self->max_per_wake);
 }
 
+/* To make the list can run the garbage collector, see cqn_open_objects(). */
+CQN_RARE static PyObject *engine_pending(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    const cqn_engine *self = (cqn_engine *)op;
+    const Py_ssize_t room = self->len;
+    PyObject *list = PyList_New(room);
+    Py_ssize_t n = 0;
+    for (cqn_request *r = self->first; list != NULL && r != NULL && n < room; r = r->next) {
+        if (!r->abandoned && cqn_request_ref(r)) {
+            PyList_SET_ITEM(list, n++, (PyObject *)r);
+        }
+    }
+    if (list != NULL && PyList_SetSlice(list, n, room, NULL) < 0) {
+        Py_CLEAR(list);
+    }
+    return list;
+}
+
 static PyMethodDef engine_methods[] = {
     {"poll", (PyCFunction)(void (*)(void))engine_poll, METH_FASTCALL | METH_KEYWORDS,
      "poll($self, /, max_entries=16, *, spin=0.0)\n--\n\n"
@@ -329,6 +348,8 @@ static PyMethodDef engine_methods[] = {
      "_wake($self, /)\n--\n\nIn the loop's thread: wake those that have something."},
     {"_look", engine_look, METH_NOARGS,
      "_look($self, /)\n--\n\nIn the loop's thread: look for completions, and wake."},
+    {"_pending", engine_pending, METH_NOARGS,
+     "_pending($self, /)\n--\n\nThe requests in which tasks wait."},
     {"_drain", engine_drain, METH_NOARGS,
      "_drain($self, /)\n--\n\nTake all that the device has. Wraps ibv_poll_cq(3)."},
     {"_forget_tasks", cqn_engine_forget_tasks, METH_NOARGS,

@@ -208,6 +208,20 @@ static PyObject *request_get_running(PyObject *op, void *Py_UNUSED(unused))
     return PyBool_FromLong(((cqn_request *)op)->stepping);
 }
 
+/* The call, in which a task waits, as a person would write it. */
+CQN_RARE static PyObject *request_get_call(PyObject *op, void *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    const cqn_request *self = (cqn_request *)op;
+    const char *room = self->state == CQN_QUEUED ? ", for room in its queue" : "";
+    if (self->kind == CQN_CLAIMS) {
+        return PyUnicode_FromFormat("%s(%llu)", self->name, (unsigned long long)self->wr_id);
+    }
+    return self->qp == NULL ? PyUnicode_FromFormat("%s()", self->name)
+                            : PyUnicode_FromFormat("%s() on QP %u%s", self->name,
+                                                   (unsigned)self->qp->qp_num, room);
+}
+
 static PyMethodDef request_methods[] = {
     CQN_COROUTINE_METHODS(request_throw, request_close),
     {NULL, NULL, 0, NULL},
@@ -216,6 +230,7 @@ static PyMethodDef request_methods[] = {
 static PyGetSetDef request_getset[] = {
     {"__name__", request_get_name, NULL, "The name of the method that made it.", NULL},
     {"__qualname__", request_get_name, NULL, "The same, with its class.", (void *)1},
+    {"_call", request_get_call, NULL, "For messages: what it waits for.", NULL},
     {"cr_running", request_get_running, NULL, "As of a coroutine.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

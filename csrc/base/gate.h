@@ -31,7 +31,8 @@ typedef struct {
     int (*check)(cqn_object *, uint64_t *); /* -1: a failure that ends the wait */
     int (*fd)(const cqn_object *);          /* readable when take() may find something */
     int (*drain)(cqn_context *);            /* takes what the device reports; -1: an exception */
-    const char *verb, *timed_out;           /* for messages */
+    const char *verb;                       /* for messages */
+    void (*time_out)(cqn_object *);         /* raises TimeoutError; can run any code */
     /* Whether nothing is known that take() or check() would find: then only what
      * the fd brings can end the wait. NULL: it can't be told. */
     bool (*is_quiet)(const cqn_object *, uint64_t told);
@@ -49,6 +50,9 @@ void cqn_gate_shut(cqn_gate *gate, bool nobody_left);
 
 /* Frees the spare records. Those in use are freed by their threads as they leave. */
 void cqn_gate_clear(cqn_gate *gate);
+
+/* How many threads are inside. */
+size_t cqn_gate_waiters(const cqn_gate *gate);
 
 /* Makes all sleepers look again. */
 void cqn_gate_wake(cqn_gate *gate);

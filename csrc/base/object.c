@@ -79,6 +79,28 @@ static void enlist_object(cqn_object *self, cqn_context *ctx)
     *last = self;
 }
 
+/* A context is in the list of the module. */
+static void enlist_context(cqn_object *self)
+{
+    cqn_object **first = &self->state->contexts;
+    self->listed = true;
+    self->next = *first;
+    if (*first != NULL) {
+        (*first)->prev = self;
+    }
+    *first = self;
+}
+
+static void unlist_context(cqn_object *self)
+{
+    *(self->prev ? &self->prev->next : &self->state->contexts) = self->next;
+    if (self->next != NULL) {
+        self->next->prev = self->prev;
+    }
+    self->prev = self->next = NULL;
+    self->listed = false;
+}
+
 /* It is in no list any more. What it uses still counts it. */
 void cqn_unlist(cqn_object *self)
 {
@@ -86,6 +108,10 @@ void cqn_unlist(cqn_object *self)
         return;
     }
     cqn_context *ctx = self->context;
+    if (CQN_OBJ(ctx) == self) {
+        unlist_context(self);
+        return;
+    }
     const int rank = self->kind->rank;
     *(self->prev ? &self->prev->next : &ctx->first[rank]) = self->next;
     *(self->next ? &self->next->prev : &ctx->last[rank]) = self->prev;
@@ -103,6 +129,7 @@ void cqn_adopt(cqn_object *self, void *handle)
     self->handle = handle;
     cqn_context *ctx = self->context;
     if (CQN_OBJ(ctx) == self) {
+        enlist_context(self);
         return;
     }
     enlist_object(self, ctx);

@@ -75,7 +75,7 @@ struct cqn_object {
     cqn_context *context;           /* borrowed: `uses` keeps it alive; or NULL */
     cqn_object *uses[CQN_MAX_USES]; /* strong; the first NULL ends it */
     cqn_link links[CQN_MAX_USES];   /* of each, while listed */
-    cqn_object *prev, *next;        /* the context's list of its rank, weak */
+    cqn_object *prev, *next;        /* the context's list of its rank, or that of contexts; weak */
     uint64_t serial;                /* rises with each that the context lists */
     cqn_link *latest[CQN_RANKS];    /* open objects that use this one, by rank, weak */
     size_t pins;                    /* work requests in flight that need it */
@@ -83,7 +83,7 @@ struct cqn_object {
     uint32_t changes;               /* of an MR: how often it became another; odd: it is about to */
     cqn_object *trash_next;         /* see cqn_trash_add() */
     cqn_refs refs;                  /* see lock.h */
-    bool listed;                    /* by its context, and by what it uses */
+    bool listed;                    /* by its context, and by what it uses; or by the state */
     uint32_t users;                 /* how many places in `uses` of others it has */
     PyObject *on_close;             /* list of callables, or NULL */
     PyObject *weakrefs;

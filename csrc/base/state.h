@@ -49,6 +49,8 @@ typedef struct {
     PyObject *byte_len;
     uint32_t byte_len_value;
 
+    struct cqn_object *contexts; /* those that are open, the newest first, weak; see object.c */
+
     /* A page that the kernel wipes in a forked child: *epoch is 0 there, until
      * the child makes an object of its own. Objects are dead in any other epoch
      * than the one in which they were born. */

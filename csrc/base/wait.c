@@ -104,6 +104,15 @@ static void unring_waiter(const cqn_waiter *waiter)
     (void)n;
 }
 
+size_t cqn_gate_waiters(const cqn_gate *gate)
+{
+    size_t n = 0;
+    for (const cqn_waiter *w = gate->waiters; w != NULL; w = w->next) {
+        n++;
+    }
+    return n;
+}
+
 /* Makes all sleepers take the GIL and look. */
 void cqn_gate_wake(cqn_gate *gate)
 {
@@ -305,7 +314,7 @@ static PyObject *wait_in(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *
             return raise_interrupted(&waiter->interrupted);
         }
         if (late) {
-            PyErr_SetString(PyExc_TimeoutError, kind->timed_out);
+            kind->time_out(self);
             return NULL;
         }
         late = sleep_once(self, gate, kind, waiter, deadline);

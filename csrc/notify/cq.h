@@ -175,6 +175,10 @@ int cqn_cq_settle(cqn_cq *cq, cqn_object **trash);
 /* Looks for a few: whether there are any. */
 int cqn_cq_look(cqn_cq *cq, cqn_object **trash);
 
+/* Takes a few into the stash, which loses nothing, and counts no look: for the text of an error.
+ * Whether there may be more. */
+bool cqn_cq_peek(cqn_cq *cq, cqn_object **trash);
+
 /* Looks until the stash holds `want`, or the device has no more. A failure of the device is
  * raised when the stash is empty. */
 int cqn_cq_look_to_hand_out(cqn_cq *cq, size_t want, cqn_object **trash);

@@ -82,13 +82,18 @@ static int queued_fd(const cqn_object *self)
     return ((const cqn_context *)self)->reports->flag.raised_fd;
 }
 
+static void no_async_event(cqn_object *Py_UNUSED(self))
+{
+    PyErr_SetString(PyExc_TimeoutError, "no asynchronous event within the timeout");
+}
+
 static const cqn_wait_kind async_wait = {
     .take = take_report,
     .check = check_nothing,
     .fd = queued_fd,
     .drain = cqn_async_drain,
     .verb = "ibv_get_async_event",
-    .timed_out = "no asynchronous event within the timeout",
+    .time_out = no_async_event,
 };
 
 const char cqn_get_async_event_doc[] =

@@ -277,6 +277,16 @@ int cqn_cq_look(cqn_cq *self, cqn_object **trash)
     return cqn_cq_look_to_hand_out(self, LOOK, trash);
 }
 
+/* Takes a few into the stash, where they stay until they are polled: not counted as a look. Returns
+ * whether there may be more; a failure of the device is none here. */
+bool cqn_cq_peek(cqn_cq *self, cqn_object **trash)
+{
+    if (fetch_into_stash(self, LOOK, trash) < 0) {
+        PyErr_Clear();
+    }
+    return cqn_stash_len(self) >= LOOK;
+}
+
 /* ---- spinning ---- */
 
 /* Whether to look on. */

@@ -120,6 +120,15 @@ static bool is_channel_quiet(const cqn_object *op, uint64_t told)
     return self->late == NULL && self->concerned <= told;
 }
 
+static void no_event(cqn_object *op)
+{
+    PyObject *why = cqn_channel_why_silent((cqn_channel *)op);
+    if (why != NULL) {
+        PyErr_Format(PyExc_TimeoutError, "no completion event within the timeout; %U", why);
+        Py_DECREF(why);
+    }
+}
+
 static const cqn_wait_kind event_wait = {
     .take = take_for_wait,
     .check = check_failures,
@@ -127,7 +136,7 @@ static const cqn_wait_kind event_wait = {
     .is_quiet = is_channel_quiet,
     .drain = cqn_async_drain,
     .verb = "ibv_get_cq_event",
-    .timed_out = "no completion event within the timeout",
+    .time_out = no_event,
 };
 
 /* What is counted after other code has run, which can have closed the channel, goes to the context
@@ -296,7 +305,8 @@ static PyMethodDef channel_methods[] = {
      "Sleep until a CQ of this channel has an event, and return that CQ.\n\n"
      "The event is counted on the CQ, which owes an ack() for it. An event can come with no "
      "completion behind it. `timeout` is in seconds, None waits for ever; TimeoutError at its "
-     "end, ClosedError if the channel is closed meanwhile, InterruptedError after interrupt(), "
+     "end, which names the likely cause, ClosedError if the channel is closed meanwhile, "
+     "InterruptedError after interrupt(), "
      "AsyncEventError when the device reports that a CQ of this channel, a QP of such a CQ, its "
      "SRQ or the device failed, with `transient_errors` its port, too (once, also if that was "
      "before the call, and not to a "
@@ -335,7 +345,15 @@ static PyObject *channel_get_transient_errors(PyObject *op, void *Py_UNUSED(unus
     return cqn_open(&self->base) == NULL ? NULL : PyBool_FromLong(self->transient_errors);
 }
 
+static PyObject *channel_get_waiting(PyObject *op, void *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    const cqn_channel *self = (cqn_channel *)op;
+    return cqn_open(&self->base) == NULL ? NULL : PyLong_FromSize_t(cqn_gate_waiters(&self->gate));
+}
+
 static PyGetSetDef channel_getset[] = {
+    {"_waiting", channel_get_waiting, NULL, "How many threads are in get_event().", NULL},
     {"transient_errors", channel_get_transient_errors, NULL,
      "Whether its waits raise AsyncEventError for failures that may pass.", NULL},
     CQN_POINTER("struct ibv_comp_channel"),

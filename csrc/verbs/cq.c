@@ -226,6 +226,34 @@ static PyObject *cq_get_wc_flags(PyObject *op, void *Py_UNUSED(unused))
                     : Py_NewRef(Py_None);
 }
 
+/* Since its latest event; whether a wait has timed out does not matter here. */
+CQN_RARE static PyObject *cq_get_armed(PyObject *op, void *Py_UNUSED(unused))
+{
+    static const char *const names[] = {
+        [CQN_UNARMED] = "no",
+        [CQN_ARMED_SOLICITED] = "solicited",
+        [CQN_ARMED] = "any",
+    };
+    CQN_LOCKED;
+    return cqn_open(CQN_OBJ(op)) ? PyUnicode_FromString(names[((cqn_cq *)op)->armed]) : NULL;
+}
+
+static PyObject *cq_get_held(PyObject *op, void *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    return cqn_open(CQN_OBJ(op)) ? PyLong_FromSize_t(cqn_stash_len((cqn_cq *)op)) : NULL;
+}
+
+CQN_RARE static PyObject *cq_get_engine(PyObject *op, void *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    if (cqn_open(CQN_OBJ(op)) == NULL) {
+        return NULL;
+    }
+    PyObject *engine = (PyObject *)cqn_engine_of((cqn_cq *)op);
+    return engine != NULL ? engine : Py_NewRef(Py_None);
+}
+
 static PyObject *cq_get_unacked(PyObject *op, void *Py_UNUSED(unused))
 {
     CQN_LOCKED;
@@ -331,6 +359,7 @@ static PyMethodDef cq_methods[] = {
      "modify($self, /, cq_count, cq_period)\n--\n\n"
      "Moderate: an event only after `cq_count` completions or `cq_period` microseconds.\n\n"
      "VerbsError (EOPNOTSUPP) where the device does not know this.\n\nWraps ibv_modify_cq(3)."},
+    {"_why_silent", cqn_cq_why_silent, METH_NOARGS, cqn_cq_why_silent_doc},
     {"_counters", cqn_cq_counters, METH_NOARGS,
      "_counters($self, /)\n--\n\nFor cqnotify.metrics: what it counted."},
     CQN_OBJECT_METHODS(cqn_close_doc),
@@ -343,6 +372,11 @@ static PyGetSetDef cq_getset[] = {
     CQN_POINTER("struct ibv_cq"),
     {"context", cqn_get_context, NULL, "The Context that it belongs to.", NULL},
     {"channel", cq_get_channel, NULL, "Its CompletionChannel, or None.", NULL},
+    {"_armed", cq_get_armed, NULL, "For what it is armed, as far as is known: no, solicited, any.",
+     NULL},
+    {"_held", cq_get_held, NULL, "Completions that were taken from the device and not polled.",
+     NULL},
+    {"_engine", cq_get_engine, NULL, "Its AsyncCQ, or None.", NULL},
     {"cqe", cq_get_cqe, NULL, "How many entries it has: at least what was asked for.", NULL},
     {"comp_vector", cq_get_comp_vector, NULL, "The completion vector that signals its events.",
      NULL},

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* What is open on a context, and what its device has reported, for the report of a test that
- * failed. To look changes nothing, and asks nothing of the device. */
+/* What is open, and what a device has reported, for cqnotify.report(). To look changes nothing, and
+ * asks nothing of the device. */
 
 #include "verbs/verbs.h"
 
@@ -17,7 +17,7 @@ static Py_ssize_t count_below(const cqn_context *ctx)
 
 /* To make the list can run the garbage collector, and so close some: only what is there when the
  * list is filled gets into it, and no more than were there before. */
-PyObject *cqn_open_objects(PyObject *module, PyObject *context)
+CQN_RARE PyObject *cqn_open_objects(PyObject *module, PyObject *context)
 {
     CQN_LOCKED;
     cqn_state *st = PyModule_GetState(module);
@@ -33,6 +33,27 @@ PyObject *cqn_open_objects(PyObject *module, PyObject *context)
             if (o->handle != NULL && cqn_try_ref(o)) {
                 PyList_SET_ITEM(list, n++, (PyObject *)o);
             }
+        }
+    }
+    if (list != NULL && PyList_SetSlice(list, n, room, NULL) < 0) {
+        Py_CLEAR(list);
+    }
+    return list;
+}
+
+/* Those of the parent of a forked process are not among them. */
+CQN_RARE PyObject *cqn_open_contexts(PyObject *module, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    const cqn_state *st = PyModule_GetState(module);
+    Py_ssize_t room = 0, n = 0;
+    for (const cqn_object *o = st->contexts; o != NULL; o = o->next) {
+        room++;
+    }
+    PyObject *list = PyList_New(room);
+    for (cqn_object *o = st->contexts; list != NULL && o != NULL && n < room; o = o->next) {
+        if (cqn_is_open(o) && cqn_try_ref(o)) {
+            PyList_SET_ITEM(list, n++, (PyObject *)o);
         }
     }
     if (list != NULL && PyList_SetSlice(list, n, room, NULL) < 0) {

@@ -93,6 +93,7 @@ PyObject *cqn_mr_over(PyObject *self, PyObject *buffer);
 extern const char cqn_mr_implicit_doc[], cqn_mr_over_doc[];
 
 /* inspect.c */
+PyObject *cqn_open_contexts(PyObject *module, PyObject *unused);
 PyObject *cqn_open_objects(PyObject *module, PyObject *context);
 PyObject *cqn_known_async_events(PyObject *module, PyObject *context);
 
@@ -222,6 +223,14 @@ typedef struct {
  * exception: those before the one that failed are made. */
 int cqn_qp_climb(cqn_qp *self, enum ibv_qp_state from, enum ibv_qp_state to,
                  const cqn_qp_source *source);
+
+/* silence.c */
+
+/* Why a wait found nothing, as far as the books tell, for its error message: a str. Can run any
+ * code. NULL with an exception. */
+PyObject *cqn_channel_why_silent(cqn_channel *channel);
+PyObject *cqn_cq_why_silent(PyObject *self, PyObject *unused);
+extern const char cqn_cq_why_silent_doc[];
 
 /* sge.c */
 

@@ -231,6 +231,8 @@ CASES: dict[str, tuple[Setup, Call]] = {
     "try_get_event": (event_pending, lambda w, _: w.channel.try_get_event()),  # type: ignore[union-attr]
     "FailureWatch.read": (failures_pending, lambda w, _: told(w, w.watch.read())),
     "open_objects": (nothing, lambda w, _: _core.open_objects(w.ctx)),
+    "open_contexts": (nothing, lambda w, _: _core.open_contexts()),
+    "why_silent": (nothing, lambda w, _: w.cq._why_silent()),
     "known_async_events": (failures_pending, lambda w, _: _core.known_async_events(w.ctx)),
     "get_async_event": (report_pending, lambda w, _: w.ctx.get_async_event(timeout=DEADLINE)),
 }

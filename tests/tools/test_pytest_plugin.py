@@ -9,8 +9,8 @@ import re
 import pytest
 from plugin_support import Run, told
 
-from cqnotify import VerbsError, devices
-from cqnotify.testing import Endpoint, _state_report
+from cqnotify import VerbsError, _report, devices
+from cqnotify.testing import Endpoint
 from pytest_cqnotify import SECTION
 
 pytestmark = [pytest.mark.rdma, pytest.mark.usefixtures("conversation")]
@@ -188,17 +188,24 @@ def test_a_failure_tells_what_was_outstanding_and_what_came(run_suite: Run) -> N
     result.assert_outcomes(failed=1)
     device = devices()[0].name
     head, sender, receiver, *cqs = told(result)
+    cqs, channels = cqs[:4], cqs[4:]
     assert head == f"{device}: asynchronous events: none seen"
-    assert sender == "QP N: RC, RTS; outstanding: 1 send on CQ 1, 0 receives on CQ 2"
-    assert receiver == "QP N: RC, RTS; outstanding: 0 sends on CQ 3, 1 receive on CQ 4"
+    assert sender == ("QP N: RC, RTS, peer QP N; outstanding: 1 send on CQ 1, 0 receives on CQ 2")
+    assert receiver == ("QP N: RC, RTS, peer QP N; outstanding: 0 sends on CQ 3, 1 receive on CQ 4")
     assert [cq.partition(",")[0] for cq in cqs] == [
-        "CQ 1: completions 0",
-        "CQ 2: completions 0",
-        "CQ 3: completions 0",
-        "CQ 4: completions 1",
+        "CQ 1: not armed",
+        "CQ 2: not armed",
+        "CQ 3: not armed",
+        "CQ 4: armed",
+    ]
+    assert channels == [
+        "the channel of CQ 1, CQ 2: no unread event, 0 threads in get_event()",
+        "the channel of CQ 3, CQ 4: no unread event, 0 threads in get_event()",
     ]
     assert re.fullmatch(
-        r"CQ 4: completions 1, polls \d+, arms \d+, events (\d+), acked \1, spurious \d+", cqs[3]
+        r"CQ 4: armed, \d+ entries; completions 1, polls \d+, arms \d+, events (\d+), acked \1, "
+        r"spurious \d+",
+        cqs[3],
     )
 
 
@@ -220,8 +227,10 @@ def test_a_failure_tells_of_dead_queue_pairs_and_unread_events(run_suite: Run) -
     assert "QP N: RC, ERR; outstanding: 1 send on CQ 1, 0 receives on CQ 2" in lines
     assert "QP N: UD, RESET; outstanding: 0 sends on CQ 5, receives by SRQ 1 on CQ 5" in lines
     assert "SRQ 1: 0 receives outstanding" in lines
-    assert "CQ 1: completions 0, polls 0, arms 1, events 0, acked 0, spurious 0" in lines
-    assert lines[-1] == "the channel of CQ 1, CQ 2 has an unread event"
+    counters = "completions 0, polls 0, arms 1, events 0, acked 0, spurious 0"
+    assert any(re.fullmatch(rf"CQ 1: armed, \d+ entries; {counters}", line) for line in lines)
+    unread = "the channel of CQ 1, CQ 2: an unread event, 0 threads in get_event()"
+    assert unread in lines
 
 
 def test_a_failure_tells_of_the_devices_reports_and_takes_none(run_suite: Run) -> None:
@@ -277,12 +286,13 @@ def test_nothing_is_told_where_there_is_nothing(run_suite: Run) -> None:
 
 
 def test_a_report_that_fails_is_a_line(run_suite: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(qp: object) -> None:
+    def fails(context: object) -> None:
         raise VerbsError(errno.EIO, "the device refuses")
 
-    monkeypatch.setattr(_state_report, "_state", fails)
+    monkeypatch.setattr(_report, "open_objects", fails)
     result = run_suite("""
         def test_it(rdma_rc_pair): assert not "this one fails"
     """)
     result.assert_outcomes(failed=1)
-    assert told(result) == ["cannot be told: VerbsError: [Errno 5] the device refuses"]
+    text = "a Context of which nothing can be told: VerbsError: [Errno 5] the device refuses"
+    assert told(result) == [text]

@@ -1,0 +1,301 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Why a wait found nothing: the second half of the message of a TimeoutError.
+ *
+ * The books know most of it: for what each CQ is armed, what was posted and has not completed, how
+ * far a queue pair was brought. Two things are asked for, by calls that lose nothing: completions
+ * that nobody polled go to the stash of their CQ, and the device says in which state the queue pair
+ * is that the message would name. Nothing of this runs before a wait has timed out.
+ *
+ * Several causes can hold at once. The message names one: that of the CQs before that of the queue
+ * pairs, and of these the first by its `concern`.
+ */
+
+#include "await/engine.h"
+#include "base/library.h"
+#include "verbs/qp.h"
+
+#define PEEKS 64 /* CQs of a channel that are looked into */
+
+/* What a wait was for: an event of any CQ of a channel, or completions of one CQ. */
+typedef struct {
+    const cqn_context *context;
+    const cqn_channel *channel;
+    const cqn_cq *only; /* or NULL */
+} wait_scope;
+
+static bool covers(const wait_scope *scope, const cqn_cq *cq)
+{
+    return cq != NULL && (scope->only != NULL ? cq == scope->only : cq->channel == scope->channel);
+}
+
+static const char *plural(size_t n)
+{
+    return n == 1 ? "" : "s";
+}
+
+/* ---- the CQs ---- */
+
+typedef struct {
+    size_t cqs, ready; /* how many there are; and are armed, or leave that to an AsyncCQ */
+    cqn_cq *holder;    /* the first that holds completions, borrowed; or NULL */
+    bool more;         /* it may hold more than were counted */
+} survey;
+
+/* Runs no Python code: what goes with the completions is in `trash`. A CQ with an AsyncCQ is left
+ * to that. */
+CQN_RARE static survey look_at_cqs(const wait_scope *scope, cqn_object **trash)
+{
+    survey found = {.cqs = 0};
+    for (cqn_object *o = scope->context->first[CQN_RANK_CQ]; o != NULL; o = o->next) {
+        cqn_cq *cq = (cqn_cq *)o;
+        if (!covers(scope, cq) || !cqn_is_open(o)) {
+            continue;
+        }
+        found.ready += cq->armed != CQN_UNARMED || cq->engine != NULL;
+        if (found.cqs++ >= PEEKS || cq->engine != NULL || found.holder != NULL) {
+            continue;
+        }
+        const bool more = cqn_cq_peek(cq, trash);
+        if (cqn_stash_len(cq) > 0) {
+            found.holder = cq;
+            found.more = more;
+        }
+    }
+    return found;
+}
+
+/* What a message calls a CQ that is one of so many. */
+CQN_RARE static PyObject *name_of(const cqn_cq *cq, size_t cqs)
+{
+    if (cqs > 1 && PyUnicode_GET_LENGTH(cq->name) > 0) {
+        return PyUnicode_FromFormat("the CQ %R", cq->name);
+    }
+    return cqs > 1 ? PyUnicode_FromFormat("the CQ with handle %u",
+                                          ((struct ibv_cq *)cq->base.handle)->handle)
+                   : PyUnicode_FromString("the CQ");
+}
+
+static const char *const while_armed[] = {
+    [CQN_UNARMED] = "and is not armed: poll, and call safe_to_sleep() before each wait",
+    [CQN_ARMED_SOLICITED] = "and is armed for solicited ones only: poll before each wait",
+    [CQN_ARMED] = "from before it was armed: poll after arming, as safe_to_sleep() does",
+};
+
+CQN_RARE static PyObject *about_holder(const survey *found)
+{
+    const size_t held = cqn_stash_len(found->holder);
+    const char *why = while_armed[found->holder->armed];
+    PyObject *name = name_of(found->holder, found->cqs);
+    PyObject *text = name == NULL
+                         ? NULL
+                         : PyUnicode_FromFormat("%U holds %zu completion%s%s %s", name, held,
+                                                plural(held), found->more ? " or more" : "", why);
+    Py_XDECREF(name);
+    return text;
+}
+
+/* NULL without an exception: the CQs are as they should be. */
+CQN_RARE static PyObject *about_cqs(const wait_scope *scope, cqn_object **trash)
+{
+    const survey found = look_at_cqs(scope, trash);
+    if (found.holder != NULL) {
+        return about_holder(&found);
+    }
+    if (found.cqs == 0) {
+        return PyUnicode_FromString("no CQ uses this channel");
+    }
+    if (scope->only == NULL && scope->channel->loop != NULL) {
+        return PyUnicode_FromString(
+            "an event loop reads the events of this channel, for its AsyncCQs");
+    }
+    if (found.ready > 0 || scope->channel == NULL) {
+        return NULL;
+    }
+    return found.cqs == 1
+               ? PyUnicode_FromString("the CQ is not armed: call safe_to_sleep() before each wait")
+               : PyUnicode_FromFormat("none of the %zu CQs of this channel is armed: call "
+                                      "safe_to_sleep() before each wait",
+                                      found.cqs);
+}
+
+/* ---- the queue pairs ---- */
+
+/* How likely a queue pair is the cause, from the least on. */
+typedef enum { NONE, UNUSED, IDLE, RECEIVING, UNSIGNALED, UNREADY, UNANSWERED, FAILED } concern;
+
+static size_t sends_of(const wait_scope *scope, const cqn_qp *qp)
+{
+    return covers(scope, qp->send_cq) ? qp->sq->requests - (qp->sq->probe == CQN_PROBE_POSTED) : 0;
+}
+
+static size_t receives_of(const wait_scope *scope, const cqn_qp *qp)
+{
+    const cqn_wr_queue *rq = qp->srq != NULL && qp->srq->rq != NULL ? qp->srq->rq : qp->rq;
+    return covers(scope, qp->recv_cq) ? rq->requests : 0;
+}
+
+CQN_RARE static concern concern_of(const wait_scope *scope, const cqn_qp *qp)
+{
+    if (!covers(scope, qp->send_cq) && !covers(scope, qp->recv_cq)) {
+        return NONE;
+    }
+    const size_t sends = sends_of(scope, qp), receives = receives_of(scope, qp);
+    if (qp->state == IBV_QPS_ERR || qp->state == IBV_QPS_SQE ||
+        (qp->suspicions > 1 && qp->suspicions != qp->cleared)) {
+        return FAILED;
+    }
+    if (qp->state == IBV_QPS_RESET || qp->state == IBV_QPS_INIT) {
+        return sends + receives > 0 ? UNREADY : UNUSED;
+    }
+    if (sends > 0) {
+        return qp->sq->signaled > 0 ? UNANSWERED : UNSIGNALED;
+    }
+    return receives > 0 ? RECEIVING : IDLE;
+}
+
+/* The first of those that concern most; borrowed, or NULL. */
+CQN_RARE static cqn_qp *choose(const wait_scope *scope, concern *most)
+{
+    cqn_qp *chosen = NULL;
+    *most = NONE;
+    for (cqn_object *o = scope->context->first[CQN_RANK_QP]; o != NULL; o = o->next) {
+        const concern c = cqn_is_open(o) ? concern_of(scope, (cqn_qp *)o) : NONE;
+        if (c > *most) {
+            *most = c;
+            chosen = (cqn_qp *)o;
+        }
+    }
+    return chosen;
+}
+
+/* A queue pair of which something may have failed: whether the device says so. It is asked once,
+ * until something fails again. What it was asked in vain is taken for no. */
+CQN_RARE static bool has_failed(cqn_qp *qp)
+{
+    const uint32_t suspicions = qp->suspicions;
+    if (suspicions == qp->cleared || !cqn_is_open(&qp->base)) {
+        return false;
+    }
+    struct ibv_qp *handle = qp->base.handle;
+    struct ibv_qp_attr attr = {.qp_state = qp->state};
+    struct ibv_qp_init_attr init;
+    CQN_IN_KERNEL(&qp->base, (void)ibv_query_qp(handle, &attr, IBV_QP_STATE, &init));
+    if (attr.qp_state == IBV_QPS_ERR || attr.qp_state == IBV_QPS_SQE) {
+        return true;
+    }
+    qp->cleared = suspicions;
+    return false;
+}
+
+CQN_RARE static PyObject *about_unanswered(const wait_scope *scope, const cqn_qp *qp)
+{
+    const size_t sends = sends_of(scope, qp);
+    const bool acknowledged = qp->type == IBV_QPT_RC || qp->type == IBV_QPT_XRC_SEND;
+    return PyUnicode_FromFormat(
+        acknowledged ? "%zu send%s of QP %u %s not acknowledged: the peer has no receive posted "
+                       "(RNR), or does not answer"
+                     : "%zu send%s of QP %u %s not completed",
+        sends, plural(sends), (unsigned)qp->qp_num,
+        acknowledged ? (sends == 1 ? "is" : "are") : (sends == 1 ? "has" : "have"));
+}
+
+CQN_RARE static PyObject *about_qp(const wait_scope *scope, const cqn_qp *qp, concern most)
+{
+    const unsigned number = qp->qp_num;
+    const size_t sends = sends_of(scope, qp), receives = receives_of(scope, qp);
+    switch (most) {
+    case FAILED:
+        return PyUnicode_FromFormat("QP %u is in ERR, and works no more: move it to RESET and "
+                                    "connect it anew",
+                                    number);
+    case UNANSWERED:
+        return about_unanswered(scope, qp);
+    case UNREADY:
+    case UNUSED:
+        return PyUnicode_FromFormat("QP %u is in %s: it is not connected", number,
+                                    cqn_qp_state_name(qp->state));
+    case UNSIGNALED:
+        return PyUnicode_FromFormat("%zu send%s of QP %u %s unsignaled, which gives no completion",
+                                    sends, plural(sends), number, sends == 1 ? "is" : "are");
+    case RECEIVING:
+        return PyUnicode_FromFormat("QP %u has %zu receive%s posted, for which nothing has come",
+                                    number, receives, plural(receives));
+    case IDLE:
+    case NONE:
+        break;
+    }
+    return covers(scope, qp->recv_cq)
+               ? PyUnicode_FromFormat("QP %u has no receive posted%s", number,
+                                      covers(scope, qp->send_cq) ? ", and no send outstanding" : "")
+               : PyUnicode_FromFormat("QP %u has no send outstanding", number);
+}
+
+/* Each turn of the loop clears one queue pair of a suspicion, and so they come to an end. */
+CQN_RARE static PyObject *about_qps(const wait_scope *scope)
+{
+    for (;;) {
+        concern most;
+        cqn_qp *qp = choose(scope, &most);
+        if (qp == NULL) {
+            return PyUnicode_FromString("no QP uses the CQ");
+        }
+        if (qp->state == IBV_QPS_ERR || qp->state == IBV_QPS_SQE) {
+            return about_qp(scope, qp, FAILED);
+        }
+        if (!cqn_try_ref(&qp->base)) { /* it goes just now, and is not asked for */
+            return about_qp(scope, qp, most);
+        }
+        const bool known = qp->suspicions == qp->cleared;
+        const bool failed = has_failed(qp);
+        PyObject *text = NULL;
+        if (failed || known || !cqn_is_open(&qp->base)) {
+            text = about_qp(scope, qp, failed ? FAILED : most);
+        }
+        Py_DECREF(qp);
+        if (text != NULL || PyErr_Occurred()) {
+            return text;
+        }
+    }
+}
+
+/* ---- all of it ---- */
+
+/* While a device is asked, other threads can close all that the caller knows. */
+CQN_RARE static PyObject *why_silent(const wait_scope *scope)
+{
+    cqn_object *trash = NULL, *const context = CQN_OBJ(Py_NewRef((PyObject *)scope->context));
+    PyObject *text = about_cqs(scope, &trash);
+    if (text == NULL && !PyErr_Occurred()) {
+        text = about_qps(scope);
+    }
+    PyObject *error = text == NULL ? cqn_take_exception() : NULL;
+    cqn_trash_empty(trash);
+    Py_DECREF(context);
+    if (error != NULL) {
+        cqn_put_exception(error);
+    }
+    return text;
+}
+
+PyObject *cqn_channel_why_silent(cqn_channel *channel)
+{
+    const wait_scope scope = {channel->base.context, channel, NULL};
+    return why_silent(&scope);
+}
+
+const char cqn_cq_why_silent_doc[] =
+    "_why_silent($self, /)\n--\n\n"
+    "Why a wait for its completions may have found nothing, for the message of an error.\n\n"
+    "Wraps ibv_poll_cq(3), whose completions stay to be polled, and ibv_query_qp(3).";
+
+PyObject *cqn_cq_why_silent(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    cqn_cq *self = (cqn_cq *)op;
+    if (cqn_open(&self->base) == NULL) {
+        return NULL;
+    }
+    const wait_scope scope = {self->base.context, self->channel, self};
+    return why_silent(&scope);
+}
