@@ -118,7 +118,7 @@ class Registration:
     """A buffer that is registered while a message uses it, from `addr` on."""
 
     def __init__(self, region: Region, wanted: Wanted) -> None:
-        self.region = region
+        self.region: Region = region
         self.addr: int = region.mr.addr + wanted.start - region.start
 
     @property

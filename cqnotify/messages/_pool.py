@@ -33,7 +33,8 @@ class Wanted:
     of which `key` says if it is the same."""
 
     def __init__(self, view: memoryview, access: AccessFlags) -> None:
-        self.view, self.access = view, access
+        self.view: memoryview = view
+        self.access: AccessFlags = access
         self.array: Any = _array_of(view)
         self.start: int = 0 if self.array is None else _address_of(view)
         self.end: int = self.start + view.nbytes
@@ -50,11 +51,13 @@ class Region:
     """
 
     def __init__(self, mr: MR, wanted: Wanted, start: int) -> None:
-        self.mr = mr
+        self.mr: MR = mr
         self.nbytes: int = mr.length
-        self.start, self.end = start, start + self.nbytes
-        self.access, self.key = wanted.access, wanted.key
-        self.users = 1
+        self.start: int = start
+        self.end: int = start + self.nbytes
+        self.access: AccessFlags = wanted.access
+        self.key: Hashable = wanted.key
+        self.users: int = 1
         self.memory: Any = wanted.view if wanted.array is None else wanted.array
         self.array: weakref.ref[Any] | None = None
         self.is_listed: bool = True

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import queue
 import random
 import threading
 import traceback
@@ -203,6 +204,33 @@ async def test_an_array_is_freed_in_another_thread(ctx: Context) -> None:
         thread.start()
         thread.join(SOON)
         assert a.stats.memory[2:] == (0, 0)
+
+
+async def test_arrays_are_freed_in_another_thread_while_others_are_sent(ctx: Context) -> None:
+    """Often at the same address: no registration outlives its memory, and none is lost."""
+    dropped: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def drop() -> None:
+        while dropped.get() is not None:
+            pass
+
+    thread = threading.Thread(target=drop)
+    thread.start()
+    try:
+        async with connected(ctx, Options(cache=4 * LARGE)) as (a, b):
+            for i in range(100):
+                array = numpy.full(2 * LARGE, i, numpy.uint8)
+                for part in (array[: LARGE + i], array[LARGE - i :], array):
+                    sent, got = await asyncio.gather(a.send(part), b.recv(timeout=SOON))
+                    assert bytes(got[0]) == bytes([i]) * len(part), sent
+                del part
+                dropped.put(array)
+                del array
+            dropped.put(None)
+            thread.join(SOON)
+            assert a.stats.memory[2:] == (0, 0)
+    finally:
+        dropped.put(None)
 
 
 async def test_a_forked_child_registers_anew(ctx: Context) -> None:
