@@ -13,7 +13,7 @@ import contextlib
 import errno
 import types
 from collections.abc import Awaitable, Callable, Generator
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, ParamSpec, cast
 
 from .._core import CMID, ClosedError, CMLink, CMWait, VerbsError
 from ..enums import AccessFlags, QPState
@@ -104,6 +104,19 @@ class Options(NamedTuple):
     keepalive: float | None = None
 
 
+# Of a wait that timed out, by the state in which it did.
+SILENCE: Final = {
+    "RESOLVING_ADDR": "no host has answered that the address is its own",
+    "RESOLVING_ROUTE": "the way to the peer's device was not found",
+    "CONNECTING": "the peer's host is silent, or its program has not accepted",
+    "ACCEPTING": "the peer has not confirmed the connection",
+    "JOINING": "the multicast group has not admitted the queue pair",
+    "LISTENING": "no peer has asked to connect",
+    "ESTABLISHED": "the peer has not disconnected",
+    "DISCONNECTING": "the peer has not answered the disconnect",
+}
+
+
 class Link(CMLink):
     """An identifier, the queue pair that goes with it, and what is known of it; how to wait for
     what happens to it is the core's."""
@@ -148,7 +161,8 @@ class Link(CMLink):
         return error_of(event, self.where)
 
     def _no_answer(self) -> TimeoutError:
-        return TimeoutError(f"{self.where}: no answer in time")
+        why = SILENCE.get(self.id.state)
+        return TimeoutError(f"{self.where}: no answer in time{f'; {why}' if why else ''}")
 
     def has_news(self) -> bool:
         """For a thread that waits for an event."""

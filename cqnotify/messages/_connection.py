@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -139,7 +140,8 @@ class Connection:
         self._waits += 1
         outgoing.future = asyncio.get_running_loop().create_future()
         try:
-            await wait(outgoing.future, deadline(timeout), "the message was not sent in time")
+            why = partial(self._session.why_not_sent, outgoing)
+            await wait(outgoing.future, deadline(timeout), why)
         except BaseException:
             self._session.sender.withdraw(outgoing)
             self._session.wake()

@@ -62,6 +62,11 @@ class Flow:
         return 2 * self.room <= self._granted
 
     @property
+    def pending(self) -> int:
+        """How many of our messages the peer's program has not taken."""
+        return self.sent - self.freed
+
+    @property
     def unread(self) -> int:
         """How many of our offers were not read yet."""
         return self.offered - self.done

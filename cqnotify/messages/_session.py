@@ -25,7 +25,7 @@ from ._incoming import Incoming
 from ._options import LEAST_EAGER
 from ._queue import SendQueue
 from ._reader import Reader
-from ._sender import Sender
+from ._sender import Outgoing, Sender
 from ._waits import wait
 from ._wire import ACK, BYE, CLOSING, DATA, OFFER, Hello, Kind, Limits
 
@@ -264,6 +264,17 @@ class Session:
                 await wait(future, end, what)
             finally:
                 self._sleepers.remove(future)
+
+    def why_not_sent(self, outgoing: Outgoing) -> str:
+        """For a send() that has timed out."""
+        flow, what = self.flow, "the message was not sent in time"
+        if outgoing not in self.sender.waiting:
+            return f"{what}; the peer's program has not received it"
+        if flow.room < 1:
+            return f"{what}; the peer's program has not received the {flow.pending} before it"
+        if flow.unread:
+            return f"{what}; the peer's program has not received {flow.unread} large ones before it"
+        return f"{what}; {self.parts.sent.cq._why_silent()}"
 
     # ---- ends ----
 

@@ -39,13 +39,13 @@ def call_in(loop: Loop | None, call: Callable[[], None]) -> None:
     call()
 
 
-def _expire(future: asyncio.Future[_T], what: str) -> None:
+def _expire(future: asyncio.Future[_T], what: str | Callable[[], str]) -> None:
     if not future.done():
-        future.set_exception(TimeoutError(what))
+        future.set_exception(TimeoutError(what if isinstance(what, str) else what()))
 
 
-async def wait(future: asyncio.Future[_T], end: float | None, what: str) -> _T:
-    """Wait for the future until `end`; what then raises TimeoutError is `what`."""
+async def wait(future: asyncio.Future[_T], end: float | None, what: str | Callable[[], str]) -> _T:
+    """Wait for the future until `end`. `what` is the text of the TimeoutError, or returns it."""
     if end is None:
         return await future
     timer = future.get_loop().call_later(left_until(end) or 0, _expire, future, what)

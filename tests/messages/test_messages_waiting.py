@@ -201,7 +201,8 @@ async def test_a_message_without_a_credit_is_withdrawn(ctx: Context) -> None:
     async with connected(ctx, SMALL) as (a, b):
         sent = await fill(a)
         for size in (5, LARGE):
-            with pytest.raises(TimeoutError, match="the message was not sent in time"):
+            why = f"was not sent in time; the peer's program has not received the {sent} before it"
+            with pytest.raises(TimeoutError, match=why):
                 await a.send(data_of(size), timeout=BLINK)
         sending = await start(a.send(b"behind"))
         for i in range(sent):
@@ -213,7 +214,8 @@ async def test_a_message_without_a_credit_is_withdrawn(ctx: Context) -> None:
 async def test_a_message_that_has_begun_goes_on_and_keeps_its_buffers(ctx: Context) -> None:
     async with connected(ctx) as (a, b):
         frame = bytearray(data_of(LARGE))
-        with pytest.raises(TimeoutError, match="the message was not sent in time"):
+        why = "the message was not sent in time; the peer's program has not received it"
+        with pytest.raises(TimeoutError, match=why):
             await a.send(frame, timeout=BLINK)
         with pytest.raises(BufferError):  # it is still registered
             frame.append(1)
