@@ -16,8 +16,10 @@ from support import DEADLINE, Endpoint, Overflow, Pair, connect, deliver, take_c
 
 import cqnotify
 from cqnotify import (
+    CQ,
     MR,
     AsyncEventError,
+    CompletionChannel,
     Context,
     FlowSpecActionCount,
     QPState,
@@ -109,7 +111,9 @@ def refused_post(end: Endpoint) -> VerbsError:
 
 
 def overflow(ctx: Context) -> Overflow:
-    world = Overflow(ctx)
+    channel = CompletionChannel(ctx)
+    small = CQ(ctx, 1, channel=channel, name="small")
+    world = Overflow(ctx, channel=channel, send_cq=small)
     world.fill()
     world.send(1)
     return world

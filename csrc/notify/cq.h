@@ -283,6 +283,10 @@ struct ibv_wc cqn_wc_of_row(const cqn_wc_row *row);
 /* The struct behind a WorkCompletion, borrowed; NULL with TypeError, which names the argument. */
 const struct ibv_wc *cqn_wc_raw(const cqn_state *st, PyObject *wc, const char *name);
 
+/* Before the first one is made: so nothing of Python's is run, or can fail, where completions are
+ * made. -1 with an exception. */
+int cqn_wc_prepare(cqn_state *st);
+
 /* A new WorkCompletion. `extra` may be NULL; `extra_fields` says what of it is there. */
 PyObject *cqn_wc_new(cqn_state *st, const struct ibv_wc *raw, const cqn_wc_extra *extra,
                      uint32_t extra_fields);

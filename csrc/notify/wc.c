@@ -105,6 +105,14 @@ static void wc_dealloc(PyObject *op)
 
 /* ---- making one ---- */
 
+int cqn_wc_prepare(cqn_state *st)
+{
+    if (cqn_know_members("WCOpcode", st->wc_opcode, CQN_WC_OPCODES) < 0) {
+        return -1;
+    }
+    return cqn_know_members("WCStatus", st->wc_status, CQN_WC_STATUSES);
+}
+
 static int set_extra(work_completion *self, const cqn_wc_extra *extra, uint32_t fields)
 {
     self->extra = PyMem_Malloc(sizeof(*self->extra));
@@ -421,7 +429,8 @@ CQN_RARE static PyObject *wc_restore(PyObject *type, PyObject *args)
     cqn_wc_extra extra;
     const char *bytes, *others;
     Py_ssize_t n, m;
-    if (!PyArg_ParseTuple(args, "y#z#", &bytes, &n, &others, &m)) {
+    cqn_state *st = cqn_state_of((PyTypeObject *)type);
+    if (cqn_wc_prepare(st) < 0 || !PyArg_ParseTuple(args, "y#z#", &bytes, &n, &others, &m)) {
         return NULL;
     }
     if (n != sizeof(row) || (others != NULL && m != sizeof(extra))) {
@@ -433,8 +442,7 @@ CQN_RARE static PyObject *wc_restore(PyObject *type, PyObject *args)
         memcpy(&extra, others, sizeof(extra));
     }
     const struct ibv_wc wc = cqn_wc_of_row(&row);
-    return cqn_wc_new(cqn_state_of((PyTypeObject *)type), &wc, others != NULL ? &extra : NULL,
-                      others != NULL ? extra.valid : 0);
+    return cqn_wc_new(st, &wc, others != NULL ? &extra : NULL, others != NULL ? extra.valid : 0);
 }
 
 static PyMethodDef wc_methods[] = {

@@ -200,9 +200,11 @@ CQN_RARE static PyObject *array_reduce(PyObject *op, PyObject *Py_UNUSED(unused)
 
 CQN_RARE static PyObject *array_restore(PyObject *type, PyObject *args)
 {
+    CQN_LOCKED;
     Py_ssize_t capacity, n;
     const char *rows;
-    if (!PyArg_ParseTuple(args, "ny#", &capacity, &rows, &n)) {
+    if (cqn_wc_prepare(cqn_state_of((PyTypeObject *)type)) < 0 ||
+        !PyArg_ParseTuple(args, "ny#", &capacity, &rows, &n)) {
         return NULL;
     }
     const Py_ssize_t len = n / (Py_ssize_t)sizeof(cqn_wc_row);

@@ -299,11 +299,20 @@ static PyObject *cq_get_stats(PyObject *op, void *Py_UNUSED(unused))
 static PyObject *cq_repr(PyObject *op)
 {
     CQN_LOCKED;
-    struct ibv_cq *cq = CQN_OBJ(op)->handle;
-    return cq == NULL ? cqn_short_repr(op)
-                      : PyUnicode_FromFormat("<CQ on %s, handle %u, %d entries, %u unacked>",
-                                             cqn_device_name(CQN_OBJ(op)), cq->handle, cq->cqe,
-                                             ((cqn_cq *)op)->unacked);
+    const cqn_cq *self = (cqn_cq *)op;
+    const bool named = self->name != NULL && PyUnicode_GET_LENGTH(self->name) > 0;
+    PyObject *name = named ? PyUnicode_FromFormat(" %R", self->name) : PyUnicode_FromString("");
+    if (name == NULL) {
+        return NULL;
+    }
+    const struct ibv_cq *cq = self->base.handle;
+    PyObject *repr = cq == NULL
+                         ? PyUnicode_FromFormat("<CQ%U closed>", name)
+                         : PyUnicode_FromFormat("<CQ%U on %s, handle %u, %d entries, %u unacked>",
+                                                name, cqn_device_name(&self->base), cq->handle,
+                                                cq->cqe, self->unacked);
+    Py_DECREF(name);
+    return repr;
 }
 
 static PyMethodDef cq_methods[] = {

@@ -232,22 +232,13 @@ static struct ibv_cq *create_extended(cqn_cq *self, const cq_args *a)
     return ibv_cq_ex_to_cq(cq);
 }
 
-/* So that nothing of Python's is run, or can fail, where completions are made. */
-static int know_members(cqn_state *st)
-{
-    if (cqn_know_members("WCOpcode", st->wc_opcode, CQN_WC_OPCODES) < 0) {
-        return -1;
-    }
-    return cqn_know_members("WCStatus", st->wc_status, CQN_WC_STATUSES);
-}
-
 CQN_RARE PyObject *cqn_cq_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
     CQN_COPY copy = NULL;
     cqn_state *st = cqn_state_of(type);
     cq_args a;
-    if (cqn_freeze_keywords(&kwargs, &copy) < 0 || know_members(st) < 0 ||
+    if (cqn_freeze_keywords(&kwargs, &copy) < 0 || cqn_wc_prepare(st) < 0 ||
         parse_new_cq(st, args, kwargs, &a) < 0) {
         return NULL;
     }

@@ -83,7 +83,7 @@ static PyObject *qp_repr(PyObject *op)
     CQN_LOCKED;
     cqn_qp *self = (cqn_qp *)op;
     return self->base.handle == NULL
-               ? cqn_short_repr(op)
+               ? PyUnicode_FromFormat("<QP %u closed>", (unsigned)self->qp_num)
                : PyUnicode_FromFormat("<QP %u on %s, %s, %s>", (unsigned)self->qp_num,
                                       cqn_device_name(&self->base), cqn_qp_type_name(self->type),
                                       cqn_qp_state_name(self->state));

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import values
-from support import DEADLINE, Endpoint, Pair, wait_completions, wait_one
+from support import DEADLINE, Endpoint, Pair, python, wait_completions, wait_one
 
 from cqnotify import (
     MW,
@@ -142,13 +142,24 @@ def test_a_failed_cq_is_told_to_another_process(fail: Call) -> None:
         fail("event")
     event = e.value.event
     assert (event.cq, event.qp, event.srq, event.port_num) == (None, None, None, None)
-    assert repr(event).startswith("<AsyncEvent CQ_ERR, <CQ ")
+    assert repr(event) == "<AsyncEvent CQ_ERR, <CQ 'small' closed>>"
 
 
 def test_values_come_out_of_another_process(fail: Call) -> None:
     wc, sge, wr = fail("value")
     assert (wc.wr_id, wc.ok, wc.byte_len) == (11, True, 8)
     assert (len(sge), sge.mr.closed, wr.wr_id) == (8, True, 12)
+
+
+def test_the_enums_are_known_in_a_process_that_has_no_cq(array: WCArray, pair: Pair) -> None:
+    failed = flushed(pair[1], 1)[0]
+    program = "import pickle, sys; sys.stdout.write(repr(pickle.loads(bytes.fromhex(sys.argv[1]))))"
+    for value in (failed, array[0], array[1:2]):
+        found = python("-c", program, pickle.dumps(value).hex())
+        assert (found.stdout, found.stderr) == (repr(value), "")
+    program = program.replace("repr(", "repr([*").replace("1])))", "1]))])")
+    found = python("-c", program, pickle.dumps(array).hex())
+    assert (found.stdout, found.stderr) == (repr([*array]), "")
 
 
 # ---- memory and work requests ----------------------------------------------------------------

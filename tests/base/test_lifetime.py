@@ -379,6 +379,10 @@ def test_everything_says_what_it_is(ctx: Context) -> None:
     rest = rf"{w.cq.cqe} entries, 0 unacked"
     assert re.fullmatch(rf"<CQ on {name}, handle \d+, {rest}>", repr(w.cq))
     assert repr(CQ(ctx, w.cq.cqe)) != repr(w.cq)
+    with CQ(ctx, 1, name="in") as named, QP(w.pd, QPType.RC, send_cq=named) as qp:
+        number = qp.qp_num
+        assert repr(named).startswith(f"<CQ 'in' on {name}, handle ")
+    assert (repr(named), repr(qp)) == ("<CQ 'in' closed>", f"<QP {number} closed>")
     assert repr(w.mr).startswith(f"<MR on {name}, 4096 bytes at 0x")
     assert "length=4" in repr(w.mr[0:4])
     w.srq.post_recv(w.mr[0:64])
