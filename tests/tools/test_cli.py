@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
 import json
 import os
@@ -15,6 +16,7 @@ import socket
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_support import (
@@ -29,10 +31,12 @@ from cli_support import (
     read_terminal,
     refusal,
     server,
+    started,
+    state_of,
     usage_of,
     watching,
 )
-from support import DEADLINE, ip_link, python
+from support import DEADLINE, ip_link, python, until
 
 from cqnotify import Context, Device, DeviceCapFlags, VerbsError, __version__, devices
 from cqnotify.cli import COMMANDS, EXIT_CODES, LONGEST, main, seconds
@@ -168,6 +172,60 @@ def test_too_little_memory_is_exit_code_1_and_one_line(
 
     monkeypatch.setattr("cqnotify.cli.pingpong.device_names", run)
     assert refusal(capsys, 1, "pingpong") == "cqnotify: out of memory\n"
+
+
+@pytest.mark.usefixtures("ctx")
+@pytest.mark.parametrize(("stream", "args"), [("stdout", ["devices", "-v"]), ("stderr", ["x"])])
+def test_a_reader_of_a_pipe_that_does_not_block_gets_all(stream: str, args: list[str]) -> None:
+    whole = subprocess.run(command(*args), capture_output=True, timeout=DEADLINE)
+    read, write = os.pipe()
+    filler = bytes(fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096))
+    os.set_blocking(write, False)
+    os.write(write, filler)
+    streams: Any = {stream: write}
+    with started(command(*args), **streams) as process:
+        until(lambda: blocks(process, 1 if stream == "stdout" else 2), "its own end blocks")
+        assert not os.get_blocking(write), "others share the mode"
+        until(lambda: state_of(process) == "S", "it waits for the reader")
+        os.close(write)
+        with open(read, "rb") as pipe:
+            data = pipe.read()[len(filler) :]
+        assert process.wait(DEADLINE) == whole.returncode
+    assert data == getattr(whole, stream)
+
+
+def blocks(process: subprocess.Popen[str], fd: int) -> bool:
+    found = re.search(r"flags:\s+(\d+)", Path(f"/proc/{process.pid}/fdinfo/{fd}").read_text())
+    return found is not None and not int(found[1], 8) & os.O_NONBLOCK
+
+
+def test_a_socket_that_does_not_block_gets_all(ctx: Context) -> None:
+    whole = subprocess.run(command("devices", "-v"), capture_output=True, timeout=DEADLINE)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.setblocking(False)
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        with started(command("devices", "-v"), stdout=theirs.fileno()) as process:
+            theirs.close()
+            data = b"".join(iter(lambda: ours.recv(1000), b""))
+            assert process.wait(DEADLINE) == 0
+    assert data == whole.stdout
+
+
+@pytest.mark.parametrize("module", ["argparse", "cqnotify.cli.devices"])
+def test_ctrl_c_before_a_command_runs_is_exit_code_130_without_a_word(module: str) -> None:
+    """As its modules are imported."""
+    program = f"""
+import runpy, signal, sys
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Interrupts())
+sys.argv = ["cqnotify", "devices"]
+runpy.run_module("cqnotify", run_name="__main__")"""
+    done = python("-c", program)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 # ---- terminals ------------------------------------------------------------------------------
