@@ -29,6 +29,16 @@ def note(message: str) -> None:
     print(f"lab: {message}", file=sys.stderr, flush=True)
 
 
+def current_folder() -> str:
+    """Return the folder in which commands run."""
+    try:
+        return os.getcwd()
+    except OSError as error:
+        raise LabError(
+            f"the current folder is not there any more ({error.strerror}): change to another"
+        ) from None
+
+
 def version_key(version: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", version)]
 

@@ -14,10 +14,13 @@ from pathlib import Path
 from types import FrameType
 
 from . import engine, hosts_run, kernel, uml, virtual_run, vm
-from .base import HERE, LabError, locked, note, version_key
+from .base import HERE, LabError, current_folder, locked, note, version_key
 
 # Taken along from the caller's environment; everything else only with -e.
-KEPT = ("TERM", "COLORTERM", "NO_COLOR", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "USER", "CI")
+KEPT = (
+    *("TERM", "COLORTERM", "NO_COLOR", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "USER", "CI"),
+    "PYTHONPATH",  # of a package in a folder of its own; ./lab clears it
+)
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 HOST_MEMORY = 640  # MB of one of several hosts
 SAME_MHZ = "1000.000"  # of hosts in virtual time, whose runs are the same on each machine
@@ -193,7 +196,7 @@ def job(options: argparse.Namespace, guest: vm.Machine) -> vm.Job:
         modules = str(kernel.modules(options.cache, guest.kernel))
         shares.insert(0, vm.Share(modules, f"/lib/modules/{guest.kernel}", False))
     mhz = uml.frequency() if guest.accel == "uml" else None
-    cwd, network = os.getcwd(), network_of(options)
+    cwd, network = current_folder(), network_of(options)
     return vm.Job(options.command, environment(options), cwd, shares, network, mhz)
 
 

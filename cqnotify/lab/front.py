@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from . import driver, engine, needs, uml
-from .base import HERE, LabError, note
+from .base import HERE, LabError, current_folder, note
 
 COMMANDS: Final = ("run", "shell", "hosts", "kernels", "clean")
 MADE: Final = ("kernels", "uml", "apt", "kvm", "lock", "guest-*", "seeded-*")  # in the cache
@@ -230,7 +230,7 @@ def kernel(wanted: str | None) -> str | None:
 
 def writable(options: argparse.Namespace) -> list[str]:
     """The current folder and those of --writable. One below another comes after it."""
-    folders = {os.path.realpath(folder) for folder in [os.getcwd(), *options.writable]} - {"/"}
+    folders = {os.path.realpath(folder) for folder in [current_folder(), *options.writable]} - {"/"}
     if missing := [folder for folder in sorted(folders) if not os.path.isdir(folder)]:
         raise LabError(f"--writable: there is no folder {missing[0]}")
     return sorted(folders)

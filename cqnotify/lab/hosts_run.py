@@ -15,7 +15,7 @@ import time
 from typing import Any, NoReturn
 
 from . import hosts, hosts_serve, vm
-from .base import FRONT, LabError, note
+from .base import FRONT, LabError, current_folder, note
 
 USAGE = f"{FRONT} hosts 2 -- COMMAND --- COMMAND"
 MUCH = 262144  # bytes of input under way
@@ -170,7 +170,7 @@ class Run:
     def start(self) -> None:
         for number, command in enumerate(self.commands, 1):
             host = self.cluster.hosts[number - 1]
-            host.tell("start", program=1, argv=command, env={}, cwd=os.getcwd())
+            host.tell("start", program=1, argv=command, env={}, cwd=current_folder())
             if number > 1:
                 host.tell("input", program=1, data="")
         self.has_input = True

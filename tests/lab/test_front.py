@@ -117,6 +117,27 @@ def test_the_command_has_this_python_first_and_the_callers_programs(
     assert env["VIRTUAL_ENV"] == sys.prefix
 
 
+def test_the_command_finds_packages_that_are_in_a_folder_of_their_own(
+    drivers: list[argparse.Namespace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `pip install --target` puts them."""
+    monkeypatch.setenv("PYTHONPATH", "/mine/packages")
+    front.main(["run", "true"])
+    assert driver.environment(drivers[0])["PYTHONPATH"] == "/mine/packages"
+
+
+@pytest.mark.parametrize("lab", ["installed", "./lab"])
+def test_a_folder_that_was_deleted_is_one_line(tmp_path: Path, lab: str) -> None:
+    program = Path(driver.PROGRAM).parents[2] / "lab"
+    command = [sys.executable, "-m", "cqnotify", "lab"] if lab == "installed" else [str(program)]
+    script = 'mkdir "$0" && cd "$0" && rmdir "$0" && exec "$@" run true'
+    words = ["sh", "-c", script, str(tmp_path / "gone"), *command]
+    env = {**os.environ, "PYTHONPATH": str(program.parent)}
+    done = subprocess.run(words, capture_output=True, text=True, env=env)
+    assert done.returncode == 125
+    assert "lab: the current folder is not there any more" in done.stderr
+
+
 def test_the_current_folder_is_writable_and_those_that_are_named(
     drivers: list[argparse.Namespace], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
