@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from cqnotify.testing._requirements import Requirements
 
 OPENED = pytest.StashKey[list["Context"]]()
+TRIED = pytest.StashKey[dict[str, "str | None"]]()  # of a session: why a device cannot be opened
 
 # ---- options and the marker ---------------------------------------------------------------
 
@@ -119,7 +120,10 @@ def _unavailable(config: pytest.Config, what: str) -> NoReturn:
 
 
 def _devices(config: pytest.Config, n: int) -> list[Device]:
-    """Return the first `n` devices to test on; skip or fail the test where there are fewer."""
+    """Return the first `n` devices to test on; skip or fail the test where there are fewer.
+
+    Devices that cannot be opened are left out, unless they are named.
+    """
     import cqnotify
 
     try:
@@ -136,10 +140,42 @@ def _devices(config: pytest.Config, n: int) -> list[Device]:
             pytest.fail(f"--rdma-device: no device '{name}'; there are: {there}", pytrace=False)
     if not names:
         _unavailable(config, "there is no RDMA device")
-    if len(names) < n:
+    closed = {} if option is not None else _closed(config, list(present.values()), n)
+    usable = [name for name in names if name not in closed]
+    if len(usable) < n:
         has = "this machine has" if option is None else "--rdma-device names"
-        _unavailable(config, f"{n} devices are needed, {has} {len(names)}: {', '.join(names)}")
-    return [present[name] for name in names[:n]]
+        listed = [*usable, *(f"{name} (cannot be opened: {closed[name]})" for name in closed)]
+        needed = "1 device is" if n == 1 else f"{n} devices are"
+        _unavailable(config, f"{needed} needed, {has} {len(usable)}: {', '.join(listed)}")
+    return [present[name] for name in usable[:n]]
+
+
+def _closed(config: pytest.Config, devices: list[Device], n: int) -> dict[str, str]:
+    """Return why devices cannot be opened: of those before the n-th that can."""
+    tried = config.stash.setdefault(TRIED, {})
+    closed: dict[str, str] = {}
+    opened = 0
+    for device in devices:
+        if opened == n:
+            break
+        if device.name not in tried:
+            tried[device.name] = _why_closed(device)
+        why = tried[device.name]
+        if why is None:
+            opened += 1
+        else:
+            closed[device.name] = why
+    return closed
+
+
+def _why_closed(device: Device) -> str | None:
+    from cqnotify import Context, VerbsError
+
+    try:
+        Context(device).close()
+    except VerbsError as e:
+        return f"{e.strerror}"
+    return None
 
 
 def _check_port(config: pytest.Config, ctx: Context, port_num: int) -> None:

@@ -37,6 +37,7 @@ __all__ = ["Context", "devices", "fork_status"]
 def devices() -> list[Device]:
     """List the RDMA devices of this machine; where there is none, the list is empty.
 
+    Raises VerbsError where they cannot be listed, for want of descriptors (EMFILE) for example.
     Wraps ibv_get_device_list(3).
     """
     from ._answers import device
@@ -58,7 +59,8 @@ def fork_status() -> ForkStatus:
 class Context(_core.Context):
     """An open device.
 
-    name: the device's name, or a Device that `devices()` listed; by default the first device.
+    name: the device's name, or a Device that `devices()` listed; by default the first device that
+    can be opened.
 
     Leaving `with Context(...)` closes the device and everything that was made from it. Raises
     VerbsError where there is no such device, or where it cannot be opened. The first Context of a

@@ -67,8 +67,9 @@ def run(args: argparse.Namespace) -> int:
     """Run the command."""
     from .. import conformance
 
-    device = device_names(args.device)[0]
-    with Context(device) as context:
+    device_names(args.device)
+    with Context(args.device) as context:
+        device = context.name
         check_port(context, args.port_num)
     types = [QPType[name.upper()] for name in TYPES if name in (args.type or TYPES)]
     chosen = [] if args.sequences else list(conformance.cases(types))

@@ -7,7 +7,8 @@
  *   object.h     the common head of all objects that own a handle, and their lifetime: object.c,
  *                users.c, close.c, dealloc.c, trash.c; what all types have is in object_methods.c
  *   gate.h       where threads sleep
- *   flag.h       descriptors: one for event loops, and what is asked of others
+ *   flag.h       a descriptor for event loops
+ *   descriptors.h  those that others made, and whether some are free
  *   library.h    libibverbs itself
  *   errors.h     from the errno of a verb to an exception
  *   args.h       from the arguments of a call to values
@@ -23,6 +24,7 @@
 #include "base/args.h"
 #include "base/attr.h"
 #include "base/constants.h"
+#include "base/descriptors.h"
 #include "base/errors.h"
 #include "base/flag.h"
 #include "base/gate.h"

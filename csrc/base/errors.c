@@ -101,10 +101,21 @@ int cqn_errno_of(int result)
  * provider failed to make something and set no errno: the reason is unknown. */
 static const char *text_of_errno(int err)
 {
-    if (err == 0) {
+    switch (err) {
+    case 0:
         return "the device's provider failed and did not say why";
+    case EOPNOTSUPP:
+    case ENOSYS:
+        return "not supported by this device";
+    case EMFILE:
+        return "Too many open files (this process has reached its limit, ulimit -n)";
+    case ENFILE:
+        return "Too many open files in system (its limit is sysctl fs.file-max)";
+    case EAGAIN: /* which the kernel says where a cgroup has as many objects as it may */
+        return "Resource temporarily unavailable (perhaps by rdma.max of an rdma cgroup)";
+    default:
+        return strerror(err);
     }
-    return err == EOPNOTSUPP || err == ENOSYS ? "not supported by this device" : strerror(err);
 }
 
 /* Raises it, and takes it over; NULL: an exception is already set. */

@@ -1,14 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Descriptors.
- *
- * A flag is one for event loops: readable while the device has reports that
+ * A flag is a descriptor for event loops: readable while the device has reports that
  * nobody has read, and while a flag of ours is raised. An epoll of two others,
  * the device's own and an eventfd.
  */
 
 #include "base/flag.h"
-#include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -49,23 +46,4 @@ void cqn_flag_close(cqn_flag *flag)
         close(flag->fd);
         close(flag->raised_fd);
     }
-}
-
-/* ---- others ---- */
-
-int cqn_set_nonblocking(int fd)
-{
-    int flags = fcntl(fd, F_GETFL);
-    return flags < 0 ? -1 : fcntl(fd, F_SETFL, flags | O_NONBLOCK);
-}
-
-const char cqn_dup_doc[] =
-    "_dup($self, /)\n--\n\n"
-    "A duplicate of fileno(), the caller's to close. What fileno() returns can be another file's "
-    "number by now, if another thread closed this.";
-
-PyObject *cqn_dup(int fd)
-{
-    int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-    return copy < 0 ? PyErr_SetFromErrno(PyExc_OSError) : PyLong_FromLong(copy);
 }

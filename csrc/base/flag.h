@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Descriptors: one for event loops, which a device and a flag make readable; and what is asked of
- * others. */
+/* A descriptor for event loops, which a device and a flag make readable. */
 #ifndef CQN_FLAG_H
 #define CQN_FLAG_H
 
@@ -21,12 +20,5 @@ void cqn_flag_set(cqn_flag *flag, const cqn_object *owner, bool raised);
 
 /* Closes the descriptors, once. */
 void cqn_flag_close(cqn_flag *flag);
-
-/* -1 with errno, but no exception. */
-int cqn_set_nonblocking(int fd);
-
-/* A duplicate, as an int that the caller owns; NULL with OSError. */
-PyObject *cqn_dup(int fd);
-extern const char cqn_dup_doc[];
 
 #endif

@@ -18,6 +18,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdbool.h>
+#include "base/descriptors.h"
 #include "base/library.h"
 
 /* In the header these are macros around the functions, and two have a third name between. */
@@ -267,8 +268,13 @@ static const char *find_functions(void)
     return NULL;
 }
 
-CQN_RARE static bool load_library(char why[CQN_WHY])
+CQN_RARE static int load_library(char why[CQN_WHY])
 {
+    const int err = cqn_check_descriptors();
+    if (err != 0) {
+        snprintf(why, CQN_WHY, CQN_NEEDS_DESCRIPTORS);
+        return err;
+    }
     handle = dlopen(CQN_LIBIBVERBS, RTLD_NOW | RTLD_LOCAL);
     if (handle == NULL) {
         snprintf(why, CQN_WHY,
@@ -276,30 +282,30 @@ CQN_RARE static bool load_library(char why[CQN_WHY])
                  " (Debian, Ubuntu: apt-get install libibverbs1 ibverbs-providers; "
                  "Fedora, RHEL: dnf install libibverbs): %s",
                  dlerror());
-        return false;
+        return ELIBACC;
     }
     const char *missing = find_functions();
     if (missing != NULL) {
         snprintf(why, CQN_WHY, CQN_LIBIBVERBS " has no %s(): it is not that of rdma-core", missing);
         dlclose(handle);
-        return false;
+        return ELIBACC;
     }
     if (pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) != 0) {
         snprintf(why, CQN_WHY, "pthread_atfork: there is no memory");
         dlclose(handle);
-        return false;
+        return ENOMEM;
     }
     find_release();
-    return true;
+    is_loaded = true;
+    return 0;
 }
 
-bool cqn_library_load(char why[CQN_WHY])
+int cqn_library_load(char why[CQN_WHY])
 {
     pthread_mutex_lock(&load_lock);
-    is_loaded = is_loaded || load_library(why);
-    const bool rc = is_loaded;
+    const int err = is_loaded ? 0 : load_library(why);
     pthread_mutex_unlock(&load_lock);
-    return rc;
+    return err;
 }
 
 void *cqn_library_find(const char *function)

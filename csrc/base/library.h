@@ -14,9 +14,9 @@
 
 enum { CQN_WHY = 1024 }; /* the room for a reason */
 
-/* Loads the library if it was not loaded, which must come before the first verb. False with the
- * reason: what is missing, and which package has it. */
-bool cqn_library_load(char why[CQN_WHY]);
+/* Loads the library if it was not loaded, which must come before the first verb. Returns 0, or an
+ * errno with the reason: ELIBACC where it is missing, with the package that has it. */
+int cqn_library_load(char why[CQN_WHY]);
 
 /* A function of the library that was loaded, which the core can do without; or NULL. In a build for
  * tests a macro of that name goes before it, see faults.h. */

@@ -64,7 +64,7 @@ CQN_RARE static PyObject *cm_channel_new(PyTypeObject *type, PyObject *args, PyO
     static char *names[] = {"event", NULL};
     PyTypeObject *event = &PyTuple_Type;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O!:CMChannel", names, &PyType_Type, &event) ||
-        cqn_cm_load() == NULL) {
+        cqn_cm_load(cqn_state_of(type)) < 0) {
         return NULL;
     }
     if (!PyType_IsSubtype(event, &PyTuple_Type)) {
@@ -81,9 +81,11 @@ CQN_RARE static PyObject *cm_channel_new(PyTypeObject *type, PyObject *args, PyO
     self->root.base.context = &self->root;
     CQN_CREATING(&self->root.base, channel = CQN_CM_OR_NULL(create_event_channel); err = errno);
     if (channel == NULL) {
-        cqn_verbs_error(self->root.base.state, err, "rdma_create_event_channel",
-                        "is the module rdma_ucm loaded, and may this user open "
-                        "/dev/infiniband/rdma_cm?");
+        const bool lacks = err == EMFILE || err == ENFILE || err == ENOMEM;
+        cqn_verbs_error(self->root.base.state, err, "rdma_create_event_channel", "%s",
+                        lacks ? ""
+                              : "is the module rdma_ucm loaded, and may this user open "
+                                "/dev/infiniband/rdma_cm?");
         Py_DECREF(self);
         return NULL;
     }

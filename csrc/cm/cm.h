@@ -59,10 +59,11 @@ typedef struct {
     CQN_CM_FUNCTIONS(CQN_CM_POINTER)
 } cqn_cm_library;
 
-/* The library, loaded now if it was not; NULL with OSError where it is missing. */
-const cqn_cm_library *cqn_cm_load(void);
+/* Loads the library if it was not, before a channel is made, which looks for devices; -1 with
+ * OSError where it is missing. */
+int cqn_cm_load(cqn_state *st);
 
-/* The same where it was loaded, since there is an object that needs it. Calls that can fail go
+/* The library, which was loaded, since there is an object that needs it. Calls that can fail go
  * through CQN_CM, which in a build for tests lets them. */
 extern cqn_cm_library cqn_cm;
 #ifdef CQN_FAULTS

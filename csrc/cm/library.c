@@ -34,11 +34,6 @@ static const char *find_functions(void *handle)
 /* -1 with OSError. */
 static int load_library(void)
 {
-    char why[CQN_WHY];
-    if (!cqn_library_load(why)) {
-        PyErr_SetString(PyExc_OSError, why);
-        return -1;
-    }
     void *handle = dlopen(NAME, RTLD_NOW | RTLD_LOCAL);
     if (handle == NULL) {
         PyErr_Format(PyExc_OSError,
@@ -59,10 +54,18 @@ static int load_library(void)
     return 0;
 }
 
-const cqn_cm_library *cqn_cm_load(void)
+int cqn_cm_load(cqn_state *st)
 {
+    int rc = cqn_load_verbs(st);
+    const int err = rc < 0 ? 0 : cqn_check_descriptors();
+    if (err != 0) {
+        cqn_verbs_error(st, err, "rdma_create_event_channel", CQN_NEEDS_DESCRIPTORS);
+        rc = -1;
+    }
     pthread_mutex_lock(&load_lock);
-    const int rc = is_loaded ? 0 : load_library();
+    if (rc == 0 && !is_loaded) {
+        rc = load_library();
+    }
     pthread_mutex_unlock(&load_lock);
-    return rc < 0 ? NULL : &cqn_cm;
+    return rc;
 }

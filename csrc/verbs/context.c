@@ -78,10 +78,10 @@ CQN_RARE static void *refuse_name(cqn_state *st, struct ibv_device **list, int e
                                   const char *name)
 {
     if (list == NULL && err != ENOSYS) { /* which is a kernel that knows no RDMA */
-        return cqn_verbs_error(st, err, "ibv_get_device_list", "");
+        return cqn_device_list_error(st, err);
     }
     if (list == NULL || list[0] == NULL) {
-        PyObject *why = cqn_why_no_device(NULL, NULL);
+        PyObject *why = cqn_no_device(st);
         if (why != NULL) {
             cqn_verbs_error(st, ENODEV, "ibv_open_device", "%U", why);
             Py_DECREF(why);
@@ -97,19 +97,38 @@ CQN_RARE static void *refuse_name(cqn_state *st, struct ibv_device **list, int e
     return NULL;
 }
 
-/* Why it could not be opened. The library tries several ways, and tells the
- * errno of the last, so the device's file is asked once more. */
-CQN_RARE static void *refuse_open(cqn_state *st, const struct ibv_device *device, int err)
+/* What opening a device has brought. */
+typedef struct {
+    struct ibv_device **list;  /* or NULL */
+    struct ibv_device *device; /* of the list, which is open or, of those that are not, the first;
+                                * NULL: none has that name */
+    struct ibv_context *handle;
+    bool renamed;  /* since libibverbs first saw it: it is not opened */
+    int err;       /* of the list, or of opening */
+    int query_err; /* of asking for the attributes, without which it is of no use */
+} opened;
+
+/* Why it could not be opened, nor any other if it was not `named`. The library tries several ways,
+ * and tells the errno of the last, so the device's file is asked once more. */
+CQN_RARE static void *refuse_open(cqn_state *st, const opened *o, bool named)
 {
+    int err = o->err;
     char path[sizeof("/dev/infiniband/") + IBV_SYSFS_NAME_MAX];
-    snprintf(path, sizeof(path), "/dev/infiniband/%s", device->dev_name);
+    snprintf(path, sizeof(path), "/dev/infiniband/%s", o->device->dev_name);
     const char *hint = "see what ibv_devinfo(1) says of it";
     if (access(path, R_OK | W_OK) != 0) {
         err = errno;
         hint = err == ENOENT ? "the file is missing: load the module ib_uverbs"
                              : "you need permission to read and write that file";
     }
-    return cqn_verbs_error(st, err, "ibv_open_device", "%s (%s): %s", device->name, path, hint);
+    const bool others = !named && o->list[1] != NULL;
+    PyObject *names = others ? names_of(o->list) : PyUnicode_FromString("");
+    if (names != NULL) {
+        cqn_verbs_error(st, err, "ibv_open_device", "%s (%s): %s%s%U%s", o->device->name, path,
+                        hint, others ? "; none of " : "", names, others ? " can be opened" : "");
+        Py_DECREF(names);
+    }
+    return NULL;
 }
 
 /* By the old name libibverbs would read attributes, such as P_Keys, of what has that name now. */
@@ -123,34 +142,31 @@ CQN_RARE static void *refuse_renamed(cqn_state *st, const struct ibv_device *dev
                            now, device->name);
 }
 
-/* What opening a device has brought. */
-typedef struct {
-    struct ibv_device **list;  /* or NULL */
-    struct ibv_device *device; /* of the list; NULL: none has that name */
-    struct ibv_context *handle;
-    bool renamed;  /* since libibverbs first saw it: it is not opened */
-    int err;       /* of the list, or of opening */
-    int query_err; /* of asking for the attributes, without which it is of no use */
-} opened;
+/* Opens one that is called so `now`. Of several that can't be opened the first is remembered. */
+static void try_open(opened *o, struct ibv_device *device, const char *now)
+{
+    const bool renamed = strcmp(now, device->name) != 0;
+    errno = 0;
+    o->handle = renamed ? NULL : ibv_open_device(device);
+    if (o->handle != NULL || o->device == NULL) {
+        o->device = device;
+        o->renamed = renamed;
+        o->err = errno ? errno : ENODEV;
+    }
+}
 
-/* The device of that name, or the first, and its attributes. Without the GIL. */
+/* The device of that name, or the first that can be opened, and its attributes. Without the GIL. */
 static opened find_and_open(const char *name, struct ibv_device_attr *attr)
 {
-    int n = 0;
-    opened o = {.list = ibv_get_device_list(&n)};
-    o.err = errno;
-    for (int i = 0; i < n && o.device == NULL; i++) {
+    int n;
+    opened o = {.list = NULL};
+    o.list = cqn_device_list(&n, &o.err);
+    for (int i = 0; i < n && o.handle == NULL; i++) {
         char now[IBV_SYSFS_NAME_MAX];
         cqn_device_name_now(o.list[i], now);
         if (name == NULL || strcmp(name, now) == 0) {
-            o.device = o.list[i];
-            o.renamed = strcmp(now, o.device->name) != 0;
+            try_open(&o, o.list[i], now);
         }
-    }
-    if (o.device != NULL && !o.renamed) {
-        errno = 0;
-        o.handle = ibv_open_device(o.device);
-        o.err = errno ? errno : ENODEV;
     }
     if (o.handle != NULL) {
         o.query_err = ibv_query_device(o.handle, attr);
@@ -191,7 +207,7 @@ static int open_device(cqn_context *self, const char *name)
         refuse_renamed(st, o.device);
     }
     else {
-        refuse_open(st, o.device, o.err);
+        refuse_open(st, &o, name != NULL);
     }
     if (o.list != NULL) {
         ibv_free_device_list(o.list);
@@ -450,7 +466,8 @@ static PyMemberDef context_members[] = {CQN_OBJECT_MEMBERS, {NULL, 0, 0, 0, NULL
 
 static PyType_Slot context_slots[] = {
     {Py_tp_doc, "Context(name=None)\n--\n\n"
-                "An open RDMA device: the one called `name`, or the first.\n\n"
+                "An open RDMA device: the one called `name`, or the first that can be "
+                "opened.\n\n"
                 "VerbsError (ENODEV) where there is none. Closing it closes all that was made on "
                 "it.\n\nWraps ibv_open_device(3)."},
     {Py_tp_new, context_new},

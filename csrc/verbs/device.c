@@ -23,11 +23,16 @@ static const char no_provider[] =
     "/etc/libibverbs.d; in a container /dev/infiniband and /sys must be there as well. "
     "\"ibv_devinfo\" says what is missing";
 
-/* The names that the kernel has in a folder, as a str; "" where there is none. */
-CQN_RARE static PyObject *names_in(const char *folder)
+#define CLASS "/sys/class/infiniband_verbs"
+
+/* The names that the kernel has in a folder, as a str; "" where there is no such folder. */
+CQN_RARE static PyObject *names_in(cqn_state *st, const char *folder)
 {
-    PyObject *names = PyUnicode_FromString("");
     DIR *dir = opendir(folder);
+    if (dir == NULL && errno != ENOENT) {
+        return cqn_verbs_error(st, errno, "ibv_get_device_list", "%s", folder);
+    }
+    PyObject *names = PyUnicode_FromString("");
     const struct dirent *entry;
     while (names != NULL && dir != NULL && (entry = readdir(dir)) != NULL) {
         if (entry->d_name[0] != '.' && strcmp(entry->d_name, "abi_version") != 0) {
@@ -42,10 +47,10 @@ CQN_RARE static PyObject *names_in(const char *folder)
     return names;
 }
 
-CQN_RARE PyObject *cqn_why_no_device(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+CQN_RARE PyObject *cqn_no_device(cqn_state *st)
 {
-    PyObject *devices = names_in("/sys/class/infiniband");
-    PyObject *uverbs = devices == NULL ? NULL : names_in("/sys/class/infiniband_verbs");
+    PyObject *devices = names_in(st, "/sys/class/infiniband");
+    PyObject *uverbs = devices == NULL ? NULL : names_in(st, CLASS);
     PyObject *why = NULL;
     if (uverbs != NULL) {
         why = PyUnicode_GET_LENGTH(devices) == 0  ? PyUnicode_FromString(no_device)
@@ -57,14 +62,49 @@ CQN_RARE PyObject *cqn_why_no_device(PyObject *Py_UNUSED(module), PyObject *Py_U
     return why;
 }
 
+PyObject *cqn_why_no_device(PyObject *module, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    return cqn_no_device(PyModule_GetState(module));
+}
+
 int cqn_load_verbs(cqn_state *st)
 {
     char why[CQN_WHY];
-    if (cqn_library_load(why)) {
-        return 0;
+    const int err = cqn_library_load(why);
+    if (err != 0) {
+        cqn_verbs_error(st, err, "ibv_get_device_list", "%s", why);
+        return -1;
     }
-    cqn_verbs_error(st, ELIBACC, "ibv_get_device_list", "%s", why);
-    return -1;
+    return 0;
+}
+
+/* ENOSYS where the kernel knows no RDMA. libibverbs says so, too, where it can't read the class. */
+CQN_RARE static int why_no_class(void)
+{
+    DIR *dir = opendir(CLASS);
+    if (dir != NULL) {
+        closedir(dir);
+    }
+    return dir != NULL || errno == ENOENT ? ENOSYS : errno;
+}
+
+struct ibv_device **cqn_device_list(int *n, int *err)
+{
+    *n = 0;
+    *err = cqn_check_descriptors();
+    struct ibv_device **list = *err != 0 ? NULL : ibv_get_device_list(n);
+    if (list == NULL && *err == 0) {
+        *err = errno == ENOSYS ? why_no_class() : errno;
+    }
+    return list;
+}
+
+void *cqn_device_list_error(cqn_state *st, int err)
+{
+    const bool descriptors = err == EMFILE || err == ENFILE;
+    return cqn_verbs_error(st, err, "ibv_get_device_list", "%s",
+                           descriptors ? CQN_NEEDS_DESCRIPTORS : CLASS);
 }
 
 /* libibverbs keeps the name by which it first saw a device, and what it calls a character device is
@@ -101,15 +141,13 @@ PyObject *cqn_list_devices(PyObject *module, PyObject *Py_UNUSED(unused))
     }
     Py_BEGIN_ALLOW_THREADS /* it asks the kernel, and loads the providers */
         cqn_library_enter();
-        list = ibv_get_device_list(&n);
-        err = errno;
+        list = cqn_device_list(&n, &err);
         cqn_library_leave();
     Py_END_ALLOW_THREADS
     if (list == NULL) {
         /* A kernel without InfiniBand support has no device. */
-        return err == ENOSYS
-                   ? PyList_New(0)
-                   : cqn_verbs_error(PyModule_GetState(module), err, "ibv_get_device_list", "");
+        return err == ENOSYS ? PyList_New(0)
+                             : cqn_device_list_error(PyModule_GetState(module), err);
     }
     PyObject *result = PyList_New(0);
     for (int i = 0; result != NULL && i < n; i++) {

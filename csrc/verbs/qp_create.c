@@ -466,9 +466,9 @@ static void refuse_qp(cqn_state *st, int err, const struct ibv_qp_init_attr_ex *
     }
     cqn_verbs_error(st, err, verb,
                     "max_send_wr=%u, max_recv_wr=%u, max_send_sge=%u, max_recv_sge=%u, "
-                    "max_inline_data=%u: ask for less of one of these",
+                    "max_inline_data=%u%s",
                     c->max_send_wr, c->max_recv_wr, c->max_send_sge, c->max_recv_sge,
-                    c->max_inline_data);
+                    c->max_inline_data, err != EAGAIN ? ": ask for less of one of these" : "");
 }
 
 static void enter_handle(cqn_qp *self, struct ibv_qp *qp, const struct ibv_qp_init_attr_ex *attr)

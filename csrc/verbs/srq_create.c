@@ -219,9 +219,9 @@ static struct ibv_srq *create_srq(cqn_srq *self, const srq_args *a)
                  err = errno);
     if (srq == NULL) {
         cqn_verbs_error(self->base.state, err, basic ? "ibv_create_srq" : "ibv_create_srq_ex",
-                        "max_wr=%u, max_sge=%u: ask for less of one of these, or close others: %s "
-                        "has at most %d",
-                        a->max_wr, a->max_sge, cqn_device_name(pd), pd->context->attr.max_srq);
+                        "max_wr=%u, max_sge=%u: %sclose others: %s has at most %d", a->max_wr,
+                        a->max_sge, err != EAGAIN ? "ask for less of one of these, or " : "",
+                        cqn_device_name(pd), pd->context->attr.max_srq);
         return NULL;
     }
     self->max_wr = init.attr.max_wr;

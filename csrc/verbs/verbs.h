@@ -68,7 +68,16 @@ int cqn_device_attr_ex(cqn_object *self, struct ibv_device_attr_ex *out);
 /* The name that the kernel has for a device now; libibverbs' own where the kernel does not say. */
 void cqn_device_name_now(const struct ibv_device *device, char name[IBV_SYSFS_NAME_MAX]);
 
-/* The module's why_no_device(): of a machine without a device, what it lacks and how to get it. */
+/* The devices, for ibv_free_device_list(), and their number; NULL with an errno, which is ENOSYS
+ * only where the kernel has no RDMA. Without the GIL, inside the library. */
+struct ibv_device **cqn_device_list(int *n, int *err);
+
+/* Raises another errno of that; NULL. */
+void *cqn_device_list_error(cqn_state *st, int err);
+
+/* What a machine without a device lacks, and how to get it: a str; and as the module's
+ * why_no_device(). NULL with VerbsError where the kernel's folders can't be read. */
+PyObject *cqn_no_device(cqn_state *st);
 PyObject *cqn_why_no_device(PyObject *module, PyObject *unused);
 
 /* dm.c */

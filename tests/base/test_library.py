@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -42,15 +43,21 @@ for call in cqnotify.devices, cqnotify.Context, cqnotify.fork_status:
 )
 
 
-def run(program: str, library_path: Path | None = None) -> str:
+def run(program: str, library_path: Path | None = None, within: Sequence[str] = ()) -> str:
     env = dict(os.environ)
     if library_path is not None:
         env["LD_LIBRARY_PATH"] = str(library_path)
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=env, check=False
-    )
+    command = [*within, sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def run_beside(classes: Path, program: str, library_path: Path | None = None) -> str:
+    """The same, with a folder in the place of /sys/class."""
+    script = 'mount --bind "$1" /sys/class && shift && exec "$@"'
+    own = ["unshare", "--mount", *(["--map-root-user"] if os.geteuid() else [])]
+    return run(program, library_path, [*own, "sh", "-c", script, "sh", str(classes)])
 
 
 def compile_library(folder: Path, *sources: str) -> None:
@@ -94,6 +101,53 @@ def test_another_library_of_that_name_is_refused(tmp_path: Path) -> None:
     assert len(said) == 3
     for line in said:
         assert re.search(r"libibverbs.so.1 has no ibv_\w+\(\): it is not that of rdma-core", line)
+
+
+NO_CLASS = """
+#include <errno.h>
+#include <stddef.h>
+
+void *ibv_get_device_list(int *n)
+{
+    errno = ENOSYS; /* whatever the reason is, as libibverbs says it */
+    return NULL;
+}
+"""
+
+
+LIST_AND_OPEN = """
+import cqnotify
+for call in cqnotify.devices, cqnotify.Context:
+    try:
+        print(call())
+    except cqnotify.VerbsError as e:
+        print(e)
+"""
+
+
+@pytest.mark.parametrize(
+    ("make", "listed", "opened"),
+    [
+        (lambda path: None, "[]", "ibv_open_device: No such device: this machine has no RDMA"),
+        (Path.mkdir, "[]", "ibv_open_device: No such device: this machine has no RDMA"),
+        (Path.touch, "ibv_get_device_list: Not a directory: /sys/class/infiniband_verbs", None),
+        (lambda path: path.symlink_to(path), "ibv_get_device_list: Too many levels of", None),
+    ],
+    ids=["none", "empty", "file", "loop"],
+)
+def test_a_class_that_cannot_be_read_is_no_absence_of_devices(
+    tmp_path: Path, make: Callable[[Path], None], listed: str, opened: str | None
+) -> None:
+    classes = tmp_path / "class"
+    classes.mkdir()
+    make(classes / "infiniband_verbs")
+    rest = {*NAMES} - {"ibv_get_device_list"}
+    stubs = "".join(f"long {name}(void) {{ return 0; }}\n" for name in sorted(rest))
+    compile_library(tmp_path, NO_CLASS, stubs)
+    lines = run_beside(classes, LIST_AND_OPEN, tmp_path).splitlines()
+    assert len(lines) == 2
+    assert listed in lines[0]
+    assert (opened or listed) in lines[1]
 
 
 # ---- one that is older than some verbs -------------------------------------------------------
@@ -245,8 +299,4 @@ def test_what_is_missing_is_told_apart(
         for name in names:
             (tmp_path / folder / name).mkdir(parents=True)
     program = "from cqnotify._core import why_no_device; print(why_no_device())"
-    script = 'mount --bind "$1" /sys/class && exec "$2" -c "$3"'
-    own = ["unshare", "--mount", *(["--map-root-user"] if os.geteuid() else [])]
-    command = [*own, "sh", "-c", script, "sh", str(tmp_path), sys.executable, program]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert re.search(said, done.stdout), (done.stdout, done.stderr)
+    assert re.search(said, run_beside(tmp_path, program))

@@ -20,8 +20,7 @@ def run(armed: Callable[[], None]) -> BaseException | None:
     w = None
     try:
         armed()
-        devices()
-        w = World()
+        w = World(devices()[0].name)  # by default it would be any that can be opened
         script(w)
     except Exception as e:
         return e

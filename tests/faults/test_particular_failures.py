@@ -48,6 +48,7 @@ from cqnotify import (
     WCArray,
     WCExFlags,
     WROpcode,
+    devices,
 )
 
 # ---- particular failures -----------------------------------------------------------------
@@ -110,6 +111,20 @@ FAILURES = [
         lambda w: w.cq.resize(32),
         "not supported by this device",
     ),
+    # As the kernel refuses what the limit of a cgroup forbids.
+    Failure("ibv_alloc_pd", (1, errno.EAGAIN), lambda w: PD(w.ctx), r"rdma\.max of an rdma cgroup"),
+    Failure(
+        "ibv_create_qp",
+        (1, errno.EAGAIN),
+        lambda w: QP(w.pd, QPType.RC, send_cq=w.cq),
+        r"rdma\.max of an rdma cgroup\): max_send_wr=.* max_inline_data=\d+$",
+    ),
+    Failure(
+        "ibv_create_srq",
+        (1, errno.EAGAIN),
+        lambda w: SRQ(w.pd, 4),
+        r"rdma\.max of an rdma cgroup\): max_wr=4, max_sge=1: close others",
+    ),
 ]
 
 
@@ -124,6 +139,29 @@ def test_what_fails_is_told_in_words_and_leaves_nothing_behind(w: World, failure
     assert e.value.errno == abs(failure.fault[1])
     assert core.live_handles() == handles
     assert (w.qp.outstanding, w.srq.outstanding) == outstanding
+
+
+@pytest.mark.usefixtures("ctx")
+@pytest.mark.parametrize("call", [devices, Context], ids=["devices", "Context"])
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (errno.EMFILE, "this process has reached its limit, ulimit -n): looking for devices"),
+        (errno.ENFILE, "its limit is sysctl fs.file-max): looking for devices takes 4 free"),
+        (errno.ENOMEM, "Cannot allocate memory: /sys/class/infiniband_verbs"),
+    ],
+    ids=["EMFILE", "ENFILE", "ENOMEM"],
+)
+def test_a_lack_of_files_or_memory_is_told_by_its_name(
+    call: Callable[[], object], error: int, text: str
+) -> None:
+    for n in range(1, 5):  # as many as it makes sure of
+        core.fail_call(n, error)
+        with pytest.raises(VerbsError) as e:
+            call()
+        assert core.failed() == "eventfd"
+        assert (e.value.errno, e.value.verb) == (error, "ibv_get_device_list")
+        assert text in str(e.value)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from plugin_support import Run
 from support import ip_link, until
 
 import cqnotify
-from cqnotify import AtomicCap, Context, DeviceAttr, PortState, devices
+from cqnotify import AtomicCap, Context, Device, DeviceAttr, PortState, VerbsError, devices
 from cqnotify.testing._requirements import Requirements
 
 pytest_plugins = ["pytester"]
@@ -52,6 +53,53 @@ def test_without_a_device_that_is_required_they_fail(run_suite: Run) -> None:
     result = run_suite(TWO_TESTS, "--rdma-required")
     result.assert_outcomes(errors=2)
     result.stdout.fnmatch_lines(["rdma: there is no RDMA device (--rdma-required)"] * 2)
+
+
+@pytest.fixture
+def closed_device(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of the first device, which cannot be opened."""
+    first = devices()[0].name
+
+    class Opened(Context):
+        __slots__ = ()
+
+        def __new__(cls, name: str | Device | None = None) -> Opened:
+            if isinstance(name, Device) and name.name == first:
+                raise VerbsError(errno.EACCES, "ibv_open_device: Permission denied")
+            return super().__new__(cls, name)
+
+    monkeypatch.setattr(cqnotify, "Context", Opened)
+    return first
+
+
+@pytest.mark.usefixtures("conversation")
+def test_a_device_that_cannot_be_opened_is_left_out(run_suite: Run, closed_device: str) -> None:
+    name = devices()[1].name
+    result = run_suite(f"""
+        def test_fixture(rdma_context):
+            assert rdma_context.name == {name!r}
+
+        @pytest.mark.rdma(devices=1)
+        def test_marker(): pass
+
+        @pytest.mark.rdma(devices=2)
+        def test_both(): pass
+    """)
+    result.assert_outcomes(passed=2, skipped=1)
+    says = (
+        f"SKIPPED * rdma: 2 devices are needed, this machine has {len(devices()) - 1}: {name}, "
+        f"{closed_device} (cannot be opened: ibv_open_device: Permission denied)"
+    )
+    result.stdout.fnmatch_lines([says])
+
+
+@pytest.mark.usefixtures("conversation")
+def test_a_named_device_that_cannot_be_opened_is_an_error(
+    run_suite: Run, closed_device: str
+) -> None:
+    result = run_suite(TWO_TESTS, "--rdma-device", closed_device)
+    result.assert_outcomes(errors=2)
+    result.stdout.fnmatch_lines(["*ibv_open_device: Permission denied"] * 2)
 
 
 def test_a_device_that_is_named_and_not_there_is_an_error(run_suite: Run) -> None:

@@ -5,6 +5,8 @@ import os
 import re
 import subprocess
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
@@ -24,6 +26,7 @@ from cqnotify import (
     SRQ,
     CompletionChannel,
     Context,
+    Device,
     DeviceCapFlags,
     FailureWatch,
     ForkStatus,
@@ -60,26 +63,95 @@ def test_an_unknown_device_is_refused_with_the_names_there_are(ctx: Context) -> 
     assert e.value.verb == "ibv_open_device"
 
 
-def test_without_permission_the_error_names_the_file(ctx: Context) -> None:
-    """In a child that is nobody, while the device's file is closed to it."""
-    code = (
-        "import os, cqnotify\n"
-        "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
-        "try: cqnotify.Context()\n"
-        "except cqnotify.VerbsError as e: print(e.errno, e)\n"
-    )
-    files = list(Path("/dev/infiniband").glob("uverbs*"))
-    modes = [f.stat().st_mode for f in files]
+OPEN_AS_NOBODY = """
+import os, cqnotify
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+try:
+    print(cqnotify.Context().name)
+except cqnotify.VerbsError as e:
+    print(e.errno, e)
+"""
+
+
+@contextmanager
+def closed_to_others(*files: Path) -> Iterator[None]:
+    """Inside, only root may open the files of these devices."""
+    modes = [file.stat().st_mode for file in files]
     try:
-        for f in files:
-            f.chmod(0o600)
-        out = python("-c", code, check=True)
+        for file in files:
+            file.chmod(0o600)
+        yield
     finally:
-        for f, mode in zip(files, modes, strict=True):
-            f.chmod(mode)
+        for file, mode in zip(files, modes, strict=True):
+            file.chmod(mode)
+
+
+def file_of(device: Device) -> Path:
+    entries = Path("/sys/class/infiniband_verbs").glob("uverbs*/ibdev")
+    (name,) = (entry.parent.name for entry in entries if entry.read_text().strip() == device.name)
+    return Path("/dev/infiniband", name)
+
+
+def test_without_permission_the_error_names_the_file_and_all_devices(ctx: Context) -> None:
+    with closed_to_others(*Path("/dev/infiniband").glob("uverbs*")):
+        out = python("-c", OPEN_AS_NOBODY, check=True)
     assert out.stdout.startswith(f"{errno.EACCES} "), out
     assert "/dev/infiniband/uverbs0" in out.stdout
     assert "permission" in out.stdout
+    names = [device.name for device in devices()]
+    none = f"; none of {', '.join(names)} can be opened\n"
+    assert out.stdout.endswith(none if len(names) > 1 else "that file\n")
+
+
+def test_without_a_name_a_context_is_of_the_first_device_that_can_be_opened(
+    rdma_device: Device, rdma_device2: Device
+) -> None:
+    with closed_to_others(file_of(rdma_device)):
+        out = python("-c", OPEN_AS_NOBODY, check=True)
+    assert out.stdout == f"{rdma_device2.name}\n"
+
+
+FEW_DESCRIPTORS = """
+import errno, os, resource, sys
+import cqnotify
+from cqnotify import cm, _answers, attrs  # which needs descriptors, too
+
+def leave(free):
+    taken = []
+    try:
+        while True:
+            taken.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError as e:
+        assert e.errno == errno.EMFILE
+    for _ in range(free):
+        os.close(taken.pop())
+    return taken
+
+calls = {
+    "devices": lambda: len(cqnotify.devices()) > 0,
+    "Context": lambda: cqnotify.Context().close() is None,
+    "CMChannel": lambda: cqnotify._core.CMChannel().close() is None,
+}
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+taken = leave(int(sys.argv[1]))
+try:
+    said = calls[sys.argv[2]]()
+except OSError as e:
+    said = errno.errorcode.get(e.errno, e)
+for fd in taken:
+    os.close(fd)
+print(said, *[call() for call in calls.values()])
+"""
+
+
+@pytest.mark.usefixtures("ctx")
+@pytest.mark.parametrize("call", ["devices", "Context", "CMChannel"])
+@pytest.mark.parametrize("free", range(9))
+def test_few_descriptors_are_no_absence_of_devices_or_drivers(free: int, call: str) -> None:
+    """When it is the first call into the library: afterwards all is there."""
+    said = python("-c", FEW_DESCRIPTORS, str(free), call, check=True).stdout.split()
+    assert said[1:] == ["True"] * 3
+    assert said[0] in ({"EMFILE"} if free < 4 else {"EMFILE", "True"} if free < 8 else {"True"})
 
 
 def test_query_device_ex_says_the_same_and_more(ctx: Context) -> None:
