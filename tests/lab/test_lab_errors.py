@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lab_runs import (
@@ -201,6 +203,23 @@ def test_help_names_every_command() -> None:
 
 
 # ---- variants of the suite ---------------------------------------------------------------
+
+
+def test_a_python_is_built_without_the_lock_of_the_set_up(tmp_path: Path) -> None:
+    command = [LAB, "--python", "3.15t", "build"]
+    settings: dict[str, Any] = {"stderr": subprocess.PIPE, "start_new_session": True}
+    env = {**os.environ, "CQNOTIFY_LAB_CACHE": str(tmp_path)}
+    with open(tmp_path / "cpython-3.15t.lock", "w") as built_elsewhere:
+        fcntl.flock(built_elsewhere, fcntl.LOCK_EX)
+        with subprocess.Popen(command, env=env, **settings) as waiting:
+            try:
+                assert waiting.stderr
+                said = b"lab: waiting for another ./lab to finish its Python 3.15t\n"
+                assert waiting.stderr.readline() == said
+                with open(tmp_path / "lock") as others:
+                    fcntl.flock(others, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            finally:
+                os.killpg(waiting.pid, signal.SIGKILL)
 
 
 def test_suite_runs_in_two_guests_as_one() -> None:
