@@ -6,9 +6,10 @@ from __future__ import annotations
 import errno
 import ipaddress
 import logging
+from contextlib import suppress
 from typing import Any, Final
 
-from .. import Context, devices
+from .. import Context, VerbsError, devices
 from ..cm import addresses_of, lookup
 from ..context import is_iwarp
 from ._distributed import parse_host_port, unparse_host_port
@@ -78,7 +79,7 @@ def own_addresses() -> list[str]:
     """Those of this host that lead to an RDMA device, IPv4 first, and those of the link last."""
     found: list[str] = []
     for device in devices():
-        with Context(device) as context:
+        with suppress(VerbsError), Context(device) as context:  # it may be one of others
             found += addresses_of(context)
     return sorted(found, key=lambda address: (":" in address, "%" in address))
 

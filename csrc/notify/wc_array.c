@@ -241,9 +241,11 @@ static PyObject *array_repr(PyObject *op)
 
 static PyMethodDef array_methods[] = {
     {"index", array_index, METH_VARARGS,
-     "index($self, value, start=0, stop=sys.maxsize, /)\n--\n\n"
-     "Where the first that equals `value` is; ValueError if there is none."},
-    {"count", array_count, METH_O, "count($self, value, /)\n--\n\nHow many equal `value`."},
+     "index($self, value, start=0, stop=9223372036854775807, /)\n--\n\n"
+     "Where the first that equals `value` is, from `start` on and before `stop`; ValueError if "
+     "there is none."},
+    {"count", array_count, METH_O,
+     "count($self, value, /)\n--\n\nHow many completions equal `value`."},
     CQN_VALUE_METHODS(array_copy, array_reduce, array_restore),
     {NULL, NULL, 0, NULL},
 };

@@ -27,7 +27,7 @@ from distributions import (
 import cqnotify
 from cqnotify._core import why_no_device
 
-LARGEST_CORE = 600_000
+LARGEST_CORE = 620_000
 LARGEST_LAB = 150_000  # bytes of the wheel
 LAB_PROGRAMS = ("guest", "seeded") if platform.machine() == "x86_64" else ()
 

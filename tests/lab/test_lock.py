@@ -30,6 +30,7 @@ ALONE = {
     "cqn_coroutine_send",  # the same
     "cqn_dealloc",  # it calls dealloc_object()
     "cqn_list_devices",
+    "cqn_value_copy",
     "request_get_name",  # given when it was made
     "scope_clear",
     "wakeup_clear",
