@@ -60,7 +60,7 @@ class Context(_core.Context):
     """An open device.
 
     name: the device's name, or a Device that `devices()` listed; by default the first device that
-    can be opened.
+        can be opened.
 
     Leaving `with Context(...)` closes the device and everything that was made from it. Raises
     VerbsError where there is no such device, or where it cannot be opened. The first Context of a
