@@ -66,10 +66,11 @@ MADE_OF: dict[type, list[Callable[[Any, PD, CQ], Any]]] = {
 
 def made_and_closed(cls: type, ctx: Context) -> Any:
     thing = MAKE[cls](ctx)
+    number = f" {thing.qp_num}" if isinstance(thing, QP) else ""
     thing.close()
     thing.close()
     assert thing.closed
-    assert repr(thing) == f"<{cls.__name__} closed>"
+    assert repr(thing) == f"<{cls.__name__}{number} closed>"
     return thing
 
 

@@ -218,7 +218,7 @@ def spoiled(draw: st.DrawFn) -> bytes:
 def test_every_address_survives_the_wire(address: QPAddress) -> None:
     wire = address.to_wire()
     assert len(wire) == 52
-    assert QPAddress.from_wire(wire) == address
+    assert QPAddress.from_wire(wire) == address._replace(mtu=None)  # which is not sent
 
 
 @fuzzed
