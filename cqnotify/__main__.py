@@ -24,7 +24,7 @@ def main() -> int:
 def _let_block(fd: int) -> None:
     """Let writes to this descriptor wait for a slow reader: in non-blocking mode Python loses data.
 
-    The mode belongs to an open file that others may share, so a pipe or a terminal is opened anew.
+    The mode belongs to an open file that others may share, so a pipe or a terminal is opened again.
     Where that cannot be, as for sockets, the mode is changed.
     """
     try:
@@ -33,13 +33,13 @@ def _let_block(fd: int) -> None:
     except OSError:  # it is closed
         return
     try:  # also without a reader, for which opening a pipe would wait
-        anew = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
+        reopened = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
     except OSError:
         os.set_blocking(fd, True)
         return
-    os.set_blocking(anew, True)
-    os.dup2(anew, fd)
-    os.close(anew)
+    os.set_blocking(reopened, True)
+    os.dup2(reopened, fd)
+    os.close(reopened)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,12 @@ static inline int cqn_engine_check(cqn_engine *self)
     return !self->closed && self->error == NULL ? 0 : cqn_engine_refuse(self);
 }
 
+/* The same, and whether the CQ is open. */
+static inline int cqn_engine_check_open(cqn_engine *self)
+{
+    return cqn_engine_check(self) < 0 || cqn_open(&self->cq->base) == NULL ? -1 : 0;
+}
+
 /* No task was told of that failure: the next one that waits is. */
 void cqn_engine_report(cqn_engine *self, PyObject *error);
 

@@ -10,11 +10,6 @@
 #include "await/claims.h"
 #include "await/lines.h"
 
-static uint64_t key_of(uint64_t wr_id, uint32_t qp_num)
-{
-    return wr_id ^ (qp_num + UINT64_C(1)) * UINT64_C(0xbf58476d1ce4e5b9);
-}
-
 static void join_qp(cqn_request *request)
 {
     cqn_qp *qp = request->qp;
@@ -39,7 +34,7 @@ int cqn_claims_add(cqn_request *request)
     if (request->qp == NULL) {
         return cqn_table_add(&engine->claims, request, request->wr_id);
     }
-    const uint64_t key = key_of(request->wr_id, request->qp->qp_num);
+    const uint64_t key = cqn_wc_key(request->wr_id, request->qp->qp_num);
     if (cqn_table_add(&engine->qp_claims, request, key) < 0) {
         return -1;
     }
@@ -69,7 +64,7 @@ static cqn_request *find_of_any(const cqn_engine *engine, uint64_t wr_id)
 
 static cqn_request *find_of_qp(const cqn_engine *engine, uint64_t wr_id, uint32_t qp_num)
 {
-    cqn_request *r = cqn_table_line(&engine->qp_claims, key_of(wr_id, qp_num))->first;
+    cqn_request *r = cqn_table_line(&engine->qp_claims, cqn_wc_key(wr_id, qp_num))->first;
     while (r != NULL && (r->wr_id != wr_id || r->qp->qp_num != qp_num)) {
         r = r->behind;
     }

@@ -61,7 +61,7 @@
  *   memory     buffers, __len__() of the SGEs           AsyncCQ, and the QP as it is posted to
  *   state      ibv_query_qp(), without the GIL          AsyncCQ, QP; in a line, the request's state
  *   look       destructors of what completed; spin;     AsyncCQ, the QP of a completion(); one that
- *              handlers of signals                      is listed already is told by who closes
+ *              handlers of signals                      is listed already learns of a close
  *   wakeup     the wakeup of another library            the state of the request, how often the CQ
  *                                                       was armed since the look
  *   arm        destructors, AsyncCQ._look_later()       CQ: has_no_sleeper(), in each round
@@ -81,8 +81,8 @@
  * those that it lists; a queue pair without a handle fails what its books list, and its claims. A
  * request that is listed after such a look is thus told, and one that is not has looked. To take a
  * request out of a list and to list it runs no code of others. While the CQ is destroyed it has no
- * handle and is not armed; if that fails, cqn_engine_look_again() looks. Tasks are woken in the
- * thread of their loop alone: AsyncCQ._hand_over(), and Reader.loop changes there only.
+ * handle and is not armed; if that fails, cqn_engine_look_again() looks. Tasks are woken only in
+ * the thread of their loop, by AsyncCQ._hand_over(), and Reader.loop changes only there.
  */
 #ifndef CQN_AWAIT_ENGINE_H
 #define CQN_AWAIT_ENGINE_H

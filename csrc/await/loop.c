@@ -166,11 +166,6 @@ int cqn_loop_attach(cqn_engine *self)
     return rc;
 }
 
-static int check_open(cqn_engine *self)
-{
-    return cqn_engine_check(self) < 0 || cqn_open(&self->cq->base) == NULL ? -1 : 0;
-}
-
 /* A failure that no task was told of is raised in the one that waits now, if it concerns that QP;
  * NULL is any. */
 static int raise_report(cqn_engine *self, cqn_qp *qp)
@@ -182,7 +177,7 @@ static int raise_report(cqn_engine *self, cqn_qp *qp)
     CQN_PLACE("report");
     if (error != NULL && !PyExceptionInstance_Check(error)) { /* None: it does not concern it */
         Py_DECREF(error);
-        return check_open(self);
+        return cqn_engine_check_open(self);
     }
     if (error != NULL) {
         cqn_put_exception(error); /* which takes the reference */
@@ -193,7 +188,8 @@ static int raise_report(cqn_engine *self, cqn_qp *qp)
 /* At the start of every wait, for a completion of that QP or of any. */
 int cqn_engine_enter(cqn_engine *self, cqn_qp *qp)
 {
-    return check_open(self) < 0 || cqn_loop_attach(self) < 0 || check_open(self) < 0
+    return cqn_engine_check_open(self) < 0 || cqn_loop_attach(self) < 0 ||
+                   cqn_engine_check_open(self) < 0
                ? -1
                : raise_report(self, qp);
 }

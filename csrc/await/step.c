@@ -64,7 +64,7 @@ static PyObject *take_completions(cqn_request *self)
     int rc = look_for_more(engine->cq, self->max_entries);
     CQN_PLACE("take");
     if (rc == 0 && cqn_stash_len(engine->cq) == 0) { /* they went with the CQ, or after a close */
-        rc = cqn_engine_check(engine) < 0 || cqn_open(&engine->cq->base) == NULL ? -1 : 0;
+        rc = cqn_engine_check_open(engine);
         assert(rc < 0);
     }
     PyObject *list = rc < 0 ? NULL : cqn_cq_hand_out(engine->cq, self->max_entries);

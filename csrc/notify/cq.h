@@ -221,6 +221,12 @@ static inline bool cqn_stash_is_hole(const struct ibv_wc *wc)
 {
     return (int)wc->status == CQN_HOLE;
 }
+/* What tables know a completion by that is sought by its wr_id and its queue pair. */
+static inline uint64_t cqn_wc_key(uint64_t wr_id, uint32_t qp_num)
+{
+    return wr_id ^ (qp_num + UINT64_C(1)) * UINT64_C(0xbf58476d1ce4e5b9);
+}
+
 /* How many it holds. */
 static inline size_t cqn_stash_len(const cqn_cq *self)
 {

@@ -29,11 +29,6 @@ struct cqn_stash_index {
 
 /* ---- the index ---- */
 
-static uint64_t key_of(uint64_t wr_id, uint32_t qp_num)
-{
-    return wr_id ^ (qp_num + UINT64_C(1)) * UINT64_C(0xbf58476d1ce4e5b9);
-}
-
 /* wr_ids are mostly small and in a row, and some are pointers: multiplying spreads both. */
 static size_t bucket_of(const cqn_stash_index *index, uint64_t key)
 {
@@ -118,7 +113,7 @@ static void change_index(cqn_cq *self, uint64_t place,
     const struct ibv_wc *wc = stash_at(self, place);
     const uint32_t slot = (uint32_t)(place & (index->room - 1)) + 1;
     change(&index->by_id, bucket_of(index, wc->wr_id), slot);
-    change(&index->by_qp, bucket_of(index, key_of(wc->wr_id, wc->qp_num)), slot);
+    change(&index->by_qp, bucket_of(index, cqn_wc_key(wc->wr_id, wc->qp_num)), slot);
 }
 
 static bool knows_place(const cqn_cq *self, uint64_t place)
@@ -297,7 +292,7 @@ static bool find_in_index(const cqn_cq *self, uint64_t wr_id, const cqn_qp *qp, 
 {
     const cqn_stash_index *index = self->index;
     const chains *c = qp == NULL ? &index->by_id : &index->by_qp;
-    uint32_t slot = c->first[bucket_of(index, qp == NULL ? wr_id : key_of(wr_id, qp->qp_num))];
+    uint32_t slot = c->first[bucket_of(index, qp == NULL ? wr_id : cqn_wc_key(wr_id, qp->qp_num))];
     for (; slot != 0; slot = c->next[slot - 1]) {
         *place = place_of(self, slot);
         if (is_sought(stash_at(self, *place), wr_id, qp)) {
