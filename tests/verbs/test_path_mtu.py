@@ -19,6 +19,7 @@ from support import (
     connect,
     ip_link,
     is_rxe,
+    kernel,
     until,
     wait_completions,
     wait_one,
@@ -121,6 +122,10 @@ def test_an_address_from_the_wire_needs_a_path_mtu(ends: Pair) -> None:
     b.qp.post_recv(b.mr[0:SIZE])
     a.qp.post_send(a.mr[0:SIZE])
     (wc,) = wait_completions(a.scq)
+    if kernel() < (6, 2):  # rxe takes shorter packets than the QP expects, too
+        assert wc.status == WCStatus.SUCCESS
+        wait_one(b.rcq)
+        return
     assert wc.status == WCStatus.REM_INV_REQ_ERR
     with pytest.raises(CompletionError, match="or the path MTU of its QP is another one"):
         wc.raise_for_status()
