@@ -113,7 +113,14 @@ static int check_pkey(const cqn_qp *self, const char *name, uint16_t index, uint
     if (index == 0 || port == 0) {
         return 0;
     }
-    if (cqn_context_pkey_entries(self->base.context, port, &entries) < 0) {
+    if (cqn_open(&self->base) == NULL) { /* the port may have been asked for another index */
+        return -1;
+    }
+    /* Another thread can close the QP meanwhile, and drop the context. */
+    cqn_context *ctx = (cqn_context *)Py_NewRef((PyObject *)self->base.context);
+    const int rc = cqn_context_pkey_entries(ctx, port, &entries);
+    Py_DECREF(ctx);
+    if (rc < 0) {
         return -1;
     }
     if (index >= entries) {
@@ -157,6 +164,9 @@ CQN_RARE static int collect_attributes(const cqn_qp *self, PyObject *kwargs,
     }
     if (mask == 0) {
         PyErr_SetString(PyExc_TypeError, "modify() needs at least one attribute");
+        return -1;
+    }
+    if (cqn_open(&self->base) == NULL) {
         return -1;
     }
     return ((mask & IBV_QP_PORT) && check_port(attr->port_num, "port_num", ports) < 0) ||
