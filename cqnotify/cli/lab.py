@@ -17,6 +17,6 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; most words are another command's."""
-    from ..lab import front
+    from ..lab import cli
 
-    return front.main(args.words)
+    return cli.main(args.words)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from . import engine, hosts_run, kernel, uml, virtual_run, vm
+from . import backend, hosts_run, kernel, uml, virtual_run, vm
 from .base import HERE, LabError, current_folder, locked, note, version_key
 
 # Taken along from the caller's environment; everything else only with -e.
@@ -162,14 +162,14 @@ def machine(options: argparse.Namespace, accel: str, version: str) -> vm.Machine
     )
 
 
-def settled(options: argparse.Namespace, may_build: bool = False) -> engine.Engine:
+def settled(options: argparse.Namespace, may_build: bool = False) -> backend.Backend:
     def try_kvm(version: str) -> None:
         vm.try_kvm(machine(options, "kvm", version))
 
     def build() -> None:
         uml.build(options.cache, uml.DEFAULT_SERIES)
 
-    return engine.settle(options, try_kvm, build if may_build else None)
+    return backend.settle(options, try_kvm, build if may_build else None)
 
 
 def network_of(options: argparse.Namespace) -> dict[str, str]:
@@ -209,7 +209,7 @@ def run_in_vm(options: argparse.Namespace) -> int:
 
 
 def refuse_other_clocks(options: argparse.Namespace) -> None:
-    """Virtual time is for one engine."""
+    """Virtual time is for one backend."""
     if options.icount:
         raise LabError("--icount has a clock of its own: it goes without --virtual-time")
     if options.accel != "uml" or options.mode != "vm":
@@ -223,7 +223,7 @@ def prepare(options: argparse.Namespace) -> int:
     """All that the next run would set up, and nothing that it would not use."""
     if options.mode != "vm":
         return 0
-    if engine.foresee(options).accel == "uml":
+    if backend.foresee(options).accel == "uml":
         kernel.guest_program(options.cache)
     else:
         version = kernel.choose(options.cache, options.kernel, options.userland)
@@ -232,14 +232,14 @@ def prepare(options: argparse.Namespace) -> int:
 
 
 def foresee(options: argparse.Namespace) -> int:
-    """For ./lab, which installs what that engine needs."""
-    foreseen = engine.foresee(options)
+    """For ./lab, which installs what that backend needs."""
+    foreseen = backend.foresee(options)
     print("unbuilt" if foreseen.unbuilt else foreseen.accel)
     return 0
 
 
 def settle(options: argparse.Namespace) -> int:
-    """For ./lab, which starts several guests with the same engine."""
+    """For ./lab, which starts several guests with the same backend."""
     print(settled(options, may_build=options.action == "settle-and-build").accel)
     return 0
 

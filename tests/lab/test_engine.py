@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which engine runs a command: see engine.py. No kernel boots here."""
+"""Which backend runs a command: see backend.py. No kernel boots here."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from forbid import PTRACE, SECCOMP, forbid
 
-from cqnotify.lab import engine, kernel, uml, vm
+from cqnotify.lab import backend, kernel, uml, vm
 from cqnotify.lab.base import LabError
 
-DRIVER = Path(engine.__file__).with_name("__main__.py")
+DRIVER = Path(backend.__file__).with_name("__main__.py")
 STOCK = "6.1.0-99-amd64"
 
 
@@ -43,7 +43,7 @@ def options(cache: Path, **wanted: object) -> argparse.Namespace:
 
 
 def engine_of(cache: Path, **wanted: object) -> tuple[str, str | None]:
-    return engine.foresee(options(cache, **wanted))[:2]
+    return backend.foresee(options(cache, **wanted))[:2]
 
 
 def test_a_kernel_that_was_built_is_taken_where_kvm_does_not_work(cache: Path) -> None:
@@ -93,11 +93,11 @@ def test_what_the_process_does_not_have_is_an_error_where_it_was_asked_for(cache
 
 def test_kvm_comes_first_where_it_works(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vm, "kvm_usable", lambda: True)
-    assert engine_of(cache) == (engine.TO_TRY, None)
+    assert engine_of(cache) == (backend.TO_TRY, None)
     built(cache)
     assert engine_of(cache) == ("uml", "7.2.12")  # rather than fetch what to try KVM with
     fetched(cache)
-    assert engine_of(cache) == (engine.TO_TRY, STOCK)
+    assert engine_of(cache) == (backend.TO_TRY, STOCK)
     vm.KvmVerdict(cache, STOCK).write("yes")
     assert engine_of(cache) == ("kvm", STOCK)
     assert engine_of(cache, accel="tcg") == ("tcg", STOCK)
@@ -118,7 +118,7 @@ def test_kvm_is_tried_once(cache: Path, monkeypatch: pytest.MonkeyPatch, verdict
         vm.KvmVerdict(cache, version).write(verdict)
 
     for _ in range(2):
-        chosen = engine.settle(options(cache), try_kvm)
+        chosen = backend.settle(options(cache), try_kvm)
         assert chosen[:2] == ({"yes": "kvm", "no": "tcg"}[verdict], STOCK)
     assert tried == [STOCK]
 
@@ -128,10 +128,10 @@ def test_emulation_that_nobody_asked_for_says_how_to_avoid_it(
 ) -> None:
     fetched(cache)
     never: Callable[[str], None] = lambda version: pytest.fail(version)  # noqa: E731
-    assert engine.settle(options(cache), never).accel == "tcg"
+    assert backend.settle(options(cache), never).accel == "tcg"
     assert capsys.readouterr().err == f"lab: {uml.ADVICE}\n"
     for wanted in ({"accel": "tcg"}, {"icount": True}, {"kernel": "6.1"}):
-        engine.settle(options(cache, **wanted), never)
+        backend.settle(options(cache, **wanted), never)
     assert not capsys.readouterr().err
 
 
@@ -142,12 +142,12 @@ def test_the_whole_suite_has_one_built_and_is_emulated_if_that_fails(
         raise LabError("a build needs 3000 MB")
 
     fetched(cache)
-    assert engine.settle(options(cache), pytest.fail, fails).accel == "tcg"
+    assert backend.settle(options(cache), pytest.fail, fails).accel == "tcg"
     assert capsys.readouterr().err == "lab: a build needs 3000 MB: emulating\n"
-    chosen = engine.settle(options(cache), pytest.fail, lambda: built(cache))
+    chosen = backend.settle(options(cache), pytest.fail, lambda: built(cache))
     assert chosen == ("uml", "7.2.12", None)
-    assert engine.settle(options(cache), pytest.fail, fails).accel == "uml"
-    assert engine.settle(options(cache, accel="tcg"), pytest.fail, fails).accel == "tcg"
+    assert backend.settle(options(cache), pytest.fail, fails).accel == "uml"
+    assert backend.settle(options(cache, accel="tcg"), pytest.fail, fails).accel == "tcg"
     assert not capsys.readouterr().err
 
 
@@ -163,9 +163,9 @@ def test_the_kernel_is_fetched_only_where_it_is_used(
 
     monkeypatch.setattr(kernel, "fetch", fetch)
     built(cache)
-    assert engine.settle(options(cache), pytest.fail).accel == "uml"
+    assert backend.settle(options(cache), pytest.fail).accel == "uml"
     assert not fetches
-    assert engine.settle(options(cache, cpus=2), pytest.fail).kernel == STOCK
+    assert backend.settle(options(cache, cpus=2), pytest.fail).kernel == STOCK
     assert fetches == ["bookworm"]
 
 
@@ -212,7 +212,7 @@ def test_the_reason_is_told_once(
     fetched(cache)
     built(cache)
     monkeypatch.setattr(uml, "refusal", lambda version: "it cannot be")
-    assert engine.settle(options(cache), pytest.fail).accel == "tcg"
+    assert backend.settle(options(cache), pytest.fail).accel == "tcg"
     assert capsys.readouterr().err == "lab: it cannot be: emulating\n"
 
 

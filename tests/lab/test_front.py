@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cqnotify.lab import driver, engine, front, kernel, needs
+from cqnotify.lab import backend, cli, driver, kernel, prerequisites
 from cqnotify.lab.base import LabError
 
 Capture = pytest.CaptureFixture[str]
@@ -32,10 +32,10 @@ def drivers(monkeypatch: pytest.MonkeyPatch) -> list[argparse.Namespace]:
         asked.append(driver.parse(words))
         return 7
 
-    monkeypatch.setattr(front, "has_device", lambda: False)
+    monkeypatch.setattr(cli, "has_device", lambda: False)
     monkeypatch.setattr(driver, "main", note)
-    monkeypatch.setattr(engine, "foresee", lambda options: engine.Engine("tcg", None))
-    monkeypatch.setattr(needs, "of_guest", lambda options, engine: [])
+    monkeypatch.setattr(backend, "foresee", lambda options: backend.Backend("tcg", None))
+    monkeypatch.setattr(prerequisites, "of_guest", lambda options, engine: [])
     return asked
 
 
@@ -65,16 +65,16 @@ def drivers(monkeypatch: pytest.MonkeyPatch) -> list[argparse.Namespace]:
     ],
 )
 def test_a_mistake_is_125_and_one_line(words: str, text: str, capsys: Capture) -> None:
-    assert front.main(words.split()) == 125
+    assert cli.main(words.split()) == 125
     said = capsys.readouterr().err
     assert said.startswith(f"lab: {text}")
     assert said.count("\n") == 1
 
 
 def test_help_has_every_command_and_option(capsys: Capture) -> None:
-    assert front.main(["run", "--help"]) == 0
+    assert cli.main(["run", "--help"]) == 0
     said = capsys.readouterr().out
-    assert all(f"\n  {word}" in said for word in (*front.COMMANDS, *front.OPTIONS))
+    assert all(f"\n  {word}" in said for word in (*cli.COMMANDS, *cli.OPTIONS))
     assert max(map(len, said.splitlines())) <= 100
 
 
@@ -90,7 +90,7 @@ def test_help_has_every_command_and_option(capsys: Capture) -> None:
 def test_options_end_where_the_command_begins(
     words: str, drivers: list[argparse.Namespace]
 ) -> None:
-    assert front.main(words.split()) == 7
+    assert cli.main(words.split()) == 7
     (options,) = drivers
     assert (options.action, options.accel, options.env) == ("run", "uml", ["A=1"])
     assert options.command == ["pytest", "--uml", "-x"]
@@ -98,7 +98,7 @@ def test_options_end_where_the_command_begins(
 
 def test_hosts_have_options_of_their_own(drivers: list[argparse.Namespace]) -> None:
     words = "hosts --mem 512 2 --seed 3 -- hostname --- sleep 1"
-    assert front.main(words.split()) == 7
+    assert cli.main(words.split()) == 7
     (options,) = drivers
     assert (options.action, options.mem) == ("hosts", 512)
     assert options.command == words.split()[3:]
@@ -108,7 +108,7 @@ def test_the_command_has_this_python_first_and_the_callers_programs(
     drivers: list[argparse.Namespace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/mine:/usr/bin")
-    front.main(["run", "true"])
+    cli.main(["run", "true"])
     env = driver.environment(drivers[0])
     folders = env["PATH"].split(":")
     assert folders[0] == os.path.dirname(sys.executable)
@@ -122,7 +122,7 @@ def test_the_command_finds_packages_that_are_in_a_folder_of_their_own(
 ) -> None:
     """As `pip install --target` puts them."""
     monkeypatch.setenv("PYTHONPATH", "/mine/packages")
-    front.main(["run", "true"])
+    cli.main(["run", "true"])
     assert driver.environment(drivers[0])["PYTHONPATH"] == "/mine/packages"
 
 
@@ -143,19 +143,19 @@ def test_the_current_folder_is_writable_and_those_that_are_named(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a").mkdir()
-    front.main(["run", "--writable", "a", "--writable", "/var", "true"])
+    cli.main(["run", "--writable", "a", "--writable", "/var", "true"])
     assert drivers[0].writable == [tmp_path, tmp_path / "a", Path("/var")]  # outer ones first
     monkeypatch.chdir("/")
-    front.main(["run", "true"])
+    cli.main(["run", "true"])
     assert drivers[1].writable == []
 
 
 def test_a_device_of_the_machine_is_used_unless_a_guest_is_asked_for(
     drivers: list[argparse.Namespace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(front, "has_device", lambda: True)
+    monkeypatch.setattr(cli, "has_device", lambda: True)
     for words in ("run true", "run --uml true", "run --virtual-time true", "run --vm true"):
-        front.main(words.split())
+        cli.main(words.split())
     assert [options.mode for options in drivers] == ["device", "vm", "vm", "vm"]
 
 
@@ -163,7 +163,7 @@ def test_a_cache_that_cannot_be_made_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setenv("CQNOTIFY_LAB_CACHE", "/proc/cache")
-    assert front.main(["kernels"]) == 125
+    assert cli.main(["kernels"]) == 125
     assert "cannot make the cache folder /proc/cache" in capsys.readouterr().err
 
 
@@ -171,10 +171,10 @@ def test_clean_leaves_what_others_made(cache: Path) -> None:
     for name in ("kernels", "uml", "mine"):
         (cache / name).mkdir(parents=True)
     (cache / "guest-0123").touch()
-    assert front.main(["clean"]) == 0
+    assert cli.main(["clean"]) == 0
     assert [path.name for path in cache.iterdir()] == ["mine"]
     (cache / "mine").rmdir()
-    assert front.main(["clean"]) == 0
+    assert cli.main(["clean"]) == 0
     assert not cache.exists()
 
 
@@ -182,7 +182,7 @@ def test_another_architecture_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture, drivers: list[argparse.Namespace]
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    assert front.main(["run", "true"]) == 125
+    assert cli.main(["run", "true"]) == 125
     assert "for x86-64; this machine is aarch64" in capsys.readouterr().err
 
 
@@ -213,20 +213,22 @@ def test_it_runs_without_the_core_and_does_not_load_it(tmp_path: Path) -> None:
 # ---- what is missing ---------------------------------------------------------------------
 
 
-def missing(monkeypatch: pytest.MonkeyPatch, cache: Path, accel: str) -> list[needs.Package]:
+def missing(
+    monkeypatch: pytest.MonkeyPatch, cache: Path, accel: str
+) -> list[prerequisites.Package]:
     """Where there is nothing."""
     monkeypatch.setattr("shutil.which", lambda name: None)
-    monkeypatch.setattr(needs, "library", lambda pattern: False)
+    monkeypatch.setattr(prerequisites, "library", lambda pattern: False)
     monkeypatch.setattr(kernel, "place_of", lambda cache, name: cache / name)
     options = argparse.Namespace(cache=cache, device="rxe")
-    return needs.of_guest(options, engine.Engine(accel, None))
+    return prerequisites.of_guest(options, backend.Backend(accel, None))
 
 
 def test_what_is_missing_is_one_line_for_debian_and_one_for_fedora(
     monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:
     with pytest.raises(LabError) as error:
-        needs.see_to(missing(monkeypatch, cache, "tcg"), install=False)
+        prerequisites.see_to(missing(monkeypatch, cache, "tcg"), install=False)
     assert str(error.value) == (
         "packages are missing here; as root: apt-get install --no-install-recommends iproute2 "
         "qemu-system-x86 kmod ibverbs-providers librdmacm1 gcc libc6-dev (Fedora, RHEL: dnf "
@@ -246,11 +248,11 @@ def test_install_needs_apt_and_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     with pytest.raises(LabError, match="--install needs root, to install kmod"):
-        needs.see_to([needs.PROGRAMS["depmod"]], install=True)
+        prerequisites.see_to([prerequisites.PROGRAMS["depmod"]], install=True)
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(LabError, match="for Debian and Ubuntu; here: dnf install kmod"):
-        needs.see_to([needs.PROGRAMS["depmod"]], install=True)
-    needs.see_to([], install=True)
+        prerequisites.see_to([prerequisites.PROGRAMS["depmod"]], install=True)
+    prerequisites.see_to([], install=True)
 
 
 def test_the_guests_init_has_the_c_library_of_this_machine(cache: Path) -> None:

@@ -22,7 +22,7 @@ from support import DEADLINE, is_rxe, on_iwarp, python
 from benchmarks import __main__ as bench
 from cqnotify import Context
 from cqnotify.cli import COMMANDS, _parser
-from cqnotify.lab import front
+from cqnotify.lab import cli
 
 # Programs that are compared, and those that command hosts from outside.
 BY_THEMSELVES = {
@@ -194,8 +194,8 @@ def check_python(words: list[str]) -> bool:
 def check_cqnotify(words: list[str]) -> bool:
     if words[0] != "lab":
         return exits_well(lambda: _parser().parse_args(words))
-    own, action, rest = front.split(words[1:])
-    front.parser().parse_args(own)
+    own, action, rest = cli.split(words[1:])
+    cli.parser().parse_args(own)
     return action != "run" or check_command(rest)
 
 

@@ -11,8 +11,8 @@ import subprocess
 from typing import NamedTuple
 
 from . import kernel, uml
+from .backend import Backend
 from .base import LabError, note
-from .engine import Engine
 
 LIBRARIES = ("/usr/lib/*", "/usr/lib", "/usr/lib64", "/lib/*", "/lib64", "/usr/local/lib")
 APT = ("apt-get", "-q", "-y", "-o", "DPkg::Lock::Timeout=300")
@@ -42,10 +42,10 @@ PROGRAMS = {
 }
 
 
-def of_guest(options: argparse.Namespace, engine: Engine) -> list[Package]:
-    """What is missing for a guest with this engine."""
+def of_guest(options: argparse.Namespace, backend: Backend) -> list[Package]:
+    """What is missing for a guest with this backend."""
     programs = ["ip", "rdma", "tc"]
-    if engine.accel != "uml":
+    if backend.accel != "uml":
         programs += ["qemu-system-x86_64", "modprobe", "depmod"]
     missing = of_programs(*programs)
     if not library(f"libibverbs/lib{options.device}-rdmav*.so"):

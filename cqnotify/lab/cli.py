@@ -17,7 +17,7 @@ import textwrap
 from pathlib import Path
 from typing import Any, Final
 
-from . import driver, engine, needs, uml
+from . import backend, driver, prerequisites, uml
 from .base import HERE, LabError, current_folder, note
 
 COMMANDS: Final = ("run", "shell", "hosts", "kernels", "clean")
@@ -270,7 +270,9 @@ def start(action: str, options: argparse.Namespace, command: list[str]) -> int:
             raise LabError(
                 f"the lab's kernels are for x86-64; this machine is {platform.machine()}"
             )
-        needs.see_to(needs.of_guest(parsed, engine.foresee(parsed)), options.install)
+        prerequisites.see_to(
+            prerequisites.of_guest(parsed, backend.foresee(parsed)), options.install
+        )
     return driver.main(words)
 
 
@@ -300,14 +302,14 @@ def kernels(options: argparse.Namespace, words: list[str]) -> int:
         for name in names:
             if name not in uml.SUITES:
                 raise LabError(f"build is for {' or '.join(uml.SUITES)}, not '{name}'")
-        needs.see_to(needs.of_build(), options.install)
+        prerequisites.see_to(prerequisites.of_build(), options.install)
     elif action == "fetch":
         for name in names:
             if name not in SUITES and not Path(name).is_file():
                 raise LabError(
                     f"there is no such suite or file: {name} (suites: {', '.join(SUITES)})"
                 )
-        needs.see_to(needs.of_programs("depmod"), options.install)
+        prerequisites.see_to(prerequisites.of_programs("depmod"), options.install)
     elif action != "list":
         raise LabError("kernels knows only 'fetch' and 'build' (see cqnotify lab --help)")
     return driver.main(

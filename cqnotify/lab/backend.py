@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which engine runs a command where the machine has no device: KVM, a kernel that is a process of
+"""Which backend runs a command where the machine has no device: KVM, a kernel that is a process of
 this machine (see uml.py), or emulation. The first of them that works here and has what was asked
 for is taken, and of the first two the one whose kernel is at hand.
 """
@@ -16,7 +16,7 @@ from .base import LabError, note
 TO_TRY = "auto"  # whether KVM boots the guest here is not known yet
 
 
-class Engine(NamedTuple):
+class Backend(NamedTuple):
     accel: str  # kvm, uml, tcg or TO_TRY
     kernel: str | None  # None: it has yet to be fetched
     why: str | None = None  # the command is emulated, which nobody has asked for
@@ -27,18 +27,18 @@ class Engine(NamedTuple):
         return self.why == uml.ADVICE
 
 
-def foresee(options: argparse.Namespace) -> Engine:
-    """The engine, as far as that can be told without trying or fetching anything."""
+def foresee(options: argparse.Namespace) -> Backend:
+    """The backend, as far as that can be told without trying or fetching anything."""
     if options.accel == "uml":
-        return Engine("uml", built(options))
+        return Backend("uml", built(options))
     version = kernel.newest(options.cache, options.kernel, options.userland)
-    microvm = Engine(accelerator(options, version), version)
+    microvm = Backend(accelerator(options, version), version)
     if microvm.accel == "kvm" or wants_microvm(options):
         return microvm
     process = uml.choose(options.cache, options.kernel)
     refusal = uml.refusal(process)
     if process and not refusal and not (version and microvm.accel == TO_TRY):
-        return Engine("uml", process)
+        return Backend("uml", process)
     if microvm.accel == TO_TRY or options.kernel:
         return microvm
     return microvm._replace(why=f"{refusal}: emulating" if refusal else uml.ADVICE)
@@ -48,25 +48,25 @@ def settle(
     options: argparse.Namespace,
     try_kvm: Callable[[str], None],
     build: Callable[[], object] | None = None,
-) -> Engine:
-    """The engine, and its kernel, fetched if need be; says why it is emulation. `try_kvm` notes
+) -> Backend:
+    """The backend, and its kernel, fetched if need be; says why it is emulation. `try_kvm` notes
     for later whether this kernel boots under KVM, `build` makes one that runs as a process."""
-    engine = foresee(options)
-    if engine.accel == TO_TRY:
+    backend = foresee(options)
+    if backend.accel == TO_TRY:
         try_kvm(kernel.choose(options.cache, options.kernel, options.userland))
-        engine = foresee(options)
-    if build and engine.unbuilt:
+        backend = foresee(options)
+    if build and backend.unbuilt:
         try:
             build()
-            engine = foresee(options)
+            backend = foresee(options)
         except LabError as error:
-            engine = engine._replace(why=f"{error}: emulating")
-    if engine.why:
-        note(engine.why)
-    if engine.kernel is None:
+            backend = backend._replace(why=f"{error}: emulating")
+    if backend.why:
+        note(backend.why)
+    if backend.kernel is None:
         version = kernel.choose(options.cache, options.kernel, options.userland)
-        engine = engine._replace(kernel=version)
-    return engine
+        backend = backend._replace(kernel=version)
+    return backend
 
 
 def wants_microvm(options: argparse.Namespace) -> bool:
