@@ -1147,7 +1147,7 @@ class CMID(_Object):
 class CMLink:
     qp: Any
     why: Any
-    hub: Any
+    reader: Any
     end: Any
     doing: Any
     address: Any
@@ -1158,7 +1158,7 @@ class CMLink:
     ended: bool
     kept_alive: bool
     def __new__(
-        cls, hub: Any, channel: CMChannel, bell: Any, id: CMID | None, datagrams: bool, /
+        cls, reader: Any, channel: CMChannel, bell: Any, id: CMID | None, datagrams: bool, /
     ) -> Self: ...
     @property
     def id(self) -> CMID: ...

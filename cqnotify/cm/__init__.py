@@ -15,8 +15,8 @@ WR_FLUSH_ERR, and `await conn.closed()` returns. A connection that is dropped is
 `cqnotify.cm.blocking` has the same for threads.
 """
 
-from ._awaited import Connection, Group, Listener, Request, connect, join, listen, lookup, resolve
-from ._ends import Resolved
+from ._async import Connection, Group, Listener, Request, connect, join, listen, lookup, resolve
+from ._base import Resolved
 from ._errors import (
     CMError,
     CMEventType,
@@ -26,7 +26,7 @@ from ._errors import (
     RejectReason,
     UnreachableError,
 )
-from ._own import addresses_of
+from ._local_addresses import addresses_of
 
 __all__ = [
     "CMError",

@@ -25,7 +25,7 @@ from .._timeouts import deadline
 from ..enums import AccessFlags
 from ..qp import QP
 from . import _arguments as check
-from ._ends import (
+from ._base import (
     BaseConnection,
     BaseGroup,
     BaseListener,
@@ -36,13 +36,13 @@ from ._ends import (
     link_of,
     resolved_by,
 )
-from ._hub import ThreadHub
-from ._link import FAILS, REQUEST, Address, Link
+from ._event_reader import ThreadReader
+from ._steps import FAILS, REQUEST, Address, Link
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from ._link import Steps
+    from ._steps import Steps
 
 __all__ = ["Connection", "Group", "Listener", "Request", "connect", "join", "listen", "resolve"]
 
@@ -84,7 +84,7 @@ def _of_the_first(
     end = deadline(timeout)
     failures: list[tuple[str, Exception]] = []
     for address in found:
-        link = ThreadHub.get().new_link(None, datagrams)
+        link = ThreadReader.get().new_link(None, datagrams)
         link.end = share_of(end, len(found) - len(failures))
         try:
             return link, _run_or_close(link, steps(link, address)), address
@@ -280,7 +280,7 @@ def listen(
     check.check_backlog(backlog)
     check.check_port(port)
     address = check.own(_addresses(host, port))
-    link = ThreadHub.get().new_link(None, datagrams)
+    link = ThreadReader.get().new_link(None, datagrams)
     try:
         link.listen(address, backlog, reuse_address=reuse_address, only_ipv6=only_ipv6)
     except BaseException:

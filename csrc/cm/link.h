@@ -19,7 +19,7 @@ typedef struct cqn_cm_link {
     /* Why it is over, or is about to be: an exception, the event that tells, or ClosedError itself;
      * or None. */
     PyObject *why;
-    PyObject *hub, *end, *doing, *address, *answer, *group; /* Python's, see link_type.c */
+    PyObject *reader, *end, *doing, *address, *answer, *group; /* Python's, see link_type.c */
     PyObject **events;        /* what nobody has taken, the oldest first */
     PyObject *bell;           /* of threads: what is rung; of tasks NULL */
     cqn_cm_sleeper *sleepers; /* the wakeups of tasks that wait */
@@ -61,7 +61,7 @@ cqn_cm_link *cqn_cm_link_of(const cqn_cm_id *id);
 void cqn_cm_link_join(cqn_cm_link *self);
 bool cqn_cm_link_leave(cqn_cm_link *self);
 
-/* Calls a method of Python's Link, which looks after the hub and the keepalives. -1 with an
+/* Calls a method of Python's Link, which looks after the reader and the keepalives. -1 with an
  * exception. */
 int cqn_cm_link_tell(cqn_cm_link *self, const char *method);
 

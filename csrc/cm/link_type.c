@@ -5,10 +5,10 @@
 #include "cm/link.h"
 
 /* Attributes that Python's Link sets; None at first. */
-#define ATTRIBUTES(F) F(qp) F(why) F(hub) F(end) F(doing) F(address) F(answer) F(group)
+#define ATTRIBUTES(F) F(qp) F(why) F(reader) F(end) F(doing) F(address) F(answer) F(group)
 
 /* All that can fail comes before there is a link. `id` is stolen. */
-static PyObject *make_link(PyTypeObject *type, PyObject *hub, cqn_cm_channel *channel,
+static PyObject *make_link(PyTypeObject *type, PyObject *reader, cqn_cm_channel *channel,
                            PyObject *bell, cqn_cm_id *id)
 {
     cqn_cm_link *self = (cqn_cm_link *)type->tp_alloc(type, 0);
@@ -18,7 +18,7 @@ static PyObject *make_link(PyTypeObject *type, PyObject *hub, cqn_cm_channel *ch
     }
 #define BE_NONE(name) self->name = Py_NewRef(Py_None);
     ATTRIBUTES(BE_NONE)
-    Py_SETREF(self->hub, Py_NewRef(hub));
+    Py_SETREF(self->reader, Py_NewRef(reader));
     self->state = cqn_state_of(type);
     self->datagrams = (char)id->datagrams;
     self->channel = Py_NewRef((PyObject *)channel);
@@ -29,14 +29,14 @@ static PyObject *make_link(PyTypeObject *type, PyObject *hub, cqn_cm_channel *ch
     return (PyObject *)self;
 }
 
-/* (hub, channel, bell, id, datagrams). */
+/* (reader, channel, bell, id, datagrams). */
 static PyObject *link_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
 {
     CQN_LOCKED;
     const cqn_state *state = cqn_state_of(type);
-    PyObject *hub, *channel, *bell, *id;
+    PyObject *reader, *channel, *bell, *id;
     int datagrams;
-    if (!PyArg_ParseTuple(args, "OOOOp:CMLink", &hub, &channel, &bell, &id, &datagrams) ||
+    if (!PyArg_ParseTuple(args, "OOOOp:CMLink", &reader, &channel, &bell, &id, &datagrams) ||
         cqn_expect(channel, state->CMChannel, "channel") < 0 ||
         (id != Py_None && cqn_expect(id, state->CMID, "id") < 0)) {
         return NULL;
@@ -51,7 +51,7 @@ static PyObject *link_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSE
         id = PyErr_Format(PyExc_RuntimeError, "this CMID has a link");
     }
     return id == NULL ? NULL
-                      : make_link(type, hub, (cqn_cm_channel *)channel, bell, (cqn_cm_id *)id);
+                      : make_link(type, reader, (cqn_cm_channel *)channel, bell, (cqn_cm_id *)id);
 }
 
 /* Nobody refers to it any more. */
@@ -226,7 +226,7 @@ static PyMemberDef link_members[] = {
     {"qp", T_OBJECT_EX, offsetof(cqn_cm_link, qp), 0, "The QP that goes with it, or None."},
     {"why", T_OBJECT_EX, offsetof(cqn_cm_link, why), 0,
      "Why it is over, or is about to be: an exception, an event or ClosedError; or None."},
-    {"hub", T_OBJECT_EX, offsetof(cqn_cm_link, hub), 0, "What reads the channel."},
+    {"reader", T_OBJECT_EX, offsetof(cqn_cm_link, reader), 0, "What reads the channel."},
     {"end", T_OBJECT_EX, offsetof(cqn_cm_link, end), 0,
      "Until when it has time for what it is asked for, by time.monotonic(); or None."},
     {"doing", T_OBJECT_EX, offsetof(cqn_cm_link, doing), 0,
@@ -250,7 +250,7 @@ static PyMemberDef link_members[] = {
 };
 
 static PyType_Slot link_slots[] = {
-    {Py_tp_doc, "CMLink(hub, channel, bell, id, datagrams, /)\n--\n\n"
+    {Py_tp_doc, "CMLink(reader, channel, bell, id, datagrams, /)\n--\n\n"
                 "What has happened to a CMID, and what waits for it: the base of cqnotify.cm's "
                 "own. `bell`: that of threads, or None; `id`: the CMID of a request, or None for a "
                 "new one."},

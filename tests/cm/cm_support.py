@@ -14,7 +14,7 @@ from support import address_of as address_of
 
 from cqnotify import CQ, MR, PD, QP, AccessFlags, CompletionChannel, Context, QPState, QPType, cm
 from cqnotify.cm import blocking
-from cqnotify.cm._hub import LoopHub, ThreadHub
+from cqnotify.cm._event_reader import LoopReader, ThreadReader
 
 SOON = DEADLINE  # a peer's process, too, has begun by then
 GIVEN_UP = 20.0  # when an attempt has: siw takes 10 s for one that the peer does not answer
@@ -69,8 +69,8 @@ class Side:
 def asleep() -> int:
     """How many calls of cqnotify.cm are asleep, in this thread's event loop and in threads: what
     happens from now on must wake them."""
-    hubs: list[Any] = [*LoopHub._hubs.values(), *filter(None, [ThreadHub._hub])]
-    links = [link for hub in hubs for link in hub.channel.links]
+    readers: list[Any] = [*LoopReader._readers.values(), *filter(None, [ThreadReader._reader])]
+    links = [link for reader in readers for link in reader.channel.links]
     return sum(link.asleep for link in links) + sum(
         len(link.bell._condition._waiters) for link in links if link.bell is not None
     )

@@ -23,7 +23,7 @@ from cqnotify import BusyError, ClosedError, Context, cm
 from cqnotify._core import CMID, CMChannel
 from cqnotify.cm import CMEventType, blocking
 from cqnotify.cm._errors import Event
-from cqnotify.cm._hub import LoopHub
+from cqnotify.cm._event_reader import LoopReader
 
 
 def ids() -> int:
@@ -115,7 +115,7 @@ async def test_a_loops_connection_in_a_cycle_is_closed_and_the_hub_with_the_last
         await waiting
         assert isinstance(accepted.error, cm.DisconnectedError)
     await tick()
-    assert LoopHub._hubs == {}
+    assert LoopReader._readers == {}
 
 
 def test_a_waiter_keeps_what_it_waits_for(ctx: Context, listener: blocking.Listener) -> None:
@@ -166,7 +166,7 @@ def test_what_a_closed_loop_leaves_is_rejected(
     gc.collect()
     for peer in peers:
         peer.await_event("REJECTED")
-    assert LoopHub._hubs == {}
+    assert LoopReader._readers == {}
     assert (ids(), channels()) == before
     for peer in peers:
         peer.drop()

@@ -101,7 +101,7 @@ def test_a_silent_address_takes_its_share_of_the_time(
         return time.monotonic() + 0.1 if left == 2 else share_of(end, left) or 0.0
 
     names(silent, own)
-    monkeypatch.setattr("cqnotify.cm._awaited.share_of", share)
+    monkeypatch.setattr("cqnotify.cm._async.share_of", share)
     monkeypatch.setattr(blocking, "share_of", share)
     with blocking.listen(own, 0) as listener, blocking.listen(silent, listener.local[1]):
         assert served(listener, ctx, connect, timeout=SOON) == own

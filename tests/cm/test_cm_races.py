@@ -17,7 +17,7 @@ from cm_support import SOON, Side, address_of, serve_once
 from support import is_iwarp
 
 from cqnotify import ClosedError, Context, QPState, cm
-from cqnotify.cm import _hub, blocking
+from cqnotify.cm import _event_reader, blocking
 from cqnotify.cm._errors import Event
 
 
@@ -36,11 +36,11 @@ async def test_the_collector_takes_the_last_link_while_the_next_is_made(
 ) -> None:
     """The channel of an event loop is closed with its last link: not if there is another then."""
     host = address_of(ctx)
-    new_link = _hub.LoopHub.new_link
+    new_link = _event_reader.LoopReader.new_link
 
-    def collect(hub: _hub.LoopHub, *what: Any) -> Any:
+    def collect(reader: _event_reader.LoopReader, *what: Any) -> Any:
         gc.collect()
-        return new_link(hub, *what)
+        return new_link(reader, *what)
 
     for _ in range(2):
         with collecting_by_hand():
@@ -48,9 +48,9 @@ async def test_the_collector_takes_the_last_link_while_the_next_is_made(
             cycle: list[Any] = [listener]
             cycle.append(cycle)
             del listener, cycle
-            monkeypatch.setattr(_hub.LoopHub, "new_link", collect)
+            monkeypatch.setattr(_event_reader.LoopReader, "new_link", collect)
             assert (await cm.resolve(host)).device == ctx.name
-        monkeypatch.setattr(_hub.LoopHub, "new_link", new_link)
+        monkeypatch.setattr(_event_reader.LoopReader, "new_link", new_link)
 
 
 async def test_a_server_that_goes_when_it_has_accepted_is_no_other_error(ctx: Context) -> None:
@@ -92,18 +92,18 @@ async def test_hubs_come_and_go_in_other_threads(
     ctx: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Elsewhere:
-        """The hub of a loop of another thread, where one more begins just now."""
+        """The reader of a loop of another thread, where one more begins just now."""
 
         @property
         def loop(self) -> Elsewhere:
             return self
 
         def is_closed(self) -> bool:
-            hubs[object()] = self
+            readers[object()] = self
             return False
 
-    hubs: dict[object, Any] = {object(): Elsewhere()}
-    monkeypatch.setattr(_hub.LoopHub, "_hubs", hubs)
+    readers: dict[object, Any] = {object(): Elsewhere()}
+    monkeypatch.setattr(_event_reader.LoopReader, "_readers", readers)
     assert (await cm.resolve(address_of(ctx))).device == ctx.name
 
 

@@ -17,7 +17,7 @@ from support import Waiter, is_iwarp, open_fds
 from cqnotify import ClosedError, Context, QPState, cm
 from cqnotify.aio import AsyncCQ
 from cqnotify.cm import blocking
-from cqnotify.cm._hub import LoopHub
+from cqnotify.cm._event_reader import LoopReader
 
 Start = Callable[[Callable[[], Awaitable[Any]]], Task]
 
@@ -153,7 +153,7 @@ async def test_a_call_in_a_cancelled_scope_leaves_nothing(ctx: Context, on: Flav
     with on.cancelled() as scope:
         await cm.connect(side.qp, NOBODY, 9)
     assert scope.cancelled_caught
-    assert not any(hub.channel.links for hub in LoopHub._hubs.values())
+    assert not any(reader.channel.links for reader in LoopReader._readers.values())
     side.qp.close()
     await on.tick()
     assert open_fds() <= before + 2  # of the CQ's channel and its eventfd

@@ -129,7 +129,7 @@ class NameServer:
 def server(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> NameServer:
     it = NameServer("127.0.0.1", addresses_of(ctx)[-1], address_of(ctx))
     monkeypatch.setattr(socket, "getaddrinfo", it.in_the_loop)
-    monkeypatch.setattr("cqnotify.cm._awaited.getaddrinfo", it.getaddrinfo)
+    monkeypatch.setattr("cqnotify.cm._async.getaddrinfo", it.getaddrinfo)
     return it
 
 

@@ -33,7 +33,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Names:
             assert name == NAME
             return [socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0] for host in hosts]
 
-        monkeypatch.setattr("cqnotify.cm._awaited.getaddrinfo", getaddrinfo)
+        monkeypatch.setattr("cqnotify.cm._async.getaddrinfo", getaddrinfo)
 
     return set_them
 

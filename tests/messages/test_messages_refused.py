@@ -15,7 +15,7 @@ from support import eventually, start
 
 from cqnotify import CQ, PD, QP, ClosedError, Context, QPType, VerbsError, cm, messages
 from cqnotify._core import CMID, CMChannel
-from cqnotify.cm._link import Options as CMOptions
+from cqnotify.cm._steps import Options as CMOptions
 from cqnotify.messages import Connection, Options, RefusedError, _ends
 from cqnotify.messages import _wire as wire
 from cqnotify.messages._parts import Device

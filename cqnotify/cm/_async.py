@@ -16,7 +16,7 @@ from .._timeouts import deadline, left_until
 from ..enums import AccessFlags
 from ..qp import QP
 from . import _arguments as check
-from ._ends import (
+from ._base import (
     BaseConnection,
     BaseGroup,
     BaseListener,
@@ -26,13 +26,13 @@ from ._ends import (
     event_of,
     resolved_by,
 )
-from ._hub import LoopHub, in_asyncio
-from ._link import FAILS, REQUEST, Address, Link
+from ._event_reader import LoopReader, in_asyncio
+from ._steps import FAILS, REQUEST, Address, Link
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from ._link import AwaitedSteps
+    from ._steps import AwaitedSteps
 
 
 async def addresses(host: object, port: int, end: float | None = None) -> list[Address]:
@@ -70,7 +70,7 @@ async def within(end: float | None, call: Coroutine[Any, Any, list[Any]]) -> lis
 
 
 def new_link(datagrams: bool, end: float | None = None) -> Link:
-    link = LoopHub.of_running_loop().new_link(None, datagrams)
+    link = LoopReader.of_running_loop().new_link(None, datagrams)
     link.end = end
     return link
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Reading the events of connections: one channel for each event loop, and one for all threads.
 
-That of an event loop lives as long as there are links on its channel. Events are handled in the
-thread of the event loop, or in a thread of the hub's own: so a peer that disconnects is noticed at
+The channel of an event loop exists as long as links use it. Events are handled in the thread of the
+event loop, or for threads in a thread of the reader's own. So a peer that disconnects is noticed at
 once, even if no program waits for it.
 """
 
@@ -22,7 +22,7 @@ from .._timeouts import left_until
 from ..aio._loops import adapt, running
 from ..aio._reader import Watched
 from ._errors import Event
-from ._link import Link
+from ._steps import Link
 
 if TYPE_CHECKING:
     from .._core import CMID
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Predicate = Callable[[], object]
 
 
-class Hub:
+class EventReader:
     """A channel, and the links whose events it brings."""
 
     def __init__(self) -> None:
@@ -61,22 +61,22 @@ def in_asyncio() -> bool:
     return isinstance(running(), asyncio.AbstractEventLoop)
 
 
-class LoopHub(Hub):
+class LoopReader(EventReader):
     """That of a running event loop."""
 
-    _hubs: ClassVar[dict[object, LoopHub]] = {}
+    _readers: ClassVar[dict[object, LoopReader]] = {}
 
     @classmethod
-    def of_running_loop(cls) -> LoopHub:
+    def of_running_loop(cls) -> LoopReader:
         raw = running()
-        hub = cls._hubs.get(raw)
-        if hub is None:
-            for old in list(cls._hubs.values()):  # which other threads change
+        reader = cls._readers.get(raw)
+        if reader is None:
+            for old in list(cls._readers.values()):  # which other threads change
                 if old.loop.is_closed():
                     old.close()
-            hub = cls._hubs[raw] = cls(raw)
-        hub._is_wanted = True
-        return hub
+            reader = cls._readers[raw] = cls(raw)
+        reader._is_wanted = True
+        return reader
 
     def __init__(self, raw: object) -> None:
         super().__init__()
@@ -109,8 +109,8 @@ class LoopHub(Hub):
             self.close()
 
     def close(self) -> None:
-        if self._hubs.get(self.loop.raw) is self:
-            self._hubs.pop(self.loop.raw, None)
+        if self._readers.get(self.loop.raw) is self:
+            self._readers.pop(self.loop.raw, None)
         if self._watched is not None:
             watched, self._watched = self._watched, None
             watched.close()
@@ -147,35 +147,35 @@ class ThreadBell:
             self._condition.wait_for(has_news, left_until(end))
 
 
-class ThreadHub(Hub):
+class ThreadReader(EventReader):
     """That of all threads, with one of its own that reads, from the first link on."""
 
-    _hub: ClassVar[ThreadHub | None] = None
+    _reader: ClassVar[ThreadReader | None] = None
     _lock: ClassVar[threading.Lock] = threading.Lock()
 
     @classmethod
-    def get(cls) -> ThreadHub:
+    def get(cls) -> ThreadReader:
         with cls._lock:
-            if cls._hub is None or cls._hub.channel.closed:
-                cls._hub = cls()
-            return cls._hub
+            if cls._reader is None or cls._reader.channel.closed:
+                cls._reader = cls()
+            return cls._reader
 
     @classmethod
     def forget(cls) -> None:
         """In a forked child, where neither the thread nor the channel lives on."""
         cls._lock = threading.Lock()
-        cls._hub = None
+        cls._reader = None
 
     @classmethod
     def end(cls) -> None:
         """At the end of the interpreter: a sub-interpreter must not leave a thread."""
-        hub = cls._hub
-        if hub is None or hub._thread is None:
+        reader = cls._reader
+        if reader is None or reader._thread is None:
             return
         with cls._lock:
-            if hub._stop >= 0:
-                os.eventfd_write(hub._stop, 1)
-        hub._thread.join()
+            if reader._stop >= 0:
+                os.eventfd_write(reader._stop, 1)
+        reader._thread.join()
 
     def __init__(self) -> None:
         super().__init__()
@@ -208,5 +208,5 @@ class ThreadHub(Hub):
             self._stop = -1
 
 
-os.register_at_fork(after_in_child=ThreadHub.forget)
-atexit.register(ThreadHub.end)
+os.register_at_fork(after_in_child=ThreadReader.forget)
+atexit.register(ThreadReader.end)

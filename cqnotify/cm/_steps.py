@@ -31,7 +31,7 @@ from ._errors import (
 from ._keepalive import Keepalives
 
 if TYPE_CHECKING:
-    from ._hub import Hub
+    from ._event_reader import EventReader
 
 
 class WrongDevice(ValueError):
@@ -127,7 +127,7 @@ class Link(CMLink):
     why: Exception | Event | type[ClosedError] | None
     ended: bool
     kept_alive: bool
-    hub: Hub
+    reader: EventReader
     end: float | None
     doing: str | None
     address: Address | None
@@ -194,8 +194,8 @@ class Link(CMLink):
         keepalives.drop(self)
 
     def _was_last(self) -> None:
-        """The same of the last link whose events the hub brings."""
-        self.hub.leave_unused()
+        """The same of the last link whose events the reader brings."""
+        self.reader.leave_unused()
 
     def _part(self) -> None:
         """Its datagrams end with it: of a group its queue pair leaves that."""
@@ -230,7 +230,7 @@ class Link(CMLink):
         """The link of a peer that wants to connect to this one."""
         if self.channel.closed and self.error is not None:  # since the event was taken in
             raise self.error
-        return self.hub.new_link(event.request, self.datagrams)
+        return self.reader.new_link(event.request, self.datagrams)
 
     def begin_answer(self, answer: str, qp: QP | None = None) -> None:
         """A request is answered once; not by a queue pair that cannot do it."""
