@@ -76,7 +76,7 @@ except ModuleNotFoundError as _error:
     from ._no_core import why_no_core
 
     raise ModuleNotFoundError(why_no_core(__path__[0]), name=_error.name) from None
-from ._later import later as _later
+from ._lazy import lazy_names as _lazy_names
 from .context import Context, devices, fork_status
 from .mw import MW, inc_rkey
 from .qp import QP
@@ -85,13 +85,13 @@ from .wq import WQ
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # for tools that look for imports in the code, as PyInstaller does
-    from . import _connection as _connection
+    from . import _qp_connect as _qp_connect
     from . import _report as _report
     from . import attrs as attrs
     from . import flow as flow
     from . import wc as wc
 
-__getattr__, __dir__ = _later(
+__getattr__, __dir__ = _lazy_names(
     globals(),
     {
         "attrs": "ECE AHAttr CQModerationCaps Device DeviceAttr DeviceAttrEx GIDEntry ODPCaps "
@@ -106,7 +106,7 @@ __getattr__, __dir__ = _later(
         "WCStatus WQFlags WQState WQType WROpcode",
         "flow": "Flow FlowSpec FlowSpecActionCount FlowSpecActionDrop FlowSpecActionTag "
         "FlowSpecEth FlowSpecIPv4 FlowSpecIPv6 FlowSpecTCP FlowSpecUDP flow",
-        "_connection": "QPAddress",
+        "_qp_connect": "QPAddress",
         "_report": "register_report report unregister_report",
         "wc": "SuccessfulCompletion wc",
     },

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ipaddress import IPv4Address, IPv6Address
     from typing import Self
 
-    from ._answers import gid_entry, port_attr
+    from ._attr_conversion import gid_entry, port_attr
     from .attrs import Device, DeviceAttr, DeviceAttrEx, GIDEntry, PortAttr, RTValues
     from .enums import ForkStatus, GIDType, TransportType
 else:
@@ -20,13 +20,13 @@ else:
 
     def gid_entry(raw):
         global gid_entry
-        from ._answers import gid_entry
+        from ._attr_conversion import gid_entry
 
         return gid_entry(raw)
 
     def port_attr(raw):
         global port_attr
-        from ._answers import port_attr
+        from ._attr_conversion import port_attr
 
         return port_attr(raw)
 
@@ -40,7 +40,7 @@ def devices() -> list[Device]:
     Raises VerbsError where they cannot be listed, for want of descriptors (EMFILE) for example.
     Wraps ibv_get_device_list(3).
     """
-    from ._answers import device
+    from ._attr_conversion import device
 
     return [device(raw) for raw in _core.list_devices()]
 
@@ -84,7 +84,7 @@ class Context(_core.Context):
 
     def query_device(self) -> DeviceAttr:
         """Return the device's limits and capabilities. Wraps ibv_query_device(3)."""
-        from ._answers import device_attr
+        from ._attr_conversion import device_attr
 
         return device_attr(super().query_device())
 
@@ -93,7 +93,7 @@ class Context(_core.Context):
 
         Wraps ibv_query_device_ex(3).
         """
-        from ._answers import device_attr_ex
+        from ._attr_conversion import device_attr_ex
 
         return device_attr_ex(super().query_device_ex())
 

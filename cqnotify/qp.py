@@ -4,25 +4,25 @@
 from __future__ import annotations
 
 from . import _core, enums
-from ._later import later
+from ._lazy import lazy_names
 from .context import query_gid, query_port, refuse_iwarp
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from ._connection import DEFAULT_QKEY as DEFAULT_QKEY
-    from ._connection import RECORD_SIZE as RECORD_SIZE
-    from ._connection import QPAddress
-    from ._connection import QPChanges as QPChanges
+    from ._qp_connect import DEFAULT_QKEY as DEFAULT_QKEY
+    from ._qp_connect import RECORD_SIZE as RECORD_SIZE
+    from ._qp_connect import QPAddress
+    from ._qp_connect import QPChanges as QPChanges
     from .attrs import ECE, QPAttr
     from .enums import MTU, AccessFlags, QPState, QPType
 
 __all__ = ["QP", "QPAddress"]
 
 if not TYPE_CHECKING:  # to type checkers any name would be one of them
-    __getattr__, __dir__ = later(
-        globals(), {"_connection": "DEFAULT_QKEY RECORD_SIZE QPAddress QPChanges"}
+    __getattr__, __dir__ = lazy_names(
+        globals(), {"_qp_connect": "DEFAULT_QKEY RECORD_SIZE QPAddress QPChanges"}
     )
 
 
@@ -78,7 +78,7 @@ class QP(_core.QP):
 
     def query(self) -> QPAttr:
         """Return the QP's attributes, as the device has them now. Wraps ibv_query_qp(3)."""
-        from ._answers import qp_attr
+        from ._attr_conversion import qp_attr
 
         return qp_attr(super().query())
 
@@ -100,13 +100,13 @@ class QP(_core.QP):
         Raises ValueError for a value that does not fit its field, VerbsError for what the device
         refuses. Wraps ibv_modify_qp(3).
         """
-        from ._answers import raw_changes
+        from ._attr_conversion import raw_changes
 
         super().modify(**raw_changes(attrs))
 
     def check(self, **attrs: Unpack[QPChanges]) -> None:  # type: ignore[override]
         """Validate as `modify` would, without touching the device."""
-        from ._answers import raw_changes
+        from ._attr_conversion import raw_changes
 
         super().check(**raw_changes(attrs))
 
@@ -120,7 +120,7 @@ class QP(_core.QP):
 
         Raises VerbsError (EOPNOTSUPP) on an iWARP device, see `connect`.
         """
-        from ._connection import NO_GID, QPAddress, own_gid_index
+        from ._qp_connect import NO_GID, QPAddress, own_gid_index
 
         refuse_iwarp(self.context)
         port = query_port(self.context, port_num)
@@ -142,7 +142,7 @@ class QP(_core.QP):
 
         The parameters are those of `connect`. Wraps ibv_modify_qp(3).
         """
-        from ._connection import init_attrs
+        from ._qp_connect import init_attrs
 
         self.modify(**init_attrs(self, port_num, pkey_index, access, qkey))
 
@@ -166,7 +166,7 @@ class QP(_core.QP):
         The parameters are those of `connect`; `access`, if given, replaces that of `to_init`.
         Wraps ibv_modify_qp(3).
         """
-        from ._connection import path_from, rtr_attrs
+        from ._qp_connect import path_from, rtr_attrs
 
         refuse_iwarp(self.context)
         path = path_from(port_num, hop_limit, sl, traffic_class, flow_label)
@@ -182,7 +182,7 @@ class QP(_core.QP):
 
         The parameters are those of `connect`; UC and UD ignore them. Wraps ibv_modify_qp(3).
         """
-        from ._connection import rts_attrs
+        from ._qp_connect import rts_attrs
 
         refuse_iwarp(self.context)
         self.modify(**rts_attrs(self, timeout, retry_cnt, rnr_retry, max_rd_atomic))
@@ -238,7 +238,7 @@ class QP(_core.QP):
         GID), and (EOPNOTSUPP) on an iWARP device, where only rdma_cm can connect QPs.
         Wraps ibv_modify_qp(3).
         """
-        from ._connection import init_attrs, path_from, rtr_attrs, rts_attrs
+        from ._qp_connect import init_attrs, path_from, rtr_attrs, rts_attrs
 
         refuse_iwarp(self.context)
         path = path_from(port_num, hop_limit, sl, traffic_class, flow_label)

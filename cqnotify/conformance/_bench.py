@@ -7,8 +7,8 @@ import errno
 from collections import Counter
 from typing import Final
 
-from .._connection import PATIENT, ConnectOptions
 from .._core import CQ, MR, MW, PD, SGE, CompletionChannel
+from .._qp_connect import PATIENT, ConnectOptions
 from ..context import Context, is_iwarp
 from ..enums import AccessFlags, AsyncEventType, AtomicCap, LinkLayer, MWType, QPType
 from ..qp import QP, QPAddress

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
-from .._connection import ConnectOptions
 from .._core import CQ, SGE, CompletionError, VerbsError
+from .._qp_connect import ConnectOptions
 from ..enums import AccessFlags, QPState, WCStatus, WROpcode
 from ..testing import Endpoint, connect
 from ._bench import (

@@ -7,8 +7,8 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 from typing import Final, NamedTuple
 
-from .._connection import ConnectOptions
 from .._core import CQ, CompletionChannel, CompletionError, VerbsError
+from .._qp_connect import ConnectOptions
 from ..enums import SendFlags
 from ..testing import Endpoint, connect
 from ._bench import (

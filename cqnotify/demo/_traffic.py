@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import IO, Final
 
 from .. import exchange
-from .._connection import PATIENT
 from .._core import SGE, WorkCompletion
+from .._qp_connect import PATIENT
 from ..attrs import GIDEntry
 from ..context import Context
 from ..enums import MTU, AccessFlags, SendFlags, WCOpcode

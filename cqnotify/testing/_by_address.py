@@ -12,7 +12,7 @@ from ..context import gid_table
 from ..enums import AccessFlags
 
 if TYPE_CHECKING:
-    from .._connection import ConnectOptions
+    from .._qp_connect import ConnectOptions
     from ..qp import QP
 
 _TIMEOUT = 30.0

@@ -6,8 +6,8 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar
 
-from .._connection import DEFAULT_QKEY, NO_GID
 from .._core import AH, CQ, MR, PD, BusyError, CompletionChannel, WorkCompletion
+from .._qp_connect import DEFAULT_QKEY, NO_GID
 from .._timeouts import deadline, left_until
 from ..attrs import AHAttr
 from ..context import Context, is_iwarp
@@ -17,7 +17,7 @@ from ..qp import QP, QPAddress
 if TYPE_CHECKING:
     from typing import Self, Unpack
 
-    from .._connection import ConnectOptions
+    from .._qp_connect import ConnectOptions
     from ..cm.blocking import Connection
     from ._options import PairOptions, QPOptions
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from .._connection import PathOptions
 from .._core import SRQ
+from .._qp_connect import PathOptions
 from ..enums import AccessFlags
 
 

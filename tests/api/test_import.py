@@ -128,6 +128,15 @@ def test_what_comes_later_is_imported_by_name_somewhere_so_that_frozen_programs_
     finder = ModuleFinder(path=[str(SOURCES.parent)], excludes=["asyncio", "multiprocessing"])
     finder.import_hook("cqnotify")
     finder.import_hook("cqnotify.cli")
-    modules = {"attrs", "enums", "flow", "wc", "_connection", "_answers", "_named", "_no_core"}
+    modules = {
+        "attrs",
+        "enums",
+        "flow",
+        "wc",
+        "_qp_connect",
+        "_attr_conversion",
+        "_named",
+        "_no_core",
+    }
     modules |= {f"cli.{name}" for name in ("lab", *COMMANDS)}
     assert {f"cqnotify.{name}" for name in modules} <= set(finder.modules)

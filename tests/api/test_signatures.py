@@ -14,7 +14,7 @@ from typing import Any, get_origin, is_typeddict
 
 import cqnotify
 from cqnotify import CQ, QP, SRQ, QPAttr, RecvWR, SendWR, exchange
-from cqnotify._connection import ConnectOptions
+from cqnotify._qp_connect import ConnectOptions
 from cqnotify.aio import AsyncCQ
 from cqnotify.qp import QPChanges
 from cqnotify.testing import Endpoint, connect

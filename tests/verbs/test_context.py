@@ -114,7 +114,7 @@ def test_without_a_name_a_context_is_of_the_first_device_that_can_be_opened(
 FEW_DESCRIPTORS = """
 import errno, os, resource, sys
 import cqnotify
-from cqnotify import cm, _answers, attrs  # which needs descriptors, too
+from cqnotify import cm, _attr_conversion, attrs  # which needs descriptors, too
 
 def leave(free):
     taken = []

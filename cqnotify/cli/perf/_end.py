@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
-from ..._connection import DEFAULT_QKEY, NO_GID, PATIENT
 from ..._core import AH, CQ, MR, PD, SGE, CompletionChannel, RecvWR
+from ..._qp_connect import DEFAULT_QKEY, NO_GID, PATIENT
 from ...attrs import AHAttr, DeviceAttr
 from ...context import Context, is_iwarp
 from ...enums import MTU, AccessFlags, AtomicCap, LinkLayer, QPType

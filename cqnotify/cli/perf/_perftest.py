@@ -27,7 +27,7 @@ from dataclasses import replace
 from ipaddress import IPv6Address
 from typing import Any, Final
 
-from ..._connection import smaller_mtu
+from ..._qp_connect import smaller_mtu
 from ...enums import MTU
 from ...exchange import listen
 from ...qp import QPAddress

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from ..._connection import NO_GID, PATIENT
 from ..._core import AH, CQ, MR, PD, SGE, SRQ, CompletionChannel, VerbsError, WorkCompletion
+from ..._qp_connect import NO_GID, PATIENT
 from ...attrs import PortAttr
 from ...context import Context, gid_text
 from ...enums import MTU, AccessFlags, LinkLayer, QPType

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def later(
+def lazy_names(
     namespace: "dict[str, Any]", files: "Mapping[str, str]"
 ) -> "tuple[Callable[[str], Any], Callable[[], list[str]]]":
     """Return `__getattr__` and `__dir__` of a module: `files` has its late names, by their file.
