@@ -2,10 +2,10 @@
 /*
  * CMLink: what has happened to an identifier, in the order in which it did, and what waits for it.
  *
- * The base of Python's Link, which knows what follows from it (cqnotify/cm/_steps.py). An event that
- * was read is put into the list of its link; then the tasks that wait for it go on, in this very
- * moment, or the threads are woken. What ends a connection ends its queue pair and answers the peer
- * at once, even if no program waits for that.
+ * The base of Python's Link, which knows what follows from it (cqnotify/cm/_steps.py). An event
+ * that was read is put into the list of its link; then the tasks that wait for it go on, in this
+ * very moment, or the threads are woken. What ends a connection ends its queue pair and answers the
+ * peer at once, even if no program waits for that.
  */
 
 #include "await/loop.h"
