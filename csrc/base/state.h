@@ -56,9 +56,9 @@ typedef struct {
      * than the one in which they were born. */
     volatile uint32_t *epoch;
     uint32_t last_epoch;
-    bool fork_prepared, fork_initialized; /* see verbs/fork.c */
+    bool fork_prepared, fork_initialized; /* see verbs/device.c */
 
-    /* The queues of work requests by their numbers, see work/wr_ids.c. */
+    /* The queues of work requests by their numbers, see work/wr_queue.c. */
     struct cqn_wr_queue **queues;
     uint32_t queues_len, free_number, queues_born;
 

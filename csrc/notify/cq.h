@@ -69,7 +69,7 @@ typedef struct cqn_stash_index cqn_stash_index;
 /* What threads take that poll without the GIL, see landing.c. */
 typedef struct cqn_landing cqn_landing;
 
-/* What the CQs of one name have counted that are closed, see verbs/tally.c. */
+/* What the CQs of one name have counted that are closed, see verbs/closed_counters.c. */
 typedef struct cqn_tally cqn_tally;
 
 /* For what a CQ raises an event; each includes those before it. */

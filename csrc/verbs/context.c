@@ -3,12 +3,13 @@
  * Context: an open device, and the root of everything made on it.
  *
  * The layers below know a context by its head (cqn_context, base/object.h), which lists what is
- * open on it. This file adds what they keep in it, the device's reports among that; what is asked
- * of a device is in context_query.c. Closing a context closes all that was made on it, which no
- * other type does; base/close.c has the order.
+ * open on it. This file adds what they keep in it, the device's reports among that. The device is
+ * found and opened in device.c; ports.c has the tables of its ports. Closing a context closes all
+ * that was made on it, which no other type does; base/close.c has the order.
  */
 
 #include "verbs/context.h"
+#include <endian.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -61,121 +62,8 @@ static const cqn_kind context_kind = {
 
 /* ---- opening ---- */
 
-/* The names of all devices, for the message. */
-static PyObject *names_of(struct ibv_device **list)
-{
-    PyObject *names = PyUnicode_FromString("");
-    for (int i = 0; names != NULL && list[i] != NULL; i++) {
-        char name[IBV_SYSFS_NAME_MAX];
-        cqn_device_name_now(list[i], name);
-        Py_SETREF(names, PyUnicode_FromFormat("%U%s%s", names, i ? ", " : "", name));
-    }
-    return names;
-}
-
-/* Names what there is, when there is no device of that name. */
-CQN_RARE static void *refuse_name(cqn_state *st, struct ibv_device **list, int err,
-                                  const char *name)
-{
-    if (list == NULL && err != ENOSYS) { /* which is a kernel that knows no RDMA */
-        return cqn_device_list_error(st, err);
-    }
-    if (list == NULL || list[0] == NULL) {
-        PyObject *why = cqn_no_device(st);
-        if (why != NULL) {
-            cqn_verbs_error(st, ENODEV, "ibv_open_device", "%U", why);
-            Py_DECREF(why);
-        }
-        return NULL;
-    }
-    PyObject *names = names_of(list);
-    if (names != NULL) {
-        cqn_verbs_error(st, ENODEV, "ibv_open_device",
-                        "no RDMA device is called '%s'; this machine has %U", name, names);
-        Py_DECREF(names);
-    }
-    return NULL;
-}
-
-/* What opening a device has brought. */
-typedef struct {
-    struct ibv_device **list;  /* or NULL */
-    struct ibv_device *device; /* of the list, which is open or, of those that are not, the first;
-                                * NULL: none has that name */
-    struct ibv_context *handle;
-    bool renamed;  /* since libibverbs first saw it: it is not opened */
-    int err;       /* of the list, or of opening */
-    int query_err; /* of asking for the attributes, without which it is of no use */
-} opened;
-
-/* Why it could not be opened, nor any other if it was not `named`. The library tries several ways,
- * and tells the errno of the last, so the device's file is asked once more. */
-CQN_RARE static void *refuse_open(cqn_state *st, const opened *o, bool named)
-{
-    int err = o->err;
-    char path[sizeof("/dev/infiniband/") + IBV_SYSFS_NAME_MAX];
-    snprintf(path, sizeof(path), "/dev/infiniband/%s", o->device->dev_name);
-    const char *hint = "see what ibv_devinfo(1) says of it";
-    if (access(path, R_OK | W_OK) != 0) {
-        err = errno;
-        hint = err == ENOENT ? "the file is missing: load the module ib_uverbs"
-                             : "you need permission to read and write that file";
-    }
-    const bool others = !named && o->list[1] != NULL;
-    PyObject *names = others ? names_of(o->list) : PyUnicode_FromString("");
-    if (names != NULL) {
-        cqn_verbs_error(st, err, "ibv_open_device", "%s (%s): %s%s%U%s", o->device->name, path,
-                        hint, others ? "; none of " : "", names, others ? " can be opened" : "");
-        Py_DECREF(names);
-    }
-    return NULL;
-}
-
-/* By the old name libibverbs would read attributes, such as P_Keys, of what has that name now. */
-CQN_RARE static void *refuse_renamed(cqn_state *st, const struct ibv_device *device)
-{
-    char now[IBV_SYSFS_NAME_MAX];
-    cqn_device_name_now(device, now);
-    return cqn_verbs_error(st, ESTALE, "ibv_open_device",
-                           "%s was called %s when this process first listed the devices, and "
-                           "libibverbs goes on to look for it by that name: start the program anew",
-                           now, device->name);
-}
-
-/* Opens one that is called so `now`. Of several that can't be opened the first is remembered. */
-static void try_open(opened *o, struct ibv_device *device, const char *now)
-{
-    const bool renamed = strcmp(now, device->name) != 0;
-    errno = 0;
-    o->handle = renamed ? NULL : ibv_open_device(device);
-    if (o->handle != NULL || o->device == NULL) {
-        o->device = device;
-        o->renamed = renamed;
-        o->err = errno ? errno : ENODEV;
-    }
-}
-
-/* The device of that name, or the first that can be opened, and its attributes. Without the GIL. */
-static opened find_and_open(const char *name, struct ibv_device_attr *attr)
-{
-    int n;
-    opened o = {.list = NULL};
-    o.list = cqn_device_list(&n, &o.err);
-    for (int i = 0; i < n && o.handle == NULL; i++) {
-        char now[IBV_SYSFS_NAME_MAX];
-        cqn_device_name_now(o.list[i], now);
-        if (name == NULL || strcmp(name, now) == 0) {
-            try_open(&o, o.list[i], now);
-        }
-    }
-    if (o.handle != NULL) {
-        o.query_err = ibv_query_device(o.handle, attr);
-    }
-    return o;
-}
-
 /* The attributes of a new handle, which the object has adopted. */
-static int told_attributes(cqn_context *self, struct ibv_context *handle, int err)
+static int enter_attributes(cqn_context *self, struct ibv_context *handle, int err)
 {
     snprintf(((cqn_device_context *)self)->name, IBV_SYSFS_NAME_MAX, "%s",
              ibv_get_device_name(handle->device));
@@ -189,30 +77,13 @@ static int told_attributes(cqn_context *self, struct ibv_context *handle, int er
 /* Gives the object its handle; -1 with an exception, and then it may have one. */
 static int open_device(cqn_context *self, const char *name)
 {
-    cqn_state *st = self->base.state;
-    opened o;
-    Py_BEGIN_ALLOW_THREADS
-        cqn_library_enter();
-        o = find_and_open(name, &self->attr);
-        cqn_library_leave();
-    Py_END_ALLOW_THREADS
-    if (o.handle != NULL) {
-        cqn_adopt(CQN_OBJ(self), o.handle);
-        told_attributes(self, o.handle, o.query_err);
+    int err;
+    struct ibv_context *handle = cqn_device_open(self->base.state, name, &self->attr, &err);
+    if (handle == NULL) {
+        return -1;
     }
-    else if (o.device == NULL) {
-        refuse_name(st, o.list, o.err, name);
-    }
-    else if (o.renamed) {
-        refuse_renamed(st, o.device);
-    }
-    else {
-        refuse_open(st, &o, name != NULL);
-    }
-    if (o.list != NULL) {
-        ibv_free_device_list(o.list);
-    }
-    return o.handle == NULL || o.query_err != 0 ? -1 : 0;
+    cqn_adopt(CQN_OBJ(self), handle);
+    return enter_attributes(self, handle, err);
 }
 
 /* A context without a handle yet. */
@@ -286,7 +157,7 @@ static int import_device(cqn_context *self, int fd, const struct stat *file)
         return -1;
     }
     cqn_adopt(CQN_OBJ(self), handle);
-    return told_attributes(self, handle, query_err);
+    return enter_attributes(self, handle, query_err);
 }
 
 /* The library gets a duplicate, since it closes what it imports. */
@@ -321,6 +192,282 @@ CQN_RARE static PyObject *context_from_fd(PyObject *cls, PyObject *file)
     }
     return import_device(self, fd, &st) < 0 || cqn_async_open(self) < 0 ? not_opened(self)
                                                                         : (PyObject *)self;
+}
+
+/* ---- what it asks the device ---- */
+
+static PyObject *context_query_device(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    struct ibv_context *handle = cqn_open(CQN_OBJ(op));
+    if (handle == NULL) {
+        return NULL;
+    }
+    struct ibv_device_attr attr = {.phys_port_cnt = 0};
+    int err;
+    CQN_IN_KERNEL(CQN_OBJ(op), err = ibv_query_device(handle, &attr));
+    return err ? cqn_verbs_error(CQN_OBJ(op)->state, err, "ibv_query_device", "")
+               : cqn_struct_to_dict(&attr, cqn_device_fields);
+}
+
+static PyObject *device_ex_to_dict(const struct ibv_device_attr_ex *attr)
+{
+    PyObject *dict = cqn_struct_to_dict(attr, cqn_device_ex_fields);
+    PyObject *orig = dict ? cqn_struct_to_dict(&attr->orig_attr, cqn_device_fields) : NULL;
+    if (orig == NULL || PyDict_SetItemString(dict, "orig_attr", orig) < 0) {
+        Py_CLEAR(dict);
+    }
+    Py_XDECREF(orig);
+    return dict;
+}
+
+static PyObject *context_query_device_ex(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    struct ibv_device_attr_ex attr;
+    return cqn_open(CQN_OBJ(op)) == NULL || cqn_device_attr_ex(CQN_OBJ(op), &attr) < 0
+               ? NULL
+               : device_ex_to_dict(&attr);
+}
+
+/* Providers put the cycles of the clock into the nanoseconds, however many. They read a register,
+ * within less time than it takes to release the GIL. */
+static PyObject *context_query_rt_values(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    struct ibv_context *handle = cqn_open(CQN_OBJ(op));
+    if (handle == NULL) {
+        return NULL;
+    }
+    struct ibv_values_ex values = {.comp_mask = IBV_VALUES_MASK_RAW_CLOCK};
+    int err = ibv_query_rt_values_ex(handle, &values);
+    if (err == 0 && !(values.comp_mask & IBV_VALUES_MASK_RAW_CLOCK)) {
+        err = EOPNOTSUPP;
+    }
+    return err ? cqn_verbs_error(CQN_OBJ(op)->state, err, "ibv_query_rt_values_ex",
+                                 "the device's clock can't be read")
+               : Py_BuildValue("{s:K}", "raw_clock",
+                               (unsigned long long)values.raw_clock.tv_sec * 1000000000 +
+                                   (unsigned long long)values.raw_clock.tv_nsec);
+}
+
+/* A port number of this device; NULL is the first. */
+static int port_of(const cqn_context *self, PyObject *value, uint8_t *out)
+{
+    uint64_t n = 1;
+    if (value != NULL && cqn_range(value, "port_num", 1, self->attr.phys_port_cnt, &n) < 0) {
+        return -1;
+    }
+    *out = (uint8_t)n;
+    return 0;
+}
+
+/* The header's inline function tells the library the size of the header's struct. */
+static int query_port(struct ibv_context *handle, uint8_t port, cqn_port_attr *out)
+{
+    struct verbs_context *ops = verbs_get_ctx_op(handle, query_port);
+#ifdef CQN_FAULTS
+    if (ops != NULL && cqn_fault("ibv_query_port")) {
+        return cqn_fault_errno();
+    }
+#endif
+    return ops != NULL ? ops->query_port(handle, port, &out->attr, sizeof(*out))
+                       : ibv_query_port(handle, port, &out->attr);
+}
+
+/* A tuple, not a dict: programs that wait for a port ask often. Mostly the answer is the one
+ * before, and then the tuple is. */
+static PyObject *port_fields(cqn_device_context *self, const cqn_port_attr *attr)
+{
+    if (self->port_fields == NULL || memcmp(attr, &self->port, sizeof(*attr)) != 0) {
+        PyObject *fields = cqn_struct_to_tuple(attr, cqn_port_fields);
+        if (fields == NULL) {
+            return NULL;
+        }
+        memcpy(&self->port, attr, sizeof(*attr)); /* with its padding */
+        Py_XSETREF(self->port_fields, fields);
+    }
+    return Py_NewRef(self->port_fields);
+}
+
+static PyObject *context_query_port(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                                    PyObject *kwnames)
+{
+    CQN_LOCKED;
+    static const char *const names[] = {"port_num", NULL};
+    PyObject *value = NULL;
+    uint8_t port;
+    if (cqn_open(CQN_OBJ(op)) == NULL ||
+        cqn_args("query_port", names, 1, 0, args, nargs, kwnames, &value) < 0 ||
+        port_of((cqn_context *)op, value, &port) < 0) {
+        return NULL;
+    }
+    struct ibv_context *handle = cqn_open(CQN_OBJ(op));
+    if (handle == NULL) {
+        return NULL;
+    }
+    cqn_port_attr attr;
+    int err;
+    memset(&attr, 0, sizeof(attr));
+    CQN_IN_KERNEL(CQN_OBJ(op), err = query_port(handle, port, &attr));
+    return err ? cqn_verbs_error(CQN_OBJ(op)->state, err, "ibv_query_port", "port %d", port)
+               : port_fields((cqn_device_context *)op, &attr);
+}
+
+/* The length of the table is asked first: it is the limit that an error names. */
+CQN_RARE static PyObject *context_query_pkey(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                                             PyObject *kwnames)
+{
+    CQN_LOCKED;
+    static const char *const names[] = {"index", "port_num", NULL};
+    cqn_context *self = (cqn_context *)op;
+    PyObject *in[2] = {NULL, NULL};
+    uint8_t port;
+    uint64_t entries, index;
+    if (cqn_open(&self->base) == NULL ||
+        cqn_args("query_pkey", names, 2, 1, args, nargs, kwnames, in) < 0 ||
+        port_of(self, in[1], &port) < 0 || cqn_context_pkey_entries(self, port, &entries) < 0) {
+        return NULL;
+    }
+    if (entries == 0) { /* of iWARP, which has no partitions */
+        return PyErr_Format(PyExc_ValueError, "port %d has no P_Key at any index", port);
+    }
+    if (cqn_range(in[0], "index", 0, entries - 1, &index) < 0) {
+        return NULL;
+    }
+    struct ibv_context *handle = cqn_open(&self->base);
+    if (handle == NULL) {
+        return NULL;
+    }
+    uint16_t pkey; /* big-endian */
+    int rc, err;
+    CQN_IN_KERNEL(&self->base, errno = 0; rc = ibv_query_pkey(handle, port, (int)index, &pkey);
+                  err = errno ? errno : EINVAL);
+    if (rc < 0) {
+        return cqn_verbs_error(self->base.state, err, "ibv_query_pkey", "port %d, index %d", port,
+                               (int)index);
+    }
+    return PyLong_FromLong(be16toh(pkey));
+}
+
+static PyObject *context_query_gid_table(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    return cqn_gid_table((cqn_context *)op);
+}
+
+/* An index of 32 bits; false: it is none, or an exception is set. */
+static bool gid_index(PyObject *value, uint32_t *out)
+{
+    if (!PyIndex_Check(value)) {
+        PyErr_Format(PyExc_TypeError, "index must be an integer, not %s", Py_TYPE(value)->tp_name);
+        return false;
+    }
+    Py_ssize_t n = PyNumber_AsSsize_t(value, NULL); /* clamped: far out is out, too */
+    *out = (uint32_t)n;
+    return n >= 0 && n <= UINT32_MAX;
+}
+
+/* With the GIL: the kernel has the table itself and asks no device, which takes less time than to
+ * wait for the GIL beside a thread that computes. */
+static PyObject *context_query_gid(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                                   PyObject *kwnames)
+{
+    CQN_LOCKED;
+    static const char *const names[] = {"index", "port_num", NULL};
+    cqn_context *self = (cqn_context *)op;
+    PyObject *in[2] = {NULL, NULL};
+    uint8_t port;
+    uint32_t index;
+    if (cqn_open(&self->base) == NULL ||
+        cqn_args("query_gid", names, 2, 1, args, nargs, kwnames, in) < 0 ||
+        port_of(self, in[1], &port) < 0) {
+        return NULL;
+    }
+    const bool possible = gid_index(in[0], &index);
+    struct ibv_context *handle = PyErr_Occurred() ? NULL : cqn_open(&self->base);
+    if (handle == NULL) {
+        return NULL;
+    }
+    struct ibv_gid_entry entry;
+    int err = possible ? ibv_query_gid_ex(handle, port, index, &entry, 0) : EINVAL;
+    if (err == 0) {
+        return cqn_gid_entry(self, &entry);
+    }
+    /* The first is for an entry that is empty, the second for one beyond the table. */
+    return err == ENODATA || err == EINVAL
+               ? Py_NewRef(Py_None)
+               : cqn_verbs_error(self->base.state, err, "ibv_query_gid_ex", "port %d, index %u",
+                                 port, index);
+}
+
+/* ---- what is open on it, for cqnotify.report(): to look changes nothing ---- */
+
+static Py_ssize_t count_below(const cqn_context *ctx)
+{
+    Py_ssize_t n = 0;
+    for (int rank = 0; rank < CQN_RANKS; rank++) {
+        for (const cqn_object *o = ctx->first[rank]; o != NULL; o = o->next) {
+            n++;
+        }
+    }
+    return n;
+}
+
+/* To make the list can run the garbage collector, and so close some: only what is there when the
+ * list is filled gets into it, and no more than were there before. */
+CQN_RARE PyObject *cqn_open_objects(PyObject *module, PyObject *context)
+{
+    CQN_LOCKED;
+    cqn_state *st = PyModule_GetState(module);
+    if (cqn_expect(context, st->Context, "context") < 0) {
+        return NULL;
+    }
+    const cqn_context *ctx = (cqn_context *)context;
+    const Py_ssize_t room = count_below(ctx);
+    PyObject *list = PyList_New(room);
+    Py_ssize_t n = 0;
+    for (int rank = 0; list != NULL && rank < CQN_RANKS; rank++) {
+        for (cqn_object *o = ctx->first[rank]; o != NULL && n < room; o = o->next) {
+            if (o->handle != NULL && cqn_try_ref(o)) {
+                PyList_SET_ITEM(list, n++, (PyObject *)o);
+            }
+        }
+    }
+    if (list != NULL && PyList_SetSlice(list, n, room, NULL) < 0) {
+        Py_CLEAR(list);
+    }
+    return list;
+}
+
+/* Those of the parent of a forked process are not among them. */
+CQN_RARE PyObject *cqn_open_contexts(PyObject *module, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    const cqn_state *st = PyModule_GetState(module);
+    Py_ssize_t room = 0, n = 0;
+    for (const cqn_object *o = st->contexts; o != NULL; o = o->next) {
+        room++;
+    }
+    PyObject *list = PyList_New(room);
+    for (cqn_object *o = st->contexts; list != NULL && o != NULL && n < room; o = o->next) {
+        if (cqn_is_open(o) && cqn_try_ref(o)) {
+            PyList_SET_ITEM(list, n++, (PyObject *)o);
+        }
+    }
+    if (list != NULL && PyList_SetSlice(list, n, room, NULL) < 0) {
+        Py_CLEAR(list);
+    }
+    return list;
+}
+
+PyObject *cqn_known_async_events(PyObject *module, PyObject *context)
+{
+    CQN_LOCKED;
+    cqn_state *st = PyModule_GetState(module);
+    return cqn_expect(context, st->Context, "context") < 0
+               ? NULL
+               : cqn_async_known((cqn_context *)context);
 }
 
 /* ---- the type ---- */
@@ -395,30 +542,28 @@ static const char context_close_doc[] =
     "Wraps ibv_close_device(3).";
 
 static PyMethodDef context_methods[] = {
-    {"query_device", cqn_context_query_device, METH_NOARGS,
+    {"query_device", context_query_device, METH_NOARGS,
      "query_device($self, /)\n--\n\n"
      "The attributes of the device.\n\nWraps ibv_query_device(3)."},
-    {"query_device_ex", cqn_context_query_device_ex, METH_NOARGS,
+    {"query_device_ex", context_query_device_ex, METH_NOARGS,
      "query_device_ex($self, /)\n--\n\n"
      "The attributes of the device, and the later ones.\n\nWraps ibv_query_device_ex(3)."},
-    {"query_rt_values", cqn_context_query_rt_values, METH_NOARGS,
+    {"query_rt_values", context_query_rt_values, METH_NOARGS,
      "query_rt_values($self, /)\n--\n\n"
      "What the device's clock shows now.\n\nWraps ibv_query_rt_values_ex(3)."},
-    {"query_port", (PyCFunction)(void (*)(void))cqn_context_query_port,
-     METH_FASTCALL | METH_KEYWORDS,
+    {"query_port", (PyCFunction)(void (*)(void))context_query_port, METH_FASTCALL | METH_KEYWORDS,
      "query_port($self, /, port_num=1)\n--\n\n"
      "The attributes of a port, in the order of struct ibv_port_attr; ports count from 1.\n\n"
      "Wraps ibv_query_port(3)."},
-    {"query_pkey", (PyCFunction)(void (*)(void))cqn_context_query_pkey,
-     METH_FASTCALL | METH_KEYWORDS,
+    {"query_pkey", (PyCFunction)(void (*)(void))context_query_pkey, METH_FASTCALL | METH_KEYWORDS,
      "query_pkey($self, /, index, port_num=1)\n--\n\n"
      "The P_Key at `index` of a port's table, as a number in our byte order.\n\n"
      "ValueError beyond the table's pkey_tbl_len entries.\n\nWraps ibv_query_pkey(3)."},
-    {"query_gid_table", cqn_context_query_gid_table, METH_NOARGS,
+    {"query_gid_table", context_query_gid_table, METH_NOARGS,
      "query_gid_table($self, /)\n--\n\n"
      "The valid entries of the GID tables of all ports: the GID, its index, port and type, and "
      "the name of its network device.\n\nWraps ibv_query_gid_table(3)."},
-    {"query_gid", (PyCFunction)(void (*)(void))cqn_context_query_gid, METH_FASTCALL | METH_KEYWORDS,
+    {"query_gid", (PyCFunction)(void (*)(void))context_query_gid, METH_FASTCALL | METH_KEYWORDS,
      "query_gid($self, /, index, port_num=1)\n--\n\n"
      "One of these entries; None where the port's table has no valid one at `index`.\n\n"
      "Wraps ibv_query_gid_ex(3)."},

@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: MIT */
-/* The list of devices, and the attributes of one that is open. */
+/* The devices of this machine: listing them, opening one, and its attributes; and what must be done
+ * before the first is opened. */
 
 #include "verbs/verbs.h"
 #include <dirent.h>
 #include <endian.h>
+#include <unistd.h>
+
+/* ---- what a machine without a device lacks ---- */
 
 static const char no_device[] =
     "this machine has no RDMA device. Hardware needs its driver, and its provider of libibverbs "
@@ -47,7 +51,9 @@ CQN_RARE static PyObject *names_in(cqn_state *st, const char *folder)
     return names;
 }
 
-CQN_RARE PyObject *cqn_no_device(cqn_state *st)
+/* What a machine without a device lacks, and how to get it: a str. NULL with VerbsError if the
+ * kernel's folders can't be read. */
+CQN_RARE static PyObject *no_device_because(cqn_state *st)
 {
     PyObject *devices = names_in(st, "/sys/class/infiniband");
     PyObject *uverbs = devices == NULL ? NULL : names_in(st, CLASS);
@@ -65,8 +71,10 @@ CQN_RARE PyObject *cqn_no_device(cqn_state *st)
 PyObject *cqn_why_no_device(PyObject *module, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
-    return cqn_no_device(PyModule_GetState(module));
+    return no_device_because(PyModule_GetState(module));
 }
+
+/* ---- listing ---- */
 
 int cqn_load_verbs(cqn_state *st)
 {
@@ -89,7 +97,9 @@ CQN_RARE static int why_no_class(void)
     return dir != NULL || errno == ENOENT ? ENOSYS : errno;
 }
 
-struct ibv_device **cqn_device_list(int *n, int *err)
+/* The devices, for ibv_free_device_list(), and their number; NULL with an errno, which is ENOSYS
+ * only if the kernel has no RDMA. Without the GIL, inside the library. */
+static struct ibv_device **list_devices(int *n, int *err)
 {
     *n = 0;
     *err = cqn_check_descriptors();
@@ -100,16 +110,18 @@ struct ibv_device **cqn_device_list(int *n, int *err)
     return list;
 }
 
-void *cqn_device_list_error(cqn_state *st, int err)
+/* Raises another errno of that; NULL. */
+static void *refuse_list(cqn_state *st, int err)
 {
     const bool descriptors = err == EMFILE || err == ENFILE;
     return cqn_verbs_error(st, err, "ibv_get_device_list", "%s",
                            descriptors ? CQN_NEEDS_DESCRIPTORS : CLASS);
 }
 
-/* libibverbs keeps the name by which it first saw a device, and what it calls a character device is
- * what the kernel does. */
-void cqn_device_name_now(const struct ibv_device *device, char name[IBV_SYSFS_NAME_MAX])
+/* The name that the kernel has for a device now; that of libibverbs if the kernel does not say.
+ * libibverbs keeps the name by which it first saw a device, but its name of the character device is
+ * the kernel's. */
+static void name_now(const struct ibv_device *device, char name[IBV_SYSFS_NAME_MAX])
 {
     char path[sizeof("/sys/class/infiniband_verbs//ibdev") + IBV_SYSFS_NAME_MAX];
     snprintf(path, sizeof(path), "/sys/class/infiniband_verbs/%s/ibdev", device->dev_name);
@@ -126,7 +138,7 @@ void cqn_device_name_now(const struct ibv_device *device, char name[IBV_SYSFS_NA
 static PyObject *describe_device(struct ibv_device *device)
 {
     char name[IBV_SYSFS_NAME_MAX];
-    cqn_device_name_now(device, name);
+    name_now(device, name);
     return Py_BuildValue("{s:s, s:i, s:i, s:K}", "name", name, "node_type", (int)device->node_type,
                          "transport_type", (int)device->transport_type, "guid",
                          (unsigned long long)be64toh(ibv_get_device_guid(device)));
@@ -141,13 +153,12 @@ PyObject *cqn_list_devices(PyObject *module, PyObject *Py_UNUSED(unused))
     }
     Py_BEGIN_ALLOW_THREADS /* it asks the kernel, and loads the providers */
         cqn_library_enter();
-        list = cqn_device_list(&n, &err);
+        list = list_devices(&n, &err);
         cqn_library_leave();
     Py_END_ALLOW_THREADS
     if (list == NULL) {
         /* A kernel without InfiniBand support has no device. */
-        return err == ENOSYS ? PyList_New(0)
-                             : cqn_device_list_error(PyModule_GetState(module), err);
+        return err == ENOSYS ? PyList_New(0) : refuse_list(PyModule_GetState(module), err);
     }
     PyObject *result = PyList_New(0);
     for (int i = 0; result != NULL && i < n; i++) {
@@ -161,8 +172,148 @@ PyObject *cqn_list_devices(PyObject *module, PyObject *Py_UNUSED(unused))
     return result;
 }
 
-/* The attributes of the device of an open object, which may be closed after it; -1 with an
- * exception. */
+/* ---- opening ---- */
+
+/* The names of all devices, for the message. */
+static PyObject *names_of(struct ibv_device **list)
+{
+    PyObject *names = PyUnicode_FromString("");
+    for (int i = 0; names != NULL && list[i] != NULL; i++) {
+        char name[IBV_SYSFS_NAME_MAX];
+        name_now(list[i], name);
+        Py_SETREF(names, PyUnicode_FromFormat("%U%s%s", names, i ? ", " : "", name));
+    }
+    return names;
+}
+
+/* Names what there is, when there is no device of that name. */
+CQN_RARE static void *refuse_name(cqn_state *st, struct ibv_device **list, int err,
+                                  const char *name)
+{
+    if (list == NULL && err != ENOSYS) { /* which is a kernel that knows no RDMA */
+        return refuse_list(st, err);
+    }
+    if (list == NULL || list[0] == NULL) {
+        PyObject *why = no_device_because(st);
+        if (why != NULL) {
+            cqn_verbs_error(st, ENODEV, "ibv_open_device", "%U", why);
+            Py_DECREF(why);
+        }
+        return NULL;
+    }
+    PyObject *names = names_of(list);
+    if (names != NULL) {
+        cqn_verbs_error(st, ENODEV, "ibv_open_device",
+                        "no RDMA device is called '%s'; this machine has %U", name, names);
+        Py_DECREF(names);
+    }
+    return NULL;
+}
+
+/* What opening a device has brought. */
+typedef struct {
+    struct ibv_device **list;  /* or NULL */
+    struct ibv_device *device; /* of the list, which is open or, of those that are not, the first;
+                                * NULL: none has that name */
+    struct ibv_context *handle;
+    bool renamed;  /* since libibverbs first saw it: it is not opened */
+    int err;       /* of the list, or of opening */
+    int query_err; /* of asking for the attributes, without which it is of no use */
+} opened;
+
+/* Why it could not be opened, nor any other if it was not `named`. The library tries several ways,
+ * and tells the errno of the last, so the device's file is asked once more. */
+CQN_RARE static void *refuse_open(cqn_state *st, const opened *o, bool named)
+{
+    int err = o->err;
+    char path[sizeof("/dev/infiniband/") + IBV_SYSFS_NAME_MAX];
+    snprintf(path, sizeof(path), "/dev/infiniband/%s", o->device->dev_name);
+    const char *hint = "see what ibv_devinfo(1) says of it";
+    if (access(path, R_OK | W_OK) != 0) {
+        err = errno;
+        hint = err == ENOENT ? "the file is missing: load the module ib_uverbs"
+                             : "you need permission to read and write that file";
+    }
+    const bool others = !named && o->list[1] != NULL;
+    PyObject *names = others ? names_of(o->list) : PyUnicode_FromString("");
+    if (names != NULL) {
+        cqn_verbs_error(st, err, "ibv_open_device", "%s (%s): %s%s%U%s", o->device->name, path,
+                        hint, others ? "; none of " : "", names, others ? " can be opened" : "");
+        Py_DECREF(names);
+    }
+    return NULL;
+}
+
+/* By the old name libibverbs would read attributes, such as P_Keys, of what has that name now. */
+CQN_RARE static void *refuse_renamed(cqn_state *st, const struct ibv_device *device)
+{
+    char now[IBV_SYSFS_NAME_MAX];
+    name_now(device, now);
+    return cqn_verbs_error(st, ESTALE, "ibv_open_device",
+                           "%s was called %s when this process first listed the devices, and "
+                           "libibverbs goes on to look for it by that name: start the program anew",
+                           now, device->name);
+}
+
+/* Opens one that is called so `now`. Of several that can't be opened the first is remembered. */
+static void try_open(opened *o, struct ibv_device *device, const char *now)
+{
+    const bool renamed = strcmp(now, device->name) != 0;
+    errno = 0;
+    o->handle = renamed ? NULL : ibv_open_device(device);
+    if (o->handle != NULL || o->device == NULL) {
+        o->device = device;
+        o->renamed = renamed;
+        o->err = errno ? errno : ENODEV;
+    }
+}
+
+/* The device of that name, or the first that can be opened, and its attributes. Without the GIL. */
+static opened find_and_open(const char *name, struct ibv_device_attr *attr)
+{
+    int n;
+    opened o = {.list = NULL};
+    o.list = list_devices(&n, &o.err);
+    for (int i = 0; i < n && o.handle == NULL; i++) {
+        char now[IBV_SYSFS_NAME_MAX];
+        name_now(o.list[i], now);
+        if (name == NULL || strcmp(name, now) == 0) {
+            try_open(&o, o.list[i], now);
+        }
+    }
+    if (o.handle != NULL) {
+        o.query_err = ibv_query_device(o.handle, attr);
+    }
+    return o;
+}
+
+struct ibv_context *cqn_device_open(cqn_state *st, const char *name, struct ibv_device_attr *attr,
+                                    int *query_err)
+{
+    opened o;
+    Py_BEGIN_ALLOW_THREADS
+        cqn_library_enter();
+        o = find_and_open(name, attr);
+        cqn_library_leave();
+    Py_END_ALLOW_THREADS
+    if (o.handle == NULL) {
+        if (o.device == NULL) {
+            refuse_name(st, o.list, o.err, name);
+        }
+        else if (o.renamed) {
+            refuse_renamed(st, o.device);
+        }
+        else {
+            refuse_open(st, &o, name != NULL);
+        }
+    }
+    if (o.list != NULL) {
+        ibv_free_device_list(o.list);
+    }
+    *query_err = o.query_err;
+    return o.handle;
+}
+
 int cqn_device_attr_ex(cqn_object *self, struct ibv_device_attr_ex *out)
 {
     struct ibv_context *handle = self->context->base.handle;
@@ -177,4 +328,66 @@ int cqn_device_attr_ex(cqn_object *self, struct ibv_device_attr_ex *out)
         out->phys_port_cnt_ex = out->orig_attr.phys_port_cnt;
     }
     return 0;
+}
+
+/* ---- forks ----
+ *
+ * Whether a fork leaves registered memory alone. The kernel copies a page that both processes have
+ * when one of them writes to it. If it copies a page that a device works with only then, the parent
+ * can be the one that gets the copy, and the device goes on with a page that the parent no longer
+ * sees. Newer kernels copy such pages at the fork, for the child. On others the library can keep
+ * them out of children, if it is told to before the first of them is registered.
+ *
+ * base/object.h and base/close.c refuse the parent's objects in a forked child. */
+
+typedef enum ibv_fork_status (*asker)(void);
+
+/* ibv_is_fork_initialized(), which is newer than the library must be; or NULL. */
+static asker find_asker(void)
+{
+    void *found = cqn_library_find("ibv_is_fork_initialized");
+    asker ask;
+    memcpy(&ask, &found, sizeof(ask)); /* ISO C has no cast for it */
+    return ask;
+}
+
+/* Of a library that can't tell, what came of ours. */
+static enum ibv_fork_status ask_status(const cqn_state *st)
+{
+    const asker ask = find_asker();
+    return ask != NULL ? ask() : st->fork_initialized ? IBV_FORK_ENABLED : IBV_FORK_DISABLED;
+}
+
+static int warn_of_fork(int err)
+{
+    return PyErr_WarnFormat(
+        PyExc_RuntimeWarning, 1,
+        "ibv_fork_init: %s: on this kernel a fork can make the device and this process work with "
+        "different pages of registered memory. Open the first Context before anybody else "
+        "registers "
+        "memory, or set RDMAV_FORK_SAFE=1 in the environment; else do not fork, or use Linux 5.13 "
+        "or later",
+        strerror(err));
+}
+
+/* Before the first device is opened. With the GIL: another thread must not open one meanwhile. */
+int cqn_prepare_for_fork(cqn_state *st)
+{
+    if (st->fork_prepared) {
+        return 0;
+    }
+    st->fork_prepared = true;
+    if (ask_status(st) != IBV_FORK_DISABLED) {
+        return 0;
+    }
+    const int err = ibv_fork_init();
+    st->fork_initialized = err == 0;
+    return err == 0 ? 0 : warn_of_fork(err);
+}
+
+PyObject *cqn_fork_status(PyObject *module, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    cqn_state *st = PyModule_GetState(module);
+    return cqn_load_verbs(st) < 0 ? NULL : PyLong_FromLong(ask_status(st));
 }

@@ -76,11 +76,16 @@ PyType_Spec cqn_td_spec = {
 
 /* ---- ParentDomain ---- */
 
+static int dealloc_parent(void *handle)
+{
+    return ibv_dealloc_pd(handle);
+}
+
 static const cqn_kind parent_kind = {
     .name = "ParentDomain",
     .destroy_verb = "ibv_dealloc_pd",
     .rank = CQN_RANK_PD,
-    .destroy = cqn_dealloc_pd,
+    .destroy = dealloc_parent,
     .clear = cqn_clear,
 };
 

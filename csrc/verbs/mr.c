@@ -2,19 +2,15 @@
 /*
  * MR: a registered memory region, and access to its bytes.
  *
- * The type: the buffer protocol, reading, writing and slicing. Its memory and its registration are
- * in mr_memory.c, to change it in mr_rereg.c, what is paged on demand in implicit_mr.c, and memory
- * that is not this process's in mr_foreign.c.
+ * The type: MRs over memory of this process, implicit ones, the buffer protocol, reading, writing
+ * and slicing. The memory, its registration and rereg() are in mr_memory.c; MRs of memory that is
+ * not this process's in mr_foreign.c.
  */
 
-#include "verbs/verbs.h"
+#include "verbs/mr.h"
 #include <unistd.h>
 
-static int mr_traverse(PyObject *op, visitproc visit, void *arg)
-{
-    Py_VISIT(((cqn_mr *)op)->memory.view.obj);
-    return cqn_traverse(op, visit, arg);
-}
+/* ---- making ---- */
 
 /* By which address the device is to know the memory, if not by its own. The kernel would refuse
  * another place in the page with EINVAL, and no reason. */
@@ -72,6 +68,89 @@ CQN_RARE static PyObject *mr_new(PyTypeObject *type, PyObject *args, PyObject *k
     }
     return (PyObject *)self;
 }
+
+/* ---- an MR of all memory, for devices that page on demand ----
+ *
+ * It has no bytes that it keeps alive. What is sent from, or received into, is an MR over a buffer
+ * that goes by the keys of the implicit one: the device has nothing to register for it, but it pins
+ * its buffer, and is pinned by work requests, as any other. */
+
+static PyObject *mr_implicit(PyObject *cls, PyObject *args, PyObject *kwargs)
+{
+    CQN_LOCKED;
+    CQN_COPY copy = NULL;
+    static char *names[] = {"pd", "access", NULL};
+    PyTypeObject *type = (PyTypeObject *)cls;
+    PyObject *pd, *access_value = NULL;
+    unsigned int access;
+    if (cqn_freeze_keywords(&kwargs, &copy) < 0 ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "O|$O:implicit", names, &pd, &access_value) ||
+        cqn_expect(pd, cqn_state_of(type)->PD, "pd") < 0 ||
+        cqn_mr_access(access_value, &access) < 0) {
+        return NULL;
+    }
+    cqn_object *used = CQN_OBJ(pd);
+    cqn_mr *self = cqn_new(type, &cqn_mr_kind, &used, 1);
+    if (self == NULL) {
+        return NULL;
+    }
+    self->access = access | IBV_ACCESS_ON_DEMAND;
+    self->memory.length = SIZE_MAX;
+    self->implicit = true;
+    if (cqn_check_odp(used, IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT) < 0 ||
+        cqn_mr_register(self, used) == NULL) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static int nothing_to_deregister(void *Py_UNUSED(handle))
+{
+    return 0;
+}
+
+/* Its handle is that of the implicit one, which it keeps open. */
+static const cqn_kind part_kind = {
+    .name = "MR",
+    .destroy_verb = "ibv_dereg_mr",
+    .rank = CQN_RANK_OTHER,
+    .destroy = nothing_to_deregister,
+    .after_destroy = cqn_mr_after_destroy,
+    .clear = cqn_mr_clear,
+};
+
+/* The part uses the whole, which so stays open, and has its keys. */
+static PyObject *mr_over(PyObject *op, PyObject *buffer)
+{
+    CQN_LOCKED;
+    cqn_mr *whole = (cqn_mr *)op;
+    if (cqn_open(&whole->base) == NULL) {
+        return NULL;
+    }
+    if (!whole->implicit) {
+        PyErr_SetString(PyExc_ValueError, "over() is for what MR.implicit() returned");
+        return NULL;
+    }
+    cqn_object *used[2] = {whole->base.uses[0], CQN_OBJ(op)};
+    cqn_mr *self = cqn_new(whole->base.state->MR, &part_kind, used, 2);
+    if (self == NULL) {
+        return NULL;
+    }
+    self->access = whole->access;
+    self->lkey = whole->lkey;
+    self->rkey = whole->rkey;
+    /* Taking the user's buffer can run Python code, which can close the whole. */
+    if (cqn_mr_take_memory(self, buffer) < 0 || cqn_open(&whole->base) == NULL) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    self->registered = true;
+    cqn_adopt(CQN_OBJ(self), whole->base.handle);
+    return (PyObject *)self;
+}
+
+/* ---- its bytes ---- */
 
 /* As cqn_open(), and it must have elements. */
 static bool open_whole(cqn_mr *self)
@@ -281,6 +360,8 @@ static PyObject *mr_subscript(PyObject *op, PyObject *key)
     return cqn_sge_new(self, self->iova + (uint64_t)start, (uint32_t)(stop - start));
 }
 
+/* ---- the type ---- */
+
 static PyObject *mr_get_addr(PyObject *op, void *Py_UNUSED(unused))
 {
     CQN_LOCKED;
@@ -298,6 +379,12 @@ static PyObject *mr_get_handle(PyObject *op, void *Py_UNUSED(unused))
     CQN_LOCKED;
     const struct ibv_mr *mr = cqn_open(CQN_OBJ(op));
     return mr == NULL ? NULL : PyLong_FromUnsignedLong(mr->handle);
+}
+
+static int mr_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    Py_VISIT(((cqn_mr *)op)->memory.view.obj);
+    return cqn_traverse(op, visit, arg);
 }
 
 static PyObject *mr_repr(PyObject *op)
@@ -322,18 +409,62 @@ static PyMethodDef mr_methods[] = {
     {"write", (PyCFunction)(void (*)(void))mr_write, METH_FASTCALL | METH_KEYWORDS,
      "write($self, /, data, offset=0)\n--\n\n"
      "Copy the bytes of the buffer `data` to `offset`; returns how many."},
-    {"implicit", (PyCFunction)(void (*)(void))cqn_mr_implicit,
-     METH_CLASS | METH_VARARGS | METH_KEYWORDS, cqn_mr_implicit_doc},
-    {"over", cqn_mr_over, METH_O, cqn_mr_over_doc},
+    {"implicit", (PyCFunction)(void (*)(void))mr_implicit,
+     METH_CLASS | METH_VARARGS | METH_KEYWORDS,
+     "implicit($type, /, pd, *, access=1)\n--\n\n"
+     "An MR of all memory of this process, paged on demand: whatever its addr, no buffer needs to "
+     "be registered.\n\n"
+     "`implicit.over(buffer)` is what work requests take. With remote access, a peer that knows "
+     "its rkey reaches everything, so hand that to nobody; by default `access` is LOCAL_WRITE. "
+     "VerbsError (EOPNOTSUPP) where the device has no implicit on-demand paging.\n\n"
+     "Wraps ibv_reg_mr(3)."},
+    {"over", mr_over, METH_O,
+     "over($self, buffer, /)\n--\n\n"
+     "An MR over `buffer`, or over so many bytes of its own, by the keys of this implicit one.\n\n"
+     "It is like an MR(pd, buffer), but there was nothing to register. Close it before this one."},
     {"from_dm", (PyCFunction)(void (*)(void))cqn_mr_from_dm,
-     METH_CLASS | METH_VARARGS | METH_KEYWORDS, cqn_mr_from_dm_doc},
+     METH_CLASS | METH_VARARGS | METH_KEYWORDS,
+     "from_dm($type, /, pd, dm, length=None, *, offset=0, access=1)\n--\n\n"
+     "An MR of device memory: of `length` bytes (None: all up to the end) of the DM from "
+     "`offset`.\n\n"
+     "Its addresses begin at 0, and its bytes are read and written by the DM. Close it before the "
+     "DM. VerbsError (EOPNOTSUPP) where the device has no memory for programs.\n\n"
+     "Wraps ibv_reg_dm_mr(3)."},
     {"from_dmabuf", (PyCFunction)(void (*)(void))cqn_mr_from_dmabuf,
-     METH_CLASS | METH_VARARGS | METH_KEYWORDS, cqn_mr_from_dmabuf_doc},
+     METH_CLASS | METH_VARARGS | METH_KEYWORDS,
+     "from_dmabuf($type, /, pd, fd, length, *, offset=0, iova=None, access=1)\n--\n\n"
+     "An MR of `length` bytes of a dma-buf from `offset`, such as memory of a GPU.\n\n"
+     "`fd` is its descriptor, or an object with fileno(), and may be closed afterwards. `iova` is "
+     "the address by which work requests and peers name its first byte, `offset` by default, whose "
+     "place in a page it must have. VerbsError (EOPNOTSUPP) where the device's provider takes no "
+     "dma-buf.\n\n"
+     "Wraps ibv_reg_dmabuf_mr(3)."},
     {"from_handle", (PyCFunction)(void (*)(void))cqn_mr_from_handle,
-     METH_CLASS | METH_VARARGS | METH_KEYWORDS, cqn_mr_from_handle_doc},
-    {"null", cqn_mr_null, METH_CLASS | METH_O, cqn_mr_null_doc},
+     METH_CLASS | METH_VARARGS | METH_KEYWORDS,
+     "from_handle($type, /, pd, handle, *, addr=0, access=1)\n--\n\n"
+     "The MR of another process, on a PD of a context from Context.from_fd().\n\n"
+     "`handle`, `addr` and `access` are its attributes there; the kernel tells the rest. close() "
+     "forgets it and leaves it registered: its maker must keep it so as long. VerbsError "
+     "(EOPNOTSUPP) where the device's provider imports no objects.\n\n"
+     "Wraps ibv_import_mr(3) and ibv_unimport_mr(3)."},
+    {"null", cqn_mr_null, METH_CLASS | METH_O,
+     "null($type, pd, /)\n--\n\n"
+     "An MR of no memory: what is received into it is dropped, and what is sent from it is 0.\n\n"
+     "Its addresses begin at 0, for as many bytes as a slice can have; peers have no access. "
+     "VerbsError (EOPNOTSUPP) where the device has no such MR.\n\n"
+     "Wraps ibv_alloc_null_mr(3)."},
     {"rereg", (PyCFunction)(void (*)(void))cqn_mr_rereg, METH_FASTCALL | METH_KEYWORDS,
-     cqn_mr_rereg_doc},
+     "rereg($self, /, buffer=None, *, pd=None, access=None)\n--\n\n"
+     "Register it anew: over another `buffer` or so many bytes of its own, in another `pd`, or "
+     "with "
+     "other `access`; what is not given stays.\n\n"
+     "The keys may be others afterwards, and what was sliced before, or built as a SendWR or "
+     "RecvWR, is refused: slice it again. The new buffer is pinned, and the old one released once "
+     "the device is done with it. BusyError while a work request in flight or a bound window needs "
+     "the MR, BufferError for a new buffer while there are memoryviews. After VerbsError the text "
+     "says whether the MR is as before, or was closed, since nothing is known of it then; "
+     "EOPNOTSUPP where the device has no such verb changes nothing.\n\n"
+     "Wraps ibv_rereg_mr(3)."},
     CQN_OBJECT_METHODS(cqn_close_doc),
     {NULL, NULL, 0, NULL},
 };

@@ -7,7 +7,7 @@
  * dma-buf, and device memory is used by its MRs.
  */
 
-#include "verbs/verbs.h"
+#include "verbs/mr.h"
 
 static const unsigned int DMABUF_ACCESS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
                                           IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC |
@@ -235,37 +235,3 @@ CQN_RARE PyObject *cqn_mr_from_handle(PyObject *cls, PyObject *args, PyObject *k
     self->memory.length = mr->length < SSIZE_MAX ? mr->length : SSIZE_MAX;
     return finish(self, mr);
 }
-
-/* ---- docs ---- */
-
-const char cqn_mr_from_dm_doc[] =
-    "from_dm($type, /, pd, dm, length=None, *, offset=0, access=1)\n--\n\n"
-    "An MR of device memory: of `length` bytes (None: all up to the end) of the DM from "
-    "`offset`.\n\n"
-    "Its addresses begin at 0, and its bytes are read and written by the DM. Close it before the "
-    "DM. VerbsError (EOPNOTSUPP) where the device has no memory for programs.\n\n"
-    "Wraps ibv_reg_dm_mr(3).";
-
-const char cqn_mr_from_dmabuf_doc[] =
-    "from_dmabuf($type, /, pd, fd, length, *, offset=0, iova=None, access=1)\n--\n\n"
-    "An MR of `length` bytes of a dma-buf from `offset`, such as memory of a GPU.\n\n"
-    "`fd` is its descriptor, or an object with fileno(), and may be closed afterwards. `iova` is "
-    "the address by which work requests and peers name its first byte, `offset` by default, whose "
-    "place in a page it must have. VerbsError (EOPNOTSUPP) where the device's provider takes no "
-    "dma-buf.\n\n"
-    "Wraps ibv_reg_dmabuf_mr(3).";
-
-const char cqn_mr_null_doc[] =
-    "null($type, pd, /)\n--\n\n"
-    "An MR of no memory: what is received into it is dropped, and what is sent from it is 0.\n\n"
-    "Its addresses begin at 0, for as many bytes as a slice can have; peers have no access. "
-    "VerbsError (EOPNOTSUPP) where the device has no such MR.\n\n"
-    "Wraps ibv_alloc_null_mr(3).";
-
-const char cqn_mr_from_handle_doc[] =
-    "from_handle($type, /, pd, handle, *, addr=0, access=1)\n--\n\n"
-    "The MR of another process, on a PD of a context from Context.from_fd().\n\n"
-    "`handle`, `addr` and `access` are its attributes there; the kernel tells the rest. close() "
-    "forgets it and leaves it registered: its maker must keep it so as long. VerbsError "
-    "(EOPNOTSUPP) where the device's provider imports no objects.\n\n"
-    "Wraps ibv_import_mr(3) and ibv_unimport_mr(3).";

@@ -1,18 +1,17 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The memory of an MR, and its registration.
+ * The memory of an MR: taking it, registering it, and registering it anew.
  *
  * An MR owns the view of the user's buffer, or pages of its own, until the device and the last
- * memoryview of it have let go. This is below mr.c and implicit_mr.c, which make two kinds of MR of
- * it.
+ * memoryview of it have let go. This is below mr.c and mr_foreign.c, which make the kinds of MR.
  */
 
-#include "verbs/verbs.h"
+#include "verbs/mr.h"
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
-void cqn_memory_drop(cqn_memory *memory)
+static void drop_memory(cqn_memory *memory)
 {
     if (memory->own_length != 0) {
         munmap(memory->addr, memory->own_length);
@@ -31,7 +30,7 @@ void cqn_memory_drop(cqn_memory *memory)
 void cqn_mr_release(cqn_mr *self)
 {
     if (self->exports == 0 && !self->registered) {
-        cqn_memory_drop(&self->memory);
+        drop_memory(&self->memory);
     }
 }
 
@@ -175,7 +174,7 @@ static int pin_buffer(cqn_memory *self, PyObject *buffer, unsigned int access)
     return 0;
 }
 
-int cqn_memory_take(cqn_memory *self, PyObject *buffer, unsigned int access)
+static int take_memory(cqn_memory *self, PyObject *buffer, unsigned int access)
 {
     uint64_t length;
     int rc = PyLong_Check(buffer) ? cqn_range(buffer, "length", 1, SSIZE_MAX, &length) : 0;
@@ -191,7 +190,7 @@ int cqn_memory_take(cqn_memory *self, PyObject *buffer, unsigned int access)
 
 int cqn_mr_take_memory(cqn_mr *self, PyObject *buffer)
 {
-    if (cqn_memory_take(&self->memory, buffer, self->access) < 0) {
+    if (take_memory(&self->memory, buffer, self->access) < 0) {
         return -1;
     }
     self->iova = (uintptr_t)self->memory.addr;
@@ -214,8 +213,8 @@ static const char *unpinnable_hint(const cqn_memory *memory)
 }
 
 /* The errno alone rarely says what to do: the limit on locked memory is the most common reason. */
-void *cqn_mr_refuse(cqn_state *st, int err, const char *verb, const cqn_memory *memory,
-                    unsigned int access, const char *end)
+static void *refuse_memory(cqn_state *st, int err, const char *verb, const cqn_memory *memory,
+                           unsigned int access, const char *end)
 {
     struct rlimit limit;
     if (err == EFAULT) {
@@ -257,7 +256,7 @@ PyObject *cqn_mr_register(cqn_mr *self, cqn_object *pd)
                           ? ibv_reg_mr_iova2(handle, m->addr, m->length, self->iova, self->access)
                           : ibv_reg_mr(handle, m->addr, m->length, self->access);
                  err = errno);
-    return mr == NULL ? cqn_mr_refuse(self->base.state, err, "ibv_reg_mr", m, self->access, "")
+    return mr == NULL ? refuse_memory(self->base.state, err, "ibv_reg_mr", m, self->access, "")
                       : cqn_mr_adopt(self, mr);
 }
 
@@ -286,4 +285,220 @@ int cqn_mr_access(PyObject *value, unsigned int *access)
         return -1;
     }
     return 0;
+}
+
+int cqn_check_odp(cqn_object *pd, uint64_t needed)
+{
+    struct ibv_device_attr_ex attr;
+    if (cqn_device_attr_ex(pd, &attr) < 0 || cqn_open(pd) == NULL) {
+        return -1;
+    }
+    if ((attr.odp_caps.general_caps & needed) != needed) {
+        cqn_verbs_error(pd->state, EOPNOTSUPP, "ibv_reg_mr",
+                        "%son-demand paging, see query_device_ex().odp_caps",
+                        needed & IBV_ODP_SUPPORT_IMPLICIT ? "implicit " : "");
+        return -1;
+    }
+    return 0;
+}
+
+/* ---- registering it anew: with other memory, another PD or other access ----
+ *
+ * The MR stays the same object, and may get other keys. What was made of it before (SGEs, work
+ * requests that are kept) has the old ones, so each change is counted, and posts compare.
+ *
+ * While the kernel is at it, which is without the GIL, no work request may be posted with the MR:
+ * it counts as being closed. Both its old and its new memory stay pinned until it is known which
+ * of them the device uses. */
+
+typedef struct {
+    PyObject *buffer, *pd; /* borrowed; NULL: as before */
+    unsigned int access;
+    int flags;
+    cqn_memory memory; /* of the buffer */
+} change;
+
+static bool is_given(PyObject *value)
+{
+    return value != NULL && value != Py_None;
+}
+
+static int parse_change(cqn_mr *self, PyObject *const *in, change *c)
+{
+    *c = (change){.access = self->access};
+    if (is_given(in[0])) {
+        c->buffer = in[0];
+        c->flags |= IBV_REREG_MR_CHANGE_TRANSLATION;
+    }
+    if (is_given(in[1])) {
+        c->pd = in[1];
+        c->flags |= IBV_REREG_MR_CHANGE_PD;
+    }
+    if (is_given(in[2])) {
+        c->flags |= IBV_REREG_MR_CHANGE_ACCESS;
+        if (cqn_mr_access(in[2], &c->access) < 0) {
+            return -1;
+        }
+    }
+    if (c->flags == 0) {
+        PyErr_SetString(PyExc_TypeError, "rereg() needs buffer, pd or access");
+        return -1;
+    }
+    return 0;
+}
+
+/* Whether the MR can be changed now. */
+static int check_change(cqn_mr *self, const change *c)
+{
+    cqn_state *st = self->base.state;
+    if (cqn_open(&self->base) == NULL ||
+        (c->pd != NULL &&
+         cqn_expect_beside(c->pd, st->PD, "pd", (PyObject *)self, "this MR") < 0)) {
+        return -1;
+    }
+    if (self->base.kind != &cqn_mr_kind || self->memory.addr == NULL ||
+        self->iova != (uintptr_t)self->memory.addr) {
+        PyErr_SetString(PyExc_ValueError,
+                        "rereg() is for an MR over memory of this process, at its own addresses");
+        return -1;
+    }
+    if (self->base.pins > 0 || self->base.users > 0) {
+        cqn_busy_error(st, "ibv_rereg_mr",
+                       PyUnicode_FromFormat("this MR is still needed by %zu work request%s in "
+                                            "flight and %u bound window%s",
+                                            self->base.pins, self->base.pins == 1 ? "" : "s",
+                                            self->base.users, self->base.users == 1 ? "" : "s"));
+        return -1;
+    }
+    if (c->buffer != NULL && self->exports > 0) {
+        PyErr_SetString(PyExc_BufferError, "there are memoryviews of this MR: its memory stays");
+        return -1;
+    }
+    if (c->buffer == NULL && self->memory.view.obj != NULL && self->memory.view.readonly &&
+        c->access & CQN_WRITING) {
+        PyErr_Format(PyExc_TypeError,
+                     "access is 0x%x: this MR is over a read-only buffer, which nothing may write",
+                     c->access);
+        return -1;
+    }
+    return 0;
+}
+
+/* Takes over what the device has taken over. Drops the old memory, which can run any code. */
+static void become(cqn_mr *self, change *c)
+{
+    cqn_object *trash = NULL;
+    const struct ibv_mr *mr = self->base.handle;
+    self->lkey = mr->lkey;
+    self->rkey = mr->rkey;
+    self->access = c->access;
+    if (c->pd != NULL) {
+        cqn_use(&self->base, 0, CQN_OBJ(c->pd), &trash);
+    }
+    if (c->buffer != NULL) {
+        const cqn_memory old = self->memory;
+        self->memory = c->memory;
+        self->iova = (uintptr_t)self->memory.addr;
+        c->memory = old;
+    }
+    cqn_trash_empty(trash);
+}
+
+typedef enum { IS_NEW, IS_NEW_BUT, IS_OLD, IS_LOST, IS_STUCK } outcome;
+
+/* What a call leaves, by enum ibv_rereg_mr_err_code. What lacks the verb has done nothing. */
+static outcome outcome_of(int result, int err)
+{
+    return result == 0                                ? IS_NEW
+           : result == IBV_REREG_MR_ERR_DO_FORK_OLD   ? IS_NEW_BUT
+           : result == IBV_REREG_MR_ERR_INPUT         ? IS_OLD
+           : result == IBV_REREG_MR_ERR_DONT_FORK_NEW ? IS_OLD
+           : err == EOPNOTSUPP || err == ENOSYS       ? IS_OLD
+                                                      : IS_LOST;
+}
+
+static const char *const ends[] = {
+    [IS_NEW] = "",
+    [IS_NEW_BUT] = ". The MR was registered anew, but forked children stay without its old memory",
+    [IS_OLD] = ". The MR stays as it was",
+    [IS_LOST] = ". Nothing is known of the MR any more, so it was closed",
+    [IS_STUCK] =
+        ". Nothing is known of the MR any more, and it can't be closed now: close it later",
+};
+
+/* Closes an MR of which nothing is known. If that fails, the device may use either memory, so both
+ * stay pinned: the old until a later close() succeeds, the new for good. */
+static outcome give_up(cqn_mr *self, change *c)
+{
+    if (cqn_close(&self->base, false) == 0) {
+        return IS_LOST;
+    }
+    PyErr_Clear();
+    c->memory = (cqn_memory){.addr = NULL};
+    return IS_STUCK;
+}
+
+static PyObject *carry_out(cqn_mr *self, change *c)
+{
+    struct ibv_mr *handle = self->base.handle;
+    cqn_object *const pd = c->pd == NULL ? NULL : CQN_OBJ(c->pd);
+    struct ibv_pd *const pd_handle = pd == NULL ? NULL : pd->handle;
+    const int access = c->flags & IBV_REREG_MR_CHANGE_ACCESS ? (int)c->access : 0;
+    const cqn_memory memory = c->memory;
+    int result, err;
+    self->base.changes++;
+    self->base.closing++;
+    if (pd != NULL) {
+        cqn_enter(pd);
+    }
+    CQN_IN_KERNEL(&self->base, errno = 0; result = ibv_rereg_mr(handle, c->flags, pd_handle,
+                                                                memory.addr, memory.length, access);
+                  err = errno);
+    if (pd != NULL) {
+        cqn_leave(pd);
+    }
+    self->base.closing--;
+    outcome out = outcome_of(result, err);
+    /* What was made before fits again if nothing has changed. */
+    self->base.changes += out == IS_OLD ? UINT32_MAX : 1;
+    if (out <= IS_NEW_BUT) {
+        become(self, c);
+    }
+    if (out == IS_NEW) {
+        Py_RETURN_NONE;
+    }
+    out = out == IS_LOST ? give_up(self, c) : out;
+    refuse_memory(self->base.state, err, "ibv_rereg_mr",
+                  c->buffer != NULL ? &memory : &self->memory, c->access, ends[out]);
+    return NULL;
+}
+
+/* The new buffer is taken before the call, which can sleep, and the old one released after it. */
+CQN_RARE PyObject *cqn_mr_rereg(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                                PyObject *kwnames)
+{
+    CQN_LOCKED;
+    static const char *const names[] = {"buffer", "pd", "access", NULL};
+    cqn_mr *self = (cqn_mr *)op;
+    PyObject *in[3] = {NULL, NULL, NULL}, *result = NULL;
+    change c;
+    if (cqn_open(&self->base) == NULL ||
+        cqn_args("rereg", names, 1, 0, args, nargs, kwnames, in) < 0 ||
+        parse_change(self, in, &c) < 0 || check_change(self, &c) < 0) {
+        return NULL;
+    }
+    /* A device that can't page would fail in a way after which nothing is known of the MR. */
+    if (c.access & ~self->access & IBV_ACCESS_ON_DEMAND &&
+        cqn_check_odp(&self->base, IBV_ODP_SUPPORT) < 0) {
+        return NULL;
+    }
+    /* That, and taking the user's buffer, can run Python code: so all is looked at once more. */
+    if ((c.buffer == NULL || take_memory(&c.memory, c.buffer, c.access) == 0) &&
+        check_change(self, &c) == 0) {
+        result = carry_out(self, &c);
+    }
+    PyObject *error = cqn_take_exception();
+    drop_memory(&c.memory);
+    cqn_put_exception(error);
+    return result;
 }

@@ -3,7 +3,7 @@
  * MW: a memory window, a second key to a part of an MR.
  *
  * The type alone. A work request binds the window to its MR, and another one, or the peer, takes
- * the key back: what these do to a window is in work/windows.c.
+ * the key back: what these do to a window is in work/mw_state.c.
  */
 
 #include "verbs/verbs.h"

@@ -4,7 +4,7 @@
 
 #include "verbs/verbs.h"
 
-int cqn_dealloc_pd(void *handle)
+static int dealloc_pd(void *handle)
 {
     return ibv_dealloc_pd(handle);
 }
@@ -13,7 +13,7 @@ static const cqn_kind pd_kind = {
     .name = "PD",
     .destroy_verb = "ibv_dealloc_pd",
     .rank = CQN_RANK_PD,
-    .destroy = cqn_dealloc_pd,
+    .destroy = dealloc_pd,
     .clear = cqn_clear,
 };
 

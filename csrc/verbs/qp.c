@@ -1,21 +1,364 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * QP: the type of a queue pair.
+ * QP: a queue pair.
  *
- * Its parts are in qp_create.c, qp_modify.c, qp_transitions.c and qp_close.c; posting is in
- * work/post_send.c and work/post_recv.c, and what is in flight in work/wr_queue.c. A queue pair
+ * The type and its end, and what is asked of it: attributes, probes, ECE. The arguments of QP() are
+ * in qp_create.c, those of modify() in qp_modify.c, and multicast groups in qp_mcast.c; posting is
+ * in work/post_send.c and work/post_recv.c, and what is in flight in work/wr_queue.c. A queue pair
  * owns the books of its two queues.
  */
 
 #include "verbs/qp.h"
+#include "await/engine.h"
+#include <sys/random.h>
 
-static int qp_traverse(PyObject *op, visitproc visit, void *arg)
+/* ---- what is still sent ---- */
+
+/* rxe destroys a QP when all packets of it have left, and sends meanwhile again and again what is
+ * not acknowledged. Packets for a neighbour that does not answer wait for it up to 3 s, so that
+ * some are always left; after 50 s rxe frees the QP all the same, and the kernel crashes. In RESET
+ * nothing is sent. */
+static bool sends_again(const cqn_qp *self)
+{
+    bool sends = self->state == IBV_QPS_RTS || self->state == IBV_QPS_SQD;
+    return self->type == IBV_QPT_RC && sends && self->sq->len > 0;
+}
+
+/* Without the GIL. If it fails, all is as it was. */
+static int stop_sending(struct ibv_qp *qp)
+{
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
+    return ibv_modify_qp(qp, &attr, IBV_QP_STATE);
+}
+
+static void qp_before_destroy(cqn_object *op)
 {
     cqn_qp *self = (cqn_qp *)op;
-    Py_VISIT(self->user_data);
-    int rc = cqn_wr_queue_traverse(self->sq, visit, arg);
-    rc = rc ? rc : cqn_wr_queue_traverse(self->rq, visit, arg);
-    return rc ? rc : cqn_traverse(op, visit, arg);
+    self->must_stop = sends_again(self);
+}
+
+/* Without the GIL, by the thread that destroys it. */
+static int destroy_qp(void *handle)
+{
+    struct ibv_qp *qp = handle;
+    cqn_qp *self = qp->qp_context;
+    self->stopped |= self->must_stop && stop_sending(qp) == 0;
+    return cqn_qp_destroy_in_groups(qp);
+}
+
+/* From `op` on, with a reference. */
+static cqn_qp *next_that_sends_again(cqn_object *op)
+{
+    for (; op != NULL; op = op->next) {
+        cqn_qp *qp = (cqn_qp *)op;
+        bool idle = op->handle != NULL && op->closing == 0 && op->in_use == 0;
+        if (idle && !qp->must_stop && sends_again(qp) && cqn_try_ref(op)) {
+            return qp;
+        }
+    }
+    return NULL;
+}
+
+/* The state is set before the GIL is released, so that no thread posts to a queue pair in RESET. */
+static void reset_before_all_close(cqn_qp *self)
+{
+    struct ibv_qp *qp = self->base.handle;
+    const enum ibv_qp_state before = self->state;
+    int err;
+    self->must_stop = true; /* once is enough */
+    self->state = IBV_QPS_RESET;
+    CQN_IN_KERNEL(CQN_OBJ(self), err = stop_sending(qp));
+    if (err != 0) {
+        self->state = before;
+    }
+    self->stopped |= err == 0;
+}
+
+/* Before all are destroyed one after the other: while that waits for the packets of the
+ * first one those of the others leave as well. */
+void cqn_qps_stop_sending(cqn_context *ctx)
+{
+    cqn_object *first = ctx->first[CQN_RANK_QP];
+    for (cqn_qp *self = next_that_sends_again(first), *next; self != NULL; self = next) {
+        reset_before_all_close(self);
+        const cqn_object *op = CQN_OBJ(self); /* others may have closed it meanwhile */
+        next = next_that_sends_again(op->listed ? op->next : ctx->first[CQN_RANK_QP]);
+        Py_DECREF(self);
+    }
+}
+
+/* ---- its end ---- */
+
+/* What may still come of it is for its CQ to know. */
+static void drop_queue(const cqn_qp *self, cqn_wr_queue *q, cqn_cq *cq, bool is_drained,
+                       cqn_object **trash)
+{
+    if (q == NULL) {
+        return;
+    }
+    cqn_wr_queue_forget(q, trash);
+    if (is_drained) {
+        cqn_wr_queue_drop(self->base.state, q);
+    }
+    else {
+        cqn_cq_inherit(cq, q);
+    }
+}
+
+static void drop_queues(cqn_qp *self, cqn_drained known, cqn_object **trash)
+{
+    cqn_wr_queue *sq = self->sq, *rq = self->rq;
+    self->sq = self->rq = NULL;
+    drop_queue(self, sq, self->send_cq, known.send, trash);
+    drop_queue(self, rq, self->recv_cq, known.recv, trash);
+}
+
+static void qp_after_destroy(cqn_object *op)
+{
+    cqn_qp *self = (cqn_qp *)op;
+    cqn_object *trash = NULL;
+    /* A device that fails to be polled can make code run that closes all that this used. */
+    cqn_context *ctx = (cqn_context *)Py_NewRef((PyObject *)op->uses[0]->context);
+    const cqn_drained known = cqn_qp_drain(self, &trash);
+    cqn_async_forget(ctx, op);
+    Py_DECREF(ctx);
+    drop_queues(self, known, &trash);
+    cqn_trash_empty(trash);
+    PyMem_Free(self->groups);
+    self->groups = NULL;
+    self->groups_len = 0;
+}
+
+/* It stays open, and what was reset has lost its requests. */
+static void qp_destroy_failed(cqn_object *op)
+{
+    cqn_qp *self = (cqn_qp *)op;
+    bool stopped = self->stopped;
+    self->must_stop = self->stopped = false;
+    if (stopped) {
+        self->state = IBV_QPS_RESET;
+        cqn_qp_forget_requests(self);
+    }
+}
+
+/* Engines learn of a close when the queue pair is in no list any more, and before its callbacks
+ * run. */
+static void qp_tell(cqn_object *op, PyObject **interrupt)
+{
+    cqn_engines_tell((cqn_qp *)op, interrupt);
+}
+
+static int qp_clear(PyObject *op)
+{
+    cqn_qp *self = (cqn_qp *)op;
+    if (self->base.handle == NULL) {
+        cqn_object *trash = NULL;
+        drop_queues(self, (cqn_drained){.send = true, .recv = true}, &trash);
+        cqn_trash_empty(trash);
+    }
+    Py_CLEAR(self->user_data);
+    return cqn_clear(op);
+}
+
+static const cqn_kind qp_kind = {
+    .name = "QP",
+    .destroy_verb = "ibv_destroy_qp",
+    .rank = CQN_RANK_QP,
+    .before_destroy = qp_before_destroy,
+    .destroy = destroy_qp,
+    .destroy_failed = qp_destroy_failed,
+    .after_destroy = qp_after_destroy,
+    .tell = qp_tell,
+    .clear = qp_clear,
+};
+
+/* ---- making ---- */
+
+static PyObject *qp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    CQN_LOCKED;
+    return cqn_qp_create(type, &qp_kind, args, kwargs);
+}
+
+static PyObject *qp_open(PyObject *type, PyObject *args, PyObject *kwargs)
+{
+    CQN_LOCKED;
+    return cqn_qp_open((PyTypeObject *)type, &qp_kind, args, kwargs);
+}
+
+/* ---- query() ---- */
+
+static int add_to_dict(PyObject *dict, const char *name, PyObject *value)
+{
+    int rc = value == NULL ? -1 : PyDict_SetItemString(dict, name, value);
+    Py_XDECREF(value);
+    return rc;
+}
+
+static int query(PyObject *op, struct ibv_qp_attr *attr, int mask)
+{
+    struct ibv_qp *qp = cqn_open(CQN_OBJ(op));
+    if (qp == NULL) {
+        return -1;
+    }
+    struct ibv_qp_init_attr init;
+    int err;
+    CQN_IN_KERNEL(CQN_OBJ(op), err = ibv_query_qp(qp, attr, mask, &init));
+    if (err != 0) {
+        cqn_verbs_error(CQN_OBJ(op)->state, err, "ibv_query_qp", "QP %u", ((cqn_qp *)op)->qp_num);
+        return -1;
+    }
+    return 0;
+}
+
+static PyObject *qp_query_state(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
+    return query(op, &attr, IBV_QP_STATE) < 0 ? NULL : PyLong_FromLong(attr.qp_state);
+}
+
+static PyObject *qp_query(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
+    if (query(op, &attr, (IBV_QP_DEST_QPN << 1) - 1) < 0) { /* the library refuses unknown bits */
+        return NULL;
+    }
+    PyObject *dict = cqn_struct_to_dict(&attr, cqn_qp_fields);
+    if (dict != NULL &&
+        (add_to_dict(dict, "ah_attr", cqn_ah_attr_to_dict(&attr.ah_attr)) < 0 ||
+         add_to_dict(dict, "alt_ah_attr", cqn_ah_attr_to_dict(&attr.alt_ah_attr)) < 0 ||
+         add_to_dict(dict, "cap", cqn_struct_to_dict(&attr.cap, cqn_cap_fields)) < 0)) {
+        Py_CLEAR(dict);
+    }
+    return dict;
+}
+
+/* ---- probes ----
+ *
+ * A probe asks whether the peer still lives, while nothing is sent: an RDMA write of no bytes,
+ * whose completion no program sees. When to probe, and what follows from silence, is decided in
+ * Python, in cqnotify/cm/_keepalive.py. */
+
+/* Takes what has completed from the CQ, for whom it is. Runs Python code. -1 with an exception. */
+static int drain_sends(const cqn_qp *self)
+{
+    cqn_cq *cq = (cqn_cq *)Py_NewRef((PyObject *)self->send_cq);
+    cqn_object *trash = NULL;
+    int rc = cq->base.handle == NULL ? 0 : cqn_cq_settle(cq, &trash);
+    if (rc == 0) {
+        rc = cqn_routed(cq);
+    }
+    cqn_trash_empty(trash);
+    Py_DECREF(cq);
+    return rc;
+}
+
+static const char *known_of(const cqn_wr_queue *sq)
+{
+    return sq->probe == CQN_PROBE_POSTED   ? "unanswered"
+           : sq->probe == CQN_PROBE_FAILED ? "failed"
+           : sq->requests > 0              ? "busy"
+                                           : NULL;
+}
+
+static PyObject *qp_probe(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    cqn_qp *self = (cqn_qp *)op;
+    if (cqn_open(&self->base) == NULL || (self->sq->requests > 0 && drain_sends(self) < 0) ||
+        cqn_open(&self->base) == NULL) {
+        return NULL;
+    }
+    const char *known = known_of(self->sq);
+    if (known == NULL && cqn_post_probe(self) < 0) {
+        return NULL;
+    }
+    return PyUnicode_FromString(known != NULL ? known : "posted");
+}
+
+/* ---- what vendors have agreed on beyond the standard ---- */
+
+static PyObject *qp_query_ece(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    struct ibv_qp *qp = cqn_open(CQN_OBJ(op));
+    if (qp == NULL) {
+        return NULL;
+    }
+    struct ibv_ece ece = {.vendor_id = 0};
+    int err;
+    CQN_IN_KERNEL(CQN_OBJ(op), err = ibv_query_ece(qp, &ece));
+    return err ? cqn_verbs_error(CQN_OBJ(op)->state, err, "ibv_query_ece",
+                                 "enhanced connection establishment")
+               : Py_BuildValue("(III)", ece.vendor_id, ece.options, ece.comp_mask);
+}
+
+static PyObject *qp_set_ece(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                            PyObject *kwnames)
+{
+    CQN_LOCKED;
+    static const char *const names[] = {"vendor_id", "options", "comp_mask", NULL};
+    PyObject *in[3] = {NULL};
+    struct ibv_ece ece = {.vendor_id = 0};
+    uint64_t vendor_id;
+    if (cqn_open(CQN_OBJ(op)) == NULL ||
+        cqn_args("set_ece", names, 3, 1, args, nargs, kwnames, in) < 0 ||
+        cqn_range(in[0], "vendor_id", 1, UINT32_MAX, &vendor_id) < 0 ||
+        (in[1] != NULL && cqn_u32(in[1], "options", UINT32_MAX, &ece.options) < 0) ||
+        (in[2] != NULL && cqn_u32(in[2], "comp_mask", UINT32_MAX, &ece.comp_mask) < 0)) {
+        return NULL;
+    }
+    struct ibv_qp *qp = cqn_open(CQN_OBJ(op));
+    if (qp == NULL) {
+        return NULL;
+    }
+    ece.vendor_id = (uint32_t)vendor_id;
+    int err;
+    CQN_IN_KERNEL(CQN_OBJ(op), err = ibv_set_ece(qp, &ece));
+    return err ? cqn_verbs_error(CQN_OBJ(op)->state, err, "ibv_set_ece",
+                                 "enhanced connection establishment, vendor_id 0x%x, options 0x%x",
+                                 ece.vendor_id, ece.options)
+               : Py_NewRef(Py_None);
+}
+
+/* The library answers by what it knows of the device. */
+static PyObject *qp_query_data_in_order(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                                        PyObject *kwnames)
+{
+    CQN_LOCKED;
+    static const char *const names[] = {"opcode", "flags", NULL};
+    PyObject *in[2] = {NULL};
+    uint32_t opcode, flags = 0;
+    if (cqn_open(CQN_OBJ(op)) == NULL ||
+        cqn_args("query_data_in_order", names, 2, 1, args, nargs, kwnames, in) < 0 ||
+        cqn_member32(in[0], "opcode", "a WROpcode such as WROpcode.RDMA_WRITE", UINT8_MAX,
+                     &opcode) < 0 ||
+        (in[1] != NULL && cqn_u32(in[1], "flags", UINT32_MAX, &flags) < 0)) {
+        return NULL;
+    }
+    struct ibv_qp *qp = cqn_open(CQN_OBJ(op));
+    if (qp == NULL) {
+        return NULL;
+    }
+    int rc = ibv_query_qp_data_in_order(qp, (enum ibv_wr_opcode)opcode, flags);
+    return rc < 0 ? cqn_verbs_error(CQN_OBJ(op)->state, -rc, "ibv_query_qp_data_in_order", "")
+                  : PyLong_FromLong(rc);
+}
+
+/* ---- attributes ---- */
+
+/* Drawn when it is first asked for: rdma_cm has another, and asking the kernel takes time. */
+uint32_t cqn_qp_psn(cqn_qp *self)
+{
+    if (self->sq_psn == 0) {
+        uint32_t n = 0;
+        ssize_t got = getrandom(&n, sizeof(n), GRND_NONBLOCK);
+        (void)got; /* any number is a PSN */
+        self->sq_psn = n % 0xffffff + 1;
+    }
+    return self->sq_psn;
 }
 
 /* The closure is the offset of the pointer; some types of queue pair have none. */
@@ -78,6 +421,15 @@ static PyObject *qp_get_outstanding_signaled(PyObject *op, void *Py_UNUSED(unuse
                                  : NULL;
 }
 
+static int qp_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    cqn_qp *self = (cqn_qp *)op;
+    Py_VISIT(self->user_data);
+    int rc = cqn_wr_queue_traverse(self->sq, visit, arg);
+    rc = rc ? rc : cqn_wr_queue_traverse(self->rq, visit, arg);
+    return rc ? rc : cqn_traverse(op, visit, arg);
+}
+
 static PyObject *qp_repr(PyObject *op)
 {
     CQN_LOCKED;
@@ -98,23 +450,63 @@ static PyMethodDef qp_methods[] = {
     {"check", (PyCFunction)(void (*)(void))cqn_qp_check, METH_VARARGS | METH_KEYWORDS,
      "check($self, /, **attrs)\n--\n\n"
      "Refuse the attributes that modify_qp() would refuse by itself; change nothing."},
-    {"query", cqn_qp_query, METH_NOARGS,
+    {"query", qp_query, METH_NOARGS,
      "query($self, /)\n--\n\n"
      "All attributes, as the device has them now.\n\nWraps ibv_query_qp(3)."},
-    {"_query_state", cqn_qp_query_state, METH_NOARGS, cqn_qp_query_state_doc},
-    {"_fail", cqn_qp_fail, METH_NOARGS, cqn_qp_fail_doc},
-    {"_probe", cqn_qp_probe, METH_NOARGS, cqn_qp_probe_doc},
-    {"open", (PyCFunction)(void (*)(void))cqn_qp_open, METH_VARARGS | METH_KEYWORDS | METH_CLASS,
-     cqn_qp_open_doc},
-    {"query_ece", cqn_qp_query_ece, METH_NOARGS, cqn_qp_query_ece_doc},
-    {"set_ece", (PyCFunction)(void (*)(void))cqn_qp_set_ece, METH_FASTCALL | METH_KEYWORDS,
-     cqn_qp_set_ece_doc},
-    {"query_data_in_order", (PyCFunction)(void (*)(void))cqn_qp_query_data_in_order,
-     METH_FASTCALL | METH_KEYWORDS, cqn_qp_query_data_in_order_doc},
+    {"_query_state", qp_query_state, METH_NOARGS,
+     "_query_state($self, /)\n--\n\n"
+     "The state, as the device has it now, and nothing else."},
+    {"_fail", cqn_qp_fail, METH_NOARGS,
+     "_fail($self, /)\n--\n\n"
+     "Move to ERR, unless it is in RESET: nothing that was posted succeeds any more."},
+    {"_probe", qp_probe, METH_NOARGS,
+     "_probe($self, /)\n--\n\n"
+     "Ask the peer for a sign of life, unless sends are under way.\n\n"
+     "'posted': it is asked; it had answered before. 'unanswered': it has not answered yet. "
+     "'busy': "
+     "sends are under way. 'failed': it will not answer."},
+    {"open", (PyCFunction)(void (*)(void))qp_open, METH_VARARGS | METH_KEYWORDS | METH_CLASS,
+     "open($type, /, xrcd, qp_num, *, user_data=None)\n--\n\n"
+     "The XRC_RECV queue pair of that number, which another process of the same domain has "
+     "made.\n\n"
+     "Both can be closed on their own: the queue pair goes with the last of them.\n\n"
+     "Wraps ibv_open_qp(3)."},
+    {"query_ece", qp_query_ece, METH_NOARGS,
+     "query_ece($self, /)\n--\n\n"
+     "The options of enhanced connection establishment, as (vendor_id, options, comp_mask): before "
+     "the connection what this end can do, and from RTR on what both do.\n\n"
+     "VerbsError (EOPNOTSUPP) where the device has none.\n\n"
+     "Wraps ibv_query_ece(3)."},
+    {"set_ece", (PyCFunction)(void (*)(void))qp_set_ece, METH_FASTCALL | METH_KEYWORDS,
+     "set_ece($self, /, vendor_id, options=0, comp_mask=0)\n--\n\n"
+     "Set the options that the peer has sent, before the move to RTR.\n\n"
+     "VerbsError (EOPNOTSUPP) where the device has none.\n\n"
+     "Wraps ibv_set_ece(3)."},
+    {"query_data_in_order", (PyCFunction)(void (*)(void))qp_query_data_in_order,
+     METH_FASTCALL | METH_KEYWORDS,
+     "query_data_in_order($self, /, opcode, flags=0)\n--\n\n"
+     "Whether the bytes of a message appear in memory in their order, so that a program may poll "
+     "its last byte: 1 if they do, and 0 if that is not sure.\n\n"
+     "`opcode` is a WROpcode, and `flags` are those of a later rdma-core, by which the answer has "
+     "more bits.\n\n"
+     "Wraps ibv_query_qp_data_in_order(3)."},
     {"attach_mcast", (PyCFunction)(void (*)(void))cqn_qp_attach_mcast,
-     METH_FASTCALL | METH_KEYWORDS, cqn_qp_attach_mcast_doc},
+     METH_FASTCALL | METH_KEYWORDS,
+     "attach_mcast($self, /, gid, lid=0)\n--\n\n"
+     "Receive what is sent to the multicast group `gid`; once, however often it is attached.\n\n"
+     "For UD alone. `gid` is an IPv6 address of ff00::/8, or an IPv4 address of 224.0.0.0/4. `lid` "
+     "is the group's, on InfiniBand, where the subnet manager must have let the port join (see "
+     "rdma_join_multicast(3)). On RoCE the network device must be in the group as well, else the "
+     "network drops its packets: a socket with IPV6_JOIN_GROUP or IP_ADD_MEMBERSHIP does it. To "
+     "send, make an AH with the group as `dgid`, and post with remote_qpn=0xFFFFFF. Closing the QP "
+     "detaches it. ValueError for another type of QP or an address that is not multicast; "
+     "VerbsError (ENOMEM) beyond the device's max_mcast_grp and max_mcast_qp_attach.\n\n"
+     "Wraps ibv_attach_mcast(3)."},
     {"detach_mcast", (PyCFunction)(void (*)(void))cqn_qp_detach_mcast,
-     METH_FASTCALL | METH_KEYWORDS, cqn_qp_detach_mcast_doc},
+     METH_FASTCALL | METH_KEYWORDS,
+     "detach_mcast($self, /, gid, lid=0)\n--\n\n"
+     "Leave a group that attach_mcast() named so. ValueError if it is in no such group.\n\n"
+     "Wraps ibv_detach_mcast(3)."},
     {"post_send", (PyCFunction)(void (*)(void))cqn_qp_post_send, METH_FASTCALL | METH_KEYWORDS,
      cqn_qp_post_send_doc},
     {"bind_mw", (PyCFunction)(void (*)(void))cqn_qp_bind_mw, METH_FASTCALL | METH_KEYWORDS,
@@ -201,7 +593,7 @@ static PyType_Slot qp_slots[] = {
      "say they come from. With `max_tso_header` bytes for the headers of TSO, one of type "
      "RAW_PACKET or UD takes that opcode, too.\n\n"
      "Wraps ibv_create_qp(3), and for what that lacks ibv_create_qp_ex(3)."},
-    {Py_tp_new, cqn_qp_new},
+    {Py_tp_new, qp_new},
     {Py_tp_repr, qp_repr},
     {Py_tp_traverse, qp_traverse},
     {Py_tp_clear, cqn_tp_clear},

@@ -5,50 +5,56 @@
 
 #include "verbs/verbs.h"
 
-/* qp_create.c */
-PyObject *cqn_qp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs);
-extern const char cqn_qp_open_doc[];
-PyObject *cqn_qp_open(PyObject *type, PyObject *args, PyObject *kwargs);
+/* The state of a queue pair as the device has it, or `known` if the device does not say. Without
+ * the GIL. */
+static inline enum ibv_qp_state cqn_qp_ask_state(struct ibv_qp *qp, enum ibv_qp_state known)
+{
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
+    struct ibv_qp_init_attr init;
+    return ibv_query_qp(qp, &attr, IBV_QP_STATE, &init) == 0 ? attr.qp_state : known;
+}
 
-/* qp_ece.c */
-extern const char cqn_qp_query_ece_doc[], cqn_qp_set_ece_doc[];
-extern const char cqn_qp_query_data_in_order_doc[];
-PyObject *cqn_qp_query_ece(PyObject *self, PyObject *unused);
-PyObject *cqn_qp_set_ece(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
-                         PyObject *kwnames);
-PyObject *cqn_qp_query_data_in_order(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
-                                     PyObject *kwnames);
+/* qp_create.c */
+
+/* QP(): a new queue pair of that kind. NULL with an exception. */
+PyObject *cqn_qp_create(PyTypeObject *type, const cqn_kind *kind, PyObject *args, PyObject *kwargs);
+
+/* QP.open(): one that another process has created. NULL with an exception. */
+PyObject *cqn_qp_open(PyTypeObject *type, const cqn_kind *kind, PyObject *args, PyObject *kwargs);
 
 /* qp_modify.c */
 PyObject *cqn_qp_modify(PyObject *self, PyObject *args, PyObject *kwargs);
-extern const char cqn_qp_fail_doc[];
 PyObject *cqn_qp_fail(PyObject *self, PyObject *unused);
 PyObject *cqn_qp_check(PyObject *self, PyObject *args, PyObject *kwargs);
-PyObject *cqn_qp_query(PyObject *self, PyObject *unused);
-extern const char cqn_qp_query_state_doc[];
-PyObject *cqn_qp_query_state(PyObject *self, PyObject *unused);
 
-/* The state of a queue pair as the device has it, or `known` where it does not say. Without the
- * GIL. */
-enum ibv_qp_state cqn_qp_ask_state(struct ibv_qp *qp, enum ibv_qp_state known);
+/* Which queues of a queue pair have no completion left in their CQ. */
+typedef struct {
+    bool send, recv;
+} cqn_drained;
+
+/* Moves what its CQs have to their stashes, before the queue pair is reset or closed. */
+cqn_drained cqn_qp_drain(const cqn_qp *self, cqn_object **trash);
+
+/* After a reset: keeps what the CQs still have, and the wr_ids of what may still complete. */
+void cqn_qp_forget_requests(cqn_qp *self);
 
 /* qp_transitions.c */
 
-#define CQN_EXPLAINED 512 /* bytes that any explanation has room in */
+#define CQN_EXPLAINED 512 /* bytes that any explanation fits in */
 
-/* Says what attributes are missing for a transition or are not of it, or that there is none. False:
- * nothing of that, and so a value is wrong. */
+/* Writes which attributes a transition lacks or does not take, or that there is no such transition.
+ * False: it is none of these, so a value is wrong. */
 bool cqn_qp_explain(enum ibv_qp_type type, enum ibv_qp_state from, enum ibv_qp_state to, int mask,
                     char buffer[CQN_EXPLAINED]);
 
-/* qp_probe.c */
-extern const char cqn_qp_probe_doc[];
-PyObject *cqn_qp_probe(PyObject *self, PyObject *unused);
+/* qp_mcast.c */
+PyObject *cqn_qp_attach_mcast(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                              PyObject *kwnames);
+PyObject *cqn_qp_detach_mcast(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                              PyObject *kwnames);
 
-/* qp_close.c */
-extern const cqn_kind cqn_qp_kind;
-
-/* After a reset. What the CQs still hold is kept, and of the wr_ids those that may still come. */
-void cqn_qp_forget_requests(cqn_qp *self);
+/* Destroys a queue pair, which leaves its multicast groups first. Without the GIL. Returns an
+ * errno. */
+int cqn_qp_destroy_in_groups(struct ibv_qp *qp);
 
 #endif

@@ -4,14 +4,13 @@
  */
 
 #include "verbs/qp.h"
-#include <sys/random.h>
 
 /* ---- arguments ---- */
 
 typedef struct {
     PyObject *pd, *send_cq, *recv_cq, *srq, *xrcd, *rwq_ind_tbl, *user_data;
     struct ibv_qp_init_attr_ex attr;
-    uint64_t ops;     /* that it must be made for, see qp_ops.c */
+    uint64_t ops;     /* that it must be made for, see parse_ops() */
     uint32_t max_tso; /* bytes that the device segments */
     uint8_t rx_hash_key[UINT8_MAX];
 } qp_args;
@@ -266,13 +265,44 @@ static int parse_hash(PyObject *value, qp_args *a)
     return check_hash_fields(conf->rx_hash_fields_mask);
 }
 
-/* The operations that it must be made for. */
+/* Operations of IBV_QP_EX_WITH_* that only queue pairs take which were made for them: ATOMIC_WRITE,
+ * 8 bytes that the peer sees at once or not at all; and FLUSH. They have verbs of their own, see
+ * work/post_send.c; such a queue pair takes all others by ibv_post_send(). */
 static int parse_ops(PyObject *atomic_write, PyObject *flush, qp_args *a)
 {
     const int writes = cqn_truth(atomic_write), flushes = writes < 0 ? -1 : cqn_truth(flush);
     a->ops =
         (writes > 0 ? IBV_QP_EX_WITH_ATOMIC_WRITE : 0u) | (flushes > 0 ? CQN_QP_EX_WITH_FLUSH : 0u);
     return flushes < 0 ? -1 : 0;
+}
+
+static int refuse_ops(cqn_object *pd, const char *argument, const char *flags)
+{
+    cqn_verbs_error(pd->state, EOPNOTSUPP, "ibv_create_qp_ex",
+                    "%s (query_device_ex().device_cap_flags_ex of %s lack %s)", argument,
+                    cqn_device_name(pd), flags);
+    return -1;
+}
+
+/* The device may create the queue pair although it lacks an operation, and fail that later. */
+static int check_device_ops(cqn_object *pd, uint64_t ops)
+{
+    struct ibv_device_attr_ex attr;
+    if (ops == 0) {
+        return 0;
+    }
+    if (cqn_device_attr_ex(pd, &attr) < 0 || cqn_open(pd) == NULL) {
+        return -1;
+    }
+    const uint64_t has = attr.device_cap_flags_ex;
+    if ((ops & IBV_QP_EX_WITH_ATOMIC_WRITE) && !(has & CQN_DEVICE_ATOMIC_WRITE)) {
+        return refuse_ops(pd, "atomic_write", "ATOMIC_WRITE");
+    }
+    if ((ops & CQN_QP_EX_WITH_FLUSH) &&
+        !(has & (CQN_DEVICE_FLUSH_GLOBAL | CQN_DEVICE_FLUSH_PERSISTENT))) {
+        return refuse_ops(pd, "flush", "FLUSH_GLOBAL and FLUSH_PERSISTENT");
+    }
+    return 0;
 }
 
 static int check_ops(const qp_args *a)
@@ -282,7 +312,7 @@ static int check_ops(const qp_args *a)
                      a->ops & CQN_QP_EX_WITH_FLUSH ? "flush" : "atomic_write");
         return -1;
     }
-    return cqn_check_ops(CQN_OBJ(a->pd), a->ops);
+    return check_device_ops(CQN_OBJ(a->pd), a->ops);
 }
 
 /* The domain that it is of. */
@@ -361,18 +391,6 @@ static int parse_new_qp(cqn_state *st, PyObject *args, PyObject *kwargs, qp_args
 
 /* ---- making ---- */
 
-/* Drawn as it is first asked for: rdma_cm has another, and asking the kernel takes time. */
-uint32_t cqn_qp_psn(cqn_qp *self)
-{
-    if (self->sq_psn == 0) {
-        uint32_t n = 0;
-        ssize_t got = getrandom(&n, sizeof(n), GRND_NONBLOCK);
-        (void)got; /* any number is a PSN */
-        self->sq_psn = n % 0xffffff + 1;
-    }
-    return self->sq_psn;
-}
-
 static int make_queues(cqn_qp *self, enum ibv_qp_type type)
 {
     self->sq = cqn_wr_queue_new(self, 1u << type, NULL);
@@ -415,12 +433,12 @@ static size_t collect_parts(qp_args *a, cqn_qp *parts, cqn_object **used)
 }
 
 /* A new object without a handle. */
-static cqn_qp *new_qp(PyTypeObject *type, qp_args *a)
+static cqn_qp *new_qp(PyTypeObject *type, const cqn_kind *kind, qp_args *a)
 {
     cqn_object *used[CQN_MAX_USES];
     cqn_qp parts = {.pd = NULL};
     const size_t n = collect_parts(a, &parts, used);
-    cqn_qp *self = cqn_new(type, &cqn_qp_kind, used, n);
+    cqn_qp *self = cqn_new(type, kind, used, n);
     if (self == NULL) {
         return NULL;
     }
@@ -471,6 +489,16 @@ static void refuse_qp(cqn_state *st, int err, const struct ibv_qp_init_attr_ex *
                     c->max_inline_data, err != EAGAIN ? ": ask for less of one of these" : "");
 }
 
+/* The device has the operation, but its provider does not. */
+static void refuse_provider(cqn_object *qp, uint64_t ops)
+{
+    const bool flush = ops & CQN_QP_EX_WITH_FLUSH;
+    cqn_verbs_error(qp->state, EOPNOTSUPP, "ibv_create_qp_ex",
+                    "%s: %s has it, but not its provider of this libibverbs; that of Soft-RoCE has "
+                    "it from rdma-core %d on",
+                    flush ? "flush" : "atomic_write", cqn_device_name(qp), flush ? 47 : 44);
+}
+
 static void enter_handle(cqn_qp *self, struct ibv_qp *qp, const struct ibv_qp_init_attr_ex *attr)
 {
     self->qp_num = qp->qp_num;
@@ -484,16 +512,16 @@ static void enter_handle(cqn_qp *self, struct ibv_qp *qp, const struct ibv_qp_in
     cqn_adopt(CQN_OBJ(self), qp);
 }
 
-CQN_RARE PyObject *cqn_qp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+CQN_RARE PyObject *cqn_qp_create(PyTypeObject *type, const cqn_kind *kind, PyObject *args,
+                                 PyObject *kwargs)
 {
-    CQN_LOCKED;
     CQN_COPY copy = NULL;
     cqn_state *st = cqn_state_of(type);
     qp_args a = {.pd = NULL};
     if (cqn_freeze_keywords(&kwargs, &copy) < 0 || parse_new_qp(st, args, kwargs, &a) < 0) {
         return NULL;
     }
-    cqn_qp *self = new_qp(type, &a);
+    cqn_qp *self = new_qp(type, kind, &a);
     if (self == NULL) {
         return NULL;
     }
@@ -503,7 +531,7 @@ CQN_RARE PyObject *cqn_qp_new(PyTypeObject *type, PyObject *args, PyObject *kwar
     CQN_CREATING(CQN_OBJ(self), qp = create_qp(device, &a.attr); err = errno);
     if (qp == NULL) {
         if (a.ops != 0 && err == EOPNOTSUPP) {
-            cqn_refuse_provider(CQN_OBJ(self), a.ops);
+            refuse_provider(CQN_OBJ(self), a.ops);
         }
         else {
             refuse_qp(st, err, &a.attr);
@@ -536,17 +564,10 @@ static int parse_open(cqn_state *st, PyObject *args, PyObject *kwargs, qp_args *
                : 0;
 }
 
-const char cqn_qp_open_doc[] =
-    "open($type, /, xrcd, qp_num, *, user_data=None)\n--\n\n"
-    "The XRC_RECV queue pair of that number, which another process of the same domain has made.\n\n"
-    "Both can be closed on their own: the queue pair goes with the last of them.\n\n"
-    "Wraps ibv_open_qp(3).";
-
-CQN_RARE PyObject *cqn_qp_open(PyObject *cls, PyObject *args, PyObject *kwargs)
+CQN_RARE PyObject *cqn_qp_open(PyTypeObject *type, const cqn_kind *kind, PyObject *args,
+                               PyObject *kwargs)
 {
-    CQN_LOCKED;
     CQN_COPY copy = NULL;
-    PyTypeObject *type = (PyTypeObject *)cls;
     cqn_state *st = cqn_state_of(type);
     qp_args a = {.pd = NULL};
     struct ibv_qp_open_attr open = {.comp_mask = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD |
@@ -555,7 +576,7 @@ CQN_RARE PyObject *cqn_qp_open(PyObject *cls, PyObject *args, PyObject *kwargs)
     if (cqn_freeze_keywords(&kwargs, &copy) < 0 || parse_open(st, args, kwargs, &a, &open) < 0) {
         return NULL;
     }
-    cqn_qp *self = new_qp(type, &a);
+    cqn_qp *self = new_qp(type, kind, &a);
     if (self == NULL) {
         return NULL;
     }

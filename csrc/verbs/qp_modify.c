@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The attributes of a queue pair: modify(), check() and query().
+ * QP.modify() and check(): the attributes of a queue pair, its transitions, and what becomes of its
+ * work requests in a reset.
+ *
+ * As it is reset or closed, all that has completed is fetched from its CQs first, so that it is
+ * known which requests were carried out.
  */
 
 #include "verbs/qp.h"
@@ -178,13 +182,6 @@ CQN_RARE static int collect_attributes(const cqn_qp *self, PyObject *kwargs,
 
 /* ---- modify() ---- */
 
-enum ibv_qp_state cqn_qp_ask_state(struct ibv_qp *qp, enum ibv_qp_state known)
-{
-    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
-    struct ibv_qp_init_attr init;
-    return ibv_query_qp(qp, &attr, IBV_QP_STATE, &init) == 0 ? attr.qp_state : known;
-}
-
 static const char *modify_hint(int err, int mask)
 {
     switch (err) {
@@ -313,6 +310,44 @@ static int modify_failed(const cqn_qp *self, const refusal *why)
                     self->qp_num, cqn_qp_state_name(from), cqn_qp_state_name(to),
                     known ? explained : modify_hint(why->err, why->mask));
     return -1;
+}
+
+/* Moves what has completed to the stash, if the CQ can be polled, which releases what the requests
+ * kept alive; otherwise the next poll does that. Returns whether nothing of that queue is left in
+ * the CQ. */
+static bool drain_queue(const cqn_qp *self, const cqn_wr_queue *q, cqn_cq *cq, cqn_object **trash)
+{
+    if (q == NULL || (q->len == 0 && q->source == NULL) || cqn_forked(&self->base)) {
+        return true;
+    }
+    if (cq->base.handle == NULL || PyErr_Occurred()) {
+        return false;
+    }
+    const bool ok = cqn_cq_settle(cq, trash) == 0;
+    if (!ok) {
+        PyErr_Clear();
+    }
+    return ok;
+}
+
+cqn_drained cqn_qp_drain(const cqn_qp *self, cqn_object **trash)
+{
+    const bool send = drain_queue(self, self->sq, self->send_cq, trash);
+    const bool recv = drain_queue(self, self->rq, self->recv_cq, trash);
+    return (cqn_drained){.send = send, .recv = recv};
+}
+
+void cqn_qp_forget_requests(cqn_qp *self)
+{
+    cqn_object *trash = NULL;
+    const cqn_drained known = cqn_qp_drain(self, &trash);
+    if (self->sq != NULL) { /* not closed meanwhile */
+        cqn_wr_queue_forget(self->sq, &trash);
+        cqn_wr_queue_forget(self->rq, &trash);
+        self->sq->len = known.send ? 0 : self->sq->len;
+        self->rq->len = known.recv ? 0 : self->rq->len;
+    }
+    cqn_trash_empty(trash);
 }
 
 /* A reset forgets the work requests without completing them. Nothing may be
@@ -466,10 +501,6 @@ PyObject *cqn_qp_modify(PyObject *op, PyObject *args, PyObject *kwargs)
     return mask < 0 ? NULL : modify(self, &attr, mask);
 }
 
-const char cqn_qp_fail_doc[] =
-    "_fail($self, /)\n--\n\n"
-    "Move to ERR, unless it is in RESET: nothing that was posted succeeds any more.";
-
 PyObject *cqn_qp_fail(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
@@ -481,7 +512,7 @@ PyObject *cqn_qp_fail(PyObject *op, PyObject *Py_UNUSED(unused))
     return self->state == IBV_QPS_RESET ? Py_NewRef(Py_None) : modify(self, &attr, IBV_QP_STATE);
 }
 
-/* ---- check() and query() ---- */
+/* ---- check() ---- */
 
 PyObject *cqn_qp_check(PyObject *op, PyObject *args, PyObject *kwargs)
 {
@@ -494,54 +525,4 @@ PyObject *cqn_qp_check(PyObject *op, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     Py_RETURN_NONE;
-}
-
-static int add_to_dict(PyObject *dict, const char *name, PyObject *value)
-{
-    int rc = value == NULL ? -1 : PyDict_SetItemString(dict, name, value);
-    Py_XDECREF(value);
-    return rc;
-}
-
-static int query(PyObject *op, struct ibv_qp_attr *attr, int mask)
-{
-    struct ibv_qp *qp = cqn_open(CQN_OBJ(op));
-    if (qp == NULL) {
-        return -1;
-    }
-    struct ibv_qp_init_attr init;
-    int err;
-    CQN_IN_KERNEL(CQN_OBJ(op), err = ibv_query_qp(qp, attr, mask, &init));
-    if (err != 0) {
-        cqn_verbs_error(CQN_OBJ(op)->state, err, "ibv_query_qp", "QP %u", ((cqn_qp *)op)->qp_num);
-        return -1;
-    }
-    return 0;
-}
-
-const char cqn_qp_query_state_doc[] = "_query_state($self, /)\n--\n\n"
-                                      "The state, as the device has it now, and nothing else.";
-
-PyObject *cqn_qp_query_state(PyObject *op, PyObject *Py_UNUSED(unused))
-{
-    CQN_LOCKED;
-    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
-    return query(op, &attr, IBV_QP_STATE) < 0 ? NULL : PyLong_FromLong(attr.qp_state);
-}
-
-PyObject *cqn_qp_query(PyObject *op, PyObject *Py_UNUSED(unused))
-{
-    CQN_LOCKED;
-    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
-    if (query(op, &attr, (IBV_QP_DEST_QPN << 1) - 1) < 0) { /* the library refuses unknown bits */
-        return NULL;
-    }
-    PyObject *dict = cqn_struct_to_dict(&attr, cqn_qp_fields);
-    if (dict != NULL &&
-        (add_to_dict(dict, "ah_attr", cqn_ah_attr_to_dict(&attr.ah_attr)) < 0 ||
-         add_to_dict(dict, "alt_ah_attr", cqn_ah_attr_to_dict(&attr.alt_ah_attr)) < 0 ||
-         add_to_dict(dict, "cap", cqn_struct_to_dict(&attr.cap, cqn_cap_fields)) < 0)) {
-        Py_CLEAR(dict);
-    }
-    return dict;
 }

@@ -284,11 +284,6 @@ PyObject *cqn_channel_why_silent(cqn_channel *channel)
     return why_silent(&scope);
 }
 
-const char cqn_cq_why_silent_doc[] =
-    "_why_silent($self, /)\n--\n\n"
-    "Why a wait for its completions may have found nothing, for the message of an error.\n\n"
-    "Wraps ibv_poll_cq(3), whose completions stay to be polled, and ibv_query_qp(3).";
-
 PyObject *cqn_cq_why_silent(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;

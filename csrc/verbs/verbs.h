@@ -1,23 +1,36 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The types of the verbs: one file each, above the mechanisms that they have in common with others.
+ * The types of the verbs, above the mechanisms that they have in common with others. The files of
+ * this folder:
  *
- *   device.c, context.c   devices and what is open; context_query.c what is asked of them, netdev.c
- *                         the names of network devices
- *   pd.c, mr.c, sge.c     memory; mr_memory.c, mr_rereg.c, mr_foreign.c, implicit_mr.c below mr.c
- *   dm.c, domains.c       device memory; thread domains and parent domains
- *   mw.c, ah.c            windows, address handles
- *   channel.c, cq.c       events and completions; cq_create.c making a CQ, cq_poll.c the methods
- *                         that poll, tally.c what is counted
- *   qp.c, srq.c           queues; qp_create.c, qp_modify.c, qp_transitions.c, qp_close.c,
- *                         qp_probe.c, mcast.c, qp_ops.c, qp_ece.c below qp.c; srq_create.c,
- *                         srq_ops.c below srq.c
- *   xrcd.c                domains of XRC
- *   flow.c                rules for what packets a queue pair gets; flow_counters.c what
- *                         counts them
- *   wq.c, rwq_ind_table.c queues of receives, and tables of them, for RSS
- *   fork.c                whether registered memory survives a fork
- *   inspect.c             what is open, for reports
+ *   channel.c          CompletionChannel
+ *   cq.c               CQ: making it, arming, resizing, attributes
+ *   cq_poll.c          the methods of a CQ that poll
+ *   silence.c          why a wait found nothing, for its error message
+ *   closed_counters.c  what the CQs of a context count, the closed ones included
+ *   qp.c               QP: its end, query(), probes, attributes
+ *   qp_create.c        the arguments of QP(), and making one
+ *   qp_modify.c        the arguments of modify(), transitions, and what a reset drops
+ *   qp_transitions.c   which attributes a transition needs and takes, for errors
+ *   qp_mcast.c         the multicast groups of a queue pair
+ *   srq.c              SRQ: a shared receive queue, its limit and its list of tags
+ *   ah.c               AH: an address handle
+ *   mw.c               MW: a memory window
+ *   mr.c               MR: making it, implicit ones, access to its bytes
+ *   mr_foreign.c       MRs of memory that is not this process's
+ *   mr_memory.c        the memory of an MR: taking it, registering it, and registering it anew
+ *   sge.c              SGE: a part of an MR
+ *   dm.c               DM: memory of the device
+ *   pd.c               PD: a protection domain, and advice on its memory
+ *   domains.c          TD and ParentDomain: thread domains, and PDs with one
+ *   xrcd.c             XRCD: a domain of XRC
+ *   flow.c             Flow: a rule for which packets a queue pair gets
+ *   flow_counters.c    FlowCounters: what counts these packets
+ *   rwq_ind_table.c    RwqIndTable: a table of WQs, for RSS
+ *   wq.c               WQ: a queue of receives
+ *   context.c          Context: making it, what it asks its device, and what is open on it
+ *   ports.c            the tables of a port: P_Keys and GIDs
+ *   device.c           the devices of this machine: listing and opening them, and forks
  */
 #ifndef CQN_VERBS_H
 #define CQN_VERBS_H
@@ -32,20 +45,6 @@ extern PyType_Spec cqn_xrcd_spec, cqn_flow_spec, cqn_wq_spec, cqn_rwq_ind_table_
 extern PyType_Spec cqn_flow_counters_spec;
 extern PyType_Spec cqn_dm_spec, cqn_td_spec, cqn_parent_domain_spec;
 extern PyStructSequence_Desc cqn_cq_stats_desc;
-
-/* qp_ops.c: `ops` are those of IBV_QP_EX_WITH_* that a queue pair must be made for. */
-
-/* -1 with VerbsError if the device lacks one. It may take it all the same, and fail it later. */
-int cqn_check_ops(cqn_object *pd, uint64_t ops);
-
-/* Raises that the provider lacks one that the device has. */
-void cqn_refuse_provider(cqn_object *qp, uint64_t ops);
-
-/* cq_create.c */
-PyObject *cqn_cq_new(PyTypeObject *type, PyObject *args, PyObject *kwargs);
-
-/* Converts the argument `cqe`, which the device limits. -1 with an exception. */
-int cqn_check_cqe(const cqn_context *ctx, PyObject *value, uint32_t *out);
 
 /* cq_poll.c */
 PyObject *cqn_cq_poll(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
@@ -65,20 +64,18 @@ PyObject *cqn_list_devices(PyObject *module, PyObject *unused);
  * after it. -1 with an exception. */
 int cqn_device_attr_ex(cqn_object *self, struct ibv_device_attr_ex *out);
 
-/* The name that the kernel has for a device now; libibverbs' own where the kernel does not say. */
-void cqn_device_name_now(const struct ibv_device *device, char name[IBV_SYSFS_NAME_MAX]);
+/* Opens the device called `name`, or the first that can be opened if that is NULL, and asks for its
+ * attributes; why that failed is in `query_err`, an errno. NULL with VerbsError. */
+struct ibv_context *cqn_device_open(cqn_state *st, const char *name, struct ibv_device_attr *attr,
+                                    int *query_err);
 
-/* The devices, for ibv_free_device_list(), and their number; NULL with an errno, which is ENOSYS
- * only where the kernel has no RDMA. Without the GIL, inside the library. */
-struct ibv_device **cqn_device_list(int *n, int *err);
-
-/* Raises another errno of that; NULL. */
-void *cqn_device_list_error(cqn_state *st, int err);
-
-/* What a machine without a device lacks, and how to get it: a str; and as the module's
- * why_no_device(). NULL with VerbsError where the kernel's folders can't be read. */
-PyObject *cqn_no_device(cqn_state *st);
+/* What a machine without a device lacks, and how to get it: the module's why_no_device(). */
 PyObject *cqn_why_no_device(PyObject *module, PyObject *unused);
+
+/* Before the first device is opened: makes registered memory survive a fork, where that is still
+ * needed. -1 with an exception. */
+int cqn_prepare_for_fork(cqn_state *st);
+PyObject *cqn_fork_status(PyObject *module, PyObject *unused);
 
 /* dm.c */
 typedef struct {
@@ -86,86 +83,10 @@ typedef struct {
     size_t length;
 } cqn_dm;
 
-/* fork.c */
-
-/* Before the first device is opened: makes registered memory survive a fork, where that is still
- * needed. -1 with an exception. */
-int cqn_prepare_for_fork(cqn_state *st);
-PyObject *cqn_fork_status(PyObject *module, PyObject *unused);
-
-/* implicit_mr.c */
-
-/* -1 with VerbsError if the device can't page on demand as `needed`, bits of IBV_ODP_SUPPORT*. */
-int cqn_check_odp(cqn_object *pd, uint64_t needed);
-PyObject *cqn_mr_implicit(PyObject *type, PyObject *args, PyObject *kwargs);
-PyObject *cqn_mr_over(PyObject *self, PyObject *buffer);
-extern const char cqn_mr_implicit_doc[], cqn_mr_over_doc[];
-
-/* inspect.c */
-PyObject *cqn_open_contexts(PyObject *module, PyObject *unused);
-PyObject *cqn_open_objects(PyObject *module, PyObject *context);
-PyObject *cqn_known_async_events(PyObject *module, PyObject *context);
-
-/* mcast.c */
-PyObject *cqn_qp_attach_mcast(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
-                              PyObject *kwnames);
-PyObject *cqn_qp_detach_mcast(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
-                              PyObject *kwnames);
-
-/* Destroys a queue pair that may be in multicast groups; without the GIL. Returns an errno. */
-int cqn_qp_destroy_in_groups(struct ibv_qp *qp);
-extern const char cqn_qp_attach_mcast_doc[], cqn_qp_detach_mcast_doc[];
-
-/* mr_foreign.c */
-PyObject *cqn_mr_from_dm(PyObject *type, PyObject *args, PyObject *kwargs);
-PyObject *cqn_mr_from_dmabuf(PyObject *type, PyObject *args, PyObject *kwargs);
-PyObject *cqn_mr_from_handle(PyObject *type, PyObject *args, PyObject *kwargs);
-PyObject *cqn_mr_null(PyObject *type, PyObject *pd);
-extern const char cqn_mr_from_dm_doc[], cqn_mr_from_dmabuf_doc[], cqn_mr_from_handle_doc[];
-extern const char cqn_mr_null_doc[];
-
 /* mr_memory.c */
 extern const cqn_kind cqn_mr_kind;
 
-/* Access that needs memory which can be written. */
-#define CQN_WRITING (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC)
-
-/* Converts and checks the argument `access`; NULL is LOCAL_WRITE. -1 with an exception. */
-int cqn_mr_access(PyObject *value, unsigned int *access);
-
-/* Takes the user's buffer, or maps memory, if that is a length; cqn_memory_drop() gives it back. -1
- * with an exception, and then there may be something to give back, too. Can run any code. */
-/* Refuses a buffer that has references to objects instead of bytes: -1 with TypeError. */
-int cqn_refuse_objects(PyObject *buffer, const char *name);
-
-int cqn_memory_take(cqn_memory *memory, PyObject *buffer, unsigned int access);
-void cqn_memory_drop(cqn_memory *memory);
-
-/* The same for the memory of a new MR. */
-int cqn_mr_take_memory(cqn_mr *mr, PyObject *buffer);
-
-/* Registers the memory, and adopts the handle. Returns the MR, or NULL with an exception. */
-PyObject *cqn_mr_register(cqn_mr *mr, cqn_object *pd);
-
-/* Gives an MR its handle and keys. Returns it. */
-PyObject *cqn_mr_adopt(cqn_mr *self, struct ibv_mr *mr);
-
-/* Raises why memory could not be registered; `end` is put after it. Returns NULL. */
-void *cqn_mr_refuse(cqn_state *st, int err, const char *verb, const cqn_memory *memory,
-                    unsigned int access, const char *end);
-
-/* What the kinds of MR have in common. */
-void cqn_mr_after_destroy(cqn_object *mr);
-int cqn_mr_clear(PyObject *mr);
-
-/* Gives the memory back when neither the device nor a memoryview uses it any more. */
-void cqn_mr_release(cqn_mr *mr);
-
-/* mr_rereg.c */
-PyObject *cqn_mr_rereg(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
-extern const char cqn_mr_rereg_doc[];
-
-/* tally.c */
+/* closed_counters.c */
 
 /* That of the CQs of this name, a str, which the context owns. NULL with MemoryError. */
 cqn_tally *cqn_tally_for(cqn_context *ctx, PyObject *name);
@@ -174,20 +95,7 @@ void cqn_tallies_free(cqn_tally **tallies);
 PyObject *cqn_cq_counters(PyObject *self, PyObject *unused);
 PyObject *cqn_context_counters(PyObject *self, PyObject *unused);
 
-/* netdev.c: a socket to ask the names of network devices by, once it was needed */
-typedef struct {
-    int fd;
-    bool is_open;
-} cqn_netdev;
-
-/* The name of a network device as str; None: there is none of that index. */
-PyObject *cqn_netdev_name(cqn_netdev *self, uint32_t ifindex);
-void cqn_netdev_close(cqn_netdev *self);
-
 /* pd.c */
-
-/* Deallocates it; also a parent domain, which is one. */
-int cqn_dealloc_pd(void *handle);
 
 /* Makes an object that its type's only argument, a context, is enough for: a PD, or what is made
  * alike. NULL with an exception. */
@@ -198,17 +106,20 @@ typedef struct {
 PyObject *cqn_new_of_context(PyTypeObject *type, PyObject *args, PyObject *kwargs,
                              const cqn_kind *kind, const cqn_alloc *alloc);
 
-/* qp_create.c */
+/* qp.c */
 
 /* The packet sequence number that it has of us, to start sending with. */
 uint32_t cqn_qp_psn(cqn_qp *self);
 
-/* qp_close.c */
-
 /* Before a context closes all its queue pairs one after the other: none sends again meanwhile. */
 void cqn_qps_stop_sending(cqn_context *ctx);
 
-/* context_query.c */
+/* context.c */
+PyObject *cqn_open_contexts(PyObject *module, PyObject *unused);
+PyObject *cqn_open_objects(PyObject *module, PyObject *context);
+PyObject *cqn_known_async_events(PyObject *module, PyObject *context);
+
+/* ports.c */
 
 /* How many P_Keys a port has: the limit of their index. -1 with an exception. */
 int cqn_context_pkey_entries(cqn_context *self, uint8_t port, uint64_t *out);
@@ -239,7 +150,6 @@ int cqn_qp_climb(cqn_qp *self, enum ibv_qp_state from, enum ibv_qp_state to,
  * code. NULL with an exception. */
 PyObject *cqn_channel_why_silent(cqn_channel *channel);
 PyObject *cqn_cq_why_silent(PyObject *self, PyObject *unused);
-extern const char cqn_cq_why_silent_doc[];
 
 /* sge.c */
 

@@ -26,6 +26,13 @@ static int check_segments(const cqn_qp *qp, const cqn_send *send)
     return 0;
 }
 
+/* Asks the port, in the middle of a post, which keeps the GIL until the device has the request. */
+static uint32_t learn_limit(cqn_qp *self)
+{
+    self->max_message = cqn_qp_ask_limit(self->base.handle, self->port_num);
+    return self->max_message;
+}
+
 /* Some devices take a message that is too long, and lose it. */
 static int check_length(cqn_qp *qp, const cqn_send *send)
 {
@@ -34,7 +41,7 @@ static int check_length(cqn_qp *qp, const cqn_send *send)
         return check_segments(qp, send);
     }
     /* The limit can have grown with the link's MTU. */
-    if (length <= qp->max_message || length <= cqn_qp_learn_limit(qp)) {
+    if (length <= qp->max_message || length <= learn_limit(qp)) {
         return 0;
     }
     PyErr_Format(PyExc_ValueError, "sg has %llu bytes: port %d sends at most %u in one %s",

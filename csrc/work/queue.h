@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The books: the requests of a queue that have not completed, what each keeps alive, and by which
- * ids the device knows them. See wr_queue.c and wr_ids.c.
+ * ids the device knows them. See wr_queue.c.
  */
 #ifndef CQN_WORK_QUEUE_H
 #define CQN_WORK_QUEUE_H
 
-#include "work/objects.h"
+#include "work/qp.h"
 #include "work/sg.h"
 
 typedef struct cqn_request cqn_request; /* see await/request.h */
@@ -35,7 +35,7 @@ typedef struct {
         uint32_t rkey; /* of the window that it binds or invalidates */
         uint32_t next; /* the next slot of its request, or the next free one, if it is an SRQ's */
     };
-    uint16_t generation; /* see wr_ids.c */
+    uint16_t generation; /* see wr_queue.c */
     uint8_t does;        /* cqn_wr_does */
     bool signaled;
     bool last;     /* of its work request */
@@ -65,7 +65,7 @@ struct cqn_wr_queue {
     uint32_t len, room;   /* in entries; room is a power of two up to CQN_WR_SLOTS, or 0 */
     uint32_t requests;    /* not more than there are entries */
     uint32_t signaled;    /* of these, give a completion if they succeed */
-    uint32_t number;      /* see wr_ids.c */
+    uint32_t number;      /* see wr_queue.c */
     uint32_t users;       /* the QP or SRQ, or the CQ that it was left to; and QPs, of an SRQ's */
     uint32_t free;        /* the first free slot, of an SRQ's */
     uint16_t types;       /* of the queue pairs that use it: bits 1 << IBV_QPT_* */
@@ -93,12 +93,6 @@ typedef struct cqn_awaiting {
     void (*room)(cqn_engine *engine, cqn_qp *qp);
     bool (*has_news)(const cqn_engine *engine); /* whether a task is to be woken */
 } cqn_awaiting;
-
-/* wr_ids.c */
-
-/* Gives a queue its number, or takes it back. -1 with MemoryError. */
-int cqn_wr_queue_register(cqn_state *st, cqn_wr_queue *queue);
-void cqn_wr_queue_unregister(cqn_state *st, const cqn_wr_queue *queue);
 
 #define CQN_WR_NUMBERS (UINT32_C(1) << 24)
 #define CQN_WR_SLOTS (UINT32_C(1) << 24)
@@ -159,7 +153,7 @@ size_t cqn_wr_completed_run(cqn_wr_queue *queue, struct ibv_wc *wcs, size_t n, c
 cqn_request *cqn_wr_completed(cqn_context *ctx, cqn_wr_queue *queue, struct ibv_wc *wc,
                               cqn_object **trash);
 
-/* Whether a completion, which was not settled yet, is that of a probe; see verbs/qp_probe.c. */
+/* Whether a completion, which was not settled yet, is that of a probe; see verbs/qp.c. */
 bool cqn_wr_is_probe(const cqn_wr_queue *queue, const struct ibv_wc *wc);
 
 /* Visits what the requests keep alive; NULL has none. */

@@ -3,7 +3,7 @@
 #ifndef CQN_WORK_SG_H
 #define CQN_WORK_SG_H
 
-#include "work/objects.h"
+#include "work/qp.h"
 
 #define CQN_MAX_PINNED (CQN_MAX_SGE + 1) /* objects that a request can need: MRs, and an AH */
 

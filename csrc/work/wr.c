@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* What SendWR and RecvWR, and the posting of both, have in common: the wr_id, lists of requests,
- * and the error for a post that the device refused. */
+ * the error for a post that the device refused, and the state of the queue pair. */
 
 #include "work/wr.h"
 
@@ -108,4 +108,39 @@ CQN_RARE void *cqn_wr_refused(const cqn_wr_refusal *r)
                           is_qp ? "the queue of " : "", name, r->max_wr,
                           is_qp ? "work requests" : "receives", (Py_ssize_t)r->requests,
                           is_qp ? "its CQ" : "the CQs of its QPs", some);
+}
+
+/* ---- the state of a queue pair, for posting and modify() ---- */
+
+/* Asks the port how long a message may be: a datagram must fit one packet. */
+uint32_t cqn_qp_ask_limit(struct ibv_qp *qp, uint8_t port_num)
+{
+    struct ibv_port_attr port = {.flags = 0};
+    if (ibv_query_port(qp->context, port_num, &port) != 0) {
+        return UINT32_MAX;
+    }
+    return qp->qp_type == IBV_QPT_UD ? UINT32_C(128) << port.active_mtu : port.max_msg_sz;
+}
+
+/* Waits until no other thread is inside a call that changes it, so that what we
+ * note of it is what the device did last. */
+int cqn_qp_await_turn(cqn_qp *self)
+{
+    while (cqn_open(&self->base) != NULL) {
+        if (self->base.in_use == 0 || cqn_is_ending()) {
+            return 0;
+        }
+        cqn_wait_until_left(self->base.state);
+    }
+    return -1;
+}
+
+int cqn_qp_require_state(const cqn_qp *qp, enum ibv_qp_state least, const char *verb)
+{
+    if (qp->state >= least) {
+        return 0;
+    }
+    cqn_verbs_error(qp->base.state, EINVAL, verb, "QP %u is in %s, and needs %s: see QP.connect()",
+                    qp->qp_num, cqn_qp_state_name(qp->state), cqn_qp_state_name(least));
+    return -1;
 }

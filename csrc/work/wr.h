@@ -2,15 +2,15 @@
 /*
  * Work requests: what the files share that build and post them.
  *
+ *   post_send.c   posting sends, and binding windows
+ *   post_recv.c   posting receives, to queue pairs and SRQs
+ *   send_wr.c     SendWR: a send request that is built once
+ *   recv_wr.c     RecvWR: a receive request that is built once
+ *   send_args.c   what a send request is: opcodes and arguments
+ *   wr.c          what both kinds share: wr_ids, lists, refusals; the state of the queue pair
  *   sg.c          the memory of a request
- *   wr.c          what both kinds have in common: numbers, lists, refusals
- *   send_args.c   what a send request is
- *   send_wr.c     SendWR: one that was built before
- *   recv_wr.c     RecvWR: a receive request that was built before
- *   post_send.c   the posting of sends
- *   post_recv.c   the posting of receives
- *   wr_queue.c    what was posted and has not completed
- *   wr_ids.c      by which ids the device knows it
+ *   wr_queue.c    the books: what was posted and has not completed, and the ids of it
+ *   mw_state.c    what requests do to memory windows
  *
  * A request is made from the arguments of a call, on the stack, or as an object
  * of its own. What does not depend on the queue is checked when it is made, the
@@ -166,6 +166,15 @@ PyObject *cqn_wr_list(PyObject *value, PyTypeObject *type);
 
 /* Raises VerbsError for a post that the device refused. Returns NULL. */
 void *cqn_wr_refused(const cqn_wr_refusal *refusal);
+
+/* How long a message may be, by the port's attributes. Asks the device, with or without the GIL. */
+uint32_t cqn_qp_ask_limit(struct ibv_qp *qp, uint8_t port_num);
+
+/* Waits until no other thread is inside a call that changes the queue pair. -1 with ClosedError. */
+int cqn_qp_await_turn(cqn_qp *qp);
+
+/* -1 with VerbsError unless the queue pair was brought as far as `least`. */
+int cqn_qp_require_state(const cqn_qp *qp, enum ibv_qp_state least, const char *verb);
 
 /* the methods of QP and SRQ, and the types */
 PyObject *cqn_qp_post_send(PyObject *self, PyObject *const *args, Py_ssize_t nargs,

@@ -1,7 +1,21 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The work requests of a queue that have not completed, and what each keeps alive.
- * The id of a completion leads to its request, see wr_ids.c.
+ * The work requests of a queue that have not completed, what each keeps alive, and the ids under
+ * which the device knows them.
+ *
+ * The user's wr_id, any number of 64 bits, stays in the books. The device gets
+ *
+ *   bits 63 to 48   generation
+ *   bits 47 to 24   slot: the place of its last entry in the queue, or of its first in
+ *                   an SRQ's
+ *   bits 23 to 0    the number of the queue, which no other has at the time; never 0
+ *
+ * so that a completion leads to its work request without a search. The generation shows whether a
+ * work request is still in the books, or its slot belongs to another one now. In the queue of a
+ * queue pair, slot and generation are one number that counts entries; it is moved on by a whole
+ * generation when the device refuses a work request, or when all are forgotten. In the queue of an
+ * SRQ the generation counts work requests. A number is free again when no completion of its queue
+ * can be polled any more. The inline functions of queue.h make ids and take them apart.
  *
  * A queue pair's queues complete in order, so the completion of a request says that
  * all before it, signaled or not, are done as well: they are a ring.
@@ -23,6 +37,68 @@ static cqn_wr *entry_at(const cqn_wr_queue *q, size_t i)
     return &q->ring[(q->next - q->len + i) & (q->room - 1)];
 }
 
+/* ---- numbers ---- */
+
+/* Where a queue begins to count. A debug build does so shortly before slots and generations begin
+ * anew, so that its tests see that as well. */
+#ifdef CQN_FAULTS
+#define FIRST_SLOT (CQN_WR_SLOTS - 8)
+#define FIRST_GENERATION UINT64_C(0xfff0)
+#else
+#define FIRST_SLOT 0
+#define FIRST_GENERATION UINT64_C(0)
+#endif
+
+/* Free numbers are linked through the table; a link is odd, which no pointer is. */
+static cqn_wr_queue *link_to(uint32_t number)
+{
+    return (cqn_wr_queue *)((uintptr_t)number << 1 | 1);
+}
+
+/* Nothing has the number 0, which also ends the list of free ones. */
+static int grow_queue_table(cqn_state *st)
+{
+    const uint32_t old = st->queues_len, len = old ? old * 2 : 64;
+    if (len > CQN_WR_NUMBERS) {
+        PyErr_SetString(PyExc_MemoryError, "there are too many queue pairs");
+        return -1;
+    }
+    cqn_wr_queue **queues = PyMem_Realloc(st->queues, len * sizeof(*queues));
+    if (queues == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (uint32_t i = old; i < len; i++) {
+        queues[i] = link_to(i == 0 || i + 1 == len ? 0 : i + 1);
+    }
+    st->queues = queues;
+    st->queues_len = len;
+    st->free_number = old ? old : 1;
+    return 0;
+}
+
+/* The number of a queue is used again after it is unregistered; the generation then tells the
+ * queues apart. */
+static int register_queue(cqn_state *st, cqn_wr_queue *q)
+{
+    if (st->free_number == 0 && grow_queue_table(st) < 0) {
+        return -1;
+    }
+    const uint32_t number = st->free_number;
+    st->free_number = (uint32_t)((uintptr_t)st->queues[number] >> 1);
+    st->queues[number] = q;
+    q->number = number;
+    /* Another generation than that of the queue that had the number before. */
+    q->next = (FIRST_GENERATION + st->queues_born++) * CQN_WR_SLOTS + FIRST_SLOT;
+    return 0;
+}
+
+static void unregister_queue(cqn_state *st, const cqn_wr_queue *q)
+{
+    st->queues[q->number] = link_to(st->free_number);
+    st->free_number = q->number;
+}
+
 /* ---- a queue, and room in it ---- */
 
 /* With one user, and a number by which completions find it. */
@@ -34,7 +110,7 @@ static cqn_wr_queue *new_queue(cqn_state *st)
         return NULL;
     }
     q->users = 1;
-    if (cqn_wr_queue_register(st, q) < 0) {
+    if (register_queue(st, q) < 0) {
         PyMem_Free(q);
         return NULL;
     }
@@ -72,7 +148,7 @@ void cqn_wr_queue_drop(cqn_state *st, cqn_wr_queue *q)
 {
     while (q != NULL && --q->users == 0) {
         cqn_wr_queue *source = q->source;
-        cqn_wr_queue_unregister(st, q);
+        unregister_queue(st, q);
         PyMem_Free(q->ring);
         PyMem_Free(q);
         q = source;

@@ -6,7 +6,7 @@
  * its groups, in memory that it owns, and leaves them as it is destroyed.
  */
 
-#include "verbs/verbs.h"
+#include "verbs/qp.h"
 #include <arpa/inet.h>
 
 struct cqn_group {
@@ -157,20 +157,3 @@ int cqn_qp_destroy_in_groups(struct ibv_qp *qp)
     }
     return err;
 }
-
-const char cqn_qp_attach_mcast_doc[] =
-    "attach_mcast($self, /, gid, lid=0)\n--\n\n"
-    "Receive what is sent to the multicast group `gid`; once, however often it is attached.\n\n"
-    "For UD alone. `gid` is an IPv6 address of ff00::/8, or an IPv4 address of 224.0.0.0/4. `lid` "
-    "is the group's, on InfiniBand, where the subnet manager must have let the port join (see "
-    "rdma_join_multicast(3)). On RoCE the network device must be in the group as well, else the "
-    "network drops its packets: a socket with IPV6_JOIN_GROUP or IP_ADD_MEMBERSHIP does it. To "
-    "send, make an AH with the group as `dgid`, and post with remote_qpn=0xFFFFFF. Closing the QP "
-    "detaches it. ValueError for another type of QP or an address that is not multicast; "
-    "VerbsError (ENOMEM) beyond the device's max_mcast_grp and max_mcast_qp_attach.\n\n"
-    "Wraps ibv_attach_mcast(3).";
-
-const char cqn_qp_detach_mcast_doc[] =
-    "detach_mcast($self, /, gid, lid=0)\n--\n\n"
-    "Leave a group that attach_mcast() named so. ValueError if it is in no such group.\n\n"
-    "Wraps ibv_detach_mcast(3).";

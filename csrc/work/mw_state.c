@@ -9,7 +9,7 @@
  * or closed, it is assumed that it was carried out.
  */
 
-#include "work/objects.h"
+#include "work/qp.h"
 
 /* Its place in `uses`, behind the PD and, for type 2, the QP. */
 static size_t mr_slot(const cqn_mw *self)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
-/* The objects that work requests are about, and made to: memory and queues. What makes them, and
- * their methods, is in verbs/. */
-#ifndef CQN_WORK_OBJECTS_H
-#define CQN_WORK_OBJECTS_H
+/* Queue pairs and SRQs, to which work requests are posted, and the memory and windows that these
+ * name: the structs. Their types are in verbs/. */
+#ifndef CQN_WORK_QP_H
+#define CQN_WORK_QP_H
 
 #include "base/base.h"
 
@@ -13,7 +13,7 @@
 typedef struct cqn_channel cqn_channel; /* see notify/cq.h, as the next */
 typedef struct cqn_cq cqn_cq;
 typedef struct cqn_wr_queue cqn_wr_queue; /* see queue.h */
-typedef struct cqn_group cqn_group;       /* of multicast, see verbs/mcast.c */
+typedef struct cqn_group cqn_group;       /* of multicast, see verbs/qp_mcast.c */
 
 /* Where the bytes of an MR are, and what keeps them there. */
 typedef struct {
@@ -84,7 +84,7 @@ typedef struct cqn_qp {
     uint16_t max_tso_header; /* bytes of the header of TSO; 0: it has none */
     uint32_t max_tso;        /* bytes that the device segments */
     bool no_recvs;           /* what comes through it goes elsewhere, and not to its srq */
-    bool must_stop, stopped; /* sending, before it is destroyed: see verbs/qp_close.c */
+    bool must_stop, stopped; /* sending, before it is destroyed: see verbs/qp.c */
     bool to_serve;           /* it is in the list of `serve_next` */
     uint8_t port_num;        /* set in INIT; 0 before */
     uint8_t max_rd_atomic;   /* of ours, in flight; CQN_DEPTH_UNKNOWN: not set by this process */
@@ -100,21 +100,7 @@ typedef struct cqn_qp {
     size_t groups_len;
 } cqn_qp;
 
-/* qp_state.c */
-
-/* How long a message may be, by the port's attributes. Asks the device, with or without the GIL. */
-uint32_t cqn_qp_ask_limit(struct ibv_qp *qp, uint8_t port_num);
-
-/* The same, remembered in the queue pair. */
-uint32_t cqn_qp_learn_limit(cqn_qp *qp);
-
-/* Waits until no other thread is inside a call that changes the queue pair. -1 with ClosedError. */
-int cqn_qp_await_turn(cqn_qp *qp);
-
-/* -1 with VerbsError unless the queue pair was brought as far as `least`. */
-int cqn_qp_require_state(const cqn_qp *qp, enum ibv_qp_state least, const char *verb);
-
-/* windows.c */
+/* mw_state.c */
 
 /* -1 with ValueError if the window can't be bound through that queue pair now. */
 int cqn_mw_check(const cqn_mw *mw, const cqn_qp *qp);

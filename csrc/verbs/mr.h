@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: MIT */
+/* What the files of the MR share. */
+#ifndef CQN_MR_H
+#define CQN_MR_H
+
+#include "verbs/verbs.h"
+
+/* mr_memory.c */
+
+/* Access that needs memory which can be written. */
+#define CQN_WRITING (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC)
+
+/* Converts and checks the argument `access`; NULL is LOCAL_WRITE. -1 with an exception. */
+int cqn_mr_access(PyObject *value, unsigned int *access);
+
+/* -1 with VerbsError if the device can't page on demand as `needed`, bits of IBV_ODP_SUPPORT*. */
+int cqn_check_odp(cqn_object *pd, uint64_t needed);
+
+/* Refuses a buffer that has references to objects instead of bytes: -1 with TypeError. */
+int cqn_refuse_objects(PyObject *buffer, const char *name);
+
+/* Takes the user's buffer for a new MR, or maps memory if `buffer` is a length. -1 with an
+ * exception. Can run any code. */
+int cqn_mr_take_memory(cqn_mr *mr, PyObject *buffer);
+
+/* Registers the memory, and adopts the handle. Returns the MR, or NULL with an exception. */
+PyObject *cqn_mr_register(cqn_mr *mr, cqn_object *pd);
+
+/* Gives an MR its handle and keys. Returns it. */
+PyObject *cqn_mr_adopt(cqn_mr *self, struct ibv_mr *mr);
+
+/* What the kinds of MR have in common. */
+void cqn_mr_after_destroy(cqn_object *mr);
+int cqn_mr_clear(PyObject *mr);
+
+/* Gives the memory back when neither the device nor a memoryview uses it any more. */
+void cqn_mr_release(cqn_mr *mr);
+
+PyObject *cqn_mr_rereg(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+
+/* mr_foreign.c */
+PyObject *cqn_mr_from_dm(PyObject *type, PyObject *args, PyObject *kwargs);
+PyObject *cqn_mr_from_dmabuf(PyObject *type, PyObject *args, PyObject *kwargs);
+PyObject *cqn_mr_from_handle(PyObject *type, PyObject *args, PyObject *kwargs);
+PyObject *cqn_mr_null(PyObject *type, PyObject *pd);
+
+#endif
