@@ -25,6 +25,7 @@
  *   async_cq.c      what the core asks of the AsyncCQ, which is Python code
  *   wakeup.c        what a task of asyncio sleeps on
  *   lines.c         requests in lines, and in tables by a number
+ *   coroutine.c     the methods of what is shaped like a coroutine
  *
  * A request has one of these states:
  *

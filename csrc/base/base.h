@@ -1,22 +1,33 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The lowest folder: what every type is made of, and nothing of any one type.
+ * The lowest folder: what every type is made of, and nothing of any one type. Its files, with the
+ * headers that have no file of their own:
  *
- *   state.h      the state of the module
- *   lock.h       what takes the GIL's place on a free-threaded Python
- *   object.h     the common head of all objects that own a handle, and their lifetime: object.c,
- *                users.c, close.c, dealloc.c, trash.c; what all types have is in object_methods.c
- *   gate.h       where threads sleep
- *   flag.h       a descriptor for event loops
- *   descriptors.h  those that others made, and whether some are free
- *   library.h    libibverbs itself
- *   errors.h     from the errno of a verb to an exception
- *   args.h       from the arguments of a call to values
- *   attr.h       structs of the verbs as dicts and tuples
- *   constants.h  numbers of the verbs by their names
- *   value.h      what is copied and pickled
- *   spares.h     memory of objects that were dropped, for the next ones
- *   trace.h      places that tracers find
+ *   object.c           the common head of all objects that own a handle, and calls without the GIL
+ *   object_methods.c   the methods and attributes that all types have
+ *   close.c            closing, for objects of all types
+ *   users.c            which open objects use one, and the BusyError that counts them
+ *   dealloc.c          the garbage collector, and closing at the last moment
+ *   trash.c            references that are dropped later, when it is safe to run other code
+ *   spares.c           memory of objects that were dropped, for the next ones
+ *   wait.c             threads that sleep without the GIL
+ *   gate.h             where they sleep
+ *   flag.c             a descriptor for event loops, readable while there are reports
+ *   descriptors.c      descriptors that others made, and whether some are free
+ *   lock.c             the lock that takes the GIL's place on a free-threaded Python
+ *   state.c            the state of the module
+ *   library.c          libibverbs: loading it, and its functions by the names of its header
+ *   errors.c           from the errno of a verb to an exception
+ *   args.c             from the arguments of a call to values
+ *   attr.c             structs of the verbs as dicts and tuples
+ *   constants.c        numbers of the verbs by their names
+ *   value.c            copying, hashing and pickling values
+ *   trace.h            places that tracers find
+ *   python.h           what all files need of Python, libibverbs and C
+ *   faults.c           for tests: failing the n-th call, or running code before one
+ *   stand_in.c         for tests: a device that has what the tests' device lacks
+ *   stand_in_memory.c  for tests: the memory of that device
+ *   counts.c           for tests: the counts of gcov, of a process without destructors
  */
 #ifndef CQN_BASE_H
 #define CQN_BASE_H

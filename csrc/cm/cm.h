@@ -2,20 +2,22 @@
 /*
  * Connections by rdma_cm: a channel that brings events, and identifiers that have them.
  *
- *   library.c   librdmacm, loaded when it is first needed
- *   sockaddr.c  addresses, from and to Python
- *   events.c    reading events: fetched, copied and acknowledged in one go
- *   state.c     the states of a CMID
- *   ask.c       what is asked of librdmacm by methods, and by steps
- *   calls.c     the methods of a CMID, each for some states
- *   connect.c   its queue pair, and the steps to a connection, which follow from events
- *   id.c        CMID: the type, and its end
- *   hand_out.c  from events to what Python has of them
- *   link.h      CMLink: what has happened to a CMID, and what waits for that: link.c,
- *               link_end.c, wait.c, link_type.c
- *   sleep.h     one sleep of one task
- *   turns.c     calls that take the kernel long, few in one turn of an event loop
- *   channel.c   CMChannel: the type
+ *   library.c    librdmacm, loaded when it is first needed
+ *   sockaddr.c   addresses, from and to Python
+ *   events.c     reading events: fetched, copied and acknowledged in one go
+ *   state.c      the states of a CMID
+ *   ask.c        what is asked of librdmacm by methods, and by steps
+ *   calls.c      the methods of a CMID, each for some states
+ *   connect.c    its queue pair, and the steps to a connection, which follow from events
+ *   id.c         CMID: the type, and its end
+ *   hand_out.c   from events to what Python has of them
+ *   link.c       CMLink: what has happened to a CMID, and what waits for that
+ *   link_type.c  its type
+ *   link_end.c   how a link comes and goes
+ *   wait.c       CMWait: what waits for something to happen to a link
+ *   sleep.c      one sleep of one task
+ *   turns.c      calls that take the kernel long, few in one turn of an event loop
+ *   channel.c    CMChannel: the type
  *
  * librdmacm crashes where its functions are called out of order, and waits for ever in
  * rdma_destroy_id() while an event was not acknowledged. So each CMID has a state, which is checked

@@ -3,16 +3,25 @@
  * What a channel and a CQ are, below their types in verbs/: their events, and the way of
  * completions from the device to Python.
  *
- *   events.c    the events of a channel: reading, counting, acknowledging
- *   arm.c       arming a CQ
- *   landing.c   completions from the device, also while a thread spins
- *   route.c     from there to the requests that await them, or into the stash
- *   stash.c     completions that were fetched and not handed out
- *   hand_out.c  from the stash to Python
- *   wc.c        WorkCompletion: the type
- *   wc_array.c  WCArray: the type
- *   wc_row.c    a completion as a row
- *   counters.h  what a CQ counts
+ *   events.c           the events of a channel: reading, counting, acknowledging
+ *   arm.c              arming a CQ
+ *   landing.c          completions from the device, also while a thread spins
+ *   route.c            from there to the requests that await them, or into the stash
+ *   stash.c            completions that were fetched and not handed out
+ *   hand_out.c         from the stash to Python
+ *   wc.c               WorkCompletion: the type
+ *   wc_array.c         WCArray: the type
+ *   wc_row.c           a completion as a row
+ *   counters.h         what a CQ counts
+ *
+ * And what a device reports besides completions (reports.h):
+ *
+ *   reports.c          the reports of a context: reading, queueing, telling of
+ *   concerns.c         which channels and CQs a failure concerns
+ *   failures.c         telling waiters and watches of failures
+ *   async_event.c      AsyncEvent: the type
+ *   get_async_event.c  handing reports out
+ *   failure_watch.c    FailureWatch: the type
  */
 #ifndef CQN_CQ_H
 #define CQN_CQ_H

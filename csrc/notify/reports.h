@@ -1,14 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/*
- * What a device reports besides completions.
- *
- *   reports.c          the reports of a context: reading, queueing, telling of
- *   concerns.c         which channels and CQs a failure concerns
- *   failures.c         telling waiters and watches of failures
- *   async_event.c      AsyncEvent: the type
- *   get_async_event.c  handing reports out
- *   failure_watch.c    FailureWatch: the type
- */
+/* What a device reports besides completions. The files are in the map of cq.h. */
 #ifndef CQN_REPORTS_H
 #define CQN_REPORTS_H
 

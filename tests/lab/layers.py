@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The layers of csrc/: which file uses which, by the object files' symbols and by the includes.
 
-Run as a program it prints what points upward or in a circle, and fails if anything does.
+Run as a program it prints what points upward or in a circle, and fails if anything does. With
+--single it prints what a file exports for one other file of its folder, or for none: it could keep
+that to itself if the two were one.
 """
 
 from __future__ import annotations
@@ -115,6 +117,27 @@ def faults(csrc: Path) -> list[str]:
     return [*upward(by_symbols), *circles(by_symbols), *upward(by_includes)]
 
 
+def single(objects: dict[str, Path]) -> Iterator[str]:
+    """What a file exports although at most one other file uses it, of the same folder."""
+    both = {name: symbols(obj) for name, obj in objects.items()}
+    for home, (defined, _) in both.items():
+        folder = home.rpartition("/")[0]
+        for name in sorted(defined) if folder else ():
+            users = [file for file, (_, asked) in both.items() if name in asked]
+            if not users:
+                yield f"{home} exports {name} for no other file"
+            elif len(users) == 1 and users[0].rpartition("/")[0] == folder:
+                yield f"{home} exports {name} for {users[0]}"
+
+
+def print_single(csrc: Path) -> None:
+    with tempfile.TemporaryDirectory() as out:
+        found = list(single(compile_all(csrc, Path(out))))
+    print(*found, f"{len(found)} in all", sep="\n")
+
+
 if __name__ == "__main__":
-    wrong = faults(CSRC)
-    sys.exit("\n".join(wrong) or None)
+    if sys.argv[1:] == ["--single"]:
+        print_single(CSRC)
+    else:
+        sys.exit("\n".join(faults(CSRC)) or None)

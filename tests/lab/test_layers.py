@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from layers import CSRC, FOLDERS, faults
+from layers import CSRC, FOLDERS, compile_all, faults, single
 
 CALL = "void cqn_{0}(void);\nvoid cqn_{1}(void);\nvoid cqn_{0}(void)\n{{\n    cqn_{1}();\n}}\n"
 TABLE_USER = (
@@ -78,3 +78,21 @@ def test_a_circle_within_a_folder_is_found(tmp_path: Path, folder: str) -> None:
     }
     wanted = f"a circle: {folder}/a.c -> {folder}/b.c -> {folder}/c.c -> {folder}/a.c"
     assert faults(tree(tmp_path, files)) == [wanted]
+
+
+def test_what_one_other_file_of_the_folder_uses_is_listed(tmp_path: Path) -> None:
+    files = {
+        "base/a.c": LEAF.format("a"),
+        "base/b.c": CALL.format("b", "a"),
+        "work/c.c": CALL.format("c", "b"),  # of another folder
+        "base/d.c": LEAF.format("d"),
+        "base/e.c": CALL.format("e", "d"),
+        "base/f.c": CALL.format("f", "d"),  # a second user
+    }
+    found = list(single(compile_all(tree(tmp_path, files), tmp_path)))
+    assert found == [
+        "base/a.c exports cqn_a for base/b.c",
+        "base/e.c exports cqn_e for no other file",
+        "base/f.c exports cqn_f for no other file",
+        "work/c.c exports cqn_c for no other file",
+    ]

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: MIT
+"""The maps of csrc/: the main header of each folder begins with one line for each of its files.
+
+Run as a program it prints where a map differs from its folder, and fails if one does. With --print
+it prints the maps.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from layers import CSRC
+
+# By folder: the header that has its map.
+MAIN = {
+    "base": "base.h",
+    "work": "wr.h",
+    "notify": "cq.h",
+    "await": "engine.h",
+    "verbs": "verbs.h",
+    "cm": "cm.h",
+}
+
+# clang-format leaves such a line alone, see CommentPragmas in .clang-format.
+ENTRY = re.compile(r"^ \*   (\w+\.[ch]) {2,}\S", re.M)
+WIDTH = 100
+
+
+def head(header: Path) -> str:
+    """The comment that a header begins with, behind that of its licence."""
+    return header.read_text().partition("*/")[2].partition("*/")[0] if header.exists() else ""
+
+
+def faults_of(folder: Path, header: Path) -> Iterator[str]:
+    text = head(header)
+    named = Counter(ENTRY.findall(text))
+    there = {path.name for path in folder.glob("*.[ch]")}
+    for name in sorted(there):
+        if name.endswith(".c") and not named[name]:
+            yield f"{header.name}: the map of {folder.name}/ has no line for {name}"
+    for name, times in sorted(named.items()):
+        if name not in there:
+            yield f"{header.name}: the map of {folder.name}/ has {name}, which is gone"
+        if times > 1:
+            yield f"{header.name}: the map of {folder.name}/ has {times} lines for {name}"
+    for line in text.splitlines():
+        if ENTRY.match(line) and len(line) > WIDTH:
+            yield f"{header.name}: this line of the map is longer than {WIDTH} characters: {line}"
+
+
+def faults(csrc: Path) -> list[str]:
+    """Where maps differ from their folders, a line each."""
+    folders = sorted(path for path in csrc.iterdir() if path.is_dir())
+    without = [
+        f"{path.name}/ has no main header in MAIN" for path in folders if path.name not in MAIN
+    ]
+    known = [path for path in folders if path.name in MAIN]
+    return [*without, *(line for path in known for line in faults_of(path, path / MAIN[path.name]))]
+
+
+def print_maps(csrc: Path) -> None:
+    for folder, header in MAIN.items():
+        print(f"{folder}/, by {header}")
+        lines = head(csrc / folder / header).splitlines()
+        print(*(line.removeprefix(" *") for line in lines if ENTRY.match(line)), sep="\n")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--print"]:
+        print_maps(CSRC)
+    else:
+        sys.exit("\n".join(faults(CSRC)) or None)
