@@ -192,9 +192,9 @@ static int choose_id(cqn_request *self)
  * nothing. */
 static int begin_recv(cqn_request *self)
 {
-    cqn_sg_room room;
+    cqn_sg_arrays arrays;
     cqn_send send;
-    send.sg = (cqn_sg)CQN_SG_IN(room);
+    send.sg = (cqn_sg)CQN_SG_IN(arrays);
     const int gathered = cqn_sg_gather(&send.sg, self->engine->state, self->in[CQN_SG]);
     CQN_PLACE("memory");
     if (gathered < 0 || cqn_recv_check(&send.sg) < 0 || cqn_engine_check(self->engine) < 0 ||
@@ -214,11 +214,11 @@ static int begin_send(cqn_request *self)
 {
     const cqn_state *st = self->engine->state;
     PyObject *in[CQN_SEND_NAMES] = {NULL};
-    cqn_sg_room room;
+    cqn_sg_arrays arrays;
     cqn_send send;
     memcpy(in, self->in, sizeof(self->in));
     in[CQN_WR_ID] = NULL;
-    send.sg = (cqn_sg)CQN_SG_IN(room);
+    send.sg = (cqn_sg)CQN_SG_IN(arrays);
     if (cqn_send_parse(in, self->qp, self->opcode, &send) < 0) {
         return -1;
     }

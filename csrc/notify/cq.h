@@ -78,8 +78,8 @@ typedef struct cqn_stash_index cqn_stash_index;
 /* What threads take that poll without the GIL, see landing.c. */
 typedef struct cqn_landing cqn_landing;
 
-/* What the CQs of one name have counted that are closed, see verbs/closed_counters.c. */
-typedef struct cqn_tally cqn_tally;
+/* What the closed CQs of one name have counted, see verbs/closed_counters.c. */
+typedef struct cqn_closed_counters cqn_closed_counters;
 
 /* For what a CQ raises an event; each includes those before it. */
 typedef enum { CQN_UNARMED, CQN_ARMED_SOLICITED, CQN_ARMED } cqn_armed;
@@ -118,8 +118,8 @@ struct cqn_cq {
     cqn_stash_index *index; /* by wr_id, or NULL: see stash.c */
     cqn_landing *landing;   /* NULL until a thread spins */
 
-    uint64_t fetched_before; /* the latest event */
-    cqn_tally *tally;        /* of the CQs of its name; the context's */
+    uint64_t fetched_before;              /* the latest event */
+    cqn_closed_counters *closed_counters; /* of the CQs of its name; the context's */
     cqn_counts stats;
     cqn_histogram *histograms[CQN_HISTOGRAMS]; /* NULL: nothing was added */
 };

@@ -99,7 +99,7 @@ CQN_RARE static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObje
     return (PyObject *)self;
 }
 
-static PyObject *take_for_wait(cqn_object *op)
+static PyObject *next_event(cqn_object *op)
 {
     return cqn_channel_take_event((cqn_channel *)op, op->handle);
 }
@@ -130,7 +130,7 @@ static void no_event(cqn_object *op)
 }
 
 static const cqn_wait_kind event_wait = {
-    .take = take_for_wait,
+    .take = next_event,
     .check = check_failures,
     .fd = channel_fd,
     .is_quiet = is_channel_quiet,

@@ -1,33 +1,34 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The counters of a context: for each name that its CQs were given, those of its CQs of that name,
- * the closed ones included.
+ * The counters of a context: for each name of its CQs the sums over all CQs of that name, the
+ * closed ones included.
  *
- * So a sum over a context never falls, and what is kept of closed CQs takes memory for each name,
- * not for each CQ. The tallies are made with the first CQ of a name, and freed with the context.
+ * So a sum over a context never falls, and closed CQs take memory for each name, not for each CQ.
+ * The counters of the closed CQs of a name are made with the first CQ of that name, and freed with
+ * the context.
  */
 
 #include "verbs/context.h"
 
-struct cqn_tally {
-    cqn_tally *next;
+struct cqn_closed_counters {
+    cqn_closed_counters *next;
     PyObject *name;      /* a str */
     cqn_counters closed; /* of those that are closed */
 };
 
 /* ---- of a CQ ---- */
 
-/* To make one runs no other code between the look and the list. NULL with MemoryError. */
-cqn_tally *cqn_tally_for(cqn_context *ctx, PyObject *name)
+/* No other code runs between the search and the entry into the list. */
+cqn_closed_counters *cqn_closed_counters_of(cqn_context *ctx, PyObject *name)
 {
-    cqn_tally **link = &((cqn_device_context *)ctx)->tallies;
+    cqn_closed_counters **link = &((cqn_device_context *)ctx)->closed_counters;
     while (*link != NULL && PyUnicode_Compare((*link)->name, name) != 0) {
         link = &(*link)->next;
     }
     if (*link == NULL && (*link = PyMem_Calloc(1, sizeof(**link))) != NULL) {
         (*link)->name = Py_NewRef(name);
     }
-    return *link != NULL ? *link : (cqn_tally *)PyErr_NoMemory();
+    return *link != NULL ? *link : (cqn_closed_counters *)PyErr_NoMemory();
 }
 
 /* All that is counted is numbers of 64 bits. */
@@ -50,20 +51,20 @@ static void add_counters(cqn_counters *sum, const cqn_cq *cq)
     }
 }
 
-/* The CQ is closed, and its context has the tally still. */
-void cqn_tally_close(cqn_cq *cq)
+/* The CQ is closed; its context, which owns the counters, is still open. */
+void cqn_closed_counters_add(cqn_cq *cq)
 {
     cqn_cq_event_is_over(cq);
-    add_counters(&cq->tally->closed, cq);
+    add_counters(&cq->closed_counters->closed, cq);
 }
 
-void cqn_tallies_free(cqn_tally **tallies)
+void cqn_closed_counters_free(cqn_closed_counters **list)
 {
-    cqn_tally *tally;
-    while ((tally = *tallies) != NULL) {
-        *tallies = tally->next;
-        Py_DECREF(tally->name);
-        PyMem_Free(tally);
+    cqn_closed_counters *of_name;
+    while ((of_name = *list) != NULL) {
+        *list = of_name->next;
+        Py_DECREF(of_name->name);
+        PyMem_Free(of_name);
     }
 }
 
@@ -96,17 +97,18 @@ PyObject *cqn_cq_counters(PyObject *op, PyObject *Py_UNUSED(unused))
 
 /* What is told of one name. */
 typedef struct {
-    PyObject *name; /* the tally's */
+    PyObject *name; /* that of the closed CQs */
     Py_ssize_t open;
     cqn_counters sum;
 } total;
 
 /* Adds the CQs that are open, or are being closed. Returns how many are. */
-static Py_ssize_t add_open(const cqn_context *ctx, const cqn_tally *tally, cqn_counters *sum)
+static Py_ssize_t add_open(const cqn_context *ctx, const cqn_closed_counters *of_name,
+                           cqn_counters *sum)
 {
     Py_ssize_t n = 0;
     for (const cqn_object *o = ctx->first[CQN_RANK_CQ]; o != NULL; o = o->next) {
-        if (((const cqn_cq *)o)->tally == tally) {
+        if (((const cqn_cq *)o)->closed_counters == of_name) {
             add_counters(sum, (const cqn_cq *)o);
             n++;
         }
@@ -117,18 +119,19 @@ static Py_ssize_t add_open(const cqn_context *ctx, const cqn_tally *tally, cqn_c
 /* To make an object can run code that closes CQs, or makes some: so all is added up before. */
 static total *add_up(const cqn_context *ctx, size_t *n)
 {
-    const cqn_tally *first = ((const cqn_device_context *)ctx)->tallies;
+    const cqn_closed_counters *first = ((const cqn_device_context *)ctx)->closed_counters;
     *n = 0;
-    for (const cqn_tally *tally = first; tally != NULL; tally = tally->next) {
+    for (const cqn_closed_counters *of_name = first; of_name != NULL; of_name = of_name->next) {
         ++*n;
     }
     total *totals = PyMem_Calloc(*n + 1, sizeof(*totals));
     size_t i = 0;
-    for (const cqn_tally *tally = first; totals != NULL && tally != NULL; tally = tally->next) {
+    for (const cqn_closed_counters *of_name = first; totals != NULL && of_name != NULL;
+         of_name = of_name->next) {
         total *t = &totals[i++];
-        t->name = tally->name;
-        t->sum = tally->closed;
-        t->open = add_open(ctx, tally, &t->sum);
+        t->name = of_name->name;
+        t->sum = of_name->closed;
+        t->open = add_open(ctx, of_name, &t->sum);
     }
     return totals != NULL ? totals : (total *)PyErr_NoMemory();
 }

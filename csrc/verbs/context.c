@@ -36,7 +36,7 @@ static int context_clear(PyObject *op)
         cqn_gate_clear(&self->reports.gate);
         cqn_async_clear(&self->base);
         cqn_netdev_close(&self->netdev);
-        cqn_tallies_free(&self->tallies);
+        cqn_closed_counters_free(&self->closed_counters);
         Py_CLEAR(self->port_fields);
         PyMem_Free(self->channels.per_wake);
         self->channels.per_wake = NULL;
@@ -424,17 +424,17 @@ CQN_RARE PyObject *cqn_open_objects(PyObject *module, PyObject *context)
         return NULL;
     }
     const cqn_context *ctx = (cqn_context *)context;
-    const Py_ssize_t room = count_below(ctx);
-    PyObject *list = PyList_New(room);
+    const Py_ssize_t most = count_below(ctx);
+    PyObject *list = PyList_New(most);
     Py_ssize_t n = 0;
     for (int rank = 0; list != NULL && rank < CQN_RANKS; rank++) {
-        for (cqn_object *o = ctx->first[rank]; o != NULL && n < room; o = o->next) {
+        for (cqn_object *o = ctx->first[rank]; o != NULL && n < most; o = o->next) {
             if (o->handle != NULL && cqn_try_ref(o)) {
                 PyList_SET_ITEM(list, n++, (PyObject *)o);
             }
         }
     }
-    if (list != NULL && PyList_SetSlice(list, n, room, NULL) < 0) {
+    if (list != NULL && PyList_SetSlice(list, n, most, NULL) < 0) {
         Py_CLEAR(list);
     }
     return list;
@@ -445,17 +445,17 @@ CQN_RARE PyObject *cqn_open_contexts(PyObject *module, PyObject *Py_UNUSED(unuse
 {
     CQN_LOCKED;
     const cqn_state *st = PyModule_GetState(module);
-    Py_ssize_t room = 0, n = 0;
+    Py_ssize_t most = 0, n = 0;
     for (const cqn_object *o = st->contexts; o != NULL; o = o->next) {
-        room++;
+        most++;
     }
-    PyObject *list = PyList_New(room);
-    for (cqn_object *o = st->contexts; list != NULL && o != NULL && n < room; o = o->next) {
+    PyObject *list = PyList_New(most);
+    for (cqn_object *o = st->contexts; list != NULL && o != NULL && n < most; o = o->next) {
         if (cqn_is_open(o) && cqn_try_ref(o)) {
             PyList_SET_ITEM(list, n++, (PyObject *)o);
         }
     }
-    if (list != NULL && PyList_SetSlice(list, n, room, NULL) < 0) {
+    if (list != NULL && PyList_SetSlice(list, n, most, NULL) < 0) {
         Py_CLEAR(list);
     }
     return list;

@@ -25,11 +25,11 @@ typedef struct {
     cqn_context base;
     cqn_reports reports;
     cqn_netdev netdev;
-    cqn_tally *tallies;            /* see closed_counters.c */
-    cqn_port_attr port;            /* the latest that a port has answered, */
-    PyObject *port_fields;         /* and as a tuple; or NULL */
-    cqn_channel_counters channels; /* of them all, the closed ones included */
-    char name[IBV_SYSFS_NAME_MAX]; /* of the device, also when it is closed */
+    cqn_closed_counters *closed_counters; /* see closed_counters.c */
+    cqn_port_attr port;                   /* the latest that a port has answered, */
+    PyObject *port_fields;                /* and as a tuple; or NULL */
+    cqn_channel_counters channels;        /* of them all, the closed ones included */
+    char name[IBV_SYSFS_NAME_MAX];        /* of the device, also when it is closed */
 } cqn_device_context;
 
 /* ports.c */

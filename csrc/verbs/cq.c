@@ -46,7 +46,7 @@ static void cq_destroy_failed(cqn_object *op)
 static void cq_after_destroy(cqn_object *op)
 {
     cqn_async_forget((cqn_context *)op->uses[0], op);
-    cqn_tally_close((cqn_cq *)op);
+    cqn_closed_counters_add((cqn_cq *)op);
 }
 
 static int cq_clear(PyObject *op)
@@ -179,9 +179,9 @@ static int set_name(cqn_cq *self, const cq_args *a)
 {
     self->name = a->name != NULL ? PyUnicode_FromObject(a->name) : PyUnicode_FromString("");
     if (self->name != NULL && PyUnicode_AsUTF8(self->name) != NULL) {
-        self->tally = cqn_tally_for((cqn_context *)a->context, self->name);
+        self->closed_counters = cqn_closed_counters_of((cqn_context *)a->context, self->name);
     }
-    return self->tally != NULL ? 0 : -1;
+    return self->closed_counters != NULL ? 0 : -1;
 }
 
 /* The CQ object is the cookie of its events, by which notify/events.c finds it. */

@@ -99,10 +99,10 @@ PyObject *cqn_cq_poll_into(PyObject *op, PyObject *array)
     if (refuse_engine(self) < 0) {
         return NULL;
     }
-    const size_t room = cqn_wc_array_room(array);
+    const size_t capacity = cqn_wc_array_room(array);
     cqn_object *trash = NULL;
     PyObject *count = NULL;
-    if (cqn_cq_look_to_hand_out(self, room, &trash) == 0) {
+    if (cqn_cq_look_to_hand_out(self, capacity, &trash) == 0) {
         count = cqn_cq_hand_out_rows(self, array);
     }
     cqn_trash_empty(trash);

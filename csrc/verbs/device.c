@@ -340,21 +340,21 @@ int cqn_device_attr_ex(cqn_object *self, struct ibv_device_attr_ex *out)
  *
  * base/object.h and base/close.c refuse the parent's objects in a forked child. */
 
-typedef enum ibv_fork_status (*asker)(void);
+typedef enum ibv_fork_status (*fork_query)(void);
 
 /* ibv_is_fork_initialized(), which is newer than the library must be; or NULL. */
-static asker find_asker(void)
+static fork_query find_fork_query(void)
 {
     void *found = cqn_library_find("ibv_is_fork_initialized");
-    asker ask;
+    fork_query ask;
     memcpy(&ask, &found, sizeof(ask)); /* ISO C has no cast for it */
     return ask;
 }
 
 /* Of a library that can't tell, what came of ours. */
-static enum ibv_fork_status ask_status(const cqn_state *st)
+static enum ibv_fork_status fork_status(const cqn_state *st)
 {
-    const asker ask = find_asker();
+    const fork_query ask = find_fork_query();
     return ask != NULL ? ask() : st->fork_initialized ? IBV_FORK_ENABLED : IBV_FORK_DISABLED;
 }
 
@@ -377,7 +377,7 @@ int cqn_prepare_for_fork(cqn_state *st)
         return 0;
     }
     st->fork_prepared = true;
-    if (ask_status(st) != IBV_FORK_DISABLED) {
+    if (fork_status(st) != IBV_FORK_DISABLED) {
         return 0;
     }
     const int err = ibv_fork_init();
@@ -389,5 +389,5 @@ PyObject *cqn_fork_status(PyObject *module, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
     cqn_state *st = PyModule_GetState(module);
-    return cqn_load_verbs(st) < 0 ? NULL : PyLong_FromLong(ask_status(st));
+    return cqn_load_verbs(st) < 0 ? NULL : PyLong_FromLong(fork_status(st));
 }

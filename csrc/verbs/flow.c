@@ -81,7 +81,7 @@ static int check_specs(flow_args *a, Py_ssize_t length)
 }
 
 /* Copied before they are checked: the buffer may be written to meanwhile. */
-static int take_specs(PyObject *specs, flow_args *a)
+static int parse_specs(PyObject *specs, flow_args *a)
 {
     Py_buffer view = {.buf = NULL};
     if (specs != NULL && PyObject_GetBuffer(specs, &view, PyBUF_SIMPLE) < 0) {
@@ -154,7 +154,7 @@ static int parse_new_flow(cqn_state *st, PyObject *args, PyObject *kwargs, flow_
                      cqn_qp_type_name(type));
         return -1;
     }
-    return parse_numbers(in + 2, a) < 0 || take_specs(in[1], a) < 0 ||
+    return parse_numbers(in + 2, a) < 0 || parse_specs(in[1], a) < 0 ||
                    cqn_open(CQN_OBJ(a->qp)) == NULL ||
                    (a->counters != NULL &&
                     cqn_expect_beside(a->counters, st->FlowCounters, "counters", a->qp, "qp") < 0)

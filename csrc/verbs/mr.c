@@ -59,7 +59,7 @@ CQN_RARE static PyObject *mr_new(PyTypeObject *type, PyObject *args, PyObject *k
     }
     self->access = access;
     /* Taking the user's buffer can run Python code, which can close the PD. */
-    if (cqn_mr_take_memory(self, in[1]) < 0 || choose_iova(self, in[3]) < 0 ||
+    if (cqn_mr_acquire_memory(self, in[1]) < 0 || choose_iova(self, in[3]) < 0 ||
         cqn_open(used) == NULL ||
         (access & IBV_ACCESS_ON_DEMAND && cqn_check_odp(used, IBV_ODP_SUPPORT) < 0) ||
         cqn_mr_register(self, used) == NULL) {
@@ -141,7 +141,7 @@ static PyObject *mr_over(PyObject *op, PyObject *buffer)
     self->lkey = whole->lkey;
     self->rkey = whole->rkey;
     /* Taking the user's buffer can run Python code, which can close the whole. */
-    if (cqn_mr_take_memory(self, buffer) < 0 || cqn_open(&whole->base) == NULL) {
+    if (cqn_mr_acquire_memory(self, buffer) < 0 || cqn_open(&whole->base) == NULL) {
         Py_DECREF(self);
         return NULL;
     }
@@ -179,8 +179,8 @@ static bool open_bytes(cqn_mr *self)
     return true;
 }
 
-/* Each memoryview keeps the memory, also when the MR is closed: cqn_mr_release() waits for the
- * last. */
+/* Each memoryview keeps the memory, also when the MR is closed: cqn_mr_release_memory() waits for
+ * the last. */
 static int mr_getbuffer(PyObject *op, Py_buffer *view, int flags)
 {
     CQN_LOCKED;
@@ -203,7 +203,7 @@ static void mr_releasebuffer(PyObject *op, Py_buffer *Py_UNUSED(view))
     CQN_LOCKED;
     cqn_mr *self = (cqn_mr *)op;
     self->exports--;
-    cqn_mr_release(self);
+    cqn_mr_release_memory(self);
 }
 
 /* A number of bytes; what is wrong with its range check_range() says. */

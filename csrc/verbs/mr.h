@@ -21,7 +21,7 @@ int cqn_refuse_objects(PyObject *buffer, const char *name);
 
 /* Takes the user's buffer for a new MR, or maps memory if `buffer` is a length. -1 with an
  * exception. Can run any code. */
-int cqn_mr_take_memory(cqn_mr *mr, PyObject *buffer);
+int cqn_mr_acquire_memory(cqn_mr *mr, PyObject *buffer);
 
 /* Registers the memory, and adopts the handle. Returns the MR, or NULL with an exception. */
 PyObject *cqn_mr_register(cqn_mr *mr, cqn_object *pd);
@@ -34,7 +34,7 @@ void cqn_mr_after_destroy(cqn_object *mr);
 int cqn_mr_clear(PyObject *mr);
 
 /* Gives the memory back when neither the device nor a memoryview uses it any more. */
-void cqn_mr_release(cqn_mr *mr);
+void cqn_mr_release_memory(cqn_mr *mr);
 
 PyObject *cqn_mr_rereg(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 

@@ -11,7 +11,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-static void drop_memory(cqn_memory *memory)
+static void release_memory(cqn_memory *memory)
 {
     if (memory->own_length != 0) {
         munmap(memory->addr, memory->own_length);
@@ -27,10 +27,10 @@ static void drop_memory(cqn_memory *memory)
 /* It is released when both the registration and the last memoryview of this object are gone.
  * `registered` says more than `handle`: while another thread is inside ibv_dereg_mr() the device
  * may still use the memory. */
-void cqn_mr_release(cqn_mr *self)
+void cqn_mr_release_memory(cqn_mr *self)
 {
     if (self->exports == 0 && !self->registered) {
-        drop_memory(&self->memory);
+        release_memory(&self->memory);
     }
 }
 
@@ -42,13 +42,13 @@ static int dereg_mr(void *handle)
 void cqn_mr_after_destroy(cqn_object *self)
 {
     ((cqn_mr *)self)->registered = false;
-    cqn_mr_release((cqn_mr *)self);
+    cqn_mr_release_memory((cqn_mr *)self);
 }
 
 int cqn_mr_clear(PyObject *op)
 {
     cqn_mr *self = (cqn_mr *)op;
-    cqn_mr_release(self);
+    cqn_mr_release_memory(self);
     return cqn_clear(op);
 }
 
@@ -174,7 +174,7 @@ static int pin_buffer(cqn_memory *self, PyObject *buffer, unsigned int access)
     return 0;
 }
 
-static int take_memory(cqn_memory *self, PyObject *buffer, unsigned int access)
+static int acquire_memory(cqn_memory *self, PyObject *buffer, unsigned int access)
 {
     uint64_t length;
     int rc = PyLong_Check(buffer) ? cqn_range(buffer, "length", 1, SSIZE_MAX, &length) : 0;
@@ -188,9 +188,9 @@ static int take_memory(cqn_memory *self, PyObject *buffer, unsigned int access)
     return rc;
 }
 
-int cqn_mr_take_memory(cqn_mr *self, PyObject *buffer)
+int cqn_mr_acquire_memory(cqn_mr *self, PyObject *buffer)
 {
-    if (take_memory(&self->memory, buffer, self->access) < 0) {
+    if (acquire_memory(&self->memory, buffer, self->access) < 0) {
         return -1;
     }
     self->iova = (uintptr_t)self->memory.addr;
@@ -493,12 +493,12 @@ CQN_RARE PyObject *cqn_mr_rereg(PyObject *op, PyObject *const *args, Py_ssize_t 
         return NULL;
     }
     /* That, and taking the user's buffer, can run Python code: so all is looked at once more. */
-    if ((c.buffer == NULL || take_memory(&c.memory, c.buffer, c.access) == 0) &&
+    if ((c.buffer == NULL || acquire_memory(&c.memory, c.buffer, c.access) == 0) &&
         check_change(self, &c) == 0) {
         result = carry_out(self, &c);
     }
     PyObject *error = cqn_take_exception();
-    drop_memory(&c.memory);
+    release_memory(&c.memory);
     cqn_put_exception(error);
     return result;
 }

@@ -151,8 +151,8 @@ CQN_RARE static PyObject *pd_advise_mr(PyObject *op, PyObject *const *args, Py_s
     cqn_object *self = CQN_OBJ(op);
     PyObject *in[3] = {NULL, NULL, NULL};
     uint32_t advice, flags = 0;
-    cqn_sg_room room;
-    cqn_sg sg = CQN_SG_IN(room);
+    cqn_sg_arrays arrays;
+    cqn_sg sg = CQN_SG_IN(arrays);
     if (cqn_open(self) == NULL ||
         cqn_args("advise_mr", names, 2, 2, args, nargs, kwnames, in) < 0 ||
         cqn_member32(in[0], "advice", "an AdviseMRAdvice such as AdviseMRAdvice.PREFETCH",

@@ -99,16 +99,16 @@ static PyObject *gid_list(cqn_context *self, const struct ibv_gid_entry *entries
 CQN_RARE PyObject *cqn_gid_table(cqn_context *self)
 {
     struct ibv_context *handle = cqn_open(&self->base);
-    Py_ssize_t room = handle == NULL ? -1 : gid_entries(self, handle);
-    if (room < 0) {
+    Py_ssize_t most = handle == NULL ? -1 : gid_entries(self, handle);
+    if (most < 0) {
         return NULL;
     }
-    struct ibv_gid_entry *entries = PyMem_New(struct ibv_gid_entry, (size_t)room);
+    struct ibv_gid_entry *entries = PyMem_New(struct ibv_gid_entry, (size_t)most);
     if (entries == NULL) {
         return PyErr_NoMemory();
     }
     ssize_t n;
-    CQN_IN_KERNEL(&self->base, n = ibv_query_gid_table(handle, entries, (size_t)room, 0));
+    CQN_IN_KERNEL(&self->base, n = ibv_query_gid_table(handle, entries, (size_t)most, 0));
     PyObject *list = n < 0 ? cqn_verbs_error(self->base.state, (int)-n, "ibv_query_gid_table", "")
                            : gid_list(self, entries, n);
     PyMem_Free(entries);

@@ -143,7 +143,7 @@ static void qp_destroy_failed(cqn_object *op)
 
 /* Engines learn of a close when the queue pair is in no list any more, and before its callbacks
  * run. */
-static void qp_tell(cqn_object *op, PyObject **interrupt)
+static void qp_notify_engines(cqn_object *op, PyObject **interrupt)
 {
     cqn_engines_tell((cqn_qp *)op, interrupt);
 }
@@ -168,7 +168,7 @@ static const cqn_kind qp_kind = {
     .destroy = destroy_qp,
     .destroy_failed = qp_destroy_failed,
     .after_destroy = qp_after_destroy,
-    .tell = qp_tell,
+    .tell = qp_notify_engines,
     .clear = qp_clear,
 };
 

@@ -8,7 +8,7 @@
  * is that the message would name. Nothing of this runs before a wait has timed out.
  *
  * Several causes can hold at once. The message names one: that of the CQs before that of the queue
- * pairs, and of these the first by its `concern`.
+ * pairs, and of these the first by its `suspicion`.
  */
 
 #include "await/engine.h"
@@ -44,7 +44,7 @@ typedef struct {
 
 /* Runs no Python code: what goes with the completions is in `trash`. A CQ with an AsyncCQ is left
  * to that. */
-CQN_RARE static survey look_at_cqs(const wait_scope *scope, cqn_object **trash)
+CQN_RARE static survey survey_cqs(const wait_scope *scope, cqn_object **trash)
 {
     survey found = {.cqs = 0};
     for (cqn_object *o = scope->context->first[CQN_RANK_CQ]; o != NULL; o = o->next) {
@@ -98,7 +98,7 @@ CQN_RARE static PyObject *about_holder(const survey *found)
 /* NULL without an exception: the CQs are as they should be. */
 CQN_RARE static PyObject *about_cqs(const wait_scope *scope, cqn_object **trash)
 {
-    const survey found = look_at_cqs(scope, trash);
+    const survey found = survey_cqs(scope, trash);
     if (found.holder != NULL) {
         return about_holder(&found);
     }
@@ -122,7 +122,7 @@ CQN_RARE static PyObject *about_cqs(const wait_scope *scope, cqn_object **trash)
 /* ---- the queue pairs ---- */
 
 /* How likely a queue pair is the cause, from the least on. */
-typedef enum { NONE, UNUSED, IDLE, RECEIVING, UNSIGNALED, UNREADY, UNANSWERED, FAILED } concern;
+typedef enum { NONE, UNUSED, IDLE, RECEIVING, UNSIGNALED, UNREADY, UNANSWERED, FAILED } suspicion;
 
 static size_t sends_of(const wait_scope *scope, const cqn_qp *qp)
 {
@@ -135,7 +135,7 @@ static size_t receives_of(const wait_scope *scope, const cqn_qp *qp)
     return covers(scope, qp->recv_cq) ? rq->requests : 0;
 }
 
-CQN_RARE static concern concern_of(const wait_scope *scope, const cqn_qp *qp)
+CQN_RARE static suspicion suspicion_of(const wait_scope *scope, const cqn_qp *qp)
 {
     if (!covers(scope, qp->send_cq) && !covers(scope, qp->recv_cq)) {
         return NONE;
@@ -154,15 +154,15 @@ CQN_RARE static concern concern_of(const wait_scope *scope, const cqn_qp *qp)
     return receives > 0 ? RECEIVING : IDLE;
 }
 
-/* The first of those that concern most; borrowed, or NULL. */
-CQN_RARE static cqn_qp *choose(const wait_scope *scope, concern *most)
+/* The most suspect queue pair, of several the first; borrowed, or NULL. */
+CQN_RARE static cqn_qp *choose(const wait_scope *scope, suspicion *most)
 {
     cqn_qp *chosen = NULL;
     *most = NONE;
     for (cqn_object *o = scope->context->first[CQN_RANK_QP]; o != NULL; o = o->next) {
-        const concern c = cqn_is_open(o) ? concern_of(scope, (cqn_qp *)o) : NONE;
-        if (c > *most) {
-            *most = c;
+        const suspicion of_this = cqn_is_open(o) ? suspicion_of(scope, (cqn_qp *)o) : NONE;
+        if (of_this > *most) {
+            *most = of_this;
             chosen = (cqn_qp *)o;
         }
     }
@@ -200,7 +200,7 @@ CQN_RARE static PyObject *about_unanswered(const wait_scope *scope, const cqn_qp
         acknowledged ? (sends == 1 ? "is" : "are") : (sends == 1 ? "has" : "have"));
 }
 
-CQN_RARE static PyObject *about_qp(const wait_scope *scope, const cqn_qp *qp, concern most)
+CQN_RARE static PyObject *about_qp(const wait_scope *scope, const cqn_qp *qp, suspicion most)
 {
     const unsigned number = qp->qp_num;
     const size_t sends = sends_of(scope, qp), receives = receives_of(scope, qp);
@@ -235,7 +235,7 @@ CQN_RARE static PyObject *about_qp(const wait_scope *scope, const cqn_qp *qp, co
 CQN_RARE static PyObject *about_qps(const wait_scope *scope)
 {
     for (;;) {
-        concern most;
+        suspicion most;
         cqn_qp *qp = choose(scope, &most);
         if (qp == NULL) {
             return PyUnicode_FromString("no QP uses the CQ");

@@ -545,8 +545,8 @@ CQN_RARE static PyObject *srq_post_ops(PyObject *op, PyObject *const *args, Py_s
         PyErr_SetString(PyExc_ValueError, "post_ops() is for an SRQ of type TM");
         return NULL;
     }
-    cqn_sg_room room;
-    cqn_sg sg = CQN_SG_IN(room);
+    cqn_sg_arrays arrays;
+    cqn_sg sg = CQN_SG_IN(arrays);
     if (parse_op(in, &wr, &wr_id, &recv_wr_id) < 0 ||
         (in[SG] != NULL && cqn_freeze(&in[SG], &copy) < 0) ||
         cqn_sg_gather(&sg, srq->base.state, in[SG]) < 0 || cqn_recv_check(&sg) < 0 ||

@@ -88,10 +88,11 @@ extern const cqn_kind cqn_mr_kind;
 
 /* closed_counters.c */
 
-/* That of the CQs of this name, a str, which the context owns. NULL with MemoryError. */
-cqn_tally *cqn_tally_for(cqn_context *ctx, PyObject *name);
-void cqn_tally_close(cqn_cq *cq);
-void cqn_tallies_free(cqn_tally **tallies);
+/* The counters of the closed CQs of this name, a str; the context owns them. NULL with
+ * MemoryError. */
+cqn_closed_counters *cqn_closed_counters_of(cqn_context *ctx, PyObject *name);
+void cqn_closed_counters_add(cqn_cq *cq);
+void cqn_closed_counters_free(cqn_closed_counters **list);
 PyObject *cqn_cq_counters(PyObject *self, PyObject *unused);
 PyObject *cqn_context_counters(PyObject *self, PyObject *unused);
 

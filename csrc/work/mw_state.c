@@ -18,7 +18,7 @@ static size_t mr_slot(const cqn_mw *self)
 }
 
 /* Lets go of the QP when nothing is bound through it any more. */
-static void settle_qp_of_window(cqn_mw *self, cqn_object **trash)
+static void release_qp_of_window(cqn_mw *self, cqn_object **trash)
 {
     if (self->type == IBV_MW_TYPE_2 && self->binds == 0 && self->base.uses[2] == NULL) {
         cqn_use(&self->base, 1, NULL, trash);
@@ -67,7 +67,7 @@ void cqn_mw_bound(cqn_mw *self, cqn_object *mr, uint32_t rkey, bool ok, cqn_obje
     }
     if (self->binds == 0) {
         self->rkey = mw->rkey = self->bound_rkey; /* of one that failed it has no key */
-        settle_qp_of_window(self, trash);
+        release_qp_of_window(self, trash);
     }
 }
 
@@ -80,7 +80,7 @@ static void unbind_invalidated(cqn_mw *self, uint32_t rkey, cqn_object **trash)
     }
     else if (self->base.uses[2] != NULL) {
         cqn_use(&self->base, 2, NULL, trash);
-        settle_qp_of_window(self, trash);
+        release_qp_of_window(self, trash);
     }
 }
 

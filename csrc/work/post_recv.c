@@ -61,8 +61,8 @@ static PyObject *post_one_recv(const cqn_recv_queue *q, struct ibv_recv_wr *wr, 
 
 static PyObject *post_recv_arguments(const cqn_recv_queue *q, PyObject *memory, uint64_t wr_id)
 {
-    cqn_sg_room room;
-    cqn_sg sg = CQN_SG_IN(room);
+    cqn_sg_arrays arrays;
+    cqn_sg sg = CQN_SG_IN(arrays);
     if (cqn_sg_gather(&sg, q->owner->state, memory) < 0 || cqn_recv_check(&sg) < 0) {
         return NULL;
     }
@@ -268,7 +268,7 @@ static inline bool is_recv_ready(const cqn_qp *qp, const cqn_sg *sg)
 {
     return cqn_is_open(&qp->base) && qp->state >= IBV_QPS_INIT && qp->srq == NULL &&
            !qp->no_recvs && cqn_sg_fits(sg, qp->pd, qp->cap.max_recv_sge) &&
-           cqn_wr_queue_has_room(qp->rq, cqn_wr_entries(sg));
+           cqn_wr_queue_fits(qp->rq, cqn_wr_entries(sg));
 }
 
 /* The common forms of the call go a short way, which leaves all else to the long one. */

@@ -409,9 +409,9 @@ static PyObject *post_send_list(cqn_qp *qp, PyObject *list)
 /* Everything is on the stack, and borrowed from the arguments, until the books have it. */
 static PyObject *post_send_arguments(cqn_qp *qp, PyObject *const *in)
 {
-    cqn_sg_room room;
+    cqn_sg_arrays arrays;
     cqn_send send;
-    send.sg = (cqn_sg)CQN_SG_IN(room);
+    send.sg = (cqn_sg)CQN_SG_IN(arrays);
     if (cqn_send_parse(in, qp, IBV_WR_SEND, &send) < 0) {
         return NULL;
     }
@@ -545,8 +545,8 @@ PyObject *cqn_qp_bind_mw(PyObject *op, PyObject *const *args, Py_ssize_t nargs, 
     static const char *const names[] = {"mw", "sg", "access", "wr_id", "rkey", "send_flags", NULL};
     cqn_qp *qp = (cqn_qp *)op;
     PyObject *given[6] = {NULL}, *in[CQN_SEND_NAMES] = {NULL};
-    cqn_sg_room room;
-    cqn_send send = {.sg = CQN_SG_IN(room)};
+    cqn_sg_arrays arrays;
+    cqn_send send = {.sg = CQN_SG_IN(arrays)};
     if (cqn_open(&qp->base) == NULL ||
         cqn_args("bind_mw", names, 2, 2, args, nargs, kwnames, given) < 0) {
         return NULL;

@@ -60,21 +60,21 @@ typedef enum {
 /* The work requests of a queue that have not completed, see wr_queue.c. A QP owns two of these, an
  * SRQ one, and it lives on with the last of its users. */
 struct cqn_wr_queue {
-    cqn_wr *ring;         /* in the order of posting; of an SRQ in any order */
-    uint64_t next;        /* position of the next entry; of an SRQ how many were posted */
-    uint32_t len, room;   /* in entries; room is a power of two up to CQN_WR_SLOTS, or 0 */
-    uint32_t requests;    /* not more than there are entries */
-    uint32_t signaled;    /* of these, give a completion if they succeed */
-    uint32_t number;      /* see wr_queue.c */
-    uint32_t users;       /* the QP or SRQ, or the CQ that it was left to; and QPs, of an SRQ's */
-    uint32_t free;        /* the first free slot, of an SRQ's */
-    uint16_t types;       /* of the queue pairs that use it: bits 1 << IBV_QPT_* */
-    bool is_shared;       /* an SRQ's */
-    uint8_t probe;        /* cqn_probe */
-    cqn_line waiting;     /* operations that wait for room */
-    cqn_qp *qp;           /* whose it is; NULL: an SRQ's, or it is gone */
-    size_t *flushes;      /* its CQ's count of those which are flushed, if it is one; or NULL */
-    cqn_wr_queue *source; /* the SRQ's, of the receives of a QP that has one */
+    cqn_wr *ring;           /* in the order of posting; of an SRQ in any order */
+    uint64_t next;          /* position of the next entry; of an SRQ how many were posted */
+    uint32_t len, capacity; /* in entries; capacity is a power of two up to CQN_WR_SLOTS, or 0 */
+    uint32_t requests;      /* not more than there are entries */
+    uint32_t signaled;      /* of these, give a completion if they succeed */
+    uint32_t number;        /* see wr_queue.c */
+    uint32_t users;         /* the QP or SRQ, or the CQ that it was left to; and QPs, of an SRQ's */
+    uint32_t free;          /* the first free slot, of an SRQ's */
+    uint16_t types;         /* of the queue pairs that use it: bits 1 << IBV_QPT_* */
+    bool is_shared;         /* an SRQ's */
+    uint8_t probe;          /* cqn_probe */
+    cqn_line waiting;       /* operations that wait for room */
+    cqn_qp *qp;             /* whose it is; NULL: an SRQ's, or it is gone */
+    size_t *flushes;        /* its CQ's count of those which are flushed, if it is one; or NULL */
+    cqn_wr_queue *source;   /* the SRQ's, of the receives of a QP that has one */
     cqn_wr_queue *left_next; /* see cqn_cq.left */
 };
 
@@ -172,7 +172,7 @@ void cqn_wr_queue_push_op(cqn_wr_queue *queue, uint64_t wr_id, uint64_t deleted)
 /* Of a request that was posted, where it stands: its last entry. Not for an SRQ. */
 static inline cqn_wr *cqn_wr_at(const cqn_wr_queue *q, uint64_t position)
 {
-    return &q->ring[position & (q->room - 1)];
+    return &q->ring[position & (q->capacity - 1)];
 }
 
 /* Entries of the books that a request takes: one for each object, at least one. */
@@ -181,15 +181,15 @@ static inline size_t cqn_wr_entries(const cqn_sg *sg)
     return sg->num_pinned > 0 ? sg->num_pinned : 1;
 }
 
-static inline bool cqn_wr_queue_has_room(const cqn_wr_queue *q, size_t n)
+static inline bool cqn_wr_queue_fits(const cqn_wr_queue *q, size_t n)
 {
-    return q->len + n <= q->room;
+    return q->len + n <= q->capacity;
 }
 
 /* Room for n more entries, so that the push after a post can't fail. */
 static inline int cqn_wr_queue_reserve(cqn_wr_queue *q, size_t n)
 {
-    return cqn_wr_queue_has_room(q, n) ? 0 : cqn_wr_queue_grow(q, n);
+    return cqn_wr_queue_fits(q, n) ? 0 : cqn_wr_queue_grow(q, n);
 }
 
 /* The id of the request that is posted next, in n entries; not for an SRQ. */
@@ -240,7 +240,7 @@ static inline void cqn_wr_pin(cqn_object *object)
 static inline void cqn_wr_queue_put(cqn_wr_queue *q, const cqn_wr *wr, cqn_object *pinned,
                                     cqn_wr_does does, bool last)
 {
-    cqn_wr *place = &q->ring[q->next & (q->room - 1)];
+    cqn_wr *place = &q->ring[q->next & (q->capacity - 1)];
     place->wr_id = wr->wr_id;
     place->pinned = pinned;
     place->rkey = wr->rkey;

@@ -47,8 +47,8 @@ static PyObject *recv_wr_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
         (id != NULL && cqn_uint(id, "wr_id", UINT64_MAX, &wr_id) < 0)) {
         return NULL;
     }
-    cqn_sg_room room;
-    cqn_sg sg = CQN_SG_IN(room);
+    cqn_sg_arrays arrays;
+    cqn_sg sg = CQN_SG_IN(arrays);
     return cqn_sg_gather(&sg, cqn_state_of(type), memory) < 0 || cqn_recv_check(&sg) < 0 ||
                    cqn_sg_keep(&sg) < 0
                ? NULL
@@ -101,7 +101,7 @@ CQN_RARE static PyObject *recv_wr_restore(PyObject *op, PyObject *args)
     unsigned long long wr_id, length;
     cqn_sg sg;
     return !PyArg_ParseTuple(args, "KK", &wr_id, &length) ||
-                   cqn_sg_leave(&sg, cqn_state_of(type)->MR, length) < 0
+                   cqn_sg_restore(&sg, cqn_state_of(type)->MR, length) < 0
                ? NULL
                : make_recv_wr(type, wr_id, &sg);
 }

@@ -11,8 +11,8 @@
 
 static int build_send(PyObject *const *in, cqn_state *st, cqn_send *out)
 {
-    cqn_sg_room room;
-    out->sg = (cqn_sg)CQN_SG_IN(room);
+    cqn_sg_arrays arrays;
+    out->sg = (cqn_sg)CQN_SG_IN(arrays);
     if (cqn_send_gather(in, st, out) < 0 || cqn_send_check_window(out) < 0 ||
         cqn_sg_keep(&out->sg) < 0) {
         cqn_sg_drop_bytes(&out->sg);
@@ -117,7 +117,7 @@ CQN_RARE static PyObject *send_wr_restore(PyObject *op, PyObject *args)
     cqn_send send = {.qp_types = UINT32_MAX}; /* each queue pair is to say why it can't be posted */
     if (!PyArg_ParseTuple(args, "IKK", &opcode, &wr_id, &length) ||
         (send.opcode = cqn_opcode_of(opcode)) == NULL ||
-        cqn_sg_leave(&send.sg, binds(&send) ? st->MW : st->MR, length) < 0) {
+        cqn_sg_restore(&send.sg, binds(&send) ? st->MW : st->MR, length) < 0) {
         return NULL;
     }
     send.wr_id = wr_id;

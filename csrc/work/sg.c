@@ -181,14 +181,14 @@ CQN_RARE int cqn_sg_copy(cqn_sg *sg)
 /* For messages: what a queue says of it is that it is closed. */
 static const cqn_kind left_kind = {.name = "work request", .clear = cqn_clear};
 
-CQN_RARE int cqn_sg_leave(cqn_sg *sg, PyTypeObject *type, uint64_t length)
+CQN_RARE int cqn_sg_restore(cqn_sg *sg, PyTypeObject *type, uint64_t length)
 {
     cqn_object *left = cqn_new_left(type, &left_kind);
     if (left == NULL) {
         return -1;
     }
-    cqn_sg_room room;
-    *sg = (cqn_sg)CQN_SG_IN(room);
+    cqn_sg_arrays arrays;
+    *sg = (cqn_sg)CQN_SG_IN(arrays);
     sg->length = length;
     cqn_sg_pin(sg, left);
     int rc = own(sg);

@@ -23,10 +23,10 @@ typedef struct {
 typedef struct {
     struct ibv_sge sge[CQN_MAX_SGE];
     cqn_object *pinned[CQN_MAX_PINNED];
-} cqn_sg_room;
-#define CQN_SG_IN(room)                                              \
-    {                                                                \
-        .sge = (room).sge, .pinned = (room).pinned, .writable = true \
+} cqn_sg_arrays;
+#define CQN_SG_IN(arrays)                                                \
+    {                                                                    \
+        .sge = (arrays).sge, .pinned = (arrays).pinned, .writable = true \
     }
 
 /* Finds the MR and the range of memory that an element means, which is an SGE or an MR; borrowed.
@@ -53,7 +53,7 @@ int cqn_sg_copy(cqn_sg *sg);
 
 /* What is left of the memory of a request that was pickled: its length, and an object of `type`
  * that is closed, so that no queue takes it. -1 with an exception. */
-int cqn_sg_leave(cqn_sg *sg, PyTypeObject *type, uint64_t length);
+int cqn_sg_restore(cqn_sg *sg, PyTypeObject *type, uint64_t length);
 void cqn_sg_drop_bytes(cqn_sg *sg);
 void cqn_sg_free(cqn_sg *sg);
 int cqn_sg_traverse(const cqn_sg *sg, visitproc visit, void *arg);

@@ -34,7 +34,7 @@
 
 static cqn_wr *entry_at(const cqn_wr_queue *q, size_t i)
 {
-    return &q->ring[(q->next - q->len + i) & (q->room - 1)];
+    return &q->ring[(q->next - q->len + i) & (q->capacity - 1)];
 }
 
 /* ---- numbers ---- */
@@ -159,31 +159,31 @@ void cqn_wr_queue_drop(cqn_state *st, cqn_wr_queue *q)
  * the lengths tell, so nothing ends the list. */
 static void adopt_slots(cqn_wr_queue *q, const cqn_wr_queue *old)
 {
-    for (size_t i = 0; i < old->room; i++) {
+    for (size_t i = 0; i < old->capacity; i++) {
         q->ring[i] = old->ring[i];
     }
-    for (size_t i = old->room; i < q->room; i++) {
-        q->ring[i] = (cqn_wr){.next = i + 1 < q->room ? (uint32_t)i + 1 : old->free};
+    for (size_t i = old->capacity; i < q->capacity; i++) {
+        q->ring[i] = (cqn_wr){.next = i + 1 < q->capacity ? (uint32_t)i + 1 : old->free};
     }
-    q->free = (uint32_t)old->room;
+    q->free = (uint32_t)old->capacity;
 }
 
 /* A ring is copied in its order; an SRQ's slots stay where they are, since ids of requests in
  * flight lead to them. */
 int cqn_wr_queue_grow(cqn_wr_queue *q, size_t n)
 {
-    size_t room = q->room ? q->room : 16;
-    while (room < q->len + n) {
-        room *= 2;
+    size_t capacity = q->capacity ? q->capacity : 16;
+    while (capacity < q->len + n) {
+        capacity *= 2;
     }
-    cqn_wr *ring = room > CQN_WR_SLOTS ? NULL : PyMem_New(cqn_wr, room);
+    cqn_wr *ring = capacity > CQN_WR_SLOTS ? NULL : PyMem_New(cqn_wr, capacity);
     if (ring == NULL) {
         PyErr_NoMemory();
         return -1;
     }
     const cqn_wr_queue old = *q;
     q->ring = ring;
-    q->room = (uint32_t)room;
+    q->capacity = (uint32_t)capacity;
     if (q->is_shared) {
         adopt_slots(q, &old);
     }
@@ -252,7 +252,7 @@ static void release_entry(cqn_wr_queue *q, const cqn_wr *wr, cqn_object **trash)
 }
 
 /* The bind that begins at `i` is over. */
-static void settle_bind(const cqn_wr_queue *q, size_t i, bool ok, cqn_object **trash)
+static void finish_bind(const cqn_wr_queue *q, size_t i, bool ok, cqn_object **trash)
 {
     const cqn_wr *wr = entry_at(q, i);
     cqn_object *mr = wr->last ? NULL : entry_at(q, i + 1)->pinned;
@@ -260,12 +260,12 @@ static void settle_bind(const cqn_wr_queue *q, size_t i, bool ok, cqn_object **t
 }
 
 /* What a request that begins at `i` and is over has done to a window. */
-static void settle_window(cqn_context *ctx, const cqn_wr_queue *q, size_t i, bool ok,
+static void update_window(cqn_context *ctx, const cqn_wr_queue *q, size_t i, bool ok,
                           cqn_object **trash)
 {
     const cqn_wr *wr = entry_at(q, i);
     if (wr->does == CQN_WR_BINDS) {
-        settle_bind(q, i, ok, trash);
+        finish_bind(q, i, ok, trash);
     }
     else if (wr->does == CQN_WR_INVALIDATES && ok) {
         cqn_mw_invalidated(ctx, wr->rkey, trash);
@@ -296,7 +296,7 @@ static void pop_entries(cqn_context *ctx, cqn_wr_queue *q, size_t n, bool ok, cq
     for (size_t i = 0; i < n; i++) {
         const cqn_wr *wr = entry_at(q, i);
         if (wr->does != CQN_WR_TRANSFERS) {
-            settle_window(ctx, q, i, ok || i + (wr->last ? 1 : 2) < n, trash);
+            update_window(ctx, q, i, ok || i + (wr->last ? 1 : 2) < n, trash);
         }
         if (i + 1 < n && wr->last && (wr->marks & CQN_WR_AWAITED)) {
             ctx->base.state->awaiting->lost(wr->request, NULL);
@@ -320,7 +320,7 @@ static inline bool is_plain_success(const cqn_wr *wr, uint64_t place, const stru
  * requests of a queue pair's queue, and plain ones: all at once. Returns how many that were. */
 size_t cqn_wr_completed_run(cqn_wr_queue *q, struct ibv_wc *wcs, size_t n, cqn_object **trash)
 {
-    const uint64_t first = q->next - q->len, mask = q->room - 1;
+    const uint64_t first = q->next - q->len, mask = q->capacity - 1;
     uint64_t place = cqn_wr_id(q, first & (CQN_WR_SLOTS - 1)); /* the id without generation */
     uint32_t i, signaled = 0;
     size_t same = 0;
@@ -397,7 +397,7 @@ static cqn_wr *slot_of(const cqn_wr_queue *q, uint64_t id)
 {
     const uint64_t position = cqn_wr_position(id);
     const uint32_t slot = position & (CQN_WR_SLOTS - 1);
-    cqn_wr *wr = slot < q->room ? &q->ring[slot] : NULL;
+    cqn_wr *wr = slot < q->capacity ? &q->ring[slot] : NULL;
     return wr != NULL && wr->signaled && wr->generation == cqn_wr_generation(position) ? wr : NULL;
 }
 
@@ -467,11 +467,11 @@ cqn_request *cqn_wr_completed(cqn_context *ctx, cqn_wr_queue *q, struct ibv_wc *
 /* Releases everything: the queue pair was destroyed or reset. The wr_ids stay. */
 void cqn_wr_queue_forget(cqn_wr_queue *q, cqn_object **trash)
 {
-    const size_t n = q->is_shared ? q->room : q->len;
+    const size_t n = q->is_shared ? q->capacity : q->len;
     for (size_t i = 0; i < n; i++) {
         cqn_wr *wr = q->is_shared ? &q->ring[i] : entry_at(q, i);
         if (wr->does == CQN_WR_BINDS) {
-            settle_bind(q, i, true, trash); /* so it is assumed, since nothing tells */
+            finish_bind(q, i, true, trash); /* so it is assumed, since nothing tells */
         }
         if (wr->pinned != NULL) {
             wr->pinned->pins--;
@@ -498,7 +498,7 @@ void cqn_wr_queue_forget(cqn_wr_queue *q, cqn_object **trash)
 
 int cqn_wr_queue_traverse(const cqn_wr_queue *q, visitproc visit, void *arg)
 {
-    const size_t n = q == NULL ? 0 : q->is_shared ? q->room : q->len;
+    const size_t n = q == NULL ? 0 : q->is_shared ? q->capacity : q->len;
     for (size_t i = 0; i < n; i++) {
         Py_VISIT((q->is_shared ? &q->ring[i] : entry_at(q, i))->pinned);
     }
