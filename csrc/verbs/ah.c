@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * AH: an address handle, where a UD send goes.
+ * AH: an address handle, the destination of a UD send.
  *
- * It is made from attributes, or from the completion of a datagram that is to be answered. Sends
- * that are in flight pin it: the books of their queue (work/wr_queue.c) hold it until they
- * complete.
+ * It is made from attributes, or from the completion of a datagram that is to be answered. A send
+ * in flight pins it: the books of its queue (work/wr_queue.c) hold it until the send completes.
  */
 
 #include "verbs/verbs.h"
@@ -28,7 +27,7 @@ static const cqn_kind ah_kind = {
     .clear = cqn_clear,
 };
 
-/* With `wc` the way back to its sender is found first. */
+/* With `wc` the path back to its sender is found first. */
 static int create_ah(ah *self, cqn_object *pd, struct ibv_ah_attr *attr, struct ibv_wc *wc,
                      struct ibv_grh *grh)
 {
@@ -41,8 +40,8 @@ static int create_ah(ah *self, cqn_object *pd, struct ibv_ah_attr *attr, struct 
                         "an iWARP device sends no datagrams");
         return -1;
     }
-    /* It can wait for the neighbour's address to be resolved. A GID that is not found sets no
-     * errno. */
+    /* The verb can wait until the neighbour's address is resolved. If it does not find a GID it
+     * sets no errno. */
     CQN_CREATING(&self->base, errno = 0;
                  known = wc == NULL ||
                          ibv_init_ah_from_wc(handle->context, attr->port_num, wc, grh, attr) == 0;
@@ -85,7 +84,7 @@ CQN_RARE static PyObject *ah_make(PyTypeObject *type, cqn_object *pd, struct ibv
     return (PyObject *)self;
 }
 
-/* The dict of attributes is read in a copy, see cqn_dict_copy(). */
+/* The dict of attributes is copied before it is read, see cqn_dict_copy(). */
 CQN_RARE static PyObject *ah_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
@@ -102,7 +101,7 @@ CQN_RARE static PyObject *ah_new(PyTypeObject *type, PyObject *args, PyObject *k
     return rc < 0 ? NULL : ah_make(type, CQN_OBJ(pd), &attr, NULL, NULL);
 }
 
-/* Only what a datagram brought says where it came from. */
+/* Only the completion of a datagram says where it came from. */
 static int check_datagram(const struct ibv_wc *raw, const Py_buffer *grh)
 {
     if (!(cqn_wc_fields(raw) & IBV_WC_EX_WITH_SRC_QP)) {
@@ -127,8 +126,6 @@ static const char ah_from_wc_doc[] =
     "ValueError for what is no received datagram, VerbsError where there is no way back.\n\n"
     "Wraps ibv_init_ah_from_wc(3) and ibv_create_ah(3).";
 
-/* The address of the sender of a datagram, from its completion and the GRH at the beginning of its
- * memory. */
 CQN_RARE static PyObject *ah_from_wc(PyObject *cls, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
@@ -162,7 +159,7 @@ CQN_RARE static PyObject *ah_from_wc(PyObject *cls, PyObject *args, PyObject *kw
     return self;
 }
 
-/* A LID leads there alone on InfiniBand, where a GID is not needed. */
+/* On InfiniBand a LID is enough, without a GID. */
 static PyObject *ah_repr(PyObject *op)
 {
     CQN_LOCKED;

@@ -2,17 +2,16 @@
 /*
  * CompletionChannel: where the events of its CQs arrive.
  *
- * The type alone: how an event is read and counted is in notify/events.c, how a thread waits for
- * one in base/wait.c, and how a task does in await/. A thread calls get_event(), the callback of an
- * event loop calls _on_event(). The channel's fd never blocks in read(2).
+ * Only the type: notify/events.c reads and counts events, base/wait.c lets a thread wait for one,
+ * and await/ a task. A thread calls get_event(), the callback of an event loop calls _on_event().
+ * Nothing ever blocks in read(2).
  */
 
 #include "verbs/context.h"
 
-#define EVENTS_AT_ONCE 32 /* then the loop gets its turn */
-#define LOOK_FOR_MORE 8   /* callbacks */
+#define EVENTS_AT_ONCE 32 /* then the other tasks of the loop run */
+#define LOOK_FOR_MORE 8   /* callbacks until more than one event is read */
 
-/* Without the GIL, as all destroy functions of kinds. */
 static int destroy_channel(void *handle)
 {
     return ibv_destroy_comp_channel(handle);
@@ -52,7 +51,7 @@ static const cqn_kind channel_kind = {
     .clear = channel_clear,
 };
 
-/* A channel whose descriptor can't be made non-blocking is closed again: read(2) would sleep with
+/* A channel whose descriptor can't be made non-blocking is closed again: read(2) would block with
  * the GIL. */
 CQN_RARE static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
@@ -139,14 +138,14 @@ static const cqn_wait_kind event_wait = {
     .time_out = no_event,
 };
 
-/* What is counted after other code has run, which can have closed the channel, goes to the context
- * that it had before: a new reference. */
+/* The context, whose counters are changed after other code may have closed the channel: a new
+ * reference. */
 static cqn_device_context *hold_context(const cqn_channel *self)
 {
     return (cqn_device_context *)Py_NewRef((PyObject *)self->base.context);
 }
 
-/* A thread has slept, and holds the GIL again with the event of this CQ. */
+/* A thread has slept, holds the GIL again, and has the event of this CQ. */
 static void count_woken(cqn_cq *cq, const cqn_sleep *sleep)
 {
     cq->stats.thread_wakeups++;
@@ -156,8 +155,8 @@ static void count_woken(cqn_cq *cq, const cqn_sleep *sleep)
     }
 }
 
-/* A wait that timed out makes all CQs of the channel forget that they are armed: the event may have
- * been lost. */
+/* After a wait that timed out, no CQ of the channel counts as armed: the event may have been lost.
+ */
 static PyObject *wait_event(cqn_channel *self, PyObject *timeout)
 {
     cqn_sleep sleep = {.timed = self->base.context->measure_latency};
@@ -200,7 +199,8 @@ static PyObject *channel_try_get_event(PyObject *op, PyObject *Py_UNUSED(unused)
     return cq != NULL || PyErr_Occurred() ? cq : Py_NewRef(Py_None);
 }
 
-/* Reads an event and gives it to the engine of its CQ. 1; 0: there is none; or -1. */
+/* Reads an event and gives it to the engine of its CQ. 1; 0: there is none; -1 with an exception.
+ */
 static int dispatch_event(cqn_channel *self)
 {
     struct ibv_comp_channel *channel = cqn_open(&self->base);
@@ -213,9 +213,9 @@ static int dispatch_event(cqn_channel *self)
     return rc < 0 ? -1 : 1;
 }
 
-/* To find no event costs as much as to find one, so one is read and no more; what is left makes the
- * loop call again. Where several CQs have events at once that would take a turn for each: so now
- * and then it looks for more, and as long as there are, reads many. */
+/* Finding no event costs as much as finding one, so only one is read; if more are left, the loop
+ * calls again. With events of several CQs that would take one turn of the loop for each. So now and
+ * then it reads more, and many as long as there are more. */
 static int dispatch_some(cqn_channel *self)
 {
     if (cqn_open(&self->base) == NULL) {
@@ -225,7 +225,7 @@ static int dispatch_some(cqn_channel *self)
     int n = 0, rc = dispatch_event(self);
     unsigned int events = rc > 0;
     if (rc >= 0 && --self->until_more <= 0) {
-        /* A task can have closed the last AsyncCQ: what comes now is for others. */
+        /* A task may have closed the last AsyncCQ: then later events are not for engines. */
         while (++n < EVENTS_AT_ONCE && rc > 0 && self->loop != NULL) {
             rc = dispatch_event(self);
             events += rc > 0;
@@ -237,8 +237,8 @@ static int dispatch_some(cqn_channel *self)
     return rc;
 }
 
-/* If the channel fails it must not raise: the loop would call it again at once, for ever. What a
- * task raises to end the loop goes through; nothing is lost by that. */
+/* If the channel fails, this must not raise: the loop would call it again at once, for ever. What a
+ * task raises to end the loop passes; nothing is lost then. */
 static PyObject *channel_on_event(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
@@ -263,7 +263,7 @@ static PyObject *channel_iter(PyObject *op)
     return cqn_open(CQN_OBJ(op)) == NULL ? NULL : Py_NewRef(op);
 }
 
-/* A channel that is closed has no more events: that ends a loop over them. */
+/* A closed channel has no more events, which ends a loop over them. */
 static PyObject *channel_next(PyObject *op)
 {
     CQN_LOCKED;

@@ -31,7 +31,7 @@ cqn_closed_counters *cqn_closed_counters_of(cqn_context *ctx, PyObject *name)
     return *link != NULL ? *link : (cqn_closed_counters *)PyErr_NoMemory();
 }
 
-/* All that is counted is numbers of 64 bits. */
+/* All counters are numbers of 64 bits. */
 static void add_numbers(void *sum, const void *more, size_t size)
 {
     uint64_t *to = sum;
@@ -70,7 +70,7 @@ void cqn_closed_counters_free(cqn_closed_counters **list)
 
 /* ---- as rows of numbers ---- */
 
-/* Counters are numbers of 64 bits, so many bytes of them. */
+/* Counters as a tuple: numbers of 64 bits, `size` bytes of them. */
 static PyObject *row_of(const void *counters, size_t size)
 {
     const uint64_t *numbers = counters;
@@ -95,14 +95,14 @@ PyObject *cqn_cq_counters(PyObject *op, PyObject *Py_UNUSED(unused))
     return row_of(&copy, sizeof(copy));
 }
 
-/* What is told of one name. */
+/* The sums of one name. */
 typedef struct {
     PyObject *name; /* that of the closed CQs */
     Py_ssize_t open;
     cqn_counters sum;
 } total;
 
-/* Adds the CQs that are open, or are being closed. Returns how many are. */
+/* Adds the counters of the CQs that are open or being closed. Returns how many there are. */
 static Py_ssize_t add_open(const cqn_context *ctx, const cqn_closed_counters *of_name,
                            cqn_counters *sum)
 {
@@ -116,7 +116,7 @@ static Py_ssize_t add_open(const cqn_context *ctx, const cqn_closed_counters *of
     return n;
 }
 
-/* To make an object can run code that closes CQs, or makes some: so all is added up before. */
+/* Making an object can run code that makes or closes CQs, so everything is added up before. */
 static total *add_up(const cqn_context *ctx, size_t *n)
 {
     const cqn_closed_counters *first = ((const cqn_device_context *)ctx)->closed_counters;
@@ -136,7 +136,7 @@ static total *add_up(const cqn_context *ctx, size_t *n)
     return totals != NULL ? totals : (total *)PyErr_NoMemory();
 }
 
-/* What the channels have counted, a row. */
+/* The counters of the channels, as a row. */
 typedef struct {
     uint64_t timeouts, thread_wakeups;
     cqn_histogram per_wake;
@@ -151,8 +151,8 @@ static channel_row row_of_channels(const cqn_channel_counters *channels)
     return row;
 }
 
-/* The name of the device; of each name of CQs: that, how many are open, and the sums; and what the
- * channels have counted. Also of a closed context. */
+/* Returns the name of the device; for each name of CQs the name, how many are open, and the sums;
+ * and the counters of the channels. A closed context has them, too. */
 CQN_RARE PyObject *cqn_context_counters(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;

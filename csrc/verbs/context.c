@@ -3,9 +3,9 @@
  * Context: an open device, and the root of everything made on it.
  *
  * The layers below know a context by its head (cqn_context, base/object.h), which lists what is
- * open on it. This file adds what they keep in it, the device's reports among that. The device is
- * found and opened in device.c; ports.c has the tables of its ports. Closing a context closes all
- * that was made on it, which no other type does; base/close.c has the order.
+ * open on it. This file adds the rest, such as the reports of the device. The device is found and
+ * opened in device.c; ports.c has the tables of its ports. Closing a context closes all that was
+ * made on it, which no other type does; base/close.c has the order.
  */
 
 #include "verbs/context.h"
@@ -44,7 +44,7 @@ static int context_clear(PyObject *op)
     return cqn_clear(op);
 }
 
-/* Queue pairs that send again and again would each be waited for in turn. */
+/* Otherwise closing would wait for each queue pair that sends again, one after the other. */
 static void context_before_cascade(cqn_object *op)
 {
     cqn_qps_stop_sending((cqn_context *)op);
@@ -62,7 +62,7 @@ static const cqn_kind context_kind = {
 
 /* ---- opening ---- */
 
-/* The attributes of a new handle, which the object has adopted. */
+/* Notes the name of a new device. -1 with an exception if its attributes could not be queried. */
 static int enter_attributes(cqn_context *self, struct ibv_context *handle, int err)
 {
     snprintf(((cqn_device_context *)self)->name, IBV_SYSFS_NAME_MAX, "%s",
@@ -74,7 +74,7 @@ static int enter_attributes(cqn_context *self, struct ibv_context *handle, int e
     return err == 0 ? 0 : -1;
 }
 
-/* Gives the object its handle; -1 with an exception, and then it may have one. */
+/* Gives the object its handle. -1 with an exception: the object may have a handle then. */
 static int open_device(cqn_context *self, const char *name)
 {
     int err;
@@ -86,7 +86,7 @@ static int open_device(cqn_context *self, const char *name)
     return enter_attributes(self, handle, err);
 }
 
-/* A context without a handle yet. */
+/* A new context without a handle. */
 static cqn_context *new_context(PyTypeObject *type)
 {
     if (cqn_load_verbs(cqn_state_of(type)) < 0 || cqn_prepare_for_fork(cqn_state_of(type)) < 0) {
@@ -100,7 +100,7 @@ static cqn_context *new_context(PyTypeObject *type)
     return self;
 }
 
-/* Drops the object with the exception that is set. */
+/* Drops the object; an exception is set. */
 static PyObject *not_opened(cqn_context *self)
 {
     cqn_close(CQN_OBJ(self), false);
@@ -134,8 +134,8 @@ static bool is_same_file(const struct stat *a, int fd)
     return fstat(fd, &b) == 0 && a->st_ino == b.st_ino && a->st_dev == b.st_dev;
 }
 
-/* The library owns `fd` from here on; if it fails, it has closed it only if it came to ask the
- * provider, so what still is that file is closed here. */
+/* The library owns `fd` from here on. If it fails, it has closed `fd` only if it got as far as the
+ * provider, so `fd` is closed here if it still is that file. */
 static int import_device(cqn_context *self, int fd, const struct stat *file)
 {
     struct ibv_context *handle;
@@ -160,7 +160,7 @@ static int import_device(cqn_context *self, int fd, const struct stat *file)
     return enter_attributes(self, handle, query_err);
 }
 
-/* The library gets a duplicate, since it closes what it imports. */
+/* The library closes what it imports, so it gets a duplicate. */
 CQN_RARE static PyObject *context_from_fd(PyObject *cls, PyObject *file)
 {
     CQN_LOCKED;
@@ -169,9 +169,10 @@ CQN_RARE static PyObject *context_from_fd(PyObject *cls, PyObject *file)
     if (given < 0) {
         return NULL;
     }
-    /* A high one: open() takes the lowest, so that none gets its number when it was closed. */
+    /* A high number: open() uses the lowest, so another file does not get this one once it is
+     * closed. */
     int fd = fcntl(given, F_DUPFD_CLOEXEC, 512);
-    if (fd < 0 && errno == EINVAL) { /* the limit is lower */
+    if (fd < 0 && errno == EINVAL) { /* the limit is below 512 */
         fd = fcntl(given, F_DUPFD_CLOEXEC, 0);
     }
     if (fd < 0 || fstat(fd, &st) < 0) {
@@ -230,8 +231,8 @@ static PyObject *context_query_device_ex(PyObject *op, PyObject *Py_UNUSED(unuse
                : device_ex_to_dict(&attr);
 }
 
-/* Providers put the cycles of the clock into the nanoseconds, however many. They read a register,
- * within less time than it takes to release the GIL. */
+/* Providers put all cycles of the clock into the nanoseconds. They read a register, which is faster
+ * than releasing the GIL. */
 static PyObject *context_query_rt_values(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
@@ -251,7 +252,7 @@ static PyObject *context_query_rt_values(PyObject *op, PyObject *Py_UNUSED(unuse
                                    (unsigned long long)values.raw_clock.tv_nsec);
 }
 
-/* A port number of this device; NULL is the first. */
+/* Converts a port number of this device; NULL is the first port. */
 static int port_of(const cqn_context *self, PyObject *value, uint8_t *out)
 {
     uint64_t n = 1;
@@ -275,8 +276,8 @@ static int query_port(struct ibv_context *handle, uint8_t port, cqn_port_attr *o
                        : ibv_query_port(handle, port, &out->attr);
 }
 
-/* A tuple, not a dict: programs that wait for a port ask often. Mostly the answer is the one
- * before, and then the tuple is. */
+/* A tuple, not a dict: programs that wait for a port query it often. If the answer has not changed,
+ * nor does the tuple. */
 static PyObject *port_fields(cqn_device_context *self, const cqn_port_attr *attr)
 {
     if (self->port_fields == NULL || memcmp(attr, &self->port, sizeof(*attr)) != 0) {
@@ -284,7 +285,7 @@ static PyObject *port_fields(cqn_device_context *self, const cqn_port_attr *attr
         if (fields == NULL) {
             return NULL;
         }
-        memcpy(&self->port, attr, sizeof(*attr)); /* with its padding */
+        memcpy(&self->port, attr, sizeof(*attr)); /* including its padding */
         Py_XSETREF(self->port_fields, fields);
     }
     return Py_NewRef(self->port_fields);
@@ -314,7 +315,7 @@ static PyObject *context_query_port(PyObject *op, PyObject *const *args, Py_ssiz
                : port_fields((cqn_device_context *)op, &attr);
 }
 
-/* The length of the table is asked first: it is the limit that an error names. */
+/* The length of the table is queried first: it is the limit that an error names. */
 CQN_RARE static PyObject *context_query_pkey(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                                              PyObject *kwnames)
 {
@@ -329,7 +330,7 @@ CQN_RARE static PyObject *context_query_pkey(PyObject *op, PyObject *const *args
         port_of(self, in[1], &port) < 0 || cqn_context_pkey_entries(self, port, &entries) < 0) {
         return NULL;
     }
-    if (entries == 0) { /* of iWARP, which has no partitions */
+    if (entries == 0) { /* iWARP has no partitions */
         return PyErr_Format(PyExc_ValueError, "port %d has no P_Key at any index", port);
     }
     if (cqn_range(in[0], "index", 0, entries - 1, &index) < 0) {
@@ -356,7 +357,7 @@ static PyObject *context_query_gid_table(PyObject *op, PyObject *Py_UNUSED(unuse
     return cqn_gid_table((cqn_context *)op);
 }
 
-/* An index of 32 bits; false: it is none, or an exception is set. */
+/* Converts an index of 32 bits. False: it is out of range, or an exception is set. */
 static bool gid_index(PyObject *value, uint32_t *out)
 {
     if (!PyIndex_Check(value)) {
@@ -368,8 +369,8 @@ static bool gid_index(PyObject *value, uint32_t *out)
     return n >= 0 && n <= UINT32_MAX;
 }
 
-/* With the GIL: the kernel has the table itself and asks no device, which takes less time than to
- * wait for the GIL beside a thread that computes. */
+/* With the GIL: the kernel has the table, and answers faster than the GIL would be back while
+ * another thread computes. */
 static PyObject *context_query_gid(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                                    PyObject *kwnames)
 {
@@ -394,7 +395,7 @@ static PyObject *context_query_gid(PyObject *op, PyObject *const *args, Py_ssize
     if (err == 0) {
         return cqn_gid_entry(self, &entry);
     }
-    /* The first is for an entry that is empty, the second for one beyond the table. */
+    /* ENODATA is for an empty entry, EINVAL for one beyond the table. */
     return err == ENODATA || err == EINVAL
                ? Py_NewRef(Py_None)
                : cqn_verbs_error(self->base.state, err, "ibv_query_gid_ex", "port %d, index %u",
@@ -414,8 +415,8 @@ static Py_ssize_t count_below(const cqn_context *ctx)
     return n;
 }
 
-/* To make the list can run the garbage collector, and so close some: only what is there when the
- * list is filled gets into it, and no more than were there before. */
+/* Making the list can run the garbage collector, which can close objects and make new ones. The
+ * list gets objects that are there when it is filled, and at most as many as were there before. */
 CQN_RARE PyObject *cqn_open_objects(PyObject *module, PyObject *context)
 {
     CQN_LOCKED;
@@ -440,7 +441,7 @@ CQN_RARE PyObject *cqn_open_objects(PyObject *module, PyObject *context)
     return list;
 }
 
-/* Those of the parent of a forked process are not among them. */
+/* In a forked process they do not include those of the parent. */
 CQN_RARE PyObject *cqn_open_contexts(PyObject *module, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;

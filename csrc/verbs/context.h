@@ -20,16 +20,16 @@ static inline void cqn_netdev_close(cqn_netdev *self)
     }
 }
 
-/* With what the layers below, which know a context by its head, need for each. */
+/* The struct of a Context. The layers below know only its head. */
 typedef struct {
     cqn_context base;
     cqn_reports reports;
     cqn_netdev netdev;
     cqn_closed_counters *closed_counters; /* see closed_counters.c */
-    cqn_port_attr port;                   /* the latest that a port has answered, */
+    cqn_port_attr port;                   /* the latest answer to query_port(), */
     PyObject *port_fields;                /* and as a tuple; or NULL */
-    cqn_channel_counters channels;        /* of them all, the closed ones included */
-    char name[IBV_SYSFS_NAME_MAX];        /* of the device, also when it is closed */
+    cqn_channel_counters channels;        /* of all channels, the closed ones included */
+    char name[IBV_SYSFS_NAME_MAX];        /* of the device, even when it is closed */
 } cqn_device_context;
 
 /* ports.c */

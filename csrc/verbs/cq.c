@@ -2,9 +2,9 @@
 /*
  * CQ: a completion queue.
  *
- * Its events are in notify/events.c, its completions on their way to Python in notify/cq.h's files.
- * While it has an AsyncCQ its completions go to that engine (await/), which it does not own: the
- * methods that poll are in cq_poll.c.
+ * notify/cq.h lists the files for its events and for the path of its completions to Python; the
+ * methods that poll are in cq_poll.c. While it has an AsyncCQ, its completions go to that engine
+ * (await/), which it does not own.
  */
 
 #include "verbs/verbs.h"
@@ -16,7 +16,7 @@ static int destroy_cq(void *handle)
     return ibv_destroy_cq(handle);
 }
 
-/* Destroying waits until every event that was got is acked. */
+/* Destroying waits until every event that was read is acknowledged. */
 static void cq_before_destroy(cqn_object *op)
 {
     cqn_cq *self = (cqn_cq *)op;
@@ -26,8 +26,8 @@ static void cq_before_destroy(cqn_object *op)
     }
 }
 
-/* Events that came meanwhile are handed out later, to threads. An engine looks itself, and for more
- * than these: a task can have gone to sleep while the CQ had no handle to arm. */
+/* Events that came meanwhile are delivered to threads later. An engine polls by itself, even
+ * without an event: a task may have gone to sleep while the CQ had no handle to arm. */
 static void cq_destroy_failed(cqn_object *op)
 {
     cqn_cq *self = (cqn_cq *)op;
@@ -54,7 +54,7 @@ static int cq_clear(PyObject *op)
     cqn_cq *self = (cqn_cq *)op;
     if (self->base.handle == NULL) {
         cqn_cq_forget_completions(self);
-        Py_CLEAR(self->name); /* an open one may still be handed out */
+        Py_CLEAR(self->name); /* get_event() can still return an open CQ */
         for (size_t i = 0; i < CQN_HISTOGRAMS; i++) {
             PyMem_Free(self->histograms[i]);
             self->histograms[i] = NULL;
@@ -83,7 +83,7 @@ typedef struct {
     bool extended;
 } cq_args;
 
-/* The device's limit is known since it was opened. */
+/* Converts the argument `cqe`, which the device limits. */
 static int check_cqe(const cqn_context *ctx, PyObject *value, uint32_t *out)
 {
     uint64_t n;
@@ -94,7 +94,7 @@ static int check_cqe(const cqn_context *ctx, PyObject *value, uint32_t *out)
     return 0;
 }
 
-/* Without the argument the CQ is a plain one, whose completions have the fields of ibv_wc. */
+/* Without the argument the CQ is a plain one: its completions have the fields of ibv_wc. */
 static int parse_wc_flags(PyObject *value, cq_args *a)
 {
     a->extended = value != Py_None;
@@ -174,7 +174,7 @@ static int parse_new_cq(cqn_state *st, PyObject *args, PyObject *kwargs, cq_args
 
 /* ---- making ---- */
 
-/* Under this name it is counted, also when it is closed. The name goes to exporters, as UTF-8. */
+/* It is counted under this name, even when it is closed. Exporters get the name as UTF-8. */
 static int set_name(cqn_cq *self, const cq_args *a)
 {
     self->name = a->name != NULL ? PyUnicode_FromObject(a->name) : PyUnicode_FromString("");
@@ -184,7 +184,7 @@ static int set_name(cqn_cq *self, const cq_args *a)
     return self->closed_counters != NULL ? 0 : -1;
 }
 
-/* The CQ object is the cookie of its events, by which notify/events.c finds it. */
+/* The CQ object is the cookie of its events: notify/events.c finds it by that. */
 static struct ibv_cq *create_plain(cqn_cq *self, const cq_args *a)
 {
     struct ibv_context *context = CQN_OBJ(a->context)->handle;
@@ -201,9 +201,9 @@ static struct ibv_cq *create_plain(cqn_cq *self, const cq_args *a)
     return cq;
 }
 
-/* The number of the QP is always asked for: each completion has it. So is the immediate
- * data, which may be the key of a window that the peer took back; a program that did not
- * ask does not see it. */
+/* Each completion has the number of the QP, whatever was asked for, and the immediate data, which
+ * may be the key of a window that the peer invalidated. A program that did not ask for it does not
+ * see it. */
 static struct ibv_cq *create_extended(cqn_cq *self, const cq_args *a)
 {
     struct ibv_cq_init_attr_ex attr = {
@@ -255,7 +255,8 @@ CQN_RARE static PyObject *cq_new(PyTypeObject *type, PyObject *args, PyObject *k
         used[n++] = CQN_OBJ(a.parent_domain);
     }
     if ((a.parent_domain != NULL || a.create_flags != 0) && !a.extended) {
-        a.extended = true; /* which only such a one can have: with the fields of a plain one */
+        a.extended =
+            true; /* only an extended CQ can have these; it gets the fields of a plain one */
         a.wc_flags = IBV_WC_STANDARD_FLAGS;
     }
     cqn_cq *self = cqn_new(type, &cq_kind, used, n);
@@ -278,7 +279,7 @@ CQN_RARE static PyObject *cq_new(PyTypeObject *type, PyObject *args, PyObject *k
 
 /* ---- arming, and acknowledging ---- */
 
-/* The argument of what arms: 1, 0, or -1 with an exception. */
+/* The argument of the methods that arm: 1, 0, or -1 with an exception. */
 static int parse_solicited_only(cqn_cq *self, const char *function, PyObject *const *args,
                                 Py_ssize_t nargs, PyObject *kwnames)
 {
@@ -300,7 +301,6 @@ static int parse_solicited_only(cqn_cq *self, const char *function, PyObject *co
     return solicited_only;
 }
 
-/* Arming alone; safe_to_sleep() is what most programs want. */
 static PyObject *cq_req_notify(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                                PyObject *kwnames)
 {
@@ -313,9 +313,8 @@ static PyObject *cq_req_notify(PyObject *op, PyObject *const *args, Py_ssize_t n
     Py_RETURN_NONE;
 }
 
-/* A CQ that is armed stays so until its event was read, so there is no need to
- * arm it again; but after arming, and before sleeping, one must look. Returns
- * 1, 0, or -1 with an exception. */
+/* An armed CQ stays armed until its event was read, so it need not be armed again. But after
+ * arming, and before sleeping, it must be polled. Returns 1, 0, or -1 with an exception. */
 static int safe_to_sleep(cqn_cq *self, bool solicited_only)
 {
     cqn_object *trash = NULL;
@@ -341,7 +340,7 @@ static PyObject *cq_safe_to_sleep(PyObject *op, PyObject *const *args, Py_ssize_
     return safe < 0 ? NULL : PyBool_FromLong(safe);
 }
 
-/* More than were counted would make ibv_destroy_cq() wait for ever, so that is refused. */
+/* Refuses more than were counted: ibv_destroy_cq() would wait for ever. */
 static PyObject *cq_ack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     CQN_LOCKED;
@@ -368,9 +367,9 @@ static PyObject *cq_ack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, P
 
 /* ---- changing it ---- */
 
-/* Not every device keeps a CQ armed that it resizes, and a thread may sleep on its event. What
- * completed before the CQ is armed anew has raised no event there: then the channel gets one of our
- * making, and so it does if that can't be told. An engine sees to it itself. */
+/* Not every device keeps a CQ armed while it resizes it, and a thread may be waiting for its event.
+ * A completion from before the CQ is armed anew has raised no event there: then the channel gets an
+ * event of our own, and also if the CQ can't be polled. An engine polls by itself. */
 static int arm_again(cqn_cq *self)
 {
     const cqn_armed armed = self->armed;
@@ -383,7 +382,7 @@ static int arm_again(cqn_cq *self)
     if (rc == 0) {
         rc = cqn_cq_settle(self, &trash);
     }
-    /* To make an exception can run code that closes it. */
+    /* Making an exception can run code that closes the CQ. */
     const bool look = (rc < 0 || self->stash_len > 0) && self->base.handle != NULL;
     if (look && self->late++ == 0) {
         cqn_channel_add_late(self->channel, self);
@@ -418,7 +417,7 @@ CQN_RARE static PyObject *cq_resize(PyObject *op, PyObject *const *args, Py_ssiz
     return arm_again(self) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-/* Moderation is not remembered here: the device has it. */
+/* Only the device remembers the moderation. */
 CQN_RARE static PyObject *cq_modify(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                                     PyObject *kwnames)
 {
@@ -474,7 +473,7 @@ static PyObject *cq_get_name(PyObject *op, void *Py_UNUSED(unused))
     return cqn_open(CQN_OBJ(op)) ? Py_NewRef(((cqn_cq *)op)->name) : NULL;
 }
 
-/* What was asked for, and the number of the QP. */
+/* The flags that were asked for, and the number of the QP. */
 static PyObject *cq_get_wc_flags(PyObject *op, void *Py_UNUSED(unused))
 {
     CQN_LOCKED;
@@ -486,7 +485,7 @@ static PyObject *cq_get_wc_flags(PyObject *op, void *Py_UNUSED(unused))
                     : Py_NewRef(Py_None);
 }
 
-/* Since its latest event; whether a wait has timed out does not matter here. */
+/* As armed since its latest event, even if a wait has timed out. */
 CQN_RARE static PyObject *cq_get_armed(PyObject *op, void *Py_UNUSED(unused))
 {
     static const char *const names[] = {
@@ -531,7 +530,7 @@ PyStructSequence_Desc cqn_cq_stats_desc = {
     .n_in_sequence = 6,
 };
 
-/* Also of a closed CQ: that is when a program wants to report them. */
+/* A closed CQ has them, too: that is when a program reports them. */
 static PyObject *cq_get_stats(PyObject *op, void *Py_UNUSED(unused))
 {
     CQN_LOCKED;

@@ -2,14 +2,14 @@
 /*
  * The methods of a CQ that poll.
  *
- * They look for completions (notify/route.c) and hand them out (notify/hand_out.c). With an AsyncCQ
- * the engine does both, so that poll() and the tasks that wait share what comes; the two bulk forms
- * are refused then.
+ * They fetch completions (notify/route.c) and return them (notify/hand_out.c). With an AsyncCQ the
+ * engine does both, so that poll() and the tasks that wait share the completions; the two bulk
+ * methods are refused then.
  */
 
 #include "verbs/verbs.h"
 
-/* The arguments max_entries and, unless `spin` is NULL, spin, of an open CQ. */
+/* Converts the arguments max_entries and, unless `spin` is NULL, spin, for an open CQ. */
 static int parse_poll(cqn_cq *self, const char *function, PyObject *const *args, Py_ssize_t nargs,
                       PyObject *kwnames, uint64_t *max, double *spin)
 {
@@ -26,7 +26,7 @@ static int parse_poll(cqn_cq *self, const char *function, PyObject *const *args,
                : 0;
 }
 
-/* With an AsyncCQ there is one form of polling. */
+/* With an AsyncCQ only poll() is possible. */
 static int refuse_engine(const cqn_cq *self)
 {
     if (self->engine == NULL) {
@@ -36,7 +36,8 @@ static int refuse_engine(const cqn_cq *self)
     return -1;
 }
 
-/* What the requests kept alive is dropped last: that can run code which polls this CQ. */
+/* The objects that the requests kept alive are dropped last: that can run code which polls this CQ.
+ */
 static PyObject *poll_without_engine(cqn_cq *self, uint64_t max, double spin)
 {
     cqn_object *trash = NULL;

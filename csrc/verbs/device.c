@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The devices of this machine: listing them, opening one, and its attributes; and what must be done
- * before the first is opened. */
+/* The devices of this machine: listing and opening them, their attributes, and what is needed
+ * before the first one is opened. */
 
 #include "verbs/verbs.h"
 #include <dirent.h>
@@ -15,12 +15,12 @@ static const char no_device[] =
     "rdma_rxe\" and \"rdma link add rxe0 type rxe netdev eth0\"; and where neither can be, "
     "\"cqnotify lab run -- COMMAND\" runs a program on a Linux kernel of its own that has two";
 
-/* A device of the kernel's that no program can use, whose class of devices is empty. */
+/* The kernel has a device, but its class of devices for programs is empty. */
 static const char no_uverbs[] =
     "the kernel has %U, but offers it to no program, as /sys/class/infiniband_verbs is empty: load "
     "the module ib_uverbs, by \"modprobe ib_uverbs\"";
 
-/* One that libibverbs leaves out. */
+/* libibverbs does not list the kernel's device. */
 static const char no_provider[] =
     "the kernel has %U, but libibverbs has no provider for it. They are in the package "
     "ibverbs-providers (on Fedora and RHEL: libibverbs), and looked for by the files in "
@@ -29,7 +29,7 @@ static const char no_provider[] =
 
 #define CLASS "/sys/class/infiniband_verbs"
 
-/* The names that the kernel has in a folder, as a str; "" where there is no such folder. */
+/* The names in a folder of the kernel's, as a str; "" if there is no such folder. */
 CQN_RARE static PyObject *names_in(cqn_state *st, const char *folder)
 {
     DIR *dir = opendir(folder);
@@ -51,7 +51,7 @@ CQN_RARE static PyObject *names_in(cqn_state *st, const char *folder)
     return names;
 }
 
-/* What a machine without a device lacks, and how to get it: a str. NULL with VerbsError if the
+/* Says what a machine without a device lacks, and how to get it: a str. NULL with VerbsError if the
  * kernel's folders can't be read. */
 CQN_RARE static PyObject *no_device_because(cqn_state *st)
 {
@@ -87,7 +87,7 @@ int cqn_load_verbs(cqn_state *st)
     return 0;
 }
 
-/* ENOSYS where the kernel knows no RDMA. libibverbs says so, too, where it can't read the class. */
+/* ENOSYS if the kernel has no RDMA. libibverbs also says ENOSYS if it can't read the class. */
 CQN_RARE static int why_no_class(void)
 {
     DIR *dir = opendir(CLASS);
@@ -97,7 +97,7 @@ CQN_RARE static int why_no_class(void)
     return dir != NULL || errno == ENOENT ? ENOSYS : errno;
 }
 
-/* The devices, for ibv_free_device_list(), and their number; NULL with an errno, which is ENOSYS
+/* The devices, for ibv_free_device_list(), and their number. NULL with an errno in `err`: ENOSYS
  * only if the kernel has no RDMA. Without the GIL, inside the library. */
 static struct ibv_device **list_devices(int *n, int *err)
 {
@@ -110,7 +110,7 @@ static struct ibv_device **list_devices(int *n, int *err)
     return list;
 }
 
-/* Raises another errno of that; NULL. */
+/* Raises VerbsError for another errno of list_devices(). Returns NULL. */
 static void *refuse_list(cqn_state *st, int err)
 {
     const bool descriptors = err == EMFILE || err == ENFILE;
@@ -174,7 +174,7 @@ PyObject *cqn_list_devices(PyObject *module, PyObject *Py_UNUSED(unused))
 
 /* ---- opening ---- */
 
-/* The names of all devices, for the message. */
+/* The names of all devices, for a message. */
 static PyObject *names_of(struct ibv_device **list)
 {
     PyObject *names = PyUnicode_FromString("");
@@ -186,11 +186,11 @@ static PyObject *names_of(struct ibv_device **list)
     return names;
 }
 
-/* Names what there is, when there is no device of that name. */
+/* Raises that no device has that name, and lists those there are. Returns NULL. */
 CQN_RARE static void *refuse_name(cqn_state *st, struct ibv_device **list, int err,
                                   const char *name)
 {
-    if (list == NULL && err != ENOSYS) { /* which is a kernel that knows no RDMA */
+    if (list == NULL && err != ENOSYS) { /* ENOSYS: the kernel has no RDMA */
         return refuse_list(st, err);
     }
     if (list == NULL || list[0] == NULL) {
@@ -210,19 +210,20 @@ CQN_RARE static void *refuse_name(cqn_state *st, struct ibv_device **list, int e
     return NULL;
 }
 
-/* What opening a device has brought. */
+/* The result of opening a device. */
 typedef struct {
     struct ibv_device **list;  /* or NULL */
-    struct ibv_device *device; /* of the list, which is open or, of those that are not, the first;
-                                * NULL: none has that name */
+    struct ibv_device *device; /* the one that is open, or else the first that could not be opened;
+                                  NULL: none has that name */
     struct ibv_context *handle;
-    bool renamed;  /* since libibverbs first saw it: it is not opened */
-    int err;       /* of the list, or of opening */
-    int query_err; /* of asking for the attributes, without which it is of no use */
+    bool renamed;  /* since libibverbs first saw it, so it is not opened */
+    int err;       /* of list_devices(), or of ibv_open_device() */
+    int query_err; /* of ibv_query_device() */
 } opened;
 
-/* Why it could not be opened, nor any other if it was not `named`. The library tries several ways,
- * and tells the errno of the last, so the device's file is asked once more. */
+/* Raises why the device could not be opened, nor any other if it was not `named`. The library tries
+ * several ways and reports the errno of the last, so access to the device's file is checked here.
+ */
 CQN_RARE static void *refuse_open(cqn_state *st, const opened *o, bool named)
 {
     int err = o->err;
@@ -244,7 +245,7 @@ CQN_RARE static void *refuse_open(cqn_state *st, const opened *o, bool named)
     return NULL;
 }
 
-/* By the old name libibverbs would read attributes, such as P_Keys, of what has that name now. */
+/* libibverbs would read attributes, such as P_Keys, of the device that has the old name now. */
 CQN_RARE static void *refuse_renamed(cqn_state *st, const struct ibv_device *device)
 {
     char now[IBV_SYSFS_NAME_MAX];
@@ -255,7 +256,7 @@ CQN_RARE static void *refuse_renamed(cqn_state *st, const struct ibv_device *dev
                            now, device->name);
 }
 
-/* Opens one that is called so `now`. Of several that can't be opened the first is remembered. */
+/* Opens a device that is called `now`. The first one that can't be opened is remembered. */
 static void try_open(opened *o, struct ibv_device *device, const char *now)
 {
     const bool renamed = strcmp(now, device->name) != 0;
@@ -268,7 +269,8 @@ static void try_open(opened *o, struct ibv_device *device, const char *now)
     }
 }
 
-/* The device of that name, or the first that can be opened, and its attributes. Without the GIL. */
+/* Opens the device of that name, or the first that can be opened, and queries its attributes.
+ * Without the GIL. */
 static opened find_and_open(const char *name, struct ibv_device_attr *attr)
 {
     int n;
@@ -324,7 +326,7 @@ int cqn_device_attr_ex(cqn_object *self, struct ibv_device_attr_ex *out)
         cqn_verbs_error(self->state, err, "ibv_query_device_ex", "");
         return -1;
     }
-    if (out->phys_port_cnt_ex == 0) { /* of a libibverbs that does not have that member yet */
+    if (out->phys_port_cnt_ex == 0) { /* an older libibverbs lacks that member */
         out->phys_port_cnt_ex = out->orig_attr.phys_port_cnt;
     }
     return 0;
@@ -342,7 +344,7 @@ int cqn_device_attr_ex(cqn_object *self, struct ibv_device_attr_ex *out)
 
 typedef enum ibv_fork_status (*fork_query)(void);
 
-/* ibv_is_fork_initialized(), which is newer than the library must be; or NULL. */
+/* ibv_is_fork_initialized(); NULL if the library is older than that function. */
 static fork_query find_fork_query(void)
 {
     void *found = cqn_library_find("ibv_is_fork_initialized");
@@ -351,7 +353,7 @@ static fork_query find_fork_query(void)
     return ask;
 }
 
-/* Of a library that can't tell, what came of ours. */
+/* If the library can't say, the result of our own ibv_fork_init(). */
 static enum ibv_fork_status fork_status(const cqn_state *st)
 {
     const fork_query ask = find_fork_query();
@@ -370,7 +372,7 @@ static int warn_of_fork(int err)
         strerror(err));
 }
 
-/* Before the first device is opened. With the GIL: another thread must not open one meanwhile. */
+/* With the GIL, so that no other thread opens a device meanwhile. */
 int cqn_prepare_for_fork(cqn_state *st)
 {
     if (st->fork_prepared) {

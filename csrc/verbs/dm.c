@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * DM: memory on the device, for programs to use.
+ * DM: memory on the device, for programs.
  *
- * The type: copying into it and out of it. What work requests use is an MR of it, see mr_foreign.c.
+ * The type: copying into it and out of it. Work requests use an MR of it, see mr_foreign.c.
  */
 
 #include "verbs/verbs.h"
@@ -15,7 +15,7 @@ static int free_dm(void *handle)
 static const cqn_kind dm_kind = {
     .name = "DM",
     .destroy_verb = "ibv_free_dm",
-    .rank = CQN_RANK_PD, /* its MRs go first */
+    .rank = CQN_RANK_PD, /* its MRs are closed first */
     .destroy = free_dm,
     .clear = cqn_clear,
 };
@@ -76,7 +76,7 @@ static const cqn_kind imported_kind = {
     .clear = cqn_clear,
 };
 
-/* The device does not tell its length. */
+/* The device does not report the length. */
 CQN_RARE static PyObject *dm_from_handle(PyObject *cls, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;

@@ -2,8 +2,8 @@
 /*
  * TD: a thread domain, whose objects one thread uses; and ParentDomain: a PD with a thread domain.
  *
- * A parent domain stands for its PD: what belongs to one works with what belongs to the other (see
- * cqn_root_pd()). So its type derives from PD, and is taken wherever that is.
+ * A parent domain stands for its PD: objects of one work with those of the other (see
+ * cqn_root_pd()). So its type derives from PD, and is accepted wherever a PD is.
  */
 
 #include "verbs/verbs.h"
@@ -89,7 +89,7 @@ static const cqn_kind parent_kind = {
     .clear = cqn_clear,
 };
 
-/* Of a PD, not of another parent domain, for which providers would take it. */
+/* `pd` must not be a parent domain: providers would take it for a PD. */
 static int check_parts(cqn_state *st, PyObject *pd, PyObject *td)
 {
     if (cqn_expect(pd, st->PD, "pd") < 0) {

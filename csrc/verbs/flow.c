@@ -2,9 +2,9 @@
 /*
  * Flow: a rule for which packets a queue pair gets.
  *
- * The rule comes from cqnotify/flow.py as the bytes of its specs. They are checked here, one after
- * the other, since the device's provider would read beyond the end of one that is too short; those
- * that contain pointers are not let through. The spec of its FlowCounters is added here.
+ * cqnotify/flow.py makes the bytes of the specs. They are checked here one by one, since a provider
+ * would read beyond the end of a spec that is too short; specs with pointers are refused. The spec
+ * of the FlowCounters is added here.
  */
 
 #include "verbs/verbs.h"
@@ -14,7 +14,7 @@ static int destroy_flow(void *handle)
     return ibv_destroy_flow(handle);
 }
 
-/* It goes along with its queue pair. */
+/* It is closed with its queue pair. */
 static const cqn_kind flow_kind = {
     .name = "Flow",
     .destroy_verb = "ibv_destroy_flow",
@@ -25,14 +25,14 @@ static const cqn_kind flow_kind = {
 };
 
 typedef struct {
-    PyObject *qp, *counters; /* the latter NULL: none */
+    PyObject *qp, *counters; /* `counters` may be NULL */
     struct ibv_flow_attr attr;
     struct ibv_flow_attr *joined; /* the attributes, with the specs behind them */
 } flow_args;
 
-enum { MAX_SPECS = UINT8_MAX - 1 }; /* besides that of the counters */
+enum { MAX_SPECS = UINT8_MAX - 1 }; /* besides the spec of the counters */
 
-/* How long a spec of that type is; 0: there is none. */
+/* The size of a spec of that type; 0: no such spec. */
 static uint16_t size_of_spec(uint32_t type)
 {
     switch (type & ~(uint32_t)IBV_FLOW_SPEC_INNER) {
@@ -54,7 +54,7 @@ static uint16_t size_of_spec(uint32_t type)
     }
 }
 
-/* Counts them. -1 with ValueError for what is no row of whole specs. */
+/* Counts the specs. -1 with ValueError unless all are whole and known. */
 static int check_specs(flow_args *a, Py_ssize_t length)
 {
     const char *at = (const char *)(a->joined + 1);
@@ -80,7 +80,7 @@ static int check_specs(flow_args *a, Py_ssize_t length)
     return 0;
 }
 
-/* Copied before they are checked: the buffer may be written to meanwhile. */
+/* The specs are copied before they are checked: another thread may write to the buffer. */
 static int parse_specs(PyObject *specs, flow_args *a)
 {
     Py_buffer view = {.buf = NULL};
@@ -113,7 +113,8 @@ static int parse_numbers(PyObject *const *in, flow_args *a)
     const uint32_t all_flags = IBV_FLOW_ATTR_FLAGS_DONT_TRAP | IBV_FLOW_ATTR_FLAGS_EGRESS;
     uint32_t type = IBV_FLOW_ATTR_NORMAL, priority = 0, flags = 0;
     uint64_t port = 1;
-    const int ports = CQN_OBJ(a->qp)->context->attr.phys_port_cnt; /* before code may close it */
+    const int ports =
+        CQN_OBJ(a->qp)->context->attr.phys_port_cnt; /* before a conversion can close it */
     if ((in[0] != NULL &&
          cqn_member32(in[0], "flow_type", "a FlowAttrType such as FlowAttrType.NORMAL",
                       IBV_FLOW_ATTR_SNIFFER, &type) < 0) ||
@@ -162,7 +163,7 @@ static int parse_new_flow(cqn_state *st, PyObject *args, PyObject *kwargs, flow_
                : 0;
 }
 
-/* Behind the others there is room for it. */
+/* parse_specs() has allocated memory for it behind the others. */
 static void add_count(flow_args *a)
 {
     struct ibv_flow_spec_counter_action count = {.type = IBV_FLOW_SPEC_ACTION_COUNT,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * FlowCounters: what the packets of flows are counted by, in the device.
+ * FlowCounters: counters of the device, for the packets of flows.
  *
  * A flow names one, see flow.c, and is closed with it.
  */
@@ -9,7 +9,7 @@
 
 typedef struct {
     cqn_object base;
-    uint32_t n; /* one more than the highest index to which something was attached */
+    uint32_t n; /* one more than the highest index that is used */
 } flow_counters;
 
 static int destroy_counters(void *handle)

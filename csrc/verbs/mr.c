@@ -12,8 +12,8 @@
 
 /* ---- making ---- */
 
-/* By which address the device is to know the memory, if not by its own. The kernel would refuse
- * another place in the page with EINVAL, and no reason. */
+/* The address of the memory for the device, if not its own. The kernel would refuse another place
+ * in the page with only EINVAL. */
 static int choose_iova(cqn_mr *self, PyObject *value)
 {
     const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
@@ -21,10 +21,10 @@ static int choose_iova(cqn_mr *self, PyObject *value)
         return 0;
     }
     if (cqn_uint(value, "iova", UINT64_MAX - self->memory.length, &self->iova) < 0 ||
-        cqn_open(self->base.uses[0]) == NULL) { /* which keeps the context */
+        cqn_open(self->base.uses[0]) == NULL) { /* the PD keeps the context */
         return -1;
     }
-    if (self->base.context->attr.vendor_id == CQN_SIW_VENDOR) { /* which would ignore it */
+    if (self->base.context->attr.vendor_id == CQN_SIW_VENDOR) { /* siw would ignore it */
         cqn_verbs_error(self->base.state, EOPNOTSUPP, "ibv_reg_mr", "iova: siw has none");
         return -1;
     }
@@ -38,7 +38,7 @@ static int choose_iova(cqn_mr *self, PyObject *value)
     return 0;
 }
 
-/* The buffer is taken before the registration, which can sleep: it stays put from there on. */
+/* The buffer is pinned before the registration, which can sleep. */
 CQN_RARE static PyObject *mr_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
@@ -110,7 +110,7 @@ static int nothing_to_deregister(void *Py_UNUSED(handle))
     return 0;
 }
 
-/* Its handle is that of the implicit one, which it keeps open. */
+/* It has the handle of the implicit MR, which it keeps open. */
 static const cqn_kind part_kind = {
     .name = "MR",
     .destroy_verb = "ibv_dereg_mr",
@@ -120,7 +120,7 @@ static const cqn_kind part_kind = {
     .clear = cqn_mr_clear,
 };
 
-/* The part uses the whole, which so stays open, and has its keys. */
+/* The part uses the whole, which stays open, and has its keys. */
 static PyObject *mr_over(PyObject *op, PyObject *buffer)
 {
     CQN_LOCKED;
@@ -152,7 +152,7 @@ static PyObject *mr_over(PyObject *op, PyObject *buffer)
 
 /* ---- its bytes ---- */
 
-/* As cqn_open(), and it must have elements. */
+/* As cqn_open(); an implicit MR has no bytes to slice. */
 static bool open_whole(cqn_mr *self)
 {
     if (cqn_open(&self->base) == NULL) {
@@ -166,7 +166,7 @@ static bool open_whole(cqn_mr *self)
     return true;
 }
 
-/* The same, and this process must have its bytes. */
+/* The same, and its bytes must be in this process. */
 static bool open_bytes(cqn_mr *self)
 {
     if (!open_whole(self)) {
@@ -179,7 +179,7 @@ static bool open_bytes(cqn_mr *self)
     return true;
 }
 
-/* Each memoryview keeps the memory, also when the MR is closed: cqn_mr_release_memory() waits for
+/* Each memoryview keeps the memory, even when the MR is closed: cqn_mr_release_memory() waits for
  * the last. */
 static int mr_getbuffer(PyObject *op, Py_buffer *view, int flags)
 {
@@ -206,7 +206,7 @@ static void mr_releasebuffer(PyObject *op, Py_buffer *Py_UNUSED(view))
     cqn_mr_release_memory(self);
 }
 
-/* A number of bytes; what is wrong with its range check_range() says. */
+/* Converts a number of bytes; check_range() checks its range. */
 static int size_from(PyObject *value, const char *name, Py_ssize_t *out)
 {
     if (!PyIndex_Check(value)) {
@@ -218,7 +218,7 @@ static int size_from(PyObject *value, const char *name, Py_ssize_t *out)
     return *out == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
-/* offset and length within the region; IndexError otherwise. */
+/* -1 with IndexError unless the range is within the region. */
 static int check_range(const cqn_mr *self, Py_ssize_t offset, Py_ssize_t length)
 {
     Py_ssize_t size = (Py_ssize_t)self->memory.length;
@@ -230,8 +230,8 @@ static int check_range(const cqn_mr *self, Py_ssize_t offset, Py_ssize_t length)
     return 0;
 }
 
-/* Copies bytes out, under the GIL: so no other thread of this process writes to them by write()
- * meanwhile. The device may. */
+/* The bytes are copied under the GIL, so write() of another thread does not change them meanwhile.
+ * The device may. */
 static PyObject *mr_read(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     CQN_LOCKED;
@@ -259,7 +259,7 @@ static PyObject *mr_read(PyObject *op, PyObject *const *args, Py_ssize_t nargs, 
     return PyBytes_FromStringAndSize((char *)self->memory.addr + offset, length);
 }
 
-/* The data's buffer is held while it is copied, and may be this MR's own. */
+/* The buffer of the data is held while it is copied. It may be this MR's own. */
 static PyObject *mr_write(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     CQN_LOCKED;
@@ -295,8 +295,8 @@ static Py_ssize_t mr_length(PyObject *op)
     return open_whole(self) ? (Py_ssize_t)self->memory.length : -1;
 }
 
-/* An end of a slice: counted from the back if negative, but never clamped. A
- * send that is silently shorter than what was written would be a trap. */
+/* An end of a slice: counted from the end if negative, but never clamped. A send that is silently
+ * shorter than the slice would be a trap. */
 static int slice_end(PyObject *value, Py_ssize_t fallback, Py_ssize_t length, Py_ssize_t *out)
 {
     if (value == Py_None) {
@@ -353,7 +353,7 @@ static PyObject *mr_subscript(PyObject *op, PyObject *key)
                      UINT32_MAX);
         return NULL;
     }
-    /* The ends may have run code that registered other memory. */
+    /* Converting the ends may have run code that registered other memory. */
     if (cqn_open(&self->base) == NULL || check_range(self, start, stop - start) < 0) {
         return NULL;
     }

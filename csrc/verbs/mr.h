@@ -7,7 +7,7 @@
 
 /* mr_memory.c */
 
-/* Access that needs memory which can be written. */
+/* Access that needs writable memory. */
 #define CQN_WRITING (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC)
 
 /* Converts and checks the argument `access`; NULL is LOCAL_WRITE. -1 with an exception. */
@@ -26,14 +26,14 @@ int cqn_mr_acquire_memory(cqn_mr *mr, PyObject *buffer);
 /* Registers the memory, and adopts the handle. Returns the MR, or NULL with an exception. */
 PyObject *cqn_mr_register(cqn_mr *mr, cqn_object *pd);
 
-/* Gives an MR its handle and keys. Returns it. */
+/* Gives an MR its handle and keys. Returns the MR. */
 PyObject *cqn_mr_adopt(cqn_mr *self, struct ibv_mr *mr);
 
-/* What the kinds of MR have in common. */
+/* Common to all kinds of MR. */
 void cqn_mr_after_destroy(cqn_object *mr);
 int cqn_mr_clear(PyObject *mr);
 
-/* Gives the memory back when neither the device nor a memoryview uses it any more. */
+/* Releases the memory if neither the device nor a memoryview uses it any more. */
 void cqn_mr_release_memory(cqn_mr *mr);
 
 PyObject *cqn_mr_rereg(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);

@@ -3,8 +3,8 @@
  * MRs whose bytes are not in this process's memory: on the device, in a dma-buf, in another
  * process, or nowhere.
  *
- * Work requests take slices of them as of any other. They have no buffer to pin: the kernel keeps a
- * dma-buf, and device memory is used by its MRs.
+ * Work requests use slices of them like those of any other MR. There is no buffer to pin: the
+ * kernel keeps a dma-buf, and a DM stays open while its MRs are.
  */
 
 #include "verbs/mr.h"
@@ -13,7 +13,7 @@ static const unsigned int DMABUF_ACCESS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_RE
                                           IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC |
                                           IBV_ACCESS_RELAXED_ORDERING;
 
-/* Without an address in this process, but with one for the device. */
+/* A new MR without an address in this process, and with one for the device. */
 static cqn_mr *new_mr(PyTypeObject *type, const cqn_kind *kind, cqn_object *const *used, size_t n,
                       uint64_t iova, uint64_t length, unsigned int access)
 {
@@ -26,7 +26,7 @@ static cqn_mr *new_mr(PyTypeObject *type, const cqn_kind *kind, cqn_object *cons
     return self;
 }
 
-/* Adopts what the device has made; NULL drops the object, with the exception that is set. */
+/* Gives the MR its handle. If `mr` is NULL, drops the MR; an exception is set. */
 static PyObject *finish(cqn_mr *self, struct ibv_mr *mr)
 {
     if (mr == NULL) {
@@ -52,7 +52,7 @@ static int parse_part(const cqn_dm *dm, PyObject *length_value, PyObject *offset
                : cqn_range(length_value, "length", 1, dm->length - *offset, length);
 }
 
-/* Such an MR is always zero-based, which the device wants to be told. */
+/* Such an MR is always zero-based, and the verb needs that flag. */
 CQN_RARE PyObject *cqn_mr_from_dm(PyObject *cls, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
@@ -189,7 +189,7 @@ static int unimport_mr(void *handle)
     return 0;
 }
 
-/* The registration is its maker's: this process only forgets it. */
+/* The registration belongs to the other process: this one only forgets it. */
 static const cqn_kind imported_kind = {
     .name = "MR",
     .destroy_verb = "ibv_unimport_mr",

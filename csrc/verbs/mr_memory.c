@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The memory of an MR: taking it, registering it, and registering it anew.
+ * The memory of an MR: acquiring it, registering it, and registering it anew.
  *
  * An MR owns the view of the user's buffer, or pages of its own, until the device and the last
- * memoryview of it have let go. This is below mr.c and mr_foreign.c, which make the kinds of MR.
+ * memoryview of it have released them. This file is below mr.c and mr_foreign.c, which make the
+ * kinds of MR.
  */
 
 #include "verbs/mr.h"
@@ -24,9 +25,9 @@ static void release_memory(cqn_memory *memory)
     }
 }
 
-/* It is released when both the registration and the last memoryview of this object are gone.
- * `registered` says more than `handle`: while another thread is inside ibv_dereg_mr() the device
- * may still use the memory. */
+/* The memory is released when both the registration and the last memoryview are gone. `registered`
+ * says more than `handle`: while another thread is inside ibv_dereg_mr() the device may still use
+ * the memory. */
 void cqn_mr_release_memory(cqn_mr *self)
 {
     if (self->exports == 0 && !self->registered) {
@@ -61,8 +62,8 @@ const cqn_kind cqn_mr_kind = {
     .clear = cqn_mr_clear,
 };
 
-/* Pages of its own are mapped, not allocated: they begin at a page, and can go back to the system
- * at once. */
+/* Pages of its own are mapped, not allocated: they begin at a page boundary, and can be returned to
+ * the system at once. */
 static int map_own(cqn_memory *self, uint64_t length)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -101,7 +102,8 @@ CQN_RARE static bool has_references(const char *format)
     return false;
 }
 
-/* The buffer of a numpy array has no format if there are dates in it, but its type tells. */
+/* The buffer of a numpy array with dates has no format, but its dtype says whether it has objects.
+ */
 CQN_RARE static int has_objects_by_type(PyObject *buffer)
 {
     PyObject *dtype = PyObject_GetAttrString(buffer, "dtype");
@@ -127,7 +129,8 @@ CQN_RARE int cqn_refuse_objects(PyObject *buffer, const char *name)
         rc = has_references(view.format);
         PyBuffer_Release(&view);
     }
-    else if (PyErr_ExceptionMatches(PyExc_Exception)) { /* that of its simple buffer is raised */
+    else if (PyErr_ExceptionMatches(
+                 PyExc_Exception)) { /* the error of its simple buffer is raised later */
         PyErr_Clear();
         rc = has_objects_by_type(buffer);
     }
@@ -155,7 +158,7 @@ static int pin_buffer(cqn_memory *self, PyObject *buffer, unsigned int access)
     if (PyObject_GetBuffer(buffer, &self->view, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0) {
         if (!PyErr_ExceptionMatches(PyExc_BufferError) &&
             !PyErr_ExceptionMatches(PyExc_TypeError)) {
-            return -1; /* it is about something else */
+            return -1; /* another error */
         }
         if (writable && PyObject_CheckBuffer(buffer)) {
             PyErr_Format(PyExc_TypeError,
@@ -197,8 +200,8 @@ int cqn_mr_acquire_memory(cqn_mr *self, PyObject *buffer)
     return 0;
 }
 
-/* The kernel can't pin the memory: it could not write to it either, or has no page to pin. Before
- * Linux 6.2 it pins for writing whatever the access, which only a private mapping can be forced to.
+/* The kernel can't pin the memory: it can't write to it, or there is no page to pin. Before
+ * Linux 6.2 it pins for writing whatever the access, which it can force only on a private mapping.
  */
 static const char *unpinnable_hint(const cqn_memory *memory)
 {
@@ -212,7 +215,7 @@ static const char *unpinnable_hint(const cqn_memory *memory)
            "else map it with MAP_PRIVATE";
 }
 
-/* The errno alone rarely says what to do: the limit on locked memory is the most common reason. */
+/* The errno rarely says what to do: the most common reason is the limit on locked memory. */
 static void *refuse_memory(cqn_state *st, int err, const char *verb, const cqn_memory *memory,
                            unsigned int access, const char *end)
 {
@@ -260,7 +263,7 @@ PyObject *cqn_mr_register(cqn_mr *self, cqn_object *pd)
                       : cqn_mr_adopt(self, mr);
 }
 
-/* What the kernel would refuse with EINVAL, and no reason. */
+/* Refuses what the kernel would refuse with only EINVAL. */
 int cqn_mr_access(PyObject *value, unsigned int *access)
 {
     *access = IBV_ACCESS_LOCAL_WRITE;
@@ -312,10 +315,10 @@ int cqn_check_odp(cqn_object *pd, uint64_t needed)
  * of them the device uses. */
 
 typedef struct {
-    PyObject *buffer, *pd; /* borrowed; NULL: as before */
+    PyObject *buffer, *pd; /* borrowed; NULL: unchanged */
     unsigned int access;
     int flags;
-    cqn_memory memory; /* of the buffer */
+    cqn_memory memory; /* of the new buffer */
 } change;
 
 static bool is_given(PyObject *value)
@@ -347,7 +350,7 @@ static int parse_change(cqn_mr *self, PyObject *const *in, change *c)
     return 0;
 }
 
-/* Whether the MR can be changed now. */
+/* 0 if the MR can be changed now; -1 with an exception. */
 static int check_change(cqn_mr *self, const change *c)
 {
     cqn_state *st = self->base.state;
@@ -384,7 +387,7 @@ static int check_change(cqn_mr *self, const change *c)
     return 0;
 }
 
-/* Takes over what the device has taken over. Drops the old memory, which can run any code. */
+/* Changes the MR as the device has changed it. The old memory ends up in `c`. Can run any code. */
 static void become(cqn_mr *self, change *c)
 {
     cqn_object *trash = NULL;
@@ -406,7 +409,8 @@ static void become(cqn_mr *self, change *c)
 
 typedef enum { IS_NEW, IS_NEW_BUT, IS_OLD, IS_LOST, IS_STUCK } outcome;
 
-/* What a call leaves, by enum ibv_rereg_mr_err_code. What lacks the verb has done nothing. */
+/* The outcome of a call, by enum ibv_rereg_mr_err_code. A device that lacks the verb has done
+ * nothing. */
 static outcome outcome_of(int result, int err)
 {
     return result == 0                                ? IS_NEW
@@ -426,7 +430,7 @@ static const char *const ends[] = {
         ". Nothing is known of the MR any more, and it can't be closed now: close it later",
 };
 
-/* Closes an MR of which nothing is known. If that fails, the device may use either memory, so both
+/* Closes an MR whose state is not known. If that fails, the device may use either memory, so both
  * stay pinned: the old until a later close() succeeds, the new for good. */
 static outcome give_up(cqn_mr *self, change *c)
 {
@@ -459,7 +463,7 @@ static PyObject *carry_out(cqn_mr *self, change *c)
     }
     self->base.closing--;
     outcome out = outcome_of(result, err);
-    /* What was made before fits again if nothing has changed. */
+    /* If nothing has changed, what was made before is valid again. */
     self->base.changes += out == IS_OLD ? UINT32_MAX : 1;
     if (out <= IS_NEW_BUT) {
         become(self, c);
@@ -473,7 +477,7 @@ static PyObject *carry_out(cqn_mr *self, change *c)
     return NULL;
 }
 
-/* The new buffer is taken before the call, which can sleep, and the old one released after it. */
+/* The new buffer is pinned before the call, which can sleep; the old one is released after it. */
 CQN_RARE PyObject *cqn_mr_rereg(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                                 PyObject *kwnames)
 {
@@ -487,12 +491,13 @@ CQN_RARE PyObject *cqn_mr_rereg(PyObject *op, PyObject *const *args, Py_ssize_t 
         parse_change(self, in, &c) < 0 || check_change(self, &c) < 0) {
         return NULL;
     }
-    /* A device that can't page would fail in a way after which nothing is known of the MR. */
+    /* A device that can't page would fail in a way that leaves the state of the MR unknown. */
     if (c.access & ~self->access & IBV_ACCESS_ON_DEMAND &&
         cqn_check_odp(&self->base, IBV_ODP_SUPPORT) < 0) {
         return NULL;
     }
-    /* That, and taking the user's buffer, can run Python code: so all is looked at once more. */
+    /* The check, and pinning the user's buffer, can run Python code, so everything is checked once
+     * more. */
     if ((c.buffer == NULL || acquire_memory(&c.memory, c.buffer, c.access) == 0) &&
         check_change(self, &c) == 0) {
         result = carry_out(self, &c);

@@ -2,8 +2,8 @@
 /*
  * MW: a memory window, a second key to a part of an MR.
  *
- * The type alone. A work request binds the window to its MR, and another one, or the peer, takes
- * the key back: what these do to a window is in work/mw_state.c.
+ * Only the type. A work request binds the window to its MR; another one, or the peer, invalidates
+ * the key: work/mw_state.c notes what they do.
  */
 
 #include "verbs/verbs.h"
@@ -27,7 +27,7 @@ static const cqn_kind mw_kind = {
     .clear = cqn_clear,
 };
 
-/* Only the two types that the verbs know. */
+/* One of the two types of the verbs. */
 static int parse_mw_type(PyObject *value, enum ibv_mw_type *out)
 {
     uint32_t type = IBV_MW_TYPE_1;
@@ -43,7 +43,7 @@ static int parse_mw_type(PyObject *value, enum ibv_mw_type *out)
     return 0;
 }
 
-/* The window is bound to nothing yet; its key is of use to no peer. */
+/* A new window is not bound: its key gives no access. */
 CQN_RARE static PyObject *mw_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;

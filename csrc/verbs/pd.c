@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* PD: a protection domain, which memory, windows, addresses and queues belong to. It has little
- * but its lifetime. */
+/* PD: a protection domain, to which memory, windows, addresses and queues belong. */
 
 #include "verbs/verbs.h"
 
@@ -67,7 +66,7 @@ static int unimport_pd(void *handle)
     return 0;
 }
 
-/* The domain is its maker's: this process only forgets it. */
+/* The domain belongs to the other process: this one only forgets it. */
 static const cqn_kind imported_kind = {
     .name = "PD",
     .destroy_verb = "ibv_unimport_pd",
@@ -117,7 +116,8 @@ CQN_RARE static PyObject *pd_from_handle(PyObject *cls, PyObject *args, PyObject
 
 /* ---- advice ---- */
 
-/* The kernel may have to read pages from a disk: without the GIL, and the MRs stay meanwhile. */
+/* Without the GIL, since the kernel may have to read pages from a disk. The MRs stay open
+ * meanwhile. */
 static PyObject *give_advice(cqn_object *self, uint32_t advice, uint32_t flags, cqn_sg *sg)
 {
     struct ibv_pd *handle = self->handle;

@@ -25,8 +25,7 @@ int cqn_context_pkey_entries(cqn_context *self, uint8_t port, uint64_t *out)
     return 0;
 }
 
-/* How many entries the GID tables of all ports can have; negative: an error
- * is set. */
+/* How many entries the GID tables of all ports can have. Negative with an exception. */
 static Py_ssize_t gid_entries(cqn_context *self, struct ibv_context *handle)
 {
     Py_ssize_t total = 0;
@@ -115,7 +114,7 @@ CQN_RARE PyObject *cqn_gid_table(cqn_context *self)
     return list;
 }
 
-/* Of one port, from the list of all. */
+/* The indices of one port, from the list of all GIDs. */
 static PyObject *indices_of(PyObject *list, uint8_t port)
 {
     PyObject *text = PyUnicode_FromString("");

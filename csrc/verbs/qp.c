@@ -2,10 +2,10 @@
 /*
  * QP: a queue pair.
  *
- * The type and its end, and what is asked of it: attributes, probes, ECE. The arguments of QP() are
- * in qp_create.c, those of modify() in qp_modify.c, and multicast groups in qp_mcast.c; posting is
- * in work/post_send.c and work/post_recv.c, and what is in flight in work/wr_queue.c. A queue pair
- * owns the books of its two queues.
+ * The type, its end, query(), probes and ECE. The arguments of QP() are in qp_create.c, those of
+ * modify() in qp_modify.c, and multicast groups in qp_mcast.c. Posting is in work/post_send.c and
+ * work/post_recv.c; work/wr_queue.c has the books of what is in flight, which a queue pair owns for
+ * its two queues.
  */
 
 #include "verbs/qp.h"
@@ -14,17 +14,17 @@
 
 /* ---- what is still sent ---- */
 
-/* rxe destroys a QP when all packets of it have left, and sends meanwhile again and again what is
- * not acknowledged. Packets for a neighbour that does not answer wait for it up to 3 s, so that
- * some are always left; after 50 s rxe frees the QP all the same, and the kernel crashes. In RESET
- * nothing is sent. */
+/* rxe destroys a QP when all its packets have left, and until then it sends again what is not
+ * acknowledged. Packets for a neighbour that does not answer are held for up to 3 s, so some are
+ * always left. After 50 s rxe frees the QP nevertheless, and the kernel crashes. In RESET nothing
+ * is sent. */
 static bool sends_again(const cqn_qp *self)
 {
     bool sends = self->state == IBV_QPS_RTS || self->state == IBV_QPS_SQD;
     return self->type == IBV_QPT_RC && sends && self->sq->len > 0;
 }
 
-/* Without the GIL. If it fails, all is as it was. */
+/* Without the GIL. A failure changes nothing. */
 static int stop_sending(struct ibv_qp *qp)
 {
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
@@ -46,7 +46,7 @@ static int destroy_qp(void *handle)
     return cqn_qp_destroy_in_groups(qp);
 }
 
-/* From `op` on, with a reference. */
+/* The next queue pair that must be stopped, from `op` on; a new reference. */
 static cqn_qp *next_that_sends_again(cqn_object *op)
 {
     for (; op != NULL; op = op->next) {
@@ -65,7 +65,7 @@ static void reset_before_all_close(cqn_qp *self)
     struct ibv_qp *qp = self->base.handle;
     const enum ibv_qp_state before = self->state;
     int err;
-    self->must_stop = true; /* once is enough */
+    self->must_stop = true; /* it is stopped only once */
     self->state = IBV_QPS_RESET;
     CQN_IN_KERNEL(CQN_OBJ(self), err = stop_sending(qp));
     if (err != 0) {
@@ -74,8 +74,8 @@ static void reset_before_all_close(cqn_qp *self)
     self->stopped |= err == 0;
 }
 
-/* Before all are destroyed one after the other: while that waits for the packets of the
- * first one those of the others leave as well. */
+/* Destroying a queue pair waits until its packets have left, so all are stopped before the first is
+ * destroyed. */
 void cqn_qps_stop_sending(cqn_context *ctx)
 {
     cqn_object *first = ctx->first[CQN_RANK_QP];
@@ -89,7 +89,7 @@ void cqn_qps_stop_sending(cqn_context *ctx)
 
 /* ---- its end ---- */
 
-/* What may still come of it is for its CQ to know. */
+/* Unless the queue is drained, its CQ inherits the books, for what may still complete. */
 static void drop_queue(const cqn_qp *self, cqn_wr_queue *q, cqn_cq *cq, bool is_drained,
                        cqn_object **trash)
 {
@@ -117,7 +117,7 @@ static void qp_after_destroy(cqn_object *op)
 {
     cqn_qp *self = (cqn_qp *)op;
     cqn_object *trash = NULL;
-    /* A device that fails to be polled can make code run that closes all that this used. */
+    /* If the device can't be polled, code can run that closes all objects that this one used. */
     cqn_context *ctx = (cqn_context *)Py_NewRef((PyObject *)op->uses[0]->context);
     const cqn_drained known = cqn_qp_drain(self, &trash);
     cqn_async_forget(ctx, op);
@@ -129,7 +129,7 @@ static void qp_after_destroy(cqn_object *op)
     self->groups_len = 0;
 }
 
-/* It stays open, and what was reset has lost its requests. */
+/* It stays open; if it was reset, its requests are lost. */
 static void qp_destroy_failed(cqn_object *op)
 {
     cqn_qp *self = (cqn_qp *)op;
@@ -141,7 +141,7 @@ static void qp_destroy_failed(cqn_object *op)
     }
 }
 
-/* Engines learn of a close when the queue pair is in no list any more, and before its callbacks
+/* Engines are notified of a close when the queue pair has left all lists, and before its callbacks
  * run. */
 static void qp_notify_engines(cqn_object *op, PyObject **interrupt)
 {
@@ -241,7 +241,8 @@ static PyObject *qp_query(PyObject *op, PyObject *Py_UNUSED(unused))
  * whose completion no program sees. When to probe, and what follows from silence, is decided in
  * Python, in cqnotify/cm/_keepalive.py. */
 
-/* Takes what has completed from the CQ, for whom it is. Runs Python code. -1 with an exception. */
+/* Fetches all completions of the CQ, and wakes their tasks. Runs Python code. -1 with an exception.
+ */
 static int drain_sends(const cqn_qp *self)
 {
     cqn_cq *cq = (cqn_cq *)Py_NewRef((PyObject *)self->send_cq);
@@ -323,7 +324,7 @@ static PyObject *qp_set_ece(PyObject *op, PyObject *const *args, Py_ssize_t narg
                : Py_NewRef(Py_None);
 }
 
-/* The library answers by what it knows of the device. */
+/* The library answers this itself. */
 static PyObject *qp_query_data_in_order(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                                         PyObject *kwnames)
 {
@@ -349,7 +350,7 @@ static PyObject *qp_query_data_in_order(PyObject *op, PyObject *const *args, Py_
 
 /* ---- attributes ---- */
 
-/* Drawn when it is first asked for: rdma_cm has another, and asking the kernel takes time. */
+/* Drawn when it is first needed: rdma_cm has another one, and the system call takes time. */
 uint32_t cqn_qp_psn(cqn_qp *self)
 {
     if (self->sq_psn == 0) {
@@ -361,7 +362,7 @@ uint32_t cqn_qp_psn(cqn_qp *self)
     return self->sq_psn;
 }
 
-/* The closure is the offset of the pointer; some types of queue pair have none. */
+/* The closure is the offset of the pointer. Some types of queue pair lack such a part. */
 static PyObject *qp_get_part(PyObject *op, void *offset)
 {
     CQN_LOCKED;
@@ -383,7 +384,7 @@ static PyObject *qp_get_optional(PyObject *op, void *offset)
     return cqn_open(CQN_OBJ(op)) ? Py_NewRef(part ? part : Py_None) : NULL;
 }
 
-/* A probe is no work request of the program's. */
+/* A probe is not a work request of the program. */
 static Py_ssize_t probes(const cqn_qp *self)
 {
     return self->sq->probe == CQN_PROBE_POSTED;

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/*
- * Making a queue pair: the arguments of QP(), and its handle.
- */
+/* Making a queue pair: the arguments of QP() and QP.open(), and the handle. */
 
 #include "verbs/qp.h"
 
@@ -15,7 +13,7 @@ typedef struct {
     uint8_t rx_hash_key[UINT8_MAX];
 } qp_args;
 
-/* One of the five capacities, NULL for its default; device limit `max`. */
+/* One of the five capacities, NULL for its default; the device has at most `max`. */
 static int parse_capacity(PyObject *value, const char *name, uint32_t fallback, int max,
                           uint32_t *out)
 {
@@ -63,7 +61,7 @@ static int parse_qp_type(PyObject *value, enum ibv_qp_type *out)
     return 0;
 }
 
-/* A device may take what it lacks all the same. */
+/* A device may accept a type that it lacks. */
 static int refuse_type(cqn_state *st, const struct ibv_device_attr *limits, enum ibv_qp_type type)
 {
     if ((type == IBV_QPT_XRC_SEND || type == IBV_QPT_XRC_RECV) &&
@@ -74,7 +72,7 @@ static int refuse_type(cqn_state *st, const struct ibv_device_attr *limits, enum
     return 0;
 }
 
-/* What only some queue pairs have, or only some lack. */
+/* Refuses an argument that not all queue pairs take. */
 static int refuse_given(PyObject *value, const char *name, const char *what)
 {
     if (value == NULL || value == Py_None) {
@@ -93,7 +91,7 @@ static int require(PyObject *value, const char *name, const char *what)
     return -1;
 }
 
-/* What it has no queue for, or no use. */
+/* Refuses the arguments of receives, and of sends if `sends`. */
 static int refuse_queue(PyObject *const *cap, const qp_args *a, const char *what, bool sends)
 {
     return (sends && (refuse_given(a->send_cq, "send_cq", what) < 0 ||
@@ -108,7 +106,7 @@ static int refuse_queue(PyObject *const *cap, const qp_args *a, const char *what
                : 0;
 }
 
-/* Which objects go with the type. */
+/* Checks which objects go with the type. */
 static int check_parts(const qp_args *a, PyObject *const *cap)
 {
     const enum ibv_qp_type type = a->attr.qp_type;
@@ -164,7 +162,7 @@ static int parse_flags(PyObject *flags, PyObject *source_qpn, struct ibv_qp_init
     return 0;
 }
 
-/* The device is asked only if it is wanted. */
+/* The device is queried only if TSO is wanted. */
 static int parse_tso(PyObject *value, qp_args *a)
 {
     const enum ibv_qp_type type = a->attr.qp_type;
@@ -198,8 +196,7 @@ static int parse_tso(PyObject *value, qp_args *a)
     return 0;
 }
 
-/* By which fields packets are spread. Of both versions of IP, or both protocols, a header cannot
- * be. */
+/* A header is of one version of IP and of one protocol. */
 static int check_hash_fields(uint64_t fields)
 {
     const uint64_t v4 = IBV_RX_HASH_SRC_IPV4 | IBV_RX_HASH_DST_IPV4;
@@ -235,7 +232,7 @@ static int parse_hash_key(PyObject *value, qp_args *a)
     return fits ? 0 : -1;
 }
 
-/* A tuple of function, key and fields; the key's place is in the arguments. */
+/* `value` is a tuple of function, key and fields; the key is copied to the arguments. */
 static int parse_hash(PyObject *value, qp_args *a)
 {
     struct ibv_rx_hash_conf *conf = &a->attr.rx_hash_conf;
@@ -315,7 +312,7 @@ static int check_ops(const qp_args *a)
     return check_device_ops(CQN_OBJ(a->pd), a->ops);
 }
 
-/* The domain that it is of. */
+/* The domain that it belongs to. */
 static PyObject *domain_of(const qp_args *a)
 {
     return a->pd != Py_None ? a->pd : a->xrcd;
@@ -339,8 +336,8 @@ static int check_open(cqn_state *st, const qp_args *a)
                : 0;
 }
 
-/* The order matters: conversions can run code that closes what was checked before them, so the
- * objects are checked again, or after them. */
+/* The order matters: conversions can run code that closes objects, so these are checked after them.
+ */
 static int parse_new_qp(cqn_state *st, PyObject *args, PyObject *kwargs, qp_args *a)
 {
     /* clang-format off */
@@ -398,7 +395,7 @@ static int make_queues(cqn_qp *self, enum ibv_qp_type type)
     return self->rq != NULL ? 0 : -1;
 }
 
-/* Notes an object that it uses, and returns its handle; NULL if there is none. */
+/* Notes an object that the queue pair uses, and returns its handle; NULL if there is none. */
 static void *use(PyObject *value, cqn_object **used, size_t *n, void *place)
 {
     if (value == NULL || value == Py_None) {
@@ -409,8 +406,8 @@ static void *use(PyObject *value, cqn_object **used, size_t *n, void *place)
     return CQN_OBJ(value)->handle;
 }
 
-/* Names what it uses in `attr`, and in `parts`, whose references are borrowed. Returns how many it
- * uses. */
+/* Fills in the objects that it uses, in `attr` and, borrowed, in `parts`. Returns how many it uses.
+ */
 static size_t collect_parts(qp_args *a, cqn_qp *parts, cqn_object **used)
 {
     struct ibv_qp_init_attr_ex *attr = &a->attr;
@@ -451,7 +448,7 @@ static cqn_qp *new_qp(PyTypeObject *type, const cqn_kind *kind, qp_args *a)
     self->type = a->attr.qp_type;
     self->no_recvs = a->attr.recv_cq == NULL;
     self->user_data = Py_NewRef(a->user_data);
-    self->suspicions = 1;      /* until its state was asked for */
+    self->suspicions = 1;      /* until its state is queried */
     a->attr.qp_context = self; /* for the asynchronous events that name it */
     if (make_queues(self, self->type) < 0) {
         Py_CLEAR(self);
@@ -459,7 +456,7 @@ static cqn_qp *new_qp(PyTypeObject *type, const cqn_kind *kind, qp_args *a)
     return self;
 }
 
-/* The older verb does for most, on any device. Without the GIL. */
+/* The older verb is enough for most, on any device. Without the GIL. */
 static struct ibv_qp *create_qp(struct ibv_context *device, struct ibv_qp_init_attr_ex *attr)
 {
     return attr->comp_mask == IBV_QP_INIT_ATTR_PD
@@ -506,7 +503,7 @@ static void enter_handle(cqn_qp *self, struct ibv_qp *qp, const struct ibv_qp_in
     self->max_rd_atomic = CQN_DEPTH_UNKNOWN;
     self->sq_sig_all = attr->sq_sig_all;
     self->cap = attr->cap;
-    if (self->srq != NULL || self->no_recvs) { /* a device may leave anything there */
+    if (self->srq != NULL || self->no_recvs) { /* a device may set these to anything */
         self->cap.max_recv_wr = self->cap.max_recv_sge = 0;
     }
     cqn_adopt(CQN_OBJ(self), qp);
@@ -587,7 +584,7 @@ CQN_RARE PyObject *cqn_qp_open(PyTypeObject *type, const cqn_kind *kind, PyObjec
     enum ibv_qp_state state = IBV_QPS_RESET;
     int err;
     CQN_CREATING(CQN_OBJ(self), qp = ibv_open_qp(device, &open); err = errno;
-                 /* in which another process has left it */
+                 /* the state that the other process has brought it to */
                  state = qp != NULL ? cqn_qp_ask_state(qp, state) : state);
     if (qp == NULL) {
         cqn_verbs_error(st, err, "ibv_open_qp", "qp_num %u: is it an XRC_RECV QP of that domain?",

@@ -3,7 +3,7 @@
  * The multicast groups of a queue pair.
  *
  * The kernel does not destroy a queue pair that is attached to a group. So the queue pair remembers
- * its groups, in memory that it owns, and leaves them as it is destroyed.
+ * its groups, in memory that it owns, and leaves them when it is destroyed.
  */
 
 #include "verbs/qp.h"
@@ -65,7 +65,7 @@ static int parse_group(cqn_qp *self, const char *function, PyObject *const *args
     return cqn_qp_await_turn(self);
 }
 
-/* Room is made before, so that what was joined can always be noted. */
+/* Memory is reserved first, so that a group that was joined can always be noted. */
 static int reserve_group(cqn_qp *self)
 {
     cqn_group *groups = PyMem_Realloc(self->groups, (self->groups_len + 1) * sizeof(*groups));
@@ -91,7 +91,6 @@ static PyObject *refuse_group(cqn_qp *self, int err, const char *verb, const cqn
                : cqn_verbs_error(self->base.state, err, verb, "group %s, lid %d", text, group->lid);
 }
 
-/* Room for the group is made before the device is asked: after that nothing may fail. */
 PyObject *cqn_qp_attach_mcast(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                               PyObject *kwnames)
 {
@@ -143,8 +142,8 @@ PyObject *cqn_qp_detach_mcast(PyObject *op, PyObject *const *args, Py_ssize_t na
     Py_RETURN_NONE;
 }
 
-/* Without the GIL, by the thread that destroys it: no other may change them. A group that
- * it can't leave makes the destroying fail, and then it is in all of them again. */
+/* Called by the thread that destroys it, so no other thread changes the groups. If it can't leave a
+ * group, destroying fails, and it is attached to all of them again. */
 int cqn_qp_destroy_in_groups(struct ibv_qp *qp)
 {
     const cqn_qp *self = qp->qp_context;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * QP.modify() and check(): the attributes of a queue pair, its transitions, and what becomes of its
- * work requests in a reset.
+ * QP.modify() and check(): the attributes of a queue pair, its transitions, and what a reset does
+ * to its work requests.
  *
- * As it is reset or closed, all that has completed is fetched from its CQs first, so that it is
+ * Before a queue pair is reset or closed, everything that its CQs have is fetched, so that it is
  * known which requests were carried out.
  */
 
@@ -38,7 +38,7 @@ static int cap_from(PyObject *mapping, struct ibv_qp_cap *cap)
     return rc;
 }
 
-/* One attribute of modify_qp(). Returns its bit of the mask, or -1. */
+/* Sets one attribute of modify(). Returns its bit of the mask, or -1. */
 static int set_attribute(const cqn_qp *self, PyObject *name, PyObject *value, int ports,
                          struct ibv_qp_attr *attr)
 {
@@ -85,8 +85,8 @@ static int complete_alternate_path(struct ibv_qp_attr *attr, int ports)
     return check_port(attr->alt_port_num, "alt_port_num", ports);
 }
 
-/* A device may take more than it has, and then have none, or fail what needs them. Some don't say
- * how many they have. */
+/* A device may accept more than it has, and then have none, or fail what needs them. Some devices
+ * do not say how many they have. */
 static int check_depth(const cqn_qp *self, const char *name, int value, int limit, const char *of)
 {
     if (limit > 0 && value > limit) {
@@ -110,14 +110,15 @@ static int check_depths(const cqn_qp *self, const struct ibv_qp_attr *attr, int 
                : 0;
 }
 
-/* Only the first index is in every table; for others the port is asked. */
+/* Every table has the first index; for others the port is queried. */
 static int check_pkey(const cqn_qp *self, const char *name, uint16_t index, uint8_t port)
 {
     uint64_t entries;
     if (index == 0 || port == 0) {
         return 0;
     }
-    if (cqn_open(&self->base) == NULL) { /* the port may have been asked for another index */
+    if (cqn_open(&self->base) ==
+        NULL) { /* querying the port for another index can let another thread close it */
         return -1;
     }
     /* Another thread can close the QP meanwhile, and drop the context. */
@@ -156,7 +157,7 @@ CQN_RARE static int collect_attributes(const cqn_qp *self, PyObject *kwargs,
     PyObject *name, *value;
     Py_ssize_t pos = 0;
     while (kwargs != NULL && PyDict_Next(kwargs, &pos, &name, &value)) {
-        if (!PyUnicode_Check(name)) { /* which Python leaves to us */
+        if (!PyUnicode_Check(name)) { /* Python does not check this */
             PyErr_SetString(PyExc_TypeError, "keywords must be strings");
             return -1;
         }
@@ -201,16 +202,16 @@ static const char *modify_hint(int err, int mask)
     }
 }
 
-/* What a modify_qp() has brought. */
+/* The result of ibv_modify_qp(). */
 typedef struct {
-    int err;                 /* of the rest only `state` if it is not 0 */
-    enum ibv_qp_state state; /* in which the device refused it: ERR, perhaps, by itself */
+    int err;                 /* if it is not 0, only `state` is set besides */
+    enum ibv_qp_state state; /* in which the device refused: it may have moved to ERR by itself */
     bool has_cap;
     struct ibv_qp_cap cap;
     uint32_t max_message; /* of the port that was set */
 } changes;
 
-/* What was learned of a port. It does not change, but for datagrams, whose limit is the MTU. */
+/* The known limit of a port. It does not change, except for datagrams, whose limit is the MTU. */
 typedef struct {
     uint8_t port_num; /* or 0 */
     uint32_t max_message;
@@ -226,7 +227,7 @@ static limit_of_port known_limit(const cqn_qp *self)
     return (limit_of_port){ctx->limited_port, ctx->max_message};
 }
 
-/* Without the GIL. A device may take other capacities than it was asked for, and say nothing. */
+/* Without the GIL. A device may set other capacities than it was asked for. */
 static changes carry_out(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask, limit_of_port known)
 {
     const uint32_t limit = known.port_num == attr->port_num ? known.max_message : 0;
@@ -246,7 +247,7 @@ static changes carry_out(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask, 
     return made;
 }
 
-/* With an SRQ there is no receive queue, whatever a device says of it. */
+/* With an SRQ there is no receive queue, whatever the device says. */
 static void enter_capacities(cqn_qp *self, const struct ibv_qp_cap *cap)
 {
     self->cap = *cap;
@@ -266,14 +267,14 @@ static void enter_port(cqn_qp *self, uint8_t port_num, uint32_t max_message)
     }
 }
 
-/* How many reads and atomics of ours can be in flight: posting refuses those that never could. */
+/* The depth is how many reads and atomics can be in flight: with 0, posting refuses them. */
 static void enter_depth(cqn_qp *self, uint8_t max_rd_atomic, bool granted)
 {
     self->max_rd_atomic = max_rd_atomic;
     self->depth_granted = granted;
 }
 
-/* What the device has refused, and in which state. */
+/* What the device refused, and in which state. */
 typedef struct {
     int err, mask;
     enum ibv_qp_state state;
@@ -341,7 +342,7 @@ void cqn_qp_forget_requests(cqn_qp *self)
 {
     cqn_object *trash = NULL;
     const cqn_drained known = cqn_qp_drain(self, &trash);
-    if (self->sq != NULL) { /* not closed meanwhile */
+    if (self->sq != NULL) { /* it was not closed meanwhile */
         cqn_wr_queue_forget(self->sq, &trash);
         cqn_wr_queue_forget(self->rq, &trash);
         self->sq->len = known.send ? 0 : self->sq->len;
@@ -350,8 +351,8 @@ void cqn_qp_forget_requests(cqn_qp *self)
     cqn_trash_empty(trash);
 }
 
-/* A reset forgets the work requests without completing them. Nothing may be
- * posted from the moment in which the device may be in RESET. */
+/* A reset drops the work requests without completing them. Nothing may be posted from the moment in
+ * which the device may be in RESET. */
 static int change(cqn_qp *self, struct ibv_qp_attr *attr, int mask)
 {
     if (cqn_qp_await_turn(self) < 0) {
@@ -388,14 +389,14 @@ static int change(cqn_qp *self, struct ibv_qp_attr *attr, int mask)
     return 0;
 }
 
-/* How far several transitions came. */
+/* The result of several transitions. */
 typedef struct {
     enum ibv_qp_state reached;
-    limit_of_port port; /* that was set; or of port 0 */
+    limit_of_port port; /* the port that was set, or 0 */
     bool has_depth;
-    uint8_t max_rd_atomic; /* that was set, if has_depth */
-    int unknown;           /* why the attributes of the next one are not known: an errno */
-    refusal failed;        /* of the next one, if its `err` is not 0 */
+    uint8_t max_rd_atomic; /* if has_depth */
+    int unknown;    /* the errno for which the attributes of the next one are not known, or 0 */
+    refusal failed; /* of the next one, if its `err` is not 0 */
 } climbed;
 
 /* Without the GIL. */
@@ -453,13 +454,14 @@ CQN_RARE int cqn_qp_climb(cqn_qp *self, enum ibv_qp_state from, enum ibv_qp_stat
     return done.failed.err != 0 ? modify_failed(self, &done.failed) : 0;
 }
 
-/* Whether requests that were posted before will not succeed any more. */
+/* Whether no request that was posted before will succeed any more. */
 static bool gives_up(enum ibv_qp_state state)
 {
     return state == IBV_QPS_RESET || state == IBV_QPS_SQE || state == IBV_QPS_ERR;
 }
 
-/* Those that post get to know, and those that wait for solicited events alone. */
+/* So those that post check the state, and those that wait only for solicited events are woken by
+ * flushes. */
 static void note_failure(cqn_qp *self)
 {
     self->suspicions++;
@@ -469,7 +471,7 @@ static void note_failure(cqn_qp *self)
     }
 }
 
-/* The same, and all that has to be told of it. */
+/* Changes the queue pair, and notifies the engines of its CQs. */
 CQN_RARE static PyObject *modify(cqn_qp *self, struct ibv_qp_attr *attr, int mask)
 {
     PyObject *interrupt = NULL;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Which attributes a transition of a queue pair needs, and which it takes: the table of
- * ibv_modify_qp(3), as the kernel has it for each type. The kernel says no more than EINVAL, so
- * that the table is asked when that has come; some devices take more than it has.
+ * ibv_modify_qp(3), as the kernel has it for each type. The kernel says only EINVAL, so this table
+ * is used after that. Some devices accept more than it has.
  */
 
 #include "verbs/qp.h"
@@ -31,10 +31,10 @@ typedef struct {
 #define ALT       IBV_QP_ALT_PATH
 #define MIG       IBV_QP_PATH_MIG_STATE
 #define ASYNC     IBV_QP_EN_SQD_ASYNC_NOTIFY
-#define OF_DEVICES (IBV_QP_RATE_LIMIT | IBV_QP_CAP) /* which of them take it is theirs to say */
+#define OF_DEVICES (IBV_QP_RATE_LIMIT | IBV_QP_CAP) /* only some devices accept these */
 #define MOVED     (ALT | ACCESS | MIG)
 
-/* To RESET and to ERR a QP goes from each state, and needs nothing. */
+/* From each state a QP can move to RESET and to ERR, without attributes. */
 static const transition transitions[] = {
     {IBV_QPS_RESET, IBV_QPS_INIT, {
         [UD] = {PKEY | PORT | QKEY, 0}, [RAW] = {PORT, 0}, [UC] = {PKEY | PORT | ACCESS, 0},
@@ -125,7 +125,7 @@ static void add_name(text *out, const char *name, bool *first)
     *first = false;
 }
 
-/* The attributes of a mask, by the names that modify() takes. */
+/* Adds the attributes of a mask, by the names that modify() takes. */
 static void add_names(text *out, int mask)
 {
     static const struct {
@@ -159,7 +159,7 @@ static void add_ways(text *out, enum ibv_qp_state from)
     add_name(out, "ERR", &first);
 }
 
-/* Each with what comes before it. */
+/* Adds `what` and the attributes of the mask, if it has any. */
 static void add_attributes(text *out, const char *what, int mask)
 {
     if (mask != 0) {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * RwqIndTable: over which WQs a queue pair spreads the packets that it gets, by their hash.
+ * RwqIndTable: the WQs over which a queue pair spreads the packets that it gets, by their hash.
  *
- * There can be many, more than an object has places for in what it uses: the table holds them in a
- * tuple, and pins each once, which keeps them open.
+ * There can be more WQs than `uses` has places: the table holds them in a tuple, and pins each
+ * once, which keeps them open.
  */
 
 #include "verbs/wq.h"
@@ -54,7 +54,7 @@ static int table_traverse(PyObject *op, visitproc visit, void *arg)
     return cqn_traverse(op, visit, arg);
 }
 
-/* What is still open, because its close has failed, keeps its WQs. */
+/* A table that is still open, because close() failed, keeps its WQs. */
 static int table_clear(PyObject *op)
 {
     if (CQN_OBJ(op)->handle == NULL) {
@@ -66,13 +66,13 @@ static int table_clear(PyObject *op)
 static const cqn_kind table_kind = {
     .name = "RwqIndTable",
     .destroy_verb = "ibv_destroy_rwq_ind_table",
-    .rank = CQN_RANK_SRQ, /* made after its WQs, so closed before them */
+    .rank = CQN_RANK_SRQ, /* it is made after its WQs, and closed before them */
     .destroy = destroy_table,
     .after_destroy = table_after_destroy,
     .clear = table_clear,
 };
 
-/* The size is the device's to limit, and a power of two. */
+/* The size must be a power of two, and the device limits it. */
 static int check_size(cqn_object *context, Py_ssize_t n)
 {
     struct ibv_device_attr_ex attr;
@@ -105,7 +105,7 @@ static int check_wqs(cqn_state *st, PyObject *context, PyObject *wqs)
     return 0;
 }
 
-/* No WQ is closed meanwhile. Returns the handle, or NULL with an exception. */
+/* The WQs can't be closed meanwhile. Returns the handle, or NULL with an exception. */
 static struct ibv_rwq_ind_table *create_table(cqn_rwq_ind_table *self)
 {
     PyObject *wqs = self->wqs;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * SGE: a part of an MR, what a work request reads or fills.
+ * SGE: a part of an MR, which a work request reads or fills.
  *
  * An immutable object that holds its MR. Slicing an MR makes it (mr.c); posting reads its fields
- * (work/sg.c). One that was pickled has its numbers, and an MR that is closed from birth.
+ * (work/sg.c). An SGE that was unpickled has its numbers, and an MR that was never open.
  */
 
 #include "verbs/verbs.h"
@@ -22,8 +22,7 @@ PyObject *cqn_sge_new(cqn_mr *mr, uint64_t addr, uint32_t length)
     return (PyObject *)self;
 }
 
-/* No tp_clear: a cycle through here goes through the MR as well, which has one,
- * so that `mr` is always there. */
+/* No tp_clear: a cycle through an SGE goes through its MR, which has one. So `mr` is always set. */
 static int sge_traverse(PyObject *op, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(op));
@@ -45,8 +44,8 @@ static Py_ssize_t sge_length(PyObject *op)
     return ((cqn_sge *)op)->length;
 }
 
-/* No key, right or wrong, lets the device reach memory that a work request does
- * not pin: the address stays within our MR, and a peer that loses its key loses access. */
+/* No key lets the device reach memory that a work request does not pin: the address stays within
+ * our MR. */
 static PyObject *sge_with_lkey(PyObject *op, PyObject *lkey)
 {
     cqn_sge *self = (cqn_sge *)op;

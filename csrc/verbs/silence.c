@@ -2,22 +2,23 @@
 /*
  * Why a wait found nothing: the second half of the message of a TimeoutError.
  *
- * The books know most of it: for what each CQ is armed, what was posted and has not completed, how
- * far a queue pair was brought. Two things are asked for, by calls that lose nothing: completions
- * that nobody polled go to the stash of their CQ, and the device says in which state the queue pair
- * is that the message would name. Nothing of this runs before a wait has timed out.
+ * The core knows most of it: for what each CQ is armed, what was posted and has not completed,
+ * which state a queue pair was moved to. Two things are queried, by calls that lose nothing:
+ * completions that nobody polled are fetched to the stash of their CQ, and the device reports the
+ * state of the queue pair that the message would name. Nothing here runs before a wait has timed
+ * out.
  *
- * Several causes can hold at once. The message names one: that of the CQs before that of the queue
- * pairs, and of these the first by its `suspicion`.
+ * Several causes can hold at once. The message names one: CQs come before queue pairs, and the
+ * queue pair with the highest `suspicion` first.
  */
 
 #include "await/engine.h"
 #include "base/library.h"
 #include "verbs/qp.h"
 
-#define PEEKS 64 /* CQs of a channel that are looked into */
+#define PEEKS 64 /* the most CQs of a channel that are polled */
 
-/* What a wait was for: an event of any CQ of a channel, or completions of one CQ. */
+/* What the wait was for: an event of any CQ of a channel, or completions of one CQ. */
 typedef struct {
     const cqn_context *context;
     const cqn_channel *channel;
@@ -37,13 +38,14 @@ static const char *plural(size_t n)
 /* ---- the CQs ---- */
 
 typedef struct {
-    size_t cqs, ready; /* how many there are; and are armed, or leave that to an AsyncCQ */
-    cqn_cq *holder;    /* the first that holds completions, borrowed; or NULL */
-    bool more;         /* it may hold more than were counted */
+    size_t cqs,
+        ready; /* how many there are; and how many are armed, or have an AsyncCQ that arms them */
+    cqn_cq *holder; /* the first that holds completions, borrowed; or NULL */
+    bool more;      /* it may hold more than were counted */
 } survey;
 
-/* Runs no Python code: what goes with the completions is in `trash`. A CQ with an AsyncCQ is left
- * to that. */
+/* Runs no Python code: the objects that completions release go to `trash`. A CQ with an AsyncCQ is
+ * not polled. */
 CQN_RARE static survey survey_cqs(const wait_scope *scope, cqn_object **trash)
 {
     survey found = {.cqs = 0};
@@ -65,7 +67,7 @@ CQN_RARE static survey survey_cqs(const wait_scope *scope, cqn_object **trash)
     return found;
 }
 
-/* What a message calls a CQ that is one of so many. */
+/* How a message names a CQ, one of so many. */
 CQN_RARE static PyObject *name_of(const cqn_cq *cq, size_t cqs)
 {
     if (cqs > 1 && PyUnicode_GET_LENGTH(cq->name) > 0) {
@@ -95,7 +97,7 @@ CQN_RARE static PyObject *about_holder(const survey *found)
     return text;
 }
 
-/* NULL without an exception: the CQs are as they should be. */
+/* NULL without an exception: the CQs are not the cause. */
 CQN_RARE static PyObject *about_cqs(const wait_scope *scope, cqn_object **trash)
 {
     const survey found = survey_cqs(scope, trash);
@@ -121,7 +123,7 @@ CQN_RARE static PyObject *about_cqs(const wait_scope *scope, cqn_object **trash)
 
 /* ---- the queue pairs ---- */
 
-/* How likely a queue pair is the cause, from the least on. */
+/* How likely a queue pair is the cause, in rising order. */
 typedef enum { NONE, UNUSED, IDLE, RECEIVING, UNSIGNALED, UNREADY, UNANSWERED, FAILED } suspicion;
 
 static size_t sends_of(const wait_scope *scope, const cqn_qp *qp)
@@ -169,8 +171,8 @@ CQN_RARE static cqn_qp *choose(const wait_scope *scope, suspicion *most)
     return chosen;
 }
 
-/* A queue pair of which something may have failed: whether the device says so. It is asked once,
- * until something fails again. What it was asked in vain is taken for no. */
+/* Whether the device says that a queue pair has failed. It is queried only after something has
+ * failed since the last query. If the query fails, the answer is no. */
 CQN_RARE static bool has_failed(cqn_qp *qp)
 {
     const uint32_t suspicions = qp->suspicions;
@@ -231,7 +233,7 @@ CQN_RARE static PyObject *about_qp(const wait_scope *scope, const cqn_qp *qp, su
                : PyUnicode_FromFormat("QP %u has no send outstanding", number);
 }
 
-/* Each turn of the loop clears one queue pair of a suspicion, and so they come to an end. */
+/* Each iteration clears one queue pair of a suspicion, so the loop ends. */
 CQN_RARE static PyObject *about_qps(const wait_scope *scope)
 {
     for (;;) {
@@ -243,7 +245,8 @@ CQN_RARE static PyObject *about_qps(const wait_scope *scope)
         if (qp->state == IBV_QPS_ERR || qp->state == IBV_QPS_SQE) {
             return about_qp(scope, qp, FAILED);
         }
-        if (!cqn_try_ref(&qp->base)) { /* it goes just now, and is not asked for */
+        if (!cqn_try_ref(
+                &qp->base)) { /* it is just being deallocated, so its device is not queried */
             return about_qp(scope, qp, most);
         }
         const bool known = qp->suspicions == qp->cleared;
@@ -261,7 +264,7 @@ CQN_RARE static PyObject *about_qps(const wait_scope *scope)
 
 /* ---- all of it ---- */
 
-/* While a device is asked, other threads can close all that the caller knows. */
+/* While a device is queried, other threads can close everything that the caller uses. */
 CQN_RARE static PyObject *why_silent(const wait_scope *scope)
 {
     cqn_object *trash = NULL, *const context = CQN_OBJ(Py_NewRef((PyObject *)scope->context));

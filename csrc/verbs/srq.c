@@ -15,7 +15,7 @@ static int destroy_srq(void *handle)
     return ibv_destroy_srq(handle);
 }
 
-/* Nothing that is posted to it completes any more: its memory is released. */
+/* Nothing that was posted to it completes any more: releases the memory. */
 static void drop_requests(cqn_srq *self)
 {
     cqn_object *trash = NULL;
@@ -28,7 +28,7 @@ static void drop_requests(cqn_srq *self)
     cqn_trash_empty(trash);
 }
 
-/* What its own CQ has of it is fetched, or else that CQ keeps the wr_ids. */
+/* Fetches the completions that its own CQ has; if that fails, the CQ keeps the wr_ids. */
 static void leave_cq(cqn_srq *self)
 {
     cqn_object *trash = NULL;
@@ -84,8 +84,8 @@ static int check_size(const struct ibv_device_attr *device, PyObject *value, uin
     return 0;
 }
 
-/* Sets one of both. With the GIL, so that nothing is posted meanwhile: rxe refuses
- * a size below what it holds, and has lost the queue then. */
+/* Sets one of both. With the GIL, so that nothing is posted meanwhile: rxe refuses a size that is
+ * too small for what is posted, but loses the queue. */
 static int set_attr(cqn_srq *self, struct ibv_srq_attr attr, int mask)
 {
     int err = ibv_modify_srq(self->base.handle, &attr, mask);
@@ -104,7 +104,7 @@ static int set_attr(cqn_srq *self, struct ibv_srq_attr attr, int mask)
     return 0;
 }
 
-/* At no time the limit may be beyond the size. */
+/* The limit must never be above the size. */
 static int modify_both(cqn_srq *self, struct ibv_srq_attr attr)
 {
     int first = attr.max_wr > self->max_wr ? IBV_SRQ_MAX_WR : IBV_SRQ_LIMIT;
@@ -112,7 +112,7 @@ static int modify_both(cqn_srq *self, struct ibv_srq_attr attr)
     return set_attr(self, attr, first) < 0 || set_attr(self, attr, second) < 0 ? -1 : 0;
 }
 
-/* What modify_srq() is to set. Returns the mask, or -1. */
+/* Converts the arguments of modify(). Returns the mask, or -1. */
 static int collect_srq_attr(const cqn_srq *self, PyObject *max_wr, PyObject *srq_limit,
                             struct ibv_srq_attr *attr)
 {
@@ -186,7 +186,8 @@ typedef struct {
     struct ibv_tm_cap tm;
 } srq_args;
 
-/* What `what`, a type of SRQ or an operation, needs, or does not take. */
+/* -1 with ValueError if an argument is missing, or given, that `what`, a type of SRQ or an
+ * operation, needs or does not take. */
 static int check_presence(PyObject *value, const char *name, bool wanted, const char *what)
 {
     const bool given = value != NULL && value != Py_None;
@@ -207,7 +208,7 @@ static int check_no_tags(PyObject *value, const char *name, const char *what)
                : check_presence(n == 0 ? NULL : value, name, false, what);
 }
 
-/* The limits are those that the device has for matching tags. */
+/* The device limits both. */
 static int parse_tags(PyObject *tags, PyObject *ops, srq_args *a)
 {
     cqn_object *pd = CQN_OBJ(a->pd);
@@ -233,7 +234,7 @@ static int parse_tags(PyObject *tags, PyObject *ops, srq_args *a)
     return 0;
 }
 
-/* What the type asks for besides the sizes. */
+/* The arguments that depend on the type. */
 static int parse_srq_type(cqn_state *st, PyObject *type, PyObject *tags, PyObject *ops, srq_args *a)
 {
     if (type != NULL && cqn_member32(type, "srq_type", "an SRQType such as SRQType.BASIC",
@@ -261,7 +262,6 @@ static int parse_srq_type(cqn_state *st, PyObject *type, PyObject *tags, PyObjec
                : 0;
 }
 
-/* The limits are the device's, known since it was opened. */
 static int parse_new_srq(cqn_state *st, PyObject *args, PyObject *kwargs, srq_args *a)
 {
     static char *names[] = {"pd", "max_wr",       "max_sge", "srq_limit", "srq_type", "xrcd",
@@ -293,7 +293,7 @@ static int parse_new_srq(cqn_state *st, PyObject *args, PyObject *kwargs, srq_ar
                : 0;
 }
 
-/* A basic one has a verb of its own, which older devices have as well. */
+/* A basic SRQ has a verb of its own, which older devices have as well. */
 static struct ibv_srq *create_srq(cqn_srq *self, const srq_args *a)
 {
     const cqn_object *pd = CQN_OBJ(a->pd);
@@ -335,7 +335,7 @@ static struct ibv_srq *create_srq(cqn_srq *self, const srq_args *a)
     return srq;
 }
 
-/* A new object of what it is to use, without a handle yet. */
+/* A new object without a handle. */
 static cqn_srq *new_srq(PyTypeObject *type, const srq_args *a)
 {
     cqn_object *used[3] = {CQN_OBJ(a->pd)};
@@ -381,7 +381,7 @@ CQN_RARE static PyObject *srq_new(PyTypeObject *type, PyObject *args, PyObject *
         return NULL;
     }
     cqn_adopt(CQN_OBJ(self), srq);
-    /* Creating one need not heed a limit. */
+    /* Creating an SRQ need not set a limit. */
     const struct ibv_srq_attr limit = {.srq_limit = a.srq_limit};
     if (a.srq_limit > 0 && set_attr(self, limit, IBV_SRQ_LIMIT) < 0) {
         cqn_close(CQN_OBJ(self), true);
@@ -402,7 +402,7 @@ static const char *const op_names[NAMES + 1] = {"opcode",         "wr_id", "flag
                                                 "recv_wr_id",     "tag",   "mask",  "handle",
                                                 "unexpected_cnt", NULL};
 
-/* The place of a handle, or one that is free. Devices count them from 0, mostly. */
+/* The place of a handle, or a free one. Most devices count handles from 0. */
 static cqn_tagged *place_of(cqn_srq *srq, uint32_t handle)
 {
     cqn_tagged *free_place = NULL;
@@ -424,7 +424,7 @@ static int check_given(PyObject *const *in, int i, bool wanted, const char *opco
     return check_presence(in[i], op_names[i], wanted, opcode);
 }
 
-/* What is a number. The receive's wr_id of the user's is apart: the device gets another. */
+/* Converts all numbers. The user's wr_ids are returned separately: the device gets the core's. */
 static int parse_numbers(PyObject *const *in, struct ibv_ops_wr *op, uint64_t *wr_id,
                          uint64_t *recv_wr_id)
 {
@@ -448,7 +448,7 @@ static int parse_numbers(PyObject *const *in, struct ibv_ops_wr *op, uint64_t *w
          cqn_uint(in[RECV_WR_ID], "recv_wr_id", UINT64_MAX, recv_wr_id) < 0)) {
         return -1;
     }
-    op->flags = (int)(flags | IBV_OPS_SIGNALED); /* else nothing tells when it is done */
+    op->flags = (int)(flags | IBV_OPS_SIGNALED); /* otherwise nothing says when it is done */
     return 0;
 }
 
@@ -464,7 +464,7 @@ static int parse_op(PyObject *const *in, struct ibv_ops_wr *op, uint64_t *wr_id,
     return parse_numbers(in, op, wr_id, recv_wr_id);
 }
 
-/* Which receive is to go. 0 with LookupError if there is none of that handle. */
+/* The id of the receive to delete. 0 with LookupError if none has that handle. */
 static uint64_t find_tagged(cqn_srq *srq, uint32_t handle)
 {
     const cqn_tagged *place = place_of(srq, handle);
@@ -476,7 +476,7 @@ static uint64_t find_tagged(cqn_srq *srq, uint32_t handle)
     return place->id;
 }
 
-/* Nothing of Python runs between the checks and the entry into the books. */
+/* No Python code runs between the checks and the entry into the books. */
 static PyObject *post_op(cqn_srq *srq, struct ibv_ops_wr *op, const cqn_sg *sg, uint64_t wr_id,
                          uint64_t recv_wr_id)
 {

@@ -18,7 +18,7 @@
  *   mw.c               MW: a memory window
  *   mr.c               MR: making it, implicit ones, access to its bytes
  *   mr_foreign.c       MRs of memory that is not this process's
- *   mr_memory.c        the memory of an MR: taking it, registering it, and registering it anew
+ *   mr_memory.c        the memory of an MR: acquiring it, registering it, and registering it anew
  *   sge.c              SGE: a part of an MR
  *   dm.c               DM: memory of the device
  *   pd.c               PD: a protection domain, and advice on its memory
@@ -28,7 +28,7 @@
  *   flow_counters.c    FlowCounters: what counts these packets
  *   rwq_ind_table.c    RwqIndTable: a table of WQs, for RSS
  *   wq.c               WQ: a queue of receives
- *   context.c          Context: making it, what it asks its device, and what is open on it
+ *   context.c          Context: making it, its queries, and what is open on it
  *   ports.c            the tables of a port: P_Keys and GIDs
  *   device.c           the devices of this machine: listing and opening them, and forks
  */
@@ -54,26 +54,26 @@ PyObject *cqn_cq_poll_ids(PyObject *self, PyObject *const *args, Py_ssize_t narg
 
 /* device.c */
 
-/* Loads libibverbs if that was not done; -1 with VerbsError if it can't be. */
+/* Loads libibverbs, unless it is loaded. -1 with VerbsError. */
 int cqn_load_verbs(cqn_state *st);
 
 /* The module's list_devices(). */
 PyObject *cqn_list_devices(PyObject *module, PyObject *unused);
 
-/* Asks the device of an open object for all attributes, without the GIL: the object may be closed
- * after it. -1 with an exception. */
+/* Queries all attributes of the device of an open object, without the GIL: the object may be closed
+ * afterwards. -1 with an exception. */
 int cqn_device_attr_ex(cqn_object *self, struct ibv_device_attr_ex *out);
 
-/* Opens the device called `name`, or the first that can be opened if that is NULL, and asks for its
- * attributes; why that failed is in `query_err`, an errno. NULL with VerbsError. */
+/* Opens the device called `name`, or, if that is NULL, the first that can be opened, and queries
+ * its attributes: `query_err` is 0 or the errno of that. NULL with VerbsError. */
 struct ibv_context *cqn_device_open(cqn_state *st, const char *name, struct ibv_device_attr *attr,
                                     int *query_err);
 
-/* What a machine without a device lacks, and how to get it: the module's why_no_device(). */
+/* The module's why_no_device(): what a machine without a device lacks, and how to get it. */
 PyObject *cqn_why_no_device(PyObject *module, PyObject *unused);
 
-/* Before the first device is opened: makes registered memory survive a fork, where that is still
- * needed. -1 with an exception. */
+/* Called before the first device is opened: makes registered memory survive a fork, if the kernel
+ * needs that. -1 with an exception. */
 int cqn_prepare_for_fork(cqn_state *st);
 PyObject *cqn_fork_status(PyObject *module, PyObject *unused);
 
@@ -98,8 +98,7 @@ PyObject *cqn_context_counters(PyObject *self, PyObject *unused);
 
 /* pd.c */
 
-/* Makes an object that its type's only argument, a context, is enough for: a PD, or what is made
- * alike. NULL with an exception. */
+/* Makes an object whose only argument is a context, such as a PD. NULL with an exception. */
 typedef struct {
     void *(*call)(struct ibv_context *context); /* without the GIL; NULL with errno */
     const char *verb, *what;                    /* for messages */
@@ -109,10 +108,10 @@ PyObject *cqn_new_of_context(PyTypeObject *type, PyObject *args, PyObject *kwarg
 
 /* qp.c */
 
-/* The packet sequence number that it has of us, to start sending with. */
+/* The packet sequence number that it starts sending with, unless the program sets another. */
 uint32_t cqn_qp_psn(cqn_qp *self);
 
-/* Before a context closes all its queue pairs one after the other: none sends again meanwhile. */
+/* Called before a context closes all its queue pairs: stops those that send again, all at once. */
 void cqn_qps_stop_sending(cqn_context *ctx);
 
 /* context.c */
@@ -122,39 +121,40 @@ PyObject *cqn_known_async_events(PyObject *module, PyObject *context);
 
 /* ports.c */
 
-/* How many P_Keys a port has: the limit of their index. -1 with an exception. */
+/* Queries how many P_Keys a port has. -1 with an exception. */
 int cqn_context_pkey_entries(cqn_context *self, uint8_t port, uint64_t *out);
 
-/* The indices of a port's GIDs as new text, for an error; what can't be asked for is left out. NULL
- * without an exception if there is no memory. */
+/* The indices of a port's GIDs as text, for an error; empty if they can't be queried. NULL without
+ * an exception if there is no memory. */
 PyObject *cqn_context_gid_indices(cqn_context *self, uint8_t port);
 
 /* qp_modify.c */
 
-/* Who knows the attributes that a transition needs. */
+/* Where the attributes of a transition come from. */
 typedef struct {
-    /* For attr->qp_state, without the GIL: the mask, or -1 and errno. */
+    /* Fills in the attributes for attr->qp_state, without the GIL. Returns the mask, or -1 and
+     * errno. */
     int (*ask)(const void *of, struct ibv_qp_attr *attr);
     const void *of;
-    const char *verb;   /* by which it asks */
-    bool depth_granted; /* max_rd_atomic is what the peer has granted */
+    const char *verb;   /* that it calls */
+    bool depth_granted; /* the peer has granted max_rd_atomic */
 } cqn_qp_source;
 
-/* Makes the transitions from one state to a later one, in one go without the GIL. -1 with an
- * exception: those before the one that failed are made. */
+/* Makes the transitions from one state to a later one, in one call without the GIL. -1 with an
+ * exception: those before the one that failed stay made. */
 int cqn_qp_climb(cqn_qp *self, enum ibv_qp_state from, enum ibv_qp_state to,
                  const cqn_qp_source *source);
 
 /* silence.c */
 
-/* Why a wait found nothing, as far as the books tell, for its error message: a str. Can run any
- * code. NULL with an exception. */
+/* Says why a wait may have found nothing, for its error message: a str. Can run any code. NULL with
+ * an exception. */
 PyObject *cqn_channel_why_silent(cqn_channel *channel);
 PyObject *cqn_cq_why_silent(PyObject *self, PyObject *unused);
 
 /* sge.c */
 
-/* A new SGE over a range of an MR, which it holds. */
+/* A new SGE of a range of an MR, which it holds. */
 PyObject *cqn_sge_new(cqn_mr *mr, uint64_t addr, uint32_t length);
 
 #endif

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * WQ: a queue of receives alone, which gets its packets from the queue pairs of an RwqIndTable.
+ * WQ: a queue that only receives: it gets its packets from the queue pairs of an RwqIndTable.
  *
- * It owns the books of its queue, which are like those of an SRQ: each completion speaks for its
- * own receive.
+ * It owns the books of its queue, which are like those of an SRQ: each completion stands only for
+ * its own receive.
  */
 
 #include "verbs/wq.h"
@@ -14,8 +14,8 @@ static int destroy_wq(void *handle)
     return ibv_destroy_wq(handle);
 }
 
-/* Nothing that was posted completes any more, but for what its CQ has. If that can't be polled, it
- * keeps the wr_ids. */
+/* Nothing that was posted completes any more, except what its CQ already has. If the CQ can't be
+ * polled, it keeps the wr_ids. */
 static void drop_requests(cqn_wq *self, cqn_wr_queue *fresh)
 {
     cqn_object *trash = NULL;
@@ -173,7 +173,7 @@ CQN_RARE static PyObject *wq_new(PyTypeObject *type, PyObject *args, PyObject *k
 
 /* ---- methods ---- */
 
-/* What modify() is to set. -1 with an exception. */
+/* Converts the arguments of modify(). -1 with an exception. */
 static int parse_modify(PyObject *const *in, struct ibv_wq_attr *attr)
 {
     uint32_t state = IBV_WQS_RESET, current = IBV_WQS_RESET;
@@ -204,10 +204,10 @@ static int parse_modify(PyObject *const *in, struct ibv_wq_attr *attr)
     return 0;
 }
 
-/* A reset forgets the receives without completing them: the books begin anew. */
+/* A reset drops the receives without completing them: the books begin anew. */
 static int carry_out(cqn_wq *self, struct ibv_wq_attr *attr)
 {
-    if (self->is_modified) { /* a reset that comes late would drop what was posted since */
+    if (self->is_modified) { /* otherwise a reset that ends late would drop what was posted since */
         cqn_busy_error(self->base.state, "ibv_modify_wq",
                        PyUnicode_FromString("another thread modifies it: call again when that has "
                                             "returned"));

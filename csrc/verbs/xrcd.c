@@ -20,7 +20,7 @@ static const cqn_kind xrcd_kind = {
     .clear = cqn_clear,
 };
 
-/* What names the domain: a file, whose descriptor is -1 if there is none. */
+/* The file that names the domain; without one its descriptor is -1. */
 static int parse_file(PyObject *file, PyObject *flags, struct ibv_xrcd_init_attr *attr)
 {
     uint32_t oflags = O_CREAT;

@@ -2,11 +2,10 @@
 /*
  * What work requests do to memory windows; the type is in verbs/mw.c.
  *
- * What a window is bound to shows when completions are polled. A window of type 2 is
- * bound through one queue pair, and uses that from the moment in which the bind
- * was posted, since a device may never be done with destroying a queue pair that
- * has a window. Of a bind that is never heard of, since its queue pair was reset
- * or closed, it is assumed that it was carried out.
+ * A bind takes effect here when its completion is polled. A window of type 2 is bound through one
+ * queue pair, and uses that from the moment in which the bind was posted, since a device may never
+ * finish destroying a queue pair that has a window. A bind whose completion never comes, because
+ * its queue pair was reset or closed, counts as carried out.
  */
 
 #include "work/qp.h"
@@ -17,7 +16,7 @@ static size_t mr_slot(const cqn_mw *self)
     return self->type == IBV_MW_TYPE_2 ? 2 : 1;
 }
 
-/* Lets go of the QP when nothing is bound through it any more. */
+/* Drops the QP when nothing is bound through it any more. */
 static void release_qp_of_window(cqn_mw *self, cqn_object **trash)
 {
     if (self->type == IBV_MW_TYPE_2 && self->binds == 0 && self->base.uses[2] == NULL) {
@@ -25,7 +24,6 @@ static void release_qp_of_window(cqn_mw *self, cqn_object **trash)
     }
 }
 
-/* Whether it can be bound through this QP now. */
 int cqn_mw_check(const cqn_mw *self, const cqn_qp *qp)
 {
     const cqn_object *through = self->type == IBV_MW_TYPE_2 ? self->base.uses[1] : NULL;
@@ -39,7 +37,6 @@ int cqn_mw_check(const cqn_mw *self, const cqn_qp *qp)
     return 0;
 }
 
-/* A bind is in flight that will give it that key. */
 void cqn_mw_posted(cqn_mw *self, cqn_qp *qp, uint32_t rkey)
 {
     struct ibv_mw *mw = self->base.handle;
@@ -47,13 +44,12 @@ void cqn_mw_posted(cqn_mw *self, cqn_qp *qp, uint32_t rkey)
         cqn_use(&self->base, 1, &qp->base, NULL);
     }
     if (self->gone_rkey == rkey) {
-        self->gone_rkey = ~rkey; /* that was an earlier bind, since keys come again; now none */
+        self->gone_rkey = ~rkey; /* that was an earlier bind, since keys are used again: now none */
     }
     self->binds++;
     self->rkey = mw->rkey = rkey;
 }
 
-/* It is over: `mr` is NULL if it was to unbind. */
 void cqn_mw_bound(cqn_mw *self, cqn_object *mr, uint32_t rkey, bool ok, cqn_object **trash)
 {
     struct ibv_mw *mw = self->base.handle;
@@ -66,13 +62,13 @@ void cqn_mw_bound(cqn_mw *self, cqn_object *mr, uint32_t rkey, bool ok, cqn_obje
         cqn_use(&self->base, mr_slot(self), rkey == self->gone_rkey ? NULL : mr, trash);
     }
     if (self->binds == 0) {
-        self->rkey = mw->rkey = self->bound_rkey; /* of one that failed it has no key */
+        self->rkey = mw->rkey = self->bound_rkey; /* a bind that failed leaves no key */
         release_qp_of_window(self, trash);
     }
 }
 
-/* The completion of the bind may not have been polled yet: then the key is remembered, and the
- * window is unbound when it is. */
+/* If the completion of the bind was not polled yet, the key is remembered, and the window is
+ * unbound when it is polled. */
 static void unbind_invalidated(cqn_mw *self, uint32_t rkey, cqn_object **trash)
 {
     if (self->bound_rkey != rkey) {
@@ -84,7 +80,6 @@ static void unbind_invalidated(cqn_mw *self, uint32_t rkey, cqn_object **trash)
     }
 }
 
-/* The peer, or a request of ours, has invalidated the window of that key. */
 void cqn_mw_invalidated(cqn_context *ctx, uint32_t rkey, cqn_object **trash)
 {
     PyTypeObject *type = ctx->base.state->MW;

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Posting of receives, to a queue pair or an SRQ.
+ * Posting receives, to a queue pair or an SRQ.
  *
- * Both have a queue of receives (cqn_recv_queue), and share the way from the arguments to the
- * books. The most common form of the call, one element of memory to a queue pair, has a short way
- * of its own, which leaves all else to the long one.
+ * Both have a queue of receives (cqn_recv_queue), and share the path from the arguments to the
+ * books. The most common call, one element of memory for a queue pair, has a fast path, which
+ * leaves everything else to the general one.
  */
 
 #include "work/wr.h"
 
-/* The common case is checked inline; only a refusal needs to know why. */
+/* The common case is checked inline; only a refusal looks for the reason. */
 static int admit_recv(const cqn_recv_queue *q, const cqn_sg *sg)
 {
     return cqn_sg_fits(sg, q->pd, q->max_sge) ? 0 : cqn_sg_refuse(sg, q->owner, q->pd, q->max_sge);
 }
 
-/* Returns an errno, or 0, and how many of the n, which lie in a row, were posted. */
+/* Returns an errno, or 0, and how many of the n requests of an array were posted. */
 static int post_recvs(const cqn_recv_queue *q, struct ibv_recv_wr *first, size_t n, size_t *posted)
 {
     struct ibv_recv_wr *bad = NULL;
@@ -37,7 +37,7 @@ static PyObject *refuse_recv(const cqn_recv_queue *q, int err, PyObject *bad_wr,
                                             .bad_wr = bad_wr});
 }
 
-/* `object` is the request as an object of its own, or NULL. */
+/* `object` is the RecvWR, or NULL. */
 static PyObject *post_one_recv(const cqn_recv_queue *q, struct ibv_recv_wr *wr, uint64_t wr_id,
                                const cqn_sg *sg, PyObject *object)
 {
@@ -75,8 +75,8 @@ static cqn_recv_wr *recv_item(PyObject *list, size_t i)
     return (cqn_recv_wr *)PyTuple_GET_ITEM(list, (Py_ssize_t)i);
 }
 
-/* Copies of the requests, linked: one of them can be in the list more than once.
- * Returns how many entries they need in the books, or -1. */
+/* Copies the requests, since one can be in the list more than once, and links the copies. Returns
+ * how many entries they need in the books, or -1. */
 static Py_ssize_t link_recvs(const cqn_recv_queue *q, PyObject *list, struct ibv_recv_wr *wrs,
                              size_t n)
 {
@@ -93,7 +93,7 @@ static Py_ssize_t link_recvs(const cqn_recv_queue *q, PyObject *list, struct ibv
     return (Py_ssize_t)entries;
 }
 
-/* What the device has taken is entered into the books, up to the first one that it refused. */
+/* Enters the requests into the books, up to the first one that the device refused. */
 static PyObject *post_linked_recvs(const cqn_recv_queue *q, PyObject *list, struct ibv_recv_wr *wrs,
                                    size_t n)
 {
@@ -113,7 +113,7 @@ static PyObject *post_linked_recvs(const cqn_recv_queue *q, PyObject *list, stru
     return err == 0 ? Py_NewRef(Py_None) : refuse_recv(q, err, bad_wr, posted, n);
 }
 
-/* Copies on the heap: a list can have any length. */
+/* The copies are on the heap: a list can have any length. */
 static PyObject *post_recv_list(const cqn_recv_queue *q, PyObject *list)
 {
     const size_t n = (size_t)PyTuple_GET_SIZE(list);
@@ -130,7 +130,7 @@ static PyObject *post_recv_list(const cqn_recv_queue *q, PyObject *list)
     return result;
 }
 
-/* One that was built before, or a list of them. */
+/* Posts a RecvWR, or a list of them. */
 static PyObject *post_prebuilt_recv(cqn_object *owner, cqn_recv_queue_of queue_of, PyObject *what)
 {
     PyTypeObject *type = owner->state->RecvWR;
@@ -146,8 +146,6 @@ static PyObject *post_prebuilt_recv(cqn_object *owner, cqn_recv_queue_of queue_o
     return result;
 }
 
-/* The method of whatever has such a queue. It is asked for when no Python code
- * runs any more. */
 PyObject *cqn_post_recv(cqn_object *owner, cqn_recv_queue_of queue_of, PyObject *const *args,
                         Py_ssize_t nargs, PyObject *kwnames)
 {
@@ -178,7 +176,7 @@ static int post_to_qp(void *handle, struct ibv_recv_wr *first, struct ibv_recv_w
     return ibv_post_recv((struct ibv_qp *)handle, first, bad);
 }
 
-/* A queue pair with an SRQ has no queue of its own, and one in RESET takes no receives. */
+/* A queue pair with an SRQ has no receive queue, and one in RESET takes no receives. */
 static int queue_of_qp(cqn_object *op, cqn_recv_queue *out)
 {
     cqn_qp *qp = (cqn_qp *)op;
@@ -214,7 +212,7 @@ const char cqn_qp_post_recv_doc[] =
     "begins with 40 bytes of GRH. VerbsError (ENOMEM) when the queue is full.\n\n"
     "Wraps ibv_post_recv(3).";
 
-/* One element of memory, as it is posted most often. */
+/* One element of memory, the most common argument. */
 typedef struct {
     uint64_t wr_id;
     struct ibv_recv_wr wr;
@@ -223,7 +221,7 @@ typedef struct {
     cqn_sg sg;
 } simple_recv;
 
-/* The only keyword is wr_id, if there is one, and it a plain number in range. */
+/* Whether the only keyword, if there is one, is wr_id, and an int in range. */
 static inline bool is_simple_id(PyObject *const *values, PyObject *kwnames, uint64_t *out)
 {
     *out = 0;
@@ -238,7 +236,7 @@ static inline bool is_simple_id(PyObject *const *values, PyObject *kwnames, uint
     }
     *out = cqn_unsigned(values[0]);
     if (*out == UINT64_MAX && PyErr_Occurred()) {
-        PyErr_Clear(); /* it is refused in words elsewhere */
+        PyErr_Clear(); /* the general path refuses it with an explanation */
         return false;
     }
     return true;
@@ -263,7 +261,7 @@ static inline bool is_simple(const cqn_state *st, PyObject *const *args, PyObjec
     return element->mr->access & IBV_ACCESS_LOCAL_WRITE;
 }
 
-/* Whether there is nothing to allocate or to refuse. */
+/* Whether nothing has to be allocated or refused. */
 static inline bool is_recv_ready(const cqn_qp *qp, const cqn_sg *sg)
 {
     return cqn_is_open(&qp->base) && qp->state >= IBV_QPS_INIT && qp->srq == NULL &&
@@ -271,7 +269,7 @@ static inline bool is_recv_ready(const cqn_qp *qp, const cqn_sg *sg)
            cqn_wr_queue_fits(qp->rq, cqn_wr_entries(sg));
 }
 
-/* The common forms of the call go a short way, which leaves all else to the long one. */
+/* The fast path, and the call of the general one. */
 PyObject *cqn_qp_post_recv(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     CQN_LOCKED;
@@ -310,7 +308,6 @@ PyObject *cqn_qp_post_recv(PyObject *op, PyObject *const *args, Py_ssize_t nargs
     Py_RETURN_NONE;
 }
 
-/* What is not known to be refused was posted. */
 int cqn_post_awaited_recv(cqn_qp *qp, const cqn_sg *sg, cqn_request *request)
 {
     cqn_recv_queue q;

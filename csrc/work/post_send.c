@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Posting of sends. Everything is checked before the device sees it: a device
- * may accept nonsense, and some keep a work request that they have refused and
- * send it later.
+ * Posting sends. Everything is checked before the device gets it: a device may accept nonsense, and
+ * some keep a work request that they have refused and send it later.
  */
 
 #include "work/wr.h"
 
-/* What a device cuts into messages. */
+/* A message that the device cuts into segments. */
 static int check_segments(const cqn_qp *qp, const cqn_send *send)
 {
     const uint16_t header = send->wr.tso.hdr_sz;
@@ -33,7 +32,7 @@ static uint32_t learn_limit(cqn_qp *self)
     return self->max_message;
 }
 
-/* Some devices take a message that is too long, and lose it. */
+/* Some devices accept a message that is too long, and lose it. */
 static int check_length(cqn_qp *qp, const cqn_send *send)
 {
     const uint64_t length = send->sg.length;
@@ -69,7 +68,7 @@ static int check_inline(const cqn_qp *qp, const cqn_send *send)
     return -1;
 }
 
-/* A device may take what it lacks all the same, and fail it later or not at all. */
+/* A device may accept what it can't carry out, and fail it later or not at all. */
 static int check_device(const cqn_qp *qp, const cqn_send *send)
 {
     const struct ibv_device_attr *device = &qp->base.context->attr;
@@ -104,7 +103,7 @@ static int check_device(const cqn_qp *qp, const cqn_send *send)
     return 0;
 }
 
-/* A device would keep it, and all that is posted behind it, until one more may be in flight: for
+/* A device would keep it, and all that is posted behind it, until one more may be in flight, so for
  * ever. */
 static int check_depth(const cqn_qp *qp, const cqn_send *send)
 {
@@ -126,7 +125,7 @@ static cqn_mw *window_of(const cqn_send *send)
     return send->opcode->does == CQN_WR_BINDS ? (cqn_mw *)send->sg.pinned[0] : NULL;
 }
 
-/* Whether this QP can carry it out, now. */
+/* 0 if this QP can carry it out now; -1 with an exception. */
 static int admit_send(cqn_qp *qp, const cqn_send *send)
 {
     const cqn_mw *mw = window_of(send);
@@ -144,7 +143,7 @@ static int admit_send(cqn_qp *qp, const cqn_send *send)
                : 0;
 }
 
-/* The next key of its window, unless it was chosen. */
+/* Gives it the next key of its window, unless the user chose one. */
 static void choose_key(cqn_send *send)
 {
     const cqn_mw *mw = window_of(send);
@@ -153,8 +152,8 @@ static void choose_key(cqn_send *send)
     }
 }
 
-/* siw completes reads after what was posted behind them, unless that waits for them: the books rely
- * on the order. */
+/* siw completes reads after requests that were posted behind them, unless these have a fence. The
+ * books rely on the order. */
 static void keep_order(const cqn_qp *qp, struct ibv_send_wr *wrs, size_t n)
 {
     for (size_t i = 0; qp->base.context->attr.vendor_id == CQN_SIW_VENDOR && i < n; i++) {
@@ -164,18 +163,19 @@ static void keep_order(const cqn_qp *qp, struct ibv_send_wr *wrs, size_t n)
     }
 }
 
-/* libsiw names the first request for which it had no room, but does not fail. */
+/* libsiw names the first request that did not fit, but returns 0. */
 static int forgotten_error(const cqn_qp *qp, const struct ibv_send_wr *bad)
 {
     return bad != NULL && qp->base.context->attr.vendor_id == CQN_SIW_VENDOR ? ENOMEM : 0;
 }
 
-/* Returns an errno, or 0, and how many of the n, which lie in a row, were posted. What is
- * not known to be refused was. */
+/* Returns an errno, or 0, and how many of the n requests of an array were posted: those that are
+ * not known to be refused. */
 static int post_sends(cqn_qp *qp, struct ibv_send_wr *first, size_t n, size_t *posted)
 {
     struct ibv_send_wr *bad = NULL;
-    const unsigned int flags = first->send_flags; /* a request can be posted again elsewhere */
+    const unsigned int flags = first->send_flags; /* keep_order() may change them, and a request can
+                                                     be posted again elsewhere */
     keep_order(qp, first, n);
     int err = cqn_errno_of(ibv_post_send((struct ibv_qp *)qp->base.handle, first, &bad));
     first->send_flags = flags;
@@ -184,8 +184,8 @@ static int post_sends(cqn_qp *qp, struct ibv_send_wr *first, size_t n, size_t *p
     return err;
 }
 
-/* ibv_wr_flush(), which stands behind what a header of rdma-core 44 declares. A provider that has
- * made a QP for FLUSH has it. */
+/* ibv_wr_flush(), which is behind the last member that the header of rdma-core 44 declares. A
+ * provider that has created a QP for FLUSH has it. */
 static void wr_flush(struct ibv_qp_ex *ex, const cqn_send *send)
 {
     void (*flush)(struct ibv_qp_ex *, uint32_t, uint64_t, size_t, uint8_t, uint8_t);
@@ -194,8 +194,8 @@ static void wr_flush(struct ibv_qp_ex *ex, const cqn_send *send)
           send->placement, send->level);
 }
 
-/* What has a verb of its own is posted one at a time. Returns an errno, or 0. The bytes of an
- * atomic write are taken at once. */
+/* Posts a request that has a verb of its own. Returns an errno, or 0. The bytes of an atomic write
+ * are copied at once. */
 static int post_alone(cqn_qp *qp, const cqn_send *send, size_t *posted)
 {
     const struct ibv_send_wr *wr = &send->wr;
@@ -212,7 +212,7 @@ static int post_alone(cqn_qp *qp, const cqn_send *send, size_t *posted)
     }
     int err = ibv_wr_complete(ex);
     *posted = err == 0;
-    return err == ENOSPC ? ENOMEM : err; /* which ibv_post_send() says of a full queue */
+    return err == ENOSPC ? ENOMEM : err; /* as ibv_post_send() says if the queue is full */
 }
 
 static PyObject *refuse_send(const cqn_qp *qp, const char *verb, int err, PyObject *bad_wr,
@@ -228,7 +228,7 @@ static PyObject *refuse_send(const cqn_qp *qp, const char *verb, int err, PyObje
                                             .bad_wr = bad_wr});
 }
 
-/* The device has the request: from here on the books keep alive what it needs. */
+/* The device has the request: from now on the books keep alive what it needs. */
 static void enter_books(cqn_qp *qp, const cqn_send *send, cqn_request *request)
 {
     const struct ibv_send_wr *wr = &send->wr;
@@ -271,7 +271,7 @@ static int try_one(cqn_qp *qp, cqn_send *send, cqn_request *request, size_t *pos
     return err;
 }
 
-/* `object` is the request as an object of its own, or NULL. */
+/* `object` is the SendWR, or NULL. */
 static PyObject *post_one_send(cqn_qp *qp, cqn_send *send, PyObject *object)
 {
     size_t posted;
@@ -284,7 +284,6 @@ static PyObject *post_one_send(cqn_qp *qp, cqn_send *send, PyObject *object)
                     : refuse_send(qp, verb, err, posted == 0 ? object : NULL, posted, 1);
 }
 
-/* What is not known to be refused was posted. */
 int cqn_post_awaited_send(cqn_qp *qp, cqn_send *send, cqn_request *request)
 {
     size_t posted = 0;
@@ -323,7 +322,7 @@ static cqn_send *send_item(PyObject *list, size_t i)
     return &((cqn_send_wr *)PyTuple_GET_ITEM(list, (Py_ssize_t)i))->send;
 }
 
-/* The next key of a window is known when the bind before it was posted. */
+/* A list can't bind a window twice: its next key is known only when the bind before was posted. */
 static int check_listed(const cqn_send *send)
 {
     cqn_mw *mw = window_of(send);
@@ -344,9 +343,9 @@ static int check_listed(const cqn_send *send)
     return 0;
 }
 
-/* Copies of the requests, linked: one of them can be in the list more than once.
- * Returns how many are in order, all or up to the one that an exception is set
- * about, and how many entries they need in the books. */
+/* Copies the requests, since one can be in the list more than once, and links the copies. Returns
+ * how many may be posted, all or up to the one for which an exception is set, and how many entries
+ * they need in the books. */
 static size_t link_sends(cqn_qp *qp, PyObject *list, struct ibv_send_wr *wrs, size_t n,
                          size_t *entries)
 {
@@ -364,7 +363,7 @@ static size_t link_sends(cqn_qp *qp, PyObject *list, struct ibv_send_wr *wrs, si
     return n;
 }
 
-/* What the device has taken is entered into the books, up to the first one that it refused. */
+/* Enters the requests into the books, up to the first one that the device refused. */
 static PyObject *post_linked_sends(cqn_qp *qp, PyObject *list, struct ibv_send_wr *wrs, size_t n)
 {
     size_t posted;
@@ -383,7 +382,7 @@ static PyObject *post_linked_sends(cqn_qp *qp, PyObject *list, struct ibv_send_w
     return err == 0 ? Py_NewRef(Py_None) : refuse_send(qp, "ibv_post_send", err, bad_wr, posted, n);
 }
 
-/* Copies on the heap: a list can have any length. */
+/* The copies are on the heap: a list can have any length. */
 static PyObject *post_send_list(cqn_qp *qp, PyObject *list)
 {
     const size_t n = (size_t)PyTuple_GET_SIZE(list);
@@ -475,7 +474,7 @@ PyObject *cqn_qp_post_send(PyObject *op, PyObject *const *args, Py_ssize_t nargs
         return NULL;
     }
     if (nargs == 1 && kwnames == NULL && Py_IS_TYPE(args[0], type)) {
-        return post_one_send(qp, &((cqn_send_wr *)args[0])->send, args[0]); /* the short way */
+        return post_one_send(qp, &((cqn_send_wr *)args[0])->send, args[0]); /* the fast path */
     }
     PyObject *in[CQN_SEND_NAMES] = {NULL};
     CQN_COPY copy = NULL;

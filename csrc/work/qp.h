@@ -6,11 +6,11 @@
 
 #include "base/base.h"
 
-#define CQN_SIW_VENDOR 0x626d74 /* vendor_id of Soft-iWARP, which has ways of its own */
-#define CQN_MAX_SGE 64          /* of one work request; no known device takes more */
+#define CQN_SIW_VENDOR 0x626d74 /* vendor_id of Soft-iWARP, which differs in places */
+#define CQN_MAX_SGE 64          /* of one work request: the most that known devices take */
 #define CQN_DEPTH_UNKNOWN 255
 
-typedef struct cqn_channel cqn_channel; /* see notify/cq.h, as the next */
+typedef struct cqn_channel cqn_channel; /* see notify/cq.h */
 typedef struct cqn_cq cqn_cq;
 typedef struct cqn_wr_queue cqn_wr_queue; /* see queue.h */
 typedef struct cqn_group cqn_group;       /* of multicast, see verbs/qp_mcast.c */
@@ -26,7 +26,7 @@ typedef struct {
 typedef struct {
     cqn_object base;
     cqn_memory memory;
-    uint64_t iova; /* by which address the device knows its first byte */
+    uint64_t iova; /* the address of its first byte, for the device */
     unsigned int access;
     uint32_t lkey, rkey;
     bool registered; /* the device may use the memory */
@@ -46,13 +46,13 @@ typedef struct {
     cqn_object base;
     enum ibv_mw_type type;
     uint32_t rkey;       /* of the latest bind that was posted */
-    uint32_t bound_rkey; /* of the latest that was carried out */
-    uint32_t gone_rkey;  /* invalidated by the peer before that was known */
-    size_t binds;        /* in flight */
-    bool listed;         /* in the list of requests that is being checked */
+    uint32_t bound_rkey; /* of the latest bind that was carried out */
+    uint32_t gone_rkey;  /* a key that was invalidated before its bind was polled */
+    size_t binds;        /* binds in flight */
+    bool listed;         /* it is in the list that post_send() checks */
 } cqn_mw;
 
-/* A receive that was added to a list of tags: its id in the books, and its handle. */
+/* A receive in a list of tags: its id in the books, and its handle. */
 typedef struct {
     uint64_t id; /* 0: none */
     uint32_t handle;
@@ -63,7 +63,7 @@ typedef struct {
     PyObject *user_data;
     cqn_tagged *tagged; /* max_num_tags of them; or NULL */
     uint32_t max_num_tags;
-    cqn_cq *cq; /* of what comes to it, borrowed from `uses`; or NULL: that of each queue pair */
+    cqn_cq *cq; /* of its receives, borrowed from `uses`; NULL: that of each queue pair */
     enum ibv_srq_type type;
     uint32_t max_wr, max_sge; /* as granted */
     cqn_wr_queue *rq;         /* NULL once it was closed */
@@ -71,25 +71,26 @@ typedef struct {
 
 typedef struct cqn_qp {
     cqn_object base;
-    /* Borrowed from `uses`; NULL where it has none. One that has no queues has no CQ. */
+    /* Borrowed from `uses`, or NULL. A queue pair without queues has no CQ. */
     cqn_object *pd, *xrcd, *rwq_ind_tbl;
     cqn_cq *send_cq, *recv_cq;
     cqn_srq *srq;
     PyObject *user_data;
     uint32_t qp_num;
-    uint32_t sq_psn; /* 0 until it is drawn, see cqn_qp_psn() */
+    uint32_t sq_psn; /* 0: not drawn yet, see cqn_qp_psn() */
     enum ibv_qp_type type;
-    enum ibv_qp_state state; /* as last set by us; the device may be in ERR */
+    enum ibv_qp_state state; /* as this process last set it; the device may be in ERR */
     bool sq_sig_all, atomic_write, flush;
-    uint16_t max_tso_header; /* bytes of the header of TSO; 0: it has none */
+    uint16_t max_tso_header; /* of TSO, in bytes; 0: no TSO */
     uint32_t max_tso;        /* bytes that the device segments */
-    bool no_recvs;           /* what comes through it goes elsewhere, and not to its srq */
-    bool must_stop, stopped; /* sending, before it is destroyed: see verbs/qp.c */
+    bool no_recvs;           /* what arrives goes elsewhere, and not to `srq` */
+    bool must_stop;          /* it sends again what is not acknowledged: see verbs/qp.c */
+    bool stopped;            /* it was reset before it is destroyed */
     bool to_serve;           /* it is in the list of `serve_next` */
     uint8_t port_num;        /* set in INIT; 0 before */
-    uint8_t max_rd_atomic;   /* of ours, in flight; CQN_DEPTH_UNKNOWN: not set by this process */
-    bool depth_granted;      /* max_rd_atomic is what the peer of an rdma_cm connection granted */
-    uint32_t max_message;    /* bytes that its port sends in one message */
+    uint8_t max_rd_atomic;   /* reads and atomics in flight; or CQN_DEPTH_UNKNOWN */
+    bool depth_granted;      /* the peer of an rdma_cm connection granted max_rd_atomic */
+    uint32_t max_message;    /* the most bytes of a message, by its port */
     struct ibv_qp_cap cap;
     cqn_wr_queue *sq, *rq; /* NULL once it was closed */
     /* How often something of it failed, and up to which of these it was seen to work after all. */
@@ -102,16 +103,18 @@ typedef struct cqn_qp {
 
 /* mw_state.c */
 
-/* -1 with ValueError if the window can't be bound through that queue pair now. */
+/* -1 with ValueError if the window is bound through another queue pair. */
 int cqn_mw_check(const cqn_mw *mw, const cqn_qp *qp);
 
-/* A bind was posted that gives the window the key `rkey`. */
+/* Notes that a bind was posted, which gives the window the key `rkey`. */
 void cqn_mw_posted(cqn_mw *mw, cqn_qp *qp, uint32_t rkey);
 
-/* That bind is over; `ok`: the device carried it out. `mr` is NULL if it was to unbind. */
+/* Notes that the bind has ended; `ok`: the device carried it out. `mr` is NULL if it was to unbind.
+ */
 void cqn_mw_bound(cqn_mw *mw, cqn_object *mr, uint32_t rkey, bool ok, cqn_object **trash);
 
-/* The peer, or a request of ours, has invalidated the window of that key, if there is one. */
+/* Notes that the peer, or a request of ours, has invalidated the window of that key, if there is
+ * one. */
 void cqn_mw_invalidated(cqn_context *ctx, uint32_t rkey, cqn_object **trash);
 
 #endif

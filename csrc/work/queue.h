@@ -12,82 +12,82 @@
 typedef struct cqn_request cqn_request; /* see await/request.h */
 typedef struct cqn_engine cqn_engine;   /* see await/engine.h */
 
-/* A line of requests that are awaited, in the order in which they came. It holds no references: a
- * request leaves the line before it goes (await/lines.c). */
+/* A line of awaited requests, in the order of arrival. It holds no references: a request leaves the
+ * line before it is deallocated. */
 typedef struct {
     cqn_request *first, *last;
 } cqn_line;
 
-/* What a work request does that the books must know of: whether a memory window changes by it, or a
- * receive goes that was posted with a tag. */
+/* What the books must know of a work request: whether it changes a memory window, or takes a
+ * receive from a list of tags. */
 typedef enum { CQN_WR_TRANSFERS, CQN_WR_BINDS, CQN_WR_INVALIDATES, CQN_WR_DELETES } cqn_wr_does;
 
-/* One object that a work request in flight keeps alive. A request that needs several objects takes
- * as many entries, one that needs none takes one. A request that binds has two: the window, and the
- * MR, unless it unbinds. The entry owns its reference, and counts as a pin of the object. */
+/* An entry: one object that a work request in flight keeps alive. A request has an entry for each
+ * of its objects, at least one. A request that binds has two: the window, and the MR, unless it
+ * unbinds. The entry owns its reference, and counts as a pin of the object. */
 typedef struct {
     union {
         uint64_t wr_id;       /* the user's */
-        cqn_request *request; /* of one that is awaited, which has the wr_id: it knows its place */
+        cqn_request *request; /* if a task awaits it; it has the wr_id, and knows its place here */
     };
     cqn_object *pinned; /* strong, or NULL */
     union {
-        uint32_t rkey; /* of the window that it binds or invalidates */
-        uint32_t next; /* the next slot of its request, or the next free one, if it is an SRQ's */
+        uint32_t rkey; /* the key that it binds or invalidates */
+        uint32_t next; /* of an SRQ: the next slot of its request, or the next free one */
     };
     uint16_t generation; /* see wr_queue.c */
     uint8_t does;        /* cqn_wr_does */
     bool signaled;
-    bool last;     /* of its work request */
+    bool last;     /* the last entry of its work request */
     uint8_t marks; /* CQN_WR_FORGOTTEN, CQN_WR_AWAITED, CQN_WR_PROBE */
-    bool plain;    /* a request of one entry, which touches no window and has no marks */
+    bool plain;    /* a request of one entry, without marks, that changes no window */
 } cqn_wr;
 
 enum {
-    CQN_WR_FORGOTTEN = 1, /* it was reset or closed: only its wr_id is of use */
+    CQN_WR_FORGOTTEN = 1, /* its queue pair was reset or closed: only the wr_id is still needed */
     CQN_WR_AWAITED = 2,
-    CQN_WR_PROBE = 4 /* it asks whether the peer lives, and its completion is for nobody else */
+    CQN_WR_PROBE = 4 /* a probe, whose completion no program sees */
 };
 
-/* What is known of a queue's latest probe. */
+/* The state of a queue's latest probe. */
 typedef enum {
-    CQN_PROBE_NEVER, /* the queue never had one */
+    CQN_PROBE_NEVER, /* none was posted */
     CQN_PROBE_POSTED,
     CQN_PROBE_ANSWERED, /* or its queue pair was reset */
     CQN_PROBE_FAILED
 } cqn_probe;
 
-/* The work requests of a queue that have not completed, see wr_queue.c. A QP owns two of these, an
- * SRQ one, and it lives on with the last of its users. */
+/* The books of a queue, see wr_queue.c. A QP owns two, an SRQ one; they are freed with the last
+ * user. */
 struct cqn_wr_queue {
-    cqn_wr *ring;           /* in the order of posting; of an SRQ in any order */
-    uint64_t next;          /* position of the next entry; of an SRQ how many were posted */
+    cqn_wr *ring;           /* in the order of posting, except for an SRQ */
+    uint64_t next;          /* position of the next entry; of an SRQ: how many were posted */
     uint32_t len, capacity; /* in entries; capacity is a power of two up to CQN_WR_SLOTS, or 0 */
-    uint32_t requests;      /* not more than there are entries */
-    uint32_t signaled;      /* of these, give a completion if they succeed */
+    uint32_t requests;      /* at most as many as entries */
+    uint32_t signaled;      /* those that give a completion if they succeed */
     uint32_t number;        /* see wr_queue.c */
-    uint32_t users;         /* the QP or SRQ, or the CQ that it was left to; and QPs, of an SRQ's */
-    uint32_t free;          /* the first free slot, of an SRQ's */
-    uint16_t types;         /* of the queue pairs that use it: bits 1 << IBV_QPT_* */
-    bool is_shared;         /* an SRQ's */
-    uint8_t probe;          /* cqn_probe */
-    cqn_line waiting;       /* operations that wait for room */
-    cqn_qp *qp;             /* whose it is; NULL: an SRQ's, or it is gone */
-    size_t *flushes;        /* its CQ's count of those which are flushed, if it is one; or NULL */
-    cqn_wr_queue *source;   /* the SRQ's, of the receives of a QP that has one */
+    uint32_t users;   /* the QP or SRQ, or the CQ that inherited it; of an SRQ, its QPs as well */
+    uint32_t free;    /* of an SRQ: the first free slot */
+    uint16_t types;   /* of the queue pairs that use it: bits 1 << IBV_QPT_* */
+    bool is_shared;   /* it is the queue of an SRQ */
+    uint8_t probe;    /* cqn_probe */
+    cqn_line waiting; /* operations that wait for free slots */
+    cqn_qp *qp; /* its queue pair; NULL: it is the queue of an SRQ, or the queue pair is gone */
+    size_t *flushes; /* the count of flushed queues of its CQ, while this is one of them; or NULL */
+    cqn_wr_queue *source;    /* the queue of the SRQ, for the receives of a QP with one */
     cqn_wr_queue *left_next; /* see cqn_cq.left */
 };
 
 typedef struct cqn_wc_extra cqn_wc_extra; /* see notify/cq.h */
 
-/* What the folders below await/ tell the requests that are awaited. module.c puts the engine's
- * functions in its place; there is one set of them. */
+/* How the folders below await/ notify the requests that tasks await. module.c sets the engine's
+ * functions, once. */
 typedef struct cqn_awaiting {
-    /* Its queue pair was closed or reset; NULL: a later one has completed. */
+    /* Its queue pair `qp` was closed or reset; NULL: a later request has completed. */
     void (*lost)(cqn_request *request, const cqn_qp *qp);
-    /* Whether its completion is for no other. */
+    /* False: others get its completion as well. */
     bool (*completed)(cqn_request *request, struct ibv_wc *wc, const cqn_wc_extra *extra);
-    /* Whether a completion() has asked for it. */
+    /* Gives it to the completion() that asked for it; false: there is none. */
     bool (*claim)(cqn_engine *engine, const struct ibv_wc *wc, const cqn_wc_extra *extra);
     bool (*wants)(const cqn_engine *engine); /* whether any completion() waits */
     void (*room)(cqn_engine *engine, cqn_qp *qp);
@@ -97,7 +97,7 @@ typedef struct cqn_awaiting {
 #define CQN_WR_NUMBERS (UINT32_C(1) << 24)
 #define CQN_WR_SLOTS (UINT32_C(1) << 24)
 
-/* Of a position the lower bits are the slot, and the next ones the generation. */
+/* The lower bits of a position are the slot, the next ones the generation. */
 static inline uint64_t cqn_wr_id(const cqn_wr_queue *q, uint64_t position)
 {
     return position << 24 | q->number;
@@ -113,7 +113,7 @@ static inline uint64_t cqn_wr_position(uint64_t id)
     return id >> 24;
 }
 
-/* The queue of what completed under that id, or NULL. */
+/* The queue that the id names, or NULL. */
 static inline cqn_wr_queue *cqn_wr_queue_of(const cqn_state *st, uint64_t id)
 {
     const uint32_t number = id & (CQN_WR_NUMBERS - 1);
@@ -123,8 +123,8 @@ static inline cqn_wr_queue *cqn_wr_queue_of(const cqn_state *st, uint64_t id)
 
 /* wr_queue.c */
 
-/* A new queue of a queue pair, with one user. Its receives come from `srq`, or that is NULL. NULL
- * with MemoryError. */
+/* A new queue of a queue pair, with one user; its receives come from `srq`, if that is not NULL.
+ * NULL with MemoryError. */
 cqn_wr_queue *cqn_wr_queue_new(cqn_qp *qp, uint32_t types, cqn_srq *srq);
 
 /* Whether the request of that id is in the books of an SRQ. */
@@ -133,49 +133,51 @@ bool cqn_wr_queue_has(const cqn_wr_queue *queue, uint64_t id);
 /* A new queue of an SRQ. */
 cqn_wr_queue *cqn_wr_queue_new_shared(cqn_state *st);
 
-/* One of its users goes, and with the last one the queue. */
+/* Drops a user, and with the last one the queue. */
 void cqn_wr_queue_drop(cqn_state *st, cqn_wr_queue *queue);
 
-/* The queue pair was moved to an error state: the queue is counted in `*count`, of its CQ, until
- * nothing is in it. */
+/* Its queue pair was moved to an error state: counts the queue in `*count`, of its CQ, until the
+ * queue is empty. */
 void cqn_wr_queue_flushes(cqn_wr_queue *queue, size_t *count);
 
-/* The queue pair was destroyed or reset, so its requests will not complete: all that they keep
- * alive goes to `trash`, and only their wr_ids stay. */
+/* Its queue pair was destroyed or reset, so its requests will not complete: moves all that they
+ * keep alive to `trash`; only their wr_ids stay. */
 void cqn_wr_queue_forget(cqn_wr_queue *queue, cqn_object **trash);
 
-/* Settles as many of n completions, from the first on, as are plain requests in a row of that
- * queue: most are. Returns how many; 0: take the first one by cqn_wr_completed(). */
+/* Retires the requests of as many of n completions, from the first on, as belong to consecutive
+ * plain requests of that queue: most do. Returns how many; 0: use cqn_wr_completed() for the first
+ * one. */
 size_t cqn_wr_completed_run(cqn_wr_queue *queue, struct ibv_wc *wcs, size_t n, cqn_object **trash);
 
-/* Settles the request that completed, and in a queue pair's queue all before it. Returns the
- * request if a task awaits it, borrowed; else NULL, and the completion has the user's wr_id. */
+/* Retires the request that completed, and in a queue pair's queue all before it. Returns the
+ * request if a task awaits it, borrowed; otherwise NULL, and the completion has the user's wr_id.
+ */
 cqn_request *cqn_wr_completed(cqn_context *ctx, cqn_wr_queue *queue, struct ibv_wc *wc,
                               cqn_object **trash);
 
-/* Whether a completion, which was not settled yet, is that of a probe; see verbs/qp.c. */
+/* Whether a completion, whose request was not retired yet, is that of a probe; see verbs/qp.c. */
 bool cqn_wr_is_probe(const cqn_wr_queue *queue, const struct ibv_wc *wc);
 
-/* Visits what the requests keep alive; NULL has none. */
+/* Visits what the requests keep alive; `queue` may be NULL. */
 int cqn_wr_queue_traverse(const cqn_wr_queue *queue, visitproc visit, void *arg);
 
-/* Makes room for n more entries. -1 with MemoryError; then the queue is as it was. */
+/* Grows the queue for n more entries. -1 with MemoryError: the queue is unchanged. */
 int cqn_wr_queue_grow(cqn_wr_queue *queue, size_t n);
 
-/* A receive was posted to an SRQ, for which there is room. */
+/* Enters a receive that was posted to an SRQ; it fits. */
 void cqn_wr_queue_push_shared(cqn_wr_queue *queue, uint64_t wr_id, const cqn_sg *sg);
 
-/* An operation on its list of tags was posted, for whose two entries there is room. When it has
+/* Enters an operation on a list of tags that was posted; its two entries fit. When it has
  * completed, the receive of the id `deleted` never does; 0: it deletes none. */
 void cqn_wr_queue_push_op(cqn_wr_queue *queue, uint64_t wr_id, uint64_t deleted);
 
-/* Of a request that was posted, where it stands: its last entry. Not for an SRQ. */
+/* The last entry of a request that was posted. Not for an SRQ. */
 static inline cqn_wr *cqn_wr_at(const cqn_wr_queue *q, uint64_t position)
 {
     return &q->ring[position & (q->capacity - 1)];
 }
 
-/* Entries of the books that a request takes: one for each object, at least one. */
+/* How many entries a request needs: one for each object, at least one. */
 static inline size_t cqn_wr_entries(const cqn_sg *sg)
 {
     return sg->num_pinned > 0 ? sg->num_pinned : 1;
@@ -186,19 +188,19 @@ static inline bool cqn_wr_queue_fits(const cqn_wr_queue *q, size_t n)
     return q->len + n <= q->capacity;
 }
 
-/* Room for n more entries, so that the push after a post can't fail. */
+/* Grows the queue if n more entries do not fit, so that the push after a post can't fail. */
 static inline int cqn_wr_queue_reserve(cqn_wr_queue *q, size_t n)
 {
     return cqn_wr_queue_fits(q, n) ? 0 : cqn_wr_queue_grow(q, n);
 }
 
-/* The id of the request that is posted next, in n entries; not for an SRQ. */
+/* The id of the next request, of n entries; not for an SRQ. */
 static inline uint64_t cqn_wr_queue_id(const cqn_wr_queue *q, size_t n)
 {
     return cqn_wr_id(q, q->next + n - 1);
 }
 
-/* The ids of those that are posted next, one after the other, for any queue. There is room. */
+/* The ids of the next requests, one after the other, for any queue; they fit. */
 typedef struct {
     uint64_t next;
     uint32_t slot;
@@ -236,7 +238,7 @@ static inline void cqn_wr_pin(cqn_object *object)
     }
 }
 
-/* Field by field, which the compiler does not make out of a copy. */
+/* Field by field: the compiler does not make that out of a copy of the struct. */
 static inline void cqn_wr_queue_put(cqn_wr_queue *q, const cqn_wr *wr, cqn_object *pinned,
                                     cqn_wr_does does, bool last)
 {
@@ -255,21 +257,21 @@ static inline void cqn_wr_queue_put(cqn_wr_queue *q, const cqn_wr *wr, cqn_objec
     cqn_wr_pin(pinned);
 }
 
-/* A request that was posted: `wr`, but for what it keeps alive. */
+/* Enters a request that was posted: `wr`, except for what it keeps alive. */
 static inline void cqn_wr_queue_push(cqn_wr_queue *q, const cqn_wr *wr, const cqn_sg *sg)
 {
     const uint32_t n = sg->num_pinned;
     cqn_wr_does does = wr->does;
     for (uint32_t i = 0; i + 1 < n; i++) {
         cqn_wr_queue_put(q, wr, sg->pinned[i], does, false);
-        does = CQN_WR_TRANSFERS; /* the first entry says it */
+        does = CQN_WR_TRANSFERS; /* only the first entry says it */
     }
     cqn_wr_queue_put(q, wr, n > 0 ? sg->pinned[n - 1] : NULL, does, true);
     q->requests++;
     q->signaled += wr->signaled;
 }
 
-/* A receive that was posted, to any queue. */
+/* Enters a receive that was posted to any queue. */
 static inline void cqn_wr_queue_push_recv(cqn_wr_queue *q, uint64_t wr_id, const cqn_sg *sg)
 {
     if (q->is_shared) {

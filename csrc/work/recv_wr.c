@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * RecvWR: a receive request that was built before.
+ * RecvWR: a receive request that is built once and posted any number of times.
  *
- * It owns its arrays and holds the MRs; posting copies the struct, so it can be posted any number
- * of times, even within one list. Its MRs stay in their process: one that was pickled is no more
- * than its wr_id and length, and can't be posted.
+ * It owns its arrays and holds the MRs; posting copies the struct, so it can be in one list more
+ * than once. Its MRs stay in their process: a RecvWR that was unpickled has only its wr_id and
+ * length, and can't be posted.
  */
 
 #include "work/wr.h"
@@ -18,7 +18,7 @@ int cqn_recv_check(const cqn_sg *sg)
     return 0;
 }
 
-/* Takes over what the memory owns. */
+/* The new object owns what `sg` owns. */
 static PyObject *make_recv_wr(PyTypeObject *type, uint64_t wr_id, cqn_sg *sg)
 {
     cqn_recv_wr *self = (cqn_recv_wr *)type->tp_alloc(type, 0);
@@ -32,7 +32,7 @@ static PyObject *make_recv_wr(PyTypeObject *type, uint64_t wr_id, cqn_sg *sg)
     return (PyObject *)self;
 }
 
-/* Gathered on the stack, and moved into memory of its own when all is in order. */
+/* Gathered on the stack, and copied to memory of its own when everything was checked. */
 static PyObject *recv_wr_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
@@ -55,8 +55,8 @@ static PyObject *recv_wr_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
                : make_recv_wr(type, wr_id, &sg);
 }
 
-/* No tp_clear, as SGE has none: what it holds was there before, so that a cycle
- * goes through something that has one. */
+/* No tp_clear, as SGE has none: its references are older than itself, so a cycle goes through an
+ * object that has one. */
 static int recv_wr_traverse(PyObject *op, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(op));

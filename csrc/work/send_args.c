@@ -4,8 +4,8 @@
  * pair.
  *
  * It is made in two steps. cqn_send_parse() converts the numbers, which can run any code of the
- * user's. cqn_send_gather() then takes the objects, and between that and the post no Python code
- * runs: so what was checked still holds when the device gets it.
+ * user's. cqn_send_gather() then adds the objects. From there to the post no Python code runs, so
+ * what was checked still holds when the device gets the request.
  */
 
 #include "work/wr.h"
@@ -19,7 +19,7 @@ enum {
     XRC = 1 << IBV_QPT_XRC_SEND,
     ALL = RC | UC | UD | RAW | XRC
 };
-enum { ATOMIC_SIZE = 8 }; /* bytes that an atomic operation works on */
+enum { ATOMIC_SIZE = 8 }; /* bytes that an atomic operation changes */
 
 /* clang-format off */
 #define OPCODE(name, types, ...) [IBV_WR_##name] = {#name, types, __VA_ARGS__}
@@ -68,7 +68,8 @@ static bool is_given(PyObject *const *in, int index)
     return in[index] != NULL && in[index] != Py_None;
 }
 
-/* An argument that is required, or refused, with this opcode or QP type. */
+/* -1 with ValueError if an argument is missing, or given, that `what`, an opcode or a type of QP,
+ * needs or does not take. */
 static int check_presence(PyObject *const *in, int index, bool wanted, const char *what)
 {
     if (is_given(in, index) == wanted) {
@@ -114,7 +115,7 @@ static int check_alignment(const cqn_opcode *op, uint64_t addr)
     return 0;
 }
 
-/* The atomics' part of the request has other places for the same fields. */
+/* The struct has other members for the same fields of atomics. */
 static int set_atomic(PyObject *const *in, const cqn_opcode *op, struct ibv_send_wr *wr)
 {
     uint64_t addr, compare_add, swap = 0;
@@ -153,7 +154,7 @@ static int set_remote(PyObject *const *in, const cqn_opcode *op, struct ibv_send
     return op->atomic_write ? check_alignment(op, wr->wr.rdma.remote_addr) : 0;
 }
 
-/* How a window is bound; which, and to what, is memory. */
+/* How a window is bound. gather_bind() adds the window and the memory. */
 static int set_bind(PyObject *const *in, cqn_send *out)
 {
     const bool binds = out->opcode->does == CQN_WR_BINDS;
@@ -173,7 +174,7 @@ static int set_bind(PyObject *const *in, cqn_send *out)
                : 0;
 }
 
-/* Both have the same place. */
+/* imm_data and invalidate_rkey share their place in the struct. */
 static int set_imm(PyObject *const *in, const cqn_opcode *op, struct ibv_send_wr *wr)
 {
     uint32_t imm;
@@ -190,7 +191,7 @@ static int set_imm(PyObject *const *in, const cqn_opcode *op, struct ibv_send_wr
                            : 0;
 }
 
-/* The header that each segment begins with, whose bytes the device takes at the post. */
+/* The header that each segment begins with. The device copies it at the post. */
 static int set_tso(PyObject *const *in, cqn_send *out)
 {
     const cqn_opcode *op = out->opcode;
@@ -258,13 +259,13 @@ static int set_flush(PyObject *const *in, cqn_send *out)
                : 0;
 }
 
-/* The SRQ of the peer, for what takes a receive there. */
+/* The SRQ of the peer, for opcodes that consume a receive there. */
 static int set_srq(PyObject *const *in, cqn_send *out)
 {
     return cqn_u32(in[CQN_REMOTE_SRQN], "remote_srqn", 0xffffff, &out->wr.qp_type.xrc.remote_srqn);
 }
 
-/* Of which types the queue pairs are, by what names the receiver. */
+/* Which types of queue pair fit the arguments that name the receiver. */
 static uint32_t types_by_receiver(PyObject *const *in, const cqn_send *s)
 {
     if (is_given(in, CQN_REMOTE_SRQN)) {
@@ -276,7 +277,7 @@ static uint32_t types_by_receiver(PyObject *const *in, const cqn_send *s)
     return RC | UC | RAW | (s->opcode->solicited ? 0 : XRC);
 }
 
-/* A request that names its receiver is a datagram, and one that names an SRQ is for an XRC_SEND QP;
+/* A request that names a receiver is a datagram; one that names an SRQ is for an XRC_SEND QP; all
  * others are for a connected QP, or one of raw packets. */
 static int set_destination(PyObject *const *in, const cqn_qp *qp, cqn_send *out)
 {
@@ -305,7 +306,6 @@ static int set_destination(PyObject *const *in, const cqn_qp *qp, cqn_send *out)
                : 0;
 }
 
-/* Says why a QP of that type can't carry it out. */
 CQN_RARE int cqn_send_refuse_type(const cqn_send *send, enum ibv_qp_type type)
 {
     const uint32_t bit = 1u << type;
@@ -335,8 +335,6 @@ CQN_RARE int cqn_send_refuse_type(const cqn_send *send, enum ibv_qp_type type)
     return -1;
 }
 
-/* Everything of the request but the objects that it names: all that can run Python
- * code. For that QP, or for any. The opcode, if none is named. */
 int cqn_send_parse(PyObject *const *in, const cqn_qp *qp, uint32_t opcode, cqn_send *out)
 {
     uint32_t flags = IBV_SEND_SIGNALED;
@@ -376,8 +374,8 @@ static bool is_plain_buffer(cqn_state *st, PyObject *memory)
     return memory != NULL && PyObject_CheckBuffer(memory) && !PyObject_TypeCheck(memory, st->MR);
 }
 
-/* What the opcode demands of the memory: the device would fail the request later, or do something
- * else. */
+/* What the opcode needs of the memory. Otherwise the device would fail the request later, or do
+ * something else. */
 static int check_memory(const cqn_send *s)
 {
     if (s->opcode->fills && !s->sg.writable) {
@@ -396,9 +394,9 @@ static int check_memory(const cqn_send *s)
     return 0;
 }
 
-/* What a peer may do through a window, and what of that its MR must allow. No access at all, and
- * LOCAL_WRITE, which means nothing to a peer, are for the device to judge. Flags that no window has
- * are not: rxe of Linux 6.12 refuses them, and then can't destroy the window. */
+/* Checks what a peer may do through a window, and whether the MR allows it. The device judges no
+ * access at all, and LOCAL_WRITE, which means nothing to a peer. Flags that no window has are
+ * refused here: rxe of Linux 6.12 refuses them too, and then can't destroy the window. */
 static int check_access(const cqn_mw *mw, const cqn_mr *mr, const struct ibv_mw_bind_info *bind)
 {
     const unsigned int remote =
@@ -499,8 +497,8 @@ static int gather_ah(PyObject *ah, cqn_state *st, cqn_send *out)
     return 0;
 }
 
-/* The objects. Of a buffer that the request takes its bytes from it holds a view,
- * also if it fails. Only to get that can run Python code, so it is done first. */
+/* If the request takes its bytes from a buffer, `out` has a view of it, even after a failure. Only
+ * getting that view can run Python code, so it is done first. */
 int cqn_send_gather(PyObject *const *in, cqn_state *st, cqn_send *out)
 {
     if (out->opcode->does == CQN_WR_BINDS) {
@@ -521,7 +519,7 @@ int cqn_send_gather(PyObject *const *in, cqn_state *st, cqn_send *out)
     return check_memory(out);
 }
 
-/* A window of type 1 has no part in ibv_post_send(). */
+/* ibv_post_send() does not bind windows of type 1. */
 int cqn_send_check_window(const cqn_send *send)
 {
     if (send->opcode->does == CQN_WR_BINDS &&

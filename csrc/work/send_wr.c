@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * SendWR: a send request that was built before.
+ * SendWR: a send request that is built once and posted any number of times.
  *
- * It owns its arrays and holds the MRs, and the address or window. Posting copies the struct, so it
- * can be posted any number of times. What it names stays in its process: one that was pickled is no
- * more than its wr_id, opcode and length, and can't be posted.
+ * It owns its arrays and holds the MRs, and the address or window; posting copies the struct. The
+ * objects that it names stay in their process: a SendWR that was unpickled has only its wr_id,
+ * opcode and length, and can't be posted.
  */
 
 #include "work/wr.h"
@@ -22,7 +22,7 @@ static int build_send(PyObject *const *in, cqn_state *st, cqn_send *out)
     return 0;
 }
 
-/* Takes over what the memory owns. */
+/* The new object owns what `send` owns. */
 static PyObject *make_send_wr(PyTypeObject *type, cqn_send *send)
 {
     cqn_send_wr *self = (cqn_send_wr *)type->tp_alloc(type, 0);
@@ -35,7 +35,7 @@ static PyObject *make_send_wr(PyTypeObject *type, cqn_send *send)
     return (PyObject *)self;
 }
 
-/* Gathered on the stack, and moved into memory of its own when all is in order. */
+/* Gathered on the stack, and copied to memory of its own when everything was checked. */
 static PyObject *send_wr_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
@@ -48,7 +48,7 @@ static PyObject *send_wr_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
         cqn_freeze(&in[CQN_SG], &list) < 0 || cqn_send_parse(in, NULL, IBV_WR_SEND, &send) < 0) {
         return NULL;
     }
-    /* First what it is made of: to take a buffer can run code, which must not find half of it. */
+    /* The object is made last: taking a buffer can run code, which must not find it half made. */
     return build_send(in, cqn_state_of(type), &send) < 0 ? NULL : make_send_wr(type, &send);
 }
 
@@ -114,7 +114,8 @@ CQN_RARE static PyObject *send_wr_restore(PyObject *op, PyObject *args)
     const cqn_state *st = cqn_state_of(type);
     unsigned int opcode;
     unsigned long long wr_id, length;
-    cqn_send send = {.qp_types = UINT32_MAX}; /* each queue pair is to say why it can't be posted */
+    cqn_send send = {.qp_types =
+                         UINT32_MAX}; /* so that each queue pair says why it can't be posted */
     if (!PyArg_ParseTuple(args, "IKK", &opcode, &wr_id, &length) ||
         (send.opcode = cqn_opcode_of(opcode)) == NULL ||
         cqn_sg_restore(&send.sg, binds(&send) ? st->MW : st->MR, length) < 0) {

@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The memory of a work request: what is named by SGEs and MRs, or, for an INLINE send, the bytes of
- * any buffer.
+ * The memory of a work request: that of SGEs and MRs, or, for an INLINE send, the bytes of any
+ * buffer.
  *
- * On the stack of a post everything is borrowed, since the arguments hold it. A request that is
- * kept owns its arrays and references (cqn_sg_keep()).
+ * During a post everything is on the stack and borrowed, since the arguments hold it. A SendWR or
+ * RecvWR owns its arrays and references (cqn_sg_keep()).
  */
 
 #include "work/sg.h"
 
-/* What the request needs, too. */
 void cqn_sg_pin(cqn_sg *sg, cqn_object *object)
 {
     for (uint32_t i = 0; i < sg->num_pinned; i++) {
@@ -41,7 +40,6 @@ static int refuse_stale(const char *what)
     return -1;
 }
 
-/* Whether it is one element, an SGE or an MR as a whole, and where that is. */
 int cqn_sg_locate(cqn_state *st, PyObject *item, cqn_mr **mr, uint64_t *addr, uint64_t *length)
 {
     if (Py_IS_TYPE(item, st->SGE)) {
@@ -60,7 +58,7 @@ int cqn_sg_locate(cqn_state *st, PyObject *item, cqn_mr **mr, uint64_t *addr, ui
     return 0;
 }
 
-/* Runs no Python code, so the arguments keep what it borrows. */
+/* Runs no Python code, so the arguments keep what is borrowed. */
 static int gather_one(cqn_sg *sg, cqn_state *st, PyObject *item)
 {
     cqn_mr *mr;
@@ -89,7 +87,6 @@ static int gather_one(cqn_sg *sg, cqn_state *st, PyObject *item)
     return 0;
 }
 
-/* An SGE, an MR, a list or a tuple of these, or None. */
 int cqn_sg_gather(cqn_sg *sg, cqn_state *st, PyObject *value)
 {
     if (value == NULL || value == Py_None) {
@@ -107,11 +104,11 @@ int cqn_sg_gather(cqn_sg *sg, cqn_state *st, PyObject *value)
     return 0;
 }
 
-/* An INLINE send takes its bytes while it is posted, so any buffer will do. */
+/* The bytes of an INLINE send are copied while it is posted, so any buffer will do. */
 int cqn_sg_gather_bytes(cqn_sg *sg, PyObject *buffer)
 {
     if (PyObject_GetBuffer(buffer, &sg->bytes, PyBUF_SIMPLE) < 0) {
-        sg->bytes.obj = NULL; /* an exporter that fails may leave it alone */
+        sg->bytes.obj = NULL; /* an exporter that fails need not set it */
         return -1;
     }
     sg->num_sge = 1;
@@ -120,7 +117,7 @@ int cqn_sg_gather_bytes(cqn_sg *sg, PyObject *buffer)
     return 0;
 }
 
-/* All are open, and of one PD: the queue's, or else that of the first. */
+/* All must be open, and of one PD: the queue's, or that of the first. */
 static int check_pinned(const cqn_sg *sg, const cqn_object *pd, const char *whose)
 {
     for (uint32_t i = 0; i < sg->num_pinned; i++) {
@@ -156,14 +153,12 @@ static int own(cqn_sg *sg)
     return 0;
 }
 
-/* Moves what was gathered on the stack to memory of its own, with references of
- * its own, for a request that is kept. */
 int cqn_sg_keep(cqn_sg *sg)
 {
     return check_pinned(sg, NULL, "rest of the work request") < 0 ? -1 : own(sg);
 }
 
-/* Each has a view of the buffer. */
+/* Each copy has a view of the buffer. */
 CQN_RARE int cqn_sg_copy(cqn_sg *sg)
 {
     PyObject *buffer = sg->bytes.obj;
@@ -178,7 +173,7 @@ CQN_RARE int cqn_sg_copy(cqn_sg *sg)
     return 0;
 }
 
-/* For messages: what a queue says of it is that it is closed. */
+/* Its name is for messages: a queue refuses it because it is closed. */
 static const cqn_kind left_kind = {.name = "work request", .clear = cqn_clear};
 
 CQN_RARE int cqn_sg_restore(cqn_sg *sg, PyTypeObject *type, uint64_t length)
@@ -196,7 +191,6 @@ CQN_RARE int cqn_sg_restore(cqn_sg *sg, PyTypeObject *type, uint64_t length)
     return rc;
 }
 
-/* Lets go of the buffer of an INLINE send. */
 void cqn_sg_drop_bytes(cqn_sg *sg)
 {
     if (sg->bytes.obj != NULL) {
@@ -204,7 +198,6 @@ void cqn_sg_drop_bytes(cqn_sg *sg)
     }
 }
 
-/* Of an object. */
 void cqn_sg_free(cqn_sg *sg)
 {
     cqn_sg_drop_bytes(sg);
@@ -223,7 +216,6 @@ int cqn_sg_traverse(const cqn_sg *sg, visitproc visit, void *arg)
     return 0;
 }
 
-/* Says why cqn_sg_fits() does not hold for the queue of `owner`. */
 CQN_RARE int cqn_sg_refuse(const cqn_sg *sg, const cqn_object *owner, const cqn_object *pd,
                            uint32_t max_sge)
 {

@@ -7,19 +7,19 @@
 
 #define CQN_MAX_PINNED (CQN_MAX_SGE + 1) /* objects that a request can need: MRs, and an AH */
 
-/* In an object the arrays and what is in them are its own, otherwise borrowed. */
+/* A SendWR or RecvWR owns the arrays and the references in them; otherwise both are borrowed. */
 typedef struct {
     struct ibv_sge *sge;
     cqn_object **pinned; /* what must outlive the request, all of one PD */
     uint32_t num_sge, num_pinned;
     uint64_t length;
-    uint32_t changes; /* of what is pinned, in all */
-    bool writable;    /* every MR may be written by the device */
-    bool unreadable;  /* some MR has its bytes elsewhere than at its addresses, for this process */
-    Py_buffer bytes;  /* of an INLINE send straight from a buffer; or obj == NULL */
+    uint32_t changes; /* the sum of `changes` of what is pinned */
+    bool writable;    /* the device may write to every MR */
+    bool unreadable;  /* this process does not find the bytes of some MR at its addresses */
+    Py_buffer bytes;  /* the buffer of an INLINE send, or obj == NULL */
 } cqn_sg;
 
-/* Room for the largest, on the stack. */
+/* The arrays of the largest request, on the stack. */
 typedef struct {
     struct ibv_sge sge[CQN_MAX_SGE];
     cqn_object *pinned[CQN_MAX_PINNED];
@@ -29,52 +29,53 @@ typedef struct {
         .sge = (arrays).sge, .pinned = (arrays).pinned, .writable = true \
     }
 
-/* Finds the MR and the range of memory that an element means, which is an SGE or an MR; borrowed.
- * 0: it is neither. -1 with ValueError: its MR was registered anew since. */
+/* Finds the MR and the range of an element, which is an SGE or an MR; borrowed. 0: it is neither.
+ * -1 with ValueError: its MR was registered anew since. */
 int cqn_sg_locate(cqn_state *st, PyObject *item, cqn_mr **mr, uint64_t *addr, uint64_t *length);
 
-/* Fills in a request's memory from the argument: an element, a list of them, or None. -1 with an
- * exception. Runs no Python code. */
+/* Fills in the memory of a request from its argument: an element, a list of them, or None. -1 with
+ * an exception. Runs no Python code. */
 int cqn_sg_gather(cqn_sg *sg, cqn_state *st, PyObject *value);
 
-/* The same from a buffer, for INLINE; cqn_sg_drop_bytes() gives the buffer back. Can
- * run any code: the exporter's. */
+/* The same from a buffer, for INLINE; cqn_sg_drop_bytes() releases it. Can run any code: the
+ * exporter's. */
 int cqn_sg_gather_bytes(cqn_sg *sg, PyObject *buffer);
 
 /* Adds an object that must outlive the request, borrowed. */
 void cqn_sg_pin(cqn_sg *sg, cqn_object *object);
 
-/* Makes the arrays, and the references in them, the request's own. cqn_sg_free() drops both. */
+/* Copies the arrays to memory of the request's own, with references; cqn_sg_free() drops both. -1
+ * with an exception. */
 int cqn_sg_keep(cqn_sg *sg);
 
-/* Makes a struct that was copied from a request's a request's own, too. -1 with an exception:
+/* After a struct was copied: gives the copy arrays and references of its own. -1 with an exception:
  * nothing is left to be freed. Can run any code, if there is a buffer. */
 int cqn_sg_copy(cqn_sg *sg);
 
-/* What is left of the memory of a request that was pickled: its length, and an object of `type`
- * that is closed, so that no queue takes it. -1 with an exception. */
+/* The memory of a request that was unpickled: its length, and a closed object of `type`, so that no
+ * queue takes it. -1 with an exception. */
 int cqn_sg_restore(cqn_sg *sg, PyTypeObject *type, uint64_t length);
 void cqn_sg_drop_bytes(cqn_sg *sg);
 void cqn_sg_free(cqn_sg *sg);
 int cqn_sg_traverse(const cqn_sg *sg, visitproc visit, void *arg);
 
-/* Raises why a queue of that PD does not take it. Returns -1. */
+/* Raises why a queue of that PD refuses it. Returns -1. */
 int cqn_sg_refuse(const cqn_sg *sg, const cqn_object *owner, const cqn_object *pd,
                   uint32_t max_sge);
 
-/* The PD itself, or that of a parent domain, which stands for it. Both are open. */
+/* The PD itself, or the PD of a parent domain. It is open. */
 static inline const cqn_object *cqn_root_pd(const cqn_object *pd)
 {
     return pd->uses[0] == CQN_OBJ(pd->context) ? pd : pd->uses[0];
 }
 
-/* Whether a queue of that PD takes it; cqn_sg_refuse() says why not. */
+/* Whether a queue of that PD accepts it; cqn_sg_refuse() says why not. */
 static inline bool cqn_sg_fits(const cqn_sg *sg, const cqn_object *pd, uint32_t max_sge)
 {
     uint32_t changes = 0;
     for (uint32_t i = 0; i < sg->num_pinned; i++) {
         const cqn_object *object = sg->pinned[i];
-        /* What has the PD of an open queue is of its context and process, too. */
+        /* An object with the PD of an open queue also has its context and process. */
         if (object->handle == NULL || object->closing != 0 ||
             (object->uses[0] != pd && cqn_root_pd(object->uses[0]) != cqn_root_pd(pd))) {
             return false;

@@ -26,7 +26,6 @@ int cqn_wr_set_id(PyObject *op, PyObject *value, void *offset)
     return 0;
 }
 
-/* A request that was built before must come without other arguments. */
 int cqn_wr_is_alone(const char *const *names, PyObject *const *in)
 {
     for (int i = 1; names[i] != NULL; i++) {
@@ -41,7 +40,6 @@ int cqn_wr_is_alone(const char *const *names, PyObject *const *in)
     return 0;
 }
 
-/* Whether it is a list of requests, and not one of memory. */
 bool cqn_wr_is_list(PyObject *value, PyTypeObject *type)
 {
     return value != NULL && (PyList_Check(value) || PyTuple_Check(value)) &&
@@ -49,7 +47,7 @@ bool cqn_wr_is_list(PyObject *value, PyTypeObject *type)
            Py_IS_TYPE(PySequence_Fast_GET_ITEM(value, 0), type);
 }
 
-/* The list as a tuple, which no other thread can change; all its elements are of that type. */
+/* All elements must be of that type. */
 PyObject *cqn_wr_list(PyObject *value, PyTypeObject *type)
 {
     Py_ssize_t n = PySequence_Fast_GET_SIZE(value);
@@ -72,7 +70,7 @@ PyObject *cqn_wr_list(PyObject *value, PyTypeObject *type)
     return list;
 }
 
-/* What many iWARP devices lack, and no attribute tells. */
+/* Many iWARP devices lack these, and no attribute says so. */
 static const char *hint(const cqn_wr_refusal *r)
 {
     const struct ibv_context *context = r->owner->context->base.handle;
@@ -82,8 +80,8 @@ static const char *hint(const cqn_wr_refusal *r)
                                      : "";
 }
 
-/* Raises VerbsError for a post that the device refused. One that does not say
- * which request it refused has taken them all, and may still carry them out. */
+/* A device that does not say which request it refused may carry out any of them: all count as
+ * posted. */
 CQN_RARE void *cqn_wr_refused(const cqn_wr_refusal *r)
 {
     cqn_state *st = r->owner->state;
@@ -112,7 +110,7 @@ CQN_RARE void *cqn_wr_refused(const cqn_wr_refusal *r)
 
 /* ---- the state of a queue pair, for posting and modify() ---- */
 
-/* Asks the port how long a message may be: a datagram must fit one packet. */
+/* A datagram must fit into one packet. */
 uint32_t cqn_qp_ask_limit(struct ibv_qp *qp, uint8_t port_num)
 {
     struct ibv_port_attr port = {.flags = 0};
@@ -122,8 +120,7 @@ uint32_t cqn_qp_ask_limit(struct ibv_qp *qp, uint8_t port_num)
     return qp->qp_type == IBV_QPT_UD ? UINT32_C(128) << port.active_mtu : port.max_msg_sz;
 }
 
-/* Waits until no other thread is inside a call that changes it, so that what we
- * note of it is what the device did last. */
+/* Afterwards the state that we have noted is the one that the device was last given. */
 int cqn_qp_await_turn(cqn_qp *self)
 {
     while (cqn_open(&self->base) != NULL) {

@@ -23,7 +23,7 @@
 #include "work/queue.h"
 #include "work/sg.h"
 
-/* The wr_id in a struct of the verbs is that of the core, and set at each post. */
+/* The wr_id in the struct of the verbs is the core's; each post sets it. */
 typedef struct {
     PyObject_HEAD
     uint64_t wr_id;
@@ -31,14 +31,14 @@ typedef struct {
     cqn_sg sg;
 } cqn_recv_wr;
 
-/* What an opcode allows and asks for. */
+/* What an opcode needs, and what goes with it. */
 typedef struct {
     const char *name;
     uint32_t qp_types; /* bits 1 << IBV_QPT_* */
     bool imm, invalidates, remote, solicited, inlined, fills, atomic, swaps;
-    bool rd_atomic; /* the device counts it against max_rd_atomic */
+    bool rd_atomic; /* counts against max_rd_atomic */
     bool atomic_write, flush, tso;
-    const char *verb; /* of its own, by which it is posted alone; or NULL */
+    const char *verb; /* that posts it, one at a time; NULL: ibv_post_send() */
     cqn_wr_does does;
 } cqn_opcode;
 
@@ -46,11 +46,11 @@ typedef struct {
     uint64_t wr_id;
     struct ibv_send_wr wr;
     const cqn_opcode *opcode;
-    uint32_t qp_types; /* that can carry it out */
-    bool has_rkey;     /* for a window; else it gets the next one */
+    uint32_t qp_types; /* that can carry it out: bits 1 << IBV_QPT_* */
+    bool has_rkey;     /* the user chose the key of a window; otherwise it gets the next one */
     uint32_t flush_length;
     uint8_t placement, level; /* of FLUSH */
-    PyObject *header;         /* bytes, of TSO, or NULL; of an object its own, otherwise borrowed */
+    PyObject *header;         /* of TSO: bytes, or NULL; a SendWR owns it, others borrow it */
     cqn_sg sg;
 } cqn_send;
 
@@ -61,17 +61,17 @@ typedef struct {
 
 /* post_send.c, post_recv.c */
 
-/* Posts for a request that a task awaits, and enters it into the books as awaited; what is not
- * known to be refused was posted. Returns 0; the device's errno without an exception; or -1 with
- * one. */
+/* Posts a work request that a task awaits, and enters it into the books as awaited. It counts as
+ * posted unless the device is known to have refused it. Returns 0; the device's errno without an
+ * exception; or -1 with one. */
 int cqn_post_awaited_send(cqn_qp *qp, cqn_send *send, cqn_request *request);
 int cqn_post_awaited_recv(cqn_qp *qp, const cqn_sg *sg, cqn_request *request);
 
-/* Posts a probe: an RDMA write of nothing, which needs no receive and no memory of the peer, and
- * which only a peer that lives acknowledges. -1 with an exception. */
+/* Posts a probe: an RDMA write of no bytes, which needs no receive and no memory of the peer. Only
+ * a peer that is alive acknowledges it. -1 with an exception. */
 int cqn_post_probe(cqn_qp *qp);
 
-/* Raises VerbsError for the errno that these returned. */
+/* Raise VerbsError for the errno that a post returned. */
 void cqn_refuse_send(const cqn_qp *qp, int err);
 void cqn_refuse_recv(cqn_qp *qp, int err);
 
@@ -93,7 +93,7 @@ enum {
     CQN_REMOTE_QPN,
     CQN_REMOTE_QKEY,
     CQN_REMOTE_SRQN,
-    CQN_AWAITED_NAMES, /* those above are all that operations take which a task awaits */
+    CQN_AWAITED_NAMES, /* operations that tasks await take only the names above */
     CQN_TSO_HEADER = CQN_AWAITED_NAMES,
     CQN_MSS,
     CQN_LENGTH,
@@ -103,29 +103,29 @@ enum {
 };
 extern const char *const cqn_send_names[CQN_SEND_NAMES + 1];
 
-/* What a send asks for, as far as it is numbers: conversions that can run any code. `qp` is the
- * queue pair if it is known yet, else NULL. -1 with an exception. */
+/* Converts the numbers of a send request, which can run any code. `qp` is the queue pair if it is
+ * known already, else NULL; `opcode` the default. -1 with an exception. */
 int cqn_send_parse(PyObject *const *in, const cqn_qp *qp, uint32_t opcode, cqn_send *out);
 
-/* The objects that it needs: memory, window, address; borrowed, but for the view of a buffer,
- * which cqn_sg_drop_bytes() gives back, also after a failure. -1 with an exception. */
+/* Adds the objects that it needs: memory, window, address. They are borrowed, except for the view
+ * of a buffer, which cqn_sg_drop_bytes() releases, even after a failure. -1 with an exception. */
 int cqn_send_gather(PyObject *const *in, cqn_state *st, cqn_send *out);
 
 /* The entry of an opcode; NULL with ValueError. */
 const cqn_opcode *cqn_opcode_of(uint32_t opcode);
 
-/* -1 with ValueError if it binds a window of type 1, which only QP.bind_mw() can. */
+/* -1 with ValueError if it binds a window of type 1: only QP.bind_mw() can do that. */
 int cqn_send_check_window(const cqn_send *send);
 
-/* Raises why queue pairs of that type can't carry it out. Returns -1. */
+/* Raises ValueError: says why queue pairs of that type can't carry it out. Returns -1. */
 int cqn_send_refuse_type(const cqn_send *send, enum ibv_qp_type type);
 
 /* recv_wr.c */
 
-/* -1 with ValueError if the memory is not for receiving into. */
+/* -1 with ValueError if the device may not write to the memory. */
 int cqn_recv_check(const cqn_sg *sg);
 
-/* post_recv.c: to whatever has a queue of receives */
+/* post_recv.c: a queue of receives, of a QP, an SRQ or a WQ */
 typedef struct {
     cqn_object *owner;
     const cqn_object *pd;
@@ -134,9 +134,9 @@ typedef struct {
     const char *verb;
     int (*post)(void *handle, struct ibv_recv_wr *first, struct ibv_recv_wr **bad);
 } cqn_recv_queue;
-typedef int (*cqn_recv_queue_of)(cqn_object *owner, cqn_recv_queue *out); /* -1: it can't be now */
-/* The method post_recv() of whatever has such a queue. `queue_of` is called when no Python code
- * runs any more until the device has the request. */
+typedef int (*cqn_recv_queue_of)(cqn_object *owner, cqn_recv_queue *out); /* -1 with an exception */
+/* The method post_recv() of an object with such a queue. Calls `queue_of` after the last
+ * conversion: from there on no Python code runs until the device has the request. */
 PyObject *cqn_post_recv(cqn_object *owner, cqn_recv_queue_of queue_of, PyObject *const *args,
                         Py_ssize_t nargs, PyObject *kwnames);
 
@@ -144,10 +144,10 @@ PyObject *cqn_post_recv(cqn_object *owner, cqn_recv_queue_of queue_of, PyObject 
 typedef struct {
     const cqn_object *owner; /* of the queue */
     const char *verb;
-    uint32_t max_wr; /* that were granted */
-    size_t requests; /* that have not completed */
+    uint32_t max_wr; /* granted */
+    size_t requests; /* not completed yet */
     int err;
-    size_t posted, of; /* of those of this call */
+    size_t posted, of; /* of this call */
     PyObject *bad_wr;  /* borrowed; or NULL */
 } cqn_wr_refusal;
 
@@ -155,28 +155,28 @@ typedef struct {
 PyObject *cqn_wr_get_id(PyObject *self, void *offset);
 int cqn_wr_set_id(PyObject *self, PyObject *value, void *offset);
 
-/* -1 with TypeError if a request that was built before came with other arguments. */
+/* -1 with TypeError if a SendWR or RecvWR came with other arguments. */
 int cqn_wr_is_alone(const char *const *names, PyObject *const *in);
 
-/* Whether it is a list of requests of that type, and not one of memory. */
+/* Whether it is a list of requests of that type, not one of memory. */
 bool cqn_wr_is_list(PyObject *value, PyTypeObject *type);
 
-/* The list as a new tuple, which no other thread changes. NULL with an exception. */
+/* Copies the list to a tuple, which no other thread changes. NULL with an exception. */
 PyObject *cqn_wr_list(PyObject *value, PyTypeObject *type);
 
 /* Raises VerbsError for a post that the device refused. Returns NULL. */
 void *cqn_wr_refused(const cqn_wr_refusal *refusal);
 
-/* How long a message may be, by the port's attributes. Asks the device, with or without the GIL. */
+/* Returns how long a message may be: queries the port, with or without the GIL. */
 uint32_t cqn_qp_ask_limit(struct ibv_qp *qp, uint8_t port_num);
 
 /* Waits until no other thread is inside a call that changes the queue pair. -1 with ClosedError. */
 int cqn_qp_await_turn(cqn_qp *qp);
 
-/* -1 with VerbsError unless the queue pair was brought as far as `least`. */
+/* -1 with VerbsError unless the queue pair has reached the state `least`. */
 int cqn_qp_require_state(const cqn_qp *qp, enum ibv_qp_state least, const char *verb);
 
-/* the methods of QP and SRQ, and the types */
+/* methods of QP and SRQ, and the types */
 PyObject *cqn_qp_post_send(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                            PyObject *kwnames);
 PyObject *cqn_qp_post_recv(PyObject *self, PyObject *const *args, Py_ssize_t nargs,

@@ -6,28 +6,27 @@
  * The user's wr_id, any number of 64 bits, stays in the books. The device gets
  *
  *   bits 63 to 48   generation
- *   bits 47 to 24   slot: the place of its last entry in the queue, or of its first in
- *                   an SRQ's
- *   bits 23 to 0    the number of the queue, which no other has at the time; never 0
+ *   bits 47 to 24   slot: the place of the last entry of the work request in the queue; in the
+ * queue of an SRQ, of the first bits 23 to 0    the number of the queue, which no other has at the
+ * time; never 0
  *
  * so that a completion leads to its work request without a search. The generation shows whether a
  * work request is still in the books, or its slot belongs to another one now. In the queue of a
- * queue pair, slot and generation are one number that counts entries; it is moved on by a whole
- * generation when the device refuses a work request, or when all are forgotten. In the queue of an
- * SRQ the generation counts work requests. A number is free again when no completion of its queue
- * can be polled any more. The inline functions of queue.h make ids and take them apart.
+ * queue pair, slot and generation are one number that counts entries; it skips a whole generation
+ * when the device refuses a work request, or when all are forgotten. In the queue of an SRQ the
+ * generation counts work requests. A number is free again when no completion of its queue can be
+ * polled any more. The inline functions of queue.h make ids and take them apart.
  *
- * A queue pair's queues complete in order, so the completion of a request says that
- * all before it, signaled or not, are done as well: they are a ring.
+ * The queues of a queue pair complete in order, so a completion stands for all work requests before
+ * it, signaled or not: these queues are rings.
  *
- * The receives of a shared receive queue complete in the order of the messages
- * of several queue pairs, on several CQs. A completion there speaks for its own
- * request alone. What a queue pair took and never completed stays in the queue.
- * So these are slots, and those that are free are linked.
+ * The receives of an SRQ complete in the order of the messages of several queue pairs, on several
+ * CQs, so a completion stands only for its own request. A receive that a queue pair took and never
+ * completed stays in the queue. So these queues have slots, and the free ones are linked.
  *
- * A queue outlives its queue pair as long as completions of it may wait in the device:
- * it keeps nothing alive then, but knows their wr_ids. The CQ to which they come drops
- * it when it was found empty.
+ * A queue outlives its queue pair as long as the device may have completions of it: it keeps
+ * nothing alive then, but has their wr_ids. The CQ of these completions drops it when it was found
+ * empty.
  */
 
 #include "work/queue.h"
@@ -39,8 +38,8 @@ static cqn_wr *entry_at(const cqn_wr_queue *q, size_t i)
 
 /* ---- numbers ---- */
 
-/* Where a queue begins to count. A debug build does so shortly before slots and generations begin
- * anew, so that its tests see that as well. */
+/* Where a queue begins to count: in a debug build shortly before slots and generations begin again,
+ * so that its tests see that as well. */
 #ifdef CQN_FAULTS
 #define FIRST_SLOT (CQN_WR_SLOTS - 8)
 #define FIRST_GENERATION UINT64_C(0xfff0)
@@ -55,7 +54,7 @@ static cqn_wr_queue *link_to(uint32_t number)
     return (cqn_wr_queue *)((uintptr_t)number << 1 | 1);
 }
 
-/* Nothing has the number 0, which also ends the list of free ones. */
+/* No queue has the number 0, which ends the list of free ones. */
 static int grow_queue_table(cqn_state *st)
 {
     const uint32_t old = st->queues_len, len = old ? old * 2 : 64;
@@ -77,8 +76,7 @@ static int grow_queue_table(cqn_state *st)
     return 0;
 }
 
-/* The number of a queue is used again after it is unregistered; the generation then tells the
- * queues apart. */
+/* A number is used again after its queue is gone; the generation then tells the queues apart. */
 static int register_queue(cqn_state *st, cqn_wr_queue *q)
 {
     if (st->free_number == 0 && grow_queue_table(st) < 0) {
@@ -101,7 +99,7 @@ static void unregister_queue(cqn_state *st, const cqn_wr_queue *q)
 
 /* ---- a queue, and room in it ---- */
 
-/* With one user, and a number by which completions find it. */
+/* It has one user, and a number by which completions find it. */
 static cqn_wr_queue *new_queue(cqn_state *st)
 {
     cqn_wr_queue *q = PyMem_Calloc(1, sizeof(*q));
@@ -117,7 +115,6 @@ static cqn_wr_queue *new_queue(cqn_state *st)
     return q;
 }
 
-/* For a queue pair; its receives come from that SRQ, or `srq` is NULL. */
 cqn_wr_queue *cqn_wr_queue_new(cqn_qp *qp, uint32_t types, cqn_srq *srq)
 {
     cqn_wr_queue *q = new_queue(qp->base.state);
@@ -143,7 +140,7 @@ cqn_wr_queue *cqn_wr_queue_new_shared(cqn_state *st)
     return q;
 }
 
-/* One of its users goes. Nothing in it keeps anything alive when the last one does. */
+/* When the last user goes, no entry keeps anything alive. */
 void cqn_wr_queue_drop(cqn_state *st, cqn_wr_queue *q)
 {
     while (q != NULL && --q->users == 0) {
@@ -155,8 +152,8 @@ void cqn_wr_queue_drop(cqn_state *st, cqn_wr_queue *q)
     }
 }
 
-/* All keep their slots. The new ones come before those that were free; how many there are
- * the lengths tell, so nothing ends the list. */
+/* All requests keep their slots. The new slots come before those that were free. The lengths say
+ * how many there are, so nothing ends the list. */
 static void adopt_slots(cqn_wr_queue *q, const cqn_wr_queue *old)
 {
     for (size_t i = 0; i < old->capacity; i++) {
@@ -168,7 +165,7 @@ static void adopt_slots(cqn_wr_queue *q, const cqn_wr_queue *old)
     q->free = (uint32_t)old->capacity;
 }
 
-/* A ring is copied in its order; an SRQ's slots stay where they are, since ids of requests in
+/* A ring is copied in its order. The slots of an SRQ stay where they are, since ids of requests in
  * flight lead to them. */
 int cqn_wr_queue_grow(cqn_wr_queue *q, size_t n)
 {
@@ -194,7 +191,6 @@ int cqn_wr_queue_grow(cqn_wr_queue *q, size_t n)
     return 0;
 }
 
-/* A receive that was posted, in slots that were free. */
 void cqn_wr_queue_push_shared(cqn_wr_queue *q, uint64_t wr_id, const cqn_sg *sg)
 {
     const size_t n = cqn_wr_entries(sg);
@@ -216,7 +212,7 @@ void cqn_wr_queue_push_shared(cqn_wr_queue *q, uint64_t wr_id, const cqn_sg *sg)
     q->signaled++;
 }
 
-/* Its second entry has what it deletes, in the place of a wr_id. */
+/* The second entry has the id that it deletes in the place of a wr_id. */
 void cqn_wr_queue_push_op(cqn_wr_queue *q, uint64_t wr_id, uint64_t deleted)
 {
     cqn_object *nothing[2] = {NULL, NULL};
@@ -237,8 +233,7 @@ static inline void unpin_run(cqn_object *object, size_t n, cqn_object **trash)
     }
 }
 
-/* Releases an entry, which stays where it is. What would die of that goes to
- * the trash. */
+/* Releases an entry, which stays where it is. A last reference goes to the trash. */
 static void release_entry(cqn_wr_queue *q, const cqn_wr *wr, cqn_object **trash)
 {
     if (wr->last && !(wr->marks & CQN_WR_FORGOTTEN)) {
@@ -251,7 +246,7 @@ static void release_entry(cqn_wr_queue *q, const cqn_wr *wr, cqn_object **trash)
     }
 }
 
-/* The bind that begins at `i` is over. */
+/* The bind whose first entry is at `i` has ended. */
 static void finish_bind(const cqn_wr_queue *q, size_t i, bool ok, cqn_object **trash)
 {
     const cqn_wr *wr = entry_at(q, i);
@@ -259,7 +254,7 @@ static void finish_bind(const cqn_wr_queue *q, size_t i, bool ok, cqn_object **t
     cqn_mw_bound((cqn_mw *)wr->pinned, mr, wr->rkey, ok, trash);
 }
 
-/* What a request that begins at `i` and is over has done to a window. */
+/* Notes what the request whose first entry is at `i`, and that has ended, did to a window. */
 static void update_window(cqn_context *ctx, const cqn_wr_queue *q, size_t i, bool ok,
                           cqn_object **trash)
 {
@@ -272,7 +267,6 @@ static void update_window(cqn_context *ctx, const cqn_wr_queue *q, size_t i, boo
     }
 }
 
-/* Its CQ counts it among those that are flushed, there, until nothing is in it. */
 void cqn_wr_queue_flushes(cqn_wr_queue *q, size_t *count)
 {
     if (q->flushes == NULL && q->requests > 0) {
@@ -289,8 +283,8 @@ static inline void see_if_flushed(cqn_wr_queue *q)
     }
 }
 
-/* The first n entries are done. All were carried out, but for the last request, if that
- * is not `ok`: of one that fails a completion tells. Those that are awaited all have one. */
+/* The first n entries are done. All requests were carried out, except the last one if it is not
+ * `ok`: a request that fails always has a completion, and so has one that is awaited. */
 static void pop_entries(cqn_context *ctx, cqn_wr_queue *q, size_t n, bool ok, cqn_object **trash)
 {
     for (size_t i = 0; i < n; i++) {
@@ -307,8 +301,8 @@ static void pop_entries(cqn_context *ctx, cqn_wr_queue *q, size_t n, bool ok, cq
     see_if_flushed(q);
 }
 
-/* Whether `wc` says that the plain request in entry `wr`, whose place its id has, succeeded, with
- * nothing to tell of it but its length. (rxe says of every receive that it has a GRH.) */
+/* Whether `wc` says that the plain request in entry `wr`, whose id has that place, succeeded, and
+ * nothing else except its length. (rxe sets the flag GRH for every receive.) */
 static inline bool is_plain_success(const cqn_wr *wr, uint64_t place, const struct ibv_wc *wc)
 {
     const uint64_t id = ((uint64_t)wr->generation << 48) + place;
@@ -316,8 +310,8 @@ static inline bool is_plain_success(const cqn_wr *wr, uint64_t place, const stru
            (wc->wc_flags & ~(unsigned)IBV_WC_GRH) == 0 && wr->plain;
 }
 
-/* What cqn_wr_completed() does for as many of n completions, from the first on, as are the next
- * requests of a queue pair's queue, and plain ones: all at once. Returns how many that were. */
+/* The same as cqn_wr_completed() for each of them, but what they keep alive is released together.
+ */
 size_t cqn_wr_completed_run(cqn_wr_queue *q, struct ibv_wc *wcs, size_t n, cqn_object **trash)
 {
     const uint64_t first = q->next - q->len, mask = q->capacity - 1;
@@ -349,8 +343,8 @@ size_t cqn_wr_completed_run(cqn_wr_queue *q, struct ibv_wc *wcs, size_t n, cqn_o
     return i;
 }
 
-/* How many entries of a ring are done with the request that completed under that id; 0: it is not
- * in the books. */
+/* How many entries of a ring are done when the request of that id has completed; 0: it is not in
+ * the books. */
 static size_t entries_up_to(const cqn_wr_queue *q, uint64_t id)
 {
     const uint64_t position = cqn_wr_position(id);
@@ -362,7 +356,7 @@ static size_t entries_up_to(const cqn_wr_queue *q, uint64_t id)
     return wr->last && wr->generation == cqn_wr_generation(position) ? i + 1 : 0;
 }
 
-/* Returns the request if it is awaited. */
+/* Returns the request if a task awaits it. */
 static cqn_request *completed_in_order(cqn_context *ctx, cqn_wr_queue *q, struct ibv_wc *wc,
                                        cqn_object **trash)
 {
@@ -391,8 +385,7 @@ bool cqn_wr_is_probe(const cqn_wr_queue *q, const struct ibv_wc *wc)
     return n > 0 && (entry_at(q, n - 1)->marks & CQN_WR_PROBE);
 }
 
-/* The first slot of the request of that id in an SRQ's queue, or NULL if it is free, or another's.
- */
+/* The first slot of the request of that id in the queue of an SRQ; NULL: it is not in the books. */
 static cqn_wr *slot_of(const cqn_wr_queue *q, uint64_t id)
 {
     const uint64_t position = cqn_wr_position(id);
@@ -406,8 +399,8 @@ bool cqn_wr_queue_has(const cqn_wr_queue *q, uint64_t id)
     return slot_of(q, id) != NULL;
 }
 
-/* An SRQ's slots that a request took are linked: all are freed, in any order of completion. Returns
- * the id of the receive that it was to delete, or 0. */
+/* Frees the slots of a request, which are linked. Returns the id of the receive that it was to
+ * delete, or 0. */
 static uint64_t free_slots(cqn_wr_queue *q, cqn_wr *first, cqn_object **trash)
 {
     cqn_wr done;
@@ -425,7 +418,7 @@ static uint64_t free_slots(cqn_wr_queue *q, cqn_wr *first, cqn_object **trash)
     return deleted;
 }
 
-/* Of a receive with a tag it can be told that it matched, before its data is there. */
+/* A device can report that a tag has matched before the data is there. */
 static bool is_to_come(const struct ibv_wc *wc)
 {
     return wc->opcode == IBV_WC_TM_RECV && wc->status == IBV_WC_SUCCESS &&
@@ -449,9 +442,7 @@ static void completed_shared(cqn_wr_queue *q, struct ibv_wc *wc, cqn_object **tr
     }
 }
 
-/* A request of that queue completed: releases it, and in a queue pair's queue all before it. If it
- * is awaited it is returned, else the completion gets the user's wr_id. Of one that is not in the
- * books nothing is known. */
+/* A completion whose request is not in the books stays as it is. */
 cqn_request *cqn_wr_completed(cqn_context *ctx, cqn_wr_queue *q, struct ibv_wc *wc,
                               cqn_object **trash)
 {
@@ -464,14 +455,14 @@ cqn_request *cqn_wr_completed(cqn_context *ctx, cqn_wr_queue *q, struct ibv_wc *
 
 /* ---- without completions ---- */
 
-/* Releases everything: the queue pair was destroyed or reset. The wr_ids stay. */
 void cqn_wr_queue_forget(cqn_wr_queue *q, cqn_object **trash)
 {
     const size_t n = q->is_shared ? q->capacity : q->len;
     for (size_t i = 0; i < n; i++) {
         cqn_wr *wr = q->is_shared ? &q->ring[i] : entry_at(q, i);
         if (wr->does == CQN_WR_BINDS) {
-            finish_bind(q, i, true, trash); /* so it is assumed, since nothing tells */
+            finish_bind(q, i, true,
+                        trash); /* nothing says whether the device did: it counts as done */
         }
         if (wr->pinned != NULL) {
             wr->pinned->pins--;
@@ -485,7 +476,7 @@ void cqn_wr_queue_forget(cqn_wr_queue *q, cqn_object **trash)
         wr->marks = CQN_WR_FORGOTTEN | (wr->marks & CQN_WR_PROBE);
         wr->plain = false;
     }
-    while (q->waiting.first != NULL) { /* its line is in here */
+    while (q->waiting.first != NULL) { /* lost() takes it from the line */
         q->qp->base.state->awaiting->lost(q->waiting.first, q->qp);
     }
     q->requests = q->signaled = 0;
