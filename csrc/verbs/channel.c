@@ -9,8 +9,8 @@
 
 #include "verbs/context.h"
 
-#define EVENTS_AT_ONCE 32 /* then the other tasks of the loop run */
-#define LOOK_FOR_MORE 8   /* callbacks until more than one event is read */
+#define EVENTS_AT_ONCE 32      /* then the other tasks of the loop run */
+#define CALLBACKS_UNTIL_MORE 8 /* of one event each; then more are read */
 
 static int destroy_channel(void *handle)
 {
@@ -87,7 +87,7 @@ CQN_RARE static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObje
         Py_DECREF(self);
         return NULL;
     }
-    self->until_more = LOOK_FOR_MORE;
+    self->until_more = CALLBACKS_UNTIL_MORE;
     cqn_adopt(CQN_OBJ(self), channel);
     if (cqn_set_nonblocking(channel->fd) < 0) {
         PyErr_SetFromErrno(PyExc_OSError);
@@ -230,7 +230,7 @@ static int dispatch_some(cqn_channel *self)
             rc = dispatch_event(self);
             events += rc > 0;
         }
-        self->until_more = n > 2 ? 1 : LOOK_FOR_MORE;
+        self->until_more = n > 2 ? 1 : CALLBACKS_UNTIL_MORE;
     }
     cqn_histogram_add(&ctx->channels.per_wake, events);
     Py_DECREF(ctx);
@@ -304,14 +304,14 @@ static PyMethodDef channel_methods[] = {
      "get_event($self, /, timeout=None)\n--\n\n"
      "Sleep until a CQ of this channel has an event, and return that CQ.\n\n"
      "The event is counted on the CQ, which owes an ack() for it. An event can come with no "
-     "completion behind it. `timeout` is in seconds, None waits for ever; TimeoutError at its "
-     "end, which names the likely cause, ClosedError if the channel is closed meanwhile, "
-     "InterruptedError after interrupt(), "
-     "AsyncEventError when the device reports that a CQ of this channel, a QP of such a CQ, its "
-     "SRQ or the device failed, with `transient_errors` its port, too (once, also if that was "
-     "before the call, and not to a "
-     "thread that has it from get_async_event() already), DeviceRemovedError when the device has "
-     "gone. Signals run their handlers, and the wait goes on.\n\n"
+     "completion behind it. `timeout` is in seconds, None waits for ever; TimeoutError at its end, "
+     "which names the likely cause, ClosedError if the channel is closed meanwhile, "
+     "InterruptedError after interrupt(), AsyncEventError if the device reports a failure of "
+     "itself, of a CQ of this channel, or of a QP of such a CQ or its SRQ, and with "
+     "`transient_errors` of its port, too. Each failure is raised once, even if it was reported "
+     "before the call, unless this thread already has it from get_async_event(). "
+     "DeviceRemovedError when the device is gone. Signals run their handlers, and the wait goes "
+     "on.\n\n"
      "A loop over the channel does the same, and ends when the channel is closed.\n\n"
      "Wraps ibv_get_cq_event(3)."},
     {"try_get_event", channel_try_get_event, METH_NOARGS,

@@ -539,7 +539,7 @@ static PyObject *context_repr(PyObject *op)
 static const char context_close_doc[] =
     "close($self, /)\n--\n\n"
     "Close the device and everything that was made on it. Closing twice is fine.\n\n"
-    "Who waits on one of its channels gets ClosedError; work in flight is dropped.\n\n"
+    "Waits on its channels end with ClosedError; work in flight is dropped.\n\n"
     "Wraps ibv_close_device(3).";
 
 static PyMethodDef context_methods[] = {

@@ -383,8 +383,8 @@ static int arm_again(cqn_cq *self)
         rc = cqn_cq_settle(self, &trash);
     }
     /* Making an exception can run code that closes the CQ. */
-    const bool look = (rc < 0 || self->stash_len > 0) && self->base.handle != NULL;
-    if (look && self->late++ == 0) {
+    const bool raise = (rc < 0 || self->stash_len > 0) && self->base.handle != NULL;
+    if (raise && self->late++ == 0) {
         cqn_channel_add_late(self->channel, self);
     }
     cqn_trash_empty(trash);
@@ -579,19 +579,19 @@ static PyMethodDef cq_methods[] = {
      "req_notify($self, /, solicited_only=False)\n--\n\n"
      "Arm the CQ: the next completion that is added raises one event on its channel.\n\n"
      "With `solicited_only`, only a receive whose sender set SOLICITED does, and by the man page "
-     "an unsuccessful completion (not every device does that); but a CQ that is armed for any "
-     "completion stays so. Completions that are already queued raise none: arm, then poll again, "
-     "and sleep only if that found nothing: safe_to_sleep() does all of it.\n\n"
+     "an unsuccessful completion (not every device does that); a CQ that is armed for any "
+     "completion stays so. Completions that are already queued raise no event: arm, then poll "
+     "again, and sleep only if that found nothing. safe_to_sleep() does all of that.\n\n"
      "Wraps ibv_req_notify_cq(3)."},
     {"safe_to_sleep", (PyCFunction)(void (*)(void))cq_safe_to_sleep, METH_FASTCALL | METH_KEYWORDS,
      "safe_to_sleep($self, /, solicited_only=False)\n--\n\n"
      "Prepare to sleep until the next completion; False if there is one already.\n\n"
      "True: the CQ is armed, and was empty after that, so the next completion (the next solicited "
      "one) raises an event on the channel. Now sleep, in get_event() or on the channel's fd. "
-     "False: poll() returns what is there; do not sleep. A CQ that is armed still is not armed "
-     "again, but after a get_event() that timed out, since its event may have been lost. Of an "
-     "event that came for an earlier completion you may wake with nothing to poll: "
-     "call this again.\n\nWraps ibv_poll_cq(3) and ibv_req_notify_cq(3)."},
+     "False: poll() returns what is there; do not sleep. A CQ that is still armed is not armed "
+     "again, except after a get_event() that timed out, because that event may have been lost. The "
+     "event of a completion that was already polled may wake you: call this again then.\n\n"
+     "Wraps ibv_poll_cq(3) and ibv_req_notify_cq(3)."},
     {"poll", (PyCFunction)(void (*)(void))cqn_cq_poll, METH_FASTCALL | METH_KEYWORDS,
      "poll($self, /, max_entries=16, *, spin=0.0)\n--\n\n"
      "Up to `max_entries` completions, oldest first; fewer mean that the CQ was emptied.\n\n"
@@ -672,10 +672,9 @@ static PyType_Slot cq_slots[] = {
      "A completion queue with room for at least `cqe` completions.\n\n"
      "With a `channel` it can raise events there: see req_notify(). With `wc_flags`, WCExFlags, "
      "its completions have these fields, and qp_num, instead of the usual ones; VerbsError where "
-     "the device does not report them. A CQ of a `parent_domain`, or with `create_flags`, "
-     "CQCreateFlags, is made so in any case, and has the usual fields without `wc_flags`. What the "
-     "CQs of one `name` count, cqnotify.metrics adds "
-     "up. BusyError at close() while queue pairs use it.\n\n"
+     "the device does not report them. With a `parent_domain` or `create_flags`, CQCreateFlags, it "
+     "is always such an extended CQ; without `wc_flags` it has the usual fields. cqnotify.metrics "
+     "adds up what the CQs of one `name` count. BusyError at close() while queue pairs use it.\n\n"
      "Wraps ibv_create_cq(3), or ibv_create_cq_ex(3) where any of these is given."},
     {Py_tp_new, cq_new},
     {Py_tp_repr, cq_repr},

@@ -412,16 +412,16 @@ static PyMethodDef mr_methods[] = {
     {"implicit", (PyCFunction)(void (*)(void))mr_implicit,
      METH_CLASS | METH_VARARGS | METH_KEYWORDS,
      "implicit($type, /, pd, *, access=1)\n--\n\n"
-     "An MR of all memory of this process, paged on demand: whatever its addr, no buffer needs to "
-     "be registered.\n\n"
-     "`implicit.over(buffer)` is what work requests take. With remote access, a peer that knows "
-     "its rkey reaches everything, so hand that to nobody; by default `access` is LOCAL_WRITE. "
-     "VerbsError (EOPNOTSUPP) where the device has no implicit on-demand paging.\n\n"
+     "An MR of all memory of this process, paged on demand: no buffer needs to be registered.\n\n"
+     "Work requests take `implicit.over(buffer)`. With remote access its rkey exposes all memory "
+     "of the process: never share it. By default `access` is LOCAL_WRITE. VerbsError (EOPNOTSUPP) "
+     "where the device has no implicit on-demand paging.\n\n"
      "Wraps ibv_reg_mr(3)."},
     {"over", mr_over, METH_O,
      "over($self, buffer, /)\n--\n\n"
-     "An MR over `buffer`, or over so many bytes of its own, by the keys of this implicit one.\n\n"
-     "It is like an MR(pd, buffer), but there was nothing to register. Close it before this one."},
+     "An MR over `buffer`, or over that many bytes of its own, with the keys of this implicit "
+     "MR.\n\n"
+     "It is like an MR(pd, buffer), except that nothing is registered. Close it before this one."},
     {"from_dm", (PyCFunction)(void (*)(void))cqn_mr_from_dm,
      METH_CLASS | METH_VARARGS | METH_KEYWORDS,
      "from_dm($type, /, pd, dm, length=None, *, offset=0, access=1)\n--\n\n"
@@ -443,9 +443,9 @@ static PyMethodDef mr_methods[] = {
      METH_CLASS | METH_VARARGS | METH_KEYWORDS,
      "from_handle($type, /, pd, handle, *, addr=0, access=1)\n--\n\n"
      "The MR of another process, on a PD of a context from Context.from_fd().\n\n"
-     "`handle`, `addr` and `access` are its attributes there; the kernel tells the rest. close() "
-     "forgets it and leaves it registered: its maker must keep it so as long. VerbsError "
-     "(EOPNOTSUPP) where the device's provider imports no objects.\n\n"
+     "`handle`, `addr` and `access` are its attributes there; the kernel reports the rest. close() "
+     "forgets it and leaves it registered: the other process must keep it registered until then. "
+     "VerbsError (EOPNOTSUPP) where the device's provider imports no objects.\n\n"
      "Wraps ibv_import_mr(3) and ibv_unimport_mr(3)."},
     {"null", cqn_mr_null, METH_CLASS | METH_O,
      "null($type, pd, /)\n--\n\n"

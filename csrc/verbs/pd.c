@@ -210,8 +210,9 @@ static PyMethodDef pd_methods[] = {
      METH_CLASS | METH_VARARGS | METH_KEYWORDS,
      "from_handle($type, /, context, handle)\n--\n\n"
      "The PD of another process, on a context from Context.from_fd().\n\n"
-     "`handle` is its attribute there. close() forgets it and deallocates nothing: its maker must "
-     "keep it as long. VerbsError (EOPNOTSUPP) where the device's provider imports no objects.\n\n"
+     "`handle` is its attribute there. close() forgets it and deallocates nothing: the other "
+     "process must keep it until then. VerbsError (EOPNOTSUPP) where the device's provider imports "
+     "no objects.\n\n"
      "Wraps ibv_import_pd(3) and ibv_unimport_pd(3)."},
     {"_close_all", pd_close_all, METH_NOARGS,
      "_close_all($self, /)\n--\n\n"

@@ -462,15 +462,14 @@ static PyMethodDef qp_methods[] = {
      "Move to ERR, unless it is in RESET: nothing that was posted succeeds any more."},
     {"_probe", qp_probe, METH_NOARGS,
      "_probe($self, /)\n--\n\n"
-     "Ask the peer for a sign of life, unless sends are under way.\n\n"
-     "'posted': it is asked; it had answered before. 'unanswered': it has not answered yet. "
-     "'busy': "
-     "sends are under way. 'failed': it will not answer."},
+     "Probe whether the peer is alive, unless sends are outstanding.\n\n"
+     "'posted': a probe was posted; all earlier ones were answered. 'unanswered': the last one is "
+     "not answered yet. 'busy': sends are outstanding. 'failed': the last one failed."},
     {"open", (PyCFunction)(void (*)(void))qp_open, METH_VARARGS | METH_KEYWORDS | METH_CLASS,
      "open($type, /, xrcd, qp_num, *, user_data=None)\n--\n\n"
-     "The XRC_RECV queue pair of that number, which another process of the same domain has "
-     "made.\n\n"
-     "Both can be closed on their own: the queue pair goes with the last of them.\n\n"
+     "The XRC_RECV queue pair of that number, which another process of the same domain "
+     "created.\n\n"
+     "Each can be closed by itself: the queue pair is destroyed with the last.\n\n"
      "Wraps ibv_open_qp(3)."},
     {"query_ece", qp_query_ece, METH_NOARGS,
      "query_ece($self, /)\n--\n\n"
@@ -487,7 +486,7 @@ static PyMethodDef qp_methods[] = {
      METH_FASTCALL | METH_KEYWORDS,
      "query_data_in_order($self, /, opcode, flags=0)\n--\n\n"
      "Whether the bytes of a message appear in memory in their order, so that a program may poll "
-     "its last byte: 1 if they do, and 0 if that is not sure.\n\n"
+     "its last byte: 1 if they do, 0 if that is not certain.\n\n"
      "`opcode` is a WROpcode, and `flags` are those of a later rdma-core, by which the answer has "
      "more bits.\n\n"
      "Wraps ibv_query_qp_data_in_order(3)."},
@@ -495,7 +494,7 @@ static PyMethodDef qp_methods[] = {
      METH_FASTCALL | METH_KEYWORDS,
      "attach_mcast($self, /, gid, lid=0)\n--\n\n"
      "Receive what is sent to the multicast group `gid`; once, however often it is attached.\n\n"
-     "For UD alone. `gid` is an IPv6 address of ff00::/8, or an IPv4 address of 224.0.0.0/4. `lid` "
+     "Only for UD. `gid` is an IPv6 address of ff00::/8, or an IPv4 address of 224.0.0.0/4. `lid` "
      "is the group's, on InfiniBand, where the subnet manager must have let the port join (see "
      "rdma_join_multicast(3)). On RoCE the network device must be in the group as well, else the "
      "network drops its packets: a socket with IPV6_JOIN_GROUP or IP_ADD_MEMBERSHIP does it. To "

@@ -338,7 +338,7 @@ static PyMemberDef wq_members[] = {CQN_OBJECT_MEMBERS, {NULL, 0, 0, 0, NULL}};
 static PyType_Slot wq_slots[] = {
     {Py_tp_doc,
      "WQ(pd, cq, *, max_wr=16, max_sge=1, wq_type=0, create_flags=0, user_data=None)\n--\n\n"
-     "A queue of receives alone, in state RESET: an RwqIndTable spreads packets over several.\n\n"
+     "A queue that only receives, in state RESET: an RwqIndTable spreads packets over several.\n\n"
      "It has room for at least `max_wr` receives of up to `max_sge` elements, which complete on "
      "`cq`. `create_flags` are WQFlags. BusyError at close() while tables name it. VerbsError "
      "(EOPNOTSUPP) where the device has none.\n\n"

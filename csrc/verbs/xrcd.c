@@ -97,9 +97,9 @@ static PyType_Slot xrcd_slots[] = {
      "A domain of extended reliable connections (XRC): its XRC_RECV queue pairs bring messages to "
      "those of its SRQs that the messages name.\n\n"
      "Processes that give the same file, `fd`, a descriptor or an object that has one, share the "
-     "domain; without it the domain is this one's alone. `oflags` has os.O_CREAT, to make the "
-     "domain if the file has none, and os.O_EXCL, to fail if it has one. VerbsError (EOPNOTSUPP) "
-     "where the device has no XRC.\n\n"
+     "domain; without it the domain is private. `oflags` has os.O_CREAT, to make the domain if the "
+     "file has none, and os.O_EXCL, to fail if it has one. VerbsError (EOPNOTSUPP) where the "
+     "device has no XRC.\n\n"
      "Wraps ibv_open_xrcd(3)."},
     {Py_tp_new, xrcd_new},
     {Py_tp_repr, cqn_repr},

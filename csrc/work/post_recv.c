@@ -362,8 +362,8 @@ const char cqn_srq_post_recv_doc[] =
     "post_recv($self, /, sg, *, wr_id=0)\n--\n\n"
     "Post memory for one message, to whichever of its QPs it comes: mr[a:b], an MR, a list of "
     "these, or None; or a RecvWR, or a list of them, see QP.post_recv().\n\n"
-    "The completion, on the receive CQ of that QP, says by its `wr_id` alone which memory it is, "
-    "so give each its own. The memory, of the SRQ's own PD, is kept alive until its completion was "
+    "The completion, on the receive CQ of that QP, identifies the memory only by its `wr_id`, so "
+    "give each its own. The memory, of the SRQ's own PD, is kept alive until its completion was "
     "polled or the SRQ closed. VerbsError (ENOMEM) when the queue is full.\n\n"
     "Wraps ibv_post_srq_recv(3).";
 

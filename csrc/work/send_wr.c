@@ -144,13 +144,13 @@ static PyType_Slot send_wr_slots[] = {
     {Py_tp_doc,
      "SendWR(sg=None, *, wr_id=0, opcode=2, send_flags=2, imm_data=None, remote_addr=None, "
      "rkey=None, compare_add=None, swap=None, invalidate_rkey=None, mw=None, access=None, ah=None, "
-     "remote_qpn=None, remote_qkey=None, remote_srqn=None, tso_header=None, mss=None, "
-     "length=None, placement=None, level=None)\n--\n\n"
+     "remote_qpn=None, remote_qkey=None, remote_srqn=None, tso_header=None, mss=None, length=None, "
+     "placement=None, level=None)\n--\n\n"
      "A send work request that is built once and posted any number of times, by post_send().\n\n"
      "What its arguments mean, and which go together, see QP.post_send(). It holds its MRs, AH, MW "
-     "or "
-     "buffer, but all but the buffer can be closed: then ClosedError refuses to post it, and so "
-     "where it was pickled. The bytes are taken at each post.\n\nWraps struct ibv_send_wr."},
+     "or buffer. All except the buffer can be closed: then posting it raises ClosedError, as it "
+     "does where it was unpickled. Each post copies the bytes of the buffer.\n\n"
+     "Wraps struct ibv_send_wr."},
     {Py_tp_new, send_wr_new},
     {Py_tp_repr, send_wr_repr},
     {Py_tp_traverse, send_wr_traverse},
