@@ -38,7 +38,7 @@ DEBUG = {
         [SANITIZE, "-static-libubsan", "-Wl,-Bsymbolic"],
     ),
     "coverage": (
-        ["-O0", "--coverage", "-fprofile-update=atomic", "-DCQN_COVERAGE"],
+        ["-O0", "--coverage", "-fprofile-update=atomic"],
         ["--coverage"],
     ),
     "faults": (["-DCQN_FAULTS"], []),
@@ -53,6 +53,12 @@ debug = os.environ.get("CQNOTIFY_DEBUG", "").replace(",", " ").split()
 for word in debug:
     if word not in DEBUG:
         raise SetupError(f"CQNOTIFY_DEBUG knows {', '.join(DEBUG)}; not '{word}'.")
+
+
+def is_built(source: Path) -> bool:
+    """Only builds for tests have sources of csrc/faults."""
+    word = "coverage" if source.stem == "gcov_dump" else "faults"
+    return source.parent.name != "faults" or word in debug
 
 
 # Programs of the lab's guests, linked to libc alone: no compiler is needed where the package is
@@ -140,7 +146,7 @@ setup(
     ext_modules=[
         Extension(
             "cqnotify._core",
-            sources=sorted(str(p) for p in Path("csrc").rglob("*.c")),
+            sources=sorted(str(p) for p in Path("csrc").rglob("*.c") if is_built(p)),
             depends=sorted(str(p) for p in Path("csrc").rglob("*.h")),
             include_dirs=["csrc"],
             # libibverbs is loaded at run time. Before glibc 2.34 these two were not in libc.

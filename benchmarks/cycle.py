@@ -84,8 +84,8 @@ BENCHMARK = Benchmark(
         "cqnotify": cqnotify,
     },
     places=("native", "device"),
-    stand_in=True,
-    env={"STAND_IN_ON_ARM": "1"},
+    fake_verbs=True,
+    env={"FAKE_COMPLETE_ON_ARM": "1"},
     limits=(
         Limit("cqnotify", over="C", at_most=1.9),
         Limit("cqnotify", over="pyverbs", at_most=0.29),

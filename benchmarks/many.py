@@ -75,5 +75,5 @@ BENCHMARK = Benchmark(
     op="queue pair",
     subjects={"of 1,000": among(1000), "of 16,000": among(16000)},
     limits=(Limit("of 16,000", over="of 1,000", at_most=1.3),),
-    stand_in=True,
+    fake_verbs=True,
 )

@@ -22,8 +22,8 @@ CQN_RARE static int module_exec(PyObject *module)
     st->awaiting = &cqn_engine_awaiting;
     pthread_mutex_init(&st->idle_lock, NULL);
     pthread_cond_init(&st->idle, NULL);
-    if (cqn_lock_init() < 0 || cqn_state_watch_for_fork(st) < 0 ||
-        cqn_errors_init(module, st) < 0) {
+    if (CQN_ADD_FAULT_METHODS(module) < 0 || cqn_lock_init() < 0 ||
+        cqn_state_watch_for_fork(st) < 0 || cqn_errors_init(module, st) < 0) {
         return -1;
     }
     if (add_type(module, &cqn_context_spec, &st->Context) < 0 ||
@@ -181,48 +181,6 @@ static PyMethodDef module_methods[] = {
     {"known_async_events", cqn_known_async_events, METH_O,
      "known_async_events($module, context, /)\n--\n\n"
      "The failures of a Context, and the events that were read and not handed out; takes none."},
-#ifdef CQN_FAULTS
-    {"fail_call", cqn_fail_call, METH_VARARGS,
-     "fail_call(n, errno=ENOMEM, hold=False, minus_1=False): the n-th call from now fails; 0: "
-     "none. "
-     "With hold it does not return before the next fail_call(), where that call releases the GIL; "
-     "a "
-     "post, which does not, is refused and carried out. With minus_1 a post returns -1."},
-    {"fail_alloc", cqn_fail_alloc, METH_VARARGS,
-     "fail_alloc(n): the n-th allocation of this thread from now fails; 0: none."},
-    {"before_call", cqn_before_call, METH_VARARGS,
-     "before_call(name, callback): once, before the next call of that name, which must be one that "
-     "is made with the GIL; or at the next place of that name where the lock was let go of."},
-    {"inject_event", cqn_inject_event, METH_VARARGS,
-     "inject_event(event_type, element): what is read next instead of the device's own "
-     "asynchronous event; element is a CQ, a QP, an SRQ, the number of a port, or None. "
-     "A type below 0: nothing."},
-    {"hide_features", cqn_hide_features, METH_VARARGS,
-     "hide_features(*names): what devices that are asked from now on say that they have not, of "
-     "\"atomics\", \"SRQ\" and \"SRQ resize\"."},
-    {"boast", cqn_boast, METH_O,
-     "boast(boast): whether devices that are asked from now on say that they have XRC, "
-     "ATOMIC_WRITE and paging on demand; those that are opened have what stand_in.h says, too."},
-    {"stand_in_calls", cqn_stand_in_calls, METH_NOARGS,
-     "stand_in_calls(): of what a boasting device was asked for, since the last call, the verb, "
-     "what it returned or was about, a pointer, and the bytes of its struct, or its arguments as "
-     "text."},
-    {"stand_in_complete", cqn_stand_in_complete, METH_VARARGS,
-     "stand_in_complete(pd, cq, id, opcode, wc_flags=0, tag=0, priv=0): what that device knows by "
-     "that id succeeds; without arguments, after the completion was polled: nothing is left of "
-     "it."},
-    {"rereg_returns", cqn_rereg_returns, METH_VARARGS,
-     "rereg_returns(result, errno): what ibv_rereg_mr() of a device that boasts comes to; 0: it "
-     "works."},
-    {"failed", cqn_failed, METH_NOARGS, "failed(): what failed since; None: nothing."},
-    {"held", cqn_held, METH_NOARGS, "held(): the call that waits for fail_call(0); None: none."},
-    {"pretend_fork", cqn_pretend_fork, METH_VARARGS,
-     "pretend_fork(status, errno=0): what ibv_is_fork_initialized() says, -1 if the library has no "
-     "such function, and what ibv_fork_init() brings; the next Context is the first. Returns how "
-     "often ibv_fork_init() was called. -2: the library's own answers."},
-    {"live_handles", cqn_live_handles, METH_NOARGS,
-     "live_handles(): how many handles of the device there are."},
-#endif
     {NULL, NULL, 0, NULL},
 };
 

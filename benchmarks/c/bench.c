@@ -146,7 +146,7 @@ void bench_fill(struct bench *b, struct ibv_qp *qp, int n)
     for (int i = 0; i < n; i++) {
         bench_post(b, qp, (uint64_t)i);
     }
-    if (strcmp(ibv_get_device_name(b->ctx->device), "stand_in0") != 0) {
+    if (strcmp(ibv_get_device_name(b->ctx->device), "fake0") != 0) {
         usleep((useconds_t)(100 + n * 20)); /* until the device has done it */
     }
 }

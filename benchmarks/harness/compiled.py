@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The parts in C: the floors, the peers and the stand-in library, built into build/benchmarks."""
+"""The parts in C: the floors, the peers and the fake library, built into build/benchmarks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ SOURCES = Path(__file__).resolve().parents[1] / "c"
 BUILD = SOURCES.parents[1] / "build" / "benchmarks"
 FLAGS = ("-O2", "-Wall", "-Wextra", "-Werror")
 SHARED = ("bench", "end")  # linked into all programs
-STAND_IN = BUILD / "stand_in.so"
-STAND_IN_AS_LIBRARY = BUILD / "stand_in" / "libibverbs.so.1"
+FAKE_VERBS = BUILD / "fake_verbs.so"
+FAKE_VERBS_AS_LIBRARY = BUILD / "fake_verbs" / "libibverbs.so.1"
 """The same by the library's name, for a subject that looks for functions in the library alone."""
 
 
@@ -20,13 +20,13 @@ def build() -> None:
     inputs = [*SOURCES.glob("*.[ch]"), Path(__file__)]
     newest = max(path.stat().st_mtime for path in inputs)
     for source in sorted(SOURCES.glob("*.c")):
-        target = BUILD / source.with_suffix(".so" if source.stem == STAND_IN.stem else "").name
+        target = BUILD / source.with_suffix(".so" if source.stem == FAKE_VERBS.stem else "").name
         old = not target.exists() or target.stat().st_mtime < newest
         if source.stem not in SHARED and old:
             compile_c(source, target)
-    STAND_IN_AS_LIBRARY.parent.mkdir(exist_ok=True)
-    if not STAND_IN_AS_LIBRARY.is_symlink():
-        STAND_IN_AS_LIBRARY.symlink_to(STAND_IN)
+    FAKE_VERBS_AS_LIBRARY.parent.mkdir(exist_ok=True)
+    if not FAKE_VERBS_AS_LIBRARY.is_symlink():
+        FAKE_VERBS_AS_LIBRARY.symlink_to(FAKE_VERBS)
 
 
 def compile_c(source: Path, target: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias, TypedDict, get_args
 from .. import NAMES
 
 Place: TypeAlias = Literal["native", "device"]
-"""Native: on the stand-in library, by this machine's clock. Device: where there is a device."""
+"""Native: on the fake library, by this machine's clock. Device: where there is a device."""
 
 
 Counter: TypeAlias = Literal["events", "wakeups", "arms", "spurious"]
@@ -98,8 +98,8 @@ class Benchmark:
     """The other end, which runs beside each subject; a socket joins them, see subject.peer()."""
     realtime: bool = False
     """Whether both ends run under chrt -f 10: then the kernel switches only when one sleeps."""
-    stand_in: bool = False
-    """Whether to use the stand-in library even where the device is: instructions are counted there,
+    fake_verbs: bool = False
+    """Whether to use the fake library even where the device is: instructions are counted there,
     so that the limits can be judged."""
     quick: bool = False
     """Whether --quick runs it."""

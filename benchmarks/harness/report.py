@@ -76,10 +76,10 @@ def cells(table: Table, brief: bool) -> tuple[list[str], list[list[str]]]:
 def where(table: Table) -> str:
     about = table.about
     if about["place"] == "native":
-        return "natively, on a stand-in for libibverbs"
+        return "natively, on a fake libibverbs"
     clock = {"insn": ", instructions are counted", "ns": ", in real time"}.get(table.unit, "")
     unjudged = "" if table.judged else "; the limits are not judged here"
-    device = "a stand-in for libibverbs" if table.benchmark.stand_in else about["device"]
+    device = "a fake libibverbs" if table.benchmark.fake_verbs else about["device"]
     return f"on {device}, Linux {about['kernel']}{clock}{unjudged}"
 
 

@@ -19,10 +19,10 @@ from contextlib import ExitStack, suppress
 from types import TracebackType
 
 from . import plan
-from .compiled import BUILD, STAND_IN, STAND_IN_AS_LIBRARY
+from .compiled import BUILD, FAKE_VERBS, FAKE_VERBS_AS_LIBRARY
 from .plan import Benchmark, Figures, InC, Place
 from .results import About, Result
-from .subject import STAND_IN_DEVICE, importable
+from .subject import FAKE_DEVICE, importable
 
 FAILED = 2  # the exit code where a subject does not work
 
@@ -39,14 +39,14 @@ def find_device() -> dict[str, str]:
 
 
 def environment(place: Place) -> dict[str, str]:
-    device = stand_in() if place == "native" else find_device()
+    device = fake_verbs() if place == "native" else find_device()
     return {**os.environ, "PYTHONHASHSEED": "0", **device}
 
 
-def stand_in() -> dict[str, str]:
-    """Return environment variables that give all subjects the stand-in library."""
-    preload = f"{STAND_IN} {os.environ.get('LD_PRELOAD', '')}".strip()
-    return {"BENCH_DEVICE": STAND_IN_DEVICE, "BENCH_GID_INDEX": "-1", "LD_PRELOAD": preload}
+def fake_verbs() -> dict[str, str]:
+    """Return environment variables that give all subjects the fake library."""
+    preload = f"{FAKE_VERBS} {os.environ.get('LD_PRELOAD', '')}".strip()
+    return {"BENCH_DEVICE": FAKE_DEVICE, "BENCH_GID_INDEX": "-1", "LD_PRELOAD": preload}
 
 
 def about(place: Place, env: dict[str, str]) -> About:
@@ -65,13 +65,13 @@ class Process:
     def __init__(self, name: str, subject: str, env: dict[str, str]) -> None:
         benchmark = plan.load(name)
         what = benchmark.subjects[subject]
-        env = {**env, **(stand_in() if benchmark.stand_in else {}), **benchmark.env}
+        env = {**env, **(fake_verbs() if benchmark.fake_verbs else {}), **benchmark.env}
         command = [sys.executable, "-m", "benchmarks.harness.subject", name, subject]
         if isinstance(what, InC):
             command = in_c(what)
         self.peer: subprocess.Popen[bytes] | None = None
-        if "ibverbs" in subject and env["BENCH_DEVICE"] == STAND_IN_DEVICE:
-            env = {**env, "LD_LIBRARY_PATH": str(STAND_IN_AS_LIBRARY.parent)}
+        if "ibverbs" in subject and env["BENCH_DEVICE"] == FAKE_DEVICE:
+            env = {**env, "LD_LIBRARY_PATH": str(FAKE_VERBS_AS_LIBRARY.parent)}
         with ExitStack() as stack:
             fds: tuple[int, ...] = ()
             if benchmark.peer is not None:

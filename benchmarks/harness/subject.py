@@ -22,7 +22,7 @@ clock = time.perf_counter_ns
 # Debian's folder of pyverbs; last, since the environment's own packages take precedence.
 sys.path.append("/usr/lib/python3/dist-packages")
 
-STAND_IN_DEVICE = "stand_in0"
+FAKE_DEVICE = "fake0"
 DEVICE = os.environ.get("BENCH_DEVICE", "")
 _INDEX = int(os.environ.get("BENCH_GID_INDEX", "-1"))
 GID_INDEX = None if _INDEX < 0 else _INDEX  # None on InfiniBand
@@ -47,7 +47,7 @@ def clock_cost() -> int:
 
 def settle(posted: int) -> None:
     """Let the device complete what was posted, so that only handling is measured."""
-    if DEVICE != STAND_IN_DEVICE:
+    if DEVICE != FAKE_DEVICE:
         time.sleep(100e-6 + posted * 20e-6)
 
 

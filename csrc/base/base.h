@@ -24,10 +24,6 @@
  *   value.c            copying, hashing and pickling values
  *   trace.h            places that tracers find
  *   python.h           what all files need of Python, libibverbs and C
- *   faults.c           for tests: failing the n-th call, or running code before one
- *   stand_in.c         for tests: a device that has what the tests' device lacks
- *   stand_in_memory.c  for tests: the memory of that device
- *   counts.c           for tests: the counts of gcov, of a process without destructors
  */
 #ifndef CQN_BASE_H
 #define CQN_BASE_H

@@ -19,7 +19,7 @@ enum { CQN_WHY = 1024 }; /* the room for a reason */
 int cqn_library_load(char why[CQN_WHY]);
 
 /* A function of the library that was loaded, which the core can do without; or NULL. In a build for
- * tests a macro of that name goes before it, see faults.h. */
+ * tests a macro of that name goes before it, see faults/replaced_calls.h. */
 void *(cqn_library_find)(const char *function);
 
 /* Around what takes locks that a whole library has: a fork waits until no thread is in between,

@@ -14,10 +14,6 @@
 #include <stdint.h>
 #include <structmember.h>
 
-#ifdef CQN_FAULTS
-#include "base/faults.h" /* it gives the verbs a new meaning */
-#else
-#define CQN_PLACE(name) ((void)0) /* where a debug build lets other threads act */
-#endif
+#include "faults/faults.h" /* in a build for tests it gives the verbs a new meaning */
 
 #endif

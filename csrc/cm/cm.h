@@ -68,11 +68,7 @@ int cqn_cm_load(cqn_state *st);
 /* The library, which was loaded, since there is an object that needs it. Calls that can fail go
  * through CQN_CM, which in a build for tests lets them. */
 extern cqn_cm_library cqn_cm;
-#ifdef CQN_FAULTS
-#define CQN_CM_FAILS(name) cqn_fault("rdma_" #name)
-#else
-#define CQN_CM_FAILS(name) false
-#endif
+#define CQN_CM_FAILS(name) CQN_FAILS("rdma_" #name)
 #define CQN_CM(name, ...) (CQN_CM_FAILS(name) ? -1 : CQN_CM_CALLED(cqn_cm.name(__VA_ARGS__)))
 #define CQN_CM_OR_NULL(name) (CQN_CM_FAILS(name) ? NULL : CQN_CM_CALLED(cqn_cm.name()))
 

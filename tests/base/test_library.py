@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """libibverbs is loaded when a device is first asked for; what is missing is said in words.
 
-A stand-in takes its place for what no rdma-core that is installed here does: it lacks functions,
+A fake takes its place for what no rdma-core that is installed here does: it lacks functions,
 or is something else by that name.
 """
 
@@ -153,7 +153,7 @@ def test_a_class_that_cannot_be_read_is_no_absence_of_devices(
 # ---- one that is older than some verbs -------------------------------------------------------
 
 # It has a device that carries no data, and of the rest of the functions the names.
-DEVICE = PROJECT / "benchmarks/c/stand_in.c"
+DEVICE = PROJECT / "benchmarks/c/fake_verbs.c"
 DEFINED = re.compile(r"^(?:\w.*?\b|NOT_CALLED\()(ibv_\w+)[()]", re.M)
 NEWER = {"ibv_qp_to_qp_ex", "ibv_reg_mr_iova2", "_ibv_query_gid_ex", "_ibv_query_gid_table"}
 

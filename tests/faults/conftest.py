@@ -30,7 +30,7 @@ def unarmed() -> Iterator[None]:
     core.before_call("", None)
     core.inject_event(-1, None)
     core.hide_features()
-    core.boast(False)
+    core.use_fake_device(False)
     core.pretend_fork(-2)
 
 

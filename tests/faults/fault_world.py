@@ -148,9 +148,9 @@ def script(w: World) -> None:
 
 
 def calls() -> list[tuple[str, int, bytes]]:
-    """What the device that stands in was asked for since the last time: the verb, what it returned
-    or was about, and the struct, or the arguments as text."""
-    return core.stand_in_calls()  # type: ignore[no-any-return]
+    """What the fake device was asked for since the last time: the verb, what it returned or was
+    about, and the struct, or the arguments as text."""
+    return core.fake_calls()  # type: ignore[no-any-return]
 
 
 def asked() -> str:

@@ -210,7 +210,7 @@ CASES: dict[str, tuple[Setup, Call]] = {
     "copies": (nothing, lambda w, _: [copy.deepcopy(value) for value in values(w)]),
     "pickles": (nothing, lambda w, _: [leave_and_come_back(value) for value in values(w)]),
     "multicast": (datagrams, lambda w, _: join_and_leave(w)),
-    "implicit MR": (lambda _: core.boast(True), lambda w, _: implicit_mr(w)),
+    "implicit MR": (lambda _: core.use_fake_device(True), lambda w, _: implicit_mr(w)),
     "memory": (nothing, lambda w, _: [w.mr[0:8], w.mr.read(4), memoryview(w.mr)]),
     "repr": (nothing, lambda w, _: [repr(x) for x in (w.ctx, w.cq, w.qp, w.mr, w.mr[0:8])]),
     "first poll of a CQ": (nothing, lambda w, _: first_poll(w)),

@@ -207,7 +207,7 @@ def test_a_warning_of_forks_that_is_an_error_opens_nothing(ctx: Context) -> None
 
 
 def test_memory_that_is_paged_on_demand_is_like_any_other(w: World) -> None:
-    core.boast(True)
+    core.use_fake_device(True)
     buffer = bytearray(b"paged")
     with MR(w.pd, buffer, access=AccessFlags.LOCAL_WRITE | AccessFlags.ON_DEMAND) as mr:
         assert mr.access & AccessFlags.ON_DEMAND
@@ -220,7 +220,7 @@ def test_memory_that_is_paged_on_demand_is_like_any_other(w: World) -> None:
 
 
 def test_an_implicit_mr_lends_its_keys_to_buffers(w: World) -> None:
-    core.boast(True)
+    core.use_fake_device(True)
     handles = core.live_handles()
     whole = MR.implicit(w.pd, access=AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_READ)
     assert (whole.addr, whole.length) == (0, 2 ** (8 * struct.calcsize("P")) - 1)
@@ -251,7 +251,7 @@ def test_an_implicit_mr_lends_its_keys_to_buffers(w: World) -> None:
 
 
 def test_a_part_of_an_implicit_mr_is_pinned_by_what_is_posted(w: World) -> None:
-    core.boast(True)
+    core.use_fake_device(True)
     whole = MR.implicit(w.pd)
     part = whole.over(64)
     w.qp.post_recv(part, wr_id=1)
@@ -265,7 +265,7 @@ def test_a_part_of_an_implicit_mr_is_pinned_by_what_is_posted(w: World) -> None:
 
 
 def test_an_implicit_mr_has_no_bytes(w: World) -> None:
-    core.boast(True)
+    core.use_fake_device(True)
     whole = MR.implicit(w.pd)
     for call in (
         whole.read,
@@ -291,7 +291,7 @@ def test_an_implicit_mr_has_no_bytes(w: World) -> None:
 
 
 def test_an_implicit_mr_that_is_forgotten_with_its_parts_is_closed(w: World) -> None:
-    core.boast(True)
+    core.use_fake_device(True)
     handles = core.live_handles()
     whole = MR.implicit(w.pd)
     part = whole.over(64)
@@ -301,7 +301,7 @@ def test_an_implicit_mr_that_is_forgotten_with_its_parts_is_closed(w: World) -> 
 
 
 def test_a_flush_that_is_refused_is_not_in_the_books(w: World) -> None:
-    core.boast(True)
+    core.use_fake_device(True)
     try:
         qp = QP(w.pd, QPType.RC, send_cq=w.cq, flush=True)
     except VerbsError as e:
@@ -324,7 +324,7 @@ def test_a_flush_that_is_refused_is_not_in_the_books(w: World) -> None:
 
 
 def test_an_atomic_write_that_is_refused_is_not_in_the_books(w: World) -> None:
-    core.boast(True)
+    core.use_fake_device(True)
     qp = QP(w.pd, QPType.RC, send_cq=w.cq, atomic_write=True)
     qp.connect(qp.address())
     request = {"opcode": WROpcode.ATOMIC_WRITE, "remote_addr": w.mr.addr, "rkey": w.mr.rkey}

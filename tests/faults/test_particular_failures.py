@@ -130,7 +130,7 @@ FAILURES = [
 
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: failure.verb)
 def test_what_fails_is_told_in_words_and_leaves_nothing_behind(w: World, failure: Failure) -> None:
-    core.boast(True)
+    core.use_fake_device(True)
     handles, outstanding = core.live_handles(), (w.qp.outstanding, w.srq.outstanding)
     core.fail_call(*failure.fault)
     with pytest.raises(VerbsError, match=failure.match.format(name=w.ctx.name)) as e:

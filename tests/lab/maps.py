@@ -23,6 +23,7 @@ MAIN = {
     "await": "engine.h",
     "verbs": "verbs.h",
     "cm": "cm.h",
+    "faults": "faults.h",
 }
 
 # clang-format leaves such a line alone, see CommentPragmas in .clang-format.

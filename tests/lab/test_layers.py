@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from layers import CSRC, FOLDERS, compile_all, faults, single
+from layers import CSRC, FAULTS, FOLDERS, compile_all, faults, single
 
 CALL = "void cqn_{0}(void);\nvoid cqn_{1}(void);\nvoid cqn_{0}(void)\n{{\n    cqn_{1}();\n}}\n"
 TABLE_USER = (
@@ -24,7 +24,7 @@ def tree(folder: Path, files: dict[str, str]) -> Path:
 
 
 def test_each_folder_of_the_core_is_a_layer() -> None:
-    assert {path.name for path in CSRC.iterdir() if path.is_dir()} == set(FOLDERS)
+    assert {path.name for path in CSRC.iterdir() if path.is_dir()} == {*FOLDERS, FAULTS}
     assert [path.name for path in CSRC.glob("*.[ch]")] == ["module.c"]
 
 
@@ -69,7 +69,20 @@ def test_an_include_of_a_higher_header_is_found(tmp_path: Path) -> None:
     assert faults(tree(tmp_path, files)) == ["base/a.h points up to notify/b.h: #include"]
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
+def test_the_core_needs_nothing_that_is_built_for_tests(tmp_path: Path) -> None:
+    files = {
+        "base/a.c": '#include "faults/faults.h"\n#include "faults/b.h"\n' + CALL.format("a", "b"),
+        "faults/b.c": CALL.format("b", "a"),
+        "faults/b.h": "",
+        "faults/faults.h": '#include "faults/b.h"\n',
+    }
+    assert faults(tree(tmp_path, files)) == [
+        "base/a.c points up to faults/b.c: cqn_b",
+        "base/a.c points up to faults/b.h: #include",
+    ]
+
+
+@pytest.mark.parametrize("folder", [*FOLDERS, FAULTS])
 def test_a_circle_within_a_folder_is_found(tmp_path: Path, folder: str) -> None:
     files = {
         f"{folder}/a.c": CALL.format("a", "b"),

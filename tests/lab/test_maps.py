@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from layers import FOLDERS
+from layers import FAULTS, FOLDERS
 from maps import CSRC, MAIN, faults
 
 MAP = "/* SPDX-License-Identifier: MIT */\n/*\n * Work.\n *\n{}\n * More.\n */\n"
@@ -23,7 +23,7 @@ def folder(tmp_path: Path, lines: str, name: str = "work") -> Path:
 
 
 def test_each_folder_has_a_map() -> None:
-    assert MAIN.keys() == set(FOLDERS)
+    assert MAIN.keys() == {*FOLDERS, FAULTS}
 
 
 def test_the_maps_are_those_of_the_folders() -> None:

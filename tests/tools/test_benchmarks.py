@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The benchmarks' arithmetic, and that their stand-in for libibverbs does what it counts."""
+"""The benchmarks' arithmetic, and that their fake libibverbs does what it counts."""
 
 from __future__ import annotations
 
@@ -153,26 +153,26 @@ def test_the_benchmarks_fit_together() -> None:
             assert limit.figure != "cost" or limit.place == "device"
 
 
-# ---- the stand-in -------------------------------------------------------------------------
+# ---- the fake library ---------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    library = tmp_path_factory.mktemp("stand_in") / "stand_in.so"
-    compiled.compile_c(compiled.SOURCES / "stand_in.c", library)
+def fake_verbs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    library = tmp_path_factory.mktemp("fake_verbs") / "fake_verbs.so"
+    compiled.compile_c(compiled.SOURCES / "fake_verbs.c", library)
     return library
 
 
-def on_stand_in(library: Path, program: str, **env: str) -> Any:
+def on_fake_verbs(library: Path, program: str, **env: str) -> Any:
     start = "from benchmarks.endpoints import *\nimport json\nend = Loopback()\n"
     preload = f"{os.environ.get('LD_PRELOAD', '')} {library}".strip()  # ASan's wants to be first
-    device = {"BENCH_DEVICE": "stand_in0", "LD_PRELOAD": preload}
+    device = {"BENCH_DEVICE": "fake0", "LD_PRELOAD": preload}
     command = [sys.executable, "-c", start + program]
     out = subprocess.check_output(command, env={**os.environ, **device, **env}, timeout=DEADLINE)
     return json.loads(out)
 
 
-def test_on_the_stand_in_what_is_posted_is_there_at_once_in_order(stand_in: Path) -> None:
+def test_on_the_fake_library_what_is_posted_is_there_at_once_in_order(fake_verbs: Path) -> None:
     program = """
 end.cq.req_notify()
 end.fill(3)
@@ -180,10 +180,10 @@ events = [end.channel.try_get_event() is end.cq, end.channel.try_get_event() is 
 batches = [[wc.wr_id - FIRST_ID for wc in end.cq.poll(2)] for _ in range(3)]
 print(json.dumps([events, batches]))
 """
-    assert on_stand_in(stand_in, program) == [[True, True], [[0, 1], [2], []]]
+    assert on_fake_verbs(fake_verbs, program) == [[True, True], [[0, 1], [2], []]]
 
 
-def test_on_the_stand_in_each_arm_can_bring_one_completion_and_one_event(stand_in: Path) -> None:
+def test_on_the_fake_library_each_arm_can_bring_one_completion_and_one_event(fake_verbs: Path) -> None:
     program = """
 end.fill(2)
 counts = [len(end.cq.poll())]
@@ -192,5 +192,5 @@ for _ in range(3):
     counts.append([end.channel.try_get_event() is not None, len(end.cq.poll())])
 print(json.dumps(counts))
 """
-    counts = on_stand_in(stand_in, program, STAND_IN_ON_ARM="1")
+    counts = on_fake_verbs(fake_verbs, program, FAKE_COMPLETE_ON_ARM="1")
     assert counts == [0, [True, 1], [True, 1], [False, 0]]

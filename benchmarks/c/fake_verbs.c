@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-/* A stand-in for libibverbs, to be preloaded: one device, "stand_in0", that carries no data. It is
+/* A fake libibverbs, to be preloaded: one device, "fake0", that carries no data. It is
  * for the timing of what C, pyverbs, ibverbs and cqnotify do around the verbs, and for
  * nothing else.
  *
- * What is posted to a send queue completes at once, with success. With STAND_IN_ON_ARM set it
+ * What is posted to a send queue completes at once, with success. With FAKE_COMPLETE_ON_ARM set it
  * waits, and each req_notify brings one of them, with its event. Not for several threads. */
 
 #define _GNU_SOURCE
@@ -38,8 +38,8 @@ struct channel {
 
 static struct ibv_device device = {.node_type = IBV_NODE_CA,
                                    .transport_type = IBV_TRANSPORT_IB,
-                                   .name = "stand_in0",
-                                   .dev_name = "stand_in0"};
+                                   .name = "fake0",
+                                   .dev_name = "fake0"};
 static uint32_t last_num = FIRST_NUM;
 static bool on_arm;
 
@@ -147,7 +147,7 @@ __be64 ibv_get_device_guid(struct ibv_device *unused)
 struct ibv_context *ibv_open_device(struct ibv_device *dev)
 {
     struct ibv_context *ctx = calloc(1, sizeof(*ctx));
-    on_arm = getenv("STAND_IN_ON_ARM") != NULL;
+    on_arm = getenv("FAKE_COMPLETE_ON_ARM") != NULL;
     ctx->device = dev;
     ctx->ops.poll_cq = poll_cq;
     ctx->ops.req_notify_cq = req_notify_cq;

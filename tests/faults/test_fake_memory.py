@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Memory as other devices have it: registered anew, on the device, in dma-bufs, of other processes.
 
-No device in software has these verbs, so one stands in that does, see csrc/base/stand_in_memory.c:
-messages really go through the memory, and what the verbs were given is compared."""
+No software device has these verbs, so the fake device does, see csrc/faults/fake_memory.c: messages
+really go through the memory, and what the verbs were given is compared."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ LOCAL_WRITE, REMOTE_WRITE = AccessFlags.LOCAL_WRITE, AccessFlags.REMOTE_WRITE
 
 @pytest.fixture(autouse=True)
 def able() -> Iterator[None]:
-    core.boast(True)
+    core.use_fake_device(True)
     yield
-    core.boast(False)
+    core.use_fake_device(False)
 
 
 def pass_on(w: World, source: MR | SGE, target: MR | SGE, qp: QP | None = None) -> WorkCompletion:
@@ -67,9 +67,9 @@ def pass_on(w: World, source: MR | SGE, target: MR | SGE, qp: QP | None = None) 
 
 
 @contextmanager
-def stand_in() -> Iterator[int]:
+def device_file() -> Iterator[int]:
     """The descriptor of a file that is taken for a dma-buf, of two pages."""
-    fd = os.memfd_create("stand-in")
+    fd = os.memfd_create("device")
     try:
         os.ftruncate(fd, 8192)
         yield fd
@@ -370,7 +370,7 @@ def test_device_memory_keeps_its_bounds(w: World) -> None:
 
 @pytest.mark.parametrize("kind", ["dm", "dmabuf", "null"])
 def test_bytes_that_are_not_in_this_process_are_for_the_device_alone(w: World, kind: str) -> None:
-    with stand_in() as fd:
+    with device_file() as fd:
         mr = {
             "dm": lambda: MR.from_dm(w.pd, DM(w.ctx, 4096)),
             "dmabuf": lambda: MR.from_dmabuf(w.pd, fd, 4096),
@@ -391,7 +391,7 @@ def test_bytes_that_are_not_in_this_process_are_for_the_device_alone(w: World, k
 
 
 def test_a_dmabuf_is_memory_by_its_descriptor(w: World) -> None:
-    with stand_in() as fd, os.fdopen(fd, "r+b", closefd=False) as file:
+    with device_file() as fd, os.fdopen(fd, "r+b", closefd=False) as file:
         os.pwrite(fd, b"in a dma-buf", 4096)
         mr = MR.from_dmabuf(w.pd, file, 4096, offset=4096, iova=1 << 20)
         assert asked() == "4096 bytes at 4096, iova 1048576, access 1"
@@ -574,7 +574,7 @@ def everything(w: World) -> None:
     domain = ParentDomain(w.pd, td)
     mr = MR(domain, bytearray(8))
     mr.rereg(64)
-    with stand_in() as fd:
+    with device_file() as fd:
         foreign = [MR.from_dmabuf(w.pd, fd, 4096), MR.from_dm(w.pd, dm), MR.null(w.pd)]
     foreign.append(MR(w.pd, 4096, iova=0))
     w.pd.advise_mr(0, mr)

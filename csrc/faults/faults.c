@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-/* Making the n-th call or allocation fail, or code run before a call: see faults.h.
- * The only C file with globals; it is empty in an ordinary build. */
+/* Calls and allocations that fail, code that runs before a call, and what devices and kernels
+ * rarely report: see replaced_calls.h. The files of this folder are the only ones with globals. */
 
 #include "base/base.h"
-
-#ifdef CQN_FAULTS
+#include "faults/faults.h"
 
 #include <stdatomic.h>
 #include <unistd.h>
@@ -101,13 +100,13 @@ bool cqn_fault(const char *call)
     return errno != 0;
 }
 
-void *cqn_born(void *handle)
+void *cqn_handle_created(void *handle)
 {
     live += handle != NULL;
     return handle;
 }
 
-int cqn_died(int rc)
+int cqn_handle_destroyed(int rc)
 {
     live -= rc == 0;
     return rc;
@@ -139,68 +138,6 @@ void cqn_ack_async_event_unless_injected(struct ibv_async_event *event)
         (ibv_ack_async_event)(event);
     }
     injection = NO_EVENT;
-}
-
-/* ---- a device that can do less, or more ---- */
-
-static const char *const features[] = {"atomics", "SRQ", "SRQ resize"};
-enum { ATOMICS = 1, SRQ = 2, SRQ_RESIZE = 4 };
-static atomic_uint hidden;
-static atomic_bool boasting;
-
-int cqn_query_device(struct ibv_context *device, struct ibv_device_attr *attr)
-{
-    int err = (ibv_query_device)(device, attr);
-    if (err == 0 && (hidden & ATOMICS)) {
-        attr->atomic_cap = IBV_ATOMIC_NONE;
-    }
-    if (err == 0 && (hidden & SRQ)) {
-        attr->max_srq = 0;
-    }
-    if (err == 0 && (hidden & SRQ_RESIZE)) {
-        attr->device_cap_flags &= ~(unsigned int)IBV_DEVICE_SRQ_RESIZE;
-    }
-    if (err == 0 && atomic_load(&boasting)) {
-        attr->device_cap_flags |= IBV_DEVICE_XRC;
-    }
-    return err;
-}
-
-int cqn_query_device_ex(struct ibv_context *device, const struct ibv_query_device_ex_input *input,
-                        struct ibv_device_attr_ex *attr)
-{
-    int err = (ibv_query_device_ex)(device, input, attr);
-    if (err == 0 && atomic_load(&boasting)) {
-        attr->odp_caps.general_caps = IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT;
-        attr->device_cap_flags_ex |= CQN_DEVICE_ATOMIC_WRITE | CQN_DEVICE_FLUSH_GLOBAL;
-        cqn_stand_in_attr(attr);
-        attr->max_dm_size = 1 << 20;
-    }
-    return err;
-}
-
-bool cqn_boasts(void)
-{
-    return atomic_load(&boasting);
-}
-
-struct ibv_context *cqn_open_device(struct ibv_device *device)
-{
-    struct ibv_context *context = (ibv_open_device)(device);
-    if (context != NULL && atomic_load(&boasting)) {
-        cqn_stand_in(context);
-    }
-    return context;
-}
-
-struct ibv_mr *cqn_reg_mr(struct ibv_pd *pd, void *addr, size_t length, unsigned int access)
-{
-    static _Alignas(4096) char page[4096];
-    if (atomic_load(&boasting)) {
-        access &= ~(unsigned int)IBV_ACCESS_ON_DEMAND;
-    }
-    bool all = addr == NULL && length == SIZE_MAX;
-    return __ibv_reg_mr(pd, all ? page : addr, all ? sizeof(page) : length, access, 0);
 }
 
 /* ---- a kernel that copies no pinned pages, or a library that can't tell ---- */
@@ -362,31 +299,6 @@ PyObject *cqn_inject_event(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
-PyObject *cqn_hide_features(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    unsigned int mask = 0;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++) {
-        for (size_t f = 0; f < Py_ARRAY_LENGTH(features); f++) {
-            PyObject *name = PyTuple_GET_ITEM(args, i);
-            if (PyUnicode_CompareWithASCIIString(name, features[f]) == 0) {
-                mask |= 1u << f;
-            }
-        }
-    }
-    atomic_store(&hidden, mask);
-    Py_RETURN_NONE;
-}
-
-PyObject *cqn_boast(PyObject *Py_UNUSED(module), PyObject *boast)
-{
-    int boasts = PyObject_IsTrue(boast);
-    if (boasts < 0) {
-        return NULL;
-    }
-    atomic_store(&boasting, boasts);
-    Py_RETURN_NONE;
-}
-
 PyObject *cqn_failed(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
     const char *call = atomic_load(&calls.happened);
@@ -404,5 +316,3 @@ PyObject *cqn_live_handles(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unus
 {
     return PyLong_FromLong(atomic_load(&live));
 }
-
-#endif

@@ -1,19 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A debug build in which any call can be made to fail: CQNOTIFY_DEBUG=faults.
+ * Each call into libibverbs, and each into the system that can fail, asks cqn_fault() first. The
+ * one whose turn it is is not made, and fails in its own style: NULL or -1 with errno, or the error
+ * as the result. A call that is made without the GIL can be held until the test lets go of it; with
+ * the error 0 it is made then. Calls that create and destroy handles count them.
  *
- * Each call into libibverbs, and those into the system that can fail, asks
- * cqn_fault() first. When it is the one whose turn it is, it is not made, and
- * fails in its own style: NULL or -1 with errno, or the error as the result. It can be held until
- * the test lets go of it, if it is made without the GIL, and with the error 0 it is made then.
- * What creates and destroys handles counts them. A device's failure that none
- * can be made to report can be put in the place of its next asynchronous event,
- * and a device can be made to say that it can do less, or that it has XRC,
- * ATOMIC_WRITE and paging on demand: then memory that shall be paged is registered
- * as usual, and a page in the place of all memory; for all else that it has then see stand_in.h.
+ * An asynchronous event that no device can be made to report can be put in the place of its next
+ * one. A device can be made to say that it can do less, or that it has XRC, ATOMIC_WRITE and paging
+ * on demand: then memory to be paged is registered as usual, and a page in the place of all memory.
  */
-#ifndef CQN_FAULTS_H
-#define CQN_FAULTS_H
+#ifndef CQN_REPLACED_CALLS_H
+#define CQN_REPLACED_CALLS_H
 
 #include <Python.h>
 #include <infiniband/verbs.h>
@@ -26,41 +23,33 @@
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 
-#include "base/stand_in.h"
+#include "faults/fake_device.h"
+#include "faults/features.h"
 
-/* The methods of the module by which tests say what is to fail. */
+/* The methods of the module by which tests say what is to fail, and all that tests call. */
 PyObject *cqn_fail_call(PyObject *module, PyObject *args);
 PyObject *cqn_fail_alloc(PyObject *module, PyObject *args);
 PyObject *cqn_before_call(PyObject *module, PyObject *args);
 PyObject *cqn_inject_event(PyObject *module, PyObject *args);
-PyObject *cqn_hide_features(PyObject *module, PyObject *args);
-PyObject *cqn_boast(PyObject *module, PyObject *boast);
 PyObject *cqn_failed(PyObject *module, PyObject *unused);
 PyObject *cqn_held(PyObject *module, PyObject *unused);
 PyObject *cqn_pretend_fork(PyObject *module, PyObject *args);
 PyObject *cqn_live_handles(PyObject *module, PyObject *unused);
+extern PyMethodDef cqn_fault_methods[];
 
-/* Runs what the test wants to be done at that place, where the lock has just been let go of. */
 void cqn_place(const char *name);
-#define CQN_PLACE(name) cqn_place(name)
 
 /* What the calls become. */
 bool cqn_fault(const char *call);
 int cqn_fault_errno(void);
 int cqn_fault_result(void);
 bool cqn_fault_is_held(void);
-void *cqn_born(void *handle);
-int cqn_died(int rc);
+void *cqn_handle_created(void *handle);
+int cqn_handle_destroyed(int rc);
 int cqn_posted(int rc, const char *call);
-int cqn_query_device(struct ibv_context *device, struct ibv_device_attr *attr);
-int cqn_query_device_ex(struct ibv_context *device, const struct ibv_query_device_ex_input *input,
-                        struct ibv_device_attr_ex *attr);
-struct ibv_mr *cqn_reg_mr(struct ibv_pd *pd, void *addr, size_t length, unsigned int access);
 void *cqn_find_unless_pretended(const char *function);
 
-bool cqn_boasts(void);
 int cqn_fork_init(void);
-struct ibv_context *cqn_open_device(struct ibv_device *device);
 int cqn_get_async_event_or_injected(struct ibv_context *device, struct ibv_async_event *event);
 void cqn_ack_async_event_unless_injected(struct ibv_async_event *event);
 
@@ -95,72 +84,72 @@ void cqn_ack_async_event_unless_injected(struct ibv_async_event *event);
     (cqn_fault("ibv_query_gid_table") ? -cqn_fault_errno() : ibv_query_gid_table(__VA_ARGS__))
 
 #define ibv_open_device(...) \
-    cqn_born(cqn_fault("ibv_open_device") ? NULL : cqn_open_device(__VA_ARGS__))
-#define ibv_alloc_pd(...) cqn_born(NULL_OR(ibv_alloc_pd, __VA_ARGS__))
+    cqn_handle_created(cqn_fault("ibv_open_device") ? NULL : cqn_open_device(__VA_ARGS__))
+#define ibv_alloc_pd(...) cqn_handle_created(NULL_OR(ibv_alloc_pd, __VA_ARGS__))
 #define ibv_reg_mr(...) \
-    cqn_born(cqn_fault("ibv_reg_mr") ? NULL : cqn_reg_mr(__VA_ARGS__))
-#define ibv_create_comp_channel(...) cqn_born(NULL_OR(ibv_create_comp_channel, __VA_ARGS__))
-#define ibv_create_cq(...) cqn_born(NULL_OR(ibv_create_cq, __VA_ARGS__))
-#define ibv_create_cq_ex(...) cqn_born(NULL_OR(ibv_create_cq_ex, __VA_ARGS__))
-#define ibv_create_srq(...) cqn_born(NULL_OR(ibv_create_srq, __VA_ARGS__))
+    cqn_handle_created(cqn_fault("ibv_reg_mr") ? NULL : cqn_reg_mr(__VA_ARGS__))
+#define ibv_create_comp_channel(...) cqn_handle_created(NULL_OR(ibv_create_comp_channel, __VA_ARGS__))
+#define ibv_create_cq(...) cqn_handle_created(NULL_OR(ibv_create_cq, __VA_ARGS__))
+#define ibv_create_cq_ex(...) cqn_handle_created(NULL_OR(ibv_create_cq_ex, __VA_ARGS__))
+#define ibv_create_srq(...) cqn_handle_created(NULL_OR(ibv_create_srq, __VA_ARGS__))
 #define ibv_create_qp(...) \
-    cqn_born(cqn_fault("ibv_create_qp") ? NULL : cqn_stand_in_create_qp(__VA_ARGS__))
-#define ibv_create_qp_ex(...) cqn_born(NULL_OR(ibv_create_qp_ex, __VA_ARGS__))
-#define ibv_open_qp(...) cqn_born(NULL_OR(ibv_open_qp, __VA_ARGS__))
-#define ibv_open_xrcd(...) cqn_born(NULL_OR(ibv_open_xrcd, __VA_ARGS__))
-#define ibv_create_srq_ex(...) cqn_born(NULL_OR(ibv_create_srq_ex, __VA_ARGS__))
-#define ibv_create_flow(...) cqn_born(NULL_OR(ibv_create_flow, __VA_ARGS__))
-#define ibv_create_counters(...) cqn_born(NULL_OR(ibv_create_counters, __VA_ARGS__))
-#define ibv_create_wq(...) cqn_born(NULL_OR(ibv_create_wq, __VA_ARGS__))
-#define ibv_create_rwq_ind_table(...) cqn_born(NULL_OR(ibv_create_rwq_ind_table, __VA_ARGS__))
+    cqn_handle_created(cqn_fault("ibv_create_qp") ? NULL : cqn_fake_create_qp(__VA_ARGS__))
+#define ibv_create_qp_ex(...) cqn_handle_created(NULL_OR(ibv_create_qp_ex, __VA_ARGS__))
+#define ibv_open_qp(...) cqn_handle_created(NULL_OR(ibv_open_qp, __VA_ARGS__))
+#define ibv_open_xrcd(...) cqn_handle_created(NULL_OR(ibv_open_xrcd, __VA_ARGS__))
+#define ibv_create_srq_ex(...) cqn_handle_created(NULL_OR(ibv_create_srq_ex, __VA_ARGS__))
+#define ibv_create_flow(...) cqn_handle_created(NULL_OR(ibv_create_flow, __VA_ARGS__))
+#define ibv_create_counters(...) cqn_handle_created(NULL_OR(ibv_create_counters, __VA_ARGS__))
+#define ibv_create_wq(...) cqn_handle_created(NULL_OR(ibv_create_wq, __VA_ARGS__))
+#define ibv_create_rwq_ind_table(...) cqn_handle_created(NULL_OR(ibv_create_rwq_ind_table, __VA_ARGS__))
 #define ibv_init_ah_from_wc(...) MINUS_1_OR(ibv_init_ah_from_wc, __VA_ARGS__)
-#define ibv_alloc_mw(...) cqn_born(NULL_OR(ibv_alloc_mw, __VA_ARGS__))
-#define ibv_create_ah(...) cqn_born(NULL_OR(ibv_create_ah, __VA_ARGS__))
+#define ibv_alloc_mw(...) cqn_handle_created(NULL_OR(ibv_alloc_mw, __VA_ARGS__))
+#define ibv_create_ah(...) cqn_handle_created(NULL_OR(ibv_create_ah, __VA_ARGS__))
 
-#define ibv_close_device(...) cqn_died(MINUS_1_OR(ibv_close_device, __VA_ARGS__))
+#define ibv_close_device(...) cqn_handle_destroyed(MINUS_1_OR(ibv_close_device, __VA_ARGS__))
 #define ibv_dealloc_pd(...) \
-    cqn_died(cqn_fault("ibv_dealloc_pd") ? cqn_fault_errno() : cqn_stand_in_dealloc_pd(__VA_ARGS__))
-#define ibv_dereg_mr(...) cqn_died(ERROR_OR(ibv_dereg_mr, __VA_ARGS__))
-#define ibv_destroy_comp_channel(...) cqn_died(ERROR_OR(ibv_destroy_comp_channel, __VA_ARGS__))
-#define ibv_destroy_cq(...) cqn_died(ERROR_OR(ibv_destroy_cq, __VA_ARGS__))
+    cqn_handle_destroyed(cqn_fault("ibv_dealloc_pd") ? cqn_fault_errno() : cqn_fake_dealloc_pd(__VA_ARGS__))
+#define ibv_dereg_mr(...) cqn_handle_destroyed(ERROR_OR(ibv_dereg_mr, __VA_ARGS__))
+#define ibv_destroy_comp_channel(...) cqn_handle_destroyed(ERROR_OR(ibv_destroy_comp_channel, __VA_ARGS__))
+#define ibv_destroy_cq(...) cqn_handle_destroyed(ERROR_OR(ibv_destroy_cq, __VA_ARGS__))
 #define ibv_destroy_srq(...) \
-    cqn_died(cqn_fault("ibv_destroy_srq") ? cqn_fault_errno() : cqn_stand_in_destroy_srq(__VA_ARGS__))
+    cqn_handle_destroyed(cqn_fault("ibv_destroy_srq") ? cqn_fault_errno() : cqn_fake_destroy_srq(__VA_ARGS__))
 #define ibv_destroy_qp(...) \
-    cqn_died(cqn_fault("ibv_destroy_qp") ? cqn_fault_errno() : cqn_stand_in_destroy_qp(__VA_ARGS__))
-#define ibv_close_xrcd(...) cqn_died(ERROR_OR(ibv_close_xrcd, __VA_ARGS__))
-#define ibv_destroy_flow(...) cqn_died(ERROR_OR(ibv_destroy_flow, __VA_ARGS__))
-#define ibv_destroy_counters(...) cqn_died(ERROR_OR(ibv_destroy_counters, __VA_ARGS__))
-#define ibv_destroy_wq(...) cqn_died(ERROR_OR(ibv_destroy_wq, __VA_ARGS__))
-#define ibv_destroy_rwq_ind_table(...) cqn_died(ERROR_OR(ibv_destroy_rwq_ind_table, __VA_ARGS__))
-#define ibv_dealloc_mw(...) cqn_died(ERROR_OR(ibv_dealloc_mw, __VA_ARGS__))
-#define ibv_destroy_ah(...) cqn_died(ERROR_OR(ibv_destroy_ah, __VA_ARGS__))
+    cqn_handle_destroyed(cqn_fault("ibv_destroy_qp") ? cqn_fault_errno() : cqn_fake_destroy_qp(__VA_ARGS__))
+#define ibv_close_xrcd(...) cqn_handle_destroyed(ERROR_OR(ibv_close_xrcd, __VA_ARGS__))
+#define ibv_destroy_flow(...) cqn_handle_destroyed(ERROR_OR(ibv_destroy_flow, __VA_ARGS__))
+#define ibv_destroy_counters(...) cqn_handle_destroyed(ERROR_OR(ibv_destroy_counters, __VA_ARGS__))
+#define ibv_destroy_wq(...) cqn_handle_destroyed(ERROR_OR(ibv_destroy_wq, __VA_ARGS__))
+#define ibv_destroy_rwq_ind_table(...) cqn_handle_destroyed(ERROR_OR(ibv_destroy_rwq_ind_table, __VA_ARGS__))
+#define ibv_dealloc_mw(...) cqn_handle_destroyed(ERROR_OR(ibv_dealloc_mw, __VA_ARGS__))
+#define ibv_destroy_ah(...) cqn_handle_destroyed(ERROR_OR(ibv_destroy_ah, __VA_ARGS__))
 
 #define ibv_rereg_mr(...) \
     (cqn_fault("ibv_rereg_mr") ? IBV_REREG_MR_ERR_CMD : cqn_rereg_mr(__VA_ARGS__))
-#define ibv_reg_mr_iova2(...) cqn_born(NULL_OR(ibv_reg_mr_iova2, __VA_ARGS__))
-#define ibv_alloc_dm(...) cqn_born(NULL_OR(ibv_alloc_dm, __VA_ARGS__))
-#define ibv_free_dm(...) cqn_died(ERROR_OR(ibv_free_dm, __VA_ARGS__))
+#define ibv_reg_mr_iova2(...) cqn_handle_created(NULL_OR(ibv_reg_mr_iova2, __VA_ARGS__))
+#define ibv_alloc_dm(...) cqn_handle_created(NULL_OR(ibv_alloc_dm, __VA_ARGS__))
+#define ibv_free_dm(...) cqn_handle_destroyed(ERROR_OR(ibv_free_dm, __VA_ARGS__))
 #define ibv_memcpy_to_dm(...) ERROR_OR(ibv_memcpy_to_dm, __VA_ARGS__)
 #define ibv_memcpy_from_dm(...) ERROR_OR(ibv_memcpy_from_dm, __VA_ARGS__)
-#define ibv_reg_dm_mr(...) cqn_born(NULL_OR(ibv_reg_dm_mr, __VA_ARGS__))
+#define ibv_reg_dm_mr(...) cqn_handle_created(NULL_OR(ibv_reg_dm_mr, __VA_ARGS__))
 #define ibv_reg_dmabuf_mr(...) \
-    cqn_born(cqn_fault("ibv_reg_dmabuf_mr") ? NULL : cqn_reg_dmabuf_mr(__VA_ARGS__))
-#define ibv_alloc_null_mr(...) cqn_born(NULL_OR(ibv_alloc_null_mr, __VA_ARGS__))
+    cqn_handle_created(cqn_fault("ibv_reg_dmabuf_mr") ? NULL : cqn_reg_dmabuf_mr(__VA_ARGS__))
+#define ibv_alloc_null_mr(...) cqn_handle_created(NULL_OR(ibv_alloc_null_mr, __VA_ARGS__))
 #define ibv_advise_mr(...) ERROR_OR(ibv_advise_mr, __VA_ARGS__)
-#define ibv_alloc_td(...) cqn_born(NULL_OR(ibv_alloc_td, __VA_ARGS__))
-#define ibv_dealloc_td(...) cqn_died(ERROR_OR(ibv_dealloc_td, __VA_ARGS__))
-#define ibv_alloc_parent_domain(...) cqn_born(NULL_OR(ibv_alloc_parent_domain, __VA_ARGS__))
+#define ibv_alloc_td(...) cqn_handle_created(NULL_OR(ibv_alloc_td, __VA_ARGS__))
+#define ibv_dealloc_td(...) cqn_handle_destroyed(ERROR_OR(ibv_dealloc_td, __VA_ARGS__))
+#define ibv_alloc_parent_domain(...) cqn_handle_created(NULL_OR(ibv_alloc_parent_domain, __VA_ARGS__))
 #define ibv_import_device(...) \
-    cqn_born(cqn_fault("ibv_import_device") ? NULL : cqn_import_device(__VA_ARGS__))
+    cqn_handle_created(cqn_fault("ibv_import_device") ? NULL : cqn_import_device(__VA_ARGS__))
 #define ibv_import_pd(...) \
-    cqn_born(cqn_fault("ibv_import_pd") ? NULL : cqn_import_pd(__VA_ARGS__))
+    cqn_handle_created(cqn_fault("ibv_import_pd") ? NULL : cqn_import_pd(__VA_ARGS__))
 #define ibv_import_mr(...) \
-    cqn_born(cqn_fault("ibv_import_mr") ? NULL : cqn_import_mr(__VA_ARGS__))
+    cqn_handle_created(cqn_fault("ibv_import_mr") ? NULL : cqn_import_mr(__VA_ARGS__))
 #define ibv_import_dm(...) \
-    cqn_born(cqn_fault("ibv_import_dm") ? NULL : cqn_import_dm(__VA_ARGS__))
-#define ibv_unimport_pd(...) (cqn_unimport_pd(__VA_ARGS__), (void)cqn_died(0))
-#define ibv_unimport_mr(...) (cqn_unimport_mr(__VA_ARGS__), (void)cqn_died(0))
-#define ibv_unimport_dm(...) (cqn_unimport_dm(__VA_ARGS__), (void)cqn_died(0))
+    cqn_handle_created(cqn_fault("ibv_import_dm") ? NULL : cqn_import_dm(__VA_ARGS__))
+#define ibv_unimport_pd(...) (cqn_unimport_pd(__VA_ARGS__), (void)cqn_handle_destroyed(0))
+#define ibv_unimport_mr(...) (cqn_unimport_mr(__VA_ARGS__), (void)cqn_handle_destroyed(0))
+#define ibv_unimport_dm(...) (cqn_unimport_dm(__VA_ARGS__), (void)cqn_handle_destroyed(0))
 
 #define ibv_req_notify_cq(...) ERROR_OR(ibv_req_notify_cq, __VA_ARGS__)
 #define ibv_resize_cq(...) ERROR_OR(ibv_resize_cq, __VA_ARGS__)
@@ -174,18 +163,18 @@ void cqn_ack_async_event_unless_injected(struct ibv_async_event *event);
 #define ibv_modify_srq(...) ERROR_OR(ibv_modify_srq, __VA_ARGS__)
 #define ibv_query_srq(...) ERROR_OR(ibv_query_srq, __VA_ARGS__)
 #define ibv_modify_qp(...) \
-    (cqn_fault("ibv_modify_qp") ? cqn_fault_errno() : cqn_stand_in_modify_qp(__VA_ARGS__))
+    (cqn_fault("ibv_modify_qp") ? cqn_fault_errno() : cqn_fake_modify_qp(__VA_ARGS__))
 #define ibv_get_srq_num(...) ERROR_OR(ibv_get_srq_num, __VA_ARGS__)
 #define ibv_attach_counters_point_flow(...) ERROR_OR(ibv_attach_counters_point_flow, __VA_ARGS__)
 #define ibv_read_counters(...) ERROR_OR(ibv_read_counters, __VA_ARGS__)
 #define ibv_modify_wq(...) ERROR_OR(ibv_modify_wq, __VA_ARGS__)
 #define ibv_query_ece(...) \
-    (cqn_fault("ibv_query_ece") ? cqn_fault_errno() : cqn_stand_in_query_ece(__VA_ARGS__))
+    (cqn_fault("ibv_query_ece") ? cqn_fault_errno() : cqn_fake_query_ece(__VA_ARGS__))
 #define ibv_set_ece(...) \
-    (cqn_fault("ibv_set_ece") ? cqn_fault_errno() : cqn_stand_in_set_ece(__VA_ARGS__))
+    (cqn_fault("ibv_set_ece") ? cqn_fault_errno() : cqn_fake_set_ece(__VA_ARGS__))
 #define ibv_query_qp_data_in_order(...) \
     (cqn_fault("ibv_query_qp_data_in_order") ? -cqn_fault_errno() \
-                                             : cqn_stand_in_data_in_order(__VA_ARGS__))
+                                             : cqn_fake_data_in_order(__VA_ARGS__))
 #define ibv_query_qp(...) ERROR_OR(ibv_query_qp, __VA_ARGS__)
 #define ibv_attach_mcast(...) ERROR_OR(ibv_attach_mcast, __VA_ARGS__)
 #define ibv_detach_mcast(...) ERROR_OR(ibv_detach_mcast, __VA_ARGS__)

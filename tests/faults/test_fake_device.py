@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""XRC, raw packets, flows, RSS, tags and ECE, on a device that stands in for those that have them.
+"""XRC, raw packets, flows, RSS, tags and ECE, on a fake device that has them.
 
-csrc/base/stand_in.c notes the struct of each call, which is compared here field by field with the
-layout of the ABI, and carries messages by what the real device has."""
+csrc/faults/fake_device.c notes the struct of each call, which is compared here field by field with
+the layout of the ABI, and carries messages by what the real device has."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def only_call(verb: str) -> tuple[int, bytes]:
 @pytest.fixture
 def able(ctx: Context) -> Iterator[Context]:
     """The device that has it all."""
-    core.boast(True)
+    core.use_fake_device(True)
     with Context(ctx.name) as context:
         calls()
         yield context
@@ -748,9 +748,9 @@ def test_a_receive_is_found_by_its_handle_wherever_the_table_has_it(pd: PD, cq: 
 
 def completed(pd: PD, cq: CQ, device_id: int) -> list[int]:
     """The device completes what it knows by that id; how the user knows it."""
-    core.stand_in_complete(pd, cq, device_id)
+    core.fake_complete(pd, cq, device_id)
     got = ids_of(cq, 1)
-    core.stand_in_complete()
+    core.fake_complete()
     return got
 
 
@@ -782,10 +782,10 @@ def test_a_message_that_matches_keeps_its_memory_until_its_data_is_there(
 
 def completion(pd: PD, cq: CQ, device_id: int, *more: int) -> WorkCompletion:
     """The same, with the opcode, flags, tag and private data that it is to have."""
-    core.stand_in_complete(pd, cq, device_id, *more)
+    core.fake_complete(pd, cq, device_id, *more)
     got: list[WorkCompletion] = []
     until(lambda: bool(got.extend(cq.poll()) or got), "it came")
-    core.stand_in_complete()
+    core.fake_complete()
     (wc,) = got
     return wc
 

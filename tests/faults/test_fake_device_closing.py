@@ -154,7 +154,7 @@ class Memory(World):
         self.qp.to_init()
         self.dm = DM(self.ctx, 4096)
         self.of_dm = MR.from_dm(self.domain, self.dm)
-        fd = os.memfd_create("stand-in")
+        fd = os.memfd_create("device")
         os.ftruncate(fd, 4096)
         self.of_fd = MR.from_dmabuf(self.domain, fd, 4096)
         os.close(fd)
@@ -166,7 +166,7 @@ WORLDS = pytest.mark.parametrize("kind", [Packets, Shared, Memory])
 
 @pytest.fixture
 def able(ctx: Context) -> Iterator[Context]:
-    core.boast(True)
+    core.use_fake_device(True)
     handles = core.live_handles()
     with Context(ctx.name) as context:
         yield context

@@ -1,14 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* Memory as the stand-in device has it, see stand_in.h: memory on it, dma-bufs and null MRs are
- * memory of this process that is registered as usual, so that messages really go through them; a
- * parent domain is its PD under another address; what is imported is made anew. Of each call the
- * arguments are noted, as text. Empty in an ordinary build. */
+/* The memory of the fake device. Memory on it, dma-bufs and null MRs are memory of this process
+ * that is registered as usual, so messages really go through them; a parent domain is its PD at
+ * another address; what is imported is created anew. The arguments of each call are noted as text.
+ */
 
 #include "base/base.h"
-
-#ifdef CQN_FAULTS
-
-#include "base/stand_in.h"
+#include "faults/fake_device.h"
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -34,7 +31,7 @@ __attribute__((format(printf, 3, 4))) static void *note(const char *verb, void *
     va_start(args, format);
     const int n = vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    return cqn_stand_in_note(verb, result, text, (size_t)n, NULL, 0);
+    return cqn_fake_note(verb, result, text, (size_t)n, NULL, 0);
 }
 
 /* ---- registering anew ---- */
@@ -61,7 +58,7 @@ static int exchange(struct ibv_mr *mr, struct ibv_pd *pd, void *addr, size_t len
 int cqn_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd, void *addr, size_t length,
                  int access)
 {
-    if (!cqn_is_stand_in(mr->context)) {
+    if (!cqn_is_fake(mr->context)) {
         return (ibv_rereg_mr)(mr, flags, pd, addr, length, access);
     }
     note("ibv_rereg_mr", mr, "flags %d, pd %d, %zu bytes, access %d", flags, pd != NULL, length,
@@ -85,24 +82,24 @@ typedef struct {
     struct ibv_dm dm;
     char *bytes;
     size_t length;
-} pretended_dm;
+} fake_dm;
 
 static int copy_to(struct ibv_dm *dm, uint64_t offset, const void *from, size_t length)
 {
-    memcpy(((pretended_dm *)dm)->bytes + offset, from, length);
+    memcpy(((fake_dm *)dm)->bytes + offset, from, length);
     return 0;
 }
 
 static int copy_from(void *to, struct ibv_dm *dm, uint64_t offset, size_t length)
 {
-    memcpy(to, ((pretended_dm *)dm)->bytes + offset, length);
+    memcpy(to, ((fake_dm *)dm)->bytes + offset, length);
     return 0;
 }
 
 static struct ibv_dm *new_dm(struct ibv_context *context, size_t length, uint32_t handle)
 {
-    pretended_dm *self = calloc(1, sizeof(*self));
-    *self = (pretended_dm){.dm = {.context = context, .handle = handle}, .length = length};
+    fake_dm *self = calloc(1, sizeof(*self));
+    *self = (fake_dm){.dm = {.context = context, .handle = handle}, .length = length};
     self->dm.memcpy_to_dm = copy_to;
     self->dm.memcpy_from_dm = copy_from;
     self->bytes = aligned_alloc(4096, (length + 4095) / 4096 * 4096);
@@ -119,7 +116,7 @@ static struct ibv_dm *alloc_dm(struct ibv_context *context, struct ibv_alloc_dm_
 
 static int free_dm(struct ibv_dm *dm)
 {
-    free(((pretended_dm *)dm)->bytes);
+    free(((fake_dm *)dm)->bytes);
     free(dm);
     return 0;
 }
@@ -133,14 +130,14 @@ static struct ibv_mr *reg_dm_mr(struct ibv_pd *pd, struct ibv_dm *dm, uint64_t o
         errno = EINVAL;
         return NULL;
     }
-    return (ibv_reg_mr_iova2)(pd, ((pretended_dm *)dm)->bytes + offset, length, 0,
+    return (ibv_reg_mr_iova2)(pd, ((fake_dm *)dm)->bytes + offset, length, 0,
                               access & ~(unsigned)IBV_ACCESS_ZERO_BASED);
 }
 
 struct ibv_mr *cqn_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova,
                                  int fd, int access)
 {
-    if (!cqn_is_stand_in(pd->context)) {
+    if (!cqn_is_fake(pd->context)) {
         return (ibv_reg_dmabuf_mr)(pd, offset, length, iova, fd, access);
     }
     note("ibv_reg_dmabuf_mr", pd, "%zu bytes at %llu, iova %llu, access %d", length,
@@ -201,7 +198,7 @@ static struct ibv_pd *alloc_parent_domain(struct ibv_context *context,
     abort(); /* more than any test has at a time */
 }
 
-int cqn_stand_in_dealloc_pd(struct ibv_pd *pd)
+int cqn_fake_dealloc_pd(struct ibv_pd *pd)
 {
     for (size_t i = 0; i < Py_ARRAY_LENGTH(parents); i++) {
         struct ibv_pd *this = pd;
@@ -215,24 +212,9 @@ int cqn_stand_in_dealloc_pd(struct ibv_pd *pd)
 
 /* ---- of other processes ---- */
 
-/* The device by its file, opened anew; it is one that stands in. */
-struct ibv_context *cqn_import_device(int fd)
-{
-    if (!cqn_boasts()) {
-        return (ibv_import_device)(fd);
-    }
-    struct ibv_device **list = (ibv_get_device_list)(NULL);
-    struct ibv_context *context = list == NULL || list[0] == NULL ? NULL : cqn_open_device(list[0]);
-    if (list != NULL) {
-        ibv_free_device_list(list);
-    }
-    close(fd);
-    return note("ibv_import_device", context, "fd %d", fd);
-}
-
 struct ibv_pd *cqn_import_pd(struct ibv_context *context, uint32_t handle)
 {
-    return cqn_is_stand_in(context)
+    return cqn_is_fake(context)
                ? note("ibv_import_pd", (ibv_alloc_pd)(context), "handle %u", handle)
                : (ibv_import_pd)(context, handle);
 }
@@ -245,7 +227,7 @@ void cqn_unimport_pd(struct ibv_pd *pd)
 /* The highest handle is that of all memory. */
 struct ibv_mr *cqn_import_mr(struct ibv_pd *pd, uint32_t handle)
 {
-    if (!cqn_is_stand_in(pd->context)) {
+    if (!cqn_is_fake(pd->context)) {
         return (ibv_import_mr)(pd, handle);
     }
     struct ibv_mr *mr = reg_page(pd);
@@ -262,7 +244,7 @@ void cqn_unimport_mr(struct ibv_mr *mr)
 
 struct ibv_dm *cqn_import_dm(struct ibv_context *context, uint32_t handle)
 {
-    return cqn_is_stand_in(context)
+    return cqn_is_fake(context)
                ? note("ibv_import_dm", new_dm(context, 4096, handle), "handle %u", handle)
                : (ibv_import_dm)(context, handle);
 }
@@ -274,8 +256,9 @@ void cqn_unimport_dm(struct ibv_dm *dm)
 
 /* ---- the device ---- */
 
-void cqn_stand_in_memory(struct verbs_context *ops)
+void cqn_make_fake_memory(struct ibv_context *context)
 {
+    struct verbs_context *ops = verbs_get_ctx(context);
     atomic_store(&rereg_result, 0);
     ops->alloc_dm = alloc_dm;
     ops->free_dm = free_dm;
@@ -286,5 +269,3 @@ void cqn_stand_in_memory(struct verbs_context *ops)
     ops->dealloc_td = dealloc_td;
     ops->alloc_parent_domain = alloc_parent_domain;
 }
-
-#endif

@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-/* A device that has what the tests' device lacks: see stand_in.h; its memory is in
- * stand_in_memory.c. It is used by one thread at a time, and empty in an ordinary build. */
+/* The fake device, see fake_device.h; its memory is in fake_memory.c. One thread uses it at a time.
+ */
 
+#include "faults/fake_device.h"
 #include "base/base.h"
-
-#ifdef CQN_FAULTS
-
-#include "base/stand_in.h"
 
 /* ---- what it was asked for ---- */
 
@@ -19,8 +16,8 @@ static struct {
 } calls[CALLS];
 static size_t n_calls; /* the latest ones */
 
-void *cqn_stand_in_note(const char *verb, void *result, const void *data, size_t size,
-                        const void *more, size_t more_size)
+void *cqn_fake_note(const char *verb, void *result, const void *data, size_t size, const void *more,
+                    size_t more_size)
 {
     if (size + more_size > LONGEST) {
         abort(); /* more than any test has */
@@ -40,7 +37,7 @@ void *cqn_stand_in_note(const char *verb, void *result, const void *data, size_t
     return result;
 }
 
-PyObject *cqn_stand_in_calls(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+PyObject *cqn_fake_calls(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list != NULL && i < n_calls; i++) {
@@ -61,10 +58,10 @@ enum { MANY = 64 };
 typedef struct {
     struct ibv_qp *qp;     /* as the core knows it; NULL: none */
     struct ibv_qp *real;   /* the same, but for XRC_RECV; NULL: its SRQ has gone */
-    enum ibv_qp_type type; /* that it stands in for */
+    enum ibv_qp_type type; /* that it takes the place of */
     int *used;             /* the count of users of its domain or table, or NULL */
-} pretended_qp;
-static pretended_qp qps[MANY];
+} fake_qp;
+static fake_qp qps[MANY];
 static struct ibv_srq_init_attr_ex xrc; /* of the latest SRQ of that type, */
 static struct ibv_srq *xrc_srq;         /* to which all messages come */
 typedef struct {
@@ -74,7 +71,7 @@ typedef struct {
 static struct ibv_qp *(*create_qp_ex_of_device)(struct ibv_context *, struct ibv_qp_init_attr_ex *);
 
 /* Of NULL, a free one. */
-static pretended_qp *find_qp(const struct ibv_qp *qp)
+static fake_qp *find_qp(const struct ibv_qp *qp)
 {
     for (size_t i = 0; i < MANY; i++) {
         if (qps[i].qp == qp) {
@@ -84,11 +81,11 @@ static pretended_qp *find_qp(const struct ibv_qp *qp)
     return NULL;
 }
 
-static struct ibv_qp *stands_in(struct ibv_qp *qp, struct ibv_qp *real, enum ibv_qp_type type,
-                                int *used)
+static struct ibv_qp *add_fake_qp(struct ibv_qp *qp, struct ibv_qp *real, enum ibv_qp_type type,
+                                  int *used)
 {
     if (qp != NULL) {
-        *find_qp(NULL) = (pretended_qp){.qp = qp, .real = real, .type = type, .used = used};
+        *find_qp(NULL) = (fake_qp){.qp = qp, .real = real, .type = type, .used = used};
         if (used != NULL) {
             ++*used;
         }
@@ -106,24 +103,23 @@ static struct ibv_qp *make_qp(struct ibv_pd *pd, const struct ibv_qp_init_attr *
     real.recv_cq = attr->recv_cq ? attr->recv_cq : attr->send_cq;
     struct ibv_qp *qp = (ibv_create_qp)(pd, &real);
     /* cppcheck-suppress returnDanglingLifetime ; the parentheses call the function itself */
-    return raw || xrc_send ? stands_in(qp, qp, attr->qp_type, used) : qp;
+    return raw || xrc_send ? add_fake_qp(qp, qp, attr->qp_type, used) : qp;
 }
 
 static struct ibv_xrcd *open_xrcd(struct ibv_context *context, struct ibv_xrcd_init_attr *attr);
 
-bool cqn_is_stand_in(const struct ibv_context *context)
+bool cqn_is_fake(const struct ibv_context *context)
 {
     return verbs_get_ctx((struct ibv_context *)context)->open_xrcd == open_xrcd;
 }
 
-struct ibv_qp *cqn_stand_in_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
+struct ibv_qp *cqn_fake_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
 {
     const bool lacks = attr->qp_type == IBV_QPT_RAW_PACKET || attr->qp_type == IBV_QPT_XRC_SEND;
-    if (!lacks || !cqn_is_stand_in(pd->context)) {
+    if (!lacks || !cqn_is_fake(pd->context)) {
         return (ibv_create_qp)(pd, attr);
     }
-    return cqn_stand_in_note("ibv_create_qp", make_qp(pd, attr, NULL), attr, sizeof(*attr), NULL,
-                             0);
+    return cqn_fake_note("ibv_create_qp", make_qp(pd, attr, NULL), attr, sizeof(*attr), NULL, 0);
 }
 
 /* A queue pair of RC that uses the SRQ, under another address: it goes before the SRQ does. */
@@ -140,14 +136,14 @@ static struct ibv_qp *make_xrc_recv(void *qp_context, struct ibv_xrcd *xrcd)
     if (qp != NULL) {
         *qp = *real;
     }
-    return stands_in(qp, real, IBV_QPT_XRC_RECV, &((domain *)xrcd)->users);
+    return add_fake_qp(qp, real, IBV_QPT_XRC_RECV, &((domain *)xrcd)->users);
 }
 
 static struct ibv_qp *open_qp(struct ibv_context *context, struct ibv_qp_open_attr *attr)
 {
     (void)context;
-    return cqn_stand_in_note("ibv_open_qp", make_xrc_recv(attr->qp_context, attr->xrcd), attr,
-                             sizeof(*attr), NULL, 0);
+    return cqn_fake_note("ibv_open_qp", make_xrc_recv(attr->qp_context, attr->xrcd), attr,
+                         sizeof(*attr), NULL, 0);
 }
 
 typedef struct {
@@ -178,8 +174,8 @@ static struct ibv_qp *create_qp_ex(struct ibv_context *context, struct ibv_qp_in
     struct ibv_qp *qp = attr->qp_type == IBV_QPT_XRC_RECV
                             ? make_xrc_recv(attr->qp_context, attr->xrcd)
                             : make_qp(attr->pd, &plain, table ? &table->users : NULL);
-    return cqn_stand_in_note("ibv_create_qp_ex", qp, attr, sizeof(*attr),
-                             attr->rx_hash_conf.rx_hash_key, attr->rx_hash_conf.rx_hash_key_len);
+    return cqn_fake_note("ibv_create_qp_ex", qp, attr, sizeof(*attr),
+                         attr->rx_hash_conf.rx_hash_key, attr->rx_hash_conf.rx_hash_key_len);
 }
 
 static int (*post_send_of_device)(struct ibv_qp *, struct ibv_send_wr *, struct ibv_send_wr **);
@@ -191,8 +187,8 @@ static int post_send(struct ibv_qp *qp, struct ibv_send_wr *first, struct ibv_se
     if (first->opcode != IBV_WR_TSO) {
         return post_send_of_device(qp, first, bad);
     }
-    cqn_stand_in_note("ibv_post_send", qp, &first->tso.mss, sizeof(first->tso.mss), first->tso.hdr,
-                      first->tso.hdr_sz);
+    cqn_fake_note("ibv_post_send", qp, &first->tso.mss, sizeof(first->tso.mss), first->tso.hdr,
+                  first->tso.hdr_sz);
     whole.opcode = IBV_WR_SEND;
     return post_send_of_device(qp, &whole, bad);
 }
@@ -237,21 +233,21 @@ static int complete(const struct ibv_qp *qp, enum ibv_qp_type type, struct ibv_q
     }
 }
 
-int cqn_stand_in_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
+int cqn_fake_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
 {
-    const pretended_qp *it = find_qp(qp);
+    const fake_qp *it = find_qp(qp);
     struct ibv_qp_attr all = *attr;
     if (it != NULL) {
-        cqn_stand_in_note("ibv_modify_qp", qp, attr, sizeof(*attr), &mask, sizeof(mask));
+        cqn_fake_note("ibv_modify_qp", qp, attr, sizeof(*attr), &mask, sizeof(mask));
         mask |= mask & IBV_QP_STATE ? complete(qp, it->type, &all) : 0;
         qp = it->real;
     }
     return qp == NULL ? EINVAL : (ibv_modify_qp)(qp, &all, mask);
 }
 
-int cqn_stand_in_destroy_qp(struct ibv_qp *qp)
+int cqn_fake_destroy_qp(struct ibv_qp *qp)
 {
-    pretended_qp *it = find_qp(qp);
+    fake_qp *it = find_qp(qp);
     struct ibv_qp *real = it != NULL ? it->real : qp;
     const int err = real == NULL ? 0 : (ibv_destroy_qp)(real);
     if (it != NULL && err == 0) {
@@ -272,7 +268,7 @@ static struct ibv_xrcd *open_xrcd(struct ibv_context *context, struct ibv_xrcd_i
 {
     domain *self = calloc(1, sizeof(*self));
     self->xrcd.context = context;
-    return cqn_stand_in_note("ibv_open_xrcd", self, attr, sizeof(*attr), NULL, 0);
+    return cqn_fake_note("ibv_open_xrcd", self, attr, sizeof(*attr), NULL, 0);
 }
 
 static int close_xrcd(struct ibv_xrcd *xrcd)
@@ -280,7 +276,7 @@ static int close_xrcd(struct ibv_xrcd *xrcd)
     if (((domain *)xrcd)->users > 0) {
         return EBUSY;
     }
-    cqn_stand_in_note("ibv_close_xrcd", xrcd, "", 0, NULL, 0);
+    cqn_fake_note("ibv_close_xrcd", xrcd, "", 0, NULL, 0);
     free(xrcd);
     return 0;
 }
@@ -294,7 +290,7 @@ static struct ibv_srq *create_srq_ex(struct ibv_context *context, struct ibv_srq
         xrc_srq = srq;
         ((domain *)xrc.xrcd)->users++;
     }
-    return cqn_stand_in_note("ibv_create_srq_ex", srq, attr, sizeof(*attr), NULL, 0);
+    return cqn_fake_note("ibv_create_srq_ex", srq, attr, sizeof(*attr), NULL, 0);
 }
 
 enum { SRQ_NUM = 0x4711 };
@@ -304,7 +300,7 @@ static int get_srq_num(struct ibv_srq *srq, uint32_t *srq_num)
     return srq == xrc_srq ? 0 : EOPNOTSUPP;
 }
 
-int cqn_stand_in_destroy_srq(struct ibv_srq *srq)
+int cqn_fake_destroy_srq(struct ibv_srq *srq)
 {
     for (size_t i = 0; srq == xrc_srq && i < MANY; i++) {
         if (qps[i].qp != NULL && qps[i].type == IBV_QPT_XRC_RECV && qps[i].real != NULL) {
@@ -330,8 +326,8 @@ static int post_srq_ops(struct ibv_srq *srq, struct ibv_ops_wr *op, struct ibv_o
     if (op->opcode == IBV_WR_TAG_ADD) {
         op->tm.handle = ++handles;
     }
-    cqn_stand_in_note("ibv_post_srq_ops", srq, op, sizeof(*op), op->tm.add.sg_list,
-                      (size_t)op->tm.add.num_sge * sizeof(struct ibv_sge));
+    cqn_fake_note("ibv_post_srq_ops", srq, op, sizeof(*op), op->tm.add.sg_list,
+                  (size_t)op->tm.add.num_sge * sizeof(struct ibv_sge));
     return 0;
 }
 
@@ -393,7 +389,7 @@ static struct ibv_cq_ex *create_cq_ex(struct ibv_context *context, struct ibv_cq
 }
 
 /* It completes as a write of nothing to itself, by a queue pair that nobody knows. */
-PyObject *cqn_stand_in_complete(PyObject *Py_UNUSED(module), PyObject *args)
+PyObject *cqn_fake_complete(PyObject *Py_UNUSED(module), PyObject *args)
 {
     static struct ibv_qp *qp;
     static const int masks[] = {IBV_QP_STATE | IBV_QP_PORT, IBV_QP_STATE, IBV_QP_STATE};
@@ -403,14 +399,14 @@ PyObject *cqn_stand_in_complete(PyObject *Py_UNUSED(module), PyObject *args)
     unsigned int priv = 0;
     completed.opcode = IBV_WC_RDMA_WRITE;
     completed.wc_flags = 0;
-    if (!PyArg_ParseTuple(args, "|OOKiiKI:stand_in_complete", &pd, &cq, &id, &completed.opcode,
+    if (!PyArg_ParseTuple(args, "|OOKiiKI:fake_complete", &pd, &cq, &id, &completed.opcode,
                           &completed.wc_flags, &tag, &priv)) {
         return NULL;
     }
     completed.id = id;
     completed.tm = (struct ibv_wc_tm_info){.tag = tag, .priv = priv};
     if (qp != NULL) {
-        cqn_stand_in_destroy_qp(qp);
+        cqn_fake_destroy_qp(qp);
         qp = NULL;
     }
     if (cq == NULL) {
@@ -424,7 +420,7 @@ PyObject *cqn_stand_in_complete(PyObject *Py_UNUSED(module), PyObject *args)
     qp = make_qp(CQN_OBJ(pd)->handle, &init, NULL);
     for (int i = 0; i < 3; i++) {
         struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT + i, .port_num = 1};
-        cqn_stand_in_modify_qp(qp, &attr, masks[i]);
+        cqn_fake_modify_qp(qp, &attr, masks[i]);
     }
     (ibv_post_send)(qp, &wr, &bad);
     n_calls = 0;
@@ -457,7 +453,7 @@ static struct ibv_flow *create_flow(struct ibv_qp *qp, struct ibv_flow_attr *att
         self->counters = (flow_counters *)last.counters;
         self->counters->users++;
     }
-    return cqn_stand_in_note("ibv_create_flow", self, attr, attr->size, NULL, 0);
+    return cqn_fake_note("ibv_create_flow", self, attr, attr->size, NULL, 0);
 }
 
 static int destroy_flow(struct ibv_flow *flow)
@@ -466,7 +462,7 @@ static int destroy_flow(struct ibv_flow *flow)
     if (self->counters != NULL) {
         self->counters->users--;
     }
-    cqn_stand_in_note("ibv_destroy_flow", flow, "", 0, NULL, 0);
+    cqn_fake_note("ibv_destroy_flow", flow, "", 0, NULL, 0);
     free(flow);
     return 0;
 }
@@ -476,7 +472,7 @@ static struct ibv_counters *create_counters(struct ibv_context *context,
 {
     flow_counters *self = calloc(1, sizeof(*self));
     self->counters.context = context;
-    return cqn_stand_in_note("ibv_create_counters", self, attr, sizeof(*attr), NULL, 0);
+    return cqn_fake_note("ibv_create_counters", self, attr, sizeof(*attr), NULL, 0);
 }
 
 static int destroy_counters(struct ibv_counters *counters)
@@ -484,7 +480,7 @@ static int destroy_counters(struct ibv_counters *counters)
     if (((flow_counters *)counters)->users > 0) {
         return EBUSY;
     }
-    cqn_stand_in_note("ibv_destroy_counters", counters, "", 0, NULL, 0);
+    cqn_fake_note("ibv_destroy_counters", counters, "", 0, NULL, 0);
     free(counters);
     return 0;
 }
@@ -497,7 +493,7 @@ static int attach_counters(struct ibv_counters *counters, struct ibv_counter_att
         return ENOTSUP;
     }
     self->attached[attr->index] = true;
-    cqn_stand_in_note("ibv_attach_counters_point_flow", counters, attr, sizeof(*attr), NULL, 0);
+    cqn_fake_note("ibv_attach_counters_point_flow", counters, attr, sizeof(*attr), NULL, 0);
     return 0;
 }
 
@@ -512,7 +508,7 @@ static int read_counters(struct ibv_counters *counters, uint64_t *values, uint32
     for (uint32_t i = 0; i < n; i++) {
         values[i] = self->attached[i] ? UINT64_C(1) << (40 + i) : 0;
     }
-    cqn_stand_in_note("ibv_read_counters", counters, &n, sizeof(n), &flags, sizeof(flags));
+    cqn_fake_note("ibv_read_counters", counters, &n, sizeof(n), &flags, sizeof(flags));
     return 0;
 }
 
@@ -537,7 +533,7 @@ static struct ibv_wq *create_wq(struct ibv_context *context, struct ibv_wq_init_
                                .cq = attr->cq,
                                .wq_num = self->qp->qp_num,
                                .post_recv = post_wq_recv};
-    return cqn_stand_in_note("ibv_create_wq", self, attr, sizeof(*attr), NULL, 0);
+    return cqn_fake_note("ibv_create_wq", self, attr, sizeof(*attr), NULL, 0);
 }
 
 static int modify_wq(struct ibv_wq *wq, struct ibv_wq_attr *attr)
@@ -545,7 +541,7 @@ static int modify_wq(struct ibv_wq *wq, struct ibv_wq_attr *attr)
     struct ibv_qp *qp = ((work_queue *)wq)->qp;
     struct ibv_qp_attr to = {.qp_state = IBV_QPS_INIT, .port_num = 1};
     int mask = IBV_QP_STATE;
-    cqn_stand_in_note("ibv_modify_wq", wq, attr, sizeof(*attr), NULL, 0);
+    cqn_fake_note("ibv_modify_wq", wq, attr, sizeof(*attr), NULL, 0);
     if (attr->wq_state == IBV_WQS_RDY) {
         mask |= IBV_QP_PORT | IBV_QP_PKEY_INDEX | IBV_QP_ACCESS_FLAGS;
     }
@@ -560,7 +556,7 @@ static int destroy_wq(struct ibv_wq *wq)
     if (((work_queue *)wq)->users > 0) {
         return EBUSY;
     }
-    cqn_stand_in_note("ibv_destroy_wq", wq, "", 0, NULL, 0);
+    cqn_fake_note("ibv_destroy_wq", wq, "", 0, NULL, 0);
     int err = (ibv_destroy_qp)(((work_queue *)wq)->qp);
     free(wq);
     return err;
@@ -577,8 +573,8 @@ static struct ibv_rwq_ind_table *create_table(struct ibv_context *context,
         self->wqs[i] = (work_queue *)attr->ind_tbl[i];
         self->wqs[i]->users++;
     }
-    return cqn_stand_in_note("ibv_create_rwq_ind_table", self, attr, sizeof(*attr), attr->ind_tbl,
-                             sizeof(*attr->ind_tbl) << attr->log_ind_tbl_size);
+    return cqn_fake_note("ibv_create_rwq_ind_table", self, attr, sizeof(*attr), attr->ind_tbl,
+                         sizeof(*attr->ind_tbl) << attr->log_ind_tbl_size);
 }
 
 static int destroy_table(struct ibv_rwq_ind_table *table)
@@ -590,40 +586,40 @@ static int destroy_table(struct ibv_rwq_ind_table *table)
     for (int i = 0; i < self->n; i++) {
         self->wqs[i]->users--;
     }
-    cqn_stand_in_note("ibv_destroy_rwq_ind_table", table, "", 0, NULL, 0);
+    cqn_fake_note("ibv_destroy_rwq_ind_table", table, "", 0, NULL, 0);
     free(table);
     return 0;
 }
 
 /* ---- ECE, and the order of data ---- */
 
-int cqn_stand_in_query_ece(struct ibv_qp *qp, struct ibv_ece *ece)
+int cqn_fake_query_ece(struct ibv_qp *qp, struct ibv_ece *ece)
 {
-    if (!cqn_is_stand_in(qp->context)) {
+    if (!cqn_is_fake(qp->context)) {
         return (ibv_query_ece)(qp, ece);
     }
     *ece = (struct ibv_ece){.vendor_id = 0x15b3, .options = 0x10000005, .comp_mask = 0};
     return 0;
 }
 
-int cqn_stand_in_set_ece(struct ibv_qp *qp, struct ibv_ece *ece)
+int cqn_fake_set_ece(struct ibv_qp *qp, struct ibv_ece *ece)
 {
-    if (!cqn_is_stand_in(qp->context)) {
+    if (!cqn_is_fake(qp->context)) {
         return (ibv_set_ece)(qp, ece);
     }
-    cqn_stand_in_note("ibv_set_ece", qp, ece, sizeof(*ece), NULL, 0);
+    cqn_fake_note("ibv_set_ece", qp, ece, sizeof(*ece), NULL, 0);
     return 0;
 }
 
-int cqn_stand_in_data_in_order(struct ibv_qp *qp, enum ibv_wr_opcode op, uint32_t flags)
+int cqn_fake_data_in_order(struct ibv_qp *qp, enum ibv_wr_opcode op, uint32_t flags)
 {
-    return cqn_is_stand_in(qp->context) ? op == IBV_WR_RDMA_WRITE
-                                        : (ibv_query_qp_data_in_order)(qp, op, flags);
+    return cqn_is_fake(qp->context) ? op == IBV_WR_RDMA_WRITE
+                                    : (ibv_query_qp_data_in_order)(qp, op, flags);
 }
 
 /* ---- the device ---- */
 
-void cqn_stand_in_attr(struct ibv_device_attr_ex *attr)
+void cqn_fake_attr(struct ibv_device_attr_ex *attr)
 {
     attr->rss_caps = (struct ibv_rss_caps){.supported_qpts = 1 << IBV_QPT_RAW_PACKET,
                                            .max_rwq_indirection_tables = 4,
@@ -641,7 +637,7 @@ void cqn_stand_in_attr(struct ibv_device_attr_ex *attr)
                                          .max_sge = 2};
 }
 
-void cqn_stand_in(struct ibv_context *context)
+void cqn_make_fake(struct ibv_context *context)
 {
     struct verbs_context *ops = verbs_get_ctx(context);
     create_qp_ex_of_device = ops->create_qp_ex;
@@ -669,7 +665,4 @@ void cqn_stand_in(struct ibv_context *context)
     ops->destroy_wq = destroy_wq;
     ops->create_rwq_ind_table = create_table;
     ops->destroy_rwq_ind_table = destroy_table;
-    cqn_stand_in_memory(ops);
 }
-
-#endif

@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: MIT */
+/* Devices that say that they can do less than they can, or more. */
+#ifndef CQN_FEATURES_H
+#define CQN_FEATURES_H
+
+#include "base/python.h"
+
+/* The methods of the module by which tests say what devices have. */
+PyObject *cqn_hide_features(PyObject *module, PyObject *args);
+PyObject *cqn_use_fake_device(PyObject *module, PyObject *use);
+
+/* What the calls become. */
+int cqn_query_device(struct ibv_context *device, struct ibv_device_attr *attr);
+int cqn_query_device_ex(struct ibv_context *device, const struct ibv_query_device_ex_input *input,
+                        struct ibv_device_attr_ex *attr);
+struct ibv_mr *cqn_reg_mr(struct ibv_pd *pd, void *addr, size_t length, unsigned int access);
+struct ibv_context *cqn_open_device(struct ibv_device *device);
+struct ibv_context *cqn_import_device(int fd);
+
+#endif
