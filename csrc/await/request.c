@@ -43,7 +43,7 @@ static void free_kept(cqn_request *self)
 }
 
 /* Not only for the garbage collector: a request that is done lets go of all that it held, and its
- * memory is kept for the next request (base/spares.c). */
+ * memory is kept for the next request (base/freelist.c). */
 int cqn_request_clear(PyObject *op)
 {
     cqn_request *self = (cqn_request *)op;

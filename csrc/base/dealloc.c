@@ -4,8 +4,8 @@
  * and closing at the last moment.
  */
 
-#include "base/close.h"
 #include "base/errors.h"
+#include "base/object.h"
 
 /* ---- the garbage collector ---- */
 

@@ -144,6 +144,9 @@ static inline bool cqn_is_left(const cqn_object *self)
     return self->born == 0;
 }
 
+/* Takes an object out of all lists; what it uses still counts it. For close.c and dealloc.c. */
+void cqn_unlist(cqn_object *self);
+
 /* Gives a new object its handle, which it owns from here on: it is listed on its context, counted
  * by what it uses, and must be closed. */
 void cqn_adopt(cqn_object *self, void *handle);
@@ -251,7 +254,7 @@ PyObject *cqn_get_pointer(PyObject *self, void *unused);
 PyObject *cqn_get_object(PyObject *self, void *offset);
 int cqn_set_object(PyObject *self, PyObject *value, void *offset);
 
-/* ---- trash.c ---- */
+/* ---- deferred_decref.c ---- */
 
 /* Hands one reference, or n, over to a chain, to be dropped by cqn_trash_empty() when the
  * caller's structures are in order: to drop the last one can run any code. */

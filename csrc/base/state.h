@@ -4,7 +4,7 @@
 #define CQN_STATE_H
 
 #include "base/python.h"
-#include "base/spares.h"
+#include "base/freelist.h"
 
 #define CQN_WC_STATUSES 32
 #define CQN_WC_OPCODES 160

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * What is asked of an identifier: each call checks its state first, since librdmacm crashes where
- * it is not the one that the function is for. What has to do with a queue pair is in connect.c.
+ * it is not the one that the function is for. Resolving is in resolve.c, and what has to do
+ * with a queue pair in connect.c.
  */
 
 #include "cm/calls.h"
@@ -15,16 +16,6 @@
             return NULL;                  \
         }                                 \
     } while (0)
-
-static int milliseconds(PyObject *value, int *out)
-{
-    uint64_t n;
-    if (cqn_uint(value, "timeout_ms", INT32_MAX, &n) < 0) {
-        return -1;
-    }
-    *out = (int)n;
-    return 0;
-}
 
 static PyObject *cm_id_bind_addr(PyObject *op, PyObject *address)
 {
@@ -40,35 +31,6 @@ static PyObject *cm_id_bind_addr(PyObject *op, PyObject *address)
     CALL(self, "rdma_bind_addr", CQN_CM_BOUND, CQN_CM(bind_addr, id, (struct sockaddr *)&at),
          "address %R", address);
     Py_RETURN_NONE;
-}
-
-/* (source or None, destination, milliseconds, goal). */
-static PyObject *cm_id_resolve_addr(PyObject *op, PyObject *args)
-{
-    CQN_LOCKED;
-    cqn_cm_id *self = (cqn_cm_id *)op;
-    PyObject *source, *destination, *timeout, *goal;
-    struct sockaddr_storage from, to;
-    uint8_t state;
-    int ms;
-    if (!PyArg_ParseTuple(args, "OOOO:resolve_addr", &source, &destination, &timeout, &goal) ||
-        (source != Py_None && cqn_cm_sockaddr_from(source, &from) < 0) ||
-        cqn_cm_sockaddr_from(destination, &to) < 0 || milliseconds(timeout, &ms) < 0 ||
-        cqn_cm_goal_from(goal, &state) < 0) {
-        return NULL;
-    }
-    self->goal = state;
-    self->left_ms = ms;
-    return cqn_cm_done(cqn_cm_resolve(self, source == Py_None ? NULL : (struct sockaddr *)&from,
-                                      (struct sockaddr *)&to, destination));
-}
-
-static PyObject *cm_id_resolve_route(PyObject *op, PyObject *timeout)
-{
-    CQN_LOCKED;
-    int ms;
-    return milliseconds(timeout, &ms) < 0 ? NULL
-                                          : cqn_cm_done(cqn_cm_resolve_route((cqn_cm_id *)op, ms));
 }
 
 static PyObject *cm_id_listen(PyObject *op, PyObject *backlog)
@@ -170,14 +132,14 @@ static PyObject *cm_id_set_option(PyObject *op, PyObject *args)
 PyMethodDef cqn_cm_id_methods[] = {
     {"bind_addr", cm_id_bind_addr, METH_O,
      "bind_addr($self, address, /)\n--\n\nWraps rdma_bind_addr(3)."},
-    {"resolve_addr", cm_id_resolve_addr, METH_VARARGS,
+    {"resolve_addr", cqn_cm_id_resolve_addr, METH_VARARGS,
      "resolve_addr($self, source, destination, timeout_ms, goal, /)\n--\n\n"
      "Ask for the way to an address. `goal`: the state up to which the core itself goes on as "
      "events arrive: ADDR_RESOLVED, ROUTE_RESOLVED, RESPONDED or ESTABLISHED. Only the event that "
      "leads there is read from the channel, or one that ends the way. The time is that of all "
      "tries, of 500 ms each.\n\n"
      "Wraps rdma_resolve_addr(3)."},
-    {"resolve_route", cm_id_resolve_route, METH_O,
+    {"resolve_route", cqn_cm_id_resolve_route, METH_O,
      "resolve_route($self, timeout_ms, /)\n--\n\nWraps rdma_resolve_route(3)."},
     {"listen", cm_id_listen, METH_O, "listen($self, backlog, /)\n--\n\nWraps rdma_listen(3)."},
     {"bind_qp", cqn_cm_id_bind_qp, METH_O,

@@ -11,7 +11,7 @@
 #define CQN_CM_CONNECTED \
     (CQN_CM_IN(ESTABLISHED) | CQN_CM_IN(DISCONNECTING) | CQN_CM_IN(DISCONNECTED))
 
-/* ---- state.c ---- */
+/* ---- resolve.c ---- */
 
 /* The open handle in one of these states, or NULL with an exception. */
 struct rdma_cm_id *cqn_cm_in_state(const cqn_cm_id *self, const char *verb, unsigned int states);
@@ -44,22 +44,21 @@ int cqn_cm_goal_from(PyObject *name, uint8_t *goal);
 #define CQN_CM_LOOPBACK \
     "a loopback address has no RDMA device: use an address of an interface that has one"
 
-/* ---- ask.c: all of them -1 with an exception ---- */
-
-/* The address of a peer, in a try that takes its time from what is left; `from` may be NULL, `name`
- * is that of the destination. */
-int cqn_cm_resolve(cqn_cm_id *self, struct sockaddr *from, struct sockaddr *to, PyObject *name);
-
-/* The same address once more. */
+/* Finds the way to the same address once more, and the way to an address that is known. -1 with an
+ * exception. */
 int cqn_cm_resolve_again(cqn_cm_id *self);
-
-/* The way to an address that is known. */
 int cqn_cm_resolve_route(cqn_cm_id *self, int timeout_ms);
 
-/* One of RDMA_OPTION_ID; its size is that of the option. */
+/* Methods of CMID. */
+PyObject *cqn_cm_id_resolve_addr(PyObject *op, PyObject *args);
+PyObject *cqn_cm_id_resolve_route(PyObject *op, PyObject *timeout);
+
+/* ---- connect.c ---- */
+
+/* Sets one of RDMA_OPTION_ID; its size is that of the option. -1 with an exception. */
 int cqn_cm_set_option(cqn_cm_id *self, int option, int value);
 
-/* ---- connect.c: methods of CMID ---- */
+/* Methods of CMID. */
 
 PyObject *cqn_cm_id_bind_qp(PyObject *op, PyObject *qp);
 PyObject *cqn_cm_id_is_for(PyObject *op, PyObject *qp);

@@ -7,7 +7,7 @@
  */
 
 #include "await/loop.h"
-#include "cm/link.h"
+#include "cm/conn_state.h"
 #include <errno.h>
 
 #define EVENTS_AT_ONCE 8 /* that are read before they are handled */

@@ -2,22 +2,20 @@
 /*
  * Connections by rdma_cm: a channel that brings events, and identifiers that have them.
  *
- *   library.c    librdmacm, loaded when it is first needed
- *   sockaddr.c   addresses, from and to Python
- *   events.c     reading events: fetched, copied and acknowledged in one go
- *   state.c      the states of a CMID
- *   ask.c        what is asked of librdmacm by methods, and by steps
- *   calls.c      the methods of a CMID, each for some states
- *   connect.c    its queue pair, and the steps to a connection, which follow from events
- *   id.c         CMID: the type, and its end
- *   hand_out.c   from events to what Python has of them
- *   link.c       CMLink: what has happened to a CMID, and what waits for that
- *   link_type.c  its type
- *   link_end.c   how a link comes and goes
- *   wait.c       CMWait: what waits for something to happen to a link
- *   sleep.c      one sleep of one task
- *   turns.c      calls that take the kernel long, few in one turn of an event loop
- *   channel.c    CMChannel: the type
+ *   library.c          librdmacm, loaded when it is first needed
+ *   sockaddr.c         addresses, from and to Python
+ *   events.c           reading events: fetched, copied and acknowledged in one go
+ *   calls.c            the methods of a CMID, each for some states
+ *   resolve.c          the states of a CMID, and finding the way to an address
+ *   connect.c          its queue pair, and the steps to a connection, which follow from events
+ *   id.c               CMID: the type, and its end
+ *   event_object.c     from events to what Python has of them
+ *   conn_state.c       what has happened to a CMID, and what waits for that
+ *   conn_state_type.c  CMLink: the type
+ *   event_wait.c       CMWait: what waits for an event
+ *   sleep.c            one sleep of one task
+ *   throttle.c         calls that take the kernel long, few in one turn of an event loop
+ *   channel.c          CMChannel: the type
  *
  * librdmacm crashes where its functions are called out of order, and waits for ever in
  * rdma_destroy_id() while an event was not acknowledged. So each CMID has a state, which is checked
@@ -187,7 +185,7 @@ void cqn_cm_drop_event(cqn_cm_event *event);
 /* Drops the events of an identifier that goes; NULL: all. Requests among them are rejected. */
 void cqn_cm_forget_events(cqn_cm_channel *self, const cqn_cm_id *owner);
 
-/* ---- state.c ---- */
+/* ---- resolve.c ---- */
 
 extern const char *const cqn_cm_state_names[CQN_CM_STATES];
 
@@ -223,13 +221,13 @@ static inline cqn_cm_channel *cqn_cm_channel_of(const cqn_cm_id *self)
     return (cqn_cm_channel *)self->base.context;
 }
 
-/* ---- hand_out.c ---- */
+/* ---- event_object.c ---- */
 
 /* Hands out the oldest event that was read: a new tuple, or NULL; with an exception the event stays
  * where it is. */
 PyObject *cqn_cm_next_event(cqn_cm_channel *self);
 
-/* ---- turns.c ---- */
+/* ---- throttle.c ---- */
 
 #define CQN_CM_TURN 0.003 /* seconds for which calls are made before the loop gets its turn */
 

@@ -92,6 +92,24 @@ PyObject *cqn_cm_id_check_mtu(PyObject *op, PyObject *Py_UNUSED(unused))
 
 /* ---- how it is to be connected ---- */
 
+int cqn_cm_set_option(cqn_cm_id *self, int option, int value)
+{
+    struct rdma_cm_id *id =
+        cqn_cm_in_state(self, "rdma_set_option", ~(CQN_CM_IN(DISCONNECTED) | CQN_CM_IN(FAILED)));
+    if (id == NULL) {
+        return -1;
+    }
+    const bool is_byte = option == RDMA_OPTION_ID_TOS || option == RDMA_OPTION_ID_ACK_TIMEOUT;
+    uint8_t byte = (uint8_t)value;
+    void *at = is_byte ? (void *)&byte : (void *)&value;
+    const size_t size = is_byte ? sizeof(byte) : sizeof(value);
+    int rc;
+    CQN_CM_CALL(rc, self, "rdma_set_option", self->state,
+                CQN_CM(set_option, id, RDMA_OPTION_ID, option, at, size), "option %d, value %d",
+                option, value);
+    return rc;
+}
+
 /* What prepare() takes, in this order; whatever follows is Python's. */
 enum {
     PRIVATE_DATA,

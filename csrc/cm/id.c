@@ -6,7 +6,7 @@
  * pair: closing that, or the context, closes it as well. To destroy it never waits for the network.
  */
 
-#include "cm/link.h"
+#include "cm/conn_state.h"
 #include <errno.h>
 
 /* Of a request that was not accepted the peer gets a REJECTED, of a connection a DISCONNECTED. */

@@ -3,25 +3,19 @@
  * What a channel and a CQ are, below their types in verbs/: their events, and the way of
  * completions from the device to Python.
  *
- *   events.c           the events of a channel: reading, counting, acknowledging
- *   arm.c              arming a CQ
- *   landing.c          completions from the device, also while a thread spins
- *   route.c            from there to the requests that await them, or into the stash
+ *   events.c           the events of a channel: arming, reading, counting, acknowledging
+ *   fetch.c            completions from the device to the requests that await them, or the stash
  *   stash.c            completions that were fetched and not handed out
- *   hand_out.c         from the stash to Python
- *   wc.c               WorkCompletion: the type
+ *   to_python.c        from the stash to Python
+ *   wc.c               WorkCompletion: the type; a completion as a row
  *   wc_array.c         WCArray: the type
- *   wc_row.c           a completion as a row
  *   counters.h         what a CQ counts
  *
  * And what a device reports besides completions (reports.h):
  *
- *   reports.c          the reports of a context: reading, queueing, telling of
- *   concerns.c         which channels and CQs a failure concerns
- *   failures.c         telling waiters and watches of failures
- *   async_event.c      AsyncEvent: the type
- *   get_async_event.c  handing reports out
- *   failure_watch.c    FailureWatch: the type
+ *   reports.c          the reports of a context, and which channels and CQs a failure affects
+ *   failures.c         telling waiters of failures; FailureWatch, the type
+ *   async_event.c      AsyncEvent: the type; handing reports out
  */
 #ifndef CQN_CQ_H
 #define CQN_CQ_H
@@ -75,7 +69,7 @@ static inline bool cqn_wc_has_tag(const struct ibv_wc *wc)
 
 typedef struct cqn_stash_index cqn_stash_index;
 
-/* What threads take that poll without the GIL, see landing.c. */
+/* What threads take that poll without the GIL, see fetch.c. */
 typedef struct cqn_landing cqn_landing;
 
 /* What the closed CQs of one name have counted, see verbs/closed_counters.c. */
@@ -104,7 +98,7 @@ struct cqn_cq {
     bool marked;          /* while the CQs that a failure concerns are collected */
     cqn_armed armed;      /* until its event is read, or a wait ends without one */
     uint64_t armed_at;    /* of the channel's timeouts */
-    cqn_wr_queue *left;   /* those of queue pairs that are gone, see route.c */
+    cqn_wr_queue *left;   /* those of queue pairs that are gone, see fetch.c */
     struct ibv_cq_ex *ex; /* the handle if it is an extended CQ, else NULL */
     uint32_t wc_flags;    /* what its completions have, see WCExFlags */
 
@@ -146,35 +140,13 @@ void cqn_cq_ack_dispatched(cqn_cq *cq);
 /* Counts the completions since the latest event, which are all that it has brought. */
 void cqn_cq_event_is_over(cqn_cq *cq);
 
-/* arm.c */
-
 /* Whether the CQ is known to be armed for that: for all events, or for solicited ones at least. */
 bool cqn_cq_is_armed(const cqn_cq *cq, bool solicited_only);
 
 /* Arms a CQ that has a channel. -1 with an exception. */
 int cqn_cq_arm(cqn_cq *cq, bool solicited_only);
 
-/* landing.c */
-
-/* Takes up to *n completions: those that landed while a thread spun, and then *n becomes how many
- * these were, or what the device has. Returns how many came; negative: the device failed, without
- * an exception. */
-int cqn_landing_obtain(cqn_cq *cq, size_t *n, struct ibv_wc *wc, cqn_wc_extra *extra);
-
-/* Raises that failure, and returns NULL. */
-void *cqn_landing_refuse(cqn_cq *cq, int got);
-
-/* Polls without the GIL until something has landed, or is in the stash, the CQ or its context is
- * being closed, or the time has come. Returns what cqn_landing_obtain() would. */
-int cqn_landing_spin(cqn_cq *cq, int64_t until);
-
-/* Prepares for threads that spin. -1 with MemoryError. */
-int cqn_landing_make(cqn_cq *cq);
-
-/* No thread spins any more: the CQ is closed. */
-void cqn_landing_free(cqn_cq *cq);
-
-/* route.c */
+/* fetch.c */
 
 /* The functions that look take completions from the device, route them, and put the references
  * that their requests held into `trash`. -1 with an exception. This one looks until the CQ is
@@ -251,7 +223,7 @@ bool cqn_stash_take(cqn_cq *self, uint64_t wr_id, const cqn_qp *qp, struct ibv_w
  * is reported. */
 void cqn_stash_put_back(cqn_cq *self, const struct ibv_wc *wc, const cqn_wc_extra *extra);
 
-/* hand_out.c */
+/* to_python.c */
 
 /* Takes up to `max` completions out of the stash: a new list of WorkCompletions. No completion
  * leaves the stash before its object was made. */
@@ -270,9 +242,9 @@ int cqn_wc_array_init(cqn_state *st);
 size_t cqn_wc_array_room(PyObject *array);
 void cqn_wc_array_set(PyObject *array, const struct ibv_wc *wcs, size_t n);
 
-/* wc_row.c. Of wc_flags, the highest byte is ours: which fields are not there, and
+/* wc.c. Of wc_flags, the highest byte is ours: which fields are not there, and
  * whether it came in on a UD queue pair. Where the flags say so, imm_data is in
- * host order from route.c on. */
+ * host order from fetch.c on. */
 #define CQN_WC_DATAGRAM (1u << 31)
 #define CQN_WC_LACKS(wc_ex_flags) ((uint32_t)(wc_ex_flags) << 24)
 #define CQN_WC_OURS 0xff000000u
@@ -292,8 +264,6 @@ _Static_assert(sizeof(cqn_wc_row) == 48, "there are no gaps");
 
 cqn_wc_row cqn_wc_row_of(const struct ibv_wc *wc);
 struct ibv_wc cqn_wc_of_row(const cqn_wc_row *row);
-
-/* wc.c */
 
 /* The struct behind a WorkCompletion, borrowed; NULL with TypeError, which names the argument. */
 const struct ibv_wc *cqn_wc_raw(const cqn_state *st, PyObject *wc, const char *name);

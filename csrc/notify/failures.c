@@ -5,9 +5,19 @@
  *
  * Each failure has a serial number. A channel, a waiter and a watch each remember up to which one
  * they were told (reports.c), so a failure is told once to each.
+ *
+ * FailureWatch tells an event loop of failures, and takes them from no one else. A loop can't sleep
+ * in get_event(), where a thread would be told, and must not call get_async_event(), which hands
+ * each report out once, perhaps to the wrong caller. A watch has what the loop needs instead: a
+ * descriptor, and the serial number of the latest failure that it has told, as a channel has.
+ *
+ * The descriptor is readable for reports that no thread has read yet, and for failures that were
+ * read and that this watch has not told. Reports that merely wait for get_async_event() do not make
+ * the descriptor readable, or the loop would spin.
  */
 
 #include "notify/reports.h"
+#include <poll.h>
 
 /* ---- telling those that wait ---- */
 
@@ -162,7 +172,7 @@ static int fill_pairs(PyObject *pairs, const cqn_context *ctx, uint64_t told)
  * is the watch. To make an object can run any code, which can close this one or
  * enter another failure: so all are made before the first is filled in, and
  * from there to the end nothing changes. Without memory nothing is told. */
-CQN_RARE PyObject *cqn_async_failures(cqn_object *self, uint64_t *told)
+CQN_RARE static PyObject *new_failures(cqn_object *self, uint64_t *told)
 {
     cqn_state *st = self->state;
     PyObject *pairs = PyList_New(0);
@@ -181,3 +191,171 @@ CQN_RARE PyObject *cqn_async_failures(cqn_object *self, uint64_t *told)
     Py_XDECREF(pairs);
     return NULL;
 }
+
+/* ---- FailureWatch ---- */
+
+static int destroy_nothing(void *Py_UNUSED(handle))
+{
+    return 0;
+}
+
+static void watch_after_destroy(cqn_object *op)
+{
+    cqn_flag_close(&((cqn_failure_watch *)op)->flag);
+}
+
+static int watch_clear(PyObject *op)
+{
+    if (CQN_OBJ(op)->handle == NULL) {
+        cqn_flag_close(&((cqn_failure_watch *)op)->flag);
+    }
+    return cqn_clear(op);
+}
+
+static const cqn_kind watch_kind = {
+    .name = "FailureWatch",
+    .destroy_verb = "close",
+    .rank = CQN_RANK_PD,
+    .destroy = destroy_nothing,
+    .after_destroy = watch_after_destroy,
+    .clear = watch_clear,
+};
+
+/* A new watch has been told of all failures until now. */
+CQN_RARE static PyObject *watch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    CQN_LOCKED;
+    CQN_COPY copy = NULL;
+    static char *names[] = {"context", NULL};
+    PyObject *context;
+    cqn_state *st = cqn_state_of(type);
+    if (cqn_freeze_keywords(&kwargs, &copy) < 0 ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "O:FailureWatch", names, &context) ||
+        cqn_expect(context, st->Context, "context") < 0) {
+        return NULL;
+    }
+    cqn_object *used = CQN_OBJ(context);
+    cqn_failure_watch *self = cqn_new(type, &watch_kind, &used, 1);
+    if (self == NULL) {
+        return NULL;
+    }
+    if (cqn_flag_open(&self->flag, used->handle) < 0 ||
+        cqn_async_catch_up((cqn_context *)used, &self->told) < 0) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    self->latest = self->told;
+    cqn_adopt(CQN_OBJ(self), self);
+    return (PyObject *)self;
+}
+
+static PyObject *watch_fileno(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    return cqn_open(CQN_OBJ(op)) ? PyLong_FromLong(((cqn_failure_watch *)op)->flag.fd) : NULL;
+}
+
+static PyObject *watch_dup(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    return cqn_open(CQN_OBJ(op)) ? cqn_dup(((cqn_failure_watch *)op)->flag.fd) : NULL;
+}
+
+/* A device tells of its end by POLLERR or POLLHUP. A reader that never sleeps may be told merely
+ * that there is nothing yet, so the descriptor is asked. */
+static bool device_has_gone(const struct ibv_context *device)
+{
+    struct pollfd fd = {device->async_fd, POLLIN, 0};
+    return poll(&fd, 1, 0) > 0 && (fd.revents & (POLLERR | POLLHUP)) && !(fd.revents & POLLIN);
+}
+
+/* Takes the reports that the device has into the context's queue. That it has
+ * gone is said after what came before. */
+static int drain_for_watch(cqn_failure_watch *self)
+{
+    cqn_state *st = self->base.state;
+    cqn_context *ctx = self->base.context;
+    int rc = cqn_async_drain(ctx);
+    if (rc == 0 && device_has_gone(ctx->base.handle)) {
+        cqn_verbs_error(st, EIO, "ibv_get_async_event", "no more events will come");
+        rc = -1;
+    }
+    if (rc < 0 && self->latest > self->told && PyErr_ExceptionMatches(st->DeviceRemovedError)) {
+        PyErr_Clear();
+        rc = 0;
+    }
+    return rc;
+}
+
+/* The watch has told the failures when the list is returned; an exception tells none. */
+static PyObject *watch_read(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    cqn_failure_watch *self = (cqn_failure_watch *)op;
+    if (cqn_open(CQN_OBJ(op)) == NULL || drain_for_watch(self) < 0) {
+        return NULL;
+    }
+    PyObject *failures = new_failures(CQN_OBJ(op), &self->told);
+    if (failures != NULL) {
+        cqn_failure_watch_show(self);
+    }
+    return failures;
+}
+
+static PyMethodDef watch_methods[] = {
+    {"read", watch_read, METH_NOARGS,
+     "read($self, /)\n--\n\n"
+     "The failures since the last read(), or since the watch was made, oldest first.\n\n"
+     "A list of pairs: the AsyncEvent (CQ_ERR, QP_FATAL, QP_REQ_ERR, QP_ACCESS_ERR, PATH_MIG_ERR, "
+     "SRQ_ERR, PORT_ERR, DEVICE_FATAL), and a list of the open CQs in which completions may be "
+     "missing for "
+     "it, or come late (PORT_ERR), or None: in all of the device. The same failure several times "
+     "may come once, one of "
+     "what was closed meanwhile does not come. Never sleeps. get_async_event() still hands each "
+     "report out, and get_event() still tells of it. DeviceRemovedError when the device has gone, "
+     "after what came before; stop watching then: fileno() stays readable.\n\n"
+     "Wraps ibv_get_async_event(3)."},
+    {"fileno", watch_fileno, METH_NOARGS,
+     "fileno($self, /)\n--\n\n"
+     "The file descriptor, readable when read() has something to do, for select, poll and event "
+     "loops.\n\n"
+     "That is when the device has reports that nobody has read, or somebody has read a failure "
+     "since the last read() of this watch. That reports wait for get_async_event() does not count. "
+     "It is not the device's own: do not read from it."},
+    {"_dup", watch_dup, METH_NOARGS, cqn_dup_doc},
+    CQN_OBJECT_METHODS(cqn_close_doc),
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef watch_getset[] = {
+    {"context", cqn_get_context, NULL, "The Context that it belongs to.", NULL},
+    CQN_OBJECT_GETSET,
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMemberDef watch_members[] = {CQN_OBJECT_MEMBERS, {NULL, 0, 0, 0, NULL}};
+
+static PyType_Slot watch_slots[] = {
+    {Py_tp_doc, "FailureWatch(context)\n--\n\n"
+                "Tells an event loop of the device's failures, and takes them from nobody.\n\n"
+                "Wait until fileno() is readable, then call read(). Of any number of watches each "
+                "tells all failures that somebody, it or another, reads after it was made."},
+    {Py_tp_new, watch_new},
+    {Py_tp_repr, cqn_repr},
+    {Py_tp_traverse, cqn_traverse},
+    {Py_tp_clear, cqn_tp_clear},
+    {Py_tp_finalize, cqn_finalize},
+    {Py_tp_dealloc, cqn_dealloc},
+    {Py_tp_methods, watch_methods},
+    {Py_tp_getset, watch_getset},
+    {Py_tp_members, watch_members},
+    {0, NULL},
+};
+
+PyType_Spec cqn_failure_watch_spec = {
+    .name = "cqnotify.FailureWatch",
+    .basicsize = sizeof(cqn_failure_watch),
+    .flags =
+        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = watch_slots,
+};

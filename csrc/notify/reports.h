@@ -49,7 +49,7 @@ typedef struct {
     uint64_t told;   /* all up to there were told */
 } cqn_failure_watch;
 
-/* concerns.c */
+/* reports.c */
 
 /* What a report is about, and whether completions may be missing after it. */
 cqn_report_scope cqn_report_scope_of(enum ibv_event_type type, bool *failure);
@@ -60,8 +60,6 @@ bool cqn_report_is_transient(enum ibv_event_type type);
 /* Whether a failure may keep completions off that channel. */
 bool cqn_report_concerns(const cqn_report *report, const cqn_channel *channel);
 int cqn_report_add_cqs(const cqn_context *ctx, const cqn_report *failure, PyObject *cqs);
-
-/* reports.c */
 
 /* Prepares a new context for reports. -1 with an exception; cqn_async_clear() undoes it. */
 int cqn_async_open(cqn_context *ctx);
@@ -99,12 +97,6 @@ extern PyType_Spec cqn_async_event_spec, cqn_failure_watch_spec;
 /* -1 with AsyncEventError if a failure concerns this channel that a waiter does not know of,
  * which knows all up to *told. Else *told is what it knows now. */
 int cqn_async_check(cqn_channel *channel, uint64_t *told);
-
-/* For FailureWatch.read(): a new list of pairs of an AsyncEvent and the CQs that it concerns, of
- * all failures after *told, which is advanced. `self` is the watch. NULL with an exception. */
-PyObject *cqn_async_failures(cqn_object *self, uint64_t *told);
-
-/* get_async_event.c */
 
 /* A new list of what is known and was not handed out. Takes nothing. */
 PyObject *cqn_async_known(cqn_context *ctx);

@@ -2,9 +2,9 @@
 /*
  * CompletionChannel: where the events of its CQs arrive.
  *
- * Only the type: notify/events.c reads and counts events, base/wait.c lets a thread wait for one,
- * and await/ a task. A thread calls get_event(), the callback of an event loop calls _on_event().
- * Nothing ever blocks in read(2).
+ * Only the type: notify/events.c reads and counts events, base/wait_queue.c lets a thread wait for
+ * one, and await/ a task. A thread calls get_event(), the callback of an event loop calls
+ * _on_event(). Nothing ever blocks in read(2).
  */
 
 #include "verbs/context.h"

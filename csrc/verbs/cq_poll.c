@@ -2,7 +2,7 @@
 /*
  * The methods of a CQ that poll.
  *
- * They fetch completions (notify/route.c) and return them (notify/hand_out.c). With an AsyncCQ the
+ * They fetch completions (notify/fetch.c) and return them (notify/to_python.c). With an AsyncCQ the
  * engine does both, so that poll() and the tasks that wait share the completions; the two bulk
  * methods are refused then.
  */

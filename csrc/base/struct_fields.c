@@ -2,7 +2,7 @@
 /* The attribute structs of the verbs as dicts or tuples, by tables of their fields. */
 
 #include "base/args.h"
-#include "base/attr.h"
+#include "base/struct_fields.h"
 #include <endian.h>
 
 /* Tables read better in rows. */

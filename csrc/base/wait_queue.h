@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
-/* A gate: where threads sleep without the GIL until something comes, see wait.c. */
-#ifndef CQN_GATE_H
-#define CQN_GATE_H
+/* A gate: where threads sleep without the GIL until something comes, see wait_queue.c. */
+#ifndef CQN_WAIT_QUEUE_H
+#define CQN_WAIT_QUEUE_H
 
 #include "base/object.h"
 
 typedef struct cqn_waiter cqn_waiter;
 
-/* Where threads sleep, see wait.c. */
+/* Where threads sleep, see wait_queue.c. */
 typedef struct {
     cqn_waiter *waiters; /* the threads inside, in the order in which they came */
     cqn_waiter *spares;  /* records for those to come */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Memory of objects that were dropped, for the next ones of their type. */
-#ifndef CQN_SPARES_H
-#define CQN_SPARES_H
+#ifndef CQN_FREELIST_H
+#define CQN_FREELIST_H
 
 #include "base/python.h"
 

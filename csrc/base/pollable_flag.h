@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* A descriptor for event loops, which a device and a flag make readable. */
-#ifndef CQN_FLAG_H
-#define CQN_FLAG_H
+#ifndef CQN_POLLABLE_FLAG_H
+#define CQN_POLLABLE_FLAG_H
 
 #include "base/object.h"
 

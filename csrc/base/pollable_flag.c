@@ -5,7 +5,7 @@
  * the device's own and an eventfd.
  */
 
-#include "base/flag.h"
+#include "base/pollable_flag.h"
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>

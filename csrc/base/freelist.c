@@ -5,7 +5,7 @@
  * garbage collector does not know it; so neither is it counted as new when it is used again.
  */
 
-#include "base/spares.h"
+#include "base/freelist.h"
 
 /* The GIL guards them; without one, objects are deallocated under no lock. */
 #ifdef Py_GIL_DISABLED

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
-/* CMLink: the type; what it does is in link.c, how it is waited for in wait.c. */
+/* CMLink: the type; what it does is in conn_state.c, how it is waited for in event_wait.c. */
 
 #include "cm/calls.h"
-#include "cm/link.h"
+#include "cm/conn_state.h"
 
 /* Attributes that Python's Link sets; None at first. */
 #define ATTRIBUTES(F) F(qp) F(why) F(reader) F(end) F(doing) F(address) F(answer) F(group)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Structs of the verbs as dicts or tuples of their fields. */
-#ifndef CQN_ATTR_H
-#define CQN_ATTR_H
+#ifndef CQN_STRUCT_FIELDS_H
+#define CQN_STRUCT_FIELDS_H
 
 #include "base/python.h"
 

@@ -9,7 +9,7 @@
 
 #include "await/coroutine.h"
 #include "cm/calls.h"
-#include "cm/link.h"
+#include "cm/conn_state.h"
 
 /* Events that end an attempt. UNREACHABLE is no end of what is established, only a hint. */
 #define ENDS                                                                        \

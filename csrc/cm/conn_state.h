@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* What has happened to an identifier, and what waits for it. */
-#ifndef CQN_CM_LINK_H
-#define CQN_CM_LINK_H
+#ifndef CQN_CM_CONN_STATE_H
+#define CQN_CM_CONN_STATE_H
 
 #include "cm/sleep.h"
 
@@ -19,7 +19,7 @@ typedef struct cqn_cm_link {
     /* Why it is over, or is about to be: an exception, the event that tells, or ClosedError itself;
      * or None. */
     PyObject *why;
-    PyObject *reader, *end, *doing, *address, *answer, *group; /* Python's, see link_type.c */
+    PyObject *reader, *end, *doing, *address, *answer, *group; /* Python's, see conn_state_type.c */
     PyObject **events;        /* what nobody has taken, the oldest first */
     PyObject *bell;           /* of threads: what is rung; of tasks NULL */
     cqn_cm_sleeper *sleepers; /* the wakeups of tasks that wait */
@@ -90,12 +90,6 @@ int cqn_cm_link_wake_all(cqn_cm_link *self, bool at_once, bool while_news);
  * has failed: the next hang_up() tries again. -1 with an exception. */
 int cqn_cm_link_hang_up(cqn_cm_link *self);
 
-/* Rejects the requests that nobody will answer. -1 with an exception. */
-int cqn_cm_link_reject_waiting(cqn_cm_link *self);
-
-/* Why it is over, unless that is known. */
-void cqn_cm_link_set_why(cqn_cm_link *self, PyObject *why);
-
 /* Takes the oldest event, of which there is one: a new reference. */
 PyObject *cqn_cm_link_pop(cqn_cm_link *self);
 
@@ -103,11 +97,11 @@ PyObject *cqn_cm_link_pop(cqn_cm_link *self);
 int cqn_cm_link_add_sleeper(cqn_cm_link *self, PyObject *wakeup);
 void cqn_cm_link_remove_sleeper(cqn_cm_link *self, const PyObject *wakeup);
 
-/* link_end.c: methods of a link. */
+/* Methods of a link. */
 PyObject *cqn_cm_link_close(PyObject *op, PyObject *unused);
 PyObject *cqn_cm_link_say_goodbye(PyObject *op, PyObject *unused);
 
-/* wait.c: the same. */
+/* event_wait.c: the same. */
 PyObject *cqn_cm_link_expect(PyObject *op, PyObject *args);
 PyObject *cqn_cm_link_over(PyObject *op, PyObject *end);
 

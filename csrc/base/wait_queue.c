@@ -24,7 +24,7 @@
 
 #include "base/args.h"
 #include "base/errors.h"
-#include "base/gate.h"
+#include "base/wait_queue.h"
 #include "base/trace.h"
 #include <poll.h>
 #include <sys/eventfd.h>
