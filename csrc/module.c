@@ -147,8 +147,8 @@ CQN_RARE static int module_traverse(PyObject *module, visitproc visit, void *arg
 CQN_RARE static int module_clear(PyObject *module)
 {
     cqn_state *st = PyModule_GetState(module);
-    cqn_spares_clear(&st->spare_requests);
-    cqn_spares_clear(&st->spare_wakeups);
+    cqn_freelist_clear(&st->free_requests);
+    cqn_freelist_clear(&st->free_wakeups);
     VISIT_OBJECTS(st, Py_CLEAR);
     return 0;
 }
@@ -157,7 +157,7 @@ static void module_free(void *module)
 {
     cqn_state *st = PyModule_GetState(module);
     module_clear(module);
-    cqn_wc_free_spares(st);
+    cqn_wc_clear_freelist(st);
     cqn_state_free(st);
 }
 

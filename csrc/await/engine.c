@@ -135,10 +135,10 @@ PyObject *cqn_engine_poll(cqn_engine *self, uint64_t max, double spin)
     }
     const size_t want = max > CQN_BATCH ? (size_t)max : CQN_BATCH;
     const bool ready = self->waiters.first == NULL && cq->stash_len > 0;
-    if (ready || cqn_cq_look_for(cq, want, self->waiters.first != NULL ? 0 : spin) == 0) {
+    if (ready || cqn_cq_fetch_or_spin(cq, want, self->waiters.first != NULL ? 0 : spin) == 0) {
         cqn_engine_wake_first(self);
         list =
-            self->waiters.first != NULL && !self->closed ? PyList_New(0) : cqn_cq_hand_out(cq, max);
+            self->waiters.first != NULL && !self->closed ? PyList_New(0) : cqn_cq_pop_wcs(cq, max);
     }
     PyObject *pending = list == NULL ? cqn_take_exception() : NULL;
     cqn_engine_hand_over_or_put_off(self);

@@ -23,12 +23,12 @@
 int cqn_engine_look(cqn_request *request)
 {
     cqn_engine *self = request->engine;
-    cqn_object *trash = NULL;
+    cqn_object *deferred = NULL;
     bool more;
-    int got = cqn_cq_look_once(self->cq, CQN_BATCH, &more, &trash);
+    int got = cqn_cq_poll_once(self->cq, CQN_BATCH, &more, &deferred);
     request->looked = !more;
     request->arms = self->cq->stats.arms;
-    cqn_trash_empty(trash);
+    cqn_decref_deferred(deferred);
     CQN_PLACE("look");
     cqn_engine_post_queued(self);
     return got < 0 ? -1 : 0;
@@ -67,14 +67,14 @@ static bool has_no_sleeper(const cqn_engine *self)
 
 /* Looks once, unless the caller has just `looked`, and arms the CQ if that found all there was.
  * Returns 1 if it is safe to sleep, 0 to look again, or -1 with an exception. */
-static int look_and_arm(cqn_engine *self, bool looked, cqn_object **trash)
+static int look_and_arm(cqn_engine *self, bool looked, cqn_object **deferred)
 {
     cqn_cq *cq = self->cq;
     bool more = false;
     if (has_no_sleeper(self)) {
         return 1;
     }
-    if (!looked && cqn_cq_look_once(cq, CQN_BATCH, &more, trash) < 0) {
+    if (!looked && cqn_cq_poll_once(cq, CQN_BATCH, &more, deferred) < 0) {
         return -1;
     }
     const bool solicited = only_solicited(self);
@@ -88,12 +88,12 @@ static int look_and_arm(cqn_engine *self, bool looked, cqn_object **trash)
  */
 static int look_until_safe(cqn_engine *self, bool looked)
 {
-    cqn_object *trash = NULL;
+    cqn_object *deferred = NULL;
     int safe = 0;
     for (int i = 0; safe == 0 && (i < BATCHES || !look_later(self)); i++) {
-        safe = look_and_arm(self, looked && i == 0, &trash);
-        cqn_trash_empty(trash);
-        trash = NULL;
+        safe = look_and_arm(self, looked && i == 0, &deferred);
+        cqn_decref_deferred(deferred);
+        deferred = NULL;
         CQN_PLACE("arm");
     }
     return safe < 0 ? -1 : 0;

@@ -22,7 +22,7 @@
 static PyObject *poll_closed(cqn_engine *self, uint64_t max)
 {
     if (cqn_is_open(&self->cq->base) && self->cq->stash_len > 0) {
-        return cqn_cq_hand_out(self->cq, max);
+        return cqn_cq_pop_wcs(self->cq, max);
     }
     cqn_engine_refuse(self);
     return NULL;
@@ -74,12 +74,12 @@ static PyObject *engine_drain(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
     cqn_engine *self = (cqn_engine *)op;
-    cqn_object *trash = NULL;
+    cqn_object *deferred = NULL;
     if (cqn_engine_check_made(self) < 0) {
         return NULL;
     }
-    int rc = self->closed || !cqn_is_open(&self->cq->base) ? 0 : cqn_cq_settle(self->cq, &trash);
-    cqn_trash_empty(trash);
+    int rc = self->closed || !cqn_is_open(&self->cq->base) ? 0 : cqn_cq_drain(self->cq, &deferred);
+    cqn_decref_deferred(deferred);
     if (rc < 0) {
         cqn_engine_break_down(self);
     }

@@ -118,7 +118,7 @@ bool cqn_forsaken_take_over(cqn_request *self)
             return true;
         }
         const bool found =
-            cqn_stash_take(self->engine->cq, old->wr_id, self->qp, &self->wc, &self->extra);
+            cqn_stash_pop(self->engine->cq, old->wr_id, self->qp, &self->wc, &self->extra);
         cqn_forsaken_forget(old);
         if (found) {
             self->wc.wr_id = self->wr_id;

@@ -16,7 +16,7 @@ cqn_request *cqn_request_new(cqn_engine *engine, cqn_request_kind kind, const ch
     if (cqn_engine_check_made(engine) < 0) {
         return NULL;
     }
-    cqn_request *self = (cqn_request *)cqn_spares_alloc(&st->spare_requests, st->Request);
+    cqn_request *self = (cqn_request *)cqn_freelist_alloc(&st->free_requests, st->Request);
     if (self != NULL) {
         cqn_enable_try_ref((PyObject *)self);
         self->engine = (cqn_engine *)Py_NewRef((PyObject *)engine);

@@ -174,7 +174,7 @@ static void request_dealloc(PyObject *op)
     }
     Py_CLEAR(self->engine);
     if (over) {
-        cqn_spares_free(&st->spare_requests, op);
+        cqn_freelist_free(&st->free_requests, op);
     }
     else {
         type->tp_free(op);

@@ -55,7 +55,7 @@ static void count_woken(cqn_engine *engine, size_t completions)
 static int look_for_more(cqn_cq *cq, size_t want)
 {
     const size_t n = cqn_stash_len(cq);
-    return n < CQN_BATCH || n >= want ? 0 : cqn_cq_look_for(cq, want, 0);
+    return n < CQN_BATCH || n >= want ? 0 : cqn_cq_fetch_or_spin(cq, want, 0);
 }
 
 static PyObject *take_completions(cqn_request *self)
@@ -67,7 +67,7 @@ static PyObject *take_completions(cqn_request *self)
         rc = cqn_engine_check_open(engine);
         assert(rc < 0);
     }
-    PyObject *list = rc < 0 ? NULL : cqn_cq_hand_out(engine->cq, self->max_entries);
+    PyObject *list = rc < 0 ? NULL : cqn_cq_pop_wcs(engine->cq, self->max_entries);
     const size_t n = list == NULL ? 0 : (size_t)PyList_GET_SIZE(list);
     if (self->held) {
         cqn_engine_let_go(self);

@@ -60,7 +60,7 @@ static int join_waiters(cqn_request *request)
         request->looked = true;
         request->arms = self->cq->stats.arms;
         const size_t max = request->max_entries;
-        if (cqn_cq_look_for(self->cq, max > CQN_BATCH ? max : CQN_BATCH, request->spin) < 0) {
+        if (cqn_cq_fetch_or_spin(self->cq, max > CQN_BATCH ? max : CQN_BATCH, request->spin) < 0) {
             return -1;
         }
         CQN_PLACE("look");
@@ -116,7 +116,7 @@ static int join_claims(cqn_request *request)
     if (cqn_engine_look(request) < 0 || cqn_engine_check(self) < 0) {
         return -1;
     }
-    if (cqn_stash_take(self->cq, request->wr_id, request->qp, &request->wc, &request->extra)) {
+    if (cqn_stash_pop(self->cq, request->wr_id, request->qp, &request->wc, &request->extra)) {
         request->state = CQN_COMPLETE;
         return 0;
     }

@@ -29,7 +29,7 @@ typedef struct {
 /* A task makes and drops a Wakeup for each sleep, so the memory of dropped ones is used again. */
 PyObject *cqn_wakeup_new(cqn_state *st, PyObject *loop, PyObject *done)
 {
-    wakeup *self = (wakeup *)cqn_spares_alloc(&st->spare_wakeups, st->Wakeup);
+    wakeup *self = (wakeup *)cqn_freelist_alloc(&st->free_wakeups, st->Wakeup);
     if (self != NULL) {
         self->state = st;
         self->loop = Py_NewRef(loop);
@@ -379,7 +379,7 @@ static void wakeup_dealloc(PyObject *op)
     PyObject_GC_UnTrack(op);
     Py_TRASHCAN_BEGIN(op, wakeup_dealloc); /* a long chain of objects may be dropped with it */
     wakeup_clear(op);
-    cqn_spares_free(&((wakeup *)op)->state->spare_wakeups, op);
+    cqn_freelist_free(&((wakeup *)op)->state->free_wakeups, op);
     Py_DECREF(type);
     Py_TRASHCAN_END;
 }

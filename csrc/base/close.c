@@ -34,11 +34,11 @@ static cqn_object *latest_below(const cqn_context *ctx, int rank)
 /* The same of those that use the object. */
 static cqn_object *latest_user(const cqn_object *self, int rank)
 {
-    const cqn_link *link = self->latest[rank];
-    while (link != NULL && link->user->handle == NULL) {
-        link = link->older;
+    const cqn_dependent *entry = self->latest[rank];
+    while (entry != NULL && entry->user->handle == NULL) {
+        entry = entry->older;
     }
-    return link == NULL ? NULL : link->user;
+    return entry == NULL ? NULL : entry->user;
 }
 
 /* The open object to close first if `self` is to go: the latest of the
@@ -64,14 +64,14 @@ typedef struct {
 #define KINDS 8 /* more than use one object */
 
 /* Counts an open user, but only once if it uses `self` in several places. */
-static void count_user(users_of_kind *kinds, const cqn_object *self, const cqn_link *link)
+static void count_user(users_of_kind *kinds, const cqn_object *self, const cqn_dependent *entry)
 {
-    const cqn_object *user = link->user;
+    const cqn_object *user = entry->user;
     size_t slot = 0, i = 0;
     while (user->uses[slot] != self) {
         slot++;
     }
-    if (user->handle == NULL || &user->links[slot] != link) {
+    if (user->handle == NULL || &user->as_dependent[slot] != entry) {
         return;
     }
     while (i < KINDS - 1 && kinds[i].kind != NULL && kinds[i].kind != user->kind) {
@@ -83,7 +83,7 @@ static void count_user(users_of_kind *kinds, const cqn_object *self, const cqn_l
 }
 
 /* Takes out the kind whose oldest is the oldest; its count is 0 if there is none. */
-static users_of_kind take_oldest(users_of_kind *kinds)
+static users_of_kind pop_oldest(users_of_kind *kinds)
 {
     users_of_kind *oldest = &kinds[0];
     for (size_t i = 1; i < KINDS; i++) {
@@ -101,12 +101,12 @@ CQN_RARE static int refuse_users(cqn_object *self)
 {
     users_of_kind kinds[KINDS] = {{.kind = NULL}}, one;
     for (int rank = 0; rank < CQN_RANKS; rank++) {
-        for (const cqn_link *link = self->latest[rank]; link != NULL; link = link->older) {
-            count_user(kinds, self, link);
+        for (const cqn_dependent *entry = self->latest[rank]; entry != NULL; entry = entry->older) {
+            count_user(kinds, self, entry);
         }
     }
     PyObject *names = PyUnicode_FromString("");
-    for (const char *comma = ""; names != NULL && (one = take_oldest(kinds)).count > 0;
+    for (const char *comma = ""; names != NULL && (one = pop_oldest(kinds)).count > 0;
          comma = ", ") {
         Py_SETREF(names, PyUnicode_FromFormat("%U%s%zu %s%s", names, comma, one.count,
                                               one.kind->name, one.count > 1 ? "s" : ""));
@@ -172,8 +172,8 @@ static void retire_object(cqn_object *self, PyObject **interrupt)
     if (self->kind->after_destroy != NULL) {
         self->kind->after_destroy(self);
     }
-    if (self->kind->tell != NULL) {
-        self->kind->tell(self, interrupt);
+    if (self->kind->notify_closed != NULL) {
+        self->kind->notify_closed(self, interrupt);
     }
     run_close_callbacks(self, interrupt);
     memset(self->uses, 0, sizeof(self->uses));
@@ -220,7 +220,7 @@ static int close_step(cqn_object *self, bool cascade, PyObject **interrupt)
     bool forked = cqn_forked(self);
     cqn_object *user = next_user(self);
     if (user != NULL) {
-        if (!cascade && !forked && !user->kind->goes_along) {
+        if (!cascade && !forked && !user->kind->closes_with_parent) {
             return REFUSED;
         }
         /* One that is being deallocated waits for us there. */
@@ -263,7 +263,7 @@ static int close_with(cqn_object *self, bool cascade, PyObject **interrupt)
     /* In a forked child no thread waits, and the lock may be held for ever by one that is not
      * there. */
     if (--self->closing == 0 && !cqn_forked(self)) {
-        cqn_tell_idle(self->state);
+        cqn_notify_idle(self->state);
     }
     if (done == REFUSED) {
         /* Others must find it open by now: to make the exception can let them run. */

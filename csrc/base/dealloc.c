@@ -64,7 +64,7 @@ void cqn_finalize(PyObject *op)
     }
     PyObject *pending = cqn_take_exception();
     if (!cqn_forked(self) && CQN_OBJ(self->context) == self && self->closing == 0 &&
-        !self->kind->goes_along) {
+        !self->kind->closes_with_parent) {
         CQN_UNLOCKED(warn_unclosed(self));
     }
     if (cqn_close(self, true) < 0) {

@@ -11,7 +11,7 @@
 #ifdef Py_GIL_DISABLED
 #define KEPT 0
 #else
-#define KEPT CQN_SPARES
+#define KEPT CQN_FREELIST_SIZE
 #endif
 
 /* AddressSanitizer reports the use of an object that was dropped, also while it is kept. */
@@ -23,21 +23,21 @@
 #endif
 
 /* The latest first: it is most likely still in the cache. */
-static PyObject *take_spare(cqn_spares *spares)
+static PyObject *pop(cqn_freelist *list)
 {
-    PyObject *op = spares->kept[--spares->len];
-    ASAN_UNPOISON_MEMORY_REGION(op, spares->size);
+    PyObject *op = list->kept[--list->len];
+    ASAN_UNPOISON_MEMORY_REGION(op, list->size);
     return op;
 }
 
 /* As tp_alloc(): zeroed, and known to the collector. */
-PyObject *cqn_spares_alloc(cqn_spares *spares, PyTypeObject *type)
+PyObject *cqn_freelist_alloc(cqn_freelist *list, PyTypeObject *type)
 {
-    if (spares->len == 0) {
+    if (list->len == 0) {
         return type->tp_alloc(type, 0);
     }
-    PyObject *op = take_spare(spares);
-    memset((char *)op + sizeof(PyObject), 0, spares->size - sizeof(PyObject));
+    PyObject *op = pop(list);
+    memset((char *)op + sizeof(PyObject), 0, list->size - sizeof(PyObject));
     (void)PyObject_Init(op, type);
     PyObject_GC_Track(op);
     return op;
@@ -51,22 +51,22 @@ static bool are_gone(PyTypeObject *type)
 }
 
 /* As tp_free(), of one that the collector has not finalized. */
-void cqn_spares_free(cqn_spares *spares, PyObject *op)
+void cqn_freelist_free(cqn_freelist *list, PyObject *op)
 {
-    if (are_gone(Py_TYPE(op)) || spares->over || spares->len == KEPT) {
+    if (are_gone(Py_TYPE(op)) || list->over || list->len == KEPT) {
         PyObject_GC_Del(op);
         return;
     }
-    spares->size = (size_t)Py_TYPE(op)->tp_basicsize;
-    ASAN_POISON_MEMORY_REGION(op, spares->size);
-    spares->kept[spares->len++] = op;
+    list->size = (size_t)Py_TYPE(op)->tp_basicsize;
+    ASAN_POISON_MEMORY_REGION(op, list->size);
+    list->kept[list->len++] = op;
 }
 
 /* Before the type goes. */
-void cqn_spares_clear(cqn_spares *spares)
+void cqn_freelist_clear(cqn_freelist *list)
 {
-    spares->over = true;
-    while (spares->len > 0) {
-        PyObject_GC_Del(take_spare(spares));
+    list->over = true;
+    while (list->len > 0) {
+        PyObject_GC_Del(pop(list));
     }
 }

@@ -5,21 +5,21 @@
 
 #include "base/python.h"
 
-#define CQN_SPARES 32
+#define CQN_FREELIST_SIZE 32
 
 typedef struct {
-    PyObject *kept[CQN_SPARES];
+    PyObject *kept[CQN_FREELIST_SIZE];
     size_t len, size; /* the size is of each */
     bool over;
-} cqn_spares;
+} cqn_freelist;
 
 /* As tp_alloc(), from memory that was kept if there is some. */
-PyObject *cqn_spares_alloc(cqn_spares *spares, PyTypeObject *type);
+PyObject *cqn_freelist_alloc(cqn_freelist *list, PyTypeObject *type);
 
 /* As tp_free(), for an object without references of its own: its memory is kept, or freed. */
-void cqn_spares_free(cqn_spares *spares, PyObject *op);
+void cqn_freelist_free(cqn_freelist *list, PyObject *op);
 
 /* Frees what is kept, and keeps no more: the type is about to go. */
-void cqn_spares_clear(cqn_spares *spares);
+void cqn_freelist_clear(cqn_freelist *list);
 
 #endif

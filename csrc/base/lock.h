@@ -172,7 +172,7 @@ static inline void cqn_refs_add(PyObject *op, size_t n)
 typedef struct {
     bool dying; /* it is being deallocated: no reference saves it any more */
 #ifdef Py_GIL_DISABLED
-    size_t deferred; /* that wait in a chain to be dropped, see cqn_trash_add() */
+    size_t deferred; /* that wait in a chain to be dropped, see cqn_decref_later() */
 #endif
 } cqn_refs;
 

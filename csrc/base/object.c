@@ -31,7 +31,7 @@ void *cqn_new(PyTypeObject *type, const cqn_kind *kind, cqn_object *const *uses,
     if (n == 0) { /* what a forked child makes of its own is its own */
         cqn_state_new_epoch(self->state);
     }
-    self->born = *self->state->epoch;
+    self->epoch = *self->state->epoch;
     for (size_t i = 0; i < n; i++) {
         /* The allocation can have run the garbage collector, and so any code. */
         if (cqn_open(uses[i]) == NULL) {
@@ -47,24 +47,24 @@ void *cqn_new(PyTypeObject *type, const cqn_kind *kind, cqn_object *const *uses,
 /* ---- lists, and who uses whom ---- */
 
 /* The links of an object are in the object, one for each that it uses: listing needs no memory. */
-static void add_link(cqn_object *self, size_t slot)
+static void add_dependent(cqn_object *self, size_t slot)
 {
-    cqn_link **latest = &self->uses[slot]->latest[self->kind->rank];
-    cqn_link *link = &self->links[slot];
-    *link = (cqn_link){.user = self, .older = *latest};
+    cqn_dependent **latest = &self->uses[slot]->latest[self->kind->rank];
+    cqn_dependent *entry = &self->as_dependent[slot];
+    *entry = (cqn_dependent){.user = self, .older = *latest};
     if (*latest != NULL) {
-        (*latest)->newer = link;
+        (*latest)->newer = entry;
     }
-    *latest = link;
+    *latest = entry;
 }
 
-static void remove_link(cqn_object *self, size_t slot)
+static void remove_dependent(cqn_object *self, size_t slot)
 {
-    const cqn_link *link = &self->links[slot];
-    *(link->newer ? &link->newer->older : &self->uses[slot]->latest[self->kind->rank]) =
-        link->older;
-    if (link->older != NULL) {
-        link->older->newer = link->newer;
+    const cqn_dependent *entry = &self->as_dependent[slot];
+    *(entry->newer ? &entry->newer->older : &self->uses[slot]->latest[self->kind->rank]) =
+        entry->older;
+    if (entry->older != NULL) {
+        entry->older->newer = entry->newer;
     }
 }
 
@@ -117,7 +117,7 @@ void cqn_unlist(cqn_object *self)
     *(self->next ? &self->next->prev : &ctx->last[rank]) = self->prev;
     self->prev = self->next = NULL;
     for (size_t i = 0; i < CQN_MAX_USES && self->uses[i]; i++) {
-        remove_link(self, i);
+        remove_dependent(self, i);
     }
     self->listed = false;
     self->context = NULL;
@@ -135,26 +135,26 @@ void cqn_adopt(cqn_object *self, void *handle)
     enlist_object(self, ctx);
     for (size_t i = 0; i < CQN_MAX_USES && self->uses[i]; i++) {
         self->uses[i]->users++;
-        add_link(self, i);
+        add_dependent(self, i);
     }
 }
 
 /* What an open object uses in that place from now on; NULL: nothing. */
-void cqn_use(cqn_object *self, size_t slot, cqn_object *other, cqn_object **trash)
+void cqn_use(cqn_object *self, size_t slot, cqn_object *other, cqn_object **deferred)
 {
     cqn_object *before = self->uses[slot];
     if (before != NULL) {
-        remove_link(self, slot);
+        remove_dependent(self, slot);
         before->users--;
     }
     self->uses[slot] = other;
     if (other != NULL) {
         Py_INCREF(other);
         other->users++;
-        add_link(self, slot);
+        add_dependent(self, slot);
     }
     if (before != NULL) {
-        cqn_trash_add(trash, before);
+        cqn_decref_later(deferred, before);
     }
 }
 

@@ -24,7 +24,7 @@
 #include "base/state.h"
 
 typedef struct cqn_object cqn_object;
-typedef struct cqn_link cqn_link;
+typedef struct cqn_dependent cqn_dependent;
 typedef struct cqn_context cqn_context;
 
 /* What distinguishes the types in a close: the functions that close.c calls. Those that a type
@@ -35,14 +35,14 @@ typedef struct {
     const char *name;         /* for messages */
     const char *destroy_verb; /* for messages */
     int rank;
-    bool goes_along;              /* closed with what it uses, which it does not keep open */
+    bool closes_with_parent;      /* closed with what it uses, which it does not keep open */
     const char *pinned_by;        /* other objects that pin it, for messages; or NULL: requests */
     int (*destroy)(void *handle); /* without the GIL; 0 or an errno */
     void (*before_destroy)(cqn_object *); /* handle still set; may be undone */
     void (*destroy_failed)(cqn_object *); /* it stays open */
     void (*after_destroy)(cqn_object *);  /* with the GIL, for good */
     /* Then it runs the callbacks that are told of it; see cqn_callback_failed(). */
-    void (*tell)(cqn_object *, PyObject **interrupt);
+    void (*notify_closed)(cqn_object *, PyObject **interrupt);
     void (*before_cascade)(cqn_object *); /* before all that uses it is closed, one by one */
     int (*clear)(PyObject *);             /* the type's own tp_clear */
 } cqn_kind;
@@ -60,32 +60,32 @@ enum {
 #define CQN_MAX_USES 4
 
 /* That `user` uses an object, among all that do. */
-struct cqn_link {
+struct cqn_dependent {
     cqn_object *user;
-    cqn_link *newer, *older;
+    cqn_dependent *newer, *older;
 };
 
 struct cqn_object {
     PyObject_HEAD
     cqn_state *state;
     const cqn_kind *kind;
-    uint32_t born;                  /* in which epoch; 0: it stayed elsewhere, see cqn_new_left() */
+    uint32_t epoch;                 /* in which epoch; 0: it stayed elsewhere, see cqn_new_left() */
     uint32_t in_use;                /* calls that work on it without the GIL */
     void *handle;                   /* NULL: closed, or being closed */
     cqn_context *context;           /* borrowed: `uses` keeps it alive; or NULL */
     cqn_object *uses[CQN_MAX_USES]; /* strong; the first NULL ends it */
-    cqn_link links[CQN_MAX_USES];   /* of each, while listed */
-    cqn_object *prev, *next;        /* the context's list of its rank, or that of contexts; weak */
-    uint64_t serial;                /* rises with each that the context lists */
-    cqn_link *latest[CQN_RANKS];    /* open objects that use this one, by rank, weak */
-    size_t pins;                    /* work requests in flight that need it */
-    atomic_uint closing;            /* threads in close(): no new call may begin */
-    uint32_t changes;               /* of an MR: how often it became another; odd: it is about to */
-    cqn_object *trash_next;         /* see cqn_trash_add() */
-    cqn_refs refs;                  /* see lock.h */
-    bool listed;                    /* by its context, and by what it uses; or by the state */
-    uint32_t users;                 /* how many places in `uses` of others it has */
-    PyObject *on_close;             /* list of callables, or NULL */
+    cqn_dependent as_dependent[CQN_MAX_USES]; /* of each, while listed */
+    cqn_object *prev, *next; /* the context's list of its rank, or that of contexts; weak */
+    uint64_t serial;         /* rises with each that the context lists */
+    cqn_dependent *latest[CQN_RANKS]; /* open objects that use this one, by rank, weak */
+    size_t pins;                      /* work requests in flight that need it */
+    atomic_uint closing;              /* threads in close(): no new call may begin */
+    uint32_t changes;          /* of an MR: how often it became another; odd: it is about to */
+    cqn_object *deferred_next; /* see cqn_decref_later() */
+    cqn_refs refs;             /* see lock.h */
+    bool listed;               /* by its context, and by what it uses; or by the state */
+    uint32_t users;            /* how many places in `uses` of others it has */
+    PyObject *on_close;        /* list of callables, or NULL */
     PyObject *weakrefs;
 };
 
@@ -107,7 +107,7 @@ struct cqn_context {
 /* Whether the object belongs to the process that forked this one. Asked in every call. */
 static inline bool cqn_forked(const cqn_object *self)
 {
-    return *self->state->epoch != self->born;
+    return *self->state->epoch != self->epoch;
 }
 
 /* Whether it can be used: neither it nor its context is closed or being closed. */
@@ -141,7 +141,7 @@ void *cqn_new(PyTypeObject *type, const cqn_kind *kind, cqn_object *const *uses,
 void *cqn_new_left(PyTypeObject *type, const cqn_kind *kind);
 static inline bool cqn_is_left(const cqn_object *self)
 {
-    return self->born == 0;
+    return self->epoch == 0;
 }
 
 /* Takes an object out of all lists; what it uses still counts it. For close.c and dealloc.c. */
@@ -151,8 +151,9 @@ void cqn_unlist(cqn_object *self);
  * by what it uses, and must be closed. */
 void cqn_adopt(cqn_object *self, void *handle);
 
-/* Puts `other` (or NULL) into a slot of `uses`; the reference to what was there goes to `trash`. */
-void cqn_use(cqn_object *self, size_t slot, cqn_object *other, cqn_object **trash);
+/* Puts `other` (or NULL) into a slot of `uses`; the reference to what was there goes to `deferred`.
+ */
+void cqn_use(cqn_object *self, size_t slot, cqn_object *other, cqn_object **deferred);
 
 /* Checks that an argument is an open object of `type`. -1 with TypeError or ClosedError. */
 int cqn_expect(PyObject *value, PyTypeObject *type, const char *name);
@@ -173,7 +174,7 @@ static inline void cqn_enter(cqn_object *self)
 }
 /* Wakes the threads in cqn_wait_until_left(); mostly there is none. */
 void cqn_wake_idle(cqn_state *st);
-static inline void cqn_tell_idle(cqn_state *st)
+static inline void cqn_notify_idle(cqn_state *st)
 {
     if (st->idle_sleepers > 0) {
         cqn_wake_idle(st);
@@ -182,7 +183,7 @@ static inline void cqn_tell_idle(cqn_state *st)
 static inline void cqn_leave(cqn_object *self)
 {
     self->in_use--;
-    cqn_tell_idle(self->state);
+    cqn_notify_idle(self->state);
 }
 
 /* The same for all that an object uses: while its handle is created, or destroyed. */
@@ -256,11 +257,11 @@ int cqn_set_object(PyObject *self, PyObject *value, void *offset);
 
 /* ---- deferred_decref.c ---- */
 
-/* Hands one reference, or n, over to a chain, to be dropped by cqn_trash_empty() when the
+/* Hands one reference, or n, over to a chain, to be dropped by cqn_decref_deferred() when the
  * caller's structures are in order: to drop the last one can run any code. */
-void cqn_trash_add(cqn_object **trash, cqn_object *object);
-void cqn_trash_add_many(cqn_object **trash, cqn_object *object, size_t n);
-void cqn_trash_empty(cqn_object *trash);
+void cqn_decref_later(cqn_object **deferred, cqn_object *object);
+void cqn_decref_many_later(cqn_object **deferred, cqn_object *object, size_t n);
+void cqn_decref_deferred(cqn_object *deferred);
 
 /* ---- dealloc.c ---- */
 

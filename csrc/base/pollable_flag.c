@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 /* After a failure it must be closed, too. */
-int cqn_flag_open(cqn_flag *flag, const struct ibv_context *device)
+int cqn_pollable_flag_open(cqn_pollable_flag *flag, const struct ibv_context *device)
 {
     struct epoll_event readable = {.events = EPOLLIN};
     flag->raised_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -27,7 +27,7 @@ int cqn_flag_open(cqn_flag *flag, const struct ibv_context *device)
 }
 
 /* A forked child shares it with its parent, and leaves it alone. */
-void cqn_flag_set(cqn_flag *flag, const cqn_object *owner, bool raised)
+void cqn_pollable_flag_set(cqn_pollable_flag *flag, const cqn_object *owner, bool raised)
 {
     uint64_t count = 1;
     if (raised != flag->raised && flag->is_open && !cqn_forked(owner)) {
@@ -39,7 +39,7 @@ void cqn_flag_set(cqn_flag *flag, const cqn_object *owner, bool raised)
 }
 
 /* A forked child has descriptors of its own for the same files. */
-void cqn_flag_close(cqn_flag *flag)
+void cqn_pollable_flag_close(cqn_pollable_flag *flag)
 {
     if (flag->is_open) {
         flag->is_open = false;

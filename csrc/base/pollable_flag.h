@@ -10,15 +10,16 @@
 typedef struct {
     int fd, raised_fd;
     bool is_open, raised;
-} cqn_flag;
+} cqn_pollable_flag;
 
-/* Opens both descriptors. -1 with OSError; then cqn_flag_close() closes what was opened. */
-int cqn_flag_open(cqn_flag *flag, const struct ibv_context *device);
+/* Opens both descriptors. -1 with OSError; then cqn_pollable_flag_close() closes what was opened.
+ */
+int cqn_pollable_flag_open(cqn_pollable_flag *flag, const struct ibv_context *device);
 
 /* Raises or lowers the flag. In a forked child it does nothing: the file is the parent's. */
-void cqn_flag_set(cqn_flag *flag, const cqn_object *owner, bool raised);
+void cqn_pollable_flag_set(cqn_pollable_flag *flag, const cqn_object *owner, bool raised);
 
 /* Closes the descriptors, once. */
-void cqn_flag_close(cqn_flag *flag);
+void cqn_pollable_flag_close(cqn_pollable_flag *flag);
 
 #endif

@@ -9,7 +9,7 @@
 #define CQN_WC_STATUSES 32
 #define CQN_WC_OPCODES 160
 #define CQN_EVENT_TYPES 32
-#define CQN_WC_SPARES 256
+#define CQN_FREE_WCS 256
 
 /* All that the core would keep in globals otherwise. The references are strong, and the module's:
  * module.c visits and clears them. */
@@ -38,14 +38,14 @@ typedef struct {
     PyObject *anyio_name, *anyio; /* the module that is known, if it was imported */
     bool anyio_is_old;
     Py_ssize_t modules_seen; /* when it was looked for */
-    cqn_spares spare_requests, spare_wakeups;
+    cqn_freelist free_requests, free_wakeups;
     uint64_t ids_chosen; /* wr_ids, for requests that came without one */
     PyObject *event_type[CQN_EVENT_TYPES];
 
     /* Memory of WorkCompletions that were dropped, and the int of the latest length; see
      * notify/wc.c. */
-    PyObject *wc_spares[CQN_WC_SPARES];
-    size_t wc_spares_len;
+    PyObject *free_wcs[CQN_FREE_WCS];
+    size_t free_wcs_len;
     PyObject *byte_len;
     uint32_t byte_len_value;
 
@@ -60,7 +60,7 @@ typedef struct {
 
     /* The queues of work requests by their numbers, see work/wr_queue.c. */
     struct cqn_wr_queue **queues;
-    uint32_t queues_len, free_number, queues_born;
+    uint32_t queues_len, free_number, queues_made;
 
     const struct cqn_awaiting
         *awaiting; /* what the layers below the engine tell it, see work/queue.h */

@@ -31,18 +31,19 @@
 #include <time.h>
 #include <unistd.h>
 
-#define LOOK_EVERY 16
-#define SPARES 8 /* records that are kept, since each eventfd costs a system call */
+#define CHECK_EVERY 16
+#define FREE_RECORDS 8 /* records that are kept, since each eventfd costs a system call */
 
 struct cqn_waiter {
     cqn_waiter *next;
-    int wake_fd; /* an eventfd, which the record owns */
-    bool asleep; /* in ppoll, or on its way into it, or back to the GIL */
-    bool rung;   /* another thread made wake_fd readable during this sleep */
+    int wake_fd;    /* an eventfd, which the record owns */
+    bool asleep;    /* in ppoll, or on its way into it, or back to the GIL */
+    bool signalled; /* another thread made wake_fd readable during this sleep */
     bool interrupted;
-    atomic_bool looks; /* the waiter must take the GIL and look; written with it, read without */
-    uint64_t told;     /* serial of the latest failure that the waiter knows of */
-    cqn_sleep *sleep;  /* the caller's, while the wait lasts */
+    atomic_bool
+        must_check;       /* the waiter must take the GIL and look; written with it, read without */
+    uint64_t seen_serial; /* serial of the latest failure that the waiter knows of */
+    cqn_sleep *sleep;     /* the caller's, while the wait lasts */
 };
 
 /* A new record, outside of all lists. NULL with an exception. */
@@ -69,116 +70,116 @@ static void free_waiter(cqn_waiter *waiter)
 }
 
 /* A gate has one record from the beginning: a program with one waiter at a time needs no more. */
-int cqn_gate_open(cqn_gate *gate)
+int cqn_wait_queue_open(cqn_wait_queue *queue)
 {
-    gate->spares = new_waiter();
-    gate->spares_len = gate->spares != NULL;
-    return gate->spares != NULL ? 0 : -1;
+    queue->free_records = new_waiter();
+    queue->free_records_len = queue->free_records != NULL;
+    return queue->free_records != NULL ? 0 : -1;
 }
 
 /* Frees the spare records. Waiters that are still inside free their own. */
-void cqn_gate_clear(cqn_gate *gate)
+void cqn_wait_queue_clear(cqn_wait_queue *queue)
 {
-    while (gate->spares != NULL) {
-        cqn_waiter *spare = gate->spares;
-        gate->spares = spare->next;
-        free_waiter(spare);
+    while (queue->free_records != NULL) {
+        cqn_waiter *record = queue->free_records;
+        queue->free_records = record->next;
+        free_waiter(record);
     }
-    gate->spares_len = 0;
+    queue->free_records_len = 0;
 }
 
 /* Makes the eventfd of a waiter readable, which ends its ppoll(2). */
-static void ring_waiter(cqn_waiter *waiter)
+static void signal_waiter(cqn_waiter *waiter)
 {
     uint64_t one = 1;
-    waiter->rung = true;
+    waiter->signalled = true;
     ssize_t n = write(waiter->wake_fd, &one, sizeof(one));
     (void)n; /* a counter that is full is readable already */
 }
 
 /* Takes the ringing back, so that the next ppoll(2) sleeps. */
-static void unring_waiter(const cqn_waiter *waiter)
+static void clear_signal(const cqn_waiter *waiter)
 {
     uint64_t count;
     ssize_t n = read(waiter->wake_fd, &count, sizeof(count));
     (void)n;
 }
 
-size_t cqn_gate_waiters(const cqn_gate *gate)
+size_t cqn_wait_queue_len(const cqn_wait_queue *queue)
 {
     size_t n = 0;
-    for (const cqn_waiter *w = gate->waiters; w != NULL; w = w->next) {
+    for (const cqn_waiter *w = queue->waiters; w != NULL; w = w->next) {
         n++;
     }
     return n;
 }
 
 /* Makes all sleepers take the GIL and look. */
-void cqn_gate_wake(cqn_gate *gate)
+void cqn_wait_queue_wake(cqn_wait_queue *queue)
 {
-    for (cqn_waiter *w = gate->waiters; w != NULL; w = w->next) {
-        if (w->asleep && !atomic_load(&w->looks)) {
-            atomic_store(&w->looks, true);
-            ring_waiter(w);
+    for (cqn_waiter *w = queue->waiters; w != NULL; w = w->next) {
+        if (w->asleep && !atomic_load(&w->must_check)) {
+            atomic_store(&w->must_check, true);
+            signal_waiter(w);
         }
     }
 }
 
 /* The object that the waiters wait on was destroyed, for good. In a forked child the threads of the
  * waiters are not there, and the eventfds are the parent's. */
-void cqn_gate_shut(cqn_gate *gate, bool nobody_left)
+void cqn_wait_queue_shut(cqn_wait_queue *queue, bool nobody_left)
 {
-    gate->gone = true;
+    queue->gone = true;
     if (!nobody_left) {
-        cqn_gate_wake(gate);
+        cqn_wait_queue_wake(queue);
     }
-    cqn_gate_clear(gate);
+    cqn_wait_queue_clear(queue);
 }
 
 /* Ends the waits of all waiters; if there is no waiter, the wait of the next one. */
-void cqn_gate_interrupt(cqn_gate *gate)
+void cqn_wait_queue_interrupt(cqn_wait_queue *queue)
 {
-    for (cqn_waiter *w = gate->waiters; w != NULL; w = w->next) {
+    for (cqn_waiter *w = queue->waiters; w != NULL; w = w->next) {
         w->interrupted = true;
     }
-    gate->interrupt_next |= gate->waiters == NULL;
-    cqn_gate_wake(gate);
+    queue->interrupt_next |= queue->waiters == NULL;
+    cqn_wait_queue_wake(queue);
 }
 
 /* ---- the poller ---- */
 
-static void take_role(cqn_gate *gate, cqn_waiter *waiter)
+static void become_poller(cqn_wait_queue *queue, cqn_waiter *waiter)
 {
-    if (atomic_load(&gate->poller) == NULL || cqn_is_ending()) {
-        atomic_store(&gate->poller, waiter);
+    if (atomic_load(&queue->poller) == NULL || cqn_is_ending()) {
+        atomic_store(&queue->poller, waiter);
     }
 }
 
-static bool has_role(cqn_gate *gate, const cqn_waiter *waiter)
+static bool is_poller(cqn_wait_queue *queue, const cqn_waiter *waiter)
 {
-    return atomic_load(&gate->poller) == waiter;
+    return atomic_load(&queue->poller) == waiter;
 }
 
-static void lay_down_role(cqn_gate *gate, const cqn_waiter *waiter)
+static void stop_polling(cqn_wait_queue *queue, const cqn_waiter *waiter)
 {
-    if (has_role(gate, waiter)) {
-        atomic_store(&gate->poller, NULL);
+    if (is_poller(queue, waiter)) {
+        atomic_store(&queue->poller, NULL);
     }
 }
 
 /* Gives the role to the first sleeper, if no waiter has it. */
-static void hand_on_role(cqn_gate *gate)
+static void pass_on_polling(cqn_wait_queue *queue)
 {
-    if (atomic_load(&gate->poller) != NULL) {
+    if (atomic_load(&queue->poller) != NULL) {
         return;
     }
-    cqn_waiter *w = gate->waiters;
+    cqn_waiter *w = queue->waiters;
     while (w != NULL && !w->asleep) {
         w = w->next;
     }
     if (w != NULL) {
-        atomic_store(&gate->poller, w);
-        ring_waiter(w);
+        atomic_store(&queue->poller, w);
+        signal_waiter(w);
     }
 }
 
@@ -207,17 +208,17 @@ static int poll_until(struct pollfd *fds, nfds_t n, int64_t deadline)
 
 /* Other threads write to the record before they ring, so the ringing is taken back before the
  * record is read. */
-static bool is_to_look(const cqn_waiter *waiter)
+static bool must_check(const cqn_waiter *waiter)
 {
-    unring_waiter(waiter);
-    return atomic_load(&waiter->looks);
+    clear_signal(waiter);
+    return atomic_load(&waiter->must_check);
 }
 
 /* Sleeps until the eventfd of the waiter (the first descriptor) is readable and tells it to look,
  * or, for the poller, one of the others is; or until the deadline, or a signal. Returns as
  * ppoll(2): > 0, 0, or -1 with errno. A waiter that becomes the poller meanwhile sleeps on as that.
  */
-static int sleep_until(cqn_gate *gate, const cqn_waiter *waiter, struct pollfd fds[3],
+static int sleep_until(cqn_wait_queue *queue, const cqn_waiter *waiter, struct pollfd fds[3],
                        int64_t deadline)
 {
     int n, err;
@@ -225,10 +226,10 @@ static int sleep_until(cqn_gate *gate, const cqn_waiter *waiter, struct pollfd f
     Py_BEGIN_ALLOW_THREADS
         bool polls;
         do {
-            polls = has_role(gate, waiter);
+            polls = is_poller(queue, waiter);
             n = poll_until(fds, polls ? 3 : 1, deadline);
             err = errno;
-        } while (n > 0 && !polls && !is_to_look(waiter));
+        } while (n > 0 && !polls && !must_check(waiter));
         if (sleep->timed) {
             sleep->woke_at = cqn_now_ns();
         }
@@ -252,7 +253,7 @@ static PyObject *raise_interrupted(bool *by)
 
 /* Sleeps once. Handles signals, the end of the device and its reports here; wait_in() looks for all
  * else. Returns whether the deadline has come, or -1 with an exception. */
-static int sleep_once(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *kind,
+static int sleep_once(cqn_object *self, cqn_wait_queue *queue, const cqn_wait_kind *kind,
                       cqn_waiter *waiter, int64_t deadline)
 {
     const struct ibv_context *device = self->context->base.handle;
@@ -262,22 +263,22 @@ static int sleep_once(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *kin
         {device->async_fd, POLLIN, 0},
     };
     waiter->asleep = waiter->sleep->slept = true;
-    take_role(gate, waiter);
+    become_poller(queue, waiter);
     CQN_TRACE_N(sleep, self, 0);
-    int n = sleep_until(gate, waiter, fds, deadline);
+    int n = sleep_until(queue, waiter, fds, deadline);
     int err = errno;
     CQN_TRACE_N(wake, self, 0);
-    lay_down_role(gate, waiter);
+    stop_polling(queue, waiter);
     waiter->asleep = false;
-    if (waiter->rung) {
-        waiter->rung = false;
-        atomic_store(&waiter->looks, false);
-        unring_waiter(waiter);
+    if (waiter->signalled) {
+        waiter->signalled = false;
+        atomic_store(&waiter->must_check, false);
+        clear_signal(waiter);
     }
     if (n < 0) {
         int rc = -1;
         if (err == EINTR) {
-            hand_on_role(gate); /* the handler can run for long, or wait in this gate itself */
+            pass_on_polling(queue); /* the handler can run for long, or wait in this gate itself */
             CQN_UNLOCKED(rc = PyErr_CheckSignals());
         }
         else {
@@ -300,13 +301,13 @@ static int sleep_once(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *kin
 
 /* Sleeps until something is found. The caller has looked and found nothing, or has skipped the
  * first look. */
-static PyObject *wait_in(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *kind,
+static PyObject *wait_in(cqn_object *self, cqn_wait_queue *queue, const cqn_wait_kind *kind,
                          cqn_waiter *waiter, int64_t deadline)
 {
     int late = 0;
     for (;;) {
         /* These checks can run any code, which can close the object. */
-        if (cqn_open(self) == NULL || kind->check(self, &waiter->told) < 0 ||
+        if (cqn_open(self) == NULL || kind->check(self, &waiter->seen_serial) < 0 ||
             cqn_open(self) == NULL) {
             return NULL;
         }
@@ -317,7 +318,7 @@ static PyObject *wait_in(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *
             kind->time_out(self);
             return NULL;
         }
-        late = sleep_once(self, gate, kind, waiter, deadline);
+        late = sleep_once(self, queue, kind, waiter, deadline);
         if (late < 0) {
             return NULL;
         }
@@ -329,20 +330,20 @@ static PyObject *wait_in(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *
 }
 
 /* A new waiter is the last of those inside. NULL with an exception. */
-static cqn_waiter *enter_gate(cqn_gate *gate, uint64_t told, cqn_sleep *sleep)
+static cqn_waiter *enter_queue(cqn_wait_queue *queue, uint64_t seen_serial, cqn_sleep *sleep)
 {
-    cqn_waiter *waiter = gate->spares;
+    cqn_waiter *waiter = queue->free_records;
     if (waiter != NULL) {
-        gate->spares = waiter->next;
-        gate->spares_len--;
+        queue->free_records = waiter->next;
+        queue->free_records_len--;
     }
     else if ((waiter = new_waiter()) == NULL) {
         return NULL;
     }
     waiter->next = NULL;
-    waiter->told = told;
+    waiter->seen_serial = seen_serial;
     waiter->sleep = sleep;
-    cqn_waiter **end = &gate->waiters;
+    cqn_waiter **end = &queue->waiters;
     while (*end != NULL) {
         end = &(*end)->next;
     }
@@ -353,62 +354,62 @@ static cqn_waiter *enter_gate(cqn_gate *gate, uint64_t told, cqn_sleep *sleep)
 /* A waiter that was interrupted, and leaves for another reason, passes the interrupt on to the next
  * waiter. In a forked child the other threads are not there, and their eventfds are the parent's.
  */
-static void leave_gate(const cqn_object *self, cqn_gate *gate, cqn_waiter *waiter)
+static void leave_queue(const cqn_object *self, cqn_wait_queue *queue, cqn_waiter *waiter)
 {
-    cqn_waiter **link = &gate->waiters;
+    cqn_waiter **link = &queue->waiters;
     while (*link != waiter) {
         link = &(*link)->next;
     }
     *link = waiter->next;
-    gate->interrupt_next |= waiter->interrupted;
+    queue->interrupt_next |= waiter->interrupted;
     waiter->interrupted = false;
     if (!cqn_forked(self)) {
-        hand_on_role(gate);
+        pass_on_polling(queue);
     }
-    if (gate->gone || gate->spares_len >= SPARES) {
+    if (queue->gone || queue->free_records_len >= FREE_RECORDS) {
         free_waiter(waiter);
     }
     else {
-        waiter->next = gate->spares;
-        gate->spares = waiter;
-        gate->spares_len++;
+        waiter->next = queue->free_records;
+        queue->free_records = waiter;
+        queue->free_records_len++;
     }
 }
 
 /* Whether to look before the first sleep. If the last wait had to sleep, this one will most likely
  * have to as well, and a look would be a system call for nothing. Now and then a waiter looks all
  * the same: if events come faster than they are taken, going to sleep first is what costs. */
-static bool looks_first(const cqn_object *self, cqn_gate *gate, const cqn_wait_kind *kind,
-                        uint64_t told)
+static bool checks_first(const cqn_object *self, cqn_wait_queue *queue, const cqn_wait_kind *kind,
+                         uint64_t seen_serial)
 {
-    return gate->sleeps++ % LOOK_EVERY == 0 || kind->is_quiet == NULL ||
-           !kind->is_quiet(self, told);
+    return queue->sleeps++ % CHECK_EVERY == 0 || kind->is_quiet == NULL ||
+           !kind->is_quiet(self, seen_serial);
 }
 
-/* Waits until kind->take() finds something. `timeout` is the argument, `told` the
+/* Waits until kind->take() finds something. `timeout` is the argument, `seen_serial` the
  * serial of the latest failure that is known already. */
-PyObject *cqn_gate_wait(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *kind,
-                        PyObject *timeout, uint64_t told, cqn_sleep *sleep)
+PyObject *cqn_wait_queue_wait(cqn_object *self, cqn_wait_queue *queue, const cqn_wait_kind *kind,
+                              PyObject *timeout, uint64_t seen_serial, cqn_sleep *sleep)
 {
     int64_t ns;
     if (cqn_timeout(timeout, &ns) < 0 || !cqn_still_open(self, timeout != NULL)) {
         return NULL;
     }
-    if (gate->interrupt_next) {
-        return raise_interrupted(&gate->interrupt_next);
+    if (queue->interrupt_next) {
+        return raise_interrupted(&queue->interrupt_next);
     }
-    if (looks_first(self, gate, kind, told)) {
+    if (checks_first(self, queue, kind, seen_serial)) {
         PyObject *found = kind->take(self);
         if (found != NULL || PyErr_Occurred()) {
-            gate->sleeps = 0;
+            queue->sleeps = 0;
             return found;
         }
     }
-    cqn_waiter *waiter = enter_gate(gate, told, sleep);
+    cqn_waiter *waiter = enter_queue(queue, seen_serial, sleep);
     if (waiter == NULL) {
         return NULL;
     }
-    PyObject *found = wait_in(self, gate, kind, waiter, ns < 0 ? -1 : cqn_now_ns() + ns);
-    leave_gate(self, gate, waiter);
+    PyObject *found = wait_in(self, queue, kind, waiter, ns < 0 ? -1 : cqn_now_ns() + ns);
+    leave_queue(self, queue, waiter);
     return found;
 }

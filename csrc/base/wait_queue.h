@@ -9,14 +9,14 @@ typedef struct cqn_waiter cqn_waiter;
 
 /* Where threads sleep, see wait_queue.c. */
 typedef struct {
-    cqn_waiter *waiters; /* the threads inside, in the order in which they came */
-    cqn_waiter *spares;  /* records for those to come */
-    size_t spares_len;
+    cqn_waiter *waiters;      /* the threads inside, in the order in which they came */
+    cqn_waiter *free_records; /* records for those to come */
+    size_t free_records_len;
     _Atomic(cqn_waiter *) poller; /* the sleeper that polls for all, or NULL */
     bool gone;                    /* what they wait on was destroyed, for good */
     bool interrupt_next;          /* interrupt() found no waiter: interrupt the next one */
     unsigned sleeps;              /* waits in a row for which nothing was there at once */
-} cqn_gate;
+} cqn_wait_queue;
 
 /* How a wait has slept. */
 typedef struct {
@@ -35,36 +35,36 @@ typedef struct {
     void (*time_out)(cqn_object *);         /* raises TimeoutError; can run any code */
     /* Whether nothing is known that take() or check() would find: then only what
      * the fd brings can end the wait. NULL: it can't be told. */
-    bool (*is_quiet)(const cqn_object *, uint64_t told);
+    bool (*is_quiet)(const cqn_object *, uint64_t seen_serial);
 } cqn_wait_kind;
 
 /* The monotonic clock, in nanoseconds. */
 int64_t cqn_now_ns(void);
 
-/* Prepares a gate; its owner calls cqn_gate_clear() at the end. -1 with an exception. */
-int cqn_gate_open(cqn_gate *gate);
+/* Prepares a gate; its owner calls cqn_wait_queue_clear() at the end. -1 with an exception. */
+int cqn_wait_queue_open(cqn_wait_queue *queue);
 
 /* What the waiters wait for is gone for good: wakes them all, to find that out. With
  * `nobody_left`, in a forked child, there are none to wake. */
-void cqn_gate_shut(cqn_gate *gate, bool nobody_left);
+void cqn_wait_queue_shut(cqn_wait_queue *queue, bool nobody_left);
 
 /* Frees the spare records. Those in use are freed by their threads as they leave. */
-void cqn_gate_clear(cqn_gate *gate);
+void cqn_wait_queue_clear(cqn_wait_queue *queue);
 
 /* How many threads are inside. */
-size_t cqn_gate_waiters(const cqn_gate *gate);
+size_t cqn_wait_queue_len(const cqn_wait_queue *queue);
 
 /* Makes all sleepers look again. */
-void cqn_gate_wake(cqn_gate *gate);
+void cqn_wait_queue_wake(cqn_wait_queue *queue);
 
 /* Ends the wait of all waiters; if there is none, of the next one. */
-void cqn_gate_interrupt(cqn_gate *gate);
+void cqn_wait_queue_interrupt(cqn_wait_queue *queue);
 
 /* Waits until kind->take() finds something, and returns that. `timeout` is the argument of the
- * method, or NULL; `told` is the serial of the latest failure that the waiter knows of. NULL with
- * TimeoutError, InterruptedError, ClosedError, or what take() and check() raise. `sleep` is filled
- * in. */
-PyObject *cqn_gate_wait(cqn_object *self, cqn_gate *gate, const cqn_wait_kind *kind,
-                        PyObject *timeout, uint64_t told, cqn_sleep *sleep);
+ * method, or NULL; `seen_serial` is the serial of the latest failure that the waiter knows of. NULL
+ * with TimeoutError, InterruptedError, ClosedError, or what take() and check() raise. `sleep` is
+ * filled in. */
+PyObject *cqn_wait_queue_wait(cqn_object *self, cqn_wait_queue *queue, const cqn_wait_kind *kind,
+                              PyObject *timeout, uint64_t seen_serial, cqn_sleep *sleep);
 
 #endif

@@ -33,9 +33,9 @@ PyObject *cqn_cm_id_bind_qp(PyObject *op, PyObject *qp)
         PyErr_SetString(PyExc_ValueError, "this QP belongs to another connection already");
         return NULL;
     }
-    cqn_object *trash = NULL;
-    cqn_use(&self->base, 1, CQN_OBJ(qp), &trash);
-    cqn_trash_empty(trash);
+    cqn_object *deferred = NULL;
+    cqn_use(&self->base, 1, CQN_OBJ(qp), &deferred);
+    cqn_decref_deferred(deferred);
     Py_RETURN_NONE;
 }
 

@@ -62,11 +62,11 @@ static const cqn_kind cm_id_kind = {
     .name = "connection",
     .destroy_verb = "rdma_destroy_id",
     .rank = CQN_RANK_QP,
-    .goes_along = true,
+    .closes_with_parent = true,
     .destroy = destroy_cm_id,
     .before_destroy = cm_id_before_destroy,
     .after_destroy = cm_id_forget_events,
-    .tell = tell_link,
+    .notify_closed = tell_link,
     .clear = cm_id_clear,
 };
 

@@ -176,7 +176,7 @@ PyType_Spec cqn_async_event_spec = {
 
 /* ---- get_async_event() ---- */
 
-static PyObject *take_report(cqn_object *self)
+static PyObject *pop_report(cqn_object *self)
 {
     cqn_context *ctx = (cqn_context *)self;
     if (ctx->reports->queued == NULL && cqn_async_drain(ctx) < 0) {
@@ -195,11 +195,11 @@ static PyObject *take_report(cqn_object *self)
     report = ctx->reports->queued;
     if (report == NULL || report->serial != copy.serial) {
         Py_DECREF(event);
-        return cqn_open(self) == NULL ? NULL : take_report(self);
+        return cqn_open(self) == NULL ? NULL : pop_report(self);
     }
     cqn_report *failure = cqn_report_find_same(ctx->reports->failures, report);
     if (failure != NULL && failure->serial == report->serial) {
-        failure->taken_by = PyThread_get_thread_ident();
+        failure->read_by = PyThread_get_thread_ident();
     }
     ctx->reports->queued = report->next;
     ctx->reports->queued_len--;
@@ -240,7 +240,7 @@ CQN_RARE PyObject *cqn_async_known(cqn_context *ctx)
 }
 
 /* A waiter for reports gets failures as reports, so they do not end its wait. */
-static int check_nothing(cqn_object *Py_UNUSED(self), uint64_t *Py_UNUSED(told))
+static int check_nothing(cqn_object *Py_UNUSED(self), uint64_t *Py_UNUSED(seen_serial))
 {
     return 0;
 }
@@ -256,7 +256,7 @@ static void no_async_event(cqn_object *Py_UNUSED(self))
 }
 
 static const cqn_wait_kind async_wait = {
-    .take = take_report,
+    .take = pop_report,
     .check = check_nothing,
     .fd = queued_fd,
     .drain = cqn_async_drain,
@@ -283,8 +283,8 @@ PyObject *cqn_get_async_event(PyObject *op, PyObject *const *args, Py_ssize_t na
         cqn_args("get_async_event", names, 1, 0, args, nargs, kwnames, &timeout) < 0) {
         return NULL;
     }
-    return cqn_gate_wait(CQN_OBJ(op), &((cqn_context *)op)->reports->gate, &async_wait, timeout, 0,
-                         &sleep);
+    return cqn_wait_queue_wait(CQN_OBJ(op), &((cqn_context *)op)->reports->wait_queue, &async_wait,
+                               timeout, 0, &sleep);
 }
 
 const char cqn_try_get_async_event_doc[] =
@@ -295,6 +295,6 @@ const char cqn_try_get_async_event_doc[] =
 PyObject *cqn_try_get_async_event(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
-    PyObject *event = cqn_open(CQN_OBJ(op)) == NULL ? NULL : take_report(CQN_OBJ(op));
+    PyObject *event = cqn_open(CQN_OBJ(op)) == NULL ? NULL : pop_report(CQN_OBJ(op));
     return event != NULL || PyErr_Occurred() ? event : Py_NewRef(Py_None);
 }

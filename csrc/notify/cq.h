@@ -27,12 +27,12 @@
  * for the event loop that reads the channel's events instead. */
 struct cqn_channel {
     cqn_object base;
-    cqn_gate gate;
-    cqn_cq *late;          /* CQs with events that could not be handed out, weak */
-    uint64_t concerned;    /* serial of the latest failure that concerns it */
-    uint64_t told;         /* and of the latest that a waiter here was told of */
-    uint64_t timeouts;     /* waits that ended without an event: one may have been lost */
-    bool transient_errors; /* its waits are to be told of failures that may pass, too */
+    cqn_wait_queue wait_queue;
+    cqn_cq *late;            /* CQs with events that could not be handed out, weak */
+    uint64_t failure_serial; /* serial of the latest failure that concerns it */
+    uint64_t seen_serial;    /* and of the latest that a waiter here was told of */
+    uint64_t timeouts;       /* waits that ended without an event: one may have been lost */
+    bool transient_errors;   /* its waits are to be told of failures that may pass, too */
 
     /* For the engines of its CQs, see await/engine.h; the references are strong. */
     PyObject *loop;     /* that reads its events, as cqnotify.aio knows it; or NULL */
@@ -70,7 +70,7 @@ static inline bool cqn_wc_has_tag(const struct ibv_wc *wc)
 typedef struct cqn_stash_index cqn_stash_index;
 
 /* What threads take that poll without the GIL, see fetch.c. */
-typedef struct cqn_landing cqn_landing;
+typedef struct cqn_spin_buffer cqn_spin_buffer;
 
 /* What the closed CQs of one name have counted, see verbs/closed_counters.c. */
 typedef struct cqn_closed_counters cqn_closed_counters;
@@ -106,11 +106,11 @@ struct cqn_cq {
      * stash_head on, stash_len of them with the holes; memory that is not in use is zeroed. */
     struct ibv_wc *stash;
     cqn_wc_extra *extra; /* of the stash, element by element, or NULL */
-    size_t stash_head, stash_len, stash_room;
-    size_t holes;           /* in the midst of it: never the first or the last */
-    uint64_t taken;         /* from its front, less those that were put back */
-    cqn_stash_index *index; /* by wr_id, or NULL: see stash.c */
-    cqn_landing *landing;   /* NULL until a thread spins */
+    size_t stash_head, stash_len, stash_capacity;
+    size_t holes;                 /* in the midst of it: never the first or the last */
+    uint64_t taken;               /* from its front, less those that were put back */
+    cqn_stash_index *index;       /* by wr_id, or NULL: see stash.c */
+    cqn_spin_buffer *spin_buffer; /* NULL until a thread spins */
 
     uint64_t fetched_before;              /* the latest event */
     cqn_closed_counters *closed_counters; /* of the CQs of its name; the context's */
@@ -122,7 +122,7 @@ struct cqn_cq {
 
 /* Reads an event, and counts it on its CQ. Returns that CQ, as a new reference; NULL without an
  * exception: there is no event. */
-PyObject *cqn_channel_take_event(cqn_channel *self, struct ibv_comp_channel *channel);
+PyObject *cqn_channel_read_event(cqn_channel *self, struct ibv_comp_channel *channel);
 
 /* The list of CQs that have events which are not in the channel. It holds no reference: a CQ
  * leaves it before it is destroyed. */
@@ -149,28 +149,28 @@ int cqn_cq_arm(cqn_cq *cq, bool solicited_only);
 /* fetch.c */
 
 /* The functions that look take completions from the device, route them, and put the references
- * that their requests held into `trash`. -1 with an exception. This one looks until the CQ is
+ * that their requests held into `deferred`. -1 with an exception. This one looks until the CQ is
  * empty. */
-int cqn_cq_settle(cqn_cq *cq, cqn_object **trash);
+int cqn_cq_drain(cqn_cq *cq, cqn_object **deferred);
 
 /* Looks for a few: whether there are any. */
-int cqn_cq_look(cqn_cq *cq, cqn_object **trash);
+int cqn_cq_poll_few(cqn_cq *cq, cqn_object **deferred);
 
 /* Takes a few into the stash, which loses nothing, and counts no look: for the text of an error.
  * Whether there may be more. */
-bool cqn_cq_peek(cqn_cq *cq, cqn_object **trash);
+bool cqn_cq_peek(cqn_cq *cq, cqn_object **deferred);
 
 /* Looks until the stash holds `want`, or the device has no more. A failure of the device is
  * raised when the stash is empty. */
-int cqn_cq_look_to_hand_out(cqn_cq *cq, size_t want, cqn_object **trash);
+int cqn_cq_fetch(cqn_cq *cq, size_t want, cqn_object **deferred);
 
 /* Asks the device once, for up to n. Returns how many came; *more: there may be others. */
-int cqn_cq_look_once(cqn_cq *cq, size_t n, bool *more, cqn_object **trash);
+int cqn_cq_poll_once(cqn_cq *cq, size_t n, bool *more, cqn_object **deferred);
 
-/* Looks as cqn_cq_look_to_hand_out(), then spins for so many seconds if there is nothing; and
+/* Looks as cqn_cq_fetch(), then spins for so many seconds if there is nothing; and
  * empties its trash itself, so any code may have run after it. */
-int cqn_cq_look_for(cqn_cq *cq, size_t want, double spin);
-int cqn_cq_spin_for(cqn_cq *cq, size_t want, double seconds, cqn_object **trash);
+int cqn_cq_fetch_or_spin(cqn_cq *cq, size_t want, double spin);
+int cqn_cq_spin(cqn_cq *cq, size_t want, double seconds, cqn_object **deferred);
 
 /* Takes over the queue of a queue pair that is gone, of which completions may still come. */
 void cqn_cq_inherit(cqn_cq *cq, cqn_wr_queue *queue);
@@ -179,16 +179,15 @@ void cqn_cq_inherit(cqn_cq *cq, cqn_wr_queue *queue);
 void cqn_cq_forget_completions(cqn_cq *cq);
 
 /* stash.c */
-int cqn_stash_make_room(cqn_cq *self, size_t n);
+int cqn_stash_grow(cqn_cq *self, size_t n);
 /* Room for n more behind what it holds. */
 static inline int cqn_stash_reserve(cqn_cq *self, size_t n)
 {
     if (self->stash_len == 0) {
         self->stash_head = 0;
     }
-    return self->stash_head + self->stash_len + n <= self->stash_room
-               ? 0
-               : cqn_stash_make_room(self, n);
+    return self->stash_head + self->stash_len + n <= self->stash_capacity ? 0
+                                                                          : cqn_stash_grow(self, n);
 }
 
 /* The first n completions were handed out. */
@@ -216,8 +215,8 @@ static inline size_t cqn_stash_len(const cqn_cq *self)
 
 /* Finds a completion by its wr_id, of that queue pair or, NULL, of any. */
 bool cqn_stash_has(cqn_cq *self, uint64_t wr_id, const cqn_qp *qp);
-bool cqn_stash_take(cqn_cq *self, uint64_t wr_id, const cqn_qp *qp, struct ibv_wc *wc,
-                    cqn_wc_extra *extra);
+bool cqn_stash_pop(cqn_cq *self, uint64_t wr_id, const cqn_qp *qp, struct ibv_wc *wc,
+                   cqn_wc_extra *extra);
 
 /* A completion whose task did not get it is the first again. Without memory it is lost, and that
  * is reported. */
@@ -227,19 +226,19 @@ void cqn_stash_put_back(cqn_cq *self, const struct ibv_wc *wc, const cqn_wc_extr
 
 /* Takes up to `max` completions out of the stash: a new list of WorkCompletions. No completion
  * leaves the stash before its object was made. */
-PyObject *cqn_cq_hand_out(cqn_cq *cq, uint64_t max);
+PyObject *cqn_cq_pop_wcs(cqn_cq *cq, uint64_t max);
 
 /* The same as wr_ids, up to the first that failed; if that is the first of all, it is raised. */
-PyObject *cqn_cq_hand_out_ids(cqn_cq *cq, size_t max);
+PyObject *cqn_cq_pop_ids(cqn_cq *cq, size_t max);
 
 /* The same as rows of a WCArray; returns how many, as an int. */
-PyObject *cqn_cq_hand_out_rows(cqn_cq *cq, PyObject *array);
+PyObject *cqn_cq_pop_rows(cqn_cq *cq, PyObject *array);
 
 /* wc_array.c */
 
 /* Tells collections.abc of the type. -1 with an exception. */
 int cqn_wc_array_init(cqn_state *st);
-size_t cqn_wc_array_room(PyObject *array);
+size_t cqn_wc_array_free_rows(PyObject *array);
 void cqn_wc_array_set(PyObject *array, const struct ibv_wc *wcs, size_t n);
 
 /* wc.c. Of wc_flags, the highest byte is ours: which fields are not there, and
@@ -282,7 +281,7 @@ PyObject *cqn_wc_new(cqn_state *st, const struct ibv_wc *raw, const cqn_wc_extra
 size_t cqn_wc_new_run(cqn_state *st, const struct ibv_wc *wcs, size_t n, PyObject **items);
 
 /* Frees the memory that was kept of WorkCompletions, before their type goes. */
-void cqn_wc_free_spares(cqn_state *st);
+void cqn_wc_clear_freelist(cqn_state *st);
 extern PyType_Spec cqn_wc_spec, cqn_wc_array_spec;
 
 #endif

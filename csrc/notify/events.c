@@ -84,18 +84,18 @@ void cqn_cq_ack_dispatched(cqn_cq *self)
 /* ---- reading ---- */
 
 /* Takes the first of the late events (see above): its CQ, as a new reference, or NULL. */
-static cqn_cq *take_late(cqn_channel *self)
+static cqn_cq *pop_late(cqn_channel *self)
 {
-    cqn_cq **link = &self->late;
-    while (*link != NULL && !cqn_try_ref(&(*link)->base)) {
-        link = &(*link)->late_next;
+    cqn_cq **place = &self->late;
+    while (*place != NULL && !cqn_try_ref(&(*place)->base)) {
+        place = &(*place)->late_next;
     }
-    cqn_cq *cq = *link;
+    cqn_cq *cq = *place;
     if (cq != NULL) {
         count_event(cq);
         cq->prepaid++;
         if (--cq->late == 0) {
-            *link = cq->late_next;
+            *place = cq->late_next;
         }
     }
     return cq;
@@ -103,9 +103,9 @@ static cqn_cq *take_late(cqn_channel *self)
 
 /* Reads the next event, and counts it on its CQ, which is returned. NULL without an exception:
  * there is no event. */
-PyObject *cqn_channel_take_event(cqn_channel *self, struct ibv_comp_channel *channel)
+PyObject *cqn_channel_read_event(cqn_channel *self, struct ibv_comp_channel *channel)
 {
-    cqn_cq *cq = take_late(self);
+    cqn_cq *cq = pop_late(self);
     while (cq == NULL) {
         struct ibv_cq *handle;
         void *cookie;
@@ -143,18 +143,18 @@ void cqn_channel_add_late(cqn_channel *self, cqn_cq *cq)
 {
     cq->late_next = self->late;
     self->late = cq;
-    cqn_gate_wake(&self->gate);
+    cqn_wait_queue_wake(&self->wait_queue);
 }
 
 /* The list holds no references, so a CQ leaves it before it is destroyed. */
 void cqn_channel_drop_late(cqn_channel *self, const cqn_cq *cq)
 {
-    cqn_cq **link = &self->late;
-    while (*link != NULL && *link != cq) {
-        link = &(*link)->late_next;
+    cqn_cq **place = &self->late;
+    while (*place != NULL && *place != cq) {
+        place = &(*place)->late_next;
     }
-    if (*link != NULL) {
-        *link = cq->late_next;
+    if (*place != NULL) {
+        *place = cq->late_next;
     }
 }
 

@@ -42,13 +42,13 @@ static int raise_failure(cqn_state *st, const cqn_report *report)
     return -1;
 }
 
-/* The oldest failure after `told` that concerns the channel, or NULL. */
-static const cqn_report *next_failure(const cqn_channel *channel, uint64_t told)
+/* The oldest failure after `seen_serial` that concerns the channel, or NULL. */
+static const cqn_report *next_failure(const cqn_channel *channel, uint64_t seen_serial)
 {
     const cqn_report *found = NULL;
     for (const cqn_report *r = channel->base.context->reports->failures; r != NULL; r = r->next) {
-        if (r->serial > told && (found == NULL || r->serial < found->serial) &&
-            cqn_report_concerns(r, channel)) {
+        if (r->serial > seen_serial && (found == NULL || r->serial < found->serial) &&
+            cqn_report_affects(r, channel)) {
             found = r;
         }
     }
@@ -56,32 +56,32 @@ static const cqn_report *next_failure(const cqn_channel *channel, uint64_t told)
 }
 
 /* A waiter and its channel each remember the latest failure that they were told. */
-static void advance_told(cqn_channel *channel, uint64_t *told, uint64_t serial)
+static void advance_seen(cqn_channel *channel, uint64_t *seen_serial, uint64_t serial)
 {
-    *told = serial;
-    channel->told = channel->told > serial ? channel->told : serial;
+    *seen_serial = serial;
+    channel->seen_serial = channel->seen_serial > serial ? channel->seen_serial : serial;
 }
 
 /* -1 with AsyncEventError if a failure concerns this channel of which a waiter,
- * which was `told` of all up to there, does not know. */
-int cqn_async_check(cqn_channel *channel, uint64_t *told)
+ * which was `seen_serial` of all up to there, does not know. */
+int cqn_async_check(cqn_channel *channel, uint64_t *seen_serial)
 {
-    const uint64_t all = channel->concerned;
+    const uint64_t all = channel->failure_serial;
     const cqn_report *failure;
-    while (*told < all && (failure = next_failure(channel, *told)) != NULL) {
+    while (*seen_serial < all && (failure = next_failure(channel, *seen_serial)) != NULL) {
         const cqn_report copy = *failure;
-        if (copy.taken_by != PyThread_get_thread_ident()) {
+        if (copy.read_by != PyThread_get_thread_ident()) {
             cqn_state *st = channel->base.state;
             raise_failure(st, &copy);
             if (PyErr_ExceptionMatches(st->AsyncEventError)) {
-                advance_told(channel, told, copy.serial);
+                advance_seen(channel, seen_serial, copy.serial);
             }
             return -1;
         }
-        advance_told(channel, told, copy.serial);
+        advance_seen(channel, seen_serial, copy.serial);
     }
-    if (*told < all) {
-        advance_told(channel, told, all);
+    if (*seen_serial < all) {
+        advance_seen(channel, seen_serial, all);
     }
     return 0;
 }
@@ -89,20 +89,20 @@ int cqn_async_check(cqn_channel *channel, uint64_t *told)
 /* ---- telling those that watch ---- */
 
 /* An object that is being closed or deallocated can not be held any more. */
-static bool is_due(const cqn_report *failure, uint64_t told)
+static bool is_due(const cqn_report *failure, uint64_t seen_serial)
 {
     const cqn_object *element = failure->element;
-    return failure->serial > told &&
+    return failure->serial > seen_serial &&
            (element == NULL ||
             (element->handle != NULL && cqn_refs_may_live(&element->refs, (PyObject *)element)));
 }
 
 /* So many pairs are made before the first is filled in. */
-static Py_ssize_t count_due(const cqn_context *ctx, uint64_t told)
+static Py_ssize_t count_due(const cqn_context *ctx, uint64_t seen_serial)
 {
     Py_ssize_t n = 0;
     for (const cqn_report *r = ctx->reports->failures; r != NULL; r = r->next) {
-        n += is_due(r, told);
+        n += is_due(r, seen_serial);
     }
     return n;
 }
@@ -150,12 +150,12 @@ static int adjust_pairs(cqn_state *st, PyObject *pairs, Py_ssize_t wanted)
 }
 
 /* Fills in the pairs that were made, one for each failure that is still due. */
-static int fill_pairs(PyObject *pairs, const cqn_context *ctx, uint64_t told)
+static int fill_pairs(PyObject *pairs, const cqn_context *ctx, uint64_t seen_serial)
 {
     int rc = 0;
     Py_ssize_t i = 0;
     for (const cqn_report *r = ctx->reports->failures; rc == 0 && r != NULL; r = r->next) {
-        if (!is_due(r, told)) {
+        if (!is_due(r, seen_serial)) {
             continue;
         }
         PyObject *element = cqn_report_own_element(r);
@@ -172,19 +172,19 @@ static int fill_pairs(PyObject *pairs, const cqn_context *ctx, uint64_t told)
  * is the watch. To make an object can run any code, which can close this one or
  * enter another failure: so all are made before the first is filled in, and
  * from there to the end nothing changes. Without memory nothing is told. */
-CQN_RARE static PyObject *new_failures(cqn_object *self, uint64_t *told)
+CQN_RARE static PyObject *new_failures(cqn_object *self, uint64_t *seen_serial)
 {
     cqn_state *st = self->state;
     PyObject *pairs = PyList_New(0);
     int rc = pairs == NULL ? -1 : 0;
     while (rc == 0 && cqn_open(self) != NULL) {
         const cqn_context *ctx = self->context;
-        Py_ssize_t wanted = count_due(ctx, *told);
+        Py_ssize_t wanted = count_due(ctx, *seen_serial);
         if (PyList_GET_SIZE(pairs) != wanted) {
             rc = adjust_pairs(st, pairs, wanted);
         }
-        else if ((rc = fill_pairs(pairs, ctx, *told)) == 0) {
-            *told = ctx->reports->serial;
+        else if ((rc = fill_pairs(pairs, ctx, *seen_serial)) == 0) {
+            *seen_serial = ctx->reports->serial;
             return pairs;
         }
     }
@@ -201,13 +201,13 @@ static int destroy_nothing(void *Py_UNUSED(handle))
 
 static void watch_after_destroy(cqn_object *op)
 {
-    cqn_flag_close(&((cqn_failure_watch *)op)->flag);
+    cqn_pollable_flag_close(&((cqn_failure_watch *)op)->flag);
 }
 
 static int watch_clear(PyObject *op)
 {
     if (CQN_OBJ(op)->handle == NULL) {
-        cqn_flag_close(&((cqn_failure_watch *)op)->flag);
+        cqn_pollable_flag_close(&((cqn_failure_watch *)op)->flag);
     }
     return cqn_clear(op);
 }
@@ -239,12 +239,12 @@ CQN_RARE static PyObject *watch_new(PyTypeObject *type, PyObject *args, PyObject
     if (self == NULL) {
         return NULL;
     }
-    if (cqn_flag_open(&self->flag, used->handle) < 0 ||
-        cqn_async_catch_up((cqn_context *)used, &self->told) < 0) {
+    if (cqn_pollable_flag_open(&self->flag, used->handle) < 0 ||
+        cqn_async_catch_up((cqn_context *)used, &self->seen_serial) < 0) {
         Py_DECREF(self);
         return NULL;
     }
-    self->latest = self->told;
+    self->latest = self->seen_serial;
     cqn_adopt(CQN_OBJ(self), self);
     return (PyObject *)self;
 }
@@ -280,7 +280,8 @@ static int drain_for_watch(cqn_failure_watch *self)
         cqn_verbs_error(st, EIO, "ibv_get_async_event", "no more events will come");
         rc = -1;
     }
-    if (rc < 0 && self->latest > self->told && PyErr_ExceptionMatches(st->DeviceRemovedError)) {
+    if (rc < 0 && self->latest > self->seen_serial &&
+        PyErr_ExceptionMatches(st->DeviceRemovedError)) {
         PyErr_Clear();
         rc = 0;
     }
@@ -295,7 +296,7 @@ static PyObject *watch_read(PyObject *op, PyObject *Py_UNUSED(unused))
     if (cqn_open(CQN_OBJ(op)) == NULL || drain_for_watch(self) < 0) {
         return NULL;
     }
-    PyObject *failures = new_failures(CQN_OBJ(op), &self->told);
+    PyObject *failures = new_failures(CQN_OBJ(op), &self->seen_serial);
     if (failures != NULL) {
         cqn_failure_watch_show(self);
     }

@@ -22,41 +22,41 @@
 
 /* ---- from the device, also while a thread spins ---- */
 
-#define LANDS 16
+#define SPIN_BATCH 16
 
-struct cqn_landing {
+struct cqn_spin_buffer {
     pthread_mutex_t lock; /* guards what has landed, and polling the device while a thread spins */
     atomic_bool
         wanted; /* by a thread with the GIL; spinning threads then keep off, or would lock it out */
     atomic_bool stashed; /* there are completions in the stash now: the spin is over */
     unsigned spinning;   /* threads that may be without the GIL, which guards the number */
     size_t head, len;
-    struct ibv_wc wc[LANDS];
-    cqn_wc_extra extra[LANDS];
+    struct ibv_wc wc[SPIN_BATCH];
+    cqn_wc_extra extra[SPIN_BATCH];
 };
 
 /* Most CQs are never polled with spin, so the landing is made by the first poll that is. */
-static int make_landing(cqn_cq *self)
+static int make_spin_buffer(cqn_cq *self)
 {
-    if (self->landing != NULL) {
+    if (self->spin_buffer != NULL) {
         return 0;
     }
-    cqn_landing *landing = PyMem_Calloc(1, sizeof(*landing));
-    if (landing == NULL) {
+    cqn_spin_buffer *spin_buffer = PyMem_Calloc(1, sizeof(*spin_buffer));
+    if (spin_buffer == NULL) {
         PyErr_NoMemory();
         return -1;
     }
-    pthread_mutex_init(&landing->lock, NULL);
-    self->landing = landing;
+    pthread_mutex_init(&spin_buffer->lock, NULL);
+    self->spin_buffer = spin_buffer;
     return 0;
 }
 
-static void free_landing(cqn_cq *self)
+static void free_spin_buffer(cqn_cq *self)
 {
-    if (self->landing != NULL) {
-        pthread_mutex_destroy(&self->landing->lock);
-        PyMem_Free(self->landing);
-        self->landing = NULL;
+    if (self->spin_buffer != NULL) {
+        pthread_mutex_destroy(&self->spin_buffer->lock);
+        PyMem_Free(self->spin_buffer);
+        self->spin_buffer = NULL;
     }
 }
 
@@ -132,7 +132,7 @@ static inline int poll_device(cqn_cq *self, struct ibv_cq *handle, size_t n, str
                             : poll_extended(self, (int)n, wc, extra);
 }
 
-static void *refuse_landing(cqn_cq *self, int got)
+static void *raise_poll_error(cqn_cq *self, int got)
 {
     return cqn_verbs_error(self->base.state, self->ex ? -got : EPROTO,
                            self->ex ? "ibv_start_poll" : "ibv_poll_cq",
@@ -140,60 +140,61 @@ static void *refuse_landing(cqn_cq *self, int got)
 }
 
 /* Takes n of the completions that have landed. */
-static void unload_landed(cqn_landing *landing, size_t n, struct ibv_wc *wc, cqn_wc_extra *extra)
+static void pop_from_spin_buffer(cqn_spin_buffer *spin_buffer, size_t n, struct ibv_wc *wc,
+                                 cqn_wc_extra *extra)
 {
-    memcpy(wc, landing->wc + landing->head, n * sizeof(*wc));
+    memcpy(wc, spin_buffer->wc + spin_buffer->head, n * sizeof(*wc));
     if (extra != NULL) {
-        memcpy(extra, landing->extra + landing->head, n * sizeof(*extra));
+        memcpy(extra, spin_buffer->extra + spin_buffer->head, n * sizeof(*extra));
     }
-    landing->head += n;
-    landing->len -= n;
+    spin_buffer->head += n;
+    spin_buffer->len -= n;
 }
 
 /* Obtains up to *n completions, in the order in which the device had them: those that have landed,
  * and then *n becomes their number; or else those that the device has. The lock is never held for
  * longer than one poll of the device. */
-static int obtain(cqn_cq *self, size_t *n, struct ibv_wc *wc, cqn_wc_extra *extra)
+static int fetch_raw(cqn_cq *self, size_t *n, struct ibv_wc *wc, cqn_wc_extra *extra)
 {
-    cqn_landing *landing = self->landing;
-    if (landing == NULL || (landing->spinning == 0 && landing->len == 0)) {
+    cqn_spin_buffer *spin_buffer = self->spin_buffer;
+    if (spin_buffer == NULL || (spin_buffer->spinning == 0 && spin_buffer->len == 0)) {
         return poll_device(self, self->base.handle, *n, wc, extra);
     }
     int got;
-    atomic_store(&landing->wanted, true);
-    pthread_mutex_lock(&landing->lock);
-    atomic_store(&landing->wanted, false);
-    if (landing->len > 0) {
-        *n = *n < landing->len ? *n : landing->len;
-        unload_landed(landing, *n, wc, extra);
+    atomic_store(&spin_buffer->wanted, true);
+    pthread_mutex_lock(&spin_buffer->lock);
+    atomic_store(&spin_buffer->wanted, false);
+    if (spin_buffer->len > 0) {
+        *n = *n < spin_buffer->len ? *n : spin_buffer->len;
+        pop_from_spin_buffer(spin_buffer, *n, wc, extra);
         got = (int)*n;
     }
     else {
         got = poll_device(self, self->base.handle, *n, wc, extra);
     }
-    pthread_mutex_unlock(&landing->lock);
+    pthread_mutex_unlock(&spin_buffer->lock);
     if (got > 0) {
-        atomic_store(&landing->stashed, true);
+        atomic_store(&spin_buffer->stashed, true);
     }
     return got;
 }
 
 /* Looks once, without the GIL. Returns how many completions have landed, also if another thread
  * fetched them, or the error of the device. */
-static int land_batch(cqn_cq *self, struct ibv_cq *handle)
+static int fill_spin_buffer(cqn_cq *self, struct ibv_cq *handle)
 {
-    cqn_landing *landing = self->landing;
-    if (atomic_load(&landing->wanted) || pthread_mutex_trylock(&landing->lock) != 0) {
+    cqn_spin_buffer *spin_buffer = self->spin_buffer;
+    if (atomic_load(&spin_buffer->wanted) || pthread_mutex_trylock(&spin_buffer->lock) != 0) {
         return 0; /* the holder of the lock looks as well */
     }
-    int got = (int)landing->len;
+    int got = (int)spin_buffer->len;
     if (got == 0) {
-        memset(landing->wc, 0, sizeof(landing->wc));
-        got = poll_device(self, handle, LANDS, landing->wc, landing->extra);
-        landing->head = 0;
-        landing->len = got > 0 ? (size_t)got : 0;
+        memset(spin_buffer->wc, 0, sizeof(spin_buffer->wc));
+        got = poll_device(self, handle, SPIN_BATCH, spin_buffer->wc, spin_buffer->extra);
+        spin_buffer->head = 0;
+        spin_buffer->len = got > 0 ? (size_t)got : 0;
     }
-    pthread_mutex_unlock(&landing->lock);
+    pthread_mutex_unlock(&spin_buffer->lock);
     return got;
 }
 
@@ -209,29 +210,29 @@ static void relax_cpu(void)
 
 /* Polls until a completion has landed or is in the stash, another thread closes the CQ or its
  * context, or the time has come. Returns as land_batch(). */
-static int spin(cqn_cq *self, int64_t until)
+static int spin_once(cqn_cq *self, int64_t until)
 {
     struct ibv_cq *handle = self->base.handle;
     cqn_context *ctx = self->base.context;
-    cqn_landing *landing = self->landing;
+    cqn_spin_buffer *spin_buffer = self->spin_buffer;
     int got;
-    atomic_store(&landing->stashed, false);
-    landing->spinning++;
+    atomic_store(&spin_buffer->stashed, false);
+    spin_buffer->spinning++;
     cqn_enter(&self->base);
     Py_BEGIN_ALLOW_THREADS
-        while ((got = land_batch(self, handle)) == 0 && !atomic_load(&landing->stashed) &&
+        while ((got = fill_spin_buffer(self, handle)) == 0 && !atomic_load(&spin_buffer->stashed) &&
                atomic_load(&self->base.closing) == 0 && atomic_load(&ctx->base.closing) == 0 &&
                cqn_now_ns() < until) {
             relax_cpu();
         }
     Py_END_ALLOW_THREADS
     cqn_leave(&self->base);
-    landing->spinning--;
+    spin_buffer->spinning--;
     return got;
 }
 
 #define BATCH 64                /* completions of one ibv_poll_cq() */
-#define LOOK 16                 /* completions that are enough to know whether there are any */
+#define FEW 16                  /* completions that are enough to know whether there are any */
 #define SLICE INT64_C(10000000) /* ns without the GIL: then signals get their turn */
 #define VENDOR_RXE 0xffffff
 
@@ -259,7 +260,7 @@ static void drop_left(cqn_cq *cq)
 /* The CQ is closed, and not polled any more. */
 void cqn_cq_forget_completions(cqn_cq *self)
 {
-    free_landing(self);
+    free_spin_buffer(self);
     drop_left(self);
     cqn_stash_free(self);
 }
@@ -285,7 +286,7 @@ static bool is_datagram(const cqn_cq *self, const cqn_wr_queue *q, const struct 
 
 /* Leaves no field undefined, and converts once and for all what is in the byte order of the
  * network. */
-static void settle_fields(cqn_cq *self, struct ibv_wc *wc, const cqn_wr_queue *q)
+static void normalize_fields(cqn_cq *self, struct ibv_wc *wc, const cqn_wr_queue *q)
 {
     if (wc->status != IBV_WC_SUCCESS) {
         *wc = (struct ibv_wc){.wr_id = wc->wr_id,
@@ -330,15 +331,15 @@ static void suspect_qp(cqn_cq *cq, cqn_wr_queue *queue, const struct ibv_wc *wc)
 /* Routes one completion. Returns whether it does not go into the stash: a task awaits it, or it is
  * that of a probe. */
 static bool route_one(cqn_cq *self, cqn_wr_queue *q, struct ibv_wc *wc, const cqn_wc_extra *extra,
-                      cqn_object **trash)
+                      cqn_object **deferred)
 {
     const cqn_awaiting *awaiting = self->base.state->awaiting;
-    settle_fields(self, wc, q);
+    normalize_fields(self, wc, q);
     if (wc->wc_flags & IBV_WC_WITH_INV) {
-        cqn_mw_invalidated(self->base.context, wc->invalidated_rkey, trash);
+        cqn_mw_invalidated(self->base.context, wc->invalidated_rkey, deferred);
     }
     const bool is_probe = q != NULL && cqn_wr_is_probe(q, wc);
-    cqn_request *request = q != NULL ? cqn_wr_completed(self->base.context, q, wc, trash) : NULL;
+    cqn_request *request = q != NULL ? cqn_wr_completed(self->base.context, q, wc, deferred) : NULL;
     if (wc->status != IBV_WC_SUCCESS) {
         suspect_qp(self, q, wc);
     }
@@ -361,7 +362,7 @@ static void keep_for_stash(struct ibv_wc *wcs, cqn_wc_extra *extra, size_t kept,
  * them but to settle their work requests. Returns how many go into the stash; these are the first
  * of the batch then. */
 static size_t route_batch(cqn_cq *self, struct ibv_wc *wcs, cqn_wc_extra *extra, size_t n,
-                          cqn_object **trash)
+                          cqn_object **deferred)
 {
     const cqn_awaiting *awaiting = self->base.state->awaiting;
     const bool alone = self->ex != NULL || (self->engine != NULL && awaiting->wants(self->engine));
@@ -370,10 +371,10 @@ static size_t route_batch(cqn_cq *self, struct ibv_wc *wcs, cqn_wc_extra *extra,
     for (size_t i = 0, run; i < n; i += run) {
         cqn_wr_queue *q = cqn_wr_queue_of(self->base.state, wcs[i].wr_id);
         const bool may_run = q != NULL && !q->is_shared && !(q->types & special);
-        size_t stay = run = may_run ? cqn_wr_completed_run(q, &wcs[i], n - i, trash) : 0;
+        size_t stay = run = may_run ? cqn_wr_completed_run(q, &wcs[i], n - i, deferred) : 0;
         if (run == 0) {
             run = 1;
-            stay = !route_one(self, q, &wcs[i], extra ? &extra[i] : NULL, trash);
+            stay = !route_one(self, q, &wcs[i], extra ? &extra[i] : NULL, deferred);
         }
         if (q != NULL && q->waiting.first != NULL) {
             awaiting->room(self->engine, q->qp);
@@ -386,9 +387,9 @@ static size_t route_batch(cqn_cq *self, struct ibv_wc *wcs, cqn_wc_extra *extra,
 
 /* Takes up to *n completions from the device, see obtain(), hands those on that are awaited, puts
  * the others into the stash, and lets go of what their work requests kept alive. What goes with
- * that is collected in `trash`: dropping it here could run code that comes back to this CQ.
+ * that is collected in `deferred`: dropping it here could run code that comes back to this CQ.
  * Returns how many came, or -1. */
-static int fetch_batch(cqn_cq *self, size_t *n, cqn_object **trash)
+static int fetch_batch(cqn_cq *self, size_t *n, cqn_object **deferred)
 {
     if (self->base.handle == NULL) { /* another thread is closing it */
         cqn_refuse_closed(&self->base);
@@ -400,15 +401,15 @@ static int fetch_batch(cqn_cq *self, size_t *n, cqn_object **trash)
     const size_t end = self->stash_head + self->stash_len;
     struct ibv_wc *wc = self->stash + end;
     cqn_wc_extra *extra = self->extra ? self->extra + end : NULL;
-    int got = obtain(self, n, wc, extra);
+    int got = fetch_raw(self, n, wc, extra);
     CQN_TRACE_N(poll, self, got);
     if (got < 0) {
         memset(wc, 0, *n * sizeof(*wc));
-        refuse_landing(self, got);
+        raise_poll_error(self, got);
         return -1;
     }
     self->stats.fetched += (size_t)got;
-    const size_t kept = route_batch(self, wc, extra, (size_t)got, trash);
+    const size_t kept = route_batch(self, wc, extra, (size_t)got, deferred);
     memset(wc + kept, 0, ((size_t)got - kept) * sizeof(*wc));
     self->stash_len += kept;
     if (got == 0 && self->left != NULL) {
@@ -418,12 +419,12 @@ static int fetch_batch(cqn_cq *self, size_t *n, cqn_object **trash)
 }
 
 /* Until the stash holds `want`, or the device has no more. */
-static int fetch_into_stash(cqn_cq *self, size_t want, cqn_object **trash)
+static int fetch_into_stash(cqn_cq *self, size_t want, cqn_object **deferred)
 {
     while (cqn_stash_len(self) < want) {
         size_t n = want - cqn_stash_len(self);
         n = n < BATCH ? n : BATCH;
-        int got = fetch_batch(self, &n, trash);
+        int got = fetch_batch(self, &n, deferred);
         if (got < 0) {
             return -1;
         }
@@ -435,20 +436,20 @@ static int fetch_into_stash(cqn_cq *self, size_t want, cqn_object **trash)
 }
 
 /* Takes everything that the device has for this CQ into the stash, until it was found empty. */
-int cqn_cq_settle(cqn_cq *self, cqn_object **trash)
+int cqn_cq_drain(cqn_cq *self, cqn_object **deferred)
 {
     int got;
     do {
         size_t n = BATCH;
-        got = fetch_batch(self, &n, trash);
+        got = fetch_batch(self, &n, deferred);
     } while (got > 0);
     return got;
 }
 
 /* As fetch_into_stash(). -1: there are none, and the device is to blame. */
-static int fetch_or_leave(cqn_cq *self, size_t want, cqn_object **trash)
+static int fetch_or_leave(cqn_cq *self, size_t want, cqn_object **deferred)
 {
-    if (fetch_into_stash(self, want, trash) < 0) {
+    if (fetch_into_stash(self, want, deferred) < 0) {
         if (self->stash_len == 0) {
             return -1;
         }
@@ -458,7 +459,7 @@ static int fetch_or_leave(cqn_cq *self, size_t want, cqn_object **trash)
 }
 
 /* A thread has looked. */
-static void count_look(cqn_cq *self, bool in_vain)
+static void count_poll(cqn_cq *self, bool in_vain)
 {
     self->stats.polls++;
     if (self->event_unpolled) {
@@ -468,40 +469,40 @@ static void count_look(cqn_cq *self, bool in_vain)
 }
 
 /* Looks for completions, in order to hand some out. */
-int cqn_cq_look_to_hand_out(cqn_cq *self, size_t want, cqn_object **trash)
+int cqn_cq_fetch(cqn_cq *self, size_t want, cqn_object **deferred)
 {
     const uint64_t before = self->stats.completions;
-    if (fetch_or_leave(self, want, trash) < 0) {
+    if (fetch_or_leave(self, want, deferred) < 0) {
         self->stats.polls++;
         return -1;
     }
-    count_look(self, self->stash_len == 0 && self->stats.completions == before);
+    count_poll(self, self->stash_len == 0 && self->stats.completions == before);
     return 0;
 }
 
 /* Asks the device for up to n, once. `more`: there may be others. Returns how many came, or -1. */
-int cqn_cq_look_once(cqn_cq *self, size_t n, bool *more, cqn_object **trash)
+int cqn_cq_poll_once(cqn_cq *self, size_t n, bool *more, cqn_object **deferred)
 {
-    int got = fetch_batch(self, &n, trash);
-    count_look(self, got == 0 && self->stash_len == 0);
+    int got = fetch_batch(self, &n, deferred);
+    count_poll(self, got == 0 && self->stash_len == 0);
     *more = got > 0 && (size_t)got == n;
     return got;
 }
 
 /* Whether there are any: a few are enough. */
-int cqn_cq_look(cqn_cq *self, cqn_object **trash)
+int cqn_cq_poll_few(cqn_cq *self, cqn_object **deferred)
 {
-    return cqn_cq_look_to_hand_out(self, LOOK, trash);
+    return cqn_cq_fetch(self, FEW, deferred);
 }
 
 /* Takes a few into the stash, where they stay until they are polled: not counted as a look. Returns
  * whether there may be more; a failure of the device is none here. */
-bool cqn_cq_peek(cqn_cq *self, cqn_object **trash)
+bool cqn_cq_peek(cqn_cq *self, cqn_object **deferred)
 {
-    if (fetch_into_stash(self, LOOK, trash) < 0) {
+    if (fetch_into_stash(self, FEW, deferred) < 0) {
         PyErr_Clear();
     }
-    return cqn_stash_len(self) >= LOOK;
+    return cqn_stash_len(self) >= FEW;
 }
 
 /* ---- spinning ---- */
@@ -514,15 +515,15 @@ static bool found_nothing(const cqn_cq *self)
 }
 
 /* Looks again and again until it has found something or the time is over. */
-int cqn_cq_spin_for(cqn_cq *self, size_t want, double seconds, cqn_object **trash)
+int cqn_cq_spin(cqn_cq *self, size_t want, double seconds, cqn_object **deferred)
 {
-    if (make_landing(self) < 0) {
+    if (make_spin_buffer(self) < 0) {
         return -1;
     }
     int64_t now = cqn_now_ns();
     const int64_t end = now + (int64_t)ceil(seconds * 1e9);
     for (; found_nothing(self) && now < end; now = cqn_now_ns()) {
-        int got = spin(self, end - now > SLICE ? now + SLICE : end);
+        int got = spin_once(self, end - now > SLICE ? now + SLICE : end);
         /* A handler can do anything, so what has landed stays there until it is over. */
         int rc;
         CQN_UNLOCKED(rc = PyErr_CheckSignals());
@@ -530,25 +531,25 @@ int cqn_cq_spin_for(cqn_cq *self, size_t want, double seconds, cqn_object **tras
             return -1;
         }
         if (got < 0 && self->stash_len == 0) {
-            refuse_landing(self, got);
+            raise_poll_error(self, got);
             return -1;
         }
-        if (got > 0 && fetch_or_leave(self, want, trash) < 0) {
+        if (got > 0 && fetch_or_leave(self, want, deferred) < 0) {
             return -1;
         }
     }
     return 0;
 }
 
-/* Looks until the stash holds `want`, or nothing more is there; if it is empty then, for `spin`
- * seconds more. */
-int cqn_cq_look_for(cqn_cq *self, size_t want, double spin)
+/* Looks until the stash holds `want`, or nothing more is there; if it is empty then, for
+ * `spin_once` seconds more. */
+int cqn_cq_fetch_or_spin(cqn_cq *self, size_t want, double spin_once)
 {
-    cqn_object *trash = NULL;
-    int rc = cqn_cq_look_to_hand_out(self, want, &trash);
-    if (rc == 0 && spin > 0 && found_nothing(self)) {
-        rc = cqn_cq_spin_for(self, want, spin, &trash);
+    cqn_object *deferred = NULL;
+    int rc = cqn_cq_fetch(self, want, &deferred);
+    if (rc == 0 && spin_once > 0 && found_nothing(self)) {
+        rc = cqn_cq_spin(self, want, spin_once, &deferred);
     }
-    cqn_trash_empty(trash);
+    cqn_decref_deferred(deferred);
     return rc;
 }

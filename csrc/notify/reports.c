@@ -119,7 +119,7 @@ static bool srq_serves(const cqn_channel *channel, const cqn_object *srq)
 }
 
 /* Whether the report is a failure that may keep completions off this channel. */
-bool cqn_report_concerns(const cqn_report *report, const cqn_channel *channel)
+bool cqn_report_affects(const cqn_report *report, const cqn_channel *channel)
 {
     bool failure;
     cqn_report_scope what = cqn_report_scope_of(report->type, &failure);
@@ -238,19 +238,19 @@ CQN_RARE int cqn_report_add_cqs(const cqn_context *ctx, const cqn_report *failur
 int cqn_async_open(cqn_context *ctx)
 {
     struct ibv_context *device = ctx->base.handle;
-    if (cqn_flag_open(&ctx->reports->flag, device) < 0) {
+    if (cqn_pollable_flag_open(&ctx->reports->flag, device) < 0) {
         return -1;
     }
     if (cqn_set_nonblocking(device->async_fd) < 0) {
         PyErr_SetFromErrno(PyExc_OSError);
         return -1;
     }
-    return cqn_gate_open(&ctx->reports->gate);
+    return cqn_wait_queue_open(&ctx->reports->wait_queue);
 }
 
 void cqn_reports_show(cqn_context *ctx)
 {
-    cqn_flag_set(&ctx->reports->flag, CQN_OBJ(ctx), ctx->reports->queued != NULL);
+    cqn_pollable_flag_set(&ctx->reports->flag, CQN_OBJ(ctx), ctx->reports->queued != NULL);
 }
 
 /* The lists are short: a device rarely reports anything. */
@@ -318,30 +318,30 @@ void cqn_async_forget(cqn_context *ctx, const cqn_object *element)
 void cqn_async_clear(cqn_context *ctx)
 {
     cqn_async_forget(ctx, NULL);
-    cqn_flag_close(&ctx->reports->flag);
+    cqn_pollable_flag_close(&ctx->reports->flag);
 }
 
 /* Notes the failure for each channel that it concerns, and wakes the waiters of these. */
-static void tell_channels(const cqn_context *ctx, const cqn_report *report)
+static void notify_channels(const cqn_context *ctx, const cqn_report *report)
 {
     for (cqn_object *o = ctx->first[CQN_RANK_PD]; o != NULL; o = o->next) {
         cqn_channel *channel = (cqn_channel *)o;
         if (PyObject_TypeCheck(o, ctx->base.state->CompletionChannel) &&
-            cqn_report_concerns(report, channel)) {
-            channel->concerned = report->serial;
-            cqn_gate_wake(&channel->gate);
+            cqn_report_affects(report, channel)) {
+            channel->failure_serial = report->serial;
+            cqn_wait_queue_wake(&channel->wait_queue);
         }
     }
 }
 
 void cqn_failure_watch_show(cqn_failure_watch *self)
 {
-    cqn_flag_set(&self->flag, &self->base, self->latest > self->told);
+    cqn_pollable_flag_set(&self->flag, &self->base, self->latest > self->seen_serial);
 }
 
 /* A failure was just entered: raises the flags of all watches, also those of a context whose
  * closing may yet fail. Runs no Python code. */
-static void tell_watches(const cqn_context *ctx)
+static void notify_watches(const cqn_context *ctx)
 {
     PyTypeObject *type = ctx->base.state->FailureWatch;
     for (cqn_object *o = ctx->first[CQN_RANK_PD]; o != NULL; o = o->next) {
@@ -364,8 +364,8 @@ static void enter_report(cqn_context *ctx, cqn_report *report, cqn_report *copy)
         drop_same_report(&ctx->reports->failures, report);
         *copy = *report;
         append_report(&ctx->reports->failures, copy);
-        tell_channels(ctx, report);
-        tell_watches(ctx);
+        notify_channels(ctx, report);
+        notify_watches(ctx);
     }
     else {
         PyMem_Free(copy);
@@ -469,7 +469,7 @@ int cqn_async_drain(cqn_context *ctx)
 }
 
 /* That the device has gone is for those to say that wait for its reports. */
-int cqn_async_catch_up(cqn_context *ctx, uint64_t *told)
+int cqn_async_catch_up(cqn_context *ctx, uint64_t *seen_serial)
 {
     int rc;
     while ((rc = read_report(ctx)) > 0) {
@@ -478,7 +478,7 @@ int cqn_async_catch_up(cqn_context *ctx, uint64_t *told)
         PyErr_Clear();
         rc = 0;
     }
-    *told = ctx->reports->serial;
+    *seen_serial = ctx->reports->serial;
     return rc;
 }
 

@@ -18,8 +18,8 @@ typedef struct cqn_report cqn_report;
 
 struct cqn_report {
     cqn_report *next;
-    uint64_t serial;        /* rises with time */
-    unsigned long taken_by; /* which thread was handed a failure, or 0 */
+    uint64_t serial;       /* rises with time */
+    unsigned long read_by; /* which thread was handed a failure, or 0 */
     enum ibv_event_type type;
     cqn_object *element; /* the CQ, QP or SRQ, borrowed, or NULL */
     int port_num;        /* or 0 */
@@ -30,9 +30,9 @@ typedef struct cqn_reports {
     cqn_report *queued;   /* read and not yet handed out */
     cqn_report *failures; /* the latest of each kind, oldest first */
     size_t queued_len;
-    uint64_t serial; /* of the latest */
-    cqn_flag flag;   /* raised while there are queued ones */
-    cqn_gate gate;
+    uint64_t serial;        /* of the latest */
+    cqn_pollable_flag flag; /* raised while there are queued ones */
+    cqn_wait_queue wait_queue;
 } cqn_reports;
 
 typedef struct {
@@ -43,10 +43,10 @@ typedef struct {
 } cqn_async_event;
 
 typedef struct {
-    cqn_object base; /* the handle is the watch itself: nothing else can be destroyed */
-    cqn_flag flag;   /* raised while there is a failure to tell */
-    uint64_t latest; /* serial of the latest failure */
-    uint64_t told;   /* all up to there were told */
+    cqn_object base;        /* the handle is the watch itself: nothing else can be destroyed */
+    cqn_pollable_flag flag; /* raised while there is a failure to tell */
+    uint64_t latest;        /* serial of the latest failure */
+    uint64_t seen_serial;   /* all up to there were told */
 } cqn_failure_watch;
 
 /* reports.c */
@@ -58,7 +58,7 @@ cqn_report_scope cqn_report_scope_of(enum ibv_event_type type, bool *failure);
 bool cqn_report_is_transient(enum ibv_event_type type);
 
 /* Whether a failure may keep completions off that channel. */
-bool cqn_report_concerns(const cqn_report *report, const cqn_channel *channel);
+bool cqn_report_affects(const cqn_report *report, const cqn_channel *channel);
 int cqn_report_add_cqs(const cqn_context *ctx, const cqn_report *failure, PyObject *cqs);
 
 /* Prepares a new context for reports. -1 with an exception; cqn_async_clear() undoes it. */
@@ -74,7 +74,7 @@ int cqn_async_drain(cqn_context *ctx);
 
 /* The same until the device has no more. Returns the serial number of the latest in *told: what is
  * made now, and remembers it, is not told of what came before. */
-int cqn_async_catch_up(cqn_context *ctx, uint64_t *told);
+int cqn_async_catch_up(cqn_context *ctx, uint64_t *seen_serial);
 
 /* The report of a list that is of the same type and about the same element, or NULL. */
 cqn_report *cqn_report_find_same(cqn_report *list, const cqn_report *report);
@@ -96,7 +96,7 @@ extern PyType_Spec cqn_async_event_spec, cqn_failure_watch_spec;
 
 /* -1 with AsyncEventError if a failure concerns this channel that a waiter does not know of,
  * which knows all up to *told. Else *told is what it knows now. */
-int cqn_async_check(cqn_channel *channel, uint64_t *told);
+int cqn_async_check(cqn_channel *channel, uint64_t *seen_serial);
 
 /* A new list of what is known and was not handed out. Takes nothing. */
 PyObject *cqn_async_known(cqn_context *ctx);

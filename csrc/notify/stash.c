@@ -166,7 +166,7 @@ void cqn_stash_free(cqn_cq *self)
     PyMem_Free(self->extra);
     self->stash = NULL;
     self->extra = NULL;
-    self->stash_head = self->stash_len = self->stash_room = self->holes = 0;
+    self->stash_head = self->stash_len = self->stash_capacity = self->holes = 0;
 }
 
 /* Moves the entries to another place in the arrays. */
@@ -186,7 +186,7 @@ static void move_to(cqn_cq *self, size_t head)
 /* New memory is zeroed, see above. */
 static int grow_stash(cqn_cq *self, size_t least)
 {
-    size_t room = self->stash_room ? self->stash_room : ROOM;
+    size_t room = self->stash_capacity ? self->stash_capacity : ROOM;
     while (room < least) {
         room *= 2;
     }
@@ -204,17 +204,17 @@ static int grow_stash(cqn_cq *self, size_t least)
         }
         self->extra = extra;
     }
-    memset(stash + self->stash_room, 0, (room - self->stash_room) * sizeof(*stash));
-    self->stash_room = room;
+    memset(stash + self->stash_capacity, 0, (room - self->stash_capacity) * sizeof(*stash));
+    self->stash_capacity = room;
     return 0;
 }
 
 /* Called if there is not enough room behind the last entry: what was handed out has left some in
  * front, or the arrays grow. */
-int cqn_stash_make_room(cqn_cq *self, size_t n)
+int cqn_stash_grow(cqn_cq *self, size_t n)
 {
     const size_t end = self->stash_head + self->stash_len;
-    if (self->stash_len + n <= self->stash_room) {
+    if (self->stash_len + n <= self->stash_capacity) {
         move_to(self, 0);
         return 0;
     }
@@ -324,8 +324,8 @@ bool cqn_stash_has(cqn_cq *self, uint64_t wr_id, const cqn_qp *qp)
 }
 
 /* Takes that completion out of the stash. Returns whether there was one. */
-bool cqn_stash_take(cqn_cq *self, uint64_t wr_id, const cqn_qp *qp, struct ibv_wc *wc,
-                    cqn_wc_extra *extra)
+bool cqn_stash_pop(cqn_cq *self, uint64_t wr_id, const cqn_qp *qp, struct ibv_wc *wc,
+                   cqn_wc_extra *extra)
 {
     uint64_t place;
     if (!find_in_stash(self, wr_id, qp, &place)) {

@@ -106,7 +106,7 @@ static inline PyObject *hand_out(cqn_cq *self, size_t max, bool only_ok, make *m
     return list;
 }
 
-PyObject *cqn_cq_hand_out(cqn_cq *self, uint64_t max)
+PyObject *cqn_cq_pop_wcs(cqn_cq *self, uint64_t max)
 {
     return hand_out(self, max, false, make_wcs);
 }
@@ -151,7 +151,7 @@ static void set_rows(cqn_cq *self, PyObject *array, size_t n)
 
 /* The wr_ids of the completions before the first that failed. If the first of all has failed, it is
  * raised. */
-PyObject *cqn_cq_hand_out_ids(cqn_cq *self, size_t max)
+PyObject *cqn_cq_pop_ids(cqn_cq *self, size_t max)
 {
     while (first_failed(self) && !PyErr_Occurred()) {
         raise_first(self);
@@ -160,9 +160,9 @@ PyObject *cqn_cq_hand_out_ids(cqn_cq *self, size_t max)
 }
 
 /* Fills the array with as many completions as it has room for; returns how many. */
-PyObject *cqn_cq_hand_out_rows(cqn_cq *self, PyObject *array)
+PyObject *cqn_cq_pop_rows(cqn_cq *self, PyObject *array)
 {
-    const size_t n = count_ready(self, cqn_wc_array_room(array), false);
+    const size_t n = count_ready(self, cqn_wc_array_free_rows(array), false);
     PyObject *count = PyLong_FromSize_t(n);
     if (count != NULL) {
         set_rows(self, array, n);

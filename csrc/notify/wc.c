@@ -15,7 +15,7 @@
 #ifdef Py_GIL_DISABLED
 #define SPARES 0
 #else
-#define SPARES CQN_WC_SPARES
+#define SPARES CQN_FREE_WCS
 #endif
 
 /* AddressSanitizer reports the use of an object that was dropped, also while it is kept. */
@@ -131,32 +131,32 @@ static PyObject *number_or_none(bool valid, uint32_t value)
  * must find the module when nothing else refers to it. */
 static PyObject *take_spare_wc(cqn_state *st)
 {
-    PyObject *op = st->wc_spares[--st->wc_spares_len];
+    PyObject *op = st->free_wcs[--st->free_wcs_len];
     ASAN_UNPOISON_MEMORY_REGION(op, sizeof(work_completion));
     return op;
 }
 
 static work_completion *alloc_wc(cqn_state *st)
 {
-    return st->wc_spares_len == 0
+    return st->free_wcs_len == 0
                ? PyObject_New(work_completion, st->WorkCompletion)
                : (work_completion *)PyObject_Init(take_spare_wc(st), st->WorkCompletion);
 }
 
 static void free_or_spare(cqn_state *st, PyObject *op)
 {
-    if (st->wc_spares_len == SPARES) {
+    if (st->free_wcs_len == SPARES) {
         PyObject_Free(op);
         return;
     }
     ASAN_POISON_MEMORY_REGION(op, sizeof(work_completion));
-    st->wc_spares[st->wc_spares_len++] = op;
+    st->free_wcs[st->free_wcs_len++] = op;
 }
 
 /* The module goes, so no WorkCompletion is left. */
-void cqn_wc_free_spares(cqn_state *st)
+void cqn_wc_clear_freelist(cqn_state *st)
 {
-    while (st->wc_spares_len > 0) {
+    while (st->free_wcs_len > 0) {
         PyObject_Free(take_spare_wc(st));
     }
 }
@@ -279,7 +279,7 @@ size_t cqn_wc_new_run(cqn_state *st, const struct ibv_wc *wcs, size_t n, PyObjec
     }
     PyObject *status = st->wc_status[IBV_WC_SUCCESS], *opcode = st->wc_opcode[wcs->opcode];
     size_t i;
-    n = n < st->wc_spares_len ? n : st->wc_spares_len;
+    n = n < st->free_wcs_len ? n : st->free_wcs_len;
     for (i = 0; i < n && (i == 0 || is_alike(&wcs[i], wcs)); i++) {
         PyObject *wr_id = PyLong_FromUnsignedLongLong(wcs[i].wr_id);
         if (wr_id == NULL) {

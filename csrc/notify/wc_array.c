@@ -26,7 +26,7 @@ typedef struct {
     Py_ssize_t capacity, len;
 } wc_array;
 
-size_t cqn_wc_array_room(PyObject *op)
+size_t cqn_wc_array_free_rows(PyObject *op)
 {
     return (size_t)((wc_array *)op)->capacity;
 }

@@ -19,7 +19,7 @@ static int destroy_channel(void *handle)
 
 static void channel_after_destroy(cqn_object *op)
 {
-    cqn_gate_shut(&((cqn_channel *)op)->gate, cqn_forked(op));
+    cqn_wait_queue_shut(&((cqn_channel *)op)->wait_queue, cqn_forked(op));
 }
 
 static int channel_traverse(PyObject *op, visitproc visit, void *arg)
@@ -37,7 +37,7 @@ static int channel_clear(PyObject *op)
 {
     cqn_channel_forget_loop((cqn_channel *)op);
     if (CQN_OBJ(op)->handle == NULL) {
-        cqn_gate_clear(&((cqn_channel *)op)->gate);
+        cqn_wait_queue_clear(&((cqn_channel *)op)->wait_queue);
     }
     return cqn_clear(op);
 }
@@ -73,8 +73,8 @@ CQN_RARE static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObje
         return NULL;
     }
     self->transient_errors = transient_errors;
-    if (cqn_gate_open(&self->gate) < 0 ||
-        cqn_async_catch_up((cqn_context *)used, &self->told) < 0) {
+    if (cqn_wait_queue_open(&self->wait_queue) < 0 ||
+        cqn_async_catch_up((cqn_context *)used, &self->seen_serial) < 0) {
         Py_DECREF(self);
         return NULL;
     }
@@ -100,12 +100,12 @@ CQN_RARE static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObje
 
 static PyObject *next_event(cqn_object *op)
 {
-    return cqn_channel_take_event((cqn_channel *)op, op->handle);
+    return cqn_channel_read_event((cqn_channel *)op, op->handle);
 }
 
-static int check_failures(cqn_object *op, uint64_t *told)
+static int check_failures(cqn_object *op, uint64_t *seen_serial)
 {
-    return cqn_async_check((cqn_channel *)op, told);
+    return cqn_async_check((cqn_channel *)op, seen_serial);
 }
 
 static int channel_fd(const cqn_object *op)
@@ -113,10 +113,10 @@ static int channel_fd(const cqn_object *op)
     return ((struct ibv_comp_channel *)op->handle)->fd;
 }
 
-static bool is_channel_quiet(const cqn_object *op, uint64_t told)
+static bool is_channel_quiet(const cqn_object *op, uint64_t seen_serial)
 {
     const cqn_channel *self = (const cqn_channel *)op;
-    return self->late == NULL && self->concerned <= told;
+    return self->late == NULL && self->failure_serial <= seen_serial;
 }
 
 static void no_event(cqn_object *op)
@@ -161,8 +161,8 @@ static PyObject *wait_event(cqn_channel *self, PyObject *timeout)
 {
     cqn_sleep sleep = {.timed = self->base.context->measure_latency};
     cqn_device_context *ctx = hold_context(self);
-    PyObject *cq =
-        cqn_gate_wait(&self->base, &self->gate, &event_wait, timeout, self->told, &sleep);
+    PyObject *cq = cqn_wait_queue_wait(&self->base, &self->wait_queue, &event_wait, timeout,
+                                       self->seen_serial, &sleep);
     if (cq != NULL && sleep.slept) {
         count_woken((cqn_cq *)cq, &sleep);
         ctx->channels.thread_wakeups++;
@@ -195,7 +195,7 @@ static PyObject *channel_try_get_event(PyObject *op, PyObject *Py_UNUSED(unused)
     if (channel == NULL) {
         return NULL;
     }
-    PyObject *cq = cqn_channel_take_event((cqn_channel *)op, channel);
+    PyObject *cq = cqn_channel_read_event((cqn_channel *)op, channel);
     return cq != NULL || PyErr_Occurred() ? cq : Py_NewRef(Py_None);
 }
 
@@ -204,7 +204,7 @@ static PyObject *channel_try_get_event(PyObject *op, PyObject *Py_UNUSED(unused)
 static int dispatch_event(cqn_channel *self)
 {
     struct ibv_comp_channel *channel = cqn_open(&self->base);
-    PyObject *cq = channel == NULL ? NULL : cqn_channel_take_event(self, channel);
+    PyObject *cq = channel == NULL ? NULL : cqn_channel_read_event(self, channel);
     if (cq == NULL) {
         return PyErr_Occurred() ? -1 : 0;
     }
@@ -281,7 +281,7 @@ static PyObject *channel_interrupt(PyObject *op, PyObject *Py_UNUSED(unused))
     if (cqn_open(CQN_OBJ(op)) == NULL) {
         return NULL;
     }
-    cqn_gate_interrupt(&((cqn_channel *)op)->gate);
+    cqn_wait_queue_interrupt(&((cqn_channel *)op)->wait_queue);
     Py_RETURN_NONE;
 }
 
@@ -349,7 +349,8 @@ static PyObject *channel_get_waiting(PyObject *op, void *Py_UNUSED(unused))
 {
     CQN_LOCKED;
     const cqn_channel *self = (cqn_channel *)op;
-    return cqn_open(&self->base) == NULL ? NULL : PyLong_FromSize_t(cqn_gate_waiters(&self->gate));
+    return cqn_open(&self->base) == NULL ? NULL
+                                         : PyLong_FromSize_t(cqn_wait_queue_len(&self->wait_queue));
 }
 
 static PyGetSetDef channel_getset[] = {

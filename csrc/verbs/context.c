@@ -24,7 +24,7 @@ static int close_device(void *handle)
 static void context_after_destroy(cqn_object *op)
 {
     cqn_device_context *self = (cqn_device_context *)op;
-    cqn_gate_shut(&self->reports.gate, cqn_forked(op));
+    cqn_wait_queue_shut(&self->reports.wait_queue, cqn_forked(op));
     cqn_async_clear(&self->base);
     cqn_netdev_close(&self->netdev);
 }
@@ -33,7 +33,7 @@ static int context_clear(PyObject *op)
 {
     cqn_device_context *self = (cqn_device_context *)op;
     if (CQN_OBJ(self)->handle == NULL) {
-        cqn_gate_clear(&self->reports.gate);
+        cqn_wait_queue_clear(&self->reports.wait_queue);
         cqn_async_clear(&self->base);
         cqn_netdev_close(&self->netdev);
         cqn_closed_counters_free(&self->closed_counters);

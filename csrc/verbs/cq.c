@@ -317,13 +317,13 @@ static PyObject *cq_req_notify(PyObject *op, PyObject *const *args, Py_ssize_t n
  * arming, and before sleeping, it must be polled. Returns 1, 0, or -1 with an exception. */
 static int safe_to_sleep(cqn_cq *self, bool solicited_only)
 {
-    cqn_object *trash = NULL;
-    int rc = cqn_cq_look(self, &trash);
+    cqn_object *deferred = NULL;
+    int rc = cqn_cq_poll_few(self, &deferred);
     if (rc == 0 && self->stash_len == 0 && !cqn_cq_is_armed(self, solicited_only)) {
-        rc = cqn_cq_arm(self, solicited_only) < 0 ? -1 : cqn_cq_look(self, &trash);
+        rc = cqn_cq_arm(self, solicited_only) < 0 ? -1 : cqn_cq_poll_few(self, &deferred);
     }
     bool safe = self->stash_len == 0;
-    cqn_trash_empty(trash);
+    cqn_decref_deferred(deferred);
     return rc < 0 || cqn_routed(self) < 0 ? -1 : safe;
 }
 
@@ -377,17 +377,17 @@ static int arm_again(cqn_cq *self)
     if (armed == CQN_UNARMED || cqn_engine_look_again(self)) {
         return 0;
     }
-    cqn_object *trash = NULL;
+    cqn_object *deferred = NULL;
     int rc = cqn_cq_arm(self, armed == CQN_ARMED_SOLICITED);
     if (rc == 0) {
-        rc = cqn_cq_settle(self, &trash);
+        rc = cqn_cq_drain(self, &deferred);
     }
     /* Making an exception can run code that closes the CQ. */
     const bool raise = (rc < 0 || self->stash_len > 0) && self->base.handle != NULL;
     if (raise && self->late++ == 0) {
         cqn_channel_add_late(self->channel, self);
     }
-    cqn_trash_empty(trash);
+    cqn_decref_deferred(deferred);
     return rc;
 }
 

@@ -40,13 +40,13 @@ static int refuse_engine(const cqn_cq *self)
  */
 static PyObject *poll_without_engine(cqn_cq *self, uint64_t max, double spin)
 {
-    cqn_object *trash = NULL;
-    int rc = cqn_cq_look_to_hand_out(self, max, &trash);
+    cqn_object *deferred = NULL;
+    int rc = cqn_cq_fetch(self, max, &deferred);
     if (rc == 0 && self->stash_len == 0 && spin > 0) {
-        rc = cqn_cq_spin_for(self, max, spin, &trash);
+        rc = cqn_cq_spin(self, max, spin, &deferred);
     }
-    PyObject *list = rc < 0 ? NULL : cqn_cq_hand_out(self, max);
-    cqn_trash_empty(trash);
+    PyObject *list = rc < 0 ? NULL : cqn_cq_pop_wcs(self, max);
+    cqn_decref_deferred(deferred);
     return list;
 }
 
@@ -77,12 +77,12 @@ PyObject *cqn_cq_poll_ids(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
         refuse_engine(self) < 0) {
         return NULL;
     }
-    cqn_object *trash = NULL;
+    cqn_object *deferred = NULL;
     PyObject *list = NULL;
-    if (cqn_cq_look_to_hand_out(self, max, &trash) == 0) {
-        list = cqn_cq_hand_out_ids(self, max);
+    if (cqn_cq_fetch(self, max, &deferred) == 0) {
+        list = cqn_cq_pop_ids(self, max);
     }
-    cqn_trash_empty(trash);
+    cqn_decref_deferred(deferred);
     return list;
 }
 
@@ -100,12 +100,12 @@ PyObject *cqn_cq_poll_into(PyObject *op, PyObject *array)
     if (refuse_engine(self) < 0) {
         return NULL;
     }
-    const size_t capacity = cqn_wc_array_room(array);
-    cqn_object *trash = NULL;
+    const size_t capacity = cqn_wc_array_free_rows(array);
+    cqn_object *deferred = NULL;
     PyObject *count = NULL;
-    if (cqn_cq_look_to_hand_out(self, capacity, &trash) == 0) {
-        count = cqn_cq_hand_out_rows(self, array);
+    if (cqn_cq_fetch(self, capacity, &deferred) == 0) {
+        count = cqn_cq_pop_rows(self, array);
     }
-    cqn_trash_empty(trash);
+    cqn_decref_deferred(deferred);
     return count;
 }

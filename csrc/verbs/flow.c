@@ -19,7 +19,7 @@ static const cqn_kind flow_kind = {
     .name = "Flow",
     .destroy_verb = "ibv_destroy_flow",
     .rank = CQN_RANK_FLOW,
-    .goes_along = true,
+    .closes_with_parent = true,
     .destroy = destroy_flow,
     .clear = cqn_clear,
 };

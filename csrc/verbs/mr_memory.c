@@ -390,13 +390,13 @@ static int check_change(cqn_mr *self, const change *c)
 /* Changes the MR as the device has changed it. The old memory ends up in `c`. Can run any code. */
 static void become(cqn_mr *self, change *c)
 {
-    cqn_object *trash = NULL;
+    cqn_object *deferred = NULL;
     const struct ibv_mr *mr = self->base.handle;
     self->lkey = mr->lkey;
     self->rkey = mr->rkey;
     self->access = c->access;
     if (c->pd != NULL) {
-        cqn_use(&self->base, 0, CQN_OBJ(c->pd), &trash);
+        cqn_use(&self->base, 0, CQN_OBJ(c->pd), &deferred);
     }
     if (c->buffer != NULL) {
         const cqn_memory old = self->memory;
@@ -404,7 +404,7 @@ static void become(cqn_mr *self, change *c)
         self->iova = (uintptr_t)self->memory.addr;
         c->memory = old;
     }
-    cqn_trash_empty(trash);
+    cqn_decref_deferred(deferred);
 }
 
 typedef enum { IS_NEW, IS_NEW_BUT, IS_OLD, IS_LOST, IS_STUCK } outcome;

@@ -91,12 +91,12 @@ void cqn_qps_stop_sending(cqn_context *ctx)
 
 /* Unless the queue is drained, its CQ inherits the books, for what may still complete. */
 static void drop_queue(const cqn_qp *self, cqn_wr_queue *q, cqn_cq *cq, bool is_drained,
-                       cqn_object **trash)
+                       cqn_object **deferred)
 {
     if (q == NULL) {
         return;
     }
-    cqn_wr_queue_forget(q, trash);
+    cqn_wr_queue_forget(q, deferred);
     if (is_drained) {
         cqn_wr_queue_drop(self->base.state, q);
     }
@@ -105,25 +105,25 @@ static void drop_queue(const cqn_qp *self, cqn_wr_queue *q, cqn_cq *cq, bool is_
     }
 }
 
-static void drop_queues(cqn_qp *self, cqn_drained known, cqn_object **trash)
+static void drop_queues(cqn_qp *self, cqn_drained known, cqn_object **deferred)
 {
     cqn_wr_queue *sq = self->sq, *rq = self->rq;
     self->sq = self->rq = NULL;
-    drop_queue(self, sq, self->send_cq, known.send, trash);
-    drop_queue(self, rq, self->recv_cq, known.recv, trash);
+    drop_queue(self, sq, self->send_cq, known.send, deferred);
+    drop_queue(self, rq, self->recv_cq, known.recv, deferred);
 }
 
 static void qp_after_destroy(cqn_object *op)
 {
     cqn_qp *self = (cqn_qp *)op;
-    cqn_object *trash = NULL;
+    cqn_object *deferred = NULL;
     /* If the device can't be polled, code can run that closes all objects that this one used. */
     cqn_context *ctx = (cqn_context *)Py_NewRef((PyObject *)op->uses[0]->context);
-    const cqn_drained known = cqn_qp_drain(self, &trash);
+    const cqn_drained known = cqn_qp_drain(self, &deferred);
     cqn_async_forget(ctx, op);
     Py_DECREF(ctx);
-    drop_queues(self, known, &trash);
-    cqn_trash_empty(trash);
+    drop_queues(self, known, &deferred);
+    cqn_decref_deferred(deferred);
     PyMem_Free(self->groups);
     self->groups = NULL;
     self->groups_len = 0;
@@ -152,9 +152,9 @@ static int qp_clear(PyObject *op)
 {
     cqn_qp *self = (cqn_qp *)op;
     if (self->base.handle == NULL) {
-        cqn_object *trash = NULL;
-        drop_queues(self, (cqn_drained){.send = true, .recv = true}, &trash);
-        cqn_trash_empty(trash);
+        cqn_object *deferred = NULL;
+        drop_queues(self, (cqn_drained){.send = true, .recv = true}, &deferred);
+        cqn_decref_deferred(deferred);
     }
     Py_CLEAR(self->user_data);
     return cqn_clear(op);
@@ -168,7 +168,7 @@ static const cqn_kind qp_kind = {
     .destroy = destroy_qp,
     .destroy_failed = qp_destroy_failed,
     .after_destroy = qp_after_destroy,
-    .tell = qp_notify_engines,
+    .notify_closed = qp_notify_engines,
     .clear = qp_clear,
 };
 
@@ -246,12 +246,12 @@ static PyObject *qp_query(PyObject *op, PyObject *Py_UNUSED(unused))
 static int drain_sends(const cqn_qp *self)
 {
     cqn_cq *cq = (cqn_cq *)Py_NewRef((PyObject *)self->send_cq);
-    cqn_object *trash = NULL;
-    int rc = cq->base.handle == NULL ? 0 : cqn_cq_settle(cq, &trash);
+    cqn_object *deferred = NULL;
+    int rc = cq->base.handle == NULL ? 0 : cqn_cq_drain(cq, &deferred);
     if (rc == 0) {
         rc = cqn_routed(cq);
     }
-    cqn_trash_empty(trash);
+    cqn_decref_deferred(deferred);
     Py_DECREF(cq);
     return rc;
 }

@@ -33,7 +33,7 @@ typedef struct {
 } cqn_drained;
 
 /* Moves what its CQs have to their stashes, before the queue pair is reset or closed. */
-cqn_drained cqn_qp_drain(const cqn_qp *self, cqn_object **trash);
+cqn_drained cqn_qp_drain(const cqn_qp *self, cqn_object **deferred);
 
 /* After a reset: keeps what the CQs still have, and the wr_ids of what may still complete. */
 void cqn_qp_forget_requests(cqn_qp *self);

@@ -316,7 +316,8 @@ static int modify_failed(const cqn_qp *self, const refusal *why)
 /* Moves what has completed to the stash, if the CQ can be polled, which releases what the requests
  * kept alive; otherwise the next poll does that. Returns whether nothing of that queue is left in
  * the CQ. */
-static bool drain_queue(const cqn_qp *self, const cqn_wr_queue *q, cqn_cq *cq, cqn_object **trash)
+static bool drain_queue(const cqn_qp *self, const cqn_wr_queue *q, cqn_cq *cq,
+                        cqn_object **deferred)
 {
     if (q == NULL || (q->len == 0 && q->source == NULL) || cqn_forked(&self->base)) {
         return true;
@@ -324,31 +325,31 @@ static bool drain_queue(const cqn_qp *self, const cqn_wr_queue *q, cqn_cq *cq, c
     if (cq->base.handle == NULL || PyErr_Occurred()) {
         return false;
     }
-    const bool ok = cqn_cq_settle(cq, trash) == 0;
+    const bool ok = cqn_cq_drain(cq, deferred) == 0;
     if (!ok) {
         PyErr_Clear();
     }
     return ok;
 }
 
-cqn_drained cqn_qp_drain(const cqn_qp *self, cqn_object **trash)
+cqn_drained cqn_qp_drain(const cqn_qp *self, cqn_object **deferred)
 {
-    const bool send = drain_queue(self, self->sq, self->send_cq, trash);
-    const bool recv = drain_queue(self, self->rq, self->recv_cq, trash);
+    const bool send = drain_queue(self, self->sq, self->send_cq, deferred);
+    const bool recv = drain_queue(self, self->rq, self->recv_cq, deferred);
     return (cqn_drained){.send = send, .recv = recv};
 }
 
 void cqn_qp_forget_requests(cqn_qp *self)
 {
-    cqn_object *trash = NULL;
-    const cqn_drained known = cqn_qp_drain(self, &trash);
+    cqn_object *deferred = NULL;
+    const cqn_drained known = cqn_qp_drain(self, &deferred);
     if (self->sq != NULL) { /* it was not closed meanwhile */
-        cqn_wr_queue_forget(self->sq, &trash);
-        cqn_wr_queue_forget(self->rq, &trash);
+        cqn_wr_queue_forget(self->sq, &deferred);
+        cqn_wr_queue_forget(self->rq, &deferred);
         self->sq->len = known.send ? 0 : self->sq->len;
         self->rq->len = known.recv ? 0 : self->rq->len;
     }
-    cqn_trash_empty(trash);
+    cqn_decref_deferred(deferred);
 }
 
 /* A reset drops the work requests without completing them. Nothing may be posted from the moment in

@@ -44,9 +44,9 @@ typedef struct {
     bool more;      /* it may hold more than were counted */
 } survey;
 
-/* Runs no Python code: the objects that completions release go to `trash`. A CQ with an AsyncCQ is
- * not polled. */
-CQN_RARE static survey survey_cqs(const wait_scope *scope, cqn_object **trash)
+/* Runs no Python code: the objects that completions release go to `deferred`. A CQ with an AsyncCQ
+ * is not polled. */
+CQN_RARE static survey survey_cqs(const wait_scope *scope, cqn_object **deferred)
 {
     survey found = {.cqs = 0};
     for (cqn_object *o = scope->context->first[CQN_RANK_CQ]; o != NULL; o = o->next) {
@@ -58,7 +58,7 @@ CQN_RARE static survey survey_cqs(const wait_scope *scope, cqn_object **trash)
         if (found.cqs++ >= PEEKS || cq->engine != NULL || found.holder != NULL) {
             continue;
         }
-        const bool more = cqn_cq_peek(cq, trash);
+        const bool more = cqn_cq_peek(cq, deferred);
         if (cqn_stash_len(cq) > 0) {
             found.holder = cq;
             found.more = more;
@@ -98,9 +98,9 @@ CQN_RARE static PyObject *about_holder(const survey *found)
 }
 
 /* NULL without an exception: the CQs are not the cause. */
-CQN_RARE static PyObject *about_cqs(const wait_scope *scope, cqn_object **trash)
+CQN_RARE static PyObject *about_cqs(const wait_scope *scope, cqn_object **deferred)
 {
-    const survey found = survey_cqs(scope, trash);
+    const survey found = survey_cqs(scope, deferred);
     if (found.holder != NULL) {
         return about_holder(&found);
     }
@@ -267,13 +267,13 @@ CQN_RARE static PyObject *about_qps(const wait_scope *scope)
 /* While a device is queried, other threads can close everything that the caller uses. */
 CQN_RARE static PyObject *why_silent(const wait_scope *scope)
 {
-    cqn_object *trash = NULL, *const context = CQN_OBJ(Py_NewRef((PyObject *)scope->context));
-    PyObject *text = about_cqs(scope, &trash);
+    cqn_object *deferred = NULL, *const context = CQN_OBJ(Py_NewRef((PyObject *)scope->context));
+    PyObject *text = about_cqs(scope, &deferred);
     if (text == NULL && !PyErr_Occurred()) {
         text = about_qps(scope);
     }
     PyObject *error = text == NULL ? cqn_take_exception() : NULL;
-    cqn_trash_empty(trash);
+    cqn_decref_deferred(deferred);
     Py_DECREF(context);
     if (error != NULL) {
         cqn_put_exception(error);

@@ -18,29 +18,29 @@ static int destroy_srq(void *handle)
 /* Nothing that was posted to it completes any more: releases the memory. */
 static void drop_requests(cqn_srq *self)
 {
-    cqn_object *trash = NULL;
+    cqn_object *deferred = NULL;
     cqn_wr_queue *rq = self->rq;
     self->rq = NULL;
     if (rq != NULL) {
-        cqn_wr_queue_forget(rq, &trash);
+        cqn_wr_queue_forget(rq, &deferred);
         cqn_wr_queue_drop(self->base.state, rq);
     }
-    cqn_trash_empty(trash);
+    cqn_decref_deferred(deferred);
 }
 
 /* Fetches the completions that its own CQ has; if that fails, the CQ keeps the wr_ids. */
 static void leave_cq(cqn_srq *self)
 {
-    cqn_object *trash = NULL;
+    cqn_object *deferred = NULL;
     if (self->cq != NULL && self->cq->base.handle != NULL && !cqn_forked(&self->base) &&
-        !PyErr_Occurred() && cqn_cq_settle(self->cq, &trash) < 0) {
+        !PyErr_Occurred() && cqn_cq_drain(self->cq, &deferred) < 0) {
         PyErr_Clear();
         cqn_wr_queue *rq = self->rq;
         self->rq = NULL;
-        cqn_wr_queue_forget(rq, &trash);
+        cqn_wr_queue_forget(rq, &deferred);
         cqn_cq_inherit(self->cq, rq);
     }
-    cqn_trash_empty(trash);
+    cqn_decref_deferred(deferred);
 }
 
 static void srq_after_destroy(cqn_object *op)

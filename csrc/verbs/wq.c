@@ -18,7 +18,7 @@ static int destroy_wq(void *handle)
  * polled, it keeps the wr_ids. */
 static void drop_requests(cqn_wq *self, cqn_wr_queue *fresh)
 {
-    cqn_object *trash = NULL;
+    cqn_object *deferred = NULL;
     cqn_wr_queue *rq = self->rq;
     self->rq = fresh; /* before other code can run */
     if (rq == NULL) {
@@ -26,18 +26,18 @@ static void drop_requests(cqn_wq *self, cqn_wr_queue *fresh)
     }
     const bool asks = self->cq != NULL && self->cq->base.handle != NULL &&
                       !cqn_forked(&self->base) && !PyErr_Occurred();
-    const bool left = asks && cqn_cq_settle(self->cq, &trash) < 0;
+    const bool left = asks && cqn_cq_drain(self->cq, &deferred) < 0;
     if (left) {
         PyErr_Clear();
     }
-    cqn_wr_queue_forget(rq, &trash);
+    cqn_wr_queue_forget(rq, &deferred);
     if (left) {
         cqn_cq_inherit(self->cq, rq);
     }
     else {
         cqn_wr_queue_drop(self->base.state, rq);
     }
-    cqn_trash_empty(trash);
+    cqn_decref_deferred(deferred);
 }
 
 static void wq_after_destroy(cqn_object *op)

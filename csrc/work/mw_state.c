@@ -17,10 +17,10 @@ static size_t mr_slot(const cqn_mw *self)
 }
 
 /* Drops the QP when nothing is bound through it any more. */
-static void release_qp_of_window(cqn_mw *self, cqn_object **trash)
+static void release_qp_of_window(cqn_mw *self, cqn_object **deferred)
 {
     if (self->type == IBV_MW_TYPE_2 && self->binds == 0 && self->base.uses[2] == NULL) {
-        cqn_use(&self->base, 1, NULL, trash);
+        cqn_use(&self->base, 1, NULL, deferred);
     }
 }
 
@@ -50,7 +50,7 @@ void cqn_mw_posted(cqn_mw *self, cqn_qp *qp, uint32_t rkey)
     self->rkey = mw->rkey = rkey;
 }
 
-void cqn_mw_bound(cqn_mw *self, cqn_object *mr, uint32_t rkey, bool ok, cqn_object **trash)
+void cqn_mw_bound(cqn_mw *self, cqn_object *mr, uint32_t rkey, bool ok, cqn_object **deferred)
 {
     struct ibv_mw *mw = self->base.handle;
     self->binds--;
@@ -59,35 +59,35 @@ void cqn_mw_bound(cqn_mw *self, cqn_object *mr, uint32_t rkey, bool ok, cqn_obje
     }
     if (ok) {
         self->bound_rkey = rkey;
-        cqn_use(&self->base, mr_slot(self), rkey == self->gone_rkey ? NULL : mr, trash);
+        cqn_use(&self->base, mr_slot(self), rkey == self->gone_rkey ? NULL : mr, deferred);
     }
     if (self->binds == 0) {
         self->rkey = mw->rkey = self->bound_rkey; /* a bind that failed leaves no key */
-        release_qp_of_window(self, trash);
+        release_qp_of_window(self, deferred);
     }
 }
 
 /* If the completion of the bind was not polled yet, the key is remembered, and the window is
  * unbound when it is polled. */
-static void unbind_invalidated(cqn_mw *self, uint32_t rkey, cqn_object **trash)
+static void unbind_invalidated(cqn_mw *self, uint32_t rkey, cqn_object **deferred)
 {
     if (self->bound_rkey != rkey) {
         self->gone_rkey = rkey;
     }
     else if (self->base.uses[2] != NULL) {
-        cqn_use(&self->base, 2, NULL, trash);
-        release_qp_of_window(self, trash);
+        cqn_use(&self->base, 2, NULL, deferred);
+        release_qp_of_window(self, deferred);
     }
 }
 
-void cqn_mw_invalidated(cqn_context *ctx, uint32_t rkey, cqn_object **trash)
+void cqn_mw_invalidated(cqn_context *ctx, uint32_t rkey, cqn_object **deferred)
 {
     PyTypeObject *type = ctx->base.state->MW;
     for (cqn_object *o = ctx->mws > 0 ? ctx->first[CQN_RANK_OTHER] : NULL; o != NULL; o = o->next) {
         cqn_mw *self = (cqn_mw *)o;
         if (PyObject_TypeCheck(o, type) && o->handle != NULL && self->type == IBV_MW_TYPE_2 &&
             (self->bound_rkey == rkey || self->rkey == rkey)) {
-            unbind_invalidated(self, rkey, trash);
+            unbind_invalidated(self, rkey, deferred);
             return;
         }
     }

@@ -111,10 +111,10 @@ void cqn_mw_posted(cqn_mw *mw, cqn_qp *qp, uint32_t rkey);
 
 /* Notes that the bind has ended; `ok`: the device carried it out. `mr` is NULL if it was to unbind.
  */
-void cqn_mw_bound(cqn_mw *mw, cqn_object *mr, uint32_t rkey, bool ok, cqn_object **trash);
+void cqn_mw_bound(cqn_mw *mw, cqn_object *mr, uint32_t rkey, bool ok, cqn_object **deferred);
 
 /* Notes that the peer, or a request of ours, has invalidated the window of that key, if there is
  * one. */
-void cqn_mw_invalidated(cqn_context *ctx, uint32_t rkey, cqn_object **trash);
+void cqn_mw_invalidated(cqn_context *ctx, uint32_t rkey, cqn_object **deferred);
 
 #endif

@@ -141,19 +141,20 @@ void cqn_wr_queue_drop(cqn_state *st, cqn_wr_queue *queue);
 void cqn_wr_queue_flushes(cqn_wr_queue *queue, size_t *count);
 
 /* Its queue pair was destroyed or reset, so its requests will not complete: moves all that they
- * keep alive to `trash`; only their wr_ids stay. */
-void cqn_wr_queue_forget(cqn_wr_queue *queue, cqn_object **trash);
+ * keep alive to `deferred`; only their wr_ids stay. */
+void cqn_wr_queue_forget(cqn_wr_queue *queue, cqn_object **deferred);
 
 /* Retires the requests of as many of n completions, from the first on, as belong to consecutive
  * plain requests of that queue: most do. Returns how many; 0: use cqn_wr_completed() for the first
  * one. */
-size_t cqn_wr_completed_run(cqn_wr_queue *queue, struct ibv_wc *wcs, size_t n, cqn_object **trash);
+size_t cqn_wr_completed_run(cqn_wr_queue *queue, struct ibv_wc *wcs, size_t n,
+                            cqn_object **deferred);
 
 /* Retires the request that completed, and in a queue pair's queue all before it. Returns the
  * request if a task awaits it, borrowed; otherwise NULL, and the completion has the user's wr_id.
  */
 cqn_request *cqn_wr_completed(cqn_context *ctx, cqn_wr_queue *queue, struct ibv_wc *wc,
-                              cqn_object **trash);
+                              cqn_object **deferred);
 
 /* Whether a completion, whose request was not retired yet, is that of a probe; see verbs/qp.c. */
 bool cqn_wr_is_probe(const cqn_wr_queue *queue, const struct ibv_wc *wc);

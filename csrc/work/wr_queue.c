@@ -87,7 +87,7 @@ static int register_queue(cqn_state *st, cqn_wr_queue *q)
     st->queues[number] = q;
     q->number = number;
     /* Another generation than that of the queue that had the number before. */
-    q->next = (FIRST_GENERATION + st->queues_born++) * CQN_WR_SLOTS + FIRST_SLOT;
+    q->next = (FIRST_GENERATION + st->queues_made++) * CQN_WR_SLOTS + FIRST_SLOT;
     return 0;
 }
 
@@ -225,16 +225,16 @@ void cqn_wr_queue_push_op(cqn_wr_queue *q, uint64_t wr_id, uint64_t deleted)
 
 /* ---- completions ---- */
 
-static inline void unpin_run(cqn_object *object, size_t n, cqn_object **trash)
+static inline void unpin_run(cqn_object *object, size_t n, cqn_object **deferred)
 {
     if (object != NULL) {
         object->pins -= n;
-        cqn_trash_add_many(trash, object, n);
+        cqn_decref_many_later(deferred, object, n);
     }
 }
 
 /* Releases an entry, which stays where it is. A last reference goes to the trash. */
-static void release_entry(cqn_wr_queue *q, const cqn_wr *wr, cqn_object **trash)
+static void release_entry(cqn_wr_queue *q, const cqn_wr *wr, cqn_object **deferred)
 {
     if (wr->last && !(wr->marks & CQN_WR_FORGOTTEN)) {
         q->requests--;
@@ -242,28 +242,28 @@ static void release_entry(cqn_wr_queue *q, const cqn_wr *wr, cqn_object **trash)
     }
     if (wr->pinned != NULL) {
         wr->pinned->pins--;
-        cqn_trash_add(trash, wr->pinned);
+        cqn_decref_later(deferred, wr->pinned);
     }
 }
 
 /* The bind whose first entry is at `i` has ended. */
-static void finish_bind(const cqn_wr_queue *q, size_t i, bool ok, cqn_object **trash)
+static void finish_bind(const cqn_wr_queue *q, size_t i, bool ok, cqn_object **deferred)
 {
     const cqn_wr *wr = entry_at(q, i);
     cqn_object *mr = wr->last ? NULL : entry_at(q, i + 1)->pinned;
-    cqn_mw_bound((cqn_mw *)wr->pinned, mr, wr->rkey, ok, trash);
+    cqn_mw_bound((cqn_mw *)wr->pinned, mr, wr->rkey, ok, deferred);
 }
 
 /* Notes what the request whose first entry is at `i`, and that has ended, did to a window. */
 static void update_window(cqn_context *ctx, const cqn_wr_queue *q, size_t i, bool ok,
-                          cqn_object **trash)
+                          cqn_object **deferred)
 {
     const cqn_wr *wr = entry_at(q, i);
     if (wr->does == CQN_WR_BINDS) {
-        finish_bind(q, i, ok, trash);
+        finish_bind(q, i, ok, deferred);
     }
     else if (wr->does == CQN_WR_INVALIDATES && ok) {
-        cqn_mw_invalidated(ctx, wr->rkey, trash);
+        cqn_mw_invalidated(ctx, wr->rkey, deferred);
     }
 }
 
@@ -285,17 +285,17 @@ static inline void see_if_flushed(cqn_wr_queue *q)
 
 /* The first n entries are done. All requests were carried out, except the last one if it is not
  * `ok`: a request that fails always has a completion, and so has one that is awaited. */
-static void pop_entries(cqn_context *ctx, cqn_wr_queue *q, size_t n, bool ok, cqn_object **trash)
+static void pop_entries(cqn_context *ctx, cqn_wr_queue *q, size_t n, bool ok, cqn_object **deferred)
 {
     for (size_t i = 0; i < n; i++) {
         const cqn_wr *wr = entry_at(q, i);
         if (wr->does != CQN_WR_TRANSFERS) {
-            update_window(ctx, q, i, ok || i + (wr->last ? 1 : 2) < n, trash);
+            update_window(ctx, q, i, ok || i + (wr->last ? 1 : 2) < n, deferred);
         }
         if (i + 1 < n && wr->last && (wr->marks & CQN_WR_AWAITED)) {
             ctx->base.state->awaiting->lost(wr->request, NULL);
         }
-        release_entry(q, wr, trash);
+        release_entry(q, wr, deferred);
     }
     q->len -= (uint32_t)n;
     see_if_flushed(q);
@@ -312,7 +312,7 @@ static inline bool is_plain_success(const cqn_wr *wr, uint64_t place, const stru
 
 /* The same as cqn_wr_completed() for each of them, but what they keep alive is released together.
  */
-size_t cqn_wr_completed_run(cqn_wr_queue *q, struct ibv_wc *wcs, size_t n, cqn_object **trash)
+size_t cqn_wr_completed_run(cqn_wr_queue *q, struct ibv_wc *wcs, size_t n, cqn_object **deferred)
 {
     const uint64_t first = q->next - q->len, mask = q->capacity - 1;
     uint64_t place = cqn_wr_id(q, first & (CQN_WR_SLOTS - 1)); /* the id without generation */
@@ -329,13 +329,13 @@ size_t cqn_wr_completed_run(cqn_wr_queue *q, struct ibv_wc *wcs, size_t n, cqn_o
         wcs[i].wr_id = wr->wr_id;
         signaled += wr->signaled;
         if (wr->pinned != pinned) {
-            unpin_run(pinned, same, trash);
+            unpin_run(pinned, same, deferred);
             pinned = wr->pinned;
             same = 0;
         }
         same++;
     }
-    unpin_run(pinned, same, trash);
+    unpin_run(pinned, same, deferred);
     q->len -= i;
     q->requests -= i;
     q->signaled -= signaled;
@@ -358,7 +358,7 @@ static size_t entries_up_to(const cqn_wr_queue *q, uint64_t id)
 
 /* Returns the request if a task awaits it. */
 static cqn_request *completed_in_order(cqn_context *ctx, cqn_wr_queue *q, struct ibv_wc *wc,
-                                       cqn_object **trash)
+                                       cqn_object **deferred)
 {
     const size_t n = entries_up_to(q, wc->wr_id);
     if (n == 0) {
@@ -372,7 +372,7 @@ static cqn_request *completed_in_order(cqn_context *ctx, cqn_wr_queue *q, struct
     if (request == NULL) {
         wc->wr_id = wr->wr_id;
     }
-    pop_entries(ctx, q, n, wc->status == IBV_WC_SUCCESS, trash);
+    pop_entries(ctx, q, n, wc->status == IBV_WC_SUCCESS, deferred);
     return request;
 }
 
@@ -401,7 +401,7 @@ bool cqn_wr_queue_has(const cqn_wr_queue *q, uint64_t id)
 
 /* Frees the slots of a request, which are linked. Returns the id of the receive that it was to
  * delete, or 0. */
-static uint64_t free_slots(cqn_wr_queue *q, cqn_wr *first, cqn_object **trash)
+static uint64_t free_slots(cqn_wr_queue *q, cqn_wr *first, cqn_object **deferred)
 {
     cqn_wr done;
     uint64_t deleted = 0;
@@ -409,7 +409,7 @@ static uint64_t free_slots(cqn_wr_queue *q, cqn_wr *first, cqn_object **trash)
     do {
         done = q->ring[at];
         deleted = done.does == CQN_WR_DELETES ? done.wr_id : deleted;
-        release_entry(q, &done, trash);
+        release_entry(q, &done, deferred);
         q->ring[at] = (cqn_wr){.next = q->free};
         q->free = at;
         q->len--;
@@ -425,7 +425,7 @@ static bool is_to_come(const struct ibv_wc *wc)
            !(wc->wc_flags & IBV_WC_TM_DATA_VALID);
 }
 
-static void completed_shared(cqn_wr_queue *q, struct ibv_wc *wc, cqn_object **trash)
+static void completed_shared(cqn_wr_queue *q, struct ibv_wc *wc, cqn_object **deferred)
 {
     cqn_wr *first = slot_of(q, wc->wr_id);
     if (first == NULL) {
@@ -435,38 +435,38 @@ static void completed_shared(cqn_wr_queue *q, struct ibv_wc *wc, cqn_object **tr
     if (is_to_come(wc)) {
         return;
     }
-    const uint64_t deleted = free_slots(q, first, trash);
+    const uint64_t deleted = free_slots(q, first, deferred);
     first = deleted != 0 && wc->status == IBV_WC_SUCCESS ? slot_of(q, deleted) : NULL;
     if (first != NULL) {
-        free_slots(q, first, trash);
+        free_slots(q, first, deferred);
     }
 }
 
 /* A completion whose request is not in the books stays as it is. */
 cqn_request *cqn_wr_completed(cqn_context *ctx, cqn_wr_queue *q, struct ibv_wc *wc,
-                              cqn_object **trash)
+                              cqn_object **deferred)
 {
     if (!q->is_shared) {
-        return completed_in_order(ctx, q, wc, trash);
+        return completed_in_order(ctx, q, wc, deferred);
     }
-    completed_shared(q, wc, trash);
+    completed_shared(q, wc, deferred);
     return NULL;
 }
 
 /* ---- without completions ---- */
 
-void cqn_wr_queue_forget(cqn_wr_queue *q, cqn_object **trash)
+void cqn_wr_queue_forget(cqn_wr_queue *q, cqn_object **deferred)
 {
     const size_t n = q->is_shared ? q->capacity : q->len;
     for (size_t i = 0; i < n; i++) {
         cqn_wr *wr = q->is_shared ? &q->ring[i] : entry_at(q, i);
         if (wr->does == CQN_WR_BINDS) {
             finish_bind(q, i, true,
-                        trash); /* nothing says whether the device did: it counts as done */
+                        deferred); /* nothing says whether the device did: it counts as done */
         }
         if (wr->pinned != NULL) {
             wr->pinned->pins--;
-            cqn_trash_add(trash, wr->pinned);
+            cqn_decref_later(deferred, wr->pinned);
         }
         if (wr->last && (wr->marks & CQN_WR_AWAITED)) {
             q->qp->base.state->awaiting->lost(wr->request, q->qp);
