@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The trash: references that are dropped later, when it is safe to run other code.
+ * References that are dropped later, when it is safe to run other code.
+ *
+ * To drop the last reference to an object can run any code. Where that must wait, n references go
+ * to a chain, which the caller owns and drops when all is in order.
  */
 
 #include "base/object.h"
 
-/* To drop the last reference to an object can run any code. Where that must
- * wait, n references go to a chain, which the caller owns and empties when all is in
- * order. */
 void cqn_decref_many_later(cqn_object **deferred, cqn_object *object, size_t n)
 {
     if (cqn_refs_defer(&object->refs, (PyObject *)object, n)) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Memory of objects that were dropped, for the next ones of their type: a task that awaits
- * makes and drops a request for each message. What is kept refers to nothing, and the
- * garbage collector does not know it; so neither is it counted as new when it is used again.
+ * Memory of objects that were dropped, for the next ones of their type: a task that awaits makes
+ * and drops a request for each message. Kept memory refers to nothing, and the garbage collector
+ * does not know it; nor does it count it as new when it is used again.
  */
 
 #include "base/freelist.h"
@@ -14,7 +14,7 @@
 #define KEPT CQN_FREELIST_SIZE
 #endif
 
-/* AddressSanitizer reports the use of an object that was dropped, also while it is kept. */
+/* AddressSanitizer reports the use of an object that was dropped, even while its memory is kept. */
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/asan_interface.h>
 #else
@@ -44,13 +44,13 @@ PyObject *cqn_freelist_alloc(cqn_freelist *list, PyTypeObject *type)
 }
 
 /* The collector takes types, modules and objects apart in any order when the interpreter ends: the
- * spares are part of the module's state, and the type has let go of the module. */
+ * list is part of the module's state, and the type no longer refers to the module. */
 static bool are_gone(PyTypeObject *type)
 {
     return ((PyHeapTypeObject *)type)->ht_module == NULL;
 }
 
-/* As tp_free(), of one that the collector has not finalized. */
+/* As tp_free(), for an object that the collector has not finalized. */
 void cqn_freelist_free(cqn_freelist *list, PyObject *op)
 {
     if (are_gone(Py_TYPE(op)) || list->over || list->len == KEPT) {

@@ -176,7 +176,7 @@ typedef struct {
 #endif
 } cqn_refs;
 
-/* Whether it may be in use, for a look that takes no reference. Without a GIL only cqn_refs.dying
+/* Whether it may be in use, for a check that takes no reference. Without a GIL only cqn_refs.dying
  * tells: another thread can drop the last reference at any moment. */
 static inline bool cqn_refs_may_live(const cqn_refs *refs, PyObject *op)
 {

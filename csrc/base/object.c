@@ -46,7 +46,8 @@ void *cqn_new(PyTypeObject *type, const cqn_kind *kind, cqn_object *const *uses,
 
 /* ---- lists, and who uses whom ---- */
 
-/* The links of an object are in the object, one for each that it uses: listing needs no memory. */
+/* The entries of an object are in the object, one for each that it uses: listing needs no memory.
+ */
 static void add_dependent(cqn_object *self, size_t slot)
 {
     cqn_dependent **latest = &self->uses[slot]->latest[self->kind->rank];
@@ -208,7 +209,7 @@ bool cqn_is_ending(void)
 
 /* ---- calls without the GIL ---- */
 
-/* All sleepers look: they may wait for different objects. */
+/* All sleepers check: they may wait for different objects. */
 void cqn_wake_idle(cqn_state *st)
 {
     pthread_mutex_lock(&st->idle_lock);

@@ -35,13 +35,13 @@ typedef struct {
     const char *name;         /* for messages */
     const char *destroy_verb; /* for messages */
     int rank;
-    bool closes_with_parent;      /* closed with what it uses, which it does not keep open */
+    bool closes_with_parent;      /* and does not keep it open */
     const char *pinned_by;        /* other objects that pin it, for messages; or NULL: requests */
     int (*destroy)(void *handle); /* without the GIL; 0 or an errno */
     void (*before_destroy)(cqn_object *); /* handle still set; may be undone */
     void (*destroy_failed)(cqn_object *); /* it stays open */
     void (*after_destroy)(cqn_object *);  /* with the GIL, for good */
-    /* Then it runs the callbacks that are told of it; see cqn_callback_failed(). */
+    /* The last step, which runs callbacks; see cqn_callback_failed(). */
     void (*notify_closed)(cqn_object *, PyObject **interrupt);
     void (*before_cascade)(cqn_object *); /* before all that uses it is closed, one by one */
     int (*clear)(PyObject *);             /* the type's own tp_clear */
@@ -59,7 +59,7 @@ enum {
 
 #define CQN_MAX_USES 4
 
-/* That `user` uses an object, among all that do. */
+/* An entry in the list of the dependents of an object, those that use it. */
 struct cqn_dependent {
     cqn_object *user;
     cqn_dependent *newer, *older;
@@ -69,11 +69,11 @@ struct cqn_object {
     PyObject_HEAD
     cqn_state *state;
     const cqn_kind *kind;
-    uint32_t epoch;                 /* in which epoch; 0: it stayed elsewhere, see cqn_new_left() */
-    uint32_t in_use;                /* calls that work on it without the GIL */
-    void *handle;                   /* NULL: closed, or being closed */
-    cqn_context *context;           /* borrowed: `uses` keeps it alive; or NULL */
-    cqn_object *uses[CQN_MAX_USES]; /* strong; the first NULL ends it */
+    uint32_t epoch;       /* in which it was made; 0: it stayed elsewhere, see cqn_new_left() */
+    uint32_t in_use;      /* calls that work on it without the GIL */
+    void *handle;         /* NULL: closed, or being closed */
+    cqn_context *context; /* borrowed: `uses` keeps it alive; or NULL */
+    cqn_object *uses[CQN_MAX_USES];           /* strong; the first NULL ends it */
     cqn_dependent as_dependent[CQN_MAX_USES]; /* of each, while listed */
     cqn_object *prev, *next; /* the context's list of its rank, or that of contexts; weak */
     uint64_t serial;         /* rises with each that the context lists */
@@ -217,7 +217,7 @@ static inline void cqn_leave_used(cqn_object *self)
         leave(held);                            \
     } while (0)
 
-/* Sleeps without the GIL until some call has left some object; the caller looks whether it was
+/* Sleeps without the GIL until some call has left some object; the caller checks whether it was
  * its own. */
 void cqn_wait_until_left(cqn_state *st);
 

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A flag is a descriptor for event loops: readable while the device has reports that
- * nobody has read, and while a flag of ours is raised. An epoll of two others,
- * the device's own and an eventfd.
+ * A descriptor for event loops: readable while the device has unread reports, and while the flag is
+ * raised. It is an epoll of two others, the device's own and an eventfd.
  */
 
 #include "base/pollable_flag.h"
@@ -10,7 +9,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-/* After a failure it must be closed, too. */
+/* After a failure it must be closed as well. */
 int cqn_pollable_flag_open(cqn_pollable_flag *flag, const struct ibv_context *device)
 {
     struct epoll_event readable = {.events = EPOLLIN};
@@ -26,7 +25,7 @@ int cqn_pollable_flag_open(cqn_pollable_flag *flag, const struct ibv_context *de
     return 0;
 }
 
-/* A forked child shares it with its parent, and leaves it alone. */
+/* A forked child shares the eventfd with its parent, and must not change it. */
 void cqn_pollable_flag_set(cqn_pollable_flag *flag, const cqn_object *owner, bool raised)
 {
     uint64_t count = 1;
@@ -38,7 +37,7 @@ void cqn_pollable_flag_set(cqn_pollable_flag *flag, const cqn_object *owner, boo
     }
 }
 
-/* A forked child has descriptors of its own for the same files. */
+/* A forked child closes its own descriptors of the same files. */
 void cqn_pollable_flag_close(cqn_pollable_flag *flag)
 {
     if (flag->is_open) {

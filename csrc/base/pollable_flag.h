@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* A descriptor for event loops, which a device and a flag make readable. */
+/* A descriptor for event loops, see pollable_flag.c. */
 #ifndef CQN_POLLABLE_FLAG_H
 #define CQN_POLLABLE_FLAG_H
 
 #include "base/object.h"
 
-/* A descriptor that is readable while the device has reports that nobody has
- * read, or while the flag is raised. */
 typedef struct {
     int fd, raised_fd;
     bool is_open, raised;

@@ -37,7 +37,7 @@ typedef struct {
     PyObject *get_running_loop;   /* of asyncio; NULL before it is needed, as the next */
     PyObject *anyio_name, *anyio; /* the module that is known, if it was imported */
     bool anyio_is_old;
-    Py_ssize_t modules_seen; /* when it was looked for */
+    Py_ssize_t modules_seen; /* as it was last checked */
     cqn_freelist free_requests, free_wakeups;
     uint64_t ids_chosen; /* wr_ids, for requests that came without one */
     PyObject *event_type[CQN_EVENT_TYPES];
@@ -53,7 +53,7 @@ typedef struct {
 
     /* A page that the kernel wipes in a forked child: *epoch is 0 there, until
      * the child makes an object of its own. Objects are dead in any other epoch
-     * than the one in which they were born. */
+     * than the one in which they were created. */
     volatile uint32_t *epoch;
     uint32_t last_epoch;
     bool fork_prepared, fork_initialized; /* see verbs/device.c */
@@ -63,7 +63,7 @@ typedef struct {
     uint32_t queues_len, free_number, queues_made;
 
     const struct cqn_awaiting
-        *awaiting; /* what the layers below the engine tell it, see work/queue.h */
+        *awaiting; /* what the folders below the engine call in it, see work/queue.h */
 
     /* Signalled whenever a call that held an object has left it, if a thread sleeps until then. */
     pthread_mutex_t idle_lock;
@@ -77,7 +77,7 @@ extern const char cqn_module_name[]; /* only our own module's definition has thi
  * method that has no cqn_object at hand gets the state by this. */
 cqn_state *cqn_state_of(PyTypeObject *type);
 
-/* Maps the page that tells a forked child from its parent. -1 with OSError. */
+/* Maps the page that distinguishes a forked child from its parent. -1 with OSError. */
 int cqn_state_watch_for_fork(cqn_state *st);
 
 /* In a forked child that opens a device: from now on objects live again, but those of the parent

@@ -2,24 +2,24 @@
 /*
  * Sleeping without the GIL: what get_event() and get_async_event() have in common.
  *
- * A gate is where threads sleep, in ppoll(2). Each waiter has a record, a cqn_waiter, with an
- * eventfd by which other threads wake it. What another thread wants of a waiter it writes to the
- * record, under the GIL, before it makes the eventfd readable; so a waiter misses nothing, even if
- * it has yet to enter ppoll. When the waiter has the GIL back it looks, in this order, at: signals,
- * close(), what it waits for, failures, interrupt(), the deadline.
+ * The threads of a wait queue sleep in ppoll(2). Each waiter has a record, a cqn_waiter, with an
+ * eventfd by which other threads wake it. Another thread writes its request to the record, under
+ * the GIL, before it makes the eventfd readable; so a waiter misses nothing, even if it has yet to
+ * enter ppoll. When the waiter has the GIL back it checks, in this order: signals, close(), what it
+ * waits for, failures, interrupt(), the deadline.
  *
  * The poller. One of the sleepers also polls the descriptor that brings what all of them wait for,
  * and the descriptor of the device's asynchronous events: so an event wakes one thread, not all. A
- * waiter that goes to sleep takes the role of the poller if no other has it, and lays the role
- * down, first of all, when it wakes. If it goes back to sleep it takes the role again. But before
- * it leaves, for whatever reason, and before it runs the handler of a signal, it hands the role on
- * to the first sleeper. That one enters ppoll anew, with more descriptors, and does not take the
- * GIL for it. What came while no waiter polled is readable then.
+ * waiter that goes to sleep becomes the poller if there is none, and stops to be it, first of all,
+ * when it wakes. If it goes back to sleep it becomes the poller again. But before it leaves, for
+ * whatever reason, and before it runs the handler of a signal, it makes the first sleeper the
+ * poller. That one enters ppoll anew, with more descriptors, and does not take the GIL for it. What
+ * came while there was no poller is readable then.
  *
  * The records are not on the stacks of the threads. When the interpreter ends, CPython lets no
  * other thread have the GIL again, and up to 3.13 it ends a thread that asks for the GIL, while the
- * record of that thread is still in the list. Such a thread never comes back to lay its role down,
- * so at that time each thread that goes to sleep makes itself the poller.
+ * record of that thread is still in the list. Such a thread never comes back to stop being the
+ * poller, so at that time each thread that goes to sleep makes itself the poller.
  */
 
 #include "base/args.h"
@@ -40,10 +40,9 @@ struct cqn_waiter {
     bool asleep;    /* in ppoll, or on its way into it, or back to the GIL */
     bool signalled; /* another thread made wake_fd readable during this sleep */
     bool interrupted;
-    atomic_bool
-        must_check;       /* the waiter must take the GIL and look; written with it, read without */
-    uint64_t seen_serial; /* serial of the latest failure that the waiter knows of */
-    cqn_sleep *sleep;     /* the caller's, while the wait lasts */
+    atomic_bool must_check; /* the waiter must take the GIL; written with it, read without */
+    uint64_t seen_serial;   /* serial of the latest failure that the waiter knows of */
+    cqn_sleep *sleep;       /* the caller's, while the wait lasts */
 };
 
 /* A new record, outside of all lists. NULL with an exception. */
@@ -69,7 +68,7 @@ static void free_waiter(cqn_waiter *waiter)
     PyMem_Free(waiter);
 }
 
-/* A gate has one record from the beginning: a program with one waiter at a time needs no more. */
+/* A queue has one record from the beginning: a program with one waiter at a time needs no more. */
 int cqn_wait_queue_open(cqn_wait_queue *queue)
 {
     queue->free_records = new_waiter();
@@ -77,7 +76,6 @@ int cqn_wait_queue_open(cqn_wait_queue *queue)
     return queue->free_records != NULL ? 0 : -1;
 }
 
-/* Frees the spare records. Waiters that are still inside free their own. */
 void cqn_wait_queue_clear(cqn_wait_queue *queue)
 {
     while (queue->free_records != NULL) {
@@ -97,7 +95,7 @@ static void signal_waiter(cqn_waiter *waiter)
     (void)n; /* a counter that is full is readable already */
 }
 
-/* Takes the ringing back, so that the next ppoll(2) sleeps. */
+/* Makes the eventfd unreadable, so that the next ppoll(2) sleeps. */
 static void clear_signal(const cqn_waiter *waiter)
 {
     uint64_t count;
@@ -114,7 +112,6 @@ size_t cqn_wait_queue_len(const cqn_wait_queue *queue)
     return n;
 }
 
-/* Makes all sleepers take the GIL and look. */
 void cqn_wait_queue_wake(cqn_wait_queue *queue)
 {
     for (cqn_waiter *w = queue->waiters; w != NULL; w = w->next) {
@@ -136,7 +133,6 @@ void cqn_wait_queue_shut(cqn_wait_queue *queue, bool nobody_left)
     cqn_wait_queue_clear(queue);
 }
 
-/* Ends the waits of all waiters; if there is no waiter, the wait of the next one. */
 void cqn_wait_queue_interrupt(cqn_wait_queue *queue)
 {
     for (cqn_waiter *w = queue->waiters; w != NULL; w = w->next) {
@@ -206,15 +202,15 @@ static int poll_until(struct pollfd *fds, nfds_t n, int64_t deadline)
     return ppoll(fds, n, limit, NULL);
 }
 
-/* Other threads write to the record before they ring, so the ringing is taken back before the
- * record is read. */
+/* Other threads write to the record before they signal, so the signal is cleared before the record
+ * is read. */
 static bool must_check(const cqn_waiter *waiter)
 {
     clear_signal(waiter);
     return atomic_load(&waiter->must_check);
 }
 
-/* Sleeps until the eventfd of the waiter (the first descriptor) is readable and tells it to look,
+/* Sleeps until the eventfd of the waiter (the first descriptor) is readable and it must check,
  * or, for the poller, one of the others is; or until the deadline, or a signal. Returns as
  * ppoll(2): > 0, 0, or -1 with errno. A waiter that becomes the poller meanwhile sleeps on as that.
  */
@@ -238,7 +234,7 @@ static int sleep_until(cqn_wait_queue *queue, const cqn_waiter *waiter, struct p
     return n;
 }
 
-/* A device tells of its end by POLLERR or POLLHUP on its descriptors. */
+/* A device shows its end by POLLERR or POLLHUP on its descriptors. */
 static bool is_dead(const struct pollfd *fd)
 {
     return (fd->revents & (POLLERR | POLLHUP)) && !(fd->revents & POLLIN);
@@ -251,7 +247,7 @@ static PyObject *raise_interrupted(bool *by)
     return NULL;
 }
 
-/* Sleeps once. Handles signals, the end of the device and its reports here; wait_in() looks for all
+/* Sleeps once. Handles signals, the end of the device and its reports here; wait_in() checks all
  * else. Returns whether the deadline has come, or -1 with an exception. */
 static int sleep_once(cqn_object *self, cqn_wait_queue *queue, const cqn_wait_kind *kind,
                       cqn_waiter *waiter, int64_t deadline)
@@ -278,7 +274,7 @@ static int sleep_once(cqn_object *self, cqn_wait_queue *queue, const cqn_wait_ki
     if (n < 0) {
         int rc = -1;
         if (err == EINTR) {
-            pass_on_polling(queue); /* the handler can run for long, or wait in this gate itself */
+            pass_on_polling(queue); /* the handler can run for long, or wait in this queue itself */
             CQN_UNLOCKED(rc = PyErr_CheckSignals());
         }
         else {
@@ -299,8 +295,8 @@ static int sleep_once(cqn_object *self, cqn_wait_queue *queue, const cqn_wait_ki
     return n == 0 || (deadline >= 0 && cqn_now_ns() >= deadline);
 }
 
-/* Sleeps until something is found. The caller has looked and found nothing, or has skipped the
- * first look. */
+/* Sleeps until something is found. The caller has checked and found nothing, or has skipped the
+ * first check. */
 static PyObject *wait_in(cqn_object *self, cqn_wait_queue *queue, const cqn_wait_kind *kind,
                          cqn_waiter *waiter, int64_t deadline)
 {
@@ -322,7 +318,7 @@ static PyObject *wait_in(cqn_object *self, cqn_wait_queue *queue, const cqn_wait
         if (late < 0) {
             return NULL;
         }
-        PyObject *found = cqn_open(self) == NULL ? NULL : kind->take(self);
+        PyObject *found = cqn_open(self) == NULL ? NULL : kind->pop(self);
         if (found != NULL || PyErr_Occurred()) {
             return found;
         }
@@ -376,9 +372,9 @@ static void leave_queue(const cqn_object *self, cqn_wait_queue *queue, cqn_waite
     }
 }
 
-/* Whether to look before the first sleep. If the last wait had to sleep, this one will most likely
- * have to as well, and a look would be a system call for nothing. Now and then a waiter looks all
- * the same: if events come faster than they are taken, going to sleep first is what costs. */
+/* Whether to check before the first sleep. If the last wait had to sleep, this one will most likely
+ * have to as well, and a check would be a system call for nothing. Now and then a waiter checks all
+ * the same: if events come faster than they are read, going to sleep first is what costs. */
 static bool checks_first(const cqn_object *self, cqn_wait_queue *queue, const cqn_wait_kind *kind,
                          uint64_t seen_serial)
 {
@@ -386,7 +382,7 @@ static bool checks_first(const cqn_object *self, cqn_wait_queue *queue, const cq
            !kind->is_quiet(self, seen_serial);
 }
 
-/* Waits until kind->take() finds something. `timeout` is the argument, `seen_serial` the
+/* Waits until kind->pop() finds something. `timeout` is the argument, `seen_serial` the
  * serial of the latest failure that is known already. */
 PyObject *cqn_wait_queue_wait(cqn_object *self, cqn_wait_queue *queue, const cqn_wait_kind *kind,
                               PyObject *timeout, uint64_t seen_serial, cqn_sleep *sleep)
@@ -399,7 +395,7 @@ PyObject *cqn_wait_queue_wait(cqn_object *self, cqn_wait_queue *queue, const cqn
         return raise_interrupted(&queue->interrupt_next);
     }
     if (checks_first(self, queue, kind, seen_serial)) {
-        PyObject *found = kind->take(self);
+        PyObject *found = kind->pop(self);
         if (found != NULL || PyErr_Occurred()) {
             queue->sleeps = 0;
             return found;

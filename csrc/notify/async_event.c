@@ -3,16 +3,15 @@
  * AsyncEvent: the type of what a device reports besides completions; and the methods of Context
  * that hand these out, once each.
  *
- * An AsyncEvent is immutable. It is made from a report (reports.c) when that is handed out, and
- * holds the object that the report is about. That object stays in its process: of one that was
- * pickled the text is left.
+ * An AsyncEvent is immutable. It is made from a report (reports.c) when that is popped, and holds
+ * the object that the report is about. That object stays in its process: a pickled AsyncEvent has
+ * its text instead.
  *
  * The waiting is done in a wait queue (base/wait_queue.c), the reports are kept in reports.c.
  */
 
 #include "notify/reports.h"
 
-/* Steals the reference to the element. */
 PyObject *cqn_async_event_new(cqn_state *st, const cqn_report *report, PyObject *element)
 {
     cqn_async_event *self = (cqn_async_event *)st->AsyncEvent->tp_alloc(st->AsyncEvent, 0);
@@ -38,7 +37,7 @@ static PyObject *event_get_event_type(PyObject *op, void *Py_UNUSED(unused))
                                                            : PyLong_FromUnsignedLong(type);
 }
 
-/* The closure tells which attribute asks. */
+/* The closure says which attribute is read. */
 static PyObject *event_get_element(PyObject *op, void *wanted)
 {
     const cqn_async_event *self = (cqn_async_event *)op;
@@ -186,7 +185,7 @@ static PyObject *pop_report(cqn_object *self)
     if (report == NULL) {
         return NULL;
     }
-    /* The AsyncEvent is made first: making it can run code that takes this report, or drops it. */
+    /* The AsyncEvent is made first: making it can run code that pops this report, or drops it. */
     const cqn_report copy = *report;
     PyObject *event = cqn_async_event_new(self->state, &copy, cqn_report_own_element(&copy));
     if (event == NULL) {
@@ -208,8 +207,8 @@ static PyObject *pop_report(cqn_object *self)
     return event;
 }
 
-/* What was read and not handed out, and the failures: a list of AsyncEvents for an observer;
- * nothing is taken. To make an event can run code that drops reports, so all are copied first. */
+/* What was read and not popped, and the failures: a list of AsyncEvents for an observer. Making an
+ * event can run code that drops reports, so all are copied first. */
 CQN_RARE PyObject *cqn_async_known(cqn_context *ctx)
 {
     cqn_report known[16];
@@ -256,7 +255,7 @@ static void no_async_event(cqn_object *Py_UNUSED(self))
 }
 
 static const cqn_wait_kind async_wait = {
-    .take = pop_report,
+    .pop = pop_report,
     .check = check_nothing,
     .fd = queued_fd,
     .drain = cqn_async_drain,

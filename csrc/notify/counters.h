@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What a CQ counts. All of it is numbers of 64 bits, so that counters are added up and told to
+ * What a CQ counts. All of it is numbers of 64 bits, so that counters are added up and passed to
  * Python as one row of numbers; cqnotify/metrics/_counters.py knows their order.
  *
  * Whatever is counted here is counted once for a poll, an event or a wake-up, never once for each

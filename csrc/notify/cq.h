@@ -28,18 +28,18 @@
 struct cqn_channel {
     cqn_object base;
     cqn_wait_queue wait_queue;
-    cqn_cq *late;            /* CQs with events that could not be handed out, weak */
-    uint64_t failure_serial; /* serial of the latest failure that concerns it */
-    uint64_t seen_serial;    /* and of the latest that a waiter here was told of */
+    cqn_cq *late;            /* CQs with events that could not be returned, weak */
+    uint64_t failure_serial; /* serial of the latest failure that affects it */
+    uint64_t seen_serial;    /* and of the latest that a waiter here has seen */
     uint64_t timeouts;       /* waits that ended without an event: one may have been lost */
-    bool transient_errors;   /* its waits are to be told of failures that may pass, too */
+    bool transient_errors;   /* its waits end for failures that may pass, too */
 
     /* For the engines of its CQs, see await/engine.h; the references are strong. */
-    PyObject *loop;     /* that reads its events, as cqnotify.aio knows it; or NULL */
+    PyObject *loop;     /* the loop that reads its events, as cqnotify.aio has it; or NULL */
     PyObject *raw_loop; /* the same of asyncio itself, or NULL */
     PyObject *done;     /* a future of that with a result */
     PyObject *on_fail;  /* what to call with an error that ends the reading */
-    int until_more;     /* callbacks, until it looks for more than one event */
+    int until_more;     /* callbacks, until one reads more than one event */
     uint64_t turn;      /* of the thread's loops, in which that was last seen to read */
     int64_t event_at;   /* when the event was read for which tasks are listed now; or 0 */
     cqn_engine
@@ -61,7 +61,7 @@ _Static_assert(sizeof(cqn_wc_extra) == 40, "there are no gaps: it is compared as
      IBV_WC_EX_WITH_TM_INFO | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK)
 #define CQN_WC_EX_KNOWN (IBV_WC_STANDARD_FLAGS | CQN_WC_EX_EXTRA)
 
-/* Whether it is that of a message which came with a tag. */
+/* Whether the completion is that of a message with a tag. */
 static inline bool cqn_wc_has_tag(const struct ibv_wc *wc)
 {
     return wc->opcode == IBV_WC_TM_RECV || wc->opcode == IBV_WC_TM_NO_TAG;
@@ -69,7 +69,7 @@ static inline bool cqn_wc_has_tag(const struct ibv_wc *wc)
 
 typedef struct cqn_stash_index cqn_stash_index;
 
-/* What threads take that poll without the GIL, see fetch.c. */
+/* Completions that threads fetch without the GIL, see fetch.c. */
 typedef struct cqn_spin_buffer cqn_spin_buffer;
 
 /* What the closed CQs of one name have counted, see verbs/closed_counters.c. */
@@ -79,8 +79,8 @@ typedef struct cqn_closed_counters cqn_closed_counters;
 typedef enum { CQN_UNARMED, CQN_ARMED_SOLICITED, CQN_ARMED } cqn_armed;
 
 /* A completion queue: its events, which a channel brings, and its completions, from the device to
- * the stash. Of each event that was got the library must be told once (`unacked`), or the CQ can't
- * be destroyed. */
+ * the stash. Each event that was read must be acknowledged once (`unacked`), or the CQ can't be
+ * destroyed. */
 struct cqn_cq {
     cqn_object base;
     cqn_channel *channel; /* borrowed from `uses`, or NULL */
@@ -89,26 +89,26 @@ struct cqn_cq {
     cqn_engine *engine; /* that its completions go to, weak; or NULL */
     size_t flushing;    /* its queues that were moved to an error state and are not empty */
     int comp_vector;
-    unsigned int unacked;    /* events that were got and not yet acked */
-    unsigned int prepaid;    /* those of them that the library need not hear of */
+    unsigned int unacked;    /* events that were read and not yet acked */
+    unsigned int prepaid;    /* those of them that were acked in advance */
     unsigned int dispatched; /* those of them that were read for the engine */
     unsigned int late;       /* events that came while it was being destroyed */
     cqn_cq *late_next;
     bool event_unpolled;  /* an event came, and no poll since */
-    bool marked;          /* while the CQs that a failure concerns are collected */
+    bool marked;          /* while the CQs that a failure affects are collected */
     cqn_armed armed;      /* until its event is read, or a wait ends without one */
     uint64_t armed_at;    /* of the channel's timeouts */
     cqn_wr_queue *left;   /* those of queue pairs that are gone, see fetch.c */
     struct ibv_cq_ex *ex; /* the handle if it is an extended CQ, else NULL */
     uint32_t wc_flags;    /* what its completions have, see WCExFlags */
 
-    /* The stash: completions that were taken from the device and not yet handed out. Entries from
+    /* The stash: completions that were fetched from the device and not yet returned. Entries from
      * stash_head on, stash_len of them with the holes; memory that is not in use is zeroed. */
     struct ibv_wc *stash;
     cqn_wc_extra *extra; /* of the stash, element by element, or NULL */
     size_t stash_head, stash_len, stash_capacity;
-    size_t holes;                 /* in the midst of it: never the first or the last */
-    uint64_t taken;               /* from its front, less those that were put back */
+    size_t holes;                 /* inside it: never the first or the last */
+    uint64_t popped;              /* from its front, less those that were put back */
     cqn_stash_index *index;       /* by wr_id, or NULL: see stash.c */
     cqn_spin_buffer *spin_buffer; /* NULL until a thread spins */
 
@@ -148,27 +148,26 @@ int cqn_cq_arm(cqn_cq *cq, bool solicited_only);
 
 /* fetch.c */
 
-/* The functions that look take completions from the device, route them, and put the references
- * that their requests held into `deferred`. -1 with an exception. This one looks until the CQ is
- * empty. */
+/* These functions fetch completions from the device, route them, and put the references that their
+ * requests held into `deferred`. -1 with an exception. This one fetches until the CQ is empty. */
 int cqn_cq_drain(cqn_cq *cq, cqn_object **deferred);
 
-/* Looks for a few: whether there are any. */
+/* Fetches a few, which is enough to know whether there are any. */
 int cqn_cq_poll_few(cqn_cq *cq, cqn_object **deferred);
 
-/* Takes a few into the stash, which loses nothing, and counts no look: for the text of an error.
+/* Fetches a few into the stash, which loses nothing, and counts no poll: for the text of an error.
  * Whether there may be more. */
 bool cqn_cq_peek(cqn_cq *cq, cqn_object **deferred);
 
-/* Looks until the stash holds `want`, or the device has no more. A failure of the device is
+/* Fetches until the stash holds `want`, or the device has no more. A failure of the device is
  * raised when the stash is empty. */
 int cqn_cq_fetch(cqn_cq *cq, size_t want, cqn_object **deferred);
 
-/* Asks the device once, for up to n. Returns how many came; *more: there may be others. */
+/* Polls the device once, for up to n. Returns how many came; *more: there may be others. */
 int cqn_cq_poll_once(cqn_cq *cq, size_t n, bool *more, cqn_object **deferred);
 
-/* Looks as cqn_cq_fetch(), then spins for so many seconds if there is nothing; and
- * empties its trash itself, so any code may have run after it. */
+/* As cqn_cq_fetch(), then spins for so many seconds if there is nothing. It drops the references
+ * itself, so any code may have run after it. */
 int cqn_cq_fetch_or_spin(cqn_cq *cq, size_t want, double spin);
 int cqn_cq_spin(cqn_cq *cq, size_t want, double seconds, cqn_object **deferred);
 
@@ -180,7 +179,7 @@ void cqn_cq_forget_completions(cqn_cq *cq);
 
 /* stash.c */
 int cqn_stash_grow(cqn_cq *self, size_t n);
-/* Room for n more behind what it holds. */
+/* Makes sure that n more fit behind what it holds. */
 static inline int cqn_stash_reserve(cqn_cq *self, size_t n)
 {
     if (self->stash_len == 0) {
@@ -190,7 +189,7 @@ static inline int cqn_stash_reserve(cqn_cq *self, size_t n)
                                                                           : cqn_stash_grow(self, n);
 }
 
-/* The first n completions were handed out. */
+/* Drops the first n completions, which were returned. */
 void cqn_stash_drop(cqn_cq *self, size_t n);
 
 /* Closes the holes, after which places have changed. */
@@ -201,7 +200,7 @@ static inline bool cqn_stash_is_hole(const struct ibv_wc *wc)
 {
     return (int)wc->status == CQN_HOLE;
 }
-/* What tables know a completion by that is sought by its wr_id and its queue pair. */
+/* The key of a completion in tables, by its wr_id and its queue pair. */
 static inline uint64_t cqn_wc_key(uint64_t wr_id, uint32_t qp_num)
 {
     return wr_id ^ (qp_num + UINT64_C(1)) * UINT64_C(0xbf58476d1ce4e5b9);
@@ -218,14 +217,14 @@ bool cqn_stash_has(cqn_cq *self, uint64_t wr_id, const cqn_qp *qp);
 bool cqn_stash_pop(cqn_cq *self, uint64_t wr_id, const cqn_qp *qp, struct ibv_wc *wc,
                    cqn_wc_extra *extra);
 
-/* A completion whose task did not get it is the first again. Without memory it is lost, and that
- * is reported. */
+/* Makes a completion that its task did not get the first one again. Without memory it is lost,
+ * which is reported. */
 void cqn_stash_put_back(cqn_cq *self, const struct ibv_wc *wc, const cqn_wc_extra *extra);
 
 /* to_python.c */
 
-/* Takes up to `max` completions out of the stash: a new list of WorkCompletions. No completion
- * leaves the stash before its object was made. */
+/* Pops up to `max` completions off the stash: a new list of WorkCompletions. No completion leaves
+ * the stash before its object was made. */
 PyObject *cqn_cq_pop_wcs(cqn_cq *cq, uint64_t max);
 
 /* The same as wr_ids, up to the first that failed; if that is the first of all, it is raised. */
@@ -236,14 +235,14 @@ PyObject *cqn_cq_pop_rows(cqn_cq *cq, PyObject *array);
 
 /* wc_array.c */
 
-/* Tells collections.abc of the type. -1 with an exception. */
+/* Registers the type with collections.abc. -1 with an exception. */
 int cqn_wc_array_init(cqn_state *st);
 size_t cqn_wc_array_free_rows(PyObject *array);
 void cqn_wc_array_set(PyObject *array, const struct ibv_wc *wcs, size_t n);
 
-/* wc.c. Of wc_flags, the highest byte is ours: which fields are not there, and
- * whether it came in on a UD queue pair. Where the flags say so, imm_data is in
- * host order from fetch.c on. */
+/* wc.c. The highest byte of wc_flags is the core's: which fields are missing, and whether the
+ * message came in on a UD queue pair. Where the flags say so, imm_data is in host order from
+ * fetch.c on. */
 #define CQN_WC_DATAGRAM (1u << 31)
 #define CQN_WC_LACKS(wc_ex_flags) ((uint32_t)(wc_ex_flags) << 24)
 #define CQN_WC_OURS 0xff000000u
@@ -267,17 +266,17 @@ struct ibv_wc cqn_wc_of_row(const cqn_wc_row *row);
 /* The struct behind a WorkCompletion, borrowed; NULL with TypeError, which names the argument. */
 const struct ibv_wc *cqn_wc_raw(const cqn_state *st, PyObject *wc, const char *name);
 
-/* Before the first one is made: so nothing of Python's is run, or can fail, where completions are
+/* Called before the first one is made, so that no Python code runs, or fails, where completions are
  * made. -1 with an exception. */
 int cqn_wc_prepare(cqn_state *st);
 
-/* A new WorkCompletion. `extra` may be NULL; `extra_fields` says what of it is there. */
+/* A new WorkCompletion. `extra` may be NULL; `extra_fields` says which of its fields are valid. */
 PyObject *cqn_wc_new(cqn_state *st, const struct ibv_wc *raw, const cqn_wc_extra *extra,
                      uint32_t extra_fields);
 
 /* Makes WorkCompletions of as many of n completions, from the first on, as have succeeded and are
- * alike but for their wr_ids, from the memory of dropped ones. Returns how many; 0: the first one
- * must be made by cqn_wc_new(). Of none is `extra` known. */
+ * alike except for their wr_ids, in the memory of dropped ones. Returns how many; 0: the first one
+ * must be made by cqn_wc_new(). For completions without `extra` only. */
 size_t cqn_wc_new_run(cqn_state *st, const struct ibv_wc *wcs, size_t n, PyObject **items);
 
 /* Frees the memory that was kept of WorkCompletions, before their type goes. */

@@ -3,22 +3,19 @@
  * The events of a channel, and arming a CQ for them.
  *
  * The life of an event:
- *   - cq.req_notify() arms a CQ; the next completion queues one event on the
- *     channel, a cookie of 8 bytes that the channel's fd delivers.
- *   - ibv_get_cq_event() reads the cookie and follows it to the ibv_cq and to
- *     our CQ object behind it. Both are alive: destroying a CQ takes its
- *     unread events off the channel, and then waits until each event that was
- *     read has been acked. So what was read can be trusted until we ack it,
+ *   - cq.req_notify() arms a CQ; the next completion queues one event on the channel, a cookie of
+ *     8 bytes that the channel's fd delivers.
+ *   - ibv_get_cq_event() reads the cookie and follows it to the ibv_cq and to our CQ object behind
+ *     it. Both are alive: destroying a CQ takes its unread events off the channel, and then waits
+ *     until each event that was read is acked. So a read event can be trusted until it is acked,
  *     and must be acked, once, or its CQ can never be destroyed.
- *   - Reading and counting happen under one hold of the GIL. An event is thus
- *     either unread or counted on its CQ, in `unacked`; cq.ack() and the
- *     closing of the CQ pay the debt.
+ *   - Reading and counting happen under one hold of the GIL. An event is thus either unread or
+ *     counted on its CQ, in `unacked`; cq.ack() and the closing of the CQ acknowledge it.
  *
- * An event that is read while another thread destroys its CQ is acked at once,
- * since that thread waits for it. Should destroying fail after all, the event
- * is late: it goes to a list of the channel, and is handed out from there, its
- * ack paid in advance. So is an event that the core makes itself, for a CQ that was resized
- * while a waiter slept.
+ * An event that is read while another thread destroys its CQ is acked at once, since that thread
+ * waits for it. If destroying fails after all, the event is late: it goes to a list of the channel
+ * and is returned from there, acked in advance. So is an event that the core makes itself, for a CQ
+ * that was resized while a waiter slept.
  *
  * The CQ remembers for what it is armed, so that it is not armed twice for one event. It forgets
  * that when one of its events is read, and when a wait on its channel ends without one, since the
@@ -83,7 +80,7 @@ void cqn_cq_ack_dispatched(cqn_cq *self)
 
 /* ---- reading ---- */
 
-/* Takes the first of the late events (see above): its CQ, as a new reference, or NULL. */
+/* Pops the first of the late events: its CQ, as a new reference, or NULL. */
 static cqn_cq *pop_late(cqn_channel *self)
 {
     cqn_cq **place = &self->late;
@@ -101,8 +98,6 @@ static cqn_cq *pop_late(cqn_channel *self)
     return cq;
 }
 
-/* Reads the next event, and counts it on its CQ, which is returned. NULL without an exception:
- * there is no event. */
 PyObject *cqn_channel_read_event(cqn_channel *self, struct ibv_comp_channel *channel)
 {
     cqn_cq *cq = pop_late(self);
@@ -127,7 +122,7 @@ PyObject *cqn_channel_read_event(cqn_channel *self, struct ibv_comp_channel *cha
         }
         else if (errno != EINTR) {
             if (errno != EAGAIN) {
-                /* A read of nothing at all means the same: the device has gone. */
+                /* Reading 0 bytes means the same: the device has gone. */
                 cqn_verbs_error(self->base.state, errno ? errno : EIO, "ibv_get_cq_event",
                                 "no more events will come from this channel");
             }

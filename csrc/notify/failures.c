@@ -1,25 +1,25 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Telling of failures: to the waits for completions that may never come now, and to the watches of
+ * Notification of failures: the waits for completions that may never come now, and the watches of
  * event loops.
  *
- * Each failure has a serial number. A channel, a waiter and a watch each remember up to which one
- * they were told (reports.c), so a failure is told once to each.
+ * Each failure has a serial number. A channel, a waiter and a watch each remember the latest that
+ * they have seen (reports.c), so each of them sees a failure once.
  *
- * FailureWatch tells an event loop of failures, and takes them from no one else. A loop can't sleep
- * in get_event(), where a thread would be told, and must not call get_async_event(), which hands
- * each report out once, perhaps to the wrong caller. A watch has what the loop needs instead: a
- * descriptor, and the serial number of the latest failure that it has told, as a channel has.
+ * FailureWatch notifies an event loop of failures without popping the reports. A loop can't sleep
+ * in get_event(), where a thread would see them, and must not call get_async_event(), which pops
+ * each report once, perhaps for the wrong caller. A watch has what the loop needs instead: a
+ * descriptor, and the serial number of the latest failure that it has seen, as a channel has.
  *
  * The descriptor is readable for reports that no thread has read yet, and for failures that were
- * read and that this watch has not told. Reports that merely wait for get_async_event() do not make
+ * read and that this watch has not seen. Reports that merely wait for get_async_event() do not make
  * the descriptor readable, or the loop would spin.
  */
 
 #include "notify/reports.h"
 #include <poll.h>
 
-/* ---- telling those that wait ---- */
+/* ---- waiters ---- */
 
 /* Raises AsyncEventError. Returns -1. */
 static int raise_failure(cqn_state *st, const cqn_report *report)
@@ -42,7 +42,7 @@ static int raise_failure(cqn_state *st, const cqn_report *report)
     return -1;
 }
 
-/* The oldest failure after `seen_serial` that concerns the channel, or NULL. */
+/* The oldest failure after `seen_serial` that affects the channel, or NULL. */
 static const cqn_report *next_failure(const cqn_channel *channel, uint64_t seen_serial)
 {
     const cqn_report *found = NULL;
@@ -55,15 +55,13 @@ static const cqn_report *next_failure(const cqn_channel *channel, uint64_t seen_
     return found;
 }
 
-/* A waiter and its channel each remember the latest failure that they were told. */
+/* For a waiter and its channel. */
 static void advance_seen(cqn_channel *channel, uint64_t *seen_serial, uint64_t serial)
 {
     *seen_serial = serial;
     channel->seen_serial = channel->seen_serial > serial ? channel->seen_serial : serial;
 }
 
-/* -1 with AsyncEventError if a failure concerns this channel of which a waiter,
- * which was `seen_serial` of all up to there, does not know. */
 int cqn_async_check(cqn_channel *channel, uint64_t *seen_serial)
 {
     const uint64_t all = channel->failure_serial;
@@ -86,9 +84,10 @@ int cqn_async_check(cqn_channel *channel, uint64_t *seen_serial)
     return 0;
 }
 
-/* ---- telling those that watch ---- */
+/* ---- watches ---- */
 
-/* An object that is being closed or deallocated can not be held any more. */
+/* Whether a watch has to return it. An object that is being closed or deallocated can't be held any
+ * more. */
 static bool is_due(const cqn_report *failure, uint64_t seen_serial)
 {
     const cqn_object *element = failure->element;
@@ -168,10 +167,10 @@ static int fill_pairs(PyObject *pairs, const cqn_context *ctx, uint64_t seen_ser
     return rc < 0 || i == size ? rc : PyList_SetSlice(pairs, i, size, NULL);
 }
 
-/* The failures after *told, which is advanced; for FailureWatch.read(), `self`
- * is the watch. To make an object can run any code, which can close this one or
- * enter another failure: so all are made before the first is filled in, and
- * from there to the end nothing changes. Without memory nothing is told. */
+/* The failures after *seen_serial, which is advanced, for FailureWatch.read(): a new list of pairs
+ * of an AsyncEvent and the CQs that it affects. NULL with an exception; then nothing counts as
+ * seen. Making an object can run any code, which can close the watch or queue another failure: so
+ * all are made before the first is filled in, and from there to the end nothing changes. */
 CQN_RARE static PyObject *new_failures(cqn_object *self, uint64_t *seen_serial)
 {
     cqn_state *st = self->state;
@@ -221,7 +220,7 @@ static const cqn_kind watch_kind = {
     .clear = watch_clear,
 };
 
-/* A new watch has been told of all failures until now. */
+/* A new watch has seen all failures until now. */
 CQN_RARE static PyObject *watch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
@@ -261,16 +260,15 @@ static PyObject *watch_dup(PyObject *op, PyObject *Py_UNUSED(unused))
     return cqn_open(CQN_OBJ(op)) ? cqn_dup(((cqn_failure_watch *)op)->flag.fd) : NULL;
 }
 
-/* A device tells of its end by POLLERR or POLLHUP. A reader that never sleeps may be told merely
- * that there is nothing yet, so the descriptor is asked. */
+/* A device shows its end by POLLERR or POLLHUP. Reading without sleeping may only find that there
+ * is nothing yet, so the descriptor is polled. */
 static bool device_has_gone(const struct ibv_context *device)
 {
     struct pollfd fd = {device->async_fd, POLLIN, 0};
     return poll(&fd, 1, 0) > 0 && (fd.revents & (POLLERR | POLLHUP)) && !(fd.revents & POLLIN);
 }
 
-/* Takes the reports that the device has into the context's queue. That it has
- * gone is said after what came before. */
+/* Queues the reports that the device has. That it has gone is raised after what came before. */
 static int drain_for_watch(cqn_failure_watch *self)
 {
     cqn_state *st = self->base.state;
@@ -288,7 +286,6 @@ static int drain_for_watch(cqn_failure_watch *self)
     return rc;
 }
 
-/* The watch has told the failures when the list is returned; an exception tells none. */
 static PyObject *watch_read(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;

@@ -20,12 +20,16 @@
 #include <endian.h>
 #include <math.h>
 
-/* ---- from the device, also while a thread spins ---- */
-
+#define BATCH 64                /* completions of one ibv_poll_cq() */
+#define FEW 16                  /* completions that are enough to know whether there are any */
+#define SLICE INT64_C(10000000) /* ns without the GIL: then signals are handled */
 #define SPIN_BATCH 16
+#define VENDOR_RXE 0xffffff
+
+/* ---- from the device, even while a thread spins ---- */
 
 struct cqn_spin_buffer {
-    pthread_mutex_t lock; /* guards what has landed, and polling the device while a thread spins */
+    pthread_mutex_t lock; /* guards the buffer, and polling the device while a thread spins */
     atomic_bool
         wanted; /* by a thread with the GIL; spinning threads then keep off, or would lock it out */
     atomic_bool stashed; /* there are completions in the stash now: the spin is over */
@@ -35,7 +39,7 @@ struct cqn_spin_buffer {
     cqn_wc_extra extra[SPIN_BATCH];
 };
 
-/* Most CQs are never polled with spin, so the landing is made by the first poll that is. */
+/* Most CQs are never polled with spin, so the buffer is made by the first poll that is. */
 static int make_spin_buffer(cqn_cq *self)
 {
     if (self->spin_buffer != NULL) {
@@ -139,7 +143,6 @@ static void *raise_poll_error(cqn_cq *self, int got)
                            "the CQ can't be polled (%d)", got);
 }
 
-/* Takes n of the completions that have landed. */
 static void pop_from_spin_buffer(cqn_spin_buffer *spin_buffer, size_t n, struct ibv_wc *wc,
                                  cqn_wc_extra *extra)
 {
@@ -151,9 +154,10 @@ static void pop_from_spin_buffer(cqn_spin_buffer *spin_buffer, size_t n, struct 
     spin_buffer->len -= n;
 }
 
-/* Obtains up to *n completions, in the order in which the device had them: those that have landed,
- * and then *n becomes their number; or else those that the device has. The lock is never held for
- * longer than one poll of the device. */
+/* Fetches up to *n completions, in the order in which the device had them: those in the spin
+ * buffer, and then *n becomes their number; or else those that the device has. Returns how many
+ * came; negative: the device failed, without an exception. The lock is never held for longer than
+ * one poll of the device. */
 static int fetch_raw(cqn_cq *self, size_t *n, struct ibv_wc *wc, cqn_wc_extra *extra)
 {
     cqn_spin_buffer *spin_buffer = self->spin_buffer;
@@ -179,13 +183,13 @@ static int fetch_raw(cqn_cq *self, size_t *n, struct ibv_wc *wc, cqn_wc_extra *e
     return got;
 }
 
-/* Looks once, without the GIL. Returns how many completions have landed, also if another thread
- * fetched them, or the error of the device. */
+/* Polls once, without the GIL. Returns how many completions are in the buffer, even if another
+ * thread fetched them, or the error of the device. */
 static int fill_spin_buffer(cqn_cq *self, struct ibv_cq *handle)
 {
     cqn_spin_buffer *spin_buffer = self->spin_buffer;
     if (atomic_load(&spin_buffer->wanted) || pthread_mutex_trylock(&spin_buffer->lock) != 0) {
-        return 0; /* the holder of the lock looks as well */
+        return 0; /* the holder of the lock polls as well */
     }
     int got = (int)spin_buffer->len;
     if (got == 0) {
@@ -198,7 +202,7 @@ static int fill_spin_buffer(cqn_cq *self, struct ibv_cq *handle)
     return got;
 }
 
-/* Tells the CPU that this is a loop that waits. */
+/* Hints to the CPU that this is a loop that waits. */
 static void relax_cpu(void)
 {
 #if defined(__x86_64__) || defined(__i386__)
@@ -208,8 +212,8 @@ static void relax_cpu(void)
 #endif
 }
 
-/* Polls until a completion has landed or is in the stash, another thread closes the CQ or its
- * context, or the time has come. Returns as land_batch(). */
+/* Polls until a completion is in the buffer or in the stash, another thread closes the CQ or its
+ * context, or the time has come. Returns as fill_spin_buffer(). */
 static int spin_once(cqn_cq *self, int64_t until)
 {
     struct ibv_cq *handle = self->base.handle;
@@ -230,11 +234,6 @@ static int spin_once(cqn_cq *self, int64_t until)
     spin_buffer->spinning--;
     return got;
 }
-
-#define BATCH 64                /* completions of one ibv_poll_cq() */
-#define FEW 16                  /* completions that are enough to know whether there are any */
-#define SLICE INT64_C(10000000) /* ns without the GIL: then signals get their turn */
-#define VENDOR_RXE 0xffffff
 
 /* ---- the queues whose queue pair is gone ---- */
 
@@ -268,7 +267,7 @@ void cqn_cq_forget_completions(cqn_cq *self)
 /* ---- one batch ---- */
 
 /* Whether the completion is of a datagram, so of a queue pair of type UD. For an SRQ that serves
- * other types as well, only the number of the queue pair tells, while that is open. */
+ * other types as well, the number of the queue pair identifies it, while that is open. */
 static bool is_datagram(const cqn_cq *self, const cqn_wr_queue *q, const struct ibv_wc *wc)
 {
     const uint32_t ud = 1u << IBV_QPT_UD;
@@ -284,8 +283,7 @@ static bool is_datagram(const cqn_cq *self, const cqn_wr_queue *q, const struct 
     return false;
 }
 
-/* Leaves no field undefined, and converts once and for all what is in the byte order of the
- * network. */
+/* Leaves no field undefined, and converts the fields that are in the byte order of the network. */
 static void normalize_fields(cqn_cq *self, struct ibv_wc *wc, const cqn_wr_queue *q)
 {
     if (wc->status != IBV_WC_SUCCESS) {
@@ -297,7 +295,7 @@ static void normalize_fields(cqn_cq *self, struct ibv_wc *wc, const cqn_wr_queue
     }
     wc->wc_flags &= ~CQN_WC_OURS;
     if ((wc->wc_flags & IBV_WC_IP_CSUM_OK) && self->base.context->attr.vendor_id == VENDOR_RXE) {
-        /* rxe gives the kernel's value of WITH_INV here, which is this bit; it never looks at
+        /* rxe gives the kernel's value of WITH_INV here, which is this bit; it never checks
          * checksums. */
         wc->wc_flags ^= IBV_WC_IP_CSUM_OK | IBV_WC_WITH_INV;
     }
@@ -312,11 +310,11 @@ static void normalize_fields(cqn_cq *self, struct ibv_wc *wc, const cqn_wr_queue
     }
 }
 
-/* A work request of that queue pair has failed: it may work no more. */
+/* A work request of that queue pair has failed: the queue pair may be in an error state. */
 static void suspect_qp(cqn_cq *cq, cqn_wr_queue *queue, const struct ibv_wc *wc)
 {
     cqn_qp *qp = queue == NULL ? NULL : queue->qp;
-    if (qp == NULL) { /* for an SRQ only the number tells, while the queue pair is open */
+    if (qp == NULL) { /* for an SRQ the number identifies it, while the queue pair is open */
         cqn_object *o = cq->base.context->first[CQN_RANK_QP];
         while (o != NULL && ((cqn_qp *)o)->qp_num != wc->qp_num) {
             o = o->next;
@@ -328,8 +326,8 @@ static void suspect_qp(cqn_cq *cq, cqn_wr_queue *queue, const struct ibv_wc *wc)
     }
 }
 
-/* Routes one completion. Returns whether it does not go into the stash: a task awaits it, or it is
- * that of a probe. */
+/* Routes one completion. Returns whether it stays out of the stash: a task awaits it, or it is that
+ * of a probe. */
 static bool route_one(cqn_cq *self, cqn_wr_queue *q, struct ibv_wc *wc, const cqn_wc_extra *extra,
                       cqn_object **deferred)
 {
@@ -347,7 +345,7 @@ static bool route_one(cqn_cq *self, cqn_wr_queue *q, struct ibv_wc *wc, const cq
            (self->engine != NULL && awaiting->claim(self->engine, wc, extra));
 }
 
-/* Moves n completions that go into the stash behind the `kept` ones that do so already. */
+/* Moves n completions that go into the stash behind the `kept` ones before them. */
 static void keep_for_stash(struct ibv_wc *wcs, cqn_wc_extra *extra, size_t kept, size_t i, size_t n)
 {
     if (kept != i) {
@@ -359,7 +357,7 @@ static void keep_for_stash(struct ibv_wc *wcs, cqn_wc_extra *extra, size_t kept,
 }
 
 /* Routes a batch. Mostly many completions in a row are of one queue, and there is nothing to do for
- * them but to settle their work requests. Returns how many go into the stash; these are the first
+ * them but to complete their work requests. Returns how many go into the stash; these are the first
  * of the batch then. */
 static size_t route_batch(cqn_cq *self, struct ibv_wc *wcs, cqn_wc_extra *extra, size_t n,
                           cqn_object **deferred)
@@ -418,7 +416,6 @@ static int fetch_batch(cqn_cq *self, size_t *n, cqn_object **deferred)
     return got;
 }
 
-/* Until the stash holds `want`, or the device has no more. */
 static int fetch_into_stash(cqn_cq *self, size_t want, cqn_object **deferred)
 {
     while (cqn_stash_len(self) < want) {
@@ -435,7 +432,6 @@ static int fetch_into_stash(cqn_cq *self, size_t want, cqn_object **deferred)
     return 0;
 }
 
-/* Takes everything that the device has for this CQ into the stash, until it was found empty. */
 int cqn_cq_drain(cqn_cq *self, cqn_object **deferred)
 {
     int got;
@@ -446,19 +442,19 @@ int cqn_cq_drain(cqn_cq *self, cqn_object **deferred)
     return got;
 }
 
-/* As fetch_into_stash(). -1: there are none, and the device is to blame. */
+/* As fetch_into_stash(), but a failure of the device is raised only if the stash is empty. */
 static int fetch_or_leave(cqn_cq *self, size_t want, cqn_object **deferred)
 {
     if (fetch_into_stash(self, want, deferred) < 0) {
         if (self->stash_len == 0) {
             return -1;
         }
-        PyErr_Clear(); /* first what there is; the next call says what is wrong */
+        PyErr_Clear(); /* first what there is; the next call raises it */
     }
     return 0;
 }
 
-/* A thread has looked. */
+/* A thread has polled. */
 static void count_poll(cqn_cq *self, bool in_vain)
 {
     self->stats.polls++;
@@ -468,7 +464,6 @@ static void count_poll(cqn_cq *self, bool in_vain)
     }
 }
 
-/* Looks for completions, in order to hand some out. */
 int cqn_cq_fetch(cqn_cq *self, size_t want, cqn_object **deferred)
 {
     const uint64_t before = self->stats.completions;
@@ -480,7 +475,6 @@ int cqn_cq_fetch(cqn_cq *self, size_t want, cqn_object **deferred)
     return 0;
 }
 
-/* Asks the device for up to n, once. `more`: there may be others. Returns how many came, or -1. */
 int cqn_cq_poll_once(cqn_cq *self, size_t n, bool *more, cqn_object **deferred)
 {
     int got = fetch_batch(self, &n, deferred);
@@ -489,14 +483,12 @@ int cqn_cq_poll_once(cqn_cq *self, size_t n, bool *more, cqn_object **deferred)
     return got;
 }
 
-/* Whether there are any: a few are enough. */
 int cqn_cq_poll_few(cqn_cq *self, cqn_object **deferred)
 {
     return cqn_cq_fetch(self, FEW, deferred);
 }
 
-/* Takes a few into the stash, where they stay until they are polled: not counted as a look. Returns
- * whether there may be more; a failure of the device is none here. */
+/* A failure of the device is left to the next poll. */
 bool cqn_cq_peek(cqn_cq *self, cqn_object **deferred)
 {
     if (fetch_into_stash(self, FEW, deferred) < 0) {
@@ -507,14 +499,13 @@ bool cqn_cq_peek(cqn_cq *self, cqn_object **deferred)
 
 /* ---- spinning ---- */
 
-/* Whether to look on. */
+/* Whether to go on. */
 static bool found_nothing(const cqn_cq *self)
 {
     return self->stash_len == 0 &&
            (self->engine == NULL || !self->base.state->awaiting->has_news(self->engine));
 }
 
-/* Looks again and again until it has found something or the time is over. */
 int cqn_cq_spin(cqn_cq *self, size_t want, double seconds, cqn_object **deferred)
 {
     if (make_spin_buffer(self) < 0) {
@@ -524,7 +515,7 @@ int cqn_cq_spin(cqn_cq *self, size_t want, double seconds, cqn_object **deferred
     const int64_t end = now + (int64_t)ceil(seconds * 1e9);
     for (; found_nothing(self) && now < end; now = cqn_now_ns()) {
         int got = spin_once(self, end - now > SLICE ? now + SLICE : end);
-        /* A handler can do anything, so what has landed stays there until it is over. */
+        /* A handler can do anything, so completions stay in the buffer until it is over. */
         int rc;
         CQN_UNLOCKED(rc = PyErr_CheckSignals());
         if (rc < 0 || cqn_open(&self->base) == NULL) {
@@ -541,8 +532,6 @@ int cqn_cq_spin(cqn_cq *self, size_t want, double seconds, cqn_object **deferred
     return 0;
 }
 
-/* Looks until the stash holds `want`, or nothing more is there; if it is empty then, for
- * `spin_once` seconds more. */
 int cqn_cq_fetch_or_spin(cqn_cq *self, size_t want, double spin_once)
 {
     cqn_object *deferred = NULL;

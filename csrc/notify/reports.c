@@ -1,23 +1,21 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What a device reports besides completions, and which waiters get to know.
+ * What a device reports besides completions, and which channels, waiters and watches it affects.
  *
- * A report is read, acknowledged and queued on its context under one hold of
- * the GIL, so no destroy ever waits for it. Any thread that sleeps, in
- * get_async_event() or for completions in get_event(), does the reading. From
- * the queue get_async_event() hands reports out, once each.
+ * A report is read, acknowledged and queued on its context under one hold of the GIL, so no destroy
+ * ever waits for it. Any thread that sleeps, in get_async_event() or for completions in
+ * get_event(), does the reading. get_async_event() pops reports off the queue, each once.
  *
- * Those that tell of a failure also end the waits for completions that may now
- * never come: of each channel that the failure concerns when it is read, all
- * waits that are going on, or else the next one, once. What came before a
- * channel was made is read as it is made, and not told to it. For that the latest
- * report of each failure is kept as long as the failed object lives, with a
- * serial number that channels and waiters compare to what they were told. Only
- * the thread that got a report from get_async_event() is not told of it again.
- * Event loops, which do not sleep in any of these, have a FailureWatch.
+ * A failure also ends the waits for completions that may now never come: on each channel that it
+ * affects when it is read, all waits that are going on, or else the next one, once. Reports that
+ * came before a channel was made are read as it is made, and do not end its waits. For that the
+ * latest report of each failure is kept as long as the failed object lives, with a serial number;
+ * channels and waiters remember the serial of the latest failure that they have seen. A thread that
+ * got a report from get_async_event() has seen it. Event loops, which do not sleep in any of these
+ * calls, have a FailureWatch.
  *
- * Queued reports hold no reference to the object that they are about: when it
- * is closed they go, as they do in the kernel.
+ * Queued reports hold no reference to the object that they are about: they go when it is closed, as
+ * they do in the kernel.
  *
  * A failure of a queue pair affects both of its CQs, one of an SRQ the receive CQs of its queue
  * pairs, one of a port all that work through it. A transient failure leaves queue pairs as they
@@ -29,7 +27,6 @@
 
 /* ---- the channels that a failure affects ---- */
 
-/* What a report is about, and whether it is a failure, after which completions may be missing. */
 cqn_report_scope cqn_report_scope_of(enum ibv_event_type type, bool *failure)
 {
     *failure = false;
@@ -76,7 +73,7 @@ bool cqn_report_is_transient(enum ibv_event_type type)
     return type == IBV_EVENT_PORT_ERR || type == IBV_EVENT_PATH_MIG_ERR;
 }
 
-/* What comes through a queue pair that has no CQ completes on those of others: on any. */
+/* Messages through a queue pair without a CQ complete on the CQs of others: on any. */
 static bool qp_uses(const cqn_qp *qp, const cqn_channel *channel)
 {
     return qp->send_cq == NULL || qp->send_cq->channel == channel ||
@@ -118,7 +115,6 @@ static bool srq_serves(const cqn_channel *channel, const cqn_object *srq)
     return false;
 }
 
-/* Whether the report is a failure that may keep completions off this channel. */
 bool cqn_report_affects(const cqn_report *report, const cqn_channel *channel)
 {
     bool failure;
@@ -193,7 +189,7 @@ static int append_marked(const cqn_context *ctx, PyObject *cqs)
         if (rc == 0 && o->handle != NULL && cqn_try_ref(o)) {
             rc = PyList_Append(cqs, (PyObject *)o);
             if (rc < 0) {
-                refused = o; /* to drop a CQ can change the list that is walked here */
+                refused = o; /* dropping a CQ can change this list */
             }
             else {
                 Py_DECREF(o);
@@ -204,8 +200,6 @@ static int append_marked(const cqn_context *ctx, PyObject *cqs)
     return rc;
 }
 
-/* Appends the CQs that a failure concerns; the caller holds the element of the failure. Returns 1,
- * or 0 if the failure concerns all CQs of the device, or -1 with an exception. */
 CQN_RARE int cqn_report_add_cqs(const cqn_context *ctx, const cqn_report *failure, PyObject *cqs)
 {
     bool is_failure;
@@ -230,8 +224,8 @@ CQN_RARE int cqn_report_add_cqs(const cqn_context *ctx, const cqn_report *failur
 
 /* ---- reading and queueing ---- */
 
-#define DRAIN_AT_MOST 64 /* in a row: then the thread looks what else there is to do */
-#define QUEUE_ROOM 1024  /* when so many are queued, no second report of a kind is added */
+#define DRAIN_AT_MOST 64    /* in a row: then the thread checks what else there is to do */
+#define QUEUE_CAPACITY 1024 /* when so many are queued, no second report of a kind is added */
 
 /* Reading the descriptor of the device must not block: threads that were woken together read one
  * after the other. */
@@ -306,7 +300,6 @@ static size_t drop_reports(cqn_report **list, const cqn_object *element)
     return dropped;
 }
 
-/* The element was closed: reports about it are of no use any more. */
 void cqn_async_forget(cqn_context *ctx, const cqn_object *element)
 {
     ctx->reports->queued_len -= drop_reports(&ctx->reports->queued, element);
@@ -314,14 +307,13 @@ void cqn_async_forget(cqn_context *ctx, const cqn_object *element)
     cqn_reports_show(ctx);
 }
 
-/* The context was closed: its descriptor goes as well. */
 void cqn_async_clear(cqn_context *ctx)
 {
     cqn_async_forget(ctx, NULL);
     cqn_pollable_flag_close(&ctx->reports->flag);
 }
 
-/* Notes the failure for each channel that it concerns, and wakes the waiters of these. */
+/* Notes the failure on each channel that it affects, and wakes the waiters there. */
 static void notify_channels(const cqn_context *ctx, const cqn_report *report)
 {
     for (cqn_object *o = ctx->first[CQN_RANK_PD]; o != NULL; o = o->next) {
@@ -339,8 +331,8 @@ void cqn_failure_watch_show(cqn_failure_watch *self)
     cqn_pollable_flag_set(&self->flag, &self->base, self->latest > self->seen_serial);
 }
 
-/* A failure was just entered: raises the flags of all watches, also those of a context whose
- * closing may yet fail. Runs no Python code. */
+/* A failure was just queued: raises the flags of all watches, even those of a context whose closing
+ * may yet fail. Runs no Python code. */
 static void notify_watches(const cqn_context *ctx)
 {
     PyTypeObject *type = ctx->base.state->FailureWatch;
@@ -353,9 +345,9 @@ static void notify_watches(const cqn_context *ctx)
     }
 }
 
-/* Queues a report, and tells channels and watches of it if it is a failure. Takes over both copies:
- * one is for the queue, the other for the list of failures. */
-static void enter_report(cqn_context *ctx, cqn_report *report, cqn_report *copy)
+/* Queues a report, and notifies channels and watches of a failure. It owns both copies from here
+ * on: one is for the queue, the other for the list of failures. */
+static void queue_report(cqn_context *ctx, cqn_report *report, cqn_report *copy)
 {
     report->serial = ++ctx->reports->serial;
     bool failure;
@@ -370,7 +362,7 @@ static void enter_report(cqn_context *ctx, cqn_report *report, cqn_report *copy)
     else {
         PyMem_Free(copy);
     }
-    if (ctx->reports->queued_len >= QUEUE_ROOM &&
+    if (ctx->reports->queued_len >= QUEUE_CAPACITY &&
         cqn_report_find_same(ctx->reports->queued, report) != NULL) {
         PyMem_Free(report);
         return;
@@ -395,8 +387,8 @@ static bool is_listed(const cqn_context *ctx, const void *object)
 }
 
 /* The element is alive, since destroying it waits until this event is acknowledged. Returns whether
- * the report is for us: a device that librdmacm has opened is shared with all that use librdmacm in
- * this process, and has objects which others made. */
+ * the report is about an object of the core: a device that librdmacm has opened is shared with all
+ * users of librdmacm in this process, and has their objects as well. */
 static bool fill_report(const cqn_context *ctx, cqn_report *report,
                         const struct ibv_async_event *raw)
 {
@@ -421,7 +413,7 @@ static bool fill_report(const cqn_context *ctx, cqn_report *report,
 }
 
 /* Returns 1 if a report was read, 0 if there is none, -1 with an exception. The memory for a report
- * is there before the report is read, so none is lost; and no Python code runs in here. */
+ * is allocated before the report is read, so none is lost. Runs no Python code. */
 static int read_report(cqn_context *ctx)
 {
     cqn_report *report = PyMem_Calloc(1, sizeof(*report));
@@ -434,7 +426,7 @@ static int read_report(cqn_context *ctx)
         PyErr_NoMemory();
     }
     else if (ibv_get_async_event(ctx->base.handle, &raw) != 0) {
-        /* A read of nothing at all means the same as EIO: the device has gone. */
+        /* Reading 0 bytes means the same as EIO: the device has gone. */
         err = errno == 0 ? EIO : errno == EINTR ? EAGAIN : errno;
         if (err != EAGAIN) {
             cqn_verbs_error(ctx->base.state, err, "ibv_get_async_event",
@@ -449,7 +441,7 @@ static int read_report(cqn_context *ctx)
     const bool ours = fill_report(ctx, report, &raw);
     ibv_ack_async_event(&raw);
     if (ours) {
-        enter_report(ctx, report, copy);
+        queue_report(ctx, report, copy);
     }
     else {
         PyMem_Free(report);
@@ -458,7 +450,6 @@ static int read_report(cqn_context *ctx)
     return 1;
 }
 
-/* Takes the reports that the device has into the context's queue. */
 int cqn_async_drain(cqn_context *ctx)
 {
     int rc = 1;
@@ -468,7 +459,7 @@ int cqn_async_drain(cqn_context *ctx)
     return rc < 0 ? -1 : 0;
 }
 
-/* That the device has gone is for those to say that wait for its reports. */
+/* That the device has gone is raised where its reports are awaited. */
 int cqn_async_catch_up(cqn_context *ctx, uint64_t *seen_serial)
 {
     int rc;
@@ -482,7 +473,6 @@ int cqn_async_catch_up(cqn_context *ctx, uint64_t *seen_serial)
     return rc;
 }
 
-/* An element that is in the midst of being deallocated can not be held any more. */
 PyObject *cqn_report_own_element(const cqn_report *report)
 {
     cqn_object *element = report->element;

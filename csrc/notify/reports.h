@@ -19,15 +19,15 @@ typedef struct cqn_report cqn_report;
 struct cqn_report {
     cqn_report *next;
     uint64_t serial;       /* rises with time */
-    unsigned long read_by; /* which thread was handed a failure, or 0 */
+    unsigned long read_by; /* the thread that popped a failure, or 0 */
     enum ibv_event_type type;
     cqn_object *element; /* the CQ, QP or SRQ, borrowed, or NULL */
     int port_num;        /* or 0 */
 };
 
-/* Those of a context, which has it in itself. */
+/* The reports of a context, which contains this struct. */
 typedef struct cqn_reports {
-    cqn_report *queued;   /* read and not yet handed out */
+    cqn_report *queued;   /* read and not yet popped */
     cqn_report *failures; /* the latest of each kind, oldest first */
     size_t queued_len;
     uint64_t serial;        /* of the latest */
@@ -44,9 +44,9 @@ typedef struct {
 
 typedef struct {
     cqn_object base;        /* the handle is the watch itself: nothing else can be destroyed */
-    cqn_pollable_flag flag; /* raised while there is a failure to tell */
+    cqn_pollable_flag flag; /* raised while there is an unread failure */
     uint64_t latest;        /* serial of the latest failure */
-    uint64_t seen_serial;   /* all up to there were told */
+    uint64_t seen_serial;   /* of the latest that read() has returned */
 } cqn_failure_watch;
 
 /* reports.c */
@@ -57,7 +57,9 @@ cqn_report_scope cqn_report_scope_of(enum ibv_event_type type, bool *failure);
 /* Whether it is a failure after which queue pairs may go on. */
 bool cqn_report_is_transient(enum ibv_event_type type);
 
-/* Whether a failure may keep completions off that channel. */
+/* Whether a failure may keep completions off that channel. The other one appends the open CQs that
+ * it affects to a list; the caller holds the element of the failure. It returns 1; 0 if the failure
+ * affects all CQs of the device; -1 with an exception. */
 bool cqn_report_affects(const cqn_report *report, const cqn_channel *channel);
 int cqn_report_add_cqs(const cqn_context *ctx, const cqn_report *failure, PyObject *cqs);
 
@@ -68,12 +70,12 @@ void cqn_async_clear(cqn_context *ctx);
 /* Drops the reports about an element that is closed; NULL: all. */
 void cqn_async_forget(cqn_context *ctx, const cqn_object *element);
 
-/* Reads the reports that the device has, and tells whom they concern. Runs no Python code. -1
+/* Reads the reports that the device has, and notifies whom they affect. Runs no Python code. -1
  * with an exception. */
 int cqn_async_drain(cqn_context *ctx);
 
-/* The same until the device has no more. Returns the serial number of the latest in *told: what is
- * made now, and remembers it, is not told of what came before. */
+/* The same until the device has no more. Stores the serial number of the latest in *seen_serial:
+ * for a new object, which has seen all that came before. */
 int cqn_async_catch_up(cqn_context *ctx, uint64_t *seen_serial);
 
 /* The report of a list that is of the same type and about the same element, or NULL. */
@@ -82,9 +84,15 @@ cqn_report *cqn_report_find_same(cqn_report *list, const cqn_report *report);
 /* The element, as a new reference; NULL: there is none, or it is being deallocated. */
 PyObject *cqn_report_own_element(const cqn_report *report);
 
-/* Makes the descriptor of the context, or of a watch, say whether there is something to read. */
+/* Makes the descriptor of the context, or of a watch, readable if there is something to read. */
 void cqn_reports_show(cqn_context *ctx);
 void cqn_failure_watch_show(cqn_failure_watch *watch);
+
+/* failures.c */
+
+/* -1 with AsyncEventError if a failure after *seen_serial affects this channel. Advances
+ * *seen_serial. */
+int cqn_async_check(cqn_channel *channel, uint64_t *seen_serial);
 
 /* async_event.c */
 
@@ -92,13 +100,7 @@ void cqn_failure_watch_show(cqn_failure_watch *watch);
 PyObject *cqn_async_event_new(cqn_state *st, const cqn_report *report, PyObject *element);
 extern PyType_Spec cqn_async_event_spec, cqn_failure_watch_spec;
 
-/* failures.c */
-
-/* -1 with AsyncEventError if a failure concerns this channel that a waiter does not know of,
- * which knows all up to *told. Else *told is what it knows now. */
-int cqn_async_check(cqn_channel *channel, uint64_t *seen_serial);
-
-/* A new list of what is known and was not handed out. Takes nothing. */
+/* A new list of what is known and was not popped. Pops nothing. */
 PyObject *cqn_async_known(cqn_context *ctx);
 PyObject *cqn_get_async_event(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                               PyObject *kwnames);

@@ -1,18 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The stash of a CQ: completions that were taken from the device and not yet handed
- * out, in their order. Memory of it that holds none is zeroed: a provider need not
- * write what is not valid.
+ * The stash of a CQ: completions that were fetched from the device and not yet returned, in their
+ * order. Its unused memory is zeroed: a provider need not write fields that are not valid.
  *
- * A completion() takes one from the midst, by its wr_id, and leaves a hole there. Where
- * many wait, an index tells where it is; it is made when first asked for, and exact up
- * to where it has been extended.
+ * A completion() pops one from inside, by its wr_id, and leaves a hole there. A long stash has an
+ * index by wr_id; it is made when it is first needed, and exact up to where it was extended.
  */
 
 #include "notify/cq.h"
 
-#define ROOM 64     /* at first */
-#define SEARCHED 32 /* so many completions are looked through without an index */
+#define CAPACITY 64 /* at first */
+#define SEARCHED 32 /* so many completions are searched without an index */
 
 /* The entries of one key, and of others in the same bucket, in their order. */
 typedef struct {
@@ -20,9 +18,9 @@ typedef struct {
     uint32_t *before, *next; /* by slot */
 } chains;
 
-/* Slots are places modulo the room, and kept plus one: 0 is none. */
+/* Slots are places modulo the capacity, and kept plus one: 0 is none. */
 struct cqn_stash_index {
-    size_t room;         /* a power of two, at least as many as the stash holds */
+    size_t capacity;     /* a power of two, at least as many as the stash holds */
     uint64_t until;      /* entries from this place on are not in the index yet */
     chains by_id, by_qp; /* the key is the wr_id, or that together with the number of the QP */
 };
@@ -32,22 +30,21 @@ struct cqn_stash_index {
 /* wr_ids are mostly small and in a row, and some are pointers: multiplying spreads both. */
 static size_t bucket_of(const cqn_stash_index *index, uint64_t key)
 {
-    return (size_t)((key * UINT64_C(0x9e3779b97f4a7c15)) >> 32) & (index->room - 1);
+    return (size_t)((key * UINT64_C(0x9e3779b97f4a7c15)) >> 32) & (index->capacity - 1);
 }
 
 /* Places count completions since the CQ was made; one that is put back takes the place before the
  * first. */
 static struct ibv_wc *stash_at(const cqn_cq *self, uint64_t place)
 {
-    return &self->stash[self->stash_head + (size_t)(place - self->taken)];
+    return &self->stash[self->stash_head + (size_t)(place - self->popped)];
 }
 
 static uint64_t place_of(const cqn_cq *self, uint32_t slot)
 {
-    return self->taken + ((slot - 1 - self->taken) & (self->index->room - 1));
+    return self->popped + ((slot - 1 - self->popped) & (self->index->capacity - 1));
 }
 
-/* The index is only a way to find entries faster: without one, the stash is searched. */
 static void free_index(cqn_cq *self)
 {
     if (self->index != NULL) {
@@ -57,26 +54,26 @@ static void free_index(cqn_cq *self)
     }
 }
 
-static chains chains_in(uint32_t *arrays, size_t room)
+static chains chains_in(uint32_t *arrays, size_t capacity)
 {
-    return (chains){arrays, arrays + room, arrays + 2 * room, arrays + 3 * room};
+    return (chains){arrays, arrays + capacity, arrays + 2 * capacity, arrays + 3 * capacity};
 }
 
-/* No memory for an index is no failure: the stash is searched then. */
+/* Without memory for an index the stash is searched. */
 static bool make_index(cqn_cq *self)
 {
-    size_t room = 4 * SEARCHED;
-    while (room < 2 * self->stash_len) {
-        room *= 2;
+    size_t capacity = 4 * SEARCHED;
+    while (capacity < 2 * self->stash_len) {
+        capacity *= 2;
     }
-    cqn_stash_index *index = room < UINT32_MAX ? PyMem_Malloc(sizeof(*index)) : NULL;
-    uint32_t *arrays = index == NULL ? NULL : PyMem_Calloc(8 * room, sizeof(*arrays));
+    cqn_stash_index *index = capacity < UINT32_MAX ? PyMem_Malloc(sizeof(*index)) : NULL;
+    uint32_t *arrays = index == NULL ? NULL : PyMem_Calloc(8 * capacity, sizeof(*arrays));
     if (arrays == NULL) {
         PyMem_Free(index);
         return false;
     }
-    *index = (cqn_stash_index){room, self->taken, chains_in(arrays, room),
-                               chains_in(arrays + 4 * room, room)};
+    *index = (cqn_stash_index){capacity, self->popped, chains_in(arrays, capacity),
+                               chains_in(arrays + 4 * capacity, capacity)};
     self->index = index;
     return true;
 }
@@ -111,7 +108,7 @@ static void change_index(cqn_cq *self, uint64_t place,
 {
     cqn_stash_index *index = self->index;
     const struct ibv_wc *wc = stash_at(self, place);
-    const uint32_t slot = (uint32_t)(place & (index->room - 1)) + 1;
+    const uint32_t slot = (uint32_t)(place & (index->capacity - 1)) + 1;
     change(&index->by_id, bucket_of(index, wc->wr_id), slot);
     change(&index->by_qp, bucket_of(index, cqn_wc_key(wc->wr_id, wc->qp_num)), slot);
 }
@@ -124,9 +121,9 @@ static bool knows_place(const cqn_cq *self, uint64_t place)
 static void extend_index(cqn_cq *self)
 {
     cqn_stash_index *index = self->index;
-    const uint64_t end = self->taken + self->stash_len;
-    /* Of the entries that came since the index was extended, some may have been handed out. */
-    uint64_t place = knows_place(self, self->taken) ? index->until : self->taken;
+    const uint64_t end = self->popped + self->stash_len;
+    /* Some of the entries that came since the index was extended may be gone. */
+    uint64_t place = knows_place(self, self->popped) ? index->until : self->popped;
     for (; place != end; place++) {
         if (!cqn_stash_is_hole(stash_at(self, place))) {
             change_index(self, place, link_slot);
@@ -138,7 +135,7 @@ static void extend_index(cqn_cq *self)
 /* An index of all that the stash holds, or NULL if there is no memory for one. */
 static cqn_stash_index *whole_index(cqn_cq *self)
 {
-    if (self->index != NULL && self->index->room < self->stash_len) {
+    if (self->index != NULL && self->index->capacity < self->stash_len) {
         free_index(self);
     }
     if (self->index == NULL && !make_index(self)) {
@@ -156,9 +153,9 @@ static void leave_index(cqn_cq *self, uint64_t place)
     }
 }
 
-/* ---- room ---- */
+/* ---- memory ---- */
 
-/* The CQ is closed: completions that were not handed out are gone. */
+/* The CQ is closed: completions that were not returned are gone. */
 void cqn_stash_free(cqn_cq *self)
 {
     free_index(self);
@@ -186,30 +183,30 @@ static void move_to(cqn_cq *self, size_t head)
 /* New memory is zeroed, see above. */
 static int grow_stash(cqn_cq *self, size_t least)
 {
-    size_t room = self->stash_capacity ? self->stash_capacity : ROOM;
-    while (room < least) {
-        room *= 2;
+    size_t capacity = self->stash_capacity ? self->stash_capacity : CAPACITY;
+    while (capacity < least) {
+        capacity *= 2;
     }
-    struct ibv_wc *stash = PyMem_Realloc(self->stash, room * sizeof(*stash));
+    struct ibv_wc *stash = PyMem_Realloc(self->stash, capacity * sizeof(*stash));
     if (stash == NULL) {
         PyErr_NoMemory();
         return -1;
     }
     self->stash = stash;
     if (self->wc_flags & CQN_WC_EX_EXTRA) {
-        cqn_wc_extra *extra = PyMem_Realloc(self->extra, room * sizeof(*extra));
+        cqn_wc_extra *extra = PyMem_Realloc(self->extra, capacity * sizeof(*extra));
         if (extra == NULL) {
             PyErr_NoMemory();
             return -1;
         }
         self->extra = extra;
     }
-    memset(stash + self->stash_capacity, 0, (room - self->stash_capacity) * sizeof(*stash));
-    self->stash_capacity = room;
+    memset(stash + self->stash_capacity, 0, (capacity - self->stash_capacity) * sizeof(*stash));
+    self->stash_capacity = capacity;
     return 0;
 }
 
-/* Called if there is not enough room behind the last entry: what was handed out has left some in
+/* Called if n more do not fit behind the last entry: entries that are gone have left memory in
  * front, or the arrays grow. */
 int cqn_stash_grow(cqn_cq *self, size_t n)
 {
@@ -221,47 +218,46 @@ int cqn_stash_grow(cqn_cq *self, size_t n)
     return grow_stash(self, end + n);
 }
 
-/* ---- taking ---- */
+/* ---- popping ---- */
 
 /* The first n entries go, holes among them. */
 static void drop_front(cqn_cq *self, size_t n)
 {
     for (size_t i = 0; i < n && (self->index != NULL || self->holes > 0); i++) {
-        leave_index(self, self->taken + i);
-        self->holes -= cqn_stash_is_hole(stash_at(self, self->taken + i));
+        leave_index(self, self->popped + i);
+        self->holes -= cqn_stash_is_hole(stash_at(self, self->popped + i));
     }
     memset(self->stash + self->stash_head, 0, n * sizeof(*self->stash));
     self->stash_head += n;
     self->stash_len -= n;
-    self->taken += n;
+    self->popped += n;
 }
 
 /* Holes at either end are dropped: so the first and the last entry are never holes, and a stash
  * without completions has no entries. */
 static void trim_holes(cqn_cq *self)
 {
-    while (self->holes > 0 && cqn_stash_is_hole(stash_at(self, self->taken))) {
+    while (self->holes > 0 && cqn_stash_is_hole(stash_at(self, self->popped))) {
         drop_front(self, 1);
     }
     while (self->holes > 0 &&
-           cqn_stash_is_hole(stash_at(self, self->taken + self->stash_len - 1))) {
+           cqn_stash_is_hole(stash_at(self, self->popped + self->stash_len - 1))) {
         self->stash_len--;
         self->holes--;
-        *stash_at(self, self->taken + self->stash_len) = (struct ibv_wc){.wr_id = 0};
-        if (knows_place(self, self->taken + self->stash_len)) {
-            self->index->until = self->taken + self->stash_len;
+        *stash_at(self, self->popped + self->stash_len) = (struct ibv_wc){.wr_id = 0};
+        if (knows_place(self, self->popped + self->stash_len)) {
+            self->index->until = self->popped + self->stash_len;
         }
     }
 }
 
-/* The first n completions were handed out. */
 void cqn_stash_drop(cqn_cq *self, size_t n)
 {
     size_t span = n;
     if (self->holes > 0) {
         size_t seen = 0;
         for (span = 0; seen < n; span++) {
-            seen += !cqn_stash_is_hole(stash_at(self, self->taken + span));
+            seen += !cqn_stash_is_hole(stash_at(self, self->popped + span));
         }
     }
     drop_front(self, span);
@@ -269,11 +265,11 @@ void cqn_stash_drop(cqn_cq *self, size_t n)
     self->stats.completions += n;
 }
 
-static void take_at(cqn_cq *self, uint64_t place, struct ibv_wc *wc, cqn_wc_extra *extra)
+static void leave_hole(cqn_cq *self, uint64_t place, struct ibv_wc *wc, cqn_wc_extra *extra)
 {
     *wc = *stash_at(self, place);
     if (self->extra != NULL) {
-        *extra = self->extra[self->stash_head + (size_t)(place - self->taken)];
+        *extra = self->extra[self->stash_head + (size_t)(place - self->popped)];
     }
     stash_at(self, place)->status = CQN_HOLE;
     self->holes++;
@@ -308,8 +304,8 @@ static bool find_in_stash(cqn_cq *self, uint64_t wr_id, const cqn_qp *qp, uint64
     if (self->stash_len > SEARCHED && whole_index(self) != NULL) {
         return find_in_index(self, wr_id, qp, place);
     }
-    const uint64_t end = self->taken + self->stash_len;
-    for (*place = self->taken; *place != end; ++*place) {
+    const uint64_t end = self->popped + self->stash_len;
+    for (*place = self->popped; *place != end; ++*place) {
         if (is_sought(stash_at(self, *place), wr_id, qp)) {
             return true;
         }
@@ -323,7 +319,6 @@ bool cqn_stash_has(cqn_cq *self, uint64_t wr_id, const cqn_qp *qp)
     return find_in_stash(self, wr_id, qp, &place);
 }
 
-/* Takes that completion out of the stash. Returns whether there was one. */
 bool cqn_stash_pop(cqn_cq *self, uint64_t wr_id, const cqn_qp *qp, struct ibv_wc *wc,
                    cqn_wc_extra *extra)
 {
@@ -332,11 +327,11 @@ bool cqn_stash_pop(cqn_cq *self, uint64_t wr_id, const cqn_qp *qp, struct ibv_wc
         return false;
     }
     leave_index(self, place);
-    take_at(self, place, wc, extra);
+    leave_hole(self, place, wc, extra);
     return true;
 }
 
-/* Closes the holes, for what takes entries in one piece. */
+/* Closes the holes, so that entries can be copied in one piece. */
 void cqn_stash_pack(cqn_cq *self)
 {
     struct ibv_wc *first = self->stash + self->stash_head;
@@ -356,28 +351,26 @@ void cqn_stash_pack(cqn_cq *self)
     self->holes = 0;
 }
 
-/* A completion was taken for a task, and the task did not take it: it is the first of the stash
- * again. */
 void cqn_stash_put_back(cqn_cq *self, const struct ibv_wc *wc, const cqn_wc_extra *extra)
 {
     if (self->stash_head == 0 || self->stash_len == 0) {
-        const size_t front = 1 + self->stash_len / 2; /* the next ones find room, too */
+        const size_t front = 1 + self->stash_len / 2; /* the next ones fit, too */
         if (cqn_stash_reserve(self, front) < 0) {
             PyErr_WriteUnraisable((PyObject *)self);
             return;
         }
         move_to(self, front);
     }
-    const bool indexed = self->index != NULL && (int64_t)(self->index->until - self->taken) >= 0;
+    const bool indexed = self->index != NULL && (int64_t)(self->index->until - self->popped) >= 0;
     self->stash_head--;
     self->stash_len++;
-    self->taken--;
+    self->popped--;
     self->stash[self->stash_head] = *wc;
     if (self->extra != NULL) {
         self->extra[self->stash_head] = *extra;
     }
-    if (indexed && self->stash_len <= self->index->room) {
-        change_index(self, self->taken, link_slot_first);
+    if (indexed && self->stash_len <= self->index->capacity) {
+        change_index(self, self->popped, link_slot_first);
     }
     else {
         free_index(self);

@@ -24,17 +24,17 @@ static size_t count_ok(const cqn_cq *self, size_t n)
     return n;
 }
 
-/* How many completions can be handed out; with only_ok, those before the first that failed. */
+/* How many completions can be returned; with only_ok, those before the first that failed. */
 static size_t count_ready(cqn_cq *self, size_t max, bool only_ok)
 {
-    if (only_ok && self->holes > 0) { /* which an AsyncCQ has left */
+    if (only_ok && self->holes > 0) { /* an AsyncCQ leaves holes */
         cqn_stash_pack(self);
     }
     const size_t n = cqn_stash_len(self) < max ? cqn_stash_len(self) : max;
     return only_ok ? count_ok(self, n) : n;
 }
 
-/* A list for as many as can be handed out. Making it can run the garbage collector, and so code
+/* A list for as many as can be returned. Making it can run the garbage collector, and so code
  * that polls this CQ, or closes it: then there are fewer, and the list is made again. */
 static PyObject *new_list(cqn_cq *self, size_t max, bool only_ok)
 {
@@ -49,7 +49,7 @@ static PyObject *new_list(cqn_cq *self, size_t max, bool only_ok)
     }
 }
 
-/* What hand_out() makes of the first of n completions, and of as many that follow as it can at
+/* What pop_list() makes of the first of n completions, and of as many that follow as it can at
  * once: objects, or wr_ids. Runs no Python code. Returns how many; 0 with an exception. */
 typedef size_t make(const cqn_cq *, const struct ibv_wc *wcs, size_t n, PyObject **items);
 
@@ -83,8 +83,8 @@ static inline size_t make_ids(const cqn_cq *self, const struct ibv_wc *wcs, size
     return n;
 }
 
-/* Hands out up to `max` completions of the stash, as the objects that `make` makes of them. */
-static inline PyObject *hand_out(cqn_cq *self, size_t max, bool only_ok, make *make)
+/* Pops up to `max` completions off the stash, as the objects that `make` makes of them. */
+static inline PyObject *pop_list(cqn_cq *self, size_t max, bool only_ok, make *make)
 {
     PyObject *list = new_list(self, max, only_ok);
     const struct ibv_wc *wc = stashed_at(self, 0);
@@ -108,12 +108,11 @@ static inline PyObject *hand_out(cqn_cq *self, size_t max, bool only_ok, make *m
 
 PyObject *cqn_cq_pop_wcs(cqn_cq *self, uint64_t max)
 {
-    return hand_out(self, max, false, make_wcs);
+    return pop_list(self, max, false, make_wcs);
 }
 
-/* Raises the first completion, which has failed, and takes it out of the stash. Making the
- * exception can fail, or run code that takes the completion first: then none is raised for it here.
- */
+/* Raises the first completion, which has failed, and pops it. Making the exception can fail, or run
+ * code that pops the completion first: then none is raised for it here. */
 static void raise_first(cqn_cq *self)
 {
     const struct ibv_wc failed = *stashed_at(self, 0);
@@ -149,17 +148,14 @@ static void set_rows(cqn_cq *self, PyObject *array, size_t n)
     }
 }
 
-/* The wr_ids of the completions before the first that failed. If the first of all has failed, it is
- * raised. */
 PyObject *cqn_cq_pop_ids(cqn_cq *self, size_t max)
 {
     while (first_failed(self) && !PyErr_Occurred()) {
         raise_first(self);
     }
-    return PyErr_Occurred() ? NULL : hand_out(self, max, true, make_ids);
+    return PyErr_Occurred() ? NULL : pop_list(self, max, true, make_ids);
 }
 
-/* Fills the array with as many completions as it has room for; returns how many. */
 PyObject *cqn_cq_pop_rows(cqn_cq *self, PyObject *array)
 {
     const size_t n = count_ready(self, cqn_wc_array_free_rows(array), false);

@@ -1,24 +1,24 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * WorkCompletion: a small object without GC around a copy of the ibv_wc. The
- * four fields that programs look at are boxed once, in slots that the
- * interpreter reads without a call; the others are made when asked for.
+ * WorkCompletion: a small object without GC around a copy of the ibv_wc. The four fields that
+ * programs read are boxed once, in slots that the interpreter reads without a call; the others are
+ * made when they are read.
  *
- * A program that drains a CQ drops as many as it makes. Each interpreter keeps the
- * memory of some that were dropped, the spares, for the next ones.
+ * A program that drains a CQ drops as many as it makes. Each interpreter keeps the memory of some
+ * that were dropped, its free list, for the next ones.
  */
 
 #include "notify/cq.h"
 
-/* How many spares are kept. The GIL guards them; without a GIL there are none, since objects are
+/* How many the free list holds. The GIL guards it; without a GIL it is empty, since objects are
  * deallocated under no lock there. */
 #ifdef Py_GIL_DISABLED
-#define SPARES 0
+#define FREE_WCS 0
 #else
-#define SPARES CQN_FREE_WCS
+#define FREE_WCS CQN_FREE_WCS
 #endif
 
-/* AddressSanitizer reports the use of an object that was dropped, also while it is kept. */
+/* AddressSanitizer reports the use of an object that was dropped, even while its memory is kept. */
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/asan_interface.h>
 #else
@@ -28,8 +28,8 @@
 
 /* ---- as a row: what WCArray shows, and by which it is compared and pickled ---- */
 
-/* Which fields are valid, as WCExFlags. Those that tell of the sender are there
- * for a received datagram. */
+/* Which fields are valid, as WCExFlags. Those about the sender are valid for a received datagram.
+ */
 uint32_t cqn_wc_fields(const struct ibv_wc *raw)
 {
     uint32_t fields = IBV_WC_EX_WITH_QP_NUM;
@@ -127,9 +127,9 @@ static PyObject *number_or_none(bool valid, uint32_t value)
 
 /* ---- memory ---- */
 
-/* A spare holds no references, not even to its type: the garbage collector does not see spares, and
- * must find the module when nothing else refers to it. */
-static PyObject *take_spare_wc(cqn_state *st)
+/* Memory in the free list holds no references, not even to its type: the garbage collector does not
+ * see it, and must find the module when nothing else refers to it. */
+static PyObject *pop_free_wc(cqn_state *st)
 {
     PyObject *op = st->free_wcs[--st->free_wcs_len];
     ASAN_UNPOISON_MEMORY_REGION(op, sizeof(work_completion));
@@ -140,12 +140,12 @@ static work_completion *alloc_wc(cqn_state *st)
 {
     return st->free_wcs_len == 0
                ? PyObject_New(work_completion, st->WorkCompletion)
-               : (work_completion *)PyObject_Init(take_spare_wc(st), st->WorkCompletion);
+               : (work_completion *)PyObject_Init(pop_free_wc(st), st->WorkCompletion);
 }
 
 static void free_or_spare(cqn_state *st, PyObject *op)
 {
-    if (st->free_wcs_len == SPARES) {
+    if (st->free_wcs_len == FREE_WCS) {
         PyObject_Free(op);
         return;
     }
@@ -157,7 +157,7 @@ static void free_or_spare(cqn_state *st, PyObject *op)
 void cqn_wc_clear_freelist(cqn_state *st)
 {
     while (st->free_wcs_len > 0) {
-        PyObject_Free(take_spare_wc(st));
+        PyObject_Free(pop_free_wc(st));
     }
 }
 
@@ -287,7 +287,7 @@ size_t cqn_wc_new_run(cqn_state *st, const struct ibv_wc *wcs, size_t n, PyObjec
             break;
         }
         work_completion *self =
-            (work_completion *)PyObject_Init(take_spare_wc(st), st->WorkCompletion);
+            (work_completion *)PyObject_Init(pop_free_wc(st), st->WorkCompletion);
         self->wr_id = wr_id;
         self->status = status;
         self->opcode = opcode;

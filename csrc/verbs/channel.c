@@ -129,7 +129,7 @@ static void no_event(cqn_object *op)
 }
 
 static const cqn_wait_kind event_wait = {
-    .take = next_event,
+    .pop = next_event,
     .check = check_failures,
     .fd = channel_fd,
     .is_quiet = is_channel_quiet,
