@@ -23,7 +23,7 @@ from .._core import why_no_device
 from ..attrs import PortAttr
 from ..context import Context, needs_rdma_cm
 from ..context import devices as list_devices  # the command `devices` is a module of that name
-from ..enums import MTU, PortState
+from ..enums import PortState
 
 __all__ = ["CANNOT_RUN", "FAILED", "OK", "USAGE", "CommandError", "main"]
 
@@ -201,34 +201,23 @@ def add_device(parser: CommandParser, default: str = "the first") -> None:
     )
 
 
-def add_connection(parser: CommandParser, *names: str) -> None:
-    """Add options for these parameters of `QP.connect`; the arguments get the same names."""
-    options: dict[str, tuple[tuple[str, str], dict[str, Any]]] = {
-        "port_num": (
-            ("-i", "--ib-port"),
-            {"type": whole(), "default": 1, "help": "port of the device (default: 1)"},
-        ),
-        "gid_index": (
-            ("-g", "--gid-idx"),
-            {"type": whole(0, 255), "help": "our GID's index (default: the first RoCE v2)"},
-        ),
-        "path_mtu": (
-            ("-m", "--mtu"),
-            {
-                "type": int,
-                "choices": [mtu.bytes for mtu in MTU],
-                "help": "path MTU (default: 1024; not for ud)",
-            },
-        ),
-        "sl": (
-            ("-l", "--sl"),
-            {"type": whole(0, 15), "default": 0, "help": "service level (default: 0)"},
-        ),
-    }
-    for name in names:
-        flags, details = options[name]
-        details.setdefault("metavar", None if "choices" in details else "N")
-        parser.add_argument(*flags, dest=name, **details)
+def add_port(parser: CommandParser, *gid_flags: str) -> None:
+    """Add the options for `port_num` and `gid_index`; the latter has these flags."""
+    parser.add_argument(
+        *("-i", "--ib-port"),
+        dest="port_num",
+        metavar="N",
+        type=whole(),
+        default=1,
+        help="port of the device (default: 1)",
+    )
+    parser.add_argument(
+        *gid_flags,
+        dest="gid_index",
+        metavar="N",
+        type=whole(0, 255),
+        help="our GID's index (default: the first RoCE v2)",
+    )
 
 
 def device_names(wanted: str | None = None) -> list[str]:

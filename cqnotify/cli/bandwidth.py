@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import Any, Final
 
-from . import OK, print_json, whole
-from ._plots import need_matplotlib
+from . import whole
 from .perf._options import add_options, plan_of
 
 WHAT: Final = "measure the bandwidth of sends, writes or reads"
@@ -46,26 +46,19 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    from .perf._bandwidth import Bandwidth, measure
-    from .perf._bandwidth_report import GBIT, MIB, head, row, save_plot, to_dict
-    from .perf._meeting import meet
+    from .perf import _bandwidth_report as report
+    from .perf._bandwidth import measure
+    from .perf._command import Command
+    from .perf._command import run as run_command
 
-    fields = ("num_qp", "tx_depth", "rx_depth", "bidirectional", "immediate")
-    plan = plan_of(args, SIZE, **{name: getattr(args, name) for name in fields})
-    if args.plot:
-        need_matplotlib()
-    unit = GBIT if args.report_gbits else MIB
-    done: list[Bandwidth] = []
-    with meet(plan) as end:
-        if not args.json:
-            print(head(end, unit), flush=True)
-        for size in end.plan.sizes:
-            done.append(measure(end, size))
-            if not args.json:
-                print(row(done[-1], unit, plan.loses), flush=True)
-        end.control.flush()
-        if args.json:
-            print_json(to_dict(end, done))
-        if args.plot:
-            save_plot(end, done, unit, args.plot)
-    return OK
+    own = ("num_qp", "tx_depth", "rx_depth", "bidirectional", "immediate")
+    plan = plan_of(args, SIZE, **{name: getattr(args, name) for name in own})
+    unit = report.GBIT if args.report_gbits else report.MIB
+    command = Command(
+        measure,
+        partial(report.head, unit=unit),
+        partial(report.row, unit=unit, loses=plan.loses),
+        report.to_dict,
+        partial(report.save_plot, unit=unit),
+    )
+    return run_command(command, plan, args)

@@ -14,8 +14,8 @@ from . import (
     OK,
     CommandError,
     add_command,
-    add_connection,
     add_device,
+    add_port,
     check_port,
     device_names,
     print_json,
@@ -52,7 +52,7 @@ def add_parser(commands: Any) -> None:
         choices=TYPES,
         help="type of the queue pairs; may be given several times (default: all)",
     )
-    add_connection(parser, "port_num", "gid_index")
+    add_port(parser, "-g", "--gid-idx")
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--cases", action="store_true", help="leave the sequences out")
     only.add_argument("--sequences", action="store_true", help="leave the other cases out")

@@ -6,8 +6,6 @@ from __future__ import annotations
 import argparse
 from typing import Any, Final
 
-from . import OK, print_json
-from ._plots import need_matplotlib
 from .perf._options import add_options, plan_of
 
 WHAT: Final = "measure the latency of sends, writes, reads or atomic operations"
@@ -25,9 +23,10 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    from .perf._latency import DEPTH, Latency, measure
-    from .perf._latency_report import head, row, save_plot, to_dict
-    from .perf._meeting import meet
+    from .perf import _latency_report as report
+    from .perf._command import Command
+    from .perf._command import run as run_command
+    from .perf._latency import DEPTH, measure
 
     plan = plan_of(
         args,
@@ -38,19 +37,5 @@ def run(args: argparse.Namespace) -> int:
         bidirectional=False,
         immediate=args.immediate or (args.op == "write" and args.events),
     )
-    if args.plot:
-        need_matplotlib()
-    done: list[Latency] = []
-    with meet(plan) as end:
-        if not args.json:
-            print(head(end), flush=True)
-        for size in end.plan.sizes:
-            done.append(measure(end, size))
-            if not args.json:
-                print(row(done[-1]), flush=True)
-        end.control.flush()
-        if args.json:
-            print_json(to_dict(end, done))
-        if args.plot:
-            save_plot(end, done, args.plot)
-    return OK
+    command = Command(measure, report.head, report.row, report.to_dict, report.save_plot)
+    return run_command(command, plan, args)

@@ -35,7 +35,7 @@ from support import address_of, is_iwarp, until
 from cqnotify import AccessFlags, Context, QPAddress
 from cqnotify.cli.perf import _run
 from cqnotify.cli.perf._description import MAGIC, swap_descriptions
-from cqnotify.cli.perf._end import End, open_end
+from cqnotify.cli.perf._end import PerfEnd, open_end
 from cqnotify.cli.perf._plan import Plan
 from cqnotify.cli.perf._run import begin
 from cqnotify.cli.perf._statistics import FIGURES, latencies
@@ -390,7 +390,7 @@ def test_a_message_that_is_lost_ends_it_in_words(ctx: Context) -> None:
         assert outcome(us)[::2] == (1, f"cqnotify: {lost}\n")
 
 
-def _address_of_server(end: End, port: int) -> QPAddress:
+def _address_of_server(end: PerfEnd, port: int) -> QPAddress:
     remote, payload = exchange_as_client_blocking(
         "127.0.0.1", port, end.control_address, payload=MAGIC
     )

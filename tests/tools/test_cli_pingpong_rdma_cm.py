@@ -199,7 +199,7 @@ def test_a_client_that_has_gone_meanwhile_is_turned_away(ctx: Context, host: str
 def test_rping_is_no_server(host: str, capsys: Capture) -> None:
     with started(["rping", "-s", "-a", host, "-p", "7477"]):
         said = refusal(capsys, 1, "pingpong", "-R", "-p", "7477", host)
-    assert said.endswith(f"cqnotify: {host} port 7477 cannot play: {OTHER_PROGRAM}\n")
+    assert said.endswith(f"cqnotify: {host} port 7477 cannot be the peer: {OTHER_PROGRAM}\n")
 
 
 @contextlib.contextmanager
@@ -229,8 +229,8 @@ def answering(ctx: Context, host: str, service: str, *answer: Any) -> Iterator[s
 @pytest.mark.parametrize(
     ("how", "data", "words"),
     [
-        ("accept", b"", f"cannot play: {OTHER_PROGRAM}"),
-        ("accept", OTHER_VERSION, f"cannot play: {VERSIONS}"),
+        ("accept", b"", f"cannot be the peer: {OTHER_PROGRAM}"),
+        ("accept", OTHER_VERSION, f"cannot be the peer: {VERSIONS}"),
         ("reject", b"", f"has turned us away: it has ended, or {OTHER_PROGRAM}"),
         ("reject", OTHER_VERSION, f"has turned us away: it has ended, or {VERSIONS}"),
     ],

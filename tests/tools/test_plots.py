@@ -56,7 +56,7 @@ def draw_latency(*done: Latency) -> Callable[[str], None]:
 
 def draw_bandwidth(*done: Bandwidth) -> Callable[[str], None]:
     us = end("bandwidth", num_qp=4, bidirectional=True)
-    return lambda path: _bandwidth_report.save_plot(us, list(done), _bandwidth_report.MIB, path)
+    return lambda path: _bandwidth_report.save_plot(us, list(done), path)
 
 
 def draw_pingpong(samples: array[int]) -> Callable[[str], None]:

@@ -17,11 +17,11 @@ from typing import Any, Final, NamedTuple
 
 from ..._core import CQ, CompletionError, SendWR
 from ._control import SLICE
-from ._end import End
+from ._end import PerfEnd
 from ._plan import Plan
 from ._run import Effort, begin, requests, what_failed
 from ._statistics import fastest
-from ._waits import OverError, Silence, looks_of, nap
+from ._waits import RunEndedError, Silence, looks_of, nap
 
 LARGEST_BATCH: Final = 32
 LULL: Final = 1.0  # seconds after which what has not come, of all that was sent, is lost
@@ -54,7 +54,7 @@ class Bandwidth(NamedTuple):
     theirs: dict[str, Any] | None
 
 
-def measure(end: End, size: int) -> Bandwidth:
+def measure(end: PerfEnd, size: int) -> Bandwidth:
     """Measure one size. Raises CommandError, VerbsError or CompletionError if it fails."""
     try:
         return _measure(end, size)
@@ -62,7 +62,7 @@ def measure(end: End, size: int) -> Bandwidth:
         raise what_failed(end, e) from e
 
 
-def _measure(end: End, size: int) -> Bandwidth:
+def _measure(end: PerfEnd, size: int) -> Bandwidth:
     plan = end.plan
     stream = Stream(end, size) if plan.client or plan.bidirectional else None
     sink = Sink(end) if plan.receives and (plan.bidirectional or not plan.client) else None
@@ -94,7 +94,7 @@ def _received(plan: Plan, told: Any, sink: Sink | None) -> Rate | None:
 class Stream:
     """The messages that we send through all QPs."""
 
-    def __init__(self, end: End, size: int) -> None:
+    def __init__(self, end: PerfEnd, size: int) -> None:
         plan = end.plan
         self._batch = max(1, min(LARGEST_BATCH, plan.tx_depth // 4))
         self._window = plan.tx_depth // self._batch
@@ -168,7 +168,7 @@ def _batch(of: tuple[SendWR, SendWR], n: int) -> list[SendWR]:
 class Sink:
     """The messages that come, from now on: each receive is posted again."""
 
-    def __init__(self, end: End) -> None:
+    def __init__(self, end: PerfEnd) -> None:
         self.cq = end.recv_cq
         self._poll = self.cq.poll_ids
         self._post = [qp.post_recv for qp in end.qps]
@@ -197,7 +197,7 @@ class Sink:
 class _Traffic:
     """A run: until our messages have completed, and all of the peer's have come, or are lost."""
 
-    def __init__(self, end: End, stream: Stream | None, sink: Sink | None) -> None:
+    def __init__(self, end: PerfEnd, stream: Stream | None, sink: Sink | None) -> None:
         self._end = end
         self._stream = stream
         self._sink = sink
@@ -253,7 +253,7 @@ class _Traffic:
                 continue
             try:
                 idle.wait()
-            except OverError as over:
+            except RunEndedError as over:
                 self._take(over.message)
 
     def _take(self, message: Any) -> None:
@@ -266,7 +266,7 @@ class _Traffic:
 class _Idle:
     """Moments in which nothing is to be done: an end sleeps, or polls."""
 
-    def __init__(self, end: End, cqs: list[CQ], timeout: float | None) -> None:
+    def __init__(self, end: PerfEnd, cqs: list[CQ], timeout: float | None) -> None:
         self._end = end
         self._timeout = timeout
         self._silence: Silence | None = None

@@ -9,7 +9,7 @@ from .._plots import draw_bars, picture, scale_sizes
 from .._terminal import paint
 from ._bandwidth import Bandwidth, Rate
 from ._description import cpu_percent, describe, title
-from ._end import End
+from ._end import PerfEnd
 
 
 class Unit(NamedTuple):
@@ -34,7 +34,7 @@ def total(done: Bandwidth) -> Rate:
     )
 
 
-def head(end: End, unit: Unit) -> str:
+def head(end: PerfEnd, unit: Unit) -> str:
     """Return the lines above the table."""
     columns = (
         f" #bytes     #iterations    BW peak[{unit.name}]    BW average[{unit.name}]   "
@@ -56,7 +56,7 @@ def row(done: Bandwidth, unit: Unit, loses: bool) -> str:
     )
 
 
-def to_dict(end: End, done: list[Bandwidth]) -> dict[str, Any]:
+def to_dict(end: PerfEnd, done: list[Bandwidth]) -> dict[str, Any]:
     """Return what `--json` prints."""
     plan = end.plan
     return {
@@ -89,7 +89,7 @@ def _rate(rate: Rate, size: int) -> dict[str, Any]:
     }
 
 
-def save_plot(end: End, done: list[Bandwidth], unit: Unit, path: str) -> None:
+def save_plot(end: PerfEnd, done: list[Bandwidth], path: str, unit: Unit = MIB) -> None:
     """Draw the bandwidths into an SVG or PNG file: of all sizes, or as bars those of one."""
     if len(done) == 1:
         (one,) = done

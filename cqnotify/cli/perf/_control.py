@@ -28,7 +28,7 @@ PROBE: Final = SLOTS  # the wr_id of an empty write; that of a message is its sl
 GONE: Final = "the peer has gone"
 
 
-class GoneError(CommandError):
+class PeerGoneError(CommandError):
     """The peer has gone."""
 
 
@@ -91,7 +91,7 @@ class Control:
         self.qp.post_send(self._mr[start : start + len(data)])
 
     def poll(self) -> Any:
-        """Return the next message that has come, or None. Raises GoneError."""
+        """Return the next message that has come, or None. Raises PeerGoneError."""
         for wc in self.cq.poll(2 * SLOTS):
             try:
                 done = wc.raise_for_status()
@@ -108,7 +108,7 @@ class Control:
         if self._messages:  # the last one may be its goodbye
             return self._messages.popleft()
         if self._failed:
-            raise GoneError(GONE)
+            raise PeerGoneError(GONE)
         return None
 
     def _parse(self, slot: int, length: int) -> Any:
@@ -122,7 +122,7 @@ class Control:
         self._messages.appendleft(message)
 
     def ask(self) -> None:
-        """Ask whether the peer lives; `poll` then raises GoneError if it does not."""
+        """Ask whether the peer lives; `poll` then raises PeerGoneError if it does not."""
         if not self._asked:
             self._asked = True
             try:
@@ -133,7 +133,7 @@ class Control:
     def wait(self, timeout: float | None) -> Any:
         """Sleep until a message comes, and return it; without a timeout as long as the peer lives.
 
-        Raises GoneError, and TimeoutError.
+        Raises PeerGoneError, and TimeoutError.
         """
         end = None if timeout is None else time.monotonic() + timeout
         while (message := self.poll()) is None:
@@ -173,7 +173,7 @@ class Control:
         """Sleep until it is, or the peer has gone; messages that come meanwhile are kept."""
         end = time.monotonic() + PATIENCE
         kept = []
-        with suppress(GoneError):
+        with suppress(PeerGoneError):
             while not is_settled() and time.monotonic() < end:
                 self._nap()
                 if (message := self.poll()) is not None:

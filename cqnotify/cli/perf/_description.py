@@ -6,14 +6,14 @@ from __future__ import annotations
 from typing import Any, Final
 
 from .. import CommandError
-from ._end import End
+from ._end import PerfEnd
 from ._plan import check_shared
 
 MAGIC: Final = b"cqnotify perf 3"
 OTHER_PROGRAM: Final = "the peer is another program, or of another version of cqnotify"
 
 
-def swap_descriptions(end: End) -> None:
+def swap_descriptions(end: PerfEnd) -> None:
     """Tell the peer what our end is, and learn what it is; CommandError unless they fit."""
     plan = end.plan
     ours = plan.shared()
@@ -25,7 +25,7 @@ def swap_descriptions(end: End) -> None:
     end.remote = theirs["end"]
 
 
-def title(end: End) -> str:
+def title(end: PerfEnd) -> str:
     """Return it in a line."""
     plan = end.plan
     role = "client" if plan.client else "server"
@@ -50,7 +50,7 @@ def cpu_percent(effort: dict[str, Any] | None) -> str:
     return "-" if percent is None else f"{percent:.1f}"
 
 
-def describe(end: End) -> dict[str, Any]:
+def describe(end: PerfEnd) -> dict[str, Any]:
     """Return it for `--json`."""
     plan = end.plan
     return {

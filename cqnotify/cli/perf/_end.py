@@ -14,18 +14,18 @@ from dataclasses import replace
 from typing import Any, Final
 
 from ..._core import AH, CQ, MR, PD, SGE, CompletionChannel, RecvWR
-from ..._qp_connect import DEFAULT_QKEY, NO_GID, PATIENT
-from ...attrs import AHAttr, DeviceAttr
+from ..._qp_connect import DEFAULT_QKEY, PATIENT
+from ...attrs import DeviceAttr
 from ...context import Context, is_iwarp
-from ...enums import MTU, AccessFlags, AtomicCap, LinkLayer, QPType
+from ...enums import MTU, AccessFlags, AtomicCap, QPType
 from ...qp import QP, QPAddress
-from .. import CANNOT_RUN, CommandError, check_connects, check_limit, check_port
-from .._meeting import has_one_cpu
+from ...testing import Endpoint
+from .. import CANNOT_RUN, CommandError, check_limit
+from .._peer.device import active_mtu, check_path, gid_index, has_one_cpu, where
 from ._control import Control, Talk
 from ._plan import Plan
 
 LINE: Final = 64  # bytes of a cache line
-HOPS: Final = 64  # routers at most
 ROOM: Final = 65536  # bytes that a peer of perftest may use, however small its messages are
 OPEN: Final = {
     "send": AccessFlags(0),
@@ -35,7 +35,7 @@ OPEN: Final = {
 }
 
 
-class End:
+class PerfEnd:
     """An end on an open device. By rdma_cm its QPs are in RESET, else in INIT.
 
     By rdma_cm UD QPs are in INIT, too, for only the control is connected by it: they take its path.
@@ -50,7 +50,7 @@ class End:
         self.plan = plan
         self.context = context
         self.device = context.name
-        self.gid_index = None if plan.rdma_cm else _gid_index(context, plan)
+        self.gid_index = gid_index(context, plan)
         self.access = OPEN[plan.op]
         self.yields = not plan.events and has_one_cpu()
         self.pd = PD(context)
@@ -61,8 +61,6 @@ class End:
         self._make_memory()
         self._make_qps()
         self.remote: dict[str, Any] = {}  # what the peer's end is, when it has said so
-        self.to_peer: list[dict[str, Any]] = [{} for _ in self.qps]
-        """What a message through each QP needs to reach the peer; on UD its address."""
         self._to_init()
 
     def _to_init(self) -> None:
@@ -88,18 +86,21 @@ class End:
         plan, context = self.plan, self.context
         self.send_cq = CQ(context, plan.num_qp * plan.tx_depth, channel=self.channel)
         self.recv_cq = CQ(context, plan.num_qp * plan.rx_depth, channel=self.channel)
-        self.qps = [
-            QP(
-                *(self.pd, QPType[plan.connection]),
+        self.endpoints = [
+            Endpoint(
+                *(context, QPType[plan.connection]),
+                pd=self.pd,
+                channel=self.channel,
                 send_cq=self.send_cq,
                 recv_cq=self.recv_cq,
+                mr=self.mr,
                 max_send_wr=plan.tx_depth,
                 max_recv_wr=plan.rx_depth,
                 max_inline_data=plan.inline,
             )
             for _ in range(plan.num_qp)
         ]
-
+        self.qps = [endpoint.qp for endpoint in self.endpoints]
         sg = None if plan.immediate else self.into(max(plan.sizes) + plan.header)
         self.receives = [[RecvWR(sg, wr_id=i)] * plan.rx_depth for i in range(plan.num_qp)]
         """For each QP as many as it has room for."""
@@ -141,7 +142,7 @@ class End:
     def path_mtu(self) -> int | None:
         """The path MTU in bytes, of QPs that are connected; None where the device has none."""
         if self.plan.connection == "UD":
-            return self.plan.path_mtu or _active_mtu(self.context, self.plan.port_num)
+            return _largest_of_ud(self.context, self.plan)
         mtu = self.qps[0].query().path_mtu
         return mtu.bytes if isinstance(mtu, MTU) else None
 
@@ -156,7 +157,7 @@ class End:
 
     def connect_control(self, remote: QPAddress) -> None:
         """Connect the QP of the control to the peer's."""
-        self._connect_qp(self.own_control.qp, remote)
+        self.own_control.qp.connect(remote, **self._path())
 
     def connect(self) -> None:
         """Connect all others, to those of the peer that has described itself."""
@@ -168,67 +169,57 @@ class End:
     def connect_to(
         self, index: int, remote: QPAddress, reads: int = 1, reads_of_peer: int = 1
     ) -> None:
-        """Connect one of our QPs to one of the peer's, or on UD keep where that is."""
-        qp = self.qps[index]
-        if self.plan.connection != "UD":
-            self._connect_qp(qp, remote, reads, reads_of_peer)
+        """Connect one of our QPs to one of the peer's, or on UD keep where that is.
+
+        reads, reads_of_peer: how many reads and atomics can be in flight.
+        """
+        endpoint = self.endpoints[index]
+        if not self.plan.rdma_cm:
+            endpoint.connect(
+                remote,
+                max_rd_atomic=reads,
+                max_dest_rd_atomic=reads_of_peer,
+                **self._path(),
+            )
             return
-        qp.connect(port_num=self.plan.port_num)
-        self.to_peer[index] = {
-            "ah": AH(self.pd, **self._path_to(remote)._asdict()),
+        path = self.own_control.qp.query().ah_attr  # which rdma_cm has found
+        assert path is not None
+        endpoint.qp.connect(port_num=self.plan.port_num)
+        endpoint.to_peer = {
+            "ah": AH(self.pd, **path._asdict()),
             "remote_qpn": remote.qp_num,
             "remote_qkey": DEFAULT_QKEY,
         }
 
-    def _path_to(self, remote: QPAddress) -> AHAttr:
-        if self.plan.rdma_cm:  # which has found a path, that of the control
-            path = self.own_control.qp.query().ah_attr
-            assert path is not None
-            return path
-        return AHAttr(
-            dgid=None if remote.gid == NO_GID else remote.gid,
-            sgid_index=self.gid_index or 0,
-            dlid=remote.lid,
-            port_num=self.plan.port_num,
-            hop_limit=HOPS,
-            sl=self.plan.sl,
-        )
-
-    def _connect_qp(
-        self, qp: QP, remote: QPAddress, reads: int = 1, reads_of_peer: int = 1
-    ) -> None:
-        """Connect one of our QPs; `reads` is how many reads and atomics can be under way."""
-        qp.connect(
-            remote,
-            port_num=self.plan.port_num,
-            gid_index=self.gid_index,
-            path_mtu=self.plan.path_mtu,
-            sl=self.plan.sl,
-            timeout=PATIENT,
-            max_rd_atomic=reads,
-            max_dest_rd_atomic=reads_of_peer,
-        )
+    def _path(self) -> dict[str, Any]:
+        plan = self.plan
+        return {
+            "port_num": plan.port_num,
+            "gid_index": self.gid_index,
+            "path_mtu": plan.path_mtu,
+            "sl": plan.sl,
+            "timeout": PATIENT,
+        }
 
 
 @contextmanager
-def open_end(plan: Plan, talk: Talk | None = None) -> Iterator[End]:
+def open_end(plan: Plan, talk: Talk | None = None) -> Iterator[PerfEnd]:
     """Open the device and make our end; CommandError if the device's limits are exceeded."""
     with Context(plan.device) as context:
         _check(context, plan)
-        yield End(context, _fitting(context, plan), talk)
+        yield PerfEnd(context, _fitting(context, plan), talk)
 
 
 def _fitting(context: Context, plan: Plan) -> Plan:
     """Return it with as many of all sizes as go through a UD QP here, where rdma_cm has chosen."""
     if plan.connection != "UD" or len(plan.sizes) == 1:
         return plan
-    limit = plan.path_mtu or _active_mtu(context, plan.port_num)
+    limit = _largest_of_ud(context, plan)
     return replace(plan, sizes=tuple(size for size in plan.sizes if size <= limit))
 
 
-def _active_mtu(context: Context, port_num: int) -> int:
-    mtu = context.query_port(port_num).active_mtu
-    return mtu.bytes if isinstance(mtu, MTU) else mtu
+def _largest_of_ud(context: Context, plan: Plan) -> int:
+    return plan.path_mtu or active_mtu(context.query_port(plan.port_num))
 
 
 def _check(context: Context, plan: Plan) -> None:
@@ -236,17 +227,12 @@ def _check(context: Context, plan: Plan) -> None:
     if plan.loses and is_iwarp(context):
         why = f"an iWARP device, which has no {plan.connection}: --connection RC is its only one"
         raise CommandError(f"{context.name} is {why}", CANNOT_RUN)
-    if not plan.rdma_cm:
-        check_connects(context, ": use --rdma_cm")
-    attr = context.query_device()
-    port = check_port(context, plan.port_num)
-    where = f"{context.name} port {plan.port_num}"
-    mtu = _active_mtu(context, plan.port_num)
-    check_limit(where, "--mtu", plan.path_mtu or 0, mtu)
+    port, attr = check_path(context, plan, "--rdma_cm"), context.query_device()
     if plan.connection != "UD":
-        check_limit(where, "--size", max(plan.sizes), port.max_msg_sz)
+        check_limit(where(context, plan), "--size", max(plan.sizes), port.max_msg_sz)
     elif len(plan.sizes) == 1:
-        check_limit(f"UD on {where}", "--size", plan.sizes[0], plan.path_mtu or mtu)
+        limit = _largest_of_ud(context, plan)
+        check_limit(f"UD on {where(context, plan)}", "--size", plan.sizes[0], limit)
     _check_depths(context.name, plan, attr)
     if plan.op == "atomic" and attr.atomic_cap == AtomicCap.NONE:
         raise CommandError(f"{context.name} has no atomic operations", CANNOT_RUN)
@@ -259,12 +245,3 @@ def _check_depths(device: str, plan: Plan, attr: DeviceAttr) -> None:
     check_limit(device, "--qp", plan.num_qp, attr.max_qp - 1)
     for option, depth in (("--tx-depth", plan.tx_depth), ("--rx-depth", plan.rx_depth)):
         check_limit(device, option, depth, min(attr.max_qp_wr, attr.max_cqe // plan.num_qp))
-
-
-def _gid_index(context: Context, plan: Plan) -> int | None:
-    """Return the index of the GID to use; InfiniBand needs none."""
-    if plan.gid_index is not None:
-        return context.query_gid(plan.gid_index, plan.port_num).index
-    if context.query_port(plan.port_num).link_layer != LinkLayer.ETHERNET:
-        return None
-    return context.find_gid(port_num=plan.port_num).index

@@ -17,10 +17,10 @@ from typing import Any, Final, NamedTuple
 
 from ..._core import CompletionError, SendWR
 from .. import CommandError
-from ._end import End
+from ._end import PerfEnd
 from ._run import Effort, begin, requests, what_failed
 from ._statistics import latencies
-from ._waits import OverError, wait_for_byte, wait_for_one
+from ._waits import RunEndedError, wait_for_byte, wait_for_one
 
 BATCH: Final = 32
 DEPTH: Final = 2 * BATCH  # of both queues
@@ -46,7 +46,7 @@ def parts_of(op: str) -> int:
     return 2 if op in ("send", "write") else 1
 
 
-def measure(end: End, size: int) -> Latency:
+def measure(end: PerfEnd, size: int) -> Latency:
     """Measure one size. Raises CommandError, VerbsError or CompletionError if it fails."""
     try:
         return _ask(end, size) if end.plan.client else _answer(end, size)
@@ -57,7 +57,7 @@ def measure(end: End, size: int) -> Latency:
 class _Turns:
     """How an end posts its messages, and waits for those of the peer."""
 
-    def __init__(self, end: End, size: int) -> None:
+    def __init__(self, end: PerfEnd, size: int) -> None:
         self._end = end
         (self._qp,) = end.qps
         self._plain, self._signaled = requests(end, size)
@@ -86,7 +86,7 @@ class _Turns:
             self._qp.post_recv(self._end.receives[0][:n])
 
 
-def _wait_for_write(end: End, size: int) -> Callable[[], None]:
+def _wait_for_write(end: PerfEnd, size: int) -> Callable[[], None]:
     """Return a function that waits for the peer's next write, and prepares our next one.
 
     The last byte of a message is its number, from 1 to 255 and again from 1. The server's answer
@@ -110,14 +110,14 @@ def _wait_for_write(end: End, size: int) -> Callable[[], None]:
 # ---- the client -----------------------------------------------------------------------------
 
 
-def _ask(end: End, size: int) -> Latency:
+def _ask(end: PerfEnd, size: int) -> Latency:
     plan, turns, samples = end.plan, _Turns(end, size), array("q")
     begin(end, size)
     effort = Effort(end)
     try:
         for n in _batches(plan.iters, plan.duration):
             _ping(turns, n, samples)
-    except OverError:
+    except RunEndedError:
         raise CommandError("the peer ended the run too early") from None
     ours = effort.so_far()
     figures = latencies(samples, parts_of(plan.op))
@@ -153,7 +153,7 @@ def _ping(turns: _Turns, n: int, samples: array[int]) -> None:
 # ---- the server -----------------------------------------------------------------------------
 
 
-def _answer(end: End, size: int) -> Latency:
+def _answer(end: PerfEnd, size: int) -> Latency:
     plan = end.plan
     turns = _Turns(end, size) if parts_of(plan.op) == 2 else None
     begin(end, size)
@@ -164,7 +164,7 @@ def _answer(end: End, size: int) -> Latency:
             for n in _batches(plan.iters, float("inf")):
                 _pong(turns, n, answered)
         said = end.control.wait(None if turns is None else plan.timeout)
-    except OverError as over:
+    except RunEndedError as over:
         said = over.message
     ours = effort.so_far()
     end.control.send({"effort": ours})

@@ -8,7 +8,7 @@ from typing import Any, Final
 from .._plots import draw_bars, picture, scale, scale_sizes
 from .._terminal import paint
 from ._description import cpu_percent, describe, title
-from ._end import End
+from ._end import PerfEnd
 from ._latency import Latency, parts_of
 from ._statistics import FIGURES
 
@@ -33,7 +33,7 @@ def what(op: str) -> str:
     return "from posting an operation to polling its completion"
 
 
-def head(end: End) -> str:
+def head(end: PerfEnd) -> str:
     """Return the lines above the table."""
     return f"{title(end)}; {what(end.plan.op)}\n{paint(HEAD, 'bold')}"
 
@@ -47,7 +47,7 @@ def row(done: Latency) -> str:
     return f" {done.size:<7} {done.iterations:<10}{figures}{ours:>9}{theirs:>16}"
 
 
-def to_dict(end: End, done: list[Latency]) -> dict[str, Any]:
+def to_dict(end: PerfEnd, done: list[Latency]) -> dict[str, Any]:
     """Return what `--json` prints."""
     return {
         **describe(end),
@@ -66,7 +66,7 @@ def to_dict(end: End, done: list[Latency]) -> dict[str, Any]:
     }
 
 
-def save_plot(end: End, done: list[Latency], path: str) -> None:
+def save_plot(end: PerfEnd, done: list[Latency], path: str) -> None:
     """Draw the figures of all sizes into an SVG or PNG file, or all the latencies of one size.
 
     A server has only the figures of these, too.

@@ -8,12 +8,19 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from ...enums import MTU
-from .. import USAGE, CommandError, CommandParser, add_command, add_device, seconds, whole
-from .._meeting import everywhere
+from .. import USAGE, CommandError, CommandParser, add_command, seconds, whole
+from .._peer.options import (
+    DEFAULT_MTU,
+    add_events,
+    add_path,
+    add_peer,
+    plan_fields,
+    unfit,
+    unfit_for_rdma_cm,
+)
 from .._plots import add_plot
 from ._plan import ATOMIC, Plan
 
-PORT: Final = 18515  # that of perftest's programs
 LARGEST: Final = 23  # the power of two with which --all ends
 PROGRAMS: Final = {
     ("latency", "send"): "ib_send_lat",
@@ -21,14 +28,14 @@ PROGRAMS: Final = {
     ("bandwidth", "write"): "ib_write_bw",
 }
 CONNECTIONS: Final = {"send": ("RC", "UC", "UD"), "write": ("RC", "UC")}
-DEFAULT_MTU: Final = 1024  # bytes
 FEWEST: Final = 5  # iterations that perftest takes
-CHOSEN: Final = {  # by rdma_cm
+CHOSEN: Final = {  # by rdma_cm, which has the last one
     "device": "--ib-dev",
     "port_num": "--ib-port",
     "gid_index": "--gid-index",
     "path_mtu": "--mtu",
     "sl": "--sl",
+    "rdma_cm": "--rdma_cm",
 }
 DESCRIPTION: Final = """\
 {what}
@@ -66,8 +73,18 @@ def add_options(
         help="the transport service: UC for send and write, UD for send (default: RC)",
     )
     _add_traffic(parser)
-    _add_path(parser)
-    _add_peer(parser)
+    add_path(parser, gid=("-x", "--gid-index"), sl=("-S", "--sl"))
+    add_peer(parser, "-R", "--rdma_cm", "--rdma-cm")
+    parser.add_argument(
+        "--perftest",
+        action="store_true",
+        help="the peer is ib_send_lat, ib_send_bw or ib_write_bw, with the same -c, -s and -n",
+    )
+    parser.add_argument(
+        *("-F", "--CPU-freq"),
+        action="store_true",
+        help="means nothing, and is accepted since scripts for perftest have it",
+    )
     add_plot(parser, "the figures")
     return parser
 
@@ -88,11 +105,7 @@ def _add_traffic(parser: CommandParser) -> None:
     ends.add_argument(
         "-D", "--duration", metavar="S", type=seconds, help="seconds for a size, instead of -n"
     )
-    parser.add_argument(
-        *("-e", "--events"),
-        action="store_true",
-        help="sleep until a completion comes, instead of polling",
-    )
+    add_events(parser)
     parser.add_argument(
         *("-I", "--inline_size"),
         dest="inline",
@@ -109,94 +122,24 @@ def _add_traffic(parser: CommandParser) -> None:
     )
 
 
-def _add_path(parser: CommandParser) -> None:
-    add_device(parser)
-    numbers: dict[tuple[str, str], tuple[str, Any, str]] = {
-        ("-i", "--ib-port"): ("port_num", whole(), "port of the device (default: 1)"),
-        ("-x", "--gid-index"): (
-            *("gid_index", whole(0, 255)),
-            "our GID's index (default: the first RoCE v2)",
-        ),
-        ("-S", "--sl"): ("sl", whole(0, 15), "service level (default: 0)"),
-    }
-    for names, (dest, kind, text) in numbers.items():
-        parser.add_argument(*names, dest=dest, metavar="N", type=kind, help=text)
-    parser.add_argument(
-        *("-m", "--mtu"),
-        dest="path_mtu",
-        type=int,
-        choices=[mtu.bytes for mtu in MTU],
-        help=f"path MTU (default: {DEFAULT_MTU})",
-    )
-
-
-def _add_peer(parser: CommandParser) -> None:
-    parser.add_argument("host", nargs="?", metavar="HOST", help="the server to connect to")
-    parser.add_argument(
-        *("-R", "--rdma_cm", "--rdma-cm"),
-        dest="rdma_cm",
-        action="store_true",
-        help="connect by rdma_cm, instead of exchanging addresses over TCP",
-    )
-    parser.add_argument(
-        "--perftest",
-        action="store_true",
-        help="the peer is ib_send_lat, ib_send_bw or ib_write_bw, with the same -c, -s and -n",
-    )
-    parser.add_argument(
-        *("-F", "--CPU-freq"),
-        action="store_true",
-        help="means nothing, and is accepted since scripts for perftest have it",
-    )
-    parser.add_argument(
-        *("-p", "--port"),
-        metavar="P",
-        type=whole(0, 65535),
-        default=PORT,
-        help=f"port, of TCP or rdma_cm; 0 takes a free one for a server (default: {PORT})",
-    )
-    parser.add_argument(
-        "--bind",
-        metavar="ADDRESS",
-        help="address on which a server listens (default: 127.0.0.1; with --rdma_cm all)",
-    )
-    parser.add_argument(
-        "--timeout",
-        metavar="S",
-        type=seconds,
-        default=60.0,
-        help="give up if no peer or no message comes for S seconds (default: 60)",
-    )
-
-
-def plan_of(args: argparse.Namespace, size: int, **fields: Any) -> Plan:
+def plan_of(args: argparse.Namespace, size: int, **own: Any) -> Plan:
     """Return the plan of the arguments; CommandError if they do not go together.
 
     size: the bytes of a message, unless the user chose.
-    fields: those of the plan that the options of both commands do not say.
+    own: the fields of the plan that are not of the options of both commands.
     """
     _refuse_combinations(args)
     return Plan(
+        **plan_fields(args),
         name=args.command,
         op=args.op,
-        host=args.host,
-        port=args.port,
-        bind=args.bind or (everywhere() if args.rdma_cm else "127.0.0.1"),
-        rdma_cm=args.rdma_cm,
         perftest=args.perftest,
-        device=args.device,
-        port_num=args.port_num or 1,
-        gid_index=args.gid_index,
-        path_mtu=None if args.rdma_cm else args.path_mtu or DEFAULT_MTU,
-        sl=args.sl or 0,
         sizes=_sizes(args, size),
         connection=args.connection,
         iters=None if args.duration else args.iters or 1000,
         duration=args.duration,
-        events=args.events,
         inline=args.inline,
-        timeout=args.timeout,
-        **fields,
+        **own,
     )
 
 
@@ -217,14 +160,9 @@ def _largest(args: argparse.Namespace) -> int:
 
 
 def _refuse_combinations(args: argparse.Namespace) -> None:
-    wrong = None
-    given = [option for name, option in CHOSEN.items() if getattr(args, name) is not None]
-    if args.rdma_cm and given:
-        wrong = f"{given[0]} means nothing to --rdma_cm: the address decides on it"
-    elif args.host is not None and args.bind is not None:
-        wrong = "--bind is for a server, and HOST makes it a client"
-    elif args.host is not None and args.port == 0:
-        wrong = "--port 0 is for a server"
+    wrong = unfit_for_rdma_cm(args, CHOSEN) or unfit(args)
+    if wrong:
+        pass
     elif args.connection not in CONNECTIONS.get(args.op, ("RC",)):
         fit = " and ".join(CONNECTIONS.get(args.op, ("RC",)))
         wrong = f"--connection {args.connection} does not go with --op {args.op}, only {fit}"

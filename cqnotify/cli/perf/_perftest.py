@@ -29,12 +29,12 @@ from typing import Any, Final
 
 from ..._qp_connect import smaller_mtu
 from ...enums import MTU
-from ...exchange import listen
 from ...qp import QPAddress
 from .. import CommandError
-from .._meeting import cannot_listen, nobody_came, say_listening, told_soon
-from ._control import GONE, GoneError
-from ._end import ROOM, End, open_end
+from .._peer.meeting import RETRY, no_peer, note_if_slow
+from .._peer.tcp import listening
+from ._control import GONE, PeerGoneError
+from ._end import ROOM, PerfEnd, open_end
 from ._plan import Plan
 
 VERSION: Final = b"6.06"
@@ -42,7 +42,6 @@ OLDEST: Final = 5.70
 PAGE: Final = 4096  # buffers repeat in it
 LINE: Final = 64
 RECORD: Final = 108
-RETRY: Final = 0.05  # seconds until a client tries again
 RECORDS: Final = {"send": 4, "write": 3}  # of sends one more, when the receives are posted
 _INT: Final = struct.Struct("!i")
 _FIGURES: Final = struct.Struct("!QQddd")  # size, iterations, peak, average, millions a second
@@ -77,7 +76,7 @@ class Perftest:
             if not self._plan.client:
                 self._sock.sendall(data)
         except ConnectionError as e:
-            raise GoneError(GONE) from e
+            raise PeerGoneError(GONE) from e
         except TimeoutError as e:
             raise CommandError(f"the peer said nothing for {self._plan.timeout:g} s") from e
         return answer
@@ -87,7 +86,7 @@ class Perftest:
         while len(data) < n:
             chunk = self._sock.recv(n - len(data))
             if not chunk:
-                raise GoneError(GONE)
+                raise PeerGoneError(GONE)
             data += chunk
         return data
 
@@ -95,7 +94,7 @@ class Perftest:
         """Swap what comes before the addresses, and return the smaller path MTU in bytes."""
         try:
             version = self._swap(VERSION.ljust(16, b"\0")).split(b"\0")[0]
-        except GoneError:
+        except PeerGoneError:
             raise CommandError(f"{GONE} at the first word; {self._other()}") from None
         if _RECORD_BEGIN.match(version):
             raise CommandError(f"the peer is no program of perftest; {self._other()}")
@@ -115,7 +114,7 @@ class Perftest:
     def _other(self) -> str:
         return f"if it is `cqnotify {self._plan.name}`, give --perftest to neither"
 
-    def swap_addresses(self, end: End) -> QPAddress:
+    def swap_addresses(self, end: PerfEnd) -> QPAddress:
         """Swap the addresses of the queue pairs, and note where the peer's memory is."""
         ours = end.address(end.qps[0])
         gid = "".join(f"{byte:02x}:" for byte in ours.gid.packed)
@@ -172,13 +171,13 @@ class Perftest:
 
     def poll(self) -> Any:
         """Return the figures of a client whose messages are all sent, else None. Raises
-        GoneError.
+        PeerGoneError.
 
         Of sends the client keeps them to itself: only their number is known."""
         if not select.select([self._sock], [], [], 0)[0]:
             return None
         if not self._sock.recv(1, socket.MSG_PEEK):
-            raise GoneError(GONE)
+            raise PeerGoneError(GONE)
         if self._plan.name != "bandwidth" or self._plan.client or self._has_told:
             return None
         self._has_told = True
@@ -202,13 +201,13 @@ class Perftest:
         """Whether the peer has gone."""
         try:
             self.poll()
-        except (GoneError, OSError):
+        except (PeerGoneError, OSError):
             return True
         return False
 
     def flush(self) -> None:
         """Say goodbye."""
-        with suppress(GoneError, OSError):
+        with suppress(PeerGoneError, OSError):
             self._meet()
             self._sock.sendall(b"done\0")
 
@@ -217,12 +216,12 @@ class Perftest:
 
 
 @contextmanager
-def meet(plan: Plan) -> Iterator[End]:
+def meet(plan: Plan) -> Iterator[PerfEnd]:
     """Agree with the peer on what can be chosen, swap addresses, and connect."""
     try:
         sock = _serve(plan) if plan.host is None else _call(plan, plan.host)
     except TimeoutError:
-        raise nobody_came(plan) from None
+        raise no_peer(plan) from None
     with sock:
         talk = Perftest(plan, sock)
         assert plan.path_mtu is not None
@@ -234,13 +233,7 @@ def meet(plan: Plan) -> Iterator[End]:
 
 
 def _serve(plan: Plan) -> socket.socket:
-    try:
-        listener = listen(plan.bind, plan.port)
-    except OSError as e:
-        raise cannot_listen(plan, e) from e
-    with listener:
-        host, port = listener.getsockname()[:2]
-        say_listening(host, port, plan)
+    with listening(plan) as listener:
         listener.settimeout(plan.timeout)
         return listener.accept()[0]
 
@@ -248,7 +241,7 @@ def _serve(plan: Plan) -> socket.socket:
 def _call(plan: Plan, host: str) -> socket.socket:
     """Try until a server is there."""
     deadline = time.monotonic() + plan.timeout
-    with told_soon(plan):
+    with note_if_slow(plan):
         while True:
             left = deadline - time.monotonic()
             if left <= 0:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from .. import CommandError
+from .._peer.plan import GRH, PeerPlan
 
 # What both ends need alike, by the names of the options.
 SHARED: Final = {
@@ -24,17 +25,15 @@ SWITCHES: Final = {
     "write_with_imm": "immediate",
 }
 ATOMIC: Final = 8  # bytes
-GRH: Final = 40  # bytes of routing header before each message that a UD QP receives
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What to run. Sizes are in bytes, `duration` and `timeout` in seconds.
+@dataclass(frozen=True, kw_only=True)
+class Plan(PeerPlan):
+    """What to run. Sizes are in bytes, `duration` is in seconds.
 
     name: of the command.
     perftest: whether the peer is a program of perftest.
     iters: the messages of each size through each QP; None if the duration ends it.
-    path_mtu: in bytes; None if rdma_cm chooses it.
     immediate: whether writes have immediate data, so that they complete at the peer.
     inline: the largest size that is sent inline.
     connection: the transport service, by the name of its QPType: RC, UC or UD.
@@ -42,16 +41,7 @@ class Plan:
 
     name: str
     op: str
-    host: str | None
-    port: int
-    bind: str
-    rdma_cm: bool
     perftest: bool
-    device: str | None
-    port_num: int
-    gid_index: int | None
-    path_mtu: int | None
-    sl: int
     sizes: tuple[int, ...]
     iters: int | None
     duration: float | None
@@ -59,16 +49,9 @@ class Plan:
     tx_depth: int
     rx_depth: int
     bidirectional: bool
-    events: bool
     immediate: bool
     inline: int
-    timeout: float
     connection: str = "RC"
-
-    @property
-    def client(self) -> bool:
-        """Whether our end asks for the connection; it also begins each run."""
-        return self.host is not None
 
     @property
     def receives(self) -> bool:

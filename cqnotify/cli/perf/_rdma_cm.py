@@ -8,34 +8,23 @@ The connections of a client have a number that it has chosen, so that a server k
 
 from __future__ import annotations
 
-import errno
 import os
 import struct
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ... import cm
-from ..._core import VerbsError
 from ...cm import blocking
-from ...enums import QPState
 from .. import CommandError
-from .._meeting import (
-    cannot_listen,
-    nobody_came,
-    say_listening,
-    say_turned_away,
-    server_of,
-    told_soon,
-)
+from .._peer.meeting import note_rejected, rejected, server_of
+from .._peer.rdma_cm import call, listening, meeting, name_of, next_request, on_device
 from ._control import Control
 from ._description import MAGIC, OTHER_PROGRAM, swap_descriptions
-from ._end import End, open_end
+from ._end import PerfEnd, open_end
 from ._plan import Plan
 
-RETRY: Final = 0.05  # seconds until a client tries again
 FOR_CONTROL: Final = 0xFFFF  # instead of the index of a QP
 
 
@@ -61,46 +50,33 @@ _TOKEN: Final = struct.Struct(f"!{len(MAGIC)}s8sH")
 
 
 @contextmanager
-def meet(plan: Plan) -> Iterator[End]:
+def meet(plan: Plan) -> Iterator[PerfEnd]:
     """Connect to the peer; the connections are closed at the end of the block."""
     with ExitStack() as stack:
         try:
-            yield _call(plan, stack) if plan.client else _serve(plan, stack)
-        except _NobodyError:
-            raise nobody_came(plan) from None
+            with meeting(plan):
+                end = _call(plan, stack) if plan.client else _serve(plan, stack)
         except cm.RejectedError as e:
-            raise CommandError(f"{server_of(plan)} has turned us away: {e}") from e
+            raise rejected(plan, e) from e
+        yield end
 
 
-class _NobodyError(Exception):
-    """No peer came in time."""
-
-
-def _left(deadline: float) -> float:
-    """Return the seconds until then; _NobodyError if there are none."""
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise _NobodyError
-    return left
+def _for_control(end: PerfEnd) -> dict[str, Any]:
+    """Return the options of the control's connection."""
+    return {"on_init": lambda _: end.own_control.start(), "access": Control.access}
 
 
 # ---- the client -----------------------------------------------------------------------------
 
 
-def _call(plan: Plan, stack: ExitStack) -> End:
-    assert plan.host is not None
-    deadline = time.monotonic() + plan.timeout
+def _call(plan: Plan, stack: ExitStack) -> PerfEnd:
     us = os.urandom(8)
-    with told_soon(plan):
-        try:
-            way = blocking.resolve(plan.host, timeout=plan.timeout)
-            found = replace(plan, device=way.device, port_num=way.port_num)
-            end, said = _connect_control(found, way.peer, us, deadline, stack)
-        except VerbsError:
-            raise
-        except TimeoutError:
-            raise _NobodyError from None
-    if not said.startswith(MAGIC):
+    end, control = call(
+        *(plan, stack, open_end),
+        lambda end: end.own_control.qp,
+        lambda end: _for_control(end) | {"private_data": Token(us, FOR_CONTROL).to_wire()},
+    )
+    if not control.private_data.startswith(MAGIC):
         raise CommandError(
             f"{server_of(plan)}: {OTHER_PROGRAM}, such as rping: does `cqnotify {plan.name} -R` "
             "run there?"
@@ -111,7 +87,7 @@ def _call(plan: Plan, stack: ExitStack) -> End:
         return end
     for index, qp in enumerate(end.qps):
         conn = blocking.connect(
-            *(qp, way.peer, plan.port),
+            *(qp, control.peer[0], plan.port),
             private_data=Token(us, index).to_wire(),
             timeout=plan.timeout,
             on_init=lambda _, index=index: end.start(index),  # type: ignore[misc]
@@ -121,61 +97,18 @@ def _call(plan: Plan, stack: ExitStack) -> End:
     return end
 
 
-def _connect_control(
-    plan: Plan, peer: str, us: bytes, deadline: float, stack: ExitStack
-) -> tuple[End, bytes]:
-    """Try until a server is there; return also what it says."""
-    with ExitStack() as made:
-        end = made.enter_context(open_end(plan))
-        while (conn := _try(end, peer, us, _left(deadline))) is None:
-            time.sleep(min(RETRY, _left(deadline)))
-            if end.own_control.qp.state == QPState.ERR:  # an iWARP device can use it only once
-                made.close()
-                end = made.enter_context(open_end(plan))
-        made.enter_context(conn)
-        stack.push(made.pop_all())
-        return end, conn.private_data
-
-
-def _try(end: End, peer: str, us: bytes, timeout: float) -> blocking.Connection | None:
-    """Return None where no server is there."""
-    try:
-        return blocking.connect(
-            *(end.own_control.qp, peer, end.plan.port),
-            private_data=Token(us, FOR_CONTROL).to_wire(),
-            timeout=timeout,
-            on_init=lambda _: end.own_control.start(),
-            access=Control.access,
-        )
-    except (cm.RejectedError, VerbsError) as e:
-        if getattr(e, "reason", None) == cm.RejectReason.INVALID_SERVICE_ID:
-            return None
-        raise
-
-
 # ---- the server -----------------------------------------------------------------------------
 
 
-def _serve(plan: Plan, stack: ExitStack) -> End:
-    deadline = time.monotonic() + plan.timeout
-    try:
-        listener = blocking.listen(plan.bind, plan.port)
-    except OSError as e:
-        if e.errno == errno.EADDRNOTAVAIL:  # the kernel says that of a port, too
-            why = OSError(e.errno, "the address is of another host, or the port is taken")
-            raise cannot_listen(plan, why) from e
-        raise cannot_listen(plan, e) from e
-    with listener:
-        say_listening(*listener.local, plan)
-        request, token = _next(listener, None, deadline)
-        found = replace(plan, device=request.device, port_num=request.port_num)
-        end = stack.enter_context(open_end(found))
+def _serve(plan: Plan, stack: ExitStack) -> PerfEnd:
+    with listening(plan) as listener:
+        request, token = _next(listener, None, plan.timeout)
+        end = stack.enter_context(open_end(on_device(plan, request)))
         conn = request.accept(
             end.own_control.qp,
             private_data=MAGIC,
             timeout=plan.timeout,
-            on_init=lambda _: end.own_control.start(),
-            access=Control.access,
+            **_for_control(end),
         )
         stack.enter_context(conn)
         swap_descriptions(end)
@@ -183,11 +116,11 @@ def _serve(plan: Plan, stack: ExitStack) -> End:
             end.connect()
             return end
         for _ in end.qps:
-            _accept(end, *_next(listener, token.client, time.monotonic() + plan.timeout), stack)
+            _accept(end, *_next(listener, token.client, plan.timeout), stack)
     return end
 
 
-def _accept(end: End, request: blocking.Request, token: Token, stack: ExitStack) -> None:
+def _accept(end: PerfEnd, request: blocking.Request, token: Token, stack: ExitStack) -> None:
     conn = request.accept(
         end.qps[token.qp_index],
         timeout=end.plan.timeout,
@@ -198,14 +131,13 @@ def _accept(end: End, request: blocking.Request, token: Token, stack: ExitStack)
 
 
 def _next(
-    listener: blocking.Listener, client: bytes | None, deadline: float
+    listener: blocking.Listener, client: bytes | None, timeout: float
 ) -> tuple[blocking.Request, Token]:
     """Return the next request for a control, or of this client for another QP."""
+    deadline = time.monotonic() + timeout
     while True:
-        try:
-            request = listener.get_request(_left(deadline))
-        except TimeoutError:
-            raise _NobodyError from None
+        request = next_request(listener, deadline)
+        name = name_of(request)
         why: object = "another client is measured"
         try:
             token = Token.from_wire(request.private_data)
@@ -214,6 +146,5 @@ def _next(
         else:
             if client == token.client or (client is None and token.qp_index == FOR_CONTROL):
                 return request, token
-        host, port = request.peer
         request.reject()
-        say_turned_away(f"{host} port {port}", why)
+        note_rejected(name, why)

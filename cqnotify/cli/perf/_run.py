@@ -11,7 +11,7 @@ from ..._core import CompletionError, SendWR
 from ...enums import SendFlags, WROpcode
 from .. import CommandError
 from ._control import GONE
-from ._end import End
+from ._end import PerfEnd
 
 OPCODES: Final = {
     "send": WROpcode.SEND,
@@ -30,7 +30,7 @@ class Effort:
     The CPU time is None if the run is too short to measure it.
     """
 
-    def __init__(self, end: End) -> None:
+    def __init__(self, end: PerfEnd) -> None:
         self._cqs = (end.send_cq, end.recv_cq)
         self._events = self._count()
         self._cpu = time.process_time_ns()
@@ -47,17 +47,17 @@ class Effort:
         return {"cpu_percent": percent, "events": self._count() - self._events}
 
 
-def begin(end: End, size: int) -> None:
+def begin(end: PerfEnd, size: int) -> None:
     """Wait until both ends are ready for a run of this size. The client begins it."""
     end.control.swap({"ready": size}, end.plan.client, end.plan.timeout)
 
 
-def what_failed(end: End, error: CompletionError) -> Exception:
+def what_failed(end: PerfEnd, error: CompletionError) -> Exception:
     """Return what to say of a message that failed."""
     return CommandError(GONE) if end.control.has_gone() else error
 
 
-def requests(end: End, size: int, wr_id: int = 0) -> tuple[SendWR, SendWR]:
+def requests(end: PerfEnd, size: int, wr_id: int = 0) -> tuple[SendWR, SendWR]:
     """Return the work request of a message without and with a completion."""
     plan = end.plan
     options: dict[str, Any] = {"opcode": OPCODES[plan.op], "wr_id": wr_id}
@@ -65,7 +65,7 @@ def requests(end: End, size: int, wr_id: int = 0) -> tuple[SendWR, SendWR]:
         options.update(opcode=WROpcode.RDMA_WRITE_WITH_IMM, imm_data=0)
     if plan.op != "send":
         options.update(remote_addr=end.remote["addr"], rkey=end.remote["rkey"])
-    options.update(end.to_peer[wr_id])
+    options.update(end.endpoints[wr_id].to_peer)
     if plan.op == "atomic":
         options.update(compare_add=1)
     flags = SendFlags(0)

@@ -8,6 +8,8 @@ from array import array
 from collections.abc import Sequence
 from typing import Final
 
+from .._peer.percentiles import percentile
+
 FIGURES: Final = ("t_min", "t_max", "t_typical", "t_avg", "t_stdev", "p99", "p99_9")
 STRETCHES: Final = 500  # parts of a run among which the fastest stretch is sought
 
@@ -30,14 +32,10 @@ def latencies(nanoseconds: array[int], parts: int) -> dict[str, float]:
         (ordered[(n - 1) // 2] + ordered[n // 2]) / 2,
         average,
         math.sqrt(sum((one - average) ** 2 for one in ordered) / n),
-        _percentile(ordered, 990),
-        _percentile(ordered, 999),
+        percentile(ordered, 990),
+        percentile(ordered, 999),
     )
     return {name: value / unit for name, value in zip(FIGURES, figures, strict=True)}
-
-
-def _percentile(ordered: list[int], per_mille: int) -> int:
-    return ordered[-(-per_mille * len(ordered) // 1000) - 1]
 
 
 def fastest(posted: Sequence[int], completed: Sequence[int], messages: Sequence[int]) -> float:

@@ -16,13 +16,13 @@ from typing import Any, Final
 from ..._core import CQ
 from .. import CommandError
 from ._control import SLICE
-from ._end import End
+from ._end import PerfEnd
 
 SPINS: Final = 2000  # looks until one at the time: less than a millisecond
 YIELDS: Final = 100  # the same, where each look gives the CPU away, perhaps for a while
 
 
-class OverError(Exception):
+class RunEndedError(Exception):
     """The peer says that the run is over; `message` is what it said."""
 
     def __init__(self, message: Any) -> None:
@@ -36,7 +36,7 @@ class Silence:
     Without a timeout it lasts as long as the peer lives.
     """
 
-    def __init__(self, end: End, timeout: float | None) -> None:
+    def __init__(self, end: PerfEnd, timeout: float | None) -> None:
         self._control = end.control
         self._timeout = timeout
         self._why = ""
@@ -45,9 +45,9 @@ class Silence:
         self._begun = self._asked = time.monotonic()
 
     def go_on(self) -> None:
-        """Look at the control and the time. Raises OverError, GoneError and CommandError."""
+        """Look at the control and the time. Raises RunEndedError and CommandError."""
         if (message := self._control.poll()) is not None:
-            raise OverError(message)
+            raise RunEndedError(message)
         now = time.monotonic()
         if self._timeout is not None and now - self._begun > self._timeout:
             raise CommandError(f"nothing came for {self._timeout:g} s{self._why}")
@@ -56,17 +56,17 @@ class Silence:
             self._control.ask()
 
 
-def looks_of(end: End) -> int:
+def looks_of(end: PerfEnd) -> int:
     """Return how often an end that polls looks for a message until it looks at the time."""
     return YIELDS if end.yields else SPINS
 
 
-def wait_for_one(end: End, cq: CQ) -> Callable[[], None]:
+def wait_for_one(end: PerfEnd, cq: CQ) -> Callable[[], None]:
     """Return a function that returns when a completion of this CQ has come, and takes it."""
     return (_sleeper if end.plan.events else _spinner)(end, cq)
 
 
-def _spinner(end: End, cq: CQ) -> Callable[[], None]:
+def _spinner(end: PerfEnd, cq: CQ) -> Callable[[], None]:
     poll, yields, looks = cq.poll_ids, end.yields, looks_of(end)
 
     def wait() -> None:
@@ -83,7 +83,7 @@ def _spinner(end: End, cq: CQ) -> Callable[[], None]:
     return wait
 
 
-def _sleeper(end: End, cq: CQ) -> Callable[[], None]:
+def _sleeper(end: PerfEnd, cq: CQ) -> Callable[[], None]:
     poll, safe_to_sleep, sleep = cq.poll_ids, cq.safe_to_sleep, nap(end)
 
     def wait() -> None:
@@ -96,7 +96,7 @@ def _sleeper(end: End, cq: CQ) -> Callable[[], None]:
     return wait
 
 
-def nap(end: End) -> Callable[[], bool]:
+def nap(end: PerfEnd) -> Callable[[], bool]:
     """Return a function that sleeps for a SLICE or until an event; False if it is not for the data.
 
     The CQs must be safe to sleep. That of the control is, whenever the function sleeps.
@@ -117,7 +117,7 @@ def nap(end: End) -> Callable[[], bool]:
     return sleep
 
 
-def wait_for_byte(end: End, size: int) -> Callable[[int], None]:
+def wait_for_byte(end: PerfEnd, size: int) -> Callable[[int], None]:
     """Return a function that returns when the last byte of the peer's write has this value."""
     view, last = end.views(size)[1], size - 1
     yields, looks = end.yields, looks_of(end)

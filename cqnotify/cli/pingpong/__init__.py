@@ -13,14 +13,18 @@ from .. import (
     CommandError,
     CommandParser,
     add_command,
-    add_connection,
-    add_device,
     device_names,
     print_json,
-    seconds,
     whole,
 )
-from .._meeting import everywhere
+from .._peer.options import (
+    add_events,
+    add_path,
+    add_peer,
+    plan_fields,
+    unfit,
+    unfit_for_rdma_cm,
+)
 from .._plots import add_plot, need_matplotlib
 from ._end import KINDS, SRQ_RECORDS, Plan
 from ._report import save_plot
@@ -39,14 +43,14 @@ With --rdma-cm both ends are cqnotify's, of type rc or ud, and rdma_cm connects 
 address of an interface that has an RDMA device, and chooses the devices. A server listens on all
 addresses by default, and turns away a client with another --size, --iters or --chk.
 """
-PORT: Final = 18515  # that of rdma-core's programs
 BY_RDMA_CM: Final = ("rc", "ud")
-CHOSEN: Final = {  # by rdma_cm
+CHOSEN: Final = {  # by rdma_cm, which has the last one
     "device": "--device",
     "port_num": "--ib-port",
     "gid_index": "--gid-idx",
     "path_mtu": "--mtu",
     "sl": "--sl",
+    "rdma_cm": "--rdma-cm",
 }
 
 
@@ -61,15 +65,13 @@ def add_parser(commands: Any) -> None:
         default="rc",
         help="the transport service, or rc with an SRQ (default: rc)",
     )
-    add_device(parser)
+    add_path(parser, gid=("-g", "--gid-idx"), sl=("-l", "--sl"), mtu="; not for ud")
     _add_traffic(parser)
-    _add_peer(parser)
+    add_peer(parser, "-R", "--rdma-cm")
     add_plot(parser, "the latencies")
 
 
 def _add_traffic(parser: CommandParser) -> None:
-    add_connection(parser, "port_num", "gid_index", "path_mtu", "sl")
-    parser.set_defaults(port_num=None, sl=None)  # so that --rdma-cm can tell what was given
     numbers = {
         ("-s", "--size"): (whole(), None, "bytes of a message (default: 4096; ud: 1024)"),
         ("-n", "--iters"): (
@@ -82,45 +84,12 @@ def _add_traffic(parser: CommandParser) -> None:
     }
     for names, (kind, default, text) in numbers.items():
         parser.add_argument(*names, metavar="N", type=kind, default=default, help=text)
-    parser.add_argument(
-        "-e",
-        "--events",
-        action="store_true",
-        help="sleep until a completion comes, instead of polling",
-    )
+    add_events(parser)
     parser.add_argument(
         *("-c", "--chk"),
         dest="check",
         action="store_true",
         help="check every byte; both ends need it",
-    )
-
-
-def _add_peer(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("host", nargs="?", metavar="HOST", help="the server to connect to")
-    parser.add_argument(
-        *("-R", "--rdma-cm"),
-        action="store_true",
-        help="connect by rdma_cm, instead of exchanging addresses over TCP",
-    )
-    parser.add_argument(
-        *("-p", "--port"),
-        metavar="P",
-        type=whole(0, 65535),
-        default=PORT,
-        help=f"port, of TCP or rdma_cm; 0 takes a free one for a server (default: {PORT})",
-    )
-    parser.add_argument(
-        "--bind",
-        metavar="ADDRESS",
-        help="address on which a server listens (default: 127.0.0.1; with --rdma-cm all)",
-    )
-    parser.add_argument(
-        "--timeout",
-        metavar="S",
-        type=seconds,
-        default=60.0,
-        help="give up if no peer or no message comes for S seconds (default: 60)",
     )
 
 
@@ -150,28 +119,19 @@ def _plan(args: argparse.Namespace) -> Plan:
     if args.rx_depth < num_qp:
         raise CommandError(f"--rx-depth is {args.rx_depth}: {num_qp} QPs need {num_qp}", USAGE)
     given = {field.name: getattr(args, field.name) for field in fields(Plan)}
-    given["port_num"] = args.port_num or 1
-    given["sl"] = args.sl or 0
-    given["bind"] = args.bind or (everywhere() if args.rdma_cm else "127.0.0.1")
+    given |= plan_fields(args)
     given["size"] = args.size or (1024 if ud else 4096)
-    given["path_mtu"] = None if ud or args.rdma_cm else args.path_mtu or 1024
     given["num_qp"] = num_qp
+    if ud:
+        given["path_mtu"] = None
     return Plan(**given)
 
 
-def _refuse_with_rdma_cm(args: argparse.Namespace) -> str | None:
-    """Return why an option does not go with --rdma-cm."""
-    if args.service not in BY_RDMA_CM:
-        return f"--rdma-cm connects {' and '.join(BY_RDMA_CM)}, not {args.service}"
-    for name, option in CHOSEN.items():
-        if getattr(args, name) is not None:
-            return f"{option} means nothing to --rdma-cm: the address decides on it"
-    return None
-
-
 def _refuse_combinations(args: argparse.Namespace) -> None:
-    wrong = _refuse_with_rdma_cm(args) if args.rdma_cm else None
-    if wrong:
+    wrong = unfit_for_rdma_cm(args, CHOSEN)
+    if args.rdma_cm and args.service not in BY_RDMA_CM:
+        wrong = f"--rdma-cm connects {' and '.join(BY_RDMA_CM)}, not {args.service}"
+    elif wrong:
         pass
     elif args.num_qp is not None and args.service != "srq":
         wrong = "--num-qp is for --type srq"
@@ -179,9 +139,6 @@ def _refuse_combinations(args: argparse.Namespace) -> None:
         wrong = f"--num-qp is {args.num_qp}: it must be below {SRQ_RECORDS}"
     elif args.path_mtu is not None and args.service == "ud":
         wrong = "--mtu means nothing to --type ud: a message is one packet"
-    elif args.host is not None and args.bind is not None:
-        wrong = "--bind is for a server, and HOST makes it a client"
-    elif args.host is not None and args.port == 0:
-        wrong = "--port 0 is for a server"
+    wrong = wrong or unfit(args)
     if wrong:
         raise CommandError(wrong, USAGE)

@@ -15,48 +15,33 @@ from typing import Final
 
 from ..._core import AH, CQ, MR, PD, SGE, SRQ, CompletionChannel, VerbsError, WorkCompletion
 from ..._qp_connect import NO_GID, PATIENT
-from ...attrs import PortAttr
 from ...context import Context, gid_text
-from ...enums import MTU, AccessFlags, LinkLayer, QPType
+from ...enums import AccessFlags, QPType
 from ...qp import QPAddress
 from ...testing import Endpoint
-from .. import CommandError, check_connects, check_limit, check_port
+from .. import CommandError, check_limit
+from .._peer.device import active_mtu, check_path, gid_index, where
+from .._peer.plan import GRH, PeerPlan
 
-GRH: Final = 40  # bytes of routing header before each message that a UD QP receives
 SRQ_RECORDS: Final = 256  # addresses that ibv_srq_pingpong exchanges, however few QPs it has
 BLANK: Final = b"\xff"  # a byte that no message has
 SEND: Final = 1 << 32  # the wr_id of sends; that of a receive is the number of its slot
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What to run: the options of the command. `timeout` is in seconds."""
+@dataclass(frozen=True, kw_only=True)
+class Plan(PeerPlan):
+    """What to run: the options of the command."""
 
     service: str
-    host: str | None
-    port: int
-    bind: str
-    device: str | None
-    port_num: int
-    gid_index: int | None
-    path_mtu: int | None
-    sl: int
     size: int
     rx_depth: int
     iters: int
     num_qp: int
-    events: bool
     check: bool
-    timeout: float
-    rdma_cm: bool = False
-
-    @property
-    def client(self) -> bool:
-        return self.host is not None
 
 
-class End:
-    """An endpoint of type RC or UC: its receives are posted, and its CQ is armed.
+class PingPongEnd:
+    """Our end, of type RC or UC: its receives are posted, and its CQ is armed.
 
     By rdma_cm its QP is in RESET, and `start` is called when it no longer is.
 
@@ -71,7 +56,7 @@ class End:
     def __init__(self, context: Context, plan: Plan) -> None:
         self.plan = plan
         self.device = context.name
-        self.gid_index = None if plan.rdma_cm else _gid_index(context, plan)
+        self.gid_index = gid_index(context, plan)
         self.endpoints = self._make_endpoints(context)
         self.recv_mr = self.endpoints[0].mr
         self._slot = _pieces(self.recv_mr, self._room)
@@ -197,14 +182,14 @@ def _pieces(mr: MR, room: int, offset: int = 0) -> list[SGE]:
     return [mr[start + offset : start + room] for start in range(0, len(mr), room)]
 
 
-class UCEnd(End):
-    """An endpoint of type UC, which does not send lost messages again."""
+class UCEnd(PingPongEnd):
+    """Our end, of type UC, which does not send lost messages again."""
 
     qp_type = QPType.UC
 
 
-class UDEnd(End):
-    """An endpoint of type UD, where a GRH stands before each message received."""
+class UDEnd(PingPongEnd):
+    """Our end, of type UD, where a GRH stands before each message received."""
 
     qp_type = QPType.UD
     offset = GRH
@@ -222,7 +207,7 @@ class UDEnd(End):
         super().received(wc)
 
 
-class SRQEnd(End):
+class SRQEnd(PingPongEnd):
     """RC QPs that share one receive queue.
 
     Any QP's message may come into any receive, so each receive has a slot of its own, which is
@@ -286,11 +271,11 @@ class SRQEnd(End):
         self._srq.post_recv(self._slot[slot], wr_id=slot)
 
 
-KINDS: Final = {"rc": End, "uc": UCEnd, "ud": UDEnd, "srq": SRQEnd}
+KINDS: Final = {"rc": PingPongEnd, "uc": UCEnd, "ud": UDEnd, "srq": SRQEnd}
 
 
 @contextmanager
-def open_end(plan: Plan) -> Iterator[End]:
+def open_end(plan: Plan) -> Iterator[PingPongEnd]:
     """Open the device and create our end; CommandError if the device's limits are exceeded."""
     with Context(plan.device) as context:
         _check(context, plan)
@@ -299,29 +284,8 @@ def open_end(plan: Plan) -> Iterator[End]:
 
 def _check(context: Context, plan: Plan) -> None:
     """Refuse what the device would refuse, by the names of the options."""
-    if not plan.rdma_cm:
-        check_connects(context, ": use --rdma-cm")
-    attr = context.query_device()
-    port = check_port(context, plan.port_num)
-    where = f"{context.name} port {plan.port_num}"
-    check_limit(where, "--mtu", plan.path_mtu or 0, _bytes(port.active_mtu))
-    check_limit(where, "--size", plan.size, _largest(plan, port))
+    port, attr = check_path(context, plan, "--rdma-cm"), context.query_device()
+    largest = active_mtu(port) if plan.service == "ud" else port.max_msg_sz
+    check_limit(where(context, plan), "--size", plan.size, largest)
     most = attr.max_srq_wr if plan.service == "srq" else attr.max_qp_wr
     check_limit(context.name, "--rx-depth", plan.rx_depth, min(most, attr.max_cqe - plan.num_qp))
-
-
-def _largest(plan: Plan, port: PortAttr) -> int:
-    return _bytes(port.active_mtu) if plan.service == "ud" else port.max_msg_sz
-
-
-def _bytes(mtu: MTU | int) -> int:
-    return mtu.bytes if isinstance(mtu, MTU) else mtu
-
-
-def _gid_index(context: Context, plan: Plan) -> int | None:
-    """Return the index of the GID to use; InfiniBand needs none."""
-    if plan.gid_index is not None:
-        return context.query_gid(plan.gid_index, plan.port_num).index
-    if context.query_port(plan.port_num).link_layer != LinkLayer.ETHERNET:
-        return None
-    return context.find_gid(port_num=plan.port_num).index

@@ -56,6 +56,6 @@ class Hello(NamedTuple):
         return f"it has {others}, we have {ours}: give both the same"
 
 
-def hello_of(plan: Plan, qp_num: int) -> Hello:
-    """Return what our end has to say."""
+def hello_of(plan: Plan, qp_num: int = 0) -> Hello:
+    """Return what our end has to say; the number of its QP is no part of the agreement."""
     return Hello(qp_num, plan.size, plan.iters, plan.check)

@@ -14,12 +14,12 @@ from typing import Final
 
 from ..._core import CompletionError, WorkCompletion
 from .. import CommandError
-from .._meeting import has_one_cpu
+from .._peer.device import has_one_cpu
 from .._terminal import Progress
 from . import _rdma_cm, _tcp
 from ._end import SEND, Plan
-from ._meeting import Met
 from ._report import Report
+from ._session import Session
 
 SLICE: Final = 0.1  # seconds of polling between checks of the deadline
 PAGE: Final = 4096
@@ -32,23 +32,23 @@ def hold(plan: Plan) -> Report:
 
     Raises CommandError, VerbsError, CompletionError or AsyncEventError if it fails.
     """
-    with _rdma_cm.meet(plan) if plan.rdma_cm else _tcp.meet(plan) as met:
-        return _play(met)
+    with _rdma_cm.meet(plan) if plan.rdma_cm else _tcp.meet(plan) as session:
+        return _play(session)
 
 
-def _play(met: Met) -> Report:
-    end, plan = met.end, met.end.plan
+def _play(session: Session) -> Report:
+    end, plan = session.end, session.end.plan
     with Progress("messages", plan.iters) as progress:
-        play = Play(met, progress)
+        play = Play(session, progress)
         play.run()
     stats = end.cq.stats
     return Report(
         plan=plan,
         device=end.device,
         gid_index=end.gid_index,
-        path_mtu=met.path_mtu,
-        local=met.local,
-        remote=met.remote,
+        path_mtu=session.path_mtu,
+        local=session.local,
+        remote=session.remote,
         nanoseconds=play.nanoseconds,
         latencies=play.latencies,
         events=stats.events,
@@ -66,10 +66,10 @@ class Play:
     was polled. A server has one less than iterations: its last message is not answered.
     """
 
-    def __init__(self, met: Met, progress: Progress) -> None:
-        self._end = end = met.end
+    def __init__(self, session: Session, progress: Progress) -> None:
+        self._end = end = session.end
         self._plan = end.plan
-        self._has_gone = met.has_gone
+        self._has_gone = session.has_gone
         self.yields = not self._plan.events and has_one_cpu()
         self._progress = progress
         self._by_qp_num = end.by_qp_num

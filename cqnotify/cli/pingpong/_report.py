@@ -9,6 +9,7 @@ from array import array
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from .._peer.percentiles import percentile
 from .._plots import picture, scale
 from .._terminal import columns, paint
 from ._end import Plan
@@ -130,8 +131,7 @@ def percentiles(latencies: array[int]) -> dict[str, float | None]:
     ordered = sorted(latencies)
     if not ordered:
         return dict.fromkeys(PER_MILLE)
-    ranks = {name: -(-part * len(ordered) // 1000) for name, part in PER_MILLE.items()}
-    return {name: ordered[max(rank, 1) - 1] / 1e3 for name, rank in ranks.items()}
+    return {name: percentile(ordered, part) / 1e3 for name, part in PER_MILLE.items()}
 
 
 def histogram(latencies: array[int]) -> list[Bucket]:

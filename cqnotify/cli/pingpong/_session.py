@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What an end of a ping-pong is, once it has met its peer: by TCP, or by rdma_cm."""
+"""Our end of a ping-pong, once it is connected to its peer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ._end import End
+from ._end import PingPongEnd
 
 
 def _never() -> bool:
@@ -15,14 +15,14 @@ def _never() -> bool:
 
 
 @dataclass(frozen=True)
-class Met:
-    """Our end, connected to the peer's.
+class Session:
+    """Our end, connected to the peer's, over TCP or by rdma_cm.
 
     local, remote: where the ends are, for the figures.
     has_gone: whether the peer is known to have gone.
     """
 
-    end: End
+    end: PingPongEnd
     path_mtu: int | None
     local: list[dict[str, Any]]
     remote: list[dict[str, Any]]
