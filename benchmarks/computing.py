@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from .end import ACK_BATCH, End, IbverbsEnd, Peer, PyverbsEnd, check
+from .end import ACK_BATCH, CqnotifyEnd, IbverbsEnd, Peer, PyverbsEnd, check
 from .harness.plan import Benchmark, InC, Limit, Round
 from .harness.subject import clock
 
@@ -38,7 +38,7 @@ def compute() -> int:
     return done
 
 
-def receive(end: End) -> None:
+def receive(end: CqnotifyEnd) -> None:
     cq, get_event, post_recv = end.cq, end.channel.get_event, end.qp.post_recv
     left = MESSAGES
     while left:
@@ -120,7 +120,7 @@ BENCHMARK = Benchmark(
     subjects={
         "pyverbs": lambda: rounds(PyverbsEnd, pyverbs_receive),
         "ibverbs": lambda: rounds(IbverbsEnd, ibverbs_receive),
-        "cqnotify": lambda: rounds(End, receive),
+        "cqnotify": lambda: rounds(CqnotifyEnd, receive),
     },
     limits=(
         Limit("cqnotify", at_least=95),

@@ -23,7 +23,7 @@ WINDOW = 32
 PORT = 7474
 
 
-class Ends:
+class Connections:
     """Both ends of the connections; some tasks for each do what c/connections.c does."""
 
     def __init__(self, ctx: Context, n: int) -> None:
@@ -164,7 +164,7 @@ def measure_core(ctx: Context) -> dict[str, Figures]:
 
 
 async def measure(ctx: Context) -> dict[str, Figures]:
-    ends = Ends(ctx, N)
+    ends = Connections(ctx, N)
     start = perf_counter_ns()
     await ends.connect_all(os.environ["BENCH_HOST"])
     connected = perf_counter_ns()

@@ -77,7 +77,7 @@ class Sender:
         raise NotImplementedError
 
 
-class End(Endpoint, Sender):
+class CqnotifyEnd(Endpoint, Sender):
     """An end with cqnotify. The CQ of the sends is never armed, so all events are of receives."""
 
     def __init__(
@@ -275,10 +275,15 @@ def _event_fds() -> set[int]:
         return {int(e.name) for e in entries if "infinibandevent" in os.readlink(e.path)}
 
 
+AnyEnd = CqnotifyEnd | PyverbsEnd | IbverbsEnd
+
+
 class Meter:
     """Measures from its creation to figures(), by real time or the CPU time of the process."""
 
-    def __init__(self, clock: Callable[[], int], end: End | PyverbsEnd | IbverbsEnd) -> None:
+    def __init__(
+        self, clock: Callable[[], int], end: CqnotifyEnd | PyverbsEnd | IbverbsEnd
+    ) -> None:
         self._clock = clock
         self._end = end
         self._counters = self._count()

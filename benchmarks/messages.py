@@ -28,7 +28,7 @@ STREAMS = {"64 KiB": (1 << 16, 64), "16 MiB": (1 << 24, 2)}  # bytes, and how ma
 LENGTH = struct.Struct("<Q")
 
 
-class End(Protocol):
+class Transport(Protocol):
     """One end of either kind of connection."""
 
     async def send(self, data: Any) -> None: ...
@@ -68,7 +68,7 @@ class Stream:
         await self._writer.wait_closed()
 
 
-Pair = tuple[End, End]
+Pair = tuple[Transport, Transport]
 
 
 async def by_messages(host: str) -> Pair:
@@ -91,7 +91,7 @@ async def by_tcp(host: str) -> Pair:
     return pair
 
 
-async def round_trips(a: End, b: End) -> Figures:
+async def round_trips(a: Transport, b: Transport) -> Figures:
     async def answer() -> None:
         target = bytearray(SMALL)
         for _ in range(TRIPS):
@@ -109,7 +109,7 @@ async def round_trips(a: End, b: End) -> Figures:
     return {"ops": TRIPS, "total": total}
 
 
-async def stream(a: End, b: End, size: int, count: int) -> Figures:
+async def stream(a: Transport, b: Transport, size: int, count: int) -> Figures:
     data = numpy.zeros(size, numpy.uint8)
     target = numpy.zeros(size, numpy.uint8)
 

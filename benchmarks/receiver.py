@@ -10,7 +10,7 @@ from typing import Any
 
 from cqnotify import WorkCompletion
 
-from .end import ACK_BATCH, End, IbverbsEnd, Meter, Peer, PyverbsEnd, check
+from .end import ACK_BATCH, CqnotifyEnd, IbverbsEnd, Meter, Peer, PyverbsEnd, check
 from .harness.plan import Benchmark, Figures, InC, Limit, Round
 from .harness.subject import clock
 
@@ -27,7 +27,7 @@ BUSY, ANY, SOME, SPINNING = CASES = "busy", "any", "1 in 16", "spin 50 us"
 # ---- cqnotify -------------------------------------------------------------------------------
 
 
-def take(end: End, wcs: list[WorkCompletion]) -> int:
+def take(end: CqnotifyEnd, wcs: list[WorkCompletion]) -> int:
     post_recv, receives = end.qp.post_recv, end.receives
     for wc in wcs:
         wc.raise_for_status()
@@ -35,13 +35,13 @@ def take(end: End, wcs: list[WorkCompletion]) -> int:
     return len(wcs)
 
 
-def busy(end: End, left: int) -> None:
+def busy(end: CqnotifyEnd, left: int) -> None:
     poll = end.cq.poll
     while left:
         left -= take(end, poll(BATCH))
 
 
-def asleep(end: End, left: int) -> None:
+def asleep(end: CqnotifyEnd, left: int) -> None:
     cq, get_event, req_notify, poll = end.cq, end.channel.get_event, end.cq.req_notify, end.cq.poll
     post_recv, receives = end.qp.post_recv, end.receives
     events = 0
@@ -58,7 +58,7 @@ def asleep(end: End, left: int) -> None:
             events = 0
 
 
-def asleep_solicited(end: End, left: int) -> None:
+def asleep_solicited(end: CqnotifyEnd, left: int) -> None:
     """Take many messages with one event, as lists of ids."""
     cq, qp, get_event, receives = end.cq, end.qp, end.channel.get_event, end.receives
     while left:
@@ -71,7 +71,7 @@ def asleep_solicited(end: End, left: int) -> None:
         left -= len(wr_ids)
 
 
-def spinning(end: End, left: int) -> None:
+def spinning(end: CqnotifyEnd, left: int) -> None:
     cq, get_event = end.cq, end.channel.get_event
     while left:
         wcs = cq.poll(BATCH, spin=SPIN / 1e9)
@@ -82,19 +82,19 @@ def spinning(end: End, left: int) -> None:
         left -= take(end, wcs or cq.poll(BATCH))
 
 
-async def awaiting(end: End, left: int) -> None:
+async def awaiting(end: CqnotifyEnd, left: int) -> None:
     wait = end.acq.wait
     while left:
         left -= take(end, await wait(BATCH))
 
 
-async def awaiting_solicited(end: End, left: int) -> None:
+async def awaiting_solicited(end: CqnotifyEnd, left: int) -> None:
     wait = end.acq.wait
     while left:
         left -= take(end, await wait(BATCH, solicited_only=True))
 
 
-async def awaiting_spinning(end: End, left: int) -> None:
+async def awaiting_spinning(end: CqnotifyEnd, left: int) -> None:
     wait = end.acq.wait
     while left:
         left -= take(end, await wait(BATCH, spin=SPIN / 1e9))
@@ -372,10 +372,10 @@ BENCHMARK = Benchmark(
             IbverbsEnd, {ANY: ibverbs_reading, SOME: ibverbs_reading_solicited}
         ),
         "cqnotify": lambda: blocks(
-            End, {BUSY: busy, ANY: asleep, SOME: asleep_solicited, SPINNING: spinning}
+            CqnotifyEnd, {BUSY: busy, ANY: asleep, SOME: asleep_solicited, SPINNING: spinning}
         ),
         "cqnotify asyncio": lambda: awaits(
-            End, {ANY: awaiting, SOME: awaiting_solicited, SPINNING: awaiting_spinning}
+            CqnotifyEnd, {ANY: awaiting, SOME: awaiting_solicited, SPINNING: awaiting_spinning}
         ),
     },
     limits=(

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from .end import ACK_BATCH, SIGNAL_EVERY, End, IbverbsEnd, Meter, Peer, PyverbsEnd, check
+from .end import ACK_BATCH, SIGNAL_EVERY, CqnotifyEnd, IbverbsEnd, Meter, Peer, PyverbsEnd, check
 from .harness.plan import Benchmark, Figures, InC, Limit, Round
 from .harness.subject import clock
 
@@ -21,7 +21,7 @@ OPS = 320  # round trips in one round
 BATCH = 16
 
 
-def blocking(end: End) -> None:
+def blocking(end: CqnotifyEnd) -> None:
     cq, get_event, req_notify, poll = end.cq, end.channel.get_event, end.cq.req_notify, end.cq.poll
     post_send, post_recv = end.qp.post_send, end.qp.post_recv
     message, receives = end.unsignaled, end.receives
@@ -91,7 +91,7 @@ def ibverbs_blocking(end: IbverbsEnd) -> None:
             cq.ack_events(ACK_BATCH)
 
 
-async def awaiting(end: End) -> None:
+async def awaiting(end: CqnotifyEnd) -> None:
     wait, post_send, post_recv = end.acq.wait, end.qp.post_send, end.qp.post_recv
     message, receives = end.unsignaled, end.receives
     for i in range(OPS):
@@ -104,7 +104,7 @@ async def awaiting(end: End) -> None:
             post_recv(receives[wc.wr_id])
 
 
-async def reader(end: End) -> None:
+async def reader(end: CqnotifyEnd) -> None:
     """Without AsyncCQ: one reader of the descriptor, and a future for each wait."""
     cq, try_get_event, post_recv = end.cq, end.channel.try_get_event, end.qp.post_recv
     loop = asyncio.get_running_loop()
@@ -222,7 +222,7 @@ def awaits(
 def uvloop_awaits() -> Round:
     import uvloop
 
-    return awaits(End, awaiting, uvloop.new_event_loop())
+    return awaits(CqnotifyEnd, awaiting, uvloop.new_event_loop())
 
 
 BENCHMARK = Benchmark(
@@ -235,9 +235,9 @@ BENCHMARK = Benchmark(
         "pyverbs asyncio": lambda: awaits(PyverbsEnd, pyverbs_reader, asyncio.new_event_loop()),
         "ibverbs": lambda: blocks(IbverbsEnd, ibverbs_blocking),
         "ibverbs asyncio": lambda: awaits(IbverbsEnd, ibverbs_reader, asyncio.new_event_loop()),
-        "cqnotify": lambda: blocks(End, blocking),
-        "cqnotify add_reader": lambda: awaits(End, reader, asyncio.new_event_loop()),
-        "cqnotify asyncio": lambda: awaits(End, awaiting, asyncio.new_event_loop()),
+        "cqnotify": lambda: blocks(CqnotifyEnd, blocking),
+        "cqnotify add_reader": lambda: awaits(CqnotifyEnd, reader, asyncio.new_event_loop()),
+        "cqnotify asyncio": lambda: awaits(CqnotifyEnd, awaiting, asyncio.new_event_loop()),
         "cqnotify uvloop": uvloop_awaits,
     },
     limits=(

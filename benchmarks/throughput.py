@@ -10,7 +10,7 @@ from collections.abc import Callable
 from time import perf_counter_ns, process_time_ns
 from typing import Any, NamedTuple
 
-from .end import ACK_BATCH, SLOTS, End, IbverbsEnd, Meter, Peer, PyverbsEnd, check
+from .end import ACK_BATCH, SLOTS, AnyEnd, CqnotifyEnd, IbverbsEnd, Meter, Peer, PyverbsEnd, check
 from .harness.plan import Benchmark, Figures, InC, Limit, Round
 
 CREDIT = 8  # bytes of the message that asks for more
@@ -26,7 +26,7 @@ SMALL, LARGE = "64 B, CPU", "64 KiB, time"
 CASES = {SMALL: Case(64, 6400, process_time_ns), LARGE: Case(65536, 128, perf_counter_ns)}
 
 
-def ask(end: End | PyverbsEnd | IbverbsEnd, asked: int, got: int, messages: int) -> int:
+def ask(end: AnyEnd, asked: int, got: int, messages: int) -> int:
     """Ask for half a window of messages as soon as there is room for it."""
     while asked < messages and asked - got <= SLOTS // 2:
         end.send()
@@ -34,7 +34,7 @@ def ask(end: End | PyverbsEnd | IbverbsEnd, asked: int, got: int, messages: int)
     return asked
 
 
-def receive(end: End, messages: int) -> None:
+def receive(end: CqnotifyEnd, messages: int) -> None:
     cq, qp, get_event, receives = end.cq, end.qp, end.channel.get_event, end.receives
     asked = got = 0
     while got < messages:
@@ -52,7 +52,7 @@ def receive(end: End, messages: int) -> None:
         got += len(again)
 
 
-def receive_ids(end: End, messages: int) -> None:
+def receive_ids(end: CqnotifyEnd, messages: int) -> None:
     """The same by ids; poll_ids() raises for a completion that failed."""
     cq, qp, get_event, receives = end.cq, end.qp, end.channel.get_event, end.receives
     asked = got = 0
@@ -130,8 +130,8 @@ BENCHMARK = Benchmark(
         "C": InC("throughput"),
         "pyverbs": lambda: rounds(PyverbsEnd, pyverbs_receive),
         "ibverbs": lambda: rounds(IbverbsEnd, ibverbs_receive),
-        "cqnotify": lambda: rounds(End, receive),
-        "cqnotify poll_ids": lambda: rounds(End, receive_ids),
+        "cqnotify": lambda: rounds(CqnotifyEnd, receive),
+        "cqnotify poll_ids": lambda: rounds(CqnotifyEnd, receive_ids),
     },
     limits=(
         Limit("cqnotify", case=SMALL, over="C", at_most=2.5),

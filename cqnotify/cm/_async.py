@@ -21,7 +21,7 @@ from ._base import (
     BaseGroup,
     BaseListener,
     BaseRequest,
-    End,
+    HasLink,
     Resolved,
     event_of,
     resolved_by,
@@ -97,7 +97,7 @@ async def of_the_first(
     raise none_works(failures)
 
 
-class _Closes(End):
+class _Closes(HasLink):
     """At the end of its `async with` block."""
 
     async def aclose(self) -> None:

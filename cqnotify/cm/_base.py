@@ -26,8 +26,8 @@ def known(address: Address | None, cmid: CMID) -> Address:
     return (f"{host}%{interfaces[0]}", port) if len(interfaces) == 1 else address
 
 
-def link_of(end: End) -> Link:
-    return end._link
+def link_of(owner: HasLink) -> Link:
+    return owner._link
 
 
 def event_of(request: BaseRequest) -> Event:
@@ -58,7 +58,7 @@ def resolved_by(link: Link, address: Address) -> Resolved:
     return result
 
 
-class End:
+class HasLink:
     """Has a link, and is closed with it."""
 
     def __init__(self, link: Link) -> None:
@@ -91,7 +91,7 @@ class End:
         return f"<{type(self).__name__}: {self._link.where}, {state}>"
 
 
-class BaseConnection(End):
+class BaseConnection(HasLink):
     def __init__(self, link: Link, qp: QP, event: Event) -> None:
         self._link = link
         self._qp = qp
@@ -154,7 +154,7 @@ class BaseConnection(End):
         return self._link.troubles
 
 
-class BaseGroup(End):
+class BaseGroup(HasLink):
     def __init__(self, link: Link, qp: QP, event: Event) -> None:
         super().__init__(link)
         self._qp = qp
@@ -195,7 +195,7 @@ class BaseGroup(End):
         return self._link.error
 
 
-class BaseRequest(End):
+class BaseRequest(HasLink):
     def __init__(self, link: Link, event: Event) -> None:
         self._link = link
         self._event = event
@@ -222,5 +222,5 @@ class BaseRequest(End):
         return isinstance(self._event.said, dict)
 
 
-class BaseListener(End):
+class BaseListener(HasLink):
     """Where peers connect to."""

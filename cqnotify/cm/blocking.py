@@ -30,7 +30,7 @@ from ._base import (
     BaseGroup,
     BaseListener,
     BaseRequest,
-    End,
+    HasLink,
     Resolved,
     event_of,
     link_of,
@@ -93,7 +93,7 @@ def _of_the_first(
     raise none_works(failures)
 
 
-class _Closes(End):
+class _Closes(HasLink):
     """At the end of its `with` block."""
 
     def __enter__(self) -> Self:

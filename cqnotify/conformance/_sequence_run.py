@@ -87,7 +87,7 @@ def _entries(sequence: Sequence) -> int:
     return max(_FEW, sum(step.n for step in sequence.steps if step.action in _POSTS))
 
 
-class _Ends(NamedTuple):
+class _Pair(NamedTuple):
     sender: Endpoint
     receiver: Endpoint
 
@@ -114,7 +114,7 @@ class _Watched:
         send_cq, recv_cq = (self.cq, self._witness) if is_sender else (self._witness, self.cq)
         bench, qp_type = self._bench, self._sequence.qp_type
         idle = bench.unwatched
-        self.ends = _Ends(
+        self.ends = _Pair(
             bench.new_end(qp_type, send_cq=send_cq, recv_cq=idle, depth=self._depth),
             bench.new_end(qp_type, send_cq=idle, recv_cq=recv_cq, depth=self._depth),
         )

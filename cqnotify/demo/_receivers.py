@@ -12,7 +12,7 @@ from typing import Final
 from .._core import CompletionError
 from ..aio import AsyncCQ
 from ._report import ASYNCIO, BLOCKING, BUSY, SOLICITED, Result
-from ._traffic import DemoError, End, Peer, Plan, Traffic, open_end
+from ._traffic import DemoError, Peer, Plan, SlotEndpoint, Traffic, open_end
 
 BATCH: Final = 64
 CHECK_INTERVAL: Final = 0.5  # seconds between checks that the peer is still alive
@@ -29,7 +29,7 @@ class Receiver(ABC):
         self._used = (0.0, 0.0)
 
     @abstractmethod
-    def receive(self, end: End, traffic: Traffic, peer: Peer) -> None:
+    def receive(self, end: SlotEndpoint, traffic: Traffic, peer: Peer) -> None:
         """Connect to the peer and receive all messages."""
 
     def start_clock(self) -> None:
@@ -41,7 +41,7 @@ class Receiver(ABC):
         cpu, wall = self._start
         self._used = (time.process_time() - cpu, time.perf_counter() - wall)
 
-    def result(self, end: End, traffic: Traffic) -> Result:
+    def result(self, end: SlotEndpoint, traffic: Traffic) -> Result:
         """Return the figures."""
         stats = end.recv_cq.stats
         return Result(
@@ -67,10 +67,10 @@ class Asyncio(Receiver):
         self._solicited_only = solicited_only
         self.name = SOLICITED if solicited_only else ASYNCIO
 
-    def receive(self, end: End, traffic: Traffic, peer: Peer) -> None:
+    def receive(self, end: SlotEndpoint, traffic: Traffic, peer: Peer) -> None:
         asyncio.run(self._receive(end, traffic, peer))
 
-    async def _receive(self, end: End, traffic: Traffic, peer: Peer) -> None:
+    async def _receive(self, end: SlotEndpoint, traffic: Traffic, peer: Peer) -> None:
         async with AsyncCQ(end.recv_cq) as acq:
             await traffic.meet_async(end)
             self.start_clock()
@@ -84,7 +84,7 @@ class Asyncio(Receiver):
             work.result()
             self.wakeups = acq.stats.wakeups
 
-    async def _take_all(self, acq: AsyncCQ, end: End, traffic: Traffic) -> None:
+    async def _take_all(self, acq: AsyncCQ, end: SlotEndpoint, traffic: Traffic) -> None:
         traffic.start(end)
         while not traffic.done:
             wcs = await acq.wait(BATCH, solicited_only=self._solicited_only)
@@ -95,14 +95,14 @@ class Asyncio(Receiver):
 class _Synchronous(Receiver):
     """Receives without an event loop."""
 
-    def receive(self, end: End, traffic: Traffic, peer: Peer) -> None:
+    def receive(self, end: SlotEndpoint, traffic: Traffic, peer: Peer) -> None:
         traffic.meet(end)
         self.start_clock()
         self._take_all(end, traffic, peer)
         self.stop_clock()
 
     @abstractmethod
-    def _take_all(self, end: End, traffic: Traffic, peer: Peer) -> None: ...
+    def _take_all(self, end: SlotEndpoint, traffic: Traffic, peer: Peer) -> None: ...
 
 
 class Blocking(_Synchronous):
@@ -110,7 +110,7 @@ class Blocking(_Synchronous):
 
     name = BLOCKING
 
-    def _take_all(self, end: End, traffic: Traffic, peer: Peer) -> None:
+    def _take_all(self, end: SlotEndpoint, traffic: Traffic, peer: Peer) -> None:
         cq = end.recv_cq
         cq.req_notify()
         traffic.start(end)
@@ -124,7 +124,7 @@ class Blocking(_Synchronous):
             cq.req_notify()
         cq.ack(cq.unacked)
 
-    def _sleep(self, end: End, peer: Peer) -> None:
+    def _sleep(self, end: SlotEndpoint, peer: Peer) -> None:
         while True:
             try:
                 end.channel.get_event(CHECK_INTERVAL)
@@ -140,7 +140,7 @@ class BusyPolling(_Synchronous):
 
     name = BUSY
 
-    def _take_all(self, end: End, traffic: Traffic, peer: Peer) -> None:
+    def _take_all(self, end: SlotEndpoint, traffic: Traffic, peer: Peer) -> None:
         traffic.start(end)
         check = 0.0
         while not traffic.done:

@@ -76,8 +76,8 @@ def find_gid(context: Context, link_local: bool) -> GIDEntry:
     raise CannotRunError(f"{context.name} has no link-local GID")
 
 
-class End(Endpoint):
-    """Our end: a slot of memory for each message that is being received or sent.
+class SlotEndpoint(Endpoint):
+    """An endpoint with a slot of memory for each message that is being received or sent.
 
     The CQ of its sends is never armed, so every event is about receiving. A slot for sending is
     used again only after its completion.
@@ -142,10 +142,10 @@ class End(Endpoint):
 
 
 @contextmanager
-def open_end(device: str, link_local: bool, size: int) -> Iterator[End]:
+def open_end(device: str, link_local: bool, size: int) -> Iterator[SlotEndpoint]:
     """Open our end on a device, which is closed at the end of the block."""
     with Context(device) as context:
-        yield End(context, link_local, size)
+        yield SlotEndpoint(context, link_local, size)
 
 
 def payload(number: int, size: int) -> bytes:
@@ -209,10 +209,10 @@ class Traffic(ABC):
     def done(self) -> bool:
         return self.received == self.plan.messages
 
-    def start(self, end: End) -> None:  # noqa: B027
+    def start(self, end: SlotEndpoint) -> None:  # noqa: B027
         """Begin: both ends are connected."""
 
-    def handle(self, end: End, wcs: list[WorkCompletion]) -> None:
+    def handle(self, end: SlotEndpoint, wcs: list[WorkCompletion]) -> None:
         """Check the messages of these completions, and post their receives again."""
         for wc in wcs:
             wc.raise_for_status()
@@ -222,25 +222,25 @@ class Traffic(ABC):
             self.answer(end)
         self.progress(self.received)
 
-    def answer(self, end: End) -> None:  # noqa: B027
+    def answer(self, end: SlotEndpoint) -> None:  # noqa: B027
         """Answer the message that was just received, if the traffic goes both ways."""
 
-    def _check(self, end: End, wc: WorkCompletion) -> None:
+    def _check(self, end: SlotEndpoint, wc: WorkCompletion) -> None:
         if wc.opcode != WCOpcode.RECV or wc.byte_len != self.size:
             raise DemoError(f"message {self.received}: unexpected completion {wc!r}")
         if end.received(wc.wr_id) != payload(self.received, self.size):
             raise DemoError(f"message {self.received} arrived with wrong bytes")
 
     @abstractmethod
-    def launch(self, end: End) -> Peer:
+    def launch(self, end: SlotEndpoint) -> Peer:
         """Start the peer's process."""
 
     @abstractmethod
-    def meet(self, end: End) -> None:
+    def meet(self, end: SlotEndpoint) -> None:
         """Exchange addresses with the peer, and connect to it."""
 
     @abstractmethod
-    async def meet_async(self, end: End) -> None:
+    async def meet_async(self, end: SlotEndpoint) -> None:
         """The same with asyncio."""
 
     def close(self) -> None:  # noqa: B027  by default nothing
@@ -256,7 +256,7 @@ class PingPong(Traffic):
     name = "ibv_rc_pingpong"
     size = 4096
 
-    def launch(self, end: End) -> Peer:
+    def launch(self, end: SlotEndpoint) -> Peer:
         program = shutil.which("ibv_rc_pingpong")
         if program is None:
             raise CannotRunError("ibv_rc_pingpong is not installed (package ibverbs-utils)")
@@ -273,24 +273,24 @@ class PingPong(Traffic):
         arguments = [str(word) for option in options.items() for word in option]
         return Peer([program, "-e", *arguments], self.plan.time_limit)
 
-    def meet(self, end: End) -> None:
+    def meet(self, end: SlotEndpoint) -> None:
         end.join(
             exchange.exchange_as_client_blocking(
                 LOOPBACK, self._port, end.address, timeout=START_LIMIT
             )
         )
 
-    async def meet_async(self, end: End) -> None:
+    async def meet_async(self, end: SlotEndpoint) -> None:
         end.join(
             await exchange.exchange_as_client(
                 LOOPBACK, self._port, end.address, timeout=START_LIMIT
             )
         )
 
-    def start(self, end: End) -> None:
+    def start(self, end: SlotEndpoint) -> None:
         end.send(payload(0, self.size), 0)
 
-    def answer(self, end: End) -> None:
+    def answer(self, end: SlotEndpoint) -> None:
         if not self.done:
             end.send(payload(self.received, self.size), self.received)
 
@@ -305,7 +305,7 @@ class Stream(Traffic):
         super().__init__(plan)
         self._listener = exchange.listen(port=0)
 
-    def launch(self, end: End) -> Peer:
+    def launch(self, end: SlotEndpoint) -> Peer:
         options = {
             "--device": self.plan.peer_device,
             "--port": self._listener.getsockname()[1],
@@ -317,12 +317,12 @@ class Stream(Traffic):
         module = f"{__package__}._sender"
         return Peer([sys.executable, "-m", module, *arguments], self.plan.time_limit)
 
-    def meet(self, end: End) -> None:
+    def meet(self, end: SlotEndpoint) -> None:
         exchange.exchange_as_server_blocking(
             self._listener, end.address, end.join, timeout=START_LIMIT
         )
 
-    async def meet_async(self, end: End) -> None:
+    async def meet_async(self, end: SlotEndpoint) -> None:
         await exchange.exchange_as_server(
             self._listener, end.address, end.join, timeout=START_LIMIT
         )
