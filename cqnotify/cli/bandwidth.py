@@ -46,19 +46,18 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    from .perf import _bandwidth_report as report
     from .perf._bandwidth import measure
-    from .perf._command import Command
-    from .perf._command import run as run_command
+    from .perf._bandwidth_report import GBIT, MIB, head, row, save_plot, to_dict
+    from .perf._command import Command, measured
 
     own = ("num_qp", "tx_depth", "rx_depth", "bidirectional", "immediate")
     plan = plan_of(args, SIZE, **{name: getattr(args, name) for name in own})
-    unit = report.GBIT if args.report_gbits else report.MIB
+    unit = GBIT if args.report_gbits else MIB
     command = Command(
         measure,
-        partial(report.head, unit=unit),
-        partial(report.row, unit=unit, loses=plan.loses),
-        report.to_dict,
-        partial(report.save_plot, unit=unit),
+        partial(head, unit=unit),
+        partial(row, unit=unit, loses=plan.loses),
+        to_dict,
+        partial(save_plot, unit=unit),
     )
-    return run_command(command, plan, args)
+    return measured(command, plan, args)

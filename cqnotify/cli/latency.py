@@ -23,10 +23,9 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    from .perf import _latency_report as report
-    from .perf._command import Command
-    from .perf._command import run as run_command
+    from .perf._command import Command, measured
     from .perf._latency import DEPTH, measure
+    from .perf._latency_report import head, row, save_plot, to_dict
 
     plan = plan_of(
         args,
@@ -37,5 +36,4 @@ def run(args: argparse.Namespace) -> int:
         bidirectional=False,
         immediate=args.immediate or (args.op == "write" and args.events),
     )
-    command = Command(measure, report.head, report.row, report.to_dict, report.save_plot)
-    return run_command(command, plan, args)
+    return measured(Command(measure, head, row, to_dict, save_plot), plan, args)

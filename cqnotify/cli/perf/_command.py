@@ -33,8 +33,8 @@ class Command(NamedTuple):
     save_plot: Callable[[PerfEnd, list[Any], str], None]
 
 
-def run(command: Command, plan: Plan, args: argparse.Namespace) -> int:
-    """Run the command. Raises CommandError if the ends do not fit."""
+def measured(command: Command, plan: Plan, args: argparse.Namespace) -> int:
+    """Measure all sizes, and return the exit code; CommandError if the ends do not fit."""
     if args.plot:
         need_matplotlib()
     device_names(plan.device)
