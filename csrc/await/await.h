@@ -1,11 +1,248 @@
 /* SPDX-License-Identifier: MIT */
-/* What the folders above, and the module, use of this one; and the types. */
+/*
+ * Awaiting completions: the engine, and the machine of its requests. The files, each of which uses
+ * only those below it:
+ *
+ *   engine_type.c      Engine: the type that an AsyncCQ is built on
+ *   request_type.c     Request: the type, in the shape of a coroutine
+ *   step.c             what a task does in a request: the steps of its state machine, and giving up
+ *   scope.c            Scope: the type, and the end of a scope
+ *   calls.c            the methods that a task awaits, their arguments, and its first step
+ *   engine.c           looking for completions, arming the CQ, waking tasks; failures
+ *   post.c             posting operations, and those that wait for room in their queue
+ *   abandoned.c        operations whose task gave up: the next recv() of the memory takes one over
+ *   request.c          the life of a request: its lists, and what becomes of it
+ *   waitlist.c         requests in lines, and in tables by a number; claims
+ *   loop.c             what the core asks of the AsyncCQ and of the event loop; turns
+ *   wakeup.c           what a task of asyncio sleeps on
+ *   coroutine.c        what types that are shaped like a coroutine have in common
+ *
+ * A request has one of these states:
+ *
+ *   NEW        made, and not awaited yet
+ *   QUEUED     an operation that waits for room in its queue
+ *   POSTED     an operation whose work request the device has
+ *   SLEEPING   a wait(), a completion() or the end of a scope, before what it is for came
+ *   COMPLETE   what it is for came; its task has not gone on yet
+ *   FAILED     what it is for never will come, or the device has failed; its task has not gone on
+ *   DONE       its task has the result or the exception
+ *
+ * While a request is QUEUED, POSTED or SLEEPING it is pending: the engine lists it (`first` to
+ * `last`). The engine does not own the request, but its anchor, on which the task sleeps: the
+ * anchor holds the task, and the task holds the request. A request that was abandoned by its task
+ * is owned by the engine, as long as the device has its work request. A diagram is in
+ * docs/internals.md.
+ *
+ * Completions are routed as they come from the device, where no Python code runs: each to the
+ * operation that posted the work request, or to the completion() that asks for its wr_id, or into
+ * the stash of the CQ. The requests that have what they were for are collected, and woken when the
+ * routing is over. A wait() is woken with nothing: when its task goes on it takes from the stash
+ * what is there, and wakes the next one if something is left. So a task that is cancelled at that
+ * very moment has nothing to lose.
+ *
+ * Any thread may close the AsyncCQ, its CQ, the channel, a queue pair or the context, poll the CQ
+ * or arm it, wherever the code here lets go of the lock. So after each such place it looks again at
+ * what it goes on with. By the names that a debug build has for the places (CQN_PLACE), where
+ * tests/faults/test_places.py lets another thread act:
+ *
+ *   place      what runs there                          what is looked at afterwards
+ *   arguments  __index__() and the like                 all: enter(), check_qp()
+ *   attach     Reader.attach(), in Python               AsyncCQ and CQ: enter(); the QP
+ *   report     AsyncCQ._take_report(), in Python        the same
+ *   memory     buffers, __len__() of the SGEs           AsyncCQ, and the QP as it is posted to
+ *   state      ibv_query_qp(), without the GIL          AsyncCQ, QP; in a line, the request's state
+ *   look       destructors of what completed; spin;     AsyncCQ, the QP of a completion(); one that
+ *              handlers of signals                      is listed already learns of a close
+ *   wakeup     the wakeup of another library            the state of the request, how often the CQ
+ *                                                       was armed since the look
+ *   arm        destructors, AsyncCQ._look_later()       CQ: has_no_sleeper(), in each round
+ *   prepare    call_soon() of the tasks woken           the state of the request
+ *   lie down,  the other library, which puts the task   nothing: `dozing` has who changes the state
+ *   doze,      to sleep, or is passed an exception      wake the task, which may not sleep yet
+ *   throw
+ *   turn       call_soon() of the task itself           the task goes on, and looks at its state
+ *   take       destructors of what completed            the stash; if it is empty AsyncCQ and CQ
+ *   event      as in prepare, in the loop's callback    `woken`, which lists who has something
+ *   wake       call_soon() of each task                 the list of those to be woken, each time
+ *   room       as in state, for each in line            QP, before its other queue is asked
+ *   poll       AsyncCQ._leave_closed_loop(), in Python  CQ: fetch_batch(); AsyncCQ: as it hands out
+ *   give up    destructors of the task's objects        CQ: has_no_sleeper()
+ *
+ * A close marks first, and then tells: the AsyncCQ that is closed takes no new request, and fails
+ * those that it lists; a queue pair without a handle fails what its books list, and its claims. A
+ * request that is listed after such a look is thus told, and one that is not has looked. To take a
+ * request out of a list and to list it runs no code of others. While the CQ is destroyed it has no
+ * handle and is not armed; if that fails, cqn_engine_look_again() looks. Tasks are woken only in
+ * the thread of their loop, by AsyncCQ._hand_over(), and Reader.loop changes only there.
+ */
 #ifndef CQN_AWAIT_AWAIT_H
 #define CQN_AWAIT_AWAIT_H
 
-#include "await/engine.h"
+#include "notify/cq.h"
+#include "work/wr.h"
+
+/* ---- the structs ---- */
+
+typedef struct cqn_scope cqn_scope;
+
+/* What a request is for. The first two are operations, which post. */
+typedef enum { CQN_SENDS, CQN_RECEIVES, CQN_CLAIMS, CQN_WAITS, CQN_ENDS_SCOPE } cqn_request_kind;
+
+/* See above. */
+typedef enum {
+    CQN_NEW,
+    CQN_QUEUED,
+    CQN_POSTED,
+    CQN_SLEEPING,
+    CQN_COMPLETE,
+    CQN_FAILED,
+    CQN_DONE
+} cqn_request_state;
+
+/* Why an operation will never complete: its queue pair was closed, or reset, or the completion of a
+ * later work request came first. The exception is made of this when the task goes on. */
+typedef enum { CQN_NOT_LOST, CQN_LOST_CLOSED, CQN_LOST_RESET, CQN_LOST_SKIPPED } cqn_loss;
+
+/* What a method of an AsyncCQ returns and a task awaits. */
+struct cqn_request {
+    PyObject_HEAD
+    const char *name;   /* name of the method that made it */
+    cqn_engine *engine; /* strong, as all that follows */
+    cqn_qp *qp;         /* or NULL */
+    cqn_scope *scope;   /* that counts it, or NULL */
+    PyObject *wakeup;   /* what its task sleeps on, or is about to; or NULL */
+    PyObject *iterator; /* of that wakeup, if it is not one of asyncio */
+    PyObject *anchor;   /* the wakeup while the task sleeps: the engine's, while pending */
+    PyObject *error;    /* why it FAILED, or NULL */
+
+    /* The arguments, as they were given: converted when the request is awaited. */
+    PyObject *in[CQN_AWAITED_NAMES];
+    int given;      /* only so many places of `in` may have one */
+    cqn_send *kept; /* what a QUEUED operation will post */
+
+    /* Its places in lists. None of these holds the request, but the list of those to be woken. */
+    cqn_request *prev, *next;           /* in the list of pending requests */
+    cqn_request *before, *behind;       /* in its line */
+    cqn_line *line;                     /* or NULL */
+    cqn_request *qp_before, *qp_behind; /* of the completions() that name one queue pair */
+    cqn_request *woken_next;
+
+    const char *operation; /* for messages */
+    uint8_t kind, state;
+    uint8_t lost;       /* why it FAILED, if there is no error: a cqn_loss */
+    uint8_t opcode;     /* of a send */
+    bool own_id;        /* the user gave the wr_id */
+    bool held;          /* pending: the engine lists it */
+    bool owned;         /* the engine has a reference as well */
+    bool abandoned;     /* its task has given up */
+    bool forsaken;      /* an abandoned receive that the table of the engine knows */
+    bool stashed;       /* a forsaken receive whose completion is in the stash */
+    bool shares_error;  /* `error` is that of other requests, too */
+    bool left_scope;    /* its scope does not count it any more */
+    bool woken;         /* its task was woken, or is about to be */
+    bool to_wake;       /* in the list of those to be woken */
+    bool slept, paused; /* its task has slept; it has given the loop a turn */
+    bool looked;        /* the CQ was looked at since the request began, after so many `arms` */
+    bool cleared;       /* it has let go of all that it held */
+    uint8_t turns;      /* how many turns it gives the loop before all else */
+    bool stepping;      /* one of its steps runs */
+    bool dozing;        /* in that step, the event loop's Python code puts the task to sleep */
+    bool due;           /* its task goes on soon */
+    bool is_wrapped;    /* in a coroutine of Python, which warns if it is not awaited */
+    bool finalized;
+    bool solicited_only; /* a wait() */
+    uint32_t max_entries;
+    uint64_t arms;
+    uint64_t wr_id, key; /* the key is the number by which a table knows it */
+    uint64_t turn;       /* in which its task went to sleep */
+    int64_t event_at;    /* when the event was read that wakes it, while that is measured; or 0 */
+    double spin;
+
+    /* Of an operation. */
+    cqn_wr_queue *queue; /* the books that a POSTED one is in */
+    uint64_t position;   /* and where there; of a completion(), among those of its engine */
+    struct ibv_sge *sge; /* of a receive, to know its memory again */
+    uint32_t num_sge;
+    struct ibv_sge one;
+    struct ibv_wc wc; /* of one that is COMPLETE */
+    cqn_wc_extra extra;
+};
+
+/* What an AsyncCQ's scope counts: the operations that were made in it and have not completed. */
+struct cqn_scope {
+    PyObject_HEAD
+    cqn_state *state;
+    cqn_engine *engine; /* strong */
+    PyObject *outer;    /* the scope around it, or NULL */
+    cqn_request *end;   /* what its end sleeps on, held by the engine; or NULL */
+    PyObject *error;    /* why something in it may never complete; or NULL */
+    Py_ssize_t pending; /* operations that have not completed */
+    uint8_t lost;       /* why, if there is no error: a cqn_loss */
+    uint32_t lost_of;   /* the number of its queue pair */
+    char ended;
+};
+
+/* A table of lines: requests are found by a number, `key`. Several numbers can share a line. */
+typedef struct {
+    cqn_line *lines;
+    size_t room, len; /* room is a power of two, or 0 */
+} cqn_table;
+
+/* What an AsyncCQ is built on: it takes the completions of one CQ, for the tasks that await them.
+ */
+struct cqn_engine {
+    PyObject_HEAD
+    cqn_state *state;
+    cqn_cq *cq;           /* strong; as the channel */
+    cqn_channel *channel; /* the channel of the CQ */
+    PyObject *error;      /* that every wait raises from now on, or NULL */
+    PyObject *reports;    /* list of failures that no task was told of yet, or NULL */
+    PyObject *weakrefs;
+
+    cqn_request *first, *last;       /* the pending requests; the engine owns their anchors */
+    Py_ssize_t len, wanted;          /* how many, and how many of them have a task */
+    cqn_line waiters;                /* in wait() */
+    Py_ssize_t patient;              /* how many of these wait for solicited events only */
+    cqn_table claims, qp_claims;     /* completion() of any queue pair, and of one: waitlist.c */
+    uint64_t claimed;                /* since the engine was made */
+    cqn_table forsaken;              /* receives that were abandoned, by their memory */
+    size_t stashed;                  /* how many of these have completed */
+    cqn_request *woken, *woken_last; /* requests to be woken, in that order; strong */
+    cqn_qp *to_serve;                /* queue pairs where there may be room now, strong */
+
+    cqn_engine *busy_prev, *busy_next; /* in the list of the channel, which holds the engine */
+    bool busy, looks_later;
+    bool closed;
+    size_t due;    /* tasks that were woken and have not gone on: nothing overtakes them */
+    uint64_t turn; /* in which it resumed a task */
+    uint64_t wakeups, max_per_wake;
+};
+
+/* ---- what the folders above, and the module, use of this one ---- */
 
 extern PyType_Spec cqn_wakeup_spec, cqn_engine_spec, cqn_request_spec, cqn_scope_spec;
+
+/* The engine of that CQ, as a new reference; or NULL if there is none. */
+static inline cqn_engine *cqn_engine_of(const cqn_cq *cq)
+{
+    cqn_engine *engine = cq->engine;
+    return engine != NULL && cqn_try_ref_object((PyObject *)engine) ? engine : NULL;
+}
+
+/* Whether something is to be done when completions were routed. */
+static inline bool cqn_engine_has_news(const cqn_engine *self)
+{
+    return self->woken != NULL || self->to_serve != NULL;
+}
+
+/* Wakes the tasks that the routing of completions concerned. -1 with an exception. */
+int cqn_engine_wake(cqn_cq *cq);
+
+/* Call after completions of that CQ were routed: wakes the tasks that they are for. */
+static inline int cqn_routed(cqn_cq *cq)
+{
+    return cq->engine == NULL ? 0 : cqn_engine_wake(cq);
+}
 
 /* engine.c */
 extern const cqn_awaiting cqn_engine_awaiting;
@@ -24,7 +261,7 @@ void cqn_engines_tell(cqn_qp *qp, PyObject **interrupt);
 /* What CQ.poll() does while the CQ has an engine: a new list. */
 PyObject *cqn_engine_poll(cqn_engine *engine, uint64_t max, double spin);
 
-/* pending.c */
+/* request.c */
 
 /* Visits the engines that a channel holds, since they have requests under way. */
 int cqn_engine_busy_traverse(const cqn_channel *channel, visitproc visit, void *arg);

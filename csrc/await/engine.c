@@ -1,37 +1,281 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The engine to the other folders: the books and the CQ tell it of completions, the callback of the
- * event loop of an event, queue pairs and CQs that they have changed; and CQ.poll() asks it.
+ * The engine: it looks for completions and arms the CQ, wakes the tasks that have something, and
+ * tells them of failures; and what the other folders tell the engine, and ask of it (await.h).
+ *
+ * Before any task sleeps, the CQ is armed, and polled after that, even if the stash holds
+ * completions that no task has claimed: so no wake-up is lost. An event can be lost, to another
+ * program that reads the channel's descriptor for one; so after a wait that ended without an event,
+ * the CQ is armed whatever it remembers. Where completions made room in a queue, the operations
+ * that wait for room are posted before any task runs.
+ *
+ * Completions are given to their requests before any task is woken. So a task that is cancelled at
+ * that very moment loses nothing: it gives its completion back, and sees to it that the CQ is armed
+ * for the others. To wake a task is to call Python code: so waking comes last, and all tasks of the
+ * list are woken, even if the handler of a signal raises in the midst of it.
+ *
+ * The device reports a failure, the CQ can not be polled, or the AsyncCQ is closed: then each task
+ * gets the exception once. A failure that no task was told of is kept for the next task that waits.
  */
 
-#include "await/await.h"
-#include "await/async_cq.h"
-#include "await/engine_look.h"
-#include "await/engine_wake.h"
-#include "await/outcome.h"
-#include "await/pending.h"
-#include "await/room.h"
+#include "await/engine.h"
+#include "await/abandoned.h"
+#include "await/loop.h"
+#include "await/post.h"
+#include "await/request.h"
+#include "await/wakeup.h"
 
-/* ---- completions ---- */
+#define BATCHES 4 /* that are looked at in a row: then the event loop gets its turn */
 
-static bool engine_wants(const cqn_engine *self)
+/* ---- failures ---- */
+
+/* A task is told one error: of two failures in a row, the second is for its next wait. */
+bool cqn_engine_tell(cqn_engine *self, PyObject *error, const PyObject *qp)
 {
-    return self->claims.len > 0 || self->qp_claims.len > 0;
+    bool told = false;
+    for (cqn_request *r = self->first, *next; r != NULL; r = next) {
+        next = r->next;
+        const bool concerned = qp == NULL || r->qp == NULL || (PyObject *)r->qp == qp;
+        if (concerned) {
+            const bool is_told =
+                r->kind != CQN_ENDS_SCOPE && !r->abandoned && r->state != CQN_FAILED;
+            told |= is_told;
+            r->shares_error |= is_told;
+            cqn_request_fail(r, error);
+        }
+        if (next != NULL && !next->held) { /* the end of a scope, all of which has failed */
+            next = self->first;
+        }
+    }
+    return told;
 }
 
-static bool engine_has_news(const cqn_engine *self)
+/* Nothing of this engine is awaited any more: completions that the device still has are for poll().
+ * To drop a request takes out no other one than the end of its scope. */
+void cqn_engine_drop_all(cqn_engine *self)
 {
-    return cqn_engine_has_news(self);
+    cqn_abandoned_forget_all(self);
+    while (self->first != NULL) {
+        cqn_engine_drop(self->first);
+    }
 }
 
-const cqn_awaiting cqn_engine_awaiting = {
-    .lost = cqn_request_lost,
-    .completed = cqn_request_completed,
-    .claim = cqn_engine_claim,
-    .wants = engine_wants,
-    .room = cqn_engine_room,
-    .has_news = engine_has_news,
-};
+int cqn_engine_fail_for_good(cqn_engine *self, PyObject *error)
+{
+    if (self->error == NULL) {
+        self->error = Py_NewRef(error);
+    }
+    cqn_engine_tell(self, error, NULL);
+    cqn_engine_drop_all(self);
+    return cqn_engine_hand_over(self);
+}
+
+/* Every task that waits raises the exception that is set. So does every later wait, unless only
+ * memory was missing. What is no Exception, such as KeyboardInterrupt, is left set, for the event
+ * loop. */
+void cqn_engine_break_down(cqn_engine *self)
+{
+    PyObject *error = cqn_take_exception();
+    if (!PyErr_GivenExceptionMatches(error, PyExc_Exception)) { /* the caller raises it */
+        cqn_put_exception(error);
+        return;
+    }
+    int rc;
+    if (PyErr_GivenExceptionMatches(error, PyExc_MemoryError)) {
+        cqn_engine_tell(self, error, NULL);
+        rc = cqn_engine_hand_over(self);
+    }
+    else {
+        rc = cqn_engine_fail_for_good(self, error);
+    }
+    if (rc < 0) {
+        PyErr_WriteUnraisable((PyObject *)self);
+    }
+    Py_DECREF(error);
+}
+
+/* ---- waking ---- */
+
+/* Wakes the task, or with `resume` runs it here and now. */
+static int wake(cqn_request *self, bool resume)
+{
+    const cqn_state *st = self->engine->state;
+    if (self->wakeup == NULL) { /* the code of the request runs, and sees its new state itself */
+        return 0;
+    }
+    if (resume && Py_IS_TYPE(self->wakeup, st->Wakeup)) {
+        self->turn = 0; /* the task goes on in this turn of the loop, not in the next */
+    }
+    return cqn_wakeup_of_any(st, self->wakeup, resume);
+}
+
+/* Wakes one task. If the handler of a signal raises meanwhile, that exception is kept for the
+ * caller, and the task is woken all the same. */
+static void wake_task(cqn_request *request, bool resume, PyObject **interrupt)
+{
+    if (!resume && request->wakeup != NULL && !request->due) {
+        request->due = true;
+        request->engine->due++;
+    }
+    for (int tries = 0; tries < 2 && wake(request, resume) < 0; tries++) {
+        if (*interrupt == NULL && !PyErr_ExceptionMatches(PyExc_Exception)) {
+            *interrupt = cqn_take_exception();
+        }
+        else {
+            PyErr_WriteUnraisable((PyObject *)request);
+        }
+    }
+}
+
+/* A task that is resumed runs inside this call. So it is at most one task per CQ in a turn of the
+ * loop, and none overtakes those that were woken earlier. */
+static bool may_resume(cqn_engine *self)
+{
+    if (self->turn == cqn_turn_now() || self->due > 0 || cqn_turn_is_over()) {
+        return false;
+    }
+    self->turn = cqn_turn_now();
+    return true;
+}
+
+/* Wakes the tasks of all listed requests. They go on soon, in later steps of the event loop; but
+ * with `resume` the first of them goes on at once, after the others were passed to the loop. Only
+ * the callback of the loop may ask for that: everywhere else another task is running. */
+int cqn_engine_flush(cqn_engine *self, bool resume)
+{
+    PyObject *interrupt = NULL;
+    cqn_engine_post_queued(self);
+    if (self->woken == NULL) {
+        return 0;
+    }
+    Py_INCREF(self);
+    cqn_request *first = resume && may_resume(self) ? cqn_engine_take_woken(self) : NULL, *request;
+    while ((request = cqn_engine_take_woken(self)) != NULL) {
+        wake_task(request, false, &interrupt);
+        Py_DECREF(request);
+        CQN_PLACE("wake");
+        cqn_engine_post_queued(self);
+    }
+    if (first != NULL) {
+        wake_task(first, interrupt == NULL, &interrupt);
+        Py_DECREF(first);
+    }
+    Py_DECREF(self);
+    return interrupt == NULL ? 0 : cqn_raise_interrupt(interrupt);
+}
+
+/* The first task in wait() goes on if the stash has something for it; as it goes on it wakes the
+ * next. */
+static void wake_first(cqn_engine *self)
+{
+    cqn_request *first = self->waiters.first;
+    if (first != NULL && !first->woken && self->cq->stash_len > 0) {
+        cqn_engine_wake_later(cqn_request_ref(first));
+    }
+}
+
+/* ---- looking, and arming ---- */
+
+/* Looks once: what a request that has just begun is for may be there already. */
+int cqn_engine_look(cqn_request *request)
+{
+    cqn_engine *self = request->engine;
+    cqn_object *deferred = NULL;
+    bool more;
+    int got = cqn_cq_poll_once(self->cq, CQN_BATCH, &more, &deferred);
+    request->looked = !more;
+    request->arms = self->cq->stats.arms;
+    cqn_decref_deferred(deferred);
+    CQN_PLACE("look");
+    cqn_engine_post_queued(self);
+    return got < 0 ? -1 : 0;
+}
+
+/* Asks the AsyncCQ for a look in the next turn of the event loop. Returns whether there will be
+ * one. */
+static bool look_later(cqn_engine *self)
+{
+    if (!self->looks_later) {
+        self->looks_later = true;
+        if (cqn_engine_do(self, "_look_later", NULL) < 0) {
+            self->looks_later = false;
+            PyErr_WriteUnraisable((PyObject *)self);
+        }
+    }
+    return self->looks_later;
+}
+
+static bool only_solicited(const cqn_engine *self)
+{
+    /* On some devices a flushed completion raises no solicited event, and every waiting task must
+     * see it. */
+    return self->len == self->patient && self->cq->flushing == 0;
+}
+
+/* Whether the CQ need not be armed: no task is about to sleep, or a task in wait() is to be woken,
+ * which sees to the rest as it goes on. Nor can it be while it is destroyed, which tells the engine
+ * how it ended; until then it can, since it may stay open. */
+static bool has_no_sleeper(const cqn_engine *self)
+{
+    const cqn_object *cq = &self->cq->base;
+    return self->len == 0 || (self->waiters.first != NULL && self->cq->stash_len > 0) ||
+           cq->handle == NULL || cqn_forked(cq);
+}
+
+/* Looks once, unless the caller has just `looked`, and arms the CQ if that found all there was.
+ * Returns 1 if it is safe to sleep, 0 to look again, or -1 with an exception. */
+static int look_and_arm(cqn_engine *self, bool looked, cqn_object **deferred)
+{
+    cqn_cq *cq = self->cq;
+    bool more = false;
+    if (has_no_sleeper(self)) {
+        return 1;
+    }
+    if (!looked && cqn_cq_poll_once(cq, CQN_BATCH, &more, deferred) < 0) {
+        return -1;
+    }
+    const bool solicited = only_solicited(self);
+    if (has_no_sleeper(self) || (!more && cqn_cq_is_armed(cq, solicited))) {
+        return 1;
+    }
+    return more ? 0 : cqn_cq_arm(cq, solicited);
+}
+
+/* Looks a few times in a row. If completions still come then, the event loop gets its turn first.
+ */
+static int look_until_safe(cqn_engine *self, bool looked)
+{
+    cqn_object *deferred = NULL;
+    int safe = 0;
+    for (int i = 0; safe == 0 && (i < BATCHES || !look_later(self)); i++) {
+        safe = look_and_arm(self, looked && i == 0, &deferred);
+        cqn_decref_deferred(deferred);
+        deferred = NULL;
+        CQN_PLACE("arm");
+    }
+    return safe < 0 ? -1 : 0;
+}
+
+/* Makes it safe to sleep for all pending requests; those that have something are listed to be
+ * woken. `looked`: the caller has looked, and nothing was posted since. */
+void cqn_engine_prepare(cqn_engine *self, bool looked)
+{
+    if (look_until_safe(self, looked) < 0) {
+        cqn_engine_break_down(self);
+    }
+    cqn_engine_post_queued(self);
+    wake_first(self);
+}
+
+/* After anything that may have changed something for the pending requests: it is made safe to sleep
+ * again, and the tasks that have something are woken. Leaves no exception set. */
+void cqn_engine_serve(cqn_engine *self)
+{
+    if (!self->closed && self->len > 0) {
+        cqn_engine_prepare(self, false);
+    }
+    cqn_engine_hand_over_or_put_off(self);
+}
 
 /* ---- events ---- */
 
@@ -136,7 +380,7 @@ PyObject *cqn_engine_poll(cqn_engine *self, uint64_t max, double spin)
     const size_t want = max > CQN_BATCH ? (size_t)max : CQN_BATCH;
     const bool ready = self->waiters.first == NULL && cq->stash_len > 0;
     if (ready || cqn_cq_fetch_or_spin(cq, want, self->waiters.first != NULL ? 0 : spin) == 0) {
-        cqn_engine_wake_first(self);
+        wake_first(self);
         list =
             self->waiters.first != NULL && !self->closed ? PyList_New(0) : cqn_cq_pop_wcs(cq, max);
     }

@@ -1,23 +1,19 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Engine: the type that an AsyncCQ is built on, its methods and its life. What these do is in the
- * other files of the engine, see engine.h.
+ * Engine: the type that an AsyncCQ is built on, its methods and its life. The methods that a task
+ * awaits are in calls.c.
  */
 
-#include "await/await.h"
-#include "await/async_cq.h"
-#include "await/engine_fail.h"
-#include "await/engine_look.h"
-#include "await/engine_wake.h"
-#include "await/give_up.h"
-#include "await/lines.h"
+#include "await/abandoned.h"
+#include "await/calls.h"
+#include "await/engine.h"
 #include "await/loop.h"
-#include "await/operation.h"
-#include "await/pending.h"
-#include "await/room.h"
-#include "await/waiting.h"
+#include "await/post.h"
+#include "await/request.h"
+#include "await/step.h"
+#include "await/waitlist.h"
 
-/* ---- what is called ---- */
+/* ---- polling, looking, waking ---- */
 
 static PyObject *poll_closed(cqn_engine *self, uint64_t max)
 {
@@ -84,6 +80,71 @@ static PyObject *engine_drain(PyObject *op, PyObject *Py_UNUSED(unused))
         cqn_engine_break_down(self);
     }
     cqn_engine_serve(self);
+    Py_RETURN_NONE;
+}
+
+/* ---- failures and ends ---- */
+
+static PyObject *engine_tell(PyObject *op, PyObject *args)
+{
+    CQN_LOCKED;
+    PyObject *error, *qp = Py_None;
+    if (!PyArg_ParseTuple(args, "O|O:_tell", &error, &qp)) {
+        return NULL;
+    }
+    const bool told = cqn_engine_tell((cqn_engine *)op, error, qp == Py_None ? NULL : qp);
+    return cqn_engine_hand_over((cqn_engine *)op) < 0 ? NULL : PyBool_FromLong(told);
+}
+
+static PyObject *engine_fail(PyObject *op, PyObject *error)
+{
+    CQN_LOCKED;
+    return cqn_engine_fail_for_good((cqn_engine *)op, error) < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+/* The engine takes no more completions, and acknowledges the events that were read for it. */
+static void leave_cq(cqn_engine *self)
+{
+    self->closed = true;
+    if (self->cq != NULL && self->cq->engine == self) {
+        self->cq->engine = NULL;
+        if (cqn_is_open(&self->cq->base)) {
+            cqn_cq_ack_dispatched(self->cq);
+        }
+    }
+}
+
+/* Returns False if the AsyncCQ was closed before. */
+static PyObject *engine_shut(PyObject *op, PyObject *error)
+{
+    CQN_LOCKED;
+    cqn_engine *self = (cqn_engine *)op;
+    if (self->closed) {
+        Py_RETURN_FALSE;
+    }
+    leave_cq(self);
+    cqn_engine_tell(self, error, NULL);
+    cqn_engine_drop_all(self);
+    Py_RETURN_TRUE;
+}
+
+/* The event loop was closed: the tasks that wait will never run again. To abandon one can run code
+ * that changes the list, so the walk begins anew each time. */
+static PyObject *engine_forget_tasks(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    cqn_engine *self = (cqn_engine *)op;
+    self->looks_later = false;
+    cqn_request *r = self->first;
+    while (r != NULL) {
+        if (r->abandoned || cqn_request_ref(r) == NULL) {
+            r = r->next;
+            continue;
+        }
+        cqn_request_abandon(r);
+        Py_DECREF(r);
+        r = self->first;
+    }
     Py_RETURN_NONE;
 }
 
@@ -178,13 +239,21 @@ static int engine_traverse(PyObject *op, visitproc visit, void *arg)
     return 0;
 }
 
+static void drop_woken(cqn_engine *self)
+{
+    cqn_request *request;
+    while ((request = cqn_engine_take_woken(self)) != NULL) {
+        Py_DECREF(request);
+    }
+}
+
 static int engine_clear(PyObject *op)
 {
     CQN_LOCKED;
     cqn_engine *self = (cqn_engine *)op;
-    cqn_engine_leave_cq(self);
+    leave_cq(self);
     cqn_engine_drop_all(self);
-    cqn_engine_drop_woken(self);
+    drop_woken(self);
     cqn_engine_drop_rooms(self);
     Py_CLEAR(self->error);
     Py_CLEAR(self->reports);
@@ -197,7 +266,7 @@ static void engine_dealloc(PyObject *op)
     CQN_LOCKED;
     PyTypeObject *type = Py_TYPE(op);
     cqn_engine *self = (cqn_engine *)op;
-    cqn_engine_leave_cq(self); /* before callbacks of weak references run */
+    leave_cq(self); /* before callbacks of weak references run */
     if (self->weakrefs != NULL) {
         PyObject_ClearWeakRefs(op);
     }
@@ -335,13 +404,13 @@ static PyMethodDef engine_methods[] = {
      "Post an ATOMIC_FETCH_AND_ADD, and await its completion.\n\n"
      "`compare_add` is added to the 8 bytes at `remote_addr`; what they were before is in `sg`, 8 "
      "bytes. See send()."},
-    {"_tell", cqn_engine_tell, METH_VARARGS,
+    {"_tell", engine_tell, METH_VARARGS,
      "_tell($self, error, qp=None, /)\n--\n\n"
      "Let every task that waits raise `error`, as far as it may be for `qp`; was there one?"},
-    {"_fail", cqn_engine_fail, METH_O,
+    {"_fail", engine_fail, METH_O,
      "_fail($self, error, /)\n--\n\n"
      "For good: every wait, and every later one, raises `error`."},
-    {"_shut", cqn_engine_shut, METH_O,
+    {"_shut", engine_shut, METH_O,
      "_shut($self, error, /)\n--\n\n"
      "Leave the CQ; every task that waits is to raise `error`. False if it was closed before."},
     {"_wake", engine_wake, METH_NOARGS,
@@ -352,7 +421,7 @@ static PyMethodDef engine_methods[] = {
      "_pending($self, /)\n--\n\nThe requests in which tasks wait."},
     {"_drain", engine_drain, METH_NOARGS,
      "_drain($self, /)\n--\n\nTake all that the device has. Wraps ibv_poll_cq(3)."},
-    {"_forget_tasks", cqn_engine_forget_tasks, METH_NOARGS,
+    {"_forget_tasks", engine_forget_tasks, METH_NOARGS,
      "_forget_tasks($self, /)\n--\n\nTheir loop was closed: none of them will run again."},
     {NULL, NULL, 0, NULL},
 };

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The event loops, as the core knows them: which loop reads the events of a channel, and when it is
- * in a new turn.
+ * The event loop and the AsyncCQ, which are Python code.
+ *
+ * The AsyncCQ is the class that is built on an Engine (aio/_cq.py). The core calls its methods to
+ * have the channel's events read, to keep a report, and to wake tasks in the thread of the loop.
+ * Each of these calls can run any code.
  *
  * No loop tells when a turn begins. But when a channel is dispatched for the second time, or when a
  * task goes on that went to sleep, there has been a new turn since. The core may count fewer turns
@@ -10,47 +13,105 @@
  */
 
 #include "await/loop.h"
-#include "await/async_cq.h"
-#include "await/await.h"
 
 #define STREAK 64 /* completions in one turn of the loop for which no task slept */
 
-/* ---- turns, and the budget ---- */
+/* ---- asking the AsyncCQ ---- */
 
-static _Thread_local struct {
-    uint64_t turn; /* 0 is before all of them */
-    size_t streak;
-} this_thread = {.turn = 1};
-
-uint64_t cqn_turn_now(void)
+/* Calls a method of the AsyncCQ, without the lock of lock.h: the method is Python code. */
+PyObject *cqn_engine_call(cqn_engine *self, const char *method, PyObject *argument)
 {
-    return this_thread.turn;
+    PyObject *result;
+    CQN_UNLOCKED(
+        result = PyObject_CallMethod((PyObject *)self, method, argument ? "O" : NULL, argument));
+    return result;
 }
 
-/* If that turn is still the current one for the core, a new one begins now. */
-void cqn_turn_passed(uint64_t since)
+int cqn_engine_do(cqn_engine *self, const char *method, PyObject *argument)
 {
-    if (this_thread.turn == since) {
-        this_thread.turn++;
-        this_thread.streak = 0;
+    PyObject *result = cqn_engine_call(self, method, argument);
+    Py_XDECREF(result);
+    return result == NULL ? -1 : 0;
+}
+
+/* A subclass can have an __init__() that does not call the one of AsyncCQ. */
+int cqn_engine_check_made(const cqn_engine *self)
+{
+    if (self->cq == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "AsyncCQ.__init__() was not called");
+        return -1;
+    }
+    return 0;
+}
+
+/* An exception collects the frames through which it goes, so each task gets a copy of its own. */
+static void raise_copy(cqn_engine *self, PyObject *error)
+{
+    PyObject *copy = cqn_engine_call(self, "_fresh", error);
+    if (copy != NULL) {
+        PyErr_SetObject((PyObject *)Py_TYPE(copy), copy);
+        Py_DECREF(copy);
     }
 }
 
-void cqn_turn_used(size_t n)
+/* Raises why nothing can be awaited any more: the AsyncCQ was closed, or has failed for good. See
+ * cqn_engine_check(). */
+int cqn_engine_refuse(cqn_engine *self)
 {
-    this_thread.streak += n;
+    if (self->closed) {
+        PyErr_SetString(self->state->ClosedError, "this AsyncCQ is closed");
+    }
+    else {
+        raise_copy(self, self->error);
+    }
+    return -1;
 }
 
-bool cqn_turn_is_over(void)
+/* ---- waking in the thread of the loop ---- */
+
+/* The calling thread need not be that of the event loop, and only that one may wake tasks: so the
+ * AsyncCQ passes the waking on to it. */
+int cqn_engine_hand_over(cqn_engine *self)
 {
-    return this_thread.streak >= STREAK;
+    return cqn_engine_has_news(self) ? cqn_engine_do(self, "_hand_over", NULL) : 0;
 }
 
-/* The event loop dispatches a channel once in a turn. */
-void cqn_turn_dispatched(cqn_channel *channel)
+/* The caller can raise nothing here. What the handler of a signal has raised goes to the event
+ * loop, which raises it soon; an Exception is reported as unraisable. */
+static void put_off(cqn_engine *self)
 {
-    cqn_turn_passed(channel->turn);
-    channel->turn = this_thread.turn;
+    PyObject *error = cqn_take_exception(), *result = NULL;
+    if (!PyErr_GivenExceptionMatches(error, PyExc_Exception)) {
+        result = cqn_engine_call(self, "_put_off", error);
+        Py_DECREF(error);
+    }
+    else {
+        cqn_put_exception(error);
+    }
+    if (result == NULL) {
+        PyErr_WriteUnraisable((PyObject *)self);
+    }
+    Py_XDECREF(result);
+}
+
+/* The same for callers that can raise no exception. */
+void cqn_engine_hand_over_or_put_off(cqn_engine *self)
+{
+    if (cqn_engine_hand_over(self) < 0) {
+        put_off(self);
+    }
+}
+
+/* Completions were routed by another caller than the callback of the event loop. */
+int cqn_engine_wake(cqn_cq *cq)
+{
+    cqn_engine *self = cqn_engine_has_news(cq->engine) ? cqn_engine_of(cq) : NULL;
+    if (self == NULL) {
+        return 0;
+    }
+    int rc = cqn_engine_hand_over(self);
+    Py_DECREF(self);
+    return rc;
 }
 
 /* ---- the loop of a channel ---- */
@@ -166,30 +227,40 @@ int cqn_loop_attach(cqn_engine *self)
     return rc;
 }
 
-/* A failure that no task was told of is raised in the one that waits now, if it concerns that QP;
- * NULL is any. */
-static int raise_report(cqn_engine *self, cqn_qp *qp)
+/* ---- turns, and the budget ---- */
+
+static _Thread_local struct {
+    uint64_t turn; /* 0 is before all of them */
+    size_t streak;
+} this_thread = {.turn = 1};
+
+uint64_t cqn_turn_now(void)
 {
-    if (self->reports == NULL || self->reports == Py_None) {
-        return 0;
-    }
-    PyObject *error = cqn_engine_call(self, "_take_report", qp ? (PyObject *)qp : Py_None);
-    CQN_PLACE("report");
-    if (error != NULL && !PyExceptionInstance_Check(error)) { /* None: it does not concern it */
-        Py_DECREF(error);
-        return cqn_engine_check_open(self);
-    }
-    if (error != NULL) {
-        cqn_put_exception(error); /* which takes the reference */
-    }
-    return -1;
+    return this_thread.turn;
 }
 
-/* At the start of every wait, for a completion of that QP or of any. */
-int cqn_engine_enter(cqn_engine *self, cqn_qp *qp)
+/* If that turn is still the current one for the core, a new one begins now. */
+void cqn_turn_passed(uint64_t since)
 {
-    return cqn_engine_check_open(self) < 0 || cqn_loop_attach(self) < 0 ||
-                   cqn_engine_check_open(self) < 0
-               ? -1
-               : raise_report(self, qp);
+    if (this_thread.turn == since) {
+        this_thread.turn++;
+        this_thread.streak = 0;
+    }
+}
+
+void cqn_turn_used(size_t n)
+{
+    this_thread.streak += n;
+}
+
+bool cqn_turn_is_over(void)
+{
+    return this_thread.streak >= STREAK;
+}
+
+/* The event loop dispatches a channel once in a turn. */
+void cqn_turn_dispatched(cqn_channel *channel)
+{
+    cqn_turn_passed(channel->turn);
+    channel->turn = this_thread.turn;
 }

@@ -1,9 +1,62 @@
 /* SPDX-License-Identifier: MIT */
-/* The event loops: which one reads the events of a channel, and its turns. */
+/* The event loop and the AsyncCQ, which are Python code: what the core asks of them, and the turns
+ * of the loop. A call of either can run any code. */
 #ifndef CQN_AWAIT_LOOP_H
 #define CQN_AWAIT_LOOP_H
 
-#include "await/engine.h"
+#include "await/await.h"
+
+/* ---- the AsyncCQ ---- */
+
+/* Calls a method of the AsyncCQ. `argument` may be NULL. */
+PyObject *cqn_engine_call(cqn_engine *self, const char *method, PyObject *argument);
+
+/* The same without the result: 0, or -1 with an exception. */
+int cqn_engine_do(cqn_engine *self, const char *method, PyObject *argument);
+
+/* -1 with RuntimeError if a subclass did not call __init__(). */
+int cqn_engine_check_made(const cqn_engine *self);
+
+/* Raises why nothing can be awaited. Returns -1. */
+int cqn_engine_refuse(cqn_engine *self);
+
+/* Whether something can be awaited: 0, or -1 with an exception. */
+static inline int cqn_engine_check(cqn_engine *self)
+{
+    return !self->closed && self->error == NULL ? 0 : cqn_engine_refuse(self);
+}
+
+/* The same, and whether the CQ is open. */
+static inline int cqn_engine_check_open(cqn_engine *self)
+{
+    return cqn_engine_check(self) < 0 || cqn_open(&self->cq->base) == NULL ? -1 : 0;
+}
+
+/* If tasks are to be woken, has the thread of the event loop do that. -1 with an exception. */
+int cqn_engine_hand_over(cqn_engine *self);
+
+/* The same where no exception can be raised: the event loop raises it soon. */
+void cqn_engine_hand_over_or_put_off(cqn_engine *self);
+
+/* ---- the loop of a channel ---- */
+
+/* Looks asyncio up, which an interpreter does once. -1 with an exception. */
+int cqn_loop_know_asyncio(cqn_state *st);
+
+/* Stores the asyncio loop of a loop as cqnotify has it, and a future of the asyncio loop that has a
+ * result, see call_task() in wakeup.c: new references, or NULL if the loop is another library's. -1
+ * with an exception. */
+int cqn_loop_parts(cqn_state *st, PyObject *loop, PyObject **raw_loop, PyObject **done);
+
+/* Whether the caller runs in a task or a callback of that loop, whose parts are from
+ * cqn_loop_parts(). -1 with an exception. */
+int cqn_loop_runs_here(const cqn_state *st, PyObject *loop, PyObject *raw_loop);
+
+/* Sees to it that the running loop reads the events of the engine's channel. -1 with an
+ * exception. */
+int cqn_loop_attach(cqn_engine *self);
+
+/* ---- turns ---- */
 
 /* The turn of this thread's loops, as far as the core knows. */
 uint64_t cqn_turn_now(void);
@@ -17,25 +70,5 @@ void cqn_turn_used(size_t n);
 
 /* Whether the budget is used up. */
 bool cqn_turn_is_over(void);
-
-/* Looks asyncio up, which an interpreter does once. -1 with an exception. */
-int cqn_loop_know_asyncio(cqn_state *st);
-
-/* Of a loop as cqnotify has it, the asyncio loop itself, and a future of it that has a result, see
- * call_task() in wakeup.c: new references; NULL of a loop of another library. -1 with an exception.
- */
-int cqn_loop_parts(cqn_state *st, PyObject *loop, PyObject **raw_loop, PyObject **done);
-
-/* Whether the caller runs in a task or a callback of that loop, of which cqn_loop_parts() has told.
- * -1 with an exception. */
-int cqn_loop_runs_here(const cqn_state *st, PyObject *loop, PyObject *raw_loop);
-
-/* Sees to it that the running loop reads the events of the engine's channel. -1 with an
- * exception. Can run any code. */
-int cqn_loop_attach(cqn_engine *self);
-
-/* What every wait begins with: the engine works, the loop is the running one, and no failure is
- * left to report. -1 with an exception. `qp` is NULL if any may be meant. */
-int cqn_engine_enter(cqn_engine *self, cqn_qp *qp);
 
 #endif

@@ -4,13 +4,9 @@
  * takes it. What its task does in it is in step.c.
  */
 
-#include "await/await.h"
-#include "await/async_cq.h"
 #include "await/coroutine.h"
-#include "await/give_up.h"
-#include "await/outcome.h"
-#include "await/pending.h"
-#include "await/scope.h"
+#include "await/loop.h"
+#include "await/request.h"
 #include "await/step.h"
 
 /* ---- as a coroutine ---- */
@@ -138,7 +134,7 @@ static int request_tp_clear(PyObject *op)
     }
     self->state = CQN_DONE;
     cqn_engine_not_due(self);
-    cqn_scope_leave(self);
+    cqn_request_leave_scope(self);
     return cqn_request_clear(op);
 }
 

@@ -1,81 +1,167 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What AsyncCQ.scope() counts. An operation belongs to the innermost scope of its AsyncCQ that has
- * not ended when the operation is made, not when it is posted: so a scope also waits for operations
- * that no task has begun yet. An operation leaves its scope when its completion comes, whether its
- * task was cancelled or not.
+ * Scope: the type by which AsyncCQ.scope() counts operations, and what its end waits for.
+ *
+ * An operation belongs to the innermost scope of its AsyncCQ that has not ended when the operation
+ * is made, not when it is posted: so a scope also waits for operations that no task has begun yet.
+ * An operation leaves its scope when its completion comes, whether its task was cancelled or not
+ * (request.c).
  *
  * A context variable knows the innermost scope, and tasks inherit its value. How scopes begin and
- * end is in cqnotify/aio/_scope.py; the type is in scope_type.c.
+ * end is in cqnotify/aio/_scope.py.
  */
 
 #include "await/scope.h"
-#include "await/engine.h"
-#include "await/pending.h"
+#include "await/loop.h"
+#include "await/request.h"
 
-/* A program that has no scope does not pay for asking the context variable. */
-int cqn_scope_enter(cqn_request *request)
+/* ---- the end of a scope, to await ---- */
+
+/* The request that the end of the scope awaits. */
+static PyObject *scope_drained(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    cqn_engine *engine = request->engine;
-    PyObject *value;
-    if (engine->state->scopes == 0) {
-        return 0;
+    CQN_LOCKED;
+    cqn_scope *self = (cqn_scope *)op;
+    cqn_request *request = cqn_request_new(self->engine, CQN_ENDS_SCOPE, "scope");
+    if (request != NULL) {
+        request->scope = (cqn_scope *)Py_NewRef(op);
+        request->left_scope = true; /* the scope does not count its own end */
     }
-    if (PyContextVar_Get(engine->state->innermost_scope, NULL, &value) < 0) {
+    return (PyObject *)request;
+}
+
+/* The end of a scope first gives the event loop a turn, in which tasks that were started in the
+ * scope take their first step. Trio shuffles the tasks that are to run, so there it takes two
+ * turns. */
+int cqn_scope_end_begin(cqn_request *self)
+{
+    if (cqn_loop_attach(self->engine) == 0) {
+        self->turns = self->engine->channel->raw_loop != NULL ? 1 : 2;
+    }
+    else if (self->scope->pending > 0) {
         return -1;
     }
-    for (PyObject *at = value; at != NULL && PyObject_TypeCheck(at, engine->state->Scope);
-         at = ((cqn_scope *)at)->outer) {
-        cqn_scope *scope = (cqn_scope *)at;
-        if (scope->engine == engine && !scope->ended) {
-            scope->pending++;
-            request->scope = (cqn_scope *)Py_NewRef(at);
-            break;
-        }
+    else {
+        PyErr_Clear(); /* the channel may be closed, and the scope has nothing to wait for */
     }
-    Py_XDECREF(value);
+    self->state = CQN_SLEEPING;
     return 0;
 }
 
-/* The operation is over, or will never begin. The request keeps its reference to the scope until it
- * is cleared. */
-void cqn_scope_left(cqn_request *request)
+/* The end of the scope is pending from now on, or COMPLETE already if the scope counts nothing. */
+void cqn_scope_end_join(cqn_request *request)
 {
     cqn_scope *scope = request->scope;
-    request->left_scope = true;
-    if (--scope->pending == 0 && scope->end != NULL) {
-        cqn_engine_settled(scope->end, CQN_COMPLETE);
+    if (scope->pending == 0) {
+        request->state = CQN_COMPLETE;
+        return;
     }
+    scope->end = request;
+    request->state = CQN_SLEEPING;
+    cqn_engine_hold(request);
 }
 
-/* The operation may never complete. If it was posted, its scope is told. The first error stays,
- * because to drop an error can run any code. */
-void cqn_scope_fail(cqn_request *request, PyObject *error)
+/* ---- the type ---- */
+
+/* The state of the module counts the scopes: while there is none, operations need not ask the
+ * context variable. */
+static PyObject *scope_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
 {
-    cqn_scope *scope = request->scope;
-    if (scope != NULL && !request->left_scope && request->state == CQN_POSTED &&
-        scope->error == NULL && scope->lost == CQN_NOT_LOST) {
-        scope->error = Py_XNewRef(error);
-        scope->lost = request->lost;
-        scope->lost_of = request->qp->qp_num;
+    CQN_LOCKED;
+    PyObject *engine;
+    cqn_state *st = cqn_state_of(type);
+    if (!PyArg_ParseTuple(args, "O!:Scope", st->Engine, &engine) ||
+        cqn_engine_check_made((cqn_engine *)engine) < 0) {
+        return NULL;
     }
-    cqn_scope_leave(request);
+    cqn_scope *self = (cqn_scope *)type->tp_alloc(type, 0);
+    if (self != NULL) {
+        self->engine = (cqn_engine *)Py_NewRef(engine);
+        self->state = st;
+        st->scopes++;
+    }
+    return (PyObject *)self;
 }
 
-/* The exception is made when it is raised, because no Python code may run where operations are
- * lost. */
-PyObject *cqn_lost_error(const cqn_state *st, uint8_t lost, uint32_t qp_num)
+static int scope_traverse(PyObject *op, visitproc visit, void *arg)
 {
-    switch (lost) {
-    case CQN_LOST_CLOSED:
-        PyErr_SetString(st->ClosedError, "the QP was closed: its work requests were dropped");
-        break;
-    case CQN_LOST_RESET:
-        PyErr_Format(st->ClosedError, "QP %u was reset: its work requests were dropped", qp_num);
-        break;
-    default:
-        PyErr_SetString(st->ClosedError,
-                        "the device has lost its completion: that of a later one came first");
-    }
-    return cqn_take_exception();
+    cqn_scope *self = (cqn_scope *)op;
+    Py_VISIT(Py_TYPE(op));
+    Py_VISIT(self->engine);
+    Py_VISIT(self->outer);
+    Py_VISIT(self->error);
+    return 0;
 }
+
+static int scope_clear(PyObject *op)
+{
+    cqn_scope *self = (cqn_scope *)op;
+    Py_CLEAR(self->engine);
+    Py_CLEAR(self->outer);
+    Py_CLEAR(self->error);
+    return 0;
+}
+
+static void scope_dealloc(PyObject *op)
+{
+    PyObject_GC_UnTrack(op); /* before the lock: while we wait for it the collector can run */
+    CQN_LOCKED;
+    PyTypeObject *type = Py_TYPE(op);
+    Py_TRASHCAN_BEGIN(op, scope_dealloc);
+    scope_clear(op);
+    ((cqn_scope *)op)->state->scopes--;
+    type->tp_free(op);
+    Py_DECREF(type);
+    Py_TRASHCAN_END;
+}
+
+static PyObject *scope_get_error(PyObject *op, void *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    const cqn_scope *self = (cqn_scope *)op;
+    if (self->error == NULL && self->lost != CQN_NOT_LOST) {
+        return cqn_lost_error(self->engine->state, self->lost, self->lost_of);
+    }
+    return Py_NewRef(self->error != NULL ? self->error : Py_None);
+}
+
+static PyMethodDef scope_methods[] = {
+    {"_drained", scope_drained, METH_NOARGS,
+     "_drained($self, /)\n--\n\nTo await: a turn of the loop, and then until nothing is "
+     "outstanding."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef scope_members[] = {
+    {"outstanding", T_PYSSIZET, offsetof(cqn_scope, pending), READONLY,
+     "Operations that were begun inside and have not completed."},
+    {"_ended", T_BOOL, offsetof(cqn_scope, ended), 0, "Whether nothing belongs to it any more."},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyGetSetDef scope_getset[] = {
+    {"_outer", cqn_get_object, cqn_set_object, "The scope around it, or None.",
+     (void *)offsetof(cqn_scope, outer)},
+    {"_error", scope_get_error, NULL, "Why something in it may never complete, or None.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot scope_slots[] = {
+    {Py_tp_doc, "Scope(engine, /)\n--\n\nWhat is outstanding of a block."},
+    {Py_tp_new, scope_new},
+    {Py_tp_traverse, scope_traverse},
+    {Py_tp_clear, scope_clear},
+    {Py_tp_dealloc, scope_dealloc},
+    {Py_tp_methods, scope_methods},
+    {Py_tp_members, scope_members},
+    {Py_tp_getset, scope_getset},
+    {0, NULL},
+};
+
+PyType_Spec cqn_scope_spec = {
+    .name = "cqnotify.Scope",
+    .basicsize = sizeof(cqn_scope),
+    .flags =
+        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = scope_slots,
+};

@@ -1,25 +1,78 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What a task does that awaits a request: the steps from state to state, see engine.h.
+ * What a task does that awaits a request: the steps from state to state, see await.h; and what it
+ * leaves behind if it gives up.
  *
  * Before the task sleeps, cqn_engine_prepare() arms the CQ, polls it after that, and routes what
  * came. From there to the moment in which the task yields, no Python code runs that could take an
  * event away.
+ *
+ * A task that was cancelled, or has failed, or will never run again, gives up: completions that are
+ * meant for others go to them, and the engine owns the request as long as the device has its work
+ * request.
  */
 
 #include "await/step.h"
-#include "await/async_cq.h"
+#include "await/abandoned.h"
+#include "await/calls.h"
 #include "await/coroutine.h"
-#include "await/engine_look.h"
-#include "await/engine_wake.h"
-#include "await/give_up.h"
+#include "await/engine.h"
 #include "await/loop.h"
-#include "await/operation.h"
-#include "await/outcome.h"
-#include "await/pending.h"
+#include "await/request.h"
 #include "await/scope.h"
-#include "await/waiting.h"
 #include "await/wakeup.h"
+
+/* ---- giving up ---- */
+
+/* The task will not go on: all is as if it had been cancelled, but no other task is woken. */
+void cqn_request_abandon(cqn_request *self)
+{
+    cqn_engine_not_due(self);
+    Py_CLEAR(self->wakeup);
+    Py_CLEAR(self->anchor);
+    Py_CLEAR(self->iterator);
+    if (self->kind <= CQN_RECEIVES) {
+        cqn_operation_abandon(self);
+    }
+    else if (self->kind == CQN_CLAIMS && self->state == CQN_COMPLETE) {
+        cqn_engine_return(self->engine, &self->wc, &self->extra);
+    }
+    else if (self->held) {
+        cqn_engine_let_go(self);
+    }
+    if (!self->held) {
+        cqn_request_finish(self);
+    }
+}
+
+/* No task was told of this failure, so the AsyncCQ keeps it for the next task that waits. Errors of
+ * other types are not failures of the device, and are dropped. */
+static void keep_report(cqn_engine *self, PyObject *error)
+{
+    if (PyErr_GivenExceptionMatches(error, self->state->AsyncEventError) &&
+        cqn_engine_do(self, "_keep_report", error) < 0) {
+        PyErr_WriteUnraisable((PyObject *)self);
+    }
+}
+
+/* The task goes on without its request: it was cancelled, or has failed. What is meant for others
+ * goes to them. An exception that is set stays set. */
+void cqn_request_give_up(cqn_request *self)
+{
+    cqn_engine *engine = (cqn_engine *)Py_NewRef((PyObject *)self->engine);
+    PyObject *pending = cqn_take_exception();
+    if (self->slept) { /* the task slept, and no event woke it: the event may have been lost */
+        engine->cq->armed = CQN_UNARMED;
+    }
+    if (self->state == CQN_FAILED && self->error != NULL) {
+        keep_report(engine, self->error);
+    }
+    cqn_request_abandon(self);
+    CQN_PLACE("give up");
+    cqn_engine_serve(engine);
+    Py_DECREF(engine);
+    cqn_put_exception(pending);
+}
 
 /* ---- what its task gets ---- */
 
@@ -148,13 +201,7 @@ static PySendResult deliver_result(cqn_request *self, PyObject **result)
     return *result == NULL ? PYGEN_ERROR : PYGEN_RETURN;
 }
 
-/* ---- what its task does ---- */
-
-/* The first step of the task; until then nothing was converted, checked or posted. */
-static int begin_request(cqn_request *self)
-{
-    return self->kind <= CQN_RECEIVES ? cqn_operation_begin(self) : cqn_waiting_begin(self);
-}
+/* ---- sleeping ---- */
 
 /* A task of asyncio sleeps on a Wakeup of the core, a task of another library on what its event
  * loop makes (aio/_trio.py). */
@@ -237,7 +284,7 @@ static PySendResult fall_asleep(cqn_request *self, PyObject **result)
 static PySendResult give_turn(cqn_request *self, PyObject **result)
 {
     self->paused = true;
-    if (make_wakeup(self) < 0 || cqn_request_wake(self, false) < 0) {
+    if (make_wakeup(self) < 0 || cqn_wakeup_of_any(self->engine->state, self->wakeup, false) < 0) {
         return PYGEN_ERROR;
     }
     CQN_PLACE("turn");
@@ -266,6 +313,14 @@ static PySendResult sleep_unless_ready(cqn_request *self, PyObject **result)
     const PySendResult r = fall_asleep(self, result);
     assert(r != PYGEN_NEXT || self->woken || !is_request_ready(self));
     return r;
+}
+
+/* ---- the steps of its task ---- */
+
+/* The first step of the task; until then nothing was converted, checked or posted. */
+static int begin(cqn_request *self)
+{
+    return self->kind == CQN_ENDS_SCOPE ? cqn_scope_end_begin(self) : cqn_call_begin(self);
 }
 
 /* The task runs until it sleeps or has its result. */
@@ -339,7 +394,7 @@ static PySendResult step_request(cqn_request *self, PyObject *value, PyObject **
     self->woken = false;
     cqn_engine_not_due(self);
     if (self->state == CQN_NEW) {
-        r = begin_request(self) < 0 ? PYGEN_ERROR : PYGEN_RETURN;
+        r = begin(self) < 0 ? PYGEN_ERROR : PYGEN_RETURN;
     }
     else {
         woke_up(self);

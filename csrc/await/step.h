@@ -3,9 +3,15 @@
 #ifndef CQN_AWAIT_STEP_H
 #define CQN_AWAIT_STEP_H
 
-#include "await/request.h"
+#include "await/await.h"
 
 /* Runs its task's step, as am_send does for a coroutine. */
 PySendResult cqn_request_send(PyObject *self, PyObject *value, PyObject **result);
+
+/* The task gives up: it was cancelled, or has failed. An exception that is set stays set. */
+void cqn_request_give_up(cqn_request *self);
+
+/* The task will never run again: the request is given up, but no other task is woken. */
+void cqn_request_abandon(cqn_request *self);
 
 #endif

@@ -153,7 +153,7 @@ static int schedule_at_once(wakeup *self)
     return schedule_task(self);
 }
 
-int cqn_wakeup_wake(PyObject *op)
+static int wake_soon(PyObject *op)
 {
     wakeup *self = (wakeup *)op;
     return self->done ? 0 : schedule_task(self);
@@ -162,7 +162,7 @@ int cqn_wakeup_wake(PyObject *op)
 static PyObject *wakeup_wake(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
-    return cqn_wakeup_wake(op) < 0 ? NULL : Py_NewRef(Py_None);
+    return wake_soon(op) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 /* Reports an exception of the task as the loop reports what a callback raises. */
@@ -180,7 +180,7 @@ static int report_failure(wakeup *self)
 
 /* Runs the task, here and now, until it waits again. Returns -1 only with an exception that must
  * end the loop. */
-int cqn_wakeup_resume(PyObject *op)
+static int resume_now(PyObject *op)
 {
     wakeup *self = (wakeup *)op;
     if (self->done) {
@@ -222,18 +222,25 @@ int cqn_wakeup_resume(PyObject *op)
 static PyObject *wakeup_resume(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
-    return cqn_wakeup_resume(op) < 0 ? NULL : Py_NewRef(Py_None);
+    return resume_now(op) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
+/* The reference keeps the wakeup alive while the task runs, which may drop its own. */
 int cqn_wakeup_of_any(const cqn_state *st, PyObject *op, bool resume)
 {
+    int rc;
+    Py_INCREF(op);
     if (Py_IS_TYPE(op, st->Wakeup)) {
-        return resume ? cqn_wakeup_resume(op) : cqn_wakeup_wake(op);
+        rc = resume ? resume_now(op) : wake_soon(op);
     }
-    PyObject *result;
-    CQN_UNLOCKED(result = PyObject_CallMethod(op, "wake", NULL));
-    Py_XDECREF(result);
-    return result == NULL ? -1 : 0;
+    else {
+        PyObject *result;
+        CQN_UNLOCKED(result = PyObject_CallMethod(op, "wake", NULL));
+        rc = result == NULL ? -1 : 0;
+        Py_XDECREF(result);
+    }
+    Py_DECREF(op);
+    return rc;
 }
 
 /* ---- what the task asks ---- */

@@ -14,13 +14,9 @@ bool cqn_wakeup_is_done(const PyObject *wakeup);
 /* The task is about to sleep on it. */
 void cqn_wakeup_yield(PyObject *wakeup);
 
-/* The task goes on soon, in a later step of the loop. -1 with an exception. */
-int cqn_wakeup_wake(PyObject *wakeup);
-
-/* The task goes on here and now, and runs until it waits again. -1 with what must end the loop. */
-int cqn_wakeup_resume(PyObject *wakeup);
-
-/* The same of any wakeup: that of a task of another library than asyncio only has wake(). */
+/* The task that sleeps on it goes on soon, in a later step of the loop; or with `resume`, if it is
+ * a Wakeup, here and now, until it waits again. A wakeup of another library than asyncio has
+ * wake(). -1 with an exception; with `resume` it must end the loop. */
 int cqn_wakeup_of_any(const cqn_state *st, PyObject *wakeup, bool resume);
 
 #endif

@@ -26,7 +26,7 @@
  * steps between which no program has a say are made here, as soon as the event is read.
  *
  * Any thread may close a connection or a listener wherever the code here lets go of the lock. By
- * the names that a debug build has for the places (CQN_PLACE, as in await/engine.h):
+ * the names that a debug build has for the places (CQN_PLACE, as in await/await.h):
  *
  *   place        what runs there                        what is looked at afterwards
  *   cm prepare   the wakeup and timer of the loop       has_news(), when the task can be found

@@ -34,7 +34,7 @@ struct cqn_channel {
     uint64_t timeouts;       /* waits that ended without an event: one may have been lost */
     bool transient_errors;   /* its waits end for failures that may pass, too */
 
-    /* For the engines of its CQs, see await/engine.h; the references are strong. */
+    /* For the engines of its CQs, see await/await.h; the references are strong. */
     PyObject *loop;     /* the loop that reads its events, as cqnotify.aio has it; or NULL */
     PyObject *raw_loop; /* the same of asyncio itself, or NULL */
     PyObject *done;     /* a future of that with a result */

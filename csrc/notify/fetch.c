@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The way of completions from the device to the request that awaits them (await/engine.h), or else
+ * The way of completions from the device to the request that awaits them (await/await.h), or else
  * into the stash, where they stay until Python polls them.
  *
  * The stash is what makes polling safe: completions leave it only when all that is made of them has

@@ -9,7 +9,6 @@
  */
 
 #include "verbs/qp.h"
-#include "await/engine.h"
 #include <sys/random.h>
 
 /* ---- what is still sent ---- */

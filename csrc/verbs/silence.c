@@ -12,7 +12,7 @@
  * queue pair with the highest `suspicion` first.
  */
 
-#include "await/engine.h"
+#include "await/await.h"
 #include "base/library.h"
 #include "verbs/qp.h"
 

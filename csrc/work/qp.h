@@ -95,8 +95,8 @@ typedef struct cqn_qp {
     cqn_wr_queue *sq, *rq; /* NULL once it was closed */
     /* How often something of it failed, and up to which of these it was seen to work after all. */
     uint32_t suspicions, cleared;
-    struct cqn_qp *serve_next; /* of those where there may be room now, see await/room.c */
-    struct cqn_request *first_claim, *last_claim; /* completions() that name it: await/claims.c */
+    struct cqn_qp *serve_next; /* of those where there may be room now, see await/post.c */
+    struct cqn_request *first_claim, *last_claim; /* completions() that name it: await/waitlist.c */
     cqn_group *groups;
     size_t groups_len;
 } cqn_qp;

@@ -9,8 +9,8 @@
 #include "work/qp.h"
 #include "work/sg.h"
 
-typedef struct cqn_request cqn_request; /* see await/request.h */
-typedef struct cqn_engine cqn_engine;   /* see await/engine.h */
+typedef struct cqn_request cqn_request; /* see await/await.h */
+typedef struct cqn_engine cqn_engine;   /* see await/await.h */
 
 /* A line of awaited requests, in the order of arrival. It holds no references: a request leaves the
  * line before it is deallocated. */

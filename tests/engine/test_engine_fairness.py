@@ -31,7 +31,7 @@ from support import (
 from cqnotify import CQ, PD, QP, CompletionChannel, Context, QPType, RecvWR, SendWR, WorkCompletion
 from cqnotify.aio import AsyncCQ
 
-# What is done in one turn of the loop, see csrc/await/engine_look.c and csrc/await/loop.c
+# What is done in one turn of the loop, see csrc/await/engine.c and csrc/await/loop.c
 DRAIN = 4 * 16  # completions that are taken from the device and not handed out
 STREAK = 64  # completions that are handed out to tasks that need not sleep
 

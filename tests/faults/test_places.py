@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""At each place where the engine lets go of its lock (the table in csrc/await/engine.h), another
+"""At each place where the engine lets go of its lock (the table in csrc/await/await.h), another
 thread acts before the engine goes on: the task ends with its result, or with ClosedError."""
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ MAIN = {
     "base": "base.h",
     "work": "wr.h",
     "notify": "cq.h",
-    "await": "engine.h",
+    "await": "await.h",
     "verbs": "verbs.h",
     "cm": "cm.h",
     "faults": "faults.h",

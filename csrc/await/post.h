@@ -1,17 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /* Posting operations, and those that wait for room in their queue. */
-#ifndef CQN_AWAIT_ROOM_H
-#define CQN_AWAIT_ROOM_H
+#ifndef CQN_AWAIT_POST_H
+#define CQN_AWAIT_POST_H
 
-#include "await/engine.h"
-#include "work/wr.h"
+#include "await/await.h"
 
 /* Posts the operation, or puts it into the line of those that wait for room. -1 with an exception.
  */
 int cqn_operation_post(cqn_request *self, cqn_send *send);
-
-/* Completions made room in a queue of that queue pair. This is only noted: no Python code runs. */
-void cqn_engine_room(cqn_engine *engine, cqn_qp *qp);
 
 /* Posts the operations that waited for room where there is some now. */
 void cqn_engine_serve_rooms(cqn_engine *self);

@@ -7,11 +7,10 @@
  * completion has made room, the operation is posted, before any task runs.
  */
 
-#include "await/room.h"
-#include "await/async_cq.h"
-#include "await/lines.h"
-#include "await/outcome.h"
-#include "await/pending.h"
+#include "await/post.h"
+#include "await/loop.h"
+#include "await/request.h"
+#include "await/waitlist.h"
 
 /* ---- posting ---- */
 
@@ -187,16 +186,6 @@ static void serve_lines(cqn_qp *qp)
 {
     serve_line(qp, false);
     serve_line(qp, true);
-}
-
-/* Notes that a queue of this queue pair may have room now. The list holds the queue pair. */
-void cqn_engine_room(cqn_engine *self, cqn_qp *qp)
-{
-    if (!qp->to_serve) {
-        qp->to_serve = true;
-        qp->serve_next = self->to_serve;
-        self->to_serve = (cqn_qp *)Py_NewRef((PyObject *)qp);
-    }
 }
 
 /* The two queues of a queue pair can belong to different engines. Operations of the other engine

@@ -1,5 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
+ * Operations whose task has given up. A work request that was posted can not be taken back, so the
+ * engine owns such an operation until it completes.
+ *
+ * A receive among them can be found by its memory: the next recv() of the same memory takes over
+ * the first one, its place in the books of the queue, or the message that has come since, from the
+ * stash. So a program that receives with a timeout, again and again, has posted one receive. The
+ * table of the engine owns the receives whose completion is in the stash.
+ */
+/*
  * Receives that their task has abandoned. The device goes on with them, so the next recv() of the
  * same memory takes over the first of them: its place in the books of the queue, or the message
  * that came meanwhile, from the stash. So a program that receives with a timeout, again and again,
@@ -9,12 +18,9 @@
  * stash; the others are owned by the engine, as all abandoned requests are.
  */
 
-#include "await/forsaken.h"
-#include "await/claims.h"
-#include "await/lines.h"
-#include "await/outcome.h"
-#include "await/pending.h"
-#include "await/scope.h"
+#include "await/abandoned.h"
+#include "await/request.h"
+#include "await/waitlist.h"
 
 #define FEW 16 /* whose message is gone: not worth a look at all */
 
@@ -25,7 +31,7 @@ static uint64_t key_of_memory(const cqn_request *self)
 }
 
 /* Most receives have one memory element, which fits into the request itself. */
-int cqn_forsaken_remember(cqn_request *self, const cqn_sg *sg)
+int cqn_abandoned_remember(cqn_request *self, const cqn_sg *sg)
 {
     self->num_sge = sg->num_sge;
     self->sge = sg->num_sge > 1 ? PyMem_New(struct ibv_sge, sg->num_sge) : &self->one;
@@ -59,7 +65,7 @@ static bool may_take_over(const cqn_request *self, const cqn_request *old)
 }
 
 /* The first abandoned receive of that memory, in the order in which the device has them. */
-static cqn_request *find_forsaken(const cqn_request *self)
+static cqn_request *find(const cqn_request *self)
 {
     cqn_request *found = NULL;
     const cqn_table *table = &self->engine->forsaken;
@@ -74,7 +80,7 @@ static cqn_request *find_forsaken(const cqn_request *self)
 
 /* No recv() finds the old one any more; if it is posted it stays so. Returns whether the table had
  * a reference to it. */
-static bool unlist_forsaken(cqn_request *old)
+static bool unlist(cqn_request *old)
 {
     cqn_engine *engine = old->engine;
     const bool stashed = old->stashed;
@@ -88,9 +94,9 @@ static bool unlist_forsaken(cqn_request *old)
     return stashed;
 }
 
-void cqn_forsaken_forget(cqn_request *old)
+static void forget(cqn_request *old)
 {
-    if (unlist_forsaken(old)) {
+    if (unlist(old)) {
         Py_DECREF(old);
     }
 }
@@ -108,22 +114,22 @@ static void take_over_posted(cqn_request *self, cqn_request *old)
 
 /* If a receive of the same memory was posted and abandoned, this one takes its place. An old one
  * whose message was taken from the stash by others is of no use, and the search goes on. */
-bool cqn_forsaken_take_over(cqn_request *self)
+bool cqn_abandoned_take_over(cqn_request *self)
 {
     cqn_request *old;
     self->key = key_of_memory(self);
-    while ((old = find_forsaken(self)) != NULL) {
+    while ((old = find(self)) != NULL) {
         if (!old->stashed) {
             take_over_posted(self, old);
             return true;
         }
         const bool found =
             cqn_stash_pop(self->engine->cq, old->wr_id, self->qp, &self->wc, &self->extra);
-        cqn_forsaken_forget(old);
+        forget(old);
         if (found) {
             self->wc.wr_id = self->wr_id;
             self->state = CQN_COMPLETE;
-            cqn_scope_leave(self);
+            cqn_request_leave_scope(self);
             return true;
         }
     }
@@ -132,7 +138,7 @@ bool cqn_forsaken_take_over(cqn_request *self)
 
 /* Forgets the receives whose message others have taken from the stash. To drop a request can run
  * any code, which can change the table: so they are dropped at the end. */
-static void sweep_forsaken(cqn_engine *engine)
+static void sweep(cqn_engine *engine)
 {
     cqn_line gone = {NULL, NULL};
     for (size_t i = 0; i < engine->forsaken.room && engine->stashed > 0; i++) {
@@ -140,7 +146,7 @@ static void sweep_forsaken(cqn_engine *engine)
         for (; r != NULL; r = next) {
             next = r->behind;
             if (r->stashed && !cqn_stash_has(engine->cq, r->wr_id, r->qp)) {
-                unlist_forsaken(r);
+                unlist(r);
                 cqn_line_add(&gone, r);
             }
         }
@@ -152,18 +158,18 @@ static void sweep_forsaken(cqn_engine *engine)
     }
 }
 
-void cqn_forsaken_forget_all(cqn_engine *engine)
+void cqn_abandoned_forget_all(cqn_engine *engine)
 {
     for (size_t i = 0; i < engine->forsaken.room; i++) {
         while (engine->forsaken.lines[i].first != NULL) {
-            cqn_forsaken_forget(engine->forsaken.lines[i].first);
+            forget(engine->forsaken.lines[i].first);
         }
     }
 }
 
 /* The completion of this receive is being put back into the stash, or comes later; until the next
  * recv() of the same memory, or the end of the AsyncCQ, the table knows it. */
-void cqn_forsaken_add(cqn_request *self)
+static void add_forsaken(cqn_request *self)
 {
     cqn_engine *engine = self->engine;
     if (engine->closed) {
@@ -175,6 +181,34 @@ void cqn_forsaken_add(cqn_request *self)
     }
     self->forsaken = true;
     if (engine->stashed > 2 * cqn_stash_len(engine->cq) + FEW) {
-        sweep_forsaken(engine);
+        sweep(engine);
+    }
+}
+
+void cqn_operation_abandon(cqn_request *self)
+{
+    cqn_engine *engine = self->engine;
+    if (self->state == CQN_POSTED || (self->state == CQN_FAILED && self->queue != NULL)) {
+        cqn_engine_own(self);
+        if (self->kind == CQN_RECEIVES && self->state == CQN_POSTED) {
+            add_forsaken(self);
+        }
+    }
+    else if (self->state == CQN_COMPLETE) {
+        const bool receives = self->kind == CQN_RECEIVES;
+        self->abandoned = true;
+        if (receives && self->wc.status == IBV_WC_SUCCESS) {
+            add_forsaken(self);
+        }
+        engine->cq->stats.completions--;
+        if (!cqn_operation_abandoned(self, &self->wc, &self->extra)) {
+            cqn_stash_put_back(engine->cq, &self->wc, &self->extra);
+        }
+        if (self->forsaken && !self->stashed) {
+            forget(self);
+        }
+    }
+    else if (self->held) {
+        cqn_engine_let_go(self);
     }
 }

@@ -1,15 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* Lines of requests, and tables of lines by a number. Neither holds references. */
-#ifndef CQN_AWAIT_LINES_H
-#define CQN_AWAIT_LINES_H
+/* Waitlists: requests in the order in which they came, and tables of them by a number. Neither
+ * holds references. */
+#ifndef CQN_AWAIT_WAITLIST_H
+#define CQN_AWAIT_WAITLIST_H
 
-#include "await/request.h"
-
-/* A table of lines: requests are found by a number, `key`. Several numbers can share a line. */
-typedef struct {
-    cqn_line *lines;
-    size_t room, len; /* room is a power of two, or 0 */
-} cqn_table;
+#include "await/await.h"
 
 void cqn_line_add(cqn_line *line, cqn_request *request);
 
@@ -25,5 +20,14 @@ const cqn_line *cqn_table_line(const cqn_table *table, uint64_t key);
 
 /* Frees a table that is empty. */
 void cqn_table_free(cqn_table *table);
+
+/* ---- claims: which completion() awaits which completion ---- */
+
+/* -1 with MemoryError. */
+int cqn_claims_add(cqn_request *request);
+void cqn_claims_remove(cqn_request *request);
+
+/* The first completion() that asks for this wr_id, of this QP or of any; or NULL. */
+cqn_request *cqn_claims_find(const cqn_engine *engine, uint64_t wr_id, uint32_t qp_num);
 
 #endif

@@ -1,0 +1,501 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The methods of an AsyncCQ that a task awaits: send(), recv() and so on, which post, and wait()
+ * and completion(), which do not.
+ *
+ * A method only sorts its arguments, and makes a request of them. They are converted when the
+ * request is awaited, in the first step of the task: a conversion can run any code, and the
+ * exceptions that it raises belong to the task that awaits. So do those of the checks, and of the
+ * post. If the queue is full, an operation waits for room, see post.c. A receive whose task was
+ * cancelled stays posted, see abandoned.c.
+ */
+
+#include "await/calls.h"
+#include "await/abandoned.h"
+#include "await/engine.h"
+#include "await/loop.h"
+#include "await/post.h"
+#include "await/request.h"
+#include "await/waitlist.h"
+
+#define FIRST_OWN_ID (UINT64_C(1) << 63) /* the ids of the user end here */
+
+/* ---- what they return ---- */
+
+/* anyio that is older than its TaskHandle takes only what Python itself made a coroutine of. Each
+ * call asks, so what tells that anyio may have come must cost nothing: the size of sys.modules.
+ * Python tells no version of a dict, and a look-up of the name in each call costs more. The size
+ * does not tell of an import by which as many modules went as came; until the next import an old
+ * anyio then refuses to start what is no coroutine, and says so. */
+static int wants_coroutines(cqn_engine *self)
+{
+    cqn_state *st = self->state;
+    PyObject *modules = PyImport_GetModuleDict();
+    if (PyDict_GET_SIZE(modules) == st->modules_seen) {
+        return st->anyio_is_old;
+    }
+    st->modules_seen = PyDict_GET_SIZE(modules);
+    PyObject *anyio = PyDict_GetItemWithError(modules, st->anyio_name);
+    if (anyio == NULL) {
+        return PyErr_Occurred() ? -1 : 0;
+    }
+    if (anyio != st->anyio) {
+        PyObject *wants = cqn_engine_call(self, "_wants_coroutines", anyio);
+        if (wants == NULL) {
+            return -1;
+        }
+        st->anyio_is_old = wants == Py_True;
+        Py_DECREF(wants);
+        Py_XSETREF(st->anyio, Py_NewRef(anyio));
+    }
+    return st->anyio_is_old;
+}
+
+/* What a method of the AsyncCQ returns for a request, whose reference is stolen: the request
+ * itself, or a coroutine around it for an old anyio. */
+static PyObject *shape(cqn_engine *self, cqn_request *request)
+{
+    int wanted = request == NULL ? -1 : wants_coroutines(self);
+    if (wanted == 0) {
+        return (PyObject *)request;
+    }
+    PyObject *coroutine = NULL, *name = NULL;
+    if (wanted > 0) {
+        coroutine = cqn_engine_call(self, "_coroutine", (PyObject *)request);
+        name =
+            coroutine == NULL ? NULL : PyObject_GetAttrString((PyObject *)request, "__qualname__");
+    }
+    if (name == NULL || PyObject_SetAttrString(coroutine, "__qualname__", name) < 0) {
+        Py_CLEAR(coroutine);
+    }
+    if (request != NULL) {
+        request->is_wrapped = true; /* the coroutine warns if it is never awaited */
+    }
+    Py_XDECREF(name);
+    Py_XDECREF(request);
+    return coroutine;
+}
+
+/* ---- the methods that post ---- */
+
+#define MAX_ARGS 9
+
+typedef struct {
+    const char *name;
+    cqn_request_kind kind;
+    uint8_t opcode, opcode_with_imm;
+    uint8_t required; /* arguments, by position */
+    const char *names[MAX_ARGS + 1];
+    uint8_t as[MAX_ARGS]; /* which argument of a send each is; the first is qp */
+} method;
+
+static const method sends = {
+    .name = "send",
+    .kind = CQN_SENDS,
+    .opcode = IBV_WR_SEND,
+    .opcode_with_imm = IBV_WR_SEND_WITH_IMM,
+    .required = 2,
+    .names = {"qp", "sg", "imm_data", "send_flags", "wr_id", "ah", "remote_qpn", "remote_qkey",
+              "remote_srqn"},
+    .as = {0, CQN_SG, CQN_IMM_DATA, CQN_SEND_FLAGS, CQN_WR_ID, CQN_AH, CQN_REMOTE_QPN,
+           CQN_REMOTE_QKEY, CQN_REMOTE_SRQN},
+};
+static const method receives = {
+    .name = "recv",
+    .kind = CQN_RECEIVES,
+    .required = 2,
+    .names = {"qp", "sg", "wr_id"},
+    .as = {0, CQN_SG, CQN_WR_ID},
+};
+static const method writes = {
+    .name = "write",
+    .kind = CQN_SENDS,
+    .opcode = IBV_WR_RDMA_WRITE,
+    .opcode_with_imm = IBV_WR_RDMA_WRITE_WITH_IMM,
+    .required = 4,
+    .names = {"qp", "sg", "remote_addr", "rkey", "imm_data", "send_flags", "wr_id", "remote_srqn"},
+    .as = {0, CQN_SG, CQN_REMOTE_ADDR, CQN_RKEY, CQN_IMM_DATA, CQN_SEND_FLAGS, CQN_WR_ID,
+           CQN_REMOTE_SRQN},
+};
+static const method reads = {
+    .name = "read",
+    .kind = CQN_SENDS,
+    .opcode = IBV_WR_RDMA_READ,
+    .required = 4,
+    .names = {"qp", "sg", "remote_addr", "rkey", "send_flags", "wr_id"},
+    .as = {0, CQN_SG, CQN_REMOTE_ADDR, CQN_RKEY, CQN_SEND_FLAGS, CQN_WR_ID},
+};
+static const method swaps = {
+    .name = "atomic_cmp_and_swp",
+    .kind = CQN_SENDS,
+    .opcode = IBV_WR_ATOMIC_CMP_AND_SWP,
+    .required = 6,
+    .names = {"qp", "sg", "remote_addr", "rkey", "compare_add", "swap", "send_flags", "wr_id"},
+    .as = {0, CQN_SG, CQN_REMOTE_ADDR, CQN_RKEY, CQN_COMPARE_ADD, CQN_SWAP, CQN_SEND_FLAGS,
+           CQN_WR_ID},
+};
+static const method adds = {
+    .name = "atomic_fetch_and_add",
+    .kind = CQN_SENDS,
+    .opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
+    .required = 5,
+    .names = {"qp", "sg", "remote_addr", "rkey", "compare_add", "send_flags", "wr_id"},
+    .as = {0, CQN_SG, CQN_REMOTE_ADDR, CQN_RKEY, CQN_COMPARE_ADD, CQN_SEND_FLAGS, CQN_WR_ID},
+};
+
+/* A program that has no scope does not pay for asking the context variable. */
+static int enter_scope(cqn_request *request)
+{
+    cqn_engine *engine = request->engine;
+    PyObject *value;
+    if (engine->state->scopes == 0) {
+        return 0;
+    }
+    if (PyContextVar_Get(engine->state->innermost_scope, NULL, &value) < 0) {
+        return -1;
+    }
+    for (PyObject *at = value; at != NULL && PyObject_TypeCheck(at, engine->state->Scope);
+         at = ((cqn_scope *)at)->outer) {
+        cqn_scope *scope = (cqn_scope *)at;
+        if (scope->engine == engine && !scope->ended) {
+            scope->pending++;
+            request->scope = (cqn_scope *)Py_NewRef(at);
+            break;
+        }
+    }
+    Py_XDECREF(value);
+    return 0;
+}
+
+/* What all six methods do: they sort the arguments, and hold them until the request is awaited. */
+static PyObject *make_operation(const method *m, PyObject *op, PyObject *const *args,
+                                Py_ssize_t nargs, PyObject *kwnames)
+{
+    PyObject *in[MAX_ARGS] = {NULL};
+    if (cqn_args(m->name, m->names, m->required, m->required, args, nargs, kwnames, in) < 0) {
+        return NULL;
+    }
+    cqn_request *self = cqn_request_new((cqn_engine *)op, m->kind, m->name);
+    if (self == NULL) {
+        return NULL;
+    }
+    self->qp = (cqn_qp *)Py_NewRef(in[0]); /* whether it is a QP is asked in the first step */
+    for (int i = 1; m->names[i] != NULL; i++) {
+        assert(m->as[i] < CQN_AWAITED_NAMES);
+        if (in[i] != NULL && (in[i] != Py_None || m->as[i] == CQN_SG)) {
+            self->in[m->as[i]] = Py_NewRef(in[i]);
+            self->given = self->given > m->as[i] ? self->given : m->as[i] + 1;
+        }
+    }
+    self->opcode = self->in[CQN_IMM_DATA] != NULL ? m->opcode_with_imm : m->opcode;
+    if (enter_scope(self) < 0) {
+        Py_CLEAR(self);
+    }
+    return shape((cqn_engine *)op, self);
+}
+
+#define METHOD(name)                                              \
+    CQN_CALL(name)                                                \
+    {                                                             \
+        CQN_LOCKED;                                               \
+        return make_operation(&name, self, args, nargs, kwnames); \
+    }
+METHOD(sends)
+METHOD(receives)
+METHOD(writes)
+METHOD(reads)
+METHOD(swaps)
+METHOD(adds)
+#undef METHOD
+
+/* ---- the methods that wait ---- */
+
+/* The methods only sort the arguments; all else happens when the request is awaited. */
+PyObject *cqn_engine_wait(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    CQN_LOCKED;
+    static const char *const names[] = {"max_entries", "spin", "solicited_only", NULL};
+    PyObject *in[3] = {NULL, NULL, NULL};
+    if (cqn_args("wait", names, 1, 0, args, nargs, kwnames, in) < 0) {
+        return NULL;
+    }
+    cqn_request *request = cqn_request_new((cqn_engine *)op, CQN_WAITS, "wait");
+    for (int i = 0; request != NULL && i < 3; i++) {
+        request->in[i] = Py_XNewRef(in[i]);
+        request->given = i + 1;
+    }
+    return shape((cqn_engine *)op, request);
+}
+
+PyObject *cqn_engine_completion(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                                PyObject *kwnames)
+{
+    CQN_LOCKED;
+    static const char *const names[] = {"wr_id", "qp", NULL};
+    PyObject *in[2] = {NULL, NULL};
+    if (cqn_args("completion", names, 1, 1, args, nargs, kwnames, in) < 0) {
+        return NULL;
+    }
+    cqn_request *request = cqn_request_new((cqn_engine *)op, CQN_CLAIMS, "completion");
+    if (request != NULL) {
+        request->in[0] = Py_NewRef(in[0]);
+        request->given = 1;
+        request->qp = in[1] == NULL || in[1] == Py_None ? NULL : (cqn_qp *)Py_NewRef(in[1]);
+    }
+    return shape((cqn_engine *)op, request);
+}
+
+/* ---- what each of them begins with ---- */
+
+/* A failure that no task was told of is raised in the one that waits now, if it concerns that QP;
+ * NULL is any. */
+static int raise_report(cqn_engine *self, cqn_qp *qp)
+{
+    if (self->reports == NULL || self->reports == Py_None) {
+        return 0;
+    }
+    PyObject *error = cqn_engine_call(self, "_take_report", qp ? (PyObject *)qp : Py_None);
+    CQN_PLACE("report");
+    if (error != NULL && !PyExceptionInstance_Check(error)) { /* None: it does not concern it */
+        Py_DECREF(error);
+        return cqn_engine_check_open(self);
+    }
+    if (error != NULL) {
+        cqn_put_exception(error); /* which takes the reference */
+    }
+    return -1;
+}
+
+/* The AsyncCQ works, the running loop reads its channel, and no failure is left to report that
+ * concerns that QP; NULL is any. -1 with an exception. */
+static int enter(cqn_engine *self, cqn_qp *qp)
+{
+    return cqn_engine_check_open(self) < 0 || cqn_loop_attach(self) < 0 ||
+                   cqn_engine_check_open(self) < 0
+               ? -1
+               : raise_report(self, qp);
+}
+
+static int check_is_qp(const cqn_request *self)
+{
+    const cqn_state *st = self->engine->state;
+    PyObject *qp = (PyObject *)self->qp;
+    if (PyObject_TypeCheck(qp, st->QP)) {
+        return cqn_open(&self->qp->base) == NULL ? -1 : 0;
+    }
+    if (PyObject_TypeCheck(qp, st->SRQ)) {
+        PyErr_SetString(PyExc_TypeError,
+                        "qp must be a QP, not an SRQ, whose receives complete on the CQs of all "
+                        "its QPs: use its post_recv(), and wait() or completion() here");
+    }
+    else {
+        PyErr_Format(PyExc_TypeError, "qp must be a QP, not %s", Py_TYPE(qp)->tp_name);
+    }
+    return -1;
+}
+
+/* Sends must complete on the CQ of this engine, or receives must, or for a completion() either. */
+static int check_qp(const cqn_request *self)
+{
+    if (check_is_qp(self) < 0) {
+        return -1;
+    }
+    const cqn_cq *cq = self->engine->cq;
+    const bool sends = self->kind != CQN_RECEIVES, receives = self->kind != CQN_SENDS;
+    if ((sends && self->qp->send_cq == cq) || (receives && self->qp->recv_cq == cq)) {
+        return 0;
+    }
+    const char *const both = sends && receives ? " and " : "";
+    PyErr_Format(PyExc_ValueError,
+                 "QP %u %s%s%s on another CQ than that of this AsyncCQ: see QP.%s%s%s",
+                 self->qp->qp_num, sends ? "sends" : "", both, receives ? "receives" : "",
+                 sends ? "send_cq" : "", both, receives ? "recv_cq" : "");
+    return -1;
+}
+
+/* ---- the first step of an operation ---- */
+
+/* An operation has the wr_id of the user, or one that the core chooses and no other operation has.
+ */
+static int choose_id(cqn_request *self)
+{
+    PyObject *value = self->in[CQN_WR_ID];
+    if (value == NULL) {
+        self->wr_id = FIRST_OWN_ID + self->engine->state->ids_chosen++;
+        return 0;
+    }
+    if (cqn_uint(value, "wr_id", UINT64_MAX, &self->wr_id) < 0) {
+        return -1;
+    }
+    if (self->wr_id >= FIRST_OWN_ID) {
+        PyErr_Format(PyExc_ValueError,
+                     "wr_id is %S: your own are 0 to 2**63 - 1, those above are chosen for you",
+                     value);
+        return -1;
+    }
+    self->own_id = true;
+    return 0;
+}
+
+/* A receive takes over an abandoned receive of the same memory, if there is one, and then posts
+ * nothing. */
+static int begin_recv(cqn_request *self)
+{
+    cqn_sg_arrays arrays;
+    cqn_send send;
+    send.sg = (cqn_sg)CQN_SG_IN(arrays);
+    const int gathered = cqn_sg_gather(&send.sg, self->engine->state, self->in[CQN_SG]);
+    CQN_PLACE("memory");
+    if (gathered < 0 || cqn_recv_check(&send.sg) < 0 || cqn_engine_check(self->engine) < 0 ||
+        cqn_abandoned_remember(self, &send.sg) < 0) {
+        return -1;
+    }
+    self->operation = "RECV";
+    if (self->engine->forsaken.len > 0 && cqn_abandoned_take_over(self)) {
+        return 0;
+    }
+    return cqn_operation_post(self, &send);
+}
+
+/* The arguments of a send are checked and gathered on the stack. If the queue is full, the request
+ * keeps a copy with references of its own. */
+static int begin_send(cqn_request *self)
+{
+    const cqn_state *st = self->engine->state;
+    PyObject *in[CQN_SEND_NAMES] = {NULL};
+    cqn_sg_arrays arrays;
+    cqn_send send;
+    memcpy(in, self->in, sizeof(self->in));
+    in[CQN_WR_ID] = NULL;
+    send.sg = (cqn_sg)CQN_SG_IN(arrays);
+    if (cqn_send_parse(in, self->qp, self->opcode, &send) < 0) {
+        return -1;
+    }
+    send.wr.send_flags |= IBV_SEND_SIGNALED; /* a task that awaits a completion needs one */
+    self->operation = send.opcode->name;
+    int rc = cqn_send_gather(in, (cqn_state *)st, &send);
+    CQN_PLACE("memory");
+    rc = rc == 0 && cqn_open(&self->qp->base) != NULL ? cqn_operation_post(self, &send) : -1;
+    if (self->kept == NULL) {
+        cqn_sg_drop_bytes(&send.sg);
+    }
+    return rc;
+}
+
+static int begin_operation(cqn_request *self)
+{
+    cqn_engine *engine = self->engine;
+    if (choose_id(self) < 0) {
+        return -1;
+    }
+    CQN_PLACE("arguments");
+    if (check_qp(self) < 0 || enter(engine, self->qp) < 0 || cqn_open(&self->qp->base) == NULL) {
+        return -1;
+    }
+    int rc = self->kind == CQN_RECEIVES ? begin_recv(self) : begin_send(self);
+    return rc < 0 || self->state == CQN_COMPLETE ? rc : cqn_engine_look(self);
+}
+
+/* ---- the first step of wait() ---- */
+
+/* Arguments are converted when the request is awaited, not when it is made: a conversion can run
+ * any code, and what it raises belongs to the task that awaits. */
+static int parse_wait(cqn_request *self)
+{
+    PyObject *const *in = self->in;
+    uint64_t max = CQN_BATCH;
+    int solicited_only = in[2] == NULL ? 0 : PyObject_IsTrue(in[2]);
+    if (solicited_only < 0 ||
+        (in[0] != NULL && cqn_range(in[0], "max_entries", 1, INT32_MAX, &max) < 0) ||
+        (in[1] != NULL && cqn_spin(in[1], &self->spin) < 0)) {
+        return -1;
+    }
+    self->max_entries = (uint32_t)max;
+    self->solicited_only = solicited_only;
+    return 0;
+}
+
+/* A wait() stands in line even if the stash has something for it: so completions are handed out in
+ * the order of the waits. */
+static int join_waiters(cqn_request *request)
+{
+    cqn_engine *self = request->engine;
+    if (self->waiters.first == NULL && self->cq->stash_len == 0) {
+        request->looked = true;
+        request->arms = self->cq->stats.arms;
+        const size_t max = request->max_entries;
+        if (cqn_cq_fetch_or_spin(self->cq, max > CQN_BATCH ? max : CQN_BATCH, request->spin) < 0) {
+            return -1;
+        }
+        CQN_PLACE("look");
+        cqn_engine_post_queued(self);
+        if (cqn_engine_check(self) < 0) {
+            return -1;
+        }
+    }
+    cqn_line_add(&self->waiters, request);
+    self->patient += request->solicited_only;
+    request->state = CQN_SLEEPING;
+    cqn_engine_hold(request);
+    return 0;
+}
+
+static int begin_wait(cqn_request *self)
+{
+    if (parse_wait(self) < 0) {
+        return -1;
+    }
+    CQN_PLACE("arguments");
+    return enter(self->engine, NULL) < 0 ? -1 : join_waiters(self);
+}
+
+/* ---- the first step of completion() ---- */
+
+static int parse_completion(cqn_request *self)
+{
+    if (PyBool_Check(self->in[0])) {
+        PyErr_SetString(PyExc_TypeError, "wr_id must be an integer, not bool");
+        return -1;
+    }
+    return cqn_uint(self->in[0], "wr_id", UINT64_MAX, &self->wr_id) < 0 ||
+                   (self->qp != NULL && check_qp(self) < 0)
+               ? -1
+               : 0;
+}
+
+/* A completion() looks once, since the completion that it asks for may be in the device or in the
+ * stash. */
+static int join_claims(cqn_request *request)
+{
+    cqn_engine *self = request->engine;
+    if (cqn_engine_look(request) < 0 || cqn_engine_check(self) < 0) {
+        return -1;
+    }
+    if (cqn_stash_pop(self->cq, request->wr_id, request->qp, &request->wc, &request->extra)) {
+        request->state = CQN_COMPLETE;
+        return 0;
+    }
+    if ((request->qp != NULL && cqn_open(&request->qp->base) == NULL) ||
+        cqn_claims_add(request) < 0) {
+        return -1;
+    }
+    request->state = CQN_SLEEPING;
+    cqn_engine_hold(request);
+    return 0;
+}
+
+static int begin_completion(cqn_request *self)
+{
+    if (parse_completion(self) < 0) {
+        return -1;
+    }
+    CQN_PLACE("arguments");
+    return enter(self->engine, self->qp) < 0 ? -1 : join_claims(self);
+}
+
+int cqn_call_begin(cqn_request *self)
+{
+    return self->kind == CQN_WAITS    ? begin_wait(self)
+           : self->kind == CQN_CLAIMS ? begin_completion(self)
+                                      : begin_operation(self);
+}
