@@ -110,6 +110,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
             return known
         if what == "class" and issubclass(obj, MADE_BY_OTHERS):
             return "", None
+        args = re.sub(r"<(\w+\.\w+): \d+>", r"\1", args)  # defaults that are members of a Flag
         return stubs.plain(args), returns and stubs.plain(returns)
 
     def docstring(

@@ -141,7 +141,7 @@ def connection_options(
     timeout: object,
     given: tuple[Any, ...],
 ) -> Options:
-    """Check what connect() and accept() take. `given`: what GIVEN names."""
+    """Check what connect() and accept() take. `given`: what GIVEN names, in its order."""
     if type(qp) is not QP or raw_type(qp) != RC or qp._own_state != RESET:
         qp = check_qp(qp)
     if timeout is not None:
@@ -157,6 +157,12 @@ def connection_options(
     if private_data == b"" and type(private_data) is bytes:
         return options
     return options._replace(private_data=check_private_data(private_data, limits, qp))
+
+
+def options_by_name(qp: object, limits: dict[bool, int], given: dict[str, Any]) -> Options:
+    """Check the same, where all parameters are in a dict."""
+    fields = tuple(given[name] for name in GIVEN)
+    return connection_options(qp, given["private_data"], limits, given["timeout"], fields)
 
 
 def check_depths(qp: QP, *given: int | None) -> None:

@@ -194,22 +194,9 @@ async def connect(
     rdma_establish(3).
     """
     check.check_port(port, 1)
-    options = check.connection_options(
-        qp,
-        private_data,
-        check.CONNECT,
-        timeout,
-        (
-            access,
-            ack_timeout,
-            tos,
-            retry_count,
-            rnr_retry_count,
-            responder_resources,
-            initiator_depth,
-            keepalive,
-        ),
-    )
+    counts = retry_count, rnr_retry_count, responder_resources, initiator_depth
+    given = (access, ack_timeout, tos, *counts, keepalive)
+    options = check.connection_options(qp, private_data, check.CONNECT, timeout, given)
     end = deadline(timeout)
     own = None if source is None else check.own(await addresses(source, 0, end))
     datagrams = check.is_datagrams(qp)
@@ -327,22 +314,9 @@ class Request(BaseRequest):
         Wraps rdma_accept(3).
         """
         event = event_of(self)
-        options = check.connection_options(
-            qp,
-            private_data,
-            check.ACCEPT,
-            timeout,
-            (
-                access,
-                ack_timeout,
-                None,
-                event.retry_count,
-                rnr_retry_count,
-                responder_resources,
-                initiator_depth,
-                keepalive,
-            ),
-        )
+        counts = event.retry_count, rnr_retry_count, responder_resources, initiator_depth
+        given = (access, ack_timeout, None, *counts, keepalive)
+        options = check.connection_options(qp, private_data, check.ACCEPT, timeout, given)
         link = self._link
         link.begin_answer("accepted", qp)
         link.end = deadline(timeout)

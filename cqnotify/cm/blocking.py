@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 from .._core import ClosedError
 from .._several import none_works, share_of
 from .._timeouts import deadline
-from ..enums import AccessFlags
 from ..qp import QP
 from . import _arguments as check
+from . import _async
 from ._base import (
     BaseConnection,
     BaseGroup,
@@ -37,6 +37,7 @@ from ._base import (
     resolved_by,
 )
 from ._event_reader import ThreadReader
+from ._parameters import parameters_of, parameters_of_method
 from ._steps import FAILS, REQUEST, Address, Link
 
 if TYPE_CHECKING:
@@ -120,45 +121,15 @@ class Connection(_Closes, BaseConnection):
         _run(link_of(self).over(deadline(timeout)))
 
 
-def connect(
-    qp: QP,
-    host: str,
-    port: int,
-    *,
-    private_data: bytes = b"",
-    timeout: float | None = 10.0,
-    on_init: Callable[[QP], object] | None = None,
-    source: str | None = None,
-    access: AccessFlags | int = AccessFlags.REMOTE_WRITE,
-    ack_timeout: int | None = None,
-    tos: int | None = None,
-    retry_count: int = 6,
-    rnr_retry_count: int = 7,
-    responder_resources: int | None = None,
-    initiator_depth: int | None = None,
-    keepalive: float | None = None,
-) -> Connection:
+@parameters_of(_async.connect)
+def connect(qp: QP, host: str, port: int, **given: Any) -> Connection:
     """Connect a QP to the program that listens on an address, see `cqnotify.cm.connect`.
 
     A name that takes long to resolve is not bound by the timeout.
     """
     check.check_port(port, 1)
-    options = check.connection_options(
-        qp,
-        private_data,
-        check.CONNECT,
-        timeout,
-        (
-            access,
-            ack_timeout,
-            tos,
-            retry_count,
-            rnr_retry_count,
-            responder_resources,
-            initiator_depth,
-            keepalive,
-        ),
-    )
+    options = check.options_by_name(qp, check.CONNECT, given)
+    source, timeout, on_init = (given[name] for name in ("source", "timeout", "on_init"))
     datagrams = check.is_datagrams(qp)
     own = None if source is None else check.own(_addresses(source, 0))
     link, event, _ = _of_the_first(
@@ -202,42 +173,16 @@ def join(qp: QP, group: str, *, source: str | None = None, timeout: float | None
 class Request(BaseRequest):
     """A peer that wants to connect. It is rejected if it is dropped or closed."""
 
-    def accept(
-        self,
-        qp: QP,
-        *,
-        private_data: bytes = b"",
-        timeout: float | None = 10.0,
-        on_init: Callable[[QP], object] | None = None,
-        access: AccessFlags | int = AccessFlags.REMOTE_WRITE,
-        ack_timeout: int | None = None,
-        rnr_retry_count: int = 7,
-        responder_resources: int | None = None,
-        initiator_depth: int | None = None,
-        keepalive: float | None = None,
-    ) -> Connection:
+    @parameters_of_method(_async.Request.accept)
+    def accept(self, qp: QP, **given: Any) -> Connection:
         """Accept the connection, see `cqnotify.cm.Request.accept`."""
         event = event_of(self)
-        options = check.connection_options(
-            qp,
-            private_data,
-            check.ACCEPT,
-            timeout,
-            (
-                access,
-                ack_timeout,
-                None,
-                event.retry_count,
-                rnr_retry_count,
-                responder_resources,
-                initiator_depth,
-                keepalive,
-            ),
-        )
+        given |= {"tos": None, "retry_count": event.retry_count}
+        options = check.options_by_name(qp, check.ACCEPT, given)
         link = link_of(self)
         link.begin_answer("accepted", qp)
-        link.end = deadline(timeout)
-        _run_or_close(link, link.accept(qp, options, on_init))
+        link.end = deadline(given["timeout"])
+        _run_or_close(link, link.accept(qp, options, given["on_init"]))
         return Connection(link, qp, event)
 
     def reject(self, private_data: bytes = b"") -> None:

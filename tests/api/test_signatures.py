@@ -135,6 +135,13 @@ def test_what_does_the_same_takes_the_same() -> None:
         assert parameters(awaited) == parameters(getattr(exchange, f"exchange_as_{role}_blocking"))
 
 
+def test_a_call_for_threads_takes_what_the_awaited_one_takes() -> None:
+    for name in ("connect", "join", "resolve", "Request.accept"):
+        awaited, blocking = ALL[f"cqnotify.cm.{name}"], ALL[f"cqnotify.cm.blocking.{name}"]
+        assert inspect.signature(awaited).parameters == inspect.signature(blocking).parameters
+    assert inspect.signature(ALL["cqnotify.cm.blocking.connect"]).return_annotation == "Connection"
+
+
 def keys(options: type) -> set[str]:
     """Of a TypedDict, with those of its bases."""
     return set(options.__annotations__)
