@@ -20,13 +20,14 @@ def exchange(
     address: Any,
     connect: Callable[[Any], None],
     *,
-    payload: bytes | None = None,
+    payload: Any = None,
     hint: Callable[[Exception], str] = lambda _: "",
 ) -> Any:
     """Swap addresses with the peer and connect; return what functions of `cqnotify.exchange` do.
 
     address: that of a QP, or a list of them.
     connect: takes the same of the peer.
+    payload: bytes for the peer, or None.
     hint: returns what to add to the message of an error.
     """
     hint_to_bind = _hint_to_bind(plan.host)
