@@ -56,7 +56,7 @@ CQN_RARE static int module_exec(PyObject *module)
         add_type(module, &cqn_scope_spec, &st->Scope) < 0 ||
         add_type(module, &cqn_cm_channel_spec, &st->CMChannel) < 0 ||
         add_type(module, &cqn_cm_id_spec, &st->CMID) < 0 ||
-        add_type(module, &cqn_cm_link_spec, &st->CMLink) < 0 ||
+        add_type(module, &cqn_cm_conn_spec, &st->CMConn) < 0 ||
         add_type(module, &cqn_cm_wait_spec, &st->CMWait) < 0 ||
         add_type(module, &cqn_cm_call_spec, &st->CMCall) < 0) {
         return -1;
@@ -116,7 +116,7 @@ CQN_RARE static int module_exec(PyObject *module)
     DO((st)->Scope);                            \
     DO((st)->CMChannel);                        \
     DO((st)->CMID);                             \
-    DO((st)->CMLink);                           \
+    DO((st)->CMConn);                           \
     DO((st)->CMWait);                           \
     DO((st)->CMCall);                           \
     DO((st)->innermost_scope);                  \

@@ -103,7 +103,7 @@ class _Closes(HasLink):
     async def aclose(self) -> None:
         """Close it, in a turn of the event loop that has time for that: closing takes the kernel
         some, which matters where hundreds of connections are closed at once."""
-        await self._link.channel.in_turn(self._link.close)
+        await self._link.channel.throttled(self._link.close)
 
     async def __aexit__(
         self,
@@ -123,7 +123,7 @@ class Connection(_Closes, BaseConnection):
 
         Does nothing if it is over already. Wraps rdma_disconnect(3).
         """
-        await self._link.channel.in_turn(self._link.say_goodbye)
+        await self._link.channel.throttled(self._link.disconnect)
 
     async def closed(self, timeout: float | None = None) -> None:
         """Wait until the connection is over: the peer has disconnected, or answered our

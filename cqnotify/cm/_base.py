@@ -151,7 +151,7 @@ class BaseConnection(HasLink):
         It does so where the carrier is lost or the neighbour does not answer. The connection may
         live on: only a send, or a keepalive, finds out whether the peer still does.
         """
-        return self._link.troubles
+        return self._link.path_errors
 
 
 class BaseGroup(HasLink):
@@ -199,7 +199,7 @@ class BaseRequest(HasLink):
     def __init__(self, link: Link, event: Event) -> None:
         self._link = link
         self._event = event
-        link.doing = "accepting"
+        link.phase = "accepting"
 
     @property
     def peer(self) -> Address:

@@ -45,7 +45,7 @@ class EventReader:
 
     def fail(self, error: Exception) -> None:
         """No event will come any more."""
-        for link in self.channel.links:
+        for link in self.channel.conns:
             link.fail(error)
         self.close()
 
@@ -100,7 +100,7 @@ class LoopReader(EventReader):
         return link
 
     def leave_unused(self) -> None:
-        if self.channel.links or self._is_wanted:
+        if self.channel.conns or self._is_wanted:
             return
         if self.loop.is_elsewhere():
             with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
@@ -131,13 +131,13 @@ class LoopReader(EventReader):
 # ---- threads ----------------------------------------------------------------------------------
 
 
-class ThreadBell:
-    """Rung in any thread."""
+class ThreadNotifier:
+    """Notified in any thread."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         with self._condition:
             self._condition.notify_all()
 
@@ -183,7 +183,7 @@ class ThreadReader(EventReader):
         self._stop = -1  # a descriptor, while the thread runs
 
     def new_link(self, cmid: CMID | None, datagrams: bool) -> Link:
-        link = Link(self, self.channel, ThreadBell(), cmid, datagrams)
+        link = Link(self, self.channel, ThreadNotifier(), cmid, datagrams)
         with self._lock:
             if self._thread is None:
                 # A daemon: threads of the program that wait for a peer still find it at the end. An

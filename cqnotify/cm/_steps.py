@@ -15,7 +15,7 @@ import types
 from collections.abc import Awaitable, Callable, Generator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, ParamSpec, cast
 
-from .._core import CMID, ClosedError, CMLink, CMWait, VerbsError
+from .._core import CMID, ClosedError, CMConn, CMWait, VerbsError
 from ..enums import AccessFlags, QPState
 from ..qp import QP
 from ._closing import Closing
@@ -57,7 +57,7 @@ GONE = (errno.EINVAL, errno.ENOTCONN, errno.ECONNRESET)
 
 
 def bits(*events: CMEventType) -> int:
-    """As CMLink.expect() takes them."""
+    """As CMConn.expect() takes them."""
     return sum(1 << event for event in events)
 
 
@@ -117,19 +117,19 @@ SILENCE: Final = {
 }
 
 
-class Link(CMLink):
+class Link(CMConn):
     """An identifier, the queue pair that goes with it, and what is known of it; how to wait for
     what happens to it is the core's."""
 
     __slots__ = ("__weakref__",)
 
     qp: QP | None
-    why: Exception | Event | type[ClosedError] | None
+    reason: Exception | Event | type[ClosedError] | None
     ended: bool
-    kept_alive: bool
+    has_keepalive: bool
     reader: EventReader
     end: float | None
-    doing: str | None
+    phase: str | None
     address: Address | None
     answer: str | None
     group: tuple[bytes, int] | None
@@ -138,7 +138,7 @@ class Link(CMLink):
     def where(self) -> str:
         """For messages. That of a request is asked for here alone, since few need it."""
         address = self.address or self.id.last_peer
-        doing = self.doing or "rdma_cm"
+        doing = self.phase or "rdma_cm"
         if address is None:
             return doing
         host, port = address
@@ -147,12 +147,12 @@ class Link(CMLink):
     @property
     def error(self) -> Exception | None:
         """Why it is over, or is about to be. Few ask for that of an event."""
-        why = self.why
+        why = self.reason
         if isinstance(why, Event):
-            self.why = error_of(why, self.where)
+            self.reason = error_of(why, self.where)
         elif isinstance(why, type):
-            self.why = why(f"{self.where}: closed")
-        return cast("Exception | None", self.why)
+            self.reason = why(f"{self.where}: closed")
+        return cast("Exception | None", self.reason)
 
     # ---- what happens to it: what the core leaves to this class ----
 
@@ -166,7 +166,7 @@ class Link(CMLink):
 
     def has_news(self) -> bool:
         """For a thread that waits for an event."""
-        return bool(self.events) or self.why is not None
+        return bool(self.events) or self.reason is not None
 
     def is_over(self) -> bool:
         """For one that waits for the end."""
@@ -174,33 +174,33 @@ class Link(CMLink):
 
     def lose(self, why: str) -> None:
         """The peer is taken for dead; called by the thread that has found out."""
-        self.why = self.why or UnreachableError(f"{self.where}: {why}")
-        self.hang_up()
+        self.reason = self.reason or UnreachableError(f"{self.where}: {why}")
+        self.shut_down()
         self.ended = True
-        self.ring()
+        self.notify()
 
     def fail(self, error: Exception) -> None:
         """The channel has failed, of which there is one error for each link."""
         own = CMError(f"{self.where}: {error}")
         own.__cause__ = error
-        self.why = self.why or own
+        self.reason = self.reason or own
         self.ended = True
-        self.ring()
+        self.notify()
 
     # When the interpreter ends, the names of this module can be None here.
     def _end_keepalive(self, keepalives: type[Keepalives] = Keepalives) -> None:
         """The link, its queue pair or its context was closed; in the thread that did it."""
-        self.kept_alive = False
+        self.has_keepalive = False
         keepalives.drop(self)
 
     def _was_last(self) -> None:
         """The same of the last link whose events the reader brings."""
         self.reader.leave_unused()
 
-    def _part(self) -> None:
+    def _leave_group(self) -> None:
         """Its datagrams end with it: of a group its queue pair leaves that."""
         if self.group is None or self.qp is None:
-            self.hang_up()
+            self.shut_down()
             return
         with contextlib.suppress(OSError, ClosedError):
             self.qp.detach_mcast(*self.group)
@@ -212,7 +212,7 @@ class Link(CMLink):
     def listen(
         self, address: Address, backlog: int, *, reuse_address: bool, only_ipv6: bool
     ) -> None:
-        self.doing, self.address = "listening on", address
+        self.phase, self.address = "listening on", address
         self.backlog = backlog
         if reuse_address:
             self.id.set_option(OPTION_REUSEADDR, 1)
@@ -236,7 +236,7 @@ class Link(CMLink):
         """A request is answered once; not by a queue pair that cannot do it."""
         if self.answer is not None:
             raise ValueError(f"this request was {self.answer} already")
-        if self.why is not None:
+        if self.reason is not None:
             raise ClosedError("this request was closed, and so rejected")
         if qp is not None and not self.id.is_for(qp):
             raise leads_elsewhere(self.id, qp)
@@ -269,7 +269,7 @@ class Link(CMLink):
     @awaited
     def find(self, source: Address | None, peer: Address) -> Steps:
         """No more than the way."""
-        self.doing, self.address = "the way to", peer
+        self.phase, self.address = "the way to", peer
         yield from self.resolve(source, peer, "ROUTE_RESOLVED", ROUTE)
 
     @awaited
@@ -282,7 +282,7 @@ class Link(CMLink):
         on_init: Any = None,
     ) -> Steps:
         """Ask the peer for a connection, and make the queue pair part of it."""
-        self.doing, self.address = "connecting to", peer
+        self.phase, self.address = "connecting to", peer
         self.take(qp, options)
         try:
             if on_init is None:
@@ -331,7 +331,7 @@ class Link(CMLink):
     @awaited
     def join(self, qp: QP, source: Address | None, group: Address) -> Steps:
         """Become a member of a multicast group, and its queue pair as well."""
-        self.doing, self.address = "joining", group
+        self.phase, self.address = "joining", group
         self.take(qp)
         yield from self.resolve(source, group, "ADDR_RESOLVED", NONE)
         if not self.id.is_for(qp):
@@ -345,7 +345,7 @@ class Link(CMLink):
         known = path["dgid"], path["dlid"]
         qp.attach_mcast(*known)
         self.group = known
-        self.doing = "the multicast group"
+        self.phase = "the multicast group"
         return event
 
     @awaited
@@ -370,9 +370,9 @@ class Link(CMLink):
 
     def begin(self, what: str, options: Options) -> None:
         """It is established."""
-        self.doing = what
+        self.phase = what
         if options.keepalive is not None:
-            self.kept_alive = True
+            self.has_keepalive = True
             Keepalives.add(self, options.keepalive)
 
     def take(self, qp: QP, options: Options | None = None) -> None:

@@ -114,7 +114,7 @@ class Connection(_Closes, BaseConnection):
 
     def disconnect(self) -> None:
         """See `cqnotify.cm.Connection.disconnect`."""
-        link_of(self).say_goodbye()
+        link_of(self).disconnect()
 
     def closed(self, timeout: float | None = None) -> None:
         """Wait until the connection is over, see `cqnotify.cm.Connection.closed`."""

@@ -23,7 +23,7 @@ typedef struct {
     PyTypeObject *SendWR, *RecvWR;
     PyTypeObject *WorkCompletion, *WCArray, *CQStats, *AsyncEvent, *FailureWatch, *Wakeup;
     PyTypeObject *Engine, *Request, *Scope;
-    PyTypeObject *CMChannel, *CMID, *CMLink, *CMWait, *CMCall;
+    PyTypeObject *CMChannel, *CMID, *CMConn, *CMWait, *CMCall;
 
     /* Members of the Python enums, by value; NULL where there is none, and before they are needed,
      * see base/constants.h. */

@@ -133,8 +133,8 @@ PyMethodDef cqn_cm_id_methods[] = {
     {"bind_addr", cm_id_bind_addr, METH_O,
      "bind_addr($self, address, /)\n--\n\nWraps rdma_bind_addr(3)."},
     {"resolve_addr", cqn_cm_id_resolve_addr, METH_VARARGS,
-     "resolve_addr($self, source, destination, timeout_ms, goal, /)\n--\n\n"
-     "Ask for the way to an address. `goal`: the state up to which the core itself goes on as "
+     "resolve_addr($self, source, destination, timeout_ms, target, /)\n--\n\n"
+     "Ask for the way to an address. `target`: the state up to which the core itself goes on as "
      "events arrive: ADDR_RESOLVED, ROUTE_RESOLVED, RESPONDED or ESTABLISHED. Only the event that "
      "leads there is read from the channel, or one that ends the way. The time is that of all "
      "tries, of 500 ms each.\n\n"
@@ -162,8 +162,8 @@ PyMethodDef cqn_cm_id_methods[] = {
      "The transition of its QP to that state, in INIT with that access.\n\n"
      "Wraps rdma_init_qp_attr(3) and ibv_modify_qp(3)."},
     {"connect", cqn_cm_id_connect, METH_O,
-     "connect($self, goal, /)\n--\n\n"
-     "Ask the peer, as prepare() has said. `goal`: see resolve_addr(). A UD QP, and one of an "
+     "connect($self, target, /)\n--\n\n"
+     "Ask the peer, as prepare() has said. `target`: see resolve_addr(). A UD QP, and one of an "
      "iWARP "
      "device, is brought up first.\n\n"
      "Wraps rdma_connect(3)."},

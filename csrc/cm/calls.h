@@ -38,7 +38,7 @@ static inline PyObject *cqn_cm_done(int rc)
 }
 
 /* From the name of a state that events lead to. -1 with an exception. */
-int cqn_cm_goal_from(PyObject *name, uint8_t *goal);
+int cqn_cm_target_from(PyObject *name, uint8_t *target);
 
 /* On iWARP an address is refused as it is resolved, else as the route is. */
 #define CQN_CM_LOOPBACK \
@@ -65,7 +65,7 @@ PyObject *cqn_cm_id_is_for(PyObject *op, PyObject *qp);
 PyObject *cqn_cm_id_check_mtu(PyObject *op, PyObject *unused);
 PyObject *cqn_cm_id_prepare(PyObject *op, PyObject *options);
 PyObject *cqn_cm_id_modify_qp(PyObject *op, PyObject *args);
-PyObject *cqn_cm_id_connect(PyObject *op, PyObject *goal);
+PyObject *cqn_cm_id_connect(PyObject *op, PyObject *target);
 PyObject *cqn_cm_id_accept(PyObject *op, PyObject *unused);
 PyObject *cqn_cm_id_establish(PyObject *op, PyObject *unused);
 

@@ -14,8 +14,8 @@
 
 /* A look at the clock can take as long as an event: some are handled between two looks, if the last
  * ones took no longer than this, in seconds; else one. */
-#define EVENTS_BETWEEN_LOOKS 4
-#define QUICK (CQN_CM_TURN / 8)
+#define EVENTS_BETWEEN_CHECKS 4
+#define QUICK (CQN_CM_BUDGET / 8)
 
 static int destroy_cm_channel(void *handle)
 {
@@ -130,13 +130,13 @@ static PyObject *cm_channel_set_loop(PyObject *op, PyObject *loop)
 
 /* An event that its link cannot take in, without memory for example, ends that link: the others go
  * on. */
-static int fail_link(cqn_cm_link *link)
+static int fail_conn(cqn_cm_conn *conn)
 {
     if (!PyErr_ExceptionMatches(PyExc_Exception)) {
         return -1;
     }
     PyObject *error = cqn_take_exception(), *result;
-    CQN_UNLOCKED(result = PyObject_CallMethod((PyObject *)link, "fail", "O", error));
+    CQN_UNLOCKED(result = PyObject_CallMethod((PyObject *)conn, "fail", "O", error));
     Py_DECREF(error);
     Py_XDECREF(result);
     return result == NULL ? -1 : 0;
@@ -148,13 +148,13 @@ static int handle_event(PyObject *event)
     if (PyTuple_GET_SIZE(event) == 0) { /* the core took a step */
         return 0;
     }
-    cqn_cm_link *link = cqn_cm_link_of((cqn_cm_id *)PyTuple_GET_ITEM(event, CQN_CM_EVENT_ID));
-    if (link == NULL) {
+    cqn_cm_conn *conn = cqn_cm_conn_of((cqn_cm_id *)PyTuple_GET_ITEM(event, CQN_CM_EVENT_ID));
+    if (conn == NULL) {
         return cqn_cm_reject(event);
     }
-    int rc = cqn_cm_link_deliver(link, event);
-    rc = rc < 0 ? fail_link(link) : 0;
-    Py_DECREF(link);
+    int rc = cqn_cm_conn_deliver(conn, event);
+    rc = rc < 0 ? fail_conn(conn) : 0;
+    Py_DECREF(conn);
     return rc;
 }
 
@@ -162,7 +162,7 @@ static int handle_event(PyObject *event)
 static int handle_some(cqn_cm_channel *self)
 {
     const double began = cqn_cm_now();
-    double looked = began;
+    double checked = began;
     int between = 1, left = 1;
     while (cqn_is_open(&self->root.base)) { /* else it was closed, by a task that was woken */
         if (self->first == NULL && cqn_cm_drain(self, EVENTS_AT_ONCE) < 0) {
@@ -182,12 +182,12 @@ static int handle_some(cqn_cm_channel *self)
             continue;
         }
         const double now = cqn_cm_now();
-        if (now - began >= CQN_CM_TURN) {
+        if (now - began >= CQN_CM_BUDGET) {
             return 1;
         }
-        between = now - looked < QUICK ? Py_MIN(2 * between, EVENTS_BETWEEN_LOOKS) : 1;
+        between = now - checked < QUICK ? Py_MIN(2 * between, EVENTS_BETWEEN_CHECKS) : 1;
         left = between;
-        looked = now;
+        checked = now;
     }
     return 0;
 }
@@ -201,10 +201,10 @@ static PyObject *cm_channel_handle_events(PyObject *op, PyObject *Py_UNUSED(unus
     return rc < 0 ? NULL : PyBool_FromLong(rc);
 }
 
-static PyObject *cm_channel_get_links(PyObject *op, void *Py_UNUSED(unused))
+static PyObject *cm_channel_get_conns(PyObject *op, void *Py_UNUSED(unused))
 {
     CQN_LOCKED;
-    return cqn_cm_links((cqn_cm_channel *)op);
+    return cqn_cm_conns((cqn_cm_channel *)op);
 }
 
 static PyObject *cm_channel_fileno(PyObject *op, PyObject *Py_UNUSED(unused))
@@ -245,9 +245,9 @@ static PyMethodDef cm_channel_methods[] = {
      "handle_events($self, /)\n--\n\n"
      "Hand what has arrived to the CMLinks of its CMIDs, for some ms; returns whether there may be "
      "more. In a callback of the loop, where no task runs; or in a thread that reads for all."},
-    {"in_turn", cqn_cm_in_turn, METH_O, cqn_cm_in_turn_doc},
-    {"_new_turn", cqn_cm_new_turn, METH_NOARGS,
-     "_new_turn($self, /)\n--\n\nFor the loop: make some of the calls that wait."},
+    {"throttled", cqn_cm_throttled, METH_O, cqn_cm_throttled_doc},
+    {"_run_throttled", cqn_cm_run_throttled, METH_NOARGS,
+     "_run_throttled($self, /)\n--\n\nFor the loop: make some of the calls that wait."},
     {"fileno", cm_channel_fileno, METH_NOARGS,
      "fileno($self, /)\n--\n\n"
      "The file descriptor, readable while the kernel has events; see read_event()."},
@@ -257,7 +257,7 @@ static PyMethodDef cm_channel_methods[] = {
 };
 
 static PyGetSetDef cm_channel_getset[] = {
-    {"links", cm_channel_get_links, NULL, "A list of the CMLinks whose events it brings.", NULL},
+    {"conns", cm_channel_get_conns, NULL, "A list of the CMLinks whose events it brings.", NULL},
     CQN_OBJECT_GETSET,
     {NULL, NULL, NULL, NULL, NULL},
 };

@@ -11,7 +11,7 @@
  *   id.c               CMID: the type, and its end
  *   event_object.c     from events to what Python has of them
  *   conn_state.c       what has happened to a CMID, and what waits for that
- *   conn_state_type.c  CMLink: the type
+ *   conn_state_type.c  CMConn: the type
  *   event_wait.c       CMWait: what waits for an event
  *   sleep.c            one sleep of one task
  *   throttle.c         calls that take the kernel long, few in one turn of an event loop
@@ -107,19 +107,19 @@ typedef enum {
 typedef struct {
     struct rdma_conn_param param;
     uint8_t private_data[UINT8_MAX];
-} cqn_cm_plan;
+} cqn_cm_conn_params;
 
 typedef struct {
     cqn_object base;                /* uses the channel, and then the queue pair, if there is one */
-    struct cqn_cm_link *link;       /* what its events are handed to, weakly; or NULL */
+    struct cqn_cm_conn *conn;       /* what its events are handed to, weakly; or NULL */
     struct sockaddr_storage *group; /* of multicast, that it has joined; or NULL */
-    cqn_cm_plan *plan;              /* until the peer was told; or NULL */
+    cqn_cm_conn_params *params;     /* until the peer was told; or NULL */
     struct sockaddr_in6 peer;       /* of any family; once it is closed */
     unsigned int access;            /* what the peer may do by its queue pair */
     uint8_t depth;                  /* initiator_depth, of which the peer may grant less */
     int left_ms;                    /* for more tries to resolve its address */
     uint8_t state;                  /* a cqn_cm_state */
-    uint8_t goal;                   /* up to which one event leads to the next by itself */
+    uint8_t target;                 /* up to which one event leads to the next by itself */
     bool datagrams;                 /* RDMA_PS_UDP */
     bool joined;                    /* the group */
     bool lost;                      /* it had been established when it failed */
@@ -147,11 +147,11 @@ typedef struct {
     /* The loop that reads the events, as cqnotify has it; the asyncio loop itself and a future of
      * it that has a result. Else NULL. */
     PyObject *loop, *raw_loop, *done;
-    struct cqn_cm_link *links;           /* the CMLinks whose events it brings; weak */
-    struct cqn_cm_call *line, *line_end; /* calls that wait for a turn of the loop */
-    double spent;                        /* seconds, in calls of this turn */
-    uint8_t timed;                       /* calls that the clock need not be asked for */
-    bool turn_comes;                     /* the loop will call _new_turn() */
+    struct cqn_cm_conn *conns;                  /* the CMLinks whose events it brings; weak */
+    struct cqn_cm_call *first_call, *last_call; /* calls that wait for a turn of the loop */
+    double spent;                               /* seconds, in calls of this turn */
+    uint8_t timed;                              /* calls that the clock need not be asked for */
+    bool callback_scheduled;                    /* the loop will call _new_turn() */
 } cqn_cm_channel;
 
 /* What an event is in Python. */
@@ -197,7 +197,7 @@ extern PyMethodDef cqn_cm_id_methods[];
 
 /* Takes the next step, if the event asks for one: 1. 0: the event is the program's; -1 with an
  * exception: so is it, and the step failed. */
-int cqn_cm_go_on(cqn_cm_id *self, enum rdma_cm_event_type type, int status);
+int cqn_cm_advance(cqn_cm_id *self, enum rdma_cm_event_type type, int status);
 
 /* ---- id.c ---- */
 
@@ -229,17 +229,17 @@ PyObject *cqn_cm_next_event(cqn_cm_channel *self);
 
 /* ---- throttle.c ---- */
 
-#define CQN_CM_TURN 0.003 /* seconds for which calls are made before the loop gets its turn */
+#define CQN_CM_BUDGET 0.003 /* seconds for which calls are made before the loop gets its turn */
 
 /* What a task does when an event has woken it: it closes the connection, and ends another one. The
  * time of so many calls is taken together with that of the event. */
 #define CQN_CM_CALLS_OF_AN_EVENT 2
 
-extern const char cqn_cm_in_turn_doc[];
-PyObject *cqn_cm_in_turn(PyObject *channel, PyObject *call);
-PyObject *cqn_cm_new_turn(PyObject *channel, PyObject *unused);
+extern const char cqn_cm_throttled_doc[];
+PyObject *cqn_cm_throttled(PyObject *channel, PyObject *call);
+PyObject *cqn_cm_run_throttled(PyObject *channel, PyObject *unused);
 
-extern PyType_Spec cqn_cm_channel_spec, cqn_cm_id_spec, cqn_cm_link_spec, cqn_cm_wait_spec,
+extern PyType_Spec cqn_cm_channel_spec, cqn_cm_id_spec, cqn_cm_conn_spec, cqn_cm_wait_spec,
     cqn_cm_call_spec;
 
 #endif

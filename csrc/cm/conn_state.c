@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * CMLink: what has happened to an identifier, in the order in which it did, and what waits for it.
+ * CMConn: what has happened to an identifier, in the order in which it did, and what waits for it.
  *
  * The base of Python's Link, which knows what follows from it (cqnotify/cm/_steps.py). An event
  * that was read is put into the list of its link; then the tasks that wait for it go on, in this
@@ -23,26 +23,26 @@
 
 /* Room for one more than `n` things of that size; most links never have more than one. What there
  * is, or NULL with an exception: then it is as it was. */
-static void *make_room(void *things, size_t n, size_t *room, size_t size)
+static void *reserve_one(void *things, size_t n, size_t *capacity, size_t size)
 {
-    if (n < *room) {
+    if (n < *capacity) {
         return things;
     }
-    const size_t more = *room == 0 ? 1 : 2 * *room;
+    const size_t more = *capacity == 0 ? 1 : 2 * *capacity;
     void *moved = PyMem_Realloc(things, more * size);
     if (moved == NULL) {
         return PyErr_NoMemory();
     }
-    *room = more;
+    *capacity = more;
     return moved;
 }
 
 /* ---- ringing ---- */
 
-int cqn_cm_link_add_sleeper(cqn_cm_link *self, PyObject *wakeup)
+int cqn_cm_conn_add_sleeper(cqn_cm_conn *self, PyObject *wakeup)
 {
     cqn_cm_sleeper *sleepers =
-        make_room(self->sleepers, self->asleep, &self->asleep_room, sizeof(*sleepers));
+        reserve_one(self->sleepers, self->asleep, &self->asleep_capacity, sizeof(*sleepers));
     if (sleepers == NULL) {
         return -1;
     }
@@ -51,7 +51,7 @@ int cqn_cm_link_add_sleeper(cqn_cm_link *self, PyObject *wakeup)
     return 0;
 }
 
-void cqn_cm_link_remove_sleeper(cqn_cm_link *self, const PyObject *wakeup)
+void cqn_cm_conn_remove_sleeper(cqn_cm_conn *self, const PyObject *wakeup)
 {
     for (size_t i = 0; i < self->asleep; i++) {
         PyObject *one = self->sleepers[i].wakeup;
@@ -66,40 +66,41 @@ void cqn_cm_link_remove_sleeper(cqn_cm_link *self, const PyObject *wakeup)
 }
 
 /* The oldest that was not rung for since unring_all(), from now on it is; borrowed. */
-static PyObject *ring_next(cqn_cm_link *self)
+static PyObject *next_unnotified(cqn_cm_conn *self)
 {
     for (size_t i = 0; i < self->asleep; i++) {
-        if (!self->sleepers[i].is_rung) {
-            self->sleepers[i].is_rung = true;
+        if (!self->sleepers[i].is_notified) {
+            self->sleepers[i].is_notified = true;
             return self->sleepers[i].wakeup;
         }
     }
     return NULL;
 }
 
-static size_t unring_all(cqn_cm_link *self)
+static size_t clear_notified(cqn_cm_conn *self)
 {
     for (size_t i = 0; i < self->asleep; i++) {
-        self->sleepers[i].is_rung = false;
+        self->sleepers[i].is_notified = false;
     }
     return self->asleep;
 }
 
 /* Sleepers come and go meanwhile, those that come at the end. */
-int cqn_cm_link_wake_all(cqn_cm_link *self, bool at_once, bool while_news)
+int cqn_cm_conn_wake_all(cqn_cm_conn *self, bool at_once, bool while_news)
 {
     PyObject *pending = NULL, *wakeup;
-    for (size_t left = unring_all(self); left > 0 && (wakeup = ring_next(self)) != NULL; left--) {
+    for (size_t left = clear_notified(self); left > 0 && (wakeup = next_unnotified(self)) != NULL;
+         left--) {
         Py_INCREF(wakeup);
         const int rc = cqn_wakeup_of_any(self->state, wakeup, at_once);
         Py_DECREF(wakeup);
-        if (rc == 0 && while_news && self->waiting == 0) {
+        if (rc == 0 && while_news && self->events_len == 0) {
             break;
         }
         if (rc < 0 && pending == NULL) { /* all of them, also that which has failed */
             pending = cqn_take_exception();
             at_once = while_news = false;
-            left = unring_all(self) + 1;
+            left = clear_notified(self) + 1;
         }
         else if (rc < 0) {
             PyErr_WriteUnraisable((PyObject *)self);
@@ -109,29 +110,29 @@ int cqn_cm_link_wake_all(cqn_cm_link *self, bool at_once, bool while_news)
     return pending == NULL ? 0 : -1;
 }
 
-static int ring_bell(cqn_cm_link *self)
+static int notify_threads(cqn_cm_conn *self)
 {
-    PyObject *bell = Py_NewRef(self->bell), *result;
-    CQN_UNLOCKED(result = PyObject_CallMethod(bell, "ring", NULL));
-    Py_DECREF(bell);
+    PyObject *notifier = Py_NewRef(self->notifier), *result;
+    CQN_UNLOCKED(result = PyObject_CallMethod(notifier, "notify", NULL));
+    Py_DECREF(notifier);
     Py_XDECREF(result);
     return result == NULL ? -1 : 0;
 }
 
 /* In a callback of the loop, where no task runs; or in the thread that reads for all threads. */
-static int ring_at_once(cqn_cm_link *self, bool while_news)
+static int notify_now(cqn_cm_conn *self, bool while_news)
 {
-    if (self->bell != NULL) {
-        return ring_bell(self);
+    if (self->notifier != NULL) {
+        return notify_threads(self);
     }
-    return cqn_cm_link_wake_all(self, true, while_news);
+    return cqn_cm_conn_wake_all(self, true, while_news);
 }
 
 /* 1: the loop was asked to call link_wake_all(), or is closed, and with it the tasks that wait; 0:
  * the caller is in the thread of the loop; -1 with an exception. */
-static int ring_elsewhere(cqn_cm_link *self)
+static int notify_elsewhere(cqn_cm_conn *self)
 {
-    const cqn_cm_channel *channel = cqn_cm_link_channel(self);
+    const cqn_cm_channel *channel = cqn_cm_conn_channel(self);
     const int here = cqn_loop_runs_here(self->state, channel->loop, channel->raw_loop);
     if (here != 0) {
         return here < 0 ? -1 : 0;
@@ -156,24 +157,24 @@ static int ring_elsewhere(cqn_cm_link *self)
     return rc;
 }
 
-int cqn_cm_link_ring(cqn_cm_link *self)
+int cqn_cm_conn_notify(cqn_cm_conn *self)
 {
-    if (self->bell != NULL) {
-        return ring_bell(self);
+    if (self->notifier != NULL) {
+        return notify_threads(self);
     }
-    if (self->asleep == 0 || cqn_cm_link_channel(self)->loop == NULL) {
+    if (self->asleep == 0 || cqn_cm_conn_channel(self)->loop == NULL) {
         return 0;
     }
-    const int rc = ring_elsewhere(self);
-    return rc < 0 ? -1 : rc > 0 ? 0 : cqn_cm_link_wake_all(self, false, false);
+    const int rc = notify_elsewhere(self);
+    return rc < 0 ? -1 : rc > 0 ? 0 : cqn_cm_conn_wake_all(self, false, false);
 }
 
 /* ---- what happens to it ---- */
 
-static void set_why(cqn_cm_link *self, PyObject *why)
+static void set_reason(cqn_cm_conn *self, PyObject *reason)
 {
-    if (!cqn_cm_link_has_why(self)) {
-        Py_XSETREF(self->why, Py_NewRef(why));
+    if (!cqn_cm_conn_has_reason(self)) {
+        Py_XSETREF(self->reason, Py_NewRef(reason));
     }
 }
 
@@ -194,12 +195,12 @@ static int try_call(PyObject *result, bool *failed)
     return 0;
 }
 
-int cqn_cm_link_hang_up(cqn_cm_link *self)
+int cqn_cm_conn_shut_down(cqn_cm_conn *self)
 {
-    if (self->hung_up) {
+    if (self->is_shut_down) {
         return 0;
     }
-    self->hung_up = true;
+    self->is_shut_down = true;
     bool failed = false;
     PyObject *result;
     if (self->qp != NULL && PyObject_TypeCheck(self->qp, self->state->QP) && !self->datagrams) {
@@ -210,7 +211,7 @@ int cqn_cm_link_hang_up(cqn_cm_link *self)
             return -1;
         }
     }
-    if (cqn_cm_link_id(self) != NULL) {
+    if (cqn_cm_conn_id(self) != NULL) {
         PyObject *id = Py_NewRef(self->id);
         CQN_UNLOCKED(result = cqn_cm_id_disconnect(id, NULL));
         Py_DECREF(id);
@@ -218,13 +219,13 @@ int cqn_cm_link_hang_up(cqn_cm_link *self)
             return -1;
         }
     }
-    self->hung_up = !failed;
+    self->is_shut_down = !failed;
     return 0;
 }
 
-static bool is_closed(const cqn_cm_link *self)
+static bool is_closed(const cqn_cm_conn *self)
 {
-    const cqn_cm_id *id = cqn_cm_link_id(self);
+    const cqn_cm_id *id = cqn_cm_conn_id(self);
     return id == NULL || !cqn_is_open(&id->base);
 }
 
@@ -238,31 +239,31 @@ int cqn_cm_reject(PyObject *event)
     return result == NULL ? -1 : 0;
 }
 
-static int add_event(cqn_cm_link *self, PyObject *event)
+static int add_event(cqn_cm_conn *self, PyObject *event)
 {
     PyObject **events =
-        make_room(self->events, self->waiting, &self->waiting_room, sizeof(*events));
+        reserve_one(self->events, self->events_len, &self->events_capacity, sizeof(*events));
     if (events == NULL) {
         return -1;
     }
     self->events = events;
-    self->events[self->waiting++] = Py_NewRef(event);
+    self->events[self->events_len++] = Py_NewRef(event);
     return 0;
 }
 
-PyObject *cqn_cm_link_pop(cqn_cm_link *self)
+PyObject *cqn_cm_conn_pop(cqn_cm_conn *self)
 {
     PyObject *event = self->events[0];
-    self->waiting--;
-    memmove(self->events, self->events + 1, self->waiting * sizeof(*self->events));
+    self->events_len--;
+    memmove(self->events, self->events + 1, self->events_len * sizeof(*self->events));
     return event;
 }
 
-static int reject_waiting(cqn_cm_link *self)
+static int reject_events(cqn_cm_conn *self)
 {
     int rc = 0;
-    while (rc == 0 && self->waiting > 0) {
-        PyObject *event = cqn_cm_link_pop(self);
+    while (rc == 0 && self->events_len > 0) {
+        PyObject *event = cqn_cm_conn_pop(self);
         rc = cqn_cm_reject(event);
         Py_DECREF(event);
     }
@@ -270,25 +271,25 @@ static int reject_waiting(cqn_cm_link *self)
 }
 
 /* First of all it is known why, so that whatever sees the flush finds that out. */
-static int deliver_end(cqn_cm_link *self, PyObject *event, bool hangs_up)
+static int deliver_end(cqn_cm_conn *self, PyObject *event, bool shuts_down)
 {
-    set_why(self, event);
-    if (hangs_up && cqn_cm_link_hang_up(self) < 0) {
+    set_reason(self, event);
+    if (shuts_down && cqn_cm_conn_shut_down(self) < 0) {
         return -1;
     }
     CQN_PLACE("cm end");
     self->ended = true;
-    return ring_at_once(self, false);
+    return notify_now(self, false);
 }
 
-int cqn_cm_link_deliver(cqn_cm_link *self, PyObject *event)
+int cqn_cm_conn_deliver(cqn_cm_conn *self, PyObject *event)
 {
     const long number = PyLong_AsLong(PyTuple_GET_ITEM(event, CQN_CM_EVENT_TYPE));
     if (number < 0 || number >= 32) {
         return PyErr_Occurred() ? -1 : 0;
     }
     const unsigned int type = 1u << number;
-    const cqn_cm_id *id = cqn_cm_link_id(self);
+    const cqn_cm_id *id = cqn_cm_conn_id(self);
     /* A peer that goes before it has our last word is rejected by its kernel. */
     const bool is_lost = id != NULL && id->lost && type == CQN_CM_BIT(REJECTED);
     if ((type & OVER) || is_lost) {
@@ -298,52 +299,52 @@ int cqn_cm_link_deliver(cqn_cm_link *self, PyObject *event)
         return 0;
     }
     if (type == CQN_CM_BIT(UNREACHABLE) && id != NULL && id->state == CQN_CM_ESTABLISHED) {
-        self->troubles++;
+        self->path_errors++;
         return 0;
     }
-    if (type == CQN_CM_BIT(CONNECT_REQUEST) && self->waiting >= (size_t)self->backlog) {
+    if (type == CQN_CM_BIT(CONNECT_REQUEST) && self->events_len >= (size_t)self->backlog) {
         return cqn_cm_reject(event);
     }
     if (add_event(self, event) < 0 ||
-        (is_closed(self) /* since the event was read */ && reject_waiting(self) < 0)) {
+        (is_closed(self) /* since the event was read */ && reject_events(self) < 0)) {
         return -1;
     }
-    return ring_at_once(self, true);
+    return notify_now(self, true);
 }
 
 /* ---- the links of a channel ---- */
 
-void cqn_cm_link_join(cqn_cm_link *self)
+void cqn_cm_conn_join(cqn_cm_conn *self)
 {
-    cqn_cm_channel *channel = cqn_cm_link_channel(self);
+    cqn_cm_channel *channel = cqn_cm_conn_channel(self);
     cqn_enable_try_ref((PyObject *)self);
-    self->next = channel->links;
+    self->next = channel->conns;
     if (self->next != NULL) {
         self->next->prev = self;
     }
-    channel->links = self;
-    self->whole = true;
+    channel->conns = self;
+    self->registered = true;
 }
 
-bool cqn_cm_link_leave(cqn_cm_link *self)
+bool cqn_cm_conn_leave(cqn_cm_conn *self)
 {
-    cqn_cm_channel *channel = cqn_cm_link_channel(self);
-    if (!self->whole) {
+    cqn_cm_channel *channel = cqn_cm_conn_channel(self);
+    if (!self->registered) {
         return false;
     }
-    self->whole = false;
-    *(self->prev != NULL ? &self->prev->next : &channel->links) = self->next;
+    self->registered = false;
+    *(self->prev != NULL ? &self->prev->next : &channel->conns) = self->next;
     if (self->next != NULL) {
         self->next->prev = self->prev;
     }
     self->next = self->prev = NULL;
-    return channel->links == NULL;
+    return channel->conns == NULL;
 }
 
-PyObject *cqn_cm_links(const cqn_cm_channel *channel)
+PyObject *cqn_cm_conns(const cqn_cm_channel *channel)
 {
     PyObject *list = PyList_New(0);
-    for (cqn_cm_link *one = channel->links; list != NULL && one != NULL; one = one->next) {
+    for (cqn_cm_conn *one = channel->conns; list != NULL && one != NULL; one = one->next) {
         if (one->dying || !cqn_try_ref_object((PyObject *)one)) {
             continue;
         }
@@ -356,7 +357,7 @@ PyObject *cqn_cm_links(const cqn_cm_channel *channel)
     return list;
 }
 
-int cqn_cm_link_tell(cqn_cm_link *self, const char *method)
+int cqn_cm_conn_call(cqn_cm_conn *self, const char *method)
 {
     PyObject *result;
     CQN_UNLOCKED(result = PyObject_CallMethod((PyObject *)self, method, NULL));
@@ -364,10 +365,10 @@ int cqn_cm_link_tell(cqn_cm_link *self, const char *method)
     return result == NULL ? -1 : 0;
 }
 
-cqn_cm_link *cqn_cm_link_of(const cqn_cm_id *id)
+cqn_cm_conn *cqn_cm_conn_of(const cqn_cm_id *id)
 {
-    cqn_cm_link *link = id->link;
-    return link != NULL && !link->dying && cqn_try_ref_object((PyObject *)link) ? link : NULL;
+    cqn_cm_conn *conn = id->conn;
+    return conn != NULL && !conn->dying && cqn_try_ref_object((PyObject *)conn) ? conn : NULL;
 }
 
 /* One step of the end, which goes on whatever fails: the first exception is kept. */
@@ -381,28 +382,28 @@ static void end_step(int rc, PyObject **pending)
     }
 }
 
-static int end_with_id(cqn_cm_link *self)
+static int end_with_id(cqn_cm_conn *self)
 {
     PyObject *pending = NULL;
     const bool had_ended = self->ended; /* then nobody sleeps any more, or is being woken */
-    set_why(self, self->state->ClosedError);
-    const bool was_last = cqn_cm_link_leave(self);
-    end_step(reject_waiting(self), &pending);
-    if (self->kept_alive) {
-        end_step(cqn_cm_link_tell(self, "_end_keepalive"), &pending);
+    set_reason(self, self->state->ClosedError);
+    const bool was_last = cqn_cm_conn_leave(self);
+    end_step(reject_events(self), &pending);
+    if (self->has_keepalive) {
+        end_step(cqn_cm_conn_call(self, "_end_keepalive"), &pending);
     }
     if (was_last) {
-        end_step(cqn_cm_link_tell(self, "_was_last"), &pending);
+        end_step(cqn_cm_conn_call(self, "_was_last"), &pending);
     }
     self->ended = true;
     if (!had_ended) {
-        end_step(cqn_cm_link_ring(self), &pending);
+        end_step(cqn_cm_conn_notify(self), &pending);
     }
     cqn_put_exception(pending);
     return pending == NULL ? 0 : -1;
 }
 
-void cqn_cm_link_closed(cqn_cm_link *self, PyObject **interrupt)
+void cqn_cm_conn_closed(cqn_cm_conn *self, PyObject **interrupt)
 {
     PyObject *pending = cqn_take_exception();
     if (end_with_id(self) < 0) {
@@ -419,33 +420,33 @@ static bool takes_long(const cqn_cm_id *id)
     return id->state == CQN_CM_CONNECTING && cqn_cm_is_iwarp(id);
 }
 
-static int say_farewell(cqn_cm_link *self)
+static int disconnect_peer(cqn_cm_conn *self)
 {
-    if (self->qp == NULL || self->qp == Py_None || self->hung_up) {
+    if (self->qp == NULL || self->qp == Py_None || self->is_shut_down) {
         return 0;
     }
-    return self->datagrams ? cqn_cm_link_tell(self, "_part") : cqn_cm_link_hang_up(self);
+    return self->datagrams ? cqn_cm_conn_call(self, "_leave_group") : cqn_cm_conn_shut_down(self);
 }
 
 /* It is known why before the farewell, of which an event of our own may tell. */
-PyObject *cqn_cm_link_close(PyObject *op, PyObject *Py_UNUSED(unused))
+PyObject *cqn_cm_conn_close(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
-    cqn_cm_link *self = (cqn_cm_link *)op;
-    cqn_cm_id *id = cqn_cm_link_id(self);
+    cqn_cm_conn *self = (cqn_cm_conn *)op;
+    cqn_cm_id *id = cqn_cm_conn_id(self);
     if (id == NULL || !cqn_is_open(&id->base)) {
         Py_RETURN_NONE;
     }
-    set_why(self, self->state->ClosedError);
-    const int rc = say_farewell(self);
+    set_reason(self, self->state->ClosedError);
+    const int rc = disconnect_peer(self);
     CQN_PLACE("cm farewell");
     if (rc < 0) {
         return NULL;
     }
     if (cqn_is_open(&id->base) && takes_long(id)) {
         self->ended = true;
-        return cqn_cm_done(cqn_cm_link_ring(self) < 0 ? -1
-                                                      : cqn_cm_link_tell(self, "_close_slowly"));
+        return cqn_cm_done(cqn_cm_conn_notify(self) < 0 ? -1
+                                                        : cqn_cm_conn_call(self, "_close_slowly"));
     }
     PyObject *kept = Py_NewRef((PyObject *)id), *result;
     CQN_UNLOCKED(result = cqn_method_close(kept, NULL));
@@ -453,9 +454,9 @@ PyObject *cqn_cm_link_close(PyObject *op, PyObject *Py_UNUSED(unused))
     return result;
 }
 
-PyObject *cqn_cm_link_say_goodbye(PyObject *op, PyObject *Py_UNUSED(unused))
+PyObject *cqn_cm_conn_disconnect(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
-    cqn_cm_link *self = (cqn_cm_link *)op;
-    return cqn_cm_done(cqn_cm_link_has_why(self) ? 0 : cqn_cm_link_hang_up(self));
+    cqn_cm_conn *self = (cqn_cm_conn *)op;
+    return cqn_cm_done(cqn_cm_conn_has_reason(self) ? 0 : cqn_cm_conn_shut_down(self));
 }

@@ -137,7 +137,7 @@ static int64_t number_from(PyObject *options, Py_ssize_t i, int64_t most)
     return -1;
 }
 
-static int plan_from(PyObject *options, cqn_cm_plan *plan, int64_t *access)
+static int params_from(PyObject *options, cqn_cm_conn_params *params, int64_t *access)
 {
     if (!PyTuple_Check(options) || PyTuple_GET_SIZE(options) < OPTIONS ||
         !PyBytes_Check(PyTuple_GET_ITEM(options, PRIVATE_DATA))) {
@@ -157,8 +157,8 @@ static int plan_from(PyObject *options, cqn_cm_plan *plan, int64_t *access)
             return -1;
         }
     }
-    memcpy(plan->private_data, PyBytes_AS_STRING(data), (size_t)len);
-    plan->param = (struct rdma_conn_param){
+    memcpy(params->private_data, PyBytes_AS_STRING(data), (size_t)len);
+    params->param = (struct rdma_conn_param){
         .private_data_len = (uint8_t)len,
         .responder_resources = (uint8_t)bytes[RESPONDER_RESOURCES],
         .initiator_depth = (uint8_t)bytes[INITIATOR_DEPTH],
@@ -182,9 +182,9 @@ CQN_RARE PyObject *cqn_cm_id_prepare(PyObject *op, PyObject *options)
 {
     CQN_LOCKED;
     cqn_cm_id *self = (cqn_cm_id *)op;
-    cqn_cm_plan plan;
+    cqn_cm_conn_params params;
     int64_t access;
-    if (plan_from(options, &plan, &access) < 0 || cqn_open(&self->base) == NULL) {
+    if (params_from(options, &params, &access) < 0 || cqn_open(&self->base) == NULL) {
         return NULL;
     }
     if (set_option_from(self, options, ACK_TIMEOUT, RDMA_OPTION_ID_ACK_TIMEOUT) < 0 ||
@@ -195,15 +195,15 @@ CQN_RARE PyObject *cqn_cm_id_prepare(PyObject *op, PyObject *options)
     if (qp == NULL) {
         return PyErr_Format(PyExc_RuntimeError, "prepare(): this CMID has no QP");
     }
-    if (self->plan == NULL && (self->plan = PyMem_Malloc(sizeof(plan))) == NULL) {
+    if (self->params == NULL && (self->params = PyMem_Malloc(sizeof(params))) == NULL) {
         return PyErr_NoMemory();
     }
-    *self->plan = plan;
-    self->plan->param.private_data = self->plan->private_data;
-    self->plan->param.qp_num = qp->qp_num;
-    self->plan->param.srq = qp->srq != NULL;
+    *self->params = params;
+    self->params->param.private_data = self->params->private_data;
+    self->params->param.qp_num = qp->qp_num;
+    self->params->param.srq = qp->srq != NULL;
     self->access = (unsigned int)access;
-    self->depth = plan.param.initiator_depth;
+    self->depth = params.param.initiator_depth;
     self->prepared = true;
     Py_RETURN_NONE;
 }
@@ -299,14 +299,14 @@ static int bring_up(cqn_cm_id *self)
 
 /* What the peer is to be told: taken from the CMID, since it is told once. NULL with an exception;
  * else the caller frees it. */
-static cqn_cm_plan *take_plan(cqn_cm_id *self)
+static cqn_cm_conn_params *pop_params(cqn_cm_id *self)
 {
-    cqn_cm_plan *plan = self->plan;
-    self->plan = NULL;
-    if (plan == NULL) {
+    cqn_cm_conn_params *params = self->params;
+    self->params = NULL;
+    if (params == NULL) {
         PyErr_SetString(PyExc_RuntimeError, "how this CMID is to be connected was not said");
     }
-    return plan;
+    return params;
 }
 
 /* Asks the peer. Its answer finds the queue pair of datagrams, and of iWARP, ready. */
@@ -318,24 +318,24 @@ static int ask_peer(cqn_cm_id *self)
         return -1;
     }
     struct rdma_cm_id *id = cqn_cm_in_state(self, "rdma_connect", states);
-    cqn_cm_plan *plan = id == NULL ? NULL : take_plan(self);
-    if (plan == NULL) {
+    cqn_cm_conn_params *params = id == NULL ? NULL : pop_params(self);
+    if (params == NULL) {
         return -1;
     }
     int rc;
-    CQN_CM_CALL(rc, self, "rdma_connect", CQN_CM_CONNECTING, CQN_CM(connect, id, &plan->param),
+    CQN_CM_CALL(rc, self, "rdma_connect", CQN_CM_CONNECTING, CQN_CM(connect, id, &params->param),
                 "private data of %d bytes, responder_resources %d, initiator_depth %d",
-                (int)plan->param.private_data_len, (int)plan->param.responder_resources,
-                (int)plan->param.initiator_depth);
-    PyMem_Free(plan);
+                (int)params->param.private_data_len, (int)params->param.responder_resources,
+                (int)params->param.initiator_depth);
+    PyMem_Free(params);
     return rc;
 }
 
-PyObject *cqn_cm_id_connect(PyObject *op, PyObject *goal)
+PyObject *cqn_cm_id_connect(PyObject *op, PyObject *target)
 {
     CQN_LOCKED;
     cqn_cm_id *self = (cqn_cm_id *)op;
-    return cqn_cm_goal_from(goal, &self->goal) < 0 ? NULL : cqn_cm_done(ask_peer(self));
+    return cqn_cm_target_from(target, &self->target) < 0 ? NULL : cqn_cm_done(ask_peer(self));
 }
 
 /* A datagram's request is answered by this; a connection waits for the peer. */
@@ -347,17 +347,17 @@ PyObject *cqn_cm_id_accept(PyObject *op, PyObject *Py_UNUSED(unused))
         return NULL;
     }
     struct rdma_cm_id *id = cqn_cm_in_state(self, "rdma_accept", CQN_CM_IN(REQUESTED));
-    cqn_cm_plan *plan = id == NULL ? NULL : take_plan(self);
-    if (plan == NULL) {
+    cqn_cm_conn_params *params = id == NULL ? NULL : pop_params(self);
+    if (params == NULL) {
         return NULL;
     }
     const uint8_t next = self->datagrams ? CQN_CM_ESTABLISHED : CQN_CM_ACCEPTING;
     int rc;
-    CQN_CM_CALL(rc, self, "rdma_accept", next, CQN_CM(accept, id, &plan->param),
+    CQN_CM_CALL(rc, self, "rdma_accept", next, CQN_CM(accept, id, &params->param),
                 "private data of %d bytes, responder_resources %d, initiator_depth %d",
-                (int)plan->param.private_data_len, (int)plan->param.responder_resources,
-                (int)plan->param.initiator_depth);
-    PyMem_Free(plan);
+                (int)params->param.private_data_len, (int)params->param.responder_resources,
+                (int)params->param.initiator_depth);
+    PyMem_Free(params);
     return cqn_cm_done(rc);
 }
 
@@ -383,19 +383,19 @@ PyObject *cqn_cm_id_establish(PyObject *op, PyObject *Py_UNUSED(unused))
     return cqn_cm_done(establish((cqn_cm_id *)op));
 }
 
-int cqn_cm_go_on(cqn_cm_id *self, enum rdma_cm_event_type type, int status)
+int cqn_cm_advance(cqn_cm_id *self, enum rdma_cm_event_type type, int status)
 {
     if (type == RDMA_CM_EVENT_ADDR_ERROR && status == -ETIMEDOUT && self->left_ms > 0) {
         return cqn_cm_resolve_again(self) < 0 ? -1 : 1;
     }
-    if (type == RDMA_CM_EVENT_ADDR_RESOLVED && self->goal > CQN_CM_ADDR_RESOLVED) {
+    if (type == RDMA_CM_EVENT_ADDR_RESOLVED && self->target > CQN_CM_ADDR_RESOLVED) {
         const bool is_here = qp_of(self) == NULL || leads_to_device_of(self, qp_of(self));
         return !is_here ? 0 : cqn_cm_resolve_route(self, ROUTE_MS) < 0 ? -1 : 1;
     }
-    if (type == RDMA_CM_EVENT_ROUTE_RESOLVED && self->goal > CQN_CM_ROUTE_RESOLVED) {
+    if (type == RDMA_CM_EVENT_ROUTE_RESOLVED && self->target > CQN_CM_ROUTE_RESOLVED) {
         return ask_peer(self) < 0 ? -1 : 1;
     }
-    if (type == RDMA_CM_EVENT_CONNECT_RESPONSE && self->goal > CQN_CM_RESPONDED) {
+    if (type == RDMA_CM_EVENT_CONNECT_RESPONSE && self->target > CQN_CM_RESPONDED) {
         return establish(self); /* what the peer has said with it is for the program */
     }
     return 0;

@@ -93,7 +93,7 @@ static PyObject *make_cm_event(cqn_cm_channel *self, cqn_cm_event *event, PyObje
  * tuple, an empty one for a step; NULL with an exception. */
 static PyObject *handle_event(cqn_cm_channel *self, cqn_cm_event *event, cqn_cm_id *owner)
 {
-    const int rc = cqn_cm_go_on(owner, event->type, event->status);
+    const int rc = cqn_cm_advance(owner, event->type, event->status);
     if (rc > 0) {
         return PyTuple_New(0);
     }

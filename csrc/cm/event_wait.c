@@ -19,7 +19,7 @@
 
 typedef struct {
     PyObject_HEAD
-    cqn_cm_link *link; /* NULL: it is over */
+    cqn_cm_conn *conn; /* NULL: it is over */
     cqn_cm_sleep sleep;
     double end;          /* by the monotonic clock */
     unsigned int wanted; /* events */
@@ -31,8 +31,8 @@ typedef struct {
 
 static bool has_news(const cm_wait *self)
 {
-    const cqn_cm_link *link = self->link;
-    return self->for_end ? link->ended : link->waiting > 0 || cqn_cm_link_has_why(link);
+    const cqn_cm_conn *conn = self->conn;
+    return self->for_end ? conn->ended : conn->events_len > 0 || cqn_cm_conn_has_reason(conn);
 }
 
 /* An exception that can be raised often does not grow with each raise. */
@@ -50,62 +50,62 @@ static PySendResult raise_again(PyObject *error)
 }
 
 /* What Python makes of it: a method of the link says which exception that is. */
-static PySendResult raise_by(cqn_cm_link *link, const char *method, PyObject *event)
+static PySendResult raise_by(cqn_cm_conn *conn, const char *method, PyObject *event)
 {
     PyObject *error;
     CQN_UNLOCKED(
-        error = PyObject_CallMethod((PyObject *)link, method, event == NULL ? NULL : "(O)", event));
+        error = PyObject_CallMethod((PyObject *)conn, method, event == NULL ? NULL : "(O)", event));
     return raise_again(error);
 }
 
 /* Why a step has failed: an event tells of it, or will. */
-static bool peer_has_gone(const cqn_cm_link *link)
+static bool peer_has_gone(const cqn_cm_conn *conn)
 {
-    const cqn_cm_id *id = cqn_cm_link_id(link);
+    const cqn_cm_id *id = cqn_cm_conn_id(conn);
     return id != NULL && cqn_is_open(&id->base) &&
            (id->state == CQN_CM_DISCONNECTED || id->state == CQN_CM_FAILED);
 }
 
 /* Takes an event, and the reference to it. PYGEN_NEXT: it is none for this wait. */
-static PySendResult take(cm_wait *self, PyObject *event, PyObject **result)
+static PySendResult handle_event(cm_wait *self, PyObject *event, PyObject **result)
 {
     PyObject *error = PyTuple_GET_ITEM(event, CQN_CM_EVENT_ERROR);
     const long number = PyLong_AsLong(PyTuple_GET_ITEM(event, CQN_CM_EVENT_TYPE));
     const unsigned int type = number < 0 || number >= 32 ? 0 : 1u << number;
     PySendResult r = PYGEN_NEXT;
     if (error != Py_None) {
-        r = peer_has_gone(self->link) ? PYGEN_NEXT : raise_again(Py_NewRef(error));
+        r = peer_has_gone(self->conn) ? PYGEN_NEXT : raise_again(Py_NewRef(error));
     }
     else if (type & self->wanted) {
         *result = Py_NewRef(event);
         r = PYGEN_RETURN;
     }
     else if (type & ENDS) {
-        r = raise_by(self->link, "_error_of", event);
+        r = raise_by(self->conn, "_error_of", event);
     }
     Py_DECREF(event);
     return r;
 }
 
 /* PYGEN_NEXT: what is waited for has not happened. */
-static PySendResult look(cm_wait *self, PyObject **result)
+static PySendResult check(cm_wait *self, PyObject **result)
 {
-    cqn_cm_link *link = self->link;
+    cqn_cm_conn *conn = self->conn;
     if (self->for_end) {
-        *result = link->ended ? Py_NewRef(Py_None) : NULL;
-        return link->ended ? PYGEN_RETURN : PYGEN_NEXT;
+        *result = conn->ended ? Py_NewRef(Py_None) : NULL;
+        return conn->ended ? PYGEN_RETURN : PYGEN_NEXT;
     }
-    while (link->waiting > 0) {
-        const PySendResult r = take(self, cqn_cm_link_pop(link), result);
+    while (conn->events_len > 0) {
+        const PySendResult r = handle_event(self, cqn_cm_conn_pop(conn), result);
         if (r != PYGEN_NEXT) {
             return r;
         }
     }
-    if (!cqn_cm_link_has_why(link)) {
+    if (!cqn_cm_conn_has_reason(conn)) {
         return PYGEN_NEXT;
     }
     PyObject *error;
-    CQN_UNLOCKED(error = PyObject_GetAttrString((PyObject *)link, "error"));
+    CQN_UNLOCKED(error = PyObject_GetAttrString((PyObject *)conn, "error"));
     return raise_again(error);
 }
 
@@ -114,7 +114,7 @@ static PySendResult look(cm_wait *self, PyObject **result)
 static void wake_up(cm_wait *self)
 {
     if (self->sleep.wakeup != NULL) {
-        cqn_cm_link_remove_sleeper(self->link, self->sleep.wakeup);
+        cqn_cm_conn_remove_sleeper(self->conn, self->sleep.wakeup);
         cqn_cm_sleep_end(&self->sleep);
     }
 }
@@ -122,9 +122,9 @@ static void wake_up(cm_wait *self)
 /* PYGEN_RETURN: there may be news. */
 static PySendResult sleep_in_task(cm_wait *self, PyObject **result)
 {
-    const int rc = cqn_cm_sleep_prepare(&self->sleep, cqn_cm_link_channel(self->link), self->end);
+    const int rc = cqn_cm_sleep_prepare(&self->sleep, cqn_cm_conn_channel(self->conn), self->end);
     CQN_PLACE("cm prepare");
-    if (rc < 0 || cqn_cm_link_add_sleeper(self->link, self->sleep.wakeup) < 0) {
+    if (rc < 0 || cqn_cm_conn_add_sleeper(self->conn, self->sleep.wakeup) < 0) {
         return PYGEN_ERROR;
     }
     if (has_news(self)) { /* a coroutine that never began would warn of that */
@@ -137,17 +137,17 @@ static PySendResult sleep_in_task(cm_wait *self, PyObject **result)
 
 static PySendResult sleep_in_thread(cm_wait *self)
 {
-    PyObject *bell = Py_NewRef(self->link->bell), *result;
+    PyObject *notifier = Py_NewRef(self->conn->notifier), *result;
     PyObject *predicate =
-        PyObject_GetAttrString((PyObject *)self->link, self->for_end ? "is_over" : "has_news");
+        PyObject_GetAttrString((PyObject *)self->conn, self->for_end ? "is_over" : "has_news");
     PyObject *end = self->end == CQN_CM_NEVER ? Py_NewRef(Py_None) : PyFloat_FromDouble(self->end);
     CQN_UNLOCKED(result = predicate == NULL || end == NULL
                               ? NULL
-                              : PyObject_CallMethod(bell, "sleep", "OO", predicate, end));
+                              : PyObject_CallMethod(notifier, "sleep", "OO", predicate, end));
     Py_XDECREF(end);
     Py_XDECREF(predicate);
     Py_XDECREF(result);
-    Py_DECREF(bell);
+    Py_DECREF(notifier);
     return result == NULL ? PYGEN_ERROR : PYGEN_RETURN;
 }
 
@@ -156,14 +156,14 @@ static PySendResult sleep_in_thread(cm_wait *self)
 static PySendResult run(cm_wait *self, PyObject **result)
 {
     for (;;) {
-        PySendResult r = look(self, result);
+        PySendResult r = check(self, result);
         if (r != PYGEN_NEXT) {
             return r;
         }
         if (self->end < CQN_CM_NEVER && cqn_cm_now() >= self->end) {
-            return raise_by(self->link, "_no_answer", NULL);
+            return raise_by(self->conn, "_no_answer", NULL);
         }
-        r = self->link->bell != NULL ? sleep_in_thread(self) : sleep_in_task(self, result);
+        r = self->conn->notifier != NULL ? sleep_in_thread(self) : sleep_in_task(self, result);
         if (r != PYGEN_RETURN) {
             return r;
         }
@@ -173,9 +173,9 @@ static PySendResult run(cm_wait *self, PyObject **result)
 
 static void finish(cm_wait *self)
 {
-    if (self->link != NULL) {
+    if (self->conn != NULL) {
         wake_up(self);
-        Py_CLEAR(self->link);
+        Py_CLEAR(self->conn);
     }
 }
 
@@ -184,12 +184,12 @@ static PySendResult cm_wait_am_send(PyObject *op, PyObject *value, PyObject **re
     CQN_LOCKED;
     cm_wait *self = (cm_wait *)op;
     *result = NULL;
-    if (cqn_refuse_step(self->stepping, self->link == NULL) < 0) {
+    if (cqn_refuse_step(self->stepping, self->conn == NULL) < 0) {
         return PYGEN_ERROR;
     }
     self->stepping = true;
-    PySendResult r =
-        self->sleep.wakeup == NULL ? PYGEN_RETURN : cqn_cm_sleep_go_on(&self->sleep, value, result);
+    PySendResult r = self->sleep.wakeup == NULL ? PYGEN_RETURN
+                                                : cqn_cm_sleep_resume(&self->sleep, value, result);
     if (r == PYGEN_RETURN) {
         wake_up(self);
         r = run(self, result);
@@ -206,7 +206,7 @@ static PyObject *cm_wait_throw(PyObject *op, PyObject *const *args, Py_ssize_t n
 {
     CQN_LOCKED;
     cm_wait *self = (cm_wait *)op;
-    if (cqn_check_throw(nargs) < 0 || cqn_refuse_step(self->stepping, self->link == NULL) < 0) {
+    if (cqn_check_throw(nargs) < 0 || cqn_refuse_step(self->stepping, self->conn == NULL) < 0) {
         return NULL;
     }
     self->stepping = true;
@@ -232,7 +232,7 @@ static PyObject *cm_wait_close(PyObject *op, PyObject *Py_UNUSED(unused))
     if (cqn_refuse_step(self->stepping, false) < 0) {
         return NULL;
     }
-    if (self->link != NULL && cqn_cm_sleep_close(&self->sleep) < 0) {
+    if (self->conn != NULL && cqn_cm_sleep_close(&self->sleep) < 0) {
         return NULL;
     }
     finish(self);
@@ -241,16 +241,16 @@ static PyObject *cm_wait_close(PyObject *op, PyObject *Py_UNUSED(unused))
 
 /* ---- the type ---- */
 
-static PyObject *new_wait(cqn_cm_link *link, unsigned int wanted, bool for_end, PyObject *end)
+static PyObject *new_wait(cqn_cm_conn *conn, unsigned int wanted, bool for_end, PyObject *end)
 {
     const double at = end == Py_None ? CQN_CM_NEVER : PyFloat_AsDouble(end);
     if (at == -1 && PyErr_Occurred()) {
         return NULL;
     }
-    PyTypeObject *type = link->state->CMWait;
+    PyTypeObject *type = conn->state->CMWait;
     cm_wait *self = (cm_wait *)type->tp_alloc(type, 0);
     if (self != NULL) {
-        self->link = (cqn_cm_link *)Py_NewRef((PyObject *)link);
+        self->conn = (cqn_cm_conn *)Py_NewRef((PyObject *)conn);
         self->wanted = wanted;
         self->for_end = for_end;
         self->end = at;
@@ -258,27 +258,27 @@ static PyObject *new_wait(cqn_cm_link *link, unsigned int wanted, bool for_end, 
     return (PyObject *)self;
 }
 
-PyObject *cqn_cm_link_expect(PyObject *op, PyObject *args)
+PyObject *cqn_cm_conn_expect(PyObject *op, PyObject *args)
 {
     CQN_LOCKED;
     unsigned int wanted;
     PyObject *end;
     return PyArg_ParseTuple(args, "IO:expect", &wanted, &end)
-               ? new_wait((cqn_cm_link *)op, wanted, false, end)
+               ? new_wait((cqn_cm_conn *)op, wanted, false, end)
                : NULL;
 }
 
-PyObject *cqn_cm_link_over(PyObject *op, PyObject *end)
+PyObject *cqn_cm_conn_over(PyObject *op, PyObject *end)
 {
     CQN_LOCKED;
-    return new_wait((cqn_cm_link *)op, 0, true, end);
+    return new_wait((cqn_cm_conn *)op, 0, true, end);
 }
 
 static int cm_wait_traverse(PyObject *op, visitproc visit, void *arg)
 {
     const cm_wait *self = (cm_wait *)op;
     Py_VISIT(Py_TYPE(op));
-    Py_VISIT(self->link);
+    Py_VISIT(self->conn);
     return cqn_cm_sleep_traverse(&self->sleep, visit, arg);
 }
 
@@ -286,11 +286,11 @@ static int cm_wait_tp_clear(PyObject *op)
 {
     CQN_LOCKED;
     cm_wait *self = (cm_wait *)op;
-    if (self->link != NULL && self->sleep.wakeup != NULL) {
-        cqn_cm_link_remove_sleeper(self->link, self->sleep.wakeup);
+    if (self->conn != NULL && self->sleep.wakeup != NULL) {
+        cqn_cm_conn_remove_sleeper(self->conn, self->sleep.wakeup);
     }
     cqn_cm_sleep_clear(&self->sleep);
-    Py_CLEAR(self->link);
+    Py_CLEAR(self->conn);
     return 0;
 }
 

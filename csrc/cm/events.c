@@ -86,7 +86,7 @@ static void note_established(const cqn_cm_id *owner)
     }
 }
 
-static void take_in(cqn_cm_channel *self, cqn_cm_event *event)
+static void queue_event(cqn_cm_channel *self, cqn_cm_event *event)
 {
     cqn_cm_id *owner = event->owner;
     if (owner->base.handle == NULL) { /* another thread is destroying it */
@@ -126,7 +126,7 @@ static int read_cm_event(cqn_cm_channel *self)
     }
     copy_event(event, raw);
     cqn_cm.ack_cm_event(raw);
-    take_in(self, event);
+    queue_event(self, event);
     return 1;
 }
 
@@ -141,17 +141,17 @@ int cqn_cm_drain(cqn_cm_channel *self, size_t max)
 
 void cqn_cm_forget_events(cqn_cm_channel *self, const cqn_cm_id *owner)
 {
-    cqn_cm_event **link = &self->first;
+    cqn_cm_event **place = &self->first;
     self->last = NULL;
-    while (*link != NULL) {
-        cqn_cm_event *event = *link;
+    while (*place != NULL) {
+        cqn_cm_event *event = *place;
         if (owner == NULL || event->owner == owner) {
-            *link = event->next;
+            *place = event->next;
             cqn_cm_drop_event(event);
         }
         else {
             self->last = event;
-            link = &event->next;
+            place = &event->next;
         }
     }
 }

@@ -37,12 +37,12 @@ static void cm_id_before_destroy(cqn_object *op)
 }
 
 /* What waits for it must not wait for ever. */
-static void tell_link(cqn_object *op, PyObject **interrupt)
+static void notify_conn(cqn_object *op, PyObject **interrupt)
 {
-    cqn_cm_link *link = cqn_forked(op) ? NULL : cqn_cm_link_of((cqn_cm_id *)op);
-    if (link != NULL) {
-        cqn_cm_link_closed(link, interrupt);
-        Py_DECREF(link);
+    cqn_cm_conn *conn = cqn_forked(op) ? NULL : cqn_cm_conn_of((cqn_cm_id *)op);
+    if (conn != NULL) {
+        cqn_cm_conn_closed(conn, interrupt);
+        Py_DECREF(conn);
     }
 }
 
@@ -51,9 +51,9 @@ static int cm_id_clear(PyObject *op)
     cqn_cm_id *self = (cqn_cm_id *)op;
     if (self->base.handle == NULL) {
         PyMem_Free(self->group);
-        PyMem_Free(self->plan);
+        PyMem_Free(self->params);
         self->group = NULL;
-        self->plan = NULL;
+        self->params = NULL;
     }
     return cqn_clear(op);
 }
@@ -66,7 +66,7 @@ static const cqn_kind cm_id_kind = {
     .destroy = destroy_cm_id,
     .before_destroy = cm_id_before_destroy,
     .after_destroy = cm_id_forget_events,
-    .notify_closed = tell_link,
+    .notify_closed = notify_conn,
     .clear = cm_id_clear,
 };
 
@@ -191,13 +191,13 @@ static PyObject *cm_id_repr(PyObject *op)
 static void cm_id_finalize(PyObject *op)
 {
     CQN_LOCKED;
-    cqn_cm_link *link = cqn_forked(CQN_OBJ(op)) ? NULL : cqn_cm_link_of((cqn_cm_id *)op);
-    if (link != NULL) {
+    cqn_cm_conn *conn = cqn_forked(CQN_OBJ(op)) ? NULL : cqn_cm_conn_of((cqn_cm_id *)op);
+    if (conn != NULL) {
         PyObject *pending = cqn_take_exception();
-        if (cqn_cm_link_hang_up(link) < 0) {
+        if (cqn_cm_conn_shut_down(conn) < 0) {
             PyErr_WriteUnraisable(op);
         }
-        Py_DECREF(link);
+        Py_DECREF(conn);
         cqn_put_exception(pending);
     }
     cqn_finalize(op);

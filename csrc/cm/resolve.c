@@ -26,16 +26,16 @@ struct rdma_cm_id *cqn_cm_in_state(const cqn_cm_id *self, const char *verb, unsi
     return id;
 }
 
-#define GOALS                                                                      \
+#define TARGETS                                                                    \
     (CQN_CM_IN(ADDR_RESOLVED) | CQN_CM_IN(ROUTE_RESOLVED) | CQN_CM_IN(RESPONDED) | \
      CQN_CM_IN(ESTABLISHED))
 
-int cqn_cm_goal_from(PyObject *name, uint8_t *goal)
+int cqn_cm_target_from(PyObject *name, uint8_t *target)
 {
     for (uint8_t state = 0; PyUnicode_Check(name) && state < CQN_CM_STATES; state++) {
-        if ((GOALS & (1u << state)) != 0 &&
+        if ((TARGETS & (1u << state)) != 0 &&
             PyUnicode_CompareWithASCIIString(name, cqn_cm_state_names[state]) == 0) {
-            *goal = state;
+            *target = state;
             return 0;
         }
     }
@@ -107,17 +107,17 @@ PyObject *cqn_cm_id_resolve_addr(PyObject *op, PyObject *args)
 {
     CQN_LOCKED;
     cqn_cm_id *self = (cqn_cm_id *)op;
-    PyObject *source, *destination, *timeout, *goal;
+    PyObject *source, *destination, *timeout, *target;
     struct sockaddr_storage from, to;
     uint8_t state;
     int ms;
-    if (!PyArg_ParseTuple(args, "OOOO:resolve_addr", &source, &destination, &timeout, &goal) ||
+    if (!PyArg_ParseTuple(args, "OOOO:resolve_addr", &source, &destination, &timeout, &target) ||
         (source != Py_None && cqn_cm_sockaddr_from(source, &from) < 0) ||
         cqn_cm_sockaddr_from(destination, &to) < 0 || milliseconds(timeout, &ms) < 0 ||
-        cqn_cm_goal_from(goal, &state) < 0) {
+        cqn_cm_target_from(target, &state) < 0) {
         return NULL;
     }
-    self->goal = state;
+    self->target = state;
     self->left_ms = ms;
     return cqn_cm_done(resolve(self, source == Py_None ? NULL : (struct sockaddr *)&from,
                                (struct sockaddr *)&to, destination));

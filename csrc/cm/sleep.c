@@ -57,14 +57,14 @@ int cqn_cm_sleep_prepare(cqn_cm_sleep *self, cqn_cm_channel *channel, double end
 PySendResult cqn_cm_sleep_begin(cqn_cm_sleep *self, PyObject **result)
 {
     if (self->iterator != NULL) {
-        return cqn_cm_sleep_go_on(self, Py_None, result);
+        return cqn_cm_sleep_resume(self, Py_None, result);
     }
     cqn_wakeup_yield(self->wakeup);
     *result = Py_NewRef(self->wakeup);
     return PYGEN_NEXT;
 }
 
-PySendResult cqn_cm_sleep_go_on(cqn_cm_sleep *self, PyObject *value, PyObject **result)
+PySendResult cqn_cm_sleep_resume(cqn_cm_sleep *self, PyObject *value, PyObject **result)
 {
     return self->iterator == NULL ? PYGEN_RETURN : cqn_send_into(self->iterator, value, result);
 }

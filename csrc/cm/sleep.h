@@ -26,7 +26,7 @@ int cqn_cm_sleep_prepare(cqn_cm_sleep *self, cqn_cm_channel *channel, double end
 PySendResult cqn_cm_sleep_begin(cqn_cm_sleep *self, PyObject **result);
 
 /* The loop brings the task back. PYGEN_RETURN: the sleep is over. */
-PySendResult cqn_cm_sleep_go_on(cqn_cm_sleep *self, PyObject *value, PyObject **result);
+PySendResult cqn_cm_sleep_resume(cqn_cm_sleep *self, PyObject *value, PyObject **result);
 
 /* throw() of the task: what it yields, or NULL with an exception. */
 PyObject *cqn_cm_sleep_throw(cqn_cm_sleep *self, PyObject *const *args, Py_ssize_t nargs);

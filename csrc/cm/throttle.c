@@ -4,7 +4,7 @@
  * tasks don't notice, however many connections are closed at once. It is shaped like a coroutine: a
  * task awaits it.
  *
- * A turn has time for calls until they have taken CQN_CM_TURN. Those that come then wait in line,
+ * A turn has time for calls until they have taken CQN_CM_BUDGET. Those that come then wait in line,
  * and each of the next turns makes some. A call whose task is cancelled meanwhile is made at once.
  */
 
@@ -25,21 +25,21 @@ typedef struct cqn_cm_call {
 
 /* ---- the line ---- */
 
-static void join_line(cm_call *self)
+static void enqueue_call(cm_call *self)
 {
     cqn_cm_channel *channel = self->channel;
-    *(channel->line_end != NULL ? &channel->line_end->next : &channel->line) = self;
-    channel->line_end = self;
+    *(channel->last_call != NULL ? &channel->last_call->next : &channel->first_call) = self;
+    channel->last_call = self;
 }
 
-static void leave_line(cm_call *self)
+static void dequeue_call(cm_call *self)
 {
     cqn_cm_channel *channel = self->channel;
     cm_call *before = NULL;
-    for (cm_call *one = channel->line; one != NULL; before = one, one = one->next) {
+    for (cm_call *one = channel->first_call; one != NULL; before = one, one = one->next) {
         if (one == self) {
-            *(before != NULL ? &before->next : &channel->line) = self->next;
-            channel->line_end = channel->line_end == self ? before : channel->line_end;
+            *(before != NULL ? &before->next : &channel->first_call) = self->next;
+            channel->last_call = channel->last_call == self ? before : channel->last_call;
             self->next = NULL;
             return;
         }
@@ -78,42 +78,42 @@ static int make_now(cm_call *self)
 static int must_wait(const cm_call *self)
 {
     const cqn_cm_channel *channel = self->channel;
-    if (channel->loop == NULL || (channel->line == NULL && channel->spent < CQN_CM_TURN)) {
+    if (channel->loop == NULL || (channel->first_call == NULL && channel->spent < CQN_CM_BUDGET)) {
         return 0;
     }
     return cqn_loop_runs_here(channel->root.base.state, channel->loop, channel->raw_loop);
 }
 
-static int schedule_turn(cqn_cm_channel *channel)
+static int schedule_callback(cqn_cm_channel *channel)
 {
-    if (channel->turn_comes) {
+    if (channel->callback_scheduled) {
         return 0;
     }
     PyObject *loop = Py_NewRef(channel->raw_loop != NULL ? channel->raw_loop : channel->loop);
     PyObject *result = NULL;
-    PyObject *turn = PyObject_GetAttrString((PyObject *)channel, "_new_turn");
-    if (turn != NULL) {
-        CQN_UNLOCKED(result = PyObject_CallMethod(loop, "call_soon", "O", turn));
-        Py_DECREF(turn);
+    PyObject *callback = PyObject_GetAttrString((PyObject *)channel, "_run_throttled");
+    if (callback != NULL) {
+        CQN_UNLOCKED(result = PyObject_CallMethod(loop, "call_soon", "O", callback));
+        Py_DECREF(callback);
     }
     Py_DECREF(loop);
-    channel->turn_comes = result != NULL;
+    channel->callback_scheduled = result != NULL;
     Py_XDECREF(result);
     return result == NULL ? -1 : 0;
 }
 
 /* In a callback of the loop, where no task runs: tasks go on in it. */
-PyObject *cqn_cm_new_turn(PyObject *op, PyObject *Py_UNUSED(unused))
+PyObject *cqn_cm_run_throttled(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
     cqn_cm_channel *channel = (cqn_cm_channel *)op;
     const double start = cqn_cm_now();
     int rc = 0;
-    channel->turn_comes = false;
+    channel->callback_scheduled = false;
     channel->spent = 0;
-    while (rc == 0 && channel->line != NULL && channel->spent < CQN_CM_TURN) {
-        cm_call *one = (cm_call *)Py_NewRef((PyObject *)channel->line);
-        leave_line(one);
+    while (rc == 0 && channel->first_call != NULL && channel->spent < CQN_CM_BUDGET) {
+        cm_call *one = (cm_call *)Py_NewRef((PyObject *)channel->first_call);
+        dequeue_call(one);
         if (make_call(one) < 0) {
             one->error = cqn_take_exception();
         }
@@ -126,7 +126,7 @@ PyObject *cqn_cm_new_turn(PyObject *op, PyObject *Py_UNUSED(unused))
         channel->spent = cqn_cm_now() - start;
     }
     PyObject *pending = rc < 0 ? cqn_take_exception() : NULL;
-    if (channel->line != NULL && schedule_turn(channel) < 0) {
+    if (channel->first_call != NULL && schedule_callback(channel) < 0) {
         rc = -1;
     }
     if (pending != NULL) {
@@ -153,9 +153,9 @@ static PySendResult begin(cm_call *self, PyObject **result)
     if (cqn_cm_sleep_prepare(&self->sleep, self->channel, CQN_CM_NEVER) < 0) {
         return PYGEN_ERROR;
     }
-    join_line(self);
-    return schedule_turn(self->channel) < 0 ? PYGEN_ERROR
-                                            : cqn_cm_sleep_begin(&self->sleep, result);
+    enqueue_call(self);
+    return schedule_callback(self->channel) < 0 ? PYGEN_ERROR
+                                                : cqn_cm_sleep_begin(&self->sleep, result);
 }
 
 /* Whatever has ended its task: the call is made. -1 with an exception. */
@@ -165,7 +165,7 @@ static int finish(cm_call *self)
     if (self->channel != NULL) {
         PyObject *pending = cqn_take_exception();
         if (self->call != NULL && self->sleep.wakeup != NULL) {
-            leave_line(self);
+            dequeue_call(self);
             rc = make_call(self);
         }
         cqn_cm_sleep_end(&self->sleep);
@@ -182,12 +182,12 @@ static int finish(cm_call *self)
     return rc;
 }
 
-static PySendResult go_on(cm_call *self, PyObject *value, PyObject **result)
+static PySendResult resume(cm_call *self, PyObject *value, PyObject **result)
 {
     if (self->sleep.wakeup == NULL) {
         return begin(self, result);
     }
-    const PySendResult r = cqn_cm_sleep_go_on(&self->sleep, value, result);
+    const PySendResult r = cqn_cm_sleep_resume(&self->sleep, value, result);
     if (r != PYGEN_RETURN) {
         return r;
     }
@@ -210,7 +210,7 @@ static PySendResult cm_call_am_send(PyObject *op, PyObject *value, PyObject **re
         return PYGEN_ERROR;
     }
     self->stepping = true;
-    PySendResult r = go_on(self, value, result);
+    PySendResult r = resume(self, value, result);
     self->stepping = false;
     if (r != PYGEN_NEXT && finish(self) < 0) {
         Py_CLEAR(*result);
@@ -250,12 +250,12 @@ static PyObject *cm_call_close(PyObject *op, PyObject *Py_UNUSED(unused))
 
 /* ---- the type ---- */
 
-const char cqn_cm_in_turn_doc[] =
-    "in_turn($self, call, /)\n--\n\n"
+const char cqn_cm_throttled_doc[] =
+    "throttled($self, call, /)\n--\n\n"
     "What makes a call that takes the kernel some time, in a turn of the loop that has time for "
     "it, and at once if its task is cancelled: to be awaited.";
 
-PyObject *cqn_cm_in_turn(PyObject *channel, PyObject *call)
+PyObject *cqn_cm_throttled(PyObject *channel, PyObject *call)
 {
     CQN_LOCKED;
     PyTypeObject *type = CQN_OBJ(channel)->state->CMCall;
@@ -292,7 +292,7 @@ static int cm_call_tp_clear(PyObject *op)
     CQN_LOCKED;
     cm_call *self = (cm_call *)op;
     if (self->channel != NULL) {
-        leave_line(self);
+        dequeue_call(self);
     }
     cqn_cm_sleep_clear(&self->sleep);
     Py_CLEAR(self->call);

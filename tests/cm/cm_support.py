@@ -70,9 +70,9 @@ def asleep() -> int:
     """How many calls of cqnotify.cm are asleep, in this thread's event loop and in threads: what
     happens from now on must wake them."""
     readers: list[Any] = [*LoopReader._readers.values(), *filter(None, [ThreadReader._reader])]
-    links = [link for reader in readers for link in reader.channel.links]
+    links = [link for reader in readers for link in reader.channel.conns]
     return sum(link.asleep for link in links) + sum(
-        len(link.bell._condition._waiters) for link in links if link.bell is not None
+        len(link.notifier._condition._waiters) for link in links if link.notifier is not None
     )
 
 

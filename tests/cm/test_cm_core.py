@@ -13,7 +13,7 @@ from raw_peer import RawPeer
 from support import is_iwarp, new_state
 
 from cqnotify import ClosedError, Context, QPState
-from cqnotify._core import CMID, CMChannel, CMLink
+from cqnotify._core import CMID, CMChannel, CMConn
 from cqnotify.cm import CMEventType
 from cqnotify.cm._errors import Event
 from cqnotify.cm._steps import Options
@@ -165,13 +165,13 @@ def test_the_peer_is_known_when_it_is_closed(ctx: Context, channel: CMChannel) -
 
 
 def test_an_identifier_has_one_link(channel: CMChannel) -> None:
-    link = CMLink(None, channel, None, None, False)
-    with pytest.raises(RuntimeError, match="this CMID has a link"):
-        CMLink(None, channel, None, link.id, False)
+    link = CMConn(None, channel, None, None, False)
+    with pytest.raises(RuntimeError, match="this CMID has a CMConn"):
+        CMConn(None, channel, None, link.id, False)
     assert link.channel is channel
     cmid = link.id
     del link
-    CMLink(None, channel, None, cmid, False)
+    CMConn(None, channel, None, cmid, False)
 
 
 def test_the_time_of_a_resolution_is_that_of_all_tries(channel: CMChannel) -> None:

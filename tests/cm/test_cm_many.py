@@ -119,9 +119,9 @@ class SlowLink:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._link, name)
 
-    def say_goodbye(self) -> None:
+    def disconnect(self) -> None:
         time.sleep(TURN)
-        self._link.say_goodbye()
+        self._link.disconnect()
 
     def close(self) -> None:
         time.sleep(TURN)

@@ -159,16 +159,16 @@ def test_closed_returns_when_the_queue_pair_has_failed(ctx: Context) -> None:
         conn = blocking.connect(client.qp, *listener.local)
         thread.join()
     link = accepted[0]._link
-    link.why = cm.DisconnectedError("the reader has come so far")
+    link.reason = cm.DisconnectedError("the reader has come so far")
     with pytest.raises(TimeoutError):
         accepted[0].closed(0.05)
     assert server.qp.state == QPState.RTS
-    link.why = None
+    link.reason = None
     conn.disconnect()
     while not (flushed := server.cq.poll()):
         pass
     assert not flushed[0].ok
-    assert is_iwarp(ctx) or isinstance(link.why, (Event, cm.DisconnectedError))
+    assert is_iwarp(ctx) or isinstance(link.reason, (Event, cm.DisconnectedError))
     accepted[0].closed(SOON)
     assert server.qp.state == QPState.ERR
     accepted[0].close()

@@ -153,7 +153,7 @@ async def test_a_call_in_a_cancelled_scope_leaves_nothing(ctx: Context, on: Flav
     with on.cancelled() as scope:
         await cm.connect(side.qp, NOBODY, 9)
     assert scope.cancelled_caught
-    assert not any(reader.channel.links for reader in LoopReader._readers.values())
+    assert not any(reader.channel.conns for reader in LoopReader._readers.values())
     side.qp.close()
     await on.tick()
     assert open_fds() <= before + 2  # of the CQ's channel and its eventfd
