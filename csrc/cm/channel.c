@@ -3,7 +3,8 @@
  * CMChannel: where the events of its identifiers arrive.
  *
  * It belongs to no device, so it takes the place of a Context for them: it lists them, and closes
- * them as it is closed. Its descriptor never blocks; who sleeps on it is Python's matter.
+ * them as it is closed. Its descriptor never blocks; Python decides which thread or loop sleeps on
+ * it.
  */
 
 #include "await/loop.h"
@@ -12,8 +13,8 @@
 
 #define EVENTS_AT_ONCE 8 /* that are read before they are handled */
 
-/* A look at the clock can take as long as an event: some are handled between two looks, if the last
- * ones took no longer than this, in seconds; else one. */
+/* Reading the clock can take as long as an event: some are handled between two readings, if the
+ * last ones took no longer than this, in seconds; else one. */
 #define EVENTS_BETWEEN_CHECKS 4
 #define QUICK (CQN_CM_BUDGET / 8)
 
@@ -128,7 +129,7 @@ static PyObject *cm_channel_set_loop(PyObject *op, PyObject *loop)
     Py_RETURN_NONE;
 }
 
-/* An event that its link cannot take in, without memory for example, ends that link: the others go
+/* An event that can't be delivered, without memory for example, ends that connection: the others go
  * on. */
 static int fail_conn(cqn_cm_conn *conn)
 {
@@ -158,7 +159,8 @@ static int handle_event(PyObject *event)
     return rc;
 }
 
-/* What has arrived, in one turn of the loop. 1: there may be more; -1 with an exception. */
+/* Handles what has arrived, in one iteration of the loop. 1: there may be more; -1 with an
+ * exception. */
 static int handle_some(cqn_cm_channel *self)
 {
     const double began = cqn_cm_now();
@@ -234,7 +236,7 @@ static PyMethodDef cm_channel_methods[] = {
      "A tuple: the CMID that it is of, the event's number, its status, the private data, what the "
      "peer said of itself, of a CONNECT_REQUEST the CMID of the new connection, else None, and the "
      "exception of the step that the core took and that failed, or None. An empty tuple: the core "
-     "took a step towards the goal of a CMID, and there may be more.\n\n"
+     "took a step towards the target of a CMID, and there may be more.\n\n"
      "A peer says the fields of struct rdma_conn_param: the number of its QP, responder_resources, "
      "initiator_depth, retry_count, rnr_retry_count, srq; of datagrams it is a dict of those of "
      "struct rdma_ud_param; of other events None.\n\n"
@@ -243,7 +245,7 @@ static PyMethodDef cm_channel_methods[] = {
      "_set_loop($self, loop, /)\n--\n\nWhich loop reads its events."},
     {"handle_events", cm_channel_handle_events, METH_NOARGS,
      "handle_events($self, /)\n--\n\n"
-     "Hand what has arrived to the CMLinks of its CMIDs, for some ms; returns whether there may be "
+     "Hand what has arrived to the CMConns of its CMIDs, for some ms; returns whether there may be "
      "more. In a callback of the loop, where no task runs; or in a thread that reads for all."},
     {"throttled", cqn_cm_throttled, METH_O, cqn_cm_throttled_doc},
     {"_run_throttled", cqn_cm_run_throttled, METH_NOARGS,
@@ -257,7 +259,7 @@ static PyMethodDef cm_channel_methods[] = {
 };
 
 static PyGetSetDef cm_channel_getset[] = {
-    {"conns", cm_channel_get_conns, NULL, "A list of the CMLinks whose events it brings.", NULL},
+    {"conns", cm_channel_get_conns, NULL, "A list of the CMConns whose events it brings.", NULL},
     CQN_OBJECT_GETSET,
     {NULL, NULL, NULL, NULL, NULL},
 };

@@ -14,7 +14,7 @@
  *   conn_state_type.c  CMConn: the type
  *   event_wait.c       CMWait: what waits for an event
  *   sleep.c            one sleep of one task
- *   throttle.c         calls that take the kernel long, few in one turn of an event loop
+ *   throttle.c         calls that take the kernel long, few in one iteration of an event loop
  *   channel.c          CMChannel: the type
  *
  * librdmacm crashes where its functions are called out of order, and waits for ever in
@@ -23,18 +23,18 @@
  *
  * The queue pairs are the user's own: a CMID knows the number of one, and rdma_init_qp_attr() says
  * how to connect it. The policy (deadlines, what a program awaits) is Python's, in cqnotify/cm;
- * steps between which no program has a say are made here, as soon as the event is read.
+ * steps that need no decision of the program are taken here, as soon as the event is read.
  *
  * Any thread may close a connection or a listener wherever the code here lets go of the lock. By
  * the names that a debug build has for the places (CQN_PLACE, as in await/await.h):
  *
- *   place        what runs there                        what is looked at afterwards
+ *   place        what runs there                        what is checked afterwards
  *   cm prepare   the wakeup and timer of the loop       has_news(), when the task can be found
  *   cm sleep     the other library, which puts the      nothing: the task is found, and a wakeup
  *                task to sleep                          that is woken early ends the sleep
- *   cm end       QP.modify(), rdma_disconnect()         nothing: what ends is told what it is, once
- *   cm farewell  the same, of a close                   CMID: takes_long(), its own close()
- *   cm call      what a turn of the loop has time for   the line, from its beginning
+ *   cm end       QP.modify(), rdma_disconnect()         nothing: the end is delivered once
+ *   cm farewell  the same, in a close                   CMID: takes_long(), its own close()
+ *   cm call      a call that was throttled              the queue of calls, from its beginning
  *                the verbs of CQN_CM_CALL, without the  the state of the CMID, which the call has
  *                GIL                                    moved on before
  */
@@ -59,8 +59,8 @@ typedef struct {
     CQN_CM_FUNCTIONS(CQN_CM_POINTER)
 } cqn_cm_library;
 
-/* Loads the library if it was not, before a channel is made, which looks for devices; -1 with
- * OSError where it is missing. */
+/* Loads the library if it was not loaded, before a channel is made, which searches for devices. -1
+ * with OSError where it is missing. */
 int cqn_cm_load(cqn_state *st);
 
 /* The library, which was loaded, since there is an object that needs it. Calls that can fail go
@@ -103,7 +103,7 @@ typedef enum {
     CQN_CM_STATES
 } cqn_cm_state;
 
-/* What the peer is to be told of its queue pair. */
+/* The connection parameters to send to the peer. */
 typedef struct {
     struct rdma_conn_param param;
     uint8_t private_data[UINT8_MAX];
@@ -111,22 +111,22 @@ typedef struct {
 
 typedef struct {
     cqn_object base;                /* uses the channel, and then the queue pair, if there is one */
-    struct cqn_cm_conn *conn;       /* what its events are handed to, weakly; or NULL */
+    struct cqn_cm_conn *conn;       /* that its events are delivered to, weak; or NULL */
     struct sockaddr_storage *group; /* of multicast, that it has joined; or NULL */
-    cqn_cm_conn_params *params;     /* until the peer was told; or NULL */
+    cqn_cm_conn_params *params;     /* until they were sent; or NULL */
     struct sockaddr_in6 peer;       /* of any family; once it is closed */
     unsigned int access;            /* what the peer may do by its queue pair */
     uint8_t depth;                  /* initiator_depth, of which the peer may grant less */
     int left_ms;                    /* for more tries to resolve its address */
     uint8_t state;                  /* a cqn_cm_state */
-    uint8_t target;                 /* up to which one event leads to the next by itself */
+    uint8_t target;                 /* the state up to which the core takes the steps itself */
     bool datagrams;                 /* RDMA_PS_UDP */
     bool joined;                    /* the group */
     bool lost;                      /* it had been established when it failed */
     bool prepared;                  /* how its queue pair is to be connected is known */
 } cqn_cm_id;
 
-/* Of librdmacm's event all that is left: it was acknowledged. */
+/* A copy of an rdma_cm event; the event itself was acknowledged. */
 typedef struct cqn_cm_event {
     struct cqn_cm_event *next;
     cqn_cm_id *owner;           /* borrowed */
@@ -142,16 +142,16 @@ typedef struct cqn_cm_event {
 
 typedef struct {
     cqn_context root;           /* lists the identifiers, as a Context does what was made on it */
-    cqn_cm_event *first, *last; /* were read, and not handed out */
-    PyTypeObject *event_type;   /* of what is handed out: tuple, or a subtype */
-    /* The loop that reads the events, as cqnotify has it; the asyncio loop itself and a future of
+    cqn_cm_event *first, *last; /* that were read and not returned */
+    PyTypeObject *event_type;   /* of what is returned: tuple, or a subtype */
+    /* The loop that reads the events, as cqnotify has it; the asyncio loop itself, and a future of
      * it that has a result. Else NULL. */
     PyObject *loop, *raw_loop, *done;
-    struct cqn_cm_conn *conns;                  /* the CMLinks whose events it brings; weak */
-    struct cqn_cm_call *first_call, *last_call; /* calls that wait for a turn of the loop */
-    double spent;                               /* seconds, in calls of this turn */
+    struct cqn_cm_conn *conns;                  /* the CMConns whose events it brings; weak */
+    struct cqn_cm_call *first_call, *last_call; /* calls that wait for an iteration of the loop */
+    double spent;                               /* seconds, in calls of this iteration */
     uint8_t timed;                              /* calls that the clock need not be asked for */
-    bool callback_scheduled;                    /* the loop will call _new_turn() */
+    bool callback_scheduled;                    /* the loop will call _run_throttled() */
 } cqn_cm_channel;
 
 /* What an event is in Python. */
@@ -195,8 +195,8 @@ extern PyMethodDef cqn_cm_id_methods[];
 
 /* ---- connect.c ---- */
 
-/* Takes the next step, if the event asks for one: 1. 0: the event is the program's; -1 with an
- * exception: so is it, and the step failed. */
+/* Returns 1 if the next step consumed the event; 0 if it is for the program; -1 with an exception
+ * if the step failed: then the event is for the program, too. */
 int cqn_cm_advance(cqn_cm_id *self, enum rdma_cm_event_type type, int status);
 
 /* ---- id.c ---- */
@@ -223,16 +223,16 @@ static inline cqn_cm_channel *cqn_cm_channel_of(const cqn_cm_id *self)
 
 /* ---- event_object.c ---- */
 
-/* Hands out the oldest event that was read: a new tuple, or NULL; with an exception the event stays
+/* Returns the oldest event that was read as a new tuple, or NULL; with an exception the event stays
  * where it is. */
 PyObject *cqn_cm_next_event(cqn_cm_channel *self);
 
 /* ---- throttle.c ---- */
 
-#define CQN_CM_BUDGET 0.003 /* seconds for which calls are made before the loop gets its turn */
+#define CQN_CM_BUDGET 0.003 /* seconds for which calls are made in an iteration of the loop */
 
 /* What a task does when an event has woken it: it closes the connection, and ends another one. The
- * time of so many calls is taken together with that of the event. */
+ * time of so many calls is measured together with that of the event. */
 #define CQN_CM_CALLS_OF_AN_EVENT 2
 
 extern const char cqn_cm_throttled_doc[];

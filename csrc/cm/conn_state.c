@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * CMConn: what has happened to an identifier, in the order in which it did, and what waits for it.
+ * CMConn: what has happened to an identifier, in order, and what waits for it.
  *
  * The base of Python's Link, which knows what follows from it (cqnotify/cm/_steps.py). An event
- * that was read is put into the list of its link; then the tasks that wait for it go on, in this
- * very moment, or the threads are woken. What ends a connection ends its queue pair and answers the
- * peer at once, even if no program waits for that.
+ * that was read is added to the list of its CMConn; then the tasks that wait for it go on at once,
+ * in the same call, or the threads are woken. The end of a connection moves its queue pair to ERR
+ * and answers the peer at once, even if no program waits for that.
  *
- * The links of a channel are in its list, which refers to them weakly, from when they are made
- * until their identifier is closed, by whatever thread.
+ * A channel lists its CMConns, and refers to them weakly, from when they are made until their
+ * identifier is closed, by whatever thread.
  */
 
 #include "cm/conn_state.h"
@@ -17,12 +17,12 @@
 #include "cm/calls.h"
 #include "verbs/qp.h"
 
-/* Events that tell of the end of what was established, and those from which nothing follows. */
+/* Events that end what was established, and those that change nothing. */
 #define OVER (CQN_CM_BIT(DISCONNECTED) | CQN_CM_BIT(DEVICE_REMOVAL) | CQN_CM_BIT(MULTICAST_ERROR))
 #define NOTHING (CQN_CM_BIT(TIMEWAIT_EXIT) | CQN_CM_BIT(ADDR_CHANGE))
 
-/* Room for one more than `n` things of that size; most links never have more than one. What there
- * is, or NULL with an exception: then it is as it was. */
+/* Makes sure that `things` has capacity for one more than n of that size; most need capacity for
+ * one only. Returns the array, or NULL with an exception: then it is unchanged. */
 static void *reserve_one(void *things, size_t n, size_t *capacity, size_t size)
 {
     if (n < *capacity) {
@@ -37,7 +37,7 @@ static void *reserve_one(void *things, size_t n, size_t *capacity, size_t size)
     return moved;
 }
 
-/* ---- ringing ---- */
+/* ---- waking ---- */
 
 int cqn_cm_conn_add_sleeper(cqn_cm_conn *self, PyObject *wakeup)
 {
@@ -65,7 +65,7 @@ void cqn_cm_conn_remove_sleeper(cqn_cm_conn *self, const PyObject *wakeup)
     }
 }
 
-/* The oldest that was not rung for since unring_all(), from now on it is; borrowed. */
+/* The oldest that was not notified since clear_notified(); it is marked as notified. Borrowed. */
 static PyObject *next_unnotified(cqn_cm_conn *self)
 {
     for (size_t i = 0; i < self->asleep; i++) {
@@ -85,7 +85,7 @@ static size_t clear_notified(cqn_cm_conn *self)
     return self->asleep;
 }
 
-/* Sleepers come and go meanwhile, those that come at the end. */
+/* Sleepers come and go meanwhile; new ones are at the end. */
 int cqn_cm_conn_wake_all(cqn_cm_conn *self, bool at_once, bool while_news)
 {
     PyObject *pending = NULL, *wakeup;
@@ -97,7 +97,7 @@ int cqn_cm_conn_wake_all(cqn_cm_conn *self, bool at_once, bool while_news)
         if (rc == 0 && while_news && self->events_len == 0) {
             break;
         }
-        if (rc < 0 && pending == NULL) { /* all of them, also that which has failed */
+        if (rc < 0 && pending == NULL) { /* all of them, even the one that has failed */
             pending = cqn_take_exception();
             at_once = while_news = false;
             left = clear_notified(self) + 1;
@@ -178,8 +178,8 @@ static void set_reason(cqn_cm_conn *self, PyObject *reason)
     }
 }
 
-/* Whether a call was made. What fails for a reason that may pass, or since it is too late, says so
- * by `failed`. -1 with any other exception. */
+/* Whether a call was made. A failure that may pass, or that means that it is too late, sets
+ * `failed`. -1 with any other exception. */
 static int try_call(PyObject *result, bool *failed)
 {
     if (result != NULL) {
@@ -270,7 +270,7 @@ static int reject_events(cqn_cm_conn *self)
     return rc;
 }
 
-/* First of all it is known why, so that whatever sees the flush finds that out. */
+/* The reason is set first, so that whatever sees the flush finds it. */
 static int deliver_end(cqn_cm_conn *self, PyObject *event, bool shuts_down)
 {
     set_reason(self, event);
@@ -290,7 +290,7 @@ int cqn_cm_conn_deliver(cqn_cm_conn *self, PyObject *event)
     }
     const unsigned int type = 1u << number;
     const cqn_cm_id *id = cqn_cm_conn_id(self);
-    /* A peer that goes before it has our last word is rejected by its kernel. */
+    /* The kernel of a peer that goes before it has our last message rejects it. */
     const bool is_lost = id != NULL && id->lost && type == CQN_CM_BIT(REJECTED);
     if ((type & OVER) || is_lost) {
         return deliver_end(self, event, is_lost || type == CQN_CM_BIT(DISCONNECTED));
@@ -312,7 +312,7 @@ int cqn_cm_conn_deliver(cqn_cm_conn *self, PyObject *event)
     return notify_now(self, true);
 }
 
-/* ---- the links of a channel ---- */
+/* ---- the CMConns of a channel ---- */
 
 void cqn_cm_conn_join(cqn_cm_conn *self)
 {
@@ -371,7 +371,7 @@ cqn_cm_conn *cqn_cm_conn_of(const cqn_cm_id *id)
     return conn != NULL && !conn->dying && cqn_try_ref_object((PyObject *)conn) ? conn : NULL;
 }
 
-/* One step of the end, which goes on whatever fails: the first exception is kept. */
+/* One step of the end. The end goes on if a step fails: the first exception is kept. */
 static void end_step(int rc, PyObject **pending)
 {
     if (rc < 0 && *pending == NULL) {
@@ -385,7 +385,7 @@ static void end_step(int rc, PyObject **pending)
 static int end_with_id(cqn_cm_conn *self)
 {
     PyObject *pending = NULL;
-    const bool had_ended = self->ended; /* then nobody sleeps any more, or is being woken */
+    const bool had_ended = self->ended; /* then all sleepers are woken, or being woken */
     set_reason(self, self->state->ClosedError);
     const bool was_last = cqn_cm_conn_leave(self);
     end_step(reject_events(self), &pending);
@@ -414,7 +414,7 @@ void cqn_cm_conn_closed(cqn_cm_conn *self, PyObject **interrupt)
 
 /* ---- closing it ---- */
 
-/* The kernel waits for the peer's host until it lets go of the identifier. */
+/* Destroying the identifier would wait for the peer's host. */
 static bool takes_long(const cqn_cm_id *id)
 {
     return id->state == CQN_CM_CONNECTING && cqn_cm_is_iwarp(id);
@@ -428,7 +428,7 @@ static int disconnect_peer(cqn_cm_conn *self)
     return self->datagrams ? cqn_cm_conn_call(self, "_leave_group") : cqn_cm_conn_shut_down(self);
 }
 
-/* It is known why before the farewell, of which an event of our own may tell. */
+/* The reason is set before the peer is disconnected, since that may raise an event of our own. */
 PyObject *cqn_cm_conn_close(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;

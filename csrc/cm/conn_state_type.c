@@ -7,7 +7,7 @@
 /* Attributes that Python's Link sets; None at first. */
 #define ATTRIBUTES(F) F(qp) F(reason) F(reader) F(end) F(phase) F(address) F(answer) F(group)
 
-/* All that can fail comes before there is a link. `id` is stolen. */
+/* Whatever can fail comes before there is a CMConn. `id` is stolen. */
 static PyObject *make_conn(PyTypeObject *type, PyObject *reader, cqn_cm_channel *channel,
                            PyObject *notifier, cqn_cm_id *id)
 {
@@ -29,7 +29,7 @@ static PyObject *make_conn(PyTypeObject *type, PyObject *reader, cqn_cm_channel 
     return (PyObject *)self;
 }
 
-/* (reader, channel, bell, id, datagrams). */
+/* (reader, channel, notifier, id, datagrams). */
 static PyObject *conn_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
 {
     CQN_LOCKED;
@@ -189,10 +189,10 @@ static void conn_dealloc(PyObject *op)
 
 static PyMethodDef conn_methods[] = {
     {"deliver", conn_deliver, METH_O,
-     "deliver($self, event, /)\n--\n\nTake in an event, in the thread that reads them."},
+     "deliver($self, event, /)\n--\n\nDeliver an event, in the thread that reads them."},
     {"shut_down", conn_shut_down, METH_NOARGS,
      "shut_down($self, /)\n--\n\n"
-     "Tell the peer, and end what was posted: nothing of it can succeed any more. Once."},
+     "Disconnect the peer, and end what was posted: nothing of it can succeed any more. Once."},
     {"close", cqn_cm_conn_close, METH_NOARGS,
      "close($self, /)\n--\n\nEnd it, without waiting for anything."},
     {"disconnect", cqn_cm_conn_disconnect, METH_NOARGS,
@@ -212,9 +212,9 @@ static PyMethodDef conn_methods[] = {
 };
 
 static PyGetSetDef conn_getset[] = {
-    {"notifier", cqn_get_object, NULL, "What is rung for threads that wait for it; None for tasks.",
+    {"notifier", cqn_get_object, NULL, "What notifies threads that wait for it; None for tasks.",
      (void *)offsetof(cqn_cm_conn, notifier)},
-    {"events", conn_get_events, NULL, "A list of what has arrived, and nobody has taken: a copy.",
+    {"events", conn_get_events, NULL, "A list of the events that nobody has consumed: a copy.",
      NULL},
     {"asleep", conn_get_asleep, NULL, "How many tasks wait for it.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
@@ -227,11 +227,11 @@ static PyMemberDef conn_members[] = {
     {"qp", T_OBJECT_EX, offsetof(cqn_cm_conn, qp), 0, "The QP that goes with it, or None."},
     {"reason", T_OBJECT_EX, offsetof(cqn_cm_conn, reason), 0,
      "Why it is over, or is about to be: an exception, an event or ClosedError; or None."},
-    {"reader", T_OBJECT_EX, offsetof(cqn_cm_conn, reader), 0, "What reads the channel."},
+    {"reader", T_OBJECT_EX, offsetof(cqn_cm_conn, reader), 0, "The reader of the channel."},
     {"end", T_OBJECT_EX, offsetof(cqn_cm_conn, end), 0,
-     "Until when it has time for what it is asked for, by time.monotonic(); or None."},
+     "The deadline of the current call, by time.monotonic(); or None."},
     {"phase", T_OBJECT_EX, offsetof(cqn_cm_conn, phase), 0,
-     "What it does, for messages, with the address; or None."},
+     "What it does, for messages, together with the address; or None."},
     {"address", T_OBJECT_EX, offsetof(cqn_cm_conn, address), 0, "That of the peer, or None."},
     {"answer", T_OBJECT_EX, offsetof(cqn_cm_conn, answer), 0,
      "Of a request: how it was answered, or None."},
@@ -240,14 +240,14 @@ static PyMemberDef conn_members[] = {
     {"backlog", T_PYSSIZET, offsetof(cqn_cm_conn, backlog), 0,
      "Of a listener: how many requests may wait."},
     {"path_errors", T_PYSSIZET, offsetof(cqn_cm_conn, path_errors), READONLY,
-     "How often the kernel has reported trouble on the way to the peer."},
+     "How often the kernel has reported an error of the path to the peer."},
     {"datagrams", T_BOOL, offsetof(cqn_cm_conn, datagrams), 0, "Whether it is of RDMA_PS_UDP."},
     {"ended", T_BOOL, offsetof(cqn_cm_conn, ended), 0,
      "Whether it is over, and its QP has failed."},
     {"has_keepalive", T_BOOL, offsetof(cqn_cm_conn, has_keepalive), 0,
-     "Whether its keepalive is to be ended."},
+     "Whether its keepalive must be ended."},
     {"is_shut_down", T_BOOL, offsetof(cqn_cm_conn, is_shut_down), READONLY,
-     "Whether hang_up() has been."},
+     "Whether shut_down() was called."},
     {NULL, 0, 0, 0, NULL},
 };
 

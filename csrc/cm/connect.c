@@ -4,8 +4,8 @@
  *
  * What follows from what is fixed: a route is asked for once the address is known, the peer once
  * the route is, and when the peer has accepted the queue pair is brought up. So the core takes
- * these steps as it reads the events, up to the goal that the program has set, and Python sees the
- * end.
+ * these steps as it reads the events, up to the target that the program has set, and Python sees
+ * the end.
  */
 
 #include "cm/calls.h"
@@ -39,7 +39,7 @@ PyObject *cqn_cm_id_bind_qp(PyObject *op, PyObject *qp)
     Py_RETURN_NONE;
 }
 
-/* Of one whose address was not resolved nothing is known, and so nothing speaks against it. */
+/* True as well if the address was not resolved: then the device is unknown. */
 static bool leads_to_device_of(const cqn_cm_id *self, const cqn_qp *qp)
 {
     const struct rdma_cm_id *id = self->base.handle;
@@ -110,7 +110,7 @@ int cqn_cm_set_option(cqn_cm_id *self, int option, int value)
     return rc;
 }
 
-/* What prepare() takes, in this order; whatever follows is Python's. */
+/* What prepare() takes, in this order; further items are for Python. */
 enum {
     PRIVATE_DATA,
     ACCESS,
@@ -219,7 +219,7 @@ typedef struct {
     bool datagrams;
 } asked_of;
 
-/* What librdmacm says of a transition. Of datagrams it knows no more than how to get to INIT: they
+/* The attributes of a transition, from librdmacm. For datagrams it only knows those for INIT: they
  * have no path. */
 static int ask_for_attributes(const void *of, struct ibv_qp_attr *attr)
 {
@@ -297,8 +297,8 @@ static int bring_up(cqn_cm_id *self)
 
 /* ---- the steps ---- */
 
-/* What the peer is to be told: taken from the CMID, since it is told once. NULL with an exception;
- * else the caller frees it. */
+/* Pops the connection parameters, since they are sent once. NULL with an exception; else the caller
+ * frees them. */
 static cqn_cm_conn_params *pop_params(cqn_cm_id *self)
 {
     cqn_cm_conn_params *params = self->params;

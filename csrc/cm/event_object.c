@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* From the events that were read to what Python has of them. */
+/* Events as Python objects. */
 
 #include "cm/cm.h"
 
@@ -11,7 +11,7 @@ static bool has_parameters(enum rdma_cm_event_type type)
            type == RDMA_CM_EVENT_ESTABLISHED || type == RDMA_CM_EVENT_MULTICAST_JOIN;
 }
 
-/* A new tuple, which the collector need not look at. */
+/* A new tuple, which the collector need not visit. */
 static PyObject *numbers(const unsigned int of_peer[static PARAMETERS])
 {
     PyObject *tuple = PyTuple_New(PARAMETERS);
@@ -30,7 +30,7 @@ static PyObject *numbers(const unsigned int of_peer[static PARAMETERS])
     return tuple;
 }
 
-/* What a peer said of a connection, or of where its datagrams go. Few programs look at the former:
+/* What a peer said of a connection, or of where its datagrams go. Few programs read the former:
  * its fields have their names in Python. */
 static PyObject *parameters(const cqn_cm_event *event)
 {
@@ -89,8 +89,8 @@ static PyObject *make_cm_event(cqn_cm_channel *self, cqn_cm_event *event, PyObje
     return tuple;
 }
 
-/* Takes the step that follows, or hands out the event, with the error of a step that failed. A new
- * tuple, an empty one for a step; NULL with an exception. */
+/* Takes the next step, or returns the event, with the error of a step that failed. A new tuple, an
+ * empty one for a step; NULL with an exception. */
 static PyObject *handle_event(cqn_cm_channel *self, cqn_cm_event *event, cqn_cm_id *owner)
 {
     const int rc = cqn_cm_advance(owner, event->type, event->status);

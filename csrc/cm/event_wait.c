@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * CMWait: what waits for something to happen to a link. It is shaped like a coroutine: a task
- * awaits it, and a generator of steps goes through it; in a thread its first step sleeps and has
- * the result.
+ * CMWait: waits for something to happen to a CMConn. It is shaped like a coroutine: a task awaits
+ * it, and so does a generator of steps; in a thread its first step sleeps and has the result.
  *
- * Before a task sleeps it can be found and woken, and looks once more.
+ * Before a task sleeps it is listed, so that it can be woken, and checks once more.
  */
 
 #include "await/coroutine.h"
@@ -27,7 +26,7 @@ typedef struct {
     bool stepping;
 } cm_wait;
 
-/* ---- looking ---- */
+/* ---- checking ---- */
 
 static bool has_news(const cm_wait *self)
 {
@@ -49,7 +48,7 @@ static PySendResult raise_again(PyObject *error)
     return PYGEN_ERROR;
 }
 
-/* What Python makes of it: a method of the link says which exception that is. */
+/* Raises the exception that a method of Python's Link makes of it. */
 static PySendResult raise_by(cqn_cm_conn *conn, const char *method, PyObject *event)
 {
     PyObject *error;
@@ -58,7 +57,7 @@ static PySendResult raise_by(cqn_cm_conn *conn, const char *method, PyObject *ev
     return raise_again(error);
 }
 
-/* Why a step has failed: an event tells of it, or will. */
+/* Whether a step failed because the peer has gone: an event says so, or will. */
 static bool peer_has_gone(const cqn_cm_conn *conn)
 {
     const cqn_cm_id *id = cqn_cm_conn_id(conn);
@@ -66,7 +65,7 @@ static bool peer_has_gone(const cqn_cm_conn *conn)
            (id->state == CQN_CM_DISCONNECTED || id->state == CQN_CM_FAILED);
 }
 
-/* Takes an event, and the reference to it. PYGEN_NEXT: it is none for this wait. */
+/* Steals the reference. PYGEN_NEXT: the event is not for this wait. */
 static PySendResult handle_event(cm_wait *self, PyObject *event, PyObject **result)
 {
     PyObject *error = PyTuple_GET_ITEM(event, CQN_CM_EVENT_ERROR);
@@ -310,7 +309,7 @@ static PyMethodDef cm_wait_methods[] = {
 };
 
 static PyType_Slot cm_wait_slots[] = {
-    {Py_tp_doc, "What waits for something to happen to a link, for one `await`: a coroutine."},
+    {Py_tp_doc, "Waits for something to happen to a CMConn, for one `await`: a coroutine."},
     {Py_am_await, PyObject_SelfIter},
     {Py_am_send, cm_wait_am_send},
     {Py_tp_iter, PyObject_SelfIter},

@@ -2,8 +2,8 @@
 /*
  * CMID: an identifier of rdma_cm, which is a connection, a listener, or the request of a peer.
  *
- * The type: making it and its end; what is asked of it is in calls.c. It goes along with its queue
- * pair: closing that, or the context, closes it as well. To destroy it never waits for the network.
+ * The type: its creation and its end; its calls are in calls.c. It belongs to its queue pair:
+ * closing that, or the context, closes it as well. Destroying it never waits for the network.
  */
 
 #include "cm/conn_state.h"
@@ -36,7 +36,7 @@ static void cm_id_before_destroy(cqn_object *op)
     cm_id_forget_events(op);
 }
 
-/* What waits for it must not wait for ever. */
+/* Its waits must end. */
 static void notify_conn(cqn_object *op, PyObject **interrupt)
 {
     cqn_cm_conn *conn = cqn_forked(op) ? NULL : cqn_cm_conn_of((cqn_cm_id *)op);
@@ -187,7 +187,7 @@ static PyObject *cm_id_repr(PyObject *op)
         "<CMID %s>", cqn_is_open(&self->base) ? cqn_cm_state_names[self->state] : "closed");
 }
 
-/* The collector takes its link as well, and may have come to that later. */
+/* The collector finalizes its CMConn as well, perhaps after this. */
 static void cm_id_finalize(PyObject *op)
 {
     CQN_LOCKED;

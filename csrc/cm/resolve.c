@@ -45,8 +45,8 @@ int cqn_cm_target_from(PyObject *name, uint8_t *target)
 
 /* ---- the way to an address ---- */
 
-/* Where two ask for a neighbour at once, the kernel can miss its answer for one of them, and looks
- * again when its time is over: so the time is split, in milliseconds. */
+/* If two calls resolve the same neighbour at once, the kernel can miss its answer for one of them,
+ * and checks again when the time of the call is over: so the time is split, in milliseconds. */
 #define RESOLVE_TRY_MS 500
 
 static int resolve(cqn_cm_id *self, struct sockaddr *from, struct sockaddr *to, PyObject *name)
@@ -102,7 +102,7 @@ static int milliseconds(PyObject *value, int *out)
     return 0;
 }
 
-/* (source or None, destination, milliseconds, goal). */
+/* (source or None, destination, milliseconds, target). */
 PyObject *cqn_cm_id_resolve_addr(PyObject *op, PyObject *args)
 {
     CQN_LOCKED;

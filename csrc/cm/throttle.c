@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * CMCall: a call that takes the kernel some time, so few in one turn of an event loop that other
- * tasks don't notice, however many connections are closed at once. It is shaped like a coroutine: a
- * task awaits it.
+ * CMCall: a call that takes the kernel some time. Few are made in one iteration of an event loop,
+ * so that other tasks don't notice, however many connections are closed at once. It is shaped like
+ * a coroutine: a task awaits it.
  *
- * A turn has time for calls until they have taken CQN_CM_BUDGET. Those that come then wait in line,
- * and each of the next turns makes some. A call whose task is cancelled meanwhile is made at once.
+ * An iteration makes calls until they have taken CQN_CM_BUDGET. Later calls wait in a queue, and
+ * each of the next iterations makes some. A call whose task is cancelled meanwhile is made at once.
  */
 
 #include "await/coroutine.h"
@@ -15,15 +15,16 @@
 
 typedef struct cqn_cm_call {
     PyObject_HEAD
-    cqn_cm_channel *channel;  /* NULL: it is over */
-    PyObject *call;           /* NULL: it was made */
-    PyObject *error;          /* that it raised, or NULL */
-    cqn_cm_sleep sleep;       /* of the task, while the call is in line and until it goes on */
-    struct cqn_cm_call *next; /* in line, which holds no reference: a call that goes leaves it */
+    cqn_cm_channel *channel; /* NULL: it is over */
+    PyObject *call;          /* NULL: it was made */
+    PyObject *error;         /* that it raised, or NULL */
+    cqn_cm_sleep sleep;      /* of the task, while the call is queued and until the task goes on */
+    struct cqn_cm_call
+        *next; /* in the queue, which holds no reference: a call that goes leaves it */
     bool stepping;
 } cm_call;
 
-/* ---- the line ---- */
+/* ---- the queue ---- */
 
 static void enqueue_call(cm_call *self)
 {
@@ -59,7 +60,7 @@ static int make_call(cm_call *self)
     return result == NULL ? -1 : 0;
 }
 
-/* Of an event's task the time is taken together with that of the event. */
+/* In a task that an event has woken, the time is measured together with that of the event. */
 static int make_now(cm_call *self)
 {
     cqn_cm_channel *channel = self->channel;
@@ -73,8 +74,8 @@ static int make_now(cm_call *self)
     return rc;
 }
 
-/* Whether this turn of the loop has no time left for it. A task of a loop that did not make the
- * connection has no turn here. -1 with an exception. */
+/* Whether this iteration of the loop has no time left for it. Only tasks of the loop that made the
+ * connection are throttled. -1 with an exception. */
 static int must_wait(const cm_call *self)
 {
     const cqn_cm_channel *channel = self->channel;
@@ -158,7 +159,7 @@ static PySendResult begin(cm_call *self, PyObject **result)
                                                 : cqn_cm_sleep_begin(&self->sleep, result);
 }
 
-/* Whatever has ended its task: the call is made. -1 with an exception. */
+/* The call is made, even if its task was cancelled. -1 with an exception. */
 static int finish(cm_call *self)
 {
     int rc = 0;
@@ -252,8 +253,8 @@ static PyObject *cm_call_close(PyObject *op, PyObject *Py_UNUSED(unused))
 
 const char cqn_cm_throttled_doc[] =
     "throttled($self, call, /)\n--\n\n"
-    "What makes a call that takes the kernel some time, in a turn of the loop that has time for "
-    "it, and at once if its task is cancelled: to be awaited.";
+    "What makes a call that takes the kernel some time, in an iteration of the loop that has "
+    "time for it, and at once if its task is cancelled: to be awaited.";
 
 PyObject *cqn_cm_throttled(PyObject *channel, PyObject *call)
 {
@@ -319,7 +320,8 @@ static PyMethodDef cm_call_methods[] = {
 };
 
 static PyType_Slot cm_call_slots[] = {
-    {Py_tp_doc, "A call that is made in a turn of the loop that has time for it: a coroutine."},
+    {Py_tp_doc,
+     "A call that is made in an iteration of the loop that has time for it: a coroutine."},
     {Py_am_await, PyObject_SelfIter},
     {Py_am_send, cm_call_am_send},
     {Py_tp_iter, PyObject_SelfIter},
