@@ -49,7 +49,7 @@ __all__ = ["Connection", "Group", "Listener", "Request", "connect", "join", "lis
 
 
 def _run(steps: Steps) -> Any:
-    """Run steps, of which none yields: the bell of a thread lets it sleep."""
+    """Run steps, of which none yields: the notifier of a thread lets it sleep."""
     try:
         next(steps)
     except StopIteration as e:

@@ -12,7 +12,7 @@
 
 #define MAX_SPIN 60 /* seconds */
 
-/* The first letter tells most names apart, so strcmp() is rarely called. */
+/* The first letter distinguishes most names, so strcmp() is rarely called. */
 static Py_ssize_t index_of(PyObject *keyword, const char *const *names)
 {
     if (!PyUnicode_IS_COMPACT_ASCII(keyword)) { /* as all names are, but for a subclass of str */

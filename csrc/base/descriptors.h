@@ -18,9 +18,9 @@ extern const char cqn_dup_doc[];
 #define CQN_NEEDS_DESCRIPTORS "looking for devices takes 4 free descriptors"
 
 /* Returns 0 where so many are free, else an errno. It comes before a library is loaded, and before
- * devices are listed, since neither the linker nor libibverbs tells a lack of descriptors from what
- * does not exist: a driver that libibverbs could not load is missing for as long as the process
- * lives. Another thread may take them meanwhile. */
+ * devices are listed, since neither the linker nor libibverbs distinguishes a lack of descriptors
+ * from what does not exist: a driver that libibverbs could not load is missing for as long as the
+ * process lives. Another thread may take them meanwhile. */
 int cqn_check_descriptors(void);
 
 #endif

@@ -265,7 +265,7 @@ static PyObject *describe_status(PyObject *wc, const struct ibv_wc *raw)
     return text;
 }
 
-/* "SEND (wr_id 5)". A failed completion does not tell the operation: that is NULL unless the one
+/* "SEND (wr_id 5)". A failed completion does not have the operation: that is NULL unless the one
  * that posted knows it. What cqnotify.aio chose itself, from 2**63 on, means nothing to the user.
  */
 static PyObject *describe_request(const char *operation, uint64_t wr_id)

@@ -231,7 +231,7 @@ static void after_fork_in_child(void)
 static pthread_mutex_t load_lock = PTHREAD_MUTEX_INITIALIZER;
 static bool is_loaded;
 static void *handle;
-static char release[32]; /* " (rdma-core 44.0)", if the name of its file tells */
+static char release[32]; /* " (rdma-core 44.0)", if the name of its file has it */
 
 static void *find(const char *function)
 {

@@ -177,7 +177,7 @@ typedef struct {
 } cqn_refs;
 
 /* Whether it may be in use, for a check that takes no reference. Without a GIL only cqn_refs.dying
- * tells: another thread can drop the last reference at any moment. */
+ * shows it: another thread can drop the last reference at any moment. */
 static inline bool cqn_refs_may_live(const cqn_refs *refs, PyObject *op)
 {
 #ifdef Py_GIL_DISABLED

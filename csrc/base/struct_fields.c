@@ -194,7 +194,7 @@ PyObject *cqn_tuple_of(PyObject *const *items, size_t n)
     return tuple;
 }
 
-/* The first letter tells most names apart, as in args.c. */
+/* The first letter distinguishes most names, as in args.c. */
 const cqn_field *cqn_field_of(const cqn_field *fields, PyObject *name)
 {
     Py_ssize_t size;

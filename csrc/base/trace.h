@@ -21,7 +21,7 @@
 #define CQN_TRACE_ASM __asm__ volatile
 #endif
 
-/* The base, a byte that all notes name, tells tracers how far the file was moved (prelink). */
+/* The base, a byte that all notes name, shows tracers how far the file was moved (prelink). */
 #define CQN_TRACE_NOTE(name, arguments, ...)                        \
     CQN_TRACE_ASM("990: nop\n"                                      \
                   ".pushsection .note.stapsdt,\"?\",\"note\"\n"     \

@@ -33,7 +33,7 @@
  *   cm sleep     the other library, which puts the      nothing: the task is found, and a wakeup
  *                task to sleep                          that is woken early ends the sleep
  *   cm end       QP.modify(), rdma_disconnect()         nothing: the end is delivered once
- *   cm farewell  the same, in a close                   CMID: takes_long(), its own close()
+ *   cm leave     the same, in a close                   CMID: takes_long(), its own close()
  *   cm call      a call that was throttled              the queue of calls, from its beginning
  *                the verbs of CQN_CM_CALL, without the  the state of the CMID, which the call has
  *                GIL                                    moved on before

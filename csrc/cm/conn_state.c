@@ -439,7 +439,7 @@ PyObject *cqn_cm_conn_close(PyObject *op, PyObject *Py_UNUSED(unused))
     }
     set_reason(self, self->state->ClosedError);
     const int rc = disconnect_peer(self);
-    CQN_PLACE("cm farewell");
+    CQN_PLACE("cm leave");
     if (rc < 0) {
         return NULL;
     }

@@ -77,7 +77,7 @@ void cqn_cm_drop_event(cqn_cm_event *event)
     PyMem_Free(event);
 }
 
-/* On iWARP the kernel itself moves the queue pair to RTS, and nothing tells libibverbs. */
+/* On iWARP the kernel itself moves the queue pair to RTS, and libibverbs is not notified. */
 static void note_established(const cqn_cm_id *owner)
 {
     cqn_qp *qp = (cqn_qp *)owner->base.uses[1];

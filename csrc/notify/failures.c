@@ -306,12 +306,11 @@ static PyMethodDef watch_methods[] = {
      "The failures since the last read(), or since the watch was made, oldest first.\n\n"
      "A list of pairs: the AsyncEvent (CQ_ERR, QP_FATAL, QP_REQ_ERR, QP_ACCESS_ERR, PATH_MIG_ERR, "
      "SRQ_ERR, PORT_ERR, DEVICE_FATAL), and a list of the open CQs in which completions may be "
-     "missing for "
-     "it, or come late (PORT_ERR), or None: in all of the device. The same failure several times "
-     "may come once, one of "
-     "what was closed meanwhile does not come. Never sleeps. get_async_event() still hands each "
-     "report out, and get_event() still tells of it. DeviceRemovedError when the device has gone, "
-     "after what came before; stop watching then: fileno() stays readable.\n\n"
+     "missing for it, or come late (PORT_ERR), or None: in all of the device. A failure that "
+     "happens several times may come once; one of an object that was closed meanwhile does not "
+     "come. Never sleeps. get_async_event() still returns each report, and get_event() still "
+     "raises it. DeviceRemovedError when the device has gone, after what came before; stop "
+     "watching then: fileno() stays readable.\n\n"
      "Wraps ibv_get_async_event(3)."},
     {"fileno", watch_fileno, METH_NOARGS,
      "fileno($self, /)\n--\n\n"
@@ -335,9 +334,9 @@ static PyMemberDef watch_members[] = {CQN_OBJECT_MEMBERS, {NULL, 0, 0, 0, NULL}}
 
 static PyType_Slot watch_slots[] = {
     {Py_tp_doc, "FailureWatch(context)\n--\n\n"
-                "Tells an event loop of the device's failures, and takes them from nobody.\n\n"
-                "Wait until fileno() is readable, then call read(). Of any number of watches each "
-                "tells all failures that somebody, it or another, reads after it was made."},
+                "Notifies an event loop of the device's failures, without consuming them.\n\n"
+                "Wait until fileno() is readable, then call read(). Each of any number of watches "
+                "returns all failures that are read, by it or by others, after it was made."},
     {Py_tp_new, watch_new},
     {Py_tp_repr, cqn_repr},
     {Py_tp_traverse, cqn_traverse},

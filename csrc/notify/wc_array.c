@@ -31,7 +31,7 @@ size_t cqn_wc_array_free_rows(PyObject *op)
     return (size_t)((wc_array *)op)->capacity;
 }
 
-/* Most have succeeded, with nothing to tell of them but their lengths; and rxe says of every
+/* Most have succeeded, and only their lengths differ; and rxe says of every
  * receive that it has a GRH. */
 static inline bool is_plain_field(const struct ibv_wc *wc)
 {

@@ -233,7 +233,7 @@ static inline void unpin_run(cqn_object *object, size_t n, cqn_object **deferred
     }
 }
 
-/* Releases an entry, which stays where it is. A last reference goes to the trash. */
+/* Releases an entry, which stays where it is. A last reference is deferred. */
 static void release_entry(cqn_wr_queue *q, const cqn_wr *wr, cqn_object **deferred)
 {
     if (wr->last && !(wr->marks & CQN_WR_FORGOTTEN)) {

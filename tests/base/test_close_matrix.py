@@ -2,8 +2,8 @@
 """Closing in every order, in every phase of an event's life, in every way to close.
 
 A World has one object of each type that a device in software has; the others are in
-tests/faults/test_fake_device_closing.py. The model of what must happen is USERS, what needs what, and
-Phase.pins, which objects work requests in flight need. Everything else follows from that."""
+tests/faults/test_fake_device_closing.py. The model of what must happen is USERS, what needs what,
+and Phase.pins, which objects work requests in flight need. Everything else follows from that."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ async def test_as_it_is_closed(ctx: Context, on: Flavor, act: str) -> None:
     async with connected(ctx, on) as pair, on.tasks() as start:
         tasks = [start(pair.conn.closed), start(pair.accepted.closed)]
         await on.tick()
-        pair.other_thread_acts_at("cm farewell", act)
+        pair.other_thread_acts_at("cm leave", act)
         pair.conn.close()
         for task in tasks:
             await task.result()

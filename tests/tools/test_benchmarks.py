@@ -183,7 +183,9 @@ print(json.dumps([events, batches]))
     assert on_fake_verbs(fake_verbs, program) == [[True, True], [[0, 1], [2], []]]
 
 
-def test_on_the_fake_library_each_arm_can_bring_one_completion_and_one_event(fake_verbs: Path) -> None:
+def test_on_the_fake_library_each_arm_can_bring_one_completion_and_one_event(
+    fake_verbs: Path,
+) -> None:
     program = """
 end.fill(2)
 counts = [len(end.cq.poll())]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""XRC, raw packets, flows, RSS, tags, ECE: refused in words where the device lacks them, and before
-the device where the arguments are wrong. How they are done is in tests/faults/test_fake_device.py."""
+"""XRC, raw packets, flows, RSS, tags, ECE: refused where the device lacks them, and before it is
+called where the arguments are wrong. How they are done is in tests/faults/test_fake_device.py."""
 
 from __future__ import annotations
 
