@@ -416,19 +416,27 @@ static int fetch_batch(cqn_cq *self, size_t *n, cqn_object **deferred)
     return got;
 }
 
+/* Fetches until the stash holds `want`, or the device has no more. A failure of the device is
+ * raised only if the stash is empty: else first what there is, and the next call raises it. */
 static int fetch_into_stash(cqn_cq *self, size_t want, cqn_object **deferred)
 {
-    while (cqn_stash_len(self) < want) {
-        size_t n = want - cqn_stash_len(self);
-        n = n < BATCH ? n : BATCH;
-        int got = fetch_batch(self, &n, deferred);
-        if (got < 0) {
+    size_t n, got;
+    do {
+        const size_t len = cqn_stash_len(self);
+        if (len >= want) {
+            return 0;
+        }
+        n = want - len < BATCH ? want - len : BATCH;
+        const int rc = fetch_batch(self, &n, deferred);
+        if (rc < 0 && self->stash_len == 0) {
             return -1;
         }
-        if ((size_t)got < n) {
-            break;
+        if (rc < 0) {
+            PyErr_Clear();
+            return 0;
         }
-    }
+        got = (size_t)rc;
+    } while (got == n);
     return 0;
 }
 
@@ -440,18 +448,6 @@ int cqn_cq_drain(cqn_cq *self, cqn_object **deferred)
         got = fetch_batch(self, &n, deferred);
     } while (got > 0);
     return got;
-}
-
-/* As fetch_into_stash(), but a failure of the device is raised only if the stash is empty. */
-static int fetch_or_leave(cqn_cq *self, size_t want, cqn_object **deferred)
-{
-    if (fetch_into_stash(self, want, deferred) < 0) {
-        if (self->stash_len == 0) {
-            return -1;
-        }
-        PyErr_Clear(); /* first what there is; the next call raises it */
-    }
-    return 0;
 }
 
 /* A thread has polled. */
@@ -467,7 +463,7 @@ static void count_poll(cqn_cq *self, bool in_vain)
 int cqn_cq_fetch(cqn_cq *self, size_t want, cqn_object **deferred)
 {
     const uint64_t before = self->stats.completions;
-    if (fetch_or_leave(self, want, deferred) < 0) {
+    if (fetch_into_stash(self, want, deferred) < 0) {
         self->stats.polls++;
         return -1;
     }
@@ -525,7 +521,7 @@ int cqn_cq_spin(cqn_cq *self, size_t want, double seconds, cqn_object **deferred
             raise_poll_error(self, got);
             return -1;
         }
-        if (got > 0 && fetch_or_leave(self, want, deferred) < 0) {
+        if (got > 0 && fetch_into_stash(self, want, deferred) < 0) {
             return -1;
         }
     }

@@ -13,17 +13,6 @@ static const struct ibv_wc *stashed_at(const cqn_cq *self, size_t i)
     return &self->stash[self->stash_head + i];
 }
 
-/* How many of the first n entries come before the first that failed. */
-static size_t count_ok(const cqn_cq *self, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        if (stashed_at(self, i)->status != IBV_WC_SUCCESS) {
-            return i;
-        }
-    }
-    return n;
-}
-
 /* How many completions can be returned; with only_ok, those before the first that failed. */
 static size_t count_ready(cqn_cq *self, size_t max, bool only_ok)
 {
@@ -31,7 +20,11 @@ static size_t count_ready(cqn_cq *self, size_t max, bool only_ok)
         cqn_stash_pack(self);
     }
     const size_t n = cqn_stash_len(self) < max ? cqn_stash_len(self) : max;
-    return only_ok ? count_ok(self, n) : n;
+    size_t ready = only_ok ? 0 : n;
+    while (ready < n && stashed_at(self, ready)->status == IBV_WC_SUCCESS) {
+        ready++;
+    }
+    return ready;
 }
 
 /* A list for as many as can be returned. Making it can run the garbage collector, and so code
@@ -131,26 +124,10 @@ static void raise_first(cqn_cq *self)
     }
 }
 
-static bool first_failed(const cqn_cq *self)
-{
-    return self->stash_len > 0 && stashed_at(self, 0)->status != IBV_WC_SUCCESS;
-}
-
-/* Rows are copied in one piece, so holes are closed first; an AsyncCQ leaves them. */
-static void set_rows(cqn_cq *self, PyObject *array, size_t n)
-{
-    if (self->holes > 0) {
-        cqn_stash_pack(self);
-    }
-    cqn_wc_array_set(array, stashed_at(self, 0), n);
-    if (n > 0) {
-        cqn_stash_drop(self, n);
-    }
-}
-
 PyObject *cqn_cq_pop_ids(cqn_cq *self, size_t max)
 {
-    while (first_failed(self) && !PyErr_Occurred()) {
+    while (self->stash_len > 0 && stashed_at(self, 0)->status != IBV_WC_SUCCESS &&
+           !PyErr_Occurred()) {
         raise_first(self);
     }
     return PyErr_Occurred() ? NULL : pop_list(self, max, true, make_ids);
@@ -160,8 +137,15 @@ PyObject *cqn_cq_pop_rows(cqn_cq *self, PyObject *array)
 {
     const size_t n = count_ready(self, cqn_wc_array_free_rows(array), false);
     PyObject *count = PyLong_FromSize_t(n);
-    if (count != NULL) {
-        set_rows(self, array, n);
+    if (count == NULL) {
+        return NULL;
+    }
+    if (self->holes > 0) { /* an AsyncCQ leaves holes, and rows are copied in one piece */
+        cqn_stash_pack(self);
+    }
+    cqn_wc_array_set(array, stashed_at(self, 0), n);
+    if (n > 0) {
+        cqn_stash_drop(self, n);
     }
     return count;
 }
