@@ -15,7 +15,8 @@
 /* The first letter distinguishes most names, so strcmp() is rarely called. */
 static Py_ssize_t index_of(PyObject *keyword, const char *const *names)
 {
-    if (!PyUnicode_IS_COMPACT_ASCII(keyword)) { /* as all names are, but for a subclass of str */
+    if (!PyUnicode_IS_COMPACT_ASCII(
+            keyword)) { /* as all names are, except those of a subclass of str */
         Py_ssize_t i = 0;
         while (names[i] != NULL && PyUnicode_CompareWithASCIIString(keyword, names[i]) != 0) {
             i++;
@@ -94,7 +95,7 @@ int cqn_sort_args(const char *function, const char *const *names, int positional
     return check_required(function, names, required, out);
 }
 
-/* The same of a constructor's. No code runs meanwhile, so the dict stays as it is. */
+/* The same for a constructor. No code runs meanwhile, so the dict does not change. */
 int cqn_sort_new(const char *type, const char *const *names, int positional, int required,
                  PyObject *args, PyObject *kwargs, PyObject **out)
 {
@@ -105,7 +106,7 @@ int cqn_sort_new(const char *type, const char *const *names, int positional, int
         return -1;
     }
     while (kwargs != NULL && PyDict_Next(kwargs, &at, &keyword, &value)) {
-        if (!PyUnicode_Check(keyword)) { /* which Python leaves to us */
+        if (!PyUnicode_Check(keyword)) { /* Python does not check this */
             PyErr_SetString(PyExc_TypeError, "keywords must be strings");
             return -1;
         }

@@ -61,7 +61,7 @@ typedef struct {
     size_t count;
 } users_of_kind;
 
-#define KINDS 8 /* more than use one object */
+#define KINDS 8 /* more than there are among the users of one object */
 
 /* Counts an open user, but only once if it uses `self` in several places. */
 static void count_user(users_of_kind *kinds, const cqn_object *self, const cqn_dependent *entry)
@@ -82,7 +82,7 @@ static void count_user(users_of_kind *kinds, const cqn_object *self, const cqn_d
     kinds[i].count++;
 }
 
-/* Takes out the kind whose oldest is the oldest; its count is 0 if there is none. */
+/* Pops the kind whose oldest is the oldest; its count is 0 if there is none. */
 static users_of_kind pop_oldest(users_of_kind *kinds)
 {
     users_of_kind *oldest = &kinds[0];
@@ -159,8 +159,8 @@ static void run_close_callbacks(cqn_object *self, PyObject **interrupt)
     Py_XDECREF(callbacks);
 }
 
-/* Takes a closed object out of the books. What it used is released last: that
- * can be the last reference to the context. */
+/* Unlists a closed object. What it used is released last: that can be the last reference to the
+ * context. */
 static void retire_object(cqn_object *self, PyObject **interrupt)
 {
     cqn_object *used[CQN_MAX_USES];
@@ -214,7 +214,7 @@ enum { REFUSED = -2 };
 
 static int close_with(cqn_object *self, bool cascade, PyObject **interrupt);
 
-/* One step of closing: 1 it is closed, 0 look again, -1 an exception is set, REFUSED. */
+/* One step of closing: 1 it is closed, 0 check again, -1 an exception is set, REFUSED. */
 static int close_step(cqn_object *self, bool cascade, PyObject **interrupt)
 {
     bool forked = cqn_forked(self);
@@ -223,7 +223,7 @@ static int close_step(cqn_object *self, bool cascade, PyObject **interrupt)
         if (!cascade && !forked && !user->kind->closes_with_parent) {
             return REFUSED;
         }
-        /* One that is being deallocated waits for us there. */
+        /* A user that is being deallocated waits for us there. */
         bool alive = cqn_try_ref(user);
         int rc = close_with(user, true, interrupt);
         if (alive) {
@@ -260,20 +260,18 @@ static int close_with(cqn_object *self, bool cascade, PyObject **interrupt)
     while (done == 0 && self->handle != NULL) {
         done = close_step(self, cascade, interrupt);
     }
-    /* In a forked child no thread waits, and the lock may be held for ever by one that is not
-     * there. */
+    /* In a forked child no thread waits, and the lock may be held by a thread that the child does
+     * not have. */
     if (--self->closing == 0 && !cqn_forked(self)) {
         cqn_notify_idle(self->state);
     }
     if (done == REFUSED) {
-        /* Others must find it open by now: to make the exception can let them run. */
+        /* Others must find it open by now: making the exception can let them run. */
         return next_user(self) != NULL ? refuse_users(self) : refuse_pins(self);
     }
     return done < 0 ? -1 : 0;
 }
 
-/* Closes; with `cascade` everything that uses it, too. -1: it stays open, or a callback
- * was interrupted, and then it is closed all the same. */
 int cqn_close(cqn_object *self, bool cascade)
 {
     PyObject *interrupt = NULL;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* The enumerators of <infiniband/verbs.h>, and the members of the Python enums that are made of
- * them. They are no macros, so what an older header lacks can't be asked for by
- * #ifdef: later additions have numbers of our own. */
+ * them. They are not macros, so #ifdef can't find what an older header lacks: later additions have
+ * their numbers here. */
 
 #include "base/constants.h"
 #include "base/lock.h"
@@ -111,7 +111,7 @@ static const struct {
     X(IBV_DEVICE_RC_IP_CSUM), X(IBV_DEVICE_RAW_IP_CSUM),
     X(IBV_DEVICE_MANAGED_FLOW_STEERING), X(IBV_DEVICE_RAW_SCATTER_FCS),
     X(IBV_DEVICE_PCI_WRITE_END_PADDING),
-    /* Bits of the kernel's that verbs.h has no names for, or not for long. */
+    /* Bits of the kernel that verbs.h has no names for, or has had for a short time only. */
     {"IBV_DEVICE_FLUSH_GLOBAL", CQN_DEVICE_FLUSH_GLOBAL},
     {"IBV_DEVICE_FLUSH_PERSISTENT", CQN_DEVICE_FLUSH_PERSISTENT},
     {"IBV_DEVICE_ATOMIC_WRITE", CQN_DEVICE_ATOMIC_WRITE}, {"IBV_DEVICE_CC_DMA_BOUNCE", 1LL << 41},
@@ -147,7 +147,7 @@ static const struct {
 #undef X
 /* clang-format on */
 
-/* The Python side makes its enums of these, so that no number stands twice. */
+/* Python makes its enums of these, so that each number is in one place. */
 PyObject *cqn_constants(void)
 {
     PyObject *dict = PyDict_New();
@@ -185,7 +185,7 @@ const char *cqn_qp_state_name(enum ibv_qp_state state)
     return (size_t)state < Py_ARRAY_LENGTH(names) ? names[state] : "an unknown state";
 }
 
-/* A new reference to a class of cqnotify.enums, which builds it when it is first asked for. */
+/* A new reference to a class of cqnotify.enums, which builds it on first use. */
 static PyObject *enum_of(const char *name)
 {
     PyObject *module = PyImport_ImportModule("cqnotify.enums");
@@ -194,7 +194,7 @@ static PyObject *enum_of(const char *name)
     return found;
 }
 
-/* Nothing here runs Python's code, so other threads see the table as it was or complete. */
+/* No Python code runs here, so other threads see the table either as it was or complete. */
 static int fill_table(PyObject *members, PyObject **table, size_t n)
 {
     for (Py_ssize_t i = PyList_GET_SIZE(members); i-- > 0;) {

@@ -20,8 +20,8 @@ enum { CQN_FLUSH_RANGE = 0, CQN_FLUSH_MR = 1 };                    /* enum ibv_s
 /* A new dict of the names of the verbs' constants and their numbers. */
 PyObject *cqn_constants(void);
 
-/* The enums of cqnotify.enums whose members the core hands out are looked for when they are first
- * needed, as they take long to build. The caller holds the lock, and Python's code runs. */
+/* The enums of cqnotify.enums whose members the core returns are imported on first use, since they
+ * take long to build. The caller holds the lock; Python code runs. */
 
 /* Fills a table with the members of an enum that has a 0, by value, unless it is filled. */
 int cqn_know_members(const char *name, PyObject **table, size_t n);
@@ -29,7 +29,7 @@ int cqn_know_members(const char *name, PyObject **table, size_t n);
 /* A member of an enum of flags; `slot` keeps the class. */
 PyObject *cqn_flags(const char *name, PyObject **slot, uint32_t flags);
 
-/* Names for messages; borrowed, for ever. */
+/* Names for messages; borrowed, never freed. */
 const char *cqn_qp_type_name(enum ibv_qp_type type);
 const char *cqn_qp_state_name(enum ibv_qp_state state);
 

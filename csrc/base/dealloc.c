@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/*
- * How an object ends that nobody refers to any more: what the garbage collector asks of all types,
- * and closing at the last moment.
- */
+/* The end of an object without references: the garbage collector's slots of all types, and closing
+ * at the last moment. */
 
 #include "base/errors.h"
 #include "base/object.h"
@@ -125,7 +123,7 @@ static void dealloc_object(PyObject *op)
     cqn_object *self = CQN_OBJ(op);
     PyTypeObject *type = Py_TYPE(op);
     self->refs.dying = true;
-    if (self->weakrefs != NULL) { /* first of all: what runs from here on must not find it */
+    if (self->weakrefs != NULL) { /* first, since code that runs from here on must not find it */
         CQN_UNLOCKED(PyObject_ClearWeakRefs(op));
     }
     while (self->closing > 0 && !cqn_is_ending()) {
@@ -139,8 +137,8 @@ static void dealloc_object(PyObject *op)
     Py_DECREF(type);
 }
 
-/* Of a long chain, by user_data for one, each would nest in the one before: the trashcan
- * puts off those that are deep, and needs them untracked. */
+/* The deallocations of a long chain, for example by user_data, would nest: CPython's trashcan
+ * defers the deep ones, and needs them untracked. */
 void cqn_dealloc(PyObject *op)
 {
     PyObject_GC_UnTrack(op);

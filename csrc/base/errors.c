@@ -10,8 +10,8 @@
 #include "base/library.h"
 #include "base/lock.h"
 
-/* What the types are called with begins their docs, as in all others: inspect.signature() finds it
- * there. `__doc__` is the rest, which Python sees to for types that are made by a spec alone. */
+/* The docs begin with the signature, as in all other types: inspect.signature() finds it there.
+ * `__doc__` is the rest; Python separates the two only for types that are made from a spec. */
 #define SIGNATURE "(*args)\n--\n\n"
 
 static PyObject *new_exception(PyObject *module, const char *name, const char *doc, PyObject *base,
@@ -90,8 +90,8 @@ static PyObject *new_error(PyObject *type, int err, const char *verb, PyObject *
     return exc;
 }
 
-/* A verb returns its error, but some providers return it negated, or -1 and set errno: libsiw does.
- */
+/* A verb returns its error, but some providers, such as libsiw, return it negated, or return -1 and
+ * set errno. */
 int cqn_errno_of(int result)
 {
     return result >= 0 ? result : result == -1 && errno != 0 ? errno : -result;
@@ -111,14 +111,14 @@ static const char *text_of_errno(int err)
         return "Too many open files (this process has reached its limit, ulimit -n)";
     case ENFILE:
         return "Too many open files in system (its limit is sysctl fs.file-max)";
-    case EAGAIN: /* which the kernel says where a cgroup has as many objects as it may */
+    case EAGAIN: /* the kernel's answer if a cgroup has reached its limit */
         return "Resource temporarily unavailable (perhaps by rdma.max of an rdma cgroup)";
     default:
         return strerror(err);
     }
 }
 
-/* Raises it, and takes it over; NULL: an exception is already set. */
+/* Raises it, and steals it; NULL: an exception is already set. */
 static void raise_error(PyObject *exc)
 {
     if (exc != NULL) {
@@ -127,7 +127,7 @@ static void raise_error(PyObject *exc)
     }
 }
 
-#define KERNELS_ENOTSUPP 524 /* is not meant for programs, which have no name for it */
+#define KERNELS_ENOTSUPP 524 /* not meant for programs, which have no name for it */
 
 /* "verb: text of err: what was asked and what to do". */
 CQN_RARE static PyObject *new_verbs_error(cqn_state *st, int err, const char *verb,
@@ -182,8 +182,7 @@ void *cqn_post_error(cqn_state *st, int err, const char *verb, size_t posted, Py
     return NULL;
 }
 
-/* Raises BusyError with `message`, which it takes over (NULL: an exception is
- * already set). */
+/* Raises BusyError with `message`, which it steals (NULL: an exception is already set). */
 void *cqn_busy_error(cqn_state *st, const char *verb, PyObject *message)
 {
     if (message != NULL) {
@@ -193,7 +192,7 @@ void *cqn_busy_error(cqn_state *st, const char *verb, PyObject *message)
     return NULL;
 }
 
-/* The exception that is set, or NULL; it is not set any more. */
+/* Clears the exception that is set, and returns it; or NULL. */
 PyObject *cqn_take_exception(void)
 {
 #if PY_VERSION_HEX >= 0x030C0000
@@ -213,7 +212,7 @@ PyObject *cqn_take_exception(void)
 #endif
 }
 
-/* Sets what cqn_take_exception() returned, and none if that was NULL. */
+/* Sets what cqn_take_exception() returned; none if that was NULL. */
 void cqn_put_exception(PyObject *exc)
 {
 #if PY_VERSION_HEX >= 0x030C0000
@@ -224,8 +223,8 @@ void cqn_put_exception(PyObject *exc)
 #endif
 }
 
-/* Puts before the text of a ValueError, which was just raised, which of a list it
- * is about. Other exceptions are about more than that one. */
+/* Puts the index of the item of a list before the text of a ValueError that was just raised. Other
+ * exceptions are about more than that item. */
 void cqn_blame_item(Py_ssize_t i)
 {
     if (!PyErr_ExceptionMatches(PyExc_ValueError)) {
@@ -236,12 +235,12 @@ void cqn_blame_item(Py_ssize_t i)
     Py_DECREF(exc);
 }
 
-/* Such a request did nothing wrong, and its status does not say what did. */
+/* Such a request is not at fault, and its status does not say what is. */
 #define WHY_FLUSHED                                                                         \
     ": the QP had moved to ERR, because an earlier request failed, or because its rdma_cm " \
     "connection ended (conn.error says how)"
 
-/* This one does, but several things lead to it. */
+/* This status does, but several things lead to it. */
 #define WHY_INVALID                                                                             \
     ": the peer's receive was too small for the message, its max_dest_rd_atomic for a read or " \
     "atomic, or the path MTU of its QP is another one"
@@ -322,9 +321,9 @@ int cqn_completion_error(cqn_state *st, PyObject *wc, const struct ibv_wc *raw,
     return -1;
 }
 
-/* What failed has no caller of its own, so its Exception is reported. Another, such as
- * KeyboardInterrupt, is meant for the program: the first is kept, to be raised when all
- * that must be done is done. */
+/* A callback has no caller of its own, so its Exception is reported. Other exceptions, such as
+ * KeyboardInterrupt, are meant for the program: the first is kept, to be raised when everything
+ * else is done. */
 void cqn_callback_failed(PyObject *callback, PyObject **interrupt)
 {
     if (*interrupt == NULL && !PyErr_ExceptionMatches(PyExc_Exception)) {
@@ -335,7 +334,7 @@ void cqn_callback_failed(PyObject *callback, PyObject **interrupt)
     }
 }
 
-/* Raises what was kept, and takes it over; an exception that is set becomes its context. */
+/* Raises what was kept, and steals it; an exception that is set becomes its context. */
 int cqn_raise_interrupt(PyObject *interrupt)
 {
     PyObject *set = cqn_take_exception(), *context = PyException_GetContext(interrupt);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* From the errno of a verb to an exception, and what is done with exceptions. */
+/* From the errno of a verb to an exception, and the handling of exceptions. */
 #ifndef CQN_ERRORS_H
 #define CQN_ERRORS_H
 
@@ -8,7 +8,7 @@
 /* Makes the exception types and adds them to the module. */
 int cqn_errors_init(PyObject *module, cqn_state *st);
 
-/* The errno in what a verb returned, whichever of the three ways its provider has to say it. */
+/* The errno in what a verb returned, in whichever of three ways its provider returns it. */
 int cqn_errno_of(int result);
 
 /* Raises VerbsError, or DeviceRemovedError for EIO, with the verb's name, the text of the errno,

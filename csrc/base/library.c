@@ -191,7 +191,7 @@ LATER_FUNCTIONS(CALL_3)
 
 /* ---- forks ---- */
 
-/* Calls hold it to read, a fork to write. */
+/* Calls hold it for reading, a fork for writing. */
 static pthread_rwlock_t calls = PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
 static bool fork_has_it;
 
@@ -205,7 +205,7 @@ void cqn_library_leave(void)
     pthread_rwlock_unlock(&calls);
 }
 
-/* The forking thread has the GIL, so it does not wait for ever: a driver can hang. */
+/* The forking thread has the GIL, so its wait is bounded: a driver can hang. */
 static void before_fork(void)
 {
     struct timespec end;
@@ -255,10 +255,10 @@ static void find_release(void)
     free(path);
 }
 
-/* Returns the name of a function that it cannot be without, and lacks; or NULL. */
+/* Returns the name of a required function that the library lacks, or NULL. */
 static const char *find_functions(void)
 {
-    void **pointer = (void **)&library; /* which has nothing but them, in the order of the names */
+    void **pointer = (void **)&library; /* a struct of pointers only, in the order of the names */
     for (const char *name = names; *name != 0; name += strlen(name) + 1, pointer++) {
         *pointer = find(name);
         if (*pointer == NULL && name < names + REQUIRED_SIZE) {

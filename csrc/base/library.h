@@ -8,14 +8,14 @@
 
 #define CQN_LIBIBVERBS "libibverbs.so.1"
 
-/* Of a function that runs seldom: once, or where something fails, or before the kernel makes what
- * takes it far longer. It is small rather than fast. */
+/* For a function that runs rarely: once, or when something fails, or before a call that takes the
+ * kernel far longer. It is compiled for size. */
 #define CQN_RARE __attribute__((cold))
 
 enum { CQN_WHY = 1024 }; /* the room for a reason */
 
 /* Loads the library if it was not loaded, which must come before the first verb. Returns 0, or an
- * errno with the reason: ELIBACC where it is missing, with the package that has it. */
+ * errno with the reason: ELIBACC if it is missing, with the package that has it. */
 int cqn_library_load(char why[CQN_WHY]);
 
 /* A function of the library that was loaded, which the core can do without; or NULL. In a build for

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT */
-/* The lock of lock.h, and what becomes of it in a forked child. It has no owner: all interpreters
- * of the process share it. */
+/* The lock of lock.h, and its state in a forked child. It has no owner: all interpreters of the
+ * process share it. */
 
 #include "base/lock.h"
 
 #ifdef Py_GIL_DISABLED
 
 PyMutex cqn_lock;
-_Thread_local unsigned cqn_sections; /* that this thread is in, and has not suspended */
+_Thread_local unsigned cqn_sections; /* sections that this thread is in and has not suspended */
 
-/* CPython forks when no other thread runs, and so none is in a section; but the
- * lock can have been handed to one that waited for it, and is not there any more. */
+/* CPython forks when no other thread runs, so no thread is in a section; but the lock may have been
+ * handed to a thread that waited for it, and that the child does not have. */
 static void free_in_child(void)
 {
     if (cqn_sections == 0) {
@@ -18,7 +18,7 @@ static void free_in_child(void)
     }
 }
 
-/* For each interpreter that imports the module: to do it again does no harm. */
+/* For each interpreter that imports the module; doing it again is harmless. */
 int cqn_lock_init(void)
 {
     errno = pthread_atfork(NULL, NULL, free_in_child);

@@ -32,13 +32,14 @@ static inline void cqn_drop(PyObject *const *copy)
 {
     Py_XDECREF(*copy);
 }
-/* Declares what cqn_freeze() and cqn_freeze_keywords() fill in. The function owns it, and lets go
- * of it as it returns. */
+/* Declares what cqn_freeze() and cqn_freeze_keywords() fill in. The function owns it until it
+ * returns. */
 #define CQN_COPY __attribute__((cleanup(cqn_drop))) PyObject *
 
-/* Makes a copy of a call's keywords, with a GIL, too. The dict can be the user's own, handed to
- * _thread.start_new_thread(), say: then any code that runs before the function returns (a
- * conversion, the garbage collector) can empty it, and with it go the values that were read. */
+/* Copies the keywords of a call, even with a GIL. The dict can be the user's own, for example one
+ * that was passed to _thread.start_new_thread(): then any code that runs before the function
+ * returns (a conversion, the garbage collector) can empty it, which drops the values that were
+ * read. */
 static inline int cqn_freeze_keywords(PyObject **kwargs, PyObject **copy)
 {
     if (*kwargs != NULL) {
@@ -156,7 +157,7 @@ static inline int cqn_try_ref_object(PyObject *op)
 
 /* ---- the references of an object ---- */
 
-/* As many more references to it. */
+/* Adds n references. */
 static inline void cqn_refs_add(PyObject *op, size_t n)
 {
 #if defined(Py_GIL_DISABLED) || defined(Py_REF_DEBUG) /* which counts those of all objects */
@@ -168,11 +169,11 @@ static inline void cqn_refs_add(PyObject *op, size_t n)
 #endif
 }
 
-/* What an object remembers of its references, beside their count. Guarded by the GIL. */
+/* What an object records about its references besides their count. Guarded by the GIL. */
 typedef struct {
-    bool dying; /* it is being deallocated: no reference saves it any more */
+    bool dying; /* it is being deallocated: no new reference can save it */
 #ifdef Py_GIL_DISABLED
-    size_t deferred; /* that wait in a chain to be dropped, see cqn_decref_later() */
+    size_t deferred; /* references in a chain, to be dropped; see cqn_decref_later() */
 #endif
 } cqn_refs;
 
@@ -188,10 +189,10 @@ static inline bool cqn_refs_may_live(const cqn_refs *refs, PyObject *op)
 #endif
 }
 
-/* Drops n references that the caller owns, but for what could deallocate the object: then the
- * caller must put it into its chain, for cqn_refs_drop_deferred(). With a GIL that is the last
- * reference. Without one it may be any, since the others can go meanwhile: all are deferred, and
- * the object is in the chain once. */
+/* Drops n references that the caller owns, except those that could deallocate the object: then it
+ * returns true, and the caller must put the object into its chain, for cqn_refs_drop_deferred().
+ * With a GIL that is the last reference. Without one it may be any, since the others can go
+ * meanwhile: all are deferred, and the object is in the chain once. */
 static inline bool cqn_refs_defer(cqn_refs *refs, PyObject *op, size_t n)
 {
 #ifdef Py_GIL_DISABLED
@@ -202,7 +203,7 @@ static inline bool cqn_refs_defer(cqn_refs *refs, PyObject *op, size_t n)
 #else
     (void)refs;
     const Py_ssize_t left = Py_REFCNT(op) - (Py_ssize_t)n;
-#ifdef Py_REF_DEBUG /* which counts all references of the interpreter as well */
+#ifdef Py_REF_DEBUG /* which also counts the references of the interpreter */
     for (Py_ssize_t i = left > 0 ? 0 : 1; i < (Py_ssize_t)n; i++) {
         Py_DECREF(op);
     }

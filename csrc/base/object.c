@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/*
- * What owns a handle: making it, who uses whom, and calls that work on it without the GIL. object.h
- * states the rules; closing is in close.c.
- */
+/* What owns a handle: its creation, who uses whom, and calls that work on it without the GIL.
+ * object.h states the rules; closing is in close.c. */
 
 #include "base/library.h"
 #include "base/object.h"
@@ -20,15 +18,14 @@ void *cqn_new_left(PyTypeObject *type, const cqn_kind *kind)
     return self;
 }
 
-/* Makes an object without a handle yet, which uses the given open ones. What
- * was learned of them before this call can be out of date after it. */
+/* What is known about the used objects before this call can be out of date after it. */
 void *cqn_new(PyTypeObject *type, const cqn_kind *kind, cqn_object *const *uses, size_t n)
 {
     cqn_object *self = cqn_new_left(type, kind);
     if (self == NULL) {
         return NULL;
     }
-    if (n == 0) { /* what a forked child makes of its own is its own */
+    if (n == 0) { /* a forked child owns what it makes itself */
         cqn_state_new_epoch(self->state);
     }
     self->epoch = *self->state->epoch;
@@ -102,7 +99,6 @@ static void unlist_context(cqn_object *self)
     self->listed = false;
 }
 
-/* It is in no list any more. What it uses still counts it. */
 void cqn_unlist(cqn_object *self)
 {
     if (!self->listed) {
@@ -124,7 +120,6 @@ void cqn_unlist(cqn_object *self)
     self->context = NULL;
 }
 
-/* Gives a new object its handle: from here on it must be closed. */
 void cqn_adopt(cqn_object *self, void *handle)
 {
     self->handle = handle;
@@ -140,7 +135,6 @@ void cqn_adopt(cqn_object *self, void *handle)
     }
 }
 
-/* What an open object uses in that place from now on; NULL: nothing. */
 void cqn_use(cqn_object *self, size_t slot, cqn_object *other, cqn_object **deferred)
 {
     cqn_object *before = self->uses[slot];
@@ -173,7 +167,6 @@ CQN_RARE void *cqn_refuse_closed(const cqn_object *self)
     return NULL;
 }
 
-/* `value` must be an open object of `type`. */
 int cqn_expect(PyObject *value, PyTypeObject *type, const char *name)
 {
     if (!PyObject_TypeCheck(value, type)) {
@@ -197,7 +190,6 @@ int cqn_expect_beside(PyObject *value, PyTypeObject *type, const char *name, PyO
     return 0;
 }
 
-/* Then other threads never come back from where they are. */
 bool cqn_is_ending(void)
 {
 #if PY_VERSION_HEX >= 0x030D0000

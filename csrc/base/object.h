@@ -27,10 +27,10 @@ typedef struct cqn_object cqn_object;
 typedef struct cqn_dependent cqn_dependent;
 typedef struct cqn_context cqn_context;
 
-/* What distinguishes the types in a close: the functions that close.c calls. Those that a type
- * does not need are NULL, but for destroy and clear. The order of the ranks is the order in which a
- * context closes what is left open: flows, then queue pairs, and then queues of receives alone,
- * since the work requests on them pin memory regions and address handles. */
+/* How the types differ in a close: the functions that close.c calls. Those that a type does not
+ * need are NULL, except destroy and clear. The order of the ranks is the order in which a context
+ * closes what is left open: flows, then queue pairs, and then queues of receives only, since the
+ * work requests on them pin memory regions and address handles. */
 typedef struct {
     const char *name;         /* for messages */
     const char *destroy_verb; /* for messages */
@@ -74,13 +74,13 @@ struct cqn_object {
     void *handle;         /* NULL: closed, or being closed */
     cqn_context *context; /* borrowed: `uses` keeps it alive; or NULL */
     cqn_object *uses[CQN_MAX_USES];           /* strong; the first NULL ends it */
-    cqn_dependent as_dependent[CQN_MAX_USES]; /* of each, while listed */
+    cqn_dependent as_dependent[CQN_MAX_USES]; /* its entry in the list of each, while listed */
     cqn_object *prev, *next; /* the context's list of its rank, or that of contexts; weak */
     uint64_t serial;         /* rises with each that the context lists */
     cqn_dependent *latest[CQN_RANKS]; /* open objects that use this one, by rank, weak */
     size_t pins;                      /* work requests in flight that need it */
     atomic_uint closing;              /* threads in close(): no new call may begin */
-    uint32_t changes;          /* of an MR: how often it became another; odd: it is about to */
+    uint32_t changes;          /* of an MR: how often it was registered anew; odd: it is being so */
     cqn_object *deferred_next; /* see cqn_decref_later() */
     cqn_refs refs;             /* see lock.h */
     bool listed;               /* by its context, and by what it uses; or by the state */
@@ -97,7 +97,7 @@ struct cqn_context {
     struct ibv_device_attr attr;
     size_t mws;                  /* memory windows that are open */
     bool measure_latency;        /* of the waits that begin from now on */
-    uint8_t limited_port;        /* of which this is known, or 0: */
+    uint8_t limited_port;        /* the port whose limit is known, or 0 */
     uint32_t max_message;        /* bytes that it sends in one message */
     struct cqn_reports *reports; /* what the device reports, see notify/reports.h */
 };
@@ -132,12 +132,12 @@ static inline bool cqn_still_open(const cqn_object *self, bool had_arguments)
 
 /* ---- object.c ---- */
 
-/* Makes an object that uses the given open ones, without a handle yet. NULL with an exception:
- * also if one of those was closed by the garbage collector that the allocation ran. */
+/* Makes an object that uses the given open ones, without a handle yet. NULL with an exception, for
+ * example if the garbage collector that the allocation ran has closed one of them. */
 void *cqn_new(PyTypeObject *type, const cqn_kind *kind, cqn_object *const *uses, size_t n);
 
-/* What stands for an object that a pickled value referred to, and that stayed in its process: it is
- * closed from birth, and uses nothing. */
+/* Represents an object that a pickled value referred to, and that stayed in its process: it is
+ * closed from the beginning, and uses nothing. */
 void *cqn_new_left(PyTypeObject *type, const cqn_kind *kind);
 static inline bool cqn_is_left(const cqn_object *self)
 {
@@ -157,10 +157,11 @@ void cqn_use(cqn_object *self, size_t slot, cqn_object *other, cqn_object **defe
 
 /* Checks that an argument is an open object of `type`. -1 with TypeError or ClosedError. */
 int cqn_expect(PyObject *value, PyTypeObject *type, const char *name);
-/* The same, of an object of the context of `other`, which is open and called `other_name`. */
+/* The same for an object of the context of `other`, which is open and called `other_name`. */
 int cqn_expect_beside(PyObject *value, PyTypeObject *type, const char *name, PyObject *other,
                       const char *other_name);
-/* A reference to one that is known by a pointer alone, if it is not being deallocated. */
+/* Takes a reference to an object that is only known by a pointer, unless it is being deallocated.
+ */
 static inline bool cqn_try_ref(cqn_object *self)
 {
     return !self->refs.dying && cqn_try_ref_object((PyObject *)self);
@@ -240,7 +241,7 @@ PyObject *cqn_method_add_close_callback(PyObject *self, PyObject *callback);
 PyObject *cqn_method_remove_close_callback(PyObject *self, PyObject *callback);
 PyObject *cqn_repr(PyObject *self);
 
-/* The repr() of a type that shows no more than its device. The caller holds the lock. */
+/* The repr() of a type that only shows its device. The caller holds the lock. */
 PyObject *cqn_short_repr(PyObject *self);
 
 /* For messages; borrowed from the device. */
@@ -257,8 +258,8 @@ int cqn_set_object(PyObject *self, PyObject *value, void *offset);
 
 /* ---- deferred_decref.c ---- */
 
-/* Hands one reference, or n, over to a chain, to be dropped by cqn_decref_deferred() when the
- * caller's structures are in order: to drop the last one can run any code. */
+/* Moves one reference, or n, to a chain, to be dropped by cqn_decref_deferred() when the caller's
+ * structures are in order: dropping the last one can run any code. */
 void cqn_decref_later(cqn_object **deferred, cqn_object *object);
 void cqn_decref_many_later(cqn_object **deferred, cqn_object *object, size_t n);
 void cqn_decref_deferred(cqn_object *deferred);
@@ -286,7 +287,7 @@ void cqn_dealloc(PyObject *self);
         "closed", cqn_get_closed, NULL, "True once close() was called, and in a forked child.", \
             NULL                                                                                \
     }
-/* Of the types whose handle is a struct of the verbs. */
+/* For types whose handle is a struct of the verbs. */
 #define CQN_POINTER(type)                                                                    \
     {                                                                                        \
         "pointer", cqn_get_pointer, NULL,                                                    \
@@ -294,7 +295,7 @@ void cqn_dealloc(PyObject *self);
             "It is valid until close(), and nothing looks after what is done with it.",      \
             NULL                                                                             \
     }
-/* An attribute that the user may set. Members of T_OBJECT may not be, without a GIL. */
+/* An attribute that the user may set. Without a GIL, members of T_OBJECT must not be set. */
 #define CQN_FREE_ATTRIBUTE(type, name, doc)                                      \
     {                                                                            \
 #name, cqn_get_object, cqn_set_object, doc, (void *)offsetof(type, name) \

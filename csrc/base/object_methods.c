@@ -29,7 +29,7 @@ const char cqn_exit_doc[] =
     "Close it; a Context with all that was made from it. An exception that leaves the block is "
     "worth more than BusyError.";
 
-/* Only a context takes down what was made on it. */
+/* Only a context closes what was made on it. */
 static PyObject *close_whole(cqn_object *self)
 {
     bool is_context = CQN_OBJ(self->context) == self;
@@ -48,8 +48,8 @@ PyObject *cqn_method_enter(PyObject *self, PyObject *Py_UNUSED(unused))
     return cqn_open(CQN_OBJ(self)) == NULL ? NULL : Py_NewRef(self);
 }
 
-/* If the block raised, that exception wins over the BusyError of a failing close, but not over an
- * interrupt, which gets it as its context. */
+/* If the block raised, that exception wins over the BusyError of a failing close. An interrupt wins
+ * over both, with the exception as its context. */
 PyObject *cqn_method_exit(PyObject *self, PyObject *args)
 {
     CQN_LOCKED;
@@ -62,8 +62,8 @@ PyObject *cqn_method_exit(PyObject *self, PyObject *args)
     return result;
 }
 
-/* The list is made before the object is asked whether it is open, since to make it can run code
- * that closes the object. */
+/* The list is made before the object is checked, since making it can run code that closes the
+ * object. */
 PyObject *cqn_method_add_close_callback(PyObject *op, PyObject *callback)
 {
     CQN_LOCKED;
@@ -74,7 +74,7 @@ PyObject *cqn_method_add_close_callback(PyObject *op, PyObject *callback)
         return NULL;
     }
     PyObject *list = self->on_close ? Py_NewRef(self->on_close) : PyList_New(0);
-    if (list == NULL || cqn_open(self) == NULL) { /* a new list can run code that closes */
+    if (list == NULL || cqn_open(self) == NULL) { /* making a list can run code that closes it */
         Py_XDECREF(list);
         return NULL;
     }
@@ -107,7 +107,7 @@ PyObject *cqn_method_remove_close_callback(PyObject *op, PyObject *callback)
         Py_SETREF(self->on_close, Py_NewRef(kept));
     }
     else if (rc == 0) {
-        removed = PyLong_FromLong(0); /* it was closed meanwhile, or never had one */
+        removed = PyLong_FromLong(0); /* it was closed meanwhile, or has no callbacks */
     }
     Py_XDECREF(old);
     Py_XDECREF(kept);

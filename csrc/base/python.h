@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* What all files need of Python, of libibverbs and of C; and in a build for tests, the verbs
- * that can be made to fail. */
+/* What all files need from Python, libibverbs and C; in a build for tests, the verbs that can fail
+ * on demand. */
 #ifndef CQN_PYTHON_H
 #define CQN_PYTHON_H
 

@@ -2,8 +2,8 @@
 /*
  * The state of the module, and how its types find it.
  *
- * Each interpreter that imports the module has one. It begins here and ends here; what is in it
- * belongs to the folders above, and module.c fills it.
+ * Each interpreter that imports the module has one. It begins and ends here; its contents
+ * belong to the folders above, and module.c fills it.
  */
 
 #include "base/state.h"
@@ -18,7 +18,6 @@ static bool is_ours(PyObject *module)
     return definition != NULL && definition->m_name == cqn_module_name;
 }
 
-/* The state of the module that made `type` or the base it derives from. */
 cqn_state *cqn_state_of(PyTypeObject *type)
 {
     for (PyTypeObject *t = type; t != NULL; t = t->tp_base) {
@@ -51,12 +50,12 @@ int cqn_state_watch_for_fork(cqn_state *st)
     return 0;
 }
 
-/* A forked child that makes the first object of its own begins a time of its own. */
+/* A forked child that makes its first object begins an epoch. */
 void cqn_state_new_epoch(cqn_state *st)
 {
     if (*st->epoch == 0) {
         *st->epoch = ++st->last_epoch;
-        /* Another thread of the parent may have held it. */
+        /* another thread of the parent may have held it */
         pthread_mutex_init(&st->idle_lock, NULL);
         pthread_cond_init(&st->idle, NULL);
         st->idle_sleepers = 0;

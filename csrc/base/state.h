@@ -11,8 +11,8 @@
 #define CQN_EVENT_TYPES 32
 #define CQN_FREE_WCS 256
 
-/* All that the core would keep in globals otherwise. The references are strong, and the module's:
- * module.c visits and clears them. */
+/* What the core would otherwise keep in globals. The references are strong, and module.c visits and
+ * clears them. */
 typedef struct {
     PyObject *VerbsError, *BusyError, *DeviceRemovedError;
     PyObject *ClosedError, *CompletionError, *AsyncEventError;
@@ -34,12 +34,12 @@ typedef struct {
     /* Of the engine, see await/. */
     PyObject *innermost_scope;    /* a context variable, see await/scope.c */
     size_t scopes;                /* that there are */
-    PyObject *get_running_loop;   /* of asyncio; NULL before it is needed, as the next */
-    PyObject *anyio_name, *anyio; /* the module that is known, if it was imported */
+    PyObject *get_running_loop;   /* of asyncio; NULL before it is needed, like the next */
+    PyObject *anyio_name, *anyio; /* the module, if it was imported */
     bool anyio_is_old;
     Py_ssize_t modules_seen; /* as it was last checked */
     cqn_freelist free_requests, free_wakeups;
-    uint64_t ids_chosen; /* wr_ids, for requests that came without one */
+    uint64_t ids_chosen; /* wr_ids that were generated */
     PyObject *event_type[CQN_EVENT_TYPES];
 
     /* Memory of WorkCompletions that were dropped, and the int of the latest length; see

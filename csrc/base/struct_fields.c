@@ -124,8 +124,8 @@ static void store_uint(void *at, size_t size, uint64_t n)
 #endif
 }
 
-/* The struct has the field in the byte order of the machine, but for GUIDs and GIDs, which are in
- * that of the network. */
+/* Fields are in the byte order of the machine, except GUIDs and GIDs, which are in that of the
+ * network. */
 static PyObject *field_value(const void *at, const cqn_field *field)
 {
     switch (field->type) {
@@ -154,8 +154,8 @@ PyObject *cqn_struct_to_dict(const void *from, const cqn_field *fields)
     return dict;
 }
 
-/* The values of the fields in a tuple, for the structs that are asked for often: a dict takes
- * longer than the kernel's answer. */
+/* The values of the fields in a tuple, for structs that are queried often: a dict takes longer than
+ * the kernel's answer. */
 PyObject *cqn_struct_to_tuple(const void *from, const cqn_field *fields)
 {
     Py_ssize_t n = 0;
@@ -200,7 +200,7 @@ const cqn_field *cqn_field_of(const cqn_field *fields, PyObject *name)
     Py_ssize_t size;
     const char *text = PyUnicode_Check(name) ? PyUnicode_AsUTF8AndSize(name, &size) : NULL;
     if (text == NULL || strlen(text) != (size_t)size) {
-        PyErr_Clear(); /* it can't be written in UTF-8, so it is none of these */
+        PyErr_Clear(); /* not valid UTF-8, so none of these */
         return NULL;
     }
     while (fields->name != NULL && (*text != *fields->name || strcmp(text, fields->name) != 0)) {
