@@ -41,7 +41,7 @@ void bench_open(struct bench *b);
 struct ibv_qp *bench_create_qp(struct bench *b, enum ibv_qp_type type);
 /* From RESET to RTS; its peer is the QP itself. */
 void bench_connect_to_itself(struct bench *b, struct ibv_qp *qp);
-/* Posts an RDMA write of 8 bytes; it has a completion of its own. */
+/* Posts an RDMA write of 8 bytes, which has a completion. */
 void bench_post(struct bench *b, struct ibv_qp *qp, uint64_t wr_id);
 /* Posts n RDMA writes of 8 bytes with wr_id 0 to n-1, each its own completion. */
 void bench_fill(struct bench *b, struct ibv_qp *qp, int n);

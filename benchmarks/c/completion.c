@@ -16,7 +16,7 @@ static int epoll_on(int fd)
     return epoll;
 }
 
-/* Before the post it is armed, and afterwards it is empty, so that there is an event for each. */
+/* The CQ is armed before each post, and empty afterwards, so that each post raises an event. */
 static void await_event(struct bench *b, int epoll)
 {
     struct epoll_event event;

@@ -14,7 +14,7 @@ enum { WINDOW = 32, PORT = 7473 };
 struct side {
     struct rdma_cm_id *id;
     struct ibv_qp *qp;
-    bool hung_up;
+    bool is_shut_down;
 };
 
 static struct bench b;
@@ -75,13 +75,13 @@ static void close_side(struct side *side)
     CHECK(rdma_destroy_id(side->id) == 0);
 }
 
-/* Of two sides each tells the other, once. */
-static void hang_up(struct side *side)
+/* Each of the two sides disconnects once. */
+static void shut_down(struct side *side)
 {
-    if (side->hung_up) {
+    if (side->is_shut_down) {
         return;
     }
-    side->hung_up = true;
+    side->is_shut_down = true;
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
     CHECK(ibv_modify_qp(side->qp, &attr, IBV_QP_STATE) == 0);
     rdma_disconnect(side->id);
@@ -110,7 +110,7 @@ static void handle(enum rdma_cm_event_type type, struct rdma_cm_id *id)
         established++;
         break;
     case RDMA_CM_EVENT_DISCONNECTED:
-        hang_up(side);
+        shut_down(side);
         close_side(side);
         left++;
         break;
@@ -144,7 +144,7 @@ static void close_all(long n)
 {
     left = 0;
     for (long i = 0; i < n; i++) {
-        hang_up(&clients[i]);
+        shut_down(&clients[i]);
         for (; left < 2 * (i + 1 - WINDOW);) {
             handle_next();
         }

@@ -10,7 +10,7 @@ static const struct {
     int batch;
 } cases[] = {{1, 16}, {16, 16}, {256, 1}, {256, 16}, {256, 64}, {1024, 64}};
 
-/* Looks at wr_id and status of each; returns the sum of the wr_ids. */
+/* Reads wr_id and status of each; returns the sum of the wr_ids. */
 static uint64_t drain(struct ibv_cq *cq, int waiting, int batch)
 {
     struct ibv_wc wcs[MOST];

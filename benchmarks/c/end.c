@@ -183,8 +183,7 @@ void end_post_send(struct end *end, unsigned send_flags)
     CHECK(ibv_post_send(end->qp, &wr, &bad) == 0);
 }
 
-/* It does not spin: as a real-time process that would keep the kernel's own threads from running.
- */
+/* Does not spin: a real-time process that spins keeps the kernel's own threads from running. */
 void end_reap_send(struct end *end)
 {
     struct ibv_wc wc;
@@ -246,7 +245,7 @@ static int64_t read_clock(clockid_t clock)
     return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
 }
 
-/* How often the kernel has put us to sleep. */
+/* How often the kernel has put the process to sleep. */
 static long sleeps(void)
 {
     struct rusage usage;

@@ -24,17 +24,18 @@ struct end {
     struct ibv_mr *mr;
     char *memory;       /* SLOTS receives, and a message to send */
     uint32_t size;      /* of each receive */
-    uint32_t send_size; /* of each message; the same, unless it is set to less */
+    uint32_t send_size; /* of each message; the same, unless set to less */
     unsigned sent;
     unsigned unacked;
     long events, arms, spurious;
 };
 
-/* Posts all receives and connects. Whoever shall sleep for the first message arms the CQ before
- * he meets the other one, since nobody sends before that. */
+/* Posts all receives and connects. An end that sleeps for the first message arms the CQ before the
+ * two meet, since neither sends before that. */
 void end_open(struct end *end, uint32_t size);
 void end_meet(void);
-/* Of the subject, which is the first to send, or to order it: both, and the other end's, too. */
+/* For the subject, which is the first to send or to have sent: does both, and makes the other end
+ * do so. */
 void end_connect(struct end *end, uint32_t size);
 void end_order(const char *format, ...);
 void end_close(struct end *end);
@@ -42,16 +43,16 @@ void end_close(struct end *end);
 void end_post_recv(struct end *end, uint64_t slot);
 void end_post_send(struct end *end, unsigned send_flags);
 void end_reap_send(struct end *end);
-/* Posts the message; reaps those that are signaled. */
+/* Posts the message, and reaps signaled sends. */
 void end_send(struct end *end);
 
 void end_arm(struct end *end, bool solicited_only);
-/* Sleeps until there is one. */
+/* Sleeps until there is a completion. */
 void end_get_event(struct end *end);
 void end_ack_rest(struct end *end);
 int end_poll(struct end *end, int max_entries, struct ibv_wc *wcs);
 
-/* What is used from start to print. Time is what `clock` says: of the world, or of our CPU. */
+/* What a run uses from start to print. `clock` is that of the world or of our CPU. */
 struct meter {
     clockid_t clock;
     int64_t start;

@@ -180,7 +180,7 @@ int ibv_query_device(struct ibv_context *ctx, struct ibv_device_attr *attr)
     return 0;
 }
 
-/* What was added to the structure later, the header's ibv_query_port() has zeroed. */
+/* The header's ibv_query_port() has zeroed the fields that were added later. */
 int ibv_query_port(struct ibv_context *ctx, uint8_t port_num, struct _compat_ibv_port_attr *attr)
 {
     (void)ctx, (void)port_num;
@@ -324,7 +324,7 @@ const char *ibv_get_device_name(struct ibv_device *dev)
     return dev->name;
 }
 
-/* There are none: the descriptor never is readable, and never blocks. */
+/* There are none: the descriptor is never readable, and never blocks. */
 int ibv_get_async_event(struct ibv_context *context, struct ibv_async_event *event)
 {
     (void)context;

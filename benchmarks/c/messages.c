@@ -24,8 +24,8 @@ static const struct {
     long messages;
 } streams[] = {{"64 KiB", 1 << 16, 64}, {"16 MiB", LARGEST, 2}};
 
-/* listen() says on the pipe that it does. send() and recv() take a message of that size out of and
- * into the memory below. window: how many messages may be sent ahead of an acknowledgement. */
+/* listen() writes to the pipe once it listens. send() and recv() use the memory below, for a
+ * message of that size. window: how many messages may be sent ahead of an acknowledgement. */
 struct transport {
     void (*listen)(int pipe);
     void (*connect)(void);
@@ -43,7 +43,7 @@ static struct rdma_cm_id *id;
 static struct ibv_mr *out_mr, *in_mr;
 static unsigned posted;
 
-/* All receives are into the same memory, as what arrives is not looked at. */
+/* All receives use the same memory, since no message is read. */
 static void post_receive(void)
 {
     CHECK(rdma_post_recv(id, NULL, in, sizeof(in), in_mr) == 0);

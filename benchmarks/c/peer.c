@@ -34,7 +34,7 @@ static void sleep_until(int64_t ns)
     CHECK(clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL) == 0);
 }
 
-/* Where it may, it goes before a receiver that spins. */
+/* With permission, it has priority over a receiver that spins. */
 static void pace(struct end *end, long n, long interval, long solicited)
 {
     struct sched_param param = {.sched_priority = 10};

@@ -18,7 +18,7 @@ static int epoll_on(int fd)
     return epoll;
 }
 
-/* Takes what there is, as soon as there is something. */
+/* Polls all completions, as soon as there is one. */
 static void receive(struct end *end, int epoll)
 {
     struct ibv_wc wcs[BATCH];

@@ -17,7 +17,7 @@ static const struct {
     {"64 KiB, time", 65536, 128, CLOCK_MONOTONIC},
 };
 
-/* A message of ours asks for half a window, as soon as there is room for it. */
+/* A message requests half a window as soon as that much is free. */
 static void receive(struct end *end, long messages)
 {
     struct ibv_wc wcs[BATCH];
