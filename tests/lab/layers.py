@@ -126,7 +126,7 @@ def single(objects: dict[str, Path]) -> Iterator[str]:
     both = {name: symbols(obj) for name, obj in objects.items()}
     for home, (defined, _) in both.items():
         folder = home.rpartition("/")[0]
-        for name in sorted(defined) if folder else ():
+        for name in sorted(defined) if folder not in ("", FAULTS) else ():
             users = [file for file, (_, asked) in both.items() if name in asked]
             if not users:
                 yield f"{home} exports {name} for no other file"
