@@ -94,13 +94,13 @@ struct cqn_cq {
     unsigned int dispatched; /* those of them that were read for the engine */
     unsigned int late;       /* events that came while it was being destroyed */
     cqn_cq *late_next;
-    bool event_unpolled;  /* an event came, and no poll since */
-    bool marked;          /* while the CQs that a failure affects are collected */
-    cqn_armed armed;      /* until its event is read, or a wait ends without one */
-    uint64_t armed_at;    /* of the channel's timeouts */
-    cqn_wr_queue *left;   /* those of queue pairs that are gone, see fetch.c */
-    struct ibv_cq_ex *ex; /* the handle if it is an extended CQ, else NULL */
-    uint32_t wc_flags;    /* what its completions have, see WCExFlags */
+    bool event_unpolled;   /* an event came, and no poll since */
+    bool marked;           /* while the CQs that a failure affects are collected */
+    cqn_armed armed;       /* until its event is read, or a wait ends without one */
+    uint64_t armed_at;     /* of the channel's timeouts */
+    cqn_wr_queue *orphans; /* the queues whose queue pair is gone, see fetch.c */
+    struct ibv_cq_ex *ex;  /* the handle if it is an extended CQ, else NULL */
+    uint32_t wc_flags;     /* what its completions have, see WCExFlags */
 
     /* The stash: completions that were fetched from the device and not yet returned. Entries from
      * stash_head on, stash_len of them with the holes; memory that is not in use is zeroed. */

@@ -242,16 +242,16 @@ static int spin_once(cqn_cq *self, int64_t until)
 void cqn_cq_inherit(cqn_cq *cq, cqn_wr_queue *q)
 {
     q->qp = NULL;
-    q->left_next = cq->left;
-    cq->left = q;
+    q->next_orphan = cq->orphans;
+    cq->orphans = q;
 }
 
-/* The CQ was found empty, or is closed: no completion of the left queues can come any more. */
-static void drop_left(cqn_cq *cq)
+/* The CQ was found empty, or is closed: no completion of the orphans can come any more. */
+static void drop_orphans(cqn_cq *cq)
 {
     cqn_wr_queue *q;
-    while ((q = cq->left) != NULL) {
-        cq->left = q->left_next;
+    while ((q = cq->orphans) != NULL) {
+        cq->orphans = q->next_orphan;
         cqn_wr_queue_drop(cq->base.state, q);
     }
 }
@@ -260,7 +260,7 @@ static void drop_left(cqn_cq *cq)
 void cqn_cq_forget_completions(cqn_cq *self)
 {
     free_spin_buffer(self);
-    drop_left(self);
+    drop_orphans(self);
     cqn_stash_free(self);
 }
 
@@ -410,8 +410,8 @@ static int fetch_batch(cqn_cq *self, size_t *n, cqn_object **deferred)
     const size_t kept = route_batch(self, wc, extra, (size_t)got, deferred);
     memset(wc + kept, 0, ((size_t)got - kept) * sizeof(*wc));
     self->stash_len += kept;
-    if (got == 0 && self->left != NULL) {
-        drop_left(self);
+    if (got == 0 && self->orphans != NULL) {
+        drop_orphans(self);
     }
     return got;
 }
