@@ -168,7 +168,7 @@ int cqn_cq_poll_once(cqn_cq *cq, size_t n, bool *more, cqn_object **deferred);
 
 /* As cqn_cq_fetch(), then spins for so many seconds if there is nothing. It drops the references
  * itself, so any code may have run after it. */
-int cqn_cq_fetch_or_spin(cqn_cq *cq, size_t want, double spin);
+int cqn_cq_fetch_or_spin(cqn_cq *cq, size_t want, double seconds);
 int cqn_cq_spin(cqn_cq *cq, size_t want, double seconds, cqn_object **deferred);
 
 /* Takes over the queue of a queue pair that is gone, of which completions may still come. */

@@ -3,10 +3,10 @@
  * The way of completions from the device to the request that awaits them (await/await.h), or else
  * into the stash, where they stay until Python polls them.
  *
- * The stash is what makes polling safe: completions leave it only when all that is made of them has
- * been made. On the way there each gets the wr_id of the user back, see work/wr_queue.c. When a
- * queue pair is closed or reset, all that the device still has goes to the stash, so that it is
- * known what has completed.
+ * The stash makes polling safe: completions leave it only when their Python objects were made. On
+ * the way there each gets the wr_id of the user back, see work/wr_queue.c. When a queue pair is
+ * closed or reset, all that the device still has goes to the stash, so that it is known what has
+ * completed.
  *
  * A thread that spins polls without the GIL, so it can't touch the stash. The completions that it
  * fetches go to a small array beside the stash. A thread that has the GIL and wants completions
@@ -356,9 +356,9 @@ static void keep_for_stash(struct ibv_wc *wcs, cqn_wc_extra *extra, size_t kept,
     }
 }
 
-/* Routes a batch. Mostly many completions in a row are of one queue, and there is nothing to do for
- * them but to complete their work requests. Returns how many go into the stash; these are the first
- * of the batch then. */
+/* Routes a batch. Mostly many completions in a row are of one queue, and only their work requests
+ * have to be completed. Returns how many go into the stash; these are the first of the batch then.
+ */
 static size_t route_batch(cqn_cq *self, struct ibv_wc *wcs, cqn_wc_extra *extra, size_t n,
                           cqn_object **deferred)
 {
@@ -383,10 +383,9 @@ static size_t route_batch(cqn_cq *self, struct ibv_wc *wcs, cqn_wc_extra *extra,
     return kept;
 }
 
-/* Takes up to *n completions from the device, see obtain(), hands those on that are awaited, puts
- * the others into the stash, and lets go of what their work requests kept alive. What goes with
- * that is collected in `deferred`: dropping it here could run code that comes back to this CQ.
- * Returns how many came, or -1. */
+/* Fetches up to *n completions (fetch_raw()), passes on those that are awaited, and puts the others
+ * into the stash. The references that their work requests held go to `deferred`: dropping them here
+ * could run code that polls this CQ. Returns how many came, or -1. */
 static int fetch_batch(cqn_cq *self, size_t *n, cqn_object **deferred)
 {
     if (self->base.handle == NULL) { /* another thread is closing it */
@@ -528,12 +527,12 @@ int cqn_cq_spin(cqn_cq *self, size_t want, double seconds, cqn_object **deferred
     return 0;
 }
 
-int cqn_cq_fetch_or_spin(cqn_cq *self, size_t want, double spin_once)
+int cqn_cq_fetch_or_spin(cqn_cq *self, size_t want, double seconds)
 {
     cqn_object *deferred = NULL;
     int rc = cqn_cq_fetch(self, want, &deferred);
-    if (rc == 0 && spin_once > 0 && found_nothing(self)) {
-        rc = cqn_cq_spin(self, want, spin_once, &deferred);
+    if (rc == 0 && seconds > 0 && found_nothing(self)) {
+        rc = cqn_cq_spin(self, want, seconds, &deferred);
     }
     cqn_decref_deferred(deferred);
     return rc;
