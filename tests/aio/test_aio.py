@@ -13,7 +13,6 @@ import gc
 import os
 import sys
 import threading
-from collections.abc import Callable
 
 import pytest
 from support import (
@@ -54,21 +53,6 @@ async def test_every_completion_wakes_when_the_producer_waits_for_the_consumer(
     assert acq.stats.wakeups == 50
     assert acq.stats.arms == 50
     assert acq.stats.max_per_wake == 1
-
-
-async def test_a_waiter_that_is_woken_and_then_cancelled_leaves_the_completion(
-    acq: AsyncCQ, lane: Lane
-) -> None:
-    task = await start(acq.wait())
-    lane.send()
-    assert acq.poll() == []
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    lane.send()
-    assert ids(await acq.wait()) == [0]
-    assert ids(await acq.wait()) == [1]
-    assert acq.stats.arms == 1
 
 
 async def test_a_cancelled_waiter_does_not_deafen_another_cq_of_the_channel(
@@ -300,25 +284,6 @@ def test_an_error_of_the_reader_fails_every_waiter_and_it_is_not_called_again(
     finally:
         os.dup2(keep, channel.fileno(), inheritable=False)
         os.close(keep)
-
-
-def test_two_living_loops_on_one_channel_are_refused(
-    lane: Lane, run: Scenario, new_loop: Callable[[], asyncio.AbstractEventLoop]
-) -> None:
-    acq = AsyncCQ(lane.cq)
-    loop = new_loop()
-    task = loop.create_task(acq.wait())
-    loop.run_until_complete(tick())
-
-    async def scenario() -> None:
-        with pytest.raises(RuntimeError, match="another event loop"):
-            await acq.wait()
-
-    run(scenario())
-    lane.send()
-    assert ids(loop.run_until_complete(task)) == [0]
-    acq.close()
-    loop.close()
 
 
 def test_one_that_is_dropped_unclosed_after_its_loop_leaks_nothing(

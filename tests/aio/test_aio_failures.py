@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import select
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -24,7 +23,6 @@ from support import (
     connect,
     ids,
     ip_link,
-    remind,
     sleeps,
     start,
     start_all,
@@ -40,7 +38,6 @@ from cqnotify import (
     AsyncEventError,
     AsyncEventType,
     CompletionChannel,
-    CompletionError,
     Context,
     QPState,
     QPType,
@@ -279,55 +276,6 @@ async def port_is(ctx: Context, kind: AsyncEventType) -> None:
         until, lambda: kind in [event.event_type for event in take_all(ctx)], kind.name
     )
     await tick()
-
-
-@pytest.mark.not_on_iwarp("TCP has retries of its own")
-async def test_tasks_go_on_when_a_link_comes_back(ctx: Context, ctx2: Context, netdev: str) -> None:
-    a, b = connect(Endpoint(ctx, QPType.RC), Endpoint(ctx2, QPType.RC), retry_cnt=7)
-    async with AsyncCQ(a.scq) as sent, AsyncCQ(b.rcq) as received:
-        take_all(ctx2)
-        receive = await start(received.recv(b.qp, b.mr[0:64]))
-        ip_link(netdev, "down")
-        await port_is(ctx2, AsyncEventType.PORT_ERR)
-        ip_link(netdev, "up")
-        await port_is(ctx2, AsyncEventType.PORT_ACTIVE)
-        until_addresses_are_back(ctx2)
-        assert not receive.done()
-        send = asyncio.ensure_future(sent.send(a.qp, a.mr[0:8]))
-        while not (await asyncio.wait([send], timeout=5))[0]:
-            remind(a, b)
-        assert (await send).ok
-        assert (await receive).byte_len == 8
-        assert received.stats.wakeups == 1, "it slept"
-
-
-@pytest.mark.not_on_iwarp("TCP has retries of its own")
-async def test_a_send_fails_and_a_receive_waits_where_a_link_is_down_longer_than_the_retries(
-    ctx: Context, ctx2: Context, netdev: str
-) -> None:
-    a, b = connect(Endpoint(ctx, QPType.RC), Endpoint(ctx2, QPType.RC), retry_cnt=0)
-    async with AsyncCQ(a.scq) as sent, AsyncCQ(b.rcq) as received:
-        take_all(ctx2)
-        receive = await start(received.recv(b.qp, b.mr[0:64]))
-        ip_link(netdev, "down")
-        # A driver that can't even send moves the QP to ERR before the retries are over.
-        with pytest.raises(CompletionError, match="RETRY_EXC_ERR|WR_FLUSH_ERR"):
-            await sent.send(a.qp, a.mr[0:8])
-        await tick()
-        assert not receive.done()
-        ip_link(netdev, "up")
-        await port_is(ctx2, AsyncEventType.PORT_ACTIVE)
-        until_addresses_are_back(ctx2)
-        a.qp.modify(qp_state=QPState.RESET)
-        b.qp.modify(qp_state=QPState.ERR)
-        # The kernel may have kept the packet until the link was back.
-        with suppress(CompletionError):
-            await receive
-        b.qp.modify(qp_state=QPState.RESET)
-        connect(a, b)
-        receive = await start(received.recv(b.qp, b.mr[0:64]))
-        assert (await sent.send(a.qp, a.mr[0:8])).ok
-        assert (await receive).ok
 
 
 @pytest.mark.not_on_iwarp("TCP has retries of its own")

@@ -18,7 +18,6 @@ from support import (
     QKEY,
     Endpoint,
     Link,
-    beside,
     fill,
     ids,
     start,
@@ -256,15 +255,3 @@ async def test_an_own_wr_id_comes_back(both: Link, wr_id: int, out: AsyncCQ, int
     task = await start(into.recv(both.qp, None, wr_id=wr_id))
     both.bring()
     assert (await task).wr_id == wr_id
-
-
-async def test_the_same_wr_id_on_two_qps_is_fine(acq: AsyncCQ, link: Link) -> None:
-    second = beside(link)
-    first = await start(acq.send(link.qp, link.sg, wr_id=5))
-    other = await start(acq.send(second.qp, link.sg, wr_id=5))
-    second.take()
-    assert (await other).qp_num == second.qp.qp_num
-    await tick()
-    assert not first.done()
-    link.take()
-    assert (await first).qp_num == link.qp.qp_num

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import threading
 
 import pytest
+from flavors import Flavor
 from support import Link, Scenario, cancel, eventually, fill, ids, start, tick
 
 from cqnotify import (
@@ -170,12 +172,27 @@ async def test_a_reset_leaves_what_has_completed(acq: AsyncCQ, link: Link) -> No
         await second
 
 
-async def test_a_qp_and_its_asynccq_can_be_closed_in_one_breath(acq: AsyncCQ, link: Link) -> None:
-    task = await start(acq.send(link.qp, link.sg))
-    link.qp.close()
-    acq.close()
-    with pytest.raises(ClosedError):
-        await task
+async def test_the_qp_is_being_closed_while_operations_wait_for_room(
+    link: Link, on: Flavor
+) -> None:
+    """Completions have made room when the loop looks, and another thread is destroying the QP: none
+    of those that waited for room is posted any more."""
+    depth = link.qp.max_send_wr
+    link.take(depth)
+    async with AsyncCQ(link.a.scq) as acq, on.tasks() as start:
+        sends = [start(lambda: acq.send(link.qp, link.sg)) for _ in range(3 * depth)]
+        await on.tick()
+        closing = threading.Thread(target=link.qp.close)
+        closing.start()
+        while closing.is_alive():
+            await on.tick()
+        closed = 0
+        for send in sends:
+            try:
+                assert (await send.result()).ok
+            except ClosedError:
+                closed += 1
+        assert closed >= 2 * depth
 
 
 def test_closing_a_qp_after_the_loop_forgets_what_was_under_way(run: Scenario, link: Link) -> None:

@@ -16,7 +16,6 @@ from support import (
     Lane,
     Link,
     MakeLink,
-    Waiter,
     ids,
     number_of,
     start,
@@ -234,22 +233,6 @@ async def test_a_closed_one_that_is_polled_leaves_those_who_wait_in_the_next_alo
         assert ids(await asyncio.wait_for(task, SECONDS)) == [0]
 
 
-@pytest.mark.parametrize("elsewhere", [False, True])
-async def test_one_that_is_closed_takes_its_tasks_with_it(lane: Lane, elsewhere: bool) -> None:
-    old = AsyncCQ(lane.cq)
-    task = await start(old.wait())
-    Waiter(old.close).join() if elsewhere else old.close()
-    async with AsyncCQ(lane.cq) as new:
-        lane.send()
-        assert len(await new.wait()) == 1
-        for _ in range(3):
-            waiting = await start(new.wait())
-            lane.send()
-            assert len(await asyncio.wait_for(waiting, SECONDS)) == 1
-        with pytest.raises(ClosedError):
-            await task
-
-
 async def test_counters_stay_what_they_were_when_it_is_closed(lane: Lane) -> None:
     old = AsyncCQ(lane.cq)
     lane.send()
@@ -317,21 +300,6 @@ def test_everything_can_be_closed_in_any_order_under_tasks_that_wait(
     gc.collect()
     assert gone() is None
     assert link.a.mr.close() is None  # type: ignore[func-returns-value]
-
-
-def test_it_can_be_closed_after_a_loop_was_closed_under_its_waiter(lane: Lane) -> None:
-    """Nobody else holds the task: it goes the moment it is told."""
-    loop = asyncio.new_event_loop()
-    acq = AsyncCQ(lane.cq)
-
-    async def scenario() -> None:
-        asyncio.ensure_future(acq.wait())  # noqa: RUF006
-        await tick()
-
-    loop.run_until_complete(scenario())
-    loop.close()
-    acq.close()
-    assert acq.closed
 
 
 # ---- queue pairs that give up --------------------------------------------------------------

@@ -178,22 +178,6 @@ async def test_a_cancellation_reaches_it_and_loses_nothing(
     assert link.qp.outstanding == (0, 0)
 
 
-@pytest.mark.not_on_iwarp("a send completes when TCP has it, so that none waits", only=r"send")
-@pytest.mark.parametrize("way", ["awaited", "wait_for", *["timeout"] * ("timeout" in WAYS)])
-async def test_a_deadline_ends_it(acq: AsyncCQ, link: Link, name: str, way: str) -> None:
-    call = CALLS[name](acq, link)
-    with pytest.raises(asyncio.TimeoutError):
-        if way == "awaited":
-            await asyncio.wait_for(delegated(call), 0.01)
-        elif way == "wait_for":
-            await asyncio.wait_for(call, 0.01)
-        else:
-            async with asyncio.timeout(0.01):
-                await call
-    finish(link, name)
-    assert own(await acq.wait()) == 3
-
-
 # ---- debug mode, and eager tasks ------------------------------------------------------------
 
 
@@ -414,16 +398,6 @@ async def test_a_method_that_a_nursery_has_started_is_cancelled(
         while link.qp.outstanding != (0, 0) or acq.stats.completions == 0:
             acq.poll()
             await on.tick()
-
-
-@pytest.mark.not_on_iwarp("a send completes when TCP has it, so that none waits", only=r"send")
-async def test_a_deadline_of_another_library_ends_it(link: Link, name: str, on: Flavor) -> None:
-    async with AsyncCQ(link.a.scq) as acq:
-        with on.lib.move_on_after(0.01) as scope:
-            await CALLS[name](acq, link)
-        assert scope.cancelled_caught
-        finish(link, name)
-        assert own(await acq.wait()) == 3
 
 
 @pytest.mark.not_on_iwarp("a send completes when TCP has it, so that none waits", only=r"send")
