@@ -20,9 +20,12 @@ from cqnotify import (
 
 
 class World:
-    """One of everything, by name, on a context of its own; the QP sends to itself."""
+    """One of everything, by name, on a context of its own; the QP sends to itself. Subclasses have
+    more, or less by NAMES, or another QP."""
 
-    NAMES = ("pd", "channel", "cq", "mr", "srq", "qp", "ah", "mw")
+    NAMES: tuple[str, ...] = ("pd", "channel", "cq", "mr", "srq", "qp", "ah", "mw")
+    CQE = 16
+    SRQ_WR = 8
 
     def __init__(self, context: Context | str | None = None) -> None:
         self.ctx = context if isinstance(context, Context) else Context(context)
@@ -35,17 +38,22 @@ class World:
     def make(self) -> None:
         self.pd = PD(self.ctx)
         self.channel = CompletionChannel(self.ctx)
-        self.cq = CQ(self.ctx, 16, channel=self.channel)
+        self.cq = CQ(self.ctx, self.CQE, channel=self.channel)
         self.mr = MR(self.pd, 4096, access=AccessFlags.LOCAL_WRITE | AccessFlags.MW_BIND)
         self.gid = self.ctx.find_gid()
         self.ah = AH(self.pd, dgid=self.gid.gid, sgid_index=self.gid.index)
-        self.mw = MW(self.pd, MWType.TYPE_2)
-        self.srq = SRQ(self.pd, 8)
+        if "mw" in self.NAMES:
+            self.mw = MW(self.pd, MWType.TYPE_2)
+        if "srq" in self.NAMES:
+            self.srq = SRQ(self.pd, self.SRQ_WR)
         self.qp = self.new_qp()
-        self.qp.connect(self.qp.address())
+        self.connect()
 
     def new_qp(self) -> QP:
         return QP(self.pd, QPType.RC, send_cq=self.cq)
+
+    def connect(self) -> None:
+        self.qp.connect(self.qp.address())
 
     def close(self) -> None:
         self.ctx.close()

@@ -22,10 +22,10 @@ Handler = Callable[[int, FrameType | None], object]
 class Bare(World):
     """Its QP is of the core: no method of the class that users have comes in between."""
 
-    def make(self) -> None:
-        super().make()
-        self.qp.close()
-        self.qp: Any = _core.QP(self.pd, QPType.RC, send_cq=self.cq)
+    def new_qp(self) -> Any:
+        return _core.QP(self.pd, QPType.RC, send_cq=self.cq)
+
+    def connect(self) -> None:
         self.wr = SendWR(self.mr)
 
 

@@ -19,16 +19,13 @@ from itertools import count
 from typing import Any
 
 import pytest
+import world
 from support import DEADLINE, QKEY, Endpoint, Waiter, until, wait_one
 
 from cqnotify import (
-    AH,
-    CQ,
     MR,
     MW,
-    PD,
     QP,
-    SRQ,
     AccessFlags,
     BusyError,
     ClosedError,
@@ -39,43 +36,41 @@ from cqnotify import (
     QPType,
 )
 
-NAMES = ("pd", "channel", "cq", "mr", "qp", "ah")  # in the order in which they are made
+NAMES = ("pd", "channel", "cq", "mr", "ah", "qp")  # in the order in which they are made
 EVERYTHING = (*NAMES, "ctx")
 AROUND_AN_SRQ = ("pd", "srq", "cq", "mr", "qp")
-SHARED = (*NAMES[:4], "srq", *NAMES[4:])  # with a shared receive queue
+SHARED = (*NAMES[:-1], "srq", "qp")  # with a shared receive queue
 TYPE = {"pd": "PD", "channel": "CompletionChannel", "cq": "CQ", "mr": "MR", "qp": "QP", "ah": "AH"}
 TYPE["srq"] = "SRQ"
 USERS = {"pd": {"srq", "mr", "qp", "ah"}, "channel": {"cq"}, "cq": {"qp"}, "srq": {"qp"}}
 
 
-class World:
-    """One of everything, by name, and a peer on a Context of its own that outlives it.
+class World(world.World):
+    """One of everything but a window, by name, and a peer on a Context of its own that outlives it.
 
-    If it is shared, its QP receives from an SRQ.
+    If it is shared, its QP receives from an SRQ; else there is none.
     """
 
+    CQE = 64
+    SRQ_WR = 32
     waiter: Waiter | None = None
     heard = 0  # events that the waiter got
     resting = 0  # receives that are posted and stay so
 
     def __init__(self, peer_ctx: Context, qp_type: QPType, shared: bool) -> None:
         self.qp_type = qp_type
-        self.names = SHARED if shared else NAMES
+        self.NAMES = SHARED if shared else NAMES
         self.wr_ids = count(1)
-        self.ctx = Context(peer_ctx.name)
-        self.pd = PD(self.ctx)
-        self.channel = CompletionChannel(self.ctx)
-        self.cq = CQ(self.ctx, 64, channel=self.channel)
-        self.mr = MR(self.pd, 4096)
-        receives: dict[str, Any] = {"max_recv_wr": 32}
-        if shared:
-            self.srq = SRQ(self.pd, 32)
-            receives = {"srq": self.srq}
-        self.qp = QP(self.pd, qp_type, send_cq=self.cq, max_send_wr=32, **receives)
-        gid = self.ctx.find_gid()
-        self.ah = AH(self.pd, dgid=gid.gid, sgid_index=gid.index)
         self.peer = Endpoint(peer_ctx, qp_type, size=4096)
-        if qp_type == QPType.RC:
+        super().__init__(peer_ctx.name)
+
+    def new_qp(self) -> QP:
+        shared = "srq" in self.NAMES
+        receives: dict[str, Any] = {"srq": self.srq} if shared else {"max_recv_wr": 32}
+        return QP(self.pd, self.qp_type, send_cq=self.cq, max_send_wr=32, **receives)
+
+    def connect(self) -> None:
+        if self.qp_type == QPType.RC:
             self.qp.connect(self.peer.qp.address())
         else:
             self.qp.connect()
@@ -165,11 +160,11 @@ class World:
         self.waiter.asleep()
 
     @staticmethod
-    def hear(world: weakref.ref[World], channel: CompletionChannel) -> None:
+    def hear(ref: weakref.ref[World], channel: CompletionChannel) -> None:
         """What the waiter does, until the channel is closed; it holds nothing else."""
         while True:
             channel.get_event().ack()
-            w = world()
+            w = ref()
             if w is not None:
                 w.heard += 1
             del w
@@ -180,13 +175,13 @@ class World:
         """What BusyError must say when it is closed now; empty: it closes."""
         if not self.open(name):
             return ""
-        users = [n for n in self.names if n in USERS.get(name, ()) and self.open(n)]
+        users = [n for n in self.NAMES if n in USERS.get(name, ()) and self.open(n)]
         if users:
             return f"this {TYPE[name]} is still used by " + ", ".join(f"1 {TYPE[n]}" for n in users)
         pinned = PINS[phase] if self.open("qp") else ()
         if name in pinned and (name == "mr" or self.qp_type == QPType.UD):
             return f"this {TYPE[name]} is still needed by "
-        if name == "mr" and phase == "in_flight" and self.names is SHARED and self.open("srq"):
+        if name == "mr" and phase == "in_flight" and self.NAMES is SHARED and self.open("srq"):
             return "this MR is still needed by 2 work requests "
         return ""
 
@@ -213,19 +208,19 @@ class World:
             self.cq.req_notify()
             assert self.channel.try_get_event() in (None, self.cq)
 
-    def close(self, name: str, phase: str, close: Callable[[Any], None]) -> None:
+    def step(self, name: str, phase: str, close: Callable[[Any], None]) -> None:
         """One step of an order."""
         if close_unless(self.why_busy(name, phase), getattr(self, name), close):
             self.prove(name, phase)
         elif name == "ctx":
-            assert not any(self.open(n) for n in self.names)
+            assert not any(self.open(n) for n in self.NAMES)
 
     def finish(self) -> None:
         """Closes the rest, in an order that nothing hinders, and looks at what is left."""
         for name in ("qp", "srq", "ah", "mr", "cq", "channel", "pd", "ctx"):
-            if name in (*self.names, "ctx"):
+            if name in (*self.NAMES, "ctx"):
                 getattr(self, name).close()
-        assert not any(self.open(name) for name in (*self.names, "ctx"))
+        assert not any(self.open(name) for name in (*self.NAMES, "ctx"))
         stats = self.cq.stats
         assert stats.events == stats.acked
         if self.waiter is not None:
@@ -252,9 +247,9 @@ def make(ctx: Context, conversation: None) -> Iterator[Make]:
     contexts: list[weakref.ref[Context]] = []
 
     def make_world(qp_type: QPType, shared: bool = False) -> World:
-        world = World(ctx, qp_type, shared)
-        contexts.append(weakref.ref(world.ctx))
-        return world
+        made = World(ctx, qp_type, shared)
+        contexts.append(weakref.ref(made.ctx))
+        return made
 
     yield make_world
     for ref in contexts:
@@ -309,8 +304,8 @@ def test_what_is_needed_is_busy_and_stays_usable_and_the_rest_closes(
         if second != first:
             w = make(qp_type)
             getattr(w, phase)()
-            w.close(first, phase, close)
-            w.close(second, phase, close)
+            w.step(first, phase, close)
+            w.step(second, phase, close)
             w.finish()
 
 
@@ -323,8 +318,8 @@ def test_the_same_holds_with_a_shared_receive_queue(
     for first, second in itertools.permutations(AROUND_AN_SRQ, 2):
         w = make(qp_type, shared=True)
         getattr(w, phase)()
-        w.close(first, phase, directly)
-        w.close(second, phase, directly)
+        w.step(first, phase, directly)
+        w.step(second, phase, directly)
         w.finish()
 
 
@@ -473,7 +468,7 @@ def test_a_world_in_a_cycle_is_collected_in_one_go(make: Make, phase: str) -> No
     """The collector finalizes in an order of its own."""
     for name in ("cq", "qp", "srq"):
         w = make(QPType.RC, shared=name == "srq")
-        everything = (*w.names, "ctx")
+        everything = (*w.NAMES, "ctx")
         getattr(w, phase)()
         peer = w.peer
         waiter, w.waiter = w.waiter, None

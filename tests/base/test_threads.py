@@ -330,25 +330,6 @@ def test_event_loops_in_several_threads_share_a_device(ctx: Context) -> None:
     assert at_once(*[lambda: asyncio.run(converse())] * 3) == [rounds] * 3
 
 
-def test_a_cq_is_closed_by_another_thread_under_the_task_that_awaits_it(ctx: Context) -> None:
-    async def wait(cq: CQ, asleep: threading.Event) -> None:
-        async with AsyncCQ(cq) as acq:
-            waiting = asyncio.ensure_future(acq.wait())
-            await asyncio.sleep(0)  # now it sleeps
-            asleep.set()
-            with pytest.raises(ClosedError):
-                await asyncio.wait_for(waiting, DEADLINE)
-
-    def close(other: Context, asleep: threading.Event) -> None:
-        assert asleep.wait(DEADLINE)
-        other.close()
-
-    for _ in range(15):
-        other, asleep = Context(ctx.name), threading.Event()
-        cq = CQ(other, 16, channel=CompletionChannel(other))
-        at_once(lambda: asyncio.run(wait(cq, asleep)), partial(close, other, asleep))  # noqa: B023
-
-
 def test_a_process_ends_while_its_daemon_threads_are_at_work(ctx: Context) -> None:
     program = """if True:
         import sys, threading, cqnotify
