@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -15,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 import pytest
-from cm_support import NOBODY, SOON, Side, address_of, asleep, padded, serve_once
+from cm_support import NOBODY, SOON, Side, address_of, asleep, serve_once
 from support import Waiter, fork, python, until
 
 from cqnotify import ClosedError, Context, QPState, cm
@@ -41,19 +40,6 @@ def pair_of(
     return client, conn, server, accepted[0]
 
 
-def test_messages_go_to_the_server(ctx: Context, listener: blocking.Listener) -> None:
-    client, conn, server, accepted = pair_of(ctx, listener, private_data=b"hello")
-    assert accepted.private_data == padded(ctx, b"hello", 56)
-    client.mr.write(b"ping")
-    client.qp.post_send(client.mr[:4])
-    server.cq.safe_to_sleep()
-    found: list[Any] = []
-    until(lambda: found.extend(server.cq.poll(4)) or bool(found), "it has arrived")
-    assert server.mr.read(4, 2048) == b"ping"
-    conn.close()
-    accepted.closed(SOON)
-
-
 @pytest.mark.parametrize("how", ["disconnect", "close", "QP", "context"])
 def test_the_other_end_knows_though_no_thread_waits_for_it(
     ctx: Context, listener: blocking.Listener, how: str
@@ -71,28 +57,6 @@ def test_the_other_end_knows_though_no_thread_waits_for_it(
         until(lambda: accepted[0].error is not None, "the server knows")
         server.check_flushed()
         assert isinstance(accepted[0].error, cm.DisconnectedError)
-
-
-def test_a_killed_process_disconnects(ctx: Context, listener: blocking.Listener) -> None:
-    host, port = listener.local
-    program = f"""
-import time
-from cqnotify import CQ, PD, QP, Context, QPType
-from cqnotify.cm import blocking
-ctx = Context({ctx.name!r})
-qp = QP(PD(ctx), QPType.RC, send_cq=CQ(ctx, 4))
-conn = blocking.connect(qp, {host!r}, {port})
-print("connected", flush=True)
-time.sleep(100)
-"""
-    side = Side(ctx)
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as child:
-        conn = listener.get_request(SOON).accept(side.qp, on_init=side.post_recv)
-        assert child.stdout is not None
-        assert child.stdout.readline() == b"connected\n"
-        child.kill()
-        conn.closed(SOON)
-    side.check_flushed()
 
 
 # ---- waits end ------------------------------------------------------------------------------
@@ -122,33 +86,6 @@ def test_of_two_threads_one_takes_the_request(ctx: Context, listener: blocking.L
         listener.close()
         with pytest.raises(ClosedError):
             next(one for one in takers if one is not first).result()
-
-
-@pytest.mark.parametrize("what", ["listener", "connection"])
-def test_waits_end_when_another_thread_closes_it(
-    ctx: Context, listener: blocking.Listener, what: str
-) -> None:
-    ended: list[BaseException | None] = []
-
-    def wait() -> None:
-        try:
-            waited()
-            ended.append(None)
-        except ClosedError as e:
-            ended.append(e)
-
-    if what == "listener":
-        waited, closed = listener.get_request, listener
-    else:
-        _, conn, _, _ = pair_of(ctx, listener)
-        waited, closed = conn.closed, conn
-    thread = threading.Thread(target=wait)
-    thread.start()
-    until(lambda: asleep() == 1, "it waits")
-    assert not ended
-    closed.close()
-    thread.join(SOON)
-    assert [type(e) for e in ended] == ([ClosedError] if what == "listener" else [type(None)])
 
 
 def test_a_signal_ends_a_wait_if_its_handler_raises(listener: blocking.Listener) -> None:

@@ -15,7 +15,7 @@ import pytest
 from cm_support import SOON, Side, address_of, connected, link_local
 from support import is_iwarp, new_state
 
-from cqnotify import CQ, PD, QP, ClosedError, Context, QPType, VerbsError, cm
+from cqnotify import ClosedError, Context, QPType, VerbsError, cm
 from cqnotify.cm import blocking
 
 OPTIONS = [
@@ -262,11 +262,3 @@ async def test_datagrams_have_limits_of_their_own(ctx: Context) -> None:
                 await answer
         (await request.accept(ends[1], private_data=most[:136])).close()
         assert (await asking).private_data[:136] == most[:136]
-
-
-def test_a_qp_whose_cq_is_gone(ctx: Context) -> None:
-    cq = CQ(ctx, 4)
-    qp = QP(PD(ctx), QPType.RC, send_cq=cq)
-    qp.close()
-    with pytest.raises(ClosedError):
-        blocking.connect(qp, address_of(ctx), 9)
