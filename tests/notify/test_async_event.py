@@ -406,14 +406,6 @@ def test_two_failures_are_told_one_after_the_other(ctx: Context) -> None:
     assert told == {world.a.scq for world in worlds}
 
 
-def test_of_what_was_closed_since_nobody_is_told(full: Overflow) -> None:
-    full.send(1)
-    Waiter(lambda: take_cq_err(full.a.ctx)).join()
-    full.a.qp.close()
-    full.a.scq.close()
-    assert is_not_told(full)
-
-
 def test_reports_do_not_keep_what_they_are_about(ctx: Context, channel: CompletionChannel) -> None:
     pd, cq = PD(ctx), CQ(ctx, 16, channel=channel)
     take_all(ctx)

@@ -9,16 +9,6 @@ from support import DEADLINE, MakeLane, Pair, Waiter, in_child, send, until, wai
 from cqnotify import ClosedError, CompletionChannel
 
 
-def test_get_event_sleeps_until_a_completion_comes(pair: Pair) -> None:
-    b = pair[1]
-    b.rcq.req_notify()
-    with waiting(b.channel.get_event) as waiter:
-        send(pair)
-    assert waiter.join() is b.rcq
-    assert b.rcq.unacked == 1
-    assert len(b.rcq.poll()) == 1
-
-
 def test_the_fd_is_readable_and_try_get_event_tells_exactly_while_an_event_waits(
     pair: Pair,
 ) -> None:

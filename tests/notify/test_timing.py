@@ -205,17 +205,6 @@ WAITERS = pytest.mark.parametrize(
 )
 
 
-@WAITERS
-def test_close_wakes_each_waiter(ctx: Context, what: str, waiters: int) -> None:
-    with Context(ctx.name) as other:
-        channel = CompletionChannel(other)
-        asleep = [Waiter(channel.get_event).asleep() for _ in range(waiters)]
-        (channel if what == "channel" else other).close()
-        for waiter in asleep:
-            with pytest.raises(ClosedError):
-                waiter.join()
-
-
 @pytest.mark.clock
 @WAITERS
 def test_close_wakes_each_waiter_within_a_tenth_of_a_second(

@@ -294,15 +294,6 @@ async def test_a_cancelled_sleeper_loses_nothing_and_keeps_its_message(
     assert ids(await acq.wait()) == [0]
 
 
-async def test_a_timeout_ends_a_sleep_and_the_next_is_not_deaf(acq: AsyncCQ, lane: Lane) -> None:
-    for i in range(0, 10, 2):
-        lane.send()
-        assert ids(await acq.wait()) == [i]
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(acq.wait(), 0.01)
-        assert await is_woken(acq, lane) == [i + 1]
-
-
 async def test_the_task_goes_on_in_its_own_context(acq: AsyncCQ, lane: Lane) -> None:
     name = contextvars.ContextVar("name", default="nobody")
 
