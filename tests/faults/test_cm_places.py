@@ -5,7 +5,7 @@ another thread closes something before it goes on: whoever waits learns of the e
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -76,53 +76,34 @@ async def connected(ctx: Context, on: Flavor) -> AsyncIterator[Pair]:
             pair.ctx.close()
 
 
-@pytest.mark.parametrize("act", ACTS)
-@pytest.mark.parametrize("place", ["cm prepare", "cm sleep"])
-async def test_as_a_task_falls_asleep(ctx: Context, on: Flavor, place: str, act: str) -> None:
-    async with connected(ctx, on) as pair, on.tasks() as start:
-        pair.other_thread_acts_at(place, act)
-        task = start(pair.conn.closed)
-        await task.result()
-        assert pair.passed == 1
-        assert pair.conn.error is not None
+# What leads to a place when tasks wait for the end, and why the connection is over.
+LEADS_TO: dict[str, tuple[Callable[[Pair], object], type[Exception]]] = {
+    "cm end": (lambda pair: pair.accepted.close(), cm.DisconnectedError),
+    "cm leave": (lambda pair: pair.conn.close(), ClosedError),
+    "cm call": (lambda pair: pair.conn.disconnect(), Exception),
+}
 
 
 @pytest.mark.parametrize("act", ACTS)
-async def test_as_the_peers_goodbye_is_told(ctx: Context, on: Flavor, act: str) -> None:
+@pytest.mark.parametrize("place", ["cm prepare", "cm sleep", *LEADS_TO])
+async def test_as_a_connection_ends(ctx: Context, on: Flavor, place: str, act: str) -> None:
+    """Those of the first two are passed as the task falls asleep."""
     async with connected(ctx, on) as pair, on.tasks() as start:
-        tasks = [start(pair.conn.closed) for _ in range(2)]
-        await on.tick()
-        pair.other_thread_acts_at("cm end", act)
-        pair.accepted.close()
+        if place in LEADS_TO:
+            tasks = [start(pair.conn.closed) for _ in range(2)]
+            await on.tick()
+            pair.other_thread_acts_at(place, act)
+            lead, error = LEADS_TO[place]
+            done = lead(pair)
+            if isinstance(done, Awaitable):
+                await done
+        else:
+            pair.other_thread_acts_at(place, act)
+            tasks, error = [start(pair.conn.closed)], Exception
         for task in tasks:
             await task.result()
         assert pair.passed == 1
-        assert isinstance(pair.conn.error, cm.DisconnectedError)
-
-
-@pytest.mark.parametrize("act", ACTS)
-async def test_as_it_is_closed(ctx: Context, on: Flavor, act: str) -> None:
-    async with connected(ctx, on) as pair, on.tasks() as start:
-        tasks = [start(pair.conn.closed), start(pair.accepted.closed)]
-        await on.tick()
-        pair.other_thread_acts_at("cm leave", act)
-        pair.conn.close()
-        for task in tasks:
-            await task.result()
-        assert pair.passed == 1
-        assert isinstance(pair.conn.error, ClosedError)
-
-
-@pytest.mark.parametrize("act", ACTS)
-async def test_as_a_task_disconnects(ctx: Context, on: Flavor, act: str) -> None:
-    async with connected(ctx, on) as pair, on.tasks() as start:
-        task = start(pair.conn.closed)
-        await on.tick()
-        pair.other_thread_acts_at("cm call", act)
-        await pair.conn.disconnect()
-        assert pair.passed == 1
-        await task.result()
-        assert pair.conn.error is not None
+        assert isinstance(pair.conn.error, error)
 
 
 @pytest.mark.parametrize("act", ["QP.close", "Context.close"])

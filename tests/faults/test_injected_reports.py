@@ -181,15 +181,6 @@ def test_a_cq_for_both_directions_is_named_once(w: World) -> None:
     assert [cqs for _, cqs in w.watch.read()] == [[w.ex]]
 
 
-@pytest.mark.parametrize("event_type", NEWS, ids=lambda t: t.name)
-def test_a_watch_does_not_tell_news(w: World, event_type: AsyncEventType) -> None:
-    core.inject_event(event_type, element_of(w, NEWS[event_type]))
-    assert w.watch.read() == []
-    event = w.ctx.try_get_async_event()
-    assert event is not None
-    assert event.event_type is event_type
-
-
 def test_a_failure_is_told_to_a_watch_in_spite_of_a_lack_of_memory(w: World) -> None:
     """Whatever it is that can't be made: the descriptor stays readable, and nothing is lost."""
     readable = select.poll()
@@ -206,16 +197,6 @@ def test_a_failure_is_told_to_a_watch_in_spite_of_a_lack_of_memory(w: World) -> 
         assert not readable.poll(0)
         starved += 1
     assert starved > 5
-
-
-def test_a_watch_tells_what_came_before_the_device_went(w: World) -> None:
-    core.inject_event(AsyncEventType.DEVICE_FATAL, None)
-    core.fail_call(2, errno.EIO)
-    ((event, cqs),) = w.watch.read()
-    assert (event.event_type, cqs) == (AsyncEventType.DEVICE_FATAL, None)
-    core.fail_call(1, errno.EIO)
-    with pytest.raises(DeviceRemovedError, match="no more events will come"):
-        w.watch.read()
 
 
 def test_a_device_that_has_gone_but_says_only_that_nothing_came_is_seen_to_have_gone(

@@ -194,29 +194,17 @@ async def test_when_an_event_has_brought_a_completion(
 
 
 @pytest.mark.parametrize("act", ACTS)
-async def test_when_the_first_of_two_tasks_was_woken(link: Link, on: Flavor, act: str) -> None:
-    s = Scene(link, on, act)
-    async with on.tasks() as start:
-        tasks = [start(lambda: s.acq.recv(link.qp, link.into)) for _ in range(3)]
-        await on.tick()
-        s.other_thread_acts_at("wake")
-        link.bring(3)
-        await until_passed(s)
-        for task in tasks:
-            await settle(task, act)
-    s.acq.close()
-
-
-@pytest.mark.parametrize("act", ACTS)
-async def test_when_operations_that_waited_for_room_were_posted(
-    link: Link, on: Flavor, act: str
+@pytest.mark.parametrize(("place", "call", "n"), [("wake", "recv", 3), ("room", "send", 12)])
+async def test_when_the_first_of_many_was_woken_or_posted(
+    link: Link, on: Flavor, place: str, call: str, n: int, act: str
 ) -> None:
+    """The sends are more than there is room for."""
     s = Scene(link, on, act)
     async with on.tasks() as start:
-        tasks = [start(lambda: s.acq.send(link.qp, link.sg)) for _ in range(12)]
+        tasks = [start(lambda: CALLS[call](s)) for _ in range(n)]
         await on.tick()
-        s.other_thread_acts_at("room")
-        link.take(12)
+        s.other_thread_acts_at(place)
+        (link.take if call == "send" else link.bring)(n)
         await until_passed(s)
         for task in tasks:
             await settle(task, act)
