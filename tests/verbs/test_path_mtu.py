@@ -37,7 +37,6 @@ from cqnotify import (
     cm,
     messages,
 )
-from cqnotify.testing import MakePair
 
 pytestmark = pytest.mark.not_on_iwarp("a connection of TCP has no path MTU")
 
@@ -83,12 +82,6 @@ def test_two_ends_take_the_smaller_mtu(ends: Pair, turned: bool) -> None:
 def test_the_ends_of_one_port_take_its_own(larger: Context) -> None:
     ends = Endpoint(larger, QPType.RC, size=SIZE), Endpoint(larger, QPType.RC, size=SIZE)
     check(*connect(*ends), MTU.MTU_4096)
-
-
-@pytest.mark.usefixtures("larger")
-def test_a_pair_on_two_devices_takes_the_smaller_mtu(rdma_pair: MakePair) -> None:
-    a, b = rdma_pair(two_devices=True)
-    assert a.qp.query().path_mtu == b.qp.query().path_mtu == MTU.MTU_1024
 
 
 def test_an_address_tells_the_mtu_of_its_port(ends: Pair) -> None:

@@ -390,19 +390,6 @@ def test_requests_and_memory_do_not_mix(pair: Pair) -> None:
 # ---- the length --------------------------------------------------------------------------
 
 
-def test_a_datagram_is_as_long_as_the_mtu_at_most(ud_pair: Pair) -> None:
-    """rxe would report success, and lose it."""
-    a, b = ud_pair
-    mtu = a.ctx.query_port().active_mtu.bytes  # type: ignore[union-attr]
-    path = path_to(a, b)
-    b.qp.post_recv(b.mr)
-    with pytest.raises(ValueError, match=f"at most {mtu} in one datagram"):
-        a.qp.post_send(a.mr[0 : mtu + 1], **path)
-    a.qp.post_send(a.mr[0:mtu], **path)
-    assert wait_one(b.rcq).byte_len == mtu + GRH
-    wait_one(a.scq)
-
-
 @pytest.mark.usefixtures("conversation")
 def test_the_longest_datagram_grows_with_the_mtu_of_the_link(ctx2: Context, netdev: str) -> None:
     a, b = connect(Endpoint(ctx2, QPType.UD), Endpoint(ctx2, QPType.UD))
