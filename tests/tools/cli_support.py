@@ -106,6 +106,33 @@ def figures(code: int, out: str, err: str) -> dict[str, Any]:
     return found
 
 
+def measured(
+    capsys: Capture, name: str, *args: object, host: str = "127.0.0.1"
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a server and a client have measured."""
+    ends = both(capsys, [*args, "--json"], [*args, "--json"], host, name=name)
+    ours, theirs = (figures(*end) for end in ends)
+    assert (ours["role"], theirs["role"]) == ("server", "client")
+    return ours, theirs
+
+
+@contextmanager
+def measuring(
+    name: str, *args: object
+) -> Iterator[tuple[subprocess.Popen[str], subprocess.Popen[str]]]:
+    """A server and a client that have met, and measure until something ends it."""
+    args = ("-D", 600, *args)
+    with (
+        server(*args, name=name) as (us, port),
+        started(command(name, "-p", port, *args, "127.0.0.1")) as client,
+    ):
+        for process in (us, client):
+            assert process.stdout is not None
+            process.stdout.readline()
+            process.stdout.readline()
+        yield us, client
+
+
 in_lab = pytest.mark.skipif(
     os.environ.get("CQNOTIFY_LAB") not in ("vm", "native"), reason="needs the lab's two devices"
 )

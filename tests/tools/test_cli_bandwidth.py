@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""cqnotify bandwidth: each operation, one way and both, and peers that do not fit or die."""
+"""cqnotify bandwidth: each operation, one way and both."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ import pytest
 from cli_support import (
     Capture,
     both,
-    command,
     counted_yields,
     figures,
-    outcome,
-    server,
-    started,
+    measured,
     usage_of,
 )
 from hypothesis import given, settings
@@ -28,15 +25,10 @@ from cqnotify import Context
 from cqnotify.cli.perf._statistics import STRETCHES, fastest
 
 NAME = "bandwidth"
-FOREVER = ("-D", 600)
 
 
 def results(capsys: Capture, *args: object, host: str = "127.0.0.1") -> tuple[Any, Any]:
-    """What a server and a client have measured."""
-    ends = both(capsys, [*args, "--json"], [*args, "--json"], host, name=NAME)
-    ours, theirs = (figures(*end) for end in ends)
-    assert (ours["role"], theirs["role"]) == ("server", "client")
-    return ours, theirs
+    return measured(capsys, NAME, *args, host=host)
 
 
 def check_one_way(ours: dict[str, Any], theirs: dict[str, Any], n: int) -> None:
@@ -132,20 +124,6 @@ def test_messages_that_are_lost_are_counted(capsys: Capture) -> None:
 
 
 @pytest.mark.usefixtures("conversation")
-def test_a_sender_whose_receiver_dies_says_so() -> None:
-    args = ["-c", "UD", *FOREVER, "-s", 1024]
-    with (
-        server(*args, name=NAME) as (us, port),
-        started(command(NAME, "-p", port, *args, "127.0.0.1")) as client,
-    ):
-        assert client.stdout is not None
-        client.stdout.readline()
-        client.stdout.readline()
-        us.kill()
-        assert outcome(client) == (1, "", "cqnotify: the peer has gone\n")
-
-
-@pytest.mark.usefixtures("conversation")
 @pytest.mark.parametrize("depth", [1, 2, 5])
 def test_any_depth_will_do(depth: int, capsys: Capture) -> None:
     args = ("--op", "write", "--write_with_imm", "-n", 23, "-t", depth, "-r", depth, "-e")
@@ -179,44 +157,6 @@ def test_ends_meet_by_rdma_cm(op: str, ways: int, ctx: Context, capsys: Capture)
     for end in (ours, theirs):
         assert end["results"][0]["iterations"] == 300 * ways
         assert end["rdma_cm"]
-
-
-@pytest.mark.usefixtures("conversation")
-@pytest.mark.parametrize(
-    ("ours", "theirs", "our_words", "their_words"),
-    [
-        (["-t", 64], ["-t", 32, "-b"], "--tx-depth 64 and no --bidirectional",
-         "--tx-depth 32 and --bidirectional"),
-        (["-q", 2, "-r", 9], ["-q", 3, "-r", 8], "--qp 2 and --rx-depth 9",
-         "--qp 3 and --rx-depth 8"),
-    ],
-    ids=["depth", "QPs"],
-)  # fmt: skip
-def test_ends_that_do_not_fit_both_say_so(
-    ours: list[object], theirs: list[object], our_words: str, their_words: str, capsys: Capture
-) -> None:
-    ends = both(capsys, ours, theirs, name=NAME)
-    for end, has, have in zip(
-        ends, (their_words, our_words), (our_words, their_words), strict=True
-    ):
-        said = f"cqnotify: the peer has {has}, we have {have}: give both the same\n"
-        assert end == (1, "", said)
-
-
-@pytest.mark.usefixtures("conversation")
-@pytest.mark.parametrize(("op", "victim"), [("send", "client"), ("write", "server")])
-def test_an_end_whose_peer_dies_says_so(op: str, victim: str) -> None:
-    args = ["--op", op, *FOREVER, "-e", "-s", 1024]
-    with (
-        server(*args, name=NAME) as (us, port),
-        started(command(NAME, "-p", port, *args, "127.0.0.1")) as client,
-    ):
-        dies, other = (client, us) if victim == "client" else (us, client)
-        assert other.stdout is not None
-        other.stdout.readline()  # so they have met
-        other.stdout.readline()
-        dies.kill()
-        assert outcome(other) == (1, "", "cqnotify: the peer has gone\n")
 
 
 @pytest.mark.usefixtures("conversation")

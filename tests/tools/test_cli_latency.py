@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""cqnotify latency: each operation, asleep and polling, and peers that do not fit or die."""
+"""cqnotify latency: each operation, asleep and polling. Of it and of bandwidth: ends that do not
+fit, and peers that die."""
 
 from __future__ import annotations
 
@@ -16,11 +17,12 @@ import pytest
 from cli_support import (
     Capture,
     both,
-    command,
     counted_yields,
     each_signal,
     figures,
     in_lab,
+    measured,
+    measuring,
     outcome,
     refusal,
     server,
@@ -43,7 +45,6 @@ from cqnotify.exchange import exchange_as_client_blocking
 
 OPS = ("send", "write", "read", "atomic")
 ANSWERED = ("send", "write")  # by the server's program, and not by its device
-FOREVER = ("-D", 600)
 
 
 def plan(**options: Any) -> Plan:
@@ -65,11 +66,7 @@ def plan(**options: Any) -> Plan:
 
 
 def results(capsys: Capture, *args: object, host: str = "127.0.0.1") -> tuple[Any, Any]:
-    """What a server and a client have measured."""
-    ends = both(capsys, [*args, "--json"], [*args, "--json"], host, name="latency")
-    ours, theirs = (figures(*end) for end in ends)
-    assert (ours["role"], theirs["role"]) == ("server", "client")
-    return ours, theirs
+    return measured(capsys, "latency", *args, host=host)
 
 
 def check_figures(ours: dict[str, Any], theirs: dict[str, Any], sizes: list[int], n: int) -> None:
@@ -273,38 +270,32 @@ def test_by_rdma_cm_what_a_device_lacks_is_said_before(ctx: Context, capsys: Cap
 
 @pytest.mark.usefixtures("conversation")
 @pytest.mark.parametrize(
-    ("ours", "theirs", "our_words", "their_words"),
+    ("name", "ours", "theirs", "our_words", "their_words"),
     [
-        (["-s", 3, "-n", 9], ["-s", 4], "--size 3 and --iters 9", "--size 4 and --iters 1000"),
-        (
-            ["--op", "write"],
-            ["--op", "write", "-e"],
-            "no --write_with_imm",
-            "--write_with_imm",
-        ),
-        (
-            ["--op", "read"],
-            ["--op", "atomic"],
-            "`cqnotify latency --op read`",
-            "`cqnotify latency --op atomic`",
-        ),
-        (
-            ["-D", 2],
-            ["-a"],
-            "--size 2 and no --iters and --duration 2.0",
-            "--all and --iters 1000 and no --duration",
-        ),
+        ("latency", ["-s", 3, "-n", 9], ["-s", 4], "--size 3 and --iters 9",
+         "--size 4 and --iters 1000"),
+        ("latency", ["--op", "write"], ["--op", "write", "-e"], "no --write_with_imm",
+         "--write_with_imm"),
+        ("latency", ["--op", "read"], ["--op", "atomic"], "`cqnotify latency --op read`",
+         "`cqnotify latency --op atomic`"),
+        ("latency", ["-D", 2], ["-a"], "--size 2 and no --iters and --duration 2.0",
+         "--all and --iters 1000 and no --duration"),
+        ("bandwidth", ["-t", 64], ["-t", 32, "-b"], "--tx-depth 64 and no --bidirectional",
+         "--tx-depth 32 and --bidirectional"),
+        ("bandwidth", ["-q", 2, "-r", 9], ["-q", 3, "-r", 8], "--qp 2 and --rx-depth 9",
+         "--qp 3 and --rx-depth 8"),
     ],
-    ids=["size", "imm", "op", "all"],
-)
+    ids=["size", "imm", "op", "all", "depth", "QPs"],
+)  # fmt: skip
 def test_ends_that_do_not_fit_both_say_so(
+    name: str,
     ours: list[object],
     theirs: list[object],
     our_words: str,
     their_words: str,
     capsys: Capture,
 ) -> None:
-    ends = both(capsys, ours, theirs, name="latency")
+    ends = both(capsys, ours, theirs, name=name)
     for end, has, have in zip(
         ends, (their_words, our_words), (our_words, their_words), strict=True
     ):
@@ -314,47 +305,27 @@ def test_ends_that_do_not_fit_both_say_so(
 
 @pytest.mark.usefixtures("conversation")
 @pytest.mark.parametrize(
-    ("op", "sleeps"), [("send", True), ("read", False)], ids=["send, asleep", "read, polling"]
+    ("name", "args", "victim"),
+    [
+        ("latency", ["--op", "send", "-e"], "server"),
+        ("latency", ["--op", "read"], "server"),
+        ("latency", ["--op", "read", "-e"], "client"),
+        ("bandwidth", ["--op", "send", "-e", "-s", 1024], "client"),
+        ("bandwidth", ["--op", "write", "-e", "-s", 1024], "server"),
+        ("bandwidth", ["-c", "UD", "-s", 1024], "server"),
+    ],
 )
-def test_a_client_whose_server_dies_says_so(op: str, sleeps: bool, capsys: Capture) -> None:
-    args = ["--op", op, *FOREVER, *["-e"] * sleeps]
-    with (
-        server(*args, name="latency") as (us, port),
-        started(command("latency", "-p", port, *args, "127.0.0.1")) as client,
-    ):
-        assert client.stdout is not None
-        client.stdout.readline()  # so they have met
-        client.stdout.readline()
-        us.kill()
-        code, out, err = outcome(client)
-    assert (code, out, err) == (1, "", "cqnotify: the peer has gone\n")
-
-
-@pytest.mark.usefixtures("conversation")
-def test_a_server_whose_client_dies_says_so() -> None:
-    args = ["--op", "read", *FOREVER, "-e"]
-    with (
-        server(*args, name="latency") as (us, port),
-        started(command("latency", "-p", port, *args, "127.0.0.1")) as client,
-    ):
-        assert us.stdout is not None
-        us.stdout.readline()
-        us.stdout.readline()
-        client.kill()
-        code, out, err = outcome(us)
-    assert (code, out, err) == (1, "", "cqnotify: the peer has gone\n")
+def test_an_end_whose_peer_dies_says_so(name: str, args: list[object], victim: str) -> None:
+    with measuring(name, *args) as (us, client):
+        dies, other = (client, us) if victim == "client" else (us, client)
+        dies.kill()
+        assert outcome(other) == (1, "", "cqnotify: the peer has gone\n")
 
 
 @pytest.mark.usefixtures("conversation")
 def test_a_client_whose_server_stands_still_says_so() -> None:
-    args = [*FOREVER, "-e", "--timeout", 6]  # in which a busy machine's server answers
-    with (
-        server(*args, name="latency") as (us, port),
-        started(command("latency", "-p", port, *args, "127.0.0.1")) as client,
-    ):
-        assert client.stdout is not None
-        assert client.stdout.readline()
-        assert client.stdout.readline()
+    patience = ("--timeout", 6)  # in which a busy machine's server answers
+    with measuring("latency", "-e", *patience) as (us, client):
         us.send_signal(signal.SIGSTOP)
         code, out, err = outcome(client)
     assert (code, out) == (1, "")
@@ -402,16 +373,7 @@ def _address_of_server(end: PerfEnd, port: int) -> QPAddress:
 @each_signal
 @pytest.mark.parametrize("sleeps", [True, False], ids=["asleep", "polling"])
 def test_a_signal_ends_it_without_a_word(number: signal.Signals, code: int, sleeps: bool) -> None:
-    args = ["--op", "read", *FOREVER, *["-e"] * sleeps]
-    with (
-        server(*args, name="latency") as (us, port),
-        started(command("latency", "-p", port, *args, "127.0.0.1")) as client,
-    ):
-        assert client.stdout is not None
-        assert us.stdout is not None
-        for stream in (client.stdout, us.stdout):
-            stream.readline()
-            stream.readline()
+    with measuring("latency", "--op", "read", *["-e"] * sleeps) as (us, client):
         until(lambda: state_of(us) == "S", "the server, which has nothing to do, sleeps")
         client.send_signal(number)
         us.send_signal(number)
@@ -443,29 +405,6 @@ def test_a_server_of_another_kind_by_rdma_cm_is_named(
         f"cqnotify: {address} port {free_port}: the peer is another program, or of another version "
         "of cqnotify, such as rping: does `cqnotify latency -R` run there?\n"
     )
-
-
-@pytest.mark.usefixtures("conversation")
-def test_who_has_no_peer_says_so(capsys: Capture) -> None:
-    said = refusal(capsys, 1, "latency", "--timeout", "0.3", "--port", "0")
-    assert said.endswith("cqnotify: no client came within 0.3 s\n")
-
-
-@pytest.mark.usefixtures("conversation")
-@pytest.mark.parametrize("option", ["--ib-port", "--size", "--mtu"])
-@in_lab
-def test_what_the_device_refuses_is_refused_by_the_options_name(
-    ctx: Context, option: str, capsys: Capture
-) -> None:
-    limits = {
-        "--ib-port": (ctx.query_device().phys_port_cnt, ""),
-        "--size": (ctx.query_port().max_msg_sz, " port 1"),
-        "--mtu": (1024, " port 1"),
-    }
-    limit, where = limits[option]
-    value = 2048 if option == "--mtu" else limit + 1
-    said = usage_of(capsys, "latency", option, str(value))
-    assert said == f"cqnotify: {option} is {value}: the limit of {ctx.name}{where} is {limit}\n"
 
 
 @pytest.mark.usefixtures("conversation")

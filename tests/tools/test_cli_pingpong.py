@@ -267,6 +267,9 @@ def test_gids_of_different_kinds_say_so(service: str, ctx: Context, capsys: Capt
         ("pingpong", "--size", " port 1"),
         ("pingpong --type ud", "--size", " port 1"),
         ("pingpong", "--mtu", " port 1"),
+        ("latency", "--ib-port", ""),
+        ("latency", "--size", " port 1"),
+        ("latency", "--mtu", " port 1"),
     ],
 )
 @in_lab

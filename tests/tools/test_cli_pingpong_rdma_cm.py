@@ -196,12 +196,6 @@ def test_a_client_that_has_gone_meanwhile_is_turned_away(ctx: Context, host: str
         assert outcome(process)[0] == 0
 
 
-def test_rping_is_no_server(host: str, capsys: Capture) -> None:
-    with started(["rping", "-s", "-a", host, "-p", "7477"]):
-        said = refusal(capsys, 1, "pingpong", "-R", "-p", "7477", host)
-    assert said.endswith(f"cqnotify: {host} port 7477 cannot be the peer: {OTHER_PROGRAM}\n")
-
-
 @contextlib.contextmanager
 def answering(ctx: Context, host: str, service: str, *answer: Any) -> Iterator[str]:
     """A server that is not ours: what it does with a request, and its private data. Its port."""
