@@ -413,4 +413,13 @@ def hosts(request: pytest.FixtureRequest, _all_hosts: Callable[[int], Hosts]) ->
     initial state. pytest itself runs on this machine, not on a host.
     """
     marker = request.node.get_closest_marker("hosts")
-    return _all_hosts(marker.args[0] if marker and marker.args else 2)
+    return _all_hosts(_count(marker) if marker else 2)
+
+
+def _count(marker: pytest.Mark) -> int:
+    count, *more = marker.args or (2,)
+    if more or marker.kwargs or type(count) is not int or not 1 <= count <= 8:
+        given = [*map(repr, marker.args), *(f"{k}={v!r}" for k, v in marker.kwargs.items())]
+        text = f"hosts({', '.join(given)}): give the number of hosts alone, 1 to 8, as in hosts(3)"
+        raise pytest.fail.Exception(text, pytrace=False)
+    return count

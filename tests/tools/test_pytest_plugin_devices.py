@@ -326,6 +326,17 @@ def test_the_marker_takes_names_only() -> None:
         Requirements.of("atomics", warp=1, min_mtu=1024)
 
 
+def test_the_number_of_hosts_is_the_one_argument_of_their_marker(run_suite: Run) -> None:
+    wrong = ["n=3", "2, 3", "'3'", "True", "0", "9"]
+    tests = [
+        f"@pytest.mark.hosts({given})\ndef test_{i}(hosts): pass" for i, given in enumerate(wrong)
+    ]
+    result = run_suite("\n".join(tests))
+    result.assert_outcomes(errors=len(wrong))
+    right = "give the number of hosts alone, 1 to 8, as in hosts(3)"
+    result.stdout.fnmatch_lines([f"hosts({given}): {right}" for given in wrong])
+
+
 # What pytest says of it -------------------------------------------------------
 
 
