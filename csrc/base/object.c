@@ -159,7 +159,7 @@ CQN_RARE void *cqn_refuse_closed(const cqn_object *self)
 {
     const char *why = cqn_is_left(self)  ? "stayed in the process that pickled it"
                       : cqn_forked(self) ? "was opened before a fork, by the parent process: open "
-                                           "the device anew in the child"
+                                           "the device again in the child"
                       : self->handle != NULL && self->changes & 1
                           ? "is being registered anew by another thread"
                           : "is closed";

@@ -5,13 +5,18 @@
 
 #include "verbs/verbs.h"
 
-/* The state of a queue pair as the device has it, or `known` if the device does not say. Without
- * the GIL. */
-static inline enum ibv_qp_state cqn_qp_ask_state(struct ibv_qp *qp, enum ibv_qp_state known)
+/* The state of a queue pair as the device has it, or `known` if the device does not say; and,
+ * unless that is NULL, whether its send queue is still draining. Without the GIL. */
+static inline enum ibv_qp_state cqn_qp_ask_state(struct ibv_qp *qp, enum ibv_qp_state known,
+                                                 bool *draining)
 {
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
     struct ibv_qp_init_attr init;
-    return ibv_query_qp(qp, &attr, IBV_QP_STATE, &init) == 0 ? attr.qp_state : known;
+    const bool told = ibv_query_qp(qp, &attr, IBV_QP_STATE, &init) == 0;
+    if (draining != NULL) {
+        *draining = told && attr.qp_state == IBV_QPS_SQD && attr.sq_draining != 0;
+    }
+    return told ? attr.qp_state : known;
 }
 
 /* qp_create.c */

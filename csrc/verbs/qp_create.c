@@ -585,7 +585,7 @@ CQN_RARE PyObject *cqn_qp_open(PyTypeObject *type, const cqn_kind *kind, PyObjec
     int err;
     CQN_CREATING(CQN_OBJ(self), qp = ibv_open_qp(device, &open); err = errno;
                  /* the state that the other process has brought it to */
-                 state = qp != NULL ? cqn_qp_ask_state(qp, state) : state);
+                 state = qp != NULL ? cqn_qp_ask_state(qp, state, NULL) : state);
     if (qp == NULL) {
         cqn_verbs_error(st, err, "ibv_open_qp", "qp_num %u: is it an XRC_RECV QP of that domain?",
                         open.qp_num);

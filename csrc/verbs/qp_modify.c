@@ -183,11 +183,22 @@ CQN_RARE static int collect_attributes(const cqn_qp *self, PyObject *kwargs,
 
 /* ---- modify() ---- */
 
-static const char *modify_hint(int err, int mask)
+/* What the device refused, in which state, and whether its send queue was still draining. */
+typedef struct {
+    int err, mask;
+    enum ibv_qp_state state;
+    bool draining;
+    struct ibv_qp_attr attr;
+} refusal;
+
+static const char *modify_hint(const refusal *why)
 {
-    switch (err) {
+    switch (why->err) {
     case EINVAL:
-        return mask & IBV_QP_ALT_PATH
+        return why->draining
+                   ? "the send queue is still draining: wait until the device reports SQ_DRAINED, "
+                     "or until sq_draining of query() is 0; only the way to ERR is open before"
+               : why->mask & IBV_QP_ALT_PATH
                    ? "a value is wrong, or the port is of RoCE, which has no alternate path"
                    : "a value is wrong, or the peer's GID can't be reached from ours";
     case ETIMEDOUT:
@@ -196,7 +207,7 @@ static const char *modify_hint(int err, int mask)
         return "the peer's GID could not be reached: check that both GIDs are of one subnet and "
                "that its link is up";
     case EOPNOTSUPP:
-        return mask & IBV_QP_RATE_LIMIT ? "rate_limit" : "one of the attributes";
+        return why->mask & IBV_QP_RATE_LIMIT ? "rate_limit" : "one of the attributes";
     default:
         return "see ibv_modify_qp(3)";
     }
@@ -204,8 +215,9 @@ static const char *modify_hint(int err, int mask)
 
 /* The result of ibv_modify_qp(). */
 typedef struct {
-    int err;                 /* if it is not 0, only `state` is set besides */
+    int err;                 /* if it is not 0, only `state` and `draining` are set besides */
     enum ibv_qp_state state; /* in which the device refused: it may have moved to ERR by itself */
+    bool draining;           /* the send queue was, then */
     bool has_cap;
     struct ibv_qp_cap cap;
     uint32_t max_message; /* of the port that was set */
@@ -227,13 +239,18 @@ static limit_of_port known_limit(const cqn_qp *self)
     return (limit_of_port){ctx->limited_port, ctx->max_message};
 }
 
+static refusal refusal_of(const changes *made, int mask, const struct ibv_qp_attr *attr)
+{
+    return (refusal){made->err, mask, made->state, made->draining, *attr};
+}
+
 /* Without the GIL. A device may set other capacities than it was asked for. */
 static changes carry_out(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask, limit_of_port known)
 {
     const uint32_t limit = known.port_num == attr->port_num ? known.max_message : 0;
     changes made = {.err = ibv_modify_qp(qp, attr, mask), .max_message = limit};
     if (made.err != 0) {
-        made.state = cqn_qp_ask_state(qp, IBV_QPS_UNKNOWN);
+        made.state = cqn_qp_ask_state(qp, IBV_QPS_UNKNOWN, &made.draining);
     }
     if (made.err == 0 && (mask & IBV_QP_CAP)) {
         struct ibv_qp_attr now = {.qp_state = IBV_QPS_RESET};
@@ -274,13 +291,6 @@ static void enter_depth(cqn_qp *self, uint8_t max_rd_atomic, bool granted)
     self->depth_granted = granted;
 }
 
-/* What the device refused, and in which state. */
-typedef struct {
-    int err, mask;
-    enum ibv_qp_state state;
-    struct ibv_qp_attr attr;
-} refusal;
-
 static int no_such_gid(const cqn_qp *self, const refusal *why)
 {
     const bool alt = !(why->mask & IBV_QP_AV);
@@ -309,7 +319,7 @@ static int modify_failed(const cqn_qp *self, const refusal *why)
                        cqn_qp_explain(self->type, from, to, why->mask, explained);
     cqn_verbs_error(self->base.state, why->err, "ibv_modify_qp", "QP %u from %s to %s: %s",
                     self->qp_num, cqn_qp_state_name(from), cqn_qp_state_name(to),
-                    known ? explained : modify_hint(why->err, why->mask));
+                    known ? explained : modify_hint(why));
     return -1;
 }
 
@@ -370,8 +380,8 @@ static int change(cqn_qp *self, struct ibv_qp_attr *attr, int mask)
     CQN_IN_KERNEL(CQN_OBJ(self), made = carry_out(qp, attr, mask, known));
     if (made.err != 0) {
         self->state = before;
-        return modify_failed(
-            self, &(refusal){.err = made.err, .mask = mask, .state = made.state, .attr = *attr});
+        const refusal why = refusal_of(&made, mask, attr);
+        return modify_failed(self, &why);
     }
     self->state = after;
     if (made.has_cap) {
@@ -414,7 +424,7 @@ static climbed climb(struct ibv_qp *qp, enum ibv_qp_state from, enum ibv_qp_stat
         }
         const changes made = carry_out(qp, &attr, mask, known);
         if (made.err != 0) {
-            done.failed = (refusal){made.err, mask, made.state, attr};
+            done.failed = refusal_of(&made, mask, &attr);
             break;
         }
         if (mask & IBV_QP_PORT) {

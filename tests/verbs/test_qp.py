@@ -34,6 +34,7 @@ from cqnotify import (
     QPState,
     QPType,
     VerbsError,
+    WCStatus,
 )
 from cqnotify._core import QP as CoreQP
 
@@ -171,6 +172,17 @@ def test_a_drained_send_queue_keeps_what_is_posted_and_still_receives(
     send(a, b, 2)  # rxe does not look at its queue before
     for cq in (a.scq, b.rcq):
         assert [wc.wr_id for wc in wait_completions(cq, 2)] == [1, 2]
+
+
+@pytest.mark.not_on_iwarp("siw knows no SQD")
+def test_a_send_queue_that_drains_is_named_as_why_its_state_can_not_be_left(pair: Pair) -> None:
+    a = pair[0]
+    a.qp.post_send(a.mr[0:8], wr_id=1)  # waits for a receive
+    a.qp.modify(qp_state=QPState.SQD)
+    with pytest.raises(VerbsError, match=r"from SQD to RTS: the send queue is still draining: "):
+        a.qp.modify(qp_state=QPState.RTS)
+    a.qp.modify(qp_state=QPState.ERR)
+    assert wait_one(a.scq, WCStatus.WR_FLUSH_ERR).wr_id == 1
 
 
 @pytest.mark.not_on_iwarp("a connection of TCP has neither path nor timers")
