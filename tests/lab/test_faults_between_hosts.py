@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def mode(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-class End:
+class LanesOnHost:
     """A program on a host, and its lanes."""
 
     def __init__(self, host: Host, mode: str, settings: tuple[int, int], lanes: tuple[str, ...]):
@@ -157,15 +158,25 @@ def connected(
     mode: str,
     settings: tuple[int, int] = IMPATIENT,
     lanes: tuple[str, ...] = LANES,
-) -> tuple[End, End]:
-    ends = End(a, mode, settings, lanes), End(b, mode, settings, lanes)
+) -> tuple[LanesOnHost, LanesOnHost]:
+    ends = LanesOnHost(a, mode, settings, lanes), LanesOnHost(b, mode, settings, lanes)
     addresses = [end.addresses() for end in ends]
     for end, peers in zip(ends, reversed(addresses), strict=True):
         end.connect(peers)
     return ends
 
 
-def check_failed(end: End, settings: tuple[int, int]) -> None:
+def sending(
+    hosts: Hosts, mode: str, settings: tuple[int, int] = IMPATIENT
+) -> tuple[LanesOnHost, LanesOnHost]:
+    """As connected(); the first sends until it is stopped, and some of it has arrived."""
+    x, y = connected(*hosts, mode, settings)
+    x.send_until_stopped()
+    y.await_got(10)
+    return x, y
+
+
+def check_failed(end: LanesOnHost, settings: tuple[int, int]) -> None:
     """Each request has completed once; those before the first that failed succeeded, no other one
     did, and that failed when our patience was over. The receives may be flushed after the sends."""
     until(lambda: end.tally()["rc"]["flushed"] == RECEIVES, "the receives were flushed")
@@ -197,12 +208,12 @@ def check_succeeded(books: dict[str, Any]) -> None:
     assert books["state"] == "QPState.RTS"
 
 
-def check_all_succeeded(end: End) -> None:
+def check_all_succeeded(end: LanesOnHost) -> None:
     for books in end.tally().values():
         check_succeeded(books)
 
 
-def check_arrived(sender: End, receiver: End, *, all_of_them: bool = True) -> None:
+def check_arrived(sender: LanesOnHost, receiver: LanesOnHost, *, all_of_them: bool = True) -> None:
     """Over a connection: in order, once, and as it was sent. A send can complete before the
     receiver's program has looked."""
     sent = sender.tally()
@@ -225,7 +236,7 @@ def check_arrived(sender: End, receiver: End, *, all_of_them: bool = True) -> No
     assert received["ud"]["got"] <= sent["ud"]["posted"]
 
 
-def all_failed(end: End) -> bool:
+def all_failed(end: LanesOnHost) -> bool:
     tally = end.tally()
     return all(tally[lane]["state"] == "QPState.ERR" for lane in RELIABLE)
 
@@ -242,9 +253,7 @@ def check_that_it_works(a: Host, b: Host, mode: str) -> None:
 
 def test_the_peers_host_dies_while_we_send(hosts: Hosts, mode: str) -> None:
     a, b = hosts
-    x, y = connected(a, b, mode)
-    x.send_until_stopped()
-    y.await_got(10)
+    x, _ = sending(hosts, mode)
     b.kill()
     x.stop()
     x.await_done()
@@ -288,16 +297,23 @@ def test_the_peers_host_dies_and_everything_is_closed(hosts: Hosts, mode: str, k
     x.end(SHORT if known else PARKED)
 
 
-def test_the_peers_host_pauses_less_than_the_patience(hosts: Hosts, mode: str) -> None:
-    a, b = hosts
-    x, y = connected(a, b, mode, PATIENT)
-    x.send_until_stopped()
-    y.await_got(10)
-    b.pause()
+# How silence begins, and how it ends.
+SILENCES: dict[str, tuple[Callable[[Hosts], None], Callable[[Hosts], None]]] = {
+    "the peer's host pauses": (lambda hosts: hosts[1].pause(), lambda hosts: hosts[1].resume()),
+    "a cut": (lambda hosts: hosts.cut(), lambda hosts: hosts.heal()),
+}
+
+
+@pytest.mark.parametrize("silence", SILENCES)
+def test_silence_shorter_than_the_patience(hosts: Hosts, mode: str, silence: str) -> None:
+    begin, end = SILENCES[silence]
+    x, y = sending(hosts, mode, PATIENT)
+    begin(hosts)
     x.stop()
     time.sleep(1.5)
-    b.resume()
+    end(hosts)
     x.await_done()
+    assert silence != "a cut" or hosts.counts()[1, 2]["cut"] > 0
     check_all_succeeded(x)
     check_arrived(x, y)
     assert all(x.tally()[lane]["slowest"] > 1.5 for lane in RELIABLE)
@@ -305,53 +321,20 @@ def test_the_peers_host_pauses_less_than_the_patience(hosts: Hosts, mode: str) -
     y.end()
 
 
-def test_the_peers_host_pauses_more_than_the_patience(hosts: Hosts, mode: str) -> None:
-    """What comes when it goes on again may have arrived, though its send failed."""
-    a, b = hosts
-    x, y = connected(a, b, mode)
-    x.send_until_stopped()
-    y.await_got(10)
-    b.pause()
+@pytest.mark.parametrize("silence", SILENCES)
+def test_silence_longer_than_the_patience(hosts: Hosts, mode: str, silence: str) -> None:
+    """What comes when it is over may have arrived, though its send failed."""
+    begin, end = SILENCES[silence]
+    x, y = sending(hosts, mode)
+    begin(hosts)
     x.stop()
     x.await_done()
-    b.resume()
+    end(hosts)
     check_failed(x, IMPATIENT)
     check_arrived(x, y, all_of_them=False)
     x.end()
     y.end()
-    check_that_it_works(a, b, mode)
-
-
-def test_a_cut_shorter_than_the_patience(hosts: Hosts, mode: str) -> None:
-    a, b = hosts
-    x, y = connected(a, b, mode, PATIENT)
-    x.send_until_stopped()
-    y.await_got(10)
-    hosts.cut()
-    x.stop()
-    hosts.heal()
-    x.await_done()
-    assert hosts.counts()[1, 2]["cut"] > 0
-    check_all_succeeded(x)
-    check_arrived(x, y)
-    x.end()
-    y.end()
-
-
-def test_a_cut_longer_than_the_patience(hosts: Hosts, mode: str) -> None:
-    a, b = hosts
-    x, y = connected(a, b, mode)
-    x.send_until_stopped()
-    y.await_got(10)
-    hosts.cut()
-    x.stop()
-    x.await_done()
-    hosts.heal()
-    check_failed(x, IMPATIENT)
-    check_arrived(x, y, all_of_them=False)
-    x.end()
-    y.end()
-    check_that_it_works(a, b, mode)
+    check_that_it_works(*hosts, mode)
 
 
 @pytest.mark.parametrize(
@@ -394,9 +377,7 @@ def test_frames_that_are_lost_reordered_or_doubled(
 def test_the_carrier_is_lost_and_comes_back(hosts: Hosts, mode: str) -> None:
     """Whoever waits is told at once; sends fail as if the peer did not answer."""
     a, b = hosts
-    x, y = connected(a, b, mode)
-    x.send_until_stopped()
-    y.await_got(10)
+    x, y = sending(hosts, mode)
     a.unplug()
     x.program.expect("^event PORT_ERR$")
     x.stop()
@@ -419,9 +400,7 @@ def test_the_carrier_is_lost_and_comes_back(hosts: Hosts, mode: str) -> None:
 def test_the_carrier_of_the_peer_is_lost_and_comes_back(hosts: Hosts, mode: str) -> None:
     """The peer is told, and we see silence."""
     a, b = hosts
-    x, y = connected(a, b, mode)
-    x.send_until_stopped()
-    y.await_got(10)
+    x, y = sending(hosts, mode)
     b.unplug()
     y.program.expect("^event PORT_ERR$")
     x.stop()

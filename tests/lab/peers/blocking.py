@@ -10,13 +10,13 @@ import sys
 import threading
 import time
 
-from lane import RECEIVES, RECV, SENDS, Clock, Lane, name_of, say
+from lane import RECEIVES, RECV, SENDS, Lane, Lanes, name_of, say
 
-from cqnotify import AsyncEventError, ClosedError, Context, WorkCompletion
+from cqnotify import AsyncEventError, ClosedError, WorkCompletion
 
 
 class ThreadLane(Lane):
-    def begin(self, end: End) -> None:
+    def begin(self, end: ThreadLanes) -> None:
         self.end, self.busy = end, False
         self.due = 0.0
         for slot in range(RECEIVES):
@@ -78,21 +78,15 @@ class ThreadLane(Lane):
                 self.sent.end(wc.wr_id, name_of(wc.status))
 
 
-class End:
-    def __init__(self, timeout: int, retry_cnt: int, names: list[str]) -> None:
-        self.settings, self.names = (timeout, retry_cnt), names
-        self.clock = Clock()
-        self.open()
-
+class ThreadLanes(Lanes):
     def open(self) -> None:
-        self.ctx = Context()
-        self.lanes = {name: ThreadLane(name, self.ctx, *self.settings) for name in self.names}
+        self.lanes = self.made(ThreadLane)
         self.lock = threading.Lock()
         self.watcher = threading.Thread(target=self.watch)
         self.watcher.start()
         for lane in self.lanes.values():
             lane.begin(self)
-        say("addresses", *(f"{name}={lane.address()}" for name, lane in self.lanes.items()))
+        self.say_addresses()
 
     def watch(self) -> None:
         try:
@@ -110,28 +104,17 @@ class End:
 
     def obey(self, order: str, words: list[str]) -> None:
         match order:
-            case "connect":
-                self.lanes[words[0]].connect(words[1])
             case "send":
                 for lane in self.lanes.values():
                     lane.busy = True  # before one of them can be done
                 for lane in self.lanes.values():
                     lane.send(int(words[0]), float(words[1]))
-            case "stop":
-                for lane in self.lanes.values():
-                    lane.send(0, 0)
-            case "nudge":
-                for lane in self.lanes.values():
-                    lane.nudge()
-            case "tally":
-                for lane in self.lanes.values():
-                    say("tally", lane.name, lane.tally())
-            case "cpu":
-                self.clock.say()
             case "close":
                 self.close()
             case "open":
                 self.open()
+            case _:
+                self.obey_at_once(order, words)
 
     def close(self) -> None:
         start = time.monotonic()
@@ -143,7 +126,8 @@ class End:
 
 def main() -> None:
     timeout, retry_cnt, *names = sys.argv[1:]
-    end = End(int(timeout), int(retry_cnt), names)
+    end = ThreadLanes(int(timeout), int(retry_cnt), names)
+    end.open()
     for line in sys.stdin:
         order, *words = line.split()
         end.obey(order, words)

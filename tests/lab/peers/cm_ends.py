@@ -102,7 +102,7 @@ class Side:
             self.qp.post_recv(self.mr[SIZE:], wr_id=number)
 
 
-class End:
+class CMEnd:
     def __init__(self, address: str) -> None:
         self.mode, self.host, port = address.split(":")
         self.port = int(port)
@@ -216,7 +216,7 @@ class End:
         self.ctx.close()
 
 
-def in_thread(end: End, steps: list[str]) -> None:
+def in_thread(end: CMEnd, steps: list[str]) -> None:
     try:
         end.run(steps).send(None)
     except StopIteration:
@@ -224,12 +224,12 @@ def in_thread(end: End, steps: list[str]) -> None:
     raise AssertionError("something of a thread wanted an event loop")
 
 
-async def in_tasks(ends: list[End], steps: list[str]) -> None:
+async def in_tasks(ends: list[CMEnd], steps: list[str]) -> None:
     await asyncio.gather(*(end.run(steps) for end in ends))
 
 
 def main(words: list[str]) -> None:
-    ends = [End(word) for word in words if word.count(":") == 2 and "=" not in word]
+    ends = [CMEnd(word) for word in words if word.count(":") == 2 and "=" not in word]
     steps = [*words[len(ends) :], "free"]
     threads = [
         threading.Thread(target=in_thread, args=(end, steps))

@@ -209,6 +209,37 @@ class Lane:
         return json.dumps(books)
 
 
+class Lanes:
+    """One end of some lanes, and the orders that need no waiting."""
+
+    def __init__(self, timeout: int, retry_cnt: int, names: list[str]) -> None:
+        self.settings, self.names = (timeout, retry_cnt), names
+        self.clock = Clock()
+        self.lanes: dict[str, Any] = {}
+
+    def made(self, lane_type: type[Lane]) -> dict[str, Any]:
+        """The lanes, on a context of their own."""
+        self.ctx = Context()
+        return {name: lane_type(name, self.ctx, *self.settings) for name in self.names}
+
+    def say_addresses(self) -> None:
+        say("addresses", *(f"{name}={lane.address()}" for name, lane in self.lanes.items()))
+
+    def obey_at_once(self, order: str, words: list[str]) -> None:
+        if order == "connect":
+            self.lanes[words[0]].connect(words[1])
+        elif order == "cpu":
+            self.clock.say()
+        for lane in self.lanes.values():
+            match order:
+                case "stop":
+                    lane.send(0, 0)
+                case "nudge":
+                    lane.nudge()
+                case "tally":
+                    say("tally", lane.name, lane.tally())
+
+
 class Clock:
     """CPU time of this process, and the time."""
 

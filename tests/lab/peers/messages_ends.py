@@ -55,7 +55,7 @@ def seconds(text: str) -> float | None:
     return None if text in ("", "None") else float(text)
 
 
-class End:
+class MessagesEnd:
     def __init__(self, address: str) -> None:
         self.host, _, port = address.partition(":")
         self.port = int(port)
@@ -154,4 +154,4 @@ class End:
 
 
 if __name__ == "__main__":
-    asyncio.run(End(sys.argv[1]).run([*sys.argv[2:], "free"]))
+    asyncio.run(MessagesEnd(sys.argv[1]).run([*sys.argv[2:], "free"]))

@@ -12,9 +12,9 @@ import sys
 import time
 from collections.abc import Awaitable
 
-from lane import RECEIVES, RECV, SENDS, Clock, Lane, name_of, say
+from lane import RECEIVES, RECV, SENDS, Lane, Lanes, name_of, say
 
-from cqnotify import AsyncEventError, ClosedError, CompletionError, Context, VerbsError
+from cqnotify import AsyncEventError, ClosedError, CompletionError, VerbsError
 from cqnotify.aio import AsyncCQ
 
 
@@ -100,20 +100,15 @@ class TaskLane(Lane):
         self.window.release()
 
 
-class End:
-    def __init__(self, timeout: int, retry_cnt: int, names: list[str]) -> None:
-        self.settings, self.names = (timeout, retry_cnt), names
-        self.clock = Clock()
-
+class TaskLanes(Lanes):
     async def open(self) -> None:
-        self.ctx = Context()
-        self.lanes = {name: TaskLane(name, self.ctx, *self.settings) for name in self.names}
+        self.lanes = self.made(TaskLane)
         self.sending: asyncio.Task[None] | None = None
         asyncio.get_running_loop().add_reader(self.ctx.async_fd, self.watch)
         for lane in self.lanes.values():
             lane.begin()
         await asyncio.sleep(0)  # the tasks post their receives: only then may a peer send
-        say("addresses", *(f"{name}={lane.address()}" for name, lane in self.lanes.items()))
+        self.say_addresses()
 
     def watch(self) -> None:
         while event := self.ctx.try_get_async_event():
@@ -125,26 +120,15 @@ class End:
 
     async def obey(self, order: str, words: list[str]) -> None:
         match order:
-            case "connect":
-                self.lanes[words[0]].connect(words[1])
             case "send":
                 work = self.send_all(int(words[0]), float(words[1]))
                 self.sending = asyncio.ensure_future(work)
-            case "stop":
-                for lane in self.lanes.values():
-                    lane.send(0, 0)
-            case "nudge":
-                for lane in self.lanes.values():
-                    lane.nudge()
-            case "tally":
-                for lane in self.lanes.values():
-                    say("tally", lane.name, lane.tally())
-            case "cpu":
-                self.clock.say()
             case "close":
                 await self.close()
             case "open":
                 await self.open()
+            case _:
+                self.obey_at_once(order, words)
 
     async def close(self) -> None:
         start = time.monotonic()
@@ -170,7 +154,7 @@ async def main() -> None:
         lambda: asyncio.StreamReaderProtocol(orders), sys.stdin
     )
     with contextlib.closing(transport):
-        end = End(int(timeout), int(retry_cnt), names)
+        end = TaskLanes(int(timeout), int(retry_cnt), names)
         await end.open()
         while line := await orders.readline():
             order, *words = line.decode().split()
