@@ -263,7 +263,7 @@ static int port_of(const cqn_context *self, PyObject *value, uint8_t *out)
     return 0;
 }
 
-/* The header's inline function tells the library the size of the header's struct. */
+/* As the header's inline function, this passes the size of the header's struct to the library. */
 static int query_port(struct ibv_context *handle, uint8_t port, cqn_port_attr *out)
 {
     struct verbs_context *ops = verbs_get_ctx_op(handle, query_port);
@@ -402,7 +402,7 @@ static PyObject *context_query_gid(PyObject *op, PyObject *const *args, Py_ssize
                                  port, index);
 }
 
-/* ---- what is open on it, for cqnotify.report(): to look changes nothing ---- */
+/* ---- what is open on it, for cqnotify.report(); reading it changes nothing ---- */
 
 static Py_ssize_t count_below(const cqn_context *ctx)
 {

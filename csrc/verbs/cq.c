@@ -517,9 +517,9 @@ static PyStructSequence_Field stats_fields[] = {
     {"events", "completion events that were got"},
     {"acked", "events that were acked"},
     {"arms", "how often it was armed"},
-    {"polls", "how often somebody looked for completions"},
-    {"completions", "completions that were handed out"},
-    {"spurious", "events after which the first look found nothing"},
+    {"polls", "how often it was polled"},
+    {"completions", "completions that were delivered"},
+    {"spurious", "events after which the first poll found nothing"},
     {NULL, NULL},
 };
 

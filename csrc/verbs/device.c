@@ -338,7 +338,7 @@ int cqn_device_attr_ex(cqn_object *self, struct ibv_device_attr_ex *out)
  * when one of them writes to it. If it copies a page that a device works with only then, the parent
  * can be the one that gets the copy, and the device goes on with a page that the parent no longer
  * sees. Newer kernels copy such pages at the fork, for the child. On others the library can keep
- * them out of children, if it is told to before the first of them is registered.
+ * them out of children, if ibv_fork_init() is called before the first of them is registered.
  *
  * base/object.h and base/close.c refuse the parent's objects in a forked child. */
 

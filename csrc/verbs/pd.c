@@ -201,7 +201,7 @@ static PyObject *pd_close_all(PyObject *self, PyObject *Py_UNUSED(unused))
 static PyMethodDef pd_methods[] = {
     {"advise_mr", (PyCFunction)(void (*)(void))pd_advise_mr, METH_FASTCALL | METH_KEYWORDS,
      "advise_mr($self, /, advice, sg, *, flags=0)\n--\n\n"
-     "Tell the device what will be done with memory that it pages on demand.\n\n"
+     "Advise the device on the use of memory that it pages on demand.\n\n"
      "`advice` is an AdviseMRAdvice, such as to fetch the pages ahead; `sg` mr[a:b], an MR, or a "
      "list of these; with AdviseMRFlags.FLUSH in `flags` the call returns when it is done. "
      "VerbsError (EOPNOTSUPP) where the device takes no advice.\n\n"

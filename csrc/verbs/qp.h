@@ -12,11 +12,11 @@ static inline enum ibv_qp_state cqn_qp_ask_state(struct ibv_qp *qp, enum ibv_qp_
 {
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
     struct ibv_qp_init_attr init;
-    const bool told = ibv_query_qp(qp, &attr, IBV_QP_STATE, &init) == 0;
+    const bool answered = ibv_query_qp(qp, &attr, IBV_QP_STATE, &init) == 0;
     if (draining != NULL) {
-        *draining = told && attr.qp_state == IBV_QPS_SQD && attr.sq_draining != 0;
+        *draining = answered && attr.qp_state == IBV_QPS_SQD && attr.sq_draining != 0;
     }
-    return told ? attr.qp_state : known;
+    return answered ? attr.qp_state : known;
 }
 
 /* qp_create.c */

@@ -521,7 +521,7 @@ static const char post_ops_doc[] =
     "Change the list of tags of an SRQ of type TM.\n\n"
     "TAG_ADD adds the memory `sg`, for one message whose tag is `tag` in the bits of `mask`, by "
     "default all, and returns its handle. TAG_DEL takes the one of that `handle` away, and "
-    "TAG_SYNC tells the device that `unexpected_cnt` messages that matched none were seen, as "
+    "TAG_SYNC informs the device that `unexpected_cnt` messages that matched none were seen, as "
     "each of them can. The operation completes under `wr_id`, and the receive under `recv_wr_id`. "
     "`flags` are OpsFlags; SIGNALED is always set.\n\n"
     "VerbsError (ENOMEM) when the list is full or too many operations are under way; LookupError "

@@ -9,7 +9,7 @@
 
 #include "work/wr.h"
 
-/* The common case is checked inline; only a refusal looks for the reason. */
+/* The common case is checked inline; only a refusal searches for the reason. */
 static int admit_recv(const cqn_recv_queue *q, const cqn_sg *sg)
 {
     return cqn_sg_fits(sg, q->pd, q->max_sge) ? 0 : cqn_sg_refuse(sg, q->owner, q->pd, q->max_sge);

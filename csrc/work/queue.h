@@ -74,7 +74,7 @@ struct cqn_wr_queue {
     cqn_line waiting; /* operations that wait for free slots */
     cqn_qp *qp; /* its queue pair; NULL: it is the queue of an SRQ, or the queue pair is gone */
     size_t *flushes; /* the count of flushed queues of its CQ, while this is one of them; or NULL */
-    cqn_wr_queue *source;    /* the queue of the SRQ, for the receives of a QP with one */
+    cqn_wr_queue *source;      /* the queue of the SRQ, for the receives of a QP with one */
     cqn_wr_queue *next_orphan; /* see cqn_cq.orphans */
 };
 

@@ -76,7 +76,7 @@ static int grow_queue_table(cqn_state *st)
     return 0;
 }
 
-/* A number is used again after its queue is gone; the generation then tells the queues apart. */
+/* A number is used again after its queue is gone; the generation then distinguishes the queues. */
 static int register_queue(cqn_state *st, cqn_wr_queue *q)
 {
     if (st->free_number == 0 && grow_queue_table(st) < 0) {
@@ -97,7 +97,7 @@ static void unregister_queue(cqn_state *st, const cqn_wr_queue *q)
     st->free_number = q->number;
 }
 
-/* ---- a queue, and room in it ---- */
+/* ---- a queue, and its capacity ---- */
 
 /* It has one user, and a number by which completions find it. */
 static cqn_wr_queue *new_queue(cqn_state *st)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""The maps of csrc/: the main header of each folder begins with one line for each of its files.
+"""The maps of csrc/: the main header of each folder begins with one line for each of its files, and
+docs/internals.md names files and functions that are there.
 
-Run as a program it prints where a map differs from its folder, and fails if one does. With --print
-it prints the maps.
+Run as a program it prints where a map differs from its folder, and which names of the page are
+gone; it fails if there is anything. With --print it prints the maps.
 """
 
 from __future__ import annotations
@@ -29,6 +30,11 @@ MAIN = {
 # clang-format leaves such a line alone, see CommentPragmas in .clang-format.
 ENTRY = re.compile(r"^ \*   (\w+\.[ch]) {2,}\S", re.M)
 WIDTH = 100
+
+PAGE = CSRC.parent / "docs/internals.md"
+LINK = re.compile(r"\]\([^)]*\)")
+FILE = re.compile(r"(?<![/\w])\w+\.[ch]\b")
+FUNCTION = re.compile(r"`(\w+)\(\)`(?:,| \()\s*(\w+\.[ch])\b")  # and the file that it is in
 
 
 def head(header: Path) -> str:
@@ -63,6 +69,19 @@ def faults(csrc: Path) -> list[str]:
     return [*without, *(line for path in known for line in faults_of(path, path / MAIN[path.name]))]
 
 
+def gone_from(page: Path, folders: list[Path]) -> Iterator[str]:
+    """What a page names that is in none of the folders' C files."""
+    prose = LINK.sub("]", page.read_text())
+    texts: dict[str, str] = {}
+    for path in (path for folder in folders for path in sorted(folder.rglob("*.[ch]"))):
+        texts[path.name] = texts.get(path.name, "") + path.read_text()
+    for name in sorted(set(FILE.findall(prose)) - texts.keys()):
+        yield f"{page.name} names {name}, which is gone"
+    for function, name in FUNCTION.findall(prose):
+        if name in texts and not re.search(rf"\b{function}\(", texts[name]):
+            yield f"{page.name} names {function}(), which is not in {name}"
+
+
 def print_maps(csrc: Path) -> None:
     for folder, header in MAIN.items():
         print(f"{folder}/, by {header}")
@@ -74,4 +93,5 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["--print"]:
         print_maps(CSRC)
     else:
-        sys.exit("\n".join(faults(CSRC)) or None)
+        gone = gone_from(PAGE, [CSRC, CSRC.parent / "cqnotify/lab"])
+        sys.exit("\n".join([*faults(CSRC), *gone]) or None)

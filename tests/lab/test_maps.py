@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from layers import FAULTS, FOLDERS
-from maps import CSRC, MAIN, faults
+from maps import CSRC, MAIN, PAGE, faults, gone_from
 
 MAP = "/* SPDX-License-Identifier: MIT */\n/*\n * Work.\n *\n{}\n * More.\n */\n"
 GOOD = " *   one.c     what it does\n *   longer.c  the same"
@@ -68,3 +68,25 @@ def test_a_header_without_a_map_is_found(tmp_path: Path) -> None:
 
 def test_a_folder_that_nobody_knows_is_found(tmp_path: Path) -> None:
     assert faults(folder(tmp_path, GOOD, "new")) == ["new/ has no main header in MAIN"]
+
+
+def test_the_page_names_what_is_there() -> None:
+    assert list(gone_from(PAGE, [CSRC, CSRC.parent / "cqnotify/lab"])) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("See one.c, and [it](../csrc/work/old.c).", None),
+        ("`work()` (one.c) and `work()`, one.c", None),
+        ("See old.c.", "page.md names old.c, which is gone"),
+        ("`rest()` (one.c)", "page.md names rest(), which is not in one.c"),
+        ("`rest()`,\none.c", "page.md names rest(), which is not in one.c"),
+    ],
+)
+def test_a_name_that_is_gone_is_found(tmp_path: Path, text: str, wrong: str | None) -> None:
+    csrc = folder(tmp_path, GOOD)
+    (csrc / "work/one.c").write_text("int work(void);\n")
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    assert list(gone_from(page, [csrc])) == [wrong][: wrong is not None]

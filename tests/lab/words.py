@@ -24,6 +24,7 @@ class Word(NamedTuple):
 
 LOW = ("csrc/base", "csrc/notify", "csrc/cm")
 CM = ("csrc/cm", "cqnotify/cm")
+VERBS = ("csrc/verbs", "csrc/work")
 
 WORDS = (
     Word("trash", "deferred references: cqn_decref_later()"),
@@ -41,9 +42,13 @@ WORDS = (
     Word("plan plans", "the connection parameters", CM),
     Word("hub", "the reader", CM),
     Word("troubles", "path errors", ("csrc/cm",)),
-    Word("concern concerns concerned", "affects", LOW),
-    Word("settle settles settled", "drain a CQ, normalize fields", LOW),
+    Word("concern concerns concerned", "affects; how suspect something is", LOW + VERBS),
+    Word(
+        "settle settles settled", "drain a CQ, retire work requests, normalize fields", LOW + VERBS
+    ),
     Word("told tell tells", "notify, or the serial that was seen", LOW),
+    Word("told tells", "notify, report", VERBS),
+    Word("tally tallies", "the counters of closed CQs"),
     Word("look looks looked looking", "poll, check, read or search", ("csrc/notify", "csrc/cm")),
 )
 
