@@ -15,6 +15,19 @@ WR_FLUSH_ERR, and `await conn.closed()` returns. A connection that is dropped is
 `cqnotify.cm.blocking` has the same for threads.
 """
 
+# The files, from below:
+#   _local_addresses.py  the addresses of this host
+#   _errors.py           events of rdma_cm, and the exceptions for them
+#   _closing.py          threads in which an identifier is closed where that takes long
+#   _keepalive.py        the thread that asks whether peers live
+#   _steps.py            an identifier with its QP, and the steps of each call
+#   _event_reader.py     reads the events, in an event loop or in a thread
+#   _arguments.py        checks what the calls are given
+#   _base.py             what objects for event loops and for threads have in common
+#   _async.py            those for event loops, and the parameters of the calls
+#   _parameters.py       gives these parameters to the calls for threads
+#   blocking.py          those for threads
+
 from ._async import Connection, Group, Listener, Request, connect, join, listen, lookup, resolve
 from ._base import Resolved
 from ._errors import (
