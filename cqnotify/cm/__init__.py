@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Connections by address, with rdma_cm, for asyncio (uvloop, too) and trio.
 
-The QP, its CQs and its context stay the program's own; rdma_cm finds the device that leads to an
+The program creates the QP, its CQs and its context; rdma_cm finds the device that leads to an
 address, and connects the QP:
 
     conn = await cm.connect(qp, "10.99.0.1", 7471, private_data=b"hello")
@@ -10,8 +10,9 @@ address, and connects the QP:
         async for request in listener:
             conn = await request.accept(make_qp(request.device))
 
-When a peer disconnects, or its process ends, its QP is moved to ERR: what is posted completes with
-WR_FLUSH_ERR, and `await conn.closed()` returns. A connection that is dropped is closed.
+When the peer disconnects, or its process ends, the QP is moved to ERR: posted work requests
+complete with WR_FLUSH_ERR, and `await conn.closed()` returns. A connection to which nothing refers
+is closed.
 `cqnotify.cm.blocking` has the same for threads.
 """
 

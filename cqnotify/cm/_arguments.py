@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Arguments are checked before anything is asked of the device, and refused in words."""
+"""Checks of arguments, before any call of the device; the errors say what is allowed."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from ._keepalive import ack_timeout_for
 from ._local_addresses import ipv6_addresses
 from ._steps import AS_MANY, Address, Options
 
-# How much private data the kernel lets a program send, by call and by whether it is of datagrams.
-# Of iWARP it is the same for each call, and more.
+# How much private data the kernel lets a program send with each call: without and with datagrams.
+# On iWARP it is more, and the same for each call.
 CONNECT: Final = {False: 56, True: 180}
 ACCEPT: Final = {False: 196, True: 136}
 REJECT: Final = {False: 148, True: 136}
 IWARP: Final = 251
 
-# Each connection asks for these several times.
+# Each connection needs these several times.
 RC, UD, RESET = int(QPType.RC), int(QPType.UD), int(QPState.RESET)
 raw_type: Final = _core.QP.qp_type.__get__
 
 OF_LINKS: Final = ipaddress.IPv6Network("fe80::/10")
 LEAST_KEEPALIVE: Final = 0.01
 
-# Fields of Options, as connect() has them.
+# Fields of Options, by the parameters of connect().
 GIVEN: Final = (
     *("access", "ack_timeout", "tos", "retry_count", "rnr_retry_count"),
     *("responder_resources", "initiator_depth", "keepalive"),
 )
 
 DEPTHS: Final = slice(5, 7)  # of GIVEN
-LIMITED_BY: Final = {  # by which attribute of the device
+LIMITED_BY: Final = {  # the attributes of the device that limit them
     "responder_resources": "max_qp_rd_atom",
     "initiator_depth": "max_qp_init_rd_atom",
 }
@@ -86,7 +86,7 @@ def _check_length(data: bytes, limit: int) -> bytes:
 
 
 def check_private_data(data: object, limits: dict[bool, int], qp: QP) -> bytes:
-    """Of a connection of that QP."""
+    """Return the private data for a connection of this QP."""
     private_data = _bytes_of(data)
     limit = limits[is_datagrams(qp)]
     if len(private_data) > limit and is_iwarp(qp.context):
@@ -95,12 +95,12 @@ def check_private_data(data: object, limits: dict[bool, int], qp: QP) -> bytes:
 
 
 def rejection(data: object, iwarp: bool, datagrams: bool) -> bytes:
-    """The private data of a rejection, for which there is no QP."""
+    """Return the private data of a rejection, for which there is no QP."""
     return _check_length(_bytes_of(data), IWARP if iwarp else REJECT[datagrams])
 
 
 def check_qp(qp: object) -> QP:
-    """One that can be connected."""
+    """Return the QP, if it can be connected."""
     if not isinstance(qp, QP):
         raise TypeError(f"qp must be a QP, not {type(qp).__name__}")
     kind, state = raw_type(qp), qp._own_state  # no device leaves RESET by itself
@@ -123,7 +123,7 @@ def is_datagrams(qp: QP) -> bool:
 
 
 def check_member(qp: object, timeout: object) -> None:
-    """Of a multicast group."""
+    """Check a member of a multicast group."""
     if check_qp(qp).qp_type != QPType.UD:
         raise ValueError("only a UD QP can be a member of a multicast group")
     check_timeout(timeout)
@@ -141,7 +141,7 @@ def connection_options(
     timeout: object,
     given: tuple[Any, ...],
 ) -> Options:
-    """Check what connect() and accept() take. `given`: what GIVEN names, in its order."""
+    """Check the arguments of connect() and accept(); `given` has those that GIVEN names."""
     if type(qp) is not QP or raw_type(qp) != RC or qp._own_state != RESET:
         qp = check_qp(qp)
     if timeout is not None:
@@ -150,7 +150,7 @@ def connection_options(
         check_keepalive(qp, given[-1])
     try:
         options = _known_options(*given)
-    except TypeError:  # also of what cannot be in a cache: that is not of the type, either
+    except TypeError:  # also raised for what is not hashable, and so has the wrong type
         options = _options(*given)
     if given[DEPTHS] != (None, None):
         check_depths(qp, *given[DEPTHS])
@@ -166,11 +166,11 @@ def options_by_name(qp: object, limits: dict[bool, int], given: dict[str, Any]) 
 
 
 def check_depths(qp: QP, *given: int | None) -> None:
-    """librdmacm refuses what the device does not have, without a word."""
+    """Refuse what the device does not have, for which librdmacm has no error message."""
     device = _core.Context.query_device(qp.context)
     for (name, limit), value in zip(LIMITED_BY.items(), given, strict=True):
         most = device[limit]
-        if value is not None and 0 < most < value:  # a device may not say
+        if value is not None and 0 < most < value:  # some devices report 0
             raise ValueError(
                 f"{name} is {value}: {qp.context.name} has at most {most} ({limit}); None is as "
                 "many as it has"
@@ -226,7 +226,7 @@ _known_host = functools.lru_cache(256)(_numeric_host)
 
 
 def numeric(host: object, port: int) -> Address | None:
-    """The address, if `host` is one and no name."""
+    """Return the address, if `host` is one and not a name."""
     known = _known_host(host_name(host) if type(host) is not str else host)
     return None if known is None else (known, port)
 
@@ -239,7 +239,7 @@ def host_name(host: object) -> str:
 
 
 def addresses_of(found: list[Any]) -> list[Address]:
-    """What getaddrinfo() has found, in its order, with the scopes of link-local addresses."""
+    """Return the addresses that getaddrinfo() has found, link-local ones with their interface."""
     addresses: list[Address] = []
     for *_, address in found:
         host = socket.getnameinfo(address, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)[0]
@@ -249,7 +249,7 @@ def addresses_of(found: list[Any]) -> list[Address]:
 
 
 def own(found: list[Address]) -> Address:
-    """One that a link is bound to. The kernel takes one of the link only with its interface."""
+    """Return an address to bind to. The kernel takes link-local ones only with an interface."""
     address = found[0]
     ip = ipaddress.ip_address(address[0])
     if ip in OF_LINKS and "%" not in address[0]:

@@ -81,8 +81,8 @@ async def of_the_first(
     datagrams: bool,
     steps: Callable[..., AwaitedSteps],
 ) -> tuple[Link, Any, Address]:
-    """Run steps for one address after the other, until they succeed; with links of their own, and
-    a share of the time."""
+    """Run steps for one address after the other until they succeed; each has a link of its own,
+    and a share of the time."""
     failures: list[tuple[str, Exception]] = []
     for address in found:
         link = new_link(datagrams, share_of(end, len(found) - len(failures)))
@@ -98,11 +98,11 @@ async def of_the_first(
 
 
 class _Closes(HasLink):
-    """At the end of its `async with` block."""
+    """An object that is closed at the end of its `async with` block."""
 
     async def aclose(self) -> None:
-        """Close it, in a turn of the event loop that has time for that: closing takes the kernel
-        some, which matters where hundreds of connections are closed at once."""
+        """Close it in a later turn of the event loop, if this one has closed many: the kernel takes
+        long to close a connection, and closing hundreds at once would block the loop."""
         await self._link.channel.throttled(self._link.close)
 
     async def __aexit__(
@@ -118,18 +118,18 @@ class Connection(_Closes, BaseConnection):
     """A connection that was made."""
 
     async def disconnect(self) -> None:
-        """End the connection: the QP moves to ERR, which flushes what is posted, and the peer is
-        told. `closed` waits for the peer's answer.
+        """End the connection: move the QP to ERR, which flushes its work requests, and notify the
+        peer. `closed` waits for the peer's answer.
 
-        Does nothing if it is over already. Wraps rdma_disconnect(3).
+        Does nothing if the connection is over already. Wraps rdma_disconnect(3).
         """
         await self._link.channel.throttled(self._link.disconnect)
 
     async def closed(self, timeout: float | None = None) -> None:
-        """Wait until the connection is over: the peer has disconnected, or answered our
+        """Wait until the connection is over: the peer has disconnected, or has answered our
         `disconnect`, its process has ended, or this end was closed.
 
-        The death of the peer's host ends nothing: see `keepalive`. Raises TimeoutError.
+        The death of the peer's host is noticed only with `keepalive`. Raises TimeoutError.
         """
         await self._link.over(deadline(timeout))
 
@@ -157,38 +157,39 @@ async def connect(
 ) -> Connection:
     """Connect a QP to the program that listens on an address.
 
-    qp: an RC or a UD QP in RESET, of the device that the address leads to. Its transitions are made
-        here. A UD QP may be in RTS: it can have many peers. One of an iWARP device must be new.
-    host, port: an IP address (of the link, with its interface: fe80::1%eth0) or a name, whose
+    qp: an RC or a UD QP in RESET, on the device to which the address leads; this call makes its
+        transitions. A UD QP may be in RTS, since it can have many peers. A QP of an iWARP device
+        must be new.
+    host, port: an IP address (a link-local one with its interface: fe80::1%eth0) or a name, whose
         addresses are tried one after the other, each with its share of the time.
-    private_data: for the peer's program, which sees it in its request, padded with zeros: at most
-        56 bytes, or 180 of datagrams; 251 on iWARP, without padding.
-    timeout: in seconds, until the connection is made; None is as long as the kernel tries.
-    on_init: is called with the QP in INIT, to post receives before the peer can send. On iWARP a
+    private_data: for the peer's program, which gets it with the request, padded with zeros: at most
+        56 bytes, or 180 with datagrams; on iWARP 251, without padding.
+    timeout: the seconds until the connection is established; with None the kernel's own limits.
+    on_init: called with the QP in INIT, to post receives before the peer can send. On iWARP a
         message without a receive ends the connection.
-    source: our own address, where several lead to the peer.
-    access: what the peer may do to our memory through this QP, where the memory region allows it as
-        well. REMOTE_WRITE, the default, is what keepalives of the peer need, which write nothing.
+    source: our own address, if several lead to the peer.
+    access: what the peer may do to our memory through this QP, if the memory region allows it, too.
+        Keepalives of the peer need REMOTE_WRITE, the default, and write nothing.
     ack_timeout: how long the QP waits for an acknowledgement, `4.096 us * 2**ack_timeout`. By
-        default it is the kernel's, some 2 s or less; with `keepalive` it is so short that the QP
-        gives up a send within half of that.
+        default the kernel chooses, 2 s or less; with `keepalive` it is so short that the QP gives
+        up a send within half of that time.
     tos: the type of service of the packets.
     retry_count: how often the QP sends again without an acknowledgement, 0 to 7. On rxe 7 is
         forever.
-    rnr_retry_count: how often the peer sends again when we had no receive posted; 7 is forever. For
-        our sends, what the peer gives as this in accept() holds.
+    rnr_retry_count: how often the peer sends again when we had no receive posted; 7 is forever. Our
+        sends are repeated as often as the peer's accept() says.
     responder_resources, initiator_depth: how many RDMA reads and atomics can be in flight to us,
-        and from us; by default as many as both devices can have. From us there are no more than
-        the `responder_resources` of the peer; where these are 0, posting refuses them.
-    keepalive: in seconds, for RC: the connection is over, with an UnreachableError, when the peer's
-        device has given no sign of life for so long. While nothing is sent, an empty RDMA write,
-        which takes one place in the send queue, asks for one every half of that. By default nothing
-        is asked, and only a send finds out that the peer's host is dead.
+        and from us; by default as many as both devices support. From us there can be no more than
+        the peer's `responder_resources`; if these are 0, posting refuses them.
+    keepalive: in seconds, for RC: the connection ends with an UnreachableError when the peer's
+        device has given no sign of life for this time. While nothing is sent, an empty RDMA write,
+        which takes one place in the send queue, probes it every half of the time. By default there
+        are no probes, and only a send finds out that the peer's host is dead.
 
-    Raises ValueError for a QP that cannot be connected, or is of another device than that to which
-    the address leads; TimeoutError; RejectedError, UnreachableError or another CMError where it
-    fails; VerbsError for what the kernel refuses at once, such as an address without a route.
-    Cancelling gives up at once. A QP that was not connected may have to be reset.
+    Raises ValueError for a QP that cannot be connected, or that is on another device than the one
+    to which the address leads; TimeoutError; RejectedError, UnreachableError or another CMError if
+    connecting fails; VerbsError for what the kernel refuses at once, such as an address without a
+    route. A task that is cancelled gives up at once. After a failure the QP may have to be reset.
 
     Wraps rdma_resolve_addr(3), rdma_resolve_route(3), rdma_connect(3), rdma_init_qp_attr(3) and
     rdma_establish(3).
@@ -216,14 +217,14 @@ async def connect(
 
 
 async def lookup(host: str, *, timeout: float | None = 10.0) -> list[str]:
-    """Return the addresses of a name, in the order in which they are to be tried.
+    """Return the addresses of a name, in the order in which to try them.
 
-    host: a name, or an IP address, which is its own (of the link, with its interface:
-        fe80::1%eth0).
-    timeout: in seconds; None is as long as the name servers take.
+    host: a name, or an IP address (a link-local one with its interface: fe80::1%eth0), which is
+        returned as it is.
+    timeout: in seconds; with None as long as the name servers take.
 
-    For a client that makes a QP for each address, on the device that `resolve` tells. Raises
-    socket.gaierror and TimeoutError. Wraps getaddrinfo(3), which a thread calls.
+    For a client that makes a QP for each address, on the device that `resolve` returns. Raises
+    socket.gaierror and TimeoutError. Wraps getaddrinfo(3), which is called in a thread.
     """
     return [address for address, _ in await addresses(host, 0, deadline(timeout))]
 
@@ -233,9 +234,9 @@ async def resolve(
 ) -> Resolved:
     """Find out which device leads to an address, for a client that makes its QP on that device.
 
-    host: an IP address or a name, as in `connect`. Whether a program listens there is not asked.
-    timeout: in seconds; None is as long as the kernel tries.
-    source: our own address, where several lead to the peer.
+    host: an IP address or a name, as in `connect`. It does not matter whether a program listens.
+    timeout: in seconds; with None the kernel's own limits.
+    source: our own address, if several lead to the peer.
 
     Raises UnreachableError if no host has the address; VerbsError for what the kernel refuses at
     once, such as an address without a route; TimeoutError. Wraps rdma_resolve_addr(3) and
@@ -251,7 +252,7 @@ async def resolve(
 
 
 class Group(_Closes, BaseGroup):
-    """A QP is a member of a multicast group, until this is closed."""
+    """The membership of a QP in a multicast group, until it is closed."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -260,15 +261,15 @@ class Group(_Closes, BaseGroup):
 async def join(
     qp: QP, group: str, *, source: str | None = None, timeout: float | None = 10.0
 ) -> Group:
-    """Make a QP a member of a multicast group: it receives what is sent to the group, also by us.
+    """Make a QP a member of a multicast group: it receives all datagrams for it, our own, too.
 
-    qp: a UD QP in RESET, or in RTS with the Q_Key of the group, of the device that leads there.
-    group: a multicast address (of the link, with its interface: ff12::c0:1%eth0).
-    source: our own address, where there is no route, or several.
-    timeout: in seconds; None is as long as the kernel tries.
+    qp: a UD QP in RESET, or in RTS with the Q_Key of the group, on the device that leads there.
+    group: a multicast address (a link-local one with its interface: ff12::c0:1%eth0).
+    source: our own address, if no route leads to the group, or several do.
+    timeout: in seconds; with None the kernel's own limits.
 
-    Raises ValueError for a QP that cannot be a member, and for an address that is no group's;
-    TimeoutError; CMError where it fails; VerbsError for what the kernel refuses at once.
+    Raises ValueError for a QP that cannot be a member, and for an address that is not a group's;
+    TimeoutError; CMError if joining fails; VerbsError for what the kernel refuses at once.
 
     Wraps rdma_join_multicast(3); closing it, rdma_leave_multicast(3).
     """
@@ -300,17 +301,18 @@ class Request(BaseRequest):
         initiator_depth: int | None = None,
         keepalive: float | None = None,
     ) -> Connection:
-        """Accept the connection with a QP in RESET, of the device that the request names.
+        """Accept the connection with a QP in RESET, on the device that the request names.
 
-        private_data: for the peer's program: at most 196 bytes, or 136 of datagrams; 251 on iWARP.
-        timeout: in seconds, until the peer has taken note; None waits for ever.
-        on_init: is called with the QP in INIT, to post receives before the peer can send.
+        private_data: for the peer's program: at most 196 bytes, or 136 with datagrams; on iWARP
+            251.
+        timeout: the seconds until the peer has confirmed the connection; None waits for ever.
+        on_init: called with the QP in INIT, to post receives before the peer can send.
 
         The other parameters are those of `connect`.
 
-        Raises PeerGoneError where the peer has given up, of which there is no earlier notice;
-        VerbsError (EMSGSIZE) where the MTU of its port is larger than that of ours; ValueError for
-        a QP that cannot be connected, and for a request that was answered already; TimeoutError.
+        Raises PeerGoneError if the peer has given up, which nothing reports earlier; VerbsError
+        (EMSGSIZE) if the MTU of the peer's port is larger than that of ours; ValueError for a QP
+        that cannot be connected, and for a request that was answered already; TimeoutError.
         Wraps rdma_accept(3).
         """
         event = event_of(self)
@@ -339,9 +341,9 @@ class Request(BaseRequest):
 
 
 class Listener(_Closes, BaseListener):
-    """Where peers connect to: `async with` starts it, `async for` gives its requests.
+    """Accepts connections at an address: `async with` starts it, `async for` yields its requests.
 
-    Its `local` has the port that was chosen if 0 was asked for.
+    `local` has the port that was chosen if `listen` was given 0.
     """
 
     def __init__(self, make: Callable[[], Link], where: tuple[str, int], **how: Any) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a connection, a request and a listener are, whoever waits for them."""
+"""Connections, requests and listeners: what is the same for event loops and for threads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OF_A_LINK: Final = ("fe8", "fe9", "fea", "feb")
 
 
 def known(address: Address | None, cmid: CMID) -> Address:
-    """The address; one of the link has its interface, which the kernel leaves out of a request."""
+    """Return an address; a link-local one with its interface, which requests lack in the kernel."""
     assert address is not None, "it has one from its first step on"
     host, port = address
     if not host.startswith(OF_A_LINK) or "%" in host or cmid.local is None:
@@ -31,12 +31,12 @@ def link_of(owner: HasLink) -> Link:
 
 
 def event_of(request: BaseRequest) -> Event:
-    """That which has brought it."""
+    """Return the event by which a request came."""
     return request._event
 
 
 class Resolved(NamedTuple):
-    """Where an address leads to, which `resolve` found out.
+    """Where an address leads to: what `resolve` returns.
 
     device, port_num: the name of our RDMA device, and its port.
     local: our own IP address there.
@@ -51,7 +51,7 @@ class Resolved(NamedTuple):
 
 
 def resolved_by(link: Link, address: Address) -> Resolved:
-    """What a link has found out; it is not needed any more."""
+    """Return what a link has resolved, and close it."""
     found = link.id
     result = Resolved(str(found.device), found.port_num, known(found.local, found)[0], address[0])
     link.close()
@@ -59,19 +59,19 @@ def resolved_by(link: Link, address: Address) -> Resolved:
 
 
 class HasLink:
-    """Has a link, and is closed with it."""
+    """An object that owns a link."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
 
     @property
     def device(self) -> str | None:
-        """The name of the RDMA device; None of a listener on any address."""
+        """The name of the RDMA device; None for a listener on any address."""
         return self._link.id.device
 
     @property
     def port_num(self) -> int:
-        """The port of that device; 0 of a listener on any address."""
+        """The port of that device; 0 for a listener on any address."""
         return self._link.id.port_num
 
     @property
@@ -80,9 +80,9 @@ class HasLink:
         return known(self._link.id.local, self._link.id)
 
     def close(self) -> None:
-        """End it at once, without waiting for the peer. Any thread may call this, and twice.
+        """End it at once, without waiting for the peer. Any thread may call this, also twice.
 
-        It takes the kernel some time, for which the calling thread stops.
+        The call blocks while the kernel closes it, which takes some time.
         """
         self._link.close()
 
@@ -104,12 +104,12 @@ class BaseConnection(HasLink):
 
     @property
     def private_data(self) -> bytes:
-        """What the peer sent along, padded with zeros to the full size of the message."""
+        """The peer's private data, padded with zeros to the full size of the message."""
         return self._private_data
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What the peer said of itself: the fields of struct rdma_conn_param; of datagrams, of
+        """The peer's parameters: the fields of struct rdma_conn_param, or for datagrams of
         struct rdma_ud_param."""
         return parameters_of(self._said)
 
@@ -125,18 +125,18 @@ class BaseConnection(HasLink):
 
     @property
     def remote_qkey(self) -> int | None:
-        """The Q_Key of the peer's UD QP; None of RC."""
+        """The Q_Key of the peer's UD QP; None for RC."""
         return self.parameters.get("qkey")
 
     def make_ah(self, pd: PD) -> AH:
         """Return an address handle that leads to the peer, for datagrams.
 
-        ValueError for RC, and on the side that has accepted: there the datagram itself says where
-        it came from, see AH.from_wc().
+        Raises ValueError for RC, and at the end that has accepted: there make the handle from a
+        datagram that came, by AH.from_wc().
         """
         path = self.parameters.get("ah_attr")
         if path is None or not path["port_num"]:
-            raise ValueError("nothing is known of the way to the peer: see AH.from_wc()")
+            raise ValueError("the path to the peer is not known here: use AH.from_wc()")
         return AH(pd, **path)
 
     @property
@@ -146,10 +146,10 @@ class BaseConnection(HasLink):
 
     @property
     def troubles(self) -> int:
-        """How often the kernel has reported trouble on the way to the peer.
+        """How many errors of the path to the peer the kernel has reported.
 
-        It does so where the carrier is lost or the neighbour does not answer. The connection may
-        live on: only a send, or a keepalive, finds out whether the peer still does.
+        It reports that the carrier is lost, or that the neighbour does not answer. The connection
+        may survive that: only a send or a keepalive finds out whether the peer is alive.
         """
         return self._link.path_errors
 
@@ -177,7 +177,7 @@ class BaseGroup(HasLink):
 
     @property
     def remote_qpn(self) -> int:
-        """The QP number to which a datagram for the group is sent: that of all members."""
+        """The QP number to which datagrams for the group are sent."""
         return int(self._parameters["qp_num"])
 
     @property
@@ -191,7 +191,7 @@ class BaseGroup(HasLink):
 
     @property
     def error(self) -> Exception | None:
-        """Why it is no member any more; None while it is one."""
+        """Why the QP is no member any more; None while it is one."""
         return self._link.error
 
 
@@ -208,12 +208,12 @@ class BaseRequest(HasLink):
 
     @property
     def private_data(self) -> bytes:
-        """What the peer sent along, padded with zeros to the full size of the message."""
+        """The peer's private data, padded with zeros to the full size of the message."""
         return self._event.private_data
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What the peer said of itself: the fields of struct rdma_conn_param."""
+        """The peer's parameters: the fields of struct rdma_conn_param."""
         return self._event.parameters
 
     @property

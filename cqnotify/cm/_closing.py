@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Closing that takes long: in a thread, which nobody waits for until the interpreter ends."""
+"""Closing that takes long, in threads for which only the end of the interpreter waits."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 class Closing:
-    """The threads that close. They are no daemons: the end of an interpreter, of which an isolated
-    one has no daemons at all, waits for them as the kernel would."""
+    """The threads that close. They are no daemons, which an isolated sub-interpreter cannot have:
+    the end of the interpreter waits for them, as the kernel would."""
 
     _threads: ClassVar[set[threading.Thread]] = set()
     _over: ClassVar[bool] = False
@@ -43,7 +43,7 @@ class Closing:
 
     @classmethod
     def forget(cls) -> None:
-        """In a forked child, which has none of the threads."""
+        """Start anew in a forked child, which has none of the threads."""
         cls._threads.clear()
 
 

@@ -76,7 +76,7 @@ class RejectReason(IntEnum):
     INVALID_ALT_FLOW_LABEL = 33
 
 
-# What the core says of struct rdma_conn_param.
+# The fields of struct rdma_conn_param, in the order in which the core returns them.
 CONN_PARAM: Final = (
     "qp_num",
     "responder_resources",
@@ -97,8 +97,10 @@ def parameters_of(said: Said) -> dict[str, Any]:
 
 
 class Event(NamedTuple):
-    """An event as the core reads it; `error`: of the step that the core took with it, and that
-    failed."""
+    """An event as the core reads it.
+
+    error: why the next step, which the core takes as it reads the event, has failed.
+    """
 
     id: CMID
     event: int
@@ -110,20 +112,20 @@ class Event(NamedTuple):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What the peer said of itself."""
+        """The peer's parameters, by their names."""
         return parameters_of(self.said)
 
     @property
     def retry_count(self) -> int:
-        """That of the peer; 0 of datagrams."""
+        """The retry count that the peer asks for; 0 with datagrams."""
         return self.said[3] if isinstance(self.said, tuple) else 0
 
 
 class CMError(ConnectionError):
-    """A connection was not made, or is no more.
+    """A connection was not made, or has ended.
 
-    event: the CMEventType that said so; None if no event did.
-    status: what the event said: a negative errno, a RejectReason, or 0.
+    event: the CMEventType that reported it; None if no event did.
+    status: the status of the event: a negative errno, a RejectReason, or 0.
     """
 
     def __init__(
@@ -137,9 +139,9 @@ class CMError(ConnectionError):
 class RejectedError(CMError, ConnectionRefusedError):
     """The peer, or its kernel, has rejected the connection.
 
-    reason: a RejectReason; INVALID_SERVICE_ID says that nobody listens there, CONSUMER_DEFINED that
-        the program there has rejected.
-    private_data: what the peer sent along, padded with zeros.
+    reason: a RejectReason: INVALID_SERVICE_ID if no program listens there, CONSUMER_DEFINED if the
+        program there has rejected the connection.
+    private_data: the private data of the rejection, padded with zeros.
     """
 
     def __init__(
@@ -164,7 +166,7 @@ class DisconnectedError(CMError, ConnectionResetError):
 
 
 class PeerGoneError(CMError, ConnectionAbortedError):
-    """The peer that wanted to connect had given up before it was accepted."""
+    """The peer gave up before its request was accepted."""
 
 
 REASONS: Final[dict[int, str]] = {
@@ -217,8 +219,11 @@ def error_of_tcp(code: int, where: str) -> CMError | None:
 
 
 def reason_of(event: Event) -> RejectReason | int | None:
-    """Of a rejection. Of datagrams it comes as UNREACHABLE, with one of few reasons; of iWARP with
-    an errno, by which devices tell different things."""
+    """Return the reason of a rejection; None for other events.
+
+    With datagrams a rejection is the event UNREACHABLE, with a reason of its own; on iWARP the
+    status is an errno, whose meaning depends on the device.
+    """
     if event.event == CMEventType.REJECTED:
         if event.status < 0:
             return RejectReason.CONSUMER_DEFINED

@@ -31,20 +31,20 @@ Predicate = Callable[[], object]
 
 
 class EventReader:
-    """A channel, and the links whose events it brings."""
+    """A channel, and the links whose events are read from it."""
 
     def __init__(self) -> None:
         self.channel: CMChannel = CMChannel(Event)
 
     def new_link(self, cmid: CMID | None, datagrams: bool) -> Link:
-        """With the identifier of a request, or a new one."""
+        """Return a link, with the identifier of a request or a new one."""
         raise NotImplementedError
 
     def leave_unused(self) -> None:
-        """Close the channel of an event loop that has no link."""
+        """Close the channel of an event loop when no link is left."""
 
     def fail(self, error: Exception) -> None:
-        """No event will come any more."""
+        """End all links: no event can be read any more."""
         for link in self.channel.conns:
             link.fail(error)
         self.close()
@@ -62,7 +62,7 @@ def in_asyncio() -> bool:
 
 
 class LoopReader(EventReader):
-    """That of a running event loop."""
+    """The reader of an event loop."""
 
     _readers: ClassVar[dict[object, LoopReader]] = {}
 
@@ -83,7 +83,7 @@ class LoopReader(EventReader):
         self.loop = adapt(raw)
         self.channel._set_loop(self.loop)
         self._watched: Watched | None = None
-        # A link is being made: meanwhile the collector may take the last one of the others.
+        # While a link is being made, the garbage collector may take the last one of the others.
         self._is_wanted = False
 
     def new_link(self, cmid: CMID | None, datagrams: bool) -> Link:
@@ -123,7 +123,7 @@ class LoopReader(EventReader):
                 self.loop.call_soon(self._on_readable)
         except Exception as e:
             self.fail(e)
-        except BaseException:  # of a task that went on; there may be more events
+        except BaseException:  # from a task that was resumed; there may be more events
             self.loop.call_soon(self._on_readable)
             raise
 
@@ -132,7 +132,7 @@ class LoopReader(EventReader):
 
 
 class ThreadNotifier:
-    """Notified in any thread."""
+    """Wakes the threads that wait for a link; any thread may notify it."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -142,13 +142,13 @@ class ThreadNotifier:
             self._condition.notify_all()
 
     def sleep(self, has_news: Predicate, end: float | None) -> None:
-        """The calling thread sleeps until there are news, or the time is over."""
+        """Sleep in the calling thread until there is news, or the time is over."""
         with self._condition:
             self._condition.wait_for(has_news, left_until(end))
 
 
 class ThreadReader(EventReader):
-    """That of all threads, with one of its own that reads, from the first link on."""
+    """The reader for all threads. From the first link on it has a thread of its own."""
 
     _reader: ClassVar[ThreadReader | None] = None
     _lock: ClassVar[threading.Lock] = threading.Lock()
@@ -162,13 +162,13 @@ class ThreadReader(EventReader):
 
     @classmethod
     def forget(cls) -> None:
-        """In a forked child, where neither the thread nor the channel lives on."""
+        """Start anew in a forked child, which has neither the thread nor the channel."""
         cls._lock = threading.Lock()
         cls._reader = None
 
     @classmethod
     def end(cls) -> None:
-        """At the end of the interpreter: a sub-interpreter must not leave a thread."""
+        """End the thread as the interpreter ends: a sub-interpreter must not leave one."""
         reader = cls._reader
         if reader is None or reader._thread is None:
             return
@@ -186,8 +186,8 @@ class ThreadReader(EventReader):
         link = Link(self, self.channel, ThreadNotifier(), cmid, datagrams)
         with self._lock:
             if self._thread is None:
-                # A daemon: threads of the program that wait for a peer still find it at the end. An
-                # isolated sub-interpreter has none, and Python says so.
+                # A daemon, so that threads that wait for a peer can use it until the end. An
+                # isolated sub-interpreter can have no daemons: Python raises RuntimeError.
                 self._thread = threading.Thread(target=self._run, name="cqnotify.cm", daemon=True)
                 self._stop = os.eventfd(0)
                 self._thread.start()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Keepalive: a connection is over when its peer has given no sign of life for too long.
 
-Of a host that has died no event tells, and a connection on which nothing is sent would live for
-ever. So every half of the bound, while nothing else is sent, an empty RDMA write asks the peer's
-device, and has to be answered until the next one is due. The peer's program does nothing for that,
-nor does ours: a thread asks for all connections of the process.
+No event reports the death of a host, and a connection on which nothing is sent would live for
+ever. So every half of the bound, while nothing else is sent, an empty RDMA write probes the peer's
+device, which has to acknowledge it before the next one is due. Neither program takes part: one
+thread probes for all connections of the process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LONGEST = 19  # of the ack_timeouts that are chosen here; what kernels choose is
 def ack_timeout_for(seconds: float, retry_count: int) -> int:
     """Return an ack_timeout by which a QP gives up a send within half of the bound, at the latest.
 
-    So an answer that is lost on the way is asked for several times.
+    So a probe whose answer is lost is repeated several times.
     """
     for ack_timeout in range(LONGEST, 1, -1):
         if (retry_count + 1) * ACK_UNIT * 2**ack_timeout <= seconds / 2:
@@ -40,7 +40,7 @@ def ack_timeout_for(seconds: float, retry_count: int) -> int:
 
 
 class Keepalives:
-    """The connections that are asked, and the thread that does it."""
+    """The connections that are probed, and the thread that does it."""
 
     _one: ClassVar[Keepalives | None] = None
     _lock: ClassVar[threading.RLock] = threading.RLock()  # the collector may drop() within it
@@ -63,8 +63,8 @@ class Keepalives:
 
     @classmethod
     def drop(cls, link: Link, ref_to: Callable[[Link], object] = weakref.ref) -> None:
-        """Ask no more, since it was closed; with the last one the thread ends. When the interpreter
-        ends, the names of this module can be None here."""
+        """Probe a link no more, since it was closed; with the last one the thread ends. As the
+        interpreter ends, the names of this module can be None here."""
         one, ref = cls._one, ref_to(link)
         if one is not None and ref in one._asked:
             one._asked.discard(ref)
@@ -74,13 +74,13 @@ class Keepalives:
 
     @classmethod
     def forget(cls) -> None:
-        """In a forked child, which has neither the thread nor the connections."""
+        """Start anew in a forked child, which has neither the thread nor the connections."""
         cls._lock = threading.RLock()
         cls._one = None
 
     @classmethod
     def end(cls) -> None:
-        """At the end of the interpreter: a sub-interpreter must not leave a thread."""
+        """End the thread as the interpreter ends: a sub-interpreter must not leave one."""
         with cls._lock:
             one = cls._one
             thread = None if one is None else one._thread

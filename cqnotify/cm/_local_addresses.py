@@ -20,11 +20,10 @@ _IFREQ: Final = struct.Struct("16sHH4s16x")  # with a sockaddr_in
 
 
 def addresses_of(context: Context) -> list[str]:
-    """Return the addresses of this host by which a device is reached, IPv4 before IPv6: for
-    `listen`, and for peers to connect to.
+    """Return the addresses of this host that lead to a device, for `listen` and for peers.
 
-    Those of the link come last, with their interface: fe80::1%eth0. On another host the interface
-    is the peer's own.
+    IPv4 comes before IPv6, and link-local addresses come last, with their interface: fe80::1%eth0.
+    A peer on another host gives the name of an interface of its own.
     """
     entries = gid_table(context)
     netdevs = dict.fromkeys(entry.netdev for entry in entries if entry.netdev is not None)
@@ -38,7 +37,7 @@ def addresses_of(context: Context) -> list[str]:
 
 
 def _ipv4(netdev: str) -> Iterator[str]:
-    """The first of the interface, which is all that an iWARP device needs."""
+    """Yield the first address of an interface, which is all that an iWARP device needs."""
     request = _IFREQ.pack(netdev.encode(), socket.AF_INET, 0, bytes(4))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock, contextlib.suppress(OSError):
         answer = fcntl.ioctl(sock, _SIOCGIFADDR, request)
@@ -52,7 +51,7 @@ def _ipv6(netdev: str) -> Iterator[str]:
 
 
 def ipv6_addresses() -> Iterator[tuple[IPv6Address, str]]:
-    """Those of this host, each with its interface."""
+    """Yield the IPv6 addresses of this host, each with its interface."""
     try:
         table = Path("/proc/net/if_inet6").read_text()
     except FileNotFoundError:  # a kernel without IPv6

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""What an identifier of rdma_cm goes through, from the first call to its end.
+"""An identifier of rdma_cm with its queue pair, from the first call to its end.
 
-The steps of each call are generators: they ask librdmacm for something, and sleep until something
-has happened to the link. A task runs them as a part of itself, and goes on in them as the event is
-handled; a thread runs them in one go, and sleeps in them. Whatever ends them early closes the link.
-Steps between which no program has a say are not here: the core takes them, see csrc/cm/connect.c.
+The steps of each call are generators: they call librdmacm, and then wait until something happens to
+the link. A task runs them as a part of itself, and is resumed in them as the event is handled; a
+thread runs them in one go, and sleeps in them. Whatever ends them early closes the link. Steps in
+which the program takes no part are not here: the core makes them, see csrc/cm/connect.c.
 """
 
 from __future__ import annotations
@@ -44,38 +44,38 @@ Address = tuple[str, int]
 OPTION_REUSEADDR, OPTION_AFONLY = 1, 2  # of the identifier
 AS_MANY = 255  # of responder_resources and initiator_depth: what the device has
 
-# A neighbour that does not answer so long is not there. The caller's deadline does not shorten it:
-# the kernel's answer would come as the deadline ends, and either could be first.
+# After this time without an answer a neighbour is taken for absent. The caller's deadline does not
+# shorten it: the kernel's answer would come as the deadline ends, and either could be first.
 RESOLVE_MS = 4000
 
-# More than the program's own: what does not fit there the kernel drops without a word, and the peer
-# asks again after seconds.
+# More than the program's own backlog: the kernel silently drops a request for which there is no
+# room, and the peer repeats it only after seconds.
 KERNELS_BACKLOG = 1024
 
-# What the kernel says of a request whose peer has gone; no event does.
+# The errors of accepting a request whose peer has gone; no event reports that.
 GONE = (errno.EINVAL, errno.ENOTCONN, errno.ECONNRESET)
 
 
 def bits(*events: CMEventType) -> int:
-    """As CMConn.expect() takes them."""
+    """Return a set of events as CMConn.expect() takes it."""
     return sum(1 << event for event in events)
 
 
-# What tells that the peer has accepted: ESTABLISHED of datagrams, and of iWARP.
+# The events by which the peer accepts: ESTABLISHED for datagrams, and on iWARP.
 ANSWERS = bits(CMEventType.CONNECT_RESPONSE, CMEventType.ESTABLISHED)
 
 ADDR_RESOLVED = CMEventType.ADDR_RESOLVED
 RESOLVED = bits(ADDR_RESOLVED)
 
-# What tells that a peer wants to connect; that the connection is there for both; and so on.
+# The events that the steps below wait for.
 REQUEST = bits(CMEventType.CONNECT_REQUEST)
 ESTABLISHED = bits(CMEventType.ESTABLISHED)
 ROUTE = bits(CMEventType.ROUTE_RESOLVED)
 JOIN = bits(CMEventType.MULTICAST_JOIN)
-NONE = bits()  # but what ends the attempt
+NONE = bits()  # only those that end the attempt
 
 
-# What fails with one address of a name may succeed with another one; that leads to another device.
+# The errors after which the next address of a name is tried; it may lead to another device.
 FAILS = (OSError, WrongDevice)
 
 
@@ -91,7 +91,7 @@ def awaited(steps: Callable[P, Steps]) -> Callable[P, AwaitedSteps]:
 
 
 class Options(NamedTuple):
-    """Of a connection, besides its addresses; in the order in which CMID.prepare() takes them."""
+    """The options of a connection, in the order in which CMID.prepare() takes them."""
 
     private_data: bytes = b""
     access: AccessFlags | int = 0
@@ -104,7 +104,7 @@ class Options(NamedTuple):
     keepalive: float | None = None
 
 
-# Of a wait that timed out, by the state in which it did.
+# Why a wait has timed out, by the state of the identifier.
 SILENCE: Final = {
     "RESOLVING_ADDR": "no host has answered that the address is its own",
     "RESOLVING_ROUTE": "the way to the peer's device was not found",
@@ -118,8 +118,7 @@ SILENCE: Final = {
 
 
 class Link(CMConn):
-    """An identifier, the queue pair that goes with it, and what is known of it; how to wait for
-    what happens to it is the core's."""
+    """An identifier of rdma_cm and its queue pair. The core has the waiting for its events."""
 
     __slots__ = ("__weakref__",)
 
@@ -136,7 +135,7 @@ class Link(CMConn):
 
     @property
     def where(self) -> str:
-        """For messages. That of a request is asked for here alone, since few need it."""
+        """The call and the address, for messages. That of a request is queried only here."""
         address = self.address or self.id.last_peer
         doing = self.phase or "rdma_cm"
         if address is None:
@@ -146,7 +145,7 @@ class Link(CMConn):
 
     @property
     def error(self) -> Exception | None:
-        """Why it is over, or is about to be. Few ask for that of an event."""
+        """Why it is over, or about to be. An event is made an exception when this is called."""
         why = self.reason
         if isinstance(why, Event):
             self.reason = error_of(why, self.where)
@@ -154,10 +153,10 @@ class Link(CMConn):
             self.reason = why(f"{self.where}: closed")
         return cast("Exception | None", self.reason)
 
-    # ---- what happens to it: what the core leaves to this class ----
+    # ---- called by the core ----
 
     def _error_of(self, event: Event) -> Exception:
-        """That of an event which ends the attempt."""
+        """Return the exception for an event that ends the attempt."""
         return error_of(event, self.where)
 
     def _no_answer(self) -> TimeoutError:
@@ -165,40 +164,40 @@ class Link(CMConn):
         return TimeoutError(f"{self.where}: no answer in time{f'; {why}' if why else ''}")
 
     def has_news(self) -> bool:
-        """For a thread that waits for an event."""
+        """Whether a thread that waits for an event has to look."""
         return bool(self.events) or self.reason is not None
 
     def is_over(self) -> bool:
-        """For one that waits for the end."""
+        """Whether a thread that waits for the end can go on."""
         return self.ended
 
     def lose(self, why: str) -> None:
-        """The peer is taken for dead; called by the thread that has found out."""
+        """End the connection: the peer is taken for dead. Called by the thread that found out."""
         self.reason = self.reason or UnreachableError(f"{self.where}: {why}")
         self.shut_down()
         self.ended = True
         self.notify()
 
     def fail(self, error: Exception) -> None:
-        """The channel has failed, of which there is one error for each link."""
+        """End the link, since its channel has failed. Each link gets an exception of its own."""
         own = CMError(f"{self.where}: {error}")
         own.__cause__ = error
         self.reason = self.reason or own
         self.ended = True
         self.notify()
 
-    # When the interpreter ends, the names of this module can be None here.
+    # As the interpreter ends, the names of this module can be None here.
     def _end_keepalive(self, keepalives: type[Keepalives] = Keepalives) -> None:
-        """The link, its queue pair or its context was closed; in the thread that did it."""
+        """End the keepalive. Called as the link, its queue pair or its context is closed."""
         self.has_keepalive = False
         keepalives.drop(self)
 
     def _was_last(self) -> None:
-        """The same of the last link whose events the reader brings."""
+        """Let the reader close its channel: this was its last link."""
         self.reader.leave_unused()
 
     def _leave_group(self) -> None:
-        """Its datagrams end with it: of a group its queue pair leaves that."""
+        """End the connection; a link of a multicast group makes its queue pair leave the group."""
         if self.group is None or self.qp is None:
             self.shut_down()
             return
@@ -206,7 +205,7 @@ class Link(CMConn):
             self.qp.detach_mcast(*self.group)
 
     def _close_slowly(self) -> None:
-        """Closing it would wait for the peer's host."""
+        """Close the identifier in a thread: closing it waits for the peer's host."""
         Closing.begin(self.id)
 
     def listen(
@@ -227,13 +226,13 @@ class Link(CMConn):
         self.id.listen(KERNELS_BACKLOG)
 
     def of_request(self, event: Event) -> Link:
-        """The link of a peer that wants to connect to this one."""
-        if self.channel.closed and self.error is not None:  # since the event was taken in
+        """Return a link for a peer that wants to connect to this listener."""
+        if self.channel.closed and self.error is not None:  # it was closed since the event
             raise self.error
         return self.reader.new_link(event.request, self.datagrams)
 
     def begin_answer(self, answer: str, qp: QP | None = None) -> None:
-        """A request is answered once; not by a queue pair that cannot do it."""
+        """Check that the request can be answered, with this queue pair; it is answered once."""
         if self.answer is not None:
             raise ValueError(f"this request was {self.answer} already")
         if self.reason is not None:
@@ -257,18 +256,20 @@ class Link(CMConn):
     # ---- steps ----
 
     def peer_has_gone(self) -> bool:
-        """Why a step has failed."""
+        """Whether a step has failed because the peer has gone."""
         return self.id.state in ("DISCONNECTED", "FAILED")
 
     def resolve(self, source: Address | None, peer: Address, goal: str, wanted: int) -> CMWait:
-        """Find the way to an address, and go on to the goal, of which one of the events tells; or
-        ADDR_RESOLVED, where the way leads to another device than that of the queue pair."""
+        """Resolve an address, and go on to the goal state; return what waits for a wanted event.
+
+        The event is ADDR_RESOLVED where the address leads to another device than the queue pair's.
+        """
         self.id.resolve_addr(source, peer, RESOLVE_MS, goal)
         return self.expect(wanted | RESOLVED, self.end)
 
     @awaited
     def find(self, source: Address | None, peer: Address) -> Steps:
-        """No more than the way."""
+        """Resolve an address, and no more."""
         self.phase, self.address = "the way to", peer
         yield from self.resolve(source, peer, "ROUTE_RESOLVED", ROUTE)
 
@@ -281,7 +282,7 @@ class Link(CMConn):
         options: Options,
         on_init: Any = None,
     ) -> Steps:
-        """Ask the peer for a connection, and make the queue pair part of it."""
+        """Connect the queue pair to the peer."""
         self.phase, self.address = "connecting to", peer
         self.take(qp, options)
         try:
@@ -290,11 +291,11 @@ class Link(CMConn):
             else:
                 event = yield from self.connect_in_steps(qp, source, peer, options, on_init)
         except VerbsError as e:
-            # Of an iWARP device the call itself may connect to the peer's host, by TCP.
+            # On iWARP the call itself may connect to the peer's host, over TCP.
             error = error_of_tcp(e.errno or 0, self.where) if self.id.is_iwarp else None
             if error is None or e.verb != "rdma_connect":
                 raise
-            self.qp = None  # which is as before, and can try again
+            self.qp = None  # it is in RESET still, and can try again
             raise error from e
         if event.event == ADDR_RESOLVED:
             raise leads_elsewhere(self.id, qp)
@@ -304,7 +305,7 @@ class Link(CMConn):
     def connect_in_steps(
         self, qp: QP, source: Address | None, peer: Address, options: Options, on_init: Any
     ) -> Steps:
-        """The same, where the program has a say once the queue pair is in INIT."""
+        """Connect it with `on_init`, which is called once the queue pair is in INIT."""
         event = yield from self.resolve(source, peer, "ROUTE_RESOLVED", ROUTE)
         if event.event == ADDR_RESOLVED:
             return event
@@ -318,7 +319,7 @@ class Link(CMConn):
             self.to_init(qp, options, on_init)
             self.id.establish()
         except (OSError, RuntimeError):
-            if self.peer_has_gone():  # an event tells of it, or will
+            if self.peer_has_gone():  # an event reports it, or will
                 yield from self.expect(NONE, self.end)
             raise
         return event
@@ -330,7 +331,7 @@ class Link(CMConn):
 
     @awaited
     def join(self, qp: QP, source: Address | None, group: Address) -> Steps:
-        """Become a member of a multicast group, and its queue pair as well."""
+        """Join a multicast group, and attach the queue pair to it."""
         self.phase, self.address = "joining", group
         self.take(qp)
         yield from self.resolve(source, group, "ADDR_RESOLVED", NONE)
@@ -356,28 +357,27 @@ class Link(CMConn):
             self.to_init(qp, options, on_init)
             self.id.accept()
         except VerbsError as e:
-            if e.errno not in GONE or e.verb.startswith("ibv_"):  # the QP's own
+            if e.errno not in GONE or e.verb.startswith("ibv_"):  # an error of the QP
                 raise
             raise PeerGoneError(f"{self.where}: the peer has gone, or given up: {e}") from e
         if not self.datagrams:
             try:
                 yield from self.expect(ESTABLISHED, self.end)
             except CMError as e:
-                if e.event in (None, CMEventType.DEVICE_REMOVAL):  # that is on our side
+                if e.event in (None, CMEventType.DEVICE_REMOVAL):  # this end has failed
                     raise
                 raise PeerGoneError(f"{self.where}: the peer has gone, or given up: {e}") from e
         self.begin("the connection from", options)
 
     def begin(self, what: str, options: Options) -> None:
-        """It is established."""
+        """Begin the keepalive: the connection is established."""
         self.phase = what
         if options.keepalive is not None:
             self.has_keepalive = True
             Keepalives.add(self, options.keepalive)
 
     def take(self, qp: QP, options: Options | None = None) -> None:
-        """From now on the link goes along with that queue pair, which is connected as the options
-        say."""
+        """Bind the link to a queue pair, which will be connected with these options."""
         self.id.bind_qp(qp)
         if options is not None:
             self.id.prepare(options)

@@ -49,7 +49,7 @@ __all__ = ["Connection", "Group", "Listener", "Request", "connect", "join", "lis
 
 
 def _run(steps: Steps) -> Any:
-    """Run steps, of which none yields: the notifier of a thread lets it sleep."""
+    """Run steps to their end; none yields, since a thread sleeps in them, by its notifier."""
     try:
         next(steps)
     except StopIteration as e:
@@ -58,7 +58,7 @@ def _run(steps: Steps) -> Any:
 
 
 def _run_or_close(link: Link, steps: Steps) -> Any:
-    """The same; a link whose steps did not come to their end is closed."""
+    """Run steps, and close the link if they fail."""
     try:
         return _run(steps)
     except BaseException:
@@ -80,8 +80,8 @@ def _of_the_first(
     datagrams: bool,
     steps: Callable[[Link, Address], Steps],
 ) -> tuple[Link, Any, Address]:
-    """Run steps for one address after the other, until they succeed; with links of their own, and
-    a share of the time."""
+    """Run steps for one address after the other until they succeed; each has a link of its own,
+    and a share of the time."""
     end = deadline(timeout)
     failures: list[tuple[str, Exception]] = []
     for address in found:
@@ -95,7 +95,7 @@ def _of_the_first(
 
 
 class _Closes(HasLink):
-    """At the end of its `with` block."""
+    """An object that is closed at the end of its `with` block."""
 
     def __enter__(self) -> Self:
         return self
@@ -125,7 +125,7 @@ class Connection(_Closes, BaseConnection):
 def connect(qp: QP, host: str, port: int, **given: Any) -> Connection:
     """Connect a QP to the program that listens on an address, see `cqnotify.cm.connect`.
 
-    A name that takes long to resolve is not bound by the timeout.
+    The timeout does not bound the time that a name takes to resolve.
     """
     check.check_port(port, 1)
     options = check.options_by_name(qp, check.CONNECT, given)
@@ -144,7 +144,7 @@ def connect(qp: QP, host: str, port: int, **given: Any) -> Connection:
 def resolve(host: str, *, timeout: float | None = 10.0, source: str | None = None) -> Resolved:
     """Find out which device leads to an address, see `cqnotify.cm.resolve`.
 
-    A name that takes long to resolve is not bound by the timeout.
+    The timeout does not bound the time that a name takes to resolve.
     """
     check.check_timeout(timeout)
     own = None if source is None else check.own(_addresses(source, 0))
@@ -155,7 +155,7 @@ def resolve(host: str, *, timeout: float | None = 10.0, source: str | None = Non
 
 
 class Group(_Closes, BaseGroup):
-    """A QP is a member of a multicast group, see `cqnotify.cm.Group`."""
+    """The membership of a QP in a multicast group, see `cqnotify.cm.Group`."""
 
 
 def join(qp: QP, group: str, *, source: str | None = None, timeout: float | None = 10.0) -> Group:
@@ -192,7 +192,7 @@ class Request(BaseRequest):
 
 
 class Listener(_Closes, BaseListener):
-    """Where peers connect to, see `cqnotify.cm.Listener`."""
+    """Accepts connections at an address, see `cqnotify.cm.Listener`."""
 
     def get_request(self, timeout: float | None = None) -> Request:
         """Wait for the next peer that wants to connect.
