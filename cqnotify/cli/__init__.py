@@ -97,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_commands(commands: Any) -> None:
-    """Of the modules of COMMANDS and `lab`, by name: so a frozen program has them."""
+    """Add the modules of COMMANDS and `lab`, imported by name, so a frozen program has them."""
     from . import bandwidth, conformance, demo, devices, lab, latency, pingpong, watch
 
     for command in (devices, pingpong, latency, bandwidth, conformance, watch, demo, lab):

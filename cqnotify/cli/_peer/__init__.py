@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""What the commands share that have a peer: pingpong, latency and bandwidth.
+"""The parts that commands with a peer share: pingpong, latency and bandwidth.
 
-plan.py has what they are told about the peer, options.py the options for that, device.py the device
-and port over which it is reached. meeting.py has what is printed while two ends meet; tcp.py and
-rdma_cm.py are the two ways to meet. percentiles.py has the rank of a percentile.
+plan.py         the options that all of them have
+options.py      these options for the command line
+device.py       the device and port over which the peer is reached
+meeting.py      the messages for the user while two ends meet
+tcp.py          meeting by an exchange of addresses over TCP
+rdma_cm.py      meeting by rdma_cm
+percentiles.py  percentiles
 """

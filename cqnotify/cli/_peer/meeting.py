@@ -33,7 +33,7 @@ def cannot_listen(plan: PeerPlan, error: OSError) -> CommandError:
 
 
 def rejected(plan: PeerPlan, why: object) -> CommandError:
-    """Return the error of a server that does not want this client."""
+    """Return the error of a client that the server has rejected."""
     return CommandError(f"{server_of(plan)} has turned us away: {why}")
 
 

@@ -20,7 +20,7 @@ DEFAULT_MTU: Final = 1024  # bytes
 def add_path(
     parser: CommandParser, gid: tuple[str, str], sl: tuple[str, str], mtu: str = ""
 ) -> None:
-    """Add the options for a path, of which rdma_cm decides on all: `args` tells which were given.
+    """Add the options for a path. They have no defaults, since none goes with rdma_cm.
 
     gid, sl: the flags of two of them.
     mtu: what the help of the path MTU says in addition.

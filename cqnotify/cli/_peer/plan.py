@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a command is told about its peer, and how to reach it."""
+"""Where the peer of a command is, and over what to reach it."""
 
 from __future__ import annotations
 

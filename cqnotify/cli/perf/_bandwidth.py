@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Measuring bandwidth: an end keeps its send queues full, and the other one its receive queues.
+"""Measuring bandwidth: one end keeps its send queues full, and the other one its receive queues.
 
-Messages go in batches, each a list that was built before and is posted in one call. Only the last
-message of a batch completes, so that Python has work for each batch, and not for each message.
+Messages are posted in batches, each a list that was built before and is posted in one call. Only
+the last message of a batch completes, so Python has work for each batch, and not for each message.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from ._statistics import fastest
 from ._waits import RunEndedError, Silence, looks_of, nap
 
 LARGEST_BATCH: Final = 32
-LULL: Final = 1.0  # seconds after which what has not come, of all that was sent, is lost
+LULL: Final = 1.0  # seconds without a message after which the missing ones are lost
 AT_ONCE: Final = 256  # completions to take from a CQ
 
 
 class Rate(NamedTuple):
-    """What an end has sent: the messages, and how many per second, on average and at best.
+    """The messages that an end has sent, and how many per second, on average and at best.
 
-    lost: how many of the messages did not come; None where nobody can tell, as of writes by UC.
+    lost: how many of the messages did not come; None where that is unknown, as with UC writes.
     """
 
     messages: int
@@ -43,8 +43,8 @@ class Rate(NamedTuple):
 class Bandwidth(NamedTuple):
     """The figures of a size. Each end has those of both.
 
-    sent, received: of our messages, and of the peer's; None where only the other end sends.
-    ours, theirs: what it has cost the end, see Effort; None for a program of perftest.
+    sent, received: the rates of our messages and the peer's; None where only the other end sends.
+    ours, theirs: the cost for each end, see Effort; None for a program of perftest.
     """
 
     size: int
@@ -73,7 +73,7 @@ def _measure(end: PerfEnd, size: int) -> Bandwidth:
     received = _received(plan, told, sink)
     lost = received.lost if received else None
     answer = end.control.swap({"effort": ours, "lost": lost}, plan.client, plan.timeout)
-    theirs = answer or {}  # of a program of perftest
+    theirs = answer or {}  # a program of perftest sends none
     sent = stream.rate if stream else None
     if sent and plan.loses:
         sent = sent._replace(lost=theirs.get("lost"))
@@ -86,7 +86,7 @@ def _received(plan: Plan, told: Any, sink: Sink | None) -> Rate | None:
     rate = Rate(*told[:3])
     if sink is None:
         return rate._replace(lost=None) if plan.loses else rate
-    if plan.perftest and plan.op == "send":  # which has told nothing but their number
+    if plan.perftest and plan.op == "send":  # only the number of messages is known
         rate = sink.rate(rate.messages)
     return rate._replace(lost=max(0, rate.messages - sink.received))
 
@@ -123,7 +123,7 @@ class Stream:
                 self._post_batch(index, time.perf_counter_ns())
 
     def step(self) -> bool:
-        """Post the next batches for those that have completed; whether there were any."""
+        """Post the next batches for those that have completed; return whether there were any."""
         done = self._poll(AT_ONCE)
         if not done:
             return False
@@ -152,7 +152,7 @@ class Stream:
 
     @cached_property
     def rate(self) -> Rate:
-        """What was sent, when it is over."""
+        """The rate of the messages, when all have completed."""
         messages = sum(self._messages)
         nanoseconds = max(self._completed[-1] - self._posted[0], 1)
         peak = fastest(self._posted, self._completed, self._messages)
@@ -166,7 +166,7 @@ def _batch(of: tuple[SendWR, SendWR], n: int) -> list[SendWR]:
 
 
 class Sink:
-    """The messages that come, from now on: each receive is posted again."""
+    """The messages that arrive from now on: each receive is posted again."""
 
     def __init__(self, end: PerfEnd) -> None:
         self.cq = end.recv_cq
@@ -177,7 +177,7 @@ class Sink:
         self._first = self._last = 0  # when, in ns
 
     def step(self) -> bool:
-        """Take messages; whether there were any."""
+        """Take messages; return whether there were any."""
         done = self._poll(AT_ONCE)
         if not done:
             return False
@@ -189,24 +189,24 @@ class Sink:
         return True
 
     def rate(self, messages: int) -> Rate:
-        """Return how fast they came, of so many that were sent."""
+        """Return how fast the messages came; `messages` is how many were sent."""
         average = self.received / max(self._last - self._first, 1) * 1e9
         return Rate(messages, average, average)
 
 
 class _Traffic:
-    """A run: until our messages have completed, and all of the peer's have come, or are lost."""
+    """A run, until our messages have completed, and all of the peer's have come or are lost."""
 
     def __init__(self, end: PerfEnd, stream: Stream | None, sink: Sink | None) -> None:
         self._end = end
         self._stream = stream
         self._sink = sink
-        self._told: Any = None  # by the peer: the Rate of its messages
-        self._lull = (-1, 0.0)  # how many had come, and when that was seen first
+        self._told: Any = None  # the Rate of the peer's messages, which it sends at the end
+        self._lull = (-1, 0.0)  # how many had come, and since when
         self._asked = time.monotonic()
 
     def run(self) -> Any:
-        """Return what the peer has told of its messages, if it has sent any."""
+        """Return the rate of the peer's messages, if it has sent any."""
         stream, timeout = self._stream, self._end.plan.timeout
         if stream is not None:
             stream.begin()
@@ -224,14 +224,14 @@ class _Traffic:
         return self._end.plan.loses and self._is_lull(self._sink.received)
 
     def _is_lull(self, received: int) -> bool:
-        """Whether no message has come for long."""
+        """Whether no message has come for LULL seconds."""
         now = time.monotonic()
         if received != self._lull[0]:
             self._lull = received, now
         return now - self._lull[1] > LULL
 
     def _ask(self) -> None:
-        """Ask at times whether the peer lives, where messages complete whether or not it does."""
+        """Probe the peer at times, since UC and UD sends complete even if it has gone."""
         now = time.monotonic()
         if now - self._asked > SLICE:
             self._asked = now
@@ -259,12 +259,12 @@ class _Traffic:
     def _take(self, message: Any) -> None:
         if self._told is None:
             self._told = message["sent"]
-        else:  # what it has cost the peer, while the last of its messages are not taken yet
+        else:  # the cost for the peer came before we took the last of its messages
             self._end.control.keep(message)
 
 
 class _Idle:
-    """Moments in which nothing is to be done: an end sleeps, or polls."""
+    """Waiting while there is nothing to do: an end sleeps, or polls."""
 
     def __init__(self, end: PerfEnd, cqs: list[CQ], timeout: float | None) -> None:
         self._end = end
@@ -277,11 +277,11 @@ class _Idle:
         self._sleeps = end.plan.events or not cqs
 
     def is_over(self) -> None:
-        """Something came."""
+        """End the silence: something has come."""
         self._silence = None
 
     def wait(self) -> None:
-        """Wait a moment, in which the message of a peer that is done is looked for, at times."""
+        """Wait a moment, and look at times for the message of a peer that is done."""
         if self._sleeps:
             if not all(cq.safe_to_sleep() for cq in self._cqs) or self._nap():
                 return

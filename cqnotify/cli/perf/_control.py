@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Messages between the ends, beside what is measured: over a queue pair of their own, as JSON.
+"""Messages between the ends, apart from those that are measured: JSON over a queue pair of its own.
 
-So the ends talk in the same way however they have met, and each can ask whether the other one still
-lives: by an empty write, which the peer's device acknowledges as long as its queue pair exists,
-whatever its program does.
+So the ends communicate in the same way however they have met. Each can also probe whether the other
+one is alive: by an empty write, which the peer's device acknowledges as long as its queue pair
+exists, whatever its program does.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .. import CommandError
 
 ROOM: Final = 32768  # bytes of a message
 SLOTS: Final = 8  # receives, and messages that can be on their way
-SLICE: Final = 1.0  # seconds of silence until the peer is asked whether it lives
-PATIENCE: Final = 10.0  # seconds until a peer that does not acknowledge has gone
+SLICE: Final = 1.0  # seconds of silence until the peer is probed
+PATIENCE: Final = 10.0  # seconds until a peer that does not acknowledge is taken for gone
 PROBE: Final = SLOTS  # the wr_id of an empty write; that of a message is its slot
 GONE: Final = "the peer has gone"
 
@@ -33,7 +33,7 @@ class PeerGoneError(CommandError):
 
 
 class Talk(Protocol):
-    """What an end says to its peer, and hears of it, beside what is measured; see Control."""
+    """Messages to and from the peer, apart from those that are measured; see Control."""
 
     @property
     def cq(self) -> CQ | None: ...
@@ -49,7 +49,7 @@ class Talk(Protocol):
 
 
 class Control:
-    """Our end of the conversation. Its CQ has the channel of the data, so that a message wakes."""
+    """Our end of these messages. Its CQ is on the channel of the data, so that a message wakes."""
 
     access = AccessFlags.REMOTE_WRITE
 
@@ -68,7 +68,7 @@ class Control:
         self._probe = SendWR(None, opcode=WROpcode.RDMA_WRITE, wr_id=PROBE, remote_addr=0, rkey=0)
         self._sent = 0
         self._acknowledged = 0
-        self._asked = False  # and no answer has come
+        self._asked = False  # a probe is not acknowledged yet
         self._failed = False
         self._messages: deque[Any] = deque()
 
@@ -77,11 +77,11 @@ class Control:
         self.qp.post_recv(self._receives)
 
     def safe_to_sleep(self) -> bool:
-        """Arm the CQ; whether nothing has come."""
+        """Arm the CQ, and return whether nothing has come."""
         return self.cq.safe_to_sleep()
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a message; the peer has answered an earlier one before SLOTS are on their way."""
+        """Send a message. The peer answers before SLOTS messages are in flight."""
         data = json.dumps(message).encode()
         if len(data) > ROOM:
             raise CommandError(f"a message to the peer has {len(data)} bytes: the limit is {ROOM}")
@@ -105,7 +105,7 @@ class Control:
                 self._asked = False
             else:
                 self._acknowledged += 1
-        if self._messages:  # the last one may be its goodbye
+        if self._messages:  # the last one may have come before the peer ended
             return self._messages.popleft()
         if self._failed:
             raise PeerGoneError(GONE)
@@ -118,11 +118,11 @@ class Control:
             raise CommandError("the peer sent no JSON: it is another program") from e
 
     def keep(self, message: Any) -> None:
-        """Put a message back: it is the next one again."""
+        """Put a message back, to be the next one."""
         self._messages.appendleft(message)
 
     def ask(self) -> None:
-        """Ask whether the peer lives; `poll` then raises PeerGoneError if it does not."""
+        """Probe the peer; `poll` raises PeerGoneError if it does not acknowledge."""
         if not self._asked:
             self._asked = True
             try:
@@ -131,7 +131,7 @@ class Control:
                 self._failed = True
 
     def wait(self, timeout: float | None) -> Any:
-        """Sleep until a message comes, and return it; without a timeout as long as the peer lives.
+        """Sleep until a message comes, and return it; without a timeout until the peer has gone.
 
         Raises PeerGoneError, and TimeoutError.
         """
@@ -160,17 +160,17 @@ class Control:
         return answer
 
     def flush(self) -> None:
-        """Sleep until the peer has all our messages, or has gone, as it may if it has them."""
+        """Sleep until the peer has all our messages, or has gone, which it may do then."""
         self._settle(lambda: self._acknowledged == self._sent)
 
     def has_gone(self) -> bool:
-        """Ask the peer, and return whether it has gone; it may take some seconds."""
+        """Probe the peer, and return whether it has gone; this can take seconds."""
         self.ask()
         self._settle(lambda: not self._asked)
         return self._failed or self._asked
 
     def _settle(self, is_settled: Callable[[], bool]) -> None:
-        """Sleep until it is, or the peer has gone; messages that come meanwhile are kept."""
+        """Sleep until `is_settled`, or the peer has gone; keep messages that come meanwhile."""
         end = time.monotonic() + PATIENCE
         kept = []
         with suppress(PeerGoneError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What an end tells its peer when they have met; and what was run, for the figures."""
+"""The descriptions that two ends exchange when they have met, and those in the figures."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ OTHER_PROGRAM: Final = "the peer is another program, or of another version of cq
 
 
 def swap_descriptions(end: PerfEnd) -> None:
-    """Tell the peer what our end is, and learn what it is; CommandError unless they fit."""
+    """Exchange the descriptions of both ends; CommandError unless they fit."""
     plan = end.plan
     ours = plan.shared()
     theirs = end.control.swap({"shared": ours, "end": end.describe()}, plan.client, plan.timeout)
-    end.control.flush()  # so that the peer can say, too, what does not fit
+    end.control.flush()  # so that the peer can report, too, what does not fit
     if not isinstance(theirs, dict):
         raise CommandError(OTHER_PROGRAM)
     check_shared(ours, theirs.get("shared") or {})
@@ -26,7 +26,7 @@ def swap_descriptions(end: PerfEnd) -> None:
 
 
 def title(end: PerfEnd) -> str:
-    """Return it in a line."""
+    """Return a line about the run."""
     plan = end.plan
     role = "client" if plan.client else "server"
     ours = _waits(plan.events, end.yields)
@@ -45,13 +45,13 @@ def _waits(events: bool | None, yields: bool | None) -> str:
 
 
 def cpu_percent(effort: dict[str, Any] | None) -> str:
-    """Return a cell of a table; a dash where it is not known, see Effort."""
+    """Return a cell of a table: a dash where the percentage is not known, see Effort."""
     percent = effort and effort["cpu_percent"]
     return "-" if percent is None else f"{percent:.1f}"
 
 
 def describe(end: PerfEnd) -> dict[str, Any]:
-    """Return it for `--json`."""
+    """Return what `--json` prints about the run."""
     plan = end.plan
     return {
         "command": plan.name,

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""One end: the queue pairs through which it is measured, with their memory, and its control.
+"""An end: the queue pairs that are measured, their memory, and the control.
 
-All CQs share one channel, so that an end that sleeps is woken by whatever comes. The memory has two
-halves of the largest size: the first is sent, and the peer writes into the second, reads it, or
-sends into it. It is open to the peer for the operation that is measured, and no other.
+All CQs share one channel, so whatever comes wakes an end that sleeps. The memory has two halves of
+the largest size: the first is sent, and the peer writes into the second, reads it, or sends into
+it. The peer has access for the operation that is measured, and for no other.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ OPEN: Final = {
 
 
 class PerfEnd:
-    """An end on an open device. By rdma_cm its QPs are in RESET, else in INIT.
+    """An end on an open device. Its QPs are in INIT; with rdma_cm RC QPs are in RESET.
 
-    By rdma_cm UD QPs are in INIT, too, for only the control is connected by it: they take its path.
+    rdma_cm connects the control and the RC QPs; UD QPs use the path of the control.
 
-    talk: how the ends talk; by default through a Control, whose QP is to be connected, too.
-    yields: whether our end yields the CPU whenever it has polled for nothing.
+    talk: the messages between the ends; by default a Control, whose QP has to be connected, too.
+    yields: whether our end yields the CPU whenever it has polled in vain.
     """
 
     own_control: Control
@@ -60,7 +60,7 @@ class PerfEnd:
         self.control = talk
         self._make_memory()
         self._make_qps()
-        self.remote: dict[str, Any] = {}  # what the peer's end is, when it has said so
+        self.remote: dict[str, Any] = {}  # the description of the peer's end
         self._to_init()
 
     def _to_init(self) -> None:
@@ -103,7 +103,7 @@ class PerfEnd:
         self.qps = [endpoint.qp for endpoint in self.endpoints]
         sg = None if plan.immediate else self.into(max(plan.sizes) + plan.header)
         self.receives = [[RecvWR(sg, wr_id=i)] * plan.rx_depth for i in range(plan.num_qp)]
-        """For each QP as many as it has room for."""
+        """For each QP as many as its queue has entries."""
 
     def start(self, index: int) -> None:
         """Post the receives of a QP, which is at least in INIT."""
@@ -111,20 +111,20 @@ class PerfEnd:
             self.qps[index].post_recv(self.receives[index])
 
     def out(self, size: int) -> SGE:
-        """Return the memory of a message that we send, or into which we read."""
+        """Return the memory of a message that is sent, or into which we read."""
         return self.mr[0:size]
 
     def into(self, size: int) -> SGE:
-        """Return the memory of a message that we receive, with what is before it."""
+        """Return the memory of a message that is received, with the header."""
         return self.mr[self._room : self._room + size]
 
     def views(self, size: int) -> tuple[memoryview, memoryview]:
-        """Return the same two as the program sees them."""
+        """Return the memory of both as the program sees it."""
         whole = memoryview(self.mr)
         return whole[:size], whole[self._room : self._room + size]
 
     def describe(self) -> dict[str, Any]:
-        """Return what the peer has to know of this end."""
+        """Return the description of this end for the peer."""
         attr = self.context.query_device()
         return {
             "device": self.device,
@@ -140,7 +140,7 @@ class PerfEnd:
 
     @property
     def path_mtu(self) -> int | None:
-        """The path MTU in bytes, of QPs that are connected; None where the device has none."""
+        """The path MTU of the connected QPs in bytes; None where the device has none."""
         if self.plan.connection == "UD":
             return _largest_of_ud(self.context, self.plan)
         mtu = self.qps[0].query().path_mtu
@@ -160,7 +160,7 @@ class PerfEnd:
         self.own_control.qp.connect(remote, **self._path())
 
     def connect(self) -> None:
-        """Connect all others, to those of the peer that has described itself."""
+        """Connect the other QPs, by the description of the peer."""
         ours, theirs = self.describe()["rd_atomic"], self.remote["rd_atomic"]
         reads = min(ours[0], theirs[1]), min(ours[1], theirs[0])
         for index, text in enumerate(self.remote["qps"]):
@@ -169,7 +169,7 @@ class PerfEnd:
     def connect_to(
         self, index: int, remote: QPAddress, reads: int = 1, reads_of_peer: int = 1
     ) -> None:
-        """Connect one of our QPs to one of the peer's, or on UD keep where that is.
+        """Connect one of our QPs to one of the peer's; for UD keep the peer's address.
 
         reads, reads_of_peer: how many reads and atomics can be in flight.
         """
@@ -204,14 +204,14 @@ class PerfEnd:
 
 @contextmanager
 def open_end(plan: Plan, talk: Talk | None = None) -> Iterator[PerfEnd]:
-    """Open the device and make our end; CommandError if the device's limits are exceeded."""
+    """Open the device and create our end; CommandError if the device's limits are exceeded."""
     with Context(plan.device) as context:
         _check(context, plan)
         yield PerfEnd(context, _fitting(context, plan), talk)
 
 
 def _fitting(context: Context, plan: Plan) -> Plan:
-    """Return it with as many of all sizes as go through a UD QP here, where rdma_cm has chosen."""
+    """Return the plan without the sizes that are too large for UD on a port that rdma_cm chose."""
     if plan.connection != "UD" or len(plan.sizes) == 1:
         return plan
     limit = _largest_of_ud(context, plan)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Measuring latencies: the client posts a message, and waits until it was answered.
+"""Measuring latencies: the client posts a message, and waits for the answer.
 
-A send or a write is answered by the same, so that half of the round trip is a latency; a read or an
-atomic operation is answered by the server's device, while its program sleeps. Messages go in
-batches, at the ends of which receives are posted and completions of sends are taken; the time for
+The answer to a send or a write is another one, so a latency is half of the round trip; a read or an
+atomic operation is answered by the server's device, while its program sleeps. Messages are sent in
+batches. At the end of each, receives are posted and completions of sends are taken; the time for
 that is no part of a latency.
 """
 
@@ -27,10 +27,10 @@ DEPTH: Final = 2 * BATCH  # of both queues
 
 
 class Latency(NamedTuple):
-    """The figures of a size, in microseconds, the same at both ends; and what was measured.
+    """The figures of a size, in microseconds, the same at both ends; and the samples.
 
-    ours, theirs: what it has cost the end, see Effort; None for a program of perftest.
-    samples: in nanoseconds; empty at a server, unless its client is perftest's.
+    ours, theirs: the cost for each end, see Effort; None for a program of perftest.
+    samples: in nanoseconds; empty at a server, unless its client is of perftest.
     """
 
     size: int
@@ -55,7 +55,7 @@ def measure(end: PerfEnd, size: int) -> Latency:
 
 
 class _Turns:
-    """How an end posts its messages, and waits for those of the peer."""
+    """The posting of our messages, and the waiting for those of the peer."""
 
     def __init__(self, end: PerfEnd, size: int) -> None:
         self._end = end
@@ -90,7 +90,7 @@ def _wait_for_write(end: PerfEnd, size: int) -> Callable[[], None]:
     """Return a function that waits for the peer's next write, and prepares our next one.
 
     The last byte of a message is its number, from 1 to 255 and again from 1. The server's answer
-    has the number that it was asked with, and the client's next message the next.
+    has the number of the client's message, and the client's next message has the next number.
     """
     out, into = end.views(size)
     wait, last, ahead = wait_for_byte(end, size), size - 1, int(end.plan.client)
@@ -127,7 +127,7 @@ def _ask(end: PerfEnd, size: int) -> Latency:
 
 
 def _batches(iters: int | None, duration: float | None) -> Iterator[int]:
-    """The sizes of batches, until all messages were in one, or until the time is over."""
+    """Yield the sizes of batches, until all messages are in one, or until the time is over."""
     if iters is not None:
         for left in range(iters, 0, -BATCH):
             yield min(left, BATCH)
@@ -168,7 +168,7 @@ def _answer(end: PerfEnd, size: int) -> Latency:
         said = over.message
     ours = effort.so_far()
     end.control.send({"effort": ours})
-    if said is None:  # a peer of perftest keeps its figures to itself
+    if said is None:  # a peer of perftest does not send its figures
         samples = array("q", map(sub, answered[1:], answered))
         return Latency(size, len(answered), latencies(samples, 2), ours, None, samples)
     return Latency(size, said["iterations"], said["figures"], ours, said["effort"], array("q"))

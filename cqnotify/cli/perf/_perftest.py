@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: MIT
 """Measuring with ib_send_lat, ib_send_bw or ib_write_bw at the other end.
 
-perftest's programs have a protocol without a name: both ends say the same things in the same order,
-the client first, and nothing tells what the peer was asked to do. A record of an address is also
-what they wait for each other with. This end says that its version is VERSION, which newer programs
+The protocol of perftest's programs has no name: both ends send the same things in the same order,
+the client first, and nothing tells what the peer measures. To wait for each other, the ends
+exchange their address records again. This end sends VERSION as its version, which newer programs
 take into account.
 
     the version, the bytes in which buffers repeat, those of a cache line, the MTU
     the address of the queue pair; then both connect
-    ... again, until both are ready: RECORDS times in all
-    what is measured
+    ... the record again, until both are ready: RECORDS times in all
+    the messages that are measured
     ... again; of the bandwidth of writes, the figures, one after the other
     ... again, and "done"
 """
@@ -42,7 +42,7 @@ OLDEST: Final = 5.70
 PAGE: Final = 4096  # buffers repeat in it
 LINE: Final = 64
 RECORD: Final = 108
-RECORDS: Final = {"send": 4, "write": 3}  # of sends one more, when the receives are posted
+RECORDS: Final = {"send": 4, "write": 3}  # with sends one more, when the receives are posted
 _INT: Final = struct.Struct("!i")
 _FIGURES: Final = struct.Struct("!QQddd")  # size, iterations, peak, average, millions a second
 _ADDRESS: Final = re.compile(
@@ -54,7 +54,7 @@ OTHER_PROGRAM: Final = "the peer is no program of perftest, or has no GID (its o
 
 
 class Perftest:
-    """The conversation with the peer, in place of a Control."""
+    """The protocol with the peer, in place of a Control."""
 
     cq = None
 
@@ -68,7 +68,7 @@ class Perftest:
     # ---- the bytes --------------------------------------------------------------------------
 
     def _swap(self, data: bytes) -> bytes:
-        """Send bytes and return as many of the peer's. A client is the first to send."""
+        """Send bytes, and return as many of the peer's. A client sends first."""
         try:
             if self._plan.client:
                 self._sock.sendall(data)
@@ -91,7 +91,7 @@ class Perftest:
         return data
 
     def agree(self, path_mtu: int) -> int:
-        """Swap what comes before the addresses, and return the smaller path MTU in bytes."""
+        """Exchange what comes before the addresses; return the smaller path MTU in bytes."""
         try:
             version = self._swap(VERSION.ljust(16, b"\0")).split(b"\0")[0]
         except PeerGoneError:
@@ -115,7 +115,7 @@ class Perftest:
         return f"if it is `cqnotify {self._plan.name}`, give --perftest to neither"
 
     def swap_addresses(self, end: PerfEnd) -> QPAddress:
-        """Swap the addresses of the queue pairs, and note where the peer's memory is."""
+        """Exchange the addresses of the queue pairs, and note where the peer's memory is."""
         ours = end.address(end.qps[0])
         gid = "".join(f"{byte:02x}:" for byte in ours.gid.packed)
         self._record = (
@@ -136,20 +136,20 @@ class Perftest:
         )
 
     def _meet(self) -> None:
-        """Wait until the peer is as far."""
+        """Wait until the peer has come to the same point."""
         self._swap(self._record)
 
     # ---- as a Control -----------------------------------------------------------------------
 
     def swap(self, message: dict[str, Any], _first: bool, _timeout: float) -> Any:
-        """Be ready with the peer; or tell it what the run has cost, which it does not know of."""
+        """Wait until the peer is ready; the cost of a run is not sent."""
         if "ready" in message:
             for _ in range(RECORDS[self._plan.op] - 1):
                 self._meet()
         return None
 
     def send(self, message: dict[str, Any]) -> None:
-        """Tell the peer the figures of a bandwidth, unless it has those of its own."""
+        """Exchange the figures of a bandwidth of writes; programs for sends have their own."""
         if "sent" in message and self._plan.op == "write":
             self._meet()
             messages, average, peak = message["sent"][:3]
@@ -162,18 +162,19 @@ class Perftest:
         return _FIGURES.unpack(theirs)
 
     def wait(self, _timeout: float | None) -> Any:
-        """Return None: a peer has nothing to say of a latency."""
+        """Return None: a peer sends no figures of a latency."""
         return None
 
     def keep(self, message: Any) -> None:
-        """Not called: a peer says one thing."""
+        """Fail: a peer sends only one message."""
         raise AssertionError(message)
 
     def poll(self) -> Any:
-        """Return the figures of a client whose messages are all sent, else None. Raises
-        PeerGoneError.
+        """Return the figures of a client that has sent all messages, else None.
 
-        Of sends the client keeps them to itself: only their number is known."""
+        A client of sends does not send them: only the number of messages is known. Raises
+        PeerGoneError.
+        """
         if not select.select([self._sock], [], [], 0)[0]:
             return None
         if not self._sock.recv(1, socket.MSG_PEEK):
@@ -181,7 +182,7 @@ class Perftest:
         if self._plan.name != "bandwidth" or self._plan.client or self._has_told:
             return None
         self._has_told = True
-        if self._plan.op == "send":  # these are its words before "done", see flush()
+        if self._plan.op == "send":  # the record before "done", see flush()
             return {"sent": [self._plan.iters, 0.0, 0.0]}
         self._meet()
         size, messages, peak, average, millions = self._swap_figures(0, 0, 0, 0)
@@ -191,10 +192,10 @@ class Perftest:
         return {"sent": [messages, rate, rate * (peak / average if average else 1)]}
 
     def ask(self) -> None:
-        """Nothing: `poll` sees when the peer has gone."""
+        """Do nothing: `poll` notices when the peer has gone."""
 
     def safe_to_sleep(self) -> bool:
-        """Whether to sleep: the peer's words do not wake, and are read after a slice of time."""
+        """Return True: what the peer sends wakes nothing, and is read after a slice of time."""
         return True
 
     def has_gone(self) -> bool:
@@ -206,7 +207,7 @@ class Perftest:
         return False
 
     def flush(self) -> None:
-        """Say goodbye."""
+        """End the protocol."""
         with suppress(PeerGoneError, OSError):
             self._meet()
             self._sock.sendall(b"done\0")
@@ -217,7 +218,7 @@ class Perftest:
 
 @contextmanager
 def meet(plan: Plan) -> Iterator[PerfEnd]:
-    """Agree with the peer on what can be chosen, swap addresses, and connect."""
+    """Agree with the peer on the MTU, exchange addresses, and connect."""
     try:
         sock = _serve(plan) if plan.host is None else _call(plan, plan.host)
     except TimeoutError:

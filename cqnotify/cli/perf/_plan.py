@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What to run: the options of the command, and what both ends have to be told alike."""
+"""What to run: the options of the command, some of which both ends need alike."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Plan(PeerPlan):
         return GRH if self.connection == "UD" else 0
 
     def shared(self) -> dict[str, Any]:
-        """Return what the peer has to have, too, by the names of the options."""
+        """Return what the peer needs alike, by the names of the options."""
         found: dict[str, Any] = {"command": f"{self.name} --op {self.op}"}
         found.update((name, getattr(self, field)) for name, field in SHARED.items())
         found.update((name, bool(getattr(self, field))) for name, field in SWITCHES.items())
@@ -78,7 +78,7 @@ class Plan(PeerPlan):
 
 
 def check_shared(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    """Raise CommandError, in words, unless the peer was told the same."""
+    """Raise CommandError, with the difference, unless the peer has the same options."""
     differ = [name for name in ours if theirs.get(name) != ours[name]]
     if not differ:
         return
@@ -89,7 +89,7 @@ def check_shared(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
 
 
 def _option(name: str, value: Any) -> str:
-    """Return an option as the user gives it."""
+    """Return an option as the user types it."""
     if name == "command":
         return f"`cqnotify {value}`"
     if name in SWITCHES:

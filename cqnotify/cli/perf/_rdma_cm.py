@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Meeting the peer by rdma_cm: a connection for the control, and then one for each other QP.
 
-UD QPs need none: they are addressed by the path that rdma_cm has found for the control.
+UD QPs need none: they use the path that rdma_cm has found for the control.
 
-The connections of a client have a number that it has chosen, so that a server knows them.
+A client sends a random number with each of its connections, by which the server recognizes them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FOR_CONTROL: Final = 0xFFFF  # instead of the index of a QP
 
 
 class Token(NamedTuple):
-    """What a client says of each connection, in its private data."""
+    """The private data of each connection of a client."""
 
     client: bytes
     qp_index: int
@@ -39,7 +39,7 @@ class Token(NamedTuple):
 
     @classmethod
     def from_wire(cls, data: bytes) -> Token:
-        """Return what a client said; ValueError, in words, if it is another program."""
+        """Parse private data; ValueError, with an explanation, if it is of another program."""
         magic, client, index = _TOKEN.unpack_from(data.ljust(_TOKEN.size, b"\0"))
         if magic != MAGIC:
             raise ValueError(OTHER_PROGRAM)
@@ -133,7 +133,7 @@ def _accept(end: PerfEnd, request: blocking.Request, token: Token, stack: ExitSt
 def _next(
     listener: blocking.Listener, client: bytes | None, timeout: float
 ) -> tuple[blocking.Request, Token]:
-    """Return the next request for a control, or of this client for another QP."""
+    """Return the next request: of any client for a control, or of this client for a QP."""
     deadline = time.monotonic() + timeout
     while True:
         request = next_request(listener, deadline)

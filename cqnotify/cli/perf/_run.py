@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A run of one size: what both commands do around what they measure."""
+"""A run of one size: what both commands do before and after they measure."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ MEASURABLE: Final = 10 / os.sysconf("SC_CLK_TCK")  # seconds: some kernels count
 
 
 class Effort:
-    """What a run costs this end, from now on: CPU time of the process, and events.
+    """The cost of a run for this end, from now on: CPU time of the process, and events.
 
-    The CPU time is None if the run is too short to measure it.
+    The CPU time is None if the run is too short for it to be measured.
     """
 
     def __init__(self, end: PerfEnd) -> None:
@@ -40,7 +40,7 @@ class Effort:
         return sum(cq.stats.events for cq in self._cqs)
 
     def so_far(self) -> dict[str, Any]:
-        """Return it as it is told to the peer."""
+        """Return the cost until now, as it is sent to the peer."""
         wall = time.perf_counter_ns() - self._start
         cpu = time.process_time_ns() - self._cpu
         percent = 100 * cpu / wall if wall >= MEASURABLE * 1e9 else None
@@ -53,7 +53,7 @@ def begin(end: PerfEnd, size: int) -> None:
 
 
 def what_failed(end: PerfEnd, error: CompletionError) -> Exception:
-    """Return what to say of a message that failed."""
+    """Return the exception for a message that failed."""
     return CommandError(GONE) if end.control.has_gone() else error
 
 

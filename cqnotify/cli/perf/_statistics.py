@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What is made of the times that were measured."""
+"""Statistics of the times that were measured."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def latencies(nanoseconds: array[int], parts: int) -> dict[str, float]:
     """Return the figures in microseconds, by the names of FIGURES.
 
     nanoseconds: what was measured, at least once.
-    parts: how many latencies each of these is: 2, if they are round trips and a latency is one way.
+    parts: how many latencies each of these has: 2 for round trips, if a latency is one way.
 
     The typical latency is the median; the percentiles are latencies that were measured.
     """
@@ -44,8 +44,8 @@ def fastest(posted: Sequence[int], completed: Sequence[int], messages: Sequence[
     posted, completed: when the batches were posted, and when they completed, both in order.
     messages: how many each batch has.
 
-    A stretch begins when a batch is posted, and ends when that or a later one has completed. Of a
-    long run, several batches are taken as one.
+    A stretch begins when a batch is posted, and ends when that or a later one has completed. In a
+    long run, several batches count as one.
     """
     step = -(-len(posted) // STRETCHES)
     begins = posted[::step]

@@ -19,7 +19,7 @@ def meet(plan: Plan) -> Iterator[PerfEnd]:
     """Exchange the address of the control's QP, connect it, and then all others."""
 
     def hint(error: Exception) -> str:
-        """Of a peer that seems to be one of perftest, whose servers hang up without a word."""
+        """Return a hint if the peer seems to be of perftest, whose servers just hang up."""
         if isinstance(error, PerftestError) or (plan.client and isinstance(error, ConnectionError)):
             return "; if the peer is a program of perftest, such as ib_send_lat: --perftest"
         return ""

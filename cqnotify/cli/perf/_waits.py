@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """How an end waits while it is measured: it polls all the time, or sleeps until an event.
 
-What is called for each message is a closure, which is faster in Python than a method. It looks at
-the time, and whether the peer still lives, only when nothing has come for long. Where nothing else
-runs while it polls, it yields the CPU between two looks.
+The functions that are called for each message are closures, which are faster in Python than
+methods. They look at the time, and probe the peer, only when nothing has come for long. On a host
+with one CPU an end that polls yields it between two polls.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from .. import CommandError
 from ._control import SLICE
 from ._end import PerfEnd
 
-SPINS: Final = 2000  # looks until one at the time: less than a millisecond
-YIELDS: Final = 100  # the same, where each look gives the CPU away, perhaps for a while
+SPINS: Final = 2000  # polls until the next look at the time: less than a millisecond
+YIELDS: Final = 100  # the same, where each poll yields the CPU, perhaps for a while
 
 
 class RunEndedError(Exception):
-    """The peer says that the run is over; `message` is what it said."""
+    """The peer has ended the run, by `message`."""
 
     def __init__(self, message: Any) -> None:
         super().__init__(message)
@@ -31,9 +31,9 @@ class RunEndedError(Exception):
 
 
 class Silence:
-    """Time in which nothing came, until anything comes, or it was longer than the timeout.
+    """A time in which nothing comes. It ends with an error after the timeout.
 
-    Without a timeout it lasts as long as the peer lives.
+    Without a timeout it lasts as long as the peer is alive.
     """
 
     def __init__(self, end: PerfEnd, timeout: float | None) -> None:
@@ -57,12 +57,12 @@ class Silence:
 
 
 def looks_of(end: PerfEnd) -> int:
-    """Return how often an end that polls looks for a message until it looks at the time."""
+    """Return how often an end polls until it looks at the time."""
     return YIELDS if end.yields else SPINS
 
 
 def wait_for_one(end: PerfEnd, cq: CQ) -> Callable[[], None]:
-    """Return a function that returns when a completion of this CQ has come, and takes it."""
+    """Return a function that waits for a completion of this CQ, and takes it."""
     return (_sleeper if end.plan.events else _spinner)(end, cq)
 
 
@@ -97,9 +97,10 @@ def _sleeper(end: PerfEnd, cq: CQ) -> Callable[[], None]:
 
 
 def nap(end: PerfEnd) -> Callable[[], bool]:
-    """Return a function that sleeps for a SLICE or until an event; False if it is not for the data.
+    """Return a function that sleeps until an event, a SLICE at most; it returns whether that is one
+    of the data.
 
-    The CQs must be safe to sleep. That of the control is, whenever the function sleeps.
+    The CQs of the data must be armed. The function arms that of the control.
     """
     get_event, control = end.channel.get_event, end.control
     limit = min(SLICE, end.plan.timeout)
@@ -118,7 +119,7 @@ def nap(end: PerfEnd) -> Callable[[], bool]:
 
 
 def wait_for_byte(end: PerfEnd, size: int) -> Callable[[int], None]:
-    """Return a function that returns when the last byte of the peer's write has this value."""
+    """Return a function that waits until the last byte of the peer's write has this value."""
     view, last = end.views(size)[1], size - 1
     yields, looks = end.yields, looks_of(end)
 

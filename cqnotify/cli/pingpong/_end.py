@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Our end of a ping-pong: memory, queue pairs and their connection, for each service.
 
-It does as the ping-pong programs of rdma-core do, so that the peer may be one of them. Memory is
+It behaves like the ping-pong programs of rdma-core, so the peer may be one of them. Memory is
 registered with the least access: receives can write to theirs, sends only read from theirs, and the
 peer has no remote access.
 """
@@ -43,7 +43,7 @@ class Plan(PeerPlan):
 class PingPongEnd:
     """Our end, of type RC or UC: its receives are posted, and its CQ is armed.
 
-    By rdma_cm its QP is in RESET, and `start` is called when it no longer is.
+    With rdma_cm its QP is in RESET, and the caller calls `start` when it is in INIT or later.
 
     The peer sends only after our answer, so all receives share one slot of memory, and are posted
     again at once. A client's messages have memory of their own; a server sends each message back

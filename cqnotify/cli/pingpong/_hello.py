@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the ends tell each other by rdma_cm, in the private data of their connection.
+"""The private data with which ends connect by rdma_cm: the options that both need alike.
 
 It arrives padded with zeros, and may come from any program.
 """
@@ -20,7 +20,7 @@ OURS: Final = "`cqnotify pingpong --rdma-cm`"
 
 
 class Hello(NamedTuple):
-    """The number of an end's QP, and what both ends have to be told alike."""
+    """The number of an end's QP, and the options that both ends need alike."""
 
     qp_num: int
     size: int
@@ -32,7 +32,7 @@ class Hello(NamedTuple):
 
     @classmethod
     def from_wire(cls, data: bytes) -> Hello:
-        """Return what an end said; ValueError, in words, if it is another program."""
+        """Parse private data; ValueError, with an explanation, if it is of another program."""
         magic, version, length = _HEAD.unpack_from(data.ljust(_HEAD.size, b"\0"))
         if magic != MAGIC:
             raise ValueError(f"it is another program than {OURS}")
@@ -43,7 +43,7 @@ class Hello(NamedTuple):
         return cls(*_REST.unpack_from(data, _HEAD.size))
 
     def difference(self, theirs: Hello) -> str | None:
-        """Return in which options the peer differs, in words."""
+        """Return in which options the peer differs, as text; None if in none."""
         options = [
             (f"--size {self.size}", f"--size {theirs.size}"),
             (f"--iters {self.iters}", f"--iters {theirs.iters}"),
@@ -57,5 +57,5 @@ class Hello(NamedTuple):
 
 
 def hello_of(plan: Plan, qp_num: int = 0) -> Hello:
-    """Return what our end has to say; the number of its QP is no part of the agreement."""
+    """Return the private data of our end; `difference` does not compare the numbers of QPs."""
     return Hello(qp_num, plan.size, plan.iters, plan.check)

@@ -76,7 +76,7 @@ class Play:
         self._awaited = [0 if self._plan.client else ANSWERED] * self._plan.num_qp
         self._posted = [0] * self._plan.num_qp  # when the last message was posted
         self._numbers = [0] * self._plan.num_qp  # of the messages
-        self._data = [b""] * self._plan.num_qp  # which the peer has to send back
+        self._data = [b""] * self._plan.num_qp  # the messages that the peer has to send back
         self._came = [0] * self._plan.num_qp  # the slot of the last message received
         self._sending = [0] * self._plan.num_qp  # the slot that a server is sending back
         self._contents = Contents(self._plan.size, self._plan.service)
@@ -158,9 +158,9 @@ class Play:
             self._send(index)
 
     def _is_past(self) -> bool:
-        """Whether all messages have been answered, so that this one was flushed by the goodbye.
+        """Whether all messages have been answered, and this one was flushed by the disconnect.
 
-        What was answered has arrived, even if our own device does not know.
+        A message that was answered has arrived, even if it was not acknowledged.
         """
         iters = self._plan.iters
         if self.received < iters or (self._sent < iters and not self._plan.client):
@@ -169,7 +169,7 @@ class Play:
         return True
 
     def _loss(self, error: CompletionError) -> Exception:
-        """Return what to say of a message that failed."""
+        """Return the exception for a message that failed."""
         if self._has_gone():
             done = f"{self.received} of {self._plan.iters} messages"
             return CommandError(f"the peer has gone, after {done}")

@@ -108,7 +108,7 @@ def _call(plan: Plan, stack: ExitStack) -> Connected:
 
 
 def _difference(plan: Plan, private_data: bytes) -> str:
-    """Return why the server does not want us."""
+    """Return why the server has rejected us."""
     try:
         return hello_of(plan).difference(Hello.from_wire(private_data)) or "it does not say why"
     except ValueError as e:
@@ -135,7 +135,7 @@ class UnfitError(Exception):
 
 
 def _check(request: blocking.Request, plan: Plan) -> Hello:
-    """Return what a client says; reject it and raise UnfitError, unless that fits."""
+    """Return the private data of a client; reject it and raise UnfitError if it does not fit."""
     ours = hello_of(plan)
     try:
         theirs = Hello.from_wire(request.private_data)
@@ -150,7 +150,7 @@ def _check(request: blocking.Request, plan: Plan) -> Hello:
 
 
 def _accept(request: blocking.Request, plan: Plan, stack: ExitStack, timeout: float) -> Connected:
-    """Make our end on the device of the request."""
+    """Create our end on the device of the request, and connect it."""
     theirs = _check(request, plan)
     with ExitStack() as opened:
         end = opened.enter_context(open_end(on_device(plan, request)))
