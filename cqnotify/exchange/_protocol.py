@@ -29,11 +29,11 @@ from ..qp import RECORD_SIZE, QPAddress
 __all__ = [
     "MAX_PAYLOAD",
     "Addresses",
-    "Met",
     "Payload",
     "PerftestError",
     "Server",
     "Steps",
+    "Theirs",
     "as_addresses",
     "as_payload",
     "client",
@@ -56,8 +56,8 @@ Addresses = TypeVar("Addresses", QPAddress, "list[QPAddress]")
 Payload: TypeAlias = bytes | bytearray | memoryview
 
 
-class Met(NamedTuple):
-    """What an end has received from the other one."""
+class Theirs(NamedTuple):
+    """The addresses and the payload of the peer."""
 
     addresses: list[QPAddress]
     payload: bytes | None
@@ -67,7 +67,7 @@ class PerftestError(ValueError):
     """The peer is a program of perftest, whose protocol is another one."""
 
 
-Steps: TypeAlias = Generator["bytes | int", bytes, Met]
+Steps: TypeAlias = Generator["bytes | int", bytes, Theirs]
 
 
 def as_addresses(address: QPAddress | list[QPAddress]) -> list[QPAddress]:
@@ -115,7 +115,7 @@ def client(ours: list[QPAddress], payload: bytes | None) -> Steps:
                 f"the server closed the connection when it should give its payload: {_WHY_NONE}"
             ) from e
     yield _DONE
-    return Met(theirs, got)
+    return Theirs(theirs, got)
 
 
 class Server(Generic[Addresses]):
@@ -148,7 +148,7 @@ class Server(Generic[Addresses]):
             yield _frame(self._payload)
             word = yield len(_DONE)
         _check_done(word)
-        return Met(theirs, got)
+        return Theirs(theirs, got)
 
     def patience(self, deadline: float) -> float:
         """Return the seconds for one client."""

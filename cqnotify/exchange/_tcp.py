@@ -16,10 +16,10 @@ from ..qp import RECORD_SIZE
 from ._listener import Listener, accept, accept_blocking, left
 from ._protocol import (
     Addresses,
-    Met,
     Payload,
     Server,
     Steps,
+    Theirs,
     as_addresses,
     as_payload,
     client,
@@ -89,7 +89,7 @@ async def exchange_as_client(
     seconds = seconds_of(timeout)
     steps = client(as_addresses(address), as_payload(payload))
 
-    async def run() -> Met:
+    async def run() -> Theirs:
         return await _drive(steps, *await _open(host, port))
 
     return _result(address, await _limited(run(), seconds))
@@ -143,7 +143,7 @@ async def exchange_as_server(
     server = Server(address, connect, turned_away, as_payload(payload))
     deadline = time_until(timeout)
 
-    async def serve(sock: socket.socket) -> Met:
+    async def serve(sock: socket.socket) -> Theirs:
         streams = await asyncio.open_connection(sock=sock, limit=RECORD_SIZE)
         return await _drive(server.steps(), *streams)
 
@@ -151,11 +151,11 @@ async def exchange_as_server(
         sock, peer = await accept(listener, deadline)
         with sock:
             try:
-                met = await _limited(serve(sock), server.patience(deadline))
+                theirs = await _limited(serve(sock), server.patience(deadline))
             except (OSError, ValueError) as e:
                 server.turn_away(peer, e)
             else:
-                return _result(address, met)
+                return _result(address, theirs)
 
 
 @overload
@@ -238,36 +238,38 @@ def exchange_as_server_blocking(
         with sock:
             limit = time.monotonic() + server.patience(deadline)
             try:
-                met = _drive_blocking(server.steps(), sock, limit)
+                theirs = _drive_blocking(server.steps(), sock, limit)
             except (OSError, ValueError) as e:
                 server.turn_away(peer, e)
             else:
-                return _result(address, met)
+                return _result(address, theirs)
 
 
-def _result(address: Addresses, met: Met) -> Addresses | tuple[Addresses, bytes]:
-    remote = like(address, met.addresses)
-    return remote if met.payload is None else (remote, met.payload)
+def _result(address: Addresses, theirs: Theirs) -> Addresses | tuple[Addresses, bytes]:
+    remote = like(address, theirs.addresses)
+    return remote if theirs.payload is None else (remote, theirs.payload)
 
 
 # ---- asyncio --------------------------------------------------------------------------------
 
 
-async def _drive(steps: Steps, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Met:
+async def _drive(
+    steps: Steps, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> Theirs:
     gone = contextlib.suppress(OSError)  # the exchange is over: the peer may be gone by now
     try:
-        met = await _talk(steps, reader, writer)
+        theirs = await _talk(steps, reader, writer)
         writer.close()
         with gone:
             await writer.wait_closed()
-        return met
+        return theirs
     finally:
         writer.transport.abort()  # after an error do not wait until the peer has read everything
         with gone:
             await writer.wait_closed()
 
 
-async def _talk(steps: Steps, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Met:
+async def _talk(steps: Steps, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Theirs:
     try:
         step = next(steps)
         while True:
@@ -278,7 +280,7 @@ async def _talk(steps: Steps, reader: asyncio.StreamReader, writer: asyncio.Stre
             else:
                 step = steps.send(answer)
     except StopIteration as end:
-        return _met(end)
+        return _result_of(end)
 
 
 async def _step(
@@ -315,7 +317,7 @@ async def _limited(work: Coroutine[object, object, _T], timeout: float | None) -
 # ---- threads --------------------------------------------------------------------------------
 
 
-def _drive_blocking(steps: Steps, sock: socket.socket, deadline: float) -> Met:
+def _drive_blocking(steps: Steps, sock: socket.socket, deadline: float) -> Theirs:
     try:
         step = next(steps)
         while True:
@@ -326,7 +328,7 @@ def _drive_blocking(steps: Steps, sock: socket.socket, deadline: float) -> Met:
             else:
                 step = steps.send(answer)
     except StopIteration as end:
-        return _met(end)
+        return _result_of(end)
 
 
 def _step_blocking(step: bytes | int, sock: socket.socket, deadline: float) -> bytes:
@@ -344,8 +346,8 @@ def _step_blocking(step: bytes | int, sock: socket.socket, deadline: float) -> b
     return bytes(data)
 
 
-def _met(end: StopIteration) -> Met:
-    assert isinstance(end.value, Met)
+def _result_of(end: StopIteration) -> Theirs:
+    assert isinstance(end.value, Theirs)
     return end.value
 
 

@@ -19,7 +19,7 @@ _TIMEOUT = 30.0
 
 
 class _Shared(TypedDict, total=False):
-    """What both ends of a connection give."""
+    """The parameters that both ends of a connection have."""
 
     timeout: float
     access: AccessFlags | int
@@ -30,7 +30,7 @@ class _Shared(TypedDict, total=False):
 def connect_by_address(
     a: QP, b: QP, options: ConnectOptions
 ) -> tuple[blocking.Connection, blocking.Connection]:
-    """Connect two queue pairs of this process. Of the options those count that TCP leaves open."""
+    """Connect two queue pairs of this process; options that TCP decides on are ignored."""
     where, host = _way(a.context, b.context)
     shared: _Shared = {"timeout": _TIMEOUT, "access": options.get("access", 0)}
     if "max_dest_rd_atomic" in options:
@@ -49,22 +49,22 @@ def connect_by_address(
         try:
             accepted = request.accept(b, **shared)
         except BaseException:
-            request.close()  # for which the other end waits
+            request.close()  # the other end waits for that
             raise
         return asking.result(), accepted
 
 
 def _wake(listener: blocking.Listener, done: Future[blocking.Connection]) -> None:
-    """Nobody will ask."""
+    """Wake the server if connecting has failed: no request will come."""
     if done.exception() is not None:
         listener.close()
 
 
 def _way(a: Context, b: Context) -> tuple[str, str]:
-    """Return where the first connects to, and where the second listens.
+    """Return the address to which the first connects, and the one on which the second listens.
 
-    The address of a link names our own interface, so that traffic between two devices takes the
-    cable that joins them.
+    A link-local address names our own interface, so the traffic between two devices takes the cable
+    between them.
     """
     addresses = addresses_of(b)
     if not addresses:
