@@ -78,34 +78,35 @@ static cqn_request *find(const cqn_request *self)
     return found;
 }
 
-/* No recv() finds the old one any more; if it is posted it stays so. Returns whether the table had
- * a reference to it. */
-static bool unlist(cqn_request *old)
+/* No recv() finds the old one any more. If it was STASHED the caller gets the reference of the
+ * table, else it stays posted. */
+static void leave_table(cqn_request *old)
 {
-    cqn_engine *engine = old->engine;
-    const bool stashed = old->stashed;
-    cqn_table_remove(&engine->forsaken, old);
-    old->forsaken = false;
-    if (stashed) {
-        old->stashed = false;
-        engine->stashed--;
-        old->state = CQN_DONE;
+    assert(cqn_request_is_abandoned(old) && old->line != NULL);
+    cqn_table_remove(&old->engine->forsaken, old);
+    if (old->owner == CQN_STASHED) {
+        assert(old->engine->stashed > 0);
+        old->owner = CQN_ORPHANED;
+        old->engine->stashed--;
+        cqn_request_becomes(old, CQN_DONE);
     }
-    return stashed;
 }
 
 static void forget(cqn_request *old)
 {
-    if (unlist(old)) {
+    const bool was_stashed = old->owner == CQN_STASHED;
+    leave_table(old);
+    if (was_stashed) {
         Py_DECREF(old);
     }
 }
 
 static void take_over_posted(cqn_request *self, cqn_request *old)
 {
+    assert(old->owner == CQN_ABANDONED && old->state == CQN_POSTED);
     self->queue = old->queue;
     self->position = old->position;
-    self->state = CQN_POSTED;
+    cqn_request_becomes(self, CQN_POSTED);
     cqn_wr_at(self->queue, self->position)->request = self;
     cqn_engine_hold(self);
     old->queue = NULL;
@@ -119,7 +120,7 @@ bool cqn_abandoned_take_over(cqn_request *self)
     cqn_request *old;
     self->key = key_of_memory(self);
     while ((old = find(self)) != NULL) {
-        if (!old->stashed) {
+        if (old->owner != CQN_STASHED) {
             take_over_posted(self, old);
             return true;
         }
@@ -128,7 +129,7 @@ bool cqn_abandoned_take_over(cqn_request *self)
         forget(old);
         if (found) {
             self->wc.wr_id = self->wr_id;
-            self->state = CQN_COMPLETE;
+            cqn_request_becomes(self, CQN_COMPLETE);
             cqn_request_leave_scope(self);
             return true;
         }
@@ -145,8 +146,8 @@ static void sweep(cqn_engine *engine)
         cqn_request *r = engine->forsaken.lines[i].first, *next;
         for (; r != NULL; r = next) {
             next = r->behind;
-            if (r->stashed && !cqn_stash_has(engine->cq, r->wr_id, r->qp)) {
-                unlist(r);
+            if (r->owner == CQN_STASHED && !cqn_stash_has(engine->cq, r->wr_id, r->qp)) {
+                leave_table(r);
                 cqn_line_add(&gone, r);
             }
         }
@@ -167,48 +168,68 @@ void cqn_abandoned_forget_all(cqn_engine *engine)
     }
 }
 
-/* The completion of this receive is being put back into the stash, or comes later; until the next
- * recv() of the same memory, or the end of the AsyncCQ, the table knows it. */
-static void add_forsaken(cqn_request *self)
+/* Until the next recv() of the same memory, or the end of the AsyncCQ, the table knows this
+ * receive.
+ */
+static void join_table(cqn_request *self)
 {
-    cqn_engine *engine = self->engine;
-    if (engine->closed) {
-        return;
-    }
-    if (cqn_table_add(&engine->forsaken, self, key_of_memory(self)) < 0) {
+    if (!self->engine->closed &&
+        cqn_table_add(&self->engine->forsaken, self, key_of_memory(self)) < 0) {
         PyErr_Clear(); /* then no recv() finds it, and the message goes to wait() */
-        return;
     }
-    self->forsaken = true;
+}
+
+static void sweep_if_worth_it(cqn_engine *engine)
+{
     if (engine->stashed > 2 * cqn_stash_len(engine->cq) + FEW) {
         sweep(engine);
     }
 }
 
-void cqn_operation_abandon(cqn_request *self)
+/* The device goes on with the work request. */
+static void abandon_posted(cqn_request *self)
+{
+    cqn_engine_own(self);
+    if (self->kind == CQN_RECEIVES && self->state == CQN_POSTED) {
+        join_table(self);
+        sweep_if_worth_it(self->engine);
+    }
+}
+
+/* Others can have its completion; if it goes into the stash, the next recv() of the same memory
+ * can. */
+static void abandon_complete(cqn_request *self)
 {
     cqn_engine *engine = self->engine;
-    if (self->state == CQN_POSTED || (self->state == CQN_FAILED && self->queue != NULL)) {
-        cqn_engine_own(self);
-        if (self->kind == CQN_RECEIVES && self->state == CQN_POSTED) {
-            add_forsaken(self);
-        }
+    assert(self->owner == CQN_UNLISTED && self->line == NULL);
+    self->owner = CQN_ORPHANED;
+    engine->cq->stats.completions--;
+    if (cqn_operation_offer(self, &self->wc, &self->extra)) {
+        return;
+    }
+    cqn_stash_put_back(engine->cq, &self->wc, &self->extra);
+    if (self->kind == CQN_RECEIVES && self->wc.status == IBV_WC_SUCCESS) {
+        join_table(self);
+    }
+    if (self->line != NULL) {
+        self->owner = CQN_STASHED;
+        engine->stashed++;
+        Py_INCREF(self); /* the reference of the table */
+        sweep_if_worth_it(engine);
+    }
+}
+
+void cqn_operation_abandon(cqn_request *self)
+{
+    if (self->queue != NULL) {
+        assert(self->state == CQN_POSTED || self->state == CQN_FAILED);
+        abandon_posted(self);
     }
     else if (self->state == CQN_COMPLETE) {
-        const bool receives = self->kind == CQN_RECEIVES;
-        self->abandoned = true;
-        if (receives && self->wc.status == IBV_WC_SUCCESS) {
-            add_forsaken(self);
-        }
-        engine->cq->stats.completions--;
-        if (!cqn_operation_abandoned(self, &self->wc, &self->extra)) {
-            cqn_stash_put_back(engine->cq, &self->wc, &self->extra);
-        }
-        if (self->forsaken && !self->stashed) {
-            forget(self);
-        }
+        abandon_complete(self);
     }
-    else if (self->held) {
+    else if (cqn_request_is_listed(self)) {
+        assert(self->state == CQN_QUEUED);
         cqn_engine_let_go(self);
     }
 }

@@ -88,7 +88,7 @@ typedef struct cqn_scope cqn_scope;
 /* What a request is for. The first two are operations, which post. */
 typedef enum { CQN_SENDS, CQN_RECEIVES, CQN_CLAIMS, CQN_WAITS, CQN_ENDS_SCOPE } cqn_request_kind;
 
-/* See above. */
+/* What has become of it, see above. */
 typedef enum {
     CQN_NEW,
     CQN_QUEUED,
@@ -98,6 +98,40 @@ typedef enum {
     CQN_FAILED,
     CQN_DONE
 } cqn_request_state;
+
+/* Who owns it, and whether the engine lists it. The owner changes in request.c and abandoned.c. */
+typedef enum {
+    CQN_UNLISTED,  /* the task owns it */
+    CQN_PENDING,   /* the task owns it; the engine lists it, and owns its anchor */
+    CQN_ABANDONED, /* the task has given up; the engine lists it, and owns it */
+    CQN_STASHED,   /* the task has given up; its completion is in the stash, and the table of
+                    * abandoned receives owns it */
+    CQN_ORPHANED   /* the task has given up; no list or table of the engine owns it */
+} cqn_owner;
+
+/* How far its task was woken. */
+typedef enum {
+    CQN_UNWOKEN,
+    CQN_LISTED,    /* to be woken: the list of the engine owns a reference */
+    CQN_WOKEN,     /* taken from that list: the task goes on at once, or its code runs already */
+    CQN_DUE,       /* passed to the event loop, and counted: the task goes on soon */
+    CQN_DUE_LISTED /* the same, and listed once more */
+} cqn_wake;
+
+/* What its code does now. Another thread, or code that the step calls, may wake it at any time: so
+ * this is independent of how far it was woken. */
+typedef enum {
+    CQN_RESTING,
+    CQN_STEPPING, /* a step runs, and looks at the state before the task sleeps */
+    CQN_DOZING    /* in that step, Python code of the event loop puts the task to sleep */
+} cqn_activity;
+
+/* What its task has done for its result. */
+typedef enum {
+    CQN_NO_PAUSE,
+    CQN_PAUSED, /* it has given the loop a turn */
+    CQN_SLEPT   /* it has slept */
+} cqn_pause;
 
 /* Why an operation will never complete: its queue pair was closed, or reset, or the completion of a
  * later work request came first. The exception is made of this when the task goes on. */
@@ -127,32 +161,23 @@ struct cqn_request {
     cqn_request *qp_before, *qp_behind; /* of the completions() that name one queue pair */
     cqn_request *woken_next;
 
-    const char *operation; /* for messages */
-    uint8_t kind, state;
-    uint8_t lost;       /* why it FAILED, if there is no error: a cqn_loss */
-    uint8_t opcode;     /* of a send */
-    bool own_id;        /* the user gave the wr_id */
-    bool held;          /* pending: the engine lists it */
-    bool owned;         /* the engine has a reference as well */
-    bool abandoned;     /* its task has given up */
-    bool forsaken;      /* an abandoned receive that the table of the engine knows */
-    bool stashed;       /* a forsaken receive whose completion is in the stash */
-    bool shares_error;  /* `error` is that of other requests, too */
-    bool left_scope;    /* its scope does not count it any more */
-    bool woken;         /* its task was woken, or is about to be */
-    bool to_wake;       /* in the list of those to be woken */
-    bool slept, paused; /* its task has slept; it has given the loop a turn */
-    bool looked;        /* the CQ was looked at since the request began, after so many `arms` */
-    bool cleared;       /* it has let go of all that it held */
-    uint8_t turns;      /* how many turns it gives the loop before all else */
-    bool stepping;      /* one of its steps runs */
-    bool dozing;        /* in that step, the event loop's Python code puts the task to sleep */
-    bool due;           /* its task goes on soon */
-    bool is_wrapped;    /* in a coroutine of Python, which warns if it is not awaited */
-    bool finalized;
-    bool solicited_only; /* a wait() */
+    const char *operation;                             /* for messages */
+    uint8_t kind, state, owner, wake, activity, pause; /* enums, see above */
+    uint8_t lost;   /* why it FAILED, if there is no error: a cqn_loss */
+    uint8_t opcode; /* of a send */
+    uint8_t turns;  /* how many turns it gives the loop before all else */
+
+    /* Each of these is independent of the states, and of the others. */
+    bool own_id;         /* an argument: the user gave the wr_id */
+    bool solicited_only; /* an argument of wait() */
+    bool shares_error;   /* `error` is that of other requests, too */
+    bool left_scope;     /* its scope does not count it any more */
+    bool cleared;        /* it has let go of all that it held */
+    bool is_wrapped;     /* in a coroutine of Python, which warns if it is not awaited */
+    bool finalized;      /* Python calls the finalizer of an object once in its life */
+
     uint32_t max_entries;
-    uint64_t arms;
+    uint64_t looked_at; /* the CQ was looked at for it after so many arms, and one; 0: it was not */
     uint64_t wr_id, key; /* the key is the number by which a table knows it */
     uint64_t turn;       /* in which its task went to sleep */
     int64_t event_at;    /* when the event was read that wakes it, while that is measured; or 0 */

@@ -421,8 +421,7 @@ static int join_waiters(cqn_request *request)
 {
     cqn_engine *self = request->engine;
     if (self->waiters.first == NULL && self->cq->stash_len == 0) {
-        request->looked = true;
-        request->arms = self->cq->stats.arms;
+        request->looked_at = self->cq->stats.arms + 1;
         const size_t max = request->max_entries;
         if (cqn_cq_fetch_or_spin(self->cq, max > CQN_BATCH ? max : CQN_BATCH, request->spin) < 0) {
             return -1;
@@ -435,7 +434,7 @@ static int join_waiters(cqn_request *request)
     }
     cqn_line_add(&self->waiters, request);
     self->patient += request->solicited_only;
-    request->state = CQN_SLEEPING;
+    cqn_request_becomes(request, CQN_SLEEPING);
     cqn_engine_hold(request);
     return 0;
 }
@@ -472,14 +471,14 @@ static int join_claims(cqn_request *request)
         return -1;
     }
     if (cqn_stash_pop(self->cq, request->wr_id, request->qp, &request->wc, &request->extra)) {
-        request->state = CQN_COMPLETE;
+        cqn_request_becomes(request, CQN_COMPLETE);
         return 0;
     }
     if ((request->qp != NULL && cqn_open(&request->qp->base) == NULL) ||
         cqn_claims_add(request) < 0) {
         return -1;
     }
-    request->state = CQN_SLEEPING;
+    cqn_request_becomes(request, CQN_SLEEPING);
     cqn_engine_hold(request);
     return 0;
 }

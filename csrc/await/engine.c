@@ -38,12 +38,13 @@ bool cqn_engine_tell(cqn_engine *self, PyObject *error, const PyObject *qp)
         const bool concerned = qp == NULL || r->qp == NULL || (PyObject *)r->qp == qp;
         if (concerned) {
             const bool is_told =
-                r->kind != CQN_ENDS_SCOPE && !r->abandoned && r->state != CQN_FAILED;
+                r->kind != CQN_ENDS_SCOPE && r->owner == CQN_PENDING && r->state != CQN_FAILED;
             told |= is_told;
             r->shares_error |= is_told;
             cqn_request_fail(r, error);
         }
-        if (next != NULL && !next->held) { /* the end of a scope, all of which has failed */
+        if (next != NULL &&
+            !cqn_request_is_listed(next)) { /* the end of a scope, all of which has failed */
             next = self->first;
         }
     }
@@ -113,8 +114,8 @@ static int wake(cqn_request *self, bool resume)
  * caller, and the task is woken all the same. */
 static void wake_task(cqn_request *request, bool resume, PyObject **interrupt)
 {
-    if (!resume && request->wakeup != NULL && !request->due) {
-        request->due = true;
+    if (!resume && request->wakeup != NULL && request->wake < CQN_DUE) {
+        request->wake = request->wake == CQN_LISTED ? CQN_DUE_LISTED : CQN_DUE;
         request->engine->due++;
     }
     for (int tries = 0; tries < 2 && wake(request, resume) < 0; tries++) {
@@ -169,7 +170,7 @@ int cqn_engine_flush(cqn_engine *self, bool resume)
 static void wake_first(cqn_engine *self)
 {
     cqn_request *first = self->waiters.first;
-    if (first != NULL && !first->woken && self->cq->stash_len > 0) {
+    if (first != NULL && first->wake == CQN_UNWOKEN && self->cq->stash_len > 0) {
         cqn_engine_wake_later(cqn_request_ref(first));
     }
 }
@@ -183,8 +184,7 @@ int cqn_engine_look(cqn_request *request)
     cqn_object *deferred = NULL;
     bool more;
     int got = cqn_cq_poll_once(self->cq, CQN_BATCH, &more, &deferred);
-    request->looked = !more;
-    request->arms = self->cq->stats.arms;
+    request->looked_at = more ? 0 : self->cq->stats.arms + 1;
     cqn_decref_deferred(deferred);
     CQN_PLACE("look");
     cqn_engine_post_queued(self);
@@ -295,6 +295,7 @@ int cqn_engine_dispatch(cqn_cq *cq)
     CQN_PLACE("event");
     self->channel->event_at = 0;
     int rc = PyErr_Occurred() ? -1 : cqn_engine_flush(self, true);
+    CQN_CHECK_ENGINE(self);
     Py_DECREF(self);
     return rc;
 }

@@ -125,6 +125,7 @@ static PyObject *engine_shut(PyObject *op, PyObject *error)
     leave_cq(self);
     cqn_engine_tell(self, error, NULL);
     cqn_engine_drop_all(self);
+    CQN_CHECK_ENGINE(self);
     Py_RETURN_TRUE;
 }
 
@@ -137,7 +138,7 @@ static PyObject *engine_forget_tasks(PyObject *op, PyObject *Py_UNUSED(unused))
     self->looks_later = false;
     cqn_request *r = self->first;
     while (r != NULL) {
-        if (r->abandoned || cqn_request_ref(r) == NULL) {
+        if (r->owner != CQN_PENDING || cqn_request_ref(r) == NULL) {
             r = r->next;
             continue;
         }
@@ -216,7 +217,7 @@ static int engine_traverse(PyObject *op, visitproc visit, void *arg)
     Py_VISIT(self->error);
     Py_VISIT(self->reports);
     for (cqn_request *r = self->first; r != NULL; r = r->next) {
-        if (r->owned) {
+        if (r->owner == CQN_ABANDONED) {
             Py_VISIT(r);
         }
         else {
@@ -228,7 +229,7 @@ static int engine_traverse(PyObject *op, visitproc visit, void *arg)
     }
     for (size_t i = 0; i < self->forsaken.room; i++) {
         for (cqn_request *r = self->forsaken.lines[i].first; r != NULL; r = r->behind) {
-            if (r->stashed) {
+            if (r->owner == CQN_STASHED) {
                 Py_VISIT(r);
             }
         }
@@ -316,7 +317,7 @@ CQN_RARE static PyObject *engine_pending(PyObject *op, PyObject *Py_UNUSED(unuse
     PyObject *list = PyList_New(room);
     Py_ssize_t n = 0;
     for (cqn_request *r = self->first; list != NULL && r != NULL && n < room; r = r->next) {
-        if (!r->abandoned && cqn_request_ref(r)) {
+        if (r->owner == CQN_PENDING && cqn_request_ref(r)) {
             PyList_SET_ITEM(list, n++, (PyObject *)r);
         }
     }

@@ -48,8 +48,8 @@ static void note_posted(cqn_request *self)
 {
     self->queue = queue_of(self);
     self->position = self->queue->next - 1;
-    self->state = CQN_POSTED;
-    if (!self->held) {
+    cqn_request_becomes(self, CQN_POSTED);
+    if (self->owner != CQN_PENDING) {
         cqn_engine_hold(self);
     }
 }
@@ -131,7 +131,7 @@ static int queue_up(cqn_request *self, const cqn_send *send)
     }
     kept->wr.sg_list = kept->sg.sge;
     self->kept = kept;
-    self->state = CQN_QUEUED;
+    cqn_request_becomes(self, CQN_QUEUED);
     cqn_line_add(&queue_of(self)->waiting, self);
     cqn_engine_hold(self);
     return 0;

@@ -74,9 +74,10 @@ int cqn_request_clear(PyObject *op)
 /* The task has its result, or never will: nothing is left to do. */
 void cqn_request_finish(cqn_request *self)
 {
-    self->state = CQN_DONE;
+    assert(!cqn_request_is_listed(self));
+    cqn_request_becomes(self, CQN_DONE);
     cqn_request_leave_scope(self);
-    if (!self->stashed) { /* else the next recv() of the same memory looks at it */
+    if (self->owner != CQN_STASHED) { /* else the next recv() of the same memory looks at it */
         cqn_request_clear((PyObject *)self);
         self->cleared = true;
     }
@@ -91,12 +92,12 @@ void cqn_engine_wake_later(cqn_request *request)
     if (request == NULL) {
         return;
     }
-    if (request->to_wake) { /* the list has a reference already */
-        Py_DECREF(request);
+    if (request->wake == CQN_LISTED || request->wake == CQN_DUE_LISTED) {
+        Py_DECREF(request); /* the list has a reference already */
         return;
     }
     cqn_engine *self = request->engine;
-    request->woken = request->to_wake = true;
+    request->wake = request->wake == CQN_DUE ? CQN_DUE_LISTED : CQN_LISTED;
     request->woken_next = NULL;
     request->event_at = self->channel->event_at;
     *(self->woken_last ? &self->woken_last->woken_next : &self->woken) = request;
@@ -151,8 +152,8 @@ void cqn_engine_hold(cqn_request *request)
     cqn_engine *self = request->engine;
     /* The end of a scope waits for operations that no task has begun: they will find it closed. */
     assert(!self->closed || request->kind == CQN_ENDS_SCOPE);
-    assert(!request->held && !request->abandoned);
-    request->held = true;
+    assert(request->owner == CQN_UNLISTED && request->state != CQN_DONE);
+    request->owner = CQN_PENDING;
     request->next = NULL;
     request->prev = self->last;
     *(self->last ? &self->last->next : &self->first) = request;
@@ -167,15 +168,14 @@ void cqn_engine_hold(cqn_request *request)
 static void leave_line_or_table(cqn_request *request)
 {
     cqn_engine *self = request->engine;
-    if (request->line == NULL || request->stashed) {
+    if (request->line == NULL) {
         return;
     }
     if (request->kind == CQN_CLAIMS) {
         cqn_claims_remove(request);
     }
-    else if (request->forsaken) {
+    else if (request->owner == CQN_ABANDONED) {
         cqn_table_remove(&self->forsaken, request);
-        request->forsaken = false;
     }
     else {
         cqn_line_remove(request);
@@ -187,16 +187,11 @@ static void leave_line_or_table(cqn_request *request)
  * request. */
 void cqn_engine_own(cqn_request *request)
 {
-    assert(request->held);
-    if (!request->owned) {
-        request->owned = true;
-        Py_INCREF(request);
-    }
-    if (!request->abandoned) {
-        request->abandoned = true;
-        request->engine->wanted--;
-        see_if_busy(request->engine);
-    }
+    assert(request->owner == CQN_PENDING && request->queue != NULL);
+    request->owner = CQN_ABANDONED;
+    Py_INCREF(request);
+    request->engine->wanted--;
+    see_if_busy(request->engine);
 }
 
 /* The books keep the wr_id of the work request, and know the request no more. */
@@ -210,36 +205,40 @@ static void detach_from_books(cqn_request *self)
     }
 }
 
+static void unlist(cqn_request *request)
+{
+    cqn_engine *self = request->engine;
+    *(request->prev ? &request->prev->next : &self->first) = request->next;
+    *(request->next ? &request->next->prev : &self->last) = request->prev;
+    request->prev = request->next = NULL;
+    self->len--;
+}
+
 /* Takes the request out of all that lists it. Returns a reference: the engine's own, or a new one;
  * or NULL, if the request is being deallocated. */
 static cqn_request *take_out(cqn_request *request)
 {
     cqn_engine *self = request->engine;
+    const bool is_abandoned = request->owner == CQN_ABANDONED;
+    assert(cqn_request_is_listed(request));
     leave_line_or_table(request);
     detach_from_books(request);
     if (request->kind == CQN_ENDS_SCOPE) {
         request->scope->end = NULL;
     }
-    *(request->prev ? &request->prev->next : &self->first) = request->next;
-    *(request->next ? &request->next->prev : &self->last) = request->prev;
-    request->prev = request->next = NULL;
-    request->held = false;
-    self->len--;
-    self->wanted -= !request->abandoned;
+    unlist(request);
+    self->wanted -= !is_abandoned;
+    request->owner = is_abandoned ? CQN_ORPHANED : CQN_UNLISTED;
     see_if_busy(self);
-    if (request->owned) {
-        request->owned = false;
-        return request;
-    }
-    return cqn_request_ref(request);
+    return is_abandoned ? request : cqn_request_ref(request);
 }
 
 /* A pending request has what it was for, or never will. */
 static void settle(cqn_request *request, cqn_request_state state)
 {
-    request->state = (uint8_t)state;
+    cqn_request_becomes(request, state);
     /* Its own step runs, in its task, and looks at the state before the task sleeps. */
-    const bool sees_it = request->stepping && !request->dozing;
+    const bool sees_it = request->activity == CQN_STEPPING;
     request = take_out(request);
     if (sees_it) {
         Py_XDECREF(request);
@@ -343,38 +342,47 @@ static bool is_for_others(const cqn_request *self)
     return self->kind == CQN_RECEIVES || self->own_id;
 }
 
-/* The task did not take this completion, or does not want it any more. A receive that can be found
- * by its memory stays in that table, which owns it from here on. */
-bool cqn_operation_abandoned(cqn_request *self, struct ibv_wc *wc, const cqn_wc_extra *extra)
+/* The task did not take this completion, or does not want it any more. */
+bool cqn_operation_offer(const cqn_request *self, const struct ibv_wc *wc,
+                         const cqn_wc_extra *extra)
+{
+    if (!is_for_others(self)) {
+        self->engine->cq->stats.completions++;
+        return true;
+    }
+    return claim(self->engine, wc, extra);
+}
+
+/* An abandoned receive has completed, and its completion goes into the stash. If the table knows
+ * it, the table owns it from now on, by the reference of the engine. Returns whether it does. */
+static bool stays_in_table(cqn_request *self, const struct ibv_wc *wc)
 {
     cqn_engine *engine = self->engine;
-    if (!is_for_others(self)) {
-        engine->cq->stats.completions++;
-        return true;
+    if (self->line == NULL || wc->status != IBV_WC_SUCCESS) {
+        return false;
     }
-    if (claim(engine, wc, extra)) {
-        return true;
-    }
-    if (self->forsaken && wc->status == IBV_WC_SUCCESS) {
-        self->stashed = true;
-        engine->stashed++;
-        Py_INCREF(self); /* the reference of the table */
-    }
-    return false;
+    assert(self->owner == CQN_ABANDONED && self->kind == CQN_RECEIVES);
+    unlist(self);
+    self->owner = CQN_STASHED;
+    engine->stashed++;
+    return true;
 }
 
 /* The completion of a work request that a task awaits, or has awaited. Returns whether it goes to
  * no one else: neither to a completion() nor to the stash. */
 static bool completed(cqn_request *request, struct ibv_wc *wc, const cqn_wc_extra *extra)
 {
-    const bool wanted = request->state == CQN_POSTED && !request->abandoned;
+    const bool wanted = request->state == CQN_POSTED && request->owner == CQN_PENDING;
+    assert(request->queue != NULL && cqn_request_is_listed(request));
     request->queue = NULL;
     wc->wr_id = request->wr_id;
     cqn_request_leave_scope(request);
     request->engine->cq->stats.completions += wanted;
     if (!wanted) {
-        const bool taken = cqn_operation_abandoned(request, wc, extra);
-        cqn_engine_wake_later(take_out(request));
+        const bool taken = cqn_operation_offer(request, wc, extra);
+        if (taken || !stays_in_table(request, wc)) {
+            cqn_engine_wake_later(take_out(request));
+        }
         return taken;
     }
     request->wc = *wc;
@@ -391,11 +399,11 @@ static bool completed(cqn_request *request, struct ibv_wc *wc, const cqn_wc_extr
  * after its task was told of the failure. */
 void cqn_request_fail(cqn_request *request, PyObject *error)
 {
-    if (!request->held || request->kind == CQN_ENDS_SCOPE) {
+    if (!cqn_request_is_listed(request) || request->kind == CQN_ENDS_SCOPE) {
         return;
     }
     fail_scope(request, error);
-    if (request->abandoned || request->state == CQN_FAILED) {
+    if (request->owner == CQN_ABANDONED || request->state == CQN_FAILED) {
         return;
     }
     Py_XSETREF(request->error, Py_XNewRef(error));
@@ -403,7 +411,8 @@ void cqn_request_fail(cqn_request *request, PyObject *error)
         settle(request, CQN_FAILED);
         return;
     }
-    request->state = CQN_FAILED; /* and stays pending: the device goes on with the work request */
+    cqn_request_becomes(
+        request, CQN_FAILED); /* and stays pending: the device goes on with the work request */
     cqn_engine_wake_later(cqn_request_ref(request));
 }
 

@@ -5,6 +5,43 @@
 
 #include "await/await.h"
 
+/* Whether that state may follow, see the diagram in docs/internals.md. */
+static inline bool cqn_request_may_become(const cqn_request *self, cqn_request_state next)
+{
+    switch ((cqn_request_state)self->state) {
+    case CQN_NEW:
+        return next != CQN_NEW && next != CQN_FAILED;
+    case CQN_QUEUED:
+        return next == CQN_POSTED || next == CQN_FAILED || next == CQN_DONE;
+    case CQN_POSTED:
+    case CQN_SLEEPING:
+        return next >= CQN_COMPLETE;
+    case CQN_FAILED: /* again, if the work request is lost of which the task knows that it failed */
+        return next >= CQN_FAILED;
+    default:
+        return next == CQN_DONE;
+    }
+}
+
+/* All changes of the state are made by this. */
+static inline void cqn_request_becomes(cqn_request *self, cqn_request_state next)
+{
+    assert(cqn_request_may_become(self, next));
+    self->state = (uint8_t)next;
+}
+
+/* Whether the engine lists it. */
+static inline bool cqn_request_is_listed(const cqn_request *self)
+{
+    return self->owner == CQN_PENDING || self->owner == CQN_ABANDONED;
+}
+
+/* Whether its task has given up. */
+static inline bool cqn_request_is_abandoned(const cqn_request *self)
+{
+    return self->owner >= CQN_ABANDONED;
+}
+
 /* A new reference, or NULL if the request is being deallocated. */
 static inline cqn_request *cqn_request_ref(cqn_request *request)
 {
@@ -61,18 +98,21 @@ static inline cqn_request *cqn_engine_take_woken(cqn_engine *self)
             self->woken_last = NULL;
         }
         request->woken_next = NULL;
-        request->to_wake = false;
+        assert(request->wake == CQN_LISTED || request->wake == CQN_DUE_LISTED);
+        request->wake = request->wake == CQN_LISTED ? CQN_WOKEN : CQN_DUE;
     }
     return request;
 }
 
-/* The task of a woken request has gone on, or never will: it holds up no other task any more. */
-static inline void cqn_engine_not_due(cqn_request *request)
+/* The task goes on, or never will: it holds up no other task any more. */
+static inline void cqn_request_goes_on(cqn_request *self)
 {
-    if (request->due) {
-        request->due = false;
-        request->engine->due--;
+    if (self->wake >= CQN_DUE) {
+        assert(self->engine->due > 0);
+        self->engine->due--;
     }
+    const bool is_listed = self->wake == CQN_LISTED || self->wake == CQN_DUE_LISTED;
+    self->wake = is_listed ? CQN_LISTED : CQN_UNWOKEN;
 }
 
 /* ---- what becomes of it ---- */
@@ -80,9 +120,10 @@ static inline void cqn_engine_not_due(cqn_request *request)
 /* A completion that its task did not take goes to the next claim, or back into the stash. */
 void cqn_engine_return(cqn_engine *self, const struct ibv_wc *wc, const cqn_wc_extra *extra);
 
-/* The completion of an operation whose task did not take it. Returns whether it is for no other
- * consumer. */
-bool cqn_operation_abandoned(cqn_request *self, struct ibv_wc *wc, const cqn_wc_extra *extra);
+/* The completion of an operation whose task did not take it: others may want it. Returns false if
+ * it goes into the stash. */
+bool cqn_operation_offer(const cqn_request *self, const struct ibv_wc *wc,
+                         const cqn_wc_extra *extra);
 
 /* The work request will not complete; `qp` as in cqn_awaiting. */
 void cqn_request_lost(cqn_request *request, const cqn_qp *qp);

@@ -18,7 +18,8 @@ static PyObject *request_throw(PyObject *op, PyObject *const *args, Py_ssize_t n
     CQN_LOCKED;
     cqn_request *self = (cqn_request *)op;
     if (cqn_check_throw(nargs) < 0 ||
-        cqn_refuse_step(self->stepping, self->state == CQN_DONE || self->abandoned) < 0) {
+        cqn_refuse_step(self->activity != CQN_RESTING,
+                        self->state == CQN_DONE || cqn_request_is_abandoned(self)) < 0) {
         return NULL;
     }
     if (self->state == CQN_NEW) {
@@ -28,10 +29,10 @@ static PyObject *request_throw(PyObject *op, PyObject *const *args, Py_ssize_t n
     }
     PyObject *yielded = NULL;
     if (self->iterator != NULL) {
-        self->stepping = self->dozing = true;
+        self->activity = CQN_DOZING;
         yielded = cqn_throw_into(self->iterator, args, nargs);
         CQN_PLACE("throw");
-        self->stepping = self->dozing = false;
+        self->activity = CQN_RESTING;
     }
     else {
         cqn_raise_given(args, nargs);
@@ -46,7 +47,7 @@ static PyObject *request_close(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
     cqn_request *self = (cqn_request *)op;
-    if (cqn_refuse_step(self->stepping, false) < 0) {
+    if (cqn_refuse_step(self->activity != CQN_RESTING, false) < 0) {
         return NULL;
     }
     if (self->iterator != NULL) {
@@ -61,7 +62,7 @@ static PyObject *request_close(PyObject *op, PyObject *Py_UNUSED(unused))
     if (self->state == CQN_NEW) {
         cqn_request_finish(self);
     }
-    else if (self->state != CQN_DONE && !self->abandoned) {
+    else if (self->state != CQN_DONE && !cqn_request_is_abandoned(self)) {
         cqn_request_give_up(self);
     }
     Py_RETURN_NONE;
@@ -84,7 +85,7 @@ static void request_finalize(PyObject *op)
     CQN_LOCKED;
     cqn_request *self = (cqn_request *)op;
     self->finalized = true; /* Python finalizes an object once in its life */
-    if (self->state == CQN_DONE || self->engine == NULL || self->abandoned) {
+    if (self->state == CQN_DONE || self->engine == NULL || cqn_request_is_abandoned(self)) {
         return;
     }
     PyObject *pending = cqn_take_exception();
@@ -116,7 +117,7 @@ static int request_traverse(PyObject *op, visitproc visit, void *arg)
     Py_VISIT(self->wakeup);
     Py_VISIT(self->iterator);
     Py_VISIT(self->error);
-    if (!self->held || self->owned) {
+    if (self->owner != CQN_PENDING) { /* else it is the engine's */
         Py_VISIT(self->anchor);
     }
     for (int i = 0; i < self->given; i++) {
@@ -129,11 +130,11 @@ static int request_tp_clear(PyObject *op)
 {
     CQN_LOCKED;
     cqn_request *self = (cqn_request *)op;
-    if (self->held) {
+    if (cqn_request_is_listed(self)) {
         cqn_engine_let_go(self);
     }
-    self->state = CQN_DONE;
-    cqn_engine_not_due(self);
+    cqn_request_becomes(self, CQN_DONE);
+    cqn_request_goes_on(self);
     cqn_request_leave_scope(self);
     return cqn_request_clear(op);
 }
@@ -162,7 +163,7 @@ static void request_dealloc(PyObject *op)
     }
     Py_TRASHCAN_BEGIN(op, request_dealloc);
     cqn_state *st = self->engine != NULL ? self->engine->state : cqn_state_of(type);
-    if (self->held) { /* a task has begun it after its finalizer ran */
+    if (cqn_request_is_listed(self)) { /* a task has begun it after its finalizer ran */
         cqn_engine_let_go(self);
     }
     if (!self->cleared) {
@@ -189,7 +190,7 @@ static PyObject *request_repr(PyObject *op)
     CQN_LOCKED;
     const cqn_request *self = (cqn_request *)op;
     return PyUnicode_FromFormat("<coroutine AsyncCQ.%s at %p, %s>", self->name, op,
-                                self->abandoned ? "abandoned" : states[self->state]);
+                                cqn_request_is_abandoned(self) ? "abandoned" : states[self->state]);
 }
 
 static PyObject *request_get_name(PyObject *op, void *qualified)
@@ -201,7 +202,7 @@ static PyObject *request_get_name(PyObject *op, void *qualified)
 static PyObject *request_get_running(PyObject *op, void *Py_UNUSED(unused))
 {
     CQN_LOCKED;
-    return PyBool_FromLong(((cqn_request *)op)->stepping);
+    return PyBool_FromLong(((cqn_request *)op)->activity != CQN_RESTING);
 }
 
 /* The call, in which a task waits, as a person would write it. */

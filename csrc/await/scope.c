@@ -44,7 +44,7 @@ int cqn_scope_end_begin(cqn_request *self)
     else {
         PyErr_Clear(); /* the channel may be closed, and the scope has nothing to wait for */
     }
-    self->state = CQN_SLEEPING;
+    cqn_request_becomes(self, CQN_SLEEPING);
     return 0;
 }
 
@@ -53,11 +53,10 @@ void cqn_scope_end_join(cqn_request *request)
 {
     cqn_scope *scope = request->scope;
     if (scope->pending == 0) {
-        request->state = CQN_COMPLETE;
+        cqn_request_becomes(request, CQN_COMPLETE);
         return;
     }
     scope->end = request;
-    request->state = CQN_SLEEPING;
     cqn_engine_hold(request);
 }
 

@@ -27,20 +27,23 @@
 /* The task will not go on: all is as if it had been cancelled, but no other task is woken. */
 void cqn_request_abandon(cqn_request *self)
 {
-    cqn_engine_not_due(self);
+    cqn_request_goes_on(self);
     Py_CLEAR(self->wakeup);
     Py_CLEAR(self->anchor);
     Py_CLEAR(self->iterator);
+    if (cqn_request_is_abandoned(self)) {
+        return;
+    }
     if (self->kind <= CQN_RECEIVES) {
         cqn_operation_abandon(self);
     }
     else if (self->kind == CQN_CLAIMS && self->state == CQN_COMPLETE) {
         cqn_engine_return(self->engine, &self->wc, &self->extra);
     }
-    else if (self->held) {
+    else if (cqn_request_is_listed(self)) {
         cqn_engine_let_go(self);
     }
-    if (!self->held) {
+    if (!cqn_request_is_listed(self)) {
         cqn_request_finish(self);
     }
 }
@@ -61,7 +64,7 @@ void cqn_request_give_up(cqn_request *self)
 {
     cqn_engine *engine = (cqn_engine *)Py_NewRef((PyObject *)self->engine);
     PyObject *pending = cqn_take_exception();
-    if (self->slept) { /* the task slept, and no event woke it: the event may have been lost */
+    if (self->pause == CQN_SLEPT) { /* and no event woke it: the event may have been lost */
         engine->cq->armed = CQN_UNARMED;
     }
     if (self->state == CQN_FAILED && self->error != NULL) {
@@ -122,10 +125,10 @@ static PyObject *take_completions(cqn_request *self)
     }
     PyObject *list = rc < 0 ? NULL : cqn_cq_pop_wcs(engine->cq, self->max_entries);
     const size_t n = list == NULL ? 0 : (size_t)PyList_GET_SIZE(list);
-    if (self->held) {
+    if (cqn_request_is_listed(self)) {
         cqn_engine_let_go(self);
     }
-    if (self->slept) {
+    if (self->pause == CQN_SLEPT) {
         count_woken(engine, n);
     }
     else {
@@ -155,11 +158,12 @@ static PyObject *make_completion(const cqn_request *self)
 static PyObject *deliver_completion(cqn_request *self)
 {
     cqn_engine *engine = self->engine;
+    assert(self->owner == CQN_UNLISTED);
     PyObject *wc = make_completion(self);
     if (wc == NULL && !PyErr_ExceptionMatches(engine->state->CompletionError)) {
         return NULL;
     }
-    if (self->slept) {
+    if (self->pause == CQN_SLEPT) {
         count_woken(engine, 1);
     }
     else {
@@ -192,10 +196,7 @@ static PySendResult deliver_result(cqn_request *self, PyObject **result)
     else {
         *result = self->kind == CQN_WAITS ? take_completions(self) : Py_NewRef(Py_None);
     }
-    if (self->held) { /* it has failed, and the device goes on with the work request */
-        cqn_engine_own(self);
-    }
-    else {
+    if (!cqn_request_is_listed(self)) { /* else the device goes on with its work request */
         cqn_request_finish(self);
     }
     return *result == NULL ? PYGEN_ERROR : PYGEN_RETURN;
@@ -234,10 +235,10 @@ static int make_wakeup(cqn_request *self)
  * wakeup, which the library may do before the task sleeps on it. */
 static PySendResult go_on_sleeping(cqn_request *self, PyObject *value, PyObject **result)
 {
-    self->dozing = true;
+    self->activity = CQN_DOZING;
     const PySendResult r = cqn_send_into(self->iterator, value, result);
     CQN_PLACE("doze");
-    self->dozing = false;
+    self->activity = CQN_STEPPING;
     if (r != PYGEN_NEXT) {
         Py_CLEAR(self->iterator);
     }
@@ -248,10 +249,10 @@ static PySendResult go_on_sleeping(cqn_request *self, PyObject *value, PyObject 
 static PySendResult begin_sleeping(cqn_request *self, PyObject **result)
 {
     PyObject *wakeup = Py_NewRef(self->wakeup);
-    self->dozing = true;
+    self->activity = CQN_DOZING;
     CQN_UNLOCKED(self->iterator = PyObject_CallMethod(wakeup, "__await__", NULL));
     CQN_PLACE("lie down");
-    self->dozing = false;
+    self->activity = CQN_STEPPING;
     Py_DECREF(wakeup);
     return self->iterator == NULL ? PYGEN_ERROR : go_on_sleeping(self, Py_None, result);
 }
@@ -271,8 +272,7 @@ static PySendResult fall_asleep(cqn_request *self, PyObject **result)
     }
     const PySendResult r = begin_sleeping(self, result);
     if (r == PYGEN_RETURN) { /* it was woken before it slept */
-        self->woken = false;
-        cqn_engine_not_due(self);
+        cqn_request_goes_on(self);
         Py_CLEAR(self->wakeup);
         Py_CLEAR(self->anchor);
     }
@@ -283,7 +283,7 @@ static PySendResult fall_asleep(cqn_request *self, PyObject **result)
  * line. It always yields to tasks whose completions came before its own. */
 static PySendResult give_turn(cqn_request *self, PyObject **result)
 {
-    self->paused = true;
+    self->pause = CQN_PAUSED;
     if (make_wakeup(self) < 0 || cqn_wakeup_of_any(self->engine->state, self->wakeup, false) < 0) {
         return PYGEN_ERROR;
     }
@@ -299,8 +299,8 @@ static PySendResult sleep_unless_ready(cqn_request *self, PyObject **result)
         return PYGEN_ERROR;
     }
     /* What came after the look raises no event if the CQ was armed after it. */
-    cqn_engine_prepare(self->engine, self->looked && self->arms == self->engine->cq->stats.arms);
-    self->looked = false;
+    cqn_engine_prepare(self->engine, self->looked_at == self->engine->cq->stats.arms + 1);
+    self->looked_at = 0;
     if (cqn_engine_flush(self->engine, false) < 0) {
         return PYGEN_ERROR;
     }
@@ -309,9 +309,9 @@ static PySendResult sleep_unless_ready(cqn_request *self, PyObject **result)
         Py_CLEAR(self->wakeup);
         return PYGEN_RETURN;
     }
-    self->slept = true;
+    self->pause = CQN_SLEPT;
     const PySendResult r = fall_asleep(self, result);
-    assert(r != PYGEN_NEXT || self->woken || !is_request_ready(self));
+    assert(r != PYGEN_NEXT || self->wake != CQN_UNWOKEN || !is_request_ready(self));
     return r;
 }
 
@@ -336,14 +336,15 @@ static PySendResult run_request(cqn_request *self, PyObject **result)
             self->turns--;
             r = give_turn(self, result);
         }
-        else if (self->kind == CQN_ENDS_SCOPE && self->state == CQN_SLEEPING && !self->held) {
+        else if (self->kind == CQN_ENDS_SCOPE && self->state == CQN_SLEEPING &&
+                 self->owner == CQN_UNLISTED) {
             cqn_scope_end_join(self);
             r = PYGEN_RETURN;
         }
         else if (!is_request_ready(self)) {
             r = sleep_unless_ready(self, result);
         }
-        else if (!self->slept && !self->paused && (cqn_turn_is_over() || engine->due > 0)) {
+        else if (self->pause == CQN_NO_PAUSE && (cqn_turn_is_over() || engine->due > 0)) {
             r = give_turn(self, result);
         }
         else {
@@ -358,7 +359,8 @@ static PySendResult run_request(cqn_request *self, PyObject **result)
 /* A request is awaited once, by one task at a time, as a coroutine is. */
 static int refuse_to_run(const cqn_request *self, PyObject *value)
 {
-    if (cqn_refuse_step(self->stepping, self->state == CQN_DONE || self->abandoned) < 0) {
+    if (cqn_refuse_step(self->activity != CQN_RESTING,
+                        self->state == CQN_DONE || cqn_request_is_abandoned(self)) < 0) {
         return -1;
     }
     if (self->state == CQN_NEW && value != Py_None) {
@@ -391,8 +393,7 @@ static void woke_up(cqn_request *self)
 static PySendResult step_request(cqn_request *self, PyObject *value, PyObject **result)
 {
     PySendResult r = PYGEN_RETURN;
-    self->woken = false;
-    cqn_engine_not_due(self);
+    cqn_request_goes_on(self);
     if (self->state == CQN_NEW) {
         r = begin(self) < 0 ? PYGEN_ERROR : PYGEN_RETURN;
     }
@@ -417,11 +418,12 @@ PySendResult cqn_request_send(PyObject *op, PyObject *value, PyObject **result)
     if (refuse_to_run(self, value) < 0) {
         return PYGEN_ERROR;
     }
-    self->stepping = true;
+    self->activity = CQN_STEPPING;
     PySendResult r = step_request(self, value, result);
-    self->stepping = false;
+    self->activity = CQN_RESTING;
     if (r == PYGEN_ERROR && self->state != CQN_DONE) {
         cqn_request_give_up(self);
     }
+    CQN_CHECK_ENGINE(self->engine);
     return r;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* What the module of a build for tests has besides: methods by which tests say what is to fail. */
 
+#include "faults/engine_invariants.h"
 #include "faults/fake_device.h"
 #include "faults/faults.h"
 #include "faults/features.h"
@@ -17,6 +18,8 @@ PyMethodDef cqn_fault_methods[] = {
     {"before_call", cqn_before_call, METH_VARARGS,
      "before_call(name, callback): once, before the next call of that name, which must be one that "
      "is made with the GIL; or at the next place of that name where the lock was let go of."},
+    {"check_engine", cqn_check_engine, METH_O,
+     "check_engine(acq): what does not hold of an AsyncCQ's lists and counters, or None."},
     {"inject_event", cqn_inject_event, METH_VARARGS,
      "inject_event(event_type, element): what is read next instead of the device's own "
      "asynchronous event; element is a CQ, a QP, an SRQ, the number of a port, or None. "

@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What holds of an engine whenever none of its functions runs: the lists are whole, each request is
+ * in those that its states say, and the counters are the sums of what they count. The steps of
+ * tasks end with a check, and tests ask for one.
+ */
+
+#include "faults/engine_invariants.h"
+#include "await/request.h"
+
+#include <stdio.h>
+
+#define MANY 256 /* requests, from which on a step does not check */
+
+/* Each function returns the first condition that does not hold, or NULL. */
+#define MUST(condition)    \
+    if (!(condition)) {    \
+        return #condition; \
+    }
+#define MUST_ALL(call)            \
+    {                             \
+        const char *wrong = call; \
+        if (wrong != NULL) {      \
+            return wrong;         \
+        }                         \
+    }
+
+/* ---- one request ---- */
+
+static const char *check_posted(const cqn_request *r)
+{
+    const cqn_wr *wr = cqn_wr_at(r->queue, r->position);
+    MUST(wr->request == r && (wr->marks & CQN_WR_AWAITED));
+    return NULL;
+}
+
+static const char *check_sleeping(const cqn_request *r)
+{
+    const cqn_engine *engine = r->engine;
+    MUST(r->kind >= CQN_CLAIMS);
+    MUST(r->kind != CQN_WAITS || r->line == &engine->waiters);
+    MUST(r->kind != CQN_CLAIMS || r->line != NULL);
+    MUST(r->kind != CQN_ENDS_SCOPE || (r->scope->end == r && r->scope->pending > 0));
+    return NULL;
+}
+
+static const char *check_request(const cqn_request *r)
+{
+    switch ((cqn_request_state)r->state) {
+    case CQN_QUEUED:
+        MUST(r->owner == CQN_PENDING && r->kept != NULL && r->queue == NULL);
+        MUST(r->line != NULL && r->kind <= CQN_RECEIVES);
+        return NULL;
+    case CQN_POSTED:
+    case CQN_FAILED:
+        MUST(r->queue != NULL);
+        MUST(r->line == NULL || (r->owner == CQN_ABANDONED && r->kind == CQN_RECEIVES));
+        return check_posted(r);
+    case CQN_SLEEPING:
+        MUST(r->owner == CQN_PENDING);
+        return check_sleeping(r);
+    default:
+        return "a pending request is QUEUED, POSTED, SLEEPING or FAILED";
+    }
+}
+
+/* ---- the lists of an engine ---- */
+
+static const char *check_pending(const cqn_engine *self)
+{
+    const cqn_request *before = NULL;
+    Py_ssize_t len = 0, wanted = 0;
+    for (const cqn_request *r = self->first; r != NULL; before = r, r = r->next) {
+        MUST(r->engine == self && r->prev == before && cqn_request_is_listed(r));
+        MUST_ALL(check_request(r));
+        len++;
+        wanted += r->owner == CQN_PENDING;
+    }
+    MUST(self->last == before && self->len == len && self->wanted == wanted);
+    MUST(self->busy == (wanted > 0));
+    return NULL;
+}
+
+static const char *check_line(const cqn_line *line, size_t *len)
+{
+    const cqn_request *before = NULL;
+    for (const cqn_request *r = line->first; r != NULL; before = r, r = r->behind) {
+        MUST(r->line == line && r->before == before);
+        ++*len;
+    }
+    MUST(line->last == before);
+    return NULL;
+}
+
+static const char *check_waiters(const cqn_engine *self)
+{
+    size_t len = 0;
+    Py_ssize_t patient = 0;
+    MUST_ALL(check_line(&self->waiters, &len));
+    for (const cqn_request *r = self->waiters.first; r != NULL; r = r->behind) {
+        MUST(r->kind == CQN_WAITS && r->state == CQN_SLEEPING);
+        patient += r->solicited_only;
+    }
+    MUST(self->patient == patient);
+    return NULL;
+}
+
+static const char *check_table(const cqn_table *table)
+{
+    size_t len = 0;
+    for (size_t i = 0; i < table->room; i++) {
+        MUST_ALL(check_line(&table->lines[i], &len));
+    }
+    MUST(table->len == len);
+    return NULL;
+}
+
+static const char *check_forsaken(const cqn_engine *self)
+{
+    size_t stashed = 0;
+    MUST_ALL(check_table(&self->forsaken));
+    for (size_t i = 0; i < self->forsaken.room; i++) {
+        for (const cqn_request *r = self->forsaken.lines[i].first; r != NULL; r = r->behind) {
+            MUST(r->kind == CQN_RECEIVES);
+            MUST(r->owner == CQN_ABANDONED || r->owner == CQN_STASHED);
+            stashed += r->owner == CQN_STASHED;
+        }
+    }
+    MUST(self->stashed == stashed);
+    return NULL;
+}
+
+static const char *check_woken(const cqn_engine *self)
+{
+    const cqn_request *before = NULL;
+    size_t due = 0;
+    for (const cqn_request *r = self->woken; r != NULL; before = r, r = r->woken_next) {
+        MUST(r->engine == self && (r->wake == CQN_LISTED || r->wake == CQN_DUE_LISTED));
+        due += r->wake == CQN_DUE_LISTED;
+    }
+    MUST(self->woken_last == before);
+    for (const cqn_request *r = self->first; r != NULL; r = r->next) {
+        due += r->wake == CQN_DUE;
+    }
+    MUST(due <= self->due); /* those that are COMPLETE stand in no list */
+    return NULL;
+}
+
+/* ---- an engine ---- */
+
+/* A closed engine lists only the ends of scopes, and its CQ has no event that is not acknowledged,
+ * unless another engine reads them. */
+static const char *check_closed(const cqn_engine *self)
+{
+    MUST(self->cq == NULL || self->cq->engine != self);
+    MUST(self->claims.len == 0 && self->qp_claims.len == 0 && self->forsaken.len == 0);
+    for (const cqn_request *r = self->first; r != NULL; r = r->next) {
+        MUST(r->kind == CQN_ENDS_SCOPE);
+    }
+    if (self->cq != NULL && self->cq->engine == NULL && cqn_is_open(&self->cq->base)) {
+        MUST(self->cq->dispatched == 0);
+    }
+    return NULL;
+}
+
+static const char *check(const cqn_engine *self)
+{
+    MUST_ALL(check_pending(self));
+    MUST_ALL(check_waiters(self));
+    MUST_ALL(check_table(&self->claims));
+    MUST_ALL(check_table(&self->qp_claims));
+    MUST_ALL(check_forsaken(self));
+    MUST_ALL(check_woken(self));
+    for (const cqn_qp *qp = self->to_serve; qp != NULL; qp = qp->serve_next) {
+        MUST(qp->to_serve);
+    }
+    return self->closed ? check_closed(self) : NULL;
+}
+
+void cqn_assert_engine(const cqn_engine *self)
+{
+    const char *wrong = self->len > MANY ? NULL : check(self);
+    if (wrong != NULL) {
+        fprintf(stderr, "cqnotify: an engine is not as it should be: %s\n", wrong);
+        abort();
+    }
+}
+
+PyObject *cqn_check_engine(PyObject *module, PyObject *engine)
+{
+    CQN_LOCKED;
+    const cqn_state *st = PyModule_GetState(module);
+    if (!PyObject_TypeCheck(engine, st->Engine)) {
+        PyErr_SetString(PyExc_TypeError, "check_engine() takes an AsyncCQ");
+        return NULL;
+    }
+    const char *wrong = check((cqn_engine *)engine);
+    return wrong == NULL ? Py_NewRef(Py_None) : PyUnicode_FromString(wrong);
+}
