@@ -21,10 +21,10 @@ from ._core import (
     QP,
     SRQ,
     AsyncEvent,
+    Awaitable,
     ClosedError,
     CompletionChannel,
     Context,
-    Request,
     known_async_events,
     open_contexts,
     open_objects,
@@ -197,7 +197,7 @@ def _task_names(loop: Any) -> dict[int, str]:
         return names
     for task in sys.modules["asyncio"].all_tasks(raw):
         inner: Any = task.get_coro()
-        while inner is not None and not isinstance(inner, Request):
+        while inner is not None and not isinstance(inner, Awaitable):
             inner = getattr(inner, "cr_await", None) or getattr(inner, "ag_await", None)
         if inner is not None:
             names[id(inner)] = f", task {task.get_name()!r}"

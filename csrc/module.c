@@ -52,7 +52,7 @@ CQN_RARE static int module_exec(PyObject *module)
         add_type(module, &cqn_failure_watch_spec, &st->FailureWatch) < 0 ||
         add_type(module, &cqn_wakeup_spec, &st->Wakeup) < 0 ||
         add_type(module, &cqn_engine_spec, &st->Engine) < 0 ||
-        add_type(module, &cqn_request_spec, &st->Request) < 0 ||
+        add_type(module, &cqn_awaitable_spec, &st->Awaitable) < 0 ||
         add_type(module, &cqn_scope_spec, &st->Scope) < 0 ||
         add_type(module, &cqn_cm_channel_spec, &st->CMChannel) < 0 ||
         add_type(module, &cqn_cm_id_spec, &st->CMID) < 0 ||
@@ -112,7 +112,7 @@ CQN_RARE static int module_exec(PyObject *module)
     DO((st)->FailureWatch);                     \
     DO((st)->Wakeup);                           \
     DO((st)->Engine);                           \
-    DO((st)->Request);                          \
+    DO((st)->Awaitable);                        \
     DO((st)->Scope);                            \
     DO((st)->CMChannel);                        \
     DO((st)->CMID);                             \
@@ -147,7 +147,7 @@ CQN_RARE static int module_traverse(PyObject *module, visitproc visit, void *arg
 CQN_RARE static int module_clear(PyObject *module)
 {
     cqn_state *st = PyModule_GetState(module);
-    cqn_freelist_clear(&st->free_requests);
+    cqn_freelist_clear(&st->free_awaitables);
     cqn_freelist_clear(&st->free_wakeups);
     VISIT_OBJECTS(st, Py_CLEAR);
     return 0;

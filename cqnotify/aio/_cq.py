@@ -123,7 +123,7 @@ class AsyncCQ(Engine):
         if not hasattr(self, "_reader"):  # it was not made, or not to the end
             return
         self.cq.remove_close_callback(self._on_cq_closed)
-        self._hand_over()
+        self._wake_in_loop()
         self._reader.unregister(self)  # last: until then the reader stays in the tasks' loop
 
     async def __aenter__(self) -> Self:
@@ -167,17 +167,17 @@ class AsyncCQ(Engine):
         if not self._reader.is_elsewhere():
             self._reader.leave_closed_loop()
 
-    def _hand_over(self) -> None:
+    def _wake_in_loop(self) -> None:
         """Wake the tasks that have a result, in the event loop's thread."""
         self._reader.in_its_thread(self._wake)
 
-    def _put_off(self, interrupt: BaseException) -> None:
+    def _defer(self, interrupt: BaseException) -> None:
         """Raise the exception in the event loop's next iteration."""
         self._reader.in_loop(partial(_raise, interrupt))
 
-    def _look_later(self) -> None:
+    def _poll_later(self) -> None:
         """Continue in the event loop's next iteration, so that completions cannot block it."""
-        self._reader.in_loop(self._look)
+        self._reader.in_loop(self._poll_again)
 
     # ---- failures ----
 
@@ -194,7 +194,7 @@ class AsyncCQ(Engine):
             self._fail(failure(event))
             return
         self._drain()
-        if not self._tell(failure(event), event.qp):
+        if not self._notify(failure(event), event.qp):
             self._keep_report(failure(event))
 
     def _keep_report(self, error: AsyncEventError) -> None:

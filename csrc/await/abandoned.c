@@ -15,23 +15,23 @@
  * has posted one receive.
  *
  * The engine has a table of them, by their memory. The table owns those whose completion is in the
- * stash; the others are owned by the engine, as all abandoned requests are.
+ * stash; the others are owned by the engine, as all abandoned awaitables are.
  */
 
 #include "await/abandoned.h"
-#include "await/request.h"
+#include "await/awaitable.h"
 #include "await/waitlist.h"
 
 #define FEW 16 /* whose message is gone: not worth a look at all */
 
-static uint64_t key_of_memory(const cqn_request *self)
+static uint64_t key_of_memory(const cqn_awaitable *self)
 {
     const uint64_t addr = self->num_sge > 0 ? self->sge[0].addr : 0;
     return addr ^ (uint64_t)(uintptr_t)self->qp * UINT64_C(0x9e3779b97f4a7c15);
 }
 
-/* Most receives have one memory element, which fits into the request itself. */
-int cqn_abandoned_remember(cqn_request *self, const cqn_sg *sg)
+/* Most receives have one memory element, which fits into the awaitable itself. */
+int cqn_abandoned_remember(cqn_awaitable *self, const cqn_sg *sg)
 {
     self->num_sge = sg->num_sge;
     self->sge = sg->num_sge > 1 ? PyMem_New(struct ibv_sge, sg->num_sge) : &self->one;
@@ -45,7 +45,7 @@ int cqn_abandoned_remember(cqn_request *self, const cqn_sg *sg)
     return 0;
 }
 
-static bool is_same_memory(const cqn_request *a, const cqn_request *b)
+static bool is_same_memory(const cqn_awaitable *a, const cqn_awaitable *b)
 {
     bool same = a->qp == b->qp && a->num_sge == b->num_sge;
     for (uint32_t i = 0; same && i < a->num_sge; i++) {
@@ -57,7 +57,7 @@ static bool is_same_memory(const cqn_request *a, const cqn_request *b)
 
 /* A receive with a wr_id of the user may only go on as one of the same wr_id, and not while a
  * completion() asks for that. */
-static bool may_take_over(const cqn_request *self, const cqn_request *old)
+static bool may_take_over(const cqn_awaitable *self, const cqn_awaitable *old)
 {
     return is_same_memory(self, old) &&
            (!old->own_id || (self->own_id && self->wr_id == old->wr_id &&
@@ -65,11 +65,11 @@ static bool may_take_over(const cqn_request *self, const cqn_request *old)
 }
 
 /* The first abandoned receive of that memory, in the order in which the device has them. */
-static cqn_request *find(const cqn_request *self)
+static cqn_awaitable *find(const cqn_awaitable *self)
 {
-    cqn_request *found = NULL;
-    const cqn_table *table = &self->engine->forsaken;
-    for (cqn_request *r = cqn_table_line(table, self->key)->first; r != NULL; r = r->behind) {
+    cqn_awaitable *found = NULL;
+    const cqn_table *table = &self->engine->abandoned_recvs;
+    for (cqn_awaitable *r = cqn_table_waitlist(table, self->key)->first; r != NULL; r = r->behind) {
         if (r->key == self->key && may_take_over(self, r) &&
             (found == NULL || (int64_t)(r->position - found->position) < 0)) {
             found = r;
@@ -80,19 +80,19 @@ static cqn_request *find(const cqn_request *self)
 
 /* No recv() finds the old one any more. If it was STASHED the caller gets the reference of the
  * table, else it stays posted. */
-static void leave_table(cqn_request *old)
+static void leave_table(cqn_awaitable *old)
 {
-    assert(cqn_request_is_abandoned(old) && old->line != NULL);
-    cqn_table_remove(&old->engine->forsaken, old);
+    assert(cqn_awaitable_is_abandoned(old) && old->waitlist != NULL);
+    cqn_table_remove(&old->engine->abandoned_recvs, old);
     if (old->owner == CQN_STASHED) {
         assert(old->engine->stashed > 0);
         old->owner = CQN_ORPHANED;
         old->engine->stashed--;
-        cqn_request_becomes(old, CQN_DONE);
+        cqn_awaitable_becomes(old, CQN_DONE);
     }
 }
 
-static void forget(cqn_request *old)
+static void forget(cqn_awaitable *old)
 {
     const bool was_stashed = old->owner == CQN_STASHED;
     leave_table(old);
@@ -101,23 +101,23 @@ static void forget(cqn_request *old)
     }
 }
 
-static void take_over_posted(cqn_request *self, cqn_request *old)
+static void take_over_posted(cqn_awaitable *self, cqn_awaitable *old)
 {
     assert(old->owner == CQN_ABANDONED && old->state == CQN_POSTED);
     self->queue = old->queue;
     self->position = old->position;
-    cqn_request_becomes(self, CQN_POSTED);
-    cqn_wr_at(self->queue, self->position)->request = self;
-    cqn_engine_hold(self);
+    cqn_awaitable_becomes(self, CQN_POSTED);
+    cqn_wr_at(self->queue, self->position)->awaitable = self;
+    cqn_awaitable_link(self);
     old->queue = NULL;
-    cqn_engine_let_go(old); /* which takes it out of the table, too */
+    cqn_awaitable_drop(old); /* which takes it out of the table, too */
 }
 
 /* If a receive of the same memory was posted and abandoned, this one takes its place. An old one
  * whose message was taken from the stash by others is of no use, and the search goes on. */
-bool cqn_abandoned_take_over(cqn_request *self)
+bool cqn_abandoned_take_over(cqn_awaitable *self)
 {
-    cqn_request *old;
+    cqn_awaitable *old;
     self->key = key_of_memory(self);
     while ((old = find(self)) != NULL) {
         if (old->owner != CQN_STASHED) {
@@ -129,41 +129,41 @@ bool cqn_abandoned_take_over(cqn_request *self)
         forget(old);
         if (found) {
             self->wc.wr_id = self->wr_id;
-            cqn_request_becomes(self, CQN_COMPLETE);
-            cqn_request_leave_scope(self);
+            cqn_awaitable_becomes(self, CQN_COMPLETE);
+            cqn_awaitable_leave_scope(self);
             return true;
         }
     }
     return false;
 }
 
-/* Forgets the receives whose message others have taken from the stash. To drop a request can run
+/* Forgets the receives whose message others have taken from the stash. To drop an awaitable can run
  * any code, which can change the table: so they are dropped at the end. */
 static void sweep(cqn_engine *engine)
 {
-    cqn_line gone = {NULL, NULL};
-    for (size_t i = 0; i < engine->forsaken.room && engine->stashed > 0; i++) {
-        cqn_request *r = engine->forsaken.lines[i].first, *next;
+    cqn_waitlist gone = {NULL, NULL};
+    for (size_t i = 0; i < engine->abandoned_recvs.room && engine->stashed > 0; i++) {
+        cqn_awaitable *r = engine->abandoned_recvs.waitlists[i].first, *next;
         for (; r != NULL; r = next) {
             next = r->behind;
             if (r->owner == CQN_STASHED && !cqn_stash_has(engine->cq, r->wr_id, r->qp)) {
                 leave_table(r);
-                cqn_line_add(&gone, r);
+                cqn_waitlist_add(&gone, r);
             }
         }
     }
     while (gone.first != NULL) {
-        cqn_request *r = gone.first;
-        cqn_line_remove(r);
+        cqn_awaitable *r = gone.first;
+        cqn_waitlist_remove(r);
         Py_DECREF(r);
     }
 }
 
 void cqn_abandoned_forget_all(cqn_engine *engine)
 {
-    for (size_t i = 0; i < engine->forsaken.room; i++) {
-        while (engine->forsaken.lines[i].first != NULL) {
-            forget(engine->forsaken.lines[i].first);
+    for (size_t i = 0; i < engine->abandoned_recvs.room; i++) {
+        while (engine->abandoned_recvs.waitlists[i].first != NULL) {
+            forget(engine->abandoned_recvs.waitlists[i].first);
         }
     }
 }
@@ -171,10 +171,10 @@ void cqn_abandoned_forget_all(cqn_engine *engine)
 /* Until the next recv() of the same memory, or the end of the AsyncCQ, the table knows this
  * receive.
  */
-static void join_table(cqn_request *self)
+static void join_table(cqn_awaitable *self)
 {
     if (!self->engine->closed &&
-        cqn_table_add(&self->engine->forsaken, self, key_of_memory(self)) < 0) {
+        cqn_table_add(&self->engine->abandoned_recvs, self, key_of_memory(self)) < 0) {
         PyErr_Clear(); /* then no recv() finds it, and the message goes to wait() */
     }
 }
@@ -187,10 +187,10 @@ static void sweep_if_worth_it(cqn_engine *engine)
 }
 
 /* The device goes on with the work request. */
-static void abandon_posted(cqn_request *self)
+static void abandon_posted(cqn_awaitable *self)
 {
-    cqn_engine_own(self);
-    if (self->kind == CQN_RECEIVES && self->state == CQN_POSTED) {
+    cqn_awaitable_adopt(self);
+    if (self->kind == CQN_OF_RECV && self->state == CQN_POSTED) {
         join_table(self);
         sweep_if_worth_it(self->engine);
     }
@@ -198,20 +198,20 @@ static void abandon_posted(cqn_request *self)
 
 /* Others can have its completion; if it goes into the stash, the next recv() of the same memory
  * can. */
-static void abandon_complete(cqn_request *self)
+static void abandon_complete(cqn_awaitable *self)
 {
     cqn_engine *engine = self->engine;
-    assert(self->owner == CQN_UNLISTED && self->line == NULL);
+    assert(self->owner == CQN_UNLISTED && self->waitlist == NULL);
     self->owner = CQN_ORPHANED;
     engine->cq->stats.completions--;
     if (cqn_operation_offer(self, &self->wc, &self->extra)) {
         return;
     }
     cqn_stash_put_back(engine->cq, &self->wc, &self->extra);
-    if (self->kind == CQN_RECEIVES && self->wc.status == IBV_WC_SUCCESS) {
+    if (self->kind == CQN_OF_RECV && self->wc.status == IBV_WC_SUCCESS) {
         join_table(self);
     }
-    if (self->line != NULL) {
+    if (self->waitlist != NULL) {
         self->owner = CQN_STASHED;
         engine->stashed++;
         Py_INCREF(self); /* the reference of the table */
@@ -219,7 +219,7 @@ static void abandon_complete(cqn_request *self)
     }
 }
 
-void cqn_operation_abandon(cqn_request *self)
+void cqn_operation_abandon(cqn_awaitable *self)
 {
     if (self->queue != NULL) {
         assert(self->state == CQN_POSTED || self->state == CQN_FAILED);
@@ -228,8 +228,8 @@ void cqn_operation_abandon(cqn_request *self)
     else if (self->state == CQN_COMPLETE) {
         abandon_complete(self);
     }
-    else if (cqn_request_is_listed(self)) {
+    else if (cqn_awaitable_is_listed(self)) {
         assert(self->state == CQN_QUEUED);
-        cqn_engine_let_go(self);
+        cqn_awaitable_drop(self);
     }
 }

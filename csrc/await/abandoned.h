@@ -6,14 +6,14 @@
 #include "await/await.h"
 
 /* Remembers the memory of a receive. -1 with MemoryError. */
-int cqn_abandoned_remember(cqn_request *self, const cqn_sg *sg);
+int cqn_abandoned_remember(cqn_awaitable *self, const cqn_sg *sg);
 
 /* Whether an abandoned receive of the same memory became this one. */
-bool cqn_abandoned_take_over(cqn_request *self);
+bool cqn_abandoned_take_over(cqn_awaitable *self);
 
 /* The task has given up its operation. If the device has its work request, the engine owns the
  * operation from now on; if it is COMPLETE, others can have its completion. */
-void cqn_operation_abandon(cqn_request *self);
+void cqn_operation_abandon(cqn_awaitable *self);
 
 /* The engine is closed: no abandoned receive is found by its memory any more. */
 void cqn_abandoned_forget_all(cqn_engine *engine);

@@ -1,79 +1,79 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Awaiting completions: the engine, and the machine of its requests. The files, each of which uses
- * only those below it:
+ * Awaiting completions: the engine of an AsyncCQ, and its awaitables, which are what send(), wait()
+ * and so on return. The files, each of which uses only those below it:
  *
  *   engine_type.c      Engine: the type that an AsyncCQ is built on
- *   request_type.c     Request: the type, in the shape of a coroutine
- *   step.c             what a task does in a request: the steps of its state machine, and giving up
+ *   awaitable_type.c   Awaitable: the type, in the shape of a coroutine
+ *   step.c             what a task does in an awaitable: its steps from state to state; giving up
  *   scope.c            Scope: the type, and the end of a scope
- *   calls.c            the methods that a task awaits, their arguments, and its first step
- *   engine.c           looking for completions, arming the CQ, waking tasks; failures
- *   post.c             posting operations, and those that wait for room in their queue
- *   abandoned.c        operations whose task gave up: the next recv() of the memory takes one over
- *   request.c          the life of a request: its lists, and what becomes of it
- *   waitlist.c         requests in lines, and in tables by a number; claims
- *   loop.c             what the core asks of the AsyncCQ and of the event loop; turns
- *   wakeup.c           what a task of asyncio sleeps on
+ *   calls.c            send(), wait() and so on: their arguments, and the first step of the task
+ *   engine.c           polling and arming the CQ, waking tasks, notifying them of failures
+ *   post.c             posting operations, and those that wait until their queue has capacity
+ *   abandoned.c        operations whose task gave up; a recv() takes over one of the same memory
+ *   awaitable.c        the life of an awaitable: its owner, its lists, and what becomes of it
+ *   waitlist.c         awaitables in the order of arrival, and in tables by a number; claims
+ *   loop.c             calls of the AsyncCQ and the event loop, which are Python code; turns
+ *   wakeup.c           Wakeup: what a task of asyncio sleeps on
  *   coroutine.c        what types that are shaped like a coroutine have in common
  *
- * A request has one of these states:
+ * An awaitable has one of these states:
  *
  *   NEW        made, and not awaited yet
- *   QUEUED     an operation that waits for room in its queue
+ *   QUEUED     an operation that waits until its queue has capacity
  *   POSTED     an operation whose work request the device has
- *   SLEEPING   a wait(), a completion() or the end of a scope, before what it is for came
- *   COMPLETE   what it is for came; its task has not gone on yet
- *   FAILED     what it is for never will come, or the device has failed; its task has not gone on
+ *   WAITING    a wait(), a completion() or the end of a scope, which has not got its result
+ *   COMPLETE   it has its result, and its task has not gone on yet
+ *   FAILED     it will have no result, or the device has failed; its task has not gone on yet
  *   DONE       its task has the result or the exception
  *
- * While a request is QUEUED, POSTED or SLEEPING it is pending: the engine lists it (`first` to
- * `last`). The engine does not own the request, but its anchor, on which the task sleeps: the
- * anchor holds the task, and the task holds the request. A request that was abandoned by its task
- * is owned by the engine, as long as the device has its work request. A diagram is in
- * docs/internals.md.
+ * While an awaitable is QUEUED, POSTED or WAITING it is pending: the engine lists it (`first` to
+ * `last`). The engine does not own the awaitable, but its anchor, on which the task sleeps: the
+ * anchor holds the task, and the task holds the awaitable. When the task gives up, the engine owns
+ * the awaitable as long as the device has its work request. A diagram is in docs/internals.md.
  *
  * Completions are routed as they come from the device, where no Python code runs: each to the
- * operation that posted the work request, or to the completion() that asks for its wr_id, or into
- * the stash of the CQ. The requests that have what they were for are collected, and woken when the
- * routing is over. A wait() is woken with nothing: when its task goes on it takes from the stash
- * what is there, and wakes the next one if something is left. So a task that is cancelled at that
- * very moment has nothing to lose.
+ * operation that posted the work request, or to the completion() that claims its wr_id, or into the
+ * stash of the CQ. The awaitables that got their results are listed, and woken when the routing is
+ * over. A wait() is woken without a result: when its task goes on it takes what the stash has then,
+ * and wakes the next one if something is left. So a task that is cancelled at that moment loses
+ * nothing.
  *
  * Any thread may close the AsyncCQ, its CQ, the channel, a queue pair or the context, poll the CQ
- * or arm it, wherever the code here lets go of the lock. So after each such place it looks again at
- * what it goes on with. By the names that a debug build has for the places (CQN_PLACE), where
- * tests/faults/test_places.py lets another thread act:
+ * or arm it, wherever the code here releases the lock. So after each such place the code checks
+ * again what it goes on with. In a debug build each place has a name (CQN_PLACE), and
+ * tests/faults/test_places.py lets another thread act there:
  *
- *   place      what runs there                          what is looked at afterwards
- *   arguments  __index__() and the like                 all: enter(), check_qp()
- *   attach     Reader.attach(), in Python               AsyncCQ and CQ: enter(); the QP
+ *   place      what runs there                          what is checked afterwards
+ *   arguments  __index__() and the like                 all: check_can_wait(), check_qp()
+ *   attach     Reader.attach(), in Python               AsyncCQ and CQ: check_can_wait(); the QP
  *   report     AsyncCQ._take_report(), in Python        the same
  *   memory     buffers, __len__() of the SGEs           AsyncCQ, and the QP as it is posted to
- *   state      ibv_query_qp(), without the GIL          AsyncCQ, QP; in a line, the request's state
+ *   state      ibv_query_qp(), without the GIL          AsyncCQ, QP; of a QUEUED one, its state
  *   look       destructors of what completed; spin;     AsyncCQ, the QP of a completion(); one that
- *              handlers of signals                      is listed already learns of a close
- *   wakeup     the wakeup of another library            the state of the request, how often the CQ
- *                                                       was armed since the look
- *   arm        destructors, AsyncCQ._look_later()       CQ: has_no_sleeper(), in each round
- *   prepare    call_soon() of the tasks woken           the state of the request
- *   lie down,  the other library, which puts the task   nothing: `dozing` has who changes the state
- *   doze,      to sleep, or is passed an exception      wake the task, which may not sleep yet
- *   throw
- *   turn       call_soon() of the task itself           the task goes on, and looks at its state
+ *              handlers of signals                      is listed is notified of a close
+ *   wakeup     the wakeup of another library            the state, and how often the CQ was armed
+ *                                                       since the poll
+ *   arm        destructors, AsyncCQ._poll_later()       CQ: has_no_sleeper(), in each round
+ *   prepare    call_soon() of the tasks woken           the state
+ *   lie down,  the other library, which puts the task   nothing: by `activity`, a change of the
+ *   doze,      to sleep, or gets an exception for it    state wakes the task, which may not sleep
+ *   throw                                               yet
+ *   turn       call_soon() of the task itself           nothing: the task goes on, and checks
  *   take       destructors of what completed            the stash; if it is empty AsyncCQ and CQ
- *   event      as in prepare, in the loop's callback    `woken`, which lists who has something
- *   wake       call_soon() of each task                 the list of those to be woken, each time
- *   room       as in state, for each in line            QP, before its other queue is asked
- *   poll       AsyncCQ._leave_closed_loop(), in Python  CQ: fetch_batch(); AsyncCQ: as it hands out
+ *   event      as in prepare, in the loop's callback    `woken`, the list of those to be woken
+ *   wake       call_soon() of each task                 the same, each time
+ *   room       as in state, for each that is QUEUED     QP, before its other queue is posted to
+ *   poll       AsyncCQ._leave_closed_loop(), in Python  CQ, as it is polled; AsyncCQ, at the end
  *   give up    destructors of the task's objects        CQ: has_no_sleeper()
  *
- * A close marks first, and then tells: the AsyncCQ that is closed takes no new request, and fails
- * those that it lists; a queue pair without a handle fails what its books list, and its claims. A
- * request that is listed after such a look is thus told, and one that is not has looked. To take a
- * request out of a list and to list it runs no code of others. While the CQ is destroyed it has no
- * handle and is not armed; if that fails, cqn_engine_look_again() looks. Tasks are woken only in
- * the thread of their loop, by AsyncCQ._hand_over(), and Reader.loop changes only there.
+ * A close marks first, and then notifies. The AsyncCQ that is closed takes no new awaitable, and
+ * fails those that it lists; a queue pair without a handle fails those in its books, and its
+ * claims. So an awaitable that is listed after such a check is notified, and one that is not listed
+ * has checked. Taking an awaitable out of a list, and listing it, runs no other code. While the CQ
+ * is destroyed it has no handle and is not armed; if destroying fails, cqn_engine_poll_again()
+ * polls. Tasks are woken only in the thread of their loop, by AsyncCQ._wake_in_loop(), and
+ * Reader.loop changes only there.
  */
 #ifndef CQN_AWAIT_AWAIT_H
 #define CQN_AWAIT_AWAIT_H
@@ -85,21 +85,28 @@
 
 typedef struct cqn_scope cqn_scope;
 
-/* What a request is for. The first two are operations, which post. */
-typedef enum { CQN_SENDS, CQN_RECEIVES, CQN_CLAIMS, CQN_WAITS, CQN_ENDS_SCOPE } cqn_request_kind;
+/* What an awaitable is for. The first two are operations, which post. */
+typedef enum {
+    CQN_OF_SEND,
+    CQN_OF_RECV,
+    CQN_OF_COMPLETION,
+    CQN_OF_WAIT,
+    CQN_OF_SCOPE
+} cqn_awaitable_kind;
 
 /* What has become of it, see above. */
 typedef enum {
     CQN_NEW,
     CQN_QUEUED,
     CQN_POSTED,
-    CQN_SLEEPING,
+    CQN_WAITING,
     CQN_COMPLETE,
     CQN_FAILED,
     CQN_DONE
-} cqn_request_state;
+} cqn_awaitable_state;
 
-/* Who owns it, and whether the engine lists it. The owner changes in request.c and abandoned.c. */
+/* Who owns it, and whether the engine lists it. The owner changes in awaitable.c and abandoned.c.
+ */
 typedef enum {
     CQN_UNLISTED,  /* the task owns it */
     CQN_PENDING,   /* the task owns it; the engine lists it, and owns its anchor */
@@ -114,16 +121,16 @@ typedef enum {
     CQN_UNWOKEN,
     CQN_LISTED,    /* to be woken: the list of the engine owns a reference */
     CQN_WOKEN,     /* taken from that list: the task goes on at once, or its code runs already */
-    CQN_DUE,       /* passed to the event loop, and counted: the task goes on soon */
-    CQN_DUE_LISTED /* the same, and listed once more */
+    CQN_SCHEDULED, /* passed to the event loop, and counted: the task goes on soon */
+    CQN_SCHEDULED_LISTED /* the same, and listed once more */
 } cqn_wake;
 
 /* What its code does now. Another thread, or code that the step calls, may wake it at any time: so
  * this is independent of how far it was woken. */
 typedef enum {
     CQN_RESTING,
-    CQN_STEPPING, /* a step runs, and looks at the state before the task sleeps */
-    CQN_DOZING    /* in that step, Python code of the event loop puts the task to sleep */
+    CQN_STEPPING,      /* a step runs, and looks at the state before the task sleeps */
+    CQN_FALLING_ASLEEP /* in that step, Python code of the event loop puts the task to sleep */
 } cqn_activity;
 
 /* What its task has done for its result. */
@@ -138,7 +145,7 @@ typedef enum {
 typedef enum { CQN_NOT_LOST, CQN_LOST_CLOSED, CQN_LOST_RESET, CQN_LOST_SKIPPED } cqn_loss;
 
 /* What a method of an AsyncCQ returns and a task awaits. */
-struct cqn_request {
+struct cqn_awaitable {
     PyObject_HEAD
     const char *name;   /* name of the method that made it */
     cqn_engine *engine; /* strong, as all that follows */
@@ -149,17 +156,17 @@ struct cqn_request {
     PyObject *anchor;   /* the wakeup while the task sleeps: the engine's, while pending */
     PyObject *error;    /* why it FAILED, or NULL */
 
-    /* The arguments, as they were given: converted when the request is awaited. */
+    /* The arguments, as they were given: converted when the awaitable is awaited. */
     PyObject *in[CQN_AWAITED_NAMES];
     int given;      /* only so many places of `in` may have one */
     cqn_send *kept; /* what a QUEUED operation will post */
 
-    /* Its places in lists. None of these holds the request, but the list of those to be woken. */
-    cqn_request *prev, *next;           /* in the list of pending requests */
-    cqn_request *before, *behind;       /* in its line */
-    cqn_line *line;                     /* or NULL */
-    cqn_request *qp_before, *qp_behind; /* of the completions() that name one queue pair */
-    cqn_request *woken_next;
+    /* Its places in lists. None of these holds the awaitable, but the list of those to be woken. */
+    cqn_awaitable *prev, *next;           /* in the list of pending awaitables */
+    cqn_awaitable *before, *behind;       /* in its line */
+    cqn_waitlist *waitlist;               /* or NULL */
+    cqn_awaitable *qp_before, *qp_behind; /* of the completions() that name one queue pair */
+    cqn_awaitable *woken_next;
 
     const char *operation;                             /* for messages */
     uint8_t kind, state, owner, wake, activity, pause; /* enums, see above */
@@ -170,14 +177,14 @@ struct cqn_request {
     /* Each of these is independent of the states, and of the others. */
     bool own_id;         /* an argument: the user gave the wr_id */
     bool solicited_only; /* an argument of wait() */
-    bool shares_error;   /* `error` is that of other requests, too */
+    bool shares_error;   /* `error` is that of other awaitables, too */
     bool left_scope;     /* its scope does not count it any more */
     bool cleared;        /* it has let go of all that it held */
     bool is_wrapped;     /* in a coroutine of Python, which warns if it is not awaited */
     bool finalized;      /* Python calls the finalizer of an object once in its life */
 
     uint32_t max_entries;
-    uint64_t looked_at; /* the CQ was looked at for it after so many arms, and one; 0: it was not */
+    uint64_t polled_at; /* the CQ was looked at for it after so many arms, and one; 0: it was not */
     uint64_t wr_id, key; /* the key is the number by which a table knows it */
     uint64_t turn;       /* in which its task went to sleep */
     int64_t event_at;    /* when the event was read that wakes it, while that is measured; or 0 */
@@ -199,7 +206,7 @@ struct cqn_scope {
     cqn_state *state;
     cqn_engine *engine; /* strong */
     PyObject *outer;    /* the scope around it, or NULL */
-    cqn_request *end;   /* what its end sleeps on, held by the engine; or NULL */
+    cqn_awaitable *end; /* what its end sleeps on, held by the engine; or NULL */
     PyObject *error;    /* why something in it may never complete; or NULL */
     Py_ssize_t pending; /* operations that have not completed */
     uint8_t lost;       /* why, if there is no error: a cqn_loss */
@@ -207,9 +214,9 @@ struct cqn_scope {
     char ended;
 };
 
-/* A table of lines: requests are found by a number, `key`. Several numbers can share a line. */
+/* A table of lines: awaitables are found by a number, `key`. Several numbers can share a line. */
 typedef struct {
-    cqn_line *lines;
+    cqn_waitlist *waitlists;
     size_t room, len; /* room is a power of two, or 0 */
 } cqn_table;
 
@@ -224,28 +231,28 @@ struct cqn_engine {
     PyObject *reports;    /* list of failures that no task was told of yet, or NULL */
     PyObject *weakrefs;
 
-    cqn_request *first, *last;       /* the pending requests; the engine owns their anchors */
-    Py_ssize_t len, wanted;          /* how many, and how many of them have a task */
-    cqn_line waiters;                /* in wait() */
-    Py_ssize_t patient;              /* how many of these wait for solicited events only */
-    cqn_table claims, qp_claims;     /* completion() of any queue pair, and of one: waitlist.c */
-    uint64_t claimed;                /* since the engine was made */
-    cqn_table forsaken;              /* receives that were abandoned, by their memory */
-    size_t stashed;                  /* how many of these have completed */
-    cqn_request *woken, *woken_last; /* requests to be woken, in that order; strong */
-    cqn_qp *to_serve;                /* queue pairs where there may be room now, strong */
+    cqn_awaitable *first, *last;       /* the pending awaitables; the engine owns their anchors */
+    Py_ssize_t len, wanted;            /* how many, and how many of them have a task */
+    cqn_waitlist waiters;              /* in wait() */
+    Py_ssize_t solicited_waiters;      /* how many of these wait for solicited events only */
+    cqn_table claims, qp_claims;       /* completion() of any queue pair, and of one: waitlist.c */
+    uint64_t claimed;                  /* since the engine was made */
+    cqn_table abandoned_recvs;         /* receives that were abandoned, by their memory */
+    size_t stashed;                    /* how many of these have completed */
+    cqn_awaitable *woken, *woken_last; /* awaitables to be woken, in that order; strong */
+    cqn_qp *qps_with_capacity;         /* queue pairs where there may be room now, strong */
 
     cqn_engine *busy_prev, *busy_next; /* in the list of the channel, which holds the engine */
-    bool busy, looks_later;
+    bool busy, polls_later;
     bool closed;
-    size_t due;    /* tasks that were woken and have not gone on: nothing overtakes them */
-    uint64_t turn; /* in which it resumed a task */
+    size_t scheduled; /* tasks that were woken and have not gone on: nothing overtakes them */
+    uint64_t turn;    /* in which it resumed a task */
     uint64_t wakeups, max_per_wake;
 };
 
 /* ---- what the folders above, and the module, use of this one ---- */
 
-extern PyType_Spec cqn_wakeup_spec, cqn_engine_spec, cqn_request_spec, cqn_scope_spec;
+extern PyType_Spec cqn_wakeup_spec, cqn_engine_spec, cqn_awaitable_spec, cqn_scope_spec;
 
 /* The engine of that CQ, as a new reference; or NULL if there is none. */
 static inline cqn_engine *cqn_engine_of(const cqn_cq *cq)
@@ -255,18 +262,18 @@ static inline cqn_engine *cqn_engine_of(const cqn_cq *cq)
 }
 
 /* Whether something is to be done when completions were routed. */
-static inline bool cqn_engine_has_news(const cqn_engine *self)
+static inline bool cqn_engine_has_work(const cqn_engine *self)
 {
-    return self->woken != NULL || self->to_serve != NULL;
+    return self->woken != NULL || self->qps_with_capacity != NULL;
 }
 
 /* Wakes the tasks that the routing of completions concerned. -1 with an exception. */
-int cqn_engine_wake(cqn_cq *cq);
+int cqn_engine_wake_routed(cqn_cq *cq);
 
 /* Call after completions of that CQ were routed: wakes the tasks that they are for. */
-static inline int cqn_routed(cqn_cq *cq)
+static inline int cqn_wake_after_routing(cqn_cq *cq)
 {
-    return cq->engine == NULL ? 0 : cqn_engine_wake(cq);
+    return cq->engine == NULL ? 0 : cqn_engine_wake_routed(cq);
 }
 
 /* engine.c */
@@ -277,18 +284,18 @@ int cqn_engine_dispatch(cqn_cq *cq);
 
 /* The CQ may have lost its arming, or its tasks an event. Whether it has an engine, which has seen
  * to it. */
-bool cqn_engine_look_again(cqn_cq *cq);
+bool cqn_engine_poll_again(cqn_cq *cq);
 
 /* The queue pair was closed, reset or moved to an error state: tells the engines of its CQs.
  * `interrupt` as in cqn_callback_failed(). */
-void cqn_engines_tell(cqn_qp *qp, PyObject **interrupt);
+void cqn_engines_notify(cqn_qp *qp, PyObject **interrupt);
 
 /* What CQ.poll() does while the CQ has an engine: a new list. */
 PyObject *cqn_engine_poll(cqn_engine *engine, uint64_t max, double spin);
 
-/* request.c */
+/* awaitable.c */
 
-/* Visits the engines that a channel holds, since they have requests under way. */
+/* Visits the engines that a channel holds, since they have awaitables under way. */
 int cqn_engine_busy_traverse(const cqn_channel *channel, visitproc visit, void *arg);
 
 /* loop.c */

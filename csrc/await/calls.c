@@ -3,8 +3,8 @@
  * The methods of an AsyncCQ that a task awaits: send(), recv() and so on, which post, and wait()
  * and completion(), which do not.
  *
- * A method only sorts its arguments, and makes a request of them. They are converted when the
- * request is awaited, in the first step of the task: a conversion can run any code, and the
+ * A method only sorts its arguments, and makes an awaitable of them. They are converted when the
+ * awaitable is awaited, in the first step of the task: a conversion can run any code, and the
  * exceptions that it raises belong to the task that awaits. So do those of the checks, and of the
  * post. If the queue is full, an operation waits for room, see post.c. A receive whose task was
  * cancelled stays posted, see abandoned.c.
@@ -15,7 +15,7 @@
 #include "await/engine.h"
 #include "await/loop.h"
 #include "await/post.h"
-#include "await/request.h"
+#include "await/awaitable.h"
 #include "await/waitlist.h"
 
 #define FIRST_OWN_ID (UINT64_C(1) << 63) /* the ids of the user end here */
@@ -51,28 +51,28 @@ static int wants_coroutines(cqn_engine *self)
     return st->anyio_is_old;
 }
 
-/* What a method of the AsyncCQ returns for a request, whose reference is stolen: the request
+/* What a method of the AsyncCQ returns for an awaitable, whose reference is stolen: the awaitable
  * itself, or a coroutine around it for an old anyio. */
-static PyObject *shape(cqn_engine *self, cqn_request *request)
+static PyObject *as_coroutine(cqn_engine *self, cqn_awaitable *awaitable)
 {
-    int wanted = request == NULL ? -1 : wants_coroutines(self);
+    int wanted = awaitable == NULL ? -1 : wants_coroutines(self);
     if (wanted == 0) {
-        return (PyObject *)request;
+        return (PyObject *)awaitable;
     }
     PyObject *coroutine = NULL, *name = NULL;
     if (wanted > 0) {
-        coroutine = cqn_engine_call(self, "_coroutine", (PyObject *)request);
-        name =
-            coroutine == NULL ? NULL : PyObject_GetAttrString((PyObject *)request, "__qualname__");
+        coroutine = cqn_engine_call(self, "_coroutine", (PyObject *)awaitable);
+        name = coroutine == NULL ? NULL
+                                 : PyObject_GetAttrString((PyObject *)awaitable, "__qualname__");
     }
     if (name == NULL || PyObject_SetAttrString(coroutine, "__qualname__", name) < 0) {
         Py_CLEAR(coroutine);
     }
-    if (request != NULL) {
-        request->is_wrapped = true; /* the coroutine warns if it is never awaited */
+    if (awaitable != NULL) {
+        awaitable->is_wrapped = true; /* the coroutine warns if it is never awaited */
     }
     Py_XDECREF(name);
-    Py_XDECREF(request);
+    Py_XDECREF(awaitable);
     return coroutine;
 }
 
@@ -82,7 +82,7 @@ static PyObject *shape(cqn_engine *self, cqn_request *request)
 
 typedef struct {
     const char *name;
-    cqn_request_kind kind;
+    cqn_awaitable_kind kind;
     uint8_t opcode, opcode_with_imm;
     uint8_t required; /* arguments, by position */
     const char *names[MAX_ARGS + 1];
@@ -91,7 +91,7 @@ typedef struct {
 
 static const method sends = {
     .name = "send",
-    .kind = CQN_SENDS,
+    .kind = CQN_OF_SEND,
     .opcode = IBV_WR_SEND,
     .opcode_with_imm = IBV_WR_SEND_WITH_IMM,
     .required = 2,
@@ -102,14 +102,14 @@ static const method sends = {
 };
 static const method receives = {
     .name = "recv",
-    .kind = CQN_RECEIVES,
+    .kind = CQN_OF_RECV,
     .required = 2,
     .names = {"qp", "sg", "wr_id"},
     .as = {0, CQN_SG, CQN_WR_ID},
 };
 static const method writes = {
     .name = "write",
-    .kind = CQN_SENDS,
+    .kind = CQN_OF_SEND,
     .opcode = IBV_WR_RDMA_WRITE,
     .opcode_with_imm = IBV_WR_RDMA_WRITE_WITH_IMM,
     .required = 4,
@@ -119,7 +119,7 @@ static const method writes = {
 };
 static const method reads = {
     .name = "read",
-    .kind = CQN_SENDS,
+    .kind = CQN_OF_SEND,
     .opcode = IBV_WR_RDMA_READ,
     .required = 4,
     .names = {"qp", "sg", "remote_addr", "rkey", "send_flags", "wr_id"},
@@ -127,7 +127,7 @@ static const method reads = {
 };
 static const method swaps = {
     .name = "atomic_cmp_and_swp",
-    .kind = CQN_SENDS,
+    .kind = CQN_OF_SEND,
     .opcode = IBV_WR_ATOMIC_CMP_AND_SWP,
     .required = 6,
     .names = {"qp", "sg", "remote_addr", "rkey", "compare_add", "swap", "send_flags", "wr_id"},
@@ -136,7 +136,7 @@ static const method swaps = {
 };
 static const method adds = {
     .name = "atomic_fetch_and_add",
-    .kind = CQN_SENDS,
+    .kind = CQN_OF_SEND,
     .opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
     .required = 5,
     .names = {"qp", "sg", "remote_addr", "rkey", "compare_add", "send_flags", "wr_id"},
@@ -144,9 +144,9 @@ static const method adds = {
 };
 
 /* A program that has no scope does not pay for asking the context variable. */
-static int enter_scope(cqn_request *request)
+static int enter_scope(cqn_awaitable *awaitable)
 {
-    cqn_engine *engine = request->engine;
+    cqn_engine *engine = awaitable->engine;
     PyObject *value;
     if (engine->state->scopes == 0) {
         return 0;
@@ -159,7 +159,7 @@ static int enter_scope(cqn_request *request)
         cqn_scope *scope = (cqn_scope *)at;
         if (scope->engine == engine && !scope->ended) {
             scope->pending++;
-            request->scope = (cqn_scope *)Py_NewRef(at);
+            awaitable->scope = (cqn_scope *)Py_NewRef(at);
             break;
         }
     }
@@ -167,7 +167,8 @@ static int enter_scope(cqn_request *request)
     return 0;
 }
 
-/* What all six methods do: they sort the arguments, and hold them until the request is awaited. */
+/* What all six methods do: they sort the arguments, and hold them until the awaitable is awaited.
+ */
 static PyObject *make_operation(const method *m, PyObject *op, PyObject *const *args,
                                 Py_ssize_t nargs, PyObject *kwnames)
 {
@@ -175,7 +176,7 @@ static PyObject *make_operation(const method *m, PyObject *op, PyObject *const *
     if (cqn_args(m->name, m->names, m->required, m->required, args, nargs, kwnames, in) < 0) {
         return NULL;
     }
-    cqn_request *self = cqn_request_new((cqn_engine *)op, m->kind, m->name);
+    cqn_awaitable *self = cqn_awaitable_new((cqn_engine *)op, m->kind, m->name);
     if (self == NULL) {
         return NULL;
     }
@@ -191,7 +192,7 @@ static PyObject *make_operation(const method *m, PyObject *op, PyObject *const *
     if (enter_scope(self) < 0) {
         Py_CLEAR(self);
     }
-    return shape((cqn_engine *)op, self);
+    return as_coroutine((cqn_engine *)op, self);
 }
 
 #define METHOD(name)                                              \
@@ -210,7 +211,7 @@ METHOD(adds)
 
 /* ---- the methods that wait ---- */
 
-/* The methods only sort the arguments; all else happens when the request is awaited. */
+/* The methods only sort the arguments; all else happens when the awaitable is awaited. */
 PyObject *cqn_engine_wait(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     CQN_LOCKED;
@@ -219,12 +220,12 @@ PyObject *cqn_engine_wait(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
     if (cqn_args("wait", names, 1, 0, args, nargs, kwnames, in) < 0) {
         return NULL;
     }
-    cqn_request *request = cqn_request_new((cqn_engine *)op, CQN_WAITS, "wait");
-    for (int i = 0; request != NULL && i < 3; i++) {
-        request->in[i] = Py_XNewRef(in[i]);
-        request->given = i + 1;
+    cqn_awaitable *awaitable = cqn_awaitable_new((cqn_engine *)op, CQN_OF_WAIT, "wait");
+    for (int i = 0; awaitable != NULL && i < 3; i++) {
+        awaitable->in[i] = Py_XNewRef(in[i]);
+        awaitable->given = i + 1;
     }
-    return shape((cqn_engine *)op, request);
+    return as_coroutine((cqn_engine *)op, awaitable);
 }
 
 PyObject *cqn_engine_completion(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
@@ -236,13 +237,13 @@ PyObject *cqn_engine_completion(PyObject *op, PyObject *const *args, Py_ssize_t 
     if (cqn_args("completion", names, 1, 1, args, nargs, kwnames, in) < 0) {
         return NULL;
     }
-    cqn_request *request = cqn_request_new((cqn_engine *)op, CQN_CLAIMS, "completion");
-    if (request != NULL) {
-        request->in[0] = Py_NewRef(in[0]);
-        request->given = 1;
-        request->qp = in[1] == NULL || in[1] == Py_None ? NULL : (cqn_qp *)Py_NewRef(in[1]);
+    cqn_awaitable *awaitable = cqn_awaitable_new((cqn_engine *)op, CQN_OF_COMPLETION, "completion");
+    if (awaitable != NULL) {
+        awaitable->in[0] = Py_NewRef(in[0]);
+        awaitable->given = 1;
+        awaitable->qp = in[1] == NULL || in[1] == Py_None ? NULL : (cqn_qp *)Py_NewRef(in[1]);
     }
-    return shape((cqn_engine *)op, request);
+    return as_coroutine((cqn_engine *)op, awaitable);
 }
 
 /* ---- what each of them begins with ---- */
@@ -268,7 +269,7 @@ static int raise_report(cqn_engine *self, cqn_qp *qp)
 
 /* The AsyncCQ works, the running loop reads its channel, and no failure is left to report that
  * concerns that QP; NULL is any. -1 with an exception. */
-static int enter(cqn_engine *self, cqn_qp *qp)
+static int check_can_wait(cqn_engine *self, cqn_qp *qp)
 {
     return cqn_engine_check_open(self) < 0 || cqn_loop_attach(self) < 0 ||
                    cqn_engine_check_open(self) < 0
@@ -276,7 +277,7 @@ static int enter(cqn_engine *self, cqn_qp *qp)
                : raise_report(self, qp);
 }
 
-static int check_is_qp(const cqn_request *self)
+static int check_is_qp(const cqn_awaitable *self)
 {
     const cqn_state *st = self->engine->state;
     PyObject *qp = (PyObject *)self->qp;
@@ -295,13 +296,13 @@ static int check_is_qp(const cqn_request *self)
 }
 
 /* Sends must complete on the CQ of this engine, or receives must, or for a completion() either. */
-static int check_qp(const cqn_request *self)
+static int check_qp(const cqn_awaitable *self)
 {
     if (check_is_qp(self) < 0) {
         return -1;
     }
     const cqn_cq *cq = self->engine->cq;
-    const bool sends = self->kind != CQN_RECEIVES, receives = self->kind != CQN_SENDS;
+    const bool sends = self->kind != CQN_OF_RECV, receives = self->kind != CQN_OF_SEND;
     if ((sends && self->qp->send_cq == cq) || (receives && self->qp->recv_cq == cq)) {
         return 0;
     }
@@ -317,7 +318,7 @@ static int check_qp(const cqn_request *self)
 
 /* An operation has the wr_id of the user, or one that the core chooses and no other operation has.
  */
-static int choose_id(cqn_request *self)
+static int choose_id(cqn_awaitable *self)
 {
     PyObject *value = self->in[CQN_WR_ID];
     if (value == NULL) {
@@ -339,7 +340,7 @@ static int choose_id(cqn_request *self)
 
 /* A receive takes over an abandoned receive of the same memory, if there is one, and then posts
  * nothing. */
-static int begin_recv(cqn_request *self)
+static int begin_recv(cqn_awaitable *self)
 {
     cqn_sg_arrays arrays;
     cqn_send send;
@@ -351,15 +352,15 @@ static int begin_recv(cqn_request *self)
         return -1;
     }
     self->operation = "RECV";
-    if (self->engine->forsaken.len > 0 && cqn_abandoned_take_over(self)) {
+    if (self->engine->abandoned_recvs.len > 0 && cqn_abandoned_take_over(self)) {
         return 0;
     }
     return cqn_operation_post(self, &send);
 }
 
-/* The arguments of a send are checked and gathered on the stack. If the queue is full, the request
- * keeps a copy with references of its own. */
-static int begin_send(cqn_request *self)
+/* The arguments of a send are checked and gathered on the stack. If the queue is full, the
+ * awaitable keeps a copy with references of its own. */
+static int begin_send(cqn_awaitable *self)
 {
     const cqn_state *st = self->engine->state;
     PyObject *in[CQN_SEND_NAMES] = {NULL};
@@ -382,25 +383,26 @@ static int begin_send(cqn_request *self)
     return rc;
 }
 
-static int begin_operation(cqn_request *self)
+static int begin_operation(cqn_awaitable *self)
 {
     cqn_engine *engine = self->engine;
     if (choose_id(self) < 0) {
         return -1;
     }
     CQN_PLACE("arguments");
-    if (check_qp(self) < 0 || enter(engine, self->qp) < 0 || cqn_open(&self->qp->base) == NULL) {
+    if (check_qp(self) < 0 || check_can_wait(engine, self->qp) < 0 ||
+        cqn_open(&self->qp->base) == NULL) {
         return -1;
     }
-    int rc = self->kind == CQN_RECEIVES ? begin_recv(self) : begin_send(self);
-    return rc < 0 || self->state == CQN_COMPLETE ? rc : cqn_engine_look(self);
+    int rc = self->kind == CQN_OF_RECV ? begin_recv(self) : begin_send(self);
+    return rc < 0 || self->state == CQN_COMPLETE ? rc : cqn_engine_poll_for(self);
 }
 
 /* ---- the first step of wait() ---- */
 
-/* Arguments are converted when the request is awaited, not when it is made: a conversion can run
+/* Arguments are converted when the awaitable is awaited, not when it is made: a conversion can run
  * any code, and what it raises belongs to the task that awaits. */
-static int parse_wait(cqn_request *self)
+static int parse_wait(cqn_awaitable *self)
 {
     PyObject *const *in = self->in;
     uint64_t max = CQN_BATCH;
@@ -417,13 +419,14 @@ static int parse_wait(cqn_request *self)
 
 /* A wait() stands in line even if the stash has something for it: so completions are handed out in
  * the order of the waits. */
-static int join_waiters(cqn_request *request)
+static int join_waiters(cqn_awaitable *awaitable)
 {
-    cqn_engine *self = request->engine;
+    cqn_engine *self = awaitable->engine;
     if (self->waiters.first == NULL && self->cq->stash_len == 0) {
-        request->looked_at = self->cq->stats.arms + 1;
-        const size_t max = request->max_entries;
-        if (cqn_cq_fetch_or_spin(self->cq, max > CQN_BATCH ? max : CQN_BATCH, request->spin) < 0) {
+        awaitable->polled_at = self->cq->stats.arms + 1;
+        const size_t max = awaitable->max_entries;
+        if (cqn_cq_fetch_or_spin(self->cq, max > CQN_BATCH ? max : CQN_BATCH, awaitable->spin) <
+            0) {
             return -1;
         }
         CQN_PLACE("look");
@@ -432,25 +435,25 @@ static int join_waiters(cqn_request *request)
             return -1;
         }
     }
-    cqn_line_add(&self->waiters, request);
-    self->patient += request->solicited_only;
-    cqn_request_becomes(request, CQN_SLEEPING);
-    cqn_engine_hold(request);
+    cqn_waitlist_add(&self->waiters, awaitable);
+    self->solicited_waiters += awaitable->solicited_only;
+    cqn_awaitable_becomes(awaitable, CQN_WAITING);
+    cqn_awaitable_link(awaitable);
     return 0;
 }
 
-static int begin_wait(cqn_request *self)
+static int begin_wait(cqn_awaitable *self)
 {
     if (parse_wait(self) < 0) {
         return -1;
     }
     CQN_PLACE("arguments");
-    return enter(self->engine, NULL) < 0 ? -1 : join_waiters(self);
+    return check_can_wait(self->engine, NULL) < 0 ? -1 : join_waiters(self);
 }
 
 /* ---- the first step of completion() ---- */
 
-static int parse_completion(cqn_request *self)
+static int parse_completion(cqn_awaitable *self)
 {
     if (PyBool_Check(self->in[0])) {
         PyErr_SetString(PyExc_TypeError, "wr_id must be an integer, not bool");
@@ -464,37 +467,38 @@ static int parse_completion(cqn_request *self)
 
 /* A completion() looks once, since the completion that it asks for may be in the device or in the
  * stash. */
-static int join_claims(cqn_request *request)
+static int join_claims(cqn_awaitable *awaitable)
 {
-    cqn_engine *self = request->engine;
-    if (cqn_engine_look(request) < 0 || cqn_engine_check(self) < 0) {
+    cqn_engine *self = awaitable->engine;
+    if (cqn_engine_poll_for(awaitable) < 0 || cqn_engine_check(self) < 0) {
         return -1;
     }
-    if (cqn_stash_pop(self->cq, request->wr_id, request->qp, &request->wc, &request->extra)) {
-        cqn_request_becomes(request, CQN_COMPLETE);
+    if (cqn_stash_pop(self->cq, awaitable->wr_id, awaitable->qp, &awaitable->wc,
+                      &awaitable->extra)) {
+        cqn_awaitable_becomes(awaitable, CQN_COMPLETE);
         return 0;
     }
-    if ((request->qp != NULL && cqn_open(&request->qp->base) == NULL) ||
-        cqn_claims_add(request) < 0) {
+    if ((awaitable->qp != NULL && cqn_open(&awaitable->qp->base) == NULL) ||
+        cqn_claims_add(awaitable) < 0) {
         return -1;
     }
-    cqn_request_becomes(request, CQN_SLEEPING);
-    cqn_engine_hold(request);
+    cqn_awaitable_becomes(awaitable, CQN_WAITING);
+    cqn_awaitable_link(awaitable);
     return 0;
 }
 
-static int begin_completion(cqn_request *self)
+static int begin_completion(cqn_awaitable *self)
 {
     if (parse_completion(self) < 0) {
         return -1;
     }
     CQN_PLACE("arguments");
-    return enter(self->engine, self->qp) < 0 ? -1 : join_claims(self);
+    return check_can_wait(self->engine, self->qp) < 0 ? -1 : join_claims(self);
 }
 
-int cqn_call_begin(cqn_request *self)
+int cqn_call_begin(cqn_awaitable *self)
 {
-    return self->kind == CQN_WAITS    ? begin_wait(self)
-           : self->kind == CQN_CLAIMS ? begin_completion(self)
-                                      : begin_operation(self);
+    return self->kind == CQN_OF_WAIT         ? begin_wait(self)
+           : self->kind == CQN_OF_COMPLETION ? begin_completion(self)
+                                             : begin_operation(self);
 }

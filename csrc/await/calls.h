@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The methods of an AsyncCQ that a task awaits: each makes a request, and the first step of the
+/* The methods of an AsyncCQ that a task awaits: each makes an awaitable, and the first step of the
  * task carries it out. */
 #ifndef CQN_AWAIT_CALLS_H
 #define CQN_AWAIT_CALLS_H
@@ -20,6 +20,6 @@ CQN_CALL(adds);
 
 /* The first step of the task: an operation is posted, or waits for room; a wait() and a
  * completion() are under way from now on, or COMPLETE already. -1 with an exception. */
-int cqn_call_begin(cqn_request *self);
+int cqn_call_begin(cqn_awaitable *self);
 
 #endif

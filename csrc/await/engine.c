@@ -9,10 +9,10 @@
  * the CQ is armed whatever it remembers. Where completions made room in a queue, the operations
  * that wait for room are posted before any task runs.
  *
- * Completions are given to their requests before any task is woken. So a task that is cancelled at
- * that very moment loses nothing: it gives its completion back, and sees to it that the CQ is armed
- * for the others. To wake a task is to call Python code: so waking comes last, and all tasks of the
- * list are woken, even if the handler of a signal raises in the midst of it.
+ * Completions are given to their awaitables before any task is woken. So a task that is cancelled
+ * at that very moment loses nothing: it gives its completion back, and sees to it that the CQ is
+ * armed for the others. To wake a task is to call Python code: so waking comes last, and all tasks
+ * of the list are woken, even if the handler of a signal raises in the midst of it.
  *
  * The device reports a failure, the CQ can not be polled, or the AsyncCQ is closed: then each task
  * gets the exception once. A failure that no task was told of is kept for the next task that waits.
@@ -22,7 +22,7 @@
 #include "await/abandoned.h"
 #include "await/loop.h"
 #include "await/post.h"
-#include "await/request.h"
+#include "await/awaitable.h"
 #include "await/wakeup.h"
 
 #define BATCHES 4 /* that are looked at in a row: then the event loop gets its turn */
@@ -30,34 +30,34 @@
 /* ---- failures ---- */
 
 /* A task is told one error: of two failures in a row, the second is for its next wait. */
-bool cqn_engine_tell(cqn_engine *self, PyObject *error, const PyObject *qp)
+bool cqn_engine_notify(cqn_engine *self, PyObject *error, const PyObject *qp)
 {
-    bool told = false;
-    for (cqn_request *r = self->first, *next; r != NULL; r = next) {
+    bool notified = false;
+    for (cqn_awaitable *r = self->first, *next; r != NULL; r = next) {
         next = r->next;
         const bool concerned = qp == NULL || r->qp == NULL || (PyObject *)r->qp == qp;
         if (concerned) {
-            const bool is_told =
-                r->kind != CQN_ENDS_SCOPE && r->owner == CQN_PENDING && r->state != CQN_FAILED;
-            told |= is_told;
-            r->shares_error |= is_told;
-            cqn_request_fail(r, error);
+            const bool is_notified =
+                r->kind != CQN_OF_SCOPE && r->owner == CQN_PENDING && r->state != CQN_FAILED;
+            notified |= is_notified;
+            r->shares_error |= is_notified;
+            cqn_awaitable_fail(r, error);
         }
         if (next != NULL &&
-            !cqn_request_is_listed(next)) { /* the end of a scope, all of which has failed */
+            !cqn_awaitable_is_listed(next)) { /* the end of a scope, all of which has failed */
             next = self->first;
         }
     }
-    return told;
+    return notified;
 }
 
 /* Nothing of this engine is awaited any more: completions that the device still has are for poll().
- * To drop a request takes out no other one than the end of its scope. */
+ * To drop an awaitable takes out no other one than the end of its scope. */
 void cqn_engine_drop_all(cqn_engine *self)
 {
     cqn_abandoned_forget_all(self);
     while (self->first != NULL) {
-        cqn_engine_drop(self->first);
+        cqn_awaitable_drop_later(self->first);
     }
 }
 
@@ -66,15 +66,15 @@ int cqn_engine_fail_for_good(cqn_engine *self, PyObject *error)
     if (self->error == NULL) {
         self->error = Py_NewRef(error);
     }
-    cqn_engine_tell(self, error, NULL);
+    cqn_engine_notify(self, error, NULL);
     cqn_engine_drop_all(self);
-    return cqn_engine_hand_over(self);
+    return cqn_engine_wake_in_loop(self);
 }
 
 /* Every task that waits raises the exception that is set. So does every later wait, unless only
  * memory was missing. What is no Exception, such as KeyboardInterrupt, is left set, for the event
  * loop. */
-void cqn_engine_break_down(cqn_engine *self)
+void cqn_engine_fail_with_exception(cqn_engine *self)
 {
     PyObject *error = cqn_take_exception();
     if (!PyErr_GivenExceptionMatches(error, PyExc_Exception)) { /* the caller raises it */
@@ -83,8 +83,8 @@ void cqn_engine_break_down(cqn_engine *self)
     }
     int rc;
     if (PyErr_GivenExceptionMatches(error, PyExc_MemoryError)) {
-        cqn_engine_tell(self, error, NULL);
-        rc = cqn_engine_hand_over(self);
+        cqn_engine_notify(self, error, NULL);
+        rc = cqn_engine_wake_in_loop(self);
     }
     else {
         rc = cqn_engine_fail_for_good(self, error);
@@ -98,10 +98,10 @@ void cqn_engine_break_down(cqn_engine *self)
 /* ---- waking ---- */
 
 /* Wakes the task, or with `resume` runs it here and now. */
-static int wake(cqn_request *self, bool resume)
+static int wake(cqn_awaitable *self, bool resume)
 {
     const cqn_state *st = self->engine->state;
-    if (self->wakeup == NULL) { /* the code of the request runs, and sees its new state itself */
+    if (self->wakeup == NULL) { /* the code of the awaitable runs, and sees its new state itself */
         return 0;
     }
     if (resume && Py_IS_TYPE(self->wakeup, st->Wakeup)) {
@@ -112,18 +112,18 @@ static int wake(cqn_request *self, bool resume)
 
 /* Wakes one task. If the handler of a signal raises meanwhile, that exception is kept for the
  * caller, and the task is woken all the same. */
-static void wake_task(cqn_request *request, bool resume, PyObject **interrupt)
+static void wake_task(cqn_awaitable *awaitable, bool resume, PyObject **interrupt)
 {
-    if (!resume && request->wakeup != NULL && request->wake < CQN_DUE) {
-        request->wake = request->wake == CQN_LISTED ? CQN_DUE_LISTED : CQN_DUE;
-        request->engine->due++;
+    if (!resume && awaitable->wakeup != NULL && awaitable->wake < CQN_SCHEDULED) {
+        awaitable->wake = awaitable->wake == CQN_LISTED ? CQN_SCHEDULED_LISTED : CQN_SCHEDULED;
+        awaitable->engine->scheduled++;
     }
-    for (int tries = 0; tries < 2 && wake(request, resume) < 0; tries++) {
+    for (int tries = 0; tries < 2 && wake(awaitable, resume) < 0; tries++) {
         if (*interrupt == NULL && !PyErr_ExceptionMatches(PyExc_Exception)) {
             *interrupt = cqn_take_exception();
         }
         else {
-            PyErr_WriteUnraisable((PyObject *)request);
+            PyErr_WriteUnraisable((PyObject *)awaitable);
         }
     }
 }
@@ -132,17 +132,17 @@ static void wake_task(cqn_request *request, bool resume, PyObject **interrupt)
  * loop, and none overtakes those that were woken earlier. */
 static bool may_resume(cqn_engine *self)
 {
-    if (self->turn == cqn_turn_now() || self->due > 0 || cqn_turn_is_over()) {
+    if (self->turn == cqn_turn_now() || self->scheduled > 0 || cqn_turn_is_over()) {
         return false;
     }
     self->turn = cqn_turn_now();
     return true;
 }
 
-/* Wakes the tasks of all listed requests. They go on soon, in later steps of the event loop; but
+/* Wakes the tasks of all listed awaitables. They go on soon, in later steps of the event loop; but
  * with `resume` the first of them goes on at once, after the others were passed to the loop. Only
  * the callback of the loop may ask for that: everywhere else another task is running. */
-int cqn_engine_flush(cqn_engine *self, bool resume)
+int cqn_engine_wake_listed(cqn_engine *self, bool resume)
 {
     PyObject *interrupt = NULL;
     cqn_engine_post_queued(self);
@@ -150,10 +150,11 @@ int cqn_engine_flush(cqn_engine *self, bool resume)
         return 0;
     }
     Py_INCREF(self);
-    cqn_request *first = resume && may_resume(self) ? cqn_engine_take_woken(self) : NULL, *request;
-    while ((request = cqn_engine_take_woken(self)) != NULL) {
-        wake_task(request, false, &interrupt);
-        Py_DECREF(request);
+    cqn_awaitable *first = resume && may_resume(self) ? cqn_engine_pop_woken(self) : NULL,
+                  *awaitable;
+    while ((awaitable = cqn_engine_pop_woken(self)) != NULL) {
+        wake_task(awaitable, false, &interrupt);
+        Py_DECREF(awaitable);
         CQN_PLACE("wake");
         cqn_engine_post_queued(self);
     }
@@ -169,22 +170,22 @@ int cqn_engine_flush(cqn_engine *self, bool resume)
  * next. */
 static void wake_first(cqn_engine *self)
 {
-    cqn_request *first = self->waiters.first;
+    cqn_awaitable *first = self->waiters.first;
     if (first != NULL && first->wake == CQN_UNWOKEN && self->cq->stash_len > 0) {
-        cqn_engine_wake_later(cqn_request_ref(first));
+        cqn_awaitable_wake_later(cqn_awaitable_ref(first));
     }
 }
 
 /* ---- looking, and arming ---- */
 
-/* Looks once: what a request that has just begun is for may be there already. */
-int cqn_engine_look(cqn_request *request)
+/* Looks once: what an awaitable that has just begun is for may be there already. */
+int cqn_engine_poll_for(cqn_awaitable *awaitable)
 {
-    cqn_engine *self = request->engine;
+    cqn_engine *self = awaitable->engine;
     cqn_object *deferred = NULL;
     bool more;
     int got = cqn_cq_poll_once(self->cq, CQN_BATCH, &more, &deferred);
-    request->looked_at = more ? 0 : self->cq->stats.arms + 1;
+    awaitable->polled_at = more ? 0 : self->cq->stats.arms + 1;
     cqn_decref_deferred(deferred);
     CQN_PLACE("look");
     cqn_engine_post_queued(self);
@@ -193,23 +194,23 @@ int cqn_engine_look(cqn_request *request)
 
 /* Asks the AsyncCQ for a look in the next turn of the event loop. Returns whether there will be
  * one. */
-static bool look_later(cqn_engine *self)
+static bool poll_later(cqn_engine *self)
 {
-    if (!self->looks_later) {
-        self->looks_later = true;
-        if (cqn_engine_do(self, "_look_later", NULL) < 0) {
-            self->looks_later = false;
+    if (!self->polls_later) {
+        self->polls_later = true;
+        if (cqn_engine_do(self, "_poll_later", NULL) < 0) {
+            self->polls_later = false;
             PyErr_WriteUnraisable((PyObject *)self);
         }
     }
-    return self->looks_later;
+    return self->polls_later;
 }
 
 static bool only_solicited(const cqn_engine *self)
 {
     /* On some devices a flushed completion raises no solicited event, and every waiting task must
      * see it. */
-    return self->len == self->patient && self->cq->flushing == 0;
+    return self->len == self->solicited_waiters && self->cq->flushing == 0;
 }
 
 /* Whether the CQ need not be armed: no task is about to sleep, or a task in wait() is to be woken,
@@ -224,14 +225,14 @@ static bool has_no_sleeper(const cqn_engine *self)
 
 /* Looks once, unless the caller has just `looked`, and arms the CQ if that found all there was.
  * Returns 1 if it is safe to sleep, 0 to look again, or -1 with an exception. */
-static int look_and_arm(cqn_engine *self, bool looked, cqn_object **deferred)
+static int poll_and_arm(cqn_engine *self, bool polled, cqn_object **deferred)
 {
     cqn_cq *cq = self->cq;
     bool more = false;
     if (has_no_sleeper(self)) {
         return 1;
     }
-    if (!looked && cqn_cq_poll_once(cq, CQN_BATCH, &more, deferred) < 0) {
+    if (!polled && cqn_cq_poll_once(cq, CQN_BATCH, &more, deferred) < 0) {
         return -1;
     }
     const bool solicited = only_solicited(self);
@@ -243,12 +244,12 @@ static int look_and_arm(cqn_engine *self, bool looked, cqn_object **deferred)
 
 /* Looks a few times in a row. If completions still come then, the event loop gets its turn first.
  */
-static int look_until_safe(cqn_engine *self, bool looked)
+static int poll_until_safe(cqn_engine *self, bool polled)
 {
     cqn_object *deferred = NULL;
     int safe = 0;
-    for (int i = 0; safe == 0 && (i < BATCHES || !look_later(self)); i++) {
-        safe = look_and_arm(self, looked && i == 0, &deferred);
+    for (int i = 0; safe == 0 && (i < BATCHES || !poll_later(self)); i++) {
+        safe = poll_and_arm(self, polled && i == 0, &deferred);
         cqn_decref_deferred(deferred);
         deferred = NULL;
         CQN_PLACE("arm");
@@ -256,25 +257,25 @@ static int look_until_safe(cqn_engine *self, bool looked)
     return safe < 0 ? -1 : 0;
 }
 
-/* Makes it safe to sleep for all pending requests; those that have something are listed to be
+/* Makes it safe to sleep for all pending awaitables; those that have something are listed to be
  * woken. `looked`: the caller has looked, and nothing was posted since. */
-void cqn_engine_prepare(cqn_engine *self, bool looked)
+void cqn_engine_prepare(cqn_engine *self, bool polled)
 {
-    if (look_until_safe(self, looked) < 0) {
-        cqn_engine_break_down(self);
+    if (poll_until_safe(self, polled) < 0) {
+        cqn_engine_fail_with_exception(self);
     }
     cqn_engine_post_queued(self);
     wake_first(self);
 }
 
-/* After anything that may have changed something for the pending requests: it is made safe to sleep
- * again, and the tasks that have something are woken. Leaves no exception set. */
-void cqn_engine_serve(cqn_engine *self)
+/* After anything that may have changed something for the pending awaitables: it is made safe to
+ * sleep again, and the tasks that have something are woken. Leaves no exception set. */
+void cqn_engine_update(cqn_engine *self)
 {
     if (!self->closed && self->len > 0) {
         cqn_engine_prepare(self, false);
     }
-    cqn_engine_hand_over_or_put_off(self);
+    cqn_engine_wake_in_loop_or_defer(self);
 }
 
 /* ---- events ---- */
@@ -294,7 +295,7 @@ int cqn_engine_dispatch(cqn_cq *cq)
     cqn_engine_prepare(self, false);
     CQN_PLACE("event");
     self->channel->event_at = 0;
-    int rc = PyErr_Occurred() ? -1 : cqn_engine_flush(self, true);
+    int rc = PyErr_Occurred() ? -1 : cqn_engine_wake_listed(self, true);
     CQN_CHECK_ENGINE(self);
     Py_DECREF(self);
     return rc;
@@ -302,13 +303,13 @@ int cqn_engine_dispatch(cqn_cq *cq)
 
 /* The device may have forgotten that the CQ was armed, or an event was lost while destroying it
  * failed. Returns whether the CQ has an engine, which has seen to that. */
-bool cqn_engine_look_again(cqn_cq *cq)
+bool cqn_engine_poll_again(cqn_cq *cq)
 {
     cqn_engine *self = cqn_engine_of(cq);
     if (self == NULL) {
         return false;
     }
-    cqn_engine_serve(self);
+    cqn_engine_update(self);
     Py_DECREF(self);
     return true;
 }
@@ -319,17 +320,17 @@ bool cqn_engine_look_again(cqn_cq *cq)
  * the other engine of the queue pair are for that engine to tell. */
 static void fail_claims(const cqn_engine *self, const cqn_qp *qp)
 {
-    for (cqn_request *r = qp->first_claim, *next; r != NULL; r = next) {
+    for (cqn_awaitable *r = qp->first_claim, *next; r != NULL; r = next) {
         next = r->qp_behind;
         if (r->engine == self) {
-            cqn_request_lost(r, qp);
+            cqn_awaitable_lost(r, qp);
         }
     }
 }
 
 /* Tells the engine of one CQ of that queue pair. The books have told the operations that were
- * posted there (cqn_request_lost()); this is for claims, for operations that wait for room, and for
- * arming. */
+ * posted there (cqn_awaitable_lost()); this is for claims, for operations that wait for room, and
+ * for arming. */
 static void qp_changed(cqn_cq *cq, cqn_qp *qp, PyObject **interrupt)
 {
     cqn_engine *self = cqn_engine_of(cq);
@@ -341,18 +342,18 @@ static void qp_changed(cqn_cq *cq, cqn_qp *qp, PyObject **interrupt)
         fail_claims(self, qp);
     }
     else {
-        cqn_engine_room(self, qp); /* operations that wait for room learn of it */
+        cqn_engine_note_capacity(self, qp); /* operations that wait for room learn of it */
     }
     if (self->len > 0) {
         cqn_engine_prepare(self, false);
     }
-    if (PyErr_Occurred() || cqn_engine_hand_over(self) < 0) {
+    if (PyErr_Occurred() || cqn_engine_wake_in_loop(self) < 0) {
         cqn_callback_failed((PyObject *)self, interrupt);
     }
     Py_DECREF(self);
 }
 
-void cqn_engines_tell(cqn_qp *qp, PyObject **interrupt)
+void cqn_engines_notify(cqn_qp *qp, PyObject **interrupt)
 {
     if (cqn_forked(&qp->base) || PyErr_Occurred() || qp->send_cq == NULL) {
         return;
@@ -386,7 +387,7 @@ PyObject *cqn_engine_poll(cqn_engine *self, uint64_t max, double spin)
             self->waiters.first != NULL && !self->closed ? PyList_New(0) : cqn_cq_pop_wcs(cq, max);
     }
     PyObject *pending = list == NULL ? cqn_take_exception() : NULL;
-    cqn_engine_hand_over_or_put_off(self);
+    cqn_engine_wake_in_loop_or_defer(self);
     if (pending != NULL) {
         cqn_put_exception(pending);
     }

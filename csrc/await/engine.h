@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the engine does for its requests: it looks for completions, arms the CQ, wakes tasks, and
+/* What the engine does for its awaitables: it looks for completions, arms the CQ, wakes tasks, and
  * tells them of failures. */
 #ifndef CQN_AWAIT_ENGINE_H
 #define CQN_AWAIT_ENGINE_H
@@ -10,29 +10,30 @@
 
 /* ---- looking, and arming ---- */
 
-/* Looks once for a request that has just begun. -1 with an exception. */
-int cqn_engine_look(cqn_request *request);
+/* Looks once for an awaitable that has just begun. -1 with an exception. */
+int cqn_engine_poll_for(cqn_awaitable *awaitable);
 
-/* Makes it safe to sleep for all pending requests: arms the CQ, and looks after that. `looked`: the
- * caller has looked, and nothing was posted since. If the device fails, all tasks are told. */
-void cqn_engine_prepare(cqn_engine *self, bool looked);
+/* Makes it safe to sleep for all pending awaitables: arms the CQ, and looks after that. `looked`:
+ * the caller has looked, and nothing was posted since. If the device fails, all tasks are told. */
+void cqn_engine_prepare(cqn_engine *self, bool polled);
 
-/* Call after anything that may have changed something for the pending requests. Sets no exception.
+/* Call after anything that may have changed something for the pending awaitables. Sets no
+ * exception.
  */
-void cqn_engine_serve(cqn_engine *self);
+void cqn_engine_update(cqn_engine *self);
 
 /* ---- waking ---- */
 
-/* Wakes the tasks of all requests that are to be woken: they go on soon; but with `resume`, which
+/* Wakes the tasks of all awaitables that are to be woken: they go on soon; but with `resume`, which
  * only the callback of the event loop may give, the first goes on at once. -1 with what the handler
  * of a signal has raised. */
-int cqn_engine_flush(cqn_engine *self, bool resume);
+int cqn_engine_wake_listed(cqn_engine *self, bool resume);
 
 /* ---- failures ---- */
 
 /* Every task whose wait may be for this QP (NULL: for any) is to raise the error. Returns whether
  * there was one. */
-bool cqn_engine_tell(cqn_engine *self, PyObject *error, const PyObject *qp);
+bool cqn_engine_notify(cqn_engine *self, PyObject *error, const PyObject *qp);
 
 /* Nothing is pending any more. */
 void cqn_engine_drop_all(cqn_engine *self);
@@ -41,6 +42,6 @@ void cqn_engine_drop_all(cqn_engine *self);
 int cqn_engine_fail_for_good(cqn_engine *self, PyObject *error);
 
 /* The device failed while it was polled or armed: all tasks get the exception that is set. */
-void cqn_engine_break_down(cqn_engine *self);
+void cqn_engine_fail_with_exception(cqn_engine *self);
 
 #endif

@@ -9,7 +9,7 @@
 #include "await/engine.h"
 #include "await/loop.h"
 #include "await/post.h"
-#include "await/request.h"
+#include "await/awaitable.h"
 #include "await/step.h"
 #include "await/waitlist.h"
 
@@ -51,18 +51,18 @@ static PyObject *engine_poll(PyObject *op, PyObject *const *args, Py_ssize_t nar
 static PyObject *engine_wake(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
-    return cqn_engine_flush((cqn_engine *)op, false) < 0 ? NULL : Py_NewRef(Py_None);
+    return cqn_engine_wake_listed((cqn_engine *)op, false) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-static PyObject *engine_look(PyObject *op, PyObject *Py_UNUSED(unused))
+static PyObject *engine_poll_again(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
     cqn_engine *self = (cqn_engine *)op;
-    self->looks_later = false;
+    self->polls_later = false;
     if (!self->closed) {
         cqn_engine_prepare(self, false);
     }
-    return cqn_engine_flush(self, false) < 0 ? NULL : Py_NewRef(Py_None);
+    return cqn_engine_wake_listed(self, false) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 /* Fetches everything that the device has: what is pending after that has not completed. */
@@ -77,23 +77,23 @@ static PyObject *engine_drain(PyObject *op, PyObject *Py_UNUSED(unused))
     int rc = self->closed || !cqn_is_open(&self->cq->base) ? 0 : cqn_cq_drain(self->cq, &deferred);
     cqn_decref_deferred(deferred);
     if (rc < 0) {
-        cqn_engine_break_down(self);
+        cqn_engine_fail_with_exception(self);
     }
-    cqn_engine_serve(self);
+    cqn_engine_update(self);
     Py_RETURN_NONE;
 }
 
 /* ---- failures and ends ---- */
 
-static PyObject *engine_tell(PyObject *op, PyObject *args)
+static PyObject *engine_notify(PyObject *op, PyObject *args)
 {
     CQN_LOCKED;
     PyObject *error, *qp = Py_None;
-    if (!PyArg_ParseTuple(args, "O|O:_tell", &error, &qp)) {
+    if (!PyArg_ParseTuple(args, "O|O:_notify", &error, &qp)) {
         return NULL;
     }
-    const bool told = cqn_engine_tell((cqn_engine *)op, error, qp == Py_None ? NULL : qp);
-    return cqn_engine_hand_over((cqn_engine *)op) < 0 ? NULL : PyBool_FromLong(told);
+    const bool notified = cqn_engine_notify((cqn_engine *)op, error, qp == Py_None ? NULL : qp);
+    return cqn_engine_wake_in_loop((cqn_engine *)op) < 0 ? NULL : PyBool_FromLong(notified);
 }
 
 static PyObject *engine_fail(PyObject *op, PyObject *error)
@@ -123,7 +123,7 @@ static PyObject *engine_shut(PyObject *op, PyObject *error)
         Py_RETURN_FALSE;
     }
     leave_cq(self);
-    cqn_engine_tell(self, error, NULL);
+    cqn_engine_notify(self, error, NULL);
     cqn_engine_drop_all(self);
     CQN_CHECK_ENGINE(self);
     Py_RETURN_TRUE;
@@ -135,14 +135,14 @@ static PyObject *engine_forget_tasks(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
     cqn_engine *self = (cqn_engine *)op;
-    self->looks_later = false;
-    cqn_request *r = self->first;
+    self->polls_later = false;
+    cqn_awaitable *r = self->first;
     while (r != NULL) {
-        if (r->owner != CQN_PENDING || cqn_request_ref(r) == NULL) {
+        if (r->owner != CQN_PENDING || cqn_awaitable_ref(r) == NULL) {
             r = r->next;
             continue;
         }
-        cqn_request_abandon(r);
+        cqn_awaitable_abandon(r);
         Py_DECREF(r);
         r = self->first;
     }
@@ -216,7 +216,7 @@ static int engine_traverse(PyObject *op, visitproc visit, void *arg)
     Py_VISIT(self->channel);
     Py_VISIT(self->error);
     Py_VISIT(self->reports);
-    for (cqn_request *r = self->first; r != NULL; r = r->next) {
+    for (cqn_awaitable *r = self->first; r != NULL; r = r->next) {
         if (r->owner == CQN_ABANDONED) {
             Py_VISIT(r);
         }
@@ -224,17 +224,18 @@ static int engine_traverse(PyObject *op, visitproc visit, void *arg)
             Py_VISIT(r->anchor);
         }
     }
-    for (cqn_request *r = self->woken; r != NULL; r = r->woken_next) {
+    for (cqn_awaitable *r = self->woken; r != NULL; r = r->woken_next) {
         Py_VISIT(r);
     }
-    for (size_t i = 0; i < self->forsaken.room; i++) {
-        for (cqn_request *r = self->forsaken.lines[i].first; r != NULL; r = r->behind) {
+    for (size_t i = 0; i < self->abandoned_recvs.room; i++) {
+        for (cqn_awaitable *r = self->abandoned_recvs.waitlists[i].first; r != NULL;
+             r = r->behind) {
             if (r->owner == CQN_STASHED) {
                 Py_VISIT(r);
             }
         }
     }
-    for (cqn_qp *qp = self->to_serve; qp != NULL; qp = qp->serve_next) {
+    for (cqn_qp *qp = self->qps_with_capacity; qp != NULL; qp = qp->next_with_capacity) {
         Py_VISIT(qp);
     }
     return 0;
@@ -242,9 +243,9 @@ static int engine_traverse(PyObject *op, visitproc visit, void *arg)
 
 static void drop_woken(cqn_engine *self)
 {
-    cqn_request *request;
-    while ((request = cqn_engine_take_woken(self)) != NULL) {
-        Py_DECREF(request);
+    cqn_awaitable *awaitable;
+    while ((awaitable = cqn_engine_pop_woken(self)) != NULL) {
+        Py_DECREF(awaitable);
     }
 }
 
@@ -255,7 +256,7 @@ static int engine_clear(PyObject *op)
     leave_cq(self);
     cqn_engine_drop_all(self);
     drop_woken(self);
-    cqn_engine_drop_rooms(self);
+    cqn_engine_forget_capacity(self);
     Py_CLEAR(self->error);
     Py_CLEAR(self->reports);
     return 0;
@@ -274,7 +275,7 @@ static void engine_dealloc(PyObject *op)
     engine_clear(op);
     cqn_table_free(&self->claims);
     cqn_table_free(&self->qp_claims);
-    cqn_table_free(&self->forsaken);
+    cqn_table_free(&self->abandoned_recvs);
     Py_CLEAR(self->channel);
     Py_CLEAR(self->cq);
     type->tp_free(op);
@@ -316,8 +317,8 @@ CQN_RARE static PyObject *engine_pending(PyObject *op, PyObject *Py_UNUSED(unuse
     const Py_ssize_t room = self->len;
     PyObject *list = PyList_New(room);
     Py_ssize_t n = 0;
-    for (cqn_request *r = self->first; list != NULL && r != NULL && n < room; r = r->next) {
-        if (r->owner == CQN_PENDING && cqn_request_ref(r)) {
+    for (cqn_awaitable *r = self->first; list != NULL && r != NULL && n < room; r = r->next) {
+        if (r->owner == CQN_PENDING && cqn_awaitable_ref(r)) {
             PyList_SET_ITEM(list, n++, (PyObject *)r);
         }
     }
@@ -405,8 +406,8 @@ static PyMethodDef engine_methods[] = {
      "Post an ATOMIC_FETCH_AND_ADD, and await its completion.\n\n"
      "`compare_add` is added to the 8 bytes at `remote_addr`; what they were before is in `sg`, 8 "
      "bytes. See send()."},
-    {"_tell", engine_tell, METH_VARARGS,
-     "_tell($self, error, qp=None, /)\n--\n\n"
+    {"_notify", engine_notify, METH_VARARGS,
+     "_notify($self, error, qp=None, /)\n--\n\n"
      "Let every task that waits raise `error`, as far as it may be for `qp`; was there one?"},
     {"_fail", engine_fail, METH_O,
      "_fail($self, error, /)\n--\n\n"
@@ -416,8 +417,8 @@ static PyMethodDef engine_methods[] = {
      "Leave the CQ; every task that waits is to raise `error`. False if it was closed before."},
     {"_wake", engine_wake, METH_NOARGS,
      "_wake($self, /)\n--\n\nIn the loop's thread: wake those that have something."},
-    {"_look", engine_look, METH_NOARGS,
-     "_look($self, /)\n--\n\nIn the loop's thread: look for completions, and wake."},
+    {"_poll_again", engine_poll_again, METH_NOARGS,
+     "_poll_again($self, /)\n--\n\nIn the loop's thread: poll the CQ, and wake."},
     {"_pending", engine_pending, METH_NOARGS,
      "_pending($self, /)\n--\n\nThe requests in which tasks wait."},
     {"_drain", engine_drain, METH_NOARGS,

@@ -71,18 +71,18 @@ int cqn_engine_refuse(cqn_engine *self)
 
 /* The calling thread need not be that of the event loop, and only that one may wake tasks: so the
  * AsyncCQ passes the waking on to it. */
-int cqn_engine_hand_over(cqn_engine *self)
+int cqn_engine_wake_in_loop(cqn_engine *self)
 {
-    return cqn_engine_has_news(self) ? cqn_engine_do(self, "_hand_over", NULL) : 0;
+    return cqn_engine_has_work(self) ? cqn_engine_do(self, "_wake_in_loop", NULL) : 0;
 }
 
 /* The caller can raise nothing here. What the handler of a signal has raised goes to the event
  * loop, which raises it soon; an Exception is reported as unraisable. */
-static void put_off(cqn_engine *self)
+static void defer(cqn_engine *self)
 {
     PyObject *error = cqn_take_exception(), *result = NULL;
     if (!PyErr_GivenExceptionMatches(error, PyExc_Exception)) {
-        result = cqn_engine_call(self, "_put_off", error);
+        result = cqn_engine_call(self, "_defer", error);
         Py_DECREF(error);
     }
     else {
@@ -95,21 +95,21 @@ static void put_off(cqn_engine *self)
 }
 
 /* The same for callers that can raise no exception. */
-void cqn_engine_hand_over_or_put_off(cqn_engine *self)
+void cqn_engine_wake_in_loop_or_defer(cqn_engine *self)
 {
-    if (cqn_engine_hand_over(self) < 0) {
-        put_off(self);
+    if (cqn_engine_wake_in_loop(self) < 0) {
+        defer(self);
     }
 }
 
 /* Completions were routed by another caller than the callback of the event loop. */
-int cqn_engine_wake(cqn_cq *cq)
+int cqn_engine_wake_routed(cqn_cq *cq)
 {
-    cqn_engine *self = cqn_engine_has_news(cq->engine) ? cqn_engine_of(cq) : NULL;
+    cqn_engine *self = cqn_engine_has_work(cq->engine) ? cqn_engine_of(cq) : NULL;
     if (self == NULL) {
         return 0;
     }
-    int rc = cqn_engine_hand_over(self);
+    int rc = cqn_engine_wake_in_loop(self);
     Py_DECREF(self);
     return rc;
 }

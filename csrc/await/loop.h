@@ -33,10 +33,10 @@ static inline int cqn_engine_check_open(cqn_engine *self)
 }
 
 /* If tasks are to be woken, has the thread of the event loop do that. -1 with an exception. */
-int cqn_engine_hand_over(cqn_engine *self);
+int cqn_engine_wake_in_loop(cqn_engine *self);
 
 /* The same where no exception can be raised: the event loop raises it soon. */
-void cqn_engine_hand_over_or_put_off(cqn_engine *self);
+void cqn_engine_wake_in_loop_or_defer(cqn_engine *self);
 
 /* ---- the loop of a channel ---- */
 

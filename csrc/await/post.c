@@ -9,69 +9,69 @@
 
 #include "await/post.h"
 #include "await/loop.h"
-#include "await/request.h"
+#include "await/awaitable.h"
 #include "await/waitlist.h"
 
 /* ---- posting ---- */
 
-static cqn_wr_queue *queue_of(const cqn_request *self)
+static cqn_wr_queue *queue_of(const cqn_awaitable *self)
 {
-    return self->kind == CQN_RECEIVES ? self->qp->rq : self->qp->sq;
+    return self->kind == CQN_OF_RECV ? self->qp->rq : self->qp->sq;
 }
 
-static uint32_t room_in(const cqn_request *self)
+static uint32_t capacity_of(const cqn_awaitable *self)
 {
     const struct ibv_qp_cap *cap = &self->qp->cap;
-    return self->kind == CQN_RECEIVES ? cap->max_recv_wr : cap->max_send_wr;
+    return self->kind == CQN_OF_RECV ? cap->max_recv_wr : cap->max_send_wr;
 }
 
 /* How many completions the queue will give as it is. If it gives none, only the device knows
  * whether there is room: some devices forget unsignaled work requests as soon as these are done. */
-static size_t completions_due(const cqn_request *self)
+static size_t completions_expected(const cqn_awaitable *self)
 {
     const cqn_wr_queue *q = queue_of(self);
-    return self->kind == CQN_RECEIVES ? q->requests : q->signaled;
+    return self->kind == CQN_OF_RECV ? q->requests : q->signaled;
 }
 
-static int refuse_full(const cqn_request *self)
+static int refuse_full(const cqn_awaitable *self)
 {
-    const char *verb = self->kind == CQN_RECEIVES ? "ibv_post_recv" : "ibv_post_send";
+    const char *verb = self->kind == CQN_OF_RECV ? "ibv_post_recv" : "ibv_post_send";
     cqn_verbs_error(self->engine->state, ENOMEM, verb,
                     "the queue of QP %u takes no more than the %zu unsignaled work requests in "
                     "it, none of which will complete and make room: post one in %u, or more, with "
                     "SendFlags.SIGNALED",
-                    self->qp->qp_num, queue_of(self)->requests, room_in(self));
+                    self->qp->qp_num, queue_of(self)->requests, capacity_of(self));
     return -1;
 }
 
-static void note_posted(cqn_request *self)
+static void note_posted(cqn_awaitable *self)
 {
     self->queue = queue_of(self);
     self->position = self->queue->next - 1;
-    cqn_request_becomes(self, CQN_POSTED);
+    cqn_awaitable_becomes(self, CQN_POSTED);
     if (self->owner != CQN_PENDING) {
-        cqn_engine_hold(self);
+        cqn_awaitable_link(self);
     }
 }
 
 /* Returns 1 if the operation is posted, 0 if there is no room and a completion will come that makes
  * some, or -1 with an exception. */
-static int post_operation(cqn_request *self, cqn_send *send)
+static int post_operation(cqn_awaitable *self, cqn_send *send)
 {
-    const bool more_is_due = completions_due(self) > 0;
-    if (more_is_due && queue_of(self)->requests >= room_in(self)) {
+    const bool more_will_complete = completions_expected(self) > 0;
+    if (more_will_complete && queue_of(self)->requests >= capacity_of(self)) {
         return 0;
     }
-    int err = self->kind == CQN_RECEIVES ? cqn_post_awaited_recv(self->qp, &send->sg, self)
-                                         : cqn_post_awaited_send(self->qp, send, self);
+    int err = self->kind == CQN_OF_RECV ? cqn_post_awaited_recv(self->qp, &send->sg, self)
+                                        : cqn_post_awaited_send(self->qp, send, self);
     if (err == 0) {
         note_posted(self);
         return 1;
     }
     if (err == ENOMEM) {
-        return more_is_due ? 0 : refuse_full(self);
+        return more_will_complete ? 0 : refuse_full(self);
     }
-    if (err > 0 && self->kind == CQN_RECEIVES) {
+    if (err > 0 && self->kind == CQN_OF_RECV) {
         cqn_refuse_recv(self->qp, err);
     }
     else if (err > 0) {
@@ -82,7 +82,7 @@ static int post_operation(cqn_request *self, cqn_send *send)
 
 /* Some devices take a work request in state ERR and never complete it. So the device is asked for
  * the state of the queue pair before its first operation, and after something of it has failed. */
-static int check_state(const cqn_request *self)
+static int check_state(const cqn_awaitable *self)
 {
     cqn_qp *qp = self->qp;
     const uint32_t suspicions = qp->suspicions;
@@ -97,7 +97,7 @@ static int check_state(const cqn_request *self)
     struct ibv_qp_init_attr init;
     int err;
     CQN_IN_KERNEL(&qp->base, err = ibv_query_qp(handle, &attr, IBV_QP_STATE, &init));
-    const bool receives = self->kind == CQN_RECEIVES;
+    const bool receives = self->kind == CQN_OF_RECV;
     CQN_PLACE("state");
     if (err != 0) {
         cqn_verbs_error(qp->base.state, err, "ibv_query_qp", "QP %u", qp->qp_num);
@@ -117,7 +117,7 @@ static int check_state(const cqn_request *self)
 
 /* Puts the operation into the line of its queue, with a copy of what it will post: the arguments on
  * the stack of the caller go away. */
-static int queue_up(cqn_request *self, const cqn_send *send)
+static int enqueue(cqn_awaitable *self, const cqn_send *send)
 {
     cqn_send *kept = PyMem_Malloc(sizeof(*kept));
     if (kept == NULL) {
@@ -131,35 +131,35 @@ static int queue_up(cqn_request *self, const cqn_send *send)
     }
     kept->wr.sg_list = kept->sg.sge;
     self->kept = kept;
-    cqn_request_becomes(self, CQN_QUEUED);
-    cqn_line_add(&queue_of(self)->waiting, self);
-    cqn_engine_hold(self);
+    cqn_awaitable_becomes(self, CQN_QUEUED);
+    cqn_waitlist_add(&queue_of(self)->waiting, self);
+    cqn_awaitable_link(self);
     return 0;
 }
 
-int cqn_operation_post(cqn_request *self, cqn_send *send)
+int cqn_operation_post(cqn_awaitable *self, cqn_send *send)
 {
     if (check_state(self) < 0 || cqn_engine_check(self->engine) < 0) {
         return -1;
     }
     int rc = queue_of(self)->waiting.first != NULL ? 0 : post_operation(self, send);
-    return rc != 0 ? rc : queue_up(self, send);
+    return rc != 0 ? rc : enqueue(self, send);
 }
 
 /* ---- those that wait for room ---- */
 
 /* Posts the operations in line, in their order, while there is room. Those whose queue pair does
  * not work any more fail here. */
-static void serve_line(cqn_qp *qp, bool receives)
+static void post_from_waitlist(cqn_qp *qp, bool receives)
 {
     for (;;) {
         const cqn_wr_queue *q = receives ? qp->rq : qp->sq;
-        cqn_request *first = q == NULL ? NULL : q->waiting.first;
+        cqn_awaitable *first = q == NULL ? NULL : q->waiting.first;
         if (first == NULL) {
             return;
         }
-        if (!cqn_try_ref_object((PyObject *)first)) { /* the request is being deallocated */
-            cqn_line_remove(first);
+        if (!cqn_try_ref_object((PyObject *)first)) { /* the awaitable is being deallocated */
+            cqn_waitlist_remove(first);
             continue;
         }
         int rc = cqn_open(&qp->base) == NULL ? -1 : check_state(first);
@@ -172,62 +172,62 @@ static void serve_line(cqn_qp *qp, bool receives)
         }
         PyObject *error = rc < 0 ? cqn_take_exception() : NULL;
         if (first->state == CQN_QUEUED) {
-            cqn_request_fail(first, error);
+            cqn_awaitable_fail(first, error);
         }
         else if (rc > 0) {
-            cqn_line_remove(first);
+            cqn_waitlist_remove(first);
         }
         Py_XDECREF(error);
         Py_DECREF(first);
     }
 }
 
-static void serve_lines(cqn_qp *qp)
+static void post_from_waitlists(cqn_qp *qp)
 {
-    serve_line(qp, false);
-    serve_line(qp, true);
+    post_from_waitlist(qp, false);
+    post_from_waitlist(qp, true);
 }
 
 /* The two queues of a queue pair can belong to different engines. Operations of the other engine
  * can have failed here, so it wakes its tasks. */
-static void tell_other(const cqn_engine *self, cqn_cq *cq)
+static void wake_other(const cqn_engine *self, cqn_cq *cq)
 {
-    if (cq->engine != self && cqn_routed(cq) < 0) {
+    if (cq->engine != self && cqn_wake_after_routing(cq) < 0) {
         PyErr_WriteUnraisable((PyObject *)cq);
     }
 }
 
-static cqn_qp *take_room(cqn_engine *self)
+static cqn_qp *pop_qp(cqn_engine *self)
 {
-    cqn_qp *qp = self->to_serve;
+    cqn_qp *qp = self->qps_with_capacity;
     if (qp != NULL) {
-        self->to_serve = qp->serve_next;
-        qp->to_serve = false;
+        self->qps_with_capacity = qp->next_with_capacity;
+        qp->has_capacity = false;
     }
     return qp;
 }
 
 /* Posting can run Python code, which can close the queue pair or note others. */
-void cqn_engine_serve_rooms(cqn_engine *self)
+void cqn_engine_post_queued_now(cqn_engine *self)
 {
     cqn_qp *qp;
-    while ((qp = take_room(self)) != NULL) {
-        serve_lines(qp);
+    while ((qp = pop_qp(self)) != NULL) {
+        post_from_waitlists(qp);
         CQN_PLACE("room");
         if (cqn_is_open(&qp->base)) { /* else close() has told the engines */
-            tell_other(self, qp->send_cq);
+            wake_other(self, qp->send_cq);
         }
         if (cqn_is_open(&qp->base)) {
-            tell_other(self, qp->recv_cq);
+            wake_other(self, qp->recv_cq);
         }
         Py_DECREF(qp);
     }
 }
 
-void cqn_engine_drop_rooms(cqn_engine *self)
+void cqn_engine_forget_capacity(cqn_engine *self)
 {
     cqn_qp *qp;
-    while ((qp = take_room(self)) != NULL) {
+    while ((qp = pop_qp(self)) != NULL) {
         Py_DECREF(qp);
     }
 }

@@ -5,7 +5,7 @@
  * An operation belongs to the innermost scope of its AsyncCQ that has not ended when the operation
  * is made, not when it is posted: so a scope also waits for operations that no task has begun yet.
  * An operation leaves its scope when its completion comes, whether its task was cancelled or not
- * (request.c).
+ * (awaitable.c).
  *
  * A context variable knows the innermost scope, and tasks inherit its value. How scopes begin and
  * end is in cqnotify/aio/_scope.py.
@@ -13,27 +13,27 @@
 
 #include "await/scope.h"
 #include "await/loop.h"
-#include "await/request.h"
+#include "await/awaitable.h"
 
 /* ---- the end of a scope, to await ---- */
 
-/* The request that the end of the scope awaits. */
+/* The awaitable that the end of the scope awaits. */
 static PyObject *scope_drained(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
     cqn_scope *self = (cqn_scope *)op;
-    cqn_request *request = cqn_request_new(self->engine, CQN_ENDS_SCOPE, "scope");
-    if (request != NULL) {
-        request->scope = (cqn_scope *)Py_NewRef(op);
-        request->left_scope = true; /* the scope does not count its own end */
+    cqn_awaitable *awaitable = cqn_awaitable_new(self->engine, CQN_OF_SCOPE, "scope");
+    if (awaitable != NULL) {
+        awaitable->scope = (cqn_scope *)Py_NewRef(op);
+        awaitable->left_scope = true; /* the scope does not count its own end */
     }
-    return (PyObject *)request;
+    return (PyObject *)awaitable;
 }
 
 /* The end of a scope first gives the event loop a turn, in which tasks that were started in the
  * scope take their first step. Trio shuffles the tasks that are to run, so there it takes two
  * turns. */
-int cqn_scope_end_begin(cqn_request *self)
+int cqn_scope_end_begin(cqn_awaitable *self)
 {
     if (cqn_loop_attach(self->engine) == 0) {
         self->turns = self->engine->channel->raw_loop != NULL ? 1 : 2;
@@ -44,20 +44,20 @@ int cqn_scope_end_begin(cqn_request *self)
     else {
         PyErr_Clear(); /* the channel may be closed, and the scope has nothing to wait for */
     }
-    cqn_request_becomes(self, CQN_SLEEPING);
+    cqn_awaitable_becomes(self, CQN_WAITING);
     return 0;
 }
 
 /* The end of the scope is pending from now on, or COMPLETE already if the scope counts nothing. */
-void cqn_scope_end_join(cqn_request *request)
+void cqn_scope_end_join(cqn_awaitable *awaitable)
 {
-    cqn_scope *scope = request->scope;
+    cqn_scope *scope = awaitable->scope;
     if (scope->pending == 0) {
-        cqn_request_becomes(request, CQN_COMPLETE);
+        cqn_awaitable_becomes(awaitable, CQN_COMPLETE);
         return;
     }
-    scope->end = request;
-    cqn_engine_hold(request);
+    scope->end = awaitable;
+    cqn_awaitable_link(awaitable);
 }
 
 /* ---- the type ---- */

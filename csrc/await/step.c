@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What a task does that awaits a request: the steps from state to state, see await.h; and what it
- * leaves behind if it gives up.
+ * What a task does that awaits an awaitable: the steps from state to state, see await.h; and what
+ * it leaves behind if it gives up.
  *
  * Before the task sleeps, cqn_engine_prepare() arms the CQ, polls it after that, and routes what
  * came. From there to the moment in which the task yields, no Python code runs that could take an
  * event away.
  *
  * A task that was cancelled, or has failed, or will never run again, gives up: completions that are
- * meant for others go to them, and the engine owns the request as long as the device has its work
+ * meant for others go to them, and the engine owns the awaitable as long as the device has its work
  * request.
  */
 
@@ -18,33 +18,33 @@
 #include "await/coroutine.h"
 #include "await/engine.h"
 #include "await/loop.h"
-#include "await/request.h"
+#include "await/awaitable.h"
 #include "await/scope.h"
 #include "await/wakeup.h"
 
 /* ---- giving up ---- */
 
 /* The task will not go on: all is as if it had been cancelled, but no other task is woken. */
-void cqn_request_abandon(cqn_request *self)
+void cqn_awaitable_abandon(cqn_awaitable *self)
 {
-    cqn_request_goes_on(self);
+    cqn_awaitable_goes_on(self);
     Py_CLEAR(self->wakeup);
     Py_CLEAR(self->anchor);
     Py_CLEAR(self->iterator);
-    if (cqn_request_is_abandoned(self)) {
+    if (cqn_awaitable_is_abandoned(self)) {
         return;
     }
-    if (self->kind <= CQN_RECEIVES) {
+    if (self->kind <= CQN_OF_RECV) {
         cqn_operation_abandon(self);
     }
-    else if (self->kind == CQN_CLAIMS && self->state == CQN_COMPLETE) {
-        cqn_engine_return(self->engine, &self->wc, &self->extra);
+    else if (self->kind == CQN_OF_COMPLETION && self->state == CQN_COMPLETE) {
+        cqn_engine_return_wc(self->engine, &self->wc, &self->extra);
     }
-    else if (cqn_request_is_listed(self)) {
-        cqn_engine_let_go(self);
+    else if (cqn_awaitable_is_listed(self)) {
+        cqn_awaitable_drop(self);
     }
-    if (!cqn_request_is_listed(self)) {
-        cqn_request_finish(self);
+    if (!cqn_awaitable_is_listed(self)) {
+        cqn_awaitable_finish(self);
     }
 }
 
@@ -58,9 +58,9 @@ static void keep_report(cqn_engine *self, PyObject *error)
     }
 }
 
-/* The task goes on without its request: it was cancelled, or has failed. What is meant for others
+/* The task goes on without its awaitable: it was cancelled, or has failed. What is meant for others
  * goes to them. An exception that is set stays set. */
-void cqn_request_give_up(cqn_request *self)
+void cqn_awaitable_give_up(cqn_awaitable *self)
 {
     cqn_engine *engine = (cqn_engine *)Py_NewRef((PyObject *)self->engine);
     PyObject *pending = cqn_take_exception();
@@ -70,18 +70,18 @@ void cqn_request_give_up(cqn_request *self)
     if (self->state == CQN_FAILED && self->error != NULL) {
         keep_report(engine, self->error);
     }
-    cqn_request_abandon(self);
+    cqn_awaitable_abandon(self);
     CQN_PLACE("give up");
-    cqn_engine_serve(engine);
+    cqn_engine_update(engine);
     Py_DECREF(engine);
     cqn_put_exception(pending);
 }
 
 /* ---- what its task gets ---- */
 
-/* Raises why a FAILED request will never complete. An exception that other requests share is raised
- * as a copy, since an exception collects the frames through which it goes. */
-static void raise_own_failure(cqn_request *self)
+/* Raises why a FAILED awaitable will never complete. An exception that other awaitables share is
+ * raised as a copy, since an exception collects the frames through which it goes. */
+static void raise_own_failure(cqn_awaitable *self)
 {
     cqn_engine *engine = self->engine;
     PyObject *error = self->error;
@@ -108,16 +108,16 @@ static void count_woken(cqn_engine *engine, size_t completions)
 }
 
 /* Where a whole batch came, the device may have more. */
-static int look_for_more(cqn_cq *cq, size_t want)
+static int poll_for_more(cqn_cq *cq, size_t want)
 {
     const size_t n = cqn_stash_len(cq);
     return n < CQN_BATCH || n >= want ? 0 : cqn_cq_fetch_or_spin(cq, want, 0);
 }
 
-static PyObject *take_completions(cqn_request *self)
+static PyObject *take_completions(cqn_awaitable *self)
 {
     cqn_engine *engine = self->engine;
-    int rc = look_for_more(engine->cq, self->max_entries);
+    int rc = poll_for_more(engine->cq, self->max_entries);
     CQN_PLACE("take");
     if (rc == 0 && cqn_stash_len(engine->cq) == 0) { /* they went with the CQ, or after a close */
         rc = cqn_engine_check_open(engine);
@@ -125,8 +125,8 @@ static PyObject *take_completions(cqn_request *self)
     }
     PyObject *list = rc < 0 ? NULL : cqn_cq_pop_wcs(engine->cq, self->max_entries);
     const size_t n = list == NULL ? 0 : (size_t)PyList_GET_SIZE(list);
-    if (cqn_request_is_listed(self)) {
-        cqn_engine_let_go(self);
+    if (cqn_awaitable_is_listed(self)) {
+        cqn_awaitable_drop(self);
     }
     if (self->pause == CQN_SLEPT) {
         count_woken(engine, n);
@@ -134,28 +134,28 @@ static PyObject *take_completions(cqn_request *self)
     else {
         cqn_turn_used(n);
     }
-    cqn_engine_serve(engine); /* completions may be left for the next task */
+    cqn_engine_update(engine); /* completions may be left for the next task */
     return list;
 }
 
-/* The request has a copy of its completion. If that failed, the task gets an exception; but a
+/* The awaitable has a copy of its completion. If that failed, the task gets an exception; but a
  * completion() returns what it asked for, whatever the status. */
-static PyObject *make_completion(const cqn_request *self)
+static PyObject *make_completion(const cqn_awaitable *self)
 {
     const cqn_engine *engine = self->engine;
     const cqn_cq *cq = engine->cq;
     PyObject *wc =
         cqn_wc_new(engine->state, &self->wc, cq->extra != NULL ? &self->extra : NULL, cq->wc_flags);
-    if (wc != NULL && self->kind != CQN_CLAIMS && self->wc.status != IBV_WC_SUCCESS) {
+    if (wc != NULL && self->kind != CQN_OF_COMPLETION && self->wc.status != IBV_WC_SUCCESS) {
         cqn_completion_error(engine->state, wc, &self->wc, self->operation);
         Py_CLEAR(wc);
     }
     return wc;
 }
 
-/* The completion, or the exception that is made of it. If neither can be made the request stays
+/* The completion, or the exception that is made of it. If neither can be made the awaitable stays
  * COMPLETE, and others can have its completion. */
-static PyObject *deliver_completion(cqn_request *self)
+static PyObject *deliver_completion(cqn_awaitable *self)
 {
     cqn_engine *engine = self->engine;
     assert(self->owner == CQN_UNLISTED);
@@ -169,23 +169,23 @@ static PyObject *deliver_completion(cqn_request *self)
     else {
         cqn_turn_used(1);
     }
-    cqn_request_finish(self);
+    cqn_awaitable_finish(self);
     return wc;
 }
 
 /* Whether the task can go on. Of the tasks in wait() only the first can, when the stash has
  * something. */
-static bool is_request_ready(const cqn_request *self)
+static bool is_ready(const cqn_awaitable *self)
 {
     return self->state == CQN_COMPLETE || self->state == CQN_FAILED ||
-           (self->kind == CQN_WAITS && self->state == CQN_SLEEPING &&
+           (self->kind == CQN_OF_WAIT && self->state == CQN_WAITING &&
             self->engine->waiters.first == self && self->engine->cq->stash_len > 0);
 }
 
-/* Ends the request, with its result or with the exception by which it failed. */
-static PySendResult deliver_result(cqn_request *self, PyObject **result)
+/* Ends the awaitable, with its result or with the exception by which it failed. */
+static PySendResult deliver_result(cqn_awaitable *self, PyObject **result)
 {
-    if (self->state == CQN_COMPLETE && self->kind != CQN_ENDS_SCOPE) {
+    if (self->state == CQN_COMPLETE && self->kind != CQN_OF_SCOPE) {
         *result = deliver_completion(self);
         return *result == NULL ? PYGEN_ERROR : PYGEN_RETURN;
     }
@@ -194,10 +194,10 @@ static PySendResult deliver_result(cqn_request *self, PyObject **result)
         raise_own_failure(self);
     }
     else {
-        *result = self->kind == CQN_WAITS ? take_completions(self) : Py_NewRef(Py_None);
+        *result = self->kind == CQN_OF_WAIT ? take_completions(self) : Py_NewRef(Py_None);
     }
-    if (!cqn_request_is_listed(self)) { /* else the device goes on with its work request */
-        cqn_request_finish(self);
+    if (!cqn_awaitable_is_listed(self)) { /* else the device goes on with its work request */
+        cqn_awaitable_finish(self);
     }
     return *result == NULL ? PYGEN_ERROR : PYGEN_RETURN;
 }
@@ -206,7 +206,7 @@ static PySendResult deliver_result(cqn_request *self, PyObject **result)
 
 /* A task of asyncio sleeps on a Wakeup of the core, a task of another library on what its event
  * loop makes (aio/_trio.py). */
-static int make_wakeup(cqn_request *self)
+static int make_wakeup(cqn_awaitable *self)
 {
     const cqn_channel *channel = self->engine->channel;
     PyObject *wakeup, *loop;
@@ -231,11 +231,11 @@ static int make_wakeup(cqn_request *self)
 }
 
 /* Passes a step of the task on to what it sleeps on, if its library is not asyncio. PYGEN_RETURN:
- * the sleep is over. Meanwhile other threads can run: what becomes of the request then wakes the
+ * the sleep is over. Meanwhile other threads can run: what becomes of the awaitable then wakes the
  * wakeup, which the library may do before the task sleeps on it. */
-static PySendResult go_on_sleeping(cqn_request *self, PyObject *value, PyObject **result)
+static PySendResult go_on_sleeping(cqn_awaitable *self, PyObject *value, PyObject **result)
 {
-    self->activity = CQN_DOZING;
+    self->activity = CQN_FALLING_ASLEEP;
     const PySendResult r = cqn_send_into(self->iterator, value, result);
     CQN_PLACE("doze");
     self->activity = CQN_STEPPING;
@@ -246,10 +246,10 @@ static PySendResult go_on_sleeping(cqn_request *self, PyObject *value, PyObject 
 }
 
 /* The first such step: makes what it sleeps on. */
-static PySendResult begin_sleeping(cqn_request *self, PyObject **result)
+static PySendResult begin_sleeping(cqn_awaitable *self, PyObject **result)
 {
     PyObject *wakeup = Py_NewRef(self->wakeup);
-    self->activity = CQN_DOZING;
+    self->activity = CQN_FALLING_ASLEEP;
     CQN_UNLOCKED(self->iterator = PyObject_CallMethod(wakeup, "__await__", NULL));
     CQN_PLACE("lie down");
     self->activity = CQN_STEPPING;
@@ -259,7 +259,7 @@ static PySendResult begin_sleeping(cqn_request *self, PyObject **result)
 
 /* The event loop gets the wakeup, and brings the task back when the wakeup is woken. The anchor is
  * the reference of the engine: it keeps the task alive while nothing else does. */
-static PySendResult fall_asleep(cqn_request *self, PyObject **result)
+static PySendResult fall_asleep(cqn_awaitable *self, PyObject **result)
 {
     self->turn = cqn_turn_now();
     self->event_at = 0;
@@ -272,7 +272,7 @@ static PySendResult fall_asleep(cqn_request *self, PyObject **result)
     }
     const PySendResult r = begin_sleeping(self, result);
     if (r == PYGEN_RETURN) { /* it was woken before it slept */
-        cqn_request_goes_on(self);
+        cqn_awaitable_goes_on(self);
         Py_CLEAR(self->wakeup);
         Py_CLEAR(self->anchor);
     }
@@ -281,7 +281,7 @@ static PySendResult fall_asleep(cqn_request *self, PyObject **result)
 
 /* A task that never has to sleep yields to the event loop now and then, and keeps its place in its
  * line. It always yields to tasks whose completions came before its own. */
-static PySendResult give_turn(cqn_request *self, PyObject **result)
+static PySendResult give_turn(cqn_awaitable *self, PyObject **result)
 {
     self->pause = CQN_PAUSED;
     if (make_wakeup(self) < 0 || cqn_wakeup_of_any(self->engine->state, self->wakeup, false) < 0) {
@@ -291,60 +291,60 @@ static PySendResult give_turn(cqn_request *self, PyObject **result)
     return fall_asleep(self, result);
 }
 
-/* The task makes it safe to sleep, wakes the others, and sleeps. PYGEN_RETURN: the request is ready
- * after all. */
-static PySendResult sleep_unless_ready(cqn_request *self, PyObject **result)
+/* The task makes it safe to sleep, wakes the others, and sleeps. PYGEN_RETURN: the awaitable is
+ * ready after all. */
+static PySendResult sleep_unless_ready(cqn_awaitable *self, PyObject **result)
 {
     if (make_wakeup(self) < 0) {
         return PYGEN_ERROR;
     }
     /* What came after the look raises no event if the CQ was armed after it. */
-    cqn_engine_prepare(self->engine, self->looked_at == self->engine->cq->stats.arms + 1);
-    self->looked_at = 0;
-    if (cqn_engine_flush(self->engine, false) < 0) {
+    cqn_engine_prepare(self->engine, self->polled_at == self->engine->cq->stats.arms + 1);
+    self->polled_at = 0;
+    if (cqn_engine_wake_listed(self->engine, false) < 0) {
         return PYGEN_ERROR;
     }
     CQN_PLACE("prepare");
-    if (is_request_ready(self) || self->state == CQN_DONE) {
+    if (is_ready(self) || self->state == CQN_DONE) {
         Py_CLEAR(self->wakeup);
         return PYGEN_RETURN;
     }
     self->pause = CQN_SLEPT;
     const PySendResult r = fall_asleep(self, result);
-    assert(r != PYGEN_NEXT || self->wake != CQN_UNWOKEN || !is_request_ready(self));
+    assert(r != PYGEN_NEXT || self->wake != CQN_UNWOKEN || !is_ready(self));
     return r;
 }
 
 /* ---- the steps of its task ---- */
 
 /* The first step of the task; until then nothing was converted, checked or posted. */
-static int begin(cqn_request *self)
+static int begin(cqn_awaitable *self)
 {
-    return self->kind == CQN_ENDS_SCOPE ? cqn_scope_end_begin(self) : cqn_call_begin(self);
+    return self->kind == CQN_OF_SCOPE ? cqn_scope_end_begin(self) : cqn_call_begin(self);
 }
 
 /* The task runs until it sleeps or has its result. */
-static PySendResult run_request(cqn_request *self, PyObject **result)
+static PySendResult run(cqn_awaitable *self, PyObject **result)
 {
     cqn_engine *engine = self->engine;
     for (;;) {
         PySendResult r;
-        if (cqn_engine_has_news(engine) && cqn_engine_flush(engine, false) < 0) {
+        if (cqn_engine_has_work(engine) && cqn_engine_wake_listed(engine, false) < 0) {
             return PYGEN_ERROR;
         }
         if (self->turns > 0) {
             self->turns--;
             r = give_turn(self, result);
         }
-        else if (self->kind == CQN_ENDS_SCOPE && self->state == CQN_SLEEPING &&
+        else if (self->kind == CQN_OF_SCOPE && self->state == CQN_WAITING &&
                  self->owner == CQN_UNLISTED) {
             cqn_scope_end_join(self);
             r = PYGEN_RETURN;
         }
-        else if (!is_request_ready(self)) {
+        else if (!is_ready(self)) {
             r = sleep_unless_ready(self, result);
         }
-        else if (self->pause == CQN_NO_PAUSE && (cqn_turn_is_over() || engine->due > 0)) {
+        else if (self->pause == CQN_NO_PAUSE && (cqn_turn_is_over() || engine->scheduled > 0)) {
             r = give_turn(self, result);
         }
         else {
@@ -356,11 +356,11 @@ static PySendResult run_request(cqn_request *self, PyObject **result)
     }
 }
 
-/* A request is awaited once, by one task at a time, as a coroutine is. */
-static int refuse_to_run(const cqn_request *self, PyObject *value)
+/* An awaitable is awaited once, by one task at a time, as a coroutine is. */
+static int refuse_to_run(const cqn_awaitable *self, PyObject *value)
 {
     if (cqn_refuse_step(self->activity != CQN_RESTING,
-                        self->state == CQN_DONE || cqn_request_is_abandoned(self)) < 0) {
+                        self->state == CQN_DONE || cqn_awaitable_is_abandoned(self)) < 0) {
         return -1;
     }
     if (self->state == CQN_NEW && value != Py_None) {
@@ -377,7 +377,7 @@ static int refuse_to_run(const cqn_request *self, PyObject *value)
 }
 
 /* The task goes on where it slept. */
-static void woke_up(cqn_request *self)
+static void woke_up(cqn_awaitable *self)
 {
     cqn_cq *cq = self->engine->cq;
     CQN_TRACE_N(wake, cq, (intptr_t)self);
@@ -390,10 +390,10 @@ static void woke_up(cqn_request *self)
 
 /* One step of the task: it begins, or goes on where it slept; then it sleeps again, or has its
  * result. */
-static PySendResult step_request(cqn_request *self, PyObject *value, PyObject **result)
+static PySendResult run_step(cqn_awaitable *self, PyObject *value, PyObject **result)
 {
     PySendResult r = PYGEN_RETURN;
-    cqn_request_goes_on(self);
+    cqn_awaitable_goes_on(self);
     if (self->state == CQN_NEW) {
         r = begin(self) < 0 ? PYGEN_ERROR : PYGEN_RETURN;
     }
@@ -405,24 +405,24 @@ static PySendResult step_request(cqn_request *self, PyObject *value, PyObject **
         Py_CLEAR(self->wakeup);
         Py_CLEAR(self->anchor);
         cqn_turn_passed(self->turn);
-        r = run_request(self, result);
+        r = run(self, result);
     }
     return r;
 }
 
-PySendResult cqn_request_send(PyObject *op, PyObject *value, PyObject **result)
+PySendResult cqn_awaitable_send(PyObject *op, PyObject *value, PyObject **result)
 {
     CQN_LOCKED;
-    cqn_request *self = (cqn_request *)op;
+    cqn_awaitable *self = (cqn_awaitable *)op;
     *result = NULL;
     if (refuse_to_run(self, value) < 0) {
         return PYGEN_ERROR;
     }
     self->activity = CQN_STEPPING;
-    PySendResult r = step_request(self, value, result);
+    PySendResult r = run_step(self, value, result);
     self->activity = CQN_RESTING;
     if (r == PYGEN_ERROR && self->state != CQN_DONE) {
-        cqn_request_give_up(self);
+        cqn_awaitable_give_up(self);
     }
     CQN_CHECK_ENGINE(self->engine);
     return r;

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: MIT */
-/* What a task does that awaits a request. */
+/* What a task does that awaits an awaitable. */
 #ifndef CQN_AWAIT_STEP_H
 #define CQN_AWAIT_STEP_H
 
 #include "await/await.h"
 
 /* Runs its task's step, as am_send does for a coroutine. */
-PySendResult cqn_request_send(PyObject *self, PyObject *value, PyObject **result);
+PySendResult cqn_awaitable_send(PyObject *self, PyObject *value, PyObject **result);
 
 /* The task gives up: it was cancelled, or has failed. An exception that is set stays set. */
-void cqn_request_give_up(cqn_request *self);
+void cqn_awaitable_give_up(cqn_awaitable *self);
 
-/* The task will never run again: the request is given up, but no other task is woken. */
-void cqn_request_abandon(cqn_request *self);
+/* The task will never run again: the awaitable is given up, but no other task is woken. */
+void cqn_awaitable_abandon(cqn_awaitable *self);
 
 #endif

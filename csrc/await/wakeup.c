@@ -4,7 +4,7 @@
  *
  * To the task a Wakeup is a future: it has what asyncio.Task asks of one, which is the protocol of
  * `_asyncio_future_blocking`. For waking it is less than a future, and more. It carries no result:
- * the request that the task awaits has that. And the callback that reads the channel's events for
+ * the awaitable that the task awaits has that. And the callback that reads the channel's events for
  * the loop can resume the task in that very moment. With a future the loop would first finish its
  * turn, and ask the kernel once more, which is most of what it costs to be woken.
  *

@@ -22,7 +22,7 @@ typedef struct {
     PyTypeObject *DM, *TD, *ParentDomain;
     PyTypeObject *SendWR, *RecvWR;
     PyTypeObject *WorkCompletion, *WCArray, *CQStats, *AsyncEvent, *FailureWatch, *Wakeup;
-    PyTypeObject *Engine, *Request, *Scope;
+    PyTypeObject *Engine, *Awaitable, *Scope;
     PyTypeObject *CMChannel, *CMID, *CMConn, *CMWait, *CMCall;
 
     /* Members of the Python enums, by value; NULL where there is none, and before they are needed,
@@ -38,7 +38,7 @@ typedef struct {
     PyObject *anyio_name, *anyio; /* the module, if it was imported */
     bool anyio_is_old;
     Py_ssize_t modules_seen; /* as it was last checked */
-    cqn_freelist free_requests, free_wakeups;
+    cqn_freelist free_awaitables, free_wakeups;
     uint64_t ids_chosen; /* wr_ids that were generated */
     PyObject *event_type[CQN_EVENT_TYPES];
 

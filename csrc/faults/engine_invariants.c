@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What holds of an engine whenever none of its functions runs: the lists are whole, each request is
- * in those that its states say, and the counters are the sums of what they count. The steps of
+ * What holds of an engine whenever none of its functions runs: the lists are whole, each awaitable
+ * is in those that its states say, and the counters are the sums of what they count. The steps of
  * tasks end with a check, and tests ask for one.
  */
 
 #include "faults/engine_invariants.h"
-#include "await/request.h"
+#include "await/awaitable.h"
 
 #include <stdio.h>
 
-#define MANY 256 /* requests, from which on a step does not check */
+#define MANY 256 /* awaitables, from which on a step does not check */
 
 /* Each function returns the first condition that does not hold, or NULL. */
 #define MUST(condition)    \
@@ -25,38 +25,38 @@
         }                         \
     }
 
-/* ---- one request ---- */
+/* ---- one awaitable ---- */
 
-static const char *check_posted(const cqn_request *r)
+static const char *check_posted(const cqn_awaitable *r)
 {
     const cqn_wr *wr = cqn_wr_at(r->queue, r->position);
-    MUST(wr->request == r && (wr->marks & CQN_WR_AWAITED));
+    MUST(wr->awaitable == r && (wr->marks & CQN_WR_AWAITED));
     return NULL;
 }
 
-static const char *check_sleeping(const cqn_request *r)
+static const char *check_sleeping(const cqn_awaitable *r)
 {
     const cqn_engine *engine = r->engine;
-    MUST(r->kind >= CQN_CLAIMS);
-    MUST(r->kind != CQN_WAITS || r->line == &engine->waiters);
-    MUST(r->kind != CQN_CLAIMS || r->line != NULL);
-    MUST(r->kind != CQN_ENDS_SCOPE || (r->scope->end == r && r->scope->pending > 0));
+    MUST(r->kind >= CQN_OF_COMPLETION);
+    MUST(r->kind != CQN_OF_WAIT || r->waitlist == &engine->waiters);
+    MUST(r->kind != CQN_OF_COMPLETION || r->waitlist != NULL);
+    MUST(r->kind != CQN_OF_SCOPE || (r->scope->end == r && r->scope->pending > 0));
     return NULL;
 }
 
-static const char *check_request(const cqn_request *r)
+static const char *check_awaitable(const cqn_awaitable *r)
 {
-    switch ((cqn_request_state)r->state) {
+    switch ((cqn_awaitable_state)r->state) {
     case CQN_QUEUED:
         MUST(r->owner == CQN_PENDING && r->kept != NULL && r->queue == NULL);
-        MUST(r->line != NULL && r->kind <= CQN_RECEIVES);
+        MUST(r->waitlist != NULL && r->kind <= CQN_OF_RECV);
         return NULL;
     case CQN_POSTED:
     case CQN_FAILED:
         MUST(r->queue != NULL);
-        MUST(r->line == NULL || (r->owner == CQN_ABANDONED && r->kind == CQN_RECEIVES));
+        MUST(r->waitlist == NULL || (r->owner == CQN_ABANDONED && r->kind == CQN_OF_RECV));
         return check_posted(r);
-    case CQN_SLEEPING:
+    case CQN_WAITING:
         MUST(r->owner == CQN_PENDING);
         return check_sleeping(r);
     default:
@@ -68,11 +68,11 @@ static const char *check_request(const cqn_request *r)
 
 static const char *check_pending(const cqn_engine *self)
 {
-    const cqn_request *before = NULL;
+    const cqn_awaitable *before = NULL;
     Py_ssize_t len = 0, wanted = 0;
-    for (const cqn_request *r = self->first; r != NULL; before = r, r = r->next) {
-        MUST(r->engine == self && r->prev == before && cqn_request_is_listed(r));
-        MUST_ALL(check_request(r));
+    for (const cqn_awaitable *r = self->first; r != NULL; before = r, r = r->next) {
+        MUST(r->engine == self && r->prev == before && cqn_awaitable_is_listed(r));
+        MUST_ALL(check_awaitable(r));
         len++;
         wanted += r->owner == CQN_PENDING;
     }
@@ -81,11 +81,11 @@ static const char *check_pending(const cqn_engine *self)
     return NULL;
 }
 
-static const char *check_line(const cqn_line *line, size_t *len)
+static const char *check_waitlist(const cqn_waitlist *line, size_t *len)
 {
-    const cqn_request *before = NULL;
-    for (const cqn_request *r = line->first; r != NULL; before = r, r = r->behind) {
-        MUST(r->line == line && r->before == before);
+    const cqn_awaitable *before = NULL;
+    for (const cqn_awaitable *r = line->first; r != NULL; before = r, r = r->behind) {
+        MUST(r->waitlist == line && r->before == before);
         ++*len;
     }
     MUST(line->last == before);
@@ -95,13 +95,13 @@ static const char *check_line(const cqn_line *line, size_t *len)
 static const char *check_waiters(const cqn_engine *self)
 {
     size_t len = 0;
-    Py_ssize_t patient = 0;
-    MUST_ALL(check_line(&self->waiters, &len));
-    for (const cqn_request *r = self->waiters.first; r != NULL; r = r->behind) {
-        MUST(r->kind == CQN_WAITS && r->state == CQN_SLEEPING);
-        patient += r->solicited_only;
+    Py_ssize_t solicited_waiters = 0;
+    MUST_ALL(check_waitlist(&self->waiters, &len));
+    for (const cqn_awaitable *r = self->waiters.first; r != NULL; r = r->behind) {
+        MUST(r->kind == CQN_OF_WAIT && r->state == CQN_WAITING);
+        solicited_waiters += r->solicited_only;
     }
-    MUST(self->patient == patient);
+    MUST(self->solicited_waiters == solicited_waiters);
     return NULL;
 }
 
@@ -109,19 +109,20 @@ static const char *check_table(const cqn_table *table)
 {
     size_t len = 0;
     for (size_t i = 0; i < table->room; i++) {
-        MUST_ALL(check_line(&table->lines[i], &len));
+        MUST_ALL(check_waitlist(&table->waitlists[i], &len));
     }
     MUST(table->len == len);
     return NULL;
 }
 
-static const char *check_forsaken(const cqn_engine *self)
+static const char *check_abandoned_recvs(const cqn_engine *self)
 {
     size_t stashed = 0;
-    MUST_ALL(check_table(&self->forsaken));
-    for (size_t i = 0; i < self->forsaken.room; i++) {
-        for (const cqn_request *r = self->forsaken.lines[i].first; r != NULL; r = r->behind) {
-            MUST(r->kind == CQN_RECEIVES);
+    MUST_ALL(check_table(&self->abandoned_recvs));
+    for (size_t i = 0; i < self->abandoned_recvs.room; i++) {
+        for (const cqn_awaitable *r = self->abandoned_recvs.waitlists[i].first; r != NULL;
+             r = r->behind) {
+            MUST(r->kind == CQN_OF_RECV);
             MUST(r->owner == CQN_ABANDONED || r->owner == CQN_STASHED);
             stashed += r->owner == CQN_STASHED;
         }
@@ -132,17 +133,17 @@ static const char *check_forsaken(const cqn_engine *self)
 
 static const char *check_woken(const cqn_engine *self)
 {
-    const cqn_request *before = NULL;
+    const cqn_awaitable *before = NULL;
     size_t due = 0;
-    for (const cqn_request *r = self->woken; r != NULL; before = r, r = r->woken_next) {
-        MUST(r->engine == self && (r->wake == CQN_LISTED || r->wake == CQN_DUE_LISTED));
-        due += r->wake == CQN_DUE_LISTED;
+    for (const cqn_awaitable *r = self->woken; r != NULL; before = r, r = r->woken_next) {
+        MUST(r->engine == self && (r->wake == CQN_LISTED || r->wake == CQN_SCHEDULED_LISTED));
+        due += r->wake == CQN_SCHEDULED_LISTED;
     }
     MUST(self->woken_last == before);
-    for (const cqn_request *r = self->first; r != NULL; r = r->next) {
-        due += r->wake == CQN_DUE;
+    for (const cqn_awaitable *r = self->first; r != NULL; r = r->next) {
+        due += r->wake == CQN_SCHEDULED;
     }
-    MUST(due <= self->due); /* those that are COMPLETE stand in no list */
+    MUST(due <= self->scheduled); /* those that are COMPLETE stand in no list */
     return NULL;
 }
 
@@ -153,9 +154,9 @@ static const char *check_woken(const cqn_engine *self)
 static const char *check_closed(const cqn_engine *self)
 {
     MUST(self->cq == NULL || self->cq->engine != self);
-    MUST(self->claims.len == 0 && self->qp_claims.len == 0 && self->forsaken.len == 0);
-    for (const cqn_request *r = self->first; r != NULL; r = r->next) {
-        MUST(r->kind == CQN_ENDS_SCOPE);
+    MUST(self->claims.len == 0 && self->qp_claims.len == 0 && self->abandoned_recvs.len == 0);
+    for (const cqn_awaitable *r = self->first; r != NULL; r = r->next) {
+        MUST(r->kind == CQN_OF_SCOPE);
     }
     if (self->cq != NULL && self->cq->engine == NULL && cqn_is_open(&self->cq->base)) {
         MUST(self->cq->dispatched == 0);
@@ -169,10 +170,10 @@ static const char *check(const cqn_engine *self)
     MUST_ALL(check_waiters(self));
     MUST_ALL(check_table(&self->claims));
     MUST_ALL(check_table(&self->qp_claims));
-    MUST_ALL(check_forsaken(self));
+    MUST_ALL(check_abandoned_recvs(self));
     MUST_ALL(check_woken(self));
-    for (const cqn_qp *qp = self->to_serve; qp != NULL; qp = qp->serve_next) {
-        MUST(qp->to_serve);
+    for (const cqn_qp *qp = self->qps_with_capacity; qp != NULL; qp = qp->next_with_capacity) {
+        MUST(qp->has_capacity);
     }
     return self->closed ? check_closed(self) : NULL;
 }

@@ -7,8 +7,8 @@
 
 struct cqn_engine;
 
-/* Ends the process if the engine is not as it should be. Engines of many requests are not checked,
- * because that would take the tests too long. */
+/* Ends the process if the engine is not as it should be. Engines of many awaitables are not
+ * checked, because that would take the tests too long. */
 void cqn_assert_engine(const struct cqn_engine *engine);
 
 /* A method of the module: what does not hold of an engine, or None. */

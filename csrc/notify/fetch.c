@@ -337,11 +337,12 @@ static bool route_one(cqn_cq *self, cqn_wr_queue *q, struct ibv_wc *wc, const cq
         cqn_mw_invalidated(self->base.context, wc->invalidated_rkey, deferred);
     }
     const bool is_probe = q != NULL && cqn_wr_is_probe(q, wc);
-    cqn_request *request = q != NULL ? cqn_wr_completed(self->base.context, q, wc, deferred) : NULL;
+    cqn_awaitable *awaitable =
+        q != NULL ? cqn_wr_completed(self->base.context, q, wc, deferred) : NULL;
     if (wc->status != IBV_WC_SUCCESS) {
         suspect_qp(self, q, wc);
     }
-    return is_probe || (request != NULL && awaiting->completed(request, wc, extra)) ||
+    return is_probe || (awaitable != NULL && awaiting->completed(awaitable, wc, extra)) ||
            (self->engine != NULL && awaiting->claim(self->engine, wc, extra));
 }
 
@@ -498,7 +499,7 @@ bool cqn_cq_peek(cqn_cq *self, cqn_object **deferred)
 static bool found_nothing(const cqn_cq *self)
 {
     return self->stash_len == 0 &&
-           (self->engine == NULL || !self->base.state->awaiting->has_news(self->engine));
+           (self->engine == NULL || !self->base.state->awaiting->has_work(self->engine));
 }
 
 int cqn_cq_spin(cqn_cq *self, size_t want, double seconds, cqn_object **deferred)

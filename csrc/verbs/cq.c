@@ -35,7 +35,7 @@ static void cq_destroy_failed(cqn_object *op)
     if (late) {
         self->armed = CQN_UNARMED;
     }
-    if (cqn_engine_look_again(self)) {
+    if (cqn_engine_poll_again(self)) {
         self->late = 0;
     }
     else if (late) {
@@ -324,7 +324,7 @@ static int safe_to_sleep(cqn_cq *self, bool solicited_only)
     }
     bool safe = self->stash_len == 0;
     cqn_decref_deferred(deferred);
-    return rc < 0 || cqn_routed(self) < 0 ? -1 : safe;
+    return rc < 0 || cqn_wake_after_routing(self) < 0 ? -1 : safe;
 }
 
 static PyObject *cq_safe_to_sleep(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
@@ -374,7 +374,7 @@ static int arm_again(cqn_cq *self)
 {
     const cqn_armed armed = self->armed;
     self->armed = CQN_UNARMED;
-    if (armed == CQN_UNARMED || cqn_engine_look_again(self)) {
+    if (armed == CQN_UNARMED || cqn_engine_poll_again(self)) {
         return 0;
     }
     cqn_object *deferred = NULL;

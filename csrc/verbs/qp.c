@@ -144,7 +144,7 @@ static void qp_destroy_failed(cqn_object *op)
  * run. */
 static void qp_notify_engines(cqn_object *op, PyObject **interrupt)
 {
-    cqn_engines_tell((cqn_qp *)op, interrupt);
+    cqn_engines_notify((cqn_qp *)op, interrupt);
 }
 
 static int qp_clear(PyObject *op)
@@ -248,7 +248,7 @@ static int drain_sends(const cqn_qp *self)
     cqn_object *deferred = NULL;
     int rc = cq->base.handle == NULL ? 0 : cqn_cq_drain(cq, &deferred);
     if (rc == 0) {
-        rc = cqn_routed(cq);
+        rc = cqn_wake_after_routing(cq);
     }
     cqn_decref_deferred(deferred);
     Py_DECREF(cq);

@@ -491,7 +491,7 @@ CQN_RARE static PyObject *modify(cqn_qp *self, struct ibv_qp_attr *attr, int mas
     }
     if ((mask & IBV_QP_STATE) && gives_up(attr->qp_state) && cqn_is_open(&self->base)) {
         note_failure(self);
-        cqn_engines_tell(self, &interrupt);
+        cqn_engines_notify(self, &interrupt);
     }
     if (interrupt != NULL) {
         cqn_raise_interrupt(interrupt);

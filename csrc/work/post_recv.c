@@ -308,7 +308,7 @@ PyObject *cqn_qp_post_recv(PyObject *op, PyObject *const *args, Py_ssize_t nargs
     Py_RETURN_NONE;
 }
 
-int cqn_post_awaited_recv(cqn_qp *qp, const cqn_sg *sg, cqn_request *request)
+int cqn_post_awaited_recv(cqn_qp *qp, const cqn_sg *sg, cqn_awaitable *awaitable)
 {
     cqn_recv_queue q;
     const size_t entries = cqn_wr_entries(sg);
@@ -322,7 +322,7 @@ int cqn_post_awaited_recv(cqn_qp *qp, const cqn_sg *sg, cqn_request *request)
     wr.wr_id = cqn_wr_queue_id(qp->rq, entries);
     int err = post_recvs(&q, &wr, 1, &posted);
     if (posted > 0) {
-        cqn_wr_queue_push(qp->rq, &(cqn_wr){.request = request, .marks = CQN_WR_AWAITED}, sg);
+        cqn_wr_queue_push(qp->rq, &(cqn_wr){.awaitable = awaitable, .marks = CQN_WR_AWAITED}, sg);
         return 0;
     }
     cqn_wr_queue_refused(qp->rq, 1);

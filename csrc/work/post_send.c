@@ -229,16 +229,16 @@ static PyObject *refuse_send(const cqn_qp *qp, const char *verb, int err, PyObje
 }
 
 /* The device has the request: from now on the books keep alive what it needs. */
-static void enter_books(cqn_qp *qp, const cqn_send *send, cqn_request *request)
+static void enter_books(cqn_qp *qp, const cqn_send *send, cqn_awaitable *awaitable)
 {
     const struct ibv_send_wr *wr = &send->wr;
     cqn_wr entry = {.does = (uint8_t)send->opcode->does,
                     .signaled = qp->sq_sig_all || (wr->send_flags & IBV_SEND_SIGNALED)};
-    if (request == NULL) {
+    if (awaitable == NULL) {
         entry.wr_id = send->wr_id;
     }
     else {
-        entry.request = request;
+        entry.awaitable = awaitable;
         entry.marks = CQN_WR_AWAITED;
     }
     if (send->opcode->does == CQN_WR_BINDS) {
@@ -252,7 +252,7 @@ static void enter_books(cqn_qp *qp, const cqn_send *send, cqn_request *request)
 }
 
 /* Returns 0, the device's errno without an exception, or -1; and how many were posted. */
-static int try_one(cqn_qp *qp, cqn_send *send, cqn_request *request, size_t *posted)
+static int try_one(cqn_qp *qp, cqn_send *send, cqn_awaitable *awaitable, size_t *posted)
 {
     const size_t entries = cqn_wr_entries(&send->sg);
     if (admit_send(qp, send) < 0 || cqn_wr_queue_reserve(qp->sq, entries) < 0) {
@@ -263,7 +263,7 @@ static int try_one(cqn_qp *qp, cqn_send *send, cqn_request *request, size_t *pos
     int err = send->opcode->verb != NULL ? post_alone(qp, send, posted)
                                          : post_sends(qp, &send->wr, 1, posted);
     if (*posted > 0) {
-        enter_books(qp, send, request);
+        enter_books(qp, send, awaitable);
     }
     else {
         cqn_wr_queue_refused(qp->sq, 1);
@@ -284,10 +284,10 @@ static PyObject *post_one_send(cqn_qp *qp, cqn_send *send, PyObject *object)
                     : refuse_send(qp, verb, err, posted == 0 ? object : NULL, posted, 1);
 }
 
-int cqn_post_awaited_send(cqn_qp *qp, cqn_send *send, cqn_request *request)
+int cqn_post_awaited_send(cqn_qp *qp, cqn_send *send, cqn_awaitable *awaitable)
 {
     size_t posted = 0;
-    int err = try_one(qp, send, request, &posted);
+    int err = try_one(qp, send, awaitable, &posted);
     return err > 0 && posted > 0 ? 0 : err;
 }
 

@@ -86,7 +86,7 @@ typedef struct cqn_qp {
     bool no_recvs;           /* what arrives goes elsewhere, and not to `srq` */
     bool must_stop;          /* it sends again what is not acknowledged: see verbs/qp.c */
     bool stopped;            /* it was reset before it is destroyed */
-    bool to_serve;           /* it is in the list of `serve_next` */
+    bool has_capacity;       /* it is in the list of `next_with_capacity` */
     uint8_t port_num;        /* set in INIT; 0 before */
     uint8_t max_rd_atomic;   /* reads and atomics in flight; or CQN_DEPTH_UNKNOWN */
     bool depth_granted;      /* the peer of an rdma_cm connection granted max_rd_atomic */
@@ -95,8 +95,9 @@ typedef struct cqn_qp {
     cqn_wr_queue *sq, *rq; /* NULL once it was closed */
     /* How often something of it failed, and up to which of these it was seen to work after all. */
     uint32_t suspicions, cleared;
-    struct cqn_qp *serve_next; /* of those where there may be room now, see await/post.c */
-    struct cqn_request *first_claim, *last_claim; /* completions() that name it: await/waitlist.c */
+    struct cqn_qp *next_with_capacity; /* of those where there may be room now, see await/post.c */
+    struct cqn_awaitable *first_claim,
+        *last_claim; /* completions() that name it: await/waitlist.c */
     cqn_group *groups;
     size_t groups_len;
 } cqn_qp;

@@ -9,14 +9,14 @@
 #include "work/qp.h"
 #include "work/sg.h"
 
-typedef struct cqn_request cqn_request; /* see await/await.h */
-typedef struct cqn_engine cqn_engine;   /* see await/await.h */
+typedef struct cqn_awaitable cqn_awaitable; /* see await/await.h */
+typedef struct cqn_engine cqn_engine;       /* see await/await.h */
 
 /* A line of awaited requests, in the order of arrival. It holds no references: a request leaves the
  * line before it is deallocated. */
 typedef struct {
-    cqn_request *first, *last;
-} cqn_line;
+    cqn_awaitable *first, *last;
+} cqn_waitlist;
 
 /* What the books must know of a work request: whether it changes a memory window, or takes a
  * receive from a list of tags. */
@@ -27,8 +27,9 @@ typedef enum { CQN_WR_TRANSFERS, CQN_WR_BINDS, CQN_WR_INVALIDATES, CQN_WR_DELETE
  * unbinds. The entry owns its reference, and counts as a pin of the object. */
 typedef struct {
     union {
-        uint64_t wr_id;       /* the user's */
-        cqn_request *request; /* if a task awaits it; it has the wr_id, and knows its place here */
+        uint64_t wr_id; /* the user's */
+        cqn_awaitable
+            *awaitable; /* if a task awaits it; it has the wr_id, and knows its place here */
     };
     cqn_object *pinned; /* strong, or NULL */
     union {
@@ -66,12 +67,12 @@ struct cqn_wr_queue {
     uint32_t requests;      /* at most as many as entries */
     uint32_t signaled;      /* those that give a completion if they succeed */
     uint32_t number;        /* see wr_queue.c */
-    uint32_t users;   /* the QP or SRQ, or the CQ that inherited it; of an SRQ, its QPs as well */
-    uint32_t free;    /* of an SRQ: the first free slot */
-    uint16_t types;   /* of the queue pairs that use it: bits 1 << IBV_QPT_* */
-    bool is_shared;   /* it is the queue of an SRQ */
-    uint8_t probe;    /* cqn_probe */
-    cqn_line waiting; /* operations that wait for free slots */
+    uint32_t users; /* the QP or SRQ, or the CQ that inherited it; of an SRQ, its QPs as well */
+    uint32_t free;  /* of an SRQ: the first free slot */
+    uint16_t types; /* of the queue pairs that use it: bits 1 << IBV_QPT_* */
+    bool is_shared; /* it is the queue of an SRQ */
+    uint8_t probe;  /* cqn_probe */
+    cqn_waitlist waiting; /* operations that wait for free slots */
     cqn_qp *qp; /* its queue pair; NULL: it is the queue of an SRQ, or the queue pair is gone */
     size_t *flushes; /* the count of flushed queues of its CQ, while this is one of them; or NULL */
     cqn_wr_queue *source;      /* the queue of the SRQ, for the receives of a QP with one */
@@ -84,14 +85,14 @@ typedef struct cqn_wc_extra cqn_wc_extra; /* see notify/cq.h */
  * functions, once. */
 typedef struct cqn_awaiting {
     /* Its queue pair `qp` was closed or reset; NULL: a later request has completed. */
-    void (*lost)(cqn_request *request, const cqn_qp *qp);
+    void (*lost)(cqn_awaitable *awaitable, const cqn_qp *qp);
     /* False: others get its completion as well. */
-    bool (*completed)(cqn_request *request, struct ibv_wc *wc, const cqn_wc_extra *extra);
+    bool (*completed)(cqn_awaitable *awaitable, struct ibv_wc *wc, const cqn_wc_extra *extra);
     /* Gives it to the completion() that asked for it; false: there is none. */
     bool (*claim)(cqn_engine *engine, const struct ibv_wc *wc, const cqn_wc_extra *extra);
     bool (*wants)(const cqn_engine *engine); /* whether any completion() waits */
     void (*room)(cqn_engine *engine, cqn_qp *qp);
-    bool (*has_news)(const cqn_engine *engine); /* whether a task is to be woken */
+    bool (*has_work)(const cqn_engine *engine); /* whether a task is to be woken */
 } cqn_awaiting;
 
 #define CQN_WR_NUMBERS (UINT32_C(1) << 24)
@@ -153,8 +154,8 @@ size_t cqn_wr_completed_run(cqn_wr_queue *queue, struct ibv_wc *wcs, size_t n,
 /* Retires the request that completed, and in a queue pair's queue all before it. Returns the
  * request if a task awaits it, borrowed; otherwise NULL, and the completion has the user's wr_id.
  */
-cqn_request *cqn_wr_completed(cqn_context *ctx, cqn_wr_queue *queue, struct ibv_wc *wc,
-                              cqn_object **deferred);
+cqn_awaitable *cqn_wr_completed(cqn_context *ctx, cqn_wr_queue *queue, struct ibv_wc *wc,
+                                cqn_object **deferred);
 
 /* Whether a completion, whose request was not retired yet, is that of a probe; see verbs/qp.c. */
 bool cqn_wr_is_probe(const cqn_wr_queue *queue, const struct ibv_wc *wc);

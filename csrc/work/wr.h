@@ -64,8 +64,8 @@ typedef struct {
 /* Posts a work request that a task awaits, and enters it into the books as awaited. It counts as
  * posted unless the device is known to have refused it. Returns 0; the device's errno without an
  * exception; or -1 with one. */
-int cqn_post_awaited_send(cqn_qp *qp, cqn_send *send, cqn_request *request);
-int cqn_post_awaited_recv(cqn_qp *qp, const cqn_sg *sg, cqn_request *request);
+int cqn_post_awaited_send(cqn_qp *qp, cqn_send *send, cqn_awaitable *awaitable);
+int cqn_post_awaited_recv(cqn_qp *qp, const cqn_sg *sg, cqn_awaitable *awaitable);
 
 /* Posts a probe: an RDMA write of no bytes, which needs no receive and no memory of the peer. Only
  * a peer that is alive acknowledges it. -1 with an exception. */

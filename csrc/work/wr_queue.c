@@ -293,7 +293,7 @@ static void pop_entries(cqn_context *ctx, cqn_wr_queue *q, size_t n, bool ok, cq
             update_window(ctx, q, i, ok || i + (wr->last ? 1 : 2) < n, deferred);
         }
         if (i + 1 < n && wr->last && (wr->marks & CQN_WR_AWAITED)) {
-            ctx->base.state->awaiting->lost(wr->request, NULL);
+            ctx->base.state->awaiting->lost(wr->awaitable, NULL);
         }
         release_entry(q, wr, deferred);
     }
@@ -357,8 +357,8 @@ static size_t entries_up_to(const cqn_wr_queue *q, uint64_t id)
 }
 
 /* Returns the request if a task awaits it. */
-static cqn_request *completed_in_order(cqn_context *ctx, cqn_wr_queue *q, struct ibv_wc *wc,
-                                       cqn_object **deferred)
+static cqn_awaitable *completed_in_order(cqn_context *ctx, cqn_wr_queue *q, struct ibv_wc *wc,
+                                         cqn_object **deferred)
 {
     const size_t n = entries_up_to(q, wc->wr_id);
     if (n == 0) {
@@ -368,12 +368,12 @@ static cqn_request *completed_in_order(cqn_context *ctx, cqn_wr_queue *q, struct
     if (wr->marks == CQN_WR_PROBE) {
         q->probe = wc->status == IBV_WC_SUCCESS ? CQN_PROBE_ANSWERED : CQN_PROBE_FAILED;
     }
-    cqn_request *request = wr->marks & CQN_WR_AWAITED ? wr->request : NULL;
-    if (request == NULL) {
+    cqn_awaitable *awaitable = wr->marks & CQN_WR_AWAITED ? wr->awaitable : NULL;
+    if (awaitable == NULL) {
         wc->wr_id = wr->wr_id;
     }
     pop_entries(ctx, q, n, wc->status == IBV_WC_SUCCESS, deferred);
-    return request;
+    return awaitable;
 }
 
 bool cqn_wr_is_probe(const cqn_wr_queue *q, const struct ibv_wc *wc)
@@ -443,8 +443,8 @@ static void completed_shared(cqn_wr_queue *q, struct ibv_wc *wc, cqn_object **de
 }
 
 /* A completion whose request is not in the books stays as it is. */
-cqn_request *cqn_wr_completed(cqn_context *ctx, cqn_wr_queue *q, struct ibv_wc *wc,
-                              cqn_object **deferred)
+cqn_awaitable *cqn_wr_completed(cqn_context *ctx, cqn_wr_queue *q, struct ibv_wc *wc,
+                                cqn_object **deferred)
 {
     if (!q->is_shared) {
         return completed_in_order(ctx, q, wc, deferred);
@@ -469,7 +469,7 @@ void cqn_wr_queue_forget(cqn_wr_queue *q, cqn_object **deferred)
             cqn_decref_later(deferred, wr->pinned);
         }
         if (wr->last && (wr->marks & CQN_WR_AWAITED)) {
-            q->qp->base.state->awaiting->lost(wr->request, q->qp);
+            q->qp->base.state->awaiting->lost(wr->awaitable, q->qp);
         }
         wr->pinned = NULL;
         wr->does = CQN_WR_TRANSFERS;

@@ -37,7 +37,7 @@ def ours() -> Counter[str]:
     gc.collect()
     names = {
         *("Context", "PD", "MR", "SGE", "CompletionChannel", "CQ", "SRQ", "QP", "AH", "MW"),
-        *("AsyncEvent", "SendWR", "RecvWR", "AsyncCQ", "Request", "XRCD", "Flow", "WQ"),
+        *("AsyncEvent", "SendWR", "RecvWR", "AsyncCQ", "Awaitable", "XRCD", "Flow", "WQ"),
         *("FlowCounters", "RwqIndTable"),
     }
     types = [type(o) for o in gc.get_objects()]

@@ -1,35 +1,35 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Request: the type of what a task awaits. It is shaped like a coroutine, so whatever takes one
+ * Awaitable: the type of what a task awaits. It is shaped like a coroutine, so whatever takes one
  * takes it. What its task does in it is in step.c.
  */
 
 #include "await/coroutine.h"
 #include "await/loop.h"
-#include "await/request.h"
+#include "await/awaitable.h"
 #include "await/step.h"
 
 /* ---- as a coroutine ---- */
 
-/* An exception is thrown into the task, mostly because it was cancelled. The task gives its request
- * up, and what the request had goes to others. */
-static PyObject *request_throw(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
+/* An exception is thrown into the task, mostly because it was cancelled. The task gives its
+ * awaitable up, and what the awaitable had goes to others. */
+static PyObject *awaitable_throw(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
 {
     CQN_LOCKED;
-    cqn_request *self = (cqn_request *)op;
+    cqn_awaitable *self = (cqn_awaitable *)op;
     if (cqn_check_throw(nargs) < 0 ||
         cqn_refuse_step(self->activity != CQN_RESTING,
-                        self->state == CQN_DONE || cqn_request_is_abandoned(self)) < 0) {
+                        self->state == CQN_DONE || cqn_awaitable_is_abandoned(self)) < 0) {
         return NULL;
     }
     if (self->state == CQN_NEW) {
-        cqn_request_finish(self);
+        cqn_awaitable_finish(self);
         cqn_raise_given(args, nargs);
         return NULL;
     }
     PyObject *yielded = NULL;
     if (self->iterator != NULL) {
-        self->activity = CQN_DOZING;
+        self->activity = CQN_FALLING_ASLEEP;
         yielded = cqn_throw_into(self->iterator, args, nargs);
         CQN_PLACE("throw");
         self->activity = CQN_RESTING;
@@ -38,15 +38,15 @@ static PyObject *request_throw(PyObject *op, PyObject *const *args, Py_ssize_t n
         cqn_raise_given(args, nargs);
     }
     if (yielded == NULL) {
-        cqn_request_give_up(self);
+        cqn_awaitable_give_up(self);
     }
     return yielded;
 }
 
-static PyObject *request_close(PyObject *op, PyObject *Py_UNUSED(unused))
+static PyObject *awaitable_close(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
-    cqn_request *self = (cqn_request *)op;
+    cqn_awaitable *self = (cqn_awaitable *)op;
     if (cqn_refuse_step(self->activity != CQN_RESTING, false) < 0) {
         return NULL;
     }
@@ -60,17 +60,17 @@ static PyObject *request_close(PyObject *op, PyObject *Py_UNUSED(unused))
         Py_XDECREF(result);
     }
     if (self->state == CQN_NEW) {
-        cqn_request_finish(self);
+        cqn_awaitable_finish(self);
     }
-    else if (self->state != CQN_DONE && !cqn_request_is_abandoned(self)) {
-        cqn_request_give_up(self);
+    else if (self->state != CQN_DONE && !cqn_awaitable_is_abandoned(self)) {
+        cqn_awaitable_give_up(self);
     }
     Py_RETURN_NONE;
 }
 
 /* ---- the type ---- */
 
-static void warn_never_awaited(cqn_request *self)
+static void warn_never_awaited(cqn_awaitable *self)
 {
     if (PyErr_WarnFormat(PyExc_RuntimeWarning, 1, "coroutine 'AsyncCQ.%s' was never awaited",
                          self->name) < 0) {
@@ -78,38 +78,39 @@ static void warn_never_awaited(cqn_request *self)
     }
 }
 
-/* A request that was made and never awaited is a mistake, which Python reports for coroutines, too.
+/* An awaitable that was made and never awaited is a mistake, which Python reports for coroutines,
+ * too.
  */
-static void request_finalize(PyObject *op)
+static void awaitable_finalize(PyObject *op)
 {
     CQN_LOCKED;
-    cqn_request *self = (cqn_request *)op;
+    cqn_awaitable *self = (cqn_awaitable *)op;
     self->finalized = true; /* Python finalizes an object once in its life */
-    if (self->state == CQN_DONE || self->engine == NULL || cqn_request_is_abandoned(self)) {
+    if (self->state == CQN_DONE || self->engine == NULL || cqn_awaitable_is_abandoned(self)) {
         return;
     }
     PyObject *pending = cqn_take_exception();
     if (self->state == CQN_NEW) {
         const bool counted = self->scope != NULL && !self->left_scope;
-        if (self->kind != CQN_ENDS_SCOPE && !self->is_wrapped) {
+        if (self->kind != CQN_OF_SCOPE && !self->is_wrapped) {
             CQN_UNLOCKED(warn_never_awaited(self));
         }
         if (self->state == CQN_NEW) { /* unless sys.unraisablehook() has awaited it */
-            cqn_request_finish(self);
+            cqn_awaitable_finish(self);
         }
         if (counted) { /* also of an engine that has left its CQ */
-            cqn_engine_hand_over_or_put_off(self->engine);
+            cqn_engine_wake_in_loop_or_defer(self->engine);
         }
     }
     else {
-        cqn_request_give_up(self);
+        cqn_awaitable_give_up(self);
     }
     cqn_put_exception(pending);
 }
 
-static int request_traverse(PyObject *op, visitproc visit, void *arg)
+static int awaitable_traverse(PyObject *op, visitproc visit, void *arg)
 {
-    cqn_request *self = (cqn_request *)op;
+    cqn_awaitable *self = (cqn_awaitable *)op;
     Py_VISIT(Py_TYPE(op));
     Py_VISIT(self->engine);
     Py_VISIT(self->qp);
@@ -126,20 +127,20 @@ static int request_traverse(PyObject *op, visitproc visit, void *arg)
     return self->kept == NULL ? 0 : cqn_sg_traverse(&self->kept->sg, visit, arg);
 }
 
-static int request_tp_clear(PyObject *op)
+static int awaitable_tp_clear(PyObject *op)
 {
     CQN_LOCKED;
-    cqn_request *self = (cqn_request *)op;
-    if (cqn_request_is_listed(self)) {
-        cqn_engine_let_go(self);
+    cqn_awaitable *self = (cqn_awaitable *)op;
+    if (cqn_awaitable_is_listed(self)) {
+        cqn_awaitable_drop(self);
     }
-    cqn_request_becomes(self, CQN_DONE);
-    cqn_request_goes_on(self);
-    cqn_request_leave_scope(self);
-    return cqn_request_clear(op);
+    cqn_awaitable_becomes(self, CQN_DONE);
+    cqn_awaitable_goes_on(self);
+    cqn_awaitable_leave_scope(self);
+    return cqn_awaitable_clear(op);
 }
 
-/* Whether the request is to go. If the device goes on with its work request the engine holds it
+/* Whether the awaitable is to go. If the device goes on with its work request the engine holds it
  * now, and the garbage collector must track it. */
 static bool finalize_from_dealloc(PyObject *op)
 {
@@ -151,27 +152,27 @@ static bool finalize_from_dealloc(PyObject *op)
     return true;
 }
 
-static void request_dealloc(PyObject *op)
+static void awaitable_dealloc(PyObject *op)
 {
     PyObject_GC_UnTrack(op); /* before the lock: while we wait for it the collector can run */
     CQN_LOCKED;
     PyTypeObject *type = Py_TYPE(op);
-    cqn_request *self = (cqn_request *)op;
+    cqn_awaitable *self = (cqn_awaitable *)op;
     const bool over = self->state == CQN_DONE && !self->finalized;
     if (!over && !PyObject_GC_IsFinalized(op) && !finalize_from_dealloc(op)) {
         return;
     }
-    Py_TRASHCAN_BEGIN(op, request_dealloc);
+    Py_TRASHCAN_BEGIN(op, awaitable_dealloc);
     cqn_state *st = self->engine != NULL ? self->engine->state : cqn_state_of(type);
-    if (cqn_request_is_listed(self)) { /* a task has begun it after its finalizer ran */
-        cqn_engine_let_go(self);
+    if (cqn_awaitable_is_listed(self)) { /* a task has begun it after its finalizer ran */
+        cqn_awaitable_drop(self);
     }
     if (!self->cleared) {
-        cqn_request_clear(op);
+        cqn_awaitable_clear(op);
     }
     Py_CLEAR(self->engine);
     if (over) {
-        cqn_freelist_free(&st->free_requests, op);
+        cqn_freelist_free(&st->free_awaitables, op);
     }
     else {
         type->tp_free(op);
@@ -180,38 +181,39 @@ static void request_dealloc(PyObject *op)
     Py_TRASHCAN_END;
 }
 
-static PyObject *request_repr(PyObject *op)
+static PyObject *awaitable_repr(PyObject *op)
 {
     static const char *const states[] = {
         [CQN_NEW] = "not awaited yet", [CQN_QUEUED] = "waits for room", [CQN_POSTED] = "posted",
-        [CQN_SLEEPING] = "waits",      [CQN_COMPLETE] = "complete",     [CQN_FAILED] = "failed",
+        [CQN_WAITING] = "waits",       [CQN_COMPLETE] = "complete",     [CQN_FAILED] = "failed",
         [CQN_DONE] = "done",
     };
     CQN_LOCKED;
-    const cqn_request *self = (cqn_request *)op;
+    const cqn_awaitable *self = (cqn_awaitable *)op;
     return PyUnicode_FromFormat("<coroutine AsyncCQ.%s at %p, %s>", self->name, op,
-                                cqn_request_is_abandoned(self) ? "abandoned" : states[self->state]);
+                                cqn_awaitable_is_abandoned(self) ? "abandoned"
+                                                                 : states[self->state]);
 }
 
-static PyObject *request_get_name(PyObject *op, void *qualified)
+static PyObject *awaitable_get_name(PyObject *op, void *qualified)
 {
-    const cqn_request *self = (cqn_request *)op;
+    const cqn_awaitable *self = (cqn_awaitable *)op;
     return PyUnicode_FromFormat(qualified ? "AsyncCQ.%s" : "%s", self->name);
 }
 
-static PyObject *request_get_running(PyObject *op, void *Py_UNUSED(unused))
+static PyObject *awaitable_get_running(PyObject *op, void *Py_UNUSED(unused))
 {
     CQN_LOCKED;
-    return PyBool_FromLong(((cqn_request *)op)->activity != CQN_RESTING);
+    return PyBool_FromLong(((cqn_awaitable *)op)->activity != CQN_RESTING);
 }
 
 /* The call, in which a task waits, as a person would write it. */
-CQN_RARE static PyObject *request_get_call(PyObject *op, void *Py_UNUSED(unused))
+CQN_RARE static PyObject *awaitable_get_call(PyObject *op, void *Py_UNUSED(unused))
 {
     CQN_LOCKED;
-    const cqn_request *self = (cqn_request *)op;
+    const cqn_awaitable *self = (cqn_awaitable *)op;
     const char *room = self->state == CQN_QUEUED ? ", for room in its queue" : "";
-    if (self->kind == CQN_CLAIMS) {
+    if (self->kind == CQN_OF_COMPLETION) {
         return PyUnicode_FromFormat("%s(%llu)", self->name, (unsigned long long)self->wr_id);
     }
     return self->qp == NULL ? PyUnicode_FromFormat("%s()", self->name)
@@ -219,39 +221,39 @@ CQN_RARE static PyObject *request_get_call(PyObject *op, void *Py_UNUSED(unused)
                                                    (unsigned)self->qp->qp_num, room);
 }
 
-static PyMethodDef request_methods[] = {
-    CQN_COROUTINE_METHODS(request_throw, request_close),
+static PyMethodDef awaitable_methods[] = {
+    CQN_COROUTINE_METHODS(awaitable_throw, awaitable_close),
     {NULL, NULL, 0, NULL},
 };
 
-static PyGetSetDef request_getset[] = {
-    {"__name__", request_get_name, NULL, "The name of the method that made it.", NULL},
-    {"__qualname__", request_get_name, NULL, "The same, with its class.", (void *)1},
-    {"_call", request_get_call, NULL, "For messages: what it waits for.", NULL},
-    {"cr_running", request_get_running, NULL, "As of a coroutine.", NULL},
+static PyGetSetDef awaitable_getset[] = {
+    {"__name__", awaitable_get_name, NULL, "The name of the method that made it.", NULL},
+    {"__qualname__", awaitable_get_name, NULL, "The same, with its class.", (void *)1},
+    {"_call", awaitable_get_call, NULL, "For messages: what it waits for.", NULL},
+    {"cr_running", awaitable_get_running, NULL, "As of a coroutine.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-static PyType_Slot request_slots[] = {
+static PyType_Slot awaitable_slots[] = {
     {Py_tp_doc, "What a method of AsyncCQ returns, for one `await`: a coroutine."},
     {Py_am_await, PyObject_SelfIter},
-    {Py_am_send, cqn_request_send},
+    {Py_am_send, cqn_awaitable_send},
     {Py_tp_iter, PyObject_SelfIter},
     {Py_tp_iternext, cqn_coroutine_next},
-    {Py_tp_repr, request_repr},
-    {Py_tp_finalize, request_finalize},
-    {Py_tp_traverse, request_traverse},
-    {Py_tp_clear, request_tp_clear},
-    {Py_tp_dealloc, request_dealloc},
-    {Py_tp_methods, request_methods},
-    {Py_tp_getset, request_getset},
+    {Py_tp_repr, awaitable_repr},
+    {Py_tp_finalize, awaitable_finalize},
+    {Py_tp_traverse, awaitable_traverse},
+    {Py_tp_clear, awaitable_tp_clear},
+    {Py_tp_dealloc, awaitable_dealloc},
+    {Py_tp_methods, awaitable_methods},
+    {Py_tp_getset, awaitable_getset},
     {0, NULL},
 };
 
-PyType_Spec cqn_request_spec = {
-    .name = "cqnotify.Request",
-    .basicsize = sizeof(cqn_request),
+PyType_Spec cqn_awaitable_spec = {
+    .name = "cqnotify.Awaitable",
+    .basicsize = sizeof(cqn_awaitable),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE |
              Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .slots = request_slots,
+    .slots = awaitable_slots,
 };

@@ -1,0 +1,460 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The life of an awaitable: how it is made, when it is pending, and what becomes of it. What its
+ * task does with it is in step.c; the type is in awaitable_type.c.
+ *
+ * An engine has two lists. An awaitable joins the first one when it is posted or goes to sleep, and
+ * leaves it when it has what it was for, when it never will, or when its task has given up. If its
+ * task is to learn of it, the awaitable then joins the second list, and is woken when no
+ * completions are routed any more (engine.c).
+ *
+ * A completion finds its awaitable by the work request that it completes, or by the wr_id that a
+ * completion() asks for. It comes where no Python code may run: so nothing here wakes a task, and
+ * to take an awaitable out of a list, and to list it, runs no Python code.
+ */
+
+#include "await/awaitable.h"
+#include "await/loop.h"
+#include "await/waitlist.h"
+
+/* ---- its begin and its end ---- */
+
+/* The awaitable holds its engine; the engine does not hold the awaitable, see "What keeps an
+ * awaitable alive" in docs/internals.md. */
+cqn_awaitable *cqn_awaitable_new(cqn_engine *engine, cqn_awaitable_kind kind, const char *name)
+{
+    cqn_state *st = engine->state;
+    if (cqn_engine_check_made(engine) < 0) {
+        return NULL;
+    }
+    cqn_awaitable *self = (cqn_awaitable *)cqn_freelist_alloc(&st->free_awaitables, st->Awaitable);
+    if (self != NULL) {
+        cqn_enable_try_ref((PyObject *)self);
+        self->engine = (cqn_engine *)Py_NewRef((PyObject *)engine);
+        self->kind = (uint8_t)kind;
+        self->name = name;
+    }
+    return self;
+}
+
+/* What an awaitable owns beside its references: the copy of a send that waits for room, and the
+ * memory elements of a receive. */
+static void free_kept(cqn_awaitable *self)
+{
+    cqn_send *kept = self->kept;
+    self->kept = NULL;
+    if (kept != NULL) {
+        cqn_sg_free(&kept->sg);
+        PyMem_Free(kept);
+    }
+    if (self->sge != &self->one) {
+        PyMem_Free(self->sge);
+    }
+    self->sge = NULL;
+}
+
+/* Not only for the garbage collector: an awaitable that is done lets go of all that it held, and
+ * its memory is kept for the next awaitable (base/freelist.c). */
+int cqn_awaitable_clear(PyObject *op)
+{
+    cqn_awaitable *self = (cqn_awaitable *)op;
+    Py_CLEAR(self->wakeup);
+    Py_CLEAR(self->anchor);
+    Py_CLEAR(self->iterator);
+    Py_CLEAR(self->error);
+    for (int i = 0; i < self->given; i++) {
+        Py_CLEAR(self->in[i]);
+    }
+    free_kept(self);
+    Py_CLEAR(self->scope);
+    Py_CLEAR(self->qp);
+    return 0;
+}
+
+/* The task has its result, or never will: nothing is left to do. */
+void cqn_awaitable_finish(cqn_awaitable *self)
+{
+    assert(!cqn_awaitable_is_listed(self));
+    cqn_awaitable_becomes(self, CQN_DONE);
+    cqn_awaitable_leave_scope(self);
+    if (self->owner != CQN_STASHED) { /* else the next recv() of the same memory looks at it */
+        cqn_awaitable_clear((PyObject *)self);
+        self->cleared = true;
+    }
+}
+
+/* ---- awaitables to be woken ---- */
+
+/* Steals the reference, if there is one. The awaitable is woken, or only released, when no
+ * completions are routed any more. */
+void cqn_awaitable_wake_later(cqn_awaitable *awaitable)
+{
+    if (awaitable == NULL) {
+        return;
+    }
+    if (awaitable->wake == CQN_LISTED || awaitable->wake == CQN_SCHEDULED_LISTED) {
+        Py_DECREF(awaitable); /* the list has a reference already */
+        return;
+    }
+    cqn_engine *self = awaitable->engine;
+    awaitable->wake = awaitable->wake == CQN_SCHEDULED ? CQN_SCHEDULED_LISTED : CQN_LISTED;
+    awaitable->woken_next = NULL;
+    awaitable->event_at = self->channel->event_at;
+    *(self->woken_last ? &self->woken_last->woken_next : &self->woken) = awaitable;
+    self->woken_last = awaitable;
+}
+
+/* ---- pending awaitables ---- */
+
+/* The channel holds each engine that has pending awaitables which a task wants. The event loop
+ * holds the channel, so by this way, and no other, it keeps the waiting tasks alive. What was
+ * abandoned keeps nothing: an engine that is dropped then goes, and with it its QPs and their
+ * memory. */
+static void see_if_busy(cqn_engine *self)
+{
+    cqn_channel *channel = self->channel;
+    const bool busy = self->wanted > 0;
+    assert(self->wanted >= 0 && self->wanted <= self->len);
+    if (self->busy == busy) {
+        return;
+    }
+    self->busy = busy;
+    if (busy) {
+        Py_INCREF(self);
+        self->busy_prev = NULL;
+        self->busy_next = channel->busy;
+        if (channel->busy != NULL) {
+            channel->busy->busy_prev = self;
+        }
+        channel->busy = self;
+        return;
+    }
+    *(self->busy_prev ? &self->busy_prev->busy_next : &channel->busy) = self->busy_next;
+    if (self->busy_next != NULL) {
+        self->busy_next->busy_prev = self->busy_prev;
+    }
+    self->busy_prev = self->busy_next = NULL;
+    Py_DECREF(self); /* not the last: an awaitable has one */
+}
+
+int cqn_engine_busy_traverse(const cqn_channel *channel, visitproc visit, void *arg)
+{
+    for (cqn_engine *engine = channel->busy; engine != NULL; engine = engine->busy_next) {
+        Py_VISIT(engine);
+    }
+    return 0;
+}
+
+/* The awaitable is pending from now on. The engine does not own it: the task owns its awaitable,
+ * and what the task sleeps on, the anchor, owns the task. So an awaitable that is forgotten goes
+ * away, without a task or together with its task. */
+void cqn_awaitable_link(cqn_awaitable *awaitable)
+{
+    cqn_engine *self = awaitable->engine;
+    /* The end of a scope waits for operations that no task has begun: they will find it closed. */
+    assert(!self->closed || awaitable->kind == CQN_OF_SCOPE);
+    assert(awaitable->owner == CQN_UNLISTED && awaitable->state != CQN_DONE);
+    awaitable->owner = CQN_PENDING;
+    awaitable->next = NULL;
+    awaitable->prev = self->last;
+    *(self->last ? &self->last->next : &self->first) = awaitable;
+    self->last = awaitable;
+    self->len++;
+    self->wanted++;
+    see_if_busy(self);
+}
+
+/* Where an awaitable stands depends on its kind: a completion() in the table of claims, an
+ * abandoned receive in the table of the forsaken, the others in a line. */
+static void leave_waitlist_or_table(cqn_awaitable *awaitable)
+{
+    cqn_engine *self = awaitable->engine;
+    if (awaitable->waitlist == NULL) {
+        return;
+    }
+    if (awaitable->kind == CQN_OF_COMPLETION) {
+        cqn_claims_remove(awaitable);
+    }
+    else if (awaitable->owner == CQN_ABANDONED) {
+        cqn_table_remove(&self->abandoned_recvs, awaitable);
+    }
+    else {
+        cqn_waitlist_remove(awaitable);
+        self->solicited_waiters -= awaitable->kind == CQN_OF_WAIT && awaitable->solicited_only;
+    }
+}
+
+/* The task has given up, and the device goes on with the work request: so the engine keeps the
+ * awaitable. */
+void cqn_awaitable_adopt(cqn_awaitable *awaitable)
+{
+    assert(awaitable->owner == CQN_PENDING && awaitable->queue != NULL);
+    awaitable->owner = CQN_ABANDONED;
+    Py_INCREF(awaitable);
+    awaitable->engine->wanted--;
+    see_if_busy(awaitable->engine);
+}
+
+/* The books keep the wr_id of the work request, and know the awaitable no more. */
+static void detach_from_books(cqn_awaitable *self)
+{
+    if (self->queue != NULL) {
+        cqn_wr *wr = cqn_wr_at(self->queue, self->position);
+        wr->wr_id = self->wr_id;
+        wr->marks &= (uint8_t)~CQN_WR_AWAITED;
+        self->queue = NULL;
+    }
+}
+
+static void unlist(cqn_awaitable *awaitable)
+{
+    cqn_engine *self = awaitable->engine;
+    *(awaitable->prev ? &awaitable->prev->next : &self->first) = awaitable->next;
+    *(awaitable->next ? &awaitable->next->prev : &self->last) = awaitable->prev;
+    awaitable->prev = awaitable->next = NULL;
+    self->len--;
+}
+
+/* Takes the awaitable out of all that lists it. Returns a reference: the engine's own, or a new
+ * one; or NULL, if the awaitable is being deallocated. */
+static cqn_awaitable *unlink_all(cqn_awaitable *awaitable)
+{
+    cqn_engine *self = awaitable->engine;
+    const bool is_abandoned = awaitable->owner == CQN_ABANDONED;
+    assert(cqn_awaitable_is_listed(awaitable));
+    leave_waitlist_or_table(awaitable);
+    detach_from_books(awaitable);
+    if (awaitable->kind == CQN_OF_SCOPE) {
+        awaitable->scope->end = NULL;
+    }
+    unlist(awaitable);
+    self->wanted -= !is_abandoned;
+    awaitable->owner = is_abandoned ? CQN_ORPHANED : CQN_UNLISTED;
+    see_if_busy(self);
+    return is_abandoned ? awaitable : cqn_awaitable_ref(awaitable);
+}
+
+/* A pending awaitable has what it was for, or never will. */
+static void resolve(cqn_awaitable *awaitable, cqn_awaitable_state state)
+{
+    cqn_awaitable_becomes(awaitable, state);
+    /* Its own step runs, in its task, and looks at the state before the task sleeps. */
+    const bool sees_it = awaitable->activity == CQN_STEPPING;
+    awaitable = unlink_all(awaitable);
+    if (sees_it) {
+        Py_XDECREF(awaitable);
+    }
+    else {
+        cqn_awaitable_wake_later(awaitable);
+    }
+}
+
+void cqn_awaitable_drop(cqn_awaitable *awaitable)
+{
+    cqn_awaitable_leave_scope(awaitable);
+    Py_XDECREF(unlink_all(awaitable));
+}
+
+void cqn_awaitable_drop_later(cqn_awaitable *awaitable)
+{
+    cqn_awaitable_leave_scope(awaitable);
+    cqn_awaitable_wake_later(unlink_all(awaitable));
+}
+
+/* ---- its scope ---- */
+
+/* The operation is over, or will never begin. The awaitable keeps its reference to the scope until
+ * it is cleared. */
+void cqn_awaitable_left_scope(cqn_awaitable *awaitable)
+{
+    cqn_scope *scope = awaitable->scope;
+    awaitable->left_scope = true;
+    if (--scope->pending == 0 && scope->end != NULL) {
+        resolve(scope->end, CQN_COMPLETE);
+    }
+}
+
+/* The operation may never complete. If it was posted, its scope is told. The first error stays,
+ * because to drop an error can run any code. */
+static void fail_scope(cqn_awaitable *awaitable, PyObject *error)
+{
+    cqn_scope *scope = awaitable->scope;
+    if (scope != NULL && !awaitable->left_scope && awaitable->state == CQN_POSTED &&
+        scope->error == NULL && scope->lost == CQN_NOT_LOST) {
+        scope->error = Py_XNewRef(error);
+        scope->lost = awaitable->lost;
+        scope->lost_of = awaitable->qp->qp_num;
+    }
+    cqn_awaitable_leave_scope(awaitable);
+}
+
+/* The exception is made when it is raised, because no Python code may run where operations are
+ * lost. */
+PyObject *cqn_lost_error(const cqn_state *st, uint8_t lost, uint32_t qp_num)
+{
+    switch (lost) {
+    case CQN_LOST_CLOSED:
+        PyErr_SetString(st->ClosedError, "the QP was closed: its work requests were dropped");
+        break;
+    case CQN_LOST_RESET:
+        PyErr_Format(st->ClosedError, "QP %u was reset: its work requests were dropped", qp_num);
+        break;
+    default:
+        PyErr_SetString(st->ClosedError,
+                        "the device has lost its completion: that of a later one came first");
+    }
+    return cqn_take_exception();
+}
+
+/* ---- completions that are looked for by wr_id ---- */
+
+/* The first completion() that asks for this wr_id, and for this QP if it names one, gets the
+ * completion. */
+static bool claim(cqn_engine *self, const struct ibv_wc *wc, const cqn_wc_extra *extra)
+{
+    cqn_awaitable *first = cqn_claims_find(self, wc->wr_id, wc->qp_num);
+    if (first == NULL) {
+        return false;
+    }
+    first->wc = *wc;
+    if (extra != NULL) {
+        first->extra = *extra;
+    }
+    self->cq->stats.completions++;
+    resolve(first, CQN_COMPLETE);
+    return true;
+}
+
+/* The task did not take its completion, so others can have it again. */
+void cqn_engine_return_wc(cqn_engine *self, const struct ibv_wc *wc, const cqn_wc_extra *extra)
+{
+    self->cq->stats.completions--;
+    if (!claim(self, wc, extra)) {
+        cqn_stash_put_back(self->cq, wc, extra);
+    }
+}
+
+/* ---- completions of operations ---- */
+
+/* Whether others want the completion of an operation whose task has given up: it tells of a message
+ * that came, or has a wr_id that the user chose. */
+static bool is_for_others(const cqn_awaitable *self)
+{
+    return self->kind == CQN_OF_RECV || self->own_id;
+}
+
+/* The task did not take this completion, or does not want it any more. */
+bool cqn_operation_offer(const cqn_awaitable *self, const struct ibv_wc *wc,
+                         const cqn_wc_extra *extra)
+{
+    if (!is_for_others(self)) {
+        self->engine->cq->stats.completions++;
+        return true;
+    }
+    return claim(self->engine, wc, extra);
+}
+
+/* An abandoned receive has completed, and its completion goes into the stash. If the table knows
+ * it, the table owns it from now on, by the reference of the engine. Returns whether it does. */
+static bool stays_in_table(cqn_awaitable *self, const struct ibv_wc *wc)
+{
+    cqn_engine *engine = self->engine;
+    if (self->waitlist == NULL || wc->status != IBV_WC_SUCCESS) {
+        return false;
+    }
+    assert(self->owner == CQN_ABANDONED && self->kind == CQN_OF_RECV);
+    unlist(self);
+    self->owner = CQN_STASHED;
+    engine->stashed++;
+    return true;
+}
+
+/* The completion of a work request that a task awaits, or has awaited. Returns whether it goes to
+ * no one else: neither to a completion() nor to the stash. */
+static bool completed(cqn_awaitable *awaitable, struct ibv_wc *wc, const cqn_wc_extra *extra)
+{
+    const bool wanted = awaitable->state == CQN_POSTED && awaitable->owner == CQN_PENDING;
+    assert(awaitable->queue != NULL && cqn_awaitable_is_listed(awaitable));
+    awaitable->queue = NULL;
+    wc->wr_id = awaitable->wr_id;
+    cqn_awaitable_leave_scope(awaitable);
+    awaitable->engine->cq->stats.completions += wanted;
+    if (!wanted) {
+        const bool taken = cqn_operation_offer(awaitable, wc, extra);
+        if (taken || !stays_in_table(awaitable, wc)) {
+            cqn_awaitable_wake_later(unlink_all(awaitable));
+        }
+        return taken;
+    }
+    awaitable->wc = *wc;
+    if (extra != NULL) {
+        awaitable->extra = *extra;
+    }
+    resolve(awaitable, CQN_COMPLETE);
+    return true;
+}
+
+/* ---- failures ---- */
+
+/* While the device still has the work request of an operation, the awaitable stays in the books,
+ * also after its task was told of the failure. */
+void cqn_awaitable_fail(cqn_awaitable *awaitable, PyObject *error)
+{
+    if (!cqn_awaitable_is_listed(awaitable) || awaitable->kind == CQN_OF_SCOPE) {
+        return;
+    }
+    fail_scope(awaitable, error);
+    if (awaitable->owner == CQN_ABANDONED || awaitable->state == CQN_FAILED) {
+        return;
+    }
+    Py_XSETREF(awaitable->error, Py_XNewRef(error));
+    if (awaitable->queue == NULL) {
+        resolve(awaitable, CQN_FAILED);
+        return;
+    }
+    cqn_awaitable_becomes(
+        awaitable, CQN_FAILED); /* and stays pending: the device goes on with the work request */
+    cqn_awaitable_wake_later(cqn_awaitable_ref(awaitable));
+}
+
+/* The work request will not complete: its queue pair was closed or reset, or a later work request
+ * of the same queue has completed. The exception is made when the task goes on. */
+void cqn_awaitable_lost(cqn_awaitable *awaitable, const cqn_qp *qp)
+{
+    awaitable->lost = qp == NULL                ? CQN_LOST_SKIPPED
+                      : qp->base.handle == NULL ? CQN_LOST_CLOSED
+                                                : CQN_LOST_RESET;
+    fail_scope(awaitable, NULL);
+    resolve(awaitable, CQN_FAILED);
+}
+
+/* ---- what the folders below tell it ---- */
+
+static bool engine_wants(const cqn_engine *self)
+{
+    return self->claims.len > 0 || self->qp_claims.len > 0;
+}
+
+static bool engine_has_news(const cqn_engine *self)
+{
+    return cqn_engine_has_work(self);
+}
+
+/* Notes that a queue of this queue pair may have room now. The list holds the queue pair. */
+void cqn_engine_note_capacity(cqn_engine *self, cqn_qp *qp)
+{
+    if (!qp->has_capacity) {
+        qp->has_capacity = true;
+        qp->next_with_capacity = self->qps_with_capacity;
+        self->qps_with_capacity = (cqn_qp *)Py_NewRef((PyObject *)qp);
+    }
+}
+
+const cqn_awaiting cqn_engine_awaiting = {
+    .lost = cqn_awaitable_lost,
+    .completed = completed,
+    .claim = claim,
+    .wants = engine_wants,
+    .room = cqn_engine_note_capacity,
+    .has_work = engine_has_news,
+};

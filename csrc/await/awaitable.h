@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: MIT */
+/* The life of an awaitable: how it is made, when it is pending, and what becomes of it. */
+#ifndef CQN_AWAIT_AWAITABLE_H
+#define CQN_AWAIT_AWAITABLE_H
+
+#include "await/await.h"
+
+/* Whether that state may follow, see the diagram in docs/internals.md. */
+static inline bool cqn_awaitable_may_become(const cqn_awaitable *self, cqn_awaitable_state next)
+{
+    switch ((cqn_awaitable_state)self->state) {
+    case CQN_NEW:
+        return next != CQN_NEW && next != CQN_FAILED;
+    case CQN_QUEUED:
+        return next == CQN_POSTED || next == CQN_FAILED || next == CQN_DONE;
+    case CQN_POSTED:
+    case CQN_WAITING:
+        return next >= CQN_COMPLETE;
+    case CQN_FAILED: /* again, if the work request is lost of which the task knows that it failed */
+        return next >= CQN_FAILED;
+    default:
+        return next == CQN_DONE;
+    }
+}
+
+/* All changes of the state are made by this. */
+static inline void cqn_awaitable_becomes(cqn_awaitable *self, cqn_awaitable_state next)
+{
+    assert(cqn_awaitable_may_become(self, next));
+    self->state = (uint8_t)next;
+}
+
+/* Whether the engine lists it. */
+static inline bool cqn_awaitable_is_listed(const cqn_awaitable *self)
+{
+    return self->owner == CQN_PENDING || self->owner == CQN_ABANDONED;
+}
+
+/* Whether its task has given up. */
+static inline bool cqn_awaitable_is_abandoned(const cqn_awaitable *self)
+{
+    return self->owner >= CQN_ABANDONED;
+}
+
+/* A new reference, or NULL if the awaitable is being deallocated. */
+static inline cqn_awaitable *cqn_awaitable_ref(cqn_awaitable *awaitable)
+{
+    return cqn_try_ref_object((PyObject *)awaitable) ? awaitable : NULL;
+}
+
+/* A new awaitable, NEW. `name` is that of its method, and is not copied. NULL with an exception. */
+cqn_awaitable *cqn_awaitable_new(cqn_engine *engine, cqn_awaitable_kind kind, const char *name);
+
+/* The awaitable is DONE, and lets go of all that it held. */
+void cqn_awaitable_finish(cqn_awaitable *self);
+int cqn_awaitable_clear(PyObject *self);
+
+/* ---- its scope ---- */
+
+/* The operation is over; with the last one the end of the scope is COMPLETE. */
+void cqn_awaitable_left_scope(cqn_awaitable *self);
+static inline void cqn_awaitable_leave_scope(cqn_awaitable *self)
+{
+    if (self->scope != NULL && !self->left_scope) {
+        cqn_awaitable_left_scope(self);
+    }
+}
+
+/* A new exception for a cqn_loss; NULL with another one. */
+PyObject *cqn_lost_error(const cqn_state *st, uint8_t lost, uint32_t qp_num);
+
+/* ---- pending awaitables ---- */
+
+/* The awaitable is pending from now on. While it is, the channel holds the engine. */
+void cqn_awaitable_link(cqn_awaitable *awaitable);
+
+/* The task has abandoned the awaitable: from now on the engine owns it, by a reference. */
+void cqn_awaitable_adopt(cqn_awaitable *awaitable);
+
+/* The awaitable is pending no more: its task has what it wants, or has given up. */
+void cqn_awaitable_drop(cqn_awaitable *awaitable);
+
+/* ---- awaitables to be woken ---- */
+
+/* Lists the awaitable to be woken; steals the reference, and does nothing for NULL. */
+void cqn_awaitable_wake_later(cqn_awaitable *awaitable);
+
+/* Takes a pending awaitable out of all that lists it, and lists it to be woken. */
+void cqn_awaitable_drop_later(cqn_awaitable *awaitable);
+
+/* Takes the next awaitable that is to be woken, with the reference of the list; or NULL. */
+static inline cqn_awaitable *cqn_engine_pop_woken(cqn_engine *self)
+{
+    cqn_awaitable *awaitable = self->woken;
+    if (awaitable != NULL) {
+        self->woken = awaitable->woken_next;
+        if (self->woken == NULL) {
+            self->woken_last = NULL;
+        }
+        awaitable->woken_next = NULL;
+        assert(awaitable->wake == CQN_LISTED || awaitable->wake == CQN_SCHEDULED_LISTED);
+        awaitable->wake = awaitable->wake == CQN_LISTED ? CQN_WOKEN : CQN_SCHEDULED;
+    }
+    return awaitable;
+}
+
+/* The task goes on, or never will: it holds up no other task any more. */
+static inline void cqn_awaitable_goes_on(cqn_awaitable *self)
+{
+    if (self->wake >= CQN_SCHEDULED) {
+        assert(self->engine->scheduled > 0);
+        self->engine->scheduled--;
+    }
+    const bool is_listed = self->wake == CQN_LISTED || self->wake == CQN_SCHEDULED_LISTED;
+    self->wake = is_listed ? CQN_LISTED : CQN_UNWOKEN;
+}
+
+/* ---- what becomes of it ---- */
+
+/* A completion that its task did not take goes to the next claim, or back into the stash. */
+void cqn_engine_return_wc(cqn_engine *self, const struct ibv_wc *wc, const cqn_wc_extra *extra);
+
+/* The completion of an operation whose task did not take it: others may want it. Returns false if
+ * it goes into the stash. */
+bool cqn_operation_offer(const cqn_awaitable *self, const struct ibv_wc *wc,
+                         const cqn_wc_extra *extra);
+
+/* The work request will not complete; `qp` as in cqn_awaiting. */
+void cqn_awaitable_lost(cqn_awaitable *awaitable, const cqn_qp *qp);
+
+/* A failure concerns the awaitable; its task gets that error, or is told by another way if it is
+ * NULL. */
+void cqn_awaitable_fail(cqn_awaitable *awaitable, PyObject *error);
+
+/* Completions made room in a queue of that queue pair. This is only noted: no Python code runs. */
+void cqn_engine_note_capacity(cqn_engine *engine, cqn_qp *qp);
+
+#endif
