@@ -4,18 +4,9 @@
  * engine owns such an operation until it completes.
  *
  * A receive among them can be found by its memory: the next recv() of the same memory takes over
- * the first one, its place in the books of the queue, or the message that has come since, from the
- * stash. So a program that receives with a timeout, again and again, has posted one receive. The
- * table of the engine owns the receives whose completion is in the stash.
- */
-/*
- * Receives that their task has abandoned. The device goes on with them, so the next recv() of the
- * same memory takes over the first of them: its place in the books of the queue, or the message
- * that came meanwhile, from the stash. So a program that receives with a timeout, again and again,
- * has posted one receive.
- *
- * The engine has a table of them, by their memory. The table owns those whose completion is in the
- * stash; the others are owned by the engine, as all abandoned awaitables are.
+ * the first one, with its place in the books of the queue, or with its message, if that is in the
+ * stash already. So a program that receives with a timeout, again and again, has one receive
+ * posted. The table of the engine owns the receives whose completion is in the stash.
  */
 
 #include "await/abandoned.h"
@@ -55,8 +46,8 @@ static bool is_same_memory(const cqn_awaitable *a, const cqn_awaitable *b)
     return same;
 }
 
-/* A receive with a wr_id of the user may only go on as one of the same wr_id, and not while a
- * completion() asks for that. */
+/* A receive with a wr_id of the user can only be taken over by one of the same wr_id, and not while
+ * a completion() claims that. */
 static bool may_take_over(const cqn_awaitable *self, const cqn_awaitable *old)
 {
     return is_same_memory(self, old) &&
@@ -79,7 +70,7 @@ static cqn_awaitable *find(const cqn_awaitable *self)
 }
 
 /* No recv() finds the old one any more. If it was STASHED the caller gets the reference of the
- * table, else it stays posted. */
+ * table; else it stays posted. */
 static void leave_table(cqn_awaitable *old)
 {
     assert(cqn_awaitable_is_abandoned(old) && old->waitlist != NULL);
@@ -113,8 +104,8 @@ static void take_over_posted(cqn_awaitable *self, cqn_awaitable *old)
     cqn_awaitable_drop(old); /* which takes it out of the table, too */
 }
 
-/* If a receive of the same memory was posted and abandoned, this one takes its place. An old one
- * whose message was taken from the stash by others is of no use, and the search goes on. */
+/* Returns whether an abandoned receive of the same memory became this one. If its message was taken
+ * from the stash by others, it is forgotten, and the search goes on. */
 bool cqn_abandoned_take_over(cqn_awaitable *self)
 {
     cqn_awaitable *old;
@@ -137,12 +128,12 @@ bool cqn_abandoned_take_over(cqn_awaitable *self)
     return false;
 }
 
-/* Forgets the receives whose message others have taken from the stash. To drop an awaitable can run
- * any code, which can change the table: so they are dropped at the end. */
+/* Forgets the receives whose message others have taken from the stash. Dropping an awaitable can
+ * run any code, which can change the table: so they are dropped at the end. */
 static void sweep(cqn_engine *engine)
 {
     cqn_waitlist gone = {NULL, NULL};
-    for (size_t i = 0; i < engine->abandoned_recvs.room && engine->stashed > 0; i++) {
+    for (size_t i = 0; i < engine->abandoned_recvs.capacity && engine->stashed > 0; i++) {
         cqn_awaitable *r = engine->abandoned_recvs.waitlists[i].first, *next;
         for (; r != NULL; r = next) {
             next = r->behind;
@@ -161,15 +152,14 @@ static void sweep(cqn_engine *engine)
 
 void cqn_abandoned_forget_all(cqn_engine *engine)
 {
-    for (size_t i = 0; i < engine->abandoned_recvs.room; i++) {
+    for (size_t i = 0; i < engine->abandoned_recvs.capacity; i++) {
         while (engine->abandoned_recvs.waitlists[i].first != NULL) {
             forget(engine->abandoned_recvs.waitlists[i].first);
         }
     }
 }
 
-/* Until the next recv() of the same memory, or the end of the AsyncCQ, the table knows this
- * receive.
+/* The table knows this receive until the next recv() of the same memory, or the end of the AsyncCQ.
  */
 static void join_table(cqn_awaitable *self)
 {
@@ -196,8 +186,8 @@ static void abandon_posted(cqn_awaitable *self)
     }
 }
 
-/* Others can have its completion; if it goes into the stash, the next recv() of the same memory
- * can. */
+/* Others can have its completion. If it goes into the stash, the next recv() of the same memory can
+ * take it from there. */
 static void abandon_complete(cqn_awaitable *self)
 {
     cqn_engine *engine = self->engine;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Operations whose task has given up: the next recv() of the same memory takes over a receive. */
+/* Operations whose task has given up; the next recv() of the same memory takes over a receive. */
 #ifndef CQN_AWAIT_ABANDONED_H
 #define CQN_AWAIT_ABANDONED_H
 

@@ -94,7 +94,7 @@ typedef enum {
     CQN_OF_SCOPE
 } cqn_awaitable_kind;
 
-/* What has become of it, see above. */
+/* See above. */
 typedef enum {
     CQN_NEW,
     CQN_QUEUED,
@@ -105,8 +105,8 @@ typedef enum {
     CQN_DONE
 } cqn_awaitable_state;
 
-/* Who owns it, and whether the engine lists it. The owner changes in awaitable.c and abandoned.c.
- */
+/* Who owns an awaitable, and whether the engine lists it. Only awaitable.c and abandoned.c change
+ * it. */
 typedef enum {
     CQN_UNLISTED,  /* the task owns it */
     CQN_PENDING,   /* the task owns it; the engine lists it, and owns its anchor */
@@ -125,15 +125,15 @@ typedef enum {
     CQN_SCHEDULED_LISTED /* the same, and listed once more */
 } cqn_wake;
 
-/* What its code does now. Another thread, or code that the step calls, may wake it at any time: so
- * this is independent of how far it was woken. */
+/* What the code of the awaitable does now. Another thread, or code that a step calls, can wake it
+ * at any time: so this is independent of how far its task was woken. */
 typedef enum {
     CQN_RESTING,
     CQN_STEPPING,      /* a step runs, and looks at the state before the task sleeps */
     CQN_FALLING_ASLEEP /* in that step, Python code of the event loop puts the task to sleep */
 } cqn_activity;
 
-/* What its task has done for its result. */
+/* What its task did while it waited. */
 typedef enum {
     CQN_NO_PAUSE,
     CQN_PAUSED, /* it has given the loop a turn */
@@ -161,9 +161,9 @@ struct cqn_awaitable {
     int given;      /* only so many places of `in` may have one */
     cqn_send *kept; /* what a QUEUED operation will post */
 
-    /* Its places in lists. None of these holds the awaitable, but the list of those to be woken. */
+    /* Its places in lists. They hold no references, except the list of awaitables to be woken. */
     cqn_awaitable *prev, *next;           /* in the list of pending awaitables */
-    cqn_awaitable *before, *behind;       /* in its line */
+    cqn_awaitable *before, *behind;       /* in its waitlist */
     cqn_waitlist *waitlist;               /* or NULL */
     cqn_awaitable *qp_before, *qp_behind; /* of the completions() that name one queue pair */
     cqn_awaitable *woken_next;
@@ -184,7 +184,7 @@ struct cqn_awaitable {
     bool finalized;      /* Python calls the finalizer of an object once in its life */
 
     uint32_t max_entries;
-    uint64_t polled_at; /* the CQ was looked at for it after so many arms, and one; 0: it was not */
+    uint64_t polled_at;  /* how often the CQ was armed when it was polled for this, and one; or 0 */
     uint64_t wr_id, key; /* the key is the number by which a table knows it */
     uint64_t turn;       /* in which its task went to sleep */
     int64_t event_at;    /* when the event was read that wakes it, while that is measured; or 0 */
@@ -214,21 +214,21 @@ struct cqn_scope {
     char ended;
 };
 
-/* A table of lines: awaitables are found by a number, `key`. Several numbers can share a line. */
+/* A table of waitlists: awaitables are found by a number, `key`. Several numbers can share a
+ * waitlist. */
 typedef struct {
     cqn_waitlist *waitlists;
-    size_t room, len; /* room is a power of two, or 0 */
+    size_t capacity, len; /* the capacity is a power of two, or 0 */
 } cqn_table;
 
-/* What an AsyncCQ is built on: it takes the completions of one CQ, for the tasks that await them.
- */
+/* What an AsyncCQ is built on: it routes the completions of one CQ to the tasks that await them. */
 struct cqn_engine {
     PyObject_HEAD
     cqn_state *state;
     cqn_cq *cq;           /* strong; as the channel */
     cqn_channel *channel; /* the channel of the CQ */
-    PyObject *error;      /* that every wait raises from now on, or NULL */
-    PyObject *reports;    /* list of failures that no task was told of yet, or NULL */
+    PyObject *error;      /* the exception of every wait from now on, or NULL */
+    PyObject *reports;    /* list of failures that no task got yet, or NULL */
     PyObject *weakrefs;
 
     cqn_awaitable *first, *last;       /* the pending awaitables; the engine owns their anchors */
@@ -240,7 +240,7 @@ struct cqn_engine {
     cqn_table abandoned_recvs;         /* receives that were abandoned, by their memory */
     size_t stashed;                    /* how many of these have completed */
     cqn_awaitable *woken, *woken_last; /* awaitables to be woken, in that order; strong */
-    cqn_qp *qps_with_capacity;         /* queue pairs where there may be room now, strong */
+    cqn_qp *qps_with_capacity;         /* queue pairs that may have capacity now; strong */
 
     cqn_engine *busy_prev, *busy_next; /* in the list of the channel, which holds the engine */
     bool busy, polls_later;
@@ -270,7 +270,8 @@ static inline bool cqn_engine_has_work(const cqn_engine *self)
 /* Wakes the tasks that the routing of completions concerned. -1 with an exception. */
 int cqn_engine_wake_routed(cqn_cq *cq);
 
-/* Call after completions of that CQ were routed: wakes the tasks that they are for. */
+/* Call after completions of that CQ were routed: wakes the tasks that they are for. -1 with an
+ * exception. */
 static inline int cqn_wake_after_routing(cqn_cq *cq)
 {
     return cq->engine == NULL ? 0 : cqn_engine_wake_routed(cq);

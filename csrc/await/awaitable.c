@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The life of an awaitable: how it is made, when it is pending, and what becomes of it. What its
- * task does with it is in step.c; the type is in awaitable_type.c.
+ * The life of an awaitable: how it is made, who owns it, when it is pending, and how it ends. The
+ * steps of its task are in step.c; the type is in awaitable_type.c.
  *
- * An engine has two lists. An awaitable joins the first one when it is posted or goes to sleep, and
- * leaves it when it has what it was for, when it never will, or when its task has given up. If its
- * task is to learn of it, the awaitable then joins the second list, and is woken when no
- * completions are routed any more (engine.c).
+ * An engine has two lists. An awaitable joins the list of pending ones when it is posted or begins
+ * to wait. It leaves this list when it has its result, when it will have none, or when its task
+ * gives up. Then, unless the task knows already, it joins the list of those to be woken, and is
+ * woken when the routing of completions is over (engine.c).
  *
  * A completion finds its awaitable by the work request that it completes, or by the wr_id that a
- * completion() asks for. It comes where no Python code may run: so nothing here wakes a task, and
- * to take an awaitable out of a list, and to list it, runs no Python code.
+ * completion() claims. Completions are routed where no Python code may run. So nothing here wakes a
+ * task, and no change of a list runs Python code.
  */
 
 #include "await/awaitable.h"
@@ -37,8 +37,8 @@ cqn_awaitable *cqn_awaitable_new(cqn_engine *engine, cqn_awaitable_kind kind, co
     return self;
 }
 
-/* What an awaitable owns beside its references: the copy of a send that waits for room, and the
- * memory elements of a receive. */
+/* Frees the memory that an awaitable owns: the copy of a QUEUED send, and the memory elements of a
+ * receive. */
 static void free_kept(cqn_awaitable *self)
 {
     cqn_send *kept = self->kept;
@@ -53,8 +53,8 @@ static void free_kept(cqn_awaitable *self)
     self->sge = NULL;
 }
 
-/* Not only for the garbage collector: an awaitable that is done lets go of all that it held, and
- * its memory is kept for the next awaitable (base/freelist.c). */
+/* Drops all references of the awaitable. The garbage collector calls this, and so does the end of
+ * an awaitable, whose own memory is kept for the next one (base/freelist.c). */
 int cqn_awaitable_clear(PyObject *op)
 {
     cqn_awaitable *self = (cqn_awaitable *)op;
@@ -71,7 +71,7 @@ int cqn_awaitable_clear(PyObject *op)
     return 0;
 }
 
-/* The task has its result, or never will: nothing is left to do. */
+/* The task has its result, or will never ask for one. */
 void cqn_awaitable_finish(cqn_awaitable *self)
 {
     assert(!cqn_awaitable_is_listed(self));
@@ -85,8 +85,8 @@ void cqn_awaitable_finish(cqn_awaitable *self)
 
 /* ---- awaitables to be woken ---- */
 
-/* Steals the reference, if there is one. The awaitable is woken, or only released, when no
- * completions are routed any more. */
+/* Steals the reference, if there is one. The awaitable is woken, or only released, when the routing
+ * of completions is over. */
 void cqn_awaitable_wake_later(cqn_awaitable *awaitable)
 {
     if (awaitable == NULL) {
@@ -106,10 +106,9 @@ void cqn_awaitable_wake_later(cqn_awaitable *awaitable)
 
 /* ---- pending awaitables ---- */
 
-/* The channel holds each engine that has pending awaitables which a task wants. The event loop
- * holds the channel, so by this way, and no other, it keeps the waiting tasks alive. What was
- * abandoned keeps nothing: an engine that is dropped then goes, and with it its QPs and their
- * memory. */
+/* The channel owns a reference to each engine that has pending awaitables with a task. The event
+ * loop holds the channel, so only this keeps the waiting tasks alive. Abandoned awaitables keep
+ * nothing alive: an engine that is dropped is deallocated, and with it its QPs and their memory. */
 static void see_if_busy(cqn_engine *self)
 {
     cqn_channel *channel = self->channel;
@@ -146,8 +145,8 @@ int cqn_engine_busy_traverse(const cqn_channel *channel, visitproc visit, void *
 }
 
 /* The awaitable is pending from now on. The engine does not own it: the task owns its awaitable,
- * and what the task sleeps on, the anchor, owns the task. So an awaitable that is forgotten goes
- * away, without a task or together with its task. */
+ * and the anchor, on which the task sleeps, owns the task. So an awaitable that is dropped is
+ * deallocated, with its task if it has one. */
 void cqn_awaitable_link(cqn_awaitable *awaitable)
 {
     cqn_engine *self = awaitable->engine;
@@ -164,8 +163,8 @@ void cqn_awaitable_link(cqn_awaitable *awaitable)
     see_if_busy(self);
 }
 
-/* Where an awaitable stands depends on its kind: a completion() in the table of claims, an
- * abandoned receive in the table of the forsaken, the others in a line. */
+/* The list that an awaitable is in depends on its kind: a completion() is in the table of claims,
+ * an abandoned receive in the table of these, all others in a waitlist. */
 static void leave_waitlist_or_table(cqn_awaitable *awaitable)
 {
     cqn_engine *self = awaitable->engine;
@@ -184,8 +183,8 @@ static void leave_waitlist_or_table(cqn_awaitable *awaitable)
     }
 }
 
-/* The task has given up, and the device goes on with the work request: so the engine keeps the
- * awaitable. */
+/* The task has given up, and the device still has the work request: the engine owns the awaitable
+ * until it completes. */
 void cqn_awaitable_adopt(cqn_awaitable *awaitable)
 {
     assert(awaitable->owner == CQN_PENDING && awaitable->queue != NULL);
@@ -195,7 +194,7 @@ void cqn_awaitable_adopt(cqn_awaitable *awaitable)
     see_if_busy(awaitable->engine);
 }
 
-/* The books keep the wr_id of the work request, and know the awaitable no more. */
+/* The books keep the wr_id of the work request, and forget the awaitable. */
 static void detach_from_books(cqn_awaitable *self)
 {
     if (self->queue != NULL) {
@@ -215,8 +214,8 @@ static void unlist(cqn_awaitable *awaitable)
     self->len--;
 }
 
-/* Takes the awaitable out of all that lists it. Returns a reference: the engine's own, or a new
- * one; or NULL, if the awaitable is being deallocated. */
+/* Takes the awaitable out of all lists and tables. Returns a reference: that of the engine, or a
+ * new one; or NULL, if the awaitable is being deallocated. */
 static cqn_awaitable *unlink_all(cqn_awaitable *awaitable)
 {
     cqn_engine *self = awaitable->engine;
@@ -234,11 +233,11 @@ static cqn_awaitable *unlink_all(cqn_awaitable *awaitable)
     return is_abandoned ? awaitable : cqn_awaitable_ref(awaitable);
 }
 
-/* A pending awaitable has what it was for, or never will. */
+/* A pending awaitable has its result (COMPLETE), or will have none (FAILED). */
 static void resolve(cqn_awaitable *awaitable, cqn_awaitable_state state)
 {
     cqn_awaitable_becomes(awaitable, state);
-    /* Its own step runs, in its task, and looks at the state before the task sleeps. */
+    /* Its own step runs, in its task, and checks the state before the task sleeps. */
     const bool sees_it = awaitable->activity == CQN_STEPPING;
     awaitable = unlink_all(awaitable);
     if (sees_it) {
@@ -274,8 +273,8 @@ void cqn_awaitable_left_scope(cqn_awaitable *awaitable)
     }
 }
 
-/* The operation may never complete. If it was posted, its scope is told. The first error stays,
- * because to drop an error can run any code. */
+/* The operation may never complete. If it was posted, the scope records this. The first error
+ * stays, because dropping an error can run any code. */
 static void fail_scope(cqn_awaitable *awaitable, PyObject *error)
 {
     cqn_scope *scope = awaitable->scope;
@@ -306,10 +305,10 @@ PyObject *cqn_lost_error(const cqn_state *st, uint8_t lost, uint32_t qp_num)
     return cqn_take_exception();
 }
 
-/* ---- completions that are looked for by wr_id ---- */
+/* ---- completions that are claimed by wr_id ---- */
 
-/* The first completion() that asks for this wr_id, and for this QP if it names one, gets the
- * completion. */
+/* The first completion() that claims this wr_id, of this QP or of any, gets the completion. Returns
+ * false if there is none. */
 static bool claim(cqn_engine *self, const struct ibv_wc *wc, const cqn_wc_extra *extra)
 {
     cqn_awaitable *first = cqn_claims_find(self, wc->wr_id, wc->qp_num);
@@ -325,7 +324,7 @@ static bool claim(cqn_engine *self, const struct ibv_wc *wc, const cqn_wc_extra 
     return true;
 }
 
-/* The task did not take its completion, so others can have it again. */
+/* The task did not take its completion, so it goes to the next claim, or back into the stash. */
 void cqn_engine_return_wc(cqn_engine *self, const struct ibv_wc *wc, const cqn_wc_extra *extra)
 {
     self->cq->stats.completions--;
@@ -336,14 +335,15 @@ void cqn_engine_return_wc(cqn_engine *self, const struct ibv_wc *wc, const cqn_w
 
 /* ---- completions of operations ---- */
 
-/* Whether others want the completion of an operation whose task has given up: it tells of a message
- * that came, or has a wr_id that the user chose. */
+/* Whether others may want the completion of an abandoned operation: a receive brings a message, and
+ * a program can ask for a wr_id that it chose. */
 static bool is_for_others(const cqn_awaitable *self)
 {
     return self->kind == CQN_OF_RECV || self->own_id;
 }
 
-/* The task did not take this completion, or does not want it any more. */
+/* Offers the completion of an abandoned operation to the claims. Returns false if it goes into the
+ * stash. */
 bool cqn_operation_offer(const cqn_awaitable *self, const struct ibv_wc *wc,
                          const cqn_wc_extra *extra)
 {
@@ -369,8 +369,8 @@ static bool stays_in_table(cqn_awaitable *self, const struct ibv_wc *wc)
     return true;
 }
 
-/* The completion of a work request that a task awaits, or has awaited. Returns whether it goes to
- * no one else: neither to a completion() nor to the stash. */
+/* The completion of a work request whose awaitable is in the books. Returns false if it goes into
+ * the stash. */
 static bool completed(cqn_awaitable *awaitable, struct ibv_wc *wc, const cqn_wc_extra *extra)
 {
     const bool wanted = awaitable->state == CQN_POSTED && awaitable->owner == CQN_PENDING;
@@ -397,7 +397,7 @@ static bool completed(cqn_awaitable *awaitable, struct ibv_wc *wc, const cqn_wc_
 /* ---- failures ---- */
 
 /* While the device still has the work request of an operation, the awaitable stays in the books,
- * also after its task was told of the failure. */
+ * even after its task has got the failure. */
 void cqn_awaitable_fail(cqn_awaitable *awaitable, PyObject *error)
 {
     if (!cqn_awaitable_is_listed(awaitable) || awaitable->kind == CQN_OF_SCOPE) {
@@ -418,7 +418,8 @@ void cqn_awaitable_fail(cqn_awaitable *awaitable, PyObject *error)
 }
 
 /* The work request will not complete: its queue pair was closed or reset, or a later work request
- * of the same queue has completed. The exception is made when the task goes on. */
+ * of the same queue has completed. The exception is made when the task goes on, because no Python
+ * code may run here. */
 void cqn_awaitable_lost(cqn_awaitable *awaitable, const cqn_qp *qp)
 {
     awaitable->lost = qp == NULL                ? CQN_LOST_SKIPPED
@@ -428,7 +429,7 @@ void cqn_awaitable_lost(cqn_awaitable *awaitable, const cqn_qp *qp)
     resolve(awaitable, CQN_FAILED);
 }
 
-/* ---- what the folders below tell it ---- */
+/* ---- what the folders below call ---- */
 
 static bool engine_wants(const cqn_engine *self)
 {
@@ -440,7 +441,7 @@ static bool engine_has_news(const cqn_engine *self)
     return cqn_engine_has_work(self);
 }
 
-/* Notes that a queue of this queue pair may have room now. The list holds the queue pair. */
+/* Notes that a queue of this queue pair may have capacity now. The list owns the queue pair. */
 void cqn_engine_note_capacity(cqn_engine *self, cqn_qp *qp)
 {
     if (!qp->has_capacity) {
@@ -455,6 +456,6 @@ const cqn_awaiting cqn_engine_awaiting = {
     .completed = completed,
     .claim = claim,
     .wants = engine_wants,
-    .room = cqn_engine_note_capacity,
+    .has_capacity = cqn_engine_note_capacity,
     .has_work = engine_has_news,
 };

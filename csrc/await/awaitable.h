@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* The life of an awaitable: how it is made, when it is pending, and what becomes of it. */
+/* The life of an awaitable: how it is made, who owns it, when it is pending, and how it ends. */
 #ifndef CQN_AWAIT_AWAITABLE_H
 #define CQN_AWAIT_AWAITABLE_H
 
 #include "await/await.h"
 
-/* Whether that state may follow, see the diagram in docs/internals.md. */
+/* Whether that state may follow: see the diagram in docs/internals.md. */
 static inline bool cqn_awaitable_may_become(const cqn_awaitable *self, cqn_awaitable_state next)
 {
     switch ((cqn_awaitable_state)self->state) {
@@ -23,7 +23,7 @@ static inline bool cqn_awaitable_may_become(const cqn_awaitable *self, cqn_await
     }
 }
 
-/* All changes of the state are made by this. */
+/* All changes of the state are made here. */
 static inline void cqn_awaitable_becomes(cqn_awaitable *self, cqn_awaitable_state next)
 {
     assert(cqn_awaitable_may_become(self, next));
@@ -77,7 +77,7 @@ void cqn_awaitable_link(cqn_awaitable *awaitable);
 /* The task has abandoned the awaitable: from now on the engine owns it, by a reference. */
 void cqn_awaitable_adopt(cqn_awaitable *awaitable);
 
-/* The awaitable is pending no more: its task has what it wants, or has given up. */
+/* The awaitable is not pending any more, because its task has its result, or has given up. */
 void cqn_awaitable_drop(cqn_awaitable *awaitable);
 
 /* ---- awaitables to be woken ---- */
@@ -85,7 +85,8 @@ void cqn_awaitable_drop(cqn_awaitable *awaitable);
 /* Lists the awaitable to be woken; steals the reference, and does nothing for NULL. */
 void cqn_awaitable_wake_later(cqn_awaitable *awaitable);
 
-/* Takes a pending awaitable out of all that lists it, and lists it to be woken. */
+/* The engine is closed or has failed: the awaitable is not pending any more. It is listed to be
+ * woken, which also releases a reference of the engine. */
 void cqn_awaitable_drop_later(cqn_awaitable *awaitable);
 
 /* Takes the next awaitable that is to be woken, with the reference of the list; or NULL. */
@@ -104,7 +105,7 @@ static inline cqn_awaitable *cqn_engine_pop_woken(cqn_engine *self)
     return awaitable;
 }
 
-/* The task goes on, or never will: it holds up no other task any more. */
+/* The task goes on, or never will: no other task waits for its turn any more. */
 static inline void cqn_awaitable_goes_on(cqn_awaitable *self)
 {
     if (self->wake >= CQN_SCHEDULED) {
@@ -120,19 +121,19 @@ static inline void cqn_awaitable_goes_on(cqn_awaitable *self)
 /* A completion that its task did not take goes to the next claim, or back into the stash. */
 void cqn_engine_return_wc(cqn_engine *self, const struct ibv_wc *wc, const cqn_wc_extra *extra);
 
-/* The completion of an operation whose task did not take it: others may want it. Returns false if
- * it goes into the stash. */
+/* Offers the completion of an abandoned operation to the claims. Returns false if it goes into the
+ * stash. */
 bool cqn_operation_offer(const cqn_awaitable *self, const struct ibv_wc *wc,
                          const cqn_wc_extra *extra);
 
 /* The work request will not complete; `qp` as in cqn_awaiting. */
 void cqn_awaitable_lost(cqn_awaitable *awaitable, const cqn_qp *qp);
 
-/* A failure concerns the awaitable; its task gets that error, or is told by another way if it is
- * NULL. */
+/* A failure affects the awaitable. Its task gets that error, or if it is NULL, another exception.
+ */
 void cqn_awaitable_fail(cqn_awaitable *awaitable, PyObject *error);
 
-/* Completions made room in a queue of that queue pair. This is only noted: no Python code runs. */
+/* A queue of that queue pair may have capacity now. This is only noted: no Python code runs. */
 void cqn_engine_note_capacity(cqn_engine *engine, cqn_qp *qp);
 
 #endif

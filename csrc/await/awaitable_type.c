@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/*
- * Awaitable: the type of what a task awaits. It is shaped like a coroutine, so whatever takes one
- * takes it. What its task does in it is in step.c.
- */
+/* Awaitable: the type of what the methods of an AsyncCQ return. It has the shape of a coroutine, so
+ * it can be used wherever a coroutine can. The steps of its task are in step.c. */
 
 #include "await/coroutine.h"
 #include "await/loop.h"
@@ -11,8 +9,7 @@
 
 /* ---- as a coroutine ---- */
 
-/* An exception is thrown into the task, mostly because it was cancelled. The task gives its
- * awaitable up, and what the awaitable had goes to others. */
+/* An exception is thrown into the task, mostly because it was cancelled: the task gives up. */
 static PyObject *awaitable_throw(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
 {
     CQN_LOCKED;
@@ -78,9 +75,7 @@ static void warn_never_awaited(cqn_awaitable *self)
     }
 }
 
-/* An awaitable that was made and never awaited is a mistake, which Python reports for coroutines,
- * too.
- */
+/* An awaitable that was never awaited is a mistake, which Python reports for coroutines, too. */
 static void awaitable_finalize(PyObject *op)
 {
     CQN_LOCKED;
@@ -140,8 +135,8 @@ static int awaitable_tp_clear(PyObject *op)
     return cqn_awaitable_clear(op);
 }
 
-/* Whether the awaitable is to go. If the device goes on with its work request the engine holds it
- * now, and the garbage collector must track it. */
+/* Returns whether to deallocate the awaitable. If the device still has its work request the engine
+ * owns it now, and the garbage collector must track it. */
 static bool finalize_from_dealloc(PyObject *op)
 {
     PyObject_GC_Track(op);
@@ -207,7 +202,7 @@ static PyObject *awaitable_get_running(PyObject *op, void *Py_UNUSED(unused))
     return PyBool_FromLong(((cqn_awaitable *)op)->activity != CQN_RESTING);
 }
 
-/* The call, in which a task waits, as a person would write it. */
+/* The call in which the task waits, as a person would write it. */
 CQN_RARE static PyObject *awaitable_get_call(PyObject *op, void *Py_UNUSED(unused))
 {
     CQN_LOCKED;

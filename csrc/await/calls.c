@@ -3,11 +3,10 @@
  * The methods of an AsyncCQ that a task awaits: send(), recv() and so on, which post, and wait()
  * and completion(), which do not.
  *
- * A method only sorts its arguments, and makes an awaitable of them. They are converted when the
- * awaitable is awaited, in the first step of the task: a conversion can run any code, and the
- * exceptions that it raises belong to the task that awaits. So do those of the checks, and of the
- * post. If the queue is full, an operation waits for room, see post.c. A receive whose task was
- * cancelled stays posted, see abandoned.c.
+ * A method only sorts its arguments, and makes an awaitable of them. They are converted in the
+ * first step of the task: a conversion can run any code, and its exceptions belong to the task that
+ * awaits, as do those of the checks and of the post. If the queue is full, an operation is queued,
+ * see post.c. A receive whose task was cancelled stays posted, see abandoned.c.
  */
 
 #include "await/calls.h"
@@ -22,11 +21,11 @@
 
 /* ---- what they return ---- */
 
-/* anyio that is older than its TaskHandle takes only what Python itself made a coroutine of. Each
- * call asks, so what tells that anyio may have come must cost nothing: the size of sys.modules.
- * Python tells no version of a dict, and a look-up of the name in each call costs more. The size
- * does not tell of an import by which as many modules went as came; until the next import an old
- * anyio then refuses to start what is no coroutine, and says so. */
+/* anyio before its TaskHandle accepts only coroutines that Python itself made. Each call asks
+ * whether an old anyio was imported, so the check must cost nothing: it compares the size of
+ * sys.modules. Python has no version of a dict, and a look-up of the name in each call costs more.
+ * An import by which as many modules went as came keeps the size; then an old anyio refuses to
+ * start an awaitable, with an error, until the next import. */
 static int wants_coroutines(cqn_engine *self)
 {
     cqn_state *st = self->state;
@@ -167,8 +166,7 @@ static int enter_scope(cqn_awaitable *awaitable)
     return 0;
 }
 
-/* What all six methods do: they sort the arguments, and hold them until the awaitable is awaited.
- */
+/* All six methods sort the arguments, and hold them until the awaitable is awaited. */
 static PyObject *make_operation(const method *m, PyObject *op, PyObject *const *args,
                                 Py_ssize_t nargs, PyObject *kwnames)
 {
@@ -248,8 +246,8 @@ PyObject *cqn_engine_completion(PyObject *op, PyObject *const *args, Py_ssize_t 
 
 /* ---- what each of them begins with ---- */
 
-/* A failure that no task was told of is raised in the one that waits now, if it concerns that QP;
- * NULL is any. */
+/* A failure that no task got is raised in the one that waits now, if it affects that QP; NULL is
+ * any. -1 with an exception. */
 static int raise_report(cqn_engine *self, cqn_qp *qp)
 {
     if (self->reports == NULL || self->reports == Py_None) {
@@ -267,8 +265,8 @@ static int raise_report(cqn_engine *self, cqn_qp *qp)
     return -1;
 }
 
-/* The AsyncCQ works, the running loop reads its channel, and no failure is left to report that
- * concerns that QP; NULL is any. -1 with an exception. */
+/* Whether a task can wait: the AsyncCQ works, the running loop reads its channel, and no failure
+ * that affects that QP is left to report; NULL is any. -1 with an exception. */
 static int check_can_wait(cqn_engine *self, cqn_qp *qp)
 {
     return cqn_engine_check_open(self) < 0 || cqn_loop_attach(self) < 0 ||
@@ -295,7 +293,8 @@ static int check_is_qp(const cqn_awaitable *self)
     return -1;
 }
 
-/* Sends must complete on the CQ of this engine, or receives must, or for a completion() either. */
+/* The queues that the call uses must complete on the CQ of this engine; for a completion() one of
+ * them is enough. */
 static int check_qp(const cqn_awaitable *self)
 {
     if (check_is_qp(self) < 0) {
@@ -400,8 +399,8 @@ static int begin_operation(cqn_awaitable *self)
 
 /* ---- the first step of wait() ---- */
 
-/* Arguments are converted when the awaitable is awaited, not when it is made: a conversion can run
- * any code, and what it raises belongs to the task that awaits. */
+/* Arguments are converted when the awaitable is awaited, because a conversion can run any code, and
+ * its exceptions belong to the task that awaits. */
 static int parse_wait(cqn_awaitable *self)
 {
     PyObject *const *in = self->in;
@@ -417,8 +416,8 @@ static int parse_wait(cqn_awaitable *self)
     return 0;
 }
 
-/* A wait() stands in line even if the stash has something for it: so completions are handed out in
- * the order of the waits. */
+/* A wait() joins the waitlist even if the stash has something for it: so completions are returned
+ * in the order of the waits. */
 static int join_waiters(cqn_awaitable *awaitable)
 {
     cqn_engine *self = awaitable->engine;
@@ -465,8 +464,7 @@ static int parse_completion(cqn_awaitable *self)
                : 0;
 }
 
-/* A completion() looks once, since the completion that it asks for may be in the device or in the
- * stash. */
+/* A completion() polls once, since the device or the stash may have its completion. */
 static int join_claims(cqn_awaitable *awaitable)
 {
     cqn_engine *self = awaitable->engine;

@@ -18,8 +18,8 @@ CQN_CALL(reads);
 CQN_CALL(swaps);
 CQN_CALL(adds);
 
-/* The first step of the task: an operation is posted, or waits for room; a wait() and a
- * completion() are under way from now on, or COMPLETE already. -1 with an exception. */
+/* The first step of the task: an operation is posted or queued; a wait() and a completion() are
+ * WAITING from now on, or COMPLETE. -1 with an exception. */
 int cqn_call_begin(cqn_awaitable *self);
 
 #endif

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The engine: it looks for completions and arms the CQ, wakes the tasks that have something, and
- * tells them of failures; and what the other folders tell the engine, and ask of it (await.h).
+ * The engine: polling and arming the CQ, waking tasks, and notifying them of failures; and the
+ * functions that the other folders call (await.h).
  *
- * Before any task sleeps, the CQ is armed, and polled after that, even if the stash holds
- * completions that no task has claimed: so no wake-up is lost. An event can be lost, to another
- * program that reads the channel's descriptor for one; so after a wait that ended without an event,
- * the CQ is armed whatever it remembers. Where completions made room in a queue, the operations
- * that wait for room are posted before any task runs.
+ * Before a task sleeps, the CQ is armed, and polled after that, even if the stash holds completions
+ * that no task has claimed: so no wake-up is lost. An event can be lost, for example to another
+ * program that reads the channel's descriptor. So after a wait that ended without an event, the CQ
+ * is armed again, whatever its record says. Where completions freed slots of a queue, queued
+ * operations are posted before any task runs.
  *
  * Completions are given to their awaitables before any task is woken. So a task that is cancelled
- * at that very moment loses nothing: it gives its completion back, and sees to it that the CQ is
- * armed for the others. To wake a task is to call Python code: so waking comes last, and all tasks
- * of the list are woken, even if the handler of a signal raises in the midst of it.
+ * at that moment loses nothing: it gives its completion back, and the CQ is armed for the others.
+ * Waking a task calls Python code: so waking comes last, and all listed tasks are woken, even if
+ * the handler of a signal raises in between.
  *
- * The device reports a failure, the CQ can not be polled, or the AsyncCQ is closed: then each task
- * gets the exception once. A failure that no task was told of is kept for the next task that waits.
+ * If the device reports a failure, the CQ can not be polled, or the AsyncCQ is closed, each task
+ * gets the exception once. A failure that no task got is kept for the next task that waits.
  */
 
 #include "await/engine.h"
@@ -25,11 +25,11 @@
 #include "await/awaitable.h"
 #include "await/wakeup.h"
 
-#define BATCHES 4 /* that are looked at in a row: then the event loop gets its turn */
+#define BATCHES 4 /* that are polled in a row: then the event loop gets its turn */
 
 /* ---- failures ---- */
 
-/* A task is told one error: of two failures in a row, the second is for its next wait. */
+/* A task gets one error: of two failures in a row, the second is for its next wait. */
 bool cqn_engine_notify(cqn_engine *self, PyObject *error, const PyObject *qp)
 {
     bool notified = false;
@@ -51,8 +51,8 @@ bool cqn_engine_notify(cqn_engine *self, PyObject *error, const PyObject *qp)
     return notified;
 }
 
-/* Nothing of this engine is awaited any more: completions that the device still has are for poll().
- * To drop an awaitable takes out no other one than the end of its scope. */
+/* Nothing of this engine is awaited any more: poll() returns the completions that the device still
+ * has. Dropping an awaitable can only take one other out of the list, the end of its scope. */
 void cqn_engine_drop_all(cqn_engine *self)
 {
     cqn_abandoned_forget_all(self);
@@ -71,9 +71,9 @@ int cqn_engine_fail_for_good(cqn_engine *self, PyObject *error)
     return cqn_engine_wake_in_loop(self);
 }
 
-/* Every task that waits raises the exception that is set. So does every later wait, unless only
- * memory was missing. What is no Exception, such as KeyboardInterrupt, is left set, for the event
- * loop. */
+/* Every task that waits raises the exception that is set. So does every later wait, except after a
+ * MemoryError. A KeyboardInterrupt, or another exception that is no Exception, stays set, for the
+ * event loop. */
 void cqn_engine_fail_with_exception(cqn_engine *self)
 {
     PyObject *error = cqn_take_exception();
@@ -110,7 +110,7 @@ static int wake(cqn_awaitable *self, bool resume)
     return cqn_wakeup_of_any(st, self->wakeup, resume);
 }
 
-/* Wakes one task. If the handler of a signal raises meanwhile, that exception is kept for the
+/* Wakes one task. If the handler of a signal raises meanwhile, its exception is kept for the
  * caller, and the task is woken all the same. */
 static void wake_task(cqn_awaitable *awaitable, bool resume, PyObject **interrupt)
 {
@@ -128,8 +128,8 @@ static void wake_task(cqn_awaitable *awaitable, bool resume, PyObject **interrup
     }
 }
 
-/* A task that is resumed runs inside this call. So it is at most one task per CQ in a turn of the
- * loop, and none overtakes those that were woken earlier. */
+/* A task that is resumed runs inside this call. So at most one task per CQ is resumed in a turn of
+ * the loop, and none overtakes those that were woken earlier. */
 static bool may_resume(cqn_engine *self)
 {
     if (self->turn == cqn_turn_now() || self->scheduled > 0 || cqn_turn_is_over()) {
@@ -139,9 +139,9 @@ static bool may_resume(cqn_engine *self)
     return true;
 }
 
-/* Wakes the tasks of all listed awaitables. They go on soon, in later steps of the event loop; but
- * with `resume` the first of them goes on at once, after the others were passed to the loop. Only
- * the callback of the loop may ask for that: everywhere else another task is running. */
+/* Wakes the tasks of all listed awaitables. They go on soon, in later steps of the event loop; with
+ * `resume` the first of them goes on at once, after the others were passed to the loop. Only the
+ * callback of the loop may ask for that: everywhere else another task is running. */
 int cqn_engine_wake_listed(cqn_engine *self, bool resume)
 {
     PyObject *interrupt = NULL;
@@ -166,8 +166,7 @@ int cqn_engine_wake_listed(cqn_engine *self, bool resume)
     return interrupt == NULL ? 0 : cqn_raise_interrupt(interrupt);
 }
 
-/* The first task in wait() goes on if the stash has something for it; as it goes on it wakes the
- * next. */
+/* The first task in wait() goes on if the stash has something for it, and wakes the next one. */
 static void wake_first(cqn_engine *self)
 {
     cqn_awaitable *first = self->waiters.first;
@@ -176,9 +175,9 @@ static void wake_first(cqn_engine *self)
     }
 }
 
-/* ---- looking, and arming ---- */
+/* ---- polling, and arming ---- */
 
-/* Looks once: what an awaitable that has just begun is for may be there already. */
+/* Polls once: the device may have the completion that a new awaitable is for. */
 int cqn_engine_poll_for(cqn_awaitable *awaitable)
 {
     cqn_engine *self = awaitable->engine;
@@ -192,8 +191,7 @@ int cqn_engine_poll_for(cqn_awaitable *awaitable)
     return got < 0 ? -1 : 0;
 }
 
-/* Asks the AsyncCQ for a look in the next turn of the event loop. Returns whether there will be
- * one. */
+/* Asks the AsyncCQ to poll in the next turn of the event loop. Returns whether it will. */
 static bool poll_later(cqn_engine *self)
 {
     if (!self->polls_later) {
@@ -209,13 +207,13 @@ static bool poll_later(cqn_engine *self)
 static bool only_solicited(const cqn_engine *self)
 {
     /* On some devices a flushed completion raises no solicited event, and every waiting task must
-     * see it. */
+     * get it. */
     return self->len == self->solicited_waiters && self->cq->flushing == 0;
 }
 
-/* Whether the CQ need not be armed: no task is about to sleep, or a task in wait() is to be woken,
- * which sees to the rest as it goes on. Nor can it be while it is destroyed, which tells the engine
- * how it ended; until then it can, since it may stay open. */
+/* Whether the CQ need not be armed: no task is about to sleep, or a task in wait() will be woken,
+ * and arms the CQ as it goes on. A CQ that is being destroyed can not be armed; the end of that
+ * notifies the engine. */
 static bool has_no_sleeper(const cqn_engine *self)
 {
     const cqn_object *cq = &self->cq->base;
@@ -223,8 +221,8 @@ static bool has_no_sleeper(const cqn_engine *self)
            cq->handle == NULL || cqn_forked(cq);
 }
 
-/* Looks once, unless the caller has just `looked`, and arms the CQ if that found all there was.
- * Returns 1 if it is safe to sleep, 0 to look again, or -1 with an exception. */
+/* Polls once, unless the caller has just done so, and arms the CQ if the device has no more.
+ * Returns 1 if it is safe to sleep, 0 to poll again, or -1 with an exception. */
 static int poll_and_arm(cqn_engine *self, bool polled, cqn_object **deferred)
 {
     cqn_cq *cq = self->cq;
@@ -242,7 +240,7 @@ static int poll_and_arm(cqn_engine *self, bool polled, cqn_object **deferred)
     return more ? 0 : cqn_cq_arm(cq, solicited);
 }
 
-/* Looks a few times in a row. If completions still come then, the event loop gets its turn first.
+/* Polls a few times in a row. If completions still come then, the event loop gets its turn first.
  */
 static int poll_until_safe(cqn_engine *self, bool polled)
 {
@@ -257,8 +255,8 @@ static int poll_until_safe(cqn_engine *self, bool polled)
     return safe < 0 ? -1 : 0;
 }
 
-/* Makes it safe to sleep for all pending awaitables; those that have something are listed to be
- * woken. `looked`: the caller has looked, and nothing was posted since. */
+/* Makes it safe to sleep for all pending awaitables; those that got something are listed to be
+ * woken. `polled`: the caller has polled, and nothing was posted since. */
 void cqn_engine_prepare(cqn_engine *self, bool polled)
 {
     if (poll_until_safe(self, polled) < 0) {
@@ -268,8 +266,8 @@ void cqn_engine_prepare(cqn_engine *self, bool polled)
     wake_first(self);
 }
 
-/* After anything that may have changed something for the pending awaitables: it is made safe to
- * sleep again, and the tasks that have something are woken. Leaves no exception set. */
+/* After any change that may concern pending awaitables: makes it safe to sleep again, and wakes the
+ * tasks that got something. Leaves no exception set. */
 void cqn_engine_update(cqn_engine *self)
 {
     if (!self->closed && self->len > 0) {
@@ -301,8 +299,8 @@ int cqn_engine_dispatch(cqn_cq *cq)
     return rc;
 }
 
-/* The device may have forgotten that the CQ was armed, or an event was lost while destroying it
- * failed. Returns whether the CQ has an engine, which has seen to that. */
+/* The device may have lost the arming of the CQ, or the CQ an event, while destroying it failed.
+ * Returns whether the CQ has an engine, which has then polled and armed it. */
 bool cqn_engine_poll_again(cqn_cq *cq)
 {
     cqn_engine *self = cqn_engine_of(cq);
@@ -316,8 +314,8 @@ bool cqn_engine_poll_again(cqn_cq *cq)
 
 /* ---- queue pairs ---- */
 
-/* The queue pair was closed or reset: a completion() that names it will never complete. Those of
- * the other engine of the queue pair are for that engine to tell. */
+/* The queue pair was closed or reset: a completion() that names it will never complete. The other
+ * engine of the queue pair fails its own. */
 static void fail_claims(const cqn_engine *self, const cqn_qp *qp)
 {
     for (cqn_awaitable *r = qp->first_claim, *next; r != NULL; r = next) {
@@ -328,9 +326,8 @@ static void fail_claims(const cqn_engine *self, const cqn_qp *qp)
     }
 }
 
-/* Tells the engine of one CQ of that queue pair. The books have told the operations that were
- * posted there (cqn_awaitable_lost()); this is for claims, for operations that wait for room, and
- * for arming. */
+/* Notifies the engine of one CQ of that queue pair. The operations that were posted have failed
+ * already (cqn_awaitable_lost()); this is for claims, for queued operations, and for arming. */
 static void qp_changed(cqn_cq *cq, cqn_qp *qp, PyObject **interrupt)
 {
     cqn_engine *self = cqn_engine_of(cq);
@@ -342,7 +339,7 @@ static void qp_changed(cqn_cq *cq, cqn_qp *qp, PyObject **interrupt)
         fail_claims(self, qp);
     }
     else {
-        cqn_engine_note_capacity(self, qp); /* operations that wait for room learn of it */
+        cqn_engine_note_capacity(self, qp); /* queued operations fail */
     }
     if (self->len > 0) {
         cqn_engine_prepare(self, false);
@@ -366,8 +363,8 @@ void cqn_engines_notify(cqn_qp *qp, PyObject **interrupt)
 
 /* ---- poll() ---- */
 
-/* While tasks stand in the line of wait(), all completions that no other task claims are theirs,
- * and poll() returns an empty list. */
+/* While tasks are in wait(), they get all completions that no other task claims, and poll() returns
+ * an empty list. */
 PyObject *cqn_engine_poll(cqn_engine *self, uint64_t max, double spin)
 {
     cqn_cq *cq = self->cq;

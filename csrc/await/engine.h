@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the engine does for its awaitables: it looks for completions, arms the CQ, wakes tasks, and
- * tells them of failures. */
+/* The engine: polling and arming the CQ, waking tasks, notifying them of failures. */
 #ifndef CQN_AWAIT_ENGINE_H
 #define CQN_AWAIT_ENGINE_H
 
@@ -8,31 +7,31 @@
 
 #define CQN_BATCH 16 /* a poll costs the same for one as for a few */
 
-/* ---- looking, and arming ---- */
+/* ---- polling, and arming ---- */
 
-/* Looks once for an awaitable that has just begun. -1 with an exception. */
+/* Polls once for an awaitable that has just begun. -1 with an exception. */
 int cqn_engine_poll_for(cqn_awaitable *awaitable);
 
-/* Makes it safe to sleep for all pending awaitables: arms the CQ, and looks after that. `looked`:
- * the caller has looked, and nothing was posted since. If the device fails, all tasks are told. */
+/* Makes it safe to sleep for all pending awaitables: arms the CQ, and polls after that. `polled`:
+ * the caller has polled, and nothing was posted since. If the device fails, all tasks get the
+ * error. */
 void cqn_engine_prepare(cqn_engine *self, bool polled);
 
-/* Call after anything that may have changed something for the pending awaitables. Sets no
- * exception.
- */
+/* Call after any change that may concern pending awaitables: makes it safe to sleep again, and
+ * wakes tasks. Sets no exception. */
 void cqn_engine_update(cqn_engine *self);
 
 /* ---- waking ---- */
 
-/* Wakes the tasks of all awaitables that are to be woken: they go on soon; but with `resume`, which
- * only the callback of the event loop may give, the first goes on at once. -1 with what the handler
- * of a signal has raised. */
+/* Wakes the tasks of all awaitables that are to be woken: they go on soon; with `resume`, which
+ * only the callback of the event loop may give, the first goes on at once. -1 with the exception of
+ * a signal handler. */
 int cqn_engine_wake_listed(cqn_engine *self, bool resume);
 
 /* ---- failures ---- */
 
-/* Every task whose wait may be for this QP (NULL: for any) is to raise the error. Returns whether
- * there was one. */
+/* Every task whose wait may be for this QP (NULL: for any) gets the error. Returns whether there
+ * was one. */
 bool cqn_engine_notify(cqn_engine *self, PyObject *error, const PyObject *qp);
 
 /* Nothing is pending any more. */

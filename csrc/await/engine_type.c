@@ -13,7 +13,7 @@
 #include "await/step.h"
 #include "await/waitlist.h"
 
-/* ---- polling, looking, waking ---- */
+/* ---- polling, waking ---- */
 
 static PyObject *poll_closed(cqn_engine *self, uint64_t max)
 {
@@ -65,7 +65,8 @@ static PyObject *engine_poll_again(PyObject *op, PyObject *Py_UNUSED(unused))
     return cqn_engine_wake_listed(self, false) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-/* Fetches everything that the device has: what is pending after that has not completed. */
+/* Fetches everything that the device has: an operation that is pending after that has not
+ * completed. */
 static PyObject *engine_drain(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
@@ -129,7 +130,7 @@ static PyObject *engine_shut(PyObject *op, PyObject *error)
     Py_RETURN_TRUE;
 }
 
-/* The event loop was closed: the tasks that wait will never run again. To abandon one can run code
+/* The event loop was closed: the tasks that wait will never run again. Abandoning one can run code
  * that changes the list, so the walk begins anew each time. */
 static PyObject *engine_forget_tasks(PyObject *op, PyObject *Py_UNUSED(unused))
 {
@@ -227,7 +228,7 @@ static int engine_traverse(PyObject *op, visitproc visit, void *arg)
     for (cqn_awaitable *r = self->woken; r != NULL; r = r->woken_next) {
         Py_VISIT(r);
     }
-    for (size_t i = 0; i < self->abandoned_recvs.room; i++) {
+    for (size_t i = 0; i < self->abandoned_recvs.capacity; i++) {
         for (cqn_awaitable *r = self->abandoned_recvs.waitlists[i].first; r != NULL;
              r = r->behind) {
             if (r->owner == CQN_STASHED) {
@@ -309,7 +310,7 @@ static PyObject *engine_get_woken(PyObject *op, void *Py_UNUSED(unused))
                          (unsigned long long)self->max_per_wake);
 }
 
-/* To make the list can run the garbage collector, see cqn_open_objects(). */
+/* Making the list can run the garbage collector, see cqn_open_objects(). */
 CQN_RARE static PyObject *engine_pending(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;

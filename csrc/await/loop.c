@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The event loop and the AsyncCQ, which are Python code.
+ * Calls of the event loop and of the AsyncCQ, which are Python code.
  *
  * The AsyncCQ is the class that is built on an Engine (aio/_cq.py). The core calls its methods to
  * have the channel's events read, to keep a report, and to wake tasks in the thread of the loop.
  * Each of these calls can run any code.
  *
  * No loop tells when a turn begins. But when a channel is dispatched for the second time, or when a
- * task goes on that went to sleep, there has been a new turn since. The core may count fewer turns
- * than there are, never more. What runs in one turn of the loops of a thread has one budget, so
- * that a task that never has to sleep does not keep all others from running.
+ * task goes on after a sleep, a new turn has begun. The core may count fewer turns than there are,
+ * never more. Everything that runs in one turn of the loops of a thread has one budget, so that a
+ * task that never has to sleep does not keep all others from running.
  */
 
 #include "await/loop.h"
@@ -69,15 +69,15 @@ int cqn_engine_refuse(cqn_engine *self)
 
 /* ---- waking in the thread of the loop ---- */
 
-/* The calling thread need not be that of the event loop, and only that one may wake tasks: so the
- * AsyncCQ passes the waking on to it. */
+/* Only the thread of the event loop may wake tasks, and the caller may be another one: so the
+ * AsyncCQ passes the waking on to the loop. */
 int cqn_engine_wake_in_loop(cqn_engine *self)
 {
     return cqn_engine_has_work(self) ? cqn_engine_do(self, "_wake_in_loop", NULL) : 0;
 }
 
-/* The caller can raise nothing here. What the handler of a signal has raised goes to the event
- * loop, which raises it soon; an Exception is reported as unraisable. */
+/* The caller can raise nothing here. If the handler of a signal has raised, the event loop raises
+ * that soon; an Exception is reported as unraisable. */
 static void defer(cqn_engine *self)
 {
     PyObject *error = cqn_take_exception(), *result = NULL;

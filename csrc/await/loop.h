@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The event loop and the AsyncCQ, which are Python code: what the core asks of them, and the turns
- * of the loop. A call of either can run any code. */
+/* Calls of the event loop and of the AsyncCQ, which are Python code and can run any code; and the
+ * turns of the loop. */
 #ifndef CQN_AWAIT_LOOP_H
 #define CQN_AWAIT_LOOP_H
 

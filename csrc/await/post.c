@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Posting an operation, and waiting for room in its queue.
+ * Posting an operation, or queueing it until its queue has capacity.
  *
- * Room is also taken by what others have posted, and by unsignaled work requests. An operation that
- * finds no room waits in the line of that queue, and no later one overtakes it. As soon as a
- * completion has made room, the operation is posted, before any task runs.
+ * Other work requests take capacity, too: those that programs post by hand, and unsignaled ones. An
+ * operation that finds its queue full waits in the waitlist of that queue, and no later one
+ * overtakes it. As soon as a completion has freed a slot, the operation is posted, before any task
+ * runs.
  */
 
 #include "await/post.h"
@@ -26,7 +27,8 @@ static uint32_t capacity_of(const cqn_awaitable *self)
 }
 
 /* How many completions the queue will give as it is. If it gives none, only the device knows
- * whether there is room: some devices forget unsignaled work requests as soon as these are done. */
+ * whether it has capacity: some devices forget unsignaled work requests as soon as these are done.
+ */
 static size_t completions_expected(const cqn_awaitable *self)
 {
     const cqn_wr_queue *q = queue_of(self);
@@ -54,8 +56,8 @@ static void note_posted(cqn_awaitable *self)
     }
 }
 
-/* Returns 1 if the operation is posted, 0 if there is no room and a completion will come that makes
- * some, or -1 with an exception. */
+/* Returns 1 if the operation is posted, 0 if the queue is full and a completion will free a slot,
+ * or -1 with an exception. */
 static int post_operation(cqn_awaitable *self, cqn_send *send)
 {
     const bool more_will_complete = completions_expected(self) > 0;
@@ -81,7 +83,7 @@ static int post_operation(cqn_awaitable *self, cqn_send *send)
 }
 
 /* Some devices take a work request in state ERR and never complete it. So the device is asked for
- * the state of the queue pair before its first operation, and after something of it has failed. */
+ * the state of the queue pair before its first operation, and after each failure of one. */
 static int check_state(const cqn_awaitable *self)
 {
     cqn_qp *qp = self->qp;
@@ -115,8 +117,8 @@ static int check_state(const cqn_awaitable *self)
     return cqn_open(&qp->base) == NULL ? -1 : 0;
 }
 
-/* Puts the operation into the line of its queue, with a copy of what it will post: the arguments on
- * the stack of the caller go away. */
+/* Puts the operation into the waitlist of its queue, with a copy of what it will post: the
+ * arguments are on the stack of the caller. */
 static int enqueue(cqn_awaitable *self, const cqn_send *send)
 {
     cqn_send *kept = PyMem_Malloc(sizeof(*kept));
@@ -146,10 +148,10 @@ int cqn_operation_post(cqn_awaitable *self, cqn_send *send)
     return rc != 0 ? rc : enqueue(self, send);
 }
 
-/* ---- those that wait for room ---- */
+/* ---- queued operations ---- */
 
-/* Posts the operations in line, in their order, while there is room. Those whose queue pair does
- * not work any more fail here. */
+/* Posts the operations of the waitlist, in their order, while the queue has capacity. If the queue
+ * pair does not work any more they fail here. */
 static void post_from_waitlist(cqn_qp *qp, bool receives)
 {
     for (;;) {
@@ -189,7 +191,7 @@ static void post_from_waitlists(cqn_qp *qp)
 }
 
 /* The two queues of a queue pair can belong to different engines. Operations of the other engine
- * can have failed here, so it wakes its tasks. */
+ * can have failed here, so the other engine wakes its tasks. */
 static void wake_other(const cqn_engine *self, cqn_cq *cq)
 {
     if (cq->engine != self && cqn_wake_after_routing(cq) < 0) {

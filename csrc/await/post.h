@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: MIT */
-/* Posting operations, and those that wait for room in their queue. */
+/* Posting operations, or queueing them until their queue has capacity. */
 #ifndef CQN_AWAIT_POST_H
 #define CQN_AWAIT_POST_H
 
 #include "await/await.h"
 
-/* Posts the operation, or puts it into the line of those that wait for room. -1 with an exception.
- */
+/* Posts the operation, or puts it into the waitlist of its queue. -1 with an exception. */
 int cqn_operation_post(cqn_awaitable *self, cqn_send *send);
 
-/* Posts the operations that waited for room where there is some now. */
+/* Posts queued operations where there is capacity now. */
 void cqn_engine_post_queued_now(cqn_engine *self);
 static inline void cqn_engine_post_queued(cqn_engine *self)
 {
@@ -18,7 +17,7 @@ static inline void cqn_engine_post_queued(cqn_engine *self)
     }
 }
 
-/* The engine goes: forgets where there is room. */
+/* The engine is being cleared: drops the queue pairs that may have capacity. */
 void cqn_engine_forget_capacity(cqn_engine *self);
 
 #endif

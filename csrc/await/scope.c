@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Scope: the type by which AsyncCQ.scope() counts operations, and what its end waits for.
+ * Scope: the type that counts the operations of an AsyncCQ.scope(), and the end of a scope.
  *
  * An operation belongs to the innermost scope of its AsyncCQ that has not ended when the operation
  * is made, not when it is posted: so a scope also waits for operations that no task has begun yet.

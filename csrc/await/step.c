@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What a task does that awaits an awaitable: the steps from state to state, see await.h; and what
- * it leaves behind if it gives up.
+ * The steps of a task in its awaitable, from state to state (await.h), and the end of an awaitable
+ * whose task gives up.
  *
- * Before the task sleeps, cqn_engine_prepare() arms the CQ, polls it after that, and routes what
- * came. From there to the moment in which the task yields, no Python code runs that could take an
- * event away.
+ * Before the task sleeps, cqn_engine_prepare() arms the CQ, polls it after that, and routes the
+ * completions. From there until the task yields, no Python code runs that could take an event away.
  *
- * A task that was cancelled, or has failed, or will never run again, gives up: completions that are
- * meant for others go to them, and the engine owns the awaitable as long as the device has its work
- * request.
+ * A task gives up when it is cancelled, has failed, or will never run again. Others then get the
+ * completion if they may want it, and the engine owns the awaitable as long as the device has its
+ * work request.
  */
 
 #include "await/step.h"
@@ -24,7 +23,7 @@
 
 /* ---- giving up ---- */
 
-/* The task will not go on: all is as if it had been cancelled, but no other task is woken. */
+/* The task will not go on: as if it was cancelled, except that no other task is woken. */
 void cqn_awaitable_abandon(cqn_awaitable *self)
 {
     cqn_awaitable_goes_on(self);
@@ -48,8 +47,8 @@ void cqn_awaitable_abandon(cqn_awaitable *self)
     }
 }
 
-/* No task was told of this failure, so the AsyncCQ keeps it for the next task that waits. Errors of
- * other types are not failures of the device, and are dropped. */
+/* No task got this failure, so the AsyncCQ keeps it for the next task that waits. Errors of other
+ * types are not failures of the device, and are dropped. */
 static void keep_report(cqn_engine *self, PyObject *error)
 {
     if (PyErr_GivenExceptionMatches(error, self->state->AsyncEventError) &&
@@ -58,8 +57,8 @@ static void keep_report(cqn_engine *self, PyObject *error)
     }
 }
 
-/* The task goes on without its awaitable: it was cancelled, or has failed. What is meant for others
- * goes to them. An exception that is set stays set. */
+/* The task goes on without its awaitable, because it was cancelled or has failed. An exception that
+ * is set stays set. */
 void cqn_awaitable_give_up(cqn_awaitable *self)
 {
     cqn_engine *engine = (cqn_engine *)Py_NewRef((PyObject *)self->engine);
@@ -79,8 +78,8 @@ void cqn_awaitable_give_up(cqn_awaitable *self)
 
 /* ---- what its task gets ---- */
 
-/* Raises why a FAILED awaitable will never complete. An exception that other awaitables share is
- * raised as a copy, since an exception collects the frames through which it goes. */
+/* Raises the exception of a FAILED awaitable. An exception that other awaitables share is raised as
+ * a copy, because an exception collects the frames through which it goes. */
 static void raise_own_failure(cqn_awaitable *self)
 {
     cqn_engine *engine = self->engine;
@@ -107,7 +106,7 @@ static void count_woken(cqn_engine *engine, size_t completions)
     }
 }
 
-/* Where a whole batch came, the device may have more. */
+/* If the stash has a whole batch, the device may have more. */
 static int poll_for_more(cqn_cq *cq, size_t want)
 {
     const size_t n = cqn_stash_len(cq);
@@ -138,8 +137,8 @@ static PyObject *take_completions(cqn_awaitable *self)
     return list;
 }
 
-/* The awaitable has a copy of its completion. If that failed, the task gets an exception; but a
- * completion() returns what it asked for, whatever the status. */
+/* Makes the completion object. If an operation failed, its task gets an exception; a completion()
+ * returns the completion whatever its status. */
 static PyObject *make_completion(const cqn_awaitable *self)
 {
     const cqn_engine *engine = self->engine;
@@ -153,8 +152,8 @@ static PyObject *make_completion(const cqn_awaitable *self)
     return wc;
 }
 
-/* The completion, or the exception that is made of it. If neither can be made the awaitable stays
- * COMPLETE, and others can have its completion. */
+/* Returns the completion, or raises the exception made of it. If neither can be made, the awaitable
+ * stays COMPLETE, and others can have its completion. */
 static PyObject *deliver_completion(cqn_awaitable *self)
 {
     cqn_engine *engine = self->engine;
@@ -173,7 +172,7 @@ static PyObject *deliver_completion(cqn_awaitable *self)
     return wc;
 }
 
-/* Whether the task can go on. Of the tasks in wait() only the first can, when the stash has
+/* Whether the task can go on. Of the tasks in wait() only the first one can, if the stash has
  * something. */
 static bool is_ready(const cqn_awaitable *self)
 {
@@ -230,9 +229,9 @@ static int make_wakeup(cqn_awaitable *self)
     return wakeup == NULL ? -1 : 0;
 }
 
-/* Passes a step of the task on to what it sleeps on, if its library is not asyncio. PYGEN_RETURN:
- * the sleep is over. Meanwhile other threads can run: what becomes of the awaitable then wakes the
- * wakeup, which the library may do before the task sleeps on it. */
+/* Passes a step of the task on to its wakeup, if its library is not asyncio. PYGEN_RETURN: the
+ * sleep is over. Other threads can run meanwhile. A change of the state then wakes the wakeup,
+ * possibly before the task sleeps on it. */
 static PySendResult go_on_sleeping(cqn_awaitable *self, PyObject *value, PyObject **result)
 {
     self->activity = CQN_FALLING_ASLEEP;
@@ -245,7 +244,7 @@ static PySendResult go_on_sleeping(cqn_awaitable *self, PyObject *value, PyObjec
     return r;
 }
 
-/* The first such step: makes what it sleeps on. */
+/* The first such step: makes the iterator. */
 static PySendResult begin_sleeping(cqn_awaitable *self, PyObject **result)
 {
     PyObject *wakeup = Py_NewRef(self->wakeup);
@@ -258,7 +257,7 @@ static PySendResult begin_sleeping(cqn_awaitable *self, PyObject **result)
 }
 
 /* The event loop gets the wakeup, and brings the task back when the wakeup is woken. The anchor is
- * the reference of the engine: it keeps the task alive while nothing else does. */
+ * the reference of the engine: it keeps the task alive if nothing else does. */
 static PySendResult fall_asleep(cqn_awaitable *self, PyObject **result)
 {
     self->turn = cqn_turn_now();
@@ -280,7 +279,7 @@ static PySendResult fall_asleep(cqn_awaitable *self, PyObject **result)
 }
 
 /* A task that never has to sleep yields to the event loop now and then, and keeps its place in its
- * line. It always yields to tasks whose completions came before its own. */
+ * waitlist. It always yields to tasks whose completions came before its own. */
 static PySendResult give_turn(cqn_awaitable *self, PyObject **result)
 {
     self->pause = CQN_PAUSED;
@@ -298,7 +297,7 @@ static PySendResult sleep_unless_ready(cqn_awaitable *self, PyObject **result)
     if (make_wakeup(self) < 0) {
         return PYGEN_ERROR;
     }
-    /* What came after the look raises no event if the CQ was armed after it. */
+    /* A completion after the last poll raises no event if the CQ was armed after it. */
     cqn_engine_prepare(self->engine, self->polled_at == self->engine->cq->stats.arms + 1);
     self->polled_at = 0;
     if (cqn_engine_wake_listed(self->engine, false) < 0) {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* What a task does that awaits an awaitable. */
+/* The steps of a task in its awaitable. */
 #ifndef CQN_AWAIT_STEP_H
 #define CQN_AWAIT_STEP_H
 
 #include "await/await.h"
 
-/* Runs its task's step, as am_send does for a coroutine. */
+/* Runs a step of the task, as am_send of a coroutine does. */
 PySendResult cqn_awaitable_send(PyObject *self, PyObject *value, PyObject **result);
 
 /* The task gives up: it was cancelled, or has failed. An exception that is set stays set. */

@@ -1,50 +1,50 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Waitlists: awaitables in the order in which they came, and tables of them by a number.
+ * Waitlists: awaitables in the order of arrival, and tables of waitlists by a number.
  *
- * A line is a list through the awaitables themselves, so that an awaitable can leave it in constant
- * time. A table finds the completion() that asks for a wr_id, or the abandoned receive of the same
- * memory; several numbers can share a line of it. Neither holds references: an awaitable leaves
- * before it goes.
+ * A waitlist goes through the awaitables themselves, so that an awaitable can leave it in constant
+ * time. A table finds the completion() that claims a wr_id, or the abandoned receive of the same
+ * memory; several numbers can share a waitlist of it. Neither holds references: an awaitable leaves
+ * before it is deallocated.
  *
- * A completion() claims a wr_id, of one queue pair or of any. Each kind has a table, so that the
- * first one that claims a completion is found in constant time, even if all use one wr_id on queue
- * pairs of their own. Those of one queue pair are linked as well, for its end.
+ * A completion() claims a wr_id, of one queue pair or of any. Each of the two has a table, so that
+ * the first claim of a completion is found in constant time, even if all use one wr_id on queue
+ * pairs of their own. The claims on one queue pair are also linked, for its end.
  */
 
 #include "await/waitlist.h"
 
-/* ---- lines ---- */
+/* ---- waitlists ---- */
 
-void cqn_waitlist_add(cqn_waitlist *line, cqn_awaitable *awaitable)
+void cqn_waitlist_add(cqn_waitlist *list, cqn_awaitable *awaitable)
 {
-    awaitable->waitlist = line;
+    awaitable->waitlist = list;
     awaitable->behind = NULL;
-    awaitable->before = line->last;
-    *(line->last ? &line->last->behind : &line->first) = awaitable;
-    line->last = awaitable;
+    awaitable->before = list->last;
+    *(list->last ? &list->last->behind : &list->first) = awaitable;
+    list->last = awaitable;
 }
 
-/* Takes the awaitable out of the line that it is in; the caller need not know which. */
+/* Takes the awaitable out of its waitlist, whichever that is. */
 void cqn_waitlist_remove(cqn_awaitable *awaitable)
 {
-    cqn_waitlist *line = awaitable->waitlist;
-    if (line == NULL) {
+    cqn_waitlist *list = awaitable->waitlist;
+    if (list == NULL) {
         return;
     }
-    *(awaitable->before ? &awaitable->before->behind : &line->first) = awaitable->behind;
-    *(awaitable->behind ? &awaitable->behind->before : &line->last) = awaitable->before;
+    *(awaitable->before ? &awaitable->before->behind : &list->first) = awaitable->behind;
+    *(awaitable->behind ? &awaitable->behind->before : &list->last) = awaitable->before;
     awaitable->before = awaitable->behind = NULL;
     awaitable->waitlist = NULL;
 }
 
 /* ---- tables ---- */
 
-/* The numbers that users choose are often small, or differ in a few bits only: multiplying spreads
+/* Users often choose small numbers, or numbers that differ in a few bits only: multiplying spreads
  * them. */
 static size_t place_of(const cqn_table *table, uint64_t key)
 {
-    return (size_t)((key * UINT64_C(0x9e3779b97f4a7c15)) >> 32) & (table->room - 1);
+    return (size_t)((key * UINT64_C(0x9e3779b97f4a7c15)) >> 32) & (table->capacity - 1);
 }
 
 const cqn_waitlist *cqn_table_waitlist(const cqn_table *table, uint64_t key)
@@ -56,19 +56,19 @@ const cqn_waitlist *cqn_table_waitlist(const cqn_table *table, uint64_t key)
 static int grow_table(cqn_table *table)
 {
     const cqn_table old = *table;
-    const size_t room = old.room ? old.room * 2 : 16;
-    cqn_waitlist *lines = PyMem_Calloc(room, sizeof(*lines));
-    if (lines == NULL) {
+    const size_t capacity = old.capacity ? old.capacity * 2 : 16;
+    cqn_waitlist *waitlists = PyMem_Calloc(capacity, sizeof(*waitlists));
+    if (waitlists == NULL) {
         PyErr_NoMemory();
         return -1;
     }
-    table->waitlists = lines;
-    table->room = room;
-    for (size_t i = 0; i < old.room; i++) {
+    table->waitlists = waitlists;
+    table->capacity = capacity;
+    for (size_t i = 0; i < old.capacity; i++) {
         while (old.waitlists[i].first != NULL) {
             cqn_awaitable *awaitable = old.waitlists[i].first;
             cqn_waitlist_remove(awaitable);
-            cqn_waitlist_add(&lines[place_of(table, awaitable->key)], awaitable);
+            cqn_waitlist_add(&waitlists[place_of(table, awaitable->key)], awaitable);
         }
     }
     PyMem_Free(old.waitlists);
@@ -77,7 +77,7 @@ static int grow_table(cqn_table *table)
 
 int cqn_table_add(cqn_table *table, cqn_awaitable *awaitable, uint64_t key)
 {
-    if (table->len == table->room && grow_table(table) < 0) {
+    if (table->len == table->capacity && grow_table(table) < 0) {
         return -1;
     }
     awaitable->key = key;

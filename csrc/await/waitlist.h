@@ -1,33 +1,33 @@
 /* SPDX-License-Identifier: MIT */
-/* Waitlists: awaitables in the order in which they came, and tables of them by a number. Neither
- * holds references. */
+/* Waitlists: awaitables in the order of arrival, and tables of waitlists by a number. Neither holds
+ * references. */
 #ifndef CQN_AWAIT_WAITLIST_H
 #define CQN_AWAIT_WAITLIST_H
 
 #include "await/await.h"
 
-void cqn_waitlist_add(cqn_waitlist *line, cqn_awaitable *awaitable);
+void cqn_waitlist_add(cqn_waitlist *list, cqn_awaitable *awaitable);
 
-/* Takes the awaitable out of the line that it is in, if it is in one. */
+/* Takes the awaitable out of its waitlist, if it is in one. */
 void cqn_waitlist_remove(cqn_awaitable *awaitable);
 
 /* -1 with MemoryError. */
 int cqn_table_add(cqn_table *table, cqn_awaitable *awaitable, uint64_t key);
 void cqn_table_remove(cqn_table *table, cqn_awaitable *awaitable);
 
-/* The line that has all awaitables of that key, and may have others; never NULL. */
+/* The waitlist that has all awaitables of that key, and may have others; never NULL. */
 const cqn_waitlist *cqn_table_waitlist(const cqn_table *table, uint64_t key);
 
 /* Frees a table that is empty. */
 void cqn_table_free(cqn_table *table);
 
-/* ---- claims: which completion() awaits which completion ---- */
+/* ---- claims: which completion() gets which completion ---- */
 
 /* -1 with MemoryError. */
 int cqn_claims_add(cqn_awaitable *awaitable);
 void cqn_claims_remove(cqn_awaitable *awaitable);
 
-/* The first completion() that asks for this wr_id, of this QP or of any; or NULL. */
+/* The first completion() that claims this wr_id, of this QP or of any; or NULL. */
 cqn_awaitable *cqn_claims_find(const cqn_engine *engine, uint64_t wr_id, uint32_t qp_num);
 
 #endif

@@ -108,7 +108,7 @@ static const char *check_waiters(const cqn_engine *self)
 static const char *check_table(const cqn_table *table)
 {
     size_t len = 0;
-    for (size_t i = 0; i < table->room; i++) {
+    for (size_t i = 0; i < table->capacity; i++) {
         MUST_ALL(check_waitlist(&table->waitlists[i], &len));
     }
     MUST(table->len == len);
@@ -119,7 +119,7 @@ static const char *check_abandoned_recvs(const cqn_engine *self)
 {
     size_t stashed = 0;
     MUST_ALL(check_table(&self->abandoned_recvs));
-    for (size_t i = 0; i < self->abandoned_recvs.room; i++) {
+    for (size_t i = 0; i < self->abandoned_recvs.capacity; i++) {
         for (const cqn_awaitable *r = self->abandoned_recvs.waitlists[i].first; r != NULL;
              r = r->behind) {
             MUST(r->kind == CQN_OF_RECV);

@@ -376,7 +376,7 @@ static size_t route_batch(cqn_cq *self, struct ibv_wc *wcs, cqn_wc_extra *extra,
             stay = !route_one(self, q, &wcs[i], extra ? &extra[i] : NULL, deferred);
         }
         if (q != NULL && q->waiting.first != NULL) {
-            awaiting->room(self->engine, q->qp);
+            awaiting->has_capacity(self->engine, q->qp);
         }
         keep_for_stash(wcs, extra, kept, i, stay);
         kept += stay;

@@ -91,7 +91,7 @@ typedef struct cqn_awaiting {
     /* Gives it to the completion() that asked for it; false: there is none. */
     bool (*claim)(cqn_engine *engine, const struct ibv_wc *wc, const cqn_wc_extra *extra);
     bool (*wants)(const cqn_engine *engine); /* whether any completion() waits */
-    void (*room)(cqn_engine *engine, cqn_qp *qp);
+    void (*has_capacity)(cqn_engine *engine, cqn_qp *qp);
     bool (*has_work)(const cqn_engine *engine); /* whether a task is to be woken */
 } cqn_awaiting;
 
