@@ -87,8 +87,8 @@ static int post_operation(cqn_awaitable *self, cqn_send *send)
 static int check_state(const cqn_awaitable *self)
 {
     cqn_qp *qp = self->qp;
-    const uint32_t suspicions = qp->suspicions;
-    if (suspicions == qp->cleared) {
+    const uint32_t errors_seen = qp->errors_seen;
+    if (errors_seen == qp->errors_checked) {
         return 0;
     }
     struct ibv_qp *handle = cqn_open(&qp->base);
@@ -112,7 +112,7 @@ static int check_state(const cqn_awaitable *self)
         return -1;
     }
     if (attr.qp_state != IBV_QPS_SQE) {
-        qp->cleared = suspicions; /* of failures since the device was asked nothing is known */
+        qp->errors_checked = errors_seen; /* later errors are not checked */
     }
     return cqn_open(&qp->base) == NULL ? -1 : 0;
 }

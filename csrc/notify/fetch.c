@@ -322,7 +322,7 @@ static void suspect_qp(cqn_cq *cq, cqn_wr_queue *queue, const struct ibv_wc *wc)
         qp = (cqn_qp *)o;
     }
     if (qp != NULL) {
-        qp->suspicions++;
+        qp->errors_seen++;
     }
 }
 

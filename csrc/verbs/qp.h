@@ -7,8 +7,8 @@
 
 /* The state of a queue pair as the device has it, or `known` if the device does not say; and,
  * unless that is NULL, whether its send queue is still draining. Without the GIL. */
-static inline enum ibv_qp_state cqn_qp_ask_state(struct ibv_qp *qp, enum ibv_qp_state known,
-                                                 bool *draining)
+static inline enum ibv_qp_state cqn_qp_query_state(struct ibv_qp *qp, enum ibv_qp_state known,
+                                                   bool *draining)
 {
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
     struct ibv_qp_init_attr init;

@@ -448,7 +448,7 @@ static cqn_qp *new_qp(PyTypeObject *type, const cqn_kind *kind, qp_args *a)
     self->type = a->attr.qp_type;
     self->no_recvs = a->attr.recv_cq == NULL;
     self->user_data = Py_NewRef(a->user_data);
-    self->suspicions = 1;      /* until its state is queried */
+    self->errors_seen = 1;     /* until its state is queried */
     a->attr.qp_context = self; /* for the asynchronous events that name it */
     if (make_queues(self, self->type) < 0) {
         Py_CLEAR(self);
@@ -585,7 +585,7 @@ CQN_RARE PyObject *cqn_qp_open(PyTypeObject *type, const cqn_kind *kind, PyObjec
     int err;
     CQN_CREATING(CQN_OBJ(self), qp = ibv_open_qp(device, &open); err = errno;
                  /* the state that the other process has brought it to */
-                 state = qp != NULL ? cqn_qp_ask_state(qp, state, NULL) : state);
+                 state = qp != NULL ? cqn_qp_query_state(qp, state, NULL) : state);
     if (qp == NULL) {
         cqn_verbs_error(st, err, "ibv_open_qp", "qp_num %u: is it an XRC_RECV QP of that domain?",
                         open.qp_num);

@@ -250,7 +250,7 @@ static changes carry_out(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask, 
     const uint32_t limit = known.port_num == attr->port_num ? known.max_message : 0;
     changes made = {.err = ibv_modify_qp(qp, attr, mask), .max_message = limit};
     if (made.err != 0) {
-        made.state = cqn_qp_ask_state(qp, IBV_QPS_UNKNOWN, &made.draining);
+        made.state = cqn_qp_query_state(qp, IBV_QPS_UNKNOWN, &made.draining);
     }
     if (made.err == 0 && (mask & IBV_QP_CAP)) {
         struct ibv_qp_attr now = {.qp_state = IBV_QPS_RESET};
@@ -259,7 +259,7 @@ static changes carry_out(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask, 
         made.cap = now.cap;
     }
     if (made.err == 0 && (mask & IBV_QP_PORT) && limit == 0) {
-        made.max_message = cqn_qp_ask_limit(qp, attr->port_num);
+        made.max_message = cqn_qp_query_limit(qp, attr->port_num);
     }
     return made;
 }
@@ -417,7 +417,7 @@ static climbed climb(struct ibv_qp *qp, enum ibv_qp_state from, enum ibv_qp_stat
     climbed done = {.reached = from};
     while (done.reached < to) {
         struct ibv_qp_attr attr = {.qp_state = done.reached + 1};
-        const int mask = source->ask(source->of, &attr);
+        const int mask = source->query(source->of, &attr);
         if (mask < 0) {
             done.unknown = errno;
             break;
@@ -475,7 +475,7 @@ static bool gives_up(enum ibv_qp_state state)
  * flushes. */
 static void note_failure(cqn_qp *self)
 {
-    self->suspicions++;
+    self->errors_seen++;
     if (self->state != IBV_QPS_RESET && self->send_cq != NULL) {
         cqn_wr_queue_flushes(self->sq, &self->send_cq->flushing);
         cqn_wr_queue_flushes(self->rq, &self->recv_cq->flushing);

@@ -144,7 +144,7 @@ CQN_RARE static suspicion suspicion_of(const wait_scope *scope, const cqn_qp *qp
     }
     const size_t sends = sends_of(scope, qp), receives = receives_of(scope, qp);
     if (qp->state == IBV_QPS_ERR || qp->state == IBV_QPS_SQE ||
-        (qp->suspicions > 1 && qp->suspicions != qp->cleared)) {
+        (qp->errors_seen > 1 && qp->errors_seen != qp->errors_checked)) {
         return FAILED;
     }
     if (qp->state == IBV_QPS_RESET || qp->state == IBV_QPS_INIT) {
@@ -175,8 +175,8 @@ CQN_RARE static cqn_qp *choose(const wait_scope *scope, suspicion *most)
  * failed since the last query. If the query fails, the answer is no. */
 CQN_RARE static bool has_failed(cqn_qp *qp)
 {
-    const uint32_t suspicions = qp->suspicions;
-    if (suspicions == qp->cleared || !cqn_is_open(&qp->base)) {
+    const uint32_t errors_seen = qp->errors_seen;
+    if (errors_seen == qp->errors_checked || !cqn_is_open(&qp->base)) {
         return false;
     }
     struct ibv_qp *handle = qp->base.handle;
@@ -186,7 +186,7 @@ CQN_RARE static bool has_failed(cqn_qp *qp)
     if (attr.qp_state == IBV_QPS_ERR || attr.qp_state == IBV_QPS_SQE) {
         return true;
     }
-    qp->cleared = suspicions;
+    qp->errors_checked = errors_seen;
     return false;
 }
 
@@ -249,7 +249,7 @@ CQN_RARE static PyObject *about_qps(const wait_scope *scope)
                 &qp->base)) { /* it is just being deallocated, so its device is not queried */
             return about_qp(scope, qp, most);
         }
-        const bool known = qp->suspicions == qp->cleared;
+        const bool known = qp->errors_seen == qp->errors_checked;
         const bool failed = has_failed(qp);
         PyObject *text = NULL;
         if (failed || known || !cqn_is_open(&qp->base)) {

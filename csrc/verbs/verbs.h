@@ -134,7 +134,7 @@ PyObject *cqn_context_gid_indices(cqn_context *self, uint8_t port);
 typedef struct {
     /* Fills in the attributes for attr->qp_state, without the GIL. Returns the mask, or -1 and
      * errno. */
-    int (*ask)(const void *of, struct ibv_qp_attr *attr);
+    int (*query)(const void *of, struct ibv_qp_attr *attr);
     const void *of;
     const char *verb;   /* that it calls */
     bool depth_granted; /* the peer has granted max_rd_atomic */

@@ -28,7 +28,7 @@ static int check_segments(const cqn_qp *qp, const cqn_send *send)
 /* Asks the port, in the middle of a post, which keeps the GIL until the device has the request. */
 static uint32_t learn_limit(cqn_qp *self)
 {
-    self->max_message = cqn_qp_ask_limit(self->base.handle, self->port_num);
+    self->max_message = cqn_qp_query_limit(self->base.handle, self->port_num);
     return self->max_message;
 }
 

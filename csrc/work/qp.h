@@ -93,8 +93,8 @@ typedef struct cqn_qp {
     uint32_t max_message;    /* the most bytes of a message, by its port */
     struct ibv_qp_cap cap;
     cqn_wr_queue *sq, *rq; /* NULL once it was closed */
-    /* How often something of it failed, and up to which of these it was seen to work after all. */
-    uint32_t suspicions, cleared;
+    /* How many errors there were, and up to which of them the device has said that it works. */
+    uint32_t errors_seen, errors_checked;
     struct cqn_qp *next_with_capacity; /* of those where there may be room now, see await/post.c */
     struct cqn_awaitable *first_claim,
         *last_claim; /* completions() that name it: await/waitlist.c */

@@ -111,7 +111,7 @@ CQN_RARE void *cqn_wr_refused(const cqn_wr_refusal *r)
 /* ---- the state of a queue pair, for posting and modify() ---- */
 
 /* A datagram must fit into one packet. */
-uint32_t cqn_qp_ask_limit(struct ibv_qp *qp, uint8_t port_num)
+uint32_t cqn_qp_query_limit(struct ibv_qp *qp, uint8_t port_num)
 {
     struct ibv_port_attr port = {.flags = 0};
     if (ibv_query_port(qp->context, port_num, &port) != 0) {

@@ -168,7 +168,7 @@ PyObject *cqn_wr_list(PyObject *value, PyTypeObject *type);
 void *cqn_wr_refused(const cqn_wr_refusal *refusal);
 
 /* Returns how long a message may be: queries the port, with or without the GIL. */
-uint32_t cqn_qp_ask_limit(struct ibv_qp *qp, uint8_t port_num);
+uint32_t cqn_qp_query_limit(struct ibv_qp *qp, uint8_t port_num);
 
 /* Waits until no other thread is inside a call that changes the queue pair. -1 with ClosedError. */
 int cqn_qp_await_turn(cqn_qp *qp);
