@@ -50,8 +50,8 @@ ENDS = {
     "open": "",
     "after an event loop": "asyncio.run(converse(), debug=False)",
     "cycle": "conn.me = listener.me = accepted[0].me = [conn, listener, accepted]",
-    "unread request": "blocking.connect.__kwdefaults__['timeout'] = 0.1\n"
-    "try: blocking.connect(new_qp(), *listener.local)\nexcept TimeoutError: pass",
+    "unread request": "try: blocking.connect(new_qp(), *listener.local, timeout=0.1)\n"
+    "except TimeoutError: pass",
 }
 
 
