@@ -31,7 +31,7 @@ ALONE = {
     "cqn_dealloc",  # it calls dealloc_object()
     "cqn_list_devices",
     "cqn_value_copy",
-    "request_get_name",  # given when it was made
+    "awaitable_get_name",  # given when it was made
     "scope_clear",
     "wakeup_clear",
     "wakeup_dealloc",
