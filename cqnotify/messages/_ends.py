@@ -12,11 +12,11 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
-from .. import ClosedError, VerbsError, cm
+from .. import AsyncEventError, ClosedError, VerbsError, cm
 from .._timeouts import check_timeout, deadline, left_until
 from . import _wire as wire
 from ._connection import Connection
-from ._errors import RefusedError, fresh
+from ._errors import MessagesError, ProtocolError, RefusedError, fresh
 from ._inbox import Inbox
 from ._options import Options
 from ._parts import PEER, Address, Device, Parts
@@ -30,13 +30,14 @@ if TYPE_CHECKING:
 # Seconds. A peer whose last word was lost repeats it when rdma_cm asks again, each 5 s or so.
 HANDSHAKE: Final = 30.0
 
-# Peers whose connections are being made: each has its memory already, so there are only so many at
-# a time. When others wait, one that takes longer than PATIENCE seconds makes way for them.
+# Peers whose connections are being made: each has its queue pair already, so there are only so many
+# at a time. When others wait, one that takes longer than PATIENCE seconds makes way for them.
 HALF_OPEN: Final = 64
 PATIENCE: Final = 3.0
 SMALLER_MTU: Final = (
     "the MTU of your port is larger than that of ours: give both network interfaces the same one"
 )
+NO_ROOM: Final = "there is no room for another connection there"
 WAITING: Final = 1024  # requests that wait for that, of which nothing is kept but what was asked
 
 
@@ -58,8 +59,9 @@ async def connect(
     options: of this end.
     source: our own address, where several lead to the peer.
 
-    Raises RefusedError if the two ends do not fit, TimeoutError, and the errors of
-    `cqnotify.cm.connect`.
+    Raises RefusedError if the two ends do not fit, or the peer has no memory for the connection;
+    TimeoutError; LostError if the peer goes meanwhile, ProtocolError if it breaks the protocol; and
+    the errors of `cqnotify.cm.connect`.
     """
     end = deadline(timeout)
     hosts = await cm.lookup(host, timeout=timeout) if isinstance(host, str) else host
@@ -75,6 +77,7 @@ async def _connect(
     found = await cm.resolve(host, timeout=left_until(end), source=source)
     parts = Parts(Device.of(found.device), options)
     try:
+        parts.make_memory()
         parts.connected(
             await cm.connect(
                 parts.qp,
@@ -96,9 +99,21 @@ async def _connect(
         if words is None:
             raise
         raise RefusedError(f"{host} port {port} has refused the connection: {words}") from e
-    if parts.device.is_iwarp:
-        session.speak_first()
-    return Connection(session)
+    return await _opened(session, end)
+
+
+async def _opened(session: Session, end: float | None) -> Connection:
+    """The connection, when the peer is ready to receive."""
+    conn = Connection(session)
+    try:
+        await session.open(end)
+    except MessagesError:
+        await conn.aclose()  # a peer that has broken the protocol is told so
+        raise
+    except BaseException:
+        conn.abort()
+        raise
+    return conn
 
 
 class Listener:
@@ -181,7 +196,7 @@ class Listener:
     async def _welcome(self, request: cm.Request) -> None:
         """One peer, which may take its time without keeping the others waiting."""
         # The peer has gone, or is none; or there is no memory even for an answer.
-        with contextlib.suppress(OSError, TimeoutError, MemoryError):
+        with contextlib.suppress(OSError, TimeoutError, MemoryError, AsyncEventError):
             try:
                 peer = wire.parse_hello(request.private_data)
                 if len(self._ready) >= self._backlog:
@@ -196,27 +211,33 @@ class Listener:
                 self._ready.put(conn)
 
     async def _accept(self, request: cm.Request, peer: wire.Hello) -> Connection:
-        parts = self._new_parts(request)
+        parts, end = self._new_parts(request), deadline(HANDSHAKE)
+        try:
+            await self._answer(request, parts)
+            await _complete(parts, end)
+            session = Session(parts, peer)
+        except BaseException:
+            parts.close()
+            raise
+        session.answer_opening()
+        return Connection(session)
+
+    async def _answer(self, request: cm.Request, parts: Parts) -> None:
         try:
             parts.connected(
                 await request.accept(
                     parts.qp,
                     private_data=wire.hello(self._options),
                     timeout=HANDSHAKE,
-                    on_init=parts.post_receives,
+                    on_init=parts.post_opening_receive,
                     access=PEER,
                     keepalive=self._options.keepalive,
                 )
             )
-            session = Session(parts, peer)
-            if parts.device.is_iwarp:
-                await session.has_heard(deadline(HANDSHAKE))
-        except BaseException as e:
-            parts.close()
-            if isinstance(e, VerbsError) and e.errno == errno.EMSGSIZE:
+        except VerbsError as e:
+            if e.errno == errno.EMSGSIZE:
                 raise RefusedError(SMALLER_MTU) from e
             raise
-        return Connection(session)
 
     def _open(self, name: str) -> None:
         """Until the listener is closed, so that not each peer opens the device anew."""
@@ -228,9 +249,15 @@ class Listener:
         assert name is not None, "a request has come by a device"
         try:
             self._open(name)
-            return Parts(Device.of(name), self._options)
+            parts = Parts(Device.of(name), self._options)
         except (VerbsError, MemoryError) as e:
-            raise RefusedError(f"there is no room for another connection there: {e}") from e
+            raise RefusedError(f"{NO_ROOM}: {e}") from e
+        try:
+            parts.make_small_memory()
+        except (VerbsError, MemoryError) as e:
+            parts.close()
+            raise RefusedError(f"{NO_ROOM}: {e}") from e
+        return parts
 
     async def accept(self, timeout: float | None = None) -> Connection:
         """Wait for the next connection. Raises TimeoutError, ClosedError after close, and
@@ -285,6 +312,21 @@ class Listener:
         finally:
             tasks = [task for task in self._tasks if task is not asyncio.current_task()]
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _complete(parts: Parts, end: float | None) -> None:
+    """Make the memory of a connection when the peer has opened it; a peer is told what fails."""
+    try:
+        await parts.wait_for_opening(end)
+        parts.make_memory()
+        parts.post_receives(parts.qp)
+    except (VerbsError, MemoryError) as e:
+        await parts.refuse(f"{NO_ROOM}: {e}")
+        raise
+    except ProtocolError as e:
+        await parts.refuse(str(e))
+        raise
+    parts.close_small_memory()
 
 
 def listen(host: str, port: int, *, options: Options | None = None, backlog: int = 64) -> Listener:

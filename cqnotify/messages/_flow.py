@@ -9,8 +9,8 @@ Such a frame, an ACK, takes no credit, and there is a receive for it all the sam
 them can be in flight: one for each offer of the receiver's that it reports as read; two that grant
 credits, since each grants at least half of them; and two that answer a frame with LAST, since the
 next such frame takes credits which came with, or behind, the one before. One that is CLOSING comes
-once; so does a farewell or an error, behind which nothing is sent; and so does the first frame on
-iWARP. These are the SPARE receives of _options.py.
+once; so does a farewell or an error, behind which nothing is sent; and so does the first ACK of the
+end that has accepted. These are the SPARE receives of _options.py.
 """
 
 from __future__ import annotations

@@ -18,18 +18,23 @@ from .. import (
     PD,
     QP,
     AccessFlags,
+    AsyncEventError,
     CompletionChannel,
+    CompletionError,
     Context,
     QPType,
     RecvWR,
     VerbsError,
 )
+from .._timeouts import left_until
 from ..aio import AsyncCQ
 from ..context import is_iwarp
-from ._errors import ProtocolError
+from . import _wire as wire
+from ._errors import LostError, ProtocolError
 from ._memory import Registrations, own_memory
-from ._options import Options
+from ._options import LEAST_EAGER, Options
 from ._pool import Pool
+from ._wire import Header, Kind
 
 if TYPE_CHECKING:
     from .. import cm
@@ -41,6 +46,7 @@ FRAMES_UNDER_WAY = 64  # in the send queue, besides the reads; and at most
 FRAMES_PER_CREDIT = 8  # of our own: an end with few of them is to take little memory
 SENDING = 4  # times `eager`: the memory from which frames are sent
 PEER = AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE  # the latter for keepalives
+LAST_WORDS = 1.0  # seconds, for why a connection is closed to reach the peer
 
 
 class Device:
@@ -102,7 +108,13 @@ class Device:
 
 
 class Parts:
-    """Those of one connection. Of its memory the first part receives, the rest sends."""
+    """Those of one connection. Of its memory the first part receives, the rest sends.
+
+    The end that connects makes the memory before it asks the peer. The end that accepts makes it
+    when the opening has arrived, the peer's first ACK. Until then it has small memory, for the
+    opening, and to tell the peer why there is no more. So a peer that does not complete its
+    connection costs a queue pair, two CQs and a page.
+    """
 
     def __init__(self, device: Device, options: Options) -> None:
         self.device = device
@@ -120,7 +132,6 @@ class Parts:
             raise
 
     def _make(self, device: Device, options: Options) -> None:
-        receives, eager = options.receives, options.eager
         self._pool: Pool = device.pool(options)
         self.pd: PD = self._pool.pd
         self.registrations: Registrations = Registrations(self._pool)
@@ -131,7 +142,10 @@ class Parts:
         )
         self._made.append(self.send_cq)
         self.recv_cq: CQ = CQ(
-            device.context, receives, channel=device.channel, name=f"{options.name}: receives"
+            device.context,
+            options.receives,
+            channel=device.channel,
+            name=f"{options.name}: receives",
         )
         self._made.append(self.recv_cq)
         self.qp: QP = QP(
@@ -140,9 +154,22 @@ class Parts:
             send_cq=self.send_cq,
             recv_cq=self.recv_cq,
             max_send_wr=self.places + 1,  # and a keepalive
-            max_recv_wr=receives,
+            max_recv_wr=options.receives,
         )
         self._made.append(self.qp)
+        self.sent: AsyncCQ = AsyncCQ(self.send_cq)
+        self.received: AsyncCQ = AsyncCQ(self.recv_cq)
+
+    def make_small_memory(self) -> None:
+        self.small_mr: MR = own_memory(self.pd, LEAST_EAGER, AccessFlags.LOCAL_WRITE)
+
+    def close_small_memory(self) -> None:
+        if hasattr(self, "small_mr"):
+            self.registrations.pinning.close(self.small_mr)
+            del self.small_mr
+
+    def make_memory(self) -> None:
+        receives, eager = self.options.receives, self.options.eager
         self.sending_from: int = receives * eager
         size = self.sending_from + SENDING * eager
         self.mr: MR = own_memory(self.pd, size, AccessFlags.LOCAL_WRITE)
@@ -150,12 +177,41 @@ class Parts:
         self.receives: list[RecvWR] = [
             RecvWR(self.mr[i * eager : (i + 1) * eager], wr_id=i) for i in range(receives)
         ]
-        self.sent: AsyncCQ = AsyncCQ(self.send_cq)
-        self.received: AsyncCQ = AsyncCQ(self.recv_cq)
 
     def post_receives(self, qp: QP) -> None:
         """Fits `on_init`."""
         qp.post_recv(self.receives)
+
+    def post_opening_receive(self, qp: QP) -> None:
+        """Fits `on_init`."""
+        qp.post_recv(self.small_mr)
+
+    async def wait_for_opening(self, end: float | None) -> None:
+        """Raises LostError, ProtocolError and TimeoutError."""
+        async with asyncio.timeout(left_until(end)):
+            (wc,) = await self.received.wait(1)
+        if not wc.ok:
+            raise LostError("the peer has not opened the connection")
+        frame = memoryview(self.small_mr)[: wc.byte_len or 0]
+        if wire.parse_header(frame) != Header(Kind.ACK, 0, 0, 0):
+            raise ProtocolError("the first frame is not an ACK of nothing")
+
+    async def refuse(self, text: str) -> None:
+        """Tell the peer that has opened the connection why it is closed."""
+        words = wire.error_words(text)
+        length = wire.HEADER_SIZE + len(words)
+        with contextlib.suppress(OSError, MemoryError, CompletionError, AsyncEventError):
+            frame = memoryview(self.small_mr)
+            wire.put_header(frame, Header(Kind.ERROR, 0, 0, 0))
+            wire.put_words(frame, words)
+            async with asyncio.timeout(LAST_WORDS):
+                await self.sent.send(self.qp, self.small_mr[:length])
+                await self.is_heard()
+
+    async def is_heard(self) -> None:
+        """On iWARP what was sent need not have arrived: the peer closes when it has."""
+        if self.device.is_iwarp and self.conn is not None:
+            await self.conn.closed(LAST_WORDS)
 
     def repost(self, slot: int) -> None:
         self.qp.post_recv(self.receives[slot])
@@ -202,6 +258,7 @@ class Parts:
         if not hasattr(self, "registrations"):
             self.device.leave()
             return
+        self.close_small_memory()
         if hasattr(self, "mr"):  # that which messages lie in remains, while there are views of it
             self.registrations.pinning.close(self.mr)
         self.registrations.pinning.in_loop(self._close_shared)

@@ -18,11 +18,18 @@ from .._timeouts import deadline
 from ..cm import DisconnectedError
 from . import _wire as wire
 from ._asking import Asking
-from ._errors import FarewellError, LostError, MessagesError, ProtocolError, fresh
+from ._errors import (
+    FarewellError,
+    LostError,
+    MessagesError,
+    ProtocolError,
+    RefusedError,
+    fresh,
+)
 from ._flow import Flow
 from ._inbox import Inbox
 from ._incoming import Incoming
-from ._options import LEAST_EAGER
+from ._parts import LAST_WORDS
 from ._queue import SendQueue
 from ._reader import Reader
 from ._sender import Outgoing, Sender
@@ -33,9 +40,9 @@ if TYPE_CHECKING:
     from ..aio import AsyncCQ
     from ._parts import Parts
 
-LAST_WORDS: Final = 1.0  # seconds, for why a connection is closed to reach the peer
 BATCH: Final = 64
 CLOSED: Final = "this connection was closed"
+UNREADY: Final = "the peer has accepted, and has not posted its receives"
 REFUSED: Final = "the peer closes the connection, and receives no more"
 
 
@@ -75,7 +82,7 @@ class Session:
         self.is_ending: bool = False
         self.readers: int = 0
         self.settling: asyncio.Task[None] | None = None  # which closes the parts
-        self._has_heard = False
+        self._is_open = False  # both ends have posted their receives, as far as this one knows
         self._has_refused = False  # what the peer sends: it was told that nothing is received
         self._farewell: _LastWords | None = None
         self._sleepers: list[asyncio.Future[None]] = []
@@ -89,14 +96,27 @@ class Session:
 
     # ---- beginning ----
 
-    def speak_first(self) -> None:
-        """On iWARP the end that has connected has to."""
+    async def open(self, end: float | None) -> None:
+        """Open the connection, as the end that connects does, and wait until the peer has posted
+        its receives."""
+        self._send_first_ack()
+        self.check_open()
+        host, port = self.parts.peer
+        what = f"connecting to {host} port {port}: no answer in time; {UNREADY}"
+        await self._until(lambda: self._is_open, end, what)
+        if not self._is_open:
+            self.check_open()  # the end of one that was open is for recv() to tell
+        self._asking.end()  # that was for the answer
+        self._asking.look()
+
+    def answer_opening(self) -> None:
+        """Let the peer send, as the end that accepts does: the receives are posted."""
+        self._is_open = True
+        self._send_first_ack()
+
+    def _send_first_ack(self) -> None:
         self.flow.is_ack_due = self.flow.is_urgent = True
         self.go_on()
-
-    async def has_heard(self, end: float | None) -> None:
-        """And the other one waits for it."""
-        await self._until(lambda: self._has_heard, end, "the peer has sent nothing")
 
     # ---- what the device tells ----
 
@@ -142,7 +162,6 @@ class Session:
 
     def _arrived(self, slot: int, frame: memoryview) -> None:
         header = wire.parse_header(frame)
-        self._has_heard = True
         if newly := self.flow.take_in(header):
             self.sender.done(newly)
         if header.kind is DATA:
@@ -151,6 +170,7 @@ class Session:
             offer = wire.parse_offer(frame, self.limits)
             self.inbox.put(Incoming(slot, frame, [], offer, self.flow.offers_received - 1))
         elif header.kind is ACK:
+            self._is_open = True
             self.parts.repost(slot)
             if header.flags & CLOSING:
                 self.sender.refuse(FarewellError(REFUSED))
@@ -159,8 +179,14 @@ class Session:
                 raise ProtocolError("a farewell before all messages were read")
             self._end(FarewellError("the peer has closed the connection, with a farewell"))
         else:
-            words = wire.parse_error(frame)
-            self._end(ProtocolError(f"the peer has closed the connection: {words}"))
+            self._end(self._told(wire.parse_error(frame)))
+
+    def _told(self, words: str) -> MessagesError:
+        """By the peer, why it has closed the connection."""
+        if self._is_open:
+            return ProtocolError(f"the peer has closed the connection: {words}")
+        host, port = self.parts.peer
+        return RefusedError(f"{host} port {port} has refused the connection: {words}")
 
     def _on_sent(self, wcs: list[WorkCompletion]) -> None:
         for wc in wcs:
@@ -218,7 +244,7 @@ class Session:
         before the peer has it, and tells nothing."""
         if self.error is not None or self.parts.device.is_iwarp:
             return False
-        if self.flow.unread or self.sender.waiting or not self.reader.is_idle:
+        if self.flow.unread or self.sender.waiting or not self.reader.is_idle or not self._is_open:
             return True
         may_wait = self.is_ending or self.parts.options.keepalive is not None
         return may_wait and not self._queue.is_empty
@@ -334,11 +360,6 @@ class Session:
         self.parts.registrations.pinning.is_forsaken = True
         self.parts.close()
 
-    async def _is_heard(self) -> None:
-        """On iWARP what was sent need not have arrived: the peer closes when it has."""
-        if self.parts.device.is_iwarp and self.parts.conn is not None:
-            await self.parts.conn.closed(LAST_WORDS)
-
     def abort(self) -> None:
         if self.error is None:
             self.error = ClosedError("this connection was aborted")
@@ -363,8 +384,7 @@ class Session:
     def violated(self, error: ProtocolError) -> None:
         """The peer is told why, as far as it listens, which it does not behind a farewell; and
         that is the end."""
-        words = str(error).encode("ascii", "replace")[: LEAST_EAGER - wire.HEADER_SIZE]
-        self._end(error, words if self._farewell is None else b"")
+        self._end(error, wire.error_words(str(error)) if self._farewell is None else b"")
 
     def _end(self, error: MessagesError | ClosedError, words: bytes = b"") -> None:
         """It is over, for the first reason that there is; the task that closes it goes on."""
@@ -382,7 +402,7 @@ class Session:
                 if words:
                     await self._send_last(Kind.ERROR, words, deadline(LAST_WORDS), "unheard")
                 if words or isinstance(self.error, ClosedError):
-                    await self._is_heard()
+                    await self.parts.is_heard()
             await self.parts.aclose()
         finally:
             self.parts.close()

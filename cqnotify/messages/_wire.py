@@ -16,7 +16,7 @@ from ._errors import ProtocolError, RefusedError
 from ._options import LEAST_EAGER, Options
 
 MAGIC: Final = b"CQNM"
-VERSION: Final = 1
+VERSION: Final = 2
 
 # ---- private data of the connection's requests and answers ------------------------------------
 
@@ -287,6 +287,11 @@ def parse_body(body: memoryview, count: int, limits: Limits) -> list[Piece]:
             f"than {limits.least_remote} bytes do"
         )
     return pieces
+
+
+def error_words(text: str) -> bytes:
+    """What an ERROR says; it fits into the smallest frame of all."""
+    return text.encode("ascii", "replace")[: LEAST_EAGER - _HEADER.size]
 
 
 def put_words(into: memoryview, words: bytes) -> None:

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from messages_support import SOON, address_of
-from support import is_iwarp
 
 from cqnotify import (
     CQ,
@@ -49,6 +48,20 @@ class Raw:
     def post_all(self, qp: QP) -> None:
         for i in range(RECEIVES):
             self.qp.post_recv(self.mr[i * SIZE : (i + 1) * SIZE], wr_id=i)
+
+    async def open(self) -> None:
+        """As the end that connects does first."""
+        await self.send(header(Kind.ACK))
+
+    async def begin(self) -> None:
+        """The same, until the peer is ready to receive."""
+        await self.open()
+        assert wire.parse_header(memoryview(await self.recv())) == Header(Kind.ACK, 0, 0, 0)
+
+    async def let_begin(self) -> None:
+        """As the end that accepts does."""
+        assert await self.recv() == header(Kind.ACK)
+        await self.send(header(Kind.ACK))
 
     async def send(self, frame: bytes) -> None:
         at = RECEIVES * SIZE
@@ -116,8 +129,7 @@ async def hostile_client(
         raw.conn = await cm.connect(
             raw.qp, *listener.local, private_data=said, on_init=raw.post_all, access=REMOTE
         )
-        if is_iwarp(ctx):
-            await raw.send(header(Kind.ACK))  # that end has to speak first
+        await raw.begin()
         server = await listener.accept(SOON)
     async with both(raw, server):
         yield raw, server
@@ -128,9 +140,27 @@ async def hostile_server(
     ctx: Context, options: Options | None = None, **accept: Any
 ) -> AsyncIterator[tuple[Raw, Connection]]:
     """And the client's end, which is ours."""
+    async with answered(ctx, options, **accept) as (raw, connecting):
+        beginning = asyncio.ensure_future(raw.let_begin())
+        try:
+            client = await connecting
+            await beginning
+        finally:
+            beginning.cancel()
+    async with both(raw, client):
+        yield raw, client
+
+
+@asynccontextmanager
+async def answered(
+    ctx: Context, options: Options | None = None, timeout: float = SOON, **accept: Any
+) -> AsyncIterator[tuple[Raw, asyncio.Future[Connection]]]:
+    """A server that has accepted, and says nothing; and the client's end, which waits."""
     raw = Raw(ctx)
     async with cm.listen(address_of(ctx), 0) as listener:
-        connecting = asyncio.ensure_future(messages.connect(*listener.local, options=options))
+        connecting = asyncio.ensure_future(
+            messages.connect(*listener.local, options=options, timeout=timeout)
+        )
         request = await listener.get_request()
         raw.conn = await request.accept(
             raw.qp,
@@ -139,9 +169,7 @@ async def hostile_server(
             access=REMOTE,
             **accept,
         )
-        client = await connecting
-    async with both(raw, client):
-        yield raw, client
+        yield raw, connecting
 
 
 @asynccontextmanager

@@ -13,10 +13,8 @@ from hostile import Raw
 from messages_support import SMALL, SOON, address_of, took
 from support import eventually, start
 
-from cqnotify import CQ, PD, QP, ClosedError, Context, QPType, VerbsError, cm, messages
-from cqnotify._core import CMID, CMChannel
-from cqnotify.cm._steps import Options as CMOptions
-from cqnotify.messages import Connection, Options, RefusedError, _ends
+from cqnotify import ClosedError, Context, VerbsError, cm, messages
+from cqnotify.messages import Connection, Options, RefusedError
 from cqnotify.messages import _wire as wire
 from cqnotify.messages._parts import Device
 
@@ -33,7 +31,8 @@ STRANGERS = {
     "nothing": (b"", "does not speak the protocol of cqnotify.messages"),
     "noise": (bytes(range(56)), "does not speak the protocol of cqnotify.messages"),
     "magic": (b"CQNX" + HELLO[4:], "does not speak the protocol of cqnotify.messages"),
-    "version": (changed(4, "<H", 7), "one end has version 1 of the protocol, the other 7"),
+    "version": (changed(4, "<H", 7), "one end has version 2 of the protocol, the other 7"),
+    "version 1": (changed(4, "<H", 1), "one end has version 2 of the protocol, the other 1"),
     "credits": (changed(6, "<H", 0), "a hello with 0 credits"),
     "eager": (changed(8, "<I", 3), "a hello with 16 credits of 3 bytes"),
     "frames": (changed(12, "<I", 0), "0 frames: too few"),
@@ -189,45 +188,6 @@ async def test_a_burst_of_peers_is_not_refused_while_the_program_accepts(
     for conn in (*conns, *accepted):
         conn.abort()
     await asyncio.gather(*(conn.aclose() for conn in (*conns, *accepted)))
-
-
-def ask_and_say_no_more(ctx: Context, where: tuple[str, int], channel: CMChannel) -> CMID:
-    """A client that never says that it is ready: its connection stays half open."""
-    one = CMID(channel)
-    one.bind_qp(QP(PD(ctx), QPType.RC, send_cq=CQ(ctx, 4)))
-    one.prepare(CMOptions(private_data=HELLO, access=0))
-    one.resolve_addr(None, where, 4000, "RESPONDED")
-    return one
-
-
-async def test_peers_that_never_complete_their_connection_make_way(
-    ctx: Context, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """When others wait; the oldest first. What they would take has a limit of its own."""
-    monkeypatch.setattr(_ends, "HALF_OPEN", 2)
-    monkeypatch.setattr(_ends, "PATIENCE", 0.01)
-    async with messages.listen(address_of(ctx), 0) as listener:
-        channel = CMChannel()
-        silent = []
-        for _ in range(5):
-            silent.append(ask_and_say_no_more(ctx, listener.local, channel))
-
-        def have_all_been_answered() -> bool:
-            while channel.read_event() is not None:
-                pass
-            assert len(listener._half_open) <= 2
-            return all(one.state in ("RESPONDED", "FAILED") for one in silent)
-
-        await eventually(have_all_been_answered)
-        async with (
-            await messages.connect(*listener.local, timeout=SOON) as a,
-            await listener.accept(SOON) as b,
-        ):
-            await a.send(b"in")
-            assert took(await b.recv(timeout=SOON)) == [b"in"]
-        for one in silent:
-            one.close()
-        channel.close()
 
 
 async def test_a_listener_that_is_closed(ctx: Context) -> None:
