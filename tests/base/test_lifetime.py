@@ -252,7 +252,8 @@ def test_the_time_to_close_is_linear(
     assert at_once < 5 * each, (at_once, each)
 
 
-def test_a_closing_context_lets_other_threads_run(ctx: Context) -> None:
+def turns_while_a_context_closes(ctx: Context) -> int:
+    """Of another thread."""
     turns = 0
     begun, ended = threading.Event(), threading.Event()
     other = Context(ctx.name)
@@ -269,7 +270,12 @@ def test_a_closing_context_lets_other_threads_run(ctx: Context) -> None:
     counter = Waiter(count)
     other.close()
     counter.join()
-    assert turns > 0
+    return turns
+
+
+def test_a_closing_context_lets_other_threads_run(ctx: Context) -> None:
+    """On a busy machine the other thread may have no processor meanwhile, though not each time."""
+    assert any(turns_while_a_context_closes(ctx) for _ in range(20))
 
 
 def test_many_users_of_several_places_are_counted_once(ctx: Context) -> None:
