@@ -13,7 +13,7 @@ from cqnotify import CQ, PD, QP, AccessFlags, Context, QPType, cm
 from cqnotify._core import CMID, CMChannel
 from cqnotify.cm import CMEventType
 from cqnotify.cm._errors import Event
-from cqnotify.cm._steps import Options
+from cqnotify.cm._link import Options
 
 from .harness.plan import Benchmark, Figures, InC, Limit, Round
 from .harness.subject import DEVICE

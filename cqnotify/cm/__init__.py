@@ -21,7 +21,7 @@ is closed.
 #   _errors.py           events of rdma_cm, and the exceptions for them
 #   _closing.py          threads in which an identifier is closed where that takes long
 #   _keepalive.py        the thread that asks whether peers live
-#   _steps.py            an identifier with its QP, and the steps of each call
+#   _link.py             an identifier with its QP, and the steps of each call
 #   _event_reader.py     reads the events, in an event loop or in a thread
 #   _arguments.py        checks what the calls are given
 #   _base.py             what objects for event loops and for threads have in common

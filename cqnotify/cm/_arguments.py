@@ -14,8 +14,8 @@ from ..context import is_iwarp
 from ..enums import QPState, QPType, number_of
 from ..qp import QP
 from ._keepalive import ack_timeout_for
+from ._link import AS_MANY, Address, Options
 from ._local_addresses import ipv6_addresses
-from ._steps import AS_MANY, Address, Options
 
 # How much private data the kernel lets a program send with each call: without and with datagrams.
 # On iWARP it is more, and the same for each call.

@@ -27,12 +27,12 @@ from ._base import (
     resolved_by,
 )
 from ._event_reader import LoopReader, in_asyncio
-from ._steps import FAILS, REQUEST, Address, Link
+from ._link import FAILS, REQUEST, Address, Link
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from ._steps import AwaitedSteps
+    from ._link import AwaitedSteps
 
 
 async def addresses(host: object, port: int, end: float | None = None) -> list[Address]:

@@ -9,8 +9,8 @@ from typing import Any, Final, NamedTuple
 from .._core import AH, CMID, PD
 from ..qp import QP
 from ._errors import Event, parameters_of
+from ._link import Address, Link
 from ._local_addresses import ipv6_addresses
-from ._steps import Address, Link
 
 OF_A_LINK: Final = ("fe8", "fe9", "fea", "feb")
 

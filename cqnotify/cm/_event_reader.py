@@ -22,7 +22,7 @@ from .._timeouts import left_until
 from ..aio._loops import adapt, running
 from ..aio._reader import Watched
 from ._errors import Event
-from ._steps import Link
+from ._link import Link
 
 if TYPE_CHECKING:
     from .._core import CMID

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, ClassVar
 from .._core import ClosedError, VerbsError
 
 if TYPE_CHECKING:
-    from ._steps import Link
+    from ._link import Link
 
 ACK_UNIT = 4.096e-6  # seconds; a QP waits 2**ack_timeout of these
 LONGEST = 19  # of the ack_timeouts that are chosen here; what kernels choose is at most that

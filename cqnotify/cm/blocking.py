@@ -37,13 +37,13 @@ from ._base import (
     resolved_by,
 )
 from ._event_reader import ThreadReader
+from ._link import FAILS, REQUEST, Address, Link
 from ._parameters import parameters_of, parameters_of_method
-from ._steps import FAILS, REQUEST, Address, Link
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from ._steps import Steps
+    from ._link import Steps
 
 __all__ = ["Connection", "Group", "Listener", "Request", "connect", "join", "listen", "resolve"]
 

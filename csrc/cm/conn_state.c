@@ -2,7 +2,7 @@
 /*
  * CMConn: what has happened to an identifier, in order, and what waits for it.
  *
- * The base of Python's Link, which knows what follows from it (cqnotify/cm/_steps.py). An event
+ * The base of Python's Link, which knows what follows from it (cqnotify/cm/_link.py). An event
  * that was read is added to the list of its CMConn; then the tasks that wait for it go on at once,
  * in the same call, or the threads are woken. The end of a connection moves its queue pair to ERR
  * and answers the peer at once, even if no program waits for that.

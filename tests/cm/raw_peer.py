@@ -14,7 +14,7 @@ import time
 from cqnotify import CQ, PD, QP, Context, QPType
 from cqnotify._core import CMID, CMChannel
 from cqnotify.cm import CMEventType
-from cqnotify.cm._steps import Options
+from cqnotify.cm._link import Options
 
 DEADLINE = 120.0
 OPTIONS = Options(b"raw")

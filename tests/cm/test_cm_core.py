@@ -16,7 +16,7 @@ from cqnotify import ClosedError, Context, QPState
 from cqnotify._core import CMID, CMChannel, CMConn
 from cqnotify.cm import CMEventType
 from cqnotify.cm._errors import Event
-from cqnotify.cm._steps import Options
+from cqnotify.cm._link import Options
 
 PREPARED = Options()
 

@@ -30,7 +30,7 @@ from cqnotify import (
     messages,
 )
 from cqnotify._core import CMID, CMChannel, open_objects
-from cqnotify.cm._steps import Options as CMOptions
+from cqnotify.cm._link import Options as CMOptions
 from cqnotify.messages import (
     FarewellError,
     Listener,
