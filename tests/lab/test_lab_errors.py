@@ -222,6 +222,19 @@ def test_a_python_is_built_without_the_lock_of_the_set_up(tmp_path: Path) -> Non
                 os.killpg(waiting.pid, signal.SIGKILL)
 
 
+def test_each_pip_has_the_lock_of_the_set_up() -> None:
+    # Two pips in one environment break it, and each ./lab of a project has the same.
+    text = Path(LAB).read_text()
+    functions = dict(re.findall(r"^(\w+)\(\) \{(?: #[^\n]*)?\n(.*?)^\}", text, re.M | re.S))
+    locked, _, _ = functions["set_up"].rpartition("exec 9>&-")
+    piping = {name for name, body in functions.items() if re.search(r"-m (pip|venv)\b", body)}
+    assert piping >= {"make_venv", "build_package", "install_tools"}
+    for name in piping:
+        assert re.search(rf"\b{name}\b", locked), name
+        callers = [caller for caller, body in functions.items() if re.search(rf"\b{name}\b", body)]
+        assert callers == ["set_up"], name
+
+
 def test_suite_runs_in_two_guests_as_one() -> None:
     # Of two files, each of which takes longer than the other guest's boot.
     files = ["tests/aio/test_aio.py", "tests/aio/test_aio_failures.py"]
