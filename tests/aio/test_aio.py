@@ -42,19 +42,6 @@ READER_FDS = 4
 # A completion while a task falls asleep: test_aio_trio.py, and faults/test_particular_failures.py.
 
 
-async def test_every_completion_wakes_when_the_producer_waits_for_the_consumer(
-    acq: AsyncCQ, lane: Lane
-) -> None:
-    for i in range(50):
-        task = await start(acq.wait())
-        lane.send()
-        assert ids(await task) == [i]
-    assert acq.stats.events == 50
-    assert acq.stats.wakeups == 50
-    assert acq.stats.arms == 50
-    assert acq.stats.max_per_wake == 1
-
-
 async def test_a_cancelled_waiter_does_not_deafen_another_cq_of_the_channel(
     new_lane: MakeLane, lane: Lane
 ) -> None:

@@ -29,8 +29,6 @@ from support import (
     take_all,
     take_cq_err,
     tick,
-    until,
-    until_addresses_are_back,
 )
 
 from cqnotify import (
@@ -268,30 +266,3 @@ async def test_a_port_that_goes_down_is_told_to_who_asks_for_it_and_awaits_what_
         task = await start(acq.wait())
         b.qp.modify(qp_state=QPState.ERR)
         assert [wc.status for wc in await task] == [WCStatus.WR_FLUSH_ERR]
-
-
-async def port_is(ctx: Context, kind: AsyncEventType) -> None:
-    """Return when the device has reported that, and the loop has seen it."""
-    await asyncio.to_thread(
-        until, lambda: kind in [event.event_type for event in take_all(ctx)], kind.name
-    )
-    await tick()
-
-
-@pytest.mark.not_on_iwarp("TCP has retries of its own")
-async def test_an_async_cq_made_when_the_link_is_up_again_is_not_told_that_it_was_down(
-    ctx2: Context, netdev: str
-) -> None:
-    with Context(ctx2.name) as unaware:
-        take_all(ctx2)
-        ip_link(netdev, "down")
-        ip_link(netdev, "up")
-        await port_is(ctx2, AsyncEventType.PORT_ACTIVE)
-        until_addresses_are_back(unaware)
-        asking = CompletionChannel(unaware, transient_errors=True)
-        a = Endpoint(unaware, QPType.RC, channel=asking)
-        a, b = connect(a, Endpoint(unaware, QPType.RC, channel=asking))
-        async with AsyncCQ(a.scq) as sent, AsyncCQ(b.rcq) as received:
-            receive = await start(received.recv(b.qp, b.mr[0:64]))
-            assert (await sent.send(a.qp, a.mr[0:8])).ok
-            assert (await receive).ok

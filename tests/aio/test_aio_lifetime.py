@@ -9,7 +9,7 @@ import gc
 import signal
 import threading
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,9 +18,7 @@ from support import (
     SPIN,
     Endpoint,
     Lane,
-    Scenario,
     Waiter,
-    anext_of,
     cancel,
     eventually,
     ids,
@@ -43,45 +41,6 @@ async def collected(gone: weakref.ref[Any]) -> bool:
         gc.collect()
         await tick()
     return gone() is None
-
-
-# ---- loops that were closed -----------------------------------------------------------------
-
-
-ASKS: dict[str, Callable[[AsyncCQ], Coroutine[Any, Any, WorkCompletion]]] = {
-    "completion": lambda acq: acq.completion(0),
-    "wait": anext_of,
-}
-
-
-@pytest.mark.parametrize("left", ASKS)
-@pytest.mark.parametrize("now", [*ASKS, "poll"])
-@pytest.mark.parametrize("sent", ["before", "later"])
-def test_what_a_closed_loop_awaited_takes_nothing_from_who_asks_now(
-    lane: Lane, run: Scenario, new_loop: NewLoop, left: str, now: str, sent: str
-) -> None:
-    acq = AsyncCQ(lane.cq)
-    loop = new_loop()
-    lost = loop.create_task(ASKS[left](acq))
-    loop.run_until_complete(tick())
-    loop.close()
-    lost._log_destroy_pending = False  # type: ignore[attr-defined]  # on purpose
-
-    async def ask() -> int:
-        if sent == "before":
-            lane.send()
-        task = asyncio.ensure_future(ASKS[now](acq))
-        await tick()
-        if sent == "later":
-            lane.send()
-        return (await task).wr_id
-
-    if now == "poll":
-        lane.send()
-        assert ids(acq.poll()) == [0]
-    else:
-        assert run(ask()) == 0
-    acq.close()
 
 
 # ---- threads --------------------------------------------------------------------------------

@@ -26,19 +26,6 @@ from cqnotify.aio import AsyncCQ
 pytestmark = pytest.mark.link(recv=True)
 
 
-async def test_completion_returns_what_is_there_already_and_leaves_the_others_in_order(
-    acq: AsyncCQ, link: Link
-) -> None:
-    for i in range(40):
-        link.qp.post_recv(None, wr_id=i) if i < 16 else None
-    link.bring(16)
-    assert (await acq.completion(9)).wr_id == 9
-    assert (await acq.completion(3, qp=link.qp)).wr_id == 3
-    left = [i for i in range(16) if i not in (3, 9)]
-    assert ids(await acq.wait(20)) == left
-    assert acq.stats.events == acq.stats.wakeups == 0
-
-
 async def test_completion_sleeps_until_it_comes_and_leaves_the_others_in_order(
     acq: AsyncCQ, link: Link
 ) -> None:
@@ -54,20 +41,6 @@ async def test_completion_sleeps_until_it_comes_and_leaves_the_others_in_order(
     link.bring()
     assert ids(await acq.wait()) + ids(await acq.wait()) == [0, 1, 3]
     assert acq.stats.wakeups == 1
-
-
-async def test_of_two_tasks_for_the_same_wr_id_the_first_goes_first(
-    acq: AsyncCQ, link: Link
-) -> None:
-    first, second = await start(acq.completion(5)), await start(acq.completion(5))
-    link.qp.post_recv(None, wr_id=5)
-    link.bring()
-    await first
-    await tick()
-    assert not second.done()
-    link.qp.post_recv(None, wr_id=5)
-    link.bring()
-    await second
 
 
 async def test_of_two_qps_with_the_same_wr_id_each_completion_goes_to_its_own_task(

@@ -77,6 +77,8 @@ async def test_a_bad_max_entries_harms_nobody_else(acq: AsyncCQ, link: Link, bad
     for call in (acq.wait, acq.poll):
         with pytest.raises(ValueError, match="max_entries"):
             await call(bad)  # type: ignore[misc]
+    with pytest.raises(ValueError, match="spin is -1"):
+        acq.poll(spin=-1)
     with pytest.raises(TypeError):
         await acq.wait(1.5)  # type: ignore[arg-type]
     link.qp.post_recv(None, wr_id=1)

@@ -131,24 +131,6 @@ async def test_when_a_request_fails_all_who_are_under_way_or_wait_for_room_end(
         await acq.send(link.qp, link.sg)
 
 
-@pytest.mark.parametrize("before", [0, 1])
-@pytest.mark.link(recv=True)
-async def test_a_receive_on_a_qp_in_err_is_refused(acq: AsyncCQ, link: Link, before: int) -> None:
-    """Some devices would take it, and never complete it."""
-    for _ in range(before):
-        task = await start(acq.recv(link.qp, None))
-        link.bring()
-        await task
-    link.qp.modify(qp_state=QPState.ERR)
-    with pytest.raises(VerbsError, match="is in ERR: .* connect it anew"):
-        await acq.recv(link.qp, None)
-    assert acq._awaited == 0
-    link.reconnect()
-    task = await start(acq.recv(link.qp, None))
-    link.bring()
-    assert (await task).ok
-
-
 async def test_a_receive_on_a_qp_whose_send_has_failed_is_refused(
     both: Link, out: AsyncCQ, into: AsyncCQ
 ) -> None:

@@ -80,23 +80,6 @@ async def test_a_poll_beside_one_that_awaits_a_wr_id_takes_the_others(
     assert (await task).wr_id == 1
 
 
-@pytest.mark.parametrize("which", ["CQ", "AsyncCQ"])
-def test_arguments_of_poll_are_checked_before_anything_is_done(lane: Lane, which: str) -> None:
-    acq = AsyncCQ(lane.cq)
-    poll: Any = lane.cq.poll if which == "CQ" else acq.poll
-    for arguments, words in [
-        ({"max_entries": 0}, "max_entries is 0"),
-        ({"max_entries": 1 << 31}, "max_entries is 2147483648"),
-        ({"spin": -1}, "spin is -1"),
-    ]:
-        with pytest.raises(ValueError, match=words):
-            poll(**arguments)
-    with pytest.raises(TypeError):
-        poll(1, 2)
-    assert lane.cq.stats.polls == 0
-    acq.close()
-
-
 def test_what_is_closed_says_so(lane: Lane) -> None:
     acq = AsyncCQ(lane.cq)
     lane.close()

@@ -80,18 +80,6 @@ def test_a_cq_that_is_armed_is_not_armed_again_but_once_after_each_time_out(pair
             b.channel.get_event(timeout=0.001)
 
 
-def test_an_arm_for_any_completion_outlasts_one_for_solicited_ones(pair: Pair) -> None:
-    """Even where the device would forget it."""
-    b = pair[1]
-    b.rcq.req_notify()
-    b.rcq.req_notify(solicited_only=True)
-    with waiting(lambda: b.channel.get_event(timeout=DEADLINE)) as waiter:
-        deliver(pair)
-    assert waiter.join() is b.rcq
-    assert len(b.rcq.poll()) == 1
-    assert b.rcq.stats.arms == 2
-
-
 def test_a_completion_before_a_resize_that_raised_no_event_wakes_who_sleeps(deaf: Endpoint) -> None:
     with waiting(lambda: deaf.channel.get_event(timeout=DEADLINE)) as waiter:
         deaf.rcq.resize(100)

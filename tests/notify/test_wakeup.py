@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support import Lane, MakeLane, Scenario, ids, start, start_all, tick
+from support import Lane, MakeLane, Scenario, ids, start, tick
 
 from cqnotify import ClosedError, CompletionChannel, Context
 from cqnotify._core import Wakeup
@@ -100,14 +100,6 @@ async def test_a_task_is_not_resumed_twice_in_one_turn_of_the_loop(
     callbacks = [part.partition("over") for part in " ".join(watched.log).split("read")]
     assert all(inside.count("a") <= 1 for inside, _, _ in callbacks)
     assert any("a b" in inside and after.strip() == "a" for inside, _, after in callbacks)
-
-
-async def test_who_is_woken_by_another_task_goes_on_after_it(acq: AsyncCQ, lane: Lane) -> None:
-    task = await start(acq.wait())
-    lane.send()
-    assert acq.poll() == []
-    assert not task.done()
-    assert ids(await task) == [0]
 
 
 async def test_waiters_behind_a_sleeper_are_served_in_the_order_of_their_coming(
@@ -241,33 +233,6 @@ async def test_after_the_last_one_is_closed_no_event_is_taken_from_others(
 
 
 # ---- exceptions, cancellation, contexts ---------------------------------------------------------
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_what_ends_the_loop_goes_through_and_nothing_is_lost(
-    new_loop: NewLoop, new_lane: MakeLane, error: type[BaseException]
-) -> None:
-    lane, other = new_lane(), new_lane()
-
-    async def fail(acq: AsyncCQ) -> None:
-        await acq.wait()
-        raise error
-
-    async def set_up() -> list[Any]:
-        acq, other_acq = AsyncCQ(lane.cq), AsyncCQ(other.cq)
-        tasks = await start_all(fail(acq), other_acq.wait())
-        return [acq, *tasks]
-
-    with contextlib.closing(new_loop()) as loop:
-        acq, failing, task = loop.run_until_complete(set_up())
-        lane.send()
-        other.send()
-        with pytest.raises(error):
-            loop.run_until_complete(asyncio.gather(failing))
-        assert isinstance(failing.exception(), error)
-        assert ids(loop.run_until_complete(task)) == [0]
-        lane.send()
-        assert ids(loop.run_until_complete(acq.wait())) == [1]
 
 
 async def test_an_exception_of_the_task_is_its_own(acq: AsyncCQ, lane: Lane) -> None:
