@@ -154,59 +154,6 @@ def test_a_solicited_arm_outlasts_all_that_is_not_solicited(shared_pair: Pair) -
 
 
 @pytest.mark.not_on_iwarp("siw raises no event for a solicited message, but for its send")
-@pytest.mark.parametrize(("first", "second"), [(False, True), (True, False)])
-def test_whoever_armed_any_hears_of_a_failed_send(ctx: Context, first: bool, second: bool) -> None:
-    """Also where a failure is not solicited: a solicited arm besides it takes nothing away."""
-    a, _ = connect(Endpoint(ctx, QPType.RC), Endpoint(ctx, QPType.RC), rnr_retry=0)
-    a.scq.req_notify(first)
-    a.scq.req_notify(second)
-    a.qp.post_send(a.mr[0:8])
-    takes_one_event(a.scq, 1)
-
-
-@pytest.mark.not_on_iwarp("siw raises no event for a solicited message, but for its send")
-def test_a_solicited_completion_that_waits_raises_no_event_when_arming(pair: Pair) -> None:
-    b = pair[1]
-    message(pair, SOLICITED)
-    b.rcq.req_notify(solicited_only=True)
-    message(pair)
-    assert b.channel.try_get_event() is None
-    message(pair, SOLICITED)
-    takes_one_event(b.rcq, 3)
-
-
-@pytest.mark.not_on_iwarp("siw raises no event for a solicited message, but for its send")
-def test_an_event_uses_up_the_arm_of_either_kind(pair: Pair) -> None:
-    b = pair[1]
-    for solicited_only in (True, False):
-        b.rcq.req_notify(solicited_only)
-        message(pair, SOLICITED)
-        takes_one_event(b.rcq, 1)
-        for _ in range(3):
-            message(pair, SOLICITED)
-        assert b.channel.try_get_event() is None
-        b.rcq.req_notify(solicited_only)
-        message(pair, SOLICITED)
-        takes_one_event(b.rcq, 4)
-    assert b.rcq.stats.events == 4
-
-
-@pytest.mark.not_on_iwarp("siw raises no event for a solicited message, but for its send")
-def test_arming_again_and_again_in_both_ways_raises_one_event(pair: Pair) -> None:
-    b = pair[1]
-    for solicited_only in (True, False, True, True, False, True):
-        b.rcq.req_notify(solicited_only)
-    message(pair, SOLICITED)
-    message(pair, SOLICITED)
-    b.rcq.req_notify()
-    assert b.channel.get_event(timeout=DEADLINE) is b.rcq
-    assert b.channel.try_get_event() is None
-    message(pair)
-    assert b.channel.get_event(timeout=DEADLINE) is b.rcq
-    assert (b.rcq.stats.arms, b.rcq.stats.events) == (7, 2)
-
-
-@pytest.mark.not_on_iwarp("siw raises no event for a solicited message, but for its send")
 def test_polling_leaves_the_arm_alone(pair: Pair) -> None:
     b = pair[1]
     b.rcq.req_notify(solicited_only=True)
@@ -217,23 +164,3 @@ def test_polling_leaves_the_arm_alone(pair: Pair) -> None:
         assert b.channel.try_get_event() is None
     message(pair, SOLICITED)
     takes_one_event(b.rcq, 1)
-
-
-@pytest.mark.not_on_iwarp("siw raises no event for a solicited message, but for its send")
-def test_an_armed_cq_waits_while_the_other_one_of_its_channel_fires(pair: Pair) -> None:
-    """The send CQ and the receive CQ of one side share a channel."""
-    a, b = pair
-    b.scq.req_notify()
-    for flags in (SIGNALED, SOLICITED):
-        b.rcq.req_notify(solicited_only=flags == SOLICITED)
-        message((a, b), flags)
-        takes_one_event(b.rcq, 1)
-    b.rcq.req_notify(solicited_only=True)
-    for flags in (SIGNALED, SIGNALED | SOLICITED):
-        a.qp.post_recv(a.mr[0:64])
-        b.qp.post_send(b.mr[0:64], send_flags=flags)
-        takes_one_event(b.scq, 1)
-        b.scq.req_notify()
-    message((a, b), SOLICITED)
-    takes_one_event(b.rcq, 1)
-    assert (b.scq.stats.events, b.rcq.stats.events) == (2, 3)
