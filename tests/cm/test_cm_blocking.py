@@ -17,7 +17,7 @@ import pytest
 from cm_support import NOBODY, SOON, Side, address_of, asleep, serve_once
 from support import Waiter, fork, python, until
 
-from cqnotify import ClosedError, Context, QPState, cm
+from cqnotify import ClosedError, Context, cm
 from cqnotify.cm import blocking
 
 
@@ -113,30 +113,6 @@ def test_a_signal_ends_a_wait_if_its_handler_raises(listener: blocking.Listener)
         ringer.join()
         signal.signal(signal.SIGALRM, before)
     assert waiting == [1]
-
-
-def test_many_threads_connect_at_once(ctx: Context, listener: blocking.Listener) -> None:
-    conns: list[Any] = []
-
-    def serve() -> None:
-        for request in listener:
-            conns.append(request.accept(Side(ctx).qp))
-
-    def connect() -> None:
-        conns.append(blocking.connect(Side(ctx).qp, *listener.local))
-
-    server = threading.Thread(target=serve)
-    clients = [threading.Thread(target=connect) for _ in range(8)]
-    for thread in (server, *clients):
-        thread.start()
-    for thread in clients:
-        thread.join()
-    until(lambda: len(conns) == 16, "all are accepted")
-    listener.close()
-    server.join()
-    assert all(conn.qp.state == QPState.RTS for conn in conns)
-    for conn in conns:
-        conn.close()
 
 
 # ---- processes ------------------------------------------------------------------------------

@@ -24,7 +24,6 @@ SIZE = 64  # of rping's messages
 UDADDY = 7174  # the port that it always has
 GRH = 40
 QKEY = 0x01234567  # of all datagrams of rdma_cm
-SHORT = 16  # of the messages of rdma_client and so on
 
 
 @contextlib.asynccontextmanager
@@ -134,56 +133,6 @@ async def test_rping_pings_our_server(ctx: Context) -> None:
                         await ours.tell(acq)
                 await conn.closed(SOON)
                 assert isinstance(conn.error, cm.DisconnectedError)
-
-
-async def test_our_client_and_rdma_server(ctx: Context) -> None:
-    host = address_of(ctx)
-    async with started("rdma_server", "-p", 7473):
-        side = Side(ctx)
-        conn = await connect_patiently(side, host, 7473)
-        async with conn, AsyncCQ(side.cq) as acq:
-            answer = asyncio.create_task(acq.recv(side.qp, side.mr[64:128]))
-            await asyncio.sleep(0)
-            with last_word(conn):
-                await acq.send(side.qp, side.mr[:SHORT])
-            assert (await answer).byte_len == SHORT
-            await conn.disconnect()
-
-
-async def test_rdma_client_and_our_server(ctx: Context) -> None:
-    side = Side(ctx)
-    async with cm.listen(address_of(ctx), 0) as listener:
-        host, port = listener.local
-        async with started("rdma_client", "-s", host, "-p", port):
-            request = await listener.get_request(SOON)
-            conn = await request.accept(side.qp, on_init=side.post_recv)
-            async with conn, AsyncCQ(side.cq) as acq:
-                assert (await acq.completion(5)).byte_len == SHORT
-                with last_word(conn):
-                    await acq.send(side.qp, side.mr[:SHORT])
-                await conn.closed(SOON)
-
-
-async def test_our_client_and_rdma_xserver(ctx: Context) -> None:
-    async with started("rdma_xserver", "-p", 7474, "-c", "r"):
-        side = Side(ctx)
-        conn = await connect_patiently(side, address_of(ctx), 7474)
-        async with conn, AsyncCQ(side.cq) as acq:
-            with contextlib.suppress(CompletionError):  # it disconnects when it has the message
-                await acq.send(side.qp, side.mr[:SHORT])
-            await conn.disconnect()
-
-
-async def test_rdma_xclient_and_our_server(ctx: Context) -> None:
-    side = Side(ctx)
-    async with cm.listen(address_of(ctx), 0) as listener:
-        host, port = listener.local
-        async with started("rdma_xclient", "-s", host, "-p", port, "-c", "r"):
-            request = await listener.get_request(SOON)
-            conn = await request.accept(side.qp, on_init=side.post_recv)
-            async with conn, AsyncCQ(side.cq) as acq:
-                assert (await acq.completion(5)).byte_len == SHORT
-                await conn.closed(SOON)
 
 
 def refuse_if_the_server_sends_first(ctx: Context) -> None:
