@@ -4,7 +4,7 @@
  * engine owns such an operation until it completes.
  *
  * A receive among them can be found by its memory: the next recv() of the same memory takes over
- * the first one, with its place in the books of the queue, or with its message, if that is in the
+ * the first one, with its place in the WR queue, or with its message, if that is in the
  * stash already. So a program that receives with a timeout, again and again, has one receive
  * posted. The table of the engine owns the receives whose completion is in the stash.
  */

@@ -13,7 +13,7 @@
  *   abandoned.c        operations whose task gave up; a recv() takes over one of the same memory
  *   awaitable.c        the life of an awaitable: its owner, its lists, and what becomes of it
  *   waitlist.c         awaitables in the order of arrival, and in tables by a number; claims
- *   loop.c             calls of the AsyncCQ and the event loop, which are Python code; turns
+ *   loop.c             calls of the AsyncCQ and the event loop, which are Python code; iterations
  *   wakeup.c           Wakeup: what a task of asyncio sleeps on
  *   coroutine.c        what types that are shaped like a coroutine have in common
  *
@@ -50,25 +50,25 @@
  *   report     AsyncCQ._take_report(), in Python        the same
  *   memory     buffers, __len__() of the SGEs           AsyncCQ, and the QP as it is posted to
  *   state      ibv_query_qp(), without the GIL          AsyncCQ, QP; of a QUEUED one, its state
- *   look       destructors of what completed; spin;     AsyncCQ, the QP of a completion(); one that
+ *   fetch      destructors of what completed; spin;     AsyncCQ, the QP of a completion(); one that
  *              handlers of signals                      is listed is notified of a close
  *   wakeup     the wakeup of another library            the state, and how often the CQ was armed
  *                                                       since the poll
  *   arm        destructors, AsyncCQ._poll_later()       CQ: has_no_sleeper(), in each round
  *   prepare    call_soon() of the tasks woken           the state
- *   lie down,  the other library, which puts the task   nothing: by `activity`, a change of the
- *   doze,      to sleep, or gets an exception for it    state wakes the task, which may not sleep
+ *   iterator,  the other library, which puts the task   nothing: by `activity`, a change of the
+ *   iterate,   to sleep, or gets an exception for it    state wakes the task, which may not sleep
  *   throw                                               yet
- *   turn       call_soon() of the task itself           nothing: the task goes on, and checks
- *   take       destructors of what completed            the stash; if it is empty AsyncCQ and CQ
+ *   yield      call_soon() of the task itself           nothing: the task goes on, and checks
+ *   stash      destructors of what completed            the stash; if it is empty AsyncCQ and CQ
  *   event      as in prepare, in the loop's callback    `woken`, the list of those to be woken
  *   wake       call_soon() of each task                 the same, each time
- *   room       as in state, for each that is QUEUED     QP, before its other queue is posted to
+ *   capacity   as in state, for each that is QUEUED     QP, before its other queue is posted to
  *   poll       AsyncCQ._leave_closed_loop(), in Python  CQ, as it is polled; AsyncCQ, at the end
  *   give up    destructors of the task's objects        CQ: has_no_sleeper()
  *
  * A close marks first, and then notifies. The AsyncCQ that is closed takes no new awaitable, and
- * fails those that it lists; a queue pair without a handle fails those in its books, and its
+ * fails those that it lists; a queue pair without a handle fails those in its WR queues, and its
  * claims. So an awaitable that is listed after such a check is notified, and one that is not listed
  * has checked. Taking an awaitable out of a list, and listing it, runs no other code. While the CQ
  * is destroyed it has no handle and is not armed; if destroying fails, cqn_engine_poll_again()
@@ -136,7 +136,7 @@ typedef enum {
 /* What its task did while it waited. */
 typedef enum {
     CQN_NO_PAUSE,
-    CQN_PAUSED, /* it has given the loop a turn */
+    CQN_PAUSED, /* it has yielded to the loop */
     CQN_SLEPT   /* it has slept */
 } cqn_pause;
 
@@ -170,9 +170,9 @@ struct cqn_awaitable {
 
     const char *operation;                             /* for messages */
     uint8_t kind, state, owner, wake, activity, pause; /* enums, see above */
-    uint8_t lost;   /* why it FAILED, if there is no error: a cqn_loss */
-    uint8_t opcode; /* of a send */
-    uint8_t turns;  /* how many turns it gives the loop before all else */
+    uint8_t lost;       /* why it FAILED, if there is no error: a cqn_loss */
+    uint8_t opcode;     /* of a send */
+    uint8_t iterations; /* how many iterations it yields to the loop before all else */
 
     /* Each of these is independent of the states, and of the others. */
     bool own_id;         /* an argument: the user gave the wr_id */
@@ -186,12 +186,12 @@ struct cqn_awaitable {
     uint32_t max_entries;
     uint64_t polled_at;  /* how often the CQ was armed when it was polled for this, and one; or 0 */
     uint64_t wr_id, key; /* the key is the number by which a table knows it */
-    uint64_t turn;       /* in which its task went to sleep */
+    uint64_t iteration;  /* in which its task went to sleep */
     int64_t event_at;    /* when the event was read that wakes it, while that is measured; or 0 */
     double spin;
 
     /* Of an operation. */
-    cqn_wr_queue *queue; /* the books that a POSTED one is in */
+    cqn_wr_queue *queue; /* the WR queue that a POSTED one is in */
     uint64_t position;   /* and where there; of a completion(), among those of its engine */
     struct ibv_sge *sge; /* of a receive, to know its memory again */
     uint32_t num_sge;
@@ -245,8 +245,8 @@ struct cqn_engine {
     cqn_engine *busy_prev, *busy_next; /* in the list of the channel, which holds the engine */
     bool busy, polls_later;
     bool closed;
-    size_t scheduled; /* tasks that were woken and have not gone on: nothing overtakes them */
-    uint64_t turn;    /* in which it resumed a task */
+    size_t scheduled;   /* tasks that were woken and have not gone on: nothing overtakes them */
+    uint64_t iteration; /* in which it resumed a task */
     uint64_t wakeups, max_per_wake;
 };
 
@@ -301,8 +301,8 @@ int cqn_engine_busy_traverse(const cqn_channel *channel, visitproc visit, void *
 
 /* loop.c */
 
-/* A channel is dispatched, which is once in a turn of its loop. */
-void cqn_turn_dispatched(cqn_channel *channel);
+/* A channel is dispatched, which is once in an iteration of its loop. */
+void cqn_iteration_dispatched(cqn_channel *channel);
 
 /* The method of a channel, and its end. */
 PyObject *cqn_channel_set_loop(PyObject *self, PyObject *args);

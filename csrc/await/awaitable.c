@@ -194,8 +194,8 @@ void cqn_awaitable_adopt(cqn_awaitable *awaitable)
     see_if_busy(awaitable->engine);
 }
 
-/* The books keep the wr_id of the work request, and forget the awaitable. */
-static void detach_from_books(cqn_awaitable *self)
+/* The WR queue keeps the wr_id of the work request, and forgets the awaitable. */
+static void detach_from_wr_queue(cqn_awaitable *self)
 {
     if (self->queue != NULL) {
         cqn_wr *wr = cqn_wr_at(self->queue, self->position);
@@ -222,7 +222,7 @@ static cqn_awaitable *unlink_all(cqn_awaitable *awaitable)
     const bool is_abandoned = awaitable->owner == CQN_ABANDONED;
     assert(cqn_awaitable_is_listed(awaitable));
     leave_waitlist_or_table(awaitable);
-    detach_from_books(awaitable);
+    detach_from_wr_queue(awaitable);
     if (awaitable->kind == CQN_OF_SCOPE) {
         awaitable->scope->end = NULL;
     }
@@ -369,8 +369,8 @@ static bool stays_in_table(cqn_awaitable *self, const struct ibv_wc *wc)
     return true;
 }
 
-/* The completion of a work request whose awaitable is in the books. Returns false if it goes into
- * the stash. */
+/* The completion of a work request whose awaitable is in the WR queue. Returns false if it goes
+ * into the stash. */
 static bool completed(cqn_awaitable *awaitable, struct ibv_wc *wc, const cqn_wc_extra *extra)
 {
     const bool wanted = awaitable->state == CQN_POSTED && awaitable->owner == CQN_PENDING;
@@ -396,7 +396,7 @@ static bool completed(cqn_awaitable *awaitable, struct ibv_wc *wc, const cqn_wc_
 
 /* ---- failures ---- */
 
-/* While the device still has the work request of an operation, the awaitable stays in the books,
+/* While the device still has the work request of an operation, the awaitable stays in the WR queue,
  * even after its task has got the failure. */
 void cqn_awaitable_fail(cqn_awaitable *awaitable, PyObject *error)
 {

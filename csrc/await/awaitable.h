@@ -105,7 +105,7 @@ static inline cqn_awaitable *cqn_engine_pop_woken(cqn_engine *self)
     return awaitable;
 }
 
-/* The task goes on, or never will: no other task waits for its turn any more. */
+/* The task goes on, or never will: no other task of its waitlist waits for it any more. */
 static inline void cqn_awaitable_goes_on(cqn_awaitable *self)
 {
     if (self->wake >= CQN_SCHEDULED) {

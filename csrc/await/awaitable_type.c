@@ -179,8 +179,8 @@ static void awaitable_dealloc(PyObject *op)
 static PyObject *awaitable_repr(PyObject *op)
 {
     static const char *const states[] = {
-        [CQN_NEW] = "not awaited yet", [CQN_QUEUED] = "waits for room", [CQN_POSTED] = "posted",
-        [CQN_WAITING] = "waits",       [CQN_COMPLETE] = "complete",     [CQN_FAILED] = "failed",
+        [CQN_NEW] = "not awaited yet", [CQN_QUEUED] = "queued",     [CQN_POSTED] = "posted",
+        [CQN_WAITING] = "waits",       [CQN_COMPLETE] = "complete", [CQN_FAILED] = "failed",
         [CQN_DONE] = "done",
     };
     CQN_LOCKED;
@@ -207,13 +207,13 @@ CQN_RARE static PyObject *awaitable_get_call(PyObject *op, void *Py_UNUSED(unuse
 {
     CQN_LOCKED;
     const cqn_awaitable *self = (cqn_awaitable *)op;
-    const char *room = self->state == CQN_QUEUED ? ", for room in its queue" : "";
+    const char *queued = self->state == CQN_QUEUED ? ", queued" : "";
     if (self->kind == CQN_OF_COMPLETION) {
         return PyUnicode_FromFormat("%s(%llu)", self->name, (unsigned long long)self->wr_id);
     }
     return self->qp == NULL ? PyUnicode_FromFormat("%s()", self->name)
                             : PyUnicode_FromFormat("%s() on QP %u%s", self->name,
-                                                   (unsigned)self->qp->qp_num, room);
+                                                   (unsigned)self->qp->qp_num, queued);
 }
 
 static PyMethodDef awaitable_methods[] = {

@@ -428,7 +428,7 @@ static int join_waiters(cqn_awaitable *awaitable)
             0) {
             return -1;
         }
-        CQN_PLACE("look");
+        CQN_PLACE("fetch");
         cqn_engine_post_queued(self);
         if (cqn_engine_check(self) < 0) {
             return -1;

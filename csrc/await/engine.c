@@ -25,7 +25,7 @@
 #include "await/awaitable.h"
 #include "await/wakeup.h"
 
-#define BATCHES 4 /* that are polled in a row: then the event loop gets its turn */
+#define BATCHES 4 /* that are polled in a row: then the event loop goes on */
 
 /* ---- failures ---- */
 
@@ -105,7 +105,7 @@ static int wake(cqn_awaitable *self, bool resume)
         return 0;
     }
     if (resume && Py_IS_TYPE(self->wakeup, st->Wakeup)) {
-        self->turn = 0; /* the task goes on in this turn of the loop, not in the next */
+        self->iteration = 0; /* the task goes on in this iteration of the loop, not in the next */
     }
     return cqn_wakeup_of_any(st, self->wakeup, resume);
 }
@@ -128,14 +128,14 @@ static void wake_task(cqn_awaitable *awaitable, bool resume, PyObject **interrup
     }
 }
 
-/* A task that is resumed runs inside this call. So at most one task per CQ is resumed in a turn of
- * the loop, and none overtakes those that were woken earlier. */
+/* A task that is resumed runs inside this call. So at most one task per CQ is resumed in an
+ * iteration of the loop, and none overtakes those that were woken earlier. */
 static bool may_resume(cqn_engine *self)
 {
-    if (self->turn == cqn_turn_now() || self->scheduled > 0 || cqn_turn_is_over()) {
+    if (self->iteration == cqn_iteration_now() || self->scheduled > 0 || cqn_budget_is_spent()) {
         return false;
     }
-    self->turn = cqn_turn_now();
+    self->iteration = cqn_iteration_now();
     return true;
 }
 
@@ -186,12 +186,12 @@ int cqn_engine_poll_for(cqn_awaitable *awaitable)
     int got = cqn_cq_poll_once(self->cq, CQN_BATCH, &more, &deferred);
     awaitable->polled_at = more ? 0 : self->cq->stats.arms + 1;
     cqn_decref_deferred(deferred);
-    CQN_PLACE("look");
+    CQN_PLACE("fetch");
     cqn_engine_post_queued(self);
     return got < 0 ? -1 : 0;
 }
 
-/* Asks the AsyncCQ to poll in the next turn of the event loop. Returns whether it will. */
+/* Asks the AsyncCQ to poll in the next iteration of the event loop. Returns whether it will. */
 static bool poll_later(cqn_engine *self)
 {
     if (!self->polls_later) {
@@ -240,7 +240,7 @@ static int poll_and_arm(cqn_engine *self, bool polled, cqn_object **deferred)
     return more ? 0 : cqn_cq_arm(cq, solicited);
 }
 
-/* Polls a few times in a row. If completions still come then, the event loop gets its turn first.
+/* Polls a few times in a row. If completions still come then, the event loop goes on first.
  */
 static int poll_until_safe(cqn_engine *self, bool polled)
 {

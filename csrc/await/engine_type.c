@@ -315,15 +315,15 @@ CQN_RARE static PyObject *engine_pending(PyObject *op, PyObject *Py_UNUSED(unuse
 {
     CQN_LOCKED;
     const cqn_engine *self = (cqn_engine *)op;
-    const Py_ssize_t room = self->len;
-    PyObject *list = PyList_New(room);
+    const Py_ssize_t len = self->len;
+    PyObject *list = PyList_New(len);
     Py_ssize_t n = 0;
-    for (cqn_awaitable *r = self->first; list != NULL && r != NULL && n < room; r = r->next) {
+    for (cqn_awaitable *r = self->first; list != NULL && r != NULL && n < len; r = r->next) {
         if (r->owner == CQN_PENDING && cqn_awaitable_ref(r)) {
             PyList_SET_ITEM(list, n++, (PyObject *)r);
         }
     }
-    if (list != NULL && PyList_SetSlice(list, n, room, NULL) < 0) {
+    if (list != NULL && PyList_SetSlice(list, n, len, NULL) < 0) {
         Py_CLEAR(list);
     }
     return list;
@@ -368,7 +368,7 @@ static PyMethodDef engine_methods[] = {
      "remote_qpn=None, remote_qkey=None, remote_srqn=None)\n--\n\n"
      "Post a SEND, or a SEND_WITH_IMM if `imm_data` is given, and await its completion.\n\n"
      "`qp` must send on this CQ. The arguments are those of QP.post_send(); SIGNALED is always "
-     "set. Where the send queue is full it waits for room, first come, first served.\n\n"
+     "set. Where the send queue is full it waits for a free slot, first come, first served.\n\n"
      "Without `wr_id` one is chosen (`2**63` and above) that no other request has. If the awaiting "
      "task is cancelled, the device goes on: the memory is kept until the completion, which is "
      "dropped then, or, if you gave a `wr_id`, stays in the queue.\n\n"

@@ -6,15 +6,16 @@
  * have the channel's events read, to keep a report, and to wake tasks in the thread of the loop.
  * Each of these calls can run any code.
  *
- * No loop tells when a turn begins. But when a channel is dispatched for the second time, or when a
- * task goes on after a sleep, a new turn has begun. The core may count fewer turns than there are,
- * never more. Everything that runs in one turn of the loops of a thread has one budget, so that a
- * task that never has to sleep does not keep all others from running.
+ * No loop reports when an iteration begins. But when a channel is dispatched for the second time,
+ * or when a task goes on after a sleep, a new iteration has begun. The core may count fewer
+ * iterations than there are, never more. Everything that runs in one iteration of the loops of a
+ * thread has one budget, so that a task that never has to sleep does not keep all others from
+ * running.
  */
 
 #include "await/loop.h"
 
-#define STREAK 64 /* completions in one turn of the loop for which no task slept */
+#define STREAK 64 /* completions in one iteration of the loop for which no task slept */
 
 /* ---- asking the AsyncCQ ---- */
 
@@ -227,40 +228,40 @@ int cqn_loop_attach(cqn_engine *self)
     return rc;
 }
 
-/* ---- turns, and the budget ---- */
+/* ---- iterations, and the budget ---- */
 
 static _Thread_local struct {
-    uint64_t turn; /* 0 is before all of them */
+    uint64_t iteration; /* 0 is before all of them */
     size_t streak;
-} this_thread = {.turn = 1};
+} this_thread = {.iteration = 1};
 
-uint64_t cqn_turn_now(void)
+uint64_t cqn_iteration_now(void)
 {
-    return this_thread.turn;
+    return this_thread.iteration;
 }
 
-/* If that turn is still the current one for the core, a new one begins now. */
-void cqn_turn_passed(uint64_t since)
+/* If that iteration is still the current one for the core, a new one begins now. */
+void cqn_iteration_passed(uint64_t since)
 {
-    if (this_thread.turn == since) {
-        this_thread.turn++;
+    if (this_thread.iteration == since) {
+        this_thread.iteration++;
         this_thread.streak = 0;
     }
 }
 
-void cqn_turn_used(size_t n)
+void cqn_budget_use(size_t n)
 {
     this_thread.streak += n;
 }
 
-bool cqn_turn_is_over(void)
+bool cqn_budget_is_spent(void)
 {
     return this_thread.streak >= STREAK;
 }
 
-/* The event loop dispatches a channel once in a turn. */
-void cqn_turn_dispatched(cqn_channel *channel)
+/* The event loop dispatches a channel once in an iteration. */
+void cqn_iteration_dispatched(cqn_channel *channel)
 {
-    cqn_turn_passed(channel->turn);
-    channel->turn = this_thread.turn;
+    cqn_iteration_passed(channel->iteration);
+    channel->iteration = this_thread.iteration;
 }

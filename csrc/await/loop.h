@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Calls of the event loop and of the AsyncCQ, which are Python code and can run any code; and the
- * turns of the loop. */
+ * iterations of the loop. */
 #ifndef CQN_AWAIT_LOOP_H
 #define CQN_AWAIT_LOOP_H
 
@@ -56,19 +56,20 @@ int cqn_loop_runs_here(const cqn_state *st, PyObject *loop, PyObject *raw_loop);
  * exception. */
 int cqn_loop_attach(cqn_engine *self);
 
-/* ---- turns ---- */
+/* ---- iterations ---- */
 
-/* The turn of this thread's loops, as far as the core knows. */
-uint64_t cqn_turn_now(void);
+/* The iteration of this thread's loops, as far as the core knows. */
+uint64_t cqn_iteration_now(void);
 
-/* There was a new turn since that one. If the core did not know of it, the budget is whole again.
+/* There was a new iteration since that one. If the core did not know of it, the budget is whole
+ * again.
  */
-void cqn_turn_passed(uint64_t since);
+void cqn_iteration_passed(uint64_t since);
 
-/* Takes n completions off the budget of this turn. */
-void cqn_turn_used(size_t n);
+/* Takes n completions off the budget of this iteration. */
+void cqn_budget_use(size_t n);
 
 /* Whether the budget is used up. */
-bool cqn_turn_is_over(void);
+bool cqn_budget_is_spent(void);
 
 #endif

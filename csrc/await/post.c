@@ -38,11 +38,11 @@ static size_t completions_expected(const cqn_awaitable *self)
 static int refuse_full(const cqn_awaitable *self)
 {
     const char *verb = self->kind == CQN_OF_RECV ? "ibv_post_recv" : "ibv_post_send";
-    cqn_verbs_error(self->engine->state, ENOMEM, verb,
-                    "the queue of QP %u takes no more than the %zu unsignaled work requests in "
-                    "it, none of which will complete and make room: post one in %u, or more, with "
-                    "SendFlags.SIGNALED",
-                    self->qp->qp_num, queue_of(self)->requests, capacity_of(self));
+    cqn_verbs_error(
+        self->engine->state, ENOMEM, verb,
+        "the queue of QP %u is full: all %zu work requests in it are unsignaled, so none "
+        "will free a slot; post one in %u, or more, with SendFlags.SIGNALED",
+        self->qp->qp_num, queue_of(self)->requests, capacity_of(self));
     return -1;
 }
 
@@ -215,7 +215,7 @@ void cqn_engine_post_queued_now(cqn_engine *self)
     cqn_qp *qp;
     while ((qp = pop_qp(self)) != NULL) {
         post_from_waitlists(qp);
-        CQN_PLACE("room");
+        CQN_PLACE("capacity");
         if (cqn_is_open(&qp->base)) { /* else close() has told the engines */
             wake_other(self, qp->send_cq);
         }

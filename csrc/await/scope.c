@@ -30,13 +30,13 @@ static PyObject *scope_drained(PyObject *op, PyObject *Py_UNUSED(unused))
     return (PyObject *)awaitable;
 }
 
-/* The end of a scope first gives the event loop a turn, in which tasks that were started in the
+/* The end of a scope first yields to the event loop once, in which tasks that were started in the
  * scope take their first step. Trio shuffles the tasks that are to run, so there it takes two
- * turns. */
+ * iterations. */
 int cqn_scope_end_begin(cqn_awaitable *self)
 {
     if (cqn_loop_attach(self->engine) == 0) {
-        self->turns = self->engine->channel->raw_loop != NULL ? 1 : 2;
+        self->iterations = self->engine->channel->raw_loop != NULL ? 1 : 2;
     }
     else if (self->scope->pending > 0) {
         return -1;
@@ -126,7 +126,7 @@ static PyObject *scope_get_error(PyObject *op, void *Py_UNUSED(unused))
 
 static PyMethodDef scope_methods[] = {
     {"_drained", scope_drained, METH_NOARGS,
-     "_drained($self, /)\n--\n\nTo await: a turn of the loop, and then until nothing is "
+     "_drained($self, /)\n--\n\nTo await: an iteration of the loop, and then until nothing is "
      "outstanding."},
     {NULL, NULL, 0, NULL},
 };

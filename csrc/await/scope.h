@@ -8,7 +8,8 @@
 /* The first step of the task at the end of a scope. -1 with an exception. */
 int cqn_scope_end_begin(cqn_awaitable *awaitable);
 
-/* The second step, after the turns that it gives the loop: it is pending from now on, or COMPLETE.
+/* The second step, after the iterations that it gives the loop: it is pending from now on, or
+ * COMPLETE.
  */
 void cqn_scope_end_join(cqn_awaitable *awaitable);
 

@@ -117,7 +117,7 @@ static PyObject *take_completions(cqn_awaitable *self)
 {
     cqn_engine *engine = self->engine;
     int rc = poll_for_more(engine->cq, self->max_entries);
-    CQN_PLACE("take");
+    CQN_PLACE("stash");
     if (rc == 0 && cqn_stash_len(engine->cq) == 0) { /* they went with the CQ, or after a close */
         rc = cqn_engine_check_open(engine);
         assert(rc < 0);
@@ -131,7 +131,7 @@ static PyObject *take_completions(cqn_awaitable *self)
         count_woken(engine, n);
     }
     else {
-        cqn_turn_used(n);
+        cqn_budget_use(n);
     }
     cqn_engine_update(engine); /* completions may be left for the next task */
     return list;
@@ -166,7 +166,7 @@ static PyObject *deliver_completion(cqn_awaitable *self)
         count_woken(engine, 1);
     }
     else {
-        cqn_turn_used(1);
+        cqn_budget_use(1);
     }
     cqn_awaitable_finish(self);
     return wc;
@@ -236,7 +236,7 @@ static PySendResult go_on_sleeping(cqn_awaitable *self, PyObject *value, PyObjec
 {
     self->activity = CQN_FALLING_ASLEEP;
     const PySendResult r = cqn_send_into(self->iterator, value, result);
-    CQN_PLACE("doze");
+    CQN_PLACE("iterate");
     self->activity = CQN_STEPPING;
     if (r != PYGEN_NEXT) {
         Py_CLEAR(self->iterator);
@@ -250,7 +250,7 @@ static PySendResult begin_sleeping(cqn_awaitable *self, PyObject **result)
     PyObject *wakeup = Py_NewRef(self->wakeup);
     self->activity = CQN_FALLING_ASLEEP;
     CQN_UNLOCKED(self->iterator = PyObject_CallMethod(wakeup, "__await__", NULL));
-    CQN_PLACE("lie down");
+    CQN_PLACE("iterator");
     self->activity = CQN_STEPPING;
     Py_DECREF(wakeup);
     return self->iterator == NULL ? PYGEN_ERROR : go_on_sleeping(self, Py_None, result);
@@ -260,7 +260,7 @@ static PySendResult begin_sleeping(cqn_awaitable *self, PyObject **result)
  * the reference of the engine: it keeps the task alive if nothing else does. */
 static PySendResult fall_asleep(cqn_awaitable *self, PyObject **result)
 {
-    self->turn = cqn_turn_now();
+    self->iteration = cqn_iteration_now();
     self->event_at = 0;
     CQN_TRACE_N(sleep, self->engine->cq, (intptr_t)self);
     self->anchor = Py_NewRef(self->wakeup);
@@ -280,13 +280,13 @@ static PySendResult fall_asleep(cqn_awaitable *self, PyObject **result)
 
 /* A task that never has to sleep yields to the event loop now and then, and keeps its place in its
  * waitlist. It always yields to tasks whose completions came before its own. */
-static PySendResult give_turn(cqn_awaitable *self, PyObject **result)
+static PySendResult yield_to_loop(cqn_awaitable *self, PyObject **result)
 {
     self->pause = CQN_PAUSED;
     if (make_wakeup(self) < 0 || cqn_wakeup_of_any(self->engine->state, self->wakeup, false) < 0) {
         return PYGEN_ERROR;
     }
-    CQN_PLACE("turn");
+    CQN_PLACE("yield");
     return fall_asleep(self, result);
 }
 
@@ -331,9 +331,9 @@ static PySendResult run(cqn_awaitable *self, PyObject **result)
         if (cqn_engine_has_work(engine) && cqn_engine_wake_listed(engine, false) < 0) {
             return PYGEN_ERROR;
         }
-        if (self->turns > 0) {
-            self->turns--;
-            r = give_turn(self, result);
+        if (self->iterations > 0) {
+            self->iterations--;
+            r = yield_to_loop(self, result);
         }
         else if (self->kind == CQN_OF_SCOPE && self->state == CQN_WAITING &&
                  self->owner == CQN_UNLISTED) {
@@ -343,8 +343,8 @@ static PySendResult run(cqn_awaitable *self, PyObject **result)
         else if (!is_ready(self)) {
             r = sleep_unless_ready(self, result);
         }
-        else if (self->pause == CQN_NO_PAUSE && (cqn_turn_is_over() || engine->scheduled > 0)) {
-            r = give_turn(self, result);
+        else if (self->pause == CQN_NO_PAUSE && (cqn_budget_is_spent() || engine->scheduled > 0)) {
+            r = yield_to_loop(self, result);
         }
         else {
             return deliver_result(self, result);
@@ -403,7 +403,7 @@ static PySendResult run_step(cqn_awaitable *self, PyObject *value, PyObject **re
     if (r == PYGEN_RETURN) {
         Py_CLEAR(self->wakeup);
         Py_CLEAR(self->anchor);
-        cqn_turn_passed(self->turn);
+        cqn_iteration_passed(self->iteration);
         r = run(self, result);
     }
     return r;

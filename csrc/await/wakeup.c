@@ -6,7 +6,7 @@
  * `_asyncio_future_blocking`. For waking it is less than a future, and more. It carries no result:
  * the awaitable that the task awaits has that. And the callback that reads the channel's events for
  * the loop can resume the task in that very moment. With a future the loop would first finish its
- * turn, and ask the kernel once more, which is most of what it costs to be woken.
+ * iteration, and ask the kernel once more, which is most of what it costs to be woken.
  *
  * A task can be resumed only where no other task runs. All other callers use wake(), which leaves
  * the task to the loop, as futures do.
@@ -393,7 +393,7 @@ static void wakeup_dealloc(PyObject *op)
 
 static PyMethodDef wakeup_methods[] = {
     {"wake", wakeup_wake, METH_NOARGS,
-     "wake($self, /)\n--\n\nThe task goes on in the next turn of the loop, unless it does "
+     "wake($self, /)\n--\n\nThe task goes on in the next iteration of the loop, unless it does "
      "already."},
     {"resume", wakeup_resume, METH_NOARGS,
      "resume($self, /)\n--\n\n"

@@ -12,7 +12,7 @@
  * kernel far longer. It is compiled for size. */
 #define CQN_RARE __attribute__((cold))
 
-enum { CQN_WHY = 1024 }; /* the room for a reason */
+enum { CQN_WHY = 1024 }; /* the size of a reason, in bytes */
 
 /* Loads the library if it was not loaded, which must come before the first verb. Returns 0, or an
  * errno with the reason: ELIBACC if it is missing, with the package that has it. */

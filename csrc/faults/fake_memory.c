@@ -186,7 +186,7 @@ static struct ibv_pd *alloc_parent_domain(struct ibv_context *context,
                                           struct ibv_parent_domain_init_attr *attr)
 {
     (void)context;
-    struct ibv_pd *pd = calloc(1, 256); /* with room for what a provider keeps behind it */
+    struct ibv_pd *pd = calloc(1, 256); /* with space for what a provider keeps behind it */
     *pd = *attr->pd;
     for (size_t i = 0; i < Py_ARRAY_LENGTH(parents); i++) {
         struct ibv_pd *none = NULL;

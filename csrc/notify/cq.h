@@ -40,7 +40,7 @@ struct cqn_channel {
     PyObject *done;     /* a future of that with a result */
     PyObject *on_fail;  /* what to call with an error that ends the reading */
     int until_more;     /* callbacks, until one reads more than one event */
-    uint64_t turn;      /* of the thread's loops, in which that was last seen to read */
+    uint64_t iteration; /* of the thread's loops, in which that was last seen to read */
     int64_t event_at;   /* when the event was read for which tasks are listed now; or 0 */
     cqn_engine
         *busy; /* engines with tasks that wait: held, since often only their tasks refer to them */

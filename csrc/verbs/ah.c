@@ -3,7 +3,7 @@
  * AH: an address handle, the destination of a UD send.
  *
  * It is made from attributes, or from the completion of a datagram that is to be answered. A send
- * in flight pins it: the books of its queue (work/wr_queue.c) hold it until the send completes.
+ * in flight pins it: the WR queue (work/wr_queue.c) holds it until the send completes.
  */
 
 #include "verbs/verbs.h"

@@ -214,8 +214,8 @@ static int dispatch_event(cqn_channel *self)
 }
 
 /* Finding no event costs as much as finding one, so only one is read; if more are left, the loop
- * calls again. With events of several CQs that would take one turn of the loop for each. So now and
- * then it reads more, and many as long as there are more. */
+ * calls again. With events of several CQs that would take one iteration of the loop for each. So
+ * now and then it reads more, and many as long as there are more. */
 static int dispatch_some(cqn_channel *self)
 {
     if (cqn_open(&self->base) == NULL) {
@@ -243,7 +243,7 @@ static PyObject *channel_on_event(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     CQN_LOCKED;
     cqn_channel *self = (cqn_channel *)op;
-    cqn_turn_dispatched(self);
+    cqn_iteration_dispatched(self);
     if (dispatch_some(self) >= 0) {
         Py_RETURN_NONE;
     }

@@ -4,8 +4,8 @@
  *
  * The type, its end, query(), probes and ECE. The arguments of QP() are in qp_create.c, those of
  * modify() in qp_modify.c, and multicast groups in qp_mcast.c. Posting is in work/post_send.c and
- * work/post_recv.c; work/wr_queue.c has the books of what is in flight, which a queue pair owns for
- * its two queues.
+ * work/post_recv.c; work/wr_queue.c has the WR queues: what is in flight, which a queue pair owns
+ * for its two queues.
  */
 
 #include "verbs/qp.h"
@@ -88,7 +88,7 @@ void cqn_qps_stop_sending(cqn_context *ctx)
 
 /* ---- its end ---- */
 
-/* Unless the queue is drained, its CQ inherits the books, for what may still complete. */
+/* Unless the queue is drained, its CQ inherits the WR queues, for what may still complete. */
 static void drop_queue(const cqn_qp *self, cqn_wr_queue *q, cqn_cq *cq, bool is_drained,
                        cqn_object **deferred)
 {

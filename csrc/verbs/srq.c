@@ -3,7 +3,7 @@
  * SRQ: a shared receive queue, of one of three types.
  *
  * Receives are posted in work/post_recv.c; what a completion releases is in work/wr_queue.c. The
- * SRQ owns the books of its queue, which the queues of its queue pairs use as well.
+ * SRQ owns its WR queue, which the receive queues of its queue pairs use as well.
  */
 
 #include "verbs/verbs.h"
@@ -393,8 +393,8 @@ CQN_RARE static PyObject *srq_new(PyTypeObject *type, PyObject *args, PyObject *
 
 /* ---- the list of tags of an SRQ of type TM: receives for messages of a certain tag ----
  *
- * An operation that adds a receive makes two requests: the operation, and the receive. The books
- * have both. A receive that an operation deletes by its handle never completes, so the SRQ
+ * An operation that adds a receive makes two requests: the operation, and the receive. The WR
+ * queue have both. A receive that an operation deletes by its handle never completes, so the SRQ
  * remembers which receive has which handle. */
 
 enum { OPCODE, WR_ID, FLAGS, SG, RECV_WR_ID, TAG, MASK, HANDLE, UNEXPECTED, NAMES };
@@ -476,7 +476,7 @@ static uint64_t find_tagged(cqn_srq *srq, uint32_t handle)
     return place->id;
 }
 
-/* No Python code runs between the checks and the entry into the books. */
+/* No Python code runs between the checks and the entry into the WR queue. */
 static PyObject *post_op(cqn_srq *srq, struct ibv_ops_wr *op, const cqn_sg *sg, uint64_t wr_id,
                          uint64_t recv_wr_id)
 {

@@ -2,7 +2,7 @@
 /*
  * WQ: a queue that only receives: it gets its packets from the queue pairs of an RwqIndTable.
  *
- * It owns the books of its queue, which are like those of an SRQ: each completion stands only for
+ * It owns its WR queue, which is like that of an SRQ: each completion stands only for
  * its own receive.
  */
 
@@ -204,7 +204,7 @@ static int parse_modify(PyObject *const *in, struct ibv_wq_attr *attr)
     return 0;
 }
 
-/* A reset drops the receives without completing them: the books begin anew. */
+/* A reset drops the receives without completing them: the WR queue begins anew. */
 static int carry_out(cqn_wq *self, struct ibv_wq_attr *attr)
 {
     if (self->is_modified) { /* otherwise a reset that ends late would drop what was posted since */
@@ -270,7 +270,7 @@ static int queue_of_wq(cqn_object *op, cqn_recv_queue *out)
     cqn_wq *wq = (cqn_wq *)op;
     *out = (cqn_recv_queue){.owner = op,
                             .pd = op->uses[0],
-                            .books = wq->rq,
+                            .wr_queue = wq->rq,
                             .max_sge = wq->max_sge,
                             .max_wr = wq->max_wr,
                             .verb = "ibv_post_wq_recv",

@@ -3,7 +3,7 @@
  * Posting receives, to a queue pair or an SRQ.
  *
  * Both have a queue of receives (cqn_recv_queue), and share the path from the arguments to the
- * books. The most common call, one element of memory for a queue pair, has a fast path, which
+ * WR queue. The most common call, one element of memory for a queue pair, has a fast path, which
  * leaves everything else to the general one.
  */
 
@@ -30,7 +30,7 @@ static PyObject *refuse_recv(const cqn_recv_queue *q, int err, PyObject *bad_wr,
     return cqn_wr_refused(&(cqn_wr_refusal){.owner = q->owner,
                                             .verb = q->verb,
                                             .max_wr = q->max_wr,
-                                            .requests = q->books->requests,
+                                            .requests = q->wr_queue->requests,
                                             .err = err,
                                             .posted = posted,
                                             .of = of,
@@ -43,17 +43,17 @@ static PyObject *post_one_recv(const cqn_recv_queue *q, struct ibv_recv_wr *wr, 
 {
     size_t posted;
     const size_t entries = cqn_wr_entries(sg);
-    if (admit_recv(q, sg) < 0 || cqn_wr_queue_reserve(q->books, entries) < 0) {
+    if (admit_recv(q, sg) < 0 || cqn_wr_queue_reserve(q->wr_queue, entries) < 0) {
         return NULL;
     }
-    cqn_wr_cursor at = cqn_wr_queue_cursor(q->books);
-    wr->wr_id = cqn_wr_queue_next_id(q->books, &at, entries);
+    cqn_wr_cursor at = cqn_wr_queue_cursor(q->wr_queue);
+    wr->wr_id = cqn_wr_queue_next_id(q->wr_queue, &at, entries);
     int err = post_recvs(q, wr, 1, &posted);
     if (posted > 0) {
-        cqn_wr_queue_push_recv(q->books, wr_id, sg);
+        cqn_wr_queue_push_recv(q->wr_queue, wr_id, sg);
     }
     else {
-        cqn_wr_queue_refused(q->books, 1);
+        cqn_wr_queue_refused(q->wr_queue, 1);
     }
     return err == 0 ? Py_NewRef(Py_None)
                     : refuse_recv(q, err, posted == 0 ? object : NULL, posted, 1);
@@ -76,7 +76,7 @@ static cqn_recv_wr *recv_item(PyObject *list, size_t i)
 }
 
 /* Copies the requests, since one can be in the list more than once, and links the copies. Returns
- * how many entries they need in the books, or -1. */
+ * how many entries they need in the WR queue, or -1. */
 static Py_ssize_t link_recvs(const cqn_recv_queue *q, PyObject *list, struct ibv_recv_wr *wrs,
                              size_t n)
 {
@@ -93,21 +93,22 @@ static Py_ssize_t link_recvs(const cqn_recv_queue *q, PyObject *list, struct ibv
     return (Py_ssize_t)entries;
 }
 
-/* Enters the requests into the books, up to the first one that the device refused. */
+/* Enters the requests into the WR queue, up to the first one that the device refused. */
 static PyObject *post_linked_recvs(const cqn_recv_queue *q, PyObject *list, struct ibv_recv_wr *wrs,
                                    size_t n)
 {
     size_t posted;
-    cqn_wr_cursor at = cqn_wr_queue_cursor(q->books);
+    cqn_wr_cursor at = cqn_wr_queue_cursor(q->wr_queue);
     for (size_t i = 0; i < n; i++) {
-        wrs[i].wr_id = cqn_wr_queue_next_id(q->books, &at, cqn_wr_entries(&recv_item(list, i)->sg));
+        wrs[i].wr_id =
+            cqn_wr_queue_next_id(q->wr_queue, &at, cqn_wr_entries(&recv_item(list, i)->sg));
     }
     int err = post_recvs(q, wrs, n, &posted);
     for (size_t i = 0; i < posted; i++) {
-        cqn_wr_queue_push_recv(q->books, recv_item(list, i)->wr_id, &recv_item(list, i)->sg);
+        cqn_wr_queue_push_recv(q->wr_queue, recv_item(list, i)->wr_id, &recv_item(list, i)->sg);
     }
     if (posted < n) {
-        cqn_wr_queue_refused(q->books, n - posted);
+        cqn_wr_queue_refused(q->wr_queue, n - posted);
     }
     PyObject *bad_wr = posted < n ? (PyObject *)recv_item(list, posted) : NULL;
     return err == 0 ? Py_NewRef(Py_None) : refuse_recv(q, err, bad_wr, posted, n);
@@ -123,7 +124,7 @@ static PyObject *post_recv_list(const cqn_recv_queue *q, PyObject *list)
     }
     PyObject *result = NULL;
     Py_ssize_t entries = link_recvs(q, list, wrs, n);
-    if (entries >= 0 && cqn_wr_queue_reserve(q->books, (size_t)entries) == 0) {
+    if (entries >= 0 && cqn_wr_queue_reserve(q->wr_queue, (size_t)entries) == 0) {
         result = post_linked_recvs(q, list, wrs, n);
     }
     PyMem_Free(wrs);
@@ -195,7 +196,7 @@ static int queue_of_qp(cqn_object *op, cqn_recv_queue *out)
     }
     *out = (cqn_recv_queue){.owner = op,
                             .pd = qp->pd,
-                            .books = qp->rq,
+                            .wr_queue = qp->rq,
                             .max_sge = qp->cap.max_recv_sge,
                             .max_wr = qp->cap.max_recv_wr,
                             .verb = "ibv_post_recv",
@@ -350,7 +351,7 @@ static int queue_of_srq(cqn_object *op, cqn_recv_queue *out)
     cqn_srq *srq = (cqn_srq *)op;
     *out = (cqn_recv_queue){.owner = op,
                             .pd = op->uses[0],
-                            .books = srq->rq,
+                            .wr_queue = srq->rq,
                             .max_sge = srq->max_sge,
                             .max_wr = srq->max_wr,
                             .verb = "ibv_post_srq_recv",

@@ -153,7 +153,7 @@ static void choose_key(cqn_send *send)
 }
 
 /* siw completes reads after requests that were posted behind them, unless these have a fence. The
- * books rely on the order. */
+ * WR queue relies on the order. */
 static void keep_order(const cqn_qp *qp, struct ibv_send_wr *wrs, size_t n)
 {
     for (size_t i = 0; qp->base.context->attr.vendor_id == CQN_SIW_VENDOR && i < n; i++) {
@@ -228,8 +228,8 @@ static PyObject *refuse_send(const cqn_qp *qp, const char *verb, int err, PyObje
                                             .bad_wr = bad_wr});
 }
 
-/* The device has the request: from now on the books keep alive what it needs. */
-static void enter_books(cqn_qp *qp, const cqn_send *send, cqn_awaitable *awaitable)
+/* The device has the request: from now on the WR queue keeps alive what it needs. */
+static void enter_wr_queue(cqn_qp *qp, const cqn_send *send, cqn_awaitable *awaitable)
 {
     const struct ibv_send_wr *wr = &send->wr;
     cqn_wr entry = {.does = (uint8_t)send->opcode->does,
@@ -263,7 +263,7 @@ static int try_one(cqn_qp *qp, cqn_send *send, cqn_awaitable *awaitable, size_t 
     int err = send->opcode->verb != NULL ? post_alone(qp, send, posted)
                                          : post_sends(qp, &send->wr, 1, posted);
     if (*posted > 0) {
-        enter_books(qp, send, awaitable);
+        enter_wr_queue(qp, send, awaitable);
     }
     else {
         cqn_wr_queue_refused(qp->sq, 1);
@@ -345,7 +345,7 @@ static int check_listed(const cqn_send *send)
 
 /* Copies the requests, since one can be in the list more than once, and links the copies. Returns
  * how many may be posted, all or up to the one for which an exception is set, and how many entries
- * they need in the books. */
+ * they need in the WR queue. */
 static size_t link_sends(cqn_qp *qp, PyObject *list, struct ibv_send_wr *wrs, size_t n,
                          size_t *entries)
 {
@@ -363,7 +363,7 @@ static size_t link_sends(cqn_qp *qp, PyObject *list, struct ibv_send_wr *wrs, si
     return n;
 }
 
-/* Enters the requests into the books, up to the first one that the device refused. */
+/* Enters the requests into the WR queue, up to the first one that the device refused. */
 static PyObject *post_linked_sends(cqn_qp *qp, PyObject *list, struct ibv_send_wr *wrs, size_t n)
 {
     size_t posted;
@@ -373,7 +373,7 @@ static PyObject *post_linked_sends(cqn_qp *qp, PyObject *list, struct ibv_send_w
     }
     int err = post_sends(qp, wrs, n, &posted);
     for (size_t i = 0; i < posted; i++) {
-        enter_books(qp, send_item(list, i), NULL);
+        enter_wr_queue(qp, send_item(list, i), NULL);
     }
     if (posted < n) {
         cqn_wr_queue_refused(qp->sq, n - posted);
@@ -405,7 +405,7 @@ static PyObject *post_send_list(cqn_qp *qp, PyObject *list)
     return result;
 }
 
-/* Everything is on the stack, and borrowed from the arguments, until the books have it. */
+/* Everything is on the stack, and borrowed from the arguments, until the WR queue has it. */
 static PyObject *post_send_arguments(cqn_qp *qp, PyObject *const *in)
 {
     cqn_sg_arrays arrays;
@@ -530,7 +530,7 @@ static PyObject *post_bind(cqn_qp *qp, cqn_send *send)
         return refuse_send(qp, "ibv_bind_mw", err, NULL, 0, 1);
     }
     send->wr.bind_mw.rkey = mw->rkey;
-    enter_books(qp, send, NULL);
+    enter_wr_queue(qp, send, NULL);
     Py_RETURN_NONE;
 }
 

@@ -52,7 +52,7 @@ typedef struct {
     bool listed;         /* it is in the list that post_send() checks */
 } cqn_mw;
 
-/* A receive in a list of tags: its id in the books, and its handle. */
+/* A receive in a list of tags: its id in the WR queue, and its handle. */
 typedef struct {
     uint64_t id; /* 0: none */
     uint32_t handle;
@@ -95,7 +95,8 @@ typedef struct cqn_qp {
     cqn_wr_queue *sq, *rq; /* NULL once it was closed */
     /* How many errors there were, and up to which of them the device has said that it works. */
     uint32_t errors_seen, errors_checked;
-    struct cqn_qp *next_with_capacity; /* of those where there may be room now, see await/post.c */
+    struct cqn_qp
+        *next_with_capacity; /* of those where there may be capacity now, see await/post.c */
     struct cqn_awaitable *first_claim,
         *last_claim; /* completions() that name it: await/waitlist.c */
     cqn_group *groups;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The books: the requests of a queue that have not completed, what each keeps alive, and by which
- * ids the device knows them. See wr_queue.c.
+ * The WR queue: the work requests of a queue that have not completed, what each keeps alive, and by
+ * which ids the device knows them. See wr_queue.c.
  */
 #ifndef CQN_WORK_QUEUE_H
 #define CQN_WORK_QUEUE_H
@@ -18,7 +18,7 @@ typedef struct {
     cqn_awaitable *first, *last;
 } cqn_waitlist;
 
-/* What the books must know of a work request: whether it changes a memory window, or takes a
+/* What the WR queue must know of a work request: whether it changes a memory window, or takes a
  * receive from a list of tags. */
 typedef enum { CQN_WR_TRANSFERS, CQN_WR_BINDS, CQN_WR_INVALIDATES, CQN_WR_DELETES } cqn_wr_does;
 
@@ -58,7 +58,7 @@ typedef enum {
     CQN_PROBE_FAILED
 } cqn_probe;
 
-/* The books of a queue, see wr_queue.c. A QP owns two, an SRQ one; they are freed with the last
+/* A WR queue, see wr_queue.c. A QP owns two, an SRQ one; they are freed with the last
  * user. */
 struct cqn_wr_queue {
     cqn_wr *ring;           /* in the order of posting, except for an SRQ */
@@ -128,7 +128,7 @@ static inline cqn_wr_queue *cqn_wr_queue_of(const cqn_state *st, uint64_t id)
  * NULL with MemoryError. */
 cqn_wr_queue *cqn_wr_queue_new(cqn_qp *qp, uint32_t types, cqn_srq *srq);
 
-/* Whether the request of that id is in the books of an SRQ. */
+/* Whether the request of that id is in the WR queue of an SRQ. */
 bool cqn_wr_queue_has(const cqn_wr_queue *queue, uint64_t id);
 
 /* A new queue of an SRQ. */

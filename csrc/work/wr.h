@@ -9,13 +9,13 @@
  *   send_args.c   what a send request is: opcodes and arguments
  *   wr.c          what both kinds share: wr_ids, lists, refusals; the state of the queue pair
  *   sg.c          the memory of a request
- *   wr_queue.c    the books: what was posted and has not completed, and the ids of it
+ *   wr_queue.c    the WR queues: what was posted and has not completed, and the ids of it
  *   mw_state.c    what requests do to memory windows
  *
  * A request is made from the arguments of a call, on the stack, or as an object
  * of its own. What does not depend on the queue is checked when it is made, the
  * rest, and what can have changed, at each post. From there on no Python code
- * runs until the device has it and it is in the books.
+ * runs until the device has it and it is in the WR queue.
  */
 #ifndef CQN_WR_H
 #define CQN_WR_H
@@ -61,7 +61,7 @@ typedef struct {
 
 /* post_send.c, post_recv.c */
 
-/* Posts a work request that a task awaits, and enters it into the books as awaited. It counts as
+/* Posts a work request that a task awaits, and enters it into the WR queue as awaited. It counts as
  * posted unless the device is known to have refused it. Returns 0; the device's errno without an
  * exception; or -1 with one. */
 int cqn_post_awaited_send(cqn_qp *qp, cqn_send *send, cqn_awaitable *awaitable);
@@ -129,7 +129,7 @@ int cqn_recv_check(const cqn_sg *sg);
 typedef struct {
     cqn_object *owner;
     const cqn_object *pd;
-    cqn_wr_queue *books;
+    cqn_wr_queue *wr_queue;
     uint32_t max_sge, max_wr;
     const char *verb;
     int (*post)(void *handle, struct ibv_recv_wr *first, struct ibv_recv_wr **bad);

@@ -3,7 +3,7 @@
  * The work requests of a queue that have not completed, what each keeps alive, and the ids under
  * which the device knows them.
  *
- * The user's wr_id, any number of 64 bits, stays in the books. The device gets
+ * The user's wr_id, any number of 64 bits, stays in the WR queue. The device gets
  *
  *   bits 63 to 48   generation
  *   bits 47 to 24   slot: the place of the last entry of the work request in the queue; in the
@@ -11,7 +11,7 @@
  * time; never 0
  *
  * so that a completion leads to its work request without a search. The generation shows whether a
- * work request is still in the books, or its slot belongs to another one now. In the queue of a
+ * work request is still in the WR queue, or its slot belongs to another one now. In the queue of a
  * queue pair, slot and generation are one number that counts entries; it skips a whole generation
  * when the device refuses a work request, or when all are forgotten. In the queue of an SRQ the
  * generation counts work requests. A number is free again when no completion of its queue can be
@@ -344,7 +344,7 @@ size_t cqn_wr_completed_run(cqn_wr_queue *q, struct ibv_wc *wcs, size_t n, cqn_o
 }
 
 /* How many entries of a ring are done when the request of that id has completed; 0: it is not in
- * the books. */
+ * the WR queue. */
 static size_t entries_up_to(const cqn_wr_queue *q, uint64_t id)
 {
     const uint64_t position = cqn_wr_position(id);
@@ -385,7 +385,8 @@ bool cqn_wr_is_probe(const cqn_wr_queue *q, const struct ibv_wc *wc)
     return n > 0 && (entry_at(q, n - 1)->marks & CQN_WR_PROBE);
 }
 
-/* The first slot of the request of that id in the queue of an SRQ; NULL: it is not in the books. */
+/* The first slot of the request of that id in the queue of an SRQ; NULL: it is not in the WR queue.
+ */
 static cqn_wr *slot_of(const cqn_wr_queue *q, uint64_t id)
 {
     const uint64_t position = cqn_wr_position(id);
@@ -442,7 +443,7 @@ static void completed_shared(cqn_wr_queue *q, struct ibv_wc *wc, cqn_object **de
     }
 }
 
-/* A completion whose request is not in the books stays as it is. */
+/* A completion whose request is not in the WR queue stays as it is. */
 cqn_awaitable *cqn_wr_completed(cqn_context *ctx, cqn_wr_queue *q, struct ibv_wc *wc,
                                 cqn_object **deferred)
 {

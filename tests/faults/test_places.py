@@ -99,14 +99,14 @@ FIRST_STEP = {
     "report": (["completion of a QP", "recv", "send"], False),
     "memory": (["recv", "send"], False),
     "state": (["recv", "send"], False),
-    "look": (list(CALLS), True),
+    "fetch": (list(CALLS), True),
     "wakeup": (list(CALLS), True),
     "arm": (list(CALLS), True),
     "prepare": (list(CALLS), True),
-    "lie down": (list(CALLS), True),
-    "doze": (list(CALLS), True),
+    "iterator": (list(CALLS), True),
+    "iterate": (list(CALLS), True),
 }
-OF_TRIO = {"lie down", "doze", "throw"}
+OF_TRIO = {"iterator", "iterate", "throw"}
 
 
 def skips(place: str, on: str) -> bool:
@@ -173,7 +173,7 @@ async def until_passed(s: Scene) -> None:
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize(
     ("place", "call"),
-    [("take", "wait"), *itertools.product(["event", "arm"], ["wait", "completion", "recv"])],
+    [("stash", "wait"), *itertools.product(["event", "arm"], ["wait", "completion", "recv"])],
 )
 async def test_when_an_event_has_brought_a_completion(
     link: Link, on: Flavor, place: str, call: str, act: str
@@ -194,11 +194,11 @@ async def test_when_an_event_has_brought_a_completion(
 
 
 @pytest.mark.parametrize("act", ACTS)
-@pytest.mark.parametrize(("place", "call", "n"), [("wake", "recv", 3), ("room", "send", 12)])
+@pytest.mark.parametrize(("place", "call", "n"), [("wake", "recv", 3), ("capacity", "send", 12)])
 async def test_when_the_first_of_many_was_woken_or_posted(
     link: Link, on: Flavor, place: str, call: str, n: int, act: str
 ) -> None:
-    """The sends are more than there is room for."""
+    """The sends are more than there is capacity for."""
     s = Scene(link, on, act)
     async with on.tasks() as start:
         tasks = [start(lambda: CALLS[call](s)) for _ in range(n)]
@@ -256,7 +256,7 @@ async def test_when_the_task_is_cancelled(
 
 
 @pytest.mark.parametrize("act", ACTS)
-@pytest.mark.parametrize("place", ["turn", "wakeup", "prepare"])
+@pytest.mark.parametrize("place", ["yield", "wakeup", "prepare"])
 async def test_when_a_scope_ends(link: Link, on: Flavor, place: str, act: str) -> None:
     """What it counts is a receive whose task has given up."""
     s = Scene(link, on, act)

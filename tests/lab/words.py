@@ -48,6 +48,10 @@ WORDS = (
     ),
     Word("told tell tells", "notify, or the serial that was seen", LOW),
     Word("told tells", "notify, report", VERBS),
+    Word("books", "a WR queue: the work requests in flight"),
+    Word("room", "capacity, free slots", ("csrc/await", "csrc/work")),
+    Word("turns", "iterations of the loop"),
+    Word("turn", "an iteration of the loop", ("csrc/await", "csrc/notify")),
     Word("tally tallies", "the counters of closed CQs"),
     Word("look looks looked looking", "poll, check, read or search", ("csrc/notify", "csrc/cm")),
 )
