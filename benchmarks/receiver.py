@@ -75,7 +75,7 @@ def spinning(end: CqnotifyEnd, left: int) -> None:
     cq, get_event = end.cq, end.channel.get_event
     while left:
         wcs = cq.poll(BATCH, spin=SPIN / 1e9)
-        if not wcs and cq.safe_to_sleep():
+        if not wcs and cq.arm_if_empty():
             get_event()
             if cq.unacked == ACK_BATCH:
                 cq.ack(ACK_BATCH)

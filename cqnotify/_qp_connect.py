@@ -11,12 +11,11 @@ import re
 from ipaddress import IPv6Address
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict, TypeVar
 
-from . import _core
 from .attrs import AHAttr, QPCap
-from .context import find_gid, query_port
 from .enums import MTU, AccessFlags, LinkLayer, MigState, QPState, QPType, enum_or_int, number_of
 
 if TYPE_CHECKING:
+    from .context import Context
     from .qp import QP
 
 _M = TypeVar("_M", bound=int)
@@ -85,7 +84,7 @@ class PathOptions(TypedDict, total=False):
     sl: int
     traffic_class: int
     flow_label: int
-    timeout: int
+    ack_timeout: int
     retry_cnt: int
     rnr_retry: int
     max_rd_atomic: int
@@ -98,7 +97,7 @@ class ConnectOptions(PathOptions, total=False):
 
 
 PATIENT: Final = 16
-"""The `timeout` that the tools use: 0.27 s for each try, as a peer may run in an emulator."""
+"""The `ack_timeout` that the tools use: 0.27 s for each try, as a peer may run in an emulator."""
 
 
 class QPChanges(TypedDict, total=False):
@@ -181,7 +180,7 @@ def rtr_attrs(
     attrs: QPChanges = {"qp_state": QPState.RTR}
     _check_remote(qp.qp_type, remote)
     if remote is not None:
-        port = query_port(qp.context, path.port_num)
+        port = qp.context.query_port(path.port_num)
         attrs["ah_attr"] = path._replace(
             dgid=_dgid(remote, port.link_layer),
             sgid_index=0
@@ -201,14 +200,14 @@ def rtr_attrs(
 
 
 def rts_attrs(
-    qp: QP, timeout: int, retry_cnt: int, rnr_retry: int, max_rd_atomic: int
+    qp: QP, ack_timeout: int, retry_cnt: int, rnr_retry: int, max_rd_atomic: int
 ) -> QPChanges:
     """Return the attributes of the transition from RTR to RTS."""
     attrs: QPChanges = {"qp_state": QPState.RTS}
     if qp.qp_type != QPType.RAW_PACKET:
         attrs["sq_psn"] = qp.sq_psn
     if qp.qp_type in (QPType.RC, QPType.XRC_SEND, QPType.XRC_RECV):
-        attrs["timeout"] = timeout
+        attrs["timeout"] = _timeout_code(ack_timeout)
     if qp.qp_type in (QPType.RC, QPType.XRC_SEND):
         attrs["retry_cnt"] = retry_cnt
         attrs["rnr_retry"] = rnr_retry
@@ -216,9 +215,17 @@ def rts_attrs(
     return attrs
 
 
-def own_gid_index(context: _core.Context, port_num: int, gid_index: int | None) -> int:
+def _timeout_code(ack_timeout: int) -> int:
+    """Check it here: the core knows it by its name in `struct ibv_qp_attr`, `timeout`."""
+    code = number_of(ack_timeout, "ack_timeout", "an integer")
+    if not 0 <= code <= 31:
+        raise ValueError(f"ack_timeout is {code}: it must be 0 to 31 (4.096 us * 2**ack_timeout)")
+    return code
+
+
+def own_gid_index(context: Context, port_num: int, gid_index: int | None) -> int:
     """Return `gid_index`, or the index of the port's best GID if it is None."""
-    return find_gid(context, port_num=port_num).index if gid_index is None else gid_index
+    return context.find_gid(port_num=port_num).index if gid_index is None else gid_index
 
 
 def _check_remote(qp_type: QPType, remote: QPAddress | None) -> None:

@@ -92,7 +92,7 @@ class _Report:
 
     def _qp(self, qp: QP) -> str:
         attrs = QP.query(qp)  # from the device, which changes the state by itself after an error
-        sends, receives = qp.outstanding
+        sends, receives = qp.outstanding_sends, qp.outstanding_recvs
         state = enum_or_int(QPState, attrs["qp_state"])
         text = f"QP {qp.qp_num}: {_name(QPType, qp.qp_type)}, {_name(QPState, state)}"
         if qp.qp_type in (QPType.RC, QPType.UC) and state in _CONNECTED:

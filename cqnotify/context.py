@@ -123,7 +123,7 @@ class Context(_core.Context):
             raise ValueError(f"pkey is {pkey}: it must be 0 to 65535")
         table = [
             self.query_pkey(index, port_num)
-            for index in range(query_port(self, port_num).pkey_tbl_len)
+            for index in range(self.query_port(port_num).pkey_tbl_len)
         ]
         if pkey not in table:
             entries = ", ".join(f"[{i}] {value:#06x}" for i, value in enumerate(table) if value)
@@ -131,12 +131,14 @@ class Context(_core.Context):
             raise LookupError(f"no P_Key {pkey:#06x}; {where} has {entries or 'none'}")
         return table.index(pkey)
 
-    def gid_table(self, port_num: int | None = None) -> list[GIDEntry]:
+    def query_gid_table(self, port_num: int | None = None) -> list[GIDEntry]:
         """Return the valid GIDs of one port, or of all ports, sorted by port and index.
 
         Wraps ibv_query_gid_table(3).
         """
-        return gid_table(self, port_num)
+        table = [gid_entry(raw) for raw in super().query_gid_table()]
+        wanted = [entry for entry in table if port_num in (None, entry.port_num)]
+        return sorted(wanted, key=lambda entry: (entry.port_num, entry.index))
 
     def query_gid(self, index: int, port_num: int = 1) -> GIDEntry:
         """Return one entry of a port's GID table.
@@ -145,7 +147,11 @@ class Context(_core.Context):
         no such port. An index changes when addresses are added or removed; `find_gid` is safer.
         Wraps ibv_query_gid_ex(3).
         """
-        return query_gid(self, index, port_num)
+        raw = _core.Context.query_gid(self, index, port_num)
+        if raw is None:
+            table = self.query_gid_table(port_num)
+            raise LookupError(f"no GID at index {index}; {_listing(self, table, port_num)}")
+        return gid_entry(raw)
 
     def find_gid(
         self,
@@ -165,79 +171,44 @@ class Context(_core.Context):
         Of several matches, RoCE v2 entries win over others, then the lowest index. Raises
         LookupError, which lists the port's GIDs, where none matches.
         """
-        return find_gid(self, address, gid_type=gid_type, netdev=netdev, port_num=port_num)
+        gid = None if address is None else _as_gid(address)
+        if gid_type is not None:
+            enums.number_of(gid_type, "gid_type", "a GIDType such as GIDType.ROCE_V2")
+        table = self.query_gid_table(port_num)
+        matches = [
+            entry
+            for entry in table
+            if gid in (None, entry.gid)
+            and gid_type in (None, entry.gid_type)
+            and netdev in (None, entry.netdev)
+        ]
+        if not matches:
+            conditions = {"address": address, "gid_type": gid_type, "netdev": netdev}
+            asked = ", ".join(f"{k}={v}" for k, v in conditions.items() if v is not None)
+            raise LookupError(f"no GID {asked or 'at all'}; {_listing(self, table, port_num)}")
+        best = enums.GIDType.ROCE_V2
+        return min(matches, key=lambda entry: (entry.gid_type != best, entry.index))
 
 
-# Functions, which the methods call: a QP may have been made from a Context of the bare core.
-
-
-def is_iwarp(device: _core.Context | Device) -> bool:
+def is_iwarp(device: Context | Device) -> bool:
     """Return whether the device's QPs are connected by rdma_cm alone."""
     return device.transport_type == enums.TransportType.IWARP
 
 
-def needs_rdma_cm(device: _core.Context | Device) -> str | None:
+def needs_rdma_cm(device: Context | Device) -> str | None:
     """Return why the device's QPs cannot be connected by verbs alone; None where they can."""
     if not is_iwarp(device):
         return None
     return f"{device.name} is an iWARP device, whose QPs are connected by rdma_cm alone"
 
 
-def refuse_iwarp(context: _core.Context) -> None:
+def refuse_iwarp(context: Context) -> None:
     """Raise VerbsError (EOPNOTSUPP) where QPs cannot be connected by verbs alone.
 
     An iWARP connection is a TCP connection, so there is no path to give to a QP.
     """
     if why := needs_rdma_cm(context):
         raise _core.VerbsError(errno.EOPNOTSUPP, why)
-
-
-def query_port(context: _core.Context, port_num: int) -> PortAttr:
-    """See `Context.query_port`."""
-    return port_attr(_core.Context.query_port(context, port_num))
-
-
-def gid_table(context: _core.Context, port_num: int | None = None) -> list[GIDEntry]:
-    """See `Context.gid_table`."""
-    table = [gid_entry(raw) for raw in _core.Context.query_gid_table(context)]
-    wanted = [entry for entry in table if port_num in (None, entry.port_num)]
-    return sorted(wanted, key=lambda entry: (entry.port_num, entry.index))
-
-
-def query_gid(context: _core.Context, index: int, port_num: int = 1) -> GIDEntry:
-    """See `Context.query_gid`."""
-    raw = _core.Context.query_gid(context, index, port_num)
-    if raw is None:
-        table = gid_table(context, port_num)
-        raise LookupError(f"no GID at index {index}; {_listing(context, table, port_num)}")
-    return gid_entry(raw)
-
-
-def find_gid(
-    context: _core.Context,
-    address: str | IPv4Address | IPv6Address | None = None,
-    *,
-    gid_type: GIDType | int | None = None,
-    netdev: str | None = None,
-    port_num: int = 1,
-) -> GIDEntry:
-    """See `Context.find_gid`."""
-    gid = None if address is None else _as_gid(address)
-    if gid_type is not None:
-        enums.number_of(gid_type, "gid_type", "a GIDType such as GIDType.ROCE_V2")
-    table = gid_table(context, port_num)
-    matches = [
-        entry
-        for entry in table
-        if gid in (None, entry.gid)
-        and gid_type in (None, entry.gid_type)
-        and netdev in (None, entry.netdev)
-    ]
-    if not matches:
-        conditions = {"address": address, "gid_type": gid_type, "netdev": netdev}
-        asked = ", ".join(f"{k}={v}" for k, v in conditions.items() if v is not None)
-        raise LookupError(f"no GID {asked or 'at all'}; {_listing(context, table, port_num)}")
-    return min(matches, key=lambda entry: (entry.gid_type != enums.GIDType.ROCE_V2, entry.index))
 
 
 def _as_gid(address: str | IPv4Address | IPv6Address) -> IPv6Address:
@@ -257,7 +228,7 @@ def gid_text(gid: IPv6Address) -> str:
     return str(gid) if mapped is None else f"::ffff:{mapped}"
 
 
-def _listing(context: _core.Context, table: list[GIDEntry], port_num: int) -> str:
+def _listing(context: Context, table: list[GIDEntry], port_num: int) -> str:
     """List a port's GIDs, for the message of an error."""
     where = f"{context.name} port {port_num}"
     if not table:

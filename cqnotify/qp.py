@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from . import _core, enums
 from ._lazy import lazy_names
-from .context import query_gid, query_port, refuse_iwarp
+from .context import refuse_iwarp
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -104,11 +104,11 @@ class QP(_core.QP):
 
         super().modify(**raw_changes(attrs))
 
-    def check(self, **attrs: Unpack[QPChanges]) -> None:  # type: ignore[override]
-        """Validate as `modify` would, without touching the device."""
+    def check_modify(self, **attrs: Unpack[QPChanges]) -> None:  # type: ignore[override]
+        """Check the attributes as `modify` does, and leave the QP as it is."""
         from ._attr_conversion import raw_changes
 
-        super().check(**raw_changes(attrs))
+        super().check_modify(**raw_changes(attrs))
 
     def address(self, port_num: int = 1, gid_index: int | None = None) -> QPAddress:
         """Return what a peer needs to connect to this QP.
@@ -123,11 +123,11 @@ class QP(_core.QP):
         from ._qp_connect import NO_GID, QPAddress, own_gid_index
 
         refuse_iwarp(self.context)
-        port = query_port(self.context, port_num)
+        port = self.context.query_port(port_num)
         gid = NO_GID
         if gid_index is not None or port.link_layer == enums.LinkLayer.ETHERNET:
             index = own_gid_index(self.context, port_num, gid_index)
-            gid = query_gid(self.context, index, port_num).gid
+            gid = self.context.query_gid(index, port_num).gid
         return QPAddress(port.lid, self.qp_num, self.sq_psn, gid, port.active_mtu)
 
     def to_init(
@@ -176,7 +176,12 @@ class QP(_core.QP):
         self.modify(**attrs)
 
     def to_rts(
-        self, *, timeout: int = 14, retry_cnt: int = 6, rnr_retry: int = 7, max_rd_atomic: int = 1
+        self,
+        *,
+        ack_timeout: int = 14,
+        retry_cnt: int = 6,
+        rnr_retry: int = 7,
+        max_rd_atomic: int = 1,
     ) -> None:
         """Move from RTR to RTS: the QP carries out sends.
 
@@ -185,7 +190,7 @@ class QP(_core.QP):
         from ._qp_connect import rts_attrs
 
         refuse_iwarp(self.context)
-        self.modify(**rts_attrs(self, timeout, retry_cnt, rnr_retry, max_rd_atomic))
+        self.modify(**rts_attrs(self, ack_timeout, retry_cnt, rnr_retry, max_rd_atomic))
 
     def connect(
         self,
@@ -203,7 +208,7 @@ class QP(_core.QP):
         sl: int = 0,
         traffic_class: int = 0,
         flow_label: int = 0,
-        timeout: int = 14,
+        ack_timeout: int = 14,
         retry_cnt: int = 6,
         rnr_retry: int = 7,
         max_rd_atomic: int = 1,
@@ -223,7 +228,8 @@ class QP(_core.QP):
         min_rnr_timer: how long a peer waits before it sends again when we had no receive posted, as
             a code: 12 is 0.64 ms.
         hop_limit, sl, traffic_class, flow_label: see `AHAttr`.
-        timeout: how long we wait for an acknowledgement, `4.096 us * 2**timeout`; 0 is forever.
+        ack_timeout: how long we wait for an acknowledgement, as a code from 0 to 31:
+            `4.096 us * 2**ack_timeout`; 0 is forever.
         retry_cnt: how often we send again without an acknowledgement, 0 to 7. On rxe 7 is forever.
         rnr_retry: how often we send again when the peer had no receive posted; 7 is forever, so a
             peer that posts late only delays us. (On rxe of Linux 6.1 such a send fails with
@@ -254,9 +260,9 @@ class QP(_core.QP):
                 *(self, remote, path, gid_index, path_mtu),
                 *(max_dest_rd_atomic, min_rnr_timer, new_access),
             ),
-            rts_attrs(self, timeout, retry_cnt, rnr_retry, max_rd_atomic),
+            rts_attrs(self, ack_timeout, retry_cnt, rnr_retry, max_rd_atomic),
         ]
         for attrs in steps:
-            self.check(**attrs)
+            self.check_modify(**attrs)
         for attrs in steps[state == enums.QPState.INIT :]:
             self.modify(**attrs)

@@ -402,7 +402,7 @@ class Lane:
     @property
     def untaken(self) -> int:
         """Messages whose completions nobody has taken from the device."""
-        return self._in.qp.outstanding[1]
+        return self._in.qp.outstanding_recvs
 
     def close(self) -> None:
         self._in.qp.close()
@@ -648,5 +648,10 @@ async def sleeps(sleep: Sleep = asyncio.sleep, more: Callable[[], object] = lamb
 async def fill(acq: AsyncCQ, link: Link) -> list[asyncio.Future[Any]]:
     """As many sends as the queue takes, none of which completes before the peer takes them."""
     tasks = [await start(acq.send(link.qp, link.sg)) for _ in range(link.qp.max_send_wr)]
-    assert link.qp.outstanding[0] == link.qp.max_send_wr
+    assert link.qp.outstanding_sends == link.qp.max_send_wr
     return tasks
+
+
+def outstanding(qp: QP) -> tuple[int, int]:
+    """Return how many sends and receives were posted and not polled yet."""
+    return qp.outstanding_sends, qp.outstanding_recvs

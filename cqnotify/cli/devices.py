@@ -109,7 +109,7 @@ def _describe(name: str) -> dict[str, Any]:
 
 
 def _describe_port(context: Context, port_num: int) -> dict[str, Any]:
-    gids = [_plain(entry) for entry in context.gid_table(port_num)]
+    gids = [_plain(entry) for entry in context.query_gid_table(port_num)]
     return {"port_num": port_num, **_plain(context.query_port(port_num)), "gids": gids}
 
 

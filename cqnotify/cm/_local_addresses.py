@@ -12,8 +12,7 @@ from ipaddress import IPv6Address
 from pathlib import Path
 from typing import Final
 
-from .._core import Context
-from ..context import gid_table
+from ..context import Context
 
 _SIOCGIFADDR: Final = 0x8915
 _IFREQ: Final = struct.Struct("16sHH4s16x")  # with a sockaddr_in
@@ -25,7 +24,7 @@ def addresses_of(context: Context) -> list[str]:
     IPv4 comes before IPv6, and link-local addresses come last, with their interface: fe80::1%eth0.
     A peer on another host gives the name of an interface of its own.
     """
-    entries = gid_table(context)
+    entries = context.query_gid_table()
     netdevs = dict.fromkeys(entry.netdev for entry in entries if entry.netdev is not None)
     mapped = [str(entry.gid.ipv4_mapped) for entry in entries if entry.gid.ipv4_mapped]
     found = [*mapped]

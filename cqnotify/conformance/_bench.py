@@ -36,7 +36,7 @@ SEND_AT, REMOTE_AT, RECV_AT = 0, 8, 16  # where in the memory that all trials wr
 REFUSALS: Final = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EPROTONOSUPPORT, errno.EINVAL)
 
 # A retry count of 7 would be retries without end.
-TIMERS: Final[ConnectOptions] = {"timeout": PATIENT, "retry_cnt": 6, "rnr_retry": 0}
+TIMERS: Final[ConnectOptions] = {"ack_timeout": PATIENT, "retry_cnt": 6, "rnr_retry": 0}
 
 # A wait ends after so many seconds in which nothing came: while due completions are missing, while
 # due events are missing, and otherwise.

@@ -42,8 +42,8 @@ _ALONE: Final = (Outcome.NO_PEER, Outcome.FLUSH, Outcome.POSTED_IN_ERR)
 _NO_RECEIVE: Final = (Outcome.NO_RECEIVE, *_ALONE)
 
 _TIMERS_OF: Final[dict[Outcome, ConnectOptions]] = {
-    Outcome.NO_PEER: {"timeout": 8, "retry_cnt": 1},  # 1 ms, or the device's minimum
-    Outcome.FLUSH: {"timeout": 0},  # stays in flight forever
+    Outcome.NO_PEER: {"ack_timeout": 8, "retry_cnt": 1},  # 1 ms, or the device's minimum
+    Outcome.FLUSH: {"ack_timeout": 0},  # stays in flight forever
 }
 
 

@@ -35,7 +35,7 @@ _SPARE: Final = 8  # entries of a QP's queues, besides those of the CQ
 _TURN: Final = 0.03  # seconds that a turn of a wait counts at most: a guest may have stood still
 
 # Where a CQ overflows, the peer of a QP does not answer any more.
-_IMPATIENT: Final[ConnectOptions] = {"timeout": 14, "retry_cnt": 2}  # 0.2 s
+_IMPATIENT: Final[ConnectOptions] = {"ack_timeout": 14, "retry_cnt": 2}  # 0.2 s
 
 _POSTS: Final = (Action.COMPLETE, Action.COMPLETE_SOLICITED, Action.FILL, Action.OVERFLOW)
 

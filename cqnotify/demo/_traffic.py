@@ -69,7 +69,7 @@ def find_gid(context: Context, link_local: bool) -> GIDEntry:
         return context.find_gid()
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
-        for entry in context.gid_table(1):
+        for entry in context.query_gid_table(1):
             if entry.gid.is_link_local:
                 return entry
         time.sleep(0.1)
@@ -105,7 +105,7 @@ class SlotEndpoint(Endpoint):
 
     def join(self, remote: QPAddress) -> None:
         """Connect to the peer, with the MTU of the ping-pong programs."""
-        self.connect(remote, gid_index=self.gid.index, path_mtu=MTU.MTU_1024, timeout=PATIENT)
+        self.connect(remote, gid_index=self.gid.index, path_mtu=MTU.MTU_1024, ack_timeout=PATIENT)
 
     def post_recv(self, slot: int) -> None:
         self.qp.post_recv(self._slot(slot), wr_id=slot)

@@ -6,9 +6,9 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypedDict
 
-from .._core import ClosedError, Context
+from .._core import ClosedError
 from ..cm import addresses_of, blocking
-from ..context import gid_table
+from ..context import Context
 from ..enums import AccessFlags
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _way(a: Context, b: Context) -> tuple[str, str]:
     if a.name == b.name:
         return addresses[0], addresses[0]
     for host in addresses:
-        for entry in gid_table(a) if "%" in host else ():
+        for entry in a.query_gid_table() if "%" in host else ():
             if entry.netdev is not None:
                 return f"{host.partition('%')[0]}%{entry.netdev}", host
     return addresses[0], addresses[0]

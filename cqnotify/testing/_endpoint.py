@@ -214,7 +214,7 @@ def wait_completions(cq: CQ, n: int = 1, *, timeout: float = 30.0) -> list[WorkC
     end = deadline(timeout)
     got = cq.poll(n)
     while len(got) < n:
-        if cq.safe_to_sleep():
+        if cq.arm_if_empty():
             _sleep(cq, end, f"{len(got)} of {n} completions within {timeout} s: {got}")
         got += cq.poll(n - len(got))
     return got

@@ -263,7 +263,7 @@ int cqn_spin(PyObject *value, double *out)
         if (text != NULL) {
             PyErr_Format(PyExc_ValueError,
                          "spin is %U: it must be 0 to %d seconds; to wait longer, sleep: see "
-                         "safe_to_sleep()",
+                         "arm_if_empty()",
                          text, MAX_SPIN);
             Py_DECREF(text);
         }

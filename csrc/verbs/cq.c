@@ -315,7 +315,7 @@ static PyObject *cq_req_notify(PyObject *op, PyObject *const *args, Py_ssize_t n
 
 /* An armed CQ stays armed until its event was read, so it need not be armed again. But after
  * arming, and before sleeping, it must be polled. Returns 1, 0, or -1 with an exception. */
-static int safe_to_sleep(cqn_cq *self, bool solicited_only)
+static int arm_if_empty(cqn_cq *self, bool solicited_only)
 {
     cqn_object *deferred = NULL;
     int rc = cqn_cq_poll_few(self, &deferred);
@@ -327,16 +327,16 @@ static int safe_to_sleep(cqn_cq *self, bool solicited_only)
     return rc < 0 || cqn_wake_after_routing(self) < 0 ? -1 : safe;
 }
 
-static PyObject *cq_safe_to_sleep(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
-                                  PyObject *kwnames)
+static PyObject *cq_arm_if_empty(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                                 PyObject *kwnames)
 {
     CQN_LOCKED;
     cqn_cq *self = (cqn_cq *)op;
-    int solicited_only = parse_solicited_only(self, "safe_to_sleep", args, nargs, kwnames);
+    int solicited_only = parse_solicited_only(self, "arm_if_empty", args, nargs, kwnames);
     if (solicited_only < 0) {
         return NULL;
     }
-    int safe = safe_to_sleep(self, solicited_only);
+    int safe = arm_if_empty(self, solicited_only);
     return safe < 0 ? NULL : PyBool_FromLong(safe);
 }
 
@@ -581,11 +581,11 @@ static PyMethodDef cq_methods[] = {
      "With `solicited_only`, only a receive whose sender set SOLICITED does, and by the man page "
      "an unsuccessful completion (not every device does that); a CQ that is armed for any "
      "completion stays so. Completions that are already queued raise no event: arm, then poll "
-     "again, and sleep only if that found nothing. safe_to_sleep() does all of that.\n\n"
+     "again, and sleep only if that found nothing. arm_if_empty() does all of that.\n\n"
      "Wraps ibv_req_notify_cq(3)."},
-    {"safe_to_sleep", (PyCFunction)(void (*)(void))cq_safe_to_sleep, METH_FASTCALL | METH_KEYWORDS,
-     "safe_to_sleep($self, /, solicited_only=False)\n--\n\n"
-     "Prepare to sleep until the next completion; False if there is one already.\n\n"
+    {"arm_if_empty", (PyCFunction)(void (*)(void))cq_arm_if_empty, METH_FASTCALL | METH_KEYWORDS,
+     "arm_if_empty($self, /, solicited_only=False)\n--\n\n"
+     "Arm the CQ, unless it has completions; return whether it is safe to sleep.\n\n"
      "True: the CQ is armed, and was empty after that, so the next completion (the next solicited "
      "one) raises an event on the channel. Now sleep, in get_event() or on the channel's fd. "
      "False: poll() returns what is there; do not sleep. A CQ that is still armed is not armed "

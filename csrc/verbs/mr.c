@@ -121,7 +121,7 @@ static const cqn_kind part_kind = {
 };
 
 /* The part uses the whole, which stays open, and has its keys. */
-static PyObject *mr_over(PyObject *op, PyObject *buffer)
+static PyObject *mr_sub_mr(PyObject *op, PyObject *buffer)
 {
     CQN_LOCKED;
     cqn_mr *whole = (cqn_mr *)op;
@@ -129,7 +129,7 @@ static PyObject *mr_over(PyObject *op, PyObject *buffer)
         return NULL;
     }
     if (!whole->implicit) {
-        PyErr_SetString(PyExc_ValueError, "over() is for what MR.implicit() returned");
+        PyErr_SetString(PyExc_ValueError, "sub_mr() is for what MR.implicit() returned");
         return NULL;
     }
     cqn_object *used[2] = {whole->base.uses[0], CQN_OBJ(op)};
@@ -160,7 +160,7 @@ static bool open_whole(cqn_mr *self)
     }
     if (self->implicit) {
         PyErr_SetString(PyExc_ValueError,
-                        "an implicit MR has no bytes of its own: take over(buffer) of it");
+                        "an implicit MR has no bytes of its own: take sub_mr(buffer) of it");
         return false;
     }
     return true;
@@ -413,12 +413,12 @@ static PyMethodDef mr_methods[] = {
      METH_CLASS | METH_VARARGS | METH_KEYWORDS,
      "implicit($type, /, pd, *, access=1)\n--\n\n"
      "An MR of all memory of this process, paged on demand: no buffer needs to be registered.\n\n"
-     "Work requests take `implicit.over(buffer)`. With remote access its rkey exposes all memory "
+     "Work requests take `implicit.sub_mr(buffer)`. With remote access its rkey exposes all memory "
      "of the process: never share it. By default `access` is LOCAL_WRITE. VerbsError (EOPNOTSUPP) "
      "where the device has no implicit on-demand paging.\n\n"
      "Wraps ibv_reg_mr(3)."},
-    {"over", mr_over, METH_O,
-     "over($self, buffer, /)\n--\n\n"
+    {"sub_mr", mr_sub_mr, METH_O,
+     "sub_mr($self, buffer, /)\n--\n\n"
      "An MR over `buffer`, or over that many bytes of its own, with the keys of this implicit "
      "MR.\n\n"
      "It is like an MR(pd, buffer), except that nothing is registered. Close it before this one."},

@@ -389,15 +389,19 @@ static Py_ssize_t probes(const cqn_qp *self)
     return self->sq->probe == CQN_PROBE_POSTED;
 }
 
-static PyObject *qp_get_outstanding(PyObject *op, void *Py_UNUSED(unused))
+static PyObject *qp_get_outstanding_sends(PyObject *op, void *Py_UNUSED(unused))
 {
     CQN_LOCKED;
     cqn_qp *self = (cqn_qp *)op;
-    if (cqn_open(&self->base) == NULL) {
-        return NULL;
-    }
-    return Py_BuildValue("(nn)", (Py_ssize_t)self->sq->requests - probes(self),
-                         (Py_ssize_t)self->rq->requests);
+    return cqn_open(&self->base) ? PyLong_FromSsize_t((Py_ssize_t)self->sq->requests - probes(self))
+                                 : NULL;
+}
+
+static PyObject *qp_get_outstanding_recvs(PyObject *op, void *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    cqn_qp *self = (cqn_qp *)op;
+    return cqn_open(&self->base) ? PyLong_FromSsize_t((Py_ssize_t)self->rq->requests) : NULL;
 }
 
 static PyObject *qp_get_own_state(PyObject *op, void *Py_UNUSED(unused))
@@ -447,9 +451,9 @@ static PyMethodDef qp_methods[] = {
      "Set attributes, named as in struct ibv_qp_attr; the mask follows from what is given.\n\n"
      "qp_state moves it to another state. A reset drops its work requests without completing "
      "them.\n\nWraps ibv_modify_qp(3)."},
-    {"check", (PyCFunction)(void (*)(void))cqn_qp_check, METH_VARARGS | METH_KEYWORDS,
-     "check($self, /, **attrs)\n--\n\n"
-     "Refuse the attributes that modify_qp() would refuse by itself; change nothing."},
+    {"check_modify", (PyCFunction)(void (*)(void))cqn_qp_check_modify, METH_VARARGS | METH_KEYWORDS,
+     "check_modify($self, /, **attrs)\n--\n\n"
+     "Check the attributes as modify() does before it asks the device; change nothing."},
     {"query", qp_query, METH_NOARGS,
      "query($self, /)\n--\n\n"
      "All attributes, as the device has them now.\n\nWraps ibv_query_qp(3)."},
@@ -555,9 +559,10 @@ static PyGetSetDef qp_getset[] = {
      "The state to which this process has brought it, without asking the device, which may have "
      "moved it to ERR since.",
      NULL},
-    {"outstanding", qp_get_outstanding, NULL,
-     "(sends, receives): work requests whose completion was not polled yet. The receives of an SRQ "
-     "are not among them.",
+    {"outstanding_sends", qp_get_outstanding_sends, NULL,
+     "Work requests in the send queue whose completion was not polled yet.", NULL},
+    {"outstanding_recvs", qp_get_outstanding_recvs, NULL,
+     "Receives whose completion was not polled yet; 0 with an SRQ, whose `outstanding` has them.",
      NULL},
     {"outstanding_signaled", qp_get_outstanding_signaled, NULL,
      "How many of the outstanding sends give a completion if they succeed. With 0, a send queue "

@@ -30,7 +30,7 @@ PyObject *cqn_qp_open(PyTypeObject *type, const cqn_kind *kind, PyObject *args, 
 /* qp_modify.c */
 PyObject *cqn_qp_modify(PyObject *self, PyObject *args, PyObject *kwargs);
 PyObject *cqn_qp_fail(PyObject *self, PyObject *unused);
-PyObject *cqn_qp_check(PyObject *self, PyObject *args, PyObject *kwargs);
+PyObject *cqn_qp_check_modify(PyObject *self, PyObject *args, PyObject *kwargs);
 
 /* Which queues of a queue pair have no completion left in their CQ. */
 typedef struct {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * QP.modify() and check(): the attributes of a queue pair, its transitions, and what a reset does
- * to its work requests.
+ * QP.modify() and check_modify(): the attributes of a queue pair, its transitions, and what a reset
+ * does to its work requests.
  *
  * Before a queue pair is reset or closed, everything that its CQs have is fetched, so that it is
  * known which requests were carried out.
@@ -525,14 +525,14 @@ PyObject *cqn_qp_fail(PyObject *op, PyObject *Py_UNUSED(unused))
     return self->state == IBV_QPS_RESET ? Py_NewRef(Py_None) : modify(self, &attr, IBV_QP_STATE);
 }
 
-/* ---- check() ---- */
+/* ---- check_modify() ---- */
 
-PyObject *cqn_qp_check(PyObject *op, PyObject *args, PyObject *kwargs)
+PyObject *cqn_qp_check_modify(PyObject *op, PyObject *args, PyObject *kwargs)
 {
     CQN_LOCKED;
     CQN_COPY copy = NULL;
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
-    if (!PyArg_ParseTuple(args, ";check() takes attributes by name only") ||
+    if (!PyArg_ParseTuple(args, ";check_modify() takes attributes by name only") ||
         cqn_freeze_keywords(&kwargs, &copy) < 0 || cqn_open(CQN_OBJ(op)) == NULL ||
         collect_attributes((cqn_qp *)op, kwargs, &attr) < 0) {
         return NULL;

@@ -79,9 +79,9 @@ CQN_RARE static PyObject *name_of(const cqn_cq *cq, size_t cqs)
 }
 
 static const char *const while_armed[] = {
-    [CQN_UNARMED] = "and is not armed: poll, and call safe_to_sleep() before each wait",
+    [CQN_UNARMED] = "and is not armed: poll, and call arm_if_empty() before each wait",
     [CQN_ARMED_SOLICITED] = "and is armed for solicited ones only: poll before each wait",
-    [CQN_ARMED] = "from before it was armed: poll after arming, as safe_to_sleep() does",
+    [CQN_ARMED] = "from before it was armed: poll after arming, as arm_if_empty() does",
 };
 
 CQN_RARE static PyObject *about_holder(const survey *found)
@@ -115,9 +115,9 @@ CQN_RARE static PyObject *about_cqs(const wait_scope *scope, cqn_object **deferr
         return NULL;
     }
     return found.cqs == 1
-               ? PyUnicode_FromString("the CQ is not armed: call safe_to_sleep() before each wait")
+               ? PyUnicode_FromString("the CQ is not armed: call arm_if_empty() before each wait")
                : PyUnicode_FromFormat("none of the %zu CQs of this channel is armed: call "
-                                      "safe_to_sleep() before each wait",
+                                      "arm_if_empty() before each wait",
                                       found.cqs);
 }
 

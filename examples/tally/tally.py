@@ -38,6 +38,6 @@ class Tally:
     def _await_completion(self, timeout: float) -> None:
         cq, end = self.qp.send_cq, time.monotonic() + timeout
         while not (done := cq.poll(1)):
-            if cq.safe_to_sleep():
+            if cq.arm_if_empty():
                 cq.channel.get_event(max(0.0, end - time.monotonic())).ack()
         done[0].raise_for_status()

@@ -138,7 +138,7 @@ async def test_who_awaits_a_particular_completion_is_told(world: Overflow, acq: 
     assert len(await acq.wait(200)) == a.scq.cqe
     assert (await acq.send(a.qp, a.mr[0:8])).ok
     c.qp.post_recv(c.mr[0:64])
-    while d.qp.outstanding[0]:
+    while d.qp.outstanding_sends:
         await tick()
     assert acq.poll() == []
 

@@ -34,7 +34,7 @@ async def test_a_late_comer_does_not_overtake_who_waits_for_room(acq: AsyncCQ, l
     late = asyncio.ensure_future(acq.send(link.qp, link.sg, imm_data=2))
     await full[0]
     await tick()
-    assert link.qp.outstanding[0] == link.qp.max_send_wr, "one of the two was posted"
+    assert link.qp.outstanding_sends == link.qp.max_send_wr, "one of the two was posted"
     link.take(len(full) + 1)
     await asyncio.gather(*full, waiting, late)
     assert link.arrived(len(full) + 1)[-2:] == [1, 2]
@@ -49,7 +49,7 @@ async def test_who_is_cancelled_waiting_for_room_was_never_posted_and_blocks_nob
     link.take(1)
     await full.pop(0)
     await tick()
-    assert link.qp.outstanding[0] == link.qp.max_send_wr, "the next one was posted"
+    assert link.qp.outstanding_sends == link.qp.max_send_wr, "the next one was posted"
     await cancel(waiting[2])
     link.take(len(full) + 1)
     await asyncio.gather(*full, waiting[1])
@@ -67,11 +67,11 @@ async def test_direct_posts_take_room(acq: AsyncCQ, link: Link, flags: int) -> N
     for i in range(room - 1):
         link.qp.post_send(link.sg, wr_id=i, send_flags=flags)
     waiting = await start(acq.send(link.qp, link.sg))
-    assert link.qp.outstanding[0] == room
+    assert link.qp.outstanding_sends == room
     link.take(1)
     await first
     await tick()
-    assert link.qp.outstanding[0] == room, "one went, one came"
+    assert link.qp.outstanding_sends == room, "one went, one came"
     assert not waiting.done()
     link.take(room)
     assert (await waiting).ok
@@ -125,7 +125,7 @@ async def test_when_a_request_fails_all_who_are_under_way_or_wait_for_room_end(
     for task in (bad, *rest):
         with pytest.raises((CompletionError, VerbsError), match=r"ERR\b"):
             await task
-    assert link.qp.outstanding[0] == 0
+    assert link.qp.outstanding_sends == 0
     assert acq._awaited == 0
     with pytest.raises((CompletionError, VerbsError)):
         await acq.send(link.qp, link.sg)

@@ -167,7 +167,7 @@ ROWS: list[Row] = [
     ("QP", lambda s, bad: QP(s.pd), [None], TypeError, "missing required argument 'qp_type'"),
     ("QP", lambda s, bad: QP(s.pd, RC, **{bad: s.pd}), ["pd"], TypeError,
      "multiple values for argument 'pd'"),
-    ("check", lambda s, bad: s.qp.check(cap=bad), [{"nonsense": 1}], TypeError,
+    ("check_modify", lambda s, bad: s.qp.check_modify(cap=bad), [{"nonsense": 1}], TypeError,
      "no field of QPCap"),
     ("SRQ", lambda s, bad: SRQ(s.pd, bad), [-1, 0, 1 << 70, lambda s: s.device.max_srq_wr + 1],
      ValueError, "max_wr is {bad}: it must be 1 to {device.max_srq_wr}"),
@@ -209,7 +209,7 @@ def test_what_is_refused_says_why_and_leaves_nothing(ctx: Context, name: str) ->
             "qp": lambda: QP(pd, RC, send_cq=cq),
             "srq": lambda: SRQ(pd, 32),
         }
-        needed = {"get_event": "channel", "MR": "mr", "with_lkey": "mr", "check": "qp"}
+        needed = {"get_event": "channel", "MR": "mr", "with_lkey": "mr", "check_modify": "qp"}
         needed["SRQ.modify"] = "srq"
         made = needed.get(name)
         if made is not None:
@@ -238,7 +238,7 @@ TEXT: list[tuple[Callable[[Any], Any], str]] = [
     (lambda s: s.pd.advise_mr(0, s.mr, flags="RC"), "flags must be AdviseMRFlags such as"),
     (lambda s: s.qp.modify(qp_state="RC"), "qp_state must be a QPState such as QPState.RTS"),
     (lambda s: s.qp.modify(path_mtu="RC"), "path_mtu must be an MTU such as MTU.MTU_1024"),
-    (lambda s: s.qp.check(path_mig_state="RC"), "path_mig_state must be a MigState such as"),
+    (lambda s: s.qp.check_modify(path_mig_state="RC"), "path_mig_state must be a MigState such as"),
     (lambda s: s.qp.to_init(access="RC"), "qp_access_flags must be AccessFlags such as"),
     (lambda s: s.qp.connect(s.qp.address(), path_mtu="RC"), "path_mtu must be an MTU such as"),
     (lambda s: s.qp.post_send(s.mr, opcode="RC"), "opcode must be a WROpcode such as WROpcode."),

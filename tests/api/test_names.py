@@ -26,7 +26,7 @@ NAMES = {
     "CQ": OBJECT
     | {
         *("ack", "channel", "comp_vector", "context", "cqe", "modify", "name", "poll"),
-        *("poll_ids", "poll_into", "req_notify", "resize", "safe_to_sleep", "stats", "unacked"),
+        *("poll_ids", "poll_into", "req_notify", "resize", "arm_if_empty", "stats", "unacked"),
         *("user_data", "wc_flags", "pointer"),
     },
     "CompletionChannel": OBJECT

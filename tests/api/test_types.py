@@ -107,8 +107,8 @@ def test_context(rdma_context: Context) -> None:
         values = ctx.query_rt_values()
         assert_type(values, RTValues)
         assert_type(values.raw_clock, int)
-    assert_type(ctx.gid_table(), list[GIDEntry])
-    gid = ctx.find_gid(gid_type=ctx.gid_table()[0].gid_type, port_num=1)
+    assert_type(ctx.query_gid_table(), list[GIDEntry])
+    gid = ctx.find_gid(gid_type=ctx.query_gid_table()[0].gid_type, port_num=1)
     assert_type(gid, GIDEntry)
     assert_type(ctx.query_gid(gid.index), GIDEntry)
     assert_type(gid.gid, IPv6Address)
@@ -170,7 +170,7 @@ def test_memory(rdma_pd: PD) -> None:
     assert_type(mr.closed, bool)
     over.close()
     with suppress(VerbsError):  # not every device pages on demand
-        assert_type(MR.implicit(rdma_pd).over(bytearray(8)), MR)
+        assert_type(MR.implicit(rdma_pd).sub_mr(bytearray(8)), MR)
     with suppress(VerbsError):
         assert_type(MR.from_dm(rdma_pd, DM(rdma_pd.context, 64)), MR)
         assert_type(MR.null(rdma_pd).pointer, int)
@@ -253,7 +253,7 @@ def test_cq(rdma_context: Context, rdma_channel: CompletionChannel) -> None:
     descriptor: int = cq.channel.fileno()
     assert descriptor == rdma_channel.fileno()
     assert_type(cq.wc_flags, WCExFlags | None)
-    assert_type(cq.safe_to_sleep(), bool)
+    assert_type(cq.arm_if_empty(), bool)
     assert_type(cq.poll(), list[WorkCompletion])
     assert_type(cq.poll(16, spin=1e-6), list[WorkCompletion])
     assert_type(cq.stats, CQStats)

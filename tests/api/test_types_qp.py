@@ -80,7 +80,8 @@ def test_queue_pair(rdma_rc_pair: Pair) -> None:
     assert_type(qp.srq, SRQ | None)
     assert_type(qp.qp_type, QPType)
     assert_type(qp.state, QPState | int)
-    assert_type(qp.outstanding, tuple[int, int])
+    assert_type(qp.outstanding_sends, int)
+    assert_type(qp.outstanding_recvs, int)
     for number in (qp.qp_num, qp.sq_psn, qp.max_send_wr, qp.max_recv_wr, qp.max_send_sge):
         assert_type(number, int)
     for number in (qp.max_recv_sge, qp.max_inline_data, qp.outstanding_signaled):
@@ -110,7 +111,7 @@ def test_transitions(rdma_pd: PD, rdma_cq: CQ) -> None:
     assert_type(QPAddress.from_wire(address.to_wire()), QPAddress)
     qp.to_init(access=AccessFlags.REMOTE_WRITE)
     qp.to_rtr(address, path_mtu=MTU.MTU_1024)
-    qp.to_rts(timeout=14)
+    qp.to_rts(ack_timeout=14)
     qp.modify(qp_state=QPState.ERR)
     qp.close()
 
@@ -222,7 +223,7 @@ def test_endpoints(rdma_context: Context) -> None:
         assert_type(one.send_cq, CQ)
         assert_type(one.channel, CompletionChannel)
     a, b = MyEndpoint(rdma_context, one_cq=True), MyEndpoint(rdma_context, size=4096)
-    assert_type(connect(a, b, path_mtu=1024, timeout=10), tuple[MyEndpoint, MyEndpoint])
+    assert_type(connect(a, b, path_mtu=1024, ack_timeout=10), tuple[MyEndpoint, MyEndpoint])
     assert_type(exchange(a, b), list[WorkCompletion])
 
 
@@ -237,7 +238,7 @@ def test_fixtures(
 
 def test_pairs(rdma_pair: MakePair) -> None:
     assert_type(rdma_pair(), tuple[Endpoint, Endpoint])
-    a, b = rdma_pair(QPType.RC, two_devices=True, size=64, max_send_wr=4, timeout=10)
+    a, b = rdma_pair(QPType.RC, two_devices=True, size=64, max_send_wr=4, ack_timeout=10)
     assert_type(exchange(a, b), list[WorkCompletion])
 
 

@@ -13,7 +13,7 @@ from cqnotify import CQ, WorkCompletion
 
 def receive(cq: CQ) -> Iterator[WorkCompletion]:
     while True:
-        if cq.safe_to_sleep():
+        if cq.arm_if_empty():
             cq.channel.get_event().ack()
         yield from cq.poll()
 

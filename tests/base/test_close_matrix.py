@@ -86,7 +86,7 @@ class World(world.World):
         (self.qp.srq or self.qp).post_recv(mr[0:64], wr_id=next(self.wr_ids))
 
     def receives(self) -> int:
-        return self.qp.outstanding[1] if self.qp.srq is None else self.qp.srq.outstanding
+        return self.qp.outstanding_recvs if self.qp.srq is None else self.qp.srq.outstanding
 
     def receive(self, mr: MR) -> None:
         """A message comes in from the peer, or is under way."""
@@ -194,7 +194,7 @@ class World(world.World):
             self.exchange(mr)
             if self.qp_type == QPType.UD and phase != "in_flight" and self.open("ah"):
                 self.send(mr)
-                self.settle(lambda: self.qp.outstanding[0] == 0)
+                self.settle(lambda: self.qp.outstanding_sends == 0)
             if mr is not self.mr:
                 mr.close()
             else:

@@ -21,7 +21,16 @@ from functools import partial
 from typing import Any
 
 import pytest
-from support import DEADLINE, FREE_THREADED, Waiter, in_child, need_room_for_queues, python, until
+from support import (
+    DEADLINE,
+    FREE_THREADED,
+    Waiter,
+    in_child,
+    need_room_for_queues,
+    outstanding,
+    python,
+    until,
+)
 from world import World
 
 from cqnotify import (
@@ -103,7 +112,7 @@ class Traffic:
         self.rounds = rounds
 
     def take(self, how: int = 0) -> list[int]:
-        repr(self.cq), self.cq.stats, self.end.qp.outstanding
+        repr(self.cq), self.cq.stats, outstanding(self.end.qp)
         if how % 3 == 0:
             return [wc.wr_id for wc in self.cq.poll(16)]
         if how % 3 == 1:
@@ -126,7 +135,7 @@ class Traffic:
             self.post(partial(self.end.qp.post_send, [send]), got, i)
             self.cq.req_notify(i % 2 == 0)
             got += self.take(i)
-        while self.end.qp.outstanding != (0, 0):
+        while outstanding(self.end.qp) != (0, 0):
             got += self.take()
         return got
 
@@ -174,7 +183,7 @@ def test_a_list_that_others_change_is_posted_as_it_was_at_one_moment(ctx: Contex
     end.qp.connect(end.qp.address())
     (posted,) = at_once(post, meanwhile=[change])
     assert posted > 0
-    assert end.qp.outstanding[1] > 0
+    assert end.qp.outstanding_recvs > 0
     end.close()
 
 
@@ -397,7 +406,7 @@ class Chaos:
             lambda: cq.poll_ids(64),
             lambda: cq.poll_into(self.array),
             lambda: cq.poll(8, spin=0.0005),
-            cq.safe_to_sleep,
+            cq.arm_if_empty,
             lambda: list(self.array),
         ])()  # fmt: skip
 
@@ -426,7 +435,7 @@ class Chaos:
             w.channel.interrupt,
             gc.collect,
         ])()  # fmt: skip
-        repr(qp), repr(mr), repr(w.cqs), w.cqs[0].stats, qp.outstanding, qp.closed
+        repr(qp), repr(mr), repr(w.cqs), w.cqs[0].stats, outstanding(qp), qp.closed
 
     def work(self, me: int) -> int:
         dice = random.Random(me)

@@ -12,7 +12,7 @@ import time
 
 import pytest
 from cm_support import SOON, Side, address_of, connected, serve_once
-from support import until
+from support import outstanding, until
 
 from cqnotify import Context, QPState, QPType, TransportType, cm
 from cqnotify.aio import AsyncCQ
@@ -51,10 +51,10 @@ async def test_a_probe_is_answered_and_no_program_sees_it(ctx: Context) -> None:
         client.cq.req_notify()
         for _ in range(100):  # more than the send queue and the CQ can take
             until(lambda: client.qp._probe() == "posted", "the peer has answered")
-            assert client.qp.outstanding == (0, 1)
+            assert outstanding(client.qp) == (0, 1)
             assert client.qp.outstanding_signaled == 0
         until(lambda: client.qp._probe() != "unanswered", "the peer answers")
-        assert client.qp.outstanding == (0, 1)
+        assert outstanding(client.qp) == (0, 1)
         assert client.cq.poll() == server.cq.poll() == []
         client.mr.write(b"after")
         client.qp.post_send(client.mr[:5], wr_id=9)

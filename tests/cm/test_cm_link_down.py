@@ -38,7 +38,7 @@ async def test_a_connection_outlives_its_port_and_another_one_is_made_afterwards
     ctx: Context, ctx2: Context, netdev: str
 ) -> None:
     host = link_local(ctx2)
-    interface = next(entry.netdev for entry in ctx.gid_table() if entry.netdev)
+    interface = next(entry.netdev for entry in ctx.query_gid_table() if entry.netdev)
     client, server = Side(ctx), Side(ctx2)
     conn, accepted = await connect(client, server, host, interface)
     ip_link(netdev, "down")

@@ -98,7 +98,7 @@ def test_a_program_can_wait_for_the_events_of_a_cq_that_has_an_idle_asynccq(lane
     acq = AsyncCQ(lane.cq)
     channel = lane.cq.channel
     assert channel is not None
-    assert lane.cq.safe_to_sleep()
+    assert lane.cq.arm_if_empty()
     assert channel.try_get_event() is None
     lane.send()
     assert channel.get_event(SECONDS) is lane.cq
@@ -141,7 +141,7 @@ async def test_completions_of_an_extended_cq_have_their_fields(
     async with AsyncCQ(cq) as acq:
         for call in calls:
             task = await start(call(acq))
-            if link.qp.outstanding[1] == 0:
+            if link.qp.outstanding_recvs == 0:
                 link.qp.post_recv(link.into, wr_id=7)
             link.bring(imm=3)
             got = await task

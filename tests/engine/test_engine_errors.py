@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from support import Link, fill, start, tick
+from support import Link, fill, outstanding, start, tick
 
 from cqnotify import CQ, CompletionChannel, Context, QPState, VerbsError
 from cqnotify.aio import AsyncCQ
@@ -60,7 +60,7 @@ async def test_an_error_of_a_post_is_raised_as_it_is(
     assert (raised.args, str(raised)) == (error.args, str(error))  # type: ignore[union-attr]
     assert vars(raised) == vars(error)
     assert (await good).ok
-    assert link.qp.outstanding == (0, 0)
+    assert outstanding(link.qp) == (0, 0)
 
 
 @pytest.mark.link(max_send_wr=4)

@@ -22,6 +22,7 @@ from support import (
     cancel,
     ids,
     kernel,
+    outstanding,
     peer,
     start,
     tick,
@@ -184,7 +185,7 @@ async def test_what_has_its_completion_at_once_does_not_overtake_those_that_were
         while not (wcs := acq.poll(1)):
             pass
         assert [wc.wr_id for wc in wcs] == [3]
-        all_were_there = link.qp.outstanding == (0, 0)
+        all_were_there = outstanding(link.qp) == (0, 0)
         assert not woken.done(), "its task has not gone on"
         late = acq.completion(2)
         late.send(None)  # it gives the loop a turn
@@ -249,7 +250,7 @@ with c.Context() as ctx:
     qp.connect(c.QPAddress.from_wire(sys.stdin.buffer.read(52)))
     sent = 0
     while True:
-        if qp.outstanding[0] < 32:
+        if qp.outstanding_sends < 32:
             qp.post_send([])
         n = len(cq.poll_ids(32))
         if sent < {QUEUE} <= sent + n:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import uvloop
-from support import DEADLINE, Link, MakeLink, eventually, ids, start, wait_completions
+from support import DEADLINE, Link, MakeLink, eventually, ids, outstanding, start, wait_completions
 
 from cqnotify.aio import AsyncCQ
 
@@ -241,7 +241,7 @@ def check_served(world: Sleepers, expected: list[int]) -> None:
         assert got == expected
     left = world.acq.poll() + world.out.poll()
     assert sorted(got + ids(left)) == sorted(expected)
-    assert world.link.qp.outstanding == (0, 0)
+    assert outstanding(world.link.qp) == (0, 0)
 
 
 @pytest.mark.not_on_iwarp(

@@ -28,6 +28,7 @@ from support import (
     ids,
     in_child,
     open_fds,
+    outstanding,
     start,
     take_all,
     tick,
@@ -132,25 +133,25 @@ def recv(w: UnderTest) -> Coroutine[Any, Any, Any]:
 
 def posted_send(w: UnderTest) -> None:
     w.start(send(w))
-    assert w.link.qp.outstanding == (1, 0)
+    assert outstanding(w.link.qp) == (1, 0)
 
 
 def posted_recv(w: UnderTest) -> None:
     w.start(recv(w))
-    assert w.link.qp.outstanding == (0, 1)
+    assert outstanding(w.link.qp) == (0, 1)
 
 
 def waiting_for_room(w: UnderTest) -> None:
     w.fillers = w.do(fill(w.acq, w.link))
     w.start(send(w))
-    assert w.link.qp.outstanding == (w.link.qp.max_send_wr, 0)
+    assert outstanding(w.link.qp) == (w.link.qp.max_send_wr, 0)
 
 
 def complete(w: UnderTest) -> None:
     posted_recv(w)
     w.link.bring()
     assert w.acq.poll() == []  # it is the task's, which has not run
-    assert w.link.qp.outstanding == (0, 0)
+    assert outstanding(w.link.qp) == (0, 0)
     assert w.outcome == []
 
 
@@ -339,7 +340,7 @@ def serves(w: UnderTest) -> None:
     async def others() -> None:
         for call in (lambda: w.acq.completion(8), lambda: w.acq.recv(w.side.qp, w.side.into)):
             task = await start(call())
-            if not w.side.qp.outstanding[1]:
+            if not w.side.qp.outstanding_recvs:
                 w.side.qp.post_recv(w.side.into, wr_id=8)
             w.side.bring()
             await task
@@ -427,7 +428,7 @@ def test_one_that_was_not_started_meets_what_is_there_when_it_is(
     calls = [what(w)]
     EVENTS[event](w)
     if not w.link.qp.closed:
-        assert w.link.qp.outstanding == (0, 0)
+        assert outstanding(w.link.qp) == (0, 0)
     w.begin(calls.pop())
     outcome = NEW[event]
     if outcome.finish:
@@ -435,7 +436,7 @@ def test_one_that_was_not_started_meets_what_is_there_when_it_is(
         finish(w, what.__name__)
     outcome.check(w.wait_for_the_outcome())
     if outcome is IN_RESET or outcome is REFUSED:
-        assert w.link.qp.outstanding == (0, 0)
+        assert outstanding(w.link.qp) == (0, 0)
         assert closes(w.mr)
     check_nothing_is_kept(w)
 
@@ -448,7 +449,7 @@ def test_one_whose_task_is_cancelled_before_its_first_step_posts_nothing(
         await cancel(asyncio.ensure_future(what(w)))
 
     w.do(begin())
-    assert w.link.qp.outstanding == (0, 0)
+    assert outstanding(w.link.qp) == (0, 0)
     assert closes(w.mr)
     check_nothing_is_kept(w)
 
@@ -464,7 +465,7 @@ def drained(w: UnderTest) -> None:
     """Whoever polls, or nobody, nothing is outstanding then."""
 
     async def until() -> None:
-        while not w.link.qp.closed and w.link.qp.outstanding != (0, 0):
+        while not w.link.qp.closed and outstanding(w.link.qp) != (0, 0):
             w.cq.poll()
             await asyncio.sleep(0.001)
 

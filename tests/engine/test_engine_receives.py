@@ -19,6 +19,7 @@ from support import (
     cancel,
     eventually,
     number_of,
+    outstanding,
     start,
     the_first_done,
     tick,
@@ -45,11 +46,11 @@ def memory(request: pytest.FixtureRequest) -> Memory:
 
 async def abandon(acq: AsyncCQ, link: Link, sg: Any, wr_id: int | None = None) -> None:
     """A receive that is posted, and whose task was cancelled."""
-    posted = link.qp.outstanding[1]
+    posted = link.qp.outstanding_recvs
     task = await start(acq.recv(link.qp, sg, wr_id=wr_id))
-    assert link.qp.outstanding[1] == posted + 1
+    assert link.qp.outstanding_recvs == posted + 1
     await cancel(task)
-    assert link.qp.outstanding[1] == posted + 1
+    assert link.qp.outstanding_recvs == posted + 1
 
 
 @pytest.mark.link(max_recv_wr=4, recv=True)
@@ -59,12 +60,12 @@ async def test_many_that_time_out_do_not_fill_the_queue(
     for _ in range(3 * link.qp.max_recv_wr):
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(acq.recv(link.qp, memory(link)), 0.001)
-        assert link.qp.outstanding == (0, 1)
+        assert outstanding(link.qp) == (0, 1)
     received = await start(acq.recv(link.qp, memory(link)))
-    assert link.qp.outstanding == (0, 1)
+    assert outstanding(link.qp) == (0, 1)
     link.bring(imm=5)
     assert number_of(await received) == 5
-    assert link.qp.outstanding == (0, 0)
+    assert outstanding(link.qp) == (0, 0)
     assert acq.stats.wakeups == 1
 
 
@@ -76,7 +77,7 @@ async def test_a_message_between_two_calls_is_returned_by_the_second(
         await abandon(acq, link, memory(link))
         link.bring(imm=imm)
         assert number_of(await acq.recv(link.qp, memory(link))) == imm
-        assert link.qp.outstanding == (0, 0)
+        assert outstanding(link.qp) == (0, 0)
 
 
 async def test_a_message_between_two_calls_that_the_loop_has_seen_is_returned_by_the_second(
@@ -86,11 +87,11 @@ async def test_a_message_between_two_calls_that_the_loop_has_seen_is_returned_by
     other = await start(acq.completion(99))
     await abandon(acq, link, link.into)
     link.bring(imm=5)
-    while link.qp.outstanding != (0, 0):
+    while outstanding(link.qp) != (0, 0):
         await asyncio.sleep(0)
-    assert link.qp.outstanding == (0, 0)
+    assert outstanding(link.qp) == (0, 0)
     assert number_of(await acq.recv(link.qp, link.into)) == 5
-    assert link.qp.outstanding == (0, 0)
+    assert outstanding(link.qp) == (0, 0)
     await cancel(other)
 
 
@@ -105,15 +106,15 @@ async def test_a_message_at_the_moment_of_the_cancel_is_returned_by_the_next_cal
             assert acq.poll() == []  # it is the task's now, which has not run
         await cancel(task)
         assert number_of(await acq.recv(link.qp, link.into)) == imm
-        assert link.qp.outstanding == (0, 0)
+        assert outstanding(link.qp) == (0, 0)
 
 
 async def test_a_message_at_the_moment_of_a_timeout_is_not_lost(acq: AsyncCQ, link: Link) -> None:
     """Whichever is first: the message or the deadline."""
     for imm in range(50):
         task = asyncio.ensure_future(asyncio.wait_for(acq.recv(link.qp, link.into), imm * 0.0001))
-        await eventually(lambda task=task: task.done() or link.qp.outstanding[1] == 1)  # type: ignore[misc]
-        if link.qp.outstanding[1] == 0:  # the deadline was over before it began
+        await eventually(lambda task=task: task.done() or link.qp.outstanding_recvs == 1)  # type: ignore[misc]
+        if link.qp.outstanding_recvs == 0:  # the deadline was over before it began
             with pytest.raises(asyncio.TimeoutError):
                 await task
             continue
@@ -123,7 +124,7 @@ async def test_a_message_at_the_moment_of_a_timeout_is_not_lost(acq: AsyncCQ, li
         except TimeoutError:
             wc = await acq.recv(link.qp, link.into)
         assert number_of(wc) == imm
-        assert link.qp.outstanding == (0, 0)
+        assert outstanding(link.qp) == (0, 0)
 
 
 async def test_one_of_other_memory_is_posted_anew(acq: AsyncCQ, link: Link) -> None:
@@ -131,15 +132,15 @@ async def test_one_of_other_memory_is_posted_anew(acq: AsyncCQ, link: Link) -> N
     await abandon(acq, link, here)
     for i, sg in enumerate((there, longer)):
         task = await start(acq.recv(link.qp, sg))
-        assert link.qp.outstanding == (0, i + 2)
+        assert outstanding(link.qp) == (0, i + 2)
         await cancel(task)
     for imm in range(3):
         link.bring(imm=imm)
-    assert link.qp.outstanding == (0, 3), "nobody has looked"
+    assert outstanding(link.qp) == (0, 3), "nobody has looked"
     assert number_of(await acq.recv(link.qp, longer)) == 2
     assert number_of(await acq.recv(link.qp, here)) == 0
     assert number_of(await acq.recv(link.qp, there)) == 1
-    assert link.qp.outstanding == (0, 0)
+    assert outstanding(link.qp) == (0, 0)
 
 
 async def test_one_of_the_same_memory_on_another_qp_is_posted_anew(
@@ -148,7 +149,7 @@ async def test_one_of_the_same_memory_on_another_qp_is_posted_anew(
     other = beside(link)
     await abandon(acq, link, link.into)
     task = await start(acq.recv(other.qp, link.into))
-    assert (link.qp.outstanding, other.qp.outstanding) == ((0, 1), (0, 1))
+    assert (outstanding(link.qp), outstanding(other.qp)) == ((0, 1), (0, 1))
     other.bring(imm=2)
     assert number_of(await task) == 2
     link.bring(imm=1)
@@ -157,11 +158,11 @@ async def test_one_of_the_same_memory_on_another_qp_is_posted_anew(
 
 async def test_one_that_is_awaited_is_not_taken_over(acq: AsyncCQ, link: Link) -> None:
     tasks = [await start(acq.recv(link.qp, link.into)) for _ in range(2)]
-    assert link.qp.outstanding == (0, 2)
+    assert outstanding(link.qp) == (0, 2)
     await cancel(tasks.pop())
     tasks.append(await start(acq.recv(link.qp, link.into)))
     tasks.append(await start(acq.recv(link.qp, link.into)))
-    assert link.qp.outstanding == (0, 3)
+    assert outstanding(link.qp) == (0, 3)
     for imm in range(3):
         link.bring(imm=imm)
         assert await the_first_done(tasks) is tasks[0]
@@ -176,19 +177,19 @@ async def test_of_two_that_were_cancelled_the_first_one_goes_first(
     tasks = [await start(acq.recv(link.qp, link.into)) for _ in range(3)]
     for task in reversed(tasks):
         await cancel(task)
-    assert link.qp.outstanding == (0, 3)
+    assert outstanding(link.qp) == (0, 3)
     if when == "before":
         for imm in range(3):
             link.bring(imm=imm)
         assert [number_of(await acq.recv(link.qp, link.into)) for _ in range(3)] == [0, 1, 2]
     else:
         tasks = [await start(acq.recv(link.qp, link.into)) for _ in range(3)]
-        assert link.qp.outstanding == (0, 3)
+        assert outstanding(link.qp) == (0, 3)
         for imm in range(3):
             link.bring(imm=imm)
             assert await the_first_done(tasks) is tasks[0]
             assert number_of(tasks.pop(0).result()) == imm
-    assert link.qp.outstanding == (0, 0)
+    assert outstanding(link.qp) == (0, 0)
 
 
 async def test_one_that_has_come_goes_before_one_that_is_still_posted(
@@ -199,7 +200,7 @@ async def test_one_that_has_come_goes_before_one_that_is_still_posted(
     link.bring(imm=0)
     assert number_of(await acq.recv(link.qp, link.into)) == 0
     second = await start(acq.recv(link.qp, link.into))
-    assert link.qp.outstanding == (0, 1)
+    assert outstanding(link.qp) == (0, 1)
     link.bring(imm=1)
     assert number_of(await second) == 1
 
@@ -212,7 +213,7 @@ async def test_one_with_a_wr_id_is_taken_over_by_one_of_that_wr_id(
 ) -> None:
     await abandon(acq, link, link.into, wr_id=5)
     received = await start(acq.recv(link.qp, link.into, wr_id=5))
-    assert link.qp.outstanding == (0, 1)
+    assert outstanding(link.qp) == (0, 1)
     link.bring(imm=1)
     wc = await received
     assert (wc.wr_id, number_of(wc)) == (5, 1)
@@ -220,7 +221,7 @@ async def test_one_with_a_wr_id_is_taken_over_by_one_of_that_wr_id(
     link.bring(imm=2)
     wc = await acq.recv(link.qp, link.into, wr_id=5)
     assert (wc.wr_id, number_of(wc)) == (5, 2)
-    assert link.qp.outstanding == (0, 0)
+    assert outstanding(link.qp) == (0, 0)
 
 
 @pytest.mark.parametrize("wr_id", [None, 6])
@@ -233,7 +234,7 @@ async def test_one_with_a_wr_id_stays_for_who_asks_for_it(
         link.bring(imm=1)
     other = await start(acq.recv(link.qp, link.into, wr_id=wr_id))
     if when == "after":
-        assert link.qp.outstanding == (0, 2)
+        assert outstanding(link.qp) == (0, 2)
         link.bring(imm=1)
     wc = await acq.completion(5)
     assert (wc.wr_id, number_of(wc)) == (5, 1)
@@ -241,7 +242,7 @@ async def test_one_with_a_wr_id_stays_for_who_asks_for_it(
     assert not other.done()
     link.bring(imm=2)
     assert number_of(await other) == 2
-    assert link.qp.outstanding == (0, 0)
+    assert outstanding(link.qp) == (0, 0)
 
 
 async def test_one_without_a_wr_id_is_never_returned_as_one_with_it(
@@ -277,7 +278,7 @@ async def test_who_waits_for_anything_gets_the_message_of_a_cancelled_one(
         (wc,) = await waiter
     assert (wc.opcode, number_of(wc), wc.qp_num) == (WCOpcode.RECV, 1, link.qp.qp_num)
     assert wc.wr_id == wr_id or (wr_id is None and wc.wr_id >= CHOSEN)
-    assert link.qp.outstanding == (0, 0)
+    assert outstanding(link.qp) == (0, 0)
 
 
 @pytest.mark.not_on_iwarp("siw knows no RESET")
@@ -286,7 +287,7 @@ async def test_one_that_was_reset_away_is_not_waited_for(acq: AsyncCQ, link: Lin
     link.qp.modify(qp_state=QPState.RESET)
     link.reconnect()
     received = await start(acq.recv(link.qp, link.into))
-    assert link.qp.outstanding == (0, 1)
+    assert outstanding(link.qp) == (0, 1)
     link.bring(imm=1)
     assert number_of(await received) == 1
 
@@ -296,7 +297,7 @@ async def test_one_that_was_flushed_ends_the_next_call(acq: AsyncCQ, link: Link)
     link.qp.modify(qp_state=QPState.ERR)
     with pytest.raises((CompletionError, VerbsError)):
         await acq.recv(link.qp, link.into)
-    while link.qp.outstanding != (0, 0):
+    while outstanding(link.qp) != (0, 0):
         acq.poll()
         await asyncio.sleep(0)
     acq.poll()

@@ -113,7 +113,7 @@ def script(w: World) -> None:
     w.ctx.query_port()
     assert w.ctx.get_pkey_index(w.ctx.query_pkey(0)) == 0
     assert w.ctx.query_gid(w.gid.index) == w.gid
-    w.ctx.gid_table()
+    w.ctx.query_gid_table()
     w.ctx.try_get_async_event()
     with suppress(TimeoutError):
         w.ctx.get_async_event(timeout=0)
@@ -123,7 +123,7 @@ def script(w: World) -> None:
     receive_shared(w)
     bind(w)
     until(lambda: any(event.srq is w.srq for event in take_all(w.ctx)), "the limit is reported")
-    assert w.cq.safe_to_sleep()
+    assert w.cq.arm_if_empty()
     assert w.channel.try_get_event() is None
     before = core.failed()
     with suppress(TimeoutError):

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from support import DEADLINE, until
+from support import DEADLINE, outstanding, until
 
 from cqnotify import (
     CQ,
@@ -245,19 +245,19 @@ def abandoned(w: Loopback) -> None:
     steps.begin(lambda w: w.receives.recv(w.qp, w.into, wr_id=5), w)
     steps.cancel()
     assert isinstance(steps.error, asyncio.CancelledError)
-    assert w.qp.outstanding[1] == 1
+    assert w.qp.outstanding_recvs == 1
 
 
 def abandoned_and_arrived(w: Loopback) -> None:
     abandoned(w)
     arrive(w)
-    until(lambda: w.receives._drain() is None and w.qp.outstanding == (0, 0), "it has arrived")
+    until(lambda: w.receives._drain() is None and outstanding(w.qp) == (0, 0), "it has arrived")
 
 
 def arrive(w: Loopback) -> None:
     """If there is a receive for it."""
     w.bring()
-    if w.qp.outstanding[1] > 0:
+    if w.qp.outstanding_recvs > 0:
         until(lambda: bool(w.sends.poll(1)), "it was sent")
 
 
@@ -504,12 +504,12 @@ def go_through(w: Loopback, case: Case, way: str, phase: str, n: int) -> bool:
         w.attach()
     case.before(w)
     steps = Steps(w.loop, way)
-    before = sum(w.qp.outstanding)
+    before = sum(outstanding(w.qp))
     if phase == PHASES[0]:
         core.fail_alloc(n)
     steps.begin(case.call, w)
     failed = disarmed() and phase == PHASES[0]
-    posted = phase != PHASES[0] or steps.error is None or sum(w.qp.outstanding) > before
+    posted = phase != PHASES[0] or steps.error is None or sum(outstanding(w.qp)) > before
     case.then(w)
     armed = phase == PHASES[1]
     end = time.monotonic() + DEADLINE
@@ -556,11 +556,11 @@ def judge(w: Loopback, case: Case, steps: Steps, failed: bool, posted: bool) -> 
             if failed:  # the AsyncCQ itself may have; its CQ has the completions
                 acq.close()
             seen.extend(ids_of(acq.cq.poll(255)))
-        return w.qp.outstanding[0] == 0
+        return w.qp.outstanding_sends == 0
 
     until(quiet, "everything has completed")
     w.qp.modify(qp_state=QPState.ERR)
-    until(lambda: quiet() and w.qp.outstanding == (0, 0), "everything has completed")
+    until(lambda: quiet() and outstanding(w.qp) == (0, 0), "everything has completed")
     found = [sum(one >> 63 if wr_id < 0 else one == wr_id for one in seen) for wr_id in case.sees]
     # Without memory for a traceback Python 3.11 drops an exception that passes through a coroutine,
     # and one of ours has the completion.

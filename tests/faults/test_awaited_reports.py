@@ -16,6 +16,7 @@ from support import (
     connect,
     ids,
     open_fds,
+    outstanding,
     start,
     start_all,
     take_all,
@@ -178,7 +179,7 @@ async def test_what_came_while_nobody_waited_is_raised_for_its_qp_alone(w: TwoLi
         assert (await receive).ok
         event = await is_told(acq.recv(b.qp, b.mr[0:64]), AsyncEventType.QP_FATAL)
         assert event.qp is b.qp
-        assert b.qp.outstanding == (0, 0)
+        assert outstanding(b.qp) == (0, 0)
         await start(acq.wait())
 
 

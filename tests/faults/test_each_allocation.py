@@ -157,7 +157,7 @@ def join_and_leave(w: World) -> None:
 
 
 def implicit_mr(w: World) -> None:
-    with MR.implicit(w.pd) as whole, whole.over(bytearray(64)) as part:
+    with MR.implicit(w.pd) as whole, whole.sub_mr(bytearray(64)) as part:
         repr(whole), part[:]
 
 
@@ -176,7 +176,7 @@ def leave_and_come_back(value: Any) -> None:
     repr(restore(*arguments))
 
 
-NEED_NO_MEMORY = {"safe_to_sleep", "poll_into", "get_event", "try_get_event"}
+NEED_NO_MEMORY = {"arm_if_empty", "poll_into", "get_event", "try_get_event"}
 ROOM = WCArray(2)
 CASES: dict[str, tuple[Setup, Call]] = {
     "devices": (nothing, lambda w, _: devices()),
@@ -205,7 +205,7 @@ CASES: dict[str, tuple[Setup, Call]] = {
     "query": (nothing, lambda w, _: [w.ctx.query_device(), w.ctx.query_port(), w.qp.query()]),
     "query_device_ex": (nothing, lambda w, _: _core.Context.query_device_ex(w.ctx)),
     "query_pkey": (nothing, lambda w, _: w.ctx.query_pkey(0)),
-    "gid_table": (nothing, lambda w, _: w.ctx.gid_table()),
+    "gid_table": (nothing, lambda w, _: w.ctx.query_gid_table()),
     "values": (nothing, lambda w, _: len(values(w))),
     "copies": (nothing, lambda w, _: [copy.deepcopy(value) for value in values(w)]),
     "pickles": (nothing, lambda w, _: [leave_and_come_back(value) for value in values(w)]),
@@ -223,7 +223,7 @@ CASES: dict[str, tuple[Setup, Call]] = {
     "poll_ids": (arrived, lambda w, _: one(w.ex.poll_ids())),
     "poll_into": (arrived, lambda w, _: w.ex.poll_into(ROOM) == 1 or one([])),
     "poll_ids of a failure": (flushed, lambda w, _: raised(w)),
-    "safe_to_sleep": (drain, lambda w, _: w.cq.safe_to_sleep()),
+    "arm_if_empty": (drain, lambda w, _: w.cq.arm_if_empty()),
     "Wakeup.wake": (nothing, lambda _w, _: asleep().wake()),
     "Wakeup.cancel": (nothing, lambda _w, _: asleep().cancel()),
     "Wakeup, called": (nothing, lambda _w, _: asleep()()),

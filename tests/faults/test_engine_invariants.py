@@ -46,7 +46,7 @@ async def test_each_state_keeps_the_invariants(link: Link) -> None:
     await cancelled(recv)  # abandoned: the device has it
     check(acq)
     link.bring()
-    assert not link.a.scq.safe_to_sleep()  # its message is in the stash
+    assert not link.a.scq.arm_if_empty()  # its message is in the stash
     check(acq)
     assert len(acq.poll()) == 1
     check(acq)
@@ -67,7 +67,7 @@ async def test_receive_that_is_taken_over_keeps_the_invariants(link: Link) -> No
         check(acq)
         await cancelled(asyncio.ensure_future(acq.recv(link.qp, link.into)))
         link.bring()
-        assert not link.a.scq.safe_to_sleep()
+        assert not link.a.scq.arm_if_empty()
         check(acq)
         await acq.recv(link.qp, link.into)  # the message of the abandoned one
         check(acq)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from fault_world import World, asked, calls, core, drain, held_objects, inside, open_files
-from support import until
+from support import outstanding, until
 
 from cqnotify import (
     CQ,
@@ -161,7 +161,7 @@ def test_what_was_made_of_an_mr_before_is_refused_and_never_reaches_the_device(w
     ):
         with pytest.raises(ValueError, match=r"by rereg\(\): slice that again"):
             call()
-    assert w.qp.outstanding == (0, 0)
+    assert outstanding(w.qp) == (0, 0)
     assert pass_on(w, mr[:8], w.mr[:64]).ok
 
 
@@ -301,7 +301,7 @@ def test_what_can_not_be_registered_anew_says_so(w: World) -> None:
     whole = MR.implicit(w.pd)
     at_0 = MR(w.pd, 4096, iova=0)
     dm = DM(w.ctx, 4096)
-    for mr in (whole, whole.over(64), at_0, MR.null(w.pd), MR.from_dm(w.pd, dm)):
+    for mr in (whole, whole.sub_mr(64), at_0, MR.null(w.pd), MR.from_dm(w.pd, dm)):
         with pytest.raises(ValueError, match="rereg.. is for an MR over memory of this process"):
             mr.rereg(64)
     with pytest.raises(TypeError, match=r"rereg\(\) needs buffer, pd or access"):
@@ -387,7 +387,7 @@ def test_bytes_that_are_not_in_this_process_are_for_the_device_alone(w: World, k
         atomic.post_send(
             mr[:8], opcode=WROpcode.ATOMIC_WRITE, remote_addr=w.mr.addr, rkey=w.mr.rkey
         )
-    assert w.qp.outstanding == atomic.outstanding == (0, 0)
+    assert outstanding(w.qp) == outstanding(atomic) == (0, 0)
 
 
 def test_a_dmabuf_is_memory_by_its_descriptor(w: World) -> None:

@@ -52,7 +52,7 @@ ENTERING: dict[str, tuple[int, Callable[[World], Any]]] = {
     "ibv_query_device_ex": (1, lambda w: w.ctx.query_device_ex()),
     "ibv_query_port": (1, lambda w: w.ctx.query_port()),
     "ibv_query_pkey": (2, lambda w: w.ctx.query_pkey(0)),
-    "ibv_query_gid_table": (2, lambda w: w.ctx.gid_table()),
+    "ibv_query_gid_table": (2, lambda w: w.ctx.query_gid_table()),
     "ibv_query_qp": (1, lambda w: w.qp.query()),
     "ibv_query_srq": (1, lambda w: w.srq.query()),
     "ibv_modify_qp": (1, lambda w: w.qp.modify(qp_state=QPState.ERR)),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from fault_world import GROUP, World, core, drain, inside, receive
-from support import Waiter, until
+from support import Waiter, outstanding, until
 
 from cqnotify import (
     MR,
@@ -46,7 +46,7 @@ def test_a_device_without_atomics_refuses_them_in_words(ctx: Context) -> None:
                 w.qp.post_send(w.mr[0:8], **far, **more)
             assert (e.value.errno, e.value.verb) == (errno.EOPNOTSUPP, "ibv_post_send")
             assert more["opcode"].name in str(e.value)
-        assert w.qp.outstanding == (0, 0)
+        assert outstanding(w.qp) == (0, 0)
         receive(w)  # everything else goes on
 
 
@@ -229,7 +229,7 @@ def test_an_implicit_mr_lends_its_keys_to_buffers(w: World) -> None:
     )
     assert (whole.pd, "implicit" in repr(whole)) == (w.pd, True)
     buffer = bytearray(b"0123456789")
-    part, own = whole.over(buffer), whole.over(4096)
+    part, own = whole.sub_mr(buffer), whole.sub_mr(4096)
     assert core.live_handles() == handles + 1
     for mr in (part, own):
         assert (mr.lkey, mr.rkey, mr.access) == (whole.lkey, whole.rkey, whole.access)
@@ -247,13 +247,13 @@ def test_an_implicit_mr_lends_its_keys_to_buffers(w: World) -> None:
     whole.close()
     assert core.live_handles() == handles
     with pytest.raises(ClosedError):
-        whole.over(buffer)
+        whole.sub_mr(buffer)
 
 
 def test_a_part_of_an_implicit_mr_is_pinned_by_what_is_posted(w: World) -> None:
     core.use_fake_device(True)
     whole = MR.implicit(w.pd)
-    part = whole.over(64)
+    part = whole.sub_mr(64)
     w.qp.post_recv(part, wr_id=1)
     with pytest.raises(BusyError, match="1 work request in flight"):
         part.close()
@@ -278,12 +278,12 @@ def test_an_implicit_mr_has_no_bytes(w: World) -> None:
         with pytest.raises(ValueError, match="an implicit MR has no bytes|slice it"):
             call()
     with pytest.raises(ValueError, match="for what MR.implicit\\(\\) returned"):
-        w.mr.over(64)
+        w.mr.sub_mr(64)
     for bad in (0, bytearray(), -1):
         with pytest.raises(ValueError, match="at least 1|must be 1"):
-            whole.over(bad)
+            whole.sub_mr(bad)
     with pytest.raises(TypeError, match="buffer must be a buffer or a length"):
-        whole.over("text")  # type: ignore[arg-type]
+        whole.sub_mr("text")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="need LOCAL_WRITE"):
         MR.implicit(w.pd, access=AccessFlags.REMOTE_WRITE)
     with pytest.raises(TypeError, match="pd must be a cqnotify.PD"):
@@ -294,7 +294,7 @@ def test_an_implicit_mr_that_is_forgotten_with_its_parts_is_closed(w: World) -> 
     core.use_fake_device(True)
     handles = core.live_handles()
     whole = MR.implicit(w.pd)
-    part = whole.over(64)
+    part = whole.sub_mr(64)
     del whole, part
     gc.collect()
     assert core.live_handles() == handles
@@ -319,7 +319,7 @@ def test_a_flush_that_is_refused_is_not_in_the_books(w: World) -> None:
         )
     assert core.failed() == "ibv_wr_complete"
     assert (refused.value.verb, refused.value.errno) == ("ibv_wr_flush", errno.ENOMEM)
-    assert qp.outstanding == (0, 0)
+    assert outstanding(qp) == (0, 0)
     qp.close()
 
 
@@ -333,10 +333,10 @@ def test_an_atomic_write_that_is_refused_is_not_in_the_books(w: World) -> None:
         qp.post_send(w.mr[0:8], **request)
     assert core.failed() == "ibv_wr_complete"
     assert (e.value.verb, e.value.errno) == ("ibv_wr_atomic_write", errno.ENOMEM)
-    assert qp.outstanding == (0, 0)
+    assert outstanding(qp) == (0, 0)
     qp.post_send(w.mr[0:8], **request)  # to what is closed to peers, or by what has no such thing
     failed: list[WorkCompletion] = []
     until(lambda: bool(failed.extend(w.cq.poll()) or failed), "it failed")
     assert not failed[0].ok
-    assert qp.outstanding == (0, 0)
+    assert outstanding(qp) == (0, 0)
     qp.close()

@@ -161,7 +161,7 @@ class Stock:
                 for name in ("ah", "qp", "srq", "mw", "mr", "cq", "channel", "pd"):
                     o[prefix + name].close()
             else:
-                qp.connect(qp.address(), timeout=8, retry_cnt=1, rnr_retry=1, access=7)
+                qp.connect(qp.address(), ack_timeout=8, retry_cnt=1, rnr_retry=1, access=7)
         pd, cq, mr, qp = o["pd"], o["cq"], o["mr"], o["qp"]
         o["ud"] = QP(pd, QPType.UD, send_cq=cq)
         o["ud"].connect()
@@ -232,7 +232,7 @@ class Stock:
         o["amr"] = MR(o["pd"], 4096, access=0xF)
         o["eight"] = o["amr"][0:8]
         qp = o["aqp"] = QP(o["pd"], QPType.RC, send_cq=o["acq_cq"], max_recv_wr=64)
-        qp.connect(qp.address(), timeout=8, retry_cnt=1, access=0xF)
+        qp.connect(qp.address(), ack_timeout=8, retry_cnt=1, access=0xF)
 
     def fresh(self, name: str) -> Any:
         o = self.objects

@@ -135,7 +135,7 @@ GOOD: Good = {
     **dict.fromkeys(("placement", "level"), ("None",)),
     "srq": ("None", "None", "srq"),
     "srq_limit": ("0", "1"),
-    "timeout": ("7",),
+    **dict.fromkeys(("timeout", "ack_timeout"), ("7",)),
     "transient_errors": ("True", "False"),
     "user_data": ("object", "None"),
     "wc": ("wc",),
@@ -167,16 +167,16 @@ AWAITED: Good = {
     "wr_id": SMALL,
 }
 EIGHT = {**AWAITED, "sg": ("eight",), "compare_add": SMALL, "swap": SMALL}
-WHOLE = dict.fromkeys(("port_num", "gid_index", "access", "path_mtu", "timeout", "hop_limit"))
+WHOLE = dict.fromkeys(("port_num", "gid_index", "access", "path_mtu", "ack_timeout", "hop_limit"))
 FORMS: dict[str, list[Good]] = {
     "CQ()": [
         dict.fromkeys(("context", "cqe", "channel", "comp_vector", "user_data", "wc_flags"), ())
     ],
     "SRQ()": [dict.fromkeys(("pd", "max_wr", "max_sge", "srq_limit", "user_data"), ())],
     "QP.modify": [dict.fromkeys(ATTRS, ()), {"min_rnr_timer": ("1", "7", "0")}],
-    "QP.check": [dict.fromkeys(ATTRS, ())],
+    "QP.check_modify": [dict.fromkeys(ATTRS, ())],
     "QP.connect": [dict.fromkeys(("remote", *WHOLE, "max_rd_atomic"), ())],
-    "QP.to_rtr": [dict.fromkeys(("remote", *WHOLE.keys() - {"timeout"}), ())],
+    "QP.to_rtr": [dict.fromkeys(("remote", *WHOLE.keys() - {"ack_timeout"}), ())],
     "QP.post_send": [
         *SENDS,
         {"sg": ("send_wr", "send_wrs", "foreign_send_wr", "mixed_wrs")},
@@ -200,7 +200,7 @@ FORMS: dict[str, list[Good]] = {
     "CompletionChannel.get_event": [{"timeout": PATIENT}],
     "Context.get_async_event": [{"timeout": PATIENT}],
     "Context.query_pkey": [{"index": ZERO, "port_num": ONE}],
-    "MR.over": [{"buffer": BUFFERS}],
+    "MR.sub_mr": [{"buffer": BUFFERS}],
     "SGE.__getitem__": [{"key": ("slice",)}],
     "WCArray.__getitem__": [{"key": ZERO}, {"key": ("slice",)}],
     "WCArray.index": [{"value": ("wc",), "start": ZERO, "stop": SMALL}],
@@ -421,7 +421,7 @@ class Barrage:
             return endless
         if key.startswith(("SRQ()", "SRQ.modify")):
             return "65535" in names  # kernel memory, of which the guest has little
-        return key.startswith(("MR()", "MR.over", "MR.rereg")) and bool(
+        return key.startswith(("MR()", "MR.sub_mr", "MR.rereg")) and bool(
             {"2**24", "2**31-1", "2**32"} & names
         )
 
@@ -501,5 +501,5 @@ class Barrage:
                 o["qp"].post_recv(o["mr"][0:64])
                 o["qp"].post_send(o["mr"][64:72])
             o["cq"].poll_into(o["array"])
-            while o["aqp"].outstanding[1] < 8:
+            while o["aqp"].outstanding_recvs < 8:
                 o["aqp"].post_recv(None)

@@ -19,7 +19,7 @@ from fuzz_model import Model
 from fuzz_things import SEND_OPS, SLOT, SLOTS, Queue, descriptors
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from support import DEADLINE
+from support import DEADLINE, outstanding
 
 from cqnotify import (
     PD,
@@ -90,10 +90,10 @@ class Machine(Model, RuleBasedStateMachine):
 
     @rule(n=N, solicited=st.booleans())
     def prepare_to_sleep(self, n: int, solicited: bool) -> None:
-        if (cq := self.some_to_arm(n, "safe_to_sleep")) is None:
+        if (cq := self.some_to_arm(n, "arm_if_empty")) is None:
             return
         before = cq.obj.stats
-        safe = self.call("CQ.safe_to_sleep", cq.obj.safe_to_sleep, solicited)
+        safe = self.call("CQ.arm_if_empty", cq.obj.arm_if_empty, solicited)
         after = cq.obj.stats
         cq.polls, cq.arms = after.polls, after.arms
         assert after.polls - before.polls == 1 + (after.arms - before.arms)
@@ -170,7 +170,7 @@ class Machine(Model, RuleBasedStateMachine):
         if state == QPState.RESET:
             self.drop_work(qp)
             qp.state = "RESET"
-            assert qp.obj.outstanding == (0, 0)
+            assert outstanding(qp.obj) == (0, 0)
         elif qp.state != "ERR":
             qp.state = "ERR"
             for work in qp.rq:
@@ -246,7 +246,7 @@ class Machine(Model, RuleBasedStateMachine):
             self.settle()
             while (got := channel.obj.try_get_event()) is not None:
                 self.event(got)
-            safe = self.call("CQ.safe_to_sleep", cq.obj.safe_to_sleep, solicited)
+            safe = self.call("CQ.arm_if_empty", cq.obj.arm_if_empty, solicited)
             cq.polls, cq.arms = cq.obj.stats.polls, cq.obj.stats.arms
         self.send(qp.peer, "send", 5 * (n // 5))  # with SOLICITED
         before = cq.got
@@ -263,15 +263,15 @@ class Machine(Model, RuleBasedStateMachine):
             ("Context.query_device_ex", lambda: self.ctx.query_device_ex().comp_mask == 0),
             ("Context.query_port", lambda: self.ctx.query_port(1).lid >= 0),
             ("Context.query_pkey", lambda: self.ctx.query_pkey(0) == 0xFFFF),
-            ("Context.gid_table", lambda: self.ctx.gid_table()[0].port_num == 1),
+            ("Context.query_gid_table", lambda: self.ctx.query_gid_table()[0].port_num == 1),
             ("Context.query_gid", lambda: self.ctx.query_gid(self.sgid_index).gid == self.gid),
             ("Context.find_gid", lambda: self.ctx.find_gid(str(self.gid)).gid == self.gid),
             ("Context.try_get_async_event", self.async_event),
             ("Context.get_async_event", lambda: self.async_event(0)),
             ("SRQ.query", lambda: self.some("SRQ", n).obj.query().srq_limit == 0),
             ("QP.query", lambda: self.some("QP", n).obj.query().qp_state >= 0),
-            ("QP.outstanding", self.outstanding),
-            ("QP.check", lambda: self.some("QP", n).obj.check(port_num=1) is None),
+            ("QP.outstanding_sends", self.outstanding_requests),
+            ("QP.check_modify", lambda: self.some("QP", n).obj.check_modify(port_num=1) is None),
             ("MR.__buffer__", lambda: len(memoryview(self.some("MR", n).obj)) == SLOT * SLOTS),
             ("MR.__len__", lambda: len(self.some("MR", n).obj) == SLOT * SLOTS),
             ("WCArray()", lambda: WCArray(n + 1).capacity == n + 1),
@@ -293,10 +293,10 @@ class Machine(Model, RuleBasedStateMachine):
         assert event is None or (repr(event) and event.cq is None)
         return True
 
-    def outstanding(self) -> bool:
+    def outstanding_requests(self) -> bool:
         for qp in self.live("QP"):
             if qp.obj is not None:
-                sends, receives = qp.obj.outstanding
+                sends, receives = outstanding(qp.obj)
                 assert sends <= len(qp.sq), qp
                 assert qp.obj.outstanding_signaled <= sends, qp
                 assert receives <= len(qp.rq), qp
@@ -366,7 +366,7 @@ class Machine(Model, RuleBasedStateMachine):
         for qp in self.live("QP"):
             if qp.healthy and qp.obj is not None:
                 unsignaled = sum(not w.signaled for w in qp.sq)
-                assert qp.obj.outstanding == (unsignaled, len(qp.rq)), qp
+                assert outstanding(qp.obj) == (unsignaled, len(qp.rq)), qp
                 assert qp.obj.outstanding_signaled == 0, qp
 
     def reap(self) -> None:

@@ -175,7 +175,7 @@ class Model:
             if a.type != QPType.UD:
                 options["access"] = AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_READ
             if a.type == QPType.RC:
-                options |= {"timeout": 12, "retry_cnt": 6}
+                options |= {"ack_timeout": 12, "retry_cnt": 6}
             address = self.call("QP.address", other.obj.address)
             remote = () if a.type == QPType.UD else (address,)
             self.call("QP.connect", one.obj.connect, *remote, **options)

@@ -39,8 +39,8 @@ FOR_EVER = (14, 7)  # on rxe
 
 def patience(settings: tuple[int, int]) -> float:
     """Seconds until a send fails that nobody answers, on Linux 6.1; later ones take longer."""
-    timeout, retry_cnt = settings
-    return 4.096e-6 * 2**timeout * (retry_cnt + 1)
+    ack_timeout, retry_cnt = settings
+    return 4.096e-6 * 2**ack_timeout * (retry_cnt + 1)
 
 
 pytestmark = built
@@ -190,8 +190,8 @@ def check_failed(end: LanesOnHost, settings: tuple[int, int]) -> None:
         check_completed(books)
         # On 6.1 the first of the timeouts may have begun long before the post; on newer kernels
         # patience begins anew with each post.
-        timeout, retry_cnt = settings
-        least = patience((timeout, retry_cnt - 1))
+        ack_timeout, retry_cnt = settings
+        least = patience((ack_timeout, retry_cnt - 1))
         assert 0.9 * least < end.first_failure(lane) < 2 * patience(settings) + SLACK
     check_succeeded(tally["ud"])
     assert tally["srq"]["flushed"] == 0  # they are for other QPs, too

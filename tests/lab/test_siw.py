@@ -35,7 +35,7 @@ with Context() as ctx:
     print(*error_of(lambda: qp.post_recv([])))
     qp.modify(qp_state=QPState.ERR)
     qp.post_recv(mr)
-    print(qp.outstanding, cq.poll())
+    print(qp.outstanding_recvs, cq.poll())
     print(*error_of(lambda: SRQ(pd, 8).query()))
     print(*error_of(lambda: cq.resize(32)))
     print(*error_of(lambda: AH(pd, dlid=1)))
@@ -52,7 +52,7 @@ INIT INIT ERR ERR
 22
 22 [Errno 22] ibv_post_recv: Invalid argument: QP 1: few iWARP devices have immediate data or \
 invalidation, and some no receives without memory
-(0, 1) []
+1 []
 95 [Errno 95] ibv_query_srq: not supported by this device
 95 [Errno 95] ibv_resize_cq: not supported by this device: from 16 to 32 entries
 95 [Errno 95] ibv_create_ah: not supported by this device: an iWARP device sends no datagrams
@@ -118,7 +118,7 @@ with Context() as ctx, Endpoint(ctx, max_send_wr=4) as a, Endpoint(ctx) as b:
     try:
         a.qp.post_send([SendWR(a.mr[:8]) for _ in range(8)])
     except VerbsError as e:
-        print(e.errno, e.posted, a.qp.outstanding[0], len(wait_completions(a.send_cq, e.posted)))
+        print(e.errno, e.posted, a.qp.outstanding_sends, len(wait_completions(a.send_cq, e.posted)))
 """
 
 

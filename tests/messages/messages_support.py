@@ -56,7 +56,7 @@ def took(frames: list[Any]) -> list[bytes]:
 
 
 def receives_posted(conn: Connection) -> int:
-    return conn._session.parts.qp.outstanding[1]
+    return conn._session.parts.qp.outstanding_recvs
 
 
 async def reads(conn: Connection) -> None:

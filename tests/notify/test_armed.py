@@ -48,7 +48,7 @@ def send_unheard(lane: Lane) -> None:
 def deaf(pair: Pair) -> Endpoint:
     """The receiver. It believes that it is armed, but the event of what came is lost."""
     b = pair[1]
-    assert b.rcq.safe_to_sleep()
+    assert b.rcq.arm_if_empty()
     deliver(pair)
     lose_event(b.channel)
     return b
@@ -62,9 +62,9 @@ def test_after_a_wait_that_timed_out_a_cq_is_armed_whatever_it_remembers(
 ) -> None:
     with pytest.raises(TimeoutError):
         deaf.channel.get_event(timeout=0.05)
-    assert not deaf.rcq.safe_to_sleep()
+    assert not deaf.rcq.arm_if_empty()
     assert len(deaf.rcq.poll()) == 1
-    assert deaf.rcq.safe_to_sleep()
+    assert deaf.rcq.arm_if_empty()
     with waiting(lambda: deaf.channel.get_event(timeout=DEADLINE)) as waiter:
         deliver(pair)
     assert waiter.join() is deaf.rcq
@@ -74,7 +74,7 @@ def test_a_cq_that_is_armed_is_not_armed_again_but_once_after_each_time_out(pair
     b = pair[1]
     for arms in (1, 2, 3):
         for _ in range(3):
-            assert b.rcq.safe_to_sleep()
+            assert b.rcq.arm_if_empty()
             assert b.rcq.stats.arms == arms
         with pytest.raises(TimeoutError):
             b.channel.get_event(timeout=0.001)
@@ -102,7 +102,7 @@ def test_a_cq_closes_however_an_event_of_ours_and_one_of_the_device_are_acknowle
     assert len(deaf.rcq.poll()) == 1
     if acked in ("one by one", "the first"):
         deaf.rcq.ack()
-    assert deaf.rcq.safe_to_sleep()
+    assert deaf.rcq.arm_if_empty()
     deliver(pair)
     assert deaf.channel.get_event(timeout=DEADLINE) is deaf.rcq
     if acked in ("one by one", "both at once"):
@@ -118,7 +118,7 @@ def test_a_cq_that_was_not_armed_any_more_is_so_after_a_resize(
     pair: Pair, solicited_only: bool
 ) -> None:
     b = pair[1]
-    assert b.rcq.safe_to_sleep(solicited_only)
+    assert b.rcq.arm_if_empty(solicited_only)
     deliver(pair, flags=SOLICITED)
     lose_event(b.channel)
     assert len(b.rcq.poll()) == 1

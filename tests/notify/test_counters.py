@@ -50,7 +50,7 @@ def buckets(histogram: Histogram) -> dict[float, int]:
 
 def wake_thread(lane: Lane, messages: int = 1) -> None:
     """A thread sleeps while they come, and takes them."""
-    assert lane.cq.safe_to_sleep()
+    assert lane.cq.arm_if_empty()
     with waiting(lambda: lane.cq.channel.get_event(DEADLINE)):
         lane.send(messages)
     lane.cq.ack()
@@ -226,7 +226,7 @@ def test_a_thread_that_does_not_get_the_gil_wakes_late(ctx: Context, pair: Pair)
     cq = pair[1].rcq
     channel = cq.channel
     assert channel is not None
-    assert cq.safe_to_sleep()
+    assert cq.arm_if_empty()
     interval = sys.getswitchinterval()
     with waiting(lambda: channel.get_event(DEADLINE)):
         sys.setswitchinterval(DEADLINE)

@@ -75,7 +75,7 @@ def test_solicited_after_any_does_not_weaken_and_any_after_solicited_widens(pair
 
 def test_without_a_channel_nothing_is_armed(ctx: Context) -> None:
     with CQ(ctx, 4) as cq:
-        for call in (cq.req_notify, cq.safe_to_sleep):
+        for call in (cq.req_notify, cq.arm_if_empty):
             with pytest.raises(ValueError, match="without a channel"):
                 call()
 

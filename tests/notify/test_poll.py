@@ -16,6 +16,7 @@ from support import (
     Pair,
     connect,
     deliver,
+    outstanding,
     send,
     until,
     wait_completions,
@@ -226,7 +227,7 @@ def test_extended_completions_come_by_the_same_poll(ctx: Context) -> None:
             (i, True, WCOpcode.RECV, 8, b.qp.qp_num) for i in (1, 2, 3)
         ]
         assert b.rcq.poll() == []
-    assert b.qp.outstanding == (0, 0)
+    assert outstanding(b.qp) == (0, 0)
 
 
 @pytest.mark.parametrize("asked", [WCExFlags(0), WCExFlags.IMM])
@@ -284,37 +285,37 @@ def test_a_cq_that_could_not_be_made_keeps_nothing(ctx: Context) -> None:
 def test_with_completions_it_is_not_safe_and_nothing_is_armed(pair: Pair) -> None:
     deliver(pair, [1, 2])
     b = pair[1]
-    assert not b.rcq.safe_to_sleep()
+    assert not b.rcq.arm_if_empty()
     assert b.rcq.stats.arms == 0
     assert [wc.wr_id for wc in b.rcq.poll()] == [1, 2]  # it took none away
-    assert b.rcq.safe_to_sleep()
+    assert b.rcq.arm_if_empty()
 
 
 def test_an_armed_cq_is_not_armed_again_until_its_event_was_read(pair: Pair) -> None:
     b = pair[1]
-    assert b.rcq.safe_to_sleep()
-    assert b.rcq.safe_to_sleep()
+    assert b.rcq.arm_if_empty()
+    assert b.rcq.arm_if_empty()
     assert b.rcq.stats.arms == 1
     deliver(pair, [1])
-    assert not b.rcq.safe_to_sleep()
+    assert not b.rcq.arm_if_empty()
     assert len(b.rcq.poll()) == 1
     # Its event waits unread: it will wake us at once, so there is no need to arm.
-    assert b.rcq.safe_to_sleep()
+    assert b.rcq.arm_if_empty()
     assert b.rcq.stats.arms == 1
     assert b.channel.get_event(timeout=DEADLINE) is b.rcq
     b.rcq.ack()
-    assert b.rcq.safe_to_sleep()
+    assert b.rcq.arm_if_empty()
     assert b.rcq.stats.arms == 2
 
 
 def test_solicited_only_is_widened_but_not_narrowed(pair: Pair) -> None:
     b = pair[1]
-    assert b.rcq.safe_to_sleep(solicited_only=True)
-    assert b.rcq.safe_to_sleep(solicited_only=True)
+    assert b.rcq.arm_if_empty(solicited_only=True)
+    assert b.rcq.arm_if_empty(solicited_only=True)
     assert b.rcq.stats.arms == 1
-    assert b.rcq.safe_to_sleep()
+    assert b.rcq.arm_if_empty()
     assert b.rcq.stats.arms == 2
-    assert b.rcq.safe_to_sleep(solicited_only=True)
+    assert b.rcq.arm_if_empty(solicited_only=True)
     assert b.rcq.stats.arms == 2
     send(pair, [1])
     assert b.channel.get_event(timeout=DEADLINE) is b.rcq
@@ -343,7 +344,7 @@ def test_resizing_under_traffic_loses_nothing(wire_pair: Pair) -> None:
 
     def receive() -> None:
         while len(got) < n:
-            if b.rcq.safe_to_sleep():
+            if b.rcq.arm_if_empty():
                 b.channel.get_event(DEADLINE).ack()
             got.extend(b.rcq.poll_ids(64))
 

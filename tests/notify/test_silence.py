@@ -37,17 +37,17 @@ def why(channel: CompletionChannel) -> str:
 def alone(ctx: Context) -> Pair:
     """Ends with one CQ each, so that a message means `the CQ`."""
     ends = [Endpoint(ctx, QPType.RC, one_cq=True) for _ in range(2)]
-    return connect(*ends, timeout=10, retry_cnt=7, rnr_retry=7, min_rnr_timer=1)
+    return connect(*ends, ack_timeout=10, retry_cnt=7, rnr_retry=7, min_rnr_timer=1)
 
 
 def test_a_cq_that_is_not_armed_and_holds_a_completion(alone: Pair) -> None:
     deliver(alone)
     b = alone[1]
-    text = "the CQ holds 1 completion and is not armed: poll, and call safe_to_sleep() before "
+    text = "the CQ holds 1 completion and is not armed: poll, and call arm_if_empty() before "
     assert why(b.channel) == text + "each wait"
     assert b.recv_cq.stats.polls == 0  # the message was no look of the program's
     assert len(b.recv_cq.poll()) == 1  # and has lost nothing
-    assert why(b.channel) == "the CQ is not armed: call safe_to_sleep() before each wait"
+    assert why(b.channel) == "the CQ is not armed: call arm_if_empty() before each wait"
 
 
 def test_a_cq_that_was_armed_after_completions_had_come(alone: Pair) -> None:
@@ -55,8 +55,8 @@ def test_a_cq_that_was_armed_after_completions_had_come(alone: Pair) -> None:
     b = alone[1]
     b.recv_cq.req_notify()
     text = "the CQ holds 16 completions or more from before it was armed: poll after arming, as "
-    assert why(b.channel) == text + "safe_to_sleep() does"
-    assert why(b.channel) == text + "safe_to_sleep() does"  # the first one changed nothing
+    assert why(b.channel) == text + "arm_if_empty() does"
+    assert why(b.channel) == text + "arm_if_empty() does"  # the first one changed nothing
     assert len(b.recv_cq.poll(32)) == 20
 
 
@@ -72,7 +72,7 @@ def test_the_cq_of_several_is_named(alone: Pair, ctx: Context) -> None:
     b = alone[1]
     other = CQ(ctx, 4, channel=b.channel)
     assert why(b.channel) == (
-        "none of the 2 CQs of this channel is armed: call safe_to_sleep() before each wait"
+        "none of the 2 CQs of this channel is armed: call arm_if_empty() before each wait"
     )
     deliver(alone)
     assert why(b.channel).startswith("the CQ with handle N holds 1 completion and is not armed")

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from soak_support import Progress
-from support import ALL_REMOTE, DEADLINE, SITS_IN, Endpoint, peer
+from support import ALL_REMOTE, DEADLINE, SITS_IN, Endpoint, outstanding, peer
 
 from cqnotify import (
     CQ,
@@ -248,7 +248,7 @@ class Lane:
 
     def supply(self) -> None:
         """For each message there is a receive, whether a task awaits it or not."""
-        while self.qp.outstanding[1] < RECEIVES:
+        while self.qp.outstanding_recvs < RECEIVES:
             self.qp.post_recv(None, wr_id=next(self.stress.wr_ids))
 
     # Each of these may be cancelled, end by a timeout, or find everything closed.
@@ -312,7 +312,7 @@ class Lane:
 
     def write(self, wr_id: int) -> bool:
         """Directly, unless the queue is full."""
-        if self.qp.outstanding[0] >= self.qp.max_send_wr:
+        if self.qp.outstanding_sends >= self.qp.max_send_wr:
             return False
         try:
             self.qp.post_send([], wr_id=wr_id, opcode=WROpcode.RDMA_WRITE, **self.stress.target)
@@ -325,7 +325,7 @@ class Lane:
         return True
 
     async def room(self) -> None:
-        while not self.stress.done and self.qp.outstanding[0] >= 128:
+        while not self.stress.done and self.qp.outstanding_sends >= 128:
             self.moved.clear()
             await self.moved.wait()
         await asyncio.sleep(0)
@@ -364,10 +364,10 @@ class Lane:
 
     def is_done(self) -> bool:
         self.account_former()
-        return self.ledger.is_settled() and self.qp.outstanding[0] == 0
+        return self.ledger.is_settled() and self.qp.outstanding_sends == 0
 
     def __repr__(self) -> str:
-        return f"{self.ledger} outstanding {self.qp.outstanding} {self.acq!r} {self.acq.stats}"
+        return f"{self.ledger} outstanding {outstanding(self.qp)} {self.acq!r} {self.acq.stats}"
 
     def check(self) -> None:
         self.account_former()

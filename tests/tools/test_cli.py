@@ -295,11 +295,11 @@ def test_devices_lists_what_there_is(ctx: Context, capsys: Capture) -> None:
     (port,) = device["ports"]
     assert port["state"] == ctx.query_port().state.name
     assert port["active_mtu"] == ctx.query_port().active_mtu.bytes
-    assert [gid["gid"] for gid in port["gids"]] == [gid_text(e.gid) for e in ctx.gid_table()]
+    assert [gid["gid"] for gid in port["gids"]] == [gid_text(e.gid) for e in ctx.query_gid_table()]
     assert main(["devices"]) == 0
     text = capsys.readouterr().out
     assert text.startswith(f"{ctx.name}: ")
-    for entry in ctx.gid_table():
+    for entry in ctx.query_gid_table():
         line = f"gid {entry.index}: {gid_text(entry.gid)}  {entry.gid_type.name}  {entry.netdev}\n"
         assert line in text
 

@@ -240,7 +240,7 @@ def test_a_message_that_does_not_fit_the_peers_receive_raises_the_question(capsy
 @pytest.mark.usefixtures("conversation")
 @pytest.mark.parametrize("service", ["rc", "ud"])
 def test_gids_of_different_kinds_say_so(service: str, ctx: Context, capsys: Capture) -> None:
-    gids = [entry.gid for entry in ctx.gid_table()]
+    gids = [entry.gid for entry in ctx.query_gid_table()]
     local, mapped = (
         next(n for n, gid in enumerate(gids) if bool(gid.ipv4_mapped) == kind)
         for kind in (False, True)

@@ -88,7 +88,7 @@ def test_the_interface_of_an_address_of_the_link_chooses_the_device(
     be lost, until the neighbours know each other; so it may say that it waits."""
     if is_iwarp(ctx):
         pytest.skip("TCP does not connect a host to its own address by way of the cable")
-    gid = next(entry.gid for entry in ctx.gid_table() if entry.gid.ipv4_mapped is None)
+    gid = next(entry.gid for entry in ctx.query_gid_table() if entry.gid.ipv4_mapped is None)
     options = ["-R", "--type", service, "-n", 20, "-c", "--json"]
     ends = both(capsys, options, options, f"{gid}%{netdev}")
     ours, theirs = (figures(code, out, "") for code, out, _ in ends)

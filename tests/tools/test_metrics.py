@@ -55,7 +55,7 @@ def receiving(new_lane: MakeLane) -> Lane:
 
 def wake_threads(lane: Lane) -> None:
     for _ in range(ROUNDS):
-        assert lane.cq.safe_to_sleep()
+        assert lane.cq.arm_if_empty()
         with waiting(lambda: lane.cq.channel.get_event(DEADLINE)):
             lane.send()
         assert len(lane.cq.poll()) == 1

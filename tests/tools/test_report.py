@@ -61,7 +61,7 @@ def test_it_takes_nothing(pair: Pair) -> None:
 def test_completions_that_were_fetched_and_not_polled_are_counted(pair: Pair) -> None:
     b = pair[1]
     deliver(pair, range(3))
-    b.recv_cq.safe_to_sleep()
+    b.recv_cq.arm_if_empty()
     assert "entries, 3 completions fetched and not polled; " in cqnotify.report(b.ctx)
 
 
@@ -188,7 +188,7 @@ ctx = cqnotify.Context()
 a, b = connect(Endpoint(ctx), Endpoint(ctx))
 b.qp.post_recv(b.mr[0:64])
 if sys.argv[1] == "thread":
-    b.recv_cq.safe_to_sleep()
+    b.recv_cq.arm_if_empty()
     print("ready", flush=True)
     b.channel.get_event(timeout=%r)
 else:

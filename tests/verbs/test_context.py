@@ -248,8 +248,8 @@ def test_a_pkey_out_of_range_is_refused_with_the_limit(ctx: Context) -> None:
 def test_gid_table_tells_the_gids_their_types_and_their_net_devices(ctx: Context) -> None:
     folder = Path(f"/sys/class/infiniband/{ctx.name}/ports/1/gid_attrs")
     names = {GIDType.IB: "IB/RoCE v1", GIDType.ROCE_V1: "IB/RoCE v1", GIDType.ROCE_V2: "RoCE v2"}
-    table = ctx.gid_table()
-    assert table == ctx.gid_table(1)
+    table = ctx.query_gid_table()
+    assert table == ctx.query_gid_table(1)
     for entry in table:
         assert names[entry.gid_type] == (folder / f"types/{entry.index}").read_text().strip()
         assert entry.netdev == (folder / f"ndevs/{entry.index}").read_text().strip()
@@ -273,7 +273,7 @@ def test_query_port_tells_state_and_mtu(ctx: Context) -> None:
 
 
 def test_a_gid_is_found_by_address_and_by_type(ctx: Context) -> None:
-    table = ctx.gid_table()
+    table = ctx.query_gid_table()
     for entry in table:
         assert ctx.find_gid(entry.gid) == entry
         assert ctx.find_gid(str(entry.gid)) == entry
@@ -287,7 +287,7 @@ def test_a_gid_is_found_by_address_and_by_type(ctx: Context) -> None:
 
 
 def test_a_gid_that_is_not_there_is_a_lookup_error_naming_those_that_are(ctx: Context) -> None:
-    table = ctx.gid_table()
+    table = ctx.query_gid_table()
     present = str(table[0].gid)
     empty = next(i for i in range(1000) if i not in {e.index for e in table})
     for bad in (-1, 1000, 1 << 32, 1 << 70, empty):

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from ipaddress import IPv6Address
 
 import pytest
-from support import wait_completions
+from support import outstanding, wait_completions
 
 from cqnotify import (
     CQ,
@@ -171,7 +171,7 @@ def test_receives_are_flushed_in_their_order_and_wake(
         found = wait_completions(cq, 5)
         assert [wc.wr_id for wc in found] == [0, 1, 2, 3, 4]
         assert {wc.status for wc in found} == {WCStatus.WR_FLUSH_ERR}
-        assert qp.outstanding == (0, 0)
+        assert outstanding(qp) == (0, 0)
         assert qp.state is QPState.ERR
 
 

@@ -65,7 +65,7 @@ def membership(groups: list[str], *contexts: Context) -> Iterator[None]:
     """The network devices are in the groups, too: else the network drops what is sent to them."""
     with ExitStack() as stack:
         for ctx in contexts:
-            netdev = ctx.gid_table()[0].netdev
+            netdev = ctx.query_gid_table()[0].netdev
             assert netdev is not None
             for group in groups:
                 stack.enter_context(join(ip_address(group), socket.if_nametoindex(netdev)))
@@ -88,7 +88,7 @@ class Sender:
         self.end = Endpoint(ctx, QPType.UD)
         self.end.qp.connect()
         ipv4 = ip_address(group).version == 4
-        self.gid = next(e for e in ctx.gid_table() if bool(e.gid.ipv4_mapped) == ipv4)
+        self.gid = next(e for e in ctx.query_gid_table() if bool(e.gid.ipv4_mapped) == ipv4)
         self.group = AH(self.end.pd, dgid=group, sgid_index=self.gid.index)
         self.alone = AH(self.end.pd, dgid=self.gid.gid, sgid_index=self.gid.index)
 

@@ -137,7 +137,7 @@ def link_local(ctx: Context, netdev: str) -> tuple[str, str]:
 
 
 def other_netdev(ctx: Context) -> str:
-    return next(entry.netdev for entry in ctx.gid_table() if entry.netdev)
+    return next(entry.netdev for entry in ctx.query_gid_table() if entry.netdev)
 
 
 async def test_who_connects_from_the_smaller_port_chooses_its_mtu(

@@ -180,7 +180,7 @@ def test_the_state_is_the_one_in_which_the_device_has_it(ctx: Context) -> None:
 
 def test_a_gid_that_is_not_there_is_named_with_those_that_are(ctx: Context) -> None:
     a, b = Endpoint(ctx, QPType.RC), Endpoint(ctx, QPType.RC)
-    there = ", ".join(str(entry.index) for entry in ctx.gid_table(1))
+    there = ", ".join(str(entry.index) for entry in ctx.query_gid_table(1))
     words = rf"port 1 has no GID at index 99 \(sgid_index.*; it has GIDs at {there}$"
     for call in (
         lambda: a.qp.connect(b.qp.address(), gid_index=99),
@@ -216,7 +216,7 @@ def test_a_pkey_beyond_the_table_is_refused(ctx: Context) -> None:
     for call in (
         lambda: connect(a, b, pkey_index=entries),
         lambda: a.qp.to_init(pkey_index=entries),
-        lambda: a.qp.check(pkey_index=entries, port_num=1),
+        lambda: a.qp.check_modify(pkey_index=entries, port_num=1),
     ):
         with pytest.raises(ValueError, match=words):
             call()

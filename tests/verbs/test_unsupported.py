@@ -96,7 +96,7 @@ def test_paging_of_all_memory_on_demand(ctx: Context) -> None:
     if ctx.query_device_ex().odp_caps.general_caps & ODPGeneralCaps.SUPPORT_IMPLICIT:
         a, b = connect(Endpoint(ctx, QPType.RC), Endpoint(ctx, QPType.RC))
         b.qp.post_recv(b.mr[:64])
-        a.qp.post_send(MR.implicit(a.pd).over(bytearray(b"anywhere"))[:])
+        a.qp.post_send(MR.implicit(a.pd).sub_mr(bytearray(b"anywhere"))[:])
         wait_one(b.rcq)
         assert b.mr.read(8) == b"anywhere"
     else:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from posting import remote
-from support import Endpoint, Pair, connect, is_rxe, kernel, wait_completions, wait_one
+from support import Endpoint, Pair, connect, is_rxe, kernel, outstanding, wait_completions, wait_one
 
 from cqnotify import (
     CQ,
@@ -85,7 +85,7 @@ def test_it_completes_behind_what_was_written(
     wc = wait_one(a.scq)
     assert (wc.wr_id, wc.opcode) == (7, WCOpcode.FLUSH)
     assert b.mr.read(8, 16) == b"written!"
-    assert a.qp.outstanding == (0, 0)
+    assert outstanding(a.qp) == (0, 0)
 
 
 def test_many_are_in_order_with_the_other_operations(flush_pair: Pair) -> None:
@@ -129,7 +129,7 @@ def test_what_does_not_go_together_is_refused(pair: Pair, more: dict[str, Any], 
     a, b = pair
     with pytest.raises(ValueError, match=says):
         a.qp.post_send(None, **to(b, **more))
-    assert a.qp.outstanding == (0, 0)
+    assert outstanding(a.qp) == (0, 0)
 
 
 def test_text_is_told_which_enum_to_use(pair: Pair) -> None:

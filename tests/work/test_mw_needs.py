@@ -30,6 +30,7 @@ from support import (
     connect,
     is_rxe,
     kernel,
+    outstanding,
     wait_completions,
     wait_one,
 )
@@ -273,7 +274,7 @@ def test_of_a_bind_that_a_reset_dropped_it_is_assumed_that_it_was_done(window: W
     owner = window.owner
     owner.qp.bind_mw(window.mw, owner.mr[0:64], access=READ, send_flags=UNSIGNALED)
     owner.qp.modify(qp_state=QPState.RESET)
-    assert owner.qp.outstanding == (0, 0)
+    assert outstanding(owner.qp) == (0, 0)
     with pytest.raises(BusyError, match="this MR is still used by 1 MW"):
         owner.mr.close()
     window.mw.close()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from mw_support import ATOMIC, BINDABLE, READ, TYPES, WRITE
 from posting import stuck
-from support import Endpoint, Pair, wait_one
+from support import Endpoint, Pair, outstanding, wait_one
 
 from cqnotify import (
     CQ,
@@ -98,7 +98,7 @@ def test_what_can_not_be_bound_is_refused(mw_pair: Pair, mw_type: MWType) -> Non
         owner.qp.bind_mw(mw, part(owner), access=READ, send_flags=SendFlags.SOLICITED)
     with pytest.raises(TypeError, match="missing required argument 'sg'"):
         owner.qp.bind_mw(mw)  # type: ignore[call-arg]
-    assert (mw.rkey, owner.qp.outstanding) == (rkey, (0, 0))
+    assert (mw.rkey, outstanding(owner.qp)) == (rkey, (0, 0))
     mw.close()
     with pytest.raises(ClosedError, match="this MW is closed"):
         owner.qp.bind_mw(mw, part(owner), access=READ)
@@ -158,6 +158,6 @@ def test_a_list_binds_a_window_once(mw_pair: Pair) -> None:
     for _ in range(2):
         with pytest.raises(ValueError, match=r"\[2\] of the list: its mw is bound by another"):
             owner.qp.post_send([wr, empty, wr])
-        assert (mw.rkey, owner.qp.outstanding) == (rkey, (0, 0))
+        assert (mw.rkey, outstanding(owner.qp)) == (rkey, (0, 0))
     owner.qp.post_send([wr])
     wait_one(owner.scq)

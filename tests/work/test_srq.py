@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 from srq_hub import TYPES, Hub
-from support import DEADLINE, Waiter, is_rxe, kernel, take_all, until
+from support import DEADLINE, Waiter, is_rxe, kernel, outstanding, take_all, until
 
 from cqnotify import (
     CQ,
@@ -52,7 +52,7 @@ def test_a_qp_with_an_srq_has_no_receive_queue_of_its_own(pd: PD, cq: CQ, qp_typ
     qp.to_init()
     with pytest.raises(ValueError, match=rf"QP {qp.qp_num} receives from its SRQ.*srq.post_recv"):
         qp.post_recv(MR(pd, 64))
-    assert (qp.outstanding, srq.outstanding) == ((0, 0), 0)
+    assert (outstanding(qp), srq.outstanding) == ((0, 0), 0)
 
 
 def test_a_qp_with_an_srq_refuses_what_belongs_to_a_receive_queue(pd: PD, cq: CQ) -> None:

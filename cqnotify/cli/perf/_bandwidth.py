@@ -283,7 +283,7 @@ class _Idle:
     def wait(self) -> None:
         """Wait a moment, and look at times for the message of a peer that is done."""
         if self._sleeps:
-            if not all(cq.safe_to_sleep() for cq in self._cqs) or self._nap():
+            if not all(cq.arm_if_empty() for cq in self._cqs) or self._nap():
                 return
         else:
             self._passes += 1

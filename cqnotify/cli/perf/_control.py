@@ -37,7 +37,7 @@ class Talk(Protocol):
 
     @property
     def cq(self) -> CQ | None: ...
-    def safe_to_sleep(self) -> bool: ...
+    def arm_if_empty(self) -> bool: ...
     def send(self, message: dict[str, Any], /) -> None: ...
     def poll(self) -> Any: ...
     def keep(self, message: Any, /) -> None: ...
@@ -76,9 +76,9 @@ class Control:
         """Post the receives: the QP is at least in INIT."""
         self.qp.post_recv(self._receives)
 
-    def safe_to_sleep(self) -> bool:
+    def arm_if_empty(self) -> bool:
         """Arm the CQ, and return whether nothing has come."""
-        return self.cq.safe_to_sleep()
+        return self.cq.arm_if_empty()
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a message. The peer answers before SLOTS messages are in flight."""
@@ -143,7 +143,7 @@ class Control:
         return message
 
     def _nap(self) -> None:
-        if not self.cq.safe_to_sleep():
+        if not self.cq.arm_if_empty():
             return
         try:
             self._channel.get_event(SLICE).ack()

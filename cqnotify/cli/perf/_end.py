@@ -198,7 +198,7 @@ class PerfEnd:
             "gid_index": self.gid_index,
             "path_mtu": plan.path_mtu,
             "sl": plan.sl,
-            "timeout": PATIENT,
+            "ack_timeout": PATIENT,
         }
 
 

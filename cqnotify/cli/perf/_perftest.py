@@ -194,7 +194,7 @@ class Perftest:
     def ask(self) -> None:
         """Do nothing: `poll` notices when the peer has gone."""
 
-    def safe_to_sleep(self) -> bool:
+    def arm_if_empty(self) -> bool:
         """Return True: what the peer sends wakes nothing, and is read after a slice of time."""
         return True
 

@@ -84,12 +84,12 @@ def _spinner(end: PerfEnd, cq: CQ) -> Callable[[], None]:
 
 
 def _sleeper(end: PerfEnd, cq: CQ) -> Callable[[], None]:
-    poll, safe_to_sleep, sleep = cq.poll_ids, cq.safe_to_sleep, nap(end)
+    poll, arm_if_empty, sleep = cq.poll_ids, cq.arm_if_empty, nap(end)
 
     def wait() -> None:
         silence = None
         while not poll(1):
-            if safe_to_sleep() and not sleep():
+            if arm_if_empty() and not sleep():
                 silence = silence or Silence(end, end.plan.timeout)
                 silence.go_on()
 
@@ -106,7 +106,7 @@ def nap(end: PerfEnd) -> Callable[[], bool]:
     limit = min(SLICE, end.plan.timeout)
 
     def sleep() -> bool:
-        if not control.safe_to_sleep():
+        if not control.arm_if_empty():
             return False
         try:
             cq = get_event(limit)

@@ -141,7 +141,7 @@ class PingPongEnd:
                 gid_index=self.gid_index,
                 path_mtu=plan.path_mtu,
                 sl=plan.sl,
-                timeout=PATIENT,
+                ack_timeout=PATIENT,
             )
 
     def write(self, index: int, data: bytes) -> None:

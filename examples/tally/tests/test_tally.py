@@ -43,7 +43,7 @@ def test_a_peer_that_does_not_permit_it_is_an_error(
 
 @pytest.mark.rdma(atomics=True)
 def test_a_peer_that_is_gone_is_an_error_and_does_not_hang(rdma_pair: MakePair) -> None:
-    a, b = rdma_pair(QPType.RC, timeout=8, retry_cnt=1)
+    a, b = rdma_pair(QPType.RC, ack_timeout=8, retry_cnt=1)
     tally = tally_between(a, b)
     b.qp.close()
     with pytest.raises(CompletionError) as failure:

@@ -42,7 +42,7 @@ class ThreadLane(Lane):
                 timeout = self.post_due()
                 if wcs := self.cq.poll():
                     self.take(wcs)
-                elif self.cq.safe_to_sleep():
+                elif self.cq.arm_if_empty():
                     self.sleep(timeout)
         except ClosedError:
             say(self.name, "was closed")
@@ -125,8 +125,8 @@ class ThreadLanes(Lanes):
 
 
 def main() -> None:
-    timeout, retry_cnt, *names = sys.argv[1:]
-    end = ThreadLanes(int(timeout), int(retry_cnt), names)
+    ack_timeout, retry_cnt, *names = sys.argv[1:]
+    end = ThreadLanes(int(ack_timeout), int(retry_cnt), names)
     end.open()
     for line in sys.stdin:
         order, *words = line.split()

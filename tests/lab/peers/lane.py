@@ -140,9 +140,9 @@ class Received:
 class Lane:
     """One end of a connection, with everything that it needs, and receives posted."""
 
-    def __init__(self, name: str, ctx: Context, timeout: int, retry_cnt: int) -> None:
+    def __init__(self, name: str, ctx: Context, ack_timeout: int, retry_cnt: int) -> None:
         self.name, self.size = name, SIZES[name]
-        self.options = {"timeout": timeout, "retry_cnt": retry_cnt} if name != "ud" else {}
+        self.options = {"ack_timeout": ack_timeout, "retry_cnt": retry_cnt} if name != "ud" else {}
         self.sent, self.received = Sent(name), Received(name)
         self.flushed = 0  # receives
         self.told: list[str] = []  # by AsyncEventError
@@ -212,8 +212,8 @@ class Lane:
 class Lanes:
     """One end of some lanes, and the orders that need no waiting."""
 
-    def __init__(self, timeout: int, retry_cnt: int, names: list[str]) -> None:
-        self.settings, self.names = (timeout, retry_cnt), names
+    def __init__(self, ack_timeout: int, retry_cnt: int, names: list[str]) -> None:
+        self.settings, self.names = (ack_timeout, retry_cnt), names
         self.clock = Clock()
         self.lanes: dict[str, Any] = {}
 

@@ -147,14 +147,14 @@ class TaskLanes(Lanes):
 
 
 async def main() -> None:
-    timeout, retry_cnt, *names = sys.argv[1:]
+    ack_timeout, retry_cnt, *names = sys.argv[1:]
     orders = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     transport, _ = await loop.connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(orders), sys.stdin
     )
     with contextlib.closing(transport):
-        end = TaskLanes(int(timeout), int(retry_cnt), names)
+        end = TaskLanes(int(ack_timeout), int(retry_cnt), names)
         await end.open()
         while line := await orders.readline():
             order, *words = line.decode().split()
