@@ -4,9 +4,10 @@
 import asyncio
 import re
 import signal
+import threading
 
 import pytest
-from support import UNSIGNALED, Endpoint, Pair, deliver
+from support import UNSIGNALED, Endpoint, Pair, deliver, is_asleep, until
 
 from cqnotify import (
     CQ,
@@ -205,12 +206,17 @@ def test_a_timeout_error_of_the_handler_of_a_signal_stays_as_it_is(pair: Pair) -
     def handler(_number: int, _frame: object) -> None:
         raise TimeoutError("mine")
 
-    b = pair[1]
+    def interrupt(main: threading.Thread) -> None:
+        until(lambda: is_asleep(main), "the main thread sleeps")
+        assert main.ident is not None
+        signal.pthread_kill(main.ident, signal.SIGALRM)
+
     old = signal.signal(signal.SIGALRM, handler)
+    interrupter = threading.Thread(target=interrupt, args=[threading.main_thread()])
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.01)
         with pytest.raises(TimeoutError, match="^mine$"):
-            b.channel.get_event()
+            interrupter.start()
+            pair[1].channel.get_event()
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        interrupter.join()
         signal.signal(signal.SIGALRM, old)
