@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: MIT
 """What users do has the types that it is said to have: for type checkers, which read these tests,
-and on a device, where each value is looked at. test_types_aio.py is the same for cqnotify.aio."""
+and on a device, where each value is looked at. test_types_aio.py is the same for cqnotify.aio, and
+test_promised_types.py for whatever has a type of its own."""
 
 from __future__ import annotations
 
 import array
 import mmap
 from contextlib import suppress
-from ipaddress import IPv6Address
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -18,7 +18,6 @@ from cqnotify import (
     CQ,
     DM,
     MR,
-    MTU,
     MW,
     PD,
     QP,
@@ -26,38 +25,19 @@ from cqnotify import (
     TD,
     AccessFlags,
     AdviseMRAdvice,
-    AtomicCap,
-    ClosedError,
     CompletionChannel,
     CompletionError,
     Context,
-    CQModerationCaps,
     CQStats,
-    Device,
-    DeviceAttr,
-    DeviceAttrEx,
-    DeviceCapFlags,
     GIDEntry,
-    GIDType,
-    LinkLayer,
     MWType,
-    NodeType,
-    ODPCaps,
-    ODPGeneralCaps,
-    ODPPerTransportCaps,
-    ODPTransportCaps,
-    PacketPacingCaps,
     ParentDomain,
-    PortAttr,
-    PortState,
     QPState,
     QPType,
     RecvWR,
-    RTValues,
     SendFlags,
     SendWR,
     SuccessfulCompletion,
-    TransportType,
     VerbsError,
     WCArray,
     WCExFlags,
@@ -66,10 +46,8 @@ from cqnotify import (
     WCStatus,
     WorkCompletion,
     WROpcode,
-    devices,
     inc_rkey,
 )
-from cqnotify.enums import enum_or_int
 from cqnotify.testing import Endpoint, connect, wait_completions
 
 if TYPE_CHECKING:
@@ -78,73 +56,6 @@ else:
     from runtime_types import assert_type
 
 # ---- devices and memory -------------------------------------------------------------------
-
-
-def test_devices(rdma_device: Device) -> None:
-    assert_type(devices(), list[Device])
-    assert_type(rdma_device.name, str)
-    assert_type(rdma_device.node_type, NodeType | int)
-    assert_type(rdma_device.transport_type, TransportType | int)
-    assert_type(rdma_device.guid, int)
-    with Context(rdma_device) as ctx:
-        assert_type(ctx, Context)
-        assert_type(ctx.closed, bool)
-    with Context(rdma_device.name) as by_name:
-        assert_type(by_name.name, str)
-    with pytest.raises(ClosedError):
-        by_name.query_port()
-
-
-def test_context(rdma_context: Context) -> None:
-    ctx = rdma_context
-    assert_type(ctx.num_comp_vectors, int)
-    assert_type(ctx.async_fd, int)
-    assert_type(ctx.transport_type, TransportType | int)
-    if ctx.query_port().pkey_tbl_len:
-        assert_type(ctx.query_pkey(0, port_num=1), int)
-        assert_type(ctx.get_pkey_index(0xFFFF), int)
-    with suppress(VerbsError):  # not every device shows its clock
-        values = ctx.query_rt_values()
-        assert_type(values, RTValues)
-        assert_type(values.raw_clock, int)
-    assert_type(ctx.query_gid_table(), list[GIDEntry])
-    gid = ctx.find_gid(gid_type=ctx.query_gid_table()[0].gid_type, port_num=1)
-    assert_type(gid, GIDEntry)
-    assert_type(ctx.query_gid(gid.index), GIDEntry)
-    assert_type(gid.gid, IPv6Address)
-    assert_type(gid.index, int)
-    assert_type(gid.port_num, int)
-    assert_type(gid.gid_type, GIDType | int)
-    assert_type(gid.netdev, str | None)
-
-
-def test_device_attributes(rdma_context: Context) -> None:
-    ex = rdma_context.query_device_ex()
-    assert_type(rdma_context.query_device(), DeviceAttr)
-    assert_type(ex, DeviceAttrEx)
-    assert_type(ex.orig_attr, DeviceAttr)
-    assert_type(ex.orig_attr.fw_ver, str)
-    assert_type(ex.orig_attr.max_qp, int)
-    assert_type(ex.orig_attr.atomic_cap, AtomicCap | int)
-    assert_type(ex.orig_attr.device_cap_flags, DeviceCapFlags)
-    assert_type(ex.device_cap_flags_ex, DeviceCapFlags)
-    assert_type(ex.odp_caps, ODPCaps)
-    assert_type(ex.odp_caps.general_caps, ODPGeneralCaps)
-    assert_type(ex.odp_caps.per_transport_caps, ODPPerTransportCaps)
-    assert_type(ex.odp_caps.per_transport_caps.rc_odp_caps, ODPTransportCaps)
-    assert_type(ex.packet_pacing_caps, PacketPacingCaps)
-    assert_type(ex.cq_mod_caps, CQModerationCaps)
-    assert_type(ex.hca_core_clock, int)
-
-
-def test_port(rdma_context: Context) -> None:
-    port = rdma_context.query_port(1)
-    assert_type(port, PortAttr)
-    assert_type(port.state, PortState | int)
-    assert_type(port.active_mtu, MTU | int)
-    assert_type(port.link_layer, LinkLayer | int)
-    assert_type(port.lid, int)
-    assert_type(enum_or_int(MTU, port.active_mtu), MTU | int)
 
 
 def test_memory(rdma_pd: PD) -> None:
@@ -288,23 +199,6 @@ def test_poll(rdma_rc_pair: Pair) -> None:
     while not (ids := b.recv_cq.poll_ids()):
         pass
     assert_type(ids, list[int])
-
-
-def test_work_completion(rdma_rc_pair: Pair) -> None:
-    (wc,) = exchange(*rdma_rc_pair)
-    assert_type(wc, WorkCompletion)
-    assert_type(wc.status, WCStatus | int)
-    assert_type(wc.opcode, WCOpcode | int | None)
-    assert_type(wc.wc_flags, WCFlags | None)
-    assert_type(wc.ok, bool)
-    for number in (wc.wr_id, wc.qp_num, wc.vendor_err):
-        assert_type(number, int)
-    for optional in (wc.byte_len, wc.imm_data, wc.invalidated_rkey, wc.src_qp, wc.pkey_index):
-        assert_type(optional, int | None)
-    for optional in (wc.slid, wc.sl, wc.dlid_path_bits):
-        assert_type(optional, int | None)
-    for optional in (wc.completion_ts, wc.cvlan, wc.flow_tag, wc.tm_tag, wc.tm_priv):
-        assert_type(optional, int | None)
 
 
 def look_closely(wc: SuccessfulCompletion) -> None:

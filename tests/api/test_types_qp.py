@@ -20,18 +20,13 @@ from cqnotify import (
     QP,
     SRQ,
     AccessFlags,
-    AHAttr,
     AsyncEvent,
     AsyncEventType,
     BusyError,
     CompletionChannel,
     Context,
     Device,
-    FailureWatch,
-    MigState,
     QPAddress,
-    QPAttr,
-    QPCap,
     QPState,
     QPType,
     RecvWR,
@@ -68,38 +63,6 @@ else:
     from runtime_types import assert_type
 
 # ---- queue pairs --------------------------------------------------------------------------
-
-
-def test_queue_pair(rdma_rc_pair: Pair) -> None:
-    qp = rdma_rc_pair[0].qp
-    assert_type(qp, QP)
-    assert_type(qp.pd, PD)
-    assert_type(qp.context, Context)
-    assert_type(qp.send_cq, CQ)
-    assert_type(qp.recv_cq, CQ)
-    assert_type(qp.srq, SRQ | None)
-    assert_type(qp.qp_type, QPType)
-    assert_type(qp.state, QPState | int)
-    assert_type(qp.outstanding_sends, int)
-    assert_type(qp.outstanding_recvs, int)
-    for number in (qp.qp_num, qp.sq_psn, qp.max_send_wr, qp.max_recv_wr, qp.max_send_sge):
-        assert_type(number, int)
-    for number in (qp.max_recv_sge, qp.max_inline_data, qp.outstanding_signaled):
-        assert_type(number, int)
-
-
-def test_queue_pair_attributes(rdma_rc_pair: Pair) -> None:
-    attr = rdma_rc_pair[0].qp.query()
-    assert_type(attr, QPAttr)
-    assert_type(attr.qp_state, QPState | int)
-    assert_type(attr.path_mtu, MTU | int)
-    assert_type(attr.path_mig_state, MigState | int)
-    assert_type(attr.qp_access_flags, AccessFlags)
-    assert_type(attr.cap, QPCap)
-    assert_type(attr.cap.max_inline_data, int)
-    assert_type(attr.ah_attr, AHAttr)
-    assert_type(attr.ah_attr.dgid, IPv6Address | None)
-    assert_type(attr.timeout, int)
 
 
 def test_transitions(rdma_pd: PD, rdma_cq: CQ) -> None:
@@ -186,14 +149,6 @@ def test_shared_receive_queue_and_its_event(rdma_context: Context) -> None:
     assert_type(rdma_context.try_get_async_event(), AsyncEvent | None)
     with pytest.raises(BusyError):
         srq.close()
-
-
-def test_failure_watch(rdma_context: Context) -> None:
-    with FailureWatch(rdma_context) as watch:
-        assert_type(watch, FailureWatch)
-        assert_type(watch.context, Context)
-        assert_type(watch.fileno(), int)
-        assert_type(watch.read(), list[tuple[AsyncEvent, list[CQ] | None]])
 
 
 # ---- enums, and what is beside the core ----------------------------------------------------
