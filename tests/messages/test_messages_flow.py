@@ -21,13 +21,13 @@ from cqnotify.messages._wire import LAST, MASK, Header, Kind
 ROUNDS = 300
 
 
-class End:
+class SimulatedEnd:
     """What _session.py does, with a list for a device."""
 
     def __init__(self, chosen: random.Random, options: Options, peers: Options) -> None:
         self.chosen, self.options = chosen, options
         self.flow = Flow(options.credits, peers.credits)
-        self.peer: End
+        self.peer: SimulatedEnd
         self.arrived: deque[tuple[Header, bool]] = deque()  # frames, and whether solicited
         self.unread: deque[tuple[Kind, int]] = deque()
         self.reading: list[int] = []
@@ -111,7 +111,7 @@ def test_two_ends_never_stall_nor_overrun(seed: int) -> None:
         Options(credits=chosen.randrange(2, 9), offers=chosen.randrange(1, 5), eager=256)
         for _ in range(2)
     ]
-    a, b = End(chosen, *options), End(chosen, *reversed(options))
+    a, b = SimulatedEnd(chosen, *options), SimulatedEnd(chosen, *reversed(options))
     a.peer, b.peer = b, a
     total = {id(a): 0, id(b): 0}
     for _ in range(ROUNDS):
@@ -133,7 +133,7 @@ def test_two_ends_never_stall_nor_overrun(seed: int) -> None:
 
 def test_a_stream_needs_few_acknowledgements() -> None:
     options = Options(credits=16, eager=256)
-    a, b = (End(random.Random(1), options, options) for _ in range(2))
+    a, b = (SimulatedEnd(random.Random(1), options, options) for _ in range(2))
     a.peer, b.peer = b, a
     a.chosen = b.chosen = type(
         "Data", (), {"choice": lambda _, kinds: kinds[0], "random": lambda _: 1}

@@ -22,13 +22,13 @@ Loop = asyncio.AbstractEventLoop
 NewLoop = Callable[[], Loop]
 
 
-class Ends(NamedTuple):
+class ListenerAndPair(NamedTuple):
     listener: Listener
     client: Connection
     server: Connection
 
 
-CALLS: dict[str, Callable[[Ends], Awaitable[object]]] = {
+CALLS: dict[str, Callable[[ListenerAndPair], Awaitable[object]]] = {
     "recv, a message is there": lambda ends: ends.client.recv(),
     "recv, none is there": lambda ends: ends.server.recv(),
     "the next of a loop": lambda ends: anext(aiter(ends.server)),
@@ -40,21 +40,21 @@ CALLS: dict[str, Callable[[Ends], Awaitable[object]]] = {
 }
 
 
-async def make(ctx: Context) -> Ends:
+async def make(ctx: Context) -> ListenerAndPair:
     listener = await messages.listen(address_of(ctx), 0).__aenter__()
     client = await messages.connect(*listener.local)
     server = await listener.accept(SOON)
     await server.send(b"a message")
-    return Ends(listener, client, server)
+    return ListenerAndPair(listener, client, server)
 
 
-async def close(ends: Ends) -> None:
+async def close(ends: ListenerAndPair) -> None:
     ends.client.abort()
     ends.server.abort()
     await asyncio.gather(ends.client.aclose(), ends.server.aclose(), ends.listener.aclose())
 
 
-def elsewhere(ends: Ends, new_loop: NewLoop, state: str) -> None:
+def elsewhere(ends: ListenerAndPair, new_loop: NewLoop, state: str) -> None:
     """Each call, in another loop, is refused before it waits or does anything."""
 
     async def calls() -> None:
@@ -66,7 +66,7 @@ def elsewhere(ends: Ends, new_loop: NewLoop, state: str) -> None:
         other.run_until_complete(calls())
 
 
-async def still_works(ends: Ends) -> None:
+async def still_works(ends: ListenerAndPair) -> None:
     assert took(await ends.client.recv(timeout=SOON)) == [b"a message"]
     await ends.client.send(b"2")
     assert took(await ends.server.recv(timeout=SOON)) == [b"2"], "nothing came from another loop"
