@@ -411,10 +411,16 @@ class Lane:
 MakeLane = Callable[..., Lane]
 
 
+PATIENT: dict[str, Any] = {"retry_cnt": 7}
+"""For ever on rxe, where a send that waits for a receive of the peer runs out of retries on a busy
+machine, although its rnr_retry is for ever."""
+
+
 class Link:
     """Two connected QPs of one device: that of `a` is under test, `b` is its peer.
 
-    With `one_cq` what `a` sends and what it receives completes on one CQ.
+    With `one_cq` what `a` sends and what it receives completes on one CQ. No send fails because it
+    waits for long.
     """
 
     def __init__(
@@ -441,7 +447,7 @@ class Link:
         self.b = Endpoint(
             ctx, qp_type, access=ALL_REMOTE | REMOTE, max_send_wr=255, max_recv_wr=255
         )
-        connect(self.a, self.b)
+        connect(self.a, self.b, **PATIENT)
         self.iwarp = is_iwarp(ctx)
         self.qp = self.a.qp
         self.sg = self.a.mr[0:8]  # what is sent
@@ -486,7 +492,7 @@ class Link:
             elif end.qp.state != QPState.INIT:
                 end.qp = another(end.qp)
         self.qp = self.a.qp
-        connect(self.a, self.b)
+        connect(self.a, self.b, **PATIENT)
 
     @property
     def remote(self) -> tuple[int, int]:
