@@ -123,48 +123,6 @@ async def test_who_waits_is_told_that_the_cq_failed_and_others_of_the_channel_ar
         assert [e.cq for e in take_all(a.ctx) if e.event_type == CQ_ERR] == [a.scq]
 
 
-async def test_who_awaits_a_particular_completion_is_told(world: Overflow, acq: AsyncCQ) -> None:
-    a, b = world.a, world.b
-    b.qp.post_recv(b.mr[0:64])
-    c, d = other_pair(b, a)
-    tasks = await start_all(
-        acq.completion(77),
-        acq.completion(78, qp=a.qp),
-        acq.send(d.qp, d.mr[0:8]),  # waits for a receive at the peer
-    )
-    lose_one(world)
-    await all_are_told(tasks, CQ_ERR)
-    # What had come before is there, what comes of what was told of goes away.
-    assert len(await acq.wait(200)) == a.scq.cqe
-    assert (await acq.send(a.qp, a.mr[0:8])).ok
-    c.qp.post_recv(c.mr[0:64])
-    while d.qp.outstanding_sends:
-        await tick()
-    assert acq.poll() == []
-
-
-@pytest.mark.parametrize("times", [1, 2])
-async def test_what_came_while_nobody_waited_is_raised_once_by_the_next_wait(
-    world: Overflow, acq: AsyncCQ, times: int
-) -> None:
-    a, b = world.a, world.b
-    task = await start(acq.wait())
-    task.cancel()
-    await tick()
-    for _ in range(times):
-        lose_one(world)
-        await tick()  # the loop has read it, and has taken what is in the CQ
-        assert [e.cq for e in take_all(a.ctx)] == [a.scq]
-    with pytest.raises(AsyncEventError) as e:
-        await acq.wait()
-    assert e.value.event.cq is a.scq
-    assert len(acq.poll(200)) == times * a.scq.cqe
-    task = await start(acq.wait())
-    b.qp.post_recv(b.mr[0:64])
-    a.qp.post_send(a.mr[0:8], wr_id=5)
-    assert ids(await task) == [5]
-
-
 @pytest.mark.parametrize("when", ["asleep", "between two waits", "before the first wait"])
 async def test_another_thread_that_takes_the_report_does_not_hide_it(
     world: Overflow, acq: AsyncCQ, when: str

@@ -3,10 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import random
-
 import pytest
 from hostile import (
     SIZE,
@@ -21,7 +17,7 @@ from hostile import (
 from messages_support import SOON, data_of, took
 from support import eventually, start
 
-from cqnotify import MR, AccessFlags, CompletionError, Context, VerbsError, WCStatus
+from cqnotify import MR, AccessFlags, CompletionError, Context, WCStatus
 from cqnotify.messages import (
     Connection,
     FarewellError,
@@ -272,27 +268,3 @@ async def test_a_peer_that_lets_nothing_be_read_is_told_so(ctx: Context) -> None
     with pytest.raises(ProtocolError, match="the peer grants no RDMA reads"):
         async with hostile_server(ctx, responder_resources=0):
             pass
-
-
-HOSTILE = {"client": hostile_client, "server": hostile_server}
-
-
-@pytest.mark.not_on_iwarp("siw may not complete what is posted while the connection ends")
-@pytest.mark.parametrize("which", HOSTILE)
-async def test_random_frames_end_in_words_or_are_messages(ctx: Context, which: str) -> None:
-    """Mutations of good frames, on a real device; test_wire.py has many more without one."""
-    chosen = random.Random(20)
-    good = [data(b"123", b"4"), header(3), header(4), offer([Remote(3, 0, 0)], b"123")]
-    for _ in range(20):
-        async with HOSTILE[which](ctx, Options(max_message=5000, credits=2)) as (raw, ours):
-            for _ in range(4):
-                frame = bytearray(chosen.choice(good))
-                for _ in range(chosen.randrange(3)):
-                    frame[chosen.randrange(len(frame))] = chosen.randrange(256)
-                try:
-                    await asyncio.wait_for(raw.send(bytes(frame)), SOON)
-                except (CompletionError, VerbsError):  # its own has failed, or is closed
-                    break
-            with contextlib.suppress(MessagesError, TimeoutError):
-                while True:
-                    await ours.recv(timeout=0.05)

@@ -4,7 +4,7 @@ import select
 import sys
 
 import pytest
-from support import DEADLINE, MakeLane, Pair, Waiter, in_child, send, until, waiting
+from support import DEADLINE, Pair, Waiter, in_child, send, until, waiting
 
 from cqnotify import ClosedError, CompletionChannel
 
@@ -39,20 +39,6 @@ def test_an_event_that_waits_is_returned_with_a_timeout_of_0(pair: Pair) -> None
     send(pair)
     select.select([b.channel], [], [], DEADLINE)
     assert b.channel.get_event(timeout=0) is b.rcq
-
-
-def test_events_of_several_cqs_go_to_their_own(
-    channel: CompletionChannel, new_lane: MakeLane
-) -> None:
-    lanes = [new_lane() for _ in range(3)]
-    for lane in lanes:
-        lane.cq.req_notify()
-    for lane in reversed(lanes):
-        with waiting(lambda: channel.get_event(timeout=DEADLINE)) as waiter:
-            lane.send()
-        assert waiter.join() is lane.cq
-        assert [lane.cq.unacked for lane in lanes].count(1) == 1
-        lane.cq.ack()
 
 
 def test_interrupt_ends_every_wait_and_the_channel_stays_usable(pair: Pair) -> None:

@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import gc
 import select
 import socket
 import time
@@ -25,10 +22,10 @@ from exchange_support import (
     read_all,
     server_by_hand,
 )
-from support import DEADLINE, Scenario
+from support import DEADLINE
 
 from cqnotify import QPAddress
-from cqnotify.exchange import exchange_as_server, listen
+from cqnotify.exchange import listen
 
 # ---- records --------------------------------------------------------------------------------
 
@@ -177,31 +174,6 @@ def test_no_address_is_refused(role: Role, listener: socket.socket, port: int) -
         role.client(port, [])
     with pytest.raises(ValueError, match="empty list"):
         role.server(listener, [])
-
-
-def test_a_client_that_comes_as_the_server_is_cancelled_is_hung_up_on(
-    run: Scenario, listener: socket.socket
-) -> None:
-    """In whichever turn of the loop that is; a connection that were lost would be a warning."""
-
-    async def scenario(turns: int) -> None:
-        server = asyncio.ensure_future(exchange_as_server(listener, OURS, print))
-        await asyncio.sleep(0)
-        with client_by_hand(listener) as client:
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            server.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await server
-            with contextlib.suppress(BlockingIOError):  # nobody accepted it: the next one may
-                listener.setblocking(False)
-                listener.accept()[0].close()
-            with contextlib.suppress(ConnectionResetError):
-                assert client.recv(1) == b""
-
-    for turns in range(6):
-        run(scenario(turns))
-        gc.collect()
 
 
 def test_servers_listen_on_loopback_by_default(listener: socket.socket) -> None:

@@ -100,13 +100,6 @@ async def test_a_socket_of_the_users_own_can_be_shared_too() -> None:
         assert plain.gettimeout() == DEADLINE
 
 
-def test_as_many_threads_as_clients_are_served(listener: socket.socket) -> None:
-    with ThreadPoolExecutor(2 * N) as pool:
-        servers = pool.map(partial(serve_blocking, listener), range(1000, 1000 + N))
-        clients = pool.map(partial(call_blocking, listener), range(N))
-        assert_matched(dict(enumerate(servers, 1000)), dict(enumerate(clients)))
-
-
 def test_tasks_of_two_loops_and_threads_share_a_listener(
     run: Scenario, listener: socket.socket
 ) -> None:

@@ -187,26 +187,12 @@ def test_a_failure_tells_what_was_outstanding_and_what_came(run_suite: Run) -> N
     """)
     result.assert_outcomes(failed=1)
     device = devices()[0].name
-    head, sender, receiver, *cqs = told(result)
-    cqs, channels = cqs[:4], cqs[4:]
+    head, sender, receiver, *others = told(result)
     assert head == f"{device}: asynchronous events: none seen"
     assert sender == ("QP N: RC, RTS, peer QP N; outstanding: 1 send on CQ 1, 0 receives on CQ 2")
     assert receiver == ("QP N: RC, RTS, peer QP N; outstanding: 0 sends on CQ 3, 1 receive on CQ 4")
-    assert [cq.partition(",")[0] for cq in cqs] == [
-        "CQ 1: not armed",
-        "CQ 2: not armed",
-        "CQ 3: not armed",
-        "CQ 4: armed",
-    ]
-    assert channels == [
-        "the channel of CQ 1, CQ 2: no unread event, 0 threads in get_event()",
-        "the channel of CQ 3, CQ 4: no unread event, 0 threads in get_event()",
-    ]
-    assert re.fullmatch(
-        r"CQ 4: armed, \d+ entries; completions 1, polls \d+, arms \d+, events (\d+), acked \1, "
-        r"spurious \d+",
-        cqs[3],
-    )
+    assert others[3].startswith("CQ 4: armed, ")
+    assert len(others) == 4 + 2
 
 
 def test_a_failure_tells_of_dead_queue_pairs_and_unread_events(run_suite: Run) -> None:
