@@ -65,17 +65,10 @@ ROWS: list[Row] = [
      "port_num must be an integer, not str"),
     ("find_gid", lambda s, bad: s.ctx.find_gid(bad), [5, bytes(16), []], TypeError,
      "address must be an IP address"),
-    ("get_async_event", lambda s, bad: s.ctx.get_async_event(bad), [-1, NAN], ValueError,
-     "timeout"),
-    ("get_async_event", lambda s, bad: s.ctx.get_async_event(bad), ["1"], TypeError, "timeout"),
     ("get_async_event", lambda s, bad: s.ctx.get_async_event(1, bad), [2], TypeError,
      "at most 1 positional"),
     ("FailureWatch", lambda s, bad: FailureWatch(bad), [None, 1, "rxe0"], TypeError,
      "context must be a"),
-    ("get_event", lambda s, bad: s.channel.get_event(timeout=bad), ["1", [], object()], TypeError,
-     "timeout must be a number of seconds or None"),
-    ("get_event", lambda s, bad: s.channel.get_event(timeout=bad), [-1, -0.001, NAN, -INF],
-     ValueError, "timeout is"),
     ("CQ", lambda s, bad: CQ(s.ctx, bad), [0, -1, 1 << 31, 1 << 64], ValueError, "cqe is"),
     ("CQ", lambda s, bad: CQ(s.ctx, bad), [lambda s: s.device.max_cqe + 1], ValueError,
      "cqe is {bad}: it must be 1 to {device.max_cqe}"),
@@ -204,12 +197,11 @@ def test_what_is_refused_says_why_and_leaves_nothing(ctx: Context, name: str) ->
         s = SimpleNamespace(ctx=ctx, other=other, pd=pd, cq=cq, device=ctx.query_device())
         s.sge = min(s.device.max_srq_sge, 64)
         make: dict[str, Callable[[], Any]] = {
-            "channel": lambda: CompletionChannel(ctx),
             "mr": lambda: MR(pd, 1000),
             "qp": lambda: QP(pd, RC, send_cq=cq),
             "srq": lambda: SRQ(pd, 32),
         }
-        needed = {"get_event": "channel", "MR": "mr", "with_lkey": "mr", "check_modify": "qp"}
+        needed = {"MR": "mr", "with_lkey": "mr", "check_modify": "qp"}
         needed["SRQ.modify"] = "srq"
         made = needed.get(name)
         if made is not None:

@@ -92,19 +92,6 @@ def test_busy_polling_never_sleeps(figures: dict[str, Any], traffic: str) -> Non
 
 
 @in_lab
-@pytest.mark.clock
-def test_sleeping_receivers_take_less_cpu_than_busy_polling(figures: dict[str, Any]) -> None:
-    for traffic, receivers in {
-        "ibv_rc_pingpong": {"asyncio": 0.7, "blocking": 0.7},
-        "paced stream": {"asyncio": 0.7, "asyncio, solicited only": 0.2},
-    }.items():
-        busy = result(figures, traffic, "busy polling")
-        assert busy["cpu"] > 0.7 * busy["wall"]
-        for receiver, share in receivers.items():
-            assert result(figures, traffic, receiver)["cpu"] < share * busy["cpu"]
-
-
-@in_lab
 def test_the_wire_is_as_before(figures: dict[str, Any]) -> None:
     assert figures["wire_delay"]
     assert "netem" not in queue_disciplines()
