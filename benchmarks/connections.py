@@ -53,7 +53,7 @@ class Connections:
             )
 
     async def close(self, conn: cm.Connection) -> None:
-        await conn.closed()
+        await conn.wait_closed()
         await conn.aclose()
         conn.qp.close()
 

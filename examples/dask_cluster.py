@@ -16,7 +16,7 @@ import dask.array as da
 from distributed import Client, LocalCluster, as_completed
 
 from cqnotify import Context
-from cqnotify.cm import addresses_of
+from cqnotify.cm import local_addresses
 
 PARTS = 16
 
@@ -24,7 +24,7 @@ PARTS = 16
 def own_address() -> str:
     """Of the first device. Loopback addresses, which Dask would choose, lead to none."""
     with Context() as ctx:
-        return addresses_of(ctx)[0]
+        return local_addresses(ctx)[0]
 
 
 def a_table(megabytes: float) -> da.Array:

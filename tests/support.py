@@ -61,7 +61,7 @@ from cqnotify import (
     testing,
 )
 from cqnotify.aio import AsyncCQ
-from cqnotify.cm import addresses_of
+from cqnotify.cm import local_addresses
 from cqnotify.qp import DEFAULT_QKEY
 from cqnotify.testing import connect as connect
 from cqnotify.testing import wait_completions as wait_completions
@@ -89,7 +89,7 @@ def is_rxe(ctx: Context) -> bool:
 
 def address_of(ctx: Context) -> str:
     """The IPv4 address that leads to the device of this context."""
-    return addresses_of(ctx)[0]
+    return local_addresses(ctx)[0]
 
 
 def kernel() -> tuple[int, int]:

@@ -34,7 +34,7 @@ def find_device() -> dict[str, str]:
     with Context() as ctx:
         ethernet = ctx.query_port().link_layer == LinkLayer.ETHERNET
         index = ctx.find_gid().index if ethernet else -1
-        host = next(iter(cm.addresses_of(ctx)), "")
+        host = next(iter(cm.local_addresses(ctx)), "")
         return {"BENCH_DEVICE": ctx.name, "BENCH_GID_INDEX": str(index), "BENCH_HOST": host}
 
 

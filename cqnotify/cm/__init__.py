@@ -11,9 +11,8 @@ address, and connects the QP:
             conn = await request.accept(make_qp(request.device))
 
 When the peer disconnects, or its process ends, the QP is moved to ERR: posted work requests
-complete with WR_FLUSH_ERR, and `await conn.closed()` returns. A connection to which nothing refers
-is closed.
-`cqnotify.cm.blocking` has the same for threads.
+complete with WR_FLUSH_ERR, and `await conn.wait_closed()` returns. A connection to which nothing
+refers is closed. `cqnotify.cm.blocking` has the same for threads.
 """
 
 # The files, from below:
@@ -29,36 +28,46 @@ is closed.
 #   _parameters.py       gives these parameters to the calls for threads
 #   blocking.py          those for threads
 
-from ._async import Connection, Group, Listener, Request, connect, join, listen, lookup, resolve
+from ._async import (
+    Connection,
+    Listener,
+    MulticastGroup,
+    Request,
+    connect,
+    join_multicast,
+    listen,
+    lookup,
+    resolve,
+)
 from ._base import Resolved
 from ._errors import (
     CMError,
     CMEventType,
     DisconnectedError,
-    PeerGoneError,
     RejectedError,
     RejectReason,
+    RequestExpiredError,
     UnreachableError,
 )
-from ._local_addresses import addresses_of
+from ._local_addresses import local_addresses
 
 __all__ = [
     "CMError",
     "CMEventType",
     "Connection",
     "DisconnectedError",
-    "Group",
     "Listener",
-    "PeerGoneError",
+    "MulticastGroup",
     "RejectReason",
     "RejectedError",
     "Request",
+    "RequestExpiredError",
     "Resolved",
     "UnreachableError",
-    "addresses_of",
     "connect",
-    "join",
+    "join_multicast",
     "listen",
+    "local_addresses",
     "lookup",
     "resolve",
 ]

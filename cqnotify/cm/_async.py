@@ -18,8 +18,8 @@ from ..qp import QP
 from . import _arguments as check
 from ._base import (
     BaseConnection,
-    BaseGroup,
     BaseListener,
+    BaseMulticastGroup,
     BaseRequest,
     HasLink,
     Resolved,
@@ -119,13 +119,13 @@ class Connection(_Closes, BaseConnection):
 
     async def disconnect(self) -> None:
         """End the connection: move the QP to ERR, which flushes its work requests, and notify the
-        peer. `closed` waits for the peer's answer.
+        peer. `wait_closed` waits for the peer's answer.
 
         Does nothing if the connection is over already. Wraps rdma_disconnect(3).
         """
         await self._link.channel.throttled(self._link.disconnect)
 
-    async def closed(self, timeout: float | None = None) -> None:
+    async def wait_closed(self, timeout: float | None = None) -> None:
         """Wait until the connection is over: the peer has disconnected, or has answered our
         `disconnect`, its process has ended, or this end was closed.
 
@@ -251,16 +251,16 @@ async def resolve(
     return resolved_by(link, address)
 
 
-class Group(_Closes, BaseGroup):
+class MulticastGroup(_Closes, BaseMulticastGroup):
     """The membership of a QP in a multicast group, until it is closed."""
 
     async def __aenter__(self) -> Self:
         return self
 
 
-async def join(
+async def join_multicast(
     qp: QP, group: str, *, source: str | None = None, timeout: float | None = 10.0
-) -> Group:
+) -> MulticastGroup:
     """Make a QP a member of a multicast group: it receives all datagrams for it, our own, too.
 
     qp: a UD QP in RESET, or in RTS with the Q_Key of the group, on the device that leads there.
@@ -279,9 +279,9 @@ async def join(
     address = (await addresses(group, 0, end))[0]
     check.check_group(address[0])
     link, event, _ = await of_the_first(
-        [address], end, True, lambda link, peer: link.join(qp, own, peer)
+        [address], end, True, lambda link, peer: link.join_multicast(qp, own, peer)
     )
-    return Group(link, qp, event)
+    return MulticastGroup(link, qp, event)
 
 
 class Request(BaseRequest):
@@ -310,10 +310,10 @@ class Request(BaseRequest):
 
         The other parameters are those of `connect`.
 
-        Raises PeerGoneError if the peer has given up, which nothing reports earlier; VerbsError
-        (EMSGSIZE) if the MTU of the peer's port is larger than that of ours; ValueError for a QP
-        that cannot be connected, and for a request that was answered already; TimeoutError.
-        Wraps rdma_accept(3).
+        Raises RequestExpiredError if the peer has given up, which nothing reports earlier;
+        VerbsError (EMSGSIZE) if the MTU of the peer's port is larger than that of ours; ValueError
+        for a QP that cannot be connected, and for a request that was answered already;
+        TimeoutError. Wraps rdma_accept(3).
         """
         event = event_of(self)
         counts = event.retry_count, rnr_retry_count, responder_resources, initiator_depth
@@ -359,6 +359,11 @@ class Listener(_Closes, BaseListener):
     @_link.setter
     def _link(self, link: Link) -> None:
         self._entered = link
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or has failed; False before its block is entered."""
+        return self._entered is not None and self._entered.ended
 
     def close(self) -> None:
         if self._entered is not None:

@@ -79,6 +79,11 @@ class HasLink:
         """Our own address: a tuple of an IP address and a port."""
         return known(self._link.id.local, self._link.id)
 
+    @property
+    def closed(self) -> bool:
+        """Whether it is over: it was closed, also with its QP or context, or has failed."""
+        return self._link.ended
+
     def close(self) -> None:
         """End it at once, without waiting for the peer. Any thread may call this, also twice.
 
@@ -140,12 +145,20 @@ class BaseConnection(HasLink):
         return AH(pd, **path)
 
     @property
+    def closed(self) -> bool:
+        """Whether the connection is over, so that `wait_closed` returns at once: the peer has
+        disconnected, or has answered our `disconnect`, the connection has failed, or this end was
+        closed. The QP then is in ERR, or closed. `error` says why.
+        """
+        return self._link.ended
+
+    @property
     def error(self) -> Exception | None:
-        """Why the connection is over; None while it is not."""
+        """Why the connection is over, or is about to be; None while it goes on."""
         return self._link.error
 
     @property
-    def troubles(self) -> int:
+    def path_errors(self) -> int:
         """How many errors of the path to the peer the kernel has reported.
 
         It reports that the carrier is lost, or that the neighbour does not answer. The connection
@@ -154,7 +167,7 @@ class BaseConnection(HasLink):
         return self._link.path_errors
 
 
-class BaseGroup(HasLink):
+class BaseMulticastGroup(HasLink):
     def __init__(self, link: Link, qp: QP, event: Event) -> None:
         super().__init__(link)
         self._qp = qp

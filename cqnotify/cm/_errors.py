@@ -165,8 +165,8 @@ class DisconnectedError(CMError, ConnectionResetError):
     """The connection has ended."""
 
 
-class PeerGoneError(CMError, ConnectionAbortedError):
-    """The peer gave up before its request was accepted."""
+class RequestExpiredError(CMError, ConnectionAbortedError):
+    """The peer gave up before its request was accepted; only accept() finds that out."""
 
 
 REASONS: Final[dict[int, str]] = {

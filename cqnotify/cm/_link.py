@@ -23,7 +23,7 @@ from ._errors import (
     CMError,
     CMEventType,
     Event,
-    PeerGoneError,
+    RequestExpiredError,
     UnreachableError,
     error_of,
     error_of_tcp,
@@ -330,7 +330,7 @@ class Link(CMConn):
             on_init(qp)
 
     @awaited
-    def join(self, qp: QP, source: Address | None, group: Address) -> Steps:
+    def join_multicast(self, qp: QP, source: Address | None, group: Address) -> Steps:
         """Join a multicast group, and attach the queue pair to it."""
         self.phase, self.address = "joining", group
         self.take(qp)
@@ -359,15 +359,18 @@ class Link(CMConn):
         except VerbsError as e:
             if e.errno not in GONE or e.verb.startswith("ibv_"):  # an error of the QP
                 raise
-            raise PeerGoneError(f"{self.where}: the peer has gone, or given up: {e}") from e
+            raise self.expired(e) from e
         if not self.datagrams:
             try:
                 yield from self.expect(ESTABLISHED, self.end)
             except CMError as e:
                 if e.event in (None, CMEventType.DEVICE_REMOVAL):  # this end has failed
                     raise
-                raise PeerGoneError(f"{self.where}: the peer has gone, or given up: {e}") from e
+                raise self.expired(e) from e
         self.begin("the connection from", options)
+
+    def expired(self, error: Exception) -> RequestExpiredError:
+        return RequestExpiredError(f"{self.where}: the peer has gone, or given up: {error}")
 
     def begin(self, what: str, options: Options) -> None:
         """Begin the keepalive: the connection is established."""

@@ -18,7 +18,7 @@ _SIOCGIFADDR: Final = 0x8915
 _IFREQ: Final = struct.Struct("16sHH4s16x")  # with a sockaddr_in
 
 
-def addresses_of(context: Context) -> list[str]:
+def local_addresses(context: Context) -> list[str]:
     """Return the addresses of this host that lead to a device, for `listen` and for peers.
 
     IPv4 comes before IPv6, and link-local addresses come last, with their interface: fe80::1%eth0.

@@ -27,8 +27,8 @@ from . import _arguments as check
 from . import _async
 from ._base import (
     BaseConnection,
-    BaseGroup,
     BaseListener,
+    BaseMulticastGroup,
     BaseRequest,
     HasLink,
     Resolved,
@@ -45,7 +45,16 @@ if TYPE_CHECKING:
 
     from ._link import Steps
 
-__all__ = ["Connection", "Group", "Listener", "Request", "connect", "join", "listen", "resolve"]
+__all__ = [
+    "Connection",
+    "Listener",
+    "MulticastGroup",
+    "Request",
+    "connect",
+    "join_multicast",
+    "listen",
+    "resolve",
+]
 
 
 def _run(steps: Steps) -> Any:
@@ -116,8 +125,8 @@ class Connection(_Closes, BaseConnection):
         """See `cqnotify.cm.Connection.disconnect`."""
         link_of(self).disconnect()
 
-    def closed(self, timeout: float | None = None) -> None:
-        """Wait until the connection is over, see `cqnotify.cm.Connection.closed`."""
+    def wait_closed(self, timeout: float | None = None) -> None:
+        """Wait until the connection is over, see `cqnotify.cm.Connection.wait_closed`."""
         _run(link_of(self).over(deadline(timeout)))
 
 
@@ -141,7 +150,8 @@ def connect(qp: QP, host: str, port: int, **given: Any) -> Connection:
     return Connection(link, qp, event)
 
 
-def resolve(host: str, *, timeout: float | None = 10.0, source: str | None = None) -> Resolved:
+@parameters_of(_async.resolve)
+def resolve(host: str, *, timeout: float | None, source: str | None) -> Resolved:
     """Find out which device leads to an address, see `cqnotify.cm.resolve`.
 
     The timeout does not bound the time that a name takes to resolve.
@@ -154,20 +164,26 @@ def resolve(host: str, *, timeout: float | None = 10.0, source: str | None = Non
     return resolved_by(link, address)
 
 
-class Group(_Closes, BaseGroup):
-    """The membership of a QP in a multicast group, see `cqnotify.cm.Group`."""
+class MulticastGroup(_Closes, BaseMulticastGroup):
+    """The membership of a QP in a multicast group, see `cqnotify.cm.MulticastGroup`."""
 
 
-def join(qp: QP, group: str, *, source: str | None = None, timeout: float | None = 10.0) -> Group:
-    """Make a QP a member of a multicast group, see `cqnotify.cm.join`."""
+@parameters_of(_async.join_multicast)
+def join_multicast(
+    qp: QP, group: str, *, source: str | None, timeout: float | None
+) -> MulticastGroup:
+    """Make a QP a member of a multicast group, see `cqnotify.cm.join_multicast`.
+
+    The timeout does not bound the time that a name takes to resolve.
+    """
     check.check_member(qp, timeout)
     own = None if source is None else check.own(_addresses(source, 0))
     address = _addresses(group, 0)[0]
     check.check_group(address[0])
     link, event, _ = _of_the_first(
-        [address], timeout, True, lambda link, address: link.join(qp, own, address)
+        [address], timeout, True, lambda link, address: link.join_multicast(qp, own, address)
     )
-    return Group(link, qp, event)
+    return MulticastGroup(link, qp, event)
 
 
 class Request(BaseRequest):

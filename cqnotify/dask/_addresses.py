@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from .. import Context, VerbsError, devices
-from ..cm import addresses_of, lookup
+from ..cm import local_addresses, lookup
 from ..context import is_iwarp
 from ._distributed import parse_host_port, unparse_host_port
 
@@ -80,7 +80,7 @@ def own_addresses() -> list[str]:
     found: list[str] = []
     for device in devices():
         with suppress(VerbsError), Context(device) as context:  # it may be one of others
-            found += addresses_of(context)
+            found += local_addresses(context)
     return sorted(found, key=lambda address: (":" in address, "%" in address))
 
 

@@ -211,7 +211,7 @@ class Parts:
     async def is_heard(self) -> None:
         """On iWARP what was sent need not have arrived: the peer closes when it has."""
         if self.device.is_iwarp and self.conn is not None:
-            await self.conn.closed(LAST_WORDS)
+            await self.conn.wait_closed(LAST_WORDS)
 
     def repost(self, slot: int) -> None:
         self.qp.post_recv(self.receives[slot])

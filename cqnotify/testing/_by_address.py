@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypedDict
 
 from .._core import ClosedError
-from ..cm import addresses_of, blocking
+from ..cm import blocking, local_addresses
 from ..context import Context
 from ..enums import AccessFlags
 
@@ -66,7 +66,7 @@ def _way(a: Context, b: Context) -> tuple[str, str]:
     A link-local address names our own interface, so the traffic between two devices takes the cable
     between them.
     """
-    addresses = addresses_of(b)
+    addresses = local_addresses(b)
     if not addresses:
         raise LookupError(f"no address of this host leads to device {b.name}")
     if a.name == b.name:

@@ -136,7 +136,7 @@ def test_what_does_the_same_takes_the_same() -> None:
 
 
 def test_a_call_for_threads_takes_what_the_awaited_one_takes() -> None:
-    for name in ("connect", "join", "resolve", "Request.accept"):
+    for name in ("connect", "join_multicast", "resolve", "Request.accept"):
         awaited, blocking = ALL[f"cqnotify.cm.{name}"], ALL[f"cqnotify.cm.blocking.{name}"]
         assert inspect.signature(awaited).parameters == inspect.signature(blocking).parameters
     assert inspect.signature(ALL["cqnotify.cm.blocking.connect"]).return_annotation == "Connection"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from types_support import DEADLINE
 
 from cqnotify import Context, messages
-from cqnotify.cm import addresses_of
+from cqnotify.cm import local_addresses
 
 if TYPE_CHECKING:
     from typing import assert_type
@@ -18,7 +18,7 @@ else:
 
 
 async def test_messages(rdma_context: Context) -> None:
-    async with messages.listen(addresses_of(rdma_context)[0], 0) as listener:
+    async with messages.listen(local_addresses(rdma_context)[0], 0) as listener:
         client = await messages.connect(*listener.local)
         server = await listener.accept(DEADLINE)
         assert_type(server, messages.Connection)

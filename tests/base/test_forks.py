@@ -315,7 +315,7 @@ from cqnotify.cm import blocking
 
 warnings.simplefilter("ignore", DeprecationWarning)
 with Context() as ctx:
-    HOST = cm.addresses_of(ctx)[0]
+    HOST = cm.local_addresses(ctx)[0]
 over = threading.Event()
 turns = 0
 

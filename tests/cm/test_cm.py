@@ -23,7 +23,7 @@ from cm_support import (
 )
 from support import eventually, is_iwarp, new_state, start
 
-from cqnotify import CompletionError, Context, QPState, QPType, cm
+from cqnotify import ClosedError, CompletionError, Context, QPState, QPType, cm
 from cqnotify._core import CMID, CMChannel
 from cqnotify.aio import AsyncCQ
 from cqnotify.cm import CMEventType, RejectReason
@@ -178,11 +178,51 @@ async def test_a_request_that_a_goodbye_has_flushed_names_where_the_reason_is(ct
 async def test_what_ends_while_nobody_waits_is_known(ctx: Context) -> None:
     async with connected(ctx) as (_, conn, server, accepted):
         await conn.disconnect()
-        await conn.closed(SOON)
-        while is_iwarp(ctx) and accepted.error is None:  # closed() did not wait for its answer
+        await conn.wait_closed(SOON)
+        while is_iwarp(ctx) and accepted.error is None:  # wait_closed() did not wait for its answer
             await asyncio.sleep(0.001)
         assert accepted.error is not None
         server.check_flushed()
+
+
+async def test_closed_says_whether_a_connection_is_over(ctx: Context) -> None:
+    """In other states, and in threads: test_cm_matrix.py."""
+    async with connected(ctx) as (_, conn, _, accepted):
+        assert not conn.closed
+        assert not accepted.closed
+        with pytest.raises(TimeoutError):
+            await accepted.wait_closed(0)
+        await conn.disconnect()
+        await accepted.wait_closed(SOON)  # nobody has closed this end
+        assert accepted.closed
+        await conn.wait_closed(SOON)
+        assert conn.closed
+        accepted.close()
+        await accepted.wait_closed(0)
+        assert accepted.closed
+
+
+async def test_a_connection_that_fails_is_closed(ctx: Context) -> None:
+    async with connected(ctx) as (client, conn, _, _):
+        client.qp.close()
+        assert conn.closed
+        assert isinstance(conn.error, ClosedError)
+        await conn.wait_closed(0)
+
+
+async def test_closed_of_listeners_and_requests(ctx: Context) -> None:
+    listener = cm.listen(address_of(ctx), 0)
+    assert not listener.closed, "its block was not entered"
+    async with listener:
+        assert not listener.closed
+        asking = await start(cm.connect(Side(ctx).qp, *listener.local))
+        request = await listener.get_request(SOON)
+        assert not request.closed
+        await request.reject()
+        assert request.closed
+        with pytest.raises(cm.RejectedError):
+            await asking
+    assert listener.closed
 
 
 # ---- deadlines and cancellation -------------------------------------------------------------

@@ -131,7 +131,7 @@ async def test_rping_pings_our_server(ctx: Context) -> None:
                     await acq.write(ours.side.qp, ours.data[:size], addr, rkey)
                     with last_word(conn):
                         await ours.tell(acq)
-                await conn.closed(SOON)
+                await conn.wait_closed(SOON)
                 assert isinstance(conn.error, cm.DisconnectedError)
 
 
@@ -154,7 +154,7 @@ async def test_our_client_and_ucmatose(ctx: Context) -> None:
             with last_word(conn):
                 for _ in range(10):
                     await acq.send(side.qp, side.mr[:100])
-            await conn.closed(SOON)
+            await conn.wait_closed(SOON)
 
 
 async def test_ucmatose_and_our_server(ctx: Context) -> None:
@@ -171,7 +171,7 @@ async def test_ucmatose_and_our_server(ctx: Context) -> None:
                 for i in range(10):
                     assert (await acq.completion(i)).byte_len == 100
                 await conn.disconnect()
-                await conn.closed(SOON)
+                await conn.wait_closed(SOON)
 
 
 async def test_our_client_and_udaddy(ctx: Context) -> None:

@@ -43,7 +43,7 @@ def connected(
         client.qp.post_send(client.mr[:4])
         assert wait_one(server.cq).byte_len == 4
         yield conn, accepted[0]
-    accepted[0].closed(SOON)
+    accepted[0].wait_closed(SOON)
 
 
 def test_a_listener_on_any_address_takes_clients_of_both_kinds(ctx: Context) -> None:

@@ -76,12 +76,12 @@ async def test_a_silent_peer_ends_the_connection(ctx: Context, answers: list[boo
     async with connected(ctx, keepalive=BOUND) as (client, conn, server, accepted):
         await until_in_loop(answers, 2)
         server.qp.modify(qp_state=QPState.RESET)
-        await conn.closed(timeout=SOON)  # when exactly: test_cm_between_hosts.py
+        await conn.wait_closed(timeout=SOON)  # when exactly: test_cm_between_hosts.py
         assert isinstance(conn.error, cm.UnreachableError)
         assert "keepalive was not answered" in str(conn.error) or "sign of life" in str(conn.error)
         client.check_flushed()
         until(lambda: not answers[-1], "the connection is asked no more")
-        await accepted.closed(timeout=SOON)  # is told, since this peer lives after all
+        await accepted.wait_closed(timeout=SOON)  # is told, since this peer lives after all
 
 
 @not_on_iwarp
@@ -95,7 +95,7 @@ def test_a_silent_peer_ends_a_threads_connection(ctx: Context) -> None:
         thread.join()
     with conn, accepted[0]:
         server.qp.modify(qp_state=QPState.RESET)
-        conn.closed(timeout=SOON)
+        conn.wait_closed(timeout=SOON)
         assert isinstance(conn.error, cm.UnreachableError)
         assert str(conn.error).endswith(f"the peer has given no sign of life for {BOUND:g} s")
         assert client.qp.state == QPState.ERR
@@ -114,7 +114,7 @@ async def test_the_one_that_accepts_can_ask_as_well(ctx: Context) -> None:
             tries = 4 * 4.096e-6 * 2**query.timeout
             assert BOUND / 4 < tries <= BOUND / 2
             client.qp.modify(qp_state=QPState.RESET)
-            await accepted.closed(timeout=SOON)
+            await accepted.wait_closed(timeout=SOON)
             assert isinstance(accepted.error, cm.UnreachableError)
 
 

@@ -105,7 +105,7 @@ async def test_a_loops_connection_in_a_cycle_is_closed_and_the_hub_with_the_last
     ctx: Context,
 ) -> None:
     async with connected(ctx) as (client, conn, _, accepted):
-        waiting = await start(accepted.closed(SOON))
+        waiting = await start(accepted.wait_closed(SOON))
         client.post_recv()
         link = conn._link
         conn._link = accepted._link
@@ -184,7 +184,7 @@ def test_a_connection_of_a_closed_loop_is_closed_by_any_thread(
         conn = loop.run_until_complete(connect())
     waiter.join()
     Waiter(conn.close).join()
-    accepted[0].closed(SOON)
+    accepted[0].wait_closed(SOON)
     assert isinstance(conn.error, ClosedError)
 
 
@@ -195,7 +195,7 @@ async def test_a_device_that_is_removed_ends_what_waits(ctx: Context) -> None:
     """rxe goes only when all processes have left it, and the kernel says so after that: so the
     event is one that the test has made."""
     async with connected(ctx) as (_, conn, _, _), cm.listen(address_of(ctx), 0) as listener:
-        for end, call in ((conn, conn.closed()), (listener, listener.get_request())):
+        for end, call in ((conn, conn.wait_closed()), (listener, listener.get_request())):
             waiting = await start(call)
             link = end._link
             event = Event(link.id, CMEventType.DEVICE_REMOVAL, 0, b"", {}, None)
@@ -220,7 +220,7 @@ async def test_a_forked_child_does_not_touch_the_loops_connections(ctx: Context)
         async with listener:
             peer.ask(*listener.local)
             request = await listener.get_request(SOON)
-            waiting = await start(accepted.closed(SOON))
+            waiting = await start(accepted.wait_closed(SOON))
 
             def child() -> None:
                 for end in (conn, accepted, listener, request):

@@ -54,7 +54,7 @@ async def close_by_peers(conns: list[cm.Connection]) -> None:
 
     async def wait_and_close(conn: cm.Connection) -> None:
         async with conn:
-            await conn.closed()
+            await conn.wait_closed()
 
     waiting = []
     for conn in conns:

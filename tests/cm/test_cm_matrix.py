@@ -171,7 +171,7 @@ class Scene:
     async def connected(self) -> None:
         assert self.call is not None
         self.end = await self.call
-        await self.wait_in(self.end.closed, timeout=self.timeout)
+        await self.wait_in(self.end.wait_closed, timeout=self.timeout)
 
     async def busy(self) -> None:
         """The peer has no receive for our message."""
@@ -221,83 +221,83 @@ ACTIONS: dict[str, Callable[[Scene], Awaitable[object] | None]] = {
 # there; our QP, which may be unused where nobody can know when the peer's goodbye comes; why the
 # connection is over.
 TABLE = """
-resolving      give up            gives up           -               RESET   -
-resolving      close the QP       ClosedError        -               closed  -
-resolving      close the context  ClosedError        -               closed  -
-connecting     give up            gives up           finds us gone   RESET   -
-connecting     close the QP       ClosedError        finds us gone   closed  -
-connecting     close the context  ClosedError        finds us gone   closed  -
-connecting     peer closes        RejectedError      -               RESET   -
-connecting     peer is killed     RejectedError      -               RESET   -
-unanswered     give up            gives up           finds us gone   RESET   -
-unanswered     close the QP       ClosedError        finds us gone   closed  -
-unanswered     close the context  ClosedError        finds us gone   closed  -
-unanswered     peer closes        RejectedError      -               RESET   -
-unanswered     peer rejects       RejectedError      -               RESET   -
-unanswered     peer is killed     RejectedError      -               RESET   -
-requested      close              ClosedError        REJECTED        RESET   -
-requested      peer closes        PeerGoneError      -               unused  -
-requested      peer is killed     PeerGoneError      -               unused  -
-accepting      close              ClosedError        REJECTED        ERR     -
-accepting      give up            gives up           REJECTED        ERR     -
-accepting      close the QP       ClosedError        REJECTED        closed  -
-accepting      close the context  ClosedError        REJECTED        closed  -
-accepting      peer closes        PeerGoneError      -               ERR     -
-accepting      peer is killed     PeerGoneError      -               ERR     -
-accepted       close              returns            DISCONNECTED    ERR     ClosedError
-accepted       give up            gives up           -               RTS     -
-accepted       close the QP       returns            DISCONNECTED    closed  ClosedError
-accepted       close the context  returns            DISCONNECTED    closed  ClosedError
-accepted       peer closes        returns            -               ERR     DisconnectedError
-accepted       peer disconnects   returns            DISCONNECTED    ERR     DisconnectedError
-accepted       peer is killed     returns            -               ERR     DisconnectedError
-established    close              returns            DISCONNECTED    ERR     ClosedError
-established    give up            gives up           -               RTS     -
-established    close the QP       returns            DISCONNECTED    closed  ClosedError
-established    close the context  returns            DISCONNECTED    closed  ClosedError
-established    peer closes        returns            -               ERR     DisconnectedError
-established    peer disconnects   returns            DISCONNECTED    ERR     DisconnectedError
-established    peer is killed     returns            -               ERR     DisconnectedError
-busy           close              returns            DISCONNECTED    ERR     ClosedError
-busy           give up            gives up           -               RTS     -
-busy           close the QP       returns            DISCONNECTED    closed  ClosedError
-busy           close the context  returns            DISCONNECTED    closed  ClosedError
-busy           peer closes        returns            -               ERR     DisconnectedError
-busy           peer disconnects   returns            DISCONNECTED    ERR     DisconnectedError
-busy           peer is killed     returns            -               ERR     DisconnectedError
-disconnecting  close              returns            -               ERR     ClosedError
-disconnecting  give up            gives up           -               ERR     -
-disconnecting  close the QP       returns            -               closed  ClosedError
-disconnecting  close the context  returns            -               closed  ClosedError
-disconnecting  peer closes        returns            -               ERR     DisconnectedError
-disconnecting  peer disconnects   returns            -               ERR     DisconnectedError
-disconnecting  peer is killed     returns            -               ERR     DisconnectedError
-disconnected   close              -                  -               ERR     DisconnectedError
-disconnected   close the QP       -                  -               closed  DisconnectedError
-disconnected   close the context  -                  -               closed  DisconnectedError
-disconnected   peer closes        -                  -               ERR     DisconnectedError
-disconnected   peer is killed     -                  -               ERR     DisconnectedError
-listening      close              -                  REJECTED        RESET   -
-listening      peer closes        PeerGoneError      -               unused  -
-listening      peer is killed     PeerGoneError      -               unused  -
+resolving      give up            gives up             -               RESET   -
+resolving      close the QP       ClosedError          -               closed  -
+resolving      close the context  ClosedError          -               closed  -
+connecting     give up            gives up             finds us gone   RESET   -
+connecting     close the QP       ClosedError          finds us gone   closed  -
+connecting     close the context  ClosedError          finds us gone   closed  -
+connecting     peer closes        RejectedError        -               RESET   -
+connecting     peer is killed     RejectedError        -               RESET   -
+unanswered     give up            gives up             finds us gone   RESET   -
+unanswered     close the QP       ClosedError          finds us gone   closed  -
+unanswered     close the context  ClosedError          finds us gone   closed  -
+unanswered     peer closes        RejectedError        -               RESET   -
+unanswered     peer rejects       RejectedError        -               RESET   -
+unanswered     peer is killed     RejectedError        -               RESET   -
+requested      close              ClosedError          REJECTED        RESET   -
+requested      peer closes        RequestExpiredError  -               unused  -
+requested      peer is killed     RequestExpiredError  -               unused  -
+accepting      close              ClosedError          REJECTED        ERR     -
+accepting      give up            gives up             REJECTED        ERR     -
+accepting      close the QP       ClosedError          REJECTED        closed  -
+accepting      close the context  ClosedError          REJECTED        closed  -
+accepting      peer closes        RequestExpiredError  -               ERR     -
+accepting      peer is killed     RequestExpiredError  -               ERR     -
+accepted       close              returns              DISCONNECTED    ERR     ClosedError
+accepted       give up            gives up             -               RTS     -
+accepted       close the QP       returns              DISCONNECTED    closed  ClosedError
+accepted       close the context  returns              DISCONNECTED    closed  ClosedError
+accepted       peer closes        returns              -               ERR     DisconnectedError
+accepted       peer disconnects   returns              DISCONNECTED    ERR     DisconnectedError
+accepted       peer is killed     returns              -               ERR     DisconnectedError
+established    close              returns              DISCONNECTED    ERR     ClosedError
+established    give up            gives up             -               RTS     -
+established    close the QP       returns              DISCONNECTED    closed  ClosedError
+established    close the context  returns              DISCONNECTED    closed  ClosedError
+established    peer closes        returns              -               ERR     DisconnectedError
+established    peer disconnects   returns              DISCONNECTED    ERR     DisconnectedError
+established    peer is killed     returns              -               ERR     DisconnectedError
+busy           close              returns              DISCONNECTED    ERR     ClosedError
+busy           give up            gives up             -               RTS     -
+busy           close the QP       returns              DISCONNECTED    closed  ClosedError
+busy           close the context  returns              DISCONNECTED    closed  ClosedError
+busy           peer closes        returns              -               ERR     DisconnectedError
+busy           peer disconnects   returns              DISCONNECTED    ERR     DisconnectedError
+busy           peer is killed     returns              -               ERR     DisconnectedError
+disconnecting  close              returns              -               ERR     ClosedError
+disconnecting  give up            gives up             -               ERR     -
+disconnecting  close the QP       returns              -               closed  ClosedError
+disconnecting  close the context  returns              -               closed  ClosedError
+disconnecting  peer closes        returns              -               ERR     DisconnectedError
+disconnecting  peer disconnects   returns              -               ERR     DisconnectedError
+disconnecting  peer is killed     returns              -               ERR     DisconnectedError
+disconnected   close              -                    -               ERR     DisconnectedError
+disconnected   close the QP       -                    -               closed  DisconnectedError
+disconnected   close the context  -                    -               closed  DisconnectedError
+disconnected   peer closes        -                    -               ERR     DisconnectedError
+disconnected   peer is killed     -                    -               ERR     DisconnectedError
+listening      close              -                    REJECTED        RESET   -
+listening      peer closes        RequestExpiredError  -               unused  -
+listening      peer is killed     RequestExpiredError  -               unused  -
 """
 
 # What is otherwise on an iWARP device, whose attempts have touched the QP when they have begun.
 ON_IWARP = """
-resolving      give up            gives up           -               INIT    -
-connecting     give up            gives up           finds us gone   ERR     -
-connecting     peer closes        RejectedError      -               ERR     -
-connecting     peer is killed     RejectedError      -               ERR     -
-unanswered     give up            gives up           finds us gone   ERR     -
-unanswered     peer closes        RejectedError      -               ERR     -
-unanswered     peer rejects       RejectedError      -               ERR     -
-unanswered     peer is killed     RejectedError      -               ERR     -
-requested      close              ClosedError        REJECTED        INIT    -
-disconnecting  close              returns            -               ERR     DisconnectedError
-disconnecting  give up            returns            -               ERR     DisconnectedError
-disconnecting  close the QP       returns            -               closed  DisconnectedError
-disconnecting  close the context  returns            -               closed  DisconnectedError
-listening      close              -                  REJECTED        INIT    -
+resolving      give up            gives up             -               INIT    -
+connecting     give up            gives up             finds us gone   ERR     -
+connecting     peer closes        RejectedError        -               ERR     -
+connecting     peer is killed     RejectedError        -               ERR     -
+unanswered     give up            gives up             finds us gone   ERR     -
+unanswered     peer closes        RejectedError        -               ERR     -
+unanswered     peer rejects       RejectedError        -               ERR     -
+unanswered     peer is killed     RejectedError        -               ERR     -
+requested      close              ClosedError          REJECTED        INIT    -
+disconnecting  close              returns              -               ERR     DisconnectedError
+disconnecting  give up            returns              -               ERR     DisconnectedError
+disconnecting  close the QP       returns              -               closed  DisconnectedError
+disconnecting  close the context  returns              -               closed  DisconnectedError
+listening      close              -                    REJECTED        INIT    -
 """
 NOT_ON_IWARP = {
     "accepting": "iWARP: what is accepted is established, without a further message",
@@ -353,7 +353,8 @@ async def run_row(s: Scene, row: list[str]) -> None:
     if isinstance(s.end, cm.Request | blocking.Request) and s.call is None:
         s.call = s.face.start(s.end.accept, s.qp)
     ended = await outcome(s.call)
-    if (ended, call) == ("returns", "PeerGoneError") and is_iwarp(s.ctx):  # it is noticed later
+    expired = (ended, call) == ("returns", "RequestExpiredError")
+    if expired and is_iwarp(s.ctx):  # it is noticed later
         assert s.call is not None
         s.end = s.call.result()
         await eventually(lambda: s.end.error is not None)
@@ -364,8 +365,9 @@ async def run_row(s: Scene, row: list[str]) -> None:
     assert state_of_qp == qp or (qp == "unused" and state_of_qp in ("RESET", "INIT", "ERR"))
     if error != "-":
         assert type(s.end.error).__name__ == error
+        await eventually(lambda: s.end.closed)
     elif isinstance(s.end, cm.Connection | blocking.Connection):
-        assert s.end.error is None
+        assert (s.end.error, s.end.closed) == (None, False)
     if state == "busy" and qp == "ERR":
         found: list[Any] = []
         await eventually(lambda: found.extend(s.side.cq.poll(4)) or len(found) == 2)

@@ -63,7 +63,7 @@ async def test_a_server_that_goes_when_it_has_accepted_is_no_other_error(ctx: Co
         await asyncio.wait([asking])
         if asking.exception() is None:  # established before the server went
             conn = asking.result()
-            await conn.closed(SOON)
+            await conn.wait_closed(SOON)
             error: BaseException | None = conn.error
         else:
             error = asking.exception()
@@ -141,7 +141,7 @@ def test_closed_returns_when_the_queue_pair_has_failed(ctx: Context) -> None:
     link = accepted[0]._link
     link.reason = cm.DisconnectedError("the reader has come so far")
     with pytest.raises(TimeoutError):
-        accepted[0].closed(0.05)
+        accepted[0].wait_closed(0.05)
     assert server.qp.state == QPState.RTS
     link.reason = None
     conn.disconnect()
@@ -149,7 +149,7 @@ def test_closed_returns_when_the_queue_pair_has_failed(ctx: Context) -> None:
         pass
     assert not flushed[0].ok
     assert is_iwarp(ctx) or isinstance(link.reason, (Event, cm.DisconnectedError))
-    accepted[0].closed(SOON)
+    accepted[0].wait_closed(SOON)
     assert server.qp.state == QPState.ERR
     accepted[0].close()
     conn.close()

@@ -31,7 +31,7 @@ async def converse():
         accepted = await (await listener.get_request(10)).accept(new_qp())
         async with await asking:
             pass
-        await accepted.closed(10)
+        await accepted.wait_closed(10)
 def connect():
     global listener, conn
     listener = blocking.listen(HOST, 0)
@@ -46,7 +46,7 @@ CONNECTION += "connect()\\n"
 """
 
 ENDS = {
-    "closed": "conn.close(); accepted[0].closed(10); listener.close(); ctx.close()",
+    "closed": "conn.close(); accepted[0].wait_closed(10); listener.close(); ctx.close()",
     "open": "",
     "after an event loop": "asyncio.run(converse(), debug=False)",
     "cycle": "conn.me = listener.me = accepted[0].me = [conn, listener, accepted]",
@@ -93,7 +93,7 @@ def test_interpreters_connect_at_once(ctx: Context) -> None:
 MANY = CONNECTION + '''
 for _ in range(5):
     conn.close()
-    accepted.pop().closed(10)
+    accepted.pop().wait_closed(10)
     connect()
 '''
 ended = []
@@ -108,7 +108,7 @@ exec(MANY, globals())
 for t in threads: t.join()
 assert len(ended) == 2
 conn.close()
-accepted.pop().closed(10)
+accepted.pop().wait_closed(10)
 connect()  # the others' end was not ours
 """,
     )

@@ -62,10 +62,10 @@ async def connected(ctx: Context, on: Flavor) -> AsyncIterator[tuple[ClientAndSe
 @pytest.mark.parametrize("how", ["disconnect", "close"])
 async def test_both_ends_know_when_one_ends_it(ctx: Context, on: Flavor, how: str) -> None:
     async with connected(ctx, on) as (ends, start):
-        task = await sleeping(on, start, ends.accepted.closed)
+        task = await sleeping(on, start, ends.accepted.wait_closed)
         if how == "disconnect":
             await ends.conn.disconnect()
-            await ends.conn.closed(SOON)
+            await ends.conn.wait_closed(SOON)
         else:
             ends.conn.close()
         await task.result()
@@ -75,11 +75,11 @@ async def test_both_ends_know_when_one_ends_it(ctx: Context, on: Flavor, how: st
 
 async def test_another_thread_may_close_it(ctx: Context, on: Flavor) -> None:
     async with connected(ctx, on) as (ends, start):
-        task = await sleeping(on, start, ends.conn.closed)
+        task = await sleeping(on, start, ends.conn.wait_closed)
         Waiter(ends.client.qp.close).join()
         await task.result()
         assert isinstance(ends.conn.error, ClosedError)
-        await ends.accepted.closed(SOON)
+        await ends.accepted.wait_closed(SOON)
 
 
 async def test_a_request_is_rejected(ctx: Context, on: Flavor) -> None:
@@ -103,12 +103,12 @@ async def test_waits_end_by_their_deadlines(ctx: Context, on: Flavor) -> None:
         await check_gone(ctx, await listener.get_request(SOON))
     async with connected(ctx, on) as (ends, _):
         with pytest.raises(TimeoutError):
-            await ends.conn.closed(0.05)
+            await ends.conn.wait_closed(0.05)
         assert ends.conn.error is None
     assert asleep() == 0
 
 
-@pytest.mark.parametrize("call", ["connect", "resolve", "get_request", "closed"])
+@pytest.mark.parametrize("call", ["connect", "resolve", "get_request", "wait_closed"])
 async def test_a_cancelled_scope_ends_a_wait(ctx: Context, on: Flavor, call: str) -> None:
     """What was being made is given up; what there is stays."""
     async with connected(ctx, on) as (ends, start):
@@ -117,7 +117,7 @@ async def test_a_cancelled_scope_ends_a_wait(ctx: Context, on: Flavor, call: str
             "connect": lambda: cm.connect(side.qp, *ends.listener.local),
             "resolve": lambda: cm.connect(side.qp, NOBODY, 9),
             "get_request": ends.listener.get_request,
-            "closed": ends.conn.closed,
+            "wait_closed": ends.conn.wait_closed,
         }
         task = await sleeping(on, start, calls[call])
         request = await ends.listener.get_request(SOON) if call == "connect" else None
@@ -176,7 +176,7 @@ async def test_threads_and_the_loop_connect_to_each_other(ctx: Context, on: Flav
         accepted = await (await listener.get_request(SOON)).accept(Side(ctx).qp)
         conn = waiter.join()
         conn.close()
-        await accepted.closed(SOON)
+        await accepted.wait_closed(SOON)
 
 
 class Resolver:

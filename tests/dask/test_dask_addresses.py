@@ -20,7 +20,7 @@ from distributed.security import Security
 from support import address_of, is_iwarp, start
 
 from cqnotify import Context, dask
-from cqnotify.cm import addresses_of
+from cqnotify.cm import local_addresses
 
 
 async def nobody(comm: dask.Comm) -> None:
@@ -127,7 +127,7 @@ class NameServer:
 
 @pytest.fixture
 def server(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> NameServer:
-    it = NameServer("127.0.0.1", addresses_of(ctx)[-1], address_of(ctx))
+    it = NameServer("127.0.0.1", local_addresses(ctx)[-1], address_of(ctx))
     monkeypatch.setattr(socket, "getaddrinfo", it.in_the_loop)
     monkeypatch.setattr("cqnotify.cm._async.getaddrinfo", it.getaddrinfo)
     return it

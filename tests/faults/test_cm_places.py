@@ -90,7 +90,7 @@ async def test_as_a_connection_ends(ctx: Context, on: Flavor, place: str, act: s
     """Those of the first two are passed as the task falls asleep."""
     async with connected(ctx, on) as pair, on.tasks() as start:
         if place in LEADS_TO:
-            tasks = [start(pair.conn.closed) for _ in range(2)]
+            tasks = [start(pair.conn.wait_closed) for _ in range(2)]
             await on.tick()
             pair.other_thread_acts_at(place, act)
             lead, error = LEADS_TO[place]
@@ -99,7 +99,7 @@ async def test_as_a_connection_ends(ctx: Context, on: Flavor, place: str, act: s
                 await done
         else:
             pair.other_thread_acts_at(place, act)
-            tasks, error = [start(pair.conn.closed)], Exception
+            tasks, error = [start(pair.conn.wait_closed)], Exception
         for task in tasks:
             await task.result()
         assert pair.passed == 1

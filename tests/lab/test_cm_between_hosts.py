@@ -48,7 +48,7 @@ def test_the_page_has_these_faults_and_no_others() -> None:
 
 
 def serve(*, timeout: str = "None", port: int = 7001) -> str:
-    steps = ["listen", "request=None", f"accept={timeout}", "closed=300", "state", "close"]
+    steps = ["listen", "request=None", f"accept={timeout}", "wait_closed=300", "state", "close"]
     return ends(1, *steps, port=port)
 
 
@@ -161,7 +161,7 @@ def test_the_clients_host_dies_while_we_accept() -> None:
             rping(3, WATCHED, "-c", "-a", "host1"),
         ],
     )
-    check_attempts(CLIENT_DIES, one, 4.5, "PeerGoneError", "accept")
+    check_attempts(CLIENT_DIES, one, 4.5, "RequestExpiredError", "accept")
 
 
 def test_the_server_goes_before_it_has_our_last_word() -> None:
@@ -169,12 +169,12 @@ def test_the_server_goes_before_it_has_our_last_word() -> None:
     one, two = run(
         *("--net", "delay=500"),
         one=[ends(2, "listen", "request=None", "accept=0.7", "close")],
-        two=[ends(1, "at=3", "connect=None", "closed=60", "state", "close")],
+        two=[ends(1, "at=3", "connect=None", "wait_closed=60", "state", "close")],
     )
     assert one.seen("accept").outcome == "TimeoutError"
     assert two.seen("connect").outcome == "ok"
-    assert two.seen("closed").outcome.startswith("RejectedError")
-    assert two.seen("closed").at < 6
+    assert two.seen("wait_closed").outcome.startswith("RejectedError")
+    assert two.seen("wait_closed").at < 6
     assert two.seen("state").outcome == "ERR"
 
 
@@ -195,9 +195,9 @@ def test_the_peers_host_dies_while_the_connection_is_idle() -> None:
             rping(3, WATCHED, "-c", "-a", "host1", stop=4),
         ],
     )
-    assert one.seen("closed").outcome == "TimeoutError"
+    assert one.seen("wait_closed").outcome == "TimeoutError"
     assert one.seen("state").more.startswith("None")
-    asked = one.seen("closed", port=HASTY)
+    asked = one.seen("wait_closed", port=HASTY)
     assert asked.outcome == "UnreachableError"
     assert one.seen("state", port=HASTY).outcome == "ERR"
     assert not one.rpings[0].ended
@@ -207,11 +207,12 @@ def test_the_peers_host_dies_while_the_connection_is_idle() -> None:
 
 def test_the_peers_host_dies_while_we_send() -> None:
     """rping asks for seven retries, which on rxe never end."""
+    flood = ("flood=400,0.1", "wait_closed=60", "close")
     one, _ = run(
         *(*SLOW, "--at", "8:kill=2"),
         one=[
             ends(2, "at=3", "connect=None", "send=10000,0.1", "state", "close"),
-            ends(2, "at=3", f"connect={ASKED}", "flood=400,0.1", "closed=60", "close", port=HASTY),
+            ends(2, "at=3", f"connect={ASKED}", *flood, port=HASTY),
             rping(3, WATCHED, *PINGS),
         ],
         two=[serve(), serve(port=HASTY), rping(1, WATCHED, *ANSWERS)],
@@ -223,7 +224,7 @@ def test_the_peers_host_dies_while_we_send() -> None:
     assert not one.rpings[0].ended
     assert table()[SENDING][2] == "never"
     # Each message that is posted makes the device wait anew, until there is no room for another.
-    full, known = (one.seen(step, port=HASTY) for step in ("flood", "closed"))
+    full, known = (one.seen(step, port=HASTY) for step in ("flood", "wait_closed"))
     assert full.outcome == "VerbsError"
     assert full.at - 8 > 5
     assert known.outcome == "UnreachableError"
@@ -255,7 +256,7 @@ def test_a_cut_that_is_healed_before_the_senders_patience_ends() -> None:
     )
     sent = one.seen("send")
     assert sent.outcome == "ok"
-    assert two.seen("closed").outcome == "DisconnectedError:DISCONNECTED"
+    assert two.seen("wait_closed").outcome == "DisconnectedError:DISCONNECTED"
     assert two.seen("state").more.endswith("got 60")
     assert one.rpings[0].pings > 30
     check_cell(table()[CUT_SHORT][0], "nothing", float(sent.more.split()[-1]))
@@ -269,8 +270,8 @@ def test_a_cut_that_is_longer_than_the_senders_patience() -> None:
         one=[
             *(ends(2, "at=3", "connect=None", "send=1000,0.1", "close", port=port)
               for port in (7001, HASTY)),
-            ends(2, "at=3", "connect=None", "send=1000,0.1", "disconnect", "closed=None", "close",
-                 port=other),
+            ends(2, "at=3", "connect=None", "send=1000,0.1", "disconnect", "wait_closed=None",
+                 "close", port=other),
             rping(3, 60, *PINGS),
         ],
         two=[
@@ -280,12 +281,12 @@ def test_a_cut_that_is_longer_than_the_senders_patience() -> None:
     check_ended(table()[CUT_LONG][0], one.seen("send"), 8)
     assert not one.rpings[0].ended
     assert one.rpings[0].pings > 40
-    assert two.seen("closed").outcome == "TimeoutError"
+    assert two.seen("wait_closed").outcome == "TimeoutError"
     assert table()[CUT_LONG_CLOSED][0] == "never"
-    left = two.seen("closed", port=other)
+    left = two.seen("wait_closed", port=other)
     assert left.outcome == "DisconnectedError:DISCONNECTED"
     check_ended(table()[CUT_LONG_LEFT][0], left, 8)
-    check_ended(table()[CUT_LONG_ASKED][0], two.seen("closed", port=HASTY), 8)
+    check_ended(table()[CUT_LONG_ASKED][0], two.seen("wait_closed", port=HASTY), 8)
 
 
 # ---- hosts that come back ---------------------------------------------------------------------
@@ -307,7 +308,7 @@ def mode(request: pytest.FixtureRequest) -> tuple[str]:
 
 def test_the_servers_host_restarts_while_we_send(mode: tuple[str]) -> None:
     again = ("connect=None", "send=3,0.1", "close")
-    accept = ("request=60", "accept=None", "closed=60", "close")
+    accept = ("request=60", "accept=None", "wait_closed=60", "close")
     one, two = run(
         *(*SLOW, *RESTART),
         one=[ends(2, "at=3", "connect=None", "send=1000,0.1", "close", *again, modes=mode)],
@@ -316,25 +317,26 @@ def test_the_servers_host_restarts_while_we_send(mode: tuple[str]) -> None:
     assert one.seen("send").outcome == "CompletionError:RETRY_EXC_ERR"
     check_cell(table()[SERVER_RESTARTS][0], "ok", one.seen("connect", 1).after)
     assert one.seen("send", 1).more.startswith("sent 3")
-    assert two.seen("closed").outcome == "DisconnectedError:DISCONNECTED"
+    assert two.seen("wait_closed").outcome == "DisconnectedError:DISCONNECTED"
 
 
 def test_the_servers_host_restarts_and_a_connection_is_idle(mode: tuple[str]) -> None:
     """The server's first QP has the number of the one to which we are connected, for all that our
     kernel knows: that rejects the answer, ends the old connection, and asks again later."""
-    accept = ("request=60", "accept=None", "closed=60", "close")
+    accept = ("request=60", "accept=None", "wait_closed=60", "close")
     one, two = run(
         *(*SLOW, *RESTART),
         one=[
-            ends(2, "at=3", "connect=None", "closed=60", "state", "close", modes=mode),
+            ends(2, "at=3", "connect=None", "wait_closed=60", "state", "close", modes=mode),
             ends(2, "at=9", "connect=None", "send=3,0.1", "close", modes=mode),
         ],
         two=[ends(1, "listen", *2 * accept, modes=mode)],
     )
-    seen = one.seen("closed")
+    seen = one.seen("wait_closed")
     assert seen.outcome == "DisconnectedError:DISCONNECTED"
     check_ended(table()[SERVER_FORGOT][0], seen, 9)
-    assert [told.outcome for told in two.all(mode[0], "accept")] == ["ok", "PeerGoneError", "ok"]
+    accepted = [told.outcome for told in two.all(mode[0], "accept")]
+    assert accepted == ["ok", "RequestExpiredError", "ok"]
     check_cell(table()[SERVER_AGAIN][0], "ok", one.seen("connect", 1).after)
     assert one.seen("send").more.startswith("sent 3")
 
@@ -344,7 +346,7 @@ def test_the_clients_host_restarts(mode: tuple[str]) -> None:
     it, and asks the old connection's peer, which has forgotten it. So both know."""
     first = ends(1, "at=3", "connect=None", "at=1000", modes=mode)
     second = ends(1, "connect=None", "at=9", "connect=None", "send=3,0.1", "close", modes=mode)
-    wait = ("request=60", "accept=60", "closed=100", "state", "close")
+    wait = ("request=60", "accept=60", "wait_closed=100", "state", "close")
     one, two = run(
         *(*SLOW, *RESTART),
         one=[
@@ -356,7 +358,7 @@ def test_the_clients_host_restarts(mode: tuple[str]) -> None:
             lives(rping(3.5, 60, "-c", "-a", "host1", stop=4), rping(7.5, 60, "-c", "-a", "host1")),
         ],
     )
-    seen = one.seen("closed")
+    seen = one.seen("wait_closed")
     assert seen.outcome == "DisconnectedError:DISCONNECTED"
     assert one.seen("state").outcome == "ERR"
     check_ended(table()[CLIENT_RESTARTS][0], seen, 7)
@@ -366,4 +368,4 @@ def test_the_clients_host_restarts(mode: tuple[str]) -> None:
     assert [rping.ended for rping in one.rpings + two.rpings] == [True, True]
     assert two.rpings[0].event == "REJECTED"
     assert two.seen("connect", 2).outcome == "ok"
-    assert one.seen("closed", 1).outcome == "DisconnectedError:DISCONNECTED"
+    assert one.seen("wait_closed", 1).outcome == "DisconnectedError:DISCONNECTED"

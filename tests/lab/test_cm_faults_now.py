@@ -66,25 +66,25 @@ def check_failed(told: Story) -> Seen:
 
 
 def check_that_it_works(hosts: Hosts) -> None:
-    steps = ("send=3,0", "close"), ("closed=30", "state", "close")
+    steps = ("send=3,0", "close"), ("wait_closed=30", "state", "close")
     client, server = connected(hosts, *steps, "10")
     assert story(client).seen("send").outcome == "ok"
     seen = story(server).seen("state")
-    assert seen.more == "DisconnectedError:DISCONNECTED troubles 0 got 3"
+    assert seen.more == "DisconnectedError:DISCONNECTED path_errors 0 got 3"
 
 
 def test_our_host_stands_still_and_a_keepalive_does_not_mind(hosts: Hosts) -> None:
     """The peer asks for nothing: its patience would have ended."""
     a, b = hosts
-    server = start(b, "listen", "request=30", "accept=10", "closed=60", "state", "close")
+    server = start(b, "listen", "request=30", "accept=10", "wait_closed=60", "state", "close")
     both(server, "listen ok")
-    client = start(a, "connect=10,keepalive:1", "closed=5", "send=3,0", "close")
+    client = start(a, "connect=10,keepalive:1", "wait_closed=5", "send=3,0", "close")
     both(client, "connect ok")
     a.pause()
     time.sleep(3)
     a.resume()
     told = story(client)
-    assert told.seen("closed").outcome == "TimeoutError"
+    assert told.seen("wait_closed").outcome == "TimeoutError"
     assert told.seen("send").outcome == "ok"
     assert story(server).seen("state").more.endswith("got 3")
 
@@ -93,8 +93,8 @@ def test_the_peers_host_pauses_more_than_the_patience(hosts: Hosts) -> None:
     """When it goes on, it hears that we have left."""
     client, server = connected(
         hosts,
-        (SENDS, "state", "disconnect", "closed=30", "close"),
-        ("closed=60", "state", "close"),
+        (SENDS, "state", "disconnect", "wait_closed=30", "close"),
+        ("wait_closed=60", "state", "close"),
     )
     both(client, "has sent some")
     hosts[1].pause()
@@ -102,15 +102,15 @@ def test_the_peers_host_pauses_more_than_the_patience(hosts: Hosts) -> None:
     hosts[1].resume()
     told = story(client)
     check_failed(told)
-    assert told.seen("closed").outcome == "DisconnectedError:DISCONNECTED"
-    assert story(server).seen("closed").outcome == "DisconnectedError:DISCONNECTED"
+    assert told.seen("wait_closed").outcome == "DisconnectedError:DISCONNECTED"
+    assert story(server).seen("wait_closed").outcome == "DisconnectedError:DISCONNECTED"
     check_that_it_works(hosts)
 
 
 def test_the_peers_host_pauses_until_we_no_longer_want_to_connect(hosts: Hosts) -> None:
     """Its program then gets a request behind which there is nobody."""
     a, b = hosts
-    first = ("request=30", "accept=10", "closed=30", "close")
+    first = ("request=30", "accept=10", "wait_closed=30", "close")
     server = start(b, "listen", *first, "request=30", "accept=30", "close")
     both(server, "listen ok")
     story(start(a, "connect=10", "close"))  # after which it knows where the peer is
@@ -122,5 +122,5 @@ def test_the_peers_host_pauses_until_we_no_longer_want_to_connect(hosts: Hosts) 
     story(client)
     told = story(server)
     assert told.seen("request", 1).outcome == "ok"
-    assert told.seen("accept", 1).outcome == "PeerGoneError"
+    assert told.seen("accept", 1).outcome == "RequestExpiredError"
     check_that_it_works(hosts)

@@ -14,7 +14,7 @@ from messages_support import SOON, address_of, took
 from support import eventually, start
 
 from cqnotify import Context, VerbsError, cm, messages
-from cqnotify.cm import addresses_of
+from cqnotify.cm import local_addresses
 from cqnotify.messages import RefusedError, _racing
 from cqnotify.messages._parts import Device
 from cqnotify.messages._racing import first_of
@@ -50,7 +50,7 @@ async def test_the_second_address_is_tried_when_the_first_does_not_accept(
     ctx: Context, names: Names
 ) -> None:
     own = address_of(ctx)
-    other = addresses_of(ctx)[-1]  # of the same device, where nobody listens
+    other = local_addresses(ctx)[-1]  # of the same device, where nobody listens
     async with messages.listen(own, 0) as listener:
         for hosts in ([other, own], [own, other], [UNREACHABLE, own]):
             names(*hosts)
@@ -70,7 +70,7 @@ async def test_the_device_is_that_of_the_address(ctx: Context, ctx2: Context, na
 async def test_a_silent_address_does_not_keep_the_next_one_waiting(
     ctx: Context, names: Names
 ) -> None:
-    own, other = address_of(ctx), addresses_of(ctx)[-1]
+    own, other = address_of(ctx), local_addresses(ctx)[-1]
     names(other, own)
     async with (
         messages.listen(own, 0) as listener,
@@ -82,7 +82,7 @@ async def test_a_silent_address_does_not_keep_the_next_one_waiting(
 
 
 async def test_the_error_names_each_address(ctx: Context, names: Names) -> None:
-    own, other = address_of(ctx), addresses_of(ctx)[-1]
+    own, other = address_of(ctx), local_addresses(ctx)[-1]
     names(own, other)
     words = f"none of 2 addresses works: .*{re.escape(own)} .*; .*{re.escape(other)} "
     with pytest.raises(cm.RejectedError, match=words) as caught:

@@ -64,7 +64,7 @@ async def test_a_server_that_does_not_fit_is_left(ctx: Context, what: str) -> No
         async with await request.accept(raw.qp, private_data=hello) as accepted:
             with pytest.raises(RefusedError, match=words):
                 await asking
-            await accepted.closed(SOON)
+            await accepted.wait_closed(SOON)
     raw.acq.close()
     assert Device._known == {}
 

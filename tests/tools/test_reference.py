@@ -23,7 +23,7 @@ MODULES += ["cqnotify.hosts", "cqnotify.conformance", "cqnotify.metrics"]
 MODULES += ["cqnotify.metrics.prometheus", "cqnotify.metrics.opentelemetry"]
 OF_ALL = {"close", "add_close_callback", "remove_close_callback"}  # of objects that own a handle
 MADE_BY_OTHERS = {"Batches", "Scope", "Host", "Program", "MakePair", "ToPeer"}
-MADE_BY_OTHERS |= {"Connection", "Group", "Listener", "Request"}  # nobody calls these
+MADE_BY_OTHERS |= {"Connection", "Listener", "MulticastGroup", "Request"}  # nobody calls these
 MADE_BY_OTHERS |= {"Snapshot", "Counters", "ChannelCounters", "Histogram", "Instruments"}
 
 CALL = re.compile(r"\*\*`([\w.]+)\((.*?)\)`\*\*")

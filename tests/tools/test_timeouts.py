@@ -94,7 +94,7 @@ def test_a_long_timeout_waits_for_what_comes(pair: Pair, ctx: Context, timeout: 
     a, b = pair
     deliver(pair)
     assert len(wait_completions(b.rcq, timeout=timeout)) == 1
-    address = cm.addresses_of(ctx)[0]
+    address = cm.local_addresses(ctx)[0]
     assert blocking.resolve(address, timeout=timeout).device == ctx.name
     with QP(a.pd, QPType.RC, send_cq=a.scq) as client, pytest.raises(cm.RejectedError):
         blocking.connect(client, address, own_port(), timeout=timeout)

@@ -129,7 +129,7 @@ def test_an_address_from_the_wire_needs_a_path_mtu(ends: Pair) -> None:
 
 def link_local(ctx: Context, netdev: str) -> tuple[str, str]:
     """Where its port listens, and how that is reached by the other one."""
-    for host in cm.addresses_of(ctx):
+    for host in cm.local_addresses(ctx):
         address, _, own = host.partition("%")
         if own:
             return host, f"{address}%{netdev}"

@@ -56,7 +56,7 @@ def _session(end: PingPongEnd, conn: blocking.Connection, theirs: Hello) -> Sess
 
     def has_gone() -> bool:
         with suppress(TimeoutError):
-            conn.closed(AT_ONCE)
+            conn.wait_closed(AT_ONCE)
         return conn.error is not None
 
     return Session(end, path_mtu, local, remote, has_gone)
@@ -70,7 +70,7 @@ def _qp(end: PingPongEnd) -> QP:
 def _disconnect(plan: Plan, conn: blocking.Connection) -> None:
     if plan.client:
         with suppress(TimeoutError):
-            conn.closed(PATIENCE)
+            conn.wait_closed(PATIENCE)
     else:
         conn.disconnect()
 
@@ -126,7 +126,7 @@ def _serve(plan: Plan, stack: ExitStack) -> Connected:
             client = name_of(request)
             try:
                 return _accept(request, plan, stack, min(PATIENCE, left(deadline)))
-            except (UnfitError, cm.PeerGoneError, TimeoutError) as e:
+            except (UnfitError, cm.RequestExpiredError, TimeoutError) as e:
                 note_rejected(client, e)
 
 

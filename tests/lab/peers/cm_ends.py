@@ -13,7 +13,7 @@ be None; OPTIONS of connect() and accept() are NAME:NUMBER,...
     connect=TIMEOUT[,OPTIONS]           to the host's port, with a new QP
     send=COUNT,EVERY                    messages, each awaited, until one fails
     flood=COUNT,EVERY                   messages, none awaited, until the connection is over
-    closed=TIMEOUT                      wait until the connection is over
+    wait_closed=TIMEOUT                 wait until the connection is over
     state                               of the connection
     disconnect, close                   the connection
     free                                everything
@@ -54,7 +54,13 @@ SENDS = 64
 RECEIVES = 512
 SIZE = 64
 SOME = 5  # messages, of which a sender tells
-NEEDS = {"accept": "asked", "send": "conn", "flood": "conn", "closed": "conn", "disconnect": "conn"}
+NEEDS = {
+    "accept": "asked",
+    "send": "conn",
+    "flood": "conn",
+    "wait_closed": "conn",
+    "disconnect": "conn",
+}
 NEEDS |= {"state": "conn", "close": "conn"}
 
 
@@ -192,16 +198,16 @@ class CMEnd:
             await result((asyncio if self.mode == "tasks" else time).sleep(float(every)))
         return f"ok posted {count}"
 
-    async def closed(self, argument: str) -> str:
-        await result(self.conn.closed(**options(argument)))
+    async def wait_closed(self, argument: str) -> str:
+        await result(self.conn.wait_closed(**options(argument)))
         return told(self.conn.error)
 
     async def state(self, _: str) -> str:
         """What the program can see without asking anybody."""
         self.got += sum(wc.ok for wc in self.side.recv_cq.poll(RECEIVES))
         error = "None" if self.conn.error is None else told(self.conn.error)
-        troubles = min(1, self.conn.troubles)
-        return f"{self.side.qp.state.name} {error} troubles {troubles} got {self.got}"
+        path_errors = min(1, self.conn.path_errors)
+        return f"{self.side.qp.state.name} {error} path_errors {path_errors} got {self.got}"
 
     async def disconnect(self, _: str) -> None:
         await result(self.conn.disconnect())
