@@ -19,7 +19,7 @@ import pytest
 if TYPE_CHECKING:
     from cqnotify import CQ, MR, PD, CompletionChannel, Context, Device
     from cqnotify.hosts import Hosts
-    from cqnotify.testing import Endpoint, MakePair
+    from cqnotify.testing import Endpoint, PairFactory
     from cqnotify.testing._requirements import Requirements
 
 OPENED = pytest.StashKey[list["Context"]]()
@@ -320,7 +320,7 @@ def rdma_mr(rdma_pd: PD) -> Iterator[MR]:
 
 
 @pytest.fixture
-def rdma_pair(request: pytest.FixtureRequest, rdma_context: Context) -> Iterator[MakePair]:
+def rdma_pair(request: pytest.FixtureRequest, rdma_context: Context) -> Iterator[PairFactory]:
     """Makes connected pairs: rdma_pair(qp_type=QPType.RC, *, two_devices=False, **options).
 
     Each is two cqnotify.testing.Endpoint, both on rdma_context, or with two_devices=True the second
@@ -354,7 +354,7 @@ def rdma_pair(request: pytest.FixtureRequest, rdma_context: Context) -> Iterator
 
 
 @pytest.fixture
-def rdma_rc_pair(rdma_pair: MakePair) -> tuple[Endpoint, Endpoint]:
+def rdma_rc_pair(rdma_pair: PairFactory) -> tuple[Endpoint, Endpoint]:
     """Two connected RC endpoints on rdma_context, see cqnotify.testing.Endpoint."""
     from cqnotify import QPType
 
@@ -362,7 +362,7 @@ def rdma_rc_pair(rdma_pair: MakePair) -> tuple[Endpoint, Endpoint]:
 
 
 @pytest.fixture
-def rdma_uc_pair(rdma_pair: MakePair) -> tuple[Endpoint, Endpoint]:
+def rdma_uc_pair(rdma_pair: PairFactory) -> tuple[Endpoint, Endpoint]:
     """Two connected UC endpoints on rdma_context, see cqnotify.testing.Endpoint."""
     from cqnotify import QPType
 
@@ -370,7 +370,7 @@ def rdma_uc_pair(rdma_pair: MakePair) -> tuple[Endpoint, Endpoint]:
 
 
 @pytest.fixture
-def rdma_ud_pair(rdma_pair: MakePair) -> tuple[Endpoint, Endpoint]:
+def rdma_ud_pair(rdma_pair: PairFactory) -> tuple[Endpoint, Endpoint]:
     """Two UD endpoints on rdma_context, for post_send(..., **a.to_peer)."""
     from cqnotify import QPType
 

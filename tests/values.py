@@ -37,7 +37,7 @@ from cqnotify import (
 )
 from cqnotify.cm import CMEventType, RejectedError, RejectReason
 from cqnotify.demo import Report
-from cqnotify.messages import Options
+from cqnotify.messages import ConnectionOptions
 
 STAYS = {
     "AH",
@@ -63,7 +63,7 @@ STAYS = {
     "Listener",
     "MR",
     "MW",
-    "MakePair",
+    "PairFactory",
     "MulticastGroup",
     "PD",
     "ParentDomain",
@@ -74,7 +74,7 @@ STAYS = {
     "SRQ",
     "Scope",
     "TD",
-    "ToPeer",
+    "SendDestination",
     "WQ",
     "XRCD",
 }
@@ -144,7 +144,7 @@ def made(ctx: Context, pair: Pair) -> list[Any]:
         SendWR(b"bytes", wr_id=8, send_flags=SendFlags.INLINE),
         *(refused, completion_error, event_error, metrics.snapshot(ctx)),
         RejectedError("no", CMEventType.REJECTED, 28, RejectReason.CONSUMER_DEFINED, b"why"),
-        Options(credits=3),
+        ConnectionOptions(credits=3),
         Report("rxe0", "rxe1", None, 5, 0.5, [], ["c"], ["p"]),
     ]
 

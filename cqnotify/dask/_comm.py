@@ -14,12 +14,12 @@ from ._distributed import BaseComm, CommClosedError, from_frames, host_array, to
 
 logger: Final = logging.getLogger(__name__)
 
-FAREWELL: Final = 10.0  # seconds, for the peer to read what it was offered
+CLOSE_TIMEOUT: Final = 10.0  # seconds, for the peer to read what it was offered
 
 
 def _drop(conn: Connection, what: str) -> None:
     """Dask has forgotten a comm; nothing waits for it any more."""
-    if not conn.is_closed:
+    if not conn.closed:
         logger.warning("Closing a dangling %s", what)
     conn.abort()
 
@@ -69,7 +69,7 @@ class Comm(BaseComm):
 
     def closed(self) -> bool:
         """Return whether it is over, for whatever reason."""
-        return self._is_closed or self._conn.is_closed
+        return self._is_closed or self._conn.closed
 
     def _raise_closed(self, error: Exception) -> NoReturn:
         why = self._failure or error
@@ -156,9 +156,9 @@ class Comm(BaseComm):
             return
         self._is_closed = True
         try:
-            await self._conn.aclose(FAREWELL)
+            await self._conn.aclose(CLOSE_TIMEOUT)
         except (TimeoutError, OSError, ClosedError) as e:
-            logger.debug("%r was not closed with a farewell: %s", self, e)
+            logger.debug("%r was not closed gracefully: %s", self, e)
 
     def abort(self) -> None:
         """End it at once: the peer loses the connection."""

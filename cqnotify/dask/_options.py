@@ -7,7 +7,7 @@ from typing import Final
 
 from .. import devices
 from ..context import is_iwarp
-from ..messages import Options
+from ..messages import ConnectionOptions
 from ._distributed import MEMORY_LIMIT, config, parse_timedelta
 
 # A cluster has many connections, which wait for most of their time: so each has little memory, and
@@ -18,8 +18,8 @@ EAGER: Final = 8192
 MAX_FRAMES: Final = 1 << 20
 
 
-def options() -> Options:
-    return Options(
+def options() -> ConnectionOptions:
+    return ConnectionOptions(
         credits=CREDITS,
         offers=OFFERS,
         eager=EAGER,

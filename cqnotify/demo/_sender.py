@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from ..exchange import exchange_as_client_blocking
+from ..exchange.blocking import exchange_as_client
 from ._traffic import LOOPBACK, SOLICITED_EVERY, START_LIMIT, Stream, open_end, payload
 
 
@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("--link-local", action="store_true")
     args = parser.parse_args()
     with open_end(args.device, args.link_local, Stream.size) as end:
-        remote = exchange_as_client_blocking(LOOPBACK, args.port, end.address, timeout=START_LIMIT)
+        remote = exchange_as_client(LOOPBACK, args.port, end.address, timeout=START_LIMIT)
         end.join(remote)
         for number in range(args.messages):
             # Do not catch up after a delay: two messages at once would save a wake-up.

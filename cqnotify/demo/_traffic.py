@@ -22,6 +22,7 @@ from .._qp_connect import PATIENT
 from ..attrs import GIDEntry
 from ..context import Context
 from ..enums import MTU, AccessFlags, SendFlags, WCOpcode
+from ..exchange import blocking
 from ..qp import QPAddress
 from ..testing import Endpoint
 
@@ -275,9 +276,7 @@ class PingPong(Traffic):
 
     def meet(self, end: SlotEndpoint) -> None:
         end.join(
-            exchange.exchange_as_client_blocking(
-                LOOPBACK, self._port, end.address, timeout=START_LIMIT
-            )
+            blocking.exchange_as_client(LOOPBACK, self._port, end.address, timeout=START_LIMIT)
         )
 
     async def meet_async(self, end: SlotEndpoint) -> None:
@@ -318,9 +317,7 @@ class Stream(Traffic):
         return Peer([sys.executable, "-m", module, *arguments], self.plan.time_limit)
 
     def meet(self, end: SlotEndpoint) -> None:
-        exchange.exchange_as_server_blocking(
-            self._listener, end.address, end.join, timeout=START_LIMIT
-        )
+        blocking.exchange_as_server(self._listener, end.address, end.join, timeout=START_LIMIT)
 
     async def meet_async(self, end: SlotEndpoint) -> None:
         await exchange.exchange_as_server(

@@ -16,33 +16,26 @@ gives one, it gets ConnectionError and the server ValueError; if only the server
 ValueError and the client no error.
 
 Any number of exchanges can wait on one listener, in tasks and in threads; each gets a client of its
-own. The functions without `_blocking` are coroutines for asyncio. The others are for threads, and
-so for trio (`trio.to_thread.run_sync`); they wait without the GIL, and Ctrl-C ends them.
+own. The functions here are coroutines for asyncio; `cqnotify.exchange.blocking` has the same for
+threads, and so for trio (`trio.to_thread.run_sync`).
 
 The exchange has neither encryption nor authentication: use it on networks that you trust. Servers
 listen on the loopback interface by default. Input is limited in length and time, and parsed
 strictly.
 
-All four functions raise ValueError for a peer that violates the protocol, ConnectionError for a
+All of them raise ValueError for a peer that violates the protocol, ConnectionError for a
 peer that closes the connection too early, TimeoutError after `timeout` seconds, and OSError for
 errors of the network and (EBADF) for a closed listener.
 """
 
-from ._tcp import (
-    DEFAULT_PORT as DEFAULT_PORT,
-)
-from ._tcp import (
-    exchange_as_client,
-    exchange_as_client_blocking,
-    exchange_as_server,
-    exchange_as_server_blocking,
-    listen,
-)
+# The files, from below:
+#   _protocol.py  the steps of each end, without sockets
+#   _listener.py  the listening socket, and waiting there for a client
+#   _async.py     the calls for asyncio
+#   blocking.py   those for threads
 
-__all__ = [
-    "exchange_as_client",
-    "exchange_as_client_blocking",
-    "exchange_as_server",
-    "exchange_as_server_blocking",
-    "listen",
-]
+from ._async import exchange_as_client, exchange_as_server
+from ._listener import DEFAULT_PORT as DEFAULT_PORT
+from ._listener import listen
+
+__all__ = ["exchange_as_client", "exchange_as_server", "listen"]

@@ -25,12 +25,16 @@ from contextlib import suppress
 from typing import Final
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
-__all__ = ["Client", "Listener", "accept", "accept_blocking", "left"]
+__all__ = ["DEFAULT_PORT", "Client", "Listener", "accept", "accept_blocking", "left", "listen"]
+
+DEFAULT_PORT: Final = 18515
+"""The TCP port of rdma-core's ping-pong programs."""
 
 Client = tuple[socket.socket, object]  # a connection, and the address of its other end
 
 # Both mean that there is nothing to accept; the second, that a client has gone again.
 _LONGEST: Final = 1e6  # seconds, of one poll(2)
+_BACKLOG: Final = 128
 _NONE_THERE: Final = (BlockingIOError, ConnectionAbortedError)
 
 
@@ -98,6 +102,21 @@ class _Place:
 _lock: Final = threading.RLock()
 _places: Final[WeakKeyDictionary[socket.socket, WeakSet[_Place]]] = WeakKeyDictionary()
 _were_blocking: Final[WeakKeyDictionary[socket.socket, bool]] = WeakKeyDictionary()
+
+
+def listen(host: str = "127.0.0.1", port: int = DEFAULT_PORT) -> socket.socket:
+    """Return a listening socket for `exchange_as_server`, which the caller closes.
+
+    host: the address to listen on.
+    port: the TCP port; 0 takes a free one.
+
+    The socket can serve several clients, one after the other or at once. Clients stay in the
+    backlog until an exchange waits for them. Closing the socket, in any thread, ends the exchanges
+    that still wait for a client.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    plain = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    return Listener(fileno=plain.detach())
 
 
 # ---- asyncio --------------------------------------------------------------------------------

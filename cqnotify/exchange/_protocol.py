@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The protocol of the address exchange, without sockets; _tcp.py carries it out.
+"""The protocol of the address exchange, without sockets: _async.py and blocking.py carry it out.
 
 The steps of each end are a generator. It yields bytes, which the caller writes, or a number, and
 the caller sends it as many bytes that it has read. A ConnectionError is thrown into the generator.
@@ -27,8 +27,11 @@ from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar, overload
 from ..qp import RECORD_SIZE, QPAddress
 
 __all__ = [
+    "DEFAULT_TIMEOUT",
     "MAX_PAYLOAD",
+    "RETRY",
     "Addresses",
+    "OnReject",
     "Payload",
     "PerftestError",
     "Server",
@@ -37,11 +40,16 @@ __all__ = [
     "as_addresses",
     "as_payload",
     "client",
+    "early_end",
     "like",
+    "result",
+    "result_of",
 ]
 
 MAX_PAYLOAD: Final = 65536
-PATIENCE: Final = 10.0  # seconds for one client, if the server may turn clients away
+DEFAULT_TIMEOUT: Final = 30.0
+CLIENT_TIMEOUT: Final = 10.0  # seconds for one client, if the server goes on after one that fails
+RETRY: Final = 0.05  # seconds between two tries to connect to a server that does not listen yet
 
 _DONE: Final = b"done\0"
 _DATA: Final = b"data:"  # as long as _DONE; then come the length and the bytes
@@ -54,6 +62,7 @@ _WHY_NONE: Final = "it was given none, or is one of rdma-core's programs"
 
 Addresses = TypeVar("Addresses", QPAddress, "list[QPAddress]")
 Payload: TypeAlias = bytes | bytearray | memoryview
+OnReject: TypeAlias = Callable[[str, Exception], object]
 
 
 class Theirs(NamedTuple):
@@ -125,14 +134,14 @@ class Server(Generic[Addresses]):
         self,
         address: Addresses,
         connect: Callable[[Addresses], object],
-        turned_away: Callable[[str, Exception], object] | None,
+        on_reject: OnReject | None,
         payload: bytes | None = None,
     ) -> None:
         self._address: Addresses = address
         self._ours = as_addresses(address)
         self._payload = payload
         self._connect: Callable[[Addresses], object] = connect
-        self._turned_away = turned_away
+        self._on_reject = on_reject
         self._chosen = False
 
     def steps(self) -> Steps:
@@ -150,16 +159,30 @@ class Server(Generic[Addresses]):
         _check_done(word)
         return Theirs(theirs, got)
 
-    def patience(self, deadline: float) -> float:
+    def client_timeout(self, deadline: float) -> float:
         """Return the seconds for one client."""
         left = max(0.0, deadline - time.monotonic())
-        return left if self._turned_away is None else min(left, PATIENCE)
+        return left if self._on_reject is None else min(left, CLIENT_TIMEOUT)
 
-    def turn_away(self, peer: object, error: Exception) -> None:
-        """Ignore this client, or raise its error, which is being handled."""
-        if self._turned_away is None or self._chosen:
+    def reject(self, peer: object, error: Exception) -> None:
+        """Report a client that has failed, or raise its error, which is being handled."""
+        if self._on_reject is None or self._chosen:
             raise error
-        self._turned_away(_name(peer), error)
+        self._on_reject(_name(peer), error)
+
+
+def result(address: Addresses, theirs: Theirs) -> Addresses | tuple[Addresses, bytes]:
+    remote = like(address, theirs.addresses)
+    return remote if theirs.payload is None else (remote, theirs.payload)
+
+
+def result_of(end: StopIteration) -> Theirs:
+    assert isinstance(end.value, Theirs)
+    return end.value
+
+
+def early_end(got: int, wanted: int) -> ConnectionError:
+    return ConnectionError(f"the peer closed the connection after {got} of {wanted} bytes")
 
 
 def _name(peer: object) -> str:

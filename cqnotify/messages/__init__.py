@@ -18,18 +18,24 @@ copies it.
 
 from ._connection import Connection, Stats
 from ._ends import Listener, connect, listen
-from ._errors import FarewellError, LostError, MessagesError, ProtocolError, RefusedError
+from ._errors import (
+    ConnectionLostError,
+    MessagesError,
+    PeerClosedError,
+    ProtocolError,
+    RefusedError,
+)
 from ._memory import MemoryStats
-from ._options import Options
+from ._options import ConnectionOptions
 
 __all__ = [
     "Connection",
-    "FarewellError",
+    "ConnectionLostError",
+    "ConnectionOptions",
     "Listener",
-    "LostError",
     "MemoryStats",
     "MessagesError",
-    "Options",
+    "PeerClosedError",
     "ProtocolError",
     "RefusedError",
     "Stats",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from .. import ClosedError
 from .._timeouts import check_timeout, deadline
-from ._errors import FarewellError, ProtocolError, fresh
+from ._errors import PeerClosedError, ProtocolError, fresh
 from ._incoming import Fetch, Frame, Incoming, Place, copy
 from ._memory import MemoryStats, bytes_of
 from ._reader import Reading
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ._parts import Address
     from ._session import Session
 
-FAREWELL: Final = 10.0  # seconds
+CLOSE_TIMEOUT: Final = 10.0  # seconds
 
 
 class Stats(NamedTuple):
@@ -48,8 +48,8 @@ class Connection:
     """Carries messages to a peer, and the peer's messages to us.
 
     It belongs to the event loop in which it was made, where any number of tasks use it; elsewhere,
-    and when that loop is closed, its coroutines raise RuntimeError. It is closed at the end of its
-    `async with` block: with a farewell, or aborted if the block raises.
+    and when that loop is closed, its coroutines raise RuntimeError. The end of its `async with`
+    block closes it as `aclose` does, or aborts it if the block raises.
     """
 
     def __init__(self, session: Session) -> None:
@@ -73,13 +73,13 @@ class Connection:
 
     @property
     def error(self) -> Exception | None:
-        """Why it is over; None while it is not. A FarewellError, LostError or ProtocolError; after
-        our own end a ClosedError."""
+        """Why it is over; None while it is open. A PeerClosedError, ConnectionLostError or
+        ProtocolError; a ClosedError if this end has closed it."""
         return self._session.error
 
     @property
-    def is_closed(self) -> bool:
-        """Whether it is over, for whatever reason."""
+    def closed(self) -> bool:
+        """Whether it is over: closed by either end, lost or failed. `error` says why."""
         return self._session.error is not None
 
     @property
@@ -109,9 +109,9 @@ class Connection:
         its program receives it, and this returns when the peer has it all.
 
         Raises TimeoutError; ValueError for a message that is larger than the peer takes;
-        ClosedError after close; FarewellError, LostError or ProtocolError when the connection is
-        over; VerbsError (ENOMEM) where the limit of locked memory, which it names, leaves no room
-        to register the buffers.
+        ClosedError after close; PeerClosedError, ConnectionLostError or ProtocolError when the
+        connection is over; VerbsError (ENOMEM) where the limit of locked memory, which it names,
+        leaves no room to register the buffers.
 
         A message of which nothing was sent when the task is cancelled, or the time is up, never
         will be. Otherwise it goes on, and keeps the buffers until the peer has them.
@@ -164,11 +164,13 @@ class Connection:
         timeout: in seconds.
 
         A small frame is a bytearray, a large one a memoryview of its own memory, into which the
-        device has read it. Raises TimeoutError. What was sent before the peer's farewell is
-        received, and then this raises FarewellError; it raises LostError or ProtocolError when the
-        connection is over otherwise, ClosedError after close. Cancelling it loses no message, and
-        after that or a timeout the next call goes on with a read that has begun, unless one of the
-        two calls has `into` or `allocate`.
+        device has read it.
+
+        Raises TimeoutError; PeerClosedError when the peer has closed the connection and everything
+        that it sent before was received; ConnectionLostError or ProtocolError when the connection
+        has ended otherwise; ClosedError after close. Cancelling it loses no message, and after that
+        or a timeout the next call goes on with a read that has begun, unless one of the two calls
+        has `into` or `allocate`.
         """
         check_timeout(timeout)
         if into is not None and allocate is not None:
@@ -236,7 +238,7 @@ class Connection:
     async def __anext__(self) -> list[Frame]:
         try:
             return await self.recv()
-        except FarewellError:
+        except PeerClosedError:
             raise StopAsyncIteration from None
         except ClosedError:
             if not self._session.is_ending:
@@ -245,15 +247,15 @@ class Connection:
 
     # ---- ends ----
 
-    async def aclose(self, timeout: float | None = FAREWELL) -> None:
-        """Close it with a farewell: all that was sent arrives first.
+    async def aclose(self, timeout: float | None = CLOSE_TIMEOUT) -> None:
+        """Close it gracefully: the peer receives everything that was sent, and then is notified.
 
         timeout: in seconds, for the peer to receive what it reads itself. Then the connection is
-            aborted, and TimeoutError is raised; LostError if it is lost meanwhile.
+            aborted, and TimeoutError is raised; ConnectionLostError if it is lost meanwhile.
 
-        Tasks that wait in recv() get ClosedError. The peer's send() raises FarewellError for what
-        this end has not received; if both ends close, each gives up what the other has not. Does
-        nothing if it is over already.
+        Tasks that wait in recv() get ClosedError. The peer's send() raises PeerClosedError for what
+        this end has not received; if both ends close, each drops what the other has not received.
+        Does nothing if it is over already.
         """
         check_timeout(timeout)
         session = self._session
@@ -272,7 +274,8 @@ class Connection:
         await session.parts.registrations.pinning.idle()
 
     def abort(self) -> None:
-        """End it at once, without a farewell: the peer loses the connection. Twice is fine.
+        """End it at once: what is under way may be lost, and the peer gets a ConnectionLostError.
+        Twice is fine.
 
         May be called in any thread; while the connection's event loop runs in another one, it ends
         in that loop's next turn.

@@ -18,7 +18,7 @@ from . import _wire as wire
 from ._connection import Connection
 from ._errors import MessagesError, ProtocolError, RefusedError, fresh
 from ._inbox import Inbox
-from ._options import Options
+from ._options import ConnectionOptions
 from ._parts import PEER, Address, Device, Parts
 from ._racing import first_of
 from ._session import Session
@@ -46,7 +46,7 @@ async def connect(
     port: int,
     *,
     timeout: float | None = 10.0,
-    options: Options | None = None,
+    options: ConnectionOptions | None = None,
     source: str | None = None,
 ) -> Connection:
     """Connect to a program that listens by `listen`.
@@ -60,18 +60,18 @@ async def connect(
     source: our own address, where several lead to the peer.
 
     Raises RefusedError if the two ends do not fit, or the peer has no memory for the connection;
-    TimeoutError; LostError if the peer goes meanwhile, ProtocolError if it breaks the protocol; and
-    the errors of `cqnotify.cm.connect`.
+    TimeoutError; ConnectionLostError if the peer goes meanwhile, ProtocolError if it breaks the
+    protocol; and the errors of `cqnotify.cm.connect`.
     """
     end = deadline(timeout)
     hosts = await cm.lookup(host, timeout=timeout) if isinstance(host, str) else host
-    own = options or Options()
+    own = options or ConnectionOptions()
     attempts = [(one, partial(_connect, one, port, end, own, source)) for one in hosts]
     return await first_of(attempts, Connection.abort)
 
 
 async def _connect(
-    host: str, port: int, end: float | None, options: Options, source: str | None
+    host: str, port: int, end: float | None, options: ConnectionOptions, source: str | None
 ) -> Connection:
     """By one address."""
     found = await cm.resolve(host, timeout=left_until(end), source=source)
@@ -123,7 +123,7 @@ class Listener:
     sees nothing of them. It belongs to the event loop in which its block is entered.
     """
 
-    def __init__(self, host: str, port: int, options: Options, backlog: int) -> None:
+    def __init__(self, host: str, port: int, options: ConnectionOptions, backlog: int) -> None:
         self._options, self._backlog = options, backlog
         self._listener = cm.listen(host, port, backlog=max(backlog, WAITING))
         self._ready: Inbox[Connection] = Inbox("no peer has connected in time")
@@ -137,6 +137,11 @@ class Listener:
     def local(self) -> Address:
         """The address that it listens on: a tuple of an IP address and a port."""
         return self._listener.local
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or has failed."""
+        return self._error is not None
 
     def __repr__(self) -> str:
         return f"<{self._listener!r} of messages>"
@@ -329,7 +334,9 @@ async def _complete(parts: Parts, end: float | None) -> None:
     parts.close_small_memory()
 
 
-def listen(host: str, port: int, *, options: Options | None = None, backlog: int = 64) -> Listener:
+def listen(
+    host: str, port: int, *, options: ConnectionOptions | None = None, backlog: int = 64
+) -> Listener:
     """Listen on an address, in an `async with` block.
 
     host: an IP address, or a name; "0.0.0.0" and "::" are all addresses, "::" those of IPv4, too.
@@ -341,4 +348,4 @@ def listen(host: str, port: int, *, options: Options | None = None, backlog: int
 
     Raises VerbsError (EADDRINUSE, EADDRNOTAVAIL) as the block is entered.
     """
-    return Listener(host, port, options or Options(), backlog)
+    return Listener(host, port, options or ConnectionOptions(), backlog)

@@ -20,13 +20,13 @@ class RefusedError(MessagesError, ConnectionRefusedError):
     the connection, or no peer of cqnotify.messages at all."""
 
 
-class FarewellError(MessagesError, EOFError):
+class PeerClosedError(MessagesError, EOFError):
     """The peer has closed the connection, after everything that it had sent had arrived."""
 
 
-class LostError(MessagesError, ConnectionResetError):
-    """The connection has ended without a farewell: the peer has aborted it, its process or its host
-    has died, or the network has failed. What was under way may be lost."""
+class ConnectionLostError(MessagesError, ConnectionResetError):
+    """The connection has ended without being closed: the peer has aborted it, its process or its
+    host has died, or the network has failed. What was under way may be lost."""
 
 
 class ProtocolError(MessagesError, ConnectionAbortedError):

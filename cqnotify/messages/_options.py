@@ -21,8 +21,8 @@ LIMITS: Final = {
 
 
 @dataclass(frozen=True)
-class Options:
-    """Options of a connection. Each end has its own.
+class ConnectionOptions:
+    """ConnectionOptions of a connection. Each end has its own.
 
     credits: how many messages the peer may send that were not received by the program yet.
     eager: the size of the memory for each of these, in bytes, and the most that this end copies

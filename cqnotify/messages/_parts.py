@@ -30,9 +30,9 @@ from .._timeouts import left_until
 from ..aio import AsyncCQ
 from ..context import is_iwarp
 from . import _wire as wire
-from ._errors import LostError, ProtocolError
+from ._errors import ConnectionLostError, ProtocolError
 from ._memory import Registrations, own_memory
-from ._options import LEAST_EAGER, Options
+from ._options import LEAST_EAGER, ConnectionOptions
 from ._pool import Pool
 from ._wire import Header, Kind
 
@@ -82,7 +82,7 @@ class Device:
             self.sink |= AccessFlags.REMOTE_WRITE
         self._pools: dict[int, Pool] = {}
 
-    def pool(self, options: Options) -> Pool:
+    def pool(self, options: ConnectionOptions) -> Pool:
         """The registrations of a connection."""
         if (
             options.isolated or self.is_iwarp
@@ -116,7 +116,7 @@ class Parts:
     connection costs a queue pair, two CQs and a page.
     """
 
-    def __init__(self, device: Device, options: Options) -> None:
+    def __init__(self, device: Device, options: ConnectionOptions) -> None:
         self.device = device
         self.options = options
         self.conn: cm.Connection | None = None
@@ -131,7 +131,7 @@ class Parts:
             self.close()
             raise
 
-    def _make(self, device: Device, options: Options) -> None:
+    def _make(self, device: Device, options: ConnectionOptions) -> None:
         self._pool: Pool = device.pool(options)
         self.pd: PD = self._pool.pd
         self.registrations: Registrations = Registrations(self._pool)
@@ -187,11 +187,11 @@ class Parts:
         qp.post_recv(self.small_mr)
 
     async def wait_for_opening(self, end: float | None) -> None:
-        """Raises LostError, ProtocolError and TimeoutError."""
+        """Raises ConnectionLostError, ProtocolError and TimeoutError."""
         async with asyncio.timeout(left_until(end)):
             (wc,) = await self.received.wait(1)
         if not wc.ok:
-            raise LostError("the peer has not opened the connection")
+            raise ConnectionLostError("the peer has not opened the connection")
         frame = memoryview(self.small_mr)[: wc.byte_len or 0]
         if wire.parse_header(frame) != Header(Kind.ACK, 0, 0, 0):
             raise ProtocolError("the first frame is not an ACK of nothing")

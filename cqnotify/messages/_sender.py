@@ -121,7 +121,7 @@ class Sender:
         if nbytes > most:
             raise ValueError(
                 f"a message of {nbytes} bytes: the peer takes at most {most} (max_message "
-                "of its Options)"
+                "of its ConnectionOptions)"
             )
 
     def post(self) -> None:

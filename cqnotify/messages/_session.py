@@ -19,9 +19,9 @@ from ..cm import DisconnectedError
 from . import _wire as wire
 from ._asking import Asking
 from ._errors import (
-    FarewellError,
-    LostError,
+    ConnectionLostError,
     MessagesError,
+    PeerClosedError,
     ProtocolError,
     RefusedError,
     fresh,
@@ -173,11 +173,11 @@ class Session:
             self._is_open = True
             self.parts.repost(slot)
             if header.flags & CLOSING:
-                self.sender.refuse(FarewellError(REFUSED))
+                self.sender.refuse(PeerClosedError(REFUSED))
         elif header.kind is BYE:
             if self.flow.offers_received > self.flow.done_here and not self._has_refused:
-                raise ProtocolError("a farewell before all messages were read")
-            self._end(FarewellError("the peer has closed the connection, with a farewell"))
+                raise ProtocolError("the connection is closed before all messages were read")
+            self._end(PeerClosedError("the peer has closed the connection"))
         else:
             self._end(self._told(wire.parse_error(frame)))
 
@@ -320,7 +320,7 @@ class Session:
         await self._until(lambda: self.sender.is_idle, end, what)
         if self.error is None:
             await self._send_last(BYE, b"", end, what)
-        if isinstance(self.error, LostError | ProtocolError):
+        if isinstance(self.error, ConnectionLostError | ProtocolError):
             raise fresh(self.error)
         self._end(ClosedError(CLOSED))
 
@@ -377,7 +377,7 @@ class Session:
             # which can be known here before the device has told that it has arrived.
             self._end(ClosedError(CLOSED))
             return
-        error = LostError(f"the connection to {host} port {port} is lost: {text}")
+        error = ConnectionLostError(f"the connection to {host} port {port} is lost: {text}")
         error.__cause__ = why
         self._end(error)
 

@@ -13,7 +13,7 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 from ._errors import ProtocolError, RefusedError
-from ._options import LEAST_EAGER, Options
+from ._options import LEAST_EAGER, ConnectionOptions
 
 MAGIC: Final = b"CQNM"
 VERSION: Final = 2
@@ -35,7 +35,7 @@ class Hello(NamedTuple):
     max_message: int
 
 
-def hello(options: Options) -> bytes:
+def hello(options: ConnectionOptions) -> bytes:
     mine = (options.credits, options.eager, options.max_frames, options.max_message)
     return _HELLO.pack(MAGIC, VERSION, *mine)
 

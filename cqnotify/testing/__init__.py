@@ -10,6 +10,6 @@ One message, received asleep:
         (wc,) = wait_completions(b.recv_cq)
 """
 
-from ._endpoint import Endpoint, MakePair, ToPeer, connect, wait_completions
+from ._endpoint import Endpoint, PairFactory, SendDestination, connect, wait_completions
 
-__all__ = ["Endpoint", "MakePair", "ToPeer", "connect", "wait_completions"]
+__all__ = ["Endpoint", "PairFactory", "SendDestination", "connect", "wait_completions"]

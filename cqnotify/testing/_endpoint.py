@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from ..cm.blocking import Connection
     from ._options import PairOptions, QPOptions
 
-__all__ = ["Endpoint", "MakePair", "ToPeer", "connect", "wait_completions"]
+__all__ = ["Endpoint", "PairFactory", "SendDestination", "connect", "wait_completions"]
 
 
 _Part = TypeVar("_Part", PD, CompletionChannel, CQ, MR)
 
 
-class ToPeer(TypedDict, total=False):
+class SendDestination(TypedDict, total=False):
     """The arguments of `QP.post_send` that name the receiver of a datagram."""
 
     ah: AH
@@ -60,7 +60,7 @@ class Endpoint:
     recv_cq: CQ
     mr: MR
     qp: QP
-    to_peer: ToPeer
+    to_peer: SendDestination
     connection: Connection | None
 
     def __init__(
@@ -160,7 +160,7 @@ class Endpoint:
 _E = TypeVar("_E", bound=Endpoint)
 
 
-class MakePair(Protocol):
+class PairFactory(Protocol):
     """The type of the fixture `rdma_pair`."""
 
     def __call__(

@@ -9,7 +9,7 @@ import pytest
 from runtime_types import assert_type
 
 from cqnotify import SendFlags, SuccessfulCompletion, WCStatus
-from cqnotify.testing import ToPeer
+from cqnotify.testing import SendDestination
 
 OK = WCStatus.SUCCESS
 
@@ -21,7 +21,7 @@ OK = WCStatus.SUCCESS
         *[(OK, WCStatus | int), (999, WCStatus | int), (None, int | None), (OK, Literal[OK])],
         *[([], list[int]), ([1], list[int]), ([OK, 999], list[WCStatus | int])],
         *[((1, ""), tuple[int, str]), ((), tuple[int, ...]), ((1, 2), tuple[int, ...])],
-        *[({}, ToPeer), ({"remote_qpn": 1}, ToPeer), (print, type(print))],
+        *[({}, SendDestination), ({"remote_qpn": 1}, SendDestination), (print, type(print))],
     ],
 )
 def test_what_is_of_a_type_passes(value: object, expected: Any) -> None:
@@ -36,7 +36,7 @@ def test_what_is_of_a_type_passes(value: object, expected: Any) -> None:
         *[("", WCStatus | int), (0, int | WCStatus | None), (0, Literal[OK])],
         *[([None], list[int]), ((1,), list[int]), ([0], list[WCStatus | int])],
         *[((1,), tuple[int, str]), ((1, 2), tuple[int, str]), ((1, ""), tuple[int, ...])],
-        *[({"qpn": 1}, ToPeer), ((), ToPeer), (1, SuccessfulCompletion)],
+        *[({"qpn": 1}, SendDestination), ((), SendDestination), (1, SuccessfulCompletion)],
     ],
 )
 def test_what_is_not_fails(value: object, expected: Any) -> None:

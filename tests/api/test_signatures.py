@@ -16,6 +16,7 @@ import cqnotify
 from cqnotify import CQ, QP, SRQ, QPAttr, RecvWR, SendWR, exchange
 from cqnotify._qp_connect import ConnectOptions
 from cqnotify.aio import AsyncCQ
+from cqnotify.exchange import blocking
 from cqnotify.qp import QPChanges
 from cqnotify.testing import Endpoint, connect
 from cqnotify.testing._options import PairOptions, QPOptions
@@ -131,8 +132,8 @@ def test_what_does_the_same_takes_the_same() -> None:
     assert parameters(AsyncCQ.batches) == parameters(AsyncCQ.wait)
     assert parameters(AsyncCQ.poll) == parameters(CQ.poll)
     for role in ("client", "server"):
-        awaited = getattr(exchange, f"exchange_as_{role}")
-        assert parameters(awaited) == parameters(getattr(exchange, f"exchange_as_{role}_blocking"))
+        name = f"exchange_as_{role}"
+        assert parameters(getattr(exchange, name)) == parameters(getattr(blocking, name))
 
 
 def test_a_call_for_threads_takes_what_the_awaited_one_takes() -> None:

@@ -11,7 +11,7 @@ from types_support import DEADLINE, Pair
 from cqnotify import CQ, QPAddress, SuccessfulCompletion, WCStatus, WorkCompletion
 from cqnotify.aio import AsyncCQ, AsyncCQStats, Batches, Scope
 from cqnotify.exchange import exchange_as_client, exchange_as_server, listen
-from cqnotify.testing import Endpoint, MakePair, wait_completions
+from cqnotify.testing import Endpoint, PairFactory, wait_completions
 
 if TYPE_CHECKING:
     from typing import assert_type
@@ -86,7 +86,7 @@ async def post_and_await(acq: AsyncCQ, peer: AsyncCQ, a: Endpoint, b: Endpoint) 
         assert_type(both[0], SuccessfulCompletion)
 
 
-async def test_posting(rdma_pair: MakePair) -> None:
+async def test_posting(rdma_pair: PairFactory) -> None:
     a, b = rdma_pair(one_cq=True)
     async with AsyncCQ(a.send_cq) as acq, AsyncCQ(b.recv_cq) as there:
         await post_and_await(acq, there, a, b)

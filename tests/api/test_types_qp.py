@@ -54,8 +54,9 @@ from cqnotify.conformance import (
     measure,
     sequences,
 )
-from cqnotify.exchange import exchange_as_client_blocking, exchange_as_server_blocking, listen
-from cqnotify.testing import Endpoint, MakePair, ToPeer, connect, wait_completions
+from cqnotify.exchange import listen
+from cqnotify.exchange.blocking import exchange_as_client, exchange_as_server
+from cqnotify.testing import Endpoint, PairFactory, SendDestination, connect, wait_completions
 
 if TYPE_CHECKING:
     from typing import assert_type
@@ -110,7 +111,7 @@ def test_work_requests(rdma_rc_pair: Pair) -> None:
 
 def test_datagrams(rdma_ud_pair: Pair) -> None:
     a, b = rdma_ud_pair
-    assert_type(a.to_peer, ToPeer)
+    assert_type(a.to_peer, SendDestination)
     (wc,) = exchange(a, b)
     assert_type(wc.src_qp, int | None)
     answer = AH.from_wc(b.pd, wc, b.mr.read(40))
@@ -191,7 +192,7 @@ def test_fixtures(
     assert_type(rdma_uc_pair[0], Endpoint)
 
 
-def test_pairs(rdma_pair: MakePair) -> None:
+def test_pairs(rdma_pair: PairFactory) -> None:
     assert_type(rdma_pair(), tuple[Endpoint, Endpoint])
     a, b = rdma_pair(QPType.RC, two_devices=True, size=64, max_send_wr=4, ack_timeout=10)
     assert_type(exchange(a, b), list[WorkCompletion])
@@ -206,16 +207,16 @@ def test_addresses_are_exchanged(rdma_rc_pair: Pair) -> None:
         port: Any = listener.getsockname()[1]
 
         def serve() -> None:
-            one = exchange_as_server_blocking(listener, ours, got.append, timeout=DEADLINE)
-            several = exchange_as_server_blocking(listener, [ours], got.append, timeout=DEADLINE)
+            one = exchange_as_server(listener, ours, got.append, timeout=DEADLINE)
+            several = exchange_as_server(listener, [ours], got.append, timeout=DEADLINE)
             assert_type(one, QPAddress)
             assert_type(several, list[QPAddress])
             got.extend([one, several])
 
         server = threading.Thread(target=serve)
         server.start()
-        one = exchange_as_client_blocking("127.0.0.1", port, theirs, timeout=DEADLINE)
-        several = exchange_as_client_blocking("127.0.0.1", port, [theirs], timeout=DEADLINE)
+        one = exchange_as_client("127.0.0.1", port, theirs, timeout=DEADLINE)
+        several = exchange_as_client("127.0.0.1", port, [theirs], timeout=DEADLINE)
         server.join(DEADLINE)
     assert_type(one, QPAddress)
     assert_type(several, list[QPAddress])

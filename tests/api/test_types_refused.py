@@ -29,7 +29,7 @@ from cqnotify import (
     WorkCompletion,
 )
 from cqnotify.aio import AsyncCQ
-from cqnotify.testing import Endpoint, MakePair, connect, wait_completions
+from cqnotify.testing import Endpoint, PairFactory, connect, wait_completions
 
 Pair = tuple[Endpoint, Endpoint]
 
@@ -127,7 +127,7 @@ def test_what_may_be_none(rdma_context: Context, rdma_rc_pair: Pair) -> None:
     )
 
 
-def test_helpers(rdma_context: Context, rdma_rc_pair: Pair, rdma_pair: MakePair) -> None:
+def test_helpers(rdma_context: Context, rdma_rc_pair: Pair, rdma_pair: PairFactory) -> None:
     refused(
         lambda: Endpoint(rdma_context, max_send=4),  # type: ignore[call-arg]
         lambda: connect(*rdma_rc_pair, time_out=1),  # type: ignore[call-arg]

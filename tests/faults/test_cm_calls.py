@@ -48,7 +48,7 @@ async def script(qps: list[QP], host: str) -> None:
             await conn.wait_closed(SOON)
             accepted.close()
             conn.close()
-            (await cm.join(qps[3], "239.192.0.8", source=host, timeout=SOON)).close()
+            (await cm.join_multicast(qps[3], "239.192.0.8", source=host, timeout=SOON)).close()
         finally:
             server.cancel()
             await asyncio.wait([server])

@@ -14,13 +14,13 @@ from fault_world import core, held_objects, open_files
 from support import DEADLINE, address_of
 
 from cqnotify import ClosedError, Context, messages
-from cqnotify.messages import Connection, Options
+from cqnotify.messages import Connection, ConnectionOptions
 from cqnotify.messages._parts import Device
 
 SOON = 5.0  # seconds until an end knows
 STEP = 2  # one call of so many is made to fail by a run
 MOST = 2000  # calls, and more than there are
-OPTIONS = Options(credits=2, eager=256, offers=1, cache=0)
+OPTIONS = ConnectionOptions(credits=2, eager=256, offers=1, cache=0)
 LARGE = bytes(range(250)) * 100
 FAILURES = (OSError, TimeoutError, MemoryError, ClosedError)
 
@@ -54,14 +54,14 @@ async def is_over(conn: Connection) -> None:
     with pytest.raises(FAILURES):
         while True:
             await conn.recv(timeout=SOON)
-    assert conn.is_closed, conn
+    assert conn.closed, conn
 
 
 async def check(a: Connection, b: Connection) -> None:
     """Both are open, and messages pass in both directions; or none is."""
-    if a.is_closed or b.is_closed:
+    if a.closed or b.closed:
         for conn in (a, b):
-            if not conn.is_closed:
+            if not conn.closed:
                 await is_over(conn)
             for call in (conn.send(b""), conn.send(LARGE)):
                 with pytest.raises(FAILURES):

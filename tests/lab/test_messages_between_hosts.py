@@ -58,7 +58,7 @@ def server(peer: int, *steps: str, options: str = "", port: int = PORT) -> str:
 
 
 def check_lost(fault: str, seen: Seen, since: float) -> None:
-    assert seen.outcome == "LostError"
+    assert seen.outcome == "ConnectionLostError"
     check_cell(cell(fault), seen.outcome, seen.at - since)
 
 
@@ -148,7 +148,7 @@ def test_a_cut_that_is_healed_before_the_devices_patience_ends() -> None:
         assert sender.seen("mixed", port=port).more == "sent 78"
         assert sender.seen("aclose", port=port).outcome == "ok"
         over = receiver.seen("drain", port=port)
-        assert (over.outcome, over.more) == ("FarewellError", "sent 0 got 78")
+        assert (over.outcome, over.more) == ("PeerClosedError", "sent 0 got 78")
     check_cell(cell(CUT_SHORT), "nothing", float(two.seen("send", port=PORT + 1).more.split()[-1]))
 
 
@@ -173,10 +173,10 @@ def test_the_servers_host_restarts() -> None:
         two=[server(1)],
         freed=PENDING,
     )  # fmt: skip
-    assert one.seen("send").outcome == "LostError"
+    assert one.seen("send").outcome == "ConnectionLostError"
     check_cell(cell(RESTARTS), "ok", one.seen("connect", 1).after)
     assert one.seen("mixed").more == "sent 18"
-    assert two.seen("drain").outcome == "FarewellError"
+    assert two.seen("drain").outcome == "PeerClosedError"
     assert two.seen("drain").more == "sent 0 got 18"
 
 
@@ -210,5 +210,5 @@ def test_messages_arrive_though_frames_are_lost(
     for sender, receiver, port in ((one, two, PORT), (two, one, other)):
         sent = sender.seen(step.partition("=")[0], port=port)
         assert (sent.outcome, sent.more.split()[:2]) == ("ok", ["sent", str(count)])
-        assert receiver.seen("drain", port=port).outcome == "FarewellError"
+        assert receiver.seen("drain", port=port).outcome == "PeerClosedError"
         assert receiver.seen("drain", port=port).more == f"sent 0 got {count}"

@@ -24,7 +24,7 @@ from cqnotify import (
     messages,
 )
 from cqnotify.aio import AsyncCQ
-from cqnotify.messages import Connection, Options
+from cqnotify.messages import Connection, ConnectionOptions
 from cqnotify.messages import _wire as wire
 from cqnotify.messages._wire import Header, Kind, Remote
 
@@ -120,11 +120,11 @@ def offer_elsewhere(frames: int, body: Remote) -> bytes:
 
 @asynccontextmanager
 async def hostile_client(
-    ctx: Context, options: Options | None = None, hello: bytes | None = None
+    ctx: Context, options: ConnectionOptions | None = None, hello: bytes | None = None
 ) -> AsyncIterator[tuple[Raw, Connection]]:
     """And the server's end, which is ours."""
     raw = Raw(ctx)
-    said = wire.hello(Options()) if hello is None else hello
+    said = wire.hello(ConnectionOptions()) if hello is None else hello
     async with messages.listen(address_of(ctx), 0, options=options) as listener:
         raw.conn = await cm.connect(
             raw.qp, *listener.local, private_data=said, on_init=raw.post_all, access=REMOTE
@@ -137,7 +137,7 @@ async def hostile_client(
 
 @asynccontextmanager
 async def hostile_server(
-    ctx: Context, options: Options | None = None, **accept: Any
+    ctx: Context, options: ConnectionOptions | None = None, **accept: Any
 ) -> AsyncIterator[tuple[Raw, Connection]]:
     """And the client's end, which is ours."""
     async with answered(ctx, options, **accept) as (raw, connecting):
@@ -153,7 +153,7 @@ async def hostile_server(
 
 @asynccontextmanager
 async def answered(
-    ctx: Context, options: Options | None = None, timeout: float = SOON, **accept: Any
+    ctx: Context, options: ConnectionOptions | None = None, timeout: float = SOON, **accept: Any
 ) -> AsyncIterator[tuple[Raw, asyncio.Future[Connection]]]:
     """A server that has accepted, and says nothing; and the client's end, which waits."""
     raw = Raw(ctx)
@@ -164,7 +164,7 @@ async def answered(
         request = await listener.get_request()
         raw.conn = await request.accept(
             raw.qp,
-            private_data=wire.hello(Options()),
+            private_data=wire.hello(ConnectionOptions()),
             on_init=raw.post_all,
             access=REMOTE,
             **accept,

@@ -13,19 +13,19 @@ from support import DEADLINE
 from support import address_of as address_of
 
 from cqnotify import Context, messages
-from cqnotify.messages import Connection, Options
+from cqnotify.messages import Connection, ConnectionOptions
 from cqnotify.messages import _wire as wire
 from cqnotify.messages._incoming import Reads
 from cqnotify.messages._queue import Done
 
 SOON = DEADLINE
 PATTERN = bytes(i * i % 251 for i in range(65521))
-SMALL = Options(credits=2, eager=256, offers=1)  # what is used up soon
+SMALL = ConnectionOptions(credits=2, eager=256, offers=1)  # what is used up soon
 
 
 @asynccontextmanager
 async def connected(
-    ctx: Context, options: Options | None = None, peers: Options | None = None
+    ctx: Context, options: ConnectionOptions | None = None, peers: ConnectionOptions | None = None
 ) -> AsyncIterator[tuple[Connection, Connection]]:
     """A client, with the options, and the server's end; the peer's options are the same unless
     they are given."""

@@ -14,7 +14,7 @@ from messages_support import SMALL, SOON, connected, data_of, eager_limit, took
 from support import start
 
 from cqnotify import Context
-from cqnotify.messages import Connection, Options
+from cqnotify.messages import Connection, ConnectionOptions
 
 MIB = 1 << 20
 
@@ -58,7 +58,7 @@ async def test_a_message_without_frames(ctx: Context) -> None:
 
 
 async def test_the_smaller_eager_size_counts(ctx: Context) -> None:
-    async with connected(ctx, SMALL, Options()) as (a, b):
+    async with connected(ctx, SMALL, ConnectionOptions()) as (a, b):
         for _ in range(5):
             await passes(a, b, data_of(300), b"1")
             await passes(b, a, data_of(300), b"2")
@@ -217,7 +217,7 @@ async def test_references_to_objects_are_refused(ctx: Context, n: int) -> None:
 
 
 async def test_a_message_that_the_peer_does_not_take_is_refused_here(ctx: Context) -> None:
-    async with connected(ctx, None, Options(max_message=1000, max_frames=3)) as (a, b):
+    async with connected(ctx, None, ConnectionOptions(max_message=1000, max_frames=3)) as (a, b):
         with pytest.raises(ValueError, match="1001 bytes: the peer takes at most 1000"):
             await a.send(bytes(1001))
         with pytest.raises(ValueError, match="4 frames: the peer takes at most 3"):
@@ -279,7 +279,7 @@ async def test_a_message_that_does_not_fit_remains(ctx: Context, size: int) -> N
         await passes(a, b, data_of(size))
 
 
-async def test_iterating_ends_at_the_farewell(ctx: Context) -> None:
+async def test_iterating_ends_when_the_peer_has_closed(ctx: Context) -> None:
     async with connected(ctx) as (a, b):
         await a.send(b"1")
         await a.send(b"2", b"3")
@@ -293,8 +293,8 @@ async def test_it_tells_its_addresses(ctx: Context) -> None:
         assert a.local == b.peer
         assert a.peer == b.local
         assert repr(a).endswith(", open>")
-        assert not a.is_closed
+        assert not a.closed
         assert a.error is None
         await a.aclose()
         assert repr(a).endswith(", ClosedError>")
-        assert a.is_closed
+        assert a.closed

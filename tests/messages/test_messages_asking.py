@@ -12,7 +12,7 @@ from messages_support import SMALL, SOON, connected, data_of, read_slowly, reads
 from support import eventually, on_iwarp, start
 
 from cqnotify import Context, QPState
-from cqnotify.messages import Connection, Options, _asking
+from cqnotify.messages import Connection, ConnectionOptions, _asking
 
 LARGE = 300000
 OFTEN = 0.01  # seconds
@@ -129,7 +129,7 @@ async def test_an_idle_connection_asks_nothing(ctx: Context) -> None:
 
 async def test_with_a_keepalive_the_send_queue_gets_empty(ctx: Context) -> None:
     """Which rdma_cm's keepalive waits for."""
-    async with connected(ctx, Options(keepalive=1.0)) as (a, b):
+    async with connected(ctx, ConnectionOptions(keepalive=1.0)) as (a, b):
         for i in range(3):
             await a.send(bytes([i]))
             assert took(await b.recv(timeout=SOON)) == [bytes([i])]

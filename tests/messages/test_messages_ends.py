@@ -30,10 +30,10 @@ from support import eventually, open_fds, start, tick
 from cqnotify import ClosedError, Context, QPState, WCStatus, messages
 from cqnotify.messages import (
     Connection,
-    FarewellError,
-    LostError,
+    ConnectionLostError,
+    ConnectionOptions,
     MessagesError,
-    Options,
+    PeerClosedError,
     ProtocolError,
 )
 from cqnotify.messages._parts import Device
@@ -45,23 +45,23 @@ GONE = 0.5
 
 async def over(conn: Connection) -> None:
     """Until it is over, and closed."""
-    await eventually(lambda: conn.is_closed)
+    await eventually(lambda: conn.closed)
     await conn.aclose()
     assert conn._session.parts.is_closed
 
 
-# ---- farewells ------------------------------------------------------------------------------
+# ---- closing --------------------------------------------------------------------------------
 
 
-async def test_a_farewell_is_known_on_both_sides(ctx: Context) -> None:
+async def test_closing_is_known_on_both_sides(ctx: Context) -> None:
     async with connected(ctx) as (a, b):
         taking = await start(b.recv())
         await a.aclose()
-        with pytest.raises(FarewellError, match="closed the connection, with a farewell"):
+        with pytest.raises(PeerClosedError, match="the peer has closed the connection$"):
             await taking
-        with pytest.raises(FarewellError):
+        with pytest.raises(PeerClosedError):
             await b.recv()
-        with pytest.raises(FarewellError):
+        with pytest.raises(PeerClosedError):
             await b.send(b"1")
         assert isinstance(b.error, EOFError)
         assert isinstance(a.error, ClosedError)
@@ -72,7 +72,7 @@ async def test_a_farewell_is_known_on_both_sides(ctx: Context) -> None:
         await a.aclose()
 
 
-async def test_what_was_sent_arrives_before_the_farewell(ctx: Context) -> None:
+async def test_what_was_sent_arrives_before_the_end(ctx: Context) -> None:
     async with connected(ctx) as (a, b):
         for i in range(10):
             await a.send(bytes([i]))
@@ -86,7 +86,7 @@ async def test_what_was_sent_arrives_before_the_farewell(ctx: Context) -> None:
         assert took(await b.recv(timeout=SOON)) == [data_of(LARGE)]
         await closing
         await sending
-        with pytest.raises(FarewellError):
+        with pytest.raises(PeerClosedError):
             await b.recv()
 
 
@@ -98,22 +98,22 @@ async def test_messages_are_received_when_everything_else_is_closed(ctx: Context
         await over(b)
         for i in range(5):
             assert took(await b.recv()) == [bytes([i]), data_of(1000)]
-        with pytest.raises(FarewellError):
+        with pytest.raises(PeerClosedError):
             await b.recv()
 
 
-async def test_a_farewell_that_is_not_heard_in_time(ctx: Context) -> None:
+async def test_closing_that_is_not_acknowledged_in_time(ctx: Context) -> None:
     async with connected(ctx) as (a, b):
         sending = await start(a.send(data_of(LARGE)))
         with pytest.raises(TimeoutError, match="has not received everything in time"):
             await a.aclose(BLINK)
         with pytest.raises(ClosedError, match="aborted"):
             await sending
-        with pytest.raises(LostError):
+        with pytest.raises(ConnectionLostError):
             await b.recv(timeout=SOON)
 
 
-async def test_a_cancelled_farewell_aborts(ctx: Context) -> None:
+async def test_closing_that_is_cancelled_aborts(ctx: Context) -> None:
     async with connected(ctx) as (a, b):
         sending = await start(a.send(data_of(LARGE)))
         closing = await start(a.aclose())
@@ -122,21 +122,21 @@ async def test_a_cancelled_farewell_aborts(ctx: Context) -> None:
             await closing
         with pytest.raises(ClosedError):
             await sending
-        await eventually(lambda: b.is_closed)
-        assert isinstance(b.error, LostError)
+        await eventually(lambda: b.closed)
+        assert isinstance(b.error, ConnectionLostError)
 
 
-async def test_both_say_farewell_at_once(ctx: Context) -> None:
+async def test_both_close_at_once(ctx: Context) -> None:
     for _ in range(10):
         async with connected(ctx) as (a, b):
             await a.send(b"1")
             await asyncio.gather(a.aclose(), b.aclose(), a.aclose())
-            assert isinstance(a.error, ClosedError | FarewellError)
-            assert isinstance(b.error, ClosedError | FarewellError)
+            assert isinstance(a.error, ClosedError | PeerClosedError)
+            assert isinstance(b.error, ClosedError | PeerClosedError)
 
 
-async def test_a_peer_that_closes_first_has_heard_the_farewell(ctx: Context) -> None:
-    """Its end may be seen before the completion that says that our farewell has arrived."""
+async def test_a_peer_that_closes_first_has_received_everything(ctx: Context) -> None:
+    """Its end may be seen before the completion that says that our last frame has arrived."""
     async with connected(ctx) as (a, b):
         await a.send(b"1")
         closing = asyncio.ensure_future(a.aclose())
@@ -147,14 +147,14 @@ async def test_a_peer_that_closes_first_has_heard_the_farewell(ctx: Context) -> 
         await closing
         assert isinstance(a.error, ClosedError)
         await over(b)
-        assert isinstance(b.error, FarewellError)
+        assert isinstance(b.error, PeerClosedError)
 
 
-@pytest.mark.not_on_iwarp("a send completes when TCP has it, so that no farewell is on its way")
-async def test_a_peer_that_disconnects_as_our_farewell_arrives_has_heard_it(
+@pytest.mark.not_on_iwarp("a send completes when TCP has it, so that no frame is on its way")
+async def test_a_peer_that_disconnects_as_it_gets_our_last_frame_has_it(
     ctx: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The device may be told of the end before the acknowledgement of the farewell has come."""
+    """The device may be told of the end before the acknowledgement of that frame has come."""
     async with connected(ctx) as (a, b):
         await a.send(b"1")
         assert took(await b.recv(timeout=SOON)) == [b"1"]
@@ -177,18 +177,18 @@ async def test_a_receiver_here_is_told_of_our_own_end(ctx: Context) -> None:
             await iterating
 
 
-async def test_a_block_ends_with_a_farewell_and_an_exception_without(ctx: Context) -> None:
+async def test_a_block_closes_and_an_exception_aborts(ctx: Context) -> None:
     async with connected(ctx) as (a, b):
         async with a:
             await a.send(b"1")
         await over(b)
-        assert isinstance(b.error, FarewellError)
+        assert isinstance(b.error, PeerClosedError)
     async with connected(ctx) as (a, b):
         with pytest.raises(ZeroDivisionError):
             async with a:
                 raise ZeroDivisionError
         await over(b)
-        assert isinstance(b.error, LostError)
+        assert isinstance(b.error, ConnectionLostError)
 
 
 async def test_two_ends_that_close_with_unread_messages_wait_for_nothing(ctx: Context) -> None:
@@ -197,10 +197,10 @@ async def test_two_ends_that_close_with_unread_messages_wait_for_nothing(ctx: Co
         sending = [await start(end.send(data_of(LARGE))) for end in (a, b) for _ in range(3)]
         await asyncio.gather(a.aclose(SOON), b.aclose(SOON))
         for task in sending:
-            with pytest.raises(FarewellError, match="closes the connection, and receives no more"):
+            with pytest.raises(PeerClosedError, match="receives no more"):
                 await task
         for end in (a, b):
-            assert isinstance(end.error, ClosedError | FarewellError)
+            assert isinstance(end.error, ClosedError | PeerClosedError)
             assert end._session.parts.is_closed
 
 
@@ -212,14 +212,14 @@ async def test_an_end_that_closes_gives_up_what_its_peer_sends_and_waits_for_its
         theirs = await start(b.send(data_of(LARGE)))
         closing = await start(a.aclose(SOON))
         for send in (theirs, b.send(b"1"), b.send(data_of(LARGE))):
-            with pytest.raises(FarewellError, match="closes the connection, and receives no more"):
+            with pytest.raises(PeerClosedError, match="receives no more"):
                 await send
         assert not closing.done()
-        assert not b.is_closed
+        assert not b.closed
         assert took(await b.recv(timeout=SOON)) == [data_of(LARGE)]
         await closing
         await ours
-        with pytest.raises(FarewellError, match="has closed the connection"):
+        with pytest.raises(PeerClosedError, match="has closed the connection"):
             await b.recv(timeout=SOON)
 
 
@@ -234,7 +234,7 @@ async def test_a_message_that_is_being_read_is_received_although_both_close(ctx:
         assert took(await taking) == [data_of(LARGE)]
         await first
         for task in others:
-            with pytest.raises(FarewellError):
+            with pytest.raises(PeerClosedError):
                 await task
 
 
@@ -242,12 +242,12 @@ async def test_a_peer_that_closes_although_it_has_not_read_all_is_no_breach(ctx:
     async with connected(ctx) as (a, b):
         sending = [await start(end.send(data_of(LARGE))) for end in (a, b)]
         closing = await start(a.aclose(SOON))
-        with pytest.raises(FarewellError):
+        with pytest.raises(PeerClosedError):
             await sending[1]
         await b.aclose(SOON)
         await closing
-        assert isinstance(a.error, FarewellError)
-        with pytest.raises(FarewellError):
+        assert isinstance(a.error, PeerClosedError)
+        with pytest.raises(PeerClosedError):
             await sending[0]
 
 
@@ -267,14 +267,14 @@ async def test_an_abort_is_a_loss_for_the_peer(ctx: Context) -> None:
         for task in taking:
             with pytest.raises(ClosedError, match="this connection was aborted"):
                 await task
-        with pytest.raises(LostError, match="is lost: .*(disconnected|failed)"):
+        with pytest.raises(ConnectionLostError, match="is lost: .*(disconnected|failed)"):
             await sending
         assert took(await b.recv()) == [b"arrived"]
         for _ in range(2):
-            with pytest.raises(LostError):
+            with pytest.raises(ConnectionLostError):
                 await b.recv()
         assert isinstance(b.error, ConnectionResetError)
-        with pytest.raises(LostError):
+        with pytest.raises(ConnectionLostError):
             async for _ in b:
                 pass
         await b.aclose()
@@ -287,7 +287,7 @@ async def test_an_offer_that_is_lost_is_no_message(ctx: Context) -> None:
         a.abort()
         await over(b)
         for _ in range(2):
-            with pytest.raises(LostError):
+            with pytest.raises(ConnectionLostError):
                 await b.recv()
         with pytest.raises(ClosedError):
             await sending
@@ -308,7 +308,7 @@ async def test_a_read_under_way_ends_with_the_connection(ctx: Context) -> None:
             with pytest.raises(MessagesError if end == 0 else ClosedError):
                 await taking
             target.append(1)  # the device has done with it
-            with pytest.raises(ClosedError if end == 0 else LostError):
+            with pytest.raises(ClosedError if end == 0 else ConnectionLostError):
                 await sending
 
 
@@ -316,11 +316,11 @@ async def test_a_queue_pair_that_fails_is_a_loss(ctx: Context) -> None:
     async with connected(ctx) as (a, b):
         taking = await start(a.recv())
         a._session.parts.qp.modify(qp_state=QPState.ERR)
-        with pytest.raises(LostError, match="is lost: .*(WR_FLUSH_ERR|disconnected)"):
+        with pytest.raises(ConnectionLostError, match="is lost: .*(WR_FLUSH_ERR|disconnected)"):
             await taking
         await over(a)
         await over(b)
-        assert isinstance(b.error, LostError)
+        assert isinstance(b.error, ConnectionLostError)
 
 
 PEER = """
@@ -350,19 +350,19 @@ async def test_a_peer_that_is_killed_is_lost(ctx: Context, action: str) -> None:
             else:
                 task = await start(conn.send(bytes(LARGE)))
             process.kill()
-            with pytest.raises(LostError):
+            with pytest.raises(ConnectionLostError):
                 await task
             await conn.aclose()
 
 
 @pytest.mark.not_on_iwarp("a write completes before the peer has it, so that keepalive is refused")
 async def test_a_dead_peer_is_found_by_keepalive(ctx: Context) -> None:
-    async with connected(ctx, Options(keepalive=GONE), Options()) as (a, b):
+    async with connected(ctx, ConnectionOptions(keepalive=GONE), ConnectionOptions()) as (a, b):
         await asyncio.sleep(2 * GONE)
-        assert not a.is_closed, "a peer that lives is not lost"
+        assert not a.closed, "a peer that lives is not lost"
         taking = await start(a.recv())
         b._session.parts.qp.modify(qp_state=QPState.RESET)  # as that of a dead host
-        with pytest.raises(LostError, match="no sign of life|not answered"):
+        with pytest.raises(ConnectionLostError, match="no sign of life|not answered"):
             await asyncio.wait_for(taking, SOON)
 
 
@@ -375,10 +375,10 @@ async def test_whatever_fails_here_is_a_loss(ctx: Context, monkeypatch: pytest.M
 
         monkeypatch.setattr(b._session.inbox, "put", fails)
         await a.send(b"1")
-        with pytest.raises(LostError, match="is lost: MemoryError"):
+        with pytest.raises(ConnectionLostError, match="is lost: MemoryError"):
             await taking
         await over(a)
-        assert isinstance(a.error, LostError)
+        assert isinstance(a.error, ConnectionLostError)
 
 
 # ---- what is dropped ------------------------------------------------------------------------
@@ -395,7 +395,7 @@ async def test_a_connection_that_is_dropped_is_closed(ctx: Context) -> None:
         del conn
         gc.collect()
     await over(server)
-    assert isinstance(server.error, LostError)
+    assert isinstance(server.error, ConnectionLostError)
     await eventually(lambda: not gc.collect() and session() is None and qp() is None)
 
 
@@ -448,8 +448,8 @@ def test_a_loop_that_ends_takes_its_connections_along(
         for task in left:
             task.cancel()
         loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-    assert kept[0].is_closed
-    assert kept[1].is_closed
+    assert kept[0].closed
+    assert kept[1].closed
     assert Device._known == {}
 
 
@@ -482,6 +482,6 @@ run(main())
 
 
 async def test_an_error_is_a_connection_error(ctx: Context) -> None:
-    for kind in (FarewellError, LostError, ProtocolError, messages.RefusedError):
+    for kind in (PeerClosedError, ConnectionLostError, ProtocolError, messages.RefusedError):
         assert issubclass(kind, MessagesError)
         assert issubclass(kind, ConnectionError)

@@ -14,7 +14,7 @@ import pytest
 
 from cqnotify.messages import ProtocolError
 from cqnotify.messages._flow import Flow
-from cqnotify.messages._options import Options
+from cqnotify.messages._options import ConnectionOptions
 from cqnotify.messages._queue import Ring
 from cqnotify.messages._wire import LAST, MASK, Header, Kind
 
@@ -24,7 +24,9 @@ ROUNDS = 300
 class SimulatedEnd:
     """What _session.py does, with a list for a device."""
 
-    def __init__(self, chosen: random.Random, options: Options, peers: Options) -> None:
+    def __init__(
+        self, chosen: random.Random, options: ConnectionOptions, peers: ConnectionOptions
+    ) -> None:
         self.chosen, self.options = chosen, options
         self.flow = Flow(options.credits, peers.credits)
         self.peer: SimulatedEnd
@@ -108,7 +110,7 @@ class SimulatedEnd:
 def test_two_ends_never_stall_nor_overrun(seed: int) -> None:
     chosen = random.Random(seed)
     options = [
-        Options(credits=chosen.randrange(2, 9), offers=chosen.randrange(1, 5), eager=256)
+        ConnectionOptions(credits=chosen.randrange(2, 9), offers=chosen.randrange(1, 5), eager=256)
         for _ in range(2)
     ]
     a, b = SimulatedEnd(chosen, *options), SimulatedEnd(chosen, *reversed(options))
@@ -132,7 +134,7 @@ def test_two_ends_never_stall_nor_overrun(seed: int) -> None:
 
 
 def test_a_stream_needs_few_acknowledgements() -> None:
-    options = Options(credits=16, eager=256)
+    options = ConnectionOptions(credits=16, eager=256)
     a, b = (SimulatedEnd(random.Random(1), options, options) for _ in range(2))
     a.peer, b.peer = b, a
     a.chosen = b.chosen = type(

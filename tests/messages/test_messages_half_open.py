@@ -32,10 +32,10 @@ from cqnotify import (
 from cqnotify._core import CMID, CMChannel, open_objects
 from cqnotify.cm._link import Options as CMOptions
 from cqnotify.messages import (
-    FarewellError,
+    ConnectionLostError,
+    ConnectionOptions,
     Listener,
-    LostError,
-    Options,
+    PeerClosedError,
     ProtocolError,
     RefusedError,
     _asking,
@@ -48,7 +48,7 @@ from cqnotify.messages._queue import SendQueue
 from cqnotify.messages._session import Session
 from cqnotify.messages._wire import Kind
 
-HELLO = wire.hello(Options())
+HELLO = wire.hello(ConnectionOptions())
 NO_MEMORY = VerbsError(errno.ENOMEM, "ibv_reg_mr: the limit of locked memory")
 PAGE = resource.getpagesize() >> 10  # KiB
 SILENT = "no answer in time; the peer has accepted, and has not posted its receives"
@@ -148,7 +148,7 @@ async def test_the_page_goes_when_the_memory_is_made(ctx: Context) -> None:
 
 
 async def test_the_peer_has_its_receives_when_connect_returns(ctx: Context) -> None:
-    options = Options(credits=5, offers=3)
+    options = ConnectionOptions(credits=5, offers=3)
     async with connected(ctx, SMALL, options) as (a, b):
         assert receives_posted(b) == options.receives
         assert receives_posted(a) == SMALL.receives
@@ -156,7 +156,7 @@ async def test_the_peer_has_its_receives_when_connect_returns(ctx: Context) -> N
 
 async def test_an_end_has_its_receives_before_it_opens(ctx: Context) -> None:
     """So the peer may send whatever its credits allow behind its first acknowledgement."""
-    async with answered(ctx, Options(credits=2)) as (raw, connecting):
+    async with answered(ctx, ConnectionOptions(credits=2)) as (raw, connecting):
         await raw.let_begin()
         for one in (b"1", b"2"):
             await raw.send(data(one))
@@ -318,7 +318,7 @@ async def test_a_client_whose_listener_closes_is_lost(
         connecting = await start(messages.connect(*listener.local, timeout=SOON))
         await waiting.wait()
         await listener.aclose()
-        with pytest.raises(LostError):
+        with pytest.raises(ConnectionLostError):
             await connecting
     assert Device._known == {}
 
@@ -357,7 +357,7 @@ async def test_a_server_that_goes_before_it_is_ready_is_lost(ctx: Context) -> No
     async with answered(ctx) as (raw, connecting):
         assert await raw.recv() == header(Kind.ACK)
         await raw.close()
-        with pytest.raises(LostError):
+        with pytest.raises(ConnectionLostError):
             await connecting
     assert Device._known == {}
 
@@ -375,7 +375,7 @@ async def test_a_server_says_why_it_has_no_room(ctx: Context) -> None:
 async def test_what_a_server_sends_before_it_closes_at_once_is_received(
     ctx: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """connect() goes on only after the farewell has come."""
+    """connect() goes on only after the peer has closed."""
     until = Session._until
 
     async def until_it_is_over(
@@ -391,7 +391,7 @@ async def test_what_a_server_sends_before_it_closes_at_once_is_received(
             await raw.send(frame)
         client = await connecting
         assert took(await client.recv(timeout=SOON)) == [b"all"]
-        with pytest.raises(FarewellError):
+        with pytest.raises(PeerClosedError):
             await client.recv(timeout=SOON)
         await raw.close()
         client.abort()

@@ -20,10 +20,10 @@ from support import eventually, start
 from cqnotify import MR, AccessFlags, CompletionError, Context, WCStatus
 from cqnotify.messages import (
     Connection,
-    FarewellError,
-    LostError,
+    ConnectionLostError,
+    ConnectionOptions,
     MessagesError,
-    Options,
+    PeerClosedError,
     ProtocolError,
 )
 from cqnotify.messages import _wire as wire
@@ -63,7 +63,7 @@ VIOLATIONS = {
 
 async def refused(raw: Raw, server: Connection, words: str) -> None:
     """It is over on our side, for that reason, and the peer was told."""
-    await eventually(lambda: server.is_closed)
+    await eventually(lambda: server.closed)
     assert isinstance(server.error, ProtocolError)
     assert words in str(server.error)
     said = wire.parse_error(memoryview(await raw.recv_kind(Kind.ERROR)))
@@ -78,7 +78,7 @@ async def refused(raw: Raw, server: Connection, words: str) -> None:
 @pytest.mark.parametrize("what", VIOLATIONS)
 async def test_a_frame_that_breaks_the_protocol_ends_it(ctx: Context, what: str) -> None:
     frame, words = VIOLATIONS[what]
-    async with hostile_client(ctx, Options(max_message=2000)) as (raw, server):
+    async with hostile_client(ctx, ConnectionOptions(max_message=2000)) as (raw, server):
         await raw.send(data(b"fine"))
         assert took(await server.recv(timeout=SOON)) == [b"fine"]
         taking = await start(server.recv())
@@ -102,7 +102,7 @@ BODIES = {
 @pytest.mark.parametrize("what", BODIES)
 async def test_a_table_that_lies_ends_it(ctx: Context, what: str, elsewhere: bool) -> None:
     remotes, small, words = BODIES[what]
-    async with hostile_client(ctx, Options(max_message=2000)) as (raw, server):
+    async with hostile_client(ctx, ConnectionOptions(max_message=2000)) as (raw, server):
         frame = offer(remotes, small)
         if elsewhere:
             body = frame[wire.OFFER_SIZE :]
@@ -118,7 +118,7 @@ async def test_a_table_that_lies_ends_it(ctx: Context, what: str, elsewhere: boo
 async def test_an_offer_of_many_small_frames_ends_it(ctx: Context) -> None:
     """Each would be read into pages of its own: 65,536 of one byte into 260 MB."""
     count = 65536
-    async with hostile_client(ctx, Options(max_message=1 << 20)) as (raw, server):
+    async with hostile_client(ctx, ConnectionOptions(max_message=1 << 20)) as (raw, server):
         table = bytearray(count * wire.ENTRY_SIZE)
         wire.put_body(memoryview(table), 0, [Remote(1, raw.mr.addr, raw.mr.rkey)] * count, [])
         with MR(raw.pd, len(table), access=AccessFlags.REMOTE_READ) as body:
@@ -134,13 +134,13 @@ async def test_memory_that_was_not_granted_ends_it(ctx: Context) -> None:
     """The peer's device refuses the read; nobody else is concerned."""
     async with hostile_client(ctx) as (raw, server):
         await raw.send(offer([Remote(100000, raw.mr.addr, raw.mr.rkey + 1)]))
-        with pytest.raises(LostError):
+        with pytest.raises(ConnectionLostError):
             await server.recv(timeout=SOON)
         await server.aclose()
 
 
 async def test_more_messages_than_credits_end_it(ctx: Context) -> None:
-    async with hostile_client(ctx, Options(credits=2)) as (raw, server):
+    async with hostile_client(ctx, ConnectionOptions(credits=2)) as (raw, server):
         for _ in range(3):
             await raw.send(data(b"1"))
         await refused_after(server, 2)
@@ -149,7 +149,7 @@ async def test_more_messages_than_credits_end_it(ctx: Context) -> None:
 
 async def refused_after(server: Connection, count: int) -> None:
     """What came before is received."""
-    await eventually(lambda: server.is_closed)
+    await eventually(lambda: server.closed)
     for _ in range(count):
         assert took(await server.recv()) == [b"1"]
 
@@ -167,17 +167,17 @@ async def test_an_offer_that_is_read_behind_the_last_ends_it(ctx: Context) -> No
         sending = await start(server.send(bytes(100000)))
         await raw.recv_kind(Kind.OFFER)
         await raw.send(header(Kind.ACK, wire.CLOSING))
-        with pytest.raises(FarewellError):
+        with pytest.raises(PeerClosedError):
             await sending
         await raw.send(header(Kind.ACK, freed=1, done=1))
         await refused(raw, server, "offers were read behind the word that no more would be")
 
 
-async def test_a_farewell_with_unread_offers_ends_it(ctx: Context) -> None:
+async def test_closing_with_unread_offers_is_an_error(ctx: Context) -> None:
     async with hostile_client(ctx) as (raw, server):
         await raw.send(offer([Remote(100, raw.mr.addr, raw.mr.rkey)]))
         await raw.send(header(Kind.BYE))
-        await refused(raw, server, "a farewell before all messages were read")
+        await refused(raw, server, "the connection is closed before all messages were read")
 
 
 async def test_done_for_what_was_offered_once(ctx: Context) -> None:
@@ -210,7 +210,7 @@ REFUSED = (WCStatus.REM_ACCESS_ERR, WCStatus.WR_FLUSH_ERR)
 async def test_a_peer_reads_what_was_offered_and_nothing_else(ctx: Context) -> None:
     """Neither behind it, nor after it is done, nor memory of the connection; and writes nothing."""
     secret = data_of(200000)
-    async with hostile_client(ctx, Options(cache=0)) as (raw, server):
+    async with hostile_client(ctx, ConnectionOptions(cache=0)) as (raw, server):
         sending = await start(server.send(memoryview(secret)[:100000]))
         frame = memoryview(await raw.recv_kind(Kind.OFFER))
         (remote,) = (wire._ENTRY.unpack_from(frame, wire.OFFER_SIZE),)
@@ -222,13 +222,13 @@ async def test_a_peer_reads_what_was_offered_and_nothing_else(ctx: Context) -> N
         with pytest.raises(CompletionError) as e:
             await raw.acq.read(raw.qp, raw.mr[:100], addr, rkey)
         assert e.value.status in REFUSED
-        await eventually(lambda: server.is_closed)
+        await eventually(lambda: server.closed)
 
 
 @pytest.mark.not_on_iwarp(REFUSES)
 @pytest.mark.parametrize("action", ["read behind", "write", "write slab", "read slab", "other"])
 async def test_a_peer_that_reaches_for_more_is_lost(ctx: Context, action: str) -> None:
-    alone = Options(isolated=True)
+    alone = ConnectionOptions(isolated=True)
     async with (
         hostile_client(ctx, alone) as (raw, server),
         hostile_client(ctx, alone) as (other, second),
@@ -253,10 +253,10 @@ async def test_a_peer_that_reaches_for_more_is_lost(ctx: Context, action: str) -
         assert e.value.status in REFUSED
         assert raw.conn is not None
         raw.conn.close()  # its queue pair has failed
-        await eventually(lambda: server.is_closed)
+        await eventually(lambda: server.closed)
         if action == "other":
             assert not sending.done()
-            assert not second.is_closed
+            assert not second.closed
             second.abort()
         with pytest.raises((MessagesError, ValueError)):
             await sending

@@ -14,7 +14,7 @@ import pytest
 from messages_support import SOON, address_of, data_of, took
 
 from cqnotify import ClosedError, Context, messages
-from cqnotify.messages import Connection, Listener, LostError
+from cqnotify.messages import Connection, ConnectionLostError, Listener
 from cqnotify.messages._parts import Device
 
 LARGE = 300000
@@ -117,7 +117,7 @@ def test_another_thread_may_abort_and_close(ctx: Context, new_loop: NewLoop) -> 
             for future in (taking, accepting):
                 with pytest.raises(ClosedError):
                     future.result(SOON)
-            with pytest.raises(LostError):
+            with pytest.raises(ConnectionLostError):
                 there(ends.client.send(data_of(LARGE)))
             there(close(ends))
     assert Device._known == {}
@@ -135,7 +135,7 @@ def test_what_a_closed_loop_has_left_can_only_be_closed(ctx: Context, new_loop: 
     ends.client.abort()
     ends.server.abort()
     ends.listener.close()
-    assert ends.client.is_closed
+    assert ends.client.closed
     assert ends.server._session.parts.is_closed
     assert Device._known == {}
     del ends, tasks

@@ -17,7 +17,7 @@ import pytest
 from messages_support import SOON, address_of, connected, data_of, took
 
 from cqnotify import Context
-from cqnotify.messages import Connection, MemoryStats, Options
+from cqnotify.messages import Connection, ConnectionOptions, MemoryStats
 from cqnotify.messages._memory import bytes_of
 
 LARGE = 100000
@@ -125,7 +125,7 @@ async def test_given_memory_is_registered_once(ctx: Context) -> None:
 
 
 async def test_the_memory_that_is_kept_is_bounded(ctx: Context) -> None:
-    async with connected(ctx, Options(cache=250000)) as (a, b):
+    async with connected(ctx, ConnectionOptions(cache=250000)) as (a, b):
         arrays = [numpy.full(LARGE, i, numpy.uint8) for i in range(4)]
         for array in arrays:
             await send(a, b, array)
@@ -141,7 +141,7 @@ async def test_the_memory_that_is_kept_is_bounded(ctx: Context) -> None:
 
 
 async def test_nothing_is_kept_if_so_told(ctx: Context) -> None:
-    async with connected(ctx, Options(cache=0)) as (a, b):
+    async with connected(ctx, ConnectionOptions(cache=0)) as (a, b):
         array = numpy.arange(LARGE)
         for i in range(3):
             await send(a, b, array)
@@ -167,7 +167,7 @@ resource.setrlimit(resource.RLIMIT_MEMLOCK, ({1 << 19}, {1 << 19}))
 os.setgroups([]); os.setgid(65534); os.setuid(65534)  # root is not bound by it
 
 async def main():
-    small = messages.Options(credits=2, eager=512, offers=1)
+    small = messages.ConnectionOptions(credits=2, eager=512, offers=1)
     async with messages.listen({address_of(ctx)!r}, 0, options=small) as listener:
         a = await messages.connect(*listener.local, options=small)
         b = await listener.accept()

@@ -17,7 +17,7 @@ from messages_support import SOON, address_of, connected, data_of, took
 from support import eventually, start, until
 
 from cqnotify import MR, AccessFlags, ClosedError, Context, VerbsError, messages
-from cqnotify.messages import Connection, LostError, _memory
+from cqnotify.messages import Connection, ConnectionLostError, _memory
 from cqnotify.messages._parts import Device
 from cqnotify.messages._pinning import SLOW
 
@@ -157,7 +157,7 @@ async def test_the_end_of_the_connection_waits_for_the_kernel(
         if way == "recv":
             await asyncio.wait([sending])
             sending.exception()
-        with contextlib.suppress(LostError):  # unless the peer has noticed it before
+        with contextlib.suppress(ConnectionLostError):  # unless the peer has noticed it before
             await asyncio.gather(a.aclose(), b.aclose())
         assert Device._known == {}
 

@@ -20,7 +20,7 @@ from messages_support import SOON, address_of, connected, data_of, took
 from support import eventually, start
 
 from cqnotify import MR, PD, AccessFlags, ClosedError, Context, messages
-from cqnotify.messages import Connection, Options
+from cqnotify.messages import Connection, ConnectionOptions
 from cqnotify.messages._memory import READABLE
 from cqnotify.messages._parts import Device
 from cqnotify.messages._pinning import SLOW, Pinning
@@ -37,10 +37,12 @@ def array_of(size: int) -> Any:
 
 
 @asynccontextmanager
-async def pairs(ctx: Context, options: Options | None = None) -> AsyncIterator[list[Pair]]:
+async def pairs(
+    ctx: Context, options: ConnectionOptions | None = None
+) -> AsyncIterator[list[Pair]]:
     async with AsyncExitStack() as stack:
         yield [
-            await stack.enter_async_context(connected(ctx, options, Options(cache=0)))
+            await stack.enter_async_context(connected(ctx, options, ConnectionOptions(cache=0)))
             for _ in range(PEERS)
         ]
 
@@ -77,7 +79,7 @@ async def test_an_array_is_registered_once_for_all_peers(ctx: Context, size: int
 @pytest.mark.not_on_iwarp(IWARP)
 @pytest.mark.parametrize("size", [LARGE, SLOW + 5])
 async def test_a_buffer_is_registered_once_while_peers_read_it(ctx: Context, size: int) -> None:
-    async with pairs(ctx, Options(cache=0)) as ends:
+    async with pairs(ctx, ConnectionOptions(cache=0)) as ends:
         for frame in (data_of(size), array_of(size)):
             before = registered(ends)
             sending = [await start(a.send(frame)) for a, _ in ends]
@@ -91,12 +93,12 @@ async def test_a_buffer_is_registered_once_while_peers_read_it(ctx: Context, siz
 
 
 async def test_an_isolated_connection_shares_nothing(ctx: Context) -> None:
-    async with pairs(ctx, Options(isolated=True)) as ends:
+    async with pairs(ctx, ConnectionOptions(isolated=True)) as ends:
         await to_all(ends, array_of(LARGE))
         assert registered(ends) == (PEERS, 0)
         assert len({id(a._session.parts.pd) for a, _ in ends}) == PEERS
     with pytest.raises(TypeError, match="isolated must be a bool"):
-        Options(isolated=1)  # type: ignore[arg-type]
+        ConnectionOptions(isolated=1)  # type: ignore[arg-type]
 
 
 async def test_random_slices_of_an_array_are_reused(ctx: Context) -> None:
@@ -116,7 +118,7 @@ async def test_random_slices_of_an_array_are_reused(ctx: Context) -> None:
 
 async def test_slices_are_received_into_what_is_registered(ctx: Context) -> None:
     target = numpy.zeros(10 * LARGE, numpy.uint8)
-    async with connected(ctx, Options(cache=0), Options()) as (a, b):
+    async with connected(ctx, ConnectionOptions(cache=0), ConnectionOptions()) as (a, b):
         for at, nbytes in ((0, 10 * LARGE), (3 * LARGE + 7, LARGE), (LARGE, 8 * LARGE)):
             target[:] = 0
             into: Any = [target[at : at + nbytes]]
@@ -217,7 +219,7 @@ async def test_arrays_are_freed_in_another_thread_while_others_are_sent(ctx: Con
     thread = threading.Thread(target=drop)
     thread.start()
     try:
-        async with connected(ctx, Options(cache=4 * LARGE)) as (a, b):
+        async with connected(ctx, ConnectionOptions(cache=4 * LARGE)) as (a, b):
             for i in range(100):
                 array = numpy.full(2 * LARGE, i, numpy.uint8)
                 for part in (array[: LARGE + i], array[LARGE - i :], array):

@@ -14,11 +14,11 @@ from messages_support import SMALL, SOON, address_of, took
 from support import eventually, start
 
 from cqnotify import ClosedError, Context, VerbsError, cm, messages
-from cqnotify.messages import Connection, Options, RefusedError
+from cqnotify.messages import Connection, ConnectionOptions, RefusedError
 from cqnotify.messages import _wire as wire
 from cqnotify.messages._parts import Device
 
-HELLO = wire.hello(Options())
+HELLO = wire.hello(ConnectionOptions())
 
 
 def changed(at: int, fmt: str, value: object) -> bytes:
@@ -222,7 +222,7 @@ async def test_a_listener_that_is_closed(ctx: Context) -> None:
 def test_options_are_checked(name: str) -> None:
     for value in (-1, 1 << 60):
         with pytest.raises(ValueError, match=f"{name} is {value}: it must be"):
-            Options(**{name: value})
+            ConnectionOptions(**{name: value})
     for value in ("1", True, 1.0):
         with pytest.raises(TypeError, match=f"{name} must be an int"):
-            Options(**{name: value})  # type: ignore[arg-type]
+            ConnectionOptions(**{name: value})  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ from messages_support import (
 from support import cancel, eventually, start, tick
 
 from cqnotify import ClosedError, Context
-from cqnotify.messages import Connection, LostError, Options
+from cqnotify.messages import Connection, ConnectionLostError, ConnectionOptions
 from cqnotify.messages._incoming import Reads
 from cqnotify.messages._queue import SIGNAL_EACH, Done
 from cqnotify.messages._sender import Outgoing
@@ -66,7 +66,7 @@ def counted_reads(conn: Connection) -> list[Remote]:
 async def test_a_sender_without_credits_waits_until_the_program_has_received(
     ctx: Context, credits: int
 ) -> None:
-    async with connected(ctx, Options(credits=credits, eager=256)) as (a, b):
+    async with connected(ctx, ConnectionOptions(credits=credits, eager=256)) as (a, b):
         assert await fill(a) == credits
         sending = await start(a.send(b"more"))
         half = (credits + 1) // 2
@@ -96,7 +96,7 @@ async def test_no_frame_ever_finds_no_receive(ctx: Context) -> None:
 
 
 async def test_offers_wait_for_earlier_ones(ctx: Context) -> None:
-    async with connected(ctx, Options(offers=2)) as (a, b):
+    async with connected(ctx, ConnectionOptions(offers=2)) as (a, b):
         sending = [asyncio.ensure_future(a.send(data_of(LARGE), bytes([i]))) for i in range(5)]
         await tick()
         assert a._session.flow.offered == 2
@@ -124,7 +124,7 @@ async def test_credits_alone_wake_nobody(ctx: Context) -> None:
 async def test_no_more_reads_are_under_way_than_may_be(ctx: Context) -> None:
     """Though several messages are read at once, some in one part, and some in several together."""
     sizes = [50000, 3 << 20, 60000, 70000, 2 << 20, 80000, 3 << 20, 90000]
-    async with connected(ctx, Options(offers=len(sizes))) as (a, b):
+    async with connected(ctx, ConnectionOptions(offers=len(sizes))) as (a, b):
         reader, queue = b._session.reader, b._session._queue
         post_reads, under_way = queue.post_reads, []
 
@@ -196,7 +196,7 @@ async def test_a_timeout_is_a_number_of_seconds(ctx: Context, timeout: float) ->
                 await call
         with pytest.raises((TypeError, ValueError), match="timeout"):
             await a.aclose(timeout)
-        assert not a.is_closed
+        assert not a.closed
 
 
 async def test_a_message_without_a_credit_is_withdrawn(ctx: Context) -> None:
@@ -307,7 +307,7 @@ async def test_a_read_that_was_given_up_ends_with_the_connection(ctx: Context) -
         await reads(b)
         await cancel(taking)
         a.abort()
-        with pytest.raises(LostError):
+        with pytest.raises(ConnectionLostError):
             while True:
                 await b.recv(timeout=SOON)
         with pytest.raises(ClosedError):

@@ -9,7 +9,7 @@ import resource
 
 import pytest
 
-from cqnotify.messages import Options, ProtocolError, RefusedError
+from cqnotify.messages import ConnectionOptions, ProtocolError, RefusedError
 from cqnotify.messages import _wire as wire
 from cqnotify.messages._wire import Header, Hello, Kind, Limits, Remote
 
@@ -20,7 +20,7 @@ MEMORY = 16 << 20  # bytes by which the process may grow; one such lie would be 
 
 
 def test_a_hello_is_read_back_with_any_padding() -> None:
-    options = Options(credits=3, eager=4096, max_frames=7, max_message=12345678901)
+    options = ConnectionOptions(credits=3, eager=4096, max_frames=7, max_message=12345678901)
     for padding in (0, 5, 172):
         hello = wire.parse_hello(wire.hello(options) + bytes(padding))
         assert hello == Hello(3, 4096, 7, 12345678901)
@@ -28,7 +28,7 @@ def test_a_hello_is_read_back_with_any_padding() -> None:
 
 
 def test_a_hello_that_is_cut_is_refused() -> None:
-    whole = wire.hello(Options())
+    whole = wire.hello(ConnectionOptions())
     for length in range(len(whole)):
         with pytest.raises(RefusedError, match="does not speak the protocol|is too short"):
             wire.parse_hello(whole[:length])
@@ -233,7 +233,7 @@ def test_a_million_hostile_frames_are_read_or_refused() -> None:
 def test_hostile_hellos_are_read_or_refused() -> None:
     chosen = random.Random(5)
     for _ in range(FRAMES):
-        data = bytearray(wire.hello(Options()))
+        data = bytearray(wire.hello(ConnectionOptions()))
         for _ in range(chosen.randrange(4)):
             data[chosen.randrange(len(data))] = chosen.randrange(256)
         data = data[: chosen.randrange(len(data) + 20)]

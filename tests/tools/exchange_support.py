@@ -14,12 +14,7 @@ from hypothesis import strategies as st
 from support import DEADLINE
 
 from cqnotify import QPAddress
-from cqnotify.exchange import (
-    exchange_as_client,
-    exchange_as_client_blocking,
-    exchange_as_server,
-    exchange_as_server_blocking,
-)
+from cqnotify.exchange import blocking, exchange_as_client, exchange_as_server
 
 OURS = QPAddress(0x12, 0x345, 0xABCDEF, IPv6Address("fe80::1"))
 THEIRS = QPAddress(0, 0xFFFFFF, 0, IPv6Address("::ffff:10.1.2.3"))
@@ -79,7 +74,7 @@ def in_a_loop(exchange: Callable[..., Any]) -> Callable[..., Any]:
 
 ROLES = {
     "asyncio": Role(in_a_loop(exchange_as_client), in_a_loop(exchange_as_server)),
-    "blocking": Role(exchange_as_client_blocking, exchange_as_server_blocking),
+    "blocking": Role(blocking.exchange_as_client, blocking.exchange_as_server),
 }
 
 

@@ -41,7 +41,7 @@ from cqnotify.cli.perf._end import PerfEnd, open_end
 from cqnotify.cli.perf._plan import Plan
 from cqnotify.cli.perf._run import begin
 from cqnotify.cli.perf._statistics import FIGURES, latencies
-from cqnotify.exchange import exchange_as_client_blocking
+from cqnotify.exchange.blocking import exchange_as_client
 
 OPS = ("send", "write", "read", "atomic")
 ANSWERED = ("send", "write")  # by the server's program, and not by its device
@@ -362,9 +362,7 @@ def test_a_message_that_is_lost_ends_it_in_words(ctx: Context) -> None:
 
 
 def _address_of_server(end: PerfEnd, port: int) -> QPAddress:
-    remote, payload = exchange_as_client_blocking(
-        "127.0.0.1", port, end.control_address, payload=MAGIC
-    )
+    remote, payload = exchange_as_client("127.0.0.1", port, end.control_address, payload=MAGIC)
     assert payload == MAGIC
     return remote
 

@@ -49,7 +49,8 @@ from cqnotify.cli.pingpong._end import BLANK, KINDS, open_end
 from cqnotify.cli.pingpong._play import Contents
 from cqnotify.cli.pingpong._report import WHAT, histogram, percentiles
 from cqnotify.context import gid_text
-from cqnotify.exchange import exchange_as_server_blocking, listen
+from cqnotify.exchange import listen
+from cqnotify.exchange.blocking import exchange_as_server
 
 
 @pytest.mark.usefixtures("conversation")
@@ -105,7 +106,7 @@ def test_a_server_outlives_bad_clients() -> None:
                     sock.shutdown(socket.SHUT_WR)
                 assert process.stderr is not None
                 assert re.fullmatch(
-                    r"cqnotify: 127\.0\.0\.1:\d+ is turned away: .*\n", process.stderr.readline()
+                    r"cqnotify: 127\.0\.0\.1:\d+ is rejected: .*\n", process.stderr.readline()
                 )
         assert main(["pingpong", "-n", "10", "-p", str(port), "127.0.0.1"]) == 0
         assert figures(*outcome(process))["iters"] == 10
@@ -117,7 +118,7 @@ def silent_peer(ctx: Context) -> Iterator[tuple[int, Future[QPAddress]]]:
     nobody = QPAddress(0, 0xFFFFFE, 0, ctx.find_gid().gid)
     with ThreadPoolExecutor(1) as pool, listen(port=0) as listener:
         ends = (listener, nobody, ignore)
-        met = pool.submit(exchange_as_server_blocking, *ends, timeout=LIMIT)
+        met = pool.submit(exchange_as_server, *ends, timeout=LIMIT)
         yield port_of(listener), met
         met.result(LIMIT)
 

@@ -163,25 +163,23 @@ def test_a_server_outlives_strangers(ctx: Context, host: str) -> None:
     with server("-R", "-n", 10, "-s", 64, "--json") as (process, port):
         assert process.stderr is not None
 
-        def turned_away(why: str) -> None:
+        def rejected(why: str) -> None:
             said = process.stderr.readline() if process.stderr is not None else ""
-            assert re.fullmatch(
-                f"cqnotify: {host} port \\d+ is turned away: {re.escape(why)}\n", said
-            )
+            assert re.fullmatch(f"cqnotify: {host} port \\d+ is rejected: {re.escape(why)}\n", said)
 
         rping = shutil.which("rping")
         assert rping is not None
         subprocess.run([rping, "-c", "-a", host, "-p", str(port), "-C1"], capture_output=True)
-        turned_away(OTHER_PROGRAM)
+        rejected(OTHER_PROGRAM)
         for data, why in ((b"", OTHER_PROGRAM), (OTHER_VERSION, VERSIONS)):
             with pytest.raises(cm.RejectedError, match="CONSUMER_DEFINED"):
                 blocking.connect(new_qp(ctx), host, port, private_data=data)
-            turned_away(why)
+            rejected(why)
         assert main(["pingpong", "-R", "-n", "10", "-s", "64", "-p", str(port), host]) == 0
         assert figures(*outcome(process))["iters"] == 10
 
 
-def test_a_client_that_has_gone_meanwhile_is_turned_away(ctx: Context, host: str) -> None:
+def test_a_client_that_has_gone_meanwhile_is_rejected(ctx: Context, host: str) -> None:
     if is_iwarp(ctx):
         pytest.skip("an iWARP device accepts it, and tells later that it has gone")
     hello = Hello(1, 64, 10, False).to_wire()
@@ -249,7 +247,7 @@ def test_ends_with_different_options_say_so(host: str, service: str, capsys: Cap
         )
         assert process.stderr is not None
         assert re.fullmatch(
-            rf"cqnotify: {host} port \d+ is turned away: it has --size 128 and no --chk, we have "
+            rf"cqnotify: {host} port \d+ is rejected: it has --size 128 and no --chk, we have "
             r"--size 64 and --chk: give both the same\n",
             process.stderr.readline(),
         )

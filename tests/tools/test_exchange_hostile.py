@@ -119,7 +119,7 @@ def test_a_server_says_what_is_wrong_with_its_client_and_connects_to_whole_recor
             assert read_all(sock, len(answer) or 1) == answer
 
 
-@pytest.mark.parametrize("options", [{}, {"turned_away": print}], ids=["raised", "turned away"])
+@pytest.mark.parametrize("options", [{}, {"on_reject": print}], ids=["raised", "rejected"])
 def test_a_client_that_trickles_does_not_stretch_the_deadline(
     role: Role, options: dict[str, Any], listener: socket.socket, pool: ThreadPoolExecutor
 ) -> None:
@@ -166,14 +166,14 @@ def test_the_next_client_is_served(
 ) -> None:
     slow = error is TimeoutError
     if slow:
-        monkeypatch.setattr(_protocol, "PATIENCE", 0.3)
+        monkeypatch.setattr(_protocol, "CLIENT_TIMEOUT", 0.3)
     told = []
     with (
         client_by_hand(listener, sent, ends=not slow) as bad,
         client_by_hand(listener, WIRE + DONE) as good,
     ):
         name = ":".join(map(str, bad.getsockname()))
-        remote = role.server(listener, turned_away=lambda who, why: told.append((who, type(why))))
+        remote = role.server(listener, on_reject=lambda who, why: told.append((who, type(why))))
         assert remote == OURS
         assert told == [(name, error)]
         with contextlib.suppress(ConnectionResetError):
@@ -182,7 +182,7 @@ def test_the_next_client_is_served(
 
 
 @pytest.mark.parametrize("end", [b"more\n", b""])
-def test_who_has_been_connected_to_is_not_turned_away(
+def test_a_client_that_was_connected_to_is_not_rejected(
     role: Role, end: bytes, listener: socket.socket
 ) -> None:
     told: list[object] = []
@@ -190,7 +190,7 @@ def test_who_has_been_connected_to_is_not_turned_away(
         client_by_hand(listener, WIRE + end, ends=True),
         pytest.raises((ValueError, ConnectionError)),
     ):
-        role.server(listener, turned_away=lambda *who_and_why: told.append(who_and_why))
+        role.server(listener, on_reject=lambda *who_and_why: told.append(who_and_why))
     assert told == []
 
 
@@ -284,7 +284,7 @@ def test_a_server_survives_whatever_clients_send(garbage: list[bytes]) -> None:
         for data in [*bad, WIRE + DONE]:
             sock = stack.enter_context(client_by_hand(listener, data, ends=data in bad))
         remote = ROLES["blocking"].server(
-            listener, connect=connected.append, turned_away=lambda who, why: told.append(why)
+            listener, connect=connected.append, on_reject=lambda who, why: told.append(why)
         )
         assert (remote, connected) == (OURS, [OURS])
         assert len(told) == len(bad)

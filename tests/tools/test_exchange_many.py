@@ -23,12 +23,7 @@ from exchange_support import ROLES, ignore, port_of
 from support import DEADLINE, Scenario, Waiter, cancel, start_all, until
 
 from cqnotify import QPAddress
-from cqnotify.exchange import (
-    exchange_as_client,
-    exchange_as_server,
-    exchange_as_server_blocking,
-    listen,
-)
+from cqnotify.exchange import blocking, exchange_as_client, exchange_as_server, listen
 
 N = 20
 
@@ -291,7 +286,7 @@ def test_an_abandoned_loop_keeps_nobody_from_the_listener(
 def test_bad_clients_without_end_do_not_outlast_the_deadline(
     run: Scenario, listener: socket.socket, is_async: bool
 ) -> None:
-    """The next one is there before the last one is turned away."""
+    """The next one is there before the last one is rejected."""
     start = time.monotonic()
     seen = 0
 
@@ -302,12 +297,12 @@ def test_bad_clients_without_end_do_not_outlast_the_deadline(
             with socket.create_connection(listener.getsockname()) as sock:
                 sock.sendall(b"x" * 52)
 
-    options: dict[str, Any] = {"timeout": 0.5, "turned_away": another}
+    options: dict[str, Any] = {"timeout": 0.5, "on_reject": another}
     another()
     with pytest.raises(TimeoutError):
         if is_async:
             run(exchange_as_server(listener, address(1), ignore, **options))
         else:
-            exchange_as_server_blocking(listener, address(1), ignore, **options)
+            blocking.exchange_as_server(listener, address(1), ignore, **options)
     assert seen > 1
     assert time.monotonic() - start < DEADLINE / 2

@@ -196,7 +196,7 @@ def test_a_client_of_perftest_is_told_apart_where_the_option_is_missing(ctx: Con
         assert us.stderr is not None
         said = us.stderr.readline()
     assert re.fullmatch(
-        r"cqnotify: 127\.0\.0\.1:\d+ is turned away: not an address record: it begins with "
+        r"cqnotify: 127\.0\.0\.1:\d+ is rejected: not an address record: it begins with "
         r"b'6\.\d\d\\x00', as programs of perftest do; if the peer is a program of perftest, such "
         r"as ib_send_lat: --perftest\n",
         said,

@@ -18,11 +18,12 @@ import cqnotify
 from cqnotify.qp import QPChanges
 
 MODULES = ["cqnotify", "cqnotify.aio", "cqnotify.cm", "cqnotify.cm.blocking"]
-MODULES += ["cqnotify.messages", "cqnotify.exchange", "cqnotify.testing"]
+MODULES += ["cqnotify.messages", "cqnotify.exchange", "cqnotify.exchange.blocking"]
+MODULES += ["cqnotify.testing"]
 MODULES += ["cqnotify.hosts", "cqnotify.conformance", "cqnotify.metrics"]
 MODULES += ["cqnotify.metrics.prometheus", "cqnotify.metrics.opentelemetry"]
 OF_ALL = {"close", "add_close_callback", "remove_close_callback"}  # of objects that own a handle
-MADE_BY_OTHERS = {"Batches", "Scope", "Host", "Program", "MakePair", "ToPeer"}
+MADE_BY_OTHERS = {"Batches", "Scope", "Host", "Program", "PairFactory", "SendDestination"}
 MADE_BY_OTHERS |= {"Connection", "Listener", "MulticastGroup", "Request"}  # nobody calls these
 MADE_BY_OTHERS |= {"Snapshot", "Counters", "ChannelCounters", "Histogram", "Instruments"}
 

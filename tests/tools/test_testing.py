@@ -31,7 +31,7 @@ from cqnotify import (
     WROpcode,
     testing,
 )
-from cqnotify.testing import Endpoint, MakePair, _endpoint, connect, wait_completions
+from cqnotify.testing import Endpoint, PairFactory, _endpoint, connect, wait_completions
 
 pytestmark = pytest.mark.rdma
 
@@ -118,7 +118,7 @@ def assert_reaches(one: Endpoint, other: Endpoint) -> None:
 @pytest.mark.parametrize("two_devices", [False, True], ids=["one device", "wire"])
 @pytest.mark.parametrize("qp_type", TYPES)
 def test_to_peer_reaches_it(
-    rdma_pair: MakePair, qp_type: QPType, two_devices: bool, ctx: Context, ctx2: Context
+    rdma_pair: PairFactory, qp_type: QPType, two_devices: bool, ctx: Context, ctx2: Context
 ) -> None:
     a, b = rdma_pair(qp_type, two_devices=two_devices)
     assert a.ctx is ctx
@@ -127,7 +127,7 @@ def test_to_peer_reaches_it(
         assert_reaches(one, other)
 
 
-def test_datagrams_carry_the_qkey_that_was_given(rdma_pair: MakePair) -> None:
+def test_datagrams_carry_the_qkey_that_was_given(rdma_pair: PairFactory) -> None:
     a, b = rdma_pair(QPType.UD, qkey=0x1234)
     assert a.to_peer["remote_qkey"] == 0x1234
     assert_reaches(a, b)

@@ -55,12 +55,12 @@ def call(request: pytest.FixtureRequest, ctx: Context) -> Iterator[Call]:
         "wait_completions": lambda t: wait_completions(end.recv_cq, timeout=t),
         "connect": lambda t: blocking.connect(end.qp, HERE, 1, timeout=t),
         "resolve": lambda t: blocking.resolve(HERE, timeout=t),
-        "join": lambda t: blocking.join(ud, "ff0e::1", timeout=t),
+        "join": lambda t: blocking.join_multicast(ud, "ff0e::1", timeout=t),
         "connect, awaited": awaited(lambda t: cm.connect(end.qp, HERE, 1, timeout=t)),
         "resolve, awaited": awaited(lambda t: cm.resolve(HERE, timeout=t)),
         "messages": awaited(lambda t: messages.connect(HERE, 1, timeout=t)),
-        "client": lambda t: exchange.exchange_as_client_blocking(HERE, own_port(), own, timeout=t),
-        "server": lambda t: exchange.exchange_as_server_blocking(
+        "client": lambda t: exchange.blocking.exchange_as_client(HERE, own_port(), own, timeout=t),
+        "server": lambda t: exchange.blocking.exchange_as_server(
             listener, own, end.qp.connect, timeout=t
         ),
         "client, awaited": awaited(

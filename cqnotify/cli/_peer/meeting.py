@@ -44,7 +44,7 @@ def note_listening(host: str, port: int, plan: PeerPlan) -> None:
 
 def note_rejected(peer: str, why: object) -> None:
     """Print why a client is not the peer."""
-    note(f"{peer} is turned away: {why}")
+    note(f"{peer} is rejected: {why}")
 
 
 @contextmanager

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..._core import VerbsError
-from ...exchange import exchange_as_client_blocking, exchange_as_server_blocking, listen
+from ...exchange import listen
+from ...exchange.blocking import exchange_as_client, exchange_as_server
 from .. import CommandError
 from .meeting import cannot_listen, no_peer, note_if_slow, note_listening, note_rejected
 from .plan import PeerPlan
@@ -34,14 +35,14 @@ def exchange(
     try:
         if plan.host is None:
             with listening(plan) as listener:
-                return exchange_as_server_blocking(
+                return exchange_as_server(
                     *(listener, address, connect),
                     timeout=plan.timeout,
-                    turned_away=lambda peer, error: note_rejected(peer, f"{error}{hint(error)}"),
+                    on_reject=lambda peer, error: note_rejected(peer, f"{error}{hint(error)}"),
                     payload=payload,
                 )
         with note_if_slow(plan, hint_to_bind):
-            remote: Any = exchange_as_client_blocking(
+            remote: Any = exchange_as_client(
                 plan.host, plan.port, address, timeout=plan.timeout, payload=payload
             )
         connect(remote if payload is None else remote[0])

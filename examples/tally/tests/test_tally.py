@@ -9,7 +9,7 @@ import pytest
 from tally import Tally
 
 from cqnotify import CompletionError, QPType, WCStatus
-from cqnotify.testing import Endpoint, MakePair
+from cqnotify.testing import Endpoint, PairFactory
 
 
 def tally_between(a: Endpoint, b: Endpoint) -> Tally:
@@ -26,7 +26,7 @@ def test_it_counts(rdma_rc_pair: tuple[Endpoint, Endpoint]) -> None:
 
 
 @pytest.mark.rdma(devices=2, atomics=True)
-def test_it_counts_across_the_wire(rdma_pair: MakePair) -> None:
+def test_it_counts_across_the_wire(rdma_pair: PairFactory) -> None:
     tally = tally_between(*rdma_pair(QPType.RC, two_devices=True))
     assert [tally.add() for _ in range(100)] == list(range(100))
 
@@ -42,7 +42,7 @@ def test_a_peer_that_does_not_permit_it_is_an_error(
 
 
 @pytest.mark.rdma(atomics=True)
-def test_a_peer_that_is_gone_is_an_error_and_does_not_hang(rdma_pair: MakePair) -> None:
+def test_a_peer_that_is_gone_is_an_error_and_does_not_hang(rdma_pair: PairFactory) -> None:
     a, b = rdma_pair(QPType.RC, ack_timeout=8, retry_cnt=1)
     tally = tally_between(a, b)
     b.qp.close()

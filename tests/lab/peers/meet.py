@@ -17,13 +17,8 @@ from collections.abc import Callable
 from lane import say
 
 from cqnotify import CQ, PD, QP, Context, QPAddress, QPType
-from cqnotify.exchange import (
-    exchange_as_client,
-    exchange_as_client_blocking,
-    exchange_as_server,
-    exchange_as_server_blocking,
-    listen,
-)
+from cqnotify.exchange import blocking as threads
+from cqnotify.exchange import exchange_as_client, exchange_as_server, listen
 
 PORT = 18515
 Connect = Callable[[QPAddress], object]
@@ -31,11 +26,11 @@ Connect = Callable[[QPAddress], object]
 
 def blocking(role: str, host: str, timeout: float, address: QPAddress, connect: Connect) -> None:
     if role == "client":
-        connect(exchange_as_client_blocking(host, PORT, address, timeout=timeout))
+        connect(threads.exchange_as_client(host, PORT, address, timeout=timeout))
     else:
         with listen(host, PORT) as listener:
             say("listening")
-            exchange_as_server_blocking(listener, address, connect, timeout=timeout)
+            threads.exchange_as_server(listener, address, connect, timeout=timeout)
 
 
 async def tasks(role: str, host: str, timeout: float, address: QPAddress, connect: Connect) -> None:

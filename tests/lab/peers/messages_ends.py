@@ -3,7 +3,7 @@
 
     messages_ends.py HOST:PORT STEP...
 
-Steps are words, or WORD=ARGUMENT. OPTIONS are those of messages.Options, NAME:NUMBER,...
+Steps are words, or WORD=ARGUMENT. OPTIONS are those of messages.ConnectionOptions, NAME:NUMBER,...
 
     at=SECOND                   sleep until that second of virtual time
     listen[=OPTIONS]            on the port, on any address
@@ -43,12 +43,12 @@ def bytes_of(number: int, size: int) -> bytes:
     return random.Random(number).randbytes(size)
 
 
-def options(text: str) -> messages.Options:
+def options(text: str) -> messages.ConnectionOptions:
     given: dict[str, Any] = {}
     for word in filter(None, text.split(",")):
         name, _, value = word.partition(":")
         given[name] = float(value) if "." in value else int(value)
-    return messages.Options(**given)
+    return messages.ConnectionOptions(**given)
 
 
 def seconds(text: str) -> float | None:
