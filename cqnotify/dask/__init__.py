@@ -10,6 +10,6 @@ docs/dask.md tells how to set up a cluster.
 
 from ._backend import Backend
 from ._comm import Comm
-from ._ends import Connector, Listener
+from ._endpoints import Connector, Listener
 
 __all__ = ["Backend", "Comm", "Connector", "Listener"]

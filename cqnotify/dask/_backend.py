@@ -8,7 +8,7 @@ from typing import Any
 
 from ._comm import Comm
 from ._distributed import BaseBackend, ensure_ip, get_ip, parse_host_port, unparse_host_port
-from ._ends import Connector, Listener
+from ._endpoints import Connector, Listener
 
 
 class Backend(BaseBackend):

@@ -17,7 +17,7 @@ copies it.
 """
 
 from ._connection import Connection, Stats
-from ._ends import Listener, connect, listen
+from ._endpoints import Listener, connect, listen
 from ._errors import (
     ConnectionLostError,
     MessagesError,

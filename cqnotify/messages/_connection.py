@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from .. import ClosedError
 from .._timeouts import check_timeout, deadline
 from ._errors import PeerClosedError, ProtocolError, fresh
+from ._event_loop import call_in, check_loop, wait
 from ._incoming import Fetch, Frame, Incoming, Place, copy
 from ._memory import MemoryStats, bytes_of
-from ._reader import Reading
+from ._rdma_read import Reading
 from ._sender import Outgoing
-from ._waits import call_in, check_loop, wait
 
 if TYPE_CHECKING:
     from typing import Self
 
     from .._core import _Buffer as AnyBuffer
     from ._inbox import Numbered
-    from ._parts import Address
+    from ._resources import Address
     from ._session import Session
 
 CLOSE_TIMEOUT: Final = 10.0  # seconds

@@ -9,7 +9,7 @@ from itertools import takewhile
 from typing import Generic, TypeVar
 
 from ._errors import fresh
-from ._waits import wait
+from ._event_loop import wait
 
 _T = TypeVar("_T")
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .. import MR, SGE, AccessFlags
     from .._core import _Buffer as AnyBuffer
     from ._memory import Registration
-    from ._parts import Parts
+    from ._resources import Parts
 
 _T = TypeVar("_T")
 Frame = bytearray | memoryview

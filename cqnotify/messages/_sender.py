@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from .. import MR
     from ._flow import Flow
     from ._memory import Registration
-    from ._parts import Parts
     from ._queue import SendQueue
+    from ._resources import Parts
 
 
 class Outgoing:

@@ -17,7 +17,6 @@ from .. import AsyncEventError, ClosedError, WCStatus, WorkCompletion
 from .._timeouts import deadline
 from ..cm import DisconnectedError
 from . import _wire as wire
-from ._asking import Asking
 from ._errors import (
     ConnectionLostError,
     MessagesError,
@@ -26,19 +25,20 @@ from ._errors import (
     RefusedError,
     fresh,
 )
+from ._event_loop import wait
 from ._flow import Flow
 from ._inbox import Inbox
 from ._incoming import Incoming
-from ._parts import LAST_WORDS
+from ._liveness import Asking
 from ._queue import SendQueue
-from ._reader import Reader
+from ._rdma_read import Reader
+from ._resources import LAST_WORDS
 from ._sender import Outgoing, Sender
-from ._waits import wait
 from ._wire import ACK, BYE, CLOSING, DATA, OFFER, Hello, Kind, Limits
 
 if TYPE_CHECKING:
     from ..aio import AsyncCQ
-    from ._parts import Parts
+    from ._resources import Parts
 
 BATCH: Final = 64
 CLOSED: Final = "this connection was closed"

@@ -15,7 +15,7 @@ from support import DEADLINE, address_of
 
 from cqnotify import ClosedError, Context, messages
 from cqnotify.messages import Connection, ConnectionOptions
-from cqnotify.messages._parts import Device
+from cqnotify.messages._resources import Device
 
 SOON = 5.0  # seconds until an end knows
 STEP = 2  # one call of so many is made to fail by a run

@@ -36,7 +36,7 @@ from cqnotify.messages import (
     PeerClosedError,
     ProtocolError,
 )
-from cqnotify.messages._parts import Device
+from cqnotify.messages._resources import Device
 
 LARGE = 300000
 BLINK = 0.05

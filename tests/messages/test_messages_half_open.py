@@ -38,13 +38,13 @@ from cqnotify.messages import (
     PeerClosedError,
     ProtocolError,
     RefusedError,
-    _asking,
-    _ends,
-    _parts,
+    _endpoints,
+    _liveness,
+    _resources,
 )
 from cqnotify.messages import _wire as wire
-from cqnotify.messages._parts import Device, Parts
 from cqnotify.messages._queue import SendQueue
+from cqnotify.messages._resources import Device, Parts
 from cqnotify.messages._session import Session
 from cqnotify.messages._wire import Kind
 
@@ -126,7 +126,7 @@ BOTH = [pytest.param("asked", marks=ASKED), "silent"]
 
 
 @pytest.mark.parametrize(
-    ("clients", "count"), [pytest.param("asked", _ends.HALF_OPEN, marks=ASKED), ("silent", 8)]
+    ("clients", "count"), [pytest.param("asked", _endpoints.HALF_OPEN, marks=ASKED), ("silent", 8)]
 )
 async def test_what_is_half_open_has_a_page_of_memory(
     ctx: Context, clients: str, count: int
@@ -171,8 +171,8 @@ async def test_peers_that_never_complete_their_connection_make_way(
     ctx: Context, monkeypatch: pytest.MonkeyPatch, clients: str
 ) -> None:
     """When others wait; the oldest first."""
-    monkeypatch.setattr(_ends, "HALF_OPEN", 2)
-    monkeypatch.setattr(_ends, "PATIENCE", 0.01)
+    monkeypatch.setattr(_endpoints, "HALF_OPEN", 2)
+    monkeypatch.setattr(_endpoints, "PATIENCE", 0.01)
     async with (
         messages.listen(address_of(ctx), 0) as listener,
         CLIENTS[clients](ctx, listener, 5) as are_answered,
@@ -233,14 +233,14 @@ def fail_memory(
     monkeypatch: pytest.MonkeyPatch, listener: Listener, error: Exception, least: int
 ) -> None:
     """What the listener's ends register fails, from so many bytes on."""
-    make = _parts.own_memory
+    make = _resources.own_memory
 
     def own_memory(pd: PD, nbytes: int, access: AccessFlags) -> MR:
         if nbytes >= least and asyncio.current_task() in listener._tasks:
             raise error
         return make(pd, nbytes, access)
 
-    monkeypatch.setattr(_parts, "own_memory", own_memory)
+    monkeypatch.setattr(_resources, "own_memory", own_memory)
 
 
 @pytest.mark.parametrize("error", [NO_MEMORY, MemoryError("nothing left")])
@@ -416,7 +416,7 @@ async def test_a_server_whose_host_dies_before_it_is_ready_is_asked(
     ctx: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So connect() ends without a timeout, too."""
-    monkeypatch.setattr(_asking, "EACH", 0.01)
+    monkeypatch.setattr(_liveness, "EACH", 0.01)
     async with answered(ctx) as (raw, connecting):
         assert await raw.recv() == header(Kind.ACK)
         asked = []

@@ -15,7 +15,7 @@ from messages_support import SOON, address_of, data_of, took
 
 from cqnotify import ClosedError, Context, messages
 from cqnotify.messages import Connection, ConnectionLostError, Listener
-from cqnotify.messages._parts import Device
+from cqnotify.messages._resources import Device
 
 LARGE = 300000
 Loop = asyncio.AbstractEventLoop

@@ -11,7 +11,7 @@ from support import need_room_for_queues, sleeps
 
 from cqnotify import Context, messages
 from cqnotify.messages import Connection
-from cqnotify.messages._parts import Device
+from cqnotify.messages._resources import Device
 
 MANY = 500
 WINDOW = 16  # connections that are being made

@@ -15,9 +15,9 @@ from support import eventually, start
 
 from cqnotify import Context, VerbsError, cm, messages
 from cqnotify.cm import local_addresses
-from cqnotify.messages import RefusedError, _racing
-from cqnotify.messages._parts import Device
-from cqnotify.messages._racing import first_of
+from cqnotify.messages import RefusedError, _happy_eyeballs
+from cqnotify.messages._happy_eyeballs import first_of
+from cqnotify.messages._resources import Device
 
 UNREACHABLE = "192.0.2.1"  # of documentation: no route, or no answer
 NAME = "some.where"
@@ -144,12 +144,12 @@ class Attempts:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_racing, "PATIENCE", SOON)
+    monkeypatch.setattr(_happy_eyeballs, "PATIENCE", SOON)
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_racing, "PATIENCE", 0)
+    monkeypatch.setattr(_happy_eyeballs, "PATIENCE", 0)
 
 
 async def test_the_next_attempt_begins_when_one_has_failed(patient: None) -> None:
@@ -221,7 +221,7 @@ async def test_the_error_is_of_the_kind_that_tells_most(patient: None, refused: 
     assert "10.0.0.2: nobody listens" in text
     assert type(caught.value) is ConnectionRefusedError
     again = VerbsError(113, "no route")
-    both = messages._racing.none_works([("a", again), ("b", again)])
+    both = messages._happy_eyeballs.none_works([("a", again), ("b", again)])
     assert str(both) == "[Errno 113] none of 2 addresses works: a: [Errno 113] no route; b: " + str(
         again
     )

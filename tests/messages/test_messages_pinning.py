@@ -18,8 +18,8 @@ from support import eventually, start, until
 
 from cqnotify import MR, AccessFlags, ClosedError, Context, VerbsError, messages
 from cqnotify.messages import Connection, ConnectionLostError, _memory
-from cqnotify.messages._parts import Device
 from cqnotify.messages._pinning import SLOW
+from cqnotify.messages._resources import Device
 
 LARGE = SLOW + 5
 

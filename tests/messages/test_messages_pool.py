@@ -22,9 +22,9 @@ from support import eventually, start
 from cqnotify import MR, PD, AccessFlags, ClosedError, Context, messages
 from cqnotify.messages import Connection, ConnectionOptions
 from cqnotify.messages._memory import READABLE
-from cqnotify.messages._parts import Device
 from cqnotify.messages._pinning import SLOW, Pinning
 from cqnotify.messages._pool import Pool, Region, Spans, Wanted, memory_of
+from cqnotify.messages._resources import Device
 
 PEERS = 8
 LARGE = 100000

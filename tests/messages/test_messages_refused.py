@@ -16,7 +16,7 @@ from support import eventually, start
 from cqnotify import ClosedError, Context, VerbsError, cm, messages
 from cqnotify.messages import Connection, ConnectionOptions, RefusedError
 from cqnotify.messages import _wire as wire
-from cqnotify.messages._parts import Device
+from cqnotify.messages._resources import Device
 
 HELLO = wire.hello(ConnectionOptions())
 

@@ -17,12 +17,12 @@ from .._timeouts import check_timeout, deadline, left_until
 from . import _wire as wire
 from ._connection import Connection
 from ._errors import MessagesError, ProtocolError, RefusedError, fresh
+from ._event_loop import call_in, check_loop
+from ._happy_eyeballs import first_of
 from ._inbox import Inbox
 from ._options import ConnectionOptions
-from ._parts import PEER, Address, Device, Parts
-from ._racing import first_of
+from ._resources import PEER, Address, Device, Parts
 from ._session import Session
-from ._waits import call_in, check_loop
 
 if TYPE_CHECKING:
     from typing import Self

@@ -12,7 +12,7 @@ from messages_support import SMALL, SOON, connected, data_of, read_slowly, reads
 from support import eventually, on_iwarp, start
 
 from cqnotify import Context, QPState
-from cqnotify.messages import Connection, ConnectionOptions, _asking
+from cqnotify.messages import Connection, ConnectionOptions, _liveness
 
 LARGE = 300000
 OFTEN = 0.01  # seconds
@@ -22,7 +22,7 @@ OFTEN = 0.01  # seconds
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     if on_iwarp():
         pytest.skip("iWARP: a write completes before the peer has it, so nothing is asked")
-    monkeypatch.setattr(_asking, "EACH", OFTEN)
+    monkeypatch.setattr(_liveness, "EACH", OFTEN)
 
 
 def posted(conn: Connection) -> int:
