@@ -198,12 +198,12 @@ class Parts:
 
     async def refuse(self, text: str) -> None:
         """Tell the peer that has opened the connection why it is closed."""
-        words = wire.error_words(text)
+        words = wire.error_text(text)
         length = wire.HEADER_SIZE + len(words)
         with contextlib.suppress(OSError, MemoryError, CompletionError, AsyncEventError):
             frame = memoryview(self.small_mr)
             wire.put_header(frame, Header(Kind.ERROR, 0, 0, 0))
-            wire.put_words(frame, words)
+            wire.put_error_text(frame, words)
             async with asyncio.timeout(LAST_WORDS):
                 await self.sent.send(self.qp, self.small_mr[:length])
                 await self.is_heard()

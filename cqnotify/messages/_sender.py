@@ -126,7 +126,7 @@ class Sender:
 
     def post(self) -> None:
         """Send as many messages as credits and room allow."""
-        while self.waiting and self._flow.room:
+        while self.waiting and self._flow.credits:
             outgoing = next(iter(self.waiting))
             if wire.data_size(len(outgoing.views), outgoing.nbytes) > self._eager:
                 if not self._post_offer(outgoing):
@@ -139,7 +139,7 @@ class Sender:
 
     def post_now(self, views: Sequence[memoryview], nbytes: int) -> bool:
         """Send a message that is copied, and need not wait. Return False if that is not so."""
-        if self.waiting or self._flow.room < 1:
+        if self.waiting or self._flow.credits < 1:
             return False
         return self._post_data(views, nbytes)
 
@@ -156,7 +156,7 @@ class Sender:
 
     def _post_offer(self, outgoing: Outgoing) -> bool:
         """Return False if it has to wait."""
-        if self._flow.unread >= self._parts.options.offers:
+        if self._flow.unread_offers >= self._parts.options.offers:
             return False
         try:
             if not outgoing.is_pinned(self._parts, self._go_on):

@@ -34,7 +34,7 @@ from ._queue import SendQueue
 from ._rdma_read import Reader
 from ._resources import LAST_WORDS
 from ._sender import Outgoing, Sender
-from ._wire import ACK, BYE, CLOSING, DATA, OFFER, Hello, Kind, Limits
+from ._wire import ACK, CLOSE, CLOSING, DATA, OFFER, Hello, Kind, Limits
 
 if TYPE_CHECKING:
     from ..aio import AsyncCQ
@@ -115,7 +115,7 @@ class Session:
         self._send_first_ack()
 
     def _send_first_ack(self) -> None:
-        self.flow.is_ack_due = self.flow.is_urgent = True
+        self.flow.is_ack_due = self.flow.is_ack_urgent = True
         self.go_on()
 
     # ---- what the device tells ----
@@ -162,7 +162,7 @@ class Session:
 
     def _arrived(self, slot: int, frame: memoryview) -> None:
         header = wire.parse_header(frame)
-        if newly := self.flow.take_in(header):
+        if newly := self.flow.on_header(header):
             self.sender.done(newly)
         if header.kind is DATA:
             self.inbox.put(Incoming(slot, frame, wire.parse_data(frame, self.limits)))
@@ -174,9 +174,9 @@ class Session:
             self.parts.repost(slot)
             if header.flags & CLOSING:
                 self.sender.refuse(PeerClosedError(REFUSED))
-        elif header.kind is BYE:
-            if self.flow.offers_received > self.flow.done_here and not self._has_refused:
-                raise ProtocolError("the connection is closed before all messages were read")
+        elif header.kind is CLOSE:
+            if self.flow.offers_received > self.flow.offers_read and not self._has_refused:
+                raise ProtocolError("a CLOSE before all messages were read")
             self._end(PeerClosedError("the peer has closed the connection"))
         else:
             self._end(self._told(wire.parse_error(frame)))
@@ -244,7 +244,9 @@ class Session:
         before the peer has it, and tells nothing."""
         if self.error is not None or self.parts.device.is_iwarp:
             return False
-        if self.flow.unread or self.sender.waiting or not self.reader.is_idle or not self._is_open:
+        if self.flow.unread_offers or self.sender.waiting:
+            return True
+        if not self.reader.is_idle or not self._is_open:
             return True
         may_wait = self.is_ending or self.parts.options.keepalive is not None
         return may_wait and not self._queue.is_empty
@@ -260,7 +262,7 @@ class Session:
         frame = self._queue.frame(wire.HEADER_SIZE)
         if frame is None:
             return  # it is due still, and goes when there is room
-        is_urgent = self.flow.is_urgent or flags != 0
+        is_urgent = self.flow.is_ack_urgent or flags != 0
         wire.put_header(frame, self.flow.header(ACK)._replace(flags=flags))
         self._queue.post_frame(solicited=is_urgent)
 
@@ -268,9 +270,9 @@ class Session:
         """The program has the message: its memory awaits another one."""
         if self.error is None:
             self.parts.repost(incoming.slot)
-            self.flow.free()
+            self.flow.return_credit()
             if incoming.offer is not None:
-                self.flow.read(incoming.number)
+                self.flow.mark_read(incoming.number)
             if self.flow.is_ack_due:
                 self.go_on()
 
@@ -296,10 +298,11 @@ class Session:
         flow, what = self.flow, "the message was not sent in time"
         if outgoing not in self.sender.waiting:
             return f"{what}; the peer's program has not received it"
-        if flow.room < 1:
-            return f"{what}; the peer's program has not received the {flow.pending} before it"
-        if flow.unread:
-            return f"{what}; the peer's program has not received {flow.unread} large ones before it"
+        if flow.credits < 1:
+            return f"{what}; the peer's program has not received the {flow.unreceived} before it"
+        if flow.unread_offers:
+            large = f"{flow.unread_offers} large ones"
+            return f"{what}; the peer's program has not received {large} before it"
         return f"{what}; {self.parts.sent.cq._why_silent()}"
 
     # ---- ends ----
@@ -319,7 +322,7 @@ class Session:
         await self._receive_no_more(end, what)
         await self._until(lambda: self.sender.is_idle, end, what)
         if self.error is None:
-            await self._send_last(BYE, b"", end, what)
+            await self._send_last(CLOSE, b"", end, what)
         if isinstance(self.error, ConnectionLostError | ProtocolError):
             raise fresh(self.error)
         self._end(ClosedError(CLOSED))
@@ -345,9 +348,9 @@ class Session:
         if self.parts.is_closed or (frame := self._queue.frame(length)) is None:
             return
         wire.put_header(frame, self.flow.header(kind))
-        wire.put_words(frame, words)
+        wire.put_error_text(frame, words)
         last = _LastWords(self.wake)
-        if kind is BYE:
+        if kind is CLOSE:
             self._farewell = last
         self._queue.post_frame(solicited=True, done=last)
         await self._until(lambda: last.have_arrived, end, what)
@@ -384,7 +387,7 @@ class Session:
     def violated(self, error: ProtocolError) -> None:
         """The peer is told why, as far as it listens, which it does not behind a farewell; and
         that is the end."""
-        self._end(error, wire.error_words(str(error)) if self._farewell is None else b"")
+        self._end(error, wire.error_text(str(error)) if self._farewell is None else b"")
 
     def _end(self, error: MessagesError | ClosedError, words: bytes = b"") -> None:
         """It is over, for the first reason that there is; the task that closes it goes on."""

@@ -82,26 +82,26 @@ def printable(text: bytes) -> str:
 class Kind(IntEnum):
     DATA = 1  # a message
     OFFER = 2  # a message that the receiver reads
-    ACK = 3  # the counters of the header alone
-    BYE = 4  # the sender has sent everything, and all of it was taken
+    ACK = 3  # only the counters of the header
+    CLOSE = 4  # the last frame: everything that the sender sent was received
     ERROR = 5  # why the sender closes the connection
 
 
 # Flags.
-LAST: Final = 1  # of a message: the sender now waits for credits
+LAST: Final = 1  # of a message: it took the last credit
 CLOSING: Final = 2  # of an ACK: the sender receives no more, and waits for its own to be received
 
 # Each message looks at these, and an enumeration's attributes are slow.
 DATA: Final = Kind.DATA
 OFFER: Final = Kind.OFFER
 ACK: Final = Kind.ACK
-BYE: Final = Kind.BYE
+CLOSE: Final = Kind.CLOSE
 MESSAGES: Final = (DATA, OFFER)
-_BARE: Final = (ACK, BYE)
+_BARE: Final = (ACK, CLOSE)
 _KINDS: Final = {int(kind): kind for kind in Kind}
-_FLAGS: Final = {DATA: LAST, OFFER: LAST, ACK: CLOSING, BYE: 0, Kind.ERROR: 0}
+_FLAGS: Final = {DATA: LAST, OFFER: LAST, ACK: CLOSING, CLOSE: 0, Kind.ERROR: 0}
 
-_HEADER: Final = struct.Struct("<BBHII")  # kind, flags, 0, freed, done
+_HEADER: Final = struct.Struct("<BBHII")  # kind, flags, 0, credits_returned, offers_read
 _COUNT: Final = struct.Struct("<I")
 _OFFER: Final = struct.Struct("<IQQI")  # number of frames; length, address and rkey of the body
 _ENTRY: Final = struct.Struct("<QQI")  # length, address and rkey of a frame
@@ -115,14 +115,15 @@ _TOP: Final = 1 << 64
 class Header(NamedTuple):
     """What each frame begins with.
 
-    freed: how many messages of the peer have left the memory that awaits them, modulo 2**32.
-    done: how many of its offers were read, the same.
+    credits_returned: how many messages of the peer the program has received, modulo 2**32. Each
+        returns a credit.
+    offers_read: how many of its offers were read, modulo 2**32.
     """
 
     kind: Kind
     flags: int
-    freed: int
-    done: int
+    credits_returned: int
+    offers_read: int
 
 
 class Limits(NamedTuple):
@@ -164,14 +165,14 @@ class Piece(NamedTuple):
 
 
 def put_header(into: memoryview, header: Header) -> None:
-    kind, flags, freed, done = header
-    _HEADER.pack_into(into, 0, kind, flags, 0, freed & MASK, done & MASK)
+    kind, flags, credits_returned, offers_read = header
+    _HEADER.pack_into(into, 0, kind, flags, 0, credits_returned & MASK, offers_read & MASK)
 
 
 def parse_header(frame: memoryview) -> Header:
     if len(frame) < _HEADER.size:
         raise ProtocolError(f"a frame of {len(frame)} bytes has no header")
-    kind, flags, zero, freed, done = _HEADER.unpack_from(frame)
+    kind, flags, zero, credits_returned, offers_read = _HEADER.unpack_from(frame)
     known = _KINDS.get(kind)
     if known is None:
         raise ProtocolError(f"a frame of the unknown kind {kind}")
@@ -179,7 +180,7 @@ def parse_header(frame: memoryview) -> Header:
         raise ProtocolError(f"a frame {known.name} with the flags {flags:#x}, {zero:#x}")
     if known in _BARE and len(frame) != _HEADER.size:
         raise ProtocolError(f"a frame {known.name} of {len(frame)} bytes")
-    return Header(known, flags, freed, done)
+    return Header(known, flags, credits_returned, offers_read)
 
 
 def data_size(frames: int, nbytes: int) -> int:
@@ -289,13 +290,13 @@ def parse_body(body: memoryview, count: int, limits: Limits) -> list[Piece]:
     return pieces
 
 
-def error_words(text: str) -> bytes:
+def error_text(text: str) -> bytes:
     """What an ERROR says; it fits into the smallest frame of all."""
     return text.encode("ascii", "replace")[: LEAST_EAGER - _HEADER.size]
 
 
-def put_words(into: memoryview, words: bytes) -> None:
-    into[_HEADER.size : _HEADER.size + len(words)] = words
+def put_error_text(into: memoryview, text: bytes) -> None:
+    into[_HEADER.size : _HEADER.size + len(text)] = text
 
 
 def parse_error(frame: memoryview) -> str:

@@ -49,22 +49,22 @@ class SimulatedEnd:
             self.peer.events += 1
 
     def send_some(self) -> None:
-        while self.wanted and self.flow.room:
+        while self.wanted and self.flow.credits:
             kind = self.chosen.choice((Kind.DATA, Kind.OFFER))
-            if kind == Kind.OFFER and self.flow.unread >= self.options.offers:
+            if kind == Kind.OFFER and self.flow.unread_offers >= self.options.offers:
                 break
             self.wanted -= 1
             self.transmit(kind, True)
         if self.flow.is_ack_due:
             self.acks += 1
-            self.transmit(Kind.ACK, self.flow.is_urgent)
+            self.transmit(Kind.ACK, self.flow.is_ack_urgent)
 
     def take_in(self) -> None:
         """All that has arrived, as after an event or by looking."""
         while self.arrived:
             header, _ = self.arrived.popleft()
             offer = self.flow.offers_received
-            self.flow.take_in(header)
+            self.flow.on_header(header)
             if header.kind in (Kind.DATA, Kind.OFFER):
                 self.unread.append((header.kind, offer))
 
@@ -78,12 +78,12 @@ class SimulatedEnd:
 
     def finish_read(self) -> None:
         number = self.reading.pop(self.chosen.randrange(len(self.reading)))
-        self.flow.free()
-        self.flow.read(number)
+        self.flow.return_credit()
+        self.flow.mark_read(number)
         self.received += 1
 
     def free(self) -> None:
-        self.flow.free()
+        self.flow.return_credit()
         self.received += 1
 
     def step(self) -> bool:
@@ -130,7 +130,7 @@ def test_two_ends_never_stall_nor_overrun(seed: int) -> None:
         pass
     assert (a.wanted, b.wanted) == (0, 0), "a sender sleeps though it has credits"
     assert (b.received, a.received) == (total[id(a)], total[id(b)])
-    assert a.flow.unread == b.flow.unread == 0
+    assert a.flow.unread_offers == b.flow.unread_offers == 0
 
 
 def test_a_stream_needs_few_acknowledgements() -> None:
@@ -154,14 +154,15 @@ def test_a_stream_needs_few_acknowledgements() -> None:
 
 def test_counters_wrap_around() -> None:
     flow = Flow(2, 2)
-    flow.sent = flow.freed = flow.freed_here = flow._told = flow.received = MASK - 1
+    flow.sent = flow.received = flow.peer_credits_returned = MASK - 1
+    flow.credits_returned = flow.last_advertised = MASK - 1
     for i in range(5):
         header = flow.header(Kind.DATA)
-        assert flow.room == 1
-        flow.take_in(Header(Kind.DATA, 0, (flow.sent) & MASK, 0))
-        flow.free()
-        assert header.freed == MASK - 1 + i, "put_header() cuts it"
-    assert flow.freed == MASK + 4
+        assert flow.credits == 1
+        flow.on_header(Header(Kind.DATA, 0, (flow.sent) & MASK, 0))
+        flow.return_credit()
+        assert header.credits_returned == MASK - 1 + i, "put_header() cuts it"
+    assert flow.peer_credits_returned == MASK + 4
 
 
 @pytest.mark.parametrize(
@@ -178,7 +179,7 @@ def test_counters_that_lie_are_refused(header: Header) -> None:
     flow.header(Kind.OFFER)
     flow.header(Kind.DATA)
     with pytest.raises(ProtocolError, match="cannot be more than"):
-        flow.take_in(header)
+        flow.on_header(header)
 
 
 def test_the_last_credit_is_marked() -> None:

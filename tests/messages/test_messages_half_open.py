@@ -188,7 +188,7 @@ async def test_peers_that_never_complete_their_connection_make_way(
 
 OPENINGS = {
     "nothing": (b"", "a frame of 0 bytes has no header"),
-    "kind": (header(Kind.BYE), "not an ACK of nothing"),
+    "kind": (header(Kind.CLOSE), "not an ACK of nothing"),
     "counters": (header(Kind.ACK, 0, 1), "not an ACK of nothing"),
     "a message": (data(b"1"), "not an ACK of nothing"),
 }
@@ -387,7 +387,7 @@ async def test_what_a_server_sends_before_it_closes_at_once_is_received(
     monkeypatch.setattr(Session, "_until", until_it_is_over)
     async with answered(ctx) as (raw, connecting):
         assert await raw.recv() == header(Kind.ACK)
-        for frame in (header(Kind.ACK), data(b"all"), header(Kind.BYE)):
+        for frame in (header(Kind.ACK), data(b"all"), header(Kind.CLOSE)):
             await raw.send(frame)
         client = await connecting
         assert took(await client.recv(timeout=SOON)) == [b"all"]

@@ -37,7 +37,7 @@ VIOLATIONS = {
     "flag of an ACK": (header(3, 1), "a frame ACK with the flags 0x1, 0x0"),
     "reserved": (header(3, zero=7), "a frame ACK with the flags 0x0, 0x7"),
     "long ACK": (header(3) + b"1", "a frame ACK of 13 bytes"),
-    "long BYE": (header(4) + b"1", "a frame BYE of 13 bytes"),
+    "long CLOSE": (header(4) + b"1", "a frame CLOSE of 13 bytes"),
     "freed": (header(3, freed=1), "the number of messages taken is 1, and cannot be more than 0"),
     "back": (header(3, freed=-1), "the number of messages taken is 4294967295"),
     "done": (header(3, done=1), "the number of offers read is 1, and cannot be more than 0"),
@@ -176,8 +176,8 @@ async def test_an_offer_that_is_read_behind_the_last_ends_it(ctx: Context) -> No
 async def test_closing_with_unread_offers_is_an_error(ctx: Context) -> None:
     async with hostile_client(ctx) as (raw, server):
         await raw.send(offer([Remote(100, raw.mr.addr, raw.mr.rkey)]))
-        await raw.send(header(Kind.BYE))
-        await refused(raw, server, "the connection is closed before all messages were read")
+        await raw.send(header(Kind.CLOSE))
+        await refused(raw, server, "a CLOSE before all messages were read")
 
 
 async def test_done_for_what_was_offered_once(ctx: Context) -> None:

@@ -99,7 +99,7 @@ async def test_offers_wait_for_earlier_ones(ctx: Context) -> None:
     async with connected(ctx, ConnectionOptions(offers=2)) as (a, b):
         sending = [asyncio.ensure_future(a.send(data_of(LARGE), bytes([i]))) for i in range(5)]
         await tick()
-        assert a._session.flow.offered == 2
+        assert a._session.flow.offers_sent == 2
         for i in range(5):
             assert took((await b.recv(timeout=SOON))[1:]) == [bytes([i])]
         await asyncio.gather(*sending)
@@ -113,7 +113,7 @@ async def test_credits_alone_wake_nobody(ctx: Context) -> None:
         late = 0  # frames behind which the sender had no credit: one that grants some was slow
         for _ in range(200):
             await a.send(b"x")
-            late += a._session.flow.room == 0
+            late += a._session.flow.credits == 0
             await b.recv(timeout=SOON)
         received = a._session.parts.received.stats
         came = received.completions - before.completions
@@ -374,7 +374,7 @@ async def test_a_cancelled_sender_is_withdrawn_or_goes_on(ctx: Context) -> None:
         assert took(await b.recv(timeout=SOON)) == [b"behind"]
         await behind
         sending = await start(a.send(data_of(LARGE)))
-        while a._session.flow.offered == 0:  # the sender has no credit yet
+        while a._session.flow.offers_sent == 0:  # the sender has no credit yet
             await asyncio.sleep(0)
         await cancel(sending)
         assert took(await b.recv(timeout=SOON)) == [data_of(LARGE)]

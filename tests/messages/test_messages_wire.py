@@ -74,7 +74,7 @@ def elsewhere_frame(frames: int, body: Remote) -> bytearray:
     return frame
 
 
-@pytest.mark.parametrize("kind", [Kind.ACK, Kind.BYE])
+@pytest.mark.parametrize("kind", [Kind.ACK, Kind.CLOSE])
 def test_a_header_is_read_back(kind: Kind) -> None:
     assert wire.parse_header(memoryview(packed(kind))) == Header(kind, 0, 7, 9)
 
@@ -114,7 +114,7 @@ def test_a_small_frame_of_an_offer_follows_its_table() -> None:
 
 def test_words_of_an_error_do_no_harm() -> None:
     frame = packed(Kind.ERROR, 30)
-    wire.put_words(memoryview(frame), b"no\x1b\xff")
+    wire.put_error_text(memoryview(frame), b"no\x1b\xff")
     assert wire.parse_error(memoryview(frame)).startswith("no??")
 
 
