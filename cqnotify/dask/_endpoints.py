@@ -143,11 +143,11 @@ class Listener(BaseListener):
     async def _serve(self, listener: messages.Listener) -> None:
         try:
             async for conn in listener:
-                self._run(self._welcome(conn))
+                self._run(self._handshake(conn))
         except OSError:
             logger.exception("Nobody can connect to %s any more", self.listen_address)
 
-    async def _welcome(self, conn: messages.Connection) -> None:
+    async def _handshake(self, conn: messages.Connection) -> None:
         peer = url(*conn.peer)
         comm = Comm(
             conn,

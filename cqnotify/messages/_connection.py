@@ -14,9 +14,9 @@ from .. import ClosedError
 from .._timeouts import check_timeout, deadline
 from ._errors import PeerClosedError, ProtocolError, fresh
 from ._event_loop import call_in, check_loop, wait
-from ._incoming import Fetch, Frame, Incoming, Place, copy
+from ._incoming import Destination, Fetch, Frame, Incoming, copy
 from ._memory import MemoryStats, bytes_of
-from ._rdma_read import Reading
+from ._rdma_read import MessageRead
 from ._sender import Outgoing
 
 if TYPE_CHECKING:
@@ -57,19 +57,19 @@ class Connection:
         self._session = session
         self._waits = self._received = 0
         # Reads that a recv() has begun and given up, by the number of the offer.
-        self._begun: dict[int, Reading] = {}
+        self._begun: dict[int, MessageRead] = {}
 
     # ---- what is known of it ----
 
     @property
     def local(self) -> Address:
         """Our own address: a tuple of an IP address and a port."""
-        return self._session.parts.local
+        return self._session.resources.local
 
     @property
     def peer(self) -> Address:
         """The peer's address: a tuple of an IP address and a port."""
-        return self._session.parts.peer
+        return self._session.resources.peer
 
     @property
     def error(self) -> Exception | None:
@@ -85,9 +85,9 @@ class Connection:
     @property
     def stats(self) -> Stats:
         """Counters since it was made."""
-        parts = self._session.parts
-        wakeups = parts.sent.stats.wakeups + parts.received.stats.wakeups
-        memory = parts.registrations.stats
+        resources = self._session.resources
+        wakeups = resources.send_acq.stats.wakeups + resources.recv_acq.stats.wakeups
+        memory = resources.registrations.stats
         sent = self._session.flow.sent
         return Stats(sent, self._received, self._waits, wakeups, memory)
 
@@ -122,15 +122,15 @@ class Connection:
         session.check_open()
         views = [bytes_of(buffer) for buffer in buffers]
         nbytes = sum([view.nbytes for view in views])
-        session.sender.check(len(views), nbytes)
-        if session.send_now(views, nbytes):
+        session.sender.check_size(len(views), nbytes)
+        if session.try_send(views, nbytes):
             return
         outgoing = Outgoing(views, nbytes)
         del views  # the traceback of what this raises would keep the buffers
         session.sender.waiting[outgoing] = None
-        session.go_on()
+        session.post_pending()
         if session.flow.is_low:
-            session.look()  # perhaps credits have come without an event
+            session.poll_received()  # perhaps credits have come without an event
         if not outgoing.is_over:
             await self._sent(outgoing, timeout)
         elif outgoing.error is not None:
@@ -140,7 +140,7 @@ class Connection:
         self._waits += 1
         outgoing.future = asyncio.get_running_loop().create_future()
         try:
-            why = partial(self._session.why_not_sent, outgoing)
+            why = partial(self._session.timeout_reason, outgoing)
             await wait(outgoing.future, deadline(timeout), why)
         except BaseException:
             self._session.sender.withdraw(outgoing)
@@ -177,60 +177,62 @@ class Connection:
             raise TypeError("give into or allocate, not both")
         check_loop(self._session.loop, "this connection")
         end = deadline(timeout)
-        place = Place(into, allocate)
-        numbered = await self._take(end)
-        incoming = numbered.thing
+        destination = Destination(into, allocate)
+        numbered = await self._next_message(end)
+        incoming = numbered.item
         try:
             if incoming.offer is None:
-                frames = copy(incoming, place)
+                frames = copy(incoming, destination)
             else:
-                frames = await self._read(incoming, place, end)
+                frames = await self._read(incoming, destination, end)
         except ProtocolError as e:
             self._session.inbox.put_back(numbered)
-            self._session.violated(e)
+            self._session.protocol_error(e)
             raise fresh(self._session.error or e) from None
         except BaseException:
             self._session.inbox.put_back(numbered)
             raise
         self._received += 1
-        self._session.taken(incoming)
+        self._session.message_taken(incoming)
         return frames
 
-    async def _take(self, end: float | None) -> Numbered[Incoming]:
+    async def _next_message(self, end: float | None) -> Numbered[Incoming]:
         inbox = self._session.inbox
-        if self._session.is_ending:
+        if self._session.is_closing:
             raise ClosedError("this connection was closed")
         if len(inbox):
             return inbox.pop()
         self._session.check_open()
-        return await inbox.take(end)
+        return await inbox.get(end)
 
-    async def _read(self, incoming: Incoming, place: Place, end: float | None) -> list[Frame]:
+    async def _read(
+        self, incoming: Incoming, destination: Destination, end: float | None
+    ) -> list[Frame]:
         """The next call goes on with a read into memory of its own that this one gives up."""
         session = self._session
         session.check_open()
         reading = self._begun.pop(incoming.number, None)
-        if reading is not None and place.is_given:
-            reading.give_up()
+        if reading is not None and destination.is_given:
+            reading.cancel()
             reading = None
         if reading is None:
-            fetch = Fetch(session.parts, incoming, place, session.limits)
-            reading = Reading(fetch, session.go_on)
+            fetch = Fetch(session.resources, incoming, destination, session.limits)
+            reading = MessageRead(fetch, session.post_pending)
             session.reader.start(reading)
-            session.go_on()
-        session.readers += 1
+            session.post_pending()
+        session.active_recvs += 1
         try:
             return await wait(reading.result(), end, "the message was not read in time")
         except BaseException:
-            if reading.may_go_on and not place.is_given and not session.is_ending:
+            if reading.is_reusable and not destination.is_given and not session.is_closing:
                 self._begun[incoming.number] = reading
             else:
-                reading.give_up()
+                reading.cancel()
             raise
         finally:
-            session.readers -= 1
-            if session.is_ending:
-                session.go_on()
+            session.active_recvs -= 1
+            if session.is_closing:
+                session.post_pending()
 
     def __aiter__(self) -> Self:
         return self
@@ -241,7 +243,7 @@ class Connection:
         except PeerClosedError:
             raise StopAsyncIteration from None
         except ClosedError:
-            if not self._session.is_ending:
+            if not self._session.is_closing:
                 raise
             raise StopAsyncIteration from None
 
@@ -260,18 +262,18 @@ class Connection:
         check_timeout(timeout)
         session = self._session
         check_loop(session.loop, "this connection")
-        if session.error is None and not session.is_ending:
+        if session.error is None and not session.is_closing:
             for reading in self._begun.values():
-                reading.give_up()
+                reading.cancel()
             self._begun.clear()
             try:
-                await session.say_farewell(deadline(timeout))
+                await session.close_gracefully(deadline(timeout))
             except BaseException:
                 session.abort()
                 raise
-        if session.settling is not None:
-            await asyncio.shield(session.settling)
-        await session.parts.registrations.pinning.idle()
+        if session.teardown is not None:
+            await asyncio.shield(session.teardown)
+        await session.resources.registrations.pinning.wait_idle()
 
     def abort(self) -> None:
         """End it at once: what is under way may be lost, and the peer gets a ConnectionLostError.
@@ -297,6 +299,6 @@ class Connection:
 
     def __del__(self, warn: Callable[..., None] = warnings.warn) -> None:
         session: Session | None = getattr(self, "_session", None)
-        if session is not None and not session.parts.is_closed:
+        if session is not None and not session.resources.is_closed:
             warn(f"unclosed {self!r}", ResourceWarning, source=self)
-            session.forget()
+            session.drop()

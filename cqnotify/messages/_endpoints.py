@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Making connections: the two ends introduce themselves in the private data of rdma_cm."""
+"""connect() and listen(): the two ends exchange hellos in the private data of rdma_cm."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from ._event_loop import call_in, check_loop
 from ._happy_eyeballs import first_of
 from ._inbox import Inbox
 from ._options import ConnectionOptions
-from ._resources import PEER, Address, Device, Parts
+from ._resources import PEER_ACCESS, Address, Device, Resources
 from ._session import Session
 
 if TYPE_CHECKING:
     from typing import Self
 
-# Seconds. A peer whose last word was lost repeats it when rdma_cm asks again, each 5 s or so.
-HANDSHAKE: Final = 30.0
+# Seconds. If the last message of the handshake was lost, rdma_cm repeats it every 5 s or so.
+HANDSHAKE_TIMEOUT: Final = 30.0
 
 # Peers whose connections are being made: each has its queue pair already, so there are only so many
-# at a time. When others wait, one that takes longer than PATIENCE seconds makes way for them.
-HALF_OPEN: Final = 64
-PATIENCE: Final = 3.0
+# at a time. When others wait, one that takes longer than HALF_OPEN_TIMEOUT makes way for them.
+MAX_HALF_OPEN: Final = 64
+HALF_OPEN_TIMEOUT: Final = 3.0  # seconds
 SMALLER_MTU: Final = (
     "the MTU of your port is larger than that of ours: give both network interfaces the same one"
 )
 NO_ROOM: Final = "there is no room for another connection there"
-WAITING: Final = 1024  # requests that wait for that, of which nothing is kept but what was asked
+MAX_WAITING: Final = 1024  # requests that wait for that, of which only the request is kept
 
 
 async def connect(
@@ -73,42 +73,42 @@ async def connect(
 async def _connect(
     host: str, port: int, end: float | None, options: ConnectionOptions, source: str | None
 ) -> Connection:
-    """By one address."""
+    """Connect to one address."""
     found = await cm.resolve(host, timeout=left_until(end), source=source)
-    parts = Parts(Device.of(found.device), options)
+    resources = Resources(Device.of(found.device), options)
     try:
-        parts.make_memory()
-        parts.connected(
+        resources.make_memory()
+        resources.on_connected(
             await cm.connect(
-                parts.qp,
+                resources.qp,
                 found.peer,
                 port,
                 private_data=wire.hello(options),
                 timeout=left_until(end),
-                on_init=parts.post_receives,
+                on_init=resources.post_receives,
                 source=source,
-                access=PEER,
+                access=PEER_ACCESS,
                 keepalive=options.keepalive,
             )
         )
-        assert parts.conn is not None, "it was made"
-        session = Session(parts, wire.parse_hello(parts.conn.private_data))
+        assert resources.conn is not None, "it was made"
+        session = Session(resources, wire.parse_hello(resources.conn.private_data))
     except BaseException as e:
-        parts.close()
-        words = wire.parse_refusal(e.private_data) if isinstance(e, cm.RejectedError) else None
-        if words is None:
+        resources.close()
+        text = wire.parse_refusal(e.private_data) if isinstance(e, cm.RejectedError) else None
+        if text is None:
             raise
-        raise RefusedError(f"{host} port {port} has refused the connection: {words}") from e
+        raise RefusedError(f"{host} port {port} has refused the connection: {text}") from e
     return await _opened(session, end)
 
 
 async def _opened(session: Session, end: float | None) -> Connection:
-    """The connection, when the peer is ready to receive."""
+    """Return the connection when the peer has posted its receives."""
     conn = Connection(session)
     try:
-        await session.open(end)
+        await session.open_as_connector(end)
     except MessagesError:
-        await conn.aclose()  # a peer that has broken the protocol is told so
+        await conn.aclose()  # a peer that has broken the protocol gets an ERROR
         raise
     except BaseException:
         conn.abort()
@@ -119,13 +119,13 @@ async def _opened(session: Session, end: float | None) -> Connection:
 class Listener:
     """Where peers connect to: `async with` starts it, `async for` gives the connections.
 
-    Strangers, and peers with another version, are refused, with words that say why; the program
+    Strangers, and peers with another version, are refused, with a text that says why; the program
     sees nothing of them. It belongs to the event loop in which its block is entered.
     """
 
     def __init__(self, host: str, port: int, options: ConnectionOptions, backlog: int) -> None:
         self._options, self._backlog = options, backlog
-        self._listener = cm.listen(host, port, backlog=max(backlog, WAITING))
+        self._listener = cm.listen(host, port, backlog=max(backlog, MAX_WAITING))
         self._ready: Inbox[Connection] = Inbox("no peer has connected in time")
         self._devices: dict[str, Device] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -176,21 +176,22 @@ class Listener:
         try:
             while True:
                 request = await self._listener.get_request()
-                await self._has_place()
-                task = self._run(self._welcome(request))
+                await self._wait_for_place()
+                task = self._run(self._handshake(request))
                 self._half_open[task] = time.monotonic()
                 task.add_done_callback(self._half_open.pop)
         except (ClosedError, OSError) as e:
             self._end(e)
 
-    async def _has_place(self) -> None:
-        """Until another connection may be made, or is to be refused."""
+    async def _wait_for_place(self) -> None:
+        """Wait until another connection may be made, or is to be refused. If none of those that
+        are being made ends in time, the oldest is cancelled."""
         while True:
-            places = min(HALF_OPEN, self._backlog - len(self._ready))
+            places = min(MAX_HALF_OPEN, self._backlog - len(self._ready))
             if places <= 0 or len(self._half_open) < places:
                 return
             oldest, since = next(iter(self._half_open.items()))
-            patience = max(0.0, since + PATIENCE - time.monotonic())
+            patience = max(0.0, since + HALF_OPEN_TIMEOUT - time.monotonic())
             done, _ = await asyncio.wait(
                 self._half_open, timeout=patience, return_when=asyncio.FIRST_COMPLETED
             )
@@ -198,9 +199,9 @@ class Listener:
                 oldest.cancel()
                 await asyncio.wait([oldest])
 
-    async def _welcome(self, request: cm.Request) -> None:
-        """One peer, which may take its time without keeping the others waiting."""
-        # The peer has gone, or is none; or there is no memory even for an answer.
+    async def _handshake(self, request: cm.Request) -> None:
+        """Make a connection with one peer, in a task of its own, so that others need not wait."""
+        # The peer has gone, or is none; or there is no memory even for a rejection.
         with contextlib.suppress(OSError, TimeoutError, MemoryError, AsyncEventError):
             try:
                 peer = wire.parse_hello(request.private_data)
@@ -216,26 +217,26 @@ class Listener:
                 self._ready.put(conn)
 
     async def _accept(self, request: cm.Request, peer: wire.Hello) -> Connection:
-        parts, end = self._new_parts(request), deadline(HANDSHAKE)
+        resources, end = self._new_resources(request), deadline(HANDSHAKE_TIMEOUT)
         try:
-            await self._answer(request, parts)
-            await _complete(parts, end)
-            session = Session(parts, peer)
+            await self._accept_request(request, resources)
+            await _complete_handshake(resources, end)
+            session = Session(resources, peer)
         except BaseException:
-            parts.close()
+            resources.close()
             raise
-        session.answer_opening()
+        session.open_as_acceptor()
         return Connection(session)
 
-    async def _answer(self, request: cm.Request, parts: Parts) -> None:
+    async def _accept_request(self, request: cm.Request, resources: Resources) -> None:
         try:
-            parts.connected(
+            resources.on_connected(
                 await request.accept(
-                    parts.qp,
+                    resources.qp,
                     private_data=wire.hello(self._options),
-                    timeout=HANDSHAKE,
-                    on_init=parts.post_opening_receive,
-                    access=PEER,
+                    timeout=HANDSHAKE_TIMEOUT,
+                    on_init=resources.post_handshake_receive,
+                    access=PEER_ACCESS,
                     keepalive=self._options.keepalive,
                 )
             )
@@ -245,24 +246,24 @@ class Listener:
             raise
 
     def _open(self, name: str) -> None:
-        """Until the listener is closed, so that not each peer opens the device anew."""
+        """Hold a device until the listener is closed, so that peers do not open it anew."""
         if name not in self._devices:
             self._devices[name] = Device.of(name)
 
-    def _new_parts(self, request: cm.Request) -> Parts:
+    def _new_resources(self, request: cm.Request) -> Resources:
         name = request.device
         assert name is not None, "a request has come by a device"
         try:
             self._open(name)
-            parts = Parts(Device.of(name), self._options)
+            resources = Resources(Device.of(name), self._options)
         except (VerbsError, MemoryError) as e:
             raise RefusedError(f"{NO_ROOM}: {e}") from e
         try:
-            parts.make_small_memory()
+            resources.make_handshake_memory()
         except (VerbsError, MemoryError) as e:
-            parts.close()
+            resources.close()
             raise RefusedError(f"{NO_ROOM}: {e}") from e
-        return parts
+        return resources
 
     async def accept(self, timeout: float | None = None) -> Connection:
         """Wait for the next connection. Raises TimeoutError, ClosedError after close, and
@@ -270,10 +271,10 @@ class Listener:
         check_timeout(timeout)
         check_loop(self._loop, "this listener")
         if len(self._ready):
-            return self._ready.pop().thing
+            return self._ready.pop().item
         if self._error is not None:
             raise fresh(self._error)
-        return (await self._ready.take(deadline(timeout))).thing
+        return (await self._ready.get(deadline(timeout))).item
 
     def __aiter__(self) -> Self:
         return self
@@ -302,7 +303,7 @@ class Listener:
             self._listener.close()
         finally:
             while len(self._ready):
-                self._ready.pop().thing.abort()
+                self._ready.pop().item.abort()
             for device in self._devices.values():
                 device.leave()
             self._devices.clear()
@@ -319,19 +320,19 @@ class Listener:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _complete(parts: Parts, end: float | None) -> None:
-    """Make the memory of a connection when the peer has opened it; a peer is told what fails."""
+async def _complete_handshake(resources: Resources, end: float | None) -> None:
+    """Wait for the initial ACK, and make the memory. Send an ERROR if that fails."""
     try:
-        await parts.wait_for_opening(end)
-        parts.make_memory()
-        parts.post_receives(parts.qp)
+        await resources.wait_first_frame(end)
+        resources.make_memory()
+        resources.post_receives(resources.qp)
     except (VerbsError, MemoryError) as e:
-        await parts.refuse(f"{NO_ROOM}: {e}")
+        await resources.send_error(f"{NO_ROOM}: {e}")
         raise
     except ProtocolError as e:
-        await parts.refuse(str(e))
+        await resources.send_error(str(e))
         raise
-    parts.close_small_memory()
+    resources.close_handshake_memory()
 
 
 def listen(

@@ -16,8 +16,8 @@ class MessagesError(ConnectionError):
 
 
 class RefusedError(MessagesError, ConnectionRefusedError):
-    """The two ends do not fit, and one of them has said why: another version, no memory for
-    the connection, or no peer of cqnotify.messages at all."""
+    """The two ends do not fit: another version, no memory for the connection, or no peer of
+    cqnotify.messages at all. The message says which."""
 
 
 class PeerClosedError(MessagesError, EOFError):

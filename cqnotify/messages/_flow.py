@@ -8,9 +8,9 @@ each frame, so a connection that is used both ways needs few frames of their own
 Such a frame, an ACK, takes no credit. Yet there is a receive for each, because few of them can be
 in flight: one for each offer of the receiver's that it reports as read; two that return credits,
 since each returns at least half of them; and two that answer a frame with LAST, since the next such
-frame takes credits which came with, or behind, the one before. A CLOSING comes once; so does a CLOSE
-or an ERROR, behind which nothing is sent; and so does the first ACK of the end that has accepted.
-These are the SPARE receives of _options.py.
+frame takes credits which came with, or behind, the one before. A CLOSING comes once; so does a
+CLOSE or an ERROR, behind which nothing is sent; and so does the first ACK of the end that has
+accepted. These are the SPARE receives of _options.py.
 """
 
 from __future__ import annotations

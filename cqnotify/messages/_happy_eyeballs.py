@@ -13,7 +13,7 @@ from .._several import none_works
 _T = TypeVar("_T")
 Attempt = Callable[[], Coroutine[Any, Any, _T]]
 
-PATIENCE: Final = 0.25  # seconds, as that RFC recommends
+NEXT_ATTEMPT_AFTER: Final = 0.25  # seconds, as that RFC recommends
 
 
 async def first_of(
@@ -35,7 +35,7 @@ async def first_of(
                 running[asyncio.ensure_future(attempt())] = address
             done, _ = await asyncio.wait(
                 running,
-                timeout=PATIENCE if left else None,
+                timeout=NEXT_ATTEMPT_AFTER if left else None,
                 return_when=asyncio.FIRST_COMPLETED,
             )
             for task in (one for one in tuple(running) if one in done):

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Union
 
 from . import _wire as wire
 from ._memory import own_memory, writable_bytes_of
-from ._pinning import SLOW, result_later
+from ._pinning import SLOW, release_result
 from ._wire import Limits, Offer, Piece, Remote
 
 if TYPE_CHECKING:
     from .. import MR, SGE, AccessFlags
     from .._core import _Buffer as AnyBuffer
     from ._memory import Registration
-    from ._resources import Parts
+    from ._resources import Resources
 
 _T = TypeVar("_T")
 Frame = bytearray | memoryview
@@ -25,9 +25,10 @@ LARGEST_READ = 1 << 20  # bytes of one work request
 
 
 class Incoming(NamedTuple):
-    """A message that the program has not taken yet, in the memory of a receive.
+    """A message that the program has not received yet, in the memory of a receive.
 
-    bounds: where its frames are; of an offer, which has the number `number`, nothing is known yet.
+    bounds: where its frames are, if it is a DATA.
+    offer, number: of an OFFER, with its number, from 0.
     """
 
     slot: int
@@ -37,7 +38,7 @@ class Incoming(NamedTuple):
     number: int = 0
 
 
-class Place:
+class Destination:
     """Where the frames of one message go."""
 
     def __init__(
@@ -70,35 +71,38 @@ class Place:
         return target
 
 
-def copy(incoming: Incoming, place: Place) -> list[Frame]:
+def copy(incoming: Incoming, destination: Destination) -> list[Frame]:
     """The frames of a message that has come as a whole."""
-    place.check(len(incoming.bounds))
+    destination.check(len(incoming.bounds))
     frame = incoming.frame
-    return [place.copied(i, frame[a:b]) for i, (a, b) in enumerate(incoming.bounds)]
+    return [destination.copied(i, frame[a:b]) for i, (a, b) in enumerate(incoming.bounds)]
 
 
-# What is to be read next, of which the device tells once. None: not until all reads that were begun
-# have completed; a future: not until there is memory.
+# What Fetch yields: reads to post, which have one completion; None, to be resumed when all reads
+# have completed; or a future of memory, to be resumed when it is done.
 Reads = Sequence["tuple[SGE, Remote]"]
 Step = Union["asyncio.Future[Any]", Reads, None]
 Steps = Generator[Step, None, list[Frame]]
 
 
 class Fetch:
-    """The memory of a message that is being read, until the device has done with it."""
+    """The memory of a message that is being read, and the pieces in which it is read."""
 
-    def __init__(self, parts: Parts, incoming: Incoming, place: Place, limits: Limits) -> None:
-        self._parts, self._incoming, self._place = parts, incoming, place
-        self._limits = limits
-        self._most = min(parts.device.max_msg_sz, LARGEST_READ)
+    def __init__(
+        self, resources: Resources, incoming: Incoming, destination: Destination, limits: Limits
+    ) -> None:
+        self._resources, self._incoming = resources, incoming
+        self._destination, self._limits = destination, limits
+        self._most = min(resources.device.max_msg_sz, LARGEST_READ)
         # A half of those that can be under way: the device has the other half to go on with while
-        # this one is told of.
-        self._together = max(1, parts.reads // 2)
+        # a completion is handled here.
+        self._together = max(1, resources.max_reads // 2)
         self._own: list[MR] = []
         self._registrations: list[Registration] = []
-        self._let_go: Callable[[], None] | None = None  # of what a thread is making
+        self._release_pending: Callable[[], None] | None = None  # of what a thread is making
 
     def steps(self) -> Steps:
+        """Yield what to read: the body of the offer, and then each large frame, in pieces."""
         offer = self._incoming.offer
         assert offer is not None, "other messages are copied"
         if offer.body is None:
@@ -107,36 +111,36 @@ class Fetch:
             body = yield from self._fetch(offer.body)
             yield None
         pieces = wire.parse_body(body, offer.frames, self._limits)
-        self._place.check(len(pieces))
+        self._destination.check(len(pieces))
         frames: list[Frame] = []
         for i, piece in enumerate(pieces):
             if piece.remote is None:
                 source = body[piece.start : piece.start + piece.length]
                 # A body that was read is ours alone, and need not be copied.
-                is_own = offer.body is not None and not self._place.is_given
-                frames.append(source if is_own else self._place.copied(i, source))
+                is_own = offer.body is not None and not self._destination.is_given
+                frames.append(source if is_own else self._destination.copied(i, source))
             else:
                 frames.append((yield from self._frame(i, piece, piece.remote)))
         yield None
         return frames
 
     def _frame(self, index: int, piece: Piece, remote: Remote) -> Generator[Step, None, memoryview]:
-        if not self._place.is_given:
+        if not self._destination.is_given:
             return (yield from self._fetch(remote))
-        view = self._place.memory(index, piece.length)
-        registrations = self._parts.registrations
+        view = self._destination.memory(index, piece.length)
+        registrations = self._resources.registrations
         if registrations.is_slow(view, self._sink):
-            making = registrations.take_slowly(view, self._sink)
-            one = yield from self._made(making, registrations.give_back)
+            making = registrations.acquire_in_thread(view, self._sink)
+            one = yield from self._made(making, registrations.release)
         else:
-            one = registrations.take(view, self._sink)
+            one = registrations.acquire(view, self._sink)
         self._registrations.append(one)
         yield from self._reads(one.mr, remote, one.addr - one.mr.addr)
         return view
 
     def _fetch(self, remote: Remote) -> Generator[Step, None, memoryview]:
         """Into new memory."""
-        pd, pinning, sink = self._parts.pd, self._parts.registrations.pinning, self._sink
+        pd, pinning, sink = self._resources.pd, self._resources.registrations.pinning, self._sink
         if remote.length < SLOW:
             mr = own_memory(pd, remote.length, sink)
         else:
@@ -147,20 +151,20 @@ class Fetch:
         return memoryview(mr)
 
     def _made(
-        self, making: asyncio.Future[_T], give_back: Callable[[_T], None]
+        self, making: asyncio.Future[_T], release: Callable[[_T], None]
     ) -> Generator[Step, None, _T]:
-        """What a thread makes."""
-        self._let_go = lambda: result_later(making, give_back)
+        """Wait for what a thread makes."""
+        self._release_pending = lambda: release_result(making, release)
         yield making
-        self._let_go = None
+        self._release_pending = None
         return making.result()
 
     @property
     def _sink(self) -> AccessFlags:
-        return self._parts.device.sink
+        return self._resources.device.sink
 
     def _reads(self, mr: MR, remote: Remote, to: int = 0) -> Generator[Reads, None, None]:
-        """Into the memory region, from its byte `to` on."""
+        """Cut a frame into reads, which go into the memory region, from its byte `to` on."""
         bounds = range(0, remote.length, self._most)
         for i in range(0, len(bounds), self._together):
             yield [self._part(mr, remote, at, to) for at in bounds[i : i + self._together]]
@@ -170,13 +174,13 @@ class Fetch:
         return mr[to + at : to + end], Remote(end - at, remote.addr + at, remote.rkey)
 
     def release(self) -> None:
-        """What was read remains in memory; the device reaches it no more."""
-        if self._let_go is not None:
-            self._let_go()
-            self._let_go = None
+        """End the registrations: the device uses the memory no more, which keeps what was read."""
+        if self._release_pending is not None:
+            self._release_pending()
+            self._release_pending = None
         for mr in self._own:
-            self._parts.registrations.pinning.close(mr)
+            self._resources.registrations.pinning.close(mr)
         self._own.clear()
         for one in self._registrations:
-            self._parts.registrations.give_back(one)
+            self._resources.registrations.release(one)
         self._registrations.clear()

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: MIT
-"""Asking whether the peer's device still answers, while this end waits for the peer.
+"""When the peer's device is probed, while this end waits for the peer.
 
-What is sent finds out by itself that a peer's host has died. But the sender of an offer has nothing
-under way while the peer reads it, or does not yet, and would wait for a dead one for ever; and so
-would one that has no credits left. So from time to time it asks, by an RDMA write of nothing. The
-peer's program does nothing for that.
+A send fails when the peer's host is dead. But a sender has nothing under way while the peer has not
+read its offer, or while it has no credits left, and would wait for a dead peer for ever. So from
+time to time it posts a probe, an empty RDMA write, which fails then. The peer's program takes no
+part in that.
 
-It asks while reads are under way, too, if none completes: newer Soft-RoCE can forget one until
-another request is posted. Then it asks by another read, see Reader.ask().
+It also probes while reads are under way, if none completes: newer Soft-RoCE can forget a read until
+another request is posted. That probe is another read, see Reader.probe().
 
 rdma_cm's keepalive does the same for idle connections. It takes a send queue for busy while frames
-are in it that have asked for no completion. The write's completion stands for theirs, too; so one
-write after a burst of frames leaves the rest to the keepalive.
+are in it that have asked for no completion. The completion of the probe stands for theirs, too; so
+one probe after a burst of frames leaves the rest to the keepalive.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from typing import Final
 
 # Seconds. Newer Soft-RoCE waits anew for an answer with each request that is posted, so this must
 # not be shorter than it waits: 3.8 s by default.
-EACH: Final = 5.0
+PROBE_INTERVAL: Final = 5.0
 
 
-class Asking:
-    """Calls `ask` each so many seconds, as long as `is_due` says that this end waits."""
+class LivenessTimer:
+    """Calls `probe` at intervals, as long as `is_due` says that this end waits for the peer."""
 
     def __init__(
-        self, keepalive: float | None, is_due: Callable[[], bool], ask: Callable[[], None]
+        self, keepalive: float | None, is_due: Callable[[], bool], probe: Callable[[], None]
     ) -> None:
         # With a keepalive, a send is given up after half of it.
-        self._each = EACH if keepalive is None else min(EACH, keepalive / 2)
-        self._is_due, self._ask = is_due, ask
+        self._each = PROBE_INTERVAL if keepalive is None else min(PROBE_INTERVAL, keepalive / 2)
+        self._is_due, self._probe = is_due, probe
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
 
-    def look(self) -> None:
-        """Something has begun or ended."""
+    def update(self) -> None:
+        """Start the timer, if a probe is due and it does not run."""
         if self._timer is None and self._is_due():
-            self._timer = self._loop.call_later(self._each, self._now)
+            self._timer = self._loop.call_later(self._each, self._on_timer)
 
-    def _now(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         if self._is_due():
-            self._ask()
-            self.look()
+            self._probe()
+            self.update()
 
-    def end(self) -> None:
+    def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

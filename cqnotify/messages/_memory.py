@@ -141,10 +141,10 @@ class Registrations:
     def stats(self) -> MemoryStats:
         return MemoryStats(self._registered, self._reused, *self._pool.kept)
 
-    def take(self, view: memoryview, access: AccessFlags) -> Registration:
-        """Have a buffer registered until give_back(). VerbsError (ENOMEM) names the limit."""
+    def acquire(self, view: memoryview, access: AccessFlags) -> Registration:
+        """Have a buffer registered until release(). VerbsError (ENOMEM) names the limit."""
         wanted = Wanted(view, access)
-        region = self._pool.take(wanted)
+        region = self._pool.acquire(wanted)
         if region is not None:
             return self.reused(region, wanted)
         start, mr = self._register(wanted)
@@ -163,10 +163,12 @@ class Registrations:
         """Whether the kernel would take long for it."""
         return view.nbytes >= SLOW and not self._pool.has(Wanted(view, access))
 
-    def take_slowly(self, view: memoryview, access: AccessFlags) -> asyncio.Future[Registration]:
-        """The same as take(), in a thread; in one for all messages that want it."""
+    def acquire_in_thread(
+        self, view: memoryview, access: AccessFlags
+    ) -> asyncio.Future[Registration]:
+        """The same as acquire(), in a thread; in one for all messages that want it."""
         wanted = Wanted(view, access)
-        for registering in self._pool.under_way:
+        for registering in self._pool.in_flight:
             if registering.contains(wanted):
                 return registering.join(self, wanted)
         registering = Registering(self._pool, wanted)
@@ -187,16 +189,16 @@ class Registrations:
         self._used.add(one)
         return one
 
-    def give_back(self, one: Registration) -> None:
+    def release(self, one: Registration) -> None:
         if one in self._used:  # otherwise the connection was closed meanwhile
             self._used.remove(one)
-            self._pool.give_back(one.region, self.pinning)
+            self._pool.release(one.region, self.pinning)
 
     def close(self) -> None:
         """The queue pair is closed: nothing uses any of them."""
         self.is_closed = True
         while self._used:
-            self._pool.give_back(self._used.pop().region, self.pinning)
+            self._pool.release(self._used.pop().region, self.pinning)
         self._pool.leave(self)
 
 
@@ -214,7 +216,7 @@ class Registering:
         self._start, self._end = wanted.start, wanted.end
         self._call: Callable[[], MR] | None = None
         self._waiting: list[tuple[Registrations, Wanted, asyncio.Future[Registration]]] = []
-        pool.under_way.append(self)
+        pool.in_flight.append(self)
 
     def contains(self, other: Wanted) -> bool:
         wanted = self._wanted
@@ -250,7 +252,7 @@ class Registering:
                 return
         waiting, wanted = self._waiting, self._wanted
         self._waiting, self._wanted, self._call = [], None, None
-        self._pool.under_way.remove(self)
+        self._pool.in_flight.remove(self)
         assert wanted is not None, "it was not over"
         mr = None if error is not None else making.result()
         for one, own, future in waiting:
@@ -258,7 +260,7 @@ class Registering:
                 future.set_exception(error)
             elif one.is_closed:
                 future.set_exception(ClosedError("this connection was closed"))
-            elif (region := self._pool.take(own)) is not None:
+            elif (region := self._pool.acquire(own)) is not None:
                 future.set_result(one.reused(region, own))
             else:
                 assert mr is not None, "the first one has it contain those of all"

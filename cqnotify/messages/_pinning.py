@@ -48,16 +48,16 @@ class Pinning:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._under_way: set[asyncio.Future[Any]] = set()
+        self._in_flight: set[asyncio.Future[Any]] = set()
         self._then: Callable[[], None] | None = None
-        # The collector is about to take the connection apart, and must not find memory in use: see
+        # The connection was dropped, and the garbage collector must not find memory in use: see
         # Registering in _memory.py.
-        self.is_forsaken: bool = False
+        self.is_dropped: bool = False
 
     def start(self, call: Callable[[], _T]) -> asyncio.Future[_T]:
         """Call it in a thread. Nobody may cancel the future, since the thread goes on."""
         future: asyncio.Future[_T] = self._loop.create_future()
-        self._under_way.add(future)
+        self._in_flight.add(future)
         _submit(self._run, call, future)
         return future
 
@@ -70,35 +70,35 @@ class Pinning:
         except BaseException as e:
             error = e
         try:
-            self._loop.call_soon_threadsafe(self._came_back, future, result, error)
+            self._loop.call_soon_threadsafe(self._on_result, future, result, error)
         except RuntimeError:  # the loop was closed, and no task of it will ever use the result
             if isinstance(result, MR):
                 self.close(result)
             self._ended(future)
 
-    def _came_back(
+    def _on_result(
         self, future: asyncio.Future[_T], result: _T, error: BaseException | None
     ) -> None:
         if error is None:
             future.set_result(result)
         else:
             future.set_exception(error)
-            future.exception()  # perhaps nobody asks
+            future.exception()  # perhaps nobody retrieves it
         self._ended(future)
 
     def _ended(self, future: asyncio.Future[Any]) -> None:
         with _lock:
-            self._under_way.discard(future)
-            then = None if self._under_way else self._then
+            self._in_flight.discard(future)
+            then = None if self._in_flight else self._then
             if then is not None:
                 self._then = None
         if then is not None:
             then()
 
     def close(self, mr: MR) -> None:
-        """In a thread if that takes time, and if this is the event loop's thread. What the device
-        does not let go of goes with its context."""
-        is_here = asyncio._get_running_loop() is self._loop and not self.is_forsaken
+        """Deregister it: in a thread if that takes time, and if this is the event loop's thread. A
+        region that the device does not deregister ends with its context."""
+        is_here = asyncio._get_running_loop() is self._loop and not self.is_dropped
         with contextlib.suppress(VerbsError, ClosedError):  # as its array is freed elsewhere
             if is_here and mr.length >= SLOW:
                 self.start(mr.close)
@@ -108,7 +108,7 @@ class Pinning:
     def in_loop(self, call: Callable[[], None]) -> None:
         """At once; for the collector, which may interrupt the event loop, or be in another thread,
         in the loop's next turn, if there will be one."""
-        if self.is_forsaken and self._loop.is_running():
+        if self.is_dropped and self._loop.is_running():
             with contextlib.suppress(RuntimeError):  # it was closed just now
                 self._loop.call_soon_threadsafe(call)
                 return
@@ -117,22 +117,22 @@ class Pinning:
     def when_idle(self, then: Callable[[], None]) -> None:
         """Call it when nothing is under way, once."""
         with _lock:
-            if self._under_way:
+            if self._in_flight:
                 self._then = then
                 return
         then()
 
-    async def idle(self) -> None:
-        while self._under_way:
-            await asyncio.wait(tuple(self._under_way))
+    async def wait_idle(self) -> None:
+        while self._in_flight:
+            await asyncio.wait(tuple(self._in_flight))
 
 
-def result_later(future: asyncio.Future[_T], give_back: Callable[[_T], None]) -> None:
+def release_result(future: asyncio.Future[_T], release: Callable[[_T], None]) -> None:
     """Give back what nobody wants any more, now or when it is there."""
 
     def there(done: asyncio.Future[_T]) -> None:
         if not done.cancelled() and done.exception() is None:
-            give_back(done.result())
+            release(done.result())
 
     if future.done():
         there(future)

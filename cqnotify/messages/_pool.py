@@ -101,15 +101,15 @@ class Spans:
 class Pool:
     """A protection domain, and the registrations in it.
 
-    under_way: what threads are registering.
+    in_flight: what threads are registering.
     """
 
-    def __init__(self, pd: PD, most_kept: int) -> None:
-        """most_kept: how many bytes stay registered that no message uses."""
+    def __init__(self, pd: PD, cache_limit: int) -> None:
+        """cache_limit: how many bytes stay registered that no message uses."""
         self.pd: PD = pd
         self.is_closed: bool = False
-        self.under_way: list[Registering] = []
-        self._most_kept = most_kept
+        self.in_flight: list[Registering] = []
+        self._cache_limit = cache_limit
         self._users: set[Registrations] = set()
         self._open = 0  # connections that may use the domain: also for what their threads do
         self._arrays: dict[AccessFlags, Spans] = {}
@@ -161,7 +161,7 @@ class Pool:
     def has(self, wanted: Wanted) -> bool:
         return self._found(wanted) is not None
 
-    def take(self, wanted: Wanted) -> Region | None:
+    def acquire(self, wanted: Wanted) -> Region | None:
         """What has it registered, for a message."""
         found = self._found(wanted)
         if found is None:
@@ -180,7 +180,7 @@ class Pool:
             for region in self._spans(wanted.access).overlapping(start, end):
                 if region.array is not None and region.array() is wanted.array:
                     start, end = min(start, region.start), max(end, region.end)
-        return (start, end) if end - start <= self._most_kept else (wanted.start, wanted.end)
+        return (start, end) if end - start <= self._cache_limit else (wanted.start, wanted.end)
 
     def add(self, mr: MR, wanted: Wanted, start: int, pinning: Pinning) -> Region:
         """What was registered, from `start` on, for a message. Nothing that has() contained it."""
@@ -192,11 +192,11 @@ class Pool:
             contained.is_listed = False
             if not contained.users:
                 self._drop(contained, pinning)
-        if region.nbytes <= self._most_kept:
+        if region.nbytes <= self._cache_limit:
             self._watch(region, wanted.array)
         return region
 
-    def give_back(self, region: Region, pinning: Pinning) -> None:
+    def release(self, region: Region, pinning: Pinning) -> None:
         """A message does not use it any more."""
         region.users -= 1
         if region.users:
@@ -204,7 +204,7 @@ class Pool:
         if region.array is not None and region.is_listed and not self.is_closed:
             self._kept[region] = None
             self._kept_bytes += region.nbytes
-            while self._kept_bytes > self._most_kept:
+            while self._kept_bytes > self._cache_limit:
                 self._drop(next(iter(self._kept)), pinning)
         else:
             self._drop(region, pinning)

@@ -31,7 +31,7 @@ def _aligned(nbytes: int) -> int:
 
 
 class Ring:
-    """Places in memory, which are freed in the order in which they were taken."""
+    """Memory that is freed in the order in which it was allocated."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -47,8 +47,8 @@ class Ring:
     def has_room(self, nbytes: int) -> bool:
         return self._needed(nbytes)[1] - self._freed <= self._size
 
-    def place(self, nbytes: int) -> int | None:
-        """Take room for `nbytes` in one piece. None if there is none."""
+    def allocate(self, nbytes: int) -> int | None:
+        """Return where `nbytes` in one piece begin; None if they are not free."""
         at, taken = self._needed(nbytes)
         if taken - self._freed > self._size:
             return None
@@ -56,24 +56,24 @@ class Ring:
         return at
 
     def shorten(self, nbytes: int, to: int) -> None:
-        """The latest place, of `nbytes`, needs less."""
+        """Return a part of the latest allocation, of `nbytes`."""
         self._taken -= _aligned(nbytes) - _aligned(to)
 
-    def take_back(self, mark: int) -> None:
-        """Nothing that was taken since is used."""
+    def roll_back(self, mark: int) -> None:
+        """Return what was allocated since that mark."""
         self._taken = mark
 
     @property
     def mark(self) -> int:
-        """For free_to(), of what was taken so far."""
+        """The argument of free_to() for what was allocated so far."""
         return self._taken
 
     def free_to(self, mark: int) -> None:
         self._freed = mark
 
 
-class Done(Protocol):
-    """What is told that its work request has completed."""
+class CompletionHandler(Protocol):
+    """What is called when its work request has completed."""
 
     def completed(self) -> None: ...
 
@@ -81,26 +81,26 @@ class Done(Protocol):
 class _Signaled(NamedTuple):
     """A work request that has a completion.
 
-    places: those in the queue of this one, and of those before it that have none.
-    mark: of the ring, with all of them.
+    slots: how many slots of the queue it frees, with those before it that have no completion.
+    mark: the ring's mark with all of them.
     """
 
     number: int
-    places: int
+    slots: int
     mark: int
-    done: Done | None
+    done: CompletionHandler | None
 
 
 class SendQueue:
-    def __init__(self, qp: QP, mr: MR, start: int, places: int) -> None:
-        """start: where in `mr` the ring begins. places: how many work requests there can be."""
+    def __init__(self, qp: QP, mr: MR, start: int, depth: int) -> None:
+        """start: where in `mr` the ring begins. depth: how many work requests there can be."""
         self._qp, self._mr, self._start = qp, mr, start
         self._memory = memoryview(mr)[start:]
         self._ring = Ring(len(self._memory))
-        self._places = places
+        self._depth = depth
         self._posted: deque[_Signaled] = deque()
         self._number = 0
-        self._taken = 0  # places
+        self._taken = 0  # slots
         self._unsignaled = 0  # the last so many work requests
         self._signaled_to = 0  # of the ring
         self._at = self._length = 0  # of the frame that is being written
@@ -117,22 +117,22 @@ class SendQueue:
         return self._posted[0].number if self._posted else self._number + 1
 
     @property
-    def places_left(self) -> int:
-        return self._places - self._taken
+    def free_slots(self) -> int:
+        return self._depth - self._taken
 
     @property
-    def has_place(self) -> bool:
-        return self._taken < self._places
+    def has_free_slot(self) -> bool:
+        return self._taken < self._depth
 
     def has_room(self, length: int) -> bool:
-        return self.has_place and self._ring.has_room(length)
+        return self.has_free_slot and self._ring.has_room(length)
 
-    def frame(self, length: int) -> memoryview | None:
-        """Memory for a frame, which the caller writes and then posts. None if there is no room."""
-        if not self.has_place:
+    def reserve_frame(self, length: int) -> memoryview | None:
+        """Return memory for a frame, which the caller writes and posts; None if there is none."""
+        if not self.has_free_slot:
             return None
         self._before = self._ring.mark
-        at = self._ring.place(length)
+        at = self._ring.allocate(length)
         if at is None:
             return None
         self._at, self._length = at, length
@@ -144,11 +144,11 @@ class SendQueue:
         self._length = length
 
     def drop_frame(self) -> None:
-        """Nothing is to be sent after all."""
-        self._ring.take_back(self._before)
+        """Return the memory of the frame that was reserved."""
+        self._ring.roll_back(self._before)
 
-    def post_frame(self, *, solicited: bool, done: Done | None = None) -> None:
-        """Send the frame; `done` hears of its completion."""
+    def post_frame(self, *, solicited: bool, done: CompletionHandler | None = None) -> None:
+        """Send the frame; `done` is called when it has completed."""
         self._before = mark = self._ring.mark
         is_quarter = 4 * (mark - self._signaled_to) >= len(self._memory)
         is_signaled = done is not None or is_quarter or self._unsignaled >= SIGNAL_EACH - 1
@@ -157,8 +157,8 @@ class SendQueue:
         sge = self._mr[start : start + self._length]
         self._qp.post_send(sge, wr_id=self._number, send_flags=FLAGS[solicited][is_signaled])
 
-    def post_reads(self, reads: Sequence[tuple[SGE, Remote]], done: Done) -> None:
-        """For which there are places; `done` hears of the completion of the last one."""
+    def post_reads(self, reads: Sequence[tuple[SGE, Remote]], done: CompletionHandler) -> None:
+        """Post reads, for which there are slots; `done` is called when the last has completed."""
         last = len(reads) - 1
         for i, (sge, remote) in enumerate(reads):
             is_last = i == last
@@ -172,17 +172,17 @@ class SendQueue:
                 send_flags=FLAGS[0][is_last],
             )
 
-    def post_question(self) -> None:
-        """Ask the peer's device for a sign of life. Nothing is done if the queue is full: all of
-        that finds out by itself."""
-        if self.has_place:
+    def post_probe(self) -> None:
+        """Post an empty RDMA write, which fails if the peer's device does not answer. In a full
+        queue the others fail then."""
+        if self.has_free_slot:
             self._count(True, None)
             number = self._number
             self._qp.post_send(
                 None, wr_id=number, opcode=WROpcode.RDMA_WRITE, remote_addr=0, rkey=0
             )
 
-    def _count(self, is_signaled: bool, done: Done | None) -> None:
+    def _count(self, is_signaled: bool, done: CompletionHandler | None) -> None:
         """Another work request is about to be posted."""
         self._number += 1
         self._taken += 1
@@ -194,10 +194,10 @@ class SendQueue:
             self._unsignaled = 0
 
     def completed(self, number: int) -> None:
-        """By the wr_id of a completion that succeeded."""
+        """Free what a completion stands for that succeeded, by its wr_id."""
         while self._posted and self._posted[0].number <= number:
             one = self._posted.popleft()
-            self._taken -= one.places
+            self._taken -= one.slots
             self._ring.free_to(one.mark)
             if one.done is not None:
                 one.done.completed()

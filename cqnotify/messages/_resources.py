@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The objects of the verbs that connections are made of, and the end of them.
+"""The verbs objects of connections: how they are made, shared and closed.
 
 All connections of an event loop over one device share its context and a completion channel, and
 those that keep as much memory registered share a protection domain, so that an array for several
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 
 Address = tuple[str, int]
 
-READS = 8  # under way at a time
-FRAMES_UNDER_WAY = 64  # in the send queue, besides the reads; and at most
+MAX_READS = 8  # under way at a time
+MAX_FRAMES_IN_FLIGHT = 64  # in the send queue, besides the reads; and at most
 FRAMES_PER_CREDIT = 8  # of our own: an end with few of them is to take little memory
-SENDING = 4  # times `eager`: the memory from which frames are sent
-PEER = AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE  # the latter for keepalives
-LAST_WORDS = 1.0  # seconds, for why a connection is closed to reach the peer
+SEND_BUFFERS = 4  # times `eager`: the memory from which frames are sent
+PEER_ACCESS = AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE  # the latter for keepalives
+ERROR_TIMEOUT = 1.0  # seconds, for an ERROR to arrive
 
 
 class Device:
@@ -107,12 +107,12 @@ class Device:
                 self.context.close()
 
 
-class Parts:
-    """Those of one connection. Of its memory the first part receives, the rest sends.
+class Resources:
+    """Those of one connection. The first part of its memory receives, the rest sends.
 
-    The end that connects makes the memory before it asks the peer. The end that accepts makes it
-    when the opening has arrived, the peer's first ACK. Until then it has small memory, for the
-    opening, and to tell the peer why there is no more. So a peer that does not complete its
+    The end that connects makes the memory before it sends its request. The end that accepts makes
+    it when the peer's initial ACK has arrived. Until then it has only the memory of the handshake,
+    for that ACK, and for an ERROR if there is no more memory. So a peer that does not complete its
     connection costs a queue pair, two CQs and a page.
     """
 
@@ -123,8 +123,8 @@ class Parts:
         self.local: Address = ("", 0)
         self.peer: Address = ("", 0)
         self.is_closed: bool = False
-        self.reads: int = 1  # how many can be under way
-        self._made: list[CQ | QP] = []
+        self.max_reads: int = 1  # how many can be under way
+        self._created: list[CQ | QP] = []
         try:
             self._make(device, options)
         except BaseException:
@@ -135,43 +135,43 @@ class Parts:
         self._pool: Pool = device.pool(options)
         self.pd: PD = self._pool.pd
         self.registrations: Registrations = Registrations(self._pool)
-        frames = min(FRAMES_UNDER_WAY, FRAMES_PER_CREDIT * options.credits)
-        self.places: int = frames + READS
+        frames = min(MAX_FRAMES_IN_FLIGHT, FRAMES_PER_CREDIT * options.credits)
+        self.send_depth: int = frames + MAX_READS
         self.send_cq: CQ = CQ(
-            device.context, self.places, channel=device.channel, name=f"{options.name}: sends"
+            device.context, self.send_depth, channel=device.channel, name=f"{options.name}: sends"
         )
-        self._made.append(self.send_cq)
+        self._created.append(self.send_cq)
         self.recv_cq: CQ = CQ(
             device.context,
             options.receives,
             channel=device.channel,
             name=f"{options.name}: receives",
         )
-        self._made.append(self.recv_cq)
+        self._created.append(self.recv_cq)
         self.qp: QP = QP(
             self.pd,
             QPType.RC,
             send_cq=self.send_cq,
             recv_cq=self.recv_cq,
-            max_send_wr=self.places + 1,  # and a keepalive
+            max_send_wr=self.send_depth + 1,  # and a keepalive
             max_recv_wr=options.receives,
         )
-        self._made.append(self.qp)
-        self.sent: AsyncCQ = AsyncCQ(self.send_cq)
-        self.received: AsyncCQ = AsyncCQ(self.recv_cq)
+        self._created.append(self.qp)
+        self.send_acq: AsyncCQ = AsyncCQ(self.send_cq)
+        self.recv_acq: AsyncCQ = AsyncCQ(self.recv_cq)
 
-    def make_small_memory(self) -> None:
-        self.small_mr: MR = own_memory(self.pd, LEAST_EAGER, AccessFlags.LOCAL_WRITE)
+    def make_handshake_memory(self) -> None:
+        self.handshake_mr: MR = own_memory(self.pd, LEAST_EAGER, AccessFlags.LOCAL_WRITE)
 
-    def close_small_memory(self) -> None:
-        if hasattr(self, "small_mr"):
-            self.registrations.pinning.close(self.small_mr)
-            del self.small_mr
+    def close_handshake_memory(self) -> None:
+        if hasattr(self, "handshake_mr"):
+            self.registrations.pinning.close(self.handshake_mr)
+            del self.handshake_mr
 
     def make_memory(self) -> None:
         receives, eager = self.options.receives, self.options.eager
-        self.sending_from: int = receives * eager
-        size = self.sending_from + SENDING * eager
+        self.send_offset: int = receives * eager
+        size = self.send_offset + SEND_BUFFERS * eager
         self.mr: MR = own_memory(self.pd, size, AccessFlags.LOCAL_WRITE)
         self.memory: memoryview = memoryview(self.mr)
         self.receives: list[RecvWR] = [
@@ -182,89 +182,91 @@ class Parts:
         """Fits `on_init`."""
         qp.post_recv(self.receives)
 
-    def post_opening_receive(self, qp: QP) -> None:
+    def post_handshake_receive(self, qp: QP) -> None:
         """Fits `on_init`."""
-        qp.post_recv(self.small_mr)
+        qp.post_recv(self.handshake_mr)
 
-    async def wait_for_opening(self, end: float | None) -> None:
-        """Raises ConnectionLostError, ProtocolError and TimeoutError."""
+    async def wait_first_frame(self, end: float | None) -> None:
+        """Wait for the peer's initial ACK. Raises ConnectionLostError, ProtocolError and
+        TimeoutError."""
         async with asyncio.timeout(left_until(end)):
-            (wc,) = await self.received.wait(1)
+            (wc,) = await self.recv_acq.wait(1)
         if not wc.ok:
             raise ConnectionLostError("the peer has not opened the connection")
-        frame = memoryview(self.small_mr)[: wc.byte_len or 0]
+        frame = memoryview(self.handshake_mr)[: wc.byte_len or 0]
         if wire.parse_header(frame) != Header(Kind.ACK, 0, 0, 0):
             raise ProtocolError("the first frame is not an ACK of nothing")
 
-    async def refuse(self, text: str) -> None:
-        """Tell the peer that has opened the connection why it is closed."""
-        words = wire.error_text(text)
-        length = wire.HEADER_SIZE + len(words)
+    async def send_error(self, text: str) -> None:
+        """Send an ERROR, out of the memory of the handshake."""
+        data = wire.error_text(text)
+        length = wire.HEADER_SIZE + len(data)
         with contextlib.suppress(OSError, MemoryError, CompletionError, AsyncEventError):
-            frame = memoryview(self.small_mr)
+            frame = memoryview(self.handshake_mr)
             wire.put_header(frame, Header(Kind.ERROR, 0, 0, 0))
-            wire.put_error_text(frame, words)
-            async with asyncio.timeout(LAST_WORDS):
-                await self.sent.send(self.qp, self.small_mr[:length])
-                await self.is_heard()
+            wire.put_error_text(frame, data)
+            async with asyncio.timeout(ERROR_TIMEOUT):
+                await self.send_acq.send(self.qp, self.handshake_mr[:length])
+                await self.wait_delivered()
 
-    async def is_heard(self) -> None:
-        """On iWARP what was sent need not have arrived: the peer closes when it has."""
+    async def wait_delivered(self) -> None:
+        """Wait until the last frame has arrived. On iWARP its completion does not say that, and the
+        peer disconnects when it has the frame."""
         if self.device.is_iwarp and self.conn is not None:
-            await self.conn.wait_closed(LAST_WORDS)
+            await self.conn.wait_closed(ERROR_TIMEOUT)
 
     def repost(self, slot: int) -> None:
         self.qp.post_recv(self.receives[slot])
 
-    def connected(self, conn: cm.Connection) -> None:
+    def on_connected(self, conn: cm.Connection) -> None:
         self.conn = conn
         self.local, self.peer = conn.local, conn.peer
         depth = self.qp.query().max_rd_atomic
-        if depth == 0 and not self.device.is_iwarp:  # where nothing tells it
+        if depth == 0 and not self.device.is_iwarp:  # where it is not known
             raise ProtocolError(
                 "the peer grants no RDMA reads (its responder_resources is 0): messages need them"
             )
-        self.reads = max(1, min(READS, depth - 1))  # and one that asks whether the peer is alive
+        self.max_reads = max(1, min(MAX_READS, depth - 1))  # one is left for a probe
 
-    def slot(self, number: int, length: int) -> memoryview:
-        """What a receive has brought."""
+    def received_frame(self, number: int, length: int) -> memoryview:
+        """Return the frame that a receive has brought."""
         at = number * self.options.eager
         return self.memory[at : at + length]
 
     def close(self) -> None:
-        """At once; the peer is told that this is the end. Twice is fine."""
+        """Disconnect, and close everything at once. Twice is fine."""
         if self.conn is not None:
             _close(self.conn)
         self._close_rest()
 
     async def aclose(self) -> None:
-        """The same, in turns of the event loop that have time for it."""
+        """Do the same in a turn of the event loop that has time for it."""
         if self.conn is not None:
             with contextlib.suppress(VerbsError):
                 await self.conn.aclose()
         self._close_rest()
         if hasattr(self, "registrations"):
-            await self.registrations.pinning.idle()
+            await self.registrations.pinning.wait_idle()
 
     def _close_rest(self) -> None:
         if self.is_closed:
             return
         self.is_closed = True
-        for acq in (getattr(self, "sent", None), getattr(self, "received", None)):
+        for acq in (getattr(self, "send_acq", None), getattr(self, "recv_acq", None)):
             if acq is not None:
                 acq.close()
-        while self._made:
-            _close(self._made.pop())
+        while self._created:
+            _close(self._created.pop())
         if not hasattr(self, "registrations"):
             self.device.leave()
             return
-        self.close_small_memory()
-        if hasattr(self, "mr"):  # that which messages lie in remains, while there are views of it
+        self.close_handshake_memory()
+        if hasattr(self, "mr"):  # views of received messages keep the memory
             self.registrations.pinning.close(self.mr)
         self.registrations.pinning.in_loop(self._close_shared)
 
     def _close_shared(self) -> None:
-        """What other connections use as well."""
+        """Close what other connections use as well."""
         self.registrations.close()
         self.registrations.pinning.when_idle(self._close_last)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from . import _wire as wire
 from ._errors import ProtocolError, fresh
 from ._memory import READABLE, own_memory
-from ._pinning import result_later
+from ._pinning import release_result
 from ._wire import DATA, OFFER, Hello, Remote
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ._flow import Flow
     from ._memory import Registration
     from ._queue import SendQueue
-    from ._resources import Parts
+    from ._resources import Resources
 
 
 class Outgoing:
@@ -36,23 +36,25 @@ class Outgoing:
         self._pinning: asyncio.Future[Registration] | None = None  # in a thread
         self._pinned: list[Registration | None] = []  # of the first views; None: that is quick
 
-    def is_pinned(self, parts: Parts, then: Callable[[], None]) -> bool:
-        """Whether offer() takes the kernel no long time. If it would, threads begin with that, and
-        call `then`. Raises what has failed in them."""
+    def try_pin(self, resources: Resources, then: Callable[[], None]) -> bool:
+        """Return whether offer() is quick: no large buffer is left to register. Otherwise a thread
+        registers one, and `then` is called. Raises what has failed in the thread."""
         if self._pinning is not None:
             if not self._pinning.done():
                 return False
             done, self._pinning = self._pinning, None
             self._pinned.append(done.result())
         for view in self.views[len(self._pinned) :]:
-            if parts.registrations.is_slow(view, READABLE):
-                self._pinning = parts.registrations.take_slowly(view, READABLE)
+            if resources.registrations.is_slow(view, READABLE):
+                self._pinning = resources.registrations.acquire_in_thread(view, READABLE)
                 self._pinning.add_done_callback(lambda _: then())
                 return False
             self._pinned.append(None)
         return True
 
-    def offer(self, parts: Parts, eager: int) -> tuple[Remote, list[Remote], list[memoryview]]:
+    def offer(
+        self, resources: Resources, eager: int
+    ) -> tuple[Remote, list[Remote], list[memoryview]]:
         """Grant the peer access to the large frames. Return where the body is, which is not written
         yet if it is to follow the offer; the table of frames; and the small ones."""
         remotes: list[Remote] = []
@@ -64,29 +66,29 @@ class Outgoing:
                 remotes.append(Remote(view.nbytes, 0, 0))
                 small.append(view)
                 continue
-            one = known or parts.registrations.take(view, READABLE)
+            one = known or resources.registrations.acquire(view, READABLE)
             if known is None:
                 self._registrations.append(one)
             remotes.append(Remote(view.nbytes, one.addr, one.mr.rkey))
         length = len(remotes) * wire.ENTRY_SIZE + sum(view.nbytes for view in small)
         if wire.OFFER_SIZE + length <= eager:
             return Remote(length, 0, 0), remotes, small
-        self._body = own_memory(parts.pd, length, READABLE)
+        self._body = own_memory(resources.pd, length, READABLE)
         wire.put_body(memoryview(self._body), 0, remotes, small)
         return Remote(length, self._body.addr, self._body.rkey), remotes, small
 
-    def end(self, parts: Parts, error: BaseException | None = None) -> None:
-        """It was sent, or never will be; the device has done with it."""
+    def finish(self, resources: Resources, error: BaseException | None = None) -> None:
+        """It was sent, or never will be, and the device does not use it: release its memory."""
         self.is_over, self.error = True, error
         if self._pinning is not None:
-            result_later(self._pinning, parts.registrations.give_back)
+            release_result(self._pinning, resources.registrations.release)
             self._pinning = None
         for one in (*self._registrations, *filter(None, self._pinned)):
-            parts.registrations.give_back(one)
+            resources.registrations.release(one)
         self._registrations.clear()
         self._pinned.clear()
         if self._body is not None:
-            parts.registrations.pinning.close(self._body)
+            resources.registrations.pinning.close(self._body)
             self._body = None
         self.views = ()
         if self.future is not None and not self.future.done():
@@ -98,23 +100,28 @@ class Outgoing:
 
 class Sender:
     def __init__(
-        self, parts: Parts, flow: Flow, queue: SendQueue, peer: Hello, go_on: Callable[[], None]
+        self,
+        resources: Resources,
+        flow: Flow,
+        queue: SendQueue,
+        peer: Hello,
+        post_pending: Callable[[], None],
     ) -> None:
-        self._parts, self._flow, self._queue = parts, flow, queue
-        self._peer, self._go_on = peer, go_on
-        self._eager = min(parts.options.eager, peer.eager)
-        self.waiting: OrderedDict[Outgoing, None] = OrderedDict()  # any of which may give up
+        self._resources, self._flow, self._queue = resources, flow, queue
+        self._peer, self._post_pending = peer, post_pending
+        self._eager = min(resources.options.eager, peer.eager)
+        self.waiting: OrderedDict[Outgoing, None] = OrderedDict()  # any of which may be withdrawn
         self._offered: deque[Outgoing] = deque()  # the peer has not read them yet
-        self._refused: Exception | None = None  # why the peer receives no more
+        self._closing_error: Exception | None = None  # why the peer receives no more
 
     @property
     def is_idle(self) -> bool:
         return not self.waiting and not self._offered
 
-    def check(self, frames: int, nbytes: int) -> None:
-        """Whether the peer takes such a message."""
-        if self._refused is not None:
-            raise fresh(self._refused)
+    def check_size(self, frames: int, nbytes: int) -> None:
+        """Raise ValueError for a message that is larger than the peer accepts."""
+        if self._closing_error is not None:
+            raise fresh(self._closing_error)
         most_frames, most = self._peer.max_frames, self._peer.max_message
         if frames > most_frames:
             raise ValueError(f"a message of {frames} frames: the peer takes at most {most_frames}")
@@ -125,7 +132,7 @@ class Sender:
             )
 
     def post(self) -> None:
-        """Send as many messages as credits and room allow."""
+        """Send as many messages as credits and the send queue allow."""
         while self.waiting and self._flow.credits:
             outgoing = next(iter(self.waiting))
             if wire.data_size(len(outgoing.views), outgoing.nbytes) > self._eager:
@@ -133,20 +140,20 @@ class Sender:
                     return
             elif self._post_data(outgoing.views, outgoing.nbytes):
                 del self.waiting[outgoing]
-                outgoing.end(self._parts)
+                outgoing.finish(self._resources)
             else:
                 return
 
-    def post_now(self, views: Sequence[memoryview], nbytes: int) -> bool:
-        """Send a message that is copied, and need not wait. Return False if that is not so."""
+    def try_post(self, views: Sequence[memoryview], nbytes: int) -> bool:
+        """Send a message that is copied, and need not wait. Return False if it is not so."""
         if self.waiting or self._flow.credits < 1:
             return False
         return self._post_data(views, nbytes)
 
     def _post_data(self, views: Sequence[memoryview], nbytes: int) -> bool:
-        """Return False if it is too large, or there is no room for it."""
+        """Send a message in a DATA frame. Return False if it is too large, or has to wait."""
         size = wire.data_size(len(views), nbytes)
-        frame = self._queue.frame(size) if size <= self._eager else None
+        frame = self._queue.reserve_frame(size) if size <= self._eager else None
         if frame is None:
             return False
         wire.put_header(frame, self._flow.header(DATA))
@@ -155,20 +162,21 @@ class Sender:
         return True
 
     def _post_offer(self, outgoing: Outgoing) -> bool:
-        """Return False if it has to wait."""
-        if self._flow.unread_offers >= self._parts.options.offers:
+        """Offer a message: small frames are copied, large ones are read by the peer. Return False
+        if it has to wait."""
+        if self._flow.unread_offers >= self._resources.options.offers:
             return False
         try:
-            if not outgoing.is_pinned(self._parts, self._go_on):
+            if not outgoing.try_pin(self._resources, self._post_pending):
                 return False
-            frame = self._queue.frame(self._eager)
+            frame = self._queue.reserve_frame(self._eager)
             if frame is None:
                 return False
-            body, remotes, small = outgoing.offer(self._parts, self._eager)
+            body, remotes, small = outgoing.offer(self._resources, self._eager)
         except (OSError, MemoryError, BufferError, TypeError, ValueError) as e:
             self._queue.drop_frame()
             del self.waiting[outgoing]
-            outgoing.end(self._parts, e)
+            outgoing.finish(self._resources, e)
             return True
         length = wire.OFFER_SIZE
         if body.addr == 0:
@@ -182,30 +190,30 @@ class Sender:
         self._queue.post_frame(solicited=True)
         return True
 
-    def done(self, count: int) -> None:
+    def offers_read(self, count: int) -> None:
         """The peer has read that many offers."""
         if count > len(self._offered):
-            raise ProtocolError("offers were read behind the word that no more would be")
+            raise ProtocolError("offers were read behind a CLOSING")
         for _ in range(count):
-            self._offered.popleft().end(self._parts)
+            self._offered.popleft().finish(self._resources)
 
     def withdraw(self, outgoing: Outgoing) -> None:
-        """The task has given up. What has begun goes on; what has not never will."""
+        """Drop a message whose task was cancelled or timed out, unless it was offered already."""
         outgoing.future = None
         if outgoing in self.waiting:
             del self.waiting[outgoing]
-            outgoing.end(self._parts)
+            outgoing.finish(self._resources)
 
-    def refuse(self, error: Exception) -> None:
-        """The peer receives no more, and its device has nothing under way."""
-        if self._refused is not None:
-            raise ProtocolError("an end that closes twice")
-        self._refused = error
+    def peer_closing(self, error: Exception) -> None:
+        """Fail all messages: the peer has sent a CLOSING, and reads nothing any more."""
+        if self._closing_error is not None:
+            raise ProtocolError("a second CLOSING")
+        self._closing_error = error
         self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """None of them will be read any more."""
+        """Fail all messages, since none of them will be read."""
         for outgoing in (*self._offered, *self.waiting):
-            outgoing.end(self._parts, fresh(error))
+            outgoing.finish(self._resources, fresh(error))
         self._offered.clear()
         self.waiting.clear()

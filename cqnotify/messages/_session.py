@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""What goes on between two ends: frames that arrive, work that completes, and the end of it.
+"""One end of a connection: it dispatches what completes, and sends ACK, CLOSE and ERROR frames.
 
 All of it happens in the thread of the event loop, and between two awaits it is consistent. Two
-tasks wait for completions, of what was sent and of what has arrived; they end when the parts are
-closed.
+tasks wait for completions, of sends and of receives; they end when the resources are closed.
 """
 
 from __future__ import annotations
@@ -29,96 +28,98 @@ from ._event_loop import wait
 from ._flow import Flow
 from ._inbox import Inbox
 from ._incoming import Incoming
-from ._liveness import Asking
+from ._liveness import LivenessTimer
 from ._queue import SendQueue
 from ._rdma_read import Reader
-from ._resources import LAST_WORDS
+from ._resources import ERROR_TIMEOUT
 from ._sender import Outgoing, Sender
 from ._wire import ACK, CLOSE, CLOSING, DATA, OFFER, Hello, Kind, Limits
 
 if TYPE_CHECKING:
     from ..aio import AsyncCQ
-    from ._resources import Parts
+    from ._resources import Resources
 
 BATCH: Final = 64
 CLOSED: Final = "this connection was closed"
-UNREADY: Final = "the peer has accepted, and has not posted its receives"
-REFUSED: Final = "the peer closes the connection, and receives no more"
+NOT_READY: Final = "the peer has accepted, and has not posted its receives"
+PEER_CLOSING: Final = "the peer closes the connection, and receives no more"
 
 
-class _LastWords:
-    """A frame after which no more are sent."""
+class _LastFrame:
+    """A CLOSE or an ERROR, after which no frames are sent."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self.have_arrived = False
+        self.has_arrived = False
 
     def completed(self) -> None:
-        self.have_arrived = True
+        self.has_arrived = True
         self._wake()
 
 
 class Session:
     """One end of a connection.
 
-    loop: that it belongs to.
-    error: why it is over.
-    is_ending: whether the program has closed it, so that nothing more is sent or received.
-    readers: how many tasks are in recv() whose message is being read.
+    loop: the event loop that it belongs to.
+    error: why it is over; None while it is not.
+    is_closing: whether the program closes it, so that it sends and receives no more messages.
+    active_recvs: how many tasks are in recv() whose message is being read.
+    teardown: the task that closes the resources, once it is over.
     """
 
-    def __init__(self, parts: Parts, peer: Hello) -> None:
-        options = parts.options
-        self.parts = parts
+    def __init__(self, resources: Resources, peer: Hello) -> None:
+        options = resources.options
+        self.resources = resources
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         eager = min(options.eager, peer.eager)  # a smaller frame follows the table of its offer
         self.limits: Limits = Limits(options.max_frames, options.max_message, eager)
         self.flow: Flow = Flow(options.credits, peer.credits)
-        self._queue = SendQueue(parts.qp, parts.mr, parts.sending_from, parts.places)
-        self.sender: Sender = Sender(parts, self.flow, self._queue, peer, self.go_on)
-        self.reader: Reader = Reader(self._queue, parts.reads)
+        self._queue = SendQueue(
+            resources.qp, resources.mr, resources.send_offset, resources.send_depth
+        )
+        self.sender: Sender = Sender(resources, self.flow, self._queue, peer, self.post_pending)
+        self.reader: Reader = Reader(self._queue, resources.max_reads)
         self.inbox: Inbox[Incoming] = Inbox("no message came in time")
         self.error: MessagesError | ClosedError | None = None
-        self.is_ending: bool = False
-        self.readers: int = 0
-        self.settling: asyncio.Task[None] | None = None  # which closes the parts
-        self._is_open = False  # both ends have posted their receives, as far as this one knows
-        self._has_refused = False  # what the peer sends: it was told that nothing is received
-        self._farewell: _LastWords | None = None
+        self.is_closing: bool = False
+        self.active_recvs: int = 0
+        self.teardown: asyncio.Task[None] | None = None
+        self._is_open = False  # this end knows that both have posted their receives
+        self._has_sent_closing = False  # so offers of the peer may remain unread
+        self._close_frame: _LastFrame | None = None
         self._sleepers: list[asyncio.Future[None]] = []
-        self._asking = Asking(options.keepalive, self._waits_for_peer, self._ask)
-        # iWARP devices need not tell what is solicited: siw does not.
-        solicited = not parts.device.is_iwarp
+        self._liveness = LivenessTimer(options.keepalive, self._awaits_peer, self._probe)
+        # An iWARP device need not report solicited events: siw does not.
+        solicited = not resources.device.is_iwarp
         self._pumps = [
-            asyncio.ensure_future(self._pump(parts.received, self._on_received, solicited)),
-            asyncio.ensure_future(self._pump(parts.sent, self._on_sent, False)),
+            asyncio.ensure_future(self._pump(resources.recv_acq, self._on_received, solicited)),
+            asyncio.ensure_future(self._pump(resources.send_acq, self._on_sent, False)),
         ]
 
     # ---- beginning ----
 
-    async def open(self, end: float | None) -> None:
-        """Open the connection, as the end that connects does, and wait until the peer has posted
-        its receives."""
-        self._send_first_ack()
+    async def open_as_connector(self, end: float | None) -> None:
+        """Send the initial ACK, and wait for the peer's, which has posted its receives then."""
+        self._send_initial_ack()
         self.check_open()
-        host, port = self.parts.peer
-        what = f"connecting to {host} port {port}: no answer in time; {UNREADY}"
-        await self._until(lambda: self._is_open, end, what)
+        host, port = self.resources.peer
+        what = f"connecting to {host} port {port}: no answer in time; {NOT_READY}"
+        await self._wait_until(lambda: self._is_open, end, what)
         if not self._is_open:
-            self.check_open()  # the end of one that was open is for recv() to tell
-        self._asking.end()  # that was for the answer
-        self._asking.look()
+            self.check_open()  # if it was open, recv() raises what has ended it
+        self._liveness.stop()  # it was started for the peer's ACK
+        self._liveness.update()
 
-    def answer_opening(self) -> None:
-        """Let the peer send, as the end that accepts does: the receives are posted."""
+    def open_as_acceptor(self) -> None:
+        """Send the initial ACK, with which the peer may send: the receives are posted."""
         self._is_open = True
-        self._send_first_ack()
+        self._send_initial_ack()
 
-    def _send_first_ack(self) -> None:
+    def _send_initial_ack(self) -> None:
         self.flow.is_ack_due = self.flow.is_ack_urgent = True
-        self.go_on()
+        self.post_pending()
 
-    # ---- what the device tells ----
+    # ---- completions ----
 
     async def _pump(
         self,
@@ -126,7 +127,7 @@ class Session:
         handle: Callable[[list[WorkCompletion]], None],
         solicited_only: bool,
     ) -> None:
-        """Hand on what completes, until the AsyncCQ is closed."""
+        """Handle completions until the AsyncCQ is closed."""
         try:
             while True:
                 handle(await acq.wait(BATCH, solicited_only=solicited_only))
@@ -136,34 +137,34 @@ class Session:
             self.abort()
             raise
         except Exception as e:  # the device fails, or there is no memory
-            self._lose(str(e) or type(e).__name__, e)
+            self._connection_lost(str(e) or type(e).__name__, e)
 
-    def look(self) -> None:
-        """Have taken in soon what has completed without an event: credits, for example."""
+    def poll_received(self) -> None:
+        """Handle receives that have completed without an event: ACKs that return credits."""
         if self.error is None:
-            with contextlib.suppress(ClosedError, AsyncEventError):  # the tasks hear of it as well
-                self._on_received(self.parts.received.poll(BATCH))  # or they get them
+            with contextlib.suppress(ClosedError, AsyncEventError):  # which end the task, too
+                self._on_received(self.resources.recv_acq.poll(BATCH))
 
     def _on_received(self, wcs: list[WorkCompletion]) -> None:
         for wc in wcs:
             if self.error is not None:
                 return
             if not wc.ok:
-                # The peer closes when it has heard our farewell, of which its completion tells.
-                if self._farewell is None:
-                    self._failed(wc)
+                # Once it has our CLOSE, the peer disconnects. _on_sent() gets its completion.
+                if self._close_frame is None:
+                    self._on_failed(wc)
                 return
             try:
-                self._arrived(wc.wr_id, self.parts.slot(wc.wr_id, wc.byte_len or 0))
+                self._on_frame(wc.wr_id, self.resources.received_frame(wc.wr_id, wc.byte_len or 0))
             except ProtocolError as e:
-                self.violated(e)
+                self.protocol_error(e)
                 return
-        self.go_on()
+        self.post_pending()
 
-    def _arrived(self, slot: int, frame: memoryview) -> None:
+    def _on_frame(self, slot: int, frame: memoryview) -> None:
         header = wire.parse_header(frame)
         if newly := self.flow.on_header(header):
-            self.sender.done(newly)
+            self.sender.offers_read(newly)
         if header.kind is DATA:
             self.inbox.put(Incoming(slot, frame, wire.parse_data(frame, self.limits)))
         elif header.kind is OFFER:
@@ -171,46 +172,46 @@ class Session:
             self.inbox.put(Incoming(slot, frame, [], offer, self.flow.offers_received - 1))
         elif header.kind is ACK:
             self._is_open = True
-            self.parts.repost(slot)
+            self.resources.repost(slot)
             if header.flags & CLOSING:
-                self.sender.refuse(PeerClosedError(REFUSED))
+                self.sender.peer_closing(PeerClosedError(PEER_CLOSING))
         elif header.kind is CLOSE:
-            if self.flow.offers_received > self.flow.offers_read and not self._has_refused:
+            if self.flow.offers_received > self.flow.offers_read and not self._has_sent_closing:
                 raise ProtocolError("a CLOSE before all messages were read")
-            self._end(PeerClosedError("the peer has closed the connection"))
+            self._finish(PeerClosedError("the peer has closed the connection"))
         else:
-            self._end(self._told(wire.parse_error(frame)))
+            self._finish(self._peer_error(wire.parse_error(frame)))
 
-    def _told(self, words: str) -> MessagesError:
-        """By the peer, why it has closed the connection."""
+    def _peer_error(self, text: str) -> MessagesError:
+        """Return the exception for an ERROR of the peer."""
         if self._is_open:
-            return ProtocolError(f"the peer has closed the connection: {words}")
-        host, port = self.parts.peer
-        return RefusedError(f"{host} port {port} has refused the connection: {words}")
+            return ProtocolError(f"the peer has closed the connection: {text}")
+        host, port = self.resources.peer
+        return RefusedError(f"{host} port {port} has refused the connection: {text}")
 
     def _on_sent(self, wcs: list[WorkCompletion]) -> None:
         for wc in wcs:
             if not wc.ok:
-                self._failed(wc)
+                self._on_failed(wc)
                 return
             self._queue.completed(wc.wr_id)
-        self.go_on()
+        self.post_pending()
 
-    def _failed(self, wc: WorkCompletion) -> None:
+    def _on_failed(self, wc: WorkCompletion) -> None:
         """A work request has failed, and so the queue pair."""
         if self.error is not None:
             self.wake()
             return
         if wc.status == WCStatus.WR_FLUSH_ERR:
             with contextlib.suppress(ClosedError, AsyncEventError):
-                others = self.parts.sent.poll(BATCH)
+                others = self.resources.send_acq.poll(BATCH)
                 wc = next((one for one in others if one.status != WCStatus.WR_FLUSH_ERR), wc)
-        self._lose(f"the queue pair has failed: {getattr(wc.status, 'name', wc.status)}")
+        self._connection_lost(f"the queue pair has failed: {getattr(wc.status, 'name', wc.status)}")
 
-    # ---- going on ----
+    # ---- posting ----
 
-    def go_on(self) -> None:
-        """Send what can be sent: messages, reads, and an ACK if no message has carried it."""
+    def post_pending(self) -> None:
+        """Post what can be posted: messages, reads, and an ACK if no message has carried it."""
         if self.error is None:
             try:
                 if self.sender.waiting:
@@ -218,74 +219,78 @@ class Session:
                 if not self.reader.is_idle:
                     self.reader.post()
                 if self.flow.is_ack_due:
-                    self._acknowledge()
+                    self._send_ack()
             except (OSError, ClosedError, RuntimeError) as e:  # of the queue pair
-                self._lose(str(e), e)
-        self._asking.look()
+                self._connection_lost(str(e), e)
+        self._liveness.update()
         if self._sleepers:
             self.wake()
 
-    def send_now(self, views: Sequence[memoryview], nbytes: int) -> bool:
-        """Send a message at once, if that is possible."""
+    def try_send(self, views: Sequence[memoryview], nbytes: int) -> bool:
+        """Send a message that is copied and need not wait. Return False if it is not so."""
         try:
-            is_sent = self.sender.post_now(views, nbytes)
+            is_sent = self.sender.try_post(views, nbytes)
         except (OSError, ClosedError, RuntimeError) as e:
-            self._lose(str(e), e)
+            self._connection_lost(str(e), e)
             self.check_open()  # raises
             raise
         if is_sent and self.flow.is_low:
-            self.look()  # perhaps credits have come without an event
-        elif is_sent and self.parts.options.keepalive is not None:
-            self._asking.look()
+            self.poll_received()  # perhaps credits have come without an event
+        elif is_sent and self.resources.options.keepalive is not None:
+            self._liveness.update()
         return is_sent
 
-    def _waits_for_peer(self) -> bool:
-        """Whether it has to ask from time to time if the peer is alive. On iWARP a write completes
-        before the peer has it, and tells nothing."""
-        if self.error is not None or self.parts.device.is_iwarp:
+    def _awaits_peer(self) -> bool:
+        """Whether something can be ended only by the peer, so that its device must be probed.
+
+        Not on iWARP, where a write completes before the peer has it.
+        """
+        if self.error is not None or self.resources.device.is_iwarp:
             return False
         if self.flow.unread_offers or self.sender.waiting:
             return True
         if not self.reader.is_idle or not self._is_open:
             return True
-        may_wait = self.is_ending or self.parts.options.keepalive is not None
+        may_wait = self.is_closing or self.resources.options.keepalive is not None
         return may_wait and not self._queue.is_empty
 
-    def _ask(self) -> None:
+    def _probe(self) -> None:
         try:
-            if not self.reader.ask():
-                self._queue.post_question()
+            if not self.reader.probe():
+                self._queue.post_probe()
         except (OSError, ClosedError, RuntimeError) as e:  # of the queue pair
-            self._lose(str(e), e)
+            self._connection_lost(str(e), e)
 
-    def _acknowledge(self, flags: int = 0) -> None:
-        frame = self._queue.frame(wire.HEADER_SIZE)
+    def _send_ack(self, flags: int = 0) -> None:
+        frame = self._queue.reserve_frame(wire.HEADER_SIZE)
         if frame is None:
-            return  # it is due still, and goes when there is room
+            return  # it remains due
         is_urgent = self.flow.is_ack_urgent or flags != 0
         wire.put_header(frame, self.flow.header(ACK)._replace(flags=flags))
         self._queue.post_frame(solicited=is_urgent)
 
-    def taken(self, incoming: Incoming) -> None:
-        """The program has the message: its memory awaits another one."""
+    def message_taken(self, incoming: Incoming) -> None:
+        """The program has received the message: post its memory again, and return the credit."""
         if self.error is None:
-            self.parts.repost(incoming.slot)
+            self.resources.repost(incoming.slot)
             self.flow.return_credit()
             if incoming.offer is not None:
                 self.flow.mark_read(incoming.number)
             if self.flow.is_ack_due:
-                self.go_on()
+                self.post_pending()
 
     def wake(self) -> None:
-        """Something has changed, for tasks that close the connection."""
+        """Wake the tasks in _wait_until()."""
         for future in self._sleepers:
             if not future.done():
                 future.set_result(None)
 
-    async def _until(self, condition: Callable[[], bool], end: float | None, what: str) -> None:
+    async def _wait_until(
+        self, condition: Callable[[], bool], end: float | None, what: str
+    ) -> None:
         """Sleep until the condition holds, or the connection is over for another reason."""
         before = self.error
-        while not condition() and self.error is before and not self.parts.is_closed:
+        while not condition() and self.error is before and not self.resources.is_closed:
             future = asyncio.get_running_loop().create_future()
             self._sleepers.append(future)
             try:
@@ -293,8 +298,8 @@ class Session:
             finally:
                 self._sleepers.remove(future)
 
-    def why_not_sent(self, outgoing: Outgoing) -> str:
-        """For a send() that has timed out."""
+    def timeout_reason(self, outgoing: Outgoing) -> str:
+        """Return the text of the TimeoutError of a send()."""
         flow, what = self.flow, "the message was not sent in time"
         if outgoing not in self.sender.waiting:
             return f"{what}; the peer's program has not received it"
@@ -303,118 +308,117 @@ class Session:
         if flow.unread_offers:
             large = f"{flow.unread_offers} large ones"
             return f"{what}; the peer's program has not received {large} before it"
-        return f"{what}; {self.parts.sent.cq._why_silent()}"
+        return f"{what}; {self.resources.send_acq.cq._why_silent()}"
 
     # ---- ends ----
 
     def check_open(self) -> None:
         if self.error is not None:
             raise fresh(self.error)
-        if self.is_ending:
+        if self.is_closing:
             raise ClosedError(CLOSED)
 
-    async def say_farewell(self, end: float | None) -> None:
-        """When all that was sent has arrived."""
-        self.is_ending = True
+    async def close_gracefully(self, end: float | None) -> None:
+        """Send a CLOSE when the peer has received everything, and wait until that has arrived."""
+        self.is_closing = True
         self.inbox.fail(ClosedError(CLOSED))
         what = "the peer has not received everything in time, so the connection was aborted"
-        self.look()
-        await self._receive_no_more(end, what)
-        await self._until(lambda: self.sender.is_idle, end, what)
+        self.poll_received()
+        await self._stop_receiving(end, what)
+        await self._wait_until(lambda: self.sender.is_idle, end, what)
         if self.error is None:
-            await self._send_last(CLOSE, b"", end, what)
+            await self._send_last_frame(CLOSE, b"", end, what)
         if isinstance(self.error, ConnectionLostError | ProtocolError):
             raise fresh(self.error)
-        self._end(ClosedError(CLOSED))
+        self._finish(ClosedError(CLOSED))
 
-    async def _receive_no_more(self, end: float | None, what: str) -> None:
-        """What tasks have begun to read they get first. The peer is told where it is to read
-        something of ours: it may close, too, and wait for us."""
+    async def _stop_receiving(self, end: float | None, what: str) -> None:
+        """Wait for the reads that have begun. If the peer still has to read something of ours,
+        send a CLOSING: the peer may be closing, too, and wait for us."""
 
-        def can_tell() -> bool:
-            is_reading = self.readers or not self.reader.is_idle
+        def may_close() -> bool:
+            is_reading = self.active_recvs or not self.reader.is_idle
             return not is_reading and self._queue.has_room(wire.HEADER_SIZE)
 
-        self.go_on()  # what was given up is no more to be read
-        await self._until(can_tell, end, what)
+        self.post_pending()  # so that reads which were cancelled leave the reader
+        await self._wait_until(may_close, end, what)
         if self.error is None and not self.sender.is_idle:
-            self._has_refused = True
-            self._acknowledge(CLOSING)
+            self._has_sent_closing = True
+            self._send_ack(CLOSING)
 
-    async def _send_last(self, kind: Kind, words: bytes, end: float | None, what: str) -> None:
-        """Send a frame after which there are no more, and wait until it has arrived."""
-        length = wire.HEADER_SIZE + len(words)
-        await self._until(lambda: self._queue.has_room(length), end, what)
-        if self.parts.is_closed or (frame := self._queue.frame(length)) is None:
+    async def _send_last_frame(self, kind: Kind, text: bytes, end: float | None, what: str) -> None:
+        """Send a CLOSE or an ERROR, with its text, and wait until it has arrived."""
+        length = wire.HEADER_SIZE + len(text)
+        await self._wait_until(lambda: self._queue.has_room(length), end, what)
+        if self.resources.is_closed or (frame := self._queue.reserve_frame(length)) is None:
             return
         wire.put_header(frame, self.flow.header(kind))
-        wire.put_error_text(frame, words)
-        last = _LastWords(self.wake)
+        wire.put_error_text(frame, text)
+        last = _LastFrame(self.wake)
         if kind is CLOSE:
-            self._farewell = last
+            self._close_frame = last
         self._queue.post_frame(solicited=True, done=last)
-        await self._until(lambda: last.have_arrived, end, what)
+        await self._wait_until(lambda: last.has_arrived, end, what)
 
-    def forget(self) -> None:
-        """The program has dropped the connection; perhaps the collector did, in another thread.
-        A timer that still runs finds that it is over."""
+    def drop(self) -> None:
+        """Close the resources of a connection that was dropped, perhaps in another thread, by the
+        garbage collector. A timer that still runs finds that it is over."""
         if self.error is None:
             self.error = ClosedError("this connection was dropped")
-        self.parts.registrations.pinning.is_forsaken = True
-        self.parts.close()
+        self.resources.registrations.pinning.is_dropped = True
+        self.resources.close()
 
     def abort(self) -> None:
         if self.error is None:
             self.error = ClosedError("this connection was aborted")
-        self.parts.close()
+        self.resources.close()
         if not self.loop.is_closed():  # otherwise no task waits any more
-            self._release()
+            self._fail_waiters()
 
-    def _lose(self, text: str, why: BaseException | None = None) -> None:
-        host, port = self.parts.peer
-        if self.parts.conn is not None and self.parts.conn.error is not None:
-            why = self.parts.conn.error  # rdma_cm knows better
+    def _connection_lost(self, text: str, why: BaseException | None = None) -> None:
+        host, port = self.resources.peer
+        if self.resources.conn is not None and self.resources.conn.error is not None:
+            why = self.resources.conn.error  # rdma_cm knows better
             text = str(why)
-        if self._farewell is not None and isinstance(why, DisconnectedError):
-            # Of what was sent before the farewell all has arrived. A peer that has heard it closes,
-            # which can be known here before the device has told that it has arrived.
-            self._end(ClosedError(CLOSED))
+        if self._close_frame is not None and isinstance(why, DisconnectedError):
+            # Everything before the CLOSE has arrived. The peer disconnects when it has the CLOSE,
+            # and that event can come before the completion of the CLOSE.
+            self._finish(ClosedError(CLOSED))
             return
         error = ConnectionLostError(f"the connection to {host} port {port} is lost: {text}")
         error.__cause__ = why
-        self._end(error)
+        self._finish(error)
 
-    def violated(self, error: ProtocolError) -> None:
-        """The peer is told why, as far as it listens, which it does not behind a farewell; and
-        that is the end."""
-        self._end(error, wire.error_text(str(error)) if self._farewell is None else b"")
+    def protocol_error(self, error: ProtocolError) -> None:
+        """End the connection. The peer gets an ERROR, unless a CLOSE was sent, the last frame."""
+        self._finish(error, wire.error_text(str(error)) if self._close_frame is None else b"")
 
-    def _end(self, error: MessagesError | ClosedError, words: bytes = b"") -> None:
-        """It is over, for the first reason that there is; the task that closes it goes on."""
+    def _finish(self, error: MessagesError | ClosedError, text: bytes = b"") -> None:
+        """End it, for this reason, unless it is over; `text`: of an ERROR to send."""
         if self.error is not None:
             return
         self.error = error
         self.inbox.fail(error)
         self.wake()
-        self.settling = asyncio.ensure_future(self._settle(words))
+        self.teardown = asyncio.ensure_future(self._tear_down(text))
 
-    async def _settle(self, words: bytes) -> None:
-        """Close what it is made of, and then tell the tasks whose messages are under way."""
+    async def _tear_down(self, text: bytes) -> None:
+        """Close the resources, and then fail the tasks whose messages are under way."""
         try:
             with contextlib.suppress(TimeoutError, OSError, ClosedError):
-                if words:
-                    await self._send_last(Kind.ERROR, words, deadline(LAST_WORDS), "unheard")
-                if words or isinstance(self.error, ClosedError):
-                    await self.parts.is_heard()
-            await self.parts.aclose()
+                if text:
+                    await self._send_last_frame(Kind.ERROR, text, deadline(ERROR_TIMEOUT), "")
+                if text or isinstance(self.error, ClosedError):
+                    await self.resources.wait_delivered()
+            await self.resources.aclose()
         finally:
-            self.parts.close()
-            self._release()
+            self.resources.close()
+            self._fail_waiters()
 
-    def _release(self) -> None:
-        """The queue pair is closed: the device does nothing any more."""
+    def _fail_waiters(self) -> None:
+        """Fail what waits: the queue pair is closed, and the device uses no memory any more."""
         assert self.error is not None, "it is over"
-        self._asking.end()
+        self._liveness.stop()
         self.inbox.fail(self.error)
         self.sender.fail(self.error)
         self.reader.fail(self.error)

@@ -22,7 +22,7 @@ VERSION: Final = 2
 
 _KIND: Final = struct.Struct("<4sH")  # magic, version
 _HELLO: Final = struct.Struct("<4sHHIIQ")  # and credits, eager, max_frames, max_message
-_REFUSAL: Final = struct.Struct("<4sHB")  # and the length of the words
+_REFUSAL: Final = struct.Struct("<4sHB")  # and the length of the reason
 LONGEST_REFUSAL: Final = 148 - _REFUSAL.size
 
 
@@ -41,7 +41,7 @@ def hello(options: ConnectionOptions) -> bytes:
 
 
 def parse_hello(data: bytes) -> Hello:
-    """Raises RefusedError, with words that tell the peer's user, too, what is wrong."""
+    """Raises RefusedError, with a text for the users of both ends."""
     if len(data) < _KIND.size or data[: len(MAGIC)] != MAGIC:
         raise RefusedError("the peer does not speak the protocol of cqnotify.messages")
     version = _KIND.unpack_from(data)[1]
@@ -57,14 +57,14 @@ def parse_hello(data: bytes) -> Hello:
     return Hello(credits, eager, max_frames, max_message)
 
 
-def refusal(words: str) -> bytes:
+def refusal(reason: str) -> bytes:
     """For the private data of a rejection."""
-    text = words.encode("ascii", "replace")[:LONGEST_REFUSAL]
+    text = reason.encode("ascii", "replace")[:LONGEST_REFUSAL]
     return _REFUSAL.pack(MAGIC, VERSION, len(text)) + text
 
 
 def parse_refusal(data: bytes) -> str | None:
-    """The words of a rejection; None if it is not one of this protocol."""
+    """The reason of a rejection; None if it is not one of this protocol."""
     if len(data) < _REFUSAL.size or data[: len(MAGIC)] != MAGIC:
         return None
     length = _REFUSAL.unpack_from(data)[2]
@@ -72,7 +72,7 @@ def parse_refusal(data: bytes) -> str | None:
 
 
 def printable(text: bytes) -> str:
-    """Words of a peer, which end up in messages and logs."""
+    """Text of a peer, which end up in messages and logs."""
     return "".join(chr(c) if 32 <= c < 127 else "?" for c in text)
 
 
@@ -127,7 +127,7 @@ class Header(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """What this end has told the peer that it receives.
+    """The largest message that this end receives, as its hello has said.
 
     least_remote: the smallest frame that an offer leaves in the peer's memory. Each such frame is
         read into pages of its own.

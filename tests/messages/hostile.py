@@ -88,14 +88,14 @@ class Raw:
             await self.conn.aclose()
 
 
-def header(kind: int, flags: int = 0, freed: int = 0, done: int = 0, zero: int = 0) -> bytes:
-    return wire._HEADER.pack(kind, flags, zero, freed & wire.MASK, done & wire.MASK)
+def header(kind: int, flags: int = 0, returned: int = 0, read: int = 0, zero: int = 0) -> bytes:
+    return wire._HEADER.pack(kind, flags, zero, returned & wire.MASK, read & wire.MASK)
 
 
-def data(*frames: bytes, freed: int = 0, done: int = 0) -> bytes:
+def data(*frames: bytes, returned: int = 0, read: int = 0) -> bytes:
     views = [memoryview(frame) for frame in frames]
     frame = bytearray(wire.data_size(len(frames), sum(map(len, frames))))
-    wire.put_header(memoryview(frame), Header(Kind.DATA, 0, freed, done))
+    wire.put_header(memoryview(frame), Header(Kind.DATA, 0, returned, read))
     wire.put_data(memoryview(frame), views)
     return bytes(frame)
 

@@ -16,7 +16,7 @@ from cqnotify import Context, messages
 from cqnotify.messages import Connection, ConnectionOptions
 from cqnotify.messages import _wire as wire
 from cqnotify.messages._incoming import Reads
-from cqnotify.messages._queue import Done
+from cqnotify.messages._queue import CompletionHandler
 
 SOON = DEADLINE
 PATTERN = bytes(i * i % 251 for i in range(65521))
@@ -48,7 +48,7 @@ def data_of(size: int) -> bytes:
 
 def eager_limit(conn: Connection, frames: int = 1) -> int:
     """The largest message of so many frames that is copied."""
-    return conn._session.parts.options.eager - wire.data_size(frames, 0)
+    return conn._session.resources.options.eager - wire.data_size(frames, 0)
 
 
 def took(frames: list[Any]) -> list[bytes]:
@@ -56,34 +56,34 @@ def took(frames: list[Any]) -> list[bytes]:
 
 
 def receives_posted(conn: Connection) -> int:
-    return conn._session.parts.qp.outstanding_recvs
+    return conn._session.resources.qp.outstanding_recvs
 
 
 async def reads(conn: Connection) -> None:
     """Until it reads a message from the peer's memory, which takes many turns of the loop."""
-    while not conn._session.reader._under_way:
+    while not conn._session.reader._in_flight:
         await asyncio.sleep(0)
 
 
 def read_a_part(conn: Connection) -> Callable[[], None]:
     """Its next read is the last one, until what this returns is called."""
     session, queue, reader = conn._session, conn._session._queue, conn._session.reader
-    post_reads, most = queue.post_reads, reader._most
+    post_reads, most = queue.post_reads, reader._max_in_flight
 
-    def post(parts: Reads, done: Done) -> None:
-        post_reads(parts, done)
-        reader._most = 0
+    def post(reads: Reads, done: CompletionHandler) -> None:
+        post_reads(reads, done)
+        reader._max_in_flight = 0
 
-    def go_on() -> None:
-        queue.post_reads, reader._most = post_reads, most  # type: ignore[method-assign]
-        session.go_on()
+    def post_pending() -> None:
+        queue.post_reads, reader._max_in_flight = post_reads, most  # type: ignore[method-assign]
+        session.post_pending()
 
     queue.post_reads = post  # type: ignore[method-assign]
-    return go_on
+    return post_pending
 
 
 def read_slowly(conn: Connection) -> None:
     """In many parts, of which each waits for the one before."""
-    parts = conn._session.parts
-    parts.device.max_msg_sz = 4096
-    parts.reads = conn._session.reader._most = 1
+    resources = conn._session.resources
+    resources.device.max_msg_sz = 4096
+    resources.max_reads = conn._session.reader._max_in_flight = 1

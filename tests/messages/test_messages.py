@@ -47,7 +47,7 @@ async def test_messages_around_the_eager_limit(ctx: Context, more: int) -> None:
 @pytest.mark.parametrize("more", [-1, 0, 1])
 async def test_frames_around_the_size_that_is_registered(ctx: Context, more: int) -> None:
     async with connected(ctx) as (a, b):
-        size = a._session.parts.options.eager + more
+        size = a._session.resources.options.eager + more
         await passes(a, b, data_of(size), b"", data_of(size + 1)[1:])
         assert a.stats.memory.registered == (2 if more >= 0 else 0)
 
@@ -85,7 +85,7 @@ async def test_small_and_large_frames_mix(ctx: Context) -> None:
 async def test_a_large_frame_is_read_in_parts(ctx: Context) -> None:
     """Devices have a largest message, and so a largest read."""
     async with connected(ctx) as (a, b):
-        b._session.parts.device.max_msg_sz = 4096
+        b._session.resources.device.max_msg_sz = 4096
         await passes(a, b, data_of(100001), data_of(4096 * 9), data_of(4096 * 9 + 1))
 
 

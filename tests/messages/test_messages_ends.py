@@ -47,7 +47,7 @@ async def over(conn: Connection) -> None:
     """Until it is over, and closed."""
     await eventually(lambda: conn.closed)
     await conn.aclose()
-    assert conn._session.parts.is_closed
+    assert conn._session.resources.is_closed
 
 
 # ---- closing --------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ async def test_a_peer_that_closes_first_has_received_everything(ctx: Context) ->
     async with connected(ctx) as (a, b):
         await a.send(b"1")
         closing = asyncio.ensure_future(a.aclose())
-        while a._session._farewell is None:
+        while a._session._close_frame is None:
             await asyncio.sleep(0)
         flushed: Any = SimpleNamespace(ok=False, status=WCStatus.WR_FLUSH_ERR)
         a._session._on_received([flushed])
@@ -160,7 +160,7 @@ async def test_a_peer_that_disconnects_as_it_gets_our_last_frame_has_it(
         assert took(await b.recv(timeout=SOON)) == [b"1"]
         monkeypatch.setattr(a._session._queue, "post_frame", lambda **_: None)  # on its way
         closing = await start(a.aclose())
-        assert a._session._farewell is not None
+        assert a._session._close_frame is not None
         b.abort()
         await closing
         assert isinstance(a.error, ClosedError)
@@ -201,7 +201,7 @@ async def test_two_ends_that_close_with_unread_messages_wait_for_nothing(ctx: Co
                 await task
         for end in (a, b):
             assert isinstance(end.error, ClosedError | PeerClosedError)
-            assert end._session.parts.is_closed
+            assert end._session.resources.is_closed
 
 
 async def test_an_end_that_closes_gives_up_what_its_peer_sends_and_waits_for_its_own(
@@ -257,7 +257,7 @@ async def test_a_peer_that_closes_although_it_has_not_read_all_is_no_breach(ctx:
 async def test_an_abort_is_a_loss_for_the_peer(ctx: Context) -> None:
     async with connected(ctx) as (a, b):
         await a.send(b"arrived")
-        await eventually(lambda: bool(b._session.look() or len(b._session.inbox)))
+        await eventually(lambda: bool(b._session.poll_received() or len(b._session.inbox)))
         read_slowly(a)
         read_a_part(a)  # and so not all that the peer sends
         taking = [await start(a.recv()), await start(a.send(data_of(LARGE)))]
@@ -283,7 +283,7 @@ async def test_an_abort_is_a_loss_for_the_peer(ctx: Context) -> None:
 async def test_an_offer_that_is_lost_is_no_message(ctx: Context) -> None:
     async with connected(ctx) as (a, b):
         sending = await start(a.send(data_of(LARGE)))
-        await eventually(lambda: bool(b._session.look() or len(b._session.inbox)))
+        await eventually(lambda: bool(b._session.poll_received() or len(b._session.inbox)))
         a.abort()
         await over(b)
         for _ in range(2):
@@ -302,7 +302,7 @@ async def test_a_read_under_way_ends_with_the_connection(ctx: Context) -> None:
             sending = asyncio.ensure_future(a.send(data_of(LARGE)))
             target = bytearray(LARGE)
             taking = asyncio.ensure_future(b.recv(into=[target]))
-            while b._session.reader._most:
+            while b._session.reader._max_in_flight:
                 await asyncio.sleep(0)
             pair[end].abort()
             with pytest.raises(MessagesError if end == 0 else ClosedError):
@@ -315,7 +315,7 @@ async def test_a_read_under_way_ends_with_the_connection(ctx: Context) -> None:
 async def test_a_queue_pair_that_fails_is_a_loss(ctx: Context) -> None:
     async with connected(ctx) as (a, b):
         taking = await start(a.recv())
-        a._session.parts.qp.modify(qp_state=QPState.ERR)
+        a._session.resources.qp.modify(qp_state=QPState.ERR)
         with pytest.raises(ConnectionLostError, match="is lost: .*(WR_FLUSH_ERR|disconnected)"):
             await taking
         await over(a)
@@ -323,7 +323,7 @@ async def test_a_queue_pair_that_fails_is_a_loss(ctx: Context) -> None:
         assert isinstance(b.error, ConnectionLostError)
 
 
-PEER = """
+PEER_ACCESS = """
 import asyncio, sys
 from cqnotify import messages
 
@@ -341,7 +341,7 @@ asyncio.run(main())
 async def test_a_peer_that_is_killed_is_lost(ctx: Context, action: str) -> None:
     async with messages.listen(address_of(ctx), 0) as listener:
         host, port = listener.local
-        with subprocess.Popen([sys.executable, "-c", PEER, host, str(port)]) as process:
+        with subprocess.Popen([sys.executable, "-c", PEER_ACCESS, host, str(port)]) as process:
             conn = await listener.accept(3 * SOON)
             assert took(await conn.recv(timeout=SOON)) == [b"hello"]
             if action == "receive":
@@ -361,7 +361,7 @@ async def test_a_dead_peer_is_found_by_keepalive(ctx: Context) -> None:
         await asyncio.sleep(2 * GONE)
         assert not a.closed, "a peer that lives is not lost"
         taking = await start(a.recv())
-        b._session.parts.qp.modify(qp_state=QPState.RESET)  # as that of a dead host
+        b._session.resources.qp.modify(qp_state=QPState.RESET)  # as that of a dead host
         with pytest.raises(ConnectionLostError, match="no sign of life|not answered"):
             await asyncio.wait_for(taking, SOON)
 
@@ -389,7 +389,7 @@ async def test_a_connection_that_is_dropped_is_closed(ctx: Context) -> None:
         conn = await messages.connect(*listener.local)
         server = await listener.accept(SOON)
     session = weakref.ref(conn._session)
-    qp = weakref.ref(conn._session.parts.qp)
+    qp = weakref.ref(conn._session.resources.qp)
     await tick()
     with pytest.warns(ResourceWarning, match="unclosed <Connection"):
         del conn

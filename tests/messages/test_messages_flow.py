@@ -199,7 +199,7 @@ def test_places_in_the_ring_never_overlap(size: int) -> None:
         length = chosen.randrange(1, size // 4 + 1)
         assert ring.has_room(length) in (True, False)
         could = ring.has_room(length)
-        at = ring.place(length)
+        at = ring.allocate(length)
         assert could == (at is not None)
         if at is None:
             assert taken, "an empty ring has room"
@@ -221,8 +221,8 @@ def test_a_quarter_of_the_ring_in_use_leaves_room_for_a_frame() -> None:
     for start in range(0, size, 64):
         ring = Ring(size)
         for _ in range(start // 64):
-            ring.place(64)
+            ring.allocate(64)
             ring.free_to(ring.mark)
         for _ in range(size // 4 // 64 - 1):
-            assert ring.place(64) is not None
+            assert ring.allocate(64) is not None
         assert ring.has_room(size // 4)

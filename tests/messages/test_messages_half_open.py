@@ -44,7 +44,7 @@ from cqnotify.messages import (
 )
 from cqnotify.messages import _wire as wire
 from cqnotify.messages._queue import SendQueue
-from cqnotify.messages._resources import Device, Parts
+from cqnotify.messages._resources import Device, Resources
 from cqnotify.messages._session import Session
 from cqnotify.messages._wire import Kind
 
@@ -126,7 +126,8 @@ BOTH = [pytest.param("asked", marks=ASKED), "silent"]
 
 
 @pytest.mark.parametrize(
-    ("clients", "count"), [pytest.param("asked", _endpoints.HALF_OPEN, marks=ASKED), ("silent", 8)]
+    ("clients", "count"),
+    [pytest.param("asked", _endpoints.MAX_HALF_OPEN, marks=ASKED), ("silent", 8)],
 )
 async def test_what_is_half_open_has_a_page_of_memory(
     ctx: Context, clients: str, count: int
@@ -171,8 +172,8 @@ async def test_peers_that_never_complete_their_connection_make_way(
     ctx: Context, monkeypatch: pytest.MonkeyPatch, clients: str
 ) -> None:
     """When others wait; the oldest first."""
-    monkeypatch.setattr(_endpoints, "HALF_OPEN", 2)
-    monkeypatch.setattr(_endpoints, "PATIENCE", 0.01)
+    monkeypatch.setattr(_endpoints, "MAX_HALF_OPEN", 2)
+    monkeypatch.setattr(_endpoints, "HALF_OPEN_TIMEOUT", 0.01)
     async with (
         messages.listen(address_of(ctx), 0) as listener,
         CLIENTS[clients](ctx, listener, 5) as are_answered,
@@ -265,16 +266,16 @@ async def test_a_client_is_told_that_there_is_no_memory_for_it(
 async def test_receives_that_cannot_be_posted_are_a_refusal_as_well(
     ctx: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    post = Parts.post_receives
+    post = Resources.post_receives
 
-    def post_receives(parts: Parts, qp: QP) -> None:
+    def post_receives(resources: Resources, qp: QP) -> None:
         if asyncio.current_task() in listener._tasks:
             raise NO_MEMORY
-        post(parts, qp)
+        post(resources, qp)
 
     async with messages.listen(address_of(ctx), 0) as listener:
         with monkeypatch.context() as patch:
-            patch.setattr(Parts, "post_receives", post_receives)
+            patch.setattr(Resources, "post_receives", post_receives)
             with pytest.raises(RefusedError, match="there is no room for another connection"):
                 await messages.connect(*listener.local, timeout=SOON)
         await comes_in(listener)
@@ -308,13 +309,13 @@ async def test_a_client_whose_listener_closes_is_lost(
 ) -> None:
     """Before the memory was made."""
 
-    async def wait_for_opening(parts: Parts, end: float | None) -> None:
+    async def wait_first_frame(resources: Resources, end: float | None) -> None:
         waiting.set()
         await asyncio.sleep(SOON)
 
     waiting = asyncio.Event()
     async with messages.listen(address_of(ctx), 0) as listener:
-        monkeypatch.setattr(Parts, "wait_for_opening", wait_for_opening)
+        monkeypatch.setattr(Resources, "wait_first_frame", wait_first_frame)
         connecting = await start(messages.connect(*listener.local, timeout=SOON))
         await waiting.wait()
         await listener.aclose()
@@ -376,7 +377,7 @@ async def test_what_a_server_sends_before_it_closes_at_once_is_received(
     ctx: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """connect() goes on only after the peer has closed."""
-    until = Session._until
+    until = Session._wait_until
 
     async def until_it_is_over(
         session: Session, condition: Callable[[], bool], end: float | None, what: str
@@ -384,7 +385,7 @@ async def test_what_a_server_sends_before_it_closes_at_once_is_received(
         await until(session, condition, end, what)
         await until(session, lambda: session.error is not None, end, what)
 
-    monkeypatch.setattr(Session, "_until", until_it_is_over)
+    monkeypatch.setattr(Session, "_wait_until", until_it_is_over)
     async with answered(ctx) as (raw, connecting):
         assert await raw.recv() == header(Kind.ACK)
         for frame in (header(Kind.ACK), data(b"all"), header(Kind.CLOSE)):
@@ -416,11 +417,11 @@ async def test_a_server_whose_host_dies_before_it_is_ready_is_asked(
     ctx: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So connect() ends without a timeout, too."""
-    monkeypatch.setattr(_liveness, "EACH", 0.01)
+    monkeypatch.setattr(_liveness, "PROBE_INTERVAL", 0.01)
     async with answered(ctx) as (raw, connecting):
         assert await raw.recv() == header(Kind.ACK)
         asked = []
-        monkeypatch.setattr(SendQueue, "post_question", lambda queue: asked.append(queue))
+        monkeypatch.setattr(SendQueue, "post_probe", lambda queue: asked.append(queue))
         await eventually(lambda: len(asked) > 2)
         await raw.send(header(Kind.ACK))
         async with await connecting:

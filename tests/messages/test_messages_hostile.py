@@ -38,9 +38,12 @@ VIOLATIONS = {
     "reserved": (header(3, zero=7), "a frame ACK with the flags 0x0, 0x7"),
     "long ACK": (header(3) + b"1", "a frame ACK of 13 bytes"),
     "long CLOSE": (header(4) + b"1", "a frame CLOSE of 13 bytes"),
-    "freed": (header(3, freed=1), "the number of messages taken is 1, and cannot be more than 0"),
-    "back": (header(3, freed=-1), "the number of messages taken is 4294967295"),
-    "done": (header(3, done=1), "the number of offers read is 1, and cannot be more than 0"),
+    "returned": (
+        header(3, returned=1),
+        "the number of messages received is 1, and cannot be more than 0",
+    ),
+    "back": (header(3, returned=-1), "the number of messages received is 4294967295"),
+    "read": (header(3, read=1), "the number of offers read is 1, and cannot be more than 0"),
     "no count": (header(1), "a frame DATA of 12 bytes"),
     "no table": (header(1) + b"\5\0\0\0", "a frame DATA of 16 bytes for 5 frames"),
     "many frames": (header(1) + b"\xff\xff\xff\xff", "at most 65536 are taken"),
@@ -158,7 +161,7 @@ async def test_an_end_that_closes_twice_ends_it(ctx: Context) -> None:
     async with hostile_client(ctx) as (raw, server):
         for _ in range(2):
             await raw.send(header(Kind.ACK, wire.CLOSING))
-        await refused(raw, server, "an end that closes twice")
+        await refused(raw, server, "a second CLOSING")
 
 
 async def test_an_offer_that_is_read_behind_the_last_ends_it(ctx: Context) -> None:
@@ -169,8 +172,8 @@ async def test_an_offer_that_is_read_behind_the_last_ends_it(ctx: Context) -> No
         await raw.send(header(Kind.ACK, wire.CLOSING))
         with pytest.raises(PeerClosedError):
             await sending
-        await raw.send(header(Kind.ACK, freed=1, done=1))
-        await refused(raw, server, "offers were read behind the word that no more would be")
+        await raw.send(header(Kind.ACK, returned=1, read=1))
+        await refused(raw, server, "offers were read behind a CLOSING")
 
 
 async def test_closing_with_unread_offers_is_an_error(ctx: Context) -> None:
@@ -184,9 +187,9 @@ async def test_done_for_what_was_offered_once(ctx: Context) -> None:
     async with hostile_client(ctx) as (raw, server):
         sending = await start(server.send(data_of(100000)))
         await raw.recv_kind(Kind.OFFER)
-        await raw.send(header(Kind.ACK, done=1))
+        await raw.send(header(Kind.ACK, read=1))
         await sending
-        await raw.send(header(Kind.ACK, done=2))
+        await raw.send(header(Kind.ACK, read=2))
         await refused(raw, server, "the number of offers read is 2, and cannot be more than 1")
 
 
@@ -203,7 +206,7 @@ async def test_the_peers_words_are_told(ctx: Context) -> None:
 
 REFUSES = "a read or write that is refused ends the connection, without saying so"
 # What is refused is flushed, if our end hears of it and hangs up before its device has answered.
-REFUSED = (WCStatus.REM_ACCESS_ERR, WCStatus.WR_FLUSH_ERR)
+PEER_CLOSING = (WCStatus.REM_ACCESS_ERR, WCStatus.WR_FLUSH_ERR)
 
 
 @pytest.mark.not_on_iwarp(REFUSES)
@@ -217,11 +220,11 @@ async def test_a_peer_reads_what_was_offered_and_nothing_else(ctx: Context) -> N
         length, addr, rkey = remote
         await raw.acq.read(raw.qp, raw.mr[:100], addr + length - 100, rkey)
         assert raw.mr.read(100) == secret[99900:100000]
-        await raw.send(header(Kind.ACK, done=1))
+        await raw.send(header(Kind.ACK, read=1))
         await sending
         with pytest.raises(CompletionError) as e:
             await raw.acq.read(raw.qp, raw.mr[:100], addr, rkey)
-        assert e.value.status in REFUSED
+        assert e.value.status in PEER_CLOSING
         await eventually(lambda: server.closed)
 
 
@@ -238,7 +241,7 @@ async def test_a_peer_that_reaches_for_more_is_lost(ctx: Context, action: str) -
         sending = await start(victim.send(bytes(100000)))
         frame = memoryview(await thief.recv_kind(Kind.OFFER))
         length, addr, rkey = wire._ENTRY.unpack_from(frame, wire.OFFER_SIZE)
-        slab = server._session.parts.mr
+        slab = server._session.resources.mr
         with pytest.raises(CompletionError) as e:
             if action == "read behind":
                 await raw.acq.read(raw.qp, raw.mr[:100], addr + length - 99, rkey)
@@ -250,7 +253,7 @@ async def test_a_peer_that_reaches_for_more_is_lost(ctx: Context, action: str) -
                 await raw.acq.write(raw.qp, raw.mr[:100], slab.addr, slab.rkey)
             else:
                 await raw.acq.read(raw.qp, raw.mr[:100], slab.addr, slab.rkey)
-        assert e.value.status in REFUSED
+        assert e.value.status in PEER_CLOSING
         assert raw.conn is not None
         raw.conn.close()  # its queue pair has failed
         await eventually(lambda: server.closed)

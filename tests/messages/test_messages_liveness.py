@@ -22,7 +22,7 @@ OFTEN = 0.01  # seconds
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     if on_iwarp():
         pytest.skip("iWARP: a write completes before the peer has it, so nothing is asked")
-    monkeypatch.setattr(_liveness, "EACH", OFTEN)
+    monkeypatch.setattr(_liveness, "PROBE_INTERVAL", OFTEN)
 
 
 def posted(conn: Connection) -> int:
@@ -70,7 +70,7 @@ async def test_a_sender_without_credits_asks(ctx: Context) -> None:
 async def test_what_is_asked_never_fills_the_queue(ctx: Context) -> None:
     async with connected(ctx) as (a, b):
         sending = await start(a.send(data_of(LARGE)))
-        await eventually(lambda: posted(a) > a._session.parts.places + 10)
+        await eventually(lambda: posted(a) > a._session.resources.send_depth + 10)
         await b.send(b"on")
         assert took(await a.recv(timeout=SOON)) == [b"on"]
         assert took(await b.recv(timeout=SOON)) == [data_of(LARGE)]
@@ -82,36 +82,36 @@ async def test_reads_that_do_not_complete_are_asked_for_by_reads(ctx: Context) -
     async with connected(ctx) as (a, b):
         await start(b.send(data_of(LARGE)))
         await eventually(lambda: len(a._session.inbox) > 0)
-        b._session._asking._is_due = lambda: False
-        b._session.parts.qp.modify(qp_state=QPState.RESET)  # a device that does not answer
+        b._session._liveness._is_due = lambda: False
+        b._session.resources.qp.modify(qp_state=QPState.RESET)  # a device that does not answer
         first = posted(a)
         receiving = await start(a.recv(into=[bytearray(LARGE)]))  # which no other goes on with
         await eventually(lambda: posted(a) > first + 1)
         (old,) = a._session.reader._readings
-        assert old.under_way == posted(a) - first
+        assert old.in_flight == posted(a) - first
         receiving.cancel()
-        so_far = old.under_way
-        await eventually(lambda: old.under_way > so_far)
+        so_far = old.in_flight
+        await eventually(lambda: old.in_flight > so_far)
         await start(a.recv())
         new = a._session.reader._readings[-1]
-        so_far = old.under_way
-        await eventually(lambda: new.under_way > 3)
-        assert (new is not old, old.is_over, old.under_way) == (True, True, so_far)
-        assert new.under_way + so_far == posted(a) - first
+        so_far = old.in_flight
+        await eventually(lambda: new.in_flight > 3)
+        assert (new is not old, old.is_over, old.in_flight) == (True, True, so_far)
+        assert new.in_flight + so_far == posted(a) - first
 
 
 async def test_reads_that_complete_are_not_asked_for(ctx: Context) -> None:
     async with connected(ctx) as (a, b):
         read_slowly(a)
         session, queue = a._session, a._session._queue
-        session._asking._is_due = lambda: False
+        session._liveness._is_due = lambda: False
         sending = await start(b.send(data_of(LARGE)))
         await eventually(lambda: len(session.inbox) > 0)
         receiving = asyncio.ensure_future(a.recv())
         await reads(a)
         while not session.reader.is_idle:
             before, oldest = posted(a), queue.oldest
-            session._ask()
+            session._probe()
             assert posted(a) == before
             while queue.oldest == oldest:
                 await asyncio.sleep(0)

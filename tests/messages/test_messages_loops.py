@@ -136,7 +136,7 @@ def test_what_a_closed_loop_has_left_can_only_be_closed(ctx: Context, new_loop: 
     ends.server.abort()
     ends.listener.close()
     assert ends.client.closed
-    assert ends.server._session.parts.is_closed
+    assert ends.server._session.resources.is_closed
     assert Device._known == {}
     del ends, tasks
     gc.collect()

@@ -64,7 +64,7 @@ async def test_the_device_is_that_of_the_address(ctx: Context, ctx2: Context, na
     for device in (ctx, ctx2):
         async with messages.listen(address_of(device), 0) as listener:
             conn = await goes_to(listener, NAME)
-            assert conn._session.parts.device.name == device.name
+            assert conn._session.resources.device.name == device.name
 
 
 async def test_a_silent_address_does_not_keep_the_next_one_waiting(
@@ -144,12 +144,12 @@ class Attempts:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_happy_eyeballs, "PATIENCE", SOON)
+    monkeypatch.setattr(_happy_eyeballs, "NEXT_ATTEMPT_AFTER", SOON)
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_happy_eyeballs, "PATIENCE", 0)
+    monkeypatch.setattr(_happy_eyeballs, "NEXT_ATTEMPT_AFTER", 0)
 
 
 async def test_the_next_attempt_begins_when_one_has_failed(patient: None) -> None:

@@ -28,7 +28,7 @@ class Kernel:
     """Pins when it is told to; fails as often as it is told to."""
 
     def __init__(self) -> None:
-        self.may_go_on = threading.Event()
+        self.is_reusable = threading.Event()
         self.entered = 0
         self.failures = 0
         self.loops_thread = threading.get_ident()
@@ -39,7 +39,7 @@ class Kernel:
             return MR(pd, memory, access=access)
         assert threading.get_ident() != self.loops_thread
         self.entered += 1
-        assert self.may_go_on.wait(SOON)
+        assert self.is_reusable.wait(SOON)
         if self.failures:
             self.failures -= 1
             raise VerbsError(errno.ENOMEM, "ibv_reg_mr")
@@ -51,7 +51,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
     it = Kernel()
     monkeypatch.setattr(_memory, "register", it.register)
     yield it
-    it.may_go_on.set()
+    it.is_reusable.set()
 
 
 async def begun(kernel: Kernel, count: int = 1) -> None:
@@ -72,7 +72,7 @@ async def test_the_loop_goes_on_while_the_kernel_pins(ctx: Context, kernel: Kern
         await b.send(b"meanwhile")
         assert took(await a.recv(timeout=SOON)) == [b"meanwhile"]
         assert not sending.done()
-        kernel.may_go_on.set()
+        kernel.is_reusable.set()
         assert took(await taking) == took(frames())
         await sending
         assert kernel.entered == 6
@@ -84,7 +84,7 @@ async def test_messages_keep_their_order(ctx: Context, kernel: Kernel) -> None:
         sending = [await start(a.send(data_of(LARGE))), await start(a.send(b"later"))]
         taking = await start(b.recv(timeout=SOON))
         await begun(kernel)
-        kernel.may_go_on.set()
+        kernel.is_reusable.set()
         assert took(await taking) == [data_of(LARGE)]
         assert took(await b.recv(timeout=SOON)) == [b"later"]
         await asyncio.gather(*sending)
@@ -97,7 +97,7 @@ async def test_the_same_buffer_of_two_messages(ctx: Context, kernel: Kernel) -> 
         sending = [await start(a.send(array)), await start(a.send(array))]
         taking = [await start(b.recv(into=[target])) for target in targets]
         await begun(kernel)
-        kernel.may_go_on.set()
+        kernel.is_reusable.set()
         await asyncio.gather(*sending, *taking)
         assert targets[0].tobytes() == data_of(LARGE)
         for end in (a, b):
@@ -110,20 +110,20 @@ async def test_giving_up_meanwhile(ctx: Context, kernel: Kernel, way: str) -> No
     async with connected(ctx) as (a, b):
         target = numpy.zeros(LARGE, numpy.uint8)
         into: Any = {"into": [target]} if way == "into" else {}
-        kernel.may_go_on.set()
+        kernel.is_reusable.set()
         if way != "send":
             sending = await start(a.send(data_of(LARGE)))
             await eventually(lambda: len(b._session.inbox) > 0)
-            kernel.may_go_on.clear()
+            kernel.is_reusable.clear()
             giving_up = await start(b.recv(**into))
             await begun(kernel, 2)
         else:
-            kernel.may_go_on.clear()
+            kernel.is_reusable.clear()
             giving_up = await start(a.send(target))
             await begun(kernel)
         giving_up.cancel()
         await asyncio.wait([giving_up])
-        kernel.may_go_on.set()
+        kernel.is_reusable.set()
         if way != "send":
             assert took(await b.recv(timeout=SOON)) == [data_of(LARGE)]
             await sending
@@ -137,11 +137,11 @@ async def test_the_end_of_the_connection_waits_for_the_kernel(
     ctx: Context, kernel: Kernel, way: str
 ) -> None:
     async with connected(ctx) as (a, b):
-        kernel.may_go_on.set()
+        kernel.is_reusable.set()
         if way == "recv":
             sending = await start(a.send(data_of(LARGE)))
             await eventually(lambda: len(b._session.inbox) > 0)
-        kernel.may_go_on.clear()
+        kernel.is_reusable.clear()
         first = kernel.entered
         one: Connection = b if way == "recv" else a
         pinning = await start(one.recv() if way == "recv" else one.send(data_of(LARGE)))
@@ -150,7 +150,7 @@ async def test_the_end_of_the_connection_waits_for_the_kernel(
         closing = await start(one.aclose())
         assert not closing.done()
         assert Device._known
-        kernel.may_go_on.set()
+        kernel.is_reusable.set()
         await closing
         with pytest.raises(ClosedError, match="aborted"):
             await pinning
@@ -166,7 +166,7 @@ async def test_the_end_of_the_connection_waits_for_the_kernel(
 async def test_the_kernel_refuses(ctx: Context, kernel: Kernel, way: str) -> None:
     """What was kept may be in the way, so it is tried again without that."""
     async with connected(ctx) as (a, b):
-        kernel.may_go_on.set()
+        kernel.is_reusable.set()
         array, target = numpy.zeros(50000), numpy.zeros(400000, numpy.uint8)
         await asyncio.gather(a.send(array), b.recv(into=[target], timeout=SOON))
         assert a.stats.memory.kept == b.stats.memory.kept == 2
@@ -227,11 +227,11 @@ def test_a_loop_that_is_closed_at_once_leaves_nothing_open(
         b.abort()
         with contextlib.suppress(ClosedError):
             await sending
-        return [a._session.parts.device.context]
+        return [a._session.resources.device.context]
 
     loop = make()
     contexts = loop.run_until_complete(scenario())
     loop.close()
     assert not contexts[0].closed
-    kernel.may_go_on.set()
+    kernel.is_reusable.set()
     until(lambda: contexts[0].closed, "the thread closes what it was for")

@@ -96,7 +96,7 @@ async def test_an_isolated_connection_shares_nothing(ctx: Context) -> None:
     async with pairs(ctx, ConnectionOptions(isolated=True)) as ends:
         await to_all(ends, array_of(LARGE))
         assert registered(ends) == (PEERS, 0)
-        assert len({id(a._session.parts.pd) for a, _ in ends}) == PEERS
+        assert len({id(a._session.resources.pd) for a, _ in ends}) == PEERS
     with pytest.raises(TypeError, match="isolated must be a bool"):
         ConnectionOptions(isolated=1)  # type: ignore[arg-type]
 
@@ -148,12 +148,12 @@ async def test_a_connection_goes_and_the_others_keep_what_it_used(ctx: Context) 
 async def test_the_one_that_began_goes_while_a_thread_registers_for_all(
     ctx: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    may_go_on, entered = threading.Event(), threading.Event()
+    is_reusable, entered = threading.Event(), threading.Event()
 
     def register(pd: PD, memory: Any, access: AccessFlags) -> MR:
         if access == READABLE:
             entered.set()
-            assert may_go_on.wait(SOON)
+            assert is_reusable.wait(SOON)
         return MR(pd, memory, access=access)
 
     monkeypatch.setattr("cqnotify.messages._memory.register", register)
@@ -162,7 +162,7 @@ async def test_the_one_that_began_goes_while_a_thread_registers_for_all(
         sending = [await start(a.send(array)) for a, _ in ends]
         await eventually(entered.is_set)
         ends[0][0].abort()
-        may_go_on.set()
+        is_reusable.set()
         with pytest.raises(ClosedError):
             await sending[0]
         for _, b in ends[1:]:
@@ -176,7 +176,7 @@ async def test_the_one_that_began_goes_while_a_thread_registers_for_all(
 async def test_what_a_dropped_connection_used_goes_in_the_loop(ctx: Context) -> None:
     """The collector may run in another thread, while the loop looks for a registration."""
     async with connected(ctx) as (a, b):
-        pool = a._session.parts._pool
+        pool = a._session.resources._pool
         async with messages.listen(address_of(ctx), 0) as listener:
             dropped = await messages.connect(*listener.local)
             peer = await listener.accept(SOON)
@@ -249,7 +249,7 @@ async def test_a_forked_child_registers_anew(ctx: Context) -> None:
                 asyncio._set_running_loop(a._session.loop)  # of which an id is the same
                 device = Device.of(name)
                 assert device is not known
-                pool = device.pool(a._session.parts.options)
+                pool = device.pool(a._session.resources.options)
                 MR(pool.pd, 4096).close()
                 device.leave()
                 status = 0
@@ -304,7 +304,7 @@ async def test_nothing_is_registered_that_was_not_wanted(ctx: Context) -> None:
         at = rng.randrange(size - 5000)
         one = Wanted(memoryview(array)[at : at + rng.randrange(1, 5000)], READABLE)
         wanted_bytes[one.start - base : one.end - base] = True
-        region = pool.take(one)
+        region = pool.acquire(one)
         if region is None:
             first, end = pool.extent(one)
             mr = MR(pool.pd, memory_of(one, first, end), access=READABLE)
@@ -316,10 +316,10 @@ async def test_nothing_is_registered_that_was_not_wanted(ctx: Context) -> None:
         assert not region.mr.closed
         in_use.append(region)
         if rng.random() < 0.6:
-            pool.give_back(in_use.pop(rng.randrange(len(in_use))), pinning)
+            pool.release(in_use.pop(rng.randrange(len(in_use))), pinning)
         assert pool.kept[1] <= most
     for region in in_use:
-        pool.give_back(region, pinning)
+        pool.release(region, pinning)
     count, nbytes = pool.kept
     assert 0 < nbytes <= most
     del array, one, region, in_use

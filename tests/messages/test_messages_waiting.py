@@ -26,7 +26,7 @@ from support import cancel, eventually, start, tick
 from cqnotify import ClosedError, Context
 from cqnotify.messages import Connection, ConnectionLostError, ConnectionOptions
 from cqnotify.messages._incoming import Reads
-from cqnotify.messages._queue import SIGNAL_EACH, Done
+from cqnotify.messages._queue import SIGNAL_EACH, CompletionHandler
 from cqnotify.messages._sender import Outgoing
 from cqnotify.messages._wire import Remote
 
@@ -51,7 +51,7 @@ def counted_reads(conn: Connection) -> list[Remote]:
     queue = conn._session._queue
     post_reads, posted = queue.post_reads, []
 
-    def post(reads: Reads, done: Done) -> None:
+    def post(reads: Reads, done: CompletionHandler) -> None:
         posted.extend(remote for _, remote in reads)
         post_reads(reads, done)
 
@@ -109,13 +109,13 @@ async def test_offers_wait_for_earlier_ones(ctx: Context) -> None:
 async def test_credits_alone_wake_nobody(ctx: Context) -> None:
     """Each half of the credits comes in a frame of its own, and a sender finds it in time."""
     async with connected(ctx) as (a, b):
-        before = a._session.parts.received.stats  # by the ACK that has opened the connection
+        before = a._session.resources.recv_acq.stats  # by the ACK that has opened the connection
         late = 0  # frames behind which the sender had no credit: one that grants some was slow
         for _ in range(200):
             await a.send(b"x")
             late += a._session.flow.credits == 0
             await b.recv(timeout=SOON)
-        received = a._session.parts.received.stats
+        received = a._session.resources.recv_acq.stats
         came = received.completions - before.completions
         assert came >= 10 + late, "acknowledgements have come that were in time"
         assert received.events - before.events <= late
@@ -126,10 +126,10 @@ async def test_no_more_reads_are_under_way_than_may_be(ctx: Context) -> None:
     sizes = [50000, 3 << 20, 60000, 70000, 2 << 20, 80000, 3 << 20, 90000]
     async with connected(ctx, ConnectionOptions(offers=len(sizes))) as (a, b):
         reader, queue = b._session.reader, b._session._queue
-        post_reads, under_way = queue.post_reads, []
+        post_reads, in_flight = queue.post_reads, []
 
-        def post(reads: Reads, done: Done) -> None:
-            under_way.append(reader._under_way)
+        def post(reads: Reads, done: CompletionHandler) -> None:
+            in_flight.append(reader._in_flight)
             post_reads(reads, done)
 
         queue.post_reads = post  # type: ignore[method-assign]
@@ -137,7 +137,7 @@ async def test_no_more_reads_are_under_way_than_may_be(ctx: Context) -> None:
         got = await asyncio.gather(*(b.recv(timeout=SOON) for _ in sizes))
         assert [took(frames) for frames in got] == [[data_of(size)] for size in sizes]
         await asyncio.gather(*sending)
-        assert max(under_way) == b._session.parts.reads
+        assert max(in_flight) == b._session.resources.max_reads
 
 
 @pytest.mark.parametrize(("size", "most"), [(LARGE, 3), (16 << 20, 6)], ids=["1 read", "16 reads"])
@@ -162,8 +162,8 @@ async def test_an_idle_connection_costs_nothing(ctx: Context) -> None:
         taking = await start(b.recv())
 
         def stats() -> list[object]:
-            parts = [end._session.parts for end in (a, b)]
-            return [(part.received.stats, part.sent.stats) for part in parts]
+            both = [end._session.resources for end in (a, b)]
+            return [(one.recv_acq.stats, one.send_acq.stats) for one in both]
 
         seen = [stats()]
         while seen[-2:-1] != seen[-1:]:
@@ -240,7 +240,7 @@ async def test_receivers_that_give_up_together_keep_the_order_of_the_messages(
         inbox = b._session.inbox
         taking = [await start(b.recv()) for _ in order]
         sending = [asyncio.ensure_future(a.send(data_of(size), bytes([i]))) for i in range(5)]
-        while inbox._takers:
+        while inbox._getters:
             await asyncio.sleep(0)
         for i in order:
             taking[i].cancel()
@@ -319,15 +319,15 @@ async def test_a_cancelled_read_is_read_again_elsewhere(ctx: Context) -> None:
         read_slowly(b)
         sending = asyncio.ensure_future(a.send(data_of(LARGE)))
         first, second = bytearray(LARGE), bytearray(LARGE)
-        go_on = read_a_part(b)
+        post_pending = read_a_part(b)
         taking = asyncio.ensure_future(b.recv(into=[first]))
-        await eventually(lambda: b._session.reader._most == 0)
+        await eventually(lambda: b._session.reader._max_in_flight == 0)
         await cancel(taking)
-        go_on()
+        post_pending()
         assert took(await b.recv(into=[second], timeout=SOON)) == [data_of(LARGE)]
         assert second == data_of(LARGE)
         await sending
-        await eventually(lambda: not b._session.reader._under_way)
+        await eventually(lambda: not b._session.reader._in_flight)
 
         def is_free() -> bool:
             b._session.reader.post()
@@ -341,7 +341,7 @@ async def test_a_cancelled_read_is_read_again_elsewhere(ctx: Context) -> None:
 
 async def reaches(a: Connection, b: Connection, data: bytes) -> None:
     """Send it, and return when the first task that waits there is to be woken with it."""
-    future = next(iter(b._session.inbox._takers))
+    future = next(iter(b._session.inbox._getters))
     await a.send(data)
     while not future.done():
         await asyncio.sleep(0)
@@ -424,7 +424,7 @@ async def test_the_cost_of_cancelling_a_receiver_does_not_depend_on_how_many_wai
     async with connected(ctx) as (_, b):
         loop = asyncio.get_running_loop()
         monkeypatch.setattr(loop, "create_future", lambda: Counted(loop=loop))
-        waiting = b._session.inbox._takers
+        waiting = b._session.inbox._getters
         await cancel_all([b.recv() for _ in range(MANY)], lambda: len(waiting))
         assert Counted.compared < MANY
 
