@@ -14,6 +14,28 @@
 A message is a list of frames. A small one is copied, and sent into memory that the receiver has
 ready; a large one is read by the receiver, out of the sender's buffers into its own, and nobody
 copies it.
+
+The files, from above:
+    _endpoints.py       connect(), listen() and Listener: the handshake of both ends
+    _happy_eyeballs.py  connecting to the first of several addresses that accepts
+    _connection.py      Connection: send(), recv(), aclose()
+    _session.py         dispatches completions and frames; writes ACK, CLOSE and ERROR frames
+    _sender.py          messages to send: copied into a DATA frame, or registered for an OFFER
+    _inbox.py           messages that have arrived, and the tasks that wait for one
+    _incoming.py        where the frames of a message go; cuts an offered one into pieces to read
+    _rdma_read.py       posts these reads, several at a time
+    _liveness.py        decides when the peer's device is probed while this end waits for it
+    _flow.py            counts credits, and decides when an ACK is due
+    _resources.py       the verbs objects of a connection; those that connections share
+    _queue.py           the send queue, and the ring of memory from which frames are sent
+    _memory.py          the registrations that the messages of a connection use
+    _pool.py            what is registered in a protection domain, found by its address
+    _pinning.py         threads that register large memory
+    _wire.py            the format of hellos and frames; checks everything that a peer sends
+    _options.py         ConnectionOptions, and their limits
+    _errors.py          the exceptions
+    _event_loop.py      waiting in the loop that an object belongs to
+The keepalive of an idle connection is that of rdma_cm: cqnotify/cm/_keepalive.py.
 """
 
 from ._connection import Connection, Stats

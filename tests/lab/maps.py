@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""The maps of csrc/: the main header of each folder begins with one line for each of its files, and
-docs/internals.md names files and functions that are there.
+"""The maps of csrc/: the main header of each folder begins with one line for each of its files; the
+__init__.py of some packages likewise. And docs/internals.md names files and functions that exist.
 
 Run as a program it prints where a map differs from its folder, and which names of the page are
 gone; it fails if there is anything. With --print it prints the maps.
@@ -31,9 +31,13 @@ MAIN = {
 ENTRY = re.compile(r"^ \*   (\w+\.[ch]) {2,}\S", re.M)
 WIDTH = 100
 
+PACKAGES = ("cm", "exchange", "messages")
+MODULE = re.compile(r"^(?:#   |    )(\w+\.py) {2,}\S", re.M)
+
 PAGE = CSRC.parent / "docs/internals.md"
 LINK = re.compile(r"\]\([^)]*\)")
 FILE = re.compile(r"(?<![/\w])\w+\.[ch]\b")
+PYTHON = re.compile(r"(?<![/\w])_\w+\.py\b")
 FUNCTION = re.compile(r"`(\w+)\(\)`(?:,| \()\s*(\w+\.[ch])\b")  # and the file that it is in
 
 
@@ -69,6 +73,25 @@ def faults(csrc: Path) -> list[str]:
     return [*without, *(line for path in known for line in faults_of(path, path / MAIN[path.name]))]
 
 
+def faults_of_package(package: Path) -> list[str]:
+    """Where the map of a package differs from its modules, a line each."""
+    named = Counter(MODULE.findall((package / "__init__.py").read_text()))
+    there = {path.name for path in package.glob("*.py")} - {"__init__.py"}
+    where = f"{package.name}/__init__.py: the map"
+    return [
+        *(f"{where} has no line for {name}" for name in sorted(there - named.keys())),
+        *(f"{where} has {name}, which is gone" for name in sorted(named.keys() - there)),
+        *(f"{where} has {n} lines for {name}" for name, n in sorted(named.items()) if n > 1),
+    ]
+
+
+def gone_modules(page: Path, cqnotify: Path) -> list[str]:
+    """What a page names that is no module of the package."""
+    there = {path.name for path in cqnotify.rglob("*.py")}
+    named = set(PYTHON.findall(LINK.sub("]", page.read_text())))
+    return [f"{page.name} names {name}, which is gone" for name in sorted(named - there)]
+
+
 def gone_from(page: Path, folders: list[Path]) -> Iterator[str]:
     """What a page names that is in none of the folders' C files."""
     prose = LINK.sub("]", page.read_text())
@@ -93,5 +116,7 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["--print"]:
         print_maps(CSRC)
     else:
-        gone = gone_from(PAGE, [CSRC, CSRC.parent / "cqnotify/lab"])
-        sys.exit("\n".join([*faults(CSRC), *gone]) or None)
+        cqnotify = CSRC.parent / "cqnotify"
+        gone = [*gone_from(PAGE, [CSRC, cqnotify / "lab"]), *gone_modules(PAGE, cqnotify)]
+        modules = [line for name in PACKAGES for line in faults_of_package(cqnotify / name)]
+        sys.exit("\n".join([*faults(CSRC), *modules, *gone]) or None)

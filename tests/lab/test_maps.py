@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 from layers import FAULTS, FOLDERS
-from maps import CSRC, MAIN, PAGE, faults, gone_from
+from maps import (
+    CSRC,
+    MAIN,
+    PACKAGES,
+    PAGE,
+    faults,
+    faults_of_package,
+    gone_from,
+    gone_modules,
+)
 
 MAP = "/* SPDX-License-Identifier: MIT */\n/*\n * Work.\n *\n{}\n * More.\n */\n"
 GOOD = " *   one.c     what it does\n *   longer.c  the same"
@@ -90,3 +99,32 @@ def test_a_name_that_is_gone_is_found(tmp_path: Path, text: str, wrong: str | No
     page = tmp_path / "page.md"
     page.write_text(text)
     assert list(gone_from(page, [csrc])) == [wrong][: wrong is not None]
+
+
+# ---- packages -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_the_map_of_a_package_names_its_modules(name: str) -> None:
+    assert faults_of_package(CSRC.parent / "cqnotify" / name) == []
+
+
+@pytest.mark.parametrize("indent", ["#   ", "    "])
+def test_a_wrong_map_of_a_package_is_found(tmp_path: Path, indent: str) -> None:
+    lines = (f"{indent}{name}.py  text\n" for name in ("_one", "_one", "_old"))
+    (tmp_path / "__init__.py").write_text("".join(lines))
+    for name in ("_one", "_new"):
+        (tmp_path / f"{name}.py").write_text("")
+    where = f"{tmp_path.name}/__init__.py: the map has"
+    assert faults_of_package(tmp_path) == [
+        f"{where} no line for _new.py",
+        f"{where} _old.py, which is gone",
+        f"{where} 2 lines for _one.py",
+    ]
+
+
+def test_a_module_that_a_page_names_is_there(tmp_path: Path) -> None:
+    (tmp_path / "_one.py").write_text("")
+    (tmp_path / "page.md").write_text("`_one.py` and _two.py, but not test_three.py")
+    assert gone_modules(tmp_path / "page.md", tmp_path) == ["page.md names _two.py, which is gone"]
+    assert gone_modules(PAGE, CSRC.parent / "cqnotify") == []

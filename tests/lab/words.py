@@ -25,6 +25,7 @@ class Word(NamedTuple):
 LOW = ("csrc/base", "csrc/notify", "csrc/cm")
 CM = ("csrc/cm", "cqnotify/cm")
 VERBS = ("csrc/verbs", "csrc/work")
+MESSAGES = ("cqnotify/messages",)
 
 WORDS = (
     Word("trash", "deferred references: cqn_decref_later()"),
@@ -35,7 +36,8 @@ WORDS = (
     Word("died", "destroyed, as the verbs say of handles"),
     Word("born", "created, as the verbs say of handles", LOW),
     Word("goodbye", "disconnect, as rdma_cm says"),
-    Word("farewell", "disconnect, as rdma_cm says", CM),
+    Word("farewell", "disconnect, as rdma_cm says; a CLOSE frame", (*CM, *MESSAGES)),
+    Word("forsaken told hears", "dropped; reported, sent; receives", MESSAGES),
     Word("bell bells rung ringing", "notify: a notifier, notified", CM),
     Word("hung hang", "shut down", CM),
     Word("goal goals", "the target state", ("csrc/cm",)),
