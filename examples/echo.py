@@ -29,7 +29,7 @@ async def ask(peer: Peer, texts: list[str]) -> None:
         length = mr.write(text.encode())
         await acq.send(qp, mr[:length])
         print(mr.read((await reply).byte_len, SIZE).decode())
-    await acq.send(qp, None)  # an empty message: goodbye
+    await acq.send(qp, None)  # an empty message ends the stream
 
 
 async def main() -> None:
