@@ -49,6 +49,31 @@ async def test_a_completion_at_the_very_moment_of_falling_asleep_is_not_missed(
     assert acq.stats.events == acq.stats.wakeups == 1
 
 
+@pytest.mark.parametrize("on", ["trio"], indirect=True)
+@pytest.mark.parametrize("call", ["wait", "completion"])
+async def test_a_completion_between_the_last_look_and_the_arm_is_not_missed(
+    acq: AsyncCQ, lane: Lane, on: Flavor, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """It raises no event: only a task that looks again after the arm finds it. The trio.Event on
+    which the task is to sleep is made in between."""
+    event, made = trio.Event, 0
+
+    def make_event() -> trio.Event:
+        nonlocal made
+        made += 1
+        if made == 1:
+            assert lane.cq.stats.polls == 1
+            assert lane.cq.stats.arms == 0
+            lane.send()
+        return event()
+
+    monkeypatch.setattr(trio, "Event", make_event)
+    got = await (acq.wait() if call == "wait" else acq.completion(0))
+    assert ids(got if isinstance(got, list) else [got]) == [0]
+    assert acq.stats.arms == 1
+    assert acq.stats.events == acq.stats.wakeups == 0
+
+
 async def test_a_qp_that_another_thread_fails_and_closes_ends_what_awaits_it(
     ctx: Context, on: Flavor
 ) -> None:

@@ -126,7 +126,7 @@ def test_a_channel_and_a_watch_are_made_on_a_device_that_has_gone_and_their_wait
 
 @pytest.mark.parametrize("event_type", NEWS, ids=lambda t: t.name)
 def test_news_that_are_no_failure_leave_waiters_alone(w: World, event_type: AsyncEventType) -> None:
-    with waiting(w.channel.get_event) as waiter:
+    with waiting(lambda: w.channel.get_event(DEADLINE)) as waiter:
         inject(w, event_type, element_of(w, NEWS[event_type]))
         w.channel.interrupt()
     with pytest.raises(InterruptedError):

@@ -201,7 +201,7 @@ def test_a_port_that_goes_down_ends_only_waits_that_ask_for_it_and_have_a_qp_on_
     with (
         FailureWatch(ctx2) as watch,
         waiting(idle.get_event) as unconcerned,
-        waiting(plain.channel.get_event) as patient,
+        waiting(lambda: plain.channel.get_event(DEADLINE)) as patient,
     ):
         with waiting(b.channel.get_event) as waiter:
             ip_link(netdev, "down")
