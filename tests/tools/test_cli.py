@@ -47,11 +47,6 @@ from cqnotify.context import gid_text
 # ---- all commands ---------------------------------------------------------------------------
 
 
-def test_importing_the_package_does_not_import_the_command_line() -> None:
-    program = "import sys, cqnotify; print(*sys.modules)"
-    assert not {"argparse", "asyncio", "cqnotify.cli"} & set(python("-c", program).stdout.split())
-
-
 def test_the_version() -> None:
     assert cqnotify("--version").stdout == f"cqnotify {__version__}\n"
 
