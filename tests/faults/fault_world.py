@@ -8,6 +8,8 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from errno import EAGAIN
+from functools import partial
 from ipaddress import IPv6Address
 from typing import Any
 
@@ -305,3 +307,35 @@ def inside(verb: str, call: Callable[[], Any], n: int = 1, error: int = 0) -> It
         yield waiter
     finally:
         core.fail_call(0)
+
+
+def each_that_failed(what: str, run: Callable[[Callable[[], None]], None]) -> set[str]:
+    """Let each call, or each allocation, that comes after the run has called what it is given fail
+    once. Its error is that of the call, and nothing is left of the run."""
+
+    def arm(n: int) -> None:
+        core.fail_call(n, EAGAIN) if what == "call" else core.fail_alloc(n)
+
+    run(lambda: None)
+    gc.collect()
+    before = open_files(), core.live_handles(), held_objects()
+    seen: set[str] = set()
+    for n in range(1, 1500):
+        verb, error = "", None
+        try:
+            run(partial(arm, n))
+        except (OSError, MemoryError) as e:
+            if isinstance(e, VerbsError):
+                verb, error = e.verb, e.errno
+            e.__traceback__ = e.__context__ = None  # one MemoryError is kept by Python
+        core.fail_call(0)
+        core.fail_alloc(0)
+        call = core.failed()
+        if call is None:
+            return seen
+        assert call.startswith(verb), (n, call, verb)
+        assert error in (None, EAGAIN), (n, call)
+        seen.add(call)
+        gc.collect()
+        assert (open_files(), core.live_handles(), held_objects()) == before, (n, call)
+    raise AssertionError("it never came to an end")

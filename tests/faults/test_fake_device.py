@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import gc
 import os
 import struct
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from ctypes import c_int, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
 from typing import Any
 
 import pytest
-from fault_world import calls, core, held_objects, inside, open_files
+from fault_world import calls, core, each_that_failed, inside
 from support import outstanding, until
 
 from cqnotify import (
@@ -882,30 +881,9 @@ EACH = {
 
 @pytest.mark.parametrize("what", ["call", "allocation"])
 def test_each_call_and_each_allocation_fails_once(able: Context, what: str) -> None:
-    fail: Callable[[int], None] = {
-        "call": lambda n: core.fail_call(n, errno.EAGAIN),
-        "allocation": lambda n: core.fail_alloc(n),
-    }[what]
-    everything(able)
-    handles, files, objects = core.live_handles(), open_files(), held_objects()
-    seen: set[str] = set()
-    for n in range(1, 1500):
-        fail(n)
-        error = None
-        try:
-            everything(able)
-        except (VerbsError, MemoryError) as e:
-            error = (e.verb, e.errno) if isinstance(e, VerbsError) else None
-            e.__traceback__ = e.__context__ = None  # one MemoryError is kept by Python
-        core.fail_call(0)
-        core.fail_alloc(0)
-        call = core.failed()
-        if call is None:
-            break
-        seen.add(call)
-        assert error is None or (call.startswith(error[0]) and error[1] == errno.EAGAIN), (n, call)
-        gc.collect()
-        assert (core.live_handles(), open_files()) == (handles, files), (n, call)
-        assert held_objects() == objects, (n, call)
-    assert call is None
+    def run(begin: Callable[[], None]) -> None:
+        begin()
+        everything(able)
+
+    seen = each_that_failed(what, run)
     assert what == "allocation" or seen >= EACH

@@ -7,7 +7,6 @@ really go through the memory, and what the verbs were given is compared."""
 from __future__ import annotations
 
 import errno
-import gc
 import os
 import resource
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from fault_world import World, asked, calls, core, drain, held_objects, inside, open_files
+from fault_world import World, asked, calls, core, drain, each_that_failed, inside, open_files
 from support import outstanding, until
 
 from cqnotify import (
@@ -612,32 +611,10 @@ def nothing_leaks(name: str) -> Iterator[World]:
 
 @pytest.mark.parametrize("what", ["call", "allocation"])
 def test_each_call_and_each_allocation_fails_once(ctx: Context, what: str) -> None:
-    fail: Callable[[int], None] = {
-        "call": lambda n: core.fail_call(n, errno.EAGAIN),
-        "allocation": lambda n: core.fail_alloc(n),
-    }[what]
-    with nothing_leaks(ctx.name) as w:
-        everything(w)
-    del w
-    files, handles, objects = open_files(), core.live_handles(), held_objects()
-    seen = set()
-    for n in range(1, 400):
+    def run(begin: Callable[[], None]) -> None:
         with nothing_leaks(ctx.name) as w:
-            fail(n)
-            error = None
-            try:
-                everything(w)
-            except (VerbsError, MemoryError, OSError) as e:
-                error = e.verb if isinstance(e, VerbsError) else None
-                e.__traceback__ = e.__context__ = None  # one MemoryError is kept by Python
-            call = core.failed()
-            assert error is None or call.startswith(error), (n, call, error)
-            seen.add(call)
-            del w
-        gc.collect()
-        assert (open_files(), core.live_handles()) == (files, handles), (n, call)
-        assert held_objects() == objects, (n, call)
-        if call is None:
-            break
-    assert call is None
+            begin()
+            everything(w)
+
+    seen = each_that_failed(what, run)
     assert what == "allocation" or seen >= CALLS
