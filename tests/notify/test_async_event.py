@@ -256,33 +256,6 @@ def test_a_link_that_goes_and_comes_back_ends_nothing(
 
 
 @pytest.mark.not_on_iwarp("TCP has retries of its own")
-def test_a_link_that_stays_down_longer_than_the_retries_fails_the_send_and_not_the_wait(
-    ctx: Context, ctx2: Context, netdev: str
-) -> None:
-    a, b = connect(Endpoint(ctx, QPType.RC), Endpoint(ctx2, QPType.RC), retry_cnt=0)
-    take_all(ctx2)
-    b.qp.post_recv(b.mr[0:64], wr_id=1)
-    with waiting(lambda: wait_completions(b.rcq)) as receiver:
-        ip_link(netdev, "down")
-        await_event(ctx2, AsyncEventType.PORT_ERR)
-        a.qp.post_send(a.mr[0:8])
-        wait_one(a.scq, WCStatus.RETRY_EXC_ERR)
-        receiver.asleep()
-        ip_link(netdev, "up")
-        await_event(ctx2, AsyncEventType.PORT_ACTIVE)
-        until_addresses_are_back(ctx2)
-        a.qp.modify(qp_state=QPState.RESET)
-        c = connect(a, Endpoint(ctx2, QPType.RC))[1]
-        b.qp.modify(qp_state=QPState.ERR)
-    # The kernel may have kept the packet until the link was back.
-    assert receiver.join()[0].status in (WCStatus.SUCCESS, WCStatus.WR_FLUSH_ERR)
-    c.qp.post_recv(c.mr[0:64])
-    a.qp.post_send(a.mr[0:8])
-    wait_one(a.scq)
-    wait_one(c.rcq)
-
-
-@pytest.mark.not_on_iwarp("TCP has retries of its own")
 def test_what_is_made_when_the_link_is_up_again_is_not_told_that_it_was_down(
     ctx2: Context, netdev: str
 ) -> None:

@@ -157,16 +157,6 @@ def test_the_completion_of_an_atomic_wakes_a_sleeper(pair: Pair) -> None:
 # ---- what the peer refuses -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("opcode", [CMP_AND_SWP, FETCH_AND_ADD])
-def test_a_wrong_rkey_is_a_remote_access_error(pair: Pair, opcode: WROpcode) -> None:
-    a, b = pair
-    put(b.mr, 1)
-    a.qp.post_send(a.mr[0:8], **call(b, opcode, rkey=b.mr.rkey ^ 0xFF00), wr_id=5)
-    assert wait_one(a.scq, WCStatus.REM_ACCESS_ERR).wr_id == 5
-    assert get(b.mr) == 1
-    assert a.mr.read(8) == bytes(8)
-
-
 def test_memory_without_remote_atomic_is_a_remote_access_error(local_pair: Pair) -> None:
     a, b = local_pair
     private = MR(b.pd, 64, access=ALL_REMOTE)

@@ -297,13 +297,3 @@ def test_a_wrong_lkey_of_a_receive_fails_both_ends(pair: Pair) -> None:
     (received,) = wait_completions(b.rcq, 1)
     assert (received.ok, received.wr_id) == (False, 6)
     assert outstanding(b.qp) == (0, 0)
-
-
-@pytest.mark.not_on_iwarp("what the peer does with a message does not reach its sender")
-def test_memory_without_remote_access_can_not_be_written(pair: Pair) -> None:
-    a, b = pair
-    private = MR(b.pd, 64)
-    to = {"remote_addr": private.addr, "rkey": private.rkey}
-    a.qp.post_send(a.mr[0:8], opcode=WROpcode.RDMA_WRITE, **to)
-    wait_one(a.scq, WCStatus.REM_ACCESS_ERR)
-    assert private.read() == bytes(64)
