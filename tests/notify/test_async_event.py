@@ -11,7 +11,6 @@ import pytest
 from support import (
     DEADLINE,
     Endpoint,
-    MakeLane,
     Overflow,
     Pair,
     Waiter,
@@ -329,15 +328,6 @@ def test_a_device_that_went_away_is_an_error_for_all_who_wait(ctx: Context, asle
         finally:
             os.dup2(keep, channel.fileno())
             os.close(keep)
-
-
-def test_objects_made_after_an_event_are_not_told_of_it(full: Overflow, new_lane: MakeLane) -> None:
-    full.send(1)
-    is_told(full)
-    lane = new_lane(on=CompletionChannel(full.a.ctx))
-    lane.cq.req_notify()
-    lane.send()
-    assert lane.cq.channel.get_event(timeout=DEADLINE) is lane.cq
 
 
 def test_who_is_about_to_wait_is_told_even_if_another_thread_took_the_report(

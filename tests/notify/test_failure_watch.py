@@ -157,15 +157,6 @@ def test_of_several_failures_the_oldest_comes_first_and_each_once_as_late_as_it_
     assert is_cq_err(watch.read(), full.a.scq)
 
 
-def test_what_was_read_before_the_watch_was_made_is_not_told(full: Overflow) -> None:
-    lose_and_report(full)
-    with FailureWatch(full.a.ctx) as watch:
-        assert watch.read() == []
-        assert not readable(watch)
-        lose_and_report(full)
-        assert is_cq_err(watch.read(), full.a.scq)
-
-
 @pytest.mark.not_on_iwarp("siw knows no SQD, and so no SQ_DRAINED")
 def test_news_that_are_no_failure_are_read_and_left_in_the_queue(
     pair: tuple[Endpoint, Endpoint],
