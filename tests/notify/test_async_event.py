@@ -18,6 +18,7 @@ from support import (
     hang_up,
     ip_link,
     remind,
+    switches,
     take_all,
     take_cq_err,
     until,
@@ -174,6 +175,21 @@ def test_an_event_of_a_qp_names_it(pair: Pair) -> None:
     # It is no failure: who waits for completions is left alone.
     with pytest.raises(TimeoutError):
         a.channel.get_event(timeout=0)
+
+
+@pytest.mark.not_on_iwarp("siw knows no SQD, and so no SQ_DRAINED")
+def test_a_waiter_that_reads_what_is_no_failure_waits_on_to_its_deadline(pair: Pair) -> None:
+    a = pair[0]
+    take_all(a.ctx)
+    with waiting(lambda: a.channel.get_event(timeout=DEADLINE)) as waiter:
+        before = switches(waiter.thread)
+        a.qp.modify(qp_state=QPState.SQD)
+        until(lambda: switches(waiter.thread) > before, "it has looked, and sleeps again")
+        waiter.asleep()
+        a.channel.interrupt()
+    with pytest.raises(InterruptedError):
+        waiter.join()
+    assert [event.event_type for event in take_all(a.ctx)] == [AsyncEventType.SQ_DRAINED]
 
 
 def asking(ctx: Context) -> Endpoint:
