@@ -13,6 +13,7 @@ from cqnotify import VerbsError, _report, devices
 from cqnotify.testing import Endpoint
 from pytest_cqnotify import SECTION
 
+pytest_plugins = ["pytester"]
 pytestmark = [pytest.mark.rdma, pytest.mark.usefixtures("conversation")]
 
 
