@@ -151,11 +151,12 @@ def connect(qp: QP, host: str, port: int, **given: Any) -> Connection:
 
 
 @parameters_of(_async.resolve)
-def resolve(host: str, *, timeout: float | None, source: str | None) -> Resolved:
+def resolve(host: str, **given: Any) -> Resolved:
     """Find out which device leads to an address, see `cqnotify.cm.resolve`.
 
     The timeout does not bound the time that a name takes to resolve.
     """
+    source, timeout = given["source"], given["timeout"]
     check.check_timeout(timeout)
     own = None if source is None else check.own(_addresses(source, 0))
     link, _, address = _of_the_first(
@@ -169,13 +170,12 @@ class MulticastGroup(_Closes, BaseMulticastGroup):
 
 
 @parameters_of(_async.join_multicast)
-def join_multicast(
-    qp: QP, group: str, *, source: str | None, timeout: float | None
-) -> MulticastGroup:
+def join_multicast(qp: QP, group: str, **given: Any) -> MulticastGroup:
     """Make a QP a member of a multicast group, see `cqnotify.cm.join_multicast`.
 
     The timeout does not bound the time that a name takes to resolve.
     """
+    source, timeout = given["source"], given["timeout"]
     check.check_member(qp, timeout)
     own = None if source is None else check.own(_addresses(source, 0))
     address = _addresses(group, 0)[0]

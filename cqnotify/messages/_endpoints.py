@@ -191,9 +191,9 @@ class Listener:
             if places <= 0 or len(self._half_open) < places:
                 return
             oldest, since = next(iter(self._half_open.items()))
-            patience = max(0.0, since + HALF_OPEN_TIMEOUT - time.monotonic())
+            left = max(0.0, since + HALF_OPEN_TIMEOUT - time.monotonic())
             done, _ = await asyncio.wait(
-                self._half_open, timeout=patience, return_when=asyncio.FIRST_COMPLETED
+                self._half_open, timeout=left, return_when=asyncio.FIRST_COMPLETED
             )
             if not done:
                 oldest.cancel()
