@@ -268,9 +268,10 @@ def test_what_was_refused_is_none_of_what_is_posted_next(w: World, n: int) -> No
     assert finish(w) == dict.fromkeys(range(1, 9), 1)
 
 
+@pytest.mark.parametrize("in_a_list", [False, True])
 @pytest.mark.parametrize("kind", ["send", "recv", "srq"])
 def test_what_was_refused_and_completes_all_the_same_is_none_of_what_is_posted_next(
-    w: World, kind: str
+    w: World, kind: str, in_a_list: bool
 ) -> None:
     """Some devices keep what they have refused."""
     emptied(w)
@@ -286,7 +287,10 @@ def test_what_was_refused_and_completes_all_the_same_is_none_of_what_is_posted_n
         post_recv(w.mr[0:8])
     core.fail_call(1, errno.ENOMEM, True)
     with pytest.raises(VerbsError):
-        post(w.mr[8:16], wr_id=90)
+        if in_a_list:
+            post([(SendWR if kind == "send" else RecvWR)(w.mr[8:16], wr_id=90)])
+        else:
+            post(w.mr[8:16], wr_id=90)
     core.fail_call(0)
     post(w.mr[16:24], wr_id=1)
     for _ in range(0 if kind == "send" else 2):
