@@ -10,6 +10,16 @@ An `AsyncCQ` awaits the completions of a CQ that has a completion channel:
 It starts no thread, and the event loop sleeps until a completion comes.
 """
 
+# The files, from below:
+#   _loop_adapters.py  what is needed of an event loop: watching a descriptor (add_reader), waking
+#   _trio.py           the same for trio
+#   _reader.py         the one reader of a channel: which loop it is in
+#   _failures.py       the exceptions that tasks get for failures of the device
+#   _stats.py          what an AsyncCQ counts
+#   _scope.py          the begin and the end of scopes
+#   _batches.py        iterating over completions
+#   _cq.py             AsyncCQ
+
 from ._batches import Batches
 from ._cq import AsyncCQ
 from ._scope import Scope

@@ -24,8 +24,8 @@ from types import MethodType
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 from .._core import AsyncEvent, ClosedError, CompletionChannel, FailureWatch
-from . import _loops
-from ._loops import Loop
+from . import _loop_adapters
+from ._loop_adapters import Loop
 
 if TYPE_CHECKING:
     from ._cq import AsyncCQ
@@ -131,7 +131,7 @@ class Reader:
 
     def attach(self) -> Loop:
         """Read the channel's events in the running loop from now on."""
-        raw = _loops.running()
+        raw = _loop_adapters.running()
         loop = self.loop
         if loop is not None and loop.raw is raw:
             loop.thread = threading.get_ident()
@@ -139,7 +139,7 @@ class Reader:
         if self._channel.closed:  # also in a forked child, where the parent's loop looks open
             self._channel.fileno()  # raises, and says why
         self.leave_closed_loop()
-        loop = _loops.adapt(raw)
+        loop = _loop_adapters.adapt(raw)
         with lock:
             if self.loop is not None:
                 raise RuntimeError(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from .. import _core
 from .._core import innermost_scope
-from . import _loops
+from . import _loop_adapters
 
 if TYPE_CHECKING:
     from typing import Self
@@ -49,7 +49,7 @@ class Scope(_core.Scope):
         cancelled = None
         try:
             while True:
-                cancelled = await _loops.uncancelled(self._drained()) or cancelled
+                cancelled = await _loop_adapters.uncancelled(self._drained()) or cancelled
                 if not self.outstanding:
                     break
         finally:

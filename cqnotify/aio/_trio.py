@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The implementation of _loops.Loop for trio; imported only where trio runs."""
+"""The implementation of _loop_adapters.Loop for trio; imported only where trio runs."""
 
 from __future__ import annotations
 

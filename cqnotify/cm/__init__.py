@@ -19,7 +19,7 @@ refers is closed. `cqnotify.cm.blocking` has the same for threads.
 #   _local_addresses.py  the addresses of this host
 #   _errors.py           events of rdma_cm, and the exceptions for them
 #   _closing.py          threads in which an identifier is closed where that takes long
-#   _keepalive.py        the thread that asks whether peers live
+#   _keepalive.py        the thread that probes peers; QP._probe() posts each probe
 #   _link.py             an identifier with its QP, and the steps of each call
 #   _event_reader.py     reads the events, in an event loop or in a thread
 #   _arguments.py        checks what the calls are given

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from .._core import CMChannel
 from .._timeouts import left_until
-from ..aio._loops import adapt, running
+from ..aio._loop_adapters import adapt, running
 from ..aio._reader import Watched
 from ._errors import Event
 from ._link import Link

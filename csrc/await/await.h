@@ -5,10 +5,10 @@
  *
  *   engine_type.c      Engine: the type that an AsyncCQ is built on
  *   awaitable_type.c   Awaitable: the type, in the shape of a coroutine
- *   step.c             what a task does in an awaitable: its steps from state to state; giving up
+ *   step.c             what a task does in an awaitable: its steps from state to state; cancelling
  *   scope.c            Scope: the type, and the end of a scope
  *   calls.c            send(), wait() and so on: their arguments, and the first step of the task
- *   engine.c           polling and arming the CQ, waking tasks, notifying them of failures
+ *   engine.c           polling and arming the CQ, waking tasks, also if Ctrl-C comes; failures
  *   post.c             posting operations, and those that wait until their queue has capacity
  *   abandoned.c        operations whose task gave up; a recv() takes over one of the same memory
  *   awaitable.c        the life of an awaitable: its owner, its lists, and what becomes of it

@@ -9,7 +9,7 @@
  *   dealloc.c          the garbage collector, and closing at the last moment
  *   deferred_decref.c  references that are dropped later, when it is safe to run other code
  *   freelist.c         memory of objects that were dropped, for the next ones
- *   wait_queue.c       threads that sleep without the GIL
+ *   wait_queue.c       threads that sleep without the GIL, until a deadline
  *   pollable_flag.c    a descriptor for event loops, readable while there are reports
  *   descriptors.c      descriptors that others made, and whether some are free
  *   lock.c             the lock that takes the GIL's place on a free-threaded Python

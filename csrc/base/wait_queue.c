@@ -384,6 +384,12 @@ static bool checks_first(const cqn_object *self, cqn_wait_queue *queue, const cq
 
 /* Waits until kind->pop() finds something. `timeout` is the argument, `seen_serial` the
  * serial of the latest failure that is known already. */
+/* In ns of the monotonic clock; -1: there is none. */
+static int64_t deadline_after(int64_t ns)
+{
+    return ns < 0 ? -1 : cqn_now_ns() + ns;
+}
+
 PyObject *cqn_wait_queue_wait(cqn_object *self, cqn_wait_queue *queue, const cqn_wait_kind *kind,
                               PyObject *timeout, uint64_t seen_serial, cqn_sleep *sleep)
 {
@@ -405,7 +411,7 @@ PyObject *cqn_wait_queue_wait(cqn_object *self, cqn_wait_queue *queue, const cqn
     if (waiter == NULL) {
         return NULL;
     }
-    PyObject *found = wait_in(self, queue, kind, waiter, ns < 0 ? -1 : cqn_now_ns() + ns);
+    PyObject *found = wait_in(self, queue, kind, waiter, deadline_after(ns));
     leave_queue(self, queue, waiter);
     return found;
 }

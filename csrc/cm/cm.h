@@ -10,7 +10,7 @@
  *   connect.c          its queue pair, and the steps to a connection, which follow from events
  *   id.c               CMID: the type, and its end
  *   event_object.c     from events to what Python has of them
- *   conn_state.c       what has happened to a CMID, and what waits for that
+ *   conn_state.c       what has happened to a connection or a listener; the backlog of a listener
  *   conn_state_type.c  CMConn: the type
  *   event_wait.c       CMWait: what waits for an event
  *   sleep.c            one sleep of one task

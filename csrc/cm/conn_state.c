@@ -282,6 +282,11 @@ static int deliver_end(cqn_cm_conn *self, PyObject *event, bool shuts_down)
     return notify_now(self, false);
 }
 
+static bool backlog_is_full(const cqn_cm_conn *listener)
+{
+    return listener->events_len >= (size_t)listener->backlog;
+}
+
 int cqn_cm_conn_deliver(cqn_cm_conn *self, PyObject *event)
 {
     const long number = PyLong_AsLong(PyTuple_GET_ITEM(event, CQN_CM_EVENT_TYPE));
@@ -302,7 +307,7 @@ int cqn_cm_conn_deliver(cqn_cm_conn *self, PyObject *event)
         self->path_errors++;
         return 0;
     }
-    if (type == CQN_CM_BIT(CONNECT_REQUEST) && self->events_len >= (size_t)self->backlog) {
+    if (type == CQN_CM_BIT(CONNECT_REQUEST) && backlog_is_full(self)) {
         return cqn_cm_reject(event);
     }
     if (add_event(self, event) < 0 ||

@@ -4,10 +4,10 @@
  * completions from the device to Python.
  *
  *   events.c           the events of a channel: arming, reading, counting, acknowledging
- *   fetch.c            completions from the device to the requests that await them, or the stash
+ *   fetch.c            completions from the device to the awaitables or the stash; spinning
  *   stash.c            completions that were fetched and not handed out
- *   to_python.c        from the stash to Python
- *   wc.c               WorkCompletion: the type; a completion as a row
+ *   to_python.c        from the stash to Python, for poll()
+ *   wc.c               WorkCompletion: the type, and making one; a completion as a row
  *   wc_array.c         WCArray: the type
  *   counters.h         what a CQ counts
  *

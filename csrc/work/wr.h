@@ -2,14 +2,15 @@
 /*
  * Work requests: what the files share that build and post them.
  *
- *   post_send.c   posting sends, and binding windows
+ *   post_send.c   posting sends and keepalives; binding windows; the limit of inline data
  *   post_recv.c   posting receives, to queue pairs and SRQs
  *   send_wr.c     SendWR: a send request that is built once
  *   recv_wr.c     RecvWR: a receive request that is built once
  *   send_args.c   what a send request is: opcodes and arguments
  *   wr.c          what both kinds share: wr_ids, lists, refusals; the state of the queue pair
  *   sg.c          the memory of a request
- *   wr_queue.c    the WR queues: what was posted and has not completed, and the ids of it
+ *   wr_queue.c    the WR queues: what was posted and has not completed; the user's wr_id, restored
+ *   queue.h       the id that the device has for a work request, and what the request keeps alive
  *   mw_state.c    what requests do to memory windows
  *
  * A request is made from the arguments of a call, on the stack, or as an object

@@ -6,16 +6,16 @@
  * The user's wr_id, any number of 64 bits, stays in the WR queue. The device gets
  *
  *   bits 63 to 48   generation
- *   bits 47 to 24   slot: the place of the last entry of the work request in the queue; in the
- * queue of an SRQ, of the first bits 23 to 0    the number of the queue, which no other has at the
- * time; never 0
+ *   bits 47 to 24   slot: where the work request is in the queue
+ *   bits 23 to 0    number of the queue, which no other queue has at the time; never 0
  *
- * so that a completion leads to its work request without a search. The generation shows whether a
- * work request is still in the WR queue, or its slot belongs to another one now. In the queue of a
- * queue pair, slot and generation are one number that counts entries; it skips a whole generation
- * when the device refuses a work request, or when all are forgotten. In the queue of an SRQ the
- * generation counts work requests. A number is free again when no completion of its queue can be
- * polled any more. The inline functions of queue.h make ids and take them apart.
+ * so that a completion leads to its work request without a search. The slot is that of the last
+ * entry of the work request; in the queue of an SRQ, that of the first. The generation shows
+ * whether a work request is still in the WR queue, or its slot belongs to another one now. In the
+ * queue of a queue pair, slot and generation are one number that counts entries; it skips a whole
+ * generation when the device refuses a work request, or when all are forgotten. In the queue of an
+ * SRQ the generation counts work requests. A number is free again when no completion of its queue
+ * can be polled any more. The inline functions of queue.h make ids and take them apart.
  *
  * The queues of a queue pair complete in order, so a completion stands for all work requests before
  * it, signaled or not: these queues are rings.

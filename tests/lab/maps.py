@@ -31,7 +31,7 @@ MAIN = {
 ENTRY = re.compile(r"^ \*   (\w+\.[ch]) {2,}\S", re.M)
 WIDTH = 100
 
-PACKAGES = ("cm", "exchange", "messages")
+PACKAGES = ("aio", "cm", "exchange", "messages")
 MODULE = re.compile(r"^(?:#   |    )(\w+\.py) {2,}\S", re.M)
 
 PAGE = CSRC.parent / "docs/internals.md"
