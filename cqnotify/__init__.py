@@ -7,7 +7,6 @@ In the order in which a program uses them:
     fork_status                   whether registered memory survives a fork
     DeviceAttr, DeviceAttrEx      what a device can do
     PD, MR, SGE                   memory: mr[a:b] is what a work request names
-    DM, TD, ParentDomain          memory on the device; domains of threads
     CompletionChannel, CQ         get_event, req_notify, poll, ack
     WorkCompletion, WCArray       what poll returns, what poll_into fills
     SuccessfulCompletion          what raise_for_status returns: a type for annotations
@@ -16,9 +15,6 @@ In the order in which a program uses them:
     QP, QPAddress, AH             connect, post_send, post_recv
     SRQ                           receives that several QPs share, and their limit
     MW, inc_rkey                  memory windows: QP.bind_mw
-    XRCD                          XRC: QPs of a domain that bring messages to its SRQs
-    Flow, FlowSpecEth, ...        which packets a QP gets; FlowCounters count them
-    WQ, RwqIndTable, RxHashConf   RSS: packets spread over several queues
     SendWR, RecvWR                work requests that are built once and posted many times
     report, register_report       what is open and what it waits for; the same on a signal
 
@@ -36,6 +32,7 @@ load than all of the above:
     cqnotify.conformance          measure which completions raise an event
     cqnotify.demo                 compare sleeping with polling
     cqnotify.cli                  the command line
+    cqnotify.hw                   what only some RDMA adapters have: XRC, flow steering, RSS, ...
 
 For contributors: imports go one way. The files beside this one stand on the C core, `aio` on the
 core and the enums, `cm` on these, `messages` on `cm`, and the tools on all of these; among the
@@ -46,12 +43,9 @@ try:
     from ._core import (
         AH,
         CQ,
-        DM,
         MR,
         PD,
         SGE,
-        TD,
-        XRCD,
         AsyncEvent,
         AsyncEventError,
         BusyError,
@@ -61,10 +55,7 @@ try:
         CQStats,
         DeviceRemovedError,
         FailureWatch,
-        FlowCounters,
-        ParentDomain,
         RecvWR,
-        RwqIndTable,
         SendWR,
         VerbsError,
         WCArray,
@@ -81,31 +72,22 @@ from .context import Context, devices, fork_status
 from .mw import MW, inc_rkey
 from .qp import QP
 from .srq import SRQ
-from .wq import WQ
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # for tools that look for imports in the code, as PyInstaller does
     from . import _qp_connect as _qp_connect
     from . import _report as _report
     from . import attrs as attrs
-    from . import flow as flow
     from . import wc as wc
 
 __getattr__, __dir__ = _lazy_names(
     globals(),
     {
-        "attrs": "ECE AHAttr CQModerationCaps Device DeviceAttr DeviceAttrEx GIDEntry ODPCaps "
-        "ODPPerTransportCaps PacketPacingCaps PortAttr QPAttr QPCap RSSCaps RTValues "
-        "RxHashConf SRQAttr TMCaps TSOCaps attrs",
-        "enums": "MTU AccessFlags AdviseMRAdvice AdviseMRFlags AsyncEventType AtomicCap "
-        "CQCreateFlags CounterDescription DeviceCapFlags FlowAttrFlags FlowAttrType "
-        "ForkStatus GIDType LinkLayer MigState MWType NodeType ODPGeneralCaps "
-        "ODPTransportCaps OpsFlags OpsWROpcode PlacementType PortState QPCreateFlags QPState "
-        "QPType RawPacketCaps ReadCountersFlags RxHashFields RxHashFunction "
-        "SelectivityLevel SendFlags SRQType TMCapFlags TransportType WCExFlags WCFlags WCOpcode "
-        "WCStatus WQFlags WQState WQType WROpcode",
-        "flow": "Flow FlowSpec FlowSpecActionCount FlowSpecActionDrop FlowSpecActionTag "
-        "FlowSpecEth FlowSpecIPv4 FlowSpecIPv6 FlowSpecTCP FlowSpecUDP flow",
+        "attrs": "AHAttr Device DeviceAttr DeviceAttrEx GIDEntry PortAttr QPAttr QPCap SRQAttr "
+        "attrs",
+        "enums": "MTU AccessFlags AsyncEventType AtomicCap CQCreateFlags DeviceCapFlags ForkStatus "
+        "GIDType LinkLayer MWType MigState NodeType PlacementType PortState QPState QPType "
+        "SelectivityLevel SendFlags TransportType WCExFlags WCFlags WCOpcode WCStatus WROpcode",
         "_qp_connect": "QPAddress",
         "_report": "register_report report unregister_report",
         "wc": "SuccessfulCompletion wc",
@@ -117,8 +99,6 @@ __version__ = "0.1.0"
 __all__ = [
     "AH",
     "CQ",
-    "DM",
-    "ECE",
     "MR",
     "MTU",
     "MW",
@@ -126,45 +106,25 @@ __all__ = [
     "QP",
     "SGE",
     "SRQ",
-    "TD",
-    "WQ",
-    "XRCD",
     "AHAttr",
     "AccessFlags",
-    "AdviseMRAdvice",
-    "AdviseMRFlags",
     "AsyncEvent",
     "AsyncEventError",
     "AsyncEventType",
     "AtomicCap",
     "BusyError",
     "CQCreateFlags",
-    "CQModerationCaps",
     "CQStats",
     "ClosedError",
     "CompletionChannel",
     "CompletionError",
     "Context",
-    "CounterDescription",
     "Device",
     "DeviceAttr",
     "DeviceAttrEx",
     "DeviceCapFlags",
     "DeviceRemovedError",
     "FailureWatch",
-    "Flow",
-    "FlowAttrFlags",
-    "FlowAttrType",
-    "FlowCounters",
-    "FlowSpec",
-    "FlowSpecActionCount",
-    "FlowSpecActionDrop",
-    "FlowSpecActionTag",
-    "FlowSpecEth",
-    "FlowSpecIPv4",
-    "FlowSpecIPv6",
-    "FlowSpecTCP",
-    "FlowSpecUDP",
     "ForkStatus",
     "GIDEntry",
     "GIDType",
@@ -172,41 +132,20 @@ __all__ = [
     "MWType",
     "MigState",
     "NodeType",
-    "ODPCaps",
-    "ODPGeneralCaps",
-    "ODPPerTransportCaps",
-    "ODPTransportCaps",
-    "OpsFlags",
-    "OpsWROpcode",
-    "PacketPacingCaps",
-    "ParentDomain",
     "PlacementType",
     "PortAttr",
     "PortState",
     "QPAddress",
     "QPAttr",
     "QPCap",
-    "QPCreateFlags",
     "QPState",
     "QPType",
-    "RSSCaps",
-    "RTValues",
-    "RawPacketCaps",
-    "ReadCountersFlags",
     "RecvWR",
-    "RwqIndTable",
-    "RxHashConf",
-    "RxHashFields",
-    "RxHashFunction",
     "SRQAttr",
-    "SRQType",
     "SelectivityLevel",
     "SendFlags",
     "SendWR",
     "SuccessfulCompletion",
-    "TMCapFlags",
-    "TMCaps",
-    "TSOCaps",
     "TransportType",
     "VerbsError",
     "WCArray",
@@ -214,9 +153,6 @@ __all__ = [
     "WCFlags",
     "WCOpcode",
     "WCStatus",
-    "WQFlags",
-    "WQState",
-    "WQType",
     "WROpcode",
     "WorkCompletion",
     "devices",

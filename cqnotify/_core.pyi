@@ -51,9 +51,9 @@ from .enums import (
     WQType,
     WROpcode,
 )
+from .hw import WQ as _WQ
 from .qp import QP as _QP
 from .srq import SRQ as _SRQ
-from .wq import WQ as _WQ
 
 # An attribute such as `QP.context` has the class of `cqnotify` with which the object was made. The
 # methods of those classes turn the core's answers, which are Any here, into named tuples.

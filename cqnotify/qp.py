@@ -40,12 +40,12 @@ class QP(_core.QP):
     sq_sig_all: whether every send completes, signaled or not.
     atomic_write: whether the QP can post ATOMIC_WRITE.
     flush: whether the QP can post FLUSH.
-    create_flags: `QPCreateFlags`.
+    create_flags: `hw.QPCreateFlags`.
     source_qpn: the QP number that its packets say they come from; with it SOURCE_QPN is set.
     max_tso_header: how many bytes the header of a TSO can have, for RAW_PACKET or UD; 0: no TSO.
-    xrcd: the domain of an XRC_RECV QP.
-    rwq_ind_tbl: a table of the WQs that packets are spread over, for RAW_PACKET or UD.
-    rx_hash_conf: by which hash, an `RxHashConf`.
+    xrcd: the domain of an XRC_RECV QP, an `hw.XRCD`.
+    rwq_ind_tbl: an `hw.RwqIndTable` of the WQs that packets are spread over, for RAW_PACKET or UD.
+    rx_hash_conf: by which hash, an `hw.RxHashConf`.
     user_data: any object, kept as an attribute.
 
     RC and UC are connected to one peer: exchange `address()` with it, then `connect(remote)`. UD is

@@ -19,8 +19,8 @@ class SRQ(_core.SRQ):
     max_wr: how many receives it has room for, at least.
     max_sge: how many elements a receive can have.
     srq_limit: the limit to arm, see `modify`.
-    srq_type: BASIC, XRC or TM.
-    xrcd: the domain of an SRQ of type XRC.
+    srq_type: an `hw.SRQType`: BASIC, XRC or TM.
+    xrcd: the domain of an SRQ of type XRC, an `hw.XRCD`.
     cq: the CQ on which messages complete, for XRC and TM.
     max_num_tags: how many receives the list of tags of type TM has room for.
     max_ops: how many operations on that list can be under way.

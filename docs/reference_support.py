@@ -20,7 +20,13 @@ from sphinx.errors import ExtensionError
 from cqnotify import CQStats
 
 STUBS: Final = Path(__file__).parent.parent / "cqnotify" / "_core.pyi"
-COMPLETE: Final = ["cqnotify", "cqnotify.aio", "cqnotify.testing", "cqnotify.exchange"]
+COMPLETE: Final = [
+    "cqnotify",
+    "cqnotify.hw",
+    "cqnotify.aio",
+    "cqnotify.testing",
+    "cqnotify.exchange",
+]
 COMPLETE += ["cqnotify.conformance", "cqnotify.hosts", "cqnotify.messages", "cqnotify.metrics"]
 
 MADE_BY_OTHERS: Final = (CQStats, enum.Enum)  # nobody calls these
@@ -84,7 +90,7 @@ _SG: Final = "SGE | MR | list[SGE | MR]"  # a tuple will do, too
 
 def _key(name: str) -> str:
     """cqnotify.CQ.poll is CQ.poll in the stubs."""
-    return re.sub(r"^cqnotify\.(_core\.)?", "", name)
+    return re.sub(r"^cqnotify\.(_core\.|hw\.)?", "", name)
 
 
 def _is_field(obj: Any) -> bool:

@@ -21,7 +21,6 @@ from cqnotify import (
     AsyncEventError,
     CompletionChannel,
     Context,
-    FlowSpecActionCount,
     QPState,
     QPType,
     RecvWR,
@@ -37,6 +36,7 @@ from cqnotify import (
 )
 from cqnotify.cm import CMEventType, RejectedError, RejectReason
 from cqnotify.demo import Report
+from cqnotify.hw import FlowSpecActionCount
 from cqnotify.messages import ConnectionOptions
 
 STAYS = {

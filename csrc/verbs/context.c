@@ -572,8 +572,8 @@ static PyMethodDef context_methods[] = {
      "from_fd($type, cmd_fd, /)\n--\n\n"
      "The context of another process, whose `cmd_fd` this is: a descriptor, or an object with "
      "fileno().\n\n"
-     "PD.from_handle(), MR.from_handle() and DM.from_handle() find its objects. The descriptor is "
-     "duplicated and stays the caller's. VerbsError (EOPNOTSUPP) where the device's provider "
+     "PD.from_handle(), MR.from_handle() and hw.DM.from_handle() find its objects. The descriptor "
+     "is duplicated and stays the caller's. VerbsError (EOPNOTSUPP) where the device's provider "
      "imports no contexts.\n\n"
      "Wraps ibv_import_device(3)."},
     {"get_async_event", (PyCFunction)(void (*)(void))cqn_get_async_event,

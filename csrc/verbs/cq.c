@@ -672,8 +672,9 @@ static PyType_Slot cq_slots[] = {
      "A completion queue with room for at least `cqe` completions.\n\n"
      "With a `channel` it can raise events there: see req_notify(). With `wc_flags`, WCExFlags, "
      "its completions have these fields, and qp_num, instead of the usual ones; VerbsError where "
-     "the device does not report them. With a `parent_domain` or `create_flags`, CQCreateFlags, it "
-     "is always such an extended CQ; without `wc_flags` it has the usual fields. cqnotify.metrics "
+     "the device does not report them. With a `parent_domain`, an hw.ParentDomain, or "
+     "`create_flags`, CQCreateFlags, it is always such an extended CQ; without `wc_flags` it has "
+     "the usual fields. cqnotify.metrics "
      "adds up what the CQs of one `name` count. BusyError at close() while queue pairs use it.\n\n"
      "Wraps ibv_create_cq(3), or ibv_create_cq_ex(3) where any of these is given."},
     {Py_tp_new, cq_new},

@@ -274,7 +274,7 @@ static PyType_Slot dm_slots[] = {
 };
 
 PyType_Spec cqn_dm_spec = {
-    .name = "cqnotify.DM",
+    .name = "cqnotify.hw.DM",
     .basicsize = sizeof(cqn_dm),
     .flags =
         Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,

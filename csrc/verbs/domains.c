@@ -67,7 +67,7 @@ static PyType_Slot td_slots[] = {
 };
 
 PyType_Spec cqn_td_spec = {
-    .name = "cqnotify.TD",
+    .name = "cqnotify.hw.TD",
     .basicsize = sizeof(cqn_object),
     .flags =
         Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
@@ -169,7 +169,7 @@ static PyType_Slot parent_slots[] = {
 };
 
 PyType_Spec cqn_parent_domain_spec = {
-    .name = "cqnotify.ParentDomain",
+    .name = "cqnotify.hw.ParentDomain",
     .basicsize = sizeof(cqn_object),
     .flags =
         Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,

@@ -2,9 +2,9 @@
 /*
  * Flow: a rule for which packets a queue pair gets.
  *
- * cqnotify/flow.py makes the bytes of the specs. They are checked here one by one, since a provider
- * would read beyond the end of a spec that is too short; specs with pointers are refused. The spec
- * of the FlowCounters is added here.
+ * cqnotify/hw/_flow.py makes the bytes of the specs. They are checked here one by one, since a
+ * provider would read beyond the end of a spec that is too short; specs with pointers are refused.
+ * The spec of the FlowCounters is added here.
  */
 
 #include "verbs/verbs.h"
@@ -258,7 +258,7 @@ static PyType_Slot flow_slots[] = {
 };
 
 PyType_Spec cqn_flow_spec = {
-    .name = "cqnotify.Flow",
+    .name = "cqnotify.hw.Flow",
     .basicsize = sizeof(cqn_object),
     .flags =
         Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,

@@ -171,7 +171,7 @@ static PyType_Slot counters_slots[] = {
 };
 
 PyType_Spec cqn_flow_counters_spec = {
-    .name = "cqnotify.FlowCounters",
+    .name = "cqnotify.hw.FlowCounters",
     .basicsize = sizeof(flow_counters),
     .flags =
         Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,

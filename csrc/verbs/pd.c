@@ -202,8 +202,8 @@ static PyMethodDef pd_methods[] = {
     {"advise_mr", (PyCFunction)(void (*)(void))pd_advise_mr, METH_FASTCALL | METH_KEYWORDS,
      "advise_mr($self, /, advice, sg, *, flags=0)\n--\n\n"
      "Advise the device on the use of memory that it pages on demand.\n\n"
-     "`advice` is an AdviseMRAdvice, such as to fetch the pages ahead; `sg` mr[a:b], an MR, or a "
-     "list of these; with AdviseMRFlags.FLUSH in `flags` the call returns when it is done. "
+     "`advice` is an hw.AdviseMRAdvice, such as to fetch the pages ahead; `sg` mr[a:b], an MR, or "
+     "a list of these; with hw.AdviseMRFlags.FLUSH in `flags` the call returns when it is done. "
      "VerbsError (EOPNOTSUPP) where the device takes no advice.\n\n"
      "Wraps ibv_advise_mr(3)."},
     {"from_handle", (PyCFunction)(void (*)(void))pd_from_handle,

@@ -220,7 +220,7 @@ static PyType_Slot table_slots[] = {
 };
 
 PyType_Spec cqn_rwq_ind_table_spec = {
-    .name = "cqnotify.RwqIndTable",
+    .name = "cqnotify.hw.RwqIndTable",
     .basicsize = sizeof(cqn_rwq_ind_table),
     .flags =
         Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,

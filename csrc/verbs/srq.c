@@ -523,7 +523,7 @@ static const char post_ops_doc[] =
     "default all, and returns its handle. TAG_DEL takes the one of that `handle` away, and "
     "TAG_SYNC informs the device that `unexpected_cnt` messages that matched none were seen, as "
     "each of them can. The operation completes under `wr_id`, and the receive under `recv_wr_id`. "
-    "`flags` are OpsFlags; SIGNALED is always set.\n\n"
+    "`opcode` is an hw.OpsWROpcode, `flags` are hw.OpsFlags; SIGNALED is always set.\n\n"
     "VerbsError (ENOMEM) when the list is full or too many operations are under way; LookupError "
     "for a handle that no receive has.\n\n"
     "Wraps ibv_post_srq_ops(3).";

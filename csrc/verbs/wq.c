@@ -356,7 +356,7 @@ static PyType_Slot wq_slots[] = {
 };
 
 PyType_Spec cqn_wq_spec = {
-    .name = "cqnotify.WQ",
+    .name = "cqnotify.hw.WQ",
     .basicsize = sizeof(cqn_wq),
     .flags =
         Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,

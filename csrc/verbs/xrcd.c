@@ -114,7 +114,7 @@ static PyType_Slot xrcd_slots[] = {
 };
 
 PyType_Spec cqn_xrcd_spec = {
-    .name = "cqnotify.XRCD",
+    .name = "cqnotify.hw.XRCD",
     .basicsize = sizeof(cqn_object),
     .flags =
         Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,

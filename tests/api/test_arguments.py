@@ -18,17 +18,16 @@ from cqnotify import (
     PD,
     QP,
     SRQ,
-    WQ,
     AccessFlags,
     CompletionChannel,
     Context,
     FailureWatch,
-    Flow,
     QPType,
     SendWR,
     WCArray,
 )
 from cqnotify.cm import blocking
+from cqnotify.hw import WQ, Flow
 
 RC, NAN, INF = QPType.RC, math.nan, math.inf
 FAR = 10**5000  # more digits than Python shows

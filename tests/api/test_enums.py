@@ -10,7 +10,7 @@ import pytest
 from support import python
 
 import cqnotify
-from cqnotify import _core, enums
+from cqnotify import _core, enums, hw
 from cqnotify.enums import MTU, WCFlags, WCOpcode, WCStatus, enum_or_int
 
 PREFIXES = {
@@ -186,7 +186,7 @@ def test_every_enum_is_exported():
         for name, cls in inspect.getmembers(enums, inspect.isclass)
         if issubclass(cls, enum.Enum) and cls.__module__ == enums.__name__ and name[0] != "_"
     }
-    assert classes <= set(cqnotify.__all__)
+    assert classes <= {*cqnotify.__all__, *hw.__all__}
     assert classes | {"enum_or_int"} == set(enums.__all__)
 
 

@@ -13,7 +13,7 @@ import pytest
 from support import python
 
 import cqnotify
-from cqnotify import enums
+from cqnotify import enums, hw
 from cqnotify.cli import COMMANDS
 
 SOURCES = Path(__file__).parents[2] / "cqnotify"
@@ -39,15 +39,17 @@ def test_importing_the_package_brings_no_module_that_takes_long_and_is_not_neede
     brought = set(done.stdout.split())
     assert "cqnotify.context" in brought
     late = {"enum", "typing", "re", "ipaddress", "dataclasses", "inspect", "asyncio"}
-    assert not brought & {*late, "cqnotify.attrs"}
+    assert not brought & {*late, "cqnotify.attrs", "cqnotify.hw"}
 
 
 def test_names_that_come_later_are_the_same_from_wherever_they_are_asked_for() -> None:
     assert cqnotify.QPAddress is cqnotify.qp.QPAddress
     assert cqnotify.DeviceAttr is cqnotify.attrs.DeviceAttr
-    assert set(cqnotify.__all__) <= set(dir(cqnotify))
-    with pytest.raises(AttributeError, match="module 'cqnotify' has no attribute 'nothing'"):
-        cqnotify.nothing  # noqa: B018
+    assert hw.TSOCaps is cqnotify.attrs.TSOCaps
+    for module in (cqnotify, hw):
+        assert set(module.__all__) <= set(dir(module))
+        with pytest.raises(AttributeError, match=f"'{module.__name__}' has no attribute 'nothing'"):
+            module.nothing  # noqa: B018
 
 
 def test_an_enum_is_built_when_it_is_first_asked_for_and_no_other_with_it() -> None:
@@ -65,7 +67,7 @@ def test_an_enum_is_built_when_it_is_first_asked_for_and_no_other_with_it() -> N
 def test_all_threads_that_ask_for_an_enum_first_get_the_same_class() -> None:
     program = """
 import sys, threading
-from cqnotify import enums
+from cqnotify import enums, hw
 from cqnotify.cli import COMMANDS
 sys.setswitchinterval(1e-6)
 n, names = 4, [name for name in enums.__all__ if name != "enum_or_int"]
@@ -127,11 +129,13 @@ def test_in_an_archive_the_import_says_that_the_core_is_not_loaded_from_there(
 def test_what_comes_later_is_imported_by_name_somewhere_so_that_frozen_programs_have_it() -> None:
     finder = ModuleFinder(path=[str(SOURCES.parent)], excludes=["asyncio", "multiprocessing"])
     finder.import_hook("cqnotify")
+    finder.import_hook("cqnotify.hw")
     finder.import_hook("cqnotify.cli")
     modules = {
         "attrs",
         "enums",
-        "flow",
+        "hw._flow",
+        "hw._wq",
         "wc",
         "_qp_connect",
         "_attr_conversion",

@@ -19,6 +19,7 @@ FILES = sorted(path for path in ROOT.rglob("*.py"))
 # What the files beside cqnotify/__init__.py are, is the face; the rest are folders, and hosts.py.
 BELOW = {
     "face": {"face"},
+    "hw": {"_core", "face"},
     "aio": {"_core", "enums"},
     "cm": {"_core", "face", "aio"},
     "messages": {"face", "aio", "cm"},

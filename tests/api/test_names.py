@@ -12,6 +12,7 @@ import pytest
 
 import cqnotify
 import cqnotify.aio
+import cqnotify.hw
 
 OBJECT = {"add_close_callback", "close", "closed", "remove_close_callback"}
 
@@ -46,7 +47,7 @@ NAMES = {
 
 CLASSES = [
     value
-    for module in (cqnotify, cqnotify.aio)
+    for module in (cqnotify, cqnotify.hw, cqnotify.aio)
     for name in module.__all__
     if inspect.isclass(value := getattr(module, name))
 ]
@@ -69,9 +70,14 @@ def test_the_package_offers_its_public_names_and_its_modules() -> None:
     }
     assert offered(cqnotify) <= set(cqnotify.__all__) | modules
     assert offered(cqnotify.aio) <= set(cqnotify.aio.__all__)
+    assert offered(cqnotify.hw) == set(cqnotify.hw.__all__)
 
 
-@pytest.mark.parametrize("name", ["", ".aio", ".exchange", ".conformance", ".testing"])
+def test_a_name_is_at_the_top_or_in_hw() -> None:
+    assert not {*cqnotify.__all__} & {*cqnotify.hw.__all__}
+
+
+@pytest.mark.parametrize("name", ["", ".hw", ".aio", ".exchange", ".conformance", ".testing"])
 def test_a_star_import_brings_the_public_names_alone(name: str) -> None:
     module = importlib.import_module(f"cqnotify{name}")
     assert all(not public.startswith("_") and hasattr(module, public) for public in module.__all__)

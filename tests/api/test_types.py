@@ -16,22 +16,18 @@ from types_support import DEADLINE, Pair, exchange
 
 from cqnotify import (
     CQ,
-    DM,
     MR,
     MW,
     PD,
     QP,
     SGE,
-    TD,
     AccessFlags,
-    AdviseMRAdvice,
     CompletionChannel,
     CompletionError,
     Context,
     CQStats,
     GIDEntry,
     MWType,
-    ParentDomain,
     QPState,
     QPType,
     RecvWR,
@@ -48,6 +44,7 @@ from cqnotify import (
     WROpcode,
     inc_rkey,
 )
+from cqnotify.hw import DM, TD, AdviseMRAdvice, ParentDomain
 from cqnotify.testing import Endpoint, connect, wait_completions
 
 if TYPE_CHECKING:

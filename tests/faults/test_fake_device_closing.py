@@ -16,26 +16,18 @@ from typing import ClassVar
 import pytest
 from fault_world import core
 
-from cqnotify import (
-    CQ,
+from cqnotify import CQ, MR, PD, QP, SRQ, BusyError, ClosedError, Context, QPType
+from cqnotify.hw import (
     DM,
-    MR,
-    PD,
-    QP,
-    SRQ,
     TD,
     WQ,
     XRCD,
-    BusyError,
-    ClosedError,
-    Context,
     CounterDescription,
     Flow,
     FlowCounters,
     FlowSpecActionCount,
     OpsWROpcode,
     ParentDomain,
-    QPType,
     RwqIndTable,
     RxHashConf,
     RxHashFields,

@@ -19,19 +19,14 @@ from support import outstanding, until
 
 from cqnotify import (
     CQ,
-    DM,
     MR,
     PD,
     QP,
     SGE,
-    TD,
     AccessFlags,
-    AdviseMRAdvice,
-    AdviseMRFlags,
     BusyError,
     ClosedError,
     Context,
-    ParentDomain,
     QPType,
     RecvWR,
     SendFlags,
@@ -41,6 +36,7 @@ from cqnotify import (
     WorkCompletion,
     WROpcode,
 )
+from cqnotify.hw import DM, TD, AdviseMRAdvice, AdviseMRFlags, ParentDomain
 
 REREG_INPUT, DONT_FORK_NEW, DO_FORK_OLD, COMMAND, COMMAND_AND_FORK = range(-1, -6, -1)
 LOCAL_WRITE, REMOTE_WRITE = AccessFlags.LOCAL_WRITE, AccessFlags.REMOTE_WRITE
@@ -363,7 +359,7 @@ def test_device_memory_keeps_its_bounds(w: World) -> None:
             call()
     with Context(w.ctx.name) as other, pytest.raises(ValueError, match="dm belongs to another Con"):
         MR.from_dm(PD(other), dm)
-    with pytest.raises(TypeError, match="dm must be a cqnotify.DM"):
+    with pytest.raises(TypeError, match="dm must be a cqnotify.hw.DM"):
         MR.from_dm(w.pd, w.mr)  # type: ignore[arg-type]
 
 
@@ -491,7 +487,7 @@ def test_a_cq_of_a_parent_domain_is_an_extended_one(w: World) -> None:
         CQ(w.ctx, 4, parent_domain=domain)
     with Context(w.ctx.name) as other, pytest.raises(ValueError, match="parent_domain belongs to"):
         CQ(w.ctx, 4, wc_flags=WCExFlags.BYTE_LEN, parent_domain=ParentDomain(PD(other)))
-    with pytest.raises(TypeError, match="parent_domain must be a cqnotify.ParentDomain"):
+    with pytest.raises(TypeError, match="parent_domain must be a cqnotify.hw.ParentDomain"):
         CQ(w.ctx, 4, parent_domain=w.pd)  # type: ignore[arg-type]
 
 
@@ -499,7 +495,7 @@ def test_a_parent_domain_is_of_a_pd_and_a_td_of_one_context(w: World) -> None:
     domain = ParentDomain(w.pd)
     with pytest.raises(TypeError, match="pd must be a PD, and not itself a ParentDomain"):
         ParentDomain(domain)
-    with pytest.raises(TypeError, match="td must be a cqnotify.TD"):
+    with pytest.raises(TypeError, match="td must be a cqnotify.hw.TD"):
         ParentDomain(w.pd, w.pd)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="a ParentDomain is made of a PD"):
         ParentDomain.from_handle(w.ctx, 1)

@@ -23,31 +23,24 @@ from hypothesis import note
 from cqnotify import (
     AH,
     CQ,
-    DM,
     MR,
     MW,
     PD,
     QP,
     SRQ,
-    TD,
-    WQ,
-    XRCD,
     ClosedError,
     CompletionChannel,
     Context,
     FailureWatch,
-    Flow,
-    FlowCounters,
-    ParentDomain,
     QPAddress,
     QPState,
     RecvWR,
-    RwqIndTable,
     SendWR,
     VerbsError,
     WCArray,
 )
 from cqnotify.aio import AsyncCQ
+from cqnotify.hw import DM, TD, WQ, XRCD, Flow, FlowCounters, ParentDomain, RwqIndTable
 
 Good = dict[str, tuple[str, ...]]
 

@@ -15,9 +15,10 @@ import pytest
 from doc_support import DOCS
 
 import cqnotify
+from cqnotify import hw
 from cqnotify.qp import QPChanges
 
-MODULES = ["cqnotify", "cqnotify.aio", "cqnotify.cm", "cqnotify.cm.blocking"]
+MODULES = ["cqnotify", "cqnotify.hw", "cqnotify.aio", "cqnotify.cm", "cqnotify.cm.blocking"]
 MODULES += ["cqnotify.messages", "cqnotify.exchange", "cqnotify.exchange.blocking"]
 MODULES += ["cqnotify.testing"]
 MODULES += ["cqnotify.hosts", "cqnotify.conformance", "cqnotify.metrics"]
@@ -122,7 +123,7 @@ def test_a_call_has_its_signature_and_the_meaning_of_each_parameter(
     module: str, name: str, obj: Any
 ) -> None:
     shown = PAGE[f"{module}.{name}"]
-    namespace = {**vars(cqnotify), **vars(importlib.import_module(module))}
+    namespace = {"hw": hw, **vars(cqnotify), **vars(importlib.import_module(module))}
     function = eval(f"lambda {shown.arguments}: None", namespace)
     parameters = parameters_of(obj)
     assert shape(parameters_of(function)) == shape(parameters)

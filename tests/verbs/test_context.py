@@ -31,14 +31,13 @@ from cqnotify import (
     GIDType,
     LinkLayer,
     NodeType,
-    ODPGeneralCaps,
-    ODPTransportCaps,
     PortState,
     QPType,
     VerbsError,
     devices,
     fork_status,
 )
+from cqnotify.hw import ODPGeneralCaps, ODPTransportCaps
 
 
 def test_devices_lists_what_the_kernel_has(ctx: Context) -> None:

@@ -15,24 +15,8 @@ from typing import Any
 import pytest
 from support import Endpoint, connect, is_rxe, wait_one
 
-from cqnotify import (
-    CQ,
-    DM,
-    MR,
-    PD,
-    QP,
-    TD,
-    AccessFlags,
-    AdviseMRAdvice,
-    AdviseMRFlags,
-    Context,
-    ODPGeneralCaps,
-    ParentDomain,
-    QPState,
-    QPType,
-    VerbsError,
-    WCExFlags,
-)
+from cqnotify import CQ, MR, PD, QP, AccessFlags, Context, QPState, QPType, VerbsError, WCExFlags
+from cqnotify.hw import DM, TD, AdviseMRAdvice, AdviseMRFlags, ODPGeneralCaps, ParentDomain
 
 
 def refused(call: Callable[[], Any], verb: str, what: str) -> None:

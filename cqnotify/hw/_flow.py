@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv6Address
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from . import _core
-from .enums import FlowAttrFlags, FlowAttrType
+from .. import _core
+from ..enums import FlowAttrFlags, FlowAttrType
 
 if TYPE_CHECKING:
     from typing import Self

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from . import _core, enums
+from .. import _core, enums
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .enums import WQState, WQType
+    from ..enums import WQState, WQType
 
 __all__ = ["WQ"]
 
