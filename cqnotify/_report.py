@@ -47,10 +47,10 @@ class HasFileno(Protocol):
 # ---- the text -----------------------------------------------------------------------------------
 
 
-def report(ctx: Context | None = None) -> str:
+def report(context: Context | None = None) -> str:
     """Describe what is open and what it waits for, in lines of text.
 
-    ctx: a context; by default all that are open in this process.
+    context: one of them; by default all that are open in this process.
 
     For each context there are the asynchronous events of the device, its QPs with their states,
     peers and outstanding work requests, its SRQs, its CQs, its channels with the threads that wait
@@ -58,7 +58,7 @@ def report(ctx: Context | None = None) -> str:
     asyncio. Takes no completion and no event, and never raises: where something cannot be told, the
     line says why. Wraps ibv_query_qp(3).
     """
-    contexts = list(reversed(open_contexts())) if ctx is None else [ctx]
+    contexts = list(reversed(open_contexts())) if context is None else [context]
     return "\n".join(line for one in contexts for line in _lines(one)) or "no Context is open"
 
 

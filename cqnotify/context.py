@@ -134,10 +134,12 @@ class Context(_core.Context):
     def query_gid_table(self, port_num: int | None = None) -> list[GIDEntry]:
         """Return the valid GIDs of one port, or of all ports, sorted by port and index.
 
-        Wraps ibv_query_gid_table(3).
+        Raises ValueError where there is no such port. Wraps ibv_query_gid_table(3).
         """
         table = [gid_entry(raw) for raw in super().query_gid_table()]
         wanted = [entry for entry in table if port_num in (None, entry.port_num)]
+        if port_num is not None and not wanted:
+            _core.Context.query_port(self, port_num)  # is there such a port?
         return sorted(wanted, key=lambda entry: (entry.port_num, entry.index))
 
     def query_gid(self, index: int, port_num: int = 1) -> GIDEntry:

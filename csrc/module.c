@@ -135,6 +135,7 @@ CQN_RARE static int module_exec(PyObject *module)
     }                                           \
     DO((st)->wc_flags);                         \
     DO((st)->wc_ex_flags);                      \
+    DO((st)->access_flags);                     \
     DO((st)->byte_len)
 
 CQN_RARE static int module_traverse(PyObject *module, visitproc visit, void *arg)

@@ -29,7 +29,7 @@ typedef struct {
      * see base/constants.h. */
     PyObject *wc_status[CQN_WC_STATUSES];
     PyObject *wc_opcode[CQN_WC_OPCODES];
-    PyObject *wc_flags, *wc_ex_flags;
+    PyObject *wc_flags, *wc_ex_flags, *access_flags;
 
     /* Of the engine, see await/. */
     PyObject *innermost_scope;    /* a context variable, see await/scope.c */

@@ -469,6 +469,15 @@ static PyMethodDef mr_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static PyObject *mr_get_access(PyObject *op, void *Py_UNUSED(unused))
+{
+    CQN_LOCKED;
+    const cqn_mr *self = (cqn_mr *)op;
+    return cqn_open(CQN_OBJ(op)) == NULL
+               ? NULL
+               : cqn_flags("AccessFlags", &self->base.state->access_flags, self->access);
+}
+
 static PyGetSetDef mr_getset[] = {
     {"pd", cqn_get_used, NULL, "The PD that it belongs to.", (void *)0},
     {"addr", mr_get_addr, NULL, "Address of its first byte, as a peer names it.", NULL},
@@ -478,8 +487,7 @@ static PyGetSetDef mr_getset[] = {
     {"lkey", cqn_get_u32, NULL, "Key for local use.", (void *)offsetof(cqn_mr, lkey)},
     {"rkey", cqn_get_u32, NULL, "Key for a peer's RDMA operations.",
      (void *)offsetof(cqn_mr, rkey)},
-    {"access", cqn_get_u32, NULL, "What may be done with it, as AccessFlags' bits.",
-     (void *)offsetof(cqn_mr, access)},
+    {"access", mr_get_access, NULL, "What may be done with it: AccessFlags.", NULL},
     CQN_OBJECT_GETSET,
     {NULL, NULL, NULL, NULL, NULL},
 };

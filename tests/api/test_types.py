@@ -67,7 +67,8 @@ def test_memory(rdma_pd: PD) -> None:
         assert_type(mr.read(5), bytes)
         assert_type(bytes(memoryview(mr)), bytes)
         assert_type(len(mr), int)
-        for number in (mr.addr, mr.length, mr.lkey, mr.rkey, mr.access):
+        assert_type(mr.access, AccessFlags)
+        for number in (mr.addr, mr.length, mr.lkey, mr.rkey):
             assert_type(number, int)
         sge = mr[:8]
         assert_type(sge, SGE)

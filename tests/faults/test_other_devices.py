@@ -210,7 +210,7 @@ def test_memory_that_is_paged_on_demand_is_like_any_other(w: World) -> None:
     core.use_fake_device(True)
     buffer = bytearray(b"paged")
     with MR(w.pd, buffer, access=AccessFlags.LOCAL_WRITE | AccessFlags.ON_DEMAND) as mr:
-        assert mr.access & AccessFlags.ON_DEMAND
+        assert mr.access is AccessFlags.LOCAL_WRITE | AccessFlags.ON_DEMAND
         drain(w)
         w.qp.post_recv(w.mr[0:64], wr_id=1)
         w.qp.post_send(mr[:], wr_id=2)

@@ -297,8 +297,11 @@ def test_a_gid_that_is_not_there_is_a_lookup_error_naming_those_that_are(ctx: Co
             ctx.find_gid(missing)
     with pytest.raises(TypeError, match="index must be an integer, not str"):
         ctx.query_gid("0")  # type: ignore[arg-type]
+    for query in (lambda: ctx.query_gid(0, 2), lambda: ctx.query_gid_table(2)):
+        with pytest.raises(ValueError, match="port_num is 2: it must be 1 to 1"):
+            query()
     with pytest.raises(ValueError, match="port_num is 2: it must be 1 to 1"):
-        ctx.query_gid(0, 2)
+        ctx.find_gid(port_num=2)
 
 
 def test_a_fork_is_safe_by_the_kernel_where_that_copies_pinned_pages(ctx: Context) -> None:
