@@ -394,7 +394,7 @@ CQN_RARE static PyObject *srq_new(PyTypeObject *type, PyObject *args, PyObject *
 /* ---- the list of tags of an SRQ of type TM: receives for messages of a certain tag ----
  *
  * An operation that adds a receive makes two requests: the operation, and the receive. The WR
- * queue have both. A receive that an operation deletes by its handle never completes, so the SRQ
+ * queue has both. A receive that an operation deletes by its handle never completes, so the SRQ
  * remembers which receive has which handle. */
 
 enum { OPCODE, WR_ID, FLAGS, SG, RECV_WR_ID, TAG, MASK, HANDLE, UNEXPECTED, NAMES };
