@@ -22,6 +22,7 @@ import cqnotify
 from cqnotify import (
     AH,
     MW,
+    QP,
     SRQ,
     AsyncEventType,
     Context,
@@ -33,6 +34,7 @@ from cqnotify import (
     WCArray,
     _core,
     devices,
+    hw,
 )
 from cqnotify.testing import wait_completions
 
@@ -41,14 +43,14 @@ class Names(dict[str, Any]):
     """Those of the stub, and of annotations of the package."""
 
     def __missing__(self, name: str) -> Any:
-        for module in (_core, cqnotify, typing, collections.abc, ipaddress):
+        for module in (_core, cqnotify, hw, typing, collections.abc, ipaddress):
             if hasattr(module, name):
                 return getattr(module, name)
         raise KeyError(name)
 
 
 NAMES = Names(_MaybeNone=None, _Absent=None)
-NAMES |= {f"_{name}": getattr(cqnotify, name) for name in ("Context", "QP", "SRQ", "WQ")}
+NAMES |= {f"_{cls.__name__}": cls for cls in (Context, QP, SRQ, hw.WQ)}
 STUB = ast.parse(Path(_core.__file__).with_name("_core.pyi").read_text())
 ASKED = re.compile(r"query\w*|find_gid$|address$|fileno$|try_get\w*|poll$|arm_if_empty$|read$")
 
