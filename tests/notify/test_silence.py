@@ -7,7 +7,7 @@ import signal
 import threading
 
 import pytest
-from support import UNSIGNALED, Endpoint, Pair, deliver, is_asleep, until
+from support import UNSIGNALED, Endpoint, Pair, Waiter, deliver, is_asleep, until
 
 from cqnotify import (
     CQ,
@@ -206,17 +206,18 @@ def test_a_timeout_error_of_the_handler_of_a_signal_stays_as_it_is(pair: Pair) -
     def handler(_number: int, _frame: object) -> None:
         raise TimeoutError("mine")
 
-    def interrupt(main: threading.Thread) -> None:
+    main = threading.current_thread()
+
+    def interrupt() -> None:
         until(lambda: is_asleep(main), "the main thread sleeps")
         assert main.ident is not None
         signal.pthread_kill(main.ident, signal.SIGALRM)
 
     old = signal.signal(signal.SIGALRM, handler)
-    interrupter = threading.Thread(target=interrupt, args=[threading.main_thread()])
     try:
         with pytest.raises(TimeoutError, match="^mine$"):
-            interrupter.start()
+            interrupter = Waiter(interrupt)
             pair[1].channel.get_event()
-    finally:
         interrupter.join()
+    finally:
         signal.signal(signal.SIGALRM, old)
