@@ -196,5 +196,5 @@ async def _open(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.Str
 async def _limited(work: Coroutine[object, object, _T], timeout: float | None) -> _T:
     try:
         return await asyncio.wait_for(work, timeout)
-    except TimeoutError:  # before Python 3.11 this is not the builtin one
+    except TimeoutError:  # its own text is empty
         raise TimeoutError("the address exchange took too long") from None

@@ -246,7 +246,7 @@ class Listener:
             raise
 
     def _open(self, name: str) -> None:
-        """Hold a device until the listener is closed, so that peers do not open it anew."""
+        """Keep a device open until the listener is closed, for the peers to come."""
         if name not in self._devices:
             self._devices[name] = Device.of(name)
 

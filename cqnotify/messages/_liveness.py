@@ -20,7 +20,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-# Seconds. Newer Soft-RoCE waits anew for an answer with each request that is posted, so this must
+# Seconds. Newer Soft-RoCE restarts its timer with each request that is posted, so this must
 # not be shorter than it waits: 3.8 s by default.
 PROBE_INTERVAL: Final = 5.0
 

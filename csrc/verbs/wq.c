@@ -204,7 +204,7 @@ static int parse_modify(PyObject *const *in, struct ibv_wq_attr *attr)
     return 0;
 }
 
-/* A reset drops the receives without completing them: the WR queue begins anew. */
+/* A reset drops the receives without completing them, so the WR queue becomes empty. */
 static int carry_out(cqn_wq *self, struct ibv_wq_attr *attr)
 {
     if (self->is_modified) { /* otherwise a reset that ends late would drop what was posted since */
