@@ -56,7 +56,9 @@ for word in debug:
 
 
 def is_built(source: Path) -> bool:
-    """Only builds for tests have sources of csrc/faults."""
+    """Only builds for tests have sources of csrc/faults; csrc/check is a library of its own."""
+    if source.parent.name == "check":
+        return False
     word = "coverage" if source.stem == "gcov_dump" else "faults"
     return source.parent.name != "faults" or word in debug
 
@@ -158,7 +160,17 @@ setup(
                 *(flag for word in debug for flag in DEBUG[word][0]),
             ],
             extra_link_args=[flag for word in debug for flag in DEBUG[word][1]],
-        )
+        ),
+        # No module: the dynamic linker loads it into the programs that `cqnotify check` runs.
+        Extension(
+            "cqnotify._observer",
+            sources=sorted(str(p) for p in Path("csrc/check").glob("*.c")),
+            depends=sorted(str(p) for p in Path("csrc/check").glob("*.h")),
+            define_macros=[("_GNU_SOURCE", None)],
+            libraries=["dl"],
+            extra_compile_args=["-std=gnu11", "-fvisibility=hidden", "-g" if debug else "-O2"],
+            extra_link_args=["-static-libgcc"],
+        ),
     ],
     cmdclass={"build_ext": BuildCore},
 )

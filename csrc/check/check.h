@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The observer of `cqnotify check`: a library that the dynamic linker loads into a program
+ * (LD_AUDIT, see rtld-audit(7)), which stands between the program and libibverbs.
+ *
+ *  audit.c      which functions of the program are bound to which of ours
+ *  objects.h    what is known of each CQ, QP, region: its numbers, and what is in flight
+ *  context.c    contexts, their tables of functions, channels, asynchronous events
+ *  cq.c, cq_ex.c  create, poll, arm, event, acknowledge, destroy
+ *  qp.c, qp_ex.c, queue.c  create, modify, post, destroy; work requests in flight
+ *  mr.c         regions, and memory that is given back under them
+ *  sleep.c      calls that sleep on a channel, and the look at what they sleep through
+ *  log.c, site.c, timeline.c  what is written, and from where the program called
+ *
+ * It lives in a link-map namespace of its own, with a libc of its own: see lock.h.
+ */
+#ifndef CQN_CHECK_H
+#define CQN_CHECK_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "log.h"
+#include "site.h"
+#include "timeline.h"
+
+/* ---- audit.c ------------------------------------------------------------------------------- */
+
+uint32_t cqn_tid(void);
+uint64_t cqn_now(void);                      /* timeline.c */
+int cqn_create_file(const char *extension);  /* a new one in the folder: PID.N.extension; or -1 */
+void cqn_own_code(uintptr_t *from, uintptr_t *to);
+bool cqn_is_alone(void);                     /* whether the process has one thread */
+int *cqn_errno(void);                        /* the program's */
+void *cqn_find_verb(const char *symbol);      /* of libibverbs; or NULL */
+void cqn_report_end(void);                   /* report.c: what is known only at the end */
+
+/* How often a thread looks while it sleeps, and how many looks decide. */
+enum { LOOK_MS = 50, LOOKS = 20 };
+
+#endif

@@ -1,0 +1,281 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Completion queues: create, poll, arm, event, acknowledge, destroy.
+ *
+ * While a thread sleeps on a CQ's channel, the look (sleep.c) may poll the CQ. What it takes it
+ * keeps, and the program's next polls hand it out: in the order of the device, and nothing is lost.
+ */
+#include "hooks.h"
+#include "ops.h"
+
+/* ---- create ------------------------------------------------------------------------------- */
+
+static void
+show(struct cq *cq)
+{
+    cqn_lock(&cqn_lists_lock);
+    cq->next = cqn_cqs;
+    cqn_cqs = cq;
+    if (cq->channel) {
+        cq->in_channel = cq->channel->cqs;
+        cq->channel->cqs = cq;
+    }
+    cqn_unlock(&cqn_lists_lock);
+    cqn_table_put(&cqn_objects, (uintptr_t)cq->ibv, cq);
+}
+
+struct cq *
+cqn_cq_add(struct ibv_cq *ibv)
+{
+    struct cq *cq = ibv ? cqn_alloc(sizeof(*cq)) : NULL;
+    if (!cq)
+        return NULL;
+    cq->ibv = ibv;
+    cq->context = cqn_context(ibv->context);
+    cq->channel = ibv->channel ? cqn_object(ibv->channel) : NULL;
+    cq->entries = (uint32_t)ibv->cqe;
+    cq->number = __atomic_add_fetch(&cqn_counts.cqs, 1, __ATOMIC_RELAXED);
+    show(cq);
+    RECORD(.what = RECORD_CQ_CREATED, .object = cq->number,
+           .other = cq->channel ? cq->channel->number : 0, .number = cq->entries);
+    return cq;
+}
+
+struct ibv_cq *
+cqn_hook_ibv_create_cq(struct ibv_context *ibv, int entries, void *cq_context,
+                       struct ibv_comp_channel *channel, int vector)
+{
+    cqn_context(ibv);
+    struct ibv_cq *created =
+        cqn_real.ibv_create_cq(ibv, entries, cq_context, channel, vector);
+    cqn_cq_add(created);
+    return created;
+}
+
+int
+cqn_hook_ibv_resize_cq(struct ibv_cq *ibv, int entries)
+{
+    int result = cqn_real.ibv_resize_cq(ibv, entries);
+    struct cq *cq = cqn_object(ibv);
+    if (cq)
+        cq->entries = (uint32_t)ibv->cqe;
+    return result;
+}
+
+/* ---- poll --------------------------------------------------------------------------------- */
+
+struct kept *
+cqn_cq_next_kept(struct cq *cq)
+{
+    if (cq->waiting == 0)
+        return NULL;
+    struct kept *next = &cq->kept[cq->first];
+    cq->first = cq->first + 1 == cq->room ? 0 : cq->first + 1;
+    cq->waiting--;
+    return next;
+}
+
+void
+cqn_cq_completed(struct cq *cq, const struct ibv_wc *wc, bool seen)
+{
+    cqn_qp_completed(cq, wc);
+    if (!seen)
+        RECORD(.what = RECORD_COMPLETION, .object = cq->number,
+               .other = cq->last_qp ? cq->last_qp->number : 0, .value = wc->wr_id,
+               .number = wc->byte_len,
+               .detail = (uint32_t)wc->opcode | (uint32_t)wc->status << 16);
+}
+
+void
+cqn_cq_polled(struct cq *cq, int asked, int got)
+{
+    cq->polls++;
+    cq->completions += (uint64_t)got;
+    cq->polled = true;
+    if (got < asked)
+        cq->emptied = true;
+    if (cq->looks && got)
+        cqn_sleep_polled(cq);
+    RECORD(.what = RECORD_POLL, .object = cq->number, .number = (uint32_t)got,
+           .detail = (uint32_t)asked, .caller = cq->poll.caller);
+}
+
+int
+cqn_op_poll_cq(struct ibv_cq *ibv, int count, struct ibv_wc *wc)
+{
+    struct cq *cq = cqn_object(ibv);
+    if (!cq)
+        return cqn_context(ibv->context)->ops.poll_cq(ibv, count, wc);
+    SITE_HERE(&cq->poll);
+    cqn_lock(&cq->lock);
+    int kept = 0, got = 0;
+    while (kept < count && cq->waiting)
+        wc[kept++] = cqn_cq_next_kept(cq)->wc;
+    if (kept < count)
+        got = cq->context->ops.poll_cq(ibv, count - kept, wc + kept);
+    int all = kept + (got > 0 ? got : 0);
+    for (int i = 0; i < all; i++)
+        cqn_cq_completed(cq, &wc[i], i < kept);
+    cqn_cq_polled(cq, count, all);
+    cqn_unlock(&cq->lock);
+    return got < 0 && kept == 0 ? got : all;
+}
+
+/* ---- the look ----------------------------------------------------------------------------- */
+
+/* As many as the CQ holds; more come if the program's peers go on. */
+static bool
+make_room(struct cq *cq)
+{
+    if (!cq->kept) {
+        cq->room = cq->entries + 64;
+        cq->kept = cqn_alloc(cq->room * sizeof(*cq->kept));
+    }
+    return cq->kept && cq->waiting < cq->room;
+}
+
+static bool
+take(struct cq *cq, struct kept *kept)
+{
+    if (cq->ex)
+        return cqn_cq_ex_take(cq, kept);
+    return cq->context->ops.poll_cq(cq->ibv, 1, &kept->wc) == 1;
+}
+
+bool
+cqn_cq_look(struct cq *cq)
+{
+    if (!cqn_trylock(&cq->lock))
+        return false;
+    while (make_room(cq)) {
+        uint32_t last = (cq->first + cq->waiting) % cq->room;
+        struct kept *kept = &cq->kept[last];
+        if (!take(cq, kept)) {
+            if (cq->waiting == 0)
+                cq->emptied = true;
+            break;
+        }
+        cq->waiting++;
+        RECORD(.what = RECORD_COMPLETION, .flags = RECORD_SEEN, .object = cq->number,
+               .value = kept->wc.wr_id, .number = kept->wc.byte_len,
+               .detail = (uint32_t)kept->wc.opcode | (uint32_t)kept->wc.status << 16);
+    }
+    bool waits = cq->waiting != 0;
+    cqn_unlock(&cq->lock);
+    return waits;
+}
+
+/* ---- arm ----------------------------------------------------------------------------------- */
+
+static bool
+has_in_flight(const struct cq *cq)
+{
+    cqn_lock(&cqn_lists_lock);
+    bool has = cqn_cq_in_flight(cq) != 0;
+    cqn_unlock(&cqn_lists_lock);
+    return has;
+}
+
+int
+cqn_op_req_notify_cq(struct ibv_cq *ibv, int solicited_only)
+{
+    struct cq *cq = cqn_object(ibv);
+    if (!cq)
+        return cqn_context(ibv->context)->ops.req_notify_cq(ibv, solicited_only);
+    SITE_HERE(&cq->arm);
+    /* Before the device is: its event may be read by another thread at once. */
+    enum armed before = cq->armed;
+    cq->arms++;
+    cq->arms_since_event++;
+    cq->was_armed = true;
+    cq->polled = cq->emptied = false;
+    cq->risky = cq->slept_unpolled && has_in_flight(cq);
+    cq->slept_unpolled = false;
+    cq->armed = !solicited_only ? ARMED : before > ARMED_SOLICITED ? before : ARMED_SOLICITED;
+    RECORD(.what = RECORD_ARM, .object = cq->number, .detail = solicited_only != 0,
+           .caller = cq->arm.caller);
+    cqn_sleep_armed(cq);
+    int result = cq->context->ops.req_notify_cq(ibv, solicited_only);
+    if (result != 0) {
+        cq->armed = before;
+        RECORD(.what = RECORD_ARM_FAILED, .object = cq->number, .detail = (uint32_t)result);
+    }
+    return result;
+}
+
+/* ---- events -------------------------------------------------------------------------------- */
+
+void
+cqn_cq_event(struct ibv_cq *ibv, struct channel *channel)
+{
+    struct cq *cq = cqn_object(ibv);
+    if (!cq)
+        return;
+    cqn_sleep_event(cq);
+    if (cq->events && cq->completions_at_event == cq->completions)
+        cq->spurious++;
+    cq->completions_at_event = cq->completions;
+    __atomic_add_fetch(&cq->events, 1, __ATOMIC_RELAXED);
+    cq->armed = cq->arms_since_event > 1 ? MAYBE_ARMED : NOT_ARMED;
+    cq->arms_since_event = cq->arms_since_event > 1;
+    RECORD(.what = RECORD_EVENT, .object = cq->number, .other = channel ? channel->number : 0);
+}
+
+void
+cqn_hook_ibv_ack_cq_events(struct ibv_cq *ibv, unsigned int count)
+{
+    struct cq *cq = cqn_object(ibv);
+    if (cq) {
+        SITE_HERE(&cq->ack);
+        uint64_t acked = __atomic_add_fetch(&cq->acked, count, __ATOMIC_RELAXED);
+        RECORD(.what = RECORD_ACK, .object = cq->number, .number = count,
+               .caller = cq->ack.caller);
+        if (acked > cq->events && !cq->over_acked)
+            cqn_report_over_acked(cq);
+    }
+    cqn_real.ibv_ack_cq_events(ibv, count);
+}
+
+/* ---- destroy ------------------------------------------------------------------------------- */
+
+/* Out of the sight of threads that look while they sleep on its channel. */
+static void
+hide(struct cq *cq)
+{
+    cqn_lock(&cqn_lists_lock);
+    struct cq **place = &cqn_cqs;
+    while (*place != cq)
+        place = &(*place)->next;
+    *place = cq->next;
+    if (cq->channel) {
+        place = &cq->channel->cqs;
+        while (*place != cq)
+            place = &(*place)->in_channel;
+        *place = cq->in_channel;
+    }
+    cqn_unlock(&cqn_lists_lock);
+    /* And another CQ may be given the address as soon as this one is destroyed. */
+    cqn_table_remove(&cqn_objects, (uintptr_t)cq->ibv);
+}
+
+int
+cqn_hook_ibv_destroy_cq(struct ibv_cq *ibv)
+{
+    struct cq *cq = cqn_object(ibv);
+    if (!cq)
+        return cqn_real.ibv_destroy_cq(ibv);
+    if (cq->acked < cq->events)
+        cqn_report_destroy_hangs(cq);
+    hide(cq);
+    int result = cqn_real.ibv_destroy_cq(ibv);
+    if (result != 0) {
+        show(cq);
+        return result;
+    }
+    cqn_report_cq_end(cq);
+    RECORD(.what = RECORD_CQ_DESTROYED, .object = cq->number);
+    cqn_free(cq->kept, cq->room * sizeof(*cq->kept));
+    cqn_cq_ex_free(cq->ex);
+    cqn_free(cq, sizeof(*cq));
+    return result;
+}

@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The observer's memory: pieces of a power of two, cut from large mappings and kept for the next
+ * of their size. What is read without a lock, a table's slots, is never given back.
+ */
+#include "memory.h"
+
+#include <stdbool.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "lock.h"
+
+enum { SMALLEST = 5, LARGEST = 16, CHUNK = 1 << 20 };
+
+static lock_t heap_lock, table_lock;
+static void *kept[LARGEST + 1]; /* by the power: a list through the first word */
+static char *chunk;
+static size_t chunk_left;
+
+static void *
+map(size_t size)
+{
+    void *memory =
+        mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+static int
+power_of(size_t size)
+{
+    int power = SMALLEST;
+    while (((size_t)1 << power) < size)
+        power++;
+    return power;
+}
+
+static void *
+cut(size_t size)
+{
+    if (chunk_left < size) {
+        chunk = map(CHUNK);
+        chunk_left = chunk ? CHUNK : 0;
+        if (!chunk)
+            return NULL;
+    }
+    void *memory = chunk;
+    chunk += size;
+    chunk_left -= size;
+    return memory;
+}
+
+void *
+cqn_alloc(size_t size)
+{
+    int power = power_of(size);
+    if (power > LARGEST)
+        return map(size);
+    cqn_lock(&heap_lock);
+    void *memory = kept[power];
+    if (memory) {
+        kept[power] = *(void **)memory;
+        memset(memory, 0, (size_t)1 << power);
+    }
+    else
+        memory = cut((size_t)1 << power);
+    cqn_unlock(&heap_lock);
+    return memory;
+}
+
+void
+cqn_free(void *memory, size_t size)
+{
+    if (!memory)
+        return;
+    int power = power_of(size);
+    if (power > LARGEST) {
+        munmap(memory, size);
+        return;
+    }
+    cqn_lock(&heap_lock);
+    *(void **)memory = kept[power];
+    kept[power] = memory;
+    cqn_unlock(&heap_lock);
+}
+
+/* ---- the table --------------------------------------------------------------------------- */
+
+struct slot {
+    uintptr_t key; /* 0: free; GONE: removed */
+    void *value;
+};
+
+struct slots {
+    size_t mask;
+    struct slot slot[];
+};
+
+static const uintptr_t GONE = 1;
+
+static size_t
+place_of(uintptr_t key)
+{
+    return (size_t)((key * 0x9e3779b97f4a7c15U) >> 20);
+}
+
+void *
+cqn_table_find(const struct table *table, uintptr_t key)
+{
+    const struct slots *slots = __atomic_load_n(&table->slots, __ATOMIC_ACQUIRE);
+    if (!slots)
+        return NULL;
+    for (size_t i = place_of(key);; i++) {
+        const struct slot *slot = &slots->slot[i & slots->mask];
+        uintptr_t found = __atomic_load_n(&slot->key, __ATOMIC_ACQUIRE);
+        if (found == key)
+            return __atomic_load_n(&slot->value, __ATOMIC_RELAXED);
+        if (found == 0)
+            return NULL;
+    }
+}
+
+/* Returns whether a free slot was used up. */
+static bool
+insert(struct slots *slots, uintptr_t key, void *value)
+{
+    size_t i = place_of(key);
+    while (slots->slot[i & slots->mask].key > GONE)
+        i++;
+    struct slot *slot = &slots->slot[i & slots->mask];
+    bool was_free = slot->key == 0;
+    __atomic_store_n(&slot->value, value, __ATOMIC_RELAXED);
+    __atomic_store_n(&slot->key, key, __ATOMIC_RELEASE);
+    return was_free;
+}
+
+/* Double the table. Readers may still be in the old slots. */
+static bool
+renew(struct table *table)
+{
+    const struct slots *old = table->slots;
+    size_t live = 0;
+    for (size_t i = 0; old && i <= old->mask; i++)
+        live += old->slot[i].key > GONE;
+    size_t size = 64;
+    while (size < 4 * (live + 1))
+        size *= 2;
+    struct slots *slots = cqn_alloc(sizeof(*slots) + size * sizeof(slots->slot[0]));
+    if (!slots)
+        return false;
+    slots->mask = size - 1;
+    for (size_t i = 0; old && i <= old->mask; i++)
+        if (old->slot[i].key > GONE)
+            insert(slots, old->slot[i].key, old->slot[i].value);
+    table->used = (uint32_t)live;
+    __atomic_store_n(&table->slots, slots, __ATOMIC_RELEASE);
+    return true;
+}
+
+void
+cqn_table_put(struct table *table, uintptr_t key, void *value)
+{
+    cqn_lock(&table_lock);
+    const struct slots *slots = table->slots;
+    if ((slots && 2 * (size_t)table->used <= slots->mask) || renew(table))
+        table->used += insert(table->slots, key, value);
+    cqn_unlock(&table_lock);
+}
+
+void
+cqn_table_remove(struct table *table, uintptr_t key)
+{
+    cqn_lock(&table_lock);
+    struct slots *slots = table->slots;
+    size_t i = place_of(key);
+    while (slots && slots->slot[i & slots->mask].key != key) {
+        if (slots->slot[i & slots->mask].key == 0)
+            slots = NULL;
+        i++;
+    }
+    if (slots) {
+        __atomic_store_n(&slots->slot[i & slots->mask].key, GONE, __ATOMIC_RELEASE);
+        /* Those at the end of a run lead nowhere. */
+        for (size_t end = i; slots->slot[(end + 1) & slots->mask].key == 0 &&
+                             slots->slot[end & slots->mask].key == GONE;
+             end--) {
+            __atomic_store_n(&slots->slot[end & slots->mask].key, 0, __ATOMIC_RELEASE);
+            table->used--;
+        }
+    }
+    cqn_unlock(&table_lock);
+}

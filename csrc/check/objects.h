@@ -1,0 +1,236 @@
+/* SPDX-License-Identifier: MIT */
+/* What the observer knows of the program's objects. Each is numbered from 1 within its kind. */
+#ifndef CQN_CHECK_OBJECTS_H
+#define CQN_CHECK_OBJECTS_H
+
+#include <infiniband/verbs.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "lock.h"
+#include "memory.h"
+#include "site.h"
+
+/* ---- contexts and channels (context.c) ----------------------------------------------------- */
+
+struct context {
+    struct ibv_context *ibv;
+    struct ibv_context_ops ops; /* the provider's, as those that follow */
+    struct ibv_cq_ex *(*create_cq_ex)(struct ibv_context *, struct ibv_cq_init_attr_ex *);
+    struct ibv_qp *(*create_qp_ex)(struct ibv_context *, struct ibv_qp_init_attr_ex *);
+    struct ibv_srq *(*create_srq_ex)(struct ibv_context *, struct ibv_srq_init_attr_ex *);
+    struct table qps;           /* by their numbers */
+    uint32_t number;
+    uint32_t async_unread; /* the finding */
+};
+
+struct channel {
+    struct channel *next; /* of those that are free */
+    struct ibv_comp_channel *ibv;
+    struct cq *cqs;
+    uint32_t number;
+    int descriptor;
+    uint32_t nothing_armed; /* the finding, while it holds */
+};
+
+/* Guards the lists of objects, not what the objects hold. */
+extern lock_t cqn_lists_lock;
+extern struct cq *cqn_cqs;
+extern struct qp *cqn_qps;
+extern struct srq *cqn_srqs;
+extern struct table cqn_objects; /* by the address of the program's */
+
+struct context *cqn_context(struct ibv_context *ibv); /* known from now on */
+
+static inline void *
+cqn_object(const void *ibv)
+{
+    return cqn_table_find(&cqn_objects, (uintptr_t)ibv);
+}
+
+/* ---- completion queues (cq.c) -------------------------------------------------------------- */
+
+/* What the program knows of it: the event that disarms a CQ is read later than it is raised. If it
+ * was armed again in between, the event may be of either arm. */
+enum armed { NOT_ARMED, ARMED_SOLICITED, MAYBE_ARMED, ARMED };
+
+/* A completion that the look took, of a plain CQ or of an extended one. */
+struct kept {
+    struct ibv_wc wc;
+    uint64_t timestamp;
+    uint64_t wallclock;
+    struct ibv_wc_tm_info tm_info;
+    uint32_t flow_tag;
+    uint16_t cvlan;
+};
+
+struct cq {
+    struct cq *next;       /* in cqn_cqs */
+    struct cq *in_channel; /* the next of its channel */
+    struct ibv_cq *ibv;
+    struct context *context;
+    struct channel *channel;
+    struct cq_ex *ex; /* if it was created as an extended one */
+    uint32_t number;
+    uint32_t entries;
+
+    /* What completions come next: taken in this order, under the lock. */
+    lock_t lock;
+    struct kept *kept; /* a ring of `room`, with `waiting` of them from `first` on */
+    uint32_t first, waiting, room;
+    struct qp *last_qp; /* that of the last completion */
+
+    /* Notification. Set by whichever thread arms, gets an event or polls. */
+    enum armed armed;
+    uint32_t arms_since_event;
+    bool was_armed;     /* ever */
+    bool polled;        /* since it was armed */
+    bool emptied;       /* a poll since it was armed found its end */
+    bool slept_unpolled; /* after the arm before */
+    bool risky;         /* when it was armed, requests were in flight */
+
+    uint32_t looks; /* that found completions, since the program polled last */
+    uint32_t lost;  /* the finding that a wake-up was lost, while it may be withdrawn */
+    bool lost_stays;
+
+    uint64_t arms, events, acked, polls, completions, sleeps;
+    uint64_t completions_at_event; /* the last one */
+    uint64_t spurious;             /* events after which nothing was found */
+    uint32_t sends;                /* signaled, in flight */
+
+    /* Findings that are made once, and how often there was reason for them. */
+    uint32_t late, late_times, not_polled, not_polled_times;
+    uint32_t too_small, solicited_only, destroyed_qp, destroyed_qp_times, over_acked;
+    struct site arm, poll, ack;
+};
+
+struct cq *cqn_cq_add(struct ibv_cq *ibv);
+/* Keeps what has come, unless another thread polls just then; whether anything waits. */
+bool cqn_cq_look(struct cq *cq);
+struct kept *cqn_cq_next_kept(struct cq *cq); /* with the lock: taken out; or NULL */
+/* The program was given `got` of the `asked` completions; each of them; with the lock. */
+void cqn_cq_polled(struct cq *cq, int asked, int got);
+void cqn_cq_completed(struct cq *cq, const struct ibv_wc *wc, bool seen);
+void cqn_cq_event(struct ibv_cq *ibv, struct channel *channel);
+
+/* ---- extended ones (cq_ex.c) --------------------------------------------------------------- */
+
+struct cq_ex *cqn_cq_ex_wrap(struct ibv_cq_ex *ibv);
+void cqn_cq_ex_free(struct cq_ex *ex);
+/* One completion of the device, read as a whole; or false. */
+bool cqn_cq_ex_take(struct cq *cq, struct kept *kept);
+
+/* ---- requests in flight (queue.c) ---------------------------------------------------------- */
+
+enum { MAX_LKEYS = 3 };
+
+struct request {
+    uint64_t wr_id;
+    uint32_t lkeys[MAX_LKEYS]; /* of its first SGEs, 0 if it has fewer */
+    uint16_t signaled;
+    uint16_t done; /* of an SRQ, which are done in any order */
+};
+
+/* Requests from `head` to `tail`, modulo the size. Who posts holds `lock` and moves the tail; who
+ * polls holds the CQ's, or an SRQ's `head_lock`, and moves the head. */
+struct queue {
+    struct request *requests; /* NULL: not followed */
+    uint32_t size;            /* a power of two */
+    uint32_t depth;           /* what the program may have in it */
+    uint32_t head, tail;
+    lock_t lock;
+};
+
+void cqn_queue_init(struct queue *queue, uint32_t depth);
+void cqn_queue_free(struct queue *queue);
+struct request *cqn_queue_next(struct queue *queue, uint64_t wr_id);
+void cqn_queue_commit(struct queue *queue);
+void cqn_queue_take_back(struct queue *queue, uint32_t count);
+/* Takes what ends with a completion; the number of signaled requests taken. */
+uint32_t cqn_queue_retire(struct queue *queue, uint64_t wr_id, bool failed);
+bool cqn_queue_retire_any(struct queue *queue, uint64_t wr_id); /* an SRQ's */
+uint32_t cqn_queue_clear(struct queue *queue);
+bool cqn_queue_has(const struct queue *queue, uint64_t wr_id);
+bool cqn_queue_frees_itself(const struct queue *queue); /* something in it is signaled */
+uint32_t cqn_queue_using(const struct queue *queue, uint32_t lkey, uint64_t *wr_id);
+
+static inline uint32_t
+cqn_queue_count(const struct queue *queue)
+{
+    return __atomic_load_n(&queue->tail, __ATOMIC_RELAXED) -
+           __atomic_load_n(&queue->head, __ATOMIC_RELAXED);
+}
+
+/* ---- queue pairs and shared receive queues (qp.c) ------------------------------------------ */
+
+struct srq {
+    struct srq *next;
+    struct ibv_srq *ibv;
+    struct context *context;
+    uint32_t number;
+    struct queue receives;
+    lock_t head_lock;
+    struct site post;
+};
+
+struct qp {
+    struct qp *next; /* in cqn_qps */
+    struct ibv_qp *ibv; /* NULL: destroyed */
+    struct context *context;
+    struct cq *send_cq, *recv_cq;
+    struct srq *srq;
+    struct qp_ex *ex;
+    uint32_t number;
+    uint32_t qp_num;
+    enum ibv_qp_state state; /* as the program set it */
+    bool all_signaled;
+    struct queue sends, receives;
+    uint64_t posts;
+    /* The finding of its first completion with an error, and the flushed ones that followed. */
+    uint32_t failed, failed_status, failed_vendor, failed_cq, flushed;
+    uint64_t failed_wr_id;
+    uint32_t reused, full; /* findings that are made once */
+    struct site post_send, post_recv, destroy, failed_poll;
+};
+
+void cqn_qp_completed(struct cq *cq, const struct ibv_wc *wc);
+/* Requests in flight whose completions would come to this CQ. */
+uint32_t cqn_cq_in_flight(const struct cq *cq);
+/* A request in flight that uses a region of this key, in a QP that is not in an error state. */
+struct use {
+    uint32_t requests, qp;
+    uint64_t wr_id;
+    struct site post;
+};
+void cqn_qp_context_closed(const struct context *context);
+bool cqn_qp_find_use(const struct context *context, uint32_t lkey, struct use *use);
+
+/* What a send has in common, whichever way it is posted (qp_ex.c); with the queue's lock. */
+void cqn_qp_note_send(struct qp *qp, struct request *request, bool signaled);
+void cqn_qp_count_sends(struct qp *qp, uint32_t signaled);
+void cqn_qp_drop_sends(struct qp *qp, uint32_t signaled);
+void cqn_qp_sends_refused(struct qp *qp, int error, uint32_t refused);
+void cqn_qp_ex_wrap(struct qp *qp, bool atomic_write);
+void cqn_qp_ex_free(struct qp_ex *ex);
+
+/* ---- sleep.c ------------------------------------------------------------------------------- */
+
+void cqn_sleep_channel(int descriptor, struct channel *channel); /* or NULL: no longer one */
+void cqn_sleep_armed(struct cq *cq);
+void cqn_sleep_polled(struct cq *cq);
+void cqn_sleep_event(struct cq *cq);
+
+/* ---- report.c: the rules that more than one call decides, or the end ----------------------- */
+
+void cqn_report_over_acked(struct cq *cq);
+void cqn_report_destroy_hangs(struct cq *cq);
+void cqn_report_cq_end(struct cq *cq);
+void cqn_report_not_polled(struct cq *cq);
+void cqn_report_failed(struct qp *qp);
+void cqn_report_qp_end(struct qp *qp);
+void cqn_report_too_small(struct cq *cq, const struct qp *qp, uint32_t sends);
+void cqn_report_full(struct qp *qp);
+void cqn_report_reused(struct qp *qp, uint64_t wr_id, bool send, const struct site *post);
+void cqn_report_destroyed(struct cq *cq, struct qp *qp);
+
+#endif

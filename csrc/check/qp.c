@@ -1,0 +1,548 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Queue pairs and shared receive queues: create, modify, post, destroy; and which request each
+ * completion ends.
+ */
+#include "hooks.h"
+#include "ops.h"
+
+/* Of the destroyed ones, so many are remembered. */
+enum { REMEMBERED = 256, FIRST_POSTS = 64 };
+
+static struct qp *destroyed[REMEMBERED];
+static uint32_t destroyed_count;
+
+/* ---- create -------------------------------------------------------------------------------- */
+
+static uintptr_t
+key_of(uint32_t qp_num)
+{
+    return (uintptr_t)qp_num + 2; /* 0 and 1 are none */
+}
+
+static struct qp *
+add(struct ibv_qp *ibv, const struct ibv_qp_cap *cap, bool all_signaled)
+{
+    struct qp *qp = ibv ? cqn_alloc(sizeof(*qp)) : NULL;
+    if (!qp)
+        return NULL;
+    qp->ibv = ibv;
+    qp->context = cqn_context(ibv->context);
+    qp->send_cq = ibv->send_cq ? cqn_object(ibv->send_cq) : NULL;
+    qp->recv_cq = ibv->recv_cq ? cqn_object(ibv->recv_cq) : NULL;
+    qp->srq = ibv->srq ? cqn_object(ibv->srq) : NULL;
+    qp->qp_num = ibv->qp_num;
+    qp->all_signaled = all_signaled;
+    cqn_queue_init(&qp->sends, cap->max_send_wr);
+    cqn_queue_init(&qp->receives, ibv->srq ? 0 : cap->max_recv_wr);
+    cqn_lock(&cqn_lists_lock);
+    qp->number = ++cqn_counts.qps;
+    qp->next = cqn_qps;
+    cqn_qps = qp;
+    cqn_table_remove(&qp->context->qps, key_of(qp->qp_num)); /* an earlier one of that number */
+    cqn_table_put(&qp->context->qps, key_of(qp->qp_num), qp);
+    cqn_unlock(&cqn_lists_lock);
+    cqn_table_put(&cqn_objects, (uintptr_t)ibv, qp);
+    RECORD(.what = RECORD_QP_CREATED, .object = qp->number,
+           .other = qp->send_cq ? qp->send_cq->number : 0,
+           .value = qp->recv_cq ? qp->recv_cq->number : 0, .number = qp->qp_num,
+           .detail = (uint32_t)ibv->qp_type);
+    return qp;
+}
+
+struct ibv_qp *
+cqn_hook_ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
+{
+    cqn_context(pd->context);
+    struct ibv_qp *ibv = cqn_real.ibv_create_qp(pd, attr);
+    add(ibv, &attr->cap, attr->sq_sig_all);
+    return ibv;
+}
+
+struct ibv_qp *
+cqn_op_create_qp_ex(struct ibv_context *ibv_context, struct ibv_qp_init_attr_ex *attr)
+{
+    struct context *context = cqn_object(ibv_context);
+    struct ibv_qp *ibv = context->create_qp_ex(ibv_context, attr);
+    struct qp *qp = add(ibv, &attr->cap, attr->sq_sig_all);
+    if (qp && attr->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS)
+        cqn_qp_ex_wrap(qp, attr->send_ops_flags & IBV_QP_EX_WITH_ATOMIC_WRITE);
+    return ibv;
+}
+
+static void
+add_srq(struct ibv_srq *ibv, uint32_t depth)
+{
+    struct srq *srq = ibv ? cqn_alloc(sizeof(*srq)) : NULL;
+    if (!srq)
+        return;
+    srq->ibv = ibv;
+    srq->context = cqn_context(ibv->context);
+    cqn_queue_init(&srq->receives, depth);
+    cqn_lock(&cqn_lists_lock);
+    srq->number = ++cqn_counts.srqs;
+    srq->next = cqn_srqs;
+    cqn_srqs = srq;
+    cqn_unlock(&cqn_lists_lock);
+    cqn_table_put(&cqn_objects, (uintptr_t)ibv, srq);
+    RECORD(.what = RECORD_SRQ_CREATED, .object = srq->number, .number = depth);
+}
+
+struct ibv_srq *
+cqn_hook_ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_attr *attr)
+{
+    cqn_context(pd->context);
+    struct ibv_srq *ibv = cqn_real.ibv_create_srq(pd, attr);
+    add_srq(ibv, attr->attr.max_wr);
+    return ibv;
+}
+
+struct ibv_srq *
+cqn_op_create_srq_ex(struct ibv_context *ibv_context, struct ibv_srq_init_attr_ex *attr)
+{
+    struct context *context = cqn_object(ibv_context);
+    struct ibv_srq *ibv = context->create_srq_ex(ibv_context, attr);
+    add_srq(ibv, attr->attr.max_wr);
+    return ibv;
+}
+
+/* ---- modify and destroy -------------------------------------------------------------------- */
+
+void
+cqn_qp_drop_sends(struct qp *qp, uint32_t signaled)
+{
+    if (qp->send_cq && signaled)
+        __atomic_sub_fetch(&qp->send_cq->sends, signaled, __ATOMIC_RELAXED);
+}
+
+int
+cqn_hook_ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask)
+{
+    int result = cqn_real.ibv_modify_qp(ibv, attr, mask);
+    struct qp *qp = cqn_object(ibv);
+    if (result == 0 && qp && mask & IBV_QP_STATE) {
+        qp->state = attr->qp_state;
+        if (qp->state == IBV_QPS_RESET) { /* which drops them, without completions */
+            cqn_qp_drop_sends(qp, cqn_queue_clear(&qp->sends));
+            cqn_queue_clear(&qp->receives);
+        }
+    }
+    return result;
+}
+
+/* It stays known by its number: completions may still come. */
+static void
+remember(struct qp *qp)
+{
+    struct qp **place = &destroyed[destroyed_count++ % REMEMBERED];
+    struct qp *oldest = *place;
+    *place = qp;
+    if (!oldest)
+        return;
+    if (oldest->context &&
+        cqn_table_find(&oldest->context->qps, key_of(oldest->qp_num)) == oldest)
+        cqn_table_remove(&oldest->context->qps, key_of(oldest->qp_num));
+    cqn_free(oldest, sizeof(*oldest));
+}
+
+static void
+forget_last(struct cq *cq, const struct qp *qp)
+{
+    if (!cq)
+        return;
+    cqn_lock(&cq->lock);
+    if (cq->last_qp == qp)
+        cq->last_qp = NULL;
+    cqn_unlock(&cq->lock);
+}
+
+/* The context of those that are remembered is about to go. */
+void
+cqn_qp_context_closed(const struct context *context)
+{
+    cqn_lock(&cqn_lists_lock);
+    for (int i = 0; i < REMEMBERED; i++)
+        if (destroyed[i] && destroyed[i]->context == context)
+            destroyed[i]->context = NULL;
+    cqn_unlock(&cqn_lists_lock);
+}
+
+int
+cqn_hook_ibv_destroy_qp(struct ibv_qp *ibv)
+{
+    struct qp *qp = cqn_object(ibv);
+    if (!qp)
+        return cqn_real.ibv_destroy_qp(ibv);
+    SITE_HERE(&qp->destroy);
+    cqn_table_remove(&cqn_objects, (uintptr_t)ibv);
+    int result = cqn_real.ibv_destroy_qp(ibv);
+    if (result != 0) {
+        cqn_table_put(&cqn_objects, (uintptr_t)ibv, qp);
+        return result;
+    }
+    cqn_report_qp_end(qp);
+    RECORD(.what = RECORD_QP_DESTROYED, .object = qp->number);
+    cqn_qp_drop_sends(qp, cqn_queue_clear(&qp->sends));
+    cqn_lock(&cqn_lists_lock);
+    struct qp **place = &cqn_qps;
+    while (*place != qp)
+        place = &(*place)->next;
+    *place = qp->next;
+    cqn_unlock(&cqn_lists_lock);
+    forget_last(qp->send_cq, qp);
+    forget_last(qp->recv_cq, qp);
+    cqn_queue_free(&qp->sends);
+    cqn_queue_free(&qp->receives);
+    cqn_qp_ex_free(qp->ex);
+    qp->ex = NULL;
+    qp->send_cq = qp->recv_cq = NULL;
+    qp->ibv = NULL;
+    cqn_lock(&cqn_lists_lock);
+    remember(qp);
+    cqn_unlock(&cqn_lists_lock);
+    return result;
+}
+
+int
+cqn_hook_ibv_destroy_srq(struct ibv_srq *ibv)
+{
+    struct srq *srq = cqn_object(ibv);
+    if (!srq)
+        return cqn_real.ibv_destroy_srq(ibv);
+    cqn_table_remove(&cqn_objects, (uintptr_t)ibv);
+    int result = cqn_real.ibv_destroy_srq(ibv);
+    if (result != 0) {
+        cqn_table_put(&cqn_objects, (uintptr_t)ibv, srq);
+        return result;
+    }
+    RECORD(.what = RECORD_SRQ_DESTROYED, .object = srq->number);
+    cqn_lock(&cqn_lists_lock);
+    struct srq **place = &cqn_srqs;
+    while (*place != srq)
+        place = &(*place)->next;
+    *place = srq->next;
+    cqn_unlock(&cqn_lists_lock);
+    cqn_queue_free(&srq->receives);
+    cqn_free(srq, sizeof(*srq));
+    return result;
+}
+
+/* ---- post ---------------------------------------------------------------------------------- */
+
+static uint32_t
+keys_of(struct request *request, const struct ibv_sge *sges, int count)
+{
+    uint32_t bytes = 0;
+    for (int i = 0; i < count; i++) {
+        if (request && i < MAX_LKEYS)
+            request->lkeys[i] = sges[i].lkey;
+        bytes += sges[i].length;
+    }
+    return bytes;
+}
+
+/* Whether a request in flight has this wr_id already; asked of a queue's first only, as it takes
+ * time. */
+static void
+check_reuse(struct qp *qp, const struct queue *queue, uint64_t wr_id, const struct site *post)
+{
+    if (qp->posts < FIRST_POSTS && !qp->reused && cqn_queue_has(queue, wr_id))
+        cqn_report_reused(qp, wr_id, queue == &qp->sends, post);
+}
+
+/* With the queue's lock. */
+void
+cqn_qp_note_send(struct qp *qp, struct request *request, bool signaled)
+{
+    if (!request)
+        return;
+    request->signaled = signaled;
+    cqn_queue_commit(&qp->sends);
+}
+
+void
+cqn_qp_sends_refused(struct qp *qp, int error, uint32_t refused)
+{
+    cqn_queue_take_back(&qp->sends, refused);
+    RECORD(.what = RECORD_POST_REFUSED, .object = qp->number, .detail = (uint32_t)error,
+           .caller = qp->post_send.caller);
+    if (qp->sends.requests && cqn_queue_count(&qp->sends) >= qp->sends.depth &&
+        !cqn_queue_frees_itself(&qp->sends) && !qp->full)
+        cqn_report_full(qp);
+}
+
+/* What was signaled is counted before the device has it: its completion may be polled at once. */
+void
+cqn_qp_count_sends(struct qp *qp, uint32_t signaled)
+{
+    if (!qp->send_cq || signaled == 0)
+        return;
+    uint32_t sends = __atomic_add_fetch(&qp->send_cq->sends, signaled, __ATOMIC_RELAXED);
+    if (sends > qp->send_cq->entries && !qp->send_cq->too_small && sends < (1u << 31))
+        cqn_report_too_small(qp->send_cq, qp, sends);
+}
+
+static bool
+is_signaled(const struct qp *qp, const struct ibv_send_wr *wr)
+{
+    return qp->all_signaled || wr->send_flags & IBV_SEND_SIGNALED;
+}
+
+int
+cqn_op_post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
+{
+    struct qp *qp = cqn_object(ibv);
+    if (!qp)
+        return cqn_context(ibv->context)->ops.post_send(ibv, wr, bad);
+    SITE_HERE(&qp->post_send);
+    cqn_lock(&qp->sends.lock);
+    uint32_t signaled = 0;
+    for (const struct ibv_send_wr *next = wr; next; next = next->next) {
+        check_reuse(qp, &qp->sends, next->wr_id, &qp->post_send);
+        struct request *request = cqn_queue_next(&qp->sends, next->wr_id);
+        bool inlined = next->send_flags & IBV_SEND_INLINE;
+        uint32_t bytes = keys_of(inlined ? NULL : request, next->sg_list, next->num_sge);
+        cqn_qp_note_send(qp, request, is_signaled(qp, next));
+        signaled += is_signaled(qp, next);
+        qp->posts++;
+        RECORD(.what = RECORD_POST_SEND,
+               .flags = (uint16_t)((is_signaled(qp, next) ? RECORD_SIGNALED : 0) |
+                                   (next->send_flags & IBV_SEND_SOLICITED ? RECORD_SOLICITED : 0)),
+               .object = qp->number, .value = next->wr_id, .number = bytes,
+               .detail = (uint32_t)next->opcode, .caller = qp->post_send.caller);
+    }
+    cqn_qp_count_sends(qp, signaled);
+    int result = qp->context->ops.post_send(ibv, wr, bad);
+    if (result != 0) {
+        uint32_t refused = 0, not_signaled = 0;
+        for (const struct ibv_send_wr *next = *bad; next; next = next->next) {
+            refused++;
+            not_signaled += is_signaled(qp, next);
+        }
+        cqn_qp_drop_sends(qp, not_signaled);
+        cqn_qp_sends_refused(qp, result, refused);
+    }
+    cqn_unlock(&qp->sends.lock);
+    return result;
+}
+
+static void
+push_receive(struct queue *queue, const struct ibv_recv_wr *wr)
+{
+    struct request *request = cqn_queue_next(queue, wr->wr_id);
+    if (!request)
+        return;
+    request->signaled = true;
+    keys_of(request, wr->sg_list, wr->num_sge);
+    cqn_queue_commit(queue);
+}
+
+static uint32_t
+length_of(const struct ibv_recv_wr *wr)
+{
+    uint32_t bytes = 0;
+    for (int i = 0; i < wr->num_sge; i++)
+        bytes += wr->sg_list[i].length;
+    return bytes;
+}
+
+static uint32_t
+count_of(const struct ibv_recv_wr *wr)
+{
+    uint32_t count = 0;
+    for (; wr; wr = wr->next)
+        count++;
+    return count;
+}
+
+int
+cqn_op_post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
+{
+    struct qp *qp = cqn_object(ibv);
+    if (!qp)
+        return cqn_context(ibv->context)->ops.post_recv(ibv, wr, bad);
+    SITE_HERE(&qp->post_recv);
+    cqn_lock(&qp->receives.lock);
+    for (const struct ibv_recv_wr *next = wr; next; next = next->next) {
+        check_reuse(qp, &qp->receives, next->wr_id, &qp->post_recv);
+        push_receive(&qp->receives, next);
+        qp->posts++;
+        RECORD(.what = RECORD_POST_RECV, .object = qp->number, .value = next->wr_id,
+               .number = length_of(next), .caller = qp->post_recv.caller);
+    }
+    int result = qp->context->ops.post_recv(ibv, wr, bad);
+    if (result != 0) {
+        cqn_queue_take_back(&qp->receives, count_of(*bad));
+        RECORD(.what = RECORD_POST_REFUSED, .object = qp->number, .detail = (uint32_t)result,
+               .caller = qp->post_recv.caller);
+    }
+    cqn_unlock(&qp->receives.lock);
+    return result;
+}
+
+int
+cqn_op_post_srq_recv(struct ibv_srq *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
+{
+    struct srq *srq = cqn_object(ibv);
+    if (!srq)
+        return cqn_context(ibv->context)->ops.post_srq_recv(ibv, wr, bad);
+    SITE_HERE(&srq->post);
+    cqn_lock(&srq->receives.lock);
+    for (const struct ibv_recv_wr *next = wr; next; next = next->next) {
+        push_receive(&srq->receives, next);
+        RECORD(.what = RECORD_POST_SRQ_RECV, .object = srq->number, .value = next->wr_id,
+               .number = length_of(next), .caller = srq->post.caller);
+    }
+    int result = srq->context->ops.post_srq_recv(ibv, wr, bad);
+    if (result != 0)
+        cqn_queue_take_back(&srq->receives, count_of(*bad));
+    cqn_unlock(&srq->receives.lock);
+    return result;
+}
+
+/* ---- completions --------------------------------------------------------------------------- */
+
+static void
+retire_send(struct qp *qp, const struct ibv_wc *wc)
+{
+    cqn_qp_drop_sends(qp, cqn_queue_retire(&qp->sends, wc->wr_id, wc->status != IBV_WC_SUCCESS));
+}
+
+static void
+retire_receive(struct qp *qp, const struct ibv_wc *wc)
+{
+    if (!qp->srq) {
+        cqn_queue_retire(&qp->receives, wc->wr_id, false);
+        return;
+    }
+    cqn_lock(&qp->srq->head_lock);
+    cqn_queue_retire_any(&qp->srq->receives, wc->wr_id);
+    cqn_unlock(&qp->srq->head_lock);
+}
+
+/* The opcode of a failed one is not valid: its queue is the one whose CQ it came from, or the one
+ * that has such a request. */
+static bool
+is_receive(const struct cq *cq, const struct qp *qp, const struct ibv_wc *wc)
+{
+    if (wc->status == IBV_WC_SUCCESS)
+        return wc->opcode & IBV_WC_RECV;
+    if (qp->send_cq != qp->recv_cq)
+        return cq == qp->recv_cq;
+    return !cqn_queue_has(&qp->sends, wc->wr_id);
+}
+
+static void
+note_failure(struct cq *cq, struct qp *qp, const struct ibv_wc *wc)
+{
+    if (wc->status == IBV_WC_WR_FLUSH_ERR) {
+        qp->flushed++;
+        return;
+    }
+    if (qp->failed)
+        return;
+    qp->failed_status = (uint32_t)wc->status;
+    qp->failed_vendor = wc->vendor_err;
+    qp->failed_wr_id = wc->wr_id;
+    qp->failed_cq = cq->number;
+    qp->failed_poll = cq->poll;
+    cqn_report_failed(qp);
+}
+
+void
+cqn_qp_completed(struct cq *cq, const struct ibv_wc *wc)
+{
+    struct qp *qp = cq->last_qp;
+    if (!qp || qp->qp_num != wc->qp_num) {
+        qp = cqn_table_find(&cq->context->qps, key_of(wc->qp_num));
+        if (!qp)
+            return;
+        cq->last_qp = qp;
+    }
+    if (!qp->ibv) {
+        cq->last_qp = NULL;
+        cqn_report_destroyed(cq, qp);
+        return;
+    }
+    if (is_receive(cq, qp, wc))
+        retire_receive(qp, wc);
+    else
+        retire_send(qp, wc);
+    if (wc->status != IBV_WC_SUCCESS)
+        note_failure(cq, qp, wc);
+}
+
+/* With the lock of the lists. */
+uint32_t
+cqn_cq_in_flight(const struct cq *cq)
+{
+    uint32_t count = 0;
+    for (const struct qp *qp = cqn_qps; qp; qp = qp->next) {
+        if (qp->send_cq == cq)
+            count += cqn_queue_count(&qp->sends);
+        if (qp->recv_cq == cq && qp->state >= IBV_QPS_RTR)
+            count += cqn_queue_count(qp->srq ? &qp->srq->receives : &qp->receives);
+    }
+    return count;
+}
+
+/* ---- memory in use ------------------------------------------------------------------------- */
+
+/* Whether the device may still use its requests' memory; the state that counts is the device's. */
+static bool
+is_live(const struct qp *qp)
+{
+    if (qp->state == IBV_QPS_RESET || qp->state == IBV_QPS_ERR)
+        return false;
+    int (*query)(struct ibv_qp *, struct ibv_qp_attr *, int, struct ibv_qp_init_attr *) =
+        (int (*)(struct ibv_qp *, struct ibv_qp_attr *, int, struct ibv_qp_init_attr *))
+            cqn_find_verb("ibv_query_qp");
+    struct ibv_qp_attr attr;
+    struct ibv_qp_init_attr init;
+    if (!query || query(qp->ibv, &attr, IBV_QP_STATE, &init) != 0)
+        return false;
+    return attr.qp_state != IBV_QPS_RESET && attr.qp_state != IBV_QPS_ERR;
+}
+
+static const struct qp *
+live_qp_of(const struct srq *srq)
+{
+    const struct qp *qp = cqn_qps;
+    while (qp && (qp->srq != srq || !is_live(qp)))
+        qp = qp->next;
+    return qp;
+}
+
+bool
+cqn_qp_find_use(const struct context *context, uint32_t lkey, struct use *use)
+{
+    *use = (struct use){0};
+    cqn_lock(&cqn_lists_lock);
+    for (const struct qp *qp = cqn_qps; qp; qp = qp->next) {
+        if (qp->context != context)
+            continue;
+        uint64_t wr_id = 0;
+        uint32_t receives = cqn_queue_using(&qp->receives, lkey, &wr_id);
+        uint32_t requests = receives + cqn_queue_using(&qp->sends, lkey, &wr_id);
+        if (requests == 0 || !is_live(qp))
+            continue;
+        if (use->requests == 0) {
+            use->qp = qp->number;
+            use->wr_id = wr_id;
+            use->post = requests > receives ? qp->post_send : qp->post_recv;
+        }
+        use->requests += requests;
+    }
+    for (struct srq *srq = cqn_srqs; srq; srq = srq->next) {
+        uint64_t wr_id;
+        uint32_t requests = cqn_queue_using(&srq->receives, lkey, &wr_id);
+        const struct qp *qp = requests && srq->context == context ? live_qp_of(srq) : NULL;
+        if (!qp)
+            continue;
+        if (use->requests == 0)
+            *use = (struct use){.qp = qp->number, .wr_id = wr_id, .post = srq->post};
+        use->requests += requests;
+    }
+    cqn_unlock(&cqn_lists_lock);
+    return use->requests != 0;
+}
