@@ -27,7 +27,7 @@ from ..enums import PortState
 
 __all__ = ["CANNOT_RUN", "FAILED", "OK", "USAGE", "CommandError", "main"]
 
-# The names of their modules, in the order of the help; `lab`, which needs no device, comes last.
+# The names of their modules, in the order of the help; `lab`, which is not here, comes last.
 COMMANDS: Final = (
     "devices",
     "pingpong",
@@ -36,7 +36,9 @@ COMMANDS: Final = (
     "conformance",
     "watch",
     "demo",
+    "check",
 )
+OBSERVERS: Final = ("check",)  # those of them that run a program, and need no device themselves
 
 OK, FAILED, USAGE, CANNOT_RUN = 0, 1, 2, 3
 LONGEST: Final = 2_000_000  # seconds
@@ -50,6 +52,7 @@ exit codes:
   1    the command failed, took too long, or got wrong data
   2    wrong usage
   3    nothing to run on: no such RDMA device, no port that is up, or a program is not installed
+  66   check: the program ran, and there is an error; otherwise check has the program's exit code
   130  interrupted by Ctrl-C
   141  the reader of the output has gone
   143  ended by SIGTERM
@@ -98,9 +101,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_commands(commands: Any) -> None:
     """Add the modules of COMMANDS and `lab`, imported by name, so a frozen program has them."""
-    from . import bandwidth, conformance, demo, devices, lab, latency, pingpong, watch
+    from . import bandwidth, check, conformance, demo, devices, lab, latency, pingpong, watch
 
-    for command in (devices, pingpong, latency, bandwidth, conformance, watch, demo, lab):
+    found = (devices, pingpong, latency, bandwidth, conformance, watch, demo, check, lab)
+    for command in found:
         command.add_parser(commands)
 
 
@@ -175,9 +179,12 @@ def add_command(
     what: str,
     run: Callable[[argparse.Namespace], int],
     description: str | None = None,
-    json_help: str = "print every figure as JSON",
+    json_help: str | None = "print every figure as JSON",
 ) -> CommandParser:
-    """Return the parser of a new command, with --json, and the exit codes in its help."""
+    """Return the parser of a new command, with --json, and the exit codes in its help.
+
+    Without `json_help` the command adds a --json of its own.
+    """
     parser: CommandParser = commands.add_parser(
         name,
         help=what,
@@ -185,7 +192,8 @@ def add_command(
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--json", action="store_true", help=json_help)
+    if json_help is not None:
+        parser.add_argument("--json", action="store_true", help=json_help)
     parser.set_defaults(run=run)
     return parser
 

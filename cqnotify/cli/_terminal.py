@@ -10,7 +10,14 @@ import time
 from types import TracebackType
 from typing import Final, TextIO
 
-CODES: Final = {"bold": "1", "red": "31", "green": "32", "cyan": "36"}
+CODES: Final = {
+    "bold": "1",
+    "dim": "2",
+    "red": "31",
+    "green": "32",
+    "yellow": "33",
+    "cyan": "36",
+}
 FIRST, NEXT = 1.0, 0.1  # seconds
 WIDEST: Final = 100
 
@@ -28,7 +35,16 @@ def colored(stream: TextIO | None) -> bool:
 
 def paint(text: str, color: str) -> str:
     """Return `text` in a colour, if stdout is a terminal."""
-    return f"\033[{CODES[color]}m{text}\033[0m" if colored(sys.stdout) else text
+    return _colored(text, color) if colored(sys.stdout) else text
+
+
+def paint_error(text: str, color: str) -> str:
+    """Return `text` in a colour, if stderr is a terminal."""
+    return _colored(text, color) if colored(sys.stderr) else text
+
+
+def _colored(text: str, color: str) -> str:
+    return f"\033[{CODES[color]}m{text}\033[0m"
 
 
 def columns() -> int:

@@ -39,7 +39,7 @@ from cli_support import (
 from support import DEADLINE, ip_link, python, until
 
 from cqnotify import Context, Device, DeviceCapFlags, VerbsError, __version__, devices
-from cqnotify.cli import COMMANDS, EXIT_CODES, LONGEST, main, seconds
+from cqnotify.cli import COMMANDS, EXIT_CODES, LONGEST, OBSERVERS, main, seconds
 from cqnotify.cli._terminal import colored
 from cqnotify.cli.devices import SETS, _plain_value, _shown
 from cqnotify.context import gid_text
@@ -118,6 +118,12 @@ def test_help_says_all_exit_codes(args: list[str], capsys: Capture) -> None:
         "conformance --gid-idx x",
         "conformance more",
         "conformance --cases --sequences",
+        "check",
+        "check --",
+        "check --error-exitcode 256 true",
+        "check --from here --print-env there",
+        "check --from here true",
+        "check --suppress nonsense true",
     ],
 )
 def test_wrong_usage_is_exit_code_2(args: str, capsys: Capture) -> None:
@@ -139,7 +145,7 @@ def test_a_device_without_its_option_is_told_the_option(name: str, capsys: Captu
     assert said.endswith("arguments: rxe1 (a device is chosen by -d: -d rxe1)\n")
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in OBSERVERS])
 def test_no_such_device_is_exit_code_3_and_one_line(name: str, capsys: Capture) -> None:
     said = refusal(capsys, 3, name, "--device", "nonsense")
     assert re.fullmatch(r"cqnotify: .*\n", said)

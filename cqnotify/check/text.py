@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: MIT
+"""The report of `cqnotify check` as text."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from ._log import Finding, Place, Process
+from ._symbols import Frame
+from .report import Group, Report, total
+from .rules import ERROR, INFORMATION, WARNING
+
+__all__ = ["Writer"]
+
+PREFIX: Final = "cqnotify check: "
+FRAMES: Final = 12  # shown of a backtrace, unless it is verbose
+COLORS: Final = {ERROR: "red", WARNING: "yellow", INFORMATION: "cyan"}
+
+HERE: Final = {
+    "sleep": "It sleeps here",
+    "arm": "Last armed here",
+    "poll": "Last polled here",
+    "ack": "Last acknowledged here",
+    "destroy": "Destroyed here",
+    "post": "Posted here",
+    "deregister": "Deregistered here",
+    "unmap": "Given back here",
+    "close": "Closed here",
+}
+COUNTED: Final = {
+    "cqs": "CQ",
+    "arms": "arm",
+    "events": "event",
+    "acks": "ack",
+    "polls": "poll",
+    "completions": "completion",
+}
+VERBS: Final = "libibverbs.so"
+
+Paint = Callable[[str, str], str]
+
+
+class Writer:
+    """Makes the text: of a finding as it comes, and of the end.
+
+    Args:
+        paint: colours a text.
+        width: of a line.
+        verbose: whole backtraces, information in full, all that was counted.
+    """
+
+    def __init__(
+        self, paint: Paint = lambda text, color: text, width: int = 100, verbose: bool = False
+    ) -> None:
+        self._paint = paint
+        self._width = width
+        self._verbose = verbose
+
+    def finding(self, group: Group) -> str:
+        """Return what, where, why and what to do."""
+        return "\n".join([self._headline(group), *self._body(group)]) + "\n"
+
+    def withdrawn(self, group: Group, finding: Finding) -> str:
+        """Return a line about a finding that was shown, and turned out not to hold."""
+        process = f"process {finding.process.pid}"
+        return f"{PREFIX}withdrawn: {group.rule.name} in {process} does not hold any more\n"
+
+    def line(self, text: str) -> str:
+        """Return a remark."""
+        return f"{PREFIX}{text}\n"
+
+    def end(self, report: Report, processes: list[Process], shown: Iterable[Group] = ()) -> str:
+        """Return the report of the end: what was not shown yet, and the sums."""
+        was_shown = {id(group) for group in shown}
+        parts = []
+        for severity in (ERROR, WARNING, INFORMATION):
+            brief = severity == INFORMATION and not self._verbose
+            for group in report.of(severity):
+                if id(group) in was_shown:
+                    parts.append(self._again(group))
+                elif brief:
+                    parts.append(self._brief(group))
+                else:
+                    parts.append(self.finding(group))
+        lines = [*self._summary(report, processes), *self._remarks(report, processes)]
+        return "".join(parts) + "".join(self.line(line) for line in lines)
+
+    def _headline(self, group: Group) -> str:
+        rule = group.rule
+        severity = self._paint(rule.severity, COLORS[rule.severity])
+        return f"{PREFIX}{severity}: {self._paint(rule.headline, 'bold')} [{rule.name}]"
+
+    def _again(self, group: Group) -> str:
+        times = _times(group)
+        return f"{self._headline(group)}{times}, the first is shown above\n" if times else ""
+
+    def _brief(self, group: Group) -> str:
+        severity = self._paint(group.rule.severity, COLORS[group.rule.severity])
+        return self.line(f"{severity}: {group.sentence} [{group.rule.name}]{_times(group)}")
+
+    def _body(self, group: Group) -> Iterator[str]:
+        yield from self._wrapped(group.sentence)
+        if len(group.findings) > 1:
+            yield from self._wrapped(f"Found{_times(group)}.")
+        for place, frames in group.stacks:
+            yield f"  {_here(place, group.findings[0])}:"
+            yield from self._frames(frames)
+        texts = group.texts
+        if texts.why:
+            yield from self._wrapped(" ".join([texts.why, *texts.cite()]), "Why:")
+        if texts.mend:
+            yield from self._wrapped(texts.mend, "What to do:")
+
+    def _frames(self, frames: list[Frame]) -> Iterator[str]:
+        shown = frames if self._verbose or len(frames) <= FRAMES + 1 else frames[:FRAMES]
+        widest = max((len(frame.function) for frame in shown), default=0)
+        for frame in shown:
+            line = f"    {frame.function or '?':{min(widest, 40)}}  {_shown_place(frame)}"
+            yield self._paint(line, "dim") if frame.of_library else line
+        if more := len(frames) - len(shown):
+            yield f"    ... and {more} more, which -v shows"
+        if not frames:
+            yield "    not known"
+
+    def _wrapped(self, text: str, label: str = "") -> Iterator[str]:
+        lines = textwrap.wrap(
+            f"{label} {text}".strip(),
+            self._width,
+            initial_indent="  ",
+            subsequent_indent="  " if not label else "    ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        if label and lines:
+            lines[0] = lines[0].replace(label, self._paint(label, "bold"), 1)
+        yield from lines
+
+    def _summary(self, report: Report, processes: list[Process]) -> Iterator[str]:
+        if not processes:
+            return
+        counts = total(processes)
+        errors, warnings = (
+            sum(len(group.findings) for group in report.of(severity))
+            for severity in (ERROR, WARNING)
+        )
+        known = [_count(counts.get(name, 0), noun) for name, noun in COUNTED.items()]
+        found = f"{_count(errors, 'error')}, {_count(warnings, 'warning')}"
+        if report.suppressed:
+            found += f", {report.suppressed} suppressed"
+        yield f"{found}; {_count(len(processes), 'process')}: {', '.join(known)}"
+        if self._verbose:
+            rest = [f"{name} {n:,}" for name, n in counts.items() if name not in COUNTED]
+            yield f"counted as well: {', '.join(rest) or 'nothing'}"
+
+    def _remarks(self, report: Report, processes: list[Process]) -> Iterator[str]:
+        if report.remark:
+            yield report.remark
+        if not processes:
+            yield (
+                "the observer was in no program. It cannot get into setuid and static programs, "
+                "nor where LD_AUDIT is removed from the environment, as sudo does, nor into "
+                "programs that run on other machines"
+            )
+            return
+        if open_ones := [process for process in processes if not process.finished]:
+            names = ", ".join(f"{process.pid} ({process.name})" for process in open_ones[:5])
+            more = f" and {len(open_ones) - 5} more" if len(open_ones) > 5 else ""
+            yield f"not in these sums, killed or still running: {names}{more}"
+        loaded = any(VERBS in module.path for p in processes for module in p.modules)
+        counts = total(processes)
+        if not loaded and not any(counts.values()):
+            yield "no program loaded libibverbs: there was nothing to check"
+        elif not counts.get("cqs") and len(open_ones) < len(processes):
+            yield "no program created a CQ: there was nothing to check"
+
+
+def _count(n: int, noun: str) -> str:
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{n:,} {noun if n == 1 else plural}"
+
+
+def _times(group: Group) -> str:
+    times, processes = len(group.findings), len(group.processes)
+    if times == 1:
+        return ""
+    return f" {times} times" + (f" in {processes} processes" if processes > 1 else "")
+
+
+def _here(place: Place, finding: Finding) -> str:
+    text = HERE.get(place.what, f"{place.what.capitalize()} here")
+    other = place.tid and finding.tid and place.tid != finding.tid
+    return f"{text}, by thread {place.tid}" if other else text
+
+
+def _shown_place(frame: Frame) -> str:
+    """The place, relative to the current folder if the file is below it."""
+    here = os.getcwd() + os.sep
+    return frame.place.removeprefix(here)
