@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -41,16 +41,16 @@ class Process:
 
     pid: int = 0
     parent: int = 0
+    program: str = ""  # its file
     command: tuple[str, ...] = ()
-    libc: str = ""
     modules: list[Module] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
-    finished: bool = False  # its counts are there: it was not killed, and it is over
+    finished: bool = False  # it ended, with its counts; one that is killed has none
 
     @property
     def name(self) -> str:
         """The program, as it was started."""
-        return self.command[0] if self.command else "a program"
+        return self.command[0] if self.command else self.program or "a program"
 
 
 @dataclass(eq=False)
@@ -78,7 +78,7 @@ class Logs:
     @property
     def processes(self) -> list[Process]:
         """The programs that wrote a log, the oldest log first."""
-        return [log.process for log in self._logs.values()]
+        return [log.process for log in self._logs.values() if log.process.pid]
 
     @property
     def findings(self) -> list[Finding]:
@@ -93,26 +93,50 @@ class Logs:
         except FileNotFoundError:  # the program removed it
             return []
         for name in names:
-            if name not in self._logs:
-                self._logs[name] = _Log(self._folder / name)
-        return [finding for log in self._logs.values() for finding in log.read()]
+            self._open(name)
+        return [finding for log in list(self._logs.values()) for finding in log.read()]
+
+    def _open(self, name: str) -> _Log:
+        if name not in self._logs:
+            self._logs[name] = _Log(self._folder / name, self._modules_of)
+        return self._logs[name]
+
+    def _modules_of(self, name: str) -> list[Module]:
+        """Return the modules that a log has, which may not have been read yet."""
+        log = self._open(os.path.basename(f"{name}.log"))
+        log.advance()
+        return log.process.modules
 
 
 class _Log:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, modules_of: Callable[[str], list[Module]]) -> None:
         self.process = Process()
         self.findings: dict[int, Finding] = {}
         self._path = path
+        self._modules_of = modules_of
         self._offset = 0  # of the first line that is not whole
+        self._busy = False  # a log that names itself as its parent is not read twice
+        self._news: dict[int, Finding] = {}
+        self._returned: set[int] = set()  # numbers
 
     def read(self) -> list[Finding]:
-        known = set(self.findings)
-        news: dict[int, Finding] = {}
+        self.advance()
+        news = self._news
+        self._news = {}
+        # The user never saw one that came and was withdrawn since the last time.
+        news = {n: f for n, f in news.items() if n in self._returned or not f.withdrawn}
+        self._returned |= set(news)
+        return list(news.values())
+
+    def advance(self) -> None:
+        """Take in the lines that were added."""
+        if self._busy:
+            return
+        self._busy = True
         for line in self._lines():
             if (finding := self._take(line)) is not None:
-                news[finding.number] = finding
-        # The user never saw one that came and was withdrawn since the last time.
-        return [f for f in news.values() if f.number in known or not f.withdrawn]
+                self._news[finding.number] = finding
+        self._busy = False
 
     def _lines(self) -> Iterator[dict[str, Any]]:
         try:
@@ -123,7 +147,7 @@ class _Log:
                         break  # the rest of it comes
                     self._offset += len(line)
                     try:
-                        value = json.loads(line)
+                        value = json.loads(line.decode(errors="surrogateescape"))
                     except (ValueError, RecursionError):
                         continue
                     if isinstance(value, dict):
@@ -138,11 +162,13 @@ class _Log:
             case {"kind": "process"}:
                 process.pid = _number(line.get("pid"))
                 process.parent = _number(line.get("parent"))
-                process.libc = str(line.get("libc", ""))
+                process.program = str(line.get("program", ""))
+                if forked := line.get("forked"):
+                    process.modules = list(self._modules_of(str(forked)))
                 command = line.get("command")
                 process.command = tuple(map(str, command)) if isinstance(command, list) else ()
             case {"kind": "module", "base": base, "path": str(path)}:
-                process.modules.append(Module(_number(base), path))
+                process.modules.append(Module(_number(base), path or process.program))
             case {"kind": "finding", "rule": str(rule)}:
                 return self._finding(rule, line)
             case {"kind": "withdrawn", "number": number}:
@@ -155,10 +181,15 @@ class _Log:
                 process.finished = True
         return None
 
-    def _finding(self, rule: str, line: dict[str, Any]) -> Finding:
+    def _finding(self, rule: str, line: dict[str, Any]) -> Finding | None:
         values, where = line.get("values"), line.get("where")
+        values = values if isinstance(values, dict) else {}
         number = _number(line.get("number"))
-        if number <= 0 or number in self.findings:
+        known = self.findings.get(number)
+        if known is not None and known.rule == rule and not known.withdrawn:
+            known.values = values  # it happened again
+            return None
+        if number <= 0 or (known is not None and not known.withdrawn):
             number = -len(self.findings) - 1  # cannot be withdrawn
         finding = Finding(
             process=self.process,
@@ -166,7 +197,7 @@ class _Log:
             number=number,
             time=_number(line.get("time")),
             tid=_number(line.get("tid")),
-            values=values if isinstance(values, dict) else {},
+            values=values,
             where=tuple(_places(where)) if isinstance(where, list) else (),
             modules=tuple(self.process.modules),
         )

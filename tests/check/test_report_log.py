@@ -117,6 +117,42 @@ def test_a_finding_with_wrong_values_is_still_one(change: dict[str, Any], tmp_pa
     assert len(Logs(tmp_path).read()) == 2
 
 
+def test_a_finding_that_comes_again_has_its_last_values(tmp_path: Path) -> None:
+    path = write_log(tmp_path, process(), finding("late-wakeup", values={"times": 1}))
+    logs = Logs(tmp_path)
+    (found,) = logs.read()
+    with open(path, "a") as file:
+        file.write(text(finding("late-wakeup", values={"times": 2})))
+    assert logs.read() == []
+    assert found.values == {"times": 2}
+    with open(path, "a") as file:
+        file.write(text(withdrawn(), finding("late-wakeup", values={"times": 3})))
+    (again,) = logs.read()
+    assert again.values == {"times": 3}
+    assert logs.findings == [again]
+
+
+def test_the_program_is_the_module_without_a_path(tmp_path: Path) -> None:
+    write_log(tmp_path, process(program="/bin/a"), module(0x7000, ""), finding())
+    (found,) = Logs(tmp_path).read()
+    assert found.modules == (Module(0x7000, "/bin/a"),)
+    assert found.process.program == "/bin/a"
+
+
+@pytest.mark.parametrize("child", ["5.0", "9.0"])
+def test_a_forked_process_has_the_modules_of_its_parent(child: str, tmp_path: Path) -> None:
+    lines = process(int(child[0]), forked="7.0", program="/bin/a"), finding()
+    write_log(tmp_path, *lines, name=f"{child}.log")
+    write_log(tmp_path, process(7, program="/bin/a"), module(0x7000, ""), finding(), name="7.0.log")
+    assert [f.modules for f in Logs(tmp_path).read()] == [(Module(0x7000, "/bin/a"),)] * 2
+
+
+@pytest.mark.parametrize("forked", ["7.0", "8.0", "../7.0", 7])
+def test_a_parent_that_is_not_there_or_itself_has_no_modules(forked: Any, tmp_path: Path) -> None:
+    write_log(tmp_path, process(7, forked=forked), finding(), name="7.0.log")
+    assert [f.modules for f in Logs(tmp_path).read()] == [()]
+
+
 def test_a_folder_that_is_gone_has_no_logs(tmp_path: Path) -> None:
     logs = Logs(tmp_path / "gone")
     assert logs.read() == []
