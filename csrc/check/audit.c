@@ -19,10 +19,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <dlfcn.h>
-
 #include "hooks.h"
 #include "objects.h"
+#include "symbol.h"
 
 #define EXPORTED __attribute__((visibility("default")))
 
@@ -69,7 +68,7 @@ find_in(struct link_map *map)
 {
     for (size_t i = 0; i < HOOK_COUNT; i++)
         if (hooks[i].real && !*hooks[i].real)
-            *hooks[i].real = dlsym(map, hooks[i].name);
+            *hooks[i].real = cqn_symbol(map, hooks[i].name);
 }
 
 /* Before the libc is there, what the program never sees. */
@@ -78,14 +77,14 @@ cqn_errno(void)
 {
     static int *(*location)(void);
     if (!location && libc_map)
-        *(void **)&location = dlsym(libc_map, "__errno_location");
+        *(void **)&location = cqn_symbol(libc_map, "__errno_location");
     return location ? location() : &errno;
 }
 
 void *
 cqn_find_verb(const char *symbol)
 {
-    return verbs_map ? dlsym(verbs_map, symbol) : NULL;
+    return verbs_map ? cqn_symbol(verbs_map, symbol) : NULL;
 }
 
 /* ---- the dynamic linker's calls ------------------------------------------------------------ */
