@@ -18,12 +18,14 @@ import pytest
 
 if TYPE_CHECKING:
     from cqnotify import CQ, MR, PD, CompletionChannel, Context, Device
+    from cqnotify.check.plugin import Watch
     from cqnotify.hosts import Hosts
     from cqnotify.testing import Endpoint, PairFactory
     from cqnotify.testing._requirements import Requirements
 
 OPENED = pytest.StashKey[list["Context"]]()
 TRIED = pytest.StashKey[dict[str, "str | None"]]()  # of a session: why a device cannot be opened
+WATCH: pytest.StashKey[Watch] = pytest.StashKey()  # of a session with --rdma-check
 
 # ---- options and the marker ---------------------------------------------------------------
 
@@ -73,6 +75,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=0,
         metavar="N",
         help="the seed of the random faults between hosts; by default 0",
+    )
+    group.addoption(
+        "--rdma-check",
+        action="store_true",
+        help="run the tests under the observer of 'cqnotify check': what it calls an error fails "
+        "the test",
     )
 
 
@@ -198,6 +206,52 @@ def _close(part: PD | CompletionChannel | CQ | MR | Endpoint) -> None:
         part.close()
 
 
+# ---- the observer of cqnotify check ---------------------------------------------------------
+
+CHECK_SECTION = "cqnotify check"
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before pytest redirects the streams
+def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, object, object]:
+    """Execute pytest again under the observer, for --rdma-check."""
+    if early_config.known_args_namespace.rdma_check:
+        from cqnotify.check.plugin import NotObservedError, observe
+
+        try:
+            early_config.stash[WATCH] = observe(early_config.invocation_params.args)
+        except NotObservedError as e:
+            raise pytest.UsageError(f"--rdma-check: {e}") from None
+    return (yield)
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    return "rdma: under the observer of cqnotify check" if WATCH in config.stash else None
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    if WATCH in config.stash and (text := config.stash[WATCH].warnings()):
+        terminalreporter.section(f"warnings of {CHECK_SECTION}")
+        terminalreporter.write_line(text)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if WATCH in config.stash:
+        config.stash[WATCH].close()
+
+
+def _check(config: pytest.Config, report: pytest.TestReport) -> None:
+    """Make the report one of a failure if the observer found an error."""
+    if WATCH not in config.stash or not (text := config.stash[WATCH].errors()):
+        return
+    if report.passed:
+        report.outcome = "failed"
+        report.longrepr = text
+    else:
+        report.sections.append((CHECK_SECTION, text))
+
+
 # ---- the report of a test that failed -----------------------------------------------------
 
 SECTION = "RDMA objects (cqnotify)"
@@ -218,6 +272,7 @@ def pytest_runtest_makereport(
         texts = [cqnotify.report(context) for context in _contexts(item)]
         if texts:
             report.sections.append((SECTION, "\n".join(texts)))
+    _check(item.config, report)
     return report
 
 
