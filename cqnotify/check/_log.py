@@ -15,6 +15,7 @@ from typing import Any, Final
 
 __all__ = ["Finding", "Logs", "Module", "Place", "Process"]
 
+VERBS: Final = "libibverbs.so"
 LINE_LIMIT: Final = 1 << 20  # a longer line is not one of the observer's
 
 
@@ -51,6 +52,11 @@ class Process:
     def name(self) -> str:
         """The program, as it was started."""
         return self.command[0] if self.command else self.program or "a program"
+
+    @property
+    def has_verbs(self) -> bool:
+        """Whether it loaded libibverbs."""
+        return any(os.path.basename(m.path).startswith(VERBS) for m in self.modules)
 
 
 @dataclass(eq=False)

@@ -38,7 +38,6 @@ COUNTED: Final = {
     "polls": "poll",
     "completions": "completion",
 }
-VERBS: Final = "libibverbs.so"
 
 Paint = Callable[[str, str], str]
 
@@ -146,12 +145,18 @@ class Writer:
             sum(len(group.findings) for group in report.of(severity))
             for severity in (ERROR, WARNING)
         )
-        known = [_count(counts.get(name, 0), noun) for name, noun in COUNTED.items()]
         found = f"{_count(errors, 'error')}, {_count(warnings, 'warning')}"
         if report.suppressed:
             found += f", {report.suppressed} suppressed"
-        yield f"{found}; {_count(len(processes), 'process')}: {', '.join(known)}"
-        if self._verbose:
+        found += f"; {_count(len(processes), 'process')}"
+        with_verbs = sum(process.has_verbs for process in processes)
+        if len(processes) > 1 and with_verbs:
+            found += f", {with_verbs} of them with libibverbs"
+        if any(counts.values()):
+            known = [_count(counts.get(name, 0), noun) for name, noun in COUNTED.items()]
+            found += f": {', '.join(known)}"
+        yield found
+        if self._verbose and counts:
             rest = [f"{name} {n:,}" for name, n in counts.items() if name not in COUNTED]
             yield f"counted as well: {', '.join(rest) or 'nothing'}"
 
@@ -165,16 +170,16 @@ class Writer:
                 "programs that run on other machines"
             )
             return
-        if open_ones := [process for process in processes if not process.finished]:
-            names = ", ".join(f"{process.pid} ({process.name})" for process in open_ones[:5])
-            more = f" and {len(open_ones) - 5} more" if len(open_ones) > 5 else ""
-            yield f"not in these sums, killed or still running: {names}{more}"
-        loaded = any(VERBS in module.path for p in processes for module in p.modules)
+        with_verbs = [process for process in processes if process.has_verbs]
         counts = total(processes)
-        if not loaded and not any(counts.values()):
+        if not with_verbs:
             yield "no program loaded libibverbs: there was nothing to check"
-        elif not counts.get("cqs") and len(open_ones) < len(processes):
+        elif all(process.finished for process in with_verbs) and not counts.get("cqs"):
             yield "no program created a CQ: there was nothing to check"
+        if silent := [process for process in with_verbs if not process.finished]:
+            names = ", ".join(f"{process.name} ({process.pid})" for process in silent[:5])
+            more = f" and {len(silent) - 5} more" if len(silent) > 5 else ""
+            yield f"ended by a signal or still running, so without counts: {names}{more}"
 
 
 def _count(n: int, noun: str) -> str:

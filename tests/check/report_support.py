@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import shutil
 import subprocess
 import sys
 from functools import cache
@@ -92,6 +94,7 @@ def program(folder: Path, *lines: dict[str, Any], then: str = "", name: str = "p
 def stand_in() -> str:
     """A library for LD_AUDIT that does nothing."""
     folder = Path(mkdtemp(prefix="cqnotify-test-"))
+    atexit.register(shutil.rmtree, folder)
     (folder / "observer.c").write_text("unsigned la_version(unsigned v) { return v; }\n")
     compile_c(folder / "observer.c", folder / "observer.so", "-shared", "-fPIC")
     return str(folder / "observer.so")
