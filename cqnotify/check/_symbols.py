@@ -49,8 +49,9 @@ class Frame:
 
     @property
     def of_library(self) -> bool:
-        """Whether it is in libibverbs, librdmacm or libc."""
-        return os.path.basename(self.module).startswith(INNER)
+        """Whether it is of libibverbs, librdmacm or libc; also inline, from their headers."""
+        inline = self.function.startswith(("ibv_", "rdma_"))
+        return inline or os.path.basename(self.module).startswith(INNER)
 
     @property
     def place(self) -> str:

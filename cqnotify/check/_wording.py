@@ -20,9 +20,9 @@ IN_CALL: Final = {
     "read": "read() of the descriptor",
 }
 ARMED: Final = {
-    "before": ": the CQ was armed after they had come",
+    "before": ": the CQ was armed after {they} had come",
     "no": ": the CQ is not armed",
-    "solicited": ": the CQ is armed for solicited ones only, and none of them is",
+    "solicited": ": the CQ is armed for solicited completions only",
 }
 PLURALS: Final = {"entry": "entries"}
 # enum ibv_wc_status, in its order.
@@ -68,10 +68,11 @@ def fill(text: str, values: Mapping[str, Any]) -> str:
 
 def _derived(values: Mapping[str, Any]) -> dict[str, str]:
     call = str(values.get("call", "a wait"))
+    they = "it" if values.get("completions") == 1 else "they"
     return {
         "thread": str(values.get("thread", "A thread")),
         "call_text": IN_CALL.get(call, f"{call}()" if "call" in values else call),
-        "armed_text": ARMED.get(str(values.get("armed")), ""),
+        "armed_text": ARMED.get(str(values.get("armed")), "").replace("{they}", they),
         "status_text": status_name(values.get("status")),
     }
 

@@ -31,7 +31,7 @@ BY_THEMSELVES = {
     "hosts.md": "test_hosts.py",
 }
 pages: list[Page] = [read(name) for name in PAGES]
-LANGUAGES = {"python", "sh", "console", "text", "", "{eval-rst}"}
+LANGUAGES = {"python", "c", "sh", "console", "text", "", "{eval-rst}"}
 PYTEST = " -q -x -k -m "  # what its own help, which takes long, has for us
 
 each_page = pytest.mark.parametrize("page", pages, ids=lambda page: page.name)
