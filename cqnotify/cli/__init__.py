@@ -37,8 +37,10 @@ COMMANDS: Final = (
     "watch",
     "demo",
     "check",
+    "trace",
 )
-OBSERVERS: Final = ("check",)  # those of them that run a program, and need no device themselves
+# Those of them that run a program, and need no device themselves.
+OBSERVERS: Final = ("check", "trace")
 
 OK, FAILED, USAGE, CANNOT_RUN = 0, 1, 2, 3
 LONGEST: Final = 2_000_000  # seconds
@@ -101,9 +103,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_commands(commands: Any) -> None:
     """Add the modules of COMMANDS and `lab`, imported by name, so a frozen program has them."""
-    from . import bandwidth, check, conformance, demo, devices, lab, latency, pingpong, watch
+    from . import bandwidth, check, conformance, demo, devices, lab, latency, pingpong, trace, watch
 
-    found = (devices, pingpong, latency, bandwidth, conformance, watch, demo, check, lab)
+    found = (devices, pingpong, latency, bandwidth, conformance, watch, demo, check, trace, lab)
     for command in found:
         command.add_parser(commands)
 

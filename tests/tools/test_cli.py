@@ -124,6 +124,8 @@ def test_help_says_all_exit_codes(args: list[str], capsys: Capture) -> None:
         "check --from here --print-env there",
         "check --from here true",
         "check --suppress nonsense true",
+        "trace --records 999 -- true",
+        "trace --records x -- true",
     ],
 )
 def test_wrong_usage_is_exit_code_2(args: str, capsys: Capture) -> None:

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: MIT
+"""`cqnotify trace`: a timeline of a verbs program, as a page, a trace or figures."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from . import OK, USAGE, CommandError, add_command, note, print_json, whole
+
+if TYPE_CHECKING:
+    from ..trace import Recording
+
+DESCRIPTION: Final = """\
+Record what a verbs program does with its completions, and show it as a timeline: when each thread
+slept and woke, when each CQ was armed, raised an event, was acknowledged and polled.
+
+The page needs no network and no other file. --chrome writes the same for https://ui.perfetto.dev.
+"""
+DEFAULT_OUTPUT: Final = "trace.html"
+DEFAULT_RECORDS: Final = 250_000
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to the parser's commands."""
+    what = "show when a verbs program sleeps, wakes and polls: a timeline"
+    parser = add_command(commands, "trace", what, run, DESCRIPTION)
+    parser.add_argument(
+        *("-o", "--output"),
+        metavar="FILE",
+        type=Path,
+        help=f"write the page here (default: {DEFAULT_OUTPUT}); FILE.svg: a still picture instead",
+    )
+    parser.add_argument(
+        "--chrome", metavar="FILE", type=Path, help="also write Chrome's trace format, for Perfetto"
+    )
+    parser.add_argument(
+        "--summary", action="store_true", help="print the figures alone, and write no page"
+    )
+    parser.add_argument(
+        "--records",
+        metavar="N",
+        type=whole(1000, 100_000_000),
+        default=DEFAULT_RECORDS,
+        help="records to keep for each process, the last ones; 48 bytes each "
+        f"(default: {DEFAULT_RECORDS})",
+    )
+    parser.add_argument(
+        "--from",
+        dest="source",
+        metavar="PATH",
+        type=Path,
+        help="show this timeline, or those of this folder, instead of running a program",
+    )
+    parser.add_argument(
+        "program", nargs="*", metavar="-- PROGRAM ARGS", help="the program, and its arguments"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command."""
+    if (args.source is None) == (not args.program):
+        raise CommandError(
+            "what to show: either -- PROGRAM ARGS, or --from a recorded timeline", USAGE
+        )
+    if args.summary and args.output is not None:
+        raise CommandError("--summary writes no page: leave out --output or --summary", USAGE)
+    if args.source is not None:
+        _show(args, args.source)
+        return OK
+    with tempfile.TemporaryDirectory(prefix="cqnotify-trace-") as folder:
+        code = _record(args, Path(folder))
+        _show(args, Path(folder))
+    return code
+
+
+def _record(args: argparse.Namespace, folder: Path) -> int:
+    """Run the program, so that its timelines are in the folder; return its exit code."""
+    try:
+        running = importlib.import_module("cqnotify.check.running")
+    except ModuleNotFoundError as e:
+        raise CommandError(
+            "this version cannot record a program: it shows timelines that were recorded, --from"
+        ) from e
+    code = running.run_observed(args.program, folder, timeline_records=args.records)
+    return int(code)
+
+
+def _show(args: argparse.Namespace, source: Path) -> None:
+    """Write what the options ask for, and print the figures."""
+    from .. import trace
+
+    try:
+        recordings = trace.read(source)
+        summaries = [trace.summarize(recording) for recording in recordings if recording.records]
+        if args.json:
+            print_json({"processes": [summary.as_dict() for summary in summaries]})
+        else:
+            print(trace.format_summary(summaries))
+        _write_all(args, recordings)
+    except trace.TraceError as e:
+        raise CommandError(str(e)) from e
+
+
+def _write_all(args: argparse.Namespace, recordings: list[Recording]) -> None:
+    """Write the files that the options ask for, and say where they are."""
+    from .. import trace
+
+    if args.summary and args.chrome is None:
+        return
+    timeline = trace.build(recordings)
+    if args.chrome is not None:
+        _write(args.chrome, lambda: json.dumps(trace.chrome(timeline)))
+    if not args.summary:
+        output = args.output or Path(DEFAULT_OUTPUT)
+        draw = trace.picture if output.suffix == ".svg" else trace.page
+        _write(output, lambda: draw(timeline))
+
+
+def _write(path: Path, make: Callable[[], str]) -> None:
+    text = make()
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as e:
+        raise CommandError(f"cannot write {path}: {e.strerror}") from e
+    note(f"wrote {path}, {len(text) / 1e6:.1f} MB" if len(text) > 1e5 else f"wrote {path}")

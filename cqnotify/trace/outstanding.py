@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: MIT
+"""How many work requests of a QP are in flight, as far as its posts and completions say."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+
+from .records import Record, What
+
+RECV_OPCODE = 128  # IBV_WC_RECV: the bit that opcodes of receives have
+
+
+class _Queue:
+    """Work requests in flight, in the order of their posts."""
+
+    def __init__(self) -> None:
+        self._wr_ids: deque[int] = deque()
+        self._have: Counter[int] = Counter()
+        self.counts: list[tuple[int, int]] = []
+
+    def __contains__(self, wr_id: int) -> bool:
+        return self._have[wr_id] > 0
+
+    def push(self, time: int, wr_id: int) -> None:
+        self._wr_ids.append(wr_id)
+        self._have[wr_id] += 1
+        self.note(time)
+
+    def retire(self, time: int, wr_id: int) -> None:
+        """Take out a work request, and those before it: they have completed unsignaled."""
+        if wr_id not in self:
+            return
+        while True:
+            first = self._wr_ids.popleft()
+            self._have[first] -= 1
+            if not self._have[first]:
+                del self._have[first]
+            if first == wr_id:
+                break
+        self.note(time)
+
+    def clear(self, time: int) -> None:
+        self._wr_ids.clear()
+        self._have.clear()
+        self.note(time)
+
+    def note(self, time: int) -> None:
+        if (self.counts[-1][1] if self.counts else 0) != len(self._wr_ids):
+            self.counts.append((time, len(self._wr_ids)))
+
+
+class Outstanding:
+    """The sends and receives of a QP that are in flight."""
+
+    def __init__(self) -> None:
+        self._sends = _Queue()
+        self._receives = _Queue()
+
+    def post(self, time: int, record: Record) -> None:
+        """Add the work request of a POST_SEND or POST_RECV."""
+        queue = self._sends if record.what == What.POST_SEND else self._receives
+        queue.push(time, record.value)
+
+    def complete(self, time: int, record: Record) -> None:
+        """Take out the work request of a COMPLETION; a failed one does not say its direction."""
+        failed = record.detail >> 16
+        is_receive = bool(record.detail & RECV_OPCODE)
+        if failed:
+            is_receive = record.value not in self._sends
+        (self._receives if is_receive else self._sends).retire(time, record.value)
+
+    def clear(self, time: int) -> None:
+        """Forget all: the QP is destroyed."""
+        self._sends.clear(time)
+        self._receives.clear(time)
+
+    def counts(self) -> Iterable[tuple[str, list[tuple[int, int]]]]:
+        """Yield the two directions, and for each the times at which its count changed."""
+        yield "sends", self._sends.counts
+        yield "receives", self._receives.counts

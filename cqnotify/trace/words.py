@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: MIT
+"""What a record is called: in a tooltip, in Chrome's trace, in the search."""
+
+from __future__ import annotations
+
+import enum
+import errno
+from collections.abc import Callable
+from functools import cache
+from typing import Final
+
+from ..enums import AsyncEventType, QPType, WCOpcode, WCStatus, WROpcode, enum_or_int
+from .records import NO_TIMEOUT, Call, Flag, Record, What
+
+CALLS: Final = {
+    Call.GET_CQ_EVENT: "ibv_get_cq_event()",
+    Call.READ: "read()",
+    Call.POLL: "poll()",
+    Call.SELECT: "select()",
+    Call.EPOLL_WAIT: "epoll_wait()",
+}
+
+
+def duration(ns: int) -> str:
+    """Return a time span as people write it: three digits and a unit."""
+    for unit, size in (("s", 10**9), ("ms", 10**6), ("us", 10**3)):
+        if ns >= size * 0.9995:
+            return f"{_three_digits(ns / size)} {unit}"
+    return f"{ns} ns"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
+
+
+def describe(record: Record) -> str:
+    """Return a record as a sentence without its subject, which is the thread."""
+    text = _WORDS[record.what](record)
+    return f"{text}; injected by cqnotify chaos" if record.flags & Flag.INJECTED else text
+
+
+def status_of(record: Record) -> int:
+    """Return the status of a completion: `enum ibv_wc_status`, 0 for success."""
+    return record.detail >> 16
+
+
+@cache
+def _name(cls: type[enum.Enum], value: int) -> str:
+    member = enum_or_int(cls, value)
+    return member.name if isinstance(member, enum.Enum) else str(member)
+
+
+@cache
+def _cm_event(value: int) -> str:
+    from ..cm import CMEventType  # which brings much, and is rarely there
+
+    return _name(CMEventType, value)
+
+
+def _errno(value: int) -> str:
+    return errno.errorcode.get(value, str(value))
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' if number != 1 else ''}"
+
+
+def _wr_id(record: Record) -> str:
+    """Return the wr_id; a large one is an address."""
+    return str(record.value) if record.value < 1 << 32 else f"{record.value:#x}"
+
+
+def _request(record: Record) -> str:
+    return f"wr_id {_wr_id(record)}, {_many(record.number, 'byte')}"
+
+
+def _post_send(record: Record) -> str:
+    flags = "signaled" if record.flags & Flag.SIGNALED else "unsignaled"
+    solicited = ", solicited" if record.flags & Flag.SOLICITED else ""
+    what = _name(WROpcode, record.detail)
+    return f"QP {record.object}: posts {what}, {_request(record)}, {flags}{solicited}"
+
+
+def _completion(record: Record) -> str:
+    qp = f" of QP {record.other}" if record.other else ""
+    if status := status_of(record):
+        what = f"fails with {_name(WCStatus, status)}, wr_id {_wr_id(record)}"
+    else:
+        what = f"{_name(WCOpcode, record.detail & 0xFFFF)}, {_request(record)}"
+    seen = "; came before the program polled" if record.flags & Flag.SEEN else ""
+    return f"CQ {record.object}: completion{qp}: {what}{seen}"
+
+
+def _poll(record: Record) -> str:
+    asked = f", {record.detail:,} asked for" if record.detail else ""
+    if not record.number:
+        return f"CQ {record.object}: polled, nothing there{asked}"
+    return f"CQ {record.object}: polled {_many(record.number, 'completion')}{asked}"
+
+
+def _sleep(record: Record) -> str:
+    call = CALLS.get(Call(record.detail)) if record.detail in CALLS else "a call"
+    channel = f" on channel {record.object}" if record.object else ""
+    if record.number > 1:
+        channel += f", {record.number} descriptors"
+    limit = "" if record.value == NO_TIMEOUT else f", at most {duration(record.value)}"
+    return f"sleeps in {call}{channel}{limit}"
+
+
+def _wake(record: Record) -> str:
+    if record.object:
+        return f"wakes: channel {record.object} is readable"
+    if record.detail:
+        return f"wakes: {_errno(record.detail)}"
+    return "wakes" if record.number else "wakes: timed out"
+
+
+def _qp_created(record: Record) -> str:
+    kind = f", {_name(QPType, record.detail)}" if record.detail else ""
+    return (
+        f"QP {record.object} created: number {record.number}{kind}, "
+        f"sends to CQ {record.other}, receives to CQ {record.value}"
+    )
+
+
+def _async_event(record: Record) -> str:
+    return f"asynchronous event {_name(AsyncEventType, record.detail)}"
+
+
+_WORDS: Final[dict[int, Callable[[Record], str]]] = {
+    What.CHANNEL_CREATED: lambda r: f"channel {r.object} created: descriptor {r.number}",
+    What.CHANNEL_DESTROYED: lambda r: f"channel {r.object} destroyed",
+    What.CQ_CREATED: lambda r: (
+        f"CQ {r.object} created: {_many(r.number, 'entry').replace('entrys', 'entries')}"
+        + (f", on channel {r.other}" if r.other else ", without a channel")
+    ),
+    What.CQ_DESTROYED: lambda r: f"CQ {r.object} destroyed",
+    What.QP_CREATED: _qp_created,
+    What.QP_DESTROYED: lambda r: f"QP {r.object} destroyed",
+    What.SRQ_CREATED: lambda r: f"SRQ {r.object} created: {r.number} work requests",
+    What.SRQ_DESTROYED: lambda r: f"SRQ {r.object} destroyed",
+    What.POST_SEND: _post_send,
+    What.POST_RECV: lambda r: f"QP {r.object}: posts a receive, {_request(r)}",
+    What.POST_SRQ_RECV: lambda r: f"SRQ {r.object}: posts a receive, {_request(r)}",
+    What.POST_REFUSED: lambda r: (
+        f"QP {r.object}: post refused, wr_id {_wr_id(r)}, {_errno(r.detail)}"
+    ),
+    What.COMPLETION: _completion,
+    What.POLL: _poll,
+    What.ARM: lambda r: (
+        f"CQ {r.object}: armed{' for solicited completions only' if r.detail else ''}"
+    ),
+    What.ARM_FAILED: lambda r: f"CQ {r.object}: not armed, {_errno(r.detail)}",
+    What.EVENT: lambda r: f"CQ {r.object}: event read from channel {r.other}",
+    What.ACK: lambda r: f"CQ {r.object}: acknowledges {_many(r.number, 'event')}",
+    What.ASYNC_EVENT: _async_event,
+    What.CM_EVENT: lambda r: (
+        f"QP {r.object}: rdma_cm event {_cm_event(r.detail)}"
+        + (f", status {r.number}" if r.number else "")
+    ),
+    What.SLEEP: _sleep,
+    What.WAKE: _wake,
+    What.FINDING: lambda r: f"finding {r.other}",
+    What.TASK_SLEEP: lambda r: f"a task awaits {r.value:#x}",
+    What.TASK_WAKE: lambda r: f"a task that awaited {r.value:#x} wakes",
+}

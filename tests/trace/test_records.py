@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: MIT
+"""Timeline files: what is read of them, and what is said of those that cannot be read."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+from trace_support import PID, REALTIME, START, Tape, many, patch, race, shorten
+
+from cqnotify.trace import TraceError, What, build, read, read_file
+from cqnotify.trace.records import Call, Flag, Record, program_number
+
+CSRC = Path(__file__).resolve().parents[2] / "csrc"
+
+
+def test_a_file_is_read_with_its_header_and_all_fields_of_its_records(tmp_path: Path) -> None:
+    tape = Tape(command="./a.out -e")
+    tape.tid = 4712
+    values = {"flags": 4, "other": 5, "value": 6 << 40, "number": 7, "detail": 8, "caller": 9 << 40}
+    tape.add(What.COMPLETION, 3, after=17, **values)
+    recording = tape.recording(tmp_path)
+    assert (recording.pid, recording.command) == (PID, "./a.out -e")
+    assert recording.clock_offset == REALTIME - START
+    assert (recording.start, recording.end) == (START + 17, START + 17)
+    assert recording.records == [
+        Record(START + 17, 4712, What.COMPLETION, 4, 3, 5, 6 << 40, 7, 8, 9 << 40)
+    ]
+    assert (recording.lost, recording.unfinished, recording.unknown) == (0, 0, 0)
+
+
+WRITER = """\
+#include <stdio.h>
+#include <string.h>
+#include "check/record.h"
+
+int main(int argc, char **argv)
+{
+    struct timeline_header header = {.header_size = 4096, .record_size = sizeof(struct record),
+        .capacity = 4, .written = 2, .monotonic = 1000, .realtime = 5000, .pid = 77};
+    memcpy(header.magic, RECORD_MAGIC, 8);
+    strcpy(header.command, "./a.out in C");
+    char page[4096] = {0};
+    memcpy(page, &header, sizeof(header));
+    struct record ring[4] = {
+        {.time = 2000, .tid = 78, .what = RECORD_SLEEP, .flags = RECORD_SEEN, .object = 1,
+         .other = 2, .value = 1ull << 60, .number = 3, .detail = CALL_EPOLL_WAIT,
+         .caller = 0x7f0000001234},
+        {.time = 3000, .tid = 78, .what = RECORD_WAKE, .object = 1},
+    };
+    FILE *file = fopen(argv[1], "wb");
+    fwrite(page, sizeof(page), 1, file);
+    fwrite(ring, sizeof(ring), 1, file);
+    return argc != 2 || fclose(file);
+}
+"""
+
+
+def compiled(tmp_path: Path, source: str) -> Path:
+    (tmp_path / "it.c").write_text(source)
+    out = tmp_path / "it"
+    flags = ["-std=c11", "-Wall", "-Werror", f"-I{CSRC}"]
+    subprocess.run(["gcc", *flags, tmp_path / "it.c", "-o", out], check=True)
+    return out
+
+
+def test_a_file_that_a_c_program_wrote_by_the_header_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "77.1.timeline"
+    subprocess.run([compiled(tmp_path, WRITER), path], check=True)
+    recording = read_file(path)
+    assert (recording.pid, recording.command) == (77, "./a.out in C")
+    assert recording.clock_offset == 4000
+    detail, caller = int(Call.EPOLL_WAIT), 0x7F0000001234
+    assert recording.records == [
+        Record(2000, 78, What.SLEEP, Flag.SEEN, 1, 2, 1 << 60, 3, detail, caller),
+        Record(3000, 78, What.WAKE, 0, 1, 0, 0, 0, 0, 0),
+    ]
+
+
+def test_all_kinds_calls_and_flags_have_the_values_of_the_header(tmp_path: Path) -> None:
+    enums = {"RECORD": [*What, *Flag], "CALL": [*Call]}
+    names = [(f"{prefix}_{member.name}", member) for prefix in enums for member in enums[prefix]]
+    checks = "".join(f'_Static_assert({name} == {value:d}, "{name}");\n' for name, value in names)
+    compiled(tmp_path, f'#include "check/record.h"\n{checks}int main(void) {{ return 0; }}\n')
+    text = (CSRC / "check/record.h").read_text()
+    for line in dedent(text).splitlines():
+        word = line.strip().split(" ")[0].rstrip(",")
+        if word.startswith(("RECORD_", "CALL_")):
+            assert word in dict(names), word
+
+
+def test_of_a_ring_that_wrapped_the_last_records_are_read_in_their_order(tmp_path: Path) -> None:
+    tape = Tape()
+    for wr_id in range(10):
+        tape.post_recv(wr_id)
+    recording = read_file(tape.write(tmp_path, capacity=4))
+    assert [record.value for record in recording.records] == [6, 7, 8, 9]
+    assert recording.lost == 6
+    assert read_file(tape.write(tmp_path, capacity=10)).lost == 0
+
+
+def test_a_ring_that_is_not_full_has_the_records_that_were_written(tmp_path: Path) -> None:
+    recording = read_file(Tape().post_recv(1).post_recv(2).write(tmp_path, capacity=1000))
+    assert [record.value for record in recording.records] == [1, 2]
+
+
+def test_records_that_were_never_finished_or_came_later_are_counted_and_left_out(
+    tmp_path: Path,
+) -> None:
+    tape = Tape().post_recv(1).add(0).add(200, value=5).post_recv(2)
+    recording = tape.recording(tmp_path)
+    assert [record.value for record in recording.records] == [1, 2]
+    assert (recording.unfinished, recording.unknown) == (1, 1)
+
+
+def test_records_of_several_threads_are_ordered_by_time(tmp_path: Path) -> None:
+    tape = Tape().post_recv(1, after=500)
+    tape.tid += 1
+    tape.post_recv(2, after=-100)
+    assert [record.value for record in tape.recording(tmp_path).records] == [2, 1]
+
+
+def test_a_folder_has_a_timeline_of_each_process_and_program(tmp_path: Path) -> None:
+    Tape(20, start=START + 50).post_recv(1).write(tmp_path)
+    Tape(10, start=START + 90).post_recv(1).write(tmp_path, number=2)
+    Tape(10, start=START).post_recv(1).write(tmp_path)
+    read_all = read(tmp_path)
+    assert [(r.pid, program_number(r.path)) for r in read_all] == [(10, 1), (20, 1), (10, 2)]
+    assert program_number(tmp_path / "other.timeline") == 0
+
+
+# ---- the log beside it ----------------------------------------------------------------------
+
+
+def test_findings_are_those_of_the_log(tmp_path: Path) -> None:
+    recording = race().recording(tmp_path)
+    ((time, record, text),) = recording.dated_findings()
+    assert (time, record.object) == (record.time, 1)
+    assert text == "lost-wakeup: cq 1, channel 1, completions 1, armed before"
+
+
+def test_a_finding_that_was_withdrawn_is_none(tmp_path: Path) -> None:
+    tape = race()
+    tape.say("withdrawn", number=1)
+    assert tape.recording(tmp_path).dated_findings() == []
+
+
+def test_without_a_log_a_finding_has_its_number(tmp_path: Path) -> None:
+    path = race().write(tmp_path)
+    path.with_suffix(".log").unlink()
+    ((_, _, text),) = read_file(path).dated_findings()
+    assert text == "finding 1, CQ 1"
+
+
+def test_the_log_may_know_a_later_end_and_its_last_line_may_be_incomplete(tmp_path: Path) -> None:
+    tape = race()
+    path = tape.write(tmp_path)
+    log = path.with_suffix(".log")
+    log.write_text(log.read_text() + '[1]\n{"kind": "finding", "number": 2}\n{"kind": "cou')
+    recording = read_file(path)
+    assert recording.end == START + tape.now > recording.records[-1].time
+    assert list(recording.findings) == [1]
+
+
+# ---- what cannot be read --------------------------------------------------------------------
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(TraceError) as e:
+        read(path)
+    return str(e.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "none.timeline"
+    assert refusal(path) == f"cannot read {path}: No such file or directory"
+
+
+def test_a_folder_without_timelines(tmp_path: Path) -> None:
+    assert refusal(tmp_path) == f"{tmp_path} has no timeline: no file named *.timeline"
+
+
+def test_a_program_without_verbs(tmp_path: Path) -> None:
+    Tape().write(tmp_path)
+    assert refusal(tmp_path) == f"{tmp_path} has no records: the program used no verbs"
+
+
+@pytest.mark.parametrize("content", [b"", b"cqntim", b"\x7fELF" * 2000, b"cqntime2" + bytes(5000)])
+def test_a_file_of_another_kind(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "1.1.timeline"
+    path.write_bytes(content)
+    assert refusal(path) == f"{path} is not a timeline: it does not begin with cqntime1"
+
+
+def test_a_truncated_file(tmp_path: Path) -> None:
+    path = many(100).write(tmp_path)
+    shorten(path, 4096 + 48 * 70 + 47)
+    assert refusal(path) == f"{path} is truncated: it has 70 of 100 records"
+    shorten(path, 4090)
+    assert refusal(path) == f"{path} is truncated: it has 0 of 100 records"
+    shorten(path, 500)
+    assert refusal(path) == f"{path} is truncated: 500 bytes, which is less than its header"
+
+
+@pytest.mark.parametrize(
+    ("offset", "layout", "value", "said"),
+    [
+        (8, "<I", 64, "header of 64 bytes, 100 records of 48"),
+        (12, "<I", 56, "header of 4096 bytes, 100 records of 56"),
+        (16, "<Q", 0, "header of 4096 bytes, 0 records of 48"),
+    ],
+)
+def test_another_layout(tmp_path: Path, offset: int, layout: str, value: int, said: str) -> None:
+    path = many(100).write(tmp_path)
+    patch(path, offset, layout, value)
+    whole = "this version reads headers of 4096, records of 48"
+    assert refusal(path) == f"{path} has another layout: {said}; {whole}"
+
+
+def test_a_damaged_byte_is_read_or_refused(tmp_path: Path) -> None:
+    """Whichever it is, nothing but TraceError comes of it."""
+    path = race().write(tmp_path)
+    whole = path.read_bytes()
+    refused = 0
+    for offset in [*range(60), *range(4096, 4096 + 48 * 27, 2)]:
+        path.write_bytes(whole)
+        patch(path, offset, "<B", whole[offset] ^ 0xFF)
+        try:
+            assert build(read(path)).processes
+        except TraceError:
+            refused += 1
+    assert refused
