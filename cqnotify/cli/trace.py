@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -30,6 +30,7 @@ def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
     what = "show when a verbs program sleeps, wakes and polls: a timeline"
     parser = add_command(commands, "trace", what, run, DESCRIPTION)
+    parser.usage = "cqnotify trace [-h] [OPTIONS] [--] PROGRAM [ARGUMENTS]"
     parser.add_argument(
         *("-o", "--output"),
         metavar="FILE",
@@ -57,17 +58,16 @@ def add_parser(commands: Any) -> None:
         type=Path,
         help="show this timeline, or those of this folder, instead of running a program",
     )
-    parser.add_argument(
-        "program", nargs="*", metavar="-- PROGRAM ARGS", help="the program, and its arguments"
-    )
+    parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.set_defaults(parser=parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    if (args.source is None) == (not args.program):
-        raise CommandError(
-            "what to show: either -- PROGRAM ARGS, or --from a recorded timeline", USAGE
-        )
+    if args.command[:1] == ["--"]:
+        del args.command[0]
+    if bool(args.command) == (args.source is not None):
+        args.parser.error("--from runs no program" if args.command else "a program is missing")
     if args.summary and args.output is not None:
         raise CommandError("--summary writes no page: leave out --output or --summary", USAGE)
     if args.source is not None:
@@ -75,34 +75,36 @@ def run(args: argparse.Namespace) -> int:
         return OK
     with tempfile.TemporaryDirectory(prefix="cqnotify-trace-") as folder:
         code = _record(args, Path(folder))
-        _show(args, Path(folder))
+        ended = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        _show(args, Path(folder), ended)
     return code
 
 
 def _record(args: argparse.Namespace, folder: Path) -> int:
     """Run the program, so that its timelines are in the folder; return its exit code."""
+    from ..check.running import RunError, run_observed
+
     try:
-        running = importlib.import_module("cqnotify.check.running")
-    except ModuleNotFoundError as e:
-        raise CommandError(
-            "this version cannot record a program: it shows timelines that were recorded, --from"
-        ) from e
-    code = running.run_observed(args.program, folder, timeline_records=args.records)
-    return int(code)
+        return run_observed(args.command, folder, timeline_records=args.records)
+    except RunError as e:
+        raise CommandError(str(e), e.code) from e
 
 
-def _show(args: argparse.Namespace, source: Path) -> None:
+def _show(args: argparse.Namespace, source: Path, ended: int = 0) -> None:
     """Write what the options ask for, and print the figures."""
     from .. import trace
 
     try:
-        recordings = trace.read(source)
+        recordings = trace.read(source, ended)
         summaries = [trace.summarize(recording) for recording in recordings if recording.records]
         if args.json:
             print_json({"processes": [summary.as_dict() for summary in summaries]})
         else:
             print(trace.format_summary(summaries))
         _write_all(args, recordings)
+    except trace.NoRecordsError as e:
+        why = "the program left no timeline: it used no verbs, or could not be observed"
+        raise CommandError(why if args.command else str(e)) from e
     except trace.TraceError as e:
         raise CommandError(str(e)) from e
 

@@ -11,7 +11,7 @@ chrome(timeline)                       # chrome.py: for Perfetto
 from .chrome import chrome
 from .gaps import Analysis, Counts, Gap, GapKind, analyse
 from .picture import picture
-from .records import Finding, Record, Recording, TraceError, What, read, read_file
+from .records import Finding, NoRecordsError, Record, Recording, TraceError, What, read, read_file
 from .summary import Summary, format_summary, summarize
 from .timeline import Timeline, build
 from .webpage import page
@@ -22,6 +22,7 @@ __all__ = [
     "Finding",
     "Gap",
     "GapKind",
+    "NoRecordsError",
     "Record",
     "Recording",
     "Summary",

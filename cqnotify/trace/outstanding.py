@@ -70,6 +70,9 @@ class Outstanding:
             is_receive = record.value not in self._sends
         (self._receives if is_receive else self._sends).retire(time, record.value)
 
+    def __contains__(self, wr_id: int) -> bool:
+        return wr_id in self._sends or wr_id in self._receives
+
     def clear(self, time: int) -> None:
         """Forget all: the QP is destroyed."""
         self._sends.clear(time)

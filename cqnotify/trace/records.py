@@ -13,15 +13,20 @@ from enum import IntEnum, IntFlag
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from ..check.rules import find_rule
+
 MAGIC: Final = b"cqntime1"
-HEADER: Final = struct.Struct("<8sIIQQQQII4000s")
-HEADER_SIZE: Final = 4096
+HEADER: Final = struct.Struct("<8sIIQQQQII")
 RECORD: Final = struct.Struct("<QIHHIIQIIQ")
 NO_TIMEOUT: Final = (1 << 64) - 1
 
 
 class TraceError(Exception):
     """A timeline that cannot be read; has a message for the terminal."""
+
+
+class NoRecordsError(TraceError):
+    """There is no timeline, or nothing is in it."""
 
 
 class What(IntEnum):
@@ -88,16 +93,13 @@ class Record(NamedTuple):
     caller: int
 
 
-@dataclass(frozen=True)
-class Finding:
-    """A finding of the log beside the timeline: the rule, and the values that go with it."""
+class Finding(NamedTuple):
+    """What the observer found: when, which thread made the call, the CQ (0: none), and a text."""
 
-    rule: str
-    values: dict[str, Any]
-
-    def __str__(self) -> str:
-        values = ", ".join(f"{name} {value}" for name, value in self.values.items())
-        return f"{self.rule}: {values}" if values else self.rule
+    time: int
+    tid: int
+    cq: int
+    text: str
 
 
 @dataclass
@@ -120,113 +122,146 @@ class Recording:
     lost: int = 0
     unfinished: int = 0
     unknown: int = 0
-    findings: dict[int, Finding] = field(default_factory=dict)
-    has_log: bool = False
+    findings: list[Finding] = field(default_factory=list)
 
     @property
     def start(self) -> int:
         return self.records[0].time if self.records else self.end
 
-    def dated_findings(self) -> list[tuple[int, Record, str]]:
-        """Return when each finding was made, its record, and what the log says of it.
 
-        Those that turned out not to hold are left out. Without a log all hold, and have no text
-        but their number.
-        """
-        records = [record for record in self.records if record.what == What.FINDING]
-        if not self.has_log:
-            return [(r.time, r, f"finding {r.other}, {self._of(r)}") for r in records]
-        held = [r for r in records if r.other in self.findings]
-        return [(r.time, r, str(self.findings[r.other])) for r in held]
-
-    @staticmethod
-    def _of(record: Record) -> str:
-        return f"CQ {record.object}" if record.object else f"thread {record.tid}"
-
-
-def read(path: Path) -> list[Recording]:
+def read(path: Path, ended: int = 0) -> list[Recording]:
     """Return what a timeline file holds, or all those of a folder, in the order of their times.
+
+    ended: when the program had ended, by CLOCK_MONOTONIC in ns, if that is known. Processes that
+    were killed did not note it.
 
     Raise TraceError if there is none, or one cannot be read.
     """
     if path.is_dir():
         files = sorted(path.glob("*.timeline"))
         if not files:
-            raise TraceError(f"{path} has no timeline: no file named *.timeline")
+            raise NoRecordsError(f"{path} has no timeline: no file named *.timeline")
     else:
         files = [path]
-    recordings = [read_file(file) for file in files]
+    recordings = [read_file(file, ended) for file in files]
     recordings.sort(key=lambda recording: (recording.start, str(recording.path)))
     if not any(recording.records for recording in recordings):
-        raise TraceError(f"{path} has no records: the program used no verbs")
+        raise NoRecordsError(f"{path} has no records: the program used no verbs")
     return recordings
 
 
-def read_file(path: Path) -> Recording:
+def read_file(path: Path, ended: int = 0) -> Recording:
     """Return what a timeline file holds; TraceError if it is not a timeline, or incomplete."""
     try:
         data = path.read_bytes()
     except OSError as e:
         raise TraceError(f"cannot read {path}: {e.strerror}") from e
-    if data[: len(MAGIC)] != MAGIC:
-        raise TraceError(f"{path} is not a timeline: it does not begin with {MAGIC.decode()}")
-    if len(data) < HEADER.size:
-        raise TraceError(f"{path} is truncated: {len(data)} bytes, which is less than its header")
-    _, header_size, record_size, capacity, written, monotonic, realtime, pid, _, command = (
-        HEADER.unpack_from(data)
-    )
-    if (header_size, record_size) != (HEADER_SIZE, RECORD.size) or not capacity:
-        raise TraceError(
-            f"{path} has another layout: header of {header_size} bytes, {capacity} records of "
-            f"{record_size}; this version reads headers of {HEADER_SIZE}, records of {RECORD.size}"
-        )
-    kept = min(written, capacity)
-    have = (len(data) - HEADER_SIZE) // RECORD.size
-    if have < kept:
-        raise TraceError(f"{path} is truncated: it has {max(have, 0)} of {kept} records")
-    body = memoryview(data)[HEADER_SIZE:]
-    oldest = written % capacity if written > capacity else 0
-    size = RECORD.size
-    ring = [*RECORD.iter_unpack(body[oldest * size : kept * size])]
-    ring += RECORD.iter_unpack(body[: oldest * size])
+    header = _read_header(path, data)
+    ring = _read_ring(path, data, header)
     records = [Record._make(fields) for fields in ring if fields[2] in _KINDS]
     records.sort(key=lambda record: record.time)
-    findings, log_end = _read_log(path.with_suffix(".log"))
+    log = _read_log(path.with_suffix(".log"))
     unfinished = sum(fields[2] == 0 for fields in ring)
+    last = max(records[-1].time if records else header.monotonic, log.last)
     return Recording(
         path=path,
-        pid=pid,
-        command=command.partition(b"\0")[0].decode(errors="replace").strip(),
+        pid=header.pid,
+        command=header.command,
         records=records,
-        end=max(records[-1].time if records else monotonic, log_end),
-        clock_offset=realtime - monotonic,
-        lost=max(written - capacity, 0),
+        end=last if log.is_whole else max(last, ended),
+        clock_offset=header.realtime - header.monotonic,
+        lost=max(header.written - header.capacity, 0),
         unfinished=unfinished,
         unknown=len(ring) - len(records) - unfinished,
-        findings=findings,
-        has_log=path.with_suffix(".log").exists(),
+        findings=log.findings if log.is_there else _findings_without_log(records),
     )
 
 
 _KINDS: Final = frozenset(int(what) for what in What)
 
 
-def _read_log(path: Path) -> tuple[dict[int, Finding], int]:
-    """Return the findings of a log by their numbers, and its last time; nothing without a log.
+class _Header(NamedTuple):
+    size: int
+    capacity: int
+    written: int
+    monotonic: int
+    realtime: int
+    pid: int
+    command: str
 
-    A line that is no JSON object is the last one of a process that was killed.
-    """
-    findings: dict[int, Finding] = {}
-    end = 0
+
+def _read_header(path: Path, data: bytes) -> _Header:
+    if data[: len(MAGIC)] != MAGIC:
+        raise TraceError(f"{path} is not a timeline: it does not begin with {MAGIC.decode()}")
+    if len(data) < HEADER.size:
+        raise TraceError(f"{path} is truncated: {len(data)} bytes, which is less than its header")
+    _, size, record_size, capacity, written, monotonic, realtime, pid, _ = HEADER.unpack_from(data)
+    if size < HEADER.size or record_size != RECORD.size or not capacity:
+        raise TraceError(
+            f"{path} has another layout: a header of {size} bytes, {capacity} records of "
+            f"{record_size}; this version reads records of {RECORD.size}"
+        )
+    command = data[HEADER.size : size].partition(b"\0")[0].decode(errors="replace").strip()
+    return _Header(size, capacity, written, monotonic, realtime, pid, command)
+
+
+def _read_ring(path: Path, data: bytes, header: _Header) -> list[tuple[int, ...]]:
+    """Return the fields of all records that the ring holds, the oldest first."""
+    kept = min(header.written, header.capacity)
+    have = max(len(data) - header.size, 0) // RECORD.size
+    if have < kept:
+        raise TraceError(f"{path} is truncated: it has {have} of {kept} records")
+    body = memoryview(data)[header.size : header.size + kept * RECORD.size]
+    is_full = header.written > header.capacity
+    oldest = header.written % header.capacity * RECORD.size if is_full else 0
+    return [*RECORD.iter_unpack(body[oldest:]), *RECORD.iter_unpack(body[:oldest])]
+
+
+# ---- the log beside it ----------------------------------------------------------------------
+
+
+class _Log(NamedTuple):
+    is_there: bool
+    is_whole: bool
+    """The process ended by itself, and noted that."""
+    last: int
+    findings: list[Finding]
+
+
+def _read_log(path: Path) -> _Log:
+    """Return what a log says; the last line of a process that was killed may be incomplete."""
+    found: dict[int, Finding] = {}
+    last = 0
+    is_whole = False
     for line in _lines(path):
         with suppress(ValueError, TypeError, KeyError, AttributeError):
             entry = json.loads(line)
-            end = max(end, int(entry.get("time", 0)))
+            last = max(last, int(entry.get("time", 0)))
+            is_whole |= entry["kind"] == "counts"
             if entry["kind"] == "finding":
-                findings[int(entry["number"])] = Finding(entry["rule"], dict(entry["values"]))
+                first = found.get(entry["number"])
+                found[entry["number"]] = _finding(entry, first.time if first else entry["time"])
             elif entry["kind"] == "withdrawn":
-                findings.pop(int(entry["number"]), None)
-    return findings, end
+                found.pop(entry["number"], None)
+    findings = sorted(found.values(), key=lambda finding: finding.time)
+    return _Log(path.exists(), is_whole, last, findings)
+
+
+def _finding(entry: dict[str, Any], time: int) -> Finding:
+    """Return a finding of the log; one that comes again has the time of the first."""
+    values, tid = entry["values"], int(entry["tid"])
+    rule = find_rule(str(entry["rule"]))
+    text = rule.say({"thread": f"Thread {tid}", **values})
+    return Finding(int(time), tid, int(values.get("cq", 0)), f"{rule.name}: {text}")
+
+
+def _findings_without_log(records: list[Record]) -> list[Finding]:
+    """Return those findings that are records; they have no text but their number."""
+    return [
+        Finding(record.time, record.tid, record.object, f"finding {record.other}: see the log")
+        for record in records
+        if record.what == What.FINDING
+    ]
 
 
 def _lines(path: Path) -> Iterable[str]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -78,7 +79,7 @@ def summarize(recording: Recording, analysis: Analysis | None = None) -> Summary
         duration=recording.end - recording.start,
         counts=found.counts,
         gaps={kind: _figures(found, kind) for kind in GapKind},
-        findings=[(time - recording.start, text) for time, _, text in recording.dated_findings()],
+        findings=[(each.time - recording.start, each.text) for each in recording.findings],
     )
 
 
@@ -177,5 +178,9 @@ def _format(summary: Summary) -> str:
         lines.append(f"  {name:<22}{number:>10}" + (f"  {note}" if note else ""))
     if summary.findings:
         lines.append("")
-        lines += [f"  after {duration(time)}: {text}" for time, text in summary.findings]
+        lines += [_wrapped(f"after {duration(time)}: {text}") for time, text in summary.findings]
     return "\n".join(lines)
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 84, initial_indent="  ", subsequent_indent="    ")

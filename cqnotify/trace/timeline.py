@@ -177,6 +177,7 @@ class _QP:
     row: Row
     requests: Lane
     outstanding: Outstanding
+    cqs: tuple[int, ...] = ()
 
 
 class _Builder:
@@ -359,12 +360,21 @@ class _Builder:
             key = record.tid, record.object
             self._fresh[key] = self._fresh.get(key, 0) + 1
         failed = status_of(record) != 0
-        if record.other:
-            qp = self._qp(record.other)
+        if number := record.other or self._qp_that_has(record):
+            qp = self._qp(number)
             self._mark(record, "failed" if failed else "completion", qp.requests)
             qp.outstanding.complete(self._at(record), record)
         elif failed:
             self._mark(record, "failed", cq.calls)
+
+    def _qp_that_has(self, record: Record) -> int:
+        """Return the QP of a completion that was seen: of its CQ the only one with this wr_id."""
+        found = [
+            number
+            for number, qp in self._qps.items()
+            if record.object in qp.cqs and record.value in qp.outstanding
+        ]
+        return found[0] if len(found) == 1 else 0
 
     def _poll(self, record: Record) -> None:
         cq = self._cq(record.object)
@@ -386,6 +396,7 @@ class _Builder:
     def _qp_created(self, record: Record) -> None:
         qp = self._qp(record.object)
         receives = f", {record.value}" if record.value != record.other else ""
+        qp.cqs = record.other, record.value
         qp.row.note = f"number {record.number}, CQ {record.other}{receives}"
         self._mark(record, "object", self._calls(record), qp.requests)
 
@@ -474,11 +485,12 @@ class _Builder:
 
     def _findings(self, rows: list[Row]) -> Iterable[Found]:
         places = {row.name: index for index, row in enumerate(rows)}
-        for _, record, text in self._recording.dated_findings():
-            name = f"CQ {record.object}" if record.object else f"thread {record.tid}"
-            index = places.get(name, places[f"thread {record.tid}"])
-            self._flag(rows[index], Mark(self._at(record), "finding", text))
-            yield Found(self._at(record), text, index)
+        for finding in self._recording.findings:
+            names = [f"CQ {finding.cq}"] * bool(finding.cq) + [f"thread {finding.tid}"]
+            index = next((places[name] for name in names if name in places), 0)
+            at = max(finding.time - self._start, 0)
+            self._flag(rows[index], Mark(at, "finding", finding.text))
+            yield Found(at, finding.text, index)
 
     @staticmethod
     def _flag(row: Row, mark: Mark) -> None:

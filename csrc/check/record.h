@@ -25,7 +25,7 @@ struct timeline_header {
     uint64_t realtime;
     uint32_t pid;
     uint32_t unused;
-    char command[4000]; /* the arguments of the process, with spaces between them */
+    char command[4040]; /* the arguments of the process, with spaces between them */
 };
 
 /* Objects are numbered from 1, each kind of object on its own. A record of an object is about

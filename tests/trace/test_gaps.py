@@ -199,7 +199,9 @@ def test_the_text_for_the_terminal(tmp_path: Path) -> None:
         "  events                         2\n"
         "  arms                           3  1 still armed at the end\n"
         "\n"
-        "  after 53.8 us: lost-wakeup: cq 1, channel 1, completions 1, armed before"
+        "  after 53.8 us: lost-wakeup: Thread 4711 sleeps in ibv_get_cq_event() on channel 1.\n"
+        "    No event is on its way, but CQ 1 holds 1 completion that nobody polls: the CQ\n"
+        "    was armed after they had come. CQ 1 so far: 3 arms, 2 events, 4 polls."
     )
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from trace_support import PID, REALTIME, START, Tape, many, patch, race, shorten
+from trace_support import LOST, PID, REALTIME, START, Tape, many, patch, race, shorten
 
-from cqnotify.trace import TraceError, What, build, read, read_file
+from cqnotify.trace import Finding, TraceError, What, build, read, read_file
 from cqnotify.trace.records import Call, Flag, Record, program_number
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
@@ -36,14 +36,15 @@ WRITER = """\
 #include <string.h>
 #include "check/record.h"
 
+_Static_assert(sizeof(struct timeline_header) == 4096, "one page");
+
 int main(int argc, char **argv)
 {
-    struct timeline_header header = {.header_size = 4096, .record_size = sizeof(struct record),
+    struct timeline_header header = {.header_size = sizeof(header),
+        .record_size = sizeof(struct record),
         .capacity = 4, .written = 2, .monotonic = 1000, .realtime = 5000, .pid = 77};
     memcpy(header.magic, RECORD_MAGIC, 8);
     strcpy(header.command, "./a.out in C");
-    char page[4096] = {0};
-    memcpy(page, &header, sizeof(header));
     struct record ring[4] = {
         {.time = 2000, .tid = 78, .what = RECORD_SLEEP, .flags = RECORD_SEEN, .object = 1,
          .other = 2, .value = 1ull << 60, .number = 3, .detail = CALL_EPOLL_WAIT,
@@ -51,7 +52,7 @@ int main(int argc, char **argv)
         {.time = 3000, .tid = 78, .what = RECORD_WAKE, .object = 1},
     };
     FILE *file = fopen(argv[1], "wb");
-    fwrite(page, sizeof(page), 1, file);
+    fwrite(&header, sizeof(header), 1, file);
     fwrite(ring, sizeof(ring), 1, file);
     return argc != 2 || fclose(file);
 }
@@ -134,24 +135,34 @@ def test_a_folder_has_a_timeline_of_each_process_and_program(tmp_path: Path) -> 
 # ---- the log beside it ----------------------------------------------------------------------
 
 
-def test_findings_are_those_of_the_log(tmp_path: Path) -> None:
+def test_findings_are_those_of_the_log_in_the_words_of_the_rules(tmp_path: Path) -> None:
     recording = race().recording(tmp_path)
-    ((time, record, text),) = recording.dated_findings()
-    assert (time, record.object) == (record.time, 1)
-    assert text == "lost-wakeup: cq 1, channel 1, completions 1, armed before"
+    (record,) = [record for record in recording.records if record.what == What.FINDING]
+    assert recording.findings == [Finding(record.time, PID, 1, LOST)]
+
+
+def test_a_finding_that_comes_again_has_the_first_time_and_the_last_values(tmp_path: Path) -> None:
+    tape = Tape().post_recv(1).finding("cq-overflow", entries=1)
+    first = START + tape.now
+    tape.now += 500
+    values = {"cq": 3, "entries": 77}
+    tape.say("finding", rule="cq-overflow", number=1, tid=9, values=values)
+    (finding,) = tape.recording(tmp_path).findings
+    assert (finding.time, finding.tid, finding.cq) == (first, 9, 3)
+    assert "77 entries" in finding.text
 
 
 def test_a_finding_that_was_withdrawn_is_none(tmp_path: Path) -> None:
     tape = race()
     tape.say("withdrawn", number=1)
-    assert tape.recording(tmp_path).dated_findings() == []
+    assert tape.recording(tmp_path).findings == []
 
 
 def test_without_a_log_a_finding_has_its_number(tmp_path: Path) -> None:
     path = race().write(tmp_path)
     path.with_suffix(".log").unlink()
-    ((_, _, text),) = read_file(path).dated_findings()
-    assert text == "finding 1, CQ 1"
+    (finding,) = read_file(path).findings
+    assert (finding.cq, finding.text) == (1, "finding 1: see the log")
 
 
 def test_the_log_may_know_a_later_end_and_its_last_line_may_be_incomplete(tmp_path: Path) -> None:
@@ -161,7 +172,14 @@ def test_the_log_may_know_a_later_end_and_its_last_line_may_be_incomplete(tmp_pa
     log.write_text(log.read_text() + '[1]\n{"kind": "finding", "number": 2}\n{"kind": "cou')
     recording = read_file(path)
     assert recording.end == START + tape.now > recording.records[-1].time
-    assert list(recording.findings) == [1]
+    assert len(recording.findings) == 1
+
+
+def test_a_process_that_did_not_note_its_end_ended_with_the_program(tmp_path: Path) -> None:
+    path = Tape().post_recv(1).write(tmp_path)
+    assert read_file(path, START + 9000).end == START + 9000
+    whole = race()
+    assert read_file(whole.write(tmp_path), START + 10**9).end == START + whole.now
 
 
 # ---- what cannot be read --------------------------------------------------------------------
@@ -200,23 +218,22 @@ def test_a_truncated_file(tmp_path: Path) -> None:
     assert refusal(path) == f"{path} is truncated: it has 70 of 100 records"
     shorten(path, 4090)
     assert refusal(path) == f"{path} is truncated: it has 0 of 100 records"
-    shorten(path, 500)
-    assert refusal(path) == f"{path} is truncated: 500 bytes, which is less than its header"
+    shorten(path, 50)
+    assert refusal(path) == f"{path} is truncated: 50 bytes, which is less than its header"
 
 
 @pytest.mark.parametrize(
     ("offset", "layout", "value", "said"),
     [
-        (8, "<I", 64, "header of 64 bytes, 100 records of 48"),
-        (12, "<I", 56, "header of 4096 bytes, 100 records of 56"),
-        (16, "<Q", 0, "header of 4096 bytes, 0 records of 48"),
+        (8, "<I", 40, "a header of 40 bytes, 100 records of 48"),
+        (12, "<I", 56, "a header of 4096 bytes, 100 records of 56"),
+        (16, "<Q", 0, "a header of 4096 bytes, 0 records of 48"),
     ],
 )
 def test_another_layout(tmp_path: Path, offset: int, layout: str, value: int, said: str) -> None:
     path = many(100).write(tmp_path)
     patch(path, offset, layout, value)
-    whole = "this version reads headers of 4096, records of 48"
-    assert refusal(path) == f"{path} has another layout: {said}; {whole}"
+    assert refusal(path) == f"{path} has another layout: {said}; this version reads records of 48"
 
 
 def test_a_damaged_byte_is_read_or_refused(tmp_path: Path) -> None:

@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from trace_support import Tape, many, race
 
+from cqnotify.check import running
 from cqnotify.cli import main
 
 Capture = pytest.CaptureFixture[str]
@@ -85,10 +84,19 @@ def test_the_figures_as_json(folder: Path, capsys: Capture) -> None:
 # ---- what is refused ------------------------------------------------------------------------
 
 
-def test_there_is_one_source(folder: Path, capsys: Capture) -> None:
-    wanted = "what to show: either -- PROGRAM ARGS, or --from a recorded timeline"
-    assert refused(capsys) == (2, wanted)
-    assert refused(capsys, "--from", folder, "--", "true") == (2, wanted)
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ([], "a program is missing"),
+        (["--"], "a program is missing"),
+        (["--from", "recorded", "--", "true"], "--from runs no program"),
+    ],
+)
+def test_there_is_one_source(capsys: Capture, args: list[str], said: str) -> None:
+    with pytest.raises(SystemExit) as e:
+        main(["trace", *args])
+    assert e.value.code == 2
+    assert capsys.readouterr().err.endswith(f"cqnotify trace: error: {said}\n")
 
 
 def test_a_summary_alone_has_no_output(folder: Path, capsys: Capture) -> None:
@@ -132,9 +140,7 @@ def observed(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         race().write(folder)
         return 7
 
-    module = ModuleType("cqnotify.check.running")
-    module.__dict__["run_observed"] = run_observed
-    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(running, "run_observed", run_observed)
     return calls
 
 
@@ -142,7 +148,8 @@ def test_a_program_is_run_with_its_arguments_and_its_exit_code_is_ours(
     folder: Path, observed: list[object], capsys: Capture
 ) -> None:
     assert main(["trace", "--records", "5000", "--", "prog", "-o", "x", "--from"]) == 7
-    assert observed == [(["prog", "-o", "x", "--from"], 5000)]
+    assert main(["trace", "prog", "--", "-o"]) == 7
+    assert observed == [(["prog", "-o", "x", "--from"], 5000), (["prog", "--", "-o"], 250_000)]
     assert capsys.readouterr().out.startswith(RACE)
 
 
@@ -150,3 +157,16 @@ def test_the_picture_is_of_what_was_recorded(folder: Path, observed: list[object
     assert main(["trace", "-o", "run.svg", "--", "prog"]) == 7
     assert main(["trace", "-o", "from.svg", "--from", str(folder)]) == 0
     assert Path("run.svg").read_text() == Path("from.svg").read_text() != ""
+
+
+def test_a_program_that_is_not_there(folder: Path, capsys: Capture) -> None:
+    assert refused(capsys, "/none/such") == (
+        127,
+        "cannot run /none/such: No such file or directory",
+    )
+
+
+def test_a_program_that_uses_no_verbs(folder: Path, capsys: Capture) -> None:
+    code, said = refused(capsys, "--", "true")
+    assert code == 1
+    assert said == "the program left no timeline: it used no verbs, or could not be observed"

@@ -16,7 +16,6 @@ from typing import Any
 
 from cqnotify.trace.records import (
     HEADER,
-    HEADER_SIZE,
     MAGIC,
     NO_TIMEOUT,
     RECORD,
@@ -27,6 +26,7 @@ from cqnotify.trace.records import (
     read_file,
 )
 
+HEADER_SIZE = 4096  # of struct timeline_header
 PID = 4711
 START = 1_000_000_000_000  # of CLOCK_MONOTONIC, ns
 REALTIME = 1_767_225_600_000_000_000  # at START
@@ -133,9 +133,9 @@ class Tape:
             ring[number % capacity] = record
         header = HEADER.pack(
             *(MAGIC, HEADER_SIZE, RECORD.size, capacity, written),
-            *(self.start, REALTIME + self.start - START, self.pid, 0, self.command.encode()),
+            *(self.start, REALTIME + self.start - START, self.pid, 0),
         )
-        return header.ljust(HEADER_SIZE, b"\0") + b"".join(ring)
+        return (header + self.command.encode()).ljust(HEADER_SIZE, b"\0") + b"".join(ring)
 
     def write(self, folder: Path, *, number: int = 1, capacity: int | None = None) -> Path:
         path = folder / f"{self.pid}.{number}.timeline"
@@ -157,6 +157,13 @@ def receive(tape: Tape, wr_id: int, wait: int = 20_000) -> None:
     tape.post_recv(wr_id, after=500)
 
 
+LOST = (
+    "lost-wakeup: Thread 4711 sleeps in ibv_get_cq_event() on channel 1. No event is on its way, "
+    "but CQ 1 holds 1 completion that nobody polls: the CQ was armed after they had come. "
+    "CQ 1 so far: 3 arms, 2 events, 4 polls."
+)
+
+
 def race() -> Tape:
     """Two rounds go well. Then the program arms, and does not poll before it sleeps."""
     tape = Tape().create()
@@ -166,7 +173,9 @@ def race() -> Tape:
     receive(tape, 2, 14_000)
     tape.arm(after=4000).sleep(after=1500)
     tape.seen(1, after=600)
-    tape.finding("lost-wakeup", after=200, channel=1, completions=1, armed="before")
+    counts = {"arms": 3, "events": 2, "polls": 4}
+    values = {"channel": 1, "completions": 1, "armed": "before", "call": "ibv_get_cq_event"}
+    tape.finding("lost-wakeup", after=200, **values, **counts)
     tape.now += 24_000
     tape.say("counts", cqs=1)
     return tape
