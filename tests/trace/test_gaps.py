@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from trace_support import PID, Tape, race, receive
+from trace_support import LOST, PID, Tape, race, receive
 
 from cqnotify.trace import (
     Gap,
@@ -183,7 +183,8 @@ def test_wake_ups_for_a_completion_are_fewer_where_one_brings_several(tmp_path: 
 def test_the_text_for_the_terminal(tmp_path: Path) -> None:
     said = format_summary([figures(race(), tmp_path)])
     assert f"```text\n{said}\n```" in (ROOT / "docs/trace.md").read_text()
-    assert said == (
+    figures_part, finding = said.rsplit("\n\n", 1)
+    assert figures_part == (
         "process 4711: ./receiver rxe0\n"
         "  27 records over 77.8 us\n"
         "\n"
@@ -197,12 +198,9 @@ def test_the_text_for_the_terminal(tmp_path: Path) -> None:
         "  polls                          4  2 found nothing\n"
         "  wake-ups                       2  1 for each completion\n"
         "  events                         2\n"
-        "  arms                           3  1 still armed at the end\n"
-        "\n"
-        "  after 53.8 us: lost-wakeup: Thread 4711 sleeps in ibv_get_cq_event() on channel 1.\n"
-        "    No event is on its way, but CQ 1 holds 1 completion that nobody polls: the CQ\n"
-        "    was armed after they had come. CQ 1 so far: 3 arms, 2 events, 4 polls."
+        "  arms                           3  1 still armed at the end"
     )
+    assert finding.split() == f"after 53.8 us: {LOST}".split()
 
 
 def test_the_text_says_what_is_missing(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from cqnotify.check.rules import find_rule
 from cqnotify.trace.records import (
     HEADER,
     MAGIC,
@@ -157,10 +158,12 @@ def receive(tape: Tape, wr_id: int, wait: int = 20_000) -> None:
     tape.post_recv(wr_id, after=500)
 
 
-LOST = (
-    "lost-wakeup: Thread 4711 sleeps in ibv_get_cq_event() on channel 1. No event is on its way, "
-    "but CQ 1 holds 1 completion that nobody polls: the CQ was armed after they had come. "
-    "CQ 1 so far: 3 arms, 2 events, 4 polls."
+LOST_VALUES = {
+    **{"channel": 1, "completions": 1, "armed": "before", "call": "ibv_get_cq_event"},
+    **{"arms": 3, "events": 2, "polls": 4},
+}
+LOST = "lost-wakeup: " + find_rule("lost-wakeup").say(
+    {"cq": 1, "thread": f"Thread {PID}", **LOST_VALUES}
 )
 
 
@@ -173,9 +176,7 @@ def race() -> Tape:
     receive(tape, 2, 14_000)
     tape.arm(after=4000).sleep(after=1500)
     tape.seen(1, after=600)
-    counts = {"arms": 3, "events": 2, "polls": 4}
-    values = {"channel": 1, "completions": 1, "armed": "before", "call": "ibv_get_cq_event"}
-    tape.finding("lost-wakeup", after=200, **values, **counts)
+    tape.finding("lost-wakeup", after=200, **LOST_VALUES)
     tape.now += 24_000
     tape.say("counts", cqs=1)
     return tape
