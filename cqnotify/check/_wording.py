@@ -2,7 +2,7 @@
 """Sentences with the values of a finding.
 
 In a text `{cq}` is a value, `{cq:CQ}` the same with its name before it ("CQ 1"), `{polls:n poll}` a
-count with its noun ("3 polls"), `{address:hex}` a number in hexadecimal digits. A value that is
+count with its noun ("3 polls"), `{polls:were}` the verb for it, `{address:hex}` a number in hexadecimal digits. A value that is
 missing is shown as "?".
 """
 
@@ -81,16 +81,18 @@ class _Formatter(string.Formatter):
     def get_value(self, key: int | str, args: Any, kwargs: Mapping[str, Any]) -> Any:
         return kwargs.get(str(key), UNKNOWN)
 
-    def format_field(self, value: Any, spec: str) -> str:
-        if spec.startswith("n "):
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if format_spec.startswith("n "):
             count = len(value) if isinstance(value, list) else value
-            noun = spec[2:]
+            noun = format_spec[2:]
             *words, last = noun.split(" ")
             several = " ".join([*words, PLURALS.get(last, f"{last}s")])
             return f"{_plain(count)} {noun if count == 1 else several}"
-        if spec == "hex":
+        if format_spec == "were":
+            return "was" if value == 1 else "were"
+        if format_spec == "hex":
             return hex(value) if isinstance(value, int) else _plain(value)
-        return f"{spec} {_plain(value)}" if spec else _plain(value)
+        return f"{format_spec} {_plain(value)}" if format_spec else _plain(value)
 
 
 def _plain(value: Any) -> str:

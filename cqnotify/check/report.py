@@ -6,9 +6,9 @@ from __future__ import annotations
 import fnmatch
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ._log import Finding, Logs, Place, Process
 from ._symbols import NO_TOOL, Frame, Symbols
@@ -58,6 +58,7 @@ class Group:
     findings: list[Finding]
     stacks: list[tuple[Place, list[Frame]]]
     suppressed: bool = False
+    known: bool = False  # suppressed without a word
 
     @property
     def processes(self) -> list[Process]:
@@ -86,13 +87,20 @@ class Group:
         return f"{self.rule.name}:{inner}" if inner else self.rule.name
 
 
-@dataclass
+# Findings that are no mistakes. cqnotify itself polls the completions of a QP that it destroyed, and
+# drops them: it knows whose they are.
+KNOWN: Final = (Suppression("qp-destroyed", "cqn_qp_drain"),)
+
+
 class Report:
     """Takes findings, and groups those that are alike."""
 
-    suppressions: list[Suppression] = field(default_factory=list)
-    symbols: Symbols = field(default_factory=Symbols)
-    _groups: dict[object, Group] = field(default_factory=dict)
+    def __init__(
+        self, suppressions: Iterable[Suppression] = (), symbols: Symbols | None = None
+    ) -> None:
+        self.symbols = Symbols() if symbols is None else symbols
+        self._suppressions = tuple(suppressions)
+        self._groups: dict[object, Group] = {}
 
     @property
     def groups(self) -> list[Group]:
@@ -101,8 +109,9 @@ class Report:
 
     @property
     def suppressed(self) -> int:
-        """The number of findings that were suppressed."""
-        return sum(len(group.findings) for group in self._groups.values() if group.suppressed)
+        """The number of findings that the user suppressed."""
+        groups = (g for g in self._groups.values() if g.suppressed and not g.known)
+        return sum(len(group.findings) for group in groups)
 
     @property
     def remark(self) -> str | None:
@@ -140,7 +149,9 @@ class Report:
     def _group(self, finding: Finding) -> Group:
         group = Group(find_rule(finding.rule), [finding], self.symbols.backtraces(finding))
         functions = [frame.function for _, frames in group.stacks for frame in frames]
-        group.suppressed = any(s.covers(finding.rule, functions) for s in self.suppressions)
+        group.known = any(s.covers(finding.rule, functions) for s in KNOWN)
+        mine = any(s.covers(finding.rule, functions) for s in self._suppressions)
+        group.suppressed = group.known or mine
         return group
 
     def as_json(

@@ -178,8 +178,8 @@ _RULES: Final = (
         ERROR,
         "events acknowledged on another CQ than they came from",
         "ibv_ack_cq_events() has acknowledged {acked:n event} of {cq:CQ}, of which "
-        "ibv_get_cq_event() returned {events}. Meanwhile {unacked:n event} of {other:CQ} on the "
-        "same channel wait for their acknowledgement.",
+        "ibv_get_cq_event() returned {events}. Meanwhile {unacked:n event} of {other:CQ}, on the "
+        "same channel, {unacked:were} not acknowledged.",
         Texts(
             "A channel delivers the events of all its CQs. Acknowledged on the wrong CQ, they are "
             "missing on the right one: ibv_destroy_cq() will hang on both.",
@@ -253,8 +253,8 @@ _RULES: Final = (
         "mr-in-flight",
         ERROR,
         "a memory region was deregistered while in use",
-        "ibv_dereg_mr() of {mr:MR} ({length:n byte} at {address:hex}) while "
-        "{requests:n work request} in flight use it. The first has the wr_id {wr_id}, on {qp:QP}.",
+        "ibv_dereg_mr() of {mr:MR} ({length:n byte} at {address:hex}) while it is in use by "
+        "{requests:n work request} in flight. The first has the wr_id {wr_id}, on {qp:QP}.",
         Texts(
             "Until its completion was polled, the device may read or write the memory at any "
             "time. Without the region the request fails (IBV_WC_LOC_PROT_ERR), or is retried by "
@@ -268,8 +268,9 @@ _RULES: Final = (
         "mr-unmapped",
         ERROR,
         "memory was given back while the device uses it",
-        "{call}() gave memory of {mr:MR} ({length:n byte} at {address:hex}) back while "
-        "{requests:n work request} in flight use it. The first has the wr_id {wr_id}, on {qp:QP}.",
+        "{call}() gave memory of {mr:MR} ({length:n byte} at {address:hex}) back while it is "
+        "in use by {requests:n work request} in flight. The first has the wr_id {wr_id}, on "
+        "{qp:QP}.",
         Texts(
             "The device still has the old pages: what it writes is never seen, and what it sends "
             "may be anything. Memory that malloc() gives out again is overwritten under its new "
@@ -283,8 +284,8 @@ _RULES: Final = (
         "qp-destroyed",
         ERROR,
         "completions of a destroyed QP were polled",
-        "{completions:n completion} of {qp:QP} were polled from {cq:CQ} after the QP had been "
-        "destroyed.",
+        "{completions:n completion} of {qp:QP} {completions:were} polled from {cq:CQ} after the QP "
+        "had been destroyed.",
         Texts(
             "A wr_id is usually a pointer, here to what was freed together with the QP. Some "
             "providers remove these completions from the CQ when the QP is destroyed, others "
@@ -347,7 +348,8 @@ _RULES: Final = (
         "async-unread",
         WARNING,
         "asynchronous events that nobody read",
-        "{events:n asynchronous event} of context {context} were not read before it was closed.",
+        "{events:n asynchronous event} of context {context} {events:were} not read before it was "
+        "closed.",
         Texts(
             "These report what no completion reports: a CQ that overflowed, a QP in error, a port "
             "that went down, a device that failed.",
@@ -406,7 +408,7 @@ _RULES: Final = (
                 "the failure of the peer.",
             ),
         },
-        also=(("flushed", "{flushed:n request} of the QP were flushed after it."),),
+        also=(("flushed", "{flushed:n request} of the QP {flushed:were} flushed after it."),),
     ),
     Rule(
         "wr-id-reused",

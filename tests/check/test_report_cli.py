@@ -293,6 +293,17 @@ def test_findings_are_suppressed_by_rule_and_function(
     assert ("0 errors, 0 warnings, 2 suppressed;" in err) == left_out
 
 
+def test_cqnotify_itself_may_poll_what_it_destroyed(tmp_path: Path, capfd: Capture) -> None:
+    source = tmp_path / "core.c"
+    source.write_text("int main(void) { return 0; }\nint cqn_qp_drain(void) { return main(); }\n")
+    core = compile_c(source, tmp_path / "core", "-g", "-O0")
+    where = [place("poll", 0x1000_0000 + address_of(core, "cqn_qp_drain"))]
+    lines = [process(), module(0x1000_0000, core), finding("qp-destroyed", where=where)]
+    code, _, err = check(capfd, program(tmp_path, *lines))
+    assert code == 0
+    assert "0 errors, 0 warnings; 1 process\n" in err
+
+
 def test_suppressions_are_generated(receiver: Path, tmp_path: Path, capfd: Capture) -> None:
     late = finding("late-wakeup", 2)
     path = program(tmp_path, *start(receiver), lost(receiver), late)

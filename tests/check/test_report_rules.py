@@ -88,6 +88,7 @@ def test_all_values_of_a_finding_are_said() -> None:
 
 
 def test_one_is_not_many() -> None:
+    assert fill("{n:were} {m:were} {gone:were}", {"n": 1, "m": 2}) == "was were were"
     values = {"n": 1, "m": 2, "big": 20_000, "items": [3, 4]}
     assert fill("{n:n entry} {m:n entry} {big:n work request}", values) == (
         "1 entry 2 entries 20,000 work requests"
