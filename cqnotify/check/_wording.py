@@ -2,8 +2,8 @@
 """Sentences with the values of a finding.
 
 In a text `{cq}` is a value, `{cq:CQ}` the same with its name before it ("CQ 1"), `{polls:n poll}` a
-count with its noun ("3 polls"), `{polls:were}` the verb for it, `{address:hex}` a number in hexadecimal digits. A value that is
-missing is shown as "?".
+count with its noun ("3 polls"), `{polls:were}` the verb for it, `{address:hex}` a number in
+hexadecimal digits. A value that is missing is shown as "?".
 """
 
 from __future__ import annotations

@@ -87,8 +87,8 @@ class Group:
         return f"{self.rule.name}:{inner}" if inner else self.rule.name
 
 
-# Findings that are no mistakes. cqnotify itself polls the completions of a QP that it destroyed, and
-# drops them: it knows whose they are.
+# Findings that are no mistakes. cqnotify itself polls the completions of a QP that it destroyed,
+# and drops them: it knows whose they are.
 KNOWN: Final = (Suppression("qp-destroyed", "cqn_qp_drain"),)
 
 

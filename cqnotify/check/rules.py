@@ -348,8 +348,7 @@ _RULES: Final = (
         "async-unread",
         WARNING,
         "asynchronous events that nobody read",
-        "{events:n asynchronous event} of context {context} {events:were} not read before it was "
-        "closed.",
+        "Asynchronous events of context {context} were not read before it was closed: {events}.",
         Texts(
             "These report what no completion reports: a CQ that overflowed, a QP in error, a port "
             "that went down, a device that failed.",
