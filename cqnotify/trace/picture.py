@@ -8,7 +8,7 @@ from html import escape
 from typing import Final
 
 from .records import TraceError
-from .timeline import COUNTS, MARKS, SPANS, Lane, Mark, Row, Span, Timeline
+from .timeline import COUNTS, MARKS, SPANS, Found, Lane, Mark, Row, Span, Timeline
 from .words import duration
 
 MOST_MARKS: Final = 400
@@ -122,14 +122,15 @@ class _Picture:
                 'rx="10"/>',
                 *(f"  {line}" for line in self._axis(height)),
                 *(f"  {line}" for line in body),
-                *(
-                    f'  <path class="finding" d="M{self._x(found.time):.1f} {AXIS}V{height - 8}"/>'
-                    for found in findings
-                ),
+                *(f"  {self._finding(found, height)}" for found in findings),
                 "</svg>",
                 "",
             ]
         )
+
+    def _finding(self, found: Found, height: int) -> str:
+        line = f"M{self._x(found.time):.1f} {AXIS}V{height - 8}"
+        return f'<path class="{MARKS[found.severity].color} finding" d="{line}"/>'
 
     def _axis(self, height: int) -> Iterator[str]:
         step = _round_step(self._timeline.duration / 6)
@@ -221,7 +222,7 @@ def _lane_height(lane: Lane) -> int:
 
 
 def _label(mark: Mark) -> str:
-    if mark.kind == "finding":
+    if MARKS[mark.kind].shape == "flag":
         return mark.text.partition(":")[0]
     short = MARKS[mark.kind].short
     return f"{short} {mark.number}" if mark.number > 1 else short
@@ -237,7 +238,7 @@ def _round_step(rough: float) -> int:
 
 def _style() -> str:
     fixed = """\
-    .finding { stroke: var(--bad); stroke-dasharray: 5 4; fill: none }
+    .finding { stroke: var(--c); stroke-dasharray: 5 4; fill: none }
     .panel { fill: var(--panel); stroke: var(--line) }
     .grid { stroke: var(--line); fill: none }
     .hollow { fill: var(--panel); stroke: var(--c); stroke-width: 2 }

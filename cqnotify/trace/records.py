@@ -13,7 +13,7 @@ from enum import IntEnum, IntFlag
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ..check.rules import find_rule
+from ..check.rules import WARNING, find_rule
 
 MAGIC: Final = b"cqntime1"
 HEADER: Final = struct.Struct("<8sIIQQQQII")
@@ -94,12 +94,16 @@ class Record(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """What the observer found: when, which thread made the call, the CQ (0: none), and a text."""
+    """What the observer found: when, which thread made the call, the CQ (0: none), and a text.
+
+    `severity` is that of the rule: "error", "warning" or "information".
+    """
 
     time: int
     tid: int
     cq: int
     text: str
+    severity: str = WARNING
 
 
 @dataclass
@@ -252,7 +256,7 @@ def _finding(entry: dict[str, Any], time: int) -> Finding:
     values, tid = entry["values"], int(entry["tid"])
     rule = find_rule(str(entry["rule"]))
     text = rule.say({"thread": f"Thread {tid}", **values})
-    return Finding(int(time), tid, int(values.get("cq", 0)), f"{rule.name}: {text}")
+    return Finding(int(time), tid, int(values.get("cq", 0)), f"{rule.name}: {text}", rule.severity)
 
 
 def _findings_without_log(records: list[Record]) -> list[Finding]:

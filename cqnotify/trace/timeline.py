@@ -45,7 +45,9 @@ MARKS: Final = {
     "async": Style("asynchronous event", "other", "diamond", "async"),
     "cm": Style("rdma_cm event", "other", "diamond", "rdma_cm"),
     "object": Style("created, destroyed", "other", "tick"),
-    "finding": Style("finding", "bad", "flag", "finding"),
+    "error": Style("error found", "bad", "flag"),
+    "warning": Style("hazard found", "waiting", "flag"),
+    "information": Style("information", "sleep", "flag"),
 }
 SPANS: Final = {
     "running": Style("running", "running", "bar"),
@@ -113,11 +115,20 @@ class Row:
 
 
 class Found(NamedTuple):
-    """A finding: when, what, and the index of the process' row that it is about."""
+    """A finding: when, what, how bad, and the index of the process' row that it is about."""
 
     time: int
     text: str
+    severity: str
     row: int
+
+    @property
+    def rule(self) -> str:
+        return self.text.partition(": ")[0]
+
+    @property
+    def what(self) -> str:
+        return self.text.partition(": ")[2]
 
 
 @dataclass
@@ -489,8 +500,8 @@ class _Builder:
             names = [f"CQ {finding.cq}"] * bool(finding.cq) + [f"thread {finding.tid}"]
             index = next((places[name] for name in names if name in places), 0)
             at = max(finding.time - self._start, 0)
-            self._flag(rows[index], Mark(at, "finding", finding.text))
-            yield Found(at, finding.text, index)
+            self._flag(rows[index], Mark(at, finding.severity, finding.text))
+            yield Found(at, finding.text, finding.severity, index)
 
     @staticmethod
     def _flag(row: Row, mark: Mark) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from .. import __version__
 from .summary import Summary, count_rows, gap_rows, scope_of
-from .timeline import COUNTS, MARKS, SPANS, Lane, Process, Row, Style, Timeline
+from .timeline import COUNTS, MARKS, SPANS, Found, Lane, Process, Row, Style, Timeline
 from .words import duration
 
 SCRIPTS: Final = ("data.js", "view.js", "draw.js", "pointer.js", "main.js")
@@ -138,24 +138,29 @@ def _subtitle(timeline: Timeline) -> str:
 def _findings(timeline: Timeline) -> str:
     """Return the list of findings: each a button that shows its place."""
     found = [
-        (number, index, finding.time, finding.text)
+        (number, index, finding)
         for number, process in enumerate(timeline.processes)
         for index, finding in enumerate(process.findings)
     ]
     if not found:
         return ""
-    items = [
-        f'<li><button type="button" class="jump" data-finding="{number},{index}">'
-        f"<b>{escape(text.partition(':')[0])}</b>{escape(text.partition(':')[2])}"
-        f' <span class="at">at {duration(time)}</span></button></li>'
-        for number, index, time, text in found[:SHOWN_FINDINGS]
-    ]
+    items = [_finding(number, index, each) for number, index, each in found[:SHOWN_FINDINGS]]
     if more := len(found) - len(items):
         items.append(f"<li>and {more:,} more: the key n goes to the next one</li>")
     heading = "1 finding" if len(found) == 1 else f"{len(found):,} findings"
+    is_bad = any(finding.severity == "error" for _, _, finding in found)
+    name = "findings bad" if is_bad else "findings"
     return (
-        f'<section class="findings" aria-label="Findings"><h2>{heading}</h2>'
+        f'<section class="{name}" aria-label="Findings"><h2>{heading}</h2>'
         f"<ul>{''.join(items)}</ul></section>"
+    )
+
+
+def _finding(process: int, index: int, finding: Found) -> str:
+    return (
+        f'<li><button type="button" class="jump" data-finding="{process},{index}">'
+        f'<b style="color:var(--{MARKS[finding.severity].color})">{escape(finding.rule)}</b> '
+        f'{escape(finding.what)} <span class="at">at {duration(finding.time)}</span></button></li>'
     )
 
 

@@ -138,7 +138,7 @@ def test_a_folder_has_a_timeline_of_each_process_and_program(tmp_path: Path) -> 
 def test_findings_are_those_of_the_log_in_the_words_of_the_rules(tmp_path: Path) -> None:
     recording = race().recording(tmp_path)
     (record,) = [record for record in recording.records if record.what == What.FINDING]
-    assert recording.findings == [Finding(record.time, PID, 1, LOST)]
+    assert recording.findings == [Finding(record.time, PID, 1, LOST, "error")]
 
 
 def test_a_finding_that_comes_again_has_the_first_time_and_the_last_values(tmp_path: Path) -> None:

@@ -159,6 +159,24 @@ def test_sends_are_in_flight_until_a_later_signaled_one_completes(tmp_path: Path
     assert steps(lane) == [(0, 1), (1000, 2), (2000, 3), (3000, 4), (4000, 1), (5000, 0)]
 
 
+def test_equal_wr_ids_are_told_apart_by_the_signal(tmp_path: Path) -> None:
+    tape = Tape().post_send(0, signaled=False).post_send(0).post_send(0, signaled=False)
+    tape.completion(0, opcode=0).completion(0, opcode=0, status=FLUSHED)
+    lane = lane_of(tape, tmp_path, "QP 1", "sends")
+    assert steps(lane) == [(0, 1), (1000, 2), (2000, 3), (3000, 1), (4000, 0)]
+
+
+def test_a_completion_that_was_seen_is_of_the_qp_that_has_its_wr_id(tmp_path: Path) -> None:
+    """The observer does not name its QP."""
+    tape = Tape().create(2).post_recv(5, 1).post_recv(5, 2).post_recv(6, 2)
+    tape.seen(5, 2, other=0).seen(6, 1, other=0)
+    process = process_of(tape, tmp_path)
+    second = {lane.label: lane for lane in row_of(process, "QP 2").lanes}
+    assert [kind for kind, _ in marks(second["requests"])][-1] == "completion"
+    assert steps(second["receives"])[-1] == (8000, 1)
+    assert [kind for kind, _ in marks(row_of(process, "QP 1").lanes[0])][-1] == "recv"
+
+
 def test_receives_are_posted_until_they_complete(tmp_path: Path) -> None:
     tape = Tape().post_recv(1).post_recv(2).completion(1).completion(99).completion(2)
     assert steps(lane_of(tape, tmp_path, "QP 1", "receives")) == [
@@ -217,7 +235,7 @@ def test_a_finding_is_a_mark_among_the_calls_of_its_cq(tmp_path: Path) -> None:
     process = process_of(race(), tmp_path)
     (found,) = process.findings
     assert process.rows[found.row].name == "CQ 1"
-    assert marks(row_of(process, "CQ 1").lanes[1])[-1] == ("finding", found.time)
+    assert marks(row_of(process, "CQ 1").lanes[1])[-1] == ("error", found.time)
 
 
 def test_a_finding_of_no_cq_is_a_mark_of_its_thread(tmp_path: Path) -> None:

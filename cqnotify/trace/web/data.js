@@ -47,8 +47,9 @@ function prepare(raw) {
       trace.rows.push(made);
       return made;
     });
-    process.findings.forEach(([time, text, row], index) => {
-      trace.findings.push({ time, text, row: rows[row], process: number, index });
+    process.findings.forEach(([time, text, severity, row], index) => {
+      const { color } = trace.marks.find(({ kind }) => kind === severity);
+      trace.findings.push({ time, text, color, row: rows[row], process: number, index });
     });
   });
   trace.findings.sort((a, b) => a.time - b.time);

@@ -2,6 +2,7 @@
 // Drawing: what is wide enough is drawn as it is, the rest as what part of a pixel it fills.
 
 const CELL = 8; // pixels: marks that are nearer to each other are drawn as one bar
+const NARROW = 3; // pixels: spans that are narrower are drawn by what part of each pixel they fill
 const FONT = 'system-ui, "Segoe UI", "DejaVu Sans", Arial, sans-serif';
 
 class Painter {
@@ -50,13 +51,13 @@ class Painter {
     g.rect(0, HEIGHT.axis, width, height - HEIGHT.axis);
     g.clip();
     g.translate(0, -this.scrollTop);
-    for (const heading of trace.headings) this.heading(heading);
     for (const row of trace.rows) {
       if (row.y + row.height < this.scrollTop || row.y > this.scrollTop + height) continue;
       this.row(row);
     }
-    g.restore();
     this.lines();
+    for (const heading of trace.headings) this.heading(heading);
+    g.restore();
     this.axis();
   }
 
@@ -107,14 +108,15 @@ class Painter {
   // Findings, the cursor, the pointer and the range: through all rows.
   lines() {
     const { g, view, trace, colors } = this;
+    const top = this.scrollTop + HEIGHT.axis;
     const vertical = (time, color, dash = []) => {
       const x = Math.round(view.x(time)) + 0.5;
       if (x < NAMES || x > view.width) return;
       g.strokeStyle = color;
       g.setLineDash(dash);
       g.beginPath();
-      g.moveTo(x, HEIGHT.axis);
-      g.lineTo(x, this.height);
+      g.moveTo(x, top);
+      g.lineTo(x, top + this.height);
       g.stroke();
       g.setLineDash([]);
     };
@@ -122,7 +124,7 @@ class Painter {
     let last = -9;
     for (const finding of trace.findings) {
       const x = Math.round(view.x(finding.time));
-      if (x !== last) vertical(finding.time, colors.bad, [5, 4]);
+      if (x !== last) vertical(finding.time, colors[finding.color], [5, 4]);
       last = x;
     }
     vertical(0, colors.line);
@@ -138,7 +140,7 @@ class Painter {
     const [left, right] = [view.x(Math.min(from, to)), view.x(Math.max(from, to))].map((x) => Math.max(x, NAMES));
     g.globalAlpha = 0.16;
     g.fillStyle = colors.focus;
-    g.fillRect(left, 0, right - left, this.height);
+    g.fillRect(left, this.scrollTop, right - left, this.height);
     g.globalAlpha = 1;
     return [left, right];
   }
@@ -152,11 +154,12 @@ class Painter {
     const x = Math.max((left + right) / 2 - width / 2, NAMES + 4);
     g.fillStyle = colors.focus;
     g.beginPath();
-    g.roundRect(x, HEIGHT.axis + 4, width, 20, 6);
+    const y = this.scrollTop + HEIGHT.axis;
+    g.roundRect(x, y + 4, width, 20, 6);
     g.fill();
     g.fillStyle = colors.panel;
     g.textAlign = "left";
-    g.fillText(text, x + 7, HEIGHT.axis + 14.5);
+    g.fillText(text, x + 7, y + 14.5);
   }
 
   // ---- rows --------------------------------------------------------------------------------
@@ -275,40 +278,37 @@ class Painter {
   spans(lane) {
     const { view, trace } = this;
     const { spans } = lane;
-    const first = firstFrom(spans.end, view.from);
-    let parts = null; // of the pixel that is being filled: by kind, how much of it
-    let pixel = -1;
-    for (let i = first; i < spans.size && spans.start[i] <= view.to; i++) {
+    const kinds = trace.spans.length;
+    const parts = new Float64Array((Math.ceil(view.plot) + 1) * kinds); // of each pixel, by kind
+    let isUsed = false;
+    for (let i = firstFrom(spans.end, view.from); i < spans.size && spans.start[i] <= view.to; i++) {
       const [left, right] = [view.x(spans.start[i]), view.x(spans.start[i] + spans.length[i])];
-      if (right - left >= 2 || lane.open.has(i)) {
-        this.pixel(lane, pixel, parts);
-        parts = null;
+      if (right - left >= NARROW || lane.open.has(i)) {
         this.span(lane, i, left, right);
         continue;
       }
-      const at = Math.floor(left);
-      if (at !== pixel || !parts) {
-        this.pixel(lane, pixel, parts);
-        parts = new Float64Array(trace.spans.length);
-        pixel = at;
+      isUsed = true;
+      const end = Math.max(right, left + 0.04);
+      for (let x = Math.floor(left); x < end; x++) {
+        const part = Math.min(x + 1, end) - Math.max(x, left);
+        if (x >= NAMES && x < view.width) parts[(x - NAMES) * kinds + spans.kind[i]] += part;
       }
-      parts[spans.kind[i]] += Math.max(right - left, 0.04);
     }
-    this.pixel(lane, pixel, parts);
+    for (let x = 0; isUsed && x < view.plot; x++) this.pixel(lane, x, parts.subarray(x * kinds, (x + 1) * kinds));
   }
 
   // One above the other, as tall as the part of the pixel's time that each kind takes.
   pixel(lane, x, parts) {
-    if (!parts) return;
     const { g, colors, trace } = this;
     const [top, height] = this.bar(lane);
+    const sum = Math.max(parts.reduce((a, b) => a + b, 0), 1);
     let y = top + height;
     parts.forEach((part, kind) => {
       if (!part) return;
-      const tall = Math.max(Math.min(part, 1) * height, 2);
+      const tall = Math.min(Math.max((part / sum) * height, 2), y - top);
       g.fillStyle = colors[trace.spans[kind].color];
-      g.globalAlpha = trace.spans[kind].kind === "armed" ? 0.6 : 0.95;
-      g.fillRect(x, y - tall, 1, tall);
+      g.globalAlpha = trace.spans[kind].kind === "armed" ? 0.5 : 0.95;
+      g.fillRect(NAMES + x, y - tall, 1, tall);
       y -= tall;
     });
     g.globalAlpha = 1;
@@ -328,12 +328,12 @@ class Painter {
     const width = Math.max(end - x, isOpen ? 8 : 1);
     const color = colors[style.color];
     g.fillStyle = isOpen ? this.fading(color, view.x(trace.duration), end) : color;
-    g.globalAlpha = { armed: 0.24, solicited: 0.24, running: 0.85 }[style.kind] ?? 0.9;
+    g.globalAlpha = { armed: width > 5 ? 0.24 : 0.5, solicited: 0.24, running: 0.85 }[style.kind] ?? 0.9;
     g.beginPath();
     g.roundRect(x, top, width, height, Math.min(3, width / 2));
     g.fill();
     g.globalAlpha = 1;
-    if (style.kind === "armed" || style.kind === "solicited") {
+    if ((style.kind === "armed" || style.kind === "solicited") && width > 5) {
       g.strokeStyle = color;
       g.lineWidth = 1;
       g.stroke();
@@ -398,7 +398,7 @@ class Painter {
     shape(g, style.shape, x, y, colors.panel);
     const number = lane.marks.number[i];
     let text = number > 1 ? `${style.short} ${number.toLocaleString("en")}` : style.short;
-    if (style.kind === "finding") text = trace.texts[lane.marks.text[i]].split(":")[0];
+    if (style.shape === "flag") text = trace.texts[lane.marks.text[i]].split(":")[0];
     g.font = `11px ${FONT}`;
     if (!text || g.measureText(text).width + 22 > free) return;
     g.textAlign = "left";
@@ -469,8 +469,10 @@ class Painter {
       g.fillRect(NAMES + i * 2, height - 5 - tall, 1.6, tall);
     });
     g.globalAlpha = 1;
-    g.fillStyle = colors.bad;
-    for (const { time } of trace.findings) g.fillRect(x(time) - 1, 3, 2, height - 6);
+    for (const { time, color } of trace.findings) {
+      g.fillStyle = colors[color];
+      g.fillRect(x(time) - 1, 3, 2, height - 6);
+    }
     const [left, right] = [x(view.from), x(view.to)];
     g.fillStyle = colors.focus;
     g.globalAlpha = 0.13;

@@ -23,7 +23,7 @@ class Page {
       if (e.key === "Escape") this.clear();
       if (e.target === document.body) this.key(e);
     });
-    this.changed();
+    this.paint();
   }
 
   changed() {
