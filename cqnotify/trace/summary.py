@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..check.rules import INFORMATION
 from .gaps import Analysis, Counts, GapKind, analyse
 from .records import Recording, program_number
 from .words import duration
@@ -40,7 +42,9 @@ class Summary:
     counts: Counts
     gaps: dict[GapKind, GapFigures]
     findings: list[tuple[int, str]]
-    """When, in ns since the start of this process' timeline, and what."""
+    """When, in ns since the start of this process' timeline, and what; without information."""
+    information: dict[str, int]
+    """How often each rule was met that is for information."""
 
     @property
     def wakeups_per_completion(self) -> float | None:
@@ -63,6 +67,7 @@ class Summary:
             "wakeups_per_completion": self.wakeups_per_completion,
             "gaps": {kind.value: asdict(figures) for kind, figures in self.gaps.items()},
             "findings": [{"time": time, "finding": text} for time, text in self.findings],
+            "information": self.information,
         }
 
 
@@ -79,7 +84,16 @@ def summarize(recording: Recording, analysis: Analysis | None = None) -> Summary
         duration=recording.end - recording.start,
         counts=found.counts,
         gaps={kind: _figures(found, kind) for kind in GapKind},
-        findings=[(each.time - recording.start, each.text) for each in recording.findings],
+        findings=[
+            (each.time - recording.start, each.text)
+            for each in recording.findings
+            if each.severity != INFORMATION
+        ],
+        information=Counter(
+            each.text.partition(":")[0]
+            for each in recording.findings
+            if each.severity == INFORMATION
+        ),
     )
 
 
@@ -179,6 +193,9 @@ def _format(summary: Summary) -> str:
     if summary.findings:
         lines.append("")
         lines += [_wrapped(f"after {duration(time)}: {text}") for time, text in summary.findings]
+    if summary.information:
+        rules = ", ".join(f"{rule} ({number:,})" for rule, number in summary.information.items())
+        lines += ["", f"  for information: {rules}"]
     return "\n".join(lines)
 
 

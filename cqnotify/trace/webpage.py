@@ -17,9 +17,10 @@ from string import Template
 from typing import Any, Final
 
 from .. import __version__
+from ..check.rules import ERROR, INFORMATION
 from .summary import Summary, count_rows, gap_rows, scope_of
 from .timeline import COUNTS, MARKS, SPANS, Found, Lane, Process, Row, Style, Timeline
-from .words import duration
+from .words import duration, many
 
 SCRIPTS: Final = ("data.js", "view.js", "draw.js", "pointer.js", "main.js")
 SHOWN_FINDINGS: Final = 50
@@ -44,7 +45,7 @@ def page(timeline: Timeline) -> str:
 
 
 def _file(name: str) -> str:
-    return (files(__package__) / "web" / name).read_text(encoding="utf-8")
+    return (files("cqnotify.trace") / "web" / name).read_text(encoding="utf-8")
 
 
 def _json(value: object) -> bytes:
@@ -144,16 +145,23 @@ def _findings(timeline: Timeline) -> str:
     ]
     if not found:
         return ""
-    items = [_finding(number, index, each) for number, index, each in found[:SHOWN_FINDINGS]]
+    matter = [each for each in found if each[2].severity != INFORMATION]
+    others = [each for each in found if each[2].severity == INFORMATION]
+    is_bad = any(finding.severity == ERROR for _, _, finding in matter)
+    name = "findings bad" if is_bad else "findings"
+    heading = f"<h2>{many(len(matter), 'finding')}</h2>" if matter else ""
+    details = f"<summary>{len(others):,} for information</summary>{_finding_list(others)}"
+    return (
+        f'<section class="{name}" aria-label="Findings">{heading}{_finding_list(matter)}'
+        f"{f'<details>{details}</details>' if others else ''}</section>"
+    )
+
+
+def _finding_list(found: Sequence[tuple[int, int, Found]]) -> str:
+    items = [_finding(*each) for each in found[:SHOWN_FINDINGS]]
     if more := len(found) - len(items):
         items.append(f"<li>and {more:,} more: the key n goes to the next one</li>")
-    heading = "1 finding" if len(found) == 1 else f"{len(found):,} findings"
-    is_bad = any(finding.severity == "error" for _, _, finding in found)
-    name = "findings bad" if is_bad else "findings"
-    return (
-        f'<section class="{name}" aria-label="Findings"><h2>{heading}</h2>'
-        f"<ul>{''.join(items)}</ul></section>"
-    )
+    return f"<ul>{''.join(items)}</ul>" if items else ""
 
 
 def _finding(process: int, index: int, finding: Found) -> str:

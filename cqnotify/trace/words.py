@@ -6,7 +6,6 @@ from __future__ import annotations
 import enum
 import errno
 from collections.abc import Callable
-from functools import cache
 from typing import Final
 
 from ..enums import AsyncEventType, QPType, WCOpcode, WCStatus, WROpcode, enum_or_int
@@ -44,13 +43,11 @@ def status_of(record: Record) -> int:
     return record.detail >> 16
 
 
-@cache
 def _name(cls: type[enum.Enum], value: int) -> str:
     member = enum_or_int(cls, value)
     return member.name if isinstance(member, enum.Enum) else str(member)
 
 
-@cache
 def _cm_event(value: int) -> str:
     from ..cm import CMEventType  # which brings much, and is rarely there
 
@@ -61,7 +58,8 @@ def _errno(value: int) -> str:
     return errno.errorcode.get(value, str(value))
 
 
-def _many(number: int, what: str) -> str:
+def many(number: int, what: str) -> str:
+    """Return a count and its noun."""
     return f"{number:,} {what}{'s' if number != 1 else ''}"
 
 
@@ -71,7 +69,7 @@ def _wr_id(record: Record) -> str:
 
 
 def _request(record: Record) -> str:
-    return f"wr_id {_wr_id(record)}, {_many(record.number, 'byte')}"
+    return f"wr_id {_wr_id(record)}, {many(record.number, 'byte')}"
 
 
 def _post_send(record: Record) -> str:
@@ -95,7 +93,7 @@ def _poll(record: Record) -> str:
     asked = f", {record.detail:,} asked for" if record.detail else ""
     if not record.number:
         return f"CQ {record.object}: polled, nothing there{asked}"
-    return f"CQ {record.object}: polled {_many(record.number, 'completion')}{asked}"
+    return f"CQ {record.object}: polled {many(record.number, 'completion')}{asked}"
 
 
 def _sleep(record: Record) -> str:
@@ -131,7 +129,7 @@ _WORDS: Final[dict[int, Callable[[Record], str]]] = {
     What.CHANNEL_CREATED: lambda r: f"channel {r.object} created: descriptor {r.number}",
     What.CHANNEL_DESTROYED: lambda r: f"channel {r.object} destroyed",
     What.CQ_CREATED: lambda r: (
-        f"CQ {r.object} created: {_many(r.number, 'entry').replace('entrys', 'entries')}"
+        f"CQ {r.object} created: {many(r.number, 'entry').replace('entrys', 'entries')}"
         + (f", on channel {r.other}" if r.other else ", without a channel")
     ),
     What.CQ_DESTROYED: lambda r: f"CQ {r.object} destroyed",
@@ -152,7 +150,7 @@ _WORDS: Final[dict[int, Callable[[Record], str]]] = {
     ),
     What.ARM_FAILED: lambda r: f"CQ {r.object}: not armed, {_errno(r.detail)}",
     What.EVENT: lambda r: f"CQ {r.object}: event read from channel {r.other}",
-    What.ACK: lambda r: f"CQ {r.object}: acknowledges {_many(r.number, 'event')}",
+    What.ACK: lambda r: f"CQ {r.object}: acknowledges {many(r.number, 'event')}",
     What.ASYNC_EVENT: _async_event,
     What.CM_EVENT: lambda r: (
         f"QP {r.object}: rdma_cm event {_cm_event(r.detail)}"

@@ -203,6 +203,15 @@ def test_the_text_for_the_terminal(tmp_path: Path) -> None:
     assert finding.split() == f"after 53.8 us: {LOST}".split()
 
 
+def test_what_is_for_information_is_counted(tmp_path: Path) -> None:
+    tape = Tape().arm()
+    for _ in range(3):
+        tape.finding("wr-id-reused", qp=1, wr_id=0, queue="send")
+    summary = figures(tape, tmp_path)
+    assert summary.findings == []
+    assert format_summary([summary]).endswith("\n\n  for information: wr-id-reused (3)")
+
+
 def test_the_text_says_what_is_missing(tmp_path: Path) -> None:
     tape = Tape(command="").create()
     for wr_id in range(20):

@@ -122,6 +122,16 @@ def test_findings_are_buttons_and_the_longest_gaps_as_well(tmp_path: Path) -> No
     assert ("data-gap", "0,no event until polled") in parsed.attributes
 
 
+def test_what_is_for_information_is_apart(tmp_path: Path) -> None:
+    tape = Tape().arm().finding("wr-id-reused", qp=1, wr_id=0, queue="send")
+    text = page(timeline_of(tape, tmp_path))
+    assert "<summary>1 for information</summary>" in text
+    assert "<h2>1 finding" not in text
+    text = page(timeline_of(tape.finding("cq-overflow", entries=2), tmp_path))
+    assert "<h2>1 finding</h2>" in text
+    assert 'class="findings bad"' in text
+
+
 def test_the_legend_has_the_kinds_that_there_are(tmp_path: Path) -> None:
     text = page(timeline_of(Tape().arm().poll(), tmp_path))
     (legend,) = re.findall(r'<ul class="legend".*?</ul>', text)

@@ -49,7 +49,8 @@ function prepare(raw) {
     });
     process.findings.forEach(([time, text, severity, row], index) => {
       const { color } = trace.marks.find(({ kind }) => kind === severity);
-      trace.findings.push({ time, text, color, row: rows[row], process: number, index });
+      const matters = severity !== "information";
+      trace.findings.push({ time, text, color, matters, row: rows[row], process: number, index });
     });
   });
   trace.findings.sort((a, b) => a.time - b.time);

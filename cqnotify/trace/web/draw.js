@@ -122,7 +122,7 @@ class Painter {
     };
     g.lineWidth = 1;
     let last = -9;
-    for (const finding of trace.findings) {
+    for (const finding of trace.findings.filter((each) => each.matters)) {
       const x = Math.round(view.x(finding.time));
       if (x !== last) vertical(finding.time, colors[finding.color], [5, 4]);
       last = x;
@@ -469,7 +469,8 @@ class Painter {
       g.fillRect(NAMES + i * 2, height - 5 - tall, 1.6, tall);
     });
     g.globalAlpha = 1;
-    for (const { time, color } of trace.findings) {
+    for (const { time, color, matters } of trace.findings) {
+      if (!matters) continue;
       g.fillStyle = colors[color];
       g.fillRect(x(time) - 1, 3, 2, height - 6);
     }

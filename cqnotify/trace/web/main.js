@@ -191,7 +191,12 @@ class Page {
   toFinding(by_) {
     const { findings } = this.trace;
     if (!findings.length) return;
-    this.finding = (this.finding + by_ + findings.length + (this.finding < 0 && by_ < 0 ? 1 : 0)) % findings.length;
+    // Those for information are passed over, unless there are no others.
+    const count = findings.length;
+    const others = findings.some((each) => each.matters);
+    if (by_ < 0 && this.finding < 0) this.finding = 0;
+    do this.finding = (this.finding + by_ + count) % count;
+    while (by_ && others && !findings[this.finding].matters);
     const { time, text, row } = findings[this.finding];
     this.pointer.hideTip();
     const lane = row.lanes.find((each) => each.label === "calls") || row.lanes[0];
