@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from html import escape
+from importlib.resources import files
 from typing import Final
 
 from .records import TraceError
@@ -16,58 +18,8 @@ WIDTH, NAMES, RIGHT, AXIS, PAD = 960, 190, 24, 30, 9
 STATE, GAP = 28, 20
 LETTER: Final = 6.4  # the width of a letter, on average and a little more
 
-_LIGHT: Final = {
-    "panel": "#ffffff",
-    "ink": "#1b2129",
-    "muted": "#5b6673",
-    "line": "#dde3ea",
-    "running": "#54b98b",
-    "asleep": "#c3cedb",
-    "wake": "#12805a",
-    "sleep": "#5f6f82",
-    "arm": "#2f6fde",
-    "solicited": "#8250df",
-    "event": "#c02b86",
-    "ack": "#77828f",
-    "poll": "#0b8f84",
-    "waiting": "#d18700",
-    "send": "#3973c6",
-    "recv": "#6c8a1c",
-    "task": "#7d8fe8",
-    "other": "#8a6d5a",
-    "bad": "#d1242f",
-    "gap-event": "#d18700",
-    "gap-wake": "#c02b86",
-    "gap-poll": "#0b8f84",
-    "gap-task": "#6d5fd6",
-    "gap-unnoticed": "#d1242f",
-}
-_DARK: Final = {
-    "panel": "#151b23",
-    "ink": "#e6edf3",
-    "muted": "#97a3b0",
-    "line": "#2c3540",
-    "running": "#2f9e6f",
-    "asleep": "#3a4757",
-    "wake": "#56d6a4",
-    "sleep": "#a3b1c2",
-    "arm": "#6ea8ff",
-    "solicited": "#b794f6",
-    "event": "#f47cc4",
-    "ack": "#9aa6b3",
-    "poll": "#3fcfc0",
-    "waiting": "#f0b13c",
-    "send": "#7fb2ff",
-    "recv": "#b0cc52",
-    "task": "#8c9bf0",
-    "other": "#c9a48b",
-    "bad": "#ff7069",
-    "gap-event": "#f0b13c",
-    "gap-wake": "#f47cc4",
-    "gap-poll": "#3fcfc0",
-    "gap-task": "#a79bff",
-    "gap-unnoticed": "#ff7069",
-}
+LIGHT, DARK = ":root", ':root[data-theme="dark"]'
+_STYLES: Final = (*MARKS.values(), *SPANS.values(), *COUNTS.values())
 _SHAPES: Final = {
     "up": '<path d="M0-5.5 5 5H-5z"/>',
     "down": '<path d="M0 5.5 5-5H-5z"/>',
@@ -248,13 +200,16 @@ def _style() -> str:
     .name { font-weight: 600; font-size: 13px } .muted { fill: var(--muted) }
     .small { font-size: 11px } .end { text-anchor: end } .middle { text-anchor: middle }
 """
-    used = dict.fromkeys(
-        style.color for style in (*MARKS.values(), *SPANS.values(), *COUNTS.values())
-    )
+    used = dict.fromkeys(style.color for style in _STYLES)
     kinds = "".join(f"    .{name} {{ --c: var(--{name}); fill: var(--c) }}\n" for name in used)
-    dark = f"    @media (prefers-color-scheme: dark) {{ svg {{ {_variables(_DARK)} }} }}\n"
-    return f"    svg {{ {_variables(_LIGHT)} }}\n{dark}{kinds}{fixed}"
+    dark = f"    @media (prefers-color-scheme: dark) {{ svg {{ {_variables(DARK)} }} }}\n"
+    return f"    svg {{ {_variables(LIGHT)} }}\n{dark}{kinds}{fixed}"
 
 
-def _variables(colors: dict[str, str]) -> str:
-    return "; ".join(f"--{name}: {color}" for name, color in colors.items())
+def _variables(selector: str) -> str:
+    """Return the colours that the page's style sheet has for this selector."""
+    css = (files("cqnotify.trace") / "web" / "page.css").read_text(encoding="utf-8")
+    block = css.partition(f"{selector} {{")[2].partition("}")[0]
+    colors = dict(re.findall(r"--([\w-]+): (#\w+);", block))
+    used = ("panel", "ink", "muted", "line", *(style.color for style in _STYLES))
+    return "; ".join(f"--{name}: {colors[name]}" for name in dict.fromkeys(used))

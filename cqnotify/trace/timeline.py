@@ -168,6 +168,9 @@ class _Thread:
     state: Lane
     calls: Lane
     last: int
+    """When its state began."""
+    seen: int = 0
+    """Its last record."""
     asleep: Record | None = None
 
 
@@ -204,7 +207,8 @@ class _Builder:
         self._srqs: dict[int, Row] = {}
         self._tasks: list[Row] = []
         self._awaiting: dict[int, tuple[int, int]] = {}  # by what they await: row, since when
-        self._fresh: dict[tuple[int, int], int] = {}
+        self._fresh: dict[tuple[int, int], int] = {}  # completions that precede their poll
+        self._gap_spans: dict[tuple[GapKind, int], list[Span]] = {}  # by CQ; of tasks by thread
         self._several = len({record.tid for record in recording.records}) > 1
 
     def build(self) -> Process:
@@ -246,6 +250,7 @@ class _Builder:
                 thread.asleep = record
                 thread.last = self._recording.start - self._start
             self._threads[record.tid] = thread
+        thread.seen = self._at(record)
         return thread
 
     def _to_now(self, thread: _Thread, record: Record, kind: str, text: str) -> None:
@@ -447,15 +452,13 @@ class _Builder:
 
     def _finish(self) -> None:
         """End what was not over when the timeline was."""
-        for tid, thread in self._threads.items():
+        for thread in self._threads.values():
             if thread.asleep is not None:
                 text = f"{describe(thread.asleep)}; still asleep at the end"
                 span = Span(thread.last, self._end, "asleep", text, True)
                 thread.state.spans.append(span)
-            else:
-                last = self._last_of[tid] - self._start
-                if last > thread.last:
-                    thread.state.spans.append(Span(thread.last, last, "running", "running"))
+            elif thread.seen > thread.last:
+                thread.state.spans.append(Span(thread.last, thread.seen, "running", "running"))
         for what, (row, since) in self._awaiting.items():
             self._task_span(row, since, self._end, what, True)
         for cq in self._cqs.values():
@@ -467,13 +470,8 @@ class _Builder:
                 lane = Lane(label, steps=[Step(*count) for count in counts])
                 qp.row.lanes.append(lane)
 
-    @property
-    def _last_of(self) -> dict[int, int]:
-        return {record.tid: record.time for record in self._recording.records}
-
     def _add_gaps(self, analysis: Analysis) -> None:
         """Give each CQ a lane for each kind of gap that it has."""
-        self._gap_spans: dict[tuple[GapKind, int], list[Span]] = {}
         for gap in analysis.gaps:
             key = gap.kind, (gap.tid if gap.kind is GapKind.TASK else gap.cq)
             self._gap_spans.setdefault(key, []).append(self._gap_span(gap))

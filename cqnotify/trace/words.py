@@ -58,9 +58,9 @@ def _errno(value: int) -> str:
     return errno.errorcode.get(value, str(value))
 
 
-def many(number: int, what: str) -> str:
+def many(number: int, one: str, several: str = "") -> str:
     """Return a count and its noun."""
-    return f"{number:,} {what}{'s' if number != 1 else ''}"
+    return f"{number:,} {one if number == 1 else several or one + 's'}"
 
 
 def _wr_id(record: Record) -> str:
@@ -129,7 +129,7 @@ _WORDS: Final[dict[int, Callable[[Record], str]]] = {
     What.CHANNEL_CREATED: lambda r: f"channel {r.object} created: descriptor {r.number}",
     What.CHANNEL_DESTROYED: lambda r: f"channel {r.object} destroyed",
     What.CQ_CREATED: lambda r: (
-        f"CQ {r.object} created: {many(r.number, 'entry').replace('entrys', 'entries')}"
+        f"CQ {r.object} created: {many(r.number, 'entry', 'entries')}"
         + (f", on channel {r.other}" if r.other else ", without a channel")
     ),
     What.CQ_DESTROYED: lambda r: f"CQ {r.object} destroyed",
