@@ -98,7 +98,7 @@ class View {
     this.show(time - width / 2, time + width / 2, true);
   }
 
-  // A width that holds some twenty marks around a moment.
+  // A width that holds some eight marks around a moment, or more.
   neighbourhood(time) {
     const near = [];
     for (const lane of this.trace.lanes) {
@@ -109,7 +109,7 @@ class View {
       }
     }
     near.sort((a, b) => a - b);
-    return Math.max((near[Math.min(20, near.length - 1)] || 0) * 2.6, 1000);
+    return Math.max((near[Math.min(8, near.length - 1)] || 0) * 2.6, 1000);
   }
 
   laneAt(y) {
