@@ -72,7 +72,8 @@ class Symbols:
         self.missing = False  # there was something to look up, and no tool
         self._files: dict[str, Elf | None] = {}
         self._found: dict[Spot, tuple[Frame, ...]] = {}
-        self._tool = next(filter(None, map(_command, TOOLS)), None)
+        tools = (_command(tool) for tool in TOOLS)
+        self._tool: list[str] | None = next((tool for tool in tools if tool), None)
 
     def spots(self, finding: Finding, place: Place) -> tuple[Spot, ...]:
         """Return the modules and addresses of a stack, without looking them up."""

@@ -98,7 +98,7 @@ class Report:
     def __init__(
         self, suppressions: Iterable[Suppression] = (), symbols: Symbols | None = None
     ) -> None:
-        self.symbols = Symbols() if symbols is None else symbols
+        self.symbols: Symbols = Symbols() if symbols is None else symbols
         self._suppressions = tuple(suppressions)
         self._groups: dict[object, Group] = {}
 
