@@ -69,7 +69,7 @@ class Symbols:
     """Finds the frames of findings; keeps what it found."""
 
     def __init__(self) -> None:
-        self.missing = False  # there was something to look up, and no tool
+        self.missing: bool = False  # there was something to look up, and no tool
         self._files: dict[str, Elf | None] = {}
         self._found: dict[Spot, tuple[Frame, ...]] = {}
         tools = (_command(tool) for tool in TOOLS)
