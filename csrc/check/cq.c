@@ -94,6 +94,9 @@ cqn_cq_polled(struct cq *cq, int asked, int got)
     cq->polled = true;
     if (got < asked)
         cq->emptied = true;
+    if (cq->event_unpolled && got == 0)
+        cq->spurious++;
+    cq->event_unpolled = false;
     if (cq->looks && got)
         cqn_sleep_polled(cq);
     RECORD(.what = RECORD_POLL, .object = cq->number, .number = (uint32_t)got,
@@ -212,9 +215,7 @@ cqn_cq_event(struct ibv_cq *ibv, struct channel *channel)
     if (!cq)
         return;
     cqn_sleep_event(cq);
-    if (cq->events && cq->completions_at_event == cq->completions)
-        cq->spurious++;
-    cq->completions_at_event = cq->completions;
+    cq->event_unpolled = true;
     __atomic_add_fetch(&cq->events, 1, __ATOMIC_RELAXED);
     cq->armed = cq->arms_since_event > 1 ? MAYBE_ARMED : NOT_ARMED;
     cq->arms_since_event = cq->arms_since_event > 1;

@@ -19,10 +19,12 @@ static struct table by_address; /* the start of the latest region there */
 /* Where the regions are, so that nearly every free() is told from theirs by two comparisons. */
 static uintptr_t lowest = UINTPTR_MAX, highest;
 
+/* One of these calls may make another: the region is known then. */
 static void
 add(struct ibv_mr *ibv)
 {
-    struct region *region = ibv ? cqn_alloc(sizeof(*region)) : NULL;
+    bool is_new = ibv && !cqn_object(ibv);
+    struct region *region = is_new ? cqn_alloc(sizeof(*region)) : NULL;
     if (!region)
         return;
     region->ibv = ibv;

@@ -94,8 +94,8 @@ struct cq {
     bool lost_stays;
 
     uint64_t arms, events, acked, polls, completions, sleeps;
-    uint64_t completions_at_event; /* the last one */
-    uint64_t spurious;             /* events after which nothing was found */
+    bool event_unpolled;           /* an event came, and nobody polled since */
+    uint64_t spurious;             /* events after which the poll found nothing */
     uint32_t sends;                /* signaled, in flight */
 
     /* Findings that are made once, and how often there was reason for them. */
