@@ -168,7 +168,7 @@ setup(
             depends=sorted(str(p) for p in Path("csrc/check").glob("*.h")),
             define_macros=[("_GNU_SOURCE", None)],
             libraries=["dl"],
-            extra_compile_args=["-std=gnu11", "-fvisibility=hidden", "-g" if debug else "-O2"],
+            extra_compile_args=["-std=c11", "-fvisibility=hidden", "-g" if debug else "-O2"],
             extra_link_args=["-static-libgcc"],
         ),
     ],

@@ -53,8 +53,7 @@ static const struct hook hooks[] = {
 
 enum { HOOK_COUNT = sizeof(hooks) / sizeof(hooks[0]) };
 
-static const struct hook *
-find_hook(const char *symbol)
+static const struct hook *find_hook(const char *symbol)
 {
     for (size_t i = 0; i < HOOK_COUNT; i++)
         if (symbol[0] == hooks[i].name[0] && strcmp(symbol, hooks[i].name) == 0)
@@ -63,8 +62,7 @@ find_hook(const char *symbol)
 }
 
 /* The libc's functions that ours call may be ones that the program never binds. */
-static void
-find_in(struct link_map *map)
+static void find_in(struct link_map *map)
 {
     for (size_t i = 0; i < HOOK_COUNT; i++)
         if (hooks[i].real && !*hooks[i].real)
@@ -72,8 +70,7 @@ find_in(struct link_map *map)
 }
 
 /* Before the libc is there, what the program never sees. */
-int *
-cqn_errno(void)
+int *cqn_errno(void)
 {
     static int *(*location)(void);
     if (!location && libc_map)
@@ -81,16 +78,14 @@ cqn_errno(void)
     return location ? location() : &errno;
 }
 
-void *
-cqn_find_verb(const char *symbol)
+void *cqn_find_verb(const char *symbol)
 {
     return verbs_map ? cqn_symbol(verbs_map, symbol) : NULL;
 }
 
 /* ---- the dynamic linker's calls ------------------------------------------------------------ */
 
-EXPORTED unsigned int
-la_version(unsigned int version)
+EXPORTED unsigned int la_version(unsigned int version)
 {
     folder = getenv("CQNOTIFY_CHECK");
     if (!folder || !*folder)
@@ -104,15 +99,13 @@ la_version(unsigned int version)
     return version < LAV_CURRENT ? version : LAV_CURRENT;
 }
 
-static bool
-is_library(const char *path, const char *start)
+static bool is_library(const char *path, const char *start)
 {
     const char *slash = strrchr(path, '/');
     return strncmp(slash ? slash + 1 : path, start, strlen(start)) == 0;
 }
 
-EXPORTED unsigned int
-la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t *cookie)
+EXPORTED unsigned int la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t *cookie)
 {
     (void)cookie;
     if (namespace == LM_ID_BASE) {
@@ -126,17 +119,15 @@ la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t *cookie)
 }
 
 /* The program's objects are relocated, and none of its code has run. */
-EXPORTED void
-la_preinit(uintptr_t *cookie)
+EXPORTED void la_preinit(uintptr_t *cookie)
 {
     (void)cookie;
     if (libc_map)
         find_in(libc_map);
 }
 
-EXPORTED uintptr_t
-la_symbind64(Elf64_Sym *symbol, unsigned int index, uintptr_t *from, uintptr_t *to,
-             unsigned int *flags, const char *symbol_name)
+EXPORTED uintptr_t la_symbind64(Elf64_Sym *symbol, unsigned int index, uintptr_t *from,
+                                uintptr_t *to, unsigned int *flags, const char *symbol_name)
 {
     (void)index, (void)from, (void)to, (void)flags;
     const struct hook *hook = find_hook(symbol_name);
@@ -151,8 +142,7 @@ la_symbind64(Elf64_Sym *symbol, unsigned int index, uintptr_t *from, uintptr_t *
     return (uintptr_t)hook->ours;
 }
 
-__attribute__((destructor)) static void
-at_exit(void)
+__attribute__((destructor)) static void at_exit(void)
 {
     if (folder && *folder)
         cqn_report_end();
@@ -160,8 +150,7 @@ at_exit(void)
 
 /* ---- the process --------------------------------------------------------------------------- */
 
-uint32_t
-cqn_tid(void)
+uint32_t cqn_tid(void)
 {
     if (tid == 0)
         tid = (uint32_t)syscall(SYS_gettid);
@@ -169,8 +158,7 @@ cqn_tid(void)
 }
 
 /* The log takes the first name that is free; a timeline has the name of its log. */
-int
-cqn_create_file(const char *extension)
+int cqn_create_file(const char *extension)
 {
     bool is_log = strcmp(extension, "log") == 0;
     int file = -1;
@@ -193,8 +181,7 @@ cqn_create_file(const char *extension)
     return high;
 }
 
-void
-cqn_own_code(uintptr_t *from, uintptr_t *to)
+void cqn_own_code(uintptr_t *from, uintptr_t *to)
 {
     extern const char __ehdr_start[] __attribute__((visibility("hidden")));
     extern const char etext[] __attribute__((visibility("hidden")));
@@ -202,15 +189,13 @@ cqn_own_code(uintptr_t *from, uintptr_t *to)
     *to = (uintptr_t)etext;
 }
 
-bool
-cqn_is_alone(void)
+bool cqn_is_alone(void)
 {
     struct stat tasks;
     return stat("/proc/self/task", &tasks) == 0 && tasks.st_nlink <= 3;
 }
 
-pid_t
-cqn_hook_fork(void)
+pid_t cqn_hook_fork(void)
 {
     cqn_lock(&cqn_lists_lock);
     pid_t child = cqn_real.fork();

@@ -21,11 +21,11 @@ struct counts cqn_counts;
 /* ---- contexts ------------------------------------------------------------------------------ */
 
 /* Whether the library that made the context has this function. */
-#define EXTENDED_HAS(verbs, function) \
-    ((verbs)->sz >= sizeof(*(verbs)) - offsetof(struct verbs_context, function) && (verbs)->function)
+#define EXTENDED_HAS(verbs, function)                                              \
+    ((verbs)->sz >= sizeof(*(verbs)) - offsetof(struct verbs_context, function) && \
+     (verbs)->function)
 
-static void
-replace_extended(struct context *context)
+static void replace_extended(struct context *context)
 {
     struct verbs_context *verbs = verbs_get_ctx(context->ibv);
     if (!verbs)
@@ -46,8 +46,7 @@ replace_extended(struct context *context)
 
 /* Libraries over libibverbs, such as libmlx5, open devices in ways of their own: so a context is
  * known from the first call that has it, whichever that is. */
-struct context *
-cqn_context(struct ibv_context *ibv)
+struct context *cqn_context(struct ibv_context *ibv)
 {
     struct context *context = cqn_object(ibv);
     if (context || !ibv)
@@ -70,31 +69,27 @@ cqn_context(struct ibv_context *ibv)
     return context;
 }
 
-struct ibv_context *
-cqn_hook_ibv_open_device(struct ibv_device *device)
+struct ibv_context *cqn_hook_ibv_open_device(struct ibv_device *device)
 {
     struct ibv_context *ibv = cqn_real.ibv_open_device(device);
     cqn_context(ibv);
     return ibv;
 }
 
-struct ibv_context *
-cqn_hook_ibv_import_device(int descriptor)
+struct ibv_context *cqn_hook_ibv_import_device(int descriptor)
 {
     struct ibv_context *ibv = cqn_real.ibv_import_device(descriptor);
     cqn_context(ibv);
     return ibv;
 }
 
-struct ibv_pd *
-cqn_hook_ibv_alloc_pd(struct ibv_context *ibv)
+struct ibv_pd *cqn_hook_ibv_alloc_pd(struct ibv_context *ibv)
 {
     cqn_context(ibv);
     return cqn_real.ibv_alloc_pd(ibv);
 }
 
-int
-cqn_hook_ibv_close_device(struct ibv_context *ibv)
+int cqn_hook_ibv_close_device(struct ibv_context *ibv)
 {
     struct context *context = cqn_object(ibv);
     if (context) {
@@ -115,8 +110,7 @@ cqn_hook_ibv_close_device(struct ibv_context *ibv)
 
 /* ---- asynchronous events ------------------------------------------------------------------- */
 
-static uint32_t
-number_of(const struct ibv_async_event *event)
+static uint32_t number_of(const struct ibv_async_event *event)
 {
     switch (event->event_type) {
     case IBV_EVENT_CQ_ERR: {
@@ -139,8 +133,7 @@ number_of(const struct ibv_async_event *event)
     }
 }
 
-static void
-report_overflow(const struct cq *cq)
+static void report_overflow(const struct cq *cq)
 {
     struct line line;
     cqn_finding_begin(&line, "cq-overflow");
@@ -150,8 +143,7 @@ report_overflow(const struct cq *cq)
     cqn_finding_end(&line, 0);
 }
 
-int
-cqn_hook_ibv_get_async_event(struct ibv_context *ibv, struct ibv_async_event *event)
+int cqn_hook_ibv_get_async_event(struct ibv_context *ibv, struct ibv_async_event *event)
 {
     int result = cqn_real.ibv_get_async_event(ibv, event);
     if (result == 0) {
@@ -172,8 +164,7 @@ cqn_hook_ibv_get_async_event(struct ibv_context *ibv, struct ibv_async_event *ev
  * never used for anything else. */
 static struct channel *spare_channels;
 
-static struct channel *
-new_channel(void)
+static struct channel *new_channel(void)
 {
     cqn_lock(&cqn_lists_lock);
     struct channel *channel = spare_channels;
@@ -186,8 +177,7 @@ new_channel(void)
     return channel;
 }
 
-struct ibv_comp_channel *
-cqn_hook_ibv_create_comp_channel(struct ibv_context *ibv)
+struct ibv_comp_channel *cqn_hook_ibv_create_comp_channel(struct ibv_context *ibv)
 {
     cqn_context(ibv);
     struct ibv_comp_channel *created = cqn_real.ibv_create_comp_channel(ibv);
@@ -204,8 +194,7 @@ cqn_hook_ibv_create_comp_channel(struct ibv_context *ibv)
     return created;
 }
 
-int
-cqn_hook_ibv_destroy_comp_channel(struct ibv_comp_channel *ibv)
+int cqn_hook_ibv_destroy_comp_channel(struct ibv_comp_channel *ibv)
 {
     struct channel *channel = cqn_object(ibv);
     int descriptor = ibv->fd;

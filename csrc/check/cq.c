@@ -10,8 +10,7 @@
 
 /* ---- create ------------------------------------------------------------------------------- */
 
-static void
-show(struct cq *cq)
+static void show(struct cq *cq)
 {
     cqn_lock(&cqn_lists_lock);
     cq->next = cqn_cqs;
@@ -24,8 +23,7 @@ show(struct cq *cq)
     cqn_table_put(&cqn_objects, (uintptr_t)cq->ibv, cq);
 }
 
-struct cq *
-cqn_cq_add(struct ibv_cq *ibv)
+struct cq *cqn_cq_add(struct ibv_cq *ibv)
 {
     struct cq *cq = ibv ? cqn_alloc(sizeof(*cq)) : NULL;
     if (!cq)
@@ -41,19 +39,16 @@ cqn_cq_add(struct ibv_cq *ibv)
     return cq;
 }
 
-struct ibv_cq *
-cqn_hook_ibv_create_cq(struct ibv_context *ibv, int entries, void *cq_context,
-                       struct ibv_comp_channel *channel, int vector)
+struct ibv_cq *cqn_hook_ibv_create_cq(struct ibv_context *ibv, int entries, void *cq_context,
+                                      struct ibv_comp_channel *channel, int vector)
 {
     cqn_context(ibv);
-    struct ibv_cq *created =
-        cqn_real.ibv_create_cq(ibv, entries, cq_context, channel, vector);
+    struct ibv_cq *created = cqn_real.ibv_create_cq(ibv, entries, cq_context, channel, vector);
     cqn_cq_add(created);
     return created;
 }
 
-int
-cqn_hook_ibv_resize_cq(struct ibv_cq *ibv, int entries)
+int cqn_hook_ibv_resize_cq(struct ibv_cq *ibv, int entries)
 {
     int result = cqn_real.ibv_resize_cq(ibv, entries);
     struct cq *cq = cqn_object(ibv);
@@ -64,8 +59,7 @@ cqn_hook_ibv_resize_cq(struct ibv_cq *ibv, int entries)
 
 /* ---- poll --------------------------------------------------------------------------------- */
 
-struct kept *
-cqn_cq_next_kept(struct cq *cq)
+struct kept *cqn_cq_next_kept(struct cq *cq)
 {
     if (cq->waiting == 0)
         return NULL;
@@ -75,19 +69,16 @@ cqn_cq_next_kept(struct cq *cq)
     return next;
 }
 
-void
-cqn_cq_completed(struct cq *cq, const struct ibv_wc *wc, bool seen)
+void cqn_cq_completed(struct cq *cq, const struct ibv_wc *wc, bool seen)
 {
     cqn_qp_completed(cq, wc);
     if (!seen)
         RECORD(.what = RECORD_COMPLETION, .object = cq->number,
                .other = cq->last_qp ? cq->last_qp->number : 0, .value = wc->wr_id,
-               .number = wc->byte_len,
-               .detail = (uint32_t)wc->opcode | (uint32_t)wc->status << 16);
+               .number = wc->byte_len, .detail = (uint32_t)wc->opcode | (uint32_t)wc->status << 16);
 }
 
-void
-cqn_cq_polled(struct cq *cq, int asked, int got)
+void cqn_cq_polled(struct cq *cq, int asked, int got)
 {
     cq->polls++;
     cq->completions += (uint64_t)got;
@@ -103,8 +94,7 @@ cqn_cq_polled(struct cq *cq, int asked, int got)
            .detail = (uint32_t)asked, .caller = cq->poll.caller);
 }
 
-int
-cqn_op_poll_cq(struct ibv_cq *ibv, int count, struct ibv_wc *wc)
+int cqn_op_poll_cq(struct ibv_cq *ibv, int count, struct ibv_wc *wc)
 {
     struct cq *cq = cqn_object(ibv);
     if (!cq)
@@ -127,8 +117,7 @@ cqn_op_poll_cq(struct ibv_cq *ibv, int count, struct ibv_wc *wc)
 /* ---- the look ----------------------------------------------------------------------------- */
 
 /* As many as the CQ holds; more come if the program's peers go on. */
-static bool
-make_room(struct cq *cq)
+static bool make_room(struct cq *cq)
 {
     if (!cq->kept) {
         cq->room = cq->entries + 64;
@@ -137,16 +126,14 @@ make_room(struct cq *cq)
     return cq->kept && cq->waiting < cq->room;
 }
 
-static bool
-take(struct cq *cq, struct kept *kept)
+static bool take(struct cq *cq, struct kept *kept)
 {
     if (cq->ex)
         return cqn_cq_ex_take(cq, kept);
     return cq->context->ops.poll_cq(cq->ibv, 1, &kept->wc) == 1;
 }
 
-bool
-cqn_cq_look(struct cq *cq)
+bool cqn_cq_look(struct cq *cq)
 {
     if (!cqn_trylock(&cq->lock))
         return false;
@@ -170,8 +157,7 @@ cqn_cq_look(struct cq *cq)
 
 /* ---- arm ----------------------------------------------------------------------------------- */
 
-static bool
-has_in_flight(const struct cq *cq)
+static bool has_in_flight(const struct cq *cq)
 {
     cqn_lock(&cqn_lists_lock);
     bool has = cqn_cq_in_flight(cq) != 0;
@@ -179,8 +165,7 @@ has_in_flight(const struct cq *cq)
     return has;
 }
 
-int
-cqn_op_req_notify_cq(struct ibv_cq *ibv, int solicited_only)
+int cqn_op_req_notify_cq(struct ibv_cq *ibv, int solicited_only)
 {
     struct cq *cq = cqn_object(ibv);
     if (!cq)
@@ -208,8 +193,7 @@ cqn_op_req_notify_cq(struct ibv_cq *ibv, int solicited_only)
 
 /* ---- events -------------------------------------------------------------------------------- */
 
-void
-cqn_cq_event(struct ibv_cq *ibv, struct channel *channel)
+void cqn_cq_event(struct ibv_cq *ibv, struct channel *channel)
 {
     struct cq *cq = cqn_object(ibv);
     if (!cq)
@@ -222,15 +206,13 @@ cqn_cq_event(struct ibv_cq *ibv, struct channel *channel)
     RECORD(.what = RECORD_EVENT, .object = cq->number, .other = channel ? channel->number : 0);
 }
 
-void
-cqn_hook_ibv_ack_cq_events(struct ibv_cq *ibv, unsigned int count)
+void cqn_hook_ibv_ack_cq_events(struct ibv_cq *ibv, unsigned int count)
 {
     struct cq *cq = cqn_object(ibv);
     if (cq) {
         SITE_HERE(&cq->ack);
         uint64_t acked = __atomic_add_fetch(&cq->acked, count, __ATOMIC_RELAXED);
-        RECORD(.what = RECORD_ACK, .object = cq->number, .number = count,
-               .caller = cq->ack.caller);
+        RECORD(.what = RECORD_ACK, .object = cq->number, .number = count, .caller = cq->ack.caller);
         if (acked > cq->events && !cq->over_acked)
             cqn_report_over_acked(cq);
     }
@@ -240,8 +222,7 @@ cqn_hook_ibv_ack_cq_events(struct ibv_cq *ibv, unsigned int count)
 /* ---- destroy ------------------------------------------------------------------------------- */
 
 /* Out of the sight of threads that look while they sleep on its channel. */
-static void
-hide(struct cq *cq)
+static void hide(struct cq *cq)
 {
     cqn_lock(&cqn_lists_lock);
     struct cq **place = &cqn_cqs;
@@ -259,8 +240,7 @@ hide(struct cq *cq)
     cqn_table_remove(&cqn_objects, (uintptr_t)cq->ibv);
 }
 
-int
-cqn_hook_ibv_destroy_cq(struct ibv_cq *ibv)
+int cqn_hook_ibv_destroy_cq(struct ibv_cq *ibv)
 {
     struct cq *cq = cqn_object(ibv);
     if (!cq)

@@ -23,8 +23,7 @@ struct cq_ex {
 /* ---- one completion of the device ---------------------------------------------------------- */
 
 /* What the CQ was created to have. */
-static struct ibv_wc
-brief(struct cq *cq)
+static struct ibv_wc brief(struct cq *cq)
 {
     struct ibv_cq_ex *ibv = (struct ibv_cq_ex *)cq->ibv;
     const struct ibv_cq_ex *real = &cq->ex->real;
@@ -40,8 +39,7 @@ brief(struct cq *cq)
     return wc;
 }
 
-static void
-read_all(struct cq *cq, struct kept *kept)
+static void read_all(struct cq *cq, struct kept *kept)
 {
     struct ibv_cq_ex *ibv = (struct ibv_cq_ex *)cq->ibv;
     const struct ibv_cq_ex *real = &cq->ex->real;
@@ -49,8 +47,8 @@ read_all(struct cq *cq, struct kept *kept)
     if (ibv->status != IBV_WC_SUCCESS)
         return;
     kept->wc.wc_flags = real->read_wc_flags(ibv);
-#define READ(function, field)               \
-    if (real->function)                     \
+#define READ(function, field) \
+    if (real->function)       \
         kept->field = real->function(ibv);
     READ(read_byte_len, wc.byte_len)
     READ(read_imm_data, wc.imm_data)
@@ -68,8 +66,7 @@ read_all(struct cq *cq, struct kept *kept)
         real->read_tm_info(ibv, &kept->tm_info);
 }
 
-bool
-cqn_cq_ex_take(struct cq *cq, struct kept *kept)
+bool cqn_cq_ex_take(struct cq *cq, struct kept *kept)
 {
     struct ibv_cq_ex *ibv = (struct ibv_cq_ex *)cq->ibv;
     struct ibv_poll_cq_attr attr = {0};
@@ -82,8 +79,7 @@ cqn_cq_ex_take(struct cq *cq, struct kept *kept)
 
 /* ---- the program's polls -------------------------------------------------------------------- */
 
-static bool
-show_kept(struct cq *cq)
+static bool show_kept(struct cq *cq)
 {
     struct ibv_cq_ex *ibv = (struct ibv_cq_ex *)cq->ibv;
     const struct kept *kept = cqn_cq_next_kept(cq);
@@ -99,8 +95,7 @@ show_kept(struct cq *cq)
 }
 
 /* The device's answer, to start or to next. */
-static int
-show_device(struct cq *cq, int result)
+static int show_device(struct cq *cq, int result)
 {
     if (result == 0) {
         struct ibv_wc wc = brief(cq);
@@ -112,23 +107,20 @@ show_device(struct cq *cq, int result)
     return result;
 }
 
-static int
-start_device(struct cq *cq, struct ibv_poll_cq_attr *attr)
+static int start_device(struct cq *cq, struct ibv_poll_cq_attr *attr)
 {
     int result = cq->ex->real.start_poll((struct ibv_cq_ex *)cq->ibv, attr);
     cq->ex->started = result == 0;
     return show_device(cq, result);
 }
 
-static void
-finish(struct cq *cq)
+static void finish(struct cq *cq)
 {
     cqn_cq_polled(cq, cq->ex->got + cq->ex->emptied, cq->ex->got);
     cqn_unlock(&cq->lock);
 }
 
-static int
-start_poll(struct ibv_cq_ex *ibv, struct ibv_poll_cq_attr *attr)
+static int start_poll(struct ibv_cq_ex *ibv, struct ibv_poll_cq_attr *attr)
 {
     struct cq *cq = cqn_object(ibv);
     SITE_HERE(&cq->poll);
@@ -143,8 +135,7 @@ start_poll(struct ibv_cq_ex *ibv, struct ibv_poll_cq_attr *attr)
     return result;
 }
 
-static int
-next_poll(struct ibv_cq_ex *ibv)
+static int next_poll(struct ibv_cq_ex *ibv)
 {
     struct cq *cq = cqn_object(ibv);
     if (show_kept(cq))
@@ -155,8 +146,7 @@ next_poll(struct ibv_cq_ex *ibv)
     return start_device(cq, &attr);
 }
 
-static void
-end_poll(struct ibv_cq_ex *ibv)
+static void end_poll(struct ibv_cq_ex *ibv)
 {
     struct cq *cq = cqn_object(ibv);
     if (cq->ex->started)
@@ -166,10 +156,10 @@ end_poll(struct ibv_cq_ex *ibv)
 
 /* ---- reading a field ------------------------------------------------------------------------ */
 
-#define READER(type, function, field)                                     \
-    static type function(struct ibv_cq_ex *ibv)                           \
-    {                                                                     \
-        const struct cq_ex *ex = ((struct cq *)cqn_object(ibv))->ex;      \
+#define READER(type, function, field)                                    \
+    static type function(struct ibv_cq_ex *ibv)                          \
+    {                                                                    \
+        const struct cq_ex *ex = ((struct cq *)cqn_object(ibv))->ex;     \
         return ex->in_kept ? ex->current.field : ex->real.function(ibv); \
     }
 
@@ -188,8 +178,7 @@ READER(uint16_t, read_cvlan, cvlan)
 READER(uint32_t, read_flow_tag, flow_tag)
 READER(uint64_t, read_completion_wallclock_ns, wallclock)
 
-static void
-read_tm_info(struct ibv_cq_ex *ibv, struct ibv_wc_tm_info *info)
+static void read_tm_info(struct ibv_cq_ex *ibv, struct ibv_wc_tm_info *info)
 {
     const struct cq_ex *ex = ((struct cq *)cqn_object(ibv))->ex;
     if (ex->in_kept)
@@ -200,8 +189,7 @@ read_tm_info(struct ibv_cq_ex *ibv, struct ibv_wc_tm_info *info)
 
 /* ---- create --------------------------------------------------------------------------------- */
 
-static void
-wrap(struct cq *cq)
+static void wrap(struct cq *cq)
 {
     struct ibv_cq_ex *ibv = (struct ibv_cq_ex *)cq->ibv;
     cq->ex = cqn_alloc(sizeof(*cq->ex));
@@ -231,14 +219,16 @@ wrap(struct cq *cq)
 }
 
 /* Which QP a completion is of is always asked for. */
-struct ibv_cq_ex *
-cqn_op_create_cq_ex(struct ibv_context *ibv_context, struct ibv_cq_init_attr_ex *attr)
+struct ibv_cq_ex *cqn_op_create_cq_ex(struct ibv_context *ibv_context,
+                                      struct ibv_cq_init_attr_ex *attr)
 {
     struct context *context = cqn_object(ibv_context);
-    struct ibv_cq_init_attr_ex more = *attr;
-    more.wc_flags |= IBV_WC_EX_WITH_QP_NUM;
-    struct ibv_cq_ex *ibv = context->create_cq_ex(ibv_context, &more);
-    if (!ibv && more.wc_flags != attr->wc_flags)
+    uint64_t asked = attr->wc_flags;
+    attr->wc_flags |= IBV_WC_EX_WITH_QP_NUM;
+    struct ibv_cq_ex *ibv = context->create_cq_ex(ibv_context, attr);
+    bool refused = !ibv && attr->wc_flags != asked;
+    attr->wc_flags = asked;
+    if (refused)
         ibv = context->create_cq_ex(ibv_context, attr);
     struct cq *cq = cqn_cq_add((struct ibv_cq *)ibv);
     if (cq)
@@ -246,8 +236,7 @@ cqn_op_create_cq_ex(struct ibv_context *ibv_context, struct ibv_cq_init_attr_ex 
     return ibv;
 }
 
-void
-cqn_cq_ex_free(struct cq_ex *ex)
+void cqn_cq_ex_free(struct cq_ex *ex)
 {
     cqn_free(ex, sizeof(*ex));
 }

@@ -19,16 +19,14 @@ typedef struct {
     uint32_t state; /* 0: free, 1: held, 2: held, and others may sleep */
 } lock_t;
 
-static inline bool
-cqn_trylock(lock_t *lock)
+static inline bool cqn_trylock(lock_t *lock)
 {
     uint32_t expected = 0;
     return __atomic_compare_exchange_n(&lock->state, &expected, 1, false, __ATOMIC_ACQUIRE,
                                        __ATOMIC_RELAXED);
 }
 
-static inline void
-cqn_lock(lock_t *lock)
+static inline void cqn_lock(lock_t *lock)
 {
     if (cqn_trylock(lock))
         return;
@@ -36,8 +34,7 @@ cqn_lock(lock_t *lock)
         syscall(SYS_futex, &lock->state, FUTEX_WAIT_PRIVATE, 2, NULL, NULL, 0);
 }
 
-static inline void
-cqn_unlock(lock_t *lock)
+static inline void cqn_unlock(lock_t *lock)
 {
     if (__atomic_exchange_n(&lock->state, 0, __ATOMIC_RELEASE) == 2)
         syscall(SYS_futex, &lock->state, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);

@@ -14,11 +14,9 @@ static uint32_t findings;
 
 /* ---- lines -------------------------------------------------------------------------------- */
 
-static void
-add(struct line *line, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void add(struct line *line, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-static void
-add(struct line *line, const char *format, ...)
+static void add(struct line *line, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
@@ -30,8 +28,7 @@ add(struct line *line, const char *format, ...)
 }
 
 /* A JSON string. Bytes that are not ASCII go out as they are: a path may be of any encoding. */
-static void
-add_text(struct line *line, const char *text, size_t length)
+static void add_text(struct line *line, const char *text, size_t length)
 {
     add(line, "\"");
     for (size_t i = 0; i < length; i++) {
@@ -46,8 +43,7 @@ add_text(struct line *line, const char *text, size_t length)
     add(line, "\"");
 }
 
-static void
-put(struct line *line)
+static void put(struct line *line)
 {
     if (descriptor < 0)
         return;
@@ -56,8 +52,7 @@ put(struct line *line)
     (void)ignored;
 }
 
-void
-cqn_log_line(const char *format, ...)
+void cqn_log_line(const char *format, ...)
 {
     struct line line = {0};
     va_list arguments;
@@ -71,8 +66,7 @@ cqn_log_line(const char *format, ...)
 
 /* ---- the file ------------------------------------------------------------------------------ */
 
-static void
-add_command(struct line *line)
+static void add_command(struct line *line)
 {
     char arguments[4096];
     int file = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
@@ -89,8 +83,7 @@ add_command(struct line *line)
     }
 }
 
-void
-cqn_log_open(const char *forked)
+void cqn_log_open(const char *forked)
 {
     if (descriptor >= 0)
         close(descriptor);
@@ -109,8 +102,7 @@ cqn_log_open(const char *forked)
     put(&line);
 }
 
-void
-cqn_log_module(uintptr_t base, const char *path)
+void cqn_log_module(uintptr_t base, const char *path)
 {
     struct line line = {0};
     add(&line, "{\"kind\": \"module\", \"base\": \"%#llx\", \"path\": ", (unsigned long long)base);
@@ -119,8 +111,7 @@ cqn_log_module(uintptr_t base, const char *path)
     put(&line);
 }
 
-void
-cqn_log_withdraw(uint32_t finding)
+void cqn_log_withdraw(uint32_t finding)
 {
     cqn_log_line("{\"kind\": \"withdrawn\", \"number\": %u, \"time\": %llu}", finding,
                  (unsigned long long)cqn_now());
@@ -128,39 +119,36 @@ cqn_log_withdraw(uint32_t finding)
 
 /* ---- findings ------------------------------------------------------------------------------ */
 
-void
-cqn_finding_begin(struct line *line, const char *rule)
+void cqn_finding_begin(struct line *line, const char *rule)
 {
     line->length = 0;
-    add(line, "{\"kind\": \"finding\", \"rule\": \"%s\", \"time\": %llu, \"tid\": %u, \"values\": {",
+    add(line,
+        "{\"kind\": \"finding\", \"rule\": \"%s\", \"time\": %llu, \"tid\": %u, \"values\": {",
         rule, (unsigned long long)cqn_now(), cqn_tid());
 }
 
-static void
-comma(struct line *line)
+static void comma(struct line *line)
 {
     char last = line->text[line->length - 1];
     if (last != '{' && last != '[')
         add(line, ", ");
 }
 
-void
-cqn_finding_value(struct line *line, const char *name, uint64_t value)
+void cqn_finding_value(struct line *line, const char *name, uint64_t value)
 {
     comma(line);
     add(line, "\"%s\": %llu", name, (unsigned long long)value);
 }
 
-void
-cqn_finding_text(struct line *line, const char *name, const char *value)
+void cqn_finding_text(struct line *line, const char *name, const char *value)
 {
     comma(line);
     add(line, "\"%s\": \"%s\"", name, value);
 }
 
 /* The places follow the values. */
-static void
-add_place(struct line *line, const char *what, uint32_t tid, const struct backtrace *backtrace)
+static void add_place(struct line *line, const char *what, uint32_t tid,
+                      const struct backtrace *backtrace)
 {
     if (!strstr(line->text, "\"where\""))
         add(line, "}, \"where\": [");
@@ -173,24 +161,21 @@ add_place(struct line *line, const char *what, uint32_t tid, const struct backtr
     add(line, "]}");
 }
 
-void
-cqn_finding_here(struct line *line, const char *what)
+void cqn_finding_here(struct line *line, const char *what)
 {
     struct backtrace backtrace;
     cqn_backtrace(&backtrace);
     add_place(line, what, cqn_tid(), &backtrace);
 }
 
-void
-cqn_finding_site(struct line *line, const char *what, const struct site *site)
+void cqn_finding_site(struct line *line, const char *what, const struct site *site)
 {
     struct backtrace alone;
     if (site->caller)
         add_place(line, what, site->tid, cqn_site_backtrace(site, &alone));
 }
 
-uint32_t
-cqn_finding_end(struct line *line, uint32_t number)
+uint32_t cqn_finding_end(struct line *line, uint32_t number)
 {
     if (number == 0)
         number = __atomic_add_fetch(&findings, 1, __ATOMIC_RELAXED);

@@ -18,16 +18,13 @@ static void *kept[LARGEST + 1]; /* by the power: a list through the first word *
 static char *chunk;
 static size_t chunk_left;
 
-static void *
-map(size_t size)
+static void *map(size_t size)
 {
-    void *memory =
-        mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     return memory == MAP_FAILED ? NULL : memory;
 }
 
-static int
-power_of(size_t size)
+static int power_of(size_t size)
 {
     int power = SMALLEST;
     while (((size_t)1 << power) < size)
@@ -35,8 +32,7 @@ power_of(size_t size)
     return power;
 }
 
-static void *
-cut(size_t size)
+static void *cut(size_t size)
 {
     if (chunk_left < size) {
         chunk = map(CHUNK);
@@ -50,8 +46,7 @@ cut(size_t size)
     return memory;
 }
 
-void *
-cqn_alloc(size_t size)
+void *cqn_alloc(size_t size)
 {
     int power = power_of(size);
     if (power > LARGEST)
@@ -68,8 +63,7 @@ cqn_alloc(size_t size)
     return memory;
 }
 
-void
-cqn_free(void *memory, size_t size)
+void cqn_free(void *memory, size_t size)
 {
     if (!memory)
         return;
@@ -98,14 +92,12 @@ struct slots {
 
 static const uintptr_t GONE = 1;
 
-static size_t
-place_of(uintptr_t key)
+static size_t place_of(uintptr_t key)
 {
     return (size_t)((key * 0x9e3779b97f4a7c15U) >> 20);
 }
 
-void *
-cqn_table_find(const struct table *table, uintptr_t key)
+void *cqn_table_find(const struct table *table, uintptr_t key)
 {
     const struct slots *slots = __atomic_load_n(&table->slots, __ATOMIC_ACQUIRE);
     if (!slots)
@@ -121,8 +113,7 @@ cqn_table_find(const struct table *table, uintptr_t key)
 }
 
 /* Returns whether a free slot was used up. */
-static bool
-insert(struct slots *slots, uintptr_t key, void *value)
+static bool insert(struct slots *slots, uintptr_t key, void *value)
 {
     size_t i = place_of(key);
     while (slots->slot[i & slots->mask].key > GONE)
@@ -135,8 +126,7 @@ insert(struct slots *slots, uintptr_t key, void *value)
 }
 
 /* Double the table. Readers may still be in the old slots. */
-static bool
-renew(struct table *table)
+static bool renew(struct table *table)
 {
     const struct slots *old = table->slots;
     size_t live = 0;
@@ -157,8 +147,7 @@ renew(struct table *table)
     return true;
 }
 
-void
-cqn_table_put(struct table *table, uintptr_t key, void *value)
+void cqn_table_put(struct table *table, uintptr_t key, void *value)
 {
     cqn_lock(&table_lock);
     const struct slots *slots = table->slots;
@@ -167,8 +156,7 @@ cqn_table_put(struct table *table, uintptr_t key, void *value)
     cqn_unlock(&table_lock);
 }
 
-void
-cqn_table_remove(struct table *table, uintptr_t key)
+void cqn_table_remove(struct table *table, uintptr_t key)
 {
     cqn_lock(&table_lock);
     struct slots *slots = table->slots;

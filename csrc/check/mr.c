@@ -20,8 +20,7 @@ static struct table by_address; /* the start of the latest region there */
 static uintptr_t lowest = UINTPTR_MAX, highest;
 
 /* One of these calls may make another: the region is known then. */
-static void
-add(struct ibv_mr *ibv)
+static void add(struct ibv_mr *ibv)
 {
     bool is_new = ibv && !cqn_object(ibv);
     struct region *region = is_new ? cqn_alloc(sizeof(*region)) : NULL;
@@ -46,8 +45,7 @@ add(struct ibv_mr *ibv)
     cqn_table_put(&cqn_objects, (uintptr_t)ibv, region);
 }
 
-struct ibv_mr *
-cqn_hook_ibv_reg_mr(struct ibv_pd *pd, void *address, size_t length, int access)
+struct ibv_mr *cqn_hook_ibv_reg_mr(struct ibv_pd *pd, void *address, size_t length, int access)
 {
     cqn_context(pd->context);
     struct ibv_mr *ibv = cqn_real.ibv_reg_mr(pd, address, length, access);
@@ -55,9 +53,8 @@ cqn_hook_ibv_reg_mr(struct ibv_pd *pd, void *address, size_t length, int access)
     return ibv;
 }
 
-struct ibv_mr *
-cqn_hook_ibv_reg_mr_iova(struct ibv_pd *pd, void *address, size_t length, uint64_t iova,
-                         int access)
+struct ibv_mr *cqn_hook_ibv_reg_mr_iova(struct ibv_pd *pd, void *address, size_t length,
+                                        uint64_t iova, int access)
 {
     cqn_context(pd->context);
     struct ibv_mr *ibv = cqn_real.ibv_reg_mr_iova(pd, address, length, iova, access);
@@ -65,9 +62,8 @@ cqn_hook_ibv_reg_mr_iova(struct ibv_pd *pd, void *address, size_t length, uint64
     return ibv;
 }
 
-struct ibv_mr *
-cqn_hook_ibv_reg_mr_iova2(struct ibv_pd *pd, void *address, size_t length, uint64_t iova,
-                          unsigned int access)
+struct ibv_mr *cqn_hook_ibv_reg_mr_iova2(struct ibv_pd *pd, void *address, size_t length,
+                                         uint64_t iova, unsigned int access)
 {
     cqn_context(pd->context);
     struct ibv_mr *ibv = cqn_real.ibv_reg_mr_iova2(pd, address, length, iova, access);
@@ -75,9 +71,8 @@ cqn_hook_ibv_reg_mr_iova2(struct ibv_pd *pd, void *address, size_t length, uint6
     return ibv;
 }
 
-static void
-report(const struct region *region, const struct use *use, const char *rule, const char *what,
-       const char *call)
+static void report(const struct region *region, const struct use *use, const char *rule,
+                   const char *what, const char *call)
 {
     struct line line;
     cqn_finding_begin(&line, rule);
@@ -93,8 +88,7 @@ report(const struct region *region, const struct use *use, const char *rule, con
     cqn_finding_end(&line, 0);
 }
 
-int
-cqn_hook_ibv_dereg_mr(struct ibv_mr *ibv)
+int cqn_hook_ibv_dereg_mr(struct ibv_mr *ibv)
 {
     struct region *region = cqn_object(ibv);
     if (!region)
@@ -123,28 +117,24 @@ cqn_hook_ibv_dereg_mr(struct ibv_mr *ibv)
 /* What is called while the lock is held gives memory back, too. */
 static _Thread_local bool inside;
 
-static bool
-concerns_regions(uintptr_t start, size_t length)
+static bool concerns_regions(uintptr_t start, size_t length)
 {
     return start < highest && start + length > lowest && !inside;
 }
 
-static void
-enter(void)
+static void enter(void)
 {
     inside = true;
     cqn_lock(&lock);
 }
 
-static void
-leave(void)
+static void leave(void)
 {
     cqn_unlock(&lock);
     inside = false;
 }
 
-int
-cqn_hook_munmap(void *address, size_t length)
+int cqn_hook_munmap(void *address, size_t length)
 {
     uintptr_t start = (uintptr_t)address;
     if (concerns_regions(start, length)) {
@@ -161,8 +151,7 @@ cqn_hook_munmap(void *address, size_t length)
 }
 
 /* Only of what begins where a region does: of memory that was allocated for it. */
-void
-cqn_hook_free(void *memory)
+void cqn_hook_free(void *memory)
 {
     if (concerns_regions((uintptr_t)memory, 1)) {
         enter();

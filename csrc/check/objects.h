@@ -19,7 +19,7 @@ struct context {
     struct ibv_cq_ex *(*create_cq_ex)(struct ibv_context *, struct ibv_cq_init_attr_ex *);
     struct ibv_qp *(*create_qp_ex)(struct ibv_context *, struct ibv_qp_init_attr_ex *);
     struct ibv_srq *(*create_srq_ex)(struct ibv_context *, struct ibv_srq_init_attr_ex *);
-    struct table qps;           /* by their numbers */
+    struct table qps; /* by their numbers */
     uint32_t number;
     uint32_t async_unread; /* the finding */
 };
@@ -42,8 +42,7 @@ extern struct table cqn_objects; /* by the address of the program's */
 
 struct context *cqn_context(struct ibv_context *ibv); /* known from now on */
 
-static inline void *
-cqn_object(const void *ibv)
+static inline void *cqn_object(const void *ibv)
 {
     return cqn_table_find(&cqn_objects, (uintptr_t)ibv);
 }
@@ -83,20 +82,20 @@ struct cq {
     /* Notification. Set by whichever thread arms, gets an event or polls. */
     enum armed armed;
     uint32_t arms_since_event;
-    bool was_armed;     /* ever */
-    bool polled;        /* since it was armed */
-    bool emptied;       /* a poll since it was armed found its end */
+    bool was_armed;      /* ever */
+    bool polled;         /* since it was armed */
+    bool emptied;        /* a poll since it was armed found its end */
     bool slept_unpolled; /* after the arm before */
-    bool risky;         /* when it was armed, requests were in flight */
+    bool risky;          /* when it was armed, requests were in flight */
 
     uint32_t looks; /* that found completions, since the program polled last */
     uint32_t lost;  /* the finding that a wake-up was lost, while it may be withdrawn */
     bool lost_stays;
 
     uint64_t arms, events, acked, polls, completions, sleeps;
-    bool event_unpolled;           /* an event came, and nobody polled since */
-    uint64_t spurious;             /* events after which the poll found nothing */
-    uint32_t sends;                /* signaled, in flight */
+    bool event_unpolled; /* an event came, and nobody polled since */
+    uint64_t spurious;   /* events after which the poll found nothing */
+    uint32_t sends;      /* signaled, in flight */
 
     /* Findings that are made once, and how often there was reason for them. */
     uint32_t late, late_times, not_polled, not_polled_times;
@@ -154,8 +153,7 @@ bool cqn_queue_has(const struct queue *queue, uint64_t wr_id);
 bool cqn_queue_frees_itself(const struct queue *queue); /* something in it is signaled */
 uint32_t cqn_queue_using(const struct queue *queue, uint32_t lkey, uint64_t *wr_id);
 
-static inline uint32_t
-cqn_queue_count(const struct queue *queue)
+static inline uint32_t cqn_queue_count(const struct queue *queue)
 {
     return __atomic_load_n(&queue->tail, __ATOMIC_RELAXED) -
            __atomic_load_n(&queue->head, __ATOMIC_RELAXED);
@@ -174,7 +172,7 @@ struct srq {
 };
 
 struct qp {
-    struct qp *next; /* in cqn_qps */
+    struct qp *next;    /* in cqn_qps */
     struct ibv_qp *ibv; /* NULL: destroyed */
     struct context *context;
     struct cq *send_cq, *recv_cq;

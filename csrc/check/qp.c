@@ -14,14 +14,12 @@ static uint32_t destroyed_count;
 
 /* ---- create -------------------------------------------------------------------------------- */
 
-static uintptr_t
-key_of(uint32_t qp_num)
+static uintptr_t key_of(uint32_t qp_num)
 {
     return (uintptr_t)qp_num + 2; /* 0 and 1 are none */
 }
 
-static struct qp *
-add(struct ibv_qp *ibv, const struct ibv_qp_cap *cap, bool all_signaled)
+static struct qp *add(struct ibv_qp *ibv, const struct ibv_qp_cap *cap, bool all_signaled)
 {
     struct qp *qp = ibv ? cqn_alloc(sizeof(*qp)) : NULL;
     if (!qp)
@@ -50,8 +48,7 @@ add(struct ibv_qp *ibv, const struct ibv_qp_cap *cap, bool all_signaled)
     return qp;
 }
 
-struct ibv_qp *
-cqn_hook_ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
+struct ibv_qp *cqn_hook_ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
 {
     cqn_context(pd->context);
     struct ibv_qp *ibv = cqn_real.ibv_create_qp(pd, attr);
@@ -59,8 +56,8 @@ cqn_hook_ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
     return ibv;
 }
 
-struct ibv_qp *
-cqn_op_create_qp_ex(struct ibv_context *ibv_context, struct ibv_qp_init_attr_ex *attr)
+struct ibv_qp *cqn_op_create_qp_ex(struct ibv_context *ibv_context,
+                                   struct ibv_qp_init_attr_ex *attr)
 {
     struct context *context = cqn_object(ibv_context);
     struct ibv_qp *ibv = context->create_qp_ex(ibv_context, attr);
@@ -70,8 +67,7 @@ cqn_op_create_qp_ex(struct ibv_context *ibv_context, struct ibv_qp_init_attr_ex 
     return ibv;
 }
 
-static void
-add_srq(struct ibv_srq *ibv, uint32_t depth)
+static void add_srq(struct ibv_srq *ibv, uint32_t depth)
 {
     struct srq *srq = ibv ? cqn_alloc(sizeof(*srq)) : NULL;
     if (!srq)
@@ -88,8 +84,7 @@ add_srq(struct ibv_srq *ibv, uint32_t depth)
     RECORD(.what = RECORD_SRQ_CREATED, .object = srq->number, .number = depth);
 }
 
-struct ibv_srq *
-cqn_hook_ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_attr *attr)
+struct ibv_srq *cqn_hook_ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_attr *attr)
 {
     cqn_context(pd->context);
     struct ibv_srq *ibv = cqn_real.ibv_create_srq(pd, attr);
@@ -97,8 +92,8 @@ cqn_hook_ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_attr *attr)
     return ibv;
 }
 
-struct ibv_srq *
-cqn_op_create_srq_ex(struct ibv_context *ibv_context, struct ibv_srq_init_attr_ex *attr)
+struct ibv_srq *cqn_op_create_srq_ex(struct ibv_context *ibv_context,
+                                     struct ibv_srq_init_attr_ex *attr)
 {
     struct context *context = cqn_object(ibv_context);
     struct ibv_srq *ibv = context->create_srq_ex(ibv_context, attr);
@@ -108,15 +103,13 @@ cqn_op_create_srq_ex(struct ibv_context *ibv_context, struct ibv_srq_init_attr_e
 
 /* ---- modify and destroy -------------------------------------------------------------------- */
 
-void
-cqn_qp_drop_sends(struct qp *qp, uint32_t signaled)
+void cqn_qp_drop_sends(struct qp *qp, uint32_t signaled)
 {
     if (qp->send_cq && signaled)
         __atomic_sub_fetch(&qp->send_cq->sends, signaled, __ATOMIC_RELAXED);
 }
 
-int
-cqn_hook_ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask)
+int cqn_hook_ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask)
 {
     int result = cqn_real.ibv_modify_qp(ibv, attr, mask);
     struct qp *qp = cqn_object(ibv);
@@ -131,22 +124,19 @@ cqn_hook_ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask)
 }
 
 /* It stays known by its number: completions may still come. */
-static void
-remember(struct qp *qp)
+static void remember(struct qp *qp)
 {
     struct qp **place = &destroyed[destroyed_count++ % REMEMBERED];
     struct qp *oldest = *place;
     *place = qp;
     if (!oldest)
         return;
-    if (oldest->context &&
-        cqn_table_find(&oldest->context->qps, key_of(oldest->qp_num)) == oldest)
+    if (oldest->context && cqn_table_find(&oldest->context->qps, key_of(oldest->qp_num)) == oldest)
         cqn_table_remove(&oldest->context->qps, key_of(oldest->qp_num));
     cqn_free(oldest, sizeof(*oldest));
 }
 
-static void
-forget_last(struct cq *cq, const struct qp *qp)
+static void forget_last(struct cq *cq, const struct qp *qp)
 {
     if (!cq)
         return;
@@ -157,8 +147,7 @@ forget_last(struct cq *cq, const struct qp *qp)
 }
 
 /* The context of those that are remembered is about to go. */
-void
-cqn_qp_context_closed(const struct context *context)
+void cqn_qp_context_closed(const struct context *context)
 {
     cqn_lock(&cqn_lists_lock);
     for (int i = 0; i < REMEMBERED; i++)
@@ -167,8 +156,7 @@ cqn_qp_context_closed(const struct context *context)
     cqn_unlock(&cqn_lists_lock);
 }
 
-int
-cqn_hook_ibv_destroy_qp(struct ibv_qp *ibv)
+int cqn_hook_ibv_destroy_qp(struct ibv_qp *ibv)
 {
     struct qp *qp = cqn_object(ibv);
     if (!qp)
@@ -203,8 +191,7 @@ cqn_hook_ibv_destroy_qp(struct ibv_qp *ibv)
     return result;
 }
 
-int
-cqn_hook_ibv_destroy_srq(struct ibv_srq *ibv)
+int cqn_hook_ibv_destroy_srq(struct ibv_srq *ibv)
 {
     struct srq *srq = cqn_object(ibv);
     if (!srq)
@@ -229,8 +216,7 @@ cqn_hook_ibv_destroy_srq(struct ibv_srq *ibv)
 
 /* ---- post ---------------------------------------------------------------------------------- */
 
-static uint32_t
-keys_of(struct request *request, const struct ibv_sge *sges, int count)
+static uint32_t keys_of(struct request *request, const struct ibv_sge *sges, int count)
 {
     uint32_t bytes = 0;
     for (int i = 0; i < count; i++) {
@@ -243,16 +229,15 @@ keys_of(struct request *request, const struct ibv_sge *sges, int count)
 
 /* Whether a request in flight has this wr_id already; asked of a queue's first only, as it takes
  * time. */
-static void
-check_reuse(struct qp *qp, const struct queue *queue, uint64_t wr_id, const struct site *post)
+static void check_reuse(struct qp *qp, const struct queue *queue, uint64_t wr_id,
+                        const struct site *post)
 {
     if (qp->posts < FIRST_POSTS && !qp->reused && cqn_queue_has(queue, wr_id))
         cqn_report_reused(qp, wr_id, queue == &qp->sends, post);
 }
 
 /* With the queue's lock. */
-void
-cqn_qp_note_send(struct qp *qp, struct request *request, bool signaled)
+void cqn_qp_note_send(struct qp *qp, struct request *request, bool signaled)
 {
     if (!request)
         return;
@@ -260,8 +245,7 @@ cqn_qp_note_send(struct qp *qp, struct request *request, bool signaled)
     cqn_queue_commit(&qp->sends);
 }
 
-void
-cqn_qp_sends_refused(struct qp *qp, int error, uint32_t refused)
+void cqn_qp_sends_refused(struct qp *qp, int error, uint32_t refused)
 {
     cqn_queue_take_back(&qp->sends, refused);
     RECORD(.what = RECORD_POST_REFUSED, .object = qp->number, .detail = (uint32_t)error,
@@ -272,8 +256,7 @@ cqn_qp_sends_refused(struct qp *qp, int error, uint32_t refused)
 }
 
 /* What was signaled is counted before the device has it: its completion may be polled at once. */
-void
-cqn_qp_count_sends(struct qp *qp, uint32_t signaled)
+void cqn_qp_count_sends(struct qp *qp, uint32_t signaled)
 {
     if (!qp->send_cq || signaled == 0)
         return;
@@ -282,14 +265,12 @@ cqn_qp_count_sends(struct qp *qp, uint32_t signaled)
         cqn_report_too_small(qp->send_cq, qp, sends);
 }
 
-static bool
-is_signaled(const struct qp *qp, const struct ibv_send_wr *wr)
+static bool is_signaled(const struct qp *qp, const struct ibv_send_wr *wr)
 {
     return qp->all_signaled || wr->send_flags & IBV_SEND_SIGNALED;
 }
 
-int
-cqn_op_post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
+int cqn_op_post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
 {
     struct qp *qp = cqn_object(ibv);
     if (!qp)
@@ -326,8 +307,7 @@ cqn_op_post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr 
     return result;
 }
 
-static void
-push_receive(struct queue *queue, const struct ibv_recv_wr *wr)
+static void push_receive(struct queue *queue, const struct ibv_recv_wr *wr)
 {
     struct request *request = cqn_queue_next(queue, wr->wr_id);
     if (!request)
@@ -337,8 +317,7 @@ push_receive(struct queue *queue, const struct ibv_recv_wr *wr)
     cqn_queue_commit(queue);
 }
 
-static uint32_t
-length_of(const struct ibv_recv_wr *wr)
+static uint32_t length_of(const struct ibv_recv_wr *wr)
 {
     uint32_t bytes = 0;
     for (int i = 0; i < wr->num_sge; i++)
@@ -346,8 +325,7 @@ length_of(const struct ibv_recv_wr *wr)
     return bytes;
 }
 
-static uint32_t
-count_of(const struct ibv_recv_wr *wr)
+static uint32_t count_of(const struct ibv_recv_wr *wr)
 {
     uint32_t count = 0;
     for (; wr; wr = wr->next)
@@ -355,8 +333,7 @@ count_of(const struct ibv_recv_wr *wr)
     return count;
 }
 
-int
-cqn_op_post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
+int cqn_op_post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
 {
     struct qp *qp = cqn_object(ibv);
     if (!qp)
@@ -380,8 +357,7 @@ cqn_op_post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr 
     return result;
 }
 
-int
-cqn_op_post_srq_recv(struct ibv_srq *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
+int cqn_op_post_srq_recv(struct ibv_srq *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
 {
     struct srq *srq = cqn_object(ibv);
     if (!srq)
@@ -402,14 +378,12 @@ cqn_op_post_srq_recv(struct ibv_srq *ibv, struct ibv_recv_wr *wr, struct ibv_rec
 
 /* ---- completions --------------------------------------------------------------------------- */
 
-static void
-retire_send(struct qp *qp, const struct ibv_wc *wc)
+static void retire_send(struct qp *qp, const struct ibv_wc *wc)
 {
     cqn_qp_drop_sends(qp, cqn_queue_retire(&qp->sends, wc->wr_id, wc->status != IBV_WC_SUCCESS));
 }
 
-static void
-retire_receive(struct qp *qp, const struct ibv_wc *wc)
+static void retire_receive(struct qp *qp, const struct ibv_wc *wc)
 {
     if (!qp->srq) {
         cqn_queue_retire(&qp->receives, wc->wr_id, false);
@@ -422,8 +396,7 @@ retire_receive(struct qp *qp, const struct ibv_wc *wc)
 
 /* The opcode of a failed one is not valid: its queue is the one whose CQ it came from, or the one
  * that has such a request. */
-static bool
-is_receive(const struct cq *cq, const struct qp *qp, const struct ibv_wc *wc)
+static bool is_receive(const struct cq *cq, const struct qp *qp, const struct ibv_wc *wc)
 {
     if (wc->status == IBV_WC_SUCCESS)
         return wc->opcode & IBV_WC_RECV;
@@ -432,8 +405,7 @@ is_receive(const struct cq *cq, const struct qp *qp, const struct ibv_wc *wc)
     return !cqn_queue_has(&qp->sends, wc->wr_id);
 }
 
-static void
-note_failure(struct cq *cq, struct qp *qp, const struct ibv_wc *wc)
+static void note_failure(struct cq *cq, struct qp *qp, const struct ibv_wc *wc)
 {
     if (wc->status == IBV_WC_WR_FLUSH_ERR) {
         qp->flushed++;
@@ -449,8 +421,7 @@ note_failure(struct cq *cq, struct qp *qp, const struct ibv_wc *wc)
     cqn_report_failed(qp);
 }
 
-void
-cqn_qp_completed(struct cq *cq, const struct ibv_wc *wc)
+void cqn_qp_completed(struct cq *cq, const struct ibv_wc *wc)
 {
     struct qp *qp = cq->last_qp;
     if (!qp || qp->qp_num != wc->qp_num) {
@@ -473,8 +444,7 @@ cqn_qp_completed(struct cq *cq, const struct ibv_wc *wc)
 }
 
 /* With the lock of the lists. */
-uint32_t
-cqn_cq_in_flight(const struct cq *cq)
+uint32_t cqn_cq_in_flight(const struct cq *cq)
 {
     uint32_t count = 0;
     for (const struct qp *qp = cqn_qps; qp; qp = qp->next) {
@@ -489,14 +459,13 @@ cqn_cq_in_flight(const struct cq *cq)
 /* ---- memory in use ------------------------------------------------------------------------- */
 
 /* Whether the device may still use its requests' memory; the state that counts is the device's. */
-static bool
-is_live(const struct qp *qp)
+static bool is_live(const struct qp *qp)
 {
     if (qp->state == IBV_QPS_RESET || qp->state == IBV_QPS_ERR)
         return false;
     int (*query)(struct ibv_qp *, struct ibv_qp_attr *, int, struct ibv_qp_init_attr *) =
-        (int (*)(struct ibv_qp *, struct ibv_qp_attr *, int, struct ibv_qp_init_attr *))
-            cqn_find_verb("ibv_query_qp");
+        (int (*)(struct ibv_qp *, struct ibv_qp_attr *, int,
+                 struct ibv_qp_init_attr *))cqn_find_verb("ibv_query_qp");
     struct ibv_qp_attr attr;
     struct ibv_qp_init_attr init;
     if (!query || query(qp->ibv, &attr, IBV_QP_STATE, &init) != 0)
@@ -504,8 +473,7 @@ is_live(const struct qp *qp)
     return attr.qp_state != IBV_QPS_RESET && attr.qp_state != IBV_QPS_ERR;
 }
 
-static const struct qp *
-live_qp_of(const struct srq *srq)
+static const struct qp *live_qp_of(const struct srq *srq)
 {
     const struct qp *qp = cqn_qps;
     while (qp && (qp->srq != srq || !is_live(qp)))
@@ -513,8 +481,7 @@ live_qp_of(const struct srq *srq)
     return qp;
 }
 
-bool
-cqn_qp_find_use(const struct context *context, uint32_t lkey, struct use *use)
+bool cqn_qp_find_use(const struct context *context, uint32_t lkey, struct use *use)
 {
     *use = (struct use){0};
     cqn_lock(&cqn_lists_lock);

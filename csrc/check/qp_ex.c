@@ -14,23 +14,20 @@ struct qp_ex {
     uint32_t requests, signaled;
 };
 
-static struct qp *
-of(struct ibv_qp_ex *ibv)
+static struct qp *of(struct ibv_qp_ex *ibv)
 {
     return cqn_object(ibv);
 }
 
 /* The request before it is complete now. */
-static void
-commit(struct qp *qp)
+static void commit(struct qp *qp)
 {
     if (qp->ex->last)
         cqn_queue_commit(&qp->sends);
     qp->ex->last = NULL;
 }
 
-static void
-build(struct qp *qp, enum ibv_wr_opcode opcode)
+static void build(struct qp *qp, enum ibv_wr_opcode opcode)
 {
     const struct ibv_qp_ex *ibv = (const struct ibv_qp_ex *)qp->ibv;
     bool signaled = qp->all_signaled || ibv->wr_flags & IBV_SEND_SIGNALED;
@@ -50,12 +47,12 @@ build(struct qp *qp, enum ibv_wr_opcode opcode)
 
 /* ---- what is built -------------------------------------------------------------------------- */
 
-#define BUILDER(function, opcode, parameters, ...)                   \
-    static void function parameters                                  \
-    {                                                                \
-        struct qp *qp = of(ibv);                                     \
-        build(qp, opcode);                                           \
-        qp->ex->real.function(__VA_ARGS__);                          \
+#define BUILDER(function, opcode, parameters, ...) \
+    static void function parameters                \
+    {                                              \
+        struct qp *qp = of(ibv);                   \
+        build(qp, opcode);                         \
+        qp->ex->real.function(__VA_ARGS__);        \
     }
 
 BUILDER(wr_atomic_cmp_swp, IBV_WR_ATOMIC_CMP_AND_SWP,
@@ -79,14 +76,13 @@ BUILDER(wr_rdma_write_imm, IBV_WR_RDMA_WRITE_WITH_IMM,
 BUILDER(wr_send, IBV_WR_SEND, (struct ibv_qp_ex * ibv), ibv)
 BUILDER(wr_send_imm, IBV_WR_SEND_WITH_IMM, (struct ibv_qp_ex * ibv, __be32 imm), ibv, imm)
 BUILDER(wr_send_inv, IBV_WR_SEND_WITH_INV, (struct ibv_qp_ex * ibv, uint32_t rkey), ibv, rkey)
-BUILDER(wr_send_tso, IBV_WR_TSO, (struct ibv_qp_ex * ibv, void *header, uint16_t size, uint16_t mss),
-        ibv, header, size, mss)
+BUILDER(wr_send_tso, IBV_WR_TSO,
+        (struct ibv_qp_ex * ibv, void *header, uint16_t size, uint16_t mss), ibv, header, size, mss)
 BUILDER(wr_atomic_write, IBV_WR_ATOMIC_WRITE,
         (struct ibv_qp_ex * ibv, uint32_t rkey, uint64_t remote, const void *value), ibv, rkey,
         remote, value)
 
-static void
-wr_set_sge(struct ibv_qp_ex *ibv, uint32_t lkey, uint64_t address, uint32_t length)
+static void wr_set_sge(struct ibv_qp_ex *ibv, uint32_t lkey, uint64_t address, uint32_t length)
 {
     struct qp *qp = of(ibv);
     if (qp->ex->last)
@@ -94,8 +90,7 @@ wr_set_sge(struct ibv_qp_ex *ibv, uint32_t lkey, uint64_t address, uint32_t leng
     qp->ex->real.wr_set_sge(ibv, lkey, address, length);
 }
 
-static void
-wr_set_sge_list(struct ibv_qp_ex *ibv, size_t count, const struct ibv_sge *sges)
+static void wr_set_sge_list(struct ibv_qp_ex *ibv, size_t count, const struct ibv_sge *sges)
 {
     struct qp *qp = of(ibv);
     for (size_t i = 0; i < count && i < MAX_LKEYS && qp->ex->last; i++)
@@ -105,8 +100,7 @@ wr_set_sge_list(struct ibv_qp_ex *ibv, size_t count, const struct ibv_sge *sges)
 
 /* ---- start and complete --------------------------------------------------------------------- */
 
-static void
-wr_start(struct ibv_qp_ex *ibv)
+static void wr_start(struct ibv_qp_ex *ibv)
 {
     struct qp *qp = of(ibv);
     SITE_HERE(&qp->post_send);
@@ -116,8 +110,7 @@ wr_start(struct ibv_qp_ex *ibv)
     qp->ex->real.wr_start(ibv);
 }
 
-static int
-wr_complete(struct ibv_qp_ex *ibv)
+static int wr_complete(struct ibv_qp_ex *ibv)
 {
     struct qp *qp = of(ibv);
     commit(qp);
@@ -131,8 +124,7 @@ wr_complete(struct ibv_qp_ex *ibv)
     return result;
 }
 
-static void
-wr_abort(struct ibv_qp_ex *ibv)
+static void wr_abort(struct ibv_qp_ex *ibv)
 {
     struct qp *qp = of(ibv);
     commit(qp);
@@ -141,8 +133,7 @@ wr_abort(struct ibv_qp_ex *ibv)
     cqn_unlock(&qp->sends.lock);
 }
 
-void
-cqn_qp_ex_wrap(struct qp *qp, bool atomic_write)
+void cqn_qp_ex_wrap(struct qp *qp, bool atomic_write)
 {
     struct ibv_qp_ex *(*to_ex)(struct ibv_qp *) =
         (struct ibv_qp_ex * (*)(struct ibv_qp *)) cqn_find_verb("ibv_qp_to_qp_ex");
@@ -173,8 +164,7 @@ cqn_qp_ex_wrap(struct qp *qp, bool atomic_write)
 #undef REPLACE
 }
 
-void
-cqn_qp_ex_free(struct qp_ex *ex)
+void cqn_qp_ex_free(struct qp_ex *ex)
 {
     cqn_free(ex, sizeof(*ex));
 }

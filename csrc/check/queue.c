@@ -2,8 +2,7 @@
 /* Requests in flight: what was posted, and no completion has ended yet. */
 #include "objects.h"
 
-void
-cqn_queue_init(struct queue *queue, uint32_t depth)
+void cqn_queue_init(struct queue *queue, uint32_t depth)
 {
     queue->depth = depth;
     if (depth == 0)
@@ -14,23 +13,20 @@ cqn_queue_init(struct queue *queue, uint32_t depth)
     queue->requests = cqn_alloc(queue->size * sizeof(*queue->requests));
 }
 
-void
-cqn_queue_free(struct queue *queue)
+void cqn_queue_free(struct queue *queue)
 {
     cqn_free(queue->requests, queue->size * sizeof(*queue->requests));
     *queue = (struct queue){0};
 }
 
-static struct request *
-at(const struct queue *queue, uint32_t place)
+static struct request *at(const struct queue *queue, uint32_t place)
 {
     return &queue->requests[place & (queue->size - 1)];
 }
 
-/* The next request, to be filled and then committed; or NULL. If there are more than the queue holds,
- * some ended in a way that we don't see: the oldest goes. */
-struct request *
-cqn_queue_next(struct queue *queue, uint64_t wr_id)
+/* The next request, to be filled and then committed; or NULL. If there are more than the queue
+ * holds, some ended in a way that we don't see: the oldest goes. */
+struct request *cqn_queue_next(struct queue *queue, uint64_t wr_id)
 {
     if (!queue->requests)
         return NULL;
@@ -41,15 +37,13 @@ cqn_queue_next(struct queue *queue, uint64_t wr_id)
     return request;
 }
 
-void
-cqn_queue_commit(struct queue *queue)
+void cqn_queue_commit(struct queue *queue)
 {
     __atomic_store_n(&queue->tail, queue->tail + 1, __ATOMIC_RELEASE);
 }
 
 /* The newest were not accepted. */
-void
-cqn_queue_take_back(struct queue *queue, uint32_t count)
+void cqn_queue_take_back(struct queue *queue, uint32_t count)
 {
     if (count > cqn_queue_count(queue))
         count = cqn_queue_count(queue);
@@ -58,8 +52,7 @@ cqn_queue_take_back(struct queue *queue, uint32_t count)
 
 /* Requests end in order, and an unsignaled one with the next that is signaled; only one that failed
  * has a completion of its own. */
-uint32_t
-cqn_queue_retire(struct queue *queue, uint64_t wr_id, bool failed)
+uint32_t cqn_queue_retire(struct queue *queue, uint64_t wr_id, bool failed)
 {
     uint32_t tail = __atomic_load_n(&queue->tail, __ATOMIC_ACQUIRE);
     uint32_t signaled = 0;
@@ -75,8 +68,7 @@ cqn_queue_retire(struct queue *queue, uint64_t wr_id, bool failed)
 }
 
 /* All of them; the number of those that were signaled. */
-uint32_t
-cqn_queue_clear(struct queue *queue)
+uint32_t cqn_queue_clear(struct queue *queue)
 {
     uint32_t signaled = 0;
     for (uint32_t place = queue->head; queue->requests && place != queue->tail; place++)
@@ -85,8 +77,7 @@ cqn_queue_clear(struct queue *queue)
     return signaled;
 }
 
-bool
-cqn_queue_retire_any(struct queue *queue, uint64_t wr_id)
+bool cqn_queue_retire_any(struct queue *queue, uint64_t wr_id)
 {
     uint32_t tail = __atomic_load_n(&queue->tail, __ATOMIC_ACQUIRE);
     bool found = false;
@@ -102,8 +93,7 @@ cqn_queue_retire_any(struct queue *queue, uint64_t wr_id)
     return found;
 }
 
-bool
-cqn_queue_has(const struct queue *queue, uint64_t wr_id)
+bool cqn_queue_has(const struct queue *queue, uint64_t wr_id)
 {
     for (uint32_t place = queue->head; queue->requests && place != queue->tail; place++)
         if (!at(queue, place)->done && at(queue, place)->wr_id == wr_id)
@@ -111,8 +101,7 @@ cqn_queue_has(const struct queue *queue, uint64_t wr_id)
     return false;
 }
 
-static bool
-uses(const struct request *request, uint32_t lkey)
+static bool uses(const struct request *request, uint32_t lkey)
 {
     for (int i = 0; i < MAX_LKEYS; i++)
         if (request->lkeys[i] == lkey)
@@ -120,8 +109,7 @@ uses(const struct request *request, uint32_t lkey)
     return false;
 }
 
-uint32_t
-cqn_queue_using(const struct queue *queue, uint32_t lkey, uint64_t *wr_id)
+uint32_t cqn_queue_using(const struct queue *queue, uint32_t lkey, uint64_t *wr_id)
 {
     uint32_t count = 0;
     for (uint32_t place = queue->head; queue->requests && place != queue->tail; place++)
@@ -130,8 +118,7 @@ cqn_queue_using(const struct queue *queue, uint32_t lkey, uint64_t *wr_id)
     return count;
 }
 
-bool
-cqn_queue_frees_itself(const struct queue *queue)
+bool cqn_queue_frees_itself(const struct queue *queue)
 {
     for (uint32_t place = queue->head; queue->requests && place != queue->tail; place++)
         if (at(queue, place)->signaled)

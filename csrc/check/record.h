@@ -5,8 +5,8 @@
  * A header of one page, then a ring of records of 48 bytes, little endian. The file is mapped by
  * the process that it is about, so it is complete however that ends. The writer takes the next
  * number, fills the record at this number modulo the capacity, and writes `what` last: a record
- * whose `what` is 0 was never finished. Numbers are taken before the time is read, so the records of
- * different threads may be out of order by the time of one call; those of one thread never are.
+ * whose `what` is 0 was never finished. Numbers are taken before the time is read, so the records
+ * of different threads may be out of order by the time of one call; those of one thread never are.
  */
 #ifndef CQN_RECORD_H
 #define CQN_RECORD_H
@@ -46,18 +46,21 @@ enum record_what {
     RECORD_POST_RECV,      /* of QP; value: wr_id; number: bytes */
     RECORD_POST_SRQ_RECV,  /* of SRQ; value: wr_id; number: bytes */
     RECORD_POST_REFUSED,   /* of QP; value: wr_id; detail: errno */
-    RECORD_COMPLETION,     /* of CQ; other: QP; value: wr_id; number: bytes; detail: opcode (ibv_wc_opcode) + 65,536 * status */
-    RECORD_POLL,           /* of CQ; number: completions handed out, right before it; detail: asked for */
+    RECORD_COMPLETION,     /* of CQ; other: QP; value: wr_id; number: bytes; detail: opcode
+                              (ibv_wc_opcode) + 65,536 * status */
+    RECORD_POLL, /* of CQ; number: completions handed out, right before it; detail: asked for */
     /* notification */
-    RECORD_ARM = 32, /* of CQ; detail: 1 for solicited ones only */
-    RECORD_ARM_FAILED, /* of CQ; detail: errno */
-    RECORD_EVENT,    /* of CQ; other: channel: ibv_get_cq_event() returned it */
-    RECORD_ACK,      /* of CQ; number: events */
+    RECORD_ARM = 32,    /* of CQ; detail: 1 for solicited ones only */
+    RECORD_ARM_FAILED,  /* of CQ; detail: errno */
+    RECORD_EVENT,       /* of CQ; other: channel: ibv_get_cq_event() returned it */
+    RECORD_ACK,         /* of CQ; number: events */
     RECORD_ASYNC_EVENT, /* object: CQ, QP or SRQ, if the event has one; detail: ibv_event_type */
     RECORD_CM_EVENT,    /* of QP; detail: rdma_cm_event_type; number: its status */
     /* sleeping: a call that may sleep, in which a channel takes part */
-    RECORD_SLEEP = 48, /* object: channel, or 0 for none or several; detail: enum record_call; number: descriptors; value: timeout in ns, all ones for none */
-    RECORD_WAKE,       /* object: channel that is readable, or 0; detail: errno; number: what the call returned */
+    RECORD_SLEEP = 48, /* object: channel, or 0 for none or several; detail: enum record_call;
+                          number: descriptors; value: timeout in ns, all ones for none */
+    RECORD_WAKE, /* object: channel that is readable, or 0; detail: errno; number: what the call
+                    returned */
     /* findings: other: number of the rule's line in the log; object: CQ or 0 */
     RECORD_FINDING = 56,
     /* cqnotify's own tasks: value: id of the object they wait for */
@@ -75,10 +78,11 @@ enum record_call {
 };
 
 enum record_flags {
-    RECORD_SIGNALED = 1,      /* of POST_SEND: it makes a completion */
-    RECORD_SOLICITED = 2,     /* of POST_SEND: IBV_SEND_SOLICITED */
-    RECORD_SEEN = 4,          /* of COMPLETION: taken by the observer while the program sleeps, handed out later */
-    RECORD_INJECTED = 8,      /* made by cqnotify chaos */
+    RECORD_SIGNALED = 1,  /* of POST_SEND: it makes a completion */
+    RECORD_SOLICITED = 2, /* of POST_SEND: IBV_SEND_SOLICITED */
+    RECORD_SEEN =
+        4, /* of COMPLETION: taken by the observer while the program sleeps, handed out later */
+    RECORD_INJECTED = 8, /* made by cqnotify chaos */
 };
 
 struct record {

@@ -8,22 +8,20 @@
 /* ---- acknowledging -------------------------------------------------------------------------- */
 
 /* The CQ of the same channel that has the opposite error; or NULL. */
-static struct cq *
-counterpart(const struct cq *cq, bool over_acked)
+static struct cq *counterpart(const struct cq *cq, bool over_acked)
 {
     struct cq *found = NULL;
     cqn_lock(&cqn_lists_lock);
     for (struct cq *other = cq->channel ? cq->channel->cqs : NULL; other && !found;
          other = other->in_channel)
-        if (other != cq && (over_acked ? other->acked > other->events
-                                       : other->acked < other->events))
+        if (other != cq &&
+            (over_acked ? other->acked > other->events : other->acked < other->events))
             found = other;
     cqn_unlock(&cqn_lists_lock);
     return found;
 }
 
-void
-cqn_report_over_acked(struct cq *cq)
+void cqn_report_over_acked(struct cq *cq)
 {
     struct cq *other = counterpart(cq, false);
     struct line line;
@@ -41,8 +39,7 @@ cqn_report_over_acked(struct cq *cq)
 
 /* Destroying waits until other threads have acknowledged. They have a second for it: as many waits,
  * which take longer on a machine that has no time for them either. */
-static bool
-others_acknowledge(const struct cq *cq)
+static bool others_acknowledge(const struct cq *cq)
 {
     for (int i = 0; i < LOOKS && !cqn_is_alone(); i++) {
         if (cq->acked >= cq->events)
@@ -52,8 +49,7 @@ others_acknowledge(const struct cq *cq)
     return cq->acked >= cq->events;
 }
 
-void
-cqn_report_destroy_hangs(struct cq *cq)
+void cqn_report_destroy_hangs(struct cq *cq)
 {
     if (others_acknowledge(cq))
         return;
@@ -73,8 +69,7 @@ cqn_report_destroy_hangs(struct cq *cq)
 
 enum { MANY = 100 };
 
-static void
-report_arms(const struct cq *cq)
+static void report_arms(const struct cq *cq)
 {
     if (cq->arms < MANY || cq->arms < 4 * cq->sleeps || cq->arms < 4 * cq->events)
         return;
@@ -89,8 +84,7 @@ report_arms(const struct cq *cq)
 }
 
 /* With the lock of the lists. */
-void
-cqn_report_not_polled(struct cq *cq)
+void cqn_report_not_polled(struct cq *cq)
 {
     struct line line;
     cqn_finding_begin(&line, "not-polled-after-arm");
@@ -102,16 +96,14 @@ cqn_report_not_polled(struct cq *cq)
     cq->not_polled = cqn_finding_end(&line, cq->not_polled);
 }
 
-static void
-report_not_polled_again(struct cq *cq)
+static void report_not_polled_again(struct cq *cq)
 {
     cqn_lock(&cqn_lists_lock);
     cqn_report_not_polled(cq);
     cqn_unlock(&cqn_lists_lock);
 }
 
-static void
-report_spurious(const struct cq *cq)
+static void report_spurious(const struct cq *cq)
 {
     if (cq->spurious < 10)
         return;
@@ -123,8 +115,7 @@ report_spurious(const struct cq *cq)
     cqn_finding_end(&line, 0);
 }
 
-void
-cqn_report_cq_end(struct cq *cq)
+void cqn_report_cq_end(struct cq *cq)
 {
     if (cq->not_polled_times > 1)
         report_not_polled_again(cq);
@@ -139,8 +130,7 @@ cqn_report_cq_end(struct cq *cq)
 
 /* ---- queue pairs --------------------------------------------------------------------------- */
 
-void
-cqn_report_too_small(struct cq *cq, const struct qp *qp, uint32_t sends)
+void cqn_report_too_small(struct cq *cq, const struct qp *qp, uint32_t sends)
 {
     struct line line;
     cqn_finding_begin(&line, "cq-too-small");
@@ -152,8 +142,7 @@ cqn_report_too_small(struct cq *cq, const struct qp *qp, uint32_t sends)
     cq->too_small = cqn_finding_end(&line, 0);
 }
 
-void
-cqn_report_full(struct qp *qp)
+void cqn_report_full(struct qp *qp)
 {
     struct line line;
     cqn_finding_begin(&line, "full-unsignaled");
@@ -163,8 +152,7 @@ cqn_report_full(struct qp *qp)
     qp->full = cqn_finding_end(&line, 0);
 }
 
-void
-cqn_report_reused(struct qp *qp, uint64_t wr_id, bool send, const struct site *post)
+void cqn_report_reused(struct qp *qp, uint64_t wr_id, bool send, const struct site *post)
 {
     struct line line;
     cqn_finding_begin(&line, "wr-id-reused");
@@ -175,8 +163,7 @@ cqn_report_reused(struct qp *qp, uint64_t wr_id, bool send, const struct site *p
     qp->reused = cqn_finding_end(&line, 0);
 }
 
-void
-cqn_report_destroyed(struct cq *cq, struct qp *qp)
+void cqn_report_destroyed(struct cq *cq, struct qp *qp)
 {
     cq->destroyed_qp_times++;
     if (cq->destroyed_qp)
@@ -191,8 +178,7 @@ cqn_report_destroyed(struct cq *cq, struct qp *qp)
     cq->destroyed_qp = cqn_finding_end(&line, 0);
 }
 
-void
-cqn_report_failed(struct qp *qp)
+void cqn_report_failed(struct qp *qp)
 {
     struct line line;
     cqn_finding_begin(&line, "failed-completion");
@@ -206,8 +192,7 @@ cqn_report_failed(struct qp *qp)
     qp->failed = cqn_finding_end(&line, qp->failed);
 }
 
-void
-cqn_report_qp_end(struct qp *qp)
+void cqn_report_qp_end(struct qp *qp)
 {
     if (qp->failed && qp->flushed)
         cqn_report_failed(qp);
@@ -216,8 +201,7 @@ cqn_report_qp_end(struct qp *qp)
 
 /* ---- the end of the process ----------------------------------------------------------------- */
 
-void
-cqn_report_end(void)
+void cqn_report_end(void)
 {
     cqn_lock(&cqn_lists_lock);
     struct cq *cqs = cqn_cqs;
@@ -232,8 +216,8 @@ cqn_report_end(void)
                  "\"cqs\": %u, \"qps\": %u, \"arms\": %llu, \"events\": %llu, \"acks\": %llu, "
                  "\"polls\": %llu, \"completions\": %llu, \"sleeps\": %llu, \"posts\": %llu}",
                  (unsigned long long)cqn_now(), counts->contexts, counts->channels, counts->cqs,
-                 counts->qps, (unsigned long long)counts->arms,
-                 (unsigned long long)counts->events, (unsigned long long)counts->acks,
-                 (unsigned long long)counts->polls, (unsigned long long)counts->completions,
-                 (unsigned long long)counts->sleeps, (unsigned long long)counts->posts);
+                 counts->qps, (unsigned long long)counts->arms, (unsigned long long)counts->events,
+                 (unsigned long long)counts->acks, (unsigned long long)counts->polls,
+                 (unsigned long long)counts->completions, (unsigned long long)counts->sleeps,
+                 (unsigned long long)counts->posts);
 }

@@ -20,8 +20,7 @@ struct walk {
     uintptr_t from, to; /* the observer's own code */
 };
 
-static _Unwind_Reason_Code
-step(struct _Unwind_Context *context, void *data)
+static _Unwind_Reason_Code step(struct _Unwind_Context *context, void *data)
 {
     struct walk *walk = data;
     uintptr_t address = _Unwind_GetIP(context);
@@ -32,8 +31,7 @@ step(struct _Unwind_Context *context, void *data)
     return _URC_NO_REASON;
 }
 
-void
-cqn_backtrace(struct backtrace *backtrace)
+void cqn_backtrace(struct backtrace *backtrace)
 {
     struct walk walk = {.backtrace = backtrace};
     cqn_own_code(&walk.from, &walk.to);
@@ -42,15 +40,13 @@ cqn_backtrace(struct backtrace *backtrace)
 }
 
 /* What the unwinder does in its first walk is not safe in several threads. */
-void
-cqn_backtrace_ready(void)
+void cqn_backtrace_ready(void)
 {
     struct backtrace first;
     cqn_backtrace(&first);
 }
 
-static uint32_t
-number_of(uintptr_t caller, uintptr_t stack)
+static uint32_t number_of(uintptr_t caller, uintptr_t stack)
 {
     uintptr_t place = caller * 31 + stack;
     cqn_lock(&lock);
@@ -68,8 +64,7 @@ number_of(uintptr_t caller, uintptr_t stack)
     return number;
 }
 
-void
-cqn_site_take(struct site *site, uintptr_t caller, uintptr_t stack)
+void cqn_site_take(struct site *site, uintptr_t caller, uintptr_t stack)
 {
     site->backtrace = number_of(caller, stack);
     site->tid = cqn_tid();
@@ -77,8 +72,7 @@ cqn_site_take(struct site *site, uintptr_t caller, uintptr_t stack)
     site->caller = caller;
 }
 
-const struct backtrace *
-cqn_site_backtrace(const struct site *site, struct backtrace *alone)
+const struct backtrace *cqn_site_backtrace(const struct site *site, struct backtrace *alone)
 {
     if (site->backtrace)
         return &backtraces[site->backtrace];

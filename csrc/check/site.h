@@ -25,16 +25,16 @@ struct backtrace {
     uintptr_t frames[MAX_FRAMES]; /* return addresses, innermost first */
 };
 
-#define SITE_HERE(site) \
-    cqn_site_note(site, (uintptr_t)__builtin_return_address(0), (uintptr_t)__builtin_frame_address(0))
+#define SITE_HERE(site)                                         \
+    cqn_site_note(site, (uintptr_t)__builtin_return_address(0), \
+                  (uintptr_t)__builtin_frame_address(0))
 
 void cqn_site_take(struct site *site, uintptr_t caller, uintptr_t stack);
 const struct backtrace *cqn_site_backtrace(const struct site *site, struct backtrace *alone);
 void cqn_backtrace(struct backtrace *backtrace);
 void cqn_backtrace_ready(void);
 
-static inline void
-cqn_site_note(struct site *site, uintptr_t caller, uintptr_t stack)
+static inline void cqn_site_note(struct site *site, uintptr_t caller, uintptr_t stack)
 {
     if (site->caller != caller || site->stack != stack)
         cqn_site_take(site, caller, stack);

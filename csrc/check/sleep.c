@@ -37,14 +37,12 @@ struct descriptor {
 static lock_t lock;
 static struct table descriptors;
 
-static uintptr_t
-key_of(int descriptor)
+static uintptr_t key_of(int descriptor)
 {
     return (uintptr_t)(unsigned int)descriptor + 2; /* 0 and 1 are none */
 }
 
-static void
-remove_members(struct descriptor *known)
+static void remove_members(struct descriptor *known)
 {
     while (known->members) {
         struct member *member = known->members;
@@ -54,8 +52,7 @@ remove_members(struct descriptor *known)
 }
 
 /* With the lock. */
-static void
-forget(int descriptor)
+static void forget(int descriptor)
 {
     struct descriptor *known = cqn_table_find(&descriptors, key_of(descriptor));
     if (!known)
@@ -65,8 +62,7 @@ forget(int descriptor)
     cqn_free(known, sizeof(*known));
 }
 
-static struct descriptor *
-add_descriptor(int descriptor)
+static struct descriptor *add_descriptor(int descriptor)
 {
     struct descriptor *known = cqn_alloc(sizeof(*known));
     if (known)
@@ -74,8 +70,7 @@ add_descriptor(int descriptor)
     return known;
 }
 
-void
-cqn_sleep_channel(int descriptor, struct channel *channel)
+void cqn_sleep_channel(int descriptor, struct channel *channel)
 {
     cqn_lock(&lock);
     forget(descriptor);
@@ -85,8 +80,7 @@ cqn_sleep_channel(int descriptor, struct channel *channel)
     cqn_unlock(&lock);
 }
 
-int
-cqn_hook_close(int descriptor)
+int cqn_hook_close(int descriptor)
 {
     if (cqn_table_find(&descriptors, key_of(descriptor))) {
         cqn_lock(&lock);
@@ -96,8 +90,7 @@ cqn_hook_close(int descriptor)
     return cqn_real.close(descriptor);
 }
 
-int
-cqn_hook_epoll_ctl(int epoll, int operation, int descriptor, struct epoll_event *event)
+int cqn_hook_epoll_ctl(int epoll, int operation, int descriptor, struct epoll_event *event)
 {
     int result = cqn_real.epoll_ctl(epoll, operation, descriptor, event);
     if (result != 0 || !cqn_table_find(&descriptors, key_of(descriptor)))
@@ -114,7 +107,8 @@ cqn_hook_epoll_ctl(int epoll, int operation, int descriptor, struct epoll_event 
         *place = member->next;
         cqn_free(member, sizeof(*member));
     }
-    else if (known && operation == EPOLL_CTL_ADD && !*place && (*place = cqn_alloc(sizeof(**place))))
+    else if (known && operation == EPOLL_CTL_ADD && !*place &&
+             (*place = cqn_alloc(sizeof(**place))))
         (*place)->descriptor = descriptor;
     cqn_unlock(&lock);
     return result;
@@ -133,8 +127,7 @@ struct sleep {
 };
 
 /* With the lock. */
-static void
-collect(struct sleep *sleep, int descriptor, int depth)
+static void collect(struct sleep *sleep, int descriptor, int depth)
 {
     const struct descriptor *known = cqn_table_find(&descriptors, key_of(descriptor));
     if (!known || sleep->count == MAX_CHANNELS || depth == MAX_DEPTH)
@@ -145,14 +138,12 @@ collect(struct sleep *sleep, int descriptor, int depth)
         collect(sleep, member->descriptor, depth + 1);
 }
 
-static bool
-any_known(void)
+static bool any_known(void)
 {
     return descriptors.used != 0;
 }
 
-static void
-add(struct sleep *sleep, int descriptor)
+static void add(struct sleep *sleep, int descriptor)
 {
     if (!cqn_table_find(&descriptors, key_of(descriptor)))
         return;
@@ -161,12 +152,13 @@ add(struct sleep *sleep, int descriptor)
     cqn_unlock(&lock);
 }
 
-static const char *
-name_of(enum record_call call)
+static const char *name_of(enum record_call call)
 {
     static const char *const names[] = {
-        [CALL_GET_CQ_EVENT] = "ibv_get_cq_event", [CALL_READ] = "read",
-        [CALL_POLL] = "poll",                     [CALL_SELECT] = "select",
+        [CALL_GET_CQ_EVENT] = "ibv_get_cq_event",
+        [CALL_READ] = "read",
+        [CALL_POLL] = "poll",
+        [CALL_SELECT] = "select",
         [CALL_EPOLL_WAIT] = "epoll_wait",
     };
     return names[call];
@@ -174,8 +166,7 @@ name_of(enum record_call call)
 
 /* ---- findings ------------------------------------------------------------------------------- */
 
-static const char *
-armed_text(enum armed armed)
+static const char *armed_text(enum armed armed)
 {
     static const char *const texts[] = {
         [NOT_ARMED] = "no",
@@ -186,8 +177,7 @@ armed_text(enum armed armed)
     return texts[armed];
 }
 
-static void
-add_sites(struct line *line, const struct cq *cq)
+static void add_sites(struct line *line, const struct cq *cq)
 {
     cqn_finding_here(line, "sleep");
     cqn_finding_site(line, "arm", &cq->arm);
@@ -195,8 +185,7 @@ add_sites(struct line *line, const struct cq *cq)
     cqn_finding_site(line, "ack", &cq->ack);
 }
 
-static void
-report_lost(struct cq *cq, const struct sleep *sleep)
+static void report_lost(struct cq *cq, const struct sleep *sleep)
 {
     struct line line;
     cqn_finding_begin(&line, "lost-wakeup");
@@ -214,8 +203,7 @@ report_lost(struct cq *cq, const struct sleep *sleep)
     RECORD(.what = RECORD_FINDING, .object = cq->number, .other = cq->lost);
 }
 
-static void
-report_solicited(struct cq *cq)
+static void report_solicited(struct cq *cq)
 {
     struct line line;
     cqn_finding_begin(&line, "solicited-only");
@@ -226,8 +214,7 @@ report_solicited(struct cq *cq)
     cq->solicited_only = cqn_finding_end(&line, 0);
 }
 
-static void
-report_late(struct cq *cq)
+static void report_late(struct cq *cq)
 {
     struct line line;
     cqn_finding_begin(&line, "late-wakeup");
@@ -241,8 +228,7 @@ report_late(struct cq *cq)
 }
 
 /* With the lock of the CQ: the program polls what the look found, and no event of it came. */
-void
-cqn_sleep_polled(struct cq *cq)
+void cqn_sleep_polled(struct cq *cq)
 {
     cq->looks = 0;
     if (cq->lost && cq->lost_stays)
@@ -255,8 +241,7 @@ cqn_sleep_polled(struct cq *cq)
 }
 
 /* Its event has come: so it was not lost. */
-void
-cqn_sleep_event(struct cq *cq)
+void cqn_sleep_event(struct cq *cq)
 {
     cq->looks = 0;
     if (cq->lost && !cq->lost_stays) {
@@ -265,8 +250,7 @@ cqn_sleep_event(struct cq *cq)
     }
 }
 
-void
-cqn_sleep_armed(struct cq *cq)
+void cqn_sleep_armed(struct cq *cq)
 {
     struct channel *channel = cq->channel;
     if (!channel || !channel->nothing_armed)
@@ -275,8 +259,7 @@ cqn_sleep_armed(struct cq *cq)
     channel->nothing_armed = 0;
 }
 
-static void
-report_nothing_armed(struct channel *channel, const struct sleep *sleep)
+static void report_nothing_armed(struct channel *channel, const struct sleep *sleep)
 {
     uint64_t cqs = 0, in_flight = 0;
     for (const struct cq *cq = channel->cqs; cq; cq = cq->in_channel) {
@@ -298,21 +281,18 @@ report_nothing_armed(struct channel *channel, const struct sleep *sleep)
 /* ---- the look ------------------------------------------------------------------------------- */
 
 /* Whether its next completion wakes the program; one that was never armed isn't meant to. */
-static bool
-is_safe(const struct cq *cq)
+static bool is_safe(const struct cq *cq)
 {
     return !cq->was_armed || (cq->armed == ARMED && cq->emptied && cq->waiting == 0);
 }
 
-static bool
-is_readable(const struct channel *channel)
+static bool is_readable(const struct channel *channel)
 {
     struct pollfd events = {.fd = channel->descriptor, .events = POLLIN};
     return cqn_real.poll(&events, 1, 0) > 0;
 }
 
-static void
-judge(struct cq *cq, const struct sleep *sleep)
+static void judge(struct cq *cq, const struct sleep *sleep)
 {
     cq->looks++;
     if (cq->looks != LOOKS || is_readable(cq->channel))
@@ -325,8 +305,7 @@ judge(struct cq *cq, const struct sleep *sleep)
 
 enum look { SAFE, NOTHING_WAITS, SOMETHING_WAITS };
 
-static enum look
-look_at(struct cq *cq, const struct sleep *sleep, bool counts)
+static enum look look_at(struct cq *cq, const struct sleep *sleep, bool counts)
 {
     if (is_safe(cq))
         return SAFE;
@@ -338,8 +317,7 @@ look_at(struct cq *cq, const struct sleep *sleep, bool counts)
 }
 
 /* Look at all CQs; the worst that was found. With the lock none of them is destroyed meanwhile. */
-static enum look
-look(struct sleep *sleep)
+static enum look look(struct sleep *sleep)
 {
     enum look worst = SAFE;
     bool counts = sleep->looks != 0;
@@ -365,8 +343,7 @@ look(struct sleep *sleep)
 
 /* ---- falling asleep, and waking ------------------------------------------------------------- */
 
-static void
-fall_asleep(const struct sleep *sleep)
+static void fall_asleep(const struct sleep *sleep)
 {
     cqn_lock(&cqn_lists_lock);
     cqn_counts.sleeps++;
@@ -381,12 +358,10 @@ fall_asleep(const struct sleep *sleep)
         }
     cqn_unlock(&cqn_lists_lock);
     RECORD(.what = RECORD_SLEEP, .object = sleep->count == 1 ? sleep->channels[0]->number : 0,
-           .detail = sleep->call, .number = sleep->descriptors,
-           .value = sleep->timeout);
+           .detail = sleep->call, .number = sleep->descriptors, .value = sleep->timeout);
 }
 
-static void
-wake(const struct sleep *sleep, int result)
+static void wake(const struct sleep *sleep, int result)
 {
     cqn_lock(&cqn_lists_lock);
     for (uint32_t i = 0; i < sleep->count && result < 0; i++)
@@ -406,8 +381,7 @@ wake(const struct sleep *sleep, int result)
 /* The program's call, with this timeout in ms; negative: with what is left of its own. */
 typedef int wait_function(void *call, int ms);
 
-static int
-left_of(const struct sleep *sleep)
+static int left_of(const struct sleep *sleep)
 {
     if (sleep->timeout == FOR_EVER)
         return -1;
@@ -418,8 +392,7 @@ left_of(const struct sleep *sleep)
     return ms > INT_MAX ? INT_MAX : (int)ms;
 }
 
-static int
-sleep_through(struct sleep *sleep, wait_function *wait, void *call)
+static int sleep_through(struct sleep *sleep, wait_function *wait, void *call)
 {
     if (sleep->timeout != FOR_EVER)
         sleep->deadline = cqn_now() + sleep->timeout;
@@ -442,20 +415,17 @@ sleep_through(struct sleep *sleep, wait_function *wait, void *call)
     return result;
 }
 
-static uint64_t
-from_ms(int ms)
+static uint64_t from_ms(int ms)
 {
     return ms < 0 ? FOR_EVER : (uint64_t)ms * 1000000;
 }
 
-static uint64_t
-from_timespec(const struct timespec *time)
+static uint64_t from_timespec(const struct timespec *time)
 {
     return time ? (uint64_t)time->tv_sec * 1000000000U + (uint64_t)time->tv_nsec : FOR_EVER;
 }
 
-static struct timespec
-to_timespec(int ms)
+static struct timespec to_timespec(int ms)
 {
     return (struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L};
 }
@@ -471,10 +441,9 @@ struct read_call {
     ssize_t result;
 };
 
-/* read() goes on after a signal whose handler was installed so; poll() never does. Which signal came
- * can't be known, so it goes on if all handlers are of that kind. */
-static bool
-goes_on_after_signals(void)
+/* read() goes on after a signal whose handler was installed so; poll() never does. Which signal
+ * came can't be known, so it goes on if all handlers are of that kind. */
+static bool goes_on_after_signals(void)
 {
     for (int number = 1; number < NSIG; number++) {
         struct sigaction action;
@@ -485,8 +454,7 @@ goes_on_after_signals(void)
     return true;
 }
 
-static int
-wait_read(void *data, int ms)
+static int wait_read(void *data, int ms)
 {
     struct read_call *call = data;
     if (ms >= 0) {
@@ -503,17 +471,16 @@ wait_read(void *data, int ms)
     return call->result < 0 ? -1 : 1;
 }
 
-static bool
-blocks(int descriptor)
+static bool blocks(int descriptor)
 {
     int flags = fcntl(descriptor, F_GETFL);
     return flags >= 0 && !(flags & O_NONBLOCK);
 }
 
-ssize_t
-cqn_hook_read(int descriptor, void *buffer, size_t size)
+ssize_t cqn_hook_read(int descriptor, void *buffer, size_t size)
 {
-    struct descriptor *known = any_known() ? cqn_table_find(&descriptors, key_of(descriptor)) : NULL;
+    struct descriptor *known =
+        any_known() ? cqn_table_find(&descriptors, key_of(descriptor)) : NULL;
     if (!known || !known->channel)
         return cqn_real.read(descriptor, buffer, size);
     struct channel *channel = known->channel;
@@ -537,15 +504,13 @@ cqn_hook_read(int descriptor, void *buffer, size_t size)
     return call.result;
 }
 
-ssize_t
-cqn_hook_read_chk(int descriptor, void *buffer, size_t size, size_t space)
+ssize_t cqn_hook_read_chk(int descriptor, void *buffer, size_t size, size_t space)
 {
     (void)space; /* that it is enough was checked by the compiler, or is the program's mistake */
     return cqn_hook_read(descriptor, buffer, size);
 }
 
-int
-cqn_hook_ibv_get_cq_event(struct ibv_comp_channel *ibv, struct ibv_cq **cq, void **cq_context)
+int cqn_hook_ibv_get_cq_event(struct ibv_comp_channel *ibv, struct ibv_cq **cq, void **cq_context)
 {
     struct channel *channel = cqn_object(ibv);
     in_get_cq_event = true;
@@ -567,8 +532,7 @@ struct poll_call {
     bool is_ppoll;
 };
 
-static int
-wait_poll(void *data, int ms)
+static int wait_poll(void *data, int ms)
 {
     const struct poll_call *call = data;
     if (!call->is_ppoll)
@@ -577,48 +541,43 @@ wait_poll(void *data, int ms)
     return cqn_real.ppoll(call->fds, call->count, ms < 0 ? call->precise : &piece, call->mask);
 }
 
-static void
-add_polled(struct sleep *sleep, const struct pollfd *fds, nfds_t count)
+static void add_polled(struct sleep *sleep, const struct pollfd *fds, nfds_t count)
 {
     for (nfds_t i = 0; i < count && any_known(); i++)
         if (fds[i].events & POLLIN)
             add(sleep, fds[i].fd);
 }
 
-int
-cqn_hook_poll(struct pollfd *fds, nfds_t count, int timeout)
+int cqn_hook_poll(struct pollfd *fds, nfds_t count, int timeout)
 {
-    struct sleep sleep = {.call = CALL_POLL, .descriptors = (uint32_t)count,
-                          .timeout = from_ms(timeout)};
+    struct sleep sleep = {
+        .call = CALL_POLL, .descriptors = (uint32_t)count, .timeout = from_ms(timeout)};
     struct poll_call call = {.fds = fds, .count = count, .timeout = timeout};
     if (timeout != 0)
         add_polled(&sleep, fds, count);
     return sleep.count ? sleep_through(&sleep, wait_poll, &call) : wait_poll(&call, -1);
 }
 
-int
-cqn_hook_ppoll(struct pollfd *fds, nfds_t count, const struct timespec *timeout,
-               const sigset_t *mask)
+int cqn_hook_ppoll(struct pollfd *fds, nfds_t count, const struct timespec *timeout,
+                   const sigset_t *mask)
 {
-    struct sleep sleep = {.call = CALL_POLL, .descriptors = (uint32_t)count,
-                          .timeout = from_timespec(timeout)};
-    struct poll_call call = {.fds = fds, .count = count, .precise = timeout, .mask = mask,
-                             .is_ppoll = true};
+    struct sleep sleep = {
+        .call = CALL_POLL, .descriptors = (uint32_t)count, .timeout = from_timespec(timeout)};
+    struct poll_call call = {
+        .fds = fds, .count = count, .precise = timeout, .mask = mask, .is_ppoll = true};
     if (sleep.timeout != 0)
         add_polled(&sleep, fds, count);
     return sleep.count ? sleep_through(&sleep, wait_poll, &call) : wait_poll(&call, -1);
 }
 
-int
-cqn_hook_poll_chk(struct pollfd *fds, nfds_t count, int timeout, size_t space)
+int cqn_hook_poll_chk(struct pollfd *fds, nfds_t count, int timeout, size_t space)
 {
     (void)space;
     return cqn_hook_poll(fds, count, timeout);
 }
 
-int
-cqn_hook_ppoll_chk(struct pollfd *fds, nfds_t count, const struct timespec *timeout,
-                   const sigset_t *mask, size_t space)
+int cqn_hook_ppoll_chk(struct pollfd *fds, nfds_t count, const struct timespec *timeout,
+                       const sigset_t *mask, size_t space)
 {
     (void)space;
     return cqn_hook_ppoll(fds, count, timeout, mask);
@@ -633,8 +592,7 @@ struct select_call {
     const sigset_t *mask;
 };
 
-static int
-wait_select(void *data, int ms)
+static int wait_select(void *data, int ms)
 {
     const struct select_call *call = data;
     fd_set copies[3];
@@ -653,13 +611,13 @@ wait_select(void *data, int ms)
     return result;
 }
 
-static int
-sleep_in_select(struct select_call *call)
+static int sleep_in_select(struct select_call *call)
 {
-    struct sleep sleep = {.call = CALL_SELECT, .descriptors = (uint32_t)call->count,
+    struct sleep sleep = {.call = CALL_SELECT,
+                          .descriptors = (uint32_t)call->count,
                           .timeout = from_timespec(call->timeout)};
-    for (int i = 0; i < call->count && i < FD_SETSIZE && any_known() && call->sets[0] && sleep.timeout;
-         i++)
+    for (int i = 0;
+         i < call->count && i < FD_SETSIZE && any_known() && call->sets[0] && sleep.timeout; i++)
         if (FD_ISSET(i, call->sets[0]))
             add(&sleep, i);
     if (sleep.count == 0)
@@ -673,8 +631,7 @@ sleep_in_select(struct select_call *call)
 }
 
 /* It leaves in `timeout` what is left of it. */
-int
-cqn_hook_select(int count, fd_set *read, fd_set *write, fd_set *except, struct timeval *timeout)
+int cqn_hook_select(int count, fd_set *read, fd_set *write, fd_set *except, struct timeval *timeout)
 {
     if (!any_known() || !read)
         return cqn_real.select(count, read, write, except, timeout);
@@ -687,13 +644,13 @@ cqn_hook_select(int count, fd_set *read, fd_set *write, fd_set *except, struct t
     uint64_t took = cqn_now() - began;
     uint64_t left = from_timespec(&time) > took ? from_timespec(&time) - took : 0;
     if (timeout)
-        *timeout = (struct timeval){(time_t)(left / 1000000000), (suseconds_t)(left % 1000000000 / 1000)};
+        *timeout =
+            (struct timeval){(time_t)(left / 1000000000), (suseconds_t)(left % 1000000000 / 1000)};
     return result;
 }
 
-int
-cqn_hook_pselect(int count, fd_set *read, fd_set *write, fd_set *except,
-                 const struct timespec *timeout, const sigset_t *mask)
+int cqn_hook_pselect(int count, fd_set *read, fd_set *write, fd_set *except,
+                     const struct timespec *timeout, const sigset_t *mask)
 {
     struct timespec time = timeout ? *timeout : (struct timespec){0};
     struct select_call call = {count, {read, write, except}, timeout ? &time : NULL, mask};
@@ -709,17 +666,15 @@ struct epoll_call {
     const sigset_t *mask;
 };
 
-static int
-wait_epoll(void *data, int ms)
+static int wait_epoll(void *data, int ms)
 {
     const struct epoll_call *call = data;
-    return cqn_real.epoll_pwait(call->epoll, call->events, call->count,
-                                ms < 0 ? call->timeout : ms, call->mask);
+    return cqn_real.epoll_pwait(call->epoll, call->events, call->count, ms < 0 ? call->timeout : ms,
+                                call->mask);
 }
 
-int
-cqn_hook_epoll_pwait(int epoll, struct epoll_event *events, int count, int timeout,
-                     const sigset_t *mask)
+int cqn_hook_epoll_pwait(int epoll, struct epoll_event *events, int count, int timeout,
+                         const sigset_t *mask)
 {
     struct sleep sleep = {.call = CALL_EPOLL_WAIT, .descriptors = 1, .timeout = from_ms(timeout)};
     struct epoll_call call = {epoll, events, count, timeout, mask};
@@ -728,8 +683,7 @@ cqn_hook_epoll_pwait(int epoll, struct epoll_event *events, int count, int timeo
     return sleep.count ? sleep_through(&sleep, wait_epoll, &call) : wait_epoll(&call, -1);
 }
 
-int
-cqn_hook_epoll_wait(int epoll, struct epoll_event *events, int count, int timeout)
+int cqn_hook_epoll_wait(int epoll, struct epoll_event *events, int count, int timeout)
 {
     return cqn_hook_epoll_pwait(epoll, events, count, timeout, NULL);
 }

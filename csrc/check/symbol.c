@@ -10,24 +10,22 @@
 #include <string.h>
 
 struct image {
-    const ElfW(Sym) *symbols;
+    const Elf64_Sym *symbols;
     const char *names;
-    const uint32_t *hash;   /* DT_GNU_HASH */
+    const uint32_t *hash; /* DT_GNU_HASH */
     const uint16_t *versions;
 };
 
 /* The linker has made these pointers absolute, except where the section is read-only. */
-static const void *
-absolute(const struct link_map *map, ElfW(Addr) pointer)
+static const void *absolute(const struct link_map *map, Elf64_Addr pointer)
 {
     return (const void *)(pointer < map->l_addr ? pointer + map->l_addr : pointer);
 }
 
-static struct image
-image_of(const struct link_map *map)
+static struct image image_of(const struct link_map *map)
 {
     struct image image = {0};
-    for (const ElfW(Dyn) *entry = map->l_ld; entry->d_tag != DT_NULL; entry++) {
+    for (const Elf64_Dyn *entry = map->l_ld; entry->d_tag != DT_NULL; entry++) {
         const void *pointer = absolute(map, entry->d_un.d_ptr);
         if (entry->d_tag == DT_SYMTAB)
             image.symbols = pointer;
@@ -41,8 +39,7 @@ image_of(const struct link_map *map)
     return image;
 }
 
-static uint32_t
-hash_of(const char *name)
+static uint32_t hash_of(const char *name)
 {
     uint32_t hash = 5381;
     for (; *name; name++)
@@ -53,24 +50,22 @@ hash_of(const char *name)
 /* Older versions, which new programs aren't linked to, have this bit. */
 enum { HIDDEN_VERSION = 0x8000 };
 
-static bool
-matches(const struct image *image, uint32_t index, const char *name)
+static bool matches(const struct image *image, uint32_t index, const char *name)
 {
-    const ElfW(Sym) *symbol = &image->symbols[index];
+    const Elf64_Sym *symbol = &image->symbols[index];
     return symbol->st_shndx != SHN_UNDEF &&
            !(image->versions && image->versions[index] & HIDDEN_VERSION) &&
            ELF64_ST_TYPE(symbol->st_info) == STT_FUNC &&
            strcmp(image->names + symbol->st_name, name) == 0;
 }
 
-void *
-cqn_symbol(const struct link_map *map, const char *name)
+void *cqn_symbol(const struct link_map *map, const char *name)
 {
     struct image image = image_of(map);
     if (!image.hash || !image.symbols || !image.names)
         return NULL;
     uint32_t buckets = image.hash[0], first = image.hash[1], words = image.hash[2];
-    const uint32_t *bucket = image.hash + 4 + words * (sizeof(ElfW(Addr)) / sizeof(uint32_t));
+    const uint32_t *bucket = image.hash + 4 + words * (sizeof(Elf64_Addr) / sizeof(uint32_t));
     const uint32_t *chain = bucket + buckets;
     uint32_t hash = hash_of(name);
     uint32_t index = bucket[hash % buckets];

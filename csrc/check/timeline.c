@@ -11,22 +11,19 @@
 
 struct timeline_header *cqn_timeline;
 
-static uint64_t
-clock_now(clockid_t clock)
+static uint64_t clock_now(clockid_t clock)
 {
     struct timespec now;
     clock_gettime(clock, &now);
     return (uint64_t)now.tv_sec * 1000000000U + (uint64_t)now.tv_nsec;
 }
 
-uint64_t
-cqn_now(void)
+uint64_t cqn_now(void)
 {
     return clock_now(CLOCK_MONOTONIC);
 }
 
-static void
-fill_header(struct timeline_header *header, uint64_t capacity)
+static void fill_header(struct timeline_header *header, uint64_t capacity)
 {
     header->header_size = sizeof(*header);
     header->record_size = sizeof(struct record);
@@ -44,8 +41,7 @@ fill_header(struct timeline_header *header, uint64_t capacity)
     memcpy(header->magic, RECORD_MAGIC, sizeof(header->magic));
 }
 
-void
-cqn_timeline_open(uint64_t capacity)
+void cqn_timeline_open(uint64_t capacity)
 {
     cqn_timeline = NULL; /* a child leaves the parent's file alone */
     int file = cqn_create_file("timeline");
@@ -62,8 +58,7 @@ cqn_timeline_open(uint64_t capacity)
     cqn_timeline = memory;
 }
 
-void
-cqn_record_put(struct record record)
+void cqn_record_put(struct record record)
 {
     struct timeline_header *header = cqn_timeline;
     uint64_t number = __atomic_fetch_add(&header->written, 1, __ATOMIC_RELAXED);

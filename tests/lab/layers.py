@@ -21,6 +21,8 @@ from pathlib import Path
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 # From the lowest to the highest. A file that is in none of them, module.c, is above all.
 FOLDERS = ("base", "work", "notify", "await", "verbs", "cm")
+# A library of its own, which shares nothing with the core.
+OTHER = "check"
 # Its sources are built for tests only, and use what they like; the core uses none of them. But all
 # may include its header, which is empty in an ordinary build.
 FAULTS = "faults"
@@ -41,7 +43,7 @@ def height(file: str) -> int:
 
 def compile_all(csrc: Path, out: Path) -> dict[str, Path]:
     """The object file of each source; without optimization, which could drop a call."""
-    sources = sorted(csrc.rglob("*.c"))
+    sources = sorted(path for path in csrc.rglob("*.c") if path.parent.name != OTHER)
     objects = {str(source.relative_to(csrc)): out / f"{i}.o" for i, source in enumerate(sources)}
     command = ["gcc", "-std=c11", "-O0", "-c", f"-I{csrc}", f"-I{sysconfig.get_path('include')}"]
 
@@ -78,6 +80,7 @@ def arrows_by_includes(csrc: Path) -> Arrows:
             name: {"#include"} for name in INCLUDE.findall(path.read_text())
         }
         for path in sorted(csrc.rglob("*.[ch]"))
+        if path.parent.name != OTHER
     }
 
 
