@@ -18,6 +18,7 @@ import pytest
 
 if TYPE_CHECKING:
     from cqnotify import CQ, MR, PD, CompletionChannel, Context, Device
+    from cqnotify.check.chaos import Chaos
     from cqnotify.check.plugin import Watch
     from cqnotify.hosts import Hosts
     from cqnotify.testing import Endpoint, PairFactory
@@ -430,6 +431,16 @@ def rdma_ud_pair(rdma_pair: PairFactory) -> tuple[Endpoint, Endpoint]:
     from cqnotify import QPType
 
     return rdma_pair(QPType.UD)
+
+
+@pytest.fixture
+def rdma_chaos(pytestconfig: pytest.Config) -> Chaos:
+    """Makes faults that the verbs allow: with rdma_chaos(seed=7): ...; needs --rdma-check."""
+    if WATCH not in pytestconfig.stash:
+        _unavailable(pytestconfig, "faults are made under the observer only, with --rdma-check")
+    from cqnotify.check.chaos import Chaos
+
+    return Chaos()
 
 
 # ---- several hosts ------------------------------------------------------------------------

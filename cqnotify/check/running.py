@@ -12,6 +12,7 @@ import errno
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -55,6 +56,8 @@ def run_observed(
     timeline_records: int | None = None,
     on_finding: Callable[[Finding], None] | None = None,
     note: Callable[[str], None] | None = None,
+    timeout: float | None = None,
+    on_timeout: Callable[[], None] | None = None,
 ) -> int:
     """Run a program under the observer and return its exit code: 128 + n if signal n killed it.
 
@@ -70,6 +73,9 @@ def run_observed(
         on_finding: is called for each finding while the program runs, and again if it is withdrawn.
         note: is called with a line about a program that cannot be observed; by default it is
             printed on stderr.
+        timeout: end a program that runs for so many seconds, with SIGTERM, and SIGKILL after as
+            many again.
+        on_timeout: is called when it is ended.
 
     Raises RunError if the program cannot be run.
     """
@@ -89,7 +95,7 @@ def run_observed(
 
     with _signals_blocked() as before:
         child = _spawn(path, command, env, before)
-        status = _wait(child, read)
+        status = _wait(child, _limited(child, read, timeout, on_timeout))
     read()
     return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
 
@@ -166,6 +172,28 @@ def _signals_blocked() -> Iterator[set[int]]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if on_child is not None:
             signal.signal(signal.SIGCHLD, on_child)
+
+
+def _limited(
+    child: int,
+    read: Callable[[], None],
+    timeout: float | None,
+    on_timeout: Callable[[], None] | None,
+) -> Callable[[], None]:
+    """Return `read`, which also ends the child that has run for too long."""
+    if timeout is None:
+        return read
+    ends = [(timeout, signal.SIGTERM), (2 * timeout, signal.SIGKILL)]
+    began = time.monotonic()
+
+    def read_and_end() -> None:
+        read()
+        if ends and time.monotonic() - began >= ends[0][0]:
+            os.kill(child, ends.pop(0)[1])
+            if on_timeout is not None:
+                on_timeout()
+
+    return read_and_end
 
 
 def _wait(child: int, read: Callable[[], None]) -> int:

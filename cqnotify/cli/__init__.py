@@ -38,9 +38,10 @@ COMMANDS: Final = (
     "demo",
     "check",
     "trace",
+    "chaos",
 )
 # Those of them that run a program, and need no device themselves.
-OBSERVERS: Final = ("check", "trace")
+OBSERVERS: Final = ("check", "trace", "chaos")
 
 OK, FAILED, USAGE, CANNOT_RUN = 0, 1, 2, 3
 LONGEST: Final = 2_000_000  # seconds
@@ -103,9 +104,33 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_commands(commands: Any) -> None:
     """Add the modules of COMMANDS and `lab`, imported by name, so a frozen program has them."""
-    from . import bandwidth, check, conformance, demo, devices, lab, latency, pingpong, trace, watch
+    from . import (
+        bandwidth,
+        chaos,
+        check,
+        conformance,
+        demo,
+        devices,
+        lab,
+        latency,
+        pingpong,
+        trace,
+        watch,
+    )
 
-    found = (devices, pingpong, latency, bandwidth, conformance, watch, demo, check, trace, lab)
+    found = (
+        devices,
+        pingpong,
+        latency,
+        bandwidth,
+        conformance,
+        watch,
+        demo,
+        check,
+        trace,
+        chaos,
+        lab,
+    )
     for command in found:
         command.add_parser(commands)
 

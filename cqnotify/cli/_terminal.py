@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -41,6 +42,14 @@ def paint(text: str, color: str) -> str:
 def paint_error(text: str, color: str) -> str:
     """Return `text` in a colour, if stderr is a terminal."""
     return _colored(text, color) if colored(sys.stderr) else text
+
+
+def print_error(text: str) -> None:
+    """Write to stderr in one piece: a program that was started writes to the same terminal."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text)
+            sys.stderr.flush()
 
 
 def _colored(text: str, color: str) -> str:

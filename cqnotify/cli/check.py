@@ -8,14 +8,13 @@ import contextlib
 import json
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from . import FAILED, OK, USAGE, CommandError, add_command, whole
-from ._terminal import columns, paint_error
+from ._terminal import columns, paint_error, print_error
 
 if TYPE_CHECKING:
     from ..check.report import Finding, Group, Logs, Suppression
@@ -169,7 +168,7 @@ class _Session:
         self._writer = Writer(paint_error, columns(), args.verbose)
 
     def note(self, line: str) -> None:
-        _print(self._writer.line(line))
+        print_error(self._writer.line(line))
 
     def take(self, finding: Finding) -> Group | None:
         """Add a finding to the report."""
@@ -183,18 +182,18 @@ class _Session:
         if group is None or group.rule.severity != ERROR:
             return
         if finding.withdrawn:
-            _print(self._writer.withdrawn(group, finding))
+            print_error(self._writer.withdrawn(group, finding))
             self._shown = [other for other in self._shown if other is not group]
         else:
-            _print(self._writer.finding(group))
+            print_error(self._writer.finding(group))
             self._shown.append(group)
 
     def end(self, logs: Logs, command: list[str], code: int | None) -> int:
         """Write the report, and return the exit code."""
         report = self._report
-        _print(self._writer.end(report, logs.processes, self._shown))
+        print_error(self._writer.end(report, logs.processes, self._shown))
         if self._args.gen_suppressions:
-            _print("".join(f"{group.suppression}\n" for group in report.groups))
+            print_error("".join(f"{group.suppression}\n" for group in report.groups))
         if self._args.json:
             with open(self._args.json, "w") as file:
                 json.dump(report.as_json(logs.processes, command, code), file, indent=2)
@@ -212,11 +211,3 @@ def _suppressions(args: argparse.Namespace) -> list[Suppression]:
         return found + (read_suppressions(args.suppressions) if args.suppressions else [])
     except ValueError as e:
         raise CommandError(str(e), USAGE) from None
-
-
-def _print(text: str) -> None:
-    """Print in one piece: the program writes to the same terminal."""
-    if sys.stderr is not None:
-        with contextlib.suppress(OSError):
-            sys.stderr.write(text)
-            sys.stderr.flush()

@@ -5,6 +5,7 @@
  *
  * Settings are environment variables:
  *  CQNOTIFY_CHECK   the folder of logs and timelines; without it, nothing is observed
+ *  CQNOTIFY_CHAOS   make faults, see chaos.h
  *  CQNOTIFY_TRACE   write a timeline of so many records
  */
 #include <errno.h>
@@ -19,6 +20,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "chaos.h"
 #include "hooks.h"
 #include "objects.h"
 #include "symbol.h"
@@ -93,6 +95,7 @@ EXPORTED unsigned int la_version(unsigned int version)
     const char *records = getenv("CQNOTIFY_TRACE");
     timeline_records = records ? strtoull(records, NULL, 10) : 0;
     cqn_log_open("");
+    cqn_chaos_set(getenv("CQNOTIFY_CHAOS"));
     if (timeline_records)
         cqn_timeline_open(timeline_records);
     cqn_backtrace_ready();
@@ -201,6 +204,7 @@ pid_t cqn_hook_fork(void)
     pid_t child = cqn_real.fork();
     if (child == 0) {
         tid = 0;
+        cqn_chaos_forked();
         char parent[sizeof(name)];
         strcpy(parent, name);
         cqn_log_open(parent);

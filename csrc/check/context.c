@@ -8,6 +8,7 @@
 #include <poll.h>
 #include <stddef.h>
 
+#include "chaos.h"
 #include "hooks.h"
 #include "ops.h"
 
@@ -86,7 +87,7 @@ struct ibv_context *cqn_hook_ibv_import_device(int descriptor)
 struct ibv_pd *cqn_hook_ibv_alloc_pd(struct ibv_context *ibv)
 {
     cqn_context(ibv);
-    return cqn_real.ibv_alloc_pd(ibv);
+    return cqn_chaos_refuses(CHAOS_CREATE) ? NULL : cqn_real.ibv_alloc_pd(ibv);
 }
 
 int cqn_hook_ibv_close_device(struct ibv_context *ibv)
@@ -145,6 +146,8 @@ static void report_overflow(const struct cq *cq)
 
 int cqn_hook_ibv_get_async_event(struct ibv_context *ibv, struct ibv_async_event *event)
 {
+    if (cqn_chaos_async(event))
+        return 0;
     int result = cqn_real.ibv_get_async_event(ibv, event);
     if (result == 0) {
         RECORD(.what = RECORD_ASYNC_EVENT, .object = number_of(event),
@@ -180,6 +183,8 @@ static struct channel *new_channel(void)
 struct ibv_comp_channel *cqn_hook_ibv_create_comp_channel(struct ibv_context *ibv)
 {
     cqn_context(ibv);
+    if (cqn_chaos_refuses(CHAOS_CREATE))
+        return NULL;
     struct ibv_comp_channel *created = cqn_real.ibv_create_comp_channel(ibv);
     struct channel *channel = created ? new_channel() : NULL;
     if (!channel)

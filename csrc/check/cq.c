@@ -5,6 +5,9 @@
  * While a thread sleeps on a CQ's channel, the look (sleep.c) may poll the CQ. What it takes it
  * keeps, and the program's next polls hand it out: in the order of the device, and nothing is lost.
  */
+#include <errno.h>
+
+#include "chaos.h"
 #include "hooks.h"
 #include "ops.h"
 
@@ -43,6 +46,8 @@ struct ibv_cq *cqn_hook_ibv_create_cq(struct ibv_context *ibv, int entries, void
                                       struct ibv_comp_channel *channel, int vector)
 {
     cqn_context(ibv);
+    if (cqn_chaos_refuses(CHAOS_CREATE))
+        return NULL;
     struct ibv_cq *created = cqn_real.ibv_create_cq(ibv, entries, cq_context, channel, vector);
     cqn_cq_add(created);
     return created;
@@ -101,15 +106,19 @@ int cqn_op_poll_cq(struct ibv_cq *ibv, int count, struct ibv_wc *wc)
         return cqn_context(ibv->context)->ops.poll_cq(ibv, count, wc);
     SITE_HERE(&cq->poll);
     cqn_lock(&cq->lock);
-    int kept = 0, got = 0;
+    int kept = 0, got = 0, asked = count;
+    if (cqn_chaos_faults)
+        count = cqn_chaos_batch(cq, count);
     while (kept < count && cq->waiting)
         wc[kept++] = cqn_cq_next_kept(cq)->wc;
     if (kept < count)
         got = cq->context->ops.poll_cq(ibv, count - kept, wc + kept);
     int all = kept + (got > 0 ? got : 0);
+    for (int i = 0; i < all && cqn_chaos_faults; i++)
+        cqn_chaos_status(cq, &wc[i]);
     for (int i = 0; i < all; i++)
         cqn_cq_completed(cq, &wc[i], i < kept);
-    cqn_cq_polled(cq, count, all);
+    cqn_cq_polled(cq, asked, all);
     cqn_unlock(&cq->lock);
     return got < 0 && kept == 0 ? got : all;
 }
@@ -133,10 +142,8 @@ static bool take(struct cq *cq, struct kept *kept)
     return cq->context->ops.poll_cq(cq->ibv, 1, &kept->wc) == 1;
 }
 
-bool cqn_cq_look(struct cq *cq)
+void cqn_cq_fill(struct cq *cq)
 {
-    if (!cqn_trylock(&cq->lock))
-        return false;
     while (make_room(cq)) {
         uint32_t last = (cq->first + cq->waiting) % cq->room;
         struct kept *kept = &cq->kept[last];
@@ -150,6 +157,13 @@ bool cqn_cq_look(struct cq *cq)
                .value = kept->wc.wr_id, .number = kept->wc.byte_len,
                .detail = (uint32_t)kept->wc.opcode | (uint32_t)kept->wc.status << 16);
     }
+}
+
+bool cqn_cq_look(struct cq *cq)
+{
+    if (!cqn_trylock(&cq->lock))
+        return false;
+    cqn_cq_fill(cq);
     bool waits = cq->waiting != 0;
     cqn_unlock(&cq->lock);
     return waits;
@@ -183,10 +197,12 @@ int cqn_op_req_notify_cq(struct ibv_cq *ibv, int solicited_only)
     RECORD(.what = RECORD_ARM, .object = cq->number, .detail = solicited_only != 0,
            .caller = cq->arm.caller);
     cqn_sleep_armed(cq);
-    int result = cq->context->ops.req_notify_cq(ibv, solicited_only);
+    bool injected = cqn_chaos(CHAOS_ARM);
+    int result = injected ? ENOMEM : cq->context->ops.req_notify_cq(ibv, solicited_only);
     if (result != 0) {
         cq->armed = before;
-        RECORD(.what = RECORD_ARM_FAILED, .object = cq->number, .detail = (uint32_t)result);
+        RECORD(.what = RECORD_ARM_FAILED, .flags = injected ? RECORD_INJECTED : 0,
+               .object = cq->number, .detail = (uint32_t)result);
     }
     return result;
 }
@@ -248,6 +264,7 @@ int cqn_hook_ibv_destroy_cq(struct ibv_cq *ibv)
     if (cq->acked < cq->events)
         cqn_report_destroy_hangs(cq);
     hide(cq);
+    cqn_chaos_delays(CHAOS_DESTROY);
     int result = cqn_real.ibv_destroy_cq(ibv);
     if (result != 0) {
         show(cq);

@@ -8,6 +8,7 @@
  */
 #include <errno.h>
 
+#include "chaos.h"
 #include "hooks.h"
 #include "ops.h"
 
@@ -87,6 +88,9 @@ static bool show_kept(struct cq *cq)
     if (!kept)
         return false;
     cq->ex->current = *kept;
+    if (cqn_chaos_faults)
+        cqn_chaos_status(cq, &cq->ex->current.wc);
+    kept = &cq->ex->current;
     ibv->wr_id = kept->wc.wr_id;
     ibv->status = kept->wc.status;
     cq->ex->got++;
@@ -99,6 +103,10 @@ static int show_device(struct cq *cq, int result)
 {
     if (result == 0) {
         struct ibv_wc wc = brief(cq);
+        if (cqn_chaos_faults) {
+            cqn_chaos_status(cq, &wc);
+            ((struct ibv_cq_ex *)cq->ibv)->status = wc.status;
+        }
         cq->ex->got++;
         cqn_cq_completed(cq, &wc, false);
     }
@@ -127,6 +135,10 @@ static int start_poll(struct ibv_cq_ex *ibv, struct ibv_poll_cq_attr *attr)
     cqn_lock(&cq->lock);
     cq->ex->got = 0;
     cq->ex->started = cq->ex->emptied = false;
+    if (cqn_chaos_faults && attr->comp_mask == 0 && cqn_chaos_batch(cq, 1) == 0) {
+        finish(cq);
+        return ENOENT;
+    }
     if (attr->comp_mask == 0 && show_kept(cq))
         return 0;
     int result = start_device(cq, attr);
@@ -223,6 +235,8 @@ struct ibv_cq_ex *cqn_op_create_cq_ex(struct ibv_context *ibv_context,
                                       struct ibv_cq_init_attr_ex *attr)
 {
     struct context *context = cqn_object(ibv_context);
+    if (cqn_chaos_refuses(CHAOS_CREATE))
+        return NULL;
     uint64_t asked = attr->wc_flags;
     attr->wc_flags |= IBV_WC_EX_WITH_QP_NUM;
     struct ibv_cq_ex *ibv = context->create_cq_ex(ibv_context, attr);

@@ -53,6 +53,8 @@
     HOOK(int, close, (int))                                                                  \
     HOOK(int, munmap, (void *, size_t))                                                      \
     HOOK(void, free, (void *))                                                               \
+    HOOK(int, setenv, (const char *, const char *, int))                                     \
+    HOOK(int, unsetenv, (const char *))                                                      \
     HOOK(pid_t, fork, (void))
 
 struct real {

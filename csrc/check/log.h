@@ -17,6 +17,9 @@
  *      numbered as in a timeline. A finding may come again with the same number and larger values.
  *  {"kind": "withdrawn", "number": 1, "time": NS}
  *      A finding that turned out not to hold.
+ *  {"kind": "chaos", "fault": "eintr", "number": 1, "call": 5, "time": NS, "tid": 9}
+ *      A fault was made, for the so-manieth time, at this one of the calls that could have it. Of
+ *      many, after the first 1,000, each 1,000th.
  *  {"kind": "counts", "time": NS, "contexts": 1, "channels": 1, "cqs": 1, "qps": 2, "arms": 3,
  *   "events": 2, "acks": 2, "polls": 9, "completions": 8, "sleeps": 3, "posts": 9}
  *      Sums of the process, as it ends; not there if a signal or _exit() ended it.

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Regions: registered, deregistered; and memory that is given back while requests use it. */
+#include "chaos.h"
 #include "hooks.h"
 #include "ops.h"
 
@@ -48,6 +49,8 @@ static void add(struct ibv_mr *ibv)
 struct ibv_mr *cqn_hook_ibv_reg_mr(struct ibv_pd *pd, void *address, size_t length, int access)
 {
     cqn_context(pd->context);
+    if (cqn_chaos_refuses(CHAOS_REGISTER))
+        return NULL;
     struct ibv_mr *ibv = cqn_real.ibv_reg_mr(pd, address, length, access);
     add(ibv);
     return ibv;
@@ -57,6 +60,8 @@ struct ibv_mr *cqn_hook_ibv_reg_mr_iova(struct ibv_pd *pd, void *address, size_t
                                         uint64_t iova, int access)
 {
     cqn_context(pd->context);
+    if (cqn_chaos_refuses(CHAOS_REGISTER))
+        return NULL;
     struct ibv_mr *ibv = cqn_real.ibv_reg_mr_iova(pd, address, length, iova, access);
     add(ibv);
     return ibv;
@@ -66,6 +71,8 @@ struct ibv_mr *cqn_hook_ibv_reg_mr_iova2(struct ibv_pd *pd, void *address, size_
                                          uint64_t iova, unsigned int access)
 {
     cqn_context(pd->context);
+    if (cqn_chaos_refuses(CHAOS_REGISTER))
+        return NULL;
     struct ibv_mr *ibv = cqn_real.ibv_reg_mr_iova2(pd, address, length, iova, access);
     add(ibv);
     return ibv;
@@ -97,6 +104,7 @@ int cqn_hook_ibv_dereg_mr(struct ibv_mr *ibv)
     if (cqn_qp_find_use(region->context, region->lkey, &use))
         report(region, &use, "mr-in-flight", "deregister", "ibv_dereg_mr");
     cqn_table_remove(&cqn_objects, (uintptr_t)ibv);
+    cqn_chaos_delays(CHAOS_DESTROY);
     int result = cqn_real.ibv_dereg_mr(ibv);
     if (result != 0) {
         cqn_table_put(&cqn_objects, (uintptr_t)ibv, region);

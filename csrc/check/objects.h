@@ -78,6 +78,7 @@ struct cq {
     struct kept *kept; /* a ring of `room`, with `waiting` of them from `first` on */
     uint32_t first, waiting, room;
     struct qp *last_qp; /* that of the last completion */
+    bool held;          /* the last poll was left without any by chaos.c */
 
     /* Notification. Set by whichever thread arms, gets an event or polls. */
     enum armed armed;
@@ -106,6 +107,7 @@ struct cq {
 struct cq *cqn_cq_add(struct ibv_cq *ibv);
 /* Keeps what has come, unless another thread polls just then; whether anything waits. */
 bool cqn_cq_look(struct cq *cq);
+void cqn_cq_fill(struct cq *cq);              /* with the lock: keeps what has come */
 struct kept *cqn_cq_next_kept(struct cq *cq); /* with the lock: taken out; or NULL */
 /* The program was given `got` of the `asked` completions; each of them; with the lock. */
 void cqn_cq_polled(struct cq *cq, int asked, int got);
@@ -188,10 +190,12 @@ struct qp {
     uint32_t failed, failed_status, failed_vendor, failed_cq, flushed;
     uint64_t failed_wr_id;
     uint32_t reused, full; /* findings that are made once */
+    uint32_t chaos_status; /* drawn for its first send that is flushed; or 0 */
     struct site post_send, post_recv, destroy, failed_poll;
 };
 
 void cqn_qp_completed(struct cq *cq, const struct ibv_wc *wc);
+struct qp *cqn_qp_of(const struct cq *cq, uint32_t qp_num); /* or NULL */
 /* Requests in flight whose completions would come to this CQ. */
 uint32_t cqn_cq_in_flight(const struct cq *cq);
 /* A request in flight that uses a region of this key, in a QP that is not in an error state. */

@@ -3,6 +3,7 @@
  * Queue pairs and shared receive queues: create, modify, post, destroy; and which request each
  * completion ends.
  */
+#include "chaos.h"
 #include "hooks.h"
 #include "ops.h"
 
@@ -51,6 +52,8 @@ static struct qp *add(struct ibv_qp *ibv, const struct ibv_qp_cap *cap, bool all
 struct ibv_qp *cqn_hook_ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
 {
     cqn_context(pd->context);
+    if (cqn_chaos_refuses(CHAOS_CREATE))
+        return NULL;
     struct ibv_qp *ibv = cqn_real.ibv_create_qp(pd, attr);
     add(ibv, &attr->cap, attr->sq_sig_all);
     return ibv;
@@ -60,6 +63,8 @@ struct ibv_qp *cqn_op_create_qp_ex(struct ibv_context *ibv_context,
                                    struct ibv_qp_init_attr_ex *attr)
 {
     struct context *context = cqn_object(ibv_context);
+    if (cqn_chaos_refuses(CHAOS_CREATE))
+        return NULL;
     struct ibv_qp *ibv = context->create_qp_ex(ibv_context, attr);
     struct qp *qp = add(ibv, &attr->cap, attr->sq_sig_all);
     if (qp && attr->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS)
@@ -87,6 +92,8 @@ static void add_srq(struct ibv_srq *ibv, uint32_t depth)
 struct ibv_srq *cqn_hook_ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_attr *attr)
 {
     cqn_context(pd->context);
+    if (cqn_chaos_refuses(CHAOS_CREATE))
+        return NULL;
     struct ibv_srq *ibv = cqn_real.ibv_create_srq(pd, attr);
     add_srq(ibv, attr->attr.max_wr);
     return ibv;
@@ -96,6 +103,8 @@ struct ibv_srq *cqn_op_create_srq_ex(struct ibv_context *ibv_context,
                                      struct ibv_srq_init_attr_ex *attr)
 {
     struct context *context = cqn_object(ibv_context);
+    if (cqn_chaos_refuses(CHAOS_CREATE))
+        return NULL;
     struct ibv_srq *ibv = context->create_srq_ex(ibv_context, attr);
     add_srq(ibv, attr->attr.max_wr);
     return ibv;
@@ -115,6 +124,8 @@ int cqn_hook_ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mas
     struct qp *qp = cqn_object(ibv);
     if (result == 0 && qp && mask & IBV_QP_STATE) {
         qp->state = attr->qp_state;
+        if (qp->state != IBV_QPS_ERR)
+            qp->chaos_status = 0;
         if (qp->state == IBV_QPS_RESET) { /* which drops them, without completions */
             cqn_qp_drop_sends(qp, cqn_queue_clear(&qp->sends));
             cqn_queue_clear(&qp->receives);
@@ -163,6 +174,7 @@ int cqn_hook_ibv_destroy_qp(struct ibv_qp *ibv)
         return cqn_real.ibv_destroy_qp(ibv);
     SITE_HERE(&qp->destroy);
     cqn_table_remove(&cqn_objects, (uintptr_t)ibv);
+    cqn_chaos_delays(CHAOS_DESTROY);
     int result = cqn_real.ibv_destroy_qp(ibv);
     if (result != 0) {
         cqn_table_put(&cqn_objects, (uintptr_t)ibv, qp);
@@ -293,7 +305,7 @@ int cqn_op_post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send
                .detail = (uint32_t)next->opcode, .caller = qp->post_send.caller);
     }
     cqn_qp_count_sends(qp, signaled);
-    int result = qp->context->ops.post_send(ibv, wr, bad);
+    int result = cqn_chaos_post_send(qp, wr, bad);
     if (result != 0) {
         uint32_t refused = 0, not_signaled = 0;
         for (const struct ibv_send_wr *next = *bad; next; next = next->next) {
@@ -347,7 +359,7 @@ int cqn_op_post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv
         RECORD(.what = RECORD_POST_RECV, .object = qp->number, .value = next->wr_id,
                .number = length_of(next), .caller = qp->post_recv.caller);
     }
-    int result = qp->context->ops.post_recv(ibv, wr, bad);
+    int result = cqn_chaos_post_recv(qp, wr, bad);
     if (result != 0) {
         cqn_queue_take_back(&qp->receives, count_of(*bad));
         RECORD(.what = RECORD_POST_REFUSED, .object = qp->number, .detail = (uint32_t)result,
@@ -369,7 +381,7 @@ int cqn_op_post_srq_recv(struct ibv_srq *ibv, struct ibv_recv_wr *wr, struct ibv
         RECORD(.what = RECORD_POST_SRQ_RECV, .object = srq->number, .value = next->wr_id,
                .number = length_of(next), .caller = srq->post.caller);
     }
-    int result = srq->context->ops.post_srq_recv(ibv, wr, bad);
+    int result = cqn_chaos_post_srq_recv(srq, wr, bad);
     if (result != 0)
         cqn_queue_take_back(&srq->receives, count_of(*bad));
     cqn_unlock(&srq->receives.lock);
@@ -419,6 +431,11 @@ static void note_failure(struct cq *cq, struct qp *qp, const struct ibv_wc *wc)
     qp->failed_cq = cq->number;
     qp->failed_poll = cq->poll;
     cqn_report_failed(qp);
+}
+
+struct qp *cqn_qp_of(const struct cq *cq, uint32_t qp_num)
+{
+    return cqn_table_find(&cq->context->qps, key_of(qp_num));
 }
 
 void cqn_qp_completed(struct cq *cq, const struct ibv_wc *wc)

@@ -15,6 +15,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "chaos.h"
 #include "hooks.h"
 #include "ops.h"
 
@@ -396,6 +397,8 @@ static int sleep_through(struct sleep *sleep, wait_function *wait, void *call)
 {
     if (sleep->timeout != FOR_EVER)
         sleep->deadline = cqn_now() + sleep->timeout;
+    if (cqn_chaos_interrupts(sleep->call))
+        return -1;
     fall_asleep(sleep);
     int result;
     for (;;) {
@@ -411,6 +414,8 @@ static int sleep_through(struct sleep *sleep, wait_function *wait, void *call)
         if (result != 0)
             break;
     }
+    if (result > 0)
+        cqn_chaos_delays(CHAOS_LATE);
     wake(sleep, result);
     return result;
 }
@@ -484,7 +489,8 @@ ssize_t cqn_hook_read(int descriptor, void *buffer, size_t size)
     if (!known || !known->channel)
         return cqn_real.read(descriptor, buffer, size);
     struct channel *channel = known->channel;
-    struct read_call call = {.descriptor = descriptor, .buffer = buffer, .size = size};
+    struct read_call call = {
+        .descriptor = descriptor, .buffer = buffer, .size = size, .result = -1};
     if (blocks(descriptor)) {
         struct sleep sleep = {.call = in_get_cq_event ? CALL_GET_CQ_EVENT : CALL_READ,
                               .count = 1,
