@@ -98,6 +98,10 @@ struct cq {
     uint64_t spurious;   /* events after which the poll found nothing */
     uint32_t sends;      /* signaled, in flight */
 
+    /* What the last look found that was slept through, and in which call. */
+    uint32_t late_completions;
+    const char *late_call;
+
     /* Findings that are made once, and how often there was reason for them. */
     uint32_t late, late_times, not_polled, not_polled_times;
     uint32_t too_small, solicited_only, destroyed_qp, destroyed_qp_times, over_acked;
@@ -228,6 +232,8 @@ void cqn_report_over_acked(struct cq *cq);
 void cqn_report_destroy_hangs(struct cq *cq);
 void cqn_report_cq_end(struct cq *cq);
 void cqn_report_not_polled(struct cq *cq);
+void cqn_report_late(struct cq *cq);
+const char *cqn_armed_text(enum armed armed);
 void cqn_report_failed(struct qp *qp);
 void cqn_report_qp_end(struct qp *qp);
 void cqn_report_too_small(struct cq *cq, const struct qp *qp, uint32_t sends);

@@ -96,6 +96,21 @@ void cqn_report_not_polled(struct cq *cq)
     cq->not_polled = cqn_finding_end(&line, cq->not_polled);
 }
 
+void cqn_report_late(struct cq *cq)
+{
+    struct line line;
+    cqn_finding_begin(&line, "late-wakeup");
+    cqn_finding_value(&line, "cq", cq->number);
+    cqn_finding_value(&line, "channel", cq->channel->number);
+    cqn_finding_value(&line, "completions", cq->late_completions);
+    cqn_finding_text(&line, "armed", cqn_armed_text(cq->armed));
+    cqn_finding_text(&line, "call", cq->late_call);
+    cqn_finding_value(&line, "times", cq->late_times);
+    cqn_finding_site(&line, "poll", &cq->poll);
+    cqn_finding_site(&line, "arm", &cq->arm);
+    cq->late = cqn_finding_end(&line, cq->late);
+}
+
 static void report_not_polled_again(struct cq *cq)
 {
     cqn_lock(&cqn_lists_lock);
@@ -119,6 +134,8 @@ void cqn_report_cq_end(struct cq *cq)
 {
     if (cq->not_polled_times > 1)
         report_not_polled_again(cq);
+    if (cq->late_times > 1)
+        cqn_report_late(cq);
     report_arms(cq);
     report_spurious(cq);
     cqn_counts.arms += cq->arms;
@@ -152,15 +169,20 @@ void cqn_report_full(struct qp *qp)
     qp->full = cqn_finding_end(&line, 0);
 }
 
+/* One of a process: a program that does it does it everywhere. */
 void cqn_report_reused(struct qp *qp, uint64_t wr_id, bool send, const struct site *post)
 {
+    static bool reported;
+    qp->reused = true;
+    if (__atomic_exchange_n(&reported, true, __ATOMIC_RELAXED))
+        return;
     struct line line;
     cqn_finding_begin(&line, "wr-id-reused");
     cqn_finding_value(&line, "qp", qp->number);
     cqn_finding_value(&line, "wr_id", wr_id);
     cqn_finding_text(&line, "queue", send ? "send" : "receive");
     cqn_finding_site(&line, "post", post);
-    qp->reused = cqn_finding_end(&line, 0);
+    cqn_finding_end(&line, 0);
 }
 
 void cqn_report_destroyed(struct cq *cq, struct qp *qp)

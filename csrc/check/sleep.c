@@ -167,7 +167,7 @@ static const char *name_of(enum record_call call)
 
 /* ---- findings ------------------------------------------------------------------------------- */
 
-static const char *armed_text(enum armed armed)
+const char *cqn_armed_text(enum armed armed)
 {
     static const char *const texts[] = {
         [NOT_ARMED] = "no",
@@ -193,7 +193,7 @@ static void report_lost(struct cq *cq, const struct sleep *sleep)
     cqn_finding_value(&line, "cq", cq->number);
     cqn_finding_value(&line, "channel", cq->channel->number);
     cqn_finding_value(&line, "completions", cq->waiting);
-    cqn_finding_text(&line, "armed", armed_text(cq->armed));
+    cqn_finding_text(&line, "armed", cqn_armed_text(cq->armed));
     cqn_finding_text(&line, "call", name_of(sleep->call));
     cqn_finding_value(&line, "arms", cq->arms);
     cqn_finding_value(&line, "events", cq->events);
@@ -215,19 +215,6 @@ static void report_solicited(struct cq *cq)
     cq->solicited_only = cqn_finding_end(&line, 0);
 }
 
-static void report_late(struct cq *cq)
-{
-    struct line line;
-    cqn_finding_begin(&line, "late-wakeup");
-    cqn_finding_value(&line, "cq", cq->number);
-    cqn_finding_value(&line, "channel", cq->channel->number);
-    cqn_finding_text(&line, "armed", armed_text(cq->armed));
-    cqn_finding_value(&line, "times", cq->late_times);
-    cqn_finding_site(&line, "poll", &cq->poll);
-    cqn_finding_site(&line, "arm", &cq->arm);
-    cq->late = cqn_finding_end(&line, cq->late);
-}
-
 /* With the lock of the CQ: the program polls what the look found, and no event of it came. */
 void cqn_sleep_polled(struct cq *cq)
 {
@@ -238,7 +225,7 @@ void cqn_sleep_polled(struct cq *cq)
         cqn_log_withdraw(cq->lost);
     cq->lost = 0;
     if (cq->armed != ARMED_SOLICITED && cq->late_times++ == 0)
-        report_late(cq);
+        cqn_report_late(cq);
 }
 
 /* Its event has come: so it was not lost. */
@@ -312,6 +299,8 @@ static enum look look_at(struct cq *cq, const struct sleep *sleep, bool counts)
         return SAFE;
     if (!cqn_cq_look(cq))
         return is_safe(cq) ? SAFE : NOTHING_WAITS;
+    cq->late_completions = cq->waiting;
+    cq->late_call = name_of(sleep->call);
     if (counts && cq->looks < LOOKS)
         judge(cq, sleep);
     return SOMETHING_WAITS;

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* The child of a fork has a device of its own, and sleeps through its message. */
+#include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 
 #include "pair.h"
@@ -7,6 +9,7 @@
 static int child(void)
 {
     struct pair p = {0};
+    CHECK(prctl(PR_SET_PDEATHSIG, SIGTERM) == 0); /* the test ends the parent */
     open_pair(&p);
     deliver(&p, 1);
     arm(p.recvs);
