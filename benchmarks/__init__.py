@@ -18,5 +18,6 @@ NAMES = (
     "many",
     "connections",
     "messages",
+    "observed",
 )
 """The benchmarks, a module each, in the order of the report."""

@@ -173,6 +173,7 @@ struct srq {
     struct context *context;
     uint32_t number;
     struct queue receives;
+    uint32_t doubtful; /* those before it may have been taken by a QP that has stopped since */
     lock_t head_lock;
     struct site post;
 };

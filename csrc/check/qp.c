@@ -112,6 +112,17 @@ struct ibv_srq *cqn_op_create_srq_ex(struct ibv_context *ibv_context,
 
 /* ---- modify and destroy -------------------------------------------------------------------- */
 
+/* A QP that stops may have taken receives of its SRQ whose completions are not polled yet, or never
+ * will be. Which these are can't be seen, so none that was posted before counts as in flight. */
+static void doubt_receives(const struct qp *qp)
+{
+    if (!qp->srq)
+        return;
+    cqn_lock(&qp->srq->receives.lock);
+    __atomic_store_n(&qp->srq->doubtful, qp->srq->receives.tail, __ATOMIC_RELAXED);
+    cqn_unlock(&qp->srq->receives.lock);
+}
+
 void cqn_qp_drop_sends(struct qp *qp, uint32_t signaled)
 {
     if (qp->send_cq && signaled)
@@ -126,6 +137,8 @@ int cqn_hook_ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mas
         qp->state = attr->qp_state;
         if (qp->state != IBV_QPS_ERR)
             qp->chaos_status = 0;
+        if (qp->state == IBV_QPS_ERR || qp->state == IBV_QPS_RESET)
+            doubt_receives(qp);
         if (qp->state == IBV_QPS_RESET) { /* which drops them, without completions */
             cqn_qp_drop_sends(qp, cqn_queue_clear(&qp->sends));
             cqn_queue_clear(&qp->receives);
@@ -181,6 +194,7 @@ int cqn_hook_ibv_destroy_qp(struct ibv_qp *ibv)
         return result;
     }
     cqn_report_qp_end(qp);
+    doubt_receives(qp);
     RECORD(.what = RECORD_QP_DESTROYED, .object = qp->number);
     cqn_qp_drop_sends(qp, cqn_queue_clear(&qp->sends));
     cqn_lock(&cqn_lists_lock);
@@ -498,6 +512,15 @@ static const struct qp *live_qp_of(const struct srq *srq)
     return qp;
 }
 
+static uint32_t srq_using(const struct srq *srq, uint32_t lkey, uint64_t *wr_id)
+{
+    struct queue certain = srq->receives;
+    uint32_t doubtful = __atomic_load_n(&srq->doubtful, __ATOMIC_RELAXED) - certain.head;
+    if (doubtful <= cqn_queue_count(&certain))
+        certain.head += doubtful;
+    return cqn_queue_using(&certain, lkey, wr_id);
+}
+
 bool cqn_qp_find_use(const struct context *context, uint32_t lkey, struct use *use)
 {
     *use = (struct use){0};
@@ -519,7 +542,7 @@ bool cqn_qp_find_use(const struct context *context, uint32_t lkey, struct use *u
     }
     for (struct srq *srq = cqn_srqs; srq; srq = srq->next) {
         uint64_t wr_id;
-        uint32_t requests = cqn_queue_using(&srq->receives, lkey, &wr_id);
+        uint32_t requests = srq_using(srq, lkey, &wr_id);
         const struct qp *qp = requests && srq->context == context ? live_qp_of(srq) : NULL;
         if (!qp)
             continue;

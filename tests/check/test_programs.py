@@ -93,6 +93,7 @@ CASES = [
     Case("mr_in_flight_recv", "mr-in-flight", "1 work request ", {"deregister": "main"}),
     Case("mr_in_flight_send", "mr-in-flight", "the wr_id 1,", {"deregister": "send_buffer"}),
     Case("mr_in_flight_srq", "mr-in-flight", "4 work requests ", {"post": "post_recvs"}),
+    Case("mr_in_flight_srq_shared", "mr-in-flight", "2 work requests ", {"post": "post_recvs"}),
     Case("mr_unmapped_munmap", "mr-unmapped", "munmap() gave", {"unmap": "give_back"}),
     Case("mr_unmapped_free", "mr-unmapped", "free() gave", {"unmap": "free_buffers"}),
     Case("qp_destroyed", "qp-destroyed", "was polled from", {"poll": "drain", "destroy": "main"}),
