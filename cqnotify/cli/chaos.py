@@ -12,7 +12,7 @@ import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from . import FAILED, OK, CommandError, add_command, whole
+from . import FAILED, OK, USAGE, CommandError, add_command, whole
 from ._terminal import columns, paint_error, print_error
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         faults = parse_faults(args.faults)
     except ValueError as e:
-        args.parser.error(str(e))
+        raise CommandError(str(e), USAGE) from None
     if args.seeds is None:
         outcome = _run(args, faults, args.seed)
         _say(str(outcome))

@@ -12,7 +12,7 @@
 uint32_t cqn_chaos_faults;
 
 static uint64_t seed;
-static uint32_t rate; /* one in so many; 0: each fault's own */
+static uint32_t rate; /* one in so many; 0 or 1, of which programs never end: each fault's own */
 static uint64_t calls[CHAOS_FAULTS], injected[CHAOS_FAULTS];
 static _Thread_local uint64_t drawn; /* digits for the details of the fault that was drawn last */
 
@@ -99,7 +99,7 @@ bool cqn_chaos_draw(enum fault fault)
 {
     uint64_t call = __atomic_add_fetch(&calls[fault], 1, __ATOMIC_RELAXED);
     uint64_t digits = mixed(mixed(mixed(seed) + (uint64_t)fault) + call);
-    uint32_t one_in = rate ? rate : faults[fault].rate;
+    uint32_t one_in = rate > 1 ? rate : faults[fault].rate;
     if (digits % one_in != 0)
         return false;
     drawn = mixed(digits);

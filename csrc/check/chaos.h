@@ -2,7 +2,7 @@
 /*
  * Faults that the verbs allow, made for `cqnotify chaos`.
  *
- * CQNOTIFY_CHAOS turns them on: "seed=7,faults=eintr+split,rate=4", where one in `rate` calls that
+ * CQNOTIFY_CHAOS asks for them: "seed=7,faults=eintr+split,rate=4", where one in `rate` calls that
  * may have the fault has it. A program may set and unset the variable while it runs.
  *
  * Whether a call has a fault depends on the seed, the fault and how many calls could have had it

@@ -20,7 +20,8 @@
  *   log.c       the lines that are written, and the findings among them
  *   site.c      where the program called from
  *   timeline.c  the records of a timeline, see record.h
- *   chaos.c     faults that the verbs allow, made on purpose; chaos_post.c: those of posts
+ *   chaos.c     faults that the verbs allow, made on purpose
+ *   chaos_post.c  those of posts
  *   memory.c    memory, and the table of the program's objects
  *
  * It lives in a link-map namespace of its own, with a libc of its own: see lock.h.

@@ -128,6 +128,23 @@ def test_objects_are_refused(program: Path, fault: str, what: str) -> None:
     assert any(f"{what} Cannot allocate memory" in text for text in said)
 
 
+def test_asynchronous_events_come(ctx: Context) -> None:
+    source = (
+        "from cqnotify import *\n"
+        "with Context() as ctx:\n"
+        "    for _ in range(20):\n"
+        "        if event := ctx.try_get_async_event():\n"
+        "            print(event.event_type.name)\n"
+    )
+    done = chaos("--faults", "async", "--rate", 2, "--", sys.executable, "-c", source)
+    assert done.returncode == 0, done.stderr
+    assert len(set(done.stdout.split())) > 1
+    assert set(done.stdout.split()) <= {
+        *["PORT_ERR", "PORT_ACTIVE", "LID_CHANGE", "GID_CHANGE", "PKEY_CHANGE", "SM_CHANGE"],
+        "DEVICE_FATAL",
+    }
+
+
 @pytest.mark.parametrize("fault", ["arm", "destroy"])
 def test_the_program_sees_it(ctx: Context, tmp_path: Path, fault: str) -> None:
     source = (

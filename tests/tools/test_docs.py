@@ -127,6 +127,7 @@ def test_the_tests_that_are_shown_pass(suite: Program, tmp_path: Path) -> None:
     path = tmp_path / "test_shown.py"
     path.write_text(suite.source)
     options = ["-q", "-p", "no:cacheprovider", "--rdma-required"]
+    options += ["--rdma-check"] * ("rdma_chaos" in suite.source)
     done = run(tmp_path, "-m", "pytest", *options, path.name)
     assert done.returncode == 0, done.stdout
     (passed,) = re.findall(r"^(\d+) passed in", done.stdout, re.M)

@@ -22,7 +22,7 @@ FIXTURES = [
     *["rdma_device", "rdma_device2", "rdma_context", "rdma_context2"],
     *["rdma_pd", "rdma_channel", "rdma_cq", "rdma_mr"],
     *["rdma_pair", "rdma_rc_pair", "rdma_uc_pair", "rdma_ud_pair"],
-    "hosts",
+    *["rdma_chaos", "hosts"],
 ]
 
 
