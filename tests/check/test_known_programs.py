@@ -72,7 +72,7 @@ PAIRS = {
 """The last three have librdmacm's sockets, which poll for a while before they sleep."""
 
 
-@pytest.mark.not_on_iwarp("siw has no UD, and the sockets fail on it", only="udaddy|stream")
+@pytest.mark.not_on_iwarp("no UD; the sockets leave receives posted", only="udaddy|stream")
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_program_of_librdmacm_is_not_accused(ctx: Context, name: str, tmp_path: Path) -> None:
     pair = PAIRS[name]
