@@ -57,7 +57,7 @@ def rounds(*, observed: bool, timeline_records: int | None = None) -> Round:
             env: Mapping[str, str] = os.environ
             if observed:
                 env = observed_environment(folder, timeline_records=timeline_records)
-            return {"ibv_rc_pingpong -e": ping_pong(env), "256/16": drain(env)}
+            return {"ibv_rc_pingpong -e": ping_pong(env), "drain 256/16": drain(env)}
 
     return run
 
@@ -73,5 +73,7 @@ BENCHMARK = Benchmark(
     limits=(
         Limit("C, checked", case="ibv_rc_pingpong -e", over="C", at_most=1.15),
         Limit("C, with a timeline", case="ibv_rc_pingpong -e", over="C", at_most=1.3),
+        Limit("C, checked", case="drain 256/16", above=("C",), at_most=50),
+        Limit("C, with a timeline", case="drain 256/16", above=("C",), at_most=370),
     ),
 )

@@ -116,8 +116,13 @@ int cqn_op_poll_cq(struct ibv_cq *ibv, int count, struct ibv_wc *wc)
     int all = kept + (got > 0 ? got : 0);
     for (int i = 0; i < all && cqn_chaos_faults; i++)
         cqn_chaos_status(cq, &wc[i]);
-    for (int i = 0; i < all; i++)
-        cqn_cq_completed(cq, &wc[i], i < kept);
+    for (int i = 0, run; i < all; i += run) {
+        run = cqn_timeline ? 0 : cqn_qp_completed_run(cq, &wc[i], all - i);
+        if (run == 0) {
+            cqn_cq_completed(cq, &wc[i], i < kept);
+            run = 1;
+        }
+    }
     cqn_cq_polled(cq, asked, all);
     cqn_unlock(&cq->lock);
     return got < 0 && kept == 0 ? got : all;

@@ -153,6 +153,7 @@ void cqn_queue_commit(struct queue *queue);
 void cqn_queue_take_back(struct queue *queue, uint32_t count);
 /* Takes what ends with a completion; the number of signaled requests taken. */
 uint32_t cqn_queue_retire(struct queue *queue, uint64_t wr_id, bool failed);
+int cqn_queue_retire_run(struct queue *queue, const struct ibv_wc *wc, int count);
 bool cqn_queue_retire_any(struct queue *queue, uint64_t wr_id); /* an SRQ's */
 uint32_t cqn_queue_clear(struct queue *queue);
 bool cqn_queue_has(const struct queue *queue, uint64_t wr_id);
@@ -200,6 +201,7 @@ struct qp {
 };
 
 void cqn_qp_completed(struct cq *cq, const struct ibv_wc *wc);
+int cqn_qp_completed_run(struct cq *cq, const struct ibv_wc *wc, int count);
 struct qp *cqn_qp_of(const struct cq *cq, uint32_t qp_num); /* or NULL */
 /* Requests in flight whose completions would come to this CQ. */
 uint32_t cqn_cq_in_flight(const struct cq *cq);

@@ -452,6 +452,20 @@ struct qp *cqn_qp_of(const struct cq *cq, uint32_t qp_num)
     return cqn_table_find(&cq->context->qps, key_of(qp_num));
 }
 
+/* The same for the first of `count` successes of the QP that the last was of; how many it took. */
+int cqn_qp_completed_run(struct cq *cq, const struct ibv_wc *wc, int count)
+{
+    struct qp *qp = cq->last_qp;
+    if (!qp || !qp->ibv || qp->qp_num != wc->qp_num)
+        return 0;
+    if (!(wc->opcode & IBV_WC_RECV)) {
+        int run = cqn_queue_retire_run(&qp->sends, wc, count);
+        cqn_qp_drop_sends(qp, (uint32_t)run);
+        return run;
+    }
+    return qp->srq ? 0 : cqn_queue_retire_run(&qp->receives, wc, count);
+}
+
 void cqn_qp_completed(struct cq *cq, const struct ibv_wc *wc)
 {
     struct qp *qp = cq->last_qp;

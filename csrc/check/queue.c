@@ -67,6 +67,25 @@ uint32_t cqn_queue_retire(struct queue *queue, uint64_t wr_id, bool failed)
     return 0;
 }
 
+/* Takes those that end with the first of `count` completions, as far as these are successes of one
+ * QP's queue in the order of its requests, which are all signaled: nearly always. How many. */
+int cqn_queue_retire_run(struct queue *queue, const struct ibv_wc *wc, int count)
+{
+    uint32_t tail = __atomic_load_n(&queue->tail, __ATOMIC_ACQUIRE);
+    uint32_t place = queue->head;
+    int run = 0;
+    for (; queue->requests && run < count && place != tail; run++, place++) {
+        const struct request *request = at(queue, place);
+        if (wc[run].wr_id != request->wr_id || !request->signaled ||
+            wc[run].status != IBV_WC_SUCCESS || wc[run].qp_num != wc->qp_num ||
+            (wc[run].opcode ^ wc->opcode) & IBV_WC_RECV)
+            break;
+    }
+    if (run)
+        __atomic_store_n(&queue->head, place, __ATOMIC_RELAXED);
+    return run;
+}
+
 /* All of them; the number of those that were signaled. */
 uint32_t cqn_queue_clear(struct queue *queue)
 {
