@@ -176,12 +176,12 @@ bool cqn_cq_look(struct cq *cq)
 
 /* ---- arm ----------------------------------------------------------------------------------- */
 
-static bool has_in_flight(const struct cq *cq)
+static uint32_t in_flight(const struct cq *cq)
 {
     cqn_lock(&cqn_lists_lock);
-    bool has = cqn_cq_in_flight(cq) != 0;
+    uint32_t count = cqn_cq_in_flight(cq);
     cqn_unlock(&cqn_lists_lock);
-    return has;
+    return count;
 }
 
 int cqn_op_req_notify_cq(struct ibv_cq *ibv, int solicited_only)
@@ -196,7 +196,7 @@ int cqn_op_req_notify_cq(struct ibv_cq *ibv, int solicited_only)
     cq->arms_since_event++;
     cq->was_armed = true;
     cq->polled = cq->emptied = false;
-    cq->risky = cq->slept_unpolled && has_in_flight(cq);
+    cq->in_flight_when_armed = cq->slept_unpolled ? in_flight(cq) : 0;
     cq->slept_unpolled = false;
     cq->armed = !solicited_only ? ARMED : before > ARMED_SOLICITED ? before : ARMED_SOLICITED;
     RECORD(.what = RECORD_ARM, .object = cq->number, .detail = solicited_only != 0,

@@ -83,11 +83,11 @@ struct cq {
     /* Notification. Set by whichever thread arms, gets an event or polls. */
     enum armed armed;
     uint32_t arms_since_event;
-    bool was_armed;      /* ever */
-    bool polled;         /* since it was armed */
-    bool emptied;        /* a poll since it was armed found its end */
-    bool slept_unpolled; /* after the arm before */
-    bool risky;          /* when it was armed, requests were in flight */
+    bool was_armed;                /* ever */
+    bool polled;                   /* since it was armed */
+    bool emptied;                  /* a poll since it was armed found its end */
+    bool slept_unpolled;           /* after the arm before */
+    uint32_t in_flight_when_armed; /* if it slept unpolled after the arm before */
 
     uint32_t looks; /* that found completions, since the program polled last */
     uint32_t lost;  /* the finding that a wake-up was lost, while it may be withdrawn */
@@ -103,7 +103,7 @@ struct cq {
     const char *late_call;
 
     /* Findings that are made once, and how often there was reason for them. */
-    uint32_t late, late_times, not_polled, not_polled_times;
+    uint32_t late, late_times, not_polled, not_polled_times, not_polled_requests;
     uint32_t too_small, solicited_only, destroyed_qp, destroyed_qp_times, over_acked;
     struct site arm, poll, ack;
 };

@@ -503,7 +503,8 @@ uint32_t cqn_cq_in_flight(const struct cq *cq)
 
 /* ---- memory in use ------------------------------------------------------------------------- */
 
-/* Whether the device may still use its requests' memory; the state that counts is the device's. */
+/* Whether the device surely still uses its requests' memory; the state that counts is the device's.
+ * An iWARP QP that was disconnected is in SQD: nothing comes to it any more. */
 static bool is_live(const struct qp *qp)
 {
     if (qp->state == IBV_QPS_RESET || qp->state == IBV_QPS_ERR)
@@ -515,7 +516,8 @@ static bool is_live(const struct qp *qp)
     struct ibv_qp_init_attr init;
     if (!query || query(qp->ibv, &attr, IBV_QP_STATE, &init) != 0)
         return false;
-    return attr.qp_state != IBV_QPS_RESET && attr.qp_state != IBV_QPS_ERR;
+    return attr.qp_state != IBV_QPS_RESET && attr.qp_state != IBV_QPS_ERR &&
+           attr.qp_state != IBV_QPS_SQD;
 }
 
 static const struct qp *live_qp_of(const struct srq *srq)

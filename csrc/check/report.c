@@ -83,14 +83,13 @@ static void report_arms(const struct cq *cq)
     cqn_finding_end(&line, 0);
 }
 
-/* With the lock of the lists. */
 void cqn_report_not_polled(struct cq *cq)
 {
     struct line line;
     cqn_finding_begin(&line, "not-polled-after-arm");
     cqn_finding_value(&line, "cq", cq->number);
     cqn_finding_value(&line, "channel", cq->channel->number);
-    cqn_finding_value(&line, "outstanding", cqn_cq_in_flight(cq));
+    cqn_finding_value(&line, "outstanding", cq->not_polled_requests);
     cqn_finding_value(&line, "times", cq->not_polled_times);
     cqn_finding_site(&line, "arm", &cq->arm);
     cq->not_polled = cqn_finding_end(&line, cq->not_polled);
@@ -111,13 +110,6 @@ void cqn_report_late(struct cq *cq)
     cq->late = cqn_finding_end(&line, cq->late);
 }
 
-static void report_not_polled_again(struct cq *cq)
-{
-    cqn_lock(&cqn_lists_lock);
-    cqn_report_not_polled(cq);
-    cqn_unlock(&cqn_lists_lock);
-}
-
 static void report_spurious(const struct cq *cq)
 {
     if (cq->spurious < 10)
@@ -133,7 +125,7 @@ static void report_spurious(const struct cq *cq)
 void cqn_report_cq_end(struct cq *cq)
 {
     if (cq->not_polled_times > 1)
-        report_not_polled_again(cq);
+        cqn_report_not_polled(cq);
     if (cq->late_times > 1)
         cqn_report_late(cq);
     report_arms(cq);

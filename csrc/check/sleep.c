@@ -343,7 +343,10 @@ static void fall_asleep(const struct sleep *sleep)
             if (cq->armed == NOT_ARMED || cq->polled)
                 continue;
             cq->slept_unpolled = true;
-            if (cq->risky && cq->not_polled_times++ == 0)
+            if (cq->in_flight_when_armed == 0)
+                continue;
+            cq->not_polled_requests = cq->in_flight_when_armed;
+            if (cq->not_polled_times++ == 0)
                 cqn_report_not_polled(cq);
         }
     cqn_unlock(&cqn_lists_lock);
