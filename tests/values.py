@@ -82,11 +82,13 @@ STAYS = {
 
 
 def modules() -> Iterator[ModuleType]:
-    """The package, and all its modules that are for users; of the lab there is a package alone."""
+    """The package, and all its modules that are for users: not those of the commands' tools."""
     yield cqnotify
     for module in pkgutil.walk_packages(cqnotify.__path__, "cqnotify."):
         parts = module.name.split(".")[1:]
-        if parts[0] != "lab" and not any(part.startswith("_") for part in parts):
+        if parts[0] not in ("lab", "check", "trace") and not any(
+            part.startswith("_") for part in parts
+        ):
             yield importlib.import_module(module.name)
 
 

@@ -31,11 +31,23 @@ BELOW = {
     "lab": set[str](),
     "conformance": {"face", "testing"},
     "demo": {"face", "aio", "exchange", "testing"},
-    "cli": {"face", "cm", "exchange", "testing", "conformance", "demo", "lab"},
+    "check": {"face"},
+    "trace": {"face", "cm", "check"},
+    "cli": {
+        *("face", "cm", "exchange", "testing", "conformance", "demo", "lab", "check", "trace"),
+    },
 }
 
 # Private by their look, but documented: of named tuples, of enums, of asyncio, of os.
-DOCUMENTED = {"_asdict", "_exit", "_fields", "_replace", "_value2member_map_", "_get_running_loop"}
+DOCUMENTED = {
+    "_asdict",
+    "_exit",
+    "_fields",
+    "_make",
+    "_replace",
+    "_value2member_map_",
+    "_get_running_loop",
+}
 
 
 def part_of(name: str) -> str:

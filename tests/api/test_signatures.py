@@ -23,8 +23,13 @@ from cqnotify.testing._options import PairOptions, QPOptions
 
 
 def modules() -> Iterator[ModuleType]:
-    """The public ones, which say by `__all__` what is in them."""
-    names = [info.name for info in pkgutil.walk_packages(cqnotify.__path__, "cqnotify.")]
+    """The public ones, which say by `__all__` what is in them; not those of the commands' tools."""
+    tools = ("cqnotify.check", "cqnotify.trace")
+    names = [
+        info.name
+        for info in pkgutil.walk_packages(cqnotify.__path__, "cqnotify.")
+        if not info.name.startswith(tools)
+    ]
     for name in ["cqnotify", *names]:
         if "._" not in name and hasattr(module := importlib.import_module(name), "__all__"):
             yield module
