@@ -40,7 +40,7 @@ WHERE_THE_CORE_IS = "import cqnotify._core as core; print(core.__file__, end='')
 @pytest.fixture(scope="session")
 def core(made: Distributions, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The C core in the wheel."""
-    (name,) = (n for n in made.wheel_names() if n.endswith(".so"))
+    (name,) = (n for n in made.wheel_names() if re.fullmatch(r"cqnotify/_core.*\.so", n))
     with zipfile.ZipFile(made.wheel) as wheel:
         return Path(wheel.extract(name, tmp_path_factory.mktemp("wheel")))
 
@@ -75,11 +75,13 @@ def test_the_source_distribution_is_the_project_and_nothing_else(made: Distribut
 
 def test_the_wheel_is_the_package_and_nothing_else(made: Distributions) -> None:
     names = {name for name in made.wheel_names() if ".dist-info/" not in name}
-    (core,) = (name for name in names if name.endswith(".so"))
-    assert re.fullmatch(r"cqnotify/_core\.cpython-\w+-[\w-]+\.so", core)
+    libraries = {name for name in names if name.endswith(".so")}
+    built = r"(cqnotify/\w+)\.cpython-\w+-[\w-]+\.so"
+    stems = sorted(re.sub(built, r"\1", name) for name in libraries)
+    assert stems == ["cqnotify/_core", "cqnotify/_observer"]
     package = {name for name in project_files() if name.startswith("cqnotify/")}
     programs = {f"cqnotify/lab/{name}" for name in LAB_PROGRAMS}
-    assert names - {core} == package | programs | {"pytest_cqnotify.py"}
+    assert names - libraries == package | programs | {"pytest_cqnotify.py"}
     assert package >= {"cqnotify/py.typed", "cqnotify/_core.pyi"}
 
 
@@ -165,7 +167,7 @@ def test_who_asks_for_debug_information_gets_it(made: Distributions, tmp_path: P
     subprocess.run(build, check=True, env=isolated() | {"CFLAGS": "-g -O2"})
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        (name,) = (n for n in archive.namelist() if n.endswith(".so"))
+        (name,) = (n for n in archive.namelist() if re.fullmatch(r"cqnotify/_core.*\.so", n))
         core = Path(archive.extract(name, tmp_path))
     assert {".debug_info", ".debug_line"} <= debug_sections(core)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from layers import CSRC, FAULTS, FOLDERS, compile_all, faults, single
+from layers import CSRC, FAULTS, FOLDERS, OTHER, compile_all, faults, single
 
 CALL = "void cqn_{0}(void);\nvoid cqn_{1}(void);\nvoid cqn_{0}(void)\n{{\n    cqn_{1}();\n}}\n"
 TABLE_USER = (
@@ -24,7 +24,7 @@ def tree(folder: Path, files: dict[str, str]) -> Path:
 
 
 def test_each_folder_of_the_core_is_a_layer() -> None:
-    assert {path.name for path in CSRC.iterdir() if path.is_dir()} == {*FOLDERS, FAULTS}
+    assert {path.name for path in CSRC.iterdir() if path.is_dir()} == {*FOLDERS, FAULTS, OTHER}
     assert [path.name for path in CSRC.glob("*.[ch]")] == ["module.c"]
 
 

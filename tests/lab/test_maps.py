@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from layers import FAULTS, FOLDERS
+from layers import FAULTS, FOLDERS, OTHER
 from maps import (
     CSRC,
     MAIN,
@@ -32,7 +32,7 @@ def folder(tmp_path: Path, lines: str, name: str = "work") -> Path:
 
 
 def test_each_folder_has_a_map() -> None:
-    assert MAIN.keys() == {*FOLDERS, FAULTS}
+    assert MAIN.keys() == {*FOLDERS, FAULTS, OTHER}
 
 
 def test_the_maps_are_those_of_the_folders() -> None:
