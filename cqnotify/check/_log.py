@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +47,7 @@ class Process:
     command: tuple[str, ...] = ()
     modules: list[Module] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
+    faults: dict[str, int] = field(default_factory=dict)  # that were made, by name
     finished: bool = False  # it ended, with its counts; one that is killed has none
 
     @property
@@ -91,6 +93,11 @@ class Logs:
         """The findings that still hold, by process."""
         found = (finding for log in self._logs.values() for finding in log.findings.values())
         return [finding for finding in found if not finding.withdrawn]
+
+    @property
+    def faults(self) -> Counter[str]:
+        """How often each fault was made."""
+        return sum((Counter(log.process.faults) for log in self._logs.values()), Counter[str]())
 
     def read(self) -> list[Finding]:
         """Read what was added, and return the findings that are new, or were withdrawn."""
@@ -181,6 +188,8 @@ class _Log:
                 if found := self.findings.get(_number(number)):
                     found.withdrawn = True
                 return found
+            case {"kind": "chaos", "fault": str(fault), "number": number} if is_int(number):
+                process.faults[fault] = max(process.faults.get(fault, 0), number)
             case {"kind": "counts"}:
                 apart = ("kind", "time")
                 process.counts = {k: v for k, v in line.items() if k not in apart and is_int(v)}

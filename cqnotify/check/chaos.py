@@ -7,13 +7,12 @@ unset it: csrc/check/chaos.h has its form.
 
 from __future__ import annotations
 
-import json
 import os
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+from ._log import Logs
 
 __all__ = ["FAULTS", "HARMLESS", "VARIABLE", "Chaos", "injected", "parse_faults", "setting"]
 
@@ -45,24 +44,10 @@ def setting(seed: int, faults: tuple[str, ...], rate: int | None = None) -> str:
 
 def injected(folder: str | os.PathLike[str]) -> dict[str, int]:
     """Return how often each fault was made, according to the logs of a folder."""
-    found: Counter[str] = Counter()
-    for path in sorted(Path(folder).glob("*.log")):
-        of_process: dict[str, int] = {}
-        for line in _chaos_lines(path):
-            of_process[line["fault"]] = max(of_process.get(line["fault"], 0), line["number"])
-        found.update(of_process)
-    return {fault: found[fault] for fault in FAULTS if found[fault]}
-
-
-def _chaos_lines(path: Path) -> Iterator[dict[str, Any]]:
-    with open(path, "rb") as file:
-        for text in file:
-            if not text.startswith(b'{"kind": "chaos"'):
-                continue
-            try:
-                yield json.loads(text)
-            except ValueError:  # cut, as the process was killed
-                continue
+    logs = Logs(folder)
+    logs.read()
+    made = logs.faults
+    return {fault: made[fault] for fault in FAULTS if made[fault]}
 
 
 class Chaos:

@@ -44,6 +44,7 @@ COMMANDS: Final = (
 OBSERVERS: Final = ("check", "trace", "chaos")
 
 OK, FAILED, USAGE, CANNOT_RUN = 0, 1, 2, 3
+MISUSE: Final = 66  # of the verbs, by an observed program
 LONGEST: Final = 2_000_000  # seconds
 INTERRUPTED, BROKEN_PIPE, TERMINATED = (
     128 + number for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGTERM)
@@ -225,6 +226,20 @@ def add_command(
     return parser
 
 
+def add_program(parser: CommandParser, command: str) -> None:
+    """Add a program and its arguments, which take_program() returns."""
+    parser.usage = f"cqnotify {command} [-h] [OPTIONS] [--] PROGRAM [ARGUMENTS]"
+    parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.set_defaults(parser=parser)
+
+
+def take_program(args: argparse.Namespace) -> list[str]:
+    """Return the program and its arguments, without the `--` before them; maybe none."""
+    if args.command[:1] == ["--"]:
+        del args.command[0]
+    return list(args.command)
+
+
 def add_device(parser: CommandParser, default: str = "the first") -> None:
     """Add the option that selects a device, named as in rdma-core's programs."""
     parser.takes_device = True
@@ -301,6 +316,13 @@ def note(text: str) -> None:
 def print_json(value: object) -> None:
     """Print a command's figures as JSON on stdout."""
     print(json.dumps(value, indent=2))
+
+
+def write_json(path: str, value: object) -> None:
+    """Write what a command found as JSON to a file."""
+    with open(path, "w") as file:
+        json.dump(value, file, indent=2)
+        file.write("\n")
 
 
 def whole(low: int = 1, high: int | None = None) -> Callable[[str], int]:

@@ -5,14 +5,24 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import shlex
 import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from . import FAILED, OK, USAGE, CommandError, add_command, whole
+from . import (
+    FAILED,
+    MISUSE,
+    OK,
+    USAGE,
+    CommandError,
+    add_command,
+    add_program,
+    take_program,
+    whole,
+    write_json,
+)
 from ._terminal import columns, paint_error, print_error
 
 if TYPE_CHECKING:
@@ -26,14 +36,13 @@ cqnotify check does. docs/chaos.md explains each fault.
 By default the faults are those that a right program survives without an error. A seed chooses the
 calls that have one; a program with one thread gets the same ones again.
 """
-ERROR_EXIT: Final = 66  # as cqnotify check
 
 
 def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
     what = "run a program, and make go wrong what the verbs allow"
     parser = add_command(commands, "chaos", what, run, DESCRIPTION, json_help=None)
-    parser.usage = "cqnotify chaos [-h] [OPTIONS] [--] PROGRAM [ARGUMENTS]"
+    add_program(parser, "chaos")
     largest = whole(0, 2**63 - 1)
     parser.add_argument("--seed", metavar="S", type=largest, default=0, help="seed (default: 0)")
     parser.add_argument(
@@ -62,8 +71,6 @@ def add_parser(commands: Any) -> None:
         help="end a run that takes longer, which fails (default: none)",
     )
     parser.add_argument("--json", metavar="FILE", help="write how each run ended as JSON to FILE")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    parser.set_defaults(parser=parser)
 
 
 @dataclass(frozen=True)
@@ -91,9 +98,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the program with one seed, or with many."""
     from ..check.chaos import parse_faults
 
-    if args.command[:1] == ["--"]:
-        del args.command[0]
-    if not args.command:
+    if not take_program(args):
         args.parser.error("a program to run is missing")
     try:
         faults = parse_faults(args.faults)
@@ -104,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
         _say(str(outcome))
         _write_json(args.json, [outcome])
         if outcome.code == 0 and outcome.failed:
-            return FAILED if outcome.timed_out else ERROR_EXIT
+            return FAILED if outcome.timed_out else MISUSE
         return outcome.code
     outcomes = []
     for seed in range(args.seed, args.seed + args.seeds):
@@ -137,8 +142,8 @@ def _run(args: argparse.Namespace, faults: tuple[str, ...], seed: int) -> Outcom
     def show(finding: Finding) -> None:
         group = report.take(finding)
         if group is not None and group.rule.severity == ERROR:
-            text = writer.withdrawn if finding.withdrawn else None
-            print_error(text(group, finding) if text else writer.finding(group))
+            withdrawn = finding.withdrawn
+            print_error(writer.withdrawn(group, finding) if withdrawn else writer.finding(group))
 
     def end() -> None:
         nonlocal late
@@ -174,9 +179,7 @@ def _write_json(path: str | None, outcomes: list[Outcome]) -> None:
     if path is None:
         return
     runs = [{**dataclasses.asdict(outcome), "failed": outcome.failed} for outcome in outcomes]
-    with open(path, "w") as file:
-        json.dump({"runs": runs}, file, indent=2)
-        file.write("\n")
+    write_json(path, {"runs": runs})
 
 
 def _say(line: str) -> None:

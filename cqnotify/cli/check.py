@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import shutil
 import tempfile
@@ -13,7 +12,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from . import FAILED, OK, USAGE, CommandError, add_command, whole
+from . import (
+    FAILED,
+    MISUSE,
+    OK,
+    USAGE,
+    CommandError,
+    add_command,
+    add_program,
+    take_program,
+    whole,
+    write_json,
+)
 from ._terminal import columns, paint_error, print_error
 
 if TYPE_CHECKING:
@@ -33,21 +43,19 @@ For programs that another one starts, as mpirun does, on this machine or another
     cqnotify check --from FOLDER
 """
 
-ERROR_EXIT: Final = 66
-
 
 def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
     what = "run a program, and report why it sleeps through its completions"
     parser = add_command(commands, "check", what, run, DESCRIPTION, json_help=None)
-    parser.usage = "cqnotify check [-h] [OPTIONS] [--] PROGRAM [ARGUMENTS]"
+    add_program(parser, "check")
     parser.add_argument("--json", metavar="FILE", help="write the report as JSON to FILE as well")
     parser.add_argument(
         "--error-exitcode",
         metavar="N",
         type=whole(0, 255),
-        default=ERROR_EXIT,
-        help=f"exit code if there is an error; 0: that of the program (default: {ERROR_EXIT})",
+        default=MISUSE,
+        help=f"exit code if there is an error; 0: that of the program (default: {MISUSE})",
     )
     parser.add_argument(
         "--suppress",
@@ -80,17 +88,13 @@ def add_parser(commands: Any) -> None:
         metavar="FOLDER",
         help="run nothing, print the variables by which programs write logs to this folder",
     )
-    parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    parser.set_defaults(parser=parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the program and report; or one of the two without a program."""
     from ..check.running import RunError
 
-    command: list[str] = args.command
-    if command[:1] == ["--"]:
-        del command[0]
+    command = take_program(args)
     if bool(command) == bool(args.source or args.print_env):
         args.parser.error(
             "--from and --print-env run no program" if command else "a program to run is missing"
@@ -195,9 +199,7 @@ class _Session:
         if self._args.gen_suppressions:
             print_error("".join(f"{group.suppression}\n" for group in report.groups))
         if self._args.json:
-            with open(self._args.json, "w") as file:
-                json.dump(report.as_json(logs.processes, command, code), file, indent=2)
-                file.write("\n")
+            write_json(self._args.json, report.as_json(logs.processes, command, code))
         if report.has_errors and self._args.error_exitcode:
             return int(self._args.error_exitcode)
         return OK if code is None else code

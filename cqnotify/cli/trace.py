@@ -11,7 +11,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from . import OK, USAGE, CommandError, add_command, note, print_json, whole
+from . import (
+    OK,
+    USAGE,
+    CommandError,
+    add_command,
+    add_program,
+    note,
+    print_json,
+    take_program,
+    whole,
+)
 
 if TYPE_CHECKING:
     from ..trace import Recording
@@ -30,7 +40,7 @@ def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
     what = "show when a verbs program sleeps, wakes and polls: a timeline"
     parser = add_command(commands, "trace", what, run, DESCRIPTION)
-    parser.usage = "cqnotify trace [-h] [OPTIONS] [--] PROGRAM [ARGUMENTS]"
+    add_program(parser, "trace")
     parser.add_argument(
         *("-o", "--output"),
         metavar="FILE",
@@ -58,16 +68,13 @@ def add_parser(commands: Any) -> None:
         type=Path,
         help="show this timeline, or those of this folder, instead of running a program",
     )
-    parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    parser.set_defaults(parser=parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    if args.command[:1] == ["--"]:
-        del args.command[0]
-    if bool(args.command) == (args.source is not None):
-        args.parser.error("--from runs no program" if args.command else "a program is missing")
+    command = take_program(args)
+    if bool(command) == (args.source is not None):
+        args.parser.error("--from runs no program" if command else "a program is missing")
     if args.summary and args.output is not None:
         raise CommandError("--summary writes no page: leave out --output or --summary", USAGE)
     if args.source is not None:

@@ -184,6 +184,17 @@ int cqn_create_file(const char *extension)
     return high;
 }
 
+ssize_t cqn_read_command(char *buffer, size_t size)
+{
+    int file = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
+    ssize_t length = file < 0 ? 0 : read(file, buffer, size - 1);
+    if (file >= 0)
+        close(file);
+    length = length > 0 ? length : 0;
+    buffer[length] = '\0';
+    return length;
+}
+
 void cqn_own_code(uintptr_t *from, uintptr_t *to)
 {
     extern const char __ehdr_start[] __attribute__((visibility("hidden")));

@@ -140,13 +140,7 @@ void cqn_chaos_delays(enum fault fault)
 static bool may_be_interrupted(enum record_call call)
 {
     bool restarts = call == CALL_READ || call == CALL_GET_CQ_EVENT;
-    for (int number = 1; number < NSIG; number++) {
-        struct sigaction action;
-        if (sigaction(number, NULL, &action) == 0 && action.sa_handler != SIG_DFL &&
-            action.sa_handler != SIG_IGN && !(restarts && action.sa_flags & SA_RESTART))
-            return true;
-    }
-    return call == CALL_EPOLL_WAIT;
+    return cqn_sleep_has_handler(!restarts) || call == CALL_EPOLL_WAIT;
 }
 
 bool cqn_chaos_interrupts(enum record_call call)

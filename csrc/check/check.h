@@ -31,6 +31,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "log.h"
 #include "site.h"
@@ -42,10 +43,11 @@ uint32_t cqn_tid(void);
 uint64_t cqn_now(void);                     /* timeline.c */
 int cqn_create_file(const char *extension); /* a new one in the folder: PID.N.extension; or -1 */
 void cqn_own_code(uintptr_t *from, uintptr_t *to);
-bool cqn_is_alone(void);                 /* whether the process has one thread */
-int *cqn_errno(void);                    /* the program's */
-void *cqn_find_verb(const char *symbol); /* of libibverbs; or NULL */
-void cqn_report_end(void);               /* report.c: what is known only at the end */
+ssize_t cqn_read_command(char *buffer, size_t size); /* the arguments, a NUL behind each */
+bool cqn_is_alone(void);                             /* whether the process has one thread */
+int *cqn_errno(void);                                /* the program's */
+void *cqn_find_verb(const char *symbol);             /* of libibverbs; or NULL */
+void cqn_report_end(void);                           /* report.c: what is known only at the end */
 
 /* How often a thread looks while it sleeps, and how many looks decide. */
 enum { LOOK_MS = 50, LOOKS = 20 };

@@ -74,13 +74,19 @@ struct kept *cqn_cq_next_kept(struct cq *cq)
     return next;
 }
 
+static void record(const struct cq *cq, const struct ibv_wc *wc, const struct qp *qp,
+                   uint16_t flags)
+{
+    RECORD(.what = RECORD_COMPLETION, .flags = flags, .object = cq->number,
+           .other = qp ? qp->number : 0, .value = wc->wr_id, .number = wc->byte_len,
+           .detail = (uint32_t)wc->opcode | (uint32_t)wc->status << 16);
+}
+
 void cqn_cq_completed(struct cq *cq, const struct ibv_wc *wc, bool seen)
 {
     cqn_qp_completed(cq, wc);
     if (!seen)
-        RECORD(.what = RECORD_COMPLETION, .object = cq->number,
-               .other = cq->last_qp ? cq->last_qp->number : 0, .value = wc->wr_id,
-               .number = wc->byte_len, .detail = (uint32_t)wc->opcode | (uint32_t)wc->status << 16);
+        record(cq, wc, cq->last_qp, 0);
 }
 
 void cqn_cq_polled(struct cq *cq, int asked, int got)
@@ -158,9 +164,7 @@ void cqn_cq_fill(struct cq *cq)
             break;
         }
         cq->waiting++;
-        RECORD(.what = RECORD_COMPLETION, .flags = RECORD_SEEN, .object = cq->number,
-               .value = kept->wc.wr_id, .number = kept->wc.byte_len,
-               .detail = (uint32_t)kept->wc.opcode | (uint32_t)kept->wc.status << 16);
+        record(cq, &kept->wc, NULL, RECORD_SEEN);
     }
 }
 
@@ -246,16 +250,9 @@ void cqn_hook_ibv_ack_cq_events(struct ibv_cq *ibv, unsigned int count)
 static void hide(struct cq *cq)
 {
     cqn_lock(&cqn_lists_lock);
-    struct cq **place = &cqn_cqs;
-    while (*place != cq)
-        place = &(*place)->next;
-    *place = cq->next;
-    if (cq->channel) {
-        place = &cq->channel->cqs;
-        while (*place != cq)
-            place = &(*place)->in_channel;
-        *place = cq->in_channel;
-    }
+    CQN_UNLINK(&cqn_cqs, cq, next);
+    if (cq->channel)
+        CQN_UNLINK(&cq->channel->cqs, cq, in_channel);
     cqn_unlock(&cqn_lists_lock);
     /* And another CQ may be given the address as soon as this one is destroyed. */
     cqn_table_remove(&cqn_objects, (uintptr_t)cq->ibv);

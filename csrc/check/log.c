@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "log.h"
 
-#include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -69,11 +68,7 @@ void cqn_log_line(const char *format, ...)
 static void add_command(struct line *line)
 {
     char arguments[4096];
-    int file = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
-    ssize_t length = file < 0 ? 0 : read(file, arguments, sizeof(arguments) - 1);
-    if (file >= 0)
-        close(file);
-    arguments[length > 0 ? length : 0] = '\0';
+    ssize_t length = cqn_read_command(arguments, sizeof(arguments));
     const char *separator = "";
     for (ssize_t i = 0; i < length; i += (ssize_t)strlen(arguments + i) + 1) {
         add(line, "%s", separator);

@@ -111,10 +111,7 @@ int cqn_hook_ibv_dereg_mr(struct ibv_mr *ibv)
         return result;
     }
     cqn_lock(&lock);
-    struct region **place = &regions;
-    while (*place != region)
-        place = &(*place)->next;
-    *place = region->next;
+    CQN_UNLINK(&regions, region, next);
     if (cqn_table_find(&by_address, region->address) == region)
         cqn_table_remove(&by_address, region->address);
     cqn_unlock(&lock);
@@ -122,7 +119,7 @@ int cqn_hook_ibv_dereg_mr(struct ibv_mr *ibv)
     return result;
 }
 
-/* What is called while the lock is held gives memory back, too. */
+/* This thread holds the lock. The functions that it calls meanwhile may free memory, too. */
 static _Thread_local bool inside;
 
 static bool concerns_regions(uintptr_t start, size_t length)

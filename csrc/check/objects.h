@@ -21,7 +21,6 @@ struct context {
     struct ibv_srq *(*create_srq_ex)(struct ibv_context *, struct ibv_srq_init_attr_ex *);
     struct table qps; /* by their numbers */
     uint32_t number;
-    uint32_t async_unread; /* the finding */
 };
 
 struct channel {
@@ -32,6 +31,15 @@ struct channel {
     int descriptor;
     uint32_t nothing_armed; /* the finding, while it holds */
 };
+
+/* Take an object, which is there, out of a list through its member `link`. */
+#define CQN_UNLINK(head, object, link)    \
+    do {                                  \
+        __typeof__(object) *place = head; \
+        while (*place != (object))        \
+            place = &(*place)->link;      \
+        *place = (object)->link;          \
+    } while (0)
 
 /* Guards the lists of objects, not what the objects hold. */
 extern lock_t cqn_lists_lock;
@@ -98,7 +106,7 @@ struct cq {
     uint64_t spurious;   /* events after which the poll found nothing */
     uint32_t sends;      /* signaled, in flight */
 
-    /* What the last look found that was slept through, and in which call. */
+    /* The completions that the last look found, and the call that slept through them. */
     uint32_t late_completions;
     const char *late_call;
 
@@ -120,7 +128,6 @@ void cqn_cq_event(struct ibv_cq *ibv, struct channel *channel);
 
 /* ---- extended ones (cq_ex.c) --------------------------------------------------------------- */
 
-struct cq_ex *cqn_cq_ex_wrap(struct ibv_cq_ex *ibv);
 void cqn_cq_ex_free(struct cq_ex *ex);
 /* One completion of the device, read as a whole; or false. */
 bool cqn_cq_ex_take(struct cq *cq, struct kept *kept);
@@ -214,8 +221,7 @@ struct use {
 void cqn_qp_context_closed(const struct context *context);
 bool cqn_qp_find_use(const struct context *context, uint32_t lkey, struct use *use);
 
-/* What a send has in common, whichever way it is posted (qp_ex.c); with the queue's lock. */
-void cqn_qp_note_send(struct qp *qp, struct request *request, bool signaled);
+/* Shared by both ways to post a send (qp.c, qp_ex.c). The caller holds the queue's lock. */
 void cqn_qp_count_sends(struct qp *qp, uint32_t signaled);
 void cqn_qp_drop_sends(struct qp *qp, uint32_t signaled);
 void cqn_qp_sends_refused(struct qp *qp, int error, uint32_t refused);
@@ -228,6 +234,8 @@ void cqn_sleep_channel(int descriptor, struct channel *channel); /* or NULL: no 
 void cqn_sleep_armed(struct cq *cq);
 void cqn_sleep_polled(struct cq *cq);
 void cqn_sleep_event(struct cq *cq);
+/* Whether a signal has a handler that ends a sleep; one with SA_RESTART counts as such if asked. */
+bool cqn_sleep_has_handler(bool that_restarts);
 
 /* ---- report.c: the rules that more than one call decides, or the end ----------------------- */
 

@@ -15,8 +15,7 @@ struct ibv_cq_ex *cqn_op_create_cq_ex(struct ibv_context *ibv, struct ibv_cq_ini
 struct ibv_qp *cqn_op_create_qp_ex(struct ibv_context *ibv, struct ibv_qp_init_attr_ex *attr);
 struct ibv_srq *cqn_op_create_srq_ex(struct ibv_context *ibv, struct ibv_srq_init_attr_ex *attr);
 
-/* Sums of the process. What is counted at each call is counted by its CQ, and added up as that
- * ends. */
+/* Sums of the process. Each CQ counts its own calls, and adds them here as it ends. */
 struct counts {
     uint32_t contexts, channels, cqs, qps, srqs, regions;
     uint64_t arms, events, acks, polls, completions, sleeps, posts;

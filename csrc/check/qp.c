@@ -198,10 +198,7 @@ int cqn_hook_ibv_destroy_qp(struct ibv_qp *ibv)
     RECORD(.what = RECORD_QP_DESTROYED, .object = qp->number);
     cqn_qp_drop_sends(qp, cqn_queue_clear(&qp->sends));
     cqn_lock(&cqn_lists_lock);
-    struct qp **place = &cqn_qps;
-    while (*place != qp)
-        place = &(*place)->next;
-    *place = qp->next;
+    CQN_UNLINK(&cqn_qps, qp, next);
     cqn_unlock(&cqn_lists_lock);
     forget_last(qp->send_cq, qp);
     forget_last(qp->recv_cq, qp);
@@ -230,10 +227,7 @@ int cqn_hook_ibv_destroy_srq(struct ibv_srq *ibv)
     }
     RECORD(.what = RECORD_SRQ_DESTROYED, .object = srq->number);
     cqn_lock(&cqn_lists_lock);
-    struct srq **place = &cqn_srqs;
-    while (*place != srq)
-        place = &(*place)->next;
-    *place = srq->next;
+    CQN_UNLINK(&cqn_srqs, srq, next);
     cqn_unlock(&cqn_lists_lock);
     cqn_queue_free(&srq->receives);
     cqn_free(srq, sizeof(*srq));
@@ -262,15 +256,6 @@ static void check_reuse(struct qp *qp, const struct queue *queue, uint64_t wr_id
         cqn_report_reused(qp, wr_id, queue == &qp->sends, post);
 }
 
-/* With the queue's lock. */
-void cqn_qp_note_send(struct qp *qp, struct request *request, bool signaled)
-{
-    if (!request)
-        return;
-    request->signaled = signaled;
-    cqn_queue_commit(&qp->sends);
-}
-
 void cqn_qp_sends_refused(struct qp *qp, int error, uint32_t refused)
 {
     cqn_queue_take_back(&qp->sends, refused);
@@ -281,7 +266,7 @@ void cqn_qp_sends_refused(struct qp *qp, int error, uint32_t refused)
         cqn_report_full(qp);
 }
 
-/* What was signaled is counted before the device has it: its completion may be polled at once. */
+/* Called before the device has the sends: their completions may be polled at once. */
 void cqn_qp_count_sends(struct qp *qp, uint32_t signaled)
 {
     if (!qp->send_cq || signaled == 0)
@@ -309,7 +294,10 @@ int cqn_op_post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send
         struct request *request = cqn_queue_next(&qp->sends, next->wr_id);
         bool inlined = next->send_flags & IBV_SEND_INLINE;
         uint32_t bytes = keys_of(inlined ? NULL : request, next->sg_list, next->num_sge);
-        cqn_qp_note_send(qp, request, is_signaled(qp, next));
+        if (request) {
+            request->signaled = is_signaled(qp, next);
+            cqn_queue_commit(&qp->sends);
+        }
         signaled += is_signaled(qp, next);
         qp->posts++;
         RECORD(.what = RECORD_POST_SEND,
@@ -333,21 +321,15 @@ int cqn_op_post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send
     return result;
 }
 
-static void push_receive(struct queue *queue, const struct ibv_recv_wr *wr)
+/* Returns how many bytes it takes. */
+static uint32_t push_receive(struct queue *queue, const struct ibv_recv_wr *wr)
 {
     struct request *request = cqn_queue_next(queue, wr->wr_id);
-    if (!request)
-        return;
-    request->signaled = true;
-    keys_of(request, wr->sg_list, wr->num_sge);
-    cqn_queue_commit(queue);
-}
-
-static uint32_t length_of(const struct ibv_recv_wr *wr)
-{
-    uint32_t bytes = 0;
-    for (int i = 0; i < wr->num_sge; i++)
-        bytes += wr->sg_list[i].length;
+    uint32_t bytes = keys_of(request, wr->sg_list, wr->num_sge);
+    if (request) {
+        request->signaled = true;
+        cqn_queue_commit(queue);
+    }
     return bytes;
 }
 
@@ -368,10 +350,10 @@ int cqn_op_post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv
     cqn_lock(&qp->receives.lock);
     for (const struct ibv_recv_wr *next = wr; next; next = next->next) {
         check_reuse(qp, &qp->receives, next->wr_id, &qp->post_recv);
-        push_receive(&qp->receives, next);
+        uint32_t bytes = push_receive(&qp->receives, next);
         qp->posts++;
         RECORD(.what = RECORD_POST_RECV, .object = qp->number, .value = next->wr_id,
-               .number = length_of(next), .caller = qp->post_recv.caller);
+               .number = bytes, .caller = qp->post_recv.caller);
     }
     int result = cqn_chaos_post_recv(qp, wr, bad);
     if (result != 0) {
@@ -391,9 +373,9 @@ int cqn_op_post_srq_recv(struct ibv_srq *ibv, struct ibv_recv_wr *wr, struct ibv
     SITE_HERE(&srq->post);
     cqn_lock(&srq->receives.lock);
     for (const struct ibv_recv_wr *next = wr; next; next = next->next) {
-        push_receive(&srq->receives, next);
+        uint32_t bytes = push_receive(&srq->receives, next);
         RECORD(.what = RECORD_POST_SRQ_RECV, .object = srq->number, .value = next->wr_id,
-               .number = length_of(next), .caller = srq->post.caller);
+               .number = bytes, .caller = srq->post.caller);
     }
     int result = cqn_chaos_post_srq_recv(srq, wr, bad);
     if (result != 0)
@@ -470,7 +452,7 @@ void cqn_qp_completed(struct cq *cq, const struct ibv_wc *wc)
 {
     struct qp *qp = cq->last_qp;
     if (!qp || qp->qp_num != wc->qp_num) {
-        qp = cqn_table_find(&cq->context->qps, key_of(wc->qp_num));
+        qp = cqn_qp_of(cq, wc->qp_num);
         if (!qp)
             return;
         cq->last_qp = qp;

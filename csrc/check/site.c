@@ -39,7 +39,7 @@ void cqn_backtrace(struct backtrace *backtrace)
     _Unwind_Backtrace(step, &walk);
 }
 
-/* What the unwinder does in its first walk is not safe in several threads. */
+/* The unwinder's first walk sets it up, which is not safe in several threads. */
 void cqn_backtrace_ready(void)
 {
     struct backtrace first;

@@ -438,17 +438,15 @@ struct read_call {
     ssize_t result;
 };
 
-/* read() goes on after a signal whose handler was installed so; poll() never does. Which signal
- * came can't be known, so it goes on if all handlers are of that kind. */
-static bool goes_on_after_signals(void)
+bool cqn_sleep_has_handler(bool that_restarts)
 {
     for (int number = 1; number < NSIG; number++) {
         struct sigaction action;
         if (sigaction(number, NULL, &action) == 0 && action.sa_handler != SIG_DFL &&
-            action.sa_handler != SIG_IGN && !(action.sa_flags & SA_RESTART))
-            return false;
+            action.sa_handler != SIG_IGN && (that_restarts || !(action.sa_flags & SA_RESTART)))
+            return true;
     }
-    return true;
+    return false;
 }
 
 static int wait_read(void *data, int ms)
@@ -457,7 +455,9 @@ static int wait_read(void *data, int ms)
     if (ms >= 0) {
         struct pollfd events = {.fd = call->descriptor, .events = POLLIN};
         int ready = cqn_real.poll(&events, 1, ms);
-        if (ready < 0 && goes_on_after_signals())
+        /* read() goes on after a handler with SA_RESTART; poll() never does. Which handler ran
+         * can't be known, so the call goes on if all are of that kind. */
+        if (ready < 0 && !cqn_sleep_has_handler(false))
             return 0;
         if (ready <= 0) {
             call->result = ready;

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "timeline.h"
 
-#include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
@@ -31,10 +30,7 @@ static void fill_header(struct timeline_header *header, uint64_t capacity)
     header->monotonic = clock_now(CLOCK_MONOTONIC);
     header->realtime = clock_now(CLOCK_REALTIME);
     header->pid = (uint32_t)getpid();
-    int file = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
-    ssize_t length = file < 0 ? 0 : read(file, header->command, sizeof(header->command) - 1);
-    if (file >= 0)
-        close(file);
+    ssize_t length = cqn_read_command(header->command, sizeof(header->command));
     for (ssize_t i = 0; i + 1 < length; i++)
         if (header->command[i] == '\0')
             header->command[i] = ' ';

@@ -10,7 +10,7 @@ from doc_support import DOCS
 from rules_page import page_section
 
 from cqnotify.cli import main
-from cqnotify.cli.check import ERROR_EXIT
+from cqnotify.cli import MISUSE
 
 PAGE = (DOCS / "check.md").read_text()
 
@@ -26,7 +26,7 @@ def test_the_options_are_those_of_the_command(capsys: pytest.CaptureFixture[str]
     said = capsys.readouterr().out
     told = set(re.findall(r"`(--?[a-z-]+)[ `]", PAGE)) | {"--print-env"}
     assert set(re.findall(r"(?<![\w-])--[a-z-]+\b", said)) - {"--help", "--verbose"} <= told
-    assert f"{ERROR_EXIT} if there is an error" in PAGE
+    assert f"{MISUSE} if there is an error" in PAGE
 
 
 def test_the_example_is_what_the_command_prints_of_such_a_finding() -> None:

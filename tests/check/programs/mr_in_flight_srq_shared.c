@@ -6,8 +6,7 @@ int main(void)
 {
     struct pair p = {0};
     open_device(&p);
-    struct ibv_srq_init_attr attr = {.attr = {.max_wr = DEPTH, .max_sge = 1}};
-    CHECK(p.srq = ibv_create_srq(p.pd, &attr));
+    create_srq(&p);
     open_pair(&p);
     struct ibv_qp *other = make_qp(&p, p.recvs, p.recvs, p.srq);
     connect_qp(&p, other, p.a);

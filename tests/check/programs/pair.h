@@ -121,6 +121,13 @@ static inline void connect_qp(struct pair *p, struct ibv_qp *qp, struct ibv_qp *
     CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN | (rc ? mask : 0)));
 }
 
+/* For b, and other QPs that the program makes. */
+static inline void create_srq(struct pair *p)
+{
+    struct ibv_srq_init_attr attr = {.attr = {.max_wr = DEPTH, .max_sge = 1}};
+    CHECK(p->srq = ibv_create_srq(p->pd, &attr));
+}
+
 /* Creates what the program has not. */
 static inline void open_pair(struct pair *p)
 {
