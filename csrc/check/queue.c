@@ -7,8 +7,9 @@ void cqn_queue_init(struct queue *queue, uint32_t depth)
     queue->depth = depth;
     if (depth == 0)
         return;
+    /* With room for a list of which the device then refuses a part. */
     queue->size = 1;
-    while (queue->size < depth)
+    while (queue->size < 2 * depth)
         queue->size *= 2;
     queue->requests = cqn_alloc(queue->size * sizeof(*queue->requests));
 }
