@@ -9,8 +9,7 @@ import pytest
 from doc_support import DOCS
 from rules_page import page_section
 
-from cqnotify.cli import main
-from cqnotify.cli import MISUSE
+from cqnotify.cli import MISUSE, main
 
 PAGE = (DOCS / "check.md").read_text()
 
